@@ -1,0 +1,16 @@
+// The activations of gated feed-forward layers.
+#pragma once
+#include "common.cuh"
+
+enum Activation { SILU, GELU_TANH };
+
+__device__ __forceinline__ float activate(int activation, float v) {
+    if (activation == SILU) return v / (1.0f + __expf(-v));
+    const float inner = 0.7978845608028654f * v * fmaf(0.044715f * v, v, 1.0f);
+    return 0.5f * v * (1.0f + tanhf(inner));
+}
+
+// act(gate) * up; what a half cannot hold becomes the largest that it can.
+__device__ __forceinline__ __half gated(int activation, float gate, float up) {
+    return __float2half(fminf(fmaxf(activate(activation, gate) * up, -65504.0f), 65504.0f));
+}

@@ -1,0 +1,335 @@
+// What every kernel uses: integer types, dynamic shared memory, and the PTX instructions that C++ has no word for.
+//
+// All PTX of the project stands here, one small function per instruction, each with its plain-C++ meaning for the CPU
+// (GGPY_EMULATOR, tests/emulator) and a fallback for architectures that lack it. Nothing here knows formats or models.
+#pragma once
+
+#ifdef GGPY_EMULATOR
+#include "emulator.h"
+#define EMULATED 1
+#else
+#define EMULATED 0
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef short int16_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef long long int64_t;
+typedef unsigned long long uint64_t;
+#endif
+
+// The minimum compute capability of code that follows, 0 on the CPU: `#if ARCH >= 800`.
+#ifdef __CUDA_ARCH__
+#define ARCH __CUDA_ARCH__
+#else
+#define ARCH 0
+#endif
+
+// A last parameter of wrappers that threads can wait in: on the CPU the caller's file and line, for reports.
+#if EMULATED
+#define CALLER const char *file = __builtin_FILE(), int line = __builtin_LINE()
+#define AND_CALLER , CALLER
+#else
+#define CALLER
+#define AND_CALLER
+#endif
+
+// `SHARED_DYNAMIC(float, tile);` declares `float* tile`: the block's dynamic shared memory, aligned to 128 bytes.
+#if EMULATED
+#define SHARED_DYNAMIC(type, name) type* name = static_cast<type*>(emulator::dynamic_shared())
+#else
+#define SHARED_DYNAMIC(type, name)                                       \
+    extern __shared__ __align__(128) unsigned char shared_dynamic[];     \
+    type* name = reinterpret_cast<type*>(shared_dynamic)
+#endif
+
+// The address of shared memory as PTX wants it.
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+#if EMULATED
+    return uint32_t(reinterpret_cast<uintptr_t>(pointer));
+#else
+    return uint32_t(__cvta_generic_to_shared(pointer));
+#endif
+}
+
+// ---- bits ------------------------------------------------------------------------------------------------------
+
+// Any function of three bits, bit by bit: lookup is f(0xF0, 0xCC, 0xAA).
+template <int lookup>
+__device__ __forceinline__ uint32_t lop3(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t result;
+#if EMULATED
+    result = 0;
+    for (int i = 0; i < 8; ++i)
+        if (lookup >> i & 1) result |= (i & 4 ? a : ~a) & (i & 2 ? b : ~b) & (i & 1 ? c : ~c);
+#else
+    asm("lop3.b32 %0, %1, %2, %3, %4;" : "=r"(result) : "r"(a), "r"(b), "r"(c), "n"(lookup));
+#endif
+    return result;
+}
+
+// ---- order between kernels and blocks --------------------------------------------------------------------------
+
+// Programmatic dependent launch. Nothing that an earlier kernel writes or reads may be read or written before
+// grid_dependency_wait; grid_dependency_launch lets the next kernel's blocks start.
+__device__ __forceinline__ void grid_dependency_wait() {
+#if ARCH >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void grid_dependency_launch() {
+#if ARCH >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Barrier `id` (1 to 15; 0 is __syncthreads) of `threads` threads, a multiple of 32.
+__device__ __forceinline__ void named_barrier_sync(int id, int threads AND_CALLER) {
+#if EMULATED
+    emulator::barrier(id, threads, 0, true, {"named_barrier_sync", file, line});
+#else
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+#endif
+}
+// Counts on barrier `id` and goes on.
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads AND_CALLER) {
+#if EMULATED
+    emulator::barrier(id, threads, 0, false, {"named_barrier_arrive", file, line});
+#else
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+#endif
+}
+
+// What was written before a store_release or add_release is seen after a load_acquire that sees its value.
+__device__ __forceinline__ uint32_t load_acquire(const uint32_t* address) {
+    uint32_t value;
+#if EMULATED
+    value = *address;
+#else
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+#endif
+    return value;
+}
+__device__ __forceinline__ void store_release(uint32_t* address, uint32_t value) {
+#if EMULATED
+    *address = value;
+#else
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+#endif
+}
+__device__ __forceinline__ void add_release(uint32_t* address, uint32_t value) {
+#if EMULATED
+    *address += value;
+#else
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+#endif
+}
+// Returns the old value; orders both ways.
+__device__ __forceinline__ uint32_t add_acquire_release(uint32_t* address, uint32_t value) {
+    uint32_t old;
+#if EMULATED
+    old = *address;
+    *address = old + value;
+#else
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(address), "r"(value) : "memory");
+#endif
+    return old;
+}
+
+// The body of a loop that waits for another block: every such loop must call it.
+__device__ __forceinline__ void spin_wait(CALLER) {
+#if EMULATED
+    emulator::yield({"spin_wait", file, line});
+#else
+    __nanosleep(20);
+#endif
+}
+
+// Nanoseconds of a clock that all SMs share.
+__device__ __forceinline__ uint64_t global_timer() {
+#if EMULATED
+    return uint64_t(clock64());
+#else
+    uint64_t time;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
+    return time;
+#endif
+}
+
+// ---- global memory ---------------------------------------------------------------------------------------------
+
+// 16 bytes that are read once (weights): past the first-level cache.
+__device__ __forceinline__ uint4 load_streaming(const uint4* address) {
+#if EMULATED
+    return *address;
+#else
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(address));
+    return v;
+#endif
+}
+__device__ __forceinline__ uint2 load_streaming(const uint2* address) {
+#if EMULATED
+    return *address;
+#else
+    uint2 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(address));
+    return v;
+#endif
+}
+__device__ __forceinline__ uint32_t load_streaming(const uint32_t* address) {
+#if EMULATED
+    return *address;
+#else
+    uint32_t v;
+    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(address));
+    return v;
+#endif
+}
+
+// Asks for the cache line at `address`; it need not be valid.
+__device__ __forceinline__ void prefetch_l2(const void* address) {
+#if !EMULATED
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+#endif
+}
+
+// ---- asynchronous copies into shared memory ----------------------------------------------------------------------
+
+// BYTES (4, 8 or 16) from global to shared memory, complete after cp_async_wait (and a barrier, for other threads).
+// Only `valid` bytes are read; the rest becomes zero. Below sm_80 it is an ordinary copy.
+template <int BYTES>
+__device__ __forceinline__ void cp_async(void* shared, const void* global, int valid = BYTES AND_CALLER) {
+    static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "cp.async moves 4, 8 or 16 bytes");
+#if EMULATED
+    emulator::async_copy(shared, global, BYTES, valid, {"cp_async", file, line});
+#elif ARCH >= 800
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(valid)
+                     : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(shared)), "l"(global),
+                     "n"(BYTES), "r"(valid)
+                     : "memory");
+#else
+#pragma unroll
+    for (int i = 0; i < BYTES / 4; ++i)
+        static_cast<uint32_t*>(shared)[i] = 4 * i < valid ? static_cast<const uint32_t*>(global)[i] : 0u;
+#endif
+}
+// Ends a group of copies.
+__device__ __forceinline__ void cp_async_commit() {
+#if EMULATED
+    emulator::async_commit();
+#elif ARCH >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+// Waits until at most the last `pending` groups are under way.
+template <int pending>
+__device__ __forceinline__ void cp_async_wait() {
+#if EMULATED
+    emulator::async_wait(pending);
+#elif ARCH >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+#endif
+}
+
+// ---- tensor cores ----------------------------------------------------------------------------------------------
+// D[16][8] += A[16][K] B[K][8]. Lane l holds, with g = l / 4 and t = l % 4: D (g, 2t), (g, 2t + 1), (g + 8, 2t),
+// (g + 8, 2t + 1); A in registers (g, k), (g + 8, k) for the first half of K, then for the second; B (k, g) likewise,
+// where a register's elements are k = E t ... E t + E - 1 of its half (E = 2 for 16-bit types, 4 for int8).
+
+// f16, K = 8.
+__device__ __forceinline__ void mma_m16n8k8_f16(float (&d)[4], const uint32_t (&a)[2], uint32_t b AND_CALLER) {
+#if EMULATED
+    emulator::multiply<emulator::F16, 1>(d, a, &b, {"mma_m16n8k8_f16", file, line});
+#else
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(b));
+#endif
+}
+
+// f16, K = 16; below sm_80 in two halves.
+__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2] AND_CALLER) {
+#if EMULATED
+    emulator::multiply<emulator::F16, 2>(d, a, b, {"mma_m16n8k16_f16", file, line});
+#elif ARCH >= 800
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+    mma_m16n8k8_f16(d, {a[0], a[1]}, b[0]);
+    mma_m16n8k8_f16(d, {a[2], a[3]}, b[1]);
+#endif
+}
+
+// bf16, K = 16. There is no bf16 below sm_80: a kernel for those converts to f16.
+__device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2] AND_CALLER) {
+#if EMULATED
+    emulator::multiply<emulator::Bf16, 2>(d, a, b, {"mma_m16n8k16_bf16", file, line});
+#elif ARCH >= 800
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+    __trap();
+#endif
+}
+
+// int8, K = 32; below sm_80 in four products of 8 x 8 x 16.
+__device__ __forceinline__ void mma_m16n8k32_s8(int (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2] AND_CALLER) {
+#if EMULATED
+    emulator::multiply<emulator::S8, 2>(d, a, b, {"mma_m16n8k32_s8", file, line});
+#elif ARCH >= 800
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+#pragma unroll
+    for (int i = 0; i < 4; ++i)  // register i of A: rows i % 2, half i / 2 of K
+        asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+                     : "+r"(d[i % 2 * 2]), "+r"(d[i % 2 * 2 + 1])
+                     : "r"(a[i]), "r"(b[i / 2]));
+#endif
+}
+
+// COUNT (1, 2 or 4) matrices of 8 x 8 16-bit elements from shared memory. Lane l gives the address of row l % 8 of
+// matrix l / 8; it receives of each matrix the elements (g, 2t), (g, 2t + 1), TRANSPOSED (2t, g), (2t + 1, g).
+template <int COUNT, bool TRANSPOSED = false>
+__device__ __forceinline__ void load_matrix(uint32_t (&m)[COUNT], const void* row AND_CALLER) {
+    static_assert(COUNT == 1 || COUNT == 2 || COUNT == 4, "ldmatrix loads 1, 2 or 4 matrices");
+#if EMULATED
+    emulator::load_matrix<COUNT, TRANSPOSED>(m, row, {"load_matrix", file, line});
+#else
+#define LDMATRIX(shape, registers, ...)                                                                              \
+    if constexpr (TRANSPOSED)                                                                                        \
+        asm volatile("ldmatrix.sync.aligned.m8n8." shape ".trans.shared.b16 " registers : __VA_ARGS__                \
+                     : "r"(shared_address(row))                                                                      \
+                     : "memory");                                                                                    \
+    else                                                                                                             \
+        asm volatile("ldmatrix.sync.aligned.m8n8." shape ".shared.b16 " registers : __VA_ARGS__                      \
+                     : "r"(shared_address(row))                                                                      \
+                     : "memory")
+    if constexpr (COUNT == 1) {
+        LDMATRIX("x1", "{%0}, [%1];", "=r"(m[0]));
+    } else if constexpr (COUNT == 2) {
+        LDMATRIX("x2", "{%0, %1}, [%2];", "=r"(m[0]), "=r"(m[1]));
+    } else {
+        LDMATRIX("x4", "{%0, %1, %2, %3}, [%4];", "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]));
+    }
+#undef LDMATRIX
+#endif
+}

@@ -1,0 +1,49 @@
+// F32, F16, BF16: numbers without blocks. A row may have any length and start at any multiple of a number.
+#pragma once
+#include "format.cuh"
+
+struct block_f32 {
+    float value;
+};
+struct block_f16 {
+    half value;
+};
+struct block_bf16 {
+    uint16_t value;  // the upper half of a float
+};
+
+__device__ __forceinline__ float to_float(block_f32 number) { return number.value; }
+__device__ __forceinline__ float to_float(block_f16 number) { return __half2float(number.value); }
+__device__ __forceinline__ float to_float(block_bf16 number) { return __uint_as_float(uint32_t(number.value) << 16); }
+
+template <typename Number>
+struct PlainFormat {
+    static constexpr int weights = 1;
+    static constexpr bool quantized = false, shifted = false;
+
+    static __device__ __forceinline__ float weight(const Number* row, int j) { return to_float(row[j]); }
+
+    // 16 bytes at a time where the row allows it.
+    static __device__ __forceinline__ void weights8(const Number* row, int i, float (&w)[8]) {
+        constexpr int words = sizeof(Number) / 2;
+        alignas(16) Number number[8];
+        const Number* from = row + 8 * i;
+        if (reinterpret_cast<size_t>(from) % 16 == 0) {
+#pragma unroll
+            for (int k = 0; k < words; ++k)
+                reinterpret_cast<uint4*>(number)[k] = reinterpret_cast<const uint4*>(from)[k];
+        } else {
+#pragma unroll
+            for (int j = 0; j < 8; ++j) number[j] = from[j];
+        }
+#pragma unroll
+        for (int j = 0; j < 8; ++j) w[j] = to_float(number[j]);
+    }
+};
+
+template <>
+struct Format<block_f32> : PlainFormat<block_f32> {};
+template <>
+struct Format<block_f16> : PlainFormat<block_f16> {};
+template <>
+struct Format<block_bf16> : PlainFormat<block_bf16> {};

@@ -1,0 +1,29 @@
+// Q5_K: 256 five-bit numbers; each 32 have a 6-bit scale and a 6-bit minimum; w = d * scale * q - dmin * minimum.
+#pragma once
+#include "k_scales.cuh"
+
+struct block_q5_K {
+    half d, dmin;
+    uint8_t scales[12];  // k_scales.cuh
+    uint8_t qh[32];      // bit i of byte j: the fifth bit of weight 32 * i + j
+    uint8_t qs[128];     // byte 32 * h + j: weights 64 * h + j + (0, 32)
+};
+
+template <>
+struct Format<block_q5_K> {
+    static constexpr int weights = 256, group = 32;
+    static constexpr bool quantized = true, shifted = true;
+
+    static __device__ __forceinline__ Codes codes8(const block_q5_K* row, unsigned i) {
+        const block_q5_K& block = row[i / 32];
+        i %= 32;
+        Codes c;
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+            const uint32_t low = fields<4>(load4<4>(block.qs + i / 8 * 32 + i % 4 * 8 + 4 * k), i % 8 / 4);
+            c.q[k] = low | bit_of_bytes(load4<4>(block.qh + i % 4 * 8 + 4 * k), i / 4, 4);
+        }
+        set_scale_and_minimum(block, i / 4, c);
+        return c;
+    }
+};

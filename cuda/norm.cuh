@@ -1,0 +1,83 @@
+// RMS norm of one row by one block, kept in registers: y = x / sqrt(mean(x^2) + eps) * weight, rounded to half.
+//
+// The order of the sum is fixed (a thread's eight-wide pieces in order, lanes by butterfly, warps in order), so that a
+// product that normalises its own input and a norm kernel before a product give the same bits.
+#pragma once
+#include "common.cuh"
+
+#ifndef WARPS
+#define WARPS 16
+#endif
+#ifndef NORM_PIECES
+#define NORM_PIECES 2
+#endif
+
+constexpr int THREADS = WARPS * 32;
+
+// Eight floats that an earlier kernel wrote: past the first-level cache, which that kernel's blocks may have filled.
+__device__ __forceinline__ void read_floats(float (&to)[8], const float* from) {
+    const float4 low = __ldcg(reinterpret_cast<const float4*>(from));
+    const float4 high = __ldcg(reinterpret_cast<const float4*>(from) + 1);
+    to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
+    to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
+}
+
+// Two floats as halves; what a half cannot hold becomes the largest that it can.
+__device__ __forceinline__ uint32_t pack_half2(float low, float high) {
+    constexpr float limit = 65504.0f;
+    const __half2 pair = __floats2half2_rn(fminf(fmaxf(low, -limit), limit), fminf(fmaxf(high, -limit), limit));
+    return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+__device__ __forceinline__ float2 half2_to_float2(uint32_t bits) {
+    return __half22float2(*reinterpret_cast<const __half2*>(&bits));
+}
+
+// The sum of `value` over the block, the same in every thread.
+__device__ __forceinline__ float block_sum(float value) {
+    __shared__ float parts[WARPS];
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
+    __syncthreads();  // an earlier sum may still be read
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = value;
+    __syncthreads();
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < WARPS; ++i) sum += parts[i];
+    return sum;
+}
+
+// A row of up to NORM_PIECES * 8 * THREADS columns, a multiple of 8.
+struct RmsNorm {
+    float x[NORM_PIECES][8];
+    float weight[NORM_PIECES][8];
+    float inverse;
+
+    static __device__ __forceinline__ int column(int i) { return (i * THREADS + threadIdx.x) * 8; }
+
+    __device__ __forceinline__ void load_weight(const float* from, int k) {
+#pragma unroll
+        for (int i = 0; i < NORM_PIECES; ++i)
+            if (column(i) < k) read_floats(weight[i], from + column(i));
+    }
+    __device__ __forceinline__ void load(const float* from, int k) {
+#pragma unroll
+        for (int i = 0; i < NORM_PIECES; ++i)
+            if (column(i) < k) read_floats(x[i], from + column(i));
+    }
+    __device__ __forceinline__ void scale(int k, float eps) {
+        float squares = 0.0f;
+#pragma unroll
+        for (int i = 0; i < NORM_PIECES; ++i)
+            if (column(i) < k)
+#pragma unroll
+                for (int j = 0; j < 8; ++j) squares = fmaf(x[i][j], x[i][j], squares);
+        inverse = 1.0f / sqrtf(block_sum(squares) / static_cast<float>(k) + eps);
+    }
+    __device__ __forceinline__ float value(int i, int j) const { return x[i][j] * inverse * weight[i][j]; }
+
+    __device__ __forceinline__ uint4 halves(int i) const {
+        return make_uint4(pack_half2(value(i, 0), value(i, 1)), pack_half2(value(i, 2), value(i, 3)),
+                          pack_half2(value(i, 4), value(i, 5)), pack_half2(value(i, 6), value(i, 7)));
+    }
+};

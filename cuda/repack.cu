@@ -1,0 +1,112 @@
+// GGUF blocks -> tiles (tile.cuh), once per tensor at load. BLOCK and FORMAT_HEADER name the format.
+//
+// A block of threads makes one chunk. The codes come from Format::codes8, so any format whose codes fit a tile's bits
+// and whose scales fit its kind can be repacked; nothing is rounded: d * scale and dmin * min are exact in float32, so
+// the small scales are found again by dividing.
+#include FORMAT_HEADER
+#include "tile.cuh"
+
+// The code of (row, column), as the tile stores it; rows and columns past the end are weight zero.
+template <class Block, class T>
+__device__ uint32_t tile_code(const Block* row, bool valid, int column, int k) {
+    if (!valid || column >= k) return T::ZERO;
+    const Codes c = Format<Block>::codes8(row, column / 8);
+    const int in = column % 8;
+    return (c.q[in / 4] >> (8 * (in % 4)) & 0xff) + T::ZERO & 0xff;
+}
+
+// What a lane reads at once: 16 bytes of the main plane, and its words of the extra plane.
+template <class Block, class T>
+__device__ void make_codes(const Block* blocks, uint8_t* chunk, int tile, int first, int n_rows, int k, int piece) {
+    constexpr int SPAN = T::BASE_BITS == 4 ? 2 : 1;  // groups of 32 columns in a piece
+    constexpr int EXTRA = T::BITS - T::BASE_BITS;
+    const int lane = piece % 32, g = lane / 4, t = lane % 4, j0 = piece / 32 * SPAN;
+    uint32_t main[4] = {0, 0, 0, 0}, extra[2] = {0, 0};
+    for (int j = j0; j < j0 + SPAN; ++j)
+        for (int h = 0; h < 2; ++h)
+            for (int s = 0; s < 2; ++s)
+                for (int e = 0; e < 4; ++e) {
+                    const int row = tile * TILE_ROWS + g + 8 * h;
+                    const int column = first + j * 32 + tile_column<T>(t, s, e);
+                    const Block* from = blocks + static_cast<size_t>(row) * (k / Format<Block>::weights);
+                    const uint32_t u = tile_code<Block, T>(from, row < n_rows, column, k);
+                    if (T::BASE_BITS == 8) {
+                        main[h * 2 + s] |= u << (8 * e);
+                    } else {
+                        main[h * 2 + s] |= (u & 15) << (4 * TilePlace<T>::nibble(j, e));
+                        if (EXTRA) extra[EXTRA == 2 ? j & 1 : 0] |= (u >> 4) << TilePlace<T>::extra_bit(h, j, s, e);
+                    }
+                }
+    reinterpret_cast<uint4*>(chunk + T::SCALE_BYTES)[piece] = make_uint4(main[0], main[1], main[2], main[3]);
+    uint32_t* high = reinterpret_cast<uint32_t*>(chunk + T::SCALE_BYTES + T::BASE_BYTES) + piece * EXTRA;
+    for (int i = 0; i < EXTRA; ++i) high[i] = extra[i];
+}
+
+__device__ __forceinline__ float ratio(float a, float b) { return b == 0.0f ? 0.0f : rintf(a / b); }
+
+template <class Block>
+__device__ __forceinline__ float block_dmin(const Block& block) {
+    return __half2float(block.dmin);
+}
+
+// The scales of one (row, group).
+template <class Block, class T>
+__device__ void make_scales(const Block* blocks, uint8_t* chunk, int tile, int first, int n_rows, int k, int index) {
+    const int row_in_tile = index % TILE_ROWS, group = index / TILE_ROWS, g = row_in_tile % 8, h = row_in_tile / 8;
+    const int row = tile * TILE_ROWS + row_in_tile, column = first + group * T::GROUP;
+    const bool valid = row < n_rows && column < k;
+    Codes c = {{0, 0}, 0.0f, 0.0f};
+    const Block* from = blocks + static_cast<size_t>(row) * (k / Format<Block>::weights);
+    if (valid) c = Format<Block>::codes8(from, column / 8);
+    __half* d = reinterpret_cast<__half*>(chunk + TilePlace<T>::scale(g, group, h));
+    if constexpr (T::SCALES == Scales::D || T::SCALES == Scales::DM) {
+        d[0] = __float2half(c.d);
+        if constexpr (T::MIN) d[1] = __float2half(c.m);
+    } else {
+        const float big = valid ? __half2float(from[column / Format<Block>::weights].d) : 0.0f;
+        uint8_t* sub = chunk + TilePlace<T>::sub_scale(g, group, h);
+        *sub = static_cast<uint8_t>(static_cast<int>(ratio(c.d, big)));
+        if (group == 0) d[0] = __float2half(big);
+        if constexpr (T::MIN) {
+            const float low = valid ? block_dmin(from[column / Format<Block>::weights]) : 0.0f;
+            sub[T::SUB_BYTES] = static_cast<uint8_t>(static_cast<int>(ratio(-c.m, low)));
+            if (group == 0) d[1] = __float2half(low);
+        }
+    }
+}
+
+// Halves: 16 x 16 columns are one mma's A operand, 16 bytes a lane.
+template <class Block, class T>
+__device__ void make_halves(const Block* blocks, uint8_t* chunk, int tile, int first, int n_rows, int k, int piece) {
+    const int lane = piece % 32, g = lane / 4, t = lane % 4, step = piece / 32;
+    uint32_t words[4];
+    for (int i = 0; i < 4; ++i) {
+        const int row = tile * TILE_ROWS + g + 8 * (i & 1), column = first + step * 16 + 4 * t + 2 * (i >> 1);
+        float pair[2] = {0.0f, 0.0f};
+        if (row < n_rows)
+            for (int e = 0; e < 2; ++e)
+                if (column + e < k) {
+                    float w[8];
+                    Format<Block>::weights8(blocks + static_cast<size_t>(row) * k, (column + e) / 8, w);
+                    pair[e] = w[(column + e) % 8];
+                }
+        words[i] = pack_half2(pair[0], pair[1]);
+    }
+    reinterpret_cast<uint4*>(chunk)[piece] = make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+// grid (chunks of a tile row, tile rows)
+template <class Block, class T>
+__global__ void repack(const Block* blocks, uint8_t* tiles, int n_rows, int k) {
+    const int first = blockIdx.x * T::CHUNK_K, tile = blockIdx.y;
+    uint8_t* chunk = tiles + (static_cast<size_t>(tile) * gridDim.x + blockIdx.x) * T::BYTES;
+    if constexpr (T::FLOAT) {
+        for (int piece = threadIdx.x; piece < T::BASE_BYTES / 16; piece += blockDim.x)
+            make_halves<Block, T>(blocks, chunk, tile, first, n_rows, k, piece);
+    } else {
+        for (int piece = threadIdx.x; piece < T::BASE_BYTES / 16; piece += blockDim.x)
+            make_codes<Block, T>(blocks, chunk, tile, first, n_rows, k, piece);
+        for (int index = threadIdx.x; index < TILE_ROWS * T::GROUPS; index += blockDim.x)
+            make_scales<Block, T>(blocks, chunk, tile, first, n_rows, k, index);
+    }
+}

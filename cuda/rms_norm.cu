@@ -1,0 +1,40 @@
+// RMS norm of rows: before a product of several tokens (half out), and after one that is normalised before it is
+// added to the residual (float, in place).
+#include "norm.cuh"
+
+// out[i] = norm(x[rows ? rows[i] : i]), half. A block per output row.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    rms_norm(const float* x, const int* rows, const float* weight, __half* out, int k, float eps) {
+    RmsNorm norm;
+    grid_dependency_launch();
+    norm.load_weight(weight, k);
+    grid_dependency_wait();
+    const size_t row = rows != nullptr ? rows[blockIdx.x] : blockIdx.x;
+    norm.load(x + row * k, k);
+    norm.scale(k, eps);
+    uint4* to = reinterpret_cast<uint4*>(out + static_cast<size_t>(blockIdx.x) * k);
+#pragma unroll
+    for (int i = 0; i < NORM_PIECES; ++i)
+        if (norm.column(i) < k) to[norm.column(i) / 8] = norm.halves(i);
+}
+
+// x[i] += norm(y[i]). A block per row.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    add_rms_norm(float* x, const float* y, const float* weight, int k, float eps) {
+    RmsNorm norm;
+    grid_dependency_launch();
+    norm.load_weight(weight, k);
+    grid_dependency_wait();
+    const size_t first = static_cast<size_t>(blockIdx.x) * k;
+    norm.load(y + first, k);
+    norm.scale(k, eps);
+#pragma unroll
+    for (int i = 0; i < NORM_PIECES; ++i) {
+        if (norm.column(i) >= k) continue;
+        float old[8];
+        float* to = x + first + norm.column(i);
+        read_floats(old, to);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) to[j] = old[j] + norm.value(i, j);
+    }
+}

@@ -1,0 +1,53 @@
+"""Architectures by the name in `general.architecture`: one module each, found by the module's name.
+
+A module here that has an ARCHITECTURE is an architecture; adding the file is enough.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from importlib import import_module
+
+from ..gguf import File
+from ..ops.interface import Ops
+from .config import UnsupportedModel
+from .decoder import Architecture, Decoder, Progress, build
+
+__all__ = [
+    "Architecture",
+    "Decoder",
+    "UnsupportedModel",
+    "architectures",
+    "context_length",
+    "find",
+    "load",
+]
+
+
+def architectures() -> dict[str, Architecture]:
+    """All architectures by name."""
+    modules = [import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__)]
+    found = [m.ARCHITECTURE for m in modules if hasattr(m, "ARCHITECTURE")]
+    return {a.name: a for a in found}
+
+
+def context_length(file: File) -> int:
+    """Positions that the model was trained for; 0 when the file does not say."""
+    value = file.metadata.get(f"{file.architecture}.context_length", 0)
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def find(file: File) -> Architecture:
+    """The architecture of a file; UnsupportedModel lists those that exist."""
+    known = architectures()
+    if file.architecture not in known:
+        raise UnsupportedModel(
+            f"{file.path}: architecture {file.architecture!r} is not supported;"
+            f" supported are: {', '.join(known)}"
+        )
+    return known[file.architecture]
+
+
+def load(file: File, ops: Ops, n_ctx: int, progress: Progress | None = None) -> Decoder:
+    """Check the file and hand its weights to the ops; GGUFError or UnsupportedModel."""
+    return build(find(file), file, ops, n_ctx, progress)

@@ -1,0 +1,326 @@
+"""The decoder: one transformer, written once in ops, for every architecture.
+
+An `Architecture` says which tensors a file must have and how its settings become a `Plan`;
+`Decoder` hands the weights to a backend once and then runs ragged steps. What differs between
+architectures is data here: a tensor that is declared (a bias, a norm after the attention) is used,
+one that is not is refused. Nothing here knows which machine runs, what a token means, or how
+sequences are scheduled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ..gguf import File, GGUFError, Tensor
+from ..ops.interface import (
+    Activation,
+    Array,
+    Attention,
+    CacheShape,
+    FeedForward,
+    Head,
+    Norm,
+    Ops,
+    Rope,
+    Step,
+    Weight,
+)
+from .config import Config, Dimensions, UnsupportedModel, read_dimensions, refuse_variants
+
+Progress = Callable[[int, int], None]  # bytes of weights handed over, of all
+
+# What every architecture has, sized by Dimensions.letters; LAYER stands below "blk.0." and so on.
+GLOBAL = {"token_embd.weight": "V D", "output_norm.weight": "D"}
+LAYER = {
+    "attn_norm.weight": "D",
+    "attn_q.weight": "HE D",
+    "attn_k.weight": "GE D",
+    "attn_v.weight": "GE D",
+    "attn_output.weight": "D HE",
+    "ffn_norm.weight": "D",
+    "ffn_gate.weight": "F D",
+    "ffn_up.weight": "F D",
+    "ffn_down.weight": "D F",
+}
+OUTPUT = {"output.weight": "V D"}  # optional: without it the embedding table is used
+QKV_BIAS = {"attn_q.bias": "HE", "attn_k.bias": "GE", "attn_v.bias": "GE"}
+QK_NORM = {"attn_q_norm.weight": "E", "attn_k_norm.weight": "E"}
+POST_NORM = {"post_attention_norm.weight": "D", "post_ffw_norm.weight": "D"}
+ROPE_FREQS = {"rope_freqs.weight": "R/2"}
+ROPE_FACTORS = {"rope_factors_long.weight": "R/2", "rope_factors_short.weight": "R/2"}
+
+UNUSED = (
+    "rotary_emb.inv_freq",
+    "attn_rot_embd.weight",
+)  # old converters stored what the settings already say
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an architecture makes of a file's settings; one rope and one window per layer."""
+
+    ropes: list[Rope]
+    windows: list[int]
+    scale: float  # of q.k
+    activation: Activation
+    embedding_scale: float = 1.0
+    soft_cap: float = 0.0  # of attention scores
+    final_soft_cap: float = 0.0  # of logits
+
+
+@dataclass(frozen=True)
+class Context:
+    """What an architecture may look at to make its plan."""
+
+    config: Config
+    sizes: Dimensions
+    tensors: Mapping[str, Tensor]
+    n_ctx: int
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One `general.architecture`: its tensors and its reading of the settings.
+
+    `fused` maps a layer's tensor to the (name, rows) it is made of, from the first row on.
+    """
+
+    name: str
+    plan: Callable[[Context], Plan]
+    layer: Mapping[str, str] = field(default_factory=lambda: LAYER)
+    optional: Mapping[str, str] = field(default_factory=lambda: OUTPUT)
+    optional_layer: Mapping[str, str] = field(default_factory=dict)
+    fused: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
+    activation: Activation = "silu"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The weights of one layer, as the ops want them."""
+
+    attention: Attention
+    wo: Weight  # [D, H*E]
+    attention_post_norm: Norm | None
+    feed_forward: FeedForward
+    w_down: Weight  # [D, F]
+    ffn_post_norm: Norm | None
+
+
+class Decoder:
+    """A model on a backend: steps in, logits out."""
+
+    def __init__(
+        self, sizes: Dimensions, plan: Plan, ops: Ops, weights: Mapping[str, Weight]
+    ) -> None:
+        self.sizes = sizes
+        self.plan = plan
+        self.ops = ops
+        w = _Weights(weights, sizes.eps)
+        self.table = weights["token_embd.weight"]
+        self.head = Head(
+            norm=w.norm("output_norm.weight"),
+            weight=weights.get("output.weight", self.table),
+            soft_cap=plan.final_soft_cap,
+        )
+        self.layers = [_layer(i, sizes, plan, w) for i in range(sizes.n_layer)]
+
+    def cache_shape(self, n_pages: int) -> CacheShape:
+        """The keys and values that n_pages need."""
+        s = self.sizes
+        return CacheShape(s.n_layer, n_pages, s.n_head_kv, s.head_size, s.n_head)
+
+    def run(self, step: Step) -> Array:
+        """l[R, V] of step.rows."""
+        return self.ops.run(step, self.forward)
+
+    def forward(self, step: Step) -> Array:
+        """The whole network, op by op."""
+        ops = self.ops
+        x = ops.embed(step, self.table, self.plan.embedding_scale)
+        for layer in self.layers:
+            q = ops.qkv(x, layer.attention, step)
+            o = ops.attend(q, layer.attention, step)
+            x = ops.linear_add(o, layer.wo, x, layer.attention_post_norm)
+            h = ops.ffn(x, layer.feed_forward, step)
+            x = ops.linear_add(h, layer.w_down, x, layer.ffn_post_norm)
+        return ops.logits(x, self.head, step)
+
+
+def build(
+    architecture: Architecture, file: File, ops: Ops, n_ctx: int, progress: Progress | None
+) -> Decoder:
+    """Check all the file says, then hand its weights over; GGUFError names what is wrong."""
+    config = Config(file.metadata, architecture.name, file.path)
+    table = file.tensors.get("token_embd.weight")
+    if table is None or len(table.shape) != 2:
+        raise GGUFError(
+            f"{file.path}: token_embd.weight, the embedding table, is missing or no matrix"
+        )
+    sizes = read_dimensions(config, table.shape[0])
+    _check_vocabulary(file, sizes.n_vocab)
+    refuse_variants(config, ACTIVATION_NAMES[architecture.activation])
+    tensors = _collect(architecture, file, sizes)
+    plan = architecture.plan(Context(config, sizes, tensors, n_ctx))
+    config.refuse_unread()
+    for tensor in tensors.values():
+        tensor.check_scales()
+    return Decoder(sizes, plan, ops, _hand_over(tensors, ops, progress))
+
+
+ACTIVATION_NAMES: dict[Activation, tuple[str, ...]] = {
+    "silu": ("silu", "swish"),
+    "gelu_tanh": ("gelu_pytorch_tanh", "gelu_tanh", "gelu"),
+}
+
+
+def _hand_over(
+    tensors: Mapping[str, Tensor], ops: Ops, progress: Progress | None
+) -> dict[str, Weight]:
+    total, done = sum(t.nbytes for t in tensors.values()), 0
+    untied = "output.weight" in tensors
+    weights = {}
+    for name, tensor in tensors.items():
+        if name not in ROPE_FREQS and name not in ROPE_FACTORS:  # these are in the plan
+            weights[name] = ops.weight(tensor, lookup=untied and name == "token_embd.weight")
+        done += tensor.nbytes
+        if progress:
+            progress(done, total)
+    ops.weights_ready()
+    return weights
+
+
+class _Weights:
+    """Weights by name; those a layer need not have are None."""
+
+    def __init__(self, weights: Mapping[str, Weight], eps: float) -> None:
+        self._weights = weights
+        self._eps = eps
+
+    def norm(self, name: str) -> Norm:
+        return Norm(self._weights[name], self._eps)
+
+    def optional_norm(self, name: str) -> Norm | None:
+        return self.norm(name) if name in self._weights else None
+
+    def optional(self, name: str) -> Weight | None:
+        return self._weights.get(name)
+
+    def __getitem__(self, name: str) -> Weight:
+        return self._weights[name]
+
+
+def _layer(i: int, sizes: Dimensions, plan: Plan, w: _Weights) -> Layer:
+    at = f"blk.{i}."
+    return Layer(
+        attention=_attention(i, sizes, plan, w),
+        wo=w[at + "attn_output.weight"],
+        attention_post_norm=w.optional_norm(at + "post_attention_norm.weight"),
+        feed_forward=FeedForward(
+            norm=w.norm(at + "ffn_norm.weight"),
+            w_gate=w[at + "ffn_gate.weight"],
+            w_up=w[at + "ffn_up.weight"],
+            activation=plan.activation,
+        ),
+        w_down=w[at + "ffn_down.weight"],
+        ffn_post_norm=w.optional_norm(at + "post_ffw_norm.weight"),
+    )
+
+
+def _attention(i: int, sizes: Dimensions, plan: Plan, w: _Weights) -> Attention:
+    at = f"blk.{i}.attn_"
+    return Attention(
+        layer=i,
+        n_head=sizes.n_head,
+        n_head_kv=sizes.n_head_kv,
+        head_size=sizes.head_size,
+        norm=w.norm(at + "norm.weight"),
+        wq=w[at + "q.weight"],
+        wk=w[at + "k.weight"],
+        wv=w[at + "v.weight"],
+        bq=w.optional(at + "q.bias"),
+        bk=w.optional(at + "k.bias"),
+        bv=w.optional(at + "v.bias"),
+        q_norm=w.optional_norm(at + "q_norm.weight"),
+        k_norm=w.optional_norm(at + "k_norm.weight"),
+        rope=plan.ropes[i],
+        scale=plan.scale,
+        window=plan.windows[i],
+        soft_cap=plan.soft_cap,
+    )
+
+
+# Checks
+
+
+def _collect(architecture: Architecture, file: File, sizes: Dimensions) -> dict[str, Tensor]:
+    """The tensors by name, fused ones taken apart; GGUFError unless all are as declared."""
+    found = dict(file.tensors)
+    letters = sizes.letters()
+    layers = [f"blk.{i}." for i in range(sizes.n_layer)]
+    for at in layers:
+        for name, parts in architecture.fused.items():
+            _split(file, found, at, name, [(p, letters[rows]) for p, rows in parts])
+    wanted = {**GLOBAL, **{at + name: s for at in layers for name, s in architecture.layer.items()}}
+    extra = {at + name: s for at in layers for name, s in architecture.optional_layer.items()}
+    allowed = {**architecture.optional, **extra}
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise GGUFError(
+            f"{file.path}: {architecture.name} needs tensor {missing[0]!r}{_more(missing)}"
+        )
+    unknown = [n for n in found if n not in wanted and n not in allowed and not n.endswith(UNUSED)]
+    if unknown:
+        raise UnsupportedModel(
+            f"{file.path}: {architecture.name} has no use for tensor {unknown[0]!r}{_more(unknown)}"
+            ": this variant is not supported"
+        )
+    shapes = {name: s for name, s in {**wanted, **allowed}.items() if name in found}
+    for name, shape in shapes.items():
+        _check_shape(file, found[name], name, tuple(letters[x] for x in shape.split()))
+    return {name: found[name] for name in shapes}
+
+
+def _split(
+    file: File, found: dict[str, Tensor], at: str, name: str, parts: list[tuple[str, int]]
+) -> None:
+    """Replace a fused matrix by its parts; with only the rows of its own part it is not fused."""
+    tensor = found.get(at + name)
+    own = dict(parts).get(name)
+    if tensor is None or (own is not None and tensor.shape[0] == own):
+        return
+    total = sum(rows for _, rows in parts)
+    if tensor.shape[0] != total:
+        raise GGUFError(
+            f"{file.path}: tensor {at + name!r} has {tensor.shape[0]} rows, its parts have {total}"
+        )
+    del found[at + name]
+    start = 0
+    for part, rows in parts:
+        found[at + part] = tensor.rows(start, start + rows)
+        start += rows
+
+
+def _check_shape(file: File, tensor: Tensor, name: str, expected: tuple[int, ...]) -> None:
+    if tensor.shape != expected:
+        raise GGUFError(
+            f"{file.path}: tensor {name!r} has shape {tensor.shape}, the settings say {expected}"
+        )
+
+
+def _check_vocabulary(file: File, n_vocab: int) -> None:
+    """The tokenizer's list is as long as the embedding table, and its special ids are in it."""
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, list) and len(tokens) != n_vocab:
+        raise GGUFError(
+            f"{file.path}: {len(tokens)} tokens, but the embedding table has {n_vocab} rows"
+        )
+    for kind in ("bos", "eos", "eot", "eom", "unknown"):
+        key = f"tokenizer.ggml.{kind}_token_id"
+        value = file.metadata.get(key, 0)
+        if not isinstance(value, int) or not 0 <= value < n_vocab:
+            raise GGUFError(f"{file.path}: {key} = {value}: ids go from 0 to {n_vocab - 1}")
+
+
+def _more(names: list[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""

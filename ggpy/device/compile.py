@@ -1,0 +1,172 @@
+"""CUDA C++ to machine code: NVRTC compiles a file of the `cuda` folder for one architecture, once
+per content.
+
+The source is read at every call, so an edited kernel is an edited program. Works without a GPU.
+What comes out is
+cached under a key made of contents alone (sources, options, versions), never of paths, so a cache
+may be moved. This
+module does not know what kernels do or how they are launched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ggpy.device import cache, toolkit
+from ggpy.device.cubin import Cubin, parse_resources
+from ggpy.paths import cuda_dir
+
+_OPTIONS = ("--std=c++17", "--generate-line-info", "--ptxas-options=-v")
+_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
+
+
+class CompileError(RuntimeError):
+    """A CUDA source does not compile; the text is the compiler's log, with file names and lines."""
+
+
+def compile_cubin(
+    source_name: str,
+    arch: str,
+    *,
+    defines: Mapping[str, str | int] | None = None,
+    expressions: Sequence[str] = (),
+    extra_source: str = "",
+    options: Sequence[str] = (),
+    headers: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> Cubin:
+    """Machine code of `<source_name>` in `folder` (default `cuda`) for `arch` ("sm_90a"), cached.
+
+    `expressions` name the template instances wanted ("k<4, float>"); extern "C" kernels are always
+    there.
+    `extra_source` is compiled after the file, as if it stood at its end; `headers` are files to
+    #include that exist
+    nowhere else. CompileError, toolkit.NvrtcMissing.
+    """
+    folder = folder or cuda_dir()
+    made = {path: text.encode() for path, text in (headers or {}).items()}
+    source = read_source(folder, source_name, extra_source)
+    macros = [f"-D{name}={value}" for name, value in (defines or {}).items()]
+    flags = [f"--gpu-architecture={arch}", *_OPTIONS, *macros, *options]
+    key = cache_key(folder, source_name, source, flags, expressions, made)
+    cubin = cache.load(key)
+    if cubin is None:
+        cubin = _compile(folder, source_name, source, flags, expressions, made)
+        cache.store(key, cubin)
+    return cubin
+
+
+def read_source(folder: Path, name: str, extra_source: str) -> bytes:
+    """The file, and the extra source at its end under a name of its own."""
+    source = (folder / name).read_bytes()
+    if extra_source:
+        source += f'\n#line 1 "{name} (extra source)"\n{extra_source}\n'.encode()
+    return source
+
+
+def cache_key(
+    folder: Path,
+    name: str,
+    source: bytes,
+    flags: Sequence[str],
+    expressions: Sequence[str],
+    made: Mapping[str, bytes] | None = None,
+) -> str:
+    """The digest of all that decides the machine code: contents, options and versions, no paths."""
+    headers = sorted(included_files(folder, name, source, made).items())
+    parts = {
+        "name": name,
+        "source": hashlib.sha256(source).hexdigest(),
+        "headers": [(path, hashlib.sha256(text).hexdigest()) for path, text in headers],
+        "flags": list(flags),
+        "expressions": sorted(expressions),
+        "nvrtc": toolkit.nvrtc_version(),
+        "cuda headers": toolkit.headers_version(),
+    }
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
+
+
+def included_files(
+    root: Path, name: str, source: bytes, made: Mapping[str, bytes] | None = None
+) -> dict[str, bytes]:
+    """Path under `root` -> contents of every file that `source` reaches by #include "..."
+    (textually).
+
+    Headers that were `made` for the compilation count as reached, and as standing in `root`.
+    """
+    found: dict[str, bytes] = dict(made or {})
+    waiting = [
+        (Path(name).parent, source),
+        *((Path(path).parent, text) for path, text in found.items()),
+    ]
+    while waiting:
+        folder, text = waiting.pop()
+        for match in _INCLUDE.finditer(text):
+            relative = _resolve(root, folder, match[1].decode())
+            if relative is not None and relative not in found:
+                found[relative] = (root / relative).read_bytes()
+                waiting.append((Path(relative).parent, found[relative]))
+    return found
+
+
+def _resolve(root: Path, folder: Path, name: str) -> str | None:
+    """The included file's path under `root`: beside the file that includes it, or from the root."""
+    for candidate in (root / folder / name, root / name):
+        if candidate.is_file():
+            path = Path(os.path.normpath(candidate))
+            return path.relative_to(root).as_posix() if path.is_relative_to(root) else None
+    return None
+
+
+def _compile(
+    folder: Path,
+    name: str,
+    source: bytes,
+    flags: Sequence[str],
+    expressions: Sequence[str],
+    made: Mapping[str, bytes],
+) -> Cubin:
+    nvrtc = toolkit.load_nvrtc()
+    includes = [f"--include-path={path}" for path in (folder, *toolkit.header_folders())]
+    options = [text.encode() for text in (*flags, *includes)]
+    headers = list(made.values()), [path.encode() for path in made]
+    program = _checked(nvrtc, nvrtc.nvrtcCreateProgram(source, name.encode(), len(made), *headers))
+    try:
+        for expression in expressions:
+            _checked(nvrtc, nvrtc.nvrtcAddNameExpression(program, expression.encode()))
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        log = _text(nvrtc, program)
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise CompileError(
+                f"{folder.name}/{name} does not compile ({' '.join(flags)}):\n{log or status.name}"
+            )
+        mangled = {text: _symbol(nvrtc, program, text) for text in expressions}
+        code = bytearray(_checked(nvrtc, nvrtc.nvrtcGetCUBINSize(program)))
+        _checked(nvrtc, nvrtc.nvrtcGetCUBIN(program, code))
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+    return Cubin(bytes(code), mangled, parse_resources(log, mangled), log)
+
+
+def _symbol(nvrtc: Any, program: Any, expression: str) -> str:
+    symbol: bytes = _checked(nvrtc, nvrtc.nvrtcGetLoweredName(program, expression.encode()))
+    return symbol.decode()
+
+
+def _text(nvrtc: Any, program: Any) -> str:
+    log = bytearray(_checked(nvrtc, nvrtc.nvrtcGetProgramLogSize(program)))
+    _checked(nvrtc, nvrtc.nvrtcGetProgramLog(program, log))
+    return bytes(log).rstrip(b"\0 \n").decode(errors="replace")
+
+
+def _checked(nvrtc: Any, result: tuple) -> Any:
+    """The value of an NVRTC call's (status, value); CompileError when it failed."""
+    if result[0] != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise CompileError(f"NVRTC: {result[0].name}")
+    return result[1] if len(result) > 1 else None

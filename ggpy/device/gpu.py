@@ -1,0 +1,305 @@
+"""A GPU: its memory, its kernels, its streams. The one place that calls the CUDA driver with
+effects.
+
+Built on `cuda.bindings.driver`. It knows nothing of tensors, formats or models: bytes, addresses
+and launches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ggpy.device.base import Buffer, CudaError, OutOfMemory, Ptr, buffers_of
+from ggpy.device.compile import compile_cubin
+from ggpy.device.launch import CudaKernel
+from ggpy.device.probe import NoGpu, driver, probe
+from ggpy.device.stream import Event, Graph, Stream
+from ggpy.paths import cuda_dir
+
+_REMEMBERED = 32  # kernels that an error may name
+_CURRENT = threading.local()  # .device: whose context the thread uses
+
+
+class CudaDevice:
+    """One GPU's primary context; see ggpy.device.base.Device. CudaError says why there is none."""
+
+    def __init__(self, ordinal: int = 0, *, cuda: Path | None = None) -> None:
+        """`cuda` is the folder of the sources, by default the project's."""
+        found = probe(ordinal)
+        if isinstance(found, NoGpu):
+            raise CudaError(found.reason)
+        self.gpu = found
+        self.cu = driver()
+        self.cuda = cuda or cuda_dir()
+        self.used_bytes = 0
+        self._recent: deque[str] = deque(maxlen=_REMEMBERED)
+        self._kernels: dict[tuple, dict[str, CudaKernel]] = {}
+        self._handle = self.check(self.cu.cuDeviceGet(ordinal), "opening the GPU")
+        self._context = self.check(
+            self.cu.cuDevicePrimaryCtxRetain(self._handle), "opening the GPU"
+        )
+        self.make_current()
+        self.capturing: Graph | None = None
+        self.stream = Stream(self)
+
+    @property
+    def arch(self) -> str:
+        """What kernels are compiled for."""
+        return self.gpu.arch
+
+    @property
+    def sm_count(self) -> int:
+        """Streaming multiprocessors."""
+        return self.gpu.sm_count
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory that one block may have at most."""
+        return self.gpu.shared_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """Memory of the GPU that nobody uses."""
+        self.make_current()
+        return int(self.check(self.cu.cuMemGetInfo(), "asking for free memory")[0])
+
+    def make_current(self) -> None:
+        """Let the calling thread use the GPU; every method here does it."""
+        if getattr(_CURRENT, "device", None) is not self:
+            self.check(self.cu.cuCtxSetCurrent(self._context), "using the GPU in a thread")
+            _CURRENT.device = self
+
+    # ---- memory ----
+
+    def alloc(self, nbytes: int, name: str = "") -> Buffer:
+        """Uninitialised memory, aligned to 256 bytes; OutOfMemory."""
+        self.make_current()
+        result = self.cu.cuMemAlloc(max(1, nbytes))
+        if result[0] == self.cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            raise OutOfMemory(name, nbytes, self.free_bytes)
+        ptr = int(self.check(result, f"allocating {nbytes} bytes for {name or 'a buffer'}"))
+        self.used_bytes += nbytes
+        return Buffer(ptr, nbytes, name, self._release)
+
+    def zeros(self, nbytes: int, name: str = "") -> Buffer:
+        """Memory of zeros."""
+        buffer = self.alloc(nbytes, name)
+        self.fill(buffer, 0)
+        return buffer
+
+    def fill(self, buffer: Buffer, byte: int, stream: Stream | None = None) -> None:
+        """Set every byte, in stream order."""
+        stream = self._enter(stream, [buffer])
+        result = self.cu.cuMemsetD8Async(buffer.address, byte, buffer.nbytes, stream.handle)
+        self.check(result, f"filling {buffer!r}")
+
+    def pinned(self, nbytes: int) -> np.ndarray:
+        """Page-locked host memory (uint8), which copies to and from the GPU at full speed and
+        asynchronously."""
+        self.make_current()
+        portable = 1
+        result = self.cu.cuMemHostAlloc(max(1, nbytes), portable)
+        ptr = int(self.check(result, f"allocating {nbytes} bytes of page-locked host memory"))
+        memory = (ctypes.c_uint8 * nbytes).from_address(ptr)
+        weakref.finalize(memory, _free_pinned, self.cu, self._context, ptr)
+        return np.ctypeslib.as_array(memory)
+
+    def upload(
+        self, to: Buffer | Ptr, array: np.ndarray, offset: int = 0, stream: Stream | None = None
+    ) -> None:
+        """Copy a host array into a buffer, in stream order.
+
+        Pageable memory is read before the call returns; pinned memory later, and must stay
+        unchanged until then.
+        """
+        array = np.ascontiguousarray(array)
+        address = _address(to, offset, array.nbytes)
+        stream = self._enter(stream, buffers_of([to]), array)
+        result = self.cu.cuMemcpyHtoDAsync(address, array.ctypes.data, array.nbytes, stream.handle)
+        self.check(result, f"uploading {array.nbytes} bytes")
+
+    def upload_array(self, array: np.ndarray, name: str = "") -> Buffer:
+        """A buffer that holds `array`."""
+        buffer = self.alloc(array.nbytes, name)
+        self.upload(buffer, array)
+        return buffer
+
+    def download(
+        self, source: Buffer | Ptr, dtype: Any, shape: int | tuple[int, ...], offset: int = 0
+    ) -> np.ndarray:
+        """A host copy of what the device's own stream has written; waits for it."""
+        result = np.empty(shape, dtype)
+        self.download_into(result, source, offset)
+        self.stream.synchronize()
+        return result
+
+    def download_into(
+        self, array: np.ndarray, source: Buffer | Ptr, offset: int = 0, stream: Stream | None = None
+    ) -> None:
+        """Copy device memory into a host array, in stream order; wait for the stream before reading
+        it."""
+        if not array.flags.c_contiguous:
+            raise ValueError("a host array must be contiguous to be copied into")
+        address = _address(source, offset, array.nbytes)
+        stream = self._enter(stream, buffers_of([source]), array)
+        result = self.cu.cuMemcpyDtoHAsync(array.ctypes.data, address, array.nbytes, stream.handle)
+        self.check(result, f"downloading {array.nbytes} bytes")
+
+    def copy(
+        self, to: Buffer | Ptr, source: Buffer | Ptr, nbytes: int, stream: Stream | None = None
+    ) -> None:
+        """Copy from device memory to device memory, in stream order."""
+        stream = self._enter(stream, buffers_of([to, source]))
+        result = self.cu.cuMemcpyDtoDAsync(
+            _address(to, 0, nbytes), _address(source, 0, nbytes), nbytes, stream.handle
+        )
+        self.check(result, f"copying {nbytes} bytes")
+
+    def _release(self, ptr: int, nbytes: int) -> None:
+        self.used_bytes -= nbytes
+        with contextlib.suppress(
+            CudaError, AttributeError, TypeError
+        ):  # the interpreter may be ending
+            self.make_current()
+            self.cu.cuMemFree(ptr)
+
+    # ---- kernels ----
+
+    def kernel(self, source: str, name: str, **options: Any) -> CudaKernel:
+        """The kernel `name` (extern "C", or a template instance) of a file in the `cuda` folder;
+        CompileError."""
+        return self.kernels(source, [name], **options)[0]
+
+    def kernels(
+        self,
+        source: str,
+        names: Sequence[str],
+        *,
+        defines: dict[str, str | int] | None = None,
+        extra_source: str = "",
+        options: Sequence[str] = (),
+        headers: dict[str, str] | None = None,
+    ) -> list[CudaKernel]:
+        """Several kernels of one file, compiled together and kept for the next call;
+        CompileError."""
+        key = (
+            source,
+            tuple((defines or {}).items()),
+            extra_source,
+            tuple(options),
+            tuple((headers or {}).items()),
+        )
+        known = self._kernels.setdefault(key, {})
+        missing = [name for name in dict.fromkeys(names) if name not in known]
+        if missing:
+            self.make_current()
+            symbols = [
+                name for name in missing if not name.isidentifier()
+            ]  # the others are extern "C"
+            cubin = compile_cubin(
+                source,
+                self.gpu.arch,
+                defines=defines,
+                expressions=symbols,
+                extra_source=extra_source,
+                options=options,
+                headers=headers,
+                folder=self.cuda,
+            )
+            module = self.check(
+                self.cu.cuModuleLoadData(cubin.code), f"loading the kernels of {source}"
+            )
+            known.update({name: CudaKernel(self, source, name, module, cubin) for name in missing})
+        return [known[name] for name in names]
+
+    # ---- streams ----
+
+    def new_stream(self) -> Stream:
+        """A stream beside `stream`; only events order them."""
+        return Stream(self)
+
+    def event(self, timing: bool = False) -> Event:
+        """A mark in a stream; with `timing`, one that `elapsed_ms` can measure from."""
+        return Event(self, timing)
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[Graph]:
+        """Record what is enqueued in the device's own stream into a graph instead of running it."""
+        self.make_current()
+        graph = Graph(self)
+        graph.begin()
+        self.capturing = graph
+        try:
+            yield graph
+        except BaseException:
+            self.capturing = None
+            graph.abandon()
+            raise
+        self.capturing = None
+        graph.end()
+
+    def synchronize(self) -> None:
+        """Wait for everything enqueued; CudaError names the kernels launched since the last
+        time."""
+        self.make_current()
+        self.check(self.cu.cuCtxSynchronize(), "waiting for the GPU")
+        self._recent.clear()
+
+    def _enter(
+        self, stream: Stream | None, buffers: Sequence[Buffer], array: np.ndarray | None = None
+    ) -> Stream:
+        """Before a copy or fill: the stream to use; a capture keeps what the operation needs."""
+        self.make_current()
+        if self.capturing is not None:
+            self.capturing.keep(buffers, array)
+        return stream or self.stream
+
+    # ---- errors ----
+
+    def note(self, name: str) -> None:
+        """Remember what was launched, for an error that shows later."""
+        self._recent.append(name)
+
+    def check(self, result: tuple, doing: str) -> Any:
+        """The value of a driver call's (status, value...); CudaError says what failed, and after
+        which kernels."""
+        if result[0] != 0:
+            raise self.error(result[0], doing)
+        return result[1] if len(result) == 2 else result[1:]
+
+    def error(self, status: Any, doing: str) -> CudaError:
+        """The exception for a driver's status."""
+        words = self.cu.cuGetErrorString(status)[1]
+        meaning = f" ({words.decode()})" if words else ""
+        names = ", ".join(dict.fromkeys(self._recent))
+        after = f"; launched since the last synchronisation: {names}" if names else ""
+        return CudaError(f"{doing}: {status.name}{meaning}{after}")
+
+
+def _free_pinned(cu: Any, context: Any, ptr: int) -> None:
+    cu.cuCtxSetCurrent(context)
+    cu.cuMemFreeHost(ptr)
+
+
+def _address(at: Buffer | Ptr, offset: int, nbytes: int) -> int:
+    """The address `offset` bytes after `at`; ValueError when `nbytes` from there leave the
+    buffer."""
+    owner = at.owner if isinstance(at, Ptr) else at
+    address = (at.ptr if isinstance(at, Ptr) else at.address) + offset
+    if (
+        owner is not None
+        and not owner.address <= address <= address + nbytes <= owner.address + owner.nbytes
+    ):
+        raise ValueError(
+            f"{nbytes} bytes at offset {address - owner.address} are outside {owner!r}"
+        )
+    return address

@@ -1,0 +1,199 @@
+"""A loaded kernel and its launch: checks the configuration, packs the arguments, calls the driver.
+
+What one launch costs in Python matters, so launch configurations are built once and kept. Policy
+(which grid for which
+shape) is the wrappers'.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ggpy.device.base import Argument, ArgumentPacker, CudaError, Grid, buffers_of, three
+from ggpy.device.cubin import Cubin
+
+if TYPE_CHECKING:
+    from ggpy.device.gpu import CudaDevice
+    from ggpy.device.stream import Stream
+
+_PLAIN_SHARED = 48 << 10  # more dynamic shared memory than this must be asked for
+_PORTABLE_CLUSTER = 8  # larger clusters must be asked for
+_KEPT_CONFIGURATIONS = 512
+
+
+class CudaKernel:
+    """A kernel on a GPU; see ggpy.device.base.Kernel."""
+
+    def __init__(
+        self, device: CudaDevice, source: str, name: str, module: Any, cubin: Cubin
+    ) -> None:
+        """`module` was loaded from `cubin`, which was compiled from `source`."""
+        if name not in cubin.resources:
+            there = ", ".join(cubin.resources) or "none"
+            raise CudaError(
+                f'{source} has no kernel {name} (extern "C", or a template instance); '
+                f"it has {there}"
+            )
+        self.device, self.name = device, name
+        self.resources = cubin.resources[name]
+        cu = device.cu
+        symbol = cubin.symbol(name).encode()
+        self._function = device.check(
+            cu.cuModuleGetFunction(module, symbol), f"finding the kernel {name}"
+        )
+        self._module = module
+        self._packer = ArgumentPacker(name, self._parameter_sizes())
+        self._configurations: dict[tuple, Any] = {}
+        self._dynamic_shared = _PLAIN_SHARED  # what the function may have so far
+        self._launch = cu.cuLaunchKernelEx
+        self._lock = threading.Lock()
+
+    def launch(
+        self,
+        grid: Grid,
+        threads: Grid,
+        args: Sequence[Argument],
+        *,
+        smem: int = 0,
+        pdl: bool = False,
+        cluster: int = 1,
+        cooperative: bool = False,
+        stream: Stream | None = None,
+    ) -> None:
+        """Enqueue a launch; see ggpy.device.base.Kernel. CudaError names the kernel and the
+        configuration."""
+        device = self.device
+        device.make_current()
+        key = (grid, threads, smem, pdl, cluster, cooperative, stream)
+        with self._lock:
+            configuration = self._configurations.get(key) or self._configure(*key)
+            self._packer.pack(args)
+            result = self._launch(configuration, self._function, self._packer.address, 0)
+        if result[0] != 0:
+            raise device.error(
+                result[0], f"launching {self._describe(grid, threads, smem, cluster)}"
+            )
+        if device.capturing is None:
+            device.note(self.name)
+        else:
+            device.capturing.add(self.name, buffers_of(args))
+
+    def max_blocks_per_sm(self, threads: int, smem: int = 0) -> int:
+        """Blocks of this size that run on one multiprocessor at the same time."""
+        self._allow_shared(smem)
+        query = self.device.cu.cuOccupancyMaxActiveBlocksPerMultiprocessor
+        return int(
+            self.device.check(
+                query(self._function, threads, smem), f"asking for the occupancy of {self.name}"
+            )
+        )
+
+    def _parameter_sizes(self) -> list[int]:
+        """Bytes of each parameter, from the machine code."""
+        sizes: list[int] = []
+        while True:
+            status, _, size = self.device.cu.cuFuncGetParamInfo(self._function, len(sizes))
+            if status != 0:
+                return sizes
+            sizes.append(int(size))
+
+    def _configure(
+        self,
+        grid: Grid,
+        threads: Grid,
+        smem: int,
+        pdl: bool,
+        cluster: int,
+        cooperative: bool,
+        stream: Stream | None,
+    ) -> Any:
+        """The driver's launch configuration, kept for the next launch of the same shape."""
+        cu, blocks, block = self.device.cu, three(grid), three(threads)
+        self._check_shape(blocks, block, smem, cluster)
+        self._allow_shared(smem)
+        if cooperative:
+            self._check_resident(math.prod(blocks), math.prod(block), smem)
+        config = cu.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = blocks
+        config.blockDimX, config.blockDimY, config.blockDimZ = block
+        config.sharedMemBytes = smem
+        config.hStream = (stream or self.device.stream).handle
+        attributes = self._attributes(pdl, cluster, cooperative)
+        config.attrs, config.numAttrs = attributes, len(attributes)
+        if len(self._configurations) >= _KEPT_CONFIGURATIONS:
+            self._configurations.clear()
+        self._configurations[grid, threads, smem, pdl, cluster, cooperative, stream] = config
+        return config
+
+    def _attributes(self, pdl: bool, cluster: int, cooperative: bool) -> list[Any]:
+        cu, attributes = self.device.cu, []
+        names = cu.CUlaunchAttributeID
+        if pdl:
+            attribute = cu.CUlaunchAttribute()
+            attribute.id = names.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            attributes.append(attribute)
+        if cluster > _PORTABLE_CLUSTER:
+            self._set(
+                cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1
+            )
+        if cluster > 1:
+            attribute = cu.CUlaunchAttribute()
+            attribute.id = names.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            shape = attribute.value.clusterDim
+            shape.x, shape.y, shape.z = cluster, 1, 1
+            attributes.append(attribute)
+        if (
+            cooperative and not pdl
+        ):  # with pdl, blocks before these end by themselves, so residency is enough
+            attribute = cu.CUlaunchAttribute()
+            attribute.id = names.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+            attribute.value.cooperative = 1
+            attributes.append(attribute)
+        return attributes
+
+    def _check_shape(self, blocks: tuple, block: tuple, smem: int, cluster: int) -> None:
+        what = self._describe(blocks, block, smem, cluster)
+        if not 0 < math.prod(block) <= 1024:
+            raise CudaError(f"{what}: a block has 1 to 1024 threads")
+        if min(blocks) < 1 or max(blocks[1:]) > 65535:
+            raise CudaError(f"{what}: a grid has at least 1 block, and at most 65535 along y and z")
+        if blocks[0] % cluster:
+            raise CudaError(f"{what}: the blocks along x are a multiple of the cluster")
+
+    def _check_resident(self, blocks: int, threads: int, smem: int) -> None:
+        room = self.max_blocks_per_sm(threads, smem) * self.device.gpu.sm_count
+        if blocks > room:
+            what = self._describe(blocks, threads, smem, 1)
+            raise CudaError(
+                f"{what}: only {room} such blocks run at the same time on {self.device.gpu.name}"
+            )
+
+    def _allow_shared(self, smem: int) -> None:
+        if smem <= self._dynamic_shared:
+            return
+        static = self.resources.shared
+        limit = self.device.gpu.shared_bytes
+        if smem + static > limit:
+            raise CudaError(
+                f"kernel {self.name} asks for {smem} bytes of dynamic and has {static} of static "
+                f"shared memory; "
+                f"a block on {self.device.gpu.name} has at most {limit}"
+            )
+        size = self.device.cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        self._set(size, smem)
+        self._dynamic_shared = smem
+
+    def _set(self, attribute: Any, value: int) -> None:
+        result = self.device.cu.cuFuncSetAttribute(self._function, attribute, value)
+        self.device.check(result, f"preparing the kernel {self.name}")
+
+    def _describe(self, grid: Grid, threads: Grid, smem: int, cluster: int) -> str:
+        clusters = f", clusters of {cluster}" if cluster > 1 else ""
+        return (
+            f"kernel {self.name}, grid {three(grid)}, threads {three(threads)}{clusters}, "
+            f"{smem} bytes of dynamic shared memory"
+        )

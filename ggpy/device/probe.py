@@ -1,0 +1,141 @@
+"""Which GPUs there are, or exactly why none can be used.
+
+Asks the driver and nothing else: no context is made and no memory taken. The first missing thing is
+what the reason
+names, with what to do about it.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from ggpy.device import toolkit
+
+MIN_CAPABILITY = (7, 5)  # Turing: the oldest that the kernels are written for
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One usable GPU."""
+
+    name: str
+    ordinal: int
+    arch: str  # what its kernels are compiled for, "sm_90a"
+    sm_count: int
+    total_bytes: int  # of its memory
+    shared_bytes: int  # shared memory that one block may have at most
+    l2_bytes: int
+    driver: str  # the newest CUDA version that the driver knows, "13.0"
+
+
+@dataclass(frozen=True)
+class NoGpu:
+    """No usable GPU, and why."""
+
+    reason: str
+
+
+def probe(ordinal: int = 0) -> Gpu | NoGpu:
+    """The GPU of this number, or why it cannot be used."""
+    cu = driver()
+    if isinstance(cu, NoGpu):
+        return cu
+    count = cu.cuDeviceGetCount()[1]
+    if count == 0:
+        return NoGpu("the NVIDIA driver finds no GPU (CUDA_VISIBLE_DEVICES may hide it)")
+    if not 0 <= ordinal < count:
+        return NoGpu(f"there is no GPU {ordinal}: the driver finds {count}, numbered from 0")
+    gpu = _describe(cu, ordinal)
+    return gpu if isinstance(gpu, NoGpu) else _compiler_for(gpu) or gpu
+
+
+def list_gpus() -> list[Gpu | NoGpu]:
+    """Every GPU of the machine, in the driver's order."""
+    cu = driver()
+    return [] if isinstance(cu, NoGpu) else [probe(i) for i in range(cu.cuDeviceGetCount()[1])]
+
+
+@functools.cache
+def driver() -> Any:
+    """The module `cuda.bindings.driver` after cuInit, or NoGpu."""
+    try:
+        from cuda.bindings import driver as cu
+    except ImportError:
+        return NoGpu("cuda-python is not installed: pip install cuda-python")
+    try:
+        status = cu.cuInit(0)[0]
+    except RuntimeError:  # what the bindings raise when there is no library to load
+        return NoGpu("no NVIDIA driver is installed (libcuda was not found)")
+    if status != cu.CUresult.CUDA_SUCCESS:
+        return NoGpu(_WHY.get(status.name, f"the NVIDIA driver does not start: {status.name}"))
+    return cu
+
+
+_WHY = {
+    "CUDA_ERROR_NO_DEVICE": "the NVIDIA driver finds no GPU (CUDA_VISIBLE_DEVICES may hide it)",
+    "CUDA_ERROR_STUB_LIBRARY": (
+        "only a stub of the NVIDIA driver library was found: install the driver"
+    ),
+    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": (
+        "the NVIDIA driver library and its kernel module have different versions: "
+        "restart the machine"
+    ),
+    "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE": (
+        "the CUDA compatibility libraries do not support this GPU: remove them from LD_LIBRARY_PATH"
+    ),
+}
+
+
+def _describe(cu: Any, ordinal: int) -> Gpu | NoGpu:
+    device = cu.cuDeviceGet(ordinal)[1]
+    ask = cu.CUdevice_attribute
+
+    def attribute(name: str) -> int:
+        return int(cu.cuDeviceGetAttribute(getattr(ask, f"CU_DEVICE_ATTRIBUTE_{name}"), device)[1])
+
+    name = cu.cuDeviceGetName(128, device)[1].split(b"\0")[0].decode()
+    capability = (attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR"))
+    if capability < MIN_CAPABILITY:
+        return NoGpu(
+            f"{name} has compute capability {_dotted(capability)}; "
+            f"{_dotted(MIN_CAPABILITY)} is needed"
+        )
+    version = int(cu.cuDriverGetVersion()[1])
+    return Gpu(
+        name=name,
+        ordinal=ordinal,
+        arch=architecture(*capability),
+        sm_count=attribute("MULTIPROCESSOR_COUNT"),
+        total_bytes=int(cu.cuDeviceTotalMem(device)[1]),
+        shared_bytes=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        l2_bytes=attribute("L2_CACHE_SIZE"),
+        driver=f"{version // 1000}.{version % 1000 // 10}",
+    )
+
+
+def architecture(major: int, minor: int) -> str:
+    """What kernels for this compute capability are compiled for; sm_90a has the instructions wgmma
+    and setmaxnreg."""
+    return f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
+
+
+def _compiler_for(gpu: Gpu) -> NoGpu | None:
+    """Why kernels cannot be compiled for the GPU, or None."""
+    try:
+        toolkit.header_folders()
+        version = toolkit.nvrtc_version()
+    except toolkit.NvrtcMissing as error:
+        return NoGpu(f"{gpu.name} is there, but {error}")
+    if int(version.split(".")[0]) > int(gpu.driver.split(".")[0]):
+        return NoGpu(
+            f"the driver of {gpu.name} knows CUDA {gpu.driver}, "
+            f"the CUDA compiler here is {version}: "
+            f"install a newer driver, or a CUDA {gpu.driver.split('.')[0]} compiler"
+        )
+    return None
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return f"{capability[0]}.{capability[1]}"

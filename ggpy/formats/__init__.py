@@ -1,0 +1,34 @@
+"""Block formats: every way in which GGML stores weights, in numpy. One file per format; adding a
+file adds a format.
+
+This is the ground floor: nothing here imports another part of ggpy. `quantize` and `dequantize`
+look a format up by name; `Format` is what they find.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+from numpy.typing import NDArray
+
+from .base import F32, U8, Format, all_formats, by_id, by_name, cuda_asserts
+
+__all__ = ["Format", "all_formats", "by_id", "by_name", "cuda_asserts", "dequantize", "quantize"]
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
+
+
+def quantize(array: NDArray[Any], name: str) -> U8:
+    """weights[..., m * b] -> bytes[..., m * nbytes] of the format `name` (any case).
+
+    ValueError for an unknown name, NaN or infinity, and rows that are not whole blocks.
+    """
+    return by_name(name).quantize(array)
+
+
+def dequantize(blocks: U8, name: str) -> F32:
+    """bytes[..., m * nbytes] of the format `name` (any case) -> weights[..., m * b] in float32."""
+    return by_name(name).dequantize(blocks)

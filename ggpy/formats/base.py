@@ -1,0 +1,263 @@
+"""What a block format is: a numpy structured dtype with ggml's field names, and functions over
+arrays of blocks.
+
+This module knows no format by name; each file beside it declares one and registers it. Nothing here
+knows files, tensors of more than one dimension of blocks, or the GPU, except that `cuda_asserts`
+lets a CUDA header check itself against the dtype.
+
+Letters: n blocks, b weights per block, k scales per block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Blocks = NDArray[Any]  # n elements of a format's dtype
+F32 = NDArray[np.float32]
+U8 = NDArray[np.uint8]
+
+CHUNK = (
+    1 << 16
+)  # weights worked on at a time: the temporaries of one chunk stay in a core's second-level cache
+
+
+@dataclass(frozen=True)
+class ScaleCodec:
+    """How the scales of a block are reached where they are not fields of a float type."""
+
+    # blocks[n] -> scales[n, k]; a bit pattern that stands for no number becomes NaN
+    read: Callable[[Blocks], F32]
+    # stores the nearest scales[n, k], in place; a sign is lost where none is stored
+    write: Callable[[Blocks, F32], None]
+
+
+@dataclass(frozen=True)
+class Format:
+    """One GGML type: `block_size` weights are stored in one element of `dtype`."""
+
+    name: str  # ggml's name, "Q4_K"
+    type_id: int  # ggml_type, as stored in a GGUF file
+    block_size: int  # weights per block, b
+    dtype: np.dtype[Any]  # the block; a plain scalar for F32, F16, ...
+    # blocks[n] -> weights[n, b]
+    dequantize_blocks: Callable[[Blocks], F32]
+    # weights[n, b] -> blocks[n]
+    quantize_blocks: Callable[[F32], Blocks] | None = None
+    # The same by the importance[m, b] of the columns: whole rows of m blocks each
+    quantize_weighted: Callable[[F32, F32], Blocks] | None = None
+    scale_codec: ScaleCodec | None = None
+    # recomputes, in place, the fields that follow from others
+    derive_fields: Callable[[Blocks], None] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one block."""
+        return self.dtype.itemsize
+
+    @property
+    def struct(self) -> str:
+        """ggml's name of the block's C struct, `block_q4_K`."""
+        head, _, tail = self.name.partition("_")
+        return f"block_{head.lower()}" + (
+            f"_{tail if tail == 'K' else tail.lower()}" if tail else ""
+        )
+
+    @property
+    def scale_fields(self) -> list[str]:
+        """The fields of a float type: d, dmin, m, s."""
+        return [name for name in self.dtype.names or () if self.dtype[name].base.kind == "f"]
+
+    def row_bytes(self, columns: int) -> int:
+        """Bytes of a row of `columns` weights; ValueError unless it is a whole number of blocks."""
+        if columns % self.block_size:
+            raise ValueError(
+                f"{self.name} rows are multiples of {self.block_size} weights, not {columns}"
+            )
+        return columns // self.block_size * self.nbytes
+
+    def blocks(self, data: NDArray[Any]) -> Blocks:
+        """bytes[..., m * nbytes] -> blocks[n], a view where the bytes are contiguous; ValueError on
+        a broken row.
+        """
+        if data.dtype == self.dtype:
+            return np.ascontiguousarray(data).reshape(-1)
+        if data.dtype != np.uint8:
+            raise ValueError(f"{self.name} blocks are passed as uint8, not {data.dtype}")
+        if data.ndim == 0 or data.shape[-1] % self.nbytes:
+            raise ValueError(
+                f"{self.name} blocks are {self.nbytes} bytes; "
+                f"the last axis of shape {data.shape} is no multiple"
+            )
+        return np.ascontiguousarray(data).reshape(-1).view(self.dtype)
+
+    def dequantize(self, data: U8) -> F32:
+        """bytes[..., m * nbytes] -> weights[..., m * b]."""
+        blocks = self.blocks(data)
+        weights = np.empty((len(blocks), self.block_size), np.float32)
+        with np.errstate(all="ignore"):  # a broken file's scales may overflow; `scales` tells
+            for part in _chunks(len(blocks), self.block_size):
+                weights[part] = self.dequantize_blocks(blocks[part]).reshape(-1, self.block_size)
+        return weights.reshape(*data.shape[:-1], data.shape[-1] // self.nbytes * self.block_size)
+
+    def quantize(self, weights: NDArray[Any], importance: NDArray[Any] | None = None) -> U8:
+        """weights[..., m * b] -> bytes[..., m * nbytes].
+
+        importance[m * b] weighs the error of each column (an importance matrix); formats that
+        search for no best scale ignore it, as ggml does. ValueError on NaN, infinity, a row that is
+        no multiple of b, and a weight whose scale cannot be stored.
+        """
+        if self.quantize_blocks is None:
+            can = ", ".join(quantizable())
+            raise ValueError(f"{self.name} cannot be quantised to; these can: {can}")
+        weights = np.asarray(weights)
+        if weights.ndim == 0:
+            raise ValueError("a scalar has no blocks; pass at least one row")
+        columns = weights.shape[-1]
+        row_bytes = self.row_bytes(columns)
+        encode, unit = self.quantize_blocks, 1
+        if importance is not None:
+            by_column = _checked_importance(importance, columns).reshape(-1, self.block_size)
+            if (weighted := self.quantize_weighted) is not None:
+                encode, unit = (lambda chunk: weighted(chunk, by_column)), len(by_column)
+        blocks = self._quantize(weights.reshape(-1, self.block_size), encode, unit, columns)
+        return blocks.view(np.uint8).reshape(*weights.shape[:-1], row_bytes)
+
+    def _quantize(
+        self, weights: NDArray[Any], encode: Callable[[F32], Blocks], unit: int, columns: int
+    ) -> Blocks:
+        """weights[n, b] -> blocks[n], in chunks of a multiple of `unit` blocks."""
+        blocks = np.empty(len(weights), self.dtype)
+        for part in _chunks(len(weights), self.block_size, unit):
+            chunk = np.ascontiguousarray(weights[part], np.float32)
+            self._refuse(~np.isfinite(chunk), part, columns, "NaN or infinity")
+            with np.errstate(all="ignore"):
+                blocks[part] = encode(chunk).reshape(-1)
+            reason = (
+                f"a weight that needs a scale beyond {self.scale_limit:g}, the largest of "
+                f"{self.name}; scale the tensor down or store it as F32"
+            )
+            self._refuse(~np.isfinite(self.scales(blocks[part])), part, columns, reason)
+        return blocks
+
+    def _refuse(self, bad: NDArray[np.bool_], part: slice, columns: int, reason: str) -> None:
+        """ValueError naming the row of the first bad[n, ...] of the blocks `part`, if any."""
+        if bad.any():
+            block = part.start + int(bad.any(axis=1).argmax())
+            raise ValueError(f"row {block * self.block_size // columns} holds {reason}")
+
+    def scales(self, data: NDArray[Any]) -> F32:
+        """The float scales alone, [n, k] (k is 0 for integers): all that can make a weight NaN or
+        infinite.
+        """
+        blocks = self.blocks(data)
+        if self.scale_codec is not None:
+            return self.scale_codec.read(blocks)
+        if self.dtype.names is None:
+            with np.errstate(over="ignore"):
+                return blocks.astype(np.float32)[:, None][:, : self.dtype.kind == "f"]
+        fields = [
+            blocks[name].astype(np.float32).reshape(len(blocks), -1) for name in self.scale_fields
+        ]
+        return np.concatenate(fields, axis=1)
+
+    def set_scales(self, blocks: Blocks, scales: F32) -> None:
+        """Stores scales[n, k], in the order in which `scales` reads them, rounded to what the
+        blocks can hold.
+        """
+        if self.scale_codec is not None:
+            self.scale_codec.write(blocks, scales)
+        elif self.dtype.names is None:
+            blocks[:] = scales[:, 0]
+        else:
+            for i, name in enumerate(self.scale_fields):
+                blocks[name] = scales[:, i]
+        if self.derive_fields is not None:
+            self.derive_fields(blocks)
+
+    @property
+    def scale_limit(self) -> float:
+        """The largest scale that a float field can hold; infinity where none limits it."""
+        types = [self.dtype[name].base for name in self.scale_fields] or [self.dtype]
+        return min((float(np.finfo(t).max) for t in types if t.kind == "f"), default=float("inf"))
+
+
+def cuda_asserts(format: Format) -> str:
+    """C++ lines that fail to compile unless the struct has the size and each field the place and
+    size of the dtype. Places are checked by compilers that have __builtin_offsetof: NVRTC before
+    13.4 has not.
+    """
+    struct, fields = format.struct, (format.dtype.fields or {}).items()
+    sizes = [_assert(f"sizeof({struct}) == {format.nbytes}")]
+    sizes += [_assert(f"sizeof({struct}::{name}) == {field[0].itemsize}") for name, field in fields]
+    places = [
+        _assert(f"__builtin_offsetof({struct}, {name}) == {field[1]}") for name, field in fields
+    ]
+    return "\n".join([*sizes, HAS_OFFSETOF, *places, "#endif\n"])
+
+
+HAS_OFFSETOF = (
+    "#if !defined(__CUDACC_RTC__) || __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1304"
+)
+
+
+def _assert(condition: str) -> str:
+    return f'static_assert({condition}, "{condition}");'
+
+
+def _chunks(n: int, block_size: int, unit: int = 1) -> Iterator[slice]:
+    """Slices of n blocks of about CHUNK weights each, and of a multiple of `unit` blocks."""
+    step = max(1, CHUNK // (block_size * unit)) * unit
+    return (slice(start, start + step) for start in range(0, n, step))
+
+
+def _checked_importance(importance: NDArray[Any], columns: int) -> F32:
+    importance = np.asarray(importance, np.float32)
+    if importance.shape != (columns,):
+        raise ValueError(f"importance has shape {importance.shape}; rows have {columns} columns")
+    if not (np.isfinite(importance) & (importance >= 0)).all():
+        raise ValueError("importance holds NaN, infinity or a negative number")
+    return importance
+
+
+_by_name: dict[str, Format] = {}
+_by_id: dict[int, Format] = {}
+
+
+def register(format: Format) -> Format:
+    """Make a format known by its name (any case) and its ggml id; ValueError if either is taken."""
+    if format.name.upper() in _by_name or format.type_id in _by_id:
+        raise ValueError(
+            f"two block formats are called {format.name} or have the ggml id {format.type_id}"
+        )
+    _by_name[format.name.upper()] = format
+    _by_id[format.type_id] = format
+    return format
+
+
+def by_name(name: str) -> Format:
+    """The format called `name` in any case; ValueError lists those that exist."""
+    try:
+        return _by_name[name.upper()]
+    except KeyError:
+        known = ", ".join(f.name for f in all_formats())
+        raise ValueError(f"unknown block format {name!r}; known: {known}") from None
+
+
+def by_id(type_id: int) -> Format | None:
+    """The format with this ggml type id, or None."""
+    return _by_id.get(type_id)
+
+
+def all_formats() -> list[Format]:
+    """Every format, in the order of ggml's ids."""
+    return [_by_id[i] for i in sorted(_by_id)]
+
+
+def quantizable() -> list[str]:
+    """Names of the formats that can be quantised to."""
+    return [f.name for f in all_formats() if f.quantize_blocks is not None]

@@ -1,0 +1,73 @@
+"""Fields narrower than a byte, and the arithmetic that every block format shares.
+
+Knows how ggml packs fields (the lowest bits first, neighbours in a byte a stride apart), but no
+format.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .base import F32, U8
+
+JUST_BELOW_HALF = np.nextafter(np.float32(0.5), np.float32(0))
+
+
+def unpack(packed: U8, bits: int) -> U8:
+    """packed[..., k] -> fields[..., 8 // bits, k]: byte k's fields of 1, 2 or 4 bits, the lowest
+    first.
+    """
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    return (packed[..., None, :] >> shifts) & np.uint8((1 << bits) - 1)
+
+
+def pack(fields: U8, bits: int) -> U8:
+    """fields[..., 8 // bits, k] -> packed[..., k], the inverse of `unpack`; a field's higher bits
+    must be 0.
+    """
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    packed: U8 = np.bitwise_or.reduce(fields << shifts, axis=-2)
+    return packed
+
+
+def unpack_in_place(packed: U8, bits: int) -> U8:
+    """packed[n, k] -> fields[n, k * 8 // bits]: the fields of one byte are neighbours, the lowest
+    first.
+    """
+    return unpack(packed, bits).swapaxes(-1, -2).reshape(len(packed), -1)
+
+
+def scaled(scales: F32, quants: NDArray[Any]) -> F32:
+    """scales[n, k] * quants[n, b] -> weights[n, b], each scale for b / k neighbours."""
+    weights = quants.astype(np.float32).reshape(*scales.shape, -1)
+    weights *= scales[:, :, None]
+    return weights.reshape(len(scales), -1)
+
+
+def scaled_and_shifted(scales: F32, quants: NDArray[Any], minimums: F32) -> F32:
+    """scales[n, k] * quants[n, b] + minimums[n, k] -> weights[n, b]."""
+    weights = scaled(scales, quants).reshape(*scales.shape, -1)
+    weights += minimums[:, :, None]
+    return weights.reshape(len(scales), -1)
+
+
+def inverse_or_zero(x: F32) -> F32:
+    """1 / x, and 0 where x is 0; infinite where x is so small that 1 / x overflows."""
+    return np.where(x == 0, np.float32(0), np.float32(1) / x)
+
+
+def finite_or_zero(x: F32) -> F32:
+    """x, and 0 where it is infinite: what C's conversion to an integer makes of an infinite
+    product.
+    """
+    return np.where(np.isinf(x), np.float32(0), x)
+
+
+def round_half_away(x: F32) -> F32:
+    """C's roundf. Adding 0.5 would send the number just below 0.5 to 1; adding the one just below
+    it does not.
+    """
+    return np.trunc(x + np.copysign(JUST_BELOW_HALF, x))

@@ -1,0 +1,25 @@
+"""Launches cuda/embed_tile.cu: rows of an embedding table that lies in tiles."""
+
+from __future__ import annotations
+
+from ..device.base import Buffer, Device, Kernel, Ptr
+from .tile import Layout, TiledMatrix
+
+THREADS = 256
+Address = Buffer | Ptr
+
+
+class EmbedTile:
+    """x[t] = table[ids[t]] * scale; a negative id, ~r, stands for sampled[r]."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._tiled: dict[Layout, Kernel] = {}
+
+    def launch(self, table: TiledMatrix, ids: Address, sampled: Address, x: Address, n_tokens: int, scale: float) -> None:
+        """Enqueue float x[n_tokens, k] ."""
+        layout = table.layout
+        if layout not in self._tiled:
+            self._tiled[layout] = self.device.kernel("embed_tile.cu", f"embed_tile<{layout.type_name}>")
+        args = (table.data, ids, sampled, x, table.k, layout.chunks(table.k), float(scale))
+        self._tiled[layout].launch(n_tokens, THREADS, args, pdl=True)

@@ -1,0 +1,151 @@
+"""Launches cuda/mul_mat_tile.cu: tiled matrices times the activations of a few tokens.
+
+Knows how many columns of x and how many ring stages fit in shared memory; which product is made when is ops' business.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ..device.base import Device, Kernel
+from .address import Address, address
+from .tile import ROWS, Layout, TiledMatrix
+
+WARPS = 16
+THREADS = WARPS * 32
+Epilogue = Literal["STORE", "ADD", "GLU"]
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+COLUMNS = (1, 8)  # tokens of one launch, an instance each
+
+
+class _Segment(ctypes.Structure):
+    _fields_ = (
+        ("tiles", ctypes.c_uint64),
+        ("out", ctypes.c_uint64),
+        ("n_rows", ctypes.c_int),
+        ("first_tile", ctypes.c_int),
+    )
+
+
+class _Product(ctypes.Structure):
+    _fields_ = (
+        ("segment", _Segment * 3),
+        ("x", ctypes.c_uint64),
+        ("norm", ctypes.c_uint64),
+        ("residual", ctypes.c_uint64),
+        ("n_segments", ctypes.c_int),
+        ("n_tiles", ctypes.c_int),
+        ("n_tokens", ctypes.c_int),
+        ("k", ctypes.c_int),
+        ("n_chunk", ctypes.c_int),
+        ("slab", ctypes.c_int),
+        ("activation", ctypes.c_int),
+        ("eps", ctypes.c_float),
+        ("soft_cap", ctypes.c_float),
+    )
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the launches of one GPU share: `shared` bytes of a block, `multiprocessors`, ring `stages`."""
+
+    shared: int
+    multiprocessors: int
+    stages: int = 3
+
+
+class MulMatTile:
+    """y = x W^T for matrices of one layout. Instances are compiled as they are asked for."""
+
+    def __init__(self, device: Device, limits: Limits) -> None:
+        self.device, self.limits = device, limits
+        self._kernels: dict[tuple, Kernel] = {}
+
+    def launch(
+        self,
+        weights: Sequence[TiledMatrix],
+        x: Address,
+        outs: Sequence[Address],
+        n_tokens: int,
+        *,
+        epilogue: Epilogue = "STORE",
+        norm: Address | None = None,
+        eps: float = 0.0,
+        residual: Address | None = None,
+        activation: str = "silu",
+        soft_cap: float = 0.0,
+        pdl: bool = True,
+    ) -> None:
+        """Enqueue outs[i][n_tokens, rows of weights[i]] = x[n_tokens, k] weights[i]^T.
+
+        x is half, or with `norm` (one token) float that is RMS-normalised first. STORE: floats, capped to
+        soft_cap * tanh(y / soft_cap) if that is not 0. ADD: float out = residual + y, for one weight. GLU: of two
+        weights, one half out = activation(y0) * y1. All weights have one layout and one k. More than max(COLUMNS)
+        tokens are several launches.
+        """
+        first = weights[0]
+        if any(w.layout != first.layout or w.k != first.k for w in weights):
+            raise ValueError("the matrices of one product have one layout and one number of columns")
+        if norm is not None and n_tokens != 1:
+            raise ValueError(f"x is normalised inside a product for one token, not {n_tokens}")
+        if len(outs) != (1 if epilogue == "GLU" else len(weights)):
+            raise ValueError(f"{len(weights)} matrices and {len(outs)} outputs do not make a {epilogue} product")
+        product = self._product(weights, epilogue)
+        product.eps, product.soft_cap, product.activation = eps, soft_cap, ACTIVATIONS[activation]
+        product.norm = address(norm)
+        x_size, out_size = (4 if norm is not None else 2), (2 if epilogue == "GLU" else 4)
+        for token in range(0, n_tokens, COLUMNS[-1]):
+            count = min(COLUMNS[-1], n_tokens - token)
+            columns = next(c for c in COLUMNS if c >= count)
+            product.n_tokens = count
+            product.x = address(x) + token * first.k * x_size
+            for segment, out in zip(product.segment, outs, strict=False):
+                segment.out = address(out) + token * segment.n_rows * out_size
+            product.residual = address(residual) + token * first.n_rows * 4 if residual is not None else 0
+            product.slab, shared = self._slab(first, columns)
+            kernel = self._kernel(first, columns, norm is not None, epilogue)
+            grid = min(self.limits.multiprocessors, product.n_tiles)
+            kernel.launch(grid, THREADS, (product,), smem=shared, pdl=pdl)
+
+    def _product(self, weights: Sequence[TiledMatrix], epilogue: Epilogue) -> _Product:
+        product = _Product(k=weights[0].k, n_chunk=weights[0].layout.chunks(weights[0].k))
+        tiles = 0
+        for segment, w in zip(product.segment, weights, strict=False):
+            segment.tiles, segment.n_rows, segment.first_tile = address(w.data), w.n_rows, tiles
+            tiles += w.tile_rows
+        product.n_segments = len(weights)
+        product.n_tiles = weights[0].tile_rows if epilogue == "GLU" else tiles
+        return product
+
+    def _slab(self, w: TiledMatrix, columns: int) -> tuple[int, int]:
+        """(columns of x in shared memory at a time, bytes of shared memory)."""
+        whole = w.layout.chunks(w.k) * w.layout.chunk_k
+        unit = WARPS * w.layout.chunk_k
+        for slab in [whole, *range(whole // unit * unit, 0, -unit)]:
+            shared = shared_bytes(w.layout, columns, slab, self.limits.stages)
+            if shared <= self.limits.shared:
+                return slab, shared
+        raise ValueError(f"{w.layout.type_name} x {columns} tokens needs more than {self.limits.shared} bytes a block")
+
+    def _kernel(self, w: TiledMatrix, columns: int, norm: bool, epilogue: Epilogue) -> Kernel:
+        pieces = -(-w.layout.chunks(w.k) * w.layout.chunk_k // (8 * THREADS)) if norm else 1
+        key = w.layout, columns, pieces, norm, epilogue
+        if key not in self._kernels:
+            prologue = "NORM" if norm else "PLAIN"
+            name = f"mul_mat_tile<{w.layout.type_name}, {columns}, {prologue}, {epilogue}>"
+            defines = {"WARPS": WARPS, "STAGES": self.limits.stages, "NORM_PIECES": pieces}
+            self._kernels[key] = self.device.kernel("mul_mat_tile.cu", name, defines=defines)
+        return self._kernels[key]
+
+
+def shared_bytes(layout: Layout, columns: int, slab: int, stages: int) -> int:
+    """Dynamic shared memory of a block (struct Room in mul_mat_tile.cu)."""
+    batch = {1: 8, 8: 2, 16: 1}[columns]
+    ring = WARPS * stages * layout.chunk_bytes
+    partial = 2 * batch * WARPS * ROWS * columns * 4
+    sums = 0 if layout.is_float else slab // (16 if layout.group == 16 else 32)
+    return ring + partial + columns * (sums * 4 + (slab + (32 if columns > 1 else 0)) * 2)
+

@@ -1,0 +1,40 @@
+"""Launches cuda/quantize_q8_1.cu: activations in float -> block_q8_1, for mul_mat_vec_q."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..device.base import Device
+from ..formats import by_name
+from .block_kernel import Address, require
+
+THREADS = 256
+VALUES = 4  # per thread
+
+
+def q8_1_bytes(n_tokens: int, columns: int) -> int:
+    """Bytes of x[n_tokens, columns] as block_q8_1; ValueError unless columns are a multiple of 32."""
+    return n_tokens * by_name("Q8_1").row_bytes(columns)
+
+
+def quantize_q8_1(
+    device: Device,
+    x: Address,
+    out: Address,
+    n_tokens: int,
+    columns: int,
+    *,
+    pdl: bool = False,
+    stream: Any = None,
+) -> None:
+    """Enqueue out[n_tokens, columns / 32] = x[n_tokens, columns] as block_q8_1, byte-equal to the numpy quantiser.
+
+    A block of x that holds NaN or infinity gets such a scale. ValueError unless columns are a multiple of 32 and the
+    buffers are large enough.
+    """
+    values = n_tokens * columns
+    require(x, values * 4, f"floats [{n_tokens}, {columns}]")
+    require(out, q8_1_bytes(n_tokens, columns), f"block_q8_1 [{n_tokens}, {columns // 32}]")
+    kernel = device.kernel("quantize_q8_1.cu", "quantize_q8_1")
+    grid = -(-values // (VALUES * THREADS))
+    kernel.launch(grid, THREADS, (x, out, values // 32), pdl=pdl, stream=stream)

@@ -1,0 +1,126 @@
+"""Launches cuda/rope_kv.cu: bias, head norms and rotation between the projections and attention.
+
+Also says how a layer's pages lie in memory, which attend.py reads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..device.base import Device
+from .address import Address, address
+
+WARPS = 4
+MAX_HEAD = 256
+
+
+@dataclass(frozen=True)
+class Heads:
+    """H query heads and G key/value heads of E elements; pages of page_size positions."""
+
+    n_head: int
+    n_head_kv: int
+    head_size: int
+    page_size: int
+
+    @property
+    def row(self) -> int:
+        """Elements of a head in memory: E rounded up to 32, zeros behind."""
+        return -(-self.head_size // 32) * 32
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page of keys, or of values, of one layer."""
+        return 2 * self.n_head_kv * self.page_size * self.row
+
+
+def turns(inv_freq: NDArray[np.float64]) -> NDArray[np.uint64]:
+    """Radians per position -> 64-bit fractions of a circle, rounded to the nearest."""
+    part = np.asarray(inv_freq, np.longdouble) / (2 * np.longdouble(np.pi))
+    return np.array([round(int(p * 2**80) / 2**16) % 2**64 for p in part], np.uint64)
+
+
+class _RopeKv(ctypes.Structure):
+    _fields_ = (
+        ("projected", ctypes.c_uint64 * 3),
+        ("bias", ctypes.c_uint64 * 3),
+        ("norm", ctypes.c_uint64 * 2),
+        ("turns", ctypes.c_uint64),
+        ("positions", ctypes.c_uint64),
+        ("sequences", ctypes.c_uint64),
+        ("page_tables", ctypes.c_uint64),
+        ("q", ctypes.c_uint64),
+        ("k_pages", ctypes.c_uint64),
+        ("v_pages", ctypes.c_uint64),
+        ("n_head", ctypes.c_int),
+        ("n_head_kv", ctypes.c_int),
+        ("head_size", ctypes.c_int),
+        ("row", ctypes.c_int),
+        ("n_pairs", ctypes.c_int),
+        ("neox", ctypes.c_int),
+        ("table_stride", ctypes.c_int),
+        ("magnitude", ctypes.c_float),
+        ("eps", ctypes.c_float * 2),
+    )
+
+
+class RopeKv:
+    """Rotation for heads of one shape."""
+
+    def __init__(self, device: Device, heads: Heads) -> None:
+        if heads.row > MAX_HEAD:
+            raise ValueError(f"heads of {heads.head_size} elements: the kernels take up to {MAX_HEAD}")
+        self.heads = heads
+        self._kernel = device.kernel("rope_kv.cu", "rope_kv", defines={"PAGE_SIZE": heads.page_size})
+
+    def launch(
+        self,
+        projected: Sequence[Address],
+        q: Address,
+        pages: tuple[Address, Address],
+        batch: tuple[Address, Address, Address],
+        n_tokens: int,
+        table_stride: int,
+        *,
+        turns: Address,
+        n_pairs: int,
+        neox: bool,
+        magnitude: float = 1.0,
+        bias: Sequence[Address | None] = (None, None, None),
+        norm: Sequence[Address | None] = (None, None),
+        eps: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
+        """Enqueue q[T, H, row] (half) and the writes of k and v; projected: float q[T, H*E], k and v [T, G*E].
+
+        pages: keys and values of the layer; batch: positions[T], sequences[T], page_tables[S, table_stride].
+        """
+        heads = self.heads
+        parameters = _RopeKv(
+            projected=(ctypes.c_uint64 * 3)(*[address(part) for part in projected]),
+            bias=(ctypes.c_uint64 * 3)(*[address(b) for b in bias]),
+            norm=(ctypes.c_uint64 * 2)(*[address(n) for n in norm]),
+            turns=address(turns),
+            positions=address(batch[0]),
+            sequences=address(batch[1]),
+            page_tables=address(batch[2]),
+            q=address(q),
+            k_pages=address(pages[0]),
+            v_pages=address(pages[1]),
+            n_head=heads.n_head,
+            n_head_kv=heads.n_head_kv,
+            head_size=heads.head_size,
+            row=heads.row,
+            n_pairs=n_pairs,
+            neox=neox,
+            table_stride=table_stride,
+            magnitude=magnitude,
+            eps=(ctypes.c_float * 2)(*eps),
+        )
+        grid = -(-(heads.n_head + 2 * heads.n_head_kv) // WARPS), n_tokens
+        self._kernel.launch(grid, WARPS * 32, (parameters,), pdl=True)
+

@@ -1,0 +1,103 @@
+"""Tiles: the layout of a weight in device memory (cuda/tile.cuh), its sizes, and the kernel that makes it.
+
+Which formats have one is declared here by what a tile needs to know: bits of a code, columns of a scale, kind of
+scales. A format without one is multiplied straight from its blocks by the generic kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..device.base import Buffer, Device, Ptr
+from ..formats import Format
+from .block_kernel import block_kernel
+
+ROWS = 16  # of a tile
+
+# bits of a code, columns of a scale, kind of scales (cuda/tile.cuh)
+TILES = {
+    "F16": (16, 32, "D"),
+    "BF16": (16, 32, "D"),
+    "Q4_0": (4, 32, "D"),
+    "Q4_1": (4, 32, "DM"),
+    "Q5_0": (5, 32, "D"),
+    "Q5_1": (5, 32, "DM"),
+    "Q8_0": (8, 32, "D"),
+    "Q4_K": (4, 32, "SUB_M"),
+    "Q5_K": (5, 32, "SUB_M"),
+    "Q6_K": (6, 16, "SUB"),
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One instance of the C++ template Tile<bits, group, scales, chunk_k>."""
+
+    bits: int
+    group: int
+    scales: str  # D, DM, SUB, SUB_M
+    chunk_k: int
+
+    @property
+    def type_name(self) -> str:
+        """The C++ type."""
+        return f"Tile<{self.bits}, {self.group}, Scales::{self.scales}, {self.chunk_k}>"
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the codes are halves, without scales."""
+        return self.bits == 16
+
+    @cached_property
+    def chunk_bytes(self) -> int:
+        """Bytes of 16 rows x chunk_k columns."""
+        groups = self.chunk_k // self.group
+        per_row = {"D": 2 * groups, "DM": 4 * groups, "SUB": 2 + groups, "SUB_M": 4 + 2 * groups}
+        return ROWS * (self.chunk_k * self.bits // 8 + (0 if self.is_float else per_row[self.scales]))
+
+    def chunks(self, k: int) -> int:
+        """Chunks of a row of k columns."""
+        return -(-k // self.chunk_k)
+
+    def nbytes(self, n_rows: int, k: int) -> int:
+        """Bytes of a matrix of n_rows x k weights."""
+        return -(-n_rows // ROWS) * self.chunks(k) * self.chunk_bytes
+
+
+def layout_of(format: Format, k: int) -> Layout | None:
+    """How a matrix of this format with k columns is tiled, or None: then it stays in its blocks."""
+    tile = TILES.get(format.name)
+    if tile is None or k % 8:
+        return None
+    bits, group, scales = tile
+    if bits == 16:
+        return Layout(16, 32, "D", 64)
+    if scales.startswith("SUB"):
+        return Layout(bits, group, scales, 256)
+    return Layout(bits, group, scales, 256 if bits == 4 and k % 256 == 0 else 128)
+
+
+@dataclass(frozen=True)
+class TiledMatrix:
+    """w[n_rows, k] in tiles."""
+
+    layout: Layout
+    n_rows: int
+    k: int
+    data: Buffer | Ptr
+
+    @property
+    def tile_rows(self) -> int:
+        """Tile rows, the last one perhaps in part."""
+        return -(-self.n_rows // ROWS)
+
+
+def repack(device: Device, format: Format, blocks: Buffer | Ptr, n_rows: int, k: int, out: Buffer | Ptr) -> TiledMatrix:
+    """Enqueue the repacking of raw blocks [n_rows, k] into `out`, of layout.nbytes(n_rows, k) bytes."""
+    layout = layout_of(format, k)
+    if layout is None:
+        raise ValueError(f"{format.name} with {k} columns has no tile layout")
+    kernel = block_kernel(device, "repack.cu", "repack", format, layout.type_name)
+    kernel.launch((layout.chunks(k), -(-n_rows // ROWS)), 128, (blocks, out, n_rows, k))
+    return TiledMatrix(layout, n_rows, k, out)

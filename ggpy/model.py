@@ -1,0 +1,134 @@
+"""A model that is loaded and ready: file, tokenizer, ops, decoder and engine in one object.
+
+What a program that uses ggpy as a library sees. Nothing here computes: it puts the parts together.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import arch
+from .engine import Engine, Piece
+from .gguf import File
+from .ops import choose
+from .ops.interface import Ops
+from .sampling import SamplingParams
+from .tokenizer import Tokenizer
+
+DEFAULT_CONTEXT = 4096  # tokens, where neither the caller nor the model asks for fewer
+
+
+class Model:
+    """An open model; use `load` to get one."""
+
+    def __init__(
+        self,
+        file: File,
+        tokenizer: Tokenizer,
+        ops: Ops,
+        *,
+        n_ctx: int | None = None,
+        n_batch: int = 512,
+        n_seq: int = 1,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.file, self.tokenizer, self.ops = file, tokenizer, ops
+        self.n_ctx_train = arch.context_length(file)
+        self.n_ctx = n_ctx or min(self.n_ctx_train or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+        self.decoder = arch.load(file, ops, self.n_ctx, progress)
+        self.engine = Engine(self.decoder, ops, tokenizer, self.n_ctx, n_batch, n_seq)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The file's metadata."""
+        return self.file.metadata
+
+    def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        """l[T, V] after each of ids[T]; ValueError for none, or more than the context holds."""
+        return self.engine.logits(ids)
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        stop: str | Iterable[str] = (),
+        logprobs: bool = False,
+        context_shift: bool = False,
+        n_keep: int = 0,
+        params: SamplingParams | None = None,
+        **sampling: Any,
+    ) -> Iterator[Piece]:
+        """Pieces of a continuation, one for each token, until something ends it.
+
+        A text gets the model's beginning token and its special tokens are parsed; ids are taken as
+        they are. Sampling parameters are given as `params` or by name (temperature=0, seed=1,
+        top_k=...). `logprob` is None unless logprobs is set. ValueError for a prompt that does not
+        fit.
+        """
+        ids = (
+            self.tokenizer.encode(prompt, parse_special=True) if isinstance(prompt, str) else prompt
+        )
+        sequence = self.engine.add(
+            ids,
+            replace(params or SamplingParams(), **sampling),
+            max_tokens=max_tokens,
+            stop=stop,
+            logprobs=logprobs,
+            context_shift=context_shift,
+            n_keep=n_keep,
+        )
+        try:
+            yield from self.engine.pieces(sequence)
+        finally:
+            self.engine.release(sequence)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self.file.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def load(
+    path: str | os.PathLike[str],
+    device: str = "auto",
+    *,
+    n_ctx: int | None = None,
+    n_batch: int = 512,
+    n_seq: int = 1,
+    n_threads: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    note: Callable[[str], None] | None = None,
+) -> Model:
+    """Open a GGUF model on "auto", "cpu", "cuda" or "cuda:N".
+
+    n_ctx: tokens of context for each of n_seq sequences; None is the model's, at most 4096.
+    n_batch: tokens evaluated together at most. progress(done, total): bytes of weights.
+    note(message): remarks for the user. GGUFError for a bad or unsupported file, MemoryError when
+    the context does not fit, ValueError for a device that is not there.
+    """
+    if n_ctx is not None and n_ctx < 1:
+        raise ValueError(f"n_ctx is {n_ctx}: it must be 1 or more")
+    file = File(Path(path))
+    try:
+        arch.find(file)  # first of all: another architecture's tokenizer may be unknown as well
+        tokenizer = Tokenizer.from_gguf(file)
+        ops = choose(device, n_threads, note)
+        return Model(
+            file, tokenizer, ops, n_ctx=n_ctx, n_batch=n_batch, n_seq=n_seq, progress=progress
+        )
+    except BaseException:
+        file.close()
+        raise

@@ -1,0 +1,159 @@
+"""The machine that numpy runs on: its free memory and its BLAS threads.
+
+Nothing here knows models. Whatever cannot be found out on a platform is None or False, never a
+guess.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+from contextlib import suppress
+from math import prod
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+SET_THREADS = (
+    "scipy_openblas_set_num_threads64_",
+    "scipy_openblas_set_num_threads",
+    "openblas_set_num_threads64_",
+    "openblas_set_num_threads",
+)
+
+
+def available_memory() -> int | None:
+    """Bytes that can be had without swapping, in a container too; None where unknown."""
+    known = [n for n in (_meminfo_available(), _cgroup_available()) if n is not None]
+    return min(known) if known else _physical_memory()
+
+
+def default_threads() -> int:
+    """Half of the usable CPUs, at most 4.
+
+    OpenBLAS threads wait by spinning, which a busy machine punishes.
+    """
+    usable = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    return max(1, min(4, usable // 2))
+
+
+def set_blas_threads(n_threads: int) -> bool:
+    """Limit the OpenBLAS that numpy has loaded to n_threads; False with another BLAS."""
+    for path in _openblas_paths():
+        library = ctypes.CDLL(str(path))  # already in the process: this only finds it again
+        for name in SET_THREADS:
+            setter = getattr(library, name, None)
+            if setter is not None:
+                setter(ctypes.c_int(n_threads))
+                return True
+    return False
+
+
+def lazy_zeros(shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Zeros that take memory only where they are written: not in huge pages, of 2 MB each."""
+    buffer = mmap.mmap(-1, max(4, 4 * prod(shape)))
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with suppress(OSError):  # a system without huge pages
+            buffer.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(buffer, np.float32, prod(shape)).reshape(shape)
+
+
+def drop_pages(view: np.ndarray) -> None:
+    """Let the system drop a mapped file's view from memory; using it reads it again.
+
+    Nothing happens to an array that is no such view, or where the system cannot do it.
+    """
+    owner: object = view
+    while isinstance(owner, (np.ndarray, memoryview)):
+        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+    if not isinstance(owner, mmap.mmap) or not hasattr(owner, "madvise"):
+        return
+    begin = (
+        view.__array_interface__["data"][0]
+        - np.frombuffer(owner, np.uint8).__array_interface__["data"][0]
+    )
+    first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE  # whole pages only: neighbours may be in use
+    length = (begin + view.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
+    if length > 0:
+        owner.madvise(mmap.MADV_DONTNEED, first, length)
+
+
+def _openblas_paths() -> list[Path]:
+    package = Path(np.__file__).parent
+    folders = (package.parent / "numpy.libs", package / ".dylibs", package / ".libs")
+    bundled = [
+        p for folder in folders if folder.is_dir() for p in sorted(folder.glob("*openblas*"))
+    ]
+    return bundled + [p for p in _mapped_libraries("openblas") if p not in bundled]
+
+
+def _mapped_libraries(part: str) -> list[Path]:
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+    paths = {line.split(maxsplit=5)[5] for line in lines if part in line}
+    return [Path(p) for p in sorted(paths) if Path(p).is_file()]
+
+
+def _meminfo_available() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable:")), None)
+
+
+def _cgroup_available() -> int | None:
+    """What a container has left (cgroup v2, then v1); file pages can be dropped, so are free."""
+    root = Path("/sys/fs/cgroup")
+    for limit, used, stat, field in (
+        (root / "memory.max", root / "memory.current", root / "memory.stat", "inactive_file"),
+        (
+            root / "memory/memory.limit_in_bytes",
+            root / "memory/memory.usage_in_bytes",
+            root / "memory/memory.stat",
+            "total_inactive_file",
+        ),
+    ):
+        try:
+            free = int(limit.read_text()) - int(used.read_text())  # "max" is a ValueError: no limit
+            stats = dict(line.split() for line in stat.read_text().splitlines())
+            return max(0, free + int(stats.get(field, 0)))
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _physical_memory() -> int | None:
+    if sys.platform == "win32":
+        return _windows_available()
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None
+
+
+def _windows_available() -> int | None:
+    class MemoryStatus(ctypes.Structure):  # MEMORYSTATUSEX
+        _fields_ = (
+            ("length", ctypes.c_uint32),
+            ("load", ctypes.c_uint32),
+            *(
+                (name, ctypes.c_uint64)
+                for name in ("total", "available", "page_total", "page_available")
+            ),
+            *(
+                (name, ctypes.c_uint64)
+                for name in ("virtual_total", "virtual_available", "extended")
+            ),
+        )
+
+    status = MemoryStatus(length=ctypes.sizeof(MemoryStatus))
+    kernel32 = ctypes.windll.kernel32  # type: ignore[attr-defined,unused-ignore]
+    return status.available if kernel32.GlobalMemoryStatusEx(ctypes.byref(status)) else None

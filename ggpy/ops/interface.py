@@ -1,0 +1,172 @@
+"""The contract between a decoder and the machine that runs it: an op is what is worth one launch.
+
+The decoder (ggpy/arch) is written once in these ops. `reference.py` computes them in float32 numpy
+and is their specification; `cuda.py` may fuse, split or reorder inside one of them. Nothing here
+knows a model file's names, sampling policy, or which machine it is.
+
+Letters: T tokens in the batch (of all sequences together), S sequences, R rows whose logits are
+wanted, D width, H query heads, G key/value heads, E head size, F feed-forward width, V vocabulary,
+P pages of a sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..gguf import Tensor
+from ..sampling import Sampler
+
+Array = Any  # an activation where the backend keeps it: numpy float32, or device memory
+Weight = Any  # what `Ops.weight` returned: opaque to the decoder
+
+Activation = Literal["silu", "gelu_tanh"]
+
+PAGE_SIZE = 64  # positions in a page of keys and values
+
+
+@dataclass(frozen=True)
+class Step:
+    """One ragged batch. Prompt, decode and a mix of both are the same call.
+
+    Tokens of one sequence are adjacent and in rising position. A negative id, ~r, stands for the
+    token that the previous step sampled at its row r: it may still be on the device.
+    """
+
+    ids: NDArray[np.int32]  # [T]
+    positions: NDArray[np.int32]  # [T]
+    sequences: NDArray[np.int32]  # [T], rows of page_tables
+    page_tables: NDArray[np.int32]  # [S, P], page numbers; unused entries are 0
+    rows: NDArray[np.int32]  # [R], indices into the T tokens
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary embedding of the first 2 * len(inv_freq) elements of a head; the rest pass through.
+
+    Pair i is rotated by position * inv_freq[i] radians and scaled by `magnitude`. Style "norm"
+    pairs elements 2i and 2i+1, "neox" pairs i and i + len(inv_freq) (ggml's names).
+    """
+
+    style: Literal["norm", "neox"]
+    inv_freq: NDArray[np.float64]
+    magnitude: float = 1.0
+
+
+@dataclass(frozen=True)
+class Norm:
+    """RMS norm: x / sqrt(mean(x^2) + eps) * weight."""
+
+    weight: Weight
+    eps: float
+
+
+@dataclass(frozen=True)
+class Attention:
+    """What one layer's `qkv` and `attend` need."""
+
+    layer: int  # which keys and values
+    n_head: int  # H
+    n_head_kv: int  # G
+    head_size: int  # E
+    norm: Norm  # of x, before the projections
+    wq: Weight  # [H*E, D]
+    wk: Weight  # [G*E, D]
+    wv: Weight  # [G*E, D]
+    rope: Rope
+    scale: float  # of q.k, before the soft cap
+    bq: Weight | None = None  # [H*E]
+    bk: Weight | None = None
+    bv: Weight | None = None
+    q_norm: Norm | None = None  # over E, per head, before rope
+    k_norm: Norm | None = None
+    window: int = 0  # positions seen, itself included; 0 is all
+    soft_cap: float = 0.0  # c * tanh(s / c); 0 is none
+    sinks: Weight | None = None  # [H], one logit per head that takes weight and gives nothing
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """What one layer's `ffn` needs: act(gate(x)) * up(x)."""
+
+    norm: Norm
+    w_gate: Weight  # [F, D]
+    w_up: Weight  # [F, D]
+    activation: Activation
+
+
+@dataclass(frozen=True)
+class Head:
+    """From the last layer to logits."""
+
+    norm: Norm
+    weight: Weight  # [V, D]
+    soft_cap: float = 0.0
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """Keys and values: n_layer * n_pages pages of PAGE_SIZE positions, G heads of E."""
+
+    n_layer: int
+    n_pages: int
+    n_head_kv: int
+    head_size: int
+    n_head: int  # H query heads that read them
+
+
+class Ops(Protocol):
+    """A backend. Arrays and weights are its own; only `read` brings something back to numpy."""
+
+    name: str  # "cpu", "cuda:0": what the user sees
+    reason: str  # why this one was chosen, one clause
+    asynchronous: bool  # run and sample return before they are done: running ahead pays
+
+    def weight(self, tensor: Tensor, lookup: bool = False) -> Weight:
+        """Take over a tensor of the file: upload it and repack it for this machine, once.
+
+        lookup: only rows of it are ever used, by `embed`; it is never multiplied with.
+        """
+
+    def weights_ready(self) -> None:
+        """All weights were handed over: wait for uploads, free staging memory."""
+
+    def allocate_cache(self, shape: CacheShape) -> None:
+        """Make room for keys and values; MemoryError says what is needed, free, and would fit."""
+
+    def run(self, step: Step, forward: Callable[[Step], Array]) -> Array:
+        """What forward(step) returns, computed in whatever way repeats it fastest."""
+
+    def embed(self, step: Step, table: Weight, scale: float = 1.0) -> Array:
+        """x[T, D] = table[ids] * scale."""
+
+    def qkv(self, x: Array, attention: Attention, step: Step) -> Array:
+        """q[T, H, E]; k and v go to their pages.
+
+        Normalises x, projects, adds bias, normalises heads, rotates q and k.
+        """
+
+    def attend(self, q: Array, attention: Attention, step: Step) -> Array:
+        """o[T, H*E] = softmax(mask(cap(q k^T * scale))) v over a sequence's pages."""
+
+    def linear_add(self, h: Array, w: Weight, x: Array, post_norm: Norm | None = None) -> Array:
+        """x[T, D] + post_norm(h w^T); h[T, K], w[D, K]. The old x may be overwritten."""
+
+    def ffn(self, x: Array, feed_forward: FeedForward, step: Step) -> Array:
+        """h[T, F] = activation(n w_gate^T) * (n w_up^T) with n = norm(x)."""
+
+    def logits(self, x: Array, head: Head, step: Step) -> Array:
+        """l[R, V] of the rows that the step asks for."""
+
+    def sample(self, logits: Array, samplers: Sequence[Sampler]) -> Array:
+        """ids[R]: row r through samplers[r], whose n_drawn goes up; accepting is the caller's.
+
+        The next step may name them as ~r before anyone reads them.
+        """
+
+    def read(self, array: Array) -> NDArray[Any]:
+        """The array on the host, once it is computed."""

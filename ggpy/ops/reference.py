@@ -1,0 +1,322 @@
+"""The ops in float32 numpy: what each one means, and a runtime for machines without a GPU.
+
+Readable before fast, but weights are dequantised once (as far as memory goes), attention reads
+pages in place where they are neighbours, and long prompts are attended in blocks of queries so that
+memory stays bounded. Nothing here knows a model file's names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..formats.base import F32
+from ..gguf import Tensor
+from ..sampling import Sampler
+from . import host
+from .interface import PAGE_SIZE, Attention, CacheShape, FeedForward, Head, Norm, Rope, Step
+
+MEMORY_RESERVE = 512 << 20  # bytes left to keys, values, activations and the rest of the machine
+CHUNK_WEIGHTS = 1 << 19  # weights dequantised at a time
+CHUNK_SCORES = 1 << 22  # attention scores held at a time
+
+Note = Callable[[str], None]
+
+
+class Matrix:
+    """A weight w[N, K]: float32 if `array` is set, otherwise blocks dequantised at each use."""
+
+    def __init__(self, tensor: Tensor, array: F32 | None) -> None:
+        self.tensor = tensor
+        self.array = array
+
+    def multiply(self, x: F32) -> F32:
+        """x[T, K] -> x w^T [T, N]."""
+        if self.array is not None:
+            return x @ self.array.T
+        parts = [x @ self._dequantize(rows).T for rows in _chunks(self.tensor)]
+        return np.concatenate(parts, axis=1)
+
+    def rows(self, ids: NDArray) -> F32:
+        """w[ids], float32."""
+        if self.array is not None:
+            return self.array[ids]
+        return self.tensor.format.dequantize(self.tensor.data[ids])
+
+    def _dequantize(self, rows: slice) -> F32:
+        return self.tensor.format.dequantize(self.tensor.data[rows])
+
+
+class Reference:
+    """Ops on the CPU; `note` is told when weights do not fit in memory as float32.
+
+    weight_memory: bytes of float32 weights to hold at most; by default what the machine has free.
+    """
+
+    name = "cpu"
+    asynchronous = False
+
+    def __init__(
+        self,
+        n_threads: int | None = None,
+        *,
+        reason: str = "numpy on the CPU",
+        note: Note = lambda message: None,
+        weight_memory: int | None = None,
+    ) -> None:
+        self.reason = reason
+        self._note = note
+        host.set_blas_threads(n_threads or host.default_threads())
+        self._budget = _default_budget() if weight_memory is None else weight_memory
+        self._in_blocks = 0  # bytes of float32 that did not fit
+        self._sampled = np.zeros(0, np.int64)
+        self._keys = self._values = np.zeros(
+            (0, 0, PAGE_SIZE, 0, 0), np.float32
+        )  # [layer, page, position, G, E]
+
+    # Weights
+
+    def weight(self, tensor: Tensor, lookup: bool = False) -> Matrix | F32:
+        """A vector as an array, a matrix as float32; in blocks if too large or only looked up."""
+        if len(tensor.shape) == 1:
+            return np.array(tensor.dequantize(), np.float32)
+        if lookup:
+            return Matrix(tensor, None)
+        nbytes = 4 * int(np.prod(tensor.shape))
+        if nbytes > self._budget:
+            self._in_blocks += nbytes
+            return Matrix(tensor, None)
+        self._budget -= nbytes
+        return Matrix(tensor, _dequantize(tensor))
+
+    def weights_ready(self) -> None:
+        """Say so if some weights stayed in blocks."""
+        if self._in_blocks:
+            self._note(
+                f"{_gigabytes(self._in_blocks)} of the weights do not fit in memory as float32: "
+                "they stay in blocks and are dequantised at each use, which is slow"
+            )
+
+    def allocate_cache(self, shape: CacheShape) -> None:
+        """Zeroed pages, which take memory as they are written."""
+        per_page = 2 * 4 * shape.n_layer * PAGE_SIZE * shape.n_head_kv * shape.head_size
+        free = host.available_memory()
+        if free is not None and shape.n_pages * per_page > free:
+            raise MemoryError(
+                f"{shape.n_pages * PAGE_SIZE} positions of keys and values need "
+                f"{_gigabytes(shape.n_pages * per_page)}, {_gigabytes(free)} are free: "
+                f"an n_ctx of {free // per_page * PAGE_SIZE} would fit"
+            )
+        size = (shape.n_layer, shape.n_pages, PAGE_SIZE, shape.n_head_kv, shape.head_size)
+        self._keys, self._values = host.lazy_zeros(size), host.lazy_zeros(size)
+
+    # Steps
+
+    def run(self, step: Step, forward: Callable[[Step], F32]) -> F32:
+        """forward(step)."""
+        return forward(step)
+
+    def embed(self, step: Step, table: Matrix, scale: float = 1.0) -> F32:
+        """x[T, D] = table[ids] * scale."""
+        ids = step.ids.astype(np.int64)
+        late = ids < 0
+        ids[late] = self._sampled[~ids[late]]
+        return table.rows(ids) * np.float32(scale)
+
+    def qkv(self, x: F32, attention: Attention, step: Step) -> F32:
+        """q[T, H, E]; k and v go to their pages."""
+        a = attention
+        n = _rms_norm(x, a.norm)
+        q = _heads(_affine(n, a.wq, a.bq), a.n_head)
+        k = _heads(_affine(n, a.wk, a.bk), a.n_head_kv)
+        v = _heads(_affine(n, a.wv, a.bv), a.n_head_kv)
+        if a.q_norm is not None:
+            q = _rms_norm(q, a.q_norm)
+        if a.k_norm is not None:
+            k = _rms_norm(k, a.k_norm)
+        cos, sin = _angles(a.rope, step.positions)
+        page = step.page_tables[step.sequences, step.positions // PAGE_SIZE]
+        place = step.positions % PAGE_SIZE
+        self._keys[a.layer, page, place] = _rotate(k, a.rope, cos, sin)
+        self._values[a.layer, page, place] = v
+        return _rotate(q, a.rope, cos, sin)
+
+    def attend(self, q: F32, attention: Attention, step: Step) -> F32:
+        """o[T, H*E], one sequence and one block of queries at a time."""
+        out = np.empty((len(q), attention.n_head * attention.head_size), np.float32)
+        for tokens in _sequences(step):
+            pages = step.page_tables[step.sequences[tokens.start]]
+            longest = int(step.positions[tokens.stop - 1]) + 1
+            size = max(1, CHUNK_SCORES // (attention.n_head * longest))
+            for start in range(tokens.start, tokens.stop, size):
+                block = slice(start, min(start + size, tokens.stop))
+                out[block] = self._attend(q[block], attention, step.positions[block], pages)
+        return out
+
+    def linear_add(self, h: F32, w: Matrix, x: F32, post_norm: Norm | None = None) -> F32:
+        """x[T, D] + post_norm(h w^T)."""
+        y = w.multiply(h)
+        return x + (y if post_norm is None else _rms_norm(y, post_norm))
+
+    def ffn(self, x: F32, feed_forward: FeedForward, step: Step) -> F32:
+        """h[T, F] = activation(n w_gate^T) * (n w_up^T) with n = norm(x)."""
+        n = _rms_norm(x, feed_forward.norm)
+        gate = ACTIVATIONS[feed_forward.activation](feed_forward.w_gate.multiply(n))
+        return gate * feed_forward.w_up.multiply(n)
+
+    def logits(self, x: F32, head: Head, step: Step) -> F32:
+        """l[R, V] of step.rows."""
+        return _soft_cap(head.weight.multiply(_rms_norm(x[step.rows], head.norm)), head.soft_cap)
+
+    def sample(self, logits: F32, samplers: Sequence[Sampler]) -> NDArray[np.int64]:
+        """ids[R]: row r through samplers[r]; each one's count of draws goes up."""
+        ids = [sampler.sample(row) for sampler, row in zip(samplers, logits, strict=True)]
+        self._sampled = np.array(ids, np.int64)
+        return self._sampled
+
+    def read(self, array: NDArray) -> NDArray:
+        """The array itself."""
+        return array
+
+    # Attention over pages
+
+    def _attend(self, q: F32, a: Attention, positions: NDArray, pages: NDArray) -> F32:
+        """q[t, H, E] at rising positions -> o[t, H*E]."""
+        t, share = len(q), a.n_head // a.n_head_kv
+        first = max(0, int(positions[0]) - a.window + 1) if a.window else 0
+        last = int(positions[-1]) + 1
+        k = _gather(self._keys[a.layer], pages, first, last)  # [n, G, E]
+        v = _gather(self._values[a.layer], pages, first, last)
+        grouped = q.reshape(t, a.n_head_kv, share, a.head_size).transpose(
+            1, 2, 0, 3
+        )  # [G, H/G, t, E]
+        scores = grouped.reshape(a.n_head_kv, share * t, a.head_size) @ k.transpose(1, 2, 0)
+        scores = _soft_cap(scores * np.float32(a.scale), a.soft_cap)
+        scores = scores.reshape(a.n_head_kv, share, t, last - first)
+        scores[..., ~_visible(positions, np.arange(first, last), a.window)] = -np.inf
+        sinks = None if a.sinks is None else a.sinks.reshape(a.n_head_kv, share, 1, 1)
+        weights = _softmax(scores, sinks).reshape(a.n_head_kv, share * t, last - first)
+        o = (weights @ v.transpose(1, 0, 2)).reshape(a.n_head_kv, share, t, a.head_size)
+        return o.transpose(2, 0, 1, 3).reshape(t, a.n_head * a.head_size)
+
+
+def _gather(storage: F32, pages: NDArray, first: int, last: int) -> F32:
+    """storage[page, position, G, E] -> [last - first, G, E], without a copy if pages adjoin."""
+    begin, end = first // PAGE_SIZE, -(-last // PAGE_SIZE)
+    used = pages[begin:end]
+    consecutive = used[-1] - used[0] == len(used) - 1 and (np.diff(used) == 1).all()
+    part = storage[used[0] : used[-1] + 1] if consecutive else storage[used]
+    return part.reshape(-1, *storage.shape[2:])[
+        first - begin * PAGE_SIZE : last - begin * PAGE_SIZE
+    ]
+
+
+def _visible(positions: NDArray, others: NDArray, window: int) -> NDArray[np.bool_]:
+    """mask[t, n]: position p sees itself and earlier ones, only the last `window` if not 0."""
+    distance = positions[:, None] - others
+    return (distance >= 0) & (distance < window) if window else distance >= 0
+
+
+def _softmax(scores: F32, sinks: F32 | None) -> F32:
+    """Over the last axis; a sink is one more score that only takes weight."""
+    top = scores.max(axis=-1, keepdims=True)
+    if sinks is not None:
+        top = np.maximum(top, sinks)
+    e = np.exp(scores - top)
+    total = e.sum(axis=-1, keepdims=True)
+    return e / (total if sinks is None else total + np.exp(sinks - top))
+
+
+def _sequences(step: Step) -> Iterator[slice]:
+    """The tokens of each sequence in turn."""
+    borders = np.flatnonzero(np.diff(step.sequences)) + 1
+    for start, stop in zip([0, *borders], [*borders, len(step.sequences)], strict=True):
+        yield slice(int(start), int(stop))
+
+
+# Formulas
+
+
+def _rms_norm(x: F32, norm: Norm) -> F32:
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis."""
+    mean = np.mean(np.square(x), axis=-1, keepdims=True)
+    return x / np.sqrt(mean + np.float32(norm.eps)) * norm.weight
+
+
+def _affine(x: F32, w: Matrix, bias: F32 | None) -> F32:
+    y = w.multiply(x)
+    return y if bias is None else y + bias
+
+
+def _heads(x: F32, n_head: int) -> F32:
+    """x[T, n_head*E] -> [T, n_head, E]."""
+    return x.reshape(len(x), n_head, -1)
+
+
+def _angles(rope: Rope, positions: NDArray) -> tuple[F32, F32]:
+    """cos and sin [T, 1, pairs] of position * inv_freq, times the magnitude; angles in float64."""
+    angle = positions[:, None, None] * rope.inv_freq
+    cos, sin = np.cos(angle) * rope.magnitude, np.sin(angle) * rope.magnitude
+    return cos.astype(np.float32), sin.astype(np.float32)
+
+
+def _rotate(x: F32, rope: Rope, cos: F32, sin: F32) -> F32:
+    """x[T, heads, E] with its pairs rotated."""
+    n = len(rope.inv_freq)
+    if rope.style == "neox":
+        first, second = slice(0, n), slice(n, 2 * n)
+    else:
+        first, second = slice(0, 2 * n, 2), slice(1, 2 * n, 2)
+    out = x.copy()
+    out[..., first] = x[..., first] * cos - x[..., second] * sin
+    out[..., second] = x[..., first] * sin + x[..., second] * cos
+    return out
+
+
+def _soft_cap(x: F32, cap: float) -> F32:
+    """cap * tanh(x / cap); 0 is none."""
+    return np.float32(cap) * np.tanh(x / np.float32(cap)) if cap else x
+
+
+def _silu(x: F32) -> F32:
+    """x / (1 + exp(-x)), by way of tanh: exp would overflow."""
+    return x * (np.float32(0.5) * np.tanh(np.float32(0.5) * x) + np.float32(0.5))
+
+
+def _gelu_tanh(x: F32) -> F32:
+    """x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
+    inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x)
+    return np.float32(0.5) * x * (1 + np.tanh(inner))
+
+
+ACTIVATIONS: dict[str, Callable[[F32], F32]] = {"silu": _silu, "gelu_tanh": _gelu_tanh}
+
+
+# Memory
+
+
+def _dequantize(tensor: Tensor) -> F32:
+    """The whole matrix by chunks of rows, since dequantisers need several times their result."""
+    out = np.empty(tensor.shape, np.float32)
+    for rows in _chunks(tensor):
+        out[rows] = tensor.format.dequantize(tensor.data[rows])
+    host.drop_pages(tensor.data)
+    return out
+
+
+def _chunks(tensor: Tensor) -> Iterator[slice]:
+    n_rows, columns = tensor.shape
+    size = max(1, CHUNK_WEIGHTS // columns)
+    for start in range(0, n_rows, size):
+        yield slice(start, min(start + size, n_rows))
+
+
+def _default_budget() -> int:
+    free = host.available_memory()
+    return 1 << 62 if free is None else max(0, free - MEMORY_RESERVE)
+
+
+def _gigabytes(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.1f} GB"

@@ -1,0 +1,43 @@
+"""Where the folders that stand beside the package are: `cuda`, `models` and `tools`.
+
+In a checkout (and in an editable install of it) they are next to the package, in a wheel inside it.
+Nobody else may guess. This module knows nothing about what the folders hold.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def data_dir(name: str) -> Path:
+    """The folder `name` of this installation; FileNotFoundError when it was not installed."""
+    for folder in (_PACKAGE / name, _PACKAGE.parent / name):
+        if folder.is_dir():
+            return folder
+    raise FileNotFoundError(
+        f"this installation has no folder {name!r} in or beside {_PACKAGE}: reinstall ggpy"
+    )
+
+
+def cuda_dir() -> Path:
+    """The folder of the CUDA C++ sources."""
+    return data_dir("cuda")
+
+
+def cache_dir(name: str) -> Path:
+    """The user's cache folder for `name` (not created): $XDG_CACHE_HOME/ggpy/<name>."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "ggpy" / name
+
+
+def version() -> str:
+    """The version of this installation; "unknown" in a checkout that was not installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("ggpy")
+    except PackageNotFoundError:
+        return "unknown (not installed)"

@@ -1,0 +1,187 @@
+"""`ggpy run`: open the file, take its tokenizer, choose the ops, load the architecture onto them,
+generate, print.
+
+This is the program in one page. Text goes to stdout and nothing else does; what the user should
+know besides goes to stderr. What costs time to import is imported when it is needed, so that --help
+and mistakes are answered at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import traceback
+from typing import TYPE_CHECKING
+
+from . import answer, chat_loop, hub, prompts
+from . import options as command_line
+from .progress import Bar
+
+if TYPE_CHECKING:
+    from .gguf import File
+    from .model import Model
+    from .ops.interface import Ops
+    from .tokenizer import Tokenizer
+
+INTERRUPTED = 130  # as a shell reports a program that SIGINT ended
+REFUSED = 2
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the program; its exit status."""
+    options = command_line.parse(arguments)
+    try:
+        run(options)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        say("ggpy: interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:  # nobody reads any more: `ggpy run ... | head -1`
+        _discard_output()
+    except (ValueError, OSError, MemoryError) as error:
+        if options.verbose:
+            traceback.print_exc()
+        say(f"ggpy: error: {one_line(error)}")
+        return REFUSED
+    return 0
+
+
+def run(options: argparse.Namespace) -> None:
+    """Do what the options say; ValueError, OSError or MemoryError where that cannot be done."""
+    prompt = prompts.read_prompt(options)
+    path = hub.fetch_from_hub(options.hf_repo) if options.hf_repo else hub.resolve(options.model)
+
+    from . import arch
+    from .gguf import File
+    from .ops import choose
+    from .tokenizer import Tokenizer
+
+    with File(path) as file:
+        arch.find(file)  # first of all: another architecture's tokenizer may be unknown as well
+        tokenizer = Tokenizer.from_gguf(file)
+        settings = answer.settings(options, tokenizer)
+        chatting = prompt is None or options.chat
+        ids = [] if chatting else prompts.single(options, tokenizer, prompt or "")
+        conversation = prompts.converse(options, tokenizer) if chatting else None
+        ops = choose(options.device, options.threads, note)
+        model = load(file, tokenizer, ops, options)
+        if conversation:
+            chat = chat_loop.Chat(model.engine, conversation, settings, write)
+            figures = chat.loop(prompt)
+        else:
+            figures = continue_text(model, ids, settings, options)
+    if not options.no_perf:
+        say(*figures.lines())
+
+
+def load(file: File, tokenizer: Tokenizer, ops: Ops, options: argparse.Namespace) -> Model:
+    """The model on its device, with a bar while that takes time."""
+    from . import arch
+    from .model import Model
+
+    n_ctx = arch.context_length(file) if options.ctx_size == 0 else options.ctx_size
+    say(f"device: {ops.name} ({ops.reason})")
+    started = time.perf_counter()
+    with Bar(f"loading {file.path.name}", file.nbytes / 1e6, "MB") as bar:
+        model = Model(
+            file,
+            tokenizer,
+            ops,
+            n_ctx=n_ctx or None,
+            n_batch=options.batch_size,
+            progress=lambda done, total: bar.update(done / 1e6),
+        )
+    say(f"model: {file.path.name}, {file.nbytes / 1e6:.0f} MB in {_since(started)}")
+    if model.n_ctx_train and model.n_ctx > model.n_ctx_train:
+        note(f"context of {model.n_ctx} tokens, but the model knows {model.n_ctx_train}")
+    if options.verbose:
+        say(*details(model))
+    return model
+
+
+def details(model: Model) -> list[str]:
+    """What -v tells about a model."""
+    kinds: dict[str, int] = {}
+    for tensor in model.file.tensors.values():
+        kinds[tensor.format.name] = kinds.get(tensor.format.name, 0) + 1
+    counts = ", ".join(f"{n} {name}" for name, n in kinds.items())
+    return [
+        f"architecture: {model.file.architecture}, {model.tokenizer.n_vocab} tokens",
+        f"tensors: {counts}",
+        f"context: {model.n_ctx} tokens; trained for {model.n_ctx_train or 'an unknown number'}",
+        *(f"note: {warning}" for warning in model.tokenizer.warnings),
+    ]
+
+
+def continue_text(
+    model: Model, ids: list[int], settings: answer.Settings, options: argparse.Namespace
+) -> answer.Figures:
+    """Generate what follows ids and write it."""
+    if options.verbose_prompt:
+        say(*(f"{id:7d} {model.tokenizer.piece(id, special=True)!r}" for id in ids))
+    only_prompt = settings.max_tokens == 0  # evaluated as if for one token, which is not shown
+    if only_prompt:
+        settings = answer.Settings(settings.params, max_tokens=1)
+    sequence = settings.add(model.engine, ids)
+    if options.verbose:
+        say(f"seed: {sequence.sampler.seed}")
+    figures = answer.stream(model.engine, sequence, (lambda text: None) if only_prompt else write)
+    if sys.stdout.isatty() and not only_prompt:
+        write("\n")
+    if only_prompt:
+        figures.n_generated = 0
+    elif sequence.finish == "context":
+        note(f"the context of {model.n_ctx} tokens is full: raise -c or use --context-shift")
+    return figures
+
+
+def write(text: str) -> None:
+    """Show a piece of an answer now."""
+    if text:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def say(*lines: str) -> None:
+    """Tell the user something that is not text of the model."""
+    for line in lines:
+        print(line, file=sys.stderr, flush=True)
+
+
+def note(message: str) -> None:
+    """Tell the user something that was not asked for."""
+    say(f"note: {message}")
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, in one line."""
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _since(started: float) -> str:
+    return f"{time.perf_counter() - started:.2f} s"
+
+
+def _discard_output() -> None:
+    """Let nothing be written to a pipe that nobody reads, not even when Python closes its files."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(nowhere, stream.fileno())
+
+
+def program() -> int:
+    """`main` of a process: closed streams lead nowhere, and all are UTF-8 whatever LANG says."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  (open as long as we run)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
+    return main()
+
+
+if __name__ == "__main__":
+    sys.exit(program())

@@ -1,0 +1,109 @@
+"""One text being continued: its ids, its pieces, and where it must stop.
+
+Only what belongs to a single sequence; which of them are evaluated together, and when, is the
+engine's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .kv_cache import PageTable
+from .sampling import Sampler
+
+Finish = Literal["stop", "length", "context", "cancelled"]
+
+
+class Stream(Protocol):
+    """A streaming decoder of ids: "" while a character is incomplete."""
+
+    def add(self, id: int) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+class Tokens(Protocol):
+    """What the engine needs of a tokenizer."""
+
+    @property
+    def end_ids(self) -> frozenset[int]: ...
+
+    def stream(self) -> Stream: ...
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one sampled token adds: the texts of all pieces are the answer.
+
+    `text` is empty while a character or a possible stop string is incomplete; an end token's has
+    what was held back.
+    """
+
+    text: str
+    id: int
+    logprob: float | None = None  # ln of the model's own probability, where it was asked for
+
+
+class StopStrings:
+    """Cuts a stream of text at the first stop string, wherever its parts fall."""
+
+    def __init__(self, stops: Iterable[str]) -> None:
+        self._stops = [s for s in stops if s]
+        self._held = ""
+
+    def add(self, text: str) -> tuple[str, bool]:
+        """(what may be shown, whether a stop string was found); its beginnings are held back."""
+        self._held += text
+        found = [at for s in self._stops if (at := self._held.find(s)) >= 0]
+        if found:
+            shown, self._held = self._held[: min(found)], ""
+            return shown, True
+        cut = len(self._held) - self._beginning()
+        shown, self._held = self._held[:cut], self._held[cut:]
+        return shown, False
+
+    def finish(self) -> str:
+        """What was held back, now that nothing follows."""
+        held, self._held = self._held, ""
+        return held
+
+    def _beginning(self) -> int:
+        """Length of the longest end of the text with which a stop string begins."""
+        longest = min(len(self._held), max((len(s) - 1 for s in self._stops), default=0))
+        ends = range(longest, 0, -1)
+        return next((n for n in ends if any(s.startswith(self._held[-n:]) for s in self._stops)), 0)
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One text being continued. Callers take `pieces` from the left and look at `finish`."""
+
+    ids: list[int]  # the context: prompt and accepted tokens
+    sampler: Sampler
+    table: PageTable
+    stream: Stream
+    stops: StopStrings
+    max_tokens: int | None
+    logprobs: bool
+    context_shift: bool
+    n_keep: int  # first tokens that a context shift keeps
+    keep: bool  # pages outlive the end, for a sequence that continues this one
+    n_prompt: int
+    n_evaluated: int = 0  # leading ids with keys and values, counting steps that are under way
+    n_reused: int = 0  # of the prompt: taken from another sequence
+    n_generated: int = 0
+    pieces: deque[Piece] = field(default_factory=deque)
+    finish: Finish | None = None
+
+
+def logprob(logits: NDArray[np.float32], token: int) -> float:
+    """log softmax(logits[V])[token]."""
+    x = logits.astype(np.float64)
+    top = x.max()
+    return float(x[token] - top - np.log(np.exp(x - top).sum()))

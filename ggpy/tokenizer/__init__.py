@@ -1,0 +1,166 @@
+"""Text to token ids and back, from what a GGUF file says about its vocabulary and from nothing
+else.
+
+A `Tokenizer` cuts special tokens out of the text (`special`), encodes the rest by one of two
+libraries (`spm`, `bpe`), and turns ids into bytes by a table of its own (`stream` makes text of
+them). `chat` renders messages into a prompt. Nothing here knows tensors, architectures or
+sampling.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..gguf import File, GGUFError
+from .bpe import BpeEncoder, RawBpeEncoder, byte_alphabet
+from .special import Splitter, mark
+from .spm import SpmEncoder
+from .stream import StreamDecoder
+from .vocab import TokenType, Vocabulary, read_vocabulary
+
+__all__ = ["StreamDecoder", "TokenType", "Tokenizer"]
+
+_SURROGATES = re.compile("[\ud800-\udfff]")  # what undecodable input leaves in a str
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+_HIDDEN = (TokenType.UNDEFINED, TokenType.UNUSED)  # never shown, as in llama.cpp
+_AS_WRITTEN = (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED)
+
+
+class Tokenizer:
+    """The tokenizer of one file."""
+
+    def __init__(self, metadata: Mapping[str, Any], path: str = "") -> None:
+        """Build it from the metadata of a file; GGUFError says what is missing or wrong in it."""
+        self._vocab = read_vocabulary(metadata, path)
+        self.end_ids = mark(self._vocab)
+        self._types = self._vocab.types.tolist()
+        self._splitter = Splitter(self._vocab)
+        try:
+            self._encoder = _encoder(self._vocab)
+        except GGUFError as error:
+            raise GGUFError(f"{path}: {error}" if path else str(error)) from None
+
+    @classmethod
+    def from_gguf(cls, source: str | os.PathLike[str] | File) -> Tokenizer:
+        """The tokenizer of a file, given as a path or already open."""
+        if isinstance(source, (str, os.PathLike)):
+            with File(source) as file:
+                return cls(file.metadata, str(file.path))
+        return cls(source.metadata, str(getattr(source, "path", "")))
+
+    @property
+    def n_vocab(self) -> int:
+        """How many tokens there are: ids run from 0 to n_vocab - 1."""
+        return len(self._vocab.tokens)
+
+    @property
+    def bos_id(self) -> int | None:
+        """The token before text, if there is one."""
+        return self._vocab.named.get("bos")
+
+    @property
+    def eos_id(self) -> int | None:
+        """The token after text, if there is one; `end_ids` has all that end an answer."""
+        return self._vocab.named.get("eos")
+
+    @property
+    def add_bos(self) -> bool:
+        """Whether text to be continued begins with `bos_id`."""
+        return self._vocab.add_bos
+
+    @property
+    def add_eos(self) -> bool:
+        """Whether encoded text ends with `eos_id`."""
+        return self._vocab.add_eos
+
+    @property
+    def chat_template(self) -> str | None:
+        """The file's Jinja template for conversations, if it has one."""
+        return self._vocab.chat_template
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is doubtful about the vocabulary, a sentence each."""
+        return tuple(self._vocab.warnings)
+
+    def text(self, id: int) -> str:
+        """The token as the file writes it, "\u0120the" or "\u2581the"; "" if there is none."""
+        return self._vocab.tokens[self._checked(id)]
+
+    def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Ids of `text`, with BOS and EOS around it where the file wants them (`add_special`).
+
+        `parse_special` reads control tokens in the text ("<|im_end|>") as such; user-defined ones
+        always are. A text that begins with BOS itself gets a second one, as in llama.cpp:
+        `encode_chat` adds none to it.
+        """
+        ids = [self._vocab.named["bos"]] if add_special and self.add_bos else []
+        for part in self._splitter.split(_SURROGATES.sub("\ufffd", text), parse_special):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids += self._encoder.encode(part)
+        if add_special and self.add_eos:
+            ids.append(self._vocab.named["eos"])
+        return ids
+
+    def encode_chat(self, rendered: str) -> list[int]:
+        """Ids of a rendered chat template: special tokens are read, and BOS is there once."""
+        ids = self.encode(rendered, add_special=False, parse_special=True)
+        if self.add_bos and ids[:1] != [self.bos_id]:
+            ids.insert(0, self._vocab.named["bos"])
+        return ids
+
+    def piece(self, id: int, special: bool = False) -> bytes:
+        """The bytes that a token adds to text; control and unknown ones have some for `special`."""
+        text, kind = self._vocab.tokens[self._checked(id)], self._types[id]
+        if kind in _HIDDEN or (not special and kind in (TokenType.CONTROL, TokenType.UNKNOWN)):
+            return b""
+        if kind in _AS_WRITTEN:
+            return text.encode()
+        if kind == TokenType.BYTE and (byte := _BYTE_TOKEN.fullmatch(text)):
+            return bytes.fromhex(byte[1])
+        if self._vocab.escapes_blanks:
+            return text.replace("\u2581", " ").encode()
+        return _bytes_of(text)
+
+    def decode(self, ids: Iterable[int], special: bool = False, continues: bool = False) -> str:
+        """The text of `ids`; `special` writes control and unknown tokens out.
+
+        The blank that encoding put before the first word is taken away, unless the text `continues` another.
+        """
+        text = b"".join([self.piece(id, special) for id in ids])
+        if self._vocab.add_space_prefix and not continues:
+            text = text.removeprefix(b" ")
+        return text.decode("utf-8", "replace")
+
+    def stream(self, special: bool = False, continues: bool = True) -> StreamDecoder:
+        """A decoder that takes ids one by one; an answer continues its prompt, so blanks stay."""
+        drop_blank = self._vocab.add_space_prefix and not continues
+        return StreamDecoder(lambda id: self.piece(id, special), drop_blank)
+
+    def _checked(self, id: int) -> int:
+        if not 0 <= id < self.n_vocab:
+            last = self.n_vocab - 1
+            raise ValueError(f"token id {id} is not in the vocabulary: ids are 0 to {last}")
+        return id
+
+
+def _encoder(vocab: Vocabulary) -> SpmEncoder | BpeEncoder:
+    """What encodes text between special tokens; the library behind it is imported now."""
+    if vocab.pre is None:
+        return SpmEncoder(vocab)
+    return (RawBpeEncoder if vocab.pre.raw else BpeEncoder)(vocab)
+
+
+def _bytes_of(text: str) -> bytes:
+    """Bytes of a token in GPT-2's alphabet; characters outside it stand for themselves."""
+    alphabet = byte_alphabet()
+    if alphabet.keys() >= set(text):
+        return bytes([alphabet[char] for char in text])
+    return b"".join(
+        bytes((alphabet[char],)) if char in alphabet else char.encode() for char in text
+    )

@@ -1,0 +1,117 @@
+"""Byte-pair vocabularies (model "gpt2" and its like, and "gemma4") through the `tokenizers`
+package.
+
+A word is spelled in GPT-2's alphabet, one printable character a byte, or for gemma4 in its own
+characters, and the pair of lowest rank is merged until none is left. What a word is, is `pre`'s
+business; special tokens are cut out of the text before it comes here.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import TYPE_CHECKING
+
+from ..gguf import GGUFError
+from .pre import Pre
+from .vocab import Vocabulary
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer, models
+
+_BLANK = "\u2581"
+_LINES = re.compile(r"\n+|[^\n]+")
+
+
+class BpeEncoder:
+    """Text to ids by merging bytes of words."""
+
+    def __init__(self, vocab: Vocabulary) -> None:
+        assert vocab.pre is not None
+        self._tokenizer = _library_tokenizer(vocab, vocab.pre)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of text without special tokens."""
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+
+class RawBpeEncoder(BpeEncoder):
+    """Text to ids by merging characters of whole lines: gemma4."""
+
+    def __init__(self, vocab: Vocabulary) -> None:
+        super().__init__(vocab)
+        self._ids = vocab.ids
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of text without special tokens; newlines that are one token are not merged."""
+        ids: list[int] = []
+        for line in _LINES.findall(text.replace(" ", _BLANK)):
+            if line[0] == "\n" and line in self._ids:
+                ids.append(self._ids[line])
+            else:
+                ids += super().encode(line)
+        return ids
+
+
+def _library_tokenizer(vocab: Vocabulary, pre: Pre) -> Tokenizer:
+    from tokenizers import Regex, Tokenizer, pre_tokenizers
+
+    tokenizer = Tokenizer(_model(vocab, pre))
+    if not pre.raw:
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                *(pre_tokenizers.Split(Regex(split), "isolated") for split in pre.splits),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+    return tokenizer
+
+
+def _model(vocab: Vocabulary, pre: Pre) -> models.BPE:
+    from tokenizers import models
+
+    try:
+        return models.BPE(
+            vocab.ids,
+            _pairs(vocab.merges),
+            ignore_merges=pre.ignore_merges,
+            byte_fallback=pre.raw,
+        )
+    except GGUFError:
+        raise
+    except Exception as error:  # the package raises the bare class
+        raise GGUFError(f"tokenizer.ggml.merges: {error}") from None
+
+
+def _pairs(merges: list[str]) -> list[tuple[str, str]]:
+    """Each merge in two at its first blank beyond its first character; the first of equals counts."""
+    if len(set(merges)) != len(merges):
+        merges = list(dict.fromkeys(merges))
+    pairs = []
+    for merge in merges:
+        left, _, right = merge.partition(" ")
+        pairs.append((left, right) if left and right else _split_late(merge))
+    return pairs
+
+
+def _split_late(merge: str) -> tuple[str, str]:
+    """A merge whose left token is a blank; GGUFError for one that is no pair."""
+    at = merge.find(" ", 1)
+    if at < 0 or at + 1 == len(merge):
+        raise GGUFError(
+            f"tokenizer.ggml.merges: {merge!r} is not two tokens with a blank between them"
+        )
+    return merge[:at], merge[at + 1 :]
+
+
+@cache
+def byte_alphabet() -> dict[str, int]:
+    """GPT-2's alphabet: the character that stands for a byte -> the byte.
+
+    Printable Latin-1 stands for itself, the other 68 bytes for U+0100 and up. Source: GPT-2's
+    bytes_to_unicode.
+    """
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    shifted = {chr(0x100 + number): byte for number, byte in enumerate(others)}
+    return {**{chr(byte): byte for byte in plain}, **shifted}

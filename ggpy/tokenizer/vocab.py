@@ -1,0 +1,228 @@
+"""What a file's metadata says about its tokens, checked once so that no encoder has to doubt it.
+
+It reads `tokenizer.ggml.*` into a `Vocabulary` and refuses what does not fit together, naming the
+field. It must not know how text becomes ids: `spm` and `bpe` do that from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..gguf import GGUFError
+from .pre import Pre, lookup
+
+_ABSENT = (-1, 0xFFFFFFFF)  # what converters write for "there is no such token"
+_SPM_DEFAULTS = {"bos": 1, "eos": 2, "unknown": 0}  # llama.cpp's, for model "llama" alone
+
+
+class TokenType(IntEnum):
+    """The values of tokenizer.ggml.token_type."""
+
+    UNDEFINED = 0
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+@dataclass
+class Vocabulary:
+    """The tokens of one file; `special.mark` corrects `types`, the rest is as the file says."""
+
+    model: str  # "llama" (sentencepiece), "gpt2" (byte-level BPE) or "gemma4" (BPE over characters)
+    tokens: list[str]
+    types: NDArray[np.int8]  # TokenType of each
+    ids: dict[str, int]
+    scores: NDArray[np.float32] | None
+    merges: list[str]
+    pre: Pre | None  # None for sentencepiece
+    named: dict[str, int]  # "bos", "eos", "eot", ... -> id, those that the file names
+    add_bos: bool
+    add_eos: bool
+    add_space_prefix: bool
+    name: str = ""  # general.name
+    chat_template: str | None = None
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def escapes_blanks(self) -> bool:
+        """Whether tokens write U+2581 for a blank, rather than bytes as GPT-2 does."""
+        return self.pre is None or self.pre.raw
+
+    def of_type(self, *types: TokenType) -> list[int]:
+        """The ids of the tokens of these types, rising."""
+        return np.flatnonzero(np.isin(self.types, types)).tolist()
+
+    def byte_ids(self) -> list[int] | None:
+        """The ids of <0x00> to <0xFF>, or None unless all 256 are there."""
+        found = [self.ids.get(f"<0x{byte:02X}>") for byte in range(256)]
+        return [id for id in found if id is not None] if None not in found else None
+
+
+class _Reader:
+    """Typed access to metadata; every refusal names the file and the field."""
+
+    def __init__(self, metadata: Mapping[str, Any], path: str) -> None:
+        self.metadata = metadata
+        self.path = path
+
+    def fail(self, key: str, problem: str) -> GGUFError:
+        return GGUFError(f"{self.path}: {key}: {problem}" if self.path else f"{key}: {problem}")
+
+    def text(self, key: str, default: str | None = None) -> str | None:
+        value = self.metadata.get(key, default)
+        if value is not None and not isinstance(value, str):
+            raise self.fail(key, f"is {type(value).__name__}, not a string")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.metadata.get(key, default)
+        if not isinstance(value, (bool, np.bool_)):
+            raise self.fail(key, f"is {value!r}, not true or false")
+        return bool(value)
+
+    def strings(self, key: str) -> list[str]:
+        value = self.metadata.get(key)
+        if value is None:
+            raise self.fail(key, "is missing: the file has no tokenizer that can be read from it")
+        if not isinstance(value, list) or not (set(map(type, value)) <= {str}):
+            raise self.fail(key, f"is {type(value).__name__}, not an array of strings")
+        return value
+
+    def numbers(self, key: str, kinds: str, n_vocab: int) -> NDArray[Any] | None:
+        """The array, one entry a token, of a numpy kind in `kinds` ("iu", "fi"), or None."""
+        value = self.metadata.get(key)
+        if value is None:
+            return None
+        array = np.asarray(value)
+        if array.ndim != 1 or (array.dtype.kind not in kinds and array.size):
+            raise self.fail(key, f"holds {array.dtype}, not plain numbers, one a token")
+        if len(array) != n_vocab:
+            raise self.fail(key, f"has {len(array)} entries for {n_vocab} tokens")
+        return array
+
+    def token_id(self, key: str, n_vocab: int) -> int | None:
+        value = self.metadata.get(key)
+        if value is None or value in _ABSENT:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+            raise self.fail(key, f"is {value!r}, not a token id")
+        if not 0 <= value < n_vocab:
+            raise self.fail(key, f"is {value}, but the vocabulary has the ids 0 to {n_vocab - 1}")
+        return int(value)
+
+
+_NAMED = (
+    *("bos", "eos", "eot", "eom", "unknown", "padding"),
+    *("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep"),
+)
+_MODELS = ("llama", "gpt2", "gemma4")
+
+
+def read_vocabulary(metadata: Mapping[str, Any], path: str = "") -> Vocabulary:
+    """The vocabulary in a file's metadata; GGUFError names the field that is missing or wrong."""
+    reader = _Reader(metadata, path)
+    model = reader.text("tokenizer.ggml.model")
+    if model not in _MODELS:
+        problem = "is missing" if model is None else f"{model!r} is not supported"
+        raise reader.fail("tokenizer.ggml.model", f"{problem}; known: {', '.join(_MODELS)}")
+    tokens, ids = _read_tokens(reader)
+    warnings: list[str] = []
+    pre = _read_pre(reader, model, warnings)
+    named = _read_named(reader, model, len(tokens))
+    spm = model == "llama"
+    return Vocabulary(
+        model=model,
+        tokens=tokens,
+        types=_read_types(reader, len(tokens)),
+        ids=ids,
+        scores=_read_scores(reader, len(tokens), spm),
+        merges=[] if spm else reader.strings("tokenizer.ggml.merges"),
+        pre=pre,
+        named=named,
+        add_bos=_read_add(reader, "bos", named, pre.add_bos if pre else True)
+        or (pre is not None and pre.raw and "bos" in named),  # gemma4 is never without
+        add_eos=_read_add(reader, "eos", named, False),
+        add_space_prefix=spm and reader.flag("tokenizer.ggml.add_space_prefix", True),
+        name=reader.text("general.name") or "",
+        chat_template=reader.text("tokenizer.chat_template"),
+        warnings=warnings,
+    )
+
+
+def _read_tokens(reader: _Reader) -> tuple[list[str], dict[str, int]]:
+    key = "tokenizer.ggml.tokens"
+    tokens = reader.strings(key)
+    if not tokens:
+        raise reader.fail(key, "is empty: there is nothing to make text of")
+    if "" in tokens:  # as llama.cpp calls them, so that they stay apart
+        tokens = [token or f"[EMPTY_{id}]" for id, token in enumerate(tokens)]
+    ids = dict(zip(tokens, range(len(tokens)), strict=True))
+    if len(ids) != len(tokens):
+        first = next(id for id, token in enumerate(tokens) if ids[token] != id)
+        raise reader.fail(key, f"{tokens[first]!r} stands at {first} and at {ids[tokens[first]]}")
+    return tokens, ids
+
+
+def _read_types(reader: _Reader, n_vocab: int) -> NDArray[np.int8]:
+    types = reader.numbers("tokenizer.ggml.token_type", "iu", n_vocab)
+    if types is None:
+        return np.full(n_vocab, TokenType.NORMAL, np.int8)
+    known = (types >= TokenType.UNDEFINED) & (types <= TokenType.BYTE)
+    return np.where(known, types, TokenType.UNDEFINED).astype(np.int8)
+
+
+def _read_scores(reader: _Reader, n_vocab: int, needed: bool) -> NDArray[np.float32] | None:
+    key = "tokenizer.ggml.scores"
+    scores = reader.numbers(key, "fiu", n_vocab)
+    if scores is None:
+        return np.zeros(n_vocab, np.float32) if needed else None
+    scores = scores.astype(np.float32)
+    if np.isnan(scores).any():
+        raise reader.fail(key, f"entry {int(np.isnan(scores).argmax())} is not a number")
+    return scores
+
+
+def _read_pre(reader: _Reader, model: str, warnings: list[str]) -> Pre | None:
+    key = "tokenizer.ggml.pre"
+    if model == "llama":
+        return None
+    if model == "gemma4":
+        return lookup("gemma4")
+    name = reader.text(key)
+    if not name:
+        warnings.append(
+            f"{key} is missing: words are cut by 'default', which may not be the model's way"
+        )
+        return lookup("default")
+    try:
+        return lookup(name)
+    except ValueError as error:
+        raise reader.fail(key, str(error)) from None
+
+
+def _read_named(reader: _Reader, model: str, n_vocab: int) -> dict[str, int]:
+    found = {name: reader.token_id(f"tokenizer.ggml.{name}_token_id", n_vocab) for name in _NAMED}
+    if model == "llama":
+        for name, default in _SPM_DEFAULTS.items():
+            if f"tokenizer.ggml.{name}_token_id" not in reader.metadata and default < n_vocab:
+                found[name] = default
+    return {name: id for name, id in found.items() if id is not None}
+
+
+def _read_add(reader: _Reader, which: str, named: Mapping[str, int], default: bool) -> bool:
+    """Whether `which` ("bos", "eos") is put around text; only a default may go without the token."""
+    key = f"tokenizer.ggml.add_{which}_token"
+    if reader.flag(key, default) and which not in named:
+        if key in reader.metadata:
+            raise reader.fail(key, f"is true, but there is no tokenizer.ggml.{which}_token_id")
+        return False
+    return reader.flag(key, default)

@@ -1,0 +1,129 @@
+"""Every architecture and rope variant against plain float64 code and against llama.cpp."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from plain_decoder import Plain
+
+from ggpy import arch
+from ggpy.engine import Engine
+from ggpy.gguf import File
+from ggpy.ops.reference import Reference
+from tools import make_tiny
+
+IDS = [1, 287, 296, 339, 263, 353, 279, 302, 40, 41, 300, 7, 291, 287, 330, 320, 11, 268, 299, 310]
+
+
+class Variant(NamedTuple):
+    architecture: str
+    settings: Mapping = MappingProxyType({})
+    tensors: Mapping = MappingProxyType({})
+    n_ctx: int = 64
+
+
+RAMP = np.linspace(1, 8, 8, dtype=np.float32)
+YARN = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 64,
+}
+VARIANTS = {
+    **{name: Variant(name) for name in make_tiny.MODELS},
+    "llama-rope_freqs": Variant("llama", tensors={"rope_freqs.weight": RAMP}),
+    "llama-linear": Variant("llama", {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}),
+    "llama-old-linear": Variant("llama", {"rope.scale_linear": 2.0}),
+    "llama-none": Variant("llama", {"rope.scaling.type": "none", "rope.scaling.factor": 2.0}),
+    "llama-yarn": Variant("llama", {**YARN, "rope.scaling.attn_factor": 0.9}),
+    "llama-base": Variant("llama", {"rope.freq_base": 500000.0}),
+    "llama-no-kv-count": Variant("llama", {"attention.head_count_kv": 4}, {}),
+    "qwen3-yarn": Variant("qwen3", YARN),
+    "phi3-long": Variant("phi3", n_ctx=512),
+    "phi3-window": Variant("phi3", {"attention.sliding_window": 5}),
+    "gemma2-caps-by-default": Variant(
+        "gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+    ),
+    "gemma2-27b-scale": Variant("gemma2", {"block_count": 46}),
+    "gemma3-27b-scale": Variant("gemma3", {"block_count": 62}),
+    "gemma3-no-window": Variant("gemma3", {"attention.sliding_window": None}),
+    "gemma3-base-swa": Variant("gemma3", {"rope.freq_base_swa": 500.0}),
+    "gemma3-period-6": Variant("gemma3", {"attention.sliding_window_pattern": None}),
+}
+NOT_IN_ORACLE = {
+    "phi3-window": "it ignores phi3's window",
+    "gemma2-27b-scale": "46 layers of noise are too far apart in float32",
+    "gemma3-27b-scale": "62 layers of noise are too far apart in float32",
+}
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, Variant]:
+    """A variant written to a file, its layers repeated as often as its settings say."""
+    v = VARIANTS[request.param]
+    path = make_tiny.write(tmp_path / "tiny.gguf", v.architecture, v.settings, extra_tensors(v))
+    return path, v
+
+
+def extra_tensors(v: Variant) -> dict:
+    """Extra tensors: copies for layers beyond the second, and for twice the key heads."""
+    m = make_tiny.MODELS[v.architecture]
+    base = make_tiny.tensors_of(m, len(make_tiny.tokenizer(m.tokenizer)["tokenizer.ggml.tokens"]))
+    extra = dict(v.tensors)
+    for i in range(2, v.settings.get("block_count", 2)):
+        copies = {k: a for k, a in base.items() if k.startswith(f"blk.{i % 2}.")}
+        extra |= {k.replace(f"blk.{i % 2}.", f"blk.{i}."): a for k, a in copies.items()}
+    if v.settings.get("attention.head_count_kv", m.G) > m.G:
+        narrow = [k for k in base if ".attn_k." in k or ".attn_v." in k]
+        extra |= {k: np.concatenate([base[k], -base[k]]) for k in narrow}
+    return extra
+
+
+def our_logits(path: Path, n_ctx: int, ids: list[int]) -> np.ndarray:
+    class NoTokens:
+        end_ids = frozenset()
+
+    ops = Reference(1)
+    with File(path) as file:
+        decoder = arch.load(file, ops, n_ctx)
+        return Engine(decoder, ops, NoTokens(), n_ctx).logits(ids)
+
+
+@pytest.mark.parametrize("tiny", VARIANTS, indirect=True)
+def test_logits_equal_the_plain_float64_decoder(tiny):
+    path, v = tiny
+    expected = Plain(path, v.n_ctx).logits(IDS)
+    assert np.std(expected) > 0.1, "the logits say nothing"
+    np.testing.assert_allclose(our_logits(path, v.n_ctx, IDS), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("a, b", [("llama", "llama-yarn"), ("llama", "llama-rope_freqs")])
+def test_variants_differ_from_the_plain_model(a, b, tmp_path):
+    """Else the test above would pass with a setting that is ignored on both sides."""
+    logits = []
+    for name in (a, b):
+        v = VARIANTS[name]
+        path = make_tiny.write(tmp_path / f"{name}.gguf", v.architecture, v.settings, v.tensors)
+        logits.append(our_logits(path, v.n_ctx, IDS))
+    assert np.abs(logits[0] - logits[1]).max() > 0.05
+
+
+@pytest.mark.parametrize("tiny", [n for n in VARIANTS if n not in NOT_IN_ORACLE], indirect=True)
+def test_log_probabilities_equal_llama_cpp(tiny, tmp_path):
+    pytest.importorskip("xllamacpp", reason="the oracle wheel is not installed")
+    from oracle import Oracle, in_float32
+
+    path, v = tiny
+    oracle = Oracle(in_float32(path, tmp_path / "f32.gguf"), v.n_ctx)
+    answers = {n: oracle.greedy(IDS[:n], 1, n_probs=1000).logprobs for n in (3, 4, 11, 19, 20)}
+    compared = {n: rows[0] for n, rows in answers.items() if rows}
+    assert len(compared) >= 2
+    for n, theirs in compared.items():
+        ours = our_logits(path, v.n_ctx, IDS[:n])[-1].astype(np.float64)
+        ours -= ours.max()
+        ours -= np.log(np.exp(ours).sum())
+        np.testing.assert_allclose(ours[list(theirs)], list(theirs.values()), atol=2e-3)

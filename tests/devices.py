@@ -1,0 +1,33 @@
+"""Devices for kernel tests: the GPU where there is one, and the emulator on the CPU, with and
+without sanitizers.
+
+A test takes `kind` from KINDS and opens it; what cannot be had here is skipped with its reason.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from emulator import build
+from emulator.emulated import Emulated
+
+from ggpy.device.probe import NoGpu, probe
+
+KINDS = ("emulator", "sanitizer", "cuda")
+
+
+def open_device(kind: str, cuda: Path | None = None) -> Any:
+    """The device; skips the test when this machine has none of the kind. Close an Emulated one."""
+    if kind == "cuda":
+        found = probe()
+        if isinstance(found, NoGpu):
+            pytest.skip(found.reason)
+        from ggpy.device.gpu import CudaDevice
+
+        return CudaDevice(cuda=cuda)
+    reason = build.unavailable(kind == "sanitizer")
+    if reason:
+        pytest.skip(reason)
+    return Emulated(cuda=cuda, sanitize=kind == "sanitizer")

@@ -1,0 +1,227 @@
+"""Compiles a CUDA source with g++ into a library that the emulator's host program runs.
+
+`__shared__` declarations are rewritten into calls that give each block its own, guarded copy;
+everything else of the
+language is in the headers here. What is built stays in the user's cache folder under a digest of
+all that went in.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ggpy.device import toolkit
+from ggpy.device.cache import write_atomically
+from ggpy.device.compile import included_files, read_source
+from ggpy.paths import cache_dir
+
+HERE = Path(__file__).resolve().parent
+COMMON = ["-std=c++17", "-g1", "-DGGPY_EMULATOR", "-w", "-ffp-contract=off", "-fno-strict-aliasing"]
+# Automatic variables that a kernel forgets to set hold a pattern, not luck.
+COMMON += ["-ftrivial-auto-var-init=pattern"]
+# Left shifts of negative numbers and into the sign bit mean the same everywhere since C++20.
+SANITIZE = [
+    "-O1",
+    "-fno-omit-frame-pointer",
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=all",
+]
+SANITIZE += ["-fno-sanitize=shift-base"]
+PLAIN = ["-O2"]
+KEPT_BYTES = 512 << 20  # of the cache folder
+
+
+class EmulatorUnavailable(RuntimeError):
+    """The emulator cannot be built here; the text says why."""
+
+
+class BuildError(RuntimeError):
+    """g++ does not compile a source; the text is its log."""
+
+
+def compiler() -> str:
+    """The C++ compiler; EmulatorUnavailable when there is none."""
+    path = shutil.which(os.environ.get("CXX", "g++"))
+    if path is None:
+        raise EmulatorUnavailable("no C++ compiler (g++) is installed")
+    return path
+
+
+@functools.cache
+def unavailable(sanitize: bool = False) -> str:
+    """Why the emulator cannot be used, or ""."""
+    try:
+        host_program(sanitize)
+    except (EmulatorUnavailable, toolkit.NvrtcMissing) as error:
+        return str(error)
+    except BuildError as error:
+        return f"the emulator does not build here: {str(error)[-500:]}"
+    return ""
+
+
+def host_program(sanitize: bool) -> Path:
+    """The program that runs kernels."""
+    sources = {name: (HERE / name).read_bytes() for name in ("host.cpp", "runtime.h")}
+    flags = [*_flags(sanitize), "-rdynamic"]
+    return _build("host", sources, flags, [str(HERE / "host.cpp"), "-ldl"])
+
+
+def kernel_library(
+    folder: Path,
+    name: str,
+    expressions: Sequence[str],
+    macros: Sequence[str],
+    extra_source: str,
+    sanitize: bool,
+    headers: Mapping[str, str] | None = None,
+) -> Path:
+    """A shared library of the kernels of `folder/name`; entry i of `expressions` is its symbol
+    `entry_<i>`."""
+    source = read_source(folder, name, extra_source)
+    made = {path: text.encode() for path, text in (headers or {}).items()}
+    files = {name: source, **included_files(folder, name, source, made)}
+    files = {
+        path: rewrite(text.decode(), f"{folder.name}/{path}").encode()
+        for path, text in files.items()
+    }
+    files["emulated_entries.cpp"] = _entries(name, expressions)
+    inputs = dict(files)
+    inputs.update({f"emulator/{path.name}": path.read_bytes() for path in HERE.glob("*.h")})
+    flags = [*_flags(sanitize), *macros, "-fPIC", "-shared"]
+    with tempfile.TemporaryDirectory() as work:
+        for path, text in files.items():
+            (Path(work) / path).parent.mkdir(parents=True, exist_ok=True)
+            (Path(work) / path).write_bytes(text)
+        return _build("kernel", inputs, [*flags], [f"-I{work}", f"{work}/emulated_entries.cpp"])
+
+
+def _entries(name: str, expressions: Sequence[str]) -> bytes:
+    lines = ['#include "emulator.h"', f'#include "{name}"']
+    for index, expression in enumerate(expressions):
+        if expression.isidentifier():  # NVRTC finds such a kernel only if it is extern "C"
+            lines.append(f'extern "C" decltype({expression}) {expression};')
+        lines.append(f'extern "C" const emulator::Entry entry_{index};')
+        lines.append(
+            f"const emulator::Entry entry_{index} = emulator::EntryOf<&{expression}>::entry;"
+        )
+    return "\n".join(lines).encode()
+
+
+def _flags(sanitize: bool) -> list[str]:
+    return [*COMMON, *(SANITIZE if sanitize else PLAIN)]
+
+
+@functools.cache
+def _compiler_version() -> str:
+    return subprocess.run(
+        [compiler(), "--version"], capture_output=True, text=True, check=True
+    ).stdout
+
+
+def _build(kind: str, inputs: dict[str, bytes], flags: list[str], arguments: list[str]) -> Path:
+    """Compile unless the same contents were compiled before."""
+    digests = {name: hashlib.sha256(text).hexdigest() for name, text in sorted(inputs.items())}
+    parts = [digests, flags, _compiler_version(), toolkit.headers_version()]
+    digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+    target = cache_dir("emulator") / f"{kind}-{digest}"
+    if target.exists():
+        target.touch()
+        return target
+    includes = [f"-I{HERE}", *(f"-I{path}" for path in toolkit.header_folders())]
+    with tempfile.TemporaryDirectory() as work:
+        output = Path(work) / "output"
+        command = [compiler(), *flags, *includes, *arguments, "-o", str(output)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise BuildError(f"{' '.join(command)}\n{done.stderr}")
+        write_atomically(target, output.read_bytes())
+    target.chmod(0o755)
+    _trim(target.parent)
+    return target
+
+
+def _trim(folder: Path) -> None:
+    """Forget what was used longest ago."""
+    files = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+    total = 0
+    for path in files:
+        total += path.stat().st_size
+        if total > KEPT_BYTES:
+            path.unlink(missing_ok=True)
+
+
+_SKIPPED = r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\''
+_SHARED = re.compile(
+    rf"(?P<skip>{_SKIPPED})|(?P<extern>extern\s+)?\b__shared__\b(?P<declaration>[^;]*);", re.DOTALL
+)
+_ALIGNMENT = re.compile(r"\b(?:alignas|__align__)\s*\(([^()]*(?:\([^()]*\))?[^()]*)\)")
+_DECLARATOR = re.compile(r"^(?P<name>\w+)\s*(?P<extents>(?:\[.*\])?)$", re.DOTALL)
+
+
+def rewrite(source: str, path: str) -> str:
+    """The source with `__shared__` variables as references to the block's memory; lines keep their
+    numbers."""
+
+    def replace(match: re.Match) -> str:
+        if match["skip"] is not None:
+            return match[0]
+        line = source.count("\n", 0, match.start()) + 1
+        if match["extern"]:
+            if "SHARED_DYNAMIC" in source:
+                return match[0]  # the macro's own definition, for the GPU
+            raise BuildError(
+                f"{path}:{line}: write SHARED_DYNAMIC(type, name) instead of extern __shared__"
+            )
+        return _shared_variables(match["declaration"], f"{path}:{line}") + "\n" * match[0].count(
+            "\n"
+        )
+
+    return f'#line 1 "{path}"\n' + _SHARED.sub(replace, source)
+
+
+def _shared_variables(declaration: str, place: str) -> str:
+    alignment = _ALIGNMENT.search(declaration)
+    parts = _split(_ALIGNMENT.sub(" ", declaration).strip())
+    head = re.match(r"^(?P<type>.*[\s>*&])(?P<first>\w+\s*(?:\[.*\])?)$", parts[0], re.DOTALL)
+    if head is None:
+        raise BuildError(f"{place}: cannot read the declaration `__shared__ {declaration.strip()}`")
+    text = ""
+    for declarator in (head["first"], *parts[1:]):
+        match = _DECLARATOR.match(declarator.strip())
+        if match is None:
+            raise BuildError(
+                f"{place}: cannot read `{declarator.strip()}` in a __shared__ declaration"
+            )
+        text += _shared_variable(head["type"].strip(), match["name"], match["extents"], alignment)
+    return text.replace("\n", " ")
+
+
+def _shared_variable(type_name: str, name: str, extents: str, alignment: re.Match | None) -> str:
+    kind, slot = f"emulated_type_{name}", f"emulated_slot_{name}"
+    align = alignment[1] if alignment else f"alignof({kind})"
+    return (
+        f"using {kind} = {type_name} {extents}; static constexpr ::emulator::SharedSlot {slot}"
+        f'{{sizeof({kind}), {align}, "{name}", __FILE__, __LINE__}}; '
+        f"{kind}& {name} = *static_cast<{kind}*>(::emulator::shared({slot})); "
+    )
+
+
+def _split(text: str) -> list[str]:
+    """Parts between commas that stand in no brackets."""
+    parts, depth = [""], 0
+    for char in text:
+        depth += (char in "<([{") - (char in ">)]}")
+        if char == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return [part.strip() for part in parts]

@@ -1,0 +1,416 @@
+"""A device that runs CUDA kernels on the CPU, with the interface of the GPU's (ggpy.device.base).
+
+Memory and kernels live in a process of their own (host.cpp): what ends it (a sanitizer's report, an
+invalid address,
+an endless loop) is an EmulatorError here, and the test run goes on. With `sanitize=True` every
+access out of bounds
+and undefined arithmetic is such an error, with the kernel's file and line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import select
+import struct
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from emulator import build
+
+from ggpy.device.base import (
+    Argument,
+    ArgumentPacker,
+    Buffer,
+    CudaError,
+    Grid,
+    OutOfMemory,
+    Ptr,
+    buffers_of,
+    three,
+)
+from ggpy.device.compile import CompileError
+from ggpy.paths import cuda_dir
+
+
+class EmulatorError(CudaError):
+    """A kernel did what CUDA forbids; the text says what, where, and in which block and thread."""
+
+
+ENVIRONMENT = {
+    "ASAN_OPTIONS": "detect_leaks=0:exitcode=3:detect_stack_use_after_return=0:"
+    "allocator_may_return_null=1",
+    "UBSAN_OPTIONS": "print_stacktrace=1:exitcode=3",
+}
+
+
+class Host:
+    """The process that runs kernels, and its command language."""
+
+    def __init__(self, program: Path) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [str(program)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            bufsize=1 << 16,
+            env={**os.environ, **ENVIRONMENT},
+        )
+
+    def ask(
+        self, command: str, a: int = 0, b: int = 0, payload: bytes = b"", seconds: float = 60
+    ) -> bytes:
+        """Send a command and return its answer; EmulatorError when it fails or the process ends."""
+        assert self._process.stdin and self._process.stdout
+        try:
+            self._process.stdin.write(struct.pack("<4Q", ord(command), a, b, len(payload)))
+            self._process.stdin.write(payload)
+            self._process.stdin.flush()
+            failed, size = struct.unpack("<2Q", self._read(16, seconds))
+            answer = self._read(size, seconds)
+        except (BrokenPipeError, EOFError):
+            raise EmulatorError(self._obituary()) from None
+        if failed:
+            raise EmulatorError(answer.decode(errors="replace"))
+        return answer
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        for file in (self._process.stdin, self._process.stdout, self._errors):
+            if file is not None:
+                with contextlib.suppress(OSError):
+                    file.close()
+
+    def _read(self, size: int, seconds: float) -> bytes:
+        """Exactly `size` bytes of the answer; EOFError when they do not come."""
+        pipe, data = self._process.stdout, b""
+        assert pipe
+        while len(data) < size:
+            ready = select.select([pipe], [], [], seconds)[0]
+            chunk = os.read(pipe.fileno(), size - len(data)) if ready else b""
+            if not chunk:
+                raise EOFError
+            data += chunk
+        return bytes(data)
+
+    def _obituary(self) -> str:
+        self._process.kill()
+        self._process.wait()
+        self._errors.seek(0)
+        report = self._errors.read().decode(errors="replace").strip()
+        return _digest(report) or f"the emulator's process ended with {self._process.returncode}"
+
+
+def _digest(report: str) -> str:
+    """A sanitizer's report without the map of its shadow memory and the frames of this emulator."""
+    report = report.split("Shadow bytes around")[0].split("SUMMARY:")[0].strip()
+    lines = [
+        line
+        for line in report.splitlines()
+        if not re.search(r"#\d+ .*(host\.cpp|runtime\.h|<null>)", line)
+    ]
+    return "\n".join(lines[:60])
+
+
+class EmulatedKernel:
+    """One kernel; launches run before the call returns."""
+
+    def __init__(self, device: Emulated, name: str, library: int, index: int) -> None:
+        self.device, self.name = device, name
+        reply = device.host.ask("N", library, payload=f"entry_{index}".encode())
+        self._entry, count, *facts = struct.unpack(f"<{len(reply) // 8}Q", reply)
+        self._packer = ArgumentPacker(
+            name, facts[0 : 2 * count : 2], "".join(map(chr, facts[1::2]))
+        )
+
+    def launch(
+        self,
+        grid: Grid,
+        threads: Grid,
+        args: Sequence[Argument],
+        *,
+        smem: int = 0,
+        pdl: bool = False,
+        cluster: int = 1,
+        cooperative: bool = False,
+        stream: Any = None,
+    ) -> None:
+        """See ggpy.device.base.Kernel. Clusters have no emulation."""
+        shape, block = three(grid), three(threads)
+        if cluster != 1:
+            raise NotImplementedError(
+                f"kernel {self.name}: the emulator has no clusters (cluster={cluster})"
+            )
+        if not (
+            0 < math.prod(block) <= 1024 and all(n > 0 for n in shape) and max(shape[1:]) < 65536
+        ):
+            raise CudaError(f"kernel {self.name}: invalid launch of grid {shape}, threads {block}")
+        self._packer.pack(args)
+        call = (shape, block, smem, cooperative, self._packer.cells(), buffers_of(args))
+        self.device.enqueue(lambda: self._run(*call), call[-1])
+
+    def _run(
+        self,
+        grid: tuple,
+        threads: tuple,
+        smem: int,
+        cooperative: bool,
+        cells: bytes,
+        buffers: list[Buffer],
+    ) -> None:
+        name, device = self.name.encode(), self.device
+        head = struct.pack(
+            "<11Q", *grid, *threads, smem, cooperative, device.order, device.seconds, len(name)
+        )
+        payload = (head + name).ljust(-(-(len(head) + len(name)) // 16) * 16, b"\0") + cells
+        try:
+            device.host.ask("K", self._entry, payload=payload, seconds=device.seconds + 10)
+        except EmulatorError as error:
+            shape = f"grid {grid}, threads {threads}, {smem} bytes of dynamic shared memory"
+            what = f"kernel {self.name}, {shape}"
+            raise EmulatorError(
+                f"{what}:\n{error}\n  buffers: {', '.join(map(describe, buffers))}"
+            ) from None
+
+
+def describe(buffer: Buffer) -> str:
+    """A buffer's name, address range and size."""
+    return (
+        f"{buffer.name or 'unnamed'} [{buffer.ptr or 0:#x}, {(buffer.ptr or 0) + buffer.nbytes:#x})"
+    )
+
+
+class EmulatedGraph:
+    """What was enqueued during a capture."""
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[[], None]] = []
+        self.buffers: list[Buffer] = []
+
+    def launch(self, stream: Any = None) -> None:
+        """Run it again."""
+        for call in self.calls:
+            call()
+
+    def close(self) -> None:
+        """Let go of the buffers."""
+        for buffer in self.buffers:
+            buffer.pins -= 1
+        self.calls, self.buffers = [], []
+
+
+class EmulatedStream:
+    """A stream: everything is done when the call returns."""
+
+    def synchronize(self) -> None:
+        """Nothing is under way."""
+
+    def wait(self, event: EmulatedEvent) -> None:
+        """Nothing is under way."""
+
+
+class EmulatedEvent:
+    """An event; the emulator keeps no time."""
+
+    def record(self, stream: Any = None) -> EmulatedEvent:
+        """Nothing is under way."""
+        return self
+
+    def synchronize(self) -> None:
+        """Nothing is under way."""
+
+
+class Emulated:
+    """The device. `order` decides the order of blocks, warps and lanes: 0 forward, 1 backward, else
+    a seed.
+
+    A kernel whose result depends on the order lacks a barrier. `seconds` limits one launch.
+    EmulatorUnavailable when
+    it cannot be built here.
+    """
+
+    def __init__(
+        self,
+        *,
+        cuda: Path | None = None,
+        sanitize: bool = False,
+        order: int = 0,
+        seconds: int = 60,
+        sm_count: int = 4,
+    ) -> None:
+        self.cuda, self.sanitize, self.order, self.seconds = (
+            cuda or cuda_dir(),
+            sanitize,
+            order,
+            seconds,
+        )
+        self.sm_count = sm_count
+        self.shared_bytes = 227 << 10  # of one block, as on sm_90
+        self.arch = "sm_80"  # what the wrappers may rely on; sm_90's instructions are not emulated
+        self.stream = EmulatedStream()
+        self.used_bytes = 0
+        self.host = Host(build.host_program(sanitize))
+        self._libraries: dict[tuple, dict[str, EmulatedKernel]] = {}
+        self._graph: EmulatedGraph | None = None
+
+    def alloc(self, nbytes: int, name: str = "") -> Buffer:
+        """Memory of `nbytes`, filled with 0xff (NaN in every float format)."""
+        if nbytes >= 1 << 40:
+            raise OutOfMemory(name, nbytes, 1 << 40)
+        (ptr,) = struct.unpack("<Q", self.host.ask("A", nbytes))
+        self.used_bytes += nbytes
+        return Buffer(ptr, nbytes, name, self._release)
+
+    def zeros(self, nbytes: int, name: str = "") -> Buffer:
+        """Memory of zeros."""
+        buffer = self.alloc(nbytes, name)
+        self.fill(buffer, 0)
+        return buffer
+
+    def fill(self, buffer: Buffer, byte: int, stream: Any = None) -> None:
+        """Set every byte."""
+        self.enqueue(
+            lambda: self.host.ask("S", buffer.address, byte << 56 | buffer.nbytes), [buffer]
+        )
+
+    def pinned(self, nbytes: int) -> np.ndarray:
+        """Host memory."""
+        return np.empty(nbytes, np.uint8)
+
+    def upload(
+        self, to: Buffer | Ptr, array: np.ndarray, offset: int = 0, stream: Any = None
+    ) -> None:
+        """Copy a host array to the device."""
+        data = np.ascontiguousarray(array)
+        address = self._range(to, offset, data.nbytes)
+        copied = data.view(np.ndarray)
+        self.enqueue(
+            lambda: self.host.ask("W", address, payload=copied.tobytes()), buffers_of([to])
+        )
+
+    def upload_array(self, array: np.ndarray, name: str = "") -> Buffer:
+        """A buffer that holds `array`."""
+        buffer = self.alloc(array.nbytes, name)
+        self.upload(buffer, array)
+        return buffer
+
+    def download(
+        self, source: Buffer | Ptr, dtype: Any, shape: int | tuple[int, ...], offset: int = 0
+    ) -> np.ndarray:
+        """A host copy."""
+        result = np.empty(shape, dtype)
+        data = self.host.ask("R", self._range(source, offset, result.nbytes), result.nbytes)
+        return np.frombuffer(bytearray(data), dtype).reshape(result.shape)
+
+    def download_into(
+        self, array: np.ndarray, source: Buffer | Ptr, offset: int = 0, stream: Any = None
+    ) -> None:
+        """Copy device memory into a host array."""
+        self.enqueue(
+            lambda: array.__setitem__(..., self.download(source, array.dtype, array.shape, offset)),
+            buffers_of([source]),
+        )
+
+    def copy(self, to: Buffer | Ptr, source: Buffer | Ptr, nbytes: int, stream: Any = None) -> None:
+        """Copy from device to device."""
+        target, origin = self._range(to, 0, nbytes), self._range(source, 0, nbytes)
+        move = lambda: self.host.ask("W", target, payload=self.host.ask("R", origin, nbytes))  # noqa: E731
+        self.enqueue(move, buffers_of([to, source]))
+
+    def kernel(self, source: str, name: str, **options: Any) -> EmulatedKernel:
+        """See ggpy.device.base.Device."""
+        return self.kernels(source, [name], **options)[0]
+
+    def kernels(
+        self,
+        source: str,
+        names: Sequence[str],
+        *,
+        defines: dict[str, str | int] | None = None,
+        extra_source: str = "",
+        options: Sequence[str] = (),
+        headers: dict[str, str] | None = None,
+    ) -> list[EmulatedKernel]:
+        """See ggpy.device.base.Device. CompileError; NVRTC's `options` mean nothing here."""
+        macros = [f"-D{name}={value}" for name, value in (defines or {}).items()]
+        known = self._libraries.setdefault((source, tuple(macros), extra_source, str(headers)), {})
+        missing = [name for name in dict.fromkeys(names) if name not in known]
+        if missing:
+            try:
+                path = build.kernel_library(
+                    self.cuda, source, missing, macros, extra_source, self.sanitize, headers
+                )
+            except build.BuildError as error:
+                raise CompileError(str(error)) from None
+            (library,) = struct.unpack("<Q", self.host.ask("L", payload=str(path).encode()))
+            known.update(
+                {name: EmulatedKernel(self, name, library, i) for i, name in enumerate(missing)}
+            )
+        return [known[name] for name in names]
+
+    def new_stream(self) -> EmulatedStream:
+        """A stream."""
+        return EmulatedStream()
+
+    def event(self, timing: bool = False) -> EmulatedEvent:
+        """An event."""
+        return EmulatedEvent()
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[EmulatedGraph]:
+        """Record what is enqueued instead of running it."""
+        graph = self._graph = EmulatedGraph()
+        try:
+            yield graph
+        finally:
+            self._graph = None
+
+    def synchronize(self) -> None:
+        """Nothing is under way."""
+
+    def enqueue(self, call: Callable[[], Any], buffers: Sequence[Buffer]) -> None:
+        """Run the call, or record it during a capture."""
+        if self._graph is None:
+            call()
+            return
+        self._graph.calls.append(call)
+        for buffer in buffers:
+            buffer.pins += 1
+            self._graph.buffers.append(buffer)
+
+    def close(self) -> None:
+        """End the process; every buffer is gone."""
+        self.host.close()
+
+    def __enter__(self) -> Emulated:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _range(self, at: Buffer | Ptr, offset: int, nbytes: int) -> int:
+        owner = at.owner if isinstance(at, Ptr) else at
+        address = (at.ptr if isinstance(at, Ptr) else at.address) + offset
+        if (
+            owner is not None
+            and not owner.address <= address <= address + nbytes <= owner.address + owner.nbytes
+        ):
+            raise ValueError(
+                f"{nbytes} bytes at offset {address - owner.address} are outside {owner!r}"
+            )
+        return address
+
+    def _release(self, ptr: int, nbytes: int) -> None:
+        self.used_bytes -= nbytes
+        with contextlib.suppress(EmulatorError, ValueError, OSError):
+            self.host.ask("F", ptr)

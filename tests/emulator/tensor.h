@@ -1,0 +1,96 @@
+// Tensor-core products and matrix loads with the hardware's layout of lanes and registers, and asynchronous copies.
+// The functions in cuda/common.cuh that wrap the PTX instructions call these.
+#pragma once
+
+namespace emulator {
+
+// One lane's part of D += A B, A of 16 x K, B of K x 8: see the PTX manual's figures for mma.m16n8k8/k16/k32.
+template <typename D>
+struct MultiplyRecord {
+    const uint32_t *a, *b;
+    D* d;
+};
+
+struct F16 {
+    static constexpr int PER_REGISTER = 2;
+    static double get(uint32_t bits, int i) { return emulator_bits<__half>(uint16_t(bits >> 16 * i)); }
+};
+struct Bf16 {
+    static constexpr int PER_REGISTER = 2;
+    static double get(uint32_t bits, int i) { return double(emulator_bits<float>(bits >> 16 * i << 16)); }
+};
+struct S8 {
+    static constexpr int PER_REGISTER = 4;
+    static int get(uint32_t bits, int i) { return int8_t(bits >> 8 * i); }
+};
+
+// KREGS: registers of B, each covering four lanes' share of K.
+template <typename T, int KREGS, typename D>
+void complete_multiply(MultiplyRecord<D>* const* records, unsigned lanes) {
+    constexpr int E = T::PER_REGISTER, K = KREGS * 4 * E;
+    if (lanes != ~0u) emulator_fail("mma: only lanes %08x take part", lanes);
+    using Wide = decltype(T::get(0, 0));
+    Wide a[16][K], b[K][8];
+    for (int lane = 0; lane < 32; ++lane)
+        for (int r = 0; r < KREGS; ++r)
+            for (int e = 0; e < E; ++e) {
+                int k = r * 4 * E + lane % 4 * E + e;
+                a[lane / 4][k] = T::get(records[lane]->a[2 * r], e);
+                a[lane / 4 + 8][k] = T::get(records[lane]->a[2 * r + 1], e);
+                b[k][lane / 4] = T::get(records[lane]->b[r], e);
+            }
+    for (int lane = 0; lane < 32; ++lane)
+        for (int i = 0; i < 4; ++i) {
+            Wide sum = 0;
+            for (int k = 0; k < K; ++k) sum += a[lane / 4 + i / 2 * 8][k] * b[k][lane % 4 * 2 + i % 2];
+            if constexpr (std::is_integral_v<D>) records[lane]->d[i] = D(unsigned(records[lane]->d[i]) + unsigned(sum));
+            else records[lane]->d[i] = D(records[lane]->d[i] + sum);
+        }
+}
+
+template <typename T, int KREGS, typename D>
+void multiply(D* d, const uint32_t* a, const uint32_t* b, Site site) {
+    MultiplyRecord<D> record{a, b, d};
+    meet<MultiplyRecord<D>, complete_multiply<T, KREGS, D>>(~0u, record, site);
+}
+
+struct MatrixRecord {
+    const void* row;
+    uint32_t* out;
+};
+
+template <int COUNT, bool TRANSPOSED>
+void complete_load_matrix(MatrixRecord* const* records, unsigned lanes) {
+    if (lanes != ~0u) emulator_fail("ldmatrix: only lanes %08x take part", lanes);
+    for (int matrix = 0; matrix < COUNT; ++matrix) {
+        uint16_t m[8][8];
+        for (int row = 0; row < 8; ++row) memcpy(m[row], records[matrix * 8 + row]->row, 16);
+        for (int lane = 0; lane < 32; ++lane) {
+            int i = lane / 4, j = lane % 4 * 2;
+            uint32_t low = TRANSPOSED ? m[j][i] : m[i][j], high = TRANSPOSED ? m[j + 1][i] : m[i][j + 1];
+            records[lane]->out[matrix] = high << 16 | low;
+        }
+    }
+}
+
+template <int COUNT, bool TRANSPOSED>
+void load_matrix(uint32_t* out, const void* row, Site site) {
+    if (lane() < COUNT * 8 && reinterpret_cast<uintptr_t>(row) % 16)
+        emulator_fail("ldmatrix at %s:%d: a row's address is no multiple of 16", site.file, site.line);
+    MatrixRecord record{row, out};
+    meet<MatrixRecord, complete_load_matrix<COUNT, TRANSPOSED>>(~0u, record, site);
+}
+
+// cp.async: the copy happens in async_wait, so that a kernel that forgets to wait reads poison. Both ends are touched
+// here, so that a sanitizer reports a bad address at the copy's own line.
+inline void async_copy(void* to, const void* from, unsigned bytes, unsigned valid, Site site) {
+    if (reinterpret_cast<uintptr_t>(to) % bytes || reinterpret_cast<uintptr_t>(from) % bytes)
+        emulator_fail("cp.async at %s:%d: an address is no multiple of %u", site.file, site.line, bytes);
+    for (unsigned i = 0; i < bytes; ++i) {
+        (void)static_cast<const volatile char*>(to)[i];
+        if (i < valid) (void)static_cast<const volatile char*>(from)[i];
+    }
+    emulator_async_copy(to, from, bytes, valid);
+}
+
+}  // namespace emulator

@@ -1,0 +1,39 @@
+"""Device memory for tests of kernels: outputs that are NaN before the launch and followed by bytes that must survive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ggpy.device import Buffer
+
+POISON, GUARD = 0xFF, 0xA5  # 0xff... is NaN in every float type
+GUARD_BYTES = 1024
+
+
+class Output:
+    """`nbytes` bytes that a kernel is to write, all of them and nothing else."""
+
+    def __init__(self, device: Any, nbytes: int) -> None:
+        self.device, self.nbytes = device, nbytes
+        # Under the sanitizer the allocation's own end is the better guard.
+        self.guard = 0 if getattr(device, "sanitize", False) else GUARD_BYTES
+        self.buffer: Buffer = device.alloc(nbytes + self.guard, "output")
+        bytes_ = np.full(nbytes + self.guard, POISON, np.uint8)
+        bytes_[nbytes:] = GUARD
+        device.upload(self.buffer, bytes_)
+
+    def read(self, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
+        """What was written; AssertionError if it is not `nbytes` or the guard bytes changed."""
+        data = self.device.download(self.buffer, np.uint8, self.nbytes + self.guard)
+        assert (data[self.nbytes :] == GUARD).all(), "bytes after the output were written"
+        return data[: self.nbytes].view(dtype).reshape(shape)
+
+
+def upload(device: Any, array: np.ndarray) -> Buffer:
+    """A buffer that holds exactly the array."""
+    array = np.ascontiguousarray(array)
+    buffer: Buffer = device.alloc(array.nbytes, "input")
+    device.upload(buffer, array)
+    return buffer

@@ -1,0 +1,88 @@
+"""llama.cpp as an oracle, through the wheel xllamacpp: greedy tokens, log probabilities.
+
+Weights in float32 files are multiplied in float32 there; those in blocks with activations rounded
+to 8 bits.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+import xllamacpp
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """Generated ids with their text, and the log probabilities of the best ids at each place.
+
+    logprobs has fewer entries where a character is made of several tokens.
+    """
+
+    ids: list[int]
+    text: str
+    logprobs: list[dict[int, float]]
+
+
+class Oracle:
+    """One loaded model; keys and values are kept in float32 unless f32_cache is off."""
+
+    def __init__(self, path: Path, n_ctx: int = 256, f32_cache: bool = True) -> None:
+        params = xllamacpp.CommonParams()
+        params.model.path = str(path)
+        params.n_ctx = n_ctx
+        params.n_parallel = 1
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+        params.warmup = params.fit_params = False
+        params.verbosity = 0
+        if f32_cache:
+            params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+        params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        self._server = xllamacpp.Server(params)
+
+    def greedy(self, ids: list[int], n: int, n_probs: int = 2) -> Continuation:
+        """Up to n tokens after ids; an end token is the last of them."""
+        request = {"prompt": ids, "n_predict": n, "temperature": 0.0, "n_probs": n_probs}
+        request |= {"top_k": 1, "cache_prompt": False, "return_tokens": True}
+        answer = self._post("/completion", request)
+        probabilities = answer.get("completion_probabilities", [])  # none for part of a character
+        return Continuation(
+            answer["tokens"],
+            answer["content"],
+            [{x["id"]: x["logprob"] for x in t["top_logprobs"]} for t in probabilities],
+        )
+
+    def tokenize(self, text: str) -> list[int]:
+        """Ids of a text, special tokens parsed, with the model's beginning token."""
+        request = {"content": text, "add_special": True, "parse_special": True}
+        return self._post("/tokenize", request)["tokens"]
+
+    def _post(self, path: str, body: dict) -> dict:
+        request = urllib.request.Request(
+            self._server.listening_address + path,
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=120) as reply:
+            return json.load(reply)
+
+
+def in_float32(path: Path, to: Path) -> Path:
+    """The same model with every tensor in float32."""
+    reader = gguf.GGUFReader(path)
+    architecture = reader.fields["general.architecture"].contents()
+    writer = gguf.GGUFWriter(to, architecture)
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key != "general.architecture":
+            kind = field.types[0]
+            writer.add_key_value(key, field.contents(), kind, sub_type=field.types[-1])
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, gguf.quants.dequantize(tensor.data, tensor.tensor_type))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return to

@@ -1,0 +1,278 @@
+"""Write models/tiny/<architecture>.gguf: two random layers, and a tokenizer that works.
+
+    python tools/make_tiny.py [FOLDER]
+
+Tests run them where a real model would be too slow or cannot be had. Every architecture's
+peculiarities are in: biases, windows, soft caps, fused tensors, partial rotation, LongRoPE factors.
+The text that they produce is noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+FOLDER = Path(__file__).resolve().parent.parent / "models" / "tiny"
+WORDS = (
+    *("the", "of", "and", "to", "in", "is", "it", "hello", "world", "one", "two", "three"),
+    *("user", "assistant", "system", "model"),
+)
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # token types
+Q8_0, Q4_0, F16, F32 = (gguf.GGMLQuantizationType[x] for x in ("Q8_0", "Q4_0", "F16", "F32"))
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """What one architecture's file has; sizes by the letters of ggpy/ops/interface.py."""
+
+    tokenizer: str = "spm"
+    D: int = 64
+    H: int = 4
+    G: int = 2
+    E: int = 16
+    F: int = 96
+    n_layer: int = 2
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    layer: tuple[str, ...] = ()  # tensors beyond those of llama
+    tied: bool = True
+    fused: bool = False
+
+
+SANDWICH = ("post_attention_norm.weight", "post_ffw_norm.weight")
+QK_NORM = ("attn_q_norm.weight", "attn_k_norm.weight")
+BIAS = ("attn_q.bias", "attn_k.bias", "attn_v.bias")
+MODELS = {
+    "llama": Tiny(tied=False),
+    "qwen2": Tiny("bpe", layer=BIAS, tied=False, settings={"rope.freq_base": 1e6}),
+    "qwen3": Tiny("bpe", E=32, layer=QK_NORM, settings={"rope.freq_base": 1e6}),
+    "gemma2": Tiny(
+        "spm",
+        E=32,
+        layer=SANDWICH,
+        settings={
+            "attention.sliding_window": 8,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma3": Tiny(
+        "spm",
+        E=32,
+        G=1,
+        layer=SANDWICH + QK_NORM,
+        settings={
+            "attention.sliding_window": 8,
+            "attention.sliding_window_pattern": 2,
+            "rope.freq_base": 1e6,
+            "rope.scaling.type": "linear",
+            "rope.scaling.factor": 4.0,
+        },
+    ),
+    "phi3": Tiny(
+        tied=False,
+        fused=True,
+        settings={
+            "context_length": 512,
+            "rope.dimension_count": 12,
+            "rope.scaling.original_context_length": 256,
+            "rope.scaling.attn_factor": 1.19,
+            "attention.sliding_window": 0,
+        },
+    ),
+}
+
+
+def write(
+    path: Path,
+    architecture: str,
+    settings: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, np.ndarray | None] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write one; `settings`, `metadata` and `tensors` replace, add, or remove (None)."""
+    model = MODELS[architecture]
+    tokens = tokenizer(model.tokenizer)
+    values = {f"{architecture}.{k}": v for k, v in {**_settings(model), **(settings or {})}.items()}
+    values = {"general.name": "tiny random model", **values, **tokens, **(metadata or {})}
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in values.items():
+        if value is not None:
+            _add(writer, key, value)
+    arrays = tensors_of(model, len(tokens["tokenizer.ggml.tokens"]))
+    for name, array in {**arrays, **(tensors or {})}.items():
+        if array is not None:
+            kind = _kind(name, array)
+            writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _settings(m: Tiny) -> dict[str, Any]:
+    return {
+        "context_length": 256,
+        "embedding_length": m.D,
+        "block_count": m.n_layer,
+        "feed_forward_length": m.F,
+        "attention.head_count": m.H,
+        "attention.head_count_kv": m.G,
+        "attention.key_length": m.E,
+        "attention.value_length": m.E,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        **m.settings,
+    }
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, list):
+        writer.add_array(key, value)
+    else:
+        kind = {bool: "BOOL", int: "UINT32", float: "FLOAT32", str: "STRING"}[type(value)]
+        writer.add_key_value(key, value, gguf.GGUFValueType[kind])
+
+
+def _kind(name: str, array: np.ndarray) -> gguf.GGMLQuantizationType:
+    if array.ndim == 1:
+        return F32
+    if "attn_k" in name:
+        return F16
+    return Q4_0 if "ffn_down" in name else Q8_0
+
+
+def tensors_of(m: Tiny, n_vocab: int) -> dict[str, np.ndarray]:
+    """The weights of a model, the same every time."""
+    rng = np.random.default_rng(1234)
+
+    def matrix(*shape: int) -> np.ndarray:
+        return (rng.standard_normal(shape) * 1.5 / np.sqrt(shape[-1])).astype(np.float32)
+
+    def vector(n: int, mean: float = 1.0) -> np.ndarray:
+        return (mean + 0.2 * rng.standard_normal(n)).astype(np.float32)
+
+    out = {"token_embd.weight": matrix(n_vocab, m.D), "output_norm.weight": vector(m.D)}
+    if not m.tied:
+        out["output.weight"] = matrix(n_vocab, m.D)
+    if m.fused:
+        out["rope_factors_long.weight"] = np.linspace(2, 6, 6, dtype=np.float32)
+        out["rope_factors_short.weight"] = np.linspace(1, 1.5, 6, dtype=np.float32)
+    shapes = _layer_shapes(m)
+    for i in range(m.n_layer):
+        for name, shape in shapes.items():
+            mean = 0.0 if name.endswith("bias") else 1.0
+            out[f"blk.{i}.{name}"] = matrix(*shape) if len(shape) == 2 else vector(*shape, mean)
+    return out
+
+
+def _layer_shapes(m: Tiny) -> dict[str, tuple[int, ...]]:
+    q, kv = m.H * m.E, m.G * m.E
+    if m.fused:
+        projections = {"attn_qkv.weight": (q + 2 * kv, m.D), "ffn_up.weight": (2 * m.F, m.D)}
+    else:
+        projections = {
+            "attn_q.weight": (q, m.D),
+            "attn_k.weight": (kv, m.D),
+            "attn_v.weight": (kv, m.D),
+            "ffn_gate.weight": (m.F, m.D),
+            "ffn_up.weight": (m.F, m.D),
+        }
+    sizes = {"attn_q.bias": q, "attn_k.bias": kv, "attn_v.bias": kv, **dict.fromkeys(SANDWICH, m.D)}
+    sizes |= dict.fromkeys(QK_NORM, m.E)
+    return {
+        "attn_norm.weight": (m.D,),
+        "ffn_norm.weight": (m.D,),
+        **projections,
+        "attn_output.weight": (m.D, q),
+        "ffn_down.weight": (m.D, m.F),
+        **{name: (sizes[name],) for name in m.layer},
+    }
+
+
+def tokenizer(kind: str) -> dict[str, Any]:
+    """Metadata of a tokenizer that knows all bytes, some letters and WORDS."""
+    return _spm() if kind == "spm" else _bpe()
+
+
+def _prefixes(space: str) -> list[tuple[str, str]]:
+    """Merges (left, right) that build each word from its start, after a space and without."""
+    words = [start + word for word in WORDS for start in (space, "")]
+    merges = [(w[:n], w[n]) for w in words for n in range(1, len(w))]
+    return list(dict.fromkeys(merges))
+
+
+def _spm() -> dict[str, Any]:
+    letters = [chr(c) for c in range(ord("!"), 127)] + ["\u2581"]
+    pieces = list(dict.fromkeys([a + b for a, b in _prefixes("\u2581")] + letters))
+    tokens = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+    types = [UNKNOWN, CONTROL, CONTROL, CONTROL, CONTROL]
+    tokens += [f"<0x{b:02X}>" for b in range(256)] + pieces
+    types += [BYTE] * 256 + [NORMAL] * len(pieces)
+    scores = [0.0] * (len(tokens) - len(pieces)) + [-float(i) for i in range(len(pieces))]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.eot_token_id": 4,
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.chat_template": CHAT_TEMPLATE,
+    }
+
+
+def _bpe() -> dict[str, Any]:
+    alphabet = _byte_alphabet()
+    merges = _prefixes(alphabet[ord(" ")])
+    merged = list(dict.fromkeys(a + b for a, b in merges))
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tokens = [*alphabet, *merged, *special]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [NORMAL] * (len(tokens) - 3) + [CONTROL] * 3,
+        "tokenizer.ggml.merges": [f"{a} {b}" for a, b in merges],
+        "tokenizer.ggml.bos_token_id": len(tokens) - 3,
+        "tokenizer.ggml.eos_token_id": len(tokens) - 1,
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": CHAT_TEMPLATE,
+    }
+
+
+def _byte_alphabet() -> list[str]:
+    """The printable character that stands for each byte in byte-level BPE (GPT-2)."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(b) if b in printable else chr(next(others)) for b in range(256)]
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description="Write a tiny random model for every architecture."
+    )
+    parser.add_argument("folder", nargs="?", type=Path, default=FOLDER)
+    folder = parser.parse_args(argv).folder
+    folder.mkdir(parents=True, exist_ok=True)
+    for architecture in MODELS:
+        path = write(folder / f"{architecture}.gguf", architecture)
+        print(f"{path}: {path.stat().st_size} bytes")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""`ggpy show FILE`: print a GGUF file's metadata and tensors as a table, or as JSON.
+
+Opens the file as the runtime does, so what is printed here has passed all of its checks. Nothing of
+the tensors' data is read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ggpy.gguf import File, Tensor
+
+WIDTH = 72  # characters of a value in the table
+MB = 1e6
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the program; its exit status: 0, or 2 for a file that cannot be read."""
+    options = parser().parse_args(argv)
+    from ggpy.gguf import File, GGUFError  # --help needs no numpy
+
+    try:
+        file = File(options.file)
+    except GGUFError as error:
+        print(f"ggpy: error: {error}", file=sys.stderr)
+        return 2
+    with file:
+        return write(as_json(file) if options.json else as_text(file))
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(
+        prog="ggpy show", description="Print a GGUF file's metadata and tensors."
+    )
+    found.add_argument(
+        "file", metavar="FILE", help="a .gguf file, or the first part of a split one"
+    )
+    found.add_argument("--json", action="store_true", help="everything, arrays in full, as JSON")
+    return found
+
+
+def write(lines: Iterable[str]) -> int:
+    """Print lines; a reader that stops reading (`| head`) is no error."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        for line in lines:
+            print(line)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+# Text.
+
+
+def as_text(file: File) -> Iterator[str]:
+    """The lines of the tables."""
+    yield printable(file.path.name)
+    yield summary(file)
+    yield ""
+    yield from table(
+        [
+            (printable(key), file.types[key], shown(value, WIDTH))
+            for key, value in file.metadata.items()
+        ],
+        "<<<",
+    )
+    if file.tensors:
+        yield "\nTensors; the last number of a shape is the length of a row, the place in bytes"
+        yield from table([tensor_row(t) for t in file.tensors.values()], "<<<>>")
+        yield "\nTypes"
+        yield from table(type_rows(list(file.tensors.values())), "<>>>")
+
+
+def summary(file: File) -> str:
+    """Sizes in a line."""
+    tensors = file.tensors.values()
+    weights = sum(math.prod(t.shape) for t in tensors)
+    facts = [f"GGUF version {file.version}", f"{file.nbytes / MB:.1f} MB"]
+    facts += [f"{len(file.metadata)} keys", f"{len(tensors)} tensors"]
+    if weights:
+        bits = 8 * sum(t.nbytes for t in tensors) / weights
+        facts += [f"{weights / 1e6:.1f} million weights", f"{bits:.2f} bits a weight"]
+    return ", ".join(facts)
+
+
+def tensor_row(tensor: Tensor) -> tuple[str, ...]:
+    """Name, type, shape, size, place."""
+    shape = " x ".join(map(str, tensor.shape))
+    size = f"{tensor.nbytes / MB:.3f} MB"
+    return printable(tensor.name), tensor.format.name, shape, size, str(tensor.offset)
+
+
+def type_rows(tensors: Sequence[Tensor]) -> list[tuple[str, ...]]:
+    """Name, number of tensors, size and share of each type, largest first."""
+    sizes: dict[str, list[int]] = {}
+    for tensor in tensors:
+        sizes.setdefault(tensor.format.name, []).append(tensor.nbytes)
+    total = max(1, sum(map(sum, sizes.values())))
+    ordered = sorted(sizes.items(), key=lambda item: -sum(item[1]))
+    return [
+        (name, f"{len(n)} tensors", f"{sum(n) / MB:.1f} MB", f"{sum(n) / total:.1%}")
+        for name, n in ordered
+    ]
+
+
+def table(rows: Sequence[tuple[str, ...]], alignment: str) -> Iterator[str]:
+    """Lines with columns as wide as they need; `alignment` is < or > for each."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (f"{c:{a}{w}}" for c, a, w in zip(row, alignment, widths, strict=True))
+        yield "  ".join(cells).rstrip()
+
+
+def shown(value: Any, width: int) -> str:
+    """A value in about `width` characters: strings quoted, of arrays the length and the first."""
+    if isinstance(value, str):
+        return shortened(repr(value[: width + 1]), width)
+    if not hasattr(value, "__len__"):
+        return number(value)
+    first = value[:width].tolist() if hasattr(value, "tolist") else value[:width]
+    items = ", ".join(shown(item, width) for item in islice(first, width))
+    return f"{len(value)}: {shortened(items, width)}"
+
+
+def number(value: float) -> str:
+    """Integers and bools in full, floats to the digits that f32 has."""
+    return f"{value:.7g}" if isinstance(value, float) else str(value)
+
+
+def shortened(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def printable(name: str) -> str:
+    """A name from the file: not too long for a table, and nothing that a terminal obeys."""
+    return shortened(name if name.isprintable() else repr(name[:WIDTH]), WIDTH)
+
+
+# JSON.
+
+
+def as_json(file: File) -> Iterator[str]:
+    """The one line of JSON."""
+    metadata = {
+        key: {"type": file.types[key], "value": plain(value)}
+        for key, value in file.metadata.items()
+    }
+    tensors = [
+        {
+            "name": tensor.name,
+            "type": tensor.format.name,
+            "shape": tensor.shape,
+            "nbytes": tensor.nbytes,
+            "file": tensor.path,
+            "offset": tensor.offset,
+        }
+        for tensor in file.tensors.values()
+    ]
+    found = {"file": str(file.path), "version": file.version, "nbytes": file.nbytes}
+    yield json.dumps({**found, "metadata": metadata, "tensors": tensors}, allow_nan=False)
+
+
+def plain(value: Any) -> Any:
+    """A value that JSON has: arrays as lists, NaN and infinity as strings."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())
