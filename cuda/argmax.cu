@@ -5,7 +5,7 @@ constexpr int ARGMAX_THREADS = 256;
 
 // Larger floats have larger keys; among equals the lower index has.
 __device__ __forceinline__ unsigned long long argmax_key(float v, int index) {
-    uint32_t bits = __float_as_uint(v);
+    uint32_t bits = __float_as_uint(v + 0.0f);  // -0 is 0
     bits = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
     return static_cast<unsigned long long>(bits) << 32 | (0xffffffffu - static_cast<uint32_t>(index));
 }

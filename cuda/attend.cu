@@ -4,20 +4,23 @@
 // prompt several tokens. Rows are the M of mma.m16n8k16; the keys and values are read once for all of them. A warp
 // takes 32 positions at a time: S[16][32] = Q K^T, online softmax, O[16][E] += P V. The accumulator of S is, register
 // for register, the A operand of P V, if position 8 t + 4 s + 2 u + c of the 32 is column 2 t + c of S's tile 2 s + u;
-// then both k (by rows) and v (transposed pages, rope_kv.cu) are read 16 bytes a lane.
+// then both k (by rows) and v (transposed pages, rope.cuh) are read 16 bytes a lane.
 //
 // Warps of a block interleave their positions and merge in shared memory. A long context is cut into n_split parts, a
 // function of the sequence's length alone, whose results the last block to finish merges in order: the outcome depends
 // neither on the batch nor on timing. No T x T memory anywhere.
-#include "common.cuh"
+//
+// FUSED: each tile is the one token of its sequence, and its block rotates q, k and v itself, instead of rope_kv.cu.
+#include "rope.cuh"
 
-#ifndef PAGE_SIZE
-#define PAGE_SIZE 64
+#ifndef ATTEND_WARPS
+#define ATTEND_WARPS 8
 #endif
 
-constexpr int ATTEND_WARPS = 4;
+constexpr int ATTEND_THREADS = ATTEND_WARPS * 32;
 constexpr int ROWS = 16;
-constexpr int STRIP = 32;  // positions a warp takes at a time
+constexpr int STRIP = 32;      // positions a warp takes at a time
+constexpr int MAX_SPLIT = 16;  // parts of a context
 constexpr float NONE = -1e30f;
 constexpr float LOG2E = 1.4426950408889634f;
 
@@ -29,29 +32,31 @@ struct AttendTile {
 };
 
 struct Attend {
-    const __half* q;          // [T, H, ROW]
-    const __half* k_pages;    // [page][G][PAGE_SIZE][ROW]
-    const __half* v_pages;    // [page][G][ROW][PAGE_SIZE]
+    RopeKv rope;         // also pages, positions, page tables and sizes
     const AttendTile* tiles;
-    const int* positions;     // [T]
-    const int* sequences;     // [T]
-    const int* page_tables;   // [S, table_stride]
-    const float* sinks;       // [H] or null
-    __half* out;              // [T, H * E]
-    float* workspace;         // per (tile, head group): n_split x ROWS x (ROW + 2)
-    uint32_t* counters;       // per (tile, head group), zero before and after
-    int n_head, n_head_kv, head_size;
-    int heads_per_tile;       // query heads of a tile: of one key/value head, at most 16
-    int table_stride;
-    int max_split;
-    int window;               // positions seen, itself included; 0 is all
+    const float* sinks;  // [H] or null
+    __half* out;         // [T, H * E]
+    float* workspace;    // per (tile, head group): MAX_SPLIT x ROWS x (ROW + 2)
+    uint32_t* counters;  // per (tile, head group), zero before and after
+    int heads_per_tile;  // query heads of a tile: of one key/value head, at most 16
+    int window;          // positions seen, itself included; 0 is all
     float scale;
-    float soft_cap;           // 0 is none
+    float soft_cap;      // 0 is none
 };
 
-// The rows of a tile: row r is (token r / heads_per_tile, head r % heads_per_tile).
+// Row r of a tile is (token r / heads, head r % heads).
 struct Rows {
-    int first_token, n_rows, heads, first_head;
+    int first_token, n_rows, heads, first_head, kv_head;
+
+    __device__ __forceinline__ Rows(const Attend& p, const AttendTile& tile) {
+        const int group = p.rope.n_head / p.rope.n_head_kv, parts = gridDim.x / p.rope.n_head_kv;
+        const int part = blockIdx.x % parts;
+        kv_head = blockIdx.x / parts;
+        first_token = tile.first_token;
+        heads = min(p.heads_per_tile, group - part * p.heads_per_tile);
+        first_head = kv_head * group + part * p.heads_per_tile;
+        n_rows = tile.n_tokens * heads;
+    }
     __device__ __forceinline__ int token(int r) const { return first_token + r / heads; }
     __device__ __forceinline__ int head(int r) const { return first_head + r % heads; }
 };
@@ -62,42 +67,58 @@ struct Softmax {
     float sum[2] = {0.0f, 0.0f};
 };
 
-template <int ROW>
-__device__ __forceinline__ void load_q(const Attend& p, const Rows& rows, int g, int t, uint32_t (&a)[ROW / 16][4]) {
+// The A operands of Q, a row's elements being `from(row)` [ROW] halves; rows that are none are zero.
+template <int ROW, class From>
+__device__ __forceinline__ void load_q(int n_rows, int g, int t, uint32_t (&a)[ROW / 16][4], From from) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         const int r = g + 8 * h;
-        const uint4* from = reinterpret_cast<const uint4*>(
-            p.q + (static_cast<size_t>(rows.token(r)) * p.n_head + rows.head(r)) * ROW);
 #pragma unroll
         for (int i = 0; i < ROW / 32; ++i) {
             uint4 v = make_uint4(0, 0, 0, 0);
-            if (r < rows.n_rows) v = __ldcg(from + i * 4 + t);
+            if (r < n_rows) v = *(reinterpret_cast<const uint4*>(from(r)) + i * 4 + t);
             a[2 * i][h] = v.x, a[2 * i][2 + h] = v.y, a[2 * i + 1][h] = v.z, a[2 * i + 1][2 + h] = v.w;
         }
     }
 }
 
-// s[4][4]: scores of rows g, g + 8 for the 32 positions.
-template <int ROW>
-__device__ __forceinline__ void scores(const __half* k, int g, int t, const uint32_t (&q)[ROW / 16][4],
-                                       float (&s)[4][4]) {
+// Keys of a strip: of position 8 (g / 2) + 2 n + g % 2, piece i is elements 32 i + 8 t on.
+template <int COUNT>
+__device__ __forceinline__ void load_keys(const __half* k, int row, int first, int g, int t, uint4 (&v)[4][COUNT]) {
 #pragma unroll
-    for (int n = 0; n < 4; ++n) {
-        const int position = 8 * (g / 2) + 2 * n + (g & 1);
-        const uint4* from = reinterpret_cast<const uint4*>(k + static_cast<size_t>(position) * ROW);
-        s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
+    for (int n = 0; n < 4; ++n)
 #pragma unroll
-        for (int i = 0; i < ROW / 32; ++i) {
-            const uint4 v = __ldcg(from + i * 4 + t);
-            mma_m16n8k16_f16(s[n], q[2 * i], {v.x, v.y});
-            mma_m16n8k16_f16(s[n], q[2 * i + 1], {v.z, v.w});
+        for (int i = 0; i < COUNT; ++i)
+            v[n][i] = __ldcg(reinterpret_cast<const uint4*>(
+                                 k + static_cast<size_t>(8 * (g / 2) + 2 * n + (g & 1)) * row) +
+                             (first + i) * 4 + t);
+}
+
+// s[4][4] += scores of rows g, g + 8 for the 32 positions, over the pieces from FIRST on.
+template <int FIRST, int COUNT, int STEPS>
+__device__ __forceinline__ void add_scores(const uint4 (&v)[4][COUNT], const uint32_t (&q)[STEPS][4], float (&s)[4][4]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i)
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+            mma_m16n8k16_f16(s[n], q[2 * (FIRST + i)], {v[n][i].x, v[n][i].y});
+            mma_m16n8k16_f16(s[n], q[2 * (FIRST + i) + 1], {v[n][i].z, v[n][i].w});
         }
+}
+
+template <int ROW, int FIRST>
+__device__ __forceinline__ void add_scores_by_pieces(const __half* k, int g, int t, const uint32_t (&q)[ROW / 16][4],
+                                                     float (&s)[4][4]) {
+    if constexpr (FIRST < ROW / 32) {
+        uint4 v[4][1];
+        load_keys(k, ROW, FIRST, g, t, v);
+        add_scores<FIRST>(v, q, s);
+        add_scores_by_pieces<ROW, FIRST + 1>(k, g, t, q, s);
     }
 }
 
-// Scores to probabilities (relative to the running maximum), as the A operands of two k16 steps; returns by how much
-// what was accumulated before must shrink.
+// Scores to probabilities (relative to the running maximum), as the A operands of two k16 steps; `shrink` is by how
+// much what was accumulated before must shrink.
 __device__ __forceinline__ void soften(const Attend& p, float (&s)[4][4], int first, int t, const int (&low)[2],
                                        const int (&high)[2], Softmax& softmax, uint32_t (&a)[2][4], float (&shrink)[2]) {
 #pragma unroll
@@ -131,41 +152,35 @@ __device__ __forceinline__ void soften(const Attend& p, float (&s)[4][4], int fi
     }
 }
 
-template <int ROW>
-__device__ __forceinline__ void add_values(const __half* v, int g, int t, const uint32_t (&a)[2][4],
-                                           const float (&shrink)[2], float (&o)[ROW / 8][4]) {
+// The values of elements 8 n + g, n from FIRST on, at the lane's eight positions of the 32.
+template <int COUNT>
+__device__ __forceinline__ void load_values(const __half* v, int first, int g, int t, uint4 (&w)[COUNT]) {
 #pragma unroll
-    for (int n = 0; n < ROW / 8; ++n) {
-        const uint4 w = __ldcg(reinterpret_cast<const uint4*>(v + static_cast<size_t>(n * 8 + g) * PAGE_SIZE) + t);
-        o[n][0] *= shrink[0], o[n][1] *= shrink[0], o[n][2] *= shrink[1], o[n][3] *= shrink[1];
-        mma_m16n8k16_f16(o[n], a[0], {w.x, w.y});
-        mma_m16n8k16_f16(o[n], a[1], {w.z, w.w});
+    for (int n = 0; n < COUNT; ++n)
+        w[n] = __ldcg(reinterpret_cast<const uint4*>(v + static_cast<size_t>((first + n) * 8 + g) * PAGE_SIZE) + t);
+}
+
+template <int COUNT, int N>
+__device__ __forceinline__ void add_values(const uint4 (&w)[COUNT], int first, const uint32_t (&a)[2][4],
+                                           const float (&shrink)[2], float (&o)[N][4]) {
+#pragma unroll
+    for (int n = 0; n < COUNT; ++n) {
+        float(&c)[4] = o[first + n];
+        c[0] *= shrink[0], c[1] *= shrink[0], c[2] *= shrink[1], c[3] *= shrink[1];
+        mma_m16n8k16_f16(c, a[0], {w[n].x, w[n].y});
+        mma_m16n8k16_f16(c, a[1], {w[n].z, w[n].w});
     }
 }
 
-// Parts [n_parts][ROWS][ROW + 2] of (o, maximum, sum) become one: element e of row r, and the row's maximum and sum.
+// Element e of row r of the warps' results [ATTEND_WARPS][ROWS][ROW + 2] of (o, maximum, sum), made one.
 template <int ROW>
-__device__ __forceinline__ float merge(const float* parts, int n_parts, int r, int e, float& maximum, float& sum) {
+__device__ __forceinline__ float merge_warps(const float* parts, int r, int e, float& maximum, float& sum) {
     maximum = NONE;
-    for (int i = 0; i < n_parts; ++i) maximum = fmaxf(maximum, __ldcg(parts + (i * ROWS + r) * (ROW + 2) + ROW));
-    float o = 0.0f;
-    sum = 0.0f;
-    for (int i = 0; i < n_parts; ++i) {
-        const float* part = parts + (i * ROWS + r) * (ROW + 2);
-        const float weight = exp2f(__ldcg(part + ROW) - maximum);
-        o += weight * __ldcg(part + e);
-        sum += weight * __ldcg(part + ROW + 1);
-    }
-    return o;
-}
-
-// The same for parts in shared memory.
-template <int ROW>
-__device__ __forceinline__ float merge_shared(const float* parts, int r, int e, float& maximum, float& sum) {
-    maximum = NONE;
+#pragma unroll
     for (int i = 0; i < ATTEND_WARPS; ++i) maximum = fmaxf(maximum, parts[(i * ROWS + r) * (ROW + 2) + ROW]);
     float o = 0.0f;
     sum = 0.0f;
+#pragma unroll
     for (int i = 0; i < ATTEND_WARPS; ++i) {
         const float* part = parts + (i * ROWS + r) * (ROW + 2);
         const float weight = exp2f(part[ROW] - maximum);
@@ -177,88 +192,171 @@ __device__ __forceinline__ float merge_shared(const float* parts, int r, int e, 
 
 __device__ __forceinline__ void write_out(const Attend& p, const Rows& rows, int r, int e, float o, float maximum,
                                           float sum) {
-    if (r >= rows.n_rows || e >= p.head_size) return;
+    if (e >= p.rope.head_size) return;
     if (p.sinks != nullptr) {  // a logit that takes weight and gives nothing
         const float sink = p.sinks[rows.head(r)] * LOG2E, top = fmaxf(maximum, sink);
         o *= exp2f(maximum - top);
         sum = sum * exp2f(maximum - top) + exp2f(sink - top);
     }
-    p.out[(static_cast<size_t>(rows.token(r)) * p.n_head + rows.head(r)) * p.head_size + e] =
-        __float2half(fminf(fmaxf(o / sum, -65504.0f), 65504.0f));
+    p.out[(static_cast<size_t>(rows.token(r)) * p.rope.n_head + rows.head(r)) * p.rope.head_size + e] = to_half(o / sum);
 }
 
-// grid (G * tiles of a head group, tiles, max_split)
+// The parts of a context, [MAX_SPLIT][ROWS][ROW + 2] in global memory, made one and written. A warp weighs a row's
+// parts, a lane each; then every thread adds up elements in the order of the parts.
 template <int ROW>
-__global__ void __launch_bounds__(ATTEND_WARPS * 32) attend(const Attend p) {
+__device__ void merge_splits(const Attend& p, const Rows& rows, const float* parts, int n_split) {
+    __shared__ float weights[ROWS][MAX_SPLIT], maxima[ROWS], sums[ROWS];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (int r = warp; r < rows.n_rows; r += ATTEND_WARPS) {
+        const float* row = parts + (min(lane, n_split - 1) * ROWS + r) * (ROW + 2) + ROW;
+        float maximum = __ldcg(row), sum = __ldcg(row + 1), top = maximum;
+#pragma unroll
+        for (int offset = 16; offset > 0; offset /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, offset));
+        const float weight = lane < n_split ? exp2f(maximum - top) : 0.0f;
+        sum *= weight;
+#pragma unroll
+        for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+        if (lane < n_split) weights[r][lane] = weight;
+        if (lane == 0) maxima[r] = top, sums[r] = sum;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < rows.n_rows * ROW; i += ATTEND_THREADS) {
+        const int r = i / ROW, e = i % ROW;
+        float o = 0.0f;
+#pragma unroll 8
+        for (int s = 0; s < n_split; ++s) o += weights[r][s] * __ldcg(parts + (s * ROWS + r) * (ROW + 2) + e);
+        write_out(p, rows, r, e, o, maxima[r], sums[r]);
+    }
+}
+
+// The tile's queries, rotated, to shared memory; and, in the block that has the newest position, its key and value to
+// their pages. Blocks that share a key/value head write the same bits.
+template <int ROW>
+__device__ void rotate_token(const Attend& p, const Rows& rows, int position, bool newest, const Rotation& rotation,
+                             float* heads, __half* q) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, token = rows.first_token;
+    float* head = heads + warp * ROW;
+    for (int i = warp; i < rows.heads + (newest ? 2 : 0); i += ATTEND_WARPS) {
+        const int part = i < rows.heads ? QUERY : i == rows.heads ? KEY : VALUE;
+        prepare_head(p.rope, part, part == QUERY ? rows.first_head + i : rows.kv_head, token, rotation, head, lane);
+        if (part == QUERY)
+            for (int e = lane; e < ROW; e += 32) q[i * ROW + e] = to_half(head[e]);
+        else
+            store_head(p.rope, part, rows.kv_head, token, position, head, lane);
+        __syncwarp();
+    }
+    __syncthreads();
+}
+
+// grid (G * tiles of a head group, tiles, splits)
+template <int ROW, bool FUSED>
+__global__ void __launch_bounds__(ATTEND_THREADS, 1) attend(const Attend p) {
+    constexpr int N = ROW / 8;
     SHARED_DYNAMIC(float, parts);  // [ATTEND_WARPS][ROWS][ROW + 2]
+    __shared__ __align__(16) __half q_shared[FUSED ? ROWS * ROW : 8];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     grid_dependency_launch();
-    grid_dependency_wait();
     const AttendTile tile = p.tiles[blockIdx.y];
     if (static_cast<int>(blockIdx.z) >= tile.n_split) return;
-    const int group = p.n_head / p.n_head_kv, tiles_per_group = gridDim.x / p.n_head_kv;
-    const int kv_head = blockIdx.x / tiles_per_group, part = blockIdx.x % tiles_per_group;
-    Rows rows;
-    rows.first_token = tile.first_token, rows.heads = min(p.heads_per_tile, group - part * p.heads_per_tile);
-    rows.first_head = kv_head * group + part * p.heads_per_tile, rows.n_rows = tile.n_tokens * rows.heads;
+    const Rows rows(p, tile);
 
     int low[2], high[2];  // positions that rows g and g + 8 see
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         const int r = g + 8 * h;
-        high[h] = r < rows.n_rows ? p.positions[rows.token(r)] : -1;
+        high[h] = r < rows.n_rows ? p.rope.positions[rows.token(r)] : -1;
         low[h] = p.window > 0 ? max(0, high[h] - p.window + 1) : 0;
     }
-    const int last = p.positions[tile.first_token + tile.n_tokens - 1], first = p.positions[tile.first_token];
+    const int first = p.rope.positions[tile.first_token];
+    const int last = p.rope.positions[tile.first_token + tile.n_tokens - 1];
     const int start = p.window > 0 ? max(0, first - p.window + 1) / STRIP : 0, end = last / STRIP + 1;
     const int per_split = (end - start + tile.n_split - 1) / tile.n_split;
     const int from = start + blockIdx.z * per_split, to = min(end, from + per_split);
+    const int* table = p.rope.page_tables + p.rope.sequences[tile.first_token] * p.rope.table_stride;
+    // All of that was there before the step began, and so were all keys and values but those of the step's own tokens:
+    // the lines of the warp's first strip are asked for now.
+    if (from + warp < to) {
+        const int position = (from + warp) * STRIP, slot = position % PAGE_SIZE;
+        const size_t block = page_offset(p.rope, table, rows.kv_head, position);
+        const __half* keys = p.rope.k_pages + block + static_cast<size_t>(slot) * ROW;
+        for (int i = lane; i < STRIP * ROW / 64; i += 32) prefetch_l2(keys + i * 64);
+        for (int e = lane; e < ROW; e += 32) prefetch_l2(p.rope.v_pages + block + e * PAGE_SIZE + slot);
+    }
+    Rotation rotation;
+    if constexpr (FUSED) rotation.prepare(p.rope, last, lane);
+    grid_dependency_wait();
 
     uint32_t q[ROW / 16][4];
-    load_q<ROW>(p, rows, g, t, q);
-    const int* table = p.page_tables + p.sequences[tile.first_token] * p.table_stride;
+    if constexpr (FUSED) {
+        rotate_token<ROW>(p, rows, last, from < to && to == end, rotation, parts, q_shared);
+        load_q<ROW>(rows.n_rows, g, t, q, [&](int r) { return q_shared + r * ROW; });
+        __syncthreads();  // `parts` held heads
+    } else {
+        load_q<ROW>(rows.n_rows, g, t, q, [&](int r) {
+            return p.rope.q + (static_cast<size_t>(rows.token(r)) * p.rope.n_head + rows.head(r)) * ROW;
+        });
+    }
     Softmax softmax;
-    float o[ROW / 8][4] = {};
+    float o[N][4] = {};
     for (int strip = from + warp; strip < to; strip += ATTEND_WARPS) {
         const int position = strip * STRIP, slot = position % PAGE_SIZE;
-        const size_t block = (static_cast<size_t>(table[position / PAGE_SIZE]) * p.n_head_kv + kv_head) * ROW * PAGE_SIZE;
-        float s[4][4], shrink[2];
+        const size_t block = page_offset(p.rope, table, rows.kv_head, position);
+        const __half* values = p.rope.v_pages + block + slot;
+        const __half* keys = p.rope.k_pages + block + static_cast<size_t>(slot) * ROW;
+        float s[4][4] = {}, shrink[2];
         uint32_t a[2][4];
-        scores<ROW>(p.k_pages + block + static_cast<size_t>(slot) * ROW, g, t, q, s);
-        soften(p, s, position, t, low, high, softmax, a, shrink);
-        add_values<ROW>(p.v_pages + block + slot, g, t, a, shrink, o);
+        if constexpr (ROW <= 128) {  // everything is under way before the softmax
+            constexpr int FIRST = N < 8 ? N : 8, REST = N - FIRST;
+            uint4 v[4][ROW / 32], w[FIRST], rest[REST > 0 ? REST : 1];
+            load_keys(keys, ROW, 0, g, t, v);
+            load_values(values, 0, g, t, w);
+            add_scores<0>(v, q, s);
+            if constexpr (REST > 0) load_values(values, FIRST, g, t, rest);
+            soften(p, s, position, t, low, high, softmax, a, shrink);
+            add_values(w, 0, a, shrink, o);
+            if constexpr (REST > 0) add_values(rest, FIRST, a, shrink, o);
+        } else {  // as registers allow
+            add_scores_by_pieces<ROW, 0>(keys, g, t, q, s);
+            soften(p, s, position, t, low, high, softmax, a, shrink);
+#pragma unroll
+            for (int n = 0; n < N; n += 4) {
+                uint4 w[4];
+                load_values(values, n, g, t, w);
+                add_values(w, n, a, shrink, o);
+            }
+        }
     }
 
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         softmax.sum[h] += __shfl_xor_sync(0xffffffffu, softmax.sum[h], 1);
         softmax.sum[h] += __shfl_xor_sync(0xffffffffu, softmax.sum[h], 2);
+        if (g + 8 * h >= rows.n_rows) continue;
         float* row = parts + (warp * ROWS + g + 8 * h) * (ROW + 2);
 #pragma unroll
-        for (int n = 0; n < ROW / 8; ++n) row[n * 8 + 2 * t] = o[n][2 * h], row[n * 8 + 2 * t + 1] = o[n][2 * h + 1];
+        for (int n = 0; n < N; ++n)
+            *reinterpret_cast<float2*>(row + n * 8 + 2 * t) = make_float2(o[n][2 * h], o[n][2 * h + 1]);
         if (t == 0) row[ROW] = softmax.maximum[h], row[ROW + 1] = softmax.sum[h];
     }
     __syncthreads();
-    constexpr int ALL = ROWS * ROW;
-    float maximum, sum;
-    if (tile.n_split == 1) {
-        for (int i = threadIdx.x; i < ALL; i += ATTEND_WARPS * 32) {
-            const float value = merge_shared<ROW>(parts, i / ROW, i % ROW, maximum, sum);
-            write_out(p, rows, i / ROW, i % ROW, value, maximum, sum);
-        }
-        return;
-    }
-    const size_t mine = static_cast<size_t>(tile.workspace) * gridDim.x + blockIdx.x;
-    float* workspace = p.workspace + mine * p.max_split * ROWS * (ROW + 2);
-    for (int i = threadIdx.x; i < ALL; i += ATTEND_WARPS * 32) {
+    const size_t mine = static_cast<size_t>(max(0, tile.workspace)) * gridDim.x + blockIdx.x;
+    float* workspace = p.workspace + mine * MAX_SPLIT * ROWS * (ROW + 2);
+    for (int i = threadIdx.x; i < rows.n_rows * ROW; i += ATTEND_THREADS) {
         const int r = i / ROW, e = i % ROW;
-        float* row = workspace + (blockIdx.z * ROWS + r) * (ROW + 2);
-        row[e] = merge_shared<ROW>(parts, r, e, maximum, sum);
-        if (e == 0) row[ROW] = maximum, row[ROW + 1] = sum;
+        float maximum, sum;
+        const float value = merge_warps<ROW>(parts, r, e, maximum, sum);
+        if (tile.n_split == 1) {
+            write_out(p, rows, r, e, value, maximum, sum);
+        } else {
+            float* row = workspace + (blockIdx.z * ROWS + r) * (ROW + 2);
+            row[e] = value;
+            if (e == 0) row[ROW] = maximum, row[ROW + 1] = sum;
+        }
     }
+    if (tile.n_split == 1) return;
+    __shared__ bool is_last;
     __threadfence();
     __syncthreads();
-    __shared__ bool is_last;
     if (threadIdx.x == 0) {
         is_last = add_acquire_release(p.counters + mine, 1) == static_cast<uint32_t>(tile.n_split) - 1;
         if (is_last) p.counters[mine] = 0;
@@ -266,8 +364,5 @@ __global__ void __launch_bounds__(ATTEND_WARPS * 32) attend(const Attend p) {
     __syncthreads();
     if (!is_last) return;
     __threadfence();
-    for (int i = threadIdx.x; i < ALL; i += ATTEND_WARPS * 32) {
-        const float value = merge<ROW>(workspace, tile.n_split, i / ROW, i % ROW, maximum, sum);
-        write_out(p, rows, i / ROW, i % ROW, value, maximum, sum);
-    }
+    merge_splits<ROW>(p, rows, workspace, tile.n_split);
 }

@@ -41,8 +41,8 @@ typedef unsigned long long uint64_t;
 #if EMULATED
 #define SHARED_DYNAMIC(type, name) type* name = static_cast<type*>(emulator::dynamic_shared())
 #else
-#define SHARED_DYNAMIC(type, name)                                       \
-    extern __shared__ __align__(128) unsigned char shared_dynamic[];     \
+#define SHARED_DYNAMIC(type, name)                                   \
+    extern __shared__ __align__(128) unsigned char shared_dynamic[]; \
     type* name = reinterpret_cast<type*>(shared_dynamic)
 #endif
 
@@ -210,7 +210,8 @@ __device__ __forceinline__ void cp_async(void* shared, const void* global, int v
     emulator::async_copy(shared, global, BYTES, valid, {"cp_async", file, line});
 #elif ARCH >= 800
     if constexpr (BYTES == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(valid)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
+                     "r"(valid)
                      : "memory");
     else
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(shared)), "l"(global),
@@ -257,7 +258,8 @@ __device__ __forceinline__ void mma_m16n8k8_f16(float (&d)[4], const uint32_t (&
 }
 
 // f16, K = 16; below sm_80 in two halves.
-__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2] AND_CALLER) {
+__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const uint32_t (&a)[4],
+                                                 const uint32_t (&b)[2] AND_CALLER) {
 #if EMULATED
     emulator::multiply<emulator::F16, 2>(d, a, b, {"mma_m16n8k16_f16", file, line});
 #elif ARCH >= 800
@@ -273,7 +275,8 @@ __device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const uint32_t (
 }
 
 // bf16, K = 16. There is no bf16 below sm_80: a kernel for those converts to f16.
-__device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2] AND_CALLER) {
+__device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const uint32_t (&a)[4],
+                                                  const uint32_t (&b)[2] AND_CALLER) {
 #if EMULATED
     emulator::multiply<emulator::Bf16, 2>(d, a, b, {"mma_m16n8k16_bf16", file, line});
 #elif ARCH >= 800
@@ -288,7 +291,8 @@ __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const uint32_t 
 }
 
 // int8, K = 32; below sm_80 in four products of 8 x 8 x 16.
-__device__ __forceinline__ void mma_m16n8k32_s8(int (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2] AND_CALLER) {
+__device__ __forceinline__ void mma_m16n8k32_s8(int (&d)[4], const uint32_t (&a)[4],
+                                                const uint32_t (&b)[2] AND_CALLER) {
 #if EMULATED
     emulator::multiply<emulator::S8, 2>(d, a, b, {"mma_m16n8k32_s8", file, line});
 #elif ARCH >= 800
@@ -314,14 +318,16 @@ __device__ __forceinline__ void load_matrix(uint32_t (&m)[COUNT], const void* ro
 #if EMULATED
     emulator::load_matrix<COUNT, TRANSPOSED>(m, row, {"load_matrix", file, line});
 #else
-#define LDMATRIX(shape, registers, ...)                                                                              \
-    if constexpr (TRANSPOSED)                                                                                        \
-        asm volatile("ldmatrix.sync.aligned.m8n8." shape ".trans.shared.b16 " registers : __VA_ARGS__                \
-                     : "r"(shared_address(row))                                                                      \
-                     : "memory");                                                                                    \
-    else                                                                                                             \
-        asm volatile("ldmatrix.sync.aligned.m8n8." shape ".shared.b16 " registers : __VA_ARGS__                      \
-                     : "r"(shared_address(row))                                                                      \
+#define LDMATRIX(shape, registers, ...)                                                 \
+    if constexpr (TRANSPOSED)                                                           \
+        asm volatile("ldmatrix.sync.aligned.m8n8." shape ".trans.shared.b16 " registers \
+                     : __VA_ARGS__                                                      \
+                     : "r"(shared_address(row))                                         \
+                     : "memory");                                                       \
+    else                                                                                \
+        asm volatile("ldmatrix.sync.aligned.m8n8." shape ".shared.b16 " registers       \
+                     : __VA_ARGS__                                                      \
+                     : "r"(shared_address(row))                                         \
                      : "memory")
     if constexpr (COUNT == 1) {
         LDMATRIX("x1", "{%0}, [%1];", "=r"(m[0]));

@@ -13,7 +13,7 @@ __device__ __forceinline__ float dot8(const float (&w)[8], const float (&x)[8], 
 
 // y[T, rows] = x[T, columns] W^T (+ residual[T, rows], which may be y or null).
 template <typename Block, typename X, int T>
-__global__ void __launch_bounds__(MAX_WARPS * 32, T > 4 ? 3 : 4)
+__global__ void __launch_bounds__(MAX_WARPS * 32, T > 4 ? 2 : 4)
     dequantize_mul_mat_vec(const Block* __restrict__ w, const X* __restrict__ x, const float* residual, float* y,
                            int rows, int columns) {
     using F = Format<Block>;
@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(MAX_WARPS * 32, T > 4 ? 3 : 4)
     const Block* weights = row_of(w, row, columns);
     const int groups = row < rows ? (columns + 7) / 8 : 0;
     float sum[T] = {};
-#pragma unroll 2
+#pragma unroll(T > 4 ? 1 : 2)
     for (int i = first_group(); i < groups; i += group_step()) {
         float v[8], xs[8];
         if constexpr (F::quantized && !F::shifted) {  // the scale once for eight weights

@@ -17,6 +17,9 @@
 #ifndef STAGES
 #define STAGES 3
 #endif
+#ifndef EARLY  // stages that are filled before the kernel waits
+#define EARLY (STAGES - 1)
+#endif
 
 enum Prologue { PLAIN, NORM };
 enum Epilogue { STORE, ADD, GLU };
@@ -71,7 +74,12 @@ struct Room {
     }
 };
 
-// Which chunks a warp takes, in which order: over batches of tile rows, slabs of columns, tile rows, chunks.
+// The first chunk that a warp takes of a slab of the block's i-th tile row.
+__device__ __forceinline__ int first_chunk(const Product& p, int warp, int i) {
+    return (warp - i * (p.n_chunk % WARPS)) & (WARPS - 1);
+}
+
+// The order in which a warp's chunks are copied: over batches of tile rows, slabs of columns, tile rows, chunks.
 template <class T, int COLS, bool PAIRS>
 struct Walk {
     static constexpr int BATCH = Room<T, COLS>::BATCH;
@@ -91,7 +99,7 @@ struct Walk {
 
     __device__ __forceinline__ void enter(int to) {
         tile = to;
-        chunk = slab + ((warp - to * (p.n_chunk % WARPS)) & (WARPS - 1));
+        chunk = slab + first_chunk(p, warp, to);
         // Tile rows are dealt out to the blocks in turn; the gate and up rows of a pair to the same block.
         const int global = blockIdx.x + (PAIRS ? to / 2 : to) * gridDim.x;
         int s = PAIRS ? to & 1 : 0;
@@ -147,9 +155,10 @@ __device__ __forceinline__ void put_x(const Room<T, COLS>& room, bool valid, int
     }
 }
 
-// Columns first ... first + slab of x (halves); tokens and columns past the end become 0.
-template <class T, int COLS>
-__device__ void load_x(const Product& p, const Room<T, COLS>& room, int first) {
+// Columns first ... first + slab of x (halves); tokens and columns past the end become 0. `meanwhile` is called when
+// the first loads are under way.
+template <class T, int COLS, class Function>
+__device__ __forceinline__ void load_x(const Product& p, const Room<T, COLS>& room, int first, Function meanwhile) {
     const int pieces = p.slab / 8, all = COLS * pieces;
     for (int base = 0; base < all; base += 4 * THREADS) {
         uint4 v[4];
@@ -161,6 +170,7 @@ __device__ void load_x(const Product& p, const Room<T, COLS>& room, int first) {
                 v[i] = __ldcg(reinterpret_cast<const uint4*>(static_cast<const __half*>(p.x) +
                                                              static_cast<size_t>(token) * p.k + column));
         }
+        if (base == 0) meanwhile();
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int at = base + i * THREADS + threadIdx.x;
@@ -170,12 +180,13 @@ __device__ void load_x(const Product& p, const Room<T, COLS>& room, int first) {
 }
 
 // x (float, one token), normalised. The norm's weights depend on no earlier kernel and are read before the wait.
-template <class T>
-__device__ void load_normalised_x(const Product& p, const Room<T, 1>& room) {
+template <class T, class Function>
+__device__ __forceinline__ void load_normalised_x(const Product& p, const Room<T, 1>& room, Function meanwhile) {
     RmsNorm norm;
     norm.load_weight(p.norm, p.k);
     grid_dependency_wait();
     norm.load(static_cast<const float*>(p.x), p.k);
+    meanwhile();
     norm.scale(p.k, p.eps);
 #pragma unroll
     for (int i = 0; i < NORM_PIECES; ++i) {
@@ -190,7 +201,7 @@ __device__ __forceinline__ void add_scaled(float (&acc)[4], const float (&c)[4],
                                            float sum0, float sum1) {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-        const float d = s.d[row] / shift;
+        const float d = s.d[row] * (1.0f / shift);
         acc[2 * row] = fmaf(c[2 * row], d, acc[2 * row]);
         if (COLS > 1) acc[2 * row + 1] = fmaf(c[2 * row + 1], d, acc[2 * row + 1]);
         if (T::MIN) {
@@ -200,65 +211,89 @@ __device__ __forceinline__ void add_scaled(float (&acc)[4], const float (&c)[4],
     }
 }
 
-// Group J (32 columns) of a chunk: two mma per eight tokens, and the scales.
-template <class T, int COLS, int J>
-__device__ __forceinline__ void multiply_group(const GroupCodes<T, J>& codes, const ChunkScales<T>& scales,
-                                               const Room<T, COLS>& room, int column, int lane,
-                                               float (&acc)[(COLS + 7) / 8][4]) {
-    const int g = lane >> 2, t = lane & 3;
-    uint32_t a0[4], a1[4];
-    codes.template unpack<0>(a0);
-    codes.template unpack<1>(a1);
+// The sums of x over the groups of a chunk, of columns 2t and 2t + 1.
+template <class T, int COLS>
+struct ChunkSums {
+    static constexpr int N = T::FLOAT ? 4 : T::CHUNK_K / Room<T, COLS>::SUM_GROUP;
+    float of[COLS > 1 ? 2 : 1][N];
+
+    __device__ __forceinline__ void load(const Room<T, COLS>& room, int n, int column, int t) {
+        if constexpr (!T::FLOAT) {
 #pragma unroll
-    for (int n = 0; n < (COLS + 7) / 8; ++n) {
-        const __half* x = room.x + (COLS == 1 ? 0 : (n * 8 + g) * room.x_stride) + column;
-        uint4 b;
-        if constexpr (T::GROUP == 16 || T::FLOAT) {
-            const uint2 low = *reinterpret_cast<const uint2*>(x + 4 * t);
-            const uint2 high = *reinterpret_cast<const uint2*>(x + 16 + 4 * t);
-            b = make_uint4(low.x, low.y, high.x, high.y);
-        } else {
-            b = *reinterpret_cast<const uint4*>(x + 8 * t);
-        }
-        const uint32_t b0[2] = {b.x, b.y}, b1[2] = {b.z, b.w};
-        if constexpr (T::FLOAT) {
-            mma_m16n8k16_f16(acc[n], a0, b0);
-            mma_m16n8k16_f16(acc[n], a1, b1);
-        } else {
-            constexpr float shift = GroupCodes<T, J>::SHIFT, zero = -T::ZERO * shift;
-            const float* s0 = room.sums + (COLS == 1 ? 0 : (n * 8 + 2 * t) * room.sum_stride) +
-                              column / Room<T, COLS>::SUM_GROUP;
-            const float* s1 = COLS == 1 ? s0 : s0 + room.sum_stride;
-            float c[4] = {zero * s0[0], zero * s1[0], zero * s0[0], zero * s1[0]};
-            mma_m16n8k16_f16(c, a0, b0);
-            if constexpr (T::GROUP == 16) {
-                add_scaled<T, COLS>(acc[n], c, scales.template get<2 * J>(), shift, s0[0], s1[0]);
-                c[0] = c[2] = zero * s0[1], c[1] = c[3] = zero * s1[1];
-                mma_m16n8k16_f16(c, a1, b1);
-                add_scaled<T, COLS>(acc[n], c, scales.template get<2 * J + 1>(), shift, s0[1], s1[1]);
-            } else {
-                mma_m16n8k16_f16(c, a1, b1);
-                add_scaled<T, COLS>(acc[n], c, scales.template get<J>(), shift, s0[0], s1[0]);
+            for (int c = 0; c < (COLS > 1 ? 2 : 1); ++c) {
+                const float* from = room.sums + (COLS == 1 ? 0 : (n * 8 + 2 * t + c) * room.sum_stride) +
+                                    column / Room<T, COLS>::SUM_GROUP;
+#pragma unroll
+                for (int i = 0; i < N; i += 4) {
+                    const float4 v = *reinterpret_cast<const float4*>(from + i);
+                    of[c][i] = v.x, of[c][i + 1] = v.y, of[c][i + 2] = v.z, of[c][i + 3] = v.w;
+                }
             }
+        }
+    }
+};
+
+// Group J (32 columns) of a chunk times eight tokens: two mma, and the scales. `x` is the lane's token's.
+template <class T, int COLS, int J>
+__device__ __forceinline__ void multiply_group(const ChunkCodes<T>& codes, const ChunkScales<T>& scales,
+                                               const ChunkSums<T, COLS>& sums, const __half* x, int t,
+                                               float (&acc)[4]) {
+    uint32_t a0[4], a1[4];
+    codes.template unpack<J, 0>(a0);
+    codes.template unpack<J, 1>(a1);
+    uint4 b;
+    if constexpr (T::GROUP == 16 || T::FLOAT) {
+        const uint2 low = *reinterpret_cast<const uint2*>(x + J * 32 + 4 * t);
+        const uint2 high = *reinterpret_cast<const uint2*>(x + J * 32 + 16 + 4 * t);
+        b = make_uint4(low.x, low.y, high.x, high.y);
+    } else {
+        b = *reinterpret_cast<const uint4*>(x + J * 32 + 8 * t);
+    }
+    const uint32_t b0[2] = {b.x, b.y}, b1[2] = {b.z, b.w};
+    if constexpr (T::FLOAT) {
+        mma_m16n8k16_f16(acc, a0, b0);
+        mma_m16n8k16_f16(acc, a1, b1);
+    } else {
+        constexpr int per_group = T::GROUP == 16 ? 2 : 1, last = COLS > 1 ? 1 : 0;
+        constexpr float shift = ChunkCodes<T>::template shift<J>(), zero = -T::ZERO * shift;
+        const float s0 = sums.of[0][J * per_group], s1 = sums.of[last][J * per_group];
+        float c[4] = {zero * s0, zero * s1, zero * s0, zero * s1};
+        mma_m16n8k16_f16(c, a0, b0);
+        if constexpr (T::GROUP == 16) {
+            add_scaled<T, COLS>(acc, c, scales.template get<2 * J>(), shift, s0, s1);
+            const float r0 = sums.of[0][2 * J + 1], r1 = sums.of[last][2 * J + 1];
+            float d[4] = {zero * r0, zero * r1, zero * r0, zero * r1};
+            mma_m16n8k16_f16(d, a1, b1);
+            add_scaled<T, COLS>(acc, d, scales.template get<2 * J + 1>(), shift, r0, r1);
+        } else {
+            mma_m16n8k16_f16(c, a1, b1);
+            add_scaled<T, COLS>(acc, c, scales.template get<J>(), shift, s0, s1);
         }
     }
 }
 
 template <class T, int COLS, int J>
-__device__ __forceinline__ void multiply_chunk(const uint8_t* chunk, const ChunkScales<T>& scales,
-                                               const Room<T, COLS>& room, int column, int lane,
-                                               float (&acc)[(COLS + 7) / 8][4]) {
+__device__ __forceinline__ void multiply_groups(const ChunkCodes<T>& codes, const ChunkScales<T>& scales,
+                                                const ChunkSums<T, COLS>& sums, const __half* x, int t,
+                                                float (&acc)[4]) {
     if constexpr (J * 32 < T::CHUNK_K) {
-        GroupCodes<T, J> codes;
-        codes.load(chunk, lane);
-        multiply_group<T, COLS, J>(codes, scales, room, column + J * 32, lane, acc);
-        multiply_chunk<T, COLS, J + 1>(chunk, scales, room, column, lane, acc);
+        multiply_group<T, COLS, J>(codes, scales, sums, x, t, acc);
+        multiply_groups<T, COLS, J + 1>(codes, scales, sums, x, t, acc);
     }
+}
+
+// The residual of the output that this thread writes in the first batch, read while the weights stream.
+template <class T, int COLS>
+__device__ __forceinline__ float early_residual(const Product& p, int n_local) {
+    const int tile = threadIdx.x / TILE_ROWS, row = (blockIdx.x + tile * gridDim.x) * TILE_ROWS + threadIdx.x % TILE_ROWS;
+    const bool mine = tile < min(n_local, Room<T, COLS>::BATCH) && row < p.segment[0].n_rows;
+    return mine ? __ldcg(p.residual + row) : 0.0f;
 }
 
 // Adds up the warps' partial sums of a batch of tile rows and writes the outputs.
 template <class T, int COLS, int EPILOGUE>
-__device__ void write_batch(const Product& p, const Room<T, COLS>& room, int parity, int batch, int count) {
+__device__ void write_batch(const Product& p, const Room<T, COLS>& room, int parity, int batch, int count,
+                            float residual) {
     constexpr int PER_TILE = TILE_ROWS * COLS, WIDTH = EPILOGUE == GLU ? 2 : 1;
     for (int i = threadIdx.x; i < count / WIDTH * PER_TILE; i += THREADS) {
         const int tile = i / PER_TILE, row_in_tile = i % TILE_ROWS, token = i % PER_TILE / TILE_ROWS;
@@ -282,7 +317,8 @@ __device__ void write_batch(const Product& p, const Room<T, COLS>& room, int par
         if constexpr (EPILOGUE == GLU) {
             static_cast<__half*>(segment.out)[at] = gated(p.activation, y[0], y[1]);
         } else if constexpr (EPILOGUE == ADD) {
-            static_cast<float*>(segment.out)[at] = __ldcg(p.residual + at) + y[0];
+            const float old = COLS == 1 && batch == 0 ? residual : __ldcg(p.residual + at);
+            static_cast<float*>(segment.out)[at] = old + y[0];
         } else {
             static_cast<float*>(segment.out)[at] = p.soft_cap > 0.0f ? p.soft_cap * tanhf(y[0] / p.soft_cap) : y[0];
         }
@@ -302,20 +338,28 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
     const bool whole = p.slab >= p.n_chunk * T::CHUNK_K;
 
     grid_dependency_launch();
-    Walk<T, COLS, PAIRS> ahead(p, warp, n_local), now(p, warp, n_local);
+    Walk<T, COLS, PAIRS> ahead(p, warp, n_local);
+    // Chunks asked for before x delay it: the last ones are asked for behind it.
 #pragma unroll
-    for (int stage = 0; stage < STAGES; ++stage) ahead.copy(ring + stage * T::BYTES, lane);
+    for (int stage = 0; stage < EARLY; ++stage) ahead.copy(ring + stage * T::BYTES, lane);
+    const auto late_copies = [&] {
+#pragma unroll
+        for (int stage = EARLY; stage < STAGES; ++stage) ahead.copy(ring + stage * T::BYTES, lane);
+    };
 
     if constexpr (PROLOGUE == NORM) {
-        load_normalised_x<T>(p, room);
+        load_normalised_x<T>(p, room, late_copies);
         __syncthreads();
     } else {
         grid_dependency_wait();
         if (whole) {
-            load_x(p, room, 0);
+            load_x(p, room, 0, late_copies);
             __syncthreads();
+        } else {
+            late_copies();
         }
     }
+    const float residual = EPILOGUE == ADD && COLS == 1 ? early_residual<T, COLS>(p, n_local) : 0.0f;
 
     int stage = 0, parity = 0;
     for (int batch = 0; batch < n_local; batch += BATCH, parity ^= 1) {
@@ -323,7 +367,7 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
         for (int slab = 0; slab < p.n_chunk; slab += p.slab / T::CHUNK_K) {
             if (!whole) {
                 __syncthreads();
-                load_x(p, room, slab * T::CHUNK_K);
+                load_x(p, room, slab * T::CHUNK_K, [] {});
                 __syncthreads();
             }
             for (int i = 0; i < count; ++i) {
@@ -337,17 +381,26 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
                         const bool mine = COLS > 1 || column == 0;
                         acc[n][e] = slab > 0 && mine ? part[(g + (e >> 1) * 8) * COLS + column] : 0.0f;
                     }
-                while (!now.done() && now.batch == batch && now.slab == slab && now.tile == batch + i) {
+                const int end = min(p.slab / T::CHUNK_K, p.n_chunk - slab);
+                for (int chunk = first_chunk(p, warp, batch + i); chunk < end; chunk += WARPS) {
+                    uint8_t* slot = ring + stage * T::BYTES;
                     cp_async_wait<STAGES - 1>();
                     __syncwarp();
-                    const uint8_t* chunk = ring + stage * T::BYTES;
+                    ChunkCodes<T> codes;
                     ChunkScales<T> scales;
-                    if constexpr (!T::FLOAT) scales.load(chunk, g);
-                    multiply_chunk<T, COLS, 0>(chunk, scales, room, (now.chunk - slab) * T::CHUNK_K, lane, acc);
+                    codes.load(slot, lane);
+                    if constexpr (!T::FLOAT) scales.load(slot, g);
                     __syncwarp();
-                    ahead.copy(ring + stage * T::BYTES, lane);
+                    ahead.copy(slot, lane);
                     stage = stage + 1 == STAGES ? 0 : stage + 1;
-                    now.next();
+#pragma unroll
+                    for (int n = 0; n < (COLS + 7) / 8; ++n) {
+                        const int column = chunk * T::CHUNK_K;
+                        ChunkSums<T, COLS> sums;
+                        sums.load(room, n, column, t);
+                        const __half* x = room.x + (COLS == 1 ? 0 : (n * 8 + g) * room.x_stride) + column;
+                        multiply_groups<T, COLS, 0>(codes, scales, sums, x, t, acc[n]);
+                    }
                 }
 #pragma unroll
                 for (int n = 0; n < (COLS + 7) / 8; ++n)
@@ -359,7 +412,7 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
             }
         }
         __syncthreads();
-        write_batch<T, COLS, EPILOGUE>(p, room, parity, batch, count);
+        write_batch<T, COLS, EPILOGUE>(p, room, parity, batch, count, residual);
     }
     cp_async_wait<0>();
 }

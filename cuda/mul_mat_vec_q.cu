@@ -24,7 +24,7 @@ __device__ __forceinline__ float add_product(const Codes& w, const Codes& x, flo
 
 // y[T, rows] = x[T, columns] W^T (+ residual[T, rows], which may be y or null); columns is a multiple of 32.
 template <typename Block, int T>
-__global__ void __launch_bounds__(MAX_WARPS * 32, T > 4 ? 3 : 4)
+__global__ void __launch_bounds__(MAX_WARPS * 32, T > 4 ? 2 : 4)
     mul_mat_vec_q(const Block* __restrict__ w, const block_q8_1* __restrict__ x, const float* residual, float* y,
                   int rows, int columns) {
     using F = Format<Block>;
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(MAX_WARPS * 32, T > 4 ? 3 : 4)
     const Block* weights = row_of(w, row, columns);
     const int groups = row < rows ? columns / 8 : 0;
     float sum[T] = {};
-#pragma unroll 2
+#pragma unroll(T > 4 ? 1 : 2)
     for (int i = first_group(); i < groups; i += group_step()) {
         if constexpr (F::quantized) {
             const Codes c = F::codes8(weights, i);

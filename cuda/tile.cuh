@@ -101,51 +101,61 @@ __device__ __forceinline__ uint32_t align_bits(uint32_t word) {
     return FROM > TO ? word >> (FROM > TO ? FROM - TO : 0) : word << (FROM > TO ? 0 : TO - FROM);
 }
 
-// The main and extra planes' words of one lane for 32 columns, and what the codes of odd groups are too large by.
-template <class T, int J>
-struct GroupCodes {
-    static constexpr float SHIFT = T::BASE_BITS == 4 && (J & 1) ? 16.0f : 1.0f;
-    uint32_t main[T::FLOAT ? 8 : 4];
-    uint32_t extra;
+// What one lane holds of a chunk's codes: 16 bytes of the main plane at a time, and its words of the extra plane.
+template <class T>
+struct ChunkCodes {
+    static constexpr int EXTRA = T::BITS - T::BASE_BITS;  // words per 64 columns
+    uint32_t main[T::BASE_BYTES / 128];
+    uint32_t extra[T::EXTRA_BYTES > 0 ? T::EXTRA_BYTES / 128 : 1];
 
     __device__ __forceinline__ void load(const uint8_t* chunk, int lane) {
         const uint4* from = reinterpret_cast<const uint4*>(chunk + T::SCALE_BYTES) + lane;
-        put(0, from[T::FLOAT ? 64 * J : T::BASE_BITS == 8 ? 32 * J : 32 * (J / 2)]);
-        if constexpr (T::FLOAT) put(4, from[64 * J + 32]);
-        if constexpr (T::EXTRA_BYTES > 0) {
-            constexpr int words = T::BITS - T::BASE_BITS;
-            const uint32_t* high = reinterpret_cast<const uint32_t*>(chunk + T::SCALE_BYTES + T::BASE_BYTES);
-            extra = high[((J / 2) * 32 + lane) * words + (words == 2 ? (J & 1) : 0)];
+#pragma unroll
+        for (int i = 0; i < T::BASE_BYTES / 512; ++i) {
+            const uint4 v = from[32 * i];
+            main[4 * i] = v.x, main[4 * i + 1] = v.y, main[4 * i + 2] = v.z, main[4 * i + 3] = v.w;
         }
-    }
-    __device__ __forceinline__ void put(int at, const uint4& v) {
-        main[at] = v.x, main[at + 1] = v.y, main[at + 2] = v.z, main[at + 3] = v.w;
+        if constexpr (EXTRA > 0) {
+            const uint32_t* high = reinterpret_cast<const uint32_t*>(chunk + T::SCALE_BYTES + T::BASE_BYTES);
+#pragma unroll
+            for (int i = 0; i < T::EXTRA_BYTES / 128; ++i) extra[i] = high[(i / EXTRA * 32 + lane) * EXTRA + i % EXTRA];
+        }
     }
 
-    // The A operand of step S: elements 0, 1 of rows g, g + 8, then elements 2, 3.
-    template <int S>
+    // What the codes of group J (32 columns) are too large by.
+    template <int J>
+    static __device__ __forceinline__ constexpr float shift() {
+        return T::BASE_BITS == 4 && (J & 1) ? 16.0f : 1.0f;
+    }
+
+    // The A operand of step S of group J: elements 0, 1 of rows g, g + 8, then elements 2, 3.
+    template <int J, int S>
     __device__ __forceinline__ void unpack(uint32_t (&a)[4]) const {
         if constexpr (T::FLOAT) {
-            a[0] = main[4 * S], a[1] = main[4 * S + 1], a[2] = main[4 * S + 2], a[3] = main[4 * S + 3];
+            constexpr int at = 8 * J + 4 * S;
+            a[0] = main[at], a[1] = main[at + 1], a[2] = main[at + 2], a[3] = main[at + 3];
         } else if constexpr (T::BASE_BITS == 8) {
-            a[0] = __byte_perm(main[S], 0, 0x4140), a[1] = __byte_perm(main[2 + S], 0, 0x4140);
-            a[2] = __byte_perm(main[S], 0, 0x4342), a[3] = __byte_perm(main[2 + S], 0, 0x4342);
+            constexpr int at = 4 * J + S;
+            a[0] = __byte_perm(main[at], 0, 0x4140), a[1] = __byte_perm(main[at + 2], 0, 0x4140);
+            a[2] = __byte_perm(main[at], 0, 0x4342), a[3] = __byte_perm(main[at + 2], 0, 0x4342);
         } else {
+            constexpr int at = 4 * (J / 2) + S;
             constexpr uint32_t mask = J & 1 ? 0x00f000f0u : 0x000f000fu;
-            a[0] = (main[S] & mask) | high<0, S, 0>(), a[1] = (main[2 + S] & mask) | high<1, S, 0>();
-            a[2] = ((main[S] >> 8) & mask) | high<0, S, 1>(), a[3] = ((main[2 + S] >> 8) & mask) | high<1, S, 1>();
+            a[0] = (main[at] & mask) | high<J, 0, S, 0>();
+            a[1] = (main[at + 2] & mask) | high<J, 1, S, 0>();
+            a[2] = ((main[at] >> 8) & mask) | high<J, 0, S, 1>();
+            a[3] = ((main[at + 2] >> 8) & mask) | high<J, 1, S, 1>();
         }
     }
-    // The high bits of row half H, step S, element pair P, moved to where they belong.
-    template <int H, int S, int P>
+    // The high bits of row half H, step S, element pair P of group J, moved to where they belong.
+    template <int J, int H, int S, int P>
     __device__ __forceinline__ uint32_t high() const {
-        constexpr int bits = T::BITS - T::BASE_BITS;
-        if constexpr (bits == 0) {
+        if constexpr (EXTRA == 0) {
             return 0;
         } else {
-            constexpr uint32_t mask = (bits == 1 ? 0x00010001u : 0x00030003u) << (J & 1 ? 8 : 4);
-            constexpr int from = ((H * 2 + S) * 2 + P + (bits == 1 ? (J & 1) * 8 : 0)) * bits;
-            return align_bits<from, J & 1 ? 8 : 4>(extra) & mask;
+            constexpr uint32_t mask = (EXTRA == 1 ? 0x00010001u : 0x00030003u) << (J & 1 ? 8 : 4);
+            constexpr int from = ((H * 2 + S) * 2 + P + (EXTRA == 1 ? (J & 1) * 8 : 0)) * EXTRA;
+            return align_bits<from, J & 1 ? 8 : 4>(extra[EXTRA == 1 ? J / 2 : J]) & mask;
         }
     }
 };

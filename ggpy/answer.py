@@ -18,6 +18,7 @@ from .prompts import spoken
 
 if TYPE_CHECKING:
     from .engine import Engine, Sequence
+    from .ops.interface import Ops
     from .sampling import SamplingParams
     from .tokenizer import Tokenizer
 
@@ -40,7 +41,7 @@ class Figures:
 
     def lines(self) -> list[str]:
         """What the user reads at the end."""
-        return [*self._prompt_lines(), *self._answer_lines(), *_memory_lines()]
+        return [*self._prompt_lines(), *self._answer_lines()]
 
     def _prompt_lines(self) -> list[str]:
         if not self.n_answers:
@@ -60,9 +61,12 @@ def _rate(n: int, seconds: float) -> str:
     return f"{n / seconds:.1f} tok/s" if seconds > 0 else "at once"
 
 
-def _memory_lines() -> list[str]:
-    peak = peak_memory()
-    return [f"memory: {peak / 1e6:.0f} MB at most"] if peak else []
+def memory_lines(ops: Ops) -> list[str]:
+    """The memory that this process took, and what it holds on a device with its own."""
+    peak, on_device = peak_memory(), ops.device_bytes()
+    parts = [f"{peak / 1e6:.0f} MB at most"] if peak else []
+    parts += [f"{on_device / 1e6:.0f} MB on {ops.name}"] if on_device else []
+    return [f"memory: {', '.join(parts)}"] if parts else []
 
 
 def peak_memory() -> int | None:

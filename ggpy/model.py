@@ -42,7 +42,8 @@ class Model:
         self.file, self.tokenizer, self.ops = file, tokenizer, ops
         self.n_ctx_train = arch.context_length(file)
         self.n_ctx = n_ctx or min(self.n_ctx_train or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
-        self.decoder = arch.load(file, ops, self.n_ctx, progress)
+        sizes = {"n_batch": n_batch, "n_seq": n_seq}
+        self.decoder = arch.load(file, ops, self.n_ctx, progress, **sizes)
         self.engine = Engine(self.decoder, ops, tokenizer, self.n_ctx, n_batch, n_seq)
 
     @property

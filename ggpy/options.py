@@ -16,8 +16,8 @@ PROGRAM = "ggpy run"
 DESCRIPTION = """\
 Answer a prompt, or chat, with a GGUF model. Text goes to stdout; progress, the device and figures
 go to stderr. With -p, -f or piped input there is one answer, through the model's chat template if
-it has one; without, an interactive chat. Exit status: 0, 2 for bad usage or a bad file, 130 when
-interrupted."""
+it has one; without, an interactive chat. Exit status: 0; 1 when the device fails or --check finds
+NaN; 2 for bad usage, a bad file, or a device or memory that is not there; 130 when interrupted."""
 
 # Flags, name in SamplingParams, type, default as the help shows it, meaning.
 SAMPLING: tuple[tuple[tuple[str, ...], str, Any, str, str], ...] = (
@@ -100,6 +100,9 @@ def _general(parser: Parser) -> None:
     group.add_argument("--version", action=_Version, nargs=0, help="show the version")
     group.add_argument("-v", "--verbose", action="store_true", help="say more, and whole errors")
     group.add_argument("--no-perf", action="store_true", help="no figures at the end")
+    group.add_argument(
+        "--check", action="store_true", help="stop at NaN or infinity, and say where it comes from"
+    )
 
 
 def _model(parser: Parser) -> None:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from .tokenizer import Tokenizer
 
 INTERRUPTED = 130  # as a shell reports a program that SIGINT ended
-REFUSED = 2
+REFUSED = 2  # what was asked for cannot be done
+FAILED = 1  # it was begun, and the machine failed at it
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -45,6 +46,11 @@ def main(arguments: list[str] | None = None) -> int:
             traceback.print_exc()
         say(f"ggpy: error: {one_line(error)}")
         return REFUSED
+    except (RuntimeError, ArithmeticError) as error:
+        if options.verbose or not failed_at_work(error):
+            traceback.print_exc()
+        say(f"ggpy: error: {error}")  # a compiler's log has lines that matter
+        return FAILED
     return 0
 
 
@@ -73,7 +79,7 @@ def run(options: argparse.Namespace) -> None:
         else:
             figures = continue_text(model, ids, settings, options)
     if not options.no_perf:
-        say(*figures.lines())
+        say(*figures.lines(), *answer.memory_lines(ops))
 
 
 def load(file: File, tokenizer: Tokenizer, ops: Ops, options: argparse.Namespace) -> Model:
@@ -83,6 +89,10 @@ def load(file: File, tokenizer: Tokenizer, ops: Ops, options: argparse.Namespace
 
     n_ctx = arch.context_length(file) if options.ctx_size == 0 else options.ctx_size
     say(f"device: {ops.name} ({ops.reason})")
+    if options.check:
+        from .ops.check import Checked
+
+        ops = Checked(ops)
     started = time.perf_counter()
     with Bar(f"loading {file.path.name}", file.nbytes / 1e6, "MB") as bar:
         model = Model(
@@ -94,6 +104,9 @@ def load(file: File, tokenizer: Tokenizer, ops: Ops, options: argparse.Namespace
             progress=lambda done, total: bar.update(done / 1e6),
         )
     say(f"model: {file.path.name}, {file.nbytes / 1e6:.0f} MB in {_since(started)}")
+    if options.check:
+        model.logits([tokenizer.bos_id or 0])
+        note("the model's numbers are finite, and every step's will be looked at, which is slow")
     if model.n_ctx_train and model.n_ctx > model.n_ctx_train:
         note(f"context of {model.n_ctx} tokens, but the model knows {model.n_ctx_train}")
     if options.verbose:
@@ -153,6 +166,14 @@ def say(*lines: str) -> None:
 def note(message: str) -> None:
     """Tell the user something that was not asked for."""
     say(f"note: {message}")
+
+
+def failed_at_work(error: Exception) -> bool:
+    """Whether an error is the device's or the numbers', which its text explains, and no bug."""
+    from .device import CompileError, CudaError, NvrtcMissing
+    from .ops.check import NotFinite
+
+    return isinstance(error, (CompileError, CudaError, NvrtcMissing, NotFinite))
 
 
 def one_line(error: BaseException) -> str:

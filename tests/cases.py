@@ -1,5 +1,6 @@
-"""The cases of the kernels over GGUF blocks, declared once: shapes, tolerances, bytes and operations. Unit tests and
-benchmarks read them.
+"""The cases of the kernels over GGUF blocks, declared once: shapes, tolerances, bytes, operations.
+
+Unit tests and benchmarks read them.
 
 A case says nothing of how a kernel is launched.
 """
@@ -14,7 +15,7 @@ from ggpy.formats import Format, by_name
 from ggpy.formats.random_blocks import random_blocks
 from ggpy.kernels.block_kernel import supported_formats
 
-EXACT = 1e-10  # what float sums of up to 32768 products are allowed, as a normalised mean square error
+EXACT = 1e-10  # normalised mean square error of float sums of some ten thousand products
 
 
 @dataclass(frozen=True)
@@ -66,16 +67,13 @@ class Case:
         return self.rows * row + self.tokens * (int(x) + 4 * self.rows)
 
     @property
-    def arguments(self) -> tuple[str | int, ...]:
-        """The template's arguments after the block, for the largest launch of the case."""
-        types = {"half": "half", "float": "float", "bfloat16": "__nv_bfloat16", "": ""}
-        tokens = min(self.tokens, 8)
-        return {
-            "dequantize": (types[self.number],),
-            "get_rows": (),
-            "dequantize_mul_mat_vec": (types[self.number], tokens),
-            "mul_mat_vec_q": (tokens,),
-        }[self.kernel]
+    def arguments(self) -> list[tuple[str | int, ...]]:
+        """The template's arguments after the block, of each launch: for 8 tokens, for the rest."""
+        number = {"bfloat16": "__nv_bfloat16"}.get(self.number, self.number)
+        if "mul_mat" not in self.kernel:
+            return [(number,) if number else ()]
+        tokens = {min(self.tokens, 8), self.tokens % 8 or 8}
+        return [(number, t) if number else (t,) for t in sorted(tokens)]
 
 
 NUMBERS = {"dequantize": ("float", "half", "bfloat16"), "dequantize_mul_mat_vec": ("half", "float")}
@@ -102,7 +100,7 @@ def emulator_cases(kernel: str) -> list[Case]:
             cases += [Case(kernel, name, 9, many, tokens, number)]
     if "mul_mat" in kernel:
         cases += [Case(kernel, "Q8_0", 3, 64, t, numbers[0]) for t in (1, 3, 4, 5, 6, 7, 8, 11)]
-        cases += [Case(kernel, "Q8_0", 3, 32 * n, 2, numbers[0]) for n in (17, 33, 65)]
+        cases += [Case(kernel, "Q8_0", 3, 32 * n, 2, numbers[0]) for n in (17, 33, 65, 1024)]
     return list(dict.fromkeys(cases))
 
 
@@ -143,6 +141,12 @@ def random_activations(case: Case, seed: int = 0) -> np.ndarray:
     x = rng.standard_normal((case.tokens, case.columns))
     x[:, rng.random(case.columns) < 0.002] *= 20
     return x.astype(np.float32)
+
+
+def product(case: Case, blocks: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """float64 y[tokens, rows] = x[tokens, columns] W^T, of a matrix from random_matrix."""
+    weights = case.block.dequantize(blocks).astype(np.float64)
+    return repeated(weights @ x.astype(np.float64).T, case.rows).T
 
 
 def nmse(result: np.ndarray, reference: np.ndarray) -> float:

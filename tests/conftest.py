@@ -1,10 +1,11 @@
-"""What several tests need: real models, where they can be had, and the tiny ones."""
+"""What several tests need: models, real where they can be had and tiny ones, and devices."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,18 @@ os.environ.setdefault(
     "OPENBLAS_NUM_THREADS", "1"
 )  # before numpy: its threads spin on a busy machine
 
+GPU = {"gpu", "cuda"}  # what tests call a GPU where they run on several devices
+
 TINY = Path(__file__).resolve().parent.parent / "models" / "tiny"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs a GPU, so that `-m gpu` runs just that: see tools/record_gpu.py."""
+    for item in items:
+        call = getattr(item, "callspec", None)
+        on = {call.params.get(name) for name in ("device", "kind")} if call else set()
+        if "gpu" in getattr(item, "fixturenames", ()) or any(x in GPU for x in map(str, on)):
+            item.add_marker("gpu")
 
 
 def real_model(name: str) -> Path:
@@ -45,3 +57,27 @@ def gemma3() -> Path:
 def tiny_path() -> Callable[[str], Path]:
     """The tiny model of an architecture."""
     return lambda architecture: TINY / f"{architecture}.gguf"
+
+
+@pytest.fixture(scope="session")
+def gpu() -> Any:
+    """The first GPU."""
+    from devices import open_device
+
+    return open_device("cuda")
+
+
+@pytest.fixture(scope="session")
+def emulator() -> Iterator[Any]:
+    """The emulator without sanitizers, for what takes many launches."""
+    from devices import open_device
+    from prepared import Prepared
+
+    with open_device("emulator") as device:
+        yield Prepared(device)
+
+
+@pytest.fixture(params=["emulator", "gpu"])
+def machine(request: pytest.FixtureRequest) -> Any:
+    """Each of both in turn."""
+    return request.getfixturevalue(request.param)

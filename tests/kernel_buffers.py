@@ -1,12 +1,16 @@
-"""Device memory for tests of kernels: outputs that are NaN before the launch and followed by bytes that must survive."""
+"""Device memory for tests of kernels: matrices, and outputs that are NaN before the launch and
+followed by bytes that must survive.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+from cases import Case, repeated
 
 from ggpy.device import Buffer
+from ggpy.kernels.block_kernel import BlockMatrix
 
 POISON, GUARD = 0xFF, 0xA5  # 0xff... is NaN in every float type
 GUARD_BYTES = 1024
@@ -37,3 +41,9 @@ def upload(device: Any, array: np.ndarray) -> Buffer:
     buffer: Buffer = device.alloc(array.nbytes, "input")
     device.upload(buffer, array)
     return buffer
+
+
+def matrix_of(device: Any, case: Case, blocks: np.ndarray) -> BlockMatrix:
+    """The case's matrix, from the rows that random_matrix made."""
+    data = upload(device, repeated(blocks, case.rows))
+    return BlockMatrix(case.block, case.rows, case.columns, data)

@@ -25,8 +25,8 @@ FLOORS = (
     *("logits", "sampling", "device"),
     "kernels",
     "ops",
-    *("kv_cache", "arch"),
-    *("sequence", "engine", "model"),
+    *("kv_cache", "arch", "synthetic"),
+    *("sequence", "engine", "model", "bench"),
     *("options", "prompts", "answer", "chat_loop", "run", "__main__"),
     "__init__",
 )
@@ -36,6 +36,7 @@ OUTSIDE = {
     "gguf": {"formats"},
     "huggingface_hub": {"hub"},
     "jinja2": {"tokenizer"},
+    "matplotlib": {"bench"},
     "numpy": set(FLOORS),
     "sentencepiece": {"tokenizer"},
     "tokenizers": {"tokenizer"},

@@ -112,7 +112,7 @@ def test_overflow_is_one_clear_line(model):
 def test_progress_counts_to_the_end(tiny_path):
     calls = []
     progress = lambda done, total: calls.append((done, total))  # noqa: E731
-    with ggpy.load(tiny_path("qwen3"), n_threads=1, progress=progress):
+    with ggpy.load(tiny_path("qwen3"), device="cpu", n_threads=1, progress=progress):
         pass
     assert calls[-1][0] == calls[-1][1] and calls == sorted(calls) and len(calls) > 10
 

@@ -24,8 +24,9 @@ from ggpy.sampling import SamplingParams
 
 ROOT = Path(__file__).resolve().parent.parent
 LLAMA = str(ROOT / "models" / "tiny" / "llama.gguf")
-RAW = (LLAMA, "--no-chat", "-s", "1", "--ignore-eos")
-CHAT = (LLAMA, "-cnv", "-n", "6", "--temp", "0", "--ignore-eos")
+MODEL = (LLAMA, "--device", "cpu")
+RAW = (*MODEL, "--no-chat", "-s", "1", "--ignore-eos")
+CHAT = (*MODEL, "-cnv", "-n", "6", "--temp", "0", "--ignore-eos")
 FOREVER = (*RAW, "-p", "hello", "--context-shift")
 posix = pytest.mark.skipif(os.name != "posix", reason="signals and pipes of POSIX")
 
@@ -68,7 +69,7 @@ def test_stdout_has_the_text_and_stderr_the_rest(cli: Cli) -> None:
     import ggpy
 
     result = cli(*RAW, "-p", "hello world", "-n", "12")
-    with ggpy.load(LLAMA) as model:
+    with ggpy.load(LLAMA, device="cpu") as model:
         ends = dict.fromkeys(model.tokenizer.end_ids, float("-inf"))
         pieces = model.generate("hello world", max_tokens=12, seed=1, logit_bias=ends)
         assert result.out == "".join(piece.text for piece in pieces)
@@ -80,7 +81,7 @@ def test_stdout_has_the_text_and_stderr_the_rest(cli: Cli) -> None:
 
 
 def test_a_seed_repeats_the_text(cli: Cli) -> None:
-    texts = [cli(LLAMA, "--no-chat", "-p", "hello", "-n", "12", "-s", s).out for s in "112"]
+    texts = [cli(*MODEL, "--no-chat", "-p", "hello", "-n", "12", "-s", s).out for s in "112"]
     assert texts[0] == texts[1] != texts[2]
 
 
@@ -102,7 +103,7 @@ def test_verbose_tells_about_the_model_and_the_prompt(cli: Cli) -> None:
 
 def test_the_chat_template_is_used_unless_told_otherwise(cli: Cli) -> None:
     def n_prompt(*more: str) -> int:
-        err = cli(LLAMA, "-p", "hello", "-n", "1", *more).err
+        err = cli(*MODEL, "-p", "hello", "-n", "1", *more).err
         return int(re.findall(r"prompt: (\d+) tokens", err)[0])
 
     assert n_prompt("--no-chat") == 2  # BOS and a word
@@ -117,7 +118,7 @@ def test_the_chat_template_is_used_unless_told_otherwise(cli: Cli) -> None:
 def test_a_template_from_a_file(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "template.jinja"
     path.write_text("{{ messages[0].content }} world")
-    result = cli(LLAMA, "-p", "hello", "-n", "1", "--chat-template-file", str(path))
+    result = cli(*MODEL, "-p", "hello", "-n", "1", "--chat-template-file", str(path))
     assert "prompt: 3 tokens" in result.err
 
 
@@ -284,7 +285,7 @@ def test_a_closed_pipe_ends_quietly() -> None:
 def test_closed_streams_are_no_reason_to_crash() -> None:
     for closed, status in ((">&-", 0), ("2>&-", 0), ("<&-", 2)):
         command = f'exec "$0" -m ggpy.run "$@" {closed}'
-        arguments = [LLAMA, "-n", "2", *([] if closed == "<&-" else ["-p", "hello"])]
+        arguments = [*MODEL, "-n", "2", *([] if closed == "<&-" else ["-p", "hello"])]
         shell = ["sh", "-c", command, sys.executable, *arguments]
         result = subprocess.run(shell, cwd=ROOT, capture_output=True, timeout=60)
         assert result.returncode == status
@@ -327,7 +328,7 @@ def test_a_chat_answers_each_line(cli: Cli) -> None:
 
 
 def test_a_chat_s_first_answer_is_that_of_a_single_prompt(cli: Cli) -> None:
-    alone = cli(LLAMA, "-p", "hello", "-n", "6", "--temp", "0", "--ignore-eos").out
+    alone = cli(*MODEL, "-p", "hello", "-n", "6", "--temp", "0", "--ignore-eos").out
     assert cli(*CHAT, stdin=b"hello\n").out == alone + "\n"
     assert cli(*CHAT, "-p", "hello").out == alone + "\n"
 
@@ -378,7 +379,7 @@ def test_ctrl_c_in_a_chat_stops_the_answer_and_not_the_program() -> None:
     import pty
 
     terminal, end = pty.openpty()
-    command = [sys.executable, "-m", "ggpy.run", LLAMA, "--ignore-eos", "--context-shift"]
+    command = [sys.executable, "-m", "ggpy.run", *MODEL, "--ignore-eos", "--context-shift"]
     process = subprocess.Popen(
         command, cwd=ROOT, stdin=end, stdout=end, stderr=subprocess.PIPE, start_new_session=True
     )

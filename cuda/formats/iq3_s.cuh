@@ -5,8 +5,8 @@
 
 struct block_iq3_s {
     half d;
-    uint8_t qs[64];     // low bytes of the indices
-    uint8_t qh[8];      // one more bit an index
+    uint8_t qs[64];  // low bytes of the indices
+    uint8_t qh[8];   // one more bit an index
     uint8_t signs[32];
     uint8_t scales[4];  // two scales a byte; d * (1 + 2 * scale)
 };

@@ -8,8 +8,8 @@ struct block_iq4_nl {
 };
 
 // ggml's kvalues_iq4nl.
-constexpr Table16 IQ4_VALUES = {{pack4(-127, -104, -83, -65), pack4(-49, -35, -22, -10), pack4(1, 13, 25, 38),
-                                 pack4(53, 69, 89, 113)}};
+constexpr Table16 IQ4_VALUES = {
+    {pack4(-127, -104, -83, -65), pack4(-49, -35, -22, -10), pack4(1, 13, 25, 38), pack4(53, 69, 89, 113)}};
 
 template <>
 struct Format<block_iq4_nl> {

@@ -8,7 +8,8 @@ struct block_mxfp4 {
     uint8_t qs[16];  // byte j: weights j and j + 16
 };
 
-constexpr Table16 E2M1_DOUBLED = {{pack4(0, 1, 2, 3), pack4(4, 6, 8, 12), pack4(0, -1, -2, -3), pack4(-4, -6, -8, -12)}};
+constexpr Table16 E2M1_DOUBLED = {
+    {pack4(0, 1, 2, 3), pack4(4, 6, 8, 12), pack4(0, -1, -2, -3), pack4(-4, -6, -8, -12)}};
 
 template <>
 struct Format<block_mxfp4> {

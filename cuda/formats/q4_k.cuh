@@ -18,8 +18,7 @@ struct Format<block_q4_K> {
         i %= 32;
         Codes c;
 #pragma unroll
-        for (int k = 0; k < 2; ++k)
-            c.q[k] = fields<4>(load4<4>(block.qs + i / 8 * 32 + i % 4 * 8 + 4 * k), i % 8 / 4);
+        for (int k = 0; k < 2; ++k) c.q[k] = fields<4>(load4<4>(block.qs + i / 8 * 32 + i % 4 * 8 + 4 * k), i % 8 / 4);
         set_scale_and_minimum(block, i / 4, c);
         return c;
     }

@@ -3,8 +3,8 @@
 #include "format.cuh"
 
 struct block_q6_K {
-    uint8_t ql[128];    // byte 64 * h + j: weights 128 * h + j + (0, 64)
-    uint8_t qh[64];     // byte 32 * h + j: weights 128 * h + j + (0, 32, 64, 96)
+    uint8_t ql[128];  // byte 64 * h + j: weights 128 * h + j + (0, 64)
+    uint8_t qh[64];   // byte 32 * h + j: weights 128 * h + j + (0, 32, 64, 96)
     int8_t scales[16];
     half d;
 };

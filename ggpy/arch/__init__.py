@@ -48,6 +48,17 @@ def find(file: File) -> Architecture:
     return known[file.architecture]
 
 
-def load(file: File, ops: Ops, n_ctx: int, progress: Progress | None = None) -> Decoder:
-    """Check the file and hand its weights to the ops; GGUFError or UnsupportedModel."""
-    return build(find(file), file, ops, n_ctx, progress)
+def load(
+    file: File,
+    ops: Ops,
+    n_ctx: int,
+    progress: Progress | None = None,
+    *,
+    n_batch: int = 512,
+    n_seq: int = 1,
+) -> Decoder:
+    """Check the file and hand its weights to the ops; GGUFError or UnsupportedModel.
+
+    For n_seq sequences of n_ctx tokens, n_batch in a step at most; MemoryError if they do not fit.
+    """
+    return build(find(file), file, ops, n_ctx, progress, n_batch, n_seq)

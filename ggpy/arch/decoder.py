@@ -13,11 +13,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ..gguf import File, GGUFError, Tensor
+from ..kv_cache import pages_for
 from ..ops.interface import (
     Activation,
     Array,
     Attention,
     CacheShape,
+    Demand,
     FeedForward,
     Head,
     Norm,
@@ -127,8 +129,7 @@ class Decoder:
 
     def cache_shape(self, n_pages: int) -> CacheShape:
         """The keys and values that n_pages need."""
-        s = self.sizes
-        return CacheShape(s.n_layer, n_pages, s.n_head_kv, s.head_size, s.n_head)
+        return _cache_shape(self.sizes, n_pages)
 
     def run(self, step: Step) -> Array:
         """l[R, V] of step.rows."""
@@ -148,9 +149,18 @@ class Decoder:
 
 
 def build(
-    architecture: Architecture, file: File, ops: Ops, n_ctx: int, progress: Progress | None
+    architecture: Architecture,
+    file: File,
+    ops: Ops,
+    n_ctx: int,
+    progress: Progress | None,
+    n_batch: int = 512,
+    n_seq: int = 1,
 ) -> Decoder:
-    """Check all the file says, then hand its weights over; GGUFError names what is wrong."""
+    """Check all the file says, then hand its weights over; GGUFError names what is wrong.
+
+    n_seq sequences of n_ctx tokens, n_batch in a step: MemoryError where the ops have no room.
+    """
     config = Config(file.metadata, architecture.name, file.path)
     table = file.tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
@@ -163,9 +173,13 @@ def build(
     tensors = _collect(architecture, file, sizes)
     plan = architecture.plan(Context(config, sizes, tensors, n_ctx))
     config.refuse_unread()
+    weights = _weights(tensors)
+    cache = _cache_shape(sizes, n_seq * pages_for(n_ctx))
+    widths = sizes.n_embd, sizes.n_ff, sizes.n_vocab
+    ops.check_room(Demand(list(weights.values()), cache, n_seq, n_batch, *widths))
     for tensor in tensors.values():
         tensor.check_scales()
-    return Decoder(sizes, plan, ops, _hand_over(tensors, ops, progress))
+    return Decoder(sizes, plan, ops, _hand_over(weights, ops, progress))
 
 
 ACTIVATION_NAMES: dict[Activation, tuple[str, ...]] = {
@@ -174,20 +188,32 @@ ACTIVATION_NAMES: dict[Activation, tuple[str, ...]] = {
 }
 
 
-def _hand_over(
-    tensors: Mapping[str, Tensor], ops: Ops, progress: Progress | None
-) -> dict[str, Weight]:
-    total, done = sum(t.nbytes for t in tensors.values()), 0
+def _weights(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, bool]]:
+    """The tensors that become weights, and whether each is only looked up."""
     untied = "output.weight" in tensors
+    return {
+        name: (tensor, untied and name == "token_embd.weight")
+        for name, tensor in tensors.items()
+        if name not in ROPE_FREQS and name not in ROPE_FACTORS  # these are in the plan
+    }
+
+
+def _hand_over(
+    tensors: Mapping[str, tuple[Tensor, bool]], ops: Ops, progress: Progress | None
+) -> dict[str, Weight]:
+    total, done = sum(t.nbytes for t, _ in tensors.values()), 0
     weights = {}
-    for name, tensor in tensors.items():
-        if name not in ROPE_FREQS and name not in ROPE_FACTORS:  # these are in the plan
-            weights[name] = ops.weight(tensor, lookup=untied and name == "token_embd.weight")
+    for name, (tensor, lookup) in tensors.items():
+        weights[name] = ops.weight(tensor, lookup=lookup)
         done += tensor.nbytes
         if progress:
             progress(done, total)
     ops.weights_ready()
     return weights
+
+
+def _cache_shape(s: Dimensions, n_pages: int) -> CacheShape:
+    return CacheShape(s.n_layer, n_pages, s.n_head_kv, s.head_size, s.n_head)
 
 
 class _Weights:

@@ -5,15 +5,19 @@ works without a GPU.
 """
 
 from ggpy.device.base import Buffer, CudaError, Device, Kernel, OutOfMemory, Ptr
+from ggpy.device.compile import CompileError
 from ggpy.device.probe import Gpu, NoGpu, list_gpus, probe
+from ggpy.device.toolkit import NvrtcMissing
 
 __all__ = [
     "Buffer",
+    "CompileError",
     "CudaError",
     "Device",
     "Gpu",
     "Kernel",
     "NoGpu",
+    "NvrtcMissing",
     "OutOfMemory",
     "Ptr",
     "list_gpus",

@@ -14,7 +14,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from ggpy.paths import cuda_dir
 
 _OPTIONS = ("--std=c++17", "--generate-line-info", "--ptxas-options=-v")
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
+
+
+_alone = threading.Lock()  # NVRTC 13.0 loses ptxas' report where two threads compile at once
 
 
 class CompileError(RuntimeError):
@@ -40,6 +44,7 @@ def compile_cubin(
     options: Sequence[str] = (),
     headers: Mapping[str, str] | None = None,
     folder: Path | None = None,
+    on_compile: Callable[[], None] = lambda: None,
 ) -> Cubin:
     """Machine code of `<source_name>` in `folder` (default `cuda`) for `arch` ("sm_90a"), cached.
 
@@ -47,7 +52,8 @@ def compile_cubin(
     there.
     `extra_source` is compiled after the file, as if it stood at its end; `headers` are files to
     #include that exist
-    nowhere else. CompileError, toolkit.NvrtcMissing.
+    nowhere else; on_compile() is called before work that the cache does not save. CompileError,
+    toolkit.NvrtcMissing.
     """
     folder = folder or cuda_dir()
     made = {path: text.encode() for path, text in (headers or {}).items()}
@@ -57,6 +63,7 @@ def compile_cubin(
     key = cache_key(folder, source_name, source, flags, expressions, made)
     cubin = cache.load(key)
     if cubin is None:
+        on_compile()
         cubin = _compile(folder, source_name, source, flags, expressions, made)
         cache.store(key, cubin)
     return cubin
@@ -140,7 +147,8 @@ def _compile(
     try:
         for expression in expressions:
             _checked(nvrtc, nvrtc.nvrtcAddNameExpression(program, expression.encode()))
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        with _alone:
+            (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
         log = _text(nvrtc, program)
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise CompileError(

@@ -12,7 +12,7 @@ import ctypes
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ class CudaDevice:
         self.cu = driver()
         self.cuda = cuda or cuda_dir()
         self.used_bytes = 0
+        self.on_compile: Callable[[], None] = lambda: None  # called before a kernel is compiled
         self._recent: deque[str] = deque(maxlen=_REMEMBERED)
         self._kernels: dict[tuple, dict[str, CudaKernel]] = {}
         self._handle = self.check(self.cu.cuDeviceGet(ordinal), "opening the GPU")
@@ -214,6 +215,7 @@ class CudaDevice:
                 options=options,
                 headers=headers,
                 folder=self.cuda,
+                on_compile=self.on_compile,
             )
             module = self.check(
                 self.cu.cuModuleLoadData(cubin.code), f"loading the kernels of {source}"
@@ -287,6 +289,7 @@ class CudaDevice:
 
 def _free_pinned(cu: Any, context: Any, ptr: int) -> None:
     cu.cuCtxSetCurrent(context)
+    _CURRENT.device = None  # which device's context that was is not known here
     cu.cuMemFreeHost(ptr)
 
 

@@ -53,6 +53,9 @@ class Format:
     scale_codec: ScaleCodec | None = None
     # recomputes, in place, the fields that follow from others
     derive_fields: Callable[[Blocks], None] | None = None
+    # How matrices lie on a GPU: bits of a code, weights with one scale, kind of scales
+    # (cuda/tile.cuh). None: as in the file.
+    tile: tuple[int, int, str] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -134,21 +137,22 @@ class Format:
         blocks = np.empty(len(weights), self.dtype)
         for part in _chunks(len(weights), self.block_size, unit):
             chunk = np.ascontiguousarray(weights[part], np.float32)
-            self._refuse(~np.isfinite(chunk), part, columns, "NaN or infinity")
+            if not (good := np.isfinite(chunk)).all():
+                raise self._bad_row(good, part, columns, "NaN or infinity")
             with np.errstate(all="ignore"):
                 blocks[part] = encode(chunk).reshape(-1)
-            reason = (
-                f"a weight that needs a scale beyond {self.scale_limit:g}, the largest of "
-                f"{self.name}; scale the tensor down or store it as F32"
-            )
-            self._refuse(~np.isfinite(self.scales(blocks[part])), part, columns, reason)
+            if not (good := np.isfinite(self.scales(blocks[part]))).all():
+                reason = f"a weight that needs a scale beyond {self.scale_limit:g}, the largest of "
+                reason += f"{self.name}; scale the tensor down or store it as F32"
+                raise self._bad_row(good, part, columns, reason)
         return blocks
 
-    def _refuse(self, bad: NDArray[np.bool_], part: slice, columns: int, reason: str) -> None:
-        """ValueError naming the row of the first bad[n, ...] of the blocks `part`, if any."""
-        if bad.any():
-            block = part.start + int(bad.any(axis=1).argmax())
-            raise ValueError(f"row {block * self.block_size // columns} holds {reason}")
+    def _bad_row(
+        self, good: NDArray[np.bool_], part: slice, columns: int, reason: str
+    ) -> ValueError:
+        """The error that names the row of the first block of `part` that is not good[n, ...]."""
+        block = part.start + int(good.all(axis=1).argmin())
+        return ValueError(f"row {block * self.block_size // columns} holds {reason}")
 
     def scales(self, data: NDArray[Any]) -> F32:
         """The float scales alone, [n, k] (k is 0 for integers): all that can make a weight NaN or

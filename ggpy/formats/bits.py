@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from .base import F32, U8
 
+SIGN_BIT = np.uint32(1 << 31)
 JUST_BELOW_HALF = np.nextafter(np.float32(0.5), np.float32(0))
 
 
@@ -59,6 +60,18 @@ def inverse_or_zero(x: F32) -> F32:
     return np.where(x == 0, np.float32(0), np.float32(1) / x)
 
 
+def largest_magnitude(weights: F32) -> F32:
+    """weights[n, b] -> max |w|, [n]; b is a power of two.
+
+    Neighbours are compared until one is left: numpy's maximum over short rows takes three times as
+    long.
+    """
+    largest = np.abs(weights).reshape(-1)
+    while len(largest) > len(weights):
+        largest = np.maximum(largest[0::2], largest[1::2])
+    return largest
+
+
 def finite_or_zero(x: F32) -> F32:
     """x, and 0 where it is infinite: what C's conversion to an integer makes of an infinite
     product.
@@ -66,8 +79,12 @@ def finite_or_zero(x: F32) -> F32:
     return np.where(np.isinf(x), np.float32(0), x)
 
 
-def round_half_away(x: F32) -> F32:
-    """C's roundf. Adding 0.5 would send the number just below 0.5 to 1; adding the one just below
-    it does not.
+def round_half_away(x: F32) -> NDArray[np.int8]:
+    """C's roundf, for x in the range of int8.
+
+    The conversion to int8 drops what is behind the point of x plus, with the sign of x, the number
+    just below 0.5; 0.5 itself would send that number to 1. (np.copysign takes twice as long.)
     """
-    return np.trunc(x + np.copysign(JUST_BELOW_HALF, x))
+    nearly_half = x.view(np.uint32) & SIGN_BIT | JUST_BELOW_HALF.view(np.uint32)
+    rounded: NDArray[np.int8] = (x + nearly_half.view(np.float32)).astype(np.int8)
+    return rounded

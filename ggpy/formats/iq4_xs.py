@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .base import F32, Blocks, Format, register
-from .bits import scaled, unpack, unpack_in_place
-from .iq4_nl import VALUES
+from .bits import inverse_or_zero, pack, scaled, unpack, unpack_in_place
+from .iq4_nl import VALUES, nearest_codes, search_table_scale
+from .search import aligned, error_weights, first_extreme, mean_square, nearest_int, tiled
 
 QK_K = 256
 block_iq4_xs = np.dtype(
@@ -28,4 +29,35 @@ def unpack_scales(blocks: Blocks) -> NDArray[np.int8]:
     return (low | high.astype(np.uint8) << 4).astype(np.int8) - np.int8(32)
 
 
-IQ4_XS = register(Format("IQ4_XS", 23, QK_K, block_iq4_xs, dequantize))
+def quantize(weights: F32) -> Blocks:
+    """weights[n, 256] -> blocks[n]; errors count by the square (ggml quantize_iq4_xs)."""
+    return _blocks(weights, weights * weights)
+
+
+def quantize_weighted(weights: F32, importance: F32) -> Blocks:
+    """weights[n, 256], importance[m, 256] -> blocks[n] (ggml quantize_iq4_xs)."""
+    variance = np.float32(2) * mean_square(weights)
+    return _blocks(weights, error_weights(weights, tiled(importance, weights), variance))
+
+
+def _blocks(weights: F32, errors: F32) -> Blocks:
+    groups = weights.reshape(-1, 32)
+    found = search_table_scale(aligned(groups.T), aligned(errors.reshape(-1, 32).T)).reshape(-1, 8)
+    d = -first_extreme(found.T) / np.float32(32)
+    levels = np.clip(
+        nearest_int(inverse_or_zero(d)[:, None] * found), np.float32(-32), np.float32(31)
+    )
+    inverse = inverse_or_zero(d[:, None] * levels)
+    codes = nearest_codes(groups * inverse.reshape(-1, 1))
+    blocks = np.empty(len(weights), block_iq4_xs)
+    blocks["d"], blocks["qs"] = d, pack(codes.reshape(-1, 8, 2, 16), 4).reshape(-1, QK_K // 2)
+    scales = (levels + np.float32(32)).astype(np.uint16)
+    blocks["scales_l"] = pack(
+        scales.astype(np.uint8).reshape(-1, 4, 2).swapaxes(1, 2) & np.uint8(15), 4
+    )
+    high = scales >> np.uint16(4) << np.arange(0, 16, 2, dtype=np.uint16)
+    blocks["scales_h"] = np.bitwise_or.reduce(high, axis=1)
+    return blocks
+
+
+IQ4_XS = register(Format("IQ4_XS", 23, QK_K, block_iq4_xs, dequantize, quantize, quantize_weighted))

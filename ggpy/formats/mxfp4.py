@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from .base import F32, U8, Blocks, Format, ScaleCodec, register
-from .bits import pack, scaled, unpack
+from .bits import largest_magnitude, pack, scaled, unpack
 
 QK_MXFP4 = 32
 block_mxfp4 = np.dtype([("e", "u1"), ("qs", "u1", QK_MXFP4 // 2)])
@@ -48,7 +48,7 @@ def quantize(weights: F32) -> Blocks:
     As ggml quantize_row_mxfp4_ref does, the exponent is that of a logarithm rounded to f32.
     """
     blocks = np.empty(len(weights), block_mxfp4)
-    amax = np.abs(weights).max(axis=1)
+    amax = largest_magnitude(weights)
     exponent = np.floor(np.log2(amax.astype(np.float64)).astype(np.float32))
     # Below 2^-125 the code wraps, as ggml's does, and all weights become 0. But 255 would be NaN.
     e = np.minimum(np.where(amax > 0, exponent + 125, 0).astype(np.int32) & 255, 254)

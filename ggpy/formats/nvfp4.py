@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 
 from .base import F32, U8, Blocks, Format, ScaleCodec, register
-from .bits import pack, scaled, unpack
+from .bits import largest_magnitude, pack, scaled, unpack
 from .mxfp4 import E2M1_DOUBLED, nearest_e2m1
 
 QK_NVFP4 = 64
@@ -46,7 +46,7 @@ def quantize(weights: F32) -> Blocks:
     """
     groups = weights.reshape(-1, QK_NVFP4_SUB)
     blocks = np.empty(len(weights), block_nvfp4)
-    blocks["d"] = encode_scales(np.abs(groups).max(axis=1) / np.float32(6)).reshape(-1, 4)
+    blocks["d"] = encode_scales(largest_magnitude(groups) / np.float32(6)).reshape(-1, 4)
     codes = nearest_e2m1(groups, read_scales(blocks).reshape(-1, 1))
     blocks["qs"] = pack(codes.reshape(-1, 4, 2, 8), 4).reshape(-1, QK_NVFP4 // 2)
     return blocks

@@ -6,6 +6,7 @@ import numpy as np
 
 from .base import F32, U8, Blocks, Format, register
 from .bits import inverse_or_zero, pack, scaled, unpack
+from .search import aligned, row_error_weights, search_scale
 
 QK4_0 = 32
 block_q4_0 = np.dtype([("d", "<f2"), ("qs", "u1", QK4_0 // 2)])
@@ -39,4 +40,16 @@ def quantize_by_extreme(weights: F32, offset: int) -> tuple[F32, U8]:
     return d[:, 0], q
 
 
-Q4_0 = register(Format("Q4_0", 2, QK4_0, block_q4_0, dequantize, quantize))
+def quantize_weighted(weights: F32, importance: F32) -> Blocks:
+    """weights[n, 32], importance[m, 32] -> blocks[n] (ggml quantize_row_q4_0_impl)."""
+    errors = aligned(row_error_weights(weights, importance).T)
+    d, q = search_scale(aligned(weights.T), errors, 8)
+    blocks = np.empty(len(weights), block_q4_0)
+    blocks["d"] = d
+    blocks["qs"] = pack((q.T + np.float32(8)).astype(np.uint8).reshape(-1, 2, QK4_0 // 2), 4)
+    return blocks
+
+
+Q4_0 = register(
+    Format("Q4_0", 2, QK4_0, block_q4_0, dequantize, quantize, quantize_weighted, tile=(4, 32, "D"))
+)

@@ -6,6 +6,7 @@ import numpy as np
 
 from .base import F32, U8, Blocks, Format, register
 from .bits import inverse_or_zero, pack, scaled_and_shifted, unpack
+from .search import aligned, row_error_weights, search_scale_and_minimum
 
 QK4_1 = 32
 block_q4_1 = np.dtype([("d", "<f2"), ("m", "<f2"), ("qs", "u1", QK4_1 // 2)])
@@ -41,4 +42,24 @@ def quantize_by_range(weights: F32, largest: int) -> tuple[F32, F32, U8]:
     return d[:, 0], m[:, 0], q
 
 
-Q4_1 = register(Format("Q4_1", 3, QK4_1, block_q4_1, dequantize, quantize))
+def quantize_weighted(weights: F32, importance: F32) -> Blocks:
+    """weights[n, 32], importance[m, 32] -> blocks[n] (ggml quantize_row_q4_1_impl)."""
+    d, m, q = search_by_importance(weights, importance, 15)
+    blocks = np.empty(len(weights), block_q4_1)
+    blocks["d"], blocks["m"], blocks["qs"] = d, m, pack(q.reshape(-1, 2, QK4_1 // 2), 4)
+    return blocks
+
+
+def search_by_importance(weights: F32, importance: F32, largest: int) -> tuple[F32, F32, U8]:
+    """Like `quantize_by_range`, but the scale and minimum of the least error; shared with Q5_1."""
+    errors = aligned(row_error_weights(weights, importance).T)
+    x, steps = aligned(weights.T), (-0.9, 0.05, 36)
+    d, m, q = search_scale_and_minimum(x, errors, largest, steps, "weighted")
+    return d, m, q.T.astype(np.uint8)
+
+
+Q4_1 = register(
+    Format(
+        "Q4_1", 3, QK4_1, block_q4_1, dequantize, quantize, quantize_weighted, tile=(4, 32, "DM")
+    )
+)

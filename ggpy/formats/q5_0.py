@@ -7,6 +7,7 @@ import numpy as np
 from .base import F32, U8, Blocks, Format, register
 from .bits import pack, scaled, unpack
 from .q4_0 import quantize_by_extreme
+from .search import aligned, row_error_weights, search_scale
 
 QK5_0 = 32
 block_q5_0 = np.dtype([("d", "<f2"), ("qh", "u1", 4), ("qs", "u1", QK5_0 // 2)])
@@ -40,4 +41,16 @@ def quantize(weights: F32) -> Blocks:
     return blocks
 
 
-Q5_0 = register(Format("Q5_0", 6, QK5_0, block_q5_0, dequantize, quantize))
+def quantize_weighted(weights: F32, importance: F32) -> Blocks:
+    """weights[n, 32], importance[m, 32] -> blocks[n] (ggml quantize_row_q5_0_impl)."""
+    errors = aligned(row_error_weights(weights, importance).T)
+    d, q = search_scale(aligned(weights.T), errors, 16)
+    blocks = np.empty(len(weights), block_q5_0)
+    blocks["d"] = d
+    pack_quants(blocks, (q.T + np.float32(16)).astype(np.uint8))
+    return blocks
+
+
+Q5_0 = register(
+    Format("Q5_0", 6, QK5_0, block_q5_0, dequantize, quantize, quantize_weighted, tile=(5, 32, "D"))
+)

@@ -6,7 +6,7 @@ import numpy as np
 
 from .base import F32, Blocks, Format, register
 from .bits import scaled_and_shifted
-from .q4_1 import quantize_by_range
+from .q4_1 import quantize_by_range, search_by_importance
 from .q5_0 import pack_quants, unpack_quants
 
 QK5_1 = 32
@@ -29,4 +29,16 @@ def quantize(weights: F32) -> Blocks:
     return blocks
 
 
-Q5_1 = register(Format("Q5_1", 7, QK5_1, block_q5_1, dequantize, quantize))
+def quantize_weighted(weights: F32, importance: F32) -> Blocks:
+    """weights[n, 32], importance[m, 32] -> blocks[n] (ggml quantize_row_q5_1_impl)."""
+    blocks = np.empty(len(weights), block_q5_1)
+    blocks["d"], blocks["m"], q = search_by_importance(weights, importance, 31)
+    pack_quants(blocks, q)
+    return blocks
+
+
+Q5_1 = register(
+    Format(
+        "Q5_1", 7, QK5_1, block_q5_1, dequantize, quantize, quantize_weighted, tile=(5, 32, "DM")
+    )
+)

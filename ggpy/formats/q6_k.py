@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from .base import F32, Blocks, Format, register
-from .bits import scaled, unpack
+from .bits import pack, scaled, unpack
+from .search import ALL_ZERO, aligned, first_extreme, nearest_int, requantize, search_scale, tiled
 
 QK_K = 256
 block_q6_K = np.dtype(
@@ -25,4 +26,40 @@ def dequantize(blocks: Blocks) -> F32:
     return scaled(blocks["d"].astype(np.float32)[:, None] * blocks["scales"], q)
 
 
-Q6_K = register(Format("Q6_K", 14, QK_K, block_q6_K, dequantize))
+def quantize(weights: F32) -> Blocks:
+    """weights[n, 256] -> blocks[n]; an error counts by the weight squared (ggml
+    quantize_row_q6_K_ref).
+    """
+    x = aligned(weights.reshape(-1, 16).T)
+    return _blocks(weights, *search_scale(x, aligned(x * x), 32))
+
+
+def quantize_weighted(weights: F32, importance: F32) -> Blocks:
+    """weights[n, 256], importance[m, 256] -> blocks[n] (ggml quantize_row_q6_K_impl)."""
+    x, errors = (aligned(a.reshape(-1, 16).T) for a in (weights, tiled(importance, weights)))
+    return _blocks(weights, *search_scale(x, errors, 32))
+
+
+def _blocks(weights: F32, scales: F32, found: F32) -> Blocks:
+    """Blocks of weights[n, 256] whose groups' best scales[16 n] are rounded in turn; found[16, 16
+    n] as in `requantize`.
+    """
+    scales = scales.reshape(-1, 16)
+    extreme = first_extreme(scales.T)[:, None]
+    inverse = np.float32(-128) / extreme
+    blocks = np.zeros(len(weights), block_q6_K)
+    blocks["d"] = (np.float32(1) / inverse)[:, 0]
+    blocks["scales"] = np.minimum(nearest_int(inverse * scales), np.float32(127))
+    group_scales = blocks["d"].astype(np.float32)[:, None] * blocks["scales"]
+    q = (requantize(weights, group_scales, 0.0, found, -32, 31) + np.int8(32)).view(np.uint8)
+    blocks["ql"] = pack((q & np.uint8(15)).reshape(-1, 2, 2, 64), 4).reshape(-1, QK_K // 2)
+    blocks["qh"] = pack((q >> np.uint8(4)).reshape(-1, 2, 4, 32), 2).reshape(-1, QK_K // 4)
+    blocks[np.abs(extreme[:, 0]) < ALL_ZERO] = np.zeros((), block_q6_K)
+    return blocks
+
+
+Q6_K = register(
+    Format(
+        "Q6_K", 14, QK_K, block_q6_K, dequantize, quantize, quantize_weighted, tile=(6, 16, "SUB")
+    )
+)

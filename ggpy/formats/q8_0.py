@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .base import F32, Blocks, Format, register
-from .bits import finite_or_zero, inverse_or_zero, round_half_away, scaled
+from .bits import finite_or_zero, inverse_or_zero, largest_magnitude, round_half_away, scaled
 
 QK8_0 = 32
 block_q8_0 = np.dtype([("d", "<f2"), ("qs", "i1", QK8_0)])
@@ -26,9 +26,9 @@ def quantize(weights: F32) -> Blocks:
 
 def quantize_int8(weights: F32) -> tuple[F32, NDArray[np.int8]]:
     """weights[n, 32] -> scales d[n] in f32 and signed bytes q[n, 32]; shared with Q8_1."""
-    d = np.abs(weights).max(axis=1) / np.float32(127)
+    d = largest_magnitude(weights) / np.float32(127)
     inverse = finite_or_zero(inverse_or_zero(d))
-    return d, round_half_away(weights * inverse[:, None]).astype(np.int8)
+    return d, round_half_away(weights * inverse[:, None])
 
 
-Q8_0 = register(Format("Q8_0", 8, QK8_0, block_q8_0, dequantize, quantize))
+Q8_0 = register(Format("Q8_0", 8, QK8_0, block_q8_0, dequantize, quantize, tile=(8, 32, "D")))

@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from .base import F32, U8, Blocks, Format, register
-from .bits import finite_or_zero, inverse_or_zero, pack, round_half_away, scaled, unpack
+from .bits import (
+    finite_or_zero,
+    inverse_or_zero,
+    largest_magnitude,
+    pack,
+    round_half_away,
+    scaled,
+    unpack,
+)
 
 QK_K = 256
 block_tq2_0 = np.dtype([("qs", "u1", QK_K // 4), ("d", "<f2")])
@@ -27,9 +35,9 @@ def quantize(weights: F32) -> Blocks:
 
 def quantize_ternary(weights: F32) -> tuple[F32, U8]:
     """weights[n, 256] -> scales d[n] and q[n, 256] in 0..2, w = d * (q - 1); shared with TQ1_0."""
-    d = np.abs(weights).max(axis=1)
+    d = largest_magnitude(weights)
     inverse = finite_or_zero(inverse_or_zero(d))
-    return d, (round_half_away(weights * inverse[:, None]) + np.float32(1)).astype(np.uint8)
+    return d, (round_half_away(weights * inverse[:, None]) + np.int8(1)).view(np.uint8)
 
 
 TQ2_0 = register(Format("TQ2_0", 35, QK_K, block_tq2_0, dequantize, quantize))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..device.base import Device
 from .address import Address, address
-from .rope_kv import Heads
+from .rope_kv import Batch, Heads, RopeParameters, Rotation, parameters
 
-WARPS = 4
 ROWS = 16  # (token, head) pairs of a tile
 STRIP = 32  # positions a warp takes at a time
 MAX_SPLIT = 16
@@ -20,30 +20,22 @@ POSITIONS_PER_SPLIT = 128  # at least
 
 class _Attend(ctypes.Structure):
     _fields_ = (
-        ("q", ctypes.c_uint64),
-        ("k_pages", ctypes.c_uint64),
-        ("v_pages", ctypes.c_uint64),
+        ("rope", RopeParameters),
         ("tiles", ctypes.c_uint64),
-        ("positions", ctypes.c_uint64),
-        ("sequences", ctypes.c_uint64),
-        ("page_tables", ctypes.c_uint64),
         ("sinks", ctypes.c_uint64),
         ("out", ctypes.c_uint64),
         ("workspace", ctypes.c_uint64),
         ("counters", ctypes.c_uint64),
-        ("n_head", ctypes.c_int),
-        ("n_head_kv", ctypes.c_int),
-        ("head_size", ctypes.c_int),
         ("heads_per_tile", ctypes.c_int),
-        ("table_stride", ctypes.c_int),
-        ("max_split", ctypes.c_int),
         ("window", ctypes.c_int),
         ("scale", ctypes.c_float),
         ("soft_cap", ctypes.c_float),
     )
 
 
-def plan_tiles(positions: NDArray[np.int32], sequences: NDArray[np.int32], heads: Heads) -> NDArray[np.int32]:
+def plan_tiles(
+    positions: NDArray[np.int32], sequences: NDArray[np.int32], heads: Heads
+) -> NDArray[np.int32]:
     """tiles[n, 4]: first token, tokens, splits, workspace (cuda/attend.cu AttendTile).
 
     Tokens of one sequence share a tile as far as 16 rows allow. Only a token that is alone with its sequence in the
@@ -66,23 +58,31 @@ def plan_tiles(positions: NDArray[np.int32], sequences: NDArray[np.int32], heads
 class Attend:
     """Attention for heads of one shape; room for max_split_tiles sequences whose context is split."""
 
-    def __init__(self, device: Device, heads: Heads, max_split_tiles: int) -> None:
-        self.heads = heads
+    def __init__(self, device: Device, heads: Heads, max_split_tiles: int, shared: int) -> None:
+        """`shared`: bytes of shared memory that a block may have; it decides the warps of a block."""
+        self.device, self.heads = device, heads
         self.heads_per_tile = min(ROWS, heads.n_head // heads.n_head_kv)
-        self.head_tiles = heads.n_head_kv * -(-(heads.n_head // heads.n_head_kv) // self.heads_per_tile)
-        self._kernel = device.kernel("attend.cu", f"attend<{heads.row}>", defines={"PAGE_SIZE": heads.page_size})
+        self.head_tiles = heads.n_head_kv * -(
+            -(heads.n_head // heads.n_head_kv) // self.heads_per_tile
+        )
+        per_warp = ROWS * (heads.row + 2) * 4
+        self.warps = next(
+            w for w in (8, 4, 2, 1) if w * per_warp + ROWS * heads.row * 2 + 4096 <= shared
+        )
+        self.shared = self.warps * per_warp
         places = max_split_tiles * self.head_tiles
-        self._workspace = device.alloc(places * MAX_SPLIT * ROWS * (heads.row + 2) * 4, "attention workspace")
+        self._workspace = device.alloc(
+            places * MAX_SPLIT * ROWS * (heads.row + 2) * 4, "attention workspace"
+        )
         self._counters = device.zeros(places * 4, "attention counters")
 
     def launch(
         self,
-        q: Address,
+        q: Address | None,
+        batch: Batch,
         pages: tuple[Address, Address],
-        batch: tuple[Address, Address, Address],
         tiles: Address,
         n_tiles: int,
-        table_stride: int,
         out: Address,
         *,
         scale: float,
@@ -90,31 +90,30 @@ class Attend:
         window: int = 0,
         soft_cap: float = 0.0,
         sinks: Address | None = None,
+        projected: Sequence[Address] = (),
+        rotation: Rotation | None = None,
     ) -> None:
-        """Enqueue half out[T, H*E] for q[T, H, row]; split says whether a tile may have more than one part."""
-        heads = self.heads
-        parameters = _Attend(
-            q=address(q),
-            k_pages=address(pages[0]),
-            v_pages=address(pages[1]),
+        """Enqueue half out[T, H*E] for half q[T, H, row].
+
+        split: whether a tile may have more than one part. With `projected` and `rotation` instead of q every tile is
+        one token, alone with its sequence in the step, and its q, k and v are rotated (and stored) here.
+        """
+        heads, fused = self.heads, rotation is not None
+        args = _Attend(
+            rope=parameters(heads, batch, pages, q, projected, rotation),
             tiles=address(tiles),
-            positions=address(batch[0]),
-            sequences=address(batch[1]),
-            page_tables=address(batch[2]),
             sinks=address(sinks),
             out=address(out),
             workspace=self._workspace.address,
             counters=self._counters.address,
-            n_head=heads.n_head,
-            n_head_kv=heads.n_head_kv,
-            head_size=heads.head_size,
             heads_per_tile=self.heads_per_tile,
-            table_stride=table_stride,
-            max_split=MAX_SPLIT,
             window=window,
             scale=scale,
             soft_cap=soft_cap,
         )
+        defines = {"PAGE_SIZE": heads.page_size, "ATTEND_WARPS": self.warps}
+        kernel = self.device.kernel(
+            "attend.cu", f"attend<{heads.row}, {str(fused).lower()}>", defines=defines
+        )
         grid = self.head_tiles, n_tiles, MAX_SPLIT if split else 1
-        shared = WARPS * ROWS * (heads.row + 2) * 4
-        self._kernel.launch(grid, WARPS * 32, (parameters,), smem=shared, pdl=True)
+        kernel.launch(grid, self.warps * 32, (args,), smem=self.shared, pdl=True)

@@ -1,8 +1,9 @@
-"""Matrices of GGUF blocks in device memory, and the compilation of kernels that are templates over their format.
+"""Matrices of GGUF blocks in device memory, and the kernels that are templates over their format.
 
-Such a .cu file includes FORMAT_HEADER, which is made here: it includes the .cuh file of the format, the one with the
-stem of the Python file that declares it, and checks the struct against the numpy dtype. So a format that is not used is
-not compiled, and no list of formats exists. The grids of the IQ types are made from the numpy ones. Knows no kernel.
+Such a .cu file includes FORMAT_HEADER, which is made here: it includes the .cuh file of the format,
+the one with the stem of the Python file that declares it, and checks the struct against the numpy
+dtype. So a format that is not used is not compiled, and no list of formats exists. The grids of the
+IQ types are made from the numpy ones. Knows no kernel.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def offset(memory: Address, nbytes: int) -> Ptr:
 
 
 def block_kernel(device: Device, source: str, name: str, format: Format, *arguments: Any) -> Kernel:
-    """The kernel `name<block, *arguments>` of `source`, compiled for one format when it is first asked for."""
+    """The kernel `name<block, *arguments>` of `source`, compiled when it is first asked for."""
     known = _kernels.setdefault(device, {})
     key = (source, name, format.name, *arguments)
     if key not in known:
@@ -77,7 +78,9 @@ def expression(name: str, format: Format, *arguments: Any) -> str:
 
 
 def compile_options(*formats: Format) -> dict[str, Any]:
-    """What a device needs to compile kernels for these formats; ValueError if one has no CUDA side."""
+    """What a device needs to compile kernels for these formats; ValueError if one has no CUDA
+    side.
+    """
     includes = dict.fromkeys(f'#include "formats/{stem(format)}.cuh"' for format in formats)
     headers = {HEADER: "\n".join(["#pragma once", *includes, *map(cuda_asserts, formats)])}
     for format in formats:
@@ -91,7 +94,7 @@ def supported_formats() -> list[Format]:
 
 
 def stem(format: Format) -> str:
-    """The name that a format's Python and CUDA files share, "q4_k"; ValueError if it has no CUDA side."""
+    """The name of a format's Python and CUDA files, "q4_k"; ValueError if it has no CUDA side."""
     if not _declares(format):
         raise ValueError(
             f"{format.name} cannot be used on a GPU: cuda/formats/{_stem(format)}.cuh declares no "
@@ -119,7 +122,8 @@ def _grids(stem: str) -> list[str]:
 
 @cache
 def grid_header(name: str) -> str:
-    """C++ source of the grid of the format `name` ("iq2_xxs"): a point is a uint2, of IQ3 types a uint32_t.
+    """C++ source of the grid of the format `name` ("iq2_xxs"); a point is a uint2, or for IQ3 types
+    a uint32_t.
 
     A byte is a magnitude; where points have signs (the ternary IQ1 types) it is the digit plus 1.
     """

@@ -21,7 +21,10 @@ def row_grid(rows: int, columns: int) -> tuple[int, int]:
 def dequantize(
     device: Device, w: BlockMatrix, out: Address, number: Number = "float", stream: Any = None
 ) -> None:
-    """Enqueue out[rows, columns] = w, in float exactly as the numpy dequantisers; ValueError if out is too small."""
+    """Enqueue out[rows, columns] = w, in float exactly as the numpy dequantisers.
+
+    ValueError if out is too small.
+    """
     require(out, w.rows * w.columns * SIZES[number], f"{number}s [{w.rows}, {w.columns}]")
     kernel = block_kernel(device, "dequantize.cu", "dequantize", w.format, CPP_TYPES[number])
     kernel.launch(row_grid(w.rows, w.columns), THREADS, (w.data, out, w.columns), stream=stream)

@@ -1,4 +1,4 @@
-"""Launches cuda/dequantize_mul_mat_vec.cu: a matrix of blocks times a few tokens' activations in float or half."""
+"""Launches cuda/dequantize_mul_mat_vec.cu: blocks times a few tokens' float or half activations."""
 
 from __future__ import annotations
 

@@ -17,7 +17,9 @@ class Elementwise:
 
     def glu(self, gate: Address, up: Address, h: Address, n: int, activation: str) -> None:
         """Enqueue half h[n] = activation(gate[n]) * up[n]."""
-        self._glu.launch(-(-n // THREADS), THREADS, (gate, up, h, n, ACTIVATIONS[activation]), pdl=True)
+        self._glu.launch(
+            -(-n // THREADS), THREADS, (gate, up, h, n, ACTIVATIONS[activation]), pdl=True
+        )
 
     def soft_cap(self, x: Address, n: int, cap: float) -> None:
         """Enqueue x[n] = cap * tanh(x / cap), in place."""

@@ -16,10 +16,20 @@ class EmbedTile:
         self.device = device
         self._tiled: dict[Layout, Kernel] = {}
 
-    def launch(self, table: TiledMatrix, ids: Address, sampled: Address, x: Address, n_tokens: int, scale: float) -> None:
+    def launch(
+        self,
+        table: TiledMatrix,
+        ids: Address,
+        sampled: Address,
+        x: Address,
+        n_tokens: int,
+        scale: float,
+    ) -> None:
         """Enqueue float x[n_tokens, k] ."""
         layout = table.layout
         if layout not in self._tiled:
-            self._tiled[layout] = self.device.kernel("embed_tile.cu", f"embed_tile<{layout.type_name}>")
+            self._tiled[layout] = self.device.kernel(
+                "embed_tile.cu", f"embed_tile<{layout.type_name}>"
+            )
         args = (table.data, ids, sampled, x, table.k, layout.chunks(table.k), float(scale))
         self._tiled[layout].launch(n_tokens, THREADS, args, pdl=True)

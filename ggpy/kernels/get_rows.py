@@ -21,9 +21,10 @@ def get_rows(
     pdl: bool = False,
     stream: Any = None,
 ) -> None:
-    """Enqueue out[n_tokens, columns] = scale * w[ids], float; ids are int32, and a row that w has not is NaN.
+    """Enqueue out[n_tokens, columns] = scale * w[ids] in float; a row that w has not is NaN.
 
-    With `sampled`, a negative id, ~r, stands for sampled[r]. ValueError if ids or out is too small.
+    Ids are int32. With `sampled`, a negative id, ~r, stands for sampled[r]. ValueError if ids or
+    out is too small.
     """
     require(ids, n_tokens * 4, f"{n_tokens} ids")
     require(out, n_tokens * w.columns * 4, f"floats [{n_tokens}, {w.columns}]")

@@ -50,7 +50,8 @@ class _Product(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Limits:
-    """What the launches of one GPU share: `shared` bytes of a block, `multiprocessors`, ring `stages`."""
+    """What the launches of one GPU share: `shared` bytes of a block, `multiprocessors`, ring `stages`
+    at most."""
 
     shared: int
     multiprocessors: int
@@ -88,11 +89,15 @@ class MulMatTile:
         """
         first = weights[0]
         if any(w.layout != first.layout or w.k != first.k for w in weights):
-            raise ValueError("the matrices of one product have one layout and one number of columns")
+            raise ValueError(
+                "the matrices of one product have one layout and one number of columns"
+            )
         if norm is not None and n_tokens != 1:
             raise ValueError(f"x is normalised inside a product for one token, not {n_tokens}")
         if len(outs) != (1 if epilogue == "GLU" else len(weights)):
-            raise ValueError(f"{len(weights)} matrices and {len(outs)} outputs do not make a {epilogue} product")
+            raise ValueError(
+                f"{len(weights)} matrices and {len(outs)} outputs do not make a {epilogue} product"
+            )
         product = self._product(weights, epilogue)
         product.eps, product.soft_cap, product.activation = eps, soft_cap, ACTIVATIONS[activation]
         product.norm = address(norm)
@@ -104,9 +109,11 @@ class MulMatTile:
             product.x = address(x) + token * first.k * x_size
             for segment, out in zip(product.segment, outs, strict=False):
                 segment.out = address(out) + token * segment.n_rows * out_size
-            product.residual = address(residual) + token * first.n_rows * 4 if residual is not None else 0
-            product.slab, shared = self._slab(first, columns)
-            kernel = self._kernel(first, columns, norm is not None, epilogue)
+            product.residual = (
+                address(residual) + token * first.n_rows * 4 if residual is not None else 0
+            )
+            stages, product.slab, shared = self._fit(first, columns, norm is not None)
+            kernel = self._kernel(first, columns, stages, norm is not None, epilogue)
             grid = min(self.limits.multiprocessors, product.n_tiles)
             kernel.launch(grid, THREADS, (product,), smem=shared, pdl=pdl)
 
@@ -120,23 +127,33 @@ class MulMatTile:
         product.n_tiles = weights[0].tile_rows if epilogue == "GLU" else tiles
         return product
 
-    def _slab(self, w: TiledMatrix, columns: int) -> tuple[int, int]:
-        """(columns of x in shared memory at a time, bytes of shared memory)."""
+    def _fit(self, w: TiledMatrix, columns: int, norm: bool) -> tuple[int, int, int]:
+        """(ring stages, columns of x in shared memory at a time, bytes of shared memory).
+
+        As many stages as there is room for, then as many columns; a norm needs all of x.
+        """
         whole = w.layout.chunks(w.k) * w.layout.chunk_k
         unit = WARPS * w.layout.chunk_k
-        for slab in [whole, *range(whole // unit * unit, 0, -unit)]:
-            shared = shared_bytes(w.layout, columns, slab, self.limits.stages)
-            if shared <= self.limits.shared:
-                return slab, shared
-        raise ValueError(f"{w.layout.type_name} x {columns} tokens needs more than {self.limits.shared} bytes a block")
+        parts = [] if norm else range((whole - 1) // unit * unit, 0, -unit)
+        for stages in range(self.limits.stages, 0, -1):
+            for slab in [whole, *parts]:
+                shared = shared_bytes(w.layout, columns, slab, stages)
+                if shared <= self.limits.shared:
+                    return stages, slab, shared
+        raise ValueError(
+            f"{w.layout.type_name} x {columns} tokens of {w.k} columns needs more than "
+            f"{self.limits.shared} bytes of shared memory"
+        )
 
-    def _kernel(self, w: TiledMatrix, columns: int, norm: bool, epilogue: Epilogue) -> Kernel:
+    def _kernel(
+        self, w: TiledMatrix, columns: int, stages: int, norm: bool, epilogue: Epilogue
+    ) -> Kernel:
         pieces = -(-w.layout.chunks(w.k) * w.layout.chunk_k // (8 * THREADS)) if norm else 1
-        key = w.layout, columns, pieces, norm, epilogue
+        key = w.layout, columns, stages, pieces, norm, epilogue
         if key not in self._kernels:
             prologue = "NORM" if norm else "PLAIN"
             name = f"mul_mat_tile<{w.layout.type_name}, {columns}, {prologue}, {epilogue}>"
-            defines = {"WARPS": WARPS, "STAGES": self.limits.stages, "NORM_PIECES": pieces}
+            defines = {"WARPS": WARPS, "STAGES": stages, "NORM_PIECES": pieces}
             self._kernels[key] = self.device.kernel("mul_mat_tile.cu", name, defines=defines)
         return self._kernels[key]
 
@@ -148,4 +165,3 @@ def shared_bytes(layout: Layout, columns: int, slab: int, stages: int) -> int:
     partial = 2 * batch * WARPS * ROWS * columns * 4
     sums = 0 if layout.is_float else slab // (16 if layout.group == 16 else 32)
     return ring + partial + columns * (sums * 4 + (slab + (32 if columns > 1 else 0)) * 2)
-

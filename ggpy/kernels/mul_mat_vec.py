@@ -1,4 +1,4 @@
-"""What the wrappers of the two matrix-vector kernels share: the launch's shape, and tokens by the eight.
+"""What the wrappers of the matrix-vector kernels share: the launch's shape, tokens by the eight.
 
 Knows nothing of formats or of how activations are stored, but their bytes.
 """
@@ -13,13 +13,14 @@ from .block_kernel import Address, BlockMatrix, offset, require
 
 MAX_TOKENS = 8  # of one launch
 WARPS = 8  # of a block of threads
-ENOUGH_WARPS = 16384  # two rounds of a large GPU: more warps than this are not worth splitting rows
+ENOUGH_WARPS = 16384  # two rounds of a large GPU: no need to split rows for more
 
 
 def launch_shape(rows: int, columns: int) -> tuple[int, Grid]:
     """(grid, threads): a warp for each row, or 2, 4, 8 warps where rows are few and long.
 
-    It follows from the matrix alone, not from the GPU or the number of tokens, because it decides the order of sums.
+    It follows from the matrix alone, not from the GPU or the number of tokens, because it decides
+    the order of sums.
     """
     parts = 1
     while parts < WARPS and rows * parts < ENOUGH_WARPS and columns // 8 > parts * 64:

@@ -1,4 +1,4 @@
-"""Launches cuda/mul_mat_vec_q.cu: a matrix of blocks times a few tokens' activations as block_q8_1."""
+"""Launches cuda/mul_mat_vec_q.cu: blocks times a few tokens' activations as block_q8_1."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def mul_mat_vec_q(
     pdl: bool = False,
     stream: Any = None,
 ) -> None:
-    """Enqueue y[n_tokens, rows] = x W^T (+ residual, which may be y); x is block_q8_1 [n_tokens, columns / 32].
+    """Enqueue y[n_tokens, rows] = x W^T (+ residual, which may be y), in float.
 
-    A token's result has the same bits whatever n_tokens is. ValueError unless columns are a multiple of 32 and the
-    buffers are large enough.
+    x is block_q8_1 [n_tokens, columns / 32]. A token's result has the same bits whatever n_tokens
+    is. ValueError unless columns are a multiple of 32 and the buffers are large enough.
     """
 
     def kernel(tokens: int) -> Kernel:

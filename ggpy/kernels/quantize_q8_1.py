@@ -13,7 +13,7 @@ VALUES = 4  # per thread
 
 
 def q8_1_bytes(n_tokens: int, columns: int) -> int:
-    """Bytes of x[n_tokens, columns] as block_q8_1; ValueError unless columns are a multiple of 32."""
+    """Bytes of x[n_tokens, columns] as block_q8_1; ValueError unless 32 divides columns."""
     return n_tokens * by_name("Q8_1").row_bytes(columns)
 
 
@@ -27,10 +27,10 @@ def quantize_q8_1(
     pdl: bool = False,
     stream: Any = None,
 ) -> None:
-    """Enqueue out[n_tokens, columns / 32] = x[n_tokens, columns] as block_q8_1, byte-equal to the numpy quantiser.
+    """Enqueue out = x[n_tokens, columns] as block_q8_1 [n_tokens, columns / 32], as numpy does it.
 
-    A block of x that holds NaN or infinity gets such a scale. ValueError unless columns are a multiple of 32 and the
-    buffers are large enough.
+    A block of x that holds NaN or infinity gets such a scale. ValueError unless columns are a
+    multiple of 32 and the buffers are large enough.
     """
     values = n_tokens * columns
     require(x, values * 4, f"floats [{n_tokens}, {columns}]")

@@ -17,7 +17,14 @@ class RmsNorm:
         self._kernels: dict[int, list[Kernel]] = {}
 
     def to_half(
-        self, x: Address, rows: Address | None, weight: Address, out: Address, n_rows: int, k: int, eps: float
+        self,
+        x: Address,
+        rows: Address | None,
+        weight: Address,
+        out: Address,
+        n_rows: int,
+        k: int,
+        eps: float,
     ) -> None:
         """Enqueue half out[n_rows, k] = norm(x[rows]), or of the first n_rows of x."""
         kernel = self._of(k)[0]
@@ -33,5 +40,7 @@ class RmsNorm:
         pieces = -(-k // (8 * THREADS))
         if pieces not in self._kernels:
             defines = {"WARPS": WARPS, "NORM_PIECES": pieces}
-            self._kernels[pieces] = self.device.kernels("rms_norm.cu", ["rms_norm", "add_rms_norm"], defines=defines)
+            self._kernels[pieces] = self.device.kernels(
+                "rms_norm.cu", ["rms_norm", "add_rms_norm"], defines=defines
+            )
         return self._kernels[pieces]

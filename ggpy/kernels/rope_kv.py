@@ -45,7 +45,7 @@ def turns(inv_freq: NDArray[np.float64]) -> NDArray[np.uint64]:
     return np.array([round(int(p * 2**80) / 2**16) % 2**64 for p in part], np.uint64)
 
 
-class _RopeKv(ctypes.Structure):
+class RopeParameters(ctypes.Structure):
     _fields_ = (
         ("projected", ctypes.c_uint64 * 3),
         ("bias", ctypes.c_uint64 * 3),
@@ -69,58 +69,85 @@ class _RopeKv(ctypes.Structure):
     )
 
 
+@dataclass(frozen=True)
+class Batch:
+    """A step's integers on the device: positions[T], sequences[T], page_tables[S, stride]."""
+
+    positions: Address
+    sequences: Address
+    page_tables: Address
+    stride: int
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """What a layer does to its heads: bias of q, k, v; norms of q and k; rotation of n_pairs pairs."""
+
+    turns: Address
+    n_pairs: int
+    neox: bool
+    magnitude: float = 1.0
+    bias: Sequence[Address | None] = (None, None, None)
+    norm: Sequence[Address | None] = (None, None)
+    eps: Sequence[float] = (0.0, 0.0)
+
+
+def parameters(
+    heads: Heads,
+    batch: Batch,
+    pages: tuple[Address, Address],
+    q: Address | None,
+    projected: Sequence[Address] = (),
+    rotation: Rotation | None = None,
+) -> RopeParameters:
+    """The structure of cuda/rope.cuh; projected: float q[T, H*E], k and v [T, G*E]."""
+    result = RopeParameters(
+        positions=address(batch.positions),
+        sequences=address(batch.sequences),
+        page_tables=address(batch.page_tables),
+        table_stride=batch.stride,
+        q=address(q),
+        k_pages=address(pages[0]),
+        v_pages=address(pages[1]),
+        n_head=heads.n_head,
+        n_head_kv=heads.n_head_kv,
+        head_size=heads.head_size,
+        row=heads.row,
+    )
+    if rotation is not None:
+        result.projected[:] = [address(part) for part in projected]
+        result.bias[:] = [address(b) for b in rotation.bias]
+        result.norm[:] = [address(n) for n in rotation.norm]
+        result.eps[:] = rotation.eps
+        result.turns, result.n_pairs = address(rotation.turns), rotation.n_pairs
+        result.neox, result.magnitude = rotation.neox, rotation.magnitude
+    return result
+
+
 class RopeKv:
     """Rotation for heads of one shape."""
 
     def __init__(self, device: Device, heads: Heads) -> None:
         if heads.row > MAX_HEAD:
-            raise ValueError(f"heads of {heads.head_size} elements: the kernels take up to {MAX_HEAD}")
+            raise ValueError(
+                f"heads of {heads.head_size} elements: the kernels take up to {MAX_HEAD}"
+            )
         self.heads = heads
-        self._kernel = device.kernel("rope_kv.cu", "rope_kv", defines={"PAGE_SIZE": heads.page_size})
+        self._kernel = device.kernel(
+            "rope_kv.cu", "rope_kv", defines={"PAGE_SIZE": heads.page_size}
+        )
 
     def launch(
         self,
         projected: Sequence[Address],
-        q: Address,
-        pages: tuple[Address, Address],
-        batch: tuple[Address, Address, Address],
+        rotation: Rotation,
+        batch: Batch,
         n_tokens: int,
-        table_stride: int,
-        *,
-        turns: Address,
-        n_pairs: int,
-        neox: bool,
-        magnitude: float = 1.0,
-        bias: Sequence[Address | None] = (None, None, None),
-        norm: Sequence[Address | None] = (None, None),
-        eps: tuple[float, float] = (0.0, 0.0),
+        pages: tuple[Address, Address],
+        q: Address,
     ) -> None:
-        """Enqueue q[T, H, row] (half) and the writes of k and v; projected: float q[T, H*E], k and v [T, G*E].
-
-        pages: keys and values of the layer; batch: positions[T], sequences[T], page_tables[S, table_stride].
-        """
+        """Enqueue half q[T, H, row], and the writes of k and v to the layer's pages (keys, values)."""
         heads = self.heads
-        parameters = _RopeKv(
-            projected=(ctypes.c_uint64 * 3)(*[address(part) for part in projected]),
-            bias=(ctypes.c_uint64 * 3)(*[address(b) for b in bias]),
-            norm=(ctypes.c_uint64 * 2)(*[address(n) for n in norm]),
-            turns=address(turns),
-            positions=address(batch[0]),
-            sequences=address(batch[1]),
-            page_tables=address(batch[2]),
-            q=address(q),
-            k_pages=address(pages[0]),
-            v_pages=address(pages[1]),
-            n_head=heads.n_head,
-            n_head_kv=heads.n_head_kv,
-            head_size=heads.head_size,
-            row=heads.row,
-            n_pairs=n_pairs,
-            neox=neox,
-            table_stride=table_stride,
-            magnitude=magnitude,
-            eps=(ctypes.c_float * 2)(*eps),
-        )
         grid = -(-(heads.n_head + 2 * heads.n_head_kv) // WARPS), n_tokens
-        self._kernel.launch(grid, WARPS * 32, (parameters,), pdl=True)
-
+        args = (parameters(heads, batch, pages, q, projected, rotation),)
+        self._kernel.launch(grid, WARPS * 32, args, pdl=True)

@@ -1,7 +1,7 @@
 """Tiles: the layout of a weight in device memory (cuda/tile.cuh), its sizes, and the kernel that makes it.
 
-Which formats have one is declared here by what a tile needs to know: bits of a code, columns of a scale, kind of
-scales. A format without one is multiplied straight from its blocks by the generic kernels.
+A format says what a tile needs to know (Format.tile): bits of a code, columns of a scale, kind of scales. One that does
+not is multiplied straight from its blocks by the generic kernels.
 """
 
 from __future__ import annotations
@@ -14,20 +14,6 @@ from ..formats import Format
 from .block_kernel import block_kernel
 
 ROWS = 16  # of a tile
-
-# bits of a code, columns of a scale, kind of scales (cuda/tile.cuh)
-TILES = {
-    "F16": (16, 32, "D"),
-    "BF16": (16, 32, "D"),
-    "Q4_0": (4, 32, "D"),
-    "Q4_1": (4, 32, "DM"),
-    "Q5_0": (5, 32, "D"),
-    "Q5_1": (5, 32, "DM"),
-    "Q8_0": (8, 32, "D"),
-    "Q4_K": (4, 32, "SUB_M"),
-    "Q5_K": (5, 32, "SUB_M"),
-    "Q6_K": (6, 16, "SUB"),
-}
 
 
 @dataclass(frozen=True)
@@ -54,7 +40,9 @@ class Layout:
         """Bytes of 16 rows x chunk_k columns."""
         groups = self.chunk_k // self.group
         per_row = {"D": 2 * groups, "DM": 4 * groups, "SUB": 2 + groups, "SUB_M": 4 + 2 * groups}
-        return ROWS * (self.chunk_k * self.bits // 8 + (0 if self.is_float else per_row[self.scales]))
+        return ROWS * (
+            self.chunk_k * self.bits // 8 + (0 if self.is_float else per_row[self.scales])
+        )
 
     def chunks(self, k: int) -> int:
         """Chunks of a row of k columns."""
@@ -67,10 +55,9 @@ class Layout:
 
 def layout_of(format: Format, k: int) -> Layout | None:
     """How a matrix of this format with k columns is tiled, or None: then it stays in its blocks."""
-    tile = TILES.get(format.name)
-    if tile is None or k % 8:
+    if format.tile is None or k % 8:
         return None
-    bits, group, scales = tile
+    bits, group, scales = format.tile
     if bits == 16:
         return Layout(16, 32, "D", 64)
     if scales.startswith("SUB"):
@@ -93,7 +80,9 @@ class TiledMatrix:
         return -(-self.n_rows // ROWS)
 
 
-def repack(device: Device, format: Format, blocks: Buffer | Ptr, n_rows: int, k: int, out: Buffer | Ptr) -> TiledMatrix:
+def repack(
+    device: Device, format: Format, blocks: Buffer | Ptr, n_rows: int, k: int, out: Buffer | Ptr
+) -> TiledMatrix:
     """Enqueue the repacking of raw blocks [n_rows, k] into `out`, of layout.nbytes(n_rows, k) bytes."""
     layout = layout_of(format, k)
     if layout is None:

@@ -1,4 +1,8 @@
-"""Backends: `choose` is the one place that decides which machine computes."""
+"""Backends: `choose` is the one place that decides which machine computes.
+
+A GPU is taken where there is a usable one, and what makes it unusable is told. Nothing of CUDA is
+imported for the CPU.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..device.probe import Gpu
     from .interface import Ops
 
 
@@ -16,16 +21,49 @@ def choose(
 ) -> Ops:
     """The ops for "auto", "cpu", "cuda" or "cuda:N"; ValueError when that device cannot be had.
 
-    n_threads: of the CPU's matrix products; None is a modest number. note: gets one-line remarks
-    for the user.
+    "auto" is the first GPU if it is usable, else the CPU, whose `reason` says why. n_threads: of
+    the CPU's matrix products; None is a modest number. note: gets one-line remarks for the user.
     """
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,9})?", device):
         raise ValueError(f"unknown device {device!r}: use auto, cpu, cuda or cuda:N")
-    if device.startswith("cuda"):
-        raise ValueError(
-            f"device {device!r} needs a GPU backend, which this installation does not have: use cpu"
-        )
+    reason = "as asked"
+    if device != "cpu":
+        found = _open_gpu(int(device.partition(":")[2] or 0), note)
+        if not isinstance(found, str):
+            return found
+        if device != "auto":
+            raise ValueError(f"device {device!r} cannot be used: {found}; --device cpu needs none")
+        reason = found
     from .reference import Reference
 
-    reason = "as asked" if device == "cpu" else "this installation has no GPU backend"
     return Reference(n_threads, reason=reason, note=note or (lambda message: None))
+
+
+def describe(gpu: Gpu) -> str:
+    """A GPU in one clause: what the user reads as the reason for its use."""
+    size = f"{gpu.total_bytes / 1e9:.0f} GB"
+    return f"{gpu.name}, {size}, {gpu.arch}, driver for CUDA {gpu.driver}"
+
+
+def _open_gpu(ordinal: int, note: Callable[[str], None] | None) -> Ops | str:
+    """The ops on the GPU of this number, or why there are none."""
+    from ..device import CudaError, NoGpu, cache, probe
+
+    gpu = probe(ordinal)
+    if isinstance(gpu, NoGpu):
+        return gpu.reason
+    from ..device.gpu import CudaDevice
+
+    try:
+        device = CudaDevice(ordinal)
+    except CudaError as error:  # another program has it for itself, or all of its memory
+        return str(error)
+    from .cuda import Cuda
+
+    def compiling() -> None:
+        device.on_compile = lambda: None  # once is enough
+        if note:
+            note(f"compiling kernels for this GPU, once: they are kept in {cache.folder()}")
+
+    device.on_compile = compiling
+    return Cuda(device, f"cuda:{ordinal}", describe(gpu))

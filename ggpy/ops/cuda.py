@@ -26,11 +26,13 @@ from ..kernels.embed_tile import EmbedTile
 from ..kernels.get_rows import get_rows
 from ..kernels.mul_mat_tile import Epilogue, Limits, MulMatTile
 from ..kernels.rms_norm import RmsNorm
-from ..kernels.rope_kv import Heads, RopeKv, turns
+from ..kernels.rope_kv import Batch as BatchMemory
+from ..kernels.rope_kv import Heads, RopeKv, Rotation, turns
 from ..kernels.tile import TiledMatrix
 from ..sampling import Sampler
+from . import cuda_memory
 from .cuda_upload import Uploader
-from .interface import PAGE_SIZE, Attention, CacheShape, FeedForward, Head, Norm, Rope, Step
+from .interface import PAGE_SIZE, Attention, CacheShape, Demand, FeedForward, Head, Norm, Rope, Step
 
 GRAPH_TOKENS = 64  # steps of at most this many single tokens become graphs
 MAX_SAMPLED = 1024  # rows of a step that are sampled at most
@@ -47,6 +49,14 @@ class Array:
     dtype: type
     shape: tuple[int, ...]
     row: int
+
+
+@dataclass(frozen=True)
+class Projected:
+    """q, k and v before their rotation, which attention does: floats [T, H*E], [T, G*E], [T, G*E]."""
+
+    parts: list[Memory]
+    rotation: Rotation
 
 
 @dataclass(frozen=True)
@@ -74,19 +84,13 @@ class Batch:
     n_tokens: int
     n_rows: int
     n_tiles: int
-    stride: int
     alone: bool  # each token is the only one of its sequence
-    ids: Memory
-    positions: Memory
-    sequences: Memory
-    rows: Memory
-    tables: Memory
-    tiles: Memory
+    split: bool  # some token is, so that its context may be split
     all_rows: bool  # the wanted rows are all tokens, in order
-
-    @property
-    def of_attention(self) -> tuple[Memory, Memory, Memory]:
-        return self.positions, self.sequences, self.tables
+    ids: Memory
+    rows: Memory
+    tiles: Memory
+    memory: BatchMemory
 
 
 class Cuda:
@@ -94,7 +98,9 @@ class Cuda:
 
     asynchronous = True
 
-    def __init__(self, device: Any, name: str = "cuda:0", reason: str = "a CUDA GPU was found") -> None:
+    def __init__(
+        self, device: Any, name: str = "cuda:0", reason: str = "a CUDA GPU was found"
+    ) -> None:
         self.device, self.name, self.reason = device, name, reason
         limits = Limits(shared=device.shared_bytes, multiprocessors=device.sm_count)
         self._product = MulMatTile(device, limits)
@@ -114,8 +120,17 @@ class Cuda:
         self._n_steps = 0
         self._batch: Batch | None = None
         self._heads: Heads | None = None
+        self._fuse = False
 
     # Weights
+
+    def check_room(self, demand: Demand) -> None:
+        """MemoryError if the GPU has too little free memory, before anything is uploaded."""
+        cuda_memory.check_room(demand, self.device.free_bytes, GRAPH_TOKENS, self.name)
+
+    def device_bytes(self) -> int:
+        """Bytes of GPU memory that are allocated."""
+        return int(self.device.used_bytes)
 
     def weight(self, tensor: Tensor, lookup: bool = False) -> Matrix | Buffer:
         """A vector as floats; a matrix in tiles, or in its blocks if it has none or is only looked up."""
@@ -143,7 +158,7 @@ class Cuda:
         self._heads = Heads(shape.n_head, shape.n_head_kv, shape.head_size, PAGE_SIZE)
         self._layer_bytes = shape.n_pages * self._heads.page_bytes
         self._rope = RopeKv(self.device, self._heads)
-        self._attend = Attend(self.device, self._heads, GRAPH_TOKENS)
+        self._attend = Attend(self.device, self._heads, GRAPH_TOKENS, self.device.shared_bytes)
         try:
             self._keys = self.device.zeros(shape.n_layer * self._layer_bytes, "keys")
             self._values = self.device.zeros(shape.n_layer * self._layer_bytes, "values")
@@ -156,11 +171,16 @@ class Cuda:
 
     # Steps
 
-    def run(self, step: Step, forward: Callable[[Step], Array]) -> Array:
-        """forward(step): recorded at the second step of a shape, replayed from then on."""
-        batch = self._upload(step)
-        self._batch = batch
-        key = (batch.n_tokens, batch.n_rows, batch.stride)
+    def run(self, step: Step, forward: Callable[[Step], Array], repeat: bool = True) -> Array:
+        """forward(step): recorded at the second step of a shape, replayed from then on.
+
+        repeat: False where single ops' outputs will be read: nothing is recorded, nothing fused across ops.
+        """
+        batch = self._batch = self._upload(step)
+        self._fuse = repeat and batch.alone
+        if not repeat:
+            return forward(step)
+        key = (batch.n_tokens, batch.memory.stride)
         if not batch.alone or batch.n_tokens > GRAPH_TOKENS or not batch.all_rows:
             return forward(step)
         if key in self._graphs:
@@ -200,15 +220,13 @@ class Cuda:
             n_tokens=n_tokens,
             n_rows=n_rows,
             n_tiles=len(tiles),
-            stride=stride,
             alone=alone,
-            ids=at[0],
-            positions=at[1],
-            sequences=at[2],
-            rows=at[3],
-            tables=at[4],
-            tiles=at[5],
+            split=alone or bool((tiles[:, 2] > 1).any()),
             all_rows=n_rows == n_tokens,
+            ids=at[0],
+            rows=at[3],
+            tiles=at[5],
+            memory=BatchMemory(at[1], at[2], at[4], stride),
         )
 
     def _staging_for(self, nbytes: int) -> tuple[NDArray[np.int32], Buffer]:
@@ -217,7 +235,9 @@ class Cuda:
             self._drop_graphs()
             size = max(2 * nbytes, 1 << 16)
             self._step_buffer = self.device.alloc(size, "step")
-            self._staging = [(self.device.pinned(size).view(np.int32), None) for _ in range(IN_FLIGHT)]
+            self._staging = [
+                (self.device.pinned(size).view(np.int32), None) for _ in range(IN_FLIGHT)
+            ]
         host, event = self._staging[self._n_steps % IN_FLIGHT]
         if event is not None:
             event.synchronize()
@@ -262,57 +282,71 @@ class Cuda:
         if table.tiles is not None:
             self._embed_tile.launch(table.tiles, ids, self._sampled, x.data, n, scale)
         else:
-            get_rows(self.device, table.blocks, ids, x.data, n, scale=scale, sampled=self._sampled, pdl=True)
+            get_rows(
+                self.device,
+                table.blocks,
+                ids,
+                x.data,
+                n,
+                scale=scale,
+                sampled=self._sampled,
+                pdl=True,
+            )
         return x
 
-    def qkv(self, x: Array, attention: Attention, step: Step) -> Array:
-        """q[T, H, E], half; k and v to their pages."""
+    def qkv(self, x: Array, attention: Attention, step: Step) -> Array | Projected:
+        """q[T, H, E], half; k and v to their pages. A step of single tokens leaves the rotation to attention."""
         a, batch = attention, self._now
         weights = [a.wq, a.wk, a.wv]
-        projected = [self._float(f"projected {w}", batch.n_tokens, m.n_rows) for w, m in zip("qkv", weights, strict=True)]
-        self._multiply_normed(x, a.norm, weights, projected)
-        q = Array(
-            self._room("q", 2 * batch.n_tokens * a.n_head * self._heads.row),
-            np.float16,
-            (batch.n_tokens, a.n_head, a.head_size),
-            self._heads.row,
-        )
+        parts = [
+            self._float(f"projected {n}", batch.n_tokens, w.n_rows)
+            for n, w in zip("qkv", weights, strict=True)
+        ]
+        self._multiply_normed(x, a.norm, weights, parts)
+        projected = Projected([part.data for part in parts], self._rotation(a))
+        if self._fuse:
+            return projected
+        row = self._heads.row
+        memory = self._room("q", 2 * batch.n_tokens * a.n_head * row)
+        q = Array(memory, np.float16, (batch.n_tokens, a.n_head, a.head_size), row)
+        pages = self._pages(a.layer)
         self._rope.launch(
-            [part.data for part in projected],
-            q.data,
+            projected.parts, projected.rotation, batch.memory, batch.n_tokens, pages, memory
+        )
+        return q
+
+    def attend(self, q: Array | Projected, attention: Attention, step: Step) -> Array:
+        """o[T, H*E], half."""
+        a, batch = attention, self._now
+        o = self._half("o", batch.n_tokens, a.n_head * a.head_size)
+        fused = {"projected": q.parts, "rotation": q.rotation} if isinstance(q, Projected) else {}
+        self._attend.launch(
+            None if fused else q.data,
+            batch.memory,
             self._pages(a.layer),
-            batch.of_attention,
-            batch.n_tokens,
-            batch.stride,
+            batch.tiles,
+            batch.n_tiles,
+            o.data,
+            scale=a.scale,
+            split=batch.split,
+            window=a.window,
+            soft_cap=a.soft_cap,
+            sinks=a.sinks,
+            **fused,
+        )
+        return o
+
+    def _rotation(self, a: Attention) -> Rotation:
+        norms = (a.q_norm, a.k_norm)
+        return Rotation(
             turns=self._turns(a.rope),
             n_pairs=len(a.rope.inv_freq),
             neox=a.rope.style == "neox",
             magnitude=a.rope.magnitude,
             bias=(a.bq, a.bk, a.bv),
-            norm=tuple(n and n.weight for n in (a.q_norm, a.k_norm)),
-            eps=tuple(n.eps if n else 0.0 for n in (a.q_norm, a.k_norm)),
+            norm=[n and n.weight for n in norms],
+            eps=[n.eps if n else 0.0 for n in norms],
         )
-        return q
-
-    def attend(self, q: Array, attention: Attention, step: Step) -> Array:
-        """o[T, H*E], half."""
-        a, batch = attention, self._now
-        o = self._half("o", batch.n_tokens, a.n_head * a.head_size)
-        self._attend.launch(
-            q.data,
-            self._pages(a.layer),
-            batch.of_attention,
-            batch.tiles,
-            batch.n_tiles,
-            batch.stride,
-            o.data,
-            scale=a.scale,
-            split=batch.alone or batch.n_tiles < batch.n_tokens,
-            window=a.window,
-            soft_cap=a.soft_cap,
-            sinks=a.sinks,
-        )
-        return o
 
     def linear_add(self, h: Array, w: Matrix, x: Array, post_norm: Norm | None = None) -> Array:
         """x[T, D] += post_norm(h w^T), in place."""
@@ -334,7 +368,9 @@ class Cuda:
         else:
             parts = [self._float(name, *h.shape) for name in ("gate", "up")]
             self._multiply_normed(x, f.norm, [gate, up], parts)
-            self._elementwise.glu(parts[0].data, parts[1].data, h.data, h.shape[0] * h.shape[1], f.activation)
+            self._elementwise.glu(
+                parts[0].data, parts[1].data, h.data, h.shape[0] * h.shape[1], f.activation
+            )
         return h
 
     def logits(self, x: Array, head: Head, step: Step) -> Array:
@@ -357,7 +393,9 @@ class Cuda:
             self.device.download_into(host[:n_rows], self._sampled)
         else:
             rows = self.read(logits)
-            host[:n_rows] = [sampler.sample(row) for sampler, row in zip(samplers, rows, strict=True)]
+            host[:n_rows] = [
+                sampler.sample(row) for sampler, row in zip(samplers, rows, strict=True)
+            ]
             self.device.upload(self._sampled, host[:n_rows])
         return Sampled(host[:n_rows], self.device.event().record())
 
@@ -422,7 +460,9 @@ class Cuda:
                 )
                 continue
             blocks, y = weights[part][0].blocks, to[0]
-            dequantize_mul_mat_vec(self.device, blocks, x.data, y.data, n, residual=residual, pdl=True)
+            dequantize_mul_mat_vec(
+                self.device, blocks, x.data, y.data, n, residual=residual, pdl=True
+            )
             if soft_cap:
                 self._elementwise.soft_cap(y.data, n * y.shape[1], soft_cap)
 

@@ -119,12 +119,28 @@ class CacheShape:
     n_head: int  # H query heads that read them
 
 
+@dataclass(frozen=True)
+class Demand:
+    """What a model is going to ask of a backend, known before any of it is handed over."""
+
+    weights: Sequence[tuple[Tensor, bool]]  # and whether it is only looked up: see Ops.weight
+    cache: CacheShape
+    n_seq: int  # sequences that share the cache evenly
+    n_batch: int  # tokens of a step at most
+    n_embd: int  # D
+    n_ff: int  # F
+    n_vocab: int  # V
+
+
 class Ops(Protocol):
     """A backend. Arrays and weights are its own; only `read` brings something back to numpy."""
 
     name: str  # "cpu", "cuda:0": what the user sees
     reason: str  # why this one was chosen, one clause
     asynchronous: bool  # run and sample return before they are done: running ahead pays
+
+    def check_room(self, demand: Demand) -> None:
+        """MemoryError, before anything is handed over, if it will not fit: see allocate_cache."""
 
     def weight(self, tensor: Tensor, lookup: bool = False) -> Weight:
         """Take over a tensor of the file: upload it and repack it for this machine, once.
@@ -138,8 +154,12 @@ class Ops(Protocol):
     def allocate_cache(self, shape: CacheShape) -> None:
         """Make room for keys and values; MemoryError says what is needed, free, and would fit."""
 
-    def run(self, step: Step, forward: Callable[[Step], Array]) -> Array:
-        """What forward(step) returns, computed in whatever way repeats it fastest."""
+    def run(self, step: Step, forward: Callable[[Step], Array], repeat: bool = True) -> Array:
+        """What forward(step) returns, computed in whatever way repeats it fastest.
+
+        repeat: False where the outputs of single ops are going to be read, so that each op must be
+        computed as it is called.
+        """
 
     def embed(self, step: Step, table: Weight, scale: float = 1.0) -> Array:
         """x[T, D] = table[ids] * scale."""
@@ -170,3 +190,6 @@ class Ops(Protocol):
 
     def read(self, array: Array) -> NDArray[Any]:
         """The array on the host, once it is computed."""
+
+    def device_bytes(self) -> int:
+        """Bytes of a memory of its own that it holds now; 0 where that is the process's memory."""

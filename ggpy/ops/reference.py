@@ -16,7 +16,17 @@ from ..formats.base import F32
 from ..gguf import Tensor
 from ..sampling import Sampler
 from . import host
-from .interface import PAGE_SIZE, Attention, CacheShape, FeedForward, Head, Norm, Rope, Step
+from .interface import (
+    PAGE_SIZE,
+    Attention,
+    CacheShape,
+    Demand,
+    FeedForward,
+    Head,
+    Norm,
+    Rope,
+    Step,
+)
 
 MEMORY_RESERVE = 512 << 20  # bytes left to keys, values, activations and the rest of the machine
 CHUNK_WEIGHTS = 1 << 19  # weights dequantised at a time
@@ -99,22 +109,19 @@ class Reference:
                 "they stay in blocks and are dequantised at each use, which is slow"
             )
 
+    def check_room(self, demand: Demand) -> None:
+        """Only keys and values can be too large: weights that do not fit stay in the file."""
+        _check_cache(demand.cache)
+
     def allocate_cache(self, shape: CacheShape) -> None:
         """Zeroed pages, which take memory as they are written."""
-        per_page = 2 * 4 * shape.n_layer * PAGE_SIZE * shape.n_head_kv * shape.head_size
-        free = host.available_memory()
-        if free is not None and shape.n_pages * per_page > free:
-            raise MemoryError(
-                f"{shape.n_pages * PAGE_SIZE} positions of keys and values need "
-                f"{_gigabytes(shape.n_pages * per_page)}, {_gigabytes(free)} are free: "
-                f"an n_ctx of {free // per_page * PAGE_SIZE} would fit"
-            )
+        _check_cache(shape)
         size = (shape.n_layer, shape.n_pages, PAGE_SIZE, shape.n_head_kv, shape.head_size)
         self._keys, self._values = host.lazy_zeros(size), host.lazy_zeros(size)
 
     # Steps
 
-    def run(self, step: Step, forward: Callable[[Step], F32]) -> F32:
+    def run(self, step: Step, forward: Callable[[Step], F32], repeat: bool = True) -> F32:
         """forward(step)."""
         return forward(step)
 
@@ -179,6 +186,10 @@ class Reference:
     def read(self, array: NDArray) -> NDArray:
         """The array itself."""
         return array
+
+    def device_bytes(self) -> int:
+        """None but the process's."""
+        return 0
 
     # Attention over pages
 
@@ -311,6 +322,18 @@ def _chunks(tensor: Tensor) -> Iterator[slice]:
     size = max(1, CHUNK_WEIGHTS // columns)
     for start in range(0, n_rows, size):
         yield slice(start, min(start + size, n_rows))
+
+
+def _check_cache(shape: CacheShape) -> None:
+    """MemoryError when keys and values need more memory than is free."""
+    per_page = 2 * 4 * shape.n_layer * PAGE_SIZE * shape.n_head_kv * shape.head_size
+    free = host.available_memory()
+    if free is not None and shape.n_pages * per_page > free:
+        raise MemoryError(
+            f"{shape.n_pages * PAGE_SIZE} positions of keys and values need "
+            f"{_gigabytes(shape.n_pages * per_page)}, {_gigabytes(free)} are free: "
+            f"an n_ctx of {free // per_page * PAGE_SIZE} would fit"
+        )
 
 
 def _default_budget() -> int:

@@ -15,7 +15,18 @@ from numpy.typing import NDArray
 
 from ..gguf import Tensor
 from ..sampling import Sampler
-from .interface import Array, Attention, CacheShape, FeedForward, Head, Norm, Ops, Step, Weight
+from .interface import (
+    Array,
+    Attention,
+    CacheShape,
+    Demand,
+    FeedForward,
+    Head,
+    Norm,
+    Ops,
+    Step,
+    Weight,
+)
 
 
 @dataclass(frozen=True)
@@ -37,6 +48,9 @@ class Trace:
         self.records: list[Record] = []
         self._layer = -1
 
+    def check_room(self, demand: Demand) -> None:
+        self._ops.check_room(demand)
+
     def weight(self, tensor: Tensor, lookup: bool = False) -> Weight:
         return self._ops.weight(tensor, lookup)
 
@@ -46,9 +60,9 @@ class Trace:
     def allocate_cache(self, shape: CacheShape) -> None:
         self._ops.allocate_cache(shape)
 
-    def run(self, step: Step, forward: Callable[[Step], Array]) -> Array:
-        """forward(step) as it is: a repeated graph would hide its parts."""
-        return forward(step)
+    def run(self, step: Step, forward: Callable[[Step], Array], repeat: bool = True) -> Array:
+        """forward(step), op by op: a repeated graph would hide its parts."""
+        return self._ops.run(step, forward, repeat=False)
 
     def embed(self, step: Step, table: Weight, scale: float = 1.0) -> Array:
         self._layer = -1
@@ -76,6 +90,9 @@ class Trace:
 
     def read(self, array: Array) -> NDArray:
         return self._ops.read(array)
+
+    def device_bytes(self) -> int:
+        return self._ops.device_bytes()
 
     def _record(self, op: str, output: Any) -> Any:
         self.records.append(Record(self._layer, op, np.array(self._ops.read(output))))

@@ -130,7 +130,8 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], special: bool = False, continues: bool = False) -> str:
         """The text of `ids`; `special` writes control and unknown tokens out.
 
-        The blank that encoding put before the first word is taken away, unless the text `continues` another.
+        The blank that encoding put before the first word is taken away, unless the text
+        `continues` another.
         """
         text = b"".join([self.piece(id, special) for id in ids])
         if self._vocab.add_space_prefix and not continues:

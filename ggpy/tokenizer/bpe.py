@@ -84,7 +84,7 @@ def _model(vocab: Vocabulary, pre: Pre) -> models.BPE:
 
 
 def _pairs(merges: list[str]) -> list[tuple[str, str]]:
-    """Each merge in two at its first blank beyond its first character; the first of equals counts."""
+    """Each merge in two, at its first blank after its first character; the first of equals."""
     if len(set(merges)) != len(merges):
         merges = list(dict.fromkeys(merges))
     pairs = []

@@ -32,7 +32,7 @@ _GRACE = 4.0  # the clock may show this many times the processor time, on a busy
 
 
 class ChatTemplateError(ValueError):
-    """A template that is wrong, refuses the messages or needs too much; `line` is where, if known."""
+    """A template is wrong, refuses the messages or needs too much; `line` is where, if known."""
 
     def __init__(self, message: str, line: int | None = None) -> None:
         where = "chat template" if line is None else f"chat template, line {line}"
@@ -51,7 +51,7 @@ def render(
     timeout: float = 1.0,
     max_chars: int = MAX_CHARS,
 ) -> str:
-    """The prompt for `messages`, each with "role" and "content"; ChatTemplateError says what is wrong.
+    """The prompt for `messages`, each with "role" and "content"; ChatTemplateError if none.
 
     `bos` and `eos` are the texts of those tokens; `add_generation_prompt` opens the answer. The
     template may use `timeout` seconds of processor time and write `max_chars` characters.
@@ -82,7 +82,7 @@ def _run(
     limits: tuple[str, str], request: bytes, timeout: float
 ) -> subprocess.CompletedProcess[bytes]:
     # Isolated (-I) and without site (-S): it starts sooner, and runs nothing of the user's.
-    command = [sys.executable, "-I", "-S", str(_CHILD), *limits, *_library_folders()]
+    command = [sys.executable or "python3", "-I", "-S", str(_CHILD), *limits, *_library_folders()]
     # Where processor time is limited, the clock is a second line; elsewhere it is the only one.
     clock = timeout * (_GRACE if hasattr(signal, "setitimer") else 1.0) + 1.0
     try:
@@ -116,7 +116,7 @@ def _answer(child: subprocess.CompletedProcess[bytes], timeout: float) -> str:
         answer = json.loads(child.stdout)
         if "error" in answer:
             raise ChatTemplateError(answer["error"], answer["line"])
-        return answer["text"]
+        return str(answer["text"])
     if child.returncode == OUT_OF_MEMORY:
         raise ChatTemplateError(f"needs more than {MEMORY >> 20} MB of memory")
     if child.returncode == -getattr(signal, "SIGPROF", 0):

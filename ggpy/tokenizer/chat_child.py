@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 OUT_OF_MEMORY = 70
@@ -28,7 +29,8 @@ def limit(seconds: float, memory: int) -> None:
         import signal
     except ImportError:  # Windows: the caller's clock is all there is
         return
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    with suppress(ValueError, OSError):  # macOS, or a lower limit that is there already
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     signal.setitimer(signal.ITIMER_PROF, max(seconds - time.process_time(), seconds / 2, 0.01))
 
 
@@ -118,7 +120,7 @@ def line_of(error: BaseException) -> int | None:
 def main(write: Callable[[bytes], object]) -> int:
     """Answer one request; the exit status tells what no message could."""
     seconds, memory, *folders = sys.argv[1:]
-    sys.path[:0] = folders
+    sys.path += folders
     try:
         made = environment()
         request = json.loads(sys.stdin.buffer.read())

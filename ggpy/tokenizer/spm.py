@@ -34,7 +34,8 @@ class SpmEncoder:
 
     def encode(self, text: str) -> list[int]:
         """Ids of text that follows a special token or nothing."""
-        return self._processor.encode(self._prefix + text, out_type=int)
+        ids: list[int] = self._processor.encode(self._prefix + text, out_type=int)
+        return ids
 
 
 def model_proto(vocab: Vocabulary) -> bytes:

@@ -71,7 +71,8 @@ BUILT_IN = {
     ),
     "llama2": (
         "{% set ns = namespace(before='') %}{% for m in messages %}"
-        r"{% if m.role == 'system' %}{% set ns.before = '<<SYS>>\n' + m.content + '\n<</SYS>>\n\n' %}"
+        "{% if m.role == 'system' %}"
+        r"{% set ns.before = '<<SYS>>\n' + m.content + '\n<</SYS>>\n\n' %}"
         "{% elif m.role == 'user' %}"
         "{{ '[INST] ' + ns.before + m.content + ' [/INST]' }}{% set ns.before = '' %}"
         "{% else %}{{ m.content + (eos_token or '</s>') }}"

@@ -86,7 +86,7 @@ class _Reader:
     def flag(self, key: str, default: bool) -> bool:
         value = self.metadata.get(key, default)
         if not isinstance(value, (bool, np.bool_)):
-            raise self.fail(key, f"is {value!r}, not true or false")
+            raise self.fail(key, f"is {type(value).__name__}, not true or false")
         return bool(value)
 
     def strings(self, key: str) -> list[str]:
@@ -111,10 +111,12 @@ class _Reader:
 
     def token_id(self, key: str, n_vocab: int) -> int | None:
         value = self.metadata.get(key)
-        if value is None or value in _ABSENT:
+        if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-            raise self.fail(key, f"is {value!r}, not a token id")
+            raise self.fail(key, f"is {type(value).__name__}, not a token id")
+        if value in _ABSENT:
+            return None
         if not 0 <= value < n_vocab:
             raise self.fail(key, f"is {value}, but the vocabulary has the ids 0 to {n_vocab - 1}")
         return int(value)
@@ -124,16 +126,16 @@ _NAMED = (
     *("bos", "eos", "eot", "eom", "unknown", "padding"),
     *("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep"),
 )
-_MODELS = ("llama", "gpt2", "gemma4")
+MODELS = ("llama", "gpt2", "gemma4")
 
 
 def read_vocabulary(metadata: Mapping[str, Any], path: str = "") -> Vocabulary:
     """The vocabulary in a file's metadata; GGUFError names the field that is missing or wrong."""
     reader = _Reader(metadata, path)
     model = reader.text("tokenizer.ggml.model")
-    if model not in _MODELS:
+    if model not in MODELS:
         problem = "is missing" if model is None else f"{model!r} is not supported"
-        raise reader.fail("tokenizer.ggml.model", f"{problem}; known: {', '.join(_MODELS)}")
+        raise reader.fail("tokenizer.ggml.model", f"{problem}; known: {', '.join(MODELS)}")
     tokens, ids = _read_tokens(reader)
     warnings: list[str] = []
     pre = _read_pre(reader, model, warnings)
@@ -219,7 +221,7 @@ def _read_named(reader: _Reader, model: str, n_vocab: int) -> dict[str, int]:
 
 
 def _read_add(reader: _Reader, which: str, named: Mapping[str, int], default: bool) -> bool:
-    """Whether `which` ("bos", "eos") is put around text; only a default may go without the token."""
+    """Whether `which` ("bos", "eos") is put around text; without the token no default does it."""
     key = f"tokenizer.ggml.add_{which}_token"
     if reader.flag(key, default) and which not in named:
         if key in reader.metadata:

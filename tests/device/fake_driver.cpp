@@ -48,13 +48,15 @@ int status(const char* function) {
 }
 
 void enqueue(std::function<void()> work) {
-    if (capturing) captured.push_back(work);
-    else work();
+    if (capturing)
+        captured.push_back(work);
+    else
+        work();
 }
 
 }  // namespace
 
-#define STATUS                              \
+#define STATUS \
     if (int code = status(__func__)) return code
 
 extern "C" {
@@ -67,8 +69,14 @@ void fake_capability(int value) { capability = value; }
 size_t fake_memory_left() { return memory_left; }
 
 // ---- the driver ----
-int cuInit(unsigned) { STATUS; return getenv("FAKE_INIT") ? atoi(getenv("FAKE_INIT")) : 0; }
-int cuGetExportTable(const void** table, const void*) { *table = nullptr; return 500; }  // NVRTC asks
+int cuInit(unsigned) {
+    STATUS;
+    return getenv("FAKE_INIT") ? atoi(getenv("FAKE_INIT")) : 0;
+}
+int cuGetExportTable(const void** table, const void*) {
+    *table = nullptr;
+    return 500;
+}  // NVRTC asks
 int cuDriverGetVersion(int* version) {
     *version = getenv("FAKE_VERSION") ? atoi(getenv("FAKE_VERSION")) : 13000;
     return 0;
@@ -77,28 +85,61 @@ int cuDeviceGetCount(int* count) {
     *count = getenv("FAKE_COUNT") ? atoi(getenv("FAKE_COUNT")) : 1;
     return 0;
 }
-int cuDeviceGet(int* device, int ordinal) { *device = ordinal; return 0; }
-int cuDeviceGetName(char* name, int size, int) { snprintf(name, size, "Fake GPU"); return 0; }
-int cuDeviceTotalMem(size_t* bytes, int) { *bytes = size_t(64) << 20; return 0; }
+int cuDeviceGet(int* device, int ordinal) {
+    *device = ordinal;
+    return 0;
+}
+int cuDeviceGetName(char* name, int size, int) {
+    snprintf(name, size, "Fake GPU");
+    return 0;
+}
+int cuDeviceTotalMem(size_t* bytes, int) {
+    *bytes = size_t(64) << 20;
+    return 0;
+}
 int cuDeviceGetAttribute(int* value, int attribute, int) {
     switch (attribute) {
-        case 75: *value = capability / 10; break;
-        case 76: *value = capability % 10; break;
-        case 16: *value = 132; break;
-        case 97: *value = 232448; break;
-        case 38: *value = 50 << 20; break;
-        default: *value = 0;
+        case 75:
+            *value = capability / 10;
+            break;
+        case 76:
+            *value = capability % 10;
+            break;
+        case 16:
+            *value = 132;
+            break;
+        case 97:
+            *value = 232448;
+            break;
+        case 38:
+            *value = 50 << 20;
+            break;
+        default:
+            *value = 0;
     }
     return 0;
 }
-int cuDevicePrimaryCtxRetain(void** context, int) { *context = &blocks; return 0; }
-int cuCtxSetCurrent(void*) { STATUS; return 0; }
-int cuCtxSynchronize() { STATUS; return 0; }
+int cuDevicePrimaryCtxRetain(void** context, int) {
+    *context = &blocks;
+    return 0;
+}
+int cuCtxSetCurrent(void*) {
+    STATUS;
+    return 0;
+}
+int cuCtxSynchronize() {
+    STATUS;
+    return 0;
+}
 int cuGetErrorString(int code, const char** text) {
     *text = code == 700 ? "an illegal memory access was encountered" : "something failed";
     return 0;
 }
-int cuMemGetInfo(size_t* free, size_t* total) { *free = memory_left; *total = size_t(64) << 20; return 0; }
+int cuMemGetInfo(size_t* free, size_t* total) {
+    *free = memory_left;
+    *total = size_t(64) << 20;
+    return 0;
+}
 int cuMemAlloc(void** pointer, size_t bytes) {
     STATUS;
     if (bytes > memory_left) return 2;
@@ -115,8 +156,16 @@ int cuMemFree(void* pointer) {
     free(pointer);
     return 0;
 }
-int cuMemHostAlloc(void** pointer, size_t bytes, unsigned) { STATUS; *pointer = malloc(bytes); return 0; }
-int cuMemFreeHost(void* pointer) { record = "freed host memory"; free(pointer); return 0; }
+int cuMemHostAlloc(void** pointer, size_t bytes, unsigned) {
+    STATUS;
+    *pointer = malloc(bytes);
+    return 0;
+}
+int cuMemFreeHost(void* pointer) {
+    record = "freed host memory";
+    free(pointer);
+    return 0;
+}
 int cuMemsetD8Async(void* to, unsigned char byte, size_t bytes, void*) {
     STATUS;
     enqueue([=] { memset(to, byte, bytes); });
@@ -126,19 +175,43 @@ static int copy(void* to, const void* from, size_t bytes) {
     enqueue([=] { memcpy(to, from, bytes); });
     return 0;
 }
-int cuMemcpyHtoDAsync(void* to, const void* from, size_t bytes, void*) { STATUS; return copy(to, from, bytes); }
-int cuMemcpyDtoHAsync(void* to, const void* from, size_t bytes, void*) { STATUS; return copy(to, from, bytes); }
-int cuMemcpyDtoDAsync(void* to, const void* from, size_t bytes, void*) { STATUS; return copy(to, from, bytes); }
-int cuStreamCreate(void** stream, unsigned) { *stream = malloc(1); return 0; }
+int cuMemcpyHtoDAsync(void* to, const void* from, size_t bytes, void*) {
+    STATUS;
+    return copy(to, from, bytes);
+}
+int cuMemcpyDtoHAsync(void* to, const void* from, size_t bytes, void*) {
+    STATUS;
+    return copy(to, from, bytes);
+}
+int cuMemcpyDtoDAsync(void* to, const void* from, size_t bytes, void*) {
+    STATUS;
+    return copy(to, from, bytes);
+}
+int cuStreamCreate(void** stream, unsigned) {
+    *stream = malloc(1);
+    return 0;
+}
 int cuStreamDestroy(void*) { return 0; }
-int cuStreamSynchronize(void*) { STATUS; return 0; }
+int cuStreamSynchronize(void*) {
+    STATUS;
+    return 0;
+}
 int cuStreamWaitEvent(void*, void*, unsigned) { return 0; }
-int cuEventCreate(void** event, unsigned) { *event = malloc(1); return 0; }
+int cuEventCreate(void** event, unsigned) {
+    *event = malloc(1);
+    return 0;
+}
 int cuEventDestroy(void*) { return 0; }
 int cuEventRecord(void*, void*) { return 0; }
-int cuEventQuery(void*) { STATUS; return 0; }
+int cuEventQuery(void*) {
+    STATUS;
+    return 0;
+}
 int cuEventSynchronize(void*) { return 0; }
-int cuEventElapsedTime(float* ms, void*, void*) { *ms = 1.5f; return 0; }
+int cuEventElapsedTime(float* ms, void*, void*) {
+    *ms = 1.5f;
+    return 0;
+}
 int cuModuleLoadData(void** module, const void* image) {
     STATUS;
     if (memcmp(image, "\177ELF", 4)) return 200;
@@ -168,7 +241,10 @@ int cuFuncSetAttribute(Function* function, int attribute, int value) {
     if (attribute == 8) function->max_dynamic = value;
     return 0;
 }
-int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* count, Function*, int, size_t) { *count = 2; return 0; }
+int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* count, Function*, int, size_t) {
+    *count = 2;
+    return 0;
+}
 int cuLaunchKernelEx(const Configuration* config, Function* function, void** parameters, void**) {
     STATUS;
     if (int(config->shared) > function->max_dynamic) return 1;
@@ -187,10 +263,18 @@ int cuLaunchKernelEx(const Configuration* config, Function* function, void** par
             line += text;
         }
     }
-    enqueue([=] { record = line; ++launches; });
+    enqueue([=] {
+        record = line;
+        ++launches;
+    });
     return 0;
 }
-int cuStreamBeginCapture(void*, int) { STATUS; capturing = true; captured.clear(); return 0; }
+int cuStreamBeginCapture(void*, int) {
+    STATUS;
+    capturing = true;
+    captured.clear();
+    return 0;
+}
 int cuStreamEndCapture(void*, void** graph) {
     capturing = false;
     *graph = new std::vector<std::function<void()>>(captured);
@@ -206,7 +290,10 @@ int cuGraphLaunch(void* executable, void*) {
     for (auto& work : *static_cast<std::vector<std::function<void()>>*>(executable)) work();
     return 0;
 }
-int cuGraphDestroy(void* graph) { delete static_cast<std::vector<std::function<void()>>*>(graph); return 0; }
+int cuGraphDestroy(void* graph) {
+    delete static_cast<std::vector<std::function<void()>>*>(graph);
+    return 0;
+}
 int cuGraphExecDestroy(void* graph) { return cuGraphDestroy(graph); }
 
 int cuGetProcAddress_v2(const char* name, void** function, int, uint64_t, int* found) {

@@ -128,6 +128,13 @@ def test_extra_source_and_defines_take_part(cuda):
         compile_cubin("define.cu", "sm_80", defines={"WIDTH": 9})
 
 
+def test_work_that_the_cache_does_not_save_is_announced(cuda):
+    announced = []
+    for arch in ("sm_80", "sm_80", "sm_86"):
+        compile_cubin("sample.cu", arch, on_compile=lambda arch=arch: announced.append(arch))
+    assert announced == ["sm_80", "sm_86"]
+
+
 def test_second_compilation_is_read_from_the_cache(cuda, compilations):
     first = compile_cubin("sample.cu", "sm_80", expressions=["add<2>"])
     second = compile_cubin("sample.cu", "sm_80", expressions=["add<2>"])

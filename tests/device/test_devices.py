@@ -79,16 +79,29 @@ extern "C" __global__ void intrinsics(const int* x, int* y, int n) {
     out[5] = *reinterpret_cast<int*>(&k);
     out[6] = __float2int_rn(__int_as_float(a & 0x4fffffff | 0x40000000));
     out[7] = __shfl_xor_sync(0xffffffff, a, 5) + __popc(__ballot_sync(0xffffffff, b > c));
-    out[7] ^= int(__reduce_max_sync(0xffffffff, unsigned(c)));
 }
 """
 
 
+KERNELS = (
+    "scale<half>",
+    "scale<float>",
+    "add_one",
+    "reverse",
+    "together",
+    "products",
+    "intrinsics",
+)
+
+
 @pytest.fixture(params=KINDS)
 def device(request, tmp_path):
-    (tmp_path / "common.cuh").write_bytes((cuda_dir() / "common.cuh").read_bytes())
-    (tmp_path / "a.cu").write_text(SOURCE)
-    opened = open_device(request.param, tmp_path)
+    folder = tmp_path / "cuda"
+    folder.mkdir()
+    (folder / "common.cuh").write_bytes((cuda_dir() / "common.cuh").read_bytes())
+    (folder / "a.cu").write_text(SOURCE)
+    opened = open_device(request.param, folder)
+    opened.kernels("a.cu", KERNELS)  # one compilation for all tests
     yield opened
     if hasattr(opened, "close"):
         opened.close()
@@ -169,6 +182,7 @@ def test_intrinsics_agree(device):
     x = np.random.default_rng(11).integers(-(1 << 31), 1 << 31, (3, 64)).astype(np.int32)
 
     def answers(on):
+        on.kernels("a.cu", KERNELS)
         y = on.alloc(64 * 8 * 4)
         on.kernel("a.cu", "intrinsics").launch(1, 64, (on.upload_array(x), y, 64))
         return on.download(y, np.int32, (64, 8))
@@ -226,11 +240,11 @@ except CudaError as error:
 """
 
 
-def test_an_illegal_address_names_the_kernel(device, tmp_path):
+def test_an_illegal_address_names_the_kernel(device):
     if "Cuda" not in type(device).__name__:
         pytest.skip("the emulator's own tests have this")
     root = Path(__file__).resolve().parents[2]
-    command = [sys.executable, "-c", ILLEGAL, str(tmp_path)]
+    command = [sys.executable, "-c", ILLEGAL, str(device.cuda)]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120)
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in done.stdout and done.stdout.strip().endswith(
         "add_one"

@@ -62,4 +62,6 @@ inline unsigned atomicDec(unsigned* address, unsigned limit) {
     return emulator::update(address, [=](unsigned old) { return old == 0 || old > limit ? limit : old - 1; });
 }
 template <typename T>
-T atomicAdd_block(T* address, EmulatorValue<T> value) { return atomicAdd(address, value); }
+T atomicAdd_block(T* address, EmulatorValue<T> value) {
+    return atomicAdd(address, value);
+}

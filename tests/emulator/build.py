@@ -58,21 +58,26 @@ def compiler() -> str:
 
 @functools.cache
 def unavailable(sanitize: bool = False) -> str:
-    """Why the emulator cannot be used, or ""."""
+    """Why the emulator cannot be used on this machine, or ""."""
     try:
-        host_program(sanitize)
+        toolkit.header_folders()
+        flags = _flags(sanitize)
+        with tempfile.TemporaryDirectory() as work:
+            (Path(work) / "empty.cpp").write_text("int main() { return 0; }")
+            command = [compiler(), *flags, f"{work}/empty.cpp", "-o", f"{work}/empty"]
+            done = subprocess.run(command, capture_output=True, text=True)
+            built = done.returncode == 0 and subprocess.run([f"{work}/empty"]).returncode == 0
     except (EmulatorUnavailable, toolkit.NvrtcMissing) as error:
         return str(error)
-    except BuildError as error:
-        return f"the emulator does not build here: {str(error)[-500:]}"
-    return ""
+    return "" if built else f"{compiler()} lacks {' '.join(flags)}: {done.stderr.strip()[-300:]}"
 
 
 def host_program(sanitize: bool) -> Path:
     """The program that runs kernels."""
-    sources = {name: (HERE / name).read_bytes() for name in ("host.cpp", "runtime.h")}
+    files = [HERE / "runtime.h", *sorted((HERE / "host").iterdir())]
+    sources = {path.name: path.read_bytes() for path in files if path.is_file()}
     flags = [*_flags(sanitize), "-rdynamic"]
-    return _build("host", sources, flags, [str(HERE / "host.cpp"), "-ldl"])
+    return _build("host", sources, flags, [str(HERE / "host" / "host.cpp"), "-ldl"])
 
 
 def kernel_library(
@@ -96,7 +101,8 @@ def kernel_library(
     files["emulated_entries.cpp"] = _entries(name, expressions)
     inputs = dict(files)
     inputs.update({f"emulator/{path.name}": path.read_bytes() for path in HERE.glob("*.h")})
-    flags = [*_flags(sanitize), *macros, "-fPIC", "-shared"]
+    # Symbolic: a kernel may bear the name of a function of the C library.
+    flags = [*_flags(sanitize), *macros, "-fPIC", "-shared", "-Wl,-Bsymbolic"]
     with tempfile.TemporaryDirectory() as work:
         for path, text in files.items():
             (Path(work) / path).parent.mkdir(parents=True, exist_ok=True)

@@ -55,9 +55,9 @@ inline void async_wait(unsigned groups) { emulator_async_wait(groups); }
 // Lanes of `mask` meet, each with its record; the last one runs complete(records, lanes that met).
 template <typename Record, void (*complete)(Record* const*, unsigned)>
 void meet(unsigned mask, Record& record, Site site) {
-    emulator_meet(mask, &record, [](void* const* records, unsigned lanes) {
-        complete(reinterpret_cast<Record* const*>(records), lanes);
-    }, site);
+    emulator_meet(
+        mask, &record,
+        [](void* const* records, unsigned lanes) { complete(reinterpret_cast<Record* const*>(records), lanes); }, site);
 }
 
 template <typename T>
@@ -71,7 +71,8 @@ void complete_shuffle(Shuffle<T>* const* records, unsigned lanes) {
     for (int lane = 0; lane < 32; ++lane) {
         if (!(lanes >> lane & 1)) continue;
         int source = records[lane]->source;
-        if (!(lanes >> source & 1)) emulator_fail("shuffle: lane %d reads lane %d, which does not take part", lane, source);
+        if (!(lanes >> source & 1))
+            emulator_fail("shuffle: lane %d reads lane %d, which does not take part", lane, source);
         records[lane]->out = records[source]->in;
     }
 }
@@ -137,12 +138,42 @@ struct Reduce {
     }
 };
 
-struct Add { template <typename T> static T apply(T a, T b) { return T(unsigned(a) + unsigned(b)); } };
-struct Min { template <typename T> static T apply(T a, T b) { return std::min(a, b); } };
-struct Max { template <typename T> static T apply(T a, T b) { return std::max(a, b); } };
-struct And { template <typename T> static T apply(T a, T b) { return a & b; } };
-struct Or { template <typename T> static T apply(T a, T b) { return a | b; } };
-struct Xor { template <typename T> static T apply(T a, T b) { return a ^ b; } };
+struct Add {
+    template <typename T>
+    static T apply(T a, T b) {
+        return T(unsigned(a) + unsigned(b));
+    }
+};
+struct Min {
+    template <typename T>
+    static T apply(T a, T b) {
+        return std::min(a, b);
+    }
+};
+struct Max {
+    template <typename T>
+    static T apply(T a, T b) {
+        return std::max(a, b);
+    }
+};
+struct And {
+    template <typename T>
+    static T apply(T a, T b) {
+        return a & b;
+    }
+};
+struct Or {
+    template <typename T>
+    static T apply(T a, T b) {
+        return a | b;
+    }
+};
+struct Xor {
+    template <typename T>
+    static T apply(T a, T b) {
+        return a ^ b;
+    }
+};
 
 // Kernel entries: parameters by address, and what each is, so that a caller's mistake is an error.
 template <auto Function>
@@ -223,8 +254,8 @@ unsigned __match_any_sync(unsigned mask, T value, EMULATOR_PLACE) {
     return emulator::vote(mask, value, {"__match_any_sync", file, line}, emulator::Match());
 }
 
-#define EMULATOR_REDUCE(name, operation, T)                                                   \
-    inline T name(unsigned mask, T value, EMULATOR_PLACE) {                                   \
+#define EMULATOR_REDUCE(name, operation, T)                                                                  \
+    inline T name(unsigned mask, T value, EMULATOR_PLACE) {                                                  \
         return T(emulator::vote(mask, value, {#name, file, line}, emulator::Reduce<emulator::operation>())); \
     }
 EMULATOR_REDUCE(__reduce_add_sync, Add, unsigned)

@@ -69,40 +69,63 @@ inline unsigned __dp4a(unsigned a, unsigned b, unsigned c) { return emulator_dp4
 template <typename T, typename Operation>
 unsigned emulator_bytes(unsigned a, unsigned b, Operation operation) {
     unsigned result = 0;
-    for (int i = 0; i < 4; ++i)
-        result |= (unsigned(operation(int(T(a >> 8 * i)), int(T(b >> 8 * i)))) & 255) << 8 * i;
+    for (int i = 0; i < 4; ++i) result |= (unsigned(operation(int(T(a >> 8 * i)), int(T(b >> 8 * i)))) & 255) << 8 * i;
     return result;
 }
 inline int emulator_clamp(int x, int low, int high) { return std::min(std::max(x, low), high); }
-inline unsigned __vadd4(unsigned a, unsigned b) { return emulator_bytes<uint8_t>(a, b, [](int x, int y) { return x + y; }); }
-inline unsigned __vsub4(unsigned a, unsigned b) { return emulator_bytes<uint8_t>(a, b, [](int x, int y) { return x - y; }); }
+inline unsigned __vadd4(unsigned a, unsigned b) {
+    return emulator_bytes<uint8_t>(a, b, [](int x, int y) { return x + y; });
+}
+inline unsigned __vsub4(unsigned a, unsigned b) {
+    return emulator_bytes<uint8_t>(a, b, [](int x, int y) { return x - y; });
+}
 inline unsigned __vaddss4(unsigned a, unsigned b) {
     return emulator_bytes<int8_t>(a, b, [](int x, int y) { return emulator_clamp(x + y, -128, 127); });
 }
 inline unsigned __vsubss4(unsigned a, unsigned b) {
     return emulator_bytes<int8_t>(a, b, [](int x, int y) { return emulator_clamp(x - y, -128, 127); });
 }
-inline unsigned __vmaxs4(unsigned a, unsigned b) { return emulator_bytes<int8_t>(a, b, [](int x, int y) { return std::max(x, y); }); }
-inline unsigned __vmins4(unsigned a, unsigned b) { return emulator_bytes<int8_t>(a, b, [](int x, int y) { return std::min(x, y); }); }
-inline unsigned __vabs4(unsigned a) { return emulator_bytes<int8_t>(a, 0, [](int x, int) { return std::abs(x); }); }
-inline unsigned __vneg4(unsigned a) { return emulator_bytes<int8_t>(a, 0, [](int x, int) { return -x; }); }
-inline unsigned __vcmpeq4(unsigned a, unsigned b) { return emulator_bytes<uint8_t>(a, b, [](int x, int y) { return x == y ? 255 : 0; }); }
-inline unsigned __vcmpne4(unsigned a, unsigned b) { return emulator_bytes<uint8_t>(a, b, [](int x, int y) { return x != y ? 255 : 0; }); }
-inline unsigned __vcmpgtu4(unsigned a, unsigned b) { return emulator_bytes<uint8_t>(a, b, [](int x, int y) { return x > y ? 255 : 0; }); }
-inline unsigned __vcmpges4(unsigned a, unsigned b) { return emulator_bytes<int8_t>(a, b, [](int x, int y) { return x >= y ? 255 : 0; }); }
+inline unsigned __vmaxs4(unsigned a, unsigned b) {
+    return emulator_bytes<int8_t>(a, b, [](int x, int y) { return std::max(x, y); });
+}
+inline unsigned __vmins4(unsigned a, unsigned b) {
+    return emulator_bytes<int8_t>(a, b, [](int x, int y) { return std::min(x, y); });
+}
+inline unsigned __vabs4(unsigned a) {
+    return emulator_bytes<int8_t>(a, 0, [](int x, int) { return std::abs(x); });
+}
+inline unsigned __vneg4(unsigned a) {
+    return emulator_bytes<int8_t>(a, 0, [](int x, int) { return -x; });
+}
+inline unsigned __vcmpeq4(unsigned a, unsigned b) {
+    return emulator_bytes<uint8_t>(a, b, [](int x, int y) { return x == y ? 255 : 0; });
+}
+inline unsigned __vcmpne4(unsigned a, unsigned b) {
+    return emulator_bytes<uint8_t>(a, b, [](int x, int y) { return x != y ? 255 : 0; });
+}
+inline unsigned __vcmpgtu4(unsigned a, unsigned b) {
+    return emulator_bytes<uint8_t>(a, b, [](int x, int y) { return x > y ? 255 : 0; });
+}
+inline unsigned __vcmpges4(unsigned a, unsigned b) {
+    return emulator_bytes<int8_t>(a, b, [](int x, int y) { return x >= y ? 255 : 0; });
+}
 
 // min and max of two numbers of any types, as CUDA's overloads.
 template <typename A, typename B>
 std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B>, std::common_type_t<A, B>> min(A a, B b) {
     using T = std::common_type_t<A, B>;
-    if constexpr (std::is_floating_point_v<T>) return std::fmin(T(a), T(b));
-    else return T(a) < T(b) ? T(a) : T(b);
+    if constexpr (std::is_floating_point_v<T>)
+        return std::fmin(T(a), T(b));
+    else
+        return T(a) < T(b) ? T(a) : T(b);
 }
 template <typename A, typename B>
 std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B>, std::common_type_t<A, B>> max(A a, B b) {
     using T = std::common_type_t<A, B>;
-    if constexpr (std::is_floating_point_v<T>) return std::fmax(T(a), T(b));
-    else return T(a) > T(b) ? T(a) : T(b);
+    if constexpr (std::is_floating_point_v<T>)
+        return std::fmax(T(a), T(b));
+    else
+        return T(a) > T(b) ? T(a) : T(b);
 }
 using std::abs;
 using std::isfinite;
@@ -134,12 +157,16 @@ inline float __double2float_rn(double x) { return float(x); }
 
 // ---- loads and stores ------------------------------------------------------------------------------------------
 
-#define EMULATOR_LOAD(name) \
-    template <typename T>   \
-    T name(const T* address) { return *address; }
-#define EMULATOR_STORE(name) \
-    template <typename T>    \
-    void name(T* address, std::common_type_t<T> value) { *address = value; }
+#define EMULATOR_LOAD(name)    \
+    template <typename T>      \
+    T name(const T* address) { \
+        return *address;       \
+    }
+#define EMULATOR_STORE(name)                             \
+    template <typename T>                                \
+    void name(T* address, std::common_type_t<T> value) { \
+        *address = value;                                \
+    }
 EMULATOR_LOAD(__ldg)
 EMULATOR_LOAD(__ldca)
 EMULATOR_LOAD(__ldcg)
@@ -151,9 +178,12 @@ EMULATOR_STORE(__stcs)
 EMULATOR_STORE(__stwb)
 EMULATOR_STORE(__stwt)
 
-#define EMULATOR_VECTOR2(T, S) inline T make_##T(S x, S y) { return T{x, y}; }
-#define EMULATOR_VECTOR3(T, S) inline T make_##T(S x, S y, S z) { return T{x, y, z}; }
-#define EMULATOR_VECTOR4(T, S) inline T make_##T(S x, S y, S z, S w) { return T{x, y, z, w}; }
+#define EMULATOR_VECTOR2(T, S) \
+    inline T make_##T(S x, S y) { return T{x, y}; }
+#define EMULATOR_VECTOR3(T, S) \
+    inline T make_##T(S x, S y, S z) { return T{x, y, z}; }
+#define EMULATOR_VECTOR4(T, S) \
+    inline T make_##T(S x, S y, S z, S w) { return T{x, y, z, w}; }
 #if !defined(__VECTOR_FUNCTIONS_H__)
 EMULATOR_VECTOR2(int2, int)
 EMULATOR_VECTOR2(uint2, unsigned)

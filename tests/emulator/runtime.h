@@ -1,4 +1,4 @@
-// What a kernel compiled for the CPU and the program that runs it (host.cpp) know of each other.
+// What a kernel compiled for the CPU and the program that runs it (host/) know of each other.
 //
 // The program owns threads, blocks and the schedule; the kernel's side is header code that calls these functions.
 // One CUDA thread is a fiber, all on one OS thread, so memory operations need no atomics of the host. Nothing here
@@ -26,7 +26,7 @@ struct Thread {
     unsigned linear;  // threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)
     unsigned warp, lane;
     Block* block;
-    int state;  // State in host.cpp
+    int state;  // State in host/fibers.h
     Site site;
     unsigned mask;      // of the warp collective it waits in
     int barrier_value;  // result of the last barrier

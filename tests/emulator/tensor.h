@@ -43,8 +43,10 @@ void complete_multiply(MultiplyRecord<D>* const* records, unsigned lanes) {
         for (int i = 0; i < 4; ++i) {
             Wide sum = 0;
             for (int k = 0; k < K; ++k) sum += a[lane / 4 + i / 2 * 8][k] * b[k][lane % 4 * 2 + i % 2];
-            if constexpr (std::is_integral_v<D>) records[lane]->d[i] = D(unsigned(records[lane]->d[i]) + unsigned(sum));
-            else records[lane]->d[i] = D(records[lane]->d[i] + sum);
+            if constexpr (std::is_integral_v<D>)
+                records[lane]->d[i] = D(unsigned(records[lane]->d[i]) + unsigned(sum));
+            else
+                records[lane]->d[i] = D(records[lane]->d[i] + sum);
         }
 }
 

@@ -7,7 +7,7 @@ from cases import KERNELS
 
 from ggpy.device import toolkit
 from ggpy.device.compile import CompileError, compile_cubin
-from ggpy.formats import by_name
+from ggpy.formats import all_formats, by_name
 from ggpy.kernels.block_kernel import compile_options, expression, grid_header, supported_formats
 from ggpy.paths import cuda_dir
 
@@ -48,7 +48,7 @@ def check(arch, formats):
     for name, found in compile_for(arch, formats).items():
         assert found.spill_stores == found.spill_loads == 0, f"{name} for {arch} spills: {found}"
         assert found.stack == 0, f"{name} for {arch} keeps {found.stack} bytes on the stack"
-        assert found.registers <= 80, f"{name} for {arch} takes {found.registers} registers"
+        assert found.registers <= 128, f"{name} for {arch} takes {found.registers} registers"
 
 
 @pytest.mark.parametrize("arch", EVERY_FORMAT)
@@ -71,18 +71,19 @@ def test_a_format_alone_brings_only_its_own_tables():
 
 
 def test_every_format_of_weights_has_a_cuda_side():
-    names = {f.name for f in supported_formats()}
-    assert len(names) == 28
+    missing = {f.name for f in all_formats()} - {f.name for f in supported_formats()}
+    assert missing == {"I8", "I16", "I32", "I64", "F64"}
     with pytest.raises(ValueError, match="I32 cannot be used on a GPU"):
         compile_options(by_name("I32"))
 
 
 def test_a_struct_that_differs_does_not_compile():
-    options = compile_options(by_name("Q4_0"))
+    options, names = compile_options(by_name("Q4_0")), ["get_rows<block_q4_0>"]
+    assert compile_cubin("get_rows.cu", "sm_90", expressions=names, **options).code
     header = options["headers"]["formats/selected.cuh"]
     options["headers"]["formats/selected.cuh"] = header.replace("== 18", "== 20")
     with pytest.raises(CompileError, match=r"sizeof\(block_q4_0\) == 20"):
-        compile_cubin("get_rows.cu", "sm_90", expressions=["get_rows<block_q4_0>"], **options)
+        compile_cubin("get_rows.cu", "sm_90", expressions=names, **options)
 
 
 def test_no_cuda_file_without_a_format():

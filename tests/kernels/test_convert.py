@@ -1,4 +1,4 @@
-"""The integer-to-half converters: all 256 bytes in every position, all 16 nibbles in every position."""
+"""The integer-to-half converters: all bytes in every position, all nibbles in every position."""
 
 import numpy as np
 import pytest

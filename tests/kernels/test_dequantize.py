@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from cases import emulator_cases, gpu_cases, random_matrix, repeated
-from kernel_buffers import Output, upload
+from kernel_buffers import Output, matrix_of, upload
 
 from ggpy.formats import by_name
 from ggpy.kernels.block_kernel import BlockMatrix
@@ -21,7 +21,7 @@ def as_number(weights, number):
 
 def run(device, case, blocks):
     """float32[rows, columns]."""
-    w = BlockMatrix(case.block, case.rows, case.columns, upload(device, repeated(blocks, case.rows)))
+    w = matrix_of(device, case, blocks)
     out = Output(device, case.rows * case.columns * SIZES[case.number])
     dequantize(device, w, out.buffer, case.number)
     if case.number == "bfloat16":
@@ -53,7 +53,9 @@ def test_every_scale_code(device, name):
     """All 256 codes of the 8-bit scales, the subnormal and the odd ones too."""
     f = by_name(name)
     blocks = np.zeros(256, f.dtype)
-    blocks[f.dtype.names[0]] = np.arange(256).reshape(-1, *[1] * (blocks[f.dtype.names[0]].ndim - 1))
+    blocks[f.dtype.names[0]] = np.arange(256).reshape(
+        -1, *[1] * (blocks[f.dtype.names[0]].ndim - 1)
+    )
     blocks["qs"] = np.arange(256 * f.dtype["qs"].shape[0]).reshape(256, -1)
     weights = f.dequantize(blocks.view(np.uint8))
     w = BlockMatrix(f, 1, weights.size, upload(device, blocks.view(np.uint8)))

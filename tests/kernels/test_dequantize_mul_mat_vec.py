@@ -4,8 +4,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import EXACT, Case, emulator_cases, gpu_cases, nmse, random_activations, random_matrix, repeated
-from kernel_buffers import Output, upload
+from cases import (
+    EXACT,
+    Case,
+    emulator_cases,
+    gpu_cases,
+    nmse,
+    product,
+    random_activations,
+    random_matrix,
+)
+from kernel_buffers import Output, matrix_of, upload
 
 from ggpy.device import Buffer
 from ggpy.formats import by_name
@@ -18,7 +27,7 @@ X_TYPES = {"half": np.float16, "float": np.float32}
 
 def run(device, case, blocks, x, residual=None):
     """float32 y[tokens, rows]."""
-    w = BlockMatrix(case.block, case.rows, case.columns, upload(device, repeated(blocks, case.rows)))
+    w = matrix_of(device, case, blocks)
     out = Output(device, case.tokens * case.rows * 4)
     x = upload(device, x.astype(X_TYPES[case.number]))
     if residual is not None:
@@ -27,12 +36,6 @@ def run(device, case, blocks, x, residual=None):
         device, w, x, out.buffer, case.tokens, x_type=case.number, residual=residual
     )
     return out.read(np.float32, (case.tokens, case.rows))
-
-
-def product(case, blocks, x):
-    """float64 y[tokens, rows]."""
-    weights = case.block.dequantize(blocks).astype(np.float64)
-    return repeated((x.astype(np.float64) @ weights.T).T, case.rows).T
 
 
 def check(device, case):

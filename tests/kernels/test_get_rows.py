@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from cases import emulator_cases, gpu_cases, random_matrix, repeated
-from kernel_buffers import Output, upload
+from cases import emulator_cases, gpu_cases, random_matrix
+from kernel_buffers import Output, matrix_of, upload
 
 from ggpy.formats import by_name
 from ggpy.kernels.block_kernel import BlockMatrix
@@ -14,7 +14,7 @@ SCALE = 11.313708
 
 def run(device, case, blocks, ids, sampled=None, scale=SCALE):
     """float32[len(ids), columns]."""
-    w = BlockMatrix(case.block, case.rows, case.columns, upload(device, repeated(blocks, case.rows)))
+    w = matrix_of(device, case, blocks)
     out = Output(device, len(ids) * case.columns * 4)
     if sampled is not None:
         sampled = upload(device, np.asarray(sampled, np.int32))

@@ -4,8 +4,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import EXACT, Case, emulator_cases, gpu_cases, nmse, random_activations, random_matrix, repeated
-from kernel_buffers import Output, upload
+from cases import (
+    EXACT,
+    Case,
+    emulator_cases,
+    gpu_cases,
+    nmse,
+    product,
+    random_activations,
+    random_matrix,
+)
+from kernel_buffers import Output, matrix_of, upload
 
 from ggpy.formats import by_name
 from ggpy.kernels.block_kernel import BlockMatrix
@@ -17,18 +26,12 @@ Q8_1 = by_name("Q8_1")
 
 def run(device, case, blocks, x, residual=None):
     """float32 y[tokens, rows] for x as bytes of block_q8_1."""
-    w = BlockMatrix(case.block, case.rows, case.columns, upload(device, repeated(blocks, case.rows)))
+    w = matrix_of(device, case, blocks)
     out = Output(device, case.tokens * case.rows * 4)
     if residual is not None:
         residual = upload(device, residual)
     mul_mat_vec_q(device, w, upload(device, x), out.buffer, case.tokens, residual=residual)
     return out.read(np.float32, (case.tokens, case.rows))
-
-
-def product(case, blocks, x):
-    """float64 y[tokens, rows]."""
-    weights = case.block.dequantize(blocks).astype(np.float64)
-    return repeated((x.astype(np.float64) @ weights.T).T, case.rows).T
 
 
 def check(device, case):

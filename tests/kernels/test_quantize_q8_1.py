@@ -1,4 +1,4 @@
-"""Activations to block_q8_1: the bytes of the numpy quantiser, and no silence about NaN and infinity."""
+"""Activations to block_q8_1: the numpy quantiser's bytes, and no silence about NaN and infinity."""
 
 import numpy as np
 import pytest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 from pathlib import Path
@@ -37,11 +38,10 @@ def test_container_limit_counts(monkeypatch):
 
 
 def test_threads_are_set_in_numpy():
-    threadpool = pytest.importorskip("ctypes")
     assert host.set_blas_threads(1), "numpy's wheels carry OpenBLAS"
     paths = host._openblas_paths()
     getters = ("scipy_openblas_get_num_threads64_", "openblas_get_num_threads")
-    library = threadpool.CDLL(str(paths[0]))
+    library = ctypes.CDLL(str(paths[0]))
     counts = [getattr(library, g)() for g in getters if hasattr(library, g)]
     assert counts[:1] == [1]
 

@@ -10,7 +10,7 @@ import pytest
 
 from ggpy.gguf import File
 from ggpy.model import Model
-from ggpy.ops import choose, interface, trace
+from ggpy.ops import interface, trace
 from ggpy.ops.reference import Reference
 from ggpy.ops.trace import Trace
 from ggpy.tokenizer import Tokenizer
@@ -20,7 +20,7 @@ OPS = Path(interface.__file__).parent
 
 
 def signatures(node: ast.ClassDef) -> dict[str, str]:
-    """Method -> its arguments and defaults; annotations may differ, for a backend knows its arrays."""
+    """Method -> its arguments and defaults; a backend annotates them in its own types."""
     found = {}
     for f in node.body:
         if isinstance(f, ast.FunctionDef) and not f.name.startswith("_"):
@@ -42,7 +42,7 @@ CONTRACT = BACKENDS.pop("Ops")
 
 
 def test_all_backends_are_looked_at():
-    assert {"Reference", "Trace"} <= set(BACKENDS) and len(CONTRACT) == 12
+    assert {"Reference", "Trace"} <= set(BACKENDS) and len(CONTRACT) == 14
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -106,12 +106,3 @@ def test_tool_compares_backends(tiny_path, capsys):
     assert "no op differs" in capsys.readouterr().out
     assert diff_backends.main([*arguments, "--tolerance", "-1"]) == 1
     assert "first at layer -1, embed" in capsys.readouterr().out
-
-
-def test_choose():
-    assert choose("cpu", 1).name == "cpu"
-    assert choose("auto", 1).reason
-    with pytest.raises(ValueError, match="unknown device 'tpu': use auto, cpu, cuda or cuda:N"):
-        choose("tpu")
-    with pytest.raises(ValueError, match="unknown device 'cuda:x'"):
-        choose("cuda:x")

@@ -1,9 +1,8 @@
 """Writes golden_ids.json: what llama.cpp makes of the texts in `small_vocab`, for every name of a
 pre-tokenizer.
 
-Run from the checkout with xllamacpp installed: python tests/tokenizer/make_golden_ids.py It calls
-llama.cpp's C functions inside that package, as llama.h declares them (llama_model_params of mid
-2026).
+Run from the checkout with xllamacpp installed: `python tests/tokenizer/make_golden_ids.py`. It
+calls llama.cpp's C functions inside that package, as llama.h declares them.
 """
 
 from __future__ import annotations

@@ -1,0 +1,112 @@
+// Between the projections and attention: bias, norm of heads, rotation, and where keys and values lie.
+//
+// Pages of a layer: k [page][G][PAGE_SIZE][row], v transposed [page][G][row][PAGE_SIZE], both half, a head's E elements
+// rounded up to `row`, a multiple of 32, with zeros: so that attention reads both 16 bytes at a time in the order of
+// its tensor-core operands.
+//
+// An angle is counted in turns, as a 64-bit fraction: position * turns wraps around exactly, so that angles at
+// position one million are as good as at position one.
+#pragma once
+#include "common.cuh"
+
+#ifndef PAGE_SIZE
+#define PAGE_SIZE 64
+#endif
+
+constexpr int MAX_HEAD = 256;
+
+struct RopeKv {
+    const float* projected[3];  // q [T, H * E], k and v [T, G * E]
+    const float* bias[3];       // [H * E], [G * E], [G * E] or null
+    const float* norm[2];       // of q and k heads, [E] or null
+    const uint64_t* turns;      // [n_pairs] of a circle per position, times 2^64
+    const int* positions;       // [T]
+    const int* sequences;       // [T]
+    const int* page_tables;     // [S, table_stride]
+    __half* q;                  // [T, H, row]
+    __half* k_pages;
+    __half* v_pages;
+    int n_head, n_head_kv, head_size, row;
+    int n_pairs;  // rotated pairs of elements
+    int neox;     // pairs (i, i + n_pairs); else (2 i, 2 i + 1)
+    int table_stride;
+    float magnitude;
+    float eps[2];  // of the q and k norms
+};
+
+enum HeadPart { QUERY, KEY, VALUE };
+
+__device__ __forceinline__ __half to_half(float v) { return __float2half(fminf(fmaxf(v, -65504.0f), 65504.0f)); }
+
+// Elements before the head of a page of keys or values.
+__device__ __forceinline__ size_t page_offset(const RopeKv& p, const int* table, int kv_head, int position) {
+    return (static_cast<size_t>(table[position / PAGE_SIZE]) * p.n_head_kv + kv_head) * p.row * PAGE_SIZE;
+}
+
+// The rotation of a lane's pairs lane, lane + 32, ... at one position.
+struct Rotation {
+    float sine[MAX_HEAD / 64], cosine[MAX_HEAD / 64];
+
+    __device__ __forceinline__ void prepare(const RopeKv& p, int position, int lane) {
+#pragma unroll
+        for (int j = 0; j < MAX_HEAD / 64; ++j) {
+            const int i = lane + 32 * j;
+            if (i >= p.n_pairs) break;
+            const uint64_t turn = p.turns[i] * static_cast<uint64_t>(static_cast<int64_t>(position));
+            const int half_turns = static_cast<int>(turn >> 32);  // times 2^-31, from -1 to 1
+            sincospif(static_cast<float>(half_turns) * 4.656612873077393e-10f, &sine[j], &cosine[j]);
+        }
+    }
+    __device__ __forceinline__ void apply(const RopeKv& p, float* head, int lane) const {
+#pragma unroll
+        for (int j = 0; j < MAX_HEAD / 64; ++j) {
+            const int i = lane + 32 * j;
+            if (i >= p.n_pairs) break;
+            const int a = p.neox ? i : 2 * i, b = p.neox ? i + p.n_pairs : 2 * i + 1;
+            const float x = head[a], y = head[b];
+            head[a] = (x * cosine[j] - y * sine[j]) * p.magnitude;
+            head[b] = (x * sine[j] + y * cosine[j]) * p.magnitude;
+        }
+    }
+};
+
+__device__ __forceinline__ void normalise_head(float* head, const float* weight, int n, float eps, int lane) {
+    float squares = 0.0f;
+    for (int i = lane; i < n; i += 32) squares = fmaf(head[i], head[i], squares);
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) squares += __shfl_xor_sync(0xffffffffu, squares, offset);
+    const float inverse = 1.0f / sqrtf(squares / static_cast<float>(n) + eps);
+    for (int i = lane; i < n; i += 32) head[i] = head[i] * inverse * weight[i];
+}
+
+// Head `index` of a part of one token becomes what attention takes, in shared memory `head` [row]; by one warp.
+__device__ __forceinline__ void prepare_head(const RopeKv& p, int part, int index, int token, const Rotation& rotation,
+                                             float* head, int lane) {
+    const int e = p.head_size, n = part == QUERY ? p.n_head : p.n_head_kv;
+    const float* from = p.projected[part] + (static_cast<size_t>(token) * n + index) * e;
+    const float* bias = p.bias[part];
+    for (int i = lane; i < p.row; i += 32)
+        head[i] = i < e ? __ldcg(from + i) + (bias != nullptr ? bias[index * e + i] : 0.0f) : 0.0f;
+    __syncwarp();
+    if (part == VALUE) return;
+    if (p.norm[part] != nullptr) {
+        normalise_head(head, p.norm[part], e, p.eps[part], lane);
+        __syncwarp();
+    }
+    rotation.apply(p, head, lane);
+    __syncwarp();
+}
+
+// A prepared key or value goes to its page; by one warp.
+__device__ __forceinline__ void store_head(const RopeKv& p, int part, int kv_head, int token, int position,
+                                           const float* head, int lane) {
+    const int* table = p.page_tables + p.sequences[token] * p.table_stride;
+    const size_t block = page_offset(p, table, kv_head, position);
+    const int slot = position % PAGE_SIZE;
+    for (int i = lane; i < p.row; i += 32) {
+        if (part == KEY)
+            p.k_pages[block + static_cast<size_t>(slot) * p.row + i] = to_half(head[i]);
+        else
+            p.v_pages[block + static_cast<size_t>(i) * PAGE_SIZE + slot] = to_half(head[i]);
+    }
+}

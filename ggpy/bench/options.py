@@ -1,0 +1,196 @@
+"""The command line of `ggpy bench`: llama-bench's options, and the tests that they ask for.
+
+Everything here is text and numbers, so that --help costs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+FORMATS = ("md", "csv", "json", "jsonl", "sql")
+DEFAULT_PROMPT, DEFAULT_GEN = 512, 128
+
+
+@dataclass(frozen=True)
+class Test:
+    """n_prompt tokens in steps of n_ubatch, then n_gen steps, after n_depth tokens of context."""
+
+    __test__ = False  # pytest takes a class of this name for one of its own
+
+    n_prompt: int
+    n_gen: int
+    n_depth: int = 0
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    n_seq: int = 1  # sequences that do it at the same time
+
+    @property
+    def name(self) -> str:
+        """As llama-bench writes it: "pp512", "tg128 @ d4096"; "tg128 x8" is of 8 sequences."""
+        parts = [f"pp{self.n_prompt}"] * (self.n_prompt > 0) + [f"tg{self.n_gen}"] * (
+            self.n_gen > 0
+        )
+        together = f" x{self.n_seq}" if self.n_seq > 1 else ""
+        return "+".join(parts) + together + (f" @ d{self.n_depth}" if self.n_depth else "")
+
+    @property
+    def chunk(self) -> int:
+        """Tokens of a prompt in one step."""
+        return min(self.n_batch, self.n_ubatch)
+
+    @property
+    def n_ctx(self) -> int:
+        """Positions that a sequence takes, and one more for its last token."""
+        return self.n_depth + max(1, self.n_prompt) + self.n_gen + 1
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that its speed counts."""
+        return self.n_seq * (self.n_prompt + self.n_gen)
+
+
+def tests_of(options: argparse.Namespace) -> Iterator[Test]:
+    """All combinations, in llama-bench's order: prompts, generation, then both; by depth."""
+    sizes = product(options.n_depth, options.batch_size, options.ubatch_size)
+    for depth, n_batch, n_ubatch in sizes:
+        rest = depth, n_batch, n_ubatch
+        yield from (Test(p, 0, *rest) for p in options.n_prompt if p)
+        for n_seq in options.batch:
+            yield from (Test(0, n, *rest, n_seq) for n in options.n_gen if n)
+            yield from (Test(p, n, *rest, n_seq) for p, n in options.pg)
+
+
+def parser() -> argparse.ArgumentParser:
+    """All options."""
+    p = argparse.ArgumentParser(
+        prog="ggpy bench",
+        allow_abbrev=False,
+        description="Measure tokens a second, beside what this machine could do at most. "
+        "The options that llama-bench has too mean the same.",
+        epilog="Numbers may be lists and ranges: 1,2,4  128-512+128  1-64*2. "
+        "A limit is the time to read the weights and the context once, or to multiply them, "
+        "at the speed that was measured on this machine.",
+    )
+    _add_models(p)
+    _add_tests(p)
+    _add_output(p)
+    return p
+
+
+def _add_models(p: argparse.ArgumentParser) -> None:
+    group = p.add_argument_group("models, each in turn")
+    group.add_argument(
+        "-m", "--model", metavar="FILE", dest="models", action=_Add, default=[],
+        help="GGUF files, or names that `ggpy run` knows",
+    )  # fmt: skip
+    group.add_argument(
+        "--synthetic", metavar="SHAPE:TYPE", dest="models", action=_Add,
+        help="random weights in a known model's shape, as Llama-3.1-8B:Q4_K or tiny:Q8_0; "
+        "TYPE/OUTPUT sets the output's own type (models/shapes.json)",
+    )  # fmt: skip
+    group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    group.add_argument("-t", "--threads", type=_positive, metavar="N", help="of the CPU")
+
+
+def _add_tests(p: argparse.ArgumentParser) -> None:
+    group = p.add_argument_group("tests, in all combinations")
+
+    def numbers(*names: str, default: list[int], low: int, text: str) -> None:
+        group.add_argument(
+            *names, metavar="N", action=_Numbers, default=default, low=low,
+            help=f"{text} ({','.join(map(str, default))})",
+        )  # fmt: skip
+
+    numbers("-p", "--n-prompt", default=[DEFAULT_PROMPT], low=0, text="prompt tokens; 0 is none")
+    numbers("-n", "--n-gen", default=[DEFAULT_GEN], low=0, text="generated tokens; 0 is none")
+    group.add_argument("-pg", metavar="P,N", action=_Pair, default=[], help="both in one test")
+    numbers("-d", "--n-depth", default=[0], low=0, text="tokens already in the context")
+    numbers("-b", "--batch-size", default=[2048], low=1, text="tokens handed over together")
+    numbers("-ub", "--ubatch-size", default=[512], low=1, text="tokens of a step, at most -b")
+    numbers("--batch", default=[1], low=1, text="sequences that generate together")
+    group.add_argument(
+        "-r", "--repetitions", type=_positive, default=5, metavar="N", help="of each test (5)"
+    )
+    group.add_argument("--no-warmup", action="store_true", help="count the first run of a test too")
+    group.add_argument("--delay", type=float, default=0, metavar="S", help="seconds before a test")
+
+
+def _add_output(p: argparse.ArgumentParser) -> None:
+    group = p.add_argument_group("output")
+    group.add_argument("-o", "--output", choices=FORMATS, default="md", help="on stdout (md)")
+    group.add_argument("-oe", "--output-err", choices=FORMATS, help="on stderr too")
+    group.add_argument("--plot", metavar="FILE", help="draw the results (needs matplotlib)")
+    group.add_argument("--progress", action="store_true", help="say on stderr what runs")
+    group.add_argument("--fresh", action="store_true", help="measure the GPU's ceilings again")
+    group.add_argument(
+        "--report", metavar="FOLDER", nargs="?", const="benchmarks",
+        help="only write BENCHMARKS.md beside FOLDER (benchmarks) from the JSON files in it",
+    )  # fmt: skip
+
+
+def numbers(text: str) -> list[int]:
+    """The integers of "1,2,4", "128-512+128" or "1-64*2"; ValueError."""
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+)(?:([+*])(\d+))?)?", part)
+        if not match:
+            raise ValueError(f"{text!r} is no list of numbers: use 1,2,4 or 128-512+128 or 1-64*2")
+        first = int(match[1])
+        found += _range(first, int(match[2] or first), match[3] or "+", int(match[4] or 1))
+    return found
+
+
+def _range(first: int, last: int, operator: str, step: int) -> Iterator[int]:
+    while first <= last:
+        yield first
+        following = first + step if operator == "+" else first * step
+        if following <= first:
+            raise ValueError(f"a range that goes on by {operator}{step} never ends")
+        first = following
+
+
+class _Numbers(argparse.Action):
+    """Lists of numbers; given again, it adds to the list."""
+
+    def __init__(self, *args, low: int, **kwargs) -> None:  # type: ignore[no-untyped-def]
+        super().__init__(*args, **kwargs)
+        self.low = low
+
+    def __call__(self, parser, namespace, values, option_string=None) -> None:  # type: ignore[no-untyped-def]
+        try:
+            found = numbers(values)
+        except ValueError as error:
+            parser.error(f"{option_string}: {error}")
+        if min(found, default=self.low) < self.low:
+            parser.error(f"{option_string}: {values}: the least is {self.low}")
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, found if before is self.default else before + found)
+
+
+class _Pair(argparse.Action):
+    def __call__(self, parser, namespace, values, option_string=None) -> None:  # type: ignore[no-untyped-def]
+        match = re.fullmatch(r"([1-9]\d*),([1-9]\d*)", values)
+        if not match:
+            parser.error(f"{option_string}: {values!r} is no pair like 512,128")
+        setattr(
+            namespace, self.dest, [*getattr(namespace, self.dest), (int(match[1]), int(match[2]))]
+        )
+
+
+class _Add(argparse.Action):
+    """(whether it is synthetic, name), in the order of the command line."""
+
+    def __call__(self, parser, namespace, values, option_string=None) -> None:  # type: ignore[no-untyped-def]
+        found = [(option_string == "--synthetic", name) for name in values.split(",") if name]
+        setattr(namespace, self.dest, [*getattr(namespace, self.dest), *found])
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError(text)
+    return value

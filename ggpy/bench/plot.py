@@ -1,0 +1,79 @@
+"""A picture of results: bars against their limits, and speed over depth and over sequences.
+
+matplotlib is optional and imported only here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from .table import Row
+
+WIDTH, BAR = 11.0, 0.32  # inches
+
+
+def available() -> bool:
+    """Whether there is a matplotlib."""
+    from importlib.util import find_spec
+
+    return find_spec("matplotlib") is not None
+
+
+def draw(rows: Sequence[Row], path: str) -> int:
+    """Write the picture of the rows that have a speed; how many panels it has."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    rows = [row for row in rows if row["median_ts"]]
+    panels: list[Callable[[Any], None]] = [partial(_bars, rows=rows)]
+    generation = [row for row in rows if row["n_gen"] and not row["n_prompt"]]
+    for field, label in (("n_depth", "tokens of context"), ("n_seq", "sequences")):
+        if len({row[field] for row in generation}) > 1:
+            panels.append(partial(_curves, rows=generation, field=field, label=label))
+    heights = [1.2 + BAR * len(rows), *[4.0] * (len(panels) - 1)]
+    figure, axes = plt.subplots(
+        len(panels), 1, figsize=(WIDTH, sum(heights)), height_ratios=heights, squeeze=False
+    )
+    for panel, place in zip(panels, axes[:, 0], strict=True):
+        panel(place)
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)
+    return len(panels)
+
+
+def _bars(axes: Any, rows: Sequence[Row]) -> None:
+    """Each test's share of its limit."""
+    rows = list(reversed(rows))
+    shares = [row["percent_of_limit"] or 0 for row in rows]
+    names = [f"{row['model_type']}  {row['test']}" for row in rows]
+    axes.barh(range(len(rows)), [100] * len(rows), color="0.92")
+    axes.barh(range(len(rows)), shares)
+    axes.set_yticks(range(len(rows)), names)
+    for i, row in enumerate(rows):
+        axes.text(shares[i] + 1, i, f"{row['median_ts']:.0f} t/s", va="center", fontsize=8)
+    axes.set_xlim(0, max(115, *shares) if shares else 115)
+    axes.set_xlabel("% of the limit")
+
+
+def _curves(axes: Any, rows: Sequence[Row], field: str, label: str) -> None:
+    """Tokens a second over a field, a line for each model and other field, its limit dotted."""
+    other = "n_seq" if field == "n_depth" else "n_depth"
+    lines: dict[tuple, list[Row]] = {}
+    for row in rows:
+        lines.setdefault((row["model_type"], row["n_gen"], row[other]), []).append(row)
+    for (model, n_gen, _), line in lines.items():
+        line.sort(key=lambda row: row[field])
+        x = [row[field] for row in line]
+        (drawn,) = axes.plot(
+            x, [row["median_ts"] for row in line], "o-", label=f"{model} tg{n_gen}"
+        )
+        axes.plot(x, [row["limit_ts"] for row in line], ":", color=drawn.get_color())
+    axes.set_xlabel(label)
+    axes.set_ylabel("tokens a second")
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize=8)

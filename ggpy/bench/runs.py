@@ -1,0 +1,270 @@
+"""Runs the tests of one model as a user would: through the engine, greedily, one step ahead.
+
+A test is warm before it counts, its context is evaluated once and taken over by every repetition,
+and the clock stops when the last token was read. What cannot run (no memory, a broken file) is a
+result with an error; the rest goes on. Nothing here prints.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import arch
+from ..device import OutOfMemory
+from ..engine import Engine
+from ..kv_cache import pages_for
+from ..sampling import SamplingParams
+from .ceilings import Ceilings
+from .limits import Work, n_weights, work_of
+from .options import Test
+
+if TYPE_CHECKING:
+    from ..arch.decoder import Decoder
+    from ..gguf import File
+    from ..ops.interface import CacheShape, Ops
+    from ..sequence import Sequence as Answer
+    from ..synthetic import Synthetic
+
+GREEDY = SamplingParams(temperature=0)
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is true of a model whatever the test; sizes in bytes."""
+
+    name: str
+    type: str = ""  # "llama 8.03B Q4_K"
+    size: int = 0
+    n_params: int = 0
+    load_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """A test, and how long each repetition took, or why it could not run."""
+
+    facts: Facts
+    test: Test
+    samples_ns: list[int] = field(default_factory=list)
+    first_ns: list[int] = field(default_factory=list)  # to the first token, of prompts
+    limit_s: float | None = None
+    device_bytes: int | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """How to run: opens a file, gives the ops, and says what to repeat."""
+
+    open: Callable[[], File | Synthetic]
+    ops: Callable[[], Ops]
+    name: str
+    repetitions: int = 5
+    warm: bool = True
+    delay: float = 0
+    say: Say = lambda message: None
+
+
+class NoText:
+    """A tokenizer that never ends an answer and makes no text."""
+
+    end_ids: frozenset[int] = frozenset()
+
+    def stream(self) -> NoText:
+        """Itself: there is no state."""
+        return self
+
+    def add(self, id: int) -> str:
+        """Nothing."""
+        return ""
+
+    def finish(self) -> str:
+        """Nothing."""
+        return ""
+
+
+class Shared:
+    """The ops of several engines in turn: their pages are allocated already."""
+
+    def __init__(self, ops: Ops, n_pages: int) -> None:
+        self.asynchronous, self.sample, self.read = ops.asynchronous, ops.sample, ops.read
+        self._n_pages = n_pages
+
+    def allocate_cache(self, shape: CacheShape) -> None:
+        """They must be enough."""
+        if shape.n_pages > self._n_pages:
+            raise MemoryError(f"{shape.n_pages} pages are needed, {self._n_pages} were allocated")
+
+
+class Loaded:
+    """A model with room for the largest of the tests."""
+
+    def __init__(self, bench: Bench, tests: Sequence[Test], ceilings: Ceilings) -> None:
+        largest = max(tests, key=n_pages)
+        n_batch = max(max(t.chunk, t.n_seq) for t in tests)
+        start = time.perf_counter()
+        self.file = bench.open()
+        self.ops = bench.ops()
+        try:
+            self.decoder: Decoder = arch.load(
+                self.file,
+                self.ops,
+                largest.n_ctx,
+                n_batch=n_batch,
+                n_seq=largest.n_seq,  # type: ignore[arg-type]
+            )
+            self.ops.allocate_cache(self.decoder.cache_shape(n_pages(largest)))
+            self.facts = _facts(bench.name, self.file, time.perf_counter() - start)
+            width = 2 if self.ops.asynchronous else 4  # a GPU keeps halves
+            self.work: Work = work_of(self.file.tensors, self.decoder, width)
+        finally:
+            self.file.close()
+        self.shared: Any = Shared(self.ops, n_pages(largest))
+        self.ceilings = ceilings
+
+
+def n_pages(test: Test) -> int:
+    """Pages of keys and values."""
+    return test.n_seq * pages_for(test.n_ctx)
+
+
+def _facts(name: str, file: Any, load_s: float) -> Facts:
+    tensors = list(file.tensors.values())
+    n = n_weights(tensors)
+    bytes_of: dict[str, int] = {}
+    for t in tensors:
+        bytes_of[t.format.name] = bytes_of.get(t.format.name, 0) + t.nbytes
+    most = max(bytes_of, key=lambda format: bytes_of[format])
+    size = f"{n / 1e9:.2f}B" if n >= 1e9 else f"{n / 1e6:.2f}M"
+    label = f"{file.architecture} {size} {most}"
+    return Facts(name, label, sum(bytes_of.values()), n, load_s)
+
+
+def run_model(bench: Bench, tests: Sequence[Test], ceilings: Ceilings) -> Iterator[Result]:
+    """A result for each test; the largest are given up, one size at a time, until the rest fits."""
+    waiting = list(tests)
+    while waiting:
+        loaded, error, too_large = _try_to_load(bench, waiting, ceilings)
+        if loaded is not None:
+            for test in waiting:
+                yield _guarded(loaded, test, bench)
+            return
+        gc.collect()  # what was loaded of it
+        largest = max(map(n_pages, waiting))
+        failed = [t for t in waiting if not too_large or n_pages(t) == largest]
+        waiting = [t for t in waiting if t not in failed]
+        yield from (Result(Facts(bench.name), t, error=error) for t in failed)
+
+
+def _try_to_load(
+    bench: Bench, tests: Sequence[Test], ceilings: Ceilings
+) -> tuple[Loaded | None, str, bool]:
+    """The model, or why not, and whether less context might help."""
+    bench.say(f"{bench.name}: loading")
+    try:
+        return Loaded(bench, tests, ceilings), "", False
+    except Exception as error:
+        return None, _message(error), isinstance(error, (MemoryError, OutOfMemory))
+
+
+def _guarded(loaded: Loaded, test: Test, bench: Bench) -> Result:
+    """The test's result, whatever happens."""
+    bench.say(f"{bench.name}: {test.name}")
+    if bench.delay:
+        time.sleep(bench.delay)
+    try:
+        return _measure(loaded, test, bench)
+    except Exception as error:
+        return Result(loaded.facts, test, error=_message(error))
+
+
+def _message(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _measure(loaded: Loaded, test: Test, bench: Bench) -> Result:
+    run = Run(loaded, test)
+    times = []
+    for _ in range((2 if loaded.ops.asynchronous else 1) if bench.warm else 0):
+        run.once()  # twice where the second records graphs
+    for _ in range(bench.repetitions):
+        times.append(run.once())
+    return Result(
+        loaded.facts,
+        test,
+        samples_ns=[total for total, _ in times],
+        first_ns=[first for _, first in times] if test.n_prompt else [],
+        limit_s=_limit(loaded, test),
+        device_bytes=loaded.ops.device_bytes() or None,
+    )
+
+
+def _limit(loaded: Loaded, test: Test) -> float:
+    """Seconds of one repetition at the ceilings."""
+    work, ceilings = loaded.work, loaded.ceilings
+    total = 0.0
+    if test.n_prompt:
+        one = work.prompt_seconds(test.n_depth, test.n_prompt, test.chunk, ceilings)
+        total += test.n_seq * one
+    if test.n_gen:
+        depth = test.n_depth + test.n_prompt
+        total += work.generation_seconds(depth, test.n_gen, test.n_seq, ceilings)
+    return total
+
+
+class Run:
+    """Repeats one test; its context is evaluated when it is made."""
+
+    def __init__(self, loaded: Loaded, test: Test) -> None:
+        self.test = test
+        self.n_vocab = loaded.decoder.sizes.n_vocab
+        self.rng = np.random.default_rng(0)
+        self.engine = Engine(
+            loaded.decoder, loaded.shared, NoText(), test.n_ctx, test.chunk, test.n_seq
+        )
+        self.context = [self._ids(test.n_depth) for _ in range(test.n_seq)]
+        self.previous: list[Answer | None] = [None] * test.n_seq
+        if test.n_depth:
+            for i, ids in enumerate(self.context):
+                self.previous[i] = self.engine.add(ids, GREEDY, max_tokens=1, keep=True)
+            self._finish()
+
+    def once(self) -> tuple[int, int]:
+        """(ns from the first step to the last token read, ns from the prompts to a first token)."""
+        test = self.test
+        prompts = [ids + self._ids(test.n_prompt or 1) for ids in self.context]
+        n = test.n_gen + (test.n_prompt > 0)  # a prompt gives a token by itself
+        handed_over = time.perf_counter_ns()
+        answers = [
+            self.engine.add(
+                ids, GREEDY, max_tokens=n, keep=test.n_depth > 0, previous=self.previous[i]
+            )
+            for i, ids in enumerate(prompts)
+        ]
+        start = time.perf_counter_ns()
+        first = self._finish()
+        end = time.perf_counter_ns()
+        if test.n_depth:
+            self.previous = list(answers)
+        short = [a.n_generated for a in answers if a.n_generated != n]
+        if short:
+            raise RuntimeError(f"an answer of {n} tokens ended after {short[0]}")
+        return end - start, first - handed_over
+
+    def _finish(self) -> int:
+        """Step until all answers have ended; when the first token was there."""
+        first = 0
+        while self.engine.busy:
+            if self.engine.step() and not first:
+                first = time.perf_counter_ns()
+        return first
+
+    def _ids(self, n: int) -> list[int]:
+        return self.rng.integers(0, self.n_vocab, n).tolist()

@@ -1,0 +1,78 @@
+"""Ops that stop at the first number that is none: what `--check` puts around a backend.
+
+Each step's logits are read and looked at. Only if one of them is NaN or infinite is the step run
+again, op by op, to find where such a value comes up first. It works on any backend, and knows
+nothing about how that computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .interface import Array, Ops, Step
+from .trace import Record, Trace
+
+
+class NotFinite(ArithmeticError):
+    """A model computes NaN or infinity; the text says where first."""
+
+
+class Checked(Trace):
+    """A backend whose steps end in NotFinite unless all logits are finite."""
+
+    def __init__(self, ops: Ops) -> None:
+        super().__init__(ops)
+        self._tracing = False
+
+    def run(self, step: Step, forward: Callable[[Step], Array], repeat: bool = True) -> Array:
+        """What forward(step) returns, looked at; NotFinite names the layer and the op."""
+        logits = self._ops.run(step, forward, repeat)
+        n_bad = _n_bad(self.read(logits))
+        if n_bad:
+            raise NotFinite(
+                f"{n_bad} logits are NaN or infinite; {self._where(step, forward)}: "
+                "the file is damaged, or this model needs more range than the device computes with"
+            )
+        return logits
+
+    def _where(self, step: Step, forward: Callable[[Step], Array]) -> str:
+        """Where the first such value of the step is, found by running it again."""
+        self.records.clear()
+        self._tracing = True
+        try:
+            super().run(step, forward)
+        finally:
+            self._tracing = False
+        for index, record in enumerate(self.records):
+            if _n_bad(record.output):
+                return f"the first are in {_place(self.records, index)}, {_token(record, step)}"
+        return "run op by op it has none, so it is the fused or repeated form that fails"
+
+    def _record(self, op: str, output: Any) -> Any:
+        return super()._record(op, output) if self._tracing else output
+
+
+def _n_bad(values: NDArray) -> int:
+    return int(values.size - np.count_nonzero(np.isfinite(values)))
+
+
+def _place(records: list[Record], index: int) -> str:
+    """The op of a record, with the op before it where a layer has two of the name."""
+    record = records[index]
+    before = f" after {records[index - 1].op}" if record.op == "linear_add" else ""
+    if record.op in ("embed", "logits"):
+        return record.op
+    return f"layer {record.layer}, {record.op}{before}"
+
+
+def _token(record: Record, step: Step) -> str:
+    """Which of the step's tokens the first such row belongs to, and what stands there."""
+    rows = record.output.reshape(len(record.output), -1)
+    row = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
+    bad = rows[row][~np.isfinite(rows[row])]
+    token = int(step.rows[row]) if record.op == "logits" else row
+    return f"{len(bad)} of {rows.shape[1]} values at position {step.positions[token]} ({bad[0]})"

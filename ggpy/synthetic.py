@@ -1,0 +1,209 @@
+"""Models that exist only in memory: the shape of a known model, filled with random valid blocks.
+
+`Synthetic` stands in for an open `gguf.File`, so `arch.load` checks and loads it like any other;
+its tensors are the ones that the architecture declares. Speed does not depend on a weight's value,
+so one pool of random blocks per format is repeated, and every tensor is a view of it: a model of
+any size takes the memory of its largest tensor. Nothing here knows what the model is for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .arch import architectures
+from .arch.config import Config, Dimensions, read_dimensions
+from .arch.decoder import GLOBAL, OUTPUT, Architecture
+from .formats import Format, all_formats, by_name
+from .formats.random_blocks import random_blocks
+from .gguf import Tensor
+from .paths import data_dir
+
+POOL = 1 << 22  # random weights of a format, about
+SMALLER = {"Q6_K": "Q8_0", "Q5_K": "Q5_1", "Q4_K": "Q5_0"}  # for rows that are no multiple of 256
+SMALLEST = "Q4_0"  # what the others of 256 weights become there
+OUTPUT_OF_K = "Q6_K"  # of models in Q2_K to Q5_K, as files usually have it
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The dimensions of a known model: an entry of models/shapes.json."""
+
+    name: str
+    architecture: str
+    n_vocab: int
+    tied: bool  # the embedding table is the output
+    settings: Mapping[str, Any]  # what stands below `<architecture>.` in a file
+
+
+@cache
+def shapes() -> dict[str, Shape]:
+    """All shapes by name."""
+    entries = json.loads((data_dir("models") / "shapes.json").read_text(encoding="utf-8"))
+    return {name: Shape(name=name, **entry) for name, entry in entries.items()}
+
+
+def parse(spec: str) -> tuple[Shape, str, str]:
+    """(shape, format, format of the output) of "SHAPE:TYPE" or "SHAPE:TYPE/OUTPUT"; ValueError."""
+    name, colon, types = spec.rpartition(":")
+    known = {s.name.lower(): s for s in shapes().values()}
+    if not colon or name.lower() not in known:
+        raise ValueError(
+            f"unknown synthetic model {spec!r}: give SHAPE:TYPE, with SHAPE one of "
+            + ", ".join(shapes())
+        )
+    first, _, output = types.partition("/")
+    format = _format(first).name
+    usual = OUTPUT_OF_K if format in ("Q2_K", "Q3_K", "Q4_K", "Q5_K") else format
+    return known[name.lower()], format, _format(output).name if output else usual
+
+
+def _format(name: str) -> Format:
+    scaled = [f for f in all_formats() if f.scales(np.zeros(1, f.dtype)).shape[1]]  # no integers
+    known = {f.name.lower(): f for f in scaled}
+    if name.lower() not in known:
+        raise ValueError(
+            f"unknown type {name!r}: there are {', '.join(f.name for f in known.values())}"
+        )
+    return known[name.lower()]
+
+
+class Repeated(Tensor):
+    """A tensor whose blocks are a pool over and over: valid because the pool is."""
+
+    def check_scales(self) -> None:
+        """Nothing to check again."""
+
+
+class Synthetic:
+    """A model of a shape in a format; use it where an open `gguf.File` is expected.
+
+    The same spec and seed are the same model. ValueError for a spec that is not known.
+    """
+
+    def __init__(self, spec: str, seed: int = 0) -> None:
+        self.shape, self.format, self.output_format = parse(spec)
+        self.path = Path(f"{self.shape.name}:{spec.rpartition(':')[2]}")
+        self.version = 3
+        self.metadata = _metadata(self.shape)
+        self.tensors = _tensors(self, seed)
+        self.nbytes = sum(t.nbytes for t in self.tensors.values())
+
+    @property
+    def architecture(self) -> str:
+        """general.architecture."""
+        return self.shape.architecture
+
+    def close(self) -> None:
+        """Let go of the tensors."""
+        self.tensors = {}
+
+    def __enter__(self) -> Synthetic:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _metadata(shape: Shape) -> dict[str, Any]:
+    """No tokenizer: benchmarks make ids of their own."""
+    settings = {f"{shape.architecture}.{key}": value for key, value in shape.settings.items()}
+    return {
+        "general.architecture": shape.architecture,
+        "general.name": f"{shape.name} (synthetic)",
+        f"{shape.architecture}.vocab_size": shape.n_vocab,
+        "tokenizer.ggml.model": "no_vocab",
+        **settings,
+    }
+
+
+def _tensors(model: Synthetic, seed: int) -> dict[str, Tensor]:
+    """What the architecture declares, in its order, each in the format of its kind."""
+    shape = model.shape
+    sizes = read_dimensions(Config(model.metadata, shape.architecture), shape.n_vocab)
+    declared = _declared(architectures()[shape.architecture], shape, sizes)
+    formats = {name: _format_of(model, name, size) for name, size in declared.items()}
+    largest: dict[str, int] = {}
+    for name, format in formats.items():
+        if len(declared[name]) > 1:
+            nbytes = _nbytes(format, declared[name])
+            largest[format.name] = max(largest.get(format.name, 0), nbytes)
+    rms = sizes.n_embd**-0.5  # projections of a normed x keep its size: no overflow in halves
+    pools = {f: _Pool(by_name(f), n, rms, seed) for f, n in largest.items()}
+    return {
+        name: pools[formats[name].name].tensor(name, size) if len(size) > 1 else _ones(name, size)
+        for name, size in declared.items()
+    }
+
+
+def _ones(name: str, shape: tuple[int, ...]) -> Tensor:
+    """A vector of ones: norms that change nothing."""
+    return Tensor(name, shape, by_name("F32"), np.ones(shape, np.float32).view(np.uint8))
+
+
+def _declared(
+    architecture: Architecture, shape: Shape, sizes: Dimensions
+) -> dict[str, tuple[int, ...]]:
+    """Shapes by name; parts that a file of this architecture holds fused are one tensor."""
+    letters = sizes.letters()
+
+    def of(declaration: str) -> tuple[int, ...]:
+        return tuple(letters[letter] for letter in declaration.split())
+
+    layer = {name: of(declaration) for name, declaration in architecture.layer.items()}
+    for name, parts in architecture.fused.items():
+        columns = layer[parts[0][0]][1:]
+        for part, _ in parts:
+            del layer[part]
+        layer[name] = (sum(letters[rows] for _, rows in parts), *columns)
+    found = {name: of(declaration) for name, declaration in GLOBAL.items()}
+    if not shape.tied:
+        found |= {name: of(declaration) for name, declaration in OUTPUT.items()}
+    for i in range(sizes.n_layer):
+        found |= {f"blk.{i}.{name}": size for name, size in layer.items()}
+    return found
+
+
+def _format_of(model: Synthetic, name: str, shape: tuple[int, ...]) -> Format:
+    """F32 for vectors; a smaller block where the rows are no multiple of the format's own."""
+    if len(shape) == 1:
+        return by_name("F32")
+    is_output = name == ("token_embd.weight" if model.shape.tied else "output.weight")
+    format = by_name(model.output_format if is_output else model.format)
+    if shape[1] % format.block_size:
+        format = by_name(SMALLER.get(format.name, SMALLEST))
+    return format if shape[1] % format.block_size == 0 else by_name("F16")
+
+
+def _nbytes(format: Format, shape: tuple[int, ...]) -> int:
+    return prod(shape[:-1]) * format.row_bytes(shape[-1])
+
+
+class _Pool:
+    """Random blocks of one format, repeated until the largest tensor fits at any start."""
+
+    def __init__(self, format: Format, nbytes: int, rms: float, seed: int) -> None:
+        self.format = format
+        n = min(POOL // format.block_size, -(-nbytes // format.nbytes))
+        rng = np.random.default_rng(seed)
+        blocks = np.ascontiguousarray(random_blocks(format, n, rng, rms))
+        pool = blocks.view(np.uint8).reshape(-1)
+        self._bytes: NDArray[np.uint8] = np.tile(pool, 1 + -(-nbytes // pool.size))
+        self._bytes.flags.writeable = False
+        self._n_blocks, self._start = n, 0
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The next tensor: it begins at another block than its neighbours."""
+        begin = self._start * self.format.nbytes
+        self._start = (self._start + 7919) % self._n_blocks  # a prime: starts differ for long
+        data = self._bytes[begin : begin + _nbytes(self.format, shape)]
+        rows = data.reshape(*shape[:-1], -1)
+        return Repeated(name, shape, self.format, rows, "synthetic", begin)

@@ -1,0 +1,80 @@
+"""A device that only counts memory: kernels do nothing, and whatever is read is zero.
+
+It shows what a backend allocates and in which order, for models of any size, without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from ggpy.device import Buffer, OutOfMemory
+
+
+class Nothing:
+    """A kernel, event or graph that does nothing, whatever it is told."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: self
+
+
+class CountingDevice:
+    """See ggpy.device.base.Device; `total` bytes of memory."""
+
+    arch, sm_count, shared_bytes = "sm_80", 4, 227 << 10
+
+    def __init__(self, total: int = 1 << 40) -> None:
+        self.total = total
+        self.used_bytes = self.most_bytes = 0
+        self.allocated: Counter[str] = Counter()  # bytes by name, freed ones too
+        self._addresses = count(1 << 50, 1 << 42)
+
+    @property
+    def free_bytes(self) -> int:
+        return self.total - self.used_bytes
+
+    def alloc(self, nbytes: int, name: str = "") -> Buffer:
+        if nbytes > self.free_bytes:
+            raise OutOfMemory(name, nbytes, self.free_bytes)
+        self.used_bytes += nbytes
+        self.most_bytes = max(self.most_bytes, self.used_bytes)
+        self.allocated[name] += nbytes
+        return Buffer(next(self._addresses), nbytes, name, self._release)
+
+    zeros = alloc
+
+    def _release(self, ptr: int, nbytes: int) -> None:
+        self.used_bytes -= nbytes
+
+    def pinned(self, nbytes: int) -> np.ndarray:
+        return np.zeros(nbytes, np.uint8)
+
+    def upload(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def download(self, source: Any, dtype: Any, shape: Any, offset: int = 0) -> np.ndarray:
+        return np.zeros(shape, dtype)
+
+    def download_into(self, array: np.ndarray, *_: Any, **__: Any) -> None:
+        array[...] = 0
+
+    def kernel(self, *_: Any, **__: Any) -> Nothing:
+        return Nothing()
+
+    def kernels(self, source: str, names: Sequence[str], **__: Any) -> list[Nothing]:
+        return [Nothing() for _ in names]
+
+    def event(self, timing: bool = False) -> Nothing:
+        return Nothing()
+
+    @contextmanager
+    def capture(self) -> Iterator[Nothing]:
+        yield Nothing()
+
+    def synchronize(self) -> None:
+        pass

@@ -1,0 +1,31 @@
+"""Small kernels written in a test, on a device of their own."""
+
+import pytest
+from emulator import build
+from emulator.emulated import Emulated
+
+from ggpy.paths import cuda_dir
+
+
+@pytest.fixture(autouse=True)
+def _needs_emulator():
+    if build.unavailable():
+        pytest.skip(build.unavailable())
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Writes a source beside common.cuh and opens a device on it."""
+    devices = []
+    folder = tmp_path / "cuda"  # the same in every test: the build cache knows a source by its text
+    folder.mkdir()
+    (folder / "common.cuh").write_bytes((cuda_dir() / "common.cuh").read_bytes())
+
+    def create(source, **options):
+        (folder / "sample.cu").write_text('#include "common.cuh"\n' + source)
+        devices.append(Emulated(cuda=folder, **options))
+        return devices[-1]
+
+    yield create
+    for device in devices:
+        device.close()

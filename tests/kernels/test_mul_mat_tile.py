@@ -1,0 +1,290 @@
+"""Tiles times the activations of a few tokens, against float64, and the promises about bits."""
+
+import numpy as np
+import pytest
+from cases import nmse
+from kernel_buffers import Output, upload
+from tile_cases import EXACT, HALF, Weights, exact, halves, layouts, limits, multiply
+
+from ggpy.kernels.mul_mat_tile import WARPS, MulMatTile, shared_bytes
+from ggpy.kernels.rms_norm import RmsNorm
+
+TOKENS = (1, 2, 5, 8, 9)
+SOME = ["Q8_0", "Q4_0"]  # formats whose products are compiled with every epilogue
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def gelu_tanh(x):
+    return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh}
+
+
+def segments(name: str, columns: int = 1056, rows=(37, 16, 7)) -> list[Weights]:
+    return [Weights(name, r, columns, seed) for seed, r in enumerate(rows)]
+
+
+def normalised(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+    """float16, of float x[n]."""
+    x = x.astype(np.float64)
+    return (x / np.sqrt(np.mean(x * x) + eps) * weight).astype(np.float16)
+
+
+# Values
+
+
+@pytest.mark.parametrize("n_tokens", TOKENS)
+@pytest.mark.parametrize("w", layouts().values(), ids=str)
+def test_every_layout(machine, w, n_tokens):
+    x = halves(n_tokens, w.columns)
+    (y,) = multiply(machine, [w.tiled(machine)], x)
+    assert nmse(y, exact(w, x)) <= EXACT
+
+
+SHAPES = [(r, k) for r in (1, 7, 16, 4097) for k in (32, 33 * 32, 14336)]
+
+
+@pytest.mark.parametrize("n_tokens", [1, 9, 64])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", sorted({w.name for w in layouts().values()}))
+def test_gpu(gpu, name, shape, n_tokens):
+    rows, columns = shape
+    unit = max(8, Weights(name, 1, 256).format.block_size)
+    w = Weights(name, rows, -(-columns // unit) * unit)
+    x = np.resize(halves(16, w.columns), (n_tokens, w.columns))
+    bounds = limits(gpu, gpu.sm_count)
+    (y,) = multiply(gpu, [w.tiled(gpu)], x, bounds=bounds)
+    assert nmse(y, exact(w, x)) <= EXACT
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_rounding_activations_to_half_costs_little(machine, name):
+    w = Weights(name, 37, 1056)
+    x = np.random.default_rng(0).standard_normal((2, w.columns))
+    (y,) = multiply(machine, [w.tiled(machine)], x.astype(np.float16))
+    assert nmse(y, exact(w, x)) <= 1e-6
+
+
+@pytest.mark.parametrize("n_tokens", [1, 2, 9])
+@pytest.mark.parametrize("multiprocessors", [1, 2, 4, 40])
+def test_segments_of_several_sizes(machine, multiprocessors, n_tokens):
+    """5 tile rows on fewer and on more multiprocessors."""
+    weights = segments("Q8_0", 96)
+    x = halves(n_tokens, 96)
+    tiles = [w.tiled(machine) for w in weights]
+    outs = multiply(machine, tiles, x, bounds=limits(machine, multiprocessors))
+    for w, y in zip(weights, outs, strict=True):
+        assert nmse(y, exact(w, x)) <= EXACT
+
+
+@pytest.mark.parametrize("n_tokens", [1, 8, 9])
+@pytest.mark.parametrize("name", [*SOME, "F16"])
+def test_residual(machine, name, n_tokens):
+    w = Weights(name, 37, 1056)
+    x, residual = halves(n_tokens, 1056), halves(n_tokens, 37, 1).astype(np.float32) * 10
+    tiles = w.tiled(machine)
+    (plain,) = multiply(machine, [tiles], x)
+    (y,) = multiply(machine, [tiles], x, epilogue="ADD", residual=residual)
+    assert np.array_equal(y, residual + plain)
+
+
+def test_residual_may_be_the_output(machine):
+    w = Weights("Q8_0", 37, 96)
+    x, residual = halves(9, 96), halves(9, 37, 1).astype(np.float32)
+    tiles, y = w.tiled(machine), upload(machine, residual)
+    product = MulMatTile(machine, limits(machine, 2))
+    for _ in range(2):
+        product.launch([tiles], upload(machine, x), [y], 9, epilogue="ADD", residual=y)
+    (once,) = multiply(machine, [tiles], x)
+    assert np.array_equal(machine.download(y, np.float32, (9, 37)), residual + once + once)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("n_tokens", [1, 9])
+@pytest.mark.parametrize("name", SOME)
+def test_gated(machine, name, n_tokens, activation):
+    gate, up = segments(name, rows=(37, 37))
+    x = halves(n_tokens, 1056) / np.float16(8)
+    tiles = [gate.tiled(machine), up.tiled(machine)]
+    options = {"epilogue": "GLU", "activation": activation}
+    (h,) = multiply(machine, tiles, x, bounds=limits(machine, 2), **options)
+    assert nmse(h, ACTIVATIONS[activation](exact(gate, x)) * exact(up, x)) <= HALF
+
+
+def test_gated_does_not_become_infinite(machine):
+    gate, up = segments("Q8_0", 96, rows=(16, 16))
+    x = np.full((1, 96), 3000, np.float16)
+    (h,) = multiply(machine, [gate.tiled(machine), up.tiled(machine)], x, epilogue="GLU")
+    expected = silu(np.maximum(exact(gate, x), -700)) * exact(up, x)
+    assert np.abs(expected).max() > 65504
+    np.testing.assert_allclose(h, np.clip(expected, -65504, 65504), rtol=2e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 2])
+def test_soft_cap(machine, n_tokens):
+    w = Weights("Q8_0", 37, 1056)
+    x = halves(n_tokens, 1056)
+    (y,) = multiply(machine, [w.tiled(machine)], x, soft_cap=30.0)
+    assert nmse(y, 30 * np.tanh(exact(w, x) / 30)) <= EXACT
+
+
+@pytest.mark.parametrize("epilogue", ["STORE", "GLU"])
+@pytest.mark.parametrize("name", SOME)
+def test_normalised_input(machine, name, epilogue):
+    """Float x goes in; in columns 500 and -500 cancel."""
+    weights = segments(name, rows=(37, 37) if epilogue == "GLU" else (37, 16, 7))
+    rng = np.random.default_rng(5)
+    x, weight = rng.standard_normal((1, 1056)) * 50, rng.uniform(0.5, 2, 1056)
+    x[0, :2] = 500, -500
+    tiles = [w.tiled(machine) for w in weights]
+    x = x.astype(np.float32)
+    outs = multiply(machine, tiles, x, norm=weight, eps=1e-5, epilogue=epilogue)
+    n = normalised(x[0], weight.astype(np.float32), 1e-5)[None]
+    expected = [exact(w, n) for w in weights]
+    if epilogue == "GLU":
+        expected = [silu(expected[0]) * expected[1]]
+    for y, e in zip(outs, expected, strict=True):
+        assert nmse(y, e) <= 1e-6
+
+
+def test_nan_stays_with_its_token(machine):
+    w = Weights("Q8_0", 37, 1056)
+    x = halves(3, 1056)
+    x[1, 7] = np.nan
+    (y,) = multiply(machine, [w.tiled(machine)], x)
+    assert np.isfinite(y[[0, 2]]).all() and np.isnan(y[1]).all()
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_1", "Q6_K"])
+def test_large_activations(machine, name):
+    """Sums of the largest halves times the largest codes are no infinity."""
+    w = Weights(name, 7, 256)
+    x = np.where(np.arange(256) % 3, 65504, -65504).astype(np.float16)[None]
+    (y,) = multiply(machine, [w.tiled(machine)], x)
+    assert nmse(y, exact(w, x)) <= 1e-8
+
+
+def test_small_activations(machine):
+    """Subnormal halves are not flushed."""
+    w = Weights("Q8_0", 7, 256)
+    x = np.full((2, 256), 6e-8, np.float16)
+    (y,) = multiply(machine, [w.tiled(machine)], x)
+    assert nmse(y, exact(w, x)) <= EXACT
+
+
+# Bits
+
+
+@pytest.mark.parametrize("w", layouts().values(), ids=str)
+def test_a_token_does_not_depend_on_the_others(machine, w):
+    x, tiles = halves(9, w.columns), w.tiled(machine)
+    (together,) = multiply(machine, [tiles], x)
+    for n in TOKENS[:-1]:
+        (some,) = multiply(machine, [tiles], x[9 - n :])
+        assert np.array_equal(some, together[9 - n :]), f"{n} tokens"
+
+
+@pytest.mark.parametrize("n_tokens", [1, 8])
+@pytest.mark.parametrize("name, columns", [("Q8_0", 4512), ("Q4_0", 4512), ("F16", 2504)])
+def test_slabs_of_columns(machine, name, columns, n_tokens):
+    """With little shared memory x is read in parts; the outputs have the same bits."""
+    w = Weights(name, 37, columns)
+    x, tiles, layout = halves(n_tokens, columns), w.tiled(machine), w.layout
+    whole = shared_bytes(layout, 1, layout.chunks(columns) * layout.chunk_k, 3)
+    rows = [multiply(machine, [tiles], x[i : i + 1], bounds=limits(machine, 3, shared=whole))[0]
+            for i in range(n_tokens)]
+    assert nmse(np.concatenate(rows), exact(w, x)) <= EXACT
+    for units in (1, 2):
+        columns_at_once = units * WARPS * layout.chunk_k
+        assert columns_at_once < columns
+        shared = shared_bytes(layout, 1 if n_tokens == 1 else 8, columns_at_once, 3)
+        (y,) = multiply(machine, [tiles], x, bounds=limits(machine, 3, shared=shared))
+        assert np.array_equal(y, np.concatenate(rows)), f"{columns_at_once} columns at a time"
+
+
+@pytest.mark.parametrize("kilobytes", [64, 100])
+def test_fewer_stages_give_the_same_bits(machine, kilobytes):
+    """Shared memory as older GPUs have it."""
+    w = Weights("Q8_0", 150, 1056)
+    x, tiles = halves(1, 1056), w.tiled(machine)
+    (y,) = multiply(machine, [tiles], x)
+    small = limits(machine, shared=kilobytes << 10)
+    assert np.array_equal(multiply(machine, [tiles], x, bounds=small)[0], y)
+
+
+def test_a_norm_needs_the_whole_row(emulator):
+    """A row in parts cannot be normalised: refused rather than wrong."""
+    w = Weights("Q8_0", 16, 4512)
+    shared = shared_bytes(w.layout, 1, 4096, 1)
+    product = MulMatTile(emulator, limits(emulator, shared=shared))
+    x = emulator.alloc(4 * 4512, "x")
+    with pytest.raises(ValueError, match="4512 columns needs more than"):
+        product.launch([w.tiled(emulator)], x, [x], 1, norm=x)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 2])
+def test_more_tile_rows_than_a_batch(machine, n_tokens):
+    """20 tile rows for one block; twice the same bits."""
+    weights = segments("Q8_0", 96, rows=(37, 250, 7))
+    x, tiles = halves(n_tokens, 96), [w.tiled(machine) for w in weights]
+    outs, again = (multiply(machine, tiles, x, bounds=limits(machine, 1)) for _ in range(2))
+    for w, y, z in zip(weights, outs, again, strict=True):
+        assert nmse(y, exact(w, x)) <= EXACT and np.array_equal(y, z)
+
+
+@pytest.mark.parametrize("columns", [96, 1056, 4512])
+@pytest.mark.parametrize("name", SOME)
+def test_norm_inside_equals_norm_before(machine, name, columns):
+    rng = np.random.default_rng(columns)
+    x = (rng.standard_normal((1, columns)) * 3).astype(np.float32)
+    weight = rng.uniform(0.5, 2, columns).astype(np.float32)
+    w = Weights(name, 37, columns)
+    tiles = w.tiled(machine)
+    (inside,) = multiply(machine, [tiles], x, norm=weight, eps=1e-6)
+    half = Output(machine, 2 * columns)
+    args = upload(machine, x), None, upload(machine, weight), half.buffer, 1, columns, 1e-6
+    RmsNorm(machine).to_half(*args)
+    (before,) = multiply(machine, [tiles], half.read(np.float16, (1, columns)))
+    assert np.array_equal(inside, before)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 9])
+def test_order_of_blocks_and_warps(emulator, n_tokens, monkeypatch):
+    weights = segments("Q8_0", 1056)
+    x, tiles = halves(n_tokens, 1056), [w.tiled(emulator) for w in weights]
+    usual = multiply(emulator, tiles, x)
+    for order in (1, 2, 3):
+        monkeypatch.setattr(emulator.unprepared, "order", order)
+        for a, b in zip(multiply(emulator, tiles, x), usual, strict=True):
+            assert np.array_equal(a, b), f"order {order}"
+
+
+# The rest
+
+
+@pytest.mark.parametrize("epilogue", ["STORE", "ADD"])
+def test_under_sanitizers(emulated, epilogue):
+    w = Weights("Q4_0", 37, 1056)
+    x = halves(3, 1056)
+    added = {"residual": np.zeros((3, 37))} if epilogue == "ADD" else {}
+    (y,) = multiply(emulated, [w.tiled(emulated)], x, epilogue=epilogue, **added)
+    assert nmse(y, exact(w, x)) <= EXACT
+
+
+def test_sizes_are_checked(emulator):
+    a, b = (Weights("Q8_0", 16, k).tiled(emulator) for k in (96, 64))
+    out = emulator.alloc(4 * 16, "out")
+    x = emulator.alloc(2 * 96, "x")
+    product = MulMatTile(emulator, limits(emulator))
+    with pytest.raises(ValueError, match="one layout and one number of columns"):
+        product.launch([a, b], x, [out, out], 1)
+    with pytest.raises(ValueError, match="for one token, not 2"):
+        product.launch([a], x, [out], 2, norm=x)
+    with pytest.raises(ValueError, match="do not make a GLU product"):
+        product.launch([a, a], x, [out, out], 1, epilogue="GLU")
+    with pytest.raises(ValueError, match="more than 10000 bytes of shared memory"):
+        MulMatTile(emulator, limits(emulator, shared=10000)).launch([a], x, [out], 1)

@@ -1,0 +1,136 @@
+"""Tiles: every weight is found again, exactly, and where nothing is there are zeros."""
+
+import numpy as np
+import pytest
+from kernel_buffers import Output, upload
+from tile_cases import Weights, layouts
+
+from ggpy.formats import by_name
+from ggpy.kernels.embed_tile import EmbedTile
+from ggpy.kernels.tile import ROWS, TILES, Layout, TiledMatrix, layout_of, repack
+
+# Of each (half, lane, group, step, element): the bit of the main and of the extra plane it starts
+# at, and its column; and the sizes of a chunk's parts.
+PLACES = """
+template <class T>
+__global__ void places(int* out, int* sizes) {
+    using P = TilePlace<T>;
+    for (int i = threadIdx.x; i < 16 * T::CHUNK_K; i += blockDim.x) {
+        const int e = i & 3, s = i >> 2 & 1, lane = i >> 3 & 31, h = i >> 8 & 1, j = i >> 9;
+        out[4 * i] = P::byte(h, lane, j, s, e) * 8 + P::shift(j, e);
+        out[4 * i + 1] = T::EXTRA_BYTES ? P::extra_word(lane, j) * 32 + P::extra_bit(h, j, s, e) : 0;
+        out[4 * i + 2] = lane / 4 + 8 * h;
+        out[4 * i + 3] = 32 * j + tile_column<T>(lane % 4, s, e);
+    }
+    sizes[0] = T::BYTES, sizes[1] = T::SCALE_BYTES, sizes[2] = T::BASE_BYTES;
+    sizes[3] = T::BASE_BITS;
+}
+"""
+
+
+def lookup(device, w: TiledMatrix, ids: np.ndarray) -> np.ndarray:
+    """float32 w[ids], from the tiles."""
+    out = Output(device, 4 * len(ids) * w.k)
+    ids_on_device = upload(device, ids.astype(np.int32))
+    EmbedTile(device).launch(w, ids_on_device, ids_on_device, out.buffer, len(ids), 1.0)
+    return out.read(np.float32, (len(ids), w.k))
+
+
+def matrices(many_rows: tuple[int, ...]) -> list[Weights]:
+    """Every format: rows ragged, of one block, of three, of 33, of whole chunks."""
+    found = []
+    for name in TILES:
+        unit = max(8, by_name(name).block_size)
+        columns = (unit, 3 * unit, (33 if unit <= 32 else 5) * unit, 768)
+        found += [Weights(name, r, k) for r, k in zip((1, 7, 16, 37), columns, strict=True)]
+        found += [Weights(name, r, 33 * unit) for r in many_rows]
+    return found
+
+
+def check(device, w):
+    tiles = w.tiled(device)
+    assert np.array_equal(lookup(device, tiles, np.arange(w.rows)), w.values)
+    k = w.layout.chunks(w.columns) * w.layout.chunk_k
+    padded = TiledMatrix(w.layout, -(-w.rows // ROWS) * ROWS, k, tiles.data)
+    all_of_it = lookup(device, padded, np.arange(padded.n_rows))
+    assert np.array_equal(all_of_it[: w.rows, : w.columns], w.values)
+    assert not all_of_it[w.rows :].any() and not all_of_it[:, w.columns :].any()
+
+
+@pytest.mark.parametrize("w", matrices(()), ids=str)
+def test_emulated(emulator, w):
+    check(emulator, w)
+
+
+@pytest.mark.parametrize("w", matrices((1, 7, 16, 37, 4097)), ids=str)
+def test_gpu(gpu, w):
+    check(gpu, w)
+
+
+@pytest.mark.parametrize("w", layouts().values(), ids=str)
+def test_places_are_a_permutation(machine, w):
+    """No two weights share a bit, none is left out, and (row, column) takes every value once."""
+    layout, n = w.layout, ROWS * w.layout.chunk_k
+    out, sizes = Output(machine, 16 * n), Output(machine, 16)
+    names = [f"places<{name}>" for name in layouts()]
+    kernels = machine.kernels("embed_tile.cu", names, extra_source=PLACES)
+    kernels[list(layouts()).index(layout.type_name)].launch(1, 128, (out.buffer, sizes.buffer))
+    main, extra, row, column = out.read(np.int32, (n, 4)).T
+    nbytes, scale_bytes, base_bytes, base_bits = sizes.read(np.int32, (4,))
+    assert nbytes == layout.chunk_bytes
+    assert np.array_equal(np.sort(main), np.arange(0, 8 * base_bytes, base_bits))
+    extra_bits = layout.bits - base_bits
+    assert nbytes - scale_bytes - base_bytes == n * extra_bits // 8
+    if extra_bits:
+        assert np.array_equal(np.sort(extra), np.arange(0, n * extra_bits, extra_bits))
+    assert np.array_equal(np.sort(row * layout.chunk_k + column), np.arange(n))
+
+
+@pytest.mark.parametrize("name", [n for n, (bits, *_) in TILES.items() if bits < 16])
+def test_every_code_and_extreme_scales(machine, name):
+    """Bytes of all bits, and scales that are zero, negative, as small and as large as can be."""
+    format = by_name(name)
+    w = Weights(name, 8, 8 * format.block_size)
+    fields = [f for f in ("d", "dmin", "m") if f in format.dtype.names]
+    blocks = w.blocks.copy().view(format.dtype).reshape(-1)
+    for i, value in enumerate((0.0, -0.0, 6e-8, -6e-8, 1e-5, -1.0, 300.0, -300.0)):
+        blocks[fields[0]][i::8] = value
+    for field in fields[1:]:
+        blocks[field][::3] = 0.0
+    for i, byte in enumerate((0, 255, 0x55, 0xAA)):  # all codes, all small scales at once
+        raw = blocks[8 * i : 8 * i + 4].view(np.uint8)
+        kept = {f: blocks[f].copy() for f in fields}
+        raw[:] = byte
+        for f in fields:
+            blocks[f] = kept[f]
+    w.__dict__["blocks"] = blocks.view(np.uint8).reshape(8, -1)
+    assert np.array_equal(lookup(machine, w.tiled(machine), np.arange(8)), w.values)
+
+
+def test_floats_that_a_half_cannot_hold(machine):
+    """Large ones become the largest half, small ones are rounded: a difference of 3e-8 at most."""
+    values = np.array([1e5, -3e38, 65280.0, 1e-7, -1e-9, 6.1e-5, 1 / 3, 0.0], np.float32)
+    w = Weights("BF16", 1, 8)
+    w.__dict__["blocks"] = w.format.quantize(values[None])
+    found = lookup(machine, w.tiled(machine), np.zeros(1, np.int32))[0]
+    assert found[0] == 65504 and found[1] == -65504
+    np.testing.assert_allclose(found[2:], w.values[0, 2:], rtol=0, atol=3e-8)
+    assert np.array_equal(found[[2, 5, 6, 7]], w.values[0, [2, 5, 6, 7]])
+
+
+def test_what_has_no_tiles():
+    assert layout_of(by_name("IQ4_NL"), 64) is None and layout_of(by_name("F32"), 64) is None
+    assert layout_of(by_name("F16"), 12) is None
+    with pytest.raises(ValueError, match="IQ4_NL with 64 columns has no tile layout"):
+        repack(None, by_name("IQ4_NL"), None, 1, 64, None)
+
+
+def test_sizes():
+    """Weights of 4.5 bits take 4.5 bits, whatever their layout."""
+    assert Layout(4, 32, "D", 256).nbytes(16, 256) == 16 * 256 * 9 // 16
+    assert Layout(6, 16, "SUB", 256).nbytes(17, 257) == 4 * 16 * 210
+    for name in TILES:
+        f = by_name(name)
+        assert layout_of(f, 256).nbytes(32, 256) == 32 * f.row_bytes(256) + 32 * (
+            4 if name in ("Q4_K", "Q5_K") else 0
+        )

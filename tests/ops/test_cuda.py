@@ -1,0 +1,344 @@
+"""The ops of a GPU against the reference: steps of every kind, graphs, batches, and whole answers."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from cases import nmse
+
+from ggpy import arch
+from ggpy.engine import Engine
+from ggpy.formats import by_name
+from ggpy.formats.random_blocks import random_blocks
+from ggpy.gguf import File, Tensor
+from ggpy.ops import cuda, cuda_upload
+from ggpy.ops.interface import Attention, CacheShape, FeedForward, Head, Norm, Rope, Step
+from ggpy.ops.reference import Reference
+from ggpy.sampling import Sampler, SamplingParams
+from tools.make_tiny import MODELS
+
+TOLERANCE = 1e-5  # normalised mean square error of logits: activations are rounded to halves
+GREEDY = SamplingParams(temperature=0)
+
+
+def ids_of(n: int, seed: int = 0, n_vocab: int = 350) -> list[int]:
+    return np.random.default_rng(seed).integers(5, n_vocab, n).tolist()
+
+
+def step_of(chunks: list[tuple[list[int], int, list[int]]], rows=None) -> Step:
+    """Of (ids, position of the first, pages) for each sequence; rows: each sequence's last."""
+    lengths = [len(ids) for ids, _, _ in chunks]
+    width = max(len(pages) for _, _, pages in chunks)
+    positions = [np.arange(p, p + len(ids)) for ids, p, _ in chunks]
+    arrays = [
+        np.concatenate([ids for ids, _, _ in chunks]),
+        np.concatenate(positions),
+        np.repeat(np.arange(len(chunks)), lengths),
+        np.array([pages + [0] * (width - len(pages)) for _, _, pages in chunks]),
+        np.cumsum(lengths) - 1 if rows is None else np.array(rows),
+    ]
+    return Step(*(array.astype(np.int32) for array in arrays))
+
+
+class Model:
+    """A tiny model on one backend, and the sequences whose tokens it has seen."""
+
+    def __init__(self, ops, path, n_pages: int = 24) -> None:
+        self.ops = ops
+        with File(path) as file:
+            self.decoder = arch.load(file, ops, 256)
+        ops.allocate_cache(self.decoder.cache_shape(n_pages))
+        self.n_vocab = self.decoder.sizes.n_vocab
+
+    def logits(self, step: Step) -> np.ndarray:
+        return self.ops.read(self.decoder.run(step))
+
+
+class Pair:
+    """A model on a GPU and on the reference; each step runs on both and must agree."""
+
+    def __init__(self, device, path) -> None:
+        self.gpu, self.reference = Model(cuda.Cuda(device), path), Model(Reference(1), path)
+        self.n_vocab = self.gpu.n_vocab
+
+    def step(self, chunks, rows=None, known: dict[int, int] | None = None) -> np.ndarray:
+        """The GPU's logits; known: what the negative ids of this step stand for."""
+        step = step_of(chunks, rows)
+        result = self.gpu.logits(step)
+        ids = np.array([(known or {}).get(i, i) for i in step.ids.tolist()], np.int32)
+        expected = self.reference.logits(Step(ids, *list(vars(step).values())[1:]))
+        assert result.shape == expected.shape
+        if len(result):
+            assert nmse(result, expected) <= TOLERANCE
+        return result
+
+
+@pytest.fixture
+def pair(machine, tiny_path, request):
+    """A pair of the architecture that the test is parametrised with."""
+    return Pair(machine, tiny_path(request.param))
+
+
+@pytest.fixture
+def captures(machine, monkeypatch):
+    """Counts the graphs that are recorded."""
+    counted, capture = [], machine.capture
+    monkeypatch.setattr(machine, "capture", lambda: (counted.append(1), capture())[1])
+    return counted
+
+
+PAGES = [[3], [7, 1], [0], [5, 2]]  # of four sequences, no neighbours
+
+
+# Steps
+
+
+@pytest.mark.parametrize("pair", MODELS, indirect=True)
+def test_steps_of_every_kind(pair, captures):
+    prompts = [ids_of(n, n) for n in (5, 66, 1)]
+    everything = list(range(72))
+    pair.step([(p, 0, t) for p, t in zip(prompts, PAGES, strict=False)], everything)
+    lengths = [5, 66, 1]
+    for _ in range(3):  # decode: directly, recorded, replayed
+        chunks = [([40 + n], n, t) for n, t in zip(lengths, PAGES, strict=False)]
+        pair.step(chunks)
+        lengths = [n + 1 for n in lengths]
+    assert len(captures) == 1
+    mixed = [([9], lengths[0], PAGES[0]), (ids_of(3), 0, PAGES[3]), ([8], lengths[2], PAGES[2])]
+    pair.step(mixed)
+    pair.step([(ids_of(2, 8), 3, PAGES[3])], [])
+
+
+@pytest.mark.parametrize("pair", ["llama", "gemma3"], indirect=True)
+def test_sampled_ids_are_used_before_anyone_reads_them(pair, captures):
+    """Two sequences swap their places from step to step, as far as the ids are concerned."""
+    samplers = [Sampler(GREEDY, pair.n_vocab), Sampler(GREEDY, pair.n_vocab)]
+    logits = pair.step([(ids_of(4), 0, PAGES[0]), (ids_of(3, 1), 0, PAGES[1])])
+    ops, lengths = pair.gpu.ops, [4, 3]
+    for i in range(4):
+        step_logits = cuda.Array(ops._scratch["logits"], np.float32, logits.shape, pair.n_vocab)
+        sampled = ops.read(ops.sample(step_logits, samplers))
+        assert np.array_equal(sampled, np.argmax(logits, axis=1))
+        known = {~row: int(id) for row, id in enumerate(sampled)}
+        order = [~1, ~0] if i % 2 else [~0, ~1]
+        chunks = [([id], n, t) for id, n, t in zip(order, lengths, PAGES, strict=False)]
+        logits = pair.step(chunks, known=known)
+        lengths = [n + 1 for n in lengths]
+    assert len(captures) == 1 and [s.n_drawn for s in samplers] == [4, 4]
+
+
+@pytest.mark.parametrize("pair", ["llama"], indirect=True)
+def test_graphs_are_recorded_again_when_memory_moves(pair, captures):
+    for start, size in ((0, 1), (3, 40), (43, 3)):
+        for i in range(3):
+            pair.step([([11 + i], start + i, PAGES[1])])
+        pair.step([(ids_of(size), start + 3, PAGES[1])])
+        if size == 1:
+            assert len(captures) == 1
+    assert len(captures) == 2, "the large step moved memory, the last one did not"
+
+
+@pytest.mark.parametrize("pair", ["qwen3"], indirect=True)
+def test_only_some_rows(pair):
+    """Rows in the middle, and one decoded sequence of which nothing is wanted."""
+    pair.step([(ids_of(9), 0, PAGES[0]), (ids_of(2), 0, PAGES[1])], [3, 10])
+    for i in range(3):
+        chunks = [([7], 9 + i, PAGES[0]), ([8], 2 + i, PAGES[1])]
+        pair.step(chunks, [1])
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2"])
+def test_a_sequence_does_not_depend_on_the_batch(machine, tiny_path, architecture):
+    """The same bits alone, beside one and beside seven others, and beside a prompt."""
+    found = []
+    for n in (1, 2, 8):
+        model = Model(cuda.Cuda(machine), tiny_path(architecture))
+        prompts, mine = [ids_of(3 + i, i) for i in range(n)], n // 2
+        prompts[mine] = ids_of(3, 99)
+        steps = [model.logits(step_of([(p, 0, [i]) for i, p in enumerate(prompts)]))[mine]]
+        for j in range(3):
+            chunks = [([20 + j], len(p) + j, [i]) for i, p in enumerate(prompts)]
+            steps.append(model.logits(step_of(chunks))[mine])
+        here = len(prompts[mine]) + 3
+        chunks = [([9], here, [mine]), (ids_of(5, 7), 0, [20])]
+        steps.append(model.logits(step_of(chunks[: min(n, 2)]))[0])
+        found.append(steps)
+    for steps in found[1:]:
+        for i, (a, b) in enumerate(zip(steps, found[0], strict=True)):
+            assert np.array_equal(a, b), f"step {i}"
+
+
+@pytest.mark.parametrize("pair", ["llama"], indirect=True)
+def test_op_by_op_equals_fused_across_ops(pair):
+    """Where single outputs are going to be read nothing is fused across ops: the same bits."""
+    model = pair.gpu
+    step = step_of([(ids_of(1), 0, PAGES[0]), (ids_of(1, 1), 0, PAGES[1])])
+    fused = model.logits(step)
+    apart = model.ops.read(model.ops.run(step, model.decoder.forward, repeat=False))
+    assert np.array_equal(fused, apart)
+
+
+# A layer of weights in mixed formats
+
+
+D, H, G, E, F, V = 96, 3, 1, 32, 128, 100
+
+
+def weight(name: str, rows: int, columns: int, seed: int) -> Tensor:
+    format = by_name(name)
+    rng = np.random.default_rng([seed, rows, columns])
+    n = rows * columns // format.block_size
+    if format.block_size == 1:
+        blocks = format.quantize(rng.standard_normal((rows, columns)).astype(np.float32) / 10)
+    else:
+        blocks = random_blocks(format, n, rng, rms=0.1).view(np.uint8).reshape(rows, -1)
+    return Tensor(f"{name} {rows}x{columns}", (rows, columns), format, blocks)
+
+
+def vector(n: int, seed: int) -> Tensor:
+    values = np.random.default_rng(seed).uniform(0.5, 1.5, n).astype(np.float32)
+    return Tensor("norm", (n,), by_name("F32"), values.view(np.uint8))
+
+
+def layer_on(ops, formats: dict[str, str], table: str, tied: bool):
+    """forward(step) of embedding, one layer and output, in the formats given by tensor."""
+    kind = lambda name: formats.get(name, formats["other"])  # noqa: E731
+    shapes = {"wq": (H * E, D), "wk": (G * E, D), "wv": (G * E, D), "wo": (D, H * E)}
+    shapes |= {"gate": (F, D), "up": (F, D), "down": (D, F), "output": (V, D)}
+    w = {
+        name: ops.weight(weight(kind(name), *shape, seed))
+        for seed, (name, shape) in enumerate(shapes.items())
+    }
+    norms = [Norm(ops.weight(vector(D, i)), 1e-5) for i in range(4)]
+    embedding = ops.weight(weight(table, V, D, 9), lookup=not tied)
+    ops.weights_ready()
+    ops.allocate_cache(CacheShape(1, 4, G, E, H))
+    rope = Rope("norm", 100.0 ** (-np.arange(8) / 8), 1.2)
+    qkv = {name: w[name] for name in ("wq", "wk", "wv")}
+    sizes = dict(layer=0, n_head=H, n_head_kv=G, head_size=E)
+    attention = Attention(**sizes, **qkv, norm=norms[0], rope=rope, scale=0.2)
+    feed_forward = FeedForward(norms[1], w["gate"], w["up"], "gelu_tanh")
+    head = Head(norms[2], embedding if tied else w["output"], soft_cap=5.0)
+
+    def forward(step):
+        x = ops.embed(step, embedding, 3.0)
+        x = ops.linear_add(ops.attend(ops.qkv(x, attention, step), attention, step), w["wo"], x)
+        x = ops.linear_add(ops.ffn(x, feed_forward, step), w["down"], x, norms[3])
+        return ops.logits(x, head, step)
+
+    return forward
+
+
+FORMATS = {
+    "one": {"other": "Q8_0"},
+    "mixed": {"other": "Q8_0", "wv": "Q4_0", "up": "Q4_0", "wo": "F16"},
+    "blocks": {"other": "IQ4_NL"},
+    "some in blocks": {"other": "Q8_0", "wk": "IQ4_NL", "gate": "IQ4_NL", "output": "IQ4_NL"},
+}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("formats", FORMATS)
+def test_weights_in_any_formats(machine, formats, tied):
+    if tied and formats not in ("one", "blocks"):
+        pytest.skip("the others do not change the output matrix")
+    table = FORMATS[formats]["other"] if tied else "Q4_0"
+    backends = [cuda.Cuda(machine), Reference(1)]
+    forwards = [layer_on(ops, FORMATS[formats], table, tied) for ops in backends]
+    prompt, tail = ids_of(3, n_vocab=V), [([7], 3, [2])]
+    for step in map(step_of, ([(prompt, 0, [2])], tail, tail, tail)):
+        result, expected = (
+            ops.read(ops.run(step, forward))
+            for ops, forward in zip(backends, forwards, strict=True)
+        )
+        assert nmse(result, expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize("part", [1 << 10, 9000, 32 << 20])
+def test_weights_arrive_whole_whatever_the_part(machine, monkeypatch, part):
+    """Also where 16 rows are more than a part."""
+    monkeypatch.setattr(cuda_upload, "PART", part)
+    ops, reference = cuda.Cuda(machine), Reference(1)
+    step = step_of([(list(range(70)), 0, [0, 1])])
+    for kind, lookup in (("Q8_0", False), ("Q8_0", True), ("F16", False)):
+        tensor = weight(kind, 70, 128, 3)
+        table = ops.weight(tensor, lookup)
+        ops.allocate_cache(CacheShape(1, 2, G, E, H)) if ops._heads is None else None
+        x = ops.read(ops.run(step, lambda step, table=table: ops.embed(step, table, 2.0)))
+        assert np.array_equal(x, reference.embed(step, reference.weight(tensor), 2.0))
+
+
+# Whole answers
+
+
+class Letters:
+    """A tokenizer that makes a letter of each id."""
+
+    end_ids = frozenset()
+
+    def stream(self):
+        return SimpleNamespace(add=lambda id: chr(97 + id % 26), finish=lambda: "")
+
+
+def answers(ops, path, prompts, params, **options) -> list[tuple[list[int], str]]:
+    """Ids and text of each prompt's continuation, all in one engine."""
+    with File(path) as file:
+        decoder = arch.load(file, ops, 64)
+    engine = Engine(decoder, ops, Letters(), 64, n_batch=16, n_seq=3, **options)
+    sequences = [engine.add(p, params, max_tokens=10) for p in prompts]
+    while engine.busy:
+        engine.step()
+    assert engine.pool.n_free == engine.pool.n_pages
+    return [([p.id for p in s.pieces], "".join(p.text for p in s.pieces)) for s in sequences]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(seed=5, temperature=1.0, top_k=20)])
+def test_answers_equal_the_references(machine, tiny_path, architecture, params):
+    """With and without running ahead; prompts in several steps; more sequences than room."""
+    path, prompts = tiny_path(architecture), [ids_of(n, n) for n in (4, 30, 1, 9)]
+    expected = answers(Reference(1), path, prompts, params)
+    for run_ahead in (True, False):
+        got = answers(cuda.Cuda(machine), path, prompts, params, run_ahead=run_ahead)
+        assert got == expected
+
+
+def test_a_sampler_with_a_history_reads_the_logits(machine, tiny_path):
+    params = SamplingParams(temperature=0, repeat_penalty=1.8)
+    path, prompts = tiny_path("llama"), [ids_of(4), ids_of(5)]
+    expected = answers(Reference(1), path, prompts, params)
+    assert answers(cuda.Cuda(machine), path, prompts, params) == expected
+    assert expected != answers(Reference(1), path, prompts, GREEDY), "the penalty does something"
+
+
+def test_logits_of_a_text(machine, tiny_path):
+    path, logits = tiny_path("gemma2"), []
+    for ops in (cuda.Cuda(machine), Reference(1)):
+        with File(path) as file:
+            engine = Engine(arch.load(file, ops, 64), ops, Letters(), 64, n_batch=7)
+        logits.append(engine.logits(ids_of(20)))
+    assert nmse(*logits) <= TOLERANCE
+
+
+# What is refused
+
+
+def test_order_of_calls(emulator):
+    ops, step = cuda.Cuda(emulator), step_of([([1], 0, [0])])
+    with pytest.raises(RuntimeError, match="allocate_cache comes before the first step"):
+        ops.run(step, lambda step: None)
+    ops.allocate_cache(CacheShape(1, 1, G, E, H))
+    with pytest.raises(RuntimeError, match="allocated before"):
+        ops.allocate_cache(CacheShape(1, 1, G, E, H))
+    with pytest.raises(RuntimeError, match="inside run"):
+        ops.embed(step, None)
+    ops.weights_ready()
+    with pytest.raises(RuntimeError, match="after weights_ready"):
+        ops.weight(weight("Q8_0", 16, 32, 0))
+
+
+def test_a_cache_that_does_not_fit(emulator):
+    with pytest.raises(MemoryError, match=r"need \d+\.\d GB, .* an n_ctx of \d+ would fit"):
+        cuda.Cuda(emulator).allocate_cache(CacheShape(64, 1 << 22, 8, 128, 32))

@@ -1,0 +1,162 @@
+"""What a model takes on a GPU is known before it is uploaded, and is what is then allocated."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+from counting_device import CountingDevice
+
+from ggpy import arch
+from ggpy.formats import by_name
+from ggpy.gguf import File
+from ggpy.kv_cache import pages_for
+from ggpy.model import Model
+from ggpy.ops import cuda_memory
+from ggpy.ops.cuda import GRAPH_TOKENS, Cuda
+from ggpy.ops.interface import CacheShape, Demand
+from ggpy.ops.reference import Reference
+from ggpy.tokenizer import Tokenizer
+
+GB = 10**9
+
+
+def weight(kind: str, rows: int, columns: int) -> SimpleNamespace:
+    """A tensor without data: its sizes are all that counts."""
+    format = by_name(kind)
+    nbytes = rows * format.row_bytes(columns)
+    return SimpleNamespace(shape=(rows, columns), format=format, nbytes=nbytes)
+
+
+def llama_8b(n_ctx: int, kind: str = "Q8_0", n_seq: int = 1) -> Demand:
+    layer = [(4096, 4096), (1024, 4096), (1024, 4096), (4096, 4096), (14336, 4096)]
+    shapes = [*layer, (14336, 4096), (4096, 14336)]
+    weights = [(weight(kind, *shape), False) for shape in shapes] * 32
+    weights += [(weight(kind, 128256, 4096), lookup) for lookup in (True, False)]
+    cache = CacheShape(32, n_seq * pages_for(n_ctx), 8, 128, 32)
+    return Demand(weights, cache, n_seq, 512, n_embd=4096, n_ff=14336, n_vocab=128256)
+
+
+def need_of(demand: Demand) -> cuda_memory.Need:
+    return cuda_memory.needed(demand, GRAPH_TOKENS)
+
+
+def test_a_well_known_model_takes_what_it_is_known_to_take() -> None:
+    need = need_of(llama_8b(8192))
+    assert 8.53 * GB < need.weights < 8.53 * GB * 1.03  # 8.03e9 weights of 8.5 bits, whole pages
+    assert need.cache == 8192 * 2 * 32 * 8 * 128 * 2  # positions, K and V, layers, heads, halves
+    assert need.work < 500e6
+
+
+def test_tiles_take_no_more_than_blocks_in_common_formats() -> None:
+    for kind, bits in (("Q4_0", 4.5), ("Q8_0", 8.5), ("Q6_K", 6.6), ("Q4_K", 5), ("F16", 16)):
+        tensor = weight(kind, 4096, 4096)
+        assert cuda_memory.weight_bytes(tensor, False) <= 4096 * 4096 * bits / 8
+
+
+def test_a_table_that_is_looked_up_and_a_format_without_tiles_stay_in_blocks() -> None:
+    for tensor, lookup in ((weight("Q4_K", 64, 256), True), (weight("TQ2_0", 64, 256), False)):
+        assert cuda_memory.weight_bytes(tensor, lookup) == tensor.nbytes
+
+
+@pytest.mark.parametrize("nbytes", [1, 1000, 1 << 20, (2 << 20) + 1, 1 << 30])
+def test_allocations_are_rounded_as_the_driver_does(nbytes: int) -> None:
+    unit = 512 if nbytes < 1 << 20 else 2 << 20
+    assert 0 <= cuda_memory.allocated(nbytes) - nbytes < unit
+    assert cuda_memory.allocated(nbytes) % unit == 0
+
+
+def check(demand: Demand, free: int) -> None:
+    cuda_memory.check_room(demand, free, GRAPH_TOKENS, "cuda:0")
+
+
+def test_what_fits_is_let_through_to_the_byte() -> None:
+    total = need_of(llama_8b(8192)).total
+    check(llama_8b(8192), total)
+    with pytest.raises(MemoryError, match=f"{total} bytes.*{total - 1} bytes"):
+        check(llama_8b(8192), total - 1)
+
+
+@pytest.mark.parametrize("n_seq", [1, 3])
+def test_the_context_that_would_fit_fits_and_no_larger_one(n_seq: int) -> None:
+    free = 11 * GB
+    with pytest.raises(MemoryError) as refusal:
+        check(llama_8b(131072, n_seq=n_seq), free)
+    text = str(refusal.value)
+    assert all(words in text for words in ("8.77 GB for weights", "11.00 GB", "free on cuda:0"))
+    n_ctx = int(re.findall(r"would fit \(-c (\d+)\)", text)[0])
+    check(llama_8b(n_ctx, n_seq=n_seq), free)
+    with pytest.raises(MemoryError):
+        check(llama_8b(n_ctx + 64, n_seq=n_seq), free)
+
+
+def test_weights_that_do_not_fit_say_so() -> None:
+    with pytest.raises(MemoryError, match="no context would fit: take a smaller model or --dev"):
+        check(llama_8b(512), 8 * GB)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "phi3", "qwen2"])
+def test_a_backend_allocates_no_more_than_was_foreseen(tiny_path, architecture: str) -> None:
+    """Of weights and pages exactly that, up to the driver's rounding."""
+    device = CountingDevice()
+    demands: list[Demand] = []
+
+    class Noting(Cuda):
+        def check_room(self, demand: Demand) -> None:
+            demands.append(demand)
+            super().check_room(demand)
+
+    with File(tiny_path(architecture)) as file:
+        ops = Noting(device)
+        model = Model(file, Tokenizer.from_gguf(file), ops, n_ctx=256, n_batch=64, n_seq=3)
+        for text in ("hello world " * 30, "hello", "the model"):
+            model.engine.add(model.tokenizer.encode(text), max_tokens=5)
+        while model.engine.busy:
+            model.engine.step()
+    (demand,) = demands
+    need = need_of(demand)
+    assert device.most_bytes <= need.total
+    assert ops.device_bytes() == device.used_bytes > 0
+    kept: Counter[str] = Counter()  # parts of a fused tensor have one name
+    for tensor, lookup in demand.weights:
+        kept[tensor.name] += cuda_memory.weight_bytes(tensor, lookup)
+    assert {name: device.allocated[name] for name in kept} == kept
+    assert device.allocated["keys"] + device.allocated["values"] == need.cache
+    activations = need.work - cuda_memory.KERNELS - device.allocated["attention workspace"]
+    assert activations >= sum(device.allocated[n] for n in ("x", "o", "normed", "logits"))
+
+
+def test_a_model_that_is_too_large_is_refused_before_any_of_it_is_uploaded(tiny_path) -> None:
+    device = CountingDevice(total=70 << 20)
+    with File(tiny_path("llama")) as file:
+        ops = Cuda(device)
+        before = device.used_bytes
+        with pytest.raises(MemoryError, match="of GPU memory"):
+            arch.load(file, ops, 64)
+    assert device.most_bytes == before
+
+
+def test_numpy_refuses_a_context_before_it_reads_the_weights(tiny_path, monkeypatch) -> None:
+    class Untouched(Reference):
+        def weight(self, tensor, lookup=False):  # type: ignore[no-untyped-def]
+            raise AssertionError(f"{tensor.name} was handed over")
+
+    monkeypatch.setattr("ggpy.ops.host.available_memory", lambda: 1 << 20)
+    with File(tiny_path("llama")) as file, pytest.raises(MemoryError, match="an n_ctx of"):
+        arch.load(file, Untouched(1), 1 << 20)
+
+
+def test_the_demand_is_for_all_sequences(tiny_path) -> None:
+    class Asked(Exception):
+        pass
+
+    class Asking(Reference):
+        def check_room(self, demand: Demand) -> None:
+            raise Asked(demand)
+
+    with File(tiny_path("qwen3")) as file, pytest.raises(Asked) as asked:
+        arch.load(file, Asking(1), 100, n_batch=7, n_seq=5)
+    demand = asked.value.args[0]
+    assert (demand.cache.n_pages, demand.n_seq, demand.n_batch) == (10, 5, 7)

@@ -1,0 +1,84 @@
+"""An emulator that compiles the kernels of several tests together, as a compiler takes long to start.
+
+Knows which instances the tests of tiled kernels ask for; one that is not listed is compiled alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from emulator import build
+from tile_cases import PRODUCT, layouts, product_names, product_variants
+
+from ggpy.formats import by_name
+from ggpy.kernels.block_kernel import compile_options, expression
+from ggpy.kernels.tile import TILES
+
+Group = tuple[str, list[str], dict[str, Any]]  # source, names, what else decides the code
+
+
+def groups() -> list[Group]:
+    """What is compiled together."""
+    names = product_names()
+    parts = [(names[::2], {}), (names[1::2], {}), *product_variants()]
+    products = [("mul_mat_tile.cu", n, {"defines": {**PRODUCT, **d}}) for n, d in parts]
+    matrices = layouts().values()
+    repacks = [expression("repack", w.format, w.layout.type_name) for w in matrices]
+    repacks += [expression("repack", by_name("BF16"), "Tile<16, 32, Scales::D, 64>")]
+    embeds = [f"embed_tile<{w.layout.type_name}>" for w in matrices]
+    return [
+        *products,
+        ("repack.cu", repacks, compile_options(*map(by_name, TILES))),
+        ("embed_tile.cu", embeds, {}),
+    ]
+
+
+class Prepared:
+    """A device like the one it wraps."""
+
+    def __init__(self, device: Any) -> None:
+        self.unprepared = device
+        self._groups = groups()
+        self._kernels: dict[tuple, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.unprepared, name)
+
+    def kernel(self, source: str, name: str, **options: Any) -> Any:
+        """See ggpy.device.base.Device."""
+        return self.kernels(source, [name], **options)[0]
+
+    def kernels(self, source: str, names: Sequence[str], **options: Any) -> list[Any]:
+        """See ggpy.device.base.Device."""
+        self._prepare(source)
+        keys = [_key(source, name, options) for name in names]
+        if all(key in self._kernels for key in keys):
+            return [self._kernels[key] for key in keys]
+        return self.unprepared.kernels(source, names, **options)
+
+    def _prepare(self, source: str) -> None:
+        """Compile the source's groups at the same time, then load them."""
+        mine = [group for group in self._groups if group[0] == source]
+        if mine:
+            self._groups = [group for group in self._groups if group[0] != source]
+            with ThreadPoolExecutor(2) as pool:
+                list(pool.map(self._build, mine))
+        for _, names, options in mine:
+            kernels = self.unprepared.kernels(source, names, **options)
+            keys = [_key(source, name, options) for name in names]
+            self._kernels.update(zip(keys, kernels, strict=True))
+
+    def _build(self, group: Group) -> None:
+        source, names, options = group
+        macros = [f"-D{name}={value}" for name, value in options.get("defines", {}).items()]
+        sanitize, headers = self.unprepared.sanitize, options.get("headers")
+        build.kernel_library(self.unprepared.cuda, source, names, macros, "", sanitize, headers)
+
+
+def _key(source: str, name: str, options: dict[str, Any]) -> tuple:
+    """Headers are left out: a kernel finds its format's among those of all."""
+    if options.get("extra_source"):
+        return source, name, options["extra_source"]
+    return source, name, *sorted(options.get("defines", {}).items())

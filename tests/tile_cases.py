@@ -1,0 +1,146 @@
+"""Cases of the kernels over tiles: random matrices, their tiles on a device, and exact products.
+
+The counterpart of cases.py, which is about kernels over blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from kernel_buffers import Output, upload
+
+from ggpy.formats import Format, by_name
+from ggpy.formats.random_blocks import random_blocks
+from ggpy.kernels.mul_mat_tile import COLUMNS, Limits, MulMatTile
+from ggpy.kernels.tile import TILES, Layout, TiledMatrix, layout_of, repack
+
+EXACT = 1e-10  # normalised mean square error of float sums of some thousand products
+HALF = 2e-7  # of what is rounded to half
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A random matrix [rows, columns] in blocks of `name`."""
+
+    name: str
+    rows: int
+    columns: int
+    seed: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.name}-{self.rows}-{self.columns}"
+
+    @property
+    def format(self) -> Format:
+        """The block format."""
+        return by_name(self.name)
+
+    @property
+    def layout(self) -> Layout:
+        """How it is tiled."""
+        layout = layout_of(self.format, self.columns)
+        assert layout is not None
+        return layout
+
+    @cached_property
+    def blocks(self) -> np.ndarray:
+        """bytes[rows, row_bytes]."""
+        rng = np.random.default_rng([self.seed, self.rows, self.columns, self.format.type_id])
+        n_blocks = self.rows * self.columns // self.format.block_size
+        if self.format.block_size == 1:  # what a half holds exactly
+            values = rng.integers(-255, 256, n_blocks).astype(np.float32) / 128
+            return self.format.quantize(values.reshape(self.rows, -1))
+        return random_blocks(self.format, n_blocks, rng).view(np.uint8).reshape(self.rows, -1)
+
+    @cached_property
+    def values(self) -> np.ndarray:
+        """float32[rows, columns]."""
+        return self.format.dequantize(self.blocks)
+
+    def tiled(self, device: Any) -> TiledMatrix:
+        """The matrix in tiles; every byte of them was written, and none after them."""
+        nbytes = self.layout.nbytes(self.rows, self.columns)
+        out, raw = Output(device, nbytes), upload(device, self.blocks)
+        tiles = repack(device, self.format, raw, self.rows, self.columns, out.buffer)
+        out.read(np.uint8, (nbytes,))
+        return tiles
+
+
+def layouts() -> dict[str, Weights]:
+    """A matrix of each layout that there is, by its C++ name; 37 ragged rows, ragged columns."""
+    found = {}
+    for name in TILES:
+        size = by_name(name).block_size
+        for columns in (9 * size if size > 32 else 33 * size if size > 1 else 1064, 1280):
+            w = Weights(name, 37, columns)
+            found.setdefault(w.layout.type_name, w)
+    return found
+
+
+def halves(n_tokens: int, columns: int, seed: int = 0) -> np.ndarray:
+    """float16 x[n_tokens, columns]: normal, with a few large channels as models have them."""
+    rng = np.random.default_rng([seed, columns])
+    x = rng.standard_normal((16, columns))
+    x[:, rng.random(columns) < 0.01] *= 20
+    return x.astype(np.float16)[:n_tokens]
+
+
+def exact(w: Weights, x: np.ndarray) -> np.ndarray:
+    """float64 y[tokens, rows]."""
+    return x.astype(np.float64) @ w.values.astype(np.float64).T
+
+
+def limits(device: Any, multiprocessors: int = 3, **changes: int) -> Limits:
+    """What a launch may take, on few multiprocessors."""
+    return replace(Limits(device.shared_bytes, multiprocessors), **changes)
+
+
+PRODUCT = {"WARPS": 16, "STAGES": 3, "NORM_PIECES": 1}
+
+
+def product_names() -> list[str]:
+    """The instances that tests on the emulator take: every layout plainly, some in all ways."""
+    some = [Weights(name, 1, 64).layout.type_name for name in ("Q8_0", "Q4_0", "F16")]
+    names = [f"{t}, {c}, PLAIN, STORE" for t in layouts() for c in COLUMNS]
+    names += [f"{t}, {c}, PLAIN, {e}" for t in some[:2] for c in COLUMNS for e in ("ADD", "GLU")]
+    names += [f"{t}, 1, NORM, {e}" for t in some[:2] for e in ("STORE", "GLU")]
+    names += [f"{some[2]}, {c}, PLAIN, ADD" for c in COLUMNS]
+    return [f"mul_mat_tile<{name}>" for name in dict.fromkeys(names)]
+
+
+def product_variants() -> list[tuple[list[str], dict[str, int]]]:
+    """Instances for rows of more than 4096 columns, and for little shared memory."""
+    wanted = (("Q8_0", 64), ("Q4_0", 64), ("Q6_K", 256))
+    q8, q4, q6 = (Weights(name, 1, k).layout.type_name for name, k in wanted)
+    return [
+        ([f"mul_mat_tile<{t}, 1, NORM, STORE>" for t in (q8, q4)], {"NORM_PIECES": 2}),
+        ([f"mul_mat_tile<{q8}, 1, PLAIN, STORE>"], {"STAGES": 1}),
+        ([f"mul_mat_tile<{q8}, 1, PLAIN, STORE>", f"mul_mat_tile<{q6}, 8, PLAIN, STORE>"], {"STAGES": 2}),
+    ]
+
+
+def multiply(
+    device: Any,
+    weights: list[TiledMatrix],
+    x: np.ndarray,
+    *,
+    bounds: Limits | None = None,
+    residual: np.ndarray | None = None,
+    norm: np.ndarray | None = None,
+    **options: Any,
+) -> list[np.ndarray]:
+    """The outputs of one product: float, or of a GLU half, as float32 [tokens, rows]."""
+    glu = options.get("epilogue") == "GLU"
+    dtype = np.dtype(np.float16 if glu else np.float32)
+    shapes = [(len(x), w.n_rows) for w in (weights[:1] if glu else weights)]
+    outs = [Output(device, n * rows * dtype.itemsize) for n, rows in shapes]
+    if residual is not None:
+        options["residual"] = upload(device, residual.astype(np.float32))
+    if norm is not None:
+        options["norm"] = upload(device, norm.astype(np.float32))
+    product = MulMatTile(device, bounds or limits(device))
+    product.launch(weights, upload(device, x), [o.buffer for o in outs], len(x), **options)
+    return [o.read(dtype, s).astype(np.float32) for o, s in zip(outs, shapes, strict=True)]

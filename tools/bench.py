@@ -1,0 +1,215 @@
+"""`ggpy bench`: measures tokens a second, beside what this machine could do at most.
+
+    ggpy bench -m model.gguf
+    ggpy bench --synthetic Llama-3.1-8B:Q8_0,Llama-3.1-8B:Q4_K -p 512,2048 -n 128 -d 0,4096
+    ggpy bench --synthetic Llama-3.1-8B:Q8_0 -p 0 -n 128 --batch 1-64*2 -o json > benchmarks/x.json
+    ggpy bench --report
+
+Options and columns are llama-bench's, with two columns more: the limit, and how much of it was
+reached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import tee
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ggpy.bench.options import parser, tests_of
+
+if TYPE_CHECKING:
+    from ggpy.bench.ceilings import Ceilings
+    from ggpy.bench.table import Machine, Row
+    from ggpy.ops.interface import Ops
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the program; its exit status: 0, 1 if a test failed, 2 for bad usage, 130 interrupted."""
+    words = sys.argv[1:] if argv is None else argv
+    options = parser().parse_args(words)
+    try:
+        if options.report:
+            return report(Path(options.report))
+        return bench(options, "ggpy bench " + shlex.join(words))
+    except BrokenPipeError:  # a reader that stops reading (`| head`) is no error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, OSError) as error:
+        print(f"ggpy: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def report(folder: Path) -> int:
+    """Write BENCHMARKS.md."""
+    from ggpy.bench.report import write
+
+    print(write(folder))
+    return 0
+
+
+def bench(options: argparse.Namespace, command: str) -> int:
+    """Run all tests of all models; ValueError for what can be known to be wrong before."""
+    tests = list(tests_of(options))
+    if not options.models or not tests:
+        raise ValueError(
+            "nothing to measure: name a model with -m FILE or --synthetic SHAPE:TYPE, "
+            "and tests with -p, -n or -pg"
+        )
+    if options.plot:
+        from ggpy.bench import plot
+
+        if not plot.available():
+            raise ValueError("--plot needs matplotlib: pip install matplotlib")
+    for synthetic, name in options.models:
+        if synthetic:
+            from ggpy.synthetic import parse
+
+            parse(name)
+    machine = describe(options, command)
+    shown = [
+        name
+        for name, usual in (("n_batch", 2048), ("n_ubatch", 512))
+        if {getattr(t, name) for t in tests} != {usual}
+    ]
+    rows = write(options, results(options, tests, machine), shown)
+    if options.plot:
+        plot.draw(rows, options.plot)
+    return 1 if any(row["error"] for row in rows) else 0
+
+
+def write(options: argparse.Namespace, rows: Iterator[Row], shown: Sequence[str]) -> list[Row]:
+    """Print rows as they come; all of them."""
+    from ggpy.bench.table import lines
+
+    kept: list[Row] = []
+
+    def keep() -> Iterator[Row]:
+        for row in rows:
+            kept.append(row)
+            yield row
+
+    printed, printed_too = tee(keep()) if options.output_err else (keep(), iter(()))
+    also = lines(options.output_err or "jsonl", printed_too, shown)
+    for line in lines(options.output, printed, shown):
+        print(line, flush=True)
+    for line in also:
+        print(line, file=sys.stderr)
+    return kept
+
+
+def results(options: argparse.Namespace, tests: Sequence[Any], machine: Machine) -> Iterator[Row]:
+    """A row for each model and test."""
+    from ggpy.bench.ceilings import Ceilings
+    from ggpy.bench.runs import Bench, run_model
+    from ggpy.bench.table import row_of
+
+    ceilings = Ceilings(machine.bandwidth, machine.matrix_rate, machine.gpu)
+    for synthetic, name in options.models:
+        case = Bench(
+            open=partial(open_model, synthetic, name),
+            ops=partial(open_ops, options),
+            name=name,
+            repetitions=options.repetitions,
+            warm=not options.no_warmup,
+            delay=options.delay,
+            say=say if options.progress else lambda message: None,
+        )
+        for result in run_model(case, tests, ceilings):
+            yield row_of(result, machine)
+        gc.collect()  # the next model needs the memory
+
+
+def say(message: str) -> None:
+    print(f"ggpy bench: {message}", file=sys.stderr, flush=True)
+
+
+def open_model(synthetic: bool, name: str) -> Any:
+    """The file, or what stands in for it; GGUFError, ValueError, OSError."""
+    if synthetic:
+        from ggpy.synthetic import Synthetic
+
+        return Synthetic(name)
+    from ggpy import hub
+    from ggpy.gguf import File
+
+    return File(hub.resolve(name))
+
+
+def open_ops(options: argparse.Namespace) -> Ops:
+    """The ops of --device; ValueError."""
+    from ggpy.ops import choose
+
+    return choose(options.device, options.threads, say)
+
+
+# The machine
+
+
+def describe(options: argparse.Namespace, command: str) -> Machine:
+    """What all rows say about the machine, its ceilings among it; ValueError for --device."""
+    from ggpy.bench.ceilings import ceilings_of
+    from ggpy.bench.table import Machine
+    from ggpy.ops.host import default_threads
+
+    ops = open_ops(options)
+    gpu = getattr(getattr(ops, "device", None), "gpu", None)
+    if options.progress:
+        say("measuring the ceilings")
+    ceilings: Ceilings = ceilings_of(ops, options.fresh)
+    return Machine(
+        backend="CPU" if gpu is None else "CUDA",
+        cpu=cpu_name(),
+        gpu=gpu.name if gpu else "",
+        driver=gpu.driver if gpu else "",
+        n_threads=options.threads or default_threads(),
+        ordinal=gpu.ordinal if gpu else 0,
+        commit=commit(),
+        command=command,
+        time=lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        bandwidth=ceilings.bandwidth,
+        matrix_rate=ceilings.matrix_rate,
+    )
+
+
+def cpu_name() -> str:
+    """As the system tells it."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2] for line in text.splitlines() if line.startswith("model name")]
+    return names[0].strip() if names else platform.machine()
+
+
+def commit() -> str:
+    """The checkout's commit, "+" if files were changed after it; else the version installed."""
+    from ggpy.paths import data_dir, version
+
+    root = data_dir("tools").parent
+    if not (root / ".git").exists():
+        return version()
+    git = ["git", "-C", os.fspath(root)]
+    try:
+        found = subprocess.run(
+            [*git, "describe", "--always", "--dirty=+", "--match", ""],
+            capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return version()
+    return found.stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
