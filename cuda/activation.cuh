@@ -10,7 +10,7 @@ __device__ __forceinline__ float activate(int activation, float v) {
     return 0.5f * v * (1.0f + tanhf(inner));
 }
 
-// act(gate) * up; what a half cannot hold becomes the largest that it can.
+// act(gate) * up, saturated.
 __device__ __forceinline__ __half gated(int activation, float gate, float up) {
-    return __float2half(fminf(fmaxf(activate(activation, gate) * up, -65504.0f), 65504.0f));
+    return saturated_half(activate(activation, gate) * up);
 }

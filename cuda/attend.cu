@@ -172,16 +172,15 @@ __device__ __forceinline__ void add_values(const uint4 (&w)[COUNT], int first, c
     }
 }
 
-// Element e of row r of the warps' results [ATTEND_WARPS][ROWS][ROW + 2] of (o, maximum, sum), made one.
+// Element e of row r of the results of the warps that had any, [n_warps][ROWS][ROW + 2] of (o, maximum, sum), made one.
 template <int ROW>
-__device__ __forceinline__ float merge_warps(const float* parts, int r, int e, float& maximum, float& sum) {
+__device__ __forceinline__ float merge_warps(const float* parts, int n_warps, int r, int e, float& maximum,
+                                             float& sum) {
     maximum = NONE;
-#pragma unroll
-    for (int i = 0; i < ATTEND_WARPS; ++i) maximum = fmaxf(maximum, parts[(i * ROWS + r) * (ROW + 2) + ROW]);
+    for (int i = 0; i < n_warps; ++i) maximum = fmaxf(maximum, parts[(i * ROWS + r) * (ROW + 2) + ROW]);
     float o = 0.0f;
     sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < ATTEND_WARPS; ++i) {
+    for (int i = 0; i < n_warps; ++i) {
         const float* part = parts + (i * ROWS + r) * (ROW + 2);
         const float weight = exp2f(part[ROW] - maximum);
         o += weight * part[e];
@@ -198,7 +197,7 @@ __device__ __forceinline__ void write_out(const Attend& p, const Rows& rows, int
         o *= exp2f(maximum - top);
         sum = sum * exp2f(maximum - top) + exp2f(sink - top);
     }
-    p.out[(static_cast<size_t>(rows.token(r)) * p.rope.n_head + rows.head(r)) * p.rope.head_size + e] = to_half(o / sum);
+    p.out[(static_cast<size_t>(rows.token(r)) * p.rope.n_head + rows.head(r)) * p.rope.head_size + e] = saturated_half(o / sum);
 }
 
 // The parts of a context, [MAX_SPLIT][ROWS][ROW + 2] in global memory, made one and written. A warp weighs a row's
@@ -240,7 +239,7 @@ __device__ void rotate_token(const Attend& p, const Rows& rows, int position, bo
         const int part = i < rows.heads ? QUERY : i == rows.heads ? KEY : VALUE;
         prepare_head(p.rope, part, part == QUERY ? rows.first_head + i : rows.kv_head, token, rotation, head, lane);
         if (part == QUERY)
-            for (int e = lane; e < ROW; e += 32) q[i * ROW + e] = to_half(head[e]);
+            for (int e = lane; e < ROW; e += 32) q[i * ROW + e] = saturated_half(head[e]);
         else
             store_head(p.rope, part, rows.kv_head, token, position, head, lane);
         __syncwarp();
@@ -296,6 +295,7 @@ __global__ void __launch_bounds__(ATTEND_THREADS, 1) attend(const Attend p) {
             return p.rope.q + (static_cast<size_t>(rows.token(r)) * p.rope.n_head + rows.head(r)) * ROW;
         });
     }
+    const int n_warps = max(1, min(ATTEND_WARPS, to - from));  // that have a strip
     Softmax softmax;
     float o[N][4] = {};
     for (int strip = from + warp; strip < to; strip += ATTEND_WARPS) {
@@ -331,7 +331,7 @@ __global__ void __launch_bounds__(ATTEND_THREADS, 1) attend(const Attend p) {
     for (int h = 0; h < 2; ++h) {
         softmax.sum[h] += __shfl_xor_sync(0xffffffffu, softmax.sum[h], 1);
         softmax.sum[h] += __shfl_xor_sync(0xffffffffu, softmax.sum[h], 2);
-        if (g + 8 * h >= rows.n_rows) continue;
+        if (g + 8 * h >= rows.n_rows || warp >= n_warps) continue;
         float* row = parts + (warp * ROWS + g + 8 * h) * (ROW + 2);
 #pragma unroll
         for (int n = 0; n < N; ++n)
@@ -344,7 +344,7 @@ __global__ void __launch_bounds__(ATTEND_THREADS, 1) attend(const Attend p) {
     for (int i = threadIdx.x; i < rows.n_rows * ROW; i += ATTEND_THREADS) {
         const int r = i / ROW, e = i % ROW;
         float maximum, sum;
-        const float value = merge_warps<ROW>(parts, r, e, maximum, sum);
+        const float value = merge_warps<ROW>(parts, n_warps, r, e, maximum, sum);
         if (tile.n_split == 1) {
             write_out(p, rows, r, e, value, maximum, sum);
         } else {

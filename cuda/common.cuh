@@ -55,6 +55,15 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
 #endif
 }
 
+// ---- numbers ---------------------------------------------------------------------------------------------------
+
+// The nearest half; what a half cannot hold becomes the largest that it can, but NaN stays NaN.
+__device__ __forceinline__ __half saturated_half(float v) {
+    constexpr float limit = 65504.0f;
+    v = v > limit ? limit : v;
+    return __float2half_rn(v < -limit ? -limit : v);
+}
+
 // ---- bits ------------------------------------------------------------------------------------------------------
 
 // Any function of three bits, bit by bit: lookup is f(0xF0, 0xCC, 0xAA).

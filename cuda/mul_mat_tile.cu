@@ -17,9 +17,6 @@
 #ifndef STAGES
 #define STAGES 3
 #endif
-#ifndef EARLY  // stages that are filled before the kernel waits
-#define EARLY (STAGES - 1)
-#endif
 
 enum Prologue { PLAIN, NORM };
 enum Epilogue { STORE, ADD, GLU };
@@ -59,15 +56,17 @@ struct Room {
     float* partial;
     float* sums;
     __half* x;
-    int x_stride, sum_stride;
+    int x_stride, sum_stride, n_tokens;
 
-    __device__ __forceinline__ Room(uint8_t* shared, int slab) {
+    __device__ __forceinline__ Room(uint8_t* shared, int slab, int n_tokens_) : n_tokens(n_tokens_) {
         partial = reinterpret_cast<float*>(shared + RING);
         sums = partial + 2 * PARTIAL;
         sum_stride = T::FLOAT ? 0 : slab / SUM_GROUP;
-        x = reinterpret_cast<__half*>(sums + COLS * sum_stride);
+        x = reinterpret_cast<__half*>(sums + n_tokens * sum_stride);
         x_stride = slab + PAD;
     }
+    // The token whose x a column of the mma takes: columns without a token repeat the last one's.
+    __device__ __forceinline__ int token_of(int column) const { return COLS == 1 ? 0 : min(column, n_tokens - 1); }
     // The partial sums of (batch parity, tile row in the batch, warp): [16][COLS].
     __device__ __forceinline__ float* partial_of(int parity, int tile, int warp) const {
         return partial + parity * PARTIAL + (tile * WARPS + warp) * TILE_ROWS * COLS;
@@ -155,18 +154,18 @@ __device__ __forceinline__ void put_x(const Room<T, COLS>& room, bool valid, int
     }
 }
 
-// Columns first ... first + slab of x (halves); tokens and columns past the end become 0. `meanwhile` is called when
+// Columns first ... first + slab of x (halves); columns past the end become 0. `meanwhile` is called when
 // the first loads are under way.
 template <class T, int COLS, class Function>
 __device__ __forceinline__ void load_x(const Product& p, const Room<T, COLS>& room, int first, Function meanwhile) {
-    const int pieces = p.slab / 8, all = COLS * pieces;
+    const int pieces = p.slab / 8, all = p.n_tokens * pieces;
     for (int base = 0; base < all; base += 4 * THREADS) {
         uint4 v[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int at = base + i * THREADS + threadIdx.x, token = at / pieces, column = first + at % pieces * 8;
             v[i] = make_uint4(0, 0, 0, 0);
-            if (token < p.n_tokens && column < p.k)
+            if (at < all && column < p.k)
                 v[i] = __ldcg(reinterpret_cast<const uint4*>(static_cast<const __half*>(p.x) +
                                                              static_cast<size_t>(token) * p.k + column));
         }
@@ -221,7 +220,7 @@ struct ChunkSums {
         if constexpr (!T::FLOAT) {
 #pragma unroll
             for (int c = 0; c < (COLS > 1 ? 2 : 1); ++c) {
-                const float* from = room.sums + (COLS == 1 ? 0 : (n * 8 + 2 * t + c) * room.sum_stride) +
+                const float* from = room.sums + room.token_of(n * 8 + 2 * t + c) * room.sum_stride +
                                     column / Room<T, COLS>::SUM_GROUP;
 #pragma unroll
                 for (int i = 0; i < N; i += 4) {
@@ -257,12 +256,14 @@ __device__ __forceinline__ void multiply_group(const ChunkCodes<T>& codes, const
         constexpr int per_group = T::GROUP == 16 ? 2 : 1, last = COLS > 1 ? 1 : 0;
         constexpr float shift = ChunkCodes<T>::template shift<J>(), zero = -T::ZERO * shift;
         const float s0 = sums.of[0][J * per_group], s1 = sums.of[last][J * per_group];
-        float c[4] = {zero * s0, zero * s1, zero * s0, zero * s1};
+        float c[4] = {};
+        if constexpr (T::ZERO != 0) c[0] = c[2] = zero * s0, c[1] = c[3] = zero * s1;
         mma_m16n8k16_f16(c, a0, b0);
         if constexpr (T::GROUP == 16) {
             add_scaled<T, COLS>(acc, c, scales.template get<2 * J>(), shift, s0, s1);
             const float r0 = sums.of[0][2 * J + 1], r1 = sums.of[last][2 * J + 1];
-            float d[4] = {zero * r0, zero * r1, zero * r0, zero * r1};
+            float d[4] = {};
+            if constexpr (T::ZERO != 0) d[0] = d[2] = zero * r0, d[1] = d[3] = zero * r1;
             mma_m16n8k16_f16(d, a1, b1);
             add_scaled<T, COLS>(acc, d, scales.template get<2 * J + 1>(), shift, r0, r1);
         } else {
@@ -330,7 +331,7 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
     constexpr bool PAIRS = EPILOGUE == GLU;
     constexpr int BATCH = Room<T, COLS>::BATCH;
     SHARED_DYNAMIC(uint8_t, shared);
-    const Room<T, COLS> room(shared, p.slab);
+    const Room<T, COLS> room(shared, p.slab, p.n_tokens);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
     uint8_t* ring = shared + warp * STAGES * T::BYTES;
     const int blocks = gridDim.x;
@@ -339,7 +340,8 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
 
     grid_dependency_launch();
     Walk<T, COLS, PAIRS> ahead(p, warp, n_local);
-    // Chunks asked for before x delay it: the last ones are asked for behind it.
+    // Chunks asked for before x delay it. Where x comes right after the wait the last ones are asked for behind it.
+    constexpr int EARLY = PROLOGUE == NORM && STAGES > 2 ? 2 : STAGES;
 #pragma unroll
     for (int stage = 0; stage < EARLY; ++stage) ahead.copy(ring + stage * T::BYTES, lane);
     const auto late_copies = [&] {
@@ -398,7 +400,7 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
                         const int column = chunk * T::CHUNK_K;
                         ChunkSums<T, COLS> sums;
                         sums.load(room, n, column, t);
-                        const __half* x = room.x + (COLS == 1 ? 0 : (n * 8 + g) * room.x_stride) + column;
+                        const __half* x = room.x + room.token_of(n * 8 + g) * room.x_stride + column;
                         multiply_groups<T, COLS, 0>(codes, scales, sums, x, t, acc[n]);
                     }
                 }

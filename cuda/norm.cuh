@@ -22,10 +22,9 @@ __device__ __forceinline__ void read_floats(float (&to)[8], const float* from) {
     to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
 }
 
-// Two floats as halves; what a half cannot hold becomes the largest that it can.
+// Two floats as halves, saturated.
 __device__ __forceinline__ uint32_t pack_half2(float low, float high) {
-    constexpr float limit = 65504.0f;
-    const __half2 pair = __floats2half2_rn(fminf(fmaxf(low, -limit), limit), fminf(fmaxf(high, -limit), limit));
+    const __half2 pair = __halves2half2(saturated_half(low), saturated_half(high));
     return *reinterpret_cast<const uint32_t*>(&pair);
 }
 

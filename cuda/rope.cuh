@@ -36,8 +36,6 @@ struct RopeKv {
 
 enum HeadPart { QUERY, KEY, VALUE };
 
-__device__ __forceinline__ __half to_half(float v) { return __float2half(fminf(fmaxf(v, -65504.0f), 65504.0f)); }
-
 // Elements before the head of a page of keys or values.
 __device__ __forceinline__ size_t page_offset(const RopeKv& p, const int* table, int kv_head, int position) {
     return (static_cast<size_t>(table[position / PAGE_SIZE]) * p.n_head_kv + kv_head) * p.row * PAGE_SIZE;
@@ -105,8 +103,8 @@ __device__ __forceinline__ void store_head(const RopeKv& p, int part, int kv_hea
     const int slot = position % PAGE_SIZE;
     for (int i = lane; i < p.row; i += 32) {
         if (part == KEY)
-            p.k_pages[block + static_cast<size_t>(slot) * p.row + i] = to_half(head[i]);
+            p.k_pages[block + static_cast<size_t>(slot) * p.row + i] = saturated_half(head[i]);
         else
-            p.v_pages[block + static_cast<size_t>(i) * PAGE_SIZE + slot] = to_half(head[i]);
+            p.v_pages[block + static_cast<size_t>(i) * PAGE_SIZE + slot] = saturated_half(head[i]);
     }
 }

@@ -25,5 +25,5 @@ extern "C" __global__ void __launch_bounds__(HEAD_WARPS * 32) rope_kv(const Rope
         return;
     }
     __half* to = p.q + (static_cast<size_t>(token) * p.n_head + head_of_part) * p.row;
-    for (int i = lane; i < p.row; i += 32) to[i] = to_half(head[i]);
+    for (int i = lane; i < p.row; i += 32) to[i] = saturated_half(head[i]);
 }

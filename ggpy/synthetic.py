@@ -114,13 +114,12 @@ class Synthetic:
 
 
 def _metadata(shape: Shape) -> dict[str, Any]:
-    """No tokenizer: benchmarks make ids of their own."""
+    """There is no tokenizer: benchmarks make ids of their own."""
     settings = {f"{shape.architecture}.{key}": value for key, value in shape.settings.items()}
     return {
         "general.architecture": shape.architecture,
         "general.name": f"{shape.name} (synthetic)",
         f"{shape.architecture}.vocab_size": shape.n_vocab,
-        "tokenizer.ggml.model": "no_vocab",
         **settings,
     }
 

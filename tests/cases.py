@@ -143,13 +143,25 @@ def random_activations(case: Case, seed: int = 0) -> np.ndarray:
     return x.astype(np.float32)
 
 
+def energy(case: Case, blocks: np.ndarray, x: np.ndarray) -> float:
+    """What the squares of product's outputs come to on average over signs: a scale for errors that
+    does not vanish where the one output of a small case happens to be near zero.
+    """
+    weights = case.block.dequantize(blocks).astype(np.float64)
+    squares = np.square(weights) @ np.square(x.astype(np.float64)).T
+    return float(repeated(squares, case.rows).sum())
+
+
 def product(case: Case, blocks: np.ndarray, x: np.ndarray) -> np.ndarray:
     """float64 y[tokens, rows] = x[tokens, columns] W^T, of a matrix from random_matrix."""
     weights = case.block.dequantize(blocks).astype(np.float64)
     return repeated(weights @ x.astype(np.float64).T, case.rows).T
 
 
-def nmse(result: np.ndarray, reference: np.ndarray) -> float:
-    """Sum of squared errors over the sum of squares; NaN in the result is NaN."""
+def nmse(result: np.ndarray, reference: np.ndarray, scale: float = 0.0) -> float:
+    """Sum of squared errors over the sum of squares, or over `scale` if that is more; NaN in the
+    result is NaN.
+    """
     error = result.astype(np.float64) - reference
-    return float(np.sum(error * error) / np.sum(np.square(reference, dtype=np.float64)))
+    squares = np.sum(np.square(reference, dtype=np.float64))
+    return float(np.sum(error * error) / max(squares, scale))

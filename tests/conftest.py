@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what needs a GPU, so that `-m gpu` runs just that: see tools/record_gpu.py."""
     for item in items:
         call = getattr(item, "callspec", None)
-        on = {call.params.get(name) for name in ("device", "kind")} if call else set()
+        on = {call.params.get(name) for name in ("device", "kind", "machine")} if call else set()
         if "gpu" in getattr(item, "fixturenames", ()) or any(x in GPU for x in map(str, on)):
             item.add_marker("gpu")
 
@@ -57,6 +57,24 @@ def gemma3() -> Path:
 def tiny_path() -> Callable[[str], Path]:
     """The tiny model of an architecture."""
     return lambda architecture: TINY / f"{architecture}.gguf"
+
+
+@pytest.fixture
+def overflowing(tmp_path: Path) -> Path:
+    """The tiny llama with finite weights, the feed-forward of whose last layer overflows."""
+    import numpy as np
+
+    from ggpy.gguf import File
+
+    path = TINY / "llama.gguf"
+    content = path.read_bytes()
+    with File(path) as file:
+        norm = bytes(np.ascontiguousarray(file.tensors["blk.1.ffn_norm.weight"].data))
+    at = content.rindex(norm)  # equal norms may stand before it: this is the last layer's
+    huge = np.full(len(norm) // 4, 1e38, "<f4").tobytes()
+    changed = tmp_path / "overflowing.gguf"
+    changed.write_bytes(content[:at] + huge + content[at + len(norm) :])
+    return changed
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,5 @@
-"""An emulator that compiles the kernels of several tests together, as a compiler takes long to start.
+"""An emulator that compiles the kernels of several tests together, as a compiler takes long to
+start.
 
 Knows which instances the tests of tiled kernels ask for; one that is not listed is compiled alone.
 """
@@ -10,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from emulator import build
-from tile_cases import PRODUCT, layouts, product_names, product_variants
+from tile_cases import PRODUCT, TILED, layouts, product_names, product_variants
 
 from ggpy.formats import by_name
 from ggpy.kernels.block_kernel import compile_options, expression
-from ggpy.kernels.tile import TILES
 
-Group = tuple[str, list[str], dict[str, Any]]  # source, names, what else decides the code
+# Source, names, what else decides the code; without that it is what the first request says.
+Group = tuple[str, list[str], dict[str, Any]]
 
 
 def groups() -> list[Group]:
@@ -27,11 +28,13 @@ def groups() -> list[Group]:
     matrices = layouts().values()
     repacks = [expression("repack", w.format, w.layout.type_name) for w in matrices]
     repacks += [expression("repack", by_name("BF16"), "Tile<16, 32, Scales::D, 64>")]
+    attends = [f"attend<{row}, {f}>" for f in ("true", "false") for row in (32, 64, 96, 128, 256)]
     embeds = [f"embed_tile<{w.layout.type_name}>" for w in matrices]
     return [
         *products,
-        ("repack.cu", repacks, compile_options(*map(by_name, TILES))),
+        ("repack.cu", repacks, compile_options(*map(by_name, TILED))),
         ("embed_tile.cu", embeds, {}),
+        *[("attend.cu", names, {}) for names in (attends[::2], attends[1::2])],
     ]
 
 
@@ -52,15 +55,16 @@ class Prepared:
 
     def kernels(self, source: str, names: Sequence[str], **options: Any) -> list[Any]:
         """See ggpy.device.base.Device."""
-        self._prepare(source)
+        if not options.get("extra_source"):
+            self._prepare(source, options)
         keys = [_key(source, name, options) for name in names]
         if all(key in self._kernels for key in keys):
             return [self._kernels[key] for key in keys]
         return self.unprepared.kernels(source, names, **options)
 
-    def _prepare(self, source: str) -> None:
+    def _prepare(self, source: str, asked: dict[str, Any]) -> None:
         """Compile the source's groups at the same time, then load them."""
-        mine = [group for group in self._groups if group[0] == source]
+        mine = [(s, names, options or asked) for s, names, options in self._groups if s == source]
         if mine:
             self._groups = [group for group in self._groups if group[0] != source]
             with ThreadPoolExecutor(2) as pool:

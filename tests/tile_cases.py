@@ -14,11 +14,13 @@ from kernel_buffers import Output, upload
 
 from ggpy.formats import Format, by_name
 from ggpy.formats.random_blocks import random_blocks
+from ggpy.kernels.block_kernel import supported_formats
 from ggpy.kernels.mul_mat_tile import COLUMNS, Limits, MulMatTile
-from ggpy.kernels.tile import TILES, Layout, TiledMatrix, layout_of, repack
+from ggpy.kernels.tile import Layout, TiledMatrix, layout_of, repack
 
 EXACT = 1e-10  # normalised mean square error of float sums of some thousand products
 HALF = 2e-7  # of what is rounded to half
+TILED = [f.name for f in supported_formats() if f.tile is not None]
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Weights:
 def layouts() -> dict[str, Weights]:
     """A matrix of each layout that there is, by its C++ name; 37 ragged rows, ragged columns."""
     found = {}
-    for name in TILES:
+    for name in TILED:
         size = by_name(name).block_size
         for columns in (9 * size if size > 32 else 33 * size if size > 1 else 1064, 1280):
             w = Weights(name, 37, columns)
@@ -118,7 +120,10 @@ def product_variants() -> list[tuple[list[str], dict[str, int]]]:
     return [
         ([f"mul_mat_tile<{t}, 1, NORM, STORE>" for t in (q8, q4)], {"NORM_PIECES": 2}),
         ([f"mul_mat_tile<{q8}, 1, PLAIN, STORE>"], {"STAGES": 1}),
-        ([f"mul_mat_tile<{q8}, 1, PLAIN, STORE>", f"mul_mat_tile<{q6}, 8, PLAIN, STORE>"], {"STAGES": 2}),
+        (
+            [f"mul_mat_tile<{q8}, 1, PLAIN, STORE>", f"mul_mat_tile<{q6}, 8, PLAIN, STORE>"],
+            {"STAGES": 2},
+        ),
     ]
 
 

@@ -3,7 +3,7 @@
     ggpy make_synthetic Llama-3.1-8B:Q4_K 8b-q4_k.gguf
 
 SPEC is what `ggpy bench --synthetic` takes, and the file has the very same blocks, so two runtimes
-are measured on the same model. It has no tokenizer and answers noise.
+are measured on the same model. Its tokens are bytes and numbers, and it answers noise.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ggpy.synthetic import Synthetic
 
 RESERVE = 1 << 20  # bytes of a file beside its tensors, about
+NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # token types
 MOSTLY = {  # general.file_type of llama.cpp, by the format of most tensors
     **{"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9},
     **{"Q2_K": 10, "Q3_K": 12, "Q4_K": 15, "Q5_K": 17, "Q6_K": 18, "BF16": 32},
@@ -65,7 +66,7 @@ def write(model: Synthetic, path: Path) -> None:
     import gguf
 
     writer = gguf.GGUFWriter(path, model.architecture)
-    for key, value in model.metadata.items():
+    for key, value in {**model.metadata, **tokenizer(model.shape.n_vocab)}.items():
         if key != "general.architecture":  # the writer has it
             _add(writer, key, value)
     writer.add_quantization_version(2)
@@ -81,6 +82,25 @@ def write(model: Synthetic, path: Path) -> None:
     writer.close()
 
 
+def tokenizer(n_vocab: int) -> dict[str, Any]:
+    """The least that runtimes accept: three special tokens, all bytes, and numbers to the end."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokens += [f"\u2581{i}" for i in range(len(tokens), n_vocab)]
+    n_numbers = len(tokens) - 259
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0] * 259 + [-float(i) for i in range(n_numbers)],
+        "tokenizer.ggml.token_type": [UNKNOWN, CONTROL, CONTROL]
+        + [BYTE] * 256
+        + [NORMAL] * n_numbers,
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+
+
 def _viewed(tensor: Any) -> Any:
     """Blocks as bytes; of float formats as the numbers that the writer expects."""
     plain = {"F32": "<f4", "F16": "<f2"}.get(tensor.format.name)
@@ -90,6 +110,9 @@ def _viewed(tensor: Any) -> Any:
 def _add(writer: Any, key: str, value: Any) -> None:
     import gguf
 
+    if isinstance(value, list):
+        writer.add_array(key, value)
+        return
     kind = {bool: "BOOL", int: "UINT32", float: "FLOAT32", str: "STRING"}[type(value)]
     writer.add_key_value(key, value, gguf.GGUFValueType[kind])
 

@@ -44,6 +44,11 @@ class Ceilings:
     matrix_rate: float
     device: str
 
+    @property
+    def known(self) -> bool:
+        """Whether both could be measured."""
+        return self.bandwidth > 0 and self.matrix_rate > 0
+
 
 def ceilings_of(ops: Ops, fresh: bool = False) -> Ceilings:
     """Of the machine that the ops run on; `fresh` measures a GPU again."""
@@ -72,7 +77,7 @@ def _path(device: Any) -> Path:
 def _load(path: Path) -> Ceilings | None:
     try:
         found = Ceilings(**json.loads(path.read_bytes()))
-        return found if found.bandwidth > 0 and found.matrix_rate > 0 else None
+        return found if found.known else None
     except (OSError, ValueError, TypeError):
         return None
 

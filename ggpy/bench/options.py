@@ -53,7 +53,7 @@ class Test:
         return self.n_seq * (self.n_prompt + self.n_gen)
 
 
-def tests_of(options: argparse.Namespace) -> Iterator[Test]:
+def combinations(options: argparse.Namespace) -> Iterator[Test]:
     """All combinations, in llama-bench's order: prompts, generation, then both; by depth."""
     sizes = product(options.n_depth, options.batch_size, options.ubatch_size)
     for depth, n_batch, n_ubatch in sizes:
@@ -174,11 +174,10 @@ class _Numbers(argparse.Action):
 class _Pair(argparse.Action):
     def __call__(self, parser, namespace, values, option_string=None) -> None:  # type: ignore[no-untyped-def]
         match = re.fullmatch(r"([1-9]\d*),([1-9]\d*)", values)
-        if not match:
-            parser.error(f"{option_string}: {values!r} is no pair like 512,128")
-        setattr(
-            namespace, self.dest, [*getattr(namespace, self.dest), (int(match[1]), int(match[2]))]
-        )
+        if match is None:
+            return parser.error(f"{option_string}: {values!r} is no pair like 512,128")
+        pair = int(match[1]), int(match[2])
+        setattr(namespace, self.dest, [*getattr(namespace, self.dest), pair])
 
 
 class _Add(argparse.Action):

@@ -23,10 +23,10 @@ def available() -> bool:
 
 def draw(rows: Sequence[Row], path: str) -> int:
     """Write the picture of the rows that have a speed; how many panels it has."""
-    import matplotlib
+    import matplotlib  # type: ignore[import-not-found,unused-ignore]
 
     matplotlib.use("agg")
-    import matplotlib.pyplot as plt
+    import matplotlib.pyplot as plt  # type: ignore[import-not-found,unused-ignore]
 
     rows = [row for row in rows if row["median_ts"]]
     panels: list[Callable[[Any], None]] = [partial(_bars, rows=rows)]
@@ -63,15 +63,15 @@ def _bars(axes: Any, rows: Sequence[Row]) -> None:
 def _curves(axes: Any, rows: Sequence[Row], field: str, label: str) -> None:
     """Tokens a second over a field, a line for each model and other field, its limit dotted."""
     other = "n_seq" if field == "n_depth" else "n_depth"
-    lines: dict[tuple, list[Row]] = {}
+    lines: dict[str, list[Row]] = {}
     for row in rows:
-        lines.setdefault((row["model_type"], row["n_gen"], row[other]), []).append(row)
-    for (model, n_gen, _), line in lines.items():
+        fixed = f" x{row['n_seq']}" if other == "n_seq" else f" @ d{row['n_depth']}"
+        name = f"{row['model_type']} tg{row['n_gen']}" + (fixed if row[other] > 1 else "")
+        lines.setdefault(name, []).append(row)
+    for name, line in lines.items():
         line.sort(key=lambda row: row[field])
         x = [row[field] for row in line]
-        (drawn,) = axes.plot(
-            x, [row["median_ts"] for row in line], "o-", label=f"{model} tg{n_gen}"
-        )
+        (drawn,) = axes.plot(x, [row["median_ts"] for row in line], "o-", label=name)
         axes.plot(x, [row["limit_ts"] for row in line], ":", color=drawn.get_color())
     axes.set_xlabel(label)
     axes.set_ylabel("tokens a second")

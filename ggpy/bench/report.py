@@ -68,8 +68,8 @@ def section(title: str, rows: list[Row]) -> Iterator[str]:
     driver = f", driver for CUDA {first['driver']}" if first["driver"] else ""
     yield f"\n## {title.replace('-', ' ').replace('_', ' ')}\n"
     yield f"{first['gpu_info'] or first['cpu_info']}{driver}, {first['test_time'][:10]}, "
-    yield f"build {first['build_commit']}. Limits: {first['bandwidth'] / 1e12:.3g} TB/s, "
-    yield f"{first['matrix_rate'] / 1e12:.3g} TFLOP/s.\n"
+    known = f"{first['bandwidth'] / 1e12:.3g} TB/s, {first['matrix_rate'] / 1e12:.3g} TFLOP/s"
+    yield f"build {first['build_commit']}. Limits: {known if first['bandwidth'] else 'unknown'}.\n"
     yield f"```sh\n{first['command']}\n```\n"
     yield "| " + " | ".join(COLUMNS) + " |"
     yield "| --- | ---: | --- |" + " ---: |" * (len(COLUMNS) - 3)

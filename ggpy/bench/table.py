@@ -273,10 +273,11 @@ def notes(rows: Sequence[Row]) -> Iterator[str]:
     for name in dict.fromkeys(row["model_filename"] for row in rows):
         yield from _model_notes([row for row in rows if row["model_filename"] == name])
     first = rows[0]
-    yield (
-        f"limit: {first['bandwidth'] / 1e12:.3g} TB/s read, {first['matrix_rate'] / 1e12:.3g} "
-        f"TFLOP/s, measured on {first['gpu_info'] or first['cpu_info']}"
-    )
+    if first["bandwidth"]:
+        yield (
+            f"limit: {first['bandwidth'] / 1e12:.3g} TB/s read, {first['matrix_rate'] / 1e12:.3g} "
+            f"TFLOP/s, measured on {first['gpu_info'] or first['cpu_info']}"
+        )
     if any((row["spread"] or 0) > BUSY for row in rows):
         yield f"! runs differed by more than {BUSY:.0%}: the machine was busy or changed its clocks"
     yield f"build: {first['build_commit']} ({first['build_number']})"

@@ -31,14 +31,15 @@ class CudaKernel:
         self, device: CudaDevice, source: str, name: str, module: Any, cubin: Cubin
     ) -> None:
         """`module` was loaded from `cubin`, which was compiled from `source`."""
-        if name not in cubin.resources:
+        # NVRTC 13.0 sometimes reports nothing: then the driver says whether the kernel exists.
+        if cubin.resources and name not in cubin.resources:
             there = ", ".join(cubin.resources) or "none"
             raise CudaError(
                 f'{source} has no kernel {name} (extern "C", or a template instance); '
                 f"it has {there}"
             )
         self.device, self.name = device, name
-        self.resources = cubin.resources[name]
+        self.resources = cubin.resources.get(name)
         cu = device.cu
         symbol = cubin.symbol(name).encode()
         self._function = device.check(
@@ -175,7 +176,7 @@ class CudaKernel:
     def _allow_shared(self, smem: int) -> None:
         if smem <= self._dynamic_shared:
             return
-        static = self.resources.shared
+        static = self.resources.shared if self.resources else 0
         limit = self.device.gpu.shared_bytes
         if smem + static > limit:
             raise CudaError(

@@ -18,7 +18,9 @@ class Argmax:
         self.max_rows = max_rows
 
     def launch(self, logits: Buffer | Ptr, n_rows: int, n_vocab: int, ids: Buffer | Ptr) -> None:
-        """Enqueue int32 ids[n_rows] = argmax(logits[n_rows, n_vocab]), the lowest index among equals."""
+        """Enqueue int32 ids[n_rows] = argmax(logits[n_rows, n_vocab]), the lowest index among
+        equals.
+        """
         if n_rows > self.max_rows:
             raise ValueError(f"{n_rows} rows, there is room for {self.max_rows}")
         args = (logits, n_vocab, self._best, self._arrived, ids)

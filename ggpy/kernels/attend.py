@@ -1,9 +1,12 @@
-"""Launches cuda/attend.cu: attention over pages, and plans which rows a block takes and how a context is split."""
+"""Launches cuda/attend.cu: attention over pages, and plans which rows a block takes and how a
+context is split.
+"""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,14 +41,14 @@ def plan_tiles(
 ) -> NDArray[np.int32]:
     """tiles[n, 4]: first token, tokens, splits, workspace (cuda/attend.cu AttendTile).
 
-    Tokens of one sequence share a tile as far as 16 rows allow. Only a token that is alone with its sequence in the
-    step is split, into a number of parts that depends on nothing but its position.
+    Tokens of one sequence share a tile as far as 16 rows allow. Only a token that is alone with its
+    sequence in the step is split, into a number of parts that depends on nothing but its position.
     """
     group = heads.n_head // heads.n_head_kv
     per_tile = max(1, ROWS // group)
     tiles, borders = [], [0, *(np.flatnonzero(np.diff(sequences)) + 1).tolist(), len(sequences)]
     n_split_tiles = 0
-    for start, stop in zip(borders, borders[1:], strict=False):
+    for start, stop in pairwise(borders):
         if stop - start == 1:
             n_split = min(MAX_SPLIT, int(positions[start]) // POSITIONS_PER_SPLIT + 1)
             tiles.append((start, 1, n_split, n_split_tiles if n_split > 1 else -1))
@@ -56,10 +59,10 @@ def plan_tiles(
 
 
 class Attend:
-    """Attention for heads of one shape; room for max_split_tiles sequences whose context is split."""
+    """Attention for heads of one shape; room for max_split_tiles sequences with split context."""
 
     def __init__(self, device: Device, heads: Heads, max_split_tiles: int, shared: int) -> None:
-        """`shared`: bytes of shared memory that a block may have; it decides the warps of a block."""
+        """`shared`: bytes of shared memory that a block may have; it decides the block's warps."""
         self.device, self.heads = device, heads
         self.heads_per_tile = min(ROWS, heads.n_head // heads.n_head_kv)
         self.head_tiles = heads.n_head_kv * -(
@@ -95,8 +98,9 @@ class Attend:
     ) -> None:
         """Enqueue half out[T, H*E] for half q[T, H, row].
 
-        split: whether a tile may have more than one part. With `projected` and `rotation` instead of q every tile is
-        one token, alone with its sequence in the step, and its q, k and v are rotated (and stored) here.
+        split: whether a tile may have more than one part. With `projected` and `rotation` instead
+        of q every tile is one token, alone with its sequence in the step, and its q, k and v are
+        rotated (and stored) here.
         """
         heads, fused = self.heads, rotation is not None
         args = _Attend(

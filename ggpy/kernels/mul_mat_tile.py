@@ -1,6 +1,7 @@
 """Launches cuda/mul_mat_tile.cu: tiled matrices times the activations of a few tokens.
 
-Knows how many columns of x and how many ring stages fit in shared memory; which product is made when is ops' business.
+Knows how many columns of x and how many ring stages fit in shared memory; which product is made
+when is ops' business.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ from ..device.base import Device, Kernel
 from .address import Address, address
 from .tile import ROWS, Layout, TiledMatrix
 
-WARPS = 16
-THREADS = WARPS * 32
+WARPS = 16  # of a block, where its shared memory allows
 Epilogue = Literal["STORE", "ADD", "GLU"]
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 COLUMNS = (1, 8)  # tokens of one launch, an instance each
@@ -50,12 +50,19 @@ class _Product(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Limits:
-    """What the launches of one GPU share: `shared` bytes of a block, `multiprocessors`, ring `stages`
-    at most."""
+    """What the launches of one GPU share: `shared` bytes of a block, `multiprocessors`, `warps` of
+    a block and ring `stages` at most. The warps decide the order of sums.
+    """
 
     shared: int
     multiprocessors: int
     stages: int = 3
+    warps: int = WARPS
+
+
+def warps_for(shared: int) -> int:
+    """Warps of a block with `shared` bytes: 16 from sm_80 and sm_90, 8 with 99 KB, 4 with 64 KB."""
+    return WARPS if shared >= 150 << 10 else WARPS // 2 if shared >= 90 << 10 else WARPS // 4
 
 
 class MulMatTile:
@@ -82,10 +89,10 @@ class MulMatTile:
     ) -> None:
         """Enqueue outs[i][n_tokens, rows of weights[i]] = x[n_tokens, k] weights[i]^T.
 
-        x is half, or with `norm` (one token) float that is RMS-normalised first. STORE: floats, capped to
-        soft_cap * tanh(y / soft_cap) if that is not 0. ADD: float out = residual + y, for one weight. GLU: of two
-        weights, one half out = activation(y0) * y1. All weights have one layout and one k. More than max(COLUMNS)
-        tokens are several launches.
+        x is half, or with `norm` (one token) float that is RMS-normalised first. STORE: floats,
+        capped to soft_cap * tanh(y / soft_cap) if that is not 0. ADD: float out = residual + y, for
+        one weight. GLU: of two weights, one half out = activation(y0) * y1. All weights have one
+        layout and one k. More than max(COLUMNS) tokens are several launches.
         """
         first = weights[0]
         if any(w.layout != first.layout or w.k != first.k for w in weights):
@@ -112,10 +119,10 @@ class MulMatTile:
             product.residual = (
                 address(residual) + token * first.n_rows * 4 if residual is not None else 0
             )
-            stages, product.slab, shared = self._fit(first, columns, norm is not None)
+            stages, product.slab, shared = self._fit(first, columns, count, norm is not None)
             kernel = self._kernel(first, columns, stages, norm is not None, epilogue)
             grid = min(self.limits.multiprocessors, product.n_tiles)
-            kernel.launch(grid, THREADS, (product,), smem=shared, pdl=pdl)
+            kernel.launch(grid, self.limits.warps * 32, (product,), smem=shared, pdl=pdl)
 
     def _product(self, weights: Sequence[TiledMatrix], epilogue: Epilogue) -> _Product:
         product = _Product(k=weights[0].k, n_chunk=weights[0].layout.chunks(weights[0].k))
@@ -127,19 +134,22 @@ class MulMatTile:
         product.n_tiles = weights[0].tile_rows if epilogue == "GLU" else tiles
         return product
 
-    def _fit(self, w: TiledMatrix, columns: int, norm: bool) -> tuple[int, int, int]:
+    def _fit(self, w: TiledMatrix, columns: int, n_tokens: int, norm: bool) -> tuple[int, int, int]:
         """(ring stages, columns of x in shared memory at a time, bytes of shared memory).
 
-        As many stages as there is room for, then as many columns; a norm needs all of x.
+        Two stages and all of x are better than three and a part; a norm needs all of x.
         """
         whole = w.layout.chunks(w.k) * w.layout.chunk_k
-        unit = WARPS * w.layout.chunk_k
+        warps = self.limits.warps
+        unit = warps * w.layout.chunk_k
         parts = [] if norm else range((whole - 1) // unit * unit, 0, -unit)
-        for stages in range(self.limits.stages, 0, -1):
-            for slab in [whole, *parts]:
-                shared = shared_bytes(w.layout, columns, slab, stages)
-                if shared <= self.limits.shared:
-                    return stages, slab, shared
+        every = range(self.limits.stages, 0, -1)
+        choices = [(stages, whole) for stages in every if stages > 1]
+        choices += [(stages, slab) for stages in every for slab in (whole, *parts)]
+        for stages, slab in choices:
+            shared = shared_bytes(w.layout, columns, slab, stages, n_tokens, warps)
+            if shared <= self.limits.shared:
+                return stages, slab, shared
         raise ValueError(
             f"{w.layout.type_name} x {columns} tokens of {w.k} columns needs more than "
             f"{self.limits.shared} bytes of shared memory"
@@ -148,20 +158,23 @@ class MulMatTile:
     def _kernel(
         self, w: TiledMatrix, columns: int, stages: int, norm: bool, epilogue: Epilogue
     ) -> Kernel:
-        pieces = -(-w.layout.chunks(w.k) * w.layout.chunk_k // (8 * THREADS)) if norm else 1
+        warps, whole = self.limits.warps, w.layout.chunks(w.k) * w.layout.chunk_k
+        pieces = -(-whole // (8 * 32 * warps)) if norm else 1
         key = w.layout, columns, stages, pieces, norm, epilogue
         if key not in self._kernels:
             prologue = "NORM" if norm else "PLAIN"
             name = f"mul_mat_tile<{w.layout.type_name}, {columns}, {prologue}, {epilogue}>"
-            defines = {"WARPS": WARPS, "STAGES": stages, "NORM_PIECES": pieces}
+            defines = {"WARPS": warps, "STAGES": stages, "NORM_PIECES": pieces}
             self._kernels[key] = self.device.kernel("mul_mat_tile.cu", name, defines=defines)
         return self._kernels[key]
 
 
-def shared_bytes(layout: Layout, columns: int, slab: int, stages: int) -> int:
+def shared_bytes(
+    layout: Layout, columns: int, slab: int, stages: int, n_tokens: int, warps: int = WARPS
+) -> int:
     """Dynamic shared memory of a block (struct Room in mul_mat_tile.cu)."""
     batch = {1: 8, 8: 2, 16: 1}[columns]
-    ring = WARPS * stages * layout.chunk_bytes
-    partial = 2 * batch * WARPS * ROWS * columns * 4
+    ring = warps * stages * layout.chunk_bytes
+    partial = 2 * batch * warps * ROWS * columns * 4
     sums = 0 if layout.is_float else slab // (16 if layout.group == 16 else 32)
-    return ring + partial + columns * (sums * 4 + (slab + (32 if columns > 1 else 0)) * 2)
+    return ring + partial + n_tokens * (sums * 4 + (slab + (32 if columns > 1 else 0)) * 2)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from ..device.base import Buffer, Device, Kernel, Ptr
+from .mul_mat_tile import WARPS
 
-WARPS = 16  # as in mul_mat_tile.cu, whose own norm must give the same bits
-THREADS = WARPS * 32
 Address = Buffer | Ptr
 
 
 class RmsNorm:
     """Norms of rows of k floats, k a multiple of 8."""
 
-    def __init__(self, device: Device) -> None:
-        self.device = device
+    def __init__(self, device: Device, warps: int = WARPS) -> None:
+        """`warps` as in the products, whose own norm must give the same bits."""
+        self.device, self.warps = device, warps
         self._kernels: dict[int, list[Kernel]] = {}
 
     def to_half(
@@ -28,18 +28,18 @@ class RmsNorm:
     ) -> None:
         """Enqueue half out[n_rows, k] = norm(x[rows]), or of the first n_rows of x."""
         kernel = self._of(k)[0]
-        kernel.launch(n_rows, THREADS, (x, rows, weight, out, k, float(eps)), pdl=True)
+        kernel.launch(n_rows, self.warps * 32, (x, rows, weight, out, k, float(eps)), pdl=True)
 
     def add(self, x: Address, y: Address, weight: Address, n_rows: int, k: int, eps: float) -> None:
         """Enqueue x[n_rows, k] += norm(y)."""
-        self._of(k)[1].launch(n_rows, THREADS, (x, y, weight, k, float(eps)), pdl=True)
+        self._of(k)[1].launch(n_rows, self.warps * 32, (x, y, weight, k, float(eps)), pdl=True)
 
     def _of(self, k: int) -> list[Kernel]:
         if k % 8:
             raise ValueError(f"rows of {k} columns: the norm kernels take multiples of 8")
-        pieces = -(-k // (8 * THREADS))
+        pieces = -(-k // (8 * 32 * self.warps))
         if pieces not in self._kernels:
-            defines = {"WARPS": WARPS, "NORM_PIECES": pieces}
+            defines = {"WARPS": self.warps, "NORM_PIECES": pieces}
             self._kernels[pieces] = self.device.kernels(
                 "rms_norm.cu", ["rms_norm", "add_rms_norm"], defines=defines
             )

@@ -81,7 +81,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Rotation:
-    """What a layer does to its heads: bias of q, k, v; norms of q and k; rotation of n_pairs pairs."""
+    """What a layer does to its heads: bias of q, k, v; norms of q, k; rotation of n_pairs pairs."""
 
     turns: Address
     n_pairs: int
@@ -146,7 +146,7 @@ class RopeKv:
         pages: tuple[Address, Address],
         q: Address,
     ) -> None:
-        """Enqueue half q[T, H, row], and the writes of k and v to the layer's pages (keys, values)."""
+        """Enqueue half q[T, H, row], and k and v to the layer's pages (keys, values)."""
         heads = self.heads
         grid = -(-(heads.n_head + 2 * heads.n_head_kv) // WARPS), n_tokens
         args = (parameters(heads, batch, pages, q, projected, rotation),)

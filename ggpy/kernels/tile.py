@@ -1,7 +1,8 @@
-"""Tiles: the layout of a weight in device memory (cuda/tile.cuh), its sizes, and the kernel that makes it.
+"""Tiles: the layout of a weight in device memory (cuda/tile.cuh), its sizes, and the kernel that
+makes it.
 
-A format says what a tile needs to know (Format.tile): bits of a code, columns of a scale, kind of scales. One that does
-not is multiplied straight from its blocks by the generic kernels.
+A format says what a tile needs to know (Format.tile): bits of a code, columns of a scale, kind of
+scales. One that does not is multiplied straight from its blocks by the generic kernels.
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ class TiledMatrix:
 def repack(
     device: Device, format: Format, blocks: Buffer | Ptr, n_rows: int, k: int, out: Buffer | Ptr
 ) -> TiledMatrix:
-    """Enqueue the repacking of raw blocks [n_rows, k] into `out`, of layout.nbytes(n_rows, k) bytes."""
+    """Enqueue the repacking of raw blocks [n_rows, k] into `out`, of layout.nbytes(n_rows, k)
+    bytes.
+    """
     layout = layout_of(format, k)
     if layout is None:
         raise ValueError(f"{format.name} with {k} columns has no tile layout")

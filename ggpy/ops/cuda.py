@@ -1,15 +1,15 @@
 """The ops on a GPU: which kernel computes each, and where its operands lie.
 
-A decode step of single tokens is captured as a CUDA graph per shape and replayed; everything that changes from step to
-step (ids, positions, page tables, how attention is split) is one small upload. One token alone is normalised inside
-the products; several go through a norm kernel, with the same bits. Activations between ops are halves where they are
-only multiplied with, floats where they are added up. Policy only: grids and memory layouts belong to ggpy/kernels.
+A decode step of single tokens is captured as a CUDA graph per shape and replayed; all that changes
+from step to step (ids, positions, page tables, how attention is split) is one small upload. One
+token alone is normalised inside the products; several go through a norm kernel, with the same bits.
+Activations between ops are halves where they are only multiplied with, floats where they are added
+up. Policy only: grids and memory layouts belong to ggpy/kernels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,79 +18,24 @@ from numpy.typing import NDArray
 from ..device.base import Buffer, OutOfMemory, Ptr
 from ..gguf import Tensor
 from ..kernels.argmax import Argmax
-from ..kernels.attend import Attend, plan_tiles
+from ..kernels.attend import Attend
 from ..kernels.block_kernel import BlockMatrix
-from ..kernels.dequantize_mul_mat_vec import dequantize_mul_mat_vec
 from ..kernels.elementwise import Elementwise
 from ..kernels.embed_tile import EmbedTile
 from ..kernels.get_rows import get_rows
-from ..kernels.mul_mat_tile import Epilogue, Limits, MulMatTile
+from ..kernels.mul_mat_tile import Epilogue
 from ..kernels.rms_norm import RmsNorm
-from ..kernels.rope_kv import Batch as BatchMemory
 from ..kernels.rope_kv import Heads, RopeKv, Rotation, turns
-from ..kernels.tile import TiledMatrix
 from ..sampling import Sampler
 from . import cuda_memory
+from .cuda_arrays import Array, Matrix, Memory, Projected, Sampled, one_layout
+from .cuda_products import Products
+from .cuda_step import IN_FLIGHT, Batch, StepUpload
 from .cuda_upload import Uploader
 from .interface import PAGE_SIZE, Attention, CacheShape, Demand, FeedForward, Head, Norm, Rope, Step
 
 GRAPH_TOKENS = 64  # steps of at most this many single tokens become graphs
 MAX_SAMPLED = 1024  # rows of a step that are sampled at most
-IN_FLIGHT = 4  # steps whose uploads and results may be under way
-
-Memory = Buffer | Ptr
-
-
-@dataclass(frozen=True)
-class Array:
-    """An activation in device memory; `row` elements of it from row to row, of which shape[-1] count."""
-
-    data: Memory
-    dtype: type
-    shape: tuple[int, ...]
-    row: int
-
-
-@dataclass(frozen=True)
-class Projected:
-    """q, k and v before their rotation, which attention does: floats [T, H*E], [T, G*E], [T, G*E]."""
-
-    parts: list[Memory]
-    rotation: Rotation
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """A weight [n_rows, k]: in tiles, or in the file's blocks where the format has no tiles or only rows are used."""
-
-    n_rows: int
-    k: int
-    tiles: TiledMatrix | None
-    blocks: BlockMatrix | None
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """Ids that a step sampled: pinned int32[R], valid once the event is reached."""
-
-    ids: NDArray[np.int32]
-    event: Any
-
-
-@dataclass(frozen=True)
-class Batch:
-    """A step's integers on the device, and the sizes that decide which kernels run."""
-
-    n_tokens: int
-    n_rows: int
-    n_tiles: int
-    alone: bool  # each token is the only one of its sequence
-    split: bool  # some token is, so that its context may be split
-    all_rows: bool  # the wanted rows are all tokens, in order
-    ids: Memory
-    rows: Memory
-    tiles: Memory
-    memory: BatchMemory
 
 
 class Cuda:
@@ -102,11 +47,10 @@ class Cuda:
         self, device: Any, name: str = "cuda:0", reason: str = "a CUDA GPU was found"
     ) -> None:
         self.device, self.name, self.reason = device, name, reason
-        limits = Limits(shared=device.shared_bytes, multiprocessors=device.sm_count)
-        self._product = MulMatTile(device, limits)
-        self._norm = RmsNorm(device)
         self._embed_tile = EmbedTile(device)
         self._elementwise = Elementwise(device)
+        self._products = Products(device, self._elementwise)
+        self._norm = RmsNorm(device, self._products.warps)
         self._argmax = Argmax(device, MAX_SAMPLED)
         self._uploader: Uploader | None = Uploader(device)
         self._sampled = device.zeros(4 * MAX_SAMPLED, "sampled ids")
@@ -115,9 +59,7 @@ class Cuda:
         self._graphs: dict[tuple, Any] = {}
         self._seen: set[tuple] = set()
         self._ropes: dict[int, tuple[Rope, Buffer]] = {}
-        self._staging: list[tuple[NDArray[np.int32], Any]] = []
-        self._step_buffer: Buffer | None = None
-        self._n_steps = 0
+        self._steps: StepUpload | None = None
         self._batch: Batch | None = None
         self._heads: Heads | None = None
         self._fuse = False
@@ -133,7 +75,7 @@ class Cuda:
         return int(self.device.used_bytes)
 
     def weight(self, tensor: Tensor, lookup: bool = False) -> Matrix | Buffer:
-        """A vector as floats; a matrix in tiles, or in its blocks if it has none or is only looked up."""
+        """A vector as floats; a matrix in tiles, or in blocks: see cuda_arrays.Matrix."""
         if len(tensor.shape) == 1:
             values = np.ascontiguousarray(tensor.dequantize(), np.float32)
             buffer = self.device.alloc(values.nbytes, tensor.name)
@@ -156,6 +98,7 @@ class Cuda:
         if self._heads is not None:
             raise RuntimeError("the cache was allocated before")
         self._heads = Heads(shape.n_head, shape.n_head_kv, shape.head_size, PAGE_SIZE)
+        self._steps = StepUpload(self.device, self._heads, self._drop_graphs)
         self._layer_bytes = shape.n_pages * self._heads.page_bytes
         self._rope = RopeKv(self.device, self._heads)
         self._attend = Attend(self.device, self._heads, GRAPH_TOKENS, self.device.shared_bytes)
@@ -163,10 +106,11 @@ class Cuda:
             self._keys = self.device.zeros(shape.n_layer * self._layer_bytes, "keys")
             self._values = self.device.zeros(shape.n_layer * self._layer_bytes, "values")
         except OutOfMemory as error:
-            page = 2 * shape.n_layer * self._layer_bytes // shape.n_pages
+            page = 2 * shape.n_layer * self._heads.page_bytes
             raise MemoryError(
-                f"{shape.n_pages * PAGE_SIZE} positions of keys and values need {page * shape.n_pages / 1e9:.1f} GB, "
-                f"{error.free / 1e9:.1f} GB are free: an n_ctx of {error.free // page * PAGE_SIZE} would fit"
+                f"{shape.n_pages * PAGE_SIZE} positions of keys and values need "
+                f"{page * shape.n_pages / 1e9:.1f} GB, {error.free / 1e9:.1f} GB are free: "
+                f"an n_ctx of {error.free // page * PAGE_SIZE} would fit"
             ) from None
 
     # Steps
@@ -174,9 +118,12 @@ class Cuda:
     def run(self, step: Step, forward: Callable[[Step], Array], repeat: bool = True) -> Array:
         """forward(step): recorded at the second step of a shape, replayed from then on.
 
-        repeat: False where single ops' outputs will be read: nothing is recorded, nothing fused across ops.
+        repeat: False where single ops' outputs will be read: nothing is recorded, and nothing is
+        fused across ops.
         """
-        batch = self._batch = self._upload(step)
+        if self._steps is None:
+            raise RuntimeError("allocate_cache comes before the first step")
+        batch = self._batch = self._steps.upload(step)
         self._fuse = repeat and batch.alone
         if not repeat:
             return forward(step)
@@ -196,55 +143,8 @@ class Cuda:
         graph.launch()
         return result
 
-    def _upload(self, step: Step) -> Batch:
-        """The step's integers in one copy: ids, positions, sequences, rows, page tables, attention tiles."""
-        n_tokens, n_rows = len(step.ids), len(step.rows)
-        width = step.page_tables.shape[1]
-        stride = 1 << (width - 1).bit_length()
-        tables = np.zeros((len(step.page_tables), stride), np.int32)
-        tables[:, :width] = step.page_tables
-        if self._heads is None:
-            raise RuntimeError("allocate_cache comes before the first step")
-        tiles = plan_tiles(step.positions, step.sequences, self._heads)
-        parts = [step.ids, step.positions, step.sequences, step.rows, tables.ravel(), tiles.ravel()]
-        offsets = np.cumsum([0, *[-(-part.size // 4) * 16 for part in parts]]).tolist()
-        host, device = self._staging_for(offsets[-1])
-        for part, offset in zip(parts, offsets, strict=False):
-            host[offset // 4 : offset // 4 + part.size] = part
-        self.device.upload(device, host[: offsets[-1] // 4])
-        self._staging[self._n_steps % IN_FLIGHT] = host, self.device.event().record()
-        at = [device.at(offset) for offset in offsets[:-1]]
-        self._n_steps += 1
-        alone = len(step.page_tables) == n_tokens
-        return Batch(
-            n_tokens=n_tokens,
-            n_rows=n_rows,
-            n_tiles=len(tiles),
-            alone=alone,
-            split=alone or bool((tiles[:, 2] > 1).any()),
-            all_rows=n_rows == n_tokens,
-            ids=at[0],
-            rows=at[3],
-            tiles=at[5],
-            memory=BatchMemory(at[1], at[2], at[4], stride),
-        )
-
-    def _staging_for(self, nbytes: int) -> tuple[NDArray[np.int32], Buffer]:
-        """Pinned integers that no copy reads any more, and where they go."""
-        if self._step_buffer is None or self._step_buffer.nbytes < nbytes:
-            self._drop_graphs()
-            size = max(2 * nbytes, 1 << 16)
-            self._step_buffer = self.device.alloc(size, "step")
-            self._staging = [
-                (self.device.pinned(size).view(np.int32), None) for _ in range(IN_FLIGHT)
-            ]
-        host, event = self._staging[self._n_steps % IN_FLIGHT]
-        if event is not None:
-            event.synchronize()
-        return host, self._step_buffer
-
     def _room(self, name: str, nbytes: int) -> Buffer:
-        """Scratch memory of at least nbytes that keeps its address as long as it is large enough."""
+        """Scratch memory of at least nbytes; its address stays as long as it is large enough."""
         buffer = self._scratch.get(name)
         if buffer is None or buffer.nbytes < nbytes:
             self._drop_graphs()
@@ -284,7 +184,7 @@ class Cuda:
         else:
             get_rows(
                 self.device,
-                table.blocks,
+                table.in_blocks,
                 ids,
                 x.data,
                 n,
@@ -295,7 +195,7 @@ class Cuda:
         return x
 
     def qkv(self, x: Array, attention: Attention, step: Step) -> Array | Projected:
-        """q[T, H, E], half; k and v to their pages. A step of single tokens leaves the rotation to attention."""
+        """q[T, H, E], half; k and v to their pages. Where tokens are alone, attention rotates."""
         a, batch = attention, self._now
         weights = [a.wq, a.wk, a.wv]
         parts = [
@@ -306,7 +206,7 @@ class Cuda:
         projected = Projected([part.data for part in parts], self._rotation(a))
         if self._fuse:
             return projected
-        row = self._heads.row
+        row = self._attend.heads.row
         memory = self._room("q", 2 * batch.n_tokens * a.n_head * row)
         q = Array(memory, np.float16, (batch.n_tokens, a.n_head, a.head_size), row)
         pages = self._pages(a.layer)
@@ -319,9 +219,8 @@ class Cuda:
         """o[T, H*E], half."""
         a, batch = attention, self._now
         o = self._half("o", batch.n_tokens, a.n_head * a.head_size)
-        fused = {"projected": q.parts, "rotation": q.rotation} if isinstance(q, Projected) else {}
         self._attend.launch(
-            None if fused else q.data,
+            None if isinstance(q, Projected) else q.data,
             batch.memory,
             self._pages(a.layer),
             batch.tiles,
@@ -332,7 +231,8 @@ class Cuda:
             window=a.window,
             soft_cap=a.soft_cap,
             sinks=a.sinks,
-            **fused,
+            projected=q.parts if isinstance(q, Projected) else (),
+            rotation=q.rotation if isinstance(q, Projected) else None,
         )
         return o
 
@@ -344,18 +244,19 @@ class Cuda:
             neox=a.rope.style == "neox",
             magnitude=a.rope.magnitude,
             bias=(a.bq, a.bk, a.bv),
-            norm=[n and n.weight for n in norms],
+            norm=[n.weight if n else None for n in norms],
             eps=[n.eps if n else 0.0 for n in norms],
         )
 
     def linear_add(self, h: Array, w: Matrix, x: Array, post_norm: Norm | None = None) -> Array:
         """x[T, D] += post_norm(h w^T), in place."""
         if post_norm is None:
-            self._multiply(h, [w], [x], "ADD")
+            self._products.multiply(h, [w], [x], "ADD")
             return x
-        y = self._float("y", *x.shape)
-        self._multiply(h, [w], [y])
-        self._norm.add(x.data, y.data, post_norm.weight, *x.shape, post_norm.eps)
+        n_tokens, width = x.shape
+        y = self._float("y", n_tokens, width)
+        self._products.multiply(h, [w], [y])
+        self._norm.add(x.data, y.data, post_norm.weight, n_tokens, width, post_norm.eps)
         return x
 
     def ffn(self, x: Array, feed_forward: FeedForward, step: Step) -> Array:
@@ -363,10 +264,10 @@ class Cuda:
         f = feed_forward
         gate, up = f.w_gate, f.w_up
         h = self._half("h", x.shape[0], gate.n_rows)
-        if gate.tiles and up.tiles and gate.tiles.layout == up.tiles.layout:
+        if one_layout([gate, up]):
             self._multiply_normed(x, f.norm, [gate, up], [h], "GLU", f.activation)
         else:
-            parts = [self._float(name, *h.shape) for name in ("gate", "up")]
+            parts = [self._float(name, x.shape[0], gate.n_rows) for name in ("gate", "up")]
             self._multiply_normed(x, f.norm, [gate, up], parts)
             self._elementwise.glu(
                 parts[0].data, parts[1].data, h.data, h.shape[0] * h.shape[1], f.activation
@@ -376,16 +277,16 @@ class Cuda:
     def logits(self, x: Array, head: Head, step: Step) -> Array:
         """l[R, V], float."""
         batch, w = self._now, head.weight
-        l = self._float("logits", batch.n_rows, w.n_rows)
+        logits = self._float("logits", batch.n_rows, w.n_rows)
         if batch.n_rows:
             rows = None if batch.all_rows else batch.rows
-            self._multiply_normed(x, head.norm, [w], [l], soft_cap=head.soft_cap, rows=rows)
-        return l
+            self._multiply_normed(x, head.norm, [w], [logits], soft_cap=head.soft_cap, rows=rows)
+        return logits
 
     def sample(self, logits: Array, samplers: Sequence[Sampler]) -> Sampled:
         """ids[R]: on the device where all samplers want the highest logit, else through numpy."""
         n_rows, n_vocab = logits.shape
-        host = self._results[self._n_steps % IN_FLIGHT]
+        host = self._results[self._steps.n_steps % IN_FLIGHT if self._steps else 0]
         if all(s.greedy and not s.needs_history and not s.params.logit_bias for s in samplers):
             self._argmax.launch(logits.data, n_rows, n_vocab, self._sampled)
             for sampler in samplers:
@@ -420,51 +321,14 @@ class Cuda:
         soft_cap: float = 0.0,
         rows: Memory | None = None,
     ) -> None:
-        """outs = epilogue(norm(x[rows]) W^T); one token is normalised inside the product where that is one launch."""
+        """outs = epilogue(norm(x[rows]) W^T); one token is normalised inside a single launch."""
         n = outs[0].shape[0]
-        if n == 1 and rows is None and _one_layout(weights):
-            self._multiply(x, weights, outs, epilogue, norm, activation, soft_cap)
+        if n == 1 and rows is None and one_layout(weights):
+            self._products.multiply(x, weights, outs, epilogue, norm, activation, soft_cap)
             return
         normed = self._half("normed", n, x.shape[1])
         self._norm.to_half(x.data, rows, norm.weight, normed.data, n, x.shape[1], norm.eps)
-        self._multiply(normed, weights, outs, epilogue, None, activation, soft_cap)
-
-    def _multiply(
-        self,
-        x: Array,
-        weights: list[Matrix],
-        outs: list[Array],
-        epilogue: Epilogue = "STORE",
-        norm: Norm | None = None,
-        activation: str = "silu",
-        soft_cap: float = 0.0,
-    ) -> None:
-        """outs[i] = epilogue(x weights[i]^T), in as few launches as the layouts allow; ADD adds to what out holds."""
-        n = outs[0].shape[0]
-        for part in _by_layout(weights):
-            to = outs if epilogue == "GLU" else outs[part]
-            residual = to[0].data if epilogue == "ADD" else None
-            tiles = [w.tiles for w in weights[part] if w.tiles is not None]
-            if tiles:
-                self._product.launch(
-                    tiles,
-                    x.data,
-                    [out.data for out in to],
-                    n,
-                    epilogue=epilogue,
-                    norm=norm and norm.weight,
-                    eps=norm.eps if norm else 0.0,
-                    residual=residual,
-                    activation=activation,
-                    soft_cap=soft_cap,
-                )
-                continue
-            blocks, y = weights[part][0].blocks, to[0]
-            dequantize_mul_mat_vec(
-                self.device, blocks, x.data, y.data, n, residual=residual, pdl=True
-            )
-            if soft_cap:
-                self._elementwise.soft_cap(y.data, n * y.shape[1], soft_cap)
+        self._products.multiply(normed, weights, outs, epilogue, None, activation, soft_cap)
 
     def _pages(self, layer: int) -> tuple[Ptr, Ptr]:
         offset = layer * self._layer_bytes
@@ -478,18 +342,3 @@ class Cuda:
             self.device.upload(buffer, values)
             self._ropes[id(rope)] = rope, buffer
         return self._ropes[id(rope)][1]
-
-
-def _one_layout(weights: Sequence[Matrix]) -> bool:
-    return all(w.tiles is not None and w.tiles.layout == weights[0].tiles.layout for w in weights)
-
-
-def _by_layout(weights: Sequence[Matrix]) -> list[slice]:
-    """Neighbours that one launch can multiply; a matrix in blocks is alone."""
-    groups: list[slice] = []
-    for i, w in enumerate(weights):
-        if groups and w.tiles is not None and _one_layout([weights[groups[-1].start], w]):
-            groups[-1] = slice(groups[-1].start, i + 1)
-        else:
-            groups.append(slice(i, i + 1))
-    return groups

@@ -1,5 +1,5 @@
-"""Weights from the memory-mapped file to the GPU: copied through pinned memory and repacked, both while the next
-part of the file is read. Knows neither what a weight is for nor how tiles look.
+"""Weights from the memory-mapped file to the GPU: copied through pinned memory and repacked, both
+while the next part of the file is read. Knows neither what a weight is for nor how tiles look.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class Uploader:
         self._next = 0
 
     def upload(self, tensor: Tensor, tiled: bool) -> tuple[TiledMatrix | None, Buffer | None]:
-        """(the matrix in tiles, None), or (None, its blocks) where it is not to be tiled or has no tiles."""
+        """(the matrix in tiles, None), or (None, its blocks) where it is not to be tiled or has no
+        tiles.
+        """
         n_rows, k = tensor.shape
         layout = layout_of(tensor.format, k) if tiled else None
         if layout is None:

@@ -194,15 +194,17 @@ def test_slabs_of_columns(machine, name, columns, n_tokens):
     """With little shared memory x is read in parts; the outputs have the same bits."""
     w = Weights(name, 37, columns)
     x, tiles, layout = halves(n_tokens, columns), w.tiled(machine), w.layout
-    whole = shared_bytes(layout, 1, layout.chunks(columns) * layout.chunk_k, 3)
-    rows = [multiply(machine, [tiles], x[i : i + 1], bounds=limits(machine, 3, shared=whole))[0]
-            for i in range(n_tokens)]
+    whole = shared_bytes(layout, 1, layout.chunks(columns) * layout.chunk_k, 3, 1)
+    rows = [
+        multiply(machine, [tiles], x[i : i + 1], bounds=limits(machine, 3, shared=whole))[0]
+        for i in range(n_tokens)
+    ]
     assert nmse(np.concatenate(rows), exact(w, x)) <= EXACT
     for units in (1, 2):
         columns_at_once = units * WARPS * layout.chunk_k
         assert columns_at_once < columns
-        shared = shared_bytes(layout, 1 if n_tokens == 1 else 8, columns_at_once, 3)
-        (y,) = multiply(machine, [tiles], x, bounds=limits(machine, 3, shared=shared))
+        shared = shared_bytes(layout, 1 if n_tokens == 1 else 8, columns_at_once, 1, n_tokens)
+        (y,) = multiply(machine, [tiles], x, bounds=limits(machine, 3, shared=shared, stages=1))
         assert np.array_equal(y, np.concatenate(rows)), f"{columns_at_once} columns at a time"
 
 
@@ -219,7 +221,7 @@ def test_fewer_stages_give_the_same_bits(machine, kilobytes):
 def test_a_norm_needs_the_whole_row(emulator):
     """A row in parts cannot be normalised: refused rather than wrong."""
     w = Weights("Q8_0", 16, 4512)
-    shared = shared_bytes(w.layout, 1, 4096, 1)
+    shared = shared_bytes(w.layout, 1, 4096, 1, 1)
     product = MulMatTile(emulator, limits(emulator, shared=shared))
     x = emulator.alloc(4 * 4512, "x")
     with pytest.raises(ValueError, match="4512 columns needs more than"):

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 from kernel_buffers import Output, upload
-from tile_cases import Weights, layouts
+from tile_cases import TILED, Weights, layouts
 
 from ggpy.formats import by_name
 from ggpy.kernels.embed_tile import EmbedTile
-from ggpy.kernels.tile import ROWS, TILES, Layout, TiledMatrix, layout_of, repack
+from ggpy.kernels.tile import ROWS, Layout, TiledMatrix, layout_of, repack
 
 # Of each (half, lane, group, step, element): the bit of the main and of the extra plane it starts
 # at, and its column; and the sizes of a chunk's parts.
@@ -18,7 +18,8 @@ __global__ void places(int* out, int* sizes) {
     for (int i = threadIdx.x; i < 16 * T::CHUNK_K; i += blockDim.x) {
         const int e = i & 3, s = i >> 2 & 1, lane = i >> 3 & 31, h = i >> 8 & 1, j = i >> 9;
         out[4 * i] = P::byte(h, lane, j, s, e) * 8 + P::shift(j, e);
-        out[4 * i + 1] = T::EXTRA_BYTES ? P::extra_word(lane, j) * 32 + P::extra_bit(h, j, s, e) : 0;
+        const int extra = P::extra_word(lane, j) * 32 + P::extra_bit(h, j, s, e);
+        out[4 * i + 1] = T::EXTRA_BYTES ? extra : 0;
         out[4 * i + 2] = lane / 4 + 8 * h;
         out[4 * i + 3] = 32 * j + tile_column<T>(lane % 4, s, e);
     }
@@ -39,7 +40,7 @@ def lookup(device, w: TiledMatrix, ids: np.ndarray) -> np.ndarray:
 def matrices(many_rows: tuple[int, ...]) -> list[Weights]:
     """Every format: rows ragged, of one block, of three, of 33, of whole chunks."""
     found = []
-    for name in TILES:
+    for name in TILED:
         unit = max(8, by_name(name).block_size)
         columns = (unit, 3 * unit, (33 if unit <= 32 else 5) * unit, 768)
         found += [Weights(name, r, k) for r, k in zip((1, 7, 16, 37), columns, strict=True)]
@@ -86,7 +87,7 @@ def test_places_are_a_permutation(machine, w):
     assert np.array_equal(np.sort(row * layout.chunk_k + column), np.arange(n))
 
 
-@pytest.mark.parametrize("name", [n for n, (bits, *_) in TILES.items() if bits < 16])
+@pytest.mark.parametrize("name", [n for n in TILED if by_name(n).tile[0] < 16])
 def test_every_code_and_extreme_scales(machine, name):
     """Bytes of all bits, and scales that are zero, negative, as small and as large as can be."""
     format = by_name(name)
@@ -129,7 +130,7 @@ def test_sizes():
     """Weights of 4.5 bits take 4.5 bits, whatever their layout."""
     assert Layout(4, 32, "D", 256).nbytes(16, 256) == 16 * 256 * 9 // 16
     assert Layout(6, 16, "SUB", 256).nbytes(17, 257) == 4 * 16 * 210
-    for name in TILES:
+    for name in TILED:
         f = by_name(name)
         assert layout_of(f, 256).nbytes(32, 256) == 32 * f.row_bytes(256) + 32 * (
             4 if name in ("Q4_K", "Q5_K") else 0

@@ -11,6 +11,7 @@ import pytest
 from ggpy.gguf import File
 from ggpy.model import Model
 from ggpy.ops.check import Checked, NotFinite
+from ggpy.ops.cuda import Cuda
 from ggpy.ops.reference import Reference
 from ggpy.tokenizer import Tokenizer
 
@@ -120,3 +121,24 @@ def test_a_fault_of_the_repeated_form_alone_is_told_apart(model_on) -> None:
     model = model_on(Fused("logits", 0))
     with pytest.raises(NotFinite, match="run op by op it has none"):
         model.logits([1, 2])
+
+
+def test_the_ops_of_a_gpu_are_taken_apart_where_numbers_end(machine, tiny_path) -> None:
+    class SpoiledCuda(Cuda):
+        spoils = False
+
+        def attend(self, q, attention, step):
+            o = super().attend(q, attention, step)
+            if self.spoils and attention.layer == 1:
+                self.device.upload(o.data, np.full(2, np.nan, np.float16))
+            return o
+
+    ops = SpoiledCuda(machine)
+    with File(tiny_path("llama")) as file:
+        model = Model(file, Tokenizer.from_gguf(file), Checked(ops), n_ctx=64)
+    assert len(list(model.generate([5, 6], max_tokens=5, temperature=0))) == 5  # some are graphs
+    ops.spoils = True
+    with pytest.raises(
+        NotFinite, match=r"in layer 1, attend, 2 of 64 values at position 0 \(nan\)"
+    ):
+        model.logits([5, 6])

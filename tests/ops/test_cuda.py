@@ -1,4 +1,4 @@
-"""The ops of a GPU against the reference: steps of every kind, graphs, batches, and whole answers."""
+"""The ops of a GPU against the reference: steps of every kind, graphs, batches, whole answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from ggpy.ops.reference import Reference
 from ggpy.sampling import Sampler, SamplingParams
 from tools.make_tiny import MODELS
 
-TOLERANCE = 1e-5  # normalised mean square error of logits: activations are rounded to halves
+# Normalised mean square error of logits. The reference, with its activations rounded to halves at
+# the same places, is 3e-6 off over many rows; a single row is up to 2e-5.
+TOLERANCE, OF_A_ROW = 1e-5, 4e-5
 GREEDY = SamplingParams(temperature=0)
 
 
@@ -71,7 +73,7 @@ class Pair:
         expected = self.reference.logits(Step(ids, *list(vars(step).values())[1:]))
         assert result.shape == expected.shape
         if len(result):
-            assert nmse(result, expected) <= TOLERANCE
+            assert nmse(result, expected) <= (TOLERANCE if len(result) > 20 else OF_A_ROW)
         return result
 
 
@@ -239,11 +241,10 @@ FORMATS = {
 }
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("formats", FORMATS)
+@pytest.mark.parametrize(
+    "formats, tied", [*[(name, False) for name in FORMATS], ("one", True), ("blocks", True)]
+)
 def test_weights_in_any_formats(machine, formats, tied):
-    if tied and formats not in ("one", "blocks"):
-        pytest.skip("the others do not change the output matrix")
     table = FORMATS[formats]["other"] if tied else "Q4_0"
     backends = [cuda.Cuda(machine), Reference(1)]
     forwards = [layer_on(ops, FORMATS[formats], table, tied) for ops in backends]
@@ -253,7 +254,7 @@ def test_weights_in_any_formats(machine, formats, tied):
             ops.read(ops.run(step, forward))
             for ops, forward in zip(backends, forwards, strict=True)
         )
-        assert nmse(result, expected) <= TOLERANCE
+        assert nmse(result, expected) <= OF_A_ROW
 
 
 @pytest.mark.parametrize("part", [1 << 10, 9000, 32 << 20])

@@ -1,0 +1,71 @@
+"""What the ops of a GPU hand to each other: activations, weights and sampled ids in device memory.
+
+Only where things lie and how long they are; nothing here launches or allocates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..device.base import Buffer, Ptr
+from ..kernels.block_kernel import BlockMatrix
+from ..kernels.rope_kv import Rotation
+from ..kernels.tile import TiledMatrix
+
+Memory = Buffer | Ptr
+
+
+@dataclass(frozen=True)
+class Array:
+    """An activation: `row` elements of it from row to row, of which shape[-1] count."""
+
+    data: Memory
+    dtype: type
+    shape: tuple[int, ...]
+    row: int
+
+
+@dataclass(frozen=True)
+class Projected:
+    """q, k, v before their rotation, left to attention: floats [T, H*E], [T, G*E], [T, G*E]."""
+
+    parts: list[Memory]
+    rotation: Rotation
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A weight [n_rows, k], in tiles or in the file's blocks: the other one is None.
+
+    Blocks are for formats that have no tiles, and for tables of which only rows are used.
+    """
+
+    n_rows: int
+    k: int
+    tiles: TiledMatrix | None
+    blocks: BlockMatrix | None
+
+    @property
+    def in_blocks(self) -> BlockMatrix:
+        """The blocks, where there are no tiles."""
+        if self.blocks is None:
+            raise RuntimeError("a matrix in tiles is used as if it were in blocks")
+        return self.blocks
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Ids that a step sampled: pinned int32[R], valid once the event is reached."""
+
+    ids: NDArray[np.int32]
+    event: Any
+
+
+def one_layout(weights: list[Matrix]) -> bool:
+    """Whether one launch can multiply all of them: their tiles are of one layout."""
+    layouts = {w.tiles.layout if w.tiles else None for w in weights}
+    return len(layouts) == 1 and None not in layouts

@@ -1,0 +1,190 @@
+"""Heads, pages and sequences for tests of rope_kv and attend, and both in float64.
+
+Letters: T tokens, H query heads, G key/value heads, E elements of a head; row is E in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from kernel_buffers import Output, upload
+
+from ggpy.kernels.attend import Attend, plan_tiles
+from ggpy.kernels.rope_kv import Batch, Heads, RopeKv, Rotation, turns
+
+PAGE = 64  # positions
+GARBAGE = 1000.0  # what other sequences left in pages: finite, and must not be seen
+
+
+@dataclass
+class Sequences:
+    """A step: of each sequence its length with the step's tokens, and how many these are."""
+
+    lengths: list[int]
+    n_tokens: list[int]
+    positions: np.ndarray = field(init=False)  # [T]
+    sequences: np.ndarray = field(init=False)  # [T]
+    tables: np.ndarray = field(init=False)  # [S, stride]: pages in no order
+    n_pages: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        both = list(zip(self.lengths, self.n_tokens, strict=True))
+        self.positions = np.concatenate([np.arange(n - t, n) for n, t in both]).astype(np.int32)
+        self.sequences = np.repeat(np.arange(len(both)), self.n_tokens).astype(np.int32)
+        counts = [-(-n // PAGE) for n in self.lengths]
+        self.n_pages = sum(counts) + 1
+        order = iter(np.random.default_rng(self.n_pages).permutation(self.n_pages).tolist())
+        self.tables = np.zeros((len(both), max(counts)), np.int32)
+        for row, count in zip(self.tables, counts, strict=True):
+            row[:count] = [next(order) for _ in range(count)]
+
+    def batch(self, device: Any) -> Batch:
+        """The step's integers on the device."""
+        arrays = (self.positions, self.sequences, self.tables)
+        return Batch(*(upload(device, array) for array in arrays), self.tables.shape[1])
+
+    def place(self, sequence: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Pages and slots of a sequence's positions."""
+        return self.tables[sequence, positions // PAGE], positions % PAGE
+
+
+def heads(n_head: int, n_head_kv: int, head_size: int) -> Heads:
+    """With the pages of these tests."""
+    return Heads(n_head, n_head_kv, head_size, PAGE)
+
+
+def random(*shape: int, seed: int = 0) -> np.ndarray:
+    """float32, normal."""
+    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
+
+
+class Pages:
+    """A layer's keys and values on the device: k [page, G, PAGE, row], v [page, G, row, PAGE]."""
+
+    def __init__(self, device: Any, h: Heads, s: Sequences, fill: float) -> None:
+        self.heads, self.sequences = h, s
+        self.k = np.full((s.n_pages, h.n_head_kv, PAGE, h.row), fill, np.float16)
+        self.v = np.full((s.n_pages, h.n_head_kv, h.row, PAGE), fill, np.float16)
+        self.outputs = [Output(device, array.nbytes) for array in (self.k, self.v)]
+
+    def put(self, sequence: int, positions: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
+        """k and v [n, G, E] in numpy's copy, zeros behind."""
+        page, slot = self.sequences.place(sequence, positions)
+        padding = ((0, 0), (0, 0), (0, self.heads.row - self.heads.head_size))
+        self.k[page, :, slot] = np.pad(k, padding)
+        self.v[page, :, :, slot] = np.pad(v, padding)
+
+    def send(self, device: Any) -> tuple[Any, Any]:
+        """Numpy's copy to the device."""
+        for array, output in zip((self.k, self.v), self.outputs, strict=True):
+            device.upload(output.buffer, array)
+        return self.outputs[0].buffer, self.outputs[1].buffer
+
+    def read(self) -> tuple[np.ndarray, np.ndarray]:
+        """The device's copy."""
+        k, v = self.outputs
+        return k.read(np.float16, self.k.shape), v.read(np.float16, self.v.shape)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What happens to heads before attention."""
+
+    inv_freq: np.ndarray
+    neox: bool = True
+    magnitude: float = 1.0
+    bias: Sequence[np.ndarray | None] = (None, None, None)
+    norm: Sequence[np.ndarray | None] = (None, None)
+    eps: tuple[float, float] = (1e-5, 1e-6)
+
+    def on(self, device: Any) -> Rotation:
+        """On the device."""
+        send = lambda array: None if array is None else upload(device, array)  # noqa: E731
+        return Rotation(
+            turns=upload(device, turns(self.inv_freq)),
+            n_pairs=len(self.inv_freq),
+            neox=self.neox,
+            magnitude=self.magnitude,
+            bias=[send(b) for b in self.bias],
+            norm=[send(n) for n in self.norm],
+            eps=self.eps,
+        )
+
+    def apply(self, part: int, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """float64 of part 0, 1, 2 (q, k, v) x[T, n, E]."""
+        x = x.astype(np.float64)
+        if self.bias[part] is not None:
+            x = x + self.bias[part].reshape(x.shape[1:])
+        if part == 2:
+            return x
+        if self.norm[part] is not None:
+            mean = np.mean(x * x, axis=-1, keepdims=True)
+            x = x / np.sqrt(mean + self.eps[part]) * self.norm[part]
+        n, out = len(self.inv_freq), x.copy()
+        a = slice(0, n) if self.neox else slice(0, 2 * n, 2)
+        b = slice(n, 2 * n) if self.neox else slice(1, 2 * n, 2)
+        angle = positions.astype(np.float64)[:, None, None] * self.inv_freq
+        c, s = self.magnitude * np.cos(angle), self.magnitude * np.sin(angle)
+        out[..., a], out[..., b] = x[..., a] * c - x[..., b] * s, x[..., a] * s + x[..., b] * c
+        return out
+
+
+def rope_kv(device, h: Heads, s: Sequences, turn: Turn, parts, pages: Pages) -> np.ndarray:
+    """float16 q[T, H, row] of float32 parts (q, k, v) [T, n, E]; keys and values go to pages."""
+    n = len(s.positions)
+    q = Output(device, 2 * n * h.n_head * h.row)
+    projected = [upload(device, part) for part in parts]
+    memory = pages.send(device)
+    RopeKv(device, h).launch(projected, turn.on(device), s.batch(device), n, memory, q.buffer)
+    return q.read(np.float16, (n, h.n_head, h.row))
+
+
+class Attention:
+    """Attention on a device, which may run several times."""
+
+    def __init__(self, device: Any, h: Heads) -> None:
+        self.device, self.heads = device, h
+        self.kernel = Attend(device, h, 8, device.shared_bytes)
+
+    def run(self, s: Sequences, pages: Pages, *, q=None, turn=None, parts=(), **options):
+        """float16 o[T, H, E] for float16 q[T, H, row], or rotated here from parts."""
+        device, h = self.device, self.heads
+        tiles, shape = plan_tiles(s.positions, s.sequences, h), (len(s.positions), h.n_head)
+        out = Output(device, 2 * shape[0] * shape[1] * h.head_size)
+        if turn is not None:
+            options["projected"] = [upload(device, part) for part in parts]
+            options["rotation"] = turn.on(device)
+        if options.get("sinks") is not None:
+            options["sinks"] = upload(device, options["sinks"])
+        self.kernel.launch(
+            None if q is None else upload(device, q),
+            s.batch(device),
+            pages.send(device),
+            upload(device, tiles),
+            len(tiles),
+            out.buffer,
+            split=bool((tiles[:, 2] > 1).any()),
+            **options,
+        )
+        return out.read(np.float16, (*shape, h.head_size))
+
+
+def attention(q, keys, values, positions, *, scale, window=0, soft_cap=0.0, sinks=None):
+    """float64 o[T, H, E] of one sequence's q[T, H, E] at positions, keys and values [n, G, E]."""
+    q, keys, values = (x.astype(np.float64) for x in (q, keys, values))
+    share = q.shape[1] // keys.shape[1]
+    keys, values = (np.repeat(x, share, axis=1) for x in (keys, values))
+    s = np.einsum("the,nhe->htn", q, keys) * scale
+    if soft_cap:
+        s = soft_cap * np.tanh(s / soft_cap)
+    distance = positions[:, None] - np.arange(len(keys))
+    seen = (distance >= 0) & (distance < window) if window else distance >= 0
+    s = np.where(seen, s, -np.inf)
+    sink = np.full((len(s), 1, 1), -np.inf) if sinks is None else sinks.reshape(-1, 1, 1)
+    top = np.maximum(s.max(axis=-1, keepdims=True), sink)
+    e = np.exp(s - top)
+    weights = e / (e.sum(axis=-1, keepdims=True) + np.exp(sink - top))
+    return np.einsum("htn,nhe->the", weights, values)

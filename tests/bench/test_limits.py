@@ -1,0 +1,63 @@
+"""Bytes and operations of a step, against numbers counted by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ggpy import arch
+from ggpy.bench.ceilings import Ceilings
+from ggpy.bench.limits import Work, work_of
+from ggpy.gguf import File
+from ggpy.ops.reference import Reference
+
+MEMORY = Ceilings(1.0, 1e30, "only memory counts")
+MATRIX = Ceilings(1e30, 1.0, "only arithmetic counts")
+WORK = Work(
+    weight_bytes=1000,
+    layer_flops=10,
+    output_flops=7,
+    kv_bytes=3,
+    attention_flops=2,
+    windows=[0, 4],
+)
+
+
+def test_generation_reads_weights_once_and_every_sequence_its_context() -> None:
+    # Position 9 sees 10 positions in the first layer, 4 in the second.
+    assert WORK.generation_seconds(9, 1, 1, MEMORY) == 1000 + 3 * (10 + 4)
+    assert WORK.generation_seconds(9, 2, 5, MEMORY) == 2 * 1000 + 5 * 3 * (14 + 15)
+    assert WORK.generation_seconds(1, 1, 1, MEMORY) == 1000 + 3 * (2 + 2)
+    assert WORK.generation_seconds(9, 1, 5, MATRIX) == 5 * (10 + 7 + 2 * 14)
+
+
+def test_prompts_are_read_in_chunks_and_give_one_row() -> None:
+    # Positions 0 to 5 see 1 to 6, in the window 1, 2, 3, 4, 4, 4; then 6 and 7.
+    assert WORK.prompt_seconds(0, 6, 6, MATRIX) == 6 * 10 + 7 + 2 * (21 + 18)
+    assert WORK.prompt_seconds(0, 8, 6, MATRIX) == 8 * 10 + 7 + 2 * (36 + 26)
+    # A chunk reads all before it; with the window, the 3 before its first token and its own.
+    assert WORK.prompt_seconds(0, 8, 6, MEMORY) == 2 * 1000 + 3 * ((6 + 6) + (8 + 5))
+
+
+def test_the_slower_of_both_counts() -> None:
+    both = Ceilings(2.0, 0.1, "")
+    step = np.array([9])
+    assert WORK.step_seconds(step, 1, 1, both) == max((1000 + 42) / 2, (17 + 28) / 0.1)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "phi3"])
+def test_work_of_a_model(architecture: str, tiny_path: Callable[[str], Path]) -> None:
+    with File(tiny_path(architecture)) as file:
+        decoder = arch.load(file, Reference(1), 64)
+        work = work_of(file.tensors, decoder, 2)
+        s, tied = decoder.sizes, "output.weight" not in file.tensors
+        table = file.tensors["token_embd.weight"].nbytes
+        total = sum(t.nbytes for t in file.tensors.values())
+    per_layer = s.n_embd * s.head_size * 2 * (s.n_head + s.n_head_kv) + 3 * s.n_embd * s.n_ff
+    assert work.weight_bytes == total - (0 if tied else table)
+    assert work.layer_flops == 2 * s.n_layer * per_layer
+    assert work.output_flops == 2 * s.n_vocab * s.n_embd
+    assert work.kv_bytes == 2 * s.n_head_kv * s.head_size * 2

@@ -1,0 +1,136 @@
+"""What a test evaluates, on the CPU and through the GPU's ops on the emulator; and failures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from devices import open_device
+
+from ggpy.bench.ceilings import Ceilings
+from ggpy.bench.options import Test
+from ggpy.bench.runs import Bench, Loaded, Result, Run, n_pages, run_model
+from ggpy.ops.reference import Reference
+from ggpy.synthetic import Synthetic
+
+CEILINGS = Ceilings(1e12, 1e14, "a machine")
+
+
+def bench(ops: Any = None, **options: Any) -> Bench:
+    make = ops or (lambda: Reference(1))
+    options = {"name": "tiny:Q8_0", "repetitions": 2, **options}
+    return Bench(open=lambda: Synthetic("tiny:Q8_0"), ops=make, **options)
+
+
+def steps_of(test: Test) -> list[tuple[list[int], list[int]]]:
+    """(positions, rows) of each step of the second repetition."""
+    loaded = Loaded(bench(), [test], CEILINGS)
+    run = Run(loaded, test)
+    run.once()
+    steps: list[tuple[list[int], list[int]]] = []
+    real = loaded.decoder.run
+    loaded.decoder.run = lambda s: (steps.append((s.positions.tolist(), s.rows.tolist())), real(s))[
+        1
+    ]  # type: ignore[method-assign]
+    run.once()
+    return steps
+
+
+def test_a_prompt_is_evaluated_in_chunks() -> None:
+    assert steps_of(Test(70, 0, n_ubatch=32)) == [
+        (list(range(32)), []),
+        (list(range(32, 64)), []),
+        (list(range(64, 70)), [5]),
+    ]
+
+
+def test_the_context_is_evaluated_before_the_clock_starts() -> None:
+    assert steps_of(Test(10, 0, n_depth=100)) == [(list(range(100, 110)), [9])]
+    assert steps_of(Test(0, 3, n_depth=100)) == [([p], [0]) for p in (100, 101, 102)]
+
+
+def test_sequences_generate_together() -> None:
+    assert steps_of(Test(0, 3, n_seq=4)) == [([p] * 4, [0, 1, 2, 3]) for p in range(3)]
+    deep = steps_of(Test(0, 2, n_depth=70, n_seq=3))
+    assert deep == [([p] * 3, [0, 1, 2]) for p in (70, 71)]
+
+
+def test_a_prompt_and_generation() -> None:
+    steps = steps_of(Test(20, 3))
+    assert [p for p, _ in steps] == [list(range(20)), [20], [21], [22]]
+
+
+def check(result: Result, repetitions: int) -> None:
+    assert not result.error
+    assert len(result.samples_ns) == repetitions and min(result.samples_ns) > 0
+    assert len(result.first_ns) == (repetitions if result.test.n_prompt else 0)
+    assert result.limit_s is not None and result.limit_s > 0
+    assert result.facts.n_params == 1_443_072 and result.facts.type == "llama 1.44M Q8_0"
+
+
+def test_results() -> None:
+    tests = [Test(16, 0), Test(0, 4), Test(0, 4, 20, n_seq=2), Test(8, 2)]
+    results = list(run_model(bench(repetitions=3), tests, CEILINGS))
+    assert [r.test for r in results] == tests
+    for result in results:
+        check(result, 3)
+        assert result.device_bytes is None
+
+
+@pytest.fixture(params=["emulator", "cuda"])
+def device(request: pytest.FixtureRequest) -> Iterator[Any]:
+    found = open_device(request.param)
+    yield found
+    if hasattr(found, "close"):
+        found.close()
+
+
+def test_on_a_gpu(device: Any) -> None:
+    """Graphs are recorded and replayed, pages are shared between the tests' engines."""
+    from ggpy.ops.cuda import Cuda
+
+    tests = [Test(5, 0), Test(0, 3), Test(0, 2, n_seq=2)]
+    for result in run_model(bench(lambda: Cuda(device), repetitions=1), tests, CEILINGS):
+        check(result, 1)
+        assert result.device_bytes
+
+
+class Small(Reference):
+    """Has room for a few pages."""
+
+    def allocate_cache(self, shape: Any) -> None:
+        if shape.n_pages > 4:
+            raise MemoryError(f"{shape.n_pages} pages do not fit")
+        super().allocate_cache(shape)
+
+
+def test_what_does_not_fit_is_a_result_and_the_rest_goes_on() -> None:
+    tests = [Test(0, 2, 1000), Test(0, 2), Test(0, 2, 500), Test(0, 2, 500, n_seq=2), Test(4, 0)]
+    results = list(run_model(bench(lambda: Small(1)), tests, CEILINGS))
+    failed = {r.test: r.error for r in results if r.error}
+    assert set(failed) == {tests[0], tests[2], tests[3]}
+    assert failed[tests[0]] == f"MemoryError: {n_pages(tests[0])} pages do not fit"
+    assert {r.test for r in results} == set(tests)
+
+
+def test_a_model_that_cannot_be_opened_is_a_result() -> None:
+    def broken() -> Any:
+        raise ValueError("no such file")
+
+    tests = [Test(4, 0), Test(0, 2)]
+    case = Bench(open=broken, ops=lambda: Reference(1), name="x")
+    results = list(run_model(case, tests, CEILINGS))
+    assert [(r.test, r.error) for r in results] == [(t, "ValueError: no such file") for t in tests]
+
+
+def test_a_test_that_fails_is_a_result() -> None:
+    class Failing(Reference):
+        def sample(self, logits: Any, samplers: Any) -> Any:
+            if len(samplers) == 2:
+                raise RuntimeError("kernel k\ndetails")
+            return super().sample(logits, samplers)
+
+    tests = [Test(0, 2), Test(0, 2, n_seq=2), Test(4, 0)]
+    results = list(run_model(bench(lambda: Failing(1)), tests, CEILINGS))
+    assert [r.error for r in results] == ["", "RuntimeError: kernel k", ""]

@@ -1,0 +1,248 @@
+"""Attention over pages against float64, and the promises about bits."""
+
+import numpy as np
+import pytest
+from attention_cases import (
+    GARBAGE,
+    Attention,
+    Pages,
+    Sequences,
+    Turn,
+    attention,
+    heads,
+    random,
+    rope_kv,
+)
+from cases import nmse
+
+from ggpy.kernels.attend import MAX_SPLIT, plan_tiles
+
+NMSE = 5e-6
+MMA_ROWS = 16  # no tile has more (token, head) pairs
+
+DECODE = Sequences(lengths=[1, 33, 64, 300], n_tokens=[1, 1, 1, 1])
+PROMPT = Sequences(lengths=[7, 70], n_tokens=[7, 25])
+MIXED = Sequences(lengths=[300, 70, 1], n_tokens=[1, 5, 1])
+LONG = Sequences(lengths=[2100, 129], n_tokens=[1, 1])
+STEPS = {"decode": DECODE, "prompt": PROMPT, "mixed": MIXED, "long": LONG}
+
+
+def fill(device, h, s, seed=0):
+    """Pages, float16 q[T, H, row], and keys and values [n, G, E] of each sequence."""
+    pages = Pages(device, h, s, GARBAGE)
+    pages.k[..., h.head_size :], pages.v[:, :, h.head_size :] = 0, 0  # as rope_kv leaves them
+    contents = []
+    for i, n in enumerate(s.lengths):
+        k, v = (
+            random(n, h.n_head_kv, h.head_size, seed=seed + 9 * i + j).astype(np.float16)
+            for j in (1, 2)
+        )
+        pages.put(i, np.arange(n), k, v)
+        contents.append((k, v))
+    q = np.zeros((len(s.positions), h.n_head, h.row), np.float16)
+    q[..., : h.head_size] = random(len(q), h.n_head, h.head_size, seed=seed)
+    return pages, q, contents
+
+
+def expected(h, s, q, contents, **options):
+    """float64 o[T, H, E]."""
+    parts = []
+    for i, (k, v) in enumerate(contents):
+        mine = s.sequences == i
+        parts.append(attention(q[mine][..., : h.head_size], k, v, s.positions[mine], **options))
+    return np.concatenate(parts)
+
+
+def check(device, h, s, scale=None, **options):
+    options["scale"] = scale or h.head_size**-0.5
+    pages, q, contents = fill(device, h, s)
+    o = Attention(device, h).run(s, pages, q=q, **options)
+    assert nmse(o, expected(h, s, q, contents, **options)) <= NMSE
+
+
+HEADS = [(4, 2, 64), (3, 1, 80), (8, 1, 96), (7, 1, 128), (2, 2, 256), (20, 1, 64), (32, 2, 32)]
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("shape", HEADS, ids=str)
+def test_shapes(machine, shape, step):
+    """Groups of 1 to 20 heads, heads of 32 to 256 elements, in steps of every kind."""
+    check(machine, heads(*shape), STEPS[step])
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 7, 8, 12, 16, 17, 71])
+@pytest.mark.parametrize("e", [64, 80, 96, 128, 256])
+def test_gpu(gpu, e, group, step):
+    for options in ({}, {"window": 40, "soft_cap": 2.0, "sinks": random(2 * group)}):
+        check(gpu, heads(2 * group, 2, e), STEPS[step], **options)
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("window", [1, 5, 32, 40, 100, 5000])
+def test_windows(machine, window, step):
+    check(machine, heads(4, 2, 64), STEPS[step], window=window)
+
+
+@pytest.mark.parametrize("step", ["decode", "prompt", "long"])
+@pytest.mark.parametrize("options", ["soft cap", "sinks", "all"])
+def test_caps_and_sinks(machine, options, step):
+    cap, sinks = {"soft_cap": 1.5}, {"sinks": random(4, seed=4) * 3}
+    made = {"soft cap": cap, "sinks": sinks, "all": {**cap, **sinks, "window": 50}}
+    check(machine, heads(4, 2, 64), STEPS[step], **made[options])
+
+
+@pytest.mark.parametrize("scale", [1e-4, 3.0])
+def test_flat_and_sharp(machine, scale):
+    """All keys alike, or one of them alone."""
+    check(machine, heads(4, 2, 64), MIXED, scale=scale)
+
+
+def test_scores_of_any_size(machine):
+    """Scores of 60000 and -60000 are neither infinite nor NaN."""
+    h, s = heads(2, 1, 32), Sequences([40], [1])
+    pages, q, contents = fill(machine, h, s)
+    q[..., :32] = 60
+    k, v = contents[0]
+    k[:] = np.where(np.arange(40) % 2, 31, -31)[:, None, None]
+    pages.put(0, np.arange(40), k, v)
+    o = Attention(machine, h).run(s, pages, q=q, scale=1.0)
+    assert nmse(o, expected(h, s, q, contents, scale=1.0)) <= NMSE
+    k[:] = -31
+    pages.put(0, np.arange(40), k, v)
+    o = Attention(machine, h).run(s, pages, q=q, scale=1.0)
+    assert nmse(o, expected(h, s, q, contents, scale=1.0)) <= NMSE
+
+
+# Rotation inside
+
+
+@pytest.mark.parametrize("step", ["decode", "long"])
+@pytest.mark.parametrize(
+    "shape", [(4, 2, 64), (3, 1, 80), (20, 1, 64), (7, 1, 128), (2, 2, 256)], ids=str
+)
+def test_rotation_inside_equals_rotation_before(machine, shape, step):
+    """The same bits in the output and in every page."""
+    h, s = heads(*shape), STEPS[step]
+    e, n = h.head_size, len(s.positions)
+    bias = [random(m * e, seed=m) for m in (h.n_head, h.n_head_kv, h.n_head_kv)]
+    norm = [random(e, seed=6) + 2, random(e, seed=7) + 2]
+    turn = Turn(10000.0 ** (-np.arange(e // 2) / (e // 2)), e == 64, 1.1, bias, norm)
+    parts = [random(n, m, e, seed=i) for i, m in enumerate((h.n_head, *[h.n_head_kv] * 2))]
+    pages = fill(machine, h, s)[0]
+    before, inside = Attention(machine, h), Attention(machine, h)
+    fused = inside.run(s, pages, turn=turn, parts=parts, scale=e**-0.5)
+    fused_pages = pages.read()
+    q = rope_kv(machine, h, s, turn, parts, pages)
+    pages.k, pages.v = (array.copy() for array in pages.read())
+    assert all(np.array_equal(a, b) for a, b in zip(fused_pages, (pages.k, pages.v), strict=True))
+    assert np.array_equal(fused, before.run(s, pages, q=q, scale=e**-0.5))
+
+
+@pytest.mark.parametrize("window", [1, 40])
+def test_rotation_inside_with_a_window(machine, window):
+    h, s = heads(4, 2, 64), Sequences([300, 65, 64, 33, 1], [1] * 5)
+    turn = Turn(100.0 ** (-np.arange(32) / 32))
+    pages, _, contents = fill(machine, h, s)
+    parts = [random(5, m, 64, seed=i) for i, m in enumerate((4, 2, 2))]
+    o = Attention(machine, h).run(s, pages, turn=turn, parts=parts, scale=0.125, window=window)
+    q, k, v = (turn.apply(i, x, s.positions).astype(np.float16) for i, x in enumerate(parts))
+    for i, (keys, values) in enumerate(contents):
+        keys[-1], values[-1] = k[i], v[i]
+    assert nmse(o, expected(h, s, q, contents, scale=0.125, window=window)) <= NMSE
+
+
+# Bits
+
+
+@pytest.mark.parametrize("window", [0, 40])
+def test_a_sequence_does_not_depend_on_the_others(machine, window):
+    h, options = heads(4, 2, 64), {"scale": 0.125, "window": window}
+    lengths = [300, 1, 140, 33]
+    s = Sequences(lengths, [1, 1, 1, 1])
+    pages, q, contents = fill(machine, h, s)
+    together = Attention(machine, h).run(s, pages, q=q, **options)
+    for i, n in enumerate(lengths):
+        one = Sequences([n], [1])
+        mine = Pages(machine, h, one, GARBAGE)
+        mine.put(0, np.arange(n), *contents[i])
+        alone = Attention(machine, h).run(one, mine, q=q[i : i + 1], **options)
+        assert np.array_equal(alone[0], together[i])
+
+
+def test_again_and_again(machine):
+    """Counters are clean after a step, whatever its tiles."""
+    h = heads(20, 1, 64)
+    kernel = Attention(machine, h)
+    for step in ("long", "mixed", "long", "decode"):
+        s = STEPS[step]
+        pages, q, contents = fill(machine, h, s)
+        o = kernel.run(s, pages, q=q, scale=0.125)
+        assert nmse(o, expected(h, s, q, contents, scale=0.125)) <= NMSE
+
+
+@pytest.mark.parametrize("step", ["long", "prompt"])
+def test_order_of_blocks_and_warps(emulator, monkeypatch, step):
+    h, s = heads(20, 1, 64), STEPS[step]
+    pages, q, _ = fill(emulator, h, s)
+    usual = Attention(emulator, h).run(s, pages, q=q, scale=0.125)
+    for order in (1, 2, 3):
+        monkeypatch.setattr(emulator.unprepared, "order", order)
+        again = Attention(emulator, h).run(s, pages, q=q, scale=0.125)
+        assert np.array_equal(again, usual), f"order {order}"
+
+
+def test_order_with_rotation_inside(emulator, monkeypatch):
+    h, s = heads(20, 1, 64), LONG
+    turn, outs = Turn(100.0 ** (-np.arange(32) / 32)), []
+    parts = [random(2, m, 64, seed=i) for i, m in enumerate((20, 1, 1))]
+    for order in (0, 1, 2):
+        monkeypatch.setattr(emulator.unprepared, "order", order)
+        pages = fill(emulator, h, s)[0]
+        outs.append(Attention(emulator, h).run(s, pages, turn=turn, parts=parts, scale=0.125))
+    assert np.array_equal(outs[0], outs[1]) and np.array_equal(outs[0], outs[2])
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_under_sanitizers(emulated, fused):
+    h, s = heads(3, 1, 80), Sequences([150, 65], [1, 1])
+    pages, q, contents = fill(emulated, h, s)
+    if not fused:
+        o = Attention(emulated, h).run(s, pages, q=q, scale=0.125)
+        assert nmse(o, expected(h, s, q, contents, scale=0.125)) <= NMSE
+        return
+    parts = [random(2, m, 80, seed=i) for i, m in enumerate((3, 1, 1))]
+    turn = Turn(100.0 ** (-np.arange(16) / 16))
+    o = Attention(emulated, h).run(s, pages, turn=turn, parts=parts, scale=0.125)
+    assert np.isfinite(o).all()
+
+
+# Plans
+
+
+@pytest.mark.parametrize("shape", HEADS, ids=str)
+@pytest.mark.parametrize("step", STEPS)
+def test_tiles_cover_each_token_once(step, shape):
+    h, s = heads(*shape), STEPS[step]
+    tiles = plan_tiles(s.positions, s.sequences, h)
+    covered = [i for first, n, *_ in tiles for i in range(first, first + n)]
+    assert covered == list(range(len(s.positions)))
+    for first, n, n_split, workspace in tiles:
+        assert len(set(s.sequences[first : first + n])) == 1
+        assert n == 1 or n * (h.n_head // h.n_head_kv) <= MMA_ROWS
+        assert 1 <= n_split <= MAX_SPLIT and (n_split == 1 or n == 1)
+        assert (workspace >= 0) == (n_split > 1)
+    used = [t[3] for t in tiles if t[3] >= 0]
+    assert used == list(range(len(used)))
+
+
+def test_splits_follow_from_the_position_alone():
+    h = heads(4, 2, 64)
+    alone = {n: plan_tiles(*_lone([n]), h)[0, 2] for n in (1, 128, 129, 1000, 5000)}
+    assert alone == {1: 1, 128: 1, 129: 2, 1000: 8, 5000: MAX_SPLIT}
+    assert plan_tiles(*_lone(list(alone)), h)[:, 2].tolist() == list(alone.values())
+
+
+def _lone(lengths):
+    s = Sequences(lengths, [1] * len(lengths))
+    return s.positions, s.sequences

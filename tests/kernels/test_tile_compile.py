@@ -1,0 +1,93 @@
+"""The kernels of a decode step compile for every architecture, without spilling."""
+
+import pytest
+from tile_cases import PRODUCT, TILED, Weights, layouts
+
+from ggpy.device import toolkit
+from ggpy.device.compile import compile_cubin
+from ggpy.formats import by_name
+from ggpy.kernels.block_kernel import compile_options, expression
+
+ARCHITECTURES = ["75", "80", "86", "89", "90", "90a", "100", "120"]
+INSTANCES = ["1, NORM, GLU", "1, PLAIN, ADD", "8, PLAIN, STORE"]
+SOME = [Weights(name, 1, 256).layout.type_name for name in ("Q8_0", "Q4_0", "Q6_K")]
+FEW = [*(f"{SOME[0]}, {i}" for i in INSTANCES), f"{SOME[1]}, 1, NORM, STORE"]
+FEW += [f"{SOME[2]}, 8, PLAIN, ADD"]
+ATTEND = {64: 0, 128: 8, 256: 200}  # head size -> bytes of spilled registers that are read back
+ATTEND_SM_75 = {64: 0, 128: 100, 256: 250}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nvrtc():
+    try:
+        toolkit.load_nvrtc()
+        toolkit.header_folders()
+    except toolkit.NvrtcMissing as error:
+        pytest.skip(str(error))
+
+
+def product(arch, instances, pieces=1):
+    """Resources of instances of the product."""
+    names = [f"mul_mat_tile<{instance}>" for instance in instances]
+    defines = {**PRODUCT, "NORM_PIECES": pieces}
+    return compile_cubin("mul_mat_tile.cu", arch, expressions=names, defines=defines).resources
+
+
+def attend(arch):
+    names = [f"attend<{row}, {'true' if row < 256 else 'false'}>" for row in ATTEND]
+    return compile_cubin("attend.cu", arch, expressions=names, defines={"PAGE_SIZE": 64}).resources
+
+
+def small(arch):
+    """What is not a product, nor attention."""
+    found = {}
+    for pieces in (1, 4):
+        norm = {"WARPS": 16, "NORM_PIECES": pieces}
+        found.update(compile_cubin("rms_norm.cu", arch, defines=norm).resources)
+    for name in ("rope_kv", "argmax", "elementwise"):
+        found.update(compile_cubin(f"{name}.cu", arch).resources)
+    rows = [f"embed_tile<{t}>" for t in SOME]
+    found.update(compile_cubin("embed_tile.cu", arch, expressions=rows).resources)
+    assert set(found) >= {"rms_norm", "add_rms_norm", "rope_kv", "argmax", "glu", "soft_cap", *rows}
+    return found
+
+
+def check_nothing_spills(found, registers=128, spilled=0):
+    for name, r in found.items():
+        assert max(r.spill_loads, r.spill_stores) <= spilled, f"{name} spills: {r}"
+        assert r.registers <= registers, f"{name} takes {r.registers} registers"
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_architecture(arch):
+    arch = f"sm_{arch}"
+    check_nothing_spills(product(arch, FEW))  # 512 threads have 128 registers each
+    check_nothing_spills(small(arch))
+    bounds = ATTEND_SM_75 if arch == "sm_75" else ATTEND
+    for name, r in attend(arch).items():
+        row = int(name.removeprefix("attend<").partition(",")[0])
+        assert max(r.spill_loads, r.spill_stores) <= bounds[row], f"{name} for {arch} spills: {r}"
+
+
+@pytest.mark.parametrize("instance", [INSTANCES[0], INSTANCES[2]])
+def test_every_layout(instance):
+    """Q5_K for eight tokens is at the limit of its registers: one of them is spilled."""
+    found = product("sm_90a", [f"{t}, {instance}" for t in layouts()])
+    for name, r in found.items():
+        check_nothing_spills({name: r}, spilled=8 if "<5, 32, Scales::SUB_M" in name else 0)
+    assert len(found) == len(layouts())
+
+
+def test_wide_rows_are_normalised_in_registers():
+    """Up to 16384 columns, the widest model known."""
+    instances = [f"{SOME[0]}, 1, NORM, {epilogue}" for epilogue in ("STORE", "GLU")]
+    check_nothing_spills(product("sm_90a", instances, pieces=4))
+
+
+def test_every_format_can_be_repacked():
+    formats = [by_name(name) for name in TILED]
+    names = [expression("repack", f, Weights(f.name, 1, 256).layout.type_name) for f in formats]
+    options = compile_options(*formats)
+    found = compile_cubin("repack.cu", "sm_75", expressions=names, **options).resources
+    assert set(found) == set(names)
+    check_nothing_spills(found, registers=255)

@@ -1,0 +1,135 @@
+"""`ggpy bench`: the program, from its command line to its output."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from ggpy import paths
+from ggpy.bench.table import FIELDS, SAMPLES
+
+PROGRAM = paths.data_dir("tools") / "bench.py"
+QUICK = ["--device", "cpu", "-p", "8", "-n", "2", "-r", "2"]
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("bench", PROGRAM)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_json_of_a_file_and_a_shape(
+    bench: ModuleType, tiny_path: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*QUICK, "-m", str(tiny_path("gemma3")), "--synthetic", "tiny:Q4_K", "-d", "0,20"]
+    assert bench.main([*words, "-o", "json", "-oe", "jsonl"]) == 0
+    captured = capsys.readouterr()
+    rows = json.loads(captured.out)
+    assert [row["test"] for row in rows] == ["pp8", "tg2", "pp8 @ d20", "tg2 @ d20"] * 2
+    assert [row["model_type"].split()[0] for row in rows] == ["gemma3"] * 4 + ["llama"] * 4
+    for row in rows:
+        assert [*row] == [*FIELDS, *SAMPLES]
+        assert not row["error"] and len(row["samples_ns"]) == 2
+        assert row["percent_of_limit"] > 0 and row["load_s"] > 0
+        assert row["command"].startswith("ggpy bench --device cpu") and row["backends"] == "CPU"
+    assert [json.loads(line) for line in captured.err.splitlines()] == rows
+
+
+def test_markdown_says_what_failed_and_goes_on(
+    bench: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*QUICK, "-m", "none.gguf", "--synthetic", "tiny:Q8_0", "-ub", "4", "--progress"]
+    assert bench.main(words) == 1
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    assert "| threads | n_ubatch |" in lines[0] and lines[0].endswith("| % of limit |")
+    assert [("failed" in line, "tiny" in line) for line in lines[2:6]] == [
+        *((True, False), (True, False), (False, False), (False, False))
+    ]
+    assert any(line.startswith("none.gguf: pp8 failed: HubError: ") for line in lines)
+    assert "ggpy bench: tiny:Q8_0: pp8" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "nothing to measure"),
+        (["--synthetic", "tiny:Q8_0", "-p", "0", "-n", "0"], "nothing to measure"),
+        (["--synthetic", "tiny:Q9"], "unknown type 'Q9'"),
+        (["--synthetic", "tiny:Q8_0", "--device", "gpu"], "unknown device 'gpu'"),
+        (["--report", "/nowhere"], "no .json files"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_runs(
+    words: list[str], message: str, bench: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench.main(words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.startswith("ggpy: error: ")
+    assert message in captured.err
+
+
+def test_without_ceilings_there_are_speeds(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(ops: object, fresh: bool) -> None:
+        raise RuntimeError("out of GPU memory")
+
+    monkeypatch.setattr("ggpy.bench.ceilings.ceilings_of", fail)
+    assert bench.main([*QUICK, "--synthetic", "tiny:Q8_0"]) == 0
+    captured = capsys.readouterr()
+    assert "no limits: the ceilings could not be measured: out of GPU memory" in captured.err
+    assert "limit:" not in captured.out and "tg2" in captured.out
+
+
+def test_measured_json_becomes_a_page(
+    bench: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "benchmarks"
+    folder.mkdir()
+    assert bench.main([*QUICK, "--synthetic", "tiny:F16", "-o", "json"]) == 0
+    (folder / "cpu.json").write_text(capsys.readouterr().out)
+    assert bench.main(["--report", str(folder)]) == 0
+    assert "| tiny:F16 | 0.00 GiB | pp8 |" in (tmp_path / "BENCHMARKS.md").read_text()
+
+
+def test_help_is_cheap() -> None:
+    start = time.perf_counter()
+    code = "import sys; sys.argv = ['bench', '--help']\n"
+    code += f"try: exec(compile(open({str(PROGRAM)!r}).read(), 'bench', 'exec'))\n"
+    code += "except SystemExit: print('numpy' in sys.modules)\n"
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=PROGRAM.parent.parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert result.stdout.startswith("usage: ggpy bench")
+    assert result.stdout.splitlines()[-1] == "False"
+    assert time.perf_counter() - start < 3  # 0.1 s where nothing else runs
+
+
+def test_closed_pipe_is_no_error() -> None:
+    command = f"set -o pipefail; '{sys.executable}' -m ggpy bench --synthetic tiny:Q8_0 "
+    result = subprocess.run(
+        ["bash", "-c", command + " ".join(QUICK) + " | true"],
+        cwd=PROGRAM.parent.parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (result.returncode, result.stderr) == (0, "")
