@@ -97,9 +97,11 @@ def _toolkit_roots() -> list[Path]:
 def header_folders() -> tuple[Path, ...]:
     """The folders of cuda_fp16.h and its companions; NvrtcMissing when there are none."""
     found = [_header_wheel(), *(root / "include" for root in _toolkit_roots())]
-    for folder in found:
-        if folder is not None and (folder / "cuda_fp16.h").is_file():
-            return (folder, folder / "cccl") if (folder / "cccl").is_dir() else (folder,)
+    usable = [folder for folder in found if folder and (folder / "cuda_fp16.h").is_file()]
+    # Some installations lack the crt folder, which NVRTC can do without and a C++ compiler cannot.
+    usable.sort(key=lambda folder: not (folder / "crt" / "host_defines.h").is_file())
+    for folder in usable:
+        return (folder, folder / "cccl") if (folder / "cccl").is_dir() else (folder,)
     raise NvrtcMissing(f"the CUDA headers (cuda_fp16.h) are not installed: {INSTALL}")
 
 
