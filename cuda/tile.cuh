@@ -109,14 +109,17 @@ struct ChunkCodes {
     uint32_t extra[T::EXTRA_BYTES > 0 ? T::EXTRA_BYTES / 128 : 1];
 
     __device__ __forceinline__ void load(const uint8_t* chunk, int lane) {
-        const uint4* from = reinterpret_cast<const uint4*>(chunk + T::SCALE_BYTES) + lane;
+        load(chunk + T::SCALE_BYTES, chunk + T::SCALE_BYTES + T::BASE_BYTES, lane);
+    }
+    __device__ __forceinline__ void load(const uint8_t* main_plane, const uint8_t* extra_plane, int lane) {
+        const uint4* from = reinterpret_cast<const uint4*>(main_plane) + lane;
 #pragma unroll
         for (int i = 0; i < T::BASE_BYTES / 512; ++i) {
             const uint4 v = from[32 * i];
             main[4 * i] = v.x, main[4 * i + 1] = v.y, main[4 * i + 2] = v.z, main[4 * i + 3] = v.w;
         }
         if constexpr (EXTRA > 0) {
-            const uint32_t* high = reinterpret_cast<const uint32_t*>(chunk + T::SCALE_BYTES + T::BASE_BYTES);
+            const uint32_t* high = reinterpret_cast<const uint32_t*>(extra_plane);
 #pragma unroll
             for (int i = 0; i < T::EXTRA_BYTES / 128; ++i) extra[i] = high[(i / EXTRA * 32 + lane) * EXTRA + i % EXTRA];
         }

@@ -117,6 +117,11 @@ def _model(parser: Parser) -> None:
     )
     group.add_argument("-t", "--threads", type=_positive, metavar="N", help="threads of the CPU")
     group.add_argument(
+        "--batch-invariant",
+        action="store_true",
+        help="on a GPU: the same bits whatever else is in a step, for prompts too (slower)",
+    )
+    group.add_argument(
         "-c",
         "--ctx-size",
         type=_natural,

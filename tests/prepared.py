@@ -11,7 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from emulator import build
-from tile_cases import PRODUCT, TILED, layouts, product_names, product_variants
+from tile_cases import (
+    PRODUCT,
+    TILED,
+    layouts,
+    product_names,
+    product_variants,
+    products_for_many,
+)
 
 from ggpy.formats import by_name
 from ggpy.kernels.block_kernel import compile_options, expression
@@ -32,6 +39,7 @@ def groups() -> list[Group]:
     embeds = [f"embed_tile<{w.layout.type_name}>" for w in matrices]
     return [
         *products,
+        *[("mul_mat_q.cu", names, {}) for names in products_for_many()],
         ("repack.cu", repacks, compile_options(*map(by_name, TILED))),
         ("embed_tile.cu", embeds, {}),
         *[("attend.cu", names, {}) for names in (attends[::2], attends[1::2])],

@@ -100,6 +100,7 @@ def limits(device: Any, multiprocessors: int = 3, **changes: int) -> Limits:
     return replace(Limits(device.shared_bytes, multiprocessors), **changes)
 
 
+MANY = ["Q8_0", "Q4_0", "Q5_1", "Q4_K", "Q6_K", "F16"]  # one of each kind of layout
 PRODUCT = {"WARPS": 16, "STAGES": 3, "NORM_PIECES": 1}
 
 
@@ -111,6 +112,14 @@ def product_names() -> list[str]:
     names += [f"{t}, 1, NORM, {e}" for t in some[:2] for e in ("STORE", "GLU")]
     names += [f"{some[2]}, {c}, PLAIN, ADD" for c in COLUMNS]
     return [f"mul_mat_tile<{name}>" for name in dict.fromkeys(names)]
+
+
+def products_for_many() -> list[list[str]]:
+    """The same of the product for many tokens, in two halves."""
+    some = [Weights(name, 1, 256).layout.type_name for name in MANY]
+    names = [f"mul_mat_q<{t}, STORE>" for t in some]
+    names += [f"mul_mat_q<{some[0]}, {e}>" for e in ("ADD", "GLU")]
+    return [names[::2], names[1::2]]
 
 
 def product_variants() -> list[tuple[list[str], dict[str, int]]]:

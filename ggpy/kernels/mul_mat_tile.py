@@ -21,7 +21,9 @@ ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 COLUMNS = (1, 8)  # tokens of one launch, an instance each
 
 
-class _Segment(ctypes.Structure):
+class Segment(ctypes.Structure):
+    """One matrix of a product; its outputs are [n_tokens, n_rows]."""
+
     _fields_ = (
         ("tiles", ctypes.c_uint64),
         ("out", ctypes.c_uint64),
@@ -32,7 +34,7 @@ class _Segment(ctypes.Structure):
 
 class _Product(ctypes.Structure):
     _fields_ = (
-        ("segment", _Segment * 3),
+        ("segment", Segment * 3),
         ("x", ctypes.c_uint64),
         ("norm", ctypes.c_uint64),
         ("residual", ctypes.c_uint64),
@@ -95,16 +97,9 @@ class MulMatTile:
         layout and one k. More than max(COLUMNS) tokens are several launches.
         """
         first = weights[0]
-        if any(w.layout != first.layout or w.k != first.k for w in weights):
-            raise ValueError(
-                "the matrices of one product have one layout and one number of columns"
-            )
         if norm is not None and n_tokens != 1:
             raise ValueError(f"x is normalised inside a product for one token, not {n_tokens}")
-        if len(outs) != (1 if epilogue == "GLU" else len(weights)):
-            raise ValueError(
-                f"{len(weights)} matrices and {len(outs)} outputs do not make a {epilogue} product"
-            )
+        check_product(weights, len(outs), epilogue)
         product = self._product(weights, epilogue)
         product.eps, product.soft_cap, product.activation = eps, soft_cap, ACTIVATIONS[activation]
         product.norm = address(norm)
@@ -126,12 +121,7 @@ class MulMatTile:
 
     def _product(self, weights: Sequence[TiledMatrix], epilogue: Epilogue) -> _Product:
         product = _Product(k=weights[0].k, n_chunk=weights[0].layout.chunks(weights[0].k))
-        tiles = 0
-        for segment, w in zip(product.segment, weights, strict=False):
-            segment.tiles, segment.n_rows, segment.first_tile = address(w.data), w.n_rows, tiles
-            tiles += w.tile_rows
-        product.n_segments = len(weights)
-        product.n_tiles = weights[0].tile_rows if epilogue == "GLU" else tiles
+        product.n_segments, product.n_tiles = len(weights), fill(product.segment, weights, epilogue)
         return product
 
     def _fit(self, w: TiledMatrix, columns: int, n_tokens: int, norm: bool) -> tuple[int, int, int]:
@@ -167,6 +157,25 @@ class MulMatTile:
             defines = {"WARPS": warps, "STAGES": stages, "NORM_PIECES": pieces}
             self._kernels[key] = self.device.kernel("mul_mat_tile.cu", name, defines=defines)
         return self._kernels[key]
+
+
+def check_product(weights: Sequence[TiledMatrix], n_outs: int, epilogue: Epilogue) -> None:
+    """ValueError unless the matrices have one layout and k, and n_outs is what they make."""
+    if any(w.layout != weights[0].layout or w.k != weights[0].k for w in weights):
+        raise ValueError("the matrices of one product have one layout and one number of columns")
+    if n_outs != (1 if epilogue == "GLU" else len(weights)):
+        raise ValueError(
+            f"{len(weights)} matrices and {n_outs} outputs do not make a {epilogue} product"
+        )
+
+
+def fill(segments: ctypes.Array, weights: Sequence[TiledMatrix], epilogue: Epilogue) -> int:
+    """Write the matrices into a product's segments; its tile rows, of all or (GLU) of each."""
+    tiles = 0
+    for segment, w in zip(segments, weights, strict=False):
+        segment.tiles, segment.n_rows, segment.first_tile = address(w.data), w.n_rows, tiles
+        tiles += w.tile_rows
+    return weights[0].tile_rows if epilogue == "GLU" else tiles
 
 
 def shared_bytes(

@@ -17,18 +17,22 @@ if TYPE_CHECKING:
 
 
 def choose(
-    device: str = "auto", n_threads: int | None = None, note: Callable[[str], None] | None = None
+    device: str = "auto",
+    n_threads: int | None = None,
+    note: Callable[[str], None] | None = None,
+    batch_invariant: bool = False,
 ) -> Ops:
     """The ops for "auto", "cpu", "cuda" or "cuda:N"; ValueError when that device cannot be had.
 
     "auto" is the first GPU if it is usable, else the CPU, whose `reason` says why. n_threads: of
     the CPU's matrix products; None is a modest number. note: gets one-line remarks for the user.
+    batch_invariant: on a GPU, prompts too have the same bits whatever else is in a step.
     """
     if not re.fullmatch(r"auto|cpu|cuda(:\d{1,9})?", device):
         raise ValueError(f"unknown device {device!r}: use auto, cpu, cuda or cuda:N")
     reason = "as asked"
     if device != "cpu":
-        found = _open_gpu(int(device.partition(":")[2] or 0), note)
+        found = _open_gpu(int(device.partition(":")[2] or 0), note, batch_invariant)
         if not isinstance(found, str):
             return found
         if device != "auto":
@@ -45,7 +49,7 @@ def describe(gpu: Gpu) -> str:
     return f"{gpu.name}, {size}, {gpu.arch}, driver for CUDA {gpu.driver}"
 
 
-def _open_gpu(ordinal: int, note: Callable[[str], None] | None) -> Ops | str:
+def _open_gpu(ordinal: int, note: Callable[[str], None] | None, batch_invariant: bool) -> Ops | str:
     """The ops on the GPU of this number, or why there are none."""
     from ..device import CudaError, NoGpu, cache, probe
 
@@ -66,4 +70,4 @@ def _open_gpu(ordinal: int, note: Callable[[str], None] | None) -> Ops | str:
             note(f"compiling kernels for this GPU, once: they are kept in {cache.folder()}")
 
     device.on_compile = compiling
-    return Cuda(device, f"cuda:{ordinal}", describe(gpu))
+    return Cuda(device, f"cuda:{ordinal}", describe(gpu), batch_invariant)

@@ -9,10 +9,12 @@ from typing import Any
 
 from ..kernels.dequantize_mul_mat_vec import dequantize_mul_mat_vec
 from ..kernels.elementwise import Elementwise
+from ..kernels.mul_mat_q import MulMatQ
 from ..kernels.mul_mat_tile import Epilogue, Limits, MulMatTile, warps_for
 from .cuda_arrays import Array, Matrix, one_layout
 from .interface import Norm
 
+MANY_TOKENS = 32  # of a step with a prompt, from which on the product for many is faster
 STATIC_SHARED = 1 << 10  # bytes of a block's shared memory that kernels declare themselves
 
 
@@ -26,6 +28,8 @@ class Products:
         self.device = device
         self._tiles = MulMatTile(device, limits)
         self._elementwise = elementwise
+        self._many = MulMatQ(device) if MulMatQ.fits(shared) else None
+        self.prompt = False  # the step has a prompt: what rounds weights to halves may be used
 
     def multiply(
         self,
@@ -49,6 +53,18 @@ class Products:
             tiles = [w.tiles for w in weights[part] if w.tiles is not None]
             if not tiles:
                 self._multiply_blocks(x, weights[part][0], to[0], epilogue == "ADD", soft_cap)
+                continue
+            if self.prompt and self._many is not None and n >= MANY_TOKENS:
+                self._many.launch(
+                    tiles,
+                    x.data,
+                    [out.data for out in to],
+                    n,
+                    epilogue=epilogue,
+                    residual=residual,
+                    activation=activation,
+                    soft_cap=soft_cap,
+                )
                 continue
             self._tiles.launch(
                 tiles,

@@ -58,9 +58,16 @@ def check_nothing_spills(found, registers=128, spilled=0):
         assert r.registers <= registers, f"{name} takes {r.registers} registers"
 
 
+def many(arch, layouts):
+    """The product for prompts."""
+    names = [f"mul_mat_q<{t}, {e}>" for t in layouts for e in ("ADD", "GLU")]
+    return compile_cubin("mul_mat_q.cu", arch, expressions=names).resources
+
+
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_every_architecture(arch):
     arch = f"sm_{arch}"
+    check_nothing_spills(many(arch, SOME[:1]), registers=255)
     check_nothing_spills(product(arch, FEW))  # 512 threads have 128 registers each
     check_nothing_spills(small(arch))
     bounds = ATTEND_SM_75 if arch == "sm_75" else ATTEND

@@ -57,7 +57,7 @@ def test_without_a_gpu_auto_is_the_cpu_and_says_why(machine: Any) -> None:
 def test_a_usable_gpu_is_taken_and_shown(machine: Any, asked: str, ordinal: int) -> None:
     opened = SimpleNamespace()
     ordinals = machine(GPU, opened)
-    assert choose(asked) == (opened, f"cuda:{ordinal}", describe(GPU))
+    assert choose(asked) == (opened, f"cuda:{ordinal}", describe(GPU), False)
     assert ordinals == [ordinal]
     assert describe(GPU) == "NVIDIA Test 9, 150 GB, sm_90a, driver for CUDA 13.0"
 

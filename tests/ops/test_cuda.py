@@ -153,10 +153,12 @@ def test_only_some_rows(pair):
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2"])
 def test_a_sequence_does_not_depend_on_the_batch(machine, tiny_path, architecture):
-    """The same bits alone, beside one and beside seven others, and beside a prompt."""
+    """The same bits alone, beside one and beside seven others, and beside a prompt: when asked for
+    in prompts, always in steps of single tokens.
+    """
     found = []
     for n in (1, 2, 8):
-        model = Model(cuda.Cuda(machine), tiny_path(architecture))
+        model = Model(cuda.Cuda(machine, batch_invariant=True), tiny_path(architecture))
         prompts, mine = [ids_of(3 + i, i) for i in range(n)], n // 2
         prompts[mine] = ids_of(3, 99)
         steps = [model.logits(step_of([(p, 0, [i]) for i, p in enumerate(prompts)]))[mine]]
@@ -170,6 +172,18 @@ def test_a_sequence_does_not_depend_on_the_batch(machine, tiny_path, architectur
     for steps in found[1:]:
         for i, (a, b) in enumerate(zip(steps, found[0], strict=True)):
             assert np.array_equal(a, b), f"step {i}"
+
+
+def test_a_prompt_takes_the_product_for_many(machine, tiny_path):
+    """40 tokens at once: other products than in parts, and the same logits but for rounding."""
+    found = []
+    for invariant in (False, True):
+        model = Model(cuda.Cuda(machine, batch_invariant=invariant), tiny_path("llama"))
+        step = step_of([(ids_of(40, 1), 0, [0, 1])])
+        found.append(model.logits(step)[-1])
+    rounded, exact = found
+    assert not np.array_equal(rounded, exact)
+    assert np.square(rounded - exact).sum() <= 2e-5 * np.square(exact).sum()
 
 
 @pytest.mark.parametrize("pair", ["llama"], indirect=True)

@@ -1,0 +1,87 @@
+"""Launches cuda/mul_mat_q.cu: tiled matrices times the activations of many tokens, for prompts."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+from ..device.base import Device, Kernel
+from .address import Address, address
+from .mul_mat_tile import ACTIVATIONS, Epilogue, Segment, check_product, fill
+from .tile import TiledMatrix
+
+THREADS = 256
+TOKENS = 128  # of a block
+TILE_ROWS = 8  # of a block
+SHARED = 3 * TOKENS * (64 + 32) * 2  # three stages of 64 columns, padded
+
+
+class _Product(ctypes.Structure):
+    _fields_ = (
+        ("segment", Segment * 3),
+        ("x", ctypes.c_uint64),
+        ("residual", ctypes.c_uint64),
+        ("n_segments", ctypes.c_int),
+        ("n_tiles", ctypes.c_int),
+        ("n_tokens", ctypes.c_int),
+        ("k", ctypes.c_int),
+        ("n_chunk", ctypes.c_int),
+        ("activation", ctypes.c_int),
+        ("soft_cap", ctypes.c_float),
+    )
+
+
+class MulMatQ:
+    """y = x W^T for matrices of one layout. Instances are compiled as they are asked for."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._kernels: dict[tuple, Kernel] = {}
+
+    @staticmethod
+    def fits(shared: int) -> bool:
+        """Whether a block with `shared` bytes of shared memory can run it (64 KB cannot)."""
+        return shared >= SHARED
+
+    def launch(
+        self,
+        weights: Sequence[TiledMatrix],
+        x: Address,
+        outs: Sequence[Address],
+        n_tokens: int,
+        *,
+        epilogue: Epilogue = "STORE",
+        residual: Address | None = None,
+        activation: str = "silu",
+        soft_cap: float = 0.0,
+    ) -> None:
+        """Enqueue outs[i][n_tokens, rows of weights[i]] = half x[n_tokens, k] weights[i]^T.
+
+        Epilogues as in MulMatTile.launch. All weights have one layout and one k.
+        """
+        check_product(weights, len(outs), epilogue)
+        first = weights[0]
+        product = _Product(
+            x=address(x),
+            residual=address(residual),
+            n_segments=len(weights),
+            n_tokens=n_tokens,
+            k=first.k,
+            n_chunk=first.layout.chunks(first.k),
+            activation=ACTIVATIONS[activation],
+            soft_cap=soft_cap,
+        )
+        product.n_tiles = fill(product.segment, weights, epilogue)
+        for segment, out in zip(product.segment, outs, strict=False):
+            segment.out = address(out)
+        rows = TILE_ROWS // 2 if epilogue == "GLU" else TILE_ROWS
+        grid = -(-n_tokens // TOKENS), -(-product.n_tiles // rows)
+        kernel = self._kernel(first.layout.type_name, epilogue)
+        kernel.launch(grid, THREADS, (product,), smem=SHARED, pdl=True)
+
+    def _kernel(self, layout: str, epilogue: Epilogue) -> Kernel:
+        key = layout, epilogue
+        if key not in self._kernels:
+            name = f"mul_mat_q<{layout}, {epilogue}>"
+            self._kernels[key] = self.device.kernel("mul_mat_q.cu", name)
+        return self._kernels[key]
