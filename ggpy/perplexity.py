@@ -1,0 +1,357 @@
+"""How well a model predicts a text: perplexity, and KL divergence from another run's logits.
+
+The method is llama-perplexity's: the text is cut into chunks of n_ctx tokens, each begins with the
+model's beginning token where it has one, and the tokens of a chunk's second half are scored, so
+that each has some context. Divergences are computed from float32 logits in float64; llama.cpp
+stores 16 bits of each log probability instead. Nothing here prints or knows a command line.
+
+Letters: N chunks of C tokens, K scored tokens in a chunk, R rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import arch
+from .formats import Format, all_formats, by_name
+from .gguf import File, Tensor
+from .kv_cache import PagePool, PageTable, pages_for, stack
+from .ops.interface import Ops, Step
+
+if TYPE_CHECKING:
+    from .tokenizer import Tokenizer
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+Ids = NDArray[np.int32]
+
+ROWS = 16  # whose logits are looked at together, in float64
+SLAB = 1 << 22  # weights that are quantised at a time
+
+# What is known of each scored token when two models are compared; p is the token's probability.
+COMPARISON = np.dtype(
+    [("nll", "f8"), ("nll_base", "f8"), ("kl", "f8"), ("p_diff", "f8"), ("same_top", "?")]
+)
+
+
+# Text
+
+
+def chunks_of(text: str, tokenizer: Tokenizer, n_ctx: int, limit: int | None = None) -> Ids:
+    """ids[N, C] of a text, as they are evaluated; ValueError for fewer than 2 C tokens.
+
+    limit: chunks at most. The last line's end does not count (llama.cpp reads files so).
+    """
+    if n_ctx < 3:
+        raise ValueError(f"a context of {n_ctx} tokens has none to score: give -c 3 or more")
+    ids = tokenizer.encode(text.removesuffix("\n"))
+    ids = ids[: len(ids) - tokenizer.add_eos]
+    if len(ids) < 2 * n_ctx:
+        raise ValueError(
+            f"a context of {n_ctx} tokens needs a text of {2 * n_ctx}, it has {len(ids)}: "
+            f"give a longer text or -c {max(3, len(ids) // 2)}"
+        )
+    n = len(ids) // n_ctx if limit is None else min(limit, len(ids) // n_ctx)
+    chunks = np.array(ids[: n * n_ctx], np.int32).reshape(n, n_ctx)
+    if tokenizer.add_bos and tokenizer.bos_id is not None:
+        chunks[:, 0] = tokenizer.bos_id  # what stood there is lost: it is not scored
+    return chunks
+
+
+def first_scored(n_ctx: int) -> int:
+    """The position whose logits are the first that count."""
+    return n_ctx // 2
+
+
+def n_scored(n_ctx: int) -> int:
+    """K: the last position's logits predict nothing that is known."""
+    return n_ctx - 1 - first_scored(n_ctx)
+
+
+def targets(chunk: Ids) -> Ids:
+    """ids[K] that the scored logits should have predicted."""
+    return chunk[first_scored(len(chunk)) + 1 :]
+
+
+# Logits
+
+
+class Evaluator:
+    """A model that evaluates chunks of n_ctx tokens, n_batch in a step.
+
+    With n_batch of several chunks, as many are evaluated together.
+    """
+
+    def __init__(
+        self,
+        file: File | Requantized,
+        ops: Ops,
+        n_ctx: int,
+        n_batch: int = 512,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        if n_batch < 1:
+            raise ValueError(f"a step of {n_batch} tokens evaluates nothing: give -b 1 or more")
+        self.ops, self.n_ctx = ops, n_ctx
+        self.n_seq, self.n_step = max(1, n_batch // n_ctx), min(n_batch, n_ctx)
+        opened: Any = file  # a Requantized is used like a File
+        sizes = {"n_batch": self.n_seq * self.n_step, "n_seq": self.n_seq}
+        self.decoder = arch.load(opened, ops, n_ctx, progress, **sizes)
+        self.n_vocab = self.decoder.sizes.n_vocab
+        self._pool = PagePool(self.n_seq * pages_for(n_ctx))
+        ops.allocate_cache(self.decoder.cache_shape(self._pool.n_pages))
+
+    def logits(self, chunks: Ids) -> Iterator[F32]:
+        """l[K, V] of each of the chunks[N, C]; RuntimeError for NaN or infinity."""
+        for start in range(0, len(chunks), self.n_seq):
+            group = self._together(chunks[start : start + self.n_seq])
+            for i, logits in enumerate(group, start + 1):
+                if not np.isfinite(logits).all():
+                    raise RuntimeError(
+                        f"logits of chunk {i} are NaN or infinite: "
+                        "`ggpy run --check` finds the op where that begins"
+                    )
+                yield logits
+
+    def _together(self, chunks: Ids) -> F32:
+        """l[S, K, V]."""
+        n, first, end = len(chunks), first_scored(self.n_ctx), self.n_ctx - 1
+        out = np.empty((n, n_scored(self.n_ctx), self.n_vocab), np.float32)
+        tables = [PageTable(self._pool) for _ in chunks]
+        try:
+            for table in tables:
+                table.grow(self.n_ctx)
+            for at in range(0, end, self.n_step):
+                stop = min(at + self.n_step, end)
+                with np.errstate(all="ignore"):  # `logits` looks at what comes of it
+                    logits = self.ops.read(self.decoder.run(_step(chunks, at, stop, tables)))
+                if stop > first:
+                    part = slice(max(at, first) - first, stop - first)
+                    out[:, part] = logits.reshape(n, -1, self.n_vocab)
+        finally:
+            for table in tables:
+                table.release()
+        return out
+
+
+def _step(chunks: Ids, start: int, stop: int, tables: Sequence[PageTable]) -> Step:
+    """Positions start:stop of all chunks[S, C]; the logits of those that are scored."""
+    n, positions = len(chunks), np.arange(start, stop, dtype=np.int32)
+    scored = np.tile(positions >= first_scored(chunks.shape[1]), n)
+    return Step(
+        ids=np.ascontiguousarray(chunks[:, start:stop]).reshape(-1),
+        positions=np.tile(positions, n),
+        sequences=np.repeat(np.arange(n, dtype=np.int32), len(positions)),
+        page_tables=stack(tables),
+        rows=np.flatnonzero(scored).astype(np.int32),
+    )
+
+
+# Logits of another run, in a file
+
+
+def base_dtype(n_ctx: int, n_vocab: int) -> np.dtype[Any]:
+    """A chunk in a file of logits; ValueError where numpy has no records so large.
+
+    The file is a .npy of N such records: what `numpy.load(path, mmap_mode="r")` reads.
+    """
+    if 4 * (n_ctx + n_scored(n_ctx) * n_vocab) > np.iinfo(np.int32).max:
+        raise ValueError(
+            f"logits of {n_scored(n_ctx)} tokens and {n_vocab} ids are more than 2 GB a chunk: "
+            "lower -c"
+        )
+    return np.dtype([("ids", "<i4", (n_ctx,)), ("logits", "<f4", (n_scored(n_ctx), n_vocab))])
+
+
+def saved(path: Path, chunks: Ids, n_vocab: int, logits: Iterable[F32]) -> Iterator[F32]:
+    """The logits of chunks[N, C] as they come, each written to the file as it passes.
+
+    The file appears when the last one was taken. ValueError if there is no room for it.
+    """
+    dtype = base_dtype(chunks.shape[1], n_vocab)
+    needed, free = dtype.itemsize * len(chunks), shutil.disk_usage(path.parent).free
+    if needed > free:
+        raise ValueError(
+            f"{path}: {needed / 1e6:.0f} MB of logits, {free / 1e6:.0f} MB are free: "
+            "lower --chunks or name a file elsewhere"
+        )
+    part = path.with_name(path.name + ".part")
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}
+    try:
+        with part.open("wb") as stream:
+            np.lib.format.write_array_header_2_0(stream, {**header, "shape": (len(chunks),)})
+            for chunk, values in zip(chunks, logits, strict=True):
+                stream.write(np.ascontiguousarray(chunk, "<i4").data)
+                stream.write(np.ascontiguousarray(values, "<f4").data)
+                yield values
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def open_base(path: Path) -> NDArray[Any]:
+    """The records[N] of a file that `saved` wrote, mapped; ValueError if it is something else."""
+    wrong = f"{path}: holds no logits: write it with --kl-divergence-base and without"
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{wrong} --kl-divergence ({error})") from None
+    names = getattr(found, "dtype", np.dtype("u1")).names
+    if names != ("ids", "logits") or found.ndim != 1 or found["logits"].ndim != 3:
+        raise ValueError(f"{wrong} --kl-divergence")
+    n_ctx, n_vocab = found["ids"].shape[-1], found["logits"].shape[-1]
+    if not len(found) or n_ctx < 3 or found.dtype != base_dtype(n_ctx, n_vocab):
+        raise ValueError(f"{wrong} --kl-divergence")
+    return found
+
+
+# Scores
+
+
+def score(logits: F32, wanted: Ids) -> F64:
+    """-ln p[R] of ids wanted[R] by logits[R, V]."""
+    parts = _parts(logits, wanted)
+    return np.concatenate([-_log_softmax(x)[np.arange(len(w)), w] for x, w in parts])
+
+
+def compare(logits: F32, base: F32, wanted: Ids) -> NDArray[Any]:
+    """COMPARISON[R] of logits[R, V] with those of the base."""
+    return np.concatenate([_compare(*part) for part in _parts(logits, base, wanted)])
+
+
+def _compare(logits: F32, base: F32, wanted: Ids) -> NDArray[Any]:
+    out = np.empty(len(wanted), COMPARISON)
+    log_p, log_base = _log_softmax(logits), _log_softmax(base)
+    at = np.arange(len(wanted)), wanted
+    out["nll"], out["nll_base"] = -log_p[at], -log_base[at]
+    out["p_diff"] = np.exp(log_p[at]) - np.exp(log_base[at])
+    kl = (np.exp(log_base) * (log_base - log_p)).sum(axis=1)
+    out["kl"] = np.maximum(kl, 0)  # rounding can take it below
+    out["same_top"] = logits.argmax(axis=1) == base.argmax(axis=1)
+    return out
+
+
+def _parts(*arrays: NDArray[Any]) -> Iterator[tuple[NDArray[Any], ...]]:
+    """The arrays, ROWS rows at a time."""
+    for start in range(0, len(arrays[0]), ROWS):
+        yield tuple(a[start : start + ROWS] for a in arrays)
+
+
+def _log_softmax(logits: F32) -> F64:
+    shifted = logits.astype(np.float64)
+    shifted -= shifted.max(axis=1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+
+
+class Estimate(NamedTuple):
+    """A value and its standard error."""
+
+    value: float
+    error: float
+
+
+def mean(values: NDArray[Any]) -> Estimate:
+    """Of independent values; the error of fewer than two is 0."""
+    error = float(np.sqrt(values.var() / (len(values) - 1))) if len(values) > 1 else 0.0
+    return Estimate(float(values.mean()), error)
+
+
+def perplexity(nll: F64) -> Estimate:
+    """exp(mean(-ln p))."""
+    found = mean(nll)
+    value = float(np.exp(found.value))
+    return Estimate(value, value * found.error)
+
+
+def log_ratio(tokens: NDArray[Any]) -> Estimate:
+    """ln(PPL / PPL of the base): both saw the same tokens, so the differences are averaged."""
+    return mean(tokens["nll"] - tokens["nll_base"])
+
+
+def difference(tokens: NDArray[Any]) -> Estimate:
+    """PPL - PPL of the base; the error is of its linear part."""
+    here, base = perplexity(tokens["nll"]).value, perplexity(tokens["nll_base"]).value
+    error = mean(here * tokens["nll"] - base * tokens["nll_base"]).error
+    return Estimate(here - base, error)
+
+
+def correlation(a: F64, b: F64) -> float:
+    """Of two lists of values, -1 to 1; NaN where one of them does not vary."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return float(np.corrcoef(a, b)[0, 1])
+
+
+def rms(values: F64) -> Estimate:
+    """Root of the mean square."""
+    found = mean(values**2)
+    root = float(np.sqrt(found.value))
+    return Estimate(root, found.error / (2 * root) if root else 0.0)
+
+
+# The same model in another type
+
+
+class Requantized:
+    """A file whose matrices were quantised to a format; use it where an open `File` is expected.
+
+    Vectors stay, and matrices whose rows are no whole number of blocks.
+    """
+
+    def __init__(
+        self, file: File, format: Format, progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        self.path, self.metadata, self.architecture = file.path, file.metadata, file.architecture
+        self.tensors = dict(file.tensors)
+        fit = matrices_that_fit(file, format)
+        self.n_matrices = sum(len(t.shape) == 2 for t in file.tensors.values())
+        self.n_quantized = len(fit)
+        total, done = sum(t.nbytes for t in fit), 0
+        for tensor in fit:
+            self.tensors[tensor.name] = quantized(tensor, format)
+            done += tensor.nbytes
+            if progress:
+                progress(done, total)
+
+
+def matrices_that_fit(file: File, format: Format) -> list[Tensor]:
+    """Those that can be quantised to a format; ValueError where there is none."""
+    block = format.block_size
+    fit = [t for t in file.tensors.values() if len(t.shape) == 2 and t.shape[1] % block == 0]
+    if not fit:
+        raise ValueError(
+            f"{file.path}: no matrix has rows that are a multiple of {block} weights: "
+            f"{format.name} cannot be used"
+        )
+    return fit
+
+
+def quantized(tensor: Tensor, format: Format) -> Tensor:
+    """A matrix in another format; ValueError names it if that cannot hold it."""
+    if tensor.format is format:
+        return tensor
+    rows, columns = tensor.shape
+    data = np.empty((rows, format.row_bytes(columns)), np.uint8)
+    step = max(1, SLAB // columns)
+    try:
+        for at in range(0, rows, step):
+            stop = min(at + step, rows)
+            data[at:stop] = format.quantize(tensor.rows(at, stop).dequantize())
+    except ValueError as error:
+        raise ValueError(f"{tensor.path}: tensor {tensor.name!r}: {error}") from None
+    return Tensor(tensor.name, tensor.shape, format, data, tensor.path, tensor.offset)
+
+
+def find_format(name: str) -> Format:
+    """The format of this name that weights can be quantised to; ValueError lists them."""
+    can = [f for f in all_formats() if f.quantize_blocks and f.scales(np.zeros(1, f.dtype)).size]
+    if name.lower() not in {f.name.lower() for f in can}:
+        known = ", ".join(f.name.lower() for f in can)
+        raise ValueError(f"cannot quantise to {name!r}: --types knows {known}")
+    return by_name(name)
