@@ -8,10 +8,8 @@
 // The weights are rounded to halves, which mul_mat_tile.cu does not do; for the few tokens of a decode step take that.
 // Epilogues as there: STORE, ADD, GLU (then a warp's two tile rows are one of gate and one of up).
 #include "activation.cuh"
-#include "norm.cuh"
+#include "product.cuh"
 #include "tile.cuh"
-
-enum Epilogue { STORE, ADD, GLU };
 
 constexpr int Q_WARPS = 8;
 constexpr int Q_THREADS = Q_WARPS * 32;
@@ -23,13 +21,6 @@ constexpr int N_TILES = WARP_TOKENS / 8;
 constexpr int STEP = 64;         // columns
 constexpr int X_STRIDE = STEP + 32;  // halves; rows of eight tokens lie on different banks
 constexpr int X_STAGES = 3;
-
-struct Segment {
-    const uint8_t* tiles;
-    void* out;       // float or half [n_tokens, n_rows]; GLU: only the first segment's
-    int n_rows;
-    int first_tile;  // counted over all segments
-};
 
 struct Product {
     Segment segment[3];
@@ -56,8 +47,7 @@ struct TileRow {
         index = min(index, p.n_tiles - 1);
         segment = gate_or_up;
         if (gate_or_up < 0) {
-            segment = 0;
-            while (segment + 1 < p.n_segments && index >= p.segment[segment + 1].first_tile) ++segment;
+            segment = segment_of(p, index);
             index -= p.segment[segment].first_tile;
         }
         chunks = p.segment[segment].tiles + static_cast<size_t>(index) * p.n_chunk * T::BYTES;

@@ -12,6 +12,7 @@
 // residual + y; GLU: the segments are gate and up, half out = act(gate) * up.
 #include "activation.cuh"
 #include "norm.cuh"
+#include "product.cuh"
 #include "tile.cuh"
 
 #ifndef STAGES
@@ -19,14 +20,6 @@
 #endif
 
 enum Prologue { PLAIN, NORM };
-enum Epilogue { STORE, ADD, GLU };
-
-struct Segment {
-    const uint8_t* tiles;
-    void* out;       // float or half [n_tokens, n_rows]; GLU: only the first segment's
-    int n_rows;
-    int first_tile;  // counted over all segments
-};
 
 struct Product {
     Segment segment[3];
@@ -101,9 +94,7 @@ struct Walk {
         chunk = slab + first_chunk(p, warp, to);
         // Tile rows are dealt out to the blocks in turn; the gate and up rows of a pair to the same block.
         const int global = blockIdx.x + (PAIRS ? to / 2 : to) * gridDim.x;
-        int s = PAIRS ? to & 1 : 0;
-        if (!PAIRS)
-            while (s + 1 < p.n_segments && global >= p.segment[s + 1].first_tile) ++s;
+        const int s = PAIRS ? to & 1 : segment_of(p, global);
         const int row = PAIRS ? global : global - p.segment[s].first_tile;
         tile_row = p.segment[s].tiles + static_cast<size_t>(row) * p.n_chunk * T::BYTES;
     }
@@ -299,9 +290,7 @@ __device__ void write_batch(const Product& p, const Room<T, COLS>& room, int par
     for (int i = threadIdx.x; i < count / WIDTH * PER_TILE; i += THREADS) {
         const int tile = i / PER_TILE, row_in_tile = i % TILE_ROWS, token = i % PER_TILE / TILE_ROWS;
         const int global = blockIdx.x + (batch / WIDTH + tile) * gridDim.x;
-        int s = 0;
-        if (EPILOGUE != GLU)
-            while (s + 1 < p.n_segments && global >= p.segment[s + 1].first_tile) ++s;
+        const int s = EPILOGUE == GLU ? 0 : segment_of(p, global);
         const int row = (global - (EPILOGUE == GLU ? 0 : p.segment[s].first_tile)) * TILE_ROWS + row_in_tile;
         float y[WIDTH];
 #pragma unroll

@@ -14,12 +14,12 @@ from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ..device.base import Buffer, Device, Kernel, Ptr
+from ..device.base import Device, Kernel, Ptr
 from ..device.compile import included_files
 from ..formats import Format, all_formats, cuda_asserts
 from ..paths import cuda_dir
+from .address import Address
 
-Address = Buffer | Ptr
 HEADER = "formats/selected.cuh"
 _GRID = re.compile(rb'^#include "grids/(\w+)\.cuh"', re.MULTILINE)
 _kernels: WeakKeyDictionary[Device, dict[tuple, Kernel]] = WeakKeyDictionary()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ..device.base import Buffer, Device, Ptr
+from ..device.base import Device
+from .address import Address
 
 MATRIX_THREADS = 256
 FLOPS_PER_ITERATION = 1 << 21  # of a block of matrix_rate
-Address = Buffer | Ptr
 
 
 class Ceilings:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ..device.base import Buffer, Device, Ptr
+from ..device.base import Device
+from .address import Address
 from .mul_mat_tile import ACTIVATIONS
 
 THREADS = 256
-Address = Buffer | Ptr
 
 
 class Elementwise:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ..device.base import Buffer, Device, Kernel, Ptr
+from ..device.base import Device, Kernel
+from .address import Address
 from .tile import Layout, TiledMatrix
 
 THREADS = 256
-Address = Buffer | Ptr
 
 
 class EmbedTile:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from ..device.base import Buffer, Device, Kernel, Ptr
+from ..device.base import Device, Kernel
+from .address import Address
 from .mul_mat_tile import WARPS
-
-Address = Buffer | Ptr
 
 
 class RmsNorm:

@@ -1,0 +1,21 @@
+// What the products of tiles have in common: several matrices side by side, and what happens to a sum at the end.
+#pragma once
+#include "common.cuh"
+
+enum Epilogue { STORE, ADD, GLU };
+
+// One matrix of a product.
+struct Segment {
+    const uint8_t* tiles;
+    void* out;       // float or half [n_tokens, n_rows]; GLU: only the first segment's
+    int n_rows;
+    int first_tile;  // counted over all segments
+};
+
+// The segment that has a tile row, which is counted over all segments.
+template <class Product>
+__device__ __forceinline__ int segment_of(const Product& p, int tile_row) {
+    int s = 0;
+    while (s + 1 < p.n_segments && tile_row >= p.segment[s + 1].first_tile) ++s;
+    return s;
+}
