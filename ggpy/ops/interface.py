@@ -97,6 +97,7 @@ class FeedForward:
     w_gate: Weight  # [F, D]
     w_up: Weight  # [F, D]
     activation: Activation
+    w_down: Weight | None = None  # [D, F], what h goes to: a backend may lay h out for it
 
 
 @dataclass(frozen=True)
