@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from .paths import cache_dir
@@ -34,6 +35,7 @@ DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")  # of a repository, as llama.cpp: the first 
 CONNECT_TIMEOUT = 4.0  # seconds until a hub that does not answer counts as out of reach
 SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 NOT_MODELS = ("mmproj", "imatrix")
+CHECKPOINT_FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja", "README.md"]
 
 
 class HubError(ValueError):
@@ -259,6 +261,28 @@ def fetch_from_hub(spec: str) -> Path:
         return _from_cache(repo, quant, "HF_HUB_OFFLINE is set")
     trouble = _unreachable(constants.ENDPOINT)
     return _from_cache(repo, quant, trouble) if trouble else _from_hub(repo, quant)
+
+
+def fetch_checkpoint(repo: str) -> Path:
+    """The folder of USER/REPO's weights, configuration and tokenizer in the hub's own cache.
+
+    HubError, soon when the hub is out of reach.
+    """
+    if find_spec("huggingface_hub") is None:
+        raise HubError(
+            f"there is no folder {repo}, and to fetch it from the hub ggpy needs huggingface_hub:"
+            " pip install 'ggpy[hub]'"
+        )
+    from huggingface_hub import constants, snapshot_download
+
+    trouble = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else ""
+    trouble = trouble or _unreachable(constants.ENDPOINT)
+    wanted: dict[str, Any] = {"allow_patterns": CHECKPOINT_FILES, "ignore_patterns": "*/*"}
+    try:
+        return Path(snapshot_download(repo, local_files_only=bool(trouble), **wanted))
+    except Exception as error:  # the hub's client raises a dozen kinds, of three libraries
+        reason = f"{trouble}, and the cache has nothing of it" if trouble else _one_line(error)
+        raise HubError(f"there is no folder {repo}; cannot fetch it: {reason}") from None
 
 
 def _unreachable(endpoint: str) -> str:

@@ -96,10 +96,12 @@ class Evaluator:
         n_ctx: int,
         n_batch: int = 512,
         progress: Callable[[int, int], None] | None = None,
+        whole: bool = False,
     ) -> None:
+        """whole: the last token of a chunk is evaluated too, though its logits predict nothing."""
         if n_batch < 1:
             raise ValueError(f"a step of {n_batch} tokens evaluates nothing: give -b 1 or more")
-        self.ops, self.n_ctx = ops, n_ctx
+        self.ops, self.n_ctx, self._end = ops, n_ctx, n_ctx if whole else n_ctx - 1
         self.n_seq, self.n_step = max(1, n_batch // n_ctx), min(n_batch, n_ctx)
         opened: Any = file  # a Requantized is used like a File
         sizes = {"n_batch": self.n_seq * self.n_step, "n_seq": self.n_seq}
@@ -122,18 +124,18 @@ class Evaluator:
 
     def _together(self, chunks: Ids) -> F32:
         """l[S, K, V]."""
-        n, first, end = len(chunks), first_scored(self.n_ctx), self.n_ctx - 1
+        n, first, last = len(chunks), first_scored(self.n_ctx), self.n_ctx - 1
         out = np.empty((n, n_scored(self.n_ctx), self.n_vocab), np.float32)
         tables = [PageTable(self._pool) for _ in chunks]
         try:
             for table in tables:
                 table.grow(self.n_ctx)
-            for at in range(0, end, self.n_step):
-                stop = min(at + self.n_step, end)
+            for at in range(0, self._end, self.n_step):
+                stop = min(at + self.n_step, self._end)
                 with np.errstate(all="ignore"):  # `logits` looks at what comes of it
                     logits = self.ops.read(self.decoder.run(_step(chunks, at, stop, tables)))
-                if stop > first:
-                    part = slice(max(at, first) - first, stop - first)
+                if stop > first and at < last:
+                    part = slice(max(at, first) - first, min(stop, last) - first)
                     out[:, part] = logits.reshape(n, -1, self.n_vocab)
         finally:
             for table in tables:
@@ -144,7 +146,8 @@ class Evaluator:
 def _step(chunks: Ids, start: int, stop: int, tables: Sequence[PageTable]) -> Step:
     """Positions start:stop of all chunks[S, C]; the logits of those that are scored."""
     n, positions = len(chunks), np.arange(start, stop, dtype=np.int32)
-    scored = np.tile(positions >= first_scored(chunks.shape[1]), n)
+    n_ctx = chunks.shape[1]
+    scored = np.tile((positions >= first_scored(n_ctx)) & (positions < n_ctx - 1), n)
     return Step(
         ids=np.ascontiguousarray(chunks[:, start:stop]).reshape(-1),
         positions=np.tile(positions, n),

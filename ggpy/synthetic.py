@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from .arch import architectures
 from .arch.config import Config, Dimensions, read_dimensions
-from .arch.decoder import GLOBAL, OUTPUT, Architecture
+from .arch.decoder import declared
 from .formats import Format, all_formats, by_name
 from .formats.random_blocks import random_blocks
 from .gguf import Tensor
@@ -49,6 +49,11 @@ def shapes() -> dict[str, Shape]:
     """All shapes by name."""
     entries = json.loads((data_dir("models") / "shapes.json").read_text(encoding="utf-8"))
     return {name: Shape(name=name, **entry) for name, entry in entries.items()}
+
+
+def dimensions(shape: Shape) -> Dimensions:
+    """The sizes of a model of this shape."""
+    return read_dimensions(Config(_metadata(shape), shape.architecture), shape.n_vocab)
 
 
 def parse(spec: str) -> tuple[Shape, str, str]:
@@ -127,48 +132,25 @@ def _metadata(shape: Shape) -> dict[str, Any]:
 def _tensors(model: Synthetic, seed: int) -> dict[str, Tensor]:
     """What the architecture declares, in its order, each in the format of its kind."""
     shape = model.shape
-    sizes = read_dimensions(Config(model.metadata, shape.architecture), shape.n_vocab)
-    declared = _declared(architectures()[shape.architecture], shape, sizes)
-    formats = {name: _format_of(model, name, size) for name, size in declared.items()}
+    sizes = dimensions(shape)
+    shapes, _ = declared(architectures()[shape.architecture], sizes, shape.tied)
+    formats = {name: _format_of(model, name, size) for name, size in shapes.items()}
     largest: dict[str, int] = {}
     for name, format in formats.items():
-        if len(declared[name]) > 1:
-            nbytes = _nbytes(format, declared[name])
+        if len(shapes[name]) > 1:
+            nbytes = _nbytes(format, shapes[name])
             largest[format.name] = max(largest.get(format.name, 0), nbytes)
     rms = sizes.n_embd**-0.5  # projections of a normed x keep its size: no overflow in halves
     pools = {f: _Pool(by_name(f), n, rms, seed) for f, n in largest.items()}
     return {
         name: pools[formats[name].name].tensor(name, size) if len(size) > 1 else _ones(name, size)
-        for name, size in declared.items()
+        for name, size in shapes.items()
     }
 
 
 def _ones(name: str, shape: tuple[int, ...]) -> Tensor:
     """A vector of ones: norms that change nothing."""
     return Tensor(name, shape, by_name("F32"), np.ones(shape, np.float32).view(np.uint8))
-
-
-def _declared(
-    architecture: Architecture, shape: Shape, sizes: Dimensions
-) -> dict[str, tuple[int, ...]]:
-    """Shapes by name; parts that a file of this architecture holds fused are one tensor."""
-    letters = sizes.letters()
-
-    def of(declaration: str) -> tuple[int, ...]:
-        return tuple(letters[letter] for letter in declaration.split())
-
-    layer = {name: of(declaration) for name, declaration in architecture.layer.items()}
-    for name, parts in architecture.fused.items():
-        columns = layer[parts[0][0]][1:]
-        for part, _ in parts:
-            del layer[part]
-        layer[name] = (sum(letters[rows] for _, rows in parts), *columns)
-    found = {name: of(declaration) for name, declaration in GLOBAL.items()}
-    if not shape.tied:
-        found |= {name: of(declaration) for name, declaration in OUTPUT.items()}
-    for i in range(sizes.n_layer):
-        found |= {f"blk.{i}.{name}": size for name, size in layer.items()}
-    return found
 
 
 def _format_of(model: Synthetic, name: str, shape: tuple[int, ...]) -> Format:

@@ -21,25 +21,26 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # Imports go down only: to the own folder, or to something earlier in this list.
 FLOORS = (
     *("formats", "paths", "progress"),
-    *("gguf_cursor", "gguf_parse", "gguf", "tokenizer", "hub"),
+    *("mix", "workers", "gguf_cursor", "gguf_parse", "gguf", "gguf_writer", "tokenizer", "hub"),
     *("logits", "sampling", "device"),
     "kernels",
     "ops",
     *("kv_cache", "arch", "synthetic"),
-    *("sequence", "engine", "model", "bench", "perplexity"),
+    *("sequence", "batch", "engine", "model", "bench", "perplexity", "importance", "requantize"),
+    "convert",
     *("options", "prompts", "answer", "chat_loop", "run", "__main__"),
     "__init__",
 )
 # Packages from elsewhere and who may import them; numpy is everybody's.
 OUTSIDE = {
     "cuda": {"device"},
-    "gguf": {"formats"},
+    "gguf": {"formats", "convert"},
     "huggingface_hub": {"hub"},
     "jinja2": {"tokenizer"},
     "matplotlib": {"bench"},
     "numpy": set(FLOORS),
-    "sentencepiece": {"tokenizer"},
-    "tokenizers": {"tokenizer"},
+    "sentencepiece": {"tokenizer", "convert"},
+    "tokenizers": {"tokenizer", "convert"},
 }
 
 

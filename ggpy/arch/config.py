@@ -95,7 +95,7 @@ class Config:
         if value is not None and (isinstance(value, np.ndarray) or value not in accepted):
             shown = " or ".join(map(str, accepted))
             raise UnsupportedModel(
-                f"{self._at(key)} = {_short(value)} is not supported (only {shown} is)"
+                f"{self._at(key)} = {short(value)} is not supported (only {shown} is)"
             )
 
     def refuse_unread(self) -> None:
@@ -103,7 +103,7 @@ class Config:
         unread = sorted(set(self._values) - self._read - HARMLESS)
         if unread:
             shown = ", ".join(
-                f"{self.architecture}.{k} = {_short(self._values[k])}" for k in unread[:4]
+                f"{self.architecture}.{k} = {short(self._values[k])}" for k in unread[:4]
             )
             raise UnsupportedModel(
                 f"{self.path}: not supported: {shown}{', ...' if len(unread) > 4 else ''}"
@@ -120,7 +120,7 @@ class Config:
     def _common(self, key: str, values: np.ndarray) -> int:
         if values.size == 0 or values.dtype.kind not in "iu" or (values != values.flat[0]).any():
             raise UnsupportedModel(
-                f"{self._at(key)} = {_short(values)} differs from layer to layer: not supported"
+                f"{self._at(key)} = {short(values)} differs from layer to layer: not supported"
             )
         return int(values.flat[0])
 
@@ -128,7 +128,7 @@ class Config:
         return f"{self.path}: {self.architecture}.{key}"
 
     def _wrong(self, key: str, value: object, expected: str) -> GGUFError:
-        return GGUFError(f"{self._at(key)} = {_short(value)}: expected {expected}")
+        return GGUFError(f"{self._at(key)} = {short(value)}: expected {expected}")
 
 
 @dataclass(frozen=True)
@@ -212,6 +212,7 @@ def refuse_variants(config: Config, activations: Iterable[str]) -> None:
     config.only("hidden_activation", *activations)
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
+    """A value for a message, in 60 characters at most."""
     shown = repr(value.tolist() if isinstance(value, np.ndarray) else value)
     return shown if len(shown) <= 60 else shown[:57] + "..."

@@ -10,6 +10,7 @@ sequences are scheduled.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from ..gguf import File, GGUFError, Tensor
@@ -29,8 +30,10 @@ from ..ops.interface import (
     Weight,
 )
 from .config import Config, Dimensions, UnsupportedModel, read_dimensions, refuse_variants
+from .hugging_face import HuggingFace
 
 Progress = Callable[[int, int], None]  # bytes of weights handed over, of all
+READERS = 8  # threads that check scales: one alone reads a mapped file slower than a bus is
 
 # What every architecture has, sized by Dimensions.letters; LAYER stands below "blk.0." and so on.
 GLOBAL = {"token_embd.weight": "V D", "output_norm.weight": "D"}
@@ -95,6 +98,35 @@ class Architecture:
     optional_layer: Mapping[str, str] = field(default_factory=dict)
     fused: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
     activation: Activation = "silu"
+    hugging_face: HuggingFace | None = None  # checkpoints that can be converted
+
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def declared(architecture: Architecture, sizes: Dimensions, tied: bool) -> tuple[Shapes, Shapes]:
+    """(shapes that a file needs, shapes that it may have) by name; fused tensors are one.
+
+    tied: the embedding table is the output, so there is no other.
+    """
+    letters = sizes.letters()
+
+    def of(declarations: Mapping[str, str]) -> Shapes:
+        return {name: tuple(letters[x] for x in d.split()) for name, d in declarations.items()}
+
+    layer = of(architecture.layer)
+    for name, parts in architecture.fused.items():
+        columns = layer[parts[0][0]][1:]
+        for part, _ in parts:
+            del layer[part]
+        layer[name] = (sum(letters[rows] for _, rows in parts), *columns)
+    more = of(architecture.optional_layer)
+    needed = of(GLOBAL if tied else {**GLOBAL, **OUTPUT})
+    allowed = {name: x for name, x in of(architecture.optional).items() if name not in OUTPUT}
+    for i in range(sizes.n_layer):
+        needed |= {f"blk.{i}.{name}": size for name, size in layer.items()}
+        allowed |= {f"blk.{i}.{name}": size for name, size in more.items()}
+    return needed, allowed
 
 
 @dataclass(frozen=True)
@@ -177,8 +209,8 @@ def build(
     cache = _cache_shape(sizes, n_seq * pages_for(n_ctx))
     widths = sizes.n_embd, sizes.n_ff, sizes.n_vocab
     ops.check_room(Demand(list(weights.values()), cache, n_seq, n_batch, *widths))
-    for tensor in tensors.values():
-        tensor.check_scales()
+    with ThreadPoolExecutor(READERS) as pool:  # the first error in the file's order is raised
+        list(pool.map(lambda tensor: tensor.check_scales(), tensors.values()))
     return Decoder(sizes, plan, ops, _hand_over(weights, ops, progress))
 
 
@@ -247,6 +279,7 @@ def _layer(i: int, sizes: Dimensions, plan: Plan, w: _Weights) -> Layer:
             w_gate=w[at + "ffn_gate.weight"],
             w_up=w[at + "ffn_up.weight"],
             activation=plan.activation,
+            w_down=w[at + "ffn_down.weight"],
         ),
         w_down=w[at + "ffn_down.weight"],
         ffn_post_norm=w.optional_norm(at + "post_ffw_norm.weight"),

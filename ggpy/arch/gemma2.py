@@ -5,10 +5,12 @@ The files store the norms' weights with their 1 already added.
 
 from __future__ import annotations
 
+from . import hugging_face as hf
 from .decoder import LAYER, POST_NORM, Architecture, Context, Plan
 from .rope import build_rope, read_rope
 
 N_LAYER_27B = 46
+BASE = 10000.0  # of rope, where a file does not say
 
 
 def plan(c: Context) -> Plan:
@@ -34,6 +36,50 @@ def attention_scale(c: Context, n_layer_27b: int) -> float:
     return c.config.real("attention.scale", 0.0) or usual
 
 
+def settings(s: hf.Settings) -> hf.Metadata:
+    """Both soft caps are required: a file cannot say that there is none."""
+    check_scale(s, N_LAYER_27B)
+    sliding = hf.sliding_layers(s)
+    if sliding and sliding != [i % 2 == 0 for i in range(len(sliding))]:
+        raise s.refuse("layer_types", "every other layer from the first on has a window")
+    found = {**hf.sizes(s), **hf.rope(s), **hf.head_sizes(s)}
+    if found["rope.freq_base"][1] == BASE:
+        del found["rope.freq_base"]
+    caps = ("attn_logit_softcapping", "final_logit_softcapping")
+    found |= {key: ("f32", s.real(key, low=1e-6)) for key in caps}
+    found["attention.sliding_window"] = ("u32", hf.window_of(s))
+    return found
+
+
+def check_scale(s: hf.Settings, n_layer_27b: int) -> None:
+    """Refuse what the gemmas' files cannot say: another scale, activation, or direction."""
+    s.only("hidden_activation", "gelu_pytorch_tanh")
+    s.only("hidden_act", "gelu_pytorch_tanh", "gelu")  # transformers reads the other one
+    s.only("use_bidirectional_attention", False)
+    size = hf.head_size(s)
+    if s.integer("num_hidden_layers") == n_layer_27b:
+        size = s.integer("hidden_size") // s.integer("num_attention_heads")
+    if s.real("query_pre_attn_scalar", 256.0, low=1e-6) != size:
+        raise s.refuse("query_pre_attn_scalar", f"only {size}, the size of a head, is")
+
+
 ARCHITECTURE = Architecture(
-    "gemma2", plan, layer={**LAYER, **POST_NORM}, optional={}, activation="gelu_tanh"
+    "gemma2",
+    plan,
+    layer={**LAYER, **POST_NORM},
+    optional={},
+    activation="gelu_tanh",
+    hugging_face=hf.HuggingFace(
+        classes={
+            "Gemma2ForCausalLM": {
+                **{"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256},
+                **{"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+                **{"sliding_window": 4096, "max_position_embeddings": 8192},
+            }
+        },
+        settings=settings,
+        layer={**hf.LAYER, **hf.SANDWICH},
+        norm_offset=1.0,
+        tied=True,
+    ),
 )

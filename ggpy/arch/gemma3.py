@@ -8,14 +8,20 @@ from __future__ import annotations
 import numpy as np
 
 from ..ops.interface import Rope
+from . import hugging_face as hf
 from .config import Config, UnsupportedModel
 from .decoder import LAYER, OUTPUT, POST_NORM, QK_NORM, Architecture, Context, Plan
-from .gemma2 import attention_scale
+from .gemma2 import attention_scale, check_scale
 from .rope import build_rope, read_rope
 
 N_LAYER_27B = 62
 PERIOD = 6  # every sixth layer sees everything
 LOCAL_BASE = 10000.0
+OTHERS = ("vision_tower", "multi_modal_projector")  # beside the text model
+DEFAULTS = {
+    **{"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256},
+    **{"sliding_window": 4096, "max_position_embeddings": 131072, "vocab_size": 262208},
+}
 
 
 def plan(c: Context) -> Plan:
@@ -56,6 +62,50 @@ def _local_layers(config: Config, n_layer: int) -> list[bool]:
     return [period == 0 or i % period < period - 1 for i in range(n_layer)]
 
 
+def settings(s: hf.Settings) -> hf.Metadata:
+    """Windows in the usual five of six layers are not mentioned in a file, others are."""
+    check_scale(s, N_LAYER_27B)
+    s.only("attn_logit_softcapping", 0)
+    base = s.real("rope_local_base_freq", LOCAL_BASE, low=1.000001)
+    if s.part("rope_parameters").has("sliding_attention"):
+        local = hf.rope_part(s, base, "sliding_attention")
+        base = local.real("rope_theta", low=1.000001)
+        local.only("rope_type", "default")
+        local.refuse_unread()
+    found = {**hf.sizes(s), **hf.rope(s, 1e6), **hf.head_sizes(s)}
+    found["rope.freq_base_swa"] = ("f32", base)
+    if cap := s.real("final_logit_softcapping", 0.0):
+        found["final_logit_softcapping"] = ("f32", cap)
+    return {**found, **_windows(s)}
+
+
+def _windows(s: hf.Settings) -> hf.Metadata:
+    period = s.integer("sliding_window_pattern", PERIOD)
+    period = s.integer("_sliding_window_pattern", period)
+    layers = range(s.integer("num_hidden_layers"))
+    sliding = hf.sliding_layers(s) or [i % period < period - 1 for i in layers]
+    window = hf.window_of(s)
+    if not window or not any(sliding):
+        return {}
+    found: hf.Metadata = {"attention.sliding_window": ("u32", window)}
+    if sliding != [i % PERIOD < PERIOD - 1 for i in layers]:
+        found["attention.sliding_window_pattern"] = ("arr[bool]", sliding)
+    return found
+
+
 ARCHITECTURE = Architecture(
-    "gemma3", plan, layer={**LAYER, **POST_NORM, **QK_NORM}, optional=OUTPUT, activation="gelu_tanh"
+    "gemma3",
+    plan,
+    layer={**LAYER, **POST_NORM, **QK_NORM},
+    optional=OUTPUT,
+    activation="gelu_tanh",
+    hugging_face=hf.HuggingFace(
+        classes={"Gemma3ForCausalLM": DEFAULTS, "Gemma3ForConditionalGeneration": DEFAULTS},
+        settings=settings,
+        layer={**hf.LAYER, **hf.SANDWICH, **hf.QK_NORM},
+        norm_offset=1.0,
+        tied=True,
+        inserted="language_model.",
+        others=tuple(f"{a}{b}." for a in ("", "model.") for b in OTHERS),
+    ),
 )

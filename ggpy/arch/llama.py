@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from . import hugging_face as hf
 from .decoder import OUTPUT, QKV_BIAS, ROPE_FACTORS, ROPE_FREQS, Architecture, Context, Plan
 from .rope import build_rope, choose_factors, read_rope
 
@@ -24,9 +25,30 @@ def plan(c: Context, style: Literal["norm", "neox"] = "norm") -> Plan:
     )
 
 
+def settings(s: hf.Settings) -> hf.Metadata:
+    """Llama's; Mistral's have a window besides, which a Llama has not even if it is set."""
+    s.only("hidden_act", "silu", "swish")
+    found = {**hf.sizes(s), **hf.rope(s), **hf.head_sizes(s)}
+    found["vocab_size"] = ("u32", s.integer("vocab_size", high=1 << 31))
+    found["rope.dimension_count"] = ("u32", hf.head_size(s))
+    if s.raw("architectures") == ["MistralForCausalLM"] and (window := hf.window_of(s)):
+        found["attention.sliding_window"] = ("u32", window)
+    return found
+
+
 ARCHITECTURE = Architecture(
     "llama",
     plan,
     optional={**OUTPUT, **ROPE_FREQS, **ROPE_FACTORS},
     optional_layer=QKV_BIAS,
+    hugging_face=hf.HuggingFace(
+        classes={
+            "LlamaForCausalLM": {},
+            "MistralForCausalLM": {"num_key_value_heads": 8, "sliding_window": 4096},
+        },
+        settings=settings,
+        layer={**hf.LAYER, **hf.QKV_BIAS},
+        tensors=hf.rope_freqs,
+        permuted=hf.PERMUTED,
+    ),
 )

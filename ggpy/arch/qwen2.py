@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import hugging_face as hf
 from .decoder import LAYER, QKV_BIAS, Architecture, Context, Plan
 from .llama import plan as llama_plan
 
@@ -11,4 +12,33 @@ def plan(c: Context) -> Plan:
     return llama_plan(c, "neox")
 
 
-ARCHITECTURE = Architecture("qwen2", plan, layer={**LAYER, **QKV_BIAS})
+def settings(s: hf.Settings) -> hf.Metadata:
+    """Without the windows that some of the layers may have: no released model uses them."""
+    s.only("hidden_act", "silu", "swish")
+    _refuse_windows(s)
+    heads = hf.head_sizes(s) if s.has("head_dim") else {}
+    return {**hf.sizes(s), **hf.rope(s), **heads}
+
+
+def _refuse_windows(s: hf.Settings) -> None:
+    """A window counts if it is switched on and there are layers that have it."""
+    window = s.flag("use_sliding_window", False) and hf.window_of(s)
+    first = s.integer("max_window_layers", 28, low=0)
+    sliding = hf.sliding_layers(s)
+    if sliding is None:
+        sliding = [i >= first for i in range(s.integer("num_hidden_layers"))]
+    s.raw("sliding_window")  # read, even if it is off
+    if window and any(sliding):
+        raise s.refuse("use_sliding_window", f"{sum(sliding)} layers would have a window")
+
+
+ARCHITECTURE = Architecture(
+    "qwen2",
+    plan,
+    layer={**LAYER, **QKV_BIAS},
+    hugging_face=hf.HuggingFace(
+        classes={"Qwen2ForCausalLM": {"num_key_value_heads": 32}},
+        settings=settings,
+        layer={**hf.LAYER, **hf.QKV_BIAS},
+    ),
+)

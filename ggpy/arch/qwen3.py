@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from . import hugging_face as hf
 from .decoder import LAYER, QK_NORM, Architecture
-from .qwen2 import plan
+from .qwen2 import plan, settings
 
-ARCHITECTURE = Architecture("qwen3", plan, layer={**LAYER, **QK_NORM})
+ARCHITECTURE = Architecture(
+    "qwen3",
+    plan,
+    layer={**LAYER, **QK_NORM},
+    hugging_face=hf.HuggingFace(
+        classes={"Qwen3ForCausalLM": {"num_key_value_heads": 32, "head_dim": 128}},
+        settings=settings,
+        layer={**hf.LAYER, **hf.QK_NORM},
+    ),
+)

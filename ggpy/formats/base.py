@@ -21,9 +21,10 @@ Blocks = NDArray[Any]  # n elements of a format's dtype
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
 
-CHUNK = (
-    1 << 16
-)  # weights worked on at a time: the temporaries of one chunk stay in a core's second-level cache
+# Weights worked on at a time: the temporaries of one chunk stay in a core's second-level cache, and
+# yet each numpy call is so long that threads seldom wait for each other.
+CHUNK = 1 << 17
+SEARCH_CHUNK = 1 << 16  # where scales are searched for, with more temporaries
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class Format:
     # How matrices lie on a GPU: bits of a code, weights with one scale, kind of scales
     # (cuda/tile.cuh). None: as in the file.
     tile: tuple[int, int, str] | None = None
+    # quantize_blocks tries many scales: hundreds of small operations on each block
+    searches: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -107,12 +110,18 @@ class Format:
                 weights[part] = self.dequantize_blocks(blocks[part]).reshape(-1, self.block_size)
         return weights.reshape(*data.shape[:-1], data.shape[-1] // self.nbytes * self.block_size)
 
-    def quantize(self, weights: NDArray[Any], importance: NDArray[Any] | None = None) -> U8:
+    def quantize(
+        self,
+        weights: NDArray[Any],
+        importance: NDArray[Any] | None = None,
+        first_row: int = 0,
+    ) -> U8:
         """weights[..., m * b] -> bytes[..., m * nbytes].
 
         importance[m * b] weighs the error of each column (an importance matrix); formats that
         search for no best scale ignore it, as ggml does. ValueError on NaN, infinity, a row that is
-        no multiple of b, and a weight whose scale cannot be stored.
+        no multiple of b, and a weight whose scale cannot be stored; rows are counted from
+        `first_row`.
         """
         if self.quantize_blocks is None:
             can = ", ".join(quantizable())
@@ -123,36 +132,45 @@ class Format:
         columns = weights.shape[-1]
         row_bytes = self.row_bytes(columns)
         encode, unit = self.quantize_blocks, 1
+        size = SEARCH_CHUNK if self.searches or importance is not None else CHUNK
         if importance is not None:
             by_column = _checked_importance(importance, columns).reshape(-1, self.block_size)
             if (weighted := self.quantize_weighted) is not None:
                 encode, unit = (lambda chunk: weighted(chunk, by_column)), len(by_column)
-        blocks = self._quantize(weights.reshape(-1, self.block_size), encode, unit, columns)
+        chunks = _chunks(weights.size // self.block_size, self.block_size, unit, size)
+        blocks = self._quantize(
+            weights.reshape(-1, self.block_size), encode, chunks, columns, first_row
+        )
         return blocks.view(np.uint8).reshape(*weights.shape[:-1], row_bytes)
 
     def _quantize(
-        self, weights: NDArray[Any], encode: Callable[[F32], Blocks], unit: int, columns: int
+        self,
+        weights: NDArray[Any],
+        encode: Callable[[F32], Blocks],
+        chunks: Iterator[slice],
+        columns: int,
+        first_row: int,
     ) -> Blocks:
-        """weights[n, b] -> blocks[n], in chunks of a multiple of `unit` blocks."""
+        """weights[n, b] -> blocks[n], chunk by chunk."""
         blocks = np.empty(len(weights), self.dtype)
-        for part in _chunks(len(weights), self.block_size, unit):
+        for part in chunks:
             chunk = np.ascontiguousarray(weights[part], np.float32)
             if not (good := np.isfinite(chunk)).all():
-                raise self._bad_row(good, part, columns, "NaN or infinity")
+                row = first_row + self._bad_row(good, part, columns)
+                raise ValueError(f"row {row} holds NaN or infinity")
             with np.errstate(all="ignore"):
                 blocks[part] = encode(chunk).reshape(-1)
             if not (good := np.isfinite(self.scales(blocks[part]))).all():
                 reason = f"a weight that needs a scale beyond {self.scale_limit:g}, the largest of "
                 reason += f"{self.name}; scale the tensor down or store it as F32"
-                raise self._bad_row(good, part, columns, reason)
+                row = first_row + self._bad_row(good, part, columns)
+                raise ValueError(f"row {row} holds {reason}")
         return blocks
 
-    def _bad_row(
-        self, good: NDArray[np.bool_], part: slice, columns: int, reason: str
-    ) -> ValueError:
-        """The error that names the row of the first block of `part` that is not good[n, ...]."""
+    def _bad_row(self, good: NDArray[np.bool_], part: slice, columns: int) -> int:
+        """The row of the first block of `part` that is not good[n, ...]."""
         block = part.start + int(good.all(axis=1).argmin())
-        return ValueError(f"row {block * self.block_size // columns} holds {reason}")
+        return int(block * self.block_size // columns)
 
     def scales(self, data: NDArray[Any]) -> F32:
         """The float scales alone, [n, k] (k is 0 for integers): all that can make a weight NaN or
@@ -213,9 +231,9 @@ def _assert(condition: str) -> str:
     return f'static_assert({condition}, "{condition}");'
 
 
-def _chunks(n: int, block_size: int, unit: int = 1) -> Iterator[slice]:
-    """Slices of n blocks of about CHUNK weights each, and of a multiple of `unit` blocks."""
-    step = max(1, CHUNK // (block_size * unit)) * unit
+def _chunks(n: int, block_size: int, unit: int = 1, size: int = CHUNK) -> Iterator[slice]:
+    """Slices of n blocks of about `size` weights each, and of a multiple of `unit` blocks."""
+    step = max(1, size // (block_size * unit)) * unit
     return (slice(start, start + step) for start in range(0, n, step))
 
 

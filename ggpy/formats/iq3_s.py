@@ -187,4 +187,6 @@ class Neighbours:
         return best[:, 0]
 
 
-IQ3_S = register(Format("IQ3_S", 21, QK_K, block_iq3_s, dequantize, quantize, quantize_weighted))
+IQ3_S = register(
+    Format("IQ3_S", 21, QK_K, block_iq3_s, dequantize, quantize, quantize_weighted, searches=True)
+)

@@ -60,4 +60,6 @@ def _blocks(weights: F32, errors: F32) -> Blocks:
     return blocks
 
 
-IQ4_XS = register(Format("IQ4_XS", 23, QK_K, block_iq4_xs, dequantize, quantize, quantize_weighted))
+IQ4_XS = register(
+    Format("IQ4_XS", 23, QK_K, block_iq4_xs, dequantize, quantize, quantize_weighted, searches=True)
+)

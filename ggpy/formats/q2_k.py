@@ -81,4 +81,6 @@ def _blocks(weights: F32, d_and_dmin: F32, levels: F32, found: F32) -> Blocks:
     return blocks
 
 
-Q2_K = register(Format("Q2_K", 10, QK_K, block_q2_K, dequantize, quantize, quantize_weighted))
+Q2_K = register(
+    Format("Q2_K", 10, QK_K, block_q2_K, dequantize, quantize, quantize_weighted, searches=True)
+)

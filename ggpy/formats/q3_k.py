@@ -91,4 +91,6 @@ def _blocks(weights: F32, d: F32, levels: F32, found: F32) -> Blocks:
     return blocks
 
 
-Q3_K = register(Format("Q3_K", 11, QK_K, block_q3_K, dequantize, quantize, quantize_weighted))
+Q3_K = register(
+    Format("Q3_K", 11, QK_K, block_q3_K, dequantize, quantize, quantize_weighted, searches=True)
+)

@@ -40,6 +40,14 @@ def quantize_weighted(weights: F32, importance: F32) -> Blocks:
 
 Q4_K = register(
     Format(
-        "Q4_K", 12, QK_K, block_q4_K, dequantize, quantize, quantize_weighted, tile=(4, 32, "SUB_M")
+        "Q4_K",
+        12,
+        QK_K,
+        block_q4_K,
+        dequantize,
+        quantize,
+        quantize_weighted,
+        tile=(4, 32, "SUB_M"),
+        searches=True,
     )
 )

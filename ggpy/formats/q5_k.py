@@ -54,6 +54,14 @@ def quantize_weighted(weights: F32, importance: F32) -> Blocks:
 
 Q5_K = register(
     Format(
-        "Q5_K", 13, QK_K, block_q5_K, dequantize, quantize, quantize_weighted, tile=(5, 32, "SUB_M")
+        "Q5_K",
+        13,
+        QK_K,
+        block_q5_K,
+        dequantize,
+        quantize,
+        quantize_weighted,
+        tile=(5, 32, "SUB_M"),
+        searches=True,
     )
 )

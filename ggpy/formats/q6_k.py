@@ -60,6 +60,14 @@ def _blocks(weights: F32, scales: F32, found: F32) -> Blocks:
 
 Q6_K = register(
     Format(
-        "Q6_K", 14, QK_K, block_q6_K, dequantize, quantize, quantize_weighted, tile=(6, 16, "SUB")
+        "Q6_K",
+        14,
+        QK_K,
+        block_q6_K,
+        dequantize,
+        quantize,
+        quantize_weighted,
+        tile=(6, 16, "SUB"),
+        searches=True,
     )
 )

@@ -97,6 +97,7 @@ class FeedForward:
     w_gate: Weight  # [F, D]
     w_up: Weight  # [F, D]
     activation: Activation
+    w_down: Weight | None = None  # [D, F], what h goes to: a backend may lay h out for it
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ class Ops(Protocol):
     def sample(self, logits: Array, samplers: Sequence[Sampler]) -> Array:
         """ids[R]: row r through samplers[r], whose n_drawn goes up; accepting is the caller's.
 
-        The next step may name them as ~r before anyone reads them.
+        The next step may name them as ~r before anyone reads them, and so may a sampler's history.
         """
 
     def read(self, array: Array) -> NDArray[Any]:

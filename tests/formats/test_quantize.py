@@ -4,6 +4,7 @@ refused.
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import gguf
@@ -56,6 +57,19 @@ def test_bytes_equal_ggml(format, importance, ggml):
             continue  # of squares that underflow another sum comes out; d is 0
         same = format.quantize(weights, columns) == expected
         assert same.all(), f"{kind}: {np.count_nonzero(~same)} bytes differ"
+
+
+@pytest.mark.skipif("GGPY_TEST_SLOW" not in os.environ, reason="set GGPY_TEST_SLOW: two minutes")
+@pytest.mark.parametrize("importance", [None, "typical"])
+@pytest.mark.parametrize("format", IN_GGML, ids=lambda format: format.name)
+def test_a_million_weights_of_every_kind_equal_ggml(format, importance, ggml):
+    columns = importances(1024).get(importance)
+    for kind, weights in weights_for(format, 1024, 1024, 7).items():
+        expected = ggml.quantize(format, weights, columns)
+        if format.name == "MXFP4":
+            scales = expected.reshape(1024, -1, format.nbytes)[:, :, 0]
+            scales[scales == 255] = 254
+        assert (format.quantize(weights, columns) == expected).all(), kind
 
 
 @pytest.mark.parametrize("name", ["Q8_1", "Q8_K"])

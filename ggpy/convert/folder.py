@@ -1,0 +1,114 @@
+"""The files of a checkpoint's folder: each is named by itself, is a plain file, and is in there.
+
+A folder comes from strangers. Nothing of it is executed, and no name in it, and no link, leads to a
+file outside; only the hub's own cache links a snapshot to blobs that lie beside it. This module
+knows no file by name.
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+MAX_JSON = 256 << 20  # bytes; a tokenizer of 262144 tokens takes 33 MB
+SNAPSHOTS, BLOBS, REPOSITORY = "snapshots", "blobs", "models--"  # in the cache of the hub
+
+
+class ConvertError(ValueError):
+    """A checkpoint that cannot be converted: the file, what is wrong, and what to do."""
+
+
+class Folder:
+    """A folder with a checkpoint; ConvertError unless there is one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not path.is_dir():
+            raise ConvertError(f"{path}: is no folder: give the one that config.json is in")
+        real = path.resolve()
+        self.name = real.name
+        self._inside = [real]
+        if real.parent.name == SNAPSHOTS and real.parent.parent.name.startswith(REPOSITORY):
+            self._inside.append(real.parent.parent / BLOBS)
+            self.name = real.parent.parent.name.rpartition("--")[2]
+
+    def find(self, name: str) -> Path | None:
+        """The file `name`, if it is there; ConvertError for a name or a link that leads outside."""
+        if not name or name in (".", "..") or any(c in name for c in '/\\:\0"'):
+            raise ConvertError(
+                f"{self.path}: {name!r} is not the name of a file in this folder: it is not opened"
+            )
+        path = self.path / name
+        try:
+            real = path.resolve(strict=True)
+            status = real.stat()
+        except FileNotFoundError:
+            return None
+        except (OSError, RuntimeError, ValueError) as error:  # a loop of links, no permission
+            raise ConvertError(f"{path}: cannot be read: {error}") from None
+        if not any(real.is_relative_to(folder) for folder in self._inside):
+            raise ConvertError(f"{path}: is a link to {real}, outside the folder: it is not opened")
+        if not stat.S_ISREG(status.st_mode):
+            raise ConvertError(f"{path}: is no plain file")
+        return path
+
+    def names(self) -> list[str]:
+        """Names of all files, sorted."""
+        return sorted(path.name for path in self.path.iterdir())
+
+    def read(self, name: str, limit: int = MAX_JSON) -> bytes | None:
+        """A file's bytes, if it is there; ConvertError if it has more than `limit`."""
+        path = self.find(name)
+        if path is None:
+            return None
+        with path.open("rb") as stream:
+            data = stream.read(limit + 1)
+        if len(data) > limit:
+            raise ConvertError(
+                f"{path}: has more than {limit / 1e6:.0f} MB: this is not what it is"
+            )
+        return data
+
+    def text(self, name: str) -> str | None:
+        """A file's text, if it is there."""
+        data = self.read(name)
+        try:
+            return None if data is None else data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ConvertError(f"{self.path / name}: is not UTF-8: {error}") from None
+
+    def json(self, name: str) -> dict[str, Any] | None:
+        """The object in a file, if it is there."""
+        data = self.read(name)
+        return None if data is None else parse_object(data, self.path / name)
+
+    def required(self, name: str) -> dict[str, Any]:
+        """The object in a file that has to be there."""
+        found = self.json(name)
+        if found is None:
+            raise ConvertError(f"{self.path}: has no {name}: is this the checkpoint's folder?")
+        return found
+
+
+def parse_object(data: bytes, path: object) -> dict[str, Any]:
+    """A JSON object, in which no key is there twice; ConvertError names the file."""
+    try:
+        found = json.loads(data.decode("utf-8"), object_pairs_hook=_unique)
+    except RecursionError:
+        raise ConvertError(f"{path}: is nested too deeply") from None
+    except ValueError as error:
+        raise ConvertError(f"{path}: is not the JSON it should be: {error}") from None
+    if not isinstance(found, dict):
+        raise ConvertError(f"{path}: is {type(found).__name__}, not an object")
+    return found
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        twice = next(k for k, _ in pairs if k in seen or seen.add(k))  # type: ignore[func-returns-value]
+        raise ValueError(f"key {twice!r} is there twice")
+    return found

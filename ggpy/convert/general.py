@@ -1,0 +1,102 @@
+"""What a file says about itself, `general.*`: name, size, licence, origin, and how to sample.
+
+The gguf package guesses names from a model card and a folder as llama.cpp's converter does, and is
+asked to; what it is given, and what comes back, is checked, because cards are written by strangers.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from .folder import Folder
+
+Metadata = dict[str, tuple[str, Any]]
+
+CARD = "README.md"
+MAX_CARD = 4 << 20  # bytes
+MAX_TEXT, MAX_ITEMS = 4096, 256  # of what is taken over from a card
+SAMPLING = {  # generation_config.json -> below general.sampling, type
+    "top_k": ("top_k", "i32"),
+    "top_p": ("top_p", "f32"),
+    "min_p": ("min_p", "f32"),
+    "temperature": ("temp", "f32"),
+    "repetition_penalty": ("penalty_repeat", "f32"),
+}
+TYPES = {"UINT32": "u32", "INT32": "i32", "FLOAT32": "f32", "BOOL": "bool", "STRING": "str"}
+
+
+def general_metadata(
+    folder: Folder, config: dict[str, Any], architecture: str, n_params: int, name: str | None
+) -> Metadata:
+    """Keys, types and values, in llama.cpp's order."""
+    import gguf
+
+    logging.getLogger("gguf").setLevel(logging.ERROR)  # it tells where it writes, and does not
+    origin = config.get("_name_or_path")
+    about = gguf.Metadata.apply_metadata_heuristic(
+        gguf.Metadata(),
+        _card(folder),
+        {"_name_or_path": origin} if isinstance(origin, str) else None,
+        Path(folder.name),
+        n_params,
+    )
+    about.name = name or about.name or folder.name
+    about.size_label = about.size_label or gguf.size_label(n_params, n_params, 0, 0)
+    writer = gguf.GGUFWriter(None, architecture)
+    about.set_gguf_meta_model(writer)
+    values = {key: _typed(value) for key, value in writer.kv_data[0].items()}
+    found: Metadata = {
+        "general.architecture": ("str", architecture),
+        "general.type": ("str", "model"),
+        **_sampling(folder),
+    }
+    return {**found, **{key: typed for key, typed in values.items() if typed and key not in found}}
+
+
+def _sampling(folder: Folder) -> Metadata:
+    """How the authors sample; what is no number is left out."""
+    settings = folder.json("generation_config.json") or {}
+    found: Metadata = {}
+    for key, (name, kind) in SAMPLING.items():
+        value = settings.get(key)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e9:
+            typed = int(value) if kind == "i32" else float(value)
+            found[f"general.sampling.{name}"] = (kind, typed)
+    return found
+
+
+def _card(folder: Folder) -> dict[str, Any]:
+    """The head of the model card, as far as it is plain; {} for one that cannot be read."""
+    import gguf
+
+    path = folder.find(CARD)
+    if path is None or path.stat().st_size > MAX_CARD:
+        return {}
+    try:
+        card = gguf.Metadata.load_model_card(folder.path)
+    except Exception:  # YAML has a dozen ways to fail, and the model does not depend on it
+        return {}
+    return {key: plain for key, value in card.items() if (plain := _plain(value)) is not None}
+
+
+def _plain(value: Any) -> str | list[str] | None:
+    """Text, or a short list of it; None for all else."""
+    if isinstance(value, str):
+        return value if value.strip() and len(value) <= MAX_TEXT else None
+    if isinstance(value, list) and 0 < len(value) <= MAX_ITEMS:
+        texts = [x for x in value if isinstance(x, str) and x.strip() and len(x) <= MAX_TEXT]
+        return texts if len(texts) == len(value) else None
+    return None
+
+
+def _typed(value: Any) -> tuple[str, Any] | None:
+    """The writer's value with our name of its type."""
+    kind = value.type.name
+    if kind == "ARRAY":
+        strings = all(isinstance(item, str) for item in value.value)
+        return ("arr[str]", list(value.value)) if strings else None
+    if kind == "STRING" and not isinstance(value.value, str):
+        return None
+    return (TYPES[kind], value.value) if kind in TYPES else None

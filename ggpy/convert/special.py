@@ -1,0 +1,133 @@
+"""Special tokens of a checkpoint as metadata: their ids, which of them surround text, and the
+templates of chats.
+
+Where llama.cpp's converter looks, it is looked for here: tokenizer_config.json by the texts of
+added tokens, then config.json; and whether BOS is put before a text in the post-processor of
+tokenizer.json. Templates are strings to us: nothing renders them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from .folder import ConvertError, Folder
+from .vocabulary import CONFIG, JSON, Tokens, added_entries
+
+Metadata = dict[str, tuple[str, Any]]
+
+NAMES = {  # what the hub calls them, and GGUF
+    **{"bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad": "padding"},
+    **{"cls": "cls", "mask": "mask"},
+}
+TEMPLATE, OLD_TEMPLATE = "chat_template.jinja", "chat_template.json"
+
+
+def special_metadata(
+    folder: Folder, config: dict[str, Any], tokens: Tokens, warnings: list[str]
+) -> Metadata:
+    """Ids, add_bos_token and add_eos_token, templates."""
+    content = folder.json(JSON) or {}
+    settings = folder.json(CONFIG) or {}
+    ids = _ids(folder, content, settings, config, tokens)
+    found: Metadata = {}
+    for name, id in ids.items():
+        if id < len(tokens.texts):
+            found[f"tokenizer.ggml.{NAMES[name]}_token_id"] = ("u32", id)
+        else:
+            warnings.append(f"{name} token {id} is outside the vocabulary: left out")
+    added = {"bos": None, "eos": None, **_processed(content, settings, ids, tokens)}
+    for name, value in added.items():
+        if value is None:
+            value = settings.get(f"add_{name}_token")
+        if value is None and tokens.model == "gpt2":
+            value = False  # some pre-tokenizers of GGUF would add a BOS
+        if isinstance(value, bool):
+            found[f"tokenizer.ggml.add_{name}_token"] = ("bool", value and name in ids)
+    return {**found, **_templates(folder, settings)}
+
+
+def _ids(
+    folder: Folder,
+    content: dict[str, Any],
+    settings: dict[str, Any],
+    config: dict[str, Any],
+    tokens: Tokens,
+) -> dict[str, int]:
+    entries = added_entries(content.get("added_tokens") or [], folder.path / JSON)
+    by_text = {text: id for id, text, _ in entries}
+    found = {}
+    for name in NAMES:
+        entry = settings.get(f"{name}_token")
+        text = entry.get("content") if isinstance(entry, dict) else entry
+        id = by_text.get(text) if isinstance(text, str) else None
+        if id is None:
+            id = config.get(f"{name}_token_id")
+        if id is None:
+            id = tokens.named.get(name)
+        if type(id) is int and id >= 0:
+            found[name] = id
+    return found
+
+
+def _processed(
+    content: dict[str, Any], settings: dict[str, Any], ids: dict[str, int], tokens: Tokens
+) -> dict[str, bool]:
+    """Whether the post-processor puts BOS before a text and EOS after it, where it says."""
+    processor = content.get("post_processor")
+    if not isinstance(processor, dict):
+        return {}
+    found: dict[str, bool] = {}
+    for step in processor.get("processors", [processor]):
+        kind = step.get("type") if isinstance(step, dict) else None
+        if kind == "ByteLevel":
+            found = {"bos": False, "eos": False, **found}
+        elif kind == "TemplateProcessing":
+            single = step.get("single") or []
+            for name, at in (("bos", 0), ("eos", -1)):
+                text = _special_text(single[at]) if len(single) > 1 else None
+                if text is not None:
+                    found[name] = name in ids and tokens.texts[ids[name]] == text
+    return found
+
+
+def _special_text(step: Any) -> str | None:
+    inner = step.get("SpecialToken") if isinstance(step, dict) else None
+    return inner.get("id") if isinstance(inner, dict) else None
+
+
+def _templates(folder: Folder, settings: dict[str, Any]) -> Metadata:
+    """The template of chats, and others by name where there are some."""
+    template = settings.get("chat_template")
+    if template is None:
+        template = folder.text(TEMPLATE)
+    if template is None:
+        template = (folder.json(OLD_TEMPLATE) or {}).get("chat_template")
+    if isinstance(template, str):
+        return {"tokenizer.chat_template": ("str", template)} if template else {}
+    if template is None:
+        return {}
+    if not isinstance(template, list):
+        raise ConvertError(f"{folder.path / CONFIG}: chat_template is no text")
+    return _named(dict(_named_templates(template, folder)))
+
+
+def _named(by_name: dict[str, str]) -> Metadata:
+    found: Metadata = {}
+    others = [name for name in by_name if name != "default"]
+    if others:
+        found["tokenizer.chat_templates"] = ("arr[str]", others)
+    for name in others:
+        found[f"tokenizer.chat_template.{name}"] = ("str", by_name[name])
+    if "default" in by_name:
+        found["tokenizer.chat_template"] = ("str", by_name["default"])
+    return found
+
+
+def _named_templates(entries: list[Any], folder: Folder) -> Iterator[tuple[str, str]]:
+    for entry in entries:
+        entry = entry if isinstance(entry, dict) else {}
+        name, text = entry.get("name"), entry.get("template")
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise ConvertError(f"{folder.path / CONFIG}: {str(entry)[:80]} is no chat template")
+        yield "".join(c if c.isascii() and (c.isalnum()) else "_" for c in name), text

@@ -1,0 +1,101 @@
+"""Write tests/golden/checkpoints.npz and .json: what transformers computes with the checkpoints of
+tests/checkpoints.py, and what llama.cpp's converter writes for them.
+
+    PYTHONPATH=.:tests python tests/golden/make_checkpoints.py LLAMA_CPP
+
+wants torch (the CPU's is enough), transformers and safetensors, and a folder with llama.cpp's
+sources, whose conversion/ is called as it is but for the names of pre-tokenizers: it knows them by
+digests, which vocabularies as small as these are not among. The .npz has the ids and the logits of
+the last places in float32, the .json all metadata but the tokens, and a digest of each tensor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from checkpoints import KINDS, N_VOCAB, write
+
+GOLDEN = Path(__file__).resolve().parent
+ROWS = 3  # places whose logits are kept
+LENGTHS = {"phi3": (24, 40)}  # before and beyond the context that LongRoPE stretches
+N_TOKENS = 40
+
+
+def logits(folder: Path, name: str) -> dict[str, np.ndarray]:
+    """What transformers computes, by "name/length/ids" and "name/length/logits"."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    found = {}
+    for n in LENGTHS.get(name, (N_TOKENS,)):
+        ids = np.random.default_rng(n).integers(3, N_VOCAB, n)
+        with torch.inference_mode():
+            out = model(torch.tensor(ids)[None]).logits[0, -ROWS:].float().numpy()
+        found |= {f"{name}/{n}/ids": ids.astype(np.int32), f"{name}/{n}/logits": out}
+    return found
+
+
+def converted(folder: Path, out: Path, pre: str) -> Path:
+    """llama.cpp's file of a checkpoint, all in F32."""
+    import gguf
+    import torch
+    from conversion import ModelBase, get_model_class
+    from conversion.base import TextModel, get_model_architecture
+
+    TextModel.get_vocab_base_pre = lambda self, tokenizer: pre
+    settings = ModelBase.load_hparams(folder, False)
+    kind = get_model_class(get_model_architecture(settings, TextModel.model_type))
+    with torch.inference_mode():
+        kind(folder, gguf.LlamaFileType.ALL_F32, out).write()
+    return out
+
+
+def described(path: Path) -> dict[str, Any]:
+    """Metadata without what tokens are, and digests of tensors."""
+    from ggpy.gguf import File
+
+    with File(path) as file:
+        plain = {key: value for key, value in file.metadata.items() if not hasattr(value, "__len__")
+                 or isinstance(value, str)}  # fmt: skip
+        arrays = {key: len(value) for key, value in file.metadata.items() if key not in plain}
+        return {
+            "metadata": {key: [file.types[key], value] for key, value in plain.items()},
+            "arrays": {key: [file.types[key], n] for key, n in arrays.items()},
+            "tensors": {
+                name: hashlib.sha256(np.ascontiguousarray(t.data)).hexdigest()[:16]
+                for name, t in file.tensors.items()
+            },
+        }
+
+
+def main() -> int:
+    if len(sys.argv) != 2:
+        print(__doc__, file=sys.stderr)
+        return 2
+    sys.path[:0] = [sys.argv[1], str(Path(sys.argv[1], "gguf-py"))]
+    arrays: dict[str, np.ndarray] = {}
+    files = {}
+    with tempfile.TemporaryDirectory() as work:
+        for name, kind in KINDS.items():
+            folder = write(Path(work, name), name)
+            arrays |= logits(folder, name)
+            files[name] = described(converted(folder, Path(work, f"{name}.gguf"), kind.pre))
+    np.savez_compressed(GOLDEN / "checkpoints.npz", **arrays)
+    made_by = {name: version(name) for name in ("torch", "transformers")}
+    text = json.dumps({"made_by": made_by, "files": files}, indent=1)
+    (GOLDEN / "checkpoints.json").write_text(text + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

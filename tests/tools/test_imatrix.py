@@ -1,0 +1,92 @@
+"""`ggpy imatrix`: its file, lines and refusals; the numbers are in tests/test_importance.py."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from ggpy import paths
+from ggpy.importance import read
+
+PROGRAM = paths.data_dir("tools") / "imatrix.py"
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+TEXT = GOLDEN / "text.txt"
+QUICK = ["--device", "cpu", "-t", "1", "-c", "64", "--chunks", "4"]
+
+
+@pytest.fixture(scope="module")
+def program() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("imatrix", PROGRAM)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_file_as_llama_imatrix_makes_it(program, tiny_path, tmp_path, capsys) -> None:
+    out = tmp_path / "imatrix.gguf"
+    words = [tiny_path("llama"), "-f", TEXT, "-o", out, "--process-output", *QUICK]
+    assert program.main(list(map(str, words))) == 0
+    found, expected = read(out), read(GOLDEN / "llama.imatrix")
+    assert found.datasets == [str(TEXT)]
+    assert found.weights().keys() == expected.weights().keys()
+    for name, values in expected.weights().items():
+        np.testing.assert_allclose(found.weights()[name], values, rtol=2e-4)
+    said = capsys.readouterr()
+    # llama-imatrix: [1]1975.2036,[2]1526.9222,[3]1537.7206,[4]1449.3979
+    assert re.match(r"\[1\]1975\.\d{4},\[2\]1526\.\d{4},\[3\]1537\.\d{4},\[4\]1449\.", said.out)
+    assert "Final estimate: PPL = 1449." in said.out
+    assert "computing over 4 chunks of 64 tokens" in said.err
+    assert f"stored 15 entries of 4 chunks in {out}" in said.err
+
+
+def test_the_older_format_and_joining(program, tmp_path) -> None:
+    golden, out = GOLDEN / "llama.imatrix", tmp_path / "both.dat"
+    words = ["--in-file", golden, "--in-file", golden, "-c", "64", "-o", out]
+    assert program.main([*map(str, words), "--output-format", "dat"]) == 0
+    found = read(out, 64)
+    assert (found.n_chunks, found.datasets) == (8, ["text.txt"])
+    for name, values in read(golden).weights().items():
+        np.testing.assert_allclose(found.weights()[name], values, rtol=1e-6)
+
+
+def test_collecting_goes_on_from_a_file(program, tiny_path, tmp_path) -> None:
+    golden, out = GOLDEN / "phi3.imatrix", tmp_path / "more.gguf"
+    words = [tiny_path("phi3"), "-f", TEXT, "--in-file", golden, "-o", out, *QUICK]
+    assert program.main(list(map(str, words))) == 0
+    found = read(out)
+    assert (found.n_chunks, found.datasets) == (8, ["text.txt", str(TEXT)])
+    for name, entry in read(golden).entries.items():
+        np.testing.assert_allclose(found.entries[name].sums, 2 * entry.sums, rtol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "no text: name a file with -f FILE, or matrices to combine with --in-file"),
+        (["-f", "text"], "no model: name a file with -m FILE"),
+        (["m.gguf", "-f", "text", "--chunks", "0"], "--chunks 0: give 1 or more"),
+        (["m.gguf", "-f", "text", "-o", "no/such/x.gguf"], "there is no folder no/such"),
+        (["--in-file", "none.gguf"], "none.gguf: cannot be read: No such file"),
+        (["LLAMA", "-f", "none.txt"], "No such file or directory: 'none.txt'"),
+        (["LLAMA", "-f", "TEXT", "-c", "9999"], "a context of 9999 tokens needs a text of"),
+    ],
+)
+def test_what_is_refused(program, tiny_path, capsys, words, message) -> None:
+    named = {"LLAMA": str(tiny_path("llama")), "TEXT": str(TEXT)}
+    assert program.main([named.get(word, word) for word in words]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("ggpy: error: ")
+    assert message in last
+
+
+def test_a_model_that_computes_nan_ends_with_1(program, overflowing, tmp_path, capsys) -> None:
+    out = tmp_path / "imatrix.gguf"
+    assert program.main([str(overflowing), "-f", str(TEXT), "-o", str(out), *QUICK]) == 1
+    assert "what meets blk." in capsys.readouterr().err
+    assert not out.exists()

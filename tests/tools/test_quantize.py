@@ -1,0 +1,310 @@
+"""`ggpy quantize`: its words, options and lines, and what it refuses.
+
+tests/test_requantize.py has the bytes, tests/test_mix.py the choices.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from quantize_cases import CASES, WEIGHTS, digest_of_file, importance_of, write_case
+
+from ggpy import paths
+from ggpy.gguf import File
+from ggpy.importance import write_gguf
+
+PROGRAM = paths.data_dir("tools") / "quantize.py"
+GOLDEN = json.loads(
+    (Path(__file__).resolve().parent.parent / "golden" / "quantize.json").read_text()
+)["files"]
+
+
+@pytest.fixture(scope="module")
+def program() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("quantize", PROGRAM)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a model and an importance matrix, in which programs run."""
+    write_case(WEIGHTS, tmp_path / "weights.gguf")
+    write_gguf(tmp_path / "weights.imatrix.gguf", importance_of(WEIGHTS))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def run(program: ModuleType, folder: Path, capsys) -> Callable[[str], str]:
+    """What the program prints when all goes well, on one core."""
+
+    def printed(words: str) -> str:
+        assert program.main(words.split()) == 0, capsys.readouterr().err
+        return capsys.readouterr().out
+
+    return printed
+
+
+@pytest.fixture
+def refused(program: ModuleType, folder: Path, capsys) -> Callable[[str], str]:
+    """What it says when it exits with 2; nothing is written then."""
+
+    def message(words: str) -> str:
+        before = sorted(folder.iterdir())
+        assert program.main(words.split()) == 2
+        assert sorted(folder.iterdir()) == before
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert last.startswith("ggpy: error: ")
+        return last
+
+    return message
+
+
+# Words
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("weights.gguf Q4_0 1", "weights.gguf ggml-model-Q4_0.gguf q4_0 1", "weights.gguf 2 1"),
+        "--imatrix weights.imatrix.gguf --exclude-weights blk weights.gguf q4_0 1",
+    ],
+)
+def test_words(run, folder: Path, words: str) -> None:
+    run(words)
+    if "imatrix" in words:
+        with File("ggml-model-Q4_0.gguf") as file:
+            assert file.metadata["quantize.imatrix.entries_count"] == 0
+    else:
+        assert digest_of_file(folder / "ggml-model-Q4_0.gguf") == GOLDEN["Q4_0"]
+
+
+def test_an_importance_matrix(run, folder: Path) -> None:
+    said = run("--imatrix weights.imatrix.gguf weights.gguf out.gguf IQ4_NL 1")
+    assert digest_of_file(folder / "out.gguf") == GOLDEN["IQ4_NL imatrix"]
+    assert "56 importance matrix entries from weights.imatrix.gguf computed on 8 chunks" in said
+    assert "did not find weights for output.weight" in said
+
+
+def test_which_weights_are_used(run, folder: Path) -> None:
+    options = "--imatrix weights.imatrix.gguf --include-weights attn_q --include-weights ffn_up"
+    assert "16 are used" in run(f"{options} weights.gguf out.gguf q4_0 1")
+    options = "--imatrix weights.imatrix.gguf --exclude-weights attn"
+    assert "24 are used" in run(f"{options} weights.gguf out.gguf q4_0 1")
+
+
+def test_two_workers_in_a_process_of_its_own(folder: Path) -> None:
+    """As a user calls it: the processes that quantise start from there."""
+    command = [sys.executable, "-m", "ggpy", "quantize", "weights.gguf", "out.gguf", "q4_k_m", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(paths.__file__).parent.parent)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert digest_of_file(folder / "out.gguf") == GOLDEN["Q4_K_M"]
+
+
+# Lines
+
+
+def test_lines_are_those_of_llama_quantize(run) -> None:
+    lines = run("weights.gguf out.gguf q4_k_m 1").splitlines()
+    assert lines[0] == (
+        "ggpy quantize: quantizing 'weights.gguf' to 'out.gguf' as Q4_K_M using 1 threads"
+    )
+    assert lines[1] == (
+        "[   1/  75] output.weight                        - [   256,     64,      1,      1], "
+        "type =    f32, converting to q6_K .. size =     0.06 MiB ->     0.01 MiB"
+    )
+    assert lines[2] == (
+        "[   2/  75] output_norm.weight                   - [   256,      1,      1,      1], "
+        "type =    f32, size =    0.001 MiB"
+    )
+    assert lines[-3] == "ggpy quantize: model size  =     3.64 MiB (32.00 BPW)"
+    assert lines[-2] == "ggpy quantize: quant size  =     0.56 MiB (4.94 BPW)"
+    assert re.fullmatch(r"ggpy quantize: total time = +\d+\.\d\d ms", lines[-1])
+
+
+def test_a_dry_run_writes_nothing_and_says_the_same(run, folder: Path) -> None:
+    before = sorted(folder.iterdir())
+    said = run("--dry-run weights.gguf q4_k_m")
+    assert sorted(folder.iterdir()) == before
+    assert "converting" not in said
+    assert "-> 0.01 MiB (q6_K)" in " ".join(said.split())
+    assert "quant size = 0.56 MiB (4.94 BPW)" in " ".join(said.split())
+    real = run("weights.gguf out.gguf q4_k_m 1")
+    assert len(re.findall("->", said)) == len(re.findall("->", real)) == 58
+
+
+def test_fallbacks_are_told(run, folder: Path) -> None:
+    write_case(CASES["rows of 288"], folder / "odd.gguf")
+    said = run("--dry-run odd.gguf q4_k_m")
+    assert "ggpy quantize: warning: blk.0.attn_k.weight                  - ncols    288" in said
+    assert "WARNING: 57 of 75 tensor(s) required fallback quantization" in said
+
+
+# Options
+
+
+def types(path: str) -> dict[str, str]:
+    with File(path) as file:
+        return {name: tensor.format.name for name, tensor in file.tensors.items()}
+
+
+def test_types_by_hand(run, folder: Path) -> None:
+    (folder / "types.txt").write_text("attn_q=q5_1\nATTN_K=q8_0 blk.[0-3].attn_v=f16\n")
+    said = run(
+        "--tensor-type-file types.txt --tensor-type ffn_up=q5_0 --output-tensor-type q5_k "
+        "--token-embedding-type iq4_nl weights.gguf out.gguf q4_0 1"
+    )
+    found = types("out.gguf")
+    assert found["blk.7.attn_q.weight"] == "Q5_1"
+    assert found["blk.7.attn_k.weight"] == "Q8_0"
+    assert found["blk.3.attn_v.weight"] == "F16"
+    assert found["blk.4.attn_v.weight"] == "Q4_0"
+    assert found["blk.0.ffn_up.weight"] == "Q5_0"
+    assert (found["output.weight"], found["token_embd.weight"]) == ("Q5_K", "IQ4_NL")
+    assert "applying manual override: q4_0 -> q5_1" in said
+
+
+def test_pure_and_left(run) -> None:
+    run("--pure weights.gguf out.gguf q4_k_m 1")
+    assert set(types("out.gguf").values()) == {"Q4_K", "F32"}
+    run("--leave-output-tensor weights.gguf out.gguf q4_k_m 1")
+    assert types("out.gguf")["output.weight"] == "F32"
+
+
+def test_requantising(run, refused) -> None:
+    run("weights.gguf first.gguf q8_0 1")
+    assert "is in Q8_0 already" in refused("first.gguf second.gguf q4_0 1")
+    run("--allow-requantize first.gguf second.gguf q4_0 1")
+    assert types("second.gguf")["blk.0.attn_q.weight"] == "Q4_0"
+
+
+def test_copy(run, folder: Path) -> None:
+    run("weights.gguf copy.gguf COPY 1")
+    assert set(types("copy.gguf").values()) == {"F32"}
+
+
+def test_metadata_by_hand(run) -> None:
+    options = " ".join(
+        f"--override-kv {x}"
+        for x in (
+            "a=int:-3",
+            "b=float:0.5",
+            "c=bool:true",
+            "d=str:x:y=z",
+            "llama.block_count=int:9",
+        )
+    )
+    run(f"{options} weights.gguf out.gguf q8_0 1")
+    with File("out.gguf") as file:
+        assert [file.metadata[key] for key in "abcd"] == [3, 0.5, True, "x:y=z"]
+        assert [file.types[key] for key in "abcd"] == ["u32", "f32", "bool", "str"]
+        assert file.metadata["llama.block_count"] == 9
+        assert list(file.metadata)[-1] == "llama.block_count"
+        assert file.metadata["general.file_type"] == 7
+        assert file.metadata["general.quantization_version"] == 2
+
+
+def test_long_names_are_shortened_as_in_llama_cpp(run, folder: Path) -> None:
+    long = "ä" * 70 + ".gguf"
+    (folder / "weights.imatrix.gguf").rename(folder / long)
+    run(f"--imatrix {long} weights.gguf out.gguf q4_0 1")
+    with File("out.gguf") as file:
+        assert file.metadata["quantize.imatrix.file"] == "ä" * 63
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("", "usage: ggpy quantize IN [OUT] TYPE [THREADS]"),
+        ("weights.gguf", "usage: ggpy quantize IN [OUT] TYPE [THREADS]"),
+        ("weights.gguf q4_x", "unknown type 'q4_x': there are F32, F16"),
+        ("weights.gguf out.gguf q4_x", "unknown type 'q4_x': there are F32, F16"),
+        ("weights.gguf out.gguf q4_0 many", "'many': what follows the type is a number of threads"),
+        ("weights.gguf out.gguf q4_0 1 2", "'1 2': what follows the type is a number of threads"),
+        ("none.gguf q4_0", "none.gguf: there is no such file"),
+        ("weights.gguf no/such/out.gguf q4_0 1", "No such file or directory"),
+        ("weights.gguf weights.gguf q4_0 1", "input and output files are the same: weights.gguf"),
+        ("weights.imatrix.gguf out.gguf q4_0 1", "general.architecture: is missing"),
+        ("--imatrix weights.gguf weights.gguf out.gguf q4_0", "has no imatrix.datasets"),
+        ("--imatrix none weights.gguf out.gguf q4_0", "none: cannot be read"),
+        ("weights.gguf out.gguf q2_k_s 1", "needs an importance matrix"),
+        ("--output-tensor-type q9 weights.gguf out.gguf q4_0", "unknown block format 'q9'"),
+        ("--tensor-type attn weights.gguf out.gguf q4_0", "'attn' is not like attn_q=q8_0"),
+        ("--tensor-type =q8_0 weights.gguf out.gguf q4_0", "is not like attn_q=q8_0"),
+        ("--tensor-type (=q8_0 weights.gguf out.gguf q4_0", "has no regular expression"),
+        ("--tensor-type a=iq1_s weights.gguf out.gguf q4_0", "IQ1_S cannot be quantised to"),
+        ("--override-kv a=int:x weights.gguf out.gguf q4_0", "'a=int:x' is not like"),
+        ("--override-kv a=list:x weights.gguf out.gguf q4_0", "'a=list:x' is not like"),
+        ("--override-kv a weights.gguf out.gguf q4_0", "'a' is not like"),
+        ("--override-kv a=int:99999999999 weights.gguf out.gguf q4_0", "is no u32"),
+        ("--include-weights a --exclude-weights b weights.gguf out.gguf q4_0", "together"),
+        ("--bench q4_9", "unknown block format 'q4_9'"),
+        ("--bench q4_0 weights.gguf", "--bench takes a number of threads"),
+    ],
+)
+def test_what_is_refused(refused, words: str, message: str) -> None:
+    assert message in refused(words)
+
+
+def test_a_file_that_is_there_is_replaced_only_by_a_whole_one(run, refused, folder: Path) -> None:
+    (folder / "out.gguf").write_bytes(b"before")
+    refused("weights.gguf out.gguf q2_k_s 1")
+    assert (folder / "out.gguf").read_bytes() == b"before"
+    run("weights.gguf out.gguf q8_0 1")
+    assert digest_of_file(folder / "out.gguf") == GOLDEN["Q8_0"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_ctrl_c_leaves_nothing(folder: Path) -> None:
+    case = WEIGHTS.__class__("llama", 8, 4, 1, rows=2048)  # some seconds of work
+    write_case(case, folder / "large.gguf")
+    before = sorted(folder.iterdir())
+    command = [sys.executable, "-m", "ggpy", "quantize", "large.gguf", "out.gguf", "iq3_s", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(paths.__file__).parent.parent)}
+    child = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 60
+        while not (folder / "out.gguf.part").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(0.5)
+        os.killpg(child.pid, signal.SIGINT)  # as a terminal does: to all of them
+        _, errors = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    assert (child.returncode, errors) == (130, "")
+    assert sorted(folder.iterdir()) == before
+
+
+# Speed
+
+
+def test_the_bench_prints_speeds(program, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(program, "BENCH_WEIGHTS", 1 << 16)
+    monkeypatch.setattr(program, "BENCH_SECONDS", 0.0)
+    assert program.main(["--bench", "q8_0,q4_k", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "million weights a second on 1 cores (random, float32)"
+    assert lines[1].split() == ["type", "plain", "imatrix"]
+    assert [line.split()[0] for line in lines[2:]] == ["q8_0", "q4_K"]
+    assert all(float(x) > 0 for line in lines[2:] for x in line.split()[1:])

@@ -1,0 +1,254 @@
+"""`ggpy convert CHECKPOINT [OUT.gguf]`: make a GGUF file of a Hugging Face checkpoint, in any type.
+
+    ggpy convert ~/models/Llama-3.2-1B llama.gguf --type q4_k_m
+    ggpy convert USER/REPO --type q8_0
+
+CHECKPOINT is a folder with config.json, *.safetensors and a tokenizer, or a repository of the hub.
+Nothing in it is executed. OUT appears when it is whole: until then it is OUT.part, which goes when
+anything goes wrong. Lines go to stderr: each tensor with its type, the root mean square error of a
+part of its weights, and how long it will take from here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ggpy.convert import Model, Plan
+    from ggpy.convert.write import Choice
+    from ggpy.formats import Format
+
+MB = 1e6
+SHARE = 0.01  # of all weights, after which it is known how long the rest takes
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the program; its exit status: 0, 2 for what cannot be done, 130 when interrupted."""
+    options = parser().parse_args(argv)
+    with suppress(ValueError):  # not the main thread
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C, nothing is left
+    try:
+        return run(options)
+    except KeyboardInterrupt:
+        return failed("interrupted: nothing was written", 130)
+    except OSError as error:
+        where = error.filename or options.out or options.checkpoint
+        return failed(f"{where}: {error.strerror or error}: nothing was written", 2)
+    except (ValueError, MemoryError) as error:
+        return failed(str(error) or type(error).__name__, 2)
+
+
+def failed(message: str, status: int) -> int:
+    print(f"ggpy: error: {message}", file=sys.stderr)
+    return status
+
+
+def say(message: str) -> None:
+    print(f"ggpy convert: {message}", file=sys.stderr, flush=True)
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(
+        prog="ggpy convert", description="Make a GGUF file of a Hugging Face checkpoint."
+    )
+    add = found.add_argument
+    add("checkpoint", metavar="CHECKPOINT", help="a folder, or USER/REPO of the hub")
+    add("out", nargs="?", metavar="OUT", help="the file, or a folder for NAME-TYPE.gguf (.)")
+    add(
+        *("--type", "--outtype"), default="auto", metavar="TYPE",
+        help="f32, f16, bf16, q8_0, q4_k_m, ... (auto: bf16 or f16, as it is stored)",
+    )  # fmt: skip
+    add(
+        *("--tensor-type",), action="append", default=[], metavar="REGEX=TYPE",
+        help="the type of the tensors in whose names REGEX is found; can be repeated",
+    )  # fmt: skip
+    add("--output-tensor-type", metavar="TYPE", help="the type of output.weight")
+    add("--token-embedding-type", metavar="TYPE", help="the type of the embedding table")
+    add("--leave-output-tensor", action="store_true", help="output.weight is not quantised")
+    add("--pure", action="store_true", help="no mix: all matrices in one type")
+    add(
+        *("--split-max-size",), type=size, default=0, metavar="N(M|G)",
+        help="files of so many bytes at most, OUT-00001-of-0000N.gguf",
+    )  # fmt: skip
+    add("--name", "--model-name", metavar="TEXT", help="general.name")
+    add("-t", "--threads", type=int, metavar="N", help="cores to use (all)")
+    add("--dry-run", action="store_true", help="say what would be written, and stop")
+    add(
+        *("--ignore-setting",), action="append", default=[], metavar="NAME",
+        help="convert though this setting of config.json is not known; can be repeated",
+    )  # fmt: skip
+    return found
+
+
+def size(text: str) -> int:
+    """Bytes of "500M", "2G"; argparse's error for anything else."""
+    match = re.fullmatch(r"(\d{1,9})([KMG]?)", text.upper())
+    if not match or not int(match[1]):
+        raise argparse.ArgumentTypeError(f"{text!r} is no size: say 500M or 2G")
+    return int(match[1]) * UNITS[match[2]]
+
+
+def run(options: argparse.Namespace) -> int:
+    from ggpy.convert import Checkpoint, Folder, mix_of, plan, read_config, read_model
+
+    options.tensor_types = [pattern_of(text) for text in options.tensor_type]
+    check_types(options)
+    folder = Folder(resolve(options.checkpoint))
+    config, architecture, kind = read_config(folder)
+    with Checkpoint(folder, config.get("quantization_config")) as checkpoint:
+        model = read_model(
+            *(folder, config, architecture, kind, checkpoint),
+            name=options.name,
+            ignored=options.ignore_setting,
+        )
+        for warning in model.warnings:
+            say(f"warning: {warning}")
+        mix = mix_of(
+            model, model.stored if options.type == "auto" else options.type, **mixed(options)
+        )
+        found = plan(model, mix, target(options, folder.name, mix.name), options.split_max_size)
+        refuse_inputs(found, [folder.path / name for name in folder.names()])
+        announce(model, found, mix.name)
+        if mix.n_fallback:
+            say(f"{mix.n_fallback} tensors have rows that are no whole blocks of their type in it")
+        if not options.dry_run:
+            convert(found, options.threads)
+    return 0
+
+
+def resolve(name: str) -> Path:
+    """The folder that is meant; a repository is fetched."""
+    from ggpy import hub
+
+    if Path(name).exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or name[0] == ".":
+        return Path(name)
+    return hub.fetch_checkpoint(name)
+
+
+# Types
+
+
+def pattern_of(text: str) -> tuple[str, Format]:
+    """ "REGEX=TYPE"; ValueError."""
+    from ggpy.mix import find_type
+
+    pattern, equals, name = text.rpartition("=")
+    if not equals or not pattern:
+        raise ValueError(f"--tensor-type {text}: say REGEX=TYPE, for example ffn_down=q6_k")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"--tensor-type {text}: {pattern!r} is no expression: {error}") from None
+    return pattern, find_type(name)
+
+
+def check_types(options: argparse.Namespace) -> None:
+    """ValueError for names that are not known, before anything is opened."""
+    from ggpy.mix import find_mix
+
+    if options.type != "auto":
+        find_mix(options.type)
+    mixed(options)
+
+
+def mixed(options: argparse.Namespace) -> dict[str, Any]:
+    """What was said, as `Mix` calls it."""
+    from ggpy.mix import find_type
+
+    output, table = options.output_tensor_type, options.token_embedding_type
+    return {
+        "pure": options.pure,
+        "leave_output": options.leave_output_tensor,
+        "output_type": find_type(output) if output else None,
+        "token_embd_type": find_type(table) if table else None,
+        "tensor_types": options.tensor_types,
+    }
+
+
+def target(options: argparse.Namespace, name: str, type: str) -> Path:
+    """Where the file goes."""
+    path = Path(options.out or ".")
+    return path / f"{name}-{type}.gguf" if path.is_dir() else path
+
+
+def refuse_inputs(plan: Plan, inputs: Sequence[Path]) -> None:
+    """ValueError if the checkpoint itself would be overwritten."""
+    from ggpy.gguf import GGUFError
+
+    for part in plan.parts:
+        if not part.path.parent.is_dir():
+            raise GGUFError(f"{part.path}: there is no folder {part.path.parent}: make it first")
+        there = part.path.exists() and part.path.suffix != ".gguf"
+        if there and any(part.path.samefile(path) for path in inputs):
+            raise GGUFError(f"{part.path}: is a part of the checkpoint: name another file")
+
+
+# Work
+
+
+def announce(model: Model, plan: Plan, type: str) -> None:
+    choices = plan.choices
+    weights = sum(prod(choice.source.shape) for choice in choices)
+    nbytes = sum(choice.slot.nbytes for choice in choices)
+    files = ", ".join(str(part.path) for part in plan.parts[:4]) + (", ..." * (len(plan.parts) > 4))
+    say(
+        f"{model.architecture}, {len(choices)} tensors, {weights / 1e6:.1f} million weights in"
+        f" {type}: {nbytes / MB:.1f} MB, {8 * nbytes / max(weights, 1):.2f} bits a weight,"
+        f" to {files}"
+    )
+
+
+def convert(plan: Plan, threads: int | None) -> None:
+    from ggpy.convert import write
+    from ggpy.progress import Bar
+    from ggpy.workers import Workers
+
+    choices = plan.choices
+    weights = [prod(choice.source.shape) for choice in choices]
+    start, done, index, error = time.monotonic(), 0, 0, None
+    with Workers(threads) as workers, Bar("converting", sum(weights) / 1e6, "million") as bar:
+        for step in write(plan, workers):
+            if step.index != index:
+                index, error = step.index, None
+            error = step.error if step.error is not None else error
+            columns = choices[index].source.shape[-1]
+            at = done + step.rows * columns
+            if step.rows * columns == weights[index]:
+                done += weights[index]
+                bar.close()
+                left = (time.monotonic() - start) * (sum(weights) / done - 1)
+                known = done >= SHARE * sum(weights)
+                line = tensor_line(choices, index, error, left if known else None)
+                print(line, file=sys.stderr, flush=True)
+            bar.update(at / 1e6)
+    seconds = time.monotonic() - start
+    say(f"done in {seconds:.1f} s, {sum(weights) / 1e6 / max(seconds, 1e-9):.1f} million weights/s")
+
+
+def tensor_line(
+    choices: Sequence[Choice], index: int, error: float | None, left: float | None
+) -> str:
+    """Number, name, shape, types, error, size, and the time that is left."""
+    source, format = choices[index].source, choices[index].format
+    shape = " x ".join(map(str, source.shape))
+    was = source.format.name if source.format is not format else ""
+    kinds = f"{was} -> {format.name}" if was else format.name
+    said = "" if error is None else f"rmse {error:.3g}"
+    number = f"[{index + 1:4}/{len(choices):4}]"
+    text = f"{number} {source.name:34} {shape:>15} {kinds:>14} {said:>14}"
+    text += f" {choices[index].slot.nbytes / MB:9.3f} MB"
+    return text if left is None else f"{text}, {left:.0f} s left"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""`ggpy imatrix MODEL -f TEXT`: collect an importance matrix, which quantisers weigh errors with.
+
+    ggpy imatrix model-f16.gguf -f text.txt -o imatrix.gguf
+    ggpy imatrix --in-file a.gguf --in-file b.gguf -o both.gguf
+
+Method, options, lines and files are llama-imatrix's: chunks of 512 tokens, of each matrix in the
+layers the sums of the squares of what is multiplied with it. `ggpy quantize --imatrix FILE` and
+llama-quantize read the file, and this program reads what llama-imatrix wrote.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ggpy.gguf import File
+    from ggpy.importance import Collector, ImportanceMatrix
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the program; its exit status: 0, 1 if the device fails, 2 for what cannot be done."""
+    options = parser().parse_args(argv)
+    try:
+        check(options)
+        save(make(options), options)
+    except KeyboardInterrupt:
+        return 130
+    except (ValueError, OSError, MemoryError) as error:
+        return failed(error, 2)
+    except (RuntimeError, ArithmeticError) as error:
+        return failed(error, 1)
+    return 0
+
+
+def failed(error: Exception, status: int) -> int:
+    print(f"ggpy: error: {error}", file=sys.stderr)
+    return status
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(
+        prog="ggpy imatrix", description="Collect an importance matrix from a text."
+    )
+    add = found.add_argument
+    add("model", nargs="?", metavar="MODEL", help="a .gguf file, or a name from models/README.md")
+    add("-m", "--model", dest="model_option", metavar="MODEL", help="the same")
+    add("-f", "--file", metavar="FILE", help="the text; - is stdin")
+    add("-o", "--output", "--output-file", default="imatrix.gguf", metavar="FILE",
+        help="what to write (imatrix.gguf)")  # fmt: skip
+    add("--output-format", choices=("gguf", "dat"), default="gguf",
+        help="dat is llama.cpp's older format (gguf)")  # fmt: skip
+    add("--in-file", action="append", default=[], metavar="FILE",
+        help="add what this matrix holds; without -f matrices are only combined")  # fmt: skip
+    add("--process-output", action="store_true", help="collect for output.weight too")
+    add("-c", "--ctx-size", type=int, default=512, metavar="N", help="tokens in a chunk (512)")
+    add("--chunks", type=int, default=-1, metavar="N", help="chunks at most (-1: all)")
+    add("-b", "--batch-size", type=int, default=512, metavar="N",
+        help="tokens in a step; a multiple of -c takes several chunks together (512)")  # fmt: skip
+    add("-t", "--threads", type=int, metavar="N", help="threads of the CPU")
+    add("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
+    return found
+
+
+def check(options: argparse.Namespace) -> None:
+    """ValueError for options that do not go together."""
+    options.model = options.model_option or options.model
+    if not options.file and not options.in_file:
+        raise ValueError("no text: name a file with -f FILE, or matrices to combine with --in-file")
+    if options.file and not options.model:
+        raise ValueError("no model: name a file with -m FILE")
+    if options.chunks == 0 or options.chunks < -1:
+        raise ValueError(f"--chunks {options.chunks}: give 1 or more, or -1 for all")
+    output = Path(options.output)
+    if not output.parent.is_dir():  # before an hour is spent
+        raise ValueError(f"{output}: there is no folder {output.parent}")
+
+
+def say(message: str) -> None:
+    print(f"ggpy imatrix: {message}", file=sys.stderr, flush=True)
+
+
+def make(options: argparse.Namespace) -> ImportanceMatrix:
+    """What is read, and what is collected, together."""
+    from ggpy.importance import ImportanceMatrix, read
+
+    found = ImportanceMatrix(chunk_size=options.ctx_size)
+    for path in options.in_file:
+        say(f"loading imatrix from '{path}'")
+        found.add(read(path, options.ctx_size))
+    if options.file:
+        found.add(collect(options))
+    return found
+
+
+def save(matrix: ImportanceMatrix, options: argparse.Namespace) -> None:
+    from ggpy.importance import write_dat, write_gguf
+
+    write = write_dat if options.output_format == "dat" else write_gguf
+    write(options.output, matrix)
+    say(f"stored {len(matrix.entries)} entries of {matrix.n_chunks} chunks in {options.output}")
+
+
+def collect(options: argparse.Namespace) -> ImportanceMatrix:
+    """Run the text through the model; prints the perplexity so far after each chunk."""
+    from ggpy import arch, hub
+    from ggpy.gguf import File
+    from ggpy.importance import Collector
+
+    collector = Collector(options.process_output)
+    with File(hub.resolve(options.model)) as file:
+        arch.find(file)  # first of all: another architecture's tokenizer may be unknown as well
+        print_perplexity(scores(file, options, collector))
+    dataset = "stdin" if options.file == "-" else options.file
+    return collector.matrix([dataset], options.ctx_size)
+
+
+def scores(file: File, options: argparse.Namespace, collector: Collector) -> Iterator[Any]:
+    """-ln p[K] of each chunk's scored tokens."""
+    from ggpy.ops import choose
+    from ggpy.ops.observe import Observed
+    from ggpy.perplexity import Evaluator, score, targets
+
+    chunks = read_chunks(file, options)
+    ops = choose(options.device, options.threads, say)
+    observed = Observed(ops, collector.see)
+    n_ctx, n_batch = options.ctx_size, options.batch_size
+    model = Evaluator(file, observed, n_ctx, n_batch, whole=True)
+    say(f"on {ops.name} ({ops.reason}), n_ctx={n_ctx}, {model.n_seq} chunks together")
+    start, n_groups = time.monotonic(), -(-len(chunks) // model.n_seq)
+    for i, logits in enumerate(model.logits(chunks)):
+        if i == 0:
+            seconds = time.monotonic() - start
+            say(f"{seconds:.2f} seconds per pass - ETA {seconds * n_groups / 60:.2f} minutes")
+        yield score(logits, targets(chunks[i]))
+
+
+def read_chunks(file: File, options: argparse.Namespace) -> Any:
+    """ids[N, C] of the text."""
+    from ggpy.perplexity import chunks_of
+    from ggpy.tokenizer import Tokenizer
+
+    is_stdin = options.file == "-"
+    raw = sys.stdin.buffer.read() if is_stdin else Path(options.file).read_bytes()
+    text = raw.decode("utf-8", errors="replace")
+    limit = None if options.chunks < 0 else options.chunks
+    chunks = chunks_of(text, Tokenizer.from_gguf(file), options.ctx_size, limit)
+    say(f"computing over {len(chunks)} chunks of {options.ctx_size} tokens")
+    return chunks
+
+
+def print_perplexity(parts: Iterator[Any]) -> None:
+    import numpy as np
+
+    from ggpy.perplexity import perplexity
+
+    nll = np.empty(0)
+    for i, part in enumerate(parts, 1):
+        nll = np.concatenate([nll, part])
+        print(f"[{i}]{perplexity(nll).value:.4f},", end="", flush=True)
+    found = perplexity(nll)
+    print(f"\nFinal estimate: PPL = {found.value:.4f} +/- {found.error:.5f}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,361 @@
+"""`ggpy quantize IN [OUT] TYPE`: write a GGUF file in another type, as llama-quantize does.
+
+    ggpy quantize model-f16.gguf model-q4_k_m.gguf Q4_K_M
+    ggpy quantize --imatrix imatrix.gguf model-f16.gguf small.gguf IQ4_XS
+    ggpy quantize --dry-run model-f16.gguf Q5_K_M
+    ggpy quantize --bench q8_0,q4_k
+
+Types, options, lines and bytes are llama-quantize's. The file appears under its name when it is
+whole; until then it is OUT.part, which goes when anything goes wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ggpy.gguf import File
+    from ggpy.importance import ImportanceMatrix
+    from ggpy.mix import Mix
+    from ggpy.requantize import Choice, Plan
+
+MIB = 1 << 20
+LONGEST = 127  # bytes of a string that llama.cpp overrides metadata with
+BENCH_WEIGHTS = 1 << 22
+BENCH_SECONDS = 2.0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the program; its exit status: 0, or 2 for what cannot be done."""
+    options = parser().parse_intermixed_args(argv)
+    try:
+        if options.bench:
+            return bench(options)
+        read_words(options)
+        return run(options)
+    except BrokenPipeError:  # a reader that stops reading (`| head`) is no error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except (ValueError, OSError, MemoryError) as error:
+        print(f"ggpy: error: {error}", file=sys.stderr)
+        return 2
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(
+        prog="ggpy quantize",
+        description="Write a GGUF file in another type.",
+        usage="ggpy quantize [options] IN [OUT] TYPE [THREADS]",
+        epilog="types: see the README; COPY joins the parts of a split file and changes nothing",
+    )
+    add = found.add_argument
+    add("words", nargs="*", metavar="IN [OUT] TYPE [THREADS]", help=argparse.SUPPRESS)
+    add("--allow-requantize", action="store_true", help="start from tensors in blocks too")
+    add("--leave-output-tensor", action="store_true", help="output.weight stays as it is")
+    add("--pure", action="store_true", help="no mix: one type for all tensors")
+    add("--imatrix", metavar="FILE", help="weigh errors with this importance matrix")
+    add("--include-weights", action="append", default=[], metavar="NAME",
+        help="use the importance matrix for tensors with this in their names alone")  # fmt: skip
+    add("--exclude-weights", action="append", default=[], metavar="NAME",
+        help="do not use the importance matrix for tensors with this in their names")  # fmt: skip
+    add("--output-tensor-type", metavar="TYPE", help="of output.weight")
+    add("--token-embedding-type", metavar="TYPE", help="of the embedding table")
+    add("--tensor-type", action="append", default=[], metavar="REGEX=TYPE",
+        help="of tensors in whose names the expression is found; may be repeated")  # fmt: skip
+    add("--tensor-type-file", metavar="FILE", help="such REGEX=TYPE, between spaces or lines")
+    add("--keep-split", action="store_true", help="as many parts as IN has")
+    add("--override-kv", action="append", default=[], metavar="KEY=TYPE:VALUE",
+        help="set metadata; TYPE is int, float, bool or str; may be repeated")  # fmt: skip
+    add("--dry-run", action="store_true", help="show types and sizes, write nothing")
+    add("--bench", metavar="T,T,...", help="weights a second of these types, on THREADS")
+    return found
+
+
+def say(message: str) -> None:
+    print(f"ggpy quantize: {message}", flush=True)
+
+
+# What is asked for
+
+
+def read_words(options: argparse.Namespace) -> None:
+    """IN [OUT] TYPE [THREADS]; ValueError if they are something else."""
+    words = options.words
+    if len(words) < 2:
+        raise ValueError("usage: ggpy quantize IN [OUT] TYPE [THREADS]; --help tells more")
+    options.source = Path(words[0])
+    has_output = not is_type(words[1])
+    rest = words[2:] if has_output else words[1:]
+    if not rest:
+        from ggpy.mix import find_mix
+
+        find_mix(words[1])  # says which types there are
+    options.mix, threads = type_name(rest[0]), rest[1:]
+    if len(threads) > 1 or not all(t.isdigit() for t in threads):
+        raise ValueError(f"{' '.join(threads)!r}: what follows the type is a number of threads")
+    options.threads = int(threads[0]) if threads else 0
+    name = f"ggml-model-{options.mix}.gguf"
+    options.target = Path(words[1]) if has_output else options.source.with_name(name)
+
+
+def is_type(word: str) -> bool:
+    try:
+        type_name(word)
+    except ValueError:
+        return False
+    return True
+
+
+def type_name(word: str) -> str:
+    from ggpy.mix import find_mix
+
+    return "COPY" if word.upper() == "COPY" else find_mix(word)
+
+
+def tensor_types(options: argparse.Namespace) -> list[tuple[str, Any]]:
+    """(pattern, format) of --tensor-type and the file; ValueError for what is no such."""
+    import re
+
+    from ggpy.mix import find_type
+
+    words = list(options.tensor_type)
+    if options.tensor_type_file:
+        words += Path(options.tensor_type_file).read_text(encoding="utf-8").split()
+    found = []
+    for word in words:
+        pattern, equals, name = word.partition("=")
+        if not pattern or not equals or not name:
+            raise ValueError(f"--tensor-type {word!r} is not like attn_q=q8_0")
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"--tensor-type {word!r} has no regular expression: {error}") from None
+        found.append((pattern.lower(), find_type(name)))
+    return found
+
+
+def overrides(options: argparse.Namespace) -> Iterator[tuple[str, str, Any]]:
+    """(key, type, value) of --override-kv, in the types that llama.cpp gives them."""
+    for word in options.override_kv:
+        key, _, rest = word.partition("=")
+        kind, colon, text = rest.partition(":")
+        try:
+            if not key or not colon:
+                raise ValueError
+            if kind == "int":
+                yield key, "u32", abs(int(text))
+            elif kind == "float":
+                yield key, "f32", float(text)
+            elif kind == "bool":
+                yield key, "bool", {"true": True, "false": False}[text]
+            elif kind == "str":
+                yield key, "str", text
+            else:
+                raise ValueError
+        except (ValueError, KeyError):
+            raise ValueError(
+                f"--override-kv {word!r} is not like general.name=str:Mine; types are int, float, "
+                "bool (true or false) and str"
+            ) from None
+
+
+def importance(options: argparse.Namespace) -> tuple[ImportanceMatrix, dict[str, Any]] | None:
+    """The matrix and its weights by tensor, of those that are to be used."""
+    if options.include_weights and options.exclude_weights:
+        raise ValueError("--include-weights and --exclude-weights cannot be used together")
+    if not options.imatrix:
+        return None
+    from ggpy.importance import read
+
+    matrix = read(options.imatrix)
+    include, exclude = options.include_weights, options.exclude_weights
+    weights = {
+        name: values
+        for name, values in matrix.weights().items()
+        if not any(part in name for part in exclude)
+        and (not include or any(part in name for part in include))
+    }
+    say(f"loaded {len(matrix.entries)} importance matrix entries from {options.imatrix} computed "
+        f"on {matrix.n_chunks} chunks; {len(weights)} are used")  # fmt: skip
+    return matrix, weights
+
+
+# The work
+
+
+def run(options: argparse.Namespace) -> int:
+    from ggpy.gguf import File
+
+    start = time.monotonic()
+    found = importance(options)
+    with File(options.source) as file:
+        mix = None if options.mix == "COPY" else make_mix(file, options, bool(found))
+        plan = make_plan(file, mix, options, found)
+        for remark in [*(mix.remarks if mix else []), *plan.notes]:
+            say(f"warning: {remark}")
+        if options.dry_run:
+            say(f"calculating quantization size for '{options.source}' as {options.mix}")
+            for i, choice in enumerate(plan.choices):
+                print(line(i, plan, choice, dry=True))
+        else:
+            write(plan, file, options)
+        sizes(plan, mix)
+    if not options.dry_run:
+        say(f"total time = {1000 * (time.monotonic() - start):10.2f} ms")
+    return 0
+
+
+def make_mix(file: File, options: argparse.Namespace, has_imatrix: bool) -> Mix:
+    from ggpy.mix import find_type
+    from ggpy.requantize import mix_for
+
+    output, table = options.output_tensor_type, options.token_embedding_type
+    return mix_for(
+        file,
+        options.mix,
+        pure=options.pure,
+        leave_output=options.leave_output_tensor,
+        output_type=find_type(output) if output else None,
+        token_embd_type=find_type(table) if table else None,
+        tensor_types=tensor_types(options),
+        has_imatrix=has_imatrix,
+    )
+
+
+def make_plan(
+    file: File,
+    mix: Mix | None,
+    options: argparse.Namespace,
+    found: tuple[ImportanceMatrix, dict[str, Any]] | None,
+) -> Plan:
+    """The plan with all metadata."""
+    from ggpy.requantize import override, plan
+
+    made = plan(
+        file,
+        mix,
+        found[1] if found else None,
+        allow_requantize=options.allow_requantize,
+        keep_order=options.keep_split,
+    )
+    for key, kind, value in overrides(options):
+        override(made.metadata, key, kind, short(value) if kind == "str" else value)
+    if found:
+        matrix, weights = found
+        override(made.metadata, "quantize.imatrix.file", "str", short(options.imatrix))
+        if matrix.datasets:
+            override(made.metadata, "quantize.imatrix.dataset", "str", short(matrix.datasets[0]))
+        override(made.metadata, "quantize.imatrix.entries_count", "u32", len(weights))
+        if matrix.n_chunks > 0:
+            override(made.metadata, "quantize.imatrix.chunks_count", "u32", matrix.n_chunks)
+    return made
+
+
+def short(text: str) -> str:
+    """As much of a string as llama.cpp keeps."""
+    return text.encode()[:LONGEST].decode(errors="ignore")
+
+
+def write(plan: Plan, file: File, options: argparse.Namespace) -> None:
+    """Write the file or its parts, with a line for each tensor as it is done."""
+    from ggpy import requantize
+    from ggpy.progress import Bar
+    from ggpy.workers import Workers
+
+    parts = {tensor.path for tensor in file.tensors.values()} | {str(options.source)}
+    if options.target.exists() and any(os.path.samefile(options.target, p) for p in parts):
+        raise ValueError(f"input and output files are the same: {options.target}")
+    function = requantize.write_parts if options.keep_split else requantize.write
+    with Workers(options.threads) as workers, Bar("quantizing", plan.nbytes / MIB, "MiB") as bar:
+        say(f"quantizing '{options.source}' to '{options.target}' as {options.mix} "
+            f"using {workers.n} threads")  # fmt: skip
+        before = 0
+        for i, done in function(plan, options.target, workers):
+            bar.update((before + done) / MIB)
+            choice = plan.choices[i]
+            if done == choice.slot.nbytes:
+                before += done
+                bar.close()
+                print(line(i, plan, choice), flush=True)
+
+
+def line(i: int, plan: Plan, choice: Choice, dry: bool = False) -> str:
+    """What llama-quantize says of a tensor."""
+    tensor, n = choice.tensor, len(plan.choices)
+    dims = ", ".join(f"{size:6}" for size in (*tensor.shape[::-1], 1, 1, 1)[:4])
+    head = f"[{i + 1:4}/{n:4}] {tensor.name:36} - [{dims}], type = {ggml_name(tensor.format):>6}, "
+    if not choice.changes:
+        return f"{head}size = {tensor.nbytes / MIB:8.3f} MiB"
+    sizes = f"size = {tensor.nbytes / MIB:8.2f} MiB -> {choice.slot.nbytes / MIB:8.2f} MiB"
+    name = ggml_name(choice.format)
+    return f"{head}{sizes} ({name})" if dry else f"{head}converting to {name} .. {sizes}"
+
+
+def ggml_name(format: Any) -> str:
+    return format.name.lower().replace("_k", "_K")
+
+
+def sizes(plan: Plan, mix: Mix | None) -> None:
+    """Sizes before and after, and how many tensors could not have what the mix wanted."""
+    import math
+
+    tensors = [choice.tensor for choice in plan.choices]
+    n = max(1, sum(math.prod(tensor.shape) for tensor in tensors))
+    before = sum(tensor.nbytes for tensor in tensors)
+    say(f"model size  = {before / MIB:8.2f} MiB ({8 * before / n:.2f} BPW)")
+    say(f"quant size  = {plan.nbytes / MIB:8.2f} MiB ({8 * plan.nbytes / n:.2f} BPW)")
+    if mix and mix.n_fallback:
+        say(f"WARNING: {mix.n_fallback} of {len(tensors)} tensor(s) required fallback quantization")
+
+
+# Speed
+
+
+def bench(options: argparse.Namespace) -> int:
+    """Weights a second of each type, from float32 in memory to blocks in memory."""
+    from ggpy.mix import find_type
+    from ggpy.workers import Workers
+
+    if len(options.words) > 1 or not all(word.isdigit() for word in options.words):
+        raise ValueError("--bench takes a number of threads, and neither files nor a type")
+    formats = [find_type(name) for name in options.bench.split(",")]
+    with Workers(int(options.words[0]) if options.words else 0) as workers:
+        print(f"million weights a second on {workers.n} cores (random, float32)")
+        print(f"{'type':8} {'plain':>8} {'imatrix':>8}")
+        for format in formats:
+            plain, weighted = speed(workers, format, False), speed(workers, format, True)
+            print(f"{ggml_name(format):8} {plain / 1e6:8.1f} {weighted / 1e6:8.1f}", flush=True)
+    return 0
+
+
+def speed(workers: Any, format: Any, weighted: bool) -> float:
+    """Weights a second: passes over the same weights, the median of some seconds of them."""
+    import numpy as np
+
+    from ggpy.formats import by_name
+    from ggpy.workers import slabs
+
+    rng, columns = np.random.default_rng(0), 4096
+    weights = rng.standard_normal((BENCH_WEIGHTS // columns, columns), np.float32)
+    importance = rng.chisquare(1, columns).astype(np.float32) if weighted else None
+    data, source = weights.view(np.uint8), by_name("F32")
+    times: list[float] = []
+    begin = time.monotonic()
+    while len(times) < 2 or time.monotonic() - begin < BENCH_SECONDS:
+        start = time.monotonic()
+        for _ in workers.run(slabs(data, columns, source, format, importance)):
+            pass
+        times.append(time.monotonic() - start)
+    return weights.size / sorted(times[1:])[len(times[1:]) // 2]  # the first may start processes
+
+
+if __name__ == "__main__":
+    sys.exit(main())
