@@ -1,25 +1,18 @@
 // ids[r] = the index of the largest of logits[r], the lowest index among equals.
-#include "common.cuh"
+#include "ranking.cuh"
 
 constexpr int ARGMAX_THREADS = 256;
 
-// Larger floats have larger keys; among equals the lower index has.
-__device__ __forceinline__ unsigned long long argmax_key(float v, int index) {
-    uint32_t bits = __float_as_uint(v + 0.0f);  // -0 is 0
-    bits = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-    return static_cast<unsigned long long>(bits) << 32 | (0xffffffffu - static_cast<uint32_t>(index));
-}
-
 // best[r] and arrived[r] are zero before and after. grid (blocks, rows)
 extern "C" __global__ void __launch_bounds__(ARGMAX_THREADS)
-    argmax(const float* logits, int n_vocab, unsigned long long* best, uint32_t* arrived, int* ids) {
+    argmax(const float* logits, int n_vocab, unsigned long long* best, uint32_t* arrived, int* ids, int* results) {
     grid_dependency_launch();
     grid_dependency_wait();
     const int row = blockIdx.y;
     const float* from = logits + static_cast<size_t>(row) * n_vocab;
     unsigned long long key = 0;
     for (int i = blockIdx.x * ARGMAX_THREADS + threadIdx.x; i < n_vocab; i += gridDim.x * ARGMAX_THREADS) {
-        const unsigned long long other = argmax_key(__ldcg(from + i), i);
+        const unsigned long long other = ranking_key(__ldcg(from + i), i);
         key = other > key ? other : key;
     }
 #pragma unroll
@@ -31,6 +24,7 @@ extern "C" __global__ void __launch_bounds__(ARGMAX_THREADS)
     __threadfence();
     __syncthreads();
     if (threadIdx.x != 0 || add_acquire_release(arrived + row, 1) != gridDim.x - 1) return;
-    ids[row] = static_cast<int>(0xffffffffu - static_cast<uint32_t>(atomicExch(best + row, 0ull)));
+    key = atomicExch(best + row, 0ull);
+    store_token(ids, results, row, key, index_of(key));
     arrived[row] = 0;
 }

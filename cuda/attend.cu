@@ -11,55 +11,15 @@
 // neither on the batch nor on timing. No T x T memory anywhere.
 //
 // FUSED: each tile is the one token of its sequence, and its block rotates q, k and v itself, instead of rope_kv.cu.
-#include "rope.cuh"
+// attend_alone: the same for tokens that are alone (attend_token.cuh), where few heads share keys and values.
+#include "attend_token.cuh"
 
 #ifndef ATTEND_WARPS
 #define ATTEND_WARPS 8
 #endif
 
 constexpr int ATTEND_THREADS = ATTEND_WARPS * 32;
-constexpr int ROWS = 16;
-constexpr int STRIP = 32;      // positions a warp takes at a time
-constexpr int MAX_SPLIT = 16;  // parts of a context
-constexpr float NONE = -1e30f;
-constexpr float LOG2E = 1.4426950408889634f;
-
-struct AttendTile {
-    int first_token;
-    int n_tokens;   // of one sequence, adjacent
-    int n_split;
-    int workspace;  // index of this tile's part of the workspace; -1 where n_split is 1
-};
-
-struct Attend {
-    RopeKv rope;         // also pages, positions, page tables and sizes
-    const AttendTile* tiles;
-    const float* sinks;  // [H] or null
-    __half* out;         // [T, H * E]
-    float* workspace;    // per (tile, head group): MAX_SPLIT x ROWS x (ROW + 2)
-    uint32_t* counters;  // per (tile, head group), zero before and after
-    int heads_per_tile;  // query heads of a tile: of one key/value head, at most 16
-    int window;          // positions seen, itself included; 0 is all
-    float scale;
-    float soft_cap;      // 0 is none
-};
-
-// Row r of a tile is (token r / heads, head r % heads).
-struct Rows {
-    int first_token, n_rows, heads, first_head, kv_head;
-
-    __device__ __forceinline__ Rows(const Attend& p, const AttendTile& tile) {
-        const int group = p.rope.n_head / p.rope.n_head_kv, parts = gridDim.x / p.rope.n_head_kv;
-        const int part = blockIdx.x % parts;
-        kv_head = blockIdx.x / parts;
-        first_token = tile.first_token;
-        heads = min(p.heads_per_tile, group - part * p.heads_per_tile);
-        first_head = kv_head * group + part * p.heads_per_tile;
-        n_rows = tile.n_tokens * heads;
-    }
-    __device__ __forceinline__ int token(int r) const { return first_token + r / heads; }
-    __device__ __forceinline__ int head(int r) const { return first_head + r % heads; }
-};
+constexpr int STRIP = 32;  // positions a warp takes at a time
 
 // Running softmax of rows g and g + 8.
 struct Softmax {
@@ -172,66 +132,21 @@ __device__ __forceinline__ void add_values(const uint4 (&w)[COUNT], int first, c
     }
 }
 
-// Element e of row r of the results of the warps that had any, [n_warps][ROWS][ROW + 2] of (o, maximum, sum), made one.
-template <int ROW>
-__device__ __forceinline__ float merge_warps(const float* parts, int n_warps, int r, int e, float& maximum,
-                                             float& sum) {
-    maximum = NONE;
-    for (int i = 0; i < n_warps; ++i) maximum = fmaxf(maximum, parts[(i * ROWS + r) * (ROW + 2) + ROW]);
-    float o = 0.0f;
-    sum = 0.0f;
-    for (int i = 0; i < n_warps; ++i) {
-        const float* part = parts + (i * ROWS + r) * (ROW + 2);
-        const float weight = exp2f(part[ROW] - maximum);
-        o += weight * part[e];
-        sum += weight * part[ROW + 1];
-    }
-    return o;
-}
+// Writes halves e, e + 1 of a row to the output.
+struct WriteOut {
+    const Attend& p;
+    const Rows& rows;
 
-__device__ __forceinline__ void write_out(const Attend& p, const Rows& rows, int r, int e, float o, float maximum,
-                                          float sum) {
-    if (e >= p.rope.head_size) return;
-    if (p.sinks != nullptr) {  // a logit that takes weight and gives nothing
-        const float sink = p.sinks[rows.head(r)] * LOG2E, top = fmaxf(maximum, sink);
-        o *= exp2f(maximum - top);
-        sum = sum * exp2f(maximum - top) + exp2f(sink - top);
+    __device__ __forceinline__ void operator()(int r, int e, __half2 v) const {
+        const size_t head = static_cast<size_t>(rows.token(r)) * p.rope.n_head + rows.head(r);
+        *reinterpret_cast<__half2*>(p.out + head * p.rope.head_size + e) = v;
     }
-    p.out[(static_cast<size_t>(rows.token(r)) * p.rope.n_head + rows.head(r)) * p.rope.head_size + e] = saturated_half(o / sum);
-}
-
-// The parts of a context, [MAX_SPLIT][ROWS][ROW + 2] in global memory, made one and written. A warp weighs a row's
-// parts, a lane each; then every thread adds up elements in the order of the parts.
-template <int ROW>
-__device__ void merge_splits(const Attend& p, const Rows& rows, const float* parts, int n_split) {
-    __shared__ float weights[ROWS][MAX_SPLIT], maxima[ROWS], sums[ROWS];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    for (int r = warp; r < rows.n_rows; r += ATTEND_WARPS) {
-        const float* row = parts + (min(lane, n_split - 1) * ROWS + r) * (ROW + 2) + ROW;
-        float maximum = __ldcg(row), sum = __ldcg(row + 1), top = maximum;
-#pragma unroll
-        for (int offset = 16; offset > 0; offset /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, offset));
-        const float weight = lane < n_split ? exp2f(maximum - top) : 0.0f;
-        sum *= weight;
-#pragma unroll
-        for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-        if (lane < n_split) weights[r][lane] = weight;
-        if (lane == 0) maxima[r] = top, sums[r] = sum;
-    }
-    __syncthreads();
-    for (int i = threadIdx.x; i < rows.n_rows * ROW; i += ATTEND_THREADS) {
-        const int r = i / ROW, e = i % ROW;
-        float o = 0.0f;
-#pragma unroll 8
-        for (int s = 0; s < n_split; ++s) o += weights[r][s] * __ldcg(parts + (s * ROWS + r) * (ROW + 2) + e);
-        write_out(p, rows, r, e, o, maxima[r], sums[r]);
-    }
-}
+};
 
 // The tile's queries, rotated, to shared memory; and, in the block that has the newest position, its key and value to
 // their pages. Blocks that share a key/value head write the same bits.
 template <int ROW>
-__device__ void rotate_token(const Attend& p, const Rows& rows, int position, bool newest, const Rotation& rotation,
+__device__ void rotate_rows(const Attend& p, const Rows& rows, int position, bool newest, const Rotation& rotation,
                              float* heads, __half* q) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, token = rows.first_token;
     float* head = heads + warp * ROW;
@@ -257,7 +172,7 @@ __global__ void __launch_bounds__(ATTEND_THREADS, 1) attend(const Attend p) {
     grid_dependency_launch();
     const AttendTile tile = p.tiles[blockIdx.y];
     if (static_cast<int>(blockIdx.z) >= tile.n_split) return;
-    const Rows rows(p, tile);
+    const Rows rows(p, tile, blockIdx.x, gridDim.x);
 
     int low[2], high[2];  // positions that rows g and g + 8 see
 #pragma unroll
@@ -287,7 +202,7 @@ __global__ void __launch_bounds__(ATTEND_THREADS, 1) attend(const Attend p) {
 
     uint32_t q[ROW / 16][4];
     if constexpr (FUSED) {
-        rotate_token<ROW>(p, rows, last, from < to && to == end, rotation, parts, q_shared);
+        rotate_rows<ROW>(p, rows, last, from < to && to == end, rotation, parts, q_shared);
         load_q<ROW>(rows.n_rows, g, t, q, [&](int r) { return q_shared + r * ROW; });
         __syncthreads();  // `parts` held heads
     } else {
@@ -339,30 +254,24 @@ __global__ void __launch_bounds__(ATTEND_THREADS, 1) attend(const Attend p) {
         if (t == 0) row[ROW] = softmax.maximum[h], row[ROW + 1] = softmax.sum[h];
     }
     __syncthreads();
-    const size_t mine = static_cast<size_t>(max(0, tile.workspace)) * gridDim.x + blockIdx.x;
-    float* workspace = p.workspace + mine * MAX_SPLIT * ROWS * (ROW + 2);
-    for (int i = threadIdx.x; i < rows.n_rows * ROW; i += ATTEND_THREADS) {
-        const int r = i / ROW, e = i % ROW;
-        float maximum, sum;
-        const float value = merge_warps<ROW>(parts, n_warps, r, e, maximum, sum);
-        if (tile.n_split == 1) {
-            write_out(p, rows, r, e, value, maximum, sum);
-        } else {
-            float* row = workspace + (blockIdx.z * ROWS + r) * (ROW + 2);
-            row[e] = value;
-            if (e == 0) row[ROW] = maximum, row[ROW + 1] = sum;
-        }
-    }
-    if (tile.n_split == 1) return;
-    __shared__ bool is_last;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        is_last = add_acquire_release(p.counters + mine, 1) == static_cast<uint32_t>(tile.n_split) - 1;
-        if (is_last) p.counters[mine] = 0;
-    }
-    __syncthreads();
-    if (!is_last) return;
-    __threadfence();
-    merge_splits<ROW>(p, rows, workspace, tile.n_split);
+    merge_and_write<ROW, ATTEND_WARPS>(p, tile, rows, blockIdx.x, gridDim.x, blockIdx.z, parts, n_warps, ROWS,
+                                       WriteOut{p, rows});
+}
+
+// grid (G * tiles of a head group, tiles, splits); every tile is one token.
+template <int ROW>
+__global__ void __launch_bounds__(TOKEN_THREADS, 1) attend_alone(const Attend p) {
+    SHARED_DYNAMIC(float, parts);
+    grid_dependency_launch();
+    const AttendTile tile = p.tiles[blockIdx.y];
+    if (static_cast<int>(blockIdx.z) >= tile.n_split) return;
+    const Rows rows(p, tile, blockIdx.x, gridDim.x);
+    const auto read = [&](int part, int index, float (&v)[ROW / 32]) {
+        const int lane = threadIdx.x % 32, e = p.rope.head_size, n = part == QUERY ? p.rope.n_head : p.rope.n_head_kv;
+        const float* from = p.rope.projected[part] + (static_cast<size_t>(tile.first_token) * n + index) * e;
+#pragma unroll
+        for (int j = 0; j < ROW / 32; ++j) v[j] = lane + 32 * j < e ? __ldcg(from + lane + 32 * j) : 0.0f;
+    };
+    attend_token<ROW>(p, tile, blockIdx.x, gridDim.x, blockIdx.z, parts, [] { grid_dependency_wait(); }, read,
+                      WriteOut{p, rows});
 }

@@ -3,25 +3,28 @@
 // Both run long enough to be timed as a whole and do nothing else; their results only prove that the work was done.
 #include "common.cuh"
 
-// Words of the data are combined into *result by exclusive or. n is in units of 16 bytes.
-extern "C" __global__ void __launch_bounds__(1024) read_rate(const uint4* data, int64_t n, uint32_t* result) {
-    const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
-    int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+// Every warp's words, combined by exclusive or, go to result[warp]. n is in units of 16 bytes. Blocks take tiles of
+// AT_ONCE * threads units in turn, so that what is under way at a time lies close together in memory. There is no
+// atomic: thousands of warps that end together would wait for each other.
+template <int AT_ONCE>
+__global__ void __launch_bounds__(1024) read_rate(const uint4* data, int64_t n, uint32_t* result) {
+    const int64_t tile = static_cast<int64_t>(AT_ONCE) * blockDim.x, whole = n / tile * tile;
     uint32_t sum = 0;
-    constexpr int AT_ONCE = 8;
-    for (; i + (AT_ONCE - 1) * stride < n; i += AT_ONCE * stride) {
+    for (int64_t start = blockIdx.x * tile; start < whole; start += gridDim.x * tile) {
+        const uint4* const from = data + start + threadIdx.x;
         uint4 v[AT_ONCE];
 #pragma unroll
-        for (int j = 0; j < AT_ONCE; ++j) v[j] = load_streaming(data + i + j * stride);
+        for (int j = 0; j < AT_ONCE; ++j) v[j] = load_streaming(from + j * blockDim.x);
 #pragma unroll
         for (int j = 0; j < AT_ONCE; ++j) sum ^= v[j].x ^ v[j].y ^ v[j].z ^ v[j].w;
     }
-    for (; i < n; i += stride) {
+    for (int64_t i = whole + blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
         const uint4 v = load_streaming(data + i);
         sum ^= v.x ^ v.y ^ v.z ^ v.w;
     }
     for (int lanes = 16; lanes; lanes >>= 1) sum ^= __shfl_xor_sync(0xffffffffu, sum, lanes);
-    if (threadIdx.x % 32 == 0) atomicXor(result, sum);
+    const int warps = blockDim.x / 32;
+    if (threadIdx.x % 32 == 0) result[blockIdx.x * warps + threadIdx.x / 32] = sum;
 }
 
 // Two halves between 1/2 and 2 of either sign: zeros would let the GPU run faster than it ever does with weights.

@@ -32,9 +32,11 @@ typedef unsigned long long uint64_t;
 #if EMULATED
 #define CALLER const char *file = __builtin_FILE(), int line = __builtin_LINE()
 #define AND_CALLER , CALLER
+#define FORWARD_CALLER , file, line
 #else
 #define CALLER
 #define AND_CALLER
+#define FORWARD_CALLER
 #endif
 
 // `SHARED_DYNAMIC(float, tile);` declares `float* tile`: the block's dynamic shared memory, aligned to 128 bytes.

@@ -20,13 +20,21 @@ __device__ __forceinline__ int round_half_away(float x) {
     return __float2int_rz(__fadd_rn(x, copysignf(0.49999997f, x)));
 }
 
-// x[32 * n] -> blocks[n]; a thread quantises four numbers.
-extern "C" __global__ void quantize_q8_1(const float* __restrict__ x, block_q8_1* __restrict__ blocks, int64_t n) {
+__device__ __forceinline__ float4 load_four(const float* x, int64_t i) { return reinterpret_cast<const float4*>(x)[i]; }
+__device__ __forceinline__ float4 load_four(const half* x, int64_t i) {
+    const half2* pairs = reinterpret_cast<const half2*>(x) + 2 * i;
+    const float2 a = __half22float2(pairs[0]), b = __half22float2(pairs[1]);
+    return make_float4(a.x, a.y, b.x, b.y);
+}
+
+// x[32 * n], float or half -> blocks[n]; a thread quantises four numbers.
+template <typename T>
+__global__ void quantize_q8_1(const T* __restrict__ x, block_q8_1* __restrict__ blocks, int64_t n) {
     grid_dependency_launch();
     grid_dependency_wait();
     const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
     const bool valid = i < 8 * n;
-    const float4 v = valid ? reinterpret_cast<const float4*>(x)[i] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    const float4 v = valid ? load_four(x, i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     const float d = __fdiv_rn(largest_magnitude(v), 127.0f);
     const float reciprocal = __fdiv_rn(1.0f, d), factor = isinf(reciprocal) ? 0.0f : reciprocal;
     int q[4] = {round_half_away(__fmul_rn(v.x, factor)), round_half_away(__fmul_rn(v.y, factor)),

@@ -77,6 +77,17 @@ __device__ __forceinline__ void normalise_head(float* head, const float* weight,
     for (int i = lane; i < n; i += 32) head[i] = head[i] * inverse * weight[i];
 }
 
+// A head of one token in shared memory, bias added, becomes what attention takes; by one warp.
+__device__ __forceinline__ void turn_head(const RopeKv& p, int part, const Rotation& rotation, float* head, int lane) {
+    if (part == VALUE) return;
+    if (p.norm[part] != nullptr) {
+        normalise_head(head, p.norm[part], p.head_size, p.eps[part], lane);
+        __syncwarp();
+    }
+    rotation.apply(p, head, lane);
+    __syncwarp();
+}
+
 // Head `index` of a part of one token becomes what attention takes, in shared memory `head` [row]; by one warp.
 __device__ __forceinline__ void prepare_head(const RopeKv& p, int part, int index, int token, const Rotation& rotation,
                                              float* head, int lane) {
@@ -86,13 +97,7 @@ __device__ __forceinline__ void prepare_head(const RopeKv& p, int part, int inde
     for (int i = lane; i < p.row; i += 32)
         head[i] = i < e ? __ldcg(from + i) + (bias != nullptr ? bias[index * e + i] : 0.0f) : 0.0f;
     __syncwarp();
-    if (part == VALUE) return;
-    if (p.norm[part] != nullptr) {
-        normalise_head(head, p.norm[part], e, p.eps[part], lane);
-        __syncwarp();
-    }
-    rotation.apply(p, head, lane);
-    __syncwarp();
+    turn_head(p, part, rotation, head, lane);
 }
 
 // A prepared key or value goes to its page; by one warp.

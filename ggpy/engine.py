@@ -13,13 +13,15 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .arch.decoder import Decoder
-from .kv_cache import PagePool, PageTable, pages_for, stack
-from .ops.interface import Array, Ops, Step
+from .batch import Batch, TableStack, ragged
+from .kv_cache import PagePool, PageTable, pages_for
+from .ops.interface import PAGE_SIZE, Array, Ops
 from .sampling import Sampler, SamplingParams
 from .sequence import Finish, Piece, Sequence, StopStrings, Tokens, logprob
 
@@ -61,6 +63,7 @@ class Engine:
                 f"n_ctx {n_ctx}, n_batch {n_batch} and n_seq {n_seq} must be 1 or more"
             )
         self.decoder, self.ops, self.tokenizer = decoder, ops, tokenizer
+        self._end_ids = tokenizer.end_ids
         self.n_ctx, self.n_seq = n_ctx, n_seq
         self.n_batch = max(n_batch, n_seq)
         self.run_ahead = ops.asynchronous if run_ahead is None else run_ahead
@@ -69,6 +72,7 @@ class Engine:
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         self._kept: deque[Sequence] = deque()  # ended, oldest first
+        self._tables = TableStack()
         self._flight: _Flight | None = None
         self._ahead: _Flight | None = None  # the step after it
 
@@ -184,7 +188,7 @@ class Engine:
             for start in range(0, len(prompt), self.n_batch):
                 part = slice(start, min(start + self.n_batch, len(prompt)))
                 n = part.stop - start
-                step = _ragged([(table, prompt[part], start)], np.arange(n, dtype=np.int32))
+                step = ragged([(table, prompt[part], start)], np.arange(n, dtype=np.int32))
                 out[part] = self.ops.read(self.decoder.run(step))
         finally:
             table.release()
@@ -192,68 +196,76 @@ class Engine:
 
     def _submit(self) -> _Flight | None:
         """Hand over the next step, if there is anything to evaluate."""
-        scheduled = self._schedule()
-        if not scheduled:
+        batch = self._schedule()
+        if not batch.sequences:
             return None
-        for s, tokens, _ in scheduled:
-            s.table.grow(s.n_evaluated + len(tokens))
-        ends = np.cumsum([len(tokens) for _, tokens, _ in scheduled], dtype=np.int32)
-        rows = ends[[whole for _, _, whole in scheduled]] - 1
-        step = _ragged([(s.table, tokens, s.n_evaluated) for s, tokens, _ in scheduled], rows)
-        flight = self._hand_over(step, [s for s, _, whole in scheduled if whole])
-        for s, tokens, _ in scheduled:  # only now: an interrupted step is not evaluated
-            s.n_evaluated += len(tokens)
+        for s, length in zip(batch.sequences, batch.lengths, strict=True):
+            if length > 1 or s.n_evaluated % PAGE_SIZE == 0:  # else it goes to a page that is there
+                s.table.grow(s.n_evaluated + length)
+        for s, id in zip(batch.sequences, batch.ids, strict=False):  # those of one token are first
+            if id < 0:
+                s.sampler.expect(~id)
+        logits = self.decoder.run(batch.step(self._tables))
+        flight = self._sample(logits, batch.owners)
+        for s, length in zip(batch.sequences, batch.lengths, strict=True):
+            s.n_evaluated += length  # only now: an interrupted step is not evaluated
         return flight
 
-    def _hand_over(self, step: Step, owners: list[Sequence]) -> _Flight:
-        logits = self.decoder.run(step)
+    def _sample(self, logits: Array, owners: list[Sequence]) -> _Flight:
         if not owners:
             return _Flight([], None, None)
         ids = self.ops.sample(logits, [s.sampler for s in owners])
-        return _Flight(owners, ids, logits if any(s.logprobs for s in owners) else None)
+        return _Flight(owners, ids, logits if any([s.logprobs for s in owners]) else None)
 
-    def _schedule(self) -> list[tuple[Sequence, list[int], bool]]:
-        """(sequence, its tokens, whether these are all): answers first, then prompts by room."""
-        late = {s: row for row, s in enumerate(self._flight.owners)} if self._flight else {}
-        todo = [(s, self._unevaluated(s, late)) for s in self._running]
-        todo = sorted((x for x in todo if x[1]), key=lambda x: len(x[1]) > 1)
-        room, chunks = self.n_batch, []
-        for sequence, tokens in todo:
-            if room:
-                chunks.append((sequence, tokens[:room], len(tokens) <= room))
-                room -= min(room, len(tokens))
-        return chunks
+    def _schedule(self) -> Batch:
+        """One token of each sequence that has but one, then prompts as far as there is room.
 
-    def _unevaluated(self, s: Sequence, late: dict[Sequence, int]) -> list[int]:
-        """Tokens to evaluate: ids, or ~row for the one that the step under way still samples."""
-        if s not in late:
-            return s.ids[s.n_evaluated :]
-        ends = s.n_generated + 1 == s.max_tokens or len(s.ids) == self.n_ctx
-        return [] if ends else [~late[s]]
+        The token that the step under way still samples at its row r is ~r.
+        """
+        late = dict(zip(self._flight.owners, count(), strict=False)) if self._flight else {}
+        ones: list[Sequence] = []
+        ids: list[int] = []
+        prompts = []
+        for s in self._running:
+            if s in late:
+                if s.n_generated + 1 == s.max_tokens or len(s.ids) == self.n_ctx:
+                    continue
+                id = ~late[s]
+            elif len(s.ids) == s.n_evaluated + 1:
+                id = s.ids[-1]
+            else:
+                prompts.append(s)
+                continue
+            ones.append(s)
+            ids.append(id)
+        batch = Batch()
+        batch.add_ones(ones, ids)
+        for s in prompts:
+            batch.add_prompt(s, self.n_batch - len(batch.ids))
+        return batch
 
     def _may_run_ahead(self, flight: _Flight) -> bool:
         """Whether the next step depends on the tokens under way only through their ids."""
         return self.run_ahead and not any(
-            s.sampler.needs_history or s.logprobs or (s.context_shift and len(s.ids) == self.n_ctx)
-            for s in flight.owners
+            [s.logprobs or (s.context_shift and len(s.ids) == self.n_ctx) for s in flight.owners]
         )
 
     def _collect(self, flight: _Flight) -> list[Sequence]:
         """Read a step's tokens; those of sequences that ended meanwhile are forgotten."""
         if flight.ids is None:
             return []
-        ids = self.ops.read(flight.ids)
+        ids = self.ops.read(flight.ids).tolist()
         logits = None if flight.logits is None else self.ops.read(flight.logits)
         changed = []
-        for row, sequence in enumerate(flight.owners):
-            if sequence.finish is not None:
-                sequence.sampler.n_drawn -= 1
+        for row, (s, token) in enumerate(zip(flight.owners, ids, strict=True)):
+            if s.finish is not None:
+                s.sampler.n_drawn -= 1
                 continue
-            token, probability = int(ids[row]), None
-            if logits is not None and sequence.logprobs:
+            probability = None
+            if logits is not None and s.logprobs:
                 probability = logprob(logits[row], token)
-            self._accept(sequence, token, probability)
-            changed.append(sequence)
+            self._accept(s, token, probability)
+            changed.append(s)
         return changed
 
     def _drain(self) -> None:
@@ -269,7 +281,7 @@ class Engine:
         s.sampler.accept(token)
         s.ids.append(token)
         s.n_generated += 1
-        end = token in self.tokenizer.end_ids
+        end = token in self._end_ids
         text, stopped = s.stops.add("" if end else s.stream.add(token))
         finish = self._why_finished(s, end or stopped)
         if finish and not stopped:
@@ -362,15 +374,3 @@ class Engine:
         table = PageTable(self.pool)
         table.grow(n_positions)
         return table
-
-
-def _ragged(chunks: list[tuple[PageTable, list[int], int]], rows: NDArray[np.int32]) -> Step:
-    """A step of (table, tokens, position of the first) for each sequence."""
-    lengths = [len(tokens) for _, tokens, _ in chunks]
-    return Step(
-        ids=np.concatenate([np.array(tokens, np.int32) for _, tokens, _ in chunks]),
-        positions=np.concatenate([np.arange(p, p + len(t), dtype=np.int32) for _, t, p in chunks]),
-        sequences=np.repeat(np.arange(len(chunks), dtype=np.int32), lengths),
-        page_tables=stack([table for table, _, _ in chunks]),
-        rows=rows,
-    )

@@ -71,11 +71,12 @@ class PagePool:
 
 
 class PageTable:
-    """The pages of one sequence, in the order of positions."""
+    """The pages of one sequence, in the order of positions; `version` changes with them."""
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
         self.pages: list[int] = []
+        self.version = 0
 
     @property
     def capacity(self) -> int:
@@ -93,6 +94,7 @@ class PageTable:
             )
         for _ in range(missing):
             self.pages.append(self._pool.take())
+        self.version += 1
 
     def truncate(self, n_positions: int) -> int:
         """Give back the pages beyond n_positions; how many positions are left.
@@ -105,6 +107,7 @@ class PageTable:
         for page in self.pages[pages_for(kept) :]:
             self._pool.release(page)
         del self.pages[pages_for(kept) :]
+        self.version += 1
         return kept
 
     def fork(self, n_positions: int) -> PageTable:

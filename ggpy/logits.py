@@ -2,8 +2,9 @@
 
 Pure functions of two kinds. Adjustments (`add_bias`, `penalize`, `dry`) change the logits of the
 whole vocabulary. Filters take candidates, a pair (ids[k], logits[k]) in rising id, and return fewer
-of them. None sorts a vocabulary: each orders no more of it than it needs. This module knows no
-parameters, no tokenizer and no model.
+of them. None sorts a vocabulary: each orders no more of it than it needs. `add_bias`, `penalize`,
+`weights`, `top_k`, `top_p`, `min_p`, `xtc` and `scale` are repeated in cuda/sample.cu, operation by
+operation, with the same bits. This module knows no parameters, no tokenizer and no model.
 
 Letters: V vocabulary, k candidates, n history.
 """
@@ -20,17 +21,44 @@ from numpy.typing import NDArray
 Ids = NDArray[np.int64]
 Logits = NDArray[np.float32]
 Probabilities = NDArray[np.float64]
+Weights = NDArray[np.int64]
 Candidates = tuple[Ids, Logits]
 
 MAX_BREAKER_CHARS = 40
 MAX_BREAKER_TAIL = 20  # tokens after the one in which a sequence breaker starts
 LOG_FLOAT32_MAX = 88.7228391  # DRY's exponential stops where float32 does
 
+WEIGHT_BITS = 40  # of the most probable candidate's weight
+LOG2_E = 1.4426950408889634
+EXP2 = (  # 2^x for |x| <= 1/2, to 1e-14: ln(2)^i / i!
+    *(1.0, 0.6931471805599453, 0.24022650695910072, 0.05550410866482158, 0.009618129107628477),
+    *(0.0013333558146428443, 0.0001540353039338161, 1.5252733804059841e-05),
+    *(1.321548679014431e-06, 1.01780860092397e-07, 7.054911620801123e-09, 4.4455382718708116e-10),
+)
+
 
 def softmax(logits: Logits) -> Probabilities:
     """logits[k] -> probabilities[k]."""
     e = np.exp(logits.astype(np.float64) - float(logits.max()))
     return e / e.sum()
+
+
+def weights(logits: Logits) -> Weights:
+    """floor(2^40 e^(l - max l)) of logits[k], at least one of which is finite and none NaN.
+
+    Whole numbers, whose sums are the same in any order and on any machine, and no library's
+    exponential: single and double precision, no fused multiply-add, each rounding as written here.
+    """
+    with np.errstate(over="ignore"):
+        below = (logits - logits.max()).astype(np.float64)
+    turns = np.maximum(below * LOG2_E, -64.0)  # the weight is 0 long before
+    whole = np.rint(turns)
+    turns -= whole
+    power = np.full_like(turns, EXP2[-1])
+    for coefficient in EXP2[-2::-1]:
+        power *= turns
+        power += coefficient
+    return np.ldexp(power, whole.astype(np.int32) + WEIGHT_BITS).astype(np.int64)
 
 
 # Ordering
@@ -57,7 +85,10 @@ def _bound(scores: NDArray, k: int) -> float:
 
 
 def prefix(
-    scores: NDArray, weights: Probabilities, mass: float, side: Literal["left", "right"] = "left"
+    scores: NDArray,
+    weights: Weights | Probabilities,
+    mass: float,
+    side: Literal["left", "right"] = "left",
 ) -> Ids:
     """Indices in falling order of scores[n], as many as it takes for weights[n] to sum to `mass`.
 
@@ -68,7 +99,8 @@ def prefix(
     while True:
         k = min(k, n)
         indices = largest(scores, k)
-        last = int(np.searchsorted(np.cumsum(weights[indices]), mass, side=side))
+        sums = np.cumsum(weights[indices]).astype(np.float64)
+        last = int(np.searchsorted(sums, mass, side=side))
         if last < k or k == n:
             return indices[: last + 1]
         k *= 16
@@ -81,7 +113,7 @@ def add_bias(logits: Logits, bias: Mapping[int, float]) -> Logits:
     """l[id] + bias[id]."""
     out = logits.copy()
     for token, value in bias.items():
-        out[token] += value
+        out[token] += np.float32(value)
     return out
 
 
@@ -238,7 +270,8 @@ def top_p(ids: Ids, logits: Logits, p: float) -> Candidates:
     """
     if p >= 1:
         return ids, logits
-    return _keep(ids, logits, prefix(logits, softmax(logits), p))
+    w = weights(logits)
+    return _keep(ids, logits, prefix(logits, w, p * float(w.sum())))
 
 
 def min_p(ids: Ids, logits: Logits, p: float) -> Candidates:
@@ -255,7 +288,8 @@ def xtc(ids: Ids, logits: Logits, threshold: float) -> Candidates:
     Whether it applies at all is the caller's draw. Source: text-generation-webui pull request 6335
     by p-e-w.
     """
-    above = np.flatnonzero(softmax(logits) >= threshold)
+    w = weights(logits)
+    above = np.flatnonzero(w >= threshold * float(w.sum()))
     if len(above) < 2:
         return ids, logits
     excluded = above[largest(logits[above], len(above))[:-1]]

@@ -71,7 +71,8 @@ def run(options: argparse.Namespace) -> None:
         chatting = prompt is None or options.chat
         ids = [] if chatting else prompts.single(options, tokenizer, prompt or "")
         conversation = prompts.converse(options, tokenizer) if chatting else None
-        ops = choose(options.device, options.threads, note, options.batch_invariant)
+        kinds = options.batch_invariant, options.activations
+        ops = choose(options.device, options.threads, note, *kinds)
         model = load(file, tokenizer, ops, options)
         if conversation:
             chat = chat_loop.Chat(model.engine, conversation, settings, write)

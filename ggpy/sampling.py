@@ -10,11 +10,13 @@ Letters: V vocabulary, k candidates.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cache
 from math import inf, isfinite
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import logits as chain
 from .logits import Candidates, Ids, Logits, Probabilities
@@ -136,7 +138,9 @@ class Sampler:
 
     Draw i uses uniform(seed, 2 i) for the token and uniform(seed, 2 i + 1) for XTC, so a backend
     that samples by itself needs `seed` and `n_drawn` and adds to the latter. `history` is the
-    prompt and every accepted token. ValueError where a biased id is not in the vocabulary.
+    prompt and every accepted token; a last one ~r is what the step under way samples at its row r.
+    `greedy`: the token is the highest of the adjusted logits, and no draw matters. ValueError where
+    a biased id is not in the vocabulary.
     """
 
     def __init__(self, params: SamplingParams, n_vocab: int, history: Iterable[int] = ()):
@@ -148,21 +152,27 @@ class Sampler:
         self.history = [int(token) for token in history]
         self.n_drawn = 0
         self.seed = params.seed if params.seed >= 0 else int.from_bytes(os.urandom(4), "little")
-        self._ids = np.arange(n_vocab)
-
-    @property
-    def greedy(self) -> bool:
-        """Whether the token is the highest of the adjusted logits, and no draw matters."""
-        return self.params.greedy
-
-    @property
-    def needs_history(self) -> bool:
-        """Whether earlier tokens act on the next one other than through the model."""
-        return self.params.penalizes or self.params.uses_dry
+        self.greedy = params.greedy
+        self._expects = False  # whether the last of the history is not accepted yet
 
     def accept(self, token: int) -> None:
-        """Append a token to the history."""
-        self.history.append(int(token))
+        """Append a token to the history, or put it where one is expected."""
+        if self._expects:
+            self.history[-1] = int(token)
+            self._expects = False
+        else:
+            self.history.append(int(token))
+
+    def expect(self, row: int) -> None:
+        """The next token to be accepted is the one that the step under way samples at `row`."""
+        if not self._expects:
+            self.history.append(~row)
+            self._expects = True
+
+    def settle(self, sampled: Sequence[int] | NDArray[np.integer]) -> None:
+        """Look the expected token up in the ids of the step that samples it."""
+        if self._expects and self.history[-1] < 0:
+            self.history[-1] = int(sampled[~self.history[-1]])
 
     def adjust(self, logits: Logits) -> Logits:
         """logits[V] after bias, penalties and DRY; the same array when none is on."""
@@ -182,7 +192,7 @@ class Sampler:
     def candidates(self, logits: Logits) -> Candidates:
         """What the chain leaves of logits[V]: ids[k] in rising order and their scaled logits[k]."""
         p = self.params
-        kept = chain.top_n_sigma(self._ids, self._adjusted(logits), p.top_n_sigma)
+        kept = chain.top_n_sigma(_all_ids(self.n_vocab), self._adjusted(logits), p.top_n_sigma)
         kept = chain.top_k(*kept, p.top_k)
         kept = chain.typical_p(*kept, p.typical_p)
         kept = chain.top_p(*kept, p.top_p)
@@ -196,13 +206,14 @@ class Sampler:
         """(ids[k], p[k]) that the next draw chooses from, in falling probability, ties by id."""
         ids, kept = self.candidates(logits)
         order = np.argsort(-kept, kind="stable")
-        return ids[order], chain.softmax(kept)[order]
+        weights = chain.weights(kept[order])
+        return ids[order], weights / weights.sum()
 
     def sample(self, logits: Logits) -> int:
         """Draw an id from logits[V] and count the draw; the id is not accepted.
 
-        The first candidate in falling probability, ties by id, at which the cumulative probability
-        exceeds `uniform`. ValueError where logits are NaN or all -inf.
+        The first candidate in falling probability, ties by id, at which the sum of weights exceeds
+        `uniform` times their total. ValueError where logits are NaN or all -inf.
         """
         token = int(np.argmax(self._adjusted(logits))) if self.greedy else self._draw(logits)
         self.n_drawn += 1
@@ -210,8 +221,9 @@ class Sampler:
 
     def _draw(self, logits: Logits) -> int:
         ids, kept = self.candidates(logits)
-        u = uniform(self.seed, 2 * self.n_drawn)
-        return int(ids[chain.prefix(kept, chain.softmax(kept), u, side="right")[-1]])
+        weights = chain.weights(kept)
+        mass = uniform(self.seed, 2 * self.n_drawn) * float(weights.sum())
+        return int(ids[chain.prefix(kept, weights, mass, side="right")[-1]])
 
     def _recent(self, last_n: int) -> list[int]:
         return self.history if last_n < 0 else self.history[-last_n:]
@@ -223,3 +235,10 @@ class Sampler:
         if not isfinite(best := logits.max()):
             raise ValueError(f"the highest logit is {best}: no token can be chosen")
         return logits
+
+
+@cache
+def _all_ids(n_vocab: int) -> Ids:
+    ids = np.arange(n_vocab)
+    ids.flags.writeable = False  # of all samplers
+    return ids

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,8 +37,7 @@ class Tokens(Protocol):
     def stream(self) -> Stream: ...
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """What one sampled token adds: the texts of all pieces are the answer.
 
     `text` is empty while a character or a possible stop string is incomplete; an end token's has
@@ -59,6 +58,8 @@ class StopStrings:
 
     def add(self, text: str) -> tuple[str, bool]:
         """(what may be shown, whether a stop string was found); its beginnings are held back."""
+        if not self._stops:
+            return text, False
         self._held += text
         found = [at for s in self._stops if (at := self._held.find(s)) >= 0]
         if found:

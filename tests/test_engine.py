@@ -78,7 +78,7 @@ def test_ragged_batch_gives_what_each_gives_alone(make_engine):
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_logits_of_a_ragged_step_equal_those_alone(architecture, tiny_path):
     """Windows, several pages, pages that are no neighbours: to 1e-5."""
-    from ggpy.engine import _ragged
+    from ggpy.batch import ragged
     from ggpy.kv_cache import PagePool, PageTable
 
     ops = Reference(1)
@@ -90,7 +90,7 @@ def test_logits_of_a_ragged_step_equal_those_alone(architecture, tiny_path):
     for p in prompts:
         t = PageTable(pool)
         t.grow(len(p))
-        alone.append(decoder.run(_ragged([(t, p, 0)], np.arange(len(p), dtype=np.int32))))
+        alone.append(decoder.run(ragged([(t, p, 0)], np.arange(len(p), dtype=np.int32))))
         t.release()
     tables = [PageTable(pool) for _ in prompts]
     for n in (1, 64, 128):  # pages are taken in turns
@@ -98,7 +98,7 @@ def test_logits_of_a_ragged_step_equal_those_alone(architecture, tiny_path):
             t.grow(min(n, len(p)))
     chunks = [(t, p, 0) for t, p in zip(tables, prompts, strict=True)]
     rows = np.arange(sum(map(len, prompts)), dtype=np.int32)
-    together = decoder.run(_ragged(chunks, rows))
+    together = decoder.run(ragged(chunks, rows))
     np.testing.assert_allclose(together, np.concatenate(alone), atol=1e-5, rtol=1e-5)
 
 
@@ -162,7 +162,8 @@ PARAMS = [
     GREEDY,
     SamplingParams(seed=7),
     SamplingParams(seed=7, temperature=1.5, top_k=0, xtc_probability=0.5),
-    SamplingParams(seed=3, repeat_penalty=1.3),
+    SamplingParams(seed=3, repeat_penalty=1.3, repeat_last_n=5),
+    SamplingParams(seed=3, frequency_penalty=0.5, dry_multiplier=1.5, dry_penalty_last_n=-1),
 ]
 
 
@@ -193,9 +194,13 @@ def test_the_next_step_is_handed_over_before_tokens_are_read(make_engine):
     finish(engine, s)
     assert order == [[5, 6], [~0], "read", [~0], "read", "read"], "nothing after the last token"
     order.clear()
-    engine.add([5], SamplingParams(repeat_penalty=2.0), max_tokens=2)
+    engine.add([5], SamplingParams(seed=1, repeat_penalty=2.0), max_tokens=2)
     finish(engine)
-    assert order[1] == "read", "a penalty needs the token first"
+    assert order == [[5], [~0], "read", "read"], "a penalty on the token does not wait for it"
+    order.clear()
+    engine.add([5], GREEDY, max_tokens=2, logprobs=True)
+    finish(engine)
+    assert order[1] == "read", "its logits would be overwritten"
 
 
 def test_fixed_seed_gives_the_same_text_whatever_runs_beside_it(make_engine):

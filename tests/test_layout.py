@@ -26,7 +26,7 @@ FLOORS = (
     "kernels",
     "ops",
     *("kv_cache", "arch", "synthetic"),
-    *("sequence", "engine", "model", "bench", "perplexity", "importance", "requantize"),
+    *("sequence", "batch", "engine", "model", "bench", "perplexity", "importance", "requantize"),
     "convert",
     *("options", "prompts", "answer", "chat_loop", "run", "__main__"),
     "__init__",

@@ -31,6 +31,28 @@ def plain_softmax(logits: np.ndarray) -> list[float]:
     return [w / sum(weights) for w in weights]
 
 
+# Weights
+
+
+def test_weights_are_the_exponential_rounded_down() -> None:
+    below = -np.concatenate([np.linspace(0, 30, 5000), [1e3, 3e38, math.inf]]).astype(np.float32)
+    exact = [math.floor(math.exp(x) * 2**40) for x in below.tolist()]
+    found = chain.weights(below + np.float32(0))
+    assert found[0] == 2**40 and (np.diff(found) <= 0).all() and not found[-3:].any()
+    assert np.abs(found - exact).max() <= 1
+
+
+def test_weights_do_not_depend_on_a_library() -> None:
+    """The same bits from single operations of Python, whose doubles are IEEE's everywhere."""
+    logits = random_logits(200, 4)
+    for x, weight in zip(logits, chain.weights(logits), strict=True):
+        turns = float(x - logits.max()) * chain.LOG2_E
+        part, power = turns - round(turns), chain.EXP2[-1]
+        for coefficient in chain.EXP2[-2::-1]:
+            power = power * part + coefficient
+        assert weight == math.floor(math.ldexp(power, round(turns) + 40))
+
+
 # Ordering
 
 
@@ -356,12 +378,25 @@ def test_xtc_applies_as_often_as_its_probability_says() -> None:
 
 def test_history_grows_by_what_is_accepted_only() -> None:
     sampler = Sampler(replace(KEEP_ALL, frequency_penalty=0.5), 3, [0])
-    assert sampler.needs_history
     sampler.sample(np.zeros(3, dtype=np.float32))
     assert sampler.history == [0]
     sampler.accept(2)
     assert sampler.history == [0, 2]
-    assert not Sampler(KEEP_ALL, 3).needs_history
+
+
+def test_a_token_of_the_step_under_way_is_expected_settled_and_accepted() -> None:
+    sampler = Sampler(replace(KEEP_ALL, frequency_penalty=0.5), 9, [0])
+    for _ in range(2):  # a step that was interrupted is handed over again
+        sampler.expect(1)
+        assert sampler.history == [0, ~1]
+    sampler.settle([5, 7])
+    sampler.settle([6, 6])
+    assert sampler.history == [0, 7]
+    sampler.accept(7)
+    sampler.accept(3)
+    assert sampler.history == [0, 7, 3]
+    sampler.settle([5, 5])
+    assert sampler.history == [0, 7, 3]
 
 
 def test_logits_are_not_changed() -> None:

@@ -3,6 +3,7 @@
     ggpy bench -m model.gguf
     ggpy bench --synthetic Llama-3.1-8B:Q8_0,Llama-3.1-8B:Q4_K -p 512,2048 -n 128 -d 0,4096
     ggpy bench --synthetic Llama-3.1-8B:Q8_0 -p 0 -n 128 --batch 1-64*2 -o json > benchmarks/x.json
+    ggpy bench --synthetic Llama-3.1-8B:Q8_0 --batch 1,8 --profile
     ggpy bench --report
 
 Options and columns are llama-bench's, with two columns more: the limit, and how much of it was
@@ -14,9 +15,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-import platform
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from ggpy.bench.options import combinations, parser
 
 if TYPE_CHECKING:
+    from ggpy.bench.options import Test
     from ggpy.bench.table import Machine, Row
     from ggpy.ops.interface import Ops
 
@@ -76,6 +76,8 @@ def bench(options: argparse.Namespace, command: str) -> int:
             from ggpy.synthetic import parse
 
             parse(name)
+    if options.profile:
+        return profile(options, tests, command)
     machine = describe(options, command)
     shown = [
         name
@@ -130,6 +132,52 @@ def results(options: argparse.Namespace, tests: Sequence[Any], machine: Machine)
         gc.collect()  # the next model needs the memory
 
 
+def profile(options: argparse.Namespace, tests: Sequence[Test], command: str) -> int:
+    """Print where the time of each generating test's last step goes; ValueError without a GPU."""
+    from ggpy.bench.profile_table import KIND, lines
+
+    steps = [t for t in tests if t.n_gen and not t.n_prompt]
+    if not steps:
+        raise ValueError("--profile is of steps that generate: give -n 1 or more")
+    if options.output not in ("md", "json"):
+        raise ValueError(f"-o {options.output}: a profile is printed as md or json")
+    ops: Any = open_ops(options)
+    if getattr(ops, "device", None) is None:
+        raise ValueError(f"--profile is of a GPU's kernels, and there is none: {ops.reason}")
+    machine = describe(options, command)
+    facts = {
+        "kind": KIND, "gpu": machine.gpu, "driver": machine.driver, "build": machine.commit,
+        "command": command, "time": machine.time(),
+        "bandwidth": machine.bandwidth, "matrix_rate": machine.matrix_rate,
+    }  # fmt: skip
+    failed: list[str] = []
+    for line in lines(options.output, facts, profiled(options, steps, ops, machine, failed)):
+        print(line, flush=True)
+    return 1 if failed else 0
+
+
+def profiled(
+    options: argparse.Namespace, steps: Sequence[Test], ops: Any, machine: Machine, failed: list
+) -> Iterator[Any]:
+    """A row for each model and step; models that fail are said, and added to `failed`."""
+    from ggpy.bench.ceilings import Ceilings
+    from ggpy.bench.profile import profiles
+    from ggpy.bench.profile_table import row_of
+    from ggpy.bench.runs import Bench
+
+    ceilings = Ceilings(machine.bandwidth, machine.matrix_rate, machine.gpu)
+    note = say if options.progress else lambda message: None
+    for synthetic, name in options.models:
+        case = Bench(partial(open_model, synthetic, name), lambda: ops, name, say=note)
+        try:
+            for found in profiles(case, steps, ops, ceilings):
+                yield row_of(found, machine.bandwidth)
+        except (ValueError, OSError, RuntimeError, MemoryError) as error:
+            failed.append(name)
+            say(f"{name}: {error}")
+        gc.collect()  # the next model needs the memory
+
+
 def say(message: str) -> None:
     print(f"ggpy bench: {message}", file=sys.stderr, flush=True)
 
@@ -159,6 +207,7 @@ def open_ops(options: argparse.Namespace) -> Ops:
 def describe(options: argparse.Namespace, command: str) -> Machine:
     """What all rows say about the machine, its ceilings among it; ValueError for --device."""
     from ggpy.bench.ceilings import Ceilings, ceilings_of
+    from ggpy.bench.machine import commit, cpu_name
     from ggpy.bench.table import Machine
     from ggpy.ops.host import default_threads
 
@@ -184,34 +233,6 @@ def describe(options: argparse.Namespace, command: str) -> Machine:
         bandwidth=ceilings.bandwidth,
         matrix_rate=ceilings.matrix_rate,
     )
-
-
-def cpu_name() -> str:
-    """As the system tells it."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2] for line in text.splitlines() if line.startswith("model name")]
-    return names[0].strip() if names else platform.machine()
-
-
-def commit() -> str:
-    """The checkout's commit, "+" if files were changed after it; else the version installed."""
-    from ggpy.paths import data_dir, version
-
-    root = data_dir("tools").parent
-    if not (root / ".git").exists():
-        return version()
-    git = ["git", "-C", os.fspath(root)]
-    try:
-        found = subprocess.run(
-            [*git, "describe", "--always", "--dirty=+", "--match", ""],
-            capture_output=True, text=True, timeout=10, check=True,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return version()
-    return found.stdout.strip()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     ggpy perplexity model.gguf -f text.txt
     ggpy perplexity big.gguf -f text.txt --kl-divergence-base logits.npy
     ggpy perplexity small.gguf --kl-divergence-base logits.npy --kl-divergence
-    ggpy perplexity model.gguf -f text.txt --types q8_0,q4_k,q2_k
+    ggpy perplexity model.gguf -f text.txt --types q8_0,q4_k,q2_k --plot types.png
 
 Method, options and lines are llama-perplexity's. The file of logits is our own: a .npy of one
 record for each chunk, the ids that were evaluated and the float32 logits of the scored half, which
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ggpy.bench.plot_types import Quality
     from ggpy.gguf import File
     from ggpy.perplexity import Evaluator, Requantized
 
@@ -78,6 +79,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add("--kl-divergence", action="store_true", help="compare with the run that saved FILE")
     add("--types", metavar="T,T,...", help="compare the model with itself in other types")
+    add("--plot", metavar="FILE", help="with --types: draw quality against size (matplotlib)")
     return found
 
 
@@ -93,6 +95,13 @@ def check(options: argparse.Namespace) -> None:
         )
     if not options.file and not options.kl_divergence:
         raise ValueError("no text: name a file with -f FILE")
+    if options.plot:
+        from ggpy.bench import plot
+
+        if not options.types:
+            raise ValueError("--plot draws a table over types: name them with --types T,T,...")
+        if not plot.available():
+            raise ValueError("--plot needs matplotlib: pip install matplotlib")
     if options.chunks == 0 or options.chunks < -1:
         raise ValueError(f"--chunks {options.chunks}: give 1 or more, or -1 for all")
 
@@ -289,28 +298,36 @@ def table(options: argparse.Namespace) -> int:
         chunks = read_chunks(file, options)
         print(row("type", "matrices", "bpw", "size", "PPL", "KL divergence", "same top p"))
         print(row("---", "--:", "--:", "--:", "--:", "--:", "--:"))
-        print(as_it_is(file, options, chunks, base), flush=True)
+        found = [as_it_is(file, options, chunks, base)]
+        print(cells(found[0]), flush=True)
         records = open_base(base)
         for format in formats:
             gc.collect()  # the next one needs the memory
-            print(in_type(file, format, options, records), flush=True)
+            found.append(in_type(file, format, options, records))
+            print(cells(found[-1]), flush=True)
         del records  # Windows removes no file that is mapped
+    if options.plot:
+        from ggpy.bench.plot_types import draw
+
+        draw(found, options.plot)
     return 0
 
 
-def as_it_is(file: File, options: argparse.Namespace, chunks: Any, base: Path) -> str:
-    """The row of the model itself, whose logits are kept."""
+def as_it_is(file: File, options: argparse.Namespace, chunks: Any, base: Path) -> Quality:
+    """The model itself, whose logits are kept."""
     import numpy as np
 
+    from ggpy.bench.plot_types import Quality
     from ggpy.perplexity import perplexity
 
     model = evaluator(file, options, options.ctx_size)
     found = perplexity(np.concatenate(list(scores(model, chunks, str(base)))))
-    return row("as it is", "", *size_of(file), f"{found.value:.4f} ± {found.error:.4f}", "", "")
+    return Quality("as it is", "", *size_of(file), tuple(found))
 
 
-def in_type(file: File, format: Any, options: argparse.Namespace, records: Any) -> str:
-    """The row of a type."""
+def in_type(file: File, format: Any, options: argparse.Namespace, records: Any) -> Quality:
+    """The model in a type, compared with the one that the records are of."""
+    from ggpy.bench.plot_types import Quality
     from ggpy.perplexity import Requantized, mean, perplexity
 
     say(f"quantising to {format.name}")
@@ -318,23 +335,36 @@ def in_type(file: File, format: Any, options: argparse.Namespace, records: Any) 
     model = evaluator(changed, options, records["ids"].shape[1])
     for tokens in compared(model, records):
         last = tokens
-    ppl, kl = perplexity(last["nll"]), mean(last["kl"])
-    return row(
+    return Quality(
         format.name,
         f"{changed.n_quantized} of {changed.n_matrices}",
         *size_of(changed),
-        f"{ppl.value:.4f} ± {ppl.error:.4f}",
-        f"{kl.value:.6f} ± {kl.error:.6f}",
-        f"{100 * last['same_top'].mean():.2f} %",
+        ppl=tuple(perplexity(last["nll"])),
+        kl=tuple(mean(last["kl"])),
+        same_top=float(last["same_top"].mean()),
     )
 
 
-def size_of(file: File | Requantized) -> tuple[str, str]:
-    """Bits per weight, and megabytes of all tensors."""
+def size_of(file: File | Requantized) -> tuple[float, int]:
+    """Bits per weight, and bytes of all tensors."""
     tensors = file.tensors.values()
     nbytes = sum(t.nbytes for t in tensors)
     weights = sum(t.nbytes // t.format.nbytes * t.format.block_size for t in tensors)
-    return f"{8 * nbytes / weights:.2f}", f"{nbytes / MB:.2f} MB"
+    return 8 * nbytes / weights, nbytes
+
+
+def cells(q: Quality) -> str:
+    """Its row."""
+    (ppl, error), (kl, kl_error) = q.ppl, q.kl or (0.0, 0.0)
+    return row(
+        q.name,
+        q.matrices,
+        f"{q.bits:.2f}",
+        f"{q.nbytes / MB:.2f} MB",
+        f"{ppl:.4f} ± {error:.4f}",
+        "" if q.kl is None else f"{kl:.6f} ± {kl_error:.6f}",
+        "" if q.same_top is None else f"{100 * q.same_top:.2f} %",
+    )
 
 
 def row(*cells: str) -> str:

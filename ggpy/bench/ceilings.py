@@ -24,10 +24,10 @@ from ..paths import cache_dir, cuda_dir
 if TYPE_CHECKING:
     from ..ops.interface import Ops
 
-RUNS = 7
-READ_BYTES = 2 << 30  # far more than a GPU's second-level cache
+RUNS, WARM = 7, 50
+READ_BYTES = 8 << 30  # so much that starting and ending a launch does not count
 CHUNK = 32 << 20  # random bytes that are repeated
-GRIDS = ((8, 256), (4, 512), (2, 1024), (16, 256), (32, 256))  # blocks for each SM, threads
+GRIDS = ((1, 512), (1, 1024), (2, 512), (2, 1024), (4, 512), (8, 256), (64, 512))  # blocks an SM
 MATRIX_BLOCKS = (1, 2, 4)  # for each SM
 MATRIX_SECONDS = 0.02  # of one measurement, about
 GUESS = (
@@ -93,7 +93,7 @@ def _store(path: Path, found: Ceilings) -> None:
 
 
 def measure_gpu(device: Any, read_bytes: int = READ_BYTES) -> Ceilings:
-    """Best of several grids, each the median of RUNS; a second or so."""
+    """Best of several shapes, each the median of RUNS; a second or so."""
     from ..kernels.ceilings import Ceilings as Kernels
 
     kernels = Kernels(device)
@@ -105,18 +105,23 @@ def measure_gpu(device: Any, read_bytes: int = READ_BYTES) -> Ceilings:
 
 
 def _bandwidth(device: Any, kernels: Any, read_bytes: int) -> float:
+    from ..kernels.ceilings import AT_ONCE
+
     nbytes = min(read_bytes, device.free_bytes // 2) // CHUNK * CHUNK or CHUNK
-    data, result = device.alloc(nbytes, "data to read"), device.zeros(4, "what was read")
+    warps = max(blocks * threads // 32 for blocks, threads in GRIDS) * device.sm_count
+    data, result = device.alloc(nbytes, "data to read"), device.alloc(4 * warps, "what was read")
     chunk = np.random.default_rng(0).integers(0, 1 << 32, CHUNK // 4, np.uint32)
     device.upload(data, chunk)
     for offset in range(CHUNK, nbytes, CHUNK):
         device.copy(data.at(offset), data, CHUNK)
 
-    def seconds(blocks: int, threads: int) -> float:
+    def seconds(blocks: int, threads: int, at_once: int) -> float:
         grid = blocks * device.sm_count
-        return _seconds(device, lambda: kernels.read(data, nbytes, result, grid, threads))
+        return _seconds(device, lambda: kernels.read(data, nbytes, result, grid, threads, at_once))
 
-    fastest = min(seconds(*grid) for grid in GRIDS)
+    for _ in range(WARM):  # an idle GPU takes a while to its full clocks
+        kernels.read(data, nbytes, result, device.sm_count, GRIDS[0][1], AT_ONCE[0])
+    fastest = min(seconds(*grid, n) for grid in GRIDS for n in AT_ONCE)
     data.free()
     return nbytes / fastest
 

@@ -124,6 +124,11 @@ def _add_output(p: argparse.ArgumentParser) -> None:
     group.add_argument("-o", "--output", choices=FORMATS, default="md", help="on stdout (md)")
     group.add_argument("-oe", "--output-err", choices=FORMATS, help="on stderr too")
     group.add_argument("--plot", metavar="FILE", help="draw the results (needs matplotlib)")
+    group.add_argument(
+        "--profile", action="store_true",
+        help="instead of speeds, where the microseconds of a generating step go: the last one of "
+        "every test of -n, -d and --batch (on a GPU; -o md or json)",
+    )  # fmt: skip
     group.add_argument("--progress", action="store_true", help="say on stderr what runs")
     group.add_argument("--fresh", action="store_true", help="measure the GPU's ceilings again")
     group.add_argument(

@@ -61,7 +61,8 @@ def _bars(axes: Any, rows: Sequence[Row]) -> None:
 
 
 def _curves(axes: Any, rows: Sequence[Row], field: str, label: str) -> None:
-    """Tokens a second over a field, a line for each model and other field, its limit dotted."""
+    """Tokens a second over a field, a line for each model and other field, its limit dotted;
+    one point is no line."""
     other = "n_seq" if field == "n_depth" else "n_depth"
     lines: dict[str, list[Row]] = {}
     for row in rows:
@@ -69,6 +70,8 @@ def _curves(axes: Any, rows: Sequence[Row], field: str, label: str) -> None:
         name = f"{row['model_type']} tg{row['n_gen']}" + (fixed if row[other] > 1 else "")
         lines.setdefault(name, []).append(row)
     for name, line in lines.items():
+        if len(line) < 2:
+            continue
         line.sort(key=lambda row: row[field])
         x = [row[field] for row in line]
         (drawn,) = axes.plot(x, [row["median_ts"] for row in line], "o-", label=name)

@@ -1,7 +1,8 @@
 """The page of measurements, BENCHMARKS.md, made of committed JSON and of nothing else.
 
-Each file in the folder is the output of one `ggpy bench -o json`, and becomes one section with its
-machine, date and command. Numbers are never typed here.
+Each file in the folder is the output of one `ggpy bench -o json`, `ggpy bench --profile -o json` or
+`ggpy bench_kernels -o json`, and becomes one section with its machine, date and command. Numbers
+are never typed here.
 """
 
 from __future__ import annotations
@@ -9,18 +10,22 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from . import kernel_table, profile_table
 from .table import BUSY, FIELDS, Row
 
 HEAD = """\
 # Benchmarks
 
-What `ggpy bench` measured. This page is written by `ggpy bench --report` from the JSON files in
-`{folder}/`; to add a machine, put the output of `ggpy bench ... -o json` there and run that again.
+What `ggpy bench` and `ggpy bench_kernels` measured. This page is written by `ggpy bench --report`
+from the JSON files in `{folder}/`. `ggpy make_benchmarks` measures everything on a GPU and writes
+both; other results of `-o json` can be put there, too.
 
 *t/s* is the median of all repetitions, of all sequences together; *spread* is how far the slowest
 and the fastest of them are apart. *limit* is what reading the weights and the context once, or
-multiplying them, would allow at the speeds measured on the same machine."""
+multiplying them, would allow at the speeds measured on the same machine. Kernels are measured with
+their launch, one after the other in a graph, with operands that are in no cache."""
 COLUMNS = (
     *("model", "size", "test", "t/s", "spread", "limit", "% of limit"),
     *("first token", "load", "GPU memory"),
@@ -28,7 +33,7 @@ COLUMNS = (
 
 
 class ReportError(ValueError):
-    """A file that is no output of `ggpy bench -o json`."""
+    """A file that is no result of a measurement."""
 
 
 def write(folder: Path) -> Path:
@@ -45,15 +50,41 @@ def page(folder: Path) -> Iterator[str]:
         raise ReportError(f"{folder}: no .json files: put the output of `ggpy bench -o json` there")
     yield HEAD.format(folder=folder.resolve().name)
     for path in files:
-        yield from section(path.stem, read(path))
+        yield f"\n## {path.stem.replace('-', ' ').replace('_', ' ')}\n"
+        yield from section(path)
 
 
-def read(path: Path) -> list[Row]:
-    """The rows of a file; ReportError."""
+def section(path: Path) -> Iterator[str]:
+    """What a file says; ReportError."""
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found, dict) and found.get("kind") == kernel_table.KIND:
+            yield from kernels(kernel_table.checked(found, path))
+        elif isinstance(found, dict) and found.get("kind") == profile_table.KIND:
+            yield from steps(profile_table.checked(found, path))
+        else:
+            yield from speeds(checked(found, path))
     except (OSError, ValueError) as error:
-        raise ReportError(f"{path}: {error}") from None
+        if isinstance(error, ReportError):
+            raise
+        raise ReportError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+
+
+def where(first: Row, gpu: str, build: str) -> Iterator[str]:
+    """The machine, the date, the limits and the command of a run."""
+    driver = f", driver for CUDA {first['driver']}" if first["driver"] else ""
+    known = f"{first['bandwidth'] / 1e12:.3g} TB/s, {first['matrix_rate'] / 1e12:.3g} TFLOP/s"
+    time = first.get("test_time") or first["time"]
+    yield f"{gpu}{driver}, {time[:10]}, build {build}."
+    yield f"Limits: {known if first['bandwidth'] else 'unknown'}.\n"
+    yield f"```sh\n{first['command']}\n```\n"
+
+
+# Speeds
+
+
+def checked(rows: Any, path: Path) -> list[Row]:
+    """The rows of a file; ReportError."""
     if not isinstance(rows, list) or not rows or not all(isinstance(r, dict) for r in rows):
         raise ReportError(f"{path}: is no list of results: write it with `ggpy bench -o json`")
     missing = [name for name in FIELDS if name not in rows[0]]
@@ -62,15 +93,10 @@ def read(path: Path) -> list[Row]:
     return rows
 
 
-def section(title: str, rows: list[Row]) -> Iterator[str]:
-    """One run: where, when, how, and its table."""
+def speeds(rows: list[Row]) -> Iterator[str]:
+    """A table of `ggpy bench`."""
     first = rows[0]
-    driver = f", driver for CUDA {first['driver']}" if first["driver"] else ""
-    yield f"\n## {title.replace('-', ' ').replace('_', ' ')}\n"
-    yield f"{first['gpu_info'] or first['cpu_info']}{driver}, {first['test_time'][:10]}, "
-    known = f"{first['bandwidth'] / 1e12:.3g} TB/s, {first['matrix_rate'] / 1e12:.3g} TFLOP/s"
-    yield f"build {first['build_commit']}. Limits: {known if first['bandwidth'] else 'unknown'}.\n"
-    yield f"```sh\n{first['command']}\n```\n"
+    yield from where(first, first["gpu_info"] or first["cpu_info"], first["build_commit"])
     yield "| " + " | ".join(COLUMNS) + " |"
     yield "| --- | ---: | --- |" + " ---: |" * (len(COLUMNS) - 3)
     for row in rows:
@@ -97,3 +123,44 @@ def _cells(row: Row) -> list[str]:
         f"{load:.1f} s" if load is not None else "",
         f"{memory / 2**30:.2f} GiB" if memory else "",
     ]
+
+
+# Steps
+
+
+def steps(found: Row) -> Iterator[str]:
+    """The tables of `ggpy bench --profile`."""
+    yield from where(found, found["gpu"], found["build"])
+    for row in found["profiles"]:
+        yield from profile_table.markdown(row)
+
+
+# Kernels
+
+
+def kernels(found: Row) -> Iterator[str]:
+    """For each kind of work a table that unfolds: microseconds and % of the limit."""
+    yield from where(found, found["gpu"], f"{found['build']}, compiler {found['compiler']}")
+    for what in dict.fromkeys(row["what"] for row in found["rows"]):
+        yield f"\n<details><summary>{what}</summary>\n"
+        yield from pivot([row for row in found["rows"] if row["what"] == what])
+        yield "\n</details>"
+
+
+def pivot(rows: list[Row]) -> Iterator[str]:
+    """A line for each place and format, a column for each number of tokens and type of number."""
+    lines: dict[tuple[str, str], dict[str, str]] = {}
+    columns: dict[str, None] = {}
+    for row in rows:
+        number = row["shape"].partition(" ")[2]
+        column = f"{number} x{row['tokens']}".strip()
+        columns[column] = None
+        cell = "failed" if row["error"] else f"{row['us']:.2f} us"
+        if row["percent_of_limit"]:
+            cell += f", {row['percent_of_limit']:.0f} %" + (" !" if kernel_table.busy(row) else "")
+        lines.setdefault((row["where"], row["format"]), {})[column] = cell
+    yield "| where | format | " + " | ".join(columns) + " |"
+    yield "| --- | --- |" + " ---: |" * len(columns)
+    for (place, format), cells in lines.items():
+        found = [cells.get(column, "") for column in columns]
+        yield "| " + " | ".join([place, format, *found]) + " |"

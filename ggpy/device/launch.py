@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ggpy.device.base import Argument, ArgumentPacker, CudaError, Grid, buffers_of, three
-from ggpy.device.cubin import Cubin
+from ggpy.device.cubin import Cubin, Resources
 
 if TYPE_CHECKING:
     from ggpy.device.gpu import CudaDevice
@@ -39,13 +39,13 @@ class CudaKernel:
                 f"it has {there}"
             )
         self.device, self.name = device, name
-        self.resources = cubin.resources.get(name)
         cu = device.cu
         symbol = cubin.symbol(name).encode()
         self._function = device.check(
             cu.cuModuleGetFunction(module, symbol), f"finding the kernel {name}"
         )
         self._module = module
+        self.resources = cubin.resources.get(name) or self._ask_resources()
         self._packer = ArgumentPacker(name, self._parameter_sizes())
         self._configurations: dict[tuple, Any] = {}
         self._dynamic_shared = _PLAIN_SHARED  # what the function may have so far
@@ -91,6 +91,18 @@ class CudaKernel:
                 query(self._function, threads, smem), f"asking for the occupancy of {self.name}"
             )
         )
+
+    def _ask_resources(self) -> Resources:
+        """What the driver knows of it; what is spilled counts as stack there."""
+        ask = self.device.cu.CUfunction_attribute
+
+        def attribute(name: str) -> int:
+            key = getattr(ask, f"CU_FUNC_ATTRIBUTE_{name}")
+            result = self.device.cu.cuFuncGetAttribute(key, self._function)
+            return int(self.device.check(result, f"asking about the kernel {self.name}"))
+
+        registers, stack = attribute("NUM_REGS"), attribute("LOCAL_SIZE_BYTES")
+        return Resources(registers, stack, 0, 0, attribute("SHARED_SIZE_BYTES"))
 
     def _parameter_sizes(self) -> list[int]:
         """Bytes of each parameter, from the machine code."""
@@ -176,7 +188,7 @@ class CudaKernel:
     def _allow_shared(self, smem: int) -> None:
         if smem <= self._dynamic_shared:
             return
-        static = self.resources.shared if self.resources else 0
+        static = self.resources.shared
         limit = self.device.gpu.shared_bytes
         if smem + static > limit:
             raise CudaError(

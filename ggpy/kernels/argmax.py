@@ -17,11 +17,18 @@ class Argmax:
         self._arrived = device.zeros(4 * max_rows, "argmax counters")
         self.max_rows = max_rows
 
-    def launch(self, logits: Buffer | Ptr, n_rows: int, n_vocab: int, ids: Buffer | Ptr) -> None:
+    def launch(
+        self,
+        logits: Buffer | Ptr,
+        n_rows: int,
+        n_vocab: int,
+        ids: Buffer | Ptr,
+        results: Buffer | Ptr,
+    ) -> None:
         """Enqueue int32 ids[n_rows] = argmax(logits[n_rows, n_vocab]), the lowest index among
-        equals.
+        equals; results[n_rows] are the same, but -1 where that logit is NaN or infinite.
         """
         if n_rows > self.max_rows:
             raise ValueError(f"{n_rows} rows, there is room for {self.max_rows}")
-        args = (logits, n_vocab, self._best, self._arrived, ids)
+        args = (logits, n_vocab, self._best, self._arrived, ids, results)
         self._kernel.launch((BLOCKS, n_rows), THREADS, args, pdl=True)

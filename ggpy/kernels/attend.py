@@ -11,17 +11,17 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from ..device.base import Device
+from ..device.base import Device, Kernel
 from .address import Address, address
 from .rope_kv import Batch, Heads, RopeParameters, Rotation, parameters
 
 ROWS = 16  # (token, head) pairs of a tile
-STRIP = 32  # positions a warp takes at a time
 MAX_SPLIT = 16
 POSITIONS_PER_SPLIT = 128  # at least
+TOKEN_ROW, TOKEN_HEADS = 128, 8  # up to which a token alone has a kernel of its own
 
 
-class _Attend(ctypes.Structure):
+class AttendParameters(ctypes.Structure):
     _fields_ = (
         ("rope", RopeParameters),
         ("tiles", ctypes.c_uint64),
@@ -44,18 +44,34 @@ def plan_tiles(
     Tokens of one sequence share a tile as far as 16 rows allow. Only a token that is alone with its
     sequence in the step is split, into a number of parts that depends on nothing but its position.
     """
-    group = heads.n_head // heads.n_head_kv
-    per_tile = max(1, ROWS // group)
-    tiles, borders = [], [0, *(np.flatnonzero(np.diff(sequences)) + 1).tolist(), len(sequences)]
-    n_split_tiles = 0
-    for start, stop in pairwise(borders):
-        if stop - start == 1:
-            n_split = min(MAX_SPLIT, int(positions[start]) // POSITIONS_PER_SPLIT + 1)
-            tiles.append((start, 1, n_split, n_split_tiles if n_split > 1 else -1))
-            n_split_tiles += n_split > 1
-        else:
-            tiles += [(i, min(per_tile, stop - i), 1, -1) for i in range(start, stop, per_tile)]
-    return np.array(tiles, np.int32)
+    n = len(sequences)
+    if n == 1 or (sequences[1:] != sequences[:-1]).all():
+        return _tiles_of_one(np.arange(n, dtype=np.int32), positions)
+    borders = [0, *(np.flatnonzero(np.diff(sequences)) + 1).tolist(), n]
+    spans = list(pairwise(borders))
+    alone = np.array([start for start, stop in spans if stop - start == 1], np.int32)
+    per_tile = max(1, ROWS // (heads.n_head // heads.n_head_kv))
+    shared = [
+        (first, min(per_tile, stop - first), 1, -1)
+        for start, stop in spans
+        if stop - start > 1
+        for first in range(start, stop, per_tile)
+    ]
+    tiles = np.concatenate([_tiles_of_one(alone, positions[alone]), np.array(shared, np.int32)])
+    return tiles[np.argsort(tiles[:, 0])]
+
+
+def _tiles_of_one(tokens: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The tiles of tokens that are alone with their sequences, at these positions."""
+    tiles = np.empty((len(tokens), 4), np.int32)
+    n_split = tiles[:, 2]
+    np.floor_divide(positions, POSITIONS_PER_SPLIT, out=n_split)
+    n_split += 1
+    np.minimum(n_split, MAX_SPLIT, out=n_split)
+    split = n_split > 1
+    tiles[:, 0], tiles[:, 1] = tokens, 1
+    tiles[:, 3] = np.where(split, np.cumsum(split) - 1, -1)
+    return tiles
 
 
 class Attend:
@@ -73,6 +89,10 @@ class Attend:
             w for w in (8, 4, 2, 1) if w * per_warp + ROWS * heads.row * 2 + 4096 <= shared
         )
         self.shared = self.warps * per_warp
+        self.alone = heads.row <= TOKEN_ROW and self.heads_per_tile <= TOKEN_HEADS
+        self.token_warps = next(
+            w for w in (16, 8, 4, 2, 1) if token_shared(heads, w) + 4096 <= shared or w == 1
+        )
         places = max_split_tiles * self.head_tiles
         self._workspace = device.alloc(
             places * MAX_SPLIT * ROWS * (heads.row + 2) * 4, "attention workspace"
@@ -102,9 +122,52 @@ class Attend:
         of q every tile is one token, alone with its sequence in the step, and its q, k and v are
         rotated (and stored) here.
         """
-        heads, fused = self.heads, rotation is not None
-        args = _Attend(
-            rope=parameters(heads, batch, pages, q, projected, rotation),
+        args = (
+            self.parameters(
+                q,
+                batch,
+                pages,
+                tiles,
+                out,
+                scale=scale,
+                window=window,
+                soft_cap=soft_cap,
+                sinks=sinks,
+                projected=projected,
+                rotation=rotation,
+            ),
+        )
+        grid = self.head_tiles, n_tiles, MAX_SPLIT if split else 1
+        row, fused = self.heads.row, rotation is not None
+        if fused and self.alone:
+            name, warps, shared = f"attend_alone<{row}>", self.token_warps, self.token_shared
+        else:
+            name, warps, shared = f"attend<{row}, {str(fused).lower()}>", self.warps, self.shared
+        self._kernel(name).launch(grid, warps * 32, args, smem=shared, pdl=True)
+
+    @property
+    def token_shared(self) -> int:
+        """Bytes of shared memory that a token alone takes."""
+        return token_shared(self.heads, self.token_warps)
+
+    def parameters(
+        self,
+        q: Address | None,
+        batch: Batch,
+        pages: tuple[Address, Address],
+        tiles: Address,
+        out: Address,
+        *,
+        scale: float,
+        window: int = 0,
+        soft_cap: float = 0.0,
+        sinks: Address | None = None,
+        projected: Sequence[Address] = (),
+        rotation: Rotation | None = None,
+    ) -> AttendParameters:
+        """The structure of cuda/attend.cuh."""
+        return AttendParameters(
+            rope=parameters(self.heads, batch, pages, q, projected, rotation),
             tiles=address(tiles),
             sinks=address(sinks),
             out=address(out),
@@ -115,9 +178,17 @@ class Attend:
             scale=scale,
             soft_cap=soft_cap,
         )
-        defines = {"PAGE_SIZE": heads.page_size, "ATTEND_WARPS": self.warps}
-        kernel = self.device.kernel(
-            "attend.cu", f"attend<{heads.row}, {str(fused).lower()}>", defines=defines
-        )
-        grid = self.head_tiles, n_tiles, MAX_SPLIT if split else 1
-        kernel.launch(grid, self.warps * 32, (args,), smem=self.shared, pdl=True)
+
+    def _kernel(self, name: str) -> Kernel:
+        defines = {
+            "PAGE_SIZE": self.heads.page_size,
+            "ATTEND_WARPS": self.warps,
+            "TOKEN_WARPS": self.token_warps,
+        }
+        return self.device.kernel("attend.cu", name, defines=defines)
+
+
+def token_shared(heads: Heads, warps: int) -> int:
+    """Bytes of shared memory of a block that attends for one token (cuda/attend_token.cuh)."""
+    group = heads.n_head // heads.n_head_kv
+    return warps * min(group, TOKEN_HEADS) * (heads.row + 2) * 4 + TOKEN_HEADS * heads.row * 2

@@ -1,12 +1,13 @@
-"""Launches cuda/quantize_q8_1.cu: activations in float -> block_q8_1, for mul_mat_vec_q."""
+"""Launches cuda/quantize_q8_1.cu: activations -> block_q8_1, for mul_mat_vec_q."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from ..device.base import Device
 from ..formats import by_name
 from .block_kernel import Address, require
+from .dequantize import SIZES
 
 THREADS = 256
 VALUES = 4  # per thread
@@ -24,6 +25,7 @@ def quantize_q8_1(
     n_tokens: int,
     columns: int,
     *,
+    x_type: Literal["float", "half"] = "float",
     pdl: bool = False,
     stream: Any = None,
 ) -> None:
@@ -33,8 +35,8 @@ def quantize_q8_1(
     multiple of 32 and the buffers are large enough.
     """
     values = n_tokens * columns
-    require(x, values * 4, f"floats [{n_tokens}, {columns}]")
+    require(x, values * SIZES[x_type], f"{x_type}s [{n_tokens}, {columns}]")
     require(out, q8_1_bytes(n_tokens, columns), f"block_q8_1 [{n_tokens}, {columns // 32}]")
-    kernel = device.kernel("quantize_q8_1.cu", "quantize_q8_1")
+    kernel = device.kernel("quantize_q8_1.cu", f"quantize_q8_1<{x_type}>")
     grid = -(-values // (VALUES * THREADS))
     kernel.launch(grid, THREADS, (x, out, values // 32), pdl=pdl, stream=stream)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..device.base import Device, Kernel
 from .address import Address
 from .mul_mat_tile import WARPS
+from .pack import PLAIN, steps_of
 
 
 class RmsNorm:
@@ -24,10 +25,14 @@ class RmsNorm:
         n_rows: int,
         k: int,
         eps: float,
+        order: int = PLAIN,
     ) -> None:
-        """Enqueue half out[n_rows, k] = norm(x[rows]), or of the first n_rows of x."""
-        kernel = self._of(k)[0]
-        kernel.launch(n_rows, self.warps * 32, (x, rows, weight, out, k, float(eps)), pdl=True)
+        """Enqueue half out[n_rows, k] = norm(x[rows]), or of the first n_rows of x.
+
+        order: out is packed (see pack.py).
+        """
+        arguments = (x, rows, weight, out, k, float(eps), steps_of(k), order)
+        self._of(k)[0].launch(n_rows, self.warps * 32, arguments, pdl=True)
 
     def add(self, x: Address, y: Address, weight: Address, n_rows: int, k: int, eps: float) -> None:
         """Enqueue x[n_rows, k] += norm(y)."""

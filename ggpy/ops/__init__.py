@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..device.probe import Gpu
+    from .cuda_products import Activations
     from .interface import Ops
 
 
@@ -21,18 +22,22 @@ def choose(
     n_threads: int | None = None,
     note: Callable[[str], None] | None = None,
     batch_invariant: bool = False,
+    activations: Activations = "f16",
 ) -> Ops:
     """The ops for "auto", "cpu", "cuda" or "cuda:N"; ValueError when that device cannot be had.
 
     "auto" is the first GPU if it is usable, else the CPU, whose `reason` says why. n_threads: of
     the CPU's matrix products; None is a modest number. note: gets one-line remarks for the user.
-    batch_invariant: on a GPU, prompts too have the same bits whatever else is in a step.
+    batch_invariant: on a GPU, prompts and large batches too have the same bits whatever else is in
+    a step.
+    activations: on a GPU, what is multiplied with quantised weights, "f16" or "q8_1".
     """
     if not re.fullmatch(r"auto|cpu|cuda(:\d{1,9})?", device):
         raise ValueError(f"unknown device {device!r}: use auto, cpu, cuda or cuda:N")
     reason = "as asked"
     if device != "cpu":
-        found = _open_gpu(int(device.partition(":")[2] or 0), note, batch_invariant)
+        ordinal = int(device.partition(":")[2] or 0)
+        found = _open_gpu(ordinal, note, batch_invariant, activations)
         if not isinstance(found, str):
             return found
         if device != "auto":
@@ -49,7 +54,12 @@ def describe(gpu: Gpu) -> str:
     return f"{gpu.name}, {size}, {gpu.arch}, driver for CUDA {gpu.driver}"
 
 
-def _open_gpu(ordinal: int, note: Callable[[str], None] | None, batch_invariant: bool) -> Ops | str:
+def _open_gpu(
+    ordinal: int,
+    note: Callable[[str], None] | None,
+    batch_invariant: bool,
+    activations: Activations,
+) -> Ops | str:
     """The ops on the GPU of this number, or why there are none."""
     from ..device import CudaError, NoGpu, cache, probe
 
@@ -70,4 +80,4 @@ def _open_gpu(ordinal: int, note: Callable[[str], None] | None, batch_invariant:
             note(f"compiling kernels for this GPU, once: they are kept in {cache.folder()}")
 
     device.on_compile = compiling
-    return Cuda(device, f"cuda:{ordinal}", describe(gpu), batch_invariant)
+    return Cuda(device, f"cuda:{ordinal}", describe(gpu), batch_invariant, activations)

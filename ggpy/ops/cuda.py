@@ -10,6 +10,7 @@ up. Policy only: grids and memory layouts belong to ggpy/kernels.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,25 +18,25 @@ from numpy.typing import NDArray
 
 from ..device.base import Buffer, OutOfMemory, Ptr
 from ..gguf import Tensor
-from ..kernels.argmax import Argmax
 from ..kernels.attend import Attend
 from ..kernels.block_kernel import BlockMatrix
 from ..kernels.elementwise import Elementwise
 from ..kernels.embed_tile import EmbedTile
 from ..kernels.get_rows import get_rows
 from ..kernels.mul_mat_tile import Epilogue
+from ..kernels.pack import PLAIN, packed_bytes
 from ..kernels.rms_norm import RmsNorm
 from ..kernels.rope_kv import Heads, RopeKv, Rotation, turns
 from ..sampling import Sampler
 from . import cuda_memory
 from .cuda_arrays import Array, Matrix, Memory, Projected, Sampled, one_layout
-from .cuda_products import Products
-from .cuda_step import IN_FLIGHT, Batch, StepUpload
+from .cuda_products import Activations, Products
+from .cuda_sample import Sampling
+from .cuda_step import Batch, StepUpload
 from .cuda_upload import Uploader
 from .interface import PAGE_SIZE, Attention, CacheShape, Demand, FeedForward, Head, Norm, Rope, Step
 
 GRAPH_TOKENS = 64  # steps of at most this many single tokens become graphs
-MAX_SAMPLED = 1024  # rows of a step that are sampled at most
 
 
 class Cuda:
@@ -49,20 +50,21 @@ class Cuda:
         name: str = "cuda:0",
         reason: str = "a CUDA GPU was found",
         batch_invariant: bool = False,
+        activations: Activations = "f16",
     ) -> None:
         """batch_invariant: no product is chosen by the number of tokens, so that a sequence's bits
-        depend on nothing else in its steps; prompts are 3 to 5 times slower.
+        depend on nothing else in its steps; prompts and batches of more than 8 are 3 to 5 times
+        slower. activations: what quantised weights are multiplied with; "q8_1" keeps their blocks.
         """
         self.device, self.name, self.reason = device, name, reason
         self.batch_invariant = batch_invariant
         self._embed_tile = EmbedTile(device)
         self._elementwise = Elementwise(device)
-        self._products = Products(device, self._elementwise)
+        self._products = Products(device, self._elementwise, activations, self._room)
+        self._products.hopper.allowed = not batch_invariant
         self._norm = RmsNorm(device, self._products.warps)
-        self._argmax = Argmax(device, MAX_SAMPLED)
+        self._sampling = Sampling(device)
         self._uploader: Uploader | None = Uploader(device)
-        self._sampled = device.zeros(4 * MAX_SAMPLED, "sampled ids")
-        self._results = [device.pinned(4 * MAX_SAMPLED).view(np.int32) for _ in range(IN_FLIGHT)]
         self._scratch: dict[str, Buffer] = {}
         self._graphs: dict[tuple, Any] = {}
         self._seen: set[tuple] = set()
@@ -70,12 +72,16 @@ class Cuda:
         self._steps: StepUpload | None = None
         self._batch: Batch | None = None
         self._heads: Heads | None = None
-        self._fuse = False
+        self._fuse = self._repeat = False
 
     # Weights
 
     def check_room(self, demand: Demand) -> None:
         """MemoryError if the GPU has too little free memory, before anything is uploaded."""
+        weights = [
+            (w, lookup or self._products.keeps_blocks(w.format)) for w, lookup in demand.weights
+        ]
+        demand = replace(demand, weights=weights)
         cuda_memory.check_room(demand, self.device.free_bytes, GRAPH_TOKENS, self.name)
 
     def device_bytes(self) -> int:
@@ -92,7 +98,8 @@ class Cuda:
         if self._uploader is None:
             raise RuntimeError("weights were handed over after weights_ready")
         n_rows, k = tensor.shape
-        tiles, blocks = self._uploader.upload(tensor, tiled=not lookup)
+        tiled = not (lookup or self._products.keeps_blocks(tensor.format))
+        tiles, blocks = self._uploader.upload(tensor, tiled)
         raw = BlockMatrix(tensor.format, n_rows, k, blocks) if blocks else None
         return Matrix(n_rows, k, tiles, raw)
 
@@ -132,7 +139,7 @@ class Cuda:
         if self._steps is None:
             raise RuntimeError("allocate_cache comes before the first step")
         batch = self._batch = self._steps.upload(step)
-        self._fuse = repeat and batch.alone
+        self._fuse, self._repeat = repeat and batch.alone, repeat
         self._products.prompt = not (batch.alone or self.batch_invariant)
         if not repeat:
             return forward(step)
@@ -172,8 +179,9 @@ class Cuda:
     def _float(self, name: str, rows: int, columns: int) -> Array:
         return Array(self._room(name, 4 * rows * columns), np.float32, (rows, columns), columns)
 
-    def _half(self, name: str, rows: int, columns: int) -> Array:
-        return Array(self._room(name, 2 * rows * columns), np.float16, (rows, columns), columns)
+    def _half(self, name: str, rows: int, columns: int, order: int = PLAIN) -> Array:
+        nbytes = packed_bytes(rows, columns) if order else 2 * rows * columns
+        return Array(self._room(name, nbytes), np.float16, (rows, columns), columns, order)
 
     # Ops
 
@@ -188,19 +196,12 @@ class Cuda:
         batch = self._now
         x = self._float("x", batch.n_tokens, table.k)
         ids, n = batch.ids, batch.n_tokens
+        sampled = self._sampling.ids
         if table.tiles is not None:
-            self._embed_tile.launch(table.tiles, ids, self._sampled, x.data, n, scale)
+            self._embed_tile.launch(table.tiles, ids, sampled, x.data, n, scale)
         else:
-            get_rows(
-                self.device,
-                table.in_blocks,
-                ids,
-                x.data,
-                n,
-                scale=scale,
-                sampled=self._sampled,
-                pdl=True,
-            )
+            blocks, options = table.in_blocks, {"scale": scale, "sampled": sampled}
+            get_rows(self.device, blocks, ids, x.data, n, pdl=True, **options)
         return x
 
     def qkv(self, x: Array, attention: Attention, step: Step) -> Array | Projected:
@@ -272,7 +273,10 @@ class Cuda:
         """h[T, F], half."""
         f = feed_forward
         gate, up = f.w_gate, f.w_up
-        h = self._half("h", x.shape[0], gate.n_rows)
+        order = PLAIN
+        if self._repeat and f.w_down is not None and one_layout([gate, up]):
+            order = self._products.hopper.order([f.w_down], x.shape[0])
+        h = self._half("h", x.shape[0], gate.n_rows, order)
         if one_layout([gate, up]):
             self._multiply_normed(x, f.norm, [gate, up], [h], "GLU", f.activation)
         else:
@@ -293,27 +297,13 @@ class Cuda:
         return logits
 
     def sample(self, logits: Array, samplers: Sequence[Sampler]) -> Sampled:
-        """ids[R]: on the device where all samplers want the highest logit, else through numpy."""
-        n_rows, n_vocab = logits.shape
-        host = self._results[self._steps.n_steps % IN_FLIGHT if self._steps else 0]
-        if all(s.greedy and not s.needs_history and not s.params.logit_bias for s in samplers):
-            self._argmax.launch(logits.data, n_rows, n_vocab, self._sampled)
-            for sampler in samplers:
-                sampler.n_drawn += 1
-            self.device.download_into(host[:n_rows], self._sampled)
-        else:
-            rows = self.read(logits)
-            host[:n_rows] = [
-                sampler.sample(row) for sampler, row in zip(samplers, rows, strict=True)
-            ]
-            self.device.upload(self._sampled, host[:n_rows])
-        return Sampled(host[:n_rows], self.device.event().record())
+        """ids[R]: on the device, or through numpy where a sampler has what has no kernel."""
+        return self._sampling.draw(logits, samplers)
 
     def read(self, array: Array | Sampled) -> NDArray:
         """The values on the host: int32 ids, or float32."""
         if isinstance(array, Sampled):
-            array.event.synchronize()
-            return array.ids.copy()
+            return array.read()
         full = self.device.download(array.data, array.dtype, (*array.shape[:-1], array.row))
         return full[..., : array.shape[-1]].astype(np.float32)
 
@@ -335,8 +325,9 @@ class Cuda:
         if n == 1 and rows is None and one_layout(weights):
             self._products.multiply(x, weights, outs, epilogue, norm, activation, soft_cap)
             return
-        normed = self._half("normed", n, x.shape[1])
-        self._norm.to_half(x.data, rows, norm.weight, normed.data, n, x.shape[1], norm.eps)
+        order, k = self._products.hopper.order(weights, n), x.shape[1]
+        normed = self._half("normed", n, k, order)
+        self._norm.to_half(x.data, rows, norm.weight, normed.data, n, k, norm.eps, order)
         self._products.multiply(normed, weights, outs, epilogue, None, activation, soft_cap)
 
     def _pages(self, layer: int) -> tuple[Ptr, Ptr]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ..device.base import Buffer, Ptr
 from ..kernels.block_kernel import BlockMatrix
+from ..kernels.pack import PLAIN
 from ..kernels.rope_kv import Rotation
 from ..kernels.tile import TiledMatrix
 
@@ -21,12 +22,16 @@ Memory = Buffer | Ptr
 
 @dataclass(frozen=True)
 class Array:
-    """An activation: `row` elements of it from row to row, of which shape[-1] count."""
+    """An activation: `row` elements of it from row to row, of which shape[-1] count.
+
+    order: not PLAIN where it is packed for a product (kernels/pack.py), and has no rows.
+    """
 
     data: Memory
     dtype: type
     shape: tuple[int, ...]
     row: int
+    order: int = PLAIN
 
 
 @dataclass(frozen=True)
@@ -59,10 +64,21 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Ids that a step sampled: pinned int32[R], valid once the event is reached."""
+    """Ids that a step sampled: pinned int32[R], valid once the event is reached; -1 is none."""
 
     ids: NDArray[np.int32]
     event: Any
+
+    def read(self) -> NDArray[np.int32]:
+        """The ids, once they are there; ValueError where no token could be chosen."""
+        self.event.synchronize()
+        if self.ids.min(initial=0) < 0:
+            row = int(np.argmin(self.ids))
+            raise ValueError(
+                f"the highest logit of row {row} is NaN or infinite: no token can be chosen; "
+                "--check finds out where it comes from"
+            )
+        return self.ids.copy()
 
 
 def one_layout(weights: list[Matrix]) -> bool:

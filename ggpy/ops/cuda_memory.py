@@ -86,7 +86,7 @@ def step_bytes(demand: Demand, heads: Heads) -> int:
     d, f = demand.n_embd, demand.n_ff
     projected = 4 * (heads.n_head + 2 * heads.n_head_kv) * heads.head_size
     rotated = 2 * heads.n_head * heads.row
-    attended = 2 * heads.n_head * heads.head_size
+    attended = 2 * 2 * heads.n_head * heads.head_size  # and packed for the next product
     stream = (4 + 4 + 2) * d  # x, what is added to it, and x normalised
     gated = (4 + 4 + 2) * f  # gate and up where they are apart, and their product
     per_token = stream + projected + rotated + attended + gated

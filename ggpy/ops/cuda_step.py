@@ -6,15 +6,16 @@ an address that stays, so that a recorded graph finds them. Knows nothing of wei
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..device.base import Buffer
-from ..kernels.attend import plan_tiles
+from ..kernels.attend import POSITIONS_PER_SPLIT, plan_tiles
 from ..kernels.rope_kv import Batch as BatchMemory
 from ..kernels.rope_kv import Heads
 from .cuda_arrays import Memory
@@ -22,6 +23,7 @@ from .interface import Step
 
 IN_FLIGHT = 4  # steps whose uploads and results may be under way
 SMALLEST = 1 << 16  # bytes of the buffer, at least
+MAX_KEPT = 256  # shapes of steps whose addresses are kept
 
 
 @dataclass(frozen=True)
@@ -49,38 +51,41 @@ class StepUpload:
         self._moving = moving
         self._staging: list[tuple[NDArray[np.int32], Any]] = []
         self._buffer: Buffer | None = None
+        self._batches: dict[tuple, Batch] = {}
+        self._depths = b""  # of the step of single tokens that was planned last
+        self._tiles = np.zeros((0, 4), np.int32)
 
     def upload(self, step: Step) -> Batch:
         """Ids, positions, sequences, rows, page tables and attention's tiles."""
-        n_tokens, n_rows = len(step.ids), len(step.rows)
         tables = _padded(step.page_tables)
-        tiles = plan_tiles(step.positions, step.sequences, self.heads)
+        tiles = self._plan(step)
         parts = [step.ids, step.positions, step.sequences, step.rows, tables, tiles]
-        ids, positions, sequences, rows, tables_at, tiles_at = self._send(parts)
-        alone = len(step.page_tables) == n_tokens
-        return Batch(
-            n_tokens=n_tokens,
-            n_rows=n_rows,
-            n_tiles=len(tiles),
-            alone=alone,
-            split=alone or bool((tiles[:, 2] > 1).any()),
-            all_rows=n_rows == n_tokens,
-            ids=ids,
-            rows=rows,
-            tiles=tiles_at,
-            memory=BatchMemory(positions, sequences, tables_at, tables.shape[1]),
-        )
-
-    def _send(self, parts: list[NDArray[np.int32]]) -> list[Memory]:
-        """Copies the parts, each to a multiple of 16 bytes; where they are."""
-        offsets = np.cumsum([0, *[-(-part.size // 4) * 16 for part in parts]]).tolist()
-        host, device = self._room(offsets[-1])
-        for part, offset in zip(parts, offsets, strict=False):
-            host[offset // 4 : offset // 4 + part.size] = part.ravel()
-        self.device.upload(device, host[: offsets[-1] // 4])
-        self._staging[self.n_steps % IN_FLIGHT] = host, self.device.event().record()
+        sizes = [part.size for part in parts]
+        offsets = list(accumulate((-(-n // 4) * 4 for n in sizes), initial=0))  # of 16 bytes
+        host, device = self._room(4 * offsets[-1])
+        for part, offset, size in zip(parts, offsets, sizes, strict=False):
+            host[offset : offset + size] = part.ravel()
+        self.device.upload(device, host[: offsets[-1]])
+        self._staging[self.n_steps % IN_FLIGHT][1].record()
         self.n_steps += 1
-        return [device.at(offset) for offset in offsets[:-1]]
+        split = bool((tiles[:, 2] > 1).any()) if len(tables) < sizes[0] else True
+        key = (*sizes, len(tables), split)
+        if key not in self._batches:
+            if len(self._batches) >= MAX_KEPT:
+                self._batches.clear()
+            at = [device.at(4 * offset) for offset in offsets[:-1]]
+            self._batches[key] = _batch(at, sizes, tables.shape, split)
+        return self._batches[key]
+
+    def _plan(self, step: Step) -> NDArray[np.int32]:
+        """Attention's tiles; of single tokens they stay the same for many steps."""
+        if len(step.page_tables) < len(step.ids):
+            return plan_tiles(step.positions, step.sequences, self.heads)
+        depths = (step.positions // POSITIONS_PER_SPLIT).tobytes()
+        if depths != self._depths:
+            self._depths = depths
+            self._tiles = plan_tiles(step.positions, step.sequences, self.heads)
+        return self._tiles
 
     def _room(self, nbytes: int) -> tuple[NDArray[np.int32], Buffer]:
         """Pinned integers that no copy reads any more, and where they go."""
@@ -89,16 +94,35 @@ class StepUpload:
             size = max(2 * nbytes, SMALLEST)
             self._buffer = self.device.alloc(size, "step")
             pinned = [self.device.pinned(size).view(np.int32) for _ in range(IN_FLIGHT)]
-            self._staging = [(memory, None) for memory in pinned]
+            self._staging = [(memory, self.device.event().record()) for memory in pinned]
+            self._batches.clear()
         host, event = self._staging[self.n_steps % IN_FLIGHT]
-        if event is not None:
-            event.synchronize()
+        event.synchronize()
         return host, self._buffer
+
+
+def _batch(at: Sequence[Memory], sizes: list[int], tables: tuple[int, ...], split: bool) -> Batch:
+    """What upload returns, for parts of these sizes at these places and tables[S, P]."""
+    ids, positions, sequences, rows, tables_at, tiles = at
+    return Batch(
+        n_tokens=sizes[0],
+        n_rows=sizes[3],
+        n_tiles=sizes[5] // 4,
+        alone=tables[0] == sizes[0],
+        split=split,
+        all_rows=sizes[3] == sizes[0],
+        ids=ids,
+        rows=rows,
+        tiles=tiles,
+        memory=BatchMemory(positions, sequences, tables_at, tables[1]),
+    )
 
 
 def _padded(tables: NDArray[np.int32]) -> NDArray[np.int32]:
     """page_tables[S, P] with P rounded up to a power of two, so that few shapes are recorded."""
     width = tables.shape[1]
+    if width & (width - 1) == 0:
+        return tables
     padded = np.zeros((len(tables), 1 << (width - 1).bit_length()), np.int32)
     padded[:, :width] = tables
     return padded

@@ -4,6 +4,7 @@ while the next part of the file is read. Knows neither what a weight is for nor 
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from . import host
 
 PART = 32 << 20  # bytes of a part
 PARTS = 2  # under way
+WORTH_THREADS = 1 << 20  # bytes
+COPIERS = 4  # threads that copy a part: one alone reads a mapped file at a third of the bus's speed
 
 
 class Uploader:
@@ -24,6 +27,7 @@ class Uploader:
     def __init__(self, device: Any) -> None:
         self.device = device
         self._pinned = [device.pinned(PART) for _ in range(PARTS)]
+        self._copiers = ThreadPoolExecutor(COPIERS)
         self._raw: list[Buffer] = []
         self._done: list[Any] = [None] * PARTS
         self._next = 0
@@ -78,6 +82,7 @@ class Uploader:
         if self._pinned[slot].size < part.size:
             self._pinned[slot] = self.device.pinned(part.size)
         staged = self._pinned[slot][: part.size]
-        np.copyto(staged, part)
+        n = COPIERS if part.size >= WORTH_THREADS else 1
+        list(self._copiers.map(np.copyto, np.array_split(staged, n), np.array_split(part, n)))
         self.device.upload(to, staged)
         self._done[slot] = self.device.event().record()

@@ -186,7 +186,7 @@ class Ops(Protocol):
     def sample(self, logits: Array, samplers: Sequence[Sampler]) -> Array:
         """ids[R]: row r through samplers[r], whose n_drawn goes up; accepting is the caller's.
 
-        The next step may name them as ~r before anyone reads them.
+        The next step may name them as ~r before anyone reads them, and so may a sampler's history.
         """
 
     def read(self, array: Array) -> NDArray[Any]:

@@ -179,6 +179,8 @@ class Reference:
 
     def sample(self, logits: F32, samplers: Sequence[Sampler]) -> NDArray[np.int64]:
         """ids[R]: row r through samplers[r]; each one's count of draws goes up."""
+        for sampler in samplers:
+            sampler.settle(self._sampled)
         ids = [sampler.sample(row) for sampler, row in zip(samplers, logits, strict=True)]
         self._sampled = np.array(ids, np.int64)
         return self._sampled

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ggpy.bench import report
+from ggpy.bench import kernel_table, profile_table, report
 from ggpy.bench.options import Test
 from ggpy.bench.runs import Facts, Result
 from ggpy.bench.table import FIELDS, LLAMA_BENCH, SAMPLES, Machine, Row, lines, row_of
@@ -192,3 +192,44 @@ def test_a_picture(tmp_path: Path) -> None:
     ]
     assert draw([*rows(), *deep], str(path)) == 3
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_kernels_and_steps_become_sections(tmp_path: Path) -> None:
+    machine = {
+        "gpu": "A GPU", "driver": "13.0", "compiler": "13.1", "build": "abc",
+        "time": "2026-11-21T10:00:00Z", "bandwidth": 1e12, "matrix_rate": 1e14,
+    }  # fmt: skip
+    row = dict.fromkeys(kernel_table.FIELDS) | {
+        "what": "product", "where": "8B qkv", "format": "Q8_0", "shape": "8x8", "tokens": 1,
+        "us": 12.345, "spread": 0.01, "percent_of_limit": 80.4, "error": "",
+    }  # fmt: skip
+    other = row | {"tokens": 8, "us": 20.0, "spread": 0.5}
+    half = row | {"what": "dequantize", "shape": "8x8 half", "where": "8B"}
+    half |= {"error": "no", "us": None, "percent_of_limit": None}
+    kernels = machine | {"kind": kernel_table.KIND, "command": "ggpy bench_kernels"}
+    profile = machine | {"kind": profile_table.KIND, "command": "ggpy bench --profile"}
+    parts = [{"op": "", "name": "start", "count": 1, "us": 1.0, "registers": None, "shared": None}]
+    step = {
+        "model": "8B:Q8_0", "model_type": "llama", "test": "tg8", "n_seq": 1, "n_depth": 0,
+        "step_us": 100.0, "spread": 0.1, "device_us": 90.0, "limit_us": 50.0, "parts": parts,
+        "ops": [],
+    }  # fmt: skip
+    for name, document in (
+        ("b-kernels", kernels | {"rows": [row, other, half]}),
+        ("a-steps", profile | {"profiles": [step]}),
+    ):
+        (tmp_path / f"{name}.json").write_text(json.dumps(document))
+    text = "\n".join(report.page(tmp_path))
+    assert text.index("## a steps") < text.index("## b kernels")
+    assert "8B:Q8_0, tg8: a step takes 100.0 us, 50.0 % of the limit of 50.0 us" in text
+    assert "| sum |  | 90.0 |  | 90.0 |  |  |" in text
+    assert "! steps differed by 10.0%" in text
+    assert "A GPU, driver for CUDA 13.0, 2026-11-21, build abc, compiler 13.1." in text
+    assert "| where | format | x1 | x8 |" in text
+    assert "| 8B qkv | Q8_0 | 12.35 us, 80 % | 20.00 us, 80 % ! |" in text
+    assert "<details><summary>dequantize</summary>" in text
+    assert "| 8B | Q8_0 | failed |" in text
+    for bad in (kernels | {"rows": []}, profile | {"profiles": [{}]}, kernels):
+        (tmp_path / "c.json").write_text(json.dumps(bad))
+        with pytest.raises(report.ReportError, match=r"c\.json"):
+            list(report.page(tmp_path))

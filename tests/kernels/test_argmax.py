@@ -9,9 +9,13 @@ from ggpy.kernels.argmax import Argmax
 
 def argmax(device, kernel: Argmax, logits: np.ndarray) -> np.ndarray:
     n, n_vocab = logits.shape
-    out = Output(device, 4 * n)
-    kernel.launch(upload(device, logits.astype(np.float32)), n, n_vocab, out.buffer)
-    return out.read(np.int32, (n,))
+    ids, results = Output(device, 4 * n), Output(device, 4 * n)
+    rows = upload(device, logits.astype(np.float32))
+    kernel.launch(rows, n, n_vocab, ids.buffer, results.buffer)
+    found = ids.read(np.int32, (n,))
+    usable = np.isfinite(logits.max(axis=1))
+    assert np.array_equal(results.read(np.int32, (n,)), np.where(usable, found, -1))
+    return found
 
 
 def rows(n_vocab: int) -> np.ndarray:
@@ -27,6 +31,13 @@ def rows(n_vocab: int) -> np.ndarray:
     x[8, :] = 0.0
     x[8, ::2] = -0.0
     return x
+
+
+@pytest.mark.parametrize("nan", [np.nan, -np.nan])
+def test_nan_is_found_wherever_it_stands(machine, nan):
+    x = rows(5000)
+    x[:, 4321] = nan
+    assert np.array_equal(argmax(machine, Argmax(machine, 9), x), [4321] * 9)
 
 
 @pytest.mark.parametrize("n_vocab", [1, 31, 256, 8191, 20000])
@@ -53,7 +64,7 @@ def test_order_of_blocks(emulator, monkeypatch):
 
 def test_rows_are_checked(emulator):
     with pytest.raises(ValueError, match="3 rows, there is room for 2"):
-        Argmax(emulator, 2).launch(None, 3, 5, None)
+        Argmax(emulator, 2).launch(None, 3, 5, None, None)
 
 
 def test_under_sanitizers(emulated):

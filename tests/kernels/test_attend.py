@@ -122,7 +122,7 @@ def test_scores_of_any_size(machine):
     "shape", [(4, 2, 64), (3, 1, 80), (20, 1, 64), (7, 1, 128), (2, 2, 256)], ids=str
 )
 def test_rotation_inside_equals_rotation_before(machine, shape, step):
-    """The same bits in the output and in every page."""
+    """The same bits in every page; and in the output, where the token alone has no other kernel."""
     h, s = heads(*shape), STEPS[step]
     e, n = h.head_size, len(s.positions)
     bias = [random(m * e, seed=m) for m in (h.n_head, h.n_head_kv, h.n_head_kv)]
@@ -136,7 +136,9 @@ def test_rotation_inside_equals_rotation_before(machine, shape, step):
     q = rope_kv(machine, h, s, turn, parts, pages)
     pages.k, pages.v = (array.copy() for array in pages.read())
     assert all(np.array_equal(a, b) for a, b in zip(fused_pages, (pages.k, pages.v), strict=True))
-    assert np.array_equal(fused, before.run(s, pages, q=q, scale=e**-0.5))
+    o = before.run(s, pages, q=q, scale=e**-0.5)
+    assert nmse(fused, o) <= NMSE
+    assert inside.kernel.alone or np.array_equal(fused, o)
 
 
 @pytest.mark.parametrize("window", [1, 40])

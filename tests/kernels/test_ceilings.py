@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from devices import KINDS, open_device
+from kernel_buffers import Output
 
-from ggpy.kernels.ceilings import MATRIX_THREADS, Ceilings
+from ggpy.kernels.ceilings import AT_ONCE, MATRIX_THREADS, Ceilings
 
 
 @pytest.fixture(params=KINDS)
@@ -20,13 +21,15 @@ def device(request: pytest.FixtureRequest) -> Iterator[Any]:
         found.close()
 
 
-@pytest.mark.parametrize("n", [4, 4 * 192 * 8, 4 * (192 * 8 + 77)])
-def test_every_word_is_read(device: Any, n: int) -> None:
+@pytest.mark.parametrize("at_once", AT_ONCE)
+@pytest.mark.parametrize("n", [4, 4 * 192 * 8, 4 * (192 * 16 + 77)])
+def test_every_word_is_read(device: Any, n: int, at_once: int) -> None:
     words = np.random.default_rng(n).integers(0, 1 << 32, n, np.uint32)
-    data, result = device.alloc(words.nbytes, "data"), device.zeros(4, "result")
+    data, result = device.alloc(words.nbytes, "data"), Output(device, 4 * 3 * 2)
     device.upload(data, words)
-    Ceilings(device).read(data, words.nbytes, result, 3, 64)
-    assert device.download(result, np.uint32, 1)[0] == np.bitwise_xor.reduce(words)
+    Ceilings(device).read(data, words.nbytes, result.buffer, 3, 64, at_once)
+    found = result.read(np.uint32, (6,))
+    assert np.bitwise_xor.reduce(found) == np.bitwise_xor.reduce(words)
 
 
 def test_every_iteration_multiplies(device: Any) -> None:
@@ -43,4 +46,4 @@ def test_every_iteration_multiplies(device: Any) -> None:
 
 def test_bad_sizes_are_refused(device: Any) -> None:
     with pytest.raises(ValueError, match="multiples of 16"):
-        Ceilings(device).read(device.alloc(24), 24, device.alloc(4), 1, 32)
+        Ceilings(device).read(device.alloc(24), 24, device.alloc(4), 1, 32, 1)

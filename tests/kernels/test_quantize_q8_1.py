@@ -12,10 +12,11 @@ Q8_1 = by_name("Q8_1")
 
 
 def run(device, x):
-    """uint8[tokens, row_bytes]."""
+    """uint8[tokens, row_bytes], of x in its own type."""
     tokens, columns = x.shape
     out = Output(device, q8_1_bytes(tokens, columns))
-    quantize_q8_1(device, upload(device, x), out.buffer, tokens, columns)
+    x_type = "half" if x.dtype == np.float16 else "float"
+    quantize_q8_1(device, upload(device, x), out.buffer, tokens, columns, x_type=x_type)
     return out.read(np.uint8, (tokens, Q8_1.row_bytes(columns)))
 
 
@@ -32,6 +33,11 @@ def test_equals_numpy(device, kind):
 def test_shapes(device, shape):
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     assert np.array_equal(run(device, x), Q8_1.quantize(x))
+
+
+def test_halves(device):
+    x = (np.random.default_rng(0).standard_normal((9, 1056)) * 100).astype(np.float16)
+    assert np.array_equal(run(device, x), Q8_1.quantize(x.astype(np.float32)))
 
 
 @pytest.mark.parametrize("shape", [(64, 14336), (1, 32768), (4097, 96)])

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from cases import nmse
 from kernel_buffers import Output, upload
+from packed_cases import unpacked
 
+from ggpy.kernels.pack import CODES, HALVES, packed_bytes
 from ggpy.kernels.rms_norm import RmsNorm
 
 COLUMNS = [8, 96, 4096, 4104]  # the last takes two rounds of a block of threads
@@ -39,6 +41,19 @@ def test_to_half(machine, k):
     assert nmse(y, e) <= 1e-7
     assert np.abs(y.astype(np.float64) - e).max() <= 2**-11 * 1.001 * np.abs(e).max()
     assert np.mean(y == e.astype(np.float16)) > 0.99
+
+
+@pytest.mark.parametrize("order", [CODES, HALVES])
+@pytest.mark.parametrize("k", COLUMNS)
+def test_packed(machine, k, order):
+    """The same halves in the order of a product, zeros behind the last column."""
+    x, weight = row_data(11, k)
+    out = Output(machine, packed_bytes(11, k))
+    args = upload(machine, x), None, upload(machine, weight), out.buffer, 11, k, 1e-5, order
+    RmsNorm(machine).to_half(*args)
+    rows = unpacked(out.read(np.float16, (packed_bytes(11, k) // 2,)), 11, k, order)
+    assert np.array_equal(rows[:11, :k], to_half(machine, x, weight, 1e-5))
+    assert not rows[:11, k:].any()
 
 
 @pytest.mark.parametrize("rows", [[3], [4, 0, 2], [1, 1, 1, 1, 0, 2, 3]])

@@ -186,6 +186,22 @@ def test_a_prompt_takes_the_product_for_many(machine, tiny_path):
     assert np.square(rounded - exact).sum() <= 2e-5 * np.square(exact).sum()
 
 
+@pytest.mark.parametrize("architecture", ["llama", "gemma2"])
+def test_a_large_batch_equals_the_exact_products_but_for_rounding(machine, tiny_path, architecture):
+    """Twelve sequences: recorded, replayed, and op by op; on Hopper with packed activations."""
+    chunks = [([20 + i], 0, [i]) for i in range(12)]
+    exact = Model(cuda.Cuda(machine, batch_invariant=True), tiny_path(architecture))
+    expected = exact.logits(step_of(chunks))
+    model = Model(cuda.Cuda(machine), tiny_path(architecture))
+    found = [model.logits(step_of(chunks)) for _ in range(3)]
+    found.append(
+        model.ops.read(model.ops.run(step_of(chunks), model.decoder.forward, repeat=False))
+    )
+    for logits in found:
+        assert np.square(logits - expected).sum() <= 2e-5 * np.square(expected).sum()
+    assert np.array_equal(found[0], found[1]) and np.array_equal(found[1], found[2])
+
+
 @pytest.mark.parametrize("pair", ["llama"], indirect=True)
 def test_op_by_op_equals_fused_across_ops(pair):
     """Where single outputs are going to be read nothing is fused across ops: the same bits."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from ggpy.gguf import Tensor
 from ggpy.ops import host, reference
 from ggpy.ops.interface import PAGE_SIZE, Attention, CacheShape, FeedForward, Head, Norm, Rope, Step
 from ggpy.ops.reference import Reference
+from ggpy.sampling import Sampler, SamplingParams
 
 H, G, E, D = 4, 2, 8, 32
 ROPE = Rope("neox", 10000.0 ** (-np.arange(E // 2) / (E // 2)))
@@ -167,7 +167,7 @@ def test_linear_add_and_logits(ops):
 
 def test_embed_takes_ids_and_what_was_sampled_last(ops):
     table = ops.weight(tensor(random(100, D)))
-    samplers = [SimpleNamespace(sample=lambda row: int(row.argmax()))] * 2
+    samplers = [Sampler(SamplingParams(temperature=0), 100) for _ in range(2)]
     ops.sample(np.eye(2, 100, 40, dtype=np.float32), samplers)
     s = step([0, 1, 2], [0] * 3, [[0]])
     s.ids[:] = [5, ~1, ~0]

@@ -12,9 +12,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from timed_device import TimedDevice
 
 from ggpy import paths
+from ggpy.bench.ceilings import Ceilings
 from ggpy.bench.table import FIELDS, SAMPLES
+from ggpy.ops.cuda import Cuda
 
 PROGRAM = paths.data_dir("tools") / "bench.py"
 QUICK = ["--device", "cpu", "-p", "8", "-n", "2", "-r", "2"]
@@ -102,6 +105,43 @@ def test_measured_json_becomes_a_page(
     (folder / "cpu.json").write_text(capsys.readouterr().out)
     assert bench.main(["--report", str(folder)]) == 0
     assert "| tiny:F16 | 0.00 GiB | pp8 |" in (tmp_path / "BENCHMARKS.md").read_text()
+
+
+def test_a_profile(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a device whose kernels take 10 us each."""
+    ceilings = Ceilings(1e12, 1e14, "A GPU")
+    monkeypatch.setattr("ggpy.bench.ceilings.ceilings_of", lambda ops, fresh: ceilings)
+    monkeypatch.setattr(bench, "open_ops", lambda options: Cuda(TimedDevice(lambda name: 10.0)))
+    words = ["--synthetic", "tiny:Q8_0", "-m", "none.gguf", "-n", "3", "--batch", "1,2"]
+    assert bench.main([*words, "--profile", "-o", "json"]) == 1, "one of the models is not there"
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert found["kind"] == "ggpy bench --profile" and found["gpu"] == "A GPU"
+    assert [row["test"] for row in found["profiles"]] == ["tg3", "tg3 x2"]
+    ops = {op["op"]: op for op in found["profiles"][1]["ops"]}
+    assert ops["attend"]["us"] == pytest.approx(20.0) and ops["attend"]["count"] == 2
+    assert "none.gguf" in captured.err
+    assert bench.main([*words[:2], "-n", "3", "--batch", "2", "--profile"]) == 0
+    out = capsys.readouterr().out
+    assert "tiny:Q8_0, tg3 x2: a step takes " in out and "| attend | 2 | 20.0 | 10.00 |" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-n", "0"], "--profile is of steps that generate"),
+        (["-o", "csv"], "a profile is printed as md or json"),
+        ([], "--profile is of a GPU's kernels, and there is none"),
+    ],
+)
+def test_a_profile_that_cannot_be(
+    words: list[str], message: str, bench: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--synthetic", "tiny:Q8_0", "--device", "cpu", "--profile", *words]
+    assert bench.main(words) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_help_is_cheap() -> None:

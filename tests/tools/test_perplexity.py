@@ -345,6 +345,21 @@ def test_large_matrices_are_quantised_in_slabs(
         assert np.array_equal(p.quantized(table, by_name("Q4_1")).data, expected)
 
 
+def test_a_picture_of_quality_against_size(
+    tiny_path: Callable[[str], Path], tmp_path: Path, run: Run
+) -> None:
+    pytest.importorskip("matplotlib")
+    from ggpy.bench.plot_types import Quality, draw
+
+    path = tmp_path / "types.png"
+    words = [tiny_path("llama"), "-f", TEXT, *QUICK, "--types", "q8_0,q4_0"]
+    assert run(*words, "--plot", path) == run(*words)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    one = Quality("as it is", "", 4.5, 10**8, (12.0, 0.1))
+    two = Quality("Q2_K", "3 of 9", 2.5, 6 * 10**7, (15.0, 0.1), (0.2, 0.01), 0.8)
+    assert draw([one, two], str(path)) == 3, "two perplexities and a divergence"
+
+
 # What cannot be done
 
 
@@ -358,6 +373,7 @@ def test_what_cannot_be_done(
     assert "needs a text of 128, it has" in refused(model, "-f", short, *QUICK)
     assert "has none to score: give -c 3" in refused(model, "-f", TEXT, *CPU, "-c", "2")
     assert "give -b 1 or more" in refused(model, "-f", TEXT, *QUICK, "-b", "0")
+    assert "--plot draws a table over types" in refused(model, "-f", TEXT, "--plot", "x.png")
     assert "--chunks 0" in refused(model, "-f", TEXT, *CPU, "--chunks", "0")
     assert "No such file" in refused(model, "-f", tmp_path / "none", *CPU)
     assert "name it with --kl-divergence-base" in refused(model, "--kl-divergence")

@@ -1,0 +1,231 @@
+// Attention of one token that is alone with its sequence, over the pages of that sequence, with the rotation of its
+// query, key and value before.
+//
+// The query heads of a key/value head, up to eight, are the N of mma.m16n8k16, so that few registers hold the sums. A
+// warp takes 16 positions at a time: S[16][8] = K Q^T, online softmax over the positions, O[E][8] += V^T P. S comes by
+// positions and is wanted by heads, so its 8 x 8 blocks are transposed between lanes. If row g of S's n-th block is
+// position 4 (g / 2) + 2 n + g % 2, a lane's operands lie together both in k (by rows, 16 bytes) and in v (transposed
+// pages, rope.cuh, 8 bytes).
+#pragma once
+#include "attend.cuh"
+
+#ifndef TOKEN_WARPS
+#define TOKEN_WARPS 16
+#endif
+
+constexpr int TOKEN_THREADS = TOKEN_WARPS * 32;
+constexpr int TOKEN_HEADS = 8;   // query heads at most
+constexpr int TOKEN_STRIP = 16;  // positions a warp takes at a time
+
+__device__ __forceinline__ void token_barrier(CALLER) { named_barrier_sync(0, TOKEN_THREADS FORWARD_CALLER); }
+
+// Which positions a block attends to.
+struct TokenContext {
+    const int* table;
+    int position;  // of the token
+    int low;       // the first position it sees
+    int from, to;  // strips of this part of the context
+    bool newest;   // the token's own position is among them
+
+    __device__ __forceinline__ TokenContext(const Attend& p, const AttendTile& tile, int split) {
+        position = p.rope.positions[tile.first_token];
+        table = p.rope.page_tables + p.rope.sequences[tile.first_token] * p.rope.table_stride;
+        low = p.window > 0 ? max(0, position - p.window + 1) : 0;
+        const int start = low / TOKEN_STRIP, end = position / TOKEN_STRIP + 1;
+        const int per_split = (end - start + tile.n_split - 1) / tile.n_split;
+        from = start + split * per_split, to = min(end, from + per_split);
+        newest = from < to && to == end;
+    }
+};
+
+// Running softmax of heads 2t and 2t + 1.
+struct TokenSoftmax {
+    float maximum[2] = {NONE, NONE};
+    float sum[2] = {0.0f, 0.0f};
+};
+
+// Keys of a strip: of both blocks' row g, elements 32 i + 8 t on.
+template <int ROW>
+__device__ __forceinline__ void load_strip_keys(const __half* k, int g, int t, uint4 (&v)[ROW / 32][2]) {
+#pragma unroll
+    for (int i = 0; i < ROW / 32; ++i)
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+            v[i][n] = __ldcg(reinterpret_cast<const uint4*>(k + (4 * (g / 2) + 2 * n + (g & 1)) * ROW) + i * 4 + t);
+}
+
+// Values of a strip: elements 16 n + g and 16 n + g + 8, n from FIRST on, at positions 4t ... 4t + 3.
+template <int FIRST, int COUNT>
+__device__ __forceinline__ void load_strip_values(const __half* v, int g, int t, uint2 (&w)[COUNT][2]) {
+#pragma unroll
+    for (int n = 0; n < COUNT; ++n)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+            w[n][h] = __ldcg(reinterpret_cast<const uint2*>(v + ((FIRST + n) * 16 + g + 8 * h) * PAGE_SIZE) + t);
+}
+
+// s = scores of the strip: (block 0's row g, heads 2t, 2t + 1), (block 1's row g, ...). The B operand is head g of `q`,
+// in shared memory, zeros for heads that are none. Two sums, so that products that add to the same one are apart.
+template <int ROW>
+__device__ __forceinline__ void strip_scores(const uint4 (&k)[ROW / 32][2], const __half* q, int n_heads, int g, int t,
+                                             float (&s)[4]) {
+    float other[4] = {};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) s[e] = 0.0f;
+    __syncwarp();  // the compiler shall not keep q in registers that the loop has no room for
+#pragma unroll
+    for (int i = 0; i < ROW / 32; ++i) {
+        uint4 v = make_uint4(0, 0, 0, 0);
+        if (g < n_heads) v = *(reinterpret_cast<const uint4*>(q + g * ROW) + i * 4 + t);
+        mma_m16n8k16_f16(s, {k[i][0].x, k[i][1].x, k[i][0].y, k[i][1].y}, {v.x, v.y});
+        mma_m16n8k16_f16(other, {k[i][0].z, k[i][1].z, k[i][0].w, k[i][1].w}, {v.z, v.w});
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) s[e] += other[e];
+}
+
+// An 8 x 8 block of halves, row g and columns 2t, 2t + 1 in each lane, transposed.
+__device__ __forceinline__ uint32_t transpose_block(uint32_t v, int g, int t) {
+    const int from = 8 * t + g / 2;
+    const uint32_t first = __shfl_sync(0xffffffffu, v, from), second = __shfl_sync(0xffffffffu, v, from + 4);
+    return __byte_perm(first, second, g & 1 ? 0x7632 : 0x5410);
+}
+
+// Scores to probabilities (relative to the running maximum), as the B operand; `shrink` is by how much what was
+// accumulated before must shrink.
+__device__ __forceinline__ void soften_strip(const Attend& p, const TokenContext& context, float (&s)[4], int first,
+                                             int g, int t, TokenSoftmax& softmax, uint32_t (&b)[2], float (&shrink)[2]) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+        float top = softmax.maximum[c];
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+            const int position = first + 4 * (g / 2) + 2 * n + (g & 1);
+            float v = s[2 * n + c] * p.scale;
+            if (p.soft_cap > 0.0f) v = p.soft_cap * tanhf(v / p.soft_cap);
+            v = position >= context.low && position <= context.position ? v * LOG2E : NONE;
+            s[2 * n + c] = v;
+            top = fmaxf(top, v);
+        }
+#pragma unroll
+        for (int offset = 4; offset < 32; offset *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, offset));
+        shrink[c] = exp2f(softmax.maximum[c] - top);
+        softmax.maximum[c] = top;
+        softmax.sum[c] *= shrink[c];
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+            float& v = s[2 * n + c];
+            v = v <= NONE ? 0.0f : exp2f(v - top);
+            softmax.sum[c] += v;
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+        const __half2 pair = __floats2half2_rn(s[2 * n], s[2 * n + 1]);
+        b[n] = transpose_block(*reinterpret_cast<const uint32_t*>(&pair), g, t);
+    }
+}
+
+template <int FIRST, int COUNT, int N>
+__device__ __forceinline__ void add_strip_values(const uint2 (&w)[COUNT][2], const uint32_t (&b)[2],
+                                                 const float (&shrink)[2], float (&o)[N][4]) {
+#pragma unroll
+    for (int n = 0; n < COUNT; ++n) {
+        float(&c)[4] = o[FIRST + n];
+        c[0] *= shrink[0], c[1] *= shrink[1], c[2] *= shrink[0], c[3] *= shrink[1];
+        mma_m16n8k16_f16(c, {w[n][0].x, w[n][1].x, w[n][0].y, w[n][1].y}, b);
+    }
+}
+
+// The queries, rotated, to shared memory `q` [TOKEN_HEADS][ROW]; and, where the newest position is attended to, its key
+// and value to their pages. Blocks that share a key/value head write the same bits. read(part, index, v) gives elements
+// lane, lane + 32, ... of a head, as projected.
+template <int ROW, class Read>
+__device__ __forceinline__ void rotate_token(const Attend& p, const Rows& rows, const TokenContext& context,
+                                             const Rotation& rotation, float* heads, __half* q, Read read) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, e = p.rope.head_size;
+    float* head = heads + warp * ROW;
+    for (int i = warp; i < rows.heads + (context.newest ? 2 : 0); i += TOKEN_WARPS) {
+        const int part = i < rows.heads ? QUERY : i == rows.heads ? KEY : VALUE;
+        const int index = part == QUERY ? rows.first_head + i : rows.kv_head;
+        const float* bias = p.rope.bias[part];
+        float v[ROW / 32], b[ROW / 32];
+#pragma unroll
+        for (int j = 0; j < ROW / 32; ++j)
+            b[j] = bias != nullptr && lane + 32 * j < e ? bias[index * e + lane + 32 * j] : 0.0f;
+        read(part, index, v);
+#pragma unroll
+        for (int j = 0; j < ROW / 32; ++j) head[lane + 32 * j] = v[j] + b[j];
+        __syncwarp();
+        turn_head(p.rope, part, rotation, head, lane);
+        if (part == QUERY)
+            for (int j = lane; j < ROW; j += 32) q[i * ROW + j] = saturated_half(head[j]);
+        else
+            store_head(p.rope, part, rows.kv_head, rows.first_token, context.position, head, lane);
+        __syncwarp();
+    }
+}
+
+// The lines of the warp's first strip are asked for: all keys and values but the token's own are there.
+template <int ROW>
+__device__ __forceinline__ void prefetch_strip(const Attend& p, const Rows& rows, const TokenContext& context) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, strip = context.from + warp;
+    if (strip >= context.to) return;
+    const int position = strip * TOKEN_STRIP, slot = position % PAGE_SIZE;
+    const size_t block = page_offset(p.rope, context.table, rows.kv_head, position);
+    const __half* keys = p.rope.k_pages + block + static_cast<size_t>(slot) * ROW;
+    for (int i = lane; i < TOKEN_STRIP * ROW / 64; i += 32) prefetch_l2(keys + i * 64);
+    for (int e = lane; e < ROW; e += 32) prefetch_l2(p.rope.v_pages + block + e * PAGE_SIZE + slot);
+}
+
+// Head group `index` of `count`, part `split` of the context. `memory`: shared, [TOKEN_WARPS][rows.heads][ROW + 2]
+// floats, then q. read: see rotate_token; wait() is called before it; write(r, e, two halves).
+template <int ROW, class Wait, class Read, class Write>
+__device__ void attend_token(const Attend& p, const AttendTile& tile, int index, int count, int split, float* parts,
+                             Wait wait, Read read, Write write) {
+    constexpr int N = ROW / 16, FIRST = N < 4 ? N : 4, REST = N - FIRST;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const Rows rows(p, tile, index, count);
+    const TokenContext context(p, tile, split);
+    __half* queries = reinterpret_cast<__half*>(parts + TOKEN_WARPS * rows.heads * (ROW + 2));
+    prefetch_strip<ROW>(p, rows, context);
+    Rotation rotation;
+    rotation.prepare(p.rope, context.position, lane);
+    wait();
+    rotate_token<ROW>(p, rows, context, rotation, parts, queries, read);
+    token_barrier();
+
+    TokenSoftmax softmax;
+    float o[N][4] = {};
+    for (int strip = context.from + warp; strip < context.to; strip += TOKEN_WARPS) {
+        const int position = strip * TOKEN_STRIP, slot = position % PAGE_SIZE;
+        const size_t block = page_offset(p.rope, context.table, rows.kv_head, position);
+        const __half* values = p.rope.v_pages + block + slot;
+        uint4 k[ROW / 32][2];
+        uint2 w[FIRST][2], rest[REST > 0 ? REST : 1][2];
+        float s[4], shrink[2];
+        uint32_t b[2];
+        load_strip_keys<ROW>(p.rope.k_pages + block + static_cast<size_t>(slot) * ROW, g, t, k);
+        load_strip_values<0>(values, g, t, w);
+        strip_scores<ROW>(k, queries, rows.heads, g, t, s);
+        if constexpr (REST > 0) load_strip_values<FIRST>(values, g, t, rest);
+        soften_strip(p, context, s, position, g, t, softmax, b, shrink);
+        add_strip_values<0>(w, b, shrink, o);
+        if constexpr (REST > 0) add_strip_values<FIRST>(rest, b, shrink, o);
+    }
+
+    const int n_parts = max(1, min(TOKEN_WARPS, context.to - context.from));  // warps that have a strip
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+#pragma unroll
+        for (int offset = 4; offset < 32; offset *= 2)
+            softmax.sum[c] += __shfl_xor_sync(0xffffffffu, softmax.sum[c], offset);
+        if (2 * t + c >= rows.heads || warp >= n_parts) continue;
+        float* row = parts + (warp * rows.heads + 2 * t + c) * (ROW + 2);
+#pragma unroll
+        for (int n = 0; n < N; ++n) row[n * 16 + g] = o[n][c], row[n * 16 + g + 8] = o[n][2 + c];
+        if (g == 0) row[ROW] = softmax.maximum[c], row[ROW + 1] = softmax.sum[c];
+    }
+    token_barrier();
+    merge_and_write<ROW, TOKEN_WARPS>(p, tile, rows, index, count, split, parts, n_parts, rows.heads, write);
+}

@@ -1,0 +1,559 @@
+// y[T, N] = x[T, K] W[N, K]^T on Hopper: tiles (tile.cuh) x packed f16 activations (packed.cuh), 16 to 256 tokens of a
+// block at a time.
+//
+// A block has two warpgroups that multiply and one that copies. Each warp that multiplies has 16 rows, so that a
+// warpgroup has the 64 rows of a wgmma: its codes become scaled halves in registers in the order of the A operand, as
+// in mul_mat_q.cu, 64 columns ahead of the products that run meanwhile. Weights, a chunk of eight tile rows at a time,
+// and activations, 64 columns of TOKENS tokens, lie in two rings in shared memory; one warp each fills them with bulk
+// copies, that of the weights without waiting for the kernel that makes x.
+//
+// Work is tiles of output (128 rows, TOKENS tokens). Blocks take whole ones for some rounds, in turn. The tiles that are
+// left are cut into stages of K, all in a row, of which each block takes an equal stretch: one that begins inside a tile
+// leaves its sums to the block that began the tile, which adds them in the order of K. Runs repeat bit by bit.
+//
+// Epilogues: STORE (float out = y), ADD (float out += y), GLU (half out = act(gate) * up). There a warp has rows 8 h
+// ... 8 h + 7 of a tile row of gate and the same of up, so a thread has both factors. It writes rows of halves, or
+// packed for the next product.
+#include "activation.cuh"
+#include "packed.cuh"
+#include "product.cuh"
+#include "tile.cuh"
+#include "wgmma.cuh"
+
+constexpr int GROUPS = 2;                 // warpgroups that multiply
+constexpr int TILES = 4 * GROUPS;         // tile rows of a block
+constexpr int W_THREADS = 128 * (GROUPS + 1);
+constexpr int STEP = PACKED_STEP;         // columns of a row of x in shared memory
+constexpr int ROW = PACKED_ROW;           // its bytes
+constexpr int BARRIERS = 1024;            // bytes
+
+// Few tokens: two blocks fit on a multiprocessor, so that the next kernel's copies begin while this one ends.
+template <int TOKENS>
+constexpr int BLOCKS = TOKENS <= 64 ? 2 : 1;
+// Bytes of shared memory, as the launch has them.
+template <int TOKENS>
+constexpr int SHARED = TOKENS <= 64 ? 112 << 10 : 226 << 10;
+
+struct Product {
+    Segment segment[3];
+    const uint8_t* x;       // packed
+    float* partial;         // of split tiles: [block][sum / 4][thread][4]
+    uint32_t* ready;        // whether they are there: [block][warp], 0 between launches
+    int n_segments;
+    int n_tiles;       // tile rows of all segments together; GLU: of each
+    int n_tokens;
+    int n_chunk;
+    int token_blocks;
+    int n_blocks;      // tiles of output
+    int rounds;        // of whole tiles; those that are left are split
+    int activation;
+    int order;         // GLU: of the output
+};
+
+// A stage of the ring of weights: a chunk of each tile row; of halves, two.
+template <class T>
+struct Stage {
+    static constexpr int CHUNKS = T::CHUNK_K == STEP ? 2 : 1;
+    static constexpr int STEPS = CHUNKS * T::CHUNK_K / STEP;
+    static constexpr int TILE_BYTES = CHUNKS * T::BYTES;
+    static constexpr int BYTES = TILES * TILE_BYTES;
+    static __device__ __forceinline__ int count(const Product& p) { return (p.n_chunk + CHUNKS - 1) / CHUNKS; }
+};
+
+// The shared memory: both rings hold about as many columns. A stage of x has X_STEPS times 64 columns: more of them
+// where tokens are few, since what every stage costs counts then.
+template <class T, int TOKENS, int EPILOGUE>
+struct Room {
+    static constexpr int X_STEPS = TOKENS <= 32 ? Stage<T>::STEPS : TOKENS <= 64 ? 2 : 1;
+    static constexpr int X_STEP_BYTES = TOKENS * ROW, X_BYTES = X_STEPS * X_STEP_BYTES;
+    static constexpr int OUT_BYTES = EPILOGUE == GLU ? X_STEP_BYTES : 0;
+    static constexpr int FREE = SHARED<TOKENS> - BARRIERS - OUT_BYTES;
+    static constexpr int STEPS = FREE / (X_STEP_BYTES + Stage<T>::BYTES / Stage<T>::STEPS);
+    static constexpr int WANTED = (STEPS + (TOKENS <= 64 ? 0 : Stage<T>::STEPS - 1)) / Stage<T>::STEPS;
+    static constexpr int W_STAGES = WANTED < 2 ? 2 : WANTED;
+    static constexpr int X_STAGES = (FREE - W_STAGES * Stage<T>::BYTES) / X_BYTES;
+    static_assert(X_STAGES >= 2 && W_STAGES >= 2, "");
+    static_assert(16 * (X_STAGES + W_STAGES) <= BARRIERS, "");
+
+    uint8_t *x, *out, *w;
+    uint64_t *x_full, *x_free, *w_full, *w_free;
+
+    __device__ __forceinline__ Room(uint8_t* shared) {
+        x = shared;
+        out = x + X_STAGES * X_BYTES;
+        w = out + OUT_BYTES;
+        x_full = reinterpret_cast<uint64_t*>(w + W_STAGES * Stage<T>::BYTES);
+        x_free = x_full + X_STAGES;
+        w_full = x_free + X_STAGES;
+        w_free = w_full + W_STAGES;
+    }
+    __device__ __forceinline__ void init() const {
+        for (int i = 0; i < X_STAGES; ++i) mbarrier_init(x_full + i, 1), mbarrier_init(x_free + i, TILES);
+        for (int i = 0; i < W_STAGES; ++i) mbarrier_init(w_full + i, 1), mbarrier_init(w_free + i, TILES);
+        mbarrier_init_fence();
+    }
+};
+
+// A place in a ring, and how often it came round.
+template <int STAGES>
+struct Place {
+    int stage = 0, parity = 0;
+    __device__ __forceinline__ void next() {
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+};
+
+// The work of a block, tile after tile: stages first ... last - 1 of K.
+template <class T>
+struct Work {
+    const Product& p;
+    int stages, tile, first, last, round, at, end;
+
+    // Where block b begins, in stages over the tiles that are split.
+    __device__ __forceinline__ int begin(int b) const {
+        const int blocks = gridDim.x, all = max(0, p.n_blocks - p.rounds * blocks) * stages;
+        return b * (all / blocks) + min(b, all % blocks);
+    }
+    __device__ __forceinline__ int first_split() const { return p.rounds * gridDim.x; }
+
+    __device__ __forceinline__ Work(const Product& product) : p(product), stages(Stage<T>::count(product)), round(0) {
+        at = begin(blockIdx.x), end = begin(blockIdx.x + 1);
+    }
+    __device__ __forceinline__ bool next() {
+        if (round < p.rounds) {
+            tile = blockIdx.x + round++ * gridDim.x, first = 0, last = stages;
+            return tile < p.n_blocks;
+        }
+        if (at >= end) return false;
+        tile = first_split() + at / stages, first = at % stages, last = min(stages, first + end - at);
+        at += last - first;
+        return true;
+    }
+    // Where the tile ends, as `begin` counts.
+    __device__ __forceinline__ int tile_end() const { return (tile - first_split() + 1) * stages; }
+    __device__ __forceinline__ int row_block() const { return tile / p.token_blocks; }
+    __device__ __forceinline__ int token_block() const { return tile % p.token_blocks; }
+};
+
+// Tile row i of a block: where it lies and where its outputs go. Past the end it repeats the last one, unwritten.
+struct TileRow {
+    const uint8_t* chunks;
+    int segment, row;
+    bool valid;
+
+    template <class T, int EPILOGUE>
+    static __device__ __forceinline__ TileRow of(const Product& p, int row_block, int i) {
+        constexpr bool PAIRS = EPILOGUE == GLU;
+        const int wanted = PAIRS ? row_block * (TILES / 2) + i % (TILES / 2) : row_block * TILES + i;
+        const int index = min(wanted, p.n_tiles - 1);
+        const int s = PAIRS ? i / (TILES / 2) : segment_of(p, index);
+        const int tile = PAIRS ? index : index - p.segment[s].first_tile;
+        return {p.segment[s].tiles + static_cast<size_t>(tile) * p.n_chunk * T::BYTES, s, tile * TILE_ROWS,
+                wanted < p.n_tiles};
+    }
+};
+
+// One warp: lane i copies tile row i.
+template <class T, int TOKENS, int EPILOGUE>
+__device__ __forceinline__ void copy_weights(const Product& p, const Room<T, TOKENS, EPILOGUE>& room, int lane) {
+    using S = Stage<T>;
+    Place<Room<T, TOKENS, EPILOGUE>::W_STAGES> place;
+    for (Work<T> work(p); work.next();) {
+        const TileRow tile = TileRow::of<T, EPILOGUE>(p, work.row_block(), lane % TILES);
+        for (int stage = work.first; stage < work.last; ++stage, place.next()) {
+            mbarrier_wait(room.w_free + place.stage, place.parity ^ 1);
+            if (lane == 0) mbarrier_arrive_expect(room.w_full + place.stage, S::BYTES);
+            __syncwarp();
+            uint8_t* to = room.w + place.stage * S::BYTES + lane * S::TILE_BYTES;
+            if (lane < TILES)
+#pragma unroll
+                for (int i = 0; i < S::CHUNKS; ++i) {
+                    const int chunk = min(stage * S::CHUNKS + i, p.n_chunk - 1);  // of the last, x is 0
+                    const uint8_t* from = tile.chunks + static_cast<size_t>(chunk) * T::BYTES;
+                    if constexpr (BLOCKS<TOKENS> > 1)  // so few tokens that weights are read once
+                        bulk_copy_streaming(to + i * T::BYTES, from, T::BYTES, room.w_full + place.stage);
+                    else
+                        bulk_copy(to + i * T::BYTES, from, T::BYTES, room.w_full + place.stage);
+                }
+        }
+    }
+}
+
+// One thread.
+template <class T, int TOKENS, int EPILOGUE>
+__device__ __forceinline__ void copy_x(const Product& p, const Room<T, TOKENS, EPILOGUE>& room) {
+    using R = Room<T, TOKENS, EPILOGUE>;
+    Place<R::X_STAGES> place;
+    const int n_tokens = (p.n_tokens + 7) / 8 * 8;
+    for (Work<T> work(p); work.next();) {
+        const int token = work.token_block() * TOKENS, bytes = min(TOKENS, n_tokens - token) * ROW;
+        const int end = work.last * Stage<T>::STEPS;
+        for (int step = work.first * Stage<T>::STEPS; step < end; step += R::X_STEPS, place.next()) {
+            mbarrier_wait(room.x_free + place.stage, place.parity ^ 1);
+            mbarrier_arrive_expect(room.x_full + place.stage, R::X_STEPS * bytes);
+#pragma unroll
+            for (int i = 0; i < R::X_STEPS; ++i)
+                bulk_copy(room.x + place.stage * R::X_BYTES + i * R::X_STEP_BYTES,
+                          p.x + (static_cast<size_t>(step + i) * n_tokens + token) * ROW, bytes,
+                          room.x_full + place.stage);
+        }
+    }
+}
+
+__device__ __forceinline__ __half2 as_half2(uint32_t bits) { return *reinterpret_cast<const __half2*>(&bits); }
+__device__ __forceinline__ uint32_t as_bits(__half2 v) { return *reinterpret_cast<const uint32_t*>(&v); }
+
+// What codes u of one group become halves with, for rows g and g + 8: d * 512, and what is added to d * u.
+struct GroupScales {
+    __half2 d, shift;
+};
+// Two unsigned bytes as halves: 1024 + u is a byte permute, and the rest exact.
+template <int PAIR>
+__device__ __forceinline__ __half2 bytes_to_half2(uint32_t bytes, float bias) {
+    const uint32_t biased = __byte_perm(bytes, 0x64646464u, PAIR ? 0x4342 : 0x4140);
+    return __hsub2(as_half2(biased), __float2half2_rn(1024.0f + bias));
+}
+template <class T, int GROUP_INDEX>
+__device__ __forceinline__ GroupScales group_scales(const ChunkScales<T>& s) {
+    const __half2 up = __float2half2_rn(512.0f), zero = __float2half2_rn(-T::ZERO), one = __float2half2_rn(1.0f / 512);
+    if constexpr (T::SCALES == Scales::D) {
+        const __half2 d = as_half2(s.dd[GROUP_INDEX]);
+        return {__hmul2(d, up), __hmul2(d, zero)};
+    } else if constexpr (T::SCALES == Scales::DM) {
+        const uint32_t low = s.dd[2 * GROUP_INDEX], high = s.dd[2 * GROUP_INDEX + 1];
+        return {__hmul2(as_half2(__byte_perm(low, high, 0x5410)), up), as_half2(__byte_perm(low, high, 0x7632))};
+    } else if constexpr (T::SCALES == Scales::SUB) {
+        const __half2 scale = bytes_to_half2<GROUP_INDEX & 1>(s.sc[GROUP_INDEX / 2] ^ 0x80808080u, 128.0f);
+        const __half2 d = __hmul2(__hmul2(as_half2(s.dd[0]), up), scale);
+        return {d, __hmul2(d, __hmul2(zero, one))};
+    } else {
+        const __half2 d = as_half2(__byte_perm(s.dd[0], s.dd[1], 0x5410));
+        const __half2 m = __hneg2(as_half2(__byte_perm(s.dd[0], s.dd[1], 0x7632)));
+        return {__hmul2(__hmul2(d, up), bytes_to_half2<GROUP_INDEX & 1>(s.sc[GROUP_INDEX / 2], 0.0f)),
+                __hmul2(m, bytes_to_half2<GROUP_INDEX & 1>(s.mn[GROUP_INDEX / 2], 0.0f))};
+    }
+}
+
+// Codes of one product as scaled halves. They come as u * 2^-24, in odd groups of nibbles as 16 u * 2^-24: times 2^15
+// or 2^11 they are u * 2^-9, and d * 512 brings them to size.
+template <class T, int J>
+__device__ __forceinline__ void scale_codes(uint32_t (&a)[4], const GroupScales& s) {
+    const __half2 up = __float2half2_rn(T::BASE_BITS == 4 && (J & 1) ? 2048.0f : 32768.0f);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const __half2 d = i & 1 ? __high2half2(s.d) : __low2half2(s.d);
+        const __half2 shift = i & 1 ? __high2half2(s.shift) : __low2half2(s.shift);
+        a[i] = as_bits(__hfma2(__hmul2(as_half2(a[i]), up), d, shift));
+    }
+}
+
+// Rows 8 h ... 8 h + 7 of two tile rows as one: codes and scales that unpack as if they were one tile's.
+template <class Step>
+__device__ __forceinline__ void load_halves(ChunkCodes<Step>& to, const uint8_t* (&main)[2], const uint8_t* (&extra)[2],
+                                            int h, int lane) {
+    constexpr int EXTRA = ChunkCodes<Step>::EXTRA;
+#pragma unroll
+    for (int i = 0; i < Step::BASE_BYTES / 512; ++i) {
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+            const uint32_t* from = reinterpret_cast<const uint32_t*>(main[m] + (32 * i + lane) * 16);
+            if constexpr (Step::FLOAT) {
+                to.main[4 * i + m] = from[h], to.main[4 * i + 2 + m] = from[2 + h];
+            } else {
+                const uint2 v = reinterpret_cast<const uint2*>(from)[h];
+                to.main[4 * i + 2 * m] = v.x, to.main[4 * i + 2 * m + 1] = v.y;
+            }
+        }
+    }
+    if constexpr (EXTRA > 0) {
+        constexpr uint32_t mask = EXTRA == 1 ? 0x0f0f0f0fu : 0x00ff00ffu;
+#pragma unroll
+        for (int i = 0; i < EXTRA; ++i) {
+            const uint32_t first = reinterpret_cast<const uint32_t*>(extra[0])[lane * EXTRA + i] >> 4 * EXTRA * h;
+            const uint32_t second = reinterpret_cast<const uint32_t*>(extra[1])[lane * EXTRA + i] >> 4 * EXTRA * h;
+            to.extra[i] = (first & mask) | (second & mask) << 4 * EXTRA;
+        }
+    }
+}
+template <class T>
+__device__ __forceinline__ void join_halves(ChunkScales<T>& a, const ChunkScales<T>& b, int h) {
+    const uint32_t halves = h ? 0x7632 : 0x5410, bytes = h ? 0x7351 : 0x6240;
+    if constexpr (T::SCALES == Scales::D) {
+#pragma unroll
+        for (int i = 0; i < T::GROUPS; ++i) a.dd[i] = __byte_perm(a.dd[i], b.dd[i], halves);
+    } else if constexpr (T::SCALES == Scales::DM) {
+#pragma unroll
+        for (int i = 0; i < 2 * T::GROUPS; i += 2) {
+            a.dd[i] = h ? a.dd[i + 1] : a.dd[i];
+            a.dd[i + 1] = h ? b.dd[i + 1] : b.dd[i];
+        }
+    } else {
+        if constexpr (T::SCALES == Scales::SUB)
+            a.dd[0] = __byte_perm(a.dd[0], b.dd[0], halves);
+        else
+            a.dd[0] = h ? a.dd[1] : a.dd[0], a.dd[1] = h ? b.dd[1] : b.dd[0];
+#pragma unroll
+        for (int i = 0; i < T::GROUPS / 2; ++i) {
+            // Bytes are (group, half), two groups a word: the half of both, gate first.
+            a.sc[i] = __byte_perm(a.sc[i], b.sc[i], bytes);
+            if constexpr (T::MIN) a.mn[i] = __byte_perm(a.mn[i], b.mn[i], bytes);
+        }
+    }
+}
+
+// A warp that multiplies.
+template <class T, int TOKENS, int EPILOGUE>
+struct Consumer {
+    using S = Stage<T>;
+    using R = Room<T, TOKENS, EPILOGUE>;
+    using Step = Tile<T::BITS, T::GROUP, T::SCALES, STEP>;
+    const Product& p;
+    const R& room;
+    int warp, lane;  // warp 0 ... TILES - 1
+    Place<R::W_STAGES> w;
+    Place<R::X_STAGES> x;
+    int used;  // the stage of x before the one at `x`, or -1: the last products under way may still take it
+    ChunkScales<T> scales;
+    uint32_t a[2][4][4];
+    float acc[TOKENS / 2];
+
+    __device__ __forceinline__ Consumer(const Product& product, const R& r)
+        : p(product), room(r), warp(threadIdx.x / 32), lane(threadIdx.x % 32) {}
+
+    // Tile row i of the stage at `w`.
+    __device__ __forceinline__ const uint8_t* tile(int i) const {
+        return room.w + w.stage * S::BYTES + i * S::TILE_BYTES;
+    }
+    // GLU: the warp's tile row of gate, which of its halves; up lies TILES / 2 further on.
+    __device__ __forceinline__ int gate() const { return warp / 2; }
+    __device__ __forceinline__ int half() const { return warp % 2; }
+
+    __device__ __forceinline__ void load_scales() {
+        if constexpr (EPILOGUE == GLU) {
+            ChunkScales<T> up;
+            scales.load(tile(gate()), lane / 4);
+            up.load(tile(gate() + TILES / 2), lane / 4);
+            join_halves(scales, up, half());
+        } else {
+            scales.load(tile(warp), lane / 4);
+        }
+    }
+    // The A operands of step P of the stage at `w`.
+    template <int P>
+    __device__ __forceinline__ void convert() {
+        constexpr int HERE = S::CHUNKS > 1 ? 0 : P, CHUNK = S::CHUNKS > 1 ? P : 0;  // the step in its chunk
+        constexpr int MAIN = CHUNK * T::BYTES + T::SCALE_BYTES + HERE * Step::BASE_BYTES;
+        constexpr int MORE = CHUNK * T::BYTES + T::SCALE_BYTES + T::BASE_BYTES + HERE * Step::EXTRA_BYTES;
+        if constexpr (P == 0) {
+            mbarrier_wait(room.w_full + w.stage, w.parity);
+            if constexpr (!T::FLOAT) load_scales();
+        }
+        ChunkCodes<Step> codes;
+        if constexpr (EPILOGUE == GLU) {
+            const uint8_t *first = tile(gate()), *second = tile(gate() + TILES / 2);
+            const uint8_t *main[2] = {first + MAIN, second + MAIN}, *extra[2] = {first + MORE, second + MORE};
+            load_halves(codes, main, extra, half(), lane);
+        } else {
+            codes.load(tile(warp) + MAIN, tile(warp) + MORE, lane);
+        }
+        operand<P, HERE, 0, 0>(codes);
+        operand<P, HERE, 0, 1>(codes);
+        operand<P, HERE, 1, 0>(codes);
+        operand<P, HERE, 1, 1>(codes);
+    }
+    template <int P, int HERE, int J, int S_>
+    __device__ __forceinline__ void operand(const ChunkCodes<Step>& codes) {
+        uint32_t(&to)[4] = a[P & 1][2 * J + S_];
+        codes.template unpack<J, S_>(to);
+        if constexpr (!T::FLOAT) {
+            constexpr int group = T::GROUP == 16 ? 2 * (2 * HERE + J) + S_ : 2 * HERE + J;
+            scale_codes<T, J>(to, group_scales<T, group>(scales));
+        }
+    }
+    __device__ __forceinline__ void release_w() {
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(room.w_free + w.stage);
+        w.next();
+    }
+    __device__ __forceinline__ void release_x() {
+        if (used >= 0 && lane == 0) mbarrier_arrive(room.x_free + used);
+    }
+    // Step P and those behind it: products are enqueued, then the next step's operands made while they run.
+    template <int P>
+    __device__ __forceinline__ void steps(bool more) {
+        if constexpr (P < S::STEPS) {
+            constexpr int AT = P % R::X_STEPS;  // in the stage of x
+            if constexpr (AT == 0) mbarrier_wait(room.x_full + x.stage, x.parity);
+            const uint32_t b = wgmma_operand(room.x + x.stage * R::X_BYTES + AT * R::X_STEP_BYTES);
+            wgmma_fence();
+#pragma unroll
+            for (int i = 0; i < 4; ++i) wgmma_f16<TOKENS>(acc, a[P & 1][i], b + 2 * i);
+            wgmma_commit();
+            wgmma_wait<1>();
+            if constexpr (AT == 0) release_x();
+            if constexpr (AT == R::X_STEPS - 1) used = x.stage, x.next();
+            if constexpr (P + 1 < S::STEPS) {
+                convert<P + 1>();
+                if (P + 2 == S::STEPS) release_w();
+                steps<P + 1>(more);
+            } else if (more) {
+                convert<0>();
+            }
+        }
+    }
+    __device__ __forceinline__ void run(const Work<T>& work) {
+#pragma unroll
+        for (int i = 0; i < TOKENS / 2; ++i) acc[i] = 0.0f;
+        used = -1;
+        convert<0>();
+        for (int stage = work.first; stage < work.last; ++stage) steps<0>(stage + 1 < work.last);
+        wgmma_wait<0>();
+        release_x();
+    }
+
+    // The sums of block b, whose first tile another one began.
+    __device__ __forceinline__ float4* partial(int b) const {
+        return reinterpret_cast<float4*>(p.partial) + static_cast<size_t>(b) * (TOKENS / 8) * 128 * GROUPS + threadIdx.x;
+    }
+    __device__ __forceinline__ void leave() const {
+        float4* to = partial(blockIdx.x);
+#pragma unroll
+        for (int i = 0; i < TOKENS / 8; ++i)
+            __stcg(to + i * 128 * GROUPS, make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]));
+        __syncwarp();
+        if (lane == 0) store_release(p.ready + blockIdx.x * TILES + warp, 1);
+    }
+    // Adds what the blocks behind this one left of its last tile.
+    __device__ __forceinline__ void collect(const Work<T>& work) {
+        const int end = work.tile_end();
+        int after = blockIdx.x + 1;  // the last of them, and one
+        while (after < gridDim.x && work.begin(after) < end) ++after;
+        for (int b = blockIdx.x + 1 + lane; b < after; b += 32) {
+            uint32_t* ready = p.ready + b * TILES + warp;
+            while (load_acquire(ready) == 0) spin_wait();
+            *ready = 0;
+        }
+        __syncwarp();
+        constexpr int AT_ONCE = TOKENS >= 64 ? 1 : 64 / TOKENS;
+        for (int b = blockIdx.x + 1; b < after; b += AT_ONCE) {
+            float4 v[AT_ONCE][TOKENS / 8];
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; ++j)
+#pragma unroll
+                for (int i = 0; i < TOKENS / 8; ++i)
+                    if (b + j < after) v[j][i] = __ldcg(partial(b + j) + i * 128 * GROUPS);
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; ++j)
+#pragma unroll
+                for (int i = 0; i < TOKENS / 8; ++i)
+                    if (b + j < after)
+                        acc[4 * i] += v[j][i].x, acc[4 * i + 1] += v[j][i].y, acc[4 * i + 2] += v[j][i].z,
+                            acc[4 * i + 3] += v[j][i].w;
+        }
+    }
+
+    __device__ __forceinline__ void write(const Work<T>& work) {
+        if constexpr (EPILOGUE == GLU)
+            write_gated(work);
+        else
+            write_sums(work);
+    }
+    // Sum 4 i + e is of row g + 8 (e / 2) of the warp and token 8 i + 2 t + e % 2 of the block.
+    __device__ __forceinline__ void write_sums(const Work<T>& work) const {
+        const TileRow mine = TileRow::of<T, EPILOGUE>(p, work.row_block(), warp);
+        const Segment& segment = p.segment[mine.segment];
+        const int row = mine.row + lane / 4, token = work.token_block() * TOKENS + lane % 4 * 2;
+        const int rows = mine.valid ? segment.n_rows : 0;
+        const bool low = row < rows, high = row + 8 < rows;
+        const size_t next = segment.n_rows;
+        float* out = static_cast<float*>(segment.out) + token * next + row;
+#pragma unroll
+        for (int i = 0; i < TOKENS / 8; ++i, out += 8 * next)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                if (!(e < 2 ? low : high) || token + 8 * i + e % 2 >= p.n_tokens) continue;
+                float* to = out + e % 2 * next + e / 2 * 8;
+                if (EPILOGUE == ADD)
+                    atomicAdd(to, acc[4 * i + e]);  // nobody else does: it is there to need no answer
+                else
+                    *to = acc[4 * i + e];
+            }
+    }
+    // Sums 4 i and 4 i + 1 are of gate, 4 i + 2 and 4 i + 3 of up. The outputs go through shared memory, 128 bytes of
+    // 64 rows for each token, and from there as one piece where they are packed.
+    __device__ __forceinline__ void write_gated(const Work<T>& work) {
+        const int row = warp * 8 + lane / 4, first = work.token_block() * TOKENS;
+        const bool valid = work.row_block() * (TILES / 2 * TILE_ROWS) + row < p.segment[0].n_rows;
+        if (threadIdx.x == 0) bulk_store_wait<true>();
+        named_barrier_sync(1, 128 * GROUPS);
+        const int column = packed_column(p.order, row), token = lane % 4 * 2;
+        uint8_t* to[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+            to[e] = room.out + (token + e) * ROW + (((column / 8) ^ (token + e)) << 4) + column % 8 * 2;
+#pragma unroll
+        for (int i = 0; i < TOKENS / 8; ++i)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const __half y = gated(p.activation, acc[4 * i + e], acc[4 * i + 2 + e]);
+                *reinterpret_cast<__half*>(to[e] + i * 8 * ROW) = valid ? y : __half(0.0f);
+            }
+        if (p.order == PLAIN_ORDER) {
+            named_barrier_sync(1, 128 * GROUPS);
+            write_rows(work.row_block(), first);
+        } else {
+            async_fence();
+            named_barrier_sync(1, 128 * GROUPS);
+            const int n_tokens = packed_tokens(p.n_tokens);
+            uint8_t* out = static_cast<uint8_t*>(p.segment[0].out);
+            if (threadIdx.x == 0)
+                bulk_store(out + (static_cast<size_t>(work.row_block()) * n_tokens + first) * ROW, room.out,
+                           min(TOKENS, n_tokens - first) * ROW);
+        }
+    }
+    // What lies in shared memory, to rows of halves.
+    __device__ __forceinline__ void write_rows(int row_block, int first_token) const {
+        const Segment& segment = p.segment[0];
+        for (int i = threadIdx.x; i < TOKENS * 64; i += 128 * GROUPS) {
+            const int token = i / 64, column = i % 64, row = row_block * 64 + column;
+            const uint8_t* from = room.out + token * ROW + (((column / 8) ^ (token & 7)) << 4) + column % 8 * 2;
+            if (first_token + token < p.n_tokens && row < segment.n_rows)
+                static_cast<__half*>(segment.out)[static_cast<size_t>(first_token + token) * segment.n_rows + row] =
+                    *reinterpret_cast<const __half*>(from);
+        }
+    }
+};
+
+// grid: no more blocks than run at the same time, since some wait for others.
+template <class T, int TOKENS, int EPILOGUE>
+__global__ void __launch_bounds__(W_THREADS, BLOCKS<TOKENS>) mul_mat_wgmma(const Product p) {
+    extern __shared__ __align__(1024) uint8_t shared[];
+    const Room<T, TOKENS, EPILOGUE> room(shared);
+    if (threadIdx.x == 0) room.init();
+    grid_dependency_launch();
+    __syncthreads();
+    if (threadIdx.x >= 128 * GROUPS) {
+        give_registers<BLOCKS<TOKENS> == 2 ? 32 : 40>();
+        const int warp = threadIdx.x / 32 - 4 * GROUPS, lane = threadIdx.x % 32;
+        if (warp == 0) {
+            copy_weights(p, room, lane);
+        } else if (warp == 1 && lane == 0) {
+            grid_dependency_wait();
+            copy_x(p, room);
+        }
+    } else {
+        take_registers<BLOCKS<TOKENS> == 2 ? 104 : 232>();
+        grid_dependency_wait();
+        Consumer<T, TOKENS, EPILOGUE> consumer(p, room);
+        for (Work<T> work(p); work.next();) {
+            consumer.run(work);
+            if (work.first > 0) {
+                consumer.leave();
+                continue;
+            }
+            if (work.last < work.stages) consumer.collect(work);
+            consumer.write(work);
+        }
+        if (EPILOGUE == GLU && threadIdx.x == 0) bulk_store_wait<false>();
+    }
+}

@@ -1,0 +1,96 @@
+// What Hopper (sm_90a) has for matrix products: wgmma, and what goes with it. One small function per instruction; the
+// emulator has none of them. Barriers in shared memory, and registers that warps hand over: see bulk.cuh.
+//
+// A warpgroup is four consecutive warps, the first of which has a number divisible by four.
+#pragma once
+#include "bulk.cuh"
+
+// ---- copies ------------------------------------------------------------------------------------------------------
+
+// `bytes` (a multiple of 16, as both addresses) from global to shared memory; the barrier counts them.
+__device__ __forceinline__ void bulk_copy(void* shared, const void* global, int bytes, uint64_t* barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(shared)),
+                 "l"(global), "r"(bytes), "r"(shared_address(barrier))
+                 : "memory");
+}
+
+// `bytes` from shared to global memory; what was written to shared memory must have passed async_fence and a barrier.
+__device__ __forceinline__ void bulk_store(void* global, const void* shared, int bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n cp.async.bulk.commit_group;" ::"l"(global),
+                 "r"(shared_address(shared)), "r"(bytes)
+                 : "memory");
+}
+// Waits for this thread's bulk stores: until they have read shared memory, or until they are done.
+template <bool READ>
+__device__ __forceinline__ void bulk_store_wait() {
+    if constexpr (READ)
+        asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    else
+        asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+// Makes this thread's writes to shared memory visible to bulk copies and to wgmma.
+__device__ __forceinline__ void async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// ---- products ----------------------------------------------------------------------------------------------------
+// D[64][N] += A[64][16] B[16][N], float += half x half, by a warpgroup. Warp w holds rows 16 w ... 16 w + 15 of A and D
+// as in mma_m16n8k16_f16: A in four registers; D, of eight columns after eight, in d[4 i ... 4 i + 3]. B lies in shared
+// memory as N rows of 64 halves, 128 bytes, eight rows one after the other, at an address that 1024 divides: row r's
+// 16-byte piece c lies at place c ^ (r % 8) of its row (128-byte swizzle). An instruction takes 16 of the 64 columns.
+
+// The lower half of B's description, of its first column; 16 columns further on it is two more. The upper half is that
+// eight rows take 1024 bytes, and the swizzle.
+__device__ __forceinline__ uint32_t wgmma_operand(const void* rows) {
+    constexpr uint32_t unused = 1 << 16;
+    return unused | (shared_address(rows) & 0x3ffff) >> 4;
+}
+// Before the first wgmma, and whenever registers that the next one takes were written.
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// Ends a group.
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits until at most the last PENDING groups are under way.
+template <int PENDING>
+__device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+#define D_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define D_16 D_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define D_32                                                                                                        \
+    D_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define D_64                                                                                                        \
+    D_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
+         "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define D_128                                                                                                       \
+    D_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                       \
+         "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "                         \
+         "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "             \
+         "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define INOUT_8(i)                                                                                                  \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),     \
+        "+f"(d[i + 7])
+#define INOUT_16(i) INOUT_8(i), INOUT_8(i + 8)
+#define INOUT_32(i) INOUT_16(i), INOUT_16(i + 16)
+#define INOUT_64(i) INOUT_32(i), INOUT_32(i + 32)
+#define INOUT_128(i) INOUT_64(i), INOUT_64(i + 64)
+#define WGMMA(n, sums, inputs, last, ...)                                                                                 \
+    asm volatile("{\n.reg .b64 b;\nmov.b64 b, {" last ", 0x40000040};\n"                                            \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" sums "}, " inputs ", b, 1, 1, 1, 0;\n}"  \
+                 : __VA_ARGS__                                                                                      \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b))
+
+template <int N>
+__device__ __forceinline__ void wgmma_f16(float (&d)[N / 2], const uint32_t (&a)[4], uint32_t b) {
+    static_assert(N == 16 || N == 32 || N == 64 || N == 128 || N == 256, "columns of a product");
+    if constexpr (N == 16)
+        WGMMA(16, D_8, "{%8, %9, %10, %11}", "%12", INOUT_8(0));
+    else if constexpr (N == 32)
+        WGMMA(32, D_16, "{%16, %17, %18, %19}", "%20", INOUT_16(0));
+    else if constexpr (N == 64)
+        WGMMA(64, D_32, "{%32, %33, %34, %35}", "%36", INOUT_32(0));
+    else if constexpr (N == 128)
+        WGMMA(128, D_64, "{%64, %65, %66, %67}", "%68", INOUT_64(0));
+    else
+        WGMMA(256, D_128, "{%128, %129, %130, %131}", "%132", INOUT_128(0));
+}
+#undef WGMMA

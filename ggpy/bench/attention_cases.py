@@ -1,0 +1,122 @@
+"""Attention, and the rotation of a prompt's heads, at several depths, as cases to be measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ..arch.config import Dimensions
+from ..device.base import Ptr
+from ..kernels.attend import Attend, plan_tiles
+from ..kernels.rope_kv import Batch, Heads, RopeKv, Rotation, turns
+from ..ops.interface import PAGE_SIZE
+from ..synthetic import dimensions, shapes
+from .kernel_case import DEPTHS, MODELS, PROMPT, Enqueue, KernelCase
+from .operands import Operands
+
+
+def attention_cases() -> Iterator[KernelCase]:
+    """Decode at several depths, of one sequence and of eight, and prompts."""
+    for model in MODELS:
+        sizes = dimensions(shapes()[model])
+        for depth in DEPTHS:
+            if depth < sizes.n_ctx_train:
+                yield attend_case(model, sizes, 1, depth, 1)
+        yield attend_case(model, sizes, 8, DEPTHS[1], 1)
+        yield attend_case(model, sizes, 1, 0, PROMPT)
+        yield attend_case(model, sizes, 1, DEPTHS[1], PROMPT)
+        yield from (rope_case(model, sizes, n) for n in (8, PROMPT))
+
+
+def attend_case(model: str, s: Dimensions, n_seq: int, depth: int, n: int) -> KernelCase:
+    """Each of n_seq sequences has n tokens after `depth` others; a single one is rotated here."""
+    heads = Heads(s.n_head, s.n_head_kv, s.head_size, PAGE_SIZE)
+    seen = sum(range(depth + 1, depth + n + 1))
+    kv = (depth + n) * 4 * heads.n_head_kv * heads.row
+    q = n * s.n_head * s.head_size * (4 if n == 1 else 2)
+    return KernelCase(
+        what="attend" if n == 1 else "prompt attend",
+        where=f"{model} @ d{depth}",
+        format="F16",
+        shape=f"{s.n_head}/{s.n_head_kv}x{s.head_size}",
+        tokens=n_seq * n,
+        nbytes=n_seq * (kv + q + n * s.n_head * s.head_size * 2),
+        flops=n_seq * 4 * s.n_head * s.head_size * seen,
+        prepare=lambda operands: _attend(operands, heads, n_seq, depth, n),
+    )
+
+
+def _step(o: Operands, n_seq: int, depth: int, n: int) -> tuple[Batch, np.ndarray, np.ndarray, int]:
+    """The integers of a step, positions and sequences, and its pages."""
+    positions = np.tile(np.arange(depth, depth + n, dtype=np.int32), n_seq)
+    sequences = np.repeat(np.arange(n_seq, dtype=np.int32), n)
+    per = -(-(depth + n) // PAGE_SIZE)
+    tables = np.arange(n_seq * per, dtype=np.int32)
+    batch = Batch(
+        positions=o.integers("positions", positions),
+        sequences=o.integers("sequences", sequences),
+        page_tables=o.integers("page tables", tables),
+        stride=per,
+    )
+    return batch, positions, sequences, n_seq * per
+
+
+def _attend(o: Operands, heads: Heads, n_seq: int, depth: int, n: int) -> Enqueue:
+    batch, positions, sequences, n_pages = _step(o, n_seq, depth, n)
+    plan = plan_tiles(positions, sequences, heads)
+    kernel = o.made((heads, n_seq), lambda: Attend(o.device, heads, n_seq, o.device.shared_bytes))
+    pages = _pages(o, heads, n_pages)
+    tiles = o.integers("tiles", plan)
+    out = o.room("attended", 2 * n_seq * n * heads.n_head * heads.head_size)
+    options: dict[str, Any] = {"scale": heads.head_size**-0.5, "split": n == 1}
+    q = None
+    if n == 1:
+        options |= {"projected": _projected(o, heads, n_seq), "rotation": _rotation(o, heads)}
+    else:
+        q = o.halves("q", n_seq * n * heads.n_head, heads.row).data
+    return lambda: kernel.launch(q, batch, pages(), tiles, len(plan), out, **options)
+
+
+def _pages(o: Operands, heads: Heads, n: int) -> Callable[[], tuple[Ptr, Ptr]]:
+    """Keys and values."""
+    window = o.numbers(np.float16, n * heads.page_bytes // 2)
+    return lambda: (window(), window())
+
+
+def _projected(o: Operands, heads: Heads, n: int) -> list[Any]:
+    counts = (heads.n_head, heads.n_head_kv, heads.n_head_kv)
+    names = ("q", "new k", "new v")
+    return [
+        o.floats(name, n * count, heads.head_size).data
+        for name, count in zip(names, counts, strict=True)
+    ]
+
+
+def _rotation(o: Operands, heads: Heads) -> Rotation:
+    def upload() -> Any:
+        values = turns(500000.0 ** (-np.arange(0, heads.head_size, 2) / heads.head_size))
+        buffer = o.device.alloc(values.nbytes, "rope")
+        o.device.upload(buffer, values)
+        return buffer
+
+    size = heads.head_size
+    return Rotation(turns=o.made(("turns", size), upload), n_pairs=size // 2, neox=False)
+
+
+def rope_case(model: str, s: Dimensions, n: int) -> KernelCase:
+    """A prompt's heads, rotated and written to pages."""
+    heads = Heads(s.n_head, s.n_head_kv, s.head_size, PAGE_SIZE)
+
+    def prepare(o: Operands) -> Enqueue:
+        kernel = o.made(("rope", heads), lambda: RopeKv(o.device, heads))
+        batch, _, _, n_pages = _step(o, 1, 0, n)
+        projected, rotation = _projected(o, heads, n), _rotation(o, heads)
+        pages, q = _pages(o, heads, n_pages), o.room("rotated", 2 * n * heads.n_head * heads.row)
+        return lambda: kernel.launch(projected, rotation, batch, n, pages(), q)
+
+    count = s.n_head + 2 * s.n_head_kv
+    shape = f"{s.n_head}/{s.n_head_kv}x{s.head_size}"
+    nbytes = n * count * (4 * s.head_size + 2 * heads.row)
+    return KernelCase("rope_kv", model, "F16", shape, n, nbytes, 0, prepare)

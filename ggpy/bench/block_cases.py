@@ -1,0 +1,65 @@
+"""Kernels over blocks, which tests/cases.py declares, as cases to be measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..formats import by_name
+from ..kernels.dequantize import SIZES, dequantize
+from ..kernels.dequantize_mul_mat_vec import dequantize_mul_mat_vec
+from ..kernels.get_rows import get_rows
+from ..kernels.mul_mat_vec_q import mul_mat_vec_q
+from ..kernels.quantize_q8_1 import q8_1_bytes
+from .kernel_case import Enqueue, KernelCase
+from .operands import Operands, random_ids
+
+
+def block_case(case: Any, where: str = "") -> KernelCase:
+    """A case of tests/cases.py, to which it owes its bytes and operations."""
+    return KernelCase(
+        what=case.kernel,
+        where=where,
+        format=case.format,
+        shape=f"{case.rows}x{case.columns}" + (f" {case.number}" if case.number else ""),
+        tokens=case.tokens,
+        nbytes=case.nbytes,
+        flops=case.flops,
+        prepare=lambda operands: BLOCK_KERNELS[case.kernel](operands, case),
+    )
+
+
+def _dequantize(o: Operands, case: Any) -> Enqueue:
+    w = o.blocks(case.block, case.rows, case.columns)
+    out = o.room("numbers", case.rows * case.columns * SIZES[case.number])
+    return lambda: dequantize(o.device, w(), out, case.number)
+
+
+def _get_rows(o: Operands, case: Any) -> Enqueue:
+    w = o.blocks(case.block, case.rows, case.columns)
+    ids = o.integers("ids", random_ids(case.tokens, case.rows))
+    out = o.room("rows", 4 * case.tokens * case.columns)
+    return lambda: get_rows(o.device, w(), ids, out, case.tokens)
+
+
+def _dequantize_mul_mat_vec(o: Operands, case: Any) -> Enqueue:
+    w = o.blocks(case.block, case.rows, case.columns)
+    x = (o.halves if case.number == "half" else o.floats)("x", case.tokens, case.columns).data
+    y = o.room("y", 4 * case.tokens * case.rows)
+    n, x_type = case.tokens, case.number
+    return lambda: dequantize_mul_mat_vec(o.device, w(), x, y, n, x_type=x_type)
+
+
+def _mul_mat_vec_q(o: Operands, case: Any) -> Enqueue:
+    w = o.blocks(case.block, case.rows, case.columns)
+    x = o.q8_1(by_name("Q8_1"), q8_1_bytes(case.tokens, case.columns))
+    y = o.room("y", 4 * case.tokens * case.rows)
+    return lambda: mul_mat_vec_q(o.device, w(), x, y, case.tokens)
+
+
+BLOCK_KERNELS: dict[str, Callable[[Operands, Any], Enqueue]] = {
+    "dequantize": _dequantize,
+    "get_rows": _get_rows,
+    "dequantize_mul_mat_vec": _dequantize_mul_mat_vec,
+    "mul_mat_vec_q": _mul_mat_vec_q,
+}

@@ -1,0 +1,115 @@
+"""Compiles kernels before they are needed, in several processes: NVRTC takes one at a time in each.
+
+`Wishes` stands in for a GPU while wrappers are asked to launch, and keeps what they would compile.
+As a program, this module compiles what stdin lists, into the user's cache.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from ..device.base import Buffer
+
+Wish = dict[str, Any]  # arguments of compile_cubin
+
+
+class Wishes:
+    """A device without memory or time; see ggpy.device.base.Device."""
+
+    def __init__(self, device: Any) -> None:
+        """`device` is asked for nothing but its properties."""
+        self.arch, self.sm_count = device.arch, device.sm_count
+        self.shared_bytes, self.free_bytes = device.shared_bytes, 1 << 40
+        self.wishes: list[Wish] = []
+        self._known: set[str] = set()
+        self._addresses = count(1 << 50, 1 << 42)
+
+    def kernel(self, source: str, name: str, **options: Any) -> Any:
+        """A kernel that does nothing."""
+        return self.kernels(source, [name], **options)[0]
+
+    def kernels(self, source: str, names: Sequence[str], **options: Any) -> list[Any]:
+        """Kernels that do nothing."""
+        expressions = [name for name in names if not name.isidentifier()]
+        wish = {"source_name": source, "expressions": expressions, **options}
+        text = json.dumps(wish)
+        if text not in self._known:
+            self._known.add(text)
+            self.wishes.append(wish)
+        return [_Nothing() for _ in names]
+
+    def alloc(self, nbytes: int, name: str = "") -> Buffer:
+        """An address."""
+        return Buffer(next(self._addresses), nbytes, name, lambda ptr, nbytes: None)
+
+    zeros = alloc
+
+    def upload(self, *_: Any, **__: Any) -> None:
+        """Nothing."""
+
+    copy = upload
+
+    def download(self, source: Any, dtype: Any, shape: Any, offset: int = 0) -> np.ndarray:
+        """Zeros."""
+        return np.zeros(shape, dtype)
+
+    def event(self, timing: bool = False) -> Any:
+        """An event that does nothing."""
+        return _Nothing()
+
+    @contextmanager
+    def capture(self) -> Iterator[Any]:
+        """A graph that does nothing."""
+        yield _Nothing()
+
+    def synchronize(self) -> None:
+        """Nothing is under way."""
+
+
+class _Nothing:
+    """Does nothing, whatever it is told."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: self
+
+
+def compile_ahead(
+    wishes: Sequence[Wish], arch: str, processes: int | None, say: Callable[[str], None]
+) -> None:
+    """Compile all of them into the cache; what fails there fails again where it is used."""
+    n = min(processes or os.cpu_count() or 1, 1 + len(wishes) // 4)
+    say(f"compiling {len(wishes)} sources for {arch} in {n} processes, where the cache has none")
+    command = [sys.executable, "-m", __name__, arch]
+    running = [subprocess.Popen(command, stdin=subprocess.PIPE, text=True) for _ in range(n)]
+    for i, process in enumerate(running):
+        assert process.stdin is not None
+        for wish in wishes[i::n]:
+            process.stdin.write(json.dumps(wish) + "\n")
+        process.stdin.close()
+    for process in running:
+        process.wait()
+
+
+def main() -> None:
+    """Compile each line of stdin."""
+    from ..device.compile import CompileError, compile_cubin
+
+    for line in sys.stdin.readlines():
+        wish = json.loads(line)
+        try:
+            compile_cubin(wish.pop("source_name"), sys.argv[1], **wish)
+        except CompileError as error:
+            print(error, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""What results say about where they were measured: the processor's name and the build."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+from ..paths import data_dir, version
+
+
+def cpu_name() -> str:
+    """As the system tells it."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2] for line in text.splitlines() if line.startswith("model name")]
+    return names[0].strip() if names else platform.machine()
+
+
+def commit() -> str:
+    """The checkout's commit, "+" if files were changed after it; else the version installed."""
+    root = data_dir("tools").parent
+    if not (root / ".git").exists():
+        return version()
+    git = ["git", "-C", os.fspath(root)]
+    try:
+        found = subprocess.run(
+            [*git, "describe", "--always", "--dirty=+", "--match", ""],
+            capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return version()
+    return found.stdout.strip()

@@ -1,0 +1,144 @@
+"""A device that notes what is enqueued on the one it wraps, so that it can be enqueued again.
+
+Kernel wrappers and ops run on it unchanged. What a recorded graph holds is noted when the graph is
+launched, as if it were enqueued one by one. Nothing here measures time or knows models.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A launch of a kernel, or a copy ("upload", "download", "copy", "fill", without a kernel)."""
+
+    name: str
+    op: str  # what it was part of: see Observed.part_of
+    kernel: Any
+    shared: int  # bytes of dynamic shared memory
+    enqueue: Callable[[], None] = field(repr=False, compare=False)
+
+
+class ObservedKernel:
+    """A kernel of an observed device."""
+
+    def __init__(self, device: Observed, kernel: Any) -> None:
+        self._device, self._kernel = device, kernel
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernel, name)
+
+    def launch(self, grid: Any, threads: Any, args: Sequence[Any], **options: Any) -> None:
+        """See ggpy.device.base.Kernel."""
+        kernel = self._kernel
+        kernel.launch(grid, threads, args, **options)
+        if self._device.noting:
+            kept = [_snapshot(arg) for arg in args]
+
+            def again() -> None:
+                kernel.launch(grid, threads, kept, **options)
+
+            self._device.note(kernel.name, kernel, options.get("smem", 0), again)
+
+
+class ObservedGraph:
+    """A recorded graph, and what it holds."""
+
+    def __init__(self, device: Observed, graph: Any) -> None:
+        self._device, self._graph = device, graph
+        self.operations: list[Operation] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._graph, name)
+
+    def launch(self, stream: Any = None) -> None:
+        """Enqueue everything again."""
+        self._graph.launch(stream)
+        if self._device.observing:
+            self._device.operations += self.operations
+
+
+class Observed:
+    """Wraps a device; while `observing`, `operations` grows by all that is enqueued."""
+
+    def __init__(self, device: Any) -> None:
+        self.device = device
+        self.observing = False
+        self.operations: list[Operation] = []
+        self._recording: ObservedGraph | None = None
+        self._op = ""
+        self._kernels: dict[int, ObservedKernel] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.device, name)
+
+    @property
+    def noting(self) -> bool:
+        """Whether what is enqueued now is noted, here or in a graph that is being recorded."""
+        return self.observing or self._recording is not None
+
+    def note(self, name: str, kernel: Any, shared: int, enqueue: Callable[[], None]) -> None:
+        """Something was enqueued."""
+        if self.noting:
+            to = self._recording.operations if self._recording else self.operations
+            to.append(Operation(name, self._op, kernel, shared, enqueue))
+
+    @contextmanager
+    def part_of(self, op: str) -> Iterator[None]:
+        """What is enqueued inside belongs to `op`."""
+        before, self._op = self._op, op
+        try:
+            yield
+        finally:
+            self._op = before
+
+    @contextmanager
+    def capture(self) -> Iterator[ObservedGraph]:
+        """See ggpy.device.gpu.CudaDevice."""
+        with self.device.capture() as graph:
+            self._recording = ObservedGraph(self, graph)
+            try:
+                yield self._recording
+            finally:
+                self._recording = None
+
+    def kernel(self, source: str, name: str, **options: Any) -> ObservedKernel:
+        """See ggpy.device.base.Device."""
+        return self.kernels(source, [name], **options)[0]
+
+    def kernels(self, source: str, names: Sequence[str], **options: Any) -> list[ObservedKernel]:
+        """See ggpy.device.base.Device."""
+        found = self.device.kernels(source, names, **options)
+        return [self._kernels.setdefault(id(k), ObservedKernel(self, k)) for k in found]
+
+    def upload(self, *args: Any, **options: Any) -> None:
+        """See ggpy.device.base.Device."""
+        self._copy("upload", self.device.upload, args, options)
+
+    def download_into(self, *args: Any, **options: Any) -> None:
+        """See ggpy.device.gpu.CudaDevice."""
+        self._copy("download", self.device.download_into, args, options)
+
+    def copy(self, *args: Any, **options: Any) -> None:
+        """See ggpy.device.gpu.CudaDevice."""
+        self._copy("copy", self.device.copy, args, options)
+
+    def fill(self, *args: Any, **options: Any) -> None:
+        """See ggpy.device.gpu.CudaDevice."""
+        self._copy("fill", self.device.fill, args, options)
+
+    def _copy(self, name: str, call: Callable[..., None], args: Any, options: Any) -> None:
+        call(*args, **options)
+        self.note(name, None, 0, lambda: call(*args, **options))
+
+
+def _snapshot(argument: Any) -> Any:
+    """An argument that later changes do not reach: wrappers fill one structure again and again."""
+    if isinstance(argument, ctypes.Structure):
+        return type(argument).from_buffer_copy(argument)
+    return argument

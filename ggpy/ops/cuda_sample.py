@@ -1,0 +1,191 @@
+"""Tokens from logits on a GPU: which sampler's chain runs where, and its parameters' way there.
+
+Where all samplers want the highest logit there is one small kernel; else the chain of the defaults
+(bias, penalties, top-k, top-p, min-p, temperature) and XTC run in two, with the bits of numpy, and
+nobody waits for it. What has no kernel goes through numpy: DRY, top-n-sigma, typical-p, dynamic
+temperature, and chains that keep more than MAX_TOP_K candidates or look back at all of the context.
+That is decided for each sequence by itself. Nothing here knows how logits are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf, log
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..device.base import Buffer
+from ..kernels.argmax import Argmax
+from ..kernels.sample import MAX_TOP_K, ROW, Sample, best_bytes
+from ..sampling import Sampler
+from .cuda_arrays import Array, Sampled
+from .cuda_step import IN_FLIGHT
+
+MAX_ROWS = 1024  # of a step that are sampled at most
+MAX_RECENT = 4096  # tokens that a penalty on the GPU looks back
+
+
+def n_candidates(sampler: Sampler) -> int:
+    """How many candidates a kernel must keep for the sampler; 0 where its chain has no kernel."""
+    p = sampler.params
+    if p.uses_dry or (p.penalizes and not 0 < p.repeat_last_n <= MAX_RECENT):
+        return 0
+    if p.greedy:
+        return 1
+    k = min(p.top_k if p.top_k > 0 else sampler.n_vocab, sampler.n_vocab)
+    others = p.typical_p < 1 or p.top_n_sigma > 0 or p.dynatemp_range > 0
+    return 0 if others or k > MAX_TOP_K else k
+
+
+class Plan:
+    """How rows with these samplers are sampled, and what of it stays the same in every step."""
+
+    def __init__(self, samplers: Sequence[Sampler]) -> None:
+        self.samplers = list(samplers)
+        kept = [n_candidates(s) for s in samplers]
+        self.best_only = all(s.greedy and not _adjusts(s) for s in samplers)
+        self.width = max(kept, default=0)
+        self.by_hand = [i for i, k in enumerate(kept) if k == 0]
+        self.on_device = [s for s, k in zip(samplers, kept, strict=True) if k]
+        self.recent = [i for i, s in enumerate(samplers) if kept[i] and s.params.penalizes]
+        self.rows = np.zeros(len(samplers), ROW)
+        self.edits = np.zeros(0, np.int32)
+        for row, sampler, k in zip(self.rows, samplers, kept, strict=True):
+            if k:
+                self._describe(row, sampler, k)
+        n_recent = sum(samplers[i].params.repeat_last_n for i in self.recent)
+        self.n_ints = self.rows.nbytes // 4 + len(self.edits) + n_recent  # at most
+
+    def _describe(self, row: np.void, sampler: Sampler, k: int) -> None:
+        p = sampler.params
+        row["seed"], row["top_k"], row["top_p"] = sampler.seed, k, p.top_p
+        row["min_p"] = log(p.min_p) if p.min_p > 0 else -inf
+        row["temperature"], row["repeat"] = p.temperature, p.repeat_penalty
+        row["xtc_probability"] = p.xtc_probability if p.uses_xtc else 0
+        row["xtc_threshold"] = p.xtc_threshold
+        row["frequency"], row["presence"] = p.frequency_penalty, p.presence_penalty
+        row["bias"], row["n_bias"] = len(self.edits), len(p.logit_bias)
+        pairs = np.empty((len(p.logit_bias), 2), np.int32)
+        pairs[:, 0] = list(p.logit_bias)
+        pairs[:, 1] = np.array(list(p.logit_bias.values()), np.float32).view(np.int32)
+        self.edits = np.concatenate([self.edits, pairs.ravel()])
+
+    def write(self, to: NDArray[np.int32]) -> int:
+        """Rows, biases and the tokens that are penalised now; how many integers that are."""
+        rows, n = self.rows, self.rows.nbytes // 4
+        rows["n_drawn"] = [s.n_drawn for s in self.samplers]
+        at = len(self.edits)
+        to[n : n + at] = self.edits
+        for i in self.recent:
+            s = self.samplers[i]
+            tokens = s.history[-s.params.repeat_last_n :]
+            rows[i]["recent"], rows[i]["n_recent"] = at, len(tokens)
+            to[n + at : n + at + len(tokens)] = tokens
+            at += len(tokens)
+        to[:n] = rows.view(np.int32)
+        return n + at
+
+
+def _adjusts(sampler: Sampler) -> bool:
+    p = sampler.params
+    return bool(p.logit_bias) or p.penalizes or p.uses_dry
+
+
+@dataclass
+class _Slot:
+    """What one step in flight needs on the host, page-locked, and when it is free again."""
+
+    ids: NDArray[np.int32]
+    parameters: NDArray[np.int32]
+    done: Any  # an event
+
+
+class Sampling:
+    """Draws tokens; `ids` is where the next step finds them."""
+
+    def __init__(self, device: Any) -> None:
+        self.device = device
+        self.ids = device.zeros(4 * MAX_ROWS, "sampled ids")
+        self._results = device.zeros(4 * MAX_ROWS, "results of sampling")
+        self._argmax = Argmax(device, MAX_ROWS)
+        self._sample: Sample | None = None
+        self._plan = Plan([])
+        self._last: Sampled | None = None
+        self._n_steps = 0
+        self._slots = [
+            _Slot(self._pinned(MAX_ROWS), self._pinned(MAX_ROWS), device.event().record())
+            for _ in range(IN_FLIGHT)
+        ]
+        self._parameters: Buffer | None = None  # as large as it had to be
+        self._best: Buffer | None = None  # of each segment of a row
+
+    def draw(self, logits: Array, samplers: Sequence[Sampler]) -> Sampled:
+        """The ids of logits[R, V], row r through samplers[r], whose n_drawn goes up."""
+        if samplers != self._plan.samplers:
+            self._plan = Plan(samplers)
+            if len(samplers) > MAX_ROWS:
+                raise ValueError(f"{len(samplers)} sequences at once: at most {MAX_ROWS} work")
+        plan, slot = self._plan, self._slots[self._n_steps % IN_FLIGHT]
+        slot.done.synchronize()
+        self._n_steps += 1
+        if plan.best_only:
+            n_rows, n_vocab = logits.shape
+            self._argmax.launch(logits.data, n_rows, n_vocab, self.ids, self._results)
+        elif plan.width:
+            self._launch(logits, plan, slot)
+        ids = slot.ids[: len(samplers)]
+        self.device.download_into(ids, self._results)
+        if plan.by_hand:
+            self._draw_by_hand(logits, plan, ids)
+        for sampler in plan.on_device:
+            sampler.n_drawn += 1
+        slot.done.record()
+        self._last = Sampled(ids, slot.done)
+        return self._last
+
+    def _launch(self, logits: Array, plan: Plan, slot: _Slot) -> None:
+        """Enqueue the chain; rows that have another one are left alone."""
+        n_rows, n_vocab = logits.shape
+        if slot.parameters.size < plan.n_ints:
+            slot.parameters = self._pinned(2 * plan.n_ints)
+        n = plan.write(slot.parameters)
+        self._parameters = self._room(self._parameters, 8 * plan.n_ints, "sampling parameters")
+        size = best_bytes(n_rows, n_vocab, plan.width)
+        self._best = self._room(self._best, size, "candidates")
+        self.device.upload(self._parameters, slot.parameters[:n])
+        self._sample = self._sample or Sample(self.device)
+        edits = self._parameters.at(plan.rows.nbytes)
+        self._sample.launch(
+            logits.data,
+            n_rows,
+            n_vocab,
+            self._parameters,
+            edits,
+            plan.width,
+            self._best,
+            self.ids,
+            self._results,
+        )
+
+    def _draw_by_hand(self, logits: Array, plan: Plan, ids: NDArray[np.int32]) -> None:
+        """Rows whose chain has no kernel, into ids and to where the next step looks for them."""
+        n_vocab = logits.shape[-1]
+        before = self._last.ids if self._last else ids
+        for i in plan.by_hand:  # what is downloaded first waits for all that was enqueued before
+            row = self.device.download(logits.data, np.float32, n_vocab, 4 * i * logits.row)
+            plan.samplers[i].settle(before)
+            ids[i] = plan.samplers[i].sample(row)
+        self.device.upload(self.ids, np.maximum(ids, 0))
+
+    def _room(self, buffer: Buffer | None, nbytes: int, name: str) -> Buffer:
+        if buffer is None or buffer.nbytes < nbytes:
+            self.device.synchronize()  # nobody uses the old one any more
+            buffer = self.device.alloc(nbytes, name)
+        return buffer
+
+    def _pinned(self, n: int) -> NDArray[np.int32]:
+        memory: NDArray[np.int32] = self.device.pinned(4 * n).view(np.int32)
+        return memory

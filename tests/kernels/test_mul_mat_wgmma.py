@@ -1,0 +1,215 @@
+"""Tiles times packed activations on Hopper, against float64. Only a GPU can run it; here it must
+compile, and cut its work so that every block of threads has some.
+"""
+
+import numpy as np
+import pytest
+from cases import nmse
+from kernel_buffers import Output, upload
+from packed_cases import unpacked
+from tile_cases import MANY, Weights, exact, halves, layouts
+
+from ggpy.device import toolkit
+from ggpy.device.compile import compile_cubin
+from ggpy.kernels.mul_mat_wgmma import TOKENS, Cut, MulMatWgmma
+from ggpy.kernels.pack import CODES, HALVES, PLAIN, Pack, order_of, packed_bytes
+
+ROUNDED = 1e-6  # the weights become halves
+SPILLED = 32  # bytes of a few instances, outside of their loops
+CUTS = [Cut(tokens, split) for tokens in TOKENS for split in (False, True)]
+
+
+@pytest.fixture(scope="session")
+def hopper(gpu):
+    """A GPU that has wgmma."""
+    if not MulMatWgmma.runs_on(gpu.arch):
+        pytest.skip(f"{gpu.arch} has no wgmma")
+    return gpu
+
+
+def tokens(n, columns):
+    """float16 x[n, columns], no two rows alike."""
+    scale = 1 + np.arange(n)[:, None] / n
+    return (np.resize(halves(16, columns), (n, columns)) * scale).astype(np.float16)
+
+
+def multiply(device, weights, x, *, product=None, start=None, order=PLAIN, **options):
+    """The outputs, as float32 [tokens, rows]; `start` is what an ADD adds to."""
+    glu, first = options.get("epilogue") == "GLU", weights[0]
+    n, k = x.shape
+    dtype = np.dtype(np.float16 if glu else np.float32)
+    rows = [w.n_rows for w in (weights[:1] if glu else weights)]
+    sizes = [packed_bytes(n, r) if order else n * r * dtype.itemsize for r in rows]
+    outs = [Output(device, size) for size in sizes]
+    if start is not None:
+        device.upload(outs[0].buffer, start)
+    packed = device.zeros(packed_bytes(n, k))
+    Pack(device).launch(upload(device, x), packed, n, k, order_of(first.layout))
+    product = product or MulMatWgmma(device, device.sm_count)
+    product.launch(weights, packed, [out.buffer for out in outs], n, order=order, **options)
+    if order:
+        y = unpacked(outs[0].read(dtype, (sizes[0] // 2,)), n, rows[0], order)
+        assert not y[:n, rows[0] :].any(), "columns behind the last one are 0"
+        return [y[:n, : rows[0]].astype(np.float32)]
+    return [out.read(dtype, (n, r)).astype(np.float32) for out, r in zip(outs, rows, strict=True)]
+
+
+def close(y, w, x):
+    """Whether y is x w^T as closely as weights rounded to halves allow."""
+    scale = np.square(x.astype(np.float64)) @ np.square(w.values.astype(np.float64)).T
+    return nmse(y, exact(w, x), scale.sum()) <= ROUNDED
+
+
+# Without a GPU
+
+
+@pytest.fixture(scope="module")
+def _nvrtc():
+    try:
+        toolkit.load_nvrtc()
+        toolkit.header_folders()
+    except toolkit.NvrtcMissing as error:
+        pytest.skip(str(error))
+
+
+KINDS = [Weights(name, 1, 256).layout.type_name for name in MANY]
+INSTANCES = [(64, "STORE", layouts()), (256, "GLU", KINDS[::2]), (16, "ADD", KINDS[:1])]
+
+
+@pytest.mark.parametrize(("n", "epilogue", "types"), INSTANCES, ids=["few", "many", "least"])
+def test_nothing_spills_in_the_loops(_nvrtc, n, epilogue, types):
+    """What would spill in a loop spills much more."""
+    names = [f"mul_mat_wgmma<{t}, {n}, {epilogue}>" for t in types]
+    cubin = compile_cubin("mul_mat_wgmma.cu", "sm_90a", expressions=names)
+    assert "serialized" not in cubin.log, "ptxas made the products wait for each other"
+    for name, r in cubin.resources.items():
+        assert max(r.spill_loads, r.spill_stores) <= SPILLED, f"{name} spills: {r}"
+        assert r.stack <= 64, f"{name}: an array lies in memory, where wgmma does not write it"
+        assert r.registers == (80 if n <= 64 else 168)  # before they are dealt out anew
+    assert set(cubin.resources) == set(names)
+
+
+SHAPES = [(1, 17), (32, 64), (48, 512), (224, 512), (112, 2048), (1002, 300), (32, 4096)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("stages", [1, 16, 56])
+def test_cut(emulator, shape, stages):
+    """Blocks of at least as many tokens as there are, up to 256, and no more padding than half."""
+    product = MulMatWgmma(emulator, 132)
+    cut = product.cut(shape[0], shape[1], stages)
+    assert cut in CUTS
+    assert cut.tokens >= min(shape[1], 128)
+    assert cut.tokens < 2 * max(shape[1], 16)
+
+
+def test_many_tiles_are_not_split_and_few_are(emulator):
+    product = MulMatWgmma(emulator, 132)
+    assert product.cut(33, 1024, 32) == Cut(256, False)  # 132 tiles
+    assert product.cut(32, 1024, 32) == Cut(256, False)
+    assert product.cut(32, 2048, 112) == Cut(256, False)  # 256 tiles: two rounds, nearly full
+    assert product.cut(48, 512, 32).split  # 96 tiles would leave a quarter of the GPU idle
+    assert product.cut(32, 16, 32).split
+
+
+@pytest.mark.parametrize(
+    ("tiles", "token_blocks", "rounds"), [(96, 2, 0), (448, 2, 3), (448, 1, 0)]
+)
+def test_rounds_of_whole_tiles(tiles, token_blocks, rounds):
+    """Where tiles share weights, those of a round stay together; the rest is split."""
+    assert Cut(256, True).rounds(tiles, token_blocks, 132) == rounds
+    assert Cut(256, False).rounds(tiles, token_blocks, 132) == -(-tiles // 132)
+
+
+def test_runs_on_hopper_alone():
+    assert [a for a in ("sm_80", "sm_90", "sm_90a", "sm_100a") if MulMatWgmma.runs_on(a)] == [
+        "sm_90a"
+    ]
+
+
+def test_what_does_not_go_together(emulator):
+    a, b = Weights("Q8_0", 16, 96).tiled(emulator), Weights("Q4_0", 16, 96).tiled(emulator)
+    x = emulator.alloc(16, "x")
+    with pytest.raises(ValueError, match="one layout"):
+        MulMatWgmma(emulator, 1).launch([a, b], x, [x, x], 40)
+    with pytest.raises(ValueError, match="2 matrices and 2 outputs"):
+        MulMatWgmma(emulator, 1).launch([a, a], x, [x, x], 40, epilogue="GLU")
+
+
+# On a GPU
+
+
+@pytest.mark.parametrize("n_tokens", [9, 64, 130, 300])
+@pytest.mark.parametrize("shape", [(1, 256), (37, 33 * 256), (4097, 256), (300, 14336)], ids=str)
+@pytest.mark.parametrize("name", sorted({w.name for w in layouts().values()}))
+def test_every_layout(hopper, name, shape, n_tokens):
+    """Rows and tokens that fill neither a tile nor a block."""
+    w = Weights(name, *shape)
+    x = tokens(n_tokens, w.columns)
+    (y,) = multiply(hopper, [w.tiled(hopper)], x)
+    assert close(y, w, x)
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+@pytest.mark.parametrize("name", ["Q8_0", "Q6_K"])
+def test_every_cut(hopper, name, cut):
+    """Several launches with one workspace: what one leaves in it must not reach the next."""
+    w = Weights(name, 1500, 1024)
+    x = tokens(2 * cut.tokens + 3, w.columns)
+    product, tiles = MulMatWgmma(hopper, hopper.sm_count), w.tiled(hopper)
+    (first,) = multiply(hopper, [tiles], x, product=product, cut=cut)
+    (again,) = multiply(hopper, [tiles], x, product=product, cut=cut)
+    assert close(first, w, x)
+    assert np.array_equal(first, again)
+
+
+RAGGED = [("Q8_0", 96), ("Q8_0", 576), ("F16", 8), ("F16", 96), ("F16", 576), ("F16", 1088)]
+
+
+@pytest.mark.parametrize(("name", "columns"), RAGGED)
+def test_columns_that_fill_no_chunk(hopper, name, columns):
+    w = Weights(name, 37, columns)
+    x = tokens(40, columns)
+    (y,) = multiply(hopper, [w.tiled(hopper)], x)
+    assert close(y, w, x)
+
+
+def test_segments(hopper):
+    """Query, key and value: three matrices of other sizes, two of which share a block."""
+    weights = [Weights("Q8_0", rows, 96, seed) for seed, rows in enumerate((200, 37, 16))]
+    x = tokens(40, 96)
+    outs = multiply(hopper, [w.tiled(hopper) for w in weights], x)
+    assert all(close(y, w, x) for w, y in zip(weights, outs, strict=True))
+
+
+@pytest.mark.parametrize("cut", [Cut(16, True), Cut(128, False), Cut(256, True)], ids=str)
+def test_add(hopper, cut):
+    w = Weights("Q8_0", 337, 4096)
+    x, start = tokens(40, 4096), tokens(40, 337).astype(np.float32)
+    (plain,) = multiply(hopper, [w.tiled(hopper)], x, cut=cut)
+    (y,) = multiply(hopper, [w.tiled(hopper)], x, epilogue="ADD", start=start, cut=cut)
+    assert np.array_equal(y, start + plain)
+
+
+@pytest.mark.parametrize("cut", [Cut(16, True), Cut(128, False), Cut(256, True)], ids=str)
+@pytest.mark.parametrize("order", [PLAIN, CODES, HALVES])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gate_and_up(hopper, activation, order, cut):
+    gate, up = (Weights("Q8_0", 150, 96, seed) for seed in (0, 1))
+    x = (tokens(40, 96) / 16).astype(np.float16)
+    tiles = [gate.tiled(hopper), up.tiled(hopper)]
+    options = {"epilogue": "GLU", "activation": activation, "order": order, "cut": cut}
+    (y,) = multiply(hopper, tiles, x, **options)
+    g = exact(gate, x)
+    inner = g if activation == "silu" else 2 * 0.7978845608028654 * (g + 0.044715 * g**3)
+    assert nmse(y, g / (1 + np.exp(-inner)) * exact(up, x)) <= ROUNDED
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_halves_of_tiles(hopper, name):
+    """In a GLU a warp has half a tile of gate and half a tile of up, of every layout."""
+    gate, up = (Weights(name, 150, 512, seed) for seed in (0, 1))
+    x = (tokens(33, 512) / 64).astype(np.float16)
+    (y,) = multiply(hopper, [gate.tiled(hopper), up.tiled(hopper)], x, epilogue="GLU")
+    g = exact(gate, x)
+    assert nmse(y, g / (1 + np.exp(-g)) * exact(up, x)) <= ROUNDED

@@ -1,0 +1,166 @@
+"""Sampling on a GPU: which chain runs where, and whole answers of mixed ones."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from kernel_buffers import upload
+
+from ggpy import arch
+from ggpy.engine import Engine
+from ggpy.gguf import File
+from ggpy.kernels.sample import MAX_TOP_K
+from ggpy.ops import cuda, cuda_sample
+from ggpy.ops.cuda_arrays import Array
+from ggpy.ops.cuda_sample import MAX_RECENT, MAX_ROWS, Sampling, n_candidates
+from ggpy.ops.reference import Reference
+from ggpy.sampling import Sampler, SamplingParams
+
+V = 50000
+DEFAULTS = SamplingParams(seed=1)
+PENALTY = {"repeat_penalty": 1.2}
+ON_DEVICE = [
+    ({}, 40),
+    ({"temperature": 0.0}, 1),
+    ({"temperature": 0.0, "top_k": 0, "top_n_sigma": 1.0}, 1),
+    ({"top_k": MAX_TOP_K, "logit_bias": {1: -math.inf}}, MAX_TOP_K),
+    ({**PENALTY, "repeat_last_n": MAX_RECENT}, 40),
+    ({"xtc_probability": 0.5, "temperature": 0.0}, 40),
+]
+IN_NUMPY = [
+    {"top_k": 0},
+    {"top_k": MAX_TOP_K + 1},
+    {"typical_p": 0.9},
+    {"top_n_sigma": 1.0},
+    {"dynatemp_range": 0.1},
+    {"dry_multiplier": 0.8},
+    {"dry_multiplier": 0.8, "temperature": 0.0},
+    {**PENALTY, "repeat_last_n": -1},
+    {**PENALTY, "repeat_last_n": MAX_RECENT + 1},
+]
+
+
+@pytest.mark.parametrize(("options", "k"), ON_DEVICE)
+def test_chains_that_have_kernels(options, k):
+    assert n_candidates(Sampler(SamplingParams(seed=1, **options), V)) == k
+
+
+@pytest.mark.parametrize("options", IN_NUMPY)
+def test_chains_that_have_none(options):
+    assert n_candidates(Sampler(SamplingParams(seed=1, **options), V)) == 0
+
+
+def test_a_small_vocabulary_is_kept_whole():
+    assert n_candidates(Sampler(SamplingParams(seed=1, top_k=0), 300)) == 300
+
+
+def rows_on(device, n: int, n_vocab: int, seed: int = 0) -> tuple[np.ndarray, Array]:
+    values = np.random.default_rng(seed).standard_normal((n, n_vocab)).astype(np.float32)
+    return values, Array(upload(device, values), np.float32, (n, n_vocab), n_vocab)
+
+
+def test_draws_equal_numpys_whoever_shares_the_step(machine):
+    """Steps of other samplers in turn: parameters are those of the step, and buffers grow."""
+    sampling, n_vocab = Sampling(machine), 3000
+    chains = [*[options for options, _ in ON_DEVICE], *IN_NUMPY[1:4], *IN_NUMPY[5:]]
+    ours = [
+        Sampler(SamplingParams(seed=i, **c), n_vocab, [3, 4, 5, 3, 4]) for i, c in enumerate(chains)
+    ]
+    theirs = [Sampler(s.params, n_vocab, s.history) for s in ours]
+    for i, chosen in enumerate(([0], [0, 7], [3, 0, 4], range(len(ours)), [8], [1], [0, 1, 2])):
+        values, logits = rows_on(machine, len(chosen), n_vocab, i)
+        sampled = sampling.draw(logits, [ours[j] for j in chosen])
+        expected = [theirs[j].sample(row) for j, row in zip(chosen, values, strict=True)]
+        assert sampled.read().tolist() == expected
+        on_device = machine.download(sampling.ids, np.int32, len(chosen))
+        assert on_device.tolist() == expected, "where the next step looks for them"
+    assert [s.n_drawn for s in ours] == [s.n_drawn for s in theirs]
+
+
+def test_nobody_waits_for_the_default_chain(machine, monkeypatch):
+    """Two steps are enqueued before an id is read, and the second one penalises the first's."""
+    sampling, n_vocab = Sampling(machine), 300
+    params = SamplingParams(seed=1, presence_penalty=100.0)
+    s = Sampler(params, n_vocab)
+    values, logits = rows_on(machine, 1, n_vocab)
+    monkeypatch.setattr(machine, "download", None)
+    steps = []
+    for _ in range(2):
+        steps.append(sampling.draw(logits, [s]))
+        s.expect(0)
+    first, second = (step.read()[0] for step in steps)
+    s.accept(first)
+    check = Sampler(params, n_vocab)
+    for token in (first, second):
+        assert check.sample(values[0]) == token
+        check.accept(token)
+    assert first != second
+
+
+def test_what_cannot_be_sampled_is_told_when_it_is_read(machine):
+    values, _ = rows_on(machine, 3, 200)
+    values[2, 7] = np.nan
+    logits = Array(upload(machine, values), np.float32, (3, 200), 200)
+    for params in (DEFAULTS, SamplingParams(temperature=0)):
+        sampled = Sampling(machine).draw(logits, [Sampler(params, 200) for _ in range(3)])
+        with pytest.raises(ValueError, match="highest logit of row 2 is NaN or infinite"):
+            sampled.read()
+
+
+def test_too_many_rows_are_refused(emulator):
+    samplers = [Sampler(DEFAULTS, 10)] * (MAX_ROWS + 1)
+    with pytest.raises(ValueError, match=f"{MAX_ROWS + 1} sequences at once: at most {MAX_ROWS}"):
+        Sampling(emulator).draw(Array(None, np.float32, (MAX_ROWS + 1, 10), 10), samplers)
+
+
+class Letters:
+    """A tokenizer that makes a letter of each id."""
+
+    end_ids = frozenset({17, 99})
+
+    def stream(self):
+        return SimpleNamespace(add=lambda id: chr(97 + id % 26), finish=lambda: "")
+
+
+MIXED = [
+    SamplingParams(seed=1),
+    SamplingParams(seed=2, temperature=1.5, **PENALTY),
+    SamplingParams(seed=3, dry_multiplier=0.8, frequency_penalty=0.3),
+    SamplingParams(temperature=0),
+    SamplingParams(temperature=0, logit_bias={17: -math.inf}, presence_penalty=0.5),
+    SamplingParams(seed=4, xtc_probability=0.5),
+]
+
+
+def answers(ops, path, **options) -> list[tuple[str | None, list[int]]]:
+    """How each of the mixed sequences ends, and its ids."""
+    with File(path) as file:
+        decoder = arch.load(file, ops, 64)
+    engine = Engine(decoder, ops, Letters(), 64, n_batch=16, n_seq=4, **options)
+    prompts = [np.random.default_rng(i).integers(5, 350, 3 + 7 * i).tolist() for i in range(6)]
+    pairs = zip(prompts, MIXED, strict=True)
+    sequences = [engine.add(p, params, max_tokens=6 + len(p) % 5) for p, params in pairs]
+    while engine.busy:
+        engine.step()
+    return [(s.finish, [p.id for p in s.pieces]) for s in sequences]
+
+
+def test_mixed_answers_equal_the_references(emulator, tiny_path):
+    """Logits of halves may tip a draw: the emulator's are known not to."""
+    path = tiny_path("llama")
+    expected = answers(Reference(1), path)
+    for run_ahead in (True, False):
+        assert answers(cuda.Cuda(emulator), path, run_ahead=run_ahead) == expected
+
+
+def test_mixed_answers_equal_those_of_the_chain_in_numpy(machine, tiny_path, monkeypatch):
+    """Of the same logits."""
+    path = tiny_path("llama")
+    with monkeypatch.context() as patch:
+        patch.setattr(cuda_sample, "n_candidates", lambda sampler: int(sampler.params.greedy))
+        expected = answers(cuda.Cuda(machine), path)
+    for run_ahead in (True, False):
+        assert answers(cuda.Cuda(machine), path, run_ahead=run_ahead) == expected

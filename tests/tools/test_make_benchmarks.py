@@ -1,0 +1,69 @@
+"""tools/make_benchmarks.py: its runs are commands that exist, and it writes what they print."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from ggpy import paths
+from ggpy.bench.options import combinations, parser
+from ggpy.synthetic import parse
+
+PROGRAM = paths.data_dir("tools") / "make_benchmarks.py"
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def program() -> ModuleType:
+    return load(PROGRAM)
+
+
+def test_its_runs_are_valid_commands(program: ModuleType) -> None:
+    for name, words in program.RUNS.items():
+        if words[0] == "bench":
+            options = parser().parse_args(words[1:])
+            assert list(combinations(options)) and options.models, name
+            assert all(synthetic and parse(model) for synthetic, model in options.models)
+        else:
+            kernels = load(PROGRAM.with_name("bench_kernels.py"))
+            names = [case.name for case in kernels.chosen(words[2])]
+            assert len(names) > 300 and not any("tests/cases.py" in name for name in names)
+
+
+def test_results_become_files_and_a_page(
+    program: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny = ["bench", "--synthetic", "tiny:Q8_0", "--device", "cpu", "-p", "8", "-n", "2", "-r", "2"]
+    runs = {"models": tiny, "depth": [*tiny, "-d", "4"], "kernels": ["bench_kernels", "-k", "("]}
+    monkeypatch.setattr(program, "RUNS", runs)
+    folder = tmp_path / "results"
+    folder.mkdir()
+    words = ["--name", "some", "-o", str(folder)]
+    assert program.main([*words, "--only", "models,depth"]) == 0
+    assert {path.name for path in folder.iterdir()} == {"some-models.json", "some-depth.json"}
+    assert [row["test"] for row in json.loads((folder / "some-depth.json").read_text())] == [
+        *("pp8 @ d4", "tg2 @ d4")
+    ]
+    page = (tmp_path / "BENCHMARKS.md").read_text()
+    assert page.index("## some depth") < page.index("## some models")
+    before = (folder / "some-models.json").read_text()
+    runs["models"] = ["bench", "--synthetic", "nothing"]
+    assert program.main([*words, "--only", "models,kernels"]) == 1
+    assert (folder / "some-models.json").read_text() == before, "it stays as it was"
+    assert not (folder / "some-kernels.json").exists()
+
+
+def test_what_it_does_not_know(program: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.main(["--only", "speed"]) == 2
+    assert "no run 'speed': models, batch" in capsys.readouterr().err

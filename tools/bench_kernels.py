@@ -1,0 +1,207 @@
+"""`ggpy bench_kernels`: measures every kernel, beside what this GPU could do at most.
+
+    ggpy bench_kernels -k 'product Llama-3.1-8B .* Q8_0'
+    ggpy bench_kernels -o json > before.json
+    ggpy bench_kernels --compare before.json --plot roofline.png
+
+Microseconds are of one piece of work with its launches, as many follow each other in a graph: the
+median of several, whose operands are other ones at each launch, so that none is in a cache. In a
+checkout, the cases of tests/cases.py are measured too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ggpy.bench.kernel_case import KernelCase
+    from ggpy.bench.kernel_table import Document
+
+CASES = Path(__file__).resolve().parent.parent / "tests" / "cases.py"
+LONG = (4096, 14336)  # a matrix of Llama-3.1-8B, for kernels over blocks
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the program; its exit status: 0, 1 if a kernel failed or is slower, 2 for bad usage."""
+    words = sys.argv[1:] if argv is None else argv
+    options = parser().parse_args(words)
+    try:
+        return run(options, "ggpy bench_kernels " + shlex.join(words))
+    except BrokenPipeError:  # a reader that stops reading (`| head`) is no error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, OSError) as error:
+        print(f"ggpy: error: {error}", file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        print(f"ggpy: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(
+        prog="ggpy bench_kernels",
+        description="Measure every kernel, beside what this GPU could do at most.",
+    )
+    add = found.add_argument
+    add("-k", metavar="REGEX", help="only cases whose name has it; --list shows the names")
+    add("--list", action="store_true", help="only print the names of the cases")
+    add("-o", "--output", choices=("md", "csv", "json"), default="md", help="on stdout (md)")
+    add("-r", "--runs", type=int, default=9, metavar="N", help="of each case, 5 or more (9)")
+    add("--compare", metavar="OLD.json", help="say of each kernel whether it is slower than there")
+    add("--load", metavar="NEW.json", help="measure nothing, take what was measured there")
+    add("--plot", metavar="FILE", help="draw the roofline (needs matplotlib)")
+    add("--device", default="cuda", help="cuda or cuda:N (cuda)")
+    add("--fresh", action="store_true", help="measure the GPU's ceilings again")
+    add("--processes", type=int, metavar="N", help="that compile kernels (all processors)")
+    return found
+
+
+def say(message: str) -> None:
+    print(f"ggpy bench_kernels: {message}", file=sys.stderr, flush=True)
+
+
+def run(options: argparse.Namespace, command: str) -> int:
+    """Measure or load, compare, print and draw."""
+    if options.list:
+        print("\n".join(case.name for case in chosen(options.k)))
+        return 0
+    check(options)
+    from ggpy.bench.kernel_table import compare, lines, read, verdicts
+
+    old = read(Path(options.compare)) if options.compare else None  # before anything runs
+    found = read(Path(options.load)) if options.load else measured(options, command)
+    rows = found["rows"]
+    if options.load:
+        rows = [row for row in rows if re.search(options.k or "", row["name"], re.IGNORECASE)]
+    if old is not None:
+        if old["gpu"] != found["gpu"]:
+            say(f"{options.compare} was measured on {old['gpu']}, this is {found['gpu']}")
+        rows = compare(found | {"rows": rows}, old)
+        say(verdicts(rows))
+    for line in lines(options.output, found, rows):
+        print(line, flush=True)
+    if options.plot:
+        from ggpy.bench.plot_kernels import draw
+
+        draw(found | {"rows": rows}, options.plot)
+    return 1 if any(r["error"] or r.get("verdict") == "slower" for r in rows) else 0
+
+
+def check(options: argparse.Namespace) -> None:
+    """ValueError for what can be known to be wrong before anything runs."""
+    if options.runs < 5:
+        raise ValueError(f"-r {options.runs}: a median needs 5 runs or more")
+    if options.plot:
+        from ggpy.bench import plot
+
+        if not plot.available():
+            raise ValueError("--plot needs matplotlib: pip install matplotlib")
+
+
+def chosen(pattern: str | None) -> list[KernelCase]:
+    """The cases whose names have the pattern; ValueError if there are none."""
+    from ggpy.bench.kernel_case import by_format
+    from ggpy.bench.kernel_cases import model_cases
+
+    try:
+        wanted = re.compile(pattern or "", re.IGNORECASE)
+    except re.error as error:
+        raise ValueError(f"-k {pattern!r}: {error}") from None
+    every = by_format([*model_cases(), *declared()])
+    found = [case for case in every if wanted.search(case.name)]
+    if not found:
+        raise ValueError(f"-k {pattern!r}: none of {len(every)} cases: --list shows their names")
+    return found
+
+
+def declared() -> Iterator[KernelCase]:
+    """The cases of tests/cases.py, and its kernels in the shape of a large model's matrix."""
+    if not CASES.is_file():
+        say("this installation has no tests: kernels over blocks are left out")
+        return
+    from ggpy.bench.block_cases import block_case
+    from ggpy.kernels.block_kernel import supported_formats
+
+    cases = load_cases()
+    for kernel in cases.KERNELS:
+        yield from (block_case(case, "tests/cases.py") for case in cases.gpu_cases(kernel))
+        for number in cases.NUMBERS.get(kernel, ("",)):
+            for format in supported_formats():
+                large = cases.Case(kernel, format.name, *LONG, 1, number)
+                yield block_case(large, "Llama-3.1-8B")
+
+
+def load_cases() -> Any:
+    """The module tests/cases.py."""
+    spec = importlib.util.spec_from_file_location("cases", CASES)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["cases"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def measured(options: argparse.Namespace, command: str) -> Document:
+    """Measure all cases; ValueError without a GPU."""
+    from ggpy.bench.ceilings import ceilings_of
+    from ggpy.bench.kernel_table import document
+    from ggpy.bench.kernels import compile_all, measure
+
+    cases = chosen(options.k)
+    device = open_gpu(options.device)
+    compile_all(cases, device, options.processes, say)
+    ops: Any = SimpleNamespace(device=device)
+    ceilings = ceilings_of(ops, options.fresh)
+    rows = list(measure(cases, device, ceilings, say, options.runs))
+    return document(machine(device.gpu, ceilings, command), rows)
+
+
+def open_gpu(name: str) -> Any:
+    """The GPU; ValueError says why there is none."""
+    match = re.fullmatch(r"cuda(?::(\d{1,9}))?", name)
+    if not match:
+        raise ValueError(f"--device {name}: kernels run on a GPU, cuda or cuda:N")
+    from ggpy.device import NoGpu, probe
+    from ggpy.device.gpu import CudaDevice
+
+    ordinal = int(match[1] or 0)
+    found = probe(ordinal)
+    if isinstance(found, NoGpu):
+        raise ValueError(f"no GPU to measure: {found.reason}")
+    return CudaDevice(ordinal)
+
+
+def machine(gpu: Any, ceilings: Any, command: str) -> dict[str, Any]:
+    """What all rows have in common."""
+    from ggpy.bench.kernel_table import KIND
+    from ggpy.bench.machine import commit
+    from ggpy.device import toolkit
+
+    return {
+        "kind": KIND,
+        "gpu": gpu.name,
+        "driver": gpu.driver,
+        "compiler": toolkit.nvrtc_version(),
+        "build": commit(),
+        "command": command,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "bandwidth": ceilings.bandwidth,
+        "matrix_rate": ceilings.matrix_rate,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,238 @@
+"""`ggpy compare`: llama.cpp's llama-bench and ours on the same files in turn, and their ratios.
+
+    ggpy compare --llama-bench ~/llama.cpp/build/bin/llama-bench -m model.gguf -p 512 -n 128
+
+What is not an option here goes to both programs as it stands: -p, -n, -pg, -d, -b, -ub and -r mean
+the same. They alternate, so that a machine that grows warmer or busier does so for both, and the
+figures are medians of all runs together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+BUSY = 0.05  # a spread above it is marked
+KEY = ("n_prompt", "n_gen", "n_depth", "n_batch", "n_ubatch")
+OURS = [sys.executable, "-m", "ggpy", "bench"]
+Row = dict[str, Any]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the program; its exit status: 0, 1 if one of both failed, 2 for bad usage."""
+    words = sys.argv[1:] if argv is None else argv
+    options, tests = parser().parse_known_args(words)
+    try:
+        check(options, tests)
+        return compare(options, tests, "ggpy compare " + shlex.join(words))
+    except BrokenPipeError:  # a reader that stops reading (`| head`) is no error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, OSError) as error:
+        print(f"ggpy: error: {error}", file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        print(f"ggpy: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(
+        prog="ggpy compare",
+        allow_abbrev=False,
+        description="Run llama.cpp's llama-bench and ours on the same files in turn.",
+        epilog="-p -n -pg -d -b -ub -r and their long names go to both programs.",
+    )
+    add = found.add_argument
+    add("--llama-bench", metavar="PATH", required=True, help="the program to compare with")
+    add("-m", "--model", metavar="FILE", action="append", default=[], help="may be repeated")
+    add("--rounds", type=int, default=2, metavar="N", help="of both programs, in turn (2)")
+    add("--device", default="auto", help="of ours: auto, cpu, cuda or cuda:N (auto)")
+    add("-t", "--threads", type=int, metavar="N", help="of the CPU, for both")
+    add(
+        "--llama-args", metavar="ARGS", default=None,
+        help="of theirs alone ('-ngl 99 -fa 1' where ours runs on a GPU, else '-ngl 0')",
+    )  # fmt: skip
+    add("-o", "--output", choices=("md", "json"), default="md", help="on stdout (md)")
+    return found
+
+
+def say(message: str) -> None:
+    print(f"ggpy compare: {message}", file=sys.stderr, flush=True)
+
+
+def check(options: argparse.Namespace, tests: Sequence[str]) -> None:
+    """ValueError, OSError for what can be known to be wrong before anything runs."""
+    from ggpy import hub
+    from ggpy.bench.options import parser as bench_parser
+
+    if options.rounds < 1:
+        raise ValueError(f"--rounds {options.rounds}: give 1 or more")
+    if not options.model:
+        raise ValueError("nothing to measure: name a file with -m FILE")
+    if not os.access(options.llama_bench, os.X_OK) or Path(options.llama_bench).is_dir():
+        raise ValueError(f"--llama-bench {options.llama_bench}: there is no such program")
+    common = ("-p", "-n", "-pg", "-d", "-b", "-ub", "-r")
+    long = ("--n-prompt", "--n-gen", "--n-depth", "--batch-size", "--ubatch-size", "--repetitions")
+    for word in tests:
+        name = word.partition("=")[0]
+        if name.startswith("-") and name not in (*common, *long):
+            raise ValueError(f"{name} is not an option of both programs: see --help")
+    bench_parser().parse_args(list(tests))  # exits with 2 if they are wrong
+    options.model = [os.fspath(hub.resolve(name)) for name in options.model]
+
+
+def compare(options: argparse.Namespace, tests: Sequence[str], command: str) -> int:
+    """Run both on all models and print."""
+    rows = []
+    for path in options.model:
+        ours, theirs = alternate(options, tests, path)
+        rows += joined(ours, theirs)
+    if options.output == "json":
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        head = {"kind": "ggpy compare", "command": command, "time": stamp}
+        print(json.dumps({**head, "rows": rows}, indent=1, ensure_ascii=False))
+    else:
+        print(*markdown(rows), sep="\n")
+    return 0
+
+
+# Running
+
+
+def alternate(
+    options: argparse.Namespace, tests: Sequence[str], path: str
+) -> tuple[list[Row], list[Row]]:
+    """(our rows, their rows) of one file, of all rounds."""
+    ours: list[Row] = []
+    theirs: list[Row] = []
+    for n in range(options.rounds):
+        say(f"{path}: round {n + 1} of {options.rounds}, ggpy")
+        ours += run([*OURS, "-m", path, *our_options(options), *tests, "-o", "json"])
+        on_gpu = ours[-1]["backends"] != "CPU"
+        say(f"{path}: round {n + 1} of {options.rounds}, llama-bench")
+        program = os.path.abspath(options.llama_bench)
+        theirs += run([program, "-m", path, *their_options(options, on_gpu), *tests, "-o", "json"])
+    return ours, theirs
+
+
+def our_options(options: argparse.Namespace) -> list[str]:
+    """Options of ours alone."""
+    threads = ["-t", str(options.threads)] if options.threads else []
+    return ["--device", options.device, *threads]
+
+
+def their_options(options: argparse.Namespace, on_gpu: bool) -> list[str]:
+    """Options of theirs alone: what makes them do the same work."""
+    threads = ["-t", str(options.threads)] if options.threads else []
+    usual = "-ngl 99 -fa 1" if on_gpu else "-ngl 0"
+    return shlex.split(usual if options.llama_args is None else options.llama_args) + threads
+
+
+def run(command: list[str]) -> list[Row]:
+    """The rows that a program prints; RuntimeError if it fails."""
+    done = subprocess.run(command, capture_output=True)
+    name = shlex.join(command)
+    said = done.stderr.decode(errors="replace").strip().splitlines()
+    try:
+        rows = json.loads(done.stdout)
+    except ValueError:
+        why = said[-1] if said else f"it ended with {done.returncode} and printed no JSON"
+        raise RuntimeError(f"{name}: {why}") from None
+    if not isinstance(rows, list) or any("n_prompt" not in row for row in rows):
+        raise RuntimeError(f"{name}: what it printed is no list of results")
+    failed = [row["error"] for row in rows if row.get("error")]
+    if done.returncode or failed or not rows:
+        why = (failed or said or ["it printed no results"])[-1]
+        raise RuntimeError(f"{name}: ended with {done.returncode}: {why}")
+    return rows
+
+
+# Joining
+
+
+def joined(ours: Sequence[Row], theirs: Sequence[Row]) -> Iterator[Row]:
+    """A row for each test that both ran, in our order; RuntimeError if there is none."""
+    mine, other = by_test(ours), by_test(theirs)
+    both = [key for key in mine if key in other]
+    if not both:
+        raise RuntimeError("the two programs ran no test that is the same")
+    for key in both:
+        a, b = mine[key], other[key]
+        fast, slow = samples(a), samples(b)
+        yield {
+            "model": Path(a[0]["model_filename"]).name,
+            "model_type": b[0].get("model_type", ""),
+            "test": a[0]["test"],
+            **dict(zip(KEY, key, strict=True)),
+            "ggpy_ts": median(fast),
+            "llama_ts": median(slow),
+            "ratio": median(fast) / median(slow),
+            "ggpy_spread": spread(fast),
+            "llama_spread": spread(slow),
+            "limit_ts": a[0].get("limit_ts"),
+            "ggpy_build": a[0]["build_commit"],
+            "llama_build": b[0].get("build_commit", ""),
+            "ggpy_device": device_of(a[0]),
+            "llama_device": device_of(b[0]),
+        }
+
+
+def by_test(rows: Sequence[Row]) -> dict[tuple[int, ...], list[Row]]:
+    """The rows of all rounds, by what was run; an older llama-bench knows no depth."""
+    found: dict[tuple[int, ...], list[Row]] = {}
+    for row in rows:
+        found.setdefault(tuple(row.get(name, 0) for name in KEY), []).append(row)
+    return found
+
+
+def samples(rows: Sequence[Row]) -> list[float]:
+    """Tokens a second of every run."""
+    return [ts for row in rows for ts in row.get("samples_ts") or [row["avg_ts"]]]
+
+
+def spread(values: Sequence[float]) -> float:
+    """(fastest - slowest) / median."""
+    return (max(values) - min(values)) / median(values)
+
+
+def device_of(row: Row) -> str:
+    """What ran it."""
+    return str(row.get("gpu_info") or row.get("cpu_info") or "")
+
+
+def markdown(rows: Sequence[Row]) -> Iterator[str]:
+    """A table, and what both were below it."""
+    yield "| model | test | ggpy t/s | llama.cpp t/s | ratio | % of limit |"
+    yield "| --- | --- | ---: | ---: | ---: | ---: |"
+    for row in rows:
+        limit = row["limit_ts"]
+        figures = [figure(row, "ggpy"), figure(row, "llama"), f"{row['ratio']:.2f}"]
+        share = f"{100 * row['ggpy_ts'] / limit:.1f}" if limit else ""
+        yield "| " + " | ".join([row["model"], row["test"], *figures, share]) + " |"
+    yield ""
+    first = rows[0]
+    yield f"ggpy {first['ggpy_build']} on {first['ggpy_device']}"
+    yield f"llama.cpp {first['llama_build']} on {first['llama_device']}"
+    if any(max(row["ggpy_spread"], row["llama_spread"]) > BUSY for row in rows):
+        yield f"! runs differed by more than {BUSY:.0%}: the machine was busy or changed its clocks"
+
+
+def figure(row: Row, who: str) -> str:
+    """Tokens a second, marked if runs differed much."""
+    return f"{row[who + '_ts']:.2f}" + (" !" if row[who + "_spread"] > BUSY else "")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

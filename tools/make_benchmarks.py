@@ -1,0 +1,100 @@
+"""Measure on this machine's GPU everything that BENCHMARKS.md shows, and write the page.
+
+    python tools/make_benchmarks.py [--only models,kernels] [--name h200] [-o benchmarks]
+
+Each run is one command of `ggpy`, and its JSON becomes FOLDER/NAME-RUN.json; a run that fails
+leaves the file as it was. Exit status: 0, 1 when a run failed, 2 without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LARGE, SMALL, TINY = "Llama-3.1-8B", "Llama-3.2-1B", "SmolLM2-135M"
+RUNS = {
+    "models": [
+        *("bench", "--synthetic", f"{LARGE}:Q8_0,{LARGE}:Q4_0,{LARGE}:Q4_K,{LARGE}:F16"),
+        *("--synthetic", f"{SMALL}:Q8_0,{SMALL}:Q4_0,{TINY}:Q8_0", "-p", "512,2048", "-n", "128"),
+    ],
+    "batch": [
+        *("bench", "--synthetic", f"{LARGE}:Q8_0,{LARGE}:Q4_K"),
+        *("-p", "0", "-n", "128", "--batch", "1-64*2"),
+    ],
+    "depth": [
+        *("bench", "--synthetic", f"{LARGE}:Q8_0"),
+        *("-p", "0", "-n", "128", "-d", "4096,16384,32768"),
+    ],
+    "profile": [
+        *("bench", "--synthetic", f"{LARGE}:Q8_0,{LARGE}:Q4_K,{SMALL}:Q8_0,{TINY}:Q8_0"),
+        *("-n", "64", "--batch", "1,8", "--profile"),
+    ],
+    "kernels": ["bench_kernels", "-k", "^((?!tests/cases.py).)*$"],  # in the shapes of models
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The program; its exit status."""
+    options = parser().parse_args(argv)
+    chosen = options.only.split(",") if options.only else [*RUNS]
+    unknown = [name for name in chosen if name not in RUNS]
+    if unknown:
+        print(f"make_benchmarks: error: no run {unknown[0]!r}: {', '.join(RUNS)}", file=sys.stderr)
+        return 2
+    name = options.name or name_of_gpu()
+    if not name:
+        print("make_benchmarks: error: there is no GPU to measure", file=sys.stderr)
+        return 2
+    options.output.mkdir(parents=True, exist_ok=True)
+    failed = [run for run in chosen if not measure(run, options.output / f"{name}-{run}.json")]
+    command = [sys.executable, "-m", "ggpy", "bench", "--report", str(options.output)]
+    written = subprocess.run(command, cwd=ROOT).returncode == 0
+    return 1 if failed or not written else 0
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(
+        prog="make_benchmarks", description="Measure what BENCHMARKS.md shows, and write it."
+    )
+    found.add_argument("--only", metavar="RUN,...", help=f"some of {','.join(RUNS)}")
+    found.add_argument("--name", help="what files and sections begin with (the GPU's name)")
+    found.add_argument(
+        "-o", "--output", type=Path, default=ROOT / "benchmarks", metavar="FOLDER",
+        help="where the JSON goes; the page is written beside it (benchmarks)",
+    )  # fmt: skip
+    return found
+
+
+def name_of_gpu() -> str:
+    """The first GPU's, in short: "h200"; empty if there is none."""
+    from ggpy.device import NoGpu, probe
+
+    found = probe()
+    return "" if isinstance(found, NoGpu) else found.name.split()[-1].lower()
+
+
+def measure(run: str, path: Path) -> bool:
+    """Whether the run gave results, which are then in the file."""
+    from ggpy.device.cache import write_atomically
+
+    started = time.monotonic()
+    command = [sys.executable, "-m", "ggpy", *RUNS[run], "-o", "json"]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE)
+    try:
+        json.loads(done.stdout)
+    except ValueError:
+        print(f"{run}: failed with {done.returncode}", file=sys.stderr)
+        return False
+    write_atomically(path, done.stdout)
+    said = "" if done.returncode == 0 else f", but ended with {done.returncode}"
+    print(f"{path}: {time.monotonic() - started:.0f} s{said}", file=sys.stderr)
+    return done.returncode == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
