@@ -10,6 +10,7 @@ import runpy
 import sys
 from pathlib import Path
 
+from .outcome import ended
 from .paths import data_dir, version
 
 IN_PACKAGE = ("run",)  # modules of this package
@@ -26,25 +27,34 @@ def purpose(path: Path) -> str:
     """The first sentence of a program's docstring."""
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     sentence = " ".join(text.split("\n\n")[0].split()).split(". ")[0]
-    return sentence.partition(": ")[2] if sentence.startswith("`") else sentence
+    if sentence.startswith("`"):
+        return sentence.partition(": ")[2]
+    return sentence[:1].lower() + sentence[1:]
 
 
 def usage() -> str:
     """What `ggpy --help` prints."""
     lines = ["usage: ggpy PROGRAM [options]", "", "programs:"]
-    lines += [f"  {name:14} {purpose(path).rstrip('.')}" for name, path in programs().items()]
+    found = programs()
+    width = max(map(len, found))
+    lines += [f"  {name:{width}} {purpose(path).rstrip('.')}" for name, path in found.items()]
     return "\n".join([*lines, "", "ggpy PROGRAM --help tells more."])
+
+
+def answer(question: str) -> int:
+    """Print what --version or --help asks for."""
+    print(f"ggpy {version()}" if question == "--version" else usage())
+    return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run `ggpy`; its exit status."""
     words = sys.argv[1:] if arguments is None else arguments
-    if not words or words[0] in ("-h", "--help"):
-        print(usage(), file=sys.stdout if words else sys.stderr)
-        return 0 if words else 2
-    if words[0] == "--version":
-        print(f"ggpy {version()}")
-        return 0
+    if not words:
+        print(usage(), file=sys.stderr)
+        return 2
+    if words[0] in ("-h", "--help", "--version"):
+        return ended(lambda: answer(words[0]))
     name, rest = words[0], words[1:]
     path = programs().get(name)
     if path is None:

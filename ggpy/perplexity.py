@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,10 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import arch
+from .cache_type import USUAL, CacheTypes
 from .formats import Format, all_formats, by_name
 from .gguf import File, Tensor
 from .kv_cache import PagePool, PageTable, pages_for, stack
 from .ops.interface import Ops, Step
+from .workers import Workers, slabs
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
@@ -33,7 +36,6 @@ F64 = NDArray[np.float64]
 Ids = NDArray[np.int32]
 
 ROWS = 16  # whose logits are looked at together, in float64
-SLAB = 1 << 22  # weights that are quantised at a time
 
 # What is known of each scored token when two models are compared; p is the token's probability.
 COMPARISON = np.dtype(
@@ -42,6 +44,12 @@ COMPARISON = np.dtype(
 
 
 # Text
+
+
+def text_of(path: str) -> str:
+    """A file's text, of stdin if it is named -; OSError. What is no UTF-8 becomes U+FFFD."""
+    raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    return raw.decode("utf-8", errors="replace")
 
 
 def chunks_of(text: str, tokenizer: Tokenizer, n_ctx: int, limit: int | None = None) -> Ids:
@@ -97,6 +105,7 @@ class Evaluator:
         n_batch: int = 512,
         progress: Callable[[int, int], None] | None = None,
         whole: bool = False,
+        cache_types: CacheTypes = USUAL,
     ) -> None:
         """whole: the last token of a chunk is evaluated too, though its logits predict nothing."""
         if n_batch < 1:
@@ -104,8 +113,8 @@ class Evaluator:
         self.ops, self.n_ctx, self._end = ops, n_ctx, n_ctx if whole else n_ctx - 1
         self.n_seq, self.n_step = max(1, n_batch // n_ctx), min(n_batch, n_ctx)
         opened: Any = file  # a Requantized is used like a File
-        sizes = {"n_batch": self.n_seq * self.n_step, "n_seq": self.n_seq}
-        self.decoder = arch.load(opened, ops, n_ctx, progress, **sizes)
+        sizes: dict[str, Any] = {"n_batch": self.n_seq * self.n_step, "n_seq": self.n_seq}
+        self.decoder = arch.load(opened, ops, n_ctx, progress, **sizes, cache_types=cache_types)
         self.n_vocab = self.decoder.sizes.n_vocab
         self._pool = PagePool(self.n_seq * pages_for(n_ctx))
         ops.allocate_cache(self.decoder.cache_shape(self._pool.n_pages))
@@ -273,6 +282,16 @@ def perplexity(nll: F64) -> Estimate:
     return Estimate(value, value * found.error)
 
 
+def running(parts: Iterable[F64]) -> Iterator[str]:
+    """What llama-perplexity writes: the perplexity after each chunk's -ln p[K], and of all."""
+    nll = np.empty(0)
+    for i, part in enumerate(parts, 1):
+        nll = np.concatenate([nll, part])
+        yield f"[{i}]{perplexity(nll).value:.4f},"
+    found = perplexity(nll)
+    yield f"\nFinal estimate: PPL = {found.value:.4f} +/- {found.error:.5f}\n"
+
+
 def log_ratio(tokens: NDArray[Any]) -> Estimate:
     """ln(PPL / PPL of the base): both saw the same tokens, so the differences are averaged."""
     return mean(tokens["nll"] - tokens["nll_base"])
@@ -307,25 +326,26 @@ class Requantized:
     Vectors stay, and matrices whose rows are no whole number of blocks.
     """
 
-    def __init__(
-        self, file: File, format: Format, progress: Callable[[int, int], None] | None = None
-    ) -> None:
+    def __init__(self, file: File, format: Format, n_workers: int | None = None) -> None:
+        """n_workers: cores that quantise; None is all."""
         self.path, self.metadata, self.architecture = file.path, file.metadata, file.architecture
         self.tensors = dict(file.tensors)
         fit = matrices_that_fit(file, format)
         self.n_matrices = sum(len(t.shape) == 2 for t in file.tensors.values())
         self.n_quantized = len(fit)
-        total, done = sum(t.nbytes for t in fit), 0
-        for tensor in fit:
-            self.tensors[tensor.name] = quantized(tensor, format)
-            done += tensor.nbytes
-            if progress:
-                progress(done, total)
+        with Workers(n_workers) as workers:
+            for tensor in fit:
+                self.tensors[tensor.name] = _quantized(tensor, format, workers)
 
 
 def matrices_that_fit(file: File, format: Format) -> list[Tensor]:
     """Those that can be quantised to a format; ValueError where there is none."""
     block = format.block_size
+    if any(t.format.name == "I8" and len(t.shape) == 2 for t in file.tensors.values()):
+        raise ValueError(
+            f"{file.path}: matrices have a scale for each row, which --types leaves aside: take the"
+            " file that it was made of"
+        )
     fit = [t for t in file.tensors.values() if len(t.shape) == 2 and t.shape[1] % block == 0]
     if not fit:
         raise ValueError(
@@ -335,25 +355,26 @@ def matrices_that_fit(file: File, format: Format) -> list[Tensor]:
     return fit
 
 
-def quantized(tensor: Tensor, format: Format) -> Tensor:
+def _quantized(tensor: Tensor, format: Format, workers: Workers) -> Tensor:
     """A matrix in another format; ValueError names it if that cannot hold it."""
     if tensor.format is format:
         return tensor
     rows, columns = tensor.shape
-    data = np.empty((rows, format.row_bytes(columns)), np.uint8)
-    step = max(1, SLAB // columns)
+    data, at = np.empty((rows, format.row_bytes(columns)), np.uint8), 0
+    tasks = slabs(tensor.data, columns, tensor.format, format, tensor=tensor.name)
     try:
-        for at in range(0, rows, step):
-            stop = min(at + step, rows)
-            data[at:stop] = format.quantize(tensor.rows(at, stop).dequantize())
+        for part in workers.run(tasks):
+            data[at : at + len(part)] = part
+            at += len(part)
     except ValueError as error:
-        raise ValueError(f"{tensor.path}: tensor {tensor.name!r}: {error}") from None
+        raise ValueError(f"{tensor.path}: {error}") from None
     return Tensor(tensor.name, tensor.shape, format, data, tensor.path, tensor.offset)
 
 
 def find_format(name: str) -> Format:
     """The format of this name that weights can be quantised to; ValueError lists them."""
     can = [f for f in all_formats() if f.quantize_blocks and f.scales(np.zeros(1, f.dtype)).size]
+    can = [f for f in can if not f.is_private]  # useless without scales of rows
     if name.lower() not in {f.name.lower() for f in can}:
         known = ", ".join(f.name.lower() for f in can)
         raise ValueError(f"cannot quantise to {name!r}: --types knows {known}")

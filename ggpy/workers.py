@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing import get_context
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ import numpy as np
 
 from .formats import Format, by_name
 from .formats.base import F32, U8
+from .formats.rows import encode_rows, row_scales
 
 SLAB = 1 << 20  # weights of a task, about
 SEARCH_SLAB = 1 << 18  # where scales are searched for, which takes twenty times as long
@@ -34,6 +36,7 @@ class Task(NamedTuple):
     importance: F32 | None = None  # [columns]
     first_row: int = 0  # of the tensor, for messages
     tensor: str = ""  # its name, for messages
+    scales: F32 | None = None  # [rows], that the target's values are to be multiplied with
 
 
 def n_cores() -> int:
@@ -81,7 +84,7 @@ class Workers:
         self.close()
 
     def _submit(self, task: Task) -> Future[U8]:
-        if task.source is task.target or self.n == 1:
+        if (task.source is task.target and task.scales is None) or self.n == 1:
             return _done(task)
         if not _searches(task.target, task.importance):
             if self._threads is None:
@@ -91,7 +94,8 @@ class Workers:
             # Not forked: numpy's and our own threads would be missing in a copy of this process.
             context = get_context("spawn")
             self._processes = ProcessPoolExecutor(self.n, context, initializer=_ignore_interrupts)
-        return self._processes.submit(_requantize, *_by_names(task))
+        with _interrupts_held_back():  # this may start processes
+            return self._processes.submit(_requantize, *_by_names(task))
 
 
 def slabs(
@@ -101,10 +105,12 @@ def slabs(
     target: Format,
     importance: F32 | None = None,
     tensor: str = "",
+    scales: F32 | None = None,
 ) -> Iterator[Task]:
     """The tasks for a tensor's data[..., bytes of a row].
 
-    importance[columns], or [experts, columns] for data[experts, rows, bytes of a row].
+    importance[columns], or [experts, columns] for data[experts, rows, bytes of a row]. scales[rows]
+    of the target.
     """
     if not data.size:
         return
@@ -116,22 +122,49 @@ def slabs(
         weights = None if by_expert is None else by_expert[start // per_expert]
         for first in range(start, start + per_expert, step):
             part = rows[first : min(first + step, start + per_expert)]
-            yield Task(part, source, target, weights, first, tensor)
+            by_row = None if scales is None else scales[first : first + len(part)]
+            yield Task(part, source, target, weights, first, tensor, by_row)
+
+
+def scales_of_rows(tasks: Iterable[Task]) -> F32:
+    """scale[n] of the rows of a tensor in their target format; ValueError names tensor and row
+    with NaN or infinity.
+    """
+    found = [np.zeros(0, np.float32)]
+    for task in tasks:
+        with np.errstate(all="ignore"):
+            weights = task.source.dequantize(task.data)
+            scales = row_scales(weights, task.target)
+        good = np.isfinite(scales)
+        if not good.all():
+            row = task.first_row + int(good.argmin())
+            raise ValueError(f"tensor {task.tensor!r}: row {row} holds NaN or infinity")
+        found.append(scales)
+    return np.concatenate(found)
 
 
 def _searches(target: Format, importance: F32 | None) -> bool:
     return target.searches or (importance is not None and target.quantize_weighted is not None)
 
 
-def _by_names(task: Task) -> tuple[U8, str, str, F32 | None, int]:
+def _by_names(task: Task) -> tuple[U8, str, str, F32 | None, int, F32 | None]:
     """What a process can be handed: formats hold functions."""
-    data, source, target, importance, first_row, _ = task
-    return data, source.name, target.name, importance, first_row
+    data, source, target, importance, first_row, _, scales = task
+    return data, source.name, target.name, importance, first_row, scales
 
 
-def _requantize(data: U8, source: str, target: str, importance: F32 | None, first_row: int) -> U8:
+def _requantize(
+    data: U8,
+    source: str,
+    target: str,
+    importance: F32 | None,
+    first_row: int,
+    scales: F32 | None,
+) -> U8:
     with np.errstate(all="ignore"):  # a NaN or an infinity is refused with its row
         weights = data.view("<f4") if source == "F32" else by_name(source).dequantize(data)
+    if scales is not None:
+        return encode_rows(weights, scales, by_name(target))
     return by_name(target).quantize(weights, importance, first_row)
 
 
@@ -139,7 +172,7 @@ def _done(task: Task) -> Future[U8]:
     """A task that is done here and now."""
     future: Future[U8] = Future()
     try:
-        same = task.source is task.target
+        same = task.source is task.target and task.scales is None
         future.set_result(task.data if same else _requantize(*_by_names(task)))
     except ValueError as error:
         future.set_exception(error)
@@ -156,6 +189,21 @@ def _result(task: Task, future: Future[U8]) -> U8:
         raise OSError(
             "a process that quantises has died, perhaps for lack of memory: use fewer threads"
         ) from None
+
+
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Ctrl-C comes afterwards, and never to processes that start here: they import for a while
+    before they can ignore it.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _ignore_interrupts() -> None:

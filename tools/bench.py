@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
 import shlex
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import tee
@@ -25,6 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ggpy.bench.options import combinations, parser
+from ggpy.cache_type import AUTO
+from ggpy.outcome import ended
 
 if TYPE_CHECKING:
     from ggpy.bench.options import Test
@@ -32,22 +32,17 @@ if TYPE_CHECKING:
     from ggpy.ops.interface import Ops
 
 
+# Columns of a Markdown table that are there only if a test has something else.
+USUAL = (("n_batch", 2048), ("n_ubatch", 512), ("type_k", AUTO), ("type_v", AUTO))
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the program; its exit status: 0, 1 if a test failed, 2 for bad usage, 130 interrupted."""
     words = sys.argv[1:] if argv is None else argv
     options = parser().parse_args(words)
-    try:
-        if options.report:
-            return report(Path(options.report))
-        return bench(options, "ggpy bench " + shlex.join(words))
-    except BrokenPipeError:  # a reader that stops reading (`| head`) is no error
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except (ValueError, OSError) as error:
-        print(f"ggpy: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    if options.report:
+        return ended(lambda: report(Path(options.report)))
+    return ended(lambda: bench(options, "ggpy bench " + shlex.join(words)))
 
 
 def report(folder: Path) -> int:
@@ -69,8 +64,7 @@ def bench(options: argparse.Namespace, command: str) -> int:
     if options.plot:
         from ggpy.bench import plot
 
-        if not plot.available():
-            raise ValueError("--plot needs matplotlib: pip install matplotlib")
+        plot.require()
     for synthetic, name in options.models:
         if synthetic:
             from ggpy.synthetic import parse
@@ -79,11 +73,7 @@ def bench(options: argparse.Namespace, command: str) -> int:
     if options.profile:
         return profile(options, tests, command)
     machine = describe(options, command)
-    shown = [
-        name
-        for name, usual in (("n_batch", 2048), ("n_ubatch", 512))
-        if {getattr(t, name) for t in tests} != {usual}
-    ]
+    shown = [name for name, usual in USUAL if {getattr(t, name) for t in tests} != {usual}]
     rows = write(options, results(options, tests, machine), shown)
     if options.plot:
         plot.draw(rows, options.plot)
@@ -163,15 +153,16 @@ def profiled(
     from ggpy.bench.ceilings import Ceilings
     from ggpy.bench.profile import profiles
     from ggpy.bench.profile_table import row_of
-    from ggpy.bench.runs import Bench
+    from ggpy.bench.runs import Bench, alike
 
     ceilings = Ceilings(machine.bandwidth, machine.matrix_rate, machine.gpu)
     note = say if options.progress else lambda message: None
     for synthetic, name in options.models:
         case = Bench(partial(open_model, synthetic, name), lambda: ops, name, say=note)
         try:
-            for found in profiles(case, steps, ops, ceilings):
-                yield row_of(found, machine.bandwidth)
+            for group in alike(steps):
+                for found in profiles(case, group, ops, ceilings):
+                    yield row_of(found, machine.bandwidth)
         except (ValueError, OSError, RuntimeError, MemoryError) as error:
             failed.append(name)
             say(f"{name}: {error}")
@@ -198,7 +189,7 @@ def open_ops(options: argparse.Namespace) -> Ops:
     """The ops of --device; ValueError."""
     from ggpy.ops import choose
 
-    return choose(options.device, options.threads, say)
+    return choose(options.device, options.threads, say, gemm=options.gemm)
 
 
 # The machine
@@ -207,7 +198,7 @@ def open_ops(options: argparse.Namespace) -> Ops:
 def describe(options: argparse.Namespace, command: str) -> Machine:
     """What all rows say about the machine, its ceilings among it; ValueError for --device."""
     from ggpy.bench.ceilings import Ceilings, ceilings_of
-    from ggpy.bench.machine import commit, cpu_name
+    from ggpy.bench.machine import commit, cpu_name, now
     from ggpy.bench.table import Machine
     from ggpy.ops.host import default_threads
 
@@ -221,7 +212,7 @@ def describe(options: argparse.Namespace, command: str) -> Machine:
         say(f"no limits: the ceilings could not be measured: {error}")
         ceilings = Ceilings(0.0, 0.0, "")
     return Machine(
-        backend="CPU" if gpu is None else "CUDA",
+        backend="CPU" if gpu is None else "CUDA" if options.gemm == "auto" else "CUDA,BLAS",
         cpu=cpu_name(),
         gpu=gpu.name if gpu else "",
         driver=gpu.driver if gpu else "",
@@ -229,7 +220,7 @@ def describe(options: argparse.Namespace, command: str) -> Machine:
         ordinal=gpu.ordinal if gpu else 0,
         commit=commit(),
         command=command,
-        time=lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        time=now,
         bandwidth=ceilings.bandwidth,
         matrix_rate=ceilings.matrix_rate,
     )

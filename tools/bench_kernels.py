@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 import re
 import shlex
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+
+from ggpy.outcome import ended
 
 if TYPE_CHECKING:
     from ggpy.bench.kernel_case import KernelCase
@@ -35,19 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the program; its exit status: 0, 1 if a kernel failed or is slower, 2 for bad usage."""
     words = sys.argv[1:] if argv is None else argv
     options = parser().parse_args(words)
-    try:
-        return run(options, "ggpy bench_kernels " + shlex.join(words))
-    except BrokenPipeError:  # a reader that stops reading (`| head`) is no error
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except (ValueError, OSError) as error:
-        print(f"ggpy: error: {error}", file=sys.stderr)
-        return 2
-    except RuntimeError as error:
-        print(f"ggpy: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    return ended(lambda: run(options, "ggpy bench_kernels " + shlex.join(words)))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -65,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
     add("--plot", metavar="FILE", help="draw the roofline (needs matplotlib)")
     add("--device", default="cuda", help="cuda or cuda:N (cuda)")
     add("--fresh", action="store_true", help="measure the GPU's ceilings again")
+    add("--schedules", metavar="FORMAT", help="only how its products are dealt out: SCHEDULES.md")
     add("--processes", type=int, metavar="N", help="that compile kernels (all processors)")
     return found
 
@@ -78,6 +67,8 @@ def run(options: argparse.Namespace, command: str) -> int:
     if options.list:
         print("\n".join(case.name for case in chosen(options.k)))
         return 0
+    if options.schedules:
+        return schedules(options)
     check(options)
     from ggpy.bench.kernel_table import compare, lines, read, verdicts
 
@@ -100,6 +91,17 @@ def run(options: argparse.Namespace, command: str) -> int:
     return 1 if any(r["error"] or r.get("verdict") == "slower" for r in rows) else 0
 
 
+def schedules(options: argparse.Namespace) -> int:
+    """Print what each schedule of a product of tiles gives; ValueError."""
+    from ggpy.bench.schedules import measured
+    from ggpy.formats import by_name
+
+    format, device = by_name(options.schedules.upper()), open_gpu(options.device)
+    for line in measured(device, format, options.processes, say):
+        print(line, flush=True)
+    return 0
+
+
 def check(options: argparse.Namespace) -> None:
     """ValueError for what can be known to be wrong before anything runs."""
     if options.runs < 5:
@@ -107,8 +109,7 @@ def check(options: argparse.Namespace) -> None:
     if options.plot:
         from ggpy.bench import plot
 
-        if not plot.available():
-            raise ValueError("--plot needs matplotlib: pip install matplotlib")
+        plot.require()
 
 
 def chosen(pattern: str | None) -> list[KernelCase]:
@@ -187,7 +188,7 @@ def open_gpu(name: str) -> Any:
 def machine(gpu: Any, ceilings: Any, command: str) -> dict[str, Any]:
     """What all rows have in common."""
     from ggpy.bench.kernel_table import KIND
-    from ggpy.bench.machine import commit
+    from ggpy.bench.machine import commit, now
     from ggpy.device import toolkit
 
     return {
@@ -197,7 +198,7 @@ def machine(gpu: Any, ceilings: Any, command: str) -> dict[str, Any]:
         "compiler": toolkit.nvrtc_version(),
         "build": commit(),
         "command": command,
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "time": now(),
         "bandwidth": ceilings.bandwidth,
         "matrix_rate": ceilings.matrix_rate,
     }

@@ -15,13 +15,15 @@ import os
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-BUSY = 0.05  # a spread above it is marked
+from ggpy.bench.machine import now
+from ggpy.bench.table import BUSY, BUSY_NOTE
+from ggpy.outcome import ended
+
 KEY = ("n_prompt", "n_gen", "n_depth", "n_batch", "n_ubatch")
 OURS = [sys.executable, "-m", "ggpy", "bench"]
 Row = dict[str, Any]
@@ -31,20 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the program; its exit status: 0, 1 if one of both failed, 2 for bad usage."""
     words = sys.argv[1:] if argv is None else argv
     options, tests = parser().parse_known_args(words)
-    try:
-        check(options, tests)
-        return compare(options, tests, "ggpy compare " + shlex.join(words))
-    except BrokenPipeError:  # a reader that stops reading (`| head`) is no error
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except (ValueError, OSError) as error:
-        print(f"ggpy: error: {error}", file=sys.stderr)
-        return 2
-    except RuntimeError as error:
-        print(f"ggpy: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    return ended(lambda: compare(options, tests, "ggpy compare " + shlex.join(words)))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -59,10 +48,11 @@ def parser() -> argparse.ArgumentParser:
     add("-m", "--model", metavar="FILE", action="append", default=[], help="may be repeated")
     add("--rounds", type=int, default=2, metavar="N", help="of both programs, in turn (2)")
     add("--device", default="auto", help="of ours: auto, cpu, cuda or cuda:N (auto)")
-    add("-t", "--threads", type=int, metavar="N", help="of the CPU, for both")
+    add("-t", "--threads", type=int, metavar="N", help="of the CPU, for both (our default)")
     add(
         "--llama-args", metavar="ARGS", default=None,
-        help="of theirs alone ('-ngl 99 -fa 1' where ours runs on a GPU, else '-ngl 0')",
+        help="of theirs alone ('-ngl 99 -fa 1 -sm none -mg N' where ours runs on GPU N, "
+        "else '-ngl 0 -dev none')",
     )  # fmt: skip
     add("-o", "--output", choices=("md", "json"), default="md", help="on stdout (md)")
     return found
@@ -95,13 +85,13 @@ def check(options: argparse.Namespace, tests: Sequence[str]) -> None:
 
 def compare(options: argparse.Namespace, tests: Sequence[str], command: str) -> int:
     """Run both on all models and print."""
-    rows = []
+    check(options, tests)
+    rows: list[Row] = []
     for path in options.model:
         ours, theirs = alternate(options, tests, path)
         rows += joined(ours, theirs)
     if options.output == "json":
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        head = {"kind": "ggpy compare", "command": command, "time": stamp}
+        head = {"kind": "ggpy compare", "command": command, "time": now()}
         print(json.dumps({**head, "rows": rows}, indent=1, ensure_ascii=False))
     else:
         print(*markdown(rows), sep="\n")
@@ -120,10 +110,11 @@ def alternate(
     for n in range(options.rounds):
         say(f"{path}: round {n + 1} of {options.rounds}, ggpy")
         ours += run([*OURS, "-m", path, *our_options(options), *tests, "-o", "json"])
-        on_gpu = ours[-1]["backends"] != "CPU"
         say(f"{path}: round {n + 1} of {options.rounds}, llama-bench")
         program = os.path.abspath(options.llama_bench)
-        theirs += run([program, "-m", path, *their_options(options, on_gpu), *tests, "-o", "json"])
+        theirs += run(
+            [program, "-m", path, *their_options(options, ours[-1]), *tests, "-o", "json"]
+        )
     return ours, theirs
 
 
@@ -133,29 +124,29 @@ def our_options(options: argparse.Namespace) -> list[str]:
     return ["--device", options.device, *threads]
 
 
-def their_options(options: argparse.Namespace, on_gpu: bool) -> list[str]:
-    """Options of theirs alone: what makes them do the same work."""
-    threads = ["-t", str(options.threads)] if options.threads else []
-    usual = "-ngl 99 -fa 1" if on_gpu else "-ngl 0"
-    return shlex.split(usual if options.llama_args is None else options.llama_args) + threads
+def their_options(options: argparse.Namespace, ours: Row) -> list[str]:
+    """Options of theirs alone: what makes them do the same work as a row of ours did."""
+    usual = "-ngl 0 -dev none"  # a build for GPUs uses one for prompts if there is any
+    if ours["backends"] != "CPU":  # without -sm none, all GPUs share the layers
+        usual = f"-ngl 99 -fa 1 -sm none -mg {ours['main_gpu']}"
+    words = shlex.split(usual if options.llama_args is None else options.llama_args)
+    return [*words, "-t", str(ours["n_threads"])]
 
 
 def run(command: list[str]) -> list[Row]:
     """The rows that a program prints; RuntimeError if it fails."""
     done = subprocess.run(command, capture_output=True)
-    name = shlex.join(command)
+    name = f"{shlex.join(command)} ended with {done.returncode}"
     said = done.stderr.decode(errors="replace").strip().splitlines()
     try:
         rows = json.loads(done.stdout)
     except ValueError:
-        why = said[-1] if said else f"it ended with {done.returncode} and printed no JSON"
-        raise RuntimeError(f"{name}: {why}") from None
+        raise RuntimeError(f"{name}: {(said or ['it printed no JSON'])[-1]}") from None
     if not isinstance(rows, list) or any("n_prompt" not in row for row in rows):
         raise RuntimeError(f"{name}: what it printed is no list of results")
     failed = [row["error"] for row in rows if row.get("error")]
     if done.returncode or failed or not rows:
-        why = (failed or said or ["it printed no results"])[-1]
-        raise RuntimeError(f"{name}: ended with {done.returncode}: {why}")
+        raise RuntimeError(f"{name}: {(failed or said or ['it printed no results'])[-1]}")
     return rows
 
 
@@ -226,7 +217,7 @@ def markdown(rows: Sequence[Row]) -> Iterator[str]:
     yield f"ggpy {first['ggpy_build']} on {first['ggpy_device']}"
     yield f"llama.cpp {first['llama_build']} on {first['llama_device']}"
     if any(max(row["ggpy_spread"], row["llama_spread"]) > BUSY for row in rows):
-        yield f"! runs differed by more than {BUSY:.0%}: the machine was busy or changed its clocks"
+        yield BUSY_NOTE
 
 
 def figure(row: Row, who: str) -> str:

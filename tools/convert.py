@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ggpy.convert import Model, Plan
+    from ggpy.convert import Folder, Model, Plan
     from ggpy.convert.write import Choice
-    from ggpy.formats import Format
 
 MB = 1e6
 SHARE = 0.01  # of all weights, after which it is known how long the rest takes
@@ -66,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
     add("out", nargs="?", metavar="OUT", help="the file, or a folder for NAME-TYPE.gguf (.)")
     add(
         *("--type", "--outtype"), default="auto", metavar="TYPE",
-        help="f32, f16, bf16, q8_0, q4_k_m, ... (auto: bf16 or f16, as it is stored)",
+        help="f32, f16, bf16, q8_0, q4_k_m, w8a16, ... (auto: as it is stored)",
     )  # fmt: skip
     add(
         *("--tensor-type",), action="append", default=[], metavar="REGEX=TYPE",
@@ -80,6 +79,12 @@ def parser() -> argparse.ArgumentParser:
         *("--split-max-size",), type=size, default=0, metavar="N(M|G)",
         help="files of so many bytes at most, OUT-00001-of-0000N.gguf",
     )  # fmt: skip
+    add(
+        *("--smoothquant",), type=float, metavar="ALPHA",
+        help="w8a8 with so much of the activations' outliers moved into weights (0.5)",
+    )  # fmt: skip
+    add("--calibration", metavar="TEXT", help="the text that --smoothquant sees activations of")
+    add("--device", default="auto", help="where it runs: auto, cpu, cuda or cuda:N (auto)")
     add("--name", "--model-name", metavar="TEXT", help="general.name")
     add("-t", "--threads", type=int, metavar="N", help="cores to use (all)")
     add("--dry-run", action="store_true", help="say what would be written, and stop")
@@ -100,9 +105,11 @@ def size(text: str) -> int:
 
 def run(options: argparse.Namespace) -> int:
     from ggpy.convert import Checkpoint, Folder, mix_of, plan, read_config, read_model
+    from ggpy.mix import tensor_type
 
-    options.tensor_types = [pattern_of(text) for text in options.tensor_type]
+    options.tensor_types = [tensor_type(text) for text in options.tensor_type]
     check_types(options)
+    check_smoothing(options)
     folder = Folder(resolve(options.checkpoint))
     config, architecture, kind = read_config(folder)
     with Checkpoint(folder, config.get("quantization_config")) as checkpoint:
@@ -113,12 +120,18 @@ def run(options: argparse.Namespace) -> int:
         )
         for warning in model.warnings:
             say(f"warning: {warning}")
-        mix = mix_of(
-            model, model.stored if options.type == "auto" else options.type, **mixed(options)
-        )
-        found = plan(model, mix, target(options, folder.name, mix.name), options.split_max_size)
+        if options.smoothquant is not None:
+            return smooth(options, model, folder)
+        keep = options.type == "auto"
+        mix = mix_of(model, model.stored if keep else options.type, **mixed(options))
+        type = model.kept_as if keep and model.kept_as else mix.name
+        if model.is_quantised and not keep:
+            say(f"warning: the checkpoint's {model.kept_as} weights are rounded again; without"
+                " --type they stay as they are")  # fmt: skip
+        out = target(options, folder.name, type)
+        found = plan(model, mix, out, options.split_max_size, keep=keep)
         refuse_inputs(found, [folder.path / name for name in folder.names()])
-        announce(model, found, mix.name)
+        announce(model, found, type)
         if mix.n_fallback:
             say(f"{mix.n_fallback} tensors have rows that are no whole blocks of their type in it")
         if not options.dry_run:
@@ -136,20 +149,6 @@ def resolve(name: str) -> Path:
 
 
 # Types
-
-
-def pattern_of(text: str) -> tuple[str, Format]:
-    """ "REGEX=TYPE"; ValueError."""
-    from ggpy.mix import find_type
-
-    pattern, equals, name = text.rpartition("=")
-    if not equals or not pattern:
-        raise ValueError(f"--tensor-type {text}: say REGEX=TYPE, for example ffn_down=q6_k")
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"--tensor-type {text}: {pattern!r} is no expression: {error}") from None
-    return pattern, find_type(name)
 
 
 def check_types(options: argparse.Namespace) -> None:
@@ -194,6 +193,67 @@ def refuse_inputs(plan: Plan, inputs: Sequence[Path]) -> None:
 
 
 # Work
+
+
+def check_smoothing(options: argparse.Namespace) -> None:
+    """ValueError for options that do not go together, before anything is opened."""
+    from ggpy.mix import find_mix
+
+    if (options.smoothquant is None) != (options.calibration is None):
+        raise ValueError("--smoothquant ALPHA and --calibration TEXT belong together")
+    if options.smoothquant is None:
+        return
+    if options.type == "auto":
+        options.type = "W8A8"
+    if find_mix(options.type) != "W8A8":
+        raise ValueError(f"--smoothquant makes w8a8, not {options.type}")
+    if options.split_max_size or options.dry_run:
+        raise ValueError("--smoothquant goes neither with --split-max-size nor with --dry-run")
+    if not 0 <= options.smoothquant <= 1:
+        raise ValueError(f"--smoothquant {options.smoothquant:g}: give 0 to 1")
+
+
+def smooth(options: argparse.Namespace, model: Model, folder: Folder) -> int:
+    """The model as it is stored, to see its activations; and of that the smoothed one."""
+    from ggpy import requantize
+    from ggpy.convert import mix_of, plan
+    from ggpy.gguf import File
+    from ggpy.smooth import calibrate, factors
+    from ggpy.workers import Workers
+
+    text = Path(options.calibration).read_text(encoding="utf-8", errors="replace")
+    out = target(options, folder.name, options.type)
+    whole = plan(model, mix_of(model, model.stored), out.with_name(f"{out.name}.whole"))
+    refuse_inputs(whole, [folder.path / name for name in folder.names()])
+    announce(model, whole, model.stored)
+    path = whole.parts[0].path
+    try:
+        convert(whole, options.threads)
+        with File(path) as file:
+            largest = calibrate(file, text, ops_of(options), said)
+            mix = requantize.mix_for(file, options.type, **mixed(options))
+            moved = factors(file, largest, options.smoothquant)
+            made = requantize.plan(file, mix, factors=moved)
+            alpha = "quantize.smoothquant.alpha", "f32", options.smoothquant
+            requantize.override(made.metadata, *alpha)
+            with Workers(options.threads) as workers:
+                for _ in requantize.write(made, out, workers):
+                    pass
+    finally:
+        path.unlink(missing_ok=True)
+    say(f"{len(moved.columns)} tensors smoothed, {made.nbytes / MB:.1f} MB in {mix.name}, to {out}")
+    return 0
+
+
+def ops_of(options: argparse.Namespace) -> Any:
+    from ggpy.ops import choose
+
+    return choose(options.device, options.threads, say)
+
+
+def said(n: int, total: int) -> None:
+    if n == total:
+        say(f"calibrated with {total} chunks of text")
 
 
 def announce(model: Model, plan: Plan, type: str) -> None:

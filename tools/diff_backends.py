@@ -16,12 +16,18 @@ from ggpy.engine import Engine
 from ggpy.gguf import File
 from ggpy.ops import choose
 from ggpy.ops.trace import Difference, Record, Trace, errors
+from ggpy.outcome import ended
 from ggpy.tokenizer import Tokenizer
 
 
 def main(argv: list[str] | None = None) -> int:
     """The program; its exit status."""
     options = _parser().parse_args(argv)
+    return ended(lambda: compare(options))
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Say where the two part; 1 if they do."""
     with File(options.model) as file:
         tokenizer = Tokenizer.from_gguf(file)
         ids = tokenizer.encode(options.prompt, parse_special=True)

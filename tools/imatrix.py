@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ggpy.outcome import ended, tell
+
 if TYPE_CHECKING:
     from ggpy.gguf import File
     from ggpy.importance import Collector, ImportanceMatrix
@@ -25,21 +27,13 @@ if TYPE_CHECKING:
 def main(argv: list[str] | None = None) -> int:
     """Run the program; its exit status: 0, 1 if the device fails, 2 for what cannot be done."""
     options = parser().parse_args(argv)
-    try:
-        check(options)
-        save(make(options), options)
-    except KeyboardInterrupt:
-        return 130
-    except (ValueError, OSError, MemoryError) as error:
-        return failed(error, 2)
-    except (RuntimeError, ArithmeticError) as error:
-        return failed(error, 1)
+    return ended(lambda: run(options))
+
+
+def run(options: argparse.Namespace) -> int:
+    check(options)
+    save(make(options), options)
     return 0
-
-
-def failed(error: Exception, status: int) -> int:
-    print(f"ggpy: error: {error}", file=sys.stderr)
-    return status
 
 
 def parser() -> argparse.ArgumentParser:
@@ -78,6 +72,8 @@ def check(options: argparse.Namespace) -> None:
     output = Path(options.output)
     if not output.parent.is_dir():  # before an hour is spent
         raise ValueError(f"{output}: there is no folder {output.parent}")
+    if output.is_dir():
+        raise ValueError(f"{output}: is a directory: name a file in it")
 
 
 def say(message: str) -> None:
@@ -110,11 +106,13 @@ def collect(options: argparse.Namespace) -> ImportanceMatrix:
     from ggpy import arch, hub
     from ggpy.gguf import File
     from ggpy.importance import Collector
+    from ggpy.perplexity import running
 
     collector = Collector(options.process_output)
     with File(hub.resolve(options.model)) as file:
         arch.find(file)  # first of all: another architecture's tokenizer may be unknown as well
-        print_perplexity(scores(file, options, collector))
+        for text in running(scores(file, options, collector)):
+            tell(text)
     dataset = "stdin" if options.file == "-" else options.file
     return collector.matrix([dataset], options.ctx_size)
 
@@ -141,29 +139,13 @@ def scores(file: File, options: argparse.Namespace, collector: Collector) -> Ite
 
 def read_chunks(file: File, options: argparse.Namespace) -> Any:
     """ids[N, C] of the text."""
-    from ggpy.perplexity import chunks_of
+    from ggpy.perplexity import chunks_of, text_of
     from ggpy.tokenizer import Tokenizer
 
-    is_stdin = options.file == "-"
-    raw = sys.stdin.buffer.read() if is_stdin else Path(options.file).read_bytes()
-    text = raw.decode("utf-8", errors="replace")
     limit = None if options.chunks < 0 else options.chunks
-    chunks = chunks_of(text, Tokenizer.from_gguf(file), options.ctx_size, limit)
+    chunks = chunks_of(text_of(options.file), Tokenizer.from_gguf(file), options.ctx_size, limit)
     say(f"computing over {len(chunks)} chunks of {options.ctx_size} tokens")
     return chunks
-
-
-def print_perplexity(parts: Iterator[Any]) -> None:
-    import numpy as np
-
-    from ggpy.perplexity import perplexity
-
-    nll = np.empty(0)
-    for i, part in enumerate(parts, 1):
-        nll = np.concatenate([nll, part])
-        print(f"[{i}]{perplexity(nll).value:.4f},", end="", flush=True)
-    found = perplexity(nll)
-    print(f"\nFinal estimate: PPL = {found.value:.4f} +/- {found.error:.5f}")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ import sys
 import time
 from pathlib import Path
 
+from ggpy.outcome import ended
+
 ROOT = Path(__file__).resolve().parent.parent
 LARGE, SMALL, TINY = "Llama-3.1-8B", "Llama-3.2-1B", "SmolLM2-135M"
 RUNS = {
@@ -41,17 +43,20 @@ RUNS = {
 def main(argv: list[str] | None = None) -> int:
     """The program; its exit status."""
     options = parser().parse_args(argv)
+    return ended(lambda: run(options))
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, and write the page; ValueError for unknown runs, and without a GPU."""
     chosen = options.only.split(",") if options.only else [*RUNS]
     unknown = [name for name in chosen if name not in RUNS]
     if unknown:
-        print(f"make_benchmarks: error: no run {unknown[0]!r}: {', '.join(RUNS)}", file=sys.stderr)
-        return 2
+        raise ValueError(f"no run {unknown[0]!r}: {', '.join(RUNS)}")
     name = options.name or name_of_gpu()
     if not name:
-        print("make_benchmarks: error: there is no GPU to measure", file=sys.stderr)
-        return 2
+        raise ValueError("there is no GPU to measure")
     options.output.mkdir(parents=True, exist_ok=True)
-    failed = [run for run in chosen if not measure(run, options.output / f"{name}-{run}.json")]
+    failed = [one for one in chosen if not measure(one, options.output / f"{name}-{one}.json")]
     command = [sys.executable, "-m", "ggpy", "bench", "--report", str(options.output)]
     written = subprocess.run(command, cwd=ROOT).returncode == 0
     return 1 if failed or not written else 0

@@ -9,35 +9,32 @@ are measured on the same model. Its tokens are bytes and numbers, and it answers
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ggpy.outcome import ended
 
 if TYPE_CHECKING:
     from ggpy.synthetic import Synthetic
 
-RESERVE = 1 << 20  # bytes of a file beside its tensors, about
+PIECE = 1 << 24  # bytes that are written at a time
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # token types
-MOSTLY = {  # general.file_type of llama.cpp, by the format of most tensors
-    **{"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9},
-    **{"Q2_K": 10, "Q3_K": 12, "Q4_K": 15, "Q5_K": 17, "Q6_K": 18, "BF16": 32},
-}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the program; its exit status: 0, or 2 for a spec or file that is no good."""
     options = parser().parse_args(argv)
+    return ended(lambda: make(options.spec, options.seed, options.file))
+
+
+def make(spec: str, seed: int, path: Path) -> int:
     from ggpy.synthetic import Synthetic  # --help needs no numpy
 
-    try:
-        with Synthetic(options.spec, options.seed) as model:
-            check_room(options.file, model.nbytes)
-            write(model, options.file)
-    except (ValueError, OSError) as error:
-        print(f"ggpy: error: {error}", file=sys.stderr)
-        return 2
-    print(f"{options.file}: {options.file.stat().st_size} bytes")
+    with Synthetic(spec, seed) as model:
+        write(model, path)
+    print(f"{path}: {path.stat().st_size} bytes")
     return 0
 
 
@@ -54,32 +51,35 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-def check_room(path: Path, nbytes: int) -> None:
-    """OSError if the disk has less than the file needs."""
-    free = shutil.disk_usage(path.resolve().parent).free
-    if nbytes + RESERVE > free:
-        raise OSError(f"{path}: needs {nbytes / 1e9:.1f} GB, {free / 1e9:.1f} GB are free there")
-
-
 def write(model: Synthetic, path: Path) -> None:
-    """Write the file; its tensors are copied one after the other."""
-    import gguf
+    """Write the file; ValueError, OSError."""
+    from ggpy.gguf_writer import Slot, Writer
 
-    writer = gguf.GGUFWriter(path, model.architecture)
-    for key, value in {**model.metadata, **tokenizer(model.shape.n_vocab)}.items():
-        if key != "general.architecture":  # the writer has it
-            _add(writer, key, value)
-    writer.add_quantization_version(2)
-    if model.format in MOSTLY:
-        writer.add_file_type(MOSTLY[model.format])
-    for tensor in model.tensors.values():
-        kind = gguf.GGMLQuantizationType(tensor.format.type_id)
-        data = tensor.data.view("<f4") if len(tensor.shape) == 1 else _viewed(tensor)
-        writer.add_tensor(tensor.name, data, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    tensors = model.tensors.values()
+    slots = [Slot(tensor.name, tensor.shape, tensor.format) for tensor in tensors]
+    with Writer(path, metadata(model), slots) as out:
+        for tensor in tensors:
+            data = tensor.data.reshape(-1)
+            for start in range(0, len(data), PIECE):
+                out.write(data[start : start + PIECE])
+
+
+def metadata(model: Synthetic) -> dict[str, tuple[str, Any]]:
+    """The model's settings, a tokenizer's, and what readers expect to find about its format."""
+    from ggpy.mix import file_type
+
+    values = {**model.metadata, **tokenizer(model.shape.n_vocab)}
+    values["general.quantization_version"] = 2
+    with suppress(ValueError):  # llama.cpp has no number for files of this format
+        values["general.file_type"] = file_type(model.format)
+    return {key: (type_of(value), value) for key, value in values.items() if value is not None}
+
+
+def type_of(value: Any) -> str:
+    """The type that a value has in the file."""
+    if isinstance(value, list):
+        return f"arr[{'i32' if isinstance(value[0], int) else type_of(value[0])}]"
+    return {bool: "bool", int: "u32", float: "f32", str: "str"}[type(value)]
 
 
 def tokenizer(n_vocab: int) -> dict[str, Any]:
@@ -99,22 +99,6 @@ def tokenizer(n_vocab: int) -> dict[str, Any]:
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
     }
-
-
-def _viewed(tensor: Any) -> Any:
-    """Blocks as bytes; of float formats as the numbers that the writer expects."""
-    plain = {"F32": "<f4", "F16": "<f2"}.get(tensor.format.name)
-    return tensor.data.view(plain) if plain else tensor.data
-
-
-def _add(writer: Any, key: str, value: Any) -> None:
-    import gguf
-
-    if isinstance(value, list):
-        writer.add_array(key, value)
-        return
-    kind = {bool: "BOOL", int: "UINT32", float: "FLOAT32", str: "STRING"}[type(value)]
-    writer.add_key_value(key, value, gguf.GGUFValueType[kind])
 
 
 if __name__ == "__main__":

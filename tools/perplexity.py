@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ggpy.cache_type import AUTO, CACHE_TYPES
+from ggpy.outcome import ended
 
 if TYPE_CHECKING:
     from ggpy.bench.plot_types import Quality
@@ -34,27 +36,14 @@ QUANTILES = (0.999, 0.99, 0.95, 0.9, 0.5, 0.1, 0.05, 0.01, 0.001)
 def main(argv: list[str] | None = None) -> int:
     """Run the program; its exit status: 0, 1 if the device fails, 2 for what cannot be done."""
     options = parser().parse_args(argv)
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="backslashreplace")  # for a terminal without ± and Δ
-    try:
-        check(options)
-        if options.types:
-            return table(options)
-        return divergence(options) if options.kl_divergence else measure(options)
-    except BrokenPipeError:  # a reader that stops reading (`| head`) is no error
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        return 130
-    except (ValueError, OSError, MemoryError) as error:
-        return failed(error, 2)
-    except RuntimeError as error:
-        return failed(error, 1)
+    return ended(lambda: run(options))
 
 
-def failed(error: Exception, status: int) -> int:
-    print(f"ggpy: error: {error}", file=sys.stderr)
-    return status
+def run(options: argparse.Namespace) -> int:
+    check(options)
+    if options.types:
+        return table(options)
+    return divergence(options) if options.kl_divergence else measure(options)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -71,8 +60,14 @@ def parser() -> argparse.ArgumentParser:
         *("-b", "--batch-size"), type=int, default=512, metavar="N",
         help="tokens in a step; a multiple of -c evaluates several chunks together (512)",
     )  # fmt: skip
+    for letter, name in (("k", "keys"), ("v", "values")):
+        add(
+            *(f"-ct{letter}", f"--cache-type-{letter}"), choices=CACHE_TYPES, default=AUTO,
+            help=f"how {name} are kept (f16; f32 on the CPU)",
+        )  # fmt: skip
     add("-t", "--threads", type=int, metavar="N", help="threads of the CPU")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
+    add("--gemm", choices=["auto", "cublas"], default="auto", help="as for `ggpy run`")
     add(
         *("--kl-divergence-base", "--save-all-logits"), dest="base", metavar="FILE",
         help="save the logits to this file, or with --kl-divergence compare with those in it",
@@ -100,8 +95,7 @@ def check(options: argparse.Namespace) -> None:
 
         if not options.types:
             raise ValueError("--plot draws a table over types: name them with --types T,T,...")
-        if not plot.available():
-            raise ValueError("--plot needs matplotlib: pip install matplotlib")
+        plot.require()
     if options.chunks == 0 or options.chunks < -1:
         raise ValueError(f"--chunks {options.chunks}: give 1 or more, or -1 for all")
 
@@ -123,11 +117,13 @@ def open_model(options: argparse.Namespace) -> File:
 
 
 def evaluator(file: File | Requantized, options: argparse.Namespace, n_ctx: int) -> Evaluator:
+    from ggpy.cache_type import CacheTypes
     from ggpy.ops import choose
     from ggpy.perplexity import Evaluator
 
-    ops = choose(options.device, options.threads, say)
-    found = Evaluator(file, ops, n_ctx, options.batch_size)
+    ops = choose(options.device, options.threads, say, gemm=options.gemm)
+    types = CacheTypes(options.cache_type_k, options.cache_type_v)
+    found = Evaluator(file, ops, n_ctx, options.batch_size, cache_types=types)
     say(f"on {ops.name} ({ops.reason}), n_ctx={n_ctx}, {found.n_seq} chunks together")
     return found
 
@@ -135,15 +131,11 @@ def evaluator(file: File | Requantized, options: argparse.Namespace, n_ctx: int)
 def read_chunks(file: File, options: argparse.Namespace) -> Any:
     """ids[N, C] of the text."""
     from ggpy import arch
-    from ggpy.perplexity import chunks_of
+    from ggpy.perplexity import chunks_of, text_of
     from ggpy.tokenizer import Tokenizer
 
-    if options.file == "-":
-        text = sys.stdin.buffer.read().decode("utf-8", errors="replace")
-    else:
-        text = Path(options.file).read_bytes().decode("utf-8", errors="replace")
     limit = None if options.chunks < 0 else options.chunks
-    chunks = chunks_of(text, Tokenizer.from_gguf(file), options.ctx_size, limit)
+    chunks = chunks_of(text_of(options.file), Tokenizer.from_gguf(file), options.ctx_size, limit)
     trained = arch.context_length(file)
     if trained and options.ctx_size > trained:
         say(f"the model was trained for {trained} tokens, not {options.ctx_size}")
@@ -156,9 +148,13 @@ def read_chunks(file: File, options: argparse.Namespace) -> Any:
 
 def measure(options: argparse.Namespace) -> int:
     """The perplexity after each chunk and of all; saves the logits where they are wanted."""
+    from ggpy.perplexity import running
+
     with open_model(options) as file:
         chunks = read_chunks(file, options)
-        print_perplexity(scores(evaluator(file, options, options.ctx_size), chunks, options.base))
+        model = evaluator(file, options, options.ctx_size)
+        for text in running(scores(model, chunks, options.base)):
+            print(text, end="", flush=True)
     return 0
 
 
@@ -171,19 +167,6 @@ def scores(model: Evaluator, chunks: Any, base: str | None) -> Iterator[Any]:
         logits = saved(Path(base), chunks, model.n_vocab, logits)
     for chunk, values in zip(chunks, logits, strict=True):
         yield score(values, targets(chunk))
-
-
-def print_perplexity(parts: Iterator[Any]) -> None:
-    import numpy as np
-
-    from ggpy.perplexity import perplexity
-
-    nll = np.empty(0)
-    for i, part in enumerate(parts, 1):
-        nll = np.concatenate([nll, part])
-        print(f"[{i}]{perplexity(nll).value:.4f},", end="", flush=True)
-    found = perplexity(nll)
-    print(f"\nFinal estimate: PPL = {found.value:.4f} +/- {found.error:.5f}")
 
 
 # Divergence
@@ -322,7 +305,7 @@ def as_it_is(file: File, options: argparse.Namespace, chunks: Any, base: Path) -
 
     model = evaluator(file, options, options.ctx_size)
     found = perplexity(np.concatenate(list(scores(model, chunks, str(base)))))
-    return Quality("as it is", "", *size_of(file), tuple(found))
+    return Quality("as it is", "", *size_of(file), found)
 
 
 def in_type(file: File, format: Any, options: argparse.Namespace, records: Any) -> Quality:
@@ -331,7 +314,7 @@ def in_type(file: File, format: Any, options: argparse.Namespace, records: Any) 
     from ggpy.perplexity import Requantized, mean, perplexity
 
     say(f"quantising to {format.name}")
-    changed = Requantized(file, format)
+    changed = Requantized(file, format, options.threads)
     model = evaluator(changed, options, records["ids"].shape[1])
     for tokens in compared(model, records):
         last = tokens
@@ -339,8 +322,8 @@ def in_type(file: File, format: Any, options: argparse.Namespace, records: Any) 
         format.name,
         f"{changed.n_quantized} of {changed.n_matrices}",
         *size_of(changed),
-        ppl=tuple(perplexity(last["nll"])),
-        kl=tuple(mean(last["kl"])),
+        ppl=perplexity(last["nll"]),
+        kl=mean(last["kl"]),
         same_top=float(last["same_top"].mean()),
     )
 

@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ggpy.outcome import ended, tell
+
 if TYPE_CHECKING:
     from ggpy.gguf import File
     from ggpy.importance import ImportanceMatrix
@@ -34,19 +36,7 @@ BENCH_SECONDS = 2.0
 def main(argv: list[str] | None = None) -> int:
     """Run the program; its exit status: 0, or 2 for what cannot be done."""
     options = parser().parse_intermixed_args(argv)
-    try:
-        if options.bench:
-            return bench(options)
-        read_words(options)
-        return run(options)
-    except BrokenPipeError:  # a reader that stops reading (`| head`) is no error
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        return 130
-    except (ValueError, OSError, MemoryError) as error:
-        print(f"ggpy: error: {error}", file=sys.stderr)
-        return 2
+    return ended(lambda: bench(options) if options.bench else run(options))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -74,13 +64,17 @@ def parser() -> argparse.ArgumentParser:
     add("--keep-split", action="store_true", help="as many parts as IN has")
     add("--override-kv", action="append", default=[], metavar="KEY=TYPE:VALUE",
         help="set metadata; TYPE is int, float, bool or str; may be repeated")  # fmt: skip
+    add("--smoothquant", type=float, metavar="ALPHA",
+        help="with W8A8: move so much of the activations' outliers into weights (0.5)")  # fmt: skip
+    add("--calibration", metavar="TEXT", help="the text that --smoothquant sees activations of")
+    add("--device", default="auto", help="where it runs: auto, cpu, cuda or cuda:N (auto)")
     add("--dry-run", action="store_true", help="show types and sizes, write nothing")
     add("--bench", metavar="T,T,...", help="weights a second of these types, on THREADS")
     return found
 
 
 def say(message: str) -> None:
-    print(f"ggpy quantize: {message}", flush=True)
+    tell(f"ggpy quantize: {message}\n")
 
 
 # What is asked for
@@ -91,6 +85,8 @@ def read_words(options: argparse.Namespace) -> None:
     words = options.words
     if len(words) < 2:
         raise ValueError("usage: ggpy quantize IN [OUT] TYPE [THREADS]; --help tells more")
+    if (options.smoothquant is None) != (options.calibration is None):
+        raise ValueError("--smoothquant ALPHA and --calibration TEXT belong together")
     options.source = Path(words[0])
     has_output = not is_type(words[1])
     rest = words[2:] if has_output else words[1:]
@@ -102,6 +98,8 @@ def read_words(options: argparse.Namespace) -> None:
     if len(threads) > 1 or not all(t.isdigit() for t in threads):
         raise ValueError(f"{' '.join(threads)!r}: what follows the type is a number of threads")
     options.threads = int(threads[0]) if threads else 0
+    if options.smoothquant is not None and (options.mix != "W8A8" or options.dry_run):
+        raise ValueError("--smoothquant is for W8A8, and not for --dry-run")
     name = f"ggml-model-{options.mix}.gguf"
     options.target = Path(words[1]) if has_output else options.source.with_name(name)
 
@@ -122,24 +120,12 @@ def type_name(word: str) -> str:
 
 def tensor_types(options: argparse.Namespace) -> list[tuple[str, Any]]:
     """(pattern, format) of --tensor-type and the file; ValueError for what is no such."""
-    import re
-
-    from ggpy.mix import find_type
+    from ggpy.mix import tensor_type
 
     words = list(options.tensor_type)
     if options.tensor_type_file:
         words += Path(options.tensor_type_file).read_text(encoding="utf-8").split()
-    found = []
-    for word in words:
-        pattern, equals, name = word.partition("=")
-        if not pattern or not equals or not name:
-            raise ValueError(f"--tensor-type {word!r} is not like attn_q=q8_0")
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(f"--tensor-type {word!r} has no regular expression: {error}") from None
-        found.append((pattern.lower(), find_type(name)))
-    return found
+    return [(pattern.lower(), format) for pattern, format in map(tensor_type, words)]
 
 
 def overrides(options: argparse.Namespace) -> Iterator[tuple[str, str, Any]]:
@@ -194,6 +180,7 @@ def importance(options: argparse.Namespace) -> tuple[ImportanceMatrix, dict[str,
 def run(options: argparse.Namespace) -> int:
     from ggpy.gguf import File
 
+    read_words(options)
     start = time.monotonic()
     found = importance(options)
     with File(options.source) as file:
@@ -245,7 +232,10 @@ def make_plan(
         found[1] if found else None,
         allow_requantize=options.allow_requantize,
         keep_order=options.keep_split,
+        factors=smoothing(file, options),
     )
+    if options.smoothquant is not None:
+        override(made.metadata, "quantize.smoothquant.alpha", "f32", options.smoothquant)
     for key, kind, value in overrides(options):
         override(made.metadata, key, kind, short(value) if kind == "str" else value)
     if found:
@@ -257,6 +247,18 @@ def make_plan(
         if matrix.n_chunks > 0:
             override(made.metadata, "quantize.imatrix.chunks_count", "u32", matrix.n_chunks)
     return made
+
+
+def smoothing(file: File, options: argparse.Namespace) -> Any:
+    """What is moved from activations into weights; None if nothing is asked for."""
+    if options.smoothquant is None:
+        return None
+    from ggpy.ops import choose
+    from ggpy.smooth import calibrate, factors
+
+    text = Path(options.calibration).read_text(encoding="utf-8", errors="replace")
+    ops = choose(options.device, options.threads or None, say)
+    return factors(file, calibrate(file, text, ops), options.smoothquant)
 
 
 def short(text: str) -> str:
@@ -284,7 +286,7 @@ def write(plan: Plan, file: File, options: argparse.Namespace) -> None:
             if done == choice.slot.nbytes:
                 before += done
                 bar.close()
-                print(line(i, plan, choice), flush=True)
+                tell(line(i, plan, choice) + "\n")
 
 
 def line(i: int, plan: Plan, choice: Choice, dry: bool = False) -> str:

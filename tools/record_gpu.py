@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ggpy.device import Gpu, NoGpu, probe, toolkit
+from ggpy.outcome import ended
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "tests" / "gpu_record.json"
@@ -45,20 +46,24 @@ def digest(root: Path = ROOT) -> str:
 def main(argv: list[str] | None = None) -> int:
     """The program; its exit status."""
     options = _parser().parse_args(argv)
+    return ended(lambda: record(options))
+
+
+def record(options: argparse.Namespace) -> int:
+    """Test, measure, and write the file; ValueError without a GPU."""
     gpu = probe(int(options.device.partition(":")[2] or 0))
     if isinstance(gpu, NoGpu):
-        print(f"record_gpu: error: no GPU to test on: {gpu.reason}", file=sys.stderr)
-        return 2
+        raise ValueError(f"no GPU to test on: {gpu.reason}")
     before = digest()
     tests = run_tests()
-    record = {
+    found = {
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         **machine(gpu),
         "digest": before,
         "tests": tests,
         "speeds": {} if options.no_speeds else speeds(options.device),
     }
-    options.output.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    options.output.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     print(f"{options.output}: {json.dumps(tests)}", file=sys.stderr)
     return 1 if tests["failed"] or not tests["passed"] else 0
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
+
+from ggpy.outcome import ended
 
 if TYPE_CHECKING:
     from ggpy.gguf import File, Tensor
@@ -25,15 +26,16 @@ MB = 1e6
 def main(argv: list[str] | None = None) -> int:
     """Run the program; its exit status: 0, or 2 for a file that cannot be read."""
     options = parser().parse_args(argv)
-    from ggpy.gguf import File, GGUFError  # --help needs no numpy
+    return ended(lambda: show(options.file, options.json))
 
-    try:
-        file = File(options.file)
-    except GGUFError as error:
-        print(f"ggpy: error: {error}", file=sys.stderr)
-        return 2
-    with file:
-        return write(as_json(file) if options.json else as_text(file))
+
+def show(path: str, in_json: bool) -> int:
+    from ggpy.gguf import File  # --help needs no numpy
+
+    with File(path) as file:
+        for line in as_json(file) if in_json else as_text(file):
+            print(line)
+    return 0
 
 
 def parser() -> argparse.ArgumentParser:
@@ -45,19 +47,6 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("--json", action="store_true", help="everything, arrays in full, as JSON")
     return found
-
-
-def write(lines: Iterable[str]) -> int:
-    """Print lines; a reader that stops reading (`| head`) is no error."""
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="backslashreplace")
-    try:
-        for line in lines:
-            print(line)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
 
 
 # Text.

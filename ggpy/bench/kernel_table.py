@@ -8,13 +8,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import hypot
 from pathlib import Path
 from typing import Any
 
 from .kernels import FIELDS, Row
-from .table import BUSY
+from .table import BUSY, BUSY_NOTE
 
 KIND = "ggpy bench_kernels"
 MACHINE: dict[str, type] = {
@@ -34,24 +34,31 @@ def document(machine: Mapping[str, Any], rows: Sequence[Row]) -> Document:
 
 
 def read(path: Path) -> Document:
-    """A document; ValueError for a file that is none."""
+    """A document; OSError, and ValueError for a file that is none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return checked(found, path)
 
 
 def checked(found: Any, path: Path) -> Document:
     """The document, if it is one; ValueError."""
-    if not isinstance(found, dict) or found.get("kind") != KIND:
-        raise ValueError(f"{path}: is no result of `ggpy bench_kernels -o json`")
-    rows = found.get("rows")
+    return checked_document(found, path, KIND, MACHINE, "rows", FIELDS)
+
+
+def checked_document(
+    found: Any, path: Path, kind: str, head: Iterable[str], list_name: str, fields: Iterable[str]
+) -> Document:
+    """What a program of name `kind` printed: `head`, and a list of rows with `fields`."""
+    if not isinstance(found, dict) or found.get("kind") != kind:
+        raise ValueError(f"{path}: is no result of `{kind} -o json`")
+    rows = found.get(list_name)
     if not isinstance(rows, list) or not rows or not all(isinstance(r, dict) for r in rows):
-        raise ValueError(f"{path}: has no results: measure again")
-    missing = [n for n in MACHINE if n not in found] + [n for n in FIELDS if n not in rows[0]]
+        raise ValueError(f"{path}: has no {list_name}: measure again")
+    missing = [n for n in head if n not in found] + [n for n in fields if n not in rows[0]]
     if missing:
-        raise ValueError(f"{path}: the results have no {missing[0]!r}: measure again")
+        raise ValueError(f"{path}: the {list_name} have no {missing[0]!r}: measure again")
     return found
 
 
@@ -124,7 +131,7 @@ def markdown(found: Document, rows: Sequence[Row]) -> Iterator[str]:
         f"TFLOP/s, measured on {found['gpu']}"
     )
     if any(map(busy, rows)):
-        yield f"! runs differed by more than {BUSY:.0%}: the machine was busy or changed its clocks"
+        yield BUSY_NOTE
     yield f"build: {found['build']}"
 
 

@@ -1,10 +1,11 @@
-"""What results say about where they were measured: the processor's name and the build."""
+"""What results say about where and when they were measured: processor, build, time."""
 
 from __future__ import annotations
 
 import os
 import platform
 import subprocess
+import time
 from pathlib import Path
 
 from ..paths import data_dir, version
@@ -18,6 +19,11 @@ def cpu_name() -> str:
         return platform.processor() or platform.machine()
     names = [line.partition(":")[2] for line in text.splitlines() if line.startswith("model name")]
     return names[0].strip() if names else platform.machine()
+
+
+def now() -> str:
+    """The time, RFC 3339."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def commit() -> str:

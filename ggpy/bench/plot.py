@@ -14,20 +14,34 @@ from .table import Row
 WIDTH, BAR = 11.0, 0.32  # inches
 
 
-def available() -> bool:
-    """Whether there is a matplotlib."""
+def require() -> None:
+    """ValueError without a matplotlib."""
     from importlib.util import find_spec
 
-    return find_spec("matplotlib") is not None
+    if find_spec("matplotlib") is None:
+        raise ValueError("--plot needs matplotlib: pip install matplotlib")
+
+
+def pyplot() -> Any:
+    """matplotlib.pyplot, which draws into files."""
+    import matplotlib  # type: ignore[import-not-found,unused-ignore]
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot  # type: ignore[import-not-found,unused-ignore]
+
+    return matplotlib.pyplot
+
+
+def save(figure: Any, path: str) -> None:
+    """Write the picture, and let go of it."""
+    figure.tight_layout()
+    figure.savefig(path)
+    pyplot().close(figure)
 
 
 def draw(rows: Sequence[Row], path: str) -> int:
     """Write the picture of the rows that have a speed; how many panels it has."""
-    import matplotlib  # type: ignore[import-not-found,unused-ignore]
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt  # type: ignore[import-not-found,unused-ignore]
-
+    plt = pyplot()
     rows = [row for row in rows if row["median_ts"]]
     panels: list[Callable[[Any], None]] = [partial(_bars, rows=rows)]
     generation = [row for row in rows if row["n_gen"] and not row["n_prompt"]]
@@ -40,9 +54,7 @@ def draw(rows: Sequence[Row], path: str) -> int:
     )
     for panel, place in zip(panels, axes[:, 0], strict=True):
         panel(place)
-    figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)
+    save(figure, path)
     return len(panels)
 
 

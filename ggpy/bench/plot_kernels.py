@@ -1,7 +1,4 @@
-"""A picture of measured kernels: the roofline, and how much of its limit each kernel reaches.
-
-matplotlib is optional and imported only in plot.py and here.
-"""
+"""A picture of measured kernels: the roofline, and how much of its limit each kernel reaches."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .kernel_table import Document, Row
+from .plot import pyplot, save
 
 WIDTH, HEIGHT = 11.0, 6.0  # inches, of a panel
 MARKERS = "os^Dv<>p*hX"
@@ -18,11 +16,7 @@ MARKERS = "os^Dv<>p*hX"
 
 def draw(found: Document, path: str) -> int:
     """Write the picture of the rows that were measured; how many panels it has."""
-    import matplotlib  # type: ignore[import-not-found,unused-ignore]
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt  # type: ignore[import-not-found,unused-ignore]
-
+    plt = pyplot()
     rows = [row for row in found["rows"] if row["us"]]
     counted = [row for row in rows if row["flops"]]
     figure, axes = plt.subplots(2 if counted else 1, 1, squeeze=False)
@@ -30,9 +24,7 @@ def draw(found: Document, path: str) -> int:
     if counted:
         _roofline(axes[0, 0], found, counted)
     _bandwidth(axes[-1, 0], found, rows)
-    figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)
+    save(figure, path)
     return len(axes)
 
 

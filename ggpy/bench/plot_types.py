@@ -1,13 +1,12 @@
-"""A picture of a model in several types: quality against size.
-
-matplotlib is optional and imported only in the modules named plot.
-"""
+"""A picture of a model in several types: quality against size."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from .plot import pyplot, save
 
 WIDTH, HEIGHT = 9.0, 4.5  # inches, of a panel
 MB = 1e6
@@ -28,11 +27,7 @@ class Quality:
 
 def draw(found: Sequence[Quality], path: str) -> int:
     """Write the picture; how many points it has."""
-    import matplotlib  # type: ignore[import-not-found,unused-ignore]
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt  # type: ignore[import-not-found,unused-ignore]
-
+    plt = pyplot()
     figure, (above, below) = plt.subplots(2, 1, sharex=True)
     figure.set_size_inches(WIDTH, 2 * HEIGHT)
     n = _panel(above, [(q, q.kl) for q in found if q.kl is not None])
@@ -42,9 +37,7 @@ def draw(found: Sequence[Quality], path: str) -> int:
     n += _panel(below, [(q, q.ppl) for q in found])
     below.set_ylabel("perplexity")
     below.set_xlabel("MB of all tensors")
-    figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)
+    save(figure, path)
     return n
 
 

@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from .kernel_table import checked_document
 from .profile import Part, Profile
 from .table import BUSY
 
@@ -63,15 +64,7 @@ def _ops(parts: Sequence[Part], nbytes: Mapping[str, int], bandwidth: float) -> 
 
 def checked(found: Any, path: Path) -> Row:
     """The document, if it is one; ValueError."""
-    if not isinstance(found, dict) or found.get("kind") != KIND:
-        raise ValueError(f"{path}: is no result of `ggpy bench --profile -o json`")
-    rows = found.get("profiles")
-    if not isinstance(rows, list) or not rows or not all(isinstance(r, dict) for r in rows):
-        raise ValueError(f"{path}: has no profiles: measure again")
-    missing = [n for n in MACHINE if n not in found] + [n for n in FIELDS if n not in rows[0]]
-    if missing:
-        raise ValueError(f"{path}: the profiles have no {missing[0]!r}: measure again")
-    return found
+    return checked_document(found, path, KIND, MACHINE, "profiles", FIELDS)
 
 
 def lines(kind: str, machine: Row, rows: Iterator[Row]) -> Iterator[str]:

@@ -38,13 +38,7 @@ template <int N> __global__ void add(half* x) { x[threadIdx.x] = x[threadIdx.x] 
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _nvrtc():
-    try:
-        toolkit.load_nvrtc()
-        toolkit.header_folders()
-    except toolkit.NvrtcMissing as error:
-        pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("nvrtc")
 
 
 @pytest.fixture

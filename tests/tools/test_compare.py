@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import os
 import stat
 import sys
 from collections.abc import Callable
@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from ggpy import paths
+from ggpy.bench.table import LLAMA_BENCH, SAMPLES
 
-PROGRAM = paths.data_dir("tools") / "compare.py"
 QUICK = ["--device", "cpu", "-t", "1", "-p", "8", "-n", "2", "-r", "2"]
 
 # Prints what llama-bench prints with -o json (the fields that tell a test apart, and speeds), and
@@ -50,15 +49,6 @@ print(json.dumps(rows))
 
 
 @pytest.fixture
-def program() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("compare", PROGRAM)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture
 def llama_bench(tmp_path: Path) -> Path:
     if sys.platform == "win32":
         pytest.skip("a script is no program there")
@@ -68,22 +58,23 @@ def llama_bench(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def words(llama_bench: Path, tiny_path: Callable[[str], Path]) -> list[str]:
+    """What the program is told in most tests."""
+    return ["--llama-bench", str(llama_bench), "-m", str(tiny_path("llama")), *QUICK]
+
+
 def calls(llama_bench: Path) -> Any:
     return json.loads((llama_bench.parent / "calls.json").read_text())
 
 
 def test_both_run_the_same_tests_in_turn(
-    program: ModuleType,
-    llama_bench: Path,
-    tiny_path: Callable[[str], Path],
-    capsys: pytest.CaptureFixture[str],
+    program: ModuleType, llama_bench: Path, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = str(tiny_path("llama"))
-    words = ["--llama-bench", str(llama_bench), "-m", model, *QUICK, "-d", "0,4", "-o", "json"]
-    assert program.main(words) == 0
+    assert program.main([*words, "-d", "0,4", "-o", "json"]) == 0
     captured = capsys.readouterr()
     tests = ["-p", "8", "-n", "2", "-r", "2", "-d", "0,4"]
-    expected = ["-m", model, "-ngl", "0", "-t", "1", *tests, "-o", "json"]
+    expected = ["-m", words[3], "-ngl", "0", "-dev", "none", "-t", "1", *tests, "-o", "json"]
     assert calls(llama_bench) == [expected, expected]
     said = [line.rpartition(", ")[2] for line in captured.err.splitlines()]
     assert said == ["ggpy", "llama-bench", "ggpy", "llama-bench"]
@@ -97,12 +88,8 @@ def test_both_run_the_same_tests_in_turn(
 
 
 def test_markdown(
-    program: ModuleType,
-    llama_bench: Path,
-    tiny_path: Callable[[str], Path],
-    capsys: pytest.CaptureFixture[str],
+    program: ModuleType, llama_bench: Path, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--llama-bench", str(llama_bench), "-m", str(tiny_path("llama")), *QUICK]
     assert program.main([*words, "--rounds", "1", "--llama-args", "-ngl 12"]) == 0
     out = capsys.readouterr().out
     assert calls(llama_bench)[0][2:4] == ["-ngl", "12"] and len(calls(llama_bench)) == 1
@@ -115,17 +102,51 @@ def test_markdown(
 
 
 def test_a_program_that_fails_is_status_1(
-    program: ModuleType,
-    llama_bench: Path,
-    tiny_path: Callable[[str], Path],
-    capsys: pytest.CaptureFixture[str],
+    program: ModuleType, llama_bench: Path, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--llama-bench", str(llama_bench), "-m", str(tiny_path("llama")), *QUICK]
     for text in ("1", ""):  # it says so, or only prints nothing
         (llama_bench.parent / "fail").write_text(text)
         assert program.main(words) == 1
         captured = capsys.readouterr()
         assert captured.out == "" and "ggml_cuda_init: failed" in captured.err
+
+
+@pytest.mark.skipif("GGPY_TEST_LLAMA_BENCH" not in os.environ, reason="set it to a llama-bench")
+def test_a_real_llama_bench(
+    program: ModuleType,
+    tool: Callable[[str], ModuleType],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It takes what it is given, and its fields are those of `ggpy bench`, in that order."""
+    real, path = os.environ["GGPY_TEST_LLAMA_BENCH"], str(tmp_path / "x.gguf")
+    assert tool("make_synthetic").main(["tiny:Q8_0", path]) == 0
+    capsys.readouterr()
+    words = ["--llama-bench", real, "-m", path, *QUICK, "-pg", "8,2", "-d", "0,4", "-o", "json"]
+    assert program.main(words) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    names = ["pp8", "tg2", "pp8+tg2", "pp8 @ d4", "tg2 @ d4", "pp8+tg2 @ d4"]
+    assert [row["test"] for row in rows] == names
+    assert all(row["llama_ts"] > 0 and row["llama_build"] for row in rows)
+    (theirs,) = program.run([real, "-m", path, "-p", "8", "-n", "0", "-r", "1", "-o", "json"])
+    assert [*theirs] == [*LLAMA_BENCH, *SAMPLES]
+    assert all(type(theirs[name]) is kind for name, kind in LLAMA_BENCH.items())
+    with pytest.raises(RuntimeError, match=r"ended with 1: .*failed to load model"):
+        program.run([real, "-m", str(tmp_path / "none.gguf"), "-o", "json"])
+
+
+def test_theirs_uses_the_gpu_that_ours_used(program: ModuleType) -> None:
+    options = program.parser().parse_args(["--llama-bench", "x"])
+    ours = {"backends": "CUDA", "main_gpu": 3, "n_threads": 8}
+    expected = "-ngl 99 -fa 1 -sm none -mg 3 -t 8"
+    assert program.their_options(options, ours) == expected.split()
+
+
+def test_a_crash_is_not_what_was_said_before_it(program: ModuleType) -> None:
+    """llama-bench notes what it loads, and opens its list before it loads a model."""
+    crash = "import os, sys; print('['); print('loaded CPU', file=sys.stderr); os._exit(3)"
+    with pytest.raises(RuntimeError, match="ended with 3: loaded CPU"):
+        program.run([sys.executable, "-c", crash])
 
 
 def test_rows_of_other_tests_are_not_compared(program: ModuleType) -> None:
@@ -144,16 +165,13 @@ def test_rows_of_other_tests_are_not_compared(program: ModuleType) -> None:
     ],
 )
 def test_what_is_wrong_is_said_before_anything_runs(
-    words: list[str], message: str, program: ModuleType, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, refused: Callable[..., str]
 ) -> None:
-    assert program.main(["--llama-bench", "nowhere/llama-bench", *words]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == "" and message in captured.err
+    assert message in refused("--llama-bench", "nowhere/llama-bench", *words)
 
 
 def test_options_that_only_one_has_are_refused(
-    program: ModuleType, llama_bench: Path, capsys: pytest.CaptureFixture[str]
+    refused: Callable[..., str], llama_bench: Path
 ) -> None:
-    words = ["--llama-bench", str(llama_bench), "-m", "x.gguf", "--batch", "2"]
-    assert program.main(words) == 2
-    assert "--batch is not an option of both programs" in capsys.readouterr().err
+    said = refused("--llama-bench", llama_bench, "-m", "x.gguf", "--batch", "2")
+    assert "--batch is not an option of both programs" in said

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib.util
 import os
 import re
 import signal
@@ -18,23 +17,15 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import BASE, KINDS, config_of, weights_of, write, write_weights
+from quantised_checkpoints import gptq, grouped, save
+from small_vocab import TEXTS
 
 import ggpy
-from ggpy import hub, paths
+from ggpy import hub
 from ggpy.gguf import File
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PROGRAM = paths.data_dir("tools") / "convert.py"
 Run = Callable[..., tuple[int, str]]
-
-
-@pytest.fixture(scope="module")
-def program() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("convert", PROGRAM)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
@@ -97,6 +88,72 @@ def test_the_default_type_is_as_stored(name: str, type: str, tmp_path: Path, run
     assert run(tmp_path / name, tmp_path)[0] == 0  # a folder: the file's name is made
     with File(tmp_path / f"{name}-{type}.gguf") as file:
         assert file.tensors["blk.0.ffn_up.weight"].format.name == type
+
+
+def packed_folder(folder: Path) -> Path:
+    """A checkpoint that GPTQ has quantised."""
+    quantization = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True}
+
+    def make(stem: str, w: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        group = grouped(w, 32, True)
+        return gptq(stem, group), group.weights
+
+    save(folder, "llama-linear", make, quantization)
+    return folder
+
+
+def test_a_quantised_checkpoint_stays_as_it_is_by_default(tmp_path: Path, run: Run) -> None:
+    folder = packed_folder(tmp_path / "model")
+    assert run(folder, tmp_path)[0] == 0
+    with File(tmp_path / "model-Q4_0.gguf") as file:
+        kinds = {name: tensor.format.name for name, tensor in file.tensors.items()}
+        assert file.metadata["general.file_type"] == 2
+    assert kinds["blk.0.attn_q.weight"] == "Q4_0" and kinds["output.weight"] == "F16"
+    status, said = run(folder, tmp_path / "out.gguf", "--type", "q8_0")
+    assert status == 0 and "warning: the checkpoint's Q4_0 weights are rounded again" in said
+    with File(tmp_path / "out.gguf") as file:
+        assert file.tensors["blk.0.attn_q.weight"].format.name == "Q8_0"
+
+
+def test_smoothquant(folder: Path, tmp_path: Path, run: Run) -> None:
+    (tmp_path / "text").write_text("".join(TEXTS))
+    words = ["--smoothquant", "0.5", "--calibration", tmp_path / "text", "--device", "cpu"]
+    status, said = run(folder, tmp_path / "out.gguf", *words)
+    assert status == 0, said
+    assert re.search(r"calibrated with \d+ chunks of text\n", said)
+    assert re.search(r"\d+ tensors smoothed, 0\.\d MB in W8A8, to .*out\.gguf\n$", said)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.gguf", "text"]
+    with File(tmp_path / "out.gguf") as file:
+        assert file.metadata["ggpy.activations"] == "int8"
+        assert file.metadata["quantize.smoothquant.alpha"] == 0.5
+        assert file.tensors["blk.0.ffn_down.weight"].format.name == "I8"
+    with ggpy.load(str(tmp_path / "out.gguf"), device="cpu", n_ctx=64) as model:
+        assert np.isfinite(model.logits(model.tokenizer.encode("hello world"))).all()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--smoothquant", "0.5"], "--smoothquant ALPHA and --calibration TEXT belong together"),
+        (["--calibration", "TEXT"], "belong together"),
+        (["--smoothquant", "2", "--calibration", "TEXT"], "--smoothquant 2: give 0 to 1"),
+        (
+            ["--smoothquant", "0.5", "--calibration", "TEXT", "--type", "q8_0"],
+            "--smoothquant makes w8a8, not q8_0",
+        ),
+        (["--smoothquant", "0.5", "--calibration", "TEXT", "--dry-run"], "neither with"),
+        (["--smoothquant", "0.5", "--calibration", "/nowhere/text"], "No such file"),
+        (["--smoothquant", "0.5", "--calibration", "TEXT"], "a calibration text of 2 tokens"),
+    ],
+)
+def test_smoothing_that_cannot_be_done(
+    words: list[str], message: str, folder: Path, tmp_path: Path, run: Run
+) -> None:
+    (tmp_path / "text").write_text("a")
+    words = [str(tmp_path / "text") if word == "TEXT" else word for word in words]
+    status, said = run(folder, tmp_path / "out.gguf", *words, "--device", "cpu")
+    assert status == 2 and message in said.splitlines()[-1]
+    assert [path.name for path in tmp_path.iterdir()] == ["text"]
 
 
 def test_types_by_pattern(folder: Path, tmp_path: Path, run: Run) -> None:
@@ -250,16 +307,3 @@ def test_a_repository_that_cannot_be_fetched(tmp_path: Path, run: Run, monkeypat
     status, said = run("user/no-such-repo", tmp_path / "out.gguf")
     assert status == 2 and "there is no folder user/no-such-repo; cannot fetch it" in said
     assert said.count("\n") == 1
-
-
-def test_help_is_cheap_and_listed(program: ModuleType) -> None:
-    from ggpy.__main__ import usage
-
-    assert "convert        Make a GGUF file of a Hugging Face checkpoint" in usage().replace(
-        "make a", "Make a"
-    )
-    code = "import sys, runpy; sys.argv = ['x', '--help']\n"
-    code += f"try: runpy.run_path({str(PROGRAM)!r}, run_name='__main__')\n"
-    code += "except SystemExit: print('numpy' in sys.modules)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert result.stdout.splitlines()[-1] == "False"

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 
-from ggpy import paths
 from ggpy.importance import read
 
-PROGRAM = paths.data_dir("tools") / "imatrix.py"
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 TEXT = GOLDEN / "text.txt"
 QUICK = ["--device", "cpu", "-t", "1", "-c", "64", "--chunks", "4"]
-
-
-@pytest.fixture(scope="module")
-def program() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("imatrix", PROGRAM)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_a_file_as_llama_imatrix_makes_it(program, tiny_path, tmp_path, capsys) -> None:
@@ -72,17 +59,15 @@ def test_collecting_goes_on_from_a_file(program, tiny_path, tmp_path) -> None:
         (["-f", "text"], "no model: name a file with -m FILE"),
         (["m.gguf", "-f", "text", "--chunks", "0"], "--chunks 0: give 1 or more"),
         (["m.gguf", "-f", "text", "-o", "no/such/x.gguf"], "there is no folder no/such"),
+        (["m.gguf", "-f", "text", "-o", "."], ".: is a directory: name a file in it"),
         (["--in-file", "none.gguf"], "none.gguf: cannot be read: No such file"),
-        (["LLAMA", "-f", "none.txt"], "No such file or directory: 'none.txt'"),
+        (["LLAMA", "-f", "none.txt"], "none.txt: No such file or directory"),
         (["LLAMA", "-f", "TEXT", "-c", "9999"], "a context of 9999 tokens needs a text of"),
     ],
 )
-def test_what_is_refused(program, tiny_path, capsys, words, message) -> None:
-    named = {"LLAMA": str(tiny_path("llama")), "TEXT": str(TEXT)}
-    assert program.main([named.get(word, word) for word in words]) == 2
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("ggpy: error: ")
-    assert message in last
+def test_what_is_refused(refused, tiny_path, words, message) -> None:
+    named = {"LLAMA": tiny_path("llama"), "TEXT": TEXT}
+    assert message in refused(*(named.get(word, word) for word in words))
 
 
 def test_a_model_that_computes_nan_ends_with_1(program, overflowing, tmp_path, capsys) -> None:

@@ -2,41 +2,27 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from ggpy import paths
 from ggpy.bench.options import combinations, parser
 from ggpy.synthetic import parse
 
-PROGRAM = paths.data_dir("tools") / "make_benchmarks.py"
 
-
-def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture
-def program() -> ModuleType:
-    return load(PROGRAM)
-
-
-def test_its_runs_are_valid_commands(program: ModuleType) -> None:
+def test_its_runs_are_valid_commands(
+    program: ModuleType, tool: Callable[[str], ModuleType]
+) -> None:
+    kernels = tool("bench_kernels")
     for name, words in program.RUNS.items():
         if words[0] == "bench":
             options = parser().parse_args(words[1:])
             assert list(combinations(options)) and options.models, name
             assert all(synthetic and parse(model) for synthetic, model in options.models)
         else:
-            kernels = load(PROGRAM.with_name("bench_kernels.py"))
             names = [case.name for case in kernels.chosen(words[2])]
             assert len(names) > 300 and not any("tests/cases.py" in name for name in names)
 

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from ggpy import arch, paths
+from ggpy import arch
 from ggpy.gguf import File
 from ggpy.ops.reference import Reference
 from ggpy.synthetic import Synthetic
 from ggpy.tokenizer import Tokenizer
-
-PROGRAM = paths.data_dir("tools") / "make_synthetic.py"
-
-
-@pytest.fixture(scope="module")
-def program() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_synthetic", PROGRAM)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize("spec", ["tiny:Q8_0", "tiny:Q4_K", "tiny:F16", "tiny:BF16", "tiny:IQ4_NL"])
@@ -63,15 +52,14 @@ def test_llama_cpp_opens_it(program: ModuleType, tmp_path: Path) -> None:
     ("words", "message"),
     [(["huge:Q8_0", "x"], "unknown synthetic model"), (["tiny:Q8_0", "/nowhere/x"], "/nowhere")],
 )
-def test_bad_usage(
-    words: list[str], message: str, program: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert program.main(words) == 2
-    assert message in capsys.readouterr().err
+def test_bad_usage(words: list[str], message: str, refused: Callable[..., str]) -> None:
+    assert message in refused(*words)
 
 
-def test_a_disk_that_is_too_small_is_named(
-    program: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_disk_that_is_too_small_leaves_nothing(
+    refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(OSError, match=r"needs 1000000000\.0 GB"):
-        program.check_room(tmp_path / "x", 10**18)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10_000))
+    said = refused("tiny:Q8_0", tmp_path / "x")
+    assert "x: needs 0.00 GB, 0.00 GB are free there" in said
+    assert not list(tmp_path.iterdir())

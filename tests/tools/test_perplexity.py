@@ -6,7 +6,6 @@ What llama.cpp finds is in tests/golden/perplexity.json; make_perplexity.py besi
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import re
 import subprocess
@@ -27,20 +26,10 @@ from ggpy.gguf import File
 from ggpy.ops.reference import Reference
 from ggpy.tokenizer import Tokenizer
 
-PROGRAM = paths.data_dir("tools") / "perplexity.py"
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 TEXT = GOLDEN / "text.txt"
 CPU = ["--device", "cpu", "-t", "1"]
 QUICK = [*CPU, "-c", "64", "--chunks", "4"]
-
-
-@pytest.fixture(scope="module")
-def program() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("perplexity", PROGRAM)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 Run = Callable[..., str]
@@ -55,19 +44,6 @@ def run(program: ModuleType, capsys: pytest.CaptureFixture[str]) -> Run:
         return capsys.readouterr().out
 
     return printed
-
-
-@pytest.fixture
-def refused(program: ModuleType, capsys: pytest.CaptureFixture[str]) -> Run:
-    """What the program says when it exits with 2."""
-
-    def message(*words: object) -> str:
-        assert program.main(list(map(str, words))) == 2
-        captured = capsys.readouterr()
-        assert not captured.out
-        return captured.err.splitlines()[-1]
-
-    return message
 
 
 def final(out: str) -> tuple[float, float]:
@@ -119,6 +95,15 @@ def test_smollm2_diverges_more_the_fewer_bits_there_are(smollm2: Path, run: Run)
 
 
 # Against plain formulas, on tiny models
+
+
+def test_types_of_keys_and_values(tiny_path: Callable[[str], Path], run: Run) -> None:
+    words = [tiny_path("qwen3"), "-f", TEXT, *QUICK]
+    usual, same = run(*words), run(*words, "--cache-type-k", "f32", "-ctv", "f32")
+    assert same == usual
+    fewer = run(*words, "-ctk", "q4_0", "--cache-type-v", "q4_1")
+    assert final(fewer)[0] != final(usual)[0]
+    assert final(fewer)[0] == pytest.approx(final(usual)[0], rel=0.05)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "gemma3"])
@@ -338,11 +323,12 @@ def test_requantised_matrices_are_those_that_fit(tiny_path: Callable[[str], Path
 def test_large_matrices_are_quantised_in_slabs(
     tiny_path: Callable[[str], Path], monkeypatch
 ) -> None:
-    monkeypatch.setattr(p, "SLAB", 1000)
+    monkeypatch.setattr("ggpy.workers.SLAB", 1000)
     with File(tiny_path("llama")) as file:
         table = file.tensors["token_embd.weight"]
         expected = ggpy.quantize(table.dequantize(), "Q4_1")
-        assert np.array_equal(p.quantized(table, by_name("Q4_1")).data, expected)
+        changed = p.Requantized(file, by_name("Q4_1"))
+        assert np.array_equal(changed.tensors[table.name].data, expected)
 
 
 def test_a_picture_of_quality_against_size(
@@ -389,18 +375,7 @@ def test_logits_that_are_no_numbers_end_it(
     assert "logits of chunk 1 are NaN or infinite" in capsys.readouterr().err
 
 
-def test_help_is_cheap_and_stdin_is_read(tiny_path: Callable[[str], Path], run: Run) -> None:
-    code = (
-        "import runpy, sys\n"
-        f"try: runpy.run_path({str(PROGRAM)!r}, run_name='__main__')\n"
-        "except SystemExit: pass\n"
-        "print(sorted(set(sys.modules) & {'numpy', 'cuda.core'}))"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code, "--help"], cwd=paths.data_dir("tools").parent,
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert "--kl-divergence-base" in result.stdout and result.stdout.endswith("[]\n")
+def test_stdin_is_read(tiny_path: Callable[[str], Path], run: Run) -> None:
     words = [sys.executable, "-m", "ggpy", "perplexity", tiny_path("llama"), "-f", "-", *QUICK]
     found = subprocess.run(
         list(map(str, words)), cwd=paths.data_dir("tools").parent,

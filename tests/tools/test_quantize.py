@@ -5,7 +5,6 @@ tests/test_requantize.py has the bytes, tests/test_mix.py the choices.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -24,19 +23,9 @@ from ggpy import paths
 from ggpy.gguf import File
 from ggpy.importance import write_gguf
 
-PROGRAM = paths.data_dir("tools") / "quantize.py"
 GOLDEN = json.loads(
     (Path(__file__).resolve().parent.parent / "golden" / "quantize.json").read_text()
 )["files"]
-
-
-@pytest.fixture(scope="module")
-def program() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("quantize", PROGRAM)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
@@ -240,6 +229,7 @@ def test_long_names_are_shortened_as_in_llama_cpp(run, folder: Path) -> None:
         ("weights.gguf out.gguf q4_0 many", "'many': what follows the type is a number of threads"),
         ("weights.gguf out.gguf q4_0 1 2", "'1 2': what follows the type is a number of threads"),
         ("none.gguf q4_0", "none.gguf: there is no such file"),
+        ("weights.gguf . q4_0 1", ".: is a directory: name a file in it"),
         ("weights.gguf no/such/out.gguf q4_0 1", "No such file or directory"),
         ("weights.gguf weights.gguf q4_0 1", "input and output files are the same: weights.gguf"),
         ("weights.imatrix.gguf out.gguf q4_0 1", "general.architecture: is missing"),
@@ -247,9 +237,9 @@ def test_long_names_are_shortened_as_in_llama_cpp(run, folder: Path) -> None:
         ("--imatrix none weights.gguf out.gguf q4_0", "none: cannot be read"),
         ("weights.gguf out.gguf q2_k_s 1", "needs an importance matrix"),
         ("--output-tensor-type q9 weights.gguf out.gguf q4_0", "unknown block format 'q9'"),
-        ("--tensor-type attn weights.gguf out.gguf q4_0", "'attn' is not like attn_q=q8_0"),
-        ("--tensor-type =q8_0 weights.gguf out.gguf q4_0", "is not like attn_q=q8_0"),
-        ("--tensor-type (=q8_0 weights.gguf out.gguf q4_0", "has no regular expression"),
+        ("--tensor-type attn weights.gguf out.gguf q4_0", "--tensor-type attn: say REGEX=TYPE"),
+        ("--tensor-type =q8_0 weights.gguf out.gguf q4_0", "--tensor-type =q8_0: say REGEX=TYPE"),
+        ("--tensor-type (=q8_0 weights.gguf out.gguf q4_0", "'(' is no expression"),
         ("--tensor-type a=iq1_s weights.gguf out.gguf q4_0", "IQ1_S cannot be quantised to"),
         ("--override-kv a=int:x weights.gguf out.gguf q4_0", "'a=int:x' is not like"),
         ("--override-kv a=list:x weights.gguf out.gguf q4_0", "'a=list:x' is not like"),
@@ -273,7 +263,8 @@ def test_a_file_that_is_there_is_replaced_only_by_a_whole_one(run, refused, fold
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
-def test_ctrl_c_leaves_nothing(folder: Path) -> None:
+@pytest.mark.parametrize("seconds", [0.1, 0.5])  # while processes start; while they work
+def test_ctrl_c_leaves_nothing(folder: Path, seconds: float) -> None:
     case = WEIGHTS.__class__("llama", 8, 4, 1, rows=2048)  # some seconds of work
     write_case(case, folder / "large.gguf")
     before = sorted(folder.iterdir())
@@ -287,12 +278,12 @@ def test_ctrl_c_leaves_nothing(folder: Path) -> None:
         deadline = time.monotonic() + 60
         while not (folder / "out.gguf.part").exists() and time.monotonic() < deadline:
             time.sleep(0.02)
-        time.sleep(0.5)
+        time.sleep(seconds)
         os.killpg(child.pid, signal.SIGINT)  # as a terminal does: to all of them
         _, errors = child.communicate(timeout=60)
     finally:
         child.kill()
-    assert (child.returncode, errors) == (130, "")
+    assert (child.returncode, errors) == (130, "ggpy: interrupted\n")
     assert sorted(folder.iterdir()) == before
 
 
@@ -308,3 +299,40 @@ def test_the_bench_prints_speeds(program, capsys, monkeypatch) -> None:
     assert lines[1].split() == ["type", "plain", "imatrix"]
     assert [line.split()[0] for line in lines[2:]] == ["q8_0", "q4_K"]
     assert all(float(x) > 0 for line in lines[2:] for x in line.split()[1:])
+
+
+# Scales of rows
+
+
+def test_a_scale_for_each_row(run, folder: Path, tiny_path) -> None:
+    said = run(f"{tiny_path('llama')} out.gguf w8a16 1 --allow-requantize")
+    assert re.search(r"blk\.0\.ffn_up\.weight .* converting to i8 \.\. size", said)
+    with File(folder / "out.gguf") as file:
+        assert file.tensors["blk.0.ffn_up.weight"].format.name == "I8"
+        assert file.tensors["blk.0.ffn_up.scale"].format.name == "F32"
+    assert "converting to q8_0" in run("out.gguf again.gguf q8_0 1 --allow-requantize")
+    with File(folder / "again.gguf") as file:
+        assert "blk.0.ffn_up.scale" not in file.tensors
+
+
+def test_smoothquant(run, folder: Path, tiny_path) -> None:
+    (folder / "text").write_text("The sea is blue and the sky is bluer. " * 20)
+    words = "--allow-requantize --smoothquant 0.5 --calibration text --device cpu"
+    run(f"{words} {tiny_path('llama')} out.gguf w8a8 1")
+    run(f"{tiny_path('llama')} plain.gguf w8a8 1 --allow-requantize")
+    with File(folder / "out.gguf") as file, File(folder / "plain.gguf") as plain:
+        assert file.metadata["quantize.smoothquant.alpha"] == 0.5
+        assert file.metadata["ggpy.activations"] == "int8"
+        name = "blk.0.attn_norm.weight"
+        assert bytes(file.tensors[name].data) != bytes(plain.tensors[name].data)
+
+
+def test_smoothing_that_is_refused(refused, folder: Path, tiny_path) -> None:
+    (folder / "text").write_text("a " * 50)
+    path = tiny_path("llama")
+    assert "belong together" in refused(f"--smoothquant 0.5 {path} out.gguf w8a8")
+    words = "--smoothquant 0.5 --calibration text --device cpu"
+    assert "is for W8A8" in refused(f"{words} {path} out.gguf q8_0")
+    assert "No such file" in refused(f"{words.replace('text', 'no')} {path} out.gguf w8a8")
+    wrong = words.replace("0.5", "2")
+    assert "give one between 0" in refused(f"{wrong} {path} out.gguf w8a8")
