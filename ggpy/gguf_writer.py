@@ -11,6 +11,7 @@ import os
 import shutil
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from errno import EISDIR
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,6 +53,8 @@ class Writer:
 
     def __init__(self, path: str | os.PathLike[str], metadata: Metadata, slots: Sequence[Slot]):
         self.path = Path(path)
+        if self.path.is_dir():  # before hours of work
+            raise IsADirectoryError(EISDIR, "is a directory: name a file in it", os.fspath(path))
         self._part = self.path.with_name(self.path.name + ".part")
         self._alignment = int(metadata.get("general.alignment", ("u32", DEFAULT_ALIGNMENT))[1])
         self._slots = list(slots)

@@ -28,9 +28,17 @@ _TABLE = {
     **{"TQ1_0": (36, "TQ1_0"), "TQ2_0": (37, "TQ2_0")},
     # llama.cpp has MXFP4_MOE alone, for experts; here these two may be of all matrices.
     **{"MXFP4_MOE": (38, "MXFP4"), "MXFP4": (38, "MXFP4"), "NVFP4": (39, "NVFP4")},
+    # Ours: a scale for each row. llama.cpp has neither such files nor a number for them.
+    **{"W8A16": (None, "I8"), "W8A8": (None, "I8"), "W4A16": (None, "Q4_0")},
+    **{"W8A16_FP8": (None, "F8_E4M3"), "W8A8_FP8": (None, "F8_E4M3")},
 }
-_ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
-MIXES = tuple(_TABLE)
+_ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "FP8": "W8A8_FP8"}
+
+# What those with a scale for each row are multiplied with: see ops.interface.Ops.weight.
+_ACTIVATIONS = {"W8A16": "f16", "W8A8": "int8", "W4A16": "f16"}
+_ACTIVATIONS |= {"W8A16_FP8": "f16", "W8A8_FP8": "e4m3"}
+MIXES = tuple(name for name in _TABLE if name not in _ACTIVATIONS)  # in blocks
+BY_ROW = tuple(_ACTIVATIONS)
 
 # What takes the place of a format whose blocks do not fit into a row; if that does not, F16.
 _SMALLER = {
@@ -82,12 +90,41 @@ def find_mix(name: str) -> str:
     return wanted
 
 
+def file_type(name: str) -> int | None:
+    """general.file_type of a mix; None for those that llama.cpp has no number for."""
+    return _TABLE[find_mix(name)][0]
+
+
+def base_of(name: str) -> Format:
+    """The format of most tensors of a mix."""
+    return by_name(_TABLE[find_mix(name)][1])
+
+
+def activations_of(name: str) -> str:
+    """What the matrices of a mix are multiplied with: "f16", or numbers of 8 bits."""
+    return _ACTIVATIONS.get(find_mix(name), "f16")
+
+
 def find_type(name: str) -> Format:
     """The format of one tensor, by its name in any case; ValueError unless it can be made."""
     format = by_name(name)
+    if format.is_private:
+        raise ValueError(f"{format.name} is no type of files: its bytes are stored as I8")
     if format.quantize_blocks is None:
         format.quantize([0.0])  # type: ignore[arg-type]  # its error lists what can
     return format
+
+
+def tensor_type(text: str) -> tuple[str, Format]:
+    """(pattern, format) of "attn_q=q8_0", one of `Mix.tensor_types`; ValueError."""
+    pattern, equals, name = text.rpartition("=")
+    if not pattern or not equals or not name:
+        raise ValueError(f"--tensor-type {text}: say REGEX=TYPE, for example ffn_down=q6_k")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"--tensor-type {text}: {pattern!r} is no expression: {error}") from None
+    return pattern, find_type(name)
 
 
 def in_order(names: Iterable[str]) -> list[str]:
@@ -151,8 +188,9 @@ class Mix:
 
     def __post_init__(self) -> None:
         self.name = find_mix(self.name)
-        self.file_type, base = _TABLE[self.name]  # general.file_type, and the format of most
-        self.base: Format = by_name(base)
+        self.file_type = file_type(self.name)
+        self.base = base_of(self.name)
+        self.activations = activations_of(self.name)
         self._seen = {"values": 0, "ffn_down": 0}
         self._patterns = [(re.compile(pattern), format) for pattern, format in self.tensor_types]
         self._rules: dict[str, Callable[[str, Shape], str | None]] = {
@@ -179,10 +217,27 @@ class Mix:
             if by_pattern is not self.base:
                 self.remarks.append(_override(name, self.base, by_pattern))
             return self._fitting(name, by_pattern, shape[-1])
+        if self.by_row:
+            wide = kind in ("output", "token_embd") and not self.pure
+            return self._fitting(name, by_name("Q8_0") if wide else self.base, shape[-1])
         if self.base.block_size == 1:
             return self.base
         found = self.base if self.pure else self._mixed(kind, name, shape)
         return self._fitting(name, found, shape[-1])
+
+    def is_named(self, name: str) -> bool:
+        """Whether a type was given for this tensor itself, rather than for all."""
+        kind = _kind(name)
+        if kind in ("output", "token_embd"):
+            given = self.output_type if kind == "output" else self.token_embd_type
+            if given is not None:
+                return True
+        return any(pattern.search(name) for pattern, _ in self._patterns)
+
+    @property
+    def by_row(self) -> bool:
+        """Whether what is of the format `base` has a scale for each row."""
+        return self.name in _ACTIVATIONS
 
     def quantizes(self, name: str, shape: Shape) -> bool:
         """Whether this tensor is one that may change its type at all."""

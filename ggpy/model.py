@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import arch
+from .cache_type import AUTO, USUAL, CacheTypes
 from .engine import Engine, Piece
 from .gguf import File
 from .ops import choose
@@ -38,11 +39,12 @@ class Model:
         n_batch: int = 512,
         n_seq: int = 1,
         progress: Callable[[int, int], None] | None = None,
+        cache_types: CacheTypes = USUAL,
     ) -> None:
         self.file, self.tokenizer, self.ops = file, tokenizer, ops
         self.n_ctx_train = arch.context_length(file)
         self.n_ctx = n_ctx or min(self.n_ctx_train or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
-        sizes = {"n_batch": n_batch, "n_seq": n_seq}
+        sizes: dict[str, Any] = {"n_batch": n_batch, "n_seq": n_seq, "cache_types": cache_types}
         self.decoder = arch.load(file, ops, self.n_ctx, progress, **sizes)
         self.engine = Engine(self.decoder, ops, tokenizer, self.n_ctx, n_batch, n_seq)
 
@@ -110,6 +112,8 @@ def load(
     n_batch: int = 512,
     n_seq: int = 1,
     n_threads: int | None = None,
+    cache_type_k: str = AUTO,
+    cache_type_v: str = AUTO,
     progress: Callable[[int, int], None] | None = None,
     note: Callable[[str], None] | None = None,
 ) -> Model:
@@ -117,19 +121,21 @@ def load(
 
     n_ctx: tokens of context for each of n_seq sequences; None is the model's, at most 4096.
     n_batch: tokens evaluated together at most. progress(done, total): bytes of weights.
+    cache_type_k, cache_type_v: of keys and values, "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0",
+    "q4_1" or "q4_0"; "auto" is f16 on a GPU and f32 on the CPU.
     note(message): remarks for the user. GGUFError for a bad or unsupported file, MemoryError when
     the context does not fit, ValueError for a device that is not there.
     """
     if n_ctx is not None and n_ctx < 1:
         raise ValueError(f"n_ctx is {n_ctx}: it must be 1 or more")
+    cache_types = CacheTypes(cache_type_k, cache_type_v)
     file = File(Path(path))
     try:
         arch.find(file)  # first of all: another architecture's tokenizer may be unknown as well
         tokenizer = Tokenizer.from_gguf(file)
         ops = choose(device, n_threads, note)
-        return Model(
-            file, tokenizer, ops, n_ctx=n_ctx, n_batch=n_batch, n_seq=n_seq, progress=progress
-        )
+        sizes: dict[str, Any] = {"n_ctx": n_ctx, "n_batch": n_batch, "n_seq": n_seq}
+        return Model(file, tokenizer, ops, **sizes, progress=progress, cache_types=cache_types)
     except BaseException:
         file.close()
         raise

@@ -1,31 +1,53 @@
 """A GGUF file in another type: which tensor becomes what, metadata, and the new file, streamed.
 
-Types, order, metadata and bytes are those of llama-quantize. A plan is made, and whatever can be
+Types, order, metadata and bytes are those of llama-quantize; types with a scale for each row are
+our own, and so is what is folded into weights (`Factors`). A plan is made, and whatever can be
 refused is refused, before anything is written; a file appears under its name when it is whole.
 Nothing here prints or knows a command line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .formats import Format
+from .arch.scheme import (
+    ACTIVATIONS_KEY,
+    I8_KEY,
+    WEIGHT,
+    read_scheme,
+    scale_of,
+    settings_for,
+)
+from .formats import Format, by_name
 from .formats.base import F32
+from .formats.rows import stored_as
 from .gguf import File, GGUFError, Tensor
 from .gguf_writer import Slot, Writer
 from .mix import Mix, in_order, is_values
 from .ops.host import drop_pages
-from .workers import Task, Workers, slabs
+from .workers import Task, Workers, scales_of_rows, slabs
 
 QUANTIZATION_VERSION = 2  # of ggml's block formats
 SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 Typed = dict[str, tuple[str, Any]]  # metadata: key -> type, value
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What the weights of some tensors are multiplied with first, by name: columns, and rows."""
+
+    columns: Mapping[str, F32] = field(default_factory=dict)  # [K]; of a vector its numbers
+    rows: Mapping[str, F32] = field(default_factory=dict)  # [N]
+
+    def of(self, name: str) -> tuple[F32 | None, F32 | None]:
+        """(columns, rows) of a tensor."""
+        return self.columns.get(name), self.rows.get(name)
 
 
 @dataclass(frozen=True)
@@ -35,16 +57,27 @@ class Choice:
     tensor: Tensor
     format: Format
     importance: F32 | None = None  # [columns] or [experts, columns]
+    scale: Tensor | None = None  # of the tensor's rows, if it has one that will be multiplied out
+    factors: tuple[F32 | None, F32 | None] = (None, None)  # of columns and rows, see Factors
+    new_scale: Callable[[], F32] | None = None  # of its rows in the new format
+    is_new_scale: bool = False  # that is what the tensor is, and it comes from new_scale
+
+    @property
+    def is_weighed(self) -> bool:
+        """Whether the weights are others than those of its blocks."""
+        return self.scale is not None or any(factor is not None for factor in self.factors)
 
     @property
     def changes(self) -> bool:
         """Whether the tensor is quantised rather than copied."""
-        return self.format is not self.tensor.format
+        return (
+            self.format is not self.tensor.format or self.new_scale is not None or self.is_weighed
+        )
 
     @property
     def slot(self) -> Slot:
         """The tensor as it will be written."""
-        return Slot(self.tensor.name, self.tensor.shape, self.format)
+        return Slot(self.tensor.name, self.tensor.shape, stored_as(self.format))
 
 
 @dataclass
@@ -95,39 +128,88 @@ def plan(
     *,
     allow_requantize: bool = False,
     keep_order: bool = False,
+    factors: Factors | None = None,
 ) -> Plan:
     """What becomes of a file's tensors; ValueError for what must not be. No mix: copies.
 
     importance: of the columns, by tensor. keep_order: as in the file, not by layers.
     """
-    order = list(file.tensors) if keep_order else in_order(file.tensors)
+    scheme = read_scheme(file.metadata, file.path)
+    tensors = {name: scheme.given(x, None, False).tensor for name, x in file.tensors.items()}
+    scales = {name: tensors[scale_of(name)] for name in tensors if _has_scale(name, tensors)}
+    order = list(tensors) if keep_order else in_order(tensors)
     found = Plan([], _metadata(file, mix))
-    for name in order:
-        tensor = file.tensors[name]
+    beside = {scale.name for scale in scales.values()}  # they go where their tensors go
+    for name in (name for name in order if name not in beside):
+        tensor = tensors[name]
         format = (mix.choose(name, tensor.shape) if mix else None) or tensor.format
         weights = None
-        if format is not tensor.format:
-            _check_source(tensor, allow_requantize)
-            if importance is not None:
+        by_row = mix is not None and mix.by_row and format is mix.base and len(tensor.shape) == 2
+        by_row = by_row and not (format is tensor.format and name in scales)
+        factor = factors.of(name) if factors else (None, None)
+        if format is not tensor.format or by_row or any(f is not None for f in factor):
+            _check_source(tensor, allow_requantize, name in scales)
+            if importance is not None and not by_row:
                 weights = _importance_of(tensor, importance, found.notes)
         if mix and weights is None and mix.needs_imatrix(name, format):
             raise ValueError(
                 f"tensor {name!r} in {format.name} needs an importance matrix, or what comes of it "
                 "is noise: make one with `ggpy imatrix`, and name it with --imatrix"
             )
-        found.choices.append(Choice(tensor, format, weights))
+        choice = Choice(tensor, format, weights, scales.get(name), factor)
+        found.choices += _with_scales(choice, by_row)
+    formats = {choice.format for choice in found.choices}
+    activations = mix.activations if mix and mix.by_row else scheme.activations
+    for key, (kind, value) in settings_for(formats, activations).items():
+        override(found.metadata, key, kind, value)
     return found
 
 
-def _check_source(tensor: Tensor, allow_requantize: bool) -> None:
+def _has_scale(name: str, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether a tensor has a scale for each row."""
+    scale = tensors.get(scale_of(name))
+    return name.endswith(WEIGHT) and scale is not None and scale.shape == tensors[name].shape[:1]
+
+
+def _with_scales(choice: Choice, by_row: bool) -> list[Choice]:
+    """A choice after that of the scale of its rows, old or new."""
+    if by_row:
+        made = NewScale(choice)
+        name, n_rows = scale_of(choice.tensor.name), choice.tensor.shape[0]
+        data, path = np.zeros(4 * n_rows, np.uint8), choice.tensor.path
+        empty = Tensor(name, (n_rows,), by_name("F32"), data, path)
+        scale = Choice(empty, by_name("F32"), new_scale=made, is_new_scale=True)
+        return [scale, replace(choice, new_scale=made)]
+    if choice.scale is not None and choice.format is choice.tensor.format:
+        if any(factor is not None for factor in choice.factors):
+            name = choice.tensor.name
+            raise ValueError(f"tensor {name!r} has a scale for each row already: start from F16")
+        return [Choice(choice.scale, choice.scale.format), replace(choice, scale=None)]
+    return [choice]
+
+
+class NewScale:
+    """The scales of a tensor's rows in its new format, found when they are first asked for."""
+
+    def __init__(self, choice: Choice) -> None:
+        self._choice = choice
+        self._found: F32 | None = None
+
+    def __call__(self) -> F32:
+        if self._found is None:
+            self._found = scales_of_rows(_weights(self._choice))
+        return self._found
+
+
+def _check_source(tensor: Tensor, allow_requantize: bool, has_scale: bool) -> None:
     """ValueError for a tensor that is no good to start from."""
     source = tensor.format
-    if source.block_size > 1 and not allow_requantize:
+    if (source.block_size > 1 or has_scale) and not allow_requantize:
         raise ValueError(
             f"tensor {tensor.name!r} is in {source.name} already, and quantising it again loses "
             "more: start from F16, BF16 or F32, or give --allow-requantize"
         )
-    if source.dtype.kind == "i":
+    if source.dtype.kind == "i" and not has_scale:
         raise ValueError(f"tensor {tensor.name!r} holds integers, {source.name}: it has no weights")
 
 
@@ -154,11 +236,13 @@ def _metadata(file: File, mix: Mix | None) -> Typed:
     found = {
         key: (file.types[key], value)
         for key, value in file.metadata.items()
-        if key not in SPLIT_KEYS
+        if key not in (*SPLIT_KEYS, I8_KEY, ACTIVATIONS_KEY)
     }
     override(found, "general.quantization_version", "u32", QUANTIZATION_VERSION)
     file_type = mix.file_type if mix else file.metadata.get("general.file_type")
-    if file_type is not None:
+    if file_type is None:
+        found.pop("general.file_type", None)
+    else:
         override(found, "general.file_type", "u32", file_type)
     return found
 
@@ -237,11 +321,45 @@ def _tasks(choices: Iterable[Choice]) -> Iterator[Task]:
         tensor = choice.tensor
         if not choice.changes:
             tensor.check_scales()
-        yield from slabs(
-            tensor.data,
-            tensor.shape[-1],
-            tensor.format,
-            choice.format,
-            choice.importance,
-            tensor.name,
-        )
+        if choice.is_new_scale and choice.new_scale is not None:
+            data = choice.new_scale().view(np.uint8)
+            yield Task(data, tensor.format, tensor.format, tensor=tensor.name)
+        elif choice.is_weighed or choice.new_scale is not None:
+            yield from _weights(choice, choice.new_scale and choice.new_scale())
+        else:
+            yield from slabs(
+                tensor.data,
+                tensor.shape[-1],
+                tensor.format,
+                choice.format,
+                choice.importance,
+                tensor.name,
+            )
+
+
+def _weights(choice: Choice, new_scale: F32 | None = None) -> Iterator[Task]:
+    """The tasks of a tensor whose weights are multiplied with its scale and its factors."""
+    tensor, float32 = choice.tensor, by_name("F32")
+    parts = slabs(
+        tensor.data,
+        tensor.shape[-1],
+        tensor.format,
+        choice.format,
+        choice.importance,
+        tensor.name,
+        new_scale,
+    )
+    scale = None if choice.scale is None else choice.scale.dequantize()
+    columns, rows = choice.factors
+    for task in parts:
+        if not choice.is_weighed:
+            yield task
+            continue
+        weights = task.source.dequantize(task.data)
+        part = slice(task.first_row, task.first_row + len(weights))
+        for factor in (scale, rows):
+            if factor is not None:
+                weights *= factor[part, None]
+        if columns is not None:
+            weights *= columns
+        yield task._replace(data=weights.view(np.uint8), source=float32)

@@ -22,14 +22,19 @@ from numpy.typing import NDArray
 from .arch import architectures
 from .arch.config import Config, Dimensions, read_dimensions
 from .arch.decoder import declared
+from .arch.scheme import scale_of, settings_for
 from .formats import Format, all_formats, by_name
 from .formats.random_blocks import random_blocks
+from .formats.rows import stored_as
 from .gguf import Tensor
+from .mix import BY_ROW, activations_of, base_of
 from .paths import data_dir
 
 POOL = 1 << 22  # random weights of a format, about
 SMALLER = {"Q6_K": "Q8_0", "Q5_K": "Q5_1", "Q4_K": "Q5_0"}  # for rows that are no multiple of 256
 SMALLEST = "Q4_0"  # what the others of 256 weights become there
+OUTPUT_OF_ROWS = "Q8_0"  # of types with a scale for each row, and the embedding table
+VALUES = 100.0  # root mean square of numbers of 8 bits that have a scale for each row
 OUTPUT_OF_K = "Q6_K"  # of models in Q2_K to Q5_K, as files usually have it
 
 
@@ -57,7 +62,10 @@ def dimensions(shape: Shape) -> Dimensions:
 
 
 def parse(spec: str) -> tuple[Shape, str, str]:
-    """(shape, format, format of the output) of "SHAPE:TYPE" or "SHAPE:TYPE/OUTPUT"; ValueError."""
+    """(shape, type, format of the output) of "SHAPE:TYPE" or "SHAPE:TYPE/OUTPUT"; ValueError.
+
+    The type is a format, or one of `mix.BY_ROW`, whose matrices have a scale for each row.
+    """
     name, colon, types = spec.rpartition(":")
     known = {s.name.lower(): s for s in shapes().values()}
     if not colon or name.lower() not in known:
@@ -66,18 +74,20 @@ def parse(spec: str) -> tuple[Shape, str, str]:
             + ", ".join(shapes())
         )
     first, _, output = types.partition("/")
-    format = _format(first).name
-    usual = OUTPUT_OF_K if format in ("Q2_K", "Q3_K", "Q4_K", "Q5_K") else format
+    if first.upper() in BY_ROW:
+        format, usual = first.upper(), OUTPUT_OF_ROWS
+    else:
+        format = usual = _format(first).name
+        usual = OUTPUT_OF_K if format in ("Q2_K", "Q3_K", "Q4_K", "Q5_K") else format
     return known[name.lower()], format, _format(output).name if output else usual
 
 
 def _format(name: str) -> Format:
     scaled = [f for f in all_formats() if f.scales(np.zeros(1, f.dtype)).shape[1]]  # no integers
-    known = {f.name.lower(): f for f in scaled}
+    known = {f.name.lower(): f for f in scaled if not f.is_private}
     if name.lower() not in known:
-        raise ValueError(
-            f"unknown type {name!r}: there are {', '.join(f.name for f in known.values())}"
-        )
+        there = ", ".join([*(f.name for f in known.values()), *BY_ROW])
+        raise ValueError(f"unknown type {name!r}: there are {there}")
     return known[name.lower()]
 
 
@@ -98,7 +108,8 @@ class Synthetic:
         self.shape, self.format, self.output_format = parse(spec)
         self.path = Path(f"{self.shape.name}:{spec.rpartition(':')[2]}")
         self.version = 3
-        self.metadata = _metadata(self.shape)
+        self.rows = base_of(self.format) if self.format in BY_ROW else None  # with a scale each
+        self.metadata = {**_metadata(self.shape), **_scheme(self)}
         self.tensors = _tensors(self, seed)
         self.nbytes = sum(t.nbytes for t in self.tensors.values())
 
@@ -129,6 +140,14 @@ def _metadata(shape: Shape) -> dict[str, Any]:
     }
 
 
+def _scheme(model: Synthetic) -> dict[str, str]:
+    """What the metadata says of a type with a scale for each row."""
+    if model.rows is None:
+        return {}
+    settings = settings_for([model.rows], activations_of(model.format))
+    return {key: value for key, (_, value) in settings.items()}
+
+
 def _tensors(model: Synthetic, seed: int) -> dict[str, Tensor]:
     """What the architecture declares, in its order, each in the format of its kind."""
     shape = model.shape
@@ -141,16 +160,20 @@ def _tensors(model: Synthetic, seed: int) -> dict[str, Tensor]:
             nbytes = _nbytes(format, shapes[name])
             largest[format.name] = max(largest.get(format.name, 0), nbytes)
     rms = sizes.n_embd**-0.5  # projections of a normed x keep its size: no overflow in halves
-    pools = {f: _Pool(by_name(f), n, rms, seed) for f, n in largest.items()}
-    return {
-        name: pools[formats[name].name].tensor(name, size) if len(size) > 1 else _ones(name, size)
-        for name, size in shapes.items()
-    }
+    pools = {f: _Pool(by_name(f), n, rms, seed, model.rows) for f, n in largest.items()}
+    found = {}
+    for name, size in shapes.items():
+        pool = pools.get(formats[name].name) if len(size) > 1 else None
+        found[name] = pool.tensor(name, size) if pool else _constant(name, size, 1.0)
+        if pool and pool.row_scale:
+            found[scale_of(name)] = _constant(scale_of(name), size[:1], pool.row_scale)
+    return found
 
 
-def _ones(name: str, shape: tuple[int, ...]) -> Tensor:
-    """A vector of ones: norms that change nothing."""
-    return Tensor(name, shape, by_name("F32"), np.ones(shape, np.float32).view(np.uint8))
+def _constant(name: str, shape: tuple[int, ...], value: float) -> Tensor:
+    """A vector of one value: norms that change nothing, scales of rows."""
+    data = np.full(shape, value, np.float32).view(np.uint8)
+    return Tensor(name, shape, by_name("F32"), data)
 
 
 def _format_of(model: Synthetic, name: str, shape: tuple[int, ...]) -> Format:
@@ -158,7 +181,11 @@ def _format_of(model: Synthetic, name: str, shape: tuple[int, ...]) -> Format:
     if len(shape) == 1:
         return by_name("F32")
     is_output = name == ("token_embd.weight" if model.shape.tied else "output.weight")
-    format = by_name(model.output_format if is_output else model.format)
+    is_table = is_output or name == "token_embd.weight"
+    if model.rows is not None and not is_table and shape[1] % model.rows.block_size == 0:
+        return model.rows
+    usual = OUTPUT_OF_ROWS if model.rows is not None else model.format
+    format = by_name(model.output_format if is_output else usual)
     if shape[1] % format.block_size:
         format = by_name(SMALLER.get(format.name, SMALLEST))
     return format if shape[1] % format.block_size == 0 else by_name("F16")
@@ -171,11 +198,21 @@ def _nbytes(format: Format, shape: tuple[int, ...]) -> int:
 class _Pool:
     """Random blocks of one format, repeated until the largest tensor fits at any start."""
 
-    def __init__(self, format: Format, nbytes: int, rms: float, seed: int) -> None:
+    def __init__(
+        self, format: Format, nbytes: int, rms: float, seed: int, rows: Format | None = None
+    ) -> None:
+        """rows: the format whose values have a scale for each row, `row_scale`."""
         self.format = format
+        self.row_scale = 0.0  # none
         n = min(POOL // format.block_size, -(-nbytes // format.nbytes))
         rng = np.random.default_rng(seed)
         blocks = np.ascontiguousarray(random_blocks(format, n, rng, rms))
+        if format is rows:
+            blocks = np.ascontiguousarray(random_blocks(format, n, rng, VALUES))
+            if format.block_size > 1:
+                format.set_scales(blocks, np.ones((n, 1), np.float32))
+            values = format.dequantize(blocks.view(np.uint8))
+            self.row_scale = rms / float(np.sqrt(np.mean(np.square(values))))
         pool = blocks.view(np.uint8).reshape(-1)
         self._bytes: NDArray[np.uint8] = np.tile(pool, 1 + -(-nbytes // pool.size))
         self._bytes.flags.writeable = False
@@ -187,4 +224,4 @@ class _Pool:
         self._start = (self._start + 7919) % self._n_blocks  # a prime: starts differ for long
         data = self._bytes[begin : begin + _nbytes(self.format, shape)]
         rows = data.reshape(*shape[:-1], -1)
-        return Repeated(name, shape, self.format, rows, "synthetic", begin)
+        return Repeated(name, shape, stored_as(self.format), rows, "synthetic", begin)

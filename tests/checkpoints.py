@@ -136,7 +136,7 @@ def config_of(kind: Kind) -> dict[str, Any]:
     return {**found, "tie_word_embeddings": kind.tied, "torch_dtype": kind.dtype, **kind.config}
 
 
-def to_gguf(folder: Path, out: Path, type: str = "f32", **options: Any) -> Path:
+def to_gguf(folder: Path, out: Path, type: str = "f32", keep: bool = False, **options: Any) -> Path:
     """Convert a checkpoint; options as of `ggpy.convert.read_model`."""
     from ggpy.convert import Checkpoint, Folder, mix_of, plan, read_config, read_model, write
     from ggpy.workers import Workers
@@ -147,7 +147,7 @@ def to_gguf(folder: Path, out: Path, type: str = "f32", **options: Any) -> Path:
     with Checkpoint(inside, quantization) as checkpoint, Workers(1) as workers:
         model = read_model(inside, config, architecture, kind, checkpoint, **options)
         assert model.warnings == []
-        for _ in write(plan(model, mix_of(model, type), out), workers):
+        for _ in write(plan(model, mix_of(model, type), out, keep=keep), workers):
             pass
     return out
 

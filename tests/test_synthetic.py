@@ -9,6 +9,7 @@ import pytest
 
 from ggpy import arch
 from ggpy.gguf import Tensor
+from ggpy.mix import BY_ROW, activations_of, base_of
 from ggpy.ops.reference import Reference
 from ggpy.synthetic import Synthetic, parse, shapes
 
@@ -54,7 +55,7 @@ def test_every_architecture_loads_as_a_file_does(architecture: str) -> None:
     loaded: list[str] = []
 
     class Names(Reference):
-        def weight(self, tensor, lookup=False):  # type: ignore[no-untyped-def]
+        def weight(self, tensor, lookup=False, scale=None, activations="f16"):  # type: ignore[no-untyped-def]
             loaded.append(tensor.name)
             return tensor
 
@@ -72,6 +73,27 @@ def test_blocks_are_valid_and_of_a_moderate_size(type: str) -> None:
             weights = t.dequantize().astype(np.float64)
             rms = np.sqrt(np.mean(weights**2))
             assert rms == pytest.approx(1.0 if len(t.shape) == 1 else 256**-0.5, rel=0.3)
+
+
+@pytest.mark.parametrize("type", BY_ROW)
+def test_types_with_a_scale_for_each_row(type: str) -> None:
+    with Synthetic(f"tiny:{type}") as model:
+        assert model.tensors["token_embd.weight"].format.name == "Q8_0"
+        handed: dict[str, tuple[Tensor, Tensor, str]] = {}
+
+        class Given(Reference):
+            def weight(self, tensor, lookup=False, scale=None, activations="f16"):  # type: ignore[no-untyped-def]
+                handed[tensor.name] = tensor, scale, activations
+                return super().weight(tensor, lookup, scale, activations)
+
+        arch.load(model, Given(1), 64)  # type: ignore[arg-type]
+        tensor, scale, activations = handed["blk.0.ffn_down.weight"]
+        Tensor(tensor.name, tensor.shape, tensor.format, tensor.data).check_scales()
+        weights = tensor.dequantize() * scale.dequantize()[:, None]
+        assert np.sqrt(np.mean(weights**2)) == pytest.approx(256**-0.5, rel=0.3)
+        assert tensor.format is base_of(type) and activations == activations_of(type)
+        assert model.tensors[tensor.name].format.name in ("I8", "Q4_0")
+        assert all(x[1] is None for name, x in handed.items() if "blk" not in name)
 
 
 def test_tensors_differ_and_a_seed_repeats_them() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pkgutil
 from importlib import import_module
 
+from ..cache_type import USUAL, CacheTypes
 from ..gguf import File
 from ..ops.interface import Ops
 from .config import UnsupportedModel
@@ -56,9 +57,11 @@ def load(
     *,
     n_batch: int = 512,
     n_seq: int = 1,
+    cache_types: CacheTypes = USUAL,
 ) -> Decoder:
     """Check the file and hand its weights to the ops; GGUFError or UnsupportedModel.
 
-    For n_seq sequences of n_ctx tokens, n_batch in a step at most; MemoryError if they do not fit.
+    For n_seq sequences of n_ctx tokens, n_batch in a step at most; MemoryError if they do not fit,
+    ValueError if the model's heads have no room for blocks of the cache's types.
     """
-    return build(find(file), file, ops, n_ctx, progress, n_batch, n_seq)
+    return build(find(file), file, ops, n_ctx, progress, n_batch, n_seq, cache_types)

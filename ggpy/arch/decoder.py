@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from ..cache_type import USUAL, CacheTypes
 from ..gguf import File, GGUFError, Tensor
 from ..kv_cache import pages_for
 from ..ops.interface import (
@@ -29,8 +30,10 @@ from ..ops.interface import (
     Step,
     Weight,
 )
-from .config import Config, Dimensions, UnsupportedModel, read_dimensions, refuse_variants
+from .collect import check_vocabulary, collect
+from .config import Config, Dimensions, read_dimensions, refuse_variants
 from .hugging_face import HuggingFace
+from .scheme import SCALE, Given, Scheme, read_scheme, scale_of
 
 Progress = Callable[[int, int], None]  # bytes of weights handed over, of all
 READERS = 8  # threads that check scales: one alone reads a mapped file slower than a bus is
@@ -54,11 +57,6 @@ QK_NORM = {"attn_q_norm.weight": "E", "attn_k_norm.weight": "E"}
 POST_NORM = {"post_attention_norm.weight": "D", "post_ffw_norm.weight": "D"}
 ROPE_FREQS = {"rope_freqs.weight": "R/2"}
 ROPE_FACTORS = {"rope_factors_long.weight": "R/2", "rope_factors_short.weight": "R/2"}
-
-UNUSED = (
-    "rotary_emb.inv_freq",
-    "attn_rot_embd.weight",
-)  # old converters stored what the settings already say
 
 
 @dataclass(frozen=True)
@@ -99,6 +97,13 @@ class Architecture:
     fused: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
     activation: Activation = "silu"
     hugging_face: HuggingFace | None = None  # checkpoints that can be converted
+
+    def tensors(self, n_layer: int) -> tuple[dict[str, str], dict[str, str]]:
+        """What a file needs and what it may have, by name, in letters; fused tensors in parts."""
+        layers = [f"blk.{i}." for i in range(n_layer)]
+        needed = {at + name: shape for at in layers for name, shape in self.layer.items()}
+        allowed = {at + name: shape for at in layers for name, shape in self.optional_layer.items()}
+        return {**GLOBAL, **needed}, {**self.optional, **allowed}
 
 
 Shapes = dict[str, tuple[int, ...]]
@@ -145,9 +150,14 @@ class Decoder:
     """A model on a backend: steps in, logits out."""
 
     def __init__(
-        self, sizes: Dimensions, plan: Plan, ops: Ops, weights: Mapping[str, Weight]
+        self,
+        sizes: Dimensions,
+        plan: Plan,
+        ops: Ops,
+        weights: Mapping[str, Weight],
+        cache_types: CacheTypes = USUAL,
     ) -> None:
-        self.sizes = sizes
+        self.sizes, self.cache_types = sizes, cache_types
         self.plan = plan
         self.ops = ops
         w = _Weights(weights, sizes.eps)
@@ -161,7 +171,7 @@ class Decoder:
 
     def cache_shape(self, n_pages: int) -> CacheShape:
         """The keys and values that n_pages need."""
-        return _cache_shape(self.sizes, n_pages)
+        return _cache_shape(self.sizes, n_pages, self.cache_types)
 
     def run(self, step: Step) -> Array:
         """l[R, V] of step.rows."""
@@ -188,10 +198,12 @@ def build(
     progress: Progress | None,
     n_batch: int = 512,
     n_seq: int = 1,
+    cache_types: CacheTypes = USUAL,
 ) -> Decoder:
     """Check all the file says, then hand its weights over; GGUFError names what is wrong.
 
     n_seq sequences of n_ctx tokens, n_batch in a step: MemoryError where the ops have no room.
+    ValueError for types of keys and values that its heads do not have room for.
     """
     config = Config(file.metadata, architecture.name, file.path)
     table = file.tensors.get("token_embd.weight")
@@ -200,18 +212,20 @@ def build(
             f"{file.path}: token_embd.weight, the embedding table, is missing or no matrix"
         )
     sizes = read_dimensions(config, table.shape[0])
-    _check_vocabulary(file, sizes.n_vocab)
+    check_vocabulary(file, sizes.n_vocab)
+    scheme = read_scheme(file.metadata, file.path)
     refuse_variants(config, ACTIVATION_NAMES[architecture.activation])
-    tensors = _collect(architecture, file, sizes)
+    tensors = collect(architecture, file, sizes)
     plan = architecture.plan(Context(config, sizes, tensors, n_ctx))
     config.refuse_unread()
-    weights = _weights(tensors)
-    cache = _cache_shape(sizes, n_seq * pages_for(n_ctx))
+    weights = _weights(tensors, scheme)
+    cache = _cache_shape(sizes, n_seq * pages_for(n_ctx), cache_types)
     widths = sizes.n_embd, sizes.n_ff, sizes.n_vocab
-    ops.check_room(Demand(list(weights.values()), cache, n_seq, n_batch, *widths))
+    ops.check_room(Demand(_parts(weights), cache, n_seq, n_batch, *widths))
+    read = [weights[name].tensor if name in weights else x for name, x in tensors.items()]
     with ThreadPoolExecutor(READERS) as pool:  # the first error in the file's order is raised
-        list(pool.map(lambda tensor: tensor.check_scales(), tensors.values()))
-    return Decoder(sizes, plan, ops, _hand_over(weights, ops, progress))
+        list(pool.map(lambda tensor: tensor.check_scales(), read))
+    return Decoder(sizes, plan, ops, _hand_over(weights, ops, progress), cache_types)
 
 
 ACTIVATION_NAMES: dict[Activation, tuple[str, ...]] = {
@@ -220,32 +234,43 @@ ACTIVATION_NAMES: dict[Activation, tuple[str, ...]] = {
 }
 
 
-def _weights(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, bool]]:
-    """The tensors that become weights, and whether each is only looked up."""
+def _weights(tensors: Mapping[str, Tensor], scheme: Scheme) -> dict[str, Given]:
+    """The tensors that become weights, with the scales of their rows."""
     untied = "output.weight" in tensors
     return {
-        name: (tensor, untied and name == "token_embd.weight")
+        name: scheme.given(
+            tensor, tensors.get(scale_of(name)), untied and name == "token_embd.weight"
+        )
         for name, tensor in tensors.items()
-        if name not in ROPE_FREQS and name not in ROPE_FACTORS  # these are in the plan
+        if name not in ROPE_FREQS
+        and name not in ROPE_FACTORS  # these are in the plan
+        and not name.endswith(SCALE)
     }
 
 
+def _parts(weights: Mapping[str, Given]) -> list[tuple[Tensor, bool]]:
+    """All tensors that are handed over, and whether each is only looked up."""
+    matrices = [(given.tensor, given.lookup) for given in weights.values()]
+    return matrices + [(x.scale, False) for x in weights.values() if x.scale is not None]
+
+
 def _hand_over(
-    tensors: Mapping[str, tuple[Tensor, bool]], ops: Ops, progress: Progress | None
+    tensors: Mapping[str, Given], ops: Ops, progress: Progress | None
 ) -> dict[str, Weight]:
-    total, done = sum(t.nbytes for t, _ in tensors.values()), 0
+    total, done = sum(t.nbytes for t, _ in _parts(tensors)), 0
     weights = {}
-    for name, (tensor, lookup) in tensors.items():
-        weights[name] = ops.weight(tensor, lookup=lookup)
-        done += tensor.nbytes
+    for name, given in tensors.items():
+        tensor, scale = given.tensor, given.scale
+        weights[name] = ops.weight(tensor, given.lookup, scale, given.activations)
+        done += tensor.nbytes + (0 if scale is None else scale.nbytes)
         if progress:
             progress(done, total)
     ops.weights_ready()
     return weights
 
 
-def _cache_shape(s: Dimensions, n_pages: int) -> CacheShape:
-    return CacheShape(s.n_layer, n_pages, s.n_head_kv, s.head_size, s.n_head)
+def _cache_shape(s: Dimensions, n_pages: int, types: CacheTypes) -> CacheShape:
+    return CacheShape(s.n_layer, n_pages, s.n_head_kv, s.head_size, s.n_head, types)
 
 
 class _Weights:
@@ -306,80 +331,5 @@ def _attention(i: int, sizes: Dimensions, plan: Plan, w: _Weights) -> Attention:
         scale=plan.scale,
         window=plan.windows[i],
         soft_cap=plan.soft_cap,
+        wo=w[at + "output.weight"],
     )
-
-
-# Checks
-
-
-def _collect(architecture: Architecture, file: File, sizes: Dimensions) -> dict[str, Tensor]:
-    """The tensors by name, fused ones taken apart; GGUFError unless all are as declared."""
-    found = dict(file.tensors)
-    letters = sizes.letters()
-    layers = [f"blk.{i}." for i in range(sizes.n_layer)]
-    for at in layers:
-        for name, parts in architecture.fused.items():
-            _split(file, found, at, name, [(p, letters[rows]) for p, rows in parts])
-    wanted = {**GLOBAL, **{at + name: s for at in layers for name, s in architecture.layer.items()}}
-    extra = {at + name: s for at in layers for name, s in architecture.optional_layer.items()}
-    allowed = {**architecture.optional, **extra}
-    missing = [name for name in wanted if name not in found]
-    if missing:
-        raise GGUFError(
-            f"{file.path}: {architecture.name} needs tensor {missing[0]!r}{_more(missing)}"
-        )
-    unknown = [n for n in found if n not in wanted and n not in allowed and not n.endswith(UNUSED)]
-    if unknown:
-        raise UnsupportedModel(
-            f"{file.path}: {architecture.name} has no use for tensor {unknown[0]!r}{_more(unknown)}"
-            ": this variant is not supported"
-        )
-    shapes = {name: s for name, s in {**wanted, **allowed}.items() if name in found}
-    for name, shape in shapes.items():
-        _check_shape(file, found[name], name, tuple(letters[x] for x in shape.split()))
-    return {name: found[name] for name in shapes}
-
-
-def _split(
-    file: File, found: dict[str, Tensor], at: str, name: str, parts: list[tuple[str, int]]
-) -> None:
-    """Replace a fused matrix by its parts; with only the rows of its own part it is not fused."""
-    tensor = found.get(at + name)
-    own = dict(parts).get(name)
-    if tensor is None or (own is not None and tensor.shape[0] == own):
-        return
-    total = sum(rows for _, rows in parts)
-    if tensor.shape[0] != total:
-        raise GGUFError(
-            f"{file.path}: tensor {at + name!r} has {tensor.shape[0]} rows, its parts have {total}"
-        )
-    del found[at + name]
-    start = 0
-    for part, rows in parts:
-        found[at + part] = tensor.rows(start, start + rows)
-        start += rows
-
-
-def _check_shape(file: File, tensor: Tensor, name: str, expected: tuple[int, ...]) -> None:
-    if tensor.shape != expected:
-        raise GGUFError(
-            f"{file.path}: tensor {name!r} has shape {tensor.shape}, the settings say {expected}"
-        )
-
-
-def _check_vocabulary(file: File, n_vocab: int) -> None:
-    """The tokenizer's list is as long as the embedding table, and its special ids are in it."""
-    tokens = file.metadata.get("tokenizer.ggml.tokens")
-    if isinstance(tokens, list) and len(tokens) != n_vocab:
-        raise GGUFError(
-            f"{file.path}: {len(tokens)} tokens, but the embedding table has {n_vocab} rows"
-        )
-    for kind in ("bos", "eos", "eot", "eom", "unknown"):
-        key = f"tokenizer.ggml.{kind}_token_id"
-        value = file.metadata.get(key, 0)
-        if not isinstance(value, int) or not 0 <= value < n_vocab:
-            raise GGUFError(f"{file.path}: {key} = {value}: ids go from 0 to {n_vocab - 1}")
-
-
-def _more(names: list[str]) -> str:
-    return f" and {len(names) - 1} more" if len(names) > 1 else ""

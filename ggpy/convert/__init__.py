@@ -1,6 +1,7 @@
 """Hugging Face checkpoints to GGUF: folder -> model -> plan -> file.
 
-`model` knows what a checkpoint says, `write` what becomes of it. Architectures declare their names
+`checkpoint` finds tensors and what makes each, `model` knows what they say, `write` what becomes of
+them. Architectures declare their names
 and settings in their own files (`arch.hugging_face`); nothing of a folder is executed, and no file
 outside it is opened.
 """

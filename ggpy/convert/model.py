@@ -7,8 +7,8 @@ put in order. Whatever can be refused is refused here, before anything is writte
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,21 @@ from ..arch import Architecture, architectures
 from ..arch.config import Config, Dimensions, read_dimensions, refuse_variants
 from ..arch.decoder import ACTIVATION_NAMES, OUTPUT, Context, declared
 from ..arch.hugging_face import GLOBAL, HuggingFace, Settings
+from ..arch.scheme import scale_of
 from ..formats import Format, by_name
 from ..mix import in_order
+from ..ops.interface import ActivationType
 from ..requantize import QUANTIZATION_VERSION
-from .checkpoint import Checkpoint, Weights
+from .assemble import Stored
+from .checkpoint import Checkpoint
 from .folder import ConvertError, Folder
 from .general import general_metadata
+from .packed import Packed
+from .scaled import Scaled
 from .special import special_metadata
 from .verify import verify
 from .vocabulary import read_tokens
+from .weights import Weights
 
 UNUSED = ("rotary_emb.inv_freq",)  # ends of names: what the settings already say
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.*)")
@@ -41,15 +47,40 @@ class Source:
 
     name: str
     shape: tuple[int, ...]
-    weights: Weights | NDArray[np.float32]  # the latter are made of settings
+    # An array is made of settings, or scales of rows; these may be found only when they are written
+    weights: Stored | NDArray[np.float32] | Callable[[], NDArray[np.float32]]
     head_size: int = 0  # rows of heads whose halves are to be interleaved; 0: they stay
     offset: float = 0.0  # to be added
 
     @property
     def format(self) -> Format:
         """The format that its rows come in."""
-        plain = isinstance(self.weights, np.ndarray) or self.offset
-        return by_name("F32") if plain else self.weights.format  # type: ignore[union-attr]
+        if isinstance(self.weights, np.ndarray) or callable(self.weights) or self.offset:
+            return by_name("F32")
+        return self.weights.format
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether the checkpoint has it in a form that a file can keep."""
+        return isinstance(self.weights, (Packed, Scaled))
+
+    def kept(self) -> list[Source]:
+        """The tensors that a file has to have to keep the checkpoint's own numbers."""
+        assert isinstance(self.weights, (Packed, Scaled))
+        values = self.weights.kept
+        found = [replace(self, weights=values)]
+        if values.scale is not None:
+            scale = values.scale[self.order(len(values.scale))]
+            found.insert(0, Source(scale_of(self.name), scale.shape, scale))
+        return found
+
+    def order(self, n_rows: int) -> NDArray[np.intp]:
+        """Which of the checkpoint's rows, of whole heads, each of the file's is."""
+        rows = np.arange(n_rows)
+        if not self.head_size:
+            return rows
+        # The halves of each head in turn: 0, E/2, 1, E/2 + 1, ...
+        return rows.reshape(-1, 2, self.head_size // 2).swapaxes(1, 2).reshape(-1)
 
 
 @dataclass
@@ -62,12 +93,31 @@ class Model:
     sources: list[Source]  # in the order in which they are written
     metadata: Metadata
     warnings: list[str] = field(default_factory=list)
+    activations: ActivationType = "f16"  # what the checkpoint multiplies quantised matrices with
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether the checkpoint has matrices that a file can keep as they are."""
+        return any(source.is_quantised for source in self.sources)
+
+    @property
+    def kept_as(self) -> str:
+        """The type of a file in which they stay as they are; empty where there are none."""
+        formats = {s.weights.values.name if isinstance(s.weights, Scaled) else s.format.name
+                   for s in self.sources if s.is_quantised}  # fmt: skip
+        rounded = self.activations != "f16"
+        for name, type in (("I8", "W8A8" if rounded else "W8A16"),
+                           ("F8_E4M3", "W8A8_FP8" if rounded else "W8A16_FP8"),
+                           ("Q4_1", "Q4_1"), ("Q4_0", "Q4_0")):  # fmt: skip
+            if name in formats:
+                return type
+        return ""
 
     @property
     def stored(self) -> str:
-        """The type that most weights are stored in: BF16, or F16 for all else."""
-        kinds: dict[str, int] = {}
-        for source in self.sources:
+        """The type that most weights are stored in that are not quantised: BF16, or F16."""
+        kinds: dict[str, int] = {"F16": 0}
+        for source in (source for source in self.sources if not source.is_quantised):
             kinds[source.format.name] = kinds.get(source.format.name, 0) + prod(source.shape)
         scaled = any(isinstance(s.weights, Weights) and s.weights.scales is not None
                      for s in self.sources)  # fmt: skip
@@ -117,7 +167,7 @@ def read_model(
     settings.refuse_unread()
     sizes = _dimensions(architecture, values, n_vocab, folder)
     sources = _sources(architecture, sizes, tied, made, checkpoint)
-    warnings: list[str] = []
+    warnings = list(checkpoint.quantization.warnings)
     tokens = read_tokens(folder, n_vocab)
     n_params = sum(prod(source.shape) for source in sources)
     metadata = general_metadata(folder, config, architecture.name, n_params, name)
@@ -125,7 +175,8 @@ def read_model(
     metadata["general.quantization_version"] = ("u32", QUANTIZATION_VERSION)
     metadata |= {**tokens.metadata(), **special_metadata(folder, config, tokens, warnings)}
     verify(metadata, tokens, warnings)
-    return Model(architecture.name, sizes, tied, sources, metadata, warnings)
+    activations = checkpoint.quantization.activations
+    return Model(architecture.name, sizes, tied, sources, metadata, warnings, activations)
 
 
 def _values(config: dict[str, Any], source: HuggingFace, kind: str, path: Path) -> dict[str, Any]:
@@ -192,11 +243,11 @@ def _sources(
     return [found[name] for name in in_order(found)]
 
 
-def _by_gguf_name(hf: HuggingFace, checkpoint: Checkpoint, tied: bool) -> dict[str, Weights]:
+def _by_gguf_name(hf: HuggingFace, checkpoint: Checkpoint, tied: bool) -> dict[str, Stored]:
     """The text model's tensors by the names they get."""
     layer = {theirs: ours for ours, theirs in hf.layer.items()}
     outside = {theirs: ours for ours, theirs in GLOBAL.items()}
-    found: dict[str, Weights] = {}
+    found: dict[str, Stored] = {}
     for name, weights in checkpoint.tensors.items():
         if name.endswith(UNUSED) or (hf.others and name.startswith(hf.others)):
             continue
@@ -206,11 +257,22 @@ def _by_gguf_name(hf: HuggingFace, checkpoint: Checkpoint, tied: bool) -> dict[s
             ours = ours and f"blk.{int(match[1])}.{ours}"
         else:
             ours = outside.get(plain)
+        if ours is None and _is_idle_bias(checkpoint, name):
+            continue
         if ours is None or ours in found:
             raise _unknown(checkpoint, name, "this architecture")
         if not (tied and ours == "output.weight"):  # a copy of the table, which is not used
             found[ours] = weights
     return found
+
+
+def _is_idle_bias(checkpoint: Checkpoint, name: str) -> bool:
+    """Whether a tensor is the bias of zeros that GPTQ's tools give to any matrix."""
+    matrix = checkpoint.tensors.get(name.removesuffix(".bias") + ".weight")
+    bias = checkpoint.tensors[name]
+    if not (name.endswith(".bias") and isinstance(matrix, Packed) and len(bias.shape) == 1):
+        return False
+    return not bias.format.dequantize(bias.rows(0, bias.shape[0])).any()
 
 
 def _unknown(checkpoint: Checkpoint, name: str, architecture: str) -> ConvertError:

@@ -8,7 +8,7 @@ all. Nothing here prints.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
@@ -17,12 +17,14 @@ from typing import Any
 
 import numpy as np
 
+from ..arch.scheme import scale_of, settings_for
 from ..formats import Format, by_name
-from ..formats.base import U8
+from ..formats.base import F32, U8
+from ..formats.rows import stored_as
 from ..gguf_writer import Slot, Writer
-from ..mix import Mix, is_values
+from ..mix import Mix, file_type, is_values
 from ..requantize import part_name
-from ..workers import SLAB, Task, Workers
+from ..workers import SLAB, Task, Workers, scales_of_rows
 from .folder import ConvertError
 from .model import Model, Source
 
@@ -35,10 +37,11 @@ class Choice:
 
     source: Source
     format: Format
+    scales: Callable[[], F32] | None = None  # of the rows, which it is to be quantised with
 
     @property
     def slot(self) -> Slot:
-        return Slot(self.source.name, self.source.shape, self.format)
+        return Slot(self.source.name, self.source.shape, stored_as(self.format))
 
 
 @dataclass(frozen=True)
@@ -85,16 +88,16 @@ def mix_of(model: Model, name: str, **options: Any) -> Mix:
     )
 
 
-def plan(model: Model, mix: Mix, path: Path, split_max_size: int = 0) -> Plan:
+def plan(
+    model: Model, mix: Mix, path: Path, split_max_size: int = 0, *, keep: bool = False
+) -> Plan:
     """Formats and files; what the mix leaves alone is F32, as vectors have to be.
 
-    split_max_size: bytes of the tensors in a file, about; 0: one file.
+    split_max_size: bytes of the tensors in a file, about; 0: one file. keep: matrices that the
+    checkpoint has quantised are not rounded again, unless they have a type of their own.
     """
-    choices = [
-        Choice(source, mix.choose(source.name, source.shape) or by_name("F32"))
-        for source in model.sources
-    ]
-    metadata = {**model.metadata, "general.file_type": ("u32", mix.file_type)}
+    choices = [choice for source in model.sources for choice in _choices(source, mix, keep)]
+    metadata = {**model.metadata, **_of_mix(model, mix, choices, keep)}
     for choice in choices:
         if mix.needs_imatrix(choice.source.name, choice.format):
             raise ConvertError(
@@ -115,6 +118,41 @@ def plan(model: Model, mix: Mix, path: Path, split_max_size: int = 0) -> Plan:
         name = part_name(path, i + 1, len(groups))
         parts.append(Part(name, {**(metadata if i == 0 else {}), **split}, group))
     return Plan(parts)
+
+
+def _choices(source: Source, mix: Mix, keep: bool) -> list[Choice]:
+    """What a tensor of the model becomes: itself, perhaps after the scales of its rows."""
+    format = mix.choose(source.name, source.shape) or by_name("F32")
+    if keep and source.is_quantised and not mix.is_named(source.name):
+        return [Choice(kept, kept.format) for kept in source.kept()]
+    if not (mix.by_row and format is mix.base):
+        return [Choice(source, format)]
+    scales = RowScales(source, format)
+    scale = Source(scale_of(source.name), source.shape[:1], scales)
+    return [Choice(scale, by_name("F32")), Choice(source, format, scales)]
+
+
+class RowScales:
+    """The scales of a tensor's rows in a format, found when they are first asked for."""
+
+    def __init__(self, source: Source, format: Format) -> None:
+        self._choice = Choice(source, format)
+        self._found: F32 | None = None
+
+    def __call__(self) -> F32:
+        if self._found is None:
+            self._found = scales_of_rows(tasks(self._choice))
+        return self._found
+
+
+def _of_mix(model: Model, mix: Mix, choices: Sequence[Choice], keep: bool) -> Metadata:
+    """What the metadata says of types: llama.cpp's number of the file's, if it has one, and what
+    bytes are multiplied with.
+    """
+    settings = settings_for({choice.format for choice in choices},
+                            model.activations if keep else mix.activations)  # fmt: skip
+    number = file_type(model.kept_as) if keep and model.kept_as else mix.file_type
+    return settings if number is None else {"general.file_type": ("u32", number), **settings}
 
 
 def _groups(choices: Sequence[Choice], limit: int) -> list[list[Choice]]:
@@ -159,14 +197,17 @@ def _all_tasks(choices: Sequence[Choice], sampled: deque[tuple[int, Task]]) -> I
     """The tasks of all tensors; the first of each that changes is kept, to measure its error."""
     for i, choice in enumerate(choices):
         for task in tasks(choice):
-            if task.first_row == 0 and task.source is not task.target:
+            if task.first_row == 0 and (task.source is not task.target or task.scales is not None):
                 sampled.append((i, task))
             yield task
 
 
 def _rmse(task: Task, blocks: U8) -> float:
     """How far the weights of a task are from what became of them."""
-    difference = task.source.dequantize(task.data) - task.target.dequantize(blocks)
+    weights = task.target.dequantize(blocks)
+    if task.scales is not None:
+        weights *= task.scales[:, None]
+    difference = task.source.dequantize(task.data) - weights
     return float(np.sqrt(np.mean(np.square(difference, dtype=np.float64))))
 
 
@@ -181,28 +222,25 @@ def tasks(choice: Choice) -> Iterator[Task]:
         data = _rows(source, first, min(first + step, n_rows))
         if choice.format is source.format:
             _check(source, data, first)
-        yield Task(data, source.format, choice.format, None, first, source.name)
+        scales = choice.scales and choice.scales()[first : first + len(data)]
+        yield Task(data, source.format, choice.format, None, first, source.name, scales)
 
 
 def _rows(source: Source, start: int, stop: int) -> U8:
     """Rows start:stop of what the file will have, bytes[rows, bytes of a row]."""
     weights = source.weights
+    if callable(weights):
+        weights = weights()
     if isinstance(weights, np.ndarray):
         return weights.reshape(1, -1).view(np.uint8)
     vector = len(source.shape) == 1
     if vector:  # one row to a file, but as many to the checkpoint as it has weights
         start, stop = 0, source.shape[0]
-    order = _interleaved(stop - start, source.head_size) if source.head_size else None
+    order = source.order(stop - start) if source.head_size else None
     data = weights.rows(start, stop, order)
     if source.offset:
         data = (weights.format.dequantize(data) + np.float32(source.offset)).view(np.uint8)
     return data.reshape(1, -1) if vector else data
-
-
-def _interleaved(n_rows: int, head_size: int) -> np.ndarray:
-    """Row numbers that put the halves of each head in turn: 0, E/2, 1, E/2 + 1, ..."""
-    rows = np.arange(n_rows).reshape(-1, 2, head_size // 2)
-    return rows.swapaxes(1, 2).reshape(-1)
 
 
 def _check(source: Source, data: U8, first: int) -> None:

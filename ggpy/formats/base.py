@@ -26,6 +26,8 @@ U8 = NDArray[np.uint8]
 CHUNK = 1 << 17
 SEARCH_CHUNK = 1 << 16  # where scales are searched for, with more temporaries
 
+PRIVATE_ID = 1 << 16  # from here on ids are our own: ggml has no such types, and files neither
+
 
 @dataclass(frozen=True)
 class ScaleCodec:
@@ -42,7 +44,7 @@ class Format:
     """One GGML type: `block_size` weights are stored in one element of `dtype`."""
 
     name: str  # ggml's name, "Q4_K"
-    type_id: int  # ggml_type, as stored in a GGUF file
+    type_id: int  # ggml_type, as stored in a GGUF file; PRIVATE_ID and above: in no file
     block_size: int  # weights per block, b
     dtype: np.dtype[Any]  # the block; a plain scalar for F32, F16, ...
     # blocks[n] -> weights[n, b]
@@ -57,8 +59,15 @@ class Format:
     # How matrices lie on a GPU: bits of a code, weights with one scale, kind of scales
     # (cuda/tile.cuh). None: as in the file.
     tile: tuple[int, int, str] | None = None
+    # What the codes of a tile stand for where they are no integers: 16 numbers, or "E4M3".
+    tile_values: tuple[int, ...] | str = ()
     # quantize_blocks tries many scales: hundreds of small operations on each block
     searches: bool = False
+
+    @property
+    def is_private(self) -> bool:
+        """Whether files have no type for it."""
+        return self.type_id >= PRIVATE_ID
 
     @property
     def nbytes(self) -> int:
@@ -90,7 +99,7 @@ class Format:
         """bytes[..., m * nbytes] -> blocks[n], a view where the bytes are contiguous; ValueError on
         a broken row.
         """
-        if data.dtype == self.dtype:
+        if data.dtype == self.dtype and data.ndim:
             return np.ascontiguousarray(data).reshape(-1)
         if data.dtype != np.uint8:
             raise ValueError(f"{self.name} blocks are passed as uint8, not {data.dtype}")
@@ -272,11 +281,11 @@ def by_name(name: str) -> Format:
 
 def by_id(type_id: int) -> Format | None:
     """The format with this ggml type id, or None."""
-    return _by_id.get(type_id)
+    return None if type_id >= PRIVATE_ID else _by_id.get(type_id)
 
 
 def all_formats() -> list[Format]:
-    """Every format, in the order of ggml's ids."""
+    """Every format, in the order of ggml's ids; those that ggml does not have are the last."""
     return [_by_id[i] for i in sorted(_by_id)]
 
 

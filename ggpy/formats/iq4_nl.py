@@ -101,6 +101,9 @@ def _blocks(weights: F32, errors: F32) -> Blocks:
 
 IQ4_NL = register(
     Format(
-        "IQ4_NL", 20, QK4_NL, block_iq4_nl, dequantize, quantize, quantize_weighted, searches=True
+        *("IQ4_NL", 20, QK4_NL, block_iq4_nl, dequantize, quantize, quantize_weighted),
+        searches=True,
+        tile=(4, 32, "D"),
+        tile_values=tuple(VALUES.tolist()),
     )
 )

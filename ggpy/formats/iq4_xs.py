@@ -61,5 +61,10 @@ def _blocks(weights: F32, errors: F32) -> Blocks:
 
 
 IQ4_XS = register(
-    Format("IQ4_XS", 23, QK_K, block_iq4_xs, dequantize, quantize, quantize_weighted, searches=True)
+    Format(
+        *("IQ4_XS", 23, QK_K, block_iq4_xs, dequantize, quantize, quantize_weighted),
+        searches=True,
+        tile=(4, 32, "SUB"),
+        tile_values=tuple(VALUES.tolist()),
+    )
 )

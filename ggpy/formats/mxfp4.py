@@ -81,5 +81,7 @@ MXFP4 = register(
         dequantize,
         quantize,
         scale_codec=ScaleCodec(read_scales, write_scales),
+        tile=(4, 32, "E8"),
+        tile_values=tuple(E2M1_DOUBLED.tolist()),
     )
 )

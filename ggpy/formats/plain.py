@@ -44,7 +44,7 @@ def write_bf16(numbers: Blocks, scales: F32) -> None:
 
 F32_ = register(Format("F32", 0, 1, np.dtype("<f4"), dequantize, quantize_f32))
 F16 = register(Format("F16", 1, 1, np.dtype("<f2"), dequantize, quantize_f16, tile=(16, 32, "D")))
-I8 = register(Format("I8", 24, 1, np.dtype("i1"), dequantize))
+I8 = register(Format("I8", 24, 1, np.dtype("i1"), dequantize, tile=(8, 32, "NONE")))
 I16 = register(Format("I16", 25, 1, np.dtype("<i2"), dequantize))
 I32 = register(Format("I32", 26, 1, np.dtype("<i4"), dequantize))
 I64 = register(Format("I64", 27, 1, np.dtype("<i8"), dequantize))

@@ -82,5 +82,9 @@ def _blocks(weights: F32, d_and_dmin: F32, levels: F32, found: F32) -> Blocks:
 
 
 Q2_K = register(
-    Format("Q2_K", 10, QK_K, block_q2_K, dequantize, quantize, quantize_weighted, searches=True)
+    Format(
+        *("Q2_K", 10, QK_K, block_q2_K, dequantize, quantize, quantize_weighted),
+        searches=True,
+        tile=(2, 16, "SUB_M"),  # half a bit more for each weight: scales and minimums become bytes
+    )
 )

@@ -92,5 +92,9 @@ def _blocks(weights: F32, d: F32, levels: F32, found: F32) -> Blocks:
 
 
 Q3_K = register(
-    Format("Q3_K", 11, QK_K, block_q3_K, dequantize, quantize, quantize_weighted, searches=True)
+    Format(
+        *("Q3_K", 11, QK_K, block_q3_K, dequantize, quantize, quantize_weighted),
+        searches=True,
+        tile=(3, 16, "SUB"),
+    )
 )

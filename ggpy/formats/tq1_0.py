@@ -58,4 +58,5 @@ def pack_digits(q: U8) -> U8:
     return packed
 
 
-TQ1_0 = register(Format("TQ1_0", 34, QK_K, block_tq1_0, dequantize, quantize))
+# Tiles have 2.5 bits for each weight: whole digits, and a scale for each 32.
+TQ1_0 = register(Format("TQ1_0", 34, QK_K, block_tq1_0, dequantize, quantize, tile=(2, 32, "D")))

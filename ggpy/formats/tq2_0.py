@@ -40,4 +40,5 @@ def quantize_ternary(weights: F32) -> tuple[F32, U8]:
     return d, (round_half_away(weights * inverse[:, None]) + np.int8(1)).view(np.uint8)
 
 
-TQ2_0 = register(Format("TQ2_0", 35, QK_K, block_tq2_0, dequantize, quantize))
+# Tiles have 2.5 bits for each weight: a scale for each 32.
+TQ2_0 = register(Format("TQ2_0", 35, QK_K, block_tq2_0, dequantize, quantize, tile=(2, 32, "D")))

@@ -13,9 +13,12 @@ import sys
 from contextlib import suppress
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+F32 = np.dtype(np.float32)
 
 SET_THREADS = (
     "scipy_openblas_set_num_threads64_",
@@ -54,13 +57,13 @@ def set_blas_threads(n_threads: int) -> bool:
     return False
 
 
-def lazy_zeros(shape: tuple[int, ...]) -> NDArray[np.float32]:
+def lazy_zeros(shape: tuple[int, ...], dtype: np.dtype[Any] = F32) -> NDArray[Any]:
     """Zeros that take memory only where they are written: not in huge pages, of 2 MB each."""
-    buffer = mmap.mmap(-1, max(4, 4 * prod(shape)))
+    buffer = mmap.mmap(-1, max(1, dtype.itemsize * prod(shape)))
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         with suppress(OSError):  # a system without huge pages
             buffer.madvise(mmap.MADV_NOHUGEPAGE)
-    return np.frombuffer(buffer, np.float32, prod(shape)).reshape(shape)
+    return np.frombuffer(buffer, dtype, prod(shape)).reshape(shape)
 
 
 def drop_pages(view: np.ndarray) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cache_type import USUAL, CacheTypes
 from ..gguf import Tensor
 from ..sampling import Sampler
 
@@ -25,6 +26,7 @@ Array = Any  # an activation where the backend keeps it: numpy float32, or devic
 Weight = Any  # what `Ops.weight` returned: opaque to the decoder
 
 Activation = Literal["silu", "gelu_tanh"]
+ActivationType = Literal["f16", "int8", "e4m3"]  # what a product rounds its input to: Ops.weight
 
 PAGE_SIZE = 64  # positions in a page of keys and values
 
@@ -87,6 +89,7 @@ class Attention:
     window: int = 0  # positions seen, itself included; 0 is all
     soft_cap: float = 0.0  # c * tanh(s / c); 0 is none
     sinks: Weight | None = None  # [H], one logit per head that takes weight and gives nothing
+    wo: Weight | None = None  # [D, H*E], what o goes to: a backend may lay o out for it
 
 
 @dataclass(frozen=True)
@@ -118,13 +121,15 @@ class CacheShape:
     n_head_kv: int
     head_size: int
     n_head: int  # H query heads that read them
+    types: CacheTypes = USUAL
 
 
 @dataclass(frozen=True)
 class Demand:
     """What a model is going to ask of a backend, known before any of it is handed over."""
 
-    weights: Sequence[tuple[Tensor, bool]]  # and whether it is only looked up: see Ops.weight
+    # And whether it is only looked up: see Ops.weight. Scales of rows stand here as vectors.
+    weights: Sequence[tuple[Tensor, bool]]
     cache: CacheShape
     n_seq: int  # sequences that share the cache evenly
     n_batch: int  # tokens of a step at most
@@ -143,10 +148,21 @@ class Ops(Protocol):
     def check_room(self, demand: Demand) -> None:
         """MemoryError, before anything is handed over, if it will not fit: see allocate_cache."""
 
-    def weight(self, tensor: Tensor, lookup: bool = False) -> Weight:
+    def weight(
+        self,
+        tensor: Tensor,
+        lookup: bool = False,
+        scale: Tensor | None = None,
+        activations: ActivationType = "f16",
+    ) -> Weight:
         """Take over a tensor of the file: upload it and repack it for this machine, once.
 
         lookup: only rows of it are ever used, by `embed`; it is never multiplied with.
+        scale: F32 [N] for a matrix w[N, K], whose weights are value[n, k] * scale[n].
+        activations: "int8" or "e4m3" multiply the values, which are I8 or F8_E4M3, with input x
+        that is rounded to the same, with a scale for each token: s[t] = max |x[t]| / 127 or 448,
+        q = x / s[t] rounded to nearest, ties to even. Sums of whole numbers are exact:
+        y[t, n] = sum_k q[t, k] value[n, k] * s[t] * scale[n]. "f16" rounds to halves at most.
         """
 
     def weights_ready(self) -> None:
@@ -168,7 +184,8 @@ class Ops(Protocol):
     def qkv(self, x: Array, attention: Attention, step: Step) -> Array:
         """q[T, H, E]; k and v go to their pages.
 
-        Normalises x, projects, adds bias, normalises heads, rotates q and k.
+        Normalises x, projects, adds bias, normalises heads, rotates q and k; where keys are kept in
+        blocks of 32, spreads both (reference_cache.spread).
         """
 
     def attend(self, q: Array, attention: Attention, step: Step) -> Array:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..gguf import Tensor
-from .interface import Array, Attention, FeedForward, Head, Norm, Ops, Step, Weight
+from .interface import ActivationType, Array, Attention, FeedForward, Head, Norm, Ops, Step, Weight
 from .trace import Trace
 
 F32 = NDArray[np.float32]
@@ -33,8 +33,14 @@ class Observed(Trace):
         # The weight is kept so that its id stays its own.
         self._tensors: dict[int, tuple[Weight, Tensor]] = {}
 
-    def weight(self, tensor: Tensor, lookup: bool = False) -> Weight:
-        weight = super().weight(tensor, lookup)
+    def weight(
+        self,
+        tensor: Tensor,
+        lookup: bool = False,
+        scale: Tensor | None = None,
+        activations: ActivationType = "f16",
+    ) -> Weight:
+        weight = super().weight(tensor, lookup, scale, activations)
         self._tensors[id(weight)] = weight, tensor
         return weight
 

@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ..formats import by_name
 from ..formats.base import F32
+from ..formats.rows import encode_rows, row_scales
 from ..gguf import Tensor
 from ..sampling import Sampler
 from . import host
 from .interface import (
     PAGE_SIZE,
+    ActivationType,
     Attention,
     CacheShape,
     Demand,
@@ -27,33 +30,64 @@ from .interface import (
     Rope,
     Step,
 )
+from .reference_cache import Pages, spread
+from .reference_cache import check_room as check_cache
+from .reference_cache import resolved as cache_types
 
 MEMORY_RESERVE = 512 << 20  # bytes left to keys, values, activations and the rest of the machine
 CHUNK_WEIGHTS = 1 << 19  # weights dequantised at a time
 CHUNK_SCORES = 1 << 22  # attention scores held at a time
+EXACT_COLUMNS = 1024  # products of two bytes that add up to less than 2^24, whatever the order
+
+ROUNDED = {"int8": by_name("I8"), "e4m3": by_name("F8_E4M3")}  # what activations become
 
 Note = Callable[[str], None]
 
 
 class Matrix:
-    """A weight w[N, K]: float32 if `array` is set, otherwise blocks dequantised at each use."""
+    """A weight w[N, K]: float32 if `array` is set, otherwise blocks dequantised at each use.
 
-    def __init__(self, tensor: Tensor, array: F32 | None) -> None:
+    Both without the scale[N] of its rows, if it has one.
+    """
+
+    def __init__(
+        self,
+        tensor: Tensor,
+        array: F32 | None,
+        scale: F32 | None = None,
+        activations: ActivationType = "f16",
+    ) -> None:
         self.tensor = tensor
         self.array = array
+        self.scale = scale
+        self.activations = activations
 
     def multiply(self, x: F32) -> F32:
         """x[T, K] -> x w^T [T, N]."""
+        format = ROUNDED.get(self.activations)
+        if format is None:
+            y = self._product(x)
+        else:
+            scale = row_scales(x, format)
+            values = format.dequantize(encode_rows(x, scale, format))
+            y = self._product(values) * scale[:, None]
+        return y if self.scale is None else y * self.scale
+
+    def _product(self, x: F32) -> F32:
+        """x[T, K] -> x values^T [T, N]."""
+        product = _whole_product if self.activations == "int8" else np.matmul
         if self.array is not None:
-            return x @ self.array.T
-        parts = [x @ self._dequantize(rows).T for rows in _chunks(self.tensor)]
+            return product(x, self.array.T)
+        parts = [product(x, self._dequantize(rows).T) for rows in _chunks(self.tensor)]
         return np.concatenate(parts, axis=1)
 
     def rows(self, ids: NDArray) -> F32:
         """w[ids], float32."""
         if self.array is not None:
-            return self.array[ids]
-        return self.tensor.format.dequantize(self.tensor.data[ids])
+            found = self.array[ids]
+        else:
+            found = self.tensor.format.dequantize(self.tensor.data[ids])
+        return found if self.scale is None else found * self.scale[ids, None]
 
     def _dequantize(self, rows: slice) -> F32:
         return self.tensor.format.dequantize(self.tensor.data[rows])
@@ -82,24 +116,30 @@ class Reference:
         self._budget = _default_budget() if weight_memory is None else weight_memory
         self._in_blocks = 0  # bytes of float32 that did not fit
         self._sampled = np.zeros(0, np.int64)
-        self._keys = self._values = np.zeros(
-            (0, 0, PAGE_SIZE, 0, 0), np.float32
-        )  # [layer, page, position, G, E]
+        self._keys: Pages | None = None
+        self._values: Pages | None = None
 
     # Weights
 
-    def weight(self, tensor: Tensor, lookup: bool = False) -> Matrix | F32:
+    def weight(
+        self,
+        tensor: Tensor,
+        lookup: bool = False,
+        scale: Tensor | None = None,
+        activations: ActivationType = "f16",
+    ) -> Matrix | F32:
         """A vector as an array, a matrix as float32; in blocks if too large or only looked up."""
         if len(tensor.shape) == 1:
             return np.array(tensor.dequantize(), np.float32)
+        by_row = None if scale is None else np.array(scale.dequantize(), np.float32)
         if lookup:
-            return Matrix(tensor, None)
+            return Matrix(tensor, None, by_row)
         nbytes = 4 * int(np.prod(tensor.shape))
         if nbytes > self._budget:
             self._in_blocks += nbytes
-            return Matrix(tensor, None)
+            return Matrix(tensor, None, by_row, activations)
         self._budget -= nbytes
-        return Matrix(tensor, _dequantize(tensor))
+        return Matrix(tensor, _dequantize(tensor), by_row, activations)
 
     def weights_ready(self) -> None:
         """Say so if some weights stayed in blocks."""
@@ -111,13 +151,13 @@ class Reference:
 
     def check_room(self, demand: Demand) -> None:
         """Only keys and values can be too large: weights that do not fit stay in the file."""
-        _check_cache(demand.cache)
+        check_cache(demand.cache)
 
     def allocate_cache(self, shape: CacheShape) -> None:
         """Zeroed pages, which take memory as they are written."""
-        _check_cache(shape)
-        size = (shape.n_layer, shape.n_pages, PAGE_SIZE, shape.n_head_kv, shape.head_size)
-        self._keys, self._values = host.lazy_zeros(size), host.lazy_zeros(size)
+        check_cache(shape)
+        types = cache_types(shape)
+        self._keys, self._values = Pages(shape, types.k), Pages(shape, types.v)
 
     # Steps
 
@@ -146,9 +186,13 @@ class Reference:
         cos, sin = _angles(a.rope, step.positions)
         page = step.page_tables[step.sequences, step.positions // PAGE_SIZE]
         place = step.positions % PAGE_SIZE
-        self._keys[a.layer, page, place] = _rotate(k, a.rope, cos, sin)
-        self._values[a.layer, page, place] = v
-        return _rotate(q, a.rope, cos, sin)
+        keys, values = self._cache
+        q, k = (_rotate(x, a.rope, cos, sin) for x in (q, k))
+        if keys.spreads:
+            q, k = spread(q), spread(k)
+        keys.write(a.layer, page, place, k)
+        values.write(a.layer, page, place, v)
+        return q
 
     def attend(self, q: F32, attention: Attention, step: Step) -> F32:
         """o[T, H*E], one sequence and one block of queries at a time."""
@@ -195,13 +239,18 @@ class Reference:
 
     # Attention over pages
 
+    @property
+    def _cache(self) -> tuple[Pages, Pages]:
+        if self._keys is None or self._values is None:
+            raise RuntimeError("allocate_cache comes before the first step")
+        return self._keys, self._values
+
     def _attend(self, q: F32, a: Attention, positions: NDArray, pages: NDArray) -> F32:
         """q[t, H, E] at rising positions -> o[t, H*E]."""
         t, share = len(q), a.n_head // a.n_head_kv
         first = max(0, int(positions[0]) - a.window + 1) if a.window else 0
         last = int(positions[-1]) + 1
-        k = _gather(self._keys[a.layer], pages, first, last)  # [n, G, E]
-        v = _gather(self._values[a.layer], pages, first, last)
+        k, v = (part.read(a.layer, pages, first, last) for part in self._cache)  # [n, G, E]
         grouped = q.reshape(t, a.n_head_kv, share, a.head_size).transpose(
             1, 2, 0, 3
         )  # [G, H/G, t, E]
@@ -213,17 +262,6 @@ class Reference:
         weights = _softmax(scores, sinks).reshape(a.n_head_kv, share * t, last - first)
         o = (weights @ v.transpose(1, 0, 2)).reshape(a.n_head_kv, share, t, a.head_size)
         return o.transpose(2, 0, 1, 3).reshape(t, a.n_head * a.head_size)
-
-
-def _gather(storage: F32, pages: NDArray, first: int, last: int) -> F32:
-    """storage[page, position, G, E] -> [last - first, G, E], without a copy if pages adjoin."""
-    begin, end = first // PAGE_SIZE, -(-last // PAGE_SIZE)
-    used = pages[begin:end]
-    consecutive = used[-1] - used[0] == len(used) - 1 and (np.diff(used) == 1).all()
-    part = storage[used[0] : used[-1] + 1] if consecutive else storage[used]
-    return part.reshape(-1, *storage.shape[2:])[
-        first - begin * PAGE_SIZE : last - begin * PAGE_SIZE
-    ]
 
 
 def _visible(positions: NDArray, others: NDArray, window: int) -> NDArray[np.bool_]:
@@ -250,6 +288,15 @@ def _sequences(step: Step) -> Iterator[slice]:
 
 
 # Formulas
+
+
+def _whole_product(x: F32, w: F32) -> F32:
+    """x[T, K] w[K, N] of whole numbers of 8 bits, rounded once: the sums are exact before."""
+    total = np.zeros((len(x), w.shape[1]))
+    for start in range(0, len(w), EXACT_COLUMNS):
+        part = slice(start, start + EXACT_COLUMNS)
+        total += x[:, part] @ w[part]
+    return total.astype(np.float32)
 
 
 def _rms_norm(x: F32, norm: Norm) -> F32:
@@ -324,18 +371,6 @@ def _chunks(tensor: Tensor) -> Iterator[slice]:
     size = max(1, CHUNK_WEIGHTS // columns)
     for start in range(0, n_rows, size):
         yield slice(start, min(start + size, n_rows))
-
-
-def _check_cache(shape: CacheShape) -> None:
-    """MemoryError when keys and values need more memory than is free."""
-    per_page = 2 * 4 * shape.n_layer * PAGE_SIZE * shape.n_head_kv * shape.head_size
-    free = host.available_memory()
-    if free is not None and shape.n_pages * per_page > free:
-        raise MemoryError(
-            f"{shape.n_pages * PAGE_SIZE} positions of keys and values need "
-            f"{_gigabytes(shape.n_pages * per_page)}, {_gigabytes(free)} are free: "
-            f"an n_ctx of {free // per_page * PAGE_SIZE} would fit"
-        )
 
 
 def _default_budget() -> int:

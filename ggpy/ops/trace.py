@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ..gguf import Tensor
 from ..sampling import Sampler
 from .interface import (
+    ActivationType,
     Array,
     Attention,
     CacheShape,
@@ -51,8 +52,14 @@ class Trace:
     def check_room(self, demand: Demand) -> None:
         self._ops.check_room(demand)
 
-    def weight(self, tensor: Tensor, lookup: bool = False) -> Weight:
-        return self._ops.weight(tensor, lookup)
+    def weight(
+        self,
+        tensor: Tensor,
+        lookup: bool = False,
+        scale: Tensor | None = None,
+        activations: ActivationType = "f16",
+    ) -> Weight:
+        return self._ops.weight(tensor, lookup, scale, activations)
 
     def weights_ready(self) -> None:
         self._ops.weights_ready()

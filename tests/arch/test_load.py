@@ -17,7 +17,7 @@ from tools import make_tiny
 class Untouched(Reference):
     """Fails when it is given a weight."""
 
-    def weight(self, tensor, lookup=False):
+    def weight(self, tensor, lookup=False, scale=None, activations="f16"):
         raise AssertionError(f"{tensor.name} was handed over")
 
 
@@ -213,7 +213,7 @@ def test_gemma3_refuses_a_pattern_that_does_not_cover_the_layers(tmp_path):
 
 def test_the_table_is_looked_up_only_where_there_is_an_output(tiny_path):
     class Recording(Reference):
-        def weight(self, tensor, lookup=False):
+        def weight(self, tensor, lookup=False, scale=None, activations="f16"):
             looked_up[tensor.name] = lookup
             return super().weight(tensor, lookup)
 

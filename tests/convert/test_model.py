@@ -194,7 +194,7 @@ def _mixed_weights(folder: Path, weights: dict[str, np.ndarray]) -> None:
                    "rope_scaling": None}, "partial_rotary_factor = 0.5"),
         ("llama", {"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM is not supported; su"),
         ("llama", {"architectures": []}, r"architectures = \[\]"),
-        ("llama", {"quantization_config": {"quant_method": "awq"}}, "quantised with 'awq'"),
+        ("llama", {"quantization_config": {"quant_method": "quip"}}, "quantised with 'quip'"),
         ("llama", {"vocab_size": 500}, "the shape .512, 64., config.json says .500, 64."),
         ("llama", {"num_hidden_layers": 3}, "no tensor for 'blk.2.attn_norm.weight', and 8 more"),
         ("llama", {"num_hidden_layers": 1}, "no use for tensor 'model.layers.1"),

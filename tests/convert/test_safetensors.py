@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from checkpoints import stored
 
-from ggpy.convert.checkpoint import FLOAT8, Checkpoint, float8_table
+from ggpy.convert.checkpoint import Checkpoint
 from ggpy.convert.folder import ConvertError, Folder
 from ggpy.convert.safetensors import DTYPES, Shard
+from ggpy.convert.weights import FLOAT8, float8_table
 
 
 def blob(header: Any, data: bytes = b"") -> bytes:

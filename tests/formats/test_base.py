@@ -16,7 +16,8 @@ from ggpy.formats.random_blocks import random_blocks
 # ggml_type, of those that a file can hold or that activations are quantised to.
 NAMES = (
     "F32 F16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q8_1 Q2_K Q3_K Q4_K Q5_K Q6_K Q8_K IQ2_XXS IQ2_XS IQ3_XXS "
-    "IQ1_S IQ4_NL IQ3_S IQ2_S IQ4_XS I8 I16 I32 I64 F64 IQ1_M BF16 TQ1_0 TQ2_0 MXFP4 NVFP4"
+    "IQ1_S IQ4_NL IQ3_S IQ2_S IQ4_XS I8 I16 I32 I64 F64 IQ1_M BF16 TQ1_0 TQ2_0 MXFP4 NVFP4 "
+    "F8_E4M3"
 )
 
 
@@ -51,6 +52,7 @@ def test_unknown_names_and_ids():
         ggpy.formats.quantize(np.zeros(32), "")
     assert by_id(4) is None
     assert by_id(-1) is None
+    assert by_id(by_name("F8_E4M3").type_id) is None  # a file cannot ask for it
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,18 @@ def weights_for(format, rows: int, columns: int, seed: int) -> dict[str, np.ndar
     return {kind: np.clip(weights, -limit, limit) for kind, weights in kinds.items()}
 
 
-IN_GGML = [format for format in QUANTIZABLE if format.name not in ("Q8_1", "Q8_K")]
+IN_GGML = [format for format in QUANTIZABLE if format.name not in ("Q8_1", "Q8_K", "F8_E4M3")]
+
+
+def bytes_of_ggml(ggml, format, weights, importance):
+    """ggml's blocks, but for scales that may be NaN, which it gives zeros of MXFP4 that were below
+    2^-125, and we avoid.
+    """
+    found = ggml.quantize(format, weights, importance)
+    if format.name == "MXFP4":
+        scales = found.reshape(len(weights), -1, format.nbytes)[:, :, 0]
+        scales[scales == 255] = 254
+    return found
 
 
 @pytest.mark.parametrize("importance", [None, *importances(512)])
@@ -48,11 +59,7 @@ IN_GGML = [format for format in QUANTIZABLE if format.name not in ("Q8_1", "Q8_K
 def test_bytes_equal_ggml(format, importance, ggml):
     columns = importances(512).get(importance)
     for kind, weights in weights_for(format, 16, 512, 1).items():
-        expected = ggml.quantize(format, weights, columns)
-        if format.name == "MXFP4":
-            # ggml makes zeros of weights below 2^-125, with scales that may be NaN, which we avoid.
-            scales = expected.reshape(16, -1, format.nbytes)[:, :, 0]
-            scales[scales == 255] = 254
+        expected = bytes_of_ggml(ggml, format, weights, columns)
         if format.name == "IQ3_S" and kind == "every magnitude":
             continue  # of squares that underflow another sum comes out; d is 0
         same = format.quantize(weights, columns) == expected
@@ -65,10 +72,7 @@ def test_bytes_equal_ggml(format, importance, ggml):
 def test_a_million_weights_of_every_kind_equal_ggml(format, importance, ggml):
     columns = importances(1024).get(importance)
     for kind, weights in weights_for(format, 1024, 1024, 7).items():
-        expected = ggml.quantize(format, weights, columns)
-        if format.name == "MXFP4":
-            scales = expected.reshape(1024, -1, format.nbytes)[:, :, 0]
-            scales[scales == 255] = 254
+        expected = bytes_of_ggml(ggml, format, weights, columns)
         assert (format.quantize(weights, columns) == expected).all(), kind
 
 
@@ -122,8 +126,8 @@ def test_round_trip_is_near(format):
     back = format.dequantize(format.quantize(weights))
     error = np.sqrt(np.mean((back - weights) ** 2) / np.mean(weights**2))
     bits = 8 * format.nbytes / format.block_size
-    assert error < 2.0 ** (2 - bits) or format.name in ("F16", "BF16")
-    assert error < 2**-8 or format.name not in ("F16", "BF16")
+    floats = {"F16": 2**-8, "BF16": 2**-8, "F8_E4M3": 2**-4}
+    assert error < floats.get(format.name, 2.0 ** (2 - bits))
 
 
 def test_q8_0_by_hand():
@@ -140,6 +144,24 @@ def test_q8_1_by_hand():
     block = by_name("Q8_1").quantize(weights).view(by_name("Q8_1").dtype)[0]
     assert (block["d"], block["s"]) == (2, 2 * (127 - 50 + 5))
     assert block["qs"][:3].tolist() == [127, -50, 5]
+
+
+def test_f8_e4m3_equals_ml_dtypes():
+    import ml_dtypes
+
+    format, rng = by_name("F8_E4M3"), np.random.default_rng(0)
+    every = np.arange(256, dtype=np.uint8)
+    values = every.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    ours = format.dequantize(every)
+    assert np.array_equal(ours, values, equal_nan=True)
+    assert np.array_equal(np.signbit(ours), np.signbit(values))
+    finite = values[np.isfinite(values)]
+    ties = (finite[:-1] + finite[1:]) / 2
+    spread = rng.standard_normal(100_000) * 2 ** rng.uniform(-14, 10, 100_000)
+    hard = [0, -0.0, 448, 449, 464, 465, 1e30, 1e-45, 2**-10, 2**-10 * 1.0001, 2**-6 * 0.999]
+    weights = np.concatenate([spread, finite, ties, hard]).astype(np.float32)
+    expected = np.clip(weights, -448, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+    assert (format.quantize(weights) == expected).all()
 
 
 def test_bf16_rounds_to_even():

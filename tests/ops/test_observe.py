@@ -23,7 +23,7 @@ class Watched(Reference):
         super().__init__(1)
         self.inputs: list[tuple[str, np.ndarray]] = []
 
-    def weight(self, tensor, lookup=False):
+    def weight(self, tensor, lookup=False, scale=None, activations="f16"):
         weight = super().weight(tensor, lookup)
         if len(tensor.shape) == 2:
             multiply = weight.multiply

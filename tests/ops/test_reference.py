@@ -78,7 +78,8 @@ def test_attend(ops, monkeypatch, window, soft_cap, sinks, table):
     s = step(list(range(n)), [0] * n, [table])
     x = random(n, D)
     q = ops.qkv(x, a, s)
-    k, v = (storage[0][table].reshape(-1, G, E)[:n] for storage in (ops._keys, ops._values))
+    pages = (ops._keys.array, ops._values.array)
+    k, v = (storage[0][table].reshape(-1, G, E)[:n] for storage in pages)
     expected = expected_attention(q, k, v, a, sinks)
     np.testing.assert_allclose(ops.attend(q, a, s), expected, atol=1e-4, rtol=1e-4)
 
@@ -104,9 +105,9 @@ def test_qkv_projects_norms_biases_and_rotates(ops):
     np.testing.assert_allclose(q, turn(head_norm(n @ a.wq.array.T + b[0], norms[0])), atol=1e-5)
     stored = slice(7, 10)
     expected = turn(head_norm(n @ a.wk.array.T + b[1], norms[1]))
-    np.testing.assert_allclose(ops._keys[0, 2, stored], expected, atol=1e-5)
+    np.testing.assert_allclose(ops._keys.array[0, 2, stored], expected, atol=1e-5)
     expected = (n @ a.wv.array.T + b[2]).reshape(3, G, E)
-    np.testing.assert_allclose(ops._values[0, 2, stored], expected, atol=1e-5)
+    np.testing.assert_allclose(ops._values.array[0, 2, stored], expected, atol=1e-5)
 
 
 def test_rope_styles_and_passing_through():

@@ -1,0 +1,106 @@
+"""How a file's matrices are to be multiplied, where blocks alone do not say it.
+
+Beside a matrix X.weight may stand X.scale, F32 [N]: a scale for each of its rows. Two settings of
+the whole file are under "ggpy.": what bytes of type I8 are ("ggpy.i8": whole numbers, "int8", or
+"e4m3" floats), and what such matrices are multiplied with ("ggpy.activations": "f16", or numbers of
+8 bits of the same kind, rounded for each token). Knows no architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from ..formats import Format, by_name
+from ..gguf import Tensor
+from ..ops.interface import ActivationType
+from .config import UnsupportedModel, short
+
+WEIGHT, SCALE = ".weight", ".scale"
+PREFIX = "ggpy."
+I8_KEY, ACTIVATIONS_KEY = "ggpy.i8", "ggpy.activations"
+I8_FORMATS = {"int8": "I8", "e4m3": "F8_E4M3"}
+ACTIVATIONS = ("f16", *I8_FORMATS)
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a backend is handed for one weight: the arguments of Ops.weight."""
+
+    tensor: Tensor
+    lookup: bool = False
+    scale: Tensor | None = None
+    activations: ActivationType = "f16"
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """The settings of a file: the format of its I8 matrices, and what these are multiplied with."""
+
+    format: Format
+    activations: ActivationType
+
+    def given(self, tensor: Tensor, scale: Tensor | None, lookup: bool) -> Given:
+        """A weight as it is handed over."""
+        if len(tensor.shape) != 2 or tensor.format is not by_name("I8"):
+            return Given(tensor, lookup, scale)
+        return Given(replace(tensor, format=self.format), lookup, scale, self.activations)
+
+
+def read_scheme(metadata: Mapping[str, Any], path: object) -> Scheme:
+    """The settings under "ggpy."; UnsupportedModel names a key or a value that is not known."""
+    for key in metadata:
+        if key.startswith(PREFIX) and key not in (I8_KEY, ACTIVATIONS_KEY):
+            raise UnsupportedModel(f"{path}: not supported: {key} = {short(metadata[key])}")
+    kind = _one_of(metadata, I8_KEY, tuple(I8_FORMATS), path)
+    activations = _one_of(metadata, ACTIVATIONS_KEY, ACTIVATIONS, path)
+    if activations not in ("f16", kind):
+        raise UnsupportedModel(
+            f"{path}: {ACTIVATIONS_KEY} = {activations!r} is not supported with {I8_KEY} ="
+            f" {kind!r}: both have to be of one kind"
+        )
+    return Scheme(by_name(I8_FORMATS[kind]), cast(ActivationType, activations))
+
+
+def settings_for(formats: Iterable[Format], activations: str) -> dict[str, tuple[str, Any]]:
+    """The settings of a file with matrices in these formats, typed; ValueError if they cannot be in
+    one file.
+    """
+    kinds = {kind for kind, name in I8_FORMATS.items() if name in {f.name for f in formats}}
+    if len(kinds) > 1:
+        raise ValueError(
+            "a file cannot hold both bytes that are whole numbers and bytes that are floats: "
+            "give a --type"
+        )
+    if not kinds:
+        return {}
+    kind = kinds.pop()
+    if activations not in ("f16", kind):
+        raise ValueError(f"{kind} weights cannot be multiplied with {activations} activations")
+    found = {} if kind == "int8" else {I8_KEY: ("str", kind)}
+    return found if activations == "f16" else {**found, ACTIVATIONS_KEY: ("str", activations)}
+
+
+def _one_of(metadata: Mapping[str, Any], key: str, known: tuple[str, ...], path: object) -> str:
+    """The text under a key, which is the first of `known` where there is none."""
+    value = metadata.get(key, known[0])
+    if not isinstance(value, str) or value not in known:
+        raise UnsupportedModel(
+            f"{path}: {key} = {short(value)} is not supported (only {' or '.join(known)} is)"
+        )
+    return value
+
+
+def scale_of(name: str) -> str:
+    """blk.0.attn_q.scale for blk.0.attn_q.weight."""
+    return name.removesuffix(WEIGHT) + SCALE
+
+
+def scale_shapes(declarations: Mapping[str, str]) -> dict[str, str]:
+    """The scales that the matrices of a declaration ("attn_q.weight": "HE D") may have."""
+    return {
+        scale_of(name): shape.split()[0]
+        for name, shape in declarations.items()
+        if name.endswith(WEIGHT) and len(shape.split()) == 2
+    }

@@ -1,0 +1,159 @@
+"""Scales of rows and settings under "ggpy." in a file: what is handed over, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ggpy import arch
+from ggpy.arch.scheme import settings_for
+from ggpy.formats import by_name
+from ggpy.gguf import File
+from ggpy.gguf_writer import Slot, Writer
+from ggpy.ops.interface import Demand
+from ggpy.ops.reference import Reference
+
+UP = "blk.0.ffn_up"
+
+
+class Kept(Reference):
+    """Remembers what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.given: dict[str, tuple[Any, ...]] = {}
+
+    def check_room(self, demand: Demand) -> None:
+        self.demand = demand
+
+    def weight(self, tensor, lookup=False, scale=None, activations="f16"):
+        self.given[tensor.name] = tensor.format.name, tensor.shape, scale, activations
+        return super().weight(tensor, lookup, scale, activations)
+
+
+def rewritten(
+    source: Path, out: Path, metadata: dict[str, tuple[str, Any]], tensors: dict[str, np.ndarray]
+) -> Path:
+    """The file with more metadata, and tensors in place of its own: int8, or float32."""
+    with File(source) as file:
+        typed = {key: (file.types[key], value) for key, value in file.metadata.items()}
+        found = {name: (x.shape, x.format, x.data) for name, x in file.tensors.items()}
+        for name, array in tensors.items():
+            format = by_name("I8" if array.dtype == np.int8 else "F32")
+            found[name] = array.shape, format, array.view(np.uint8)
+        slots = [Slot(name, shape, format) for name, (shape, format, _) in found.items()]
+        with Writer(out, {**typed, **metadata}, slots) as writer:
+            for _, _, data in found.values():
+                writer.write(data)
+    return out
+
+
+def loaded(path: Path) -> Kept:
+    ops = Kept()
+    with File(path) as file:
+        arch.load(file, ops, 64)
+    return ops
+
+
+@pytest.fixture
+def scaled(tiny_path, tmp_path: Path):
+    """The tiny model with a matrix of bytes that has scales, and these settings."""
+    path = tiny_path("llama")
+    with File(path) as file:
+        shape = file.tensors[f"{UP}.weight"].shape
+    values = np.random.default_rng(0).integers(-127, 128, shape).astype(np.int8)
+    values[values.view(np.uint8) & 127 == 127] = 0  # no NaN where they are floats
+    scale = np.full(shape[0], 1e-3, np.float32)
+
+    def write(metadata: dict[str, Any], **changes: Any) -> Path:
+        tensors = {f"{UP}.weight": values, f"{UP}.scale": scale}
+        tensors |= {name.replace("__", "."): array for name, array in changes.items()}
+        typed = {k: ("str" if isinstance(v, str) else "u32", v) for k, v in metadata.items()}
+        return rewritten(path, tmp_path / "out.gguf", typed, tensors)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("settings", "format", "activations"),
+    [
+        ({}, "I8", "f16"),
+        ({"ggpy.activations": "int8"}, "I8", "int8"),
+        ({"ggpy.i8": "e4m3"}, "F8_E4M3", "f16"),
+        ({"ggpy.i8": "e4m3", "ggpy.activations": "e4m3"}, "F8_E4M3", "e4m3"),
+        ({"ggpy.i8": "int8", "ggpy.activations": "f16"}, "I8", "f16"),
+    ],
+)
+def test_bytes_are_handed_over_with_their_scales(scaled, settings, format, activations) -> None:
+    ops = loaded(scaled(settings))
+    name, shape, scale, kind = ops.given[f"{UP}.weight"]
+    assert (name, kind, scale.shape) == (format, activations, shape[:1])
+    assert f"{UP}.scale" not in ops.given
+    others = [x for key, x in ops.given.items() if key != f"{UP}.weight"]
+    assert all(x[2:] == (None, "f16") for x in others)
+    assert f"{UP}.scale" in [tensor.name for tensor, _ in ops.demand.weights]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"ggpy.i8": "e5m2"}, r"ggpy\.i8 = 'e5m2' is not supported \(only int8 or e4m3 is\)"),
+        ({"ggpy.activations": "int4"}, r"ggpy\.activations = 'int4' is not supported \(only f16"),
+        ({"ggpy.activations": 8}, r"ggpy\.activations = 8 is not supported"),
+        ({"ggpy.activations": "e4m3"}, r"'e4m3' is not supported with ggpy\.i8 = 'int8'"),
+        ({"ggpy.i8": "e4m3", "ggpy.activations": "int8"}, "both have to be of one kind"),
+        ({"ggpy.kv": "int8"}, r"not supported: ggpy\.kv = 'int8'"),
+    ],
+)
+def test_settings_that_are_not_known_are_refused(scaled, settings, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        loaded(scaled(settings))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"blk__0__ffn_up__scale": np.ones(5, np.float32)}, r"'blk\.0\.ffn_up\.scale' has shape"),
+        ({"blk__0__ffn_up__scale": np.ones(1, np.float32)}, r"shape \(1,\), the settings say"),
+        ({"blk__0__attn_norm__scale": np.ones(5, np.float32)}, "has no use for tensor"),
+        ({"blk__9__ffn_up__scale": np.ones(5, np.float32)}, "has no use for tensor"),
+    ],
+)
+def test_scales_that_do_not_fit_are_refused(scaled, tensors, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        loaded(scaled({}, **tensors))
+
+
+def test_scales_are_checked(scaled) -> None:
+    with File(scaled({})) as file:
+        n = file.tensors[f"{UP}.scale"].shape[0]
+    bad = np.ones(n, np.float32)
+    bad[3] = np.nan
+    with pytest.raises(ValueError, match=r"'blk\.0\.ffn_up\.scale'.*weight 3 is NaN"):
+        loaded(scaled({}, blk__0__ffn_up__scale=bad))
+    with pytest.raises(ValueError, match=r"'blk\.0\.ffn_up\.scale' is I8: scales of rows are F32"):
+        loaded(scaled({}, blk__0__ffn_up__scale=np.ones(n, np.int8)))
+
+
+def test_floats_that_are_none_are_found(scaled) -> None:
+    with File(scaled({})) as file:
+        values = file.tensors[f"{UP}.weight"].data.view(np.int8).copy()
+    values[2, 1] = 127
+    loaded(scaled({}, blk__0__ffn_up__weight=values))
+    with pytest.raises(ValueError, match=r"'blk\.0\.ffn_up\.weight': row 2: .* weight 1 is NaN"):
+        loaded(scaled({"ggpy.i8": "e4m3"}, blk__0__ffn_up__weight=values))
+
+
+def test_settings_of_a_file_that_is_written() -> None:
+    i8, e4m3, q4_0 = map(by_name, ("I8", "F8_E4M3", "Q4_0"))
+    assert settings_for([q4_0], "int8") == {}
+    assert settings_for([i8], "f16") == {}
+    assert settings_for([i8, q4_0], "int8") == {"ggpy.activations": ("str", "int8")}
+    assert settings_for([e4m3], "e4m3").keys() == {"ggpy.i8", "ggpy.activations"}
+    with pytest.raises(ValueError, match="cannot hold both bytes that are whole numbers and"):
+        settings_for([i8, e4m3], "f16")
+    with pytest.raises(ValueError, match="int8 weights cannot be multiplied with e4m3"):
+        settings_for([i8], "e4m3")
