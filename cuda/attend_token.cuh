@@ -44,31 +44,10 @@ struct TokenSoftmax {
     float sum[2] = {0.0f, 0.0f};
 };
 
-// Keys of a strip: of both blocks' row g, elements 32 i + 8 t on.
-template <int ROW>
-__device__ __forceinline__ void load_strip_keys(const __half* k, int g, int t, uint4 (&v)[ROW / 32][2]) {
-#pragma unroll
-    for (int i = 0; i < ROW / 32; ++i)
-#pragma unroll
-        for (int n = 0; n < 2; ++n)
-            v[i][n] = __ldcg(reinterpret_cast<const uint4*>(k + (4 * (g / 2) + 2 * n + (g & 1)) * ROW) + i * 4 + t);
-}
-
-// Values of a strip: elements 16 n + g and 16 n + g + 8, n from FIRST on, at positions 4t ... 4t + 3.
-template <int FIRST, int COUNT>
-__device__ __forceinline__ void load_strip_values(const __half* v, int g, int t, uint2 (&w)[COUNT][2]) {
-#pragma unroll
-    for (int n = 0; n < COUNT; ++n)
-#pragma unroll
-        for (int h = 0; h < 2; ++h)
-            w[n][h] = __ldcg(reinterpret_cast<const uint2*>(v + ((FIRST + n) * 16 + g + 8 * h) * PAGE_SIZE) + t);
-}
-
 // s = scores of the strip: (block 0's row g, heads 2t, 2t + 1), (block 1's row g, ...). The B operand is head g of `q`,
 // in shared memory, zeros for heads that are none. Two sums, so that products that add to the same one are apart.
-template <int ROW>
-__device__ __forceinline__ void strip_scores(const uint4 (&k)[ROW / 32][2], const __half* q, int n_heads, int g, int t,
-                                             float (&s)[4]) {
+template <int ROW, class Keys>
+__device__ __forceinline__ void strip_scores(const Keys& k, const __half* q, int n_heads, int g, int t, float (&s)[4]) {
     float other[4] = {};
 #pragma unroll
     for (int e = 0; e < 4; ++e) s[e] = 0.0f;
@@ -77,8 +56,9 @@ __device__ __forceinline__ void strip_scores(const uint4 (&k)[ROW / 32][2], cons
     for (int i = 0; i < ROW / 32; ++i) {
         uint4 v = make_uint4(0, 0, 0, 0);
         if (g < n_heads) v = *(reinterpret_cast<const uint4*>(q + g * ROW) + i * 4 + t);
-        mma_m16n8k16_f16(s, {k[i][0].x, k[i][1].x, k[i][0].y, k[i][1].y}, {v.x, v.y});
-        mma_m16n8k16_f16(other, {k[i][0].z, k[i][1].z, k[i][0].w, k[i][1].w}, {v.z, v.w});
+        const uint4 a = k.get(0, i, t), b = k.get(1, i, t);
+        mma_m16n8k16_f16(s, {a.x, b.x, a.y, b.y}, {v.x, v.y});
+        mma_m16n8k16_f16(other, {a.z, b.z, a.w, b.w}, {v.z, v.w});
     }
 #pragma unroll
     for (int e = 0; e < 4; ++e) s[e] += other[e];
@@ -126,21 +106,22 @@ __device__ __forceinline__ void soften_strip(const Attend& p, const TokenContext
     }
 }
 
-template <int FIRST, int COUNT, int N>
-__device__ __forceinline__ void add_strip_values(const uint2 (&w)[COUNT][2], const uint32_t (&b)[2],
+template <int FIRST, int COUNT, class Values, int N>
+__device__ __forceinline__ void add_strip_values(const Values& w, int g, const uint32_t (&b)[2],
                                                  const float (&shrink)[2], float (&o)[N][4]) {
 #pragma unroll
     for (int n = 0; n < COUNT; ++n) {
         float(&c)[4] = o[FIRST + n];
         c[0] *= shrink[0], c[1] *= shrink[1], c[2] *= shrink[0], c[3] *= shrink[1];
-        mma_m16n8k16_f16(c, {w[n][0].x, w[n][1].x, w[n][0].y, w[n][1].y}, b);
+        const uint4 a = w.get(n, g);
+        mma_m16n8k16_f16(c, {a.x, a.y, a.z, a.w}, b);
     }
 }
 
 // The queries, rotated, to shared memory `q` [TOKEN_HEADS][ROW]; and, where the newest position is attended to, its key
 // and value to their pages. Blocks that share a key/value head write the same bits. read(part, index, v) gives elements
 // lane, lane + 32, ... of a head, as projected.
-template <int ROW, class Read>
+template <int ROW, class K, class V, class Read>
 __device__ __forceinline__ void rotate_token(const Attend& p, const Rows& rows, const TokenContext& context,
                                              const Rotation& rotation, float* heads, __half* q, Read read) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, e = p.rope.head_size;
@@ -157,30 +138,30 @@ __device__ __forceinline__ void rotate_token(const Attend& p, const Rows& rows, 
 #pragma unroll
         for (int j = 0; j < ROW / 32; ++j) head[lane + 32 * j] = v[j] + b[j];
         __syncwarp();
-        turn_head(p.rope, part, rotation, head, lane);
+        turn_head<K>(p.rope, part, rotation, head, lane);
         if (part == QUERY)
             for (int j = lane; j < ROW; j += 32) q[i * ROW + j] = saturated_half(head[j]);
         else
-            store_head(p.rope, part, rows.kv_head, rows.first_token, context.position, head, lane);
+            store_head<K, V>(p.rope, part, rows.kv_head, rows.first_token, context.position, head, lane);
         __syncwarp();
     }
 }
 
 // The lines of the warp's first strip are asked for: all keys and values but the token's own are there.
-template <int ROW>
+template <int ROW, class K, class V>
 __device__ __forceinline__ void prefetch_strip(const Attend& p, const Rows& rows, const TokenContext& context) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, strip = context.from + warp;
     if (strip >= context.to) return;
     const int position = strip * TOKEN_STRIP, slot = position % PAGE_SIZE;
-    const size_t block = page_offset(p.rope, context.table, rows.kv_head, position);
-    const __half* keys = p.rope.k_pages + block + static_cast<size_t>(slot) * ROW;
-    for (int i = lane; i < TOKEN_STRIP * ROW / 64; i += 32) prefetch_l2(keys + i * 64);
-    for (int e = lane; e < ROW; e += 32) prefetch_l2(p.rope.v_pages + block + e * PAGE_SIZE + slot);
+    const uint8_t* keys = page_of<K>(p.rope, p.rope.k_pages, context.table, rows.kv_head, position, ROW);
+    const uint8_t* values = page_of<V>(p.rope, p.rope.v_pages, context.table, rows.kv_head, position, ROW);
+    K::prefetch_keys(keys, ROW, slot, TOKEN_STRIP, lane);
+    V::prefetch_values(values, ROW, slot, TOKEN_STRIP, lane);
 }
 
 // Head group `index` of `count`, part `split` of the context. `memory`: shared, [TOKEN_WARPS][rows.heads][ROW + 2]
 // floats, then q. read: see rotate_token; wait() is called before it; write(r, e, two halves).
-template <int ROW, class Wait, class Read, class Write>
+template <int ROW, class K, class V, class Wait, class Read, class Write>
 __device__ void attend_token(const Attend& p, const AttendTile& tile, int index, int count, int split, float* parts,
                              Wait wait, Read read, Write write) {
     constexpr int N = ROW / 16, FIRST = N < 4 ? N : 4, REST = N - FIRST;
@@ -188,30 +169,31 @@ __device__ void attend_token(const Attend& p, const AttendTile& tile, int index,
     const Rows rows(p, tile, index, count);
     const TokenContext context(p, tile, split);
     __half* queries = reinterpret_cast<__half*>(parts + TOKEN_WARPS * rows.heads * (ROW + 2));
-    prefetch_strip<ROW>(p, rows, context);
+    prefetch_strip<ROW, K, V>(p, rows, context);
     Rotation rotation;
     rotation.prepare(p.rope, context.position, lane);
     wait();
-    rotate_token<ROW>(p, rows, context, rotation, parts, queries, read);
+    rotate_token<ROW, K, V>(p, rows, context, rotation, parts, queries, read);
     token_barrier();
 
     TokenSoftmax softmax;
     float o[N][4] = {};
     for (int strip = context.from + warp; strip < context.to; strip += TOKEN_WARPS) {
         const int position = strip * TOKEN_STRIP, slot = position % PAGE_SIZE;
-        const size_t block = page_offset(p.rope, context.table, rows.kv_head, position);
-        const __half* values = p.rope.v_pages + block + slot;
-        uint4 k[ROW / 32][2];
-        uint2 w[FIRST][2], rest[REST > 0 ? REST : 1][2];
+        const uint8_t* keys = page_of<K>(p.rope, p.rope.k_pages, context.table, rows.kv_head, position, ROW);
+        const uint8_t* values = page_of<V>(p.rope, p.rope.v_pages, context.table, rows.kv_head, position, ROW);
+        typename K::template Keys<ROW, 2, ROW / 32> k;
+        typename V::template TokenValues<ROW, FIRST> w;
+        typename V::template TokenValues<ROW, (REST > 0 ? REST : 2)> rest;
         float s[4], shrink[2];
         uint32_t b[2];
-        load_strip_keys<ROW>(p.rope.k_pages + block + static_cast<size_t>(slot) * ROW, g, t, k);
-        load_strip_values<0>(values, g, t, w);
+        k.load(keys, slot + 4 * (g / 2) + (g & 1), 0, t);
+        w.load(values, slot, 0, g, t);
         strip_scores<ROW>(k, queries, rows.heads, g, t, s);
-        if constexpr (REST > 0) load_strip_values<FIRST>(values, g, t, rest);
+        if constexpr (REST > 0) rest.load(values, slot, FIRST, g, t);
         soften_strip(p, context, s, position, g, t, softmax, b, shrink);
-        add_strip_values<0>(w, b, shrink, o);
-        if constexpr (REST > 0) add_strip_values<FIRST>(rest, b, shrink, o);
+        add_strip_values<0, FIRST>(w, g, b, shrink, o);
+        if constexpr (REST > 0) add_strip_values<FIRST, REST>(rest, g, b, shrink, o);
     }
 
     const int n_parts = max(1, min(TOKEN_WARPS, context.to - context.from));  // warps that have a strip

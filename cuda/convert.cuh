@@ -2,7 +2,7 @@
 // bits of an integer are placed in the mantissa of a half whose exponent makes them count as ones.
 //
 // 0x6400 is the half 1024, whose last mantissa bit is worth 1: 0x6400 | u is 1024 + u for every u < 1024, exactly, and
-// the subtraction that takes the offset away is exact too. Nothing here knows formats.
+// the subtraction that takes the offset away is exact too. And back: C's way of rounding. Nothing here knows formats.
 #pragma once
 #include "common.cuh"
 
@@ -52,4 +52,9 @@ __device__ __forceinline__ void int8_to_float(const int (&q)[2], float (&f)[8]) 
             f[4 * i + 2 * j + 1] = pair.y;
         }
     }
+}
+
+// C's roundf for |x| < 2^22: adding 0.5 would send the number just below 0.5 to 1.
+__device__ __forceinline__ int round_half_away(float x) {
+    return __float2int_rz(__fadd_rn(x, copysignf(0.49999997f, x)));
 }

@@ -2,6 +2,7 @@
 //
 // Byte-equal to the numpy quantiser (ggml quantize_row_q8_1_ref) on finite numbers. NaN or infinity makes d NaN or
 // infinite, and so every product with the block NaN: nothing is hidden.
+#include "convert.cuh"
 #include "formats/q8_1.cuh"
 
 // The largest |x| of the eight lanes that share a block, as bits: unsigned order is the order of magnitudes, with
@@ -13,11 +14,6 @@ __device__ __forceinline__ float largest_magnitude(float4 x) {
 #pragma unroll
     for (int lanes = 4; lanes > 0; lanes /= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, lanes));
     return __uint_as_float(largest);
-}
-
-// C's roundf for |x| < 2^22: adding 0.5 would send the number just below 0.5 to 1.
-__device__ __forceinline__ int round_half_away(float x) {
-    return __float2int_rz(__fadd_rn(x, copysignf(0.49999997f, x)));
 }
 
 __device__ __forceinline__ float4 load_four(const float* x, int64_t i) { return reinterpret_cast<const float4*>(x)[i]; }

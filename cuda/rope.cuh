@@ -2,16 +2,12 @@
 //
 // Pages of a layer: k [page][G][PAGE_SIZE][row], v transposed [page][G][row][PAGE_SIZE], both half, a head's E elements
 // rounded up to `row`, a multiple of 32, with zeros: so that attention reads both 16 bytes at a time in the order of
-// its tensor-core operands.
+// its tensor-core operands. Other types than halves have layouts of their own (cache_type.cuh, cache_blocks.cuh).
 //
 // An angle is counted in turns, as a 64-bit fraction: position * turns wraps around exactly, so that angles at
 // position one million are as good as at position one.
 #pragma once
-#include "common.cuh"
-
-#ifndef PAGE_SIZE
-#define PAGE_SIZE 64
-#endif
+#include "cache_blocks.cuh"
 
 constexpr int MAX_HEAD = 256;
 
@@ -24,7 +20,7 @@ struct RopeKv {
     const int* sequences;       // [T]
     const int* page_tables;     // [S, table_stride]
     __half* q;                  // [T, H, row]
-    __half* k_pages;
+    __half* k_pages;  // or another type
     __half* v_pages;
     int n_head, n_head_kv, head_size, row;
     int n_pairs;  // rotated pairs of elements
@@ -39,6 +35,14 @@ enum HeadPart { QUERY, KEY, VALUE };
 // Elements before the head of a page of keys or values.
 __device__ __forceinline__ size_t page_offset(const RopeKv& p, const int* table, int kv_head, int position) {
     return (static_cast<size_t>(table[position / PAGE_SIZE]) * p.n_head_kv + kv_head) * p.row * PAGE_SIZE;
+}
+
+// The same as an address, of pages of any type with `row` elements a head.
+template <class Type>
+__device__ __forceinline__ uint8_t* page_of(const RopeKv& p, __half* pages, const int* table, int kv_head, int position,
+                                            int row) {
+    const int head = table[position / PAGE_SIZE] * p.n_head_kv + kv_head;
+    return reinterpret_cast<uint8_t*>(pages) + static_cast<size_t>(head) * (row / 32 * PAGE_SIZE * Type::block_bytes);
 }
 
 // The rotation of a lane's pairs lane, lane + 32, ... at one position.
@@ -77,7 +81,8 @@ __device__ __forceinline__ void normalise_head(float* head, const float* weight,
     for (int i = lane; i < n; i += 32) head[i] = head[i] * inverse * weight[i];
 }
 
-// A head of one token in shared memory, bias added, becomes what attention takes; by one warp.
+// A head of one token in shared memory, bias added, becomes what attention takes with keys of type K; by one warp.
+template <class K>
 __device__ __forceinline__ void turn_head(const RopeKv& p, int part, const Rotation& rotation, float* head, int lane) {
     if (part == VALUE) return;
     if (p.norm[part] != nullptr) {
@@ -86,30 +91,40 @@ __device__ __forceinline__ void turn_head(const RopeKv& p, int part, const Rotat
     }
     rotation.apply(p, head, lane);
     __syncwarp();
+    if constexpr (K::spreads) {
+        spread_head<MAX_HEAD>(head, p.row, lane);
+        __syncwarp();
+    }
 }
 
 // Head `index` of a part of one token becomes what attention takes, in shared memory `head` [row]; by one warp.
+template <class K>
 __device__ __forceinline__ void prepare_head(const RopeKv& p, int part, int index, int token, const Rotation& rotation,
                                              float* head, int lane) {
     const int e = p.head_size, n = part == QUERY ? p.n_head : p.n_head_kv;
     const float* from = p.projected[part] + (static_cast<size_t>(token) * n + index) * e;
     const float* bias = p.bias[part];
-    for (int i = lane; i < p.row; i += 32)
-        head[i] = i < e ? __ldcg(from + i) + (bias != nullptr ? bias[index * e + i] : 0.0f) : 0.0f;
+    float v[MAX_HEAD / 32];
+#pragma unroll
+    for (int j = 0; j < MAX_HEAD / 32; ++j) {  // all loads before the first is awaited
+        const int i = lane + 32 * j;
+        v[j] = i < e ? __ldcg(from + i) + (bias != nullptr ? bias[index * e + i] : 0.0f) : 0.0f;
+    }
+#pragma unroll
+    for (int j = 0; j < MAX_HEAD / 32; ++j)
+        if (lane + 32 * j < p.row) head[lane + 32 * j] = v[j];
     __syncwarp();
-    turn_head(p, part, rotation, head, lane);
+    turn_head<K>(p, part, rotation, head, lane);
 }
 
 // A prepared key or value goes to its page; by one warp.
+template <class K, class V>
 __device__ __forceinline__ void store_head(const RopeKv& p, int part, int kv_head, int token, int position,
                                            const float* head, int lane) {
     const int* table = p.page_tables + p.sequences[token] * p.table_stride;
-    const size_t block = page_offset(p, table, kv_head, position);
     const int slot = position % PAGE_SIZE;
-    for (int i = lane; i < p.row; i += 32) {
-        if (part == KEY)
-            p.k_pages[block + static_cast<size_t>(slot) * p.row + i] = saturated_half(head[i]);
-        else
-            p.v_pages[block + static_cast<size_t>(i) * PAGE_SIZE + slot] = saturated_half(head[i]);
-    }
+    if (part == KEY)
+        K::store_key(page_of<K>(p, p.k_pages, table, kv_head, position, p.row), p.row, slot, head, lane);
+    else
+        V::store_value(page_of<V>(p, p.v_pages, table, kv_head, position, p.row), p.row, slot, head, lane);
 }

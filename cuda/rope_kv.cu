@@ -5,7 +5,8 @@
 constexpr int HEAD_WARPS = 4;
 
 // A warp per (token, head of q, k or v). grid (ceil((H + 2 G) / HEAD_WARPS), T)
-extern "C" __global__ void __launch_bounds__(HEAD_WARPS * 32) rope_kv(const RopeKv p) {
+template <class K, class V>  // types of keys and values
+__global__ void __launch_bounds__(HEAD_WARPS * 32) rope_kv(const RopeKv p) {
     __shared__ float heads[HEAD_WARPS][MAX_HEAD];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, token = blockIdx.y;
     const int index = blockIdx.x * HEAD_WARPS + warp;
@@ -19,9 +20,9 @@ extern "C" __global__ void __launch_bounds__(HEAD_WARPS * 32) rope_kv(const Rope
     if (part != VALUE) rotation.prepare(p, position, lane);
     grid_dependency_wait();
     float* head = heads[warp];
-    prepare_head(p, part, head_of_part, token, rotation, head, lane);
+    prepare_head<K>(p, part, head_of_part, token, rotation, head, lane);
     if (part != QUERY) {
-        store_head(p, part, head_of_part, token, position, head, lane);
+        store_head<K, V>(p, part, head_of_part, token, position, head, lane);
         return;
     }
     __half* to = p.q + (static_cast<size_t>(token) * p.n_head + head_of_part) * p.row;

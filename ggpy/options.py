@@ -1,8 +1,8 @@
 """The command line of `ggpy run`: what may be said, in llama.cpp's words where it has them.
 
-Only argparse is imported here, so that `--help` answers at once. The defaults of sampling are those
-of `sampling.SamplingParams`: a flag that is not given is not passed on, and a test compares what
-the help says.
+Nothing that costs is imported here, so that `--help` answers at once. The defaults of sampling are
+those of `sampling.SamplingParams`: a flag that is not given is not passed on, and a test compares
+what the help says.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import argparse
 import re
 import sys
 from typing import Any, NoReturn
+
+from .cache_type import AUTO, CACHE_TYPES
 
 PROGRAM = "ggpy run"
 DESCRIPTION = """\
@@ -129,12 +131,27 @@ def _model(parser: Parser) -> None:
         help="on a GPU: what quantised weights are multiplied with (f16); q8_1 is 8 bits",
     )
     group.add_argument(
+        "--gemm",
+        choices=["auto", "cublas"],
+        default="auto",
+        help="on a GPU: what multiplies 32 tokens and more: our kernels (auto), or dequantised "
+        "weights and cuBLAS",
+    )
+    group.add_argument(
         "-c",
         "--ctx-size",
         type=_natural,
         metavar="N",
         help="tokens of context (the model's, at most 4096; 0 is the model's)",
     )
+    for letter, name in (("k", "keys"), ("v", "values")):
+        group.add_argument(
+            f"-ct{letter}",
+            f"--cache-type-{letter}",
+            choices=CACHE_TYPES,
+            default=AUTO,
+            help=f"how {name} are kept (f16; f32 on the CPU)",
+        )
     group.add_argument(
         "-b",
         "--batch-size",

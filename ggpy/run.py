@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from . import answer, chat_loop, hub, prompts
 from . import options as command_line
+from .outcome import FAILED, INTERRUPTED, REFUSED, discard, one_line
 from .progress import Bar
 
 if TYPE_CHECKING:
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
     from .model import Model
     from .ops.interface import Ops
     from .tokenizer import Tokenizer
-
-INTERRUPTED = 130  # as a shell reports a program that SIGINT ended
-REFUSED = 2  # what was asked for cannot be done
-FAILED = 1  # it was begun, and the machine failed at it
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -40,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
         say("ggpy: interrupted")
         return INTERRUPTED
     except BrokenPipeError:  # nobody reads any more: `ggpy run ... | head -1`
-        _discard_output()
+        discard(sys.stdout, sys.stderr)
     except (ValueError, OSError, MemoryError) as error:
         if options.verbose:
             traceback.print_exc()
@@ -71,7 +68,7 @@ def run(options: argparse.Namespace) -> None:
         chatting = prompt is None or options.chat
         ids = [] if chatting else prompts.single(options, tokenizer, prompt or "")
         conversation = prompts.converse(options, tokenizer) if chatting else None
-        kinds = options.batch_invariant, options.activations
+        kinds = options.batch_invariant, options.activations, options.gemm
         ops = choose(options.device, options.threads, note, *kinds)
         model = load(file, tokenizer, ops, options)
         if conversation:
@@ -86,6 +83,7 @@ def run(options: argparse.Namespace) -> None:
 def load(file: File, tokenizer: Tokenizer, ops: Ops, options: argparse.Namespace) -> Model:
     """The model on its device, with a bar while that takes time."""
     from . import arch
+    from .cache_type import CacheTypes
     from .model import Model
 
     n_ctx = arch.context_length(file) if options.ctx_size == 0 else options.ctx_size
@@ -102,6 +100,7 @@ def load(file: File, tokenizer: Tokenizer, ops: Ops, options: argparse.Namespace
             ops,
             n_ctx=n_ctx or None,
             n_batch=options.batch_size,
+            cache_types=CacheTypes(options.cache_type_k, options.cache_type_v),
             progress=lambda done, total: bar.update(done / 1e6),
         )
     say(f"model: {file.path.name}, {file.nbytes / 1e6:.0f} MB in {_since(started)}")
@@ -117,14 +116,20 @@ def load(file: File, tokenizer: Tokenizer, ops: Ops, options: argparse.Namespace
 
 def details(model: Model) -> list[str]:
     """What -v tells about a model."""
+    from .cache_type import IN_NUMPY, ON_GPU
+
     kinds: dict[str, int] = {}
     for tensor in model.file.tensors.values():
         kinds[tensor.format.name] = kinds.get(tensor.format.name, 0) + 1
     counts = ", ".join(f"{n} {name}" for name, n in kinds.items())
+    cache = model.decoder.cache_shape(1)
+    kept = cache.types.resolved(ON_GPU if model.ops.asynchronous else IN_NUMPY)
+    cached = cache.n_layer * cache.n_head_kv * kept.nbytes(cache.head_size)
     return [
         f"architecture: {model.file.architecture}, {model.tokenizer.n_vocab} tokens",
         f"tensors: {counts}",
         f"context: {model.n_ctx} tokens; trained for {model.n_ctx_train or 'an unknown number'}",
+        f"keys and values: {kept.k} and {kept.v}, {cached} bytes for each position of the context",
         *(f"note: {warning}" for warning in model.tokenizer.warnings),
     ]
 
@@ -177,22 +182,8 @@ def failed_at_work(error: Exception) -> bool:
     return isinstance(error, (CompileError, CudaError, NvrtcMissing, NotFinite))
 
 
-def one_line(error: BaseException) -> str:
-    """What an error says, in one line."""
-    if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}"
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 def _since(started: float) -> str:
     return f"{time.perf_counter() - started:.2f} s"
-
-
-def _discard_output() -> None:
-    """Let nothing be written to a pipe that nobody reads, not even when Python closes its files."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
-        os.dup2(nowhere, stream.fileno())
 
 
 def program() -> int:

@@ -20,6 +20,7 @@ from .ceilings import Ceilings
 
 if TYPE_CHECKING:
     from ..arch.decoder import Decoder
+    from ..cache_type import CacheTypes
     from ..gguf import Tensor
 
 TABLE, OUTPUT = "token_embd.weight", "output.weight"
@@ -66,8 +67,8 @@ class Work:
         return total
 
 
-def work_of(tensors: Mapping[str, Tensor], decoder: Decoder, bytes_per_value: int) -> Work:
-    """Of a loaded model; bytes_per_value: of an element of keys and values."""
+def work_of(tensors: Mapping[str, Tensor], decoder: Decoder, types: CacheTypes) -> Work:
+    """Of a loaded model, with these types of keys and values."""
     sizes = decoder.sizes
     head = OUTPUT if OUTPUT in tensors else TABLE
     layers = [t for name, t in tensors.items() if name not in (TABLE, OUTPUT)]
@@ -75,7 +76,7 @@ def work_of(tensors: Mapping[str, Tensor], decoder: Decoder, bytes_per_value: in
         weight_bytes=sum(t.nbytes for t in layers) + tensors[head].nbytes,
         layer_flops=2 * n_weights(t for t in layers if len(t.shape) > 1),
         output_flops=2 * n_weights([tensors[head]]),
-        kv_bytes=2 * sizes.n_head_kv * sizes.head_size * bytes_per_value,
+        kv_bytes=sizes.n_head_kv * types.nbytes(sizes.head_size),
         attention_flops=4 * sizes.n_head * sizes.head_size,
         windows=decoder.plan.windows,
     )

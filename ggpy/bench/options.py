@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
+from ..cache_type import AUTO, CACHE_TYPES
+
 FORMATS = ("md", "csv", "json", "jsonl", "sql")
 DEFAULT_PROMPT, DEFAULT_GEN = 512, 128
 
@@ -27,6 +29,8 @@ class Test:
     n_batch: int = 2048
     n_ubatch: int = 512
     n_seq: int = 1  # sequences that do it at the same time
+    type_k: str = AUTO  # of keys and of values
+    type_v: str = AUTO
 
     @property
     def name(self) -> str:
@@ -54,14 +58,17 @@ class Test:
 
 
 def combinations(options: argparse.Namespace) -> Iterator[Test]:
-    """All combinations, in llama-bench's order: prompts, generation, then both; by depth."""
-    sizes = product(options.n_depth, options.batch_size, options.ubatch_size)
-    for depth, n_batch, n_ubatch in sizes:
+    """All combinations, in llama-bench's order: prompts, generation, then both; by depth; and all
+    of that by the types of keys and values.
+    """
+    types = product(options.cache_type_k, options.cache_type_v)
+    sizes = product(types, options.n_depth, options.batch_size, options.ubatch_size)
+    for kinds, depth, n_batch, n_ubatch in sizes:
         rest = depth, n_batch, n_ubatch
-        yield from (Test(p, 0, *rest) for p in options.n_prompt if p)
+        yield from (Test(p, 0, *rest, 1, *kinds) for p in options.n_prompt if p)
         for n_seq in options.batch:
-            yield from (Test(0, n, *rest, n_seq) for n in options.n_gen if n)
-            yield from (Test(p, n, *rest, n_seq) for p, n in options.pg)
+            yield from (Test(0, n, *rest, n_seq, *kinds) for n in options.n_gen if n)
+            yield from (Test(p, n, *rest, n_seq, *kinds) for p, n in options.pg)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -93,7 +100,11 @@ def _add_models(p: argparse.ArgumentParser) -> None:
         "TYPE/OUTPUT sets the output's own type (models/shapes.json)",
     )  # fmt: skip
     group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    group.add_argument(
+        "--gemm", choices=["auto", "cublas"], default="auto", help="as for `ggpy run`"
+    )
     group.add_argument("-t", "--threads", type=_positive, metavar="N", help="of the CPU")
+    group.add_argument("-ngl", "-fa", "-mg", "-sm", action=_Theirs, help=argparse.SUPPRESS)
 
 
 def _add_tests(p: argparse.ArgumentParser) -> None:
@@ -112,6 +123,11 @@ def _add_tests(p: argparse.ArgumentParser) -> None:
     numbers("-b", "--batch-size", default=[2048], low=1, text="tokens handed over together")
     numbers("-ub", "--ubatch-size", default=[512], low=1, text="tokens of a step, at most -b")
     numbers("--batch", default=[1], low=1, text="sequences that generate together")
+    for letter, name in (("k", "keys"), ("v", "values")):
+        group.add_argument(
+            f"-ct{letter}", f"--cache-type-{letter}", metavar="TYPE", action=_Types, default=[AUTO],
+            help=f"how {name} are kept: {', '.join(CACHE_TYPES)} (f16; f32 on the CPU)",
+        )  # fmt: skip
     group.add_argument(
         "-r", "--repetitions", type=_positive, default=5, metavar="N", help="of each test (5)"
     )
@@ -176,6 +192,25 @@ class _Numbers(argparse.Action):
         setattr(namespace, self.dest, found if before is self.default else before + found)
 
 
+class _Types(argparse.Action):
+    """Lists of types; given again, it adds to the list."""
+
+    def __call__(self, parser, namespace, values, option_string=None) -> None:  # type: ignore[no-untyped-def]
+        found = values.split(",")
+        for name in found:
+            if name not in CACHE_TYPES:
+                parser.error(f"{option_string}: {name!r} is none of {', '.join(CACHE_TYPES)}")
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, found if before is self.default else before + found)
+
+
+class _Theirs(argparse.Action):
+    def __call__(self, parser, namespace, values, option_string=None) -> None:  # type: ignore[no-untyped-def]
+        parser.error(
+            f"{option_string} is llama-bench's: here --device chooses, and all layers are on it"
+        )
+
+
 class _Pair(argparse.Action):
     def __call__(self, parser, namespace, values, option_string=None) -> None:  # type: ignore[no-untyped-def]
         match = re.fullmatch(r"([1-9]\d*),([1-9]\d*)", values)
@@ -194,7 +229,6 @@ class _Add(argparse.Action):
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError(text)
-    return value
+    if not re.fullmatch(r"0*[1-9]\d*", text):
+        raise argparse.ArgumentTypeError(f"{text!r}: give 1 or more")
+    return int(text)

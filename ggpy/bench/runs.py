@@ -11,11 +11,13 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .. import arch
+from ..cache_type import IN_NUMPY, ON_GPU, CacheTypes
 from ..device import OutOfMemory
 from ..engine import Engine
 from ..kv_cache import pages_for
@@ -115,11 +117,13 @@ class Loaded:
         try:
             file: Any = self.file  # a Synthetic is used like one
             n_ctx, n_seq = largest.n_ctx, largest.n_seq
-            self.decoder: Decoder = arch.load(file, self.ops, n_ctx, n_batch=n_batch, n_seq=n_seq)
+            types = CacheTypes(largest.type_k, largest.type_v)
+            sizes: dict[str, Any] = {"n_batch": n_batch, "n_seq": n_seq, "cache_types": types}
+            self.decoder: Decoder = arch.load(file, self.ops, n_ctx, **sizes)
             self.ops.allocate_cache(self.decoder.cache_shape(n_pages(largest)))
             self.facts = _facts(bench.name, self.file, time.perf_counter() - start)
-            width = 2 if self.ops.asynchronous else 4  # a GPU keeps halves
-            self.work: Work = work_of(self.file.tensors, self.decoder, width)
+            kept = types.resolved(ON_GPU if self.ops.asynchronous else IN_NUMPY)
+            self.work: Work = work_of(self.file.tensors, self.decoder, kept)
         finally:
             self.file.close()
         self.shared: Any = Shared(self.ops, n_pages(largest))
@@ -144,8 +148,20 @@ def _facts(name: str, file: Any, load_s: float) -> Facts:
 
 
 def run_model(bench: Bench, tests: Sequence[Test], ceilings: Ceilings) -> Iterator[Result]:
+    """A result for each test; those with the same types of keys and values share a load."""
+    for group in alike(tests):
+        yield from _run_alike(bench, group, ceilings)
+        gc.collect()  # the next ones need the memory
+
+
+def alike(tests: Sequence[Test]) -> Iterator[list[Test]]:
+    """Tests that can share a load, which has one type of keys and one of values."""
+    for _, group in groupby(tests, lambda test: (test.type_k, test.type_v)):
+        yield list(group)
+
+
+def _run_alike(bench: Bench, waiting: list[Test], ceilings: Ceilings) -> Iterator[Result]:
     """A result for each test; the largest are given up, one size at a time, until the rest fits."""
-    waiting = list(tests)
     while waiting:
         loaded, error, too_large = _try_to_load(bench, waiting, ceilings)
         if loaded is not None:

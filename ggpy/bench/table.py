@@ -14,10 +14,13 @@ from dataclasses import dataclass
 from statistics import mean, median, stdev
 from typing import TYPE_CHECKING, Any
 
+from ..cache_type import IN_NUMPY, ON_GPU, CacheTypes
+
 if TYPE_CHECKING:
     from .runs import Result
 
 BUSY = 0.05  # a spread above it: something else was running, or the clocks were changing
+BUSY_NOTE = f"! runs differed by more than {BUSY:.0%}: the machine was busy or changed its clocks"
 Row = dict[str, Any]
 
 LLAMA_BENCH: dict[str, type] = {
@@ -76,6 +79,9 @@ def row_of(result: Result, machine: Machine) -> Row:
     row: Row = dict.fromkeys((*FIELDS, *SAMPLES))
     row |= _constants(machine) | _model(result)
     test = result.test
+    types = CacheTypes(test.type_k, test.type_v)
+    types = types.resolved(IN_NUMPY if machine.backend == "CPU" else ON_GPU)
+    row |= {"type_k": types.k, "type_v": types.v}
     for name in ("n_prompt", "n_gen", "n_depth", "n_batch", "n_ubatch", "n_seq"):
         row[name] = getattr(test, name)
     row |= {"test": test.name, "test_time": machine.time(), "error": result.error}
@@ -85,7 +91,6 @@ def row_of(result: Result, machine: Machine) -> Row:
 def _constants(machine: Machine) -> Row:
     """What llama-bench lets one choose, and this runtime does in one way only."""
     on_gpu = machine.backend != "CPU"
-    cache = "f16" if on_gpu else "f32"
     return {
         "build_commit": machine.commit,
         "build_number": 0,
@@ -96,8 +101,6 @@ def _constants(machine: Machine) -> Row:
         "cpu_mask": "0x0",
         "cpu_strict": False,
         "poll": 0,
-        "type_k": cache,
-        "type_v": cache,
         "n_gpu_layers": -1 if on_gpu else 0,
         "n_cpu_moe": 0,
         "split_mode": "none",
@@ -211,7 +214,8 @@ def _quoted(value: Any) -> str:
 
 WIDTHS = {
     **{"model": -30, "size": 10, "params": 10, "backend": -10, "ngl": 3, "threads": 7},
-    **{"n_batch": 7, "n_ubatch": 8, "test": 15, "t/s": 20, "limit": 9, "% of limit": 10},
+    **{"n_batch": 7, "n_ubatch": 8, "type_k": 6, "type_v": 6, "test": 15},
+    **{"t/s": 20, "limit": 9, "% of limit": 10},
 }
 
 
@@ -258,6 +262,8 @@ def _cells(row: Row) -> dict[str, str]:
         "threads": str(row["n_threads"]),
         "n_batch": str(row["n_batch"]),
         "n_ubatch": str(row["n_ubatch"]),
+        "type_k": row["type_k"],
+        "type_v": row["type_v"],
         "test": row["test"],
         "t/s": speed,
         "limit": f"{limit:.0f}" if limit else "",
@@ -279,7 +285,7 @@ def notes(rows: Sequence[Row]) -> Iterator[str]:
             f"TFLOP/s, measured on {first['gpu_info'] or first['cpu_info']}"
         )
     if any((row["spread"] or 0) > BUSY for row in rows):
-        yield f"! runs differed by more than {BUSY:.0%}: the machine was busy or changed its clocks"
+        yield BUSY_NOTE
     yield f"build: {first['build_commit']} ({first['build_number']})"
 
 

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cache_type import CacheTypes
 from ..device.base import Device
+from ..formats import by_name
 from .address import Address, address
 
+HALVES = CacheTypes("f16", "f16")
 WARPS = 4
 MAX_HEAD = 256
 
@@ -27,6 +30,7 @@ class Heads:
     n_head_kv: int
     head_size: int
     page_size: int
+    types: CacheTypes = HALVES
 
     @property
     def row(self) -> int:
@@ -34,9 +38,24 @@ class Heads:
         return -(-self.head_size // 32) * 32
 
     @property
-    def page_bytes(self) -> int:
-        """Bytes of one page of keys, or of values, of one layer."""
-        return 2 * self.n_head_kv * self.page_size * self.row
+    def key_bytes(self) -> int:
+        """Bytes of one page of keys of one layer."""
+        return self.page_size * self.n_head_kv * by_name(self.types.k).row_bytes(self.row)
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of one page of values of one layer."""
+        return self.page_size * self.n_head_kv * by_name(self.types.v).row_bytes(self.row)
+
+    @property
+    def has_halves(self) -> bool:
+        """Keys and values are both f16."""
+        return self.types == HALVES
+
+    @property
+    def structs(self) -> str:
+        """The types of keys and values in C++ (cuda/cache_type.cuh)."""
+        return f"Cache{self.types.k.upper()}, Cache{self.types.v.upper()}"
 
 
 def turns(inv_freq: NDArray[np.float64]) -> NDArray[np.uint64]:
@@ -133,9 +152,9 @@ class RopeKv:
                 f"heads of {heads.head_size} elements: the kernels take up to {MAX_HEAD}"
             )
         self.heads = heads
-        self._kernel = device.kernel(
-            "rope_kv.cu", "rope_kv", defines={"PAGE_SIZE": heads.page_size}
-        )
+        heads.types.check_head(heads.head_size)
+        defines = {"PAGE_SIZE": heads.page_size}
+        self._kernel = device.kernel("rope_kv.cu", f"rope_kv<{heads.structs}>", defines=defines)
 
     def launch(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..cache_type import ON_GPU
 from ..gguf import Tensor
 from ..kernels.attend import MAX_SPLIT
 from ..kernels.attend import ROWS as ATTEND_ROWS
@@ -41,20 +42,25 @@ class Need:
         return self.weights + max(self.cache + self.work, STAGING)
 
 
-def needed(demand: Demand, graph_tokens: int) -> Need:
-    """What the demand takes; graph_tokens: sequences at most whose attention is split."""
+def needed(demand: Demand, graph_tokens: int, scratch: int = 0) -> Need:
+    """What the demand takes; graph_tokens: sequences at most whose attention is split; scratch:
+    bytes of weights that become halves for a product.
+    """
     heads = heads_of(demand.cache)
     return Need(
         weights=sum(allocated(weight_bytes(*weight)) for weight in demand.weights),
-        cache_page=2 * demand.cache.n_layer * heads.page_bytes,
+        cache_page=demand.cache.n_layer * (heads.key_bytes + heads.value_bytes),
         n_pages=demand.cache.n_pages,
-        work=step_bytes(demand, heads) + attention_bytes(heads, graph_tokens) + KERNELS,
+        work=step_bytes(demand, heads)
+        + attention_bytes(heads, graph_tokens)
+        + allocated(scratch)
+        + KERNELS,
     )
 
 
-def check_room(demand: Demand, free: int, graph_tokens: int, device: str) -> None:
+def check_room(demand: Demand, free: int, graph_tokens: int, device: str, scratch: int = 0) -> None:
     """MemoryError when the demand takes more than `free` bytes; it says which context would fit."""
-    need = needed(demand, graph_tokens)
+    need = needed(demand, graph_tokens, scratch)
     if need.total <= free:
         return
     raise MemoryError(
@@ -101,8 +107,12 @@ def attention_bytes(heads: Heads, graph_tokens: int) -> int:
 
 
 def heads_of(cache: CacheShape) -> Heads:
-    """The heads whose keys and values the cache keeps."""
-    return Heads(cache.n_head, cache.n_head_kv, cache.head_size, PAGE_SIZE)
+    """The heads whose keys and values the cache keeps, in halves unless something else is asked
+    for; ValueError where they do not fit a type.
+    """
+    types = cache.types.resolved(ON_GPU)
+    types.check_head(cache.head_size)
+    return Heads(cache.n_head, cache.n_head_kv, cache.head_size, PAGE_SIZE, types)
 
 
 def allocated(nbytes: int) -> int:

@@ -75,7 +75,10 @@ def test_every_case_of_the_models_can_be_prepared_and_launched() -> None:
     kinds = {(row["what"], row["format"]) for row in rows}
     tiled = [f.name for f in supported_formats() if f.tile is not None]
     assert {("product", name) for name in tiled} <= kinds
-    assert {("prompt product", name) for name in tiled} <= kinds
+    assert {("dequantize_tile", name) for name in tiled} <= kinds
+    untiled = {f.name for f in supported_formats()} - set(tiled)
+    assert {("halves", name) for name in untiled} <= kinds
+    assert {("prompt product", name) for name in (*tiled, *untiled)} <= kinds
     assert {"attend", "prompt attend", "rope_kv", "rms_norm", "argmax"} <= {
         what for what, _ in kinds
     }

@@ -11,6 +11,7 @@ import pytest
 from ggpy import arch
 from ggpy.bench.ceilings import Ceilings
 from ggpy.bench.limits import Work, work_of
+from ggpy.cache_type import CacheTypes
 from ggpy.gguf import File
 from ggpy.ops.reference import Reference
 
@@ -24,6 +25,13 @@ WORK = Work(
     attention_flops=2,
     windows=[0, 4],
 )
+
+
+def test_types_of_keys_and_values(tiny_path: Callable[[str], Path]) -> None:
+    with File(tiny_path("qwen3")) as file:
+        decoder = arch.load(file, Reference(1), 64)
+        work = work_of(file.tensors, decoder, CacheTypes("q8_0", "q4_0"))
+    assert work.kv_bytes == decoder.sizes.n_head_kv * (34 + 18)
 
 
 def test_generation_reads_weights_once_and_every_sequence_its_context() -> None:
@@ -52,7 +60,7 @@ def test_the_slower_of_both_counts() -> None:
 def test_work_of_a_model(architecture: str, tiny_path: Callable[[str], Path]) -> None:
     with File(tiny_path(architecture)) as file:
         decoder = arch.load(file, Reference(1), 64)
-        work = work_of(file.tensors, decoder, 2)
+        work = work_of(file.tensors, decoder, CacheTypes("f16", "f16"))
         s, tied = decoder.sizes, "output.weight" not in file.tensors
         table = file.tensors["token_embd.weight"].nbytes
         total = sum(t.nbytes for t in file.tensors.values())

@@ -29,6 +29,14 @@ def test_all_combinations() -> None:
     assert chunks == [64, 128]
 
 
+def test_types_of_keys_and_values() -> None:
+    words = ["-n", "0", "-p", "8", "-d", "0,4", "-ctk", "f16,q8_0", "--cache-type-v", "q4_0"]
+    tests = list(combinations(parser().parse_args(words)))
+    assert [(t.n_depth, t.type_k, t.type_v) for t in tests] == [
+        *((0, "f16", "q4_0"), (4, "f16", "q4_0"), (0, "q8_0", "q4_0"), (4, "q8_0", "q4_0"))
+    ]
+
+
 def test_numbers() -> None:
     assert numbers("1,2,4") == [1, 2, 4]
     assert numbers("128-512+128,7") == [128, 256, 384, 512, 7]
@@ -47,7 +55,18 @@ def test_models_keep_their_order() -> None:
     assert parser().parse_args([]).models == []
 
 
-@pytest.mark.parametrize("words", [["-p", "x"], ["-b", "0"], ["-pg", "512"], ["-r", "0"], ["-q"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-p", "x"],
+        ["-b", "0"],
+        ["-pg", "512"],
+        ["-r", "0"],
+        ["-ctk", "q2_k"],
+        ["-q"],
+        ["-ngl", "9"],
+    ],
+)
 def test_bad_usage_is_status_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         parser().parse_args(words)

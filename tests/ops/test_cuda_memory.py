@@ -57,7 +57,7 @@ def test_tiles_take_no_more_than_blocks_in_common_formats() -> None:
 
 
 def test_a_table_that_is_looked_up_and_a_format_without_tiles_stay_in_blocks() -> None:
-    for tensor, lookup in ((weight("Q4_K", 64, 256), True), (weight("TQ2_0", 64, 256), False)):
+    for tensor, lookup in ((weight("Q4_K", 64, 256), True), (weight("IQ2_XS", 64, 256), False)):
         assert cuda_memory.weight_bytes(tensor, lookup) == tensor.nbytes
 
 
@@ -140,7 +140,7 @@ def test_a_model_that_is_too_large_is_refused_before_any_of_it_is_uploaded(tiny_
 
 def test_numpy_refuses_a_context_before_it_reads_the_weights(tiny_path, monkeypatch) -> None:
     class Untouched(Reference):
-        def weight(self, tensor, lookup=False):  # type: ignore[no-untyped-def]
+        def weight(self, tensor, lookup=False, scale=None, activations="f16"):  # type: ignore[no-untyped-def]
             raise AssertionError(f"{tensor.name} was handed over")
 
     monkeypatch.setattr("ggpy.ops.host.available_memory", lambda: 1 << 20)

@@ -1,0 +1,150 @@
+// How keys and values lie in pages, by type: what is written, and what a lane reads as operands of mma.m16n8k16.
+//
+// Of one head, a page is PAGE_SIZE positions of `row` elements, a multiple of 32; 32 elements of one position take
+// `block_bytes`. A type has functions by which a warp stores a head, and for each way of reading a struct that is
+// loaded first and gives halves later, so that much can be under way at once:
+//
+//     Keys         pieces of 32 elements of N positions, 2 apart, from `position` on: a lane has elements 8t ... 8t + 7
+//     Values       elements 8n + g at positions 8t ... 8t + 7 of 32 (attend.cu)
+//     TokenValues  elements 16n + g and 16n + g + 8 at positions 4t ... 4t + 3 of 16 (attend_token.cuh)
+//
+// where g is the lane / 4 and t the lane % 4. Numbers beyond halves are saturated.
+#pragma once
+#include "convert.cuh"
+
+#ifndef PAGE_SIZE
+#define PAGE_SIZE 64
+#endif
+
+__device__ __forceinline__ uint32_t half2_bits(half2 v) {
+    uint32_t bits;
+    memcpy(&bits, &v, sizeof bits);
+    return bits;
+}
+
+__device__ __forceinline__ float clamped(float v, float limit) {  // NaN stays NaN
+    v = v > limit ? limit : v;
+    return v < -limit ? -limit : v;
+}
+
+// The lines of memory from `from` on, one for each lane in turn.
+__device__ __forceinline__ void prefetch_lines(const uint8_t* from, int nbytes, int lane) {
+#pragma unroll 1
+    for (int i = lane; i * 128 < nbytes; i += 32) prefetch_l2(from + i * 128);
+}
+
+// ---- numbers -------------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void encode(float& to, float v) { to = v; }
+__device__ __forceinline__ void encode(__half& to, float v) { to = saturated_half(v); }
+__device__ __forceinline__ void encode(__nv_bfloat16& to, float v) { to = __float2bfloat16_rn(v); }
+
+__device__ __forceinline__ uint32_t saturated_half2(float x, float y) {
+    return half2_bits(__halves2half2(saturated_half(x), saturated_half(y)));
+}
+
+// Two bf16 -> halves.
+__device__ __forceinline__ uint32_t narrowed(uint32_t pair) {
+    return saturated_half2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+}
+
+// Four neighbours as halves.
+__device__ __forceinline__ uint2 load_halves4(const __half* from) {
+    return __ldcg(reinterpret_cast<const uint2*>(from));
+}
+__device__ __forceinline__ uint2 load_halves4(const __nv_bfloat16* from) {
+    const uint2 v = __ldcg(reinterpret_cast<const uint2*>(from));
+    return make_uint2(narrowed(v.x), narrowed(v.y));
+}
+__device__ __forceinline__ uint2 load_halves4(const float* from) {
+    const float4 v = __ldcg(reinterpret_cast<const float4*>(from));
+    return make_uint2(saturated_half2(v.x, v.y), saturated_half2(v.z, v.w));
+}
+
+// Eight of them.
+__device__ __forceinline__ uint4 load_halves8(const __half* from) {
+    return __ldcg(reinterpret_cast<const uint4*>(from));
+}
+template <typename T>
+__device__ __forceinline__ uint4 load_halves8(const T* from) {
+    const uint2 a = load_halves4(from), b = load_halves4(from + 4);
+    return make_uint4(a.x, a.y, b.x, b.y);
+}
+
+// Numbers of type T: keys [PAGE_SIZE][row], values transposed [row][PAGE_SIZE].
+template <typename T>
+struct CacheNumbers {
+    static constexpr int block_bytes = 32 * sizeof(T);
+    static constexpr int key_step = 1;  // pieces that are best read together
+    static constexpr bool spreads = false;
+
+    template <int ROW, int N, int COUNT>
+    struct Keys {
+        uint4 v[N][COUNT];
+
+        __device__ __forceinline__ void load(const uint8_t* page, int position, int first, int t) {
+            const T* k = reinterpret_cast<const T*>(page) + position * ROW;
+#pragma unroll
+            for (int j = 0; j < N * COUNT; ++j) {  // in the order in which they are wanted
+                const int n = N == 2 ? j % N : j / COUNT, i = N == 2 ? j / N : j % COUNT;
+                v[n][i] = load_halves8(k + 2 * n * ROW + (first + i) * 32 + 8 * t);
+            }
+        }
+        __device__ __forceinline__ uint4 get(int n, int i, int) const { return v[n][i]; }
+    };
+
+    template <int ROW, int COUNT>
+    struct Values {
+        uint4 w[COUNT];
+
+        __device__ __forceinline__ void load(const uint8_t* page, int position, int first, int g, int t) {
+            const T* v = reinterpret_cast<const T*>(page) + position;
+#pragma unroll
+            for (int n = 0; n < COUNT; ++n)
+                w[n] = load_halves8(v + static_cast<size_t>((first + n) * 8 + g) * PAGE_SIZE + 8 * t);
+        }
+        __device__ __forceinline__ uint4 get(int n, int) const { return w[n]; }
+    };
+
+    template <int ROW, int COUNT>
+    struct TokenValues {
+        uint2 w[COUNT][2];
+
+        __device__ __forceinline__ void load(const uint8_t* page, int position, int first, int g, int t) {
+            const T* v = reinterpret_cast<const T*>(page) + position;
+#pragma unroll
+            for (int n = 0; n < COUNT; ++n)
+#pragma unroll
+                for (int h = 0; h < 2; ++h)
+                    w[n][h] = load_halves4(v + ((first + n) * 16 + g + 8 * h) * PAGE_SIZE + 4 * t);
+        }
+        __device__ __forceinline__ uint4 get(int n, int) const {
+            return make_uint4(w[n][0].x, w[n][1].x, w[n][0].y, w[n][1].y);
+        }
+    };
+
+    static __device__ __forceinline__ void prefetch_keys(const uint8_t* page, int row, int position, int count,
+                                                         int lane) {
+        prefetch_lines(page + static_cast<size_t>(position) * row * sizeof(T), count * row * sizeof(T), lane);
+    }
+    static __device__ __forceinline__ void prefetch_values(const uint8_t* page, int row, int position, int, int lane) {
+#pragma unroll 1
+        for (int e = lane; e < row; e += 32) prefetch_l2(page + (e * PAGE_SIZE + position) * sizeof(T));
+    }
+    static __device__ __forceinline__ void store_key(uint8_t* page, int row, int position, const float* head,
+                                                     int lane) {
+        T* k = reinterpret_cast<T*>(page) + static_cast<size_t>(position) * row;
+#pragma unroll 1
+        for (int i = lane; i < row; i += 32) encode(k[i], head[i]);
+    }
+    static __device__ __forceinline__ void store_value(uint8_t* page, int row, int position, const float* head,
+                                                       int lane) {
+        T* v = reinterpret_cast<T*>(page) + position;
+#pragma unroll 1
+        for (int i = lane; i < row; i += 32) encode(v[static_cast<size_t>(i) * PAGE_SIZE], head[i]);
+    }
+};
+
+using CacheF32 = CacheNumbers<float>;
+using CacheF16 = CacheNumbers<__half>;
+using CacheBF16 = CacheNumbers<__nv_bfloat16>;

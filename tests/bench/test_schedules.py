@@ -1,0 +1,157 @@
+"""The table of schedules: its cells, and that what is compiled behind the source works."""
+
+from __future__ import annotations
+
+from itertools import count
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from cases import nmse
+from kernel_buffers import Output, upload
+from tile_cases import Weights, exact, halves
+
+from ggpy.bench import schedules
+from ggpy.bench.compile_ahead import Wishes
+from ggpy.bench.timing import Timing
+from ggpy.device.compile import compile_cubin
+from ggpy.formats import by_name
+from ggpy.kernels.pack import Pack, order_of, packed_bytes
+from ggpy.kernels.schedule import Cut, fastest
+from ggpy.kernels.tile import layout_of
+
+Q8_0 = by_name("Q8_0")
+LAYOUT = layout_of(Q8_0, 4096)
+GPU = SimpleNamespace(arch="sm_90a", sm_count=132, shared_bytes=227 << 10)
+
+
+class Numbers:
+    """A clock that says 1, 2, 3, ... microseconds."""
+
+    def __init__(self) -> None:
+        self._next = count(1)
+
+    def each(self, enqueue, runs):
+        enqueue()
+        return Timing([float(next(self._next))])
+
+
+def cells(lines: list[str]) -> dict[str, list[str]]:
+    """The rows of a table in Markdown by their first cell."""
+    lines = [line for line in lines if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {row[0]: row[1:] for row in rows}
+
+
+def test_the_tables():
+    lines = list(schedules.report(Wishes(GPU), Q8_0, Numbers(), lambda _: None))
+    starts = [i for i, line in enumerate(lines) if line.startswith("| schedule")]
+    assert len(starts) == 4
+    rows = cells(lines[starts[0] : starts[1] - 2])
+    assert rows["schedule"] == [
+        "1",
+        "16",
+        "64",
+        "512 (128)",
+        "512 (256)",
+        "2048 (128)",
+        "2048 (256)",
+    ]
+    assert all(rows["data-parallel"])
+    assert rows["data-parallel + stream-K"][:3] == [""] * 3  # it is stream-K there
+    assert rows["data-parallel + stream-K"][4].startswith("**")
+    assert rows["data-parallel"][6].startswith("**")
+    assert [cell.startswith("**") for cell in rows["stream-K"][:3]] == [True] * 3
+    assert rows["split-K 4"][0] == ""  # 112 tiles in four are more blocks than run
+    assert rows["rows first"][:3] == [""] * 3 and all(rows["rows first"][3:])
+    for column in range(7):
+        bold = [name for name, row in rows.items() if row[column].startswith("**")]
+        assert len(bold) == (column not in (3, 5)), column  # tiles of 128 are not chosen
+    few = cells(lines[starts[2] : starts[3] - 2])
+    assert few["16 warps, 3 stages"][0].startswith("**") and len(few) == 2 + 9
+
+
+def test_every_variant_is_compiled_once():
+    wishes = Wishes(GPU)
+    list(schedules.report(wishes, Q8_0, Numbers(), lambda _: None))
+    extra = [w["extra_source"] for w in wishes.wishes if w["source_name"] == "mul_mat_wgmma.cu"]
+    assert sum("row_block()" in text for text in extra) == 2  # tiles of 128 and of 256 tokens
+    assert sum(not text for text in extra) == 4
+    assert 6 <= sum("SHARED" in text for text in extra) <= 16
+
+
+def test_rings_hold_as_many_stages_as_they_say():
+    """The kernel finds room for that many, and for as many columns of activations."""
+    weights = 8 * LAYOUT.chunk_bytes
+    for variant in schedules.variants(LAYOUT, 512, 128, Cut(128, False)):
+        if depth := variant.cut.depth:
+            assert variant.cut.shared == 1024 + depth * (weights + 2 * 128 * 128)
+            assert variant.cut.shared <= Cut(128, False).shared
+            assert variant.name == f"{depth} stages"
+
+
+def test_another_gpu_is_refused():
+    other = SimpleNamespace(arch="sm_80", sm_count=4, shared_bytes=1 << 17)
+    with pytest.raises(ValueError, match="sm_80 has no wgmma"):
+        list(schedules.report(Wishes(other), Q8_0, Numbers(), lambda _: None))
+    with pytest.raises(ValueError, match="F32 has no tiles of 4096 columns"):
+        list(schedules.report(Wishes(GPU), by_name("F32"), Numbers(), lambda _: None))
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_specialisations_change_the_code():
+    best = fastest(112, 512, 32, 132)
+    found = schedules.variants(LAYOUT, 512, 128, best)
+    tried = [v for v in found if v.rows_first or v.cut.depth == 2 or v.name == "data-parallel"]
+    name = f"mul_mat_wgmma<{LAYOUT.type_name}, 128, STORE>"
+    codes = set()
+    for variant in tried:
+        source = variant.source(LAYOUT)
+        cubin = compile_cubin("mul_mat_wgmma.cu", "sm_90a", expressions=[name], extra_source=source)
+        assert "serialized" not in cubin.log
+        codes.add(bytes(cubin.code))
+    assert len(tried) == len(codes) == 3
+
+
+@pytest.mark.parametrize("order", ["tokens", "rows"])
+def test_an_order_of_tiles_reaches_all_of_them(order):
+    """The expressions that are compiled, in Python."""
+    p = SimpleNamespace(n_blocks=21, token_blocks=3)
+    lines = schedules.swizzled(LAYOUT)
+    texts = [line.partition("return ")[2].partition(";")[0].replace("/", "//") for line in lines]
+    if order == "tokens":
+        texts = ["tile // p.token_blocks", "tile % p.token_blocks"]
+    places = {tuple(eval(text, {"tile": tile, "p": p}) for text in texts) for tile in range(21)}
+    assert places == {(row, token) for row in range(7) for token in range(3)}
+
+
+# On a GPU
+
+
+@pytest.fixture
+def hopper(gpu):
+    """A GPU that has wgmma."""
+    if gpu.arch != "sm_90a":
+        pytest.skip(f"{gpu.arch} has no wgmma")
+    return gpu
+
+
+@pytest.mark.parametrize(("n", "tokens"), [(64, 64), (512, 128), (512, 256)])
+def test_every_variant_multiplies(hopper, n, tokens):
+    """The same product, up to the order of its sums."""
+    w = Weights("Q8_0", 4096, 4096)
+    x, tiles = halves(n, w.columns), w.tiled(hopper)
+    x = np.resize(x, (n, w.columns))
+    packed = hopper.zeros(packed_bytes(n, w.columns))
+    layout = w.layout
+    Pack(hopper).launch(upload(hopper, x), packed, n, w.columns, order_of(layout))
+    expected, tried = exact(w, x), 0
+    for variant in schedules.variants(layout, n, tokens, fastest(32, n, 32, hopper.sm_count)):
+        if schedules.scheduled(variant.cut, layout, 4096, 4096, n, hopper.sm_count) is None:
+            continue
+        out = Output(hopper, 4 * n * w.rows)
+        product = schedules.Varied(hopper, variant.source(layout))
+        product.launch([tiles], packed, [out.buffer], n, cut=variant.cut)
+        assert nmse(out.read(np.float32, (n, w.rows)), expected) <= 1e-6, variant.name
+        tried += 1
+    assert tried >= 6
