@@ -12,6 +12,7 @@
 //
 // FUSED: each tile is the one token of its sequence, and its block rotates q, k and v itself, instead of rope_kv.cu.
 // attend_alone: the same for tokens that are alone (attend_token.cuh), where few heads share keys and values.
+// K, V: the types of keys and values in pages (cache_type.cuh); whatever they are, they are multiplied as halves.
 #include "attend_token.cuh"
 
 #ifndef ATTEND_WARPS
@@ -42,38 +43,29 @@ __device__ __forceinline__ void load_q(int n_rows, int g, int t, uint32_t (&a)[R
     }
 }
 
-// Keys of a strip: of position 8 (g / 2) + 2 n + g % 2, piece i is elements 32 i + 8 t on.
-template <int COUNT>
-__device__ __forceinline__ void load_keys(const __half* k, int row, int first, int g, int t, uint4 (&v)[4][COUNT]) {
-#pragma unroll
-    for (int n = 0; n < 4; ++n)
-#pragma unroll
-        for (int i = 0; i < COUNT; ++i)
-            v[n][i] = __ldcg(reinterpret_cast<const uint4*>(
-                                 k + static_cast<size_t>(8 * (g / 2) + 2 * n + (g & 1)) * row) +
-                             (first + i) * 4 + t);
-}
-
-// s[4][4] += scores of rows g, g + 8 for the 32 positions, over the pieces from FIRST on.
-template <int FIRST, int COUNT, int STEPS>
-__device__ __forceinline__ void add_scores(const uint4 (&v)[4][COUNT], const uint32_t (&q)[STEPS][4], float (&s)[4][4]) {
+// s[4][4] += scores of rows g, g + 8 for the 32 positions, over the pieces of 32 elements from FIRST on. Column g of S's
+// tile n is position 8 (g / 2) + 2 n + g % 2.
+template <int FIRST, int COUNT, class Keys, int STEPS>
+__device__ __forceinline__ void add_scores(const Keys& k, int t, const uint32_t (&q)[STEPS][4], float (&s)[4][4]) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i)
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
-            mma_m16n8k16_f16(s[n], q[2 * (FIRST + i)], {v[n][i].x, v[n][i].y});
-            mma_m16n8k16_f16(s[n], q[2 * (FIRST + i) + 1], {v[n][i].z, v[n][i].w});
+            const uint4 v = k.get(n, i, t);
+            mma_m16n8k16_f16(s[n], q[2 * (FIRST + i)], {v.x, v.y});
+            mma_m16n8k16_f16(s[n], q[2 * (FIRST + i) + 1], {v.z, v.w});
         }
 }
 
-template <int ROW, int FIRST>
-__device__ __forceinline__ void add_scores_by_pieces(const __half* k, int g, int t, const uint32_t (&q)[ROW / 16][4],
-                                                     float (&s)[4][4]) {
+template <int ROW, class K, int FIRST>
+__device__ __forceinline__ void add_scores_by_pieces(const uint8_t* keys, int position, int t,
+                                                     const uint32_t (&q)[ROW / 16][4], float (&s)[4][4]) {
     if constexpr (FIRST < ROW / 32) {
-        uint4 v[4][1];
-        load_keys(k, ROW, FIRST, g, t, v);
-        add_scores<FIRST>(v, q, s);
-        add_scores_by_pieces<ROW, FIRST + 1>(k, g, t, q, s);
+        constexpr int COUNT = FIRST + K::key_step <= ROW / 32 ? K::key_step : 1;
+        typename K::template Keys<ROW, 4, COUNT> k;
+        k.load(keys, position, FIRST, t);
+        add_scores<FIRST, COUNT>(k, t, q, s);
+        add_scores_by_pieces<ROW, K, FIRST + COUNT>(keys, position, t, q, s);
     }
 }
 
@@ -112,23 +104,17 @@ __device__ __forceinline__ void soften(const Attend& p, float (&s)[4][4], int fi
     }
 }
 
-// The values of elements 8 n + g, n from FIRST on, at the lane's eight positions of the 32.
-template <int COUNT>
-__device__ __forceinline__ void load_values(const __half* v, int first, int g, int t, uint4 (&w)[COUNT]) {
-#pragma unroll
-    for (int n = 0; n < COUNT; ++n)
-        w[n] = __ldcg(reinterpret_cast<const uint4*>(v + static_cast<size_t>((first + n) * 8 + g) * PAGE_SIZE) + t);
-}
-
-template <int COUNT, int N>
-__device__ __forceinline__ void add_values(const uint4 (&w)[COUNT], int first, const uint32_t (&a)[2][4],
+// o += the values of elements 8 n + g, n from `first` on, of 32 positions, weighted.
+template <int COUNT, class Values, int N>
+__device__ __forceinline__ void add_values(const Values& values, int first, int g, const uint32_t (&a)[2][4],
                                            const float (&shrink)[2], float (&o)[N][4]) {
 #pragma unroll
     for (int n = 0; n < COUNT; ++n) {
         float(&c)[4] = o[first + n];
+        const uint4 w = values.get(n, g);
         c[0] *= shrink[0], c[1] *= shrink[0], c[2] *= shrink[1], c[3] *= shrink[1];
-        mma_m16n8k16_f16(c, a[0], {w[n].x, w[n].y});
-        mma_m16n8k16_f16(c, a[1], {w[n].z, w[n].w});
+        mma_m16n8k16_f16(c, a[0], {w.x, w.y});
+        mma_m16n8k16_f16(c, a[1], {w.z, w.w});
     }
 }
 
@@ -138,32 +124,37 @@ struct WriteOut {
     const Rows& rows;
 
     __device__ __forceinline__ void operator()(int r, int e, __half2 v) const {
-        const size_t head = static_cast<size_t>(rows.token(r)) * p.rope.n_head + rows.head(r);
-        *reinterpret_cast<__half2*>(p.out + head * p.rope.head_size + e) = v;
+        const int token = rows.token(r), column = rows.head(r) * p.rope.head_size + e;
+        size_t at = static_cast<size_t>(token) * p.rope.n_head * p.rope.head_size + column;
+        if (p.order != PLAIN_ORDER) {
+            const int place = packed_column(p.order, column);
+            at = packed_piece(column / PACKED_STEP, token, place / 8, p.n_tokens) / 2 + place % 8;
+        }
+        *reinterpret_cast<__half2*>(p.out + at) = v;
     }
 };
 
 // The tile's queries, rotated, to shared memory; and, in the block that has the newest position, its key and value to
 // their pages. Blocks that share a key/value head write the same bits.
-template <int ROW>
+template <int ROW, class K, class V>
 __device__ void rotate_rows(const Attend& p, const Rows& rows, int position, bool newest, const Rotation& rotation,
                              float* heads, __half* q) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, token = rows.first_token;
     float* head = heads + warp * ROW;
     for (int i = warp; i < rows.heads + (newest ? 2 : 0); i += ATTEND_WARPS) {
         const int part = i < rows.heads ? QUERY : i == rows.heads ? KEY : VALUE;
-        prepare_head(p.rope, part, part == QUERY ? rows.first_head + i : rows.kv_head, token, rotation, head, lane);
+        prepare_head<K>(p.rope, part, part == QUERY ? rows.first_head + i : rows.kv_head, token, rotation, head, lane);
         if (part == QUERY)
             for (int e = lane; e < ROW; e += 32) q[i * ROW + e] = saturated_half(head[e]);
         else
-            store_head(p.rope, part, rows.kv_head, token, position, head, lane);
+            store_head<K, V>(p.rope, part, rows.kv_head, token, position, head, lane);
         __syncwarp();
     }
     __syncthreads();
 }
 
 // grid (G * tiles of a head group, tiles, splits)
-template <int ROW, bool FUSED>
+template <int ROW, bool FUSED, class K = CacheF16, class V = CacheF16>
 __global__ void __launch_bounds__(ATTEND_THREADS, 1) attend(const Attend p) {
     constexpr int N = ROW / 8;
     SHARED_DYNAMIC(float, parts);  // [ATTEND_WARPS][ROWS][ROW + 2]
@@ -191,10 +182,10 @@ __global__ void __launch_bounds__(ATTEND_THREADS, 1) attend(const Attend p) {
     // the lines of the warp's first strip are asked for now.
     if (from + warp < to) {
         const int position = (from + warp) * STRIP, slot = position % PAGE_SIZE;
-        const size_t block = page_offset(p.rope, table, rows.kv_head, position);
-        const __half* keys = p.rope.k_pages + block + static_cast<size_t>(slot) * ROW;
-        for (int i = lane; i < STRIP * ROW / 64; i += 32) prefetch_l2(keys + i * 64);
-        for (int e = lane; e < ROW; e += 32) prefetch_l2(p.rope.v_pages + block + e * PAGE_SIZE + slot);
+        const uint8_t* keys = page_of<K>(p.rope, p.rope.k_pages, table, rows.kv_head, position, ROW);
+        const uint8_t* values = page_of<V>(p.rope, p.rope.v_pages, table, rows.kv_head, position, ROW);
+        K::prefetch_keys(keys, ROW, slot, STRIP, lane);
+        V::prefetch_values(values, ROW, slot, STRIP, lane);
     }
     Rotation rotation;
     if constexpr (FUSED) rotation.prepare(p.rope, last, lane);
@@ -202,7 +193,7 @@ __global__ void __launch_bounds__(ATTEND_THREADS, 1) attend(const Attend p) {
 
     uint32_t q[ROW / 16][4];
     if constexpr (FUSED) {
-        rotate_rows<ROW>(p, rows, last, from < to && to == end, rotation, parts, q_shared);
+        rotate_rows<ROW, K, V>(p, rows, last, from < to && to == end, rotation, parts, q_shared);
         load_q<ROW>(rows.n_rows, g, t, q, [&](int r) { return q_shared + r * ROW; });
         __syncthreads();  // `parts` held heads
     } else {
@@ -215,29 +206,32 @@ __global__ void __launch_bounds__(ATTEND_THREADS, 1) attend(const Attend p) {
     float o[N][4] = {};
     for (int strip = from + warp; strip < to; strip += ATTEND_WARPS) {
         const int position = strip * STRIP, slot = position % PAGE_SIZE;
-        const size_t block = page_offset(p.rope, table, rows.kv_head, position);
-        const __half* values = p.rope.v_pages + block + slot;
-        const __half* keys = p.rope.k_pages + block + static_cast<size_t>(slot) * ROW;
+        const uint8_t* keys = page_of<K>(p.rope, p.rope.k_pages, table, rows.kv_head, position, ROW);
+        const int lane_slot = slot + 8 * (g / 2) + (g & 1);
         float s[4][4] = {}, shrink[2];
         uint32_t a[2][4];
         if constexpr (ROW <= 128) {  // everything is under way before the softmax
             constexpr int FIRST = N < 8 ? N : 8, REST = N - FIRST;
-            uint4 v[4][ROW / 32], w[FIRST], rest[REST > 0 ? REST : 1];
-            load_keys(keys, ROW, 0, g, t, v);
-            load_values(values, 0, g, t, w);
-            add_scores<0>(v, q, s);
-            if constexpr (REST > 0) load_values(values, FIRST, g, t, rest);
+            const uint8_t* values = page_of<V>(p.rope, p.rope.v_pages, table, rows.kv_head, position, ROW);
+            typename K::template Keys<ROW, 4, ROW / 32> k;
+            typename V::template Values<ROW, FIRST> w;
+            typename V::template Values<ROW, (REST > 0 ? REST : 4)> rest;
+            k.load(keys, lane_slot, 0, t);
+            w.load(values, slot, 0, g, t);
+            add_scores<0, ROW / 32>(k, t, q, s);
+            if constexpr (REST > 0) rest.load(values, slot, FIRST, g, t);
             soften(p, s, position, t, low, high, softmax, a, shrink);
-            add_values(w, 0, a, shrink, o);
-            if constexpr (REST > 0) add_values(rest, FIRST, a, shrink, o);
+            add_values<FIRST>(w, 0, g, a, shrink, o);
+            if constexpr (REST > 0) add_values<REST>(rest, FIRST, g, a, shrink, o);
         } else {  // as registers allow
-            add_scores_by_pieces<ROW, 0>(keys, g, t, q, s);
+            add_scores_by_pieces<ROW, K, 0>(keys, lane_slot, t, q, s);
             soften(p, s, position, t, low, high, softmax, a, shrink);
 #pragma unroll
             for (int n = 0; n < N; n += 4) {
-                uint4 w[4];
-                load_values(values, n, g, t, w);
-                add_values(w, n, a, shrink, o);
+                typename V::template Values<ROW, 4> w;
+                const uint8_t* values = page_of<V>(p.rope, p.rope.v_pages, table, rows.kv_head, position, ROW);
+                w.load(values, slot, n, g, t);
+                add_values<4>(w, n, g, a, shrink, o);
             }
         }
     }
@@ -259,7 +253,7 @@ __global__ void __launch_bounds__(ATTEND_THREADS, 1) attend(const Attend p) {
 }
 
 // grid (G * tiles of a head group, tiles, splits); every tile is one token.
-template <int ROW>
+template <int ROW, class K = CacheF16, class V = CacheF16>
 __global__ void __launch_bounds__(TOKEN_THREADS, 1) attend_alone(const Attend p) {
     SHARED_DYNAMIC(float, parts);
     grid_dependency_launch();
@@ -272,6 +266,6 @@ __global__ void __launch_bounds__(TOKEN_THREADS, 1) attend_alone(const Attend p)
 #pragma unroll
         for (int j = 0; j < ROW / 32; ++j) v[j] = lane + 32 * j < e ? __ldcg(from + lane + 32 * j) : 0.0f;
     };
-    attend_token<ROW>(p, tile, blockIdx.x, gridDim.x, blockIdx.z, parts, [] { grid_dependency_wait(); }, read,
-                      WriteOut{p, rows});
+    attend_token<ROW, K, V>(p, tile, blockIdx.x, gridDim.x, blockIdx.z, parts, [] { grid_dependency_wait(); }, read,
+                            WriteOut{p, rows});
 }

@@ -1,6 +1,7 @@
 // What attention over pages has in common, for tiles of rows (attend.cu) and for one token alone (attend_token.cuh): its
 // parameters, and how partial results become one.
 #pragma once
+#include "packed.cuh"
 #include "rope.cuh"
 
 constexpr int ROWS = 16;
@@ -26,6 +27,8 @@ struct Attend {
     int window;          // positions seen, itself included; 0 is all
     float scale;
     float soft_cap;      // 0 is none
+    int order;           // of the output: PLAIN_ORDER, or packed (packed.cuh) for the product that takes it
+    int n_tokens;        // of the step
 };
 
 // Row r of a tile is (token r / heads, head r % heads).

@@ -66,6 +66,15 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, int parity AND_
 #endif
 }
 
+// A place in a ring of stages, and the parity that its barriers are waited for with.
+template <int STAGES>
+struct Place {
+    int stage = 0, parity = 0;
+    __device__ __forceinline__ void next() {
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+};
+
 // `bytes` (a multiple of 16, as both addresses) from global to shared memory; the barrier counts them. What is read
 // once (weights) leaves the second-level cache first.
 __device__ __forceinline__ void bulk_copy_streaming(void* shared, const void* global, int bytes, uint64_t* barrier) {

@@ -15,6 +15,21 @@ __device__ __forceinline__ void bulk_copy(void* shared, const void* global, int 
                  : "memory");
 }
 
+// How a matrix of halves lies in global memory, [rows][columns], and which box of it a copy takes: made by the driver
+// (Device.tensor_map), a __grid_constant__ parameter of a kernel.
+struct alignas(64) TensorMap {
+    uint64_t words[16];
+};
+// The box at (row, column) to shared memory, in rows of 128 bytes with the swizzle that wgmma wants; what lies outside
+// of the matrix is 0. The barrier counts the bytes of the whole box.
+__device__ __forceinline__ void tensor_copy(void* shared, const TensorMap& map, int row, int column, uint64_t* barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+            shared_address(shared)),
+        "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier))
+        : "memory");
+}
+
 // `bytes` from shared to global memory; what was written to shared memory must have passed async_fence and a barrier.
 __device__ __forceinline__ void bulk_store(void* global, const void* shared, int bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n cp.async.bulk.commit_group;" ::"l"(global),
@@ -33,13 +48,14 @@ __device__ __forceinline__ void bulk_store_wait() {
 __device__ __forceinline__ void async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ---- products ----------------------------------------------------------------------------------------------------
-// D[64][N] += A[64][16] B[16][N], float += half x half, by a warpgroup. Warp w holds rows 16 w ... 16 w + 15 of A and D
-// as in mma_m16n8k16_f16: A in four registers; D, of eight columns after eight, in d[4 i ... 4 i + 3]. B lies in shared
-// memory as N rows of 64 halves, 128 bytes, eight rows one after the other, at an address that 1024 divides: row r's
-// 16-byte piece c lies at place c ^ (r % 8) of its row (128-byte swizzle). An instruction takes 16 of the 64 columns.
+// D[64][N] = A[64][16] B[16][N], float = half x half, by a warpgroup; ADD: D += that. Warp w holds rows 16 w ...
+// 16 w + 15 of A and D as in mma_m16n8k16: A in four registers; D, of eight columns after eight, in d[4 i ... 4 i + 3]. B
+// lies in shared memory as N rows of 64 halves, 128 bytes, eight rows one after the other, at an address that 1024
+// divides: row r's 16-byte piece c lies at place c ^ (r % 8) of its row (128-byte swizzle). An instruction takes 16 of
+// the 64 columns. A may lie in shared memory as well, in the same way.
 
-// The lower half of B's description, of its first column; 16 columns further on it is two more. The upper half is that
-// eight rows take 1024 bytes, and the swizzle.
+// The lower half of the description of B (or A), of its first column; 16 columns further on it is two more. The upper
+// half is that eight rows take 1024 bytes, and the swizzle.
 __device__ __forceinline__ uint32_t wgmma_operand(const void* rows) {
     constexpr uint32_t unused = 1 << 16;
     return unused | (shared_address(rows) & 0x3ffff) >> 4;
@@ -58,6 +74,8 @@ __device__ __forceinline__ void wgmma_wait() {
 #define D_16 D_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define D_32                                                                                                        \
     D_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define D_48                                                                                                        \
+    D_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define D_64                                                                                                        \
     D_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
          "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
@@ -71,26 +89,54 @@ __device__ __forceinline__ void wgmma_wait() {
         "+f"(d[i + 7])
 #define INOUT_16(i) INOUT_8(i), INOUT_8(i + 8)
 #define INOUT_32(i) INOUT_16(i), INOUT_16(i + 16)
+#define INOUT_48(i) INOUT_32(i), INOUT_16(i + 32)
 #define INOUT_64(i) INOUT_32(i), INOUT_32(i + 32)
 #define INOUT_128(i) INOUT_64(i), INOUT_64(i + 64)
-#define WGMMA(n, sums, inputs, last, ...)                                                                                 \
+#define WGMMA(n, sums, inputs, last, add, ...)                                                                      \
     asm volatile("{\n.reg .b64 b;\nmov.b64 b, {" last ", 0x40000040};\n"                                            \
-                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" sums "}, " inputs ", b, 1, 1, 1, 0;\n}"  \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" sums "}, " inputs ", b, " add           \
+                 ", 1, 1, 0;\n}"                                                                                    \
                  : __VA_ARGS__                                                                                      \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b))
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(ADD))
 
-template <int N>
+template <int N, bool ADD = true>
 __device__ __forceinline__ void wgmma_f16(float (&d)[N / 2], const uint32_t (&a)[4], uint32_t b) {
-    static_assert(N == 16 || N == 32 || N == 64 || N == 128 || N == 256, "columns of a product");
+    static_assert(N == 16 || N == 32 || N == 64 || N == 96 || N == 128 || N == 256, "columns of a product");
     if constexpr (N == 16)
-        WGMMA(16, D_8, "{%8, %9, %10, %11}", "%12", INOUT_8(0));
+        WGMMA(16, D_8, "{%8, %9, %10, %11}", "%12", "%13", INOUT_8(0));
     else if constexpr (N == 32)
-        WGMMA(32, D_16, "{%16, %17, %18, %19}", "%20", INOUT_16(0));
+        WGMMA(32, D_16, "{%16, %17, %18, %19}", "%20", "%21", INOUT_16(0));
     else if constexpr (N == 64)
-        WGMMA(64, D_32, "{%32, %33, %34, %35}", "%36", INOUT_32(0));
+        WGMMA(64, D_32, "{%32, %33, %34, %35}", "%36", "%37", INOUT_32(0));
+    else if constexpr (N == 96)
+        WGMMA(96, D_48, "{%48, %49, %50, %51}", "%52", "%53", INOUT_48(0));
     else if constexpr (N == 128)
-        WGMMA(128, D_64, "{%64, %65, %66, %67}", "%68", INOUT_64(0));
+        WGMMA(128, D_64, "{%64, %65, %66, %67}", "%68", "%69", INOUT_64(0));
     else
-        WGMMA(256, D_128, "{%128, %129, %130, %131}", "%132", INOUT_128(0));
+        WGMMA(256, D_128, "{%128, %129, %130, %131}", "%132", "%133", INOUT_128(0));
 }
 #undef WGMMA
+
+// The same for N = 64 with A in shared memory.
+template <bool ADD = true>
+__device__ __forceinline__ void wgmma_f16(float (&d)[32], uint32_t a, uint32_t b) {
+    asm volatile(
+        "{\n.reg .b64 a, b;\nmov.b64 a, {%32, 0x40000040};\nmov.b64 b, {%33, 0x40000040};\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" D_32 "}, a, b, %34, 1, 1, 0, 0;\n}"
+        : INOUT_32(0)
+        : "r"(a), "r"(b), "n"(ADD));
+}
+
+// What lies in these registers is read or written either before or behind this: the compiler knows nothing of products
+// that are under way.
+template <int N>
+__device__ __forceinline__ void wgmma_hold(float (&d)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int N>
+__device__ __forceinline__ void wgmma_hold(uint32_t (&a)[N][4]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+        asm volatile("" : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]), "+r"(a[i][3])::"memory");
+}

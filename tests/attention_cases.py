@@ -11,8 +11,11 @@ from typing import Any
 
 import numpy as np
 from kernel_buffers import Output, upload
+from packed_cases import unpacked
 
 from ggpy.kernels.attend import Attend, plan_tiles
+from ggpy.kernels.attend_prompt import AttendPrompt, plan_prompts
+from ggpy.kernels.pack import PLAIN, packed_bytes
 from ggpy.kernels.rope_kv import Batch, Heads, RopeKv, Rotation, turns
 
 PAGE = 64  # positions
@@ -142,6 +145,24 @@ def rope_kv(device, h: Heads, s: Sequences, turn: Turn, parts, pages: Pages) -> 
     return q.read(np.float16, (n, h.n_head, h.row))
 
 
+class Attended:
+    """What attention writes, in rows or packed."""
+
+    def __init__(self, device: Any, h: Heads, n_tokens: int, order: int) -> None:
+        self.shape, self.order = (n_tokens, h.n_head, h.head_size), order
+        columns = h.n_head * h.head_size
+        self.nbytes = packed_bytes(n_tokens, columns) if order else 2 * n_tokens * columns
+        self.output = Output(device, self.nbytes)
+
+    def read(self) -> np.ndarray:
+        """float16 [T, H, E]."""
+        if not self.order:
+            return self.output.read(np.float16, self.shape)
+        n, columns = self.shape[0], self.shape[1] * self.shape[2]
+        packed = self.output.read(np.float16, (self.nbytes // 2,))
+        return unpacked(packed, n, columns, self.order)[:n].reshape(self.shape)
+
+
 class Attention:
     """Attention on a device, which may run several times."""
 
@@ -149,11 +170,13 @@ class Attention:
         self.device, self.heads = device, h
         self.kernel = Attend(device, h, 8, device.shared_bytes)
 
-    def run(self, s: Sequences, pages: Pages, *, q=None, turn=None, parts=(), **options):
+    def run(
+        self, s: Sequences, pages: Pages, *, q=None, turn=None, parts=(), order=PLAIN, **options
+    ):
         """float16 o[T, H, E] for float16 q[T, H, row], or rotated here from parts."""
         device, h = self.device, self.heads
-        tiles, shape = plan_tiles(s.positions, s.sequences, h), (len(s.positions), h.n_head)
-        out = Output(device, 2 * shape[0] * shape[1] * h.head_size)
+        tiles = plan_tiles(s.positions, s.sequences, h)
+        out = Attended(device, h, len(s.positions), order)
         if turn is not None:
             options["projected"] = [upload(device, part) for part in parts]
             options["rotation"] = turn.on(device)
@@ -165,11 +188,33 @@ class Attention:
             pages.send(device),
             upload(device, tiles),
             len(tiles),
-            out.buffer,
+            out.output.buffer,
             split=bool((tiles[:, 2] > 1).any()),
+            order=order,
+            n_tokens=len(s.positions),
             **options,
         )
-        return out.read(np.float16, (*shape, h.head_size))
+        return out.read()
+
+
+class PromptAttention:
+    """Attention of the step's sequences with at least so many tokens."""
+
+    def __init__(self, device: Any, h: Heads, wgmma: bool = False, least: int = 2) -> None:
+        self.device, self.heads, self.least = device, h, least
+        self.kernel = AttendPrompt(Attend(device, h, 8, device.shared_bytes), wgmma)
+
+    def run(self, s: Sequences, pages: Pages, q: np.ndarray, order: int = PLAIN, **options):
+        """float16 o[T, H, E] for float16 q[T, H, row]; NaN where the tokens are fewer."""
+        device, h = self.device, self.heads
+        tiles = plan_prompts(s.positions, s.sequences, h, self.least)
+        out = Attended(device, h, len(s.positions), order)
+        if options.get("sinks") is not None:
+            options["sinks"] = upload(device, options["sinks"])
+        options |= {"order": order, "n_tokens": len(s.positions)}
+        parts = upload(device, q), s.batch(device), pages.send(device), upload(device, tiles)
+        self.kernel.launch(*parts, len(tiles), out.output.buffer, **options)
+        return out.read()
 
 
 def attention(q, keys, values, positions, *, scale, window=0, soft_cap=0.0, sinks=None):
@@ -188,3 +233,29 @@ def attention(q, keys, values, positions, *, scale, window=0, soft_cap=0.0, sink
     e = np.exp(s - top)
     weights = e / (e.sum(axis=-1, keepdims=True) + np.exp(sink - top))
     return np.einsum("htn,nhe->the", weights, values)
+
+
+def fill(device, h, s, seed=0):
+    """Pages, float16 q[T, H, row], and keys and values [n, G, E] of each sequence."""
+    pages = Pages(device, h, s, GARBAGE)
+    pages.k[..., h.head_size :], pages.v[:, :, h.head_size :] = 0, 0  # as rope_kv leaves them
+    contents = []
+    for i, n in enumerate(s.lengths):
+        k, v = (
+            random(n, h.n_head_kv, h.head_size, seed=seed + 9 * i + j).astype(np.float16)
+            for j in (1, 2)
+        )
+        pages.put(i, np.arange(n), k, v)
+        contents.append((k, v))
+    q = np.zeros((len(s.positions), h.n_head, h.row), np.float16)
+    q[..., : h.head_size] = random(len(q), h.n_head, h.head_size, seed=seed)
+    return pages, q, contents
+
+
+def expected(h, s, q, contents, **options):
+    """float64 o[T, H, E]."""
+    parts = []
+    for i, (k, v) in enumerate(contents):
+        mine = s.sequences == i
+        parts.append(attention(q[mine][..., : h.head_size], k, v, s.positions[mine], **options))
+    return np.concatenate(parts)

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from ..arch.config import Dimensions
+from ..cache_type import CacheTypes
 from ..device.base import Ptr
 from ..kernels.attend import Attend, plan_tiles
+from ..kernels.attend_prompt import AttendPrompt, plan_prompts
 from ..kernels.rope_kv import Batch, Heads, RopeKv, Rotation, turns
 from ..ops.interface import PAGE_SIZE
 from ..synthetic import dimensions, shapes
@@ -24,22 +26,28 @@ def attention_cases() -> Iterator[KernelCase]:
         for depth in DEPTHS:
             if depth < sizes.n_ctx_train:
                 yield attend_case(model, sizes, 1, depth, 1)
+                yield attend_case(model, sizes, 1, depth, 1, "q8_0")
         yield attend_case(model, sizes, 8, DEPTHS[1], 1)
         yield attend_case(model, sizes, 1, 0, PROMPT)
         yield attend_case(model, sizes, 1, DEPTHS[1], PROMPT)
         yield from (rope_case(model, sizes, n) for n in (8, PROMPT))
 
 
-def attend_case(model: str, s: Dimensions, n_seq: int, depth: int, n: int) -> KernelCase:
-    """Each of n_seq sequences has n tokens after `depth` others; a single one is rotated here."""
-    heads = Heads(s.n_head, s.n_head_kv, s.head_size, PAGE_SIZE)
+def attend_case(
+    model: str, s: Dimensions, n_seq: int, depth: int, n: int, type: str = "f16"
+) -> KernelCase:
+    """Each of n_seq sequences has n tokens after `depth` others; a single one is rotated here.
+
+    type: of keys and values.
+    """
+    heads = Heads(s.n_head, s.n_head_kv, s.head_size, PAGE_SIZE, CacheTypes(type, type))
     seen = sum(range(depth + 1, depth + n + 1))
-    kv = (depth + n) * 4 * heads.n_head_kv * heads.row
+    kv = (depth + n) * (heads.key_bytes + heads.value_bytes) // PAGE_SIZE
     q = n * s.n_head * s.head_size * (4 if n == 1 else 2)
     return KernelCase(
         what="attend" if n == 1 else "prompt attend",
         where=f"{model} @ d{depth}",
-        format="F16",
+        format=type.upper(),
         shape=f"{s.n_head}/{s.n_head_kv}x{s.head_size}",
         tokens=n_seq * n,
         nbytes=n_seq * (kv + q + n * s.n_head * s.head_size * 2),
@@ -65,13 +73,18 @@ def _step(o: Operands, n_seq: int, depth: int, n: int) -> tuple[Batch, np.ndarra
 
 def _attend(o: Operands, heads: Heads, n_seq: int, depth: int, n: int) -> Enqueue:
     batch, positions, sequences, n_pages = _step(o, n_seq, depth, n)
-    plan = plan_tiles(positions, sequences, heads)
-    kernel = o.made((heads, n_seq), lambda: Attend(o.device, heads, n_seq, o.device.shared_bytes))
+    prompt = n > 1 and AttendPrompt.fits(o.device, heads)
+    tokens = positions, sequences, heads
+    plan = plan_prompts(*tokens, n) if prompt else plan_tiles(*tokens)
+    attend = o.made((heads, n_seq), lambda: Attend(o.device, heads, n_seq, o.device.shared_bytes))
+    kernel = o.made((heads, "prompt"), lambda: AttendPrompt(attend)) if prompt else attend
     pages = _pages(o, heads, n_pages)
     tiles = o.integers("tiles", plan)
     out = o.room("attended", 2 * n_seq * n * heads.n_head * heads.head_size)
-    options: dict[str, Any] = {"scale": heads.head_size**-0.5, "split": n == 1}
+    options: dict[str, Any] = {"scale": heads.head_size**-0.5}
     q = None
+    if not prompt:
+        options["split"] = n == 1
     if n == 1:
         options |= {"projected": _projected(o, heads, n_seq), "rotation": _rotation(o, heads)}
     else:
@@ -81,7 +94,7 @@ def _attend(o: Operands, heads: Heads, n_seq: int, depth: int, n: int) -> Enqueu
 
 def _pages(o: Operands, heads: Heads, n: int) -> Callable[[], tuple[Ptr, Ptr]]:
     """Keys and values."""
-    window = o.numbers(np.float16, n * heads.page_bytes // 2)
+    window = o.numbers(np.float16, n * heads.key_bytes // 2)
     return lambda: (window(), window())
 
 

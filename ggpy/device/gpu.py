@@ -165,6 +165,29 @@ class CudaDevice:
         )
         self.check(result, f"copying {nbytes} bytes")
 
+    def tensor_map(
+        self, at: Buffer | Ptr, shape: tuple[int, int], box: tuple[int, int]
+    ) -> ctypes.Array:
+        """A TensorMap (cuda/wgmma.cuh): boxes of halves[rows, columns] that copies may take, in
+        shared memory in rows of 128 bytes with their swizzle; a box has at most 64 columns."""
+        self.make_current()
+        cu, (rows, columns), pitch = self.cu, shape, 2 * shape[1]
+        made = cu.cuTensorMapEncodeTiled(
+            cu.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            2,
+            _address(at, 0, rows * pitch),
+            [cu.cuuint64_t(columns), cu.cuuint64_t(rows)],
+            [cu.cuuint64_t(pitch)],
+            [cu.cuuint32_t(box[1]), cu.cuuint32_t(box[0])],
+            [cu.cuuint32_t(1)] * 2,
+            cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+        words = self.check(made, f"describing halves{list(shape)} for copies").opaque
+        return (ctypes.c_uint64 * 16)(*[int(word) for word in words])
+
     def _release(self, ptr: int, nbytes: int) -> None:
         self.used_bytes -= nbytes
         with contextlib.suppress(

@@ -70,7 +70,7 @@ def nvrtc_version() -> str:
 def _nvrtc_files() -> list[tuple[str, int, int]]:
     """(path, bytes, time) of every NVRTC library that the search could find, in its order."""
     files = []
-    for folder in _library_folders():
+    for folder in library_folders():
         for path in sorted(folder.glob("*nvrtc*")):
             with contextlib.suppress(OSError):
                 status = path.stat()
@@ -78,7 +78,8 @@ def _nvrtc_files() -> list[tuple[str, int, int]]:
     return files
 
 
-def _library_folders() -> list[Path]:
+def library_folders() -> list[Path]:
+    """Where libraries of CUDA may lie: wheels, search paths, toolkits."""
     packages = [Path(entry) / "nvidia" for entry in sys.path if entry]
     wheels = [
         base / part for base in packages for part in ("cu13/lib", "cu13/bin", "cuda_nvrtc/lib")

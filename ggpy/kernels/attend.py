@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ..device.base import Device, Kernel
 from .address import Address, address
+from .pack import PLAIN, UNIT
 from .rope_kv import Batch, Heads, RopeParameters, Rotation, parameters
 
 ROWS = 16  # (token, head) pairs of a tile
@@ -33,22 +34,38 @@ class AttendParameters(ctypes.Structure):
         ("window", ctypes.c_int),
         ("scale", ctypes.c_float),
         ("soft_cap", ctypes.c_float),
+        ("order", ctypes.c_int),
+        ("n_tokens", ctypes.c_int),
     )
 
 
+def heads_per_tile(heads: Heads) -> int:
+    """Query heads that share a tile: of one key/value head, all if they are few."""
+    return min(ROWS, heads.n_head // heads.n_head_kv)
+
+
+def spans_of(sequences: NDArray[np.int32]) -> list[tuple[int, int]]:
+    """The first token of each sequence of a step, and the one behind its last."""
+    borders = [0, *(np.flatnonzero(np.diff(sequences)) + 1).tolist(), len(sequences)]
+    return list(pairwise(borders))
+
+
 def plan_tiles(
-    positions: NDArray[np.int32], sequences: NDArray[np.int32], heads: Heads
+    positions: NDArray[np.int32],
+    sequences: NDArray[np.int32],
+    heads: Heads,
+    below: int | None = None,
 ) -> NDArray[np.int32]:
-    """tiles[n, 4]: first token, tokens, splits, workspace (cuda/attend.cu AttendTile).
+    """tiles[n, 4]: first token, tokens, splits, workspace (cuda/attend.cuh AttendTile).
 
     Tokens of one sequence share a tile as far as 16 rows allow. Only a token that is alone with its
     sequence in the step is split, into a number of parts that depends on nothing but its position.
+    Sequences with `below` tokens in the step or more are left out.
     """
     n = len(sequences)
     if n == 1 or (sequences[1:] != sequences[:-1]).all():
         return _tiles_of_one(np.arange(n, dtype=np.int32), positions)
-    borders = [0, *(np.flatnonzero(np.diff(sequences)) + 1).tolist(), n]
-    spans = list(pairwise(borders))
+    spans = [span for span in spans_of(sequences) if below is None or span[1] - span[0] < below]
     alone = np.array([start for start, stop in spans if stop - start == 1], np.int32)
     per_tile = max(1, ROWS // (heads.n_head // heads.n_head_kv))
     shared = [
@@ -57,7 +74,9 @@ def plan_tiles(
         if stop - start > 1
         for first in range(start, stop, per_tile)
     ]
-    tiles = np.concatenate([_tiles_of_one(alone, positions[alone]), np.array(shared, np.int32)])
+    tiles = np.concatenate(
+        [_tiles_of_one(alone, positions[alone]), np.array(shared, np.int32).reshape(-1, 4)]
+    )
     return tiles[np.argsort(tiles[:, 0])]
 
 
@@ -80,7 +99,7 @@ class Attend:
     def __init__(self, device: Device, heads: Heads, max_split_tiles: int, shared: int) -> None:
         """`shared`: bytes of shared memory that a block may have; it decides the block's warps."""
         self.device, self.heads = device, heads
-        self.heads_per_tile = min(ROWS, heads.n_head // heads.n_head_kv)
+        self.heads_per_tile = heads_per_tile(heads)
         self.head_tiles = heads.n_head_kv * -(
             -(heads.n_head // heads.n_head_kv) // self.heads_per_tile
         )
@@ -115,8 +134,11 @@ class Attend:
         sinks: Address | None = None,
         projected: Sequence[Address] = (),
         rotation: Rotation | None = None,
+        order: int = PLAIN,
+        n_tokens: int = 0,
     ) -> None:
-        """Enqueue half out[T, H*E] for half q[T, H, row].
+        """Enqueue half out[T, H*E] for half q[T, H, row]; in rows, or packed in an order for
+        T = n_tokens where `packs`.
 
         split: whether a tile may have more than one part. With `projected` and `rotation` instead
         of q every tile is one token, alone with its sequence in the step, and its q, k and v are
@@ -135,15 +157,25 @@ class Attend:
                 sinks=sinks,
                 projected=projected,
                 rotation=rotation,
+                order=order,
+                n_tokens=n_tokens,
             ),
         )
         grid = self.head_tiles, n_tiles, MAX_SPLIT if split else 1
         row, fused = self.heads.row, rotation is not None
+        types = "" if self.heads.has_halves else f", {self.heads.structs}"
         if fused and self.alone:
-            name, warps, shared = f"attend_alone<{row}>", self.token_warps, self.token_shared
+            name, warps, shared = f"attend_alone<{row}{types}>", self.token_warps, self.token_shared
         else:
-            name, warps, shared = f"attend<{row}, {str(fused).lower()}>", self.warps, self.shared
+            name = f"attend<{row}, {str(fused).lower()}{types}>"
+            warps, shared = self.warps, self.shared
         self._kernel(name).launch(grid, warps * 32, args, smem=shared, pdl=True)
+
+    @property
+    def packs(self) -> bool:
+        """Whether the output may be packed: in whole pieces, without columns of padding."""
+        size = self.heads.head_size
+        return size % 32 == 0 and self.heads.n_head * size % UNIT == 0
 
     @property
     def token_shared(self) -> int:
@@ -164,8 +196,13 @@ class Attend:
         sinks: Address | None = None,
         projected: Sequence[Address] = (),
         rotation: Rotation | None = None,
+        order: int = PLAIN,
+        n_tokens: int = 0,
     ) -> AttendParameters:
         """The structure of cuda/attend.cuh."""
+        if order != PLAIN and not self.packs:
+            n, size = self.heads.n_head, self.heads.head_size
+            raise ValueError(f"{n} heads of {size} elements are not packed")
         return AttendParameters(
             rope=parameters(self.heads, batch, pages, q, projected, rotation),
             tiles=address(tiles),
@@ -177,6 +214,8 @@ class Attend:
             window=window,
             scale=scale,
             soft_cap=soft_cap,
+            order=order,
+            n_tokens=n_tokens,
         )
 
     def _kernel(self, name: str) -> Kernel:

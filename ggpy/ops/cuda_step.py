@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ..device.base import Buffer
 from ..kernels.attend import POSITIONS_PER_SPLIT, plan_tiles
+from ..kernels.attend_prompt import plan_prompts
 from ..kernels.rope_kv import Batch as BatchMemory
 from ..kernels.rope_kv import Heads
 from .cuda_arrays import Memory
@@ -24,6 +25,7 @@ from .interface import Step
 IN_FLIGHT = 4  # steps whose uploads and results may be under way
 SMALLEST = 1 << 16  # bytes of the buffer, at least
 MAX_KEPT = 256  # shapes of steps whose addresses are kept
+NO_TILES = np.zeros((0, 4), np.int32)
 
 
 @dataclass(frozen=True)
@@ -33,33 +35,44 @@ class Batch:
     n_tokens: int
     n_rows: int
     n_tiles: int
+    n_prompt_tiles: int
     alone: bool  # each token is the only one of its sequence
     split: bool  # some token is, so that its context may be split
     all_rows: bool  # the wanted rows are all tokens, in order
     ids: Memory
     rows: Memory
     tiles: Memory
+    prompt_tiles: Memory  # of the sequences that attend_prompt takes
     memory: BatchMemory
 
 
 class StepUpload:
-    """Uploads steps; `moving()` is called before the address that they go to changes."""
+    """Uploads steps; `moving()` is called before the address that they go to changes.
 
-    def __init__(self, device: Any, heads: Heads, moving: Callable[[], None]) -> None:
-        self.device, self.heads = device, heads
+    prompts_from: tokens of a sequence in a step from which on attend_prompt takes them, or None.
+    """
+
+    def __init__(
+        self,
+        device: Any,
+        heads: Heads,
+        moving: Callable[[], None],
+        prompts_from: int | None = None,
+    ) -> None:
+        self.device, self.heads, self.prompts_from = device, heads, prompts_from
         self.n_steps = 0
         self._moving = moving
         self._staging: list[tuple[NDArray[np.int32], Any]] = []
         self._buffer: Buffer | None = None
         self._batches: dict[tuple, Batch] = {}
         self._depths = b""  # of the step of single tokens that was planned last
-        self._tiles = np.zeros((0, 4), np.int32)
+        self._tiles = NO_TILES
 
     def upload(self, step: Step) -> Batch:
         """Ids, positions, sequences, rows, page tables and attention's tiles."""
         tables = _padded(step.page_tables)
-        tiles = self._plan(step)
-        parts = [step.ids, step.positions, step.sequences, step.rows, tables, tiles]
+        tiles, prompts = self._plan(step)
+        parts = [step.ids, step.positions, step.sequences, step.rows, tables, tiles, prompts]
         sizes = [part.size for part in parts]
         offsets = list(accumulate((-(-n // 4) * 4 for n in sizes), initial=0))  # of 16 bytes
         host, device = self._room(4 * offsets[-1])
@@ -77,15 +90,20 @@ class StepUpload:
             self._batches[key] = _batch(at, sizes, tables.shape, split)
         return self._batches[key]
 
-    def _plan(self, step: Step) -> NDArray[np.int32]:
-        """Attention's tiles; of single tokens they stay the same for many steps."""
+    def _plan(self, step: Step) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Attention's tiles, and those of prompts; of single tokens they stay the same for many
+        steps.
+        """
+        least = self.prompts_from
         if len(step.page_tables) < len(step.ids):
-            return plan_tiles(step.positions, step.sequences, self.heads)
+            tokens = step.positions, step.sequences, self.heads
+            prompts = NO_TILES if least is None else plan_prompts(*tokens, least)
+            return plan_tiles(*tokens, below=least), prompts
         depths = (step.positions // POSITIONS_PER_SPLIT).tobytes()
         if depths != self._depths:
             self._depths = depths
             self._tiles = plan_tiles(step.positions, step.sequences, self.heads)
-        return self._tiles
+        return self._tiles, NO_TILES
 
     def _room(self, nbytes: int) -> tuple[NDArray[np.int32], Buffer]:
         """Pinned integers that no copy reads any more, and where they go."""
@@ -103,17 +121,19 @@ class StepUpload:
 
 def _batch(at: Sequence[Memory], sizes: list[int], tables: tuple[int, ...], split: bool) -> Batch:
     """What upload returns, for parts of these sizes at these places and tables[S, P]."""
-    ids, positions, sequences, rows, tables_at, tiles = at
+    ids, positions, sequences, rows, tables_at, tiles, prompt_tiles = at
     return Batch(
         n_tokens=sizes[0],
         n_rows=sizes[3],
         n_tiles=sizes[5] // 4,
+        n_prompt_tiles=sizes[6] // 4,
         alone=tables[0] == sizes[0],
         split=split,
         all_rows=sizes[3] == sizes[0],
         ids=ids,
         rows=rows,
         tiles=tiles,
+        prompt_tiles=prompt_tiles,
         memory=BatchMemory(positions, sequences, tables_at, tables[1]),
     )
 

@@ -8,7 +8,8 @@ from attention_cases import (
     Pages,
     Sequences,
     Turn,
-    attention,
+    expected,
+    fill,
     heads,
     random,
     rope_kv,
@@ -16,6 +17,7 @@ from attention_cases import (
 from cases import nmse
 
 from ggpy.kernels.attend import MAX_SPLIT, plan_tiles
+from ggpy.kernels.pack import CODES, HALVES, PLAIN
 
 NMSE = 5e-6
 MMA_ROWS = 16  # no tile has more (token, head) pairs
@@ -25,32 +27,6 @@ PROMPT = Sequences(lengths=[7, 70], n_tokens=[7, 25])
 MIXED = Sequences(lengths=[300, 70, 1], n_tokens=[1, 5, 1])
 LONG = Sequences(lengths=[2100, 129], n_tokens=[1, 1])
 STEPS = {"decode": DECODE, "prompt": PROMPT, "mixed": MIXED, "long": LONG}
-
-
-def fill(device, h, s, seed=0):
-    """Pages, float16 q[T, H, row], and keys and values [n, G, E] of each sequence."""
-    pages = Pages(device, h, s, GARBAGE)
-    pages.k[..., h.head_size :], pages.v[:, :, h.head_size :] = 0, 0  # as rope_kv leaves them
-    contents = []
-    for i, n in enumerate(s.lengths):
-        k, v = (
-            random(n, h.n_head_kv, h.head_size, seed=seed + 9 * i + j).astype(np.float16)
-            for j in (1, 2)
-        )
-        pages.put(i, np.arange(n), k, v)
-        contents.append((k, v))
-    q = np.zeros((len(s.positions), h.n_head, h.row), np.float16)
-    q[..., : h.head_size] = random(len(q), h.n_head, h.head_size, seed=seed)
-    return pages, q, contents
-
-
-def expected(h, s, q, contents, **options):
-    """float64 o[T, H, E]."""
-    parts = []
-    for i, (k, v) in enumerate(contents):
-        mine = s.sequences == i
-        parts.append(attention(q[mine][..., : h.head_size], k, v, s.positions[mine], **options))
-    return np.concatenate(parts)
 
 
 def check(device, h, s, scale=None, **options):
@@ -170,6 +146,36 @@ def test_a_sequence_does_not_depend_on_the_others(machine, window):
         mine.put(0, np.arange(n), *contents[i])
         alone = Attention(machine, h).run(one, mine, q=q[i : i + 1], **options)
         assert np.array_equal(alone[0], together[i])
+
+
+@pytest.mark.parametrize("order", [CODES, HALVES])
+@pytest.mark.parametrize("step", ["decode", "mixed"])
+def test_packed(machine, step, order):
+    """The same bits, in the order of the product that takes them; rotation inside, too."""
+    h, s = heads(4, 2, 64), STEPS[step]
+    pages, q, _ = fill(machine, h, s)
+    rows, packed = (
+        Attention(machine, h).run(s, pages, q=q, order=o, scale=1) for o in (PLAIN, order)
+    )
+    assert np.array_equal(rows, packed)
+    if step == "mixed":
+        return
+    parts, turn = (
+        [random(4, m, 64, seed=m) for m in (4, 2, 2)],
+        Turn(100.0 ** (-np.arange(32) / 32)),
+    )
+    inside = {"turn": turn, "parts": parts, "scale": 1}
+    rows, packed = (Attention(machine, h).run(s, pages, order=o, **inside) for o in (PLAIN, order))
+    assert np.array_equal(rows, packed)
+
+
+@pytest.mark.parametrize("shape", [(8, 2, 80), (9, 3, 64)], ids=str)
+def test_what_is_not_packed(emulator, shape):
+    """Pieces that heads share, columns of padding."""
+    h, s = heads(*shape), STEPS["prompt"]
+    pages, q, _ = fill(emulator, h, s)
+    with pytest.raises(ValueError, match="are not packed"):
+        Attention(emulator, h).run(s, pages, q=q, order=CODES, scale=1.0)
 
 
 def test_again_and_again(machine):

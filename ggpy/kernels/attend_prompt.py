@@ -1,0 +1,148 @@
+"""Launches cuda/attend_prompt.cu, on Hopper cuda/attend_prompt_wgmma.cu: attention of prompts.
+
+Plans which rows a block takes; whose attention is computed here is ops' business.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..device.base import Buffer, Device, Kernel
+from .address import Address, address
+from .attend import Attend, heads_per_tile, spans_of
+from .pack import PLAIN
+from .rope_kv import Batch, Heads
+
+ROWS = 128  # (token, head) pairs of a tile
+BOX = 64  # elements of a head that stand together in shared memory
+WARPS = 8  # of 16 rows each
+
+
+def plan_prompts(
+    positions: NDArray[np.int32], sequences: NDArray[np.int32], heads: Heads, least: int
+) -> NDArray[np.int32]:
+    """tiles[n, 4] as plan_tiles has them, of the sequences with at least so many tokens in the
+    step; those with the most to do come first.
+    """
+    per_tile = ROWS // heads_per_tile(heads)
+    tiles = [
+        (first, min(per_tile, stop - first), 1, -1)
+        for start, stop in spans_of(sequences)
+        if stop - start >= least
+        for first in range(start, stop, per_tile)
+    ]
+    planned = np.array(tiles, np.int32).reshape(-1, 4)
+    return planned[np.argsort(-positions[planned[:, 0]], kind="stable")]
+
+
+class AttendPrompt:
+    """Attention of many tokens of a sequence, for heads of one shape."""
+
+    def __init__(self, attend: Attend, wgmma: bool | None = None) -> None:
+        """attend: the same for single tokens, whose parameters these are. wgmma: whether Hopper's
+        kernel is taken; by default where the GPU has it.
+        """
+        self.attend, self.heads = attend, attend.heads
+        self.device: Any = attend.device
+        self.wgmma = has_wgmma(self.device) if wgmma is None else wgmma
+        self._maps: dict[tuple[int, int], ctypes.Array] = {}
+        self._made: Kernel | None = None
+
+    @staticmethod
+    def fits(device: Device, heads: Heads) -> bool:
+        """Whether there is a kernel for heads of this shape, and enough shared memory for it."""
+        if heads.page_size != BOX or not heads.has_halves:
+            return False
+        if has_wgmma(device):
+            return heads.row in (32, 64, 96, 128, 256)
+        return heads.row <= 128 and shared_bytes(heads, wgmma=False) <= device.shared_bytes
+
+    @property
+    def from_tokens(self) -> int:
+        """Tokens of a sequence in a step from which on this is faster than attend.cu, whose tiles
+        are more; measured on an H200, in deep contexts.
+        """
+        return 96 if self.wgmma else 192
+
+    def launch(
+        self,
+        q: Address,
+        batch: Batch,
+        pages: tuple[Address, Address],
+        tiles: Address,
+        n_tiles: int,
+        out: Address,
+        *,
+        scale: float,
+        window: int = 0,
+        soft_cap: float = 0.0,
+        sinks: Address | None = None,
+        order: int = PLAIN,
+        n_tokens: int = 0,
+    ) -> None:
+        """Enqueue half out[T, H*E] for half q[T, H, row], for the tokens of the tiles; in rows, or
+        packed in an order for T = n_tokens where attend `packs`.
+        """
+        heads = self.heads
+        parameters = self.attend.parameters(
+            q,
+            batch,
+            pages,
+            tiles,
+            out,
+            scale=scale,
+            window=window,
+            soft_cap=soft_cap,
+            sinks=sinks,
+            order=order,
+            n_tokens=n_tokens,
+        )
+        arguments: tuple = (parameters,)
+        threads = WARPS * 32
+        if self.wgmma:
+            keys = self._map(pages[0], heads.row, heads.page_size)
+            values = self._map(pages[1], heads.page_size, heads.row)
+            arguments = parameters, keys, values
+            threads += 128  # that copy
+        grid, shared = (self.attend.head_tiles, n_tiles), shared_bytes(heads, self.wgmma)
+        self._kernel.launch(grid, threads, arguments, smem=shared, pdl=True)
+
+    def _map(self, pages: Address, columns: int, box_rows: int) -> ctypes.Array:
+        """How copies find a page's head in a layer's pages, to the end of their memory."""
+        key = address(pages), columns
+        if key not in self._maps:
+            owner = pages if isinstance(pages, Buffer) else pages.owner
+            if owner is None:
+                raise ValueError("pages without a buffer have no end")
+            end = owner.address + owner.nbytes
+            rows = (end - address(pages)) // (2 * columns)
+            self._maps[key] = self.device.tensor_map(pages, (rows, columns), (box_rows, BOX))
+        return self._maps[key]
+
+    @property
+    def _kernel(self) -> Kernel:
+        if self._made is None:
+            stem = "attend_prompt_wgmma" if self.wgmma else "attend_prompt"
+            defines = {"PAGE_SIZE": self.heads.page_size}
+            name = f"{stem}<{self.heads.row}>"
+            self._made = self.device.kernel(f"{stem}.cu", name, defines=defines)
+        return self._made
+
+
+def has_wgmma(device: Device) -> bool:
+    """Whether the GPU has Hopper's instructions."""
+    return device.arch == "sm_90a"
+
+
+def shared_bytes(heads: Heads, wgmma: bool) -> int:
+    """Dynamic shared memory of a block: pages of keys and values; queries where heads are large."""
+    row, boxes = heads.row, -(-heads.row // BOX)
+    page = 2 * BOX * (boxes * BOX + row)
+    if not wgmma:
+        return 2 * page
+    stages, queries = (2, ROWS * boxes * BOX * 2) if row > 128 else (4, 0)
+    return stages * page + queries + stages * 4 * 8  # four barriers a stage
