@@ -66,6 +66,40 @@ __device__ __forceinline__ __half saturated_half(float v) {
     return __float2half_rn(v < -limit ? -limit : v);
 }
 
+// The nearest E4M3 numbers (sign, 4 bits of exponent, 3 of mantissa; no infinity), ties to even, `low` in the lower byte:
+// what is larger than 448 becomes 448, NaN stays NaN.
+__device__ __forceinline__ uint32_t floats_to_e4m3(float low, float high) {
+#if ARCH >= 890
+    unsigned short pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    return pair;
+#else
+    uint32_t pair = 0;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const uint32_t bits = __float_as_uint(i ? high : low), magnitude = bits & 0x7fffffff;
+        const uint32_t rounded = magnitude + 0x7ffff + (magnitude >> 20 & 1);  // 20 bits of the mantissa go
+        uint32_t code = min((rounded >> 20) - ((127 - 7) << 3), 0x7eu);
+        const float size = __uint_as_float(magnitude);
+        if (size < 0.015625f) code = uint32_t(__float2int_rn(size * 512.0f));  // subnormal: units of 2^-9
+        if (magnitude > 0x7f800000) code = 0x7f;
+        pair |= (code | (bits >> 24 & 0x80)) << 8 * i;
+    }
+    return pair;
+#endif
+}
+
+// 2^x, to two units in the last place; what is smaller than 2^-126 becomes 0.
+__device__ __forceinline__ float exp2_approx(float x) {
+#if EMULATED
+    return x < -126.0f ? 0.0f : exp2f(x);
+#else
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}
+
 // ---- bits ------------------------------------------------------------------------------------------------------
 
 // Any function of three bits, bit by bit: lookup is f(0xF0, 0xCC, 0xAA).
@@ -318,6 +352,22 @@ __device__ __forceinline__ void mma_m16n8k32_s8(int (&d)[4], const uint32_t (&a)
         asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
                      : "+r"(d[i % 2 * 2]), "+r"(d[i % 2 * 2 + 1])
                      : "r"(a[i]), "r"(b[i / 2]));
+#endif
+}
+
+// E4M3, K = 32. Only from sm_89 on.
+__device__ __forceinline__ void mma_m16n8k32_e4m3(float (&d)[4], const uint32_t (&a)[4],
+                                                  const uint32_t (&b)[2] AND_CALLER) {
+#if EMULATED
+    emulator::multiply<emulator::E4m3, 2>(d, a, b, {"mma_m16n8k32_e4m3", file, line});
+#elif ARCH >= 890
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+    __trap();
 #endif
 }
 

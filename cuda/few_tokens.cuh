@@ -23,7 +23,7 @@ struct Room {
     __device__ __forceinline__ Room(uint8_t* memory, int slab, int n_tokens_) : n_tokens(n_tokens_) {
         partial = reinterpret_cast<float*>(memory);
         sums = partial + 2 * PARTIAL;
-        sum_stride = T::FLOAT ? 0 : slab / SUM_GROUP;
+        sum_stride = T::SCALED ? slab / SUM_GROUP : 0;
         x = reinterpret_cast<__half*>(sums + n_tokens * sum_stride);
         x_stride = slab + PAD;
     }
@@ -46,7 +46,7 @@ template <class T, int COLS>
 __device__ __forceinline__ void put_x(const Room<T, COLS>& room, bool valid, int token, int column,
                                       const uint4& halves) {
     if (valid) *reinterpret_cast<uint4*>(room.x + token * room.x_stride + column) = halves;
-    if constexpr (!T::FLOAT) {
+    if constexpr (T::SCALED) {
         const float2 a = half2_to_float2(halves.x), b = half2_to_float2(halves.y);
         const float2 c = half2_to_float2(halves.z), d = half2_to_float2(halves.w);
         float sum = ((a.x + a.y) + (b.x + b.y)) + ((c.x + c.y) + (d.x + d.y));
@@ -59,11 +59,11 @@ __device__ __forceinline__ void put_x(const Room<T, COLS>& room, bool valid, int
 
 // acc += d * (codes . x - zero * sum(x)) + m * sum(x), all in units of a code; acc rows g, g + 8, columns 2t, 2t + 1.
 template <class T, int COLS>
-__device__ __forceinline__ void add_scaled(float (&acc)[4], const float (&c)[4], const RowScales& s, float shift,
-                                           float sum0, float sum1) {
+__device__ __forceinline__ void add_scaled(float (&acc)[4], const float (&c)[4], const RowScales& s,
+                                           const float (&shift)[2], float sum0, float sum1) {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-        const float d = s.d[row] * (1.0f / shift);
+        const float d = s.d[row] * (1.0f / shift[row]);
         acc[2 * row] = fmaf(c[2 * row], d, acc[2 * row]);
         if (COLS > 1) acc[2 * row + 1] = fmaf(c[2 * row + 1], d, acc[2 * row + 1]);
         if (T::MIN) {
@@ -76,11 +76,11 @@ __device__ __forceinline__ void add_scaled(float (&acc)[4], const float (&c)[4],
 // The sums of x over the groups of a chunk, of columns 2t and 2t + 1.
 template <class T, int COLS>
 struct ChunkSums {
-    static constexpr int N = T::FLOAT ? 4 : T::CHUNK_K / Room<T, COLS>::SUM_GROUP;
+    static constexpr int N = T::SCALED ? T::CHUNK_K / Room<T, COLS>::SUM_GROUP : 4;
     float of[COLS > 1 ? 2 : 1][N];
 
     __device__ __forceinline__ void load(const Room<T, COLS>& room, int n, int column, int t) {
-        if constexpr (!T::FLOAT) {
+        if constexpr (T::SCALED) {
 #pragma unroll
             for (int c = 0; c < (COLS > 1 ? 2 : 1); ++c) {
                 const float* from = room.sums + room.token_of(n * 8 + 2 * t + c) * room.sum_stride +
@@ -112,21 +112,23 @@ __device__ __forceinline__ void multiply_group(const ChunkCodes<T>& codes, const
         b = *reinterpret_cast<const uint4*>(x + J * 32 + 8 * t);
     }
     const uint32_t b0[2] = {b.x, b.y}, b1[2] = {b.z, b.w};
-    if constexpr (T::FLOAT) {
+    if constexpr (!T::SCALED) {
         mma_m16n8k16_f16(acc, a0, b0);
         mma_m16n8k16_f16(acc, a1, b1);
     } else {
         constexpr int per_group = T::GROUP == 16 ? 2 : 1, last = COLS > 1 ? 1 : 0;
-        constexpr float shift = ChunkCodes<T>::template shift<J>(), zero = -T::ZERO * shift;
+        constexpr float shift[2] = {T::template shift<J, 0>(), T::template shift<J, 1>()};
+        constexpr float zero[2] = {-T::ZERO * shift[0], -T::ZERO * shift[1]};
         const float s0 = sums.of[0][J * per_group], s1 = sums.of[last][J * per_group];
         float c[4] = {};
-        if constexpr (T::ZERO != 0) c[0] = c[2] = zero * s0, c[1] = c[3] = zero * s1;
+        if constexpr (T::ZERO != 0) c[0] = zero[0] * s0, c[1] = zero[0] * s1, c[2] = zero[1] * s0, c[3] = zero[1] * s1;
         mma_m16n8k16_f16(c, a0, b0);
         if constexpr (T::GROUP == 16) {
             add_scaled<T, COLS>(acc, c, scales.template get<2 * J>(), shift, s0, s1);
             const float r0 = sums.of[0][2 * J + 1], r1 = sums.of[last][2 * J + 1];
             float d[4] = {};
-            if constexpr (T::ZERO != 0) d[0] = d[2] = zero * r0, d[1] = d[3] = zero * r1;
+            if constexpr (T::ZERO != 0)
+                d[0] = zero[0] * r0, d[1] = zero[0] * r1, d[2] = zero[1] * r0, d[3] = zero[1] * r1;
             mma_m16n8k16_f16(d, a1, b1);
             add_scaled<T, COLS>(acc, d, scales.template get<2 * J + 1>(), shift, r0, r1);
         } else {
@@ -152,5 +154,5 @@ __device__ __forceinline__ float sum_of_parts(const float* part) {
     float y = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < WARPS; ++warp) y += part[warp * TILE_ROWS * COLS];
-    return T::FLOAT ? y : y * (1.0f / CODE_UNIT);
+    return T::SCALED ? y * (1.0f / CODE_UNIT) : y;
 }

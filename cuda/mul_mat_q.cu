@@ -22,16 +22,9 @@ constexpr int STEP = 64;         // columns
 constexpr int X_STRIDE = STEP + 32;  // halves; rows of eight tokens lie on different banks
 constexpr int X_STAGES = 3;
 
-struct Product {
-    Segment segment[3];
+struct Product : Matrices {
     const __half* x;        // [n_tokens, k]
     const float* residual;  // [n_tokens, n_rows] of the one segment
-    int n_segments;
-    int n_tiles;  // tile rows of all segments together; GLU: of each
-    int n_tokens;
-    int k;
-    int n_chunk;
-    int activation;
     float soft_cap;  // STORE: cap * tanh(y / cap); 0 is none
 };
 
@@ -66,16 +59,14 @@ __device__ __forceinline__ void copy_x(const Product& p, __half* to, int first_t
     }
 }
 
-__device__ __forceinline__ __half2 as_half2(uint32_t bits) { return *reinterpret_cast<const __half2*>(&bits); }
-__device__ __forceinline__ uint32_t as_bits(__half2 v) { return *reinterpret_cast<const uint32_t*>(&v); }
-
-// Codes of one mma as scaled halves. They come as u * 2^-24, in odd groups of nibbles as 16 u * 2^-24: times 2^15 or
-// 2^11 they are u * 2^-9, and d * 512 brings them to size.
+// Codes of one mma as scaled halves. They come as shift * u * 2^-24 (odd groups of nibbles with a shift of 16): times
+// 2^15 / shift they are u * 2^-9, and d * 512 brings them to size.
 template <class T, int J>
 __device__ __forceinline__ void scale_codes(uint32_t (&a)[4], const RowScales& s) {
-    const __half2 up = __float2half2_rn(T::BASE_BITS == 4 && (J & 1) ? 2048.0f : 32768.0f);
+    constexpr float shift_of[2] = {T::template shift<J, 0>(), T::template shift<J, 1>()};
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
+        const __half2 up = __float2half2_rn(32768.0f / shift_of[h]);
         const __half2 d = __float2half2_rn(s.d[h] * 512.0f);
         const __half2 shift = __float2half2_rn(T::MIN ? s.m[h] : -static_cast<float>(T::ZERO) * s.d[h]);
 #pragma unroll
@@ -87,7 +78,7 @@ __device__ __forceinline__ void scale_codes(uint32_t (&a)[4], const RowScales& s
 template <class T, class Step, int P, int J, int S>
 __device__ __forceinline__ void operand(const ChunkCodes<Step>& codes, const ChunkScales<T>& scales, uint32_t (&a)[4]) {
     codes.template unpack<J, S>(a);
-    if constexpr (!T::FLOAT) {
+    if constexpr (T::SCALED) {
         constexpr int group = T::GROUP == 16 ? 2 * (2 * P + J) + S : 2 * P + J;
         scale_codes<T, J>(a, scales.template get<group>());
     }
@@ -129,7 +120,7 @@ __device__ __forceinline__ void multiply_columns(const ChunkCodes<Step> (&codes)
 // The K loop of a warp.
 template <class T>
 struct Loop {
-    using Step = Tile<T::BITS, T::GROUP, T::SCALES, STEP>;
+    using Step = Tile<T::BITS, T::GROUP, T::SCALES, STEP, typename T::VALUES>;
     static constexpr int STEPS = T::CHUNK_K / STEP;
     const Product& p;
     __half* ring;
@@ -153,7 +144,7 @@ struct Loop {
                        chunks[m] + offset + T::BASE_BYTES + step % STEPS * Step::EXTRA_BYTES, lane);
     }
     __device__ __forceinline__ void load_scales(int chunk) {
-        if constexpr (!T::FLOAT)
+        if constexpr (T::SCALED)
             for (int m = 0; m < 2; ++m) scales[m].load(chunks[m] + static_cast<size_t>(chunk) * T::BYTES, g);
     }
     // Step P of a chunk, and those behind it.
@@ -195,6 +186,8 @@ __device__ __forceinline__ void write_one(const Product& p, const TileRow& tile,
     const int row = tile.row + row_in_tile;
     if (!tile.valid || row >= segment.n_rows || token >= p.n_tokens) return;
     const size_t at = static_cast<size_t>(token) * segment.n_rows + row;
+    y = scaled_row(segment, row, y);
+    if constexpr (EPILOGUE == GLU) up = scaled_row(p.segment[1], row, up);
     if constexpr (EPILOGUE == GLU)
         static_cast<__half*>(segment.out)[at] = gated(p.activation, y, up);
     else if constexpr (EPILOGUE == ADD)

@@ -20,18 +20,11 @@
 
 enum Prologue { PLAIN, NORM };
 
-struct Product {
-    Segment segment[3];
+struct Product : Matrices {
     const void* x;          // float or half [n_tokens, k]
     const float* norm;      // [k]
     const float* residual;  // [n_tokens, n_rows] of the one segment
-    int n_segments;
-    int n_tiles;   // tile rows of all segments together; GLU: of each
-    int n_tokens;
-    int k;
-    int n_chunk;
     int slab;      // columns of x in shared memory at a time: WARPS chunks or a multiple, or all n_chunk
-    int activation;
     float eps;
     float soft_cap;  // STORE: cap * tanh(y / cap); 0 is none
 };
@@ -151,14 +144,16 @@ __device__ void write_batch(const Product& p, const Room<T, COLS>& room, int par
         const int global = blockIdx.x + (batch / WIDTH + tile) * gridDim.x;
         const int s = EPILOGUE == GLU ? 0 : segment_of(p, global);
         const int row = (global - (EPILOGUE == GLU ? 0 : p.segment[s].first_tile)) * TILE_ROWS + row_in_tile;
+        const Segment& segment = p.segment[s];
         float y[WIDTH];
 #pragma unroll
         for (int w = 0; w < WIDTH; ++w) {
             const float* part = room.partial_of(parity, tile * WIDTH + w, 0) + row_in_tile * COLS + token;
             y[w] = sum_of_parts<T, COLS>(part);
         }
-        const Segment& segment = p.segment[s];
         if (token >= p.n_tokens || row >= segment.n_rows) continue;
+#pragma unroll
+        for (int w = 0; w < WIDTH; ++w) y[w] = scaled_row(p.segment[s + w], row, y[w]);
         const size_t at = static_cast<size_t>(token) * segment.n_rows + row;
         if constexpr (EPILOGUE == GLU) {
             static_cast<__half*>(segment.out)[at] = gated(p.activation, y[0], y[1]);
@@ -236,7 +231,7 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
                     ChunkCodes<T> codes;
                     ChunkScales<T> scales;
                     codes.load(slot, lane);
-                    if constexpr (!T::FLOAT) scales.load(slot, g);
+                    if constexpr (T::SCALED) scales.load(slot, g);
                     __syncwarp();
                     ahead.copy(slot, lane);
                     stage = stage + 1 == STAGES ? 0 : stage + 1;

@@ -34,20 +34,14 @@ constexpr int BLOCKS = TOKENS <= 64 ? 2 : 1;
 template <int TOKENS>
 constexpr int SHARED = TOKENS <= 64 ? 112 << 10 : 226 << 10;
 
-struct Product {
-    Segment segment[3];
+struct Product : Matrices {
     const uint8_t* x;       // packed
     float* partial;         // of split tiles: [block][sum / 4][thread][4]
     uint32_t* ready;        // whether they are there: [block][warp], 0 between launches
-    int n_segments;
-    int n_tiles;       // tile rows of all segments together; GLU: of each
-    int n_tokens;
-    int n_chunk;
     int token_blocks;
-    int n_blocks;      // tiles of output
-    int rounds;        // of whole tiles; those that are left are split
-    int activation;
-    int order;         // GLU: of the output
+    int n_blocks;  // tiles of output
+    int rounds;    // of whole tiles; those that are left are split
+    int order;     // GLU: of the output
 };
 
 // A stage of the ring of weights: a chunk of each tile row; of halves, two.
@@ -91,15 +85,6 @@ struct Room {
         for (int i = 0; i < X_STAGES; ++i) mbarrier_init(x_full + i, 1), mbarrier_init(x_free + i, TILES);
         for (int i = 0; i < W_STAGES; ++i) mbarrier_init(w_full + i, 1), mbarrier_init(w_free + i, TILES);
         mbarrier_init_fence();
-    }
-};
-
-// A place in a ring, and how often it came round.
-template <int STAGES>
-struct Place {
-    int stage = 0, parity = 0;
-    __device__ __forceinline__ void next() {
-        if (++stage == STAGES) stage = 0, parity ^= 1;
     }
 };
 
@@ -200,19 +185,10 @@ __device__ __forceinline__ void copy_x(const Product& p, const Room<T, TOKENS, E
     }
 }
 
-__device__ __forceinline__ __half2 as_half2(uint32_t bits) { return *reinterpret_cast<const __half2*>(&bits); }
-__device__ __forceinline__ uint32_t as_bits(__half2 v) { return *reinterpret_cast<const uint32_t*>(&v); }
-
 // What codes u of one group become halves with, for rows g and g + 8: d * 512, and what is added to d * u.
 struct GroupScales {
     __half2 d, shift;
 };
-// Two unsigned bytes as halves: 1024 + u is a byte permute, and the rest exact.
-template <int PAIR>
-__device__ __forceinline__ __half2 bytes_to_half2(uint32_t bytes, float bias) {
-    const uint32_t biased = __byte_perm(bytes, 0x64646464u, PAIR ? 0x4342 : 0x4140);
-    return __hsub2(as_half2(biased), __float2half2_rn(1024.0f + bias));
-}
 template <class T, int GROUP_INDEX>
 __device__ __forceinline__ GroupScales group_scales(const ChunkScales<T>& s) {
     const __half2 up = __float2half2_rn(512.0f), zero = __float2half2_rn(-T::ZERO), one = __float2half2_rn(1.0f / 512);
@@ -226,6 +202,12 @@ __device__ __forceinline__ GroupScales group_scales(const ChunkScales<T>& s) {
         const __half2 scale = bytes_to_half2<GROUP_INDEX & 1>(s.sc[GROUP_INDEX / 2] ^ 0x80808080u, 128.0f);
         const __half2 d = __hmul2(__hmul2(as_half2(s.dd[0]), up), scale);
         return {d, __hmul2(d, __hmul2(zero, one))};
+    } else if constexpr (T::SCALES == Scales::E8) {
+        const uint32_t word = s.sc[GROUP_INDEX / 2];
+        constexpr int from = 16 * (GROUP_INDEX & 1);
+        const __half2 d =
+            __floats2half2_rn(half_power_of_two<from>(word) * 512.0f, half_power_of_two<from + 8>(word) * 512.0f);
+        return {d, __hmul2(d, __hmul2(zero, one))};
     } else {
         const __half2 d = as_half2(__byte_perm(s.dd[0], s.dd[1], 0x5410));
         const __half2 m = __hneg2(as_half2(__byte_perm(s.dd[0], s.dd[1], 0x7632)));
@@ -234,13 +216,14 @@ __device__ __forceinline__ GroupScales group_scales(const ChunkScales<T>& s) {
     }
 }
 
-// Codes of one product as scaled halves. They come as u * 2^-24, in odd groups of nibbles as 16 u * 2^-24: times 2^15
-// or 2^11 they are u * 2^-9, and d * 512 brings them to size.
+// Codes of one product as scaled halves. They come as shift * u * 2^-24 (odd groups of nibbles with a shift of 16): times
+// 2^15 / shift they are u * 2^-9, and d * 512 brings them to size.
 template <class T, int J>
 __device__ __forceinline__ void scale_codes(uint32_t (&a)[4], const GroupScales& s) {
-    const __half2 up = __float2half2_rn(T::BASE_BITS == 4 && (J & 1) ? 2048.0f : 32768.0f);
+    constexpr float shift_of[2] = {T::template shift<J, 0>(), T::template shift<J, 1>()};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
+        const __half2 up = __float2half2_rn(32768.0f / shift_of[i & 1]);
         const __half2 d = i & 1 ? __high2half2(s.d) : __low2half2(s.d);
         const __half2 shift = i & 1 ? __high2half2(s.shift) : __low2half2(s.shift);
         a[i] = as_bits(__hfma2(__hmul2(as_half2(a[i]), up), d, shift));
@@ -252,6 +235,12 @@ template <class Step>
 __device__ __forceinline__ void load_halves(ChunkCodes<Step>& to, const uint8_t* (&main)[2], const uint8_t* (&extra)[2],
                                             int h, int lane) {
     constexpr int EXTRA = ChunkCodes<Step>::EXTRA;
+    if constexpr (Step::BASE_BITS == 2) {  // both halves of a tile share words
+        const uint2 first = reinterpret_cast<const uint2*>(main[0])[lane];
+        const uint2 second = reinterpret_cast<const uint2*>(main[1])[lane];
+        to.main[0] = (first.x >> 2 * h & 0x33333333u) | (second.x >> 2 * h & 0x33333333u) << 2;
+        to.main[1] = (first.y >> 2 * h & 0x33333333u) | (second.y >> 2 * h & 0x33333333u) << 2;
+    }
 #pragma unroll
     for (int i = 0; i < Step::BASE_BYTES / 512; ++i) {
 #pragma unroll
@@ -290,7 +279,7 @@ __device__ __forceinline__ void join_halves(ChunkScales<T>& a, const ChunkScales
     } else {
         if constexpr (T::SCALES == Scales::SUB)
             a.dd[0] = __byte_perm(a.dd[0], b.dd[0], halves);
-        else
+        else if constexpr (T::SCALES == Scales::SUB_M)
             a.dd[0] = h ? a.dd[1] : a.dd[0], a.dd[1] = h ? b.dd[1] : b.dd[0];
 #pragma unroll
         for (int i = 0; i < T::GROUPS / 2; ++i) {
@@ -306,7 +295,7 @@ template <class T, int TOKENS, int EPILOGUE>
 struct Consumer {
     using S = Stage<T>;
     using R = Room<T, TOKENS, EPILOGUE>;
-    using Step = Tile<T::BITS, T::GROUP, T::SCALES, STEP>;
+    using Step = Tile<T::BITS, T::GROUP, T::SCALES, STEP, typename T::VALUES>;
     const Product& p;
     const R& room;
     int warp, lane;  // warp 0 ... TILES - 1
@@ -346,7 +335,7 @@ struct Consumer {
         constexpr int MORE = CHUNK * T::BYTES + T::SCALE_BYTES + T::BASE_BYTES + HERE * Step::EXTRA_BYTES;
         if constexpr (P == 0) {
             mbarrier_wait(room.w_full + w.stage, w.parity);
-            if constexpr (!T::FLOAT) load_scales();
+            if constexpr (T::SCALED) load_scales();
         }
         ChunkCodes<Step> codes;
         if constexpr (EPILOGUE == GLU) {
@@ -365,7 +354,7 @@ struct Consumer {
     __device__ __forceinline__ void operand(const ChunkCodes<Step>& codes) {
         uint32_t(&to)[4] = a[P & 1][2 * J + S_];
         codes.template unpack<J, S_>(to);
-        if constexpr (!T::FLOAT) {
+        if constexpr (T::SCALED) {
             constexpr int group = T::GROUP == 16 ? 2 * (2 * HERE + J) + S_ : 2 * HERE + J;
             scale_codes<T, J>(to, group_scales<T, group>(scales));
         }
@@ -465,6 +454,8 @@ struct Consumer {
         const int row = mine.row + lane / 4, token = work.token_block() * TOKENS + lane % 4 * 2;
         const int rows = mine.valid ? segment.n_rows : 0;
         const bool low = row < rows, high = row + 8 < rows;
+        const float scale[2] = {low ? scaled_row(segment, row, 1.0f) : 1.0f,
+                                high ? scaled_row(segment, row + 8, 1.0f) : 1.0f};
         const size_t next = segment.n_rows;
         float* out = static_cast<float*>(segment.out) + token * next + row;
 #pragma unroll
@@ -473,19 +464,23 @@ struct Consumer {
             for (int e = 0; e < 4; ++e) {
                 if (!(e < 2 ? low : high) || token + 8 * i + e % 2 >= p.n_tokens) continue;
                 float* to = out + e % 2 * next + e / 2 * 8;
+                const float y = acc[4 * i + e] * scale[e / 2];
                 if (EPILOGUE == ADD)
-                    atomicAdd(to, acc[4 * i + e]);  // nobody else does: it is there to need no answer
+                    atomicAdd(to, y);  // nobody else does: it is there to need no answer
                 else
-                    *to = acc[4 * i + e];
+                    *to = y;
             }
     }
     // Sums 4 i and 4 i + 1 are of gate, 4 i + 2 and 4 i + 3 of up. The outputs go through shared memory, 128 bytes of
     // 64 rows for each token, and from there as one piece where they are packed.
     __device__ __forceinline__ void write_gated(const Work<T>& work) {
         const int row = warp * 8 + lane / 4, first = work.token_block() * TOKENS;
-        const bool valid = work.row_block() * (TILES / 2 * TILE_ROWS) + row < p.segment[0].n_rows;
         if (threadIdx.x == 0) bulk_store_wait<true>();
         named_barrier_sync(1, 128 * GROUPS);
+        const int in_matrix = work.row_block() * (TILES / 2 * TILE_ROWS) + row;
+        const bool valid = in_matrix < p.segment[0].n_rows;
+        const float gate_scale = valid ? scaled_row(p.segment[0], in_matrix, 1.0f) : 1.0f;
+        const float up_scale = valid ? scaled_row(p.segment[1], in_matrix, 1.0f) : 1.0f;
         const int column = packed_column(p.order, row), token = lane % 4 * 2;
         uint8_t* to[2];
 #pragma unroll
@@ -495,7 +490,7 @@ struct Consumer {
         for (int i = 0; i < TOKENS / 8; ++i)
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
-                const __half y = gated(p.activation, acc[4 * i + e], acc[4 * i + 2 + e]);
+                const __half y = gated(p.activation, acc[4 * i + e] * gate_scale, acc[4 * i + 2 + e] * up_scale);
                 *reinterpret_cast<__half*>(to[e] + i * 8 * ROW) = valid ? y : __half(0.0f);
             }
         if (p.order == PLAIN_ORDER) {

@@ -2,27 +2,44 @@
 //
 // A block of threads makes one chunk. The codes come from Format::codes8, so any format whose codes fit a tile's bits
 // and whose scales fit its kind can be repacked; nothing is rounded: d * scale and dmin * min are exact in float32, so
-// the small scales are found again by dividing.
+// the small scales are found again by dividing. Where codes are looked up, those of the values are found by search.
+// Tiles without scales take bytes as they are.
 #include FORMAT_HEADER
 #include "tile.cuh"
+
+// What a tile stores for a value; 0 for one that is not in its table.
+template <class T>
+__device__ __forceinline__ uint32_t code_of(int value) {
+    if constexpr (T::VALUES::TABLE) {
+        for (int code = 0; code < 16; ++code)
+            if (T::VALUES::value(code) == value) return code;
+        return 0;
+    } else {
+        return value + T::ZERO & 0xff;
+    }
+}
 
 // The code of (row, column), as the tile stores it; rows and columns past the end are weight zero.
 template <class Block, class T>
 __device__ uint32_t tile_code(const Block* row, bool valid, int column, int k) {
-    if (!valid || column >= k) return T::ZERO;
-    const Codes c = Format<Block>::codes8(row, column / 8);
-    const int in = column % 8;
-    return (c.q[in / 4] >> (8 * (in % 4)) & 0xff) + T::ZERO & 0xff;
+    if (!valid || column >= k) return code_of<T>(0);
+    if constexpr (!T::SCALED) {
+        return reinterpret_cast<const uint8_t*>(row)[column] ^ T::ZERO;
+    } else {
+        const Codes c = Format<Block>::codes8(row, column / 8);
+        const int in = column % 8;
+        return code_of<T>(static_cast<int8_t>(c.q[in / 4] >> (8 * (in % 4)) & 0xff));
+    }
 }
 
-// What a lane reads at once: 16 bytes of the main plane, and its words of the extra plane.
+// What a lane reads at once: its words of the main plane, and of the extra plane.
 template <class Block, class T>
 __device__ void make_codes(const Block* blocks, uint8_t* chunk, int tile, int first, int n_rows, int k, int piece) {
-    constexpr int SPAN = T::BASE_BITS == 4 ? 2 : 1;  // groups of 32 columns in a piece
+    using Place = TilePlace<T>;
     constexpr int EXTRA = T::BITS - T::BASE_BITS;
-    const int lane = piece % 32, g = lane / 4, t = lane % 4, j0 = piece / 32 * SPAN;
+    const int lane = piece % 32, g = lane / 4, t = lane % 4, j0 = piece / 32 * Place::GROUPS_AT_ONCE;
     uint32_t main[4] = {0, 0, 0, 0}, extra[2] = {0, 0};
-    for (int j = j0; j < j0 + SPAN; ++j)
+    for (int j = j0; j < j0 + Place::GROUPS_AT_ONCE; ++j)
         for (int h = 0; h < 2; ++h)
             for (int s = 0; s < 2; ++s)
                 for (int e = 0; e < 4; ++e) {
@@ -30,19 +47,22 @@ __device__ void make_codes(const Block* blocks, uint8_t* chunk, int tile, int fi
                     const int column = first + j * 32 + tile_column<T>(t, s, e);
                     const Block* from = blocks + static_cast<size_t>(row) * (k / Format<Block>::weights);
                     const uint32_t u = tile_code<Block, T>(from, row < n_rows, column, k);
-                    if (T::BASE_BITS == 8) {
-                        main[h * 2 + s] |= u << (8 * e);
-                    } else {
-                        main[h * 2 + s] |= (u & 15) << (4 * TilePlace<T>::nibble(j, e));
-                        if (EXTRA) extra[EXTRA == 2 ? j & 1 : 0] |= (u >> 4) << TilePlace<T>::extra_bit(h, j, s, e);
-                    }
+                    main[Place::word(h, s)] |= (u & ((1 << T::BASE_BITS) - 1)) << Place::bit(h, j, e);
+                    if (EXTRA) extra[EXTRA == 2 ? j & 1 : 0] |= (u >> T::BASE_BITS) << Place::extra_bit(h, j, s, e);
                 }
-    reinterpret_cast<uint4*>(chunk + T::SCALE_BYTES)[piece] = make_uint4(main[0], main[1], main[2], main[3]);
+    uint32_t* low = reinterpret_cast<uint32_t*>(chunk + T::SCALE_BYTES) + piece * Place::WORDS;
+    for (int i = 0; i < Place::WORDS; ++i) low[i] = main[i];
     uint32_t* high = reinterpret_cast<uint32_t*>(chunk + T::SCALE_BYTES + T::BASE_BYTES) + piece * EXTRA;
     for (int i = 0; i < EXTRA; ++i) high[i] = extra[i];
 }
 
 __device__ __forceinline__ float ratio(float a, float b) { return b == 0.0f ? 0.0f : rintf(a / b); }
+
+// e of 2^(e - 128), which 0 is near enough to e = 0: its codes are 0.
+__device__ __forceinline__ uint8_t exponent(float power) {
+    const uint32_t bits = __float_as_uint(power);
+    return bits >> 23 ? (bits >> 23) + 1 : bits == __float_as_uint(power_of_two(1));
+}
 
 template <class Block>
 __device__ __forceinline__ float block_dmin(const Block& block) {
@@ -59,7 +79,9 @@ __device__ void make_scales(const Block* blocks, uint8_t* chunk, int tile, int f
     const Block* from = blocks + static_cast<size_t>(row) * (k / Format<Block>::weights);
     if (valid) c = Format<Block>::codes8(from, column / 8);
     __half* d = reinterpret_cast<__half*>(chunk + TilePlace<T>::scale(g, group, h));
-    if constexpr (T::SCALES == Scales::D || T::SCALES == Scales::DM) {
+    if constexpr (T::SCALES == Scales::E8) {
+        chunk[TilePlace<T>::scale(g, group, h)] = exponent(c.d);
+    } else if constexpr (T::SCALES == Scales::D || T::SCALES == Scales::DM) {
         d[0] = __float2half(c.d);
         if constexpr (T::MIN) d[1] = __float2half(c.m);
     } else {
@@ -104,9 +126,10 @@ __global__ void repack(const Block* blocks, uint8_t* tiles, int n_rows, int k) {
         for (int piece = threadIdx.x; piece < T::BASE_BYTES / 16; piece += blockDim.x)
             make_halves<Block, T>(blocks, chunk, tile, first, n_rows, k, piece);
     } else {
-        for (int piece = threadIdx.x; piece < T::BASE_BYTES / 16; piece += blockDim.x)
+        for (int piece = threadIdx.x; piece < T::BASE_BYTES / (4 * TilePlace<T>::WORDS); piece += blockDim.x)
             make_codes<Block, T>(blocks, chunk, tile, first, n_rows, k, piece);
-        for (int index = threadIdx.x; index < TILE_ROWS * T::GROUPS; index += blockDim.x)
-            make_scales<Block, T>(blocks, chunk, tile, first, n_rows, k, index);
+        if constexpr (T::SCALED)
+            for (int index = threadIdx.x; index < TILE_ROWS * T::GROUPS; index += blockDim.x)
+                make_scales<Block, T>(blocks, chunk, tile, first, n_rows, k, index);
     }
 }

@@ -13,61 +13,161 @@
 // One mma covers 16 columns, four of each t: "step" s = 0, 1 inside 32 columns, element e = 0..3 inside the step.
 // The activations are B, column = token: lane (g, t) needs the same columns of token g, contiguous in memory.
 //
-// Weights stay integers. A code u < 1024 in the low bits of a half *is* the half u * 2^-24 (a subnormal), exactly, so
-// unpacking is one AND (4 bits) or one byte permute (8 bits), without the 1024 + u bias of the PRMT and LOP3
+// Weights stay integers. A code u < 2048 in the low bits of a half *is* the half u * 2^-24 (mostly subnormal), exactly, so
+// unpacking is one AND (2 and 4 bits) or one byte permute (8 bits), without the 1024 + u bias of the PRMT and LOP3
 // converters and without what it costs in cancellation. Tensor cores multiply subnormals at full speed. The 2^24 comes
 // back once per output, the scale once per group in float32, the zero point through the sum of the activations.
+//
+// Codes of four bits may stand for sixteen signed bytes; looked up, they are codes of eight bits. Codes without scales
+// become the exact halves that they stand for. A scale of a whole row is no part of a tile: see product.cuh.
 #pragma once
+#include "convert.cuh"
+#include "formats/bits.cuh"
 #include "norm.cuh"
 
 constexpr int TILE_ROWS = 16;
 constexpr float CODE_UNIT = 5.9604644775390625e-8f;  // 2^-24, what code 1 is as a half
 
 enum class Scales {
-    D,      // f16 d per 32 columns:                                   [g][group][row half]
-    DM,     // f16 (d, m) per 32 columns:                              [g][group][row half]
-    SUB,    // f16 d per 256 columns, i8 scale per 16:                 d [g][row half], sc [g][group][row half]
+    NONE,
+    D,      // f16 d per group:                                        [g][group][row half]
+    DM,     // f16 (d, m) per group:                                   [g][group][row half]
+    SUB,    // f16 d per 256 columns, i8 scale per group:              d [g][row half], sc [g][group][row half]
     SUB_M,  // f16 (d, dmin) per 256, u8 (scale, min) per group:       dd [g][row half], sc, m [g][group][row half]
+    E8,     // u8 e per group, for 2^(e - 128):                        [g][group][row half]
 };
 
-// BITS 4, 5, 6, 8: integer codes; 16: halves. GROUP: columns with one scale. CHUNK_K: columns of a chunk.
-template <int BITS_, int GROUP_, Scales SCALES_, int CHUNK_K_>
+// ---- what codes stand for ----------------------------------------------------------------------------------------
+// zero(bits) is what the code is too large by, as it is multiplied.
+
+struct Integers {
+    static constexpr bool TABLE = false;
+    static constexpr int SCALE = 1;
+    // Of two bits they are the digits -1, 0, 1.
+    static __device__ __forceinline__ constexpr int zero(int bits) { return bits == 2 ? 1 : 1 << (bits - 1); }
+};
+
+// Bytes that are 8-bit floats: sign, four bits of exponent, three of mantissa.
+struct E4M3 {
+    static constexpr bool TABLE = false;
+    static constexpr int SCALE = 1;
+    static __device__ __forceinline__ constexpr int zero(int) { return 0; }
+};
+
+// A byte permutation; a selector whose highest bit is set takes a byte's highest bit, eight times.
+__device__ __forceinline__ uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selectors) {
+#if EMULATED
+    return __byte_perm(low, high, selectors);
+#else
+    uint32_t result;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(low), "r"(high), "r"(selectors));
+    return result;
+#endif
+}
+
+// Sixteen signed bytes, the first in the lowest bits of A. What a code is looked up as is (value + zero) * SCALE: zero is
+// a power of two, exact as a half times any scale, and SCALE keeps the products of small tables from low bits.
+template <uint32_t A, uint32_t B, uint32_t C, uint32_t D>
+struct Table {
+    static constexpr bool TABLE = true;
+    static __device__ __forceinline__ constexpr int value(int code) {
+        const uint32_t word = code < 8 ? (code < 4 ? A : B) : (code < 12 ? C : D);
+        const int byte = word >> 8 * (code % 4) & 255;
+        return byte < 128 ? byte : byte - 256;
+    }
+    static __device__ __forceinline__ constexpr int zero(int) {
+        int result = 1;
+        for (int code = 0; code < 16; ++code)
+            while (result < -value(code)) result *= 2;
+        return result;
+    }
+    static __device__ __forceinline__ constexpr int largest() {
+        int result = 0;
+        for (int code = 0; code < 16; ++code) result = value(code) + zero(4) > result ? value(code) + zero(4) : result;
+        return result;
+    }
+    static constexpr int SCALE = largest() < 32 ? 4 : 1;
+    static constexpr bool SEVEN_BITS = largest() * SCALE < 128;
+
+    static __device__ __forceinline__ constexpr int looked_up(int code) { return (value(code) + zero(4)) * SCALE; }
+    static __device__ __forceinline__ constexpr uint32_t word(int i) {
+        return pack4(looked_up(4 * i), looked_up(4 * i + 1), looked_up(4 * i + 2), looked_up(4 * i + 3));
+    }
+    // Bytes for four of a word's eight codes: the lower, or the UPPER ones. A byte permutation looks up eight entries; it
+    // takes two. Of seven bits, each makes zeros for the codes of the other, since its entries' highest bit is 0; else a
+    // third one chooses. Both halves of a word share what lop3 makes: written with operators it is made twice.
+    template <bool UPPER>
+    static __device__ __forceinline__ uint32_t look_up(uint32_t codes) {
+        constexpr uint32_t low[2] = {word(0), word(1)}, high[2] = {word(2), word(3)};
+        constexpr int from = UPPER ? 16 : 0;
+        if constexpr (SEVEN_BITS) {
+            const uint32_t others = codes ^ 0x88888888u;
+            return permute_bytes(low[0], low[1], codes >> from) | permute_bytes(high[0], high[1], others >> from);
+        } else {
+            const uint32_t entry = lop3<0xf0 & 0xcc>(codes, 0x77777777u, 0);
+            const uint32_t choice = lop3<(0xf0 & 0xcc) | 0xaa>(codes >> 1, 0x44444444u, 0x32103210u);
+            return permute_bytes(permute_bytes(low[0], low[1], entry >> from),
+                                 permute_bytes(high[0], high[1], entry >> from), choice >> from);
+        }
+    }
+};
+
+// BITS 2 to 6 and 8: codes; 16: halves. GROUP: columns with one scale. CHUNK_K: columns of a chunk.
+template <int BITS_, int GROUP_, Scales SCALES_, int CHUNK_K_, class VALUES_ = Integers>
 struct Tile {
     static constexpr int BITS = BITS_, GROUP = GROUP_, CHUNK_K = CHUNK_K_;
     static constexpr Scales SCALES = SCALES_;
+    using VALUES = VALUES_;
     static constexpr bool FLOAT = BITS == 16;
+    static constexpr bool SCALED = !FLOAT && SCALES != Scales::NONE;  // codes are multiplied, else halves
+    static constexpr bool BYTES_OF_SUB = SCALES == Scales::SUB || SCALES == Scales::SUB_M;
     static constexpr bool MIN = SCALES == Scales::DM || SCALES == Scales::SUB_M;
-    static constexpr int ZERO = MIN || FLOAT ? 0 : 1 << (BITS - 1);
+    static constexpr int ZERO = MIN || FLOAT ? 0 : VALUES::zero(BITS);
     static constexpr int GROUPS = CHUNK_K / GROUP;
     static constexpr int SUB_BYTES = TILE_ROWS * GROUPS;
-    static constexpr int SCALE_BYTES = FLOAT                      ? 0
-                                       : SCALES == Scales::D      ? TILE_ROWS * GROUPS * 2
-                                       : SCALES == Scales::DM     ? TILE_ROWS * GROUPS * 4
-                                       : SCALES == Scales::SUB    ? TILE_ROWS * 2 + SUB_BYTES
-                                                                  : TILE_ROWS * 4 + 2 * SUB_BYTES;
-    static constexpr int BASE_BITS = BITS == 5 || BITS == 6 ? 4 : BITS;  // bits in the main plane
+    static constexpr int SCALE_BYTES = !SCALED                   ? 0
+                                       : SCALES == Scales::D     ? TILE_ROWS * GROUPS * 2
+                                       : SCALES == Scales::DM    ? TILE_ROWS * GROUPS * 4
+                                       : SCALES == Scales::SUB   ? TILE_ROWS * 2 + SUB_BYTES
+                                       : SCALES == Scales::SUB_M ? TILE_ROWS * 4 + 2 * SUB_BYTES
+                                                                 : SUB_BYTES;
+    static constexpr int BASE_BITS = BITS == 5 || BITS == 6 ? 4 : BITS == 3 ? 2 : BITS;  // bits in the main plane
     static constexpr int BASE_BYTES = TILE_ROWS * CHUNK_K * BASE_BITS / 8;
     static constexpr int EXTRA_BYTES = TILE_ROWS * CHUNK_K * (BITS - BASE_BITS) / 8;
     static constexpr int BYTES = SCALE_BYTES + BASE_BYTES + EXTRA_BYTES;
     static_assert(BYTES % 16 == 0 && SCALE_BYTES % 16 == 0, "chunks are read 16 bytes at a time");
+    static_assert(!VALUES::TABLE || (BITS == 4 && SCALED && !MIN), "");
+
+    // What the codes of row half H of group J (32 columns) are too large by, where several share bits of a word.
+    template <int J, int H>
+    static __device__ __forceinline__ constexpr float shift() {
+        if (BASE_BITS == 2) return 4 << 2 * (2 * (J & 1) + H);
+        return BASE_BITS == 4 && !VALUES::TABLE && (J & 1) ? 16.0f : VALUES::SCALE;
+    }
 };
 
 // Where the weight of (row half h, lane, 32-column group j, step s, element e) lies: used by repack and get_rows.
-// Main plane: 8 bits a byte; 4 bits a nibble, 64 columns (groups j, j + 1) interleaved so that one AND gives a half2.
+// Main plane: a lane reads words of groups j, j + 1 (of 8 bits: of one group). A word is of one h and s; of 2 bits it is
+// of both h. Fields are so placed in it that one AND gives a half2: elements 0, 1 are the halves of one register, 2, 3
+// those of the next, eight bits higher, and in between lie odd groups. Codes of a table lie in order.
 template <class T>
 struct TilePlace {
+    static constexpr int GROUPS_AT_ONCE = T::BASE_BITS == 8 ? 1 : 2;
+    static constexpr int WORDS = T::BASE_BITS == 2 ? 2 : 4;
+
+    static __device__ __forceinline__ int word(int h, int s) { return T::BASE_BITS == 2 ? s : 2 * h + s; }
+    static __device__ __forceinline__ int bit(int h, int j, int e) {
+        if (T::BASE_BITS == 8) return 8 * e;
+        if (T::VALUES::TABLE) return 16 * (j & 1) + 4 * e;
+        return (e & 1) * 16 + (e >> 1) * 8 + (T::BASE_BITS == 2 ? 4 * (j & 1) + 2 * h : 4 * (j & 1));
+    }
     // Byte offset in the main plane and bit shift in that byte.
     static __device__ __forceinline__ int byte(int h, int lane, int j, int s, int e) {
         if (T::FLOAT) return ((2 * j + s) * 32 + lane) * 16 + (e / 2) * 8 + h * 4 + (e & 1) * 2;
-        if (T::BASE_BITS == 8) return (j * 32 + lane) * 16 + h * 8 + s * 4 + e;
-        return ((j / 2) * 32 + lane) * 16 + (h * 2 + s) * 4 + nibble(j, e) / 2;
+        return ((j / GROUPS_AT_ONCE * 32 + lane) * WORDS + word(h, s)) * 4 + bit(h, j, e) / 8;
     }
-    static __device__ __forceinline__ int shift(int j, int e) {
-        return T::BASE_BITS == 4 ? (nibble(j, e) & 1) * 4 : 0;
-    }
-    // Elements 0, 1 are the halves of one register, 2, 3 those of the next; odd groups sit four bits higher.
-    static __device__ __forceinline__ int nibble(int j, int e) { return (e & 1) * 4 + (e >> 1) * 2 + (j & 1); }
-    // Bit offset inside the lane's words of the extra plane (1 or 2 words per 64 columns).
+    static __device__ __forceinline__ int shift(int h, int j, int e) { return T::FLOAT ? 0 : bit(h, j, e) % 8; }
+    // Which of the words of the extra plane it is (1 or 2 of a lane per 64 columns), and the bit offset in it.
     static __device__ __forceinline__ int extra_word(int lane, int j) {
         constexpr int words = T::BITS - T::BASE_BITS;
         return ((j / 2) * 32 + lane) * words + (words == 2 ? (j & 1) : 0);
@@ -81,6 +181,7 @@ struct TilePlace {
     static __device__ __forceinline__ int scale(int g, int group, int h) {
         if (T::SCALES == Scales::D) return ((g * T::GROUPS + group) * 2 + h) * 2;
         if (T::SCALES == Scales::DM) return ((g * T::GROUPS + group) * 2 + h) * 4;
+        if (T::SCALES == Scales::E8) return (g * T::GROUPS + group) * 2 + h;
         if (T::SCALES == Scales::SUB) return (g * 2 + h) * 2;
         return (g * 2 + h) * 4;
     }
@@ -91,7 +192,7 @@ struct TilePlace {
 
 // Column inside a group of 32 that (t, s, e) stands for.
 template <class T>
-__device__ __forceinline__ int tile_column(int t, int s, int e) {
+__device__ __forceinline__ constexpr int tile_column(int t, int s, int e) {
     return T::GROUP == 16 || T::FLOAT ? 16 * s + 4 * t + e : 8 * t + 4 * s + e;
 }
 
@@ -99,6 +200,28 @@ __device__ __forceinline__ int tile_column(int t, int s, int e) {
 template <int FROM, int TO>
 __device__ __forceinline__ uint32_t align_bits(uint32_t word) {
     return FROM > TO ? word >> (FROM > TO ? FROM - TO : 0) : word << (FROM > TO ? 0 : TO - FROM);
+}
+
+__device__ __forceinline__ uint32_t as_bits(half2 v) { return *reinterpret_cast<const uint32_t*>(&v); }
+
+// Two unsigned bytes (PAIR: the lower or the higher two) less `bias` as halves: 1024 + u is a byte permute, and the rest
+// exact. Conversion instructions have an eighth of the speed.
+template <int PAIR>
+__device__ __forceinline__ half2 bytes_to_half2(uint32_t bytes, float bias) {
+    const uint32_t biased = __byte_perm(bytes, 0x64646464u, PAIR ? 0x4342 : 0x4140);
+    return __hsub2(as_half2(biased), __float2half2_rn(1024.0f + bias));
+}
+
+// Two bytes of `bytes` (PAIR: the lower or the higher two) as halves, exactly: integers that are biased by 128; 8-bit
+// floats, which bit by bit are halves 256 times too small (the exponent has another bias), subnormal ones, too.
+template <int PAIR>
+__device__ __forceinline__ uint32_t integers_to_half2(uint32_t bytes) {
+    return as_bits(bytes_to_half2<PAIR>(bytes, 128.0f));
+}
+template <int PAIR>
+__device__ __forceinline__ uint32_t e4m3_to_half2(uint32_t bytes) {
+    const uint32_t high = __byte_perm(bytes, 0, PAIR ? 0x3424 : 0x1404);  // each the upper byte of a half
+    return as_bits(__hmul2(as_half2((high & 0x80008000u) | (high >> 1 & 0x3f803f80u)), as_half2(0x5c005c00u)));
 }
 
 // What one lane holds of a chunk's codes: 16 bytes of the main plane at a time, and its words of the extra plane.
@@ -112,23 +235,26 @@ struct ChunkCodes {
         load(chunk + T::SCALE_BYTES, chunk + T::SCALE_BYTES + T::BASE_BYTES, lane);
     }
     __device__ __forceinline__ void load(const uint8_t* main_plane, const uint8_t* extra_plane, int lane) {
-        const uint4* from = reinterpret_cast<const uint4*>(main_plane) + lane;
+        if constexpr (T::BASE_BITS == 2) {
+            const uint2* from = reinterpret_cast<const uint2*>(main_plane) + lane;
 #pragma unroll
-        for (int i = 0; i < T::BASE_BYTES / 512; ++i) {
-            const uint4 v = from[32 * i];
-            main[4 * i] = v.x, main[4 * i + 1] = v.y, main[4 * i + 2] = v.z, main[4 * i + 3] = v.w;
+            for (int i = 0; i < T::BASE_BYTES / 256; ++i) {
+                const uint2 v = from[32 * i];
+                main[2 * i] = v.x, main[2 * i + 1] = v.y;
+            }
+        } else {
+            const uint4* from = reinterpret_cast<const uint4*>(main_plane) + lane;
+#pragma unroll
+            for (int i = 0; i < T::BASE_BYTES / 512; ++i) {
+                const uint4 v = from[32 * i];
+                main[4 * i] = v.x, main[4 * i + 1] = v.y, main[4 * i + 2] = v.z, main[4 * i + 3] = v.w;
+            }
         }
         if constexpr (EXTRA > 0) {
             const uint32_t* high = reinterpret_cast<const uint32_t*>(extra_plane);
 #pragma unroll
             for (int i = 0; i < T::EXTRA_BYTES / 128; ++i) extra[i] = high[(i / EXTRA * 32 + lane) * EXTRA + i % EXTRA];
         }
-    }
-
-    // What the codes of group J (32 columns) are too large by.
-    template <int J>
-    static __device__ __forceinline__ constexpr float shift() {
-        return T::BASE_BITS == 4 && (J & 1) ? 16.0f : 1.0f;
     }
 
     // The A operand of step S of group J: elements 0, 1 of rows g, g + 8, then elements 2, 3.
@@ -139,8 +265,20 @@ struct ChunkCodes {
             a[0] = main[at], a[1] = main[at + 1], a[2] = main[at + 2], a[3] = main[at + 3];
         } else if constexpr (T::BASE_BITS == 8) {
             constexpr int at = 4 * J + S;
-            a[0] = __byte_perm(main[at], 0, 0x4140), a[1] = __byte_perm(main[at + 2], 0, 0x4140);
-            a[2] = __byte_perm(main[at], 0, 0x4342), a[3] = __byte_perm(main[at + 2], 0, 0x4342);
+            unpack_bytes(a, main[at], main[at + 2]);
+        } else if constexpr (T::VALUES::TABLE) {
+            constexpr int at = 4 * (J / 2) + S;
+            using V = typename T::VALUES;
+            unpack_bytes(a, V::template look_up<J & 1>(main[at]), V::template look_up<J & 1>(main[at + 2]));
+        } else if constexpr (T::BASE_BITS == 2) {
+            constexpr int at = 2 * (J / 2) + S;
+            // Two bits further up, for the sake of the lowest: of a product with a subnormal that has many leading zeros
+            // tensor cores drop bits.
+            constexpr uint32_t low = 0x000c000cu << (J & 1 ? 4 : 0), high_row = low << 2;
+            a[0] = (main[at] << 2 & low) | high<J, 0, S, 0>();
+            a[1] = (main[at] << 2 & high_row) | high<J, 1, S, 0>();
+            a[2] = (main[at] >> 6 & low) | high<J, 0, S, 1>();
+            a[3] = (main[at] >> 6 & high_row) | high<J, 1, S, 1>();
         } else {
             constexpr int at = 4 * (J / 2) + S;
             constexpr uint32_t mask = J & 1 ? 0x00f000f0u : 0x000f000fu;
@@ -150,18 +288,43 @@ struct ChunkCodes {
             a[3] = ((main[at + 2] >> 8) & mask) | high<J, 1, S, 1>();
         }
     }
+    // Four codes of row g, four of row g + 8.
+    static __device__ __forceinline__ void unpack_bytes(uint32_t (&a)[4], uint32_t low, uint32_t high) {
+        if constexpr (T::SCALED) {
+            a[0] = __byte_perm(low, 0, 0x4140), a[1] = __byte_perm(high, 0, 0x4140);
+            a[2] = __byte_perm(low, 0, 0x4342), a[3] = __byte_perm(high, 0, 0x4342);
+        } else if constexpr (T::ZERO != 0) {
+            a[0] = integers_to_half2<0>(low), a[1] = integers_to_half2<0>(high);
+            a[2] = integers_to_half2<1>(low), a[3] = integers_to_half2<1>(high);
+        } else {
+            a[0] = e4m3_to_half2<0>(low), a[1] = e4m3_to_half2<0>(high);
+            a[2] = e4m3_to_half2<1>(low), a[3] = e4m3_to_half2<1>(high);
+        }
+    }
     // The high bits of row half H, step S, element pair P of group J, moved to where they belong.
     template <int J, int H, int S, int P>
     __device__ __forceinline__ uint32_t high() const {
         if constexpr (EXTRA == 0) {
             return 0;
         } else {
-            constexpr uint32_t mask = (EXTRA == 1 ? 0x00010001u : 0x00030003u) << (J & 1 ? 8 : 4);
+            constexpr int to = T::BASE_BITS == 2 ? 4 * (J & 1) + 2 * H + 4 : J & 1 ? 8 : 4;
+            constexpr uint32_t mask = (EXTRA == 1 ? 0x00010001u : 0x00030003u) << to;
             constexpr int from = ((H * 2 + S) * 2 + P + (EXTRA == 1 ? (J & 1) * 8 : 0)) * EXTRA;
-            return align_bits<from, J & 1 ? 8 : 4>(extra[EXTRA == 1 ? J / 2 : J]) & mask;
+            return align_bits<from, to>(extra[EXTRA == 1 ? J / 2 : J]) & mask;
         }
     }
 };
+
+// 2^(e - 128); the lowest two are subnormal.
+__device__ __forceinline__ float power_of_two(uint32_t e) {
+    return __uint_as_float(e < 2 ? 0x00200000u << e : e - 1 << 23);
+}
+
+// The same of the byte from bit FROM on, in few instructions: of 0 it is 0, which no sum can tell from 2^-128.
+template <int FROM>
+__device__ __forceinline__ float half_power_of_two(uint32_t bytes) {
+    return __uint_as_float(align_bits<FROM, 23>(bytes) & 0x7f800000u) * 0.5f;
+}
 
 // The scales and minimums of rows g and g + 8 for one group, in float32.
 struct RowScales {
@@ -173,13 +336,15 @@ struct RowScales {
 template <class T>
 struct ChunkScales {
     uint32_t dd[T::SCALES == Scales::D ? T::GROUPS : T::SCALES == Scales::DM ? 2 * T::GROUPS : 2];
-    uint32_t sc[T::SCALES == Scales::SUB || T::SCALES == Scales::SUB_M ? T::GROUPS / 2 : 1];
+    uint32_t sc[T::BYTES_OF_SUB || T::SCALES == Scales::E8 ? T::GROUPS / 2 : 1];
     uint32_t mn[T::SCALES == Scales::SUB_M ? T::GROUPS / 2 : 1];
 
     __device__ __forceinline__ void load(const uint8_t* chunk, int g) {
         if constexpr (T::SCALES == Scales::D || T::SCALES == Scales::DM) {
             constexpr int words = T::SCALES == Scales::D ? T::GROUPS : 2 * T::GROUPS;
             load_words<words>(dd, chunk + g * words * 4);
+        } else if constexpr (T::SCALES == Scales::E8) {
+            load_words<T::GROUPS / 2>(sc, chunk + g * T::GROUPS * 2);
         } else {
             constexpr int d_bytes = T::SCALES == Scales::SUB ? 4 : 8;
             load_words<d_bytes / 4>(dd, chunk + g * d_bytes);
@@ -217,24 +382,61 @@ struct ChunkScales {
             const float2 low = half2_to_float2(dd[2 * GROUP_INDEX]), high = half2_to_float2(dd[2 * GROUP_INDEX + 1]);
             r.d[0] = low.x, r.d[1] = high.x, r.m[0] = low.y, r.m[1] = high.y;
         } else {
-            const uint32_t pair = sc[GROUP_INDEX / 2] >> (GROUP_INDEX & 1 ? 16 : 0);
+            const uint32_t word = sc[GROUP_INDEX / 2];
             if constexpr (T::SCALES == Scales::SUB) {
                 const float2 d = half2_to_float2(dd[0]);
-                r.d[0] = d.x * static_cast<float>(static_cast<signed char>(pair & 0xff));
-                r.d[1] = d.y * static_cast<float>(static_cast<signed char>((pair >> 8) & 0xff));
+                const float2 scale = __half22float2(bytes_to_half2<GROUP_INDEX & 1>(word ^ 0x80808080u, 128.0f));
+                r.d[0] = d.x * scale.x, r.d[1] = d.y * scale.y;
+                r.m[0] = r.m[1] = 0.0f;
+            } else if constexpr (T::SCALES == Scales::E8) {
+                constexpr int from = 16 * (GROUP_INDEX & 1);
+                r.d[0] = half_power_of_two<from>(word), r.d[1] = half_power_of_two<from + 8>(word);
                 r.m[0] = r.m[1] = 0.0f;
             } else {
                 const float2 low = half2_to_float2(dd[0]), high = half2_to_float2(dd[1]);
-                const uint32_t mins = mn[GROUP_INDEX / 2] >> (GROUP_INDEX & 1 ? 16 : 0);
-                r.d[0] = low.x * static_cast<float>(pair & 0xff);
-                r.d[1] = high.x * static_cast<float>((pair >> 8) & 0xff);
-                r.m[0] = -low.y * static_cast<float>(mins & 0xff);
-                r.m[1] = -high.y * static_cast<float>((mins >> 8) & 0xff);
+                const float2 scale = __half22float2(bytes_to_half2<GROUP_INDEX & 1>(word, 0.0f));
+                const float2 least = __half22float2(bytes_to_half2<GROUP_INDEX & 1>(mn[GROUP_INDEX / 2], 0.0f));
+                r.d[0] = low.x * scale.x, r.d[1] = high.x * scale.y;
+                r.m[0] = -low.y * least.x, r.m[1] = -high.y * least.y;
             }
         }
         return r;
     }
 };
+
+// The value of a code, less what it is scaled by.
+template <class T>
+__device__ __forceinline__ float code_value(int code) {
+    if constexpr (T::VALUES::TABLE)
+        return static_cast<float>(T::VALUES::value(code));
+    else if constexpr (!T::SCALED && T::ZERO == 0)
+        return half2_to_float2(e4m3_to_half2<0>(code)).x;
+    else
+        return static_cast<float>(code - T::ZERO);
+}
+
+// The scale and minimum of one (row, group), from where they lie.
+template <class T>
+__device__ __forceinline__ RowScales row_scales(const uint8_t* chunk, int g, int group, int h) {
+    using Place = TilePlace<T>;
+    const uint8_t* at = chunk + Place::scale(g, group, h);
+    if constexpr (T::SCALES == Scales::E8) {
+        return {{power_of_two(*at)}, {0.0f}};
+    } else {
+        const __half* d = reinterpret_cast<const __half*>(at);
+        float scale = __half2float(d[0]), minimum = T::MIN ? __half2float(d[1]) : 0.0f;
+        if constexpr (T::BYTES_OF_SUB) {
+            const uint8_t* sub = chunk + Place::sub_scale(g, group, h);
+            if constexpr (T::SCALES == Scales::SUB) {
+                scale *= static_cast<float>(static_cast<int8_t>(*sub));
+            } else {
+                scale *= static_cast<float>(*sub);
+                minimum *= -static_cast<float>(sub[T::SUB_BYTES]);
+            }
+        }
+        return {{scale}, {minimum}};
+    }
+}
 
 // The weight at (row of the tile, column of the chunk), in float32: for lookups of single rows.
 template <class T>
@@ -247,25 +449,19 @@ __device__ float tile_weight(const uint8_t* chunk, int row, int column) {
     if constexpr (T::FLOAT) {
         return __half2float(*reinterpret_cast<const __half*>(main));
     } else {
-        int code = T::BASE_BITS == 8 ? *main : *main >> Place::shift(j, e) & 15;
+        int code = *main >> Place::shift(h, j, e) & ((1 << T::BASE_BITS) - 1);
         if constexpr (T::EXTRA_BYTES > 0) {
             constexpr int bits = T::BITS - T::BASE_BITS;
             const uint32_t* high = reinterpret_cast<const uint32_t*>(chunk + T::SCALE_BYTES + T::BASE_BYTES);
             const uint32_t word = high[Place::extra_word(lane, j)];
-            code |= (word >> Place::extra_bit(h, j, s, e) & ((1 << bits) - 1)) << 4;
+            code |= (word >> Place::extra_bit(h, j, s, e) & ((1 << bits) - 1)) << T::BASE_BITS;
         }
-        const int group = column / T::GROUP;
-        const __half* d = reinterpret_cast<const __half*>(chunk + Place::scale(g, group, h));
-        float scale = __half2float(d[0]), minimum = T::MIN ? __half2float(d[1]) : 0.0f;
-        if constexpr (T::SCALES == Scales::SUB || T::SCALES == Scales::SUB_M) {
-            const uint8_t* sub = chunk + Place::sub_scale(g, group, h);
-            if constexpr (T::SCALES == Scales::SUB) {
-                scale *= static_cast<float>(static_cast<int8_t>(*sub));
-            } else {
-                scale *= static_cast<float>(*sub);
-                minimum *= -static_cast<float>(sub[T::SUB_BYTES]);
-            }
+        const float value = code_value<T>(code);
+        if constexpr (T::SCALED) {
+            const RowScales scales = row_scales<T>(chunk, g, column / T::GROUP, h);
+            return scales.d[0] * value + scales.m[0];
+        } else {
+            return value;
         }
-        return scale * static_cast<float>(code - T::ZERO) + minimum;
     }
 }

@@ -52,7 +52,7 @@ class Weights:
         """bytes[rows, row_bytes]."""
         rng = np.random.default_rng([self.seed, self.rows, self.columns, self.format.type_id])
         n_blocks = self.rows * self.columns // self.format.block_size
-        if self.format.block_size == 1:  # what a half holds exactly
+        if self.format.quantize_blocks and self.format.block_size == 1:  # exact as halves
             values = rng.integers(-255, 256, n_blocks).astype(np.float32) / 128
             return self.format.quantize(values.reshape(self.rows, -1))
         return random_blocks(self.format, n_blocks, rng).view(np.uint8).reshape(self.rows, -1)
@@ -61,6 +61,16 @@ class Weights:
     def values(self) -> np.ndarray:
         """float32[rows, columns]."""
         return self.format.dequantize(self.blocks)
+
+    @cached_property
+    def row_scales(self) -> np.ndarray:
+        """float32[rows], of either sign: not part of `values`."""
+        rng = np.random.default_rng([self.seed, self.rows])
+        return (rng.uniform(0.5, 2, self.rows) * rng.choice([-1, 1], self.rows)).astype(np.float32)
+
+    def scaled(self, device: Any) -> TiledMatrix:
+        """The matrix in tiles, whose rows have `row_scales`."""
+        return replace(self.tiled(device), row_scale=upload(device, self.row_scales))
 
     def tiled(self, device: Any) -> TiledMatrix:
         """The matrix in tiles; every byte of them was written, and none after them."""
@@ -75,8 +85,9 @@ def layouts() -> dict[str, Weights]:
     """A matrix of each layout that there is, by its C++ name; 37 ragged rows, ragged columns."""
     found = {}
     for name in TILED:
-        size = by_name(name).block_size
-        for columns in (9 * size if size > 32 else 33 * size if size > 1 else 1064, 1280):
+        size, looked_up = by_name(name).block_size, len(by_name(name).tile_values) == 16
+        ragged = 9 * size if size > 32 else 33 * size if size > 1 else 1064
+        for columns in (1280,) if size == 32 and looked_up else (ragged, 1280):
             w = Weights(name, 37, columns)
             found.setdefault(w.layout.type_name, w)
     return found
@@ -90,6 +101,12 @@ def halves(n_tokens: int, columns: int, seed: int = 0) -> np.ndarray:
     return x.astype(np.float16)[:n_tokens]
 
 
+def energy(w: Weights, x: np.ndarray) -> float:
+    """The sum of squares to expect of x w^T: that of one output may be small by chance."""
+    squares = np.square(x.astype(np.float64)) @ np.square(w.values.astype(np.float64)).T
+    return float(squares.sum())
+
+
 def exact(w: Weights, x: np.ndarray) -> np.ndarray:
     """float64 y[tokens, rows]."""
     return x.astype(np.float64) @ w.values.astype(np.float64).T
@@ -100,7 +117,8 @@ def limits(device: Any, multiprocessors: int = 3, **changes: int) -> Limits:
     return replace(Limits(device.shared_bytes, multiprocessors), **changes)
 
 
-MANY = ["Q8_0", "Q4_0", "Q5_1", "Q4_K", "Q6_K", "F16"]  # one of each kind of layout
+MANY = ["Q8_0", "Q4_0", "Q5_1", "Q4_K", "Q6_K", "F16", "I8", "F8_E4M3"]
+MANY += ["IQ4_XS", "MXFP4", "NVFP4", "Q3_K", "Q2_K", "TQ2_0"]  # one of each kind of layout
 PRODUCT = {"WARPS": 16, "STAGES": 3, "NORM_PIECES": 1}
 
 
@@ -108,7 +126,8 @@ def product_names() -> list[str]:
     """The instances that tests on the emulator take: every layout plainly, some in all ways."""
     some = [Weights(name, 1, 64).layout.type_name for name in ("Q8_0", "Q4_0", "F16")]
     names = [f"{t}, {c}, PLAIN, STORE" for t in layouts() for c in COLUMNS]
-    names += [f"{t}, {c}, PLAIN, {e}" for t in some[:2] for c in COLUMNS for e in ("ADD", "GLU")]
+    gated = [*some[:2], Weights("I8", 1, 64).layout.type_name]
+    names += [f"{t}, {c}, PLAIN, {e}" for t in gated for c in COLUMNS for e in ("ADD", "GLU")]
     names += [f"{t}, 1, NORM, {e}" for t in some[:2] for e in ("STORE", "GLU")]
     names += [f"{some[2]}, {c}, PLAIN, ADD" for c in COLUMNS]
     return [f"mul_mat_tile<{name}>" for name in dict.fromkeys(names)]
@@ -118,7 +137,8 @@ def products_for_many() -> list[list[str]]:
     """The same of the product for many tokens, in two halves."""
     some = [Weights(name, 1, 256).layout.type_name for name in MANY]
     names = [f"mul_mat_q<{t}, STORE>" for t in some]
-    names += [f"mul_mat_q<{some[0]}, {e}>" for e in ("ADD", "GLU")]
+    bytes_too = some[0], Weights("I8", 1, 256).layout.type_name
+    names += [f"mul_mat_q<{t}, {e}>" for t in bytes_too for e in ("ADD", "GLU")]
     return [names[::2], names[1::2]]
 
 

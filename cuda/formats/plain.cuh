@@ -1,4 +1,4 @@
-// F32, F16, BF16: numbers without blocks. A row may have any length and start at any multiple of a number.
+// F32, F16, BF16, I8: numbers without blocks. A row may have any length and start at any multiple of a number.
 #pragma once
 #include "format.cuh"
 
@@ -11,10 +11,23 @@ struct block_f16 {
 struct block_bf16 {
     uint16_t value;  // the upper half of a float
 };
+struct block_i8 {
+    int8_t value;
+};
 
 __device__ __forceinline__ float to_float(block_f32 number) { return number.value; }
 __device__ __forceinline__ float to_float(block_f16 number) { return __half2float(number.value); }
 __device__ __forceinline__ float to_float(block_bf16 number) { return __uint_as_float(uint32_t(number.value) << 16); }
+__device__ __forceinline__ float to_float(block_i8 number) { return number.value; }
+
+template <int BYTES>
+struct PieceOf {
+    using Type = uint4;
+};
+template <>
+struct PieceOf<1> {
+    using Type = uint2;
+};
 
 template <typename Number>
 struct PlainFormat {
@@ -23,15 +36,16 @@ struct PlainFormat {
 
     static __device__ __forceinline__ float weight(const Number* row, int j) { return to_float(row[j]); }
 
-    // 16 bytes at a time where the row allows it.
+    // 16 bytes at a time where the row allows it; of bytes 8.
     static __device__ __forceinline__ void weights8(const Number* row, int i, float (&w)[8]) {
-        constexpr int words = sizeof(Number) / 2;
+        using Piece = typename PieceOf<sizeof(Number)>::Type;
+        constexpr int pieces = 8 * sizeof(Number) / sizeof(Piece);
         alignas(16) Number number[8];
         const Number* from = row + 8 * i;
-        if (reinterpret_cast<size_t>(from) % 16 == 0) {
+        if (reinterpret_cast<size_t>(from) % sizeof(Piece) == 0) {
 #pragma unroll
-            for (int k = 0; k < words; ++k)
-                reinterpret_cast<uint4*>(number)[k] = reinterpret_cast<const uint4*>(from)[k];
+            for (int k = 0; k < pieces; ++k)
+                reinterpret_cast<Piece*>(number)[k] = reinterpret_cast<const Piece*>(from)[k];
         } else {
 #pragma unroll
             for (int j = 0; j < 8; ++j) number[j] = from[j];
@@ -47,3 +61,5 @@ template <>
 struct Format<block_f16> : PlainFormat<block_f16> {};
 template <>
 struct Format<block_bf16> : PlainFormat<block_bf16> {};
+template <>
+struct Format<block_i8> : PlainFormat<block_i8> {};

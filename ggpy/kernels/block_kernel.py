@@ -89,7 +89,7 @@ def compile_options(*formats: Format) -> dict[str, Any]:
 
 
 def supported_formats() -> list[Format]:
-    """The formats that have a CUDA side: all but integers and F64."""
+    """The formats that have a CUDA side: all but F64 and integers of more than a byte."""
     return [format for format in all_formats() if _declares(format)]
 
 

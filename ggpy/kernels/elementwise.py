@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..device.base import Device
 from .address import Address
-from .mul_mat_tile import ACTIVATIONS
+from .product import ACTIVATIONS
 
 THREADS = 256
 

@@ -31,5 +31,6 @@ class EmbedTile:
             self._tiled[layout] = self.device.kernel(
                 "embed_tile.cu", f"embed_tile<{layout.type_name}>"
             )
-        args = (table.data, ids, sampled, x, table.k, layout.chunks(table.k), float(scale))
-        self._tiled[layout].launch(n_tokens, THREADS, args, pdl=True)
+        where = (table.data, table.row_scale, ids, sampled, x)
+        sizes = (table.k, layout.chunks(table.k), float(scale))
+        self._tiled[layout].launch(n_tokens, THREADS, (*where, *sizes), pdl=True)

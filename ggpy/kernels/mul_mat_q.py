@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..device.base import Device, Kernel
 from .address import Address, address
-from .mul_mat_tile import ACTIVATIONS, Epilogue, Segment, check_product, fill
+from .product import Epilogue, Matrices
 from .tile import TiledMatrix
 
 THREADS = 256
@@ -16,17 +16,10 @@ TILE_ROWS = 8  # of a block
 SHARED = 3 * TOKENS * (64 + 32) * 2  # three stages of 64 columns, padded
 
 
-class _Product(ctypes.Structure):
+class _Product(Matrices):
     _fields_ = (
-        ("segment", Segment * 3),
         ("x", ctypes.c_uint64),
         ("residual", ctypes.c_uint64),
-        ("n_segments", ctypes.c_int),
-        ("n_tiles", ctypes.c_int),
-        ("n_tokens", ctypes.c_int),
-        ("k", ctypes.c_int),
-        ("n_chunk", ctypes.c_int),
-        ("activation", ctypes.c_int),
         ("soft_cap", ctypes.c_float),
     )
 
@@ -59,24 +52,11 @@ class MulMatQ:
 
         Epilogues as in MulMatTile.launch. All weights have one layout and one k.
         """
-        check_product(weights, len(outs), epilogue)
-        first = weights[0]
-        product = _Product(
-            x=address(x),
-            residual=address(residual),
-            n_segments=len(weights),
-            n_tokens=n_tokens,
-            k=first.k,
-            n_chunk=first.layout.chunks(first.k),
-            activation=ACTIVATIONS[activation],
-            soft_cap=soft_cap,
-        )
-        product.n_tiles = fill(product.segment, weights, epilogue)
-        for segment, out in zip(product.segment, outs, strict=False):
-            segment.out = address(out)
+        product = _Product(x=address(x), residual=address(residual), soft_cap=soft_cap)
+        product.take(weights, outs, n_tokens, epilogue, activation)
         rows = TILE_ROWS // 2 if epilogue == "GLU" else TILE_ROWS
         grid = -(-n_tokens // TOKENS), -(-product.n_tiles // rows)
-        kernel = self._kernel(first.layout.type_name, epilogue)
+        kernel = self._kernel(weights[0].layout.type_name, epilogue)
         kernel.launch(grid, THREADS, (product,), smem=SHARED, pdl=True)
 
     def _kernel(self, layout: str, epilogue: Epilogue) -> Kernel:

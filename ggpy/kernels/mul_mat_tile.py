@@ -9,42 +9,22 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from ..device.base import Device, Kernel
 from .address import Address, address
+from .product import Epilogue, Matrices
 from .tile import ROWS, Layout, TiledMatrix
 
 WARPS = 16  # of a block, where its shared memory allows
-Epilogue = Literal["STORE", "ADD", "GLU"]
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 COLUMNS = (1, 8)  # tokens of one launch, an instance each
 
 
-class Segment(ctypes.Structure):
-    """One matrix of a product; its outputs are [n_tokens, n_rows]."""
-
+class _Product(Matrices):
     _fields_ = (
-        ("tiles", ctypes.c_uint64),
-        ("out", ctypes.c_uint64),
-        ("n_rows", ctypes.c_int),
-        ("first_tile", ctypes.c_int),
-    )
-
-
-class _Product(ctypes.Structure):
-    _fields_ = (
-        ("segment", Segment * 3),
         ("x", ctypes.c_uint64),
         ("norm", ctypes.c_uint64),
         ("residual", ctypes.c_uint64),
-        ("n_segments", ctypes.c_int),
-        ("n_tiles", ctypes.c_int),
-        ("n_tokens", ctypes.c_int),
-        ("k", ctypes.c_int),
-        ("n_chunk", ctypes.c_int),
         ("slab", ctypes.c_int),
-        ("activation", ctypes.c_int),
         ("eps", ctypes.c_float),
         ("soft_cap", ctypes.c_float),
     )
@@ -99,10 +79,8 @@ class MulMatTile:
         first = weights[0]
         if norm is not None and n_tokens != 1:
             raise ValueError(f"x is normalised inside a product for one token, not {n_tokens}")
-        check_product(weights, len(outs), epilogue)
-        product = self._product(weights, epilogue)
-        product.eps, product.soft_cap, product.activation = eps, soft_cap, ACTIVATIONS[activation]
-        product.norm = address(norm)
+        product = _Product(norm=address(norm), eps=eps, soft_cap=soft_cap)
+        product.take(weights, outs, n_tokens, epilogue, activation)
         x_size, out_size = (4 if norm is not None else 2), (2 if epilogue == "GLU" else 4)
         for token in range(0, n_tokens, COLUMNS[-1]):
             count = min(COLUMNS[-1], n_tokens - token)
@@ -118,11 +96,6 @@ class MulMatTile:
             kernel = self._kernel(first, columns, stages, norm is not None, epilogue)
             grid = min(self.limits.multiprocessors, product.n_tiles)
             kernel.launch(grid, self.limits.warps * 32, (product,), smem=shared, pdl=pdl)
-
-    def _product(self, weights: Sequence[TiledMatrix], epilogue: Epilogue) -> _Product:
-        product = _Product(k=weights[0].k, n_chunk=weights[0].layout.chunks(weights[0].k))
-        product.n_segments, product.n_tiles = len(weights), fill(product.segment, weights, epilogue)
-        return product
 
     def _fit(self, w: TiledMatrix, columns: int, n_tokens: int, norm: bool) -> tuple[int, int, int]:
         """(ring stages, columns of x in shared memory at a time, bytes of shared memory).
@@ -159,25 +132,6 @@ class MulMatTile:
         return self._kernels[key]
 
 
-def check_product(weights: Sequence[TiledMatrix], n_outs: int, epilogue: Epilogue) -> None:
-    """ValueError unless the matrices have one layout and k, and n_outs is what they make."""
-    if any(w.layout != weights[0].layout or w.k != weights[0].k for w in weights):
-        raise ValueError("the matrices of one product have one layout and one number of columns")
-    if n_outs != (1 if epilogue == "GLU" else len(weights)):
-        raise ValueError(
-            f"{len(weights)} matrices and {n_outs} outputs do not make a {epilogue} product"
-        )
-
-
-def fill(segments: ctypes.Array, weights: Sequence[TiledMatrix], epilogue: Epilogue) -> int:
-    """Write the matrices into a product's segments; its tile rows, of all or (GLU) of each."""
-    tiles = 0
-    for segment, w in zip(segments, weights, strict=False):
-        segment.tiles, segment.n_rows, segment.first_tile = address(w.data), w.n_rows, tiles
-        tiles += w.tile_rows
-    return weights[0].tile_rows if epilogue == "GLU" else tiles
-
-
 def shared_bytes(
     layout: Layout, columns: int, slab: int, stages: int, n_tokens: int, warps: int = WARPS
 ) -> int:
@@ -185,5 +139,5 @@ def shared_bytes(
     batch = {1: 8, 8: 2, 16: 1}[columns]
     ring = warps * stages * layout.chunk_bytes
     partial = 2 * batch * warps * ROWS * columns * 4
-    sums = 0 if layout.is_float else slab // (16 if layout.group == 16 else 32)
+    sums = 0 if not layout.is_scaled else slab // (16 if layout.group == 16 else 32)
     return ring + partial + n_tokens * (sums * 4 + (slab + (32 if columns > 1 else 0)) * 2)

@@ -7,6 +7,7 @@ scales. One that does not is multiplied straight from its blocks by the generic 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,31 +20,37 @@ ROWS = 16  # of a tile
 
 @dataclass(frozen=True)
 class Layout:
-    """One instance of the C++ template Tile<bits, group, scales, chunk_k>."""
+    """One instance of the C++ template Tile<bits, group, scales, chunk_k, values>."""
 
     bits: int
     group: int
-    scales: str  # D, DM, SUB, SUB_M
+    scales: str  # of enum Scales
     chunk_k: int
+    values: str = ""  # the C++ type of what codes stand for, if not integers
 
     @property
     def type_name(self) -> str:
         """The C++ type."""
-        return f"Tile<{self.bits}, {self.group}, Scales::{self.scales}, {self.chunk_k}>"
+        values = f", {self.values}" if self.values else ""
+        return f"Tile<{self.bits}, {self.group}, Scales::{self.scales}, {self.chunk_k}{values}>"
 
     @property
     def is_float(self) -> bool:
         """Whether the codes are halves, without scales."""
         return self.bits == 16
 
+    @property
+    def is_scaled(self) -> bool:
+        """Whether groups have scales; then products need the sums of activations."""
+        return not self.is_float and self.scales != "NONE"
+
     @cached_property
     def chunk_bytes(self) -> int:
         """Bytes of 16 rows x chunk_k columns."""
         groups = self.chunk_k // self.group
         per_row = {"D": 2 * groups, "DM": 4 * groups, "SUB": 2 + groups, "SUB_M": 4 + 2 * groups}
-        return ROWS * (
-            self.chunk_k * self.bits // 8 + (0 if self.is_float else per_row[self.scales])
-        )
+        scales = (per_row | {"E8": groups})[self.scales] if self.is_scaled else 0
+        return ROWS * (self.chunk_k * self.bits // 8 + scales)
 
     def chunks(self, k: int) -> int:
         """Chunks of a row of k columns."""
@@ -62,18 +69,31 @@ def layout_of(format: Format, k: int) -> Layout | None:
     if bits == 16:
         return Layout(16, 32, "D", 64)
     if scales.startswith("SUB"):
-        return Layout(bits, group, scales, 256)
-    return Layout(bits, group, scales, 256 if bits == 4 and k % 256 == 0 else 128)
+        return Layout(bits, group, scales, 256, values_type(format.tile_values))
+    chunk_k = 256 if bits <= 4 and group == 32 and k % 256 == 0 else 128
+    return Layout(bits, group, scales, chunk_k, values_type(format.tile_values))
+
+
+def values_type(values: Sequence[int] | str) -> str:
+    """The C++ type of Format.tile_values; of a table it has the bytes, four in a number."""
+    if isinstance(values, str) or not values:
+        return str(values or "")
+    words = [
+        sum((value & 255) << 8 * i for i, value in enumerate(values[at : at + 4]))
+        for at in range(0, 16, 4)
+    ]
+    return f"Table<{', '.join(f'{word:#010x}' for word in words)}>"
 
 
 @dataclass(frozen=True)
 class TiledMatrix:
-    """w[n_rows, k] in tiles."""
+    """w[n_rows, k] in tiles; with a row_scale, float [n_rows], it is w[n] * row_scale[n]."""
 
     layout: Layout
     n_rows: int
     k: int
     data: Buffer | Ptr
+    row_scale: Buffer | Ptr | None = None
 
     @property
     def tile_rows(self) -> int:

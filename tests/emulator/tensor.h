@@ -24,6 +24,17 @@ struct S8 {
     static int get(uint32_t bits, int i) { return int8_t(bits >> 8 * i); }
 };
 
+struct E4m3 {
+    static constexpr int PER_REGISTER = 4;
+    static double get(uint32_t bits, int i) {
+        uint32_t code = bits >> 8 * i & 0xff, mantissa = code & 7;
+        int exponent = int(code >> 3 & 15);
+        if ((code & 0x7f) == 0x7f) return std::nan("");
+        double size = exponent ? std::ldexp(8 + mantissa, exponent - 10) : std::ldexp(mantissa, -9);
+        return code & 0x80 ? -size : size;
+    }
+};
+
 // KREGS: registers of B, each covering four lanes' share of K.
 template <typename T, int KREGS, typename D>
 void complete_multiply(MultiplyRecord<D>* const* records, unsigned lanes) {

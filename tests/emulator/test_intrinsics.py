@@ -1,5 +1,6 @@
 """Tensor cores, matrix loads, integer, half and float functions against numpy."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 from emulator.small import run
@@ -43,10 +44,17 @@ extern "C" __global__ void s8(const int8_t* a, const int8_t* b, int* d) {
         mma_m16n8k32_s8(c, a, b);
     });
 }
+extern "C" __global__ void e4m3(const uint8_t* a, const uint8_t* b, float* d) {
+    product<uint8_t, 32>(a, b, d, [](float (&c)[4], uint32_t (&a)[4], uint32_t (&b)[2]) {
+        mma_m16n8k32_e4m3(c, a, b);
+    });
+}
 """
 
 
-@pytest.mark.parametrize("name, k", [("f16", 16), ("f16_k8", 8), ("bf16", 16), ("s8", 32)])
+@pytest.mark.parametrize(
+    "name, k", [("f16", 16), ("f16_k8", 8), ("bf16", 16), ("s8", 32), ("e4m3", 32)]
+)
 def test_tensor_core_products(make, name, k):
     if name == "s8":
         a, b = (RNG.integers(-128, 128, (n, k)).astype(np.int8) for n in (16, 8))
@@ -55,7 +63,11 @@ def test_tensor_core_products(make, name, k):
         stored = (a, b)
     else:
         a, b = (RNG.standard_normal((n, k)).astype(np.float16).astype(np.float32) for n in (16, 8))
-        if name == "bf16":
+        if name == "e4m3":
+            stored = tuple(v.astype(ml_dtypes.float8_e4m3fn) for v in (a, b))
+            a, b = (v.astype(np.float32) for v in stored)
+            stored = tuple(v.view(np.uint8) for v in stored)
+        elif name == "bf16":
             a, b = ((v.view(np.uint32) & 0xFFFF0000).view(np.float32) for v in (a, b))
             stored = tuple((v.view(np.uint32) >> 16).astype(np.uint16) for v in (a, b))
         else:
@@ -63,7 +75,9 @@ def test_tensor_core_products(make, name, k):
         d = RNG.standard_normal((16, 8)).astype(np.float32)
         exact = d + a.astype(np.float64) @ b.astype(np.float64).T
     device = make(MMA)
-    device.kernels("sample.cu", ["f16", "f16_k8", "bf16", "s8"])  # one compilation for all cases
+    device.kernels(
+        "sample.cu", ["f16", "f16_k8", "bf16", "s8", "e4m3"]
+    )  # one compilation for all cases
     result = run(device, name, 1, 32, list(stored), d)
     np.testing.assert_allclose(result, exact, rtol=1e-6, atol=1e-6)
 

@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from cases import KERNELS
 
-from ggpy.device import toolkit
 from ggpy.device.compile import CompileError, compile_cubin
 from ggpy.formats import all_formats, by_name
 from ggpy.kernels.block_kernel import compile_options, expression, grid_header, supported_formats
@@ -20,13 +19,7 @@ INSTANCES = {
 EVERY_FORMAT, SOME_FORMATS = ("sm_75", "sm_90"), ("sm_80", "sm_86", "sm_89", "sm_100", "sm_120")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _nvrtc():
-    try:
-        toolkit.load_nvrtc()
-        toolkit.header_folders()
-    except toolkit.NvrtcMissing as error:
-        pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("nvrtc")
 
 
 def compile_for(arch, formats):
@@ -73,7 +66,7 @@ def test_a_format_alone_brings_only_its_own_tables():
 
 def test_every_format_of_weights_has_a_cuda_side():
     missing = {f.name for f in all_formats()} - {f.name for f in supported_formats()}
-    assert missing == {"I8", "I16", "I32", "I64", "F64"}
+    assert missing == {"I16", "I32", "I64", "F64"}
     with pytest.raises(ValueError, match="I32 cannot be used on a GPU"):
         compile_options(by_name("I32"))
 

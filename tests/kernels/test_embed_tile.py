@@ -22,6 +22,16 @@ def test_ids_and_sampled_ids(machine, name, scale):
     assert np.array_equal(out.read(np.float32, (len(ids), 512)), expected)
 
 
+@pytest.mark.parametrize("name", ["I8", "F8_E4M3", "Q4_0"])
+def test_scales_of_rows(machine, name):
+    w = Weights(name, 37, 512)
+    ids = np.array([3, 36, 0, 16], np.int32)
+    out, on_device = Output(machine, 4 * len(ids) * 512), upload(machine, ids)
+    EmbedTile(machine).launch(w.scaled(machine), on_device, on_device, out.buffer, len(ids), 0.5)
+    expected = w.values[ids] * w.row_scales[ids, None] * np.float32(0.5)
+    assert np.array_equal(out.read(np.float32, (len(ids), 512)), expected)
+
+
 def test_rows_shorter_than_a_block_of_threads(machine):
     w = Weights("Q8_0", 5, 32)
     out = Output(machine, 4 * 32)

@@ -89,6 +89,23 @@ def test_gate_and_up(machine):
     assert nmse(y, g / (1 + np.exp(-g)) * exact(up, x)) <= ROUNDED
 
 
+@pytest.mark.parametrize("name", ["I8", "Q8_0"])
+def test_scales_of_rows(machine, name):
+    """Before a residual is added, before the activation, and not of the matrix beside."""
+    gate, up = (Weights(name, 150, 96, seed) for seed in (0, 1))
+    x, residual = tokens(40, 96), tokens(40, 150).astype(np.float32)
+    tiles = gate.scaled(machine)
+    y, other = multiply(machine, [tiles, up.tiled(machine)], x)
+    assert nmse(y, exact(gate, x) * gate.row_scales) <= ROUNDED
+    assert nmse(other, exact(up, x)) <= ROUNDED
+    (added,) = multiply(machine, [tiles], x, epilogue="ADD", residual=residual)
+    assert np.array_equal(added, residual + y)
+    small = (x / (2048 if name == "I8" else 16)).astype(np.float16)
+    (h,) = multiply(machine, [tiles, up.scaled(machine)], small, epilogue="GLU")
+    g, u = (exact(w, small) * w.row_scales for w in (gate, up))
+    assert nmse(h, g / (1 + np.exp(-g)) * u) <= ROUNDED
+
+
 def test_soft_cap(machine):
     w = Weights("Q8_0", 37, 96)
     x = tokens(40, 96)

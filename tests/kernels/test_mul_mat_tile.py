@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from cases import nmse
 from kernel_buffers import Output, upload
-from tile_cases import EXACT, HALF, Weights, exact, halves, layouts, limits, multiply
+from tile_cases import EXACT, HALF, Weights, energy, exact, halves, layouts, limits, multiply
 
 from ggpy.kernels.mul_mat_tile import WARPS, MulMatTile, shared_bytes
 from ggpy.kernels.rms_norm import RmsNorm
@@ -58,7 +58,7 @@ def test_gpu(gpu, name, shape, n_tokens):
     x = np.resize(halves(16, w.columns), (n_tokens, w.columns))
     bounds = limits(gpu, gpu.sm_count)
     (y,) = multiply(gpu, [w.tiled(gpu)], x, bounds=bounds)
-    assert nmse(y, exact(w, x)) <= EXACT
+    assert nmse(y, exact(w, x), energy(w, x)) <= EXACT
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -90,6 +90,33 @@ def test_residual(machine, name, n_tokens):
     (plain,) = multiply(machine, [tiles], x)
     (y,) = multiply(machine, [tiles], x, epilogue="ADD", residual=residual)
     assert np.array_equal(y, residual + plain)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 9])
+@pytest.mark.parametrize("name", ["I8", *SOME])
+def test_scales_of_rows(machine, name, n_tokens):
+    """What is added and what is capped comes after them; a matrix beside has none."""
+    first, second = segments(name, rows=(37, 16))
+    x, residual = halves(n_tokens, 1056), halves(n_tokens, 37, 1).astype(np.float32)
+    tiles = first.scaled(machine)
+    y, other = multiply(machine, [tiles, second.tiled(machine)], x)
+    assert nmse(y, exact(first, x) * first.row_scales) <= EXACT
+    assert nmse(other, exact(second, x)) <= EXACT
+    (added,) = multiply(machine, [tiles], x, epilogue="ADD", residual=residual)
+    assert np.array_equal(added, residual + y)
+    (capped,) = multiply(machine, [tiles], x, soft_cap=30.0)
+    assert nmse(capped, 30 * np.tanh(y / 30)) <= EXACT
+
+
+@pytest.mark.parametrize("n_tokens", [1, 9])
+@pytest.mark.parametrize("name", ["I8", *SOME])
+def test_scales_of_gated_rows(machine, name, n_tokens):
+    gate, up = segments(name, rows=(37, 37))
+    up = Weights(name, 37, 1056, seed=5)
+    x = halves(n_tokens, 1056) / np.float16(2048 if name == "I8" else 8)
+    (h,) = multiply(machine, [gate.scaled(machine), up.scaled(machine)], x, epilogue="GLU")
+    g, u = (exact(w, x) * w.row_scales for w in (gate, up))
+    assert nmse(h, silu(g) * u) <= HALF
 
 
 def test_residual_may_be_the_output(machine):

@@ -7,7 +7,7 @@ from tile_cases import TILED, Weights, layouts
 
 from ggpy.formats import by_name
 from ggpy.kernels.embed_tile import EmbedTile
-from ggpy.kernels.tile import ROWS, Layout, TiledMatrix, layout_of, repack
+from ggpy.kernels.tile import ROWS, Layout, TiledMatrix, layout_of, repack, values_type
 
 # Of each (half, lane, group, step, element): the bit of the main and of the extra plane it starts
 # at, and its column; and the sizes of a chunk's parts.
@@ -17,7 +17,7 @@ __global__ void places(int* out, int* sizes) {
     using P = TilePlace<T>;
     for (int i = threadIdx.x; i < 16 * T::CHUNK_K; i += blockDim.x) {
         const int e = i & 3, s = i >> 2 & 1, lane = i >> 3 & 31, h = i >> 8 & 1, j = i >> 9;
-        out[4 * i] = P::byte(h, lane, j, s, e) * 8 + P::shift(j, e);
+        out[4 * i] = P::byte(h, lane, j, s, e) * 8 + P::shift(h, j, e);
         const int extra = P::extra_word(lane, j) * 32 + P::extra_bit(h, j, s, e);
         out[4 * i + 1] = T::EXTRA_BYTES ? extra : 0;
         out[4 * i + 2] = lane / 4 + 8 * h;
@@ -27,6 +27,11 @@ __global__ void places(int* out, int* sizes) {
     sizes[3] = T::BASE_BITS;
 }
 """
+
+
+# Bytes that 256 weights of a row take more than in blocks.
+MORE = {"Q4_K": 4, "Q5_K": 4, "Q3_K": 4, "Q2_K": 16, "IQ4_XS": 2, "IQ3_S": 28}
+MORE |= {"NVFP4": 16, "TQ2_0": 14, "TQ1_0": 26}
 
 
 def lookup(device, w: TiledMatrix, ids: np.ndarray) -> np.ndarray:
@@ -87,15 +92,19 @@ def test_places_are_a_permutation(machine, w):
     assert np.array_equal(np.sort(row * layout.chunk_k + column), np.arange(n))
 
 
-@pytest.mark.parametrize("name", [n for n in TILED if by_name(n).tile[0] < 16])
+@pytest.mark.parametrize("name", [n for n in TILED if by_name(n).block_size > 1])
 def test_every_code_and_extreme_scales(machine, name):
     """Bytes of all bits, and scales that are zero, negative, as small and as large as can be."""
     format = by_name(name)
-    w = Weights(name, 8, 8 * format.block_size)
-    fields = [f for f in ("d", "dmin", "m") if f in format.dtype.names]
+    w = Weights(name, 8, 32 * format.block_size)
     blocks = w.blocks.copy().view(format.dtype).reshape(-1)
-    for i, value in enumerate((0.0, -0.0, 6e-8, -6e-8, 1e-5, -1.0, 300.0, -300.0)):
-        blocks[fields[0]][i::8] = value
+    fields = format.scale_fields
+    if not fields:  # scales are 8-bit floats; 255 would be NaN
+        fields = [format.dtype.names[0]]
+        blocks[fields[0]] = np.resize(np.arange(255), blocks[fields[0]].shape)
+    else:
+        for i, value in enumerate((0.0, -0.0, 6e-8, -6e-8, 1e-5, -1.0, 300.0, -300.0)):
+            blocks[fields[0]][i::8] = value
     for field in fields[1:]:
         blocks[field][::3] = 0.0
     for i, byte in enumerate((0, 255, 0x55, 0xAA)):  # all codes, all small scales at once
@@ -105,7 +114,20 @@ def test_every_code_and_extreme_scales(machine, name):
         for f in fields:
             blocks[f] = kept[f]
     w.__dict__["blocks"] = blocks.view(np.uint8).reshape(8, -1)
+    assert not np.isnan(w.values).any()
     assert np.array_equal(lookup(machine, w.tiled(machine), np.arange(8)), w.values)
+
+
+@pytest.mark.parametrize("name", ["I8", "F8_E4M3"])
+def test_every_byte(machine, name):
+    """Of F8_E4M3 all but the two that are no number: subnormal ones, too."""
+    w = Weights(name, 2, 256)
+    codes = np.arange(256, dtype=np.uint8)
+    if name == "F8_E4M3":
+        codes[codes & 127 == 127] = 0
+    w.__dict__["blocks"] = np.stack([codes, codes[::-1]])
+    assert len(np.unique(w.values[0])) >= 253
+    assert np.array_equal(lookup(machine, w.tiled(machine), np.arange(2)), w.values)
 
 
 def test_floats_that_a_half_cannot_hold(machine):
@@ -120,18 +142,22 @@ def test_floats_that_a_half_cannot_hold(machine):
 
 
 def test_what_has_no_tiles():
-    assert layout_of(by_name("IQ4_NL"), 64) is None and layout_of(by_name("F32"), 64) is None
+    assert layout_of(by_name("IQ3_XXS"), 256) is None and layout_of(by_name("F32"), 64) is None
     assert layout_of(by_name("F16"), 12) is None
-    with pytest.raises(ValueError, match="IQ4_NL with 64 columns has no tile layout"):
-        repack(None, by_name("IQ4_NL"), None, 1, 64, None)
+    with pytest.raises(ValueError, match="IQ3_XXS with 256 columns has no tile layout"):
+        repack(None, by_name("IQ3_XXS"), None, 1, 256, None)
+
+
+def test_tables_are_written_into_the_type():
+    values = by_name("IQ4_NL").tile_values
+    assert values_type(values).startswith("Table<0xbfad9881, ") and values[:3] == (-127, -104, -83)
+    assert values_type("E4M3") == "E4M3" and values_type(()) == ""
 
 
 def test_sizes():
-    """Weights of 4.5 bits take 4.5 bits, whatever their layout."""
+    """Weights of 4.5 bits take 4.5 bits, whatever their layout; some take a little more."""
     assert Layout(4, 32, "D", 256).nbytes(16, 256) == 16 * 256 * 9 // 16
     assert Layout(6, 16, "SUB", 256).nbytes(17, 257) == 4 * 16 * 210
     for name in TILED:
         f = by_name(name)
-        assert layout_of(f, 256).nbytes(32, 256) == 32 * f.row_bytes(256) + 32 * (
-            4 if name in ("Q4_K", "Q5_K") else 0
-        )
+        assert layout_of(f, 256).nbytes(32, 256) == 32 * (f.row_bytes(256) + MORE.get(name, 0))

@@ -1,0 +1,34 @@
+// F8_E4M3: 8-bit floats, numbers without blocks: 4 bits of exponent with a bias of 7, 3 of mantissa, no infinities.
+#pragma once
+#include "format.cuh"
+
+struct block_f8_e4m3 {
+    uint8_t code;
+};
+
+// As bits of a half, exponent and mantissa stand for a number that is 2^8 times smaller: subnormal ones too.
+__device__ __forceinline__ float e4m3_to_float(uint32_t code) {
+    const uint16_t bits = (code & 127) << 7 | (code & 128) << 8;
+    const float number = __half2float(__ushort_as_half(bits)) * 256.0f;
+    return (code & 127) == 127 ? __uint_as_float(0x7fc00000u) : number;
+}
+
+template <>
+struct Format<block_f8_e4m3> {
+    static constexpr int weights = 1;
+    static constexpr bool quantized = false, shifted = false;
+
+    static __device__ __forceinline__ float weight(const block_f8_e4m3* row, int j) { return e4m3_to_float(row[j].code); }
+
+    // Four bytes at a time where the row allows it.
+    static __device__ __forceinline__ void weights8(const block_f8_e4m3* row, int i, float (&w)[8]) {
+        const block_f8_e4m3* from = row + 8 * i;
+        const bool aligned = reinterpret_cast<size_t>(from) % 4 == 0;
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+            const uint32_t codes = aligned ? load4<4>(from + 4 * k) : load4<1>(from + 4 * k);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) w[4 * k + j] = e4m3_to_float(codes >> 8 * j & 255);
+        }
+    }
+};

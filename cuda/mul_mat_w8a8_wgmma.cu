@@ -1,0 +1,304 @@
+// Tiles of 8 bits x 8-bit activations (mul_mat_w8a8.cuh) on Hopper, 16 to 256 tokens of a block at a time.
+//
+// A block has two warpgroups that multiply and one that copies. Each warp that multiplies has 16 rows, so that a
+// warpgroup has the 64 rows of a wgmma; its A operands come from shared memory into registers, 128 columns ahead of the
+// products that run meanwhile. A stage of the ring holds 128 columns: a chunk of eight tile rows, and of TOKENS tokens.
+// One warp brings the chunks by bulk copies, without waiting for the kernel that makes x; a thread of another one x.
+// shares.cuh says which stages of which tiles of output (128 rows, TOKENS tokens) are this block's.
+//
+// Epilogues: STORE (float out = y), ADD (float out += y), GLU (half out = act(gate) * up). There a warp has rows 8 h
+// ... 8 h + 7 of a tile row of gate and the same of up, so a thread has both factors.
+#include "shares.cuh"
+#include "wgmma_w8a8.cuh"
+
+constexpr int GROUPS = 2;                      // warpgroups that multiply
+constexpr int TILES = 4 * GROUPS;              // tile rows of a block
+constexpr int MULTIPLIERS = 128 * GROUPS;      // threads that multiply
+constexpr int W_THREADS = MULTIPLIERS + 128;
+constexpr int W_BYTES = TILES * CODES_CHUNK;   // of a stage
+constexpr int BARRIERS = 1024;                 // bytes
+
+// The shared memory: x of all stages, outputs of a GLU, weights of all stages, barriers.
+template <int TOKENS, int EPILOGUE>
+struct Room {
+    static constexpr int SHARED = 226 << 10;  // as the launch has it
+    static constexpr int X_BYTES = TOKENS * CODES_STEP;
+    static constexpr int OUT_BYTES = EPILOGUE == GLU ? TOKENS * 128 : 0;
+    static constexpr int STAGES = (SHARED - BARRIERS - OUT_BYTES) / (W_BYTES + X_BYTES);
+    static_assert(STAGES >= 3 && 16 * STAGES <= BARRIERS, "");
+
+    uint8_t *x, *out, *w;
+    uint64_t *full, *free;
+
+    __device__ __forceinline__ Room(uint8_t* shared) {
+        x = shared;
+        out = x + STAGES * X_BYTES;
+        w = out + OUT_BYTES;
+        full = reinterpret_cast<uint64_t*>(w + STAGES * W_BYTES);
+        free = full + STAGES;
+    }
+    __device__ __forceinline__ void init() const {
+        for (int i = 0; i < STAGES; ++i) mbarrier_init(full + i, 2), mbarrier_init(free + i, TILES);
+        mbarrier_init_fence();
+    }
+};
+
+// Tile row i of a block: where it lies and where its outputs go. Past the end it repeats the last one, unwritten.
+template <int EPILOGUE>
+struct TileRow {
+    const uint8_t* chunks;
+    int segment, row;
+    bool valid;
+
+    __device__ __forceinline__ TileRow(const Product& p, int row_block, int i) {
+        constexpr bool PAIRS = EPILOGUE == GLU;
+        const int wanted = PAIRS ? row_block * (TILES / 2) + i % (TILES / 2) : row_block * TILES + i;
+        const int index = min(wanted, p.n_tiles - 1);
+        segment = PAIRS ? i / (TILES / 2) : segment_of(p, index);
+        const int tile = PAIRS ? index : index - p.segment[segment].first_tile;
+        chunks = p.segment[segment].tiles + static_cast<size_t>(tile) * p.n_chunk * CODES_CHUNK;
+        row = tile * TILE_ROWS, valid = wanted < p.n_tiles;
+    }
+};
+
+__device__ __forceinline__ Shares shares_of(const Product& p) {
+    return Shares(p.n_blocks, p.token_blocks, p.rounds, p.n_chunk);
+}
+
+// One warp: lane i copies tile row i.
+template <int TOKENS, int EPILOGUE>
+__device__ __forceinline__ void copy_weights(const Product& p, const Room<TOKENS, EPILOGUE>& room, int lane) {
+    RingPlace<Room<TOKENS, EPILOGUE>::STAGES> place;
+    for (Shares share = shares_of(p); share.next();) {
+        const TileRow<EPILOGUE> tile(p, share.row_block(), lane % TILES);
+        for (int stage = share.first; stage < share.last; ++stage, place.next()) {
+            uint64_t* full = room.full + place.stage;
+            mbarrier_wait(room.free + place.stage, place.parity ^ 1);
+            if (lane == 0) mbarrier_arrive_expect(full, W_BYTES);
+            __syncwarp();
+            if (lane >= TILES) continue;
+            uint8_t* to = room.w + place.stage * W_BYTES + lane * CODES_CHUNK;
+            const uint8_t* from = tile.chunks + static_cast<size_t>(stage) * CODES_CHUNK;
+            if constexpr (TOKENS <= 64)  // so few that weights are read once
+                bulk_copy_streaming(to, from, CODES_CHUNK, full);
+            else
+                bulk_copy(to, from, CODES_CHUNK, full);
+        }
+    }
+}
+
+// One thread.
+template <int TOKENS, int EPILOGUE>
+__device__ __forceinline__ void copy_x(const Product& p, const Room<TOKENS, EPILOGUE>& room) {
+    using R = Room<TOKENS, EPILOGUE>;
+    RingPlace<R::STAGES> place;
+    for (Shares share = shares_of(p); share.next();) {
+        const int token = share.token_block() * TOKENS;
+        const int bytes = min(TOKENS, codes_tokens(p.n_tokens) - token) * CODES_STEP;
+        for (int stage = share.first; stage < share.last; ++stage, place.next()) {
+            mbarrier_wait(room.free + place.stage, place.parity ^ 1);
+            mbarrier_arrive_expect(room.full + place.stage, bytes);
+            bulk_copy(room.x + place.stage * R::X_BYTES, p.x + codes_row(stage, token, p.n_tokens), bytes,
+                      room.full + place.stage);
+        }
+    }
+}
+
+// A warp that multiplies.
+template <class VALUES, int TOKENS, int EPILOGUE>
+struct Consumer {
+    using C = Codes8<VALUES>;
+    using Sum = typename C::Sum;
+    using R = Room<TOKENS, EPILOGUE>;
+    using Row = TileRow<EPILOGUE>;
+    const Product& p;
+    const R& room;
+    int warp, lane;                     // warp 0 ... TILES - 1
+    RingPlace<R::STAGES> ahead, now;    // the stage whose operands come next, and that is multiplied next
+    int used;                           // the stage before it, or -1: products under way may still take it
+    uint32_t a[2][4][4];
+    Sum acc[TOKENS / 2];
+
+    __device__ __forceinline__ Consumer(const Product& product, const R& r)
+        : p(product), room(r), warp(threadIdx.x / 32), lane(threadIdx.x % 32) {}
+
+    __device__ __forceinline__ uint4 words(const uint8_t* w, int j) const {
+        if constexpr (EPILOGUE == GLU) {
+            const uint8_t* gate = w + warp / 2 * CODES_CHUNK + (32 * j + lane) * 16 + warp % 2 * 8;
+            const uint2 first = *reinterpret_cast<const uint2*>(gate);
+            const uint2 second = *reinterpret_cast<const uint2*>(gate + TILES / 2 * CODES_CHUNK);
+            return make_uint4(first.x, first.y, second.x, second.y);
+        } else {
+            return *reinterpret_cast<const uint4*>(w + warp * CODES_CHUNK + (32 * j + lane) * 16);
+        }
+    }
+    template <int P>
+    __device__ __forceinline__ void load() {
+        mbarrier_wait(room.full + ahead.stage, ahead.parity);
+        const uint8_t* w = room.w + ahead.stage * W_BYTES;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) operand8<VALUES>(a[P][j], words(w, j));
+        ahead.next();
+    }
+    __device__ __forceinline__ void release(int stage) const {
+        if (stage >= 0 && lane == 0) mbarrier_arrive(room.free + stage);
+    }
+    // Enqueues the products of the stage at `now`; while they run, makes the next operands.
+    template <int P>
+    __device__ __forceinline__ void step(bool more) {
+        const uint32_t b = wgmma_operand(room.x + now.stage * R::X_BYTES);
+        if constexpr (C::EXACT) {
+            wgmma_fence();
+#pragma unroll
+            for (int j = 0; j < 4; ++j) wgmma_codes<VALUES, TOKENS>(acc, a[P][j], b + 2 * j);
+            wgmma_commit();
+            wgmma_wait<1>();
+            release(used);
+            used = now.stage;
+            if (more) load<P ^ 1>();
+        } else {
+            Sum part[TOKENS / 2];
+#pragma unroll
+            for (int i = 0; i < TOKENS / 2; ++i) part[i] = 0.0f;
+            wgmma_fence();
+            wgmma_codes<VALUES, TOKENS, false>(part, a[P][0], b);
+#pragma unroll
+            for (int j = 1; j < 4; ++j) wgmma_codes<VALUES, TOKENS>(part, a[P][j], b + 2 * j);
+            wgmma_commit();
+            if (more) load<P ^ 1>();
+            wgmma_wait<0>();
+            wgmma_hold_codes(part);
+            release(now.stage);
+#pragma unroll
+            for (int i = 0; i < TOKENS / 2; ++i) acc[i] += part[i];
+        }
+        now.next();
+    }
+    __device__ __forceinline__ void run(const Shares& share) {
+#pragma unroll
+        for (int i = 0; i < TOKENS / 2; ++i) acc[i] = 0;
+        used = -1;
+        load<0>();
+        int left = share.last - share.first;
+        for (; left > 1; left -= 2) {
+            step<0>(true);
+            step<1>(left > 2);
+        }
+        if (left > 0) step<0>(false);
+        wgmma_wait<0>();
+        wgmma_hold_codes(acc);
+        release(used);
+    }
+
+    __device__ __forceinline__ void write(const Shares& share) {
+        if constexpr (EPILOGUE == GLU)
+            write_gated(share);
+        else
+            write_sums(share);
+    }
+    // The scales of tokens `token` and the one behind it, which may be past the end.
+    __device__ __forceinline__ float2 x_scales(int token) const {
+        return make_float2(token < p.n_tokens ? __ldcg(p.x_scale + token) : 0.0f,
+                           token + 1 < p.n_tokens ? __ldcg(p.x_scale + token + 1) : 0.0f);
+    }
+    // Sum 4 i + e is of row g + 8 (e / 2) of the warp and token 8 i + 2 t + e % 2 of the block.
+    __device__ __forceinline__ void write_sums(const Shares& share) const {
+        const Row mine(p, share.row_block(), warp);
+        const Segment& segment = p.segment[mine.segment];
+        const int row = mine.row + lane / 4, token = share.token_block() * TOKENS + lane % 4 * 2;
+        const int rows = mine.valid ? segment.n_rows : 0;
+        const bool there[2] = {row < rows, row + 8 < rows};
+        const float scale[2] = {there[0] ? row_scale_of(segment, row) : 0.0f,
+                                there[1] ? row_scale_of(segment, row + 8) : 0.0f};
+        const size_t next = segment.n_rows;
+        float* out = static_cast<float*>(segment.out) + token * next + row;
+#pragma unroll
+        for (int i = 0; i < TOKENS / 8; ++i, out += 8 * next) {
+            const float2 x = x_scales(token + 8 * i);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                if (!there[e / 2] || token + 8 * i + e % 2 >= p.n_tokens) continue;
+                float* to = out + e % 2 * next + e / 2 * 8;
+                const float y = scaled(acc[4 * i + e], e % 2 ? x.y : x.x, scale[e / 2]);
+                if (EPILOGUE == ADD)
+                    atomicAdd(to, y);  // nobody else does: it is there to need no answer
+                else
+                    *to = y;
+            }
+        }
+    }
+    // Sums 4 i and 4 i + 1 are of gate, 4 i + 2 and 4 i + 3 of up. The outputs of 64 rows go through shared memory, 128
+    // bytes for each token, whose 16-byte pieces are swizzled like those of x.
+    __device__ __forceinline__ void write_gated(const Shares& share) const {
+        const int row_in_block = warp * 8 + lane / 4, row = share.row_block() * 64 + row_in_block;
+        const int token = lane % 4 * 2, first = share.token_block() * TOKENS;
+        const bool there = row < p.segment[0].n_rows;
+        const float gate = there ? row_scale_of(p.segment[0], row) : 0.0f;
+        const float up = there ? row_scale_of(p.segment[1], row) : 0.0f;
+        named_barrier_sync(1, MULTIPLIERS);
+#pragma unroll
+        for (int i = 0; i < TOKENS / 8; ++i) {
+            const float2 x = x_scales(first + token + 8 * i);
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const float by = e ? x.y : x.x;
+                const __half y = gated(p.activation, scaled(acc[4 * i + e], by, gate), scaled(acc[4 * i + 2 + e], by, up));
+                const int piece = (row_in_block / 8) ^ (token + e);
+                reinterpret_cast<__half*>(room.out + (8 * i + token + e) * 128 + piece * 16)[row_in_block % 8] = y;
+            }
+        }
+        named_barrier_sync(1, MULTIPLIERS);
+        write_rows(share.row_block() * 64, first);
+    }
+    // What lies in shared memory, to rows of halves: eight at a time where they lie on 16 bytes.
+    __device__ __forceinline__ void write_rows(int first_row, int first_token) const {
+        const int n_rows = p.segment[0].n_rows;
+        for (int i = threadIdx.x; i < TOKENS * 8; i += MULTIPLIERS) {
+            const int token = i / 8, row = first_row + i % 8 * 8;
+            if (first_token + token >= p.n_tokens) continue;
+            const uint4 halves = *reinterpret_cast<const uint4*>(room.out + token * 128 + ((i % 8) ^ (token & 7)) * 16);
+            const __half* from = reinterpret_cast<const __half*>(&halves);
+            __half* to = static_cast<__half*>(p.segment[0].out) + static_cast<size_t>(first_token + token) * n_rows + row;
+            if (n_rows % 8 == 0) {
+                if (row < n_rows) *reinterpret_cast<uint4*>(to) = halves;
+            } else {
+                for (int e = 0; e < 8; ++e)
+                    if (row + e < n_rows) to[e] = from[e];
+            }
+        }
+    }
+};
+
+// grid: no more blocks than run at the same time, since some wait for others.
+template <class VALUES, int TOKENS, int EPILOGUE>
+__global__ void __launch_bounds__(W_THREADS, 1) mul_mat_w8a8_wgmma(const Product p) {
+    extern __shared__ __align__(1024) uint8_t shared[];
+    const Room<TOKENS, EPILOGUE> room(shared);
+    if (threadIdx.x == 0) room.init();
+    grid_dependency_launch();
+    __syncthreads();
+    if (threadIdx.x >= MULTIPLIERS) {
+        give_registers<40>();
+        const int warp = threadIdx.x / 32 - TILES, lane = threadIdx.x % 32;
+        if (warp == 0) {
+            copy_weights(p, room, lane);
+        } else if (warp == 1 && lane == 0) {
+            grid_dependency_wait();
+            copy_x(p, room);
+        }
+    } else {
+        take_registers<232>();
+        grid_dependency_wait();
+        Consumer<VALUES, TOKENS, EPILOGUE> consumer(p, room);
+        const LeftSums<typename Codes8<VALUES>::Sum, TOKENS / 2, MULTIPLIERS> left{p.partial, p.ready};
+        for (Shares share = shares_of(p); share.next();) {
+            consumer.run(share);
+            if (share.first > 0) {
+                left.leave(consumer.acc);
+                continue;
+            }
+            if (share.last < share.stages) left.collect(consumer.acc, share.behind());
+            consumer.write(share);
+        }
+    }
+}

@@ -1,0 +1,117 @@
+"""Launches cuda/mul_mat_w8a8_wgmma.cu: tiles of 8 bits times 8-bit activations, on Hopper.
+
+Knows how output is cut into tiles, and which cut is the fastest for a shape; when this product is
+made is ops' business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..device.base import Buffer, Device, Kernel
+from .address import Address, address
+from .mul_mat_w8a8 import w8a8_product
+from .mul_mat_wgmma import THREADS, TILE_ROWS, TOKENS, WARPS, Cut, workspace_bytes
+from .product import Epilogue
+from .quantize_rows import VALUES, Kind, QuantizedRows
+from .tile import TiledMatrix
+
+
+@dataclass(frozen=True)
+class W8A8Cut(Cut):
+    """How a product of codes of a kind is dealt out."""
+
+    kind: Kind = "int8"
+
+    @property
+    def per_multiprocessor(self) -> int:
+        """Blocks that a multiprocessor runs at the same time: a large ring is better than two."""
+        return 1
+
+
+def tokens_of(kind: Kind) -> tuple[int, ...]:
+    """Tokens of a block, an instance each."""
+    return TOKENS if kind == "int8" else TOKENS[:-1]
+
+
+class MulMatW8A8Wgmma:
+    """y = x W^T for 8-bit numbers. Instances are compiled as they are asked for."""
+
+    def __init__(self, device: Device, multiprocessors: int) -> None:
+        self.device, self.multiprocessors = device, multiprocessors
+        self._kernels: dict[tuple, Kernel] = {}
+        self._shared: tuple[Buffer, Buffer] | None = None
+
+    @staticmethod
+    def runs_on(arch: str) -> bool:
+        """Whether a GPU of this architecture ("sm_90a") has the instructions."""
+        return arch == "sm_90a"
+
+    def launch(
+        self,
+        weights: Sequence[TiledMatrix],
+        x: QuantizedRows,
+        outs: Sequence[Address],
+        *,
+        epilogue: Epilogue = "STORE",
+        activation: str = "silu",
+        cut: W8A8Cut | None = None,
+    ) -> None:
+        """Enqueue outs[i][n_tokens, rows of weights[i]] = x weights[i]^T, by both scales.
+
+        STORE: floats. ADD: float out += y, for one weight. GLU: of two weights, one half out =
+        activation(y0) * y1. All weights have one layout, of codes of x's kind.
+        """
+        product = w8a8_product(weights, x, outs, epilogue, None, activation, 0.0)
+        row_blocks = -(-product.n_tiles // (TILE_ROWS // 2 if epilogue == "GLU" else TILE_ROWS))
+        cut = cut or self.cut(x.kind, row_blocks, x.n_tokens, product.n_chunk)
+        product.token_blocks = -(-x.n_tokens // cut.tokens)
+        product.n_blocks = row_blocks * product.token_blocks
+        blocks = min(
+            self.multiprocessors * cut.per_multiprocessor,
+            product.n_blocks * (product.n_chunk if cut.split else 1),
+        )
+        product.rounds = cut.rounds(product.n_blocks, product.token_blocks, blocks)
+        if cut.split:
+            partial, ready = self._workspace()
+            product.partial, product.ready = address(partial), address(ready)
+        kernel = self._kernel(x.kind, cut.tokens, epilogue)
+        kernel.launch(blocks, THREADS, (product,), smem=cut.shared, pdl=True)
+
+    def cut(self, kind: Kind, row_blocks: int, n_tokens: int, stages: int) -> W8A8Cut:
+        """The fastest cut of row_blocks x n_tokens outputs with so many stages of K each."""
+        choices = tokens_of(kind)
+        if n_tokens <= TOKENS[-2]:
+            return W8A8Cut(next(t for t in choices if t >= n_tokens), True, kind)
+        cuts = [W8A8Cut(t, split, kind) for t in choices if t >= 128 for split in (False, True)]
+        return min(cuts, key=lambda cut: self._cost(cut, row_blocks, n_tokens, stages))
+
+    def _cost(self, cut: W8A8Cut, row_blocks: int, n_tokens: int, stages: int) -> float:
+        """Microseconds of a launch, fitted to an H200: of stages, of writing outputs, and of
+        handing sums over.
+        """
+        stage, writing, handing_over = (0.45, 2.2, 6) if cut.tokens < TOKENS[-1] else (0.71, 5, 11)
+        if cut.kind == "e4m3":
+            stage += 0.05
+        tile = stages * stage + writing
+        tiles = row_blocks * -(-n_tokens // cut.tokens)
+        if cut.split:
+            # Whole tiles share what they read better: nearly as good is not good enough.
+            return 1.05 * (tiles * tile / self.multiprocessors + handing_over)
+        return -(-tiles // self.multiprocessors) * tile
+
+    def _workspace(self) -> tuple[Buffer, Buffer]:
+        """Sums that blocks leave to others, and flags that say so; launches clear the flags."""
+        if self._shared is None:
+            partial = self.device.alloc(workspace_bytes(self.multiprocessors), "partial sums")
+            flags = self.device.zeros(2 * self.multiprocessors * WARPS * 4, "flags of partial sums")
+            self._shared = partial, flags
+        return self._shared
+
+    def _kernel(self, kind: Kind, tokens: int, epilogue: Epilogue) -> Kernel:
+        key = kind, tokens, epilogue
+        if key not in self._kernels:
+            name = f"mul_mat_w8a8_wgmma<{VALUES[kind]}, {tokens}, {epilogue}>"
+            self._kernels[key] = self.device.kernel("mul_mat_w8a8_wgmma.cu", name)
+        return self._kernels[key]

@@ -1,0 +1,73 @@
+"""What the products of tiles share (cuda/product.cuh): their matrices, epilogues and activations.
+
+Knows no kernel; each has parameters of its own behind these.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+from .address import Address, address
+from .tile import TiledMatrix
+
+Epilogue = Literal["STORE", "ADD", "GLU"]
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+
+
+class Segment(ctypes.Structure):
+    """One matrix of a product; its outputs are [n_tokens, n_rows]."""
+
+    _fields_ = (
+        ("tiles", ctypes.c_uint64),
+        ("out", ctypes.c_uint64),
+        ("row_scale", ctypes.c_uint64),
+        ("n_rows", ctypes.c_int),
+        ("first_tile", ctypes.c_int),
+    )
+
+
+class Matrices(ctypes.Structure):
+    """What every product is of."""
+
+    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
+        ("segment", Segment * 3),
+        ("n_segments", ctypes.c_int),
+        ("n_tiles", ctypes.c_int),
+        ("n_tokens", ctypes.c_int),
+        ("k", ctypes.c_int),
+        ("n_chunk", ctypes.c_int),
+        ("activation", ctypes.c_int),
+    )
+
+    def take(
+        self,
+        weights: Sequence[TiledMatrix],
+        outs: Sequence[Address],
+        n_tokens: int,
+        epilogue: Epilogue,
+        activation: str,
+    ) -> None:
+        """Of outs[i][n_tokens, rows of weights[i]]; ValueError unless the matrices have one layout
+        and k, and there are as many outputs as the epilogue makes.
+        """
+        first, glu = weights[0], epilogue == "GLU"
+        if any(w.layout != first.layout or w.k != first.k for w in weights):
+            raise ValueError(
+                "the matrices of one product have one layout and one number of columns"
+            )
+        if len(outs) != (1 if glu else len(weights)):
+            raise ValueError(
+                f"{len(weights)} matrices and {len(outs)} outputs do not make a {epilogue} product"
+            )
+        tiles = 0
+        for segment, w in zip(self.segment, weights, strict=False):
+            segment.tiles, segment.n_rows, segment.first_tile = address(w.data), w.n_rows, tiles
+            segment.row_scale = address(w.row_scale)
+            tiles += w.tile_rows
+        for segment, out in zip(self.segment, outs, strict=False):
+            segment.out = address(out)
+        self.n_segments, self.n_tiles = len(weights), first.tile_rows if glu else tiles
+        self.n_tokens, self.activation = n_tokens, ACTIVATIONS[activation]
+        self.k, self.n_chunk = first.k, first.layout.chunks(first.k)

@@ -1,0 +1,111 @@
+"""How a product of tiles is dealt out to the multiprocessors of a GPU: the schedules of the
+literature by name, and which of them is taken for a shape.
+
+Output is cut into tiles of 128 rows x `tokens`, and each tile into stages of K. A schedule says
+which blocks of threads make which of them. Pure arithmetic: nothing is launched here. What each
+schedule gives has been measured: SCHEDULES.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+TOKENS = (16, 32, 64, 128, 256)  # of a tile of output, an instance each
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a product is to be dealt out: tokens of a tile, and whether blocks share tiles.
+
+    pieces: blocks that share each tile, or 0: all blocks share all tiles evenly. whole_first:
+    where tiles share weights, rounds of whole tiles come before those that are shared.
+    """
+
+    tokens: int
+    split: bool
+    pieces: int = field(default=0, kw_only=True)
+    whole_first: bool = field(default=True, kw_only=True)
+
+    @property
+    def per_multiprocessor(self) -> int:
+        """Blocks that a multiprocessor runs at the same time."""
+        return 2 if self.tokens <= 64 else 1
+
+    @property
+    def shared(self) -> int:
+        """Bytes of dynamic shared memory of a block."""
+        return (112 if self.per_multiprocessor == 2 else 226) << 10
+
+    def rounds(self, tiles: int, token_blocks: int, blocks: int) -> int:
+        """Rounds of whole tiles. Where each weight is used once, none of them need be whole."""
+        if not self.split:
+            return -(-tiles // blocks)
+        if token_blocks == 1 or self.pieces or not self.whole_first:
+            return 0
+        return tiles // blocks
+
+    def deal(self, row_blocks: int, n_tokens: int, stages: int, multiprocessors: int) -> Schedule:
+        """The schedule of row_blocks x n_tokens outputs with so many stages of K each.
+
+        ValueError where `pieces` do not divide the stages, or need more blocks than run at the
+        same time: some of them wait for others.
+        """
+        token_blocks = -(-n_tokens // self.tokens)
+        tiles = row_blocks * token_blocks
+        at_once = multiprocessors * self.per_multiprocessor
+        if self.pieces and (stages % self.pieces or tiles * self.pieces > at_once):
+            raise ValueError(
+                f"{tiles} tiles of {stages} stages cannot be split in {self.pieces} each: "
+                f"{at_once} blocks run at the same time"
+            )
+        most = tiles * (self.pieces or (stages if self.split else 1))
+        blocks = min(at_once, most)
+        rounds = self.rounds(tiles, token_blocks, blocks)
+        return Schedule(self, token_blocks, tiles, blocks, rounds)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`tiles` of output for `blocks` of threads: so many rounds of whole ones, then those that are
+    left, cut along K where blocks share them.
+    """
+
+    cut: Cut
+    token_blocks: int
+    tiles: int
+    blocks: int
+    rounds: int
+
+    @property
+    def name(self) -> str:
+        """As the literature has it."""
+        if not self.cut.split:
+            return "data-parallel"
+        if self.cut.pieces:
+            return f"split-K {self.cut.pieces}"
+        if self.rounds and self.tiles % self.blocks:
+            return "data-parallel + stream-K"
+        return "data-parallel" if self.rounds else "stream-K"
+
+
+def fastest(row_blocks: int, n_tokens: int, stages: int, multiprocessors: int) -> Cut:
+    """The fastest cut of row_blocks x n_tokens outputs with so many stages of K each."""
+    if n_tokens <= TOKENS[-1] // 2:
+        return Cut(next(t for t in TOKENS if t >= n_tokens), True)
+    cuts = [Cut(tokens, split) for tokens in TOKENS[-2:] for split in (False, True)]
+    for tokens in TOKENS[-2:]:
+        if stages % 2 == 0 and 2 * row_blocks * -(-n_tokens // tokens) <= multiprocessors:
+            cuts.append(Cut(tokens, True, pieces=2))
+    return min(cuts, key=lambda cut: _cost(cut, row_blocks, n_tokens, stages, multiprocessors))
+
+
+def _cost(cut: Cut, row_blocks: int, n_tokens: int, stages: int, multiprocessors: int) -> float:
+    """Time of a launch in units of a stage of 128 tokens; fitted to an H200."""
+    tiles = row_blocks * -(-n_tokens // cut.tokens)
+    stage, handing_over = (1.0, 4.0) if cut.tokens == TOKENS[-2] else (1.53, 10.0)
+    if cut.pieces:
+        return stages / cut.pieces * stage + handing_over - 2.0  # to one block, which waits for it
+    if cut.split:
+        # Whole tiles share what they read better: nearly as good is not good enough.
+        return 1.05 * (tiles * stages * stage / multiprocessors + handing_over)
+    return -(-tiles // multiprocessors) * stages * stage

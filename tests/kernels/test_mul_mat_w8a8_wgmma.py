@@ -1,0 +1,134 @@
+"""Tiles of 8 bits times 8-bit activations on Hopper: integers to the bit. Only a GPU can run it;
+here it must compile, and cut its work so that every block of threads has some.
+"""
+
+import numpy as np
+import pytest
+from cases import nmse
+from kernel_buffers import upload
+from w8a8_cases import KINDS, ByteMatrix, activations, agrees, exact, multiply, quantize
+
+from ggpy.device.compile import compile_cubin
+from ggpy.kernels.mul_mat_w8a8_wgmma import MulMatW8A8Wgmma, W8A8Cut, tokens_of
+from ggpy.kernels.quantize_rows import VALUES
+
+TENSOR_CORES = 1e-6  # see test_mul_mat_w8a8.py
+CUTS = [W8A8Cut(t, split, kind) for kind in KINDS for t in tokens_of(kind) for split in (0, 1)]
+SOME = [W8A8Cut(t, split, kind) for kind in KINDS for t, split in ((16, True), (128, False))]
+
+
+@pytest.fixture(scope="session")
+def hopper(gpu):
+    """A GPU that has wgmma."""
+    if not MulMatW8A8Wgmma.runs_on(gpu.arch):
+        pytest.skip(f"{gpu.arch} has no wgmma")
+    return gpu
+
+
+def product_on(device):
+    return MulMatW8A8Wgmma(device, device.sm_count)
+
+
+# Without a GPU
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("n_tokens", [16, 128, 256])
+def test_nothing_spills(n_tokens):
+    kinds = [kind for kind in KINDS if n_tokens in tokens_of(kind)]
+    names = [f"mul_mat_w8a8_wgmma<{VALUES[k]}, {n_tokens}, {e}>" for k in kinds for e in EPILOGUES]
+    cubin = compile_cubin("mul_mat_w8a8_wgmma.cu", "sm_90a", expressions=names)
+    assert "serialized" not in cubin.log, "ptxas made the products wait for each other"
+    for name, r in cubin.resources.items():
+        assert max(r.stack, r.spill_loads, r.spill_stores) == 0, f"{name} spills: {r}"
+        assert r.registers == 168  # before they are dealt out anew
+    assert set(cubin.resources) == set(names)
+
+
+EPILOGUES = ("GLU", "ADD")
+SHAPES = [(1, 17), (32, 64), (48, 512), (224, 512), (112, 2048), (1002, 300), (32, 4096)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("stages", [1, 32, 112])
+@pytest.mark.parametrize("kind", KINDS)
+def test_cut(emulator, kind, shape, stages):
+    """Blocks of at least as many tokens as there are, and no more padding than half."""
+    cut = MulMatW8A8Wgmma(emulator, 132).cut(kind, shape[0], shape[1], stages)
+    assert cut.kind == kind and cut.tokens in tokens_of(kind)
+    assert cut.tokens >= min(shape[1], 128)
+    assert cut.tokens < 2 * max(shape[1], 16)
+
+
+def test_runs_on_hopper_alone():
+    found = [a for a in ("sm_80", "sm_90", "sm_90a", "sm_100a") if MulMatW8A8Wgmma.runs_on(a)]
+    assert found == ["sm_90a"]
+
+
+# On a GPU
+
+
+@pytest.mark.parametrize("n_tokens", [1, 9, 64, 130, 300])
+@pytest.mark.parametrize("shape", [(1, 32), (37, 1056), (4097, 256), (300, 14336)], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_shapes(hopper, kind, shape, n_tokens):
+    """Rows, columns and tokens that fill neither a tile nor a block."""
+    w, x = ByteMatrix(kind, *shape), activations(n_tokens, shape[1])
+    (y,) = multiply(product_on(hopper), [w.tiled(hopper)], quantize(hopper, x, kind))
+    assert agrees(w, x, y, TENSOR_CORES)
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_every_cut(hopper, cut):
+    """Several launches with one workspace: what one leaves in it must not reach the next."""
+    w, x = ByteMatrix(cut.kind, 1500, 1184), activations(2 * cut.tokens + 3, 1184)
+    product, tiles = product_on(hopper), w.tiled(hopper)
+    rows = quantize(hopper, x, cut.kind)
+    (first,) = multiply(product, [tiles], rows, cut=cut)
+    (again,) = multiply(product, [tiles], rows, cut=cut)
+    assert agrees(w, x, first, TENSOR_CORES)
+    assert np.array_equal(first, again)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_segments(hopper, kind):
+    """Query, key and value: three matrices of other sizes, two of which share a block."""
+    weights = [ByteMatrix(kind, rows, 96, seed) for seed, rows in enumerate((200, 37, 16))]
+    x = activations(40, 96)
+    tiles = [w.tiled(hopper) for w in weights]
+    outs = multiply(product_on(hopper), tiles, quantize(hopper, x, kind))
+    assert all(agrees(w, x, y, TENSOR_CORES) for w, y in zip(weights, outs, strict=True))
+
+
+@pytest.mark.parametrize("cut", SOME, ids=str)
+def test_add(hopper, cut):
+    w, x = ByteMatrix(cut.kind, 337, 4096), activations(40, 4096)
+    rows, tiles, product = quantize(hopper, x, cut.kind), w.tiled(hopper), product_on(hopper)
+    start = activations(40, 337).astype(np.float32)
+    (plain,) = multiply(product, [tiles], rows, cut=cut)
+    out = upload(hopper, start)
+    product.launch([tiles], rows, [out], epilogue="ADD", cut=cut)
+    assert np.array_equal(hopper.download(out, np.float32, start.shape), start + plain)
+
+
+@pytest.mark.parametrize("rows", [150, 152, 64])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("cut", SOME, ids=str)
+def test_gate_and_up(hopper, cut, activation, rows):
+    """Rows that fill no block; 150 that do not start on 16 bytes."""
+    gate, up = (ByteMatrix(cut.kind, rows, 96, seed) for seed in (0, 1))
+    x = activations(40, 96) / np.float16(64)
+    tiles = [gate.tiled(hopper), up.tiled(hopper)]
+    options = {"epilogue": "GLU", "activation": activation, "cut": cut}
+    (y,) = multiply(product_on(hopper), tiles, quantize(hopper, x, cut.kind), **options)
+    g = exact(gate, x).astype(np.float64)
+    inner = g if activation == "silu" else 2 * 0.7978845608028654 * (g + 0.044715 * g**3)
+    assert nmse(y, g / (1 + np.exp(-inner)) * exact(up, x)) <= 1e-6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nan_stays_with_its_token(hopper, kind):
+    w, x = ByteMatrix(kind, 37, 96), activations(33, 96)
+    x[1, 7] = np.inf
+    (y,) = multiply(product_on(hopper), [w.tiled(hopper)], quantize(hopper, x, kind))
+    assert np.isfinite(np.delete(y, 1, 0)).all() and np.isnan(y[1]).all()

@@ -1,0 +1,114 @@
+"""Schedules of products by name: which is taken for a shape, and that each deals everything out."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ggpy.kernels.schedule import TOKENS, Cut, fastest
+
+SMS = 132  # of an H200
+STAGES = {4096: 32, 8192: 64, 14336: 112}  # of a row of Q8_0
+
+
+def chosen(rows: int, k: int, n: int) -> tuple[str, int]:
+    """The schedule's name, and the tokens of a tile."""
+    row_blocks = -(-rows // 128)
+    cut = fastest(row_blocks, n, STAGES[k], SMS)
+    return cut.deal(row_blocks, n, STAGES[k], SMS).name, cut.tokens
+
+
+@pytest.mark.parametrize(
+    ("rows", "k", "n", "name"),
+    [
+        (14336, 4096, 16, ("stream-K", 16)),
+        (14336, 4096, 64, ("stream-K", 64)),
+        (14336, 4096, 512, ("data-parallel + stream-K", 256)),
+        (14336, 4096, 2048, ("data-parallel", 256)),
+        (4096, 14336, 16, ("stream-K", 16)),
+        (4096, 14336, 512, ("split-K 2", 256)),
+        (4096, 4096, 512, ("data-parallel", 128)),
+        (4096, 14336, 384, ("stream-K", 128)),
+        (2048, 8192, 512, ("split-K 2", 128)),
+        (2048, 8192, 1024, ("split-K 2", 256)),
+        (4096, 14336, 2048, ("data-parallel", 256)),
+        (4096, 4096, 300, ("stream-K", 128)),
+    ],
+)
+def test_what_is_taken(rows, k, n, name):
+    assert chosen(rows, k, n) == name
+
+
+CUTS = [
+    Cut(t, split, pieces=pieces, whole_first=whole)
+    for t in TOKENS
+    for split, pieces, whole in (
+        (False, 0, True),
+        (True, 0, True),
+        (True, 0, False),
+        (True, 2, True),
+    )
+]
+
+
+def work(cut, row_blocks, n, stages, sms):
+    """(tile, stage) of each block, as the kernel counts (struct Work of mul_mat_wgmma.cu)."""
+    s = cut.deal(row_blocks, n, stages, sms)
+    left = max(0, s.tiles - s.rounds * s.blocks) * stages
+    share, more = divmod(left, s.blocks)
+    for block in range(s.blocks):
+        for round_ in range(s.rounds):
+            tile = block + round_ * s.blocks
+            if tile < s.tiles:
+                yield from ((tile, stage) for stage in range(stages))
+        begin = block * share + min(block, more)
+        for at in range(begin, begin + share + (block < more)):
+            yield s.rounds * s.blocks + at // stages, at % stages
+
+
+@given(
+    cut=st.sampled_from(CUTS),
+    row_blocks=st.integers(1, 40),
+    n=st.integers(1, 700),
+    stages=st.sampled_from((1, 2, 6, 16)),
+    sms=st.sampled_from((1, 4, 13)),
+)
+def test_every_stage_of_every_tile_once(cut, row_blocks, n, stages, sms):
+    try:
+        found = list(work(cut, row_blocks, n, stages, sms))
+    except ValueError:
+        assert cut.pieces
+        return
+    tiles = row_blocks * -(-n // cut.tokens)
+    assert sorted(found) == [(tile, stage) for tile in range(tiles) for stage in range(stages)]
+
+
+@given(row_blocks=st.integers(1, 1100), n=st.integers(1, 4096), stages=st.integers(1, 120))
+def test_no_more_blocks_than_run_at_the_same_time(row_blocks, n, stages):
+    """Where blocks wait for each other's sums."""
+    cut = fastest(row_blocks, n, stages, SMS)
+    schedule = cut.deal(row_blocks, n, stages, SMS)
+    assert 1 <= schedule.blocks <= SMS * cut.per_multiprocessor
+    assert schedule.token_blocks * cut.tokens >= n
+
+
+def test_names():
+    def name(cut, tiles=100, n=2, stages=16, sms=13):
+        return cut.deal(tiles, n, stages, sms).name
+
+    assert name(Cut(16, False)) == "data-parallel"
+    assert name(Cut(16, True)) == "stream-K"
+    assert name(Cut(128, True), n=256) == "data-parallel + stream-K"
+    assert name(Cut(128, True), tiles=13, n=256) == "data-parallel"  # nothing is left to share
+    assert name(Cut(128, True, whole_first=False), n=256) == "stream-K"
+    assert name(Cut(16, True, pieces=4), tiles=6) == "split-K 4"
+
+
+def test_pieces_that_cannot_be():
+    """Blocks that wait for others which cannot start would wait for ever."""
+    with pytest.raises(ValueError, match="7 tiles of 16 stages cannot be split in 4 each: 26 bl"):
+        Cut(16, True, pieces=4).deal(7, 2, 16, 13)
+    with pytest.raises(ValueError, match="cannot be split in 3 each"):
+        Cut(16, True, pieces=3).deal(7, 2, 16, 13)
+    assert Cut(16, True, pieces=2).deal(13, 2, 16, 13).blocks == 26
