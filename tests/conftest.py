@@ -13,7 +13,7 @@ os.environ.setdefault(
     "OPENBLAS_NUM_THREADS", "1"
 )  # before numpy: its threads spin on a busy machine
 
-GPU = {"gpu", "cuda"}  # what tests call a GPU where they run on several devices
+GPU = {"gpu", "cuda", "hopper"}  # what tests call a GPU where they run on several devices
 
 TINY = Path(__file__).resolve().parent.parent / "models" / "tiny"
 
@@ -93,6 +93,18 @@ def emulator() -> Iterator[Any]:
 
     with open_device("emulator") as device:
         yield Prepared(device)
+
+
+@pytest.fixture(scope="session")
+def nvrtc() -> None:
+    """For tests that compile kernels, which need no GPU."""
+    from ggpy.device import toolkit
+
+    try:
+        toolkit.load_nvrtc()
+        toolkit.header_folders()
+    except toolkit.NvrtcMissing as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(params=["emulator", "gpu"])

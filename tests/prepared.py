@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from cache_cases import kernel_names
 from emulator import build
 from tile_cases import (
     PRODUCT,
@@ -21,7 +22,7 @@ from tile_cases import (
 )
 
 from ggpy.formats import by_name
-from ggpy.kernels.block_kernel import compile_options, expression
+from ggpy.kernels.block_kernel import compile_options, expression, supported_formats
 
 # Source, names, what else decides the code; without that it is what the first request says.
 Group = tuple[str, list[str], dict[str, Any]]
@@ -36,14 +37,33 @@ def groups() -> list[Group]:
     repacks = [expression("repack", w.format, w.layout.type_name) for w in matrices]
     repacks += [expression("repack", by_name("BF16"), "Tile<16, 32, Scales::D, 64>")]
     attends = [f"attend<{row}, {f}>" for f in ("true", "false") for row in (32, 64, 96, 128, 256)]
+    typed = kernel_names()
     embeds = [f"embed_tile<{w.layout.type_name}>" for w in matrices]
+    whole = [f"dequantize_tile<{w.layout.type_name}>" for w in matrices]
     return [
         *products,
         *[("mul_mat_q.cu", names, {}) for names in products_for_many()],
         ("repack.cu", repacks, compile_options(*map(by_name, TILED))),
         ("embed_tile.cu", embeds, {}),
-        *[("attend.cu", names, {}) for names in (attends[::2], attends[1::2])],
+        ("dequantize_tile.cu", whole, {}),
+        *halves(),
+        *[("attend.cu", names[i::2], {}) for names in (attends, typed) for i in range(2)],
     ]
+
+
+def halves() -> list[Group]:
+    """Formats that become halves for a product, in two parts: those with grids are slow to
+    compile.
+    """
+    formats = [f for f in supported_formats() if f.tile is None] + [
+        by_name("BF16"),
+        by_name("Q4_0"),
+    ]
+    made = []
+    for part in (formats[::2], formats[1::2]):
+        names = [expression("halves", f, tiled) for f in part for tiled in ("true", "false")]
+        made.append(("halves.cu", names, compile_options(*part)))
+    return made
 
 
 class Prepared:

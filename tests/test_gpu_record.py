@@ -69,7 +69,7 @@ def test_without_a_gpu_nothing_is_recorded(monkeypatch, tmp_path: Path, capsys) 
     monkeypatch.setattr(record_gpu, "probe", lambda ordinal: NoGpu("no driver"))
     path = tmp_path / "record.json"
     assert record_gpu.main(["-o", str(path)]) == 2
-    assert capsys.readouterr().err == "record_gpu: error: no GPU to test on: no driver\n"
+    assert capsys.readouterr().err == "ggpy: error: no GPU to test on: no driver\n"
     assert not path.exists()
 
 

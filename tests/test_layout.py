@@ -20,13 +20,14 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Imports go down only: to the own folder, or to something earlier in this list.
 FLOORS = (
-    *("formats", "paths", "progress"),
+    *("formats", "cache_type", "paths", "progress", "outcome"),
     *("mix", "workers", "gguf_cursor", "gguf_parse", "gguf", "gguf_writer", "tokenizer", "hub"),
     *("logits", "sampling", "device"),
     "kernels",
     "ops",
     *("kv_cache", "arch", "synthetic"),
-    *("sequence", "batch", "engine", "model", "bench", "perplexity", "importance", "requantize"),
+    *("sequence", "batch", "engine", "model", "bench", "perplexity", "importance"),
+    *("requantize", "smooth"),
     "convert",
     *("options", "prompts", "answer", "chat_loop", "run", "__main__"),
     "__init__",
@@ -39,6 +40,7 @@ OUTSIDE = {
     "jinja2": {"tokenizer"},
     "matplotlib": {"bench"},
     "numpy": set(FLOORS),
+    "nvmath": {"device"},
     "sentencepiece": {"tokenizer", "convert"},
     "tokenizers": {"tokenizer", "convert"},
 }

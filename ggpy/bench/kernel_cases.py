@@ -17,7 +17,7 @@ from ..synthetic import dimensions, shapes
 from .attention_cases import attention_cases
 from .kernel_case import DECODED, EPS, LARGE, PROMPT, Enqueue, KernelCase
 from .operands import Operands
-from .product_cases import tiled_cases
+from .product_cases import tiled_cases, untiled_cases
 
 TOP_K = 40
 SAMPLED = {"top_k": TOP_K, "top_p": 0.95, "min_p": -3.0, "temperature": 0.8, "repeat": 1.0}
@@ -28,8 +28,7 @@ def model_cases() -> Iterator[KernelCase]:
     yield from small_cases()
     yield from attention_cases()
     for format in supported_formats():
-        if format.tile is not None:
-            yield from tiled_cases(format)
+        yield from (tiled_cases if format.tile is not None else untiled_cases)(format)
 
 
 # What is left of a step

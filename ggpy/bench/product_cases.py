@@ -12,8 +12,10 @@ from typing import Any
 
 from ..arch.config import Dimensions
 from ..formats import Format
+from ..kernels.dequantize_tile import DequantizeTile
 from ..kernels.elementwise import Elementwise
 from ..kernels.embed_tile import EmbedTile
+from ..kernels.halves import TILES, halve_to_tiles
 from ..kernels.pack import PLAIN, packed_bytes
 from ..kernels.tile import layout_of, repack
 from ..ops.cuda_arrays import Array
@@ -59,12 +61,20 @@ def tiled_cases(format: Format) -> Iterator[KernelCase]:
         yield product_case(format, LARGE, part, PROMPT, True)
     yield from (embed_case(format, sizes, n) for n in (1, PROMPT))
     yield repack_case(format, sizes.n_ff, sizes.n_embd)
+    yield dequantize_tile_case(format, sizes.n_ff, sizes.n_embd)
+
+
+def untiled_cases(format: Format) -> Iterator[KernelCase]:
+    """Prompts in the large model, and what becomes of a matrix before."""
+    sizes = dimensions(shapes()[LARGE])
+    for part in parts_of(sizes)[:-1]:
+        yield product_case(format, LARGE, part, PROMPT, True)
+    yield halves_case(format, sizes.n_ff, sizes.n_embd)
 
 
 def product_case(format: Format, model: str, part: Part, n: int, prompt: bool) -> KernelCase:
     """`n` tokens, of as many sequences or (prompt) of one."""
-    layout, k = layout_of(format, part.columns), part.columns
-    assert layout is not None
+    k = part.columns
     gated, norm = part.epilogue == "GLU", part.normed and n == 1
     n_out = part.rows[0] if gated else sum(part.rows)
     size = (2 if gated else 4) * (2 if part.epilogue == "ADD" else 1)  # what is added to is read
@@ -74,17 +84,23 @@ def product_case(format: Format, model: str, part: Part, n: int, prompt: bool) -
         format=format.name,
         shape=f"{'+'.join(map(str, part.rows))}x{k}",
         tokens=n,
-        nbytes=sum(layout.nbytes(r, k) for r in part.rows) + n * ((4 if norm else 2) * k)
+        nbytes=sum(weight_bytes(format, r, k) for r in part.rows) + n * ((4 if norm else 2) * k)
         + n * n_out * size,
         flops=2 * sum(part.rows) * k * n,
         prepare=lambda operands: _product(operands, format, part, n, prompt, norm),
     )  # fmt: skip
 
 
+def weight_bytes(format: Format, rows: int, k: int) -> int:
+    """Bytes of a matrix as ops keep it."""
+    layout = layout_of(format, k)
+    return layout.nbytes(rows, k) if layout else rows * format.row_bytes(k)
+
+
 def _product(o: Operands, format: Format, part: Part, n: int, prompt: bool, norm: bool) -> Enqueue:
     products = o.made("products", lambda: Products(o.device, Elementwise(o.device), room=o.room))
     weights = [o.matrix(format, rows, part.columns) for rows in part.rows]
-    x = _activations(o, products.hopper.order([w() for w in weights], n), n, part.columns, norm)
+    x = _activations(o, products.order([w() for w in weights], n), n, part.columns, norm)
     gated = part.epilogue == "GLU"
     outs = [_out(o, str(i), n, r, gated) for i, r in enumerate(part.rows[: 1 if gated else None])]
     normed = Norm(o.floats("norm", 1, part.columns).data, EPS) if norm else None
@@ -141,3 +157,39 @@ def repack_case(format: Format, rows: int, k: int) -> KernelCase:
 
     nbytes = rows * format.row_bytes(k) + out_bytes
     return KernelCase("repack", LARGE, format.name, f"{rows}x{k}", 1, nbytes, 0, prepare)
+
+
+def halves_case(format: Format, rows: int, k: int) -> KernelCase:
+    """Blocks to tiles of halves, for one product."""
+    out_bytes = TILES.nbytes(rows, k)
+
+    def prepare(o: Operands) -> Enqueue:
+        blocks, out = o.blocks(format, rows, k), o.room("tiles", out_bytes)
+
+        def enqueue() -> None:
+            halve_to_tiles(o.device, blocks(), out)
+
+        return enqueue
+
+    nbytes = rows * format.row_bytes(k) + out_bytes
+    return KernelCase("halves", LARGE, format.name, f"{rows}x{k}", 1, nbytes, 0, prepare)
+
+
+def dequantize_tile_case(format: Format, rows: int, k: int) -> KernelCase:
+    """Tiles to rows of halves, for cuBLAS."""
+    layout = layout_of(format, k)
+    assert layout is not None
+
+    def prepare(o: Operands) -> Enqueue:
+        kernel = o.made("dequantize_tile", lambda: DequantizeTile(o.device))
+        w, out = o.matrix(format, rows, k), o.room("rows of halves", 2 * rows * k)
+
+        def enqueue() -> None:
+            tiles = w().tiles
+            assert tiles is not None
+            kernel.launch(tiles, out)
+
+        return enqueue
+
+    nbytes = layout.nbytes(rows, k) + 2 * rows * k
+    return KernelCase("dequantize_tile", LARGE, format.name, f"{rows}x{k}", 1, nbytes, 0, prepare)

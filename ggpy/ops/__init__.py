@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..device.probe import Gpu
+    from .cuda_gemm import Gemm
     from .cuda_products import Activations
     from .interface import Ops
 
@@ -23,6 +24,7 @@ def choose(
     note: Callable[[str], None] | None = None,
     batch_invariant: bool = False,
     activations: Activations = "f16",
+    gemm: Gemm = "auto",
 ) -> Ops:
     """The ops for "auto", "cpu", "cuda" or "cuda:N"; ValueError when that device cannot be had.
 
@@ -31,18 +33,26 @@ def choose(
     batch_invariant: on a GPU, prompts and large batches too have the same bits whatever else is in
     a step.
     activations: on a GPU, what is multiplied with quantised weights, "f16" or "q8_1".
+    gemm: what multiplies many tokens; "cublas" is for a GPU, with f16 and without batch_invariant.
     """
     if not re.fullmatch(r"auto|cpu|cuda(:\d{1,9})?", device):
         raise ValueError(f"unknown device {device!r}: use auto, cpu, cuda or cuda:N")
+    if gemm == "cublas" and (batch_invariant or activations != "f16"):
+        raise ValueError(
+            "--gemm cublas rounds weights to halves: it goes with neither --batch-invariant nor "
+            "--activations q8_1"
+        )
     reason = "as asked"
     if device != "cpu":
         ordinal = int(device.partition(":")[2] or 0)
-        found = _open_gpu(ordinal, note, batch_invariant, activations)
+        found = _open_gpu(ordinal, note, batch_invariant, activations, gemm)
         if not isinstance(found, str):
             return found
         if device != "auto":
             raise ValueError(f"device {device!r} cannot be used: {found}; --device cpu needs none")
         reason = found
+    if gemm == "cublas":
+        raise ValueError(f"--gemm cublas needs a GPU, the device is cpu ({reason}): leave it away")
     from .reference import Reference
 
     return Reference(n_threads, reason=reason, note=note or (lambda message: None))
@@ -59,6 +69,7 @@ def _open_gpu(
     note: Callable[[str], None] | None,
     batch_invariant: bool,
     activations: Activations,
+    gemm: Gemm,
 ) -> Ops | str:
     """The ops on the GPU of this number, or why there are none."""
     from ..device import CudaError, NoGpu, cache, probe
@@ -80,4 +91,4 @@ def _open_gpu(
             note(f"compiling kernels for this GPU, once: they are kept in {cache.folder()}")
 
     device.on_compile = compiling
-    return Cuda(device, f"cuda:{ordinal}", describe(gpu), batch_invariant, activations)
+    return Cuda(device, f"cuda:{ordinal}", describe(gpu), batch_invariant, activations, gemm)

@@ -16,26 +16,40 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..device.base import Buffer, OutOfMemory, Ptr
-from ..gguf import Tensor
+from ..device.base import Buffer
+from ..gguf import GGUFError, Tensor
 from ..kernels.attend import Attend
+from ..kernels.attend_prompt import AttendPrompt
 from ..kernels.block_kernel import BlockMatrix
 from ..kernels.elementwise import Elementwise
 from ..kernels.embed_tile import EmbedTile
 from ..kernels.get_rows import get_rows
-from ..kernels.mul_mat_tile import Epilogue
 from ..kernels.pack import PLAIN, packed_bytes
+from ..kernels.product import Epilogue
 from ..kernels.rms_norm import RmsNorm
 from ..kernels.rope_kv import Heads, RopeKv, Rotation, turns
 from ..sampling import Sampler
 from . import cuda_memory
-from .cuda_arrays import Array, Matrix, Memory, Projected, Sampled, one_layout
+from .cuda_arrays import Array, Matrix, Memory, Projected, Sampled
+from .cuda_gemm import Gemm
+from .cuda_pages import Pages
 from .cuda_products import Activations, Products
 from .cuda_sample import Sampling
 from .cuda_step import Batch, StepUpload
 from .cuda_upload import Uploader
-from .interface import PAGE_SIZE, Attention, CacheShape, Demand, FeedForward, Head, Norm, Rope, Step
+from .interface import (
+    ActivationType,
+    Attention,
+    CacheShape,
+    Demand,
+    FeedForward,
+    Head,
+    Norm,
+    Rope,
+    Step,
+)
 
+PROMPT_TOKENS = 96  # of a sequence in a step, from which on attention of prompts is faster
 GRAPH_TOKENS = 64  # steps of at most this many single tokens become graphs
 
 
@@ -51,17 +65,19 @@ class Cuda:
         reason: str = "a CUDA GPU was found",
         batch_invariant: bool = False,
         activations: Activations = "f16",
+        gemm: Gemm = "auto",
     ) -> None:
         """batch_invariant: no product is chosen by the number of tokens, so that a sequence's bits
         depend on nothing else in its steps; prompts and batches of more than 8 are 3 to 5 times
         slower. activations: what quantised weights are multiplied with; "q8_1" keeps their blocks.
+        gemm: what multiplies many tokens; CublasMissing.
         """
         self.device, self.name, self.reason = device, name, reason
         self.batch_invariant = batch_invariant
         self._embed_tile = EmbedTile(device)
         self._elementwise = Elementwise(device)
-        self._products = Products(device, self._elementwise, activations, self._room)
-        self._products.hopper.allowed = not batch_invariant
+        self._products = Products(device, self._elementwise, activations, self._room, gemm)
+        self._products.hopper.allowed = self._products.w8a8.any_order = not batch_invariant
         self._norm = RmsNorm(device, self._products.warps)
         self._sampling = Sampling(device)
         self._uploader: Uploader | None = Uploader(device)
@@ -82,26 +98,47 @@ class Cuda:
             (w, lookup or self._products.keeps_blocks(w.format)) for w, lookup in demand.weights
         ]
         demand = replace(demand, weights=weights)
-        cuda_memory.check_room(demand, self.device.free_bytes, GRAPH_TOKENS, self.name)
+        scratch = self._products.scratch_bytes(demand)
+        cuda_memory.check_room(demand, self.device.free_bytes, GRAPH_TOKENS, self.name, scratch)
 
     def device_bytes(self) -> int:
         """Bytes of GPU memory that are allocated."""
         return int(self.device.used_bytes)
 
-    def weight(self, tensor: Tensor, lookup: bool = False) -> Matrix | Buffer:
+    def weight(
+        self,
+        tensor: Tensor,
+        lookup: bool = False,
+        scale: Tensor | None = None,
+        activations: ActivationType = "f16",
+    ) -> Matrix | Buffer:
         """A vector as floats; a matrix in tiles, or in blocks: see cuda_arrays.Matrix."""
         if len(tensor.shape) == 1:
-            values = np.ascontiguousarray(tensor.dequantize(), np.float32)
-            buffer = self.device.alloc(values.nbytes, tensor.name)
-            self.device.upload(buffer, values)
-            return buffer
+            return self._vector(tensor)
         if self._uploader is None:
             raise RuntimeError("weights were handed over after weights_ready")
         n_rows, k = tensor.shape
         tiled = not (lookup or self._products.keeps_blocks(tensor.format))
-        tiles, blocks = self._uploader.upload(tensor, tiled)
+        # Only kernels over tiles know scales of rows.
+        tiles, blocks = self._uploader.upload(tensor, tiled or scale is not None)
+        by_row = None if scale is None else self._vector(scale)
+        if tiles is None and by_row is not None:
+            raise GGUFError(
+                f"{tensor.path}: tensor {tensor.name!r} has a scale for each row, which on a GPU "
+                f"{tensor.format.name} with {k} columns cannot have: use --device cpu"
+            )
+        tiles = replace(tiles, row_scale=by_row) if tiles else None
         raw = BlockMatrix(tensor.format, n_rows, k, blocks) if blocks else None
-        return Matrix(n_rows, k, tiles, raw)
+        if not self._products.w8a8.runs(activations, tiles):
+            activations = "f16"
+        return Matrix(n_rows, k, tiles, raw, by_row, activations)
+
+    def _vector(self, tensor: Tensor) -> Buffer:
+        """The numbers as floats."""
+        values = np.ascontiguousarray(tensor.dequantize(), np.float32)
+        buffer = self.device.alloc(values.nbytes, tensor.name)
+        self.device.upload(buffer, values)
+        return buffer
 
     def weights_ready(self) -> None:
         """Wait for the uploads; free the staging memory."""
@@ -109,24 +146,17 @@ class Cuda:
         self._uploader = None
 
     def allocate_cache(self, shape: CacheShape) -> None:
-        """Pages of halves, zeroed: what attention masks must still be finite."""
+        """Pages for keys and values; MemoryError."""
         if self._heads is not None:
             raise RuntimeError("the cache was allocated before")
-        self._heads = Heads(shape.n_head, shape.n_head_kv, shape.head_size, PAGE_SIZE)
-        self._steps = StepUpload(self.device, self._heads, self._drop_graphs)
-        self._layer_bytes = shape.n_pages * self._heads.page_bytes
+        self._heads = cuda_memory.heads_of(shape)
         self._rope = RopeKv(self.device, self._heads)
         self._attend = Attend(self.device, self._heads, GRAPH_TOKENS, self.device.shared_bytes)
-        try:
-            self._keys = self.device.zeros(shape.n_layer * self._layer_bytes, "keys")
-            self._values = self.device.zeros(shape.n_layer * self._layer_bytes, "values")
-        except OutOfMemory as error:
-            page = 2 * shape.n_layer * self._heads.page_bytes
-            raise MemoryError(
-                f"{shape.n_pages * PAGE_SIZE} positions of keys and values need "
-                f"{page * shape.n_pages / 1e9:.1f} GB, {error.free / 1e9:.1f} GB are free: "
-                f"an n_ctx of {error.free // page * PAGE_SIZE} would fit"
-            ) from None
+        self._attend_prompt = AttendPrompt(self._attend)
+        there = not self.batch_invariant and AttendPrompt.fits(self.device, self._heads)
+        prompts_from = self._attend_prompt.from_tokens if there else None
+        self._steps = StepUpload(self.device, self._heads, self._drop_graphs, prompts_from)
+        self._pages = Pages(self.device, self._heads, shape)
 
     # Steps
 
@@ -219,7 +249,7 @@ class Cuda:
         row = self._attend.heads.row
         memory = self._room("q", 2 * batch.n_tokens * a.n_head * row)
         q = Array(memory, np.float16, (batch.n_tokens, a.n_head, a.head_size), row)
-        pages = self._pages(a.layer)
+        pages = self._pages.of(a.layer)
         self._rope.launch(
             projected.parts, projected.rotation, batch.memory, batch.n_tokens, pages, memory
         )
@@ -228,22 +258,30 @@ class Cuda:
     def attend(self, q: Array | Projected, attention: Attention, step: Step) -> Array:
         """o[T, H*E], half."""
         a, batch = attention, self._now
-        o = self._half("o", batch.n_tokens, a.n_head * a.head_size)
-        self._attend.launch(
-            None if isinstance(q, Projected) else q.data,
-            batch.memory,
-            self._pages(a.layer),
-            batch.tiles,
-            batch.n_tiles,
-            o.data,
-            scale=a.scale,
-            split=batch.split,
-            window=a.window,
-            soft_cap=a.soft_cap,
-            sinks=a.sinks,
-            projected=q.parts if isinstance(q, Projected) else (),
-            rotation=q.rotation if isinstance(q, Projected) else None,
-        )
+        order = PLAIN
+        if self._repeat and a.wo is not None and self._attend.packs:
+            order = self._products.order([a.wo], batch.n_tokens)
+        o = self._half("o", batch.n_tokens, a.n_head * a.head_size, order)
+        pages = self._pages.of(a.layer)
+        options: dict[str, Any] = {"scale": a.scale, "window": a.window}
+        options |= {"soft_cap": a.soft_cap, "sinks": a.sinks}
+        options |= {"order": order, "n_tokens": batch.n_tokens}
+        if batch.n_prompt_tiles and isinstance(q, Array):
+            tiles = batch.prompt_tiles, batch.n_prompt_tiles
+            self._attend_prompt.launch(q.data, batch.memory, pages, *tiles, o.data, **options)
+        if batch.n_tiles:
+            self._attend.launch(
+                None if isinstance(q, Projected) else q.data,
+                batch.memory,
+                pages,
+                batch.tiles,
+                batch.n_tiles,
+                o.data,
+                split=batch.split,
+                projected=q.parts if isinstance(q, Projected) else (),
+                rotation=q.rotation if isinstance(q, Projected) else None,
+                **options,
+            )
         return o
 
     def _rotation(self, a: Attention) -> Rotation:
@@ -274,10 +312,11 @@ class Cuda:
         f = feed_forward
         gate, up = f.w_gate, f.w_up
         order = PLAIN
-        if self._repeat and f.w_down is not None and one_layout([gate, up]):
-            order = self._products.hopper.order([f.w_down], x.shape[0])
+        together = self._products.together([gate, up], x.shape[0])
+        if self._repeat and f.w_down is not None and together:
+            order = self._products.order([f.w_down], x.shape[0])
         h = self._half("h", x.shape[0], gate.n_rows, order)
-        if one_layout([gate, up]):
+        if together:
             self._multiply_normed(x, f.norm, [gate, up], [h], "GLU", f.activation)
         else:
             parts = [self._float(name, x.shape[0], gate.n_rows) for name in ("gate", "up")]
@@ -320,19 +359,15 @@ class Cuda:
         soft_cap: float = 0.0,
         rows: Memory | None = None,
     ) -> None:
-        """outs = epilogue(norm(x[rows]) W^T); one token is normalised inside a single launch."""
+        """outs = epilogue(norm(x[rows]) W^T); some products normalise x themselves."""
         n = outs[0].shape[0]
-        if n == 1 and rows is None and one_layout(weights):
-            self._products.multiply(x, weights, outs, epilogue, norm, activation, soft_cap)
+        if self._products.normalises(weights, n, rows is None):
+            self._products.multiply(x, weights, outs, epilogue, norm, activation, soft_cap, rows)
             return
-        order, k = self._products.hopper.order(weights, n), x.shape[1]
+        order, k = self._products.order(weights, n), x.shape[1]
         normed = self._half("normed", n, k, order)
         self._norm.to_half(x.data, rows, norm.weight, normed.data, n, k, norm.eps, order)
         self._products.multiply(normed, weights, outs, epilogue, None, activation, soft_cap)
-
-    def _pages(self, layer: int) -> tuple[Ptr, Ptr]:
-        offset = layer * self._layer_bytes
-        return self._keys.at(offset), self._values.at(offset)
 
     def _turns(self, rope: Rope) -> Buffer:
         """The rope's frequencies on the device, uploaded once."""

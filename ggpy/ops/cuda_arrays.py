@@ -16,6 +16,7 @@ from ..kernels.block_kernel import BlockMatrix
 from ..kernels.pack import PLAIN
 from ..kernels.rope_kv import Rotation
 from ..kernels.tile import TiledMatrix
+from .interface import ActivationType
 
 Memory = Buffer | Ptr
 
@@ -46,13 +47,16 @@ class Projected:
 class Matrix:
     """A weight [n_rows, k], in tiles or in the file's blocks: the other one is None.
 
-    Blocks are for formats that have no tiles, and for tables of which only rows are used.
+    Blocks are for formats that have no tiles, and for tables of which only rows are used. With a
+    scale, float [n_rows], it is in tiles, which know it, too. activations: see Ops.weight.
     """
 
     n_rows: int
     k: int
     tiles: TiledMatrix | None
     blocks: BlockMatrix | None
+    scale: Buffer | None = None
+    activations: ActivationType = "f16"
 
     @property
     def in_blocks(self) -> BlockMatrix:

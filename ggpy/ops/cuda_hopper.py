@@ -10,11 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ..device.base import Buffer
-from ..kernels.mul_mat_tile import COLUMNS, Epilogue
+from ..kernels.mul_mat_tile import COLUMNS
 from ..kernels.mul_mat_wgmma import MulMatWgmma
 from ..kernels.pack import PLAIN, Pack, order_of, packed_bytes
-from ..kernels.tile import TiledMatrix
-from .cuda_arrays import Array, Matrix, Memory
+from ..kernels.product import Epilogue
+from ..kernels.tile import Layout, TiledMatrix
+from .cuda_arrays import Array, Memory
 
 FROM_TOKENS = COLUMNS[-1] + 1  # what one launch of the exact product does not take
 
@@ -33,9 +34,9 @@ class HopperProducts:
         """Whether so many tokens are multiplied here."""
         return self._product is not None and self.allowed and n_tokens >= FROM_TOKENS
 
-    def order(self, weights: list[Matrix], n_tokens: int) -> int:
-        """In which order x should come for these weights."""
-        orders = {order_of(w.tiles.layout) if w.tiles else PLAIN for w in weights}
+    def order(self, layouts: list[Layout | None], n_tokens: int) -> int:
+        """In which order x should come for weights of these layouts; None has no tiles."""
+        orders = {order_of(layout) if layout else PLAIN for layout in layouts}
         return orders.pop() if self.takes(n_tokens) and len(orders) == 1 else PLAIN
 
     def multiply(
@@ -45,8 +46,12 @@ class HopperProducts:
         outs: list[Array],
         epilogue: Epilogue,
         activation: str,
+        just_made: bool = False,
     ) -> None:
-        """outs[i] = epilogue(x tiles[i]^T) for tiles of one layout; see Products.multiply."""
+        """outs[i] = epilogue(x tiles[i]^T) for tiles of one layout; see Products.multiply.
+
+        just_made: by a kernel before, so that they must not be read ahead of its end.
+        """
         assert self._product is not None
         n = outs[0].shape[0]
         self._product.launch(
@@ -57,6 +62,7 @@ class HopperProducts:
             epilogue=epilogue,
             activation=activation,
             order=outs[0].order,
+            pdl=not just_made,
         )
 
     def _packed(self, x: Array, n_tokens: int, order: int) -> Memory:

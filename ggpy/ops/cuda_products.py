@@ -1,8 +1,9 @@
 """Products with weights on a GPU, whatever these lie in: tiles, or blocks of a file.
 
 Which launches a product takes is decided here; where its operands come from is not. Activations
-are multiplied as halves, or, with weights in quantised blocks, as block_q8_1 where that is asked
-for.
+are multiplied as halves, as 8-bit numbers where weights want that, or, with weights in quantised
+blocks, as block_q8_1 where that is asked for. Blocks that have no tiles become tiles of halves for
+a product of many tokens.
 """
 
 from __future__ import annotations
@@ -14,17 +15,21 @@ from ..device.base import Buffer
 from ..formats import Format
 from ..kernels.dequantize_mul_mat_vec import dequantize_mul_mat_vec
 from ..kernels.elementwise import Elementwise
+from ..kernels.halves import TILES as HALF_TILES
 from ..kernels.mul_mat_q import MulMatQ
-from ..kernels.mul_mat_tile import Epilogue, Limits, MulMatTile, warps_for
+from ..kernels.mul_mat_tile import Limits, MulMatTile, warps_for
 from ..kernels.mul_mat_vec_q import mul_mat_vec_q
+from ..kernels.pack import PLAIN
+from ..kernels.product import Epilogue
 from ..kernels.quantize_q8_1 import q8_1_bytes, quantize_q8_1
-from .cuda_arrays import Array, Matrix, one_layout
+from ..kernels.tile import TiledMatrix
+from .cuda_arrays import Array, Matrix, Memory, one_layout
+from .cuda_gemm import MANY_TOKENS, Gemm, HalfTiles, Room, can_be_halves, scratch_bytes
 from .cuda_hopper import HopperProducts
-from .interface import Norm
+from .cuda_w8a8 import W8A8Products
+from .interface import Demand, Norm
 
-MANY_TOKENS = 32  # of a step with a prompt, from which on the product for many is faster
 Activations = Literal["f16", "q8_1"]
-Room = Callable[[str, int], Buffer]  # scratch memory by name and bytes
 
 STATIC_SHARED = 1 << 10  # bytes of a block's shared memory that kernels declare themselves
 
@@ -38,8 +43,11 @@ class Products:
         elementwise: Elementwise,
         activations: Activations = "f16",
         room: Room | None = None,
+        gemm: Gemm = "auto",
     ) -> None:
-        """room: where activations of 8 bits go; by default to an allocation of each product."""
+        """room: scratch memory; by default an allocation of each product. gemm: what multiplies
+        many tokens; CublasMissing.
+        """
         shared = device.shared_bytes - STATIC_SHARED
         self.warps = warps_for(shared)
         limits = Limits(shared, multiprocessors=device.sm_count, warps=self.warps)
@@ -50,11 +58,59 @@ class Products:
         self._room = room or (lambda name, nbytes: device.alloc(nbytes, name))
         self._many = MulMatQ(device) if MulMatQ.fits(shared) else None
         self.hopper = HopperProducts(device, self._room)
+        self.w8a8 = W8A8Products(device, limits, elementwise, self._room)
+        self._half_tiles = HalfTiles(device, self._room)
+        self._cublas: Any = None
+        if gemm == "cublas":
+            from .cuda_gemm_cublas import CublasProducts
+
+            self._cublas = CublasProducts(device, self._room)
         self.prompt = False  # the step has a prompt: what rounds weights to halves may be used
 
     def keeps_blocks(self, format: Format) -> bool:
         """Whether a matrix of the format is multiplied in its blocks, even if it has tiles."""
         return self._activations == "q8_1" and format.block_size > 1
+
+    def scratch_bytes(self, demand: Demand) -> int:
+        """What products of the demand's steps need at most for weights that become halves."""
+        n, many = demand.n_batch, self._many is not None and self.hopper.allowed
+        if not (self.hopper.takes(n) or (many and n >= MANY_TOKENS)):
+            return 0
+        kept = [w for w, lookup in demand.weights if not lookup and len(w.shape) == 2]
+        matrices = [(w.format, w.shape[0], w.shape[1]) for w in kept]
+        return scratch_bytes(matrices, "cublas" if self._cublas else "auto")
+
+    def becomes_halves(self, w: Matrix, n_tokens: int) -> bool:
+        """Whether tiles of halves are made of w for a product of so many tokens, which there is."""
+        many = self.prompt and self._many is not None and n_tokens >= MANY_TOKENS
+        mine = w.tiles is None and w.scale is None and not self.keeps_blocks(w.in_blocks.format)
+        return mine and (many or self.hopper.takes(n_tokens)) and can_be_halves(w.k)
+
+    def together(self, weights: list[Matrix], n_tokens: int) -> bool:
+        """Whether one launch can multiply all of them."""
+        if any(self._by_cublas(w, n_tokens) for w in weights):
+            return len(weights) == 1
+        made = all(self.becomes_halves(w, n_tokens) for w in weights)
+        return one_layout(weights) or (made and HalfTiles.fit(weights))
+
+    def order(self, weights: list[Matrix], n_tokens: int) -> int:
+        """In which order x should come for these weights."""
+        if any(self._by_cublas(w, n_tokens) or w.activations != "f16" for w in weights):
+            return PLAIN
+        halves = [self.becomes_halves(w, n_tokens) for w in weights]
+        tiles = [w.tiles.layout if w.tiles else None for w in weights]
+        layouts = [HALF_TILES if h else t for h, t in zip(halves, tiles, strict=True)]
+        return self.hopper.order(layouts, n_tokens)
+
+    def _by_cublas(self, w: Matrix, n_tokens: int) -> bool:
+        mine = self._cublas is not None and w.activations == "f16"
+        return mine and bool(self._cublas.takes(w, n_tokens))
+
+    def normalises(self, weights: list[Matrix], n_tokens: int, all_rows: bool) -> bool:
+        """Whether `multiply` takes x before its norm: one launch does it for all weights."""
+        if not one_layout(weights):
+            return False
+        return W8A8Products.all_mine(weights) or (n_tokens == 1 and all_rows)
 
     def multiply(
         self,
@@ -65,53 +121,83 @@ class Products:
         norm: Norm | None = None,
         activation: str = "silu",
         soft_cap: float = 0.0,
+        rows: Memory | None = None,
     ) -> None:
         """outs[i] = epilogue(x weights[i]^T), in as few launches as the layouts allow.
 
         ADD adds to what out holds; GLU makes one output of two weights of one layout. norm: of x,
-        which is one token in float then, for weights of one layout.
+        or of its rows, which is float then, where `normalises` says so.
         """
         n = outs[0].shape[0]
         quantized: Buffer | None = None
-        for part in by_layout(weights):
+        for part in by_launch(weights, lambda some: self.together(some, n)):
             to = outs if epilogue == "GLU" else outs[part]
-            residual = to[0].data if epilogue == "ADD" else None
+            w = weights[part][0]
             tiles = [w.tiles for w in weights[part] if w.tiles is not None]
-            if not tiles:
-                w = weights[part][0]
+            if self._by_cublas(w, n):
+                self._cublas.multiply(x, w, to[0], epilogue == "ADD")
+                self._cap(to[0], soft_cap)
+            elif tiles and w.activations != "f16":
+                given = norm, activation, soft_cap, rows
+                self.w8a8.multiply(x, w.activations, tiles, to, epilogue, *given)
+            elif tiles:
+                self._multiply_tiles(x, tiles, to, epilogue, norm, activation, soft_cap)
+            elif self.becomes_halves(w, n):
+                some = weights[part]
+                self._multiply_halves(x, some, to, epilogue, activation, soft_cap)
+            else:
                 if self.keeps_blocks(w.in_blocks.format):
                     quantized = quantized or self._quantize(x, n, w.k)
                 self._multiply_blocks(x, quantized, w, to[0], epilogue == "ADD", soft_cap)
-                continue
-            if self.hopper.takes(n):
-                self.hopper.multiply(x, tiles, to, epilogue, activation)
-                if soft_cap:
-                    self._elementwise.soft_cap(to[0].data, n * to[0].shape[1], soft_cap)
-                continue
-            if self.prompt and self._many is not None and n >= MANY_TOKENS:
-                self._many.launch(
-                    tiles,
-                    x.data,
-                    [out.data for out in to],
-                    n,
-                    epilogue=epilogue,
-                    residual=residual,
-                    activation=activation,
-                    soft_cap=soft_cap,
-                )
-                continue
-            self._tiles.launch(
-                tiles,
-                x.data,
-                [out.data for out in to],
-                n,
-                epilogue=epilogue,
-                norm=norm.weight if norm else None,
-                eps=norm.eps if norm else 0.0,
-                residual=residual,
-                activation=activation,
-                soft_cap=soft_cap,
-            )
+
+    def _multiply_tiles(
+        self,
+        x: Array,
+        tiles: list[TiledMatrix],
+        outs: list[Array],
+        epilogue: Epilogue,
+        norm: Norm | None,
+        activation: str,
+        soft_cap: float,
+        just_made: bool = False,
+    ) -> None:
+        """outs[i] = epilogue(x tiles[i]^T) in one launch; see multiply."""
+        n = outs[0].shape[0]
+        to = [out.data for out in outs]
+        residual = to[0] if epilogue == "ADD" else None
+        options: dict[str, Any] = {"epilogue": epilogue, "activation": activation}
+        if self.hopper.takes(n):
+            self.hopper.multiply(x, tiles, outs, just_made=just_made, **options)
+            self._cap(outs[0], soft_cap)
+            return
+        options |= {"residual": residual, "soft_cap": soft_cap}
+        if self.prompt and self._many is not None and n >= MANY_TOKENS:
+            self._many.launch(tiles, x.data, to, n, **options)
+            return
+        normed = {"norm": norm.weight, "eps": norm.eps} if norm else {}
+        self._tiles.launch(tiles, x.data, to, n, **normed, **options)
+
+    def _multiply_halves(
+        self,
+        x: Array,
+        weights: list[Matrix],
+        outs: list[Array],
+        epilogue: Epilogue,
+        activation: str,
+        soft_cap: float,
+    ) -> None:
+        """The same of weights in blocks, which become tiles of halves first."""
+        if len(weights) > 1 or HalfTiles.fit(weights):
+            tiles = self._half_tiles.make(weights)
+            self._multiply_tiles(x, tiles, outs, epilogue, None, activation, soft_cap, True)
+            return
+        for piece, out in self._half_tiles.parts(weights[0], outs[0]):
+            self._multiply_tiles(x, [piece], [out], epilogue, None, activation, 0.0, True)
+        self._cap(outs[0], soft_cap)
+
+    def _cap(self, y: Array, soft_cap: float) -> None:
+        if soft_cap:
+            self._elementwise.soft_cap(y.data, y.shape[0] * y.shape[1], soft_cap)
 
     def _quantize(self, x: Array, n_tokens: int, k: int) -> Buffer:
         """x[T, K] as block_q8_1."""
@@ -129,15 +215,14 @@ class Products:
             mul_mat_vec_q(self.device, w.in_blocks, quantized, **to)
         else:
             dequantize_mul_mat_vec(self.device, w.in_blocks, x.data, **to)
-        if soft_cap:
-            self._elementwise.soft_cap(y.data, n * y.shape[1], soft_cap)
+        self._cap(y, soft_cap)
 
 
-def by_layout(weights: list[Matrix]) -> list[slice]:
+def by_launch(weights: list[Matrix], together: Callable[[list[Matrix]], bool]) -> list[slice]:
     """Neighbours that one launch can multiply; a matrix in blocks is alone."""
     groups: list[slice] = []
-    for i, w in enumerate(weights):
-        if groups and one_layout([weights[groups[-1].start], w]):
+    for i in range(len(weights)):
+        if groups and together(weights[groups[-1].start : i + 1]):
             groups[-1] = slice(groups[-1].start, i + 1)
         else:
             groups.append(slice(i, i + 1))

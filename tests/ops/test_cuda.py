@@ -12,7 +12,9 @@ from ggpy import arch
 from ggpy.engine import Engine
 from ggpy.formats import by_name
 from ggpy.formats.random_blocks import random_blocks
+from ggpy.formats.rows import by_row, encode_rows, row_scales
 from ggpy.gguf import File, Tensor
+from ggpy.kernels.attend_prompt import AttendPrompt
 from ggpy.ops import cuda, cuda_upload
 from ggpy.ops.interface import Attention, CacheShape, FeedForward, Head, Norm, Rope, Step
 from ggpy.ops.reference import Reference
@@ -229,6 +231,19 @@ def weight(name: str, rows: int, columns: int, seed: int) -> Tensor:
     return Tensor(f"{name} {rows}x{columns}", (rows, columns), format, blocks)
 
 
+def hand_over(ops, name: str, rows: int, columns: int, seed: int, lookup: bool = False):
+    """A matrix; "I8 * rows" is one whose rows have scales."""
+    kind, by_rows, _ = name.partition(" * rows")
+    if not by_rows:
+        return ops.weight(weight(kind, rows, columns, seed), lookup)
+    format = by_row(kind)
+    values = np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32) / 10
+    scales = row_scales(values, format)
+    matrix = Tensor("w", (rows, columns), format, encode_rows(values, scales, format))
+    scale = Tensor("w.scale", (rows,), by_name("F32"), scales.view(np.uint8))
+    return ops.weight(matrix, lookup, scale)
+
+
 def vector(n: int, seed: int) -> Tensor:
     values = np.random.default_rng(seed).uniform(0.5, 1.5, n).astype(np.float32)
     return Tensor("norm", (n,), by_name("F32"), values.view(np.uint8))
@@ -240,11 +255,11 @@ def layer_on(ops, formats: dict[str, str], table: str, tied: bool):
     shapes = {"wq": (H * E, D), "wk": (G * E, D), "wv": (G * E, D), "wo": (D, H * E)}
     shapes |= {"gate": (F, D), "up": (F, D), "down": (D, F), "output": (V, D)}
     w = {
-        name: ops.weight(weight(kind(name), *shape, seed))
+        name: hand_over(ops, kind(name), *shape, seed)
         for seed, (name, shape) in enumerate(shapes.items())
     }
     norms = [Norm(ops.weight(vector(D, i)), 1e-5) for i in range(4)]
-    embedding = ops.weight(weight(table, V, D, 9), lookup=not tied)
+    embedding = hand_over(ops, table, V, D, 9, lookup=not tied)
     ops.weights_ready()
     ops.allocate_cache(CacheShape(1, 4, G, E, H))
     rope = Rope("norm", 100.0 ** (-np.arange(8) / 8), 1.2)
@@ -266,13 +281,19 @@ def layer_on(ops, formats: dict[str, str], table: str, tied: bool):
 FORMATS = {
     "one": {"other": "Q8_0"},
     "mixed": {"other": "Q8_0", "wv": "Q4_0", "up": "Q4_0", "wo": "F16"},
-    "blocks": {"other": "IQ4_NL"},
-    "some in blocks": {"other": "Q8_0", "wk": "IQ4_NL", "gate": "IQ4_NL", "output": "IQ4_NL"},
+    "tables": {"other": "IQ4_NL", "wo": "MXFP4", "down": "NVFP4"},
+    "blocks": {"other": "F32"},
+    "some in blocks": {"other": "Q8_0", "wk": "F32", "gate": "F32", "output": "F32"},
+    "scales of rows": {"other": "I8 * rows", "wk": "Q4_0 * rows", "down": "F8_E4M3 * rows"},
 }
 
 
 @pytest.mark.parametrize(
-    "formats, tied", [*[(name, False) for name in FORMATS], ("one", True), ("blocks", True)]
+    "formats, tied",
+    [
+        *[(name, False) for name in FORMATS],
+        *[(n, True) for n in ("one", "blocks", "scales of rows")],
+    ],
 )
 def test_weights_in_any_formats(machine, formats, tied):
     table = FORMATS[formats]["other"] if tied else "Q4_0"
@@ -285,6 +306,21 @@ def test_weights_in_any_formats(machine, formats, tied):
             for ops, forward in zip(backends, forwards, strict=True)
         )
         assert nmse(result, expected) <= OF_A_ROW
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+def test_a_prompt_beside_others(machine, monkeypatch, invariant):
+    """Its attention has a kernel of its own from some tokens on, unless bits must not change."""
+    monkeypatch.setattr(AttendPrompt, "from_tokens", 8)
+    ops, reference = cuda.Cuda(machine, batch_invariant=invariant), Reference(1)
+    forwards = [layer_on(backend, FORMATS["one"], "Q4_0", False) for backend in (ops, reference)]
+    parts = [(ids_of(20, n_vocab=V), 0, [2]), ([7], 0, [0]), (ids_of(3, n_vocab=V), 0, [1])]
+    alone = [(ids_of(9, n_vocab=V), 20, [2])]
+    for step, tiles in ((step_of(parts), 2), (step_of(alone), 0)):
+        result = ops.read(ops.run(step, forwards[0]))
+        assert nmse(result, reference.run(step, forwards[1])) <= OF_A_ROW
+        batch = ops._batch
+        assert (batch.n_prompt_tiles > 0, batch.n_tiles >= tiles) == (not invariant, True)
 
 
 @pytest.mark.parametrize("part", [1 << 10, 9000, 32 << 20])
