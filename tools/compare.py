@@ -20,8 +20,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ggpy.bench.compare_table import KIND, markdown
 from ggpy.bench.machine import now
-from ggpy.bench.table import BUSY, BUSY_NOTE
 from ggpy.outcome import ended
 
 KEY = ("n_prompt", "n_gen", "n_depth", "n_batch", "n_ubatch")
@@ -91,7 +91,7 @@ def compare(options: argparse.Namespace, tests: Sequence[str], command: str) -> 
         ours, theirs = alternate(options, tests, path)
         rows += joined(ours, theirs)
     if options.output == "json":
-        head = {"kind": "ggpy compare", "command": command, "time": now()}
+        head = {"kind": KIND, "command": command, "time": now()}
         print(json.dumps({**head, "rows": rows}, indent=1, ensure_ascii=False))
     else:
         print(*markdown(rows), sep="\n")
@@ -201,28 +201,6 @@ def spread(values: Sequence[float]) -> float:
 def device_of(row: Row) -> str:
     """What ran it."""
     return str(row.get("gpu_info") or row.get("cpu_info") or "")
-
-
-def markdown(rows: Sequence[Row]) -> Iterator[str]:
-    """A table, and what both were below it."""
-    yield "| model | test | ggpy t/s | llama.cpp t/s | ratio | % of limit |"
-    yield "| --- | --- | ---: | ---: | ---: | ---: |"
-    for row in rows:
-        limit = row["limit_ts"]
-        figures = [figure(row, "ggpy"), figure(row, "llama"), f"{row['ratio']:.2f}"]
-        share = f"{100 * row['ggpy_ts'] / limit:.1f}" if limit else ""
-        yield "| " + " | ".join([row["model"], row["test"], *figures, share]) + " |"
-    yield ""
-    first = rows[0]
-    yield f"ggpy {first['ggpy_build']} on {first['ggpy_device']}"
-    yield f"llama.cpp {first['llama_build']} on {first['llama_device']}"
-    if any(max(row["ggpy_spread"], row["llama_spread"]) > BUSY for row in rows):
-        yield BUSY_NOTE
-
-
-def figure(row: Row, who: str) -> str:
-    """Tokens a second, marked if runs differed much."""
-    return f"{row[who + '_ts']:.2f}" + (" !" if row[who + "_spread"] > BUSY else "")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The page of measurements, BENCHMARKS.md, made of committed JSON and of nothing else.
 
-Each file in the folder is the output of one `ggpy bench -o json`, `ggpy bench --profile -o json` or
-`ggpy bench_kernels -o json`, and becomes one section with its machine, date and command. Numbers
-are never typed here.
+Each file in the folder is the output of one `ggpy bench -o json`, `ggpy bench --profile -o json`,
+`ggpy bench_kernels -o json` or `ggpy compare -o json`, and becomes one section with its machine,
+date and command. Numbers are never typed here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import kernel_table, profile_table
+from . import compare_table, kernel_table, profile_table
 from .table import BUSY, FIELDS, Row
 
 HEAD = """\
@@ -20,7 +20,7 @@ HEAD = """\
 
 What `ggpy bench` and `ggpy bench_kernels` measured. This page is written by `ggpy bench --report`
 from the JSON files in `{folder}/`. `ggpy make_benchmarks` measures everything on a GPU and writes
-both; other results of `-o json` can be put there, too.
+both; other results of `-o json` can be put there, too, those of `ggpy compare` among them.
 
 *t/s* is the median of all repetitions, of all sequences together; *spread* is how far the slowest
 and the fastest of them are apart. *limit* is what reading the weights and the context once, or
@@ -62,6 +62,8 @@ def section(path: Path) -> Iterator[str]:
             yield from kernels(kernel_table.checked(found, path))
         elif isinstance(found, dict) and found.get("kind") == profile_table.KIND:
             yield from steps(profile_table.checked(found, path))
+        elif isinstance(found, dict) and found.get("kind") == compare_table.KIND:
+            yield from both(compare_table.checked(found, path))
         else:
             yield from speeds(checked(found, path))
     except (OSError, ValueError) as error:
@@ -133,6 +135,16 @@ def steps(found: Row) -> Iterator[str]:
     yield from where(found, found["gpu"], found["build"])
     for row in found["profiles"]:
         yield from profile_table.markdown(row)
+
+
+# Both programs
+
+
+def both(found: Row) -> Iterator[str]:
+    """The table of `ggpy compare`."""
+    yield f"{found['time'][:10]}.\n"
+    yield f"```sh\n{found['command']}\n```\n"
+    yield from compare_table.markdown(found["rows"])
 
 
 # Kernels

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ggpy.bench import kernel_table, profile_table, report
+from ggpy.bench import compare_table, kernel_table, profile_table, report
 from ggpy.bench.options import Test
 from ggpy.bench.runs import Facts, Result
 from ggpy.bench.table import FIELDS, LLAMA_BENCH, SAMPLES, Machine, Row, lines, row_of
@@ -158,6 +158,20 @@ def test_the_page_is_made_of_the_files(tmp_path: Path) -> None:
     assert "| o'model.gguf | 8.00 GiB | tg100 x2 | 487.8 | 20.5% (busy?) | 1000 | 48.8 |" in text
     assert "| big.gguf |  | pp512 | failed |" in text
     assert "big.gguf, pp512: MemoryError: too large" in text
+
+
+def test_a_comparison_is_a_section(tmp_path: Path) -> None:
+    row = dict.fromkeys(compare_table.FIELDS, "x") | {"ggpy_ts": 30.0, "llama_ts": 10.0}
+    row |= {"ratio": 3.0, "ggpy_spread": 0.01, "llama_spread": 0.5, "limit_ts": 60.0}
+    found = {"kind": compare_table.KIND, "command": "ggpy compare", "time": "2026-01-02T03:04:05Z"}
+    (tmp_path / "a.json").write_text(json.dumps(found | {"rows": [row]}))
+    text = "\n".join(report.page(tmp_path))
+    assert "2026-01-02.\n\n```sh\nggpy compare\n```" in text
+    assert "| x | x | 30.00 | 10.00 ! | 3.00 | 50.0 |" in text
+    del row["ratio"]
+    (tmp_path / "a.json").write_text(json.dumps(found | {"rows": [row]}))
+    with pytest.raises(report.ReportError, match=r"a\.json: the rows have no 'ratio'"):
+        list(report.page(tmp_path))
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", "[1]", '[{"avg_ts": 1}]'])

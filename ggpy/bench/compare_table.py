@@ -1,0 +1,47 @@
+"""What `ggpy compare` found, as a document and as a table: llama.cpp's llama-bench beside ours.
+
+Knows neither program; a row is one test that both ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from .kernel_table import checked_document
+from .table import BUSY, BUSY_NOTE, Row
+
+KIND = "ggpy compare"
+DOCUMENT = ("kind", "command", "time")
+FIELDS = (
+    *("model", "test", "ggpy_ts", "llama_ts", "ratio", "ggpy_spread", "llama_spread", "limit_ts"),
+    *("ggpy_build", "llama_build", "ggpy_device", "llama_device"),
+)
+
+
+def checked(found: Any, path: Path) -> Row:
+    """The document, if it is one; ValueError."""
+    return checked_document(found, path, KIND, DOCUMENT, "rows", FIELDS)
+
+
+def markdown(rows: Sequence[Row]) -> Iterator[str]:
+    """A table, and what both were below it."""
+    yield "| model | test | ggpy t/s | llama.cpp t/s | ratio | % of limit |"
+    yield "| --- | --- | ---: | ---: | ---: | ---: |"
+    for row in rows:
+        limit = row["limit_ts"]
+        figures = [figure(row, "ggpy"), figure(row, "llama"), f"{row['ratio']:.2f}"]
+        share = f"{100 * row['ggpy_ts'] / limit:.1f}" if limit else ""
+        yield "| " + " | ".join([row["model"], row["test"], *figures, share]) + " |"
+    yield ""
+    first = rows[0]
+    yield f"ggpy {first['ggpy_build']} on {first['ggpy_device']}"
+    yield f"llama.cpp {first['llama_build']} on {first['llama_device']}"
+    if any(max(row["ggpy_spread"], row["llama_spread"]) > BUSY for row in rows):
+        yield BUSY_NOTE
+
+
+def figure(row: Row, who: str) -> str:
+    """Tokens a second, marked if runs differed much."""
+    return f"{row[who + '_ts']:.2f}" + (" !" if row[who + "_spread"] > BUSY else "")
