@@ -19,10 +19,23 @@ from ggpy.outcome import ended
 
 ROOT = Path(__file__).resolve().parent.parent
 LARGE, SMALL, TINY = "Llama-3.1-8B", "Llama-3.2-1B", "SmolLM2-135M"
+FORMATS = (
+    *("Q5_0", "Q2_K", "Q3_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ4_NL", "IQ3_S", "IQ2_S", "MXFP4"),
+    *("NVFP4", "TQ2_0", "W8A16", "W4A16", "W8A8", "W8A8_FP8"),
+)
 RUNS = {
     "models": [
         *("bench", "--synthetic", f"{LARGE}:Q8_0,{LARGE}:Q4_0,{LARGE}:Q4_K,{LARGE}:F16"),
         *("--synthetic", f"{SMALL}:Q8_0,{SMALL}:Q4_0,{TINY}:Q8_0", "-p", "512,2048", "-n", "128"),
+    ],
+    "prompts": [  # in steps of 2048 tokens, and behind a deep context
+        *("bench", "--synthetic", f"{LARGE}:Q8_0,{LARGE}:Q4_0,{LARGE}:Q4_K,{LARGE}:F16"),
+        *("-p", "2048", "-n", "0", "-ub", "2048", "-d", "0,16384"),
+    ],
+    "formats": [
+        "bench",
+        *("--synthetic", ",".join(f"{LARGE}:{name}" for name in FORMATS)),
+        *("-p", "512", "-n", "128"),
     ],
     "batch": [
         *("bench", "--synthetic", f"{LARGE}:Q8_0,{LARGE}:Q4_K"),

@@ -52,4 +52,4 @@ def test_results_become_files_and_a_page(
 
 def test_what_it_does_not_know(program: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert program.main(["--only", "speed"]) == 2
-    assert "no run 'speed': models, batch" in capsys.readouterr().err
+    assert "no run 'speed': models, prompts, formats, batch" in capsys.readouterr().err
