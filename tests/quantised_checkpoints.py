@@ -1,4 +1,8 @@
-"""Checkpoints that are quantised already, packed by plain loops over the formats' descriptions."""
+"""Checkpoints that are quantised already, packed by plain loops over the formats' descriptions.
+
+The arrays equal those that AutoGPTQ 0.7.1, AutoAWQ 0.2.9 and compressed-tensors 0.20 pack of the
+same codes.
+"""
 
 from __future__ import annotations
 
