@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from .kernel_table import checked_document
 from .table import BUSY, BUSY_NOTE, Row
 
 KIND = "ggpy compare"
@@ -22,6 +21,8 @@ FIELDS = (
 
 def checked(found: Any, path: Path) -> Row:
     """The document, if it is one; ValueError."""
+    from .kernel_table import checked_document  # numpy is not needed to print one
+
     return checked_document(found, path, KIND, DOCUMENT, "rows", FIELDS)
 
 
