@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from ..device.base import Buffer, Device, Kernel
 from .address import Address, address
-from .attend import Attend, heads_per_tile, spans_of
-from .pack import PLAIN
-from .rope_kv import Batch, Heads
+from .attend import Asked, Attend, heads_per_tile, spans_of
+from .rope_kv import Heads
 
 ROWS = 128  # (token, head) pairs of a tile
 BOX = 64  # elements of a head that stand together in shared memory
@@ -68,39 +67,10 @@ class AttendPrompt:
         """
         return 96 if self.wgmma else 192
 
-    def launch(
-        self,
-        q: Address,
-        batch: Batch,
-        pages: tuple[Address, Address],
-        tiles: Address,
-        n_tiles: int,
-        out: Address,
-        *,
-        scale: float,
-        window: int = 0,
-        soft_cap: float = 0.0,
-        sinks: Address | None = None,
-        order: int = PLAIN,
-        n_tokens: int = 0,
-    ) -> None:
-        """Enqueue half out[T, H*E] for half q[T, H, row], for the tokens of the tiles; in rows, or
-        packed in an order for T = n_tokens where attend `packs`.
-        """
-        heads = self.heads
-        parameters = self.attend.parameters(
-            q,
-            batch,
-            pages,
-            tiles,
-            out,
-            scale=scale,
-            window=window,
-            soft_cap=soft_cap,
-            sinks=sinks,
-            order=order,
-            n_tokens=n_tokens,
-        )
+    def launch(self, asked: Asked, tiles: Address, n_tiles: int) -> None:
+        """Enqueue it for the tokens of the tiles; q is rotated."""
+        heads, pages = self.heads, asked.pages
+        parameters = self.attend.parameters(asked, tiles)
         arguments: tuple = (parameters,)
         threads = WARPS * 32
         if self.wgmma:
