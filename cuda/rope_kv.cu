@@ -13,10 +13,17 @@ struct Which {
     }
 };
 
-// A warp takes heads of one token, each the grid's warps further on: the angles are found once, and while a head is
-// turned the next one is on its way. grid (at most ceil((H + 2 G) / HEAD_WARPS), T)
+template <class A, class B>
+constexpr bool is_same = false;
+template <class A>
+constexpr bool is_same<A, A> = true;
+
+// A warp takes heads of one token, each the grid's warps further on: the angles are found once.
+// grid (at most ceil((H + 2 G) / HEAD_WARPS), T)
 template <class K, class V>  // types of keys and values
 __global__ void __launch_bounds__(HEAD_WARPS * 32) rope_kv(const RopeKv p) {
+    // The next head is on its way while one is turned, where rounding to blocks does not take the registers.
+    constexpr bool AHEAD = is_same<K, CacheF16> && is_same<V, CacheF16>;
     __shared__ float heads[HEAD_WARPS][MAX_HEAD];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, token = blockIdx.y;
     const int stride = gridDim.x * HEAD_WARPS, end = p.n_head + 2 * p.n_head_kv;
@@ -31,12 +38,16 @@ __global__ void __launch_bounds__(HEAD_WARPS * 32) rope_kv(const RopeKv p) {
     float* head = heads[warp];
     Which now(p, i);
     RawHead raw;
-    raw.load(p, now.part, now.index, token, lane);
+    if (AHEAD) raw.load(p, now.part, now.index, token, lane);
     for (; i < end; i += stride) {
-        raw.put(p, head, lane);
         const Which next(p, min(i + stride, end - 1));
-        if (i + stride < end) raw.load(p, next.part, next.index, token, lane);
-        turn_head<K>(p, now.part, rotation, head, lane);
+        if constexpr (AHEAD) {
+            raw.put(p, head, lane);
+            if (i + stride < end) raw.load(p, next.part, next.index, token, lane);
+            turn_head<K>(p, now.part, rotation, head, lane);
+        } else {
+            prepare_head<K>(p, now.part, now.index, token, rotation, head, lane);
+        }
         if (now.part == QUERY) {
             __half* to = p.q + (static_cast<size_t>(token) * p.n_head + now.index) * p.row;
             for (int e = lane; e < p.row; e += 32) to[e] = saturated_half(head[e]);

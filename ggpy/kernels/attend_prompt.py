@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ..device.base import Buffer, Device, Kernel
 from .address import Address, address
 from .attend import Asked, Attend, heads_per_tile, spans_of
+from .hopper import has_wgmma
 from .rope_kv import Heads
 
 ROWS = 128  # (token, head) pairs of a tile
@@ -47,7 +48,7 @@ class AttendPrompt:
         """
         self.attend, self.heads = attend, attend.heads
         self.device: Any = attend.device
-        self.wgmma = has_wgmma(self.device) if wgmma is None else wgmma
+        self.wgmma = has_wgmma(self.device.arch) if wgmma is None else wgmma
         self._maps: dict[tuple[int, int], ctypes.Array] = {}
         self._made: Kernel | None = None
 
@@ -56,7 +57,7 @@ class AttendPrompt:
         """Whether there is a kernel for heads of this shape, and enough shared memory for it."""
         if heads.page_size != BOX or not heads.has_halves:
             return False
-        if has_wgmma(device):
+        if has_wgmma(device.arch):
             return heads.row in (32, 64, 96, 128, 256)
         return heads.row <= 128 and shared_bytes(heads, wgmma=False) <= device.shared_bytes
 
@@ -101,11 +102,6 @@ class AttendPrompt:
             name = f"{stem}<{self.heads.row}>"
             self._made = self.device.kernel(f"{stem}.cu", name, defines=defines)
         return self._made
-
-
-def has_wgmma(device: Device) -> bool:
-    """Whether the GPU has Hopper's instructions."""
-    return device.arch == "sm_90a"
 
 
 def shared_bytes(heads: Heads, wgmma: bool) -> int:
