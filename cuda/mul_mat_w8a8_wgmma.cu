@@ -68,7 +68,7 @@ __device__ __forceinline__ Shares shares_of(const Product& p) {
 // One warp: lane i copies tile row i.
 template <int TOKENS, int EPILOGUE>
 __device__ __forceinline__ void copy_weights(const Product& p, const Room<TOKENS, EPILOGUE>& room, int lane) {
-    RingPlace<Room<TOKENS, EPILOGUE>::STAGES> place;
+    Place<Room<TOKENS, EPILOGUE>::STAGES> place;
     for (Shares share = shares_of(p); share.next();) {
         const TileRow<EPILOGUE> tile(p, share.row_block(), lane % TILES);
         for (int stage = share.first; stage < share.last; ++stage, place.next()) {
@@ -91,7 +91,7 @@ __device__ __forceinline__ void copy_weights(const Product& p, const Room<TOKENS
 template <int TOKENS, int EPILOGUE>
 __device__ __forceinline__ void copy_x(const Product& p, const Room<TOKENS, EPILOGUE>& room) {
     using R = Room<TOKENS, EPILOGUE>;
-    RingPlace<R::STAGES> place;
+    Place<R::STAGES> place;
     for (Shares share = shares_of(p); share.next();) {
         const int token = share.token_block() * TOKENS;
         const int bytes = min(TOKENS, codes_tokens(p.n_tokens) - token) * CODES_STEP;
@@ -114,7 +114,7 @@ struct Consumer {
     const Product& p;
     const R& room;
     int warp, lane;                     // warp 0 ... TILES - 1
-    RingPlace<R::STAGES> ahead, now;    // the stage whose operands come next, and that is multiplied next
+    Place<R::STAGES> ahead, now;    // the stage whose operands come next, and that is multiplied next
     int used;                           // the stage before it, or -1: products under way may still take it
     uint32_t a[2][4][4];
     Sum acc[TOKENS / 2];

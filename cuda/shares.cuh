@@ -6,15 +6,6 @@
 #pragma once
 #include "common.cuh"
 
-// A place in a ring, and how often it came round.
-template <int STAGES>
-struct RingPlace {
-    int stage = 0, parity = 0;
-    __device__ __forceinline__ void next() {
-        if (++stage == STAGES) stage = 0, parity ^= 1;
-    }
-};
-
 // The shares of this block, one after the other: stages first ... last - 1 of a tile.
 struct Shares {
     int n_tiles, token_blocks, rounds, stages;

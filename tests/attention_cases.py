@@ -13,7 +13,7 @@ import numpy as np
 from kernel_buffers import Output, upload
 from packed_cases import unpacked
 
-from ggpy.kernels.attend import Attend, plan_tiles
+from ggpy.kernels.attend import Asked, Attend, plan_tiles
 from ggpy.kernels.attend_prompt import AttendPrompt, plan_prompts
 from ggpy.kernels.pack import PLAIN, packed_bytes
 from ggpy.kernels.rope_kv import Batch, Heads, RopeKv, Rotation, turns
@@ -182,18 +182,17 @@ class Attention:
             options["rotation"] = turn.on(device)
         if options.get("sinks") is not None:
             options["sinks"] = upload(device, options["sinks"])
-        self.kernel.launch(
+        asked = Asked(
             None if q is None else upload(device, q),
             s.batch(device),
             pages.send(device),
-            upload(device, tiles),
-            len(tiles),
             out.output.buffer,
-            split=bool((tiles[:, 2] > 1).any()),
             order=order,
             n_tokens=len(s.positions),
             **options,
         )
+        split = bool((tiles[:, 2] > 1).any())
+        self.kernel.launch(asked, upload(device, tiles), len(tiles), split)
         return out.read()
 
 
@@ -212,8 +211,8 @@ class PromptAttention:
         if options.get("sinks") is not None:
             options["sinks"] = upload(device, options["sinks"])
         options |= {"order": order, "n_tokens": len(s.positions)}
-        parts = upload(device, q), s.batch(device), pages.send(device), upload(device, tiles)
-        self.kernel.launch(*parts, len(tiles), out.output.buffer, **options)
+        parts = upload(device, q), s.batch(device), pages.send(device), out.output.buffer
+        self.kernel.launch(Asked(*parts, **options), upload(device, tiles), len(tiles))
         return out.read()
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from ..arch.config import Dimensions
 from ..cache_type import CacheTypes
 from ..device.base import Ptr
-from ..kernels.attend import Attend, plan_tiles
+from ..kernels.attend import Asked, Attend, plan_tiles
 from ..kernels.attend_prompt import AttendPrompt, plan_prompts
 from ..kernels.rope_kv import Batch, Heads, RopeKv, Rotation, turns
 from ..ops.interface import PAGE_SIZE
@@ -77,19 +77,24 @@ def _attend(o: Operands, heads: Heads, n_seq: int, depth: int, n: int) -> Enqueu
     tokens = positions, sequences, heads
     plan = plan_prompts(*tokens, n) if prompt else plan_tiles(*tokens)
     attend = o.made((heads, n_seq), lambda: Attend(o.device, heads, n_seq, o.device.shared_bytes))
-    kernel = o.made((heads, "prompt"), lambda: AttendPrompt(attend)) if prompt else attend
+    attend_prompt = o.made((heads, "prompt"), lambda: AttendPrompt(attend)) if prompt else None
     pages = _pages(o, heads, n_pages)
     tiles = o.integers("tiles", plan)
     out = o.room("attended", 2 * n_seq * n * heads.n_head * heads.head_size)
-    options: dict[str, Any] = {"scale": heads.head_size**-0.5}
-    q = None
-    if not prompt:
-        options["split"] = n == 1
+    asked: dict[str, Any] = {"batch": batch, "out": out, "scale": heads.head_size**-0.5, "q": None}
     if n == 1:
-        options |= {"projected": _projected(o, heads, n_seq), "rotation": _rotation(o, heads)}
+        asked |= {"projected": _projected(o, heads, n_seq), "rotation": _rotation(o, heads)}
     else:
-        q = o.halves("q", n_seq * n * heads.n_head, heads.row).data
-    return lambda: kernel.launch(q, batch, pages(), tiles, len(plan), out, **options)
+        asked["q"] = o.halves("q", n_seq * n * heads.n_head, heads.row).data
+
+    def enqueue() -> None:
+        now = Asked(pages=pages(), **asked)
+        if attend_prompt:
+            attend_prompt.launch(now, tiles, len(plan))
+        else:
+            attend.launch(now, tiles, len(plan), split=n == 1)
+
+    return enqueue
 
 
 def _pages(o: Operands, heads: Heads, n: int) -> Callable[[], tuple[Ptr, Ptr]]:

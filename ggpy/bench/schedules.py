@@ -13,8 +13,9 @@ from statistics import median
 from typing import Any
 
 from ..formats import Format
+from ..kernels.hopper import ROW_BLOCK, TILE_ROWS, has_wgmma
 from ..kernels.mul_mat_tile import Limits, MulMatTile
-from ..kernels.mul_mat_wgmma import ROW_BLOCK, TILE_ROWS, MulMatWgmma
+from ..kernels.mul_mat_wgmma import MulMatWgmma
 from ..kernels.pack import STEP, packed_bytes, steps_of
 from ..kernels.schedule import Cut, Schedule, fastest
 from ..kernels.tile import Layout, layout_of
@@ -213,7 +214,7 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def report(device: Any, format: Format, clock: Any, say: Say) -> Iterator[str]:
     """All tables; ValueError on a GPU without the product."""
-    if not MulMatWgmma.runs_on(device.arch):
+    if not has_wgmma(device.arch):
         raise ValueError(f"{device.arch} has no wgmma: schedules are measured on Hopper")
     o = Operands(device)
     for few in (False, True):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -93,6 +94,29 @@ def _tiles_of_one(tokens: NDArray[np.int32], positions: NDArray[np.int32]) -> ND
     return tiles
 
 
+@dataclass(frozen=True)
+class Asked:
+    """Half out[T, H*E] for half q[T, H, row], over the pages (keys, values) of a layer.
+
+    With `projected` and `rotation` instead of q every tile is one token, alone with its sequence in
+    the step, and its q, k and v are rotated (and stored) on the way. order: of the output, for
+    T = n_tokens; PLAIN is rows, others need Attend.packs.
+    """
+
+    q: Address | None
+    batch: Batch
+    pages: tuple[Address, Address]
+    out: Address
+    scale: float
+    window: int = 0  # 0: all positions
+    soft_cap: float = 0.0  # 0: none
+    sinks: Address | None = None
+    projected: Sequence[Address] = ()
+    rotation: Rotation | None = None
+    order: int = PLAIN
+    n_tokens: int = 0
+
+
 class Attend:
     """Attention for heads of one shape; room for max_split_tiles sequences with split context."""
 
@@ -118,51 +142,11 @@ class Attend:
         )
         self._counters = device.zeros(places * 4, "attention counters")
 
-    def launch(
-        self,
-        q: Address | None,
-        batch: Batch,
-        pages: tuple[Address, Address],
-        tiles: Address,
-        n_tiles: int,
-        out: Address,
-        *,
-        scale: float,
-        split: bool,
-        window: int = 0,
-        soft_cap: float = 0.0,
-        sinks: Address | None = None,
-        projected: Sequence[Address] = (),
-        rotation: Rotation | None = None,
-        order: int = PLAIN,
-        n_tokens: int = 0,
-    ) -> None:
-        """Enqueue half out[T, H*E] for half q[T, H, row]; in rows, or packed in an order for
-        T = n_tokens where `packs`.
-
-        split: whether a tile may have more than one part. With `projected` and `rotation` instead
-        of q every tile is one token, alone with its sequence in the step, and its q, k and v are
-        rotated (and stored) here.
-        """
-        args = (
-            self.parameters(
-                q,
-                batch,
-                pages,
-                tiles,
-                out,
-                scale=scale,
-                window=window,
-                soft_cap=soft_cap,
-                sinks=sinks,
-                projected=projected,
-                rotation=rotation,
-                order=order,
-                n_tokens=n_tokens,
-            ),
-        )
+    def launch(self, asked: Asked, tiles: Address, n_tiles: int, split: bool) -> None:
+        """Enqueue it for the tokens of the tiles; split: whether one may have several parts."""
+        args = (self.parameters(asked, tiles),)
         grid = self.head_tiles, n_tiles, MAX_SPLIT if split else 1
-        row, fused = self.heads.row, rotation is not None
+        row, fused = self.heads.row, asked.rotation is not None
         types = "" if self.heads.has_halves else f", {self.heads.structs}"
         if fused and self.alone:
             name, warps, shared = f"attend_alone<{row}{types}>", self.token_warps, self.token_shared
@@ -182,40 +166,25 @@ class Attend:
         """Bytes of shared memory that a token alone takes."""
         return token_shared(self.heads, self.token_warps)
 
-    def parameters(
-        self,
-        q: Address | None,
-        batch: Batch,
-        pages: tuple[Address, Address],
-        tiles: Address,
-        out: Address,
-        *,
-        scale: float,
-        window: int = 0,
-        soft_cap: float = 0.0,
-        sinks: Address | None = None,
-        projected: Sequence[Address] = (),
-        rotation: Rotation | None = None,
-        order: int = PLAIN,
-        n_tokens: int = 0,
-    ) -> AttendParameters:
+    def parameters(self, asked: Asked, tiles: Address) -> AttendParameters:
         """The structure of cuda/attend.cuh."""
-        if order != PLAIN and not self.packs:
+        if asked.order != PLAIN and not self.packs:
             n, size = self.heads.n_head, self.heads.head_size
             raise ValueError(f"{n} heads of {size} elements are not packed")
+        a = asked
         return AttendParameters(
-            rope=parameters(self.heads, batch, pages, q, projected, rotation),
+            rope=parameters(self.heads, a.batch, a.pages, a.q, a.projected, a.rotation),
             tiles=address(tiles),
-            sinks=address(sinks),
-            out=address(out),
+            sinks=address(a.sinks),
+            out=address(a.out),
             workspace=self._workspace.address,
             counters=self._counters.address,
             heads_per_tile=self.heads_per_tile,
-            window=window,
-            scale=scale,
-            soft_cap=soft_cap,
-            order=order,
-            n_tokens=n_tokens,
+            window=a.window,
+            scale=a.scale,
+            soft_cap=a.soft_cap,
+            order=a.order,
+            n_tokens=a.n_tokens,
         )
 
     def _kernel(self, name: str) -> Kernel:

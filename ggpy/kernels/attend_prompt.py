@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from ..device.base import Buffer, Device, Kernel
 from .address import Address, address
-from .attend import Attend, heads_per_tile, spans_of
-from .pack import PLAIN
-from .rope_kv import Batch, Heads
+from .attend import Asked, Attend, heads_per_tile, spans_of
+from .hopper import has_wgmma
+from .rope_kv import Heads
 
 ROWS = 128  # (token, head) pairs of a tile
 BOX = 64  # elements of a head that stand together in shared memory
@@ -48,7 +48,7 @@ class AttendPrompt:
         """
         self.attend, self.heads = attend, attend.heads
         self.device: Any = attend.device
-        self.wgmma = has_wgmma(self.device) if wgmma is None else wgmma
+        self.wgmma = has_wgmma(self.device.arch) if wgmma is None else wgmma
         self._maps: dict[tuple[int, int], ctypes.Array] = {}
         self._made: Kernel | None = None
 
@@ -57,7 +57,7 @@ class AttendPrompt:
         """Whether there is a kernel for heads of this shape, and enough shared memory for it."""
         if heads.page_size != BOX or not heads.has_halves:
             return False
-        if has_wgmma(device):
+        if has_wgmma(device.arch):
             return heads.row in (32, 64, 96, 128, 256)
         return heads.row <= 128 and shared_bytes(heads, wgmma=False) <= device.shared_bytes
 
@@ -68,39 +68,10 @@ class AttendPrompt:
         """
         return 96 if self.wgmma else 192
 
-    def launch(
-        self,
-        q: Address,
-        batch: Batch,
-        pages: tuple[Address, Address],
-        tiles: Address,
-        n_tiles: int,
-        out: Address,
-        *,
-        scale: float,
-        window: int = 0,
-        soft_cap: float = 0.0,
-        sinks: Address | None = None,
-        order: int = PLAIN,
-        n_tokens: int = 0,
-    ) -> None:
-        """Enqueue half out[T, H*E] for half q[T, H, row], for the tokens of the tiles; in rows, or
-        packed in an order for T = n_tokens where attend `packs`.
-        """
-        heads = self.heads
-        parameters = self.attend.parameters(
-            q,
-            batch,
-            pages,
-            tiles,
-            out,
-            scale=scale,
-            window=window,
-            soft_cap=soft_cap,
-            sinks=sinks,
-            order=order,
-            n_tokens=n_tokens,
-        )
+    def launch(self, asked: Asked, tiles: Address, n_tiles: int) -> None:
+        """Enqueue it for the tokens of the tiles; q is rotated."""
+        heads, pages = self.heads, asked.pages
+        parameters = self.attend.parameters(asked, tiles)
         arguments: tuple = (parameters,)
         threads = WARPS * 32
         if self.wgmma:
@@ -131,11 +102,6 @@ class AttendPrompt:
             name = f"{stem}<{self.heads.row}>"
             self._made = self.device.kernel(f"{stem}.cu", name, defines=defines)
         return self._made
-
-
-def has_wgmma(device: Device) -> bool:
-    """Whether the GPU has Hopper's instructions."""
-    return device.arch == "sm_90a"
 
 
 def shared_bytes(heads: Heads, wgmma: bool) -> int:

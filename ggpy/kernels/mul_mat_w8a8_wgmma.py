@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..device.base import Buffer, Device, Kernel
-from .address import Address, address
+from ..device.base import Device, Kernel
+from .address import Address
+from .hopper import THREADS, TILE_ROWS, LeftSums
 from .mul_mat_w8a8 import w8a8_product
-from .mul_mat_wgmma import THREADS, TILE_ROWS, TOKENS, WARPS, Cut, workspace_bytes
 from .product import Epilogue
 from .quantize_rows import VALUES, Kind, QuantizedRows
+from .schedule import TOKENS, Cut
 from .tile import TiledMatrix
 
 
@@ -41,12 +42,7 @@ class MulMatW8A8Wgmma:
     def __init__(self, device: Device, multiprocessors: int) -> None:
         self.device, self.multiprocessors = device, multiprocessors
         self._kernels: dict[tuple, Kernel] = {}
-        self._shared: tuple[Buffer, Buffer] | None = None
-
-    @staticmethod
-    def runs_on(arch: str) -> bool:
-        """Whether a GPU of this architecture ("sm_90a") has the instructions."""
-        return arch == "sm_90a"
+        self._sums = LeftSums(device, multiprocessors)
 
     def launch(
         self,
@@ -74,8 +70,7 @@ class MulMatW8A8Wgmma:
         )
         product.rounds = cut.rounds(product.n_blocks, product.token_blocks, blocks)
         if cut.split:
-            partial, ready = self._workspace()
-            product.partial, product.ready = address(partial), address(ready)
+            self._sums.give(product)
         kernel = self._kernel(x.kind, cut.tokens, epilogue)
         kernel.launch(blocks, THREADS, (product,), smem=cut.shared, pdl=True)
 
@@ -100,14 +95,6 @@ class MulMatW8A8Wgmma:
             # Whole tiles share what they read better: nearly as good is not good enough.
             return 1.05 * (tiles * tile / self.multiprocessors + handing_over)
         return -(-tiles // self.multiprocessors) * tile
-
-    def _workspace(self) -> tuple[Buffer, Buffer]:
-        """Sums that blocks leave to others, and flags that say so; launches clear the flags."""
-        if self._shared is None:
-            partial = self.device.alloc(workspace_bytes(self.multiprocessors), "partial sums")
-            flags = self.device.zeros(2 * self.multiprocessors * WARPS * 4, "flags of partial sums")
-            self._shared = partial, flags
-        return self._shared
 
     def _kernel(self, kind: Kind, tokens: int, epilogue: Epilogue) -> Kernel:
         key = kind, tokens, epilogue

@@ -8,17 +8,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
-from ..device.base import Buffer, Device, Kernel
+from ..device.base import Device, Kernel
 from .address import Address, address
+from .hopper import THREADS, TILE_ROWS, LeftSums
 from .pack import PLAIN, STEP, steps_of
 from .product import Epilogue, Matrices
-from .schedule import TOKENS, Cut, fastest
+from .schedule import Cut, fastest
 from .tile import Layout, TiledMatrix
-
-THREADS = 384
-TILE_ROWS = 8  # of a block
-ROW_BLOCK = TILE_ROWS * 16
-WARPS = 8  # that multiply
 
 
 class _Product(Matrices):
@@ -33,23 +29,13 @@ class _Product(Matrices):
     )
 
 
-def workspace_bytes(multiprocessors: int) -> int:
-    """Device memory for the sums that blocks leave to others."""
-    return multiprocessors * ROW_BLOCK * TOKENS[-1] * 4
-
-
 class MulMatWgmma:
     """y = x W^T for matrices of one layout. Instances are compiled as they are asked for."""
 
     def __init__(self, device: Device, multiprocessors: int) -> None:
         self.device, self.multiprocessors = device, multiprocessors
         self._kernels: dict[tuple, Kernel] = {}
-        self._shared: tuple[Buffer, Buffer] | None = None
-
-    @staticmethod
-    def runs_on(arch: str) -> bool:
-        """Whether a GPU of this architecture ("sm_90a") has the instructions."""
-        return arch == "sm_90a"
+        self._sums = LeftSums(device, multiprocessors)
 
     def launch(
         self,
@@ -83,22 +69,13 @@ class MulMatWgmma:
         product.token_blocks, product.n_blocks = schedule.token_blocks, schedule.tiles
         product.rounds = schedule.rounds
         if cut.split:
-            partial, ready = self._workspace()
-            product.partial, product.ready = address(partial), address(ready)
+            self._sums.give(product)
         kernel = self._kernel(first.layout, cut.tokens, epilogue)
         kernel.launch(schedule.blocks, THREADS, (product,), smem=cut.shared, pdl=pdl)
 
     def cut(self, row_blocks: int, n_tokens: int, stages: int) -> Cut:
         """The fastest cut of row_blocks x n_tokens outputs with so many stages of K each."""
         return fastest(row_blocks, n_tokens, stages, self.multiprocessors)
-
-    def _workspace(self) -> tuple[Buffer, Buffer]:
-        """Sums that blocks leave to others, and flags that say so; launches clear the flags."""
-        if self._shared is None:
-            partial = self.device.alloc(workspace_bytes(self.multiprocessors), "partial sums")
-            flags = self.device.zeros(2 * self.multiprocessors * WARPS * 4, "flags of partial sums")
-            self._shared = partial, flags
-        return self._shared
 
     def _kernel(self, layout: Layout, tokens: int, epilogue: Epilogue) -> Kernel:
         key = layout, tokens, epilogue

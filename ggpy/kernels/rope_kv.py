@@ -20,6 +20,8 @@ from .address import Address, address
 HALVES = CacheTypes("f16", "f16")
 WARPS = 4
 MAX_HEAD = 256
+# Where tokens alone keep a GPU busy, a warp turns several heads by the angles that it found once.
+MANY_TOKENS, HEADS_OF_A_WARP = 128, 6
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,7 @@ class RopeKv:
     ) -> None:
         """Enqueue half q[T, H, row], and k and v to the layer's pages (keys, values)."""
         heads = self.heads
-        grid = -(-(heads.n_head + 2 * heads.n_head_kv) // WARPS), n_tokens
+        per_warp = HEADS_OF_A_WARP if n_tokens >= MANY_TOKENS else 1
+        grid = -(-(heads.n_head + 2 * heads.n_head_kv) // (WARPS * per_warp)), n_tokens
         args = (parameters(heads, batch, pages, q, projected, rotation),)
         self._kernel.launch(grid, WARPS * 32, args, pdl=True)

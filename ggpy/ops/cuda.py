@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..device.base import Buffer
 from ..gguf import GGUFError, Tensor
-from ..kernels.attend import Attend
+from ..kernels.attend import Asked, Attend
 from ..kernels.attend_prompt import AttendPrompt
 from ..kernels.block_kernel import BlockMatrix
 from ..kernels.elementwise import Elementwise
@@ -262,26 +262,26 @@ class Cuda:
         if self._repeat and a.wo is not None and self._attend.packs:
             order = self._products.order([a.wo], batch.n_tokens)
         o = self._half("o", batch.n_tokens, a.n_head * a.head_size, order)
-        pages = self._pages.of(a.layer)
-        options: dict[str, Any] = {"scale": a.scale, "window": a.window}
-        options |= {"soft_cap": a.soft_cap, "sinks": a.sinks}
-        options |= {"order": order, "n_tokens": batch.n_tokens}
-        if batch.n_prompt_tiles and isinstance(q, Array):
-            tiles = batch.prompt_tiles, batch.n_prompt_tiles
-            self._attend_prompt.launch(q.data, batch.memory, pages, *tiles, o.data, **options)
+        asked = Asked(
+            None,
+            batch.memory,
+            self._pages.of(a.layer),
+            o.data,
+            a.scale,
+            a.window,
+            a.soft_cap,
+            a.sinks,
+            order=order,
+            n_tokens=batch.n_tokens,
+        )
+        if isinstance(q, Projected):
+            asked = replace(asked, projected=q.parts, rotation=q.rotation)
+        else:
+            asked = replace(asked, q=q.data)
+        if batch.n_prompt_tiles:
+            self._attend_prompt.launch(asked, batch.prompt_tiles, batch.n_prompt_tiles)
         if batch.n_tiles:
-            self._attend.launch(
-                None if isinstance(q, Projected) else q.data,
-                batch.memory,
-                pages,
-                batch.tiles,
-                batch.n_tiles,
-                o.data,
-                split=batch.split,
-                projected=q.parts if isinstance(q, Projected) else (),
-                rotation=q.rotation if isinstance(q, Projected) else None,
-                **options,
-            )
+            self._attend.launch(asked, batch.tiles, batch.n_tiles, batch.split)
         return o
 
     def _rotation(self, a: Attention) -> Rotation:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..device.base import Buffer
+from ..kernels.hopper import has_wgmma
 from ..kernels.mul_mat_tile import COLUMNS
 from ..kernels.mul_mat_wgmma import MulMatWgmma
 from ..kernels.pack import PLAIN, Pack, order_of, packed_bytes
@@ -25,7 +26,7 @@ class HopperProducts:
 
     def __init__(self, device: Any, room: Callable[[str, int], Buffer]) -> None:
         """room(name, bytes): scratch memory."""
-        there = MulMatWgmma.runs_on(device.arch)
+        there = has_wgmma(device.arch)
         self._product = MulMatWgmma(device, device.sm_count) if there else None
         self._pack, self._room = Pack(device), room
         self.allowed = True  # weights may be rounded to halves

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..kernels.elementwise import Elementwise
+from ..kernels.hopper import has_wgmma
 from ..kernels.mul_mat_tile import Limits
 from ..kernels.mul_mat_w8a8 import MAX_K, MulMatW8A8, runs_on, takes
 from ..kernels.mul_mat_w8a8_few import COLUMNS, MulMatW8A8Few, Row
@@ -31,7 +32,7 @@ class W8A8Products:
         self._arch, self._room, self._elementwise = device.arch, room, elementwise
         self._quantize = QuantizeRows(device, limits.warps)
         self._few = MulMatW8A8Few(device, limits)
-        there = MulMatW8A8Wgmma.runs_on(device.arch)
+        there = has_wgmma(device.arch)
         self._wgmma = MulMatW8A8Wgmma(device, device.sm_count) if there else None
         self._many = MulMatW8A8(device) if MulMatW8A8.fits(limits.shared) else None
         self.any_order = True  # sums of floats may be added up in the order that is fastest

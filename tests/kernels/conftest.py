@@ -86,3 +86,13 @@ def gpu() -> Any:
 def device(request: pytest.FixtureRequest) -> Any:
     """Each device in turn."""
     return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="session")
+def hopper(gpu: Any) -> Any:
+    """A GPU that has wgmma."""
+    from ggpy.kernels.hopper import has_wgmma
+
+    if not has_wgmma(gpu.arch):
+        pytest.skip(f"{gpu.arch} has no wgmma")
+    return gpu

@@ -10,7 +10,8 @@ from attention_cases import PromptAttention, Sequences, expected, fill, heads, r
 from cases import nmse
 
 from ggpy.device.compile import compile_cubin
-from ggpy.kernels.attend_prompt import ROWS, AttendPrompt, has_wgmma, plan_prompts
+from ggpy.kernels.attend_prompt import ROWS, AttendPrompt, plan_prompts
+from ggpy.kernels.hopper import has_wgmma
 from ggpy.kernels.pack import CODES, HALVES, PLAIN
 
 NMSE = 5e-6
@@ -28,7 +29,7 @@ HEADS = [(4, 2, 64), (3, 1, 80), (8, 1, 96), (7, 1, 128), (4, 4, 128), (2, 2, 25
 def kind(request):
     """A device, and whether the kernel is Hopper's."""
     device = request.getfixturevalue("emulator" if request.param == "emulator" else "gpu")
-    if request.param == "hopper" and not has_wgmma(device):
+    if request.param == "hopper" and not has_wgmma(device.arch):
         pytest.skip(f"{device.arch} has no wgmma")
     return device, request.param == "hopper"
 
@@ -127,7 +128,7 @@ def test_caps_and_sinks(kind, shape, options, step):
 def test_gpu(gpu, shape):
     """Deep contexts, many blocks."""
     s = Sequences([700, 2100, 130], [190, 300, 130])
-    check((gpu, has_wgmma(gpu)), heads(*shape), s)
+    check((gpu, has_wgmma(gpu.arch)), heads(*shape), s)
     check((gpu, False), heads(*shape[:2], 128), s, window=300)
 
 

@@ -17,14 +17,6 @@ CUTS = [W8A8Cut(t, split, kind) for kind in KINDS for t in tokens_of(kind) for s
 SOME = [W8A8Cut(t, split, kind) for kind in KINDS for t, split in ((16, True), (128, False))]
 
 
-@pytest.fixture(scope="session")
-def hopper(gpu):
-    """A GPU that has wgmma."""
-    if not MulMatW8A8Wgmma.runs_on(gpu.arch):
-        pytest.skip(f"{gpu.arch} has no wgmma")
-    return gpu
-
-
 def product_on(device):
     return MulMatW8A8Wgmma(device, device.sm_count)
 
@@ -58,11 +50,6 @@ def test_cut(emulator, kind, shape, stages):
     assert cut.kind == kind and cut.tokens in tokens_of(kind)
     assert cut.tokens >= min(shape[1], 128)
     assert cut.tokens < 2 * max(shape[1], 16)
-
-
-def test_runs_on_hopper_alone():
-    found = [a for a in ("sm_80", "sm_90", "sm_90a", "sm_100a") if MulMatW8A8Wgmma.runs_on(a)]
-    assert found == ["sm_90a"]
 
 
 # On a GPU

@@ -10,20 +10,14 @@ from packed_cases import unpacked
 from tile_cases import MANY, Weights, energy, exact, halves, layouts
 
 from ggpy.device.compile import compile_cubin
-from ggpy.kernels.mul_mat_wgmma import TOKENS, Cut, MulMatWgmma
+from ggpy.kernels.hopper import has_wgmma
+from ggpy.kernels.mul_mat_wgmma import MulMatWgmma
 from ggpy.kernels.pack import CODES, HALVES, PLAIN, Pack, order_of, packed_bytes
+from ggpy.kernels.schedule import TOKENS, Cut
 
 ROUNDED = 1e-6  # the weights become halves
 SPILLED = 32  # bytes of a few instances, outside of their loops
 CUTS = [Cut(tokens, split) for tokens in TOKENS for split in (False, True)]
-
-
-@pytest.fixture(scope="session")
-def hopper(gpu):
-    """A GPU that has wgmma."""
-    if not MulMatWgmma.runs_on(gpu.arch):
-        pytest.skip(f"{gpu.arch} has no wgmma")
-    return gpu
 
 
 def tokens(n, columns):
@@ -113,9 +107,7 @@ def test_rounds_of_whole_tiles(tiles, token_blocks, rounds):
 
 
 def test_runs_on_hopper_alone():
-    assert [a for a in ("sm_80", "sm_90", "sm_90a", "sm_100a") if MulMatWgmma.runs_on(a)] == [
-        "sm_90a"
-    ]
+    assert [a for a in ("sm_80", "sm_90", "sm_90a", "sm_100a") if has_wgmma(a)] == ["sm_90a"]
 
 
 def test_what_does_not_go_together(emulator):

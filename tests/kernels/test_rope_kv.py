@@ -5,7 +5,7 @@ import pytest
 from attention_cases import PAGE, Pages, Sequences, Turn, heads, random, rope_kv
 from cases import nmse
 
-from ggpy.kernels.rope_kv import RopeKv, turns
+from ggpy.kernels.rope_kv import MANY_TOKENS, RopeKv, turns
 
 NMSE = 1e-7  # halves
 
@@ -43,6 +43,12 @@ def test_styles_and_sizes(machine, e, n_pairs, neox):
 @pytest.mark.parametrize("n_head, n_head_kv", [(1, 1), (9, 3), (20, 1), (8, 8)])
 def test_numbers_of_heads(machine, n_head, n_head_kv):
     check(machine, heads(n_head, n_head_kv, 32), Turn(frequencies(16)))
+
+
+@pytest.mark.parametrize("tokens", [MANY_TOKENS - 1, MANY_TOKENS, MANY_TOKENS + 70])
+def test_warps_that_turn_several_heads(machine, tokens):
+    """11 heads: warps have three and two where tokens are many."""
+    check(machine, heads(7, 2, 32), Turn(frequencies(16)), Sequences([tokens + 9], [tokens]))
 
 
 @pytest.mark.parametrize("part", [0, 1, 2])
