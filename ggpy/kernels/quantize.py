@@ -1,4 +1,4 @@
-"""Launches cuda/quantize.cu: weights of any format to blocks, with the bytes of the numpy quantisers.
+"""Launches cuda/quantize.cu: weights of any format to blocks, as the numpy quantisers make them.
 
 A format can be quantised to if cuda/quantize/ has a header with its stem. Knows no tensor.
 """
@@ -76,18 +76,20 @@ class Quantizer:
 
         flag, an int, becomes 1 if a weight or a scale is NaN or infinite: then the numpy quantiser
         has to say what that means. importance: float[columns]; squares: room for float[rows].
-        ValueError for rows that are no whole blocks, and buffers that are too small.
+        ValueError for rows that are no whole blocks, and buffers that are missing or too small.
         """
         rows, columns = weights.rows, weights.columns
+        if (self.weighted and importance is None) or (self.needs_squares and squares is None):
+            raise ValueError(f"{self.target.name} by importance needs it, and room for squares")
         row_bytes = self.target.row_bytes(columns)
         require(out, rows * row_bytes, f"{self.target.name} blocks [{rows}, {columns}]")
         require(flag, FLAG_BYTES, "flag")
-        if self.weighted:
+        if self.weighted and importance is not None:
             require(importance, 4 * columns, f"importance [{columns}]")
-        if self.needs_squares:
+        if self.needs_squares and squares is not None:
             require(squares, 4 * rows, f"mean squares [{rows}]")
-            arguments = (weights.data, squares, rows, columns)
-            self._squares.launch(-(-rows // THREADS), THREADS, arguments, stream=stream)
+            of_rows = (weights.data, squares, rows, columns)
+            self._squares.launch(-(-rows // THREADS), THREADS, of_rows, stream=stream)
         n = rows * columns // self.target.block_size
         lanes = n * (self.target.block_size // LEAST_GROUP)
         arguments = (weights.data, importance, squares, out, flag, columns, n)

@@ -106,6 +106,8 @@ def test_sizes_are_checked(device: Any) -> None:
     narrow = BlockMatrix(F32, 2, 128, weights.data)
     with pytest.raises(ValueError, match="multiples of 256"):
         Quantizer(device, target, F32, False).launch(narrow, weights.data, flag)
+    with pytest.raises(ValueError, match="Q4_K by importance needs it"):
+        Quantizer(device, target, F32, True).launch(weights, weights.data, flag)
     with pytest.raises(ValueError, match="F64 blocks cannot be made on a GPU"):
         Quantizer(device, by_name("F64"), F32, False)
 
