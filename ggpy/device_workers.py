@@ -33,9 +33,9 @@ def open_workers(
 
     note: gets which device that is and why, and other remarks.
     """
-    if device == "auto" and not any(map(has_kernel, set(targets))):
-        device = "cpu"
-    gpu, reason = choose_gpu(device, note)
+    gpu, reason = None, "no kernel makes these types"
+    if device != "auto" or any(map(has_kernel, set(targets))):
+        gpu, reason = choose_gpu(device, note)
     if gpu is None:
         note(f"device: cpu ({reason})")
         return Workers(n)

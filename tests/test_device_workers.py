@@ -41,7 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_case(WEIGHTS, tmp_path_factory.mktemp("case") / "weights.gguf")
 
 
-@pytest.mark.parametrize("mix", ["Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "Q5_1"])
+@pytest.mark.parametrize("mix", ["Q2_K", "Q3_K_M", "Q4_K_M", "Q5_1"])
 def test_files_are_those_of_llama_quantize(
     model: Path, tmp_path: Path, pool: DeviceWorkers, mix: str
 ) -> None:
@@ -127,7 +127,7 @@ def test_a_device_that_fails_leaves_no_file(
     [
         ("auto", Q4_K, "device: cpu (no driver)"),
         ("cpu", Q4_K, "device: cpu (as asked)"),
-        ("auto", IQ4_XS, "device: cpu (as asked)"),
+        ("auto", IQ4_XS, "device: cpu (no kernel makes these types)"),
     ],
 )
 def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch, asked: str, target: Any, said: str) -> None:

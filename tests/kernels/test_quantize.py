@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,12 @@ import pytest
 from format_cases import hashed_weights, kinds_of_weights
 from kernel_buffers import Output, upload
 
+from ggpy.device import toolkit
 from ggpy.device.compile import compile_cubin
 from ggpy.formats import Format, all_formats, by_name
 from ggpy.kernels.block_kernel import BlockMatrix
 from ggpy.kernels.quantize import Quantizer, has_kernel, names, options_for
+from ggpy.paths import cuda_dir
 
 TARGETS = [format for format in all_formats() if has_kernel(format)]
 F32 = by_name("F32")
@@ -57,11 +60,13 @@ def test_equals_numpy(device: Any, target: Format, importance: str) -> None:
         assert flag == 0
 
 
-@pytest.mark.parametrize("source", ["F16", "BF16", "Q8_0", "Q4_0"])
-@each_target
-def test_sources(device: Any, target: Format, source: str) -> None:
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [("F16", "Q4_K"), ("BF16", "Q4_K"), ("BF16", "Q6_K"), ("Q8_0", "Q4_K"), ("Q4_K", "Q5_0")],
+)
+def test_sources(device: Any, target: Any, source: str) -> None:
     """Halves, and what is in blocks already."""
-    format = by_name(source)
+    format, target = by_name(source), by_name(target)
     data = format.quantize(hashed_weights("sources", 2, 768))
     found, flag = blocks_of(device, target, data, format)
     assert np.array_equal(found, target.quantize(format.dequantize(data))) and flag == 0
@@ -112,15 +117,51 @@ def test_sizes_are_checked(device: Any) -> None:
         Quantizer(device, by_name("F64"), F32, False)
 
 
+ARCHITECTURES = ["75", "80", "86", "89", "90", "100", "120"]  # and Hopper's own
+COMPILED = [(f, "90a") for f in TARGETS] + [(by_name("Q4_K"), arch) for arch in ARCHITECTURES]
+
+
+def kernels(target: Format) -> list[str]:
+    """Of a target, from BF16."""
+    both = [names(target, by_name("BF16"), weighted) for weighted in (False, True)]
+    return list(dict.fromkeys(both[0] + both[1]))
+
+
 @pytest.mark.usefixtures("nvrtc")
-@pytest.mark.parametrize("arch", ["75", "80", "86", "89", "90", "90a", "100", "120"])
-@each_target
+@pytest.mark.parametrize(("target", "arch"), COMPILED, ids=lambda x: getattr(x, "name", x))
 def test_compiles_without_spilling(target: Format, arch: str) -> None:
-    source = by_name("BF16")
-    expressions = [n for weighted in (False, True) for n in names(target, source, weighted)]
-    options = options_for(target, source)
-    cubin = compile_cubin(
-        "quantize.cu", f"sm_{arch}", expressions=list(dict.fromkeys(expressions)), **options
-    )
+    options = options_for(target, by_name("BF16"))
+    cubin = compile_cubin("quantize.cu", f"sm_{arch}", expressions=kernels(target), **options)
+    assert cubin.resources
     for name, resources in cubin.resources.items():
-        assert resources.spill_loads == 0, f"{name}: {resources}"
+        assert resources.spill_loads == 0 and resources.registers <= 128, f"{name}: {resources}"
+
+
+@pytest.mark.usefixtures("nvrtc")
+@each_target
+def test_every_operation_is_rounded_as_it_stands(target: Format) -> None:
+    """No product and sum in one rounding, no approximation, no subnormal that becomes 0."""
+    ptx = ptx_of(target)
+    assert re.search(r"\bmul\.rn\.f32", ptx) and re.search(r"\bdiv\.rn\.f32", ptx)
+    assert not re.search(r"\bfma\.|\b(mul|add|sub)\.f32|\.approx|\.ftz|\bdiv\.full", ptx)
+
+
+def ptx_of(target: Format) -> str:
+    """What NVRTC makes of the target's kernels before they are machine code."""
+    nvrtc = toolkit.load_nvrtc()
+    options = options_for(target, by_name("BF16"))
+    headers = options["headers"]
+    texts = [text.encode() for text in headers.values()], [path.encode() for path in headers]
+    source = (cuda_dir() / "quantize.cu").read_bytes()
+    _, program = nvrtc.nvrtcCreateProgram(source, b"quantize.cu", len(headers), *texts)
+    for name in kernels(target):
+        nvrtc.nvrtcAddNameExpression(program, name.encode())
+    flags = ["--gpu-architecture=compute_90", "--std=c++17", *options["options"]]
+    flags += [f"-D{name}={value}" for name, value in options["defines"].items()]
+    flags += [f"--include-path={path}" for path in (cuda_dir(), *toolkit.header_folders())]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
+    assert status == 0
+    ptx = bytearray(nvrtc.nvrtcGetPTXSize(program)[1])
+    nvrtc.nvrtcGetPTX(program, ptx)
+    nvrtc.nvrtcDestroyProgram(program)
+    return ptx.decode()
