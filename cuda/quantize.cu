@@ -11,9 +11,8 @@ constexpr int THREADS = 128;
 // `strange` becomes 1 where a weight or a scale is NaN or infinite: what to say is numpy's to tell.
 // grid: lanes of all blocks / THREADS, or more
 template <typename Block, typename Source, bool WEIGHTED>
-__global__ void __launch_bounds__(THREADS)
-    quantize(const Source* source, const float* importance, const float* squares, Block* blocks, uint32_t* strange,
-             int columns, int64_t n) {
+__global__ void __launch_bounds__(THREADS) quantize(const Source* source, const float* importance, const float* squares,
+                                                    Block* blocks, uint32_t* strange, int columns, int64_t n) {
     using E = Encoder<Block>;
     constexpr int WEIGHTS = Format<Block>::weights, LANES = WEIGHTS / E::group;
     static_assert(E::group >= 16, "the grid may be too small");
@@ -52,8 +51,7 @@ __global__ void __launch_bounds__(THREADS)
 // source[rows, columns] -> the mean of the squares of each row, added in order.
 // grid: rows / THREADS
 template <typename Source>
-__global__ void __launch_bounds__(THREADS)
-    mean_squares(const Source* source, float* means, int rows, int columns) {
+__global__ void __launch_bounds__(THREADS) mean_squares(const Source* source, float* means, int rows, int columns) {
     const int row = blockIdx.x * THREADS + threadIdx.x;
     if (row >= rows) return;
     float sum = 0.0f;

@@ -107,7 +107,7 @@ class Part:
         row_bytes = task.target.row_bytes(columns)
         importance = np.zeros(0, np.float32)
         if task.importance is not None:
-            importance = checked_importance(task.importance, columns)
+            importance = np.ascontiguousarray(checked_importance(task.importance, columns))
         # What is uploaded: the flag, importance, weights; and room for a number for each row.
         start = _aligned(FLAG_BYTES)
         data = start + _aligned(importance.nbytes)
