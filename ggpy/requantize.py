@@ -304,7 +304,7 @@ def _write(
         for path, metadata, part in files:
             writer = Writer(path, metadata, [choice.slot for choice in part])
             out += [stack.enter_context(writer)] * len(part)
-        blocks = workers.run(_tasks(choices))
+        blocks = workers.run(_tasks(choices, workers.search_slab))
         for i, choice in enumerate(choices):
             done, nbytes = 0, choice.slot.nbytes
             while done < nbytes:
@@ -315,7 +315,7 @@ def _write(
             drop_pages(choice.tensor.data)
 
 
-def _tasks(choices: Iterable[Choice]) -> Iterator[Task]:
+def _tasks(choices: Iterable[Choice], search_slab: int) -> Iterator[Task]:
     """All tensors, row by row; what is copied is checked for NaN as well."""
     for choice in choices:
         tensor = choice.tensor
@@ -334,6 +334,7 @@ def _tasks(choices: Iterable[Choice]) -> Iterator[Task]:
                 choice.format,
                 choice.importance,
                 tensor.name,
+                search_slab=search_slab,
             )
 
 

@@ -51,6 +51,8 @@ class Workers:
 
     def __init__(self, n: int | None = None) -> None:
         self.n = n_cores() if not n or n < 1 else n
+        self.ahead = 2 * self.n  # tasks that are taken before the first of them is asked for
+        self.search_slab = SEARCH_SLAB
         self._threads: Executor | None = None
         self._processes: Executor | None = None
 
@@ -63,7 +65,7 @@ class Workers:
         try:
             for task in tasks:
                 ahead.append((task, self._submit(task)))
-                if len(ahead) > 2 * self.n:
+                if len(ahead) > self.ahead:
                     yield _result(*ahead.popleft())
             while ahead:
                 yield _result(*ahead.popleft())
@@ -106,18 +108,20 @@ def slabs(
     importance: F32 | None = None,
     tensor: str = "",
     scales: F32 | None = None,
+    search_slab: int | None = None,
 ) -> Iterator[Task]:
     """The tasks for a tensor's data[..., bytes of a row].
 
     importance[columns], or [experts, columns] for data[experts, rows, bytes of a row]. scales[rows]
-    of the target.
+    of the target. search_slab: weights of a task where scales are searched for, if not the usual.
     """
     if not data.size:
         return
     rows = data.reshape(-1, data.shape[-1])
     by_expert = None if importance is None else importance.reshape(-1, columns)
     per_expert = len(rows) // (1 if by_expert is None else len(by_expert))
-    step = max(1, (SEARCH_SLAB if _searches(target, importance) else SLAB) // columns)
+    size = (search_slab or SEARCH_SLAB) if _searches(target, importance) else SLAB
+    step = max(1, size // columns)
     for start in range(0, len(rows), per_expert):
         weights = None if by_expert is None else by_expert[start // per_expert]
         for first in range(start, start + per_expert, step):
@@ -153,6 +157,11 @@ def _by_names(task: Task) -> tuple[U8, str, str, F32 | None, int, F32 | None]:
     return data, source.name, target.name, importance, first_row, scales
 
 
+def requantized(task: Task) -> U8:
+    """A task that is done by who calls; ValueError names the row with NaN or infinity."""
+    return _requantize(*_by_names(task))
+
+
 def _requantize(
     data: U8,
     source: str,
@@ -173,7 +182,7 @@ def _done(task: Task) -> Future[U8]:
     future: Future[U8] = Future()
     try:
         same = task.source is task.target and task.scales is None
-        future.set_result(task.data if same else _requantize(*_by_names(task)))
+        future.set_result(task.data if same else requantized(task))
     except ValueError as error:
         future.set_exception(error)
     return future

@@ -27,7 +27,7 @@ FLOORS = (
     "ops",
     *("kv_cache", "arch", "synthetic"),
     *("sequence", "batch", "engine", "model", "bench", "perplexity", "importance"),
-    *("requantize", "smooth"),
+    *("device_workers", "requantize", "smooth"),
     "convert",
     *("options", "prompts", "answer", "chat_loop", "run", "__main__"),
     "__init__",

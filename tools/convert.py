@@ -45,6 +45,8 @@ def main(argv: list[str] | None = None) -> int:
         return failed(f"{where}: {error.strerror or error}: nothing was written", 2)
     except (ValueError, MemoryError) as error:
         return failed(str(error) or type(error).__name__, 2)
+    except RuntimeError as error:  # a GPU that fails at work
+        return failed(f"{error}: nothing was written", 1)
 
 
 def failed(message: str, status: int) -> int:
@@ -135,7 +137,7 @@ def run(options: argparse.Namespace) -> int:
         if mix.n_fallback:
             say(f"{mix.n_fallback} tensors have rows that are no whole blocks of their type in it")
         if not options.dry_run:
-            convert(found, options.threads)
+            convert(found, options)
     return 0
 
 
@@ -228,7 +230,7 @@ def smooth(options: argparse.Namespace, model: Model, folder: Folder) -> int:
     announce(model, whole, model.stored)
     path = whole.parts[0].path
     try:
-        convert(whole, options.threads)
+        convert(whole, options)
         with File(path) as file:
             largest = calibrate(file, text, ops_of(options), said)
             mix = requantize.mix_for(file, options.type, **mixed(options))
@@ -268,15 +270,19 @@ def announce(model: Model, plan: Plan, type: str) -> None:
     )
 
 
-def convert(plan: Plan, threads: int | None) -> None:
+def convert(plan: Plan, options: argparse.Namespace) -> None:
     from ggpy.convert import write
+    from ggpy.device_workers import open_workers
     from ggpy.progress import Bar
-    from ggpy.workers import Workers
 
     choices = plan.choices
     weights = [prod(choice.source.shape) for choice in choices]
     start, done, index, error = time.monotonic(), 0, 0, None
-    with Workers(threads) as workers, Bar("converting", sum(weights) / 1e6, "million") as bar:
+    targets = [c.format for c in choices if c.format is not c.source.format]
+    with (
+        open_workers(options.device, options.threads, say, targets) as workers,
+        Bar("converting", sum(weights) / 1e6, "million") as bar,
+    ):
         for step in write(plan, workers):
             if step.index != index:
                 index, error = step.index, None

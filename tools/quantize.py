@@ -3,7 +3,7 @@
     ggpy quantize model-f16.gguf model-q4_k_m.gguf Q4_K_M
     ggpy quantize --imatrix imatrix.gguf model-f16.gguf small.gguf IQ4_XS
     ggpy quantize --dry-run model-f16.gguf Q5_K_M
-    ggpy quantize --bench q8_0,q4_k
+    ggpy quantize --bench q8_0,q4_k --device cuda
 
 Types, options, lines and bytes are llama-quantize's. The file appears under its name when it is
 whole; until then it is OUT.part, which goes when anything goes wrong.
@@ -75,6 +75,11 @@ def parser() -> argparse.ArgumentParser:
 
 def say(message: str) -> None:
     tell(f"ggpy quantize: {message}\n")
+
+
+def remark(message: str) -> None:
+    """What llama-quantize does not say."""
+    print(f"ggpy quantize: {message}", file=sys.stderr, flush=True)
 
 
 # What is asked for
@@ -269,14 +274,18 @@ def short(text: str) -> str:
 def write(plan: Plan, file: File, options: argparse.Namespace) -> None:
     """Write the file or its parts, with a line for each tensor as it is done."""
     from ggpy import requantize
+    from ggpy.device_workers import open_workers
     from ggpy.progress import Bar
-    from ggpy.workers import Workers
 
     parts = {tensor.path for tensor in file.tensors.values()} | {str(options.source)}
     if options.target.exists() and any(os.path.samefile(options.target, p) for p in parts):
         raise ValueError(f"input and output files are the same: {options.target}")
     function = requantize.write_parts if options.keep_split else requantize.write
-    with Workers(options.threads) as workers, Bar("quantizing", plan.nbytes / MIB, "MiB") as bar:
+    targets = [choice.format for choice in plan.choices if choice.changes]
+    with (
+        open_workers(options.device, options.threads, remark, targets) as workers,
+        Bar("quantizing", plan.nbytes / MIB, "MiB") as bar,
+    ):
         say(f"quantizing '{options.source}' to '{options.target}' as {options.mix} "
             f"using {workers.n} threads")  # fmt: skip
         before = 0
@@ -323,14 +332,16 @@ def sizes(plan: Plan, mix: Mix | None) -> None:
 
 def bench(options: argparse.Namespace) -> int:
     """Weights a second of each type, from float32 in memory to blocks in memory."""
+    from ggpy.device_workers import DeviceWorkers, open_workers
     from ggpy.mix import find_type
-    from ggpy.workers import Workers
 
     if len(options.words) > 1 or not all(word.isdigit() for word in options.words):
         raise ValueError("--bench takes a number of threads, and neither files nor a type")
     formats = [find_type(name) for name in options.bench.split(",")]
-    with Workers(int(options.words[0]) if options.words else 0) as workers:
-        print(f"million weights a second on {workers.n} cores (random, float32)")
+    threads = int(options.words[0]) if options.words else 0
+    with open_workers(options.device, threads, remark, formats) as workers:
+        where = "a GPU and " if isinstance(workers, DeviceWorkers) else ""
+        print(f"million weights a second on {where}{workers.n} cores (random, float32)")
         print(f"{'type':8} {'plain':>8} {'imatrix':>8}")
         for format in formats:
             plain, weighted = speed(workers, format, False), speed(workers, format, True)
@@ -353,7 +364,8 @@ def speed(workers: Any, format: Any, weighted: bool) -> float:
     begin = time.monotonic()
     while len(times) < 2 or time.monotonic() - begin < BENCH_SECONDS:
         start = time.monotonic()
-        for _ in workers.run(slabs(data, columns, source, format, importance)):
+        tasks = slabs(data, columns, source, format, importance, search_slab=workers.search_slab)
+        for _ in workers.run(tasks):
             pass
         times.append(time.monotonic() - start)
     return weights.size / sorted(times[1:])[len(times[1:]) // 2]  # the first may start processes

@@ -1,18 +1,26 @@
-"""Kernels over blocks, which tests/cases.py declares, as cases to be measured."""
+"""Kernels over blocks, which tests/cases.py declares, and those that make blocks, as cases to be
+measured.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from ..formats import by_name
+import numpy as np
+
+from ..formats import Format, by_name
+from ..kernels.block_kernel import BlockMatrix
 from ..kernels.dequantize import SIZES, dequantize
 from ..kernels.dequantize_mul_mat_vec import dequantize_mul_mat_vec
 from ..kernels.get_rows import get_rows
 from ..kernels.mul_mat_vec_q import mul_mat_vec_q
+from ..kernels.quantize import FLAG_BYTES, Quantizer
 from ..kernels.quantize_q8_1 import q8_1_bytes
 from .kernel_case import Enqueue, KernelCase
 from .operands import Operands, random_ids
+
+ROWS, COLUMNS = 256, 4096  # of what `ggpy quantize` gives the device at a time
 
 
 def block_case(case: Any, where: str = "") -> KernelCase:
@@ -27,6 +35,25 @@ def block_case(case: Any, where: str = "") -> KernelCase:
         flops=case.flops,
         prepare=lambda operands: BLOCK_KERNELS[case.kernel](operands, case),
     )
+
+
+def to_blocks_case(target: Format, weighted: bool) -> KernelCase:
+    """Halves to blocks for a file, by importance or without."""
+    source = by_name("F16")
+
+    def prepare(o: Operands) -> Enqueue:
+        quantizer = Quantizer(o.device, target, source, weighted)
+        window, out = o.numbers(np.float16, ROWS * COLUMNS), o.room("made", nbytes)
+        flag, squares = o.room("flag", FLAG_BYTES), o.room("squares", 4 * ROWS)
+        importance = o.positive("importance", COLUMNS)
+        return lambda: quantizer.launch(
+            BlockMatrix(source, ROWS, COLUMNS, window()), out, flag, importance, squares
+        )
+
+    nbytes = ROWS * (2 * COLUMNS + target.row_bytes(COLUMNS))
+    where = "by importance" if weighted else ""
+    shape = f"{ROWS}x{COLUMNS}"
+    return KernelCase("quantize", where, target.name, shape, 1, nbytes, 0, prepare)
 
 
 def _dequantize(o: Operands, case: Any) -> Enqueue:

@@ -9,12 +9,14 @@ import numpy as np
 from ..kernels.argmax import Argmax
 from ..kernels.block_kernel import supported_formats
 from ..kernels.elementwise import Elementwise
+from ..kernels.quantize import has_kernel
 from ..kernels.quantize_q8_1 import q8_1_bytes, quantize_q8_1
 from ..kernels.rms_norm import RmsNorm
 from ..kernels.sample import ROW as SAMPLE_ROW
 from ..kernels.sample import Sample, best_bytes
 from ..synthetic import dimensions, shapes
 from .attention_cases import attention_cases
+from .block_cases import to_blocks_case
 from .kernel_case import DECODED, EPS, LARGE, PROMPT, Enqueue, KernelCase
 from .operands import Operands
 from .product_cases import tiled_cases, untiled_cases
@@ -29,6 +31,8 @@ def model_cases() -> Iterator[KernelCase]:
     yield from attention_cases()
     for format in supported_formats():
         yield from (tiled_cases if format.tile is not None else untiled_cases)(format)
+        if has_kernel(format):
+            yield from (to_blocks_case(format, weighted) for weighted in (False, True))
 
 
 # What is left of a step

@@ -81,6 +81,11 @@ class Operands:
         data = self._normal(name, np.float16, rows * columns)
         return Array(data, np.float16, (rows, columns), columns)
 
+    def positive(self, name: str, n: int) -> Buffer:
+        """float32[n], as an importance matrix has them."""
+        values = np.random.default_rng(2).chisquare(1, n).astype(np.float32)
+        return self.integers(name, values.view(np.int32))
+
     def integers(self, name: str, values: NDArray[np.int32]) -> Buffer:
         """int32 values."""
         buffer = self.room(name, values.nbytes)

@@ -143,7 +143,7 @@ class Format:
         encode, unit = self.quantize_blocks, 1
         size = SEARCH_CHUNK if self.searches or importance is not None else CHUNK
         if importance is not None:
-            by_column = _checked_importance(importance, columns).reshape(-1, self.block_size)
+            by_column = checked_importance(importance, columns).reshape(-1, self.block_size)
             if (weighted := self.quantize_weighted) is not None:
                 encode, unit = (lambda chunk: weighted(chunk, by_column)), len(by_column)
         chunks = _chunks(weights.size // self.block_size, self.block_size, unit, size)
@@ -246,7 +246,8 @@ def _chunks(n: int, block_size: int, unit: int = 1, size: int = CHUNK) -> Iterat
     return (slice(start, start + step) for start in range(0, n, step))
 
 
-def _checked_importance(importance: NDArray[Any], columns: int) -> F32:
+def checked_importance(importance: NDArray[Any], columns: int) -> F32:
+    """importance[columns], if it can be one; ValueError."""
     importance = np.asarray(importance, np.float32)
     if importance.shape != (columns,):
         raise ValueError(f"importance has shape {importance.shape}; rows have {columns} columns")

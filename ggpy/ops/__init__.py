@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..device.gpu import CudaDevice
     from ..device.probe import Gpu
     from .cuda_gemm import Gemm
     from .cuda_products import Activations
@@ -35,27 +36,43 @@ def choose(
     activations: on a GPU, what is multiplied with quantised weights, "f16" or "q8_1".
     gemm: what multiplies many tokens; "cublas" is for a GPU, with f16 and without batch_invariant.
     """
-    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,9})?", device):
-        raise ValueError(f"unknown device {device!r}: use auto, cpu, cuda or cuda:N")
     if gemm == "cublas" and (batch_invariant or activations != "f16"):
         raise ValueError(
             "--gemm cublas rounds weights to halves: it goes with neither --batch-invariant nor "
             "--activations q8_1"
         )
-    reason = "as asked"
-    if device != "cpu":
-        ordinal = int(device.partition(":")[2] or 0)
-        found = _open_gpu(ordinal, note, batch_invariant, activations, gemm)
-        if not isinstance(found, str):
-            return found
-        if device != "auto":
-            raise ValueError(f"device {device!r} cannot be used: {found}; --device cpu needs none")
-        reason = found
+    gpu, reason = choose_gpu(device, note)
+    if gpu is not None:
+        from .cuda import Cuda
+
+        name = f"cuda:{_ordinal(device)}"
+        return Cuda(gpu, name, reason, batch_invariant, activations, gemm)
     if gemm == "cublas":
         raise ValueError(f"--gemm cublas needs a GPU, the device is cpu ({reason}): leave it away")
     from .reference import Reference
 
     return Reference(n_threads, reason=reason, note=note or (lambda message: None))
+
+
+def choose_gpu(
+    device: str = "auto", note: Callable[[str], None] | None = None
+) -> tuple[CudaDevice | None, str]:
+    """The GPU that `choose` takes for these words, None for the CPU; and why. ValueError as there.
+
+    Of a GPU the reason says what it is.
+    """
+    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,9})?", device):
+        raise ValueError(f"unknown device {device!r}: use auto, cpu, cuda or cuda:N")
+    if device == "cpu":
+        return None, "as asked"
+    gpu, reason = _open_gpu(_ordinal(device), note)
+    if gpu is None and device != "auto":
+        raise ValueError(f"device {device!r} cannot be used: {reason}; --device cpu needs none")
+    return gpu, reason
+
+
+def _ordinal(device: str) -> int:
+    return int(device.partition(":")[2] or 0)
 
 
 def describe(gpu: Gpu) -> str:
@@ -64,26 +81,19 @@ def describe(gpu: Gpu) -> str:
     return f"{gpu.name}, {size}, {gpu.arch}, driver for CUDA {gpu.driver}"
 
 
-def _open_gpu(
-    ordinal: int,
-    note: Callable[[str], None] | None,
-    batch_invariant: bool,
-    activations: Activations,
-    gemm: Gemm,
-) -> Ops | str:
-    """The ops on the GPU of this number, or why there are none."""
+def _open_gpu(ordinal: int, note: Callable[[str], None] | None) -> tuple[CudaDevice | None, str]:
+    """The GPU of this number and what it is, or None and why it cannot be used."""
     from ..device import CudaError, NoGpu, cache, probe
 
     gpu = probe(ordinal)
     if isinstance(gpu, NoGpu):
-        return gpu.reason
+        return None, gpu.reason
     from ..device.gpu import CudaDevice
 
     try:
         device = CudaDevice(ordinal)
     except CudaError as error:  # another program has it for itself, or all of its memory
-        return str(error)
-    from .cuda import Cuda
+        return None, str(error)
 
     def compiling() -> None:
         device.on_compile = lambda: None  # once is enough
@@ -91,4 +101,4 @@ def _open_gpu(
             note(f"compiling kernels for this GPU, once: they are kept in {cache.folder()}")
 
     device.on_compile = compiling
-    return Cuda(device, f"cuda:{ordinal}", describe(gpu), batch_invariant, activations, gemm)
+    return device, describe(gpu)

@@ -78,6 +78,7 @@ def test_every_case_of_the_models_can_be_prepared_and_launched() -> None:
     assert {("dequantize_tile", name) for name in tiled} <= kinds
     untiled = {f.name for f in supported_formats()} - set(tiled)
     assert {("halves", name) for name in untiled} <= kinds
+    assert {("quantize", "Q4_K"), ("quantize", "Q8_0")} <= kinds
     assert {("prompt product", name) for name in (*tiled, *untiled)} <= kinds
     assert {"attend", "prompt attend", "rope_kv", "rms_norm", "argmax"} <= {
         what for what, _ in kinds

@@ -264,7 +264,7 @@ def test_a_signal_ends_it_and_leaves_nothing(
     weights = {name: np.zeros(_wide(array.shape), np.float32)
                for name, array in weights_of("llama-linear").items()}  # fmt: skip
     write_weights(tmp_path / "in", weights, "float32")
-    words = ["convert", "in", "out.gguf", "--type", "q2_k", "-t", "1"]
+    words = ["convert", "in", "out.gguf", "--type", "q2_k", "-t", "1", "--device", "cpu"]
     process = subprocess.Popen(
         [sys.executable, "-m", "ggpy", *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -101,7 +101,9 @@ def test_two_workers_in_a_process_of_its_own(folder: Path) -> None:
     command = [sys.executable, "-m", "ggpy", "quantize", "weights.gguf", "out.gguf", "q4_k_m", "2"]
     environment = {**os.environ, "PYTHONPATH": str(Path(paths.__file__).parent.parent)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert re.match(r"ggpy quantize: device: (cpu|cuda:0) \(.+\)\n", done.stderr)
+    assert all(line.startswith("ggpy quantize: ") for line in done.stderr.splitlines())
     assert digest_of_file(folder / "out.gguf") == GOLDEN["Q4_K_M"]
 
 
@@ -268,7 +270,8 @@ def test_ctrl_c_leaves_nothing(folder: Path, seconds: float) -> None:
     case = WEIGHTS.__class__("llama", 8, 4, 1, rows=2048)  # some seconds of work
     write_case(case, folder / "large.gguf")
     before = sorted(folder.iterdir())
-    command = [sys.executable, "-m", "ggpy", "quantize", "large.gguf", "out.gguf", "iq3_s", "2"]
+    words = "quantize --device cpu large.gguf out.gguf iq3_s 2"
+    command = [sys.executable, "-m", "ggpy", *words.split()]
     environment = {**os.environ, "PYTHONPATH": str(Path(paths.__file__).parent.parent)}
     child = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -283,7 +286,8 @@ def test_ctrl_c_leaves_nothing(folder: Path, seconds: float) -> None:
         _, errors = child.communicate(timeout=60)
     finally:
         child.kill()
-    assert (child.returncode, errors) == (130, "ggpy: interrupted\n")
+    assert child.returncode == 130
+    assert errors == "ggpy quantize: device: cpu (as asked)\nggpy: interrupted\n"
     assert sorted(folder.iterdir()) == before
 
 
