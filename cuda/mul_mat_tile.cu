@@ -149,7 +149,7 @@ __device__ void write_batch(const Product& p, const Room<T, COLS>& room, int par
 #pragma unroll
         for (int w = 0; w < WIDTH; ++w) {
             const float* part = room.partial_of(parity, tile * WIDTH + w, 0) + row_in_tile * COLS + token;
-            y[w] = sum_of_parts<T, COLS>(part);
+            y[w] = sum_of_parts<COLS>(part);
         }
         if (token >= p.n_tokens || row >= segment.n_rows) continue;
 #pragma unroll
@@ -171,12 +171,12 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
     constexpr bool PAIRS = EPILOGUE == GLU;
     constexpr int BATCH = Room<T, COLS>::BATCH;
     SHARED_DYNAMIC(uint8_t, shared);
-    const Room<T, COLS> room(shared + WARPS * STAGES * T::BYTES, p.slab, p.n_tokens);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
+    const bool whole = p.slab >= p.n_chunk * T::CHUNK_K;
+    const Room<T, COLS> room(shared + WARPS * STAGES * T::BYTES, p.slab, p.n_tokens, whole);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint8_t* ring = shared + warp * STAGES * T::BYTES;
     const int blocks = gridDim.x;
     const int n_local = (p.n_tiles - static_cast<int>(blockIdx.x) + blocks - 1) / blocks * (PAIRS ? 2 : 1);
-    const bool whole = p.slab >= p.n_chunk * T::CHUNK_K;
 
     grid_dependency_launch();
     Walk<T, COLS, PAIRS> ahead(p, warp, n_local);
@@ -213,44 +213,21 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
                 __syncthreads();
             }
             for (int i = 0; i < count; ++i) {
-                float acc[(COLS + 7) / 8][4];
-                float* part = room.partial_of(parity, i, warp);
-#pragma unroll
-                for (int n = 0; n < (COLS + 7) / 8; ++n)
-#pragma unroll
-                    for (int e = 0; e < 4; ++e) {
-                        const int column = n * 8 + 2 * t + (e & 1);
-                        const bool mine = COLS > 1 || column == 0;
-                        acc[n][e] = slab > 0 && mine ? part[(g + (e >> 1) * 8) * COLS + column] : 0.0f;
-                    }
+                TokenSums<T, COLS> sums;
+                start_sums(sums, room.carried_of(i, warp), slab == 0, lane);
                 const int end = min(p.slab / T::CHUNK_K, p.n_chunk - slab);
                 for (int chunk = first_chunk(p.n_chunk, warp, batch + i); chunk < end; chunk += WARPS) {
                     uint8_t* slot = ring + stage * T::BYTES;
                     cp_async_wait<STAGES - 1>();
                     __syncwarp();
-                    ChunkCodes<T> codes;
-                    ChunkScales<T> scales;
-                    codes.load(slot, lane);
-                    if constexpr (T::SCALED) scales.load(slot, g);
+                    sums.load(slot, lane);
                     __syncwarp();
                     ahead.copy(slot, lane);
                     stage = stage + 1 == STAGES ? 0 : stage + 1;
-#pragma unroll
-                    for (int n = 0; n < (COLS + 7) / 8; ++n) {
-                        const int column = chunk * T::CHUNK_K;
-                        ChunkSums<T, COLS> sums;
-                        sums.load(room, n, column, t);
-                        const __half* x = room.x + room.token_of(n * 8 + g) * room.x_stride + column;
-                        multiply_groups<T, COLS, 0>(codes, scales, sums, x, t, acc[n]);
-                    }
+                    sums.multiply(room, chunk * T::CHUNK_K, lane);
                 }
-#pragma unroll
-                for (int n = 0; n < (COLS + 7) / 8; ++n)
-#pragma unroll
-                    for (int e = 0; e < 4; ++e) {
-                        const int column = n * 8 + 2 * t + (e & 1);
-                        if (COLS > 1 || column == 0) part[(g + (e >> 1) * 8) * COLS + column] = acc[n][e];
-                    }
+                if (!whole) carry_sums(sums, room.carried_of(i, warp), lane);
+                sums.finish(room.partial_of(parity, i, warp), lane);
             }
         }
         __syncthreads();

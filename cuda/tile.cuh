@@ -144,6 +144,10 @@ struct Tile {
         if (BASE_BITS == 2) return 4 << 2 * (2 * (J & 1) + H);
         return BASE_BITS == 4 && !VALUES::TABLE && (J & 1) ? 16.0f : VALUES::SCALE;
     }
+    // How many bits further up than in a byte of its own a code of group J (32 columns) may lie.
+    static __device__ __forceinline__ constexpr int byte_shift(int j) {
+        return BASE_BITS < 8 && BITS <= 4 && !VALUES::TABLE && (j & 1) ? 4 : 0;
+    }
 };
 
 // Where the weight of (row half h, lane, 32-column group j, step s, element e) lies: used by repack and get_rows.
@@ -172,10 +176,12 @@ struct TilePlace {
         constexpr int words = T::BITS - T::BASE_BITS;
         return ((j / 2) * 32 + lane) * words + (words == 2 ? (j & 1) : 0);
     }
+    static __device__ __forceinline__ constexpr int extra_index(int h, int j, int s) {
+        return 2 * h + s + (T::BITS - T::BASE_BITS == 1 ? 4 * (j & 1) : 0);
+    }
     static __device__ __forceinline__ int extra_bit(int h, int j, int s, int e) {
         constexpr int bits = T::BITS - T::BASE_BITS;
-        const int index = (h * 2 + s) * 2 + (e >> 1) + (bits == 1 ? (j & 1) * 8 : 0);
-        return index * bits + (e & 1) * 16;
+        return extra_index(h, j, s) * bits + (e & 1) * 16 + (e >> 1) * 8;
     }
     // Offsets of the scales in bytes.
     static __device__ __forceinline__ int scale(int g, int group, int h) {
@@ -301,6 +307,30 @@ struct ChunkCodes {
             a[2] = e4m3_to_half2<1>(low), a[3] = e4m3_to_half2<1>(high);
         }
     }
+    // Four codes of row half H in step S of group J as bytes, shifted up by byte_shift(J) bits: in order, or of codes of
+    // less than eight bits that are no table's in the order of elements 0, 2, 1, 3.
+    template <int J, int S, int H>
+    __device__ __forceinline__ uint32_t bytes() const {
+        if constexpr (T::BASE_BITS == 8) {
+            return main[4 * J + 2 * H + S];
+        } else if constexpr (T::VALUES::TABLE) {
+            return T::VALUES::template look_up<J & 1>(main[4 * (J / 2) + 2 * H + S]);
+        } else {
+            constexpr int from = T::BASE_BITS == 2 ? 4 * (J & 1) + 2 * H : 4 * (J & 1), to = T::byte_shift(J);
+            constexpr uint32_t mask = repeat_byte(((1 << T::BASE_BITS) - 1) << to);
+            const uint32_t word = main[T::BASE_BITS == 2 ? 2 * (J / 2) + S : 4 * (J / 2) + 2 * H + S];
+            return (align_bits<from, to>(word) & mask) | high_of_bytes<J, S, H, to + T::BASE_BITS>();
+        }
+    }
+    template <int J, int S, int H, int TO>
+    __device__ __forceinline__ uint32_t high_of_bytes() const {
+        if constexpr (EXTRA == 0) {
+            return 0;
+        } else {
+            constexpr int from = TilePlace<T>::extra_index(H, J, S) * EXTRA;
+            return align_bits<from, TO>(extra[EXTRA == 1 ? J / 2 : J]) & repeat_byte(((1 << EXTRA) - 1) << TO);
+        }
+    }
     // The high bits of row half H, step S, element pair P of group J, moved to where they belong.
     template <int J, int H, int S, int P>
     __device__ __forceinline__ uint32_t high() const {
@@ -309,7 +339,7 @@ struct ChunkCodes {
         } else {
             constexpr int to = T::BASE_BITS == 2 ? 4 * (J & 1) + 2 * H + 4 : J & 1 ? 8 : 4;
             constexpr uint32_t mask = (EXTRA == 1 ? 0x00010001u : 0x00030003u) << to;
-            constexpr int from = ((H * 2 + S) * 2 + P + (EXTRA == 1 ? (J & 1) * 8 : 0)) * EXTRA;
+            constexpr int from = TilePlace<T>::extra_index(H, J, S) * EXTRA + 8 * P;
             return align_bits<from, to>(extra[EXTRA == 1 ? J / 2 : J]) & mask;
         }
     }
@@ -332,31 +362,42 @@ struct RowScales {
     float m[2];
 };
 
-// All scales of a chunk that one lane needs, loaded 16 bytes at a time; get<group>() decodes.
-template <class T>
+// The scales of N groups of a chunk that one lane needs, loaded up to 16 bytes at a time; get<i>() decodes.
+template <class T, int N = T::GROUPS>
 struct ChunkScales {
-    uint32_t dd[T::SCALES == Scales::D ? T::GROUPS : T::SCALES == Scales::DM ? 2 * T::GROUPS : 2];
-    uint32_t sc[T::BYTES_OF_SUB || T::SCALES == Scales::E8 ? T::GROUPS / 2 : 1];
-    uint32_t mn[T::SCALES == Scales::SUB_M ? T::GROUPS / 2 : 1];
+    uint32_t dd[T::SCALES == Scales::D ? N : T::SCALES == Scales::DM ? 2 * N : 2];
+    uint32_t sc[T::BYTES_OF_SUB || T::SCALES == Scales::E8 ? (N + 1) / 2 : 1];
+    uint32_t mn[T::SCALES == Scales::SUB_M ? (N + 1) / 2 : 1];
 
-    __device__ __forceinline__ void load(const uint8_t* chunk, int g) {
+    // Of groups first ... first + N - 1; `first` is a multiple of N.
+    __device__ __forceinline__ void load(const uint8_t* chunk, int g, int first = 0) {
+        const int group = g * T::GROUPS + first;
         if constexpr (T::SCALES == Scales::D || T::SCALES == Scales::DM) {
-            constexpr int words = T::SCALES == Scales::D ? T::GROUPS : 2 * T::GROUPS;
-            load_words<words>(dd, chunk + g * words * 4);
+            constexpr int words = T::SCALES == Scales::D ? 1 : 2;
+            load_words<N * words>(dd, chunk + group * words * 4);
         } else if constexpr (T::SCALES == Scales::E8) {
-            load_words<T::GROUPS / 2>(sc, chunk + g * T::GROUPS * 2);
+            load_pairs(sc, chunk + group * 2);
         } else {
             constexpr int d_bytes = T::SCALES == Scales::SUB ? 4 : 8;
             load_words<d_bytes / 4>(dd, chunk + g * d_bytes);
             const uint8_t* sub = chunk + 8 * d_bytes;
-            load_words<T::GROUPS / 2>(sc, sub + g * T::GROUPS * 2);
-            if constexpr (T::MIN) load_words<T::GROUPS / 2>(mn, sub + T::SUB_BYTES + g * T::GROUPS * 2);
+            load_pairs(sc, sub + group * 2);
+            if constexpr (T::MIN) load_pairs(mn, sub + T::SUB_BYTES + group * 2);
         }
     }
 
-    template <int WORDS, int N>
-    static __device__ __forceinline__ void load_words(uint32_t (&out)[N], const uint8_t* from) {
-        static_assert(WORDS <= N, "");
+    // Two bytes of each group.
+    template <int WORDS>
+    static __device__ __forceinline__ void load_pairs(uint32_t (&out)[WORDS], const uint8_t* from) {
+        if constexpr (N == 1)
+            out[0] = *reinterpret_cast<const uint16_t*>(from);
+        else
+            load_words<N / 2>(out, from);
+    }
+
+    template <int WORDS, int ROOM>
+    static __device__ __forceinline__ void load_words(uint32_t (&out)[ROOM], const uint8_t* from) {
+        static_assert(WORDS <= ROOM, "");
         if constexpr (WORDS % 4 == 0) {
 #pragma unroll
             for (int i = 0; i < WORDS; i += 4) {

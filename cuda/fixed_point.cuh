@@ -1,0 +1,248 @@
+// Integer tiles times the few tokens of a decode step, exactly: activations in 16-bit fixed point.
+//
+// Of the columns of one group of weights (32 or 16), x = scale * (256 * high + low): integers of 16 bits, the largest
+// +-32512, in two signed bytes, low in -128 ... 127. What x loses so is at most 1/65024 of the group's largest |x|. The
+// codes are unsigned bytes as they come out of a word; tensor cores multiply both pieces by them and add up integers,
+// so that a group's sum is exact, and so is what the codes' zero point takes off it. Then comes, in float32,
+//
+//     y += (256 * c(high) + c(low) - zero * sum(x)) * (scale * d)  [+ m * (scale * sum(x))]
+//
+// A chunk's groups belong to four "slots", adjacent groups to the same one: SETS of them to each. A sum over a row goes
+// by slots, which are added up at its end, (0 + 1) + (2 + 3), for any number of tokens. For several tokens the eight
+// columns of B are tokens, each group takes a product for each piece, and a lane keeps four sums of each output. For one
+// token they are (slot, piece): a lane has a piece of its slot's groups, and zeros for the other groups. One product
+// a group gives lane (g, t) both pieces of slot t, and it applies the scales of that slot only.
+#pragma once
+#include "room.cuh"
+
+template <class T>
+struct FixedPoint {
+    static constexpr int LARGEST = 127 * 256;  // of 16 bits, so that both pieces are signed bytes
+    static constexpr int SETS = T::GROUPS / 4;
+    static constexpr int WORDS = T::GROUP / 16;    // a lane's words (four columns) of a group's piece
+    static constexpr int LANE_BYTES = T::CHUNK_K / 16;  // of a piece of one slot of a chunk
+    // Bytes of a word as tile codes have them (ChunkCodes::bytes): elements in order, or 0, 2, 1, 3.
+    static constexpr bool IN_ORDER = T::BASE_BITS == 8 || T::VALUES::TABLE;
+
+    // The bytes of (slot, piece 0: high, 1: low, lane t) of a chunk's x: words of sets.
+    static __device__ __forceinline__ int offset(int slot, int piece, int t) {
+        return ((slot * 2 + piece) * 4 + t) * LANE_BYTES;
+    }
+    // What the codes of a group's 32 columns are multiplied by, besides what they stand for.
+    static __device__ __forceinline__ constexpr int factor(int j) { return T::VALUES::SCALE << T::byte_shift(j); }
+};
+
+// Byte INDEX of each of four words.
+template <int INDEX>
+__device__ __forceinline__ uint32_t gather_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    constexpr uint32_t pair = INDEX | (4 + INDEX) << 4;
+    return __byte_perm(__byte_perm(a, b, pair), __byte_perm(c, d, pair), 0x5410);
+}
+
+// Eight halves of a token go to shared memory as fixed point, and their group's scale beside them, with what the codes'
+// zero point takes off, or what minimums are multiplied by. Every lane of the warp calls it, since the largest |x| and
+// the sum pass between lanes; those that are not `valid` write nothing. A NaN or an infinity makes the scale one.
+template <class T, int COLS>
+__device__ __forceinline__ void put_fixed_point(const Room<T, COLS>& room, bool valid, int token, int column,
+                                                const uint4& halves) {
+    using F = FixedPoint<T>;
+    constexpr int lanes = T::GROUP / 8;
+    const uint32_t pairs[4] = {halves.x, halves.y, halves.z, halves.w};
+    uint32_t largest = 1;  // of the bits of |x|, so that the smallest is not 0, and NaN the largest
+#pragma unroll
+    for (int i = 0; i < 4; ++i) largest = max(largest, max(pairs[i] & 0x7fffu, pairs[i] >> 16 & 0x7fffu));
+#pragma unroll
+    for (int offset = 1; offset < lanes; offset *= 2) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
+    const float most = half2_to_float2(largest).x;
+    const float inverse = static_cast<float>(F::LARGEST) / most;
+    // The low bits of a float near 1.5 * 2^23 are an integer.
+    constexpr float integers = 12582912.0f;
+    uint32_t x[8], sum = 0, raised[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const float2 pair = half2_to_float2(pairs[i / 2]);
+        x[i] = __float_as_uint(fmaf(i & 1 ? pair.y : pair.x, inverse, integers));
+        raised[i] = x[i] + 128;
+        sum += x[i] - 0x4b400000u;
+    }
+#pragma unroll
+    for (int offset = 1; offset < lanes; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    if (!valid) return;
+    uint32_t high[2], low[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const int b = 4 * i + (F::IN_ORDER ? 1 : 2), c = 4 * i + (F::IN_ORDER ? 2 : 1);
+        high[i] = gather_bytes<1>(raised[4 * i], raised[b], raised[c], raised[4 * i + 3]);
+        low[i] = gather_bytes<0>(x[4 * i], x[b], x[c], x[4 * i + 3]);
+    }
+    const int group = column / T::GROUP, in_chunk = group % T::GROUPS;
+    const int slot = in_chunk / F::SETS, set = in_chunk % F::SETS, t = column % T::GROUP / (T::GROUP / 4);
+    uint8_t* chunk = room.x_of(token, column / T::CHUNK_K * T::CHUNK_K) + set * F::WORDS * 4;
+    if constexpr (F::WORDS == 2) {
+        *reinterpret_cast<uint2*>(chunk + F::offset(slot, 0, t)) = make_uint2(high[0], high[1]);
+        *reinterpret_cast<uint2*>(chunk + F::offset(slot, 1, t)) = make_uint2(low[0], low[1]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            *reinterpret_cast<uint32_t*>(chunk + F::offset(slot, 0, t + i)) = high[i];
+            *reinterpret_cast<uint32_t*>(chunk + F::offset(slot, 1, t + i)) = low[i];
+        }
+    }
+    if (threadIdx.x % lanes != 0) return;
+    const int factor = F::factor(column / 32), total = static_cast<int>(sum);
+    const float scale = most * (1.0f / F::LARGEST);
+    XScale of;
+    of.scale = scale * (1.0f / factor);
+    if constexpr (T::MIN)
+        of.sum = scale * static_cast<float>(total);
+    else
+        of.start = -T::ZERO * factor * total;
+    room.scales_of(token, column / T::GROUP * T::GROUP)[0] = of;
+}
+
+// 256 * high + low, which begins at the group's start, times the scales: rows of the tile in one of a lane's columns.
+template <class T>
+__device__ __forceinline__ void add_scaled(float& acc, int high, int low, const XScale& x, float d, float m) {
+    const int value = 256 * high + low + (T::MIN ? 0 : x.start);
+    acc = fmaf(static_cast<float>(value), x.scale * d, acc);
+    if (T::MIN) acc = fmaf(m, x.sum, acc);
+}
+
+// D += codes of a group (J, counted over the chunk) x a piece of x.
+template <class T, int J>
+__device__ __forceinline__ void multiply_group(int (&d)[4], const ChunkCodes<T>& codes, const uint32_t* b) {
+    if constexpr (T::GROUP == 32) {
+        const uint32_t a[4] = {codes.template bytes<J, 0, 0>(), codes.template bytes<J, 0, 1>(),
+                               codes.template bytes<J, 1, 0>(), codes.template bytes<J, 1, 1>()};
+        mma_m16n8k32_u8s8(d, a, {b[0], b[1]});
+    } else {
+        const uint32_t a[2] = {codes.template bytes<J / 2, J % 2, 0>(), codes.template bytes<J / 2, J % 2, 1>()};
+        mma_m16n8k16_u8s8(d, a, b[0]);
+    }
+}
+
+// ---- one token ---------------------------------------------------------------------------------------------------
+
+template <class T, int COLS>
+struct FixedPointSums;
+
+template <class T>
+struct FixedPointSums<T, 1> {
+    using F = FixedPoint<T>;
+    static constexpr int FLOATS = 2;
+    float acc[FLOATS];  // of slot t in rows g, g + 8
+    ChunkCodes<T> codes;
+    ChunkScales<T, F::SETS> scales;
+
+    __device__ __forceinline__ float* floats() { return acc; }
+    __device__ __forceinline__ void load(const uint8_t* chunk, int lane) {
+        codes.load(chunk, lane);
+        scales.load(chunk, lane / 4, lane % 4 * F::SETS);
+    }
+
+    __device__ __forceinline__ void multiply(const Room<T, 1>& room, int column, int lane) {
+        uint32_t b[F::LANE_BYTES / 4];
+        load_lane_words(b, room.x_of(0, column) + lane * F::LANE_BYTES);
+        XScale x[F::SETS];
+        load_x_scales(x, room.scales_of(0, column) + lane % 4 * F::SETS);
+        int c[F::SETS][4] = {};
+        multiply_all<0>(c, b, lane / 8);
+        add_all<0>(c, x);
+    }
+    template <int J>
+    __device__ __forceinline__ void multiply_all(int (&c)[F::SETS][4], const uint32_t (&b)[F::LANE_BYTES / 4], int slot) {
+        if constexpr (J < T::GROUPS) {
+            const bool mine = slot == J / F::SETS;
+            uint32_t words[F::WORDS];
+#pragma unroll
+            for (int i = 0; i < F::WORDS; ++i) words[i] = mine ? b[J % F::SETS * F::WORDS + i] : 0;
+            multiply_group<T, J>(c[J % F::SETS], codes, words);
+            multiply_all<J + 1>(c, b, slot);
+        }
+    }
+    template <int SET>
+    __device__ __forceinline__ void add_all(const int (&c)[F::SETS][4], const XScale (&x)[F::SETS]) {
+        if constexpr (SET < F::SETS) {
+            const RowScales s = scales.template get<SET>();
+#pragma unroll
+            for (int h = 0; h < 2; ++h) add_scaled<T>(acc[h], c[SET][2 * h], c[SET][2 * h + 1], x[SET], s.d[h], s.m[h]);
+            add_all<SET + 1>(c, x);
+        }
+    }
+
+    __device__ __forceinline__ void finish(float* part, int lane) const {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            float y = acc[h];
+            y += __shfl_xor_sync(0xffffffffu, y, 1);
+            y += __shfl_xor_sync(0xffffffffu, y, 2);
+            if (lane % 4 == 0) part[lane / 4 + 8 * h] = y;
+        }
+    }
+};
+
+// ---- several tokens ----------------------------------------------------------------------------------------------
+
+template <class T, int COLS>
+struct FixedPointSums {
+    using F = FixedPoint<T>;
+    static constexpr int FLOATS = COLS * 2;
+    float acc[COLS / 8][4][4];  // [eight tokens][slot][row half, token 2 t or 2 t + 1]
+    ChunkCodes<T> codes;
+    ChunkScales<T> scales;
+
+    __device__ __forceinline__ float* floats() { return acc[0][0]; }
+    __device__ __forceinline__ void load(const uint8_t* chunk, int lane) {
+        codes.load(chunk, lane);
+        scales.load(chunk, lane / 4);
+    }
+
+    __device__ __forceinline__ void multiply(const Room<T, COLS>& room, int column, int lane) {
+        const int g = lane / 4, t = lane % 4;
+#pragma unroll
+        for (int n = 0; n < COLS / 8; ++n) {
+            const uint8_t* x = room.x_of(room.token_of(8 * n + g), column) + t * F::LANE_BYTES;
+            const XScale* of[2];
+            for (int i = 0; i < 2; ++i) of[i] = room.scales_of(room.token_of(8 * n + 2 * t + i), column);
+            multiply_slot<0>(acc[n], x, of);
+        }
+    }
+    template <int SLOT>
+    __device__ __forceinline__ void multiply_slot(float (&sums)[4][4], const uint8_t* x, const XScale* const (&of)[2]) {
+        if constexpr (SLOT < 4) {
+            uint32_t high[F::LANE_BYTES / 4], low[F::LANE_BYTES / 4];
+            load_lane_words(high, x + F::offset(SLOT, 0, 0));
+            load_lane_words(low, x + F::offset(SLOT, 1, 0));
+            XScale scale[2][F::SETS];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) load_x_scales(scale[i], of[i] + SLOT * F::SETS);
+            multiply_set<SLOT, 0>(sums[SLOT], high, low, scale);
+            multiply_slot<SLOT + 1>(sums, x, of);
+        }
+    }
+    template <int SLOT, int SET>
+    __device__ __forceinline__ void multiply_set(float (&sums)[4], const uint32_t (&high)[F::LANE_BYTES / 4],
+                                                 const uint32_t (&low)[F::LANE_BYTES / 4],
+                                                 const XScale (&x)[2][F::SETS]) {
+        if constexpr (SET < F::SETS) {
+            constexpr int J = SLOT * F::SETS + SET;
+            int c[2][4] = {};
+            multiply_group<T, J>(c[0], codes, high + SET * F::WORDS);
+            multiply_group<T, J>(c[1], codes, low + SET * F::WORDS);
+            const RowScales s = scales.template get<J>();
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                add_scaled<T>(sums[i], c[0][i], c[1][i], x[i % 2][SET], s.d[i / 2], s.m[i / 2]);
+            multiply_set<SLOT, SET + 1>(sums, high, low, x);
+        }
+    }
+
+    __device__ __forceinline__ void finish(float* part, int lane) const {
+#pragma unroll
+        for (int n = 0; n < COLS / 8; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                part[(lane / 4 + i / 2 * 8) * COLS + 8 * n + lane % 4 * 2 + i % 2] =
+                    (acc[n][0][i] + acc[n][1][i]) + (acc[n][2][i] + acc[n][3][i]);
+    }
+};
