@@ -116,6 +116,17 @@ __device__ __forceinline__ uint32_t lop3(uint32_t a, uint32_t b, uint32_t c) {
     return result;
 }
 
+// The larger of unsigned numbers of 16 bits, two at a time.
+__device__ __forceinline__ uint32_t max_u16x2(uint32_t a, uint32_t b) {
+#if ARCH >= 900
+    uint32_t result;
+    asm("max.u16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+    return result;
+#else
+    return max(a & 0xffffu, b & 0xffffu) | max(a >> 16, b >> 16) << 16;
+#endif
+}
+
 // ---- order between kernels and blocks --------------------------------------------------------------------------
 
 // Programmatic dependent launch. Nothing that an earlier kernel writes or reads may be read or written before

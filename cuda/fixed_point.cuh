@@ -32,11 +32,20 @@ struct FixedPoint {
     static __device__ __forceinline__ constexpr int factor(int j) { return T::VALUES::SCALE << T::byte_shift(j); }
 };
 
-// Byte INDEX of each of four words.
-template <int INDEX>
-__device__ __forceinline__ uint32_t gather_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-    constexpr uint32_t pair = INDEX | (4 + INDEX) << 4;
-    return __byte_perm(__byte_perm(a, b, pair), __byte_perm(c, d, pair), 0x5410);
+// Four columns in fixed point: bytes in the order of a tile's, and their sum.
+struct FixedWord {
+    uint32_t high, low;
+};
+
+// x[i] * inverse, to the nearest integers. The low bits of a float near 1.5 * 2^23 are an integer, to which half a piece is
+// added for the rounding of `high`, and what makes it unsigned: both are taken off both pieces by one XOR.
+template <bool IN_ORDER>
+__device__ __forceinline__ FixedWord fixed_word(float2 first, float2 second, float inverse) {
+    constexpr float integers = 12582912.0f + 0x8080;
+    const uint32_t a = __float_as_uint(fmaf(first.x, inverse, integers)), b = __float_as_uint(fmaf(first.y, inverse, integers));
+    const uint32_t c = __float_as_uint(fmaf(second.x, inverse, integers)), d = __float_as_uint(fmaf(second.y, inverse, integers));
+    const uint32_t low = __byte_perm(a, IN_ORDER ? b : c, 0x5410), high = __byte_perm(IN_ORDER ? c : b, d, 0x5410);
+    return {__byte_perm(low, high, 0x7531) ^ 0x80808080u, __byte_perm(low, high, 0x6420) ^ 0x80808080u};
 }
 
 // Eight halves of a token go to shared memory as fixed point, and their group's scale beside them, with what the codes'
@@ -47,57 +56,43 @@ __device__ __forceinline__ void put_fixed_point(const Room<T, COLS>& room, bool 
                                                 const uint4& halves) {
     using F = FixedPoint<T>;
     constexpr int lanes = T::GROUP / 8;
-    const uint32_t pairs[4] = {halves.x, halves.y, halves.z, halves.w};
-    uint32_t largest = 1;  // of the bits of |x|, so that the smallest is not 0, and NaN the largest
+    constexpr uint32_t size = 0x7fff7fffu;  // the bits of |x|, whose order is that of numbers, with NaN as the largest
+    uint32_t largest = max_u16x2(max_u16x2(halves.x & size, halves.y & size), max_u16x2(halves.z & size, halves.w & size));
 #pragma unroll
-    for (int i = 0; i < 4; ++i) largest = max(largest, max(pairs[i] & 0x7fffu, pairs[i] >> 16 & 0x7fffu));
-#pragma unroll
-    for (int offset = 1; offset < lanes; offset *= 2) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
-    const float most = half2_to_float2(largest).x;
-    const float inverse = static_cast<float>(F::LARGEST) / most;
-    // The low bits of a float near 1.5 * 2^23 are an integer.
-    constexpr float integers = 12582912.0f;
-    uint32_t x[8], sum = 0, raised[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const float2 pair = half2_to_float2(pairs[i / 2]);
-        x[i] = __float_as_uint(fmaf(i & 1 ? pair.y : pair.x, inverse, integers));
-        raised[i] = x[i] + 128;
-        sum += x[i] - 0x4b400000u;
-    }
+    for (int offset = 1; offset < lanes; offset *= 2)
+        largest = max_u16x2(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
+    largest = max(max(largest & 0xffffu, largest >> 16), 1u);  // not 0
+    const float most = half2_to_float2(largest).x, inverse = __fdividef(static_cast<float>(F::LARGEST), most);
+    const FixedWord first = fixed_word<F::IN_ORDER>(half2_to_float2(halves.x), half2_to_float2(halves.y), inverse);
+    const FixedWord second = fixed_word<F::IN_ORDER>(half2_to_float2(halves.z), half2_to_float2(halves.w), inverse);
+    constexpr int ones = 0x01010101;
+    int sum = 256 * __dp4a(static_cast<int>(first.high), ones, __dp4a(static_cast<int>(second.high), ones, 0));
+    sum = __dp4a(static_cast<int>(first.low), ones, __dp4a(static_cast<int>(second.low), ones, sum));
 #pragma unroll
     for (int offset = 1; offset < lanes; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
     if (!valid) return;
-    uint32_t high[2], low[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const int b = 4 * i + (F::IN_ORDER ? 1 : 2), c = 4 * i + (F::IN_ORDER ? 2 : 1);
-        high[i] = gather_bytes<1>(raised[4 * i], raised[b], raised[c], raised[4 * i + 3]);
-        low[i] = gather_bytes<0>(x[4 * i], x[b], x[c], x[4 * i + 3]);
-    }
-    const int group = column / T::GROUP, in_chunk = group % T::GROUPS;
-    const int slot = in_chunk / F::SETS, set = in_chunk % F::SETS, t = column % T::GROUP / (T::GROUP / 4);
-    uint8_t* chunk = room.x_of(token, column / T::CHUNK_K * T::CHUNK_K) + set * F::WORDS * 4;
+    const int in_chunk = column % T::CHUNK_K / T::GROUP, t = column % T::GROUP / (T::GROUP / 4);
+    const int slot = in_chunk / F::SETS, set = in_chunk % F::SETS;
+    uint8_t* high = room.x_of(token, column / T::CHUNK_K * T::CHUNK_K) + set * F::WORDS * 4 + F::offset(slot, 0, t);
+    uint8_t* low = high + F::offset(0, 1, 0);
     if constexpr (F::WORDS == 2) {
-        *reinterpret_cast<uint2*>(chunk + F::offset(slot, 0, t)) = make_uint2(high[0], high[1]);
-        *reinterpret_cast<uint2*>(chunk + F::offset(slot, 1, t)) = make_uint2(low[0], low[1]);
+        *reinterpret_cast<uint2*>(high) = make_uint2(first.high, second.high);
+        *reinterpret_cast<uint2*>(low) = make_uint2(first.low, second.low);
     } else {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            *reinterpret_cast<uint32_t*>(chunk + F::offset(slot, 0, t + i)) = high[i];
-            *reinterpret_cast<uint32_t*>(chunk + F::offset(slot, 1, t + i)) = low[i];
-        }
+        *reinterpret_cast<uint32_t*>(high) = first.high, *reinterpret_cast<uint32_t*>(low) = first.low;
+        *reinterpret_cast<uint32_t*>(high + F::LANE_BYTES) = second.high;
+        *reinterpret_cast<uint32_t*>(low + F::LANE_BYTES) = second.low;
     }
     if (threadIdx.x % lanes != 0) return;
-    const int factor = F::factor(column / 32), total = static_cast<int>(sum);
+    const int factor = F::factor(column / 32);
     const float scale = most * (1.0f / F::LARGEST);
     XScale of;
-    of.scale = scale * (1.0f / factor);
+    of.scale = scale * (factor == F::factor(0) ? 1.0f / F::factor(0) : 1.0f / F::factor(1));
     if constexpr (T::MIN)
-        of.sum = scale * static_cast<float>(total);
+        of.sum = scale * static_cast<float>(sum);
     else
-        of.start = -T::ZERO * factor * total;
-    room.scales_of(token, column / T::GROUP * T::GROUP)[0] = of;
+        of.start = -T::ZERO * factor * sum;
+    *room.scales_of(token, column) = of;
 }
 
 // 256 * high + low, which begins at the group's start, times the scales: rows of the tile in one of a lane's columns.
@@ -171,13 +166,12 @@ struct FixedPointSums<T, 1> {
     }
 
     __device__ __forceinline__ void finish(float* part, int lane) const {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            float y = acc[h];
-            y += __shfl_xor_sync(0xffffffffu, y, 1);
-            y += __shfl_xor_sync(0xffffffffu, y, 2);
-            if (lane % 4 == 0) part[lane / 4 + 8 * h] = y;
-        }
+        // Even slots' lanes go on with row g, odd ones with row g + 8.
+        const bool odd = lane & 1;
+        float y = odd ? acc[1] : acc[0];
+        y += __shfl_xor_sync(0xffffffffu, odd ? acc[0] : acc[1], 1);
+        y += __shfl_xor_sync(0xffffffffu, y, 2);
+        if (lane % 4 < 2) part[lane / 4 + 8 * (lane & 1)] = y;
     }
 };
 

@@ -29,54 +29,61 @@ struct Product : Matrices {
     float soft_cap;  // STORE: cap * tanh(y / cap); 0 is none
 };
 
-// The order in which a warp's chunks are copied: over batches of tile rows, slabs of columns, tile rows, chunks.
+// The order in which a warp's chunks are copied: over batches of tile rows, slabs of columns, tile rows, chunks. Where x is
+// in shared memory in whole, these are every WARPS-th of all chunks of the block's tile rows.
 template <class T, int COLS, bool PAIRS>
 struct Walk {
     static constexpr int BATCH = Room<T, COLS>::BATCH;
     const Product& p;
     int warp, n_local, slab_chunks;
-    int batch, slab, tile, chunk;
+    bool whole;
+    int tile, chunk, end;  // the end of the slab
+    int batch, slab;       // of an x in parts
     const uint8_t* tile_row;
 
-    __device__ __forceinline__ Walk(const Product& product, int warp_, int n_local_)
-        : p(product), warp(warp_), n_local(n_local_), slab_chunks(product.slab / T::CHUNK_K), batch(0), slab(0) {
-        enter(0);
-        settle();
+    __device__ __forceinline__ Walk(const Product& product, int warp_, int n_local_, bool whole_)
+        : p(product), warp(warp_), n_local(n_local_), slab_chunks(product.slab / T::CHUNK_K), whole(whole_), tile(0),
+          chunk(warp_), end(min(slab_chunks, product.n_chunk)), batch(0), slab(0), tile_row(nullptr) {
+        if (!done()) find_row();
+        if (chunk >= end) settle();
     }
-    __device__ __forceinline__ bool done() const { return batch >= n_local; }
-    __device__ __forceinline__ int batch_end() const { return min(batch + BATCH, n_local); }
-    __device__ __forceinline__ int slab_end() const { return min(slab + slab_chunks, p.n_chunk); }
+    __device__ __forceinline__ bool done() const { return tile >= n_local; }
 
-    __device__ __forceinline__ void enter(int to) {
-        tile = to;
-        chunk = slab + first_chunk(p.n_chunk, warp, to);
-        // Tile rows are dealt out to the blocks in turn; the gate and up rows of a pair to the same block.
-        const int global = blockIdx.x + (PAIRS ? to / 2 : to) * gridDim.x;
-        const int s = PAIRS ? to & 1 : segment_of(p, global);
-        const int row = PAIRS ? global : global - p.segment[s].first_tile;
-        tile_row = p.segment[s].tiles + static_cast<size_t>(row) * p.n_chunk * T::BYTES;
+    // Tile rows are dealt out to the blocks in turn; the gate and up rows of a pair to the same block.
+    __device__ __forceinline__ void find_row() {
+        const int global = blockIdx.x + (PAIRS ? tile / 2 : tile) * gridDim.x;
+        const int s = PAIRS ? tile & 1 : segment_of(p, global);
+        const uint32_t row = PAIRS ? global : global - p.segment[s].first_tile;
+        tile_row = p.segment[s].tiles + static_cast<uint64_t>(row) * static_cast<uint32_t>(p.n_chunk * T::BYTES);
     }
     // To the next chunk that exists.
     __device__ __forceinline__ void settle() {
-        while (!done() && chunk >= slab_end()) {
-            if (tile + 1 < batch_end()) {
-                enter(tile + 1);
-            } else {
-                slab += slab_chunks;
-                if (slab >= p.n_chunk) slab = 0, batch += BATCH;
-                if (!done()) enter(batch);
-            }
+        if (whole) {
+            do ++tile, chunk -= end;
+            while (chunk >= end);
+        } else {
+            while (!done() && chunk >= end) enter_part();
         }
+        if (!done()) find_row();
+    }
+    __device__ __forceinline__ void enter_part() {
+        if (++tile >= min(batch + BATCH, n_local)) {
+            slab += slab_chunks;
+            if (slab >= p.n_chunk) slab = 0, batch += BATCH;
+            tile = batch;
+            end = min(slab + slab_chunks, p.n_chunk);
+        }
+        chunk = slab + first_chunk(p.n_chunk, warp, tile);
     }
     __device__ __forceinline__ void next() {
         chunk += WARPS;
-        if (chunk >= slab_end()) settle();
+        if (chunk >= end) settle();
     }
     // Starts the copy of the current chunk (one group, empty past the end) and goes on.
     __device__ __forceinline__ void copy(uint8_t* to, int lane) {
         if (!done()) {
             constexpr int pieces = T::BYTES / 16;
-            const uint8_t* from = tile_row + static_cast<size_t>(chunk) * T::BYTES + lane * 16;
+            const uint8_t* from = tile_row + static_cast<uint32_t>(chunk * T::BYTES + lane * 16);
 #pragma unroll
             for (int i = 0; i < pieces; i += 32)
                 if (pieces - i >= 32 || lane < pieces - i) cp_async<16>(to + (i + lane) * 16, from + i * 16);
@@ -95,7 +102,8 @@ __device__ __forceinline__ void load_x(const Product& p, const Room<T, COLS>& ro
         uint4 v[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const int at = base + i * THREADS + threadIdx.x, token = at / pieces, column = first + at % pieces * 8;
+            const int at = base + i * THREADS + threadIdx.x, token = COLS == 1 ? 0 : at / pieces;
+            const int column = first + (at - token * pieces) * 8;
             v[i] = make_uint4(0, 0, 0, 0);
             if (at < all && column < p.k)
                 v[i] = __ldcg(reinterpret_cast<const uint4*>(static_cast<const __half*>(p.x) +
@@ -104,8 +112,8 @@ __device__ __forceinline__ void load_x(const Product& p, const Room<T, COLS>& ro
         if (base == 0) meanwhile();
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const int at = base + i * THREADS + threadIdx.x;
-            put_x(room, at < all, at / pieces, at % pieces * 8, v[i]);
+            const int at = base + i * THREADS + threadIdx.x, token = COLS == 1 ? 0 : at / pieces;
+            put_x(room, at < all, token, (at - token * pieces) * 8, v[i]);
         }
     }
 }
@@ -179,7 +187,7 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
     const int n_local = (p.n_tiles - static_cast<int>(blockIdx.x) + blocks - 1) / blocks * (PAIRS ? 2 : 1);
 
     grid_dependency_launch();
-    Walk<T, COLS, PAIRS> ahead(p, warp, n_local);
+    Walk<T, COLS, PAIRS> ahead(p, warp, n_local, whole);
     // Chunks asked for before x delay it. Where x comes right after the wait the last ones are asked for behind it.
     constexpr int EARLY = PROLOGUE == NORM && STAGES > 2 ? 2 : STAGES;
 #pragma unroll
