@@ -2,7 +2,7 @@
 // multiplied in fixed_point.cuh; here are those without, that stand for halves, times x in halves.
 //
 // TokenSums<Tile, COLS> is a lane's part of one tile row: load() takes its codes and scales of a chunk out of the ring,
-// multiply() adds their products with x, finish() leaves the warp's sums. Nothing here knows how chunks and x come into
+// multiply() adds their products with x (IN_RING: it still reads the chunk), finish() leaves the warp's sums. Nothing here knows how chunks and x come into
 // shared memory, or what becomes of the sums.
 #pragma once
 #include "fixed_point.cuh"
@@ -10,6 +10,7 @@
 template <class T, int COLS>
 struct HalfSums {
     static constexpr int N = (COLS + 7) / 8, FLOATS = 4 * N;
+    static constexpr bool IN_RING = false;
     float acc[N][4];  // rows g, g + 8, columns 2 t, 2 t + 1
     ChunkCodes<T> codes;
 

@@ -124,6 +124,7 @@ struct FixedPointSums;
 template <class T>
 struct FixedPointSums<T, 1> {
     using F = FixedPoint<T>;
+    static constexpr bool IN_RING = false;
     static constexpr int FLOATS = 2;
     float acc[FLOATS];  // of slot t in rows g, g + 8
     ChunkCodes<T> codes;
@@ -181,14 +182,17 @@ template <class T, int COLS>
 struct FixedPointSums {
     using F = FixedPoint<T>;
     static constexpr int FLOATS = COLS * 2;
+    static constexpr bool IN_RING = T::GROUP == 16;  // many scales would take too many registers: they stay there
     float acc[COLS / 8][4][4];  // [eight tokens][slot][row half, token 2 t or 2 t + 1]
     ChunkCodes<T> codes;
-    ChunkScales<T> scales;
+    ChunkScales<T, IN_RING ? F::SETS : T::GROUPS> scales;
+    const uint8_t* in_ring;
 
     __device__ __forceinline__ float* floats() { return acc[0][0]; }
     __device__ __forceinline__ void load(const uint8_t* chunk, int lane) {
         codes.load(chunk, lane);
-        scales.load(chunk, lane / 4);
+        in_ring = chunk;
+        if constexpr (!IN_RING) scales.load(chunk, lane / 4);
     }
 
     __device__ __forceinline__ void multiply(const Room<T, COLS>& room, int column, int lane) {
@@ -198,12 +202,14 @@ struct FixedPointSums {
             const uint8_t* x = room.x_of(room.token_of(8 * n + g), column) + t * F::LANE_BYTES;
             const XScale* of[2];
             for (int i = 0; i < 2; ++i) of[i] = room.scales_of(room.token_of(8 * n + 2 * t + i), column);
-            multiply_slot<0>(acc[n], x, of);
+            multiply_slot<0>(acc[n], x, of, g);
         }
     }
     template <int SLOT>
-    __device__ __forceinline__ void multiply_slot(float (&sums)[4][4], const uint8_t* x, const XScale* const (&of)[2]) {
+    __device__ __forceinline__ void multiply_slot(float (&sums)[4][4], const uint8_t* x, const XScale* const (&of)[2],
+                                                  int g) {
         if constexpr (SLOT < 4) {
+            if constexpr (IN_RING) scales.load(in_ring, g, SLOT * F::SETS);
             uint32_t high[F::LANE_BYTES / 4], low[F::LANE_BYTES / 4];
             load_lane_words(high, x + F::offset(SLOT, 0, 0));
             load_lane_words(low, x + F::offset(SLOT, 1, 0));
@@ -211,7 +217,7 @@ struct FixedPointSums {
 #pragma unroll
             for (int i = 0; i < 2; ++i) load_x_scales(scale[i], of[i] + SLOT * F::SETS);
             multiply_set<SLOT, 0>(sums[SLOT], high, low, scale);
-            multiply_slot<SLOT + 1>(sums, x, of);
+            multiply_slot<SLOT + 1>(sums, x, of, g);
         }
     }
     template <int SLOT, int SET>
@@ -223,7 +229,7 @@ struct FixedPointSums {
             int c[2][4] = {};
             multiply_group<T, J>(c[0], codes, high + SET * F::WORDS);
             multiply_group<T, J>(c[1], codes, low + SET * F::WORDS);
-            const RowScales s = scales.template get<J>();
+            const RowScales s = scales.template get<IN_RING ? SET : J>();
 #pragma unroll
             for (int i = 0; i < 4; ++i)
                 add_scaled<T>(sums[i], c[0][i], c[1][i], x[i % 2][SET], s.d[i / 2], s.m[i / 2]);

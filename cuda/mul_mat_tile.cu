@@ -229,10 +229,11 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
                     cp_async_wait<STAGES - 1>();
                     __syncwarp();
                     sums.load(slot, lane);
+                    if constexpr (sums.IN_RING) sums.multiply(room, chunk * T::CHUNK_K, lane);
                     __syncwarp();
                     ahead.copy(slot, lane);
                     stage = stage + 1 == STAGES ? 0 : stage + 1;
-                    sums.multiply(room, chunk * T::CHUNK_K, lane);
+                    if constexpr (!sums.IN_RING) sums.multiply(room, chunk * T::CHUNK_K, lane);
                 }
                 if (!whole) carry_sums(sums, room.carried_of(i, warp), lane);
                 sums.finish(room.partial_of(parity, i, warp), lane);

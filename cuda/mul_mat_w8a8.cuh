@@ -6,7 +6,7 @@
 // taken over to float32 registers every 128 columns: tensor cores add them up with fewer bits than a float has.
 //
 // Weights are tiles of 8 bits without scales (tile.cuh): of 32 columns a lane has registers (row half h, step s) at
-// [2 s + h], each four columns in a row, which is the A operand of an mma of 32 columns. The activations (B) are packed
+// [2 h + s], each four columns in a row, which is the A operand of an mma of 32 columns. The activations (B) are packed
 // to suit both ldmatrix and wgmma, and so that what a block takes is one piece of memory:
 //
 //        [128 columns][token, up to a multiple of eight][128 bytes]
@@ -70,8 +70,8 @@ struct Codes8<E4M3> {
 // The A operand of 32 columns, from the 16 bytes that the lane has of them.
 template <class VALUES>
 __device__ __forceinline__ void operand8(uint32_t (&a)[4], const uint4& words) {
-    a[0] = Codes8<VALUES>::weights(words.x), a[1] = Codes8<VALUES>::weights(words.y);
-    a[2] = Codes8<VALUES>::weights(words.z), a[3] = Codes8<VALUES>::weights(words.w);
+    a[0] = Codes8<VALUES>::weights(words.x), a[2] = Codes8<VALUES>::weights(words.y);
+    a[1] = Codes8<VALUES>::weights(words.z), a[3] = Codes8<VALUES>::weights(words.w);
 }
 
 __device__ __forceinline__ float row_scale_of(const Segment& segment, int row) {

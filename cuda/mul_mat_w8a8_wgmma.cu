@@ -124,10 +124,10 @@ struct Consumer {
 
     __device__ __forceinline__ uint4 words(const uint8_t* w, int j) const {
         if constexpr (EPILOGUE == GLU) {
-            const uint8_t* gate = w + warp / 2 * CODES_CHUNK + (32 * j + lane) * 16 + warp % 2 * 4;
-            const uint32_t* first = reinterpret_cast<const uint32_t*>(gate);
-            const uint32_t* second = reinterpret_cast<const uint32_t*>(gate + TILES / 2 * CODES_CHUNK);
-            return make_uint4(first[0], second[0], first[2], second[2]);
+            const uint8_t* gate = w + warp / 2 * CODES_CHUNK + (32 * j + lane) * 16 + warp % 2 * 8;
+            const uint2 first = *reinterpret_cast<const uint2*>(gate);
+            const uint2 second = *reinterpret_cast<const uint2*>(gate + TILES / 2 * CODES_CHUNK);
+            return make_uint4(first.x, first.y, second.x, second.y);
         } else {
             return *reinterpret_cast<const uint4*>(w + warp * CODES_CHUNK + (32 * j + lane) * 16);
         }

@@ -246,7 +246,7 @@ __device__ __forceinline__ void load_halves(ChunkCodes<Step>& to, const uint8_t*
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
             const uint32_t* from = reinterpret_cast<const uint32_t*>(main[m] + (32 * i + lane) * 16);
-            if constexpr (Step::FLOAT || Step::BASE_BITS == 8) {
+            if constexpr (Step::FLOAT || TilePlace<Step>::OPERANDS) {
                 to.main[4 * i + m] = from[h], to.main[4 * i + 2 + m] = from[2 + h];
             } else {
                 const uint2 v = reinterpret_cast<const uint2*>(from)[h];

@@ -152,16 +152,17 @@ struct Tile {
 
 // Where the weight of (row half h, lane, 32-column group j, step s, element e) lies: used by repack and get_rows.
 // Main plane: a lane reads words of groups j, j + 1 (of 8 bits: of one group). A word is of one h and s; of 2 bits it is
-// of both h. Of 8 bits, a lane's words are the A operand of a product of bytes. Of fewer, fields are so placed that one AND
+// of both h. Of 8 bits with scales, a lane's words are the A operand of a product of bytes. Of fewer, fields are so placed that one AND
 // gives four bytes or a half2: elements 0, 1 are the halves of one register, 2, 3
 // those of the next, eight bits higher, and in between lie odd groups. Codes of a table lie in order.
 template <class T>
 struct TilePlace {
     static constexpr int GROUPS_AT_ONCE = T::BASE_BITS == 8 ? 1 : 2;
     static constexpr int WORDS = T::BASE_BITS == 2 ? 2 : 4;
+    static constexpr bool OPERANDS = T::BASE_BITS == 8 && T::SCALED;
 
-    static __device__ __forceinline__ int word(int h, int s) {
-        return T::BASE_BITS == 2 ? s : T::BASE_BITS == 8 ? 2 * s + h : 2 * h + s;
+    static __device__ __forceinline__ constexpr int word(int h, int s) {
+        return T::BASE_BITS == 2 ? s : OPERANDS ? 2 * s + h : 2 * h + s;
     }
     static __device__ __forceinline__ int bit(int h, int j, int e) {
         if (T::BASE_BITS == 8) return 8 * e;
@@ -273,8 +274,8 @@ struct ChunkCodes {
             constexpr int at = 8 * J + 4 * S;
             a[0] = main[at], a[1] = main[at + 1], a[2] = main[at + 2], a[3] = main[at + 3];
         } else if constexpr (T::BASE_BITS == 8) {
-            constexpr int at = 4 * J + 2 * S;
-            unpack_bytes(a, main[at], main[at + 1]);
+            constexpr int low = 4 * J + TilePlace<T>::word(0, S), high = 4 * J + TilePlace<T>::word(1, S);
+            unpack_bytes(a, main[low], main[high]);
         } else if constexpr (T::VALUES::TABLE) {
             constexpr int at = 4 * (J / 2) + S;
             using V = typename T::VALUES;
@@ -315,7 +316,7 @@ struct ChunkCodes {
     template <int J, int S, int H>
     __device__ __forceinline__ uint32_t bytes() const {
         if constexpr (T::BASE_BITS == 8) {
-            return main[4 * J + 2 * S + H];
+            return main[4 * J + TilePlace<T>::word(H, S)];
         } else if constexpr (T::VALUES::TABLE) {
             return T::VALUES::template look_up<J & 1>(main[4 * (J / 2) + 2 * H + S]);
         } else {

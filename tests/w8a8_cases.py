@@ -70,7 +70,7 @@ def tiles_of(codes: NDArray[np.uint8], kind: Kind) -> NDArray[np.uint8]:
         padded ^= 0x80
     # tile row, row half h, g, chunk, 32 columns j, t, step s, element e
     split = padded.reshape(-1, 2, 8, steps_of(columns), 4, 4, 2, 4)
-    return split.transpose(0, 3, 4, 2, 5, 6, 1, 7)
+    return split.transpose(0, 3, 4, 2, 5, 1, 6, 7)
 
 
 def unpacked(packed: NDArray[np.uint8], n_tokens: int, columns: int) -> NDArray[np.uint8]:
