@@ -2,8 +2,8 @@
 // multiplied in fixed_point.cuh; here are those without, that stand for halves, times x in halves.
 //
 // TokenSums<Tile, COLS> is a lane's part of one tile row: load() takes its codes and scales of a chunk out of the ring,
-// multiply() adds their products with x (IN_RING: it still reads the chunk), finish() leaves the warp's sums. Nothing here knows how chunks and x come into
-// shared memory, or what becomes of the sums.
+// multiply() adds their products with x (IN_RING: it still reads the chunk), finish() leaves the warp's sums. Nothing here
+// knows how chunks and x come into shared memory, or what becomes of the sums.
 #pragma once
 #include "fixed_point.cuh"
 
@@ -18,7 +18,8 @@ struct HalfSums {
     __device__ __forceinline__ void load(const uint8_t* chunk, int lane) { codes.load(chunk, lane); }
     __device__ __forceinline__ void multiply(const Room<T, COLS>& room, int column, int lane) {
 #pragma unroll
-        for (int n = 0; n < N; ++n) multiply_groups<0>(acc[n], room.x_of(room.token_of(n * 8 + lane / 4), column), lane % 4);
+        for (int n = 0; n < N; ++n)
+            multiply_groups<0>(acc[n], room.x_of(room.token_of(n * 8 + lane / 4), column), lane % 4);
     }
     // Groups of 32 columns from J on times eight tokens; `x` is the lane's token's.
     template <int J>

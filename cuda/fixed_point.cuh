@@ -42,8 +42,10 @@ struct FixedWord {
 template <bool IN_ORDER>
 __device__ __forceinline__ FixedWord fixed_word(float2 first, float2 second, float inverse) {
     constexpr float integers = 12582912.0f + 0x8080;
-    const uint32_t a = __float_as_uint(fmaf(first.x, inverse, integers)), b = __float_as_uint(fmaf(first.y, inverse, integers));
-    const uint32_t c = __float_as_uint(fmaf(second.x, inverse, integers)), d = __float_as_uint(fmaf(second.y, inverse, integers));
+    const uint32_t a = __float_as_uint(fmaf(first.x, inverse, integers));
+    const uint32_t b = __float_as_uint(fmaf(first.y, inverse, integers));
+    const uint32_t c = __float_as_uint(fmaf(second.x, inverse, integers));
+    const uint32_t d = __float_as_uint(fmaf(second.y, inverse, integers));
     const uint32_t low = __byte_perm(a, IN_ORDER ? b : c, 0x5410), high = __byte_perm(IN_ORDER ? c : b, d, 0x5410);
     return {__byte_perm(low, high, 0x7531) ^ 0x80808080u, __byte_perm(low, high, 0x6420) ^ 0x80808080u};
 }
@@ -57,7 +59,8 @@ __device__ __forceinline__ void put_fixed_point(const Room<T, COLS>& room, bool 
     using F = FixedPoint<T>;
     constexpr int lanes = T::GROUP / 8;
     constexpr uint32_t size = 0x7fff7fffu;  // the bits of |x|, whose order is that of numbers, with NaN as the largest
-    uint32_t largest = max_u16x2(max_u16x2(halves.x & size, halves.y & size), max_u16x2(halves.z & size, halves.w & size));
+    uint32_t largest = max_u16x2(halves.x & size, halves.y & size);
+    largest = max_u16x2(largest, max_u16x2(halves.z & size, halves.w & size));
 #pragma unroll
     for (int offset = 1; offset < lanes; offset *= 2)
         largest = max_u16x2(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
@@ -146,7 +149,8 @@ struct FixedPointSums<T, 1> {
         add_all<0>(c, x);
     }
     template <int J>
-    __device__ __forceinline__ void multiply_all(int (&c)[F::SETS][4], const uint32_t (&b)[F::LANE_BYTES / 4], int slot) {
+    __device__ __forceinline__ void multiply_all(int (&c)[F::SETS][4], const uint32_t (&b)[F::LANE_BYTES / 4],
+                                                 int slot) {
         if constexpr (J < T::GROUPS) {
             const bool mine = slot == J / F::SETS;
             uint32_t words[F::WORDS];

@@ -1,4 +1,5 @@
-// y[T, N] = x[T, K] W[N, K]^T for the few tokens of a decode step: tiles (tile.cuh) x f16 activations on tensor cores.
+// y[T, N] = x[T, K] W[N, K]^T for the few tokens of a decode step: tiles (tile.cuh) x activations on tensor cores.
+// These are halves, which for tiles of integers become 16-bit fixed point here (fixed_point.cuh).
 //
 // The product is bound by reading W, so everything here serves one stream: one block per multiprocessor, each warp
 // copying its own chunks into its own ring in shared memory (cp.async, no barrier between warps), the first STAGES

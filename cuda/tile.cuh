@@ -2,21 +2,25 @@
 // aligned); a tile is made for a warp that multiplies with tensor cores. repack.cu writes tiles once, at load.
 //
 // A tensor [N, K] is cut into tiles of 16 rows x chunk_k columns ("chunks" along K, tile rows along N, chunks of one
-// tile row adjacent). Rows and columns past N and K hold zeros. The 16 rows are the M of mma.m16n8k16, and the order
-// of the weights inside a chunk is the order in which the mma wants its A operand, so that a lane reads 16 bytes and
-// has registers:
+// tile row adjacent). Rows and columns past N and K hold zeros. The 16 rows are the M of mma.m16n8k16 (halves) and
+// mma.m16n8k32 (bytes), and the order of the weights inside a chunk is the order in which the mma wants its A operand,
+// so that a lane reads 16 bytes and has registers:
 //
 //        lane = 4 g + t                            32 columns of a group, whose they are:
 //        g = 0..7   rows g and g + 8               group of 32:  t t t t t t t t (8 t ... 8 t + 7)
 //        t = 0..3   columns                        group of 16:  t t t t (4 t ... 4 t + 3), twice
 //
-// One mma covers 16 columns, four of each t: "step" s = 0, 1 inside 32 columns, element e = 0..3 inside the step.
-// The activations are B, column = token: lane (g, t) needs the same columns of token g, contiguous in memory.
+// One mma of halves covers 16 columns, four of each t: "step" s = 0, 1 inside 32 columns, element e = 0..3 inside the
+// step. One of bytes covers both steps. The activations are B: lane (g, t) needs the same columns of B's column g.
 //
-// Weights stay integers. A code u < 2048 in the low bits of a half *is* the half u * 2^-24 (mostly subnormal), exactly, so
-// unpacking is one AND (2 and 4 bits) or one byte permute (8 bits), without the 1024 + u bias of the PRMT and LOP3
-// converters and without what it costs in cancellation. Tensor cores multiply subnormals at full speed. The 2^24 comes
-// back once per output, the scale once per group in float32, the zero point through the sum of the activations.
+// Weights stay integers, and a word unpacks in two ways. bytes(), for few tokens (fixed_point.cuh), gives unsigned
+// bytes: one AND for four codes, none of 8 bits, and where codes are left four bits too far up the scale of x makes good
+// for it.
+// unpack(), for many tokens, gives halves: a code u < 2048 in the low bits of a half *is* the half u * 2^-24 (mostly
+// subnormal), exactly, so that it takes one AND (2 and 4 bits) or one byte permute (8 bits) for two codes, without the
+// 1024 + u bias of the PRMT and LOP3 converters and without what it costs in cancellation. Tensor cores multiply
+// subnormals at full speed. The 2^24 comes back once per output, the scale once per group in float32, the zero point
+// through the sum of the activations.
 //
 // Codes of four bits may stand for sixteen signed bytes; looked up, they are codes of eight bits. Codes without scales
 // become the exact halves that they stand for. A scale of a whole row is no part of a tile: see product.cuh.
@@ -152,8 +156,8 @@ struct Tile {
 
 // Where the weight of (row half h, lane, 32-column group j, step s, element e) lies: used by repack and get_rows.
 // Main plane: a lane reads words of groups j, j + 1 (of 8 bits: of one group). A word is of one h and s; of 2 bits it is
-// of both h. Of 8 bits with scales, a lane's words are the A operand of a product of bytes. Of fewer, fields are so placed that one AND
-// gives four bytes or a half2: elements 0, 1 are the halves of one register, 2, 3
+// of both h. Of 8 bits with scales, a lane's words are the A operand of a product of bytes. Of fewer, fields are so placed
+// that one AND gives four bytes or a half2: elements 0, 1 are the halves of one register, 2, 3
 // those of the next, eight bits higher, and in between lie odd groups. Codes of a table lie in order.
 template <class T>
 struct TilePlace {
