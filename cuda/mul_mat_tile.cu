@@ -83,11 +83,14 @@ struct Walk {
     // Starts the copy of the current chunk (one group, empty past the end) and goes on.
     __device__ __forceinline__ void copy(uint8_t* to, int lane) {
         if (!done()) {
-            constexpr int pieces = T::BYTES / 16;
-            const uint8_t* from = tile_row + static_cast<uint32_t>(chunk * T::BYTES + lane * 16);
+            constexpr int whole_lines = T::BYTES / 512, rest = T::BYTES % 512 / 16;
+            const uint8_t* from = tile_row + static_cast<uint32_t>(chunk * T::BYTES);
 #pragma unroll
-            for (int i = 0; i < pieces; i += 32)
-                if (pieces - i >= 32 || lane < pieces - i) cp_async<16>(to + (i + lane) * 16, from + i * 16);
+            for (int i = 0; i < whole_lines; ++i) cp_async<16>(to + i * 512 + lane * 16, from + i * 512 + lane * 16);
+            if constexpr (rest > 0) {  // what is left is less than all lanes can copy: some copy the same, without a branch
+                const int at = whole_lines * 512 + min(lane, rest - 1) * 16;
+                cp_async<16>(to + at, from + at);
+            }
             next();
         }
         cp_async_commit();
