@@ -116,6 +116,17 @@ __device__ __forceinline__ uint32_t lop3(uint32_t a, uint32_t b, uint32_t c) {
     return result;
 }
 
+// The larger of unsigned numbers of 16 bits, two at a time.
+__device__ __forceinline__ uint32_t max_u16x2(uint32_t a, uint32_t b) {
+#if ARCH >= 900
+    uint32_t result;
+    asm("max.u16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+    return result;
+#else
+    return max(a & 0xffffu, b & 0xffffu) | max(a >> 16, b >> 16) << 16;
+#endif
+}
+
 // ---- order between kernels and blocks --------------------------------------------------------------------------
 
 // Programmatic dependent launch. Nothing that an earlier kernel writes or reads may be read or written before
@@ -352,6 +363,44 @@ __device__ __forceinline__ void mma_m16n8k32_s8(int (&d)[4], const uint32_t (&a)
         asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
                      : "+r"(d[i % 2 * 2]), "+r"(d[i % 2 * 2 + 1])
                      : "r"(a[i]), "r"(b[i / 2]));
+#endif
+}
+
+// Unsigned bytes times signed ones, K = 32; below sm_80 in four products of 8 x 8 x 16.
+__device__ __forceinline__ void mma_m16n8k32_u8s8(int (&d)[4], const uint32_t (&a)[4],
+                                                  const uint32_t (&b)[2] AND_CALLER) {
+#if EMULATED
+    emulator::multiply<emulator::S8, 2, emulator::U8>(d, a, b, {"mma_m16n8k32_u8s8", file, line});
+#elif ARCH >= 800
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.u8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+                     : "+r"(d[i % 2 * 2]), "+r"(d[i % 2 * 2 + 1])
+                     : "r"(a[i]), "r"(b[i / 2]));
+#endif
+}
+
+// The same, K = 16.
+__device__ __forceinline__ void mma_m16n8k16_u8s8(int (&d)[4], const uint32_t (&a)[2], uint32_t b AND_CALLER) {
+#if EMULATED
+    emulator::multiply<emulator::S8, 1, emulator::U8>(d, a, &b, {"mma_m16n8k16_u8s8", file, line});
+#elif ARCH >= 800
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(b));
+#else
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+        asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.u8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+                     : "+r"(d[2 * i]), "+r"(d[2 * i + 1])
+                     : "r"(a[i]), "r"(b));
 #endif
 }
 

@@ -1,4 +1,5 @@
-// y[T, N] = x[T, K] W[N, K]^T for the few tokens of a decode step: tiles (tile.cuh) x f16 activations on tensor cores.
+// y[T, N] = x[T, K] W[N, K]^T for the few tokens of a decode step: tiles (tile.cuh) x activations on tensor cores.
+// These are halves, which for tiles of integers become 16-bit fixed point here (fixed_point.cuh).
 //
 // The product is bound by reading W, so everything here serves one stream: one block per multiprocessor, each warp
 // copying its own chunks into its own ring in shared memory (cp.async, no barrier between warps), the first STAGES
@@ -29,57 +30,67 @@ struct Product : Matrices {
     float soft_cap;  // STORE: cap * tanh(y / cap); 0 is none
 };
 
-// The order in which a warp's chunks are copied: over batches of tile rows, slabs of columns, tile rows, chunks.
+// The order in which a warp's chunks are copied: over batches of tile rows, slabs of columns, tile rows, chunks. Where x is
+// in shared memory in whole, these are every WARPS-th of all chunks of the block's tile rows.
 template <class T, int COLS, bool PAIRS>
 struct Walk {
     static constexpr int BATCH = Room<T, COLS>::BATCH;
     const Product& p;
     int warp, n_local, slab_chunks;
-    int batch, slab, tile, chunk;
+    bool whole;
+    int tile, chunk, end;  // the end of the slab
+    int batch, slab;       // of an x in parts
     const uint8_t* tile_row;
 
-    __device__ __forceinline__ Walk(const Product& product, int warp_, int n_local_)
-        : p(product), warp(warp_), n_local(n_local_), slab_chunks(product.slab / T::CHUNK_K), batch(0), slab(0) {
-        enter(0);
-        settle();
+    __device__ __forceinline__ Walk(const Product& product, int warp_, int n_local_, bool whole_)
+        : p(product), warp(warp_), n_local(n_local_), slab_chunks(product.slab / T::CHUNK_K), whole(whole_), tile(0),
+          chunk(warp_), end(min(slab_chunks, product.n_chunk)), batch(0), slab(0), tile_row(nullptr) {
+        if (!done()) find_row();
+        if (chunk >= end) settle();
     }
-    __device__ __forceinline__ bool done() const { return batch >= n_local; }
-    __device__ __forceinline__ int batch_end() const { return min(batch + BATCH, n_local); }
-    __device__ __forceinline__ int slab_end() const { return min(slab + slab_chunks, p.n_chunk); }
+    __device__ __forceinline__ bool done() const { return tile >= n_local; }
 
-    __device__ __forceinline__ void enter(int to) {
-        tile = to;
-        chunk = slab + first_chunk(p.n_chunk, warp, to);
-        // Tile rows are dealt out to the blocks in turn; the gate and up rows of a pair to the same block.
-        const int global = blockIdx.x + (PAIRS ? to / 2 : to) * gridDim.x;
-        const int s = PAIRS ? to & 1 : segment_of(p, global);
-        const int row = PAIRS ? global : global - p.segment[s].first_tile;
-        tile_row = p.segment[s].tiles + static_cast<size_t>(row) * p.n_chunk * T::BYTES;
+    // Tile rows are dealt out to the blocks in turn; the gate and up rows of a pair to the same block.
+    __device__ __forceinline__ void find_row() {
+        const int global = blockIdx.x + (PAIRS ? tile / 2 : tile) * gridDim.x;
+        const int s = PAIRS ? tile & 1 : segment_of(p, global);
+        const uint32_t row = PAIRS ? global : global - p.segment[s].first_tile;
+        tile_row = p.segment[s].tiles + static_cast<uint64_t>(row) * static_cast<uint32_t>(p.n_chunk * T::BYTES);
     }
     // To the next chunk that exists.
     __device__ __forceinline__ void settle() {
-        while (!done() && chunk >= slab_end()) {
-            if (tile + 1 < batch_end()) {
-                enter(tile + 1);
-            } else {
-                slab += slab_chunks;
-                if (slab >= p.n_chunk) slab = 0, batch += BATCH;
-                if (!done()) enter(batch);
-            }
+        if (whole) {
+            do ++tile, chunk -= end;
+            while (chunk >= end);
+        } else {
+            while (!done() && chunk >= end) enter_part();
         }
+        if (!done()) find_row();
+    }
+    __device__ __forceinline__ void enter_part() {
+        if (++tile >= min(batch + BATCH, n_local)) {
+            slab += slab_chunks;
+            if (slab >= p.n_chunk) slab = 0, batch += BATCH;
+            tile = batch;
+            end = min(slab + slab_chunks, p.n_chunk);
+        }
+        chunk = slab + first_chunk(p.n_chunk, warp, tile);
     }
     __device__ __forceinline__ void next() {
         chunk += WARPS;
-        if (chunk >= slab_end()) settle();
+        if (chunk >= end) settle();
     }
     // Starts the copy of the current chunk (one group, empty past the end) and goes on.
     __device__ __forceinline__ void copy(uint8_t* to, int lane) {
         if (!done()) {
-            constexpr int pieces = T::BYTES / 16;
-            const uint8_t* from = tile_row + static_cast<size_t>(chunk) * T::BYTES + lane * 16;
+            constexpr int whole_lines = T::BYTES / 512, rest = T::BYTES % 512 / 16;
+            const uint8_t* from = tile_row + static_cast<uint32_t>(chunk * T::BYTES);
 #pragma unroll
-            for (int i = 0; i < pieces; i += 32)
-                if (pieces - i >= 32 || lane < pieces - i) cp_async<16>(to + (i + lane) * 16, from + i * 16);
+            for (int i = 0; i < whole_lines; ++i) cp_async<16>(to + i * 512 + lane * 16, from + i * 512 + lane * 16);
+            if constexpr (rest > 0) {  // what is left is less than all lanes can copy: some copy the same, without a branch
+                const int at = whole_lines * 512 + min(lane, rest - 1) * 16;
+                cp_async<16>(to + at, from + at);
+            }
             next();
         }
         cp_async_commit();
@@ -95,7 +106,8 @@ __device__ __forceinline__ void load_x(const Product& p, const Room<T, COLS>& ro
         uint4 v[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const int at = base + i * THREADS + threadIdx.x, token = at / pieces, column = first + at % pieces * 8;
+            const int at = base + i * THREADS + threadIdx.x, token = COLS == 1 ? 0 : at / pieces;
+            const int column = first + (at - token * pieces) * 8;
             v[i] = make_uint4(0, 0, 0, 0);
             if (at < all && column < p.k)
                 v[i] = __ldcg(reinterpret_cast<const uint4*>(static_cast<const __half*>(p.x) +
@@ -104,8 +116,8 @@ __device__ __forceinline__ void load_x(const Product& p, const Room<T, COLS>& ro
         if (base == 0) meanwhile();
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const int at = base + i * THREADS + threadIdx.x;
-            put_x(room, at < all, at / pieces, at % pieces * 8, v[i]);
+            const int at = base + i * THREADS + threadIdx.x, token = COLS == 1 ? 0 : at / pieces;
+            put_x(room, at < all, token, (at - token * pieces) * 8, v[i]);
         }
     }
 }
@@ -149,7 +161,7 @@ __device__ void write_batch(const Product& p, const Room<T, COLS>& room, int par
 #pragma unroll
         for (int w = 0; w < WIDTH; ++w) {
             const float* part = room.partial_of(parity, tile * WIDTH + w, 0) + row_in_tile * COLS + token;
-            y[w] = sum_of_parts<T, COLS>(part);
+            y[w] = sum_of_parts<COLS>(part);
         }
         if (token >= p.n_tokens || row >= segment.n_rows) continue;
 #pragma unroll
@@ -171,15 +183,15 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
     constexpr bool PAIRS = EPILOGUE == GLU;
     constexpr int BATCH = Room<T, COLS>::BATCH;
     SHARED_DYNAMIC(uint8_t, shared);
-    const Room<T, COLS> room(shared + WARPS * STAGES * T::BYTES, p.slab, p.n_tokens);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
+    const bool whole = p.slab >= p.n_chunk * T::CHUNK_K;
+    const Room<T, COLS> room(shared + WARPS * STAGES * T::BYTES, p.slab, p.n_tokens, whole);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint8_t* ring = shared + warp * STAGES * T::BYTES;
     const int blocks = gridDim.x;
     const int n_local = (p.n_tiles - static_cast<int>(blockIdx.x) + blocks - 1) / blocks * (PAIRS ? 2 : 1);
-    const bool whole = p.slab >= p.n_chunk * T::CHUNK_K;
 
     grid_dependency_launch();
-    Walk<T, COLS, PAIRS> ahead(p, warp, n_local);
+    Walk<T, COLS, PAIRS> ahead(p, warp, n_local, whole);
     // Chunks asked for before x delay it. Where x comes right after the wait the last ones are asked for behind it.
     constexpr int EARLY = PROLOGUE == NORM && STAGES > 2 ? 2 : STAGES;
 #pragma unroll
@@ -213,44 +225,22 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
                 __syncthreads();
             }
             for (int i = 0; i < count; ++i) {
-                float acc[(COLS + 7) / 8][4];
-                float* part = room.partial_of(parity, i, warp);
-#pragma unroll
-                for (int n = 0; n < (COLS + 7) / 8; ++n)
-#pragma unroll
-                    for (int e = 0; e < 4; ++e) {
-                        const int column = n * 8 + 2 * t + (e & 1);
-                        const bool mine = COLS > 1 || column == 0;
-                        acc[n][e] = slab > 0 && mine ? part[(g + (e >> 1) * 8) * COLS + column] : 0.0f;
-                    }
+                TokenSums<T, COLS> sums;
+                start_sums(sums, room.carried_of(i, warp), slab == 0, lane);
                 const int end = min(p.slab / T::CHUNK_K, p.n_chunk - slab);
                 for (int chunk = first_chunk(p.n_chunk, warp, batch + i); chunk < end; chunk += WARPS) {
                     uint8_t* slot = ring + stage * T::BYTES;
                     cp_async_wait<STAGES - 1>();
                     __syncwarp();
-                    ChunkCodes<T> codes;
-                    ChunkScales<T> scales;
-                    codes.load(slot, lane);
-                    if constexpr (T::SCALED) scales.load(slot, g);
+                    sums.load(slot, lane);
+                    if constexpr (sums.IN_RING) sums.multiply(room, chunk * T::CHUNK_K, lane);
                     __syncwarp();
                     ahead.copy(slot, lane);
                     stage = stage + 1 == STAGES ? 0 : stage + 1;
-#pragma unroll
-                    for (int n = 0; n < (COLS + 7) / 8; ++n) {
-                        const int column = chunk * T::CHUNK_K;
-                        ChunkSums<T, COLS> sums;
-                        sums.load(room, n, column, t);
-                        const __half* x = room.x + room.token_of(n * 8 + g) * room.x_stride + column;
-                        multiply_groups<T, COLS, 0>(codes, scales, sums, x, t, acc[n]);
-                    }
+                    if constexpr (!sums.IN_RING) sums.multiply(room, chunk * T::CHUNK_K, lane);
                 }
-#pragma unroll
-                for (int n = 0; n < (COLS + 7) / 8; ++n)
-#pragma unroll
-                    for (int e = 0; e < 4; ++e) {
-                        const int column = n * 8 + 2 * t + (e & 1);
-                        if (COLS > 1 || column == 0) part[(g + (e >> 1) * 8) * COLS + column] = acc[n][e];
-                    }
+                if (!whole) carry_sums(sums, room.carried_of(i, warp), lane);
+                sums.finish(room.partial_of(parity, i, warp), lane);
             }
         }
         __syncthreads();

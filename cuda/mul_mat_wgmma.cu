@@ -246,7 +246,7 @@ __device__ __forceinline__ void load_halves(ChunkCodes<Step>& to, const uint8_t*
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
             const uint32_t* from = reinterpret_cast<const uint32_t*>(main[m] + (32 * i + lane) * 16);
-            if constexpr (Step::FLOAT) {
+            if constexpr (Step::FLOAT || TilePlace<Step>::OPERANDS) {
                 to.main[4 * i + m] = from[h], to.main[4 * i + 2 + m] = from[2 + h];
             } else {
                 const uint2 v = reinterpret_cast<const uint2*>(from)[h];
@@ -255,12 +255,12 @@ __device__ __forceinline__ void load_halves(ChunkCodes<Step>& to, const uint8_t*
         }
     }
     if constexpr (EXTRA > 0) {
-        constexpr uint32_t mask = EXTRA == 1 ? 0x0f0f0f0fu : 0x00ff00ffu;
+        constexpr uint32_t mask = EXTRA == 1 ? 0x33333333u : 0x0f0f0f0fu;
 #pragma unroll
         for (int i = 0; i < EXTRA; ++i) {
-            const uint32_t first = reinterpret_cast<const uint32_t*>(extra[0])[lane * EXTRA + i] >> 4 * EXTRA * h;
-            const uint32_t second = reinterpret_cast<const uint32_t*>(extra[1])[lane * EXTRA + i] >> 4 * EXTRA * h;
-            to.extra[i] = (first & mask) | (second & mask) << 4 * EXTRA;
+            const uint32_t first = reinterpret_cast<const uint32_t*>(extra[0])[lane * EXTRA + i] >> 2 * EXTRA * h;
+            const uint32_t second = reinterpret_cast<const uint32_t*>(extra[1])[lane * EXTRA + i] >> 2 * EXTRA * h;
+            to.extra[i] = (first & mask) | (second & mask) << 2 * EXTRA;
         }
     }
 }

@@ -2,21 +2,25 @@
 // aligned); a tile is made for a warp that multiplies with tensor cores. repack.cu writes tiles once, at load.
 //
 // A tensor [N, K] is cut into tiles of 16 rows x chunk_k columns ("chunks" along K, tile rows along N, chunks of one
-// tile row adjacent). Rows and columns past N and K hold zeros. The 16 rows are the M of mma.m16n8k16, and the order
-// of the weights inside a chunk is the order in which the mma wants its A operand, so that a lane reads 16 bytes and
-// has registers:
+// tile row adjacent). Rows and columns past N and K hold zeros. The 16 rows are the M of mma.m16n8k16 (halves) and
+// mma.m16n8k32 (bytes), and the order of the weights inside a chunk is the order in which the mma wants its A operand,
+// so that a lane reads 16 bytes and has registers:
 //
 //        lane = 4 g + t                            32 columns of a group, whose they are:
 //        g = 0..7   rows g and g + 8               group of 32:  t t t t t t t t (8 t ... 8 t + 7)
 //        t = 0..3   columns                        group of 16:  t t t t (4 t ... 4 t + 3), twice
 //
-// One mma covers 16 columns, four of each t: "step" s = 0, 1 inside 32 columns, element e = 0..3 inside the step.
-// The activations are B, column = token: lane (g, t) needs the same columns of token g, contiguous in memory.
+// One mma of halves covers 16 columns, four of each t: "step" s = 0, 1 inside 32 columns, element e = 0..3 inside the
+// step. One of bytes covers both steps. The activations are B: lane (g, t) needs the same columns of B's column g.
 //
-// Weights stay integers. A code u < 2048 in the low bits of a half *is* the half u * 2^-24 (mostly subnormal), exactly, so
-// unpacking is one AND (2 and 4 bits) or one byte permute (8 bits), without the 1024 + u bias of the PRMT and LOP3
-// converters and without what it costs in cancellation. Tensor cores multiply subnormals at full speed. The 2^24 comes
-// back once per output, the scale once per group in float32, the zero point through the sum of the activations.
+// Weights stay integers, and a word unpacks in two ways. bytes(), for few tokens (fixed_point.cuh), gives unsigned
+// bytes: one AND for four codes, none of 8 bits, and where codes are left four bits too far up the scale of x makes good
+// for it.
+// unpack(), for many tokens, gives halves: a code u < 2048 in the low bits of a half *is* the half u * 2^-24 (mostly
+// subnormal), exactly, so that it takes one AND (2 and 4 bits) or one byte permute (8 bits) for two codes, without the
+// 1024 + u bias of the PRMT and LOP3 converters and without what it costs in cancellation. Tensor cores multiply
+// subnormals at full speed. The 2^24 comes back once per output, the scale once per group in float32, the zero point
+// through the sum of the activations.
 //
 // Codes of four bits may stand for sixteen signed bytes; looked up, they are codes of eight bits. Codes without scales
 // become the exact halves that they stand for. A scale of a whole row is no part of a tile: see product.cuh.
@@ -144,18 +148,26 @@ struct Tile {
         if (BASE_BITS == 2) return 4 << 2 * (2 * (J & 1) + H);
         return BASE_BITS == 4 && !VALUES::TABLE && (J & 1) ? 16.0f : VALUES::SCALE;
     }
+    // How many bits further up than in a byte of its own a code of group J (32 columns) may lie.
+    static __device__ __forceinline__ constexpr int byte_shift(int j) {
+        return BASE_BITS < 8 && BITS <= 4 && !VALUES::TABLE && (j & 1) ? 4 : 0;
+    }
 };
 
 // Where the weight of (row half h, lane, 32-column group j, step s, element e) lies: used by repack and get_rows.
 // Main plane: a lane reads words of groups j, j + 1 (of 8 bits: of one group). A word is of one h and s; of 2 bits it is
-// of both h. Fields are so placed in it that one AND gives a half2: elements 0, 1 are the halves of one register, 2, 3
+// of both h. Of 8 bits with scales, a lane's words are the A operand of a product of bytes. Of fewer, fields are so placed
+// that one AND gives four bytes or a half2: elements 0, 1 are the halves of one register, 2, 3
 // those of the next, eight bits higher, and in between lie odd groups. Codes of a table lie in order.
 template <class T>
 struct TilePlace {
     static constexpr int GROUPS_AT_ONCE = T::BASE_BITS == 8 ? 1 : 2;
     static constexpr int WORDS = T::BASE_BITS == 2 ? 2 : 4;
+    static constexpr bool OPERANDS = T::BASE_BITS == 8 && T::SCALED;
 
-    static __device__ __forceinline__ int word(int h, int s) { return T::BASE_BITS == 2 ? s : 2 * h + s; }
+    static __device__ __forceinline__ constexpr int word(int h, int s) {
+        return T::BASE_BITS == 2 ? s : OPERANDS ? 2 * s + h : 2 * h + s;
+    }
     static __device__ __forceinline__ int bit(int h, int j, int e) {
         if (T::BASE_BITS == 8) return 8 * e;
         if (T::VALUES::TABLE) return 16 * (j & 1) + 4 * e;
@@ -172,10 +184,12 @@ struct TilePlace {
         constexpr int words = T::BITS - T::BASE_BITS;
         return ((j / 2) * 32 + lane) * words + (words == 2 ? (j & 1) : 0);
     }
+    static __device__ __forceinline__ constexpr int extra_index(int h, int j, int s) {
+        return 2 * h + s + (T::BITS - T::BASE_BITS == 1 ? 4 * (j & 1) : 0);
+    }
     static __device__ __forceinline__ int extra_bit(int h, int j, int s, int e) {
         constexpr int bits = T::BITS - T::BASE_BITS;
-        const int index = (h * 2 + s) * 2 + (e >> 1) + (bits == 1 ? (j & 1) * 8 : 0);
-        return index * bits + (e & 1) * 16;
+        return extra_index(h, j, s) * bits + (e & 1) * 16 + (e >> 1) * 8;
     }
     // Offsets of the scales in bytes.
     static __device__ __forceinline__ int scale(int g, int group, int h) {
@@ -264,8 +278,8 @@ struct ChunkCodes {
             constexpr int at = 8 * J + 4 * S;
             a[0] = main[at], a[1] = main[at + 1], a[2] = main[at + 2], a[3] = main[at + 3];
         } else if constexpr (T::BASE_BITS == 8) {
-            constexpr int at = 4 * J + S;
-            unpack_bytes(a, main[at], main[at + 2]);
+            constexpr int low = 4 * J + TilePlace<T>::word(0, S), high = 4 * J + TilePlace<T>::word(1, S);
+            unpack_bytes(a, main[low], main[high]);
         } else if constexpr (T::VALUES::TABLE) {
             constexpr int at = 4 * (J / 2) + S;
             using V = typename T::VALUES;
@@ -301,6 +315,30 @@ struct ChunkCodes {
             a[2] = e4m3_to_half2<1>(low), a[3] = e4m3_to_half2<1>(high);
         }
     }
+    // Four codes of row half H in step S of group J as bytes, shifted up by byte_shift(J) bits: in order, or of codes of
+    // less than eight bits that are no table's in the order of elements 0, 2, 1, 3.
+    template <int J, int S, int H>
+    __device__ __forceinline__ uint32_t bytes() const {
+        if constexpr (T::BASE_BITS == 8) {
+            return main[4 * J + TilePlace<T>::word(H, S)];
+        } else if constexpr (T::VALUES::TABLE) {
+            return T::VALUES::template look_up<J & 1>(main[4 * (J / 2) + 2 * H + S]);
+        } else {
+            constexpr int from = T::BASE_BITS == 2 ? 4 * (J & 1) + 2 * H : 4 * (J & 1), to = T::byte_shift(J);
+            constexpr uint32_t mask = repeat_byte(((1 << T::BASE_BITS) - 1) << to);
+            const uint32_t word = main[T::BASE_BITS == 2 ? 2 * (J / 2) + S : 4 * (J / 2) + 2 * H + S];
+            return (align_bits<from, to>(word) & mask) | high_of_bytes<J, S, H, to + T::BASE_BITS>();
+        }
+    }
+    template <int J, int S, int H, int TO>
+    __device__ __forceinline__ uint32_t high_of_bytes() const {
+        if constexpr (EXTRA == 0) {
+            return 0;
+        } else {
+            constexpr int from = TilePlace<T>::extra_index(H, J, S) * EXTRA;
+            return align_bits<from, TO>(extra[EXTRA == 1 ? J / 2 : J]) & repeat_byte(((1 << EXTRA) - 1) << TO);
+        }
+    }
     // The high bits of row half H, step S, element pair P of group J, moved to where they belong.
     template <int J, int H, int S, int P>
     __device__ __forceinline__ uint32_t high() const {
@@ -309,7 +347,7 @@ struct ChunkCodes {
         } else {
             constexpr int to = T::BASE_BITS == 2 ? 4 * (J & 1) + 2 * H + 4 : J & 1 ? 8 : 4;
             constexpr uint32_t mask = (EXTRA == 1 ? 0x00010001u : 0x00030003u) << to;
-            constexpr int from = ((H * 2 + S) * 2 + P + (EXTRA == 1 ? (J & 1) * 8 : 0)) * EXTRA;
+            constexpr int from = TilePlace<T>::extra_index(H, J, S) * EXTRA + 8 * P;
             return align_bits<from, to>(extra[EXTRA == 1 ? J / 2 : J]) & mask;
         }
     }
@@ -332,31 +370,42 @@ struct RowScales {
     float m[2];
 };
 
-// All scales of a chunk that one lane needs, loaded 16 bytes at a time; get<group>() decodes.
-template <class T>
+// The scales of N groups of a chunk that one lane needs, loaded up to 16 bytes at a time; get<i>() decodes.
+template <class T, int N = T::GROUPS>
 struct ChunkScales {
-    uint32_t dd[T::SCALES == Scales::D ? T::GROUPS : T::SCALES == Scales::DM ? 2 * T::GROUPS : 2];
-    uint32_t sc[T::BYTES_OF_SUB || T::SCALES == Scales::E8 ? T::GROUPS / 2 : 1];
-    uint32_t mn[T::SCALES == Scales::SUB_M ? T::GROUPS / 2 : 1];
+    uint32_t dd[T::SCALES == Scales::D ? N : T::SCALES == Scales::DM ? 2 * N : 2];
+    uint32_t sc[T::BYTES_OF_SUB || T::SCALES == Scales::E8 ? (N + 1) / 2 : 1];
+    uint32_t mn[T::SCALES == Scales::SUB_M ? (N + 1) / 2 : 1];
 
-    __device__ __forceinline__ void load(const uint8_t* chunk, int g) {
+    // Of groups first ... first + N - 1; `first` is a multiple of N.
+    __device__ __forceinline__ void load(const uint8_t* chunk, int g, int first = 0) {
+        const int group = g * T::GROUPS + first;
         if constexpr (T::SCALES == Scales::D || T::SCALES == Scales::DM) {
-            constexpr int words = T::SCALES == Scales::D ? T::GROUPS : 2 * T::GROUPS;
-            load_words<words>(dd, chunk + g * words * 4);
+            constexpr int words = T::SCALES == Scales::D ? 1 : 2;
+            load_words<N * words>(dd, chunk + group * words * 4);
         } else if constexpr (T::SCALES == Scales::E8) {
-            load_words<T::GROUPS / 2>(sc, chunk + g * T::GROUPS * 2);
+            load_pairs(sc, chunk + group * 2);
         } else {
             constexpr int d_bytes = T::SCALES == Scales::SUB ? 4 : 8;
             load_words<d_bytes / 4>(dd, chunk + g * d_bytes);
             const uint8_t* sub = chunk + 8 * d_bytes;
-            load_words<T::GROUPS / 2>(sc, sub + g * T::GROUPS * 2);
-            if constexpr (T::MIN) load_words<T::GROUPS / 2>(mn, sub + T::SUB_BYTES + g * T::GROUPS * 2);
+            load_pairs(sc, sub + group * 2);
+            if constexpr (T::MIN) load_pairs(mn, sub + T::SUB_BYTES + group * 2);
         }
     }
 
-    template <int WORDS, int N>
-    static __device__ __forceinline__ void load_words(uint32_t (&out)[N], const uint8_t* from) {
-        static_assert(WORDS <= N, "");
+    // Two bytes of each group.
+    template <int WORDS>
+    static __device__ __forceinline__ void load_pairs(uint32_t (&out)[WORDS], const uint8_t* from) {
+        if constexpr (N == 1)
+            out[0] = *reinterpret_cast<const uint16_t*>(from);
+        else
+            load_words<N / 2>(out, from);
+    }
+
+    template <int WORDS, int ROOM>
+    static __device__ __forceinline__ void load_words(uint32_t (&out)[ROOM], const uint8_t* from) {
+        static_assert(WORDS <= ROOM, "");
         if constexpr (WORDS % 4 == 0) {
 #pragma unroll
             for (int i = 0; i < WORDS; i += 4) {

@@ -110,7 +110,7 @@ class MulMatTile:
         choices = [(stages, whole) for stages in every if stages > 1]
         choices += [(stages, slab) for stages in every for slab in (whole, *parts)]
         for stages, slab in choices:
-            shared = shared_bytes(w.layout, columns, slab, stages, n_tokens, warps)
+            shared = shared_bytes(w.layout, columns, slab, w.k, stages, n_tokens, warps)
             if shared <= self.limits.shared:
                 return stages, slab, shared
         raise ValueError(
@@ -133,11 +133,14 @@ class MulMatTile:
 
 
 def shared_bytes(
-    layout: Layout, columns: int, slab: int, stages: int, n_tokens: int, warps: int = WARPS
+    layout: Layout, columns: int, slab: int, k: int, stages: int, n_tokens: int, warps: int = WARPS
 ) -> int:
-    """Dynamic shared memory of a block (struct Room in mul_mat_tile.cu)."""
-    batch = {1: 8, 8: 2, 16: 1}[columns]
+    """Dynamic shared memory of a block (struct Room in room.cuh), of `slab` columns at a time."""
+    batch, scaled = {1: 8, 8: 2}[columns], layout.is_scaled
     ring = warps * stages * layout.chunk_bytes
     partial = 2 * batch * warps * ROWS * columns * 4
-    sums = 0 if not layout.is_scaled else slab // (16 if layout.group == 16 else 32)
-    return ring + partial + n_tokens * (sums * 4 + (slab + (32 if columns > 1 else 0)) * 2)
+    sums_of_lane = (2 if columns == 1 else 16) if scaled else 4
+    carried = 0 if slab >= k else batch * warps * sums_of_lane * 32 * 4
+    pad = 0 if columns == 1 else layout.chunk_k // 4 if scaled else 64
+    scales = slab // layout.group * 8 if scaled else 0
+    return ring + partial + carried + n_tokens * (scales + 2 * slab + pad)

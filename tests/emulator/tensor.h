@@ -23,6 +23,10 @@ struct S8 {
     static constexpr int PER_REGISTER = 4;
     static int get(uint32_t bits, int i) { return int8_t(bits >> 8 * i); }
 };
+struct U8 {
+    static constexpr int PER_REGISTER = 4;
+    static int get(uint32_t bits, int i) { return uint8_t(bits >> 8 * i); }
+};
 
 struct E4m3 {
     static constexpr int PER_REGISTER = 4;
@@ -35,8 +39,8 @@ struct E4m3 {
     }
 };
 
-// KREGS: registers of B, each covering four lanes' share of K.
-template <typename T, int KREGS, typename D>
+// KREGS: registers of B, each covering four lanes' share of K. A: the type of A's elements, if another than B's.
+template <typename T, int KREGS, typename A, typename D>
 void complete_multiply(MultiplyRecord<D>* const* records, unsigned lanes) {
     constexpr int E = T::PER_REGISTER, K = KREGS * 4 * E;
     if (lanes != ~0u) emulator_fail("mma: only lanes %08x take part", lanes);
@@ -46,8 +50,8 @@ void complete_multiply(MultiplyRecord<D>* const* records, unsigned lanes) {
         for (int r = 0; r < KREGS; ++r)
             for (int e = 0; e < E; ++e) {
                 int k = r * 4 * E + lane % 4 * E + e;
-                a[lane / 4][k] = T::get(records[lane]->a[2 * r], e);
-                a[lane / 4 + 8][k] = T::get(records[lane]->a[2 * r + 1], e);
+                a[lane / 4][k] = A::get(records[lane]->a[2 * r], e);
+                a[lane / 4 + 8][k] = A::get(records[lane]->a[2 * r + 1], e);
                 b[k][lane / 4] = T::get(records[lane]->b[r], e);
             }
     for (int lane = 0; lane < 32; ++lane)
@@ -61,10 +65,10 @@ void complete_multiply(MultiplyRecord<D>* const* records, unsigned lanes) {
         }
 }
 
-template <typename T, int KREGS, typename D>
+template <typename T, int KREGS, typename A = T, typename D>
 void multiply(D* d, const uint32_t* a, const uint32_t* b, Site site) {
     MultiplyRecord<D> record{a, b, d};
-    meet<MultiplyRecord<D>, complete_multiply<T, KREGS, D>>(~0u, record, site);
+    meet<MultiplyRecord<D>, complete_multiply<T, KREGS, A, D>>(~0u, record, site);
 }
 
 struct MatrixRecord {

@@ -44,6 +44,16 @@ extern "C" __global__ void s8(const int8_t* a, const int8_t* b, int* d) {
         mma_m16n8k32_s8(c, a, b);
     });
 }
+extern "C" __global__ void u8s8(const int8_t* a, const int8_t* b, int* d) {
+    product<int8_t, 32>(a, b, d, [](int (&c)[4], uint32_t (&a)[4], uint32_t (&b)[2]) {
+        mma_m16n8k32_u8s8(c, a, b);
+    });
+}
+extern "C" __global__ void u8s8_k16(const int8_t* a, const int8_t* b, int* d) {
+    product<int8_t, 16>(a, b, d, [](int (&c)[4], uint32_t (&a)[2], uint32_t (&b)[1]) {
+        mma_m16n8k16_u8s8(c, a, b[0]);
+    });
+}
 extern "C" __global__ void e4m3(const uint8_t* a, const uint8_t* b, float* d) {
     product<uint8_t, 32>(a, b, d, [](float (&c)[4], uint32_t (&a)[4], uint32_t (&b)[2]) {
         mma_m16n8k32_e4m3(c, a, b);
@@ -53,13 +63,18 @@ extern "C" __global__ void e4m3(const uint8_t* a, const uint8_t* b, float* d) {
 
 
 @pytest.mark.parametrize(
-    "name, k", [("f16", 16), ("f16_k8", 8), ("bf16", 16), ("s8", 32), ("e4m3", 32)]
+    "name, k",
+    [
+        *[("f16", 16), ("f16_k8", 8), ("bf16", 16)],
+        *[("s8", 32), ("u8s8", 32), ("u8s8_k16", 16), ("e4m3", 32)],
+    ],
 )
 def test_tensor_core_products(make, name, k):
-    if name == "s8":
+    if "s8" in name:
         a, b = (RNG.integers(-128, 128, (n, k)).astype(np.int8) for n in (16, 8))
         d = RNG.integers(-999, 999, (16, 8)).astype(np.int32)
-        exact = d + a.astype(np.int32) @ b.astype(np.int32).T
+        unsigned = a.view(np.uint8) if "u8" in name else a
+        exact = d + unsigned.astype(np.int32) @ b.astype(np.int32).T
         stored = (a, b)
     else:
         a, b = (RNG.standard_normal((n, k)).astype(np.float16).astype(np.float32) for n in (16, 8))
@@ -75,9 +90,8 @@ def test_tensor_core_products(make, name, k):
         d = RNG.standard_normal((16, 8)).astype(np.float32)
         exact = d + a.astype(np.float64) @ b.astype(np.float64).T
     device = make(MMA)
-    device.kernels(
-        "sample.cu", ["f16", "f16_k8", "bf16", "s8", "e4m3"]
-    )  # one compilation for all cases
+    names = ["f16", "f16_k8", "bf16", "s8", "u8s8", "u8s8_k16", "e4m3"]
+    device.kernels("sample.cu", names)  # one compilation for all cases
     result = run(device, name, 1, 32, list(stored), d)
     np.testing.assert_allclose(result, exact, rtol=1e-6, atol=1e-6)
 

@@ -374,7 +374,7 @@ def test_answers_equal_the_references(machine, tiny_path, architecture, params):
 
 def test_a_sampler_with_a_history_reads_the_logits(machine, tiny_path):
     params = SamplingParams(temperature=0, repeat_penalty=1.8)
-    path, prompts = tiny_path("llama"), [ids_of(4), ids_of(5)]
+    path, prompts = tiny_path("llama"), [ids_of(4), ids_of(6)]
     expected = answers(Reference(1), path, prompts, params)
     assert answers(cuda.Cuda(machine), path, prompts, params) == expected
     assert expected != answers(Reference(1), path, prompts, GREEDY), "the penalty does something"

@@ -1,0 +1,252 @@
+// Integer tiles times the few tokens of a decode step, exactly: activations in 16-bit fixed point.
+//
+// Of the columns of one group of weights (32 or 16), x = scale * (256 * high + low): integers of 16 bits, the largest
+// +-32512, in two signed bytes, low in -128 ... 127. What x loses so is at most 1/65024 of the group's largest |x|. The
+// codes are unsigned bytes as they come out of a word; tensor cores multiply both pieces by them and add up integers,
+// so that a group's sum is exact, and so is what the codes' zero point takes off it. Then comes, in float32,
+//
+//     y += (256 * c(high) + c(low) - zero * sum(x)) * (scale * d)  [+ m * (scale * sum(x))]
+//
+// A chunk's groups belong to four "slots", adjacent groups to the same one: SETS of them to each. A sum over a row goes
+// by slots, which are added up at its end, (0 + 1) + (2 + 3), for any number of tokens. For several tokens the eight
+// columns of B are tokens, each group takes a product for each piece, and a lane keeps four sums of each output. For one
+// token they are (slot, piece): a lane has a piece of its slot's groups, and zeros for the other groups. One product
+// a group gives lane (g, t) both pieces of slot t, and it applies the scales of that slot only.
+#pragma once
+#include "room.cuh"
+
+template <class T>
+struct FixedPoint {
+    static constexpr int LARGEST = 127 * 256;  // of 16 bits, so that both pieces are signed bytes
+    static constexpr int SETS = T::GROUPS / 4;
+    static constexpr int WORDS = T::GROUP / 16;    // a lane's words (four columns) of a group's piece
+    static constexpr int LANE_BYTES = T::CHUNK_K / 16;  // of a piece of one slot of a chunk
+    // Bytes of a word as tile codes have them (ChunkCodes::bytes): elements in order, or 0, 2, 1, 3.
+    static constexpr bool IN_ORDER = T::BASE_BITS == 8 || T::VALUES::TABLE;
+
+    // The bytes of (slot, piece 0: high, 1: low, lane t) of a chunk's x: words of sets.
+    static __device__ __forceinline__ int offset(int slot, int piece, int t) {
+        return ((slot * 2 + piece) * 4 + t) * LANE_BYTES;
+    }
+    // What the codes of a group's 32 columns are multiplied by, besides what they stand for.
+    static __device__ __forceinline__ constexpr int factor(int j) { return T::VALUES::SCALE << T::byte_shift(j); }
+};
+
+// Four columns in fixed point: bytes in the order of a tile's, and their sum.
+struct FixedWord {
+    uint32_t high, low;
+};
+
+// x[i] * inverse, to the nearest integers. The low bits of a float near 1.5 * 2^23 are an integer, to which half a piece is
+// added for the rounding of `high`, and what makes it unsigned: both are taken off both pieces by one XOR.
+template <bool IN_ORDER>
+__device__ __forceinline__ FixedWord fixed_word(float2 first, float2 second, float inverse) {
+    constexpr float integers = 12582912.0f + 0x8080;
+    const uint32_t a = __float_as_uint(fmaf(first.x, inverse, integers));
+    const uint32_t b = __float_as_uint(fmaf(first.y, inverse, integers));
+    const uint32_t c = __float_as_uint(fmaf(second.x, inverse, integers));
+    const uint32_t d = __float_as_uint(fmaf(second.y, inverse, integers));
+    const uint32_t low = __byte_perm(a, IN_ORDER ? b : c, 0x5410), high = __byte_perm(IN_ORDER ? c : b, d, 0x5410);
+    return {__byte_perm(low, high, 0x7531) ^ 0x80808080u, __byte_perm(low, high, 0x6420) ^ 0x80808080u};
+}
+
+// Eight halves of a token go to shared memory as fixed point, and their group's scale beside them, with what the codes'
+// zero point takes off, or what minimums are multiplied by. Every lane of the warp calls it, since the largest |x| and
+// the sum pass between lanes; those that are not `valid` write nothing. A NaN or an infinity makes the scale one.
+template <class T, int COLS>
+__device__ __forceinline__ void put_fixed_point(const Room<T, COLS>& room, bool valid, int token, int column,
+                                                const uint4& halves) {
+    using F = FixedPoint<T>;
+    constexpr int lanes = T::GROUP / 8;
+    constexpr uint32_t size = 0x7fff7fffu;  // the bits of |x|, whose order is that of numbers, with NaN as the largest
+    uint32_t largest = max_u16x2(halves.x & size, halves.y & size);
+    largest = max_u16x2(largest, max_u16x2(halves.z & size, halves.w & size));
+#pragma unroll
+    for (int offset = 1; offset < lanes; offset *= 2)
+        largest = max_u16x2(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
+    largest = max(max(largest & 0xffffu, largest >> 16), 1u);  // not 0
+    const float most = half2_to_float2(largest).x, inverse = __fdividef(static_cast<float>(F::LARGEST), most);
+    const FixedWord first = fixed_word<F::IN_ORDER>(half2_to_float2(halves.x), half2_to_float2(halves.y), inverse);
+    const FixedWord second = fixed_word<F::IN_ORDER>(half2_to_float2(halves.z), half2_to_float2(halves.w), inverse);
+    constexpr int ones = 0x01010101;
+    int sum = 256 * __dp4a(static_cast<int>(first.high), ones, __dp4a(static_cast<int>(second.high), ones, 0));
+    sum = __dp4a(static_cast<int>(first.low), ones, __dp4a(static_cast<int>(second.low), ones, sum));
+#pragma unroll
+    for (int offset = 1; offset < lanes; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    if (!valid) return;
+    const int in_chunk = column % T::CHUNK_K / T::GROUP, t = column % T::GROUP / (T::GROUP / 4);
+    const int slot = in_chunk / F::SETS, set = in_chunk % F::SETS;
+    uint8_t* high = room.x_of(token, column / T::CHUNK_K * T::CHUNK_K) + set * F::WORDS * 4 + F::offset(slot, 0, t);
+    uint8_t* low = high + F::offset(0, 1, 0);
+    if constexpr (F::WORDS == 2) {
+        *reinterpret_cast<uint2*>(high) = make_uint2(first.high, second.high);
+        *reinterpret_cast<uint2*>(low) = make_uint2(first.low, second.low);
+    } else {
+        *reinterpret_cast<uint32_t*>(high) = first.high, *reinterpret_cast<uint32_t*>(low) = first.low;
+        *reinterpret_cast<uint32_t*>(high + F::LANE_BYTES) = second.high;
+        *reinterpret_cast<uint32_t*>(low + F::LANE_BYTES) = second.low;
+    }
+    if (threadIdx.x % lanes != 0) return;
+    const int factor = F::factor(column / 32);
+    const float scale = most * (1.0f / F::LARGEST);
+    XScale of;
+    of.scale = scale * (factor == F::factor(0) ? 1.0f / F::factor(0) : 1.0f / F::factor(1));
+    if constexpr (T::MIN)
+        of.sum = scale * static_cast<float>(sum);
+    else
+        of.start = -T::ZERO * factor * sum;
+    *room.scales_of(token, column) = of;
+}
+
+// 256 * high + low, which begins at the group's start, times the scales: rows of the tile in one of a lane's columns.
+template <class T>
+__device__ __forceinline__ void add_scaled(float& acc, int high, int low, const XScale& x, float d, float m) {
+    const int value = 256 * high + low + (T::MIN ? 0 : x.start);
+    acc = fmaf(static_cast<float>(value), x.scale * d, acc);
+    if (T::MIN) acc = fmaf(m, x.sum, acc);
+}
+
+// D += codes of a group (J, counted over the chunk) x a piece of x.
+template <class T, int J>
+__device__ __forceinline__ void multiply_group(int (&d)[4], const ChunkCodes<T>& codes, const uint32_t* b) {
+    if constexpr (T::GROUP == 32) {
+        const uint32_t a[4] = {codes.template bytes<J, 0, 0>(), codes.template bytes<J, 0, 1>(),
+                               codes.template bytes<J, 1, 0>(), codes.template bytes<J, 1, 1>()};
+        mma_m16n8k32_u8s8(d, a, {b[0], b[1]});
+    } else {
+        const uint32_t a[2] = {codes.template bytes<J / 2, J % 2, 0>(), codes.template bytes<J / 2, J % 2, 1>()};
+        mma_m16n8k16_u8s8(d, a, b[0]);
+    }
+}
+
+// ---- one token ---------------------------------------------------------------------------------------------------
+
+template <class T, int COLS>
+struct FixedPointSums;
+
+template <class T>
+struct FixedPointSums<T, 1> {
+    using F = FixedPoint<T>;
+    static constexpr bool IN_RING = false;
+    static constexpr int FLOATS = 2;
+    float acc[FLOATS];  // of slot t in rows g, g + 8
+    ChunkCodes<T> codes;
+    ChunkScales<T, F::SETS> scales;
+
+    __device__ __forceinline__ float* floats() { return acc; }
+    __device__ __forceinline__ void load(const uint8_t* chunk, int lane) {
+        codes.load(chunk, lane);
+        scales.load(chunk, lane / 4, lane % 4 * F::SETS);
+    }
+
+    __device__ __forceinline__ void multiply(const Room<T, 1>& room, int column, int lane) {
+        uint32_t b[F::LANE_BYTES / 4];
+        load_lane_words(b, room.x_of(0, column) + lane * F::LANE_BYTES);
+        XScale x[F::SETS];
+        load_x_scales(x, room.scales_of(0, column) + lane % 4 * F::SETS);
+        int c[F::SETS][4] = {};
+        multiply_all<0>(c, b, lane / 8);
+        add_all<0>(c, x);
+    }
+    template <int J>
+    __device__ __forceinline__ void multiply_all(int (&c)[F::SETS][4], const uint32_t (&b)[F::LANE_BYTES / 4],
+                                                 int slot) {
+        if constexpr (J < T::GROUPS) {
+            const bool mine = slot == J / F::SETS;
+            uint32_t words[F::WORDS];
+#pragma unroll
+            for (int i = 0; i < F::WORDS; ++i) words[i] = mine ? b[J % F::SETS * F::WORDS + i] : 0;
+            multiply_group<T, J>(c[J % F::SETS], codes, words);
+            multiply_all<J + 1>(c, b, slot);
+        }
+    }
+    template <int SET>
+    __device__ __forceinline__ void add_all(const int (&c)[F::SETS][4], const XScale (&x)[F::SETS]) {
+        if constexpr (SET < F::SETS) {
+            const RowScales s = scales.template get<SET>();
+#pragma unroll
+            for (int h = 0; h < 2; ++h) add_scaled<T>(acc[h], c[SET][2 * h], c[SET][2 * h + 1], x[SET], s.d[h], s.m[h]);
+            add_all<SET + 1>(c, x);
+        }
+    }
+
+    __device__ __forceinline__ void finish(float* part, int lane) const {
+        // Even slots' lanes go on with row g, odd ones with row g + 8.
+        const bool odd = lane & 1;
+        float y = odd ? acc[1] : acc[0];
+        y += __shfl_xor_sync(0xffffffffu, odd ? acc[0] : acc[1], 1);
+        y += __shfl_xor_sync(0xffffffffu, y, 2);
+        if (lane % 4 < 2) part[lane / 4 + 8 * (lane & 1)] = y;
+    }
+};
+
+// ---- several tokens ----------------------------------------------------------------------------------------------
+
+template <class T, int COLS>
+struct FixedPointSums {
+    using F = FixedPoint<T>;
+    static constexpr int FLOATS = COLS * 2;
+    static constexpr bool IN_RING = T::GROUP == 16;  // many scales would take too many registers: they stay there
+    float acc[COLS / 8][4][4];  // [eight tokens][slot][row half, token 2 t or 2 t + 1]
+    ChunkCodes<T> codes;
+    ChunkScales<T, IN_RING ? F::SETS : T::GROUPS> scales;
+    const uint8_t* in_ring;
+
+    __device__ __forceinline__ float* floats() { return acc[0][0]; }
+    __device__ __forceinline__ void load(const uint8_t* chunk, int lane) {
+        codes.load(chunk, lane);
+        in_ring = chunk;
+        if constexpr (!IN_RING) scales.load(chunk, lane / 4);
+    }
+
+    __device__ __forceinline__ void multiply(const Room<T, COLS>& room, int column, int lane) {
+        const int g = lane / 4, t = lane % 4;
+#pragma unroll
+        for (int n = 0; n < COLS / 8; ++n) {
+            const uint8_t* x = room.x_of(room.token_of(8 * n + g), column) + t * F::LANE_BYTES;
+            const XScale* of[2];
+            for (int i = 0; i < 2; ++i) of[i] = room.scales_of(room.token_of(8 * n + 2 * t + i), column);
+            multiply_slot<0>(acc[n], x, of, g);
+        }
+    }
+    template <int SLOT>
+    __device__ __forceinline__ void multiply_slot(float (&sums)[4][4], const uint8_t* x, const XScale* const (&of)[2],
+                                                  int g) {
+        if constexpr (SLOT < 4) {
+            if constexpr (IN_RING) scales.load(in_ring, g, SLOT * F::SETS);
+            uint32_t high[F::LANE_BYTES / 4], low[F::LANE_BYTES / 4];
+            load_lane_words(high, x + F::offset(SLOT, 0, 0));
+            load_lane_words(low, x + F::offset(SLOT, 1, 0));
+            XScale scale[2][F::SETS];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) load_x_scales(scale[i], of[i] + SLOT * F::SETS);
+            multiply_set<SLOT, 0>(sums[SLOT], high, low, scale);
+            multiply_slot<SLOT + 1>(sums, x, of, g);
+        }
+    }
+    template <int SLOT, int SET>
+    __device__ __forceinline__ void multiply_set(float (&sums)[4], const uint32_t (&high)[F::LANE_BYTES / 4],
+                                                 const uint32_t (&low)[F::LANE_BYTES / 4],
+                                                 const XScale (&x)[2][F::SETS]) {
+        if constexpr (SET < F::SETS) {
+            constexpr int J = SLOT * F::SETS + SET;
+            int c[2][4] = {};
+            multiply_group<T, J>(c[0], codes, high + SET * F::WORDS);
+            multiply_group<T, J>(c[1], codes, low + SET * F::WORDS);
+            const RowScales s = scales.template get<IN_RING ? SET : J>();
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                add_scaled<T>(sums[i], c[0][i], c[1][i], x[i % 2][SET], s.d[i / 2], s.m[i / 2]);
+            multiply_set<SLOT, SET + 1>(sums, high, low, x);
+        }
+    }
+
+    __device__ __forceinline__ void finish(float* part, int lane) const {
+#pragma unroll
+        for (int n = 0; n < COLS / 8; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                part[(lane / 4 + i / 2 * 8) * COLS + 8 * n + lane % 4 * 2 + i % 2] =
+                    (acc[n][0][i] + acc[n][1][i]) + (acc[n][2][i] + acc[n][3][i]);
+    }
+};
