@@ -186,7 +186,7 @@ template <class T, int COLS>
 struct FixedPointSums {
     using F = FixedPoint<T>;
     static constexpr int FLOATS = COLS * 2;
-    static constexpr bool IN_RING = T::GROUP == 16;  // many scales would take too many registers: they stay there
+    static constexpr bool IN_RING = T::GROUP == 16 || T::BYTES_OF_SUB;  // scales that would take too many registers
     float acc[COLS / 8][4][4];  // [eight tokens][slot][row half, token 2 t or 2 t + 1]
     ChunkCodes<T> codes;
     ChunkScales<T, IN_RING ? F::SETS : T::GROUPS> scales;

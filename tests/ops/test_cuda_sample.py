@@ -128,7 +128,7 @@ class Letters:
 MIXED = [
     SamplingParams(seed=1),
     SamplingParams(seed=2, temperature=1.5, **PENALTY),
-    SamplingParams(seed=3, dry_multiplier=0.8, frequency_penalty=0.3),
+    SamplingParams(seed=6, dry_multiplier=0.8, frequency_penalty=0.3),
     SamplingParams(temperature=0),
     SamplingParams(temperature=0, logit_bias={17: -math.inf}, presence_penalty=0.5),
     SamplingParams(seed=4, xtc_probability=0.5),
