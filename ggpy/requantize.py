@@ -324,21 +324,12 @@ def _tasks(choices: Iterable[Choice]) -> Iterator[Task]:
         if choice.is_new_scale and choice.new_scale is not None:
             data = choice.new_scale().view(np.uint8)
             yield Task(data, tensor.format, tensor.format, tensor=tensor.name)
-        elif choice.is_weighed or choice.new_scale is not None:
-            yield from _weights(choice, choice.new_scale and choice.new_scale())
         else:
-            yield from slabs(
-                tensor.data,
-                tensor.shape[-1],
-                tensor.format,
-                choice.format,
-                choice.importance,
-                tensor.name,
-            )
+            yield from _weights(choice, choice.new_scale and choice.new_scale())
 
 
 def _weights(choice: Choice, new_scale: F32 | None = None) -> Iterator[Task]:
-    """The tasks of a tensor whose weights are multiplied with its scale and its factors."""
+    """The tasks of a tensor; its weights are multiplied with its scale and its factors, if any."""
     tensor, float32 = choice.tensor, by_name("F32")
     parts = slabs(
         tensor.data,
