@@ -1,4 +1,5 @@
-"""The command line of `ggpy run`: what may be said, in llama.cpp's words where it has them.
+"""The command line of `ggpy run`: what may be said, in llama.cpp's words where it has them; and the
+part that programs share which read a text with a model.
 
 Nothing that costs is imported here, so that `--help` answers at once. The defaults of sampling are
 those of `sampling.SamplingParams`: a flag that is not given is not passed on, and a test compares
@@ -94,6 +95,22 @@ def unescape(text: str) -> str:
         return known[code] if code in known else chr(int(code[1:], 16))
 
     return re.sub(r"\\([nrt'\"\\]|x[0-7][0-9a-fA-F])", character, text)
+
+
+def add_reading(parser: argparse.ArgumentParser) -> None:
+    """Which model reads which text, in which chunks: of the programs that only look at logits."""
+    add = parser.add_argument
+    add("model", nargs="?", metavar="MODEL", help="a .gguf file, or a name from models/README.md")
+    add("-m", "--model", dest="model_option", metavar="MODEL", help="the same")
+    add("-f", "--file", metavar="FILE", help="the text; - is stdin")
+    add("-c", "--ctx-size", type=int, default=512, metavar="N", help="tokens in a chunk (512)")
+    add("--chunks", type=int, default=-1, metavar="N", help="chunks at most (-1: all)")
+    add(
+        *("-b", "--batch-size"), type=int, default=512, metavar="N",
+        help="tokens in a step; a multiple of -c evaluates several chunks together (512)",
+    )  # fmt: skip
+    add("-t", "--threads", type=int, metavar="N", help="threads of the CPU")
+    add("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
 
 
 def _general(parser: Parser) -> None:

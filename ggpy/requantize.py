@@ -324,22 +324,14 @@ def _tasks(choices: Iterable[Choice], search_slab: int) -> Iterator[Task]:
         if choice.is_new_scale and choice.new_scale is not None:
             data = choice.new_scale().view(np.uint8)
             yield Task(data, tensor.format, tensor.format, tensor=tensor.name)
-        elif choice.is_weighed or choice.new_scale is not None:
-            yield from _weights(choice, choice.new_scale and choice.new_scale())
         else:
-            yield from slabs(
-                tensor.data,
-                tensor.shape[-1],
-                tensor.format,
-                choice.format,
-                choice.importance,
-                tensor.name,
-                search_slab=search_slab,
-            )
+            yield from _weights(choice, choice.new_scale and choice.new_scale(), search_slab)
 
 
-def _weights(choice: Choice, new_scale: F32 | None = None) -> Iterator[Task]:
-    """The tasks of a tensor whose weights are multiplied with its scale and its factors."""
+def _weights(
+    choice: Choice, new_scale: F32 | None = None, search_slab: int | None = None
+) -> Iterator[Task]:
+    """The tasks of a tensor; its weights are multiplied with its scale and its factors, if any."""
     tensor, float32 = choice.tensor, by_name("F32")
     parts = slabs(
         tensor.data,
@@ -349,6 +341,7 @@ def _weights(choice: Choice, new_scale: F32 | None = None) -> Iterator[Task]:
         choice.importance,
         tensor.name,
         new_scale,
+        search_slab=search_slab,
     )
     scale = None if choice.scale is None else choice.scale.dequantize()
     columns, rows = choice.factors

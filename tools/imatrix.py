@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ggpy.options import add_reading
 from ggpy.outcome import ended, tell
 
 if TYPE_CHECKING:
@@ -40,10 +41,8 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="ggpy imatrix", description="Collect an importance matrix from a text."
     )
+    add_reading(found)
     add = found.add_argument
-    add("model", nargs="?", metavar="MODEL", help="a .gguf file, or a name from models/README.md")
-    add("-m", "--model", dest="model_option", metavar="MODEL", help="the same")
-    add("-f", "--file", metavar="FILE", help="the text; - is stdin")
     add("-o", "--output", "--output-file", default="imatrix.gguf", metavar="FILE",
         help="what to write (imatrix.gguf)")  # fmt: skip
     add("--output-format", choices=("gguf", "dat"), default="gguf",
@@ -51,12 +50,6 @@ def parser() -> argparse.ArgumentParser:
     add("--in-file", action="append", default=[], metavar="FILE",
         help="add what this matrix holds; without -f matrices are only combined")  # fmt: skip
     add("--process-output", action="store_true", help="collect for output.weight too")
-    add("-c", "--ctx-size", type=int, default=512, metavar="N", help="tokens in a chunk (512)")
-    add("--chunks", type=int, default=-1, metavar="N", help="chunks at most (-1: all)")
-    add("-b", "--batch-size", type=int, default=512, metavar="N",
-        help="tokens in a step; a multiple of -c takes several chunks together (512)")  # fmt: skip
-    add("-t", "--threads", type=int, metavar="N", help="threads of the CPU")
-    add("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
     return found
 
 

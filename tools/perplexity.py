@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ggpy.cache_type import AUTO, CACHE_TYPES
+from ggpy.options import add_reading
 from ggpy.outcome import ended
 
 if TYPE_CHECKING:
@@ -50,23 +51,13 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="ggpy perplexity", description="Measure how well a model predicts a text."
     )
+    add_reading(found)
     add = found.add_argument
-    add("model", nargs="?", metavar="MODEL", help="a .gguf file, or a name from models/README.md")
-    add("-m", "--model", dest="model_option", metavar="MODEL", help="the same")
-    add("-f", "--file", metavar="FILE", help="the text; - is stdin")
-    add("-c", "--ctx-size", type=int, default=512, metavar="N", help="tokens in a chunk (512)")
-    add("--chunks", type=int, default=-1, metavar="N", help="chunks at most (-1: all)")
-    add(
-        *("-b", "--batch-size"), type=int, default=512, metavar="N",
-        help="tokens in a step; a multiple of -c evaluates several chunks together (512)",
-    )  # fmt: skip
     for letter, name in (("k", "keys"), ("v", "values")):
         add(
             *(f"-ct{letter}", f"--cache-type-{letter}"), choices=CACHE_TYPES, default=AUTO,
             help=f"how {name} are kept (f16; f32 on the CPU)",
         )  # fmt: skip
-    add("-t", "--threads", type=int, metavar="N", help="threads of the CPU")
-    add("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
     add("--gemm", choices=["auto", "cublas"], default="auto", help="as for `ggpy run`")
     add(
         *("--kl-divergence-base", "--save-all-logits"), dest="base", metavar="FILE",

@@ -49,7 +49,6 @@ from .interface import (
     Step,
 )
 
-PROMPT_TOKENS = 96  # of a sequence in a step, from which on attention of prompts is faster
 GRAPH_TOKENS = 64  # steps of at most this many single tokens become graphs
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..device.base import OutOfMemory, Ptr
 from ..kernels.rope_kv import Heads
-from .interface import PAGE_SIZE, CacheShape
+from .interface import CacheShape
 
 
 class Pages:
@@ -24,11 +24,7 @@ class Pages:
             self._keys = device.zeros(shape.n_layer * self._key_bytes, "keys")
             self._values = device.zeros(shape.n_layer * self._value_bytes, "values")
         except OutOfMemory as error:
-            raise MemoryError(
-                f"{shape.n_pages * PAGE_SIZE} positions of keys and values need "
-                f"{page * shape.n_pages / 1e9:.1f} GB, {error.free / 1e9:.1f} GB are free: "
-                f"an n_ctx of {error.free // page * PAGE_SIZE} would fit"
-            ) from None
+            raise shape.too_large(page, error.free) from None
 
     def of(self, layer: int) -> tuple[Ptr, Ptr]:
         """Its keys and its values."""

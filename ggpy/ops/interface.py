@@ -123,6 +123,14 @@ class CacheShape:
     n_head: int  # H query heads that read them
     types: CacheTypes = USUAL
 
+    def too_large(self, page_bytes: int, free: int) -> MemoryError:
+        """Where pages that take page_bytes in all layers do not go into free bytes."""
+        return MemoryError(
+            f"{self.n_pages * PAGE_SIZE} positions of keys and values need "
+            f"{self.n_pages * page_bytes / 1e9:.1f} GB, {free / 1e9:.1f} GB are free: "
+            f"an n_ctx of {free // page_bytes * PAGE_SIZE} would fit"
+        )
+
 
 @dataclass(frozen=True)
 class Demand:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..gguf import Tensor
 from .interface import ActivationType, Array, Attention, FeedForward, Head, Norm, Ops, Step, Weight
+from .reference import rms_norm
 from .trace import Trace
 
 F32 = NDArray[np.float32]
@@ -74,8 +75,5 @@ class Observed(Trace):
         return values.reshape(len(values), -1)
 
     def _normed(self, x: Array, norm: Norm) -> F32:
-        """x / sqrt(mean(x^2) + eps) * weight."""
-        values = self._host(x)
-        mean = np.mean(np.square(values), axis=-1, keepdims=True)
         weight = self._tensors[id(norm.weight)][1].dequantize()
-        return values / np.sqrt(mean + np.float32(norm.eps)) * weight
+        return rms_norm(self._host(x), Norm(weight, norm.eps))

@@ -175,14 +175,14 @@ class Reference:
     def qkv(self, x: F32, attention: Attention, step: Step) -> F32:
         """q[T, H, E]; k and v go to their pages."""
         a = attention
-        n = _rms_norm(x, a.norm)
+        n = rms_norm(x, a.norm)
         q = _heads(_affine(n, a.wq, a.bq), a.n_head)
         k = _heads(_affine(n, a.wk, a.bk), a.n_head_kv)
         v = _heads(_affine(n, a.wv, a.bv), a.n_head_kv)
         if a.q_norm is not None:
-            q = _rms_norm(q, a.q_norm)
+            q = rms_norm(q, a.q_norm)
         if a.k_norm is not None:
-            k = _rms_norm(k, a.k_norm)
+            k = rms_norm(k, a.k_norm)
         cos, sin = _angles(a.rope, step.positions)
         page = step.page_tables[step.sequences, step.positions // PAGE_SIZE]
         place = step.positions % PAGE_SIZE
@@ -209,17 +209,17 @@ class Reference:
     def linear_add(self, h: F32, w: Matrix, x: F32, post_norm: Norm | None = None) -> F32:
         """x[T, D] + post_norm(h w^T)."""
         y = w.multiply(h)
-        return x + (y if post_norm is None else _rms_norm(y, post_norm))
+        return x + (y if post_norm is None else rms_norm(y, post_norm))
 
     def ffn(self, x: F32, feed_forward: FeedForward, step: Step) -> F32:
         """h[T, F] = activation(n w_gate^T) * (n w_up^T) with n = norm(x)."""
-        n = _rms_norm(x, feed_forward.norm)
+        n = rms_norm(x, feed_forward.norm)
         gate = ACTIVATIONS[feed_forward.activation](feed_forward.w_gate.multiply(n))
         return gate * feed_forward.w_up.multiply(n)
 
     def logits(self, x: F32, head: Head, step: Step) -> F32:
         """l[R, V] of step.rows."""
-        return _soft_cap(head.weight.multiply(_rms_norm(x[step.rows], head.norm)), head.soft_cap)
+        return _soft_cap(head.weight.multiply(rms_norm(x[step.rows], head.norm)), head.soft_cap)
 
     def sample(self, logits: F32, samplers: Sequence[Sampler]) -> NDArray[np.int64]:
         """ids[R]: row r through samplers[r]; each one's count of draws goes up."""
@@ -299,8 +299,8 @@ def _whole_product(x: F32, w: F32) -> F32:
     return total.astype(np.float32)
 
 
-def _rms_norm(x: F32, norm: Norm) -> F32:
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis."""
+def rms_norm(x: F32, norm: Norm) -> F32:
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis; the norm's weight is an array."""
     mean = np.mean(np.square(x), axis=-1, keepdims=True)
     return x / np.sqrt(mean + np.float32(norm.eps)) * norm.weight
 

@@ -97,11 +97,7 @@ def check_room(shape: CacheShape) -> None:
     per_page = shape.n_layer * PAGE_SIZE * shape.n_head_kv * head
     free = host.available_memory()
     if free is not None and shape.n_pages * per_page > free:
-        raise MemoryError(
-            f"{shape.n_pages * PAGE_SIZE} positions of keys and values need "
-            f"{shape.n_pages * per_page / 1e9:.1f} GB, {free / 1e9:.1f} GB are free: "
-            f"an n_ctx of {free // per_page * PAGE_SIZE} would fit"
-        )
+        raise shape.too_large(per_page, free)
 
 
 def _gather(storage: NDArray, pages: NDArray, first: int, last: int) -> NDArray:
