@@ -80,11 +80,10 @@ __device__ __forceinline__ void carry_sums(Sums& sums, float* carried, int lane)
     for (int i = 0; i < Sums::FLOATS; ++i) carried[i * 32 + lane] = sums.floats()[i];
 }
 
-// A token's output in a row of the tile: the warps' partial sums, `part` being warp 0's.
-template <int COLS>
-__device__ __forceinline__ float sum_of_parts(const float* part) {
+// A token's output in a row of the tile: the warps' partial sums, `part` being warp 0's, `stride` apart.
+__device__ __forceinline__ float sum_of_parts(const float* part, int stride) {
     float y = 0.0f;
 #pragma unroll
-    for (int warp = 0; warp < WARPS; ++warp) y += part[warp * TILE_ROWS * COLS];
+    for (int warp = 0; warp < WARPS; ++warp) y += part[warp * stride];
     return y;
 }

@@ -161,7 +161,7 @@ __device__ void write_batch(const Product& p, const Room<T, COLS>& room, int par
 #pragma unroll
         for (int w = 0; w < WIDTH; ++w) {
             const float* part = room.partial_of(parity, tile * WIDTH + w, 0) + row_in_tile * COLS + token;
-            y[w] = sum_of_parts<COLS>(part);
+            y[w] = sum_of_parts(part, room.part_stride);
         }
         if (token >= p.n_tokens || row >= segment.n_rows) continue;
 #pragma unroll
@@ -239,8 +239,11 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
                     stage = stage + 1 == STAGES ? 0 : stage + 1;
                     if constexpr (!sums.IN_RING) sums.multiply(room, chunk * T::CHUNK_K, lane);
                 }
-                if (!whole) carry_sums(sums, room.carried_of(i, warp), lane);
-                sums.finish(room.partial_of(parity, i, warp), lane);
+                __syncwarp();  // other lanes may still have to read what they carried
+                if (slab + p.slab / T::CHUNK_K < p.n_chunk)
+                    carry_sums(sums, room.carried_of(i, warp), lane);
+                else
+                    sums.finish(room.partial_of(parity, i, warp), lane);
             }
         }
         __syncthreads();

@@ -15,26 +15,27 @@ struct __align__(8) XScale {
     };
 };
 
-// Partial sums [2][BATCH][WARPS][16][COLS]; sums that go on in the next slab [BATCH][WARPS][float][lane], where x does
-// not lie there in whole; of each token scales of x, then x.
+// Partial sums [2][BATCH][WARPS][16][COLS], of two batches in turns; where x does not lie there in whole, instead of them
+// sums that go on in the next slab [BATCH][WARPS][float][lane], whose place the partial sums take in the last one. Then of
+// each token scales of x, then x.
 template <class T, int COLS>
 struct Room {
     static constexpr int BATCH = COLS == 1 ? 8 : COLS == 8 ? 2 : 1;  // tile rows between two barriers
-    static constexpr int PARTIAL = BATCH * WARPS * TILE_ROWS * COLS;
     static constexpr int FLOATS = COLS == 1 ? (T::SCALED ? 2 : 4) : T::SCALED ? COLS * 2 : COLS / 2;  // sums of a lane
     // Behind each token's x, so that eight tokens' lie on different banks.
     static constexpr int PAD = COLS == 1 ? 0 : T::SCALED ? T::CHUNK_K / 4 : 64;
 
-    float *partial, *carried;
+    float* sums;
     XScale* scales;
     uint8_t* x;
-    int x_stride, scale_stride, n_tokens;
+    int x_stride, scale_stride, n_tokens, part_stride, parities;  // parities: 1 or 2
 
     __device__ __forceinline__ Room(uint8_t* memory, int slab, int n_tokens_, bool whole) : n_tokens(n_tokens_) {
-        partial = reinterpret_cast<float*>(memory);
-        carried = partial + 2 * PARTIAL;
+        sums = reinterpret_cast<float*>(memory);
+        part_stride = whole ? TILE_ROWS * COLS : FLOATS * 32;
+        parities = whole ? 2 : 1;  // barriers between slabs keep batches apart, too
         scale_stride = T::SCALED ? slab / T::GROUP : 0;
-        scales = reinterpret_cast<XScale*>(carried + (whole ? 0 : BATCH * WARPS * FLOATS * 32));
+        scales = reinterpret_cast<XScale*>(sums + parities * BATCH * WARPS * part_stride);
         x = reinterpret_cast<uint8_t*>(scales + n_tokens * scale_stride);
         x_stride = 2 * slab + PAD;
     }
@@ -45,13 +46,11 @@ struct Room {
     __device__ __forceinline__ XScale* scales_of(int token, int column) const {
         return scales + token * scale_stride + column / T::GROUP;
     }
-    // The partial sums of (batch parity, tile row in the batch, warp): [16][COLS].
+    // The partial sums of (batch parity, tile row in the batch, warp): [16][COLS]; the next warp's are part_stride on.
     __device__ __forceinline__ float* partial_of(int parity, int tile, int warp) const {
-        return partial + parity * PARTIAL + (tile * WARPS + warp) * TILE_ROWS * COLS;
+        return sums + (((parity & (parities - 1)) * BATCH + tile) * WARPS + warp) * part_stride;
     }
-    __device__ __forceinline__ float* carried_of(int tile, int warp) const {
-        return carried + (tile * WARPS + warp) * FLOATS * 32;
-    }
+    __device__ __forceinline__ float* carried_of(int tile, int warp) const { return partial_of(0, tile, warp); }
 };
 
 // The first chunk that a warp takes of a slab of the block's i-th tile row.

@@ -43,8 +43,8 @@ class Limits:
 
 
 def warps_for(shared: int) -> int:
-    """Warps of a block with `shared` bytes: 16 from sm_80 and sm_90, 8 with 99 KB, 4 with 64 KB."""
-    return WARPS if shared >= 150 << 10 else WARPS // 2 if shared >= 90 << 10 else WARPS // 4
+    """Warps of a block with `shared` bytes: 16 with 227 KB, 8 with 163 or 99 KB, 4 with 64 KB."""
+    return WARPS if shared >= 200 << 10 else WARPS // 2 if shared >= 90 << 10 else WARPS // 4
 
 
 class MulMatTile:
@@ -74,7 +74,8 @@ class MulMatTile:
         x is half, or with `norm` (one token) float that is RMS-normalised first. STORE: floats,
         capped to soft_cap * tanh(y / soft_cap) if that is not 0. ADD: float out = residual + y, for
         one weight. GLU: of two weights, one half out = activation(y0) * y1. All weights have one
-        layout and one k. More than max(COLUMNS) tokens are several launches.
+        layout and one k. More than max(COLUMNS) tokens, or than there is room for, are several
+        launches.
         """
         first = weights[0]
         if norm is not None and n_tokens != 1:
@@ -82,9 +83,9 @@ class MulMatTile:
         product = _Product(norm=address(norm), eps=eps, soft_cap=soft_cap)
         product.take(weights, outs, n_tokens, epilogue, activation)
         x_size, out_size = (4 if norm is not None else 2), (2 if epilogue == "GLU" else 4)
-        for token in range(0, n_tokens, COLUMNS[-1]):
-            count = min(COLUMNS[-1], n_tokens - token)
-            columns = next(c for c in COLUMNS if c >= count)
+        at_once = self.tokens_at_once(first, n_tokens, norm is not None)
+        for token in range(0, n_tokens, at_once):
+            count = min(at_once, n_tokens - token)
             product.n_tokens = count
             product.x = address(x) + token * first.k * x_size
             for segment, out in zip(product.segment, outs, strict=False):
@@ -92,13 +93,18 @@ class MulMatTile:
             product.residual = (
                 address(residual) + token * first.n_rows * 4 if residual is not None else 0
             )
-            stages, product.slab, shared = self._fit(first, columns, count, norm is not None)
+            _, columns, stages, product.slab, shared = self._fit(first, count, norm is not None)
             kernel = self._kernel(first, columns, stages, norm is not None, epilogue)
             grid = min(self.limits.multiprocessors, product.n_tiles)
             kernel.launch(grid, self.limits.warps * 32, (product,), smem=shared, pdl=pdl)
 
-    def _fit(self, w: TiledMatrix, columns: int, n_tokens: int, norm: bool) -> tuple[int, int, int]:
-        """(ring stages, columns of x in shared memory at a time, bytes of shared memory).
+    def tokens_at_once(self, w: TiledMatrix, n_tokens: int, norm: bool = False) -> int:
+        """How many of n_tokens one launch takes: max(COLUMNS), or what there is room for."""
+        return self._fit(w, min(n_tokens, COLUMNS[-1]), norm)[0]
+
+    def _fit(self, w: TiledMatrix, n_tokens: int, norm: bool) -> tuple[int, int, int, int, int]:
+        """(tokens at once, columns of the instance, ring stages, columns of x in shared memory at
+        a time, bytes of shared memory).
 
         Two stages and all of x are better than three and a part; a norm needs all of x.
         """
@@ -109,13 +115,15 @@ class MulMatTile:
         every = range(self.limits.stages, 0, -1)
         choices = [(stages, whole) for stages in every if stages > 1]
         choices += [(stages, slab) for stages in every for slab in (whole, *parts)]
-        for stages, slab in choices:
-            shared = shared_bytes(w.layout, columns, slab, w.k, stages, n_tokens, warps)
-            if shared <= self.limits.shared:
-                return stages, slab, shared
+        for count in range(n_tokens, 0, -1):
+            columns = next(c for c in COLUMNS if c >= count)
+            for stages, slab in choices:
+                shared = shared_bytes(w.layout, columns, slab, w.k, stages, count, warps)
+                if shared <= self.limits.shared:
+                    return count, columns, stages, slab, shared
         raise ValueError(
-            f"{w.layout.type_name} x {columns} tokens of {w.k} columns needs more than "
-            f"{self.limits.shared} bytes of shared memory"
+            f"{w.layout.type_name} of {w.k} columns needs more than {self.limits.shared} bytes of "
+            "shared memory"
         )
 
     def _kernel(
@@ -138,9 +146,8 @@ def shared_bytes(
     """Dynamic shared memory of a block (struct Room in room.cuh), of `slab` columns at a time."""
     batch, scaled = {1: 8, 8: 2}[columns], layout.is_scaled
     ring = warps * stages * layout.chunk_bytes
-    partial = 2 * batch * warps * ROWS * columns * 4
     sums_of_lane = (2 if columns == 1 else 16) if scaled else 4
-    carried = 0 if slab >= k else batch * warps * sums_of_lane * 32 * 4
+    sums = batch * warps * 4 * (2 * ROWS * columns if slab >= k else sums_of_lane * 32)
     pad = 0 if columns == 1 else layout.chunk_k // 4 if scaled else 64
     scales = slab // layout.group * 8 if scaled else 0
-    return ring + partial + carried + n_tokens * (scales + 2 * slab + pad)
+    return ring + sums + n_tokens * (scales + 2 * slab + pad)

@@ -17,8 +17,9 @@ from tile_cases import (
     multiply,
 )
 
-from ggpy.kernels.mul_mat_tile import WARPS, MulMatTile, shared_bytes
+from ggpy.kernels.mul_mat_tile import WARPS, MulMatTile, shared_bytes, warps_for
 from ggpy.kernels.rms_norm import RmsNorm
+from ggpy.kernels.tile import TiledMatrix
 
 TOKENS = (1, 2, 5, 8, 9)
 SOME = ["Q8_0", "Q4_0"]  # formats whose products are compiled with every epilogue
@@ -255,6 +256,26 @@ def test_fewer_stages_give_the_same_bits(machine, kilobytes):
     (y,) = multiply(machine, [tiles], x)
     small = limits(machine, shared=kilobytes << 10)
     assert np.array_equal(multiply(machine, [tiles], x, bounds=small)[0], y)
+
+
+def test_as_many_tokens_at_once_as_there_is_room_for(machine):
+    """Eight tokens in launches of three give the bits of eight at once."""
+    w = Weights("Q4_K", 37, 4608)
+    x, tiles = halves(8, 4608), w.tiled(machine)
+    (y,) = multiply(machine, [tiles], x)
+    shared = shared_bytes(w.layout, 8, WARPS * w.layout.chunk_k, 4608, 1, 3)
+    bounds = limits(machine, shared=shared, stages=1)
+    assert np.array_equal(multiply(machine, [tiles], x, bounds=bounds)[0], y)
+
+
+@pytest.mark.parametrize("kilobytes", [227, 163, 99, 64])
+def test_every_layout_has_room(emulator, kilobytes):
+    """On every GPU, with the widest model's columns."""
+    warps = warps_for(kilobytes << 10)
+    for w in layouts().values():
+        data = TiledMatrix(w.layout, 16, 53248, emulator.alloc(16, "none"))
+        product = MulMatTile(emulator, limits(emulator, shared=kilobytes << 10, warps=warps))
+        assert product.tokens_at_once(data, 8) >= 2, w.name
 
 
 def test_a_norm_needs_the_whole_row(emulator):
