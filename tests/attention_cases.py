@@ -6,7 +6,7 @@ Letters: T tokens, H query heads, G key/value heads, E elements of a head; row i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from packed_cases import unpacked
 
 from ggpy.kernels.attend import Asked, Attend, plan_tiles
 from ggpy.kernels.attend_prompt import AttendPrompt, plan_prompts
+from ggpy.kernels.halve_pages import HalvePages, as_halves, plan_halves
 from ggpy.kernels.pack import PLAIN, packed_bytes
 from ggpy.kernels.rope_kv import Batch, Heads, RopeKv, Rotation, turns
 
@@ -204,16 +205,34 @@ class PromptAttention:
         self.kernel = AttendPrompt(Attend(device, h, 8, device.shared_bytes), wgmma)
 
     def run(self, s: Sequences, pages: Pages, q: np.ndarray, order: int = PLAIN, **options):
-        """float16 o[T, H, E] for float16 q[T, H, row]; NaN where the tokens are fewer."""
+        """float16 o[T, H, E] for float16 q[T, H, row]; NaN where the tokens are fewer.
+
+        pages: of halves, or TypedPages, which become such.
+        """
         device, h = self.device, self.heads
         tiles = plan_prompts(s.positions, s.sequences, h, self.least)
         out = Attended(device, h, len(s.positions), order)
         if options.get("sinks") is not None:
             options["sinks"] = upload(device, options["sinks"])
         options |= {"order": order, "n_tokens": len(s.positions)}
-        parts = upload(device, q), s.batch(device), pages.send(device), out.output.buffer
+        batch, memory = s.batch(device), pages.send(device)
+        if not h.has_halves:
+            tables, memory = halved(device, h, s, memory, self.least, options.get("window", 0))
+            batch = replace(batch, page_tables=upload(device, tables))
+        parts = upload(device, q), batch, memory, out.output.buffer
         self.kernel.launch(Asked(*parts, **options), upload(device, tiles), len(tiles))
         return out.read()
+
+
+def halved(device: Any, h: Heads, s: Sequences, memory: Any, least: int, window: int) -> tuple:
+    """Page tables, and pages of halves (keys, values) of what the prompts of a step see; the rest
+    is NaN.
+    """
+    listed, tables = plan_halves(s.positions, s.sequences, s.tables, PAGE, least)
+    sizes = as_halves(h).key_bytes, as_halves(h).value_bytes
+    halves = [Output(device, len(listed) * size).buffer for size in sizes]
+    HalvePages(device, h).launch(memory, halves, upload(device, listed), len(listed), window)
+    return tables, halves
 
 
 def attention(q, keys, values, positions, *, scale, window=0, soft_cap=0.0, sinks=None):

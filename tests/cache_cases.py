@@ -52,6 +52,11 @@ def kernel_names() -> list[str]:
     return names
 
 
+def halving_names() -> list[str]:
+    """Instances of halve_pages.cu that the pairs need."""
+    return [f"halve_pages<{h.row}, {h.structs}>" for h in (typed(*pair) for pair in PAIRS)]
+
+
 def encoded(type: str, x: np.ndarray) -> np.ndarray:
     """float32 x[..., E] -> numbers[..., E] or blocks[..., E / 32]."""
     format = by_name(type)

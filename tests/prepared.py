@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from cache_cases import kernel_names
+from cache_cases import halving_names, kernel_names
 from emulator import build
 from tile_cases import (
     PRODUCT,
@@ -47,6 +47,7 @@ def groups() -> list[Group]:
         ("embed_tile.cu", embeds, {}),
         ("dequantize_tile.cu", whole, {}),
         *halves(),
+        ("halve_pages.cu", halving_names(), {}),
         *[("attend.cu", names[i::2], {}) for names in (attends, typed) for i in range(2)],
     ]
 

@@ -15,6 +15,7 @@ from ggpy import arch, run
 from ggpy.cache_type import CACHE_TYPES, USUAL, CacheTypes
 from ggpy.formats import by_name
 from ggpy.gguf import File
+from ggpy.kernels.attend_prompt import AttendPrompt
 from ggpy.ops import cuda_memory, reference_cache
 from ggpy.ops.cuda import Cuda
 from ggpy.ops.interface import CacheShape, Demand, Step
@@ -58,8 +59,12 @@ def logits_of(ops: Any, model: str, types: CacheTypes) -> list[np.ndarray]:
         ("llama", "bf16", "f32"),
     ],
 )
-def test_both_backends_keep_the_same(machine, model, k, v):
-    """A GPU is much nearer to numpy with the same types than numpy is to itself without them."""
+@pytest.mark.parametrize("prompts_from", [8, 1000])
+def test_both_backends_keep_the_same(machine, monkeypatch, model, k, v, prompts_from):
+    """A GPU is much nearer to numpy with the same types than numpy is to itself without them;
+    whether prompts have attention of their own, or not.
+    """
+    monkeypatch.setattr(AttendPrompt, "from_tokens", prompts_from)
     types = CacheTypes(k, v)
     got = logits_of(Cuda(machine), model, types)
     wanted, exact = (logits_of(Reference(1), model, t) for t in (types, USUAL))
@@ -119,6 +124,8 @@ def test_sizes_follow_the_types():
     demand = Demand([], replace(SHAPE, types=CacheTypes("q8_0", "q4_1")), 1, 1, 64, 64, 64)
     need = cuda_memory.needed(demand, 64)
     assert need.cache_page == 2 * 64 * 2 * 2 * (34 + 20)  # layers, positions, heads, blocks
+    with_prompts = cuda_memory.needed(demand, 64, halved=True)
+    assert with_prompts.cache_page == need.cache_page + 64 * 2 * 64 * 2 * 2  # halves of a layer
     usual = cuda_memory.needed(replace(demand, cache=SHAPE), 64)
     assert usual.cache_page == 2 * 64 * 2 * 64 * 2 * 2
 

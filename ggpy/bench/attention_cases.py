@@ -1,4 +1,4 @@
-"""Attention, and the rotation of a prompt's heads, at several depths, as cases to be measured."""
+"""Attention, and what a prompt needs before it, at several depths, as cases to be measured."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 
 from ..arch.config import Dimensions
 from ..cache_type import CacheTypes
-from ..device.base import Ptr
 from ..kernels.attend import Asked, Attend, plan_tiles
 from ..kernels.attend_prompt import AttendPrompt, plan_prompts
+from ..kernels.halve_pages import HalvePages, as_halves
 from ..kernels.rope_kv import Batch, Heads, RopeKv, Rotation, turns
 from ..ops.interface import PAGE_SIZE
 from ..synthetic import dimensions, shapes
@@ -29,7 +29,9 @@ def attention_cases() -> Iterator[KernelCase]:
                 yield attend_case(model, sizes, 1, depth, 1, "q8_0")
         yield attend_case(model, sizes, 8, DEPTHS[1], 1)
         yield attend_case(model, sizes, 1, 0, PROMPT)
-        yield attend_case(model, sizes, 1, DEPTHS[1], PROMPT)
+        for type in ("f16", "q8_0"):
+            yield attend_case(model, sizes, 1, DEPTHS[1], PROMPT, type)
+        yield halve_case(model, sizes, DEPTHS[1] + PROMPT, "q8_0")
         yield from (rope_case(model, sizes, n) for n in (8, PROMPT))
 
 
@@ -38,7 +40,7 @@ def attend_case(
 ) -> KernelCase:
     """Each of n_seq sequences has n tokens after `depth` others; a single one is rotated here.
 
-    type: of keys and values.
+    type: of keys and values, which for several tokens become halves on the way.
     """
     heads = Heads(s.n_head, s.n_head_kv, s.head_size, PAGE_SIZE, CacheTypes(type, type))
     seen = sum(range(depth + 1, depth + n + 1))
@@ -79,6 +81,8 @@ def _attend(o: Operands, heads: Heads, n_seq: int, depth: int, n: int) -> Enqueu
     attend = o.made((heads, n_seq), lambda: Attend(o.device, heads, n_seq, o.device.shared_bytes))
     attend_prompt = o.made((heads, "prompt"), lambda: AttendPrompt(attend)) if prompt else None
     pages = _pages(o, heads, n_pages)
+    if prompt and not heads.has_halves:
+        pages = _halves(o, heads, n_pages, pages)
     tiles = o.integers("tiles", plan)
     out = o.room("attended", 2 * n_seq * n * heads.n_head * heads.head_size)
     asked: dict[str, Any] = {"batch": batch, "out": out, "scale": heads.head_size**-0.5, "q": None}
@@ -97,10 +101,26 @@ def _attend(o: Operands, heads: Heads, n_seq: int, depth: int, n: int) -> Enqueu
     return enqueue
 
 
-def _pages(o: Operands, heads: Heads, n: int) -> Callable[[], tuple[Ptr, Ptr]]:
-    """Keys and values."""
+Pages = Callable[[], tuple[Any, Any]]  # keys and values of the next launch
+
+
+def _pages(o: Operands, heads: Heads, n: int) -> Pages:
     window = o.numbers(np.float16, n * heads.key_bytes // 2)
     return lambda: (window(), window())
+
+
+def _halves(o: Operands, heads: Heads, n: int, pages: Pages) -> Pages:
+    """What n pages become, which a call enqueues."""
+    kernel = o.made((heads, "halve"), lambda: HalvePages(o.device, heads))
+    listed = o.integers("listed pages", np.column_stack([np.arange(n), np.zeros(n)]).astype("i4"))
+    made = as_halves(heads)
+    halves = o.room("k as halves", n * made.key_bytes), o.room("v as halves", n * made.value_bytes)
+
+    def halve() -> tuple[Any, Any]:
+        kernel.launch(pages(), halves, listed, n)
+        return halves
+
+    return halve
 
 
 def _projected(o: Operands, heads: Heads, n: int) -> list[Any]:
@@ -121,6 +141,25 @@ def _rotation(o: Operands, heads: Heads) -> Rotation:
 
     size = heads.head_size
     return Rotation(turns=o.made(("turns", size), upload), n_pairs=size // 2, neox=False)
+
+
+def halve_case(model: str, s: Dimensions, n: int, type: str) -> KernelCase:
+    """Keys and values of n positions, which a prompt sees, to halves."""
+    heads = Heads(s.n_head, s.n_head_kv, s.head_size, PAGE_SIZE, CacheTypes(type, type))
+    n_pages, made = -(-n // PAGE_SIZE), as_halves(heads)
+
+    def prepare(o: Operands) -> Enqueue:
+        halves = _halves(o, heads, n_pages, _pages(o, heads, n_pages))
+
+        def enqueue() -> None:
+            halves()
+
+        return enqueue
+
+    sizes = (heads.key_bytes, heads.value_bytes, made.key_bytes, made.value_bytes)
+    shape = f"{s.n_head_kv}x{s.head_size}"
+    nbytes = n_pages * sum(sizes)
+    return KernelCase("halve pages", model, type.upper(), shape, n, nbytes, 0, prepare)
 
 
 def rope_case(model: str, s: Dimensions, n: int) -> KernelCase:

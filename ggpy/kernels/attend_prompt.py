@@ -1,6 +1,7 @@
 """Launches cuda/attend_prompt.cu, on Hopper cuda/attend_prompt_wgmma.cu: attention of prompts.
 
-Plans which rows a block takes; whose attention is computed here is ops' business.
+Plans which rows a block takes; whose attention is computed here is ops' business, and so is that
+pages of another type than f16 become halves first (halve_pages.py).
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class AttendPrompt:
     @staticmethod
     def fits(device: Device, heads: Heads) -> bool:
         """Whether there is a kernel for heads of this shape, and enough shared memory for it."""
-        if heads.page_size != BOX or not heads.has_halves:
+        if heads.page_size != BOX:
             return False
         if has_wgmma(device.arch):
             return heads.row in (32, 64, 96, 128, 256)
@@ -69,7 +70,7 @@ class AttendPrompt:
         return 96 if self.wgmma else 192
 
     def launch(self, asked: Asked, tiles: Address, n_tiles: int) -> None:
-        """Enqueue it for the tokens of the tiles; q is rotated."""
+        """Enqueue it for the tokens of the tiles; q is rotated, and pages are of halves."""
         heads, pages = self.heads, asked.pages
         parameters = self.attend.parameters(asked, tiles)
         arguments: tuple = (parameters,)

@@ -34,6 +34,7 @@ from .cuda_arrays import Array, Matrix, Memory, Projected, Sampled
 from .cuda_gemm import Gemm
 from .cuda_pages import Pages
 from .cuda_products import Activations, Products
+from .cuda_prompts import Prompts
 from .cuda_sample import Sampling
 from .cuda_step import Batch, StepUpload
 from .cuda_upload import Uploader
@@ -98,7 +99,9 @@ class Cuda:
         ]
         demand = replace(demand, weights=weights)
         scratch = self._products.scratch_bytes(demand)
-        cuda_memory.check_room(demand, self.device.free_bytes, GRAPH_TOKENS, self.name, scratch)
+        _, halved = self._prompts_of(cuda_memory.heads_of(demand.cache))
+        need = cuda_memory.needed(demand, GRAPH_TOKENS, scratch, halved)
+        cuda_memory.check_room(need, demand, self.device.free_bytes, self.name)
 
     def device_bytes(self) -> int:
         """Bytes of GPU memory that are allocated."""
@@ -151,11 +154,16 @@ class Cuda:
         self._heads = cuda_memory.heads_of(shape)
         self._rope = RopeKv(self.device, self._heads)
         self._attend = Attend(self.device, self._heads, GRAPH_TOKENS, self.device.shared_bytes)
-        self._attend_prompt = AttendPrompt(self._attend)
-        there = not self.batch_invariant and AttendPrompt.fits(self.device, self._heads)
-        prompts_from = self._attend_prompt.from_tokens if there else None
+        there, halved = self._prompts_of(self._heads)
+        self._pages = Pages(self.device, self._heads, shape, halved)
+        self._prompts = Prompts(self._attend, self._pages.halves)
+        prompts_from = self._prompts.from_tokens if there else None
         self._steps = StepUpload(self.device, self._heads, self._drop_graphs, prompts_from)
-        self._pages = Pages(self.device, self._heads, shape)
+
+    def _prompts_of(self, heads: Heads) -> tuple[bool, bool]:
+        """Whether prompts have attention of their own, and whether pages become halves for it."""
+        there = not self.batch_invariant and AttendPrompt.fits(self.device, heads)
+        return there, there and not heads.has_halves
 
     # Steps
 
@@ -278,7 +286,7 @@ class Cuda:
         else:
             asked = replace(asked, q=q.data)
         if batch.n_prompt_tiles:
-            self._attend_prompt.launch(asked, batch.prompt_tiles, batch.n_prompt_tiles)
+            self._prompts.launch(asked, batch)
         if batch.n_tiles:
             self._attend.launch(asked, batch.tiles, batch.n_tiles, batch.split)
         return o

@@ -14,6 +14,7 @@ from ..kernels.attend import MAX_SPLIT
 from ..kernels.attend import ROWS as ATTEND_ROWS
 from ..kernels.rope_kv import Heads
 from ..kernels.tile import layout_of
+from .cuda_pages import page_bytes
 from .interface import PAGE_SIZE, CacheShape, Demand
 
 LARGE = 1 << 20  # bytes from which on the driver rounds an allocation up to whole pages
@@ -27,7 +28,7 @@ class Need:
     """Bytes that a model takes on a GPU."""
 
     weights: int
-    cache_page: int  # a page of keys and values of all layers
+    cache_page: int  # a page of keys and values of all layers, and of one as halves for prompts
     n_pages: int
     work: int  # activations, attention's partial sums, kernels
 
@@ -42,14 +43,14 @@ class Need:
         return self.weights + max(self.cache + self.work, STAGING)
 
 
-def needed(demand: Demand, graph_tokens: int, scratch: int = 0) -> Need:
+def needed(demand: Demand, graph_tokens: int, scratch: int = 0, halved: bool = False) -> Need:
     """What the demand takes; graph_tokens: sequences at most whose attention is split; scratch:
-    bytes of weights that become halves for a product.
+    bytes of weights that become halves for a product; halved: keys and values do, for prompts.
     """
     heads = heads_of(demand.cache)
     return Need(
         weights=sum(allocated(weight_bytes(*weight)) for weight in demand.weights),
-        cache_page=demand.cache.n_layer * (heads.key_bytes + heads.value_bytes),
+        cache_page=page_bytes(heads, demand.cache.n_layer, halved),
         n_pages=demand.cache.n_pages,
         work=step_bytes(demand, heads)
         + attention_bytes(heads, graph_tokens)
@@ -58,9 +59,8 @@ def needed(demand: Demand, graph_tokens: int, scratch: int = 0) -> Need:
     )
 
 
-def check_room(demand: Demand, free: int, graph_tokens: int, device: str, scratch: int = 0) -> None:
+def check_room(need: Need, demand: Demand, free: int, device: str) -> None:
     """MemoryError when the demand takes more than `free` bytes; it says which context would fit."""
-    need = needed(demand, graph_tokens, scratch)
     if need.total <= free:
         return
     raise MemoryError(

@@ -7,7 +7,7 @@ an address that stays, so that a recorded graph finds them. Knows nothing of wei
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ..device.base import Buffer
 from ..kernels.attend import POSITIONS_PER_SPLIT, plan_tiles
 from ..kernels.attend_prompt import plan_prompts
+from ..kernels.halve_pages import plan_halves
 from ..kernels.rope_kv import Batch as BatchMemory
 from ..kernels.rope_kv import Heads
 from .cuda_arrays import Memory
@@ -26,6 +27,7 @@ IN_FLIGHT = 4  # steps whose uploads and results may be under way
 SMALLEST = 1 << 16  # bytes of the buffer, at least
 MAX_KEPT = 256  # shapes of steps whose addresses are kept
 NO_TILES = np.zeros((0, 4), np.int32)
+NOTHING = np.zeros(0, np.int32), np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Batch:
     n_rows: int
     n_tiles: int
     n_prompt_tiles: int
+    n_halved: int
     alone: bool  # each token is the only one of its sequence
     split: bool  # some token is, so that its context may be split
     all_rows: bool  # the wanted rows are all tokens, in order
@@ -43,7 +46,9 @@ class Batch:
     rows: Memory
     tiles: Memory
     prompt_tiles: Memory  # of the sequences that attend_prompt takes
+    halved: Memory  # pages that become halves for them (kernels/halve_pages.py)
     memory: BatchMemory
+    prompt_memory: BatchMemory  # the same, with page tables into these
 
 
 class StepUpload:
@@ -72,7 +77,8 @@ class StepUpload:
         """Ids, positions, sequences, rows, page tables and attention's tiles."""
         tables = _padded(step.page_tables)
         tiles, prompts = self._plan(step)
-        parts = [step.ids, step.positions, step.sequences, step.rows, tables, tiles, prompts]
+        integers = [step.ids, step.positions, step.sequences, step.rows]
+        parts = [*integers, tables, tiles, prompts, *self._halved(step, tables, len(prompts))]
         sizes = [part.size for part in parts]
         offsets = list(accumulate((-(-n // 4) * 4 for n in sizes), initial=0))  # of 16 bytes
         host, device = self._room(4 * offsets[-1])
@@ -105,6 +111,15 @@ class StepUpload:
             self._tiles = plan_tiles(step.positions, step.sequences, self.heads)
         return self._tiles, NO_TILES
 
+    def _halved(
+        self, step: Step, tables: NDArray[np.int32], n_prompts: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Which pages become halves for the tiles of prompts, and page tables into these."""
+        if not n_prompts or self.prompts_from is None or self.heads.has_halves:
+            return NOTHING
+        tokens = step.positions, step.sequences
+        return plan_halves(*tokens, tables, self.heads.page_size, self.prompts_from)
+
     def _room(self, nbytes: int) -> tuple[NDArray[np.int32], Buffer]:
         """Pinned integers that no copy reads any more, and where they go."""
         if self._buffer is None or self._buffer.nbytes < nbytes:
@@ -121,12 +136,14 @@ class StepUpload:
 
 def _batch(at: Sequence[Memory], sizes: list[int], tables: tuple[int, ...], split: bool) -> Batch:
     """What upload returns, for parts of these sizes at these places and tables[S, P]."""
-    ids, positions, sequences, rows, tables_at, tiles, prompt_tiles = at
+    ids, positions, sequences, rows, tables_at, tiles, prompt_tiles, halved, halved_tables = at
+    memory = BatchMemory(positions, sequences, tables_at, tables[1])
     return Batch(
         n_tokens=sizes[0],
         n_rows=sizes[3],
         n_tiles=sizes[5] // 4,
         n_prompt_tiles=sizes[6] // 4,
+        n_halved=sizes[7] // 2,
         alone=tables[0] == sizes[0],
         split=split,
         all_rows=sizes[3] == sizes[0],
@@ -134,7 +151,9 @@ def _batch(at: Sequence[Memory], sizes: list[int], tables: tuple[int, ...], spli
         rows=rows,
         tiles=tiles,
         prompt_tiles=prompt_tiles,
-        memory=BatchMemory(positions, sequences, tables_at, tables[1]),
+        halved=halved,
+        memory=memory,
+        prompt_memory=replace(memory, page_tables=halved_tables) if sizes[7] else memory,
     )
 
 

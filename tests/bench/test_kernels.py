@@ -80,6 +80,7 @@ def test_every_case_of_the_models_can_be_prepared_and_launched() -> None:
     assert {("halves", name) for name in untiled} <= kinds
     assert {("quantize", "Q4_K"), ("quantize", "Q8_0")} <= kinds
     assert {("prompt product", name) for name in (*tiled, *untiled)} <= kinds
+    assert {("prompt attend", "Q8_0"), ("halve pages", "Q8_0")} <= kinds
     assert {"attend", "prompt attend", "rope_kv", "rms_norm", "argmax"} <= {
         what for what, _ in kinds
     }

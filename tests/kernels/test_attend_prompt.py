@@ -7,6 +7,8 @@ from collections import namedtuple
 import numpy as np
 import pytest
 from attention_cases import PromptAttention, Sequences, expected, fill, heads, random
+from cache_cases import PAIRS, WIDE, typed
+from cache_cases import fill as fill_typed
 from cases import nmse
 
 from ggpy.device.compile import compile_cubin
@@ -34,10 +36,12 @@ def kind(request):
     return device, request.param == "hopper"
 
 
-def kinds(name, shapes):
-    """Each kind with each of the shapes that it takes: large heads are Hopper's alone."""
+def kinds(name, shapes, head=2):
+    """Each kind with each of the shapes that it takes: large heads are Hopper's alone. A head's
+    size stands at `head`.
+    """
     both = [(kind, shape) for kind in ("emulator", "gpu", "hopper") for shape in shapes]
-    some = [(kind, s) for kind, s in both if kind == "hopper" or s[2] <= 128]
+    some = [(kind, s) for kind, s in both if kind == "hopper" or s[head] <= 128]
     return pytest.mark.parametrize(
         f"kind, {name}", some, indirect=["kind"], ids=[f"{kind}-{shape}" for kind, shape in some]
     )
@@ -122,6 +126,18 @@ def test_caps_and_sinks(kind, shape, options, step):
     cap, sinks = {"soft_cap": 1.5}, {"sinks": random(4, seed=4) * 3}
     made = {"soft cap": cap, "sinks": sinks, "all": {**cap, **sinks, "window": 50}}
     check(kind, heads(*shape), STEPS[step], **made[options])
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("window", [0, 50])
+@kinds("pair", [*PAIRS, WIDE], head=4)
+def test_types(kind, pair, window, step):
+    """Keys and values of other types, which become halves before."""
+    h, s = typed(*pair), STEPS[step]
+    options = {"scale": h.head_size**-0.5, "window": window}
+    pages, q, contents = fill_typed(kind[0], h, s)
+    o = PromptAttention(kind[0], h, kind[1]).run(s, pages, q, **options)
+    assert nmse(o, expected(h, s, q, contents, **options)) <= NMSE
 
 
 @pytest.mark.parametrize("shape", [(71, 1, 64), (32, 8, 128), (8, 2, 256)], ids=str)

@@ -10,8 +10,10 @@ import pytest
 from counting_device import CountingDevice
 
 from ggpy import arch
+from ggpy.cache_type import USUAL, CacheTypes
 from ggpy.formats import by_name
 from ggpy.gguf import File
+from ggpy.kernels.attend_prompt import AttendPrompt
 from ggpy.kv_cache import pages_for
 from ggpy.model import Model
 from ggpy.ops import cuda_memory
@@ -39,8 +41,8 @@ def llama_8b(n_ctx: int, kind: str = "Q8_0", n_seq: int = 1) -> Demand:
     return Demand(weights, cache, n_seq, 512, n_embd=4096, n_ff=14336, n_vocab=128256)
 
 
-def need_of(demand: Demand) -> cuda_memory.Need:
-    return cuda_memory.needed(demand, GRAPH_TOKENS)
+def need_of(demand: Demand, halved: bool = False) -> cuda_memory.Need:
+    return cuda_memory.needed(demand, GRAPH_TOKENS, halved=halved)
 
 
 def test_a_well_known_model_takes_what_it_is_known_to_take() -> None:
@@ -69,7 +71,7 @@ def test_allocations_are_rounded_as_the_driver_does(nbytes: int) -> None:
 
 
 def check(demand: Demand, free: int) -> None:
-    cuda_memory.check_room(demand, free, GRAPH_TOKENS, "cuda:0")
+    cuda_memory.check_room(need_of(demand), demand, free, "cuda:0")
 
 
 def test_what_fits_is_let_through_to_the_byte() -> None:
@@ -97,8 +99,9 @@ def test_weights_that_do_not_fit_say_so() -> None:
         check(llama_8b(512), 8 * GB)
 
 
+@pytest.mark.parametrize("types", [USUAL, CacheTypes("bf16", "f32")], ids=["f16", "others"])
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "phi3", "qwen2"])
-def test_a_backend_allocates_no_more_than_was_foreseen(tiny_path, architecture: str) -> None:
+def test_a_backend_allocates_no_more_than_was_foreseen(tiny_path, architecture, types) -> None:  # type: ignore[no-untyped-def]
     """Of weights and pages exactly that, up to the driver's rounding."""
     device = CountingDevice()
     demands: list[Demand] = []
@@ -110,20 +113,24 @@ def test_a_backend_allocates_no_more_than_was_foreseen(tiny_path, architecture: 
 
     with File(tiny_path(architecture)) as file:
         ops = Noting(device)
-        model = Model(file, Tokenizer.from_gguf(file), ops, n_ctx=256, n_batch=64, n_seq=3)
+        sizes = {"n_ctx": 256, "n_batch": 64, "n_seq": 3, "cache_types": types}
+        model = Model(file, Tokenizer.from_gguf(file), ops, **sizes)
         for text in ("hello world " * 30, "hello", "the model"):
             model.engine.add(model.tokenizer.encode(text), max_tokens=5)
         while model.engine.busy:
             model.engine.step()
     (demand,) = demands
-    need = need_of(demand)
+    fits = AttendPrompt.fits(device, cuda_memory.heads_of(demand.cache))
+    need = need_of(demand, halved=fits and types is not USUAL)
     assert device.most_bytes <= need.total
     assert ops.device_bytes() == device.used_bytes > 0
     kept: Counter[str] = Counter()  # parts of a fused tensor have one name
     for tensor, lookup in demand.weights:
         kept[tensor.name] += cuda_memory.weight_bytes(tensor, lookup)
     assert {name: device.allocated[name] for name in kept} == kept
-    assert device.allocated["keys"] + device.allocated["values"] == need.cache
+    cache = ("keys", "values", "keys as halves", "values as halves")
+    assert sum(device.allocated[name] for name in cache) == need.cache
+    assert bool(device.allocated[cache[3]]) == (fits and types is not USUAL)
     activations = need.work - cuda_memory.KERNELS - device.allocated["attention workspace"]
     assert activations >= sum(device.allocated[n] for n in ("x", "o", "normed", "logits"))
 
