@@ -33,7 +33,8 @@ __device__ __forceinline__ void halve_keys(const uint8_t* page, __half* to, int 
 // [ROW][PAGE_SIZE]
 template <class Type, int ROW>
 __device__ __forceinline__ void halve_values(const uint8_t* page, __half* to, int warp, int g, int t) {
-    constexpr int COUNT = 4, TASKS = ROW / 32 * (PAGE_SIZE / 32);  // of 32 elements at 32 positions
+    constexpr int COUNT = ROW % 128 == 0 ? 8 : 4;  // of 8 elements, at 32 positions: all that a warp has, if it can
+    constexpr int TASKS = ROW / (8 * COUNT) * (PAGE_SIZE / 32);
 #pragma unroll 1
     for (int task = warp; task < TASKS; task += HALVE_WARPS) {
         const int first = task / 2 * COUNT, position = task % 2 * 32;

@@ -100,7 +100,7 @@ def test_compiles_without_spilling(nvrtc, arch):
     assert set(found) == set(names)
     for name, r in found.items():
         assert (r.spill_loads, r.spill_stores, r.stack) == (0, 0, 0), f"{name} spills: {r}"
-        assert r.registers <= 64, f"{name}: half of the threads that fit: {r}"
+        assert r.registers <= 80, f"{name}: fewer than six blocks fit: {r}"
 
 
 # Which pages

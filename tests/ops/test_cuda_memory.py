@@ -32,12 +32,12 @@ def weight(kind: str, rows: int, columns: int) -> SimpleNamespace:
     return SimpleNamespace(shape=(rows, columns), format=format, nbytes=nbytes)
 
 
-def llama_8b(n_ctx: int, kind: str = "Q8_0", n_seq: int = 1) -> Demand:
+def llama_8b(n_ctx: int, kind: str = "Q8_0", n_seq: int = 1, types: CacheTypes = USUAL) -> Demand:
     layer = [(4096, 4096), (1024, 4096), (1024, 4096), (4096, 4096), (14336, 4096)]
     shapes = [*layer, (14336, 4096), (4096, 14336)]
     weights = [(weight(kind, *shape), False) for shape in shapes] * 32
     weights += [(weight(kind, 128256, 4096), lookup) for lookup in (True, False)]
-    cache = CacheShape(32, n_seq * pages_for(n_ctx), 8, 128, 32)
+    cache = CacheShape(32, n_seq * pages_for(n_ctx), 8, 128, 32, types)
     return Demand(weights, cache, n_seq, 512, n_embd=4096, n_ff=14336, n_vocab=128256)
 
 
@@ -71,7 +71,8 @@ def test_allocations_are_rounded_as_the_driver_does(nbytes: int) -> None:
 
 
 def check(demand: Demand, free: int) -> None:
-    cuda_memory.check_room(need_of(demand), demand, free, "cuda:0")
+    need = need_of(demand, halved=demand.cache.types != USUAL)
+    cuda_memory.check_room(need, demand, free, "cuda:0")
 
 
 def test_what_fits_is_let_through_to_the_byte() -> None:
@@ -81,17 +82,25 @@ def test_what_fits_is_let_through_to_the_byte() -> None:
         check(llama_8b(8192), total - 1)
 
 
+def test_pages_as_halves_take_what_a_layer_of_halves_takes() -> None:
+    demand = llama_8b(8192, types=CacheTypes("q8_0", "q4_0"))
+    blocks, halves = 8192 * 8 * 128 // 32 * (34 + 18), 8192 * 8 * 128 * 2 * 2
+    assert need_of(demand).cache == 32 * blocks
+    assert need_of(demand, halved=True).cache == 32 * blocks + halves
+
+
+@pytest.mark.parametrize("types", [USUAL, CacheTypes("q8_0", "q8_0")], ids=["f16", "q8_0"])
 @pytest.mark.parametrize("n_seq", [1, 3])
-def test_the_context_that_would_fit_fits_and_no_larger_one(n_seq: int) -> None:
+def test_the_context_that_would_fit_fits_and_no_larger_one(n_seq: int, types: CacheTypes) -> None:
     free = 11 * GB
     with pytest.raises(MemoryError) as refusal:
-        check(llama_8b(131072, n_seq=n_seq), free)
+        check(llama_8b(131072, n_seq=n_seq, types=types), free)
     text = str(refusal.value)
     assert all(words in text for words in ("8.77 GB for weights", "11.00 GB", "free on cuda:0"))
     n_ctx = int(re.findall(r"would fit \(-c (\d+)\)", text)[0])
-    check(llama_8b(n_ctx, n_seq=n_seq), free)
+    check(llama_8b(n_ctx, n_seq=n_seq, types=types), free)
     with pytest.raises(MemoryError):
-        check(llama_8b(n_ctx + 64, n_seq=n_seq), free)
+        check(llama_8b(n_ctx + 64, n_seq=n_seq, types=types), free)
 
 
 def test_weights_that_do_not_fit_say_so() -> None:
