@@ -67,11 +67,11 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, int parity AND_
 }
 
 // A place in a ring of stages, and the parity that its barriers are waited for with.
-template <int STAGES>
+template <int COUNT>
 struct Place {
     int stage = 0, parity = 0;
     __device__ __forceinline__ void next() {
-        if (++stage == STAGES) stage = 0, parity ^= 1;
+        if (++stage == COUNT) stage = 0, parity ^= 1;
     }
 };
 

@@ -28,6 +28,7 @@ struct Product : Matrices {
     int slab;      // columns of x in shared memory at a time: WARPS chunks or a multiple, or all n_chunk
     float eps;
     float soft_cap;  // STORE: cap * tanh(y / cap); 0 is none
+    int patient;     // x takes longer than to copy a ring
 };
 
 // The order in which a warp's chunks are copied: over batches of tile rows, slabs of columns, tile rows, chunks. Where x is
@@ -117,6 +118,7 @@ __device__ __forceinline__ void load_x(const Product& p, const Room<T, COLS>& ro
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int at = base + i * THREADS + threadIdx.x, token = COLS == 1 ? 0 : at / pieces;
+            if (base + i * THREADS >= all) break;  // so for all threads
             put_x(room, at < all, token, (at - token * pieces) * 8, v[i]);
         }
     }
@@ -192,25 +194,31 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
 
     grid_dependency_launch();
     Walk<T, COLS, PAIRS> ahead(p, warp, n_local, whole);
-    // Chunks asked for before x delay it. Where x comes right after the wait the last ones are asked for behind it.
-    constexpr int EARLY = PROLOGUE == NORM && STAGES > 2 ? 2 : STAGES;
-#pragma unroll
-    for (int stage = 0; stage < EARLY; ++stage) ahead.copy(ring + stage * T::BYTES, lane);
-    const auto late_copies = [&] {
-#pragma unroll
-        for (int stage = EARLY; stage < STAGES; ++stage) ahead.copy(ring + stage * T::BYTES, lane);
+    // What is asked for before x delays it: x waits in the same queues. One chunk of each warp is little enough; where x
+    // takes long, more come one after the other.
+    int asked = 0;
+    const auto ask = [&](int until) {
+        for (; asked < until; ++asked) ahead.copy(ring + asked * T::BYTES, lane);
     };
+    ask(1);
+    if (p.patient) {
+        while (asked < STAGES) {
+            cp_async_wait<0>();
+            ask(asked + 1);
+        }
+    }
+    const auto others = [&] { ask(STAGES); };
 
     if constexpr (PROLOGUE == NORM) {
-        load_normalised_x<T>(p, room, late_copies);
+        load_normalised_x<T>(p, room, others);
         __syncthreads();
     } else {
         grid_dependency_wait();
         if (whole) {
-            load_x(p, room, 0, late_copies);
+            load_x(p, room, 0, others);
             __syncthreads();
         } else {
-            late_copies();
+            others();
         }
     }
     const float residual = EPILOGUE == ADD && COLS == 1 ? early_residual<T, COLS>(p, n_local) : 0.0f;

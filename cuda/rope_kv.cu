@@ -17,24 +17,63 @@ template <class A, class B>
 constexpr bool is_same = false;
 template <class A>
 constexpr bool is_same<A, A> = true;
+template <class K, class V>
+constexpr bool both_halves = is_same<K, CacheF16> && is_same<V, CacheF16>;
 
-// A warp takes heads of one token, each the grid's warps further on: the angles are found once.
+// Values lie transposed, so that a token's are two bytes in each of many lines. Those of eight tokens are 16 bytes.
+constexpr int TOGETHER = 8;
+
+// Whether all of tokens first ... first + 7 of n are of one sequence, at positions that begin with a multiple of eight.
+__device__ __forceinline__ bool are_together(const RopeKv& p, int first, int n, int lane) {
+    const int token = min(first + lane % TOGETHER, n - 1), position = p.positions[token], sequence = p.sequences[token];
+    const int start = __shfl_sync(0xffffffffu, position, 0), one = __shfl_sync(0xffffffffu, sequence, 0);
+    const bool mine = position == start + lane % TOGETHER && sequence == one;
+    return __all_sync(0xffffffffu, mine && start % TOGETHER == 0);
+}
+
+// A value head of tokens that are together goes to its page; by one warp.
+__device__ __forceinline__ void store_values(const RopeKv& p, int kv_head, int first, int position, int lane) {
+    const int e = p.head_size, *table = p.page_tables + p.sequences[first] * p.table_stride;
+    uint8_t* page = page_of<CacheF16>(p, p.v_pages, table, kv_head, position, p.row);
+    const float* bias = p.bias[VALUE];
+#pragma unroll 2
+    for (int i = lane; i < p.row; i += 32) {
+        float value[TOGETHER];
+        __align__(16) __half column[TOGETHER];
+#pragma unroll
+        for (int t = 0; t < TOGETHER; ++t)
+            value[t] = i < e ? __ldcg(p.projected[VALUE] + (static_cast<size_t>(first + t) * p.n_head_kv + kv_head) * e + i)
+                             : 0.0f;
+        const float more = bias != nullptr && i < e ? bias[kv_head * e + i] : 0.0f;
+#pragma unroll
+        for (int t = 0; t < TOGETHER; ++t) column[t] = saturated_half(value[t] + more);
+        __half* to = reinterpret_cast<__half*>(page) + static_cast<size_t>(i) * PAGE_SIZE + position % PAGE_SIZE;
+        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(column);
+    }
+}
+
+// A warp takes heads of one token, each the grid's warps further on: the angles are found once. Values of tokens that are
+// together are left to the first of them.
 // grid (at most ceil((H + 2 G) / HEAD_WARPS), T)
 template <class K, class V>  // types of keys and values
-__global__ void __launch_bounds__(HEAD_WARPS * 32) rope_kv(const RopeKv p) {
+__global__ void __launch_bounds__(HEAD_WARPS * 32, both_halves<K, V> ? 8 : 6) rope_kv(const RopeKv p) {
     // The next head is on its way while one is turned, where rounding to blocks does not take the registers.
-    constexpr bool AHEAD = is_same<K, CacheF16> && is_same<V, CacheF16>;
+    constexpr bool AHEAD = both_halves<K, V>;
     __shared__ float heads[HEAD_WARPS][MAX_HEAD];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, token = blockIdx.y;
-    const int stride = gridDim.x * HEAD_WARPS, end = p.n_head + 2 * p.n_head_kv;
+    const int stride = gridDim.x * HEAD_WARPS;
     grid_dependency_launch();
     int i = blockIdx.x * HEAD_WARPS + warp;
-    if (i >= end) return;
     // The step's integers are there before earlier kernels end.
-    const int position = p.positions[token];
+    const int position = p.positions[token], first = token / TOGETHER * TOGETHER;
+    const bool together = AHEAD && are_together(p, first, gridDim.y, lane);
+    const int end = p.n_head + (together ? 1 : 2) * p.n_head_kv;
     Rotation rotation;
     rotation.prepare(p, position, lane);
     grid_dependency_wait();
+    if (together && token == first)
+        for (int kv_head = i; kv_head < p.n_head_kv; kv_head += stride) store_values(p, kv_head, first, position, lane);
+    if (i >= end) return;
     float* head = heads[warp];
     Which now(p, i);
     RawHead raw;

@@ -27,6 +27,7 @@ class _Product(Matrices):
         ("slab", ctypes.c_int),
         ("eps", ctypes.c_float),
         ("soft_cap", ctypes.c_float),
+        ("patient", ctypes.c_int),
     )
 
 
@@ -67,20 +68,22 @@ class MulMatTile:
         residual: Address | None = None,
         activation: str = "silu",
         soft_cap: float = 0.0,
+        patient: bool = False,
         pdl: bool = True,
     ) -> None:
         """Enqueue outs[i][n_tokens, rows of weights[i]] = x[n_tokens, k] weights[i]^T.
 
         x is half, or with `norm` (one token) float that is RMS-normalised first. STORE: floats,
         capped to soft_cap * tanh(y / soft_cap) if that is not 0. ADD: float out = residual + y, for
-        one weight. GLU: of two weights, one half out = activation(y0) * y1. All weights have one
+        one weight. patient: what makes x takes long, so that weights are copied meanwhile at
+        leisure. GLU: of two weights, one half out = activation(y0) * y1. All weights have one
         layout and one k. More than max(COLUMNS) tokens, or than there is room for, are several
         launches.
         """
         first = weights[0]
         if norm is not None and n_tokens != 1:
             raise ValueError(f"x is normalised inside a product for one token, not {n_tokens}")
-        product = _Product(norm=address(norm), eps=eps, soft_cap=soft_cap)
+        product = _Product(norm=address(norm), eps=eps, soft_cap=soft_cap, patient=patient)
         product.take(weights, outs, n_tokens, epilogue, activation)
         x_size, out_size = (4 if norm is not None else 2), (2 if epilogue == "GLU" else 4)
         at_once = self.tokens_at_once(first, n_tokens, norm is not None)

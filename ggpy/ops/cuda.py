@@ -68,7 +68,7 @@ class Cuda:
         gemm: Gemm = "auto",
     ) -> None:
         """batch_invariant: no product is chosen by the number of tokens, so that a sequence's bits
-        depend on nothing else in its steps; prompts and batches of more than 8 are 3 to 5 times
+        depend on nothing else in its steps; prompts and batches of more than 2 are 2 to 5 times
         slower. activations: what quantised weights are multiplied with; "q8_1" keeps their blocks.
         gemm: what multiplies many tokens; CublasMissing.
         """
@@ -269,6 +269,7 @@ class Cuda:
         if self._repeat and a.wo is not None and self._attend.packs:
             order = self._products.order([a.wo], batch.n_tokens)
         o = self._half("o", batch.n_tokens, a.n_head * a.head_size, order)
+        o = replace(o, late=True)
         asked = Asked(
             None,
             batch.memory,

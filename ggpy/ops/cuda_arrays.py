@@ -25,7 +25,8 @@ Memory = Buffer | Ptr
 class Array:
     """An activation: `row` elements of it from row to row, of which shape[-1] count.
 
-    order: not PLAIN where it is packed for a product (kernels/pack.py), and has no rows.
+    order: not PLAIN where it is packed for a product (kernels/pack.py), and has no rows. late: the
+    kernel that makes it takes longer than the next one's first weights.
     """
 
     data: Memory
@@ -33,6 +34,7 @@ class Array:
     shape: tuple[int, ...]
     row: int
     order: int = PLAIN
+    late: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,13 @@ from typing import Any
 
 from ..device.base import Buffer
 from ..kernels.hopper import has_wgmma
-from ..kernels.mul_mat_tile import COLUMNS
 from ..kernels.mul_mat_wgmma import MulMatWgmma
 from ..kernels.pack import PLAIN, Pack, order_of, packed_bytes
 from ..kernels.product import Epilogue
 from ..kernels.tile import Layout, TiledMatrix
 from .cuda_arrays import Array, Memory
 
-FROM_TOKENS = COLUMNS[-1] + 1  # what one launch of the exact product does not take
+FROM_TOKENS = 3  # fewer are faster by MulMatTile
 
 
 class HopperProducts:

@@ -175,7 +175,7 @@ class Products:
             self._many.launch(tiles, x.data, to, n, **options)
             return
         normed = {"norm": norm.weight, "eps": norm.eps} if norm else {}
-        self._tiles.launch(tiles, x.data, to, n, **normed, **options)
+        self._tiles.launch(tiles, x.data, to, n, patient=x.late, **normed, **options)
 
     def _multiply_halves(
         self,

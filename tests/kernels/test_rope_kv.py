@@ -51,6 +51,19 @@ def test_warps_that_turn_several_heads(machine, tokens):
     check(machine, heads(7, 2, 32), Turn(frequencies(16)), Sequences([tokens + 9], [tokens]))
 
 
+@pytest.mark.parametrize("e", [32, 80, 256])
+@pytest.mark.parametrize(
+    "lengths, tokens",
+    [([24, 17], [16, 9]), ([72], [72]), ([70, 66], [12, 12]), ([8] * 3, [7, 1, 8])],
+    ids=["two", "pages", "beside eight", "less than eight"],
+)
+def test_values_of_eight_tokens(machine, lengths, tokens, e):
+    """That are stored together where they are of one sequence and begin at a multiple of eight."""
+    bias = [None, None, random(2 * e, seed=5) * 3]
+    turn = Turn(frequencies(16), bias=bias)
+    check(machine, heads(4, 2, e), turn, Sequences(lengths, tokens))
+
+
 @pytest.mark.parametrize("part", [0, 1, 2])
 def test_bias(machine, part):
     bias = [None, None, None]
