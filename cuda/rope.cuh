@@ -65,10 +65,13 @@ struct Rotation {
             const int i = lane + 32 * j;
             if (i >= p.n_pairs) break;
             const int a = p.neox ? i : 2 * i, b = p.neox ? i + p.n_pairs : 2 * i + 1;
-            const float x = head[a], y = head[b];
-            head[a] = (x * cosine[j] - y * sine[j]) * p.magnitude;
-            head[b] = (x * sine[j] + y * cosine[j]) * p.magnitude;
+            const float2 turned = turn(p, j, make_float2(head[a], head[b]));
+            head[a] = turned.x, head[b] = turned.y;
         }
+    }
+    __device__ __forceinline__ float2 turn(const RopeKv& p, int j, float2 v) const {
+        return make_float2((v.x * cosine[j] - v.y * sine[j]) * p.magnitude,
+                           (v.x * sine[j] + v.y * cosine[j]) * p.magnitude);
     }
 };
 
