@@ -362,7 +362,7 @@ def answers(ops, path, prompts, params, **options) -> list[tuple[list[int], str]
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
-@pytest.mark.parametrize("params", [GREEDY, SamplingParams(seed=5, temperature=1.0, top_k=20)])
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(seed=42, temperature=1.0, top_k=20)])
 def test_answers_equal_the_references(machine, tiny_path, architecture, params):
     """With and without running ahead; prompts in several steps; more sequences than room."""
     path, prompts = tiny_path(architecture), [ids_of(n, n) for n in (4, 30, 1, 9)]
