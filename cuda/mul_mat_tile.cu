@@ -2,13 +2,13 @@
 // These are halves, which for tiles of integers become 16-bit fixed point here (fixed_point.cuh).
 //
 // The product is bound by reading W, so everything here serves one stream: one block per multiprocessor, each warp
-// copying its own chunks into its own ring in shared memory (cp.async, no barrier between warps), the first STAGES
-// chunks before the kernel waits for the one that makes x. Chunk c of the block's i-th tile row belongs to warp
+// copying its own chunks into its own ring in shared memory (cp.async, no barrier between warps), the first one before
+// the kernel waits for the one that makes x. Chunk c of the block's i-th tile row belongs to warp
 // (c + i * n_chunk) mod WARPS. A warp leaves its partial sums of each tile row in shared memory; after a batch of tile
 // rows one barrier lets the threads add them up, warp 0 first, and write the outputs. A token's outputs come from the
 // same operations in the same order for any number of tokens.
 //
-// Instances: run<Tile, COLS, PROLOGUE, EPILOGUE>. COLS is 1 (one token), 8 or 16 (that many tokens at most). Prologue
+// Instances: mul_mat_tile<Tile, COLS, PROLOGUE, EPILOGUE>. COLS is 1 (one token) or 8 (that many at most). Prologue
 // NORM: x is float and RMS-normalised here (one token); PLAIN: x is half. Epilogue STORE: float out; ADD: float out =
 // residual + y; GLU: the segments are gate and up, half out = act(gate) * up.
 #include "activation.cuh"

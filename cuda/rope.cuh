@@ -100,36 +100,23 @@ __device__ __forceinline__ void turn_head(const RopeKv& p, int part, const Rotat
     }
 }
 
-// Head `index` of a part of one token, as the projection left it.
-struct RawHead {
-    float values[MAX_HEAD / 32];
-
-    __device__ __forceinline__ void load(const RopeKv& p, int part, int index, int token, int lane) {
-        const int e = p.head_size, n = part == QUERY ? p.n_head : p.n_head_kv;
-        const float* from = p.projected[part] + (static_cast<size_t>(token) * n + index) * e;
-        const float* bias = p.bias[part];
-#pragma unroll
-        for (int j = 0; j < MAX_HEAD / 32; ++j) {  // all loads before the first is awaited
-            const int i = lane + 32 * j;
-            values[j] = i < e ? __ldcg(from + i) + (bias != nullptr ? bias[index * e + i] : 0.0f) : 0.0f;
-        }
-    }
-    // To shared memory `head` [row].
-    __device__ __forceinline__ void put(const RopeKv& p, float* head, int lane) const {
-#pragma unroll
-        for (int j = 0; j < MAX_HEAD / 32; ++j)
-            if (lane + 32 * j < p.row) head[lane + 32 * j] = values[j];
-        __syncwarp();
-    }
-};
-
 // Head `index` of a part of one token becomes what attention takes, in shared memory `head` [row]; by one warp.
 template <class K>
 __device__ __forceinline__ void prepare_head(const RopeKv& p, int part, int index, int token, const Rotation& rotation,
                                              float* head, int lane) {
-    RawHead raw;
-    raw.load(p, part, index, token, lane);
-    raw.put(p, head, lane);
+    const int e = p.head_size, n = part == QUERY ? p.n_head : p.n_head_kv;
+    const float* from = p.projected[part] + (static_cast<size_t>(token) * n + index) * e;
+    const float* bias = p.bias[part];
+    float v[MAX_HEAD / 32];
+#pragma unroll
+    for (int j = 0; j < MAX_HEAD / 32; ++j) {  // all loads before the first is awaited
+        const int i = lane + 32 * j;
+        v[j] = i < e ? __ldcg(from + i) + (bias != nullptr ? bias[index * e + i] : 0.0f) : 0.0f;
+    }
+#pragma unroll
+    for (int j = 0; j < MAX_HEAD / 32; ++j)
+        if (lane + 32 * j < p.row) head[lane + 32 * j] = v[j];
+    __syncwarp();
     turn_head<K>(p, part, rotation, head, lane);
 }
 
