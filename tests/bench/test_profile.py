@@ -174,7 +174,7 @@ def test_what_was_observed_can_be_enqueued_again(emulated: Any) -> None:
     """Through a structure that the wrapper fills anew for each launch, in a graph and outside."""
     import numpy as np
     from cases import nmse
-    from tile_cases import Weights, exact, halves, limits
+    from tile_cases import FIXED_POINT, Weights, exact, halves, limits
 
     from ggpy.kernels.mul_mat_tile import MulMatTile
 
