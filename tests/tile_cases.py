@@ -94,6 +94,11 @@ def layouts() -> dict[str, Weights]:
     return found
 
 
+def bound(w: Weights) -> float:
+    """What a product's normalised mean square error may be."""
+    return FIXED_POINT if w.layout.is_scaled else EXACT
+
+
 def halves(n_tokens: int, columns: int, seed: int = 0) -> np.ndarray:
     """float16 x[n_tokens, columns]: normal, with a few large channels as models have them."""
     rng = np.random.default_rng([seed, columns])

@@ -6,9 +6,9 @@ from cases import nmse
 from kernel_buffers import Output, upload
 from tile_cases import (
     EXACT,
-    FIXED_POINT,
     HALF,
     Weights,
+    bound,
     energy,
     exact,
     halves,
@@ -54,7 +54,7 @@ def normalised(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
 def test_every_layout(machine, w, n_tokens):
     x = halves(n_tokens, w.columns)
     (y,) = multiply(machine, [w.tiled(machine)], x)
-    assert nmse(y, exact(w, x)) <= (FIXED_POINT if w.layout.is_scaled else EXACT)
+    assert nmse(y, exact(w, x)) <= bound(w)
 
 
 SHAPES = [(r, k) for r in (1, 7, 16, 4097) for k in (32, 33 * 32, 14336)]
@@ -70,7 +70,7 @@ def test_gpu(gpu, name, shape, n_tokens):
     x = np.resize(halves(16, w.columns), (n_tokens, w.columns))
     bounds = limits(gpu, gpu.sm_count)
     (y,) = multiply(gpu, [w.tiled(gpu)], x, bounds=bounds)
-    assert nmse(y, exact(w, x), energy(w, x)) <= (FIXED_POINT if w.layout.is_scaled else EXACT)
+    assert nmse(y, exact(w, x), energy(w, x)) <= bound(w)
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -90,7 +90,7 @@ def test_segments_of_several_sizes(machine, multiprocessors, n_tokens):
     tiles = [w.tiled(machine) for w in weights]
     outs = multiply(machine, tiles, x, bounds=limits(machine, multiprocessors))
     for w, y in zip(weights, outs, strict=True):
-        assert nmse(y, exact(w, x)) <= FIXED_POINT
+        assert nmse(y, exact(w, x)) <= bound(w)
 
 
 @pytest.mark.parametrize("n_tokens", [1, 8, 9])
@@ -112,12 +112,12 @@ def test_scales_of_rows(machine, name, n_tokens):
     x, residual = halves(n_tokens, 1056), halves(n_tokens, 37, 1).astype(np.float32)
     tiles = first.scaled(machine)
     y, other = multiply(machine, [tiles, second.tiled(machine)], x)
-    assert nmse(y, exact(first, x) * first.row_scales) <= FIXED_POINT
-    assert nmse(other, exact(second, x)) <= FIXED_POINT
+    assert nmse(y, exact(first, x) * first.row_scales) <= bound(first)
+    assert nmse(other, exact(second, x)) <= bound(second)
     (added,) = multiply(machine, [tiles], x, epilogue="ADD", residual=residual)
     assert np.array_equal(added, residual + y)
     (capped,) = multiply(machine, [tiles], x, soft_cap=30.0)
-    assert nmse(capped, 30 * np.tanh(y / 30)) <= FIXED_POINT
+    assert nmse(capped, 30 * np.tanh(y / 30)) <= EXACT
 
 
 @pytest.mark.parametrize("n_tokens", [1, 9])
@@ -168,7 +168,7 @@ def test_soft_cap(machine, n_tokens):
     w = Weights("Q8_0", 37, 1056)
     x = halves(n_tokens, 1056)
     (y,) = multiply(machine, [w.tiled(machine)], x, soft_cap=30.0)
-    assert nmse(y, 30 * np.tanh(exact(w, x) / 30)) <= FIXED_POINT
+    assert nmse(y, 30 * np.tanh(exact(w, x) / 30)) <= bound(w)
 
 
 @pytest.mark.parametrize("epilogue", ["STORE", "GLU"])
@@ -212,7 +212,7 @@ def test_small_activations(machine):
     w = Weights("Q8_0", 7, 256)
     x = np.full((2, 256), 6e-8, np.float16)
     (y,) = multiply(machine, [w.tiled(machine)], x)
-    assert nmse(y, exact(w, x)) <= FIXED_POINT
+    assert nmse(y, exact(w, x)) <= bound(w)
 
 
 # Bits
@@ -238,7 +238,7 @@ def test_slabs_of_columns(machine, name, columns, n_tokens):
         multiply(machine, [tiles], x[i : i + 1], bounds=limits(machine, 3, shared=whole))[0]
         for i in range(n_tokens)
     ]
-    assert nmse(np.concatenate(rows), exact(w, x)) <= FIXED_POINT
+    assert nmse(np.concatenate(rows), exact(w, x)) <= bound(w)
     for units in (1, 2):
         columns_at_once = units * WARPS * layout.chunk_k
         assert columns_at_once < columns
@@ -295,7 +295,7 @@ def test_more_tile_rows_than_a_batch(machine, n_tokens):
     x, tiles = halves(n_tokens, 96), [w.tiled(machine) for w in weights]
     outs, again = (multiply(machine, tiles, x, bounds=limits(machine, 1)) for _ in range(2))
     for w, y, z in zip(weights, outs, again, strict=True):
-        assert nmse(y, exact(w, x)) <= FIXED_POINT and np.array_equal(y, z)
+        assert nmse(y, exact(w, x)) <= bound(w) and np.array_equal(y, z)
 
 
 @pytest.mark.parametrize("columns", [96, 1056, 4512])
@@ -334,7 +334,7 @@ def test_under_sanitizers(emulated, epilogue):
     x = halves(3, 1056)
     added = {"residual": np.zeros((3, 37))} if epilogue == "ADD" else {}
     (y,) = multiply(emulated, [w.tiled(emulated)], x, epilogue=epilogue, **added)
-    assert nmse(y, exact(w, x)) <= FIXED_POINT
+    assert nmse(y, exact(w, x)) <= bound(w)
 
 
 def test_sizes_are_checked(emulator):
