@@ -19,7 +19,7 @@ from .formats import Format
 from .formats.base import U8, checked_importance
 from .kernels.block_kernel import BlockMatrix, supported_formats
 from .kernels.quantize import FLAG_BYTES, Quantizer, has_kernel
-from .ops import choose_gpu
+from .ops import choose_gpu, gpu_name
 from .workers import SLAB, Task, Workers, requantized
 
 PARTS = 4  # under way
@@ -39,7 +39,7 @@ def open_workers(
     if gpu is None:
         note(f"device: cpu ({reason})")
         return Workers(n)
-    note(f"device: {device if ':' in device else 'cuda:0'} ({reason})")
+    note(f"device: {gpu_name(device)} ({reason})")
     return DeviceWorkers(gpu, n)
 
 

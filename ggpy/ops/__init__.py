@@ -45,8 +45,7 @@ def choose(
     if gpu is not None:
         from .cuda import Cuda
 
-        name = f"cuda:{_ordinal(device)}"
-        return Cuda(gpu, name, reason, batch_invariant, activations, gemm)
+        return Cuda(gpu, gpu_name(device), reason, batch_invariant, activations, gemm)
     if gemm == "cublas":
         raise ValueError(f"--gemm cublas needs a GPU, the device is cpu ({reason}): leave it away")
     from .reference import Reference
@@ -69,6 +68,11 @@ def choose_gpu(
     if gpu is None and device != "auto":
         raise ValueError(f"device {device!r} cannot be used: {reason}; --device cpu needs none")
     return gpu, reason
+
+
+def gpu_name(device: str) -> str:
+    """How messages call the GPU of these words: cuda:N."""
+    return f"cuda:{_ordinal(device)}"
 
 
 def _ordinal(device: str) -> int:
