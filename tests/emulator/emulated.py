@@ -330,5 +330,4 @@ class Emulated:
 
     def _release(self, ptr: int, nbytes: int) -> None:
         self.used_bytes -= nbytes
-        with contextlib.suppress(EmulatorError, ValueError, OSError):
-            self.host.ask("F", ptr)
+        self.host.free(ptr)

@@ -13,6 +13,8 @@ import select
 import struct
 import subprocess
 import tempfile
+import threading
+from collections import deque
 from pathlib import Path
 
 from ggpy.device.base import CudaError
@@ -33,6 +35,8 @@ class Host:
     """The process that runs kernels, and its command language."""
 
     def __init__(self, program: Path) -> None:
+        self._alone, self._busy = threading.RLock(), False
+        self._freed: deque[int] = deque()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             [str(program)],
@@ -47,6 +51,38 @@ class Host:
         self, command: str, a: int = 0, b: int = 0, payload: bytes = b"", seconds: float = 60
     ) -> bytes:
         """Send a command and return its answer; EmulatorError when it fails or the process ends."""
+        with self._alone:
+            self._busy = True
+            try:
+                return self._ask(command, a, b, payload, seconds)
+            finally:
+                self._busy = False
+                self._free()
+
+    def free(self, address: int) -> None:
+        """Free memory. The garbage collector may ask for it in the middle of a command, of this
+        thread or of another: then it comes behind that.
+        """
+        self._freed.append(address)
+        if self._alone.acquire(blocking=False):
+            try:
+                if not self._busy:
+                    self._free()
+            finally:
+                self._alone.release()
+
+    def _free(self) -> None:
+        self._busy = True
+        try:
+            while self._freed:
+                with contextlib.suppress(EmulatorError, ValueError, OSError):  # it has ended
+                    self._ask("F", self._freed.popleft())
+        finally:
+            self._busy = False
+
+    def _ask(
+        self, command: str, a: int = 0, b: int = 0, payload: bytes = b"", seconds: float = 60
+    ) -> bytes:
         assert self._process.stdin and self._process.stdout
         try:
             self._process.stdin.write(struct.pack("<4Q", ord(command), a, b, len(payload)))

@@ -37,6 +37,25 @@ def test_parameters_by_value(make):
     )
 
 
+def test_memory_may_be_freed_in_the_middle_of_a_command(make, monkeypatch):
+    """By the garbage collector, say: another command in between would mix up their answers."""
+    device = make(PARAMETERS)
+    numbers = np.arange(4, dtype=np.float32)
+    kept, dropped, used = device.upload_array(numbers), [device.alloc(64)], []
+    read = device.host._read
+
+    def collecting(size, seconds):
+        dropped.clear()
+        used.append(device.used_bytes)
+        return read(size, seconds)
+
+    monkeypatch.setattr(device.host, "_read", collecting)
+    np.testing.assert_array_equal(device.download(kept, np.float32, 4), numbers)
+    monkeypatch.undo()
+    assert used[0] == device.used_bytes and not device.host._freed
+    np.testing.assert_array_equal(device.download(kept, np.float32, 4), numbers)
+
+
 @pytest.mark.parametrize(
     "index, value",
     [
