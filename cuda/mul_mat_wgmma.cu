@@ -1,4 +1,4 @@
-// y[T, N] = x[T, K] W[N, K]^T on Hopper: tiles (tile.cuh) x packed f16 activations (packed.cuh), 16 to 256 tokens of a
+// y[T, N] = x[T, K] W[N, K]^T on Hopper: tiles (tile.cuh) x packed f16 activations (packed.cuh), 8 to 256 tokens of a
 // block at a time.
 //
 // A block has two warpgroups that multiply and one that copies. Each warp that multiplies has 16 rows, so that a
