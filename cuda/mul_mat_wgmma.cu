@@ -1,4 +1,4 @@
-// y[T, N] = x[T, K] W[N, K]^T on Hopper: tiles (tile.cuh) x packed f16 activations (packed.cuh), 16 to 256 tokens of a
+// y[T, N] = x[T, K] W[N, K]^T on Hopper: tiles (tile.cuh) x packed f16 activations (packed.cuh), 8 to 256 tokens of a
 // block at a time.
 //
 // A block has two warpgroups that multiply and one that copies. Each warp that multiplies has 16 rows, so that a
@@ -138,6 +138,11 @@ struct TileRow {
     }
 };
 
+// Where blocks are two on a multiprocessor: how many stages of weights each asks for before the kernel that makes x has
+// ended, which more of them would slow down.
+template <class T>
+constexpr int EARLY = (52 << 10) / Stage<T>::BYTES > 0 ? (52 << 10) / Stage<T>::BYTES : 1;
+
 // One warp: lane i copies tile row i.
 template <class T, int TOKENS, int EPILOGUE>
 __device__ __forceinline__ void copy_weights(const Product& p, const Room<T, TOKENS, EPILOGUE>& room, int lane) {
@@ -146,6 +151,8 @@ __device__ __forceinline__ void copy_weights(const Product& p, const Room<T, TOK
     for (Work<T> work(p); work.next();) {
         const TileRow tile = TileRow::of<T, EPILOGUE>(p, work.row_block(), lane % TILES);
         for (int stage = work.first; stage < work.last; ++stage, place.next()) {
+            // Waiting again, in later turns of the ring, costs nothing: what would count the stages costs registers.
+            if (BLOCKS<TOKENS> > 1 && place.stage == EARLY<T>) grid_dependency_wait();
             mbarrier_wait(room.w_free + place.stage, place.parity ^ 1);
             if (lane == 0) mbarrier_arrive_expect(room.w_full + place.stage, S::BYTES);
             __syncwarp();

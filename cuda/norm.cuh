@@ -32,17 +32,19 @@ __device__ __forceinline__ float2 half2_to_float2(uint32_t bits) {
     return __half22float2(*reinterpret_cast<const __half2*>(&bits));
 }
 
-// The sum of `value` over the block, the same in every thread.
-__device__ __forceinline__ float block_sum(float value) {
-    __shared__ float parts[WARPS];
+// The sum of `value` over the block, the same in every thread. Sums that follow each other alternate between two
+// `turn`s, so that one is written while the other is read; AGAIN: the same turn may come twice.
+template <bool AGAIN = true>
+__device__ __forceinline__ float block_sum(float value, int turn = 0) {
+    __shared__ float parts[2][WARPS];
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
-    __syncthreads();  // an earlier sum may still be read
-    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = value;
+    if (AGAIN) __syncthreads();  // an earlier sum may still be read
+    if (threadIdx.x % 32 == 0) parts[turn][threadIdx.x / 32] = value;
     __syncthreads();
     float sum = 0.0f;
 #pragma unroll
-    for (int i = 0; i < WARPS; ++i) sum += parts[i];
+    for (int i = 0; i < WARPS; ++i) sum += parts[turn][i];
     return sum;
 }
 
@@ -64,14 +66,15 @@ struct RmsNorm {
         for (int i = 0; i < NORM_PIECES; ++i)
             if (column(i) < k) read_floats(x[i], from + column(i));
     }
-    __device__ __forceinline__ void scale(int k, float eps) {
+    template <bool AGAIN = true>
+    __device__ __forceinline__ void scale(int k, float eps, int turn = 0) {
         float squares = 0.0f;
 #pragma unroll
         for (int i = 0; i < NORM_PIECES; ++i)
             if (column(i) < k)
 #pragma unroll
                 for (int j = 0; j < 8; ++j) squares = fmaf(x[i][j], x[i][j], squares);
-        inverse = 1.0f / sqrtf(block_sum(squares) / static_cast<float>(k) + eps);
+        inverse = 1.0f / sqrtf(block_sum<AGAIN>(squares, turn) / static_cast<float>(k) + eps);
     }
     __device__ __forceinline__ float value(int i, int j) const { return x[i][j] * inverse * weight[i][j]; }
 

@@ -54,10 +54,14 @@ struct Rotation {
         for (int j = 0; j < MAX_HEAD / 64; ++j) {
             const int i = lane + 32 * j;
             if (i >= p.n_pairs) break;
-            const uint64_t turn = p.turns[i] * static_cast<uint64_t>(static_cast<int64_t>(position));
-            const int half_turns = static_cast<int>(turn >> 32);  // times 2^-31, from -1 to 1
-            sincospif(static_cast<float>(half_turns) * 4.656612873077393e-10f, &sine[j], &cosine[j]);
+            prepare_pair(p, position, j, i);
         }
+    }
+    // Pair j of this lane is pair i of a head.
+    __device__ __forceinline__ void prepare_pair(const RopeKv& p, int position, int j, int i) {
+        const uint64_t turn = p.turns[i] * static_cast<uint64_t>(static_cast<int64_t>(position));
+        const int half_turns = static_cast<int>(turn >> 32);  // times 2^-31, from -1 to 1
+        sincospif(static_cast<float>(half_turns) * 4.656612873077393e-10f, &sine[j], &cosine[j]);
     }
     __device__ __forceinline__ void apply(const RopeKv& p, float* head, int lane) const {
 #pragma unroll
@@ -70,8 +74,9 @@ struct Rotation {
         }
     }
     __device__ __forceinline__ float2 turn(const RopeKv& p, int j, float2 v) const {
-        return make_float2((v.x * cosine[j] - v.y * sine[j]) * p.magnitude,
-                           (v.x * sine[j] + v.y * cosine[j]) * p.magnitude);
+        // Which product is not rounded is said, so that all kernels that turn heads give the same bits.
+        return make_float2(fmaf(v.x, cosine[j], -(v.y * sine[j])) * p.magnitude,
+                           fmaf(v.x, sine[j], v.y * cosine[j]) * p.magnitude);
     }
 };
 

@@ -1,5 +1,6 @@
 // q, k and v of any number of tokens: rotated q to halves, k and v to their pages (rope.cuh). A decode step's tokens
-// have this done by attention itself (attend.cu).
+// have this done by attention itself (attend.cu). Of many tokens, the heads that most models have, which turn in whole
+// and have no norm, are moved 16 bytes at a time, several of them ahead (rope_kv_whole).
 #include "rope.cuh"
 
 constexpr int HEAD_WARPS = 4;
@@ -31,25 +32,29 @@ __device__ __forceinline__ bool are_together(const RopeKv& p, int first, int n, 
     return __all_sync(0xffffffffu, mine && start % TOGETHER == 0);
 }
 
-// A value head of tokens that are together goes to its page; by one warp.
-__device__ __forceinline__ void store_values(const RopeKv& p, int kv_head, int first, int position, int lane) {
-    const int e = p.head_size, *table = p.page_tables + p.sequences[first] * p.table_stride;
-    uint8_t* page = page_of<CacheF16>(p, p.v_pages, table, kv_head, position, p.row);
+// A column of values of tokens that are together goes to its page, where it has 16 bytes in a row.
+__device__ __forceinline__ void store_column(const RopeKv& p, uint8_t* page, int kv_head, int first, int position,
+                                             int i) {
+    const int e = p.head_size;
     const float* bias = p.bias[VALUE];
+    float value[TOGETHER];
+    __align__(16) __half column[TOGETHER];
+#pragma unroll
+    for (int t = 0; t < TOGETHER; ++t)
+        value[t] = i < e ? __ldcg(p.projected[VALUE] + (static_cast<size_t>(first + t) * p.n_head_kv + kv_head) * e + i)
+                         : 0.0f;
+    const float more = bias != nullptr && i < e ? bias[kv_head * e + i] : 0.0f;
+#pragma unroll
+    for (int t = 0; t < TOGETHER; ++t) column[t] = saturated_half(value[t] + more);
+    __half* to = reinterpret_cast<__half*>(page) + static_cast<size_t>(i) * PAGE_SIZE + position % PAGE_SIZE;
+    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(column);
+}
+// The same of a value head; by one warp.
+__device__ __forceinline__ void store_values(const RopeKv& p, int kv_head, int first, int position, int lane) {
+    const int* table = p.page_tables + p.sequences[first] * p.table_stride;
+    uint8_t* page = page_of<CacheF16>(p, p.v_pages, table, kv_head, position, p.row);
 #pragma unroll 2
-    for (int i = lane; i < p.row; i += 32) {
-        float value[TOGETHER];
-        __align__(16) __half column[TOGETHER];
-#pragma unroll
-        for (int t = 0; t < TOGETHER; ++t)
-            value[t] = i < e ? __ldcg(p.projected[VALUE] + (static_cast<size_t>(first + t) * p.n_head_kv + kv_head) * e + i)
-                             : 0.0f;
-        const float more = bias != nullptr && i < e ? bias[kv_head * e + i] : 0.0f;
-#pragma unroll
-        for (int t = 0; t < TOGETHER; ++t) column[t] = saturated_half(value[t] + more);
-        __half* to = reinterpret_cast<__half*>(page) + static_cast<size_t>(i) * PAGE_SIZE + position % PAGE_SIZE;
-        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(column);
-    }
+    for (int i = lane; i < p.row; i += 32) store_column(p, page, kv_head, first, position, i);
 }
 
 // A head of a query or a key without a norm, on its way from its projection to halves; by one warp. A lane has pairs
@@ -129,5 +134,104 @@ __global__ void __launch_bounds__(HEAD_WARPS * 32, both_halves<K, V> ? 8 : 6) ro
         else
             store_head<K, V>(p, which.part, which.index, token, position, head, lane);
         __syncwarp();
+    }
+}
+
+constexpr int AHEAD = 4;  // heads of a lane whose loads are under way together
+
+// Eight elements of a head, on their way from its projection to halves: 4 l ... 4 l + 3 of its first half and of its
+// second.
+struct Quads {
+    float4 low, high;
+
+    // Which pair of the head the lane's pair j is.
+    template <int E>
+    static __device__ __forceinline__ int pair_of(bool neox, int l, int j) {
+        return neox ? 4 * l + j : (j < 2 ? 0 : E / 4 - 2) + 2 * l + j;
+    }
+    template <int E>
+    __device__ __forceinline__ void load(const float* from, int l) {
+        low = __ldcg(reinterpret_cast<const float4*>(from) + l);
+        high = __ldcg(reinterpret_cast<const float4*>(from + E / 2) + l);
+    }
+    template <int E>
+    __device__ __forceinline__ void add(const float* bias, int l) {
+        const float4 a = reinterpret_cast<const float4*>(bias)[l], b = reinterpret_cast<const float4*>(bias + E / 2)[l];
+        low.x += a.x, low.y += a.y, low.z += a.z, low.w += a.w;
+        high.x += b.x, high.y += b.y, high.z += b.z, high.w += b.w;
+    }
+    static __device__ __forceinline__ __half2 half_pair(float a, float b) {
+        return __halves2half2(saturated_half(a), saturated_half(b));
+    }
+    static __device__ __forceinline__ void store_four(__half* to, float a, float b, float c, float d) {
+        const __half2 first = half_pair(a, b), second = half_pair(c, d);
+        *reinterpret_cast<uint2*>(to) =
+            make_uint2(*reinterpret_cast<const uint32_t*>(&first), *reinterpret_cast<const uint32_t*>(&second));
+    }
+    template <int E>
+    __device__ __forceinline__ void store(const RopeKv& p, const Rotation& rotation, __half* to, int l) const {
+        const bool neox = p.neox;
+        const float2 a = rotation.turn(p, 0, make_float2(low.x, neox ? high.x : low.y));
+        const float2 b = rotation.turn(p, 1, neox ? make_float2(low.y, high.y) : make_float2(low.z, low.w));
+        const float2 c = rotation.turn(p, 2, neox ? make_float2(low.z, high.z) : make_float2(high.x, high.y));
+        const float2 d = rotation.turn(p, 3, make_float2(neox ? low.w : high.z, high.w));
+        store_four(to + 4 * l, a.x, neox ? b.x : a.y, neox ? c.x : b.x, neox ? d.x : b.y);
+        store_four(to + E / 2 + 4 * l, neox ? a.y : c.x, neox ? b.y : c.y, neox ? c.y : d.x, d.y);
+    }
+};
+
+// Heads of E elements without norms, all of which turn, and pages of halves. A warp takes heads of one token, as many
+// at once as have E / 8 lanes each, and a part of the values of its block's eight tokens.
+// grid (at most ceil((H + G) / (256 / E)), ceil(T / 8))
+template <int E>
+__global__ void __launch_bounds__(TOGETHER * 32, 3) rope_kv_whole(const RopeKv p, int n_tokens) {
+    constexpr int LANES = E / 8, HEADS = 32 / LANES;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, l = lane % LANES;
+    const int first = blockIdx.y * TOGETHER, token = min(first + warp, n_tokens - 1), stride = gridDim.x * HEADS;
+    const bool there = first + warp < n_tokens;
+    grid_dependency_launch();
+    const int position = p.positions[token];
+    const bool together = are_together(p, first, n_tokens, lane);
+    Rotation rotation;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) rotation.prepare_pair(p, position, j, Quads::pair_of<E>(p.neox, l, j));
+    grid_dependency_wait();
+    const int page = p.page_tables[p.sequences[token] * p.table_stride + position / PAGE_SIZE] * p.n_head_kv;
+    const int end = there ? p.n_head + p.n_head_kv : 0;
+    const float* q = p.projected[QUERY] + static_cast<size_t>(token) * p.n_head * E;
+    const float* k = p.projected[KEY] + static_cast<size_t>(token) * p.n_head_kv * E;
+    for (int i = blockIdx.x * HEADS + lane / LANES; i < end; i += AHEAD * stride) {
+        Quads quads[AHEAD];
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u) {
+            const int head = i + u * stride;
+            if (head < end) quads[u].load<E>(head < p.n_head ? q + head * E : k + (head - p.n_head) * E, l);
+        }
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u) {
+            const int head = i + u * stride, kv_head = head - p.n_head;
+            if (head >= end) break;
+            const int part = kv_head < 0 ? QUERY : KEY;
+            if (p.bias[part] != nullptr) quads[u].add<E>(p.bias[part] + (kv_head < 0 ? head : kv_head) * E, l);
+            __half* to = p.q + (static_cast<size_t>(token) * p.n_head + head) * E;
+            if (kv_head >= 0)
+                to = p.k_pages + (static_cast<size_t>(page + kv_head) * PAGE_SIZE + position % PAGE_SIZE) * E;
+            quads[u].store<E>(p, rotation, to, l);
+        }
+    }
+    if (together) {
+        const int start = position - warp;
+        for (int i = blockIdx.x * TOGETHER + warp; i < p.n_head_kv * (E / 32); i += gridDim.x * TOGETHER) {
+            const int kv_head = i / (E / 32);
+            uint8_t* to = reinterpret_cast<uint8_t*>(p.v_pages + static_cast<size_t>(page + kv_head) * E * PAGE_SIZE);
+            store_column(p, to, kv_head, first, start, i % (E / 32) * 32 + lane);
+        }
+    } else if (there) {
+        const float* bias = p.bias[VALUE];
+        for (int i = blockIdx.x * 32 + lane; i < p.n_head_kv * E; i += gridDim.x * 32) {
+            const float value = __ldcg(p.projected[VALUE] + static_cast<size_t>(token) * p.n_head_kv * E + i);
+            p.v_pages[(static_cast<size_t>(page) * E + i) * PAGE_SIZE + position % PAGE_SIZE] =
+                saturated_half(value + (bias != nullptr ? bias[i] : 0.0f));
+        }
     }
 }

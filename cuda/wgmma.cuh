@@ -70,6 +70,7 @@ __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
+#define D_4 "%0, %1, %2, %3"
 #define D_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define D_16 D_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define D_32                                                                                                        \
@@ -84,6 +85,7 @@ __device__ __forceinline__ void wgmma_wait() {
          "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "                         \
          "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "             \
          "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define INOUT_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define INOUT_8(i)                                                                                                  \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),     \
         "+f"(d[i + 7])
@@ -101,8 +103,10 @@ __device__ __forceinline__ void wgmma_wait() {
 
 template <int N, bool ADD = true>
 __device__ __forceinline__ void wgmma_f16(float (&d)[N / 2], const uint32_t (&a)[4], uint32_t b) {
-    static_assert(N == 16 || N == 32 || N == 64 || N == 96 || N == 128 || N == 256, "columns of a product");
-    if constexpr (N == 16)
+    static_assert(N == 8 || N == 16 || N == 32 || N == 64 || N == 96 || N == 128 || N == 256, "columns of a product");
+    if constexpr (N == 8)
+        WGMMA(8, D_4, "{%4, %5, %6, %7}", "%8", "%9", INOUT_4(0));
+    else if constexpr (N == 16)
         WGMMA(16, D_8, "{%8, %9, %10, %11}", "%12", "%13", INOUT_8(0));
     else if constexpr (N == 32)
         WGMMA(32, D_16, "{%16, %17, %18, %19}", "%20", "%21", INOUT_16(0));

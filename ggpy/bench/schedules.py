@@ -25,7 +25,7 @@ from .operands import Operands
 from .timing import Clock, Timing
 
 SHAPES = ((14336, 4096), (4096, 14336))  # rows and columns: up and down of Llama-3.1-8B
-COLUMNS = ((1, 16), (16, 16), (64, 64), (512, 128), (512, 256), (2048, 128), (2048, 256))
+COLUMNS = ((1, 8), (16, 16), (64, 64), (512, 128), (512, 256), (2048, 128), (2048, 256))
 WARPS, RINGS = (4, 8, 16), (1, 2, 3)  # of a block that has few tokens
 TURNS, RUNS_OF_A_TURN = 4, 3
 BARRIERS = 1 << 10  # bytes of shared memory (mul_mat_wgmma.cu)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache_type import CacheTypes
-from ..device.base import Device
+from ..device.base import Device, Kernel
 from ..formats import by_name
 from .address import Address, address
 
@@ -22,6 +22,9 @@ WARPS = 4
 MAX_HEAD = 256
 # Where tokens alone keep a GPU busy, a warp turns several heads by the angles that it found once.
 MANY_TOKENS, HEADS_OF_A_WARP = 128, 6
+# Of those tokens, heads of these sizes, where they turn in whole and have no norm, are moved by
+# larger blocks, three of which fit on a multiprocessor.
+WHOLE, TOKENS_OF_A_BLOCK, BLOCKS = (64, 128, 256), 8, 3
 
 
 @dataclass(frozen=True)
@@ -153,10 +156,10 @@ class RopeKv:
             raise ValueError(
                 f"heads of {heads.head_size} elements: the kernels take up to {MAX_HEAD}"
             )
-        self.heads = heads
+        self.device, self.heads = device, heads
         heads.types.check_head(heads.head_size)
-        defines = {"PAGE_SIZE": heads.page_size}
-        self._kernel = device.kernel("rope_kv.cu", f"rope_kv<{heads.structs}>", defines=defines)
+        self._kernels: dict[str, Kernel] = {}
+        self._kernel(f"rope_kv<{heads.structs}>")
 
     def launch(
         self,
@@ -169,7 +172,29 @@ class RopeKv:
     ) -> None:
         """Enqueue half q[T, H, row], and k and v to the layer's pages (keys, values)."""
         heads = self.heads
+        args = parameters(heads, batch, pages, q, projected, rotation)
+        if n_tokens >= MANY_TOKENS and self.turns_whole(rotation):
+            kernel = self._kernel(f"rope_kv_whole<{heads.head_size}>")
+            grid, threads = self._grid(n_tokens), TOKENS_OF_A_BLOCK * 32
+            kernel.launch(grid, threads, (args, n_tokens), pdl=True)
+            return
         per_warp = HEADS_OF_A_WARP if n_tokens >= MANY_TOKENS else 1
         grid = -(-(heads.n_head + 2 * heads.n_head_kv) // (WARPS * per_warp)), n_tokens
-        args = (parameters(heads, batch, pages, q, projected, rotation),)
-        self._kernel.launch(grid, WARPS * 32, args, pdl=True)
+        self._kernel(f"rope_kv<{heads.structs}>").launch(grid, WARPS * 32, (args,), pdl=True)
+
+    def turns_whole(self, rotation: Rotation) -> bool:
+        """Whether heads are such that many tokens' are moved 16 bytes at a time."""
+        whole = self.heads.head_size in WHOLE and 2 * rotation.n_pairs == self.heads.head_size
+        return whole and self.heads.has_halves and not any(rotation.norm)
+
+    def _grid(self, n_tokens: int) -> tuple[int, int]:
+        """Blocks of many tokens: no more parts of heads than run at the same time."""
+        heads, groups = self.heads, -(-n_tokens // TOKENS_OF_A_BLOCK)
+        turned = -(-(heads.n_head + heads.n_head_kv) * heads.head_size // 256)  # at once by a warp
+        return min(turned, max(1, BLOCKS * self.device.sm_count // groups)), groups
+
+    def _kernel(self, name: str) -> Kernel:
+        if name not in self._kernels:
+            defines = {"PAGE_SIZE": self.heads.page_size}
+            self._kernels[name] = self.device.kernel("rope_kv.cu", name, defines=defines)
+        return self._kernels[name]

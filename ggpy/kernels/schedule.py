@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-TOKENS = (16, 32, 64, 128, 256)  # of a tile of output, an instance each
+TOKENS = (8, 16, 32, 64, 128, 256)  # of a tile of output, an instance each
 
 
 @dataclass(frozen=True)

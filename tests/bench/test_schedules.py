@@ -76,7 +76,7 @@ def test_every_variant_is_compiled_once():
     list(schedules.report(wishes, Q8_0, Numbers(), lambda _: None))
     extra = [w["extra_source"] for w in wishes.wishes if w["source_name"] == "mul_mat_wgmma.cu"]
     assert sum("row_block()" in text for text in extra) == 2  # tiles of 128 and of 256 tokens
-    assert sum(not text for text in extra) == 4
+    assert sum(not text for text in extra) == 5  # a tile size each
     assert 6 <= sum("SHARED" in text for text in extra) <= 16
 
 

@@ -18,6 +18,7 @@ from ggpy.kernels.schedule import TOKENS, Cut
 ROUNDED = 1e-6  # the weights become halves
 SPILLED = 32  # bytes of a few instances, outside of their loops
 CUTS = [Cut(tokens, split) for tokens in TOKENS for split in (False, True)]
+SOME_CUTS = [Cut(8, True), Cut(16, True), Cut(128, False), Cut(256, True)]
 
 
 def tokens(n, columns):
@@ -58,10 +59,10 @@ def close(y, w, x):
 LEAST = [Weights("Q8_0", 1, 256).layout.type_name]
 HARD_NAMES = ("Q8_0", "Q5_1", "Q6_K", "IQ4_XS", "Q2_K")
 HARD = [Weights(name, 1, 256).layout.type_name for name in HARD_NAMES]
-INSTANCES = [(64, "STORE", layouts()), (256, "GLU", HARD), (16, "ADD", LEAST)]
+INSTANCES = [(64, "STORE", layouts()), (256, "GLU", HARD), (16, "ADD", LEAST), (8, "GLU", LEAST)]
 
 
-@pytest.mark.parametrize(("n", "epilogue", "types"), INSTANCES, ids=["few", "many", "least"])
+@pytest.mark.parametrize(("n", "epilogue", "types"), INSTANCES, ids=["few", "many", "16", "least"])
 def test_nothing_spills_in_the_loops(nvrtc, n, epilogue, types):
     """What would spill in a loop spills much more."""
     names = [f"mul_mat_wgmma<{t}, {n}, {epilogue}>" for t in types]
@@ -74,7 +75,7 @@ def test_nothing_spills_in_the_loops(nvrtc, n, epilogue, types):
     assert set(cubin.resources) == set(names)
 
 
-SHAPES = [(1, 17), (32, 64), (48, 512), (224, 512), (112, 2048), (1002, 300), (32, 4096)]
+SHAPES = [(7, 8), (1, 17), (32, 64), (48, 512), (224, 512), (112, 2048), (1002, 300), (32, 4096)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -85,7 +86,7 @@ def test_cut(emulator, shape, stages):
     cut = product.cut(shape[0], shape[1], stages)
     assert cut in CUTS
     assert cut.tokens >= min(shape[1], 128)
-    assert cut.tokens < 2 * max(shape[1], 16)
+    assert cut.tokens < 2 * max(shape[1], 8)
 
 
 def test_many_tiles_are_not_split_and_few_are(emulator):
@@ -122,7 +123,7 @@ def test_what_does_not_go_together(emulator):
 # On a GPU
 
 
-@pytest.mark.parametrize("n_tokens", [9, 64, 130, 300])
+@pytest.mark.parametrize("n_tokens", [3, 9, 64, 130, 300])
 @pytest.mark.parametrize("shape", [(1, 256), (37, 33 * 256), (4097, 256), (300, 14336)], ids=str)
 @pytest.mark.parametrize("name", sorted({w.name for w in layouts().values()}))
 def test_every_layout(hopper, name, shape, n_tokens):
@@ -165,7 +166,7 @@ def test_segments(hopper):
     assert all(close(y, w, x) for w, y in zip(weights, outs, strict=True))
 
 
-@pytest.mark.parametrize("cut", [Cut(16, True), Cut(128, False), Cut(256, True)], ids=str)
+@pytest.mark.parametrize("cut", SOME_CUTS, ids=str)
 def test_add(hopper, cut):
     w = Weights("Q8_0", 337, 4096)
     x, start = tokens(40, 4096), tokens(40, 337).astype(np.float32)
@@ -174,7 +175,7 @@ def test_add(hopper, cut):
     assert np.array_equal(y, start + plain)
 
 
-@pytest.mark.parametrize("cut", [Cut(16, True), Cut(128, False), Cut(256, True)], ids=str)
+@pytest.mark.parametrize("cut", SOME_CUTS, ids=str)
 @pytest.mark.parametrize("order", [PLAIN, CODES, HALVES])
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_gate_and_up(hopper, activation, order, cut):
@@ -188,7 +189,7 @@ def test_gate_and_up(hopper, activation, order, cut):
     assert nmse(y, g / (1 + np.exp(-inner)) * exact(up, x)) <= ROUNDED
 
 
-@pytest.mark.parametrize("cut", [Cut(16, True), Cut(128, False), Cut(256, True)], ids=str)
+@pytest.mark.parametrize("cut", SOME_CUTS, ids=str)
 @pytest.mark.parametrize("name", ["I8", "F8_E4M3", "Q4_0"])
 def test_scales_of_rows(hopper, name, cut):
     """Before a sum is added, before the activation, and not of the matrix beside."""

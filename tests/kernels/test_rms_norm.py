@@ -98,11 +98,51 @@ def test_a_row_does_not_depend_on_the_others(machine):
     assert np.array_equal(to_half(machine, x, weight, 1e-5), alone)
 
 
+@pytest.mark.parametrize("k", COLUMNS)
+@pytest.mark.parametrize("chosen", [False, True])
+def test_many_rows_have_the_bits_of_few(machine, k, chosen):
+    """Also where a block has no second row, or other columns than 8 for each thread."""
+    n = 8 * machine.sm_count + 3
+    x, weight = row_data(n, k)
+    rows = np.random.default_rng(k).permutation(n)[: n - 1] if chosen else np.arange(n)
+    y = to_half(machine, x, weight, 1e-5, rows if chosen else None, len(rows))
+    few = [to_half(machine, x[rows[i : i + 5]], weight, 1e-5) for i in range(0, len(rows), 5)]
+    assert np.array_equal(y.view(np.uint16), np.concatenate(few).view(np.uint16))
+
+
+@pytest.mark.parametrize("k", COLUMNS)
+def test_add_of_many_rows(machine, k):
+    n = 8 * machine.sm_count + 3
+    y, weight = row_data(n, k)
+    x = row_data(n + 1, k)[0][:n]
+    weights = upload(machine, weight)
+
+    def added(first, last):
+        out = Output(machine, x[first:last].nbytes)
+        machine.upload(out.buffer, x[first:last])
+        RmsNorm(machine).add(
+            out.buffer, upload(machine, y[first:last]), weights, last - first, k, 1e-6
+        )
+        return out.read(np.float32, (last - first, k))
+
+    few = [added(i, min(i + 5, n)) for i in range(0, n, 5)]
+    assert np.array_equal(added(0, n), np.concatenate(few))
+
+
+def test_rows_that_do_not_fit_into_shared_memory(emulated):
+    """Then each has a block of its own, as few have."""
+    n, k = 2 * emulated.sm_count, 8 * 32 * 16 * 8
+    assert RmsNorm(emulated).at_once(k) == 0 < RmsNorm(emulated).at_once(k // 2)
+    x, weight = row_data(n, k)
+    assert nmse(to_half(emulated, x, weight, 1e-5), expected(x, weight, 1e-5)) <= 1e-7
+
+
 def test_columns_are_checked(emulator):
     with pytest.raises(ValueError, match="12 columns: the norm kernels take multiples of 8"):
         RmsNorm(emulator).add(None, None, None, 1, 12, 1e-5)
 
 
-def test_under_sanitizers(emulated):
-    x, weight = row_data(3, 1056)
+@pytest.mark.parametrize("n", [3, 17])
+def test_under_sanitizers(emulated, n):
+    x, weight = row_data(n, 1056)
     assert nmse(to_half(emulated, x, weight, 1e-5), expected(x, weight, 1e-5)) <= 1e-7

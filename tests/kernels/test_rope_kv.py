@@ -1,11 +1,13 @@
 """Bias, head norms and rotation against float64, and what lands in which page."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from attention_cases import PAGE, Pages, Sequences, Turn, heads, random, rope_kv
 from cases import nmse
 
-from ggpy.kernels.rope_kv import MANY_TOKENS, RopeKv, turns
+from ggpy.kernels.rope_kv import MANY_TOKENS, WHOLE, RopeKv, Rotation, turns
 
 NMSE = 1e-7  # halves
 
@@ -49,6 +51,41 @@ def test_numbers_of_heads(machine, n_head, n_head_kv):
 def test_warps_that_turn_several_heads(machine, tokens):
     """11 heads: warps have three and two where tokens are many."""
     check(machine, heads(7, 2, 32), Turn(frequencies(16)), Sequences([tokens + 9], [tokens]))
+
+
+@pytest.mark.parametrize("neox", [False, True])
+@pytest.mark.parametrize("e", WHOLE)
+@pytest.mark.parametrize(
+    "lengths, tokens", [([MANY_TOKENS + 83], [MANY_TOKENS + 70]), ([72, 99, 1], [64, 70, 1])]
+)
+def test_whole_heads_of_many_tokens(machine, lengths, tokens, e, neox):
+    """Of seven and two heads; values that are stored together, and others beside them."""
+    bias = [random(n * e, seed=5 + n) * 3 for n in (7, 2, 2)]
+    turn = Turn(frequencies(e // 2), neox, 1.3, bias)
+    check(machine, heads(7, 2, e), turn, Sequences(lengths, tokens))
+
+
+def test_which_heads_are_whole(emulator):
+    rope, turn = RopeKv(emulator, heads(2, 1, 64)), Rotation(None, 32, True)
+    assert rope.turns_whole(turn)
+    assert not rope.turns_whole(replace(turn, n_pairs=16))
+    assert not rope.turns_whole(replace(turn, norm=(None, emulator.alloc(256))))
+    assert not RopeKv(emulator, heads(2, 1, 80)).turns_whole(replace(turn, n_pairs=40))
+
+
+@pytest.mark.parametrize("neox", [False, True])
+@pytest.mark.parametrize("sm_count", [4, 20, 100], ids="{} multiprocessors".format)
+def test_whole_heads_have_the_bits_of_others(emulator, neox, sm_count, monkeypatch):
+    """However many blocks share the heads of eight tokens."""
+    monkeypatch.setattr(emulator, "sm_count", sm_count)
+    h, s = heads(5, 2, 128), Sequences([MANY_TOKENS + 5], [MANY_TOKENS + 3])
+    n, turn, found = len(s.positions), Turn(frequencies(64), neox, 1.3), []
+    parts = [random(n, m, 128, seed=m) for m in (5, 2, 2)]
+    for sizes in (WHOLE, ()):
+        monkeypatch.setattr("ggpy.kernels.rope_kv.WHOLE", sizes)
+        pages = Pages(emulator, h, s, 0.0)
+        found.append((rope_kv(emulator, h, s, turn, parts, pages), *pages.read()))
+    assert all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("e", [32, 80, 256])
@@ -131,3 +168,8 @@ def test_large_heads_are_refused(emulator):
 
 def test_under_sanitizers(emulated):
     check(emulated, heads(5, 1, 80), Turn(frequencies(16), True, norm=[random(80), random(80)]))
+
+
+def test_whole_heads_under_sanitizers(emulated):
+    h, s = heads(3, 1, 64), Sequences([MANY_TOKENS + 5], [MANY_TOKENS + 3])
+    check(emulated, h, Turn(frequencies(32), True), s)

@@ -22,6 +22,7 @@ def chosen(rows: int, k: int, n: int) -> tuple[str, int]:
 @pytest.mark.parametrize(
     ("rows", "k", "n", "name"),
     [
+        (14336, 4096, 8, ("stream-K", 8)),
         (14336, 4096, 16, ("stream-K", 16)),
         (14336, 4096, 64, ("stream-K", 64)),
         (14336, 4096, 512, ("data-parallel + stream-K", 256)),

@@ -12,7 +12,7 @@ INSTANCES = ["1, NORM, GLU", "1, PLAIN, ADD", "8, PLAIN, STORE"]
 SOME = [Weights(name, 1, 256).layout.type_name for name in ("Q8_0", "Q4_0", "Q6_K")]
 FEW = [*(f"{SOME[0]}, {i}" for i in INSTANCES), f"{SOME[1]}, 1, NORM, STORE"]
 FEW += [f"{SOME[2]}, 8, PLAIN, ADD"]
-ROPE = ["rope_kv<CacheF16, CacheF16>", "rope_kv<CacheQ5_1, CacheQ4_0>"]
+ROPE = ["rope_kv<CacheF16, CacheF16>", "rope_kv<CacheQ5_1, CacheQ4_0>", "rope_kv_whole<128>"]
 ATTEND = {64: 0, 128: 8, 256: 200}  # head size -> bytes of spilled registers that are read back
 ATTEND_SM_75 = {64: 0, 128: 100, 256: 250}
 
