@@ -8,6 +8,7 @@ all that went in.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -156,11 +157,15 @@ def _build(kind: str, inputs: dict[str, bytes], flags: list[str], arguments: lis
 
 
 def _trim(folder: Path) -> None:
-    """Forget what was used longest ago."""
-    files = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+    """Forget what was used longest ago; another process may do so at the same time."""
+    files = []
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            status = path.stat()
+            files.append((status.st_mtime, status.st_size, path))
     total = 0
-    for path in files:
-        total += path.stat().st_size
+    for _, size, path in sorted(files, reverse=True):
+        total += size
         if total > KEPT_BYTES:
             path.unlink(missing_ok=True)
 
