@@ -66,6 +66,36 @@ __device__ __forceinline__ __half saturated_half(float v) {
     return __float2half_rn(v < -limit ? -limit : v);
 }
 
+// Two floats as halves, saturated; NaN stays NaN.
+__device__ __forceinline__ uint32_t saturated_half2(float low, float high) {
+#if ARCH >= 800 && !EMULATED
+    uint32_t pair;
+    asm("{\n"
+        ".reg .b32 v;\n"
+        "cvt.rn.f16x2.f32 v, %2, %1;\n"
+        "min.NaN.f16x2 v, v, %3;\n"
+        "max.NaN.f16x2 %0, v, %4;\n"
+        "}\n"
+        : "=r"(pair)
+        : "f"(low), "f"(high), "r"(0x7bff7bffu), "r"(0xfbfffbffu));
+    return pair;
+#else
+    const __half2 pair = __halves2half2(saturated_half(low), saturated_half(high));
+    return *reinterpret_cast<const uint32_t*>(&pair);
+#endif
+}
+
+// 1 / v to about 22 bits, of a normal number whose reciprocal is one.
+__device__ __forceinline__ float fast_reciprocal(float v) {
+#if EMULATED
+    return 1.0f / v;
+#else
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(v));
+    return result;
+#endif
+}
+
 // The nearest E4M3 numbers (sign, 4 bits of exponent, 3 of mantissa; no infinity), ties to even, `low` in the lower byte:
 // what is larger than 448 becomes 448, NaN stays NaN.
 __device__ __forceinline__ uint32_t floats_to_e4m3(float low, float high) {
@@ -156,6 +186,36 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads AND_CAL
     emulator::barrier(id, threads, 0, false, {"named_barrier_arrive", file, line});
 #else
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+#endif
+}
+
+// Loads that stay where they are: the compiler puts others off until they are needed, behind what waits for something
+// else. Of what no kernel of the step writes.
+__device__ __forceinline__ int load_now(const int* from) {
+#if EMULATED
+    return *from;
+#else
+    int v;
+    asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(v) : "l"(from));
+    return v;
+#endif
+}
+__device__ __forceinline__ uint64_t load_now(const uint64_t* from) {
+#if EMULATED
+    return *from;
+#else
+    uint64_t v;
+    asm volatile("ld.global.nc.u64 %0, [%1];" : "=l"(v) : "l"(from));
+    return v;
+#endif
+}
+__device__ __forceinline__ int4 load_now(const int4* from) {
+#if EMULATED
+    return *from;
+#else
+    int4 v;
+    asm volatile("ld.global.nc.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+    return v;
 #endif
 }
 

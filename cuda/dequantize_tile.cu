@@ -12,7 +12,7 @@ __device__ __forceinline__ uint32_t two_weights(uint32_t codes, const RowScales&
     const float2 u = half2_to_float2(codes);
     if constexpr (T::SCALED) {
         const float unit = 1.0f / (CODE_UNIT * T::template shift<J, H>());
-        return pack_half2(s.d[H] * (u.x * unit - T::ZERO) + s.m[H], s.d[H] * (u.y * unit - T::ZERO) + s.m[H]);
+        return saturated_half2(s.d[H] * (u.x * unit - T::ZERO) + s.m[H], s.d[H] * (u.y * unit - T::ZERO) + s.m[H]);
     } else {
         return codes;
     }

@@ -65,7 +65,7 @@ __device__ __forceinline__ void put_fixed_point(const Room<T, COLS>& room, bool 
     for (int offset = 1; offset < lanes; offset *= 2)
         largest = max_u16x2(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
     largest = max(max(largest & 0xffffu, largest >> 16), 1u);  // not 0
-    const float most = half2_to_float2(largest).x, inverse = __fdividef(static_cast<float>(F::LARGEST), most);
+    const float most = half2_to_float2(largest).x, inverse = static_cast<float>(F::LARGEST) * fast_reciprocal(most);
     const FixedWord first = fixed_word<F::IN_ORDER>(half2_to_float2(halves.x), half2_to_float2(halves.y), inverse);
     const FixedWord second = fixed_word<F::IN_ORDER>(half2_to_float2(halves.z), half2_to_float2(halves.w), inverse);
     constexpr int ones = 0x01010101;
@@ -74,9 +74,9 @@ __device__ __forceinline__ void put_fixed_point(const Room<T, COLS>& room, bool 
 #pragma unroll
     for (int offset = 1; offset < lanes; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
     if (!valid) return;
-    const int in_chunk = column % T::CHUNK_K / T::GROUP, t = column % T::GROUP / (T::GROUP / 4);
-    const int slot = in_chunk / F::SETS, set = in_chunk % F::SETS;
-    uint8_t* high = room.x_of(token, column / T::CHUNK_K * T::CHUNK_K) + set * F::WORDS * 4 + F::offset(slot, 0, t);
+    const uint32_t at = column, in_chunk = at % T::CHUNK_K / T::GROUP, t = at % T::GROUP / (T::GROUP / 4);
+    const uint32_t slot = in_chunk / F::SETS, set = in_chunk % F::SETS;
+    uint8_t* high = room.x_of(token, at / T::CHUNK_K * T::CHUNK_K) + set * F::WORDS * 4 + F::offset(slot, 0, t);
     uint8_t* low = high + F::offset(0, 1, 0);
     if constexpr (F::WORDS == 2) {
         *reinterpret_cast<uint2*>(high) = make_uint2(first.high, second.high);
@@ -87,7 +87,7 @@ __device__ __forceinline__ void put_fixed_point(const Room<T, COLS>& room, bool 
         *reinterpret_cast<uint32_t*>(low + F::LANE_BYTES) = second.low;
     }
     if (threadIdx.x % lanes != 0) return;
-    const int factor = F::factor(column / 32);
+    const int factor = F::factor(at / 32);
     const float scale = most * (1.0f / F::LARGEST);
     XScale of;
     of.scale = scale * (factor == F::factor(0) ? 1.0f / F::factor(0) : 1.0f / F::factor(1));
@@ -186,7 +186,8 @@ template <class T, int COLS>
 struct FixedPointSums {
     using F = FixedPoint<T>;
     static constexpr int FLOATS = COLS * 2;
-    static constexpr bool IN_RING = T::GROUP == 16 || T::BYTES_OF_SUB;  // scales that would take too many registers
+    // Scales that would take too many registers.
+    static constexpr bool IN_RING = T::GROUP == 16 || T::BYTES_OF_SUB || T::VALUES::TABLE;
     float acc[COLS / 8][4][4];  // [eight tokens][slot][row half, token 2 t or 2 t + 1]
     ChunkCodes<T> codes;
     ChunkScales<T, IN_RING ? F::SETS : T::GROUPS> scales;

@@ -8,9 +8,9 @@
 // rows one barrier lets the threads add them up, warp 0 first, and write the outputs. A token's outputs come from the
 // same operations in the same order for any number of tokens.
 //
-// Instances: mul_mat_tile<Tile, COLS, PROLOGUE, EPILOGUE>. COLS is 1 (one token) or 8 (that many at most). Prologue
-// NORM: x is float and RMS-normalised here (one token); PLAIN: x is half. Epilogue STORE: float out; ADD: float out =
-// residual + y; GLU: the segments are gate and up, half out = act(gate) * up.
+// Instances: mul_mat_tile<Tile, COLS, PROLOGUE, EPILOGUE, WHOLE>. COLS is 1 (one token) or 8 (that many at most).
+// Prologue NORM: x is float and RMS-normalised here (one token); PLAIN: x is half. Epilogue STORE: float out; ADD: float
+// out = residual + y; GLU: the segments are gate and up, half out = act(gate) * up. WHOLE: all of x is in shared memory.
 #include "activation.cuh"
 #include "few_tokens.cuh"
 #include "product.cuh"
@@ -25,48 +25,67 @@ struct Product : Matrices {
     const void* x;          // float or half [n_tokens, k]
     const float* norm;      // [k]
     const float* residual;  // [n_tokens, n_rows] of the one segment
-    int slab;      // columns of x in shared memory at a time: WARPS chunks or a multiple, or all n_chunk
+    int slab;      // columns of x in shared memory at a time: WARPS chunks or a multiple, or WHOLE
     float eps;
     float soft_cap;  // STORE: cap * tanh(y / cap); 0 is none
     int patient;     // x takes longer than to copy a ring
+    int rounds, rest;  // n_tiles over the number of blocks
 };
 
-// The order in which a warp's chunks are copied: over batches of tile rows, slabs of columns, tile rows, chunks. Where x is
-// in shared memory in whole, these are every WARPS-th of all chunks of the block's tile rows.
-template <class T, int COLS, bool PAIRS>
+// Where the block's tile row `tile` begins: tile rows are dealt out to the blocks in turn, the gate and up rows of a pair
+// to the same block.
+template <class T, bool PAIRS>
+__device__ __forceinline__ const uint8_t* tile_row_of(const Product& p, int tile) {
+    const int global = blockIdx.x + (PAIRS ? tile / 2 : tile) * gridDim.x;
+    const int s = PAIRS ? tile & 1 : segment_of(p, global);
+    const uint32_t row = PAIRS ? global : global - p.segment[s].first_tile;
+    return p.segment[s].tiles + static_cast<uint64_t>(row) * static_cast<uint32_t>(p.n_chunk * T::BYTES);
+}
+
+// The order in which a warp's chunks are copied. Where x is in shared memory in whole, these are every WARPS-th of all
+// chunks of the block's tile rows. A kernel's first chunk is awaited by all that follows: getting to it takes little.
+template <class T, int COLS, bool PAIRS, bool WHOLE>
 struct Walk {
+    const Product& p;
+    int n_local, tile, chunk;
+    const uint8_t* tile_row;
+
+    __device__ __forceinline__ Walk(const Product& product, int warp, int n_local_)
+        : p(product), n_local(n_local_), tile(0), chunk(warp), tile_row(tile_row_of<T, PAIRS>(product, 0)) {
+        if (chunk >= p.n_chunk) settle();
+    }
+    __device__ __forceinline__ bool done() const { return tile >= n_local; }
+    // To the next chunk that exists.
+    __device__ __forceinline__ void settle() {
+        do ++tile, chunk -= p.n_chunk;
+        while (chunk >= p.n_chunk);
+        if (!done()) tile_row = tile_row_of<T, PAIRS>(p, tile);
+    }
+    __device__ __forceinline__ void next() {
+        chunk += WARPS;
+        if (chunk >= p.n_chunk) settle();
+    }
+};
+
+// Where x is there in parts: over batches of tile rows, slabs of columns, tile rows, chunks.
+template <class T, int COLS, bool PAIRS>
+struct Walk<T, COLS, PAIRS, false> {
     static constexpr int BATCH = Room<T, COLS>::BATCH;
     const Product& p;
     int warp, n_local, slab_chunks;
-    bool whole;
     int tile, chunk, end;  // the end of the slab
-    int batch, slab;       // of an x in parts
+    int batch, slab;
     const uint8_t* tile_row;
 
-    __device__ __forceinline__ Walk(const Product& product, int warp_, int n_local_, bool whole_)
-        : p(product), warp(warp_), n_local(n_local_), slab_chunks(product.slab / T::CHUNK_K), whole(whole_), tile(0),
-          chunk(warp_), end(min(slab_chunks, product.n_chunk)), batch(0), slab(0), tile_row(nullptr) {
-        if (!done()) find_row();
+    __device__ __forceinline__ Walk(const Product& product, int warp_, int n_local_)
+        : p(product), warp(warp_), n_local(n_local_), slab_chunks(product.slab / T::CHUNK_K), tile(0), chunk(warp_),
+          end(min(slab_chunks, product.n_chunk)), batch(0), slab(0), tile_row(tile_row_of<T, PAIRS>(product, 0)) {
         if (chunk >= end) settle();
     }
     __device__ __forceinline__ bool done() const { return tile >= n_local; }
-
-    // Tile rows are dealt out to the blocks in turn; the gate and up rows of a pair to the same block.
-    __device__ __forceinline__ void find_row() {
-        const int global = blockIdx.x + (PAIRS ? tile / 2 : tile) * gridDim.x;
-        const int s = PAIRS ? tile & 1 : segment_of(p, global);
-        const uint32_t row = PAIRS ? global : global - p.segment[s].first_tile;
-        tile_row = p.segment[s].tiles + static_cast<uint64_t>(row) * static_cast<uint32_t>(p.n_chunk * T::BYTES);
-    }
-    // To the next chunk that exists.
     __device__ __forceinline__ void settle() {
-        if (whole) {
-            do ++tile, chunk -= end;
-            while (chunk >= end);
-        } else {
-            while (!done() && chunk >= end) enter_part();
-        }
-        if (!done()) find_row();
+        while (!done() && chunk >= end) enter_part();
+        if (!done()) tile_row = tile_row_of<T, PAIRS>(p, tile);
     }
     __device__ __forceinline__ void enter_part() {
         if (++tile >= min(batch + BATCH, n_local)) {
@@ -81,45 +100,54 @@ struct Walk {
         chunk += WARPS;
         if (chunk >= end) settle();
     }
-    // Starts the copy of the current chunk (one group, empty past the end) and goes on.
-    __device__ __forceinline__ void copy(uint8_t* to, int lane) {
-        if (!done()) {
-            constexpr int whole_lines = T::BYTES / 512, rest = T::BYTES % 512 / 16;
-            const uint8_t* from = tile_row + static_cast<uint32_t>(chunk * T::BYTES);
-#pragma unroll
-            for (int i = 0; i < whole_lines; ++i) cp_async<16>(to + i * 512 + lane * 16, from + i * 512 + lane * 16);
-            if constexpr (rest > 0) {  // what is left is less than all lanes can copy: some copy the same, without a branch
-                const int at = whole_lines * 512 + min(lane, rest - 1) * 16;
-                cp_async<16>(to + at, from + at);
-            }
-            next();
-        }
-        cp_async_commit();
-    }
 };
+
+// Starts the copy of the current chunk (one group, empty past the end) and goes on.
+template <class T, class Walk>
+__device__ __forceinline__ void copy_chunk(Walk& walk, uint8_t* to, int lane) {
+    if (!walk.done()) {
+        constexpr int whole_lines = T::BYTES / 512, rest = T::BYTES % 512 / 16;
+        const uint8_t* from = walk.tile_row + static_cast<uint32_t>(walk.chunk * T::BYTES);
+#pragma unroll
+        for (int i = 0; i < whole_lines; ++i) cp_async<16>(to + i * 512 + lane * 16, from + i * 512 + lane * 16);
+        if constexpr (rest > 0) {  // what is left is less than all lanes can copy: some copy the same, without a branch
+            const int at = whole_lines * 512 + min(lane, rest - 1) * 16;
+            cp_async<16>(to + at, from + at);
+        }
+        walk.next();
+    }
+    cp_async_commit();
+}
 
 // Columns first ... first + slab of x (halves); columns past the end become 0. `meanwhile` is called when
 // the first loads are under way.
 template <class T, int COLS, class Function>
 __device__ __forceinline__ void load_x(const Product& p, const Room<T, COLS>& room, int first, Function meanwhile) {
     const int pieces = p.slab / 8, all = p.n_tokens * pieces;
+    // Pieces of a thread, one after the other: (token, piece of its x). Without a division, which takes long.
+    const auto go_on = [&](int& token, int& piece) {
+        piece += THREADS;
+        if (COLS > 1)
+            while (piece >= pieces) piece -= pieces, ++token;
+    };
+    int token = 0, piece = static_cast<int>(threadIdx.x) - THREADS;
+    go_on(token, piece);
     for (int base = 0; base < all; base += 4 * THREADS) {
+        const int mine = base + static_cast<int>(threadIdx.x);
         uint4 v[4];
+        int loaded = token, at = piece;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int at = base + i * THREADS + threadIdx.x, token = COLS == 1 ? 0 : at / pieces;
-            const int column = first + (at - token * pieces) * 8;
+        for (int i = 0; i < 4; ++i, go_on(loaded, at)) {
             v[i] = make_uint4(0, 0, 0, 0);
-            if (at < all && column < p.k)
+            if (mine + i * THREADS < all && first + at * 8 < p.k)
                 v[i] = __ldcg(reinterpret_cast<const uint4*>(static_cast<const __half*>(p.x) +
-                                                             static_cast<size_t>(token) * p.k + column));
+                                                             static_cast<size_t>(loaded) * p.k + first + at * 8));
         }
         if (base == 0) meanwhile();
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int at = base + i * THREADS + threadIdx.x, token = COLS == 1 ? 0 : at / pieces;
+        for (int i = 0; i < 4; ++i, go_on(token, piece)) {
             if (base + i * THREADS >= all) break;  // so for all threads
-            put_x(room, at < all, token, (at - token * pieces) * 8, v[i]);
+            put_x(room, mine + i * THREADS < all, token, piece * 8, v[i]);
         }
     }
 }
@@ -132,7 +160,7 @@ __device__ __forceinline__ void load_normalised_x(const Product& p, const Room<T
     grid_dependency_wait();
     norm.load(static_cast<const float*>(p.x), p.k);
     meanwhile();
-    norm.scale(p.k, p.eps);
+    norm.scale<false>(p.k, p.eps);
 #pragma unroll
     for (int i = 0; i < NORM_PIECES; ++i) {
         const int column = norm.column(i);
@@ -180,25 +208,22 @@ __device__ void write_batch(const Product& p, const Room<T, COLS>& room, int par
     }
 }
 
-template <class T, int COLS, int PROLOGUE, int EPILOGUE>
+template <class T, int COLS, int PROLOGUE, int EPILOGUE, bool WHOLE>
 __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
     constexpr bool PAIRS = EPILOGUE == GLU;
     constexpr int BATCH = Room<T, COLS>::BATCH;
     SHARED_DYNAMIC(uint8_t, shared);
-    const bool whole = p.slab >= p.n_chunk * T::CHUNK_K;
-    const Room<T, COLS> room(shared + WARPS * STAGES * T::BYTES, p.slab, p.n_tokens, whole);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint8_t* ring = shared + warp * STAGES * T::BYTES;
-    const int blocks = gridDim.x;
-    const int n_local = (p.n_tiles - static_cast<int>(blockIdx.x) + blocks - 1) / blocks * (PAIRS ? 2 : 1);
+    const int n_local = (p.rounds + (static_cast<int>(blockIdx.x) < p.rest)) * (PAIRS ? 2 : 1);
 
     grid_dependency_launch();
-    Walk<T, COLS, PAIRS> ahead(p, warp, n_local, whole);
+    Walk<T, COLS, PAIRS, WHOLE> ahead(p, warp, n_local);
     // What is asked for before x delays it: x waits in the same queues. One chunk of each warp is little enough; where x
     // takes long, more come one after the other.
     int asked = 0;
     const auto ask = [&](int until) {
-        for (; asked < until; ++asked) ahead.copy(ring + asked * T::BYTES, lane);
+        for (; asked < until; ++asked) copy_chunk<T>(ahead, ring + asked * T::BYTES, lane);
     };
     ask(1);
     if (p.patient) {
@@ -208,13 +233,14 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
         }
     }
     const auto others = [&] { ask(STAGES); };
+    const Room<T, COLS> room(shared + WARPS * STAGES * T::BYTES, p.slab, p.n_tokens, WHOLE);
 
     if constexpr (PROLOGUE == NORM) {
         load_normalised_x<T>(p, room, others);
         __syncthreads();
     } else {
         grid_dependency_wait();
-        if (whole) {
+        if constexpr (WHOLE) {
             load_x(p, room, 0, others);
             __syncthreads();
         } else {
@@ -226,16 +252,16 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
     int stage = 0, parity = 0;
     for (int batch = 0; batch < n_local; batch += BATCH, parity ^= 1) {
         const int count = min(BATCH, n_local - batch);
-        for (int slab = 0; slab < p.n_chunk; slab += p.slab / T::CHUNK_K) {
-            if (!whole) {
+        for (int slab = 0; slab < (WHOLE ? 1 : p.n_chunk); slab += p.slab / T::CHUNK_K) {
+            if constexpr (!WHOLE) {
                 __syncthreads();
                 load_x(p, room, slab * T::CHUNK_K, [] {});
                 __syncthreads();
             }
             for (int i = 0; i < count; ++i) {
                 TokenSums<T, COLS> sums;
-                start_sums(sums, room.carried_of(i, warp), slab == 0, lane);
-                const int end = min(p.slab / T::CHUNK_K, p.n_chunk - slab);
+                start_sums(sums, room.carried_of(i, warp), WHOLE || slab == 0, lane);
+                const int end = WHOLE ? p.n_chunk : min(p.slab / T::CHUNK_K, p.n_chunk - slab);
                 for (int chunk = first_chunk(p.n_chunk, warp, batch + i); chunk < end; chunk += WARPS) {
                     uint8_t* slot = ring + stage * T::BYTES;
                     cp_async_wait<STAGES - 1>();
@@ -243,12 +269,12 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
                     sums.load(slot, lane);
                     if constexpr (sums.IN_RING) sums.multiply(room, chunk * T::CHUNK_K, lane);
                     __syncwarp();
-                    ahead.copy(slot, lane);
+                    copy_chunk<T>(ahead, slot, lane);
                     stage = stage + 1 == STAGES ? 0 : stage + 1;
                     if constexpr (!sums.IN_RING) sums.multiply(room, chunk * T::CHUNK_K, lane);
                 }
-                __syncwarp();  // other lanes may still have to read what they carried
-                if (slab + p.slab / T::CHUNK_K < p.n_chunk)
+                if constexpr (!WHOLE) __syncwarp();  // other lanes may still have to read what they carried
+                if (!WHOLE && slab + p.slab / T::CHUNK_K < p.n_chunk)
                     carry_sums(sums, room.carried_of(i, warp), lane);
                 else
                     sums.finish(room.partial_of(parity, i, warp), lane);

@@ -22,12 +22,6 @@ __device__ __forceinline__ void read_floats(float (&to)[8], const float* from) {
     to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
 }
 
-// Two floats as halves, saturated.
-__device__ __forceinline__ uint32_t pack_half2(float low, float high) {
-    const __half2 pair = __halves2half2(saturated_half(low), saturated_half(high));
-    return *reinterpret_cast<const uint32_t*>(&pair);
-}
-
 __device__ __forceinline__ float2 half2_to_float2(uint32_t bits) {
     return __half22float2(*reinterpret_cast<const __half2*>(&bits));
 }
@@ -74,12 +68,12 @@ struct RmsNorm {
             if (column(i) < k)
 #pragma unroll
                 for (int j = 0; j < 8; ++j) squares = fmaf(x[i][j], x[i][j], squares);
-        inverse = 1.0f / sqrtf(block_sum<AGAIN>(squares, turn) / static_cast<float>(k) + eps);
+        inverse = rsqrtf(fmaf(block_sum<AGAIN>(squares, turn), fast_reciprocal(static_cast<float>(k)), eps));
     }
     __device__ __forceinline__ float value(int i, int j) const { return x[i][j] * inverse * weight[i][j]; }
 
     __device__ __forceinline__ uint4 halves(int i) const {
-        return make_uint4(pack_half2(value(i, 0), value(i, 1)), pack_half2(value(i, 2), value(i, 3)),
-                          pack_half2(value(i, 4), value(i, 5)), pack_half2(value(i, 6), value(i, 7)));
+        return make_uint4(saturated_half2(value(i, 0), value(i, 1)), saturated_half2(value(i, 2), value(i, 3)),
+                          saturated_half2(value(i, 4), value(i, 5)), saturated_half2(value(i, 6), value(i, 7)));
     }
 };

@@ -10,7 +10,7 @@ struct Segment {
     void* out;               // float or half [n_tokens, n_rows]; GLU: only the first segment's
     const float* row_scale;  // [n_rows], or null: none
     int n_rows;
-    int first_tile;  // counted over all segments
+    int first_tile;  // counted over all segments; of one that is none, beyond all
 };
 
 // What every product is of; a kernel's own parameters come behind it.
@@ -27,9 +27,7 @@ struct Matrices {
 // The segment that has a tile row, which is counted over all segments.
 template <class Product>
 __device__ __forceinline__ int segment_of(const Product& p, int tile_row) {
-    int s = 0;
-    while (s + 1 < p.n_segments && tile_row >= p.segment[s + 1].first_tile) ++s;
-    return s;
+    return (tile_row >= p.segment[1].first_tile) + (tile_row >= p.segment[2].first_tile);
 }
 
 // An output of the matrix, by the scale of its row.

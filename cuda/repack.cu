@@ -112,7 +112,7 @@ __device__ void make_halves(const Block* blocks, uint8_t* chunk, int tile, int f
                     Format<Block>::weights8(blocks + static_cast<size_t>(row) * k, (column + e) / 8, w);
                     pair[e] = w[(column + e) % 8];
                 }
-        words[i] = pack_half2(pair[0], pair[1]);
+        words[i] = saturated_half2(pair[0], pair[1]);
     }
     reinterpret_cast<uint4*>(chunk)[piece] = make_uint4(words[0], words[1], words[2], words[3]);
 }

@@ -44,7 +44,7 @@ struct Room {
     // x of a token from a column on, that of a chunk where x is fixed point.
     __device__ __forceinline__ uint8_t* x_of(int token, int column) const { return x + token * x_stride + 2 * column; }
     __device__ __forceinline__ XScale* scales_of(int token, int column) const {
-        return scales + token * scale_stride + column / T::GROUP;
+        return scales + token * scale_stride + static_cast<uint32_t>(column) / T::GROUP;
     }
     // The partial sums of (batch parity, tile row in the batch, warp): [16][COLS]; the next warp's are part_stride on.
     __device__ __forceinline__ float* partial_of(int parity, int tile, int warp) const {

@@ -28,6 +28,8 @@ class _Product(Matrices):
         ("eps", ctypes.c_float),
         ("soft_cap", ctypes.c_float),
         ("patient", ctypes.c_int),
+        ("rounds", ctypes.c_int),
+        ("rest", ctypes.c_int),
     )
 
 
@@ -86,6 +88,8 @@ class MulMatTile:
         product = _Product(norm=address(norm), eps=eps, soft_cap=soft_cap, patient=patient)
         product.take(weights, outs, n_tokens, epilogue, activation)
         x_size, out_size = (4 if norm is not None else 2), (2 if epilogue == "GLU" else 4)
+        grid = min(self.limits.multiprocessors, product.n_tiles)
+        product.rounds, product.rest = divmod(product.n_tiles, grid)
         at_once = self.tokens_at_once(first, n_tokens, norm is not None)
         for token in range(0, n_tokens, at_once):
             count = min(at_once, n_tokens - token)
@@ -97,8 +101,8 @@ class MulMatTile:
                 address(residual) + token * first.n_rows * 4 if residual is not None else 0
             )
             _, columns, stages, product.slab, shared = self._fit(first, count, norm is not None)
-            kernel = self._kernel(first, columns, stages, norm is not None, epilogue)
-            grid = min(self.limits.multiprocessors, product.n_tiles)
+            whole = product.slab >= product.n_chunk * first.layout.chunk_k
+            kernel = self._kernel(first, columns, stages, norm is not None, epilogue, whole)
             kernel.launch(grid, self.limits.warps * 32, (product,), smem=shared, pdl=pdl)
 
     def tokens_at_once(self, w: TiledMatrix, n_tokens: int, norm: bool = False) -> int:
@@ -130,14 +134,21 @@ class MulMatTile:
         )
 
     def _kernel(
-        self, w: TiledMatrix, columns: int, stages: int, norm: bool, epilogue: Epilogue
+        self,
+        w: TiledMatrix,
+        columns: int,
+        stages: int,
+        norm: bool,
+        epilogue: Epilogue,
+        whole: bool,
     ) -> Kernel:
-        warps, whole = self.limits.warps, w.layout.chunks(w.k) * w.layout.chunk_k
-        pieces = -(-whole // (8 * 32 * warps)) if norm else 1
-        key = w.layout, columns, stages, pieces, norm, epilogue
+        warps, padded = self.limits.warps, w.layout.chunks(w.k) * w.layout.chunk_k
+        pieces = -(-padded // (8 * 32 * warps)) if norm else 1
+        key = w.layout, columns, stages, pieces, norm, epilogue, whole
         if key not in self._kernels:
             prologue = "NORM" if norm else "PLAIN"
-            name = f"mul_mat_tile<{w.layout.type_name}, {columns}, {prologue}, {epilogue}>"
+            instance = w.layout.type_name, columns, prologue, epilogue, str(whole).lower()
+            name = f"mul_mat_tile<{', '.join(map(str, instance))}>"
             defines = {"WARPS": warps, "STAGES": stages, "NORM_PIECES": pieces}
             self._kernels[key] = self.device.kernel("mul_mat_tile.cu", name, defines=defines)
         return self._kernels[key]

@@ -13,6 +13,7 @@ from .address import Address, address
 from .tile import TiledMatrix
 
 Epilogue = Literal["STORE", "ADD", "GLU"]
+NO_TILE = 2**31 - 1
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 
 
@@ -62,6 +63,8 @@ class Matrices(ctypes.Structure):
                 f"{len(weights)} matrices and {len(outs)} outputs do not make a {epilogue} product"
             )
         tiles = 0
+        for segment in self.segment:
+            segment.first_tile = NO_TILE
         for segment, w in zip(self.segment, weights, strict=False):
             segment.tiles, segment.n_rows, segment.first_tile = address(w.data), w.n_rows, tiles
             segment.row_scale = address(w.row_scale)
