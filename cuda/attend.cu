@@ -118,27 +118,11 @@ __device__ __forceinline__ void add_values(const Values& values, int first, int 
     }
 }
 
-// Writes halves e, e + 1 of a row to the output.
-struct WriteOut {
-    const Attend& p;
-    const Rows& rows;
-
-    __device__ __forceinline__ void operator()(int r, int e, __half2 v) const {
-        const int token = rows.token(r), column = rows.head(r) * p.rope.head_size + e;
-        size_t at = static_cast<size_t>(token) * p.rope.n_head * p.rope.head_size + column;
-        if (p.order != PLAIN_ORDER) {
-            const int place = packed_column(p.order, column);
-            at = packed_piece(column / PACKED_STEP, token, place / 8, p.n_tokens) / 2 + place % 8;
-        }
-        *reinterpret_cast<__half2*>(p.out + at) = v;
-    }
-};
-
 // The tile's queries, rotated, to shared memory; and, in the block that has the newest position, its key and value to
 // their pages. Blocks that share a key/value head write the same bits.
 template <int ROW, class K, class V>
-__device__ void rotate_rows(const Attend& p, const Rows& rows, int position, bool newest, const Rotation& rotation,
-                             float* heads, __half* q) {
+__device__ void rotate_rows(const Attend& p, const Rows& rows, const int* table, int position, bool newest,
+                            const Rotation& rotation, float* heads, __half* q) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, token = rows.first_token;
     float* head = heads + warp * ROW;
     for (int i = warp; i < rows.heads + (newest ? 2 : 0); i += ATTEND_WARPS) {
@@ -147,7 +131,7 @@ __device__ void rotate_rows(const Attend& p, const Rows& rows, int position, boo
         if (part == QUERY)
             for (int e = lane; e < ROW; e += 32) q[i * ROW + e] = saturated_half(head[e]);
         else
-            store_head<K, V>(p.rope, part, rows.kv_head, token, position, head, lane);
+            store_head<K, V>(p.rope, part, rows.kv_head, table[position / PAGE_SIZE], position, head, lane);
         __syncwarp();
     }
     __syncthreads();
@@ -163,7 +147,7 @@ __global__ void __launch_bounds__(ATTEND_THREADS, 1) attend(const Attend p) {
     grid_dependency_launch();
     const AttendTile tile = p.tiles[blockIdx.y];
     if (static_cast<int>(blockIdx.z) >= tile.n_split) return;
-    const Rows rows(p, tile, blockIdx.x, gridDim.x);
+    const Rows rows(p, tile, blockIdx.x);
 
     int low[2], high[2];  // positions that rows g and g + 8 see
 #pragma unroll
@@ -193,7 +177,7 @@ __global__ void __launch_bounds__(ATTEND_THREADS, 1) attend(const Attend p) {
 
     uint32_t q[ROW / 16][4];
     if constexpr (FUSED) {
-        rotate_rows<ROW, K, V>(p, rows, last, from < to && to == end, rotation, parts, q_shared);
+        rotate_rows<ROW, K, V>(p, rows, table, last, from < to && to == end, rotation, parts, q_shared);
         load_q<ROW>(rows.n_rows, g, t, q, [&](int r) { return q_shared + r * ROW; });
         __syncthreads();  // `parts` held heads
     } else {
@@ -248,24 +232,20 @@ __global__ void __launch_bounds__(ATTEND_THREADS, 1) attend(const Attend p) {
         if (t == 0) row[ROW] = softmax.maximum[h], row[ROW + 1] = softmax.sum[h];
     }
     __syncthreads();
-    merge_and_write<ROW, ATTEND_WARPS>(p, tile, rows, blockIdx.x, gridDim.x, blockIdx.z, parts, n_warps, ROWS,
-                                       WriteOut{p, rows});
+    merge_and_write<ROW, ATTEND_WARPS>(p, tile, rows, blockIdx.x, gridDim.x, blockIdx.z, parts, n_warps, ROWS);
 }
 
-// grid (G * tiles of a head group, tiles, splits); every tile is one token.
+// grid (G * tiles of a head group, tiles, splits); tile i is token i.
 template <int ROW, class K = CacheF16, class V = CacheF16>
 __global__ void __launch_bounds__(TOKEN_THREADS, 1) attend_alone(const Attend p) {
     SHARED_DYNAMIC(float, parts);
     grid_dependency_launch();
-    const AttendTile tile = p.tiles[blockIdx.y];
-    if (static_cast<int>(blockIdx.z) >= tile.n_split) return;
-    const Rows rows(p, tile, blockIdx.x, gridDim.x);
-    const auto read = [&](int part, int index, float (&v)[ROW / 32]) {
-        const int lane = threadIdx.x % 32, e = p.rope.head_size, n = part == QUERY ? p.rope.n_head : p.rope.n_head_kv;
-        const float* from = p.rope.projected[part] + (static_cast<size_t>(tile.first_token) * n + index) * e;
-#pragma unroll
-        for (int j = 0; j < ROW / 32; ++j) v[j] = lane + 32 * j < e ? __ldcg(from + lane + 32 * j) : 0.0f;
-    };
-    attend_token<ROW, K, V>(p, tile, blockIdx.x, gridDim.x, blockIdx.z, parts, [] { grid_dependency_wait(); }, read,
-                            WriteOut{p, rows});
+    const int token = blockIdx.y, split = blockIdx.z;
+    const int4 fields = load_now(reinterpret_cast<const int4*>(p.tiles + token));
+    const int position = load_now(p.rope.positions + token), sequence = load_now(p.rope.sequences + token);
+    const AttendTile tile = {fields.x, fields.y, fields.z, fields.w};
+    if (split >= tile.n_split || (position | sequence) < 0) return;  // none is: but so all are loaded at once
+    const Rows rows(p, tile, blockIdx.x);
+    const TokenContext context(p, tile, position, sequence, split);
+    attend_token<ROW, K, V>(p, tile, rows, context, blockIdx.x, gridDim.x, split, parts);
 }

@@ -24,6 +24,7 @@ struct Attend {
     float* workspace;    // per (tile, head group): MAX_SPLIT x ROWS x (ROW + 2)
     uint32_t* counters;  // per (tile, head group), zero before and after
     int heads_per_tile;  // query heads of a tile: of one key/value head, at most 16
+    int group, parts;    // query heads of a key/value head, and tiles for them
     int window;          // positions seen, itself included; 0 is all
     float scale;
     float soft_cap;      // 0 is none
@@ -35,99 +36,99 @@ struct Attend {
 struct Rows {
     int first_token, n_rows, heads, first_head, kv_head;
 
-    // Head group `index` of `count`.
-    __device__ __forceinline__ Rows(const Attend& p, const AttendTile& tile, int index, int count) {
-        const int group = p.rope.n_head / p.rope.n_head_kv, parts = count / p.rope.n_head_kv;
-        const int part = index % parts;
-        kv_head = index / parts;
+    // Head group `index`. Division takes long, and is seldom needed.
+    __device__ __forceinline__ Rows(const Attend& p, const AttendTile& tile, int index) {
+        kv_head = p.parts == 1 ? index : index / p.parts;
+        const int part = index - kv_head * p.parts;
         first_token = tile.first_token;
-        heads = min(p.heads_per_tile, group - part * p.heads_per_tile);
-        first_head = kv_head * group + part * p.heads_per_tile;
+        heads = min(p.heads_per_tile, p.group - part * p.heads_per_tile);
+        first_head = kv_head * p.group + part * p.heads_per_tile;
         n_rows = tile.n_tokens * heads;
     }
-    __device__ __forceinline__ int token(int r) const { return first_token + r / heads; }
-    __device__ __forceinline__ int head(int r) const { return first_head + r % heads; }
+    __device__ __forceinline__ int token(int r) const { return n_rows == heads ? first_token : first_token + r / heads; }
+    __device__ __forceinline__ int head(int r) const { return first_head + (n_rows == heads ? r : r % heads); }
 };
 
-// Elements e, e + 1 of row r of n results [n][n_rows][ROW + 2] of (o, maximum, sum), made one in the order they have.
-template <int ROW>
-__device__ __forceinline__ float2 merge_parts(const float* parts, int n, int n_rows, int r, int e, float& maximum,
-                                              float& sum) {
-    maximum = NONE;
-#pragma unroll 4
-    for (int i = 0; i < n; ++i) maximum = fmaxf(maximum, parts[(i * n_rows + r) * (ROW + 2) + ROW]);
-    float2 o = make_float2(0.0f, 0.0f);
-    sum = 0.0f;
-#pragma unroll 4
-    for (int i = 0; i < n; ++i) {
-        const float* part = parts + (i * n_rows + r) * (ROW + 2);
-        const float2 value = *reinterpret_cast<const float2*>(part + e);
-        const float weight = exp2f(part[ROW] - maximum);
-        o.x += weight * value.x;
-        o.y += weight * value.y;
-        sum += weight * part[ROW + 1];
-    }
-    return o;
-}
+// One of up to MOST results of attention for a row, elements e and e + 1, made one in the order they have.
+template <int MOST>
+struct Merging {
+    float2 values[MOST], ends[MOST];  // the elements; maximum and sum
 
-// What attention gives for elements e, e + 1 of row r goes to write(r, e, two halves).
-template <class Write>
+    // Those of [n][...] whose rows begin at row + i * stride. All are on their way before the first is needed.
+    template <class Load>
+    __device__ __forceinline__ void load(const float* row, int stride, int size, int e, int n, Load load) {
+#pragma unroll
+        for (int i = 0; i < MOST; ++i) {
+            const float* from = row + i * stride;
+            values[i] = i < n ? load(reinterpret_cast<const float2*>(from + e)) : make_float2(0.0f, 0.0f);
+            ends[i] = i < n ? load(reinterpret_cast<const float2*>(from + size)) : make_float2(NONE, 0.0f);
+        }
+    }
+    __device__ __forceinline__ float2 merge(float& maximum, float& sum) const {
+        maximum = NONE;
+#pragma unroll
+        for (int i = 0; i < MOST; ++i) maximum = fmaxf(maximum, ends[i].x);
+        float2 o = make_float2(0.0f, 0.0f);
+        sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < MOST; ++i) {
+            const float weight = exp2f(ends[i].x - maximum);
+            o.x += weight * values[i].x;
+            o.y += weight * values[i].y;
+            sum += weight * ends[i].y;
+        }
+        return o;
+    }
+};
+
+// What attention gives for elements e, e + 1 of row r goes to the output.
 __device__ __forceinline__ void finish(const Attend& p, const Rows& rows, int r, int e, float2 o, float maximum,
-                                       float sum, Write write) {
+                                       float sum) {
     if (e >= p.rope.head_size) return;
     if (p.sinks != nullptr) {  // a logit that takes weight and gives nothing
         const float sink = p.sinks[rows.head(r)] * LOG2E, top = fmaxf(maximum, sink), shrink = exp2f(maximum - top);
         o.x *= shrink, o.y *= shrink;
         sum = sum * shrink + exp2f(sink - top);
     }
-    write(r, e, __halves2half2(saturated_half(o.x / sum), saturated_half(o.y / sum)));
+    const float inverse = fast_reciprocal(sum);
+    const int token = rows.token(r), column = rows.head(r) * p.rope.head_size + e;
+    size_t at = static_cast<size_t>(token) * p.rope.n_head * p.rope.head_size + column;
+    if (p.order != PLAIN_ORDER) {
+        const int place = packed_column(p.order, column);
+        at = packed_piece(column / PACKED_STEP, token, place / 8, p.n_tokens) / 2 + place % 8;
+    }
+    *reinterpret_cast<uint32_t*>(p.out + at) = saturated_half2(o.x * inverse, o.y * inverse);
 }
 
-// The parts of a context, [MAX_SPLIT][ROWS][ROW + 2] in global memory, made one and written by N_WARPS warps. A warp
-// weighs a row's parts, a lane each; then every thread adds up elements in the order of the parts.
-template <int ROW, int N_WARPS, class Write>
-__device__ void merge_splits(const Attend& p, const Rows& rows, const float* parts, int n_split, Write write) {
-    __shared__ float weights[ROWS][MAX_SPLIT], maxima[ROWS], sums[ROWS];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    for (int r = warp; r < rows.n_rows; r += N_WARPS) {
-        const float* row = parts + (min(lane, n_split - 1) * ROWS + r) * (ROW + 2) + ROW;
-        float maximum = __ldcg(row), sum = __ldcg(row + 1), top = maximum;
-#pragma unroll
-        for (int offset = 16; offset > 0; offset /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, offset));
-        const float weight = lane < n_split ? exp2f(maximum - top) : 0.0f;
-        sum *= weight;
-#pragma unroll
-        for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-        if (lane < n_split) weights[r][lane] = weight;
-        if (lane == 0) maxima[r] = top, sums[r] = sum;
-    }
-    named_barrier_sync(0, N_WARPS * 32);
+// The parts of a context, [MAX_SPLIT][ROWS][ROW + 2] in global memory, made one in the order they have and written by
+// N_WARPS warps. Each thread asks for all it needs at once, also for what other threads of the row weigh by.
+template <int ROW, int N_WARPS>
+__device__ void merge_splits(const Attend& p, const Rows& rows, const float* parts, int n_split) {
     for (int i = threadIdx.x; i < rows.n_rows * (ROW / 2); i += N_WARPS * 32) {
         const int r = i / (ROW / 2), e = i % (ROW / 2) * 2;
-        float2 o = make_float2(0.0f, 0.0f);
-#pragma unroll 8
-        for (int s = 0; s < n_split; ++s) {
-            const float2 v = __ldcg(reinterpret_cast<const float2*>(parts + (s * ROWS + r) * (ROW + 2) + e));
-            o.x += weights[r][s] * v.x;
-            o.y += weights[r][s] * v.y;
-        }
-        finish(p, rows, r, e, o, maxima[r], sums[r], write);
+        Merging<MAX_SPLIT> merging;
+        merging.load(parts + r * (ROW + 2), ROWS * (ROW + 2), ROW, e, n_split, [](const float2* from) { return __ldcg(from); });
+        float maximum, sum;
+        const float2 o = merging.merge(maximum, sum);
+        finish(p, rows, r, e, o, maximum, sum);
     }
 }
 
 // The results of a tile's warps, `parts` [n_parts][part_rows][ROW + 2] in shared memory: made one and written, or where
 // the context is split left in the workspace `index` of `count`; then the last block to finish merges.
-template <int ROW, int N_WARPS, class Write>
+template <int ROW, int N_WARPS>
 __device__ void merge_and_write(const Attend& p, const AttendTile& tile, const Rows& rows, int index, int count,
-                                int split, const float* parts, int n_parts, int part_rows, Write write) {
+                                int split, const float* parts, int n_parts, int part_rows) {
     const size_t mine = static_cast<size_t>(max(0, tile.workspace)) * count + index;
     float* workspace = p.workspace + mine * MAX_SPLIT * ROWS * (ROW + 2);
     for (int i = threadIdx.x; i < rows.n_rows * (ROW / 2); i += N_WARPS * 32) {
         const int r = i / (ROW / 2), e = i % (ROW / 2) * 2;
+        Merging<N_WARPS> merging;
+        merging.load(parts + r * (ROW + 2), part_rows * (ROW + 2), ROW, e, n_parts, [](const float2* from) { return *from; });
         float maximum, sum;
-        const float2 value = merge_parts<ROW>(parts, n_parts, part_rows, r, e, maximum, sum);
+        const float2 value = merging.merge(maximum, sum);
         if (tile.n_split == 1) {
-            finish(p, rows, r, e, value, maximum, sum, write);
+            finish(p, rows, r, e, value, maximum, sum);
         } else {
             float* row = workspace + (split * ROWS + r) * (ROW + 2);
             *reinterpret_cast<float2*>(row + e) = value;
@@ -136,7 +137,6 @@ __device__ void merge_and_write(const Attend& p, const AttendTile& tile, const R
     }
     if (tile.n_split == 1) return;
     __shared__ bool is_last;
-    __threadfence();
     named_barrier_sync(0, N_WARPS * 32);
     if (threadIdx.x == 0) {
         is_last = add_acquire_release(p.counters + mine, 1) == static_cast<uint32_t>(tile.n_split) - 1;
@@ -144,6 +144,5 @@ __device__ void merge_and_write(const Attend& p, const AttendTile& tile, const R
     }
     named_barrier_sync(0, N_WARPS * 32);
     if (!is_last) return;
-    __threadfence();
-    merge_splits<ROW, N_WARPS>(p, rows, workspace, tile.n_split, write);
+    merge_splits<ROW, N_WARPS>(p, rows, workspace, tile.n_split);
 }

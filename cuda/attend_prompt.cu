@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(PROMPT_THREADS, 1) attend_prompt(const Attend 
     const int lane = threadIdx.x % 32;
     grid_dependency_launch();
     const AttendTile tile = p.tiles[blockIdx.y];
-    const Rows tile_rows(p, tile, blockIdx.x, gridDim.x);
+    const Rows tile_rows(p, tile, blockIdx.x);
     const Span span(p, tile);
     const int* table = p.rope.page_tables + p.rope.sequences[tile.first_token] * p.rope.table_stride;
     PromptRows<ROW> rows(p, tile_rows);

@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(P_THREADS, 1)
     if (threadIdx.x == 0) room.init();
     grid_dependency_launch();
     const AttendTile tile = p.tiles[blockIdx.y];
-    const Rows rows(p, tile, blockIdx.x, gridDim.x);
+    const Rows rows(p, tile, blockIdx.x);
     const Span span(p, tile);
     __syncthreads();
     if (threadIdx.x >= 128 * GROUPS) {

@@ -10,7 +10,7 @@
 #include "attend.cuh"
 
 #ifndef TOKEN_WARPS
-#define TOKEN_WARPS 16
+#define TOKEN_WARPS 8
 #endif
 
 constexpr int TOKEN_THREADS = TOKEN_WARPS * 32;
@@ -23,16 +23,20 @@ __device__ __forceinline__ void token_barrier(CALLER) { named_barrier_sync(0, TO
 struct TokenContext {
     const int* table;
     int position;  // of the token
+    int page;      // where that is
     int low;       // the first position it sees
     int from, to;  // strips of this part of the context
     bool newest;   // the token's own position is among them
 
-    __device__ __forceinline__ TokenContext(const Attend& p, const AttendTile& tile, int split) {
-        position = p.rope.positions[tile.first_token];
-        table = p.rope.page_tables + p.rope.sequences[tile.first_token] * p.rope.table_stride;
+    __device__ __forceinline__ TokenContext(const Attend& p, const AttendTile& tile, int position_, int sequence,
+                                            int split) {
+        position = position_;
+        table = p.rope.page_tables + sequence * p.rope.table_stride;
+        page = load_now(table + position / PAGE_SIZE);
         low = p.window > 0 ? max(0, position - p.window + 1) : 0;
         const int start = low / TOKEN_STRIP, end = position / TOKEN_STRIP + 1;
-        const int per_split = (end - start + tile.n_split - 1) / tile.n_split;
+        const int strips = end - start;
+        const int per_split = tile.n_split == 1 ? strips : (strips + tile.n_split - 1) / tile.n_split;
         from = start + split * per_split, to = min(end, from + per_split);
         newest = from < to && to == end;
     }
@@ -42,6 +46,19 @@ struct TokenContext {
 struct TokenSoftmax {
     float maximum[2] = {NONE, NONE};
     float sum[2] = {0.0f, 0.0f};
+};
+
+// A strip's keys and values.
+template <int ROW, class K, class V>
+struct StripOperands {
+    typename K::template Keys<ROW, 2, ROW / 32> k;
+    typename V::template TokenValues<ROW, ROW / 16> v;
+
+    __device__ __forceinline__ void load(const Attend& p, const int* table, int kv_head, int position, int g, int t) {
+        const int slot = position % PAGE_SIZE;
+        k.load(page_of<K>(p.rope, p.rope.k_pages, table, kv_head, position, ROW), slot + 4 * (g / 2) + (g & 1), 0, t);
+        v.load(page_of<V>(p.rope, p.rope.v_pages, table, kv_head, position, ROW), slot, 0, g, t);
+    }
 };
 
 // s = scores of the strip: (block 0's row g, heads 2t, 2t + 1), (block 1's row g, ...). The B operand is head g of `q`,
@@ -106,43 +123,63 @@ __device__ __forceinline__ void soften_strip(const Attend& p, const TokenContext
     }
 }
 
-template <int FIRST, int COUNT, class Values, int N>
+// o += the values of elements 16 n + g and 16 n + g + 8, n from FIRST on, of 16 positions, weighted. SHRINKS: o is not
+// zero before.
+template <int FIRST, int COUNT, bool SHRINKS = true, class Values, int N>
 __device__ __forceinline__ void add_strip_values(const Values& w, int g, const uint32_t (&b)[2],
                                                  const float (&shrink)[2], float (&o)[N][4]) {
 #pragma unroll
     for (int n = 0; n < COUNT; ++n) {
         float(&c)[4] = o[FIRST + n];
-        c[0] *= shrink[0], c[1] *= shrink[1], c[2] *= shrink[0], c[3] *= shrink[1];
+        if (SHRINKS) c[0] *= shrink[0], c[1] *= shrink[1], c[2] *= shrink[0], c[3] *= shrink[1];
         const uint4 a = w.get(n, g);
         mma_m16n8k16_f16(c, {a.x, a.y, a.z, a.w}, b);
     }
 }
 
 // The queries, rotated, to shared memory `q` [TOKEN_HEADS][ROW]; and, where the newest position is attended to, its key
-// and value to their pages. Blocks that share a key/value head write the same bits. read(part, index, v) gives elements
-// lane, lane + 32, ... of a head, as projected.
-template <int ROW, class K, class V, class Read>
+// and value to their pages, and as they will be read from there to `newest` [2][ROW], unless that takes more than
+// rounding. Blocks that share a key/value head write the same bits.
+template <int ROW, class K, class V>
 __device__ __forceinline__ void rotate_token(const Attend& p, const Rows& rows, const TokenContext& context,
-                                             const Rotation& rotation, float* heads, __half* q, Read read) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, e = p.rope.head_size;
+                                             const Rotation& rotation, float* heads, __half* q, __half* newest) {
+    constexpr bool ALONE = K::alone && V::alone;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, slot = context.position % PAGE_SIZE;
     float* head = heads + warp * ROW;
     for (int i = warp; i < rows.heads + (context.newest ? 2 : 0); i += TOKEN_WARPS) {
         const int part = i < rows.heads ? QUERY : i == rows.heads ? KEY : VALUE;
         const int index = part == QUERY ? rows.first_head + i : rows.kv_head;
-        const float* bias = p.rope.bias[part];
-        float v[ROW / 32], b[ROW / 32];
-#pragma unroll
-        for (int j = 0; j < ROW / 32; ++j)
-            b[j] = bias != nullptr && lane + 32 * j < e ? bias[index * e + lane + 32 * j] : 0.0f;
-        read(part, index, v);
-#pragma unroll
-        for (int j = 0; j < ROW / 32; ++j) head[lane + 32 * j] = v[j] + b[j];
-        __syncwarp();
-        turn_head<K>(p.rope, part, rotation, head, lane);
-        if (part == QUERY)
+        if constexpr (ALONE) {
+            if (part == VALUE || p.rope.norm[part] == nullptr) {  // need not pass through shared memory
+                Pairs<ROW> pairs;
+                pairs.load(p.rope, part, index, rows.first_token, lane);
+                if (part != VALUE) pairs.turn(p.rope, rotation, lane);
+                if (part == QUERY) {
+                    pairs.store(p.rope, q + i * ROW, lane);
+                } else if (part == KEY) {
+                    uint8_t* page = page_at<K>(p.rope, p.rope.k_pages, context.page, rows.kv_head, ROW);
+                    pairs.each(p.rope, lane, [&](int e, float v) {
+                        newest[e] = K::as_read(v);
+                        K::template store_key_element<ROW>(page, slot, e, v);
+                    });
+                } else {
+                    uint8_t* page = page_at<V>(p.rope, p.rope.v_pages, context.page, rows.kv_head, ROW);
+                    pairs.each(p.rope, lane, [&](int e, float v) {
+                        newest[ROW + e] = V::as_read(v);
+                        V::store_value_element(page, slot, e, v);
+                    });
+                }
+                continue;
+            }
+        }
+        prepare_head<K>(p.rope, part, index, rows.first_token, rotation, head, lane);
+        if (part == QUERY) {
             for (int j = lane; j < ROW; j += 32) q[i * ROW + j] = saturated_half(head[j]);
-        else
-            store_head<K, V>(p.rope, part, rows.kv_head, rows.first_token, context.position, head, lane);
+        } else {
+            if constexpr (ALONE)
+                for (int j = lane; j < ROW; j += 32) newest[j] = K::as_read(head[j]);
+            store_head<K, V>(p.rope, part, rows.kv_head, context.page, context.position, head, lane);
+        }
         __syncwarp();
     }
 }
@@ -159,26 +196,52 @@ __device__ __forceinline__ void prefetch_strip(const Attend& p, const Rows& rows
     V::prefetch_values(values, ROW, slot, TOKEN_STRIP, lane);
 }
 
-// Head group `index` of `count`, part `split` of the context. `memory`: shared, [TOKEN_WARPS][rows.heads][ROW + 2]
-// floats, then q. read: see rotate_token; wait() is called before it; write(r, e, two halves).
-template <int ROW, class K, class V, class Wait, class Read, class Write>
-__device__ void attend_token(const Attend& p, const AttendTile& tile, int index, int count, int split, float* parts,
-                             Wait wait, Read read, Write write) {
+// Head group `index` of `count`, part `split` of the context. `parts`: shared, [TOKEN_WARPS][rows.heads][ROW + 2]
+// floats, then q, then the newest key and value. Nothing but the newest key and value waits for
+// the kernels before: each warp's first strip is in registers by then.
+template <int ROW, class K, class V>
+__device__ void attend_token(const Attend& p, const AttendTile& tile, const Rows& rows, const TokenContext& context,
+                             int index, int count, int split, float* parts) {
     constexpr int N = ROW / 16, FIRST = N < 4 ? N : 4, REST = N - FIRST;
+    constexpr bool ALONE = K::alone && V::alone;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const Rows rows(p, tile, index, count);
-    const TokenContext context(p, tile, split);
     __half* queries = reinterpret_cast<__half*>(parts + TOKEN_WARPS * rows.heads * (ROW + 2));
-    prefetch_strip<ROW, K, V>(p, rows, context);
+    const Turns turns(p.rope, lane);
+    __half* newest = queries + TOKEN_HEADS * ROW;
+    int strip = context.from + warp;
+    const bool has_newest = context.newest && strip == context.to - 1;
+    StripOperands<ROW, K, V> ahead;
+    const auto load_ahead = [&] { ahead.load(p, context.table, rows.kv_head, strip * TOKEN_STRIP, g, t); };
+    if (strip < context.to) {
+        if (ALONE || !has_newest)
+            load_ahead();
+        else
+            prefetch_strip<ROW, K, V>(p, rows, context);
+    }
     Rotation rotation;
-    rotation.prepare(p.rope, context.position, lane);
-    wait();
-    rotate_token<ROW, K, V>(p, rows, context, rotation, parts, queries, read);
+    rotation.prepare(p.rope, turns, context.position);
+    grid_dependency_wait();
+    rotate_token<ROW, K, V>(p, rows, context, rotation, parts, queries, newest);
     token_barrier();
 
     TokenSoftmax softmax;
     float o[N][4] = {};
-    for (int strip = context.from + warp; strip < context.to; strip += TOKEN_WARPS) {
+    if (strip < context.to) {
+        if (has_newest) {
+            if constexpr (ALONE) {
+                ahead.k.put(context.position % TOKEN_STRIP, newest, g, t);
+                ahead.v.put(context.position % TOKEN_STRIP, newest + ROW, g, t);
+            } else {
+                load_ahead();
+            }
+        }
+        float s[4], shrink[2];
+        uint32_t b[2];
+        strip_scores<ROW>(ahead.k, queries, rows.heads, g, t, s);
+        soften_strip(p, context, s, strip * TOKEN_STRIP, g, t, softmax, b, shrink);
+        add_strip_values<0, N, false>(ahead.v, g, b, shrink, o);
+    }
+    for (strip += TOKEN_WARPS; strip < context.to; strip += TOKEN_WARPS) {
         const int position = strip * TOKEN_STRIP, slot = position % PAGE_SIZE;
         const uint8_t* keys = page_of<K>(p.rope, p.rope.k_pages, context.table, rows.kv_head, position, ROW);
         const uint8_t* values = page_of<V>(p.rope, p.rope.v_pages, context.table, rows.kv_head, position, ROW);
@@ -209,5 +272,5 @@ __device__ void attend_token(const Attend& p, const AttendTile& tile, int index,
         if (g == 0) row[ROW] = softmax.maximum[c], row[ROW + 1] = softmax.sum[c];
     }
     token_barrier();
-    merge_and_write<ROW, TOKEN_WARPS>(p, tile, rows, index, count, split, parts, n_parts, rows.heads, write);
+    merge_and_write<ROW, TOKEN_WARPS>(p, tile, rows, index, count, split, parts, n_parts, rows.heads);
 }

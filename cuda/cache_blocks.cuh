@@ -103,6 +103,7 @@ struct CacheBlocks {
     static constexpr int scale_bytes = MINIMUM ? 4 : 2, block_bytes = code_bytes + high_bytes + scale_bytes;
     static constexpr int unit_bytes = code_bytes / 4, unit_words = code_bytes / 16;  // of eight codes
     static constexpr int offset = MINIMUM ? 0 : 1 << (BITS - 1), key_step = 2;
+    static constexpr bool alone = false;
     static constexpr bool spreads = true;  // keys, and the queries that are multiplied with them
 
     static __device__ __forceinline__ int high_at(int row) { return PAGE_SIZE * row / 32 * code_bytes; }

@@ -39,10 +39,6 @@ __device__ __forceinline__ void encode(float& to, float v) { to = v; }
 __device__ __forceinline__ void encode(__half& to, float v) { to = saturated_half(v); }
 __device__ __forceinline__ void encode(__nv_bfloat16& to, float v) { to = __float2bfloat16_rn(v); }
 
-__device__ __forceinline__ uint32_t saturated_half2(float x, float y) {
-    return half2_bits(__halves2half2(saturated_half(x), saturated_half(y)));
-}
-
 // Two bf16 -> halves.
 __device__ __forceinline__ uint32_t narrowed(uint32_t pair) {
     return saturated_half2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
@@ -77,6 +73,7 @@ struct CacheNumbers {
     static constexpr int block_bytes = 32 * sizeof(T);
     static constexpr int key_step = 1;  // pieces that are best read together
     static constexpr bool spreads = false;
+    static constexpr bool alone = true;  // a number is stored without regard to others
 
     template <int ROW, int N, int COUNT>
     struct Keys {
@@ -91,6 +88,16 @@ struct CacheNumbers {
             }
         }
         __device__ __forceinline__ uint4 get(int n, int i, int) const { return v[n][i]; }
+        // The key of position `at` of the strip of 16 (N is 2) is `key` [ROW].
+        __device__ __forceinline__ void put(int at, const __half* key, int g, int t) {
+            if (g != at / 4 * 2 + at % 2) return;
+#pragma unroll
+            for (int i = 0; i < COUNT; ++i) {
+                const uint4 halves = *reinterpret_cast<const uint4*>(key + i * 32 + 8 * t);
+                v[0][i] = at & 2 ? v[0][i] : halves;
+                v[1][i] = at & 2 ? halves : v[1][i];
+            }
+        }
     };
 
     template <int ROW, int COUNT>
@@ -121,8 +128,33 @@ struct CacheNumbers {
         __device__ __forceinline__ uint4 get(int n, int) const {
             return make_uint4(w[n][0].x, w[n][1].x, w[n][0].y, w[n][1].y);
         }
+        // The value of position `at` of the strip is `value` [ROW].
+        __device__ __forceinline__ void put(int at, const __half* value, int g, int t) {
+            if (t != at / 4) return;
+#pragma unroll
+            for (int n = 0; n < COUNT; ++n)
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    const uint32_t half = __half_as_ushort(value[n * 16 + 8 * h + g]);
+                    const uint32_t pair = __byte_perm(at & 2 ? w[n][h].y : w[n][h].x, half, at & 1 ? 0x5410 : 0x3254);
+                    w[n][h] = at & 2 ? make_uint2(w[n][h].x, pair) : make_uint2(pair, w[n][h].y);
+                }
+        }
     };
 
+    // One element of a position, and what it is read as from then on.
+    template <int ROW>
+    static __device__ __forceinline__ void store_key_element(uint8_t* page, int position, int e, float v) {
+        encode(reinterpret_cast<T*>(page)[position * ROW + e], v);
+    }
+    static __device__ __forceinline__ void store_value_element(uint8_t* page, int position, int e, float v) {
+        encode(reinterpret_cast<T*>(page)[e * PAGE_SIZE + position], v);
+    }
+    static __device__ __forceinline__ __half as_read(float v) {
+        T stored;
+        encode(stored, v);
+        return saturated_half(static_cast<float>(stored));
+    }
     static __device__ __forceinline__ void prefetch_keys(const uint8_t* page, int row, int position, int count,
                                                          int lane) {
         prefetch_lines(page + static_cast<size_t>(position) * row * sizeof(T), count * row * sizeof(T), lane);

@@ -39,27 +39,47 @@ __device__ __forceinline__ size_t page_offset(const RopeKv& p, const int* table,
 
 // The same as an address, of pages of any type with `row` elements a head.
 template <class Type>
-__device__ __forceinline__ uint8_t* page_of(const RopeKv& p, __half* pages, const int* table, int kv_head, int position,
-                                            int row) {
-    const int head = table[position / PAGE_SIZE] * p.n_head_kv + kv_head;
+__device__ __forceinline__ uint8_t* page_at(const RopeKv& p, __half* pages, int page, int kv_head, int row) {
+    const int head = page * p.n_head_kv + kv_head;
     return reinterpret_cast<uint8_t*>(pages) + static_cast<size_t>(head) * (row / 32 * PAGE_SIZE * Type::block_bytes);
 }
 
-// The rotation of a lane's pairs lane, lane + 32, ... at one position.
+template <class Type>
+__device__ __forceinline__ uint8_t* page_of(const RopeKv& p, __half* pages, const int* table, int kv_head, int position,
+                                            int row) {
+    return page_at<Type>(p, pages, table[position / PAGE_SIZE], kv_head, row);
+}
+
+// By how much a lane's pairs lane, lane + 32, ... turn from one position to the next.
+struct Turns {
+    uint64_t of[MAX_HEAD / 64];
+
+    __device__ __forceinline__ Turns(const RopeKv& p, int lane) {
+#pragma unroll
+        for (int j = 0; j < MAX_HEAD / 64; ++j) of[j] = lane + 32 * j < p.n_pairs ? load_now(p.turns + lane + 32 * j) : 0;
+    }
+};
+
+// The rotation of these pairs at one position.
 struct Rotation {
     float sine[MAX_HEAD / 64], cosine[MAX_HEAD / 64];
 
     __device__ __forceinline__ void prepare(const RopeKv& p, int position, int lane) {
 #pragma unroll
         for (int j = 0; j < MAX_HEAD / 64; ++j) {
-            const int i = lane + 32 * j;
-            if (i >= p.n_pairs) break;
-            prepare_pair(p, position, j, i);
+            if (lane + 32 * j >= p.n_pairs) break;
+            prepare_pair(p.turns[lane + 32 * j], position, j);
         }
     }
-    // Pair j of this lane is pair i of a head.
-    __device__ __forceinline__ void prepare_pair(const RopeKv& p, int position, int j, int i) {
-        const uint64_t turn = p.turns[i] * static_cast<uint64_t>(static_cast<int64_t>(position));
+    // The same from turns that were asked for before.
+    __device__ __forceinline__ void prepare(const RopeKv& p, const Turns& turns, int position) {
+#pragma unroll
+        for (int j = 0; j < MAX_HEAD / 64; ++j)
+            if (32 * j < p.n_pairs) prepare_pair(turns.of[j], position, j);
+    }
+    // Pair j of this lane.
+    __device__ __forceinline__ void prepare_pair(uint64_t turns, int position, int j) {
+        const uint64_t turn = turns * static_cast<uint64_t>(static_cast<int64_t>(position));
         const int half_turns = static_cast<int>(turn >> 32);  // times 2^-31, from -1 to 1
         sincospif(static_cast<float>(half_turns) * 4.656612873077393e-10f, &sine[j], &cosine[j]);
     }
@@ -77,6 +97,62 @@ struct Rotation {
         // Which product is not rounded is said, so that all kernels that turn heads give the same bits.
         return make_float2(fmaf(v.x, cosine[j], -(v.y * sine[j])) * p.magnitude,
                            fmaf(v.x, sine[j], v.y * cosine[j]) * p.magnitude);
+    }
+};
+
+// A head of a query or a key without a norm, on its way from its projection; by one warp. A lane has pairs lane,
+// lane + 32, ...: those that turn, then what is left.
+template <int ROW>
+struct Pairs {
+    static constexpr int COUNT = (ROW + 63) / 64;
+    float2 v[COUNT];
+
+    // The first element of a pair, and the distance of the other.
+    static __device__ __forceinline__ int first(const RopeKv& p, int i) { return p.neox && i < p.n_pairs ? i : 2 * i; }
+    static __device__ __forceinline__ int apart(const RopeKv& p, int i) {
+        return p.neox && i < p.n_pairs ? p.n_pairs : 1;
+    }
+    __device__ __forceinline__ void load(const RopeKv& p, int part, int index, int token, int lane) {
+        const int e = p.head_size, n = part == QUERY ? p.n_head : p.n_head_kv;
+        const float* from = p.projected[part] + (static_cast<size_t>(token) * n + index) * e;
+        const float* bias = p.bias[part];
+#pragma unroll
+        for (int j = 0; j < COUNT; ++j) {
+            const int i = lane + 32 * j, a = first(p, i), b = a + apart(p, i);
+            v[j] = make_float2(0.0f, 0.0f);
+            if (2 * i >= e) continue;
+            v[j] = make_float2(__ldcg(from + a), __ldcg(from + b));
+            if (bias != nullptr) v[j].x += bias[index * e + a], v[j].y += bias[index * e + b];
+        }
+    }
+    __device__ __forceinline__ void turn(const RopeKv& p, const Rotation& rotation, int lane) {
+#pragma unroll
+        for (int j = 0; j < COUNT; ++j)
+            if (lane + 32 * j < p.n_pairs) v[j] = rotation.turn(p, j, v[j]);
+    }
+    __device__ __forceinline__ void store(const RopeKv& p, __half* to, int lane) const {
+#pragma unroll
+        for (int j = 0; j < COUNT; ++j) {
+            const int i = lane + 32 * j, a = first(p, i);
+            if (2 * i >= p.row) break;
+            const uint32_t pair = saturated_half2(v[j].x, v[j].y);
+            if (apart(p, i) == 1) {
+                *reinterpret_cast<uint32_t*>(to + a) = pair;
+            } else {
+                to[a] = __ushort_as_half(static_cast<unsigned short>(pair));
+                to[a + apart(p, i)] = __ushort_as_half(static_cast<unsigned short>(pair >> 16));
+            }
+        }
+    }
+    // take(element, value) of each.
+    template <class Take>
+    __device__ __forceinline__ void each(const RopeKv& p, int lane, Take take) const {
+#pragma unroll
+        for (int j = 0; j < COUNT; ++j) {
+            const int i = lane + 32 * j, a = first(p, i);
+            if (2 * i >= p.row) break;
+            take(a, v[j].x), take(a + apart(p, i), v[j].y);
+        }
     }
 };
 
@@ -127,12 +203,11 @@ __device__ __forceinline__ void prepare_head(const RopeKv& p, int part, int inde
 
 // A prepared key or value goes to its page; by one warp.
 template <class K, class V>
-__device__ __forceinline__ void store_head(const RopeKv& p, int part, int kv_head, int token, int position,
+__device__ __forceinline__ void store_head(const RopeKv& p, int part, int kv_head, int page, int position,
                                            const float* head, int lane) {
-    const int* table = p.page_tables + p.sequences[token] * p.table_stride;
     const int slot = position % PAGE_SIZE;
     if (part == KEY)
-        K::store_key(page_of<K>(p, p.k_pages, table, kv_head, position, p.row), p.row, slot, head, lane);
+        K::store_key(page_at<K>(p, p.k_pages, page, kv_head, p.row), p.row, slot, head, lane);
     else
-        V::store_value(page_of<V>(p, p.v_pages, table, kv_head, position, p.row), p.row, slot, head, lane);
+        V::store_value(page_at<V>(p, p.v_pages, page, kv_head, p.row), p.row, slot, head, lane);
 }

@@ -57,44 +57,6 @@ __device__ __forceinline__ void store_values(const RopeKv& p, int kv_head, int f
     for (int i = lane; i < p.row; i += 32) store_column(p, page, kv_head, first, position, i);
 }
 
-// A head of a query or a key without a norm, on its way from its projection to halves; by one warp. A lane has pairs
-// lane, lane + 32, ...: those that turn, then what is left.
-struct Pairs {
-    float2 v[MAX_HEAD / 64];
-
-    // The first element of a pair, and the distance of the other.
-    static __device__ __forceinline__ int first(const RopeKv& p, int i) { return p.neox && i < p.n_pairs ? i : 2 * i; }
-    static __device__ __forceinline__ int apart(const RopeKv& p, int i) {
-        return p.neox && i < p.n_pairs ? p.n_pairs : 1;
-    }
-    __device__ __forceinline__ void load(const RopeKv& p, const Which& which, int token, int lane) {
-        const int e = p.head_size, n = which.part == QUERY ? p.n_head : p.n_head_kv;
-        const float* from = p.projected[which.part] + (static_cast<size_t>(token) * n + which.index) * e;
-        const float* bias = p.bias[which.part];
-#pragma unroll
-        for (int j = 0; j < MAX_HEAD / 64; ++j) {
-            const int i = lane + 32 * j, a = first(p, i), b = a + apart(p, i);
-            v[j] = make_float2(0.0f, 0.0f);
-            if (2 * i >= e) continue;
-            v[j] = make_float2(__ldcg(from + a), __ldcg(from + b));
-            if (bias != nullptr) v[j].x += bias[which.index * e + a], v[j].y += bias[which.index * e + b];
-        }
-    }
-    __device__ __forceinline__ void store(const RopeKv& p, const Rotation& rotation, __half* to, int lane) const {
-#pragma unroll
-        for (int j = 0; j < MAX_HEAD / 64; ++j) {
-            const int i = lane + 32 * j, a = first(p, i);
-            if (2 * i >= p.row) break;
-            const float2 turned = i < p.n_pairs ? rotation.turn(p, j, v[j]) : v[j];
-            const __half2 pair = __halves2half2(saturated_half(turned.x), saturated_half(turned.y));
-            if (apart(p, i) == 1)
-                *reinterpret_cast<__half2*>(to + a) = pair;
-            else
-                to[a] = __low2half(pair), to[a + apart(p, i)] = __high2half(pair);
-        }
-    }
-};
-
 // A warp takes heads of one token, each the grid's warps further on: the angles are found once. Values of tokens that are
 // together are left to the first of them.
 // grid (at most ceil((H + 2 G) / HEAD_WARPS), T)
@@ -123,16 +85,17 @@ __global__ void __launch_bounds__(HEAD_WARPS * 32, both_halves<K, V> ? 8 : 6) ro
         if (both_halves<K, V> && which.part != VALUE && p.norm[which.part] == nullptr) {
             uint8_t* page = page_of<K>(p, p.k_pages, table, which.index, position, p.row);
             __half* k = reinterpret_cast<__half*>(page) + static_cast<size_t>(position % PAGE_SIZE) * p.row;
-            Pairs pairs;
-            pairs.load(p, which, token, lane);
-            pairs.store(p, rotation, which.part == QUERY ? q : k, lane);
+            Pairs<MAX_HEAD> pairs;
+            pairs.load(p, which.part, which.index, token, lane);
+            pairs.turn(p, rotation, lane);
+            pairs.store(p, which.part == QUERY ? q : k, lane);
             continue;
         }
         prepare_head<K>(p, which.part, which.index, token, rotation, head, lane);
         if (which.part == QUERY)
             for (int e = lane; e < p.row; e += 32) q[e] = saturated_half(head[e]);
         else
-            store_head<K, V>(p, which.part, which.index, token, position, head, lane);
+            store_head<K, V>(p, which.part, which.index, table[position / PAGE_SIZE], position, head, lane);
         __syncwarp();
     }
 }
@@ -194,7 +157,7 @@ __global__ void __launch_bounds__(TOGETHER * 32, 3) rope_kv_whole(const RopeKv p
     const bool together = are_together(p, first, n_tokens, lane);
     Rotation rotation;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) rotation.prepare_pair(p, position, j, Quads::pair_of<E>(p.neox, l, j));
+    for (int j = 0; j < 4; ++j) rotation.prepare_pair(p.turns[Quads::pair_of<E>(p.neox, l, j)], position, j);
     grid_dependency_wait();
     const int page = p.page_tables[p.sequences[token] * p.table_stride + position / PAGE_SIZE] * p.n_head_kv;
     const int end = there ? p.n_head + p.n_head_kv : 0;

@@ -32,6 +32,8 @@ class AttendParameters(ctypes.Structure):
         ("workspace", ctypes.c_uint64),
         ("counters", ctypes.c_uint64),
         ("heads_per_tile", ctypes.c_int),
+        ("group", ctypes.c_int),
+        ("parts", ctypes.c_int),
         ("window", ctypes.c_int),
         ("scale", ctypes.c_float),
         ("soft_cap", ctypes.c_float),
@@ -134,7 +136,7 @@ class Attend:
         self.shared = self.warps * per_warp
         self.alone = heads.row <= TOKEN_ROW and self.heads_per_tile <= TOKEN_HEADS
         self.token_warps = next(
-            w for w in (16, 8, 4, 2, 1) if token_shared(heads, w) + 4096 <= shared or w == 1
+            w for w in (8, 4, 2, 1) if token_shared(heads, w) + 4096 <= shared or w == 1
         )
         places = max_split_tiles * self.head_tiles
         self._workspace = device.alloc(
@@ -180,6 +182,8 @@ class Attend:
             workspace=self._workspace.address,
             counters=self._counters.address,
             heads_per_tile=self.heads_per_tile,
+            group=self.heads.n_head // self.heads.n_head_kv,
+            parts=self.head_tiles // self.heads.n_head_kv,
             window=a.window,
             scale=a.scale,
             soft_cap=a.soft_cap,
@@ -199,4 +203,4 @@ class Attend:
 def token_shared(heads: Heads, warps: int) -> int:
     """Bytes of shared memory of a block that attends for one token (cuda/attend_token.cuh)."""
     group = heads.n_head // heads.n_head_kv
-    return warps * min(group, TOKEN_HEADS) * (heads.row + 2) * 4 + TOKEN_HEADS * heads.row * 2
+    return warps * min(group, TOKEN_HEADS) * (heads.row + 2) * 4 + (TOKEN_HEADS + 2) * heads.row * 2
