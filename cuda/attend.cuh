@@ -49,12 +49,12 @@ struct Rows {
     __device__ __forceinline__ int head(int r) const { return first_head + (n_rows == heads ? r : r % heads); }
 };
 
-// One of up to MOST results of attention for a row, elements e and e + 1, made one in the order they have.
+// Up to MOST results of attention for a row, whose elements e and e + 1 become one, in the order they have.
 template <int MOST>
 struct Merging {
     float2 values[MOST], ends[MOST];  // the elements; maximum and sum
 
-    // Those of [n][...] whose rows begin at row + i * stride. All are on their way before the first is needed.
+    // Of n rows [size + 2] that begin at row + i * stride. All are on their way before the first is needed.
     template <class Load>
     __device__ __forceinline__ void load(const float* row, int stride, int size, int e, int n, Load load) {
 #pragma unroll

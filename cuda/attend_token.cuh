@@ -197,8 +197,8 @@ __device__ __forceinline__ void prefetch_strip(const Attend& p, const Rows& rows
 }
 
 // Head group `index` of `count`, part `split` of the context. `parts`: shared, [TOKEN_WARPS][rows.heads][ROW + 2]
-// floats, then q, then the newest key and value. Nothing but the newest key and value waits for
-// the kernels before: each warp's first strip is in registers by then.
+// floats, then q, then the newest key and value. Only these wait for the kernels before: each warp's first strip is in
+// registers by then.
 template <int ROW, class K, class V>
 __device__ void attend_token(const Attend& p, const AttendTile& tile, const Rows& rows, const TokenContext& context,
                              int index, int count, int split, float* parts) {

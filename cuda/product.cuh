@@ -16,7 +16,6 @@ struct Segment {
 // What every product is of; a kernel's own parameters come behind it.
 struct Matrices {
     Segment segment[3];
-    int n_segments;
     int n_tiles;  // tile rows of all segments together; GLU: of each
     int n_tokens;
     int k;

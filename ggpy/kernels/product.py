@@ -34,7 +34,6 @@ class Matrices(ctypes.Structure):
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
         ("segment", Segment * 3),
-        ("n_segments", ctypes.c_int),
         ("n_tiles", ctypes.c_int),
         ("n_tokens", ctypes.c_int),
         ("k", ctypes.c_int),
@@ -71,6 +70,6 @@ class Matrices(ctypes.Structure):
             tiles += w.tile_rows
         for segment, out in zip(self.segment, outs, strict=False):
             segment.out = address(out)
-        self.n_segments, self.n_tiles = len(weights), first.tile_rows if glu else tiles
+        self.n_tiles = first.tile_rows if glu else tiles
         self.n_tokens, self.activation = n_tokens, ACTIVATIONS[activation]
         self.k, self.n_chunk = first.k, first.layout.chunks(first.k)
