@@ -6,6 +6,7 @@ import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -291,6 +292,24 @@ def test_kernels_are_known_before_they_run() -> None:
     assert {json.dumps(w) for w in wishes.wishes} == {json.dumps(w) for w in asked}
     tokens = [w["expressions"] for w in wishes.wishes if w["source_name"] == "mul_mat_vec_q.cu"]
     assert len(tokens) == 3, "an instance for 1, 8 and 3 tokens each"
+
+
+@pytest.mark.parametrize(
+    ("arch", "shared", "some"),
+    [
+        ("sm_75", 64, "mul_mat_tile.cu"),
+        ("sm_86", 99, "mul_mat_q.cu"),
+        ("sm_90a", 227, "attend_prompt_wgmma.cu"),
+    ],
+)
+def test_every_case_is_known_before_it_runs(arch: str, shared: int, some: str) -> None:
+    """On each kind of GPU, also what only it takes."""
+    gpu = SimpleNamespace(arch=arch, sm_count=132, shared_bytes=shared << 10)
+    wishes = c.Wishes(gpu)
+    operands = Operands(wishes)
+    for one in model_cases():
+        one.prepare(operands)()
+    assert some in {wish["source_name"] for wish in wishes.wishes}
 
 
 def test_compiling_ahead_fills_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
