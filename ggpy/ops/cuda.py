@@ -1,10 +1,10 @@
 """The ops on a GPU: which kernel computes each, and where its operands lie.
 
-A decode step of single tokens is captured as a CUDA graph per shape and replayed; all that changes
-from step to step (ids, positions, page tables, how attention is split) is one small upload. One
-token alone is normalised inside the products; several go through a norm kernel, with the same bits.
-Activations between ops are halves where they are only multiplied with, floats where they are added
-up. Policy only: grids and memory layouts belong to ggpy/kernels.
+Steps that repeat are captured as CUDA graphs and replayed (cuda_graphs); all that changes from step
+to step (ids, positions, page tables, how attention is split) is one small upload. One token alone
+is normalised inside the products; several go through a norm kernel, with the same bits. Activations
+between ops are halves where they are only multiplied with, floats where they are added up. Policy
+only: grids and memory layouts belong to ggpy/kernels.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from ..sampling import Sampler
 from . import cuda_memory
 from .cuda_arrays import Array, Matrix, Memory, Projected, Sampled
 from .cuda_gemm import Gemm
+from .cuda_graphs import Graphs
 from .cuda_pages import Pages
 from .cuda_products import Activations, Products
 from .cuda_prompts import Prompts
@@ -50,7 +51,7 @@ from .interface import (
     Step,
 )
 
-GRAPH_TOKENS = 64  # steps of at most this many single tokens become graphs
+GRAPH_TOKENS = 64  # of steps of at most this many single tokens every shape stays recorded
 
 
 class Cuda:
@@ -82,8 +83,7 @@ class Cuda:
         self._sampling = Sampling(device)
         self._uploader: Uploader | None = Uploader(device)
         self._scratch: dict[str, Buffer] = {}
-        self._graphs: dict[tuple, Any] = {}
-        self._seen: set[tuple] = set()
+        self._graphs = Graphs(device)
         self._ropes: dict[int, tuple[Rope, Buffer]] = {}
         self._steps: StepUpload | None = None
         self._batch: Batch | None = None
@@ -158,7 +158,7 @@ class Cuda:
         self._pages = Pages(self.device, self._heads, shape, halved)
         self._prompts = Prompts(self._attend, self._pages.halves)
         prompts_from = self._prompts.from_tokens if there else None
-        self._steps = StepUpload(self.device, self._heads, self._drop_graphs, prompts_from)
+        self._steps = StepUpload(self.device, self._heads, self._graphs.forget, prompts_from)
 
     def _prompts_of(self, heads: Heads) -> tuple[bool, bool]:
         """Whether prompts have attention of their own, and whether pages become halves for it."""
@@ -180,38 +180,20 @@ class Cuda:
         self._products.prompt = not (batch.alone or self.batch_invariant)
         if not repeat:
             return forward(step)
-        key = (batch.n_tokens, batch.memory.stride)
-        if not batch.alone or batch.n_tokens > GRAPH_TOKENS or not batch.all_rows:
+        rare = not (batch.alone and batch.all_rows and batch.n_tokens <= GRAPH_TOKENS)
+        if rare and not self._products.may_be_recorded:
             return forward(step)
-        if key in self._graphs:
-            graph, result = self._graphs[key]
-            graph.launch()
-            return result
-        if key not in self._seen:
-            self._seen.add(key)  # compiles and allocates what the recording must not
-            return forward(step)
-        with self.device.capture() as graph:
-            result = forward(step)
-        self._graphs[key] = graph, result
-        graph.launch()
-        return result
+        return self._graphs.run(batch.shape, rare, lambda: forward(step))
 
     def _room(self, name: str, nbytes: int) -> Buffer:
         """Scratch memory of at least nbytes; its address stays as long as it is large enough."""
         buffer = self._scratch.get(name)
         if buffer is None or buffer.nbytes < nbytes:
-            self._drop_graphs()
+            self._graphs.forget()
             self.device.synchronize()
             self._scratch.pop(name, None)
             buffer = self._scratch[name] = self.device.alloc(nbytes, name)
         return buffer
-
-    def _drop_graphs(self) -> None:
-        """Recorded addresses are about to change."""
-        if self._graphs:
-            self.device.synchronize()
-        self._graphs.clear()
-        self._seen.clear()
 
     def _float(self, name: str, rows: int, columns: int) -> Array:
         return Array(self._room(name, 4 * rows * columns), np.float32, (rows, columns), columns)

@@ -86,6 +86,11 @@ class Products:
         mine = w.tiles is None and w.scale is None and not self.keeps_blocks(w.in_blocks.format)
         return mine and (many or self.hopper.takes(n_tokens)) and can_be_halves(w.k)
 
+    @property
+    def may_be_recorded(self) -> bool:
+        """Whether products of many tokens may be part of a graph: cuBLAS' are not."""
+        return self._cublas is None
+
     def together(self, weights: list[Matrix], n_tokens: int) -> bool:
         """Whether one launch can multiply all of them."""
         if any(self._by_cublas(w, n_tokens) for w in weights):

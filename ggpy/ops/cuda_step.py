@@ -34,6 +34,7 @@ NOTHING = np.zeros(0, np.int32), np.zeros(0, np.int32)
 class Batch:
     """A step's integers on the device, and the sizes that decide which kernels run."""
 
+    shape: tuple[int, ...]  # steps that have the same run the same kernels on the same addresses
     n_tokens: int
     n_rows: int
     n_tiles: int
@@ -93,7 +94,7 @@ class StepUpload:
             if len(self._batches) >= MAX_KEPT:
                 self._batches.clear()
             at = [device.at(4 * offset) for offset in offsets[:-1]]
-            self._batches[key] = _batch(at, sizes, tables.shape, split)
+            self._batches[key] = _batch(key, at, sizes, tables.shape, split)
         return self._batches[key]
 
     def _plan(self, step: Step) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
@@ -134,11 +135,18 @@ class StepUpload:
         return host, self._buffer
 
 
-def _batch(at: Sequence[Memory], sizes: list[int], tables: tuple[int, ...], split: bool) -> Batch:
+def _batch(
+    shape: tuple[int, ...],
+    at: Sequence[Memory],
+    sizes: list[int],
+    tables: tuple[int, ...],
+    split: bool,
+) -> Batch:
     """What upload returns, for parts of these sizes at these places and tables[S, P]."""
     ids, positions, sequences, rows, tables_at, tiles, prompt_tiles, halved, halved_tables = at
     memory = BatchMemory(positions, sequences, tables_at, tables[1])
     return Batch(
+        shape=shape,
         n_tokens=sizes[0],
         n_rows=sizes[3],
         n_tiles=sizes[5] // 4,

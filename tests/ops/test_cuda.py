@@ -144,6 +144,18 @@ def test_graphs_are_recorded_again_when_memory_moves(pair, captures):
     assert len(captures) == 2, "the large step moved memory, the last one did not"
 
 
+@pytest.mark.parametrize("pair", ["llama", "gemma2"], indirect=True)
+def test_parts_of_a_long_prompt_are_recorded(pair, captures):
+    """Parts of one shape, at other positions; between them sequences of other lengths, with as many
+    tokens in all, whose logits are wanted each second time. Each shape is recorded once.
+    """
+    pair.step([(ids_of(40), 0, [5, 6])], list(range(40)))  # memory stays where it is from here on
+    for i in range(6):
+        pair.step([(ids_of(16, i), 16 * i, [7, 1])])
+        pair.step([(ids_of(9, i), 0, [3, 4]), (ids_of(7, i), 0, [0, 2])], [8, 15] if i % 2 else [])
+    assert len(captures) == 3
+
+
 @pytest.mark.parametrize("pair", ["qwen3"], indirect=True)
 def test_only_some_rows(pair):
     """Rows in the middle, and one decoded sequence of which nothing is wanted."""

@@ -1,0 +1,64 @@
+"""Steps that repeat, recorded as CUDA graphs: what launches a step's kernels costs the processor
+more than the GPU takes for those of a small model.
+
+Everything that changes between steps of one shape is in memory whose address stays. Knows nothing
+of models: a step is a function that launches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from .cuda_arrays import Array
+
+RARE_KEPT = 16  # graphs of steps whose shape seldom comes again
+MOST_SHAPES = 1024  # that are remembered without a graph
+
+
+class Graphs:
+    """Of one device; call forget() before an address changes that steps were recorded with."""
+
+    def __init__(self, device: Any) -> None:
+        self.device = device
+        self._graphs: dict[Hashable, tuple[Any, Array]] = {}
+        self._rare: dict[Hashable, None] = {}  # shapes that have graphs, the oldest first
+        self._seen: set[Hashable] = set()
+
+    def run(self, shape: Hashable, rare: bool, launch: Callable[[], Array]) -> Array:
+        """launch(), or what was recorded of it at the second step of a shape: then the result is at
+        the same address each time. rare: of such shapes the oldest graphs are forgotten.
+        """
+        if shape in self._graphs:
+            graph, result = self._graphs[shape]
+            graph.launch()
+            return result
+        if shape not in self._seen:
+            if len(self._seen) >= MOST_SHAPES:
+                self._seen.clear()
+            self._seen.add(shape)  # compiles and allocates what the recording must not
+            return launch()
+        if rare:
+            self._make_room()
+            self._rare[shape] = None
+        with self.device.capture() as graph:
+            result = launch()
+        self._graphs[shape] = graph, result
+        graph.launch()
+        return result
+
+    def _make_room(self) -> None:
+        """For one more graph of a rare step."""
+        while len(self._rare) >= RARE_KEPT:
+            oldest = next(iter(self._rare))
+            self.device.synchronize()
+            del self._rare[oldest], self._graphs[oldest]
+            self._seen.discard(oldest)
+
+    def forget(self) -> None:
+        """Wait for the steps under way, and record again what comes."""
+        if self._graphs:
+            self.device.synchronize()
+        self._graphs.clear()
+        self._rare.clear()
+        self._seen.clear()
