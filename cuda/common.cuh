@@ -339,6 +339,21 @@ __device__ __forceinline__ void cp_async(void* shared, const void* global, int v
         static_cast<uint32_t*>(shared)[i] = 4 * i < valid ? static_cast<const uint32_t*>(global)[i] : 0u;
 #endif
 }
+// 16 bytes, by the lanes where `there` holds; without a branch.
+__device__ __forceinline__ void cp_async_where(bool there, void* shared, const void* global AND_CALLER) {
+#if ARCH >= 800 && !EMULATED
+    asm volatile(
+        "{\n"
+        ".reg .pred there;\n"
+        "setp.ne.u32 there, %2, 0;\n"
+        "@there cp.async.cg.shared.global [%0], [%1], 16;\n"
+        "}\n" ::"r"(shared_address(shared)),
+        "l"(global), "r"(static_cast<uint32_t>(there))
+        : "memory");
+#else
+    if (there) cp_async<16>(shared, global, 16 FORWARD_CALLER);
+#endif
+}
 // Ends a group of copies.
 __device__ __forceinline__ void cp_async_commit() {
 #if EMULATED

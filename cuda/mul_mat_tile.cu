@@ -110,10 +110,8 @@ __device__ __forceinline__ void copy_chunk(Walk& walk, uint8_t* to, int lane) {
         const uint8_t* from = walk.tile_row + static_cast<uint32_t>(walk.chunk * T::BYTES);
 #pragma unroll
         for (int i = 0; i < whole_lines; ++i) cp_async<16>(to + i * 512 + lane * 16, from + i * 512 + lane * 16);
-        if constexpr (rest > 0) {  // what is left is less than all lanes can copy: some copy the same, without a branch
-            const int at = whole_lines * 512 + min(lane, rest - 1) * 16;
-            cp_async<16>(to + at, from + at);
-        }
+        const int at = whole_lines * 512 + lane * 16;
+        if constexpr (rest > 0) cp_async_where(lane < rest, to + at, from + at);
         walk.next();
     }
     cp_async_commit();
