@@ -16,6 +16,7 @@
 #pragma once
 #include "activation.cuh"
 #include "product.cuh"
+#include "shares.cuh"
 #include "tile.cuh"
 
 constexpr int CODES_STEP = 128;                        // columns of a step of x, and of a chunk of weights
@@ -30,7 +31,7 @@ struct Product : Matrices {
     uint32_t* ready;
     int first_token;
     int end_token;  // of a launch: outputs of first_token ... end_token - 1 are written
-    int token_blocks, n_blocks, rounds;
+    Dealt dealt;    // mul_mat_w8a8_wgmma.cu
     float eps;
     float soft_cap;  // STORE: cap * tanh(y / cap); 0 is none
 };

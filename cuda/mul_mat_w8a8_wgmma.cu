@@ -8,7 +8,6 @@
 //
 // Epilogues: STORE (float out = y), ADD (float out += y), GLU (half out = act(gate) * up). There a warp has rows 8 h
 // ... 8 h + 7 of a tile row of gate and the same of up, so a thread has both factors.
-#include "shares.cuh"
 #include "wgmma_w8a8.cuh"
 
 constexpr int GROUPS = 2;                      // warpgroups that multiply
@@ -61,15 +60,11 @@ struct TileRow {
     }
 };
 
-__device__ __forceinline__ Shares shares_of(const Product& p) {
-    return Shares(p.n_blocks, p.token_blocks, p.rounds, p.n_chunk);
-}
-
 // One warp: lane i copies tile row i.
 template <int TOKENS, int EPILOGUE>
 __device__ __forceinline__ void copy_weights(const Product& p, const Room<TOKENS, EPILOGUE>& room, int lane) {
     Place<Room<TOKENS, EPILOGUE>::STAGES> place;
-    for (Shares share = shares_of(p); share.next();) {
+    for (Shares share(p.dealt); share.next();) {
         const TileRow<EPILOGUE> tile(p, share.row_block(), lane % TILES);
         for (int stage = share.first; stage < share.last; ++stage, place.next()) {
             uint64_t* full = room.full + place.stage;
@@ -92,7 +87,7 @@ template <int TOKENS, int EPILOGUE>
 __device__ __forceinline__ void copy_x(const Product& p, const Room<TOKENS, EPILOGUE>& room) {
     using R = Room<TOKENS, EPILOGUE>;
     Place<R::STAGES> place;
-    for (Shares share = shares_of(p); share.next();) {
+    for (Shares share(p.dealt); share.next();) {
         const int token = share.token_block() * TOKENS;
         const int bytes = min(TOKENS, codes_tokens(p.n_tokens) - token) * CODES_STEP;
         for (int stage = share.first; stage < share.last; ++stage, place.next()) {
@@ -291,13 +286,13 @@ __global__ void __launch_bounds__(W_THREADS, 1) mul_mat_w8a8_wgmma(const Product
         grid_dependency_wait();
         Consumer<VALUES, TOKENS, EPILOGUE> consumer(p, room);
         const LeftSums<typename Codes8<VALUES>::Sum, TOKENS / 2, MULTIPLIERS> left{p.partial, p.ready};
-        for (Shares share = shares_of(p); share.next();) {
+        for (Shares share(p.dealt); share.next();) {
             consumer.run(share);
-            if (share.first > 0) {
+            if (!share.begins()) {
                 left.leave(consumer.acc);
                 continue;
             }
-            if (share.last < share.stages) left.collect(consumer.acc, share.behind());
+            if (!share.ends()) left.collect(consumer.acc, share.behind());
             consumer.write(share);
         }
     }

@@ -7,9 +7,7 @@
 // and activations, 64 columns of TOKENS tokens, lie in two rings in shared memory; one warp each fills them with bulk
 // copies, that of the weights without waiting for the kernel that makes x.
 //
-// Work is tiles of output (128 rows, TOKENS tokens). Blocks take whole ones for some rounds, in turn. The tiles that are
-// left are cut into stages of K, all in a row, of which each block takes an equal stretch: one that begins inside a tile
-// leaves its sums to the block that began the tile, which adds them in the order of K. Runs repeat bit by bit.
+// shares.cuh says which stages of which tiles of output (128 rows, TOKENS tokens) are this block's.
 //
 // Epilogues: STORE (float out = y), ADD (float out += y), GLU (half out = act(gate) * up). There a warp has rows 8 h
 // ... 8 h + 7 of a tile row of gate and the same of up, so a thread has both factors. It writes rows of halves, or
@@ -17,6 +15,7 @@
 #include "activation.cuh"
 #include "packed.cuh"
 #include "product.cuh"
+#include "shares.cuh"
 #include "tile.cuh"
 #include "wgmma.cuh"
 
@@ -36,12 +35,10 @@ constexpr int SHARED = TOKENS <= 64 ? 112 << 10 : 226 << 10;
 
 struct Product : Matrices {
     const uint8_t* x;       // packed
-    float* partial;         // of split tiles: [block][sum / 4][thread][4]
-    uint32_t* ready;        // whether they are there: [block][warp], 0 between launches
-    int token_blocks;
-    int n_blocks;  // tiles of output
-    int rounds;    // of whole tiles; those that are left are split
-    int order;     // GLU: of the output
+    float* partial;         // of tiles that are cut: LeftSums
+    uint32_t* ready;
+    Dealt dealt;
+    int order;  // GLU: of the output
 };
 
 // A stage of the ring of weights: a chunk of each tile row; of halves, two.
@@ -51,7 +48,6 @@ struct Stage {
     static constexpr int STEPS = CHUNKS * T::CHUNK_K / STEP;
     static constexpr int TILE_BYTES = CHUNKS * T::BYTES;
     static constexpr int BYTES = TILES * TILE_BYTES;
-    static __device__ __forceinline__ int count(const Product& p) { return (p.n_chunk + CHUNKS - 1) / CHUNKS; }
 };
 
 // The shared memory: both rings hold about as many columns. A stage of x has X_STEPS times 64 columns: more of them
@@ -88,38 +84,6 @@ struct Room {
     }
 };
 
-// The work of a block, tile after tile: stages first ... last - 1 of K.
-template <class T>
-struct Work {
-    const Product& p;
-    int stages, tile, first, last, round, at, end;
-
-    // Where block b begins, in stages over the tiles that are split.
-    __device__ __forceinline__ int begin(int b) const {
-        const int blocks = gridDim.x, all = max(0, p.n_blocks - p.rounds * blocks) * stages;
-        return b * (all / blocks) + min(b, all % blocks);
-    }
-    __device__ __forceinline__ int first_split() const { return p.rounds * gridDim.x; }
-
-    __device__ __forceinline__ Work(const Product& product) : p(product), stages(Stage<T>::count(product)), round(0) {
-        at = begin(blockIdx.x), end = begin(blockIdx.x + 1);
-    }
-    __device__ __forceinline__ bool next() {
-        if (round < p.rounds) {
-            tile = blockIdx.x + round++ * gridDim.x, first = 0, last = stages;
-            return tile < p.n_blocks;
-        }
-        if (at >= end) return false;
-        tile = first_split() + at / stages, first = at % stages, last = min(stages, first + end - at);
-        at += last - first;
-        return true;
-    }
-    // Where the tile ends, as `begin` counts.
-    __device__ __forceinline__ int tile_end() const { return (tile - first_split() + 1) * stages; }
-    __device__ __forceinline__ int row_block() const { return tile / p.token_blocks; }
-    __device__ __forceinline__ int token_block() const { return tile % p.token_blocks; }
-};
-
 // Tile row i of a block: where it lies and where its outputs go. Past the end it repeats the last one, unwritten.
 struct TileRow {
     const uint8_t* chunks;
@@ -148,9 +112,9 @@ template <class T, int TOKENS, int EPILOGUE>
 __device__ __forceinline__ void copy_weights(const Product& p, const Room<T, TOKENS, EPILOGUE>& room, int lane) {
     using S = Stage<T>;
     Place<Room<T, TOKENS, EPILOGUE>::W_STAGES> place;
-    for (Work<T> work(p); work.next();) {
-        const TileRow tile = TileRow::of<T, EPILOGUE>(p, work.row_block(), lane % TILES);
-        for (int stage = work.first; stage < work.last; ++stage, place.next()) {
+    for (Shares share(p.dealt); share.next();) {
+        const TileRow tile = TileRow::of<T, EPILOGUE>(p, share.row_block(), lane % TILES);
+        for (int stage = share.first; stage < share.last; ++stage, place.next()) {
             // Waiting again, in later turns of the ring, costs nothing: what would count the stages costs registers.
             if (BLOCKS<TOKENS> > 1 && place.stage == EARLY<T>) grid_dependency_wait();
             mbarrier_wait(room.w_free + place.stage, place.parity ^ 1);
@@ -177,10 +141,10 @@ __device__ __forceinline__ void copy_x(const Product& p, const Room<T, TOKENS, E
     using R = Room<T, TOKENS, EPILOGUE>;
     Place<R::X_STAGES> place;
     const int n_tokens = (p.n_tokens + 7) / 8 * 8;
-    for (Work<T> work(p); work.next();) {
-        const int token = work.token_block() * TOKENS, bytes = min(TOKENS, n_tokens - token) * ROW;
-        const int end = work.last * Stage<T>::STEPS;
-        for (int step = work.first * Stage<T>::STEPS; step < end; step += R::X_STEPS, place.next()) {
+    for (Shares share(p.dealt); share.next();) {
+        const int token = share.token_block() * TOKENS, bytes = min(TOKENS, n_tokens - token) * ROW;
+        const int end = share.last * Stage<T>::STEPS;
+        for (int step = share.first * Stage<T>::STEPS; step < end; step += R::X_STEPS, place.next()) {
             mbarrier_wait(room.x_free + place.stage, place.parity ^ 1);
             mbarrier_arrive_expect(room.x_full + place.stage, R::X_STEPS * bytes);
 #pragma unroll
@@ -397,68 +361,27 @@ struct Consumer {
             }
         }
     }
-    __device__ __forceinline__ void run(const Work<T>& work) {
+    __device__ __forceinline__ void run(const Shares& share) {
 #pragma unroll
         for (int i = 0; i < TOKENS / 2; ++i) acc[i] = 0.0f;
         used = -1;
         convert<0>();
-        for (int stage = work.first; stage < work.last; ++stage) steps<0>(stage + 1 < work.last);
+        for (int stage = share.first; stage < share.last; ++stage) steps<0>(stage + 1 < share.last);
         wgmma_wait<0>();
         release_x();
     }
 
-    // The sums of block b, whose first tile another one began.
-    __device__ __forceinline__ float4* partial(int b) const {
-        return reinterpret_cast<float4*>(p.partial) + static_cast<size_t>(b) * (TOKENS / 8) * 128 * GROUPS + threadIdx.x;
-    }
-    __device__ __forceinline__ void leave() const {
-        float4* to = partial(blockIdx.x);
-#pragma unroll
-        for (int i = 0; i < TOKENS / 8; ++i)
-            __stcg(to + i * 128 * GROUPS, make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]));
-        __syncwarp();
-        if (lane == 0) store_release(p.ready + blockIdx.x * TILES + warp, 1);
-    }
-    // Adds what the blocks behind this one left of its last tile.
-    __device__ __forceinline__ void collect(const Work<T>& work) {
-        const int end = work.tile_end();
-        int after = blockIdx.x + 1;  // the last of them, and one
-        while (after < gridDim.x && work.begin(after) < end) ++after;
-        for (int b = blockIdx.x + 1 + lane; b < after; b += 32) {
-            uint32_t* ready = p.ready + b * TILES + warp;
-            while (load_acquire(ready) == 0) spin_wait();
-            *ready = 0;
-        }
-        __syncwarp();
-        constexpr int AT_ONCE = TOKENS >= 64 ? 1 : 64 / TOKENS;
-        for (int b = blockIdx.x + 1; b < after; b += AT_ONCE) {
-            float4 v[AT_ONCE][TOKENS / 8];
-#pragma unroll
-            for (int j = 0; j < AT_ONCE; ++j)
-#pragma unroll
-                for (int i = 0; i < TOKENS / 8; ++i)
-                    if (b + j < after) v[j][i] = __ldcg(partial(b + j) + i * 128 * GROUPS);
-#pragma unroll
-            for (int j = 0; j < AT_ONCE; ++j)
-#pragma unroll
-                for (int i = 0; i < TOKENS / 8; ++i)
-                    if (b + j < after)
-                        acc[4 * i] += v[j][i].x, acc[4 * i + 1] += v[j][i].y, acc[4 * i + 2] += v[j][i].z,
-                            acc[4 * i + 3] += v[j][i].w;
-        }
-    }
-
-    __device__ __forceinline__ void write(const Work<T>& work) {
+    __device__ __forceinline__ void write(const Shares& share) {
         if constexpr (EPILOGUE == GLU)
-            write_gated(work);
+            write_gated(share);
         else
-            write_sums(work);
+            write_sums(share);
     }
     // Sum 4 i + e is of row g + 8 (e / 2) of the warp and token 8 i + 2 t + e % 2 of the block.
-    __device__ __forceinline__ void write_sums(const Work<T>& work) const {
-        const TileRow mine = TileRow::of<T, EPILOGUE>(p, work.row_block(), warp);
+    __device__ __forceinline__ void write_sums(const Shares& share) const {
+        const TileRow mine = TileRow::of<T, EPILOGUE>(p, share.row_block(), warp);
         const Segment& segment = p.segment[mine.segment];
-        const int row = mine.row + lane / 4, token = work.token_block() * TOKENS + lane % 4 * 2;
+        const int row = mine.row + lane / 4, token = share.token_block() * TOKENS + lane % 4 * 2;
         const int rows = mine.valid ? segment.n_rows : 0;
         const bool low = row < rows, high = row + 8 < rows;
         const float scale[2] = {low ? scaled_row(segment, row, 1.0f) : 1.0f,
@@ -480,11 +403,11 @@ struct Consumer {
     }
     // Sums 4 i and 4 i + 1 are of gate, 4 i + 2 and 4 i + 3 of up. The outputs go through shared memory, 128 bytes of
     // 64 rows for each token, and from there as one piece where they are packed.
-    __device__ __forceinline__ void write_gated(const Work<T>& work) {
-        const int row = warp * 8 + lane / 4, first = work.token_block() * TOKENS;
+    __device__ __forceinline__ void write_gated(const Shares& share) {
+        const int row = warp * 8 + lane / 4, first = share.token_block() * TOKENS;
         if (threadIdx.x == 0) bulk_store_wait<true>();
         named_barrier_sync(1, 128 * GROUPS);
-        const int in_matrix = work.row_block() * (TILES / 2 * TILE_ROWS) + row;
+        const int in_matrix = share.row_block() * (TILES / 2 * TILE_ROWS) + row;
         const bool valid = in_matrix < p.segment[0].n_rows;
         const float gate_scale = valid ? scaled_row(p.segment[0], in_matrix, 1.0f) : 1.0f;
         const float up_scale = valid ? scaled_row(p.segment[1], in_matrix, 1.0f) : 1.0f;
@@ -502,14 +425,14 @@ struct Consumer {
             }
         if (p.order == PLAIN_ORDER) {
             named_barrier_sync(1, 128 * GROUPS);
-            write_rows(work.row_block(), first);
+            write_rows(share.row_block(), first);
         } else {
             async_fence();
             named_barrier_sync(1, 128 * GROUPS);
             const int n_tokens = packed_tokens(p.n_tokens);
             uint8_t* out = static_cast<uint8_t*>(p.segment[0].out);
             if (threadIdx.x == 0)
-                bulk_store(out + (static_cast<size_t>(work.row_block()) * n_tokens + first) * ROW, room.out,
+                bulk_store(out + (static_cast<size_t>(share.row_block()) * n_tokens + first) * ROW, room.out,
                            min(TOKENS, n_tokens - first) * ROW);
         }
     }
@@ -547,14 +470,15 @@ __global__ void __launch_bounds__(W_THREADS, BLOCKS<TOKENS>) mul_mat_wgmma(const
         take_registers<BLOCKS<TOKENS> == 2 ? 104 : 232>();
         grid_dependency_wait();
         Consumer<T, TOKENS, EPILOGUE> consumer(p, room);
-        for (Work<T> work(p); work.next();) {
-            consumer.run(work);
-            if (work.first > 0) {
-                consumer.leave();
+        const LeftSums<float, TOKENS / 2, 128 * GROUPS> left{p.partial, p.ready};
+        for (Shares share(p.dealt); share.next();) {
+            consumer.run(share);
+            if (!share.begins()) {
+                left.leave(consumer.acc);
                 continue;
             }
-            if (work.last < work.stages) consumer.collect(work);
-            consumer.write(work);
+            if (!share.ends()) left.collect(consumer.acc, share.behind());
+            consumer.write(share);
         }
         if (EPILOGUE == GLU && threadIdx.x == 0) bulk_store_wait<false>();
     }

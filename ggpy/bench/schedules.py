@@ -57,26 +57,12 @@ class Variant:
     cut: Ring
     rows_first: bool = False
 
-    def source(self, layout: Layout) -> str:
-        """What is compiled behind the product's source."""
-        lines = []
-        if self.rows_first:
-            lines += swizzled(layout)
-        if self.cut.depth:
-            lines.append(
-                f"template <> constexpr int SHARED<{self.cut.tokens}> = {self.cut.shared};"
-            )
-        return "\n".join(lines)
-
-
-def swizzled(layout: Layout) -> list[str]:
-    """Neighbouring blocks have the same tokens and other rows, instead of the reverse."""
-    row_blocks = "(p.n_blocks / p.token_blocks)"
-    of = f"template <> __device__ __forceinline__ int Work<{layout.type_name}>"
-    return [
-        f"{of}::row_block() const {{ return tile % {row_blocks}; }}",
-        f"{of}::token_block() const {{ return tile / {row_blocks}; }}",
-    ]
+    @property
+    def options(self) -> dict[str, Any]:
+        """How the product is compiled."""
+        shared = f"template <> constexpr int SHARED<{self.cut.tokens}> = {self.cut.shared};"
+        defines = {"ROWS_FIRST": 1} if self.rows_first else {}
+        return {"extra_source": shared if self.cut.depth else "", "defines": defines}
 
 
 def variants(layout: Layout, n_tokens: int, tokens: int, best: Cut) -> list[Variant]:
@@ -96,15 +82,15 @@ def variants(layout: Layout, n_tokens: int, tokens: int, best: Cut) -> list[Vari
 
 
 class Varied(MulMatWgmma):
-    """The product with something compiled behind its source."""
+    """The product, compiled in some other way."""
 
-    def __init__(self, device: Any, extra_source: str) -> None:
+    def __init__(self, device: Any, options: dict[str, Any]) -> None:
         super().__init__(device, device.sm_count)
-        self._extra = extra_source
+        self._options = options
 
     def _kernel(self, layout: Layout, tokens: int, epilogue: Any) -> Any:
         name = f"mul_mat_wgmma<{layout.type_name}, {tokens}, {epilogue}>"
-        return self.device.kernel("mul_mat_wgmma.cu", name, extra_source=self._extra)
+        return self.device.kernel("mul_mat_wgmma.cu", name, **self._options)
 
 
 def stages_of(layout: Layout, k: int) -> int:
@@ -165,8 +151,7 @@ def product_of(
     """Enqueues the product; weights are other ones at each launch."""
     layout = variant.cut.layout
     assert layout is not None
-    source = variant.source(layout)
-    product = o.made(("varied", source), lambda: Varied(o.device, source))
+    product = o.made(("varied", str(variant.options)), lambda: Varied(o.device, variant.options))
     weights = o.matrix(format, rows, k)
     x = o.halves("x", 1, packed_bytes(n, k) // 2)
     out = o.floats("out", n, rows)

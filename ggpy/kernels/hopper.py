@@ -4,10 +4,11 @@ through which they leave sums to each other (cuda/shares.cuh).
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 from ..device.base import Buffer, Device
-from .schedule import TOKENS
+from .schedule import TOKENS, Schedule
 
 THREADS = 384  # two warpgroups that multiply, one that copies
 WARPS = 8  # that multiply
@@ -18,6 +19,35 @@ ROW_BLOCK = TILE_ROWS * 16
 def has_wgmma(arch: str) -> bool:
     """Whether a GPU of this architecture ("sm_90a") has the instructions."""
     return arch == "sm_90a"
+
+
+class Dealt(ctypes.Structure):
+    """The structure of cuda/shares.cuh."""
+
+    _fields_ = (
+        ("n_tiles", ctypes.c_int),
+        ("token_blocks", ctypes.c_int),
+        ("rounds", ctypes.c_int),
+        ("stages", ctypes.c_int),
+        ("each", ctypes.c_int),
+        ("more", ctypes.c_int),
+        ("by_stages", ctypes.c_uint32),
+        ("by_token_blocks", ctypes.c_uint32),
+    )
+
+
+def dealt(schedule: Schedule, stages: int) -> Dealt:
+    """A schedule of tiles with so many stages of K each, as kernels have it."""
+    cut = max(0, schedule.tiles - schedule.rounds * schedule.blocks)
+    each, more = divmod(cut * stages, schedule.blocks)
+    inverses = inverse(stages), inverse(schedule.token_blocks)
+    token_blocks, rounds = schedule.token_blocks, schedule.rounds
+    return Dealt(schedule.tiles, token_blocks, rounds, stages, each, more, *inverses)
+
+
+def inverse(divisor: int) -> int:
+    """What `divided` of cuda/shares.cuh divides by."""
+    return 0 if divisor == 1 else (1 << 32) // divisor + 1
 
 
 class LeftSums:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from ..device.base import Device, Kernel
 from .address import Address, address
+from .hopper import Dealt
 from .product import Epilogue, Matrices
 from .quantize_rows import STEP, VALUES, Kind, QuantizedRows
 from .tile import TiledMatrix
@@ -34,9 +35,7 @@ class W8A8Product(Matrices):
         ("ready", ctypes.c_uint64),
         ("first_token", ctypes.c_int),
         ("end_token", ctypes.c_int),
-        ("token_blocks", ctypes.c_int),
-        ("n_blocks", ctypes.c_int),
-        ("rounds", ctypes.c_int),
+        ("dealt", Dealt),
         ("eps", ctypes.c_float),
         ("soft_cap", ctypes.c_float),
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..device.base import Device, Kernel
 from .address import Address
-from .hopper import THREADS, TILE_ROWS, LeftSums
+from .hopper import THREADS, TILE_ROWS, LeftSums, dealt
 from .mul_mat_w8a8 import w8a8_product
 from .product import Epilogue
 from .quantize_rows import VALUES, Kind, QuantizedRows
@@ -62,17 +62,12 @@ class MulMatW8A8Wgmma:
         product = w8a8_product(weights, x, outs, epilogue, None, activation, 0.0)
         row_blocks = -(-product.n_tiles // (TILE_ROWS // 2 if epilogue == "GLU" else TILE_ROWS))
         cut = cut or self.cut(x.kind, row_blocks, x.n_tokens, product.n_chunk)
-        product.token_blocks = -(-x.n_tokens // cut.tokens)
-        product.n_blocks = row_blocks * product.token_blocks
-        blocks = min(
-            self.multiprocessors * cut.per_multiprocessor,
-            product.n_blocks * (product.n_chunk if cut.split else 1),
-        )
-        product.rounds = cut.rounds(product.n_blocks, product.token_blocks, blocks)
+        schedule = cut.deal(row_blocks, x.n_tokens, product.n_chunk, self.multiprocessors)
+        product.dealt = dealt(schedule, product.n_chunk)
         if cut.split:
             self._sums.give(product)
         kernel = self._kernel(x.kind, cut.tokens, epilogue)
-        kernel.launch(blocks, THREADS, (product,), smem=cut.shared, pdl=True)
+        kernel.launch(schedule.blocks, THREADS, (product,), smem=cut.shared, pdl=True)
 
     def cut(self, kind: Kind, row_blocks: int, n_tokens: int, stages: int) -> W8A8Cut:
         """The fastest cut of row_blocks x n_tokens outputs with so many stages of K each."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ..device.base import Device, Kernel
 from .address import Address, address
-from .hopper import THREADS, TILE_ROWS, LeftSums
+from .hopper import THREADS, TILE_ROWS, Dealt, LeftSums, dealt
 from .pack import PLAIN, STEP, steps_of
 from .product import Epilogue, Matrices
 from .schedule import Cut, fastest
@@ -22,9 +22,7 @@ class _Product(Matrices):
         ("x", ctypes.c_uint64),
         ("partial", ctypes.c_uint64),
         ("ready", ctypes.c_uint64),
-        ("token_blocks", ctypes.c_int),
-        ("n_blocks", ctypes.c_int),
-        ("rounds", ctypes.c_int),
+        ("dealt", Dealt),
         ("order", ctypes.c_int),
     )
 
@@ -66,8 +64,7 @@ class MulMatWgmma:
         stages = -(-steps_of(first.k) * STEP // max(first.layout.chunk_k, 2 * STEP))
         cut = cut or self.cut(row_blocks, n_tokens, stages)
         schedule = cut.deal(row_blocks, n_tokens, stages, self.multiprocessors)
-        product.token_blocks, product.n_blocks = schedule.token_blocks, schedule.tiles
-        product.rounds = schedule.rounds
+        product.dealt = dealt(schedule, stages)
         if cut.split:
             self._sums.give(product)
         kernel = self._kernel(first.layout, cut.tokens, epilogue)

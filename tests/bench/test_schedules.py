@@ -74,10 +74,10 @@ def test_the_tables():
 def test_every_variant_is_compiled_once():
     wishes = Wishes(GPU)
     list(schedules.report(wishes, Q8_0, Numbers(), lambda _: None))
-    extra = [w["extra_source"] for w in wishes.wishes if w["source_name"] == "mul_mat_wgmma.cu"]
-    assert sum("row_block()" in text for text in extra) == 2  # tiles of 128 and of 256 tokens
-    assert sum(not text for text in extra) == 5  # a tile size each
-    assert 6 <= sum("SHARED" in text for text in extra) <= 16
+    wished = [w for w in wishes.wishes if w["source_name"] == "mul_mat_wgmma.cu"]
+    assert sum("ROWS_FIRST" in w["defines"] for w in wished) == 2  # tiles of 128 and of 256 tokens
+    assert sum(not (w["extra_source"] or w["defines"]) for w in wished) == 5  # a tile size each
+    assert 6 <= sum("SHARED" in w["extra_source"] for w in wished) <= 16
 
 
 def test_rings_hold_as_many_stages_as_they_say():
@@ -106,23 +106,11 @@ def test_specialisations_change_the_code():
     name = f"mul_mat_wgmma<{LAYOUT.type_name}, 128, STORE>"
     codes = set()
     for variant in tried:
-        source = variant.source(LAYOUT)
-        cubin = compile_cubin("mul_mat_wgmma.cu", "sm_90a", expressions=[name], extra_source=source)
+        options = variant.options
+        cubin = compile_cubin("mul_mat_wgmma.cu", "sm_90a", expressions=[name], **options)
         assert "serialized" not in cubin.log
         codes.add(bytes(cubin.code))
     assert len(tried) == len(codes) == 3
-
-
-@pytest.mark.parametrize("order", ["tokens", "rows"])
-def test_an_order_of_tiles_reaches_all_of_them(order):
-    """The expressions that are compiled, in Python."""
-    p = SimpleNamespace(n_blocks=21, token_blocks=3)
-    lines = schedules.swizzled(LAYOUT)
-    texts = [line.partition("return ")[2].partition(";")[0].replace("/", "//") for line in lines]
-    if order == "tokens":
-        texts = ["tile // p.token_blocks", "tile % p.token_blocks"]
-    places = {tuple(eval(text, {"tile": tile, "p": p}) for text in texts) for tile in range(21)}
-    assert places == {(row, token) for row in range(7) for token in range(3)}
 
 
 # On a GPU
@@ -150,7 +138,7 @@ def test_every_variant_multiplies(hopper, n, tokens):
         if schedules.scheduled(variant.cut, layout, 4096, 4096, n, hopper.sm_count) is None:
             continue
         out = Output(hopper, 4 * n * w.rows)
-        product = schedules.Varied(hopper, variant.source(layout))
+        product = schedules.Varied(hopper, variant.options)
         product.launch([tiles], packed, [out.buffer], n, cut=variant.cut)
         assert nmse(out.read(np.float32, (n, w.rows)), expected) <= 1e-6, variant.name
         tried += 1
