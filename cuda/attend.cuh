@@ -1,6 +1,7 @@
 // What attention over pages has in common, for tiles of rows (attend.cu) and for one token alone (attend_token.cuh): its
 // parameters, and how partial results become one.
 #pragma once
+#include "mma.cuh"
 #include "packed.cuh"
 #include "rope.cuh"
 

@@ -1,7 +1,7 @@
 // What no kernel on this GPU can beat: how fast it reads its memory, and how fast it multiplies matrices.
 //
 // Both run long enough to be timed as a whole and do nothing else; their results only prove that the work was done.
-#include "common.cuh"
+#include "mma.cuh"
 
 // Every warp's words, combined by exclusive or, go to result[warp]. n is in units of 16 bytes. Blocks take tiles of
 // AT_ONCE * threads units in turn, so that what is under way at a time lies close together in memory. There is no

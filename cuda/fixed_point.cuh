@@ -13,6 +13,7 @@
 // token they are (slot, piece): a lane has a piece of its slot's groups, and zeros for the other groups. One product
 // a group gives lane (g, t) both pieces of slot t, and it applies the scales of that slot only.
 #pragma once
+#include "mma.cuh"
 #include "room.cuh"
 
 template <class T>

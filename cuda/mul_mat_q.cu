@@ -8,6 +8,7 @@
 // The weights are rounded to halves, which mul_mat_tile.cu does not do; for the few tokens of a decode step take that.
 // Epilogues as there: STORE, ADD, GLU (then a warp's two tile rows are one of gate and one of up).
 #include "activation.cuh"
+#include "mma.cuh"
 #include "product.cuh"
 #include "tile.cuh"
 

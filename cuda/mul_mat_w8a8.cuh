@@ -15,6 +15,7 @@
 // c of token r lies at place c ^ (r % 8), the 128-byte swizzle. What lies behind the last column or token is 0.
 #pragma once
 #include "activation.cuh"
+#include "mma.cuh"
 #include "product.cuh"
 #include "shares.cuh"
 #include "tile.cuh"

@@ -15,7 +15,7 @@ from ggpy.paths import cuda_dir
 RNG = np.random.default_rng(3)
 
 SOURCE = """
-#include "common.cuh"
+#include "mma.cuh"
 template <typename T> __global__ void scale(const T* x, float* y, int n, float factor) {
     grid_dependency_wait();
     int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -98,7 +98,8 @@ KERNELS = (
 def device(request, tmp_path):
     folder = tmp_path / "cuda"
     folder.mkdir()
-    (folder / "common.cuh").write_bytes((cuda_dir() / "common.cuh").read_bytes())
+    for name in ("common.cuh", "mma.cuh"):
+        (folder / name).write_bytes((cuda_dir() / name).read_bytes())
     (folder / "a.cu").write_text(SOURCE)
     opened = open_device(request.param, folder)
     opened.kernels("a.cu", KERNELS)  # one compilation for all tests

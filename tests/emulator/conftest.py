@@ -15,14 +15,15 @@ def _needs_emulator():
 
 @pytest.fixture
 def make(tmp_path):
-    """Writes a source beside common.cuh and opens a device on it."""
+    """Writes a source beside common.cuh and mma.cuh and opens a device on it."""
     devices = []
     folder = tmp_path / "cuda"  # the same in every test: the build cache knows a source by its text
     folder.mkdir()
-    (folder / "common.cuh").write_bytes((cuda_dir() / "common.cuh").read_bytes())
+    for name in ("common.cuh", "mma.cuh"):
+        (folder / name).write_bytes((cuda_dir() / name).read_bytes())
 
     def create(source, **options):
-        (folder / "sample.cu").write_text('#include "common.cuh"\n' + source)
+        (folder / "sample.cu").write_text('#include "mma.cuh"\n' + source)
         devices.append(Emulated(cuda=folder, **options))
         return devices[-1]
 
