@@ -56,6 +56,7 @@ class MulMatTile:
     def __init__(self, device: Device, limits: Limits) -> None:
         self.device, self.limits = device, limits
         self._kernels: dict[tuple, Kernel] = {}
+        self._fits: dict[tuple, tuple[int, int, int, int, int]] = {}
 
     def launch(
         self,
@@ -115,6 +116,14 @@ class MulMatTile:
 
         Two stages and all of x are better than three and a part; a norm needs all of x.
         """
+        key = w.layout, w.k, n_tokens, norm
+        if key not in self._fits:
+            self._fits[key] = self._find_fit(w, n_tokens, norm)
+        return self._fits[key]
+
+    def _find_fit(
+        self, w: TiledMatrix, n_tokens: int, norm: bool
+    ) -> tuple[int, int, int, int, int]:
         whole = w.layout.chunks(w.k) * w.layout.chunk_k
         warps = self.limits.warps
         unit = warps * w.layout.chunk_k
