@@ -9,7 +9,7 @@
 // same operations in the same order for any number of tokens.
 //
 // Instances: mul_mat_tile<Tile, COLS, PROLOGUE, EPILOGUE, WHOLE>. COLS is 1 (one token) or 8 (that many at most).
-// Prologue NORM: x is float and RMS-normalised here (one token); PLAIN: x is half. Epilogue STORE: float out; ADD: float
+// Prologue NORM: x is float and RMS-normalised here (few tokens); PLAIN: x is half. Epilogue STORE: float out; ADD: float
 // out = residual + y; GLU: the segments are gate and up, half out = act(gate) * up. WHOLE: all of x is in shared memory.
 #include "activation.cuh"
 #include "few_tokens.cuh"
@@ -150,19 +150,28 @@ __device__ __forceinline__ void load_x(const Product& p, const Room<T, COLS>& ro
     }
 }
 
-// x (float, one token), normalised. The norm's weights depend on no earlier kernel and are read before the wait.
-template <class T, class Function>
-__device__ __forceinline__ void load_normalised_x(const Product& p, const Room<T, 1>& room, Function meanwhile) {
-    RmsNorm norm;
+// x (float), normalised, one token after the other. The norm's weights depend on no earlier kernel and are read before the
+// wait; a token's x is on its way while the one before is normalised.
+template <class T, int COLS, class Function>
+__device__ __forceinline__ void load_normalised_x(const Product& p, const Room<T, COLS>& room, Function meanwhile) {
+    const float* x = static_cast<const float*>(p.x);
+    RmsNorm norm, next;
     norm.load_weight(p.norm, p.k);
     grid_dependency_wait();
-    norm.load(static_cast<const float*>(p.x), p.k);
+    norm.load(x, p.k);
+    if (COLS > 1 && p.n_tokens > 1) next.load(x + p.k, p.k);
     meanwhile();
-    norm.scale<false>(p.k, p.eps);
+    for (int token = 0; token < (COLS == 1 ? 1 : p.n_tokens); ++token) {
+        if (token > 0) {
+            norm.take(next);
+            if (token + 1 < p.n_tokens) next.load(x + (token + 1) * static_cast<size_t>(p.k), p.k);
+        }
+        norm.scale<false>(p.k, p.eps, token & 1);
 #pragma unroll
-    for (int i = 0; i < NORM_PIECES; ++i) {
-        const int column = norm.column(i);
-        put_x(room, column < p.slab, 0, column, column < p.k ? norm.halves(i) : make_uint4(0, 0, 0, 0));
+        for (int i = 0; i < NORM_PIECES; ++i) {
+            const int column = norm.column(i);
+            put_x(room, column < p.slab, token, column, column < p.k ? norm.halves(i) : make_uint4(0, 0, 0, 0));
+        }
     }
 }
 

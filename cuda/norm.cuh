@@ -60,6 +60,13 @@ struct RmsNorm {
         for (int i = 0; i < NORM_PIECES; ++i)
             if (column(i) < k) read_floats(x[i], from + column(i));
     }
+    // The row that another one loaded.
+    __device__ __forceinline__ void take(const RmsNorm& other) {
+#pragma unroll
+        for (int i = 0; i < NORM_PIECES; ++i)
+#pragma unroll
+            for (int j = 0; j < 8; ++j) x[i][j] = other.x[i][j];
+    }
     template <bool AGAIN = true>
     __device__ __forceinline__ void scale(int k, float eps, int turn = 0) {
         float squares = 0.0f;

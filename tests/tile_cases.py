@@ -134,7 +134,7 @@ def product_names() -> list[str]:
     names = [f"{t}, {c}, PLAIN, STORE" for t in layouts() for c in COLUMNS]
     gated = [*some[:2], Weights("I8", 1, 64).layout.type_name]
     names += [f"{t}, {c}, PLAIN, {e}" for t in gated for c in COLUMNS for e in ("ADD", "GLU")]
-    names += [f"{t}, 1, NORM, {e}" for t in some[:2] for e in ("STORE", "GLU")]
+    names += [f"{t}, {c}, NORM, {e}" for t in some[:2] for c in COLUMNS for e in ("STORE", "GLU")]
     names += [f"{some[2]}, {c}, PLAIN, ADD" for c in COLUMNS]
     return [f"mul_mat_tile<{name}, true>" for name in dict.fromkeys(names)]
 
@@ -153,7 +153,10 @@ def product_variants() -> list[tuple[list[str], dict[str, int]]]:
     wanted = (("Q8_0", 64), ("Q4_0", 64), ("Q6_K", 256))
     q8, q4, q6 = (Weights(name, 1, k).layout.type_name for name, k in wanted)
     return [
-        ([f"mul_mat_tile<{t}, 1, NORM, STORE, true>" for t in (q8, q4)], {"NORM_PIECES": 2}),
+        (
+            [f"mul_mat_tile<{t}, {c}, NORM, STORE, true>" for t in (q8, q4) for c in COLUMNS],
+            {"NORM_PIECES": 2},
+        ),
         ([f"mul_mat_tile<{q8}, 1, PLAIN, STORE, false>"], {"STAGES": 1}),
         (
             [f"mul_mat_tile<{t}, PLAIN, STORE, true>" for t in (f"{q8}, 1", f"{q6}, 8")],

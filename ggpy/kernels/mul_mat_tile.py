@@ -17,6 +17,7 @@ from .tile import ROWS, Layout, TiledMatrix
 
 WARPS = 16  # of a block, where its shared memory allows
 COLUMNS = (1, 8)  # tokens of one launch, an instance each
+NORM_TOKENS = 2  # that a product normalises itself, for which each block has to: a launch less
 
 
 class _Product(Matrices):
@@ -76,16 +77,16 @@ class MulMatTile:
     ) -> None:
         """Enqueue outs[i][n_tokens, rows of weights[i]] = x[n_tokens, k] weights[i]^T.
 
-        x is half, or with `norm` (one token) float that is RMS-normalised first. STORE: floats,
-        capped to soft_cap * tanh(y / soft_cap) if that is not 0. ADD: float out = residual + y, for
-        one weight. patient: what makes x takes long, so that weights are copied meanwhile at
-        leisure. GLU: of two weights, one half out = activation(y0) * y1. All weights have one
+        x is half, or with `norm` (NORM_TOKENS at most) float that is RMS-normalised first. STORE:
+        floats, capped to soft_cap * tanh(y / soft_cap) if that is not 0. ADD: float out = residual
+        + y, for one weight. patient: what makes x takes long, so that weights are copied meanwhile
+        at leisure. GLU: of two weights, one half out = activation(y0) * y1. All weights have one
         layout and one k. More than max(COLUMNS) tokens, or than there is room for, are several
         launches.
         """
         first = weights[0]
-        if norm is not None and n_tokens != 1:
-            raise ValueError(f"x is normalised inside a product for one token, not {n_tokens}")
+        if norm is not None and n_tokens > NORM_TOKENS:
+            raise ValueError(f"{n_tokens} tokens are not normalised inside a product")
         product = _Product(norm=address(norm), eps=eps, soft_cap=soft_cap, patient=patient)
         product.take(weights, outs, n_tokens, epilogue, activation)
         x_size, out_size = (4 if norm is not None else 2), (2 if epilogue == "GLU" else 4)

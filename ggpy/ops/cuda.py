@@ -1,8 +1,8 @@
 """The ops on a GPU: which kernel computes each, and where its operands lie.
 
 Steps that repeat are captured as CUDA graphs and replayed (cuda_graphs); all that changes from step
-to step (ids, positions, page tables, how attention is split) is one small upload. One token alone
-is normalised inside the products; several go through a norm kernel, with the same bits. Activations
+to step (ids, positions, page tables, how attention is split) is one small upload. One or two tokens
+are normalised inside the products; more go through a norm kernel, with the same bits. Activations
 between ops are halves where they are only multiplied with, floats where they are added up. Policy
 only: grids and memory layouts belong to ggpy/kernels.
 """

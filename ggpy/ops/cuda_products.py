@@ -17,7 +17,7 @@ from ..kernels.dequantize_mul_mat_vec import dequantize_mul_mat_vec
 from ..kernels.elementwise import Elementwise
 from ..kernels.halves import TILES as HALF_TILES
 from ..kernels.mul_mat_q import MulMatQ
-from ..kernels.mul_mat_tile import Limits, MulMatTile, warps_for
+from ..kernels.mul_mat_tile import NORM_TOKENS, Limits, MulMatTile, warps_for
 from ..kernels.mul_mat_vec_q import mul_mat_vec_q
 from ..kernels.pack import PLAIN
 from ..kernels.product import Epilogue
@@ -115,7 +115,8 @@ class Products:
         """Whether `multiply` takes x before its norm: one launch does it for all weights."""
         if not one_layout(weights):
             return False
-        return W8A8Products.all_mine(weights) or (n_tokens == 1 and all_rows)
+        few = n_tokens <= NORM_TOKENS and all_rows and not self.hopper.takes(n_tokens)
+        return few or W8A8Products.all_mine(weights)
 
     def multiply(
         self,

@@ -17,7 +17,7 @@ from tile_cases import (
     multiply,
 )
 
-from ggpy.kernels.mul_mat_tile import WARPS, MulMatTile, shared_bytes, warps_for
+from ggpy.kernels.mul_mat_tile import NORM_TOKENS, WARPS, MulMatTile, shared_bytes, warps_for
 from ggpy.kernels.rms_norm import RmsNorm
 from ggpy.kernels.tile import TiledMatrix
 
@@ -298,19 +298,21 @@ def test_more_tile_rows_than_a_batch(machine, n_tokens):
         assert nmse(y, exact(w, x)) <= bound(w) and np.array_equal(y, z)
 
 
+@pytest.mark.parametrize("n_tokens", [1, NORM_TOKENS])
 @pytest.mark.parametrize("columns", [96, 1056, 4512])
 @pytest.mark.parametrize("name", SOME)
-def test_norm_inside_equals_norm_before(machine, name, columns):
+def test_norm_inside_equals_norm_before(machine, name, columns, n_tokens):
     rng = np.random.default_rng(columns)
-    x = (rng.standard_normal((1, columns)) * 3).astype(np.float32)
+    size = 3 + np.arange(n_tokens)[:, None]
+    x = (rng.standard_normal((n_tokens, columns)) * size).astype(np.float32)
     weight = rng.uniform(0.5, 2, columns).astype(np.float32)
     w = Weights(name, 37, columns)
     tiles = w.tiled(machine)
     (inside,) = multiply(machine, [tiles], x, norm=weight, eps=1e-6)
-    half = Output(machine, 2 * columns)
-    args = upload(machine, x), None, upload(machine, weight), half.buffer, 1, columns, 1e-6
+    half = Output(machine, 2 * n_tokens * columns)
+    args = upload(machine, x), None, upload(machine, weight), half.buffer, n_tokens, columns, 1e-6
     RmsNorm(machine).to_half(*args)
-    (before,) = multiply(machine, [tiles], half.read(np.float16, (1, columns)))
+    (before,) = multiply(machine, [tiles], half.read(np.float16, (n_tokens, columns)))
     assert np.array_equal(inside, before)
 
 
@@ -344,8 +346,8 @@ def test_sizes_are_checked(emulator):
     product = MulMatTile(emulator, limits(emulator))
     with pytest.raises(ValueError, match="one layout and one number of columns"):
         product.launch([a, b], x, [out, out], 1)
-    with pytest.raises(ValueError, match="for one token, not 2"):
-        product.launch([a], x, [out], 2, norm=x)
+    with pytest.raises(ValueError, match="3 tokens are not normalised inside a product"):
+        product.launch([a], x, [out], 3, norm=x)
     with pytest.raises(ValueError, match="do not make a GLU product"):
         product.launch([a, a], x, [out, out], 1, epilogue="GLU")
     with pytest.raises(ValueError, match="more than 10000 bytes of shared memory"):

@@ -11,7 +11,11 @@ ARCHITECTURES = ["75", "80", "86", "89", "90", "90a", "100", "120"]
 INSTANCES = ["1, NORM, GLU, true", "1, PLAIN, ADD, true", "8, PLAIN, STORE, true"]
 SOME = [Weights(name, 1, 256).layout.type_name for name in ("Q8_0", "Q4_0", "Q6_K")]
 FEW = [*(f"{SOME[0]}, {i}" for i in INSTANCES), f"{SOME[1]}, 1, NORM, STORE, true"]
-FEW += [f"{SOME[0]}, 1, PLAIN, STORE, false", f"{SOME[2]}, 8, PLAIN, ADD, false"]
+FEW += [
+    f"{SOME[0]}, 8, NORM, GLU, true",
+    f"{SOME[0]}, 1, PLAIN, STORE, false",
+    f"{SOME[2]}, 8, PLAIN, ADD, false",
+]
 ROPE = ["rope_kv<CacheF16, CacheF16>", "rope_kv<CacheQ5_1, CacheQ4_0>", "rope_kv_whole<128>"]
 ATTEND = {64: 0, 128: 8, 256: 200}  # head size -> bytes of spilled registers that are read back
 ATTEND_SM_75 = {64: 0, 128: 100, 256: 350}
@@ -88,7 +92,7 @@ def test_every_kind_of_codes(arch):
 
 def test_wide_rows_are_normalised_in_registers():
     """Up to 16384 columns, the widest model known."""
-    instances = [f"{SOME[0]}, 1, NORM, {epilogue}, true" for epilogue in ("STORE", "GLU")]
+    instances = [f"{SOME[0]}, {c}, NORM, {e}, true" for c in (1, 8) for e in ("STORE", "GLU")]
     check_nothing_spills(product("sm_90a", instances, pieces=4))
 
 
