@@ -100,12 +100,11 @@ def weight_bytes(format: Format, rows: int, k: int) -> int:
 def _product(o: Operands, format: Format, part: Part, n: int, prompt: bool, norm: bool) -> Enqueue:
     products = o.made("products", lambda: Products(o.device, Elementwise(o.device), room=o.room))
     weights = [o.matrix(format, rows, part.columns) for rows in part.rows]
-    products.prompt = prompt
-    x = _activations(o, products.order([w() for w in weights], n), n, part.columns, norm)
-    epilogue = part.epilogue
-    if epilogue == "GLU" and not products.together([w() for w in weights], n):
-        epilogue = "STORE"  # what is gated then is a kernel of its own
-    gated = epilogue == "GLU"
+    products.prompt, some = prompt, [w() for w in weights]
+    x = _activations(o, products.order(some, n), n, part.columns, norm)
+    gated = part.epilogue == "GLU" and products.together(some, n)
+    # What gates two products apart is a kernel of its own.
+    epilogue = "STORE" if part.epilogue == "GLU" and not gated else part.epilogue
     outs = [_out(o, str(i), n, r, gated) for i, r in enumerate(part.rows[: 1 if gated else None])]
     normed = Norm(o.floats("norm", 1, part.columns).data, EPS) if norm else None
 
