@@ -241,9 +241,8 @@ __global__ void __launch_bounds__(TOKEN_THREADS, 1) attend_alone(const Attend p)
     SHARED_DYNAMIC(float, parts);
     grid_dependency_launch();
     const int token = blockIdx.y, split = blockIdx.z;
-    const int4 fields = load_now(reinterpret_cast<const int4*>(p.tiles + token));
+    const AttendTile tile = load_now(p.tiles + token);
     const int position = load_now(p.rope.positions + token), sequence = load_now(p.rope.sequences + token);
-    const AttendTile tile = {fields.x, fields.y, fields.z, fields.w};
     if (split >= tile.n_split || (position | sequence) < 0) return;  // none is: but so all are loaded at once
     const Rows rows(p, tile, blockIdx.x);
     const TokenContext context(p, tile, position, sequence, split);

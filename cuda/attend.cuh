@@ -10,7 +10,7 @@ constexpr int MAX_SPLIT = 16;  // parts of a context
 constexpr float NONE = -1e30f;
 constexpr float LOG2E = 1.4426950408889634f;
 
-struct AttendTile {
+struct AttendTile {  // on 16 bytes
     int first_token;
     int n_tokens;   // of one sequence, adjacent
     int n_split;

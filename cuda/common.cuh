@@ -192,30 +192,23 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads AND_CAL
 
 // Loads that stay where they are: the compiler puts others off until they are needed, behind what waits for something
 // else. Of what no kernel of the step writes.
-__device__ __forceinline__ int load_now(const int* from) {
+template <class T>
+__device__ __forceinline__ T load_now(const T* from) {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "one load");
 #if EMULATED
     return *from;
 #else
-    int v;
-    asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(v) : "l"(from));
-    return v;
-#endif
-}
-__device__ __forceinline__ uint64_t load_now(const uint64_t* from) {
-#if EMULATED
-    return *from;
-#else
-    uint64_t v;
-    asm volatile("ld.global.nc.u64 %0, [%1];" : "=l"(v) : "l"(from));
-    return v;
-#endif
-}
-__device__ __forceinline__ int4 load_now(const int4* from) {
-#if EMULATED
-    return *from;
-#else
-    int4 v;
-    asm volatile("ld.global.nc.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+    uint32_t words[4];
+    if constexpr (sizeof(T) == 4)
+        asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(words[0]) : "l"(from));
+    else if constexpr (sizeof(T) == 8)
+        asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1]) : "l"(from));
+    else
+        asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                     : "l"(from));
+    T v;
+    memcpy(&v, words, sizeof v);
     return v;
 #endif
 }

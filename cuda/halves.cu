@@ -16,7 +16,8 @@ template <class Block>
 __device__ __forceinline__ uint4 eight_halves(const Block* blocks, int row, int column, int n_rows, int k) {
     float w[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
     if (row < n_rows && column < k) weights8(row_of(blocks, row, k), column / 8, k, w);
-    return make_uint4(saturated_half2(w[0], w[1]), saturated_half2(w[2], w[3]), saturated_half2(w[4], w[5]), saturated_half2(w[6], w[7]));
+    return make_uint4(saturated_half2(w[0], w[1]), saturated_half2(w[2], w[3]), saturated_half2(w[4], w[5]),
+                      saturated_half2(w[6], w[7]));
 }
 
 // grid (columns / 256, tile rows); TILED: out is tiles, else [n_rows][k].
