@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ggpy.device import Buffer, OutOfMemory
+from ggpy.device.base import Ptr
 
 
 class Nothing:
@@ -53,6 +54,12 @@ class CountingDevice:
 
     def pinned(self, nbytes: int) -> np.ndarray:
         return np.zeros(nbytes, np.uint8)
+
+    def mapped(self, nbytes: int) -> tuple[np.ndarray, Ptr]:
+        return self.pinned(nbytes), Ptr(0)
+
+    def fill(self, *_: Any, **__: Any) -> None:
+        pass
 
     def upload(self, *_: Any, **__: Any) -> None:
         pass

@@ -114,6 +114,13 @@ class CudaDevice:
         weakref.finalize(memory, _free_pinned, self.cu, self._context, ptr)
         return np.ctypeslib.as_array(memory)
 
+    def mapped(self, nbytes: int) -> tuple[np.ndarray, Ptr]:
+        """Page-locked host memory (uint8), and where kernels write it: what they wrote can be read
+        when an event after them is reached.
+        """
+        memory = self.pinned(nbytes)
+        return memory, Ptr(memory.ctypes.data)
+
     def upload(
         self, to: Buffer | Ptr, array: np.ndarray, offset: int = 0, stream: Stream | None = None
     ) -> None:

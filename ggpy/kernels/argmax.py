@@ -5,7 +5,8 @@ from __future__ import annotations
 from ..device.base import Buffer, Device, Ptr
 
 THREADS = 256
-BLOCKS = 32  # of a row
+AT_ONCE = 4  # logits of a thread
+BLOCKS = 256  # of all rows, about
 
 
 class Argmax:
@@ -26,9 +27,11 @@ class Argmax:
         results: Buffer | Ptr,
     ) -> None:
         """Enqueue int32 ids[n_rows] = argmax(logits[n_rows, n_vocab]), the lowest index among
-        equals; results[n_rows] are the same, but -1 where that logit is NaN or infinite.
+        equals; results[n_rows], which may be page-locked memory of the host, are the same, but -1
+        where that logit is NaN or infinite.
         """
         if n_rows > self.max_rows:
             raise ValueError(f"{n_rows} rows, there is room for {self.max_rows}")
         args = (logits, n_vocab, self._best, self._arrived, ids, results)
-        self._kernel.launch((BLOCKS, n_rows), THREADS, args, pdl=True)
+        blocks = min(-(-n_vocab // (THREADS * AT_ONCE)), max(8, BLOCKS // n_rows))
+        self._kernel.launch((blocks, n_rows), THREADS, args, pdl=True)

@@ -21,7 +21,7 @@ from ..device.base import Buffer
 from ..kernels.argmax import Argmax
 from ..kernels.sample import MAX_TOP_K, ROW, Sample, best_bytes
 from ..sampling import Sampler
-from .cuda_arrays import Array, Sampled
+from .cuda_arrays import Array, Memory, Sampled
 from .cuda_step import IN_FLIGHT
 
 MAX_ROWS = 1024  # of a step that are sampled at most
@@ -99,6 +99,7 @@ class _Slot:
     """What one step in flight needs on the host, page-locked, and when it is free again."""
 
     ids: NDArray[np.int32]
+    results: Memory  # where kernels write these ids, which costs less than a copy
     parameters: NDArray[np.int32]
     done: Any  # an event
 
@@ -109,16 +110,12 @@ class Sampling:
     def __init__(self, device: Any) -> None:
         self.device = device
         self.ids = device.zeros(4 * MAX_ROWS, "sampled ids")
-        self._results = device.zeros(4 * MAX_ROWS, "results of sampling")
         self._argmax = Argmax(device, MAX_ROWS)
         self._sample: Sample | None = None
         self._plan = Plan([])
         self._last: Sampled | None = None
         self._n_steps = 0
-        self._slots = [
-            _Slot(self._pinned(MAX_ROWS), self._pinned(MAX_ROWS), device.event().record())
-            for _ in range(IN_FLIGHT)
-        ]
+        self._slots = [self._slot() for _ in range(IN_FLIGHT)]
         self._parameters: Buffer | None = None  # as large as it had to be
         self._best: Buffer | None = None  # of each segment of a row
 
@@ -133,11 +130,10 @@ class Sampling:
         self._n_steps += 1
         if plan.best_only:
             n_rows, n_vocab = logits.shape
-            self._argmax.launch(logits.data, n_rows, n_vocab, self.ids, self._results)
+            self._argmax.launch(logits.data, n_rows, n_vocab, self.ids, slot.results)
         elif plan.width:
             self._launch(logits, plan, slot)
         ids = slot.ids[: len(samplers)]
-        self.device.download_into(ids, self._results)
         if plan.by_hand:
             self._draw_by_hand(logits, plan, ids)
         for sampler in plan.on_device:
@@ -167,7 +163,7 @@ class Sampling:
             plan.width,
             self._best,
             self.ids,
-            self._results,
+            slot.results,
         )
 
     def _draw_by_hand(self, logits: Array, plan: Plan, ids: NDArray[np.int32]) -> None:
@@ -185,6 +181,11 @@ class Sampling:
             self.device.synchronize()  # nobody uses the old one any more
             buffer = self.device.alloc(nbytes, name)
         return buffer
+
+    def _slot(self) -> _Slot:
+        ids, results = self.device.mapped(4 * MAX_ROWS)
+        parameters = self._pinned(MAX_ROWS)
+        return _Slot(ids.view(np.int32), results, parameters, self.device.event().record())
 
     def _pinned(self, n: int) -> NDArray[np.int32]:
         memory: NDArray[np.int32] = self.device.pinned(4 * n).view(np.int32)

@@ -73,7 +73,7 @@ def test_kernels_are_found_in_their_ops() -> None:
     for found in (two, four):
         assert (count_of(found, "embed"), count_of(found, "attend")) == (1, 2)
         assert count_of(found, "ffn") >= 2 and count_of(found, "linear_add") >= 4
-        assert count_of(found, "logits") >= 1 and count_of(found, "sample") >= 2
+        assert count_of(found, "logits") >= 1 and count_of(found, "sample") == 1
     launch = next(part for part in two.parts if part.op == "attend")
     assert launch.registers == 40 and launch.shared is not None and launch.shared > 1000
     assert four.test.n_depth == 100

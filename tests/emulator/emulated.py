@@ -94,6 +94,7 @@ class EmulatedKernel:
             raise EmulatorError(
                 f"{what}:\n{error}\n  buffers: {', '.join(map(describe, buffers))}"
             ) from None
+        device.written(buffers)
 
 
 def describe(buffer: Buffer) -> str:
@@ -175,6 +176,7 @@ class Emulated:
         self.host = Host(build.host_program(sanitize))
         self._libraries: dict[tuple, dict[str, EmulatedKernel]] = {}
         self._graph: EmulatedGraph | None = None
+        self._mapped: dict[int, np.ndarray] = {}
 
     @property
     def free_bytes(self) -> int:
@@ -204,6 +206,19 @@ class Emulated:
     def pinned(self, nbytes: int) -> np.ndarray:
         """Host memory."""
         return np.empty(nbytes, np.uint8)
+
+    def mapped(self, nbytes: int) -> tuple[np.ndarray, Buffer]:
+        """Host memory, and where kernels write what will then be there."""
+        memory, buffer = np.empty(nbytes, np.uint8), self.alloc(nbytes, "host memory")
+        self._mapped[buffer.address] = memory
+        return memory, buffer
+
+    def written(self, buffers: Sequence[Buffer]) -> None:
+        """Kernels may have written these."""
+        for buffer in buffers:
+            memory = self._mapped.get(buffer.address)
+            if memory is not None:
+                memory[:] = self.download(buffer, np.uint8, memory.shape)
 
     def upload(
         self, to: Buffer | Ptr, array: np.ndarray, offset: int = 0, stream: Any = None
@@ -329,5 +344,6 @@ class Emulated:
         return address
 
     def _release(self, ptr: int, nbytes: int) -> None:
+        self._mapped.pop(ptr, None)
         self.used_bytes -= nbytes
         self.host.free(ptr)
