@@ -8,7 +8,7 @@
 //
 // Warps of a block interleave their positions and merge in shared memory. A long context is cut into n_split parts, a
 // function of the sequence's length alone, whose results the last block to finish merges in order: the outcome depends
-// neither on the batch nor on timing. No T x T memory anywhere.
+// neither on timing nor on the batch, but for the number of a block's warps. No T x T memory anywhere.
 //
 // FUSED: each tile is the one token of its sequence, and its block rotates q, k and v itself, instead of rope_kv.cu.
 // attend_alone: the same for tokens that are alone (attend_token.cuh), where few heads share keys and values.

@@ -167,9 +167,9 @@ class Attended:
 class Attention:
     """Attention on a device, which may run several times."""
 
-    def __init__(self, device: Any, h: Heads) -> None:
+    def __init__(self, device: Any, h: Heads, batch_invariant: bool = False) -> None:
         self.device, self.heads = device, h
-        self.kernel = Attend(device, h, 8, device.shared_bytes)
+        self.kernel = Attend(device, h, 8, device.shared_bytes, batch_invariant)
 
     def run(
         self, s: Sequences, pages: Pages, *, q=None, turn=None, parts=(), order=PLAIN, **options

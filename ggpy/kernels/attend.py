@@ -8,6 +8,7 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ ROWS = 16  # (token, head) pairs of a tile
 MAX_SPLIT = 16
 POSITIONS_PER_SPLIT = 128  # at least
 TOKEN_ROW, TOKEN_HEADS = 128, 8  # up to which a token alone has a kernel of its own
+TOKEN_WARPS = {8: 0.5, 4: 3.0, 2: inf}  # of its block: up to so many blocks a multiprocessor
 
 
 class AttendParameters(ctypes.Structure):
@@ -122,9 +124,18 @@ class Asked:
 class Attend:
     """Attention for heads of one shape; room for max_split_tiles sequences with split context."""
 
-    def __init__(self, device: Device, heads: Heads, max_split_tiles: int, shared: int) -> None:
-        """`shared`: bytes of shared memory that a block may have; it decides the block's warps."""
-        self.device, self.heads = device, heads
+    def __init__(
+        self,
+        device: Device,
+        heads: Heads,
+        max_split_tiles: int,
+        shared: int,
+        batch_invariant: bool = False,
+    ) -> None:
+        """`shared`: bytes of shared memory that a block may have; it decides the block's warps.
+        batch_invariant: the number of tokens does not, so that a token's bits are always the same.
+        """
+        self.device, self.heads, self.batch_invariant = device, heads, batch_invariant
         self.heads_per_tile = heads_per_tile(heads)
         self.head_tiles = heads.n_head_kv * -(
             -(heads.n_head // heads.n_head_kv) // self.heads_per_tile
@@ -135,9 +146,9 @@ class Attend:
         )
         self.shared = self.warps * per_warp
         self.alone = heads.row <= TOKEN_ROW and self.heads_per_tile <= TOKEN_HEADS
-        self.token_warps = next(
-            w for w in (8, 4, 2, 1) if token_shared(heads, w) + 4096 <= shared or w == 1
-        )
+        self._warps_that_fit = [
+            w for w in TOKEN_WARPS if token_shared(heads, w) + 4096 <= shared
+        ] or [1]
         places = max_split_tiles * self.head_tiles
         self._workspace = device.alloc(
             places * MAX_SPLIT * ROWS * (heads.row + 2) * 4, "attention workspace"
@@ -151,22 +162,29 @@ class Attend:
         row, fused = self.heads.row, asked.rotation is not None
         types = "" if self.heads.has_halves else f", {self.heads.structs}"
         if fused and self.alone:
-            name, warps, shared = f"attend_alone<{row}{types}>", self.token_warps, self.token_shared
+            warps = self.token_warps(n_tiles)
+            shared = token_shared(self.heads, warps)
+            kernel = self._kernel(f"attend_alone<{row}{types}>", warps)
         else:
-            name = f"attend<{row}, {str(fused).lower()}{types}>"
             warps, shared = self.warps, self.shared
-        self._kernel(name).launch(grid, warps * 32, args, smem=shared, pdl=True)
+            kernel = self._kernel(f"attend<{row}, {str(fused).lower()}{types}>")
+        kernel.launch(grid, warps * 32, args, smem=shared, pdl=True)
+
+    def token_warps(self, n_tokens: int) -> int:
+        """Warps of a block for so many tokens alone: many are ready first, but the fewer they are
+        the more blocks a multiprocessor runs at the same time.
+        """
+        most = self._warps_that_fit[0]
+        if self.batch_invariant:
+            return most
+        blocks = n_tokens * self.head_tiles / self.device.sm_count
+        return min(most, next(warps for warps, few in TOKEN_WARPS.items() if blocks <= few))
 
     @property
     def packs(self) -> bool:
         """Whether the output may be packed: in whole pieces, without columns of padding."""
         size = self.heads.head_size
         return size % 32 == 0 and self.heads.n_head * size % UNIT == 0
-
-    @property
-    def token_shared(self) -> int:
-        """Bytes of shared memory that a token alone takes."""
-        return token_shared(self.heads, self.token_warps)
 
     def parameters(self, asked: Asked, tiles: Address) -> AttendParameters:
         """The structure of cuda/attend.cuh."""
@@ -191,11 +209,11 @@ class Attend:
             n_tokens=a.n_tokens,
         )
 
-    def _kernel(self, name: str) -> Kernel:
+    def _kernel(self, name: str, token_warps: int = 8) -> Kernel:
         defines = {
             "PAGE_SIZE": self.heads.page_size,
             "ATTEND_WARPS": self.warps,
-            "TOKEN_WARPS": self.token_warps,
+            "TOKEN_WARPS": token_warps,
         }
         return self.device.kernel("attend.cu", name, defines=defines)
 

@@ -153,7 +153,8 @@ class Cuda:
             raise RuntimeError("the cache was allocated before")
         self._heads = cuda_memory.heads_of(shape)
         self._rope = RopeKv(self.device, self._heads)
-        self._attend = Attend(self.device, self._heads, GRAPH_TOKENS, self.device.shared_bytes)
+        room = GRAPH_TOKENS, self.device.shared_bytes
+        self._attend = Attend(self.device, self._heads, *room, self.batch_invariant)
         there, halved = self._prompts_of(self._heads)
         self._pages = Pages(self.device, self._heads, shape, halved)
         self._prompts = Prompts(self._attend, self._pages.halves)

@@ -1,5 +1,7 @@
 """Attention over pages against float64, and the promises about bits."""
 
+from math import inf
+
 import numpy as np
 import pytest
 from attention_cases import (
@@ -16,7 +18,8 @@ from attention_cases import (
 )
 from cases import nmse
 
-from ggpy.kernels.attend import MAX_SPLIT, plan_tiles
+from ggpy.kernels import attend
+from ggpy.kernels.attend import MAX_SPLIT, TOKEN_WARPS, Attend, plan_tiles
 from ggpy.kernels.pack import CODES, HALVES, PLAIN
 
 NMSE = 5e-6
@@ -117,8 +120,10 @@ def test_rotation_inside_equals_rotation_before(machine, shape, step):
     assert inside.kernel.alone or np.array_equal(fused, o)
 
 
-@pytest.mark.parametrize("window", [1, 40])
-def test_rotation_inside_with_a_window(machine, window):
+@pytest.mark.parametrize("warps", TOKEN_WARPS)
+@pytest.mark.parametrize("window", [1, 40, 0])
+def test_rotation_inside_with_a_window(machine, monkeypatch, window, warps):
+    monkeypatch.setattr(attend, "TOKEN_WARPS", {warps: inf})
     h, s = heads(4, 2, 64), Sequences([300, 65, 64, 33, 1], [1] * 5)
     turn = Turn(100.0 ** (-np.arange(32) / 32))
     pages, _, contents = fill(machine, h, s)
@@ -146,6 +151,34 @@ def test_a_sequence_does_not_depend_on_the_others(machine, window):
         mine.put(0, np.arange(n), *contents[i])
         alone = Attention(machine, h).run(one, mine, q=q[i : i + 1], **options)
         assert np.array_equal(alone[0], together[i])
+
+
+def test_a_token_has_many_warps_unless_blocks_are_many(emulator):
+    """Of 4 multiprocessors and two heads of keys and values."""
+    h = heads(4, 2, 64)
+    always, chosen = (Attend(emulator, h, 8, 227 << 10, invariant) for invariant in (True, False))
+    assert [chosen.token_warps(n) for n in (1, 2, 6, 7, 64)] == [8, 4, 4, 2, 2]
+    assert {always.token_warps(n) for n in (1, 2, 64)} == {8}
+    little = Attend(emulator, heads(8, 1, 128), 8, 32 << 10)
+    assert little.token_warps(1) == 4
+
+
+@pytest.mark.parametrize("shape", [(4, 2, 64), (7, 1, 128)], ids=str)
+def test_where_batches_must_not_matter_they_do_not(machine, shape):
+    h, n = heads(*shape), 300
+    turn = Turn(100.0 ** (-np.arange(h.head_size // 2) / h.head_size))
+    found = []
+    for count in (1, 8):
+        s = Sequences([n] * count, [1] * count)
+        parts = [random(1, m, h.head_size, seed=m) for m in (h.n_head, *[h.n_head_kv] * 2)]
+        pages = fill(machine, h, s)[0]
+        contents = [random(n, h.n_head_kv, h.head_size, seed=i).astype(np.float16) for i in (8, 9)]
+        for i in range(count):
+            pages.put(i, np.arange(n), *contents)
+        parts = [np.repeat(part, count, axis=0) for part in parts]
+        attention = Attention(machine, h, batch_invariant=True)
+        found += list(attention.run(s, pages, turn=turn, parts=parts, scale=0.1))
+    assert all(np.array_equal(one, found[0]) for one in found[1:])
 
 
 @pytest.mark.parametrize("order", [CODES, HALVES])
