@@ -47,7 +47,7 @@ struct HalfSums {
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 const int column = n * 8 + lane % 4 * 2 + e % 2;
-                if (COLS > 1 || column == 0) part[(lane / 4 + e / 2 * 8) * COLS + column] = acc[n][e];
+                if (column < COLS) part[(lane / 4 + e / 2 * 8) * COLS + column] = acc[n][e];
             }
     }
 };

@@ -8,10 +8,11 @@
 //     y += (256 * c(high) + c(low) - zero * sum(x)) * (scale * d)  [+ m * (scale * sum(x))]
 //
 // A chunk's groups belong to four "slots", adjacent groups to the same one: SETS of them to each. A sum over a row goes
-// by slots, which are added up at its end, (0 + 1) + (2 + 3), for any number of tokens. For several tokens the eight
-// columns of B are tokens, each group takes a product for each piece, and a lane keeps four sums of each output. For one
-// token they are (slot, piece): a lane has a piece of its slot's groups, and zeros for the other groups. One product
-// a group gives lane (g, t) both pieces of slot t, and it applies the scales of that slot only.
+// by slots, which are added up at its end, (0 + 1) + (2 + 3), for any number of tokens. For eight tokens the eight
+// columns of B are tokens, each group takes a product for each piece, and a lane keeps four sums of each output. Up to
+// four tokens have a column for each piece, so that a group takes one product; one or two tokens also share the slots
+// out: a lane has a piece of its slots' groups, and zeros for the other groups. Lane (g, t) of the product has both
+// pieces of one token, and applies the scales of its slots only.
 #pragma once
 #include "mma.cuh"
 #include "room.cuh"
@@ -120,100 +121,127 @@ __device__ __forceinline__ void multiply_group(int (&d)[4], const ChunkCodes<T>&
     }
 }
 
-// ---- one token ---------------------------------------------------------------------------------------------------
+// ---- up to four tokens -------------------------------------------------------------------------------------------
 
+// The columns of B are 4 / COLS parts of the slots, of each part the tokens, of each token high and low pieces. Lane t
+// of the sums has both pieces of one token in one part; these are COLS slots.
 template <class T, int COLS>
-struct FixedPointSums;
-
-template <class T>
-struct FixedPointSums<T, 1> {
+struct FixedPointSums {
     using F = FixedPoint<T>;
-    static constexpr bool IN_RING = false;
-    static constexpr int FLOATS = 2;
-    float acc[FLOATS];  // of slot t in rows g, g + 8
+    static constexpr int PARTS = 4 / COLS, FLOATS = 2 * COLS;
+    // Scales that would take too many registers.
+    static constexpr bool IN_RING = COLS == 4 && (T::GROUP == 16 || T::BYTES_OF_SUB || T::VALUES::TABLE);
+    float acc[COLS][2];  // [slot of the part][row g or g + 8]
     ChunkCodes<T> codes;
-    ChunkScales<T, F::SETS> scales;
+    ChunkScales<T, IN_RING ? F::SETS : COLS * F::SETS> scales;
+    const uint8_t* in_ring;
 
-    __device__ __forceinline__ float* floats() { return acc; }
+    __device__ __forceinline__ float* floats() { return acc[0]; }
+    // The first slot of the part that lane t sums.
+    static __device__ __forceinline__ int first_slot(int t) { return t / COLS * COLS; }
     __device__ __forceinline__ void load(const uint8_t* chunk, int lane) {
         codes.load(chunk, lane);
-        scales.load(chunk, lane / 4, lane % 4 * F::SETS);
+        in_ring = chunk;
+        if constexpr (!IN_RING) scales.load(chunk, lane / 4, first_slot(lane % 4) * F::SETS);
     }
 
-    __device__ __forceinline__ void multiply(const Room<T, 1>& room, int column, int lane) {
-        uint32_t b[F::LANE_BYTES / 4];
-        load_lane_words(b, room.x_of(0, column) + lane * F::LANE_BYTES);
-        XScale x[F::SETS];
-        load_x_scales(x, room.scales_of(0, column) + lane % 4 * F::SETS);
-        int c[F::SETS][4] = {};
-        multiply_all<0>(c, b, lane / 8);
-        add_all<0>(c, x);
+    __device__ __forceinline__ void multiply(const Room<T, COLS>& room, int column, int lane) {
+        const int g = lane / 4, t = lane % 4, part = g / (2 * COLS);
+        const uint8_t* x = room.x_of(room.token_of(g / 2 % COLS), column) + F::offset(part * COLS, g % 2, t);
+        const XScale* of = room.scales_of(room.token_of(t % COLS), column) + first_slot(t) * F::SETS;
+        multiply_slot<0>(x, of, part, lane);
     }
-    template <int J>
-    __device__ __forceinline__ void multiply_all(int (&c)[F::SETS][4], const uint32_t (&b)[F::LANE_BYTES / 4],
-                                                 int slot) {
-        if constexpr (J < T::GROUPS) {
-            const bool mine = slot == J / F::SETS;
-            uint32_t words[F::WORDS];
-#pragma unroll
-            for (int i = 0; i < F::WORDS; ++i) words[i] = mine ? b[J % F::SETS * F::WORDS + i] : 0;
-            multiply_group<T, J>(c[J % F::SETS], codes, words);
-            multiply_all<J + 1>(c, b, slot);
+    template <int SLOT>
+    __device__ __forceinline__ void multiply_slot(const uint8_t* x, const XScale* of, int part, int lane) {
+        if constexpr (SLOT < COLS) {
+            if constexpr (IN_RING) scales.load(in_ring, lane / 4, SLOT * F::SETS);
+            uint32_t b[F::LANE_BYTES / 4];
+            load_lane_words(b, x + F::offset(SLOT, 0, 0));
+            XScale scale[F::SETS];
+            load_x_scales(scale, of + SLOT * F::SETS);
+            int c[F::SETS][4] = {};
+            multiply_parts<SLOT, 0>(c, b, part);
+            add_sets<SLOT, 0>(c, scale);
+            multiply_slot<SLOT + 1>(x, of, part, lane);
         }
     }
-    template <int SET>
-    __device__ __forceinline__ void add_all(const int (&c)[F::SETS][4], const XScale (&x)[F::SETS]) {
-        if constexpr (SET < F::SETS) {
-            const RowScales s = scales.template get<SET>();
+    // The I-th of the groups that slot SLOT of each part has.
+    template <int SLOT, int I>
+    __device__ __forceinline__ void multiply_parts(int (&c)[F::SETS][4], const uint32_t (&b)[F::LANE_BYTES / 4],
+                                                   int part) {
+        if constexpr (I < PARTS * F::SETS) {
+            constexpr int of = I / F::SETS, set = I % F::SETS;
+            uint32_t words[F::WORDS];
 #pragma unroll
-            for (int h = 0; h < 2; ++h) add_scaled<T>(acc[h], c[SET][2 * h], c[SET][2 * h + 1], x[SET], s.d[h], s.m[h]);
-            add_all<SET + 1>(c, x);
+            for (int i = 0; i < F::WORDS; ++i) words[i] = PARTS == 1 || part == of ? b[set * F::WORDS + i] : 0;
+            multiply_group<T, (of * COLS + SLOT) * F::SETS + set>(c[set], codes, words);
+            multiply_parts<SLOT, I + 1>(c, b, part);
+        }
+    }
+    template <int SLOT, int SET>
+    __device__ __forceinline__ void add_sets(const int (&c)[F::SETS][4], const XScale (&x)[F::SETS]) {
+        if constexpr (SET < F::SETS) {
+            const RowScales s = scales.template get<(IN_RING ? 0 : SLOT * F::SETS) + SET>();
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+                add_scaled<T>(acc[SLOT][h], c[SET][2 * h], c[SET][2 * h + 1], x[SET], s.d[h], s.m[h]);
+            add_sets<SLOT, SET + 1>(c, x);
         }
     }
 
     __device__ __forceinline__ void finish(float* part, int lane) const {
-        // Even slots' lanes go on with row g, odd ones with row g + 8.
-        const bool odd = lane & 1;
-        float y = odd ? acc[1] : acc[0];
-        y += __shfl_xor_sync(0xffffffffu, odd ? acc[0] : acc[1], 1);
-        y += __shfl_xor_sync(0xffffffffu, y, 2);
-        if (lane % 4 < 2) part[lane / 4 + 8 * (lane & 1)] = y;
+        const int g = lane / 4, t = lane % 4;
+        if constexpr (COLS == 1) {
+            // Even slots' lanes go on with row g, odd ones with row g + 8.
+            const bool odd = t & 1;
+            float y = odd ? acc[0][1] : acc[0][0];
+            y += __shfl_xor_sync(0xffffffffu, odd ? acc[0][0] : acc[0][1], 1);
+            y += __shfl_xor_sync(0xffffffffu, y, 2);
+            if (t < 2) part[g + 8 * t] = y;
+        } else if constexpr (COLS == 2) {
+            // The first part's lanes go on with row g, the second's with row g + 8.
+            const float low = acc[0][0] + acc[1][0], high = acc[0][1] + acc[1][1];
+            const bool second = t >= 2;
+            float y = second ? high : low;
+            y += __shfl_xor_sync(0xffffffffu, second ? low : high, 2);
+            part[(g + (second ? 8 : 0)) * COLS + t % 2] = y;
+        } else {
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+                part[(g + 8 * h) * COLS + t] = (acc[0][h] + acc[1][h]) + (acc[2][h] + acc[3][h]);
+        }
     }
 };
 
-// ---- several tokens ----------------------------------------------------------------------------------------------
+// ---- eight tokens -----------------------------------------------------------------------------------------------
 
-template <class T, int COLS>
-struct FixedPointSums {
+template <class T>
+struct FixedPointSums<T, 8> {
     using F = FixedPoint<T>;
-    static constexpr int FLOATS = COLS * 2;
+    static constexpr int FLOATS = 16;
     // Scales that would take too many registers.
     static constexpr bool IN_RING = T::GROUP == 16 || T::BYTES_OF_SUB || T::VALUES::TABLE;
-    float acc[COLS / 8][4][4];  // [eight tokens][slot][row half, token 2 t or 2 t + 1]
+    float acc[4][4];  // [slot][row half, token 2 t or 2 t + 1]
     ChunkCodes<T> codes;
     ChunkScales<T, IN_RING ? F::SETS : T::GROUPS> scales;
     const uint8_t* in_ring;
 
-    __device__ __forceinline__ float* floats() { return acc[0][0]; }
+    __device__ __forceinline__ float* floats() { return acc[0]; }
     __device__ __forceinline__ void load(const uint8_t* chunk, int lane) {
         codes.load(chunk, lane);
         in_ring = chunk;
         if constexpr (!IN_RING) scales.load(chunk, lane / 4);
     }
 
-    __device__ __forceinline__ void multiply(const Room<T, COLS>& room, int column, int lane) {
+    __device__ __forceinline__ void multiply(const Room<T, 8>& room, int column, int lane) {
         const int g = lane / 4, t = lane % 4;
-#pragma unroll
-        for (int n = 0; n < COLS / 8; ++n) {
-            const uint8_t* x = room.x_of(room.token_of(8 * n + g), column) + t * F::LANE_BYTES;
-            const XScale* of[2];
-            for (int i = 0; i < 2; ++i) of[i] = room.scales_of(room.token_of(8 * n + 2 * t + i), column);
-            multiply_slot<0>(acc[n], x, of, g);
-        }
+        const uint8_t* x = room.x_of(room.token_of(g), column) + t * F::LANE_BYTES;
+        const XScale* of[2];
+        for (int i = 0; i < 2; ++i) of[i] = room.scales_of(room.token_of(2 * t + i), column);
+        multiply_slot<0>(x, of, g);
     }
     template <int SLOT>
-    __device__ __forceinline__ void multiply_slot(float (&sums)[4][4], const uint8_t* x, const XScale* const (&of)[2],
-                                                  int g) {
+    __device__ __forceinline__ void multiply_slot(const uint8_t* x, const XScale* const (&of)[2], int g) {
         if constexpr (SLOT < 4) {
             if constexpr (IN_RING) scales.load(in_ring, g, SLOT * F::SETS);
             uint32_t high[F::LANE_BYTES / 4], low[F::LANE_BYTES / 4];
@@ -222,8 +250,8 @@ struct FixedPointSums {
             XScale scale[2][F::SETS];
 #pragma unroll
             for (int i = 0; i < 2; ++i) load_x_scales(scale[i], of[i] + SLOT * F::SETS);
-            multiply_set<SLOT, 0>(sums[SLOT], high, low, scale);
-            multiply_slot<SLOT + 1>(sums, x, of, g);
+            multiply_set<SLOT, 0>(acc[SLOT], high, low, scale);
+            multiply_slot<SLOT + 1>(x, of, g);
         }
     }
     template <int SLOT, int SET>
@@ -245,10 +273,8 @@ struct FixedPointSums {
 
     __device__ __forceinline__ void finish(float* part, int lane) const {
 #pragma unroll
-        for (int n = 0; n < COLS / 8; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                part[(lane / 4 + i / 2 * 8) * COLS + 8 * n + lane % 4 * 2 + i % 2] =
-                    (acc[n][0][i] + acc[n][1][i]) + (acc[n][2][i] + acc[n][3][i]);
+        for (int i = 0; i < 4; ++i)
+            part[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] =
+                (acc[0][i] + acc[1][i]) + (acc[2][i] + acc[3][i]);
     }
 };

@@ -8,7 +8,7 @@
 // rows one barrier lets the threads add them up, warp 0 first, and write the outputs. A token's outputs come from the
 // same operations in the same order for any number of tokens.
 //
-// Instances: mul_mat_tile<Tile, COLS, PROLOGUE, EPILOGUE, WHOLE>. COLS is 1 (one token) or 8 (that many at most).
+// Instances: mul_mat_tile<Tile, COLS, PROLOGUE, EPILOGUE, WHOLE>. COLS is 1, 2, 4 or 8: that many tokens at most.
 // Prologue NORM: x is float and RMS-normalised here (few tokens); PLAIN: x is half. Epilogue STORE: float out; ADD: float
 // out = residual + y; GLU: the segments are gate and up, half out = act(gate) * up. WHOLE: all of x is in shared memory.
 #include "activation.cuh"
@@ -150,37 +150,42 @@ __device__ __forceinline__ void load_x(const Product& p, const Room<T, COLS>& ro
     }
 }
 
-// x (float), normalised, one token after the other. The norm's weights depend on no earlier kernel and are read before the
-// wait; a token's x is on its way while the one before is normalised.
+// x (float), normalised, all tokens together. The norm's weights depend on no earlier kernel and are read before the wait.
 template <class T, int COLS, class Function>
 __device__ __forceinline__ void load_normalised_x(const Product& p, const Room<T, COLS>& room, Function meanwhile) {
     const float* x = static_cast<const float*>(p.x);
-    RmsNorm norm, next;
-    norm.load_weight(p.norm, p.k);
+    RmsNorm norm[COLS];
+    float sums[COLS];
+    norm[0].load_weight(p.norm, p.k);
     grid_dependency_wait();
-    norm.load(x, p.k);
-    if (COLS > 1 && p.n_tokens > 1) next.load(x + p.k, p.k);
+#pragma unroll
+    for (int token = 0; token < COLS; ++token)
+        if (token < p.n_tokens) norm[token].load(x + token * static_cast<size_t>(p.k), p.k);
     meanwhile();
-    for (int token = 0; token < (COLS == 1 ? 1 : p.n_tokens); ++token) {
-        if (token > 0) {
-            norm.take(next);
-            if (token + 1 < p.n_tokens) next.load(x + (token + 1) * static_cast<size_t>(p.k), p.k);
-        }
-        norm.scale<false>(p.k, p.eps, token & 1);
+#pragma unroll
+    for (int token = 0; token < COLS; ++token) sums[token] = token < p.n_tokens ? norm[token].squares(p.k) : 0.0f;
+    block_sums<false>(sums);
+#pragma unroll
+    for (int token = 0; token < COLS; ++token) {
+        if (token >= p.n_tokens) break;
+        if (token > 0) norm[token].take_weight(norm[0]);
+        norm[token].scale_by(sums[token], p.k, p.eps);
 #pragma unroll
         for (int i = 0; i < NORM_PIECES; ++i) {
-            const int column = norm.column(i);
-            put_x(room, column < p.slab, token, column, column < p.k ? norm.halves(i) : make_uint4(0, 0, 0, 0));
+            const int column = norm[token].column(i);
+            put_x(room, column < p.slab, token, column, column < p.k ? norm[token].halves(i) : make_uint4(0, 0, 0, 0));
         }
     }
 }
 
-// The residual of the output that this thread writes in the first batch, read while the weights stream.
+// The residual of the output that this thread writes first, read while the weights stream.
 template <class T, int COLS>
 __device__ __forceinline__ float early_residual(const Product& p, int n_local) {
-    const int tile = threadIdx.x / TILE_ROWS, row = (blockIdx.x + tile * gridDim.x) * TILE_ROWS + threadIdx.x % TILE_ROWS;
-    const bool mine = tile < min(n_local, Room<T, COLS>::BATCH) && row < p.segment[0].n_rows;
-    return mine ? __ldcg(p.residual + row) : 0.0f;
+    constexpr int PER_TILE = TILE_ROWS * COLS;
+    const int tile = threadIdx.x / PER_TILE, token = threadIdx.x % PER_TILE / TILE_ROWS;
+    const int row = (blockIdx.x + tile * gridDim.x) * TILE_ROWS + threadIdx.x % TILE_ROWS, n_rows = p.segment[0].n_rows;
+    const bool mine = tile < min(n_local, Room<T, COLS>::BATCH) && row < n_rows && token < p.n_tokens;
+    return mine ? __ldcg(p.residual + static_cast<size_t>(token) * n_rows + row) : 0.0f;
 }
 
 // Adds up the warps' partial sums of a batch of tile rows and writes the outputs.
@@ -207,7 +212,7 @@ __device__ void write_batch(const Product& p, const Room<T, COLS>& room, int par
         if constexpr (EPILOGUE == GLU) {
             static_cast<__half*>(segment.out)[at] = gated(p.activation, y[0], y[1]);
         } else if constexpr (EPILOGUE == ADD) {
-            const float old = COLS == 1 && batch == 0 ? residual : __ldcg(p.residual + at);
+            const float old = batch == 0 && i < THREADS ? residual : __ldcg(p.residual + at);
             static_cast<float*>(segment.out)[at] = old + y[0];
         } else {
             static_cast<float*>(segment.out)[at] = p.soft_cap > 0.0f ? p.soft_cap * tanhf(y[0] / p.soft_cap) : y[0];
@@ -254,7 +259,7 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
             others();
         }
     }
-    const float residual = EPILOGUE == ADD && COLS == 1 ? early_residual<T, COLS>(p, n_local) : 0.0f;
+    const float residual = EPILOGUE == ADD ? early_residual<T, COLS>(p, n_local) : 0.0f;
 
     int stage = 0, parity = 0;
     for (int batch = 0; batch < n_local; batch += BATCH, parity ^= 1) {

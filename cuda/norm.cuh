@@ -26,20 +26,26 @@ __device__ __forceinline__ float2 half2_to_float2(uint32_t bits) {
     return __half22float2(*reinterpret_cast<const __half2*>(&bits));
 }
 
-// The sum of `value` over the block, the same in every thread. Sums that follow each other alternate between two
+// The sums of N values over the block, the same in every thread. Sums that follow each other alternate between two
 // `turn`s, so that one is written while the other is read; AGAIN: the same turn may come twice.
-template <bool AGAIN = true>
-__device__ __forceinline__ float block_sum(float value, int turn = 0) {
-    __shared__ float parts[2][WARPS];
+template <bool AGAIN = true, int N>
+__device__ __forceinline__ void block_sums(float (&values)[N], int turn = 0) {
+    __shared__ float parts[2][N][WARPS];
 #pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
+    for (int n = 0; n < N; ++n)
+#pragma unroll
+        for (int offset = 16; offset > 0; offset /= 2) values[n] += __shfl_xor_sync(0xffffffffu, values[n], offset);
     if (AGAIN) __syncthreads();  // an earlier sum may still be read
-    if (threadIdx.x % 32 == 0) parts[turn][threadIdx.x / 32] = value;
-    __syncthreads();
-    float sum = 0.0f;
+    if (threadIdx.x % 32 == 0)
 #pragma unroll
-    for (int i = 0; i < WARPS; ++i) sum += parts[turn][i];
-    return sum;
+        for (int n = 0; n < N; ++n) parts[turn][n][threadIdx.x / 32] = values[n];
+    __syncthreads();
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+        values[n] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < WARPS; ++i) values[n] += parts[turn][n][i];
+    }
 }
 
 // A row of up to NORM_PIECES * 8 * THREADS columns, a multiple of 8.
@@ -60,22 +66,31 @@ struct RmsNorm {
         for (int i = 0; i < NORM_PIECES; ++i)
             if (column(i) < k) read_floats(x[i], from + column(i));
     }
-    // The row that another one loaded.
-    __device__ __forceinline__ void take(const RmsNorm& other) {
+    // Of a row with the same weights.
+    __device__ __forceinline__ void take_weight(const RmsNorm& other) {
 #pragma unroll
         for (int i = 0; i < NORM_PIECES; ++i)
 #pragma unroll
-            for (int j = 0; j < 8; ++j) x[i][j] = other.x[i][j];
+            for (int j = 0; j < 8; ++j) weight[i][j] = other.weight[i][j];
     }
-    template <bool AGAIN = true>
-    __device__ __forceinline__ void scale(int k, float eps, int turn = 0) {
-        float squares = 0.0f;
+    // This thread's part of the sum of squares.
+    __device__ __forceinline__ float squares(int k) const {
+        float sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < NORM_PIECES; ++i)
             if (column(i) < k)
 #pragma unroll
-                for (int j = 0; j < 8; ++j) squares = fmaf(x[i][j], x[i][j], squares);
-        inverse = rsqrtf(fmaf(block_sum<AGAIN>(squares, turn), fast_reciprocal(static_cast<float>(k)), eps));
+                for (int j = 0; j < 8; ++j) sum = fmaf(x[i][j], x[i][j], sum);
+        return sum;
+    }
+    __device__ __forceinline__ void scale_by(float sum, int k, float eps) {
+        inverse = rsqrtf(fmaf(sum, fast_reciprocal(static_cast<float>(k)), eps));
+    }
+    template <bool AGAIN = true>
+    __device__ __forceinline__ void scale(int k, float eps, int turn = 0) {
+        float sum[1] = {squares(k)};
+        block_sums<AGAIN>(sum, turn);
+        scale_by(sum[0], k, eps);
     }
     __device__ __forceinline__ float value(int i, int j) const { return x[i][j] * inverse * weight[i][j]; }
 

@@ -20,10 +20,10 @@ struct __align__(8) XScale {
 // each token scales of x, then x.
 template <class T, int COLS>
 struct Room {
-    static constexpr int BATCH = COLS == 1 ? 8 : 2;  // tile rows between two barriers
-    static constexpr int FLOATS = COLS == 1 ? (T::SCALED ? 2 : 4) : T::SCALED ? COLS * 2 : COLS / 2;  // sums of a lane
-    // Behind each token's x, so that eight tokens' lie on different banks.
-    static constexpr int PAD = COLS == 1 ? 0 : T::SCALED ? T::CHUNK_K / 4 : 64;
+    static constexpr int BATCH = COLS == 8 ? 2 : 8 / COLS;  // tile rows between two barriers
+    static constexpr int FLOATS = T::SCALED ? COLS * 2 : 4;  // sums of a lane
+    // Behind each token's x, so that what the tokens' lanes read together lies on different banks.
+    static constexpr int PAD = COLS == 1 ? 0 : !T::SCALED ? 64 : T::CHUNK_K / (COLS == 8 ? 4 : 2);
 
     float* sums;
     XScale* scales;

@@ -15,7 +15,7 @@ from kernel_buffers import Output, upload
 from ggpy.formats import Format, by_name
 from ggpy.formats.random_blocks import random_blocks
 from ggpy.kernels.block_kernel import supported_formats
-from ggpy.kernels.mul_mat_tile import COLUMNS, Limits, MulMatTile
+from ggpy.kernels.mul_mat_tile import COLUMNS, NORM_TOKENS, Limits, MulMatTile
 from ggpy.kernels.tile import Layout, TiledMatrix, layout_of, repack
 
 EXACT = 1e-10  # normalised mean square error of float sums of some thousand products
@@ -134,7 +134,8 @@ def product_names() -> list[str]:
     names = [f"{t}, {c}, PLAIN, STORE" for t in layouts() for c in COLUMNS]
     gated = [*some[:2], Weights("I8", 1, 64).layout.type_name]
     names += [f"{t}, {c}, PLAIN, {e}" for t in gated for c in COLUMNS for e in ("ADD", "GLU")]
-    names += [f"{t}, {c}, NORM, {e}" for t in some[:2] for c in COLUMNS for e in ("STORE", "GLU")]
+    normed = range(1, NORM_TOKENS + 1)
+    names += [f"{t}, {c}, NORM, {e}" for t in some[:2] for c in normed for e in ("STORE", "GLU")]
     names += [f"{some[2]}, {c}, PLAIN, ADD" for c in COLUMNS]
     return [f"mul_mat_tile<{name}, true>" for name in dict.fromkeys(names)]
 
@@ -154,7 +155,7 @@ def product_variants() -> list[tuple[list[str], dict[str, int]]]:
     q8, q4, q6 = (Weights(name, 1, k).layout.type_name for name, k in wanted)
     return [
         (
-            [f"mul_mat_tile<{t}, {c}, NORM, STORE, true>" for t in (q8, q4) for c in COLUMNS],
+            [f"mul_mat_tile<{t}, {c}, NORM, STORE, true>" for t in (q8, q4) for c in (1, 2)],
             {"NORM_PIECES": 2},
         ),
         ([f"mul_mat_tile<{q8}, 1, PLAIN, STORE, false>"], {"STAGES": 1}),

@@ -16,7 +16,7 @@ from .product import Epilogue, Matrices
 from .tile import ROWS, Layout, TiledMatrix
 
 WARPS = 16  # of a block, where its shared memory allows
-COLUMNS = (1, 8)  # tokens of one launch, an instance each
+COLUMNS = (1, 2, 4, 8)  # tokens of one launch, an instance each
 NORM_TOKENS = 2  # that a product normalises itself, for which each block has to: a launch less
 
 
@@ -168,10 +168,10 @@ def shared_bytes(
     layout: Layout, columns: int, slab: int, k: int, stages: int, n_tokens: int, warps: int = WARPS
 ) -> int:
     """Dynamic shared memory of a block (struct Room in room.cuh), of `slab` columns at a time."""
-    batch, scaled = {1: 8, 8: 2}[columns], layout.is_scaled
+    batch, scaled = {1: 8, 2: 4, 4: 2, 8: 2}[columns], layout.is_scaled
     ring = warps * stages * layout.chunk_bytes
-    sums_of_lane = (2 if columns == 1 else 16) if scaled else 4
+    sums_of_lane = 2 * columns if scaled else 4
     sums = batch * warps * 4 * (2 * ROWS * columns if slab >= k else sums_of_lane * 32)
-    pad = 0 if columns == 1 else layout.chunk_k // 4 if scaled else 64
+    pad = 0 if columns == 1 else layout.chunk_k // (4 if columns == 8 else 2) if scaled else 64
     scales = slab // layout.group * 8 if scaled else 0
     return ring + sums + n_tokens * (scales + 2 * slab + pad)

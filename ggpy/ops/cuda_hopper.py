@@ -17,7 +17,7 @@ from ..kernels.product import Epilogue
 from ..kernels.tile import Layout, TiledMatrix
 from .cuda_arrays import Array, Memory
 
-FROM_TOKENS = 3  # fewer are faster by MulMatTile
+FROM_TOKENS = 5  # fewer are faster by MulMatTile
 
 
 class HopperProducts:
