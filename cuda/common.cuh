@@ -213,28 +213,60 @@ __device__ __forceinline__ T load_now(const T* from) {
 #endif
 }
 
-// What was written before a store_release or add_release is seen after a load_acquire that sees its value.
-__device__ __forceinline__ uint32_t load_acquire(const uint32_t* address) {
-    uint32_t value;
+template <class Word>
+struct FourOf;
+template <>
+struct FourOf<float> {
+    using Type = float4;
+};
+template <>
+struct FourOf<int> {
+    using Type = int4;
+};
+template <class Word>
+using Four = typename FourOf<Word>::Type;
+
+// 16 bytes that other blocks read or write meanwhile: each of the four words is old or new.
+__device__ __forceinline__ float4 load_relaxed(const float4* address) {
+    float4 v;
 #if EMULATED
-    value = *address;
+    v = *address;
 #else
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "l"(address)
+                 : "memory");
 #endif
-    return value;
+    return v;
 }
-__device__ __forceinline__ void store_release(uint32_t* address, uint32_t value) {
+__device__ __forceinline__ int4 load_relaxed(const int4* address) {
+    int4 v;
 #if EMULATED
-    *address = value;
+    v = *address;
 #else
-    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+    asm volatile("ld.relaxed.gpu.global.v4.s32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(address)
+                 : "memory");
+#endif
+    return v;
+}
+__device__ __forceinline__ void store_relaxed(float4* address, const float4& v) {
+#if EMULATED
+    *address = v;
+#else
+    asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(v.x), "f"(v.y), "f"(v.z),
+                 "f"(v.w)
+                 : "memory");
 #endif
 }
-__device__ __forceinline__ void add_release(uint32_t* address, uint32_t value) {
+__device__ __forceinline__ void store_relaxed(int4* address, const int4& v) {
 #if EMULATED
-    *address += value;
+    *address = v;
 #else
-    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+    asm volatile("st.relaxed.gpu.global.v4.s32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v.x), "r"(v.y), "r"(v.z),
+                 "r"(v.w)
+                 : "memory");
 #endif
 }
 // Returns the old value; orders both ways.

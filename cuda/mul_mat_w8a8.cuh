@@ -29,7 +29,6 @@ struct Product : Matrices {
     const float* norm;      // of x in floats, which is normalised first: [k]
     const float* residual;  // ADD: [n_tokens, n_rows] of the one segment
     float* partial;         // of tiles that blocks share: see mul_mat_w8a8_wgmma.cu
-    uint32_t* ready;
     int first_token;
     int end_token;  // of a launch: outputs of first_token ... end_token - 1 are written
     Dealt dealt;    // mul_mat_w8a8_wgmma.cu

@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(W_THREADS, 1) mul_mat_w8a8_wgmma(const Product
         take_registers<232>();
         grid_dependency_wait();
         Consumer<VALUES, TOKENS, EPILOGUE> consumer(p, room);
-        const LeftSums<typename Codes8<VALUES>::Sum, TOKENS / 2, MULTIPLIERS> left{p.partial, p.ready};
+        const LeftSums<typename Codes8<VALUES>::Sum, TOKENS / 2, MULTIPLIERS> left{p.partial};
         for (Shares share(p.dealt); share.next();) {
             consumer.run(share);
             if (!share.begins()) {

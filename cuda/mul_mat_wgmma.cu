@@ -36,9 +36,9 @@ constexpr int SHARED = TOKENS <= 64 ? 112 << 10 : 226 << 10;
 struct Product : Matrices {
     const uint8_t* x;       // packed
     float* partial;         // of tiles that are cut: LeftSums
-    uint32_t* ready;
     Dealt dealt;
     int order;  // GLU: of the output
+    int early;  // stages of weights that a block asks for before the kernel that makes x has ended
 };
 
 // A stage of the ring of weights: a chunk of each tile row; of halves, two.
@@ -102,11 +102,6 @@ struct TileRow {
     }
 };
 
-// Where blocks are two on a multiprocessor: how many stages of weights each asks for before the kernel that makes x has
-// ended, which more of them would slow down.
-template <class T>
-constexpr int EARLY = (52 << 10) / Stage<T>::BYTES > 0 ? (52 << 10) / Stage<T>::BYTES : 1;
-
 // One warp: lane i copies tile row i.
 template <class T, int TOKENS, int EPILOGUE>
 __device__ __forceinline__ void copy_weights(const Product& p, const Room<T, TOKENS, EPILOGUE>& room, int lane) {
@@ -116,7 +111,7 @@ __device__ __forceinline__ void copy_weights(const Product& p, const Room<T, TOK
         const TileRow tile = TileRow::of<T, EPILOGUE>(p, share.row_block(), lane % TILES);
         for (int stage = share.first; stage < share.last; ++stage, place.next()) {
             // Waiting again, in later turns of the ring, costs nothing: what would count the stages costs registers.
-            if (BLOCKS<TOKENS> > 1 && place.stage == EARLY<T>) grid_dependency_wait();
+            if (BLOCKS<TOKENS> > 1 && place.stage == p.early) grid_dependency_wait();
             mbarrier_wait(room.w_free + place.stage, place.parity ^ 1);
             if (lane == 0) mbarrier_arrive_expect(room.w_full + place.stage, S::BYTES);
             __syncwarp();
@@ -470,7 +465,7 @@ __global__ void __launch_bounds__(W_THREADS, BLOCKS<TOKENS>) mul_mat_wgmma(const
         take_registers<BLOCKS<TOKENS> == 2 ? 104 : 232>();
         grid_dependency_wait();
         Consumer<T, TOKENS, EPILOGUE> consumer(p, room);
-        const LeftSums<float, TOKENS / 2, 128 * GROUPS> left{p.partial, p.ready};
+        const LeftSums<float, TOKENS / 2, 128 * GROUPS> left{p.partial};
         for (Shares share(p.dealt); share.next();) {
             consumer.run(share);
             if (!share.begins()) {

@@ -65,59 +65,77 @@ struct Shares {
     }
 };
 
-// Sums that blocks leave to others: of N sums of each of THREADS threads, [block][sum / 4][thread][4] in `memory`, and
-// whether they are there, [block][warp] in `ready`, 0 between launches.
+// Sums that blocks leave to others: of N sums of each of THREADS threads, [block][sum / 4][thread][4]. A word of this
+// memory is EMPTY until a sum is there, and between launches, so that a sum needs no flag, and nobody waits until it has
+// arrived but who takes it.
 template <class Sum, int N, int THREADS>
 struct LeftSums {
+    // As a float -1e-38, for which 0 does as well; no sum of products of 8 bits comes to that (MAX_K).
+    static constexpr uint32_t EMPTY = 0x80808080u;
+    static constexpr int PIECES = N < 16 ? N / 4 : N == 32 || N == 64 ? 2 : 4;  // of 16 bytes, of a block at once
+    static constexpr int BLOCKS = N < 16 ? 32 / N : 1;  // at once
     float* memory;
-    uint32_t* ready;
 
-    __device__ __forceinline__ uint4* of(int block) const {
-        return reinterpret_cast<uint4*>(memory) + static_cast<size_t>(block) * (N / 4) * THREADS + threadIdx.x;
+    __device__ __forceinline__ Four<Sum>* of(int block) const {
+        return reinterpret_cast<Four<Sum>*>(memory) + static_cast<size_t>(block) * (N / 4) * THREADS + threadIdx.x;
     }
-    __device__ __forceinline__ uint32_t* flag(int block) const {
-        return ready + block * (THREADS / 32) + threadIdx.x / 32;
+    static __device__ __forceinline__ bool empty(int sum) { return sum == static_cast<int>(EMPTY); }
+    static __device__ __forceinline__ bool empty(float sum) { return __float_as_uint(sum) == EMPTY; }
+    static __device__ __forceinline__ bool full(const Four<Sum>& v) {
+        return !empty(v.x) && !empty(v.y) && !empty(v.z) && !empty(v.w);
     }
-    // Sums as what they are: as bits they would be copied, for which a kernel may have no registers.
-    static __device__ __forceinline__ void store(uint4* to, int a, int b, int c, int d) {
-        __stcg(reinterpret_cast<int4*>(to), make_int4(a, b, c, d));
-    }
-    static __device__ __forceinline__ void store(uint4* to, float a, float b, float c, float d) {
-        __stcg(reinterpret_cast<float4*>(to), make_float4(a, b, c, d));
-    }
-    static __device__ __forceinline__ void add(int& to, uint32_t from) { to += static_cast<int>(from); }
-    static __device__ __forceinline__ void add(float& to, uint32_t from) { to += __uint_as_float(from); }
+    static __device__ __forceinline__ Sum not_empty(Sum sum) { return empty(sum) ? Sum(0) : sum; }
 
     __device__ __forceinline__ void leave(const Sum (&sums)[N]) const {
-        uint4* to = of(blockIdx.x);
+        Four<Sum>* to = of(blockIdx.x);
 #pragma unroll
         for (int i = 0; i < N; i += 4)
-            store(to + i / 4 * THREADS, sums[i], sums[i + 1], sums[i + 2], sums[i + 3]);
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) store_release(flag(blockIdx.x), 1);
+            store_relaxed(to + i / 4 * THREADS, {not_empty(sums[i]), not_empty(sums[i + 1]), not_empty(sums[i + 2]),
+                                                 not_empty(sums[i + 3])});
     }
-    // Adds what blocks blockIdx.x + 1 ... behind - 1 leave, and takes their flags down.
+    // Adds what blocks blockIdx.x + 1 ... behind - 1 leave.
     __device__ __forceinline__ void collect(Sum (&sums)[N], int behind) const {
-        for (int b = blockIdx.x + 1 + threadIdx.x % 32; b < behind; b += 32) {
-            while (load_acquire(flag(b)) == 0) spin_wait();
-            *flag(b) = 0;
+        for (int b = blockIdx.x + 1; b < behind; b += BLOCKS) {
+            Four<Sum>* from = of(b);
+#pragma unroll
+            for (int first = 0; first < N / 4; first += PIECES) {
+                Four<Sum> v[BLOCKS][PIECES];
+                take(v, from + first * THREADS, behind - b);
+#pragma unroll
+                for (int j = 0; j < BLOCKS; ++j)
+#pragma unroll
+                    for (int i = 0; i < PIECES; ++i)
+                        if (j < behind - b) {
+                            Sum* to = sums + 4 * (first + i);
+                            to[0] += v[j][i].x, to[1] += v[j][i].y, to[2] += v[j][i].z, to[3] += v[j][i].w;
+                        }
+            }
         }
         __syncwarp();
-        constexpr int AT_ONCE = N >= 32 ? 1 : 32 / N;
-        for (int b = blockIdx.x + 1; b < behind; b += AT_ONCE) {
-            uint4 v[AT_ONCE][N / 4];
+    }
+    // Pieces of `blocks` blocks, as soon as all are there; what they lay in is empty then.
+    __device__ __forceinline__ void take(Four<Sum> (&v)[BLOCKS][PIECES], Four<Sum>* from, int blocks) const {
+        for (bool all = false; !all;) {
 #pragma unroll
-            for (int j = 0; j < AT_ONCE; ++j)
+            for (int j = 0; j < BLOCKS; ++j)
 #pragma unroll
-                for (int i = 0; i < N / 4; ++i)
-                    if (b + j < behind) v[j][i] = __ldcg(of(b + j) + i * THREADS);
+                for (int i = 0; i < PIECES; ++i)
+                    if (j < blocks) v[j][i] = load_relaxed(from + (j * (N / 4) + i) * THREADS);
+            all = true;
 #pragma unroll
-            for (int j = 0; j < AT_ONCE; ++j)
+            for (int j = 0; j < BLOCKS; ++j)
 #pragma unroll
-                for (int i = 0; i < N / 4; ++i)
-                    if (b + j < behind)
-                        add(sums[4 * i], v[j][i].x), add(sums[4 * i + 1], v[j][i].y), add(sums[4 * i + 2], v[j][i].z),
-                            add(sums[4 * i + 3], v[j][i].w);
+                for (int i = 0; i < PIECES; ++i)
+                    if (j < blocks) all = all && full(v[j][i]);
+            if (!all) spin_wait();
         }
+        constexpr int nothing = static_cast<int>(EMPTY);
+#pragma unroll
+        for (int j = 0; j < BLOCKS; ++j)
+#pragma unroll
+            for (int i = 0; i < PIECES; ++i)
+                if (j < blocks)
+                    store_relaxed(reinterpret_cast<int4*>(from + (j * (N / 4) + i) * THREADS),
+                                  make_int4(nothing, nothing, nothing, nothing));
     }
 };

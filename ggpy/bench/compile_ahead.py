@@ -56,7 +56,7 @@ class Wishes:
     def upload(self, *_: Any, **__: Any) -> None:
         """Nothing."""
 
-    copy = upload
+    copy = fill = upload
 
     def download(self, source: Any, dtype: Any, shape: Any, offset: int = 0) -> np.ndarray:
         """Zeros."""

@@ -274,6 +274,9 @@ class Device(Protocol):
     def zeros(self, nbytes: int, name: str = "") -> Buffer:
         """Memory of zeros."""
 
+    def fill(self, buffer: Buffer, byte: int) -> None:
+        """Set every byte, in stream order."""
+
     def upload(
         self, to: Buffer | Ptr, array: np.ndarray, offset: int = 0, stream: Any = None
     ) -> None:

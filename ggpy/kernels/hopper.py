@@ -11,9 +11,9 @@ from ..device.base import Buffer, Device
 from .schedule import TOKENS, Schedule
 
 THREADS = 384  # two warpgroups that multiply, one that copies
-WARPS = 8  # that multiply
 TILE_ROWS = 8  # of a block
 ROW_BLOCK = TILE_ROWS * 16
+EMPTY = 0x80  # each byte of memory for sums where there is none
 
 
 def has_wgmma(arch: str) -> bool:
@@ -51,19 +51,16 @@ def inverse(divisor: int) -> int:
 
 
 class LeftSums:
-    """Sums that blocks leave to others, and flags that say so; launches clear the flags."""
+    """Sums that blocks leave to others; launches find and leave it EMPTY (cuda/shares.cuh)."""
 
     def __init__(self, device: Device, multiprocessors: int) -> None:
         self.device, self.multiprocessors = device, multiprocessors
-        self._made: tuple[Buffer, Buffer] | None = None
+        self._made: Buffer | None = None
 
     def give(self, product: Any) -> None:
-        """Set `partial` and `ready` of a product's parameters."""
+        """Set `partial` of a product's parameters."""
         if self._made is None:
             floats = self.multiprocessors * ROW_BLOCK * TOKENS[-1]
-            flags = 2 * self.multiprocessors * WARPS
-            self._made = (
-                self.device.alloc(4 * floats, "partial sums"),
-                self.device.zeros(4 * flags, "flags of partial sums"),
-            )
-        product.partial, product.ready = (buffer.address for buffer in self._made)
+            self._made = self.device.alloc(4 * floats, "partial sums")
+            self.device.fill(self._made, EMPTY)
+        product.partial = self._made.address

@@ -19,7 +19,7 @@ TOKENS = 128  # of a block
 TILE_ROWS = 8  # of a block
 X_STAGES = 3
 SHARED = X_STAGES * TOKENS * STEP
-MAX_K = (1 << 31) // (127 * 128)  # sums of more columns may not fit into 32 bits
+MAX_K = 0x7F7F7F7F // (127 * 128)  # sums of more columns may not fit, or be EMPTY (cuda/shares.cuh)
 CHUNK_BYTES = 16 * STEP
 
 
@@ -32,7 +32,6 @@ class W8A8Product(Matrices):
         ("norm", ctypes.c_uint64),
         ("residual", ctypes.c_uint64),
         ("partial", ctypes.c_uint64),
-        ("ready", ctypes.c_uint64),
         ("first_token", ctypes.c_int),
         ("end_token", ctypes.c_int),
         ("dealt", Dealt),

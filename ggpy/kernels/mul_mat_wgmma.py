@@ -16,14 +16,16 @@ from .product import Epilogue, Matrices
 from .schedule import Cut, fastest
 from .tile import Layout, TiledMatrix
 
+EARLY = 52 << 10  # bytes of weights that a block asks for before x is there
+
 
 class _Product(Matrices):
     _fields_ = (
         ("x", ctypes.c_uint64),
         ("partial", ctypes.c_uint64),
-        ("ready", ctypes.c_uint64),
         ("dealt", Dealt),
         ("order", ctypes.c_int),
+        ("early", ctypes.c_int),
     )
 
 
@@ -46,13 +48,15 @@ class MulMatWgmma:
         activation: str = "silu",
         order: int = PLAIN,
         cut: Cut | None = None,
+        late: bool = False,
         pdl: bool = True,
     ) -> None:
         """Enqueue outs[i][n_tokens, rows of weights[i]] = x[n_tokens, k] weights[i]^T.
 
         x is packed in the order of the weights' layout. STORE: floats. ADD: float out += y, for one
         weight. GLU: of two weights, one half out = activation(y0) * y1, in rows or packed. All
-        weights have one layout and one k. pdl: weights are read before the kernel before has ended.
+        weights have one layout and one k. late: x is made by few blocks, beside which others of
+        this kernel wait for it. pdl: weights are read before the kernel before has ended.
         """
         first, glu = weights[0], epilogue == "GLU"
         product = _Product(x=address(x), order=order)
@@ -65,6 +69,7 @@ class MulMatWgmma:
         cut = cut or self.cut(row_blocks, n_tokens, stages)
         schedule = cut.deal(row_blocks, n_tokens, stages, self.multiprocessors)
         product.dealt = dealt(schedule, stages)
+        product.early = 1 if late else early_stages(first.layout)
         if cut.split:
             self._sums.give(product)
         kernel = self._kernel(first.layout, cut.tokens, epilogue)
@@ -80,3 +85,9 @@ class MulMatWgmma:
             name = f"mul_mat_wgmma<{layout.type_name}, {tokens}, {epilogue}>"
             self._kernels[key] = self.device.kernel("mul_mat_wgmma.cu", name)
         return self._kernels[key]
+
+
+def early_stages(layout: Layout) -> int:
+    """Stages of weights that are asked for before x is there: more would make x late."""
+    chunks = 2 if layout.chunk_k == STEP else 1
+    return max(1, EARLY // (chunks * TILE_ROWS * layout.chunk_bytes))

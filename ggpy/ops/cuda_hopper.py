@@ -62,6 +62,7 @@ class HopperProducts:
             epilogue=epilogue,
             activation=activation,
             order=outs[0].order,
+            late=x.late,
             pdl=not just_made,
         )
 

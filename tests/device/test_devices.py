@@ -36,9 +36,9 @@ extern "C" __global__ void reverse(const uint4* x, uint4* y) {
 }
 extern "C" __global__ void together(uint32_t* counter, uint32_t* y) {
     if (threadIdx.x == 0) {
-        add_release(counter, 1);
-        while (load_acquire(counter) < gridDim.x) spin_wait();
-        y[blockIdx.x] = load_acquire(counter);
+        add_acquire_release(counter, 1);
+        while (add_acquire_release(counter, 0) < gridDim.x) spin_wait();
+        y[blockIdx.x] = add_acquire_release(counter, 0);
     }
 }
 // d[16][8] += a[16][16] b[8][16] transposed, operands read by ldmatrix; e in int8 with K = 32.

@@ -219,8 +219,8 @@ GRID_BARRIER = """
 extern "C" __global__ void k(int* y, uint32_t* counter, int* part) {
     if (threadIdx.x == 0) {
         part[blockIdx.x] = blockIdx.x + 1;
-        add_release(counter, 1);
-        while (load_acquire(counter) < gridDim.x) spin_wait();
+        add_acquire_release(counter, 1);
+        while (add_acquire_release(counter, 0) < gridDim.x) spin_wait();
     }
     __syncthreads();
     int sum = 0;
