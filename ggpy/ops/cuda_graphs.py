@@ -34,10 +34,11 @@ class Graphs:
             graph.launch()
             return result
         if shape not in self._seen:
+            result = launch()  # compiles and allocates what the recording must not
             if len(self._seen) >= MOST_SHAPES:
                 self._seen.clear()
-            self._seen.add(shape)  # compiles and allocates what the recording must not
-            return launch()
+            self._seen.add(shape)  # now: what launch() allocates may call forget()
+            return result
         if rare:
             self._make_room()
             self._rare[shape] = None

@@ -88,6 +88,13 @@ def test_nothing_is_kept_when_memory_moves(device: Device) -> None:
     assert steps(graphs, device, 3, True, 1) == ["launched"]
 
 
+def test_a_first_step_that_moves_memory_itself_is_recorded_at_the_second(device: Device) -> None:
+    graphs = Graphs(device)
+    for _ in range(2):
+        graphs.run(1, False, graphs.forget)
+    assert device.log == ["recorded", "replayed"]
+
+
 def test_shapes_that_come_once_do_not_add_up(device: Device) -> None:
     graphs = Graphs(device)
     for shape in range(2 * MOST_SHAPES + 10):
