@@ -87,6 +87,12 @@ def resolve(model: str | None = None) -> Path:
 
     HubError where there is none.
     """
+    found = find(model)
+    return found if isinstance(found, Path) else fetch(found)
+
+
+def find(model: str | None = None) -> Path | KnownModel:
+    """The file of `model`, or what a name stands for; HubError. Fetches nothing."""
     name = model if model is not None else DEFAULT_MODEL
     path = Path(name)
     if path.is_dir():
@@ -95,7 +101,7 @@ def resolve(model: str | None = None) -> Path:
         return path
     for known in KNOWN:
         if known.name == name.lower():
-            return fetch(known)
+            return known
     raise HubError(_not_found(name))
 
 

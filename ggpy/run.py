@@ -53,6 +53,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run(options: argparse.Namespace) -> None:
     """Do what the options say; ValueError, OSError or MemoryError where that cannot be done."""
+    if not options.hf_repo:
+        hub.find(options.model)  # a wrong name is told before standard input is read
     prompt = prompts.read_prompt(options)
     path = hub.fetch_from_hub(options.hf_repo) if options.hf_repo else hub.resolve(options.model)
 

@@ -213,6 +213,7 @@ def test_an_unknown_architecture_lists_what_exists(cli: Cli, tmp_path: Path) -> 
     ("arguments", "words"),
     [
         (["missing.gguf", "-p", "x"], ["there is no file missing.gguf", "smollm2"]),
+        (["missing.gguf"], ["there is no file missing.gguf"]),  # before standard input is read
         ([str(ROOT), "-p", "x"], ["is a directory"]),
         ([*RAW, "-p", "hello " * 500], ["context is 256 tokens", "the prompt has 502", "raise -c"]),
         ([*RAW, "-p", "x", "--top-p", "2"], ["top_p is 2.0"]),
