@@ -125,6 +125,7 @@ def limits(device: Any, multiprocessors: int = 3, **changes: int) -> Limits:
 
 MANY = ["Q8_0", "Q4_0", "Q5_1", "Q4_K", "Q6_K", "F16", "I8", "F8_E4M3"]
 MANY += ["IQ4_XS", "MXFP4", "NVFP4", "Q3_K", "Q2_K", "TQ2_0"]  # one of each kind of layout
+NORMED = [c for c in COLUMNS if c <= NORM_TOKENS]
 PRODUCT = {"WARPS": 16, "STAGES": 3, "NORM_PIECES": 1}
 
 
@@ -134,8 +135,7 @@ def product_names() -> list[str]:
     names = [f"{t}, {c}, PLAIN, STORE" for t in layouts() for c in COLUMNS]
     gated = [*some[:2], Weights("I8", 1, 64).layout.type_name]
     names += [f"{t}, {c}, PLAIN, {e}" for t in gated for c in COLUMNS for e in ("ADD", "GLU")]
-    normed = range(1, NORM_TOKENS + 1)
-    names += [f"{t}, {c}, NORM, {e}" for t in some[:2] for c in normed for e in ("STORE", "GLU")]
+    names += [f"{t}, {c}, NORM, {e}" for t in some[:2] for c in NORMED for e in ("STORE", "GLU")]
     names += [f"{some[2]}, {c}, PLAIN, ADD" for c in COLUMNS]
     return [f"mul_mat_tile<{name}, true>" for name in dict.fromkeys(names)]
 
@@ -155,7 +155,7 @@ def product_variants() -> list[tuple[list[str], dict[str, int]]]:
     q8, q4, q6 = (Weights(name, 1, k).layout.type_name for name, k in wanted)
     return [
         (
-            [f"mul_mat_tile<{t}, {c}, NORM, STORE, true>" for t in (q8, q4) for c in (1, 2)],
+            [f"mul_mat_tile<{t}, {c}, NORM, STORE, true>" for t in (q8, q4) for c in NORMED],
             {"NORM_PIECES": 2},
         ),
         ([f"mul_mat_tile<{q8}, 1, PLAIN, STORE, false>"], {"STAGES": 1}),

@@ -46,10 +46,6 @@ class TimedDevice(CountingDevice):
 
     copy = fill = upload
 
-    def download_into(self, array: Any, *_: Any, **__: Any) -> None:
-        array[...] = 0
-        self.spend(COPY)
-
     def event(self, timing: bool = False) -> Any:
         return TimedEvent(self)
 

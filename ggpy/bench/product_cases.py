@@ -100,7 +100,8 @@ def weight_bytes(format: Format, rows: int, k: int) -> int:
 def _product(o: Operands, format: Format, part: Part, n: int, prompt: bool, norm: bool) -> Enqueue:
     products = o.made("products", lambda: Products(o.device, Elementwise(o.device), room=o.room))
     weights = [o.matrix(format, rows, part.columns) for rows in part.rows]
-    products.prompt, some = prompt, [w() for w in weights]
+    products.prompt = prompt
+    some = [w() for w in weights]
     x = _activations(o, products.order(some, n), n, part.columns, norm)
     gated = part.epilogue == "GLU" and products.together(some, n)
     # What gates two products apart is a kernel of its own.

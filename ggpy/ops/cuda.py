@@ -69,7 +69,7 @@ class Cuda:
         gemm: Gemm = "auto",
     ) -> None:
         """batch_invariant: no product is chosen by the number of tokens, so that a sequence's bits
-        depend on nothing else in its steps; prompts and batches of more than 2 are 2 to 5 times
+        depend on nothing else in its steps; prompts and batches of more than 4 are 2 to 5 times
         slower. activations: what quantised weights are multiplied with; "q8_1" keeps their blocks.
         gemm: what multiplies many tokens; CublasMissing.
         """
@@ -153,8 +153,9 @@ class Cuda:
             raise RuntimeError("the cache was allocated before")
         self._heads = cuda_memory.heads_of(shape)
         self._rope = RopeKv(self.device, self._heads)
-        room = GRAPH_TOKENS, self.device.shared_bytes
-        self._attend = Attend(self.device, self._heads, *room, self.batch_invariant)
+        self._attend = Attend(
+            self.device, self._heads, GRAPH_TOKENS, self.device.shared_bytes, self.batch_invariant
+        )
         there, halved = self._prompts_of(self._heads)
         self._pages = Pages(self.device, self._heads, shape, halved)
         self._prompts = Prompts(self._attend, self._pages.halves)
