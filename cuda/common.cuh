@@ -167,6 +167,18 @@ __device__ __forceinline__ void grid_dependency_wait() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+// Not negative, and there as soon as all of the address is.
+__device__ __forceinline__ int made_of(const void* address) {
+    const auto bits = reinterpret_cast<uint64_t>(address);
+    return static_cast<int>(bits >> 32) | static_cast<int>(static_cast<uint32_t>(bits) >> 1);
+}
+// The same once `made`, which is never negative, has been computed; of several things it is their OR. The compiler puts
+// off what is needed behind the wait to behind the wait, where every step of it is one of the way from kernel to kernel.
+__device__ __forceinline__ void grid_dependency_wait(int made) {
+#if ARCH >= 900
+    asm volatile("{\n.reg .pred p;\nsetp.ge.s32 p, %0, 0;\n@p griddepcontrol.wait;\n}" ::"r"(made) : "memory");
+#endif
+}
 __device__ __forceinline__ void grid_dependency_launch() {
 #if ARCH >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -227,48 +239,34 @@ template <class Word>
 using Four = typename FourOf<Word>::Type;
 
 // 16 bytes that other blocks read or write meanwhile: each of the four words is old or new.
-__device__ __forceinline__ float4 load_relaxed(const float4* address) {
-    float4 v;
 #if EMULATED
-    v = *address;
-#else
-    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "l"(address)
-                 : "memory");
-#endif
-    return v;
+template <class Words>
+__device__ __forceinline__ Words load_relaxed(const Words* address) {
+    return *address;
 }
-__device__ __forceinline__ int4 load_relaxed(const int4* address) {
-    int4 v;
-#if EMULATED
-    v = *address;
-#else
-    asm volatile("ld.relaxed.gpu.global.v4.s32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(address)
-                 : "memory");
-#endif
-    return v;
-}
-__device__ __forceinline__ void store_relaxed(float4* address, const float4& v) {
-#if EMULATED
+template <class Words>
+__device__ __forceinline__ void store_relaxed(Words* address, const Words& v) {
     *address = v;
-#else
-    asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(v.x), "f"(v.y), "f"(v.z),
-                 "f"(v.w)
-                 : "memory");
-#endif
 }
-__device__ __forceinline__ void store_relaxed(int4* address, const int4& v) {
-#if EMULATED
-    *address = v;
 #else
-    asm volatile("st.relaxed.gpu.global.v4.s32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v.x), "r"(v.y), "r"(v.z),
-                 "r"(v.w)
-                 : "memory");
+#define RELAXED(FOUR, REGISTER)                                                                                     \
+    __device__ __forceinline__ FOUR load_relaxed(const FOUR* address) {                                             \
+        FOUR v;                                                                                                     \
+        asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];"                                         \
+                     : "=" REGISTER(v.x), "=" REGISTER(v.y), "=" REGISTER(v.z), "=" REGISTER(v.w)                   \
+                     : "l"(address)                                                                                 \
+                     : "memory");                                                                                   \
+        return v;                                                                                                   \
+    }                                                                                                               \
+    __device__ __forceinline__ void store_relaxed(FOUR* address, const FOUR& v) {                                   \
+        asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), REGISTER(v.x),          \
+                     REGISTER(v.y), REGISTER(v.z), REGISTER(v.w)                                                    \
+                     : "memory");                                                                                   \
+    }
+RELAXED(float4, "f")
+RELAXED(int4, "r")
+#undef RELAXED
 #endif
-}
 // Returns the old value; orders both ways.
 __device__ __forceinline__ uint32_t add_acquire_release(uint32_t* address, uint32_t value) {
     uint32_t old;

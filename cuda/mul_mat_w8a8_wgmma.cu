@@ -82,7 +82,7 @@ __device__ __forceinline__ void copy_weights(const Product& p, const Room<TOKENS
     }
 }
 
-// One thread.
+// One thread, which waits for the kernel that makes x.
 template <int TOKENS, int EPILOGUE>
 __device__ __forceinline__ void copy_x(const Product& p, const Room<TOKENS, EPILOGUE>& room) {
     using R = Room<TOKENS, EPILOGUE>;
@@ -90,6 +90,7 @@ __device__ __forceinline__ void copy_x(const Product& p, const Room<TOKENS, EPIL
     for (Shares share(p.dealt); share.next();) {
         const int token = share.token_block() * TOKENS;
         const int bytes = min(TOKENS, codes_tokens(p.n_tokens) - token) * CODES_STEP;
+        grid_dependency_wait(made_of(p.x + codes_row(share.first, token, p.n_tokens)) | bytes);
         for (int stage = share.first; stage < share.last; ++stage, place.next()) {
             mbarrier_wait(room.free + place.stage, place.parity ^ 1);
             mbarrier_arrive_expect(room.full + place.stage, bytes);
@@ -184,74 +185,92 @@ struct Consumer {
         wgmma_hold_codes(acc);
         release(used);
     }
+};
 
-    __device__ __forceinline__ void write(const Shares& share) {
-        if constexpr (EPILOGUE == GLU)
-            write_gated(share);
-        else
-            write_sums(share);
-    }
-    // The scales of tokens `token` and the one behind it, which may be past the end.
-    __device__ __forceinline__ float2 x_scales(int token) const {
-        return make_float2(token < p.n_tokens ? __ldcg(p.x_scale + token) : 0.0f,
-                           token + 1 < p.n_tokens ? __ldcg(p.x_scale + token + 1) : 0.0f);
-    }
-    // Sum 4 i + e is of row g + 8 (e / 2) of the warp and token 8 i + 2 t + e % 2 of the block.
-    __device__ __forceinline__ void write_sums(const Shares& share) const {
-        const Row mine(p, share.row_block(), warp);
-        const Segment& segment = p.segment[mine.segment];
-        const int row = mine.row + lane / 4, token = share.token_block() * TOKENS + lane % 4 * 2;
-        const int rows = mine.valid ? segment.n_rows : 0;
-        const bool there[2] = {row < rows, row + 8 < rows};
-        const float scale[2] = {there[0] ? row_scale_of(segment, row) : 0.0f,
-                                there[1] ? row_scale_of(segment, row + 8) : 0.0f};
-        const size_t next = segment.n_rows;
-        float* out = static_cast<float*>(segment.out) + token * next + row;
+// The scales of tokens `token` and the one behind it, which may be past the end.
+__device__ __forceinline__ float2 x_scales(const Product& p, int token) {
+    return make_float2(token < p.n_tokens ? __ldcg(p.x_scale + token) : 0.0f,
+                       token + 1 < p.n_tokens ? __ldcg(p.x_scale + token + 1) : 0.0f);
+}
+
+// Where the sums of a tile of output go, a piece at a time: sums e = 0 ... 3 of piece i are of row g + 8 (e / 2) of the
+// warp and token 8 i + 2 t + e % 2 of the block.
+template <class VALUES, int TOKENS, int EPILOGUE>
+struct Out {
+    const Product& p;
+    const Segment* segment;
+    int row, token;  // the thread's first ones
+    float scale[2];
+    bool there[2];
+
+    __device__ __forceinline__ Out(const Product& product, const Room<TOKENS, EPILOGUE>&, const Shares& share)
+        : p(product) {
+        const int lane = threadIdx.x % 32;
+        const TileRow<EPILOGUE> mine(p, share.row_block(), threadIdx.x / 32);
+        segment = p.segment + mine.segment;
+        row = mine.row + lane / 4, token = share.token_block() * TOKENS + lane % 4 * 2;
 #pragma unroll
-        for (int i = 0; i < TOKENS / 8; ++i, out += 8 * next) {
-            const float2 x = x_scales(token + 8 * i);
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                if (!there[e / 2] || token + 8 * i + e % 2 >= p.n_tokens) continue;
-                float* to = out + e % 2 * next + e / 2 * 8;
-                const float y = scaled(acc[4 * i + e], e % 2 ? x.y : x.x, scale[e / 2]);
-                if (EPILOGUE == ADD)
-                    atomicAdd(to, y);  // nobody else does: it is there to need no answer
-                else
-                    *to = y;
-            }
+        for (int h = 0; h < 2; ++h) {
+            there[h] = mine.valid && row + 8 * h < segment->n_rows;
+            scale[h] = there[h] ? row_scale_of(*segment, row + 8 * h) : 0.0f;
         }
     }
-    // Sums 4 i and 4 i + 1 are of gate, 4 i + 2 and 4 i + 3 of up. The outputs of 64 rows go through shared memory, 128
-    // bytes for each token, whose 16-byte pieces are swizzled like those of x.
-    __device__ __forceinline__ void write_gated(const Shares& share) const {
-        const int row_in_block = warp * 8 + lane / 4, row = share.row_block() * 64 + row_in_block;
-        const int token = lane % 4 * 2, first = share.token_block() * TOKENS;
+    __device__ __forceinline__ void put(int piece, const Four<typename Codes8<VALUES>::Sum>& sums) const {
+        const typename Codes8<VALUES>::Sum sum[4] = {sums.x, sums.y, sums.z, sums.w};
+        const float2 x = x_scales(p, token + 8 * piece);
+        float* to = static_cast<float*>(segment->out) + static_cast<size_t>(token + 8 * piece) * segment->n_rows + row;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            if (!there[e / 2] || token + 8 * piece + e % 2 >= p.n_tokens) continue;
+            float* at = to + (e % 2 ? segment->n_rows : 0) + e / 2 * 8;
+            const float y = scaled(sum[e], e % 2 ? x.y : x.x, scale[e / 2]);
+            if (EPILOGUE == ADD)
+                atomicAdd(at, y);  // nobody else does: it is there to need no answer
+            else
+                *at = y;
+        }
+    }
+    __device__ __forceinline__ void end(int, int) const {}
+};
+
+// Sums 0 and 1 are of gate, 2 and 3 of up. The outputs of 64 rows go through shared memory, 128 bytes for each token,
+// whose 16-byte pieces are swizzled like those of x.
+template <class VALUES, int TOKENS>
+struct Out<VALUES, TOKENS, GLU> {
+    const Product& p;
+    uint8_t* out;  // in shared memory
+    int row_in_block, first_row, first_token;
+    float gate, up;
+
+    __device__ __forceinline__ Out(const Product& product, const Room<TOKENS, GLU>& room, const Shares& share)
+        : p(product), out(room.out), row_in_block(threadIdx.x / 32 * 8 + threadIdx.x % 32 / 4),
+          first_row(share.row_block() * 64), first_token(share.token_block() * TOKENS) {
+        const int row = first_row + row_in_block;
         const bool there = row < p.segment[0].n_rows;
-        const float gate = there ? row_scale_of(p.segment[0], row) : 0.0f;
-        const float up = there ? row_scale_of(p.segment[1], row) : 0.0f;
+        gate = there ? row_scale_of(p.segment[0], row) : 0.0f;
+        up = there ? row_scale_of(p.segment[1], row) : 0.0f;
         named_barrier_sync(1, MULTIPLIERS);
-#pragma unroll
-        for (int i = 0; i < TOKENS / 8; ++i) {
-            const float2 x = x_scales(first + token + 8 * i);
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                const float by = e ? x.y : x.x;
-                const __half y = gated(p.activation, scaled(acc[4 * i + e], by, gate), scaled(acc[4 * i + 2 + e], by, up));
-                const int piece = (row_in_block / 8) ^ (token + e);
-                reinterpret_cast<__half*>(room.out + (8 * i + token + e) * 128 + piece * 16)[row_in_block % 8] = y;
-            }
-        }
-        named_barrier_sync(1, MULTIPLIERS);
-        write_rows(share.row_block() * 64, first);
     }
-    // What lies in shared memory, to rows of halves: eight at a time where they lie on 16 bytes.
-    __device__ __forceinline__ void write_rows(int first_row, int first_token) const {
-        const int n_rows = p.segment[0].n_rows;
-        for (int i = threadIdx.x; i < TOKENS * 8; i += MULTIPLIERS) {
-            const int token = i / 8, row = first_row + i % 8 * 8;
+    __device__ __forceinline__ void put(int piece, const Four<typename Codes8<VALUES>::Sum>& sums) const {
+        const int token = threadIdx.x % 4 * 2;
+        const float2 x = x_scales(p, first_token + 8 * piece + token);
+        const __half first = gated(p.activation, scaled(sums.x, x.x, gate), scaled(sums.z, x.x, up));
+        const __half second = gated(p.activation, scaled(sums.y, x.y, gate), scaled(sums.w, x.y, up));
+        put_one(8 * piece + token, first), put_one(8 * piece + token + 1, second);
+    }
+    __device__ __forceinline__ void put_one(int token, __half y) const {
+        const int at = (row_in_block / 8) ^ (token & 7);
+        reinterpret_cast<__half*>(out + token * 128 + at * 16)[row_in_block % 8] = y;
+    }
+    // All warps have put pieces first, first + step, ... They go to rows of halves: eight at a time where they lie on 16
+    // bytes.
+    __device__ __forceinline__ void end(int first, int step) const {
+        named_barrier_sync(1, MULTIPLIERS);
+        const int n_rows = p.segment[0].n_rows, pieces = (TOKENS / 8 - first + step - 1) / step;
+        for (int i = threadIdx.x; i < pieces * 64; i += MULTIPLIERS) {
+            const int token = 8 * (first + i / 64 * step) + i / 8 % 8, row = first_row + i % 8 * 8;
             if (first_token + token >= p.n_tokens) continue;
-            const uint4 halves = *reinterpret_cast<const uint4*>(room.out + token * 128 + ((i % 8) ^ (token & 7)) * 16);
+            const uint4 halves = *reinterpret_cast<const uint4*>(out + token * 128 + ((i % 8) ^ (token & 7)) * 16);
             const __half* from = reinterpret_cast<const __half*>(&halves);
             __half* to = static_cast<__half*>(p.segment[0].out) + static_cast<size_t>(first_token + token) * n_rows + row;
             if (n_rows % 8 == 0) {
@@ -278,22 +297,12 @@ __global__ void __launch_bounds__(W_THREADS, 1) mul_mat_w8a8_wgmma(const Product
         if (warp == 0) {
             copy_weights(p, room, lane);
         } else if (warp == 1 && lane == 0) {
-            grid_dependency_wait();
             copy_x(p, room);
         }
     } else {
         take_registers<232>();
         grid_dependency_wait();
         Consumer<VALUES, TOKENS, EPILOGUE> consumer(p, room);
-        const LeftSums<typename Codes8<VALUES>::Sum, TOKENS / 2, MULTIPLIERS> left{p.partial};
-        for (Shares share(p.dealt); share.next();) {
-            consumer.run(share);
-            if (!share.begins()) {
-                left.leave(consumer.acc);
-                continue;
-            }
-            if (!share.ends()) left.collect(consumer.acc, share.behind());
-            consumer.write(share);
-        }
+        make_shares<Out<VALUES, TOKENS, EPILOGUE>, MULTIPLIERS>(p, room, consumer);
     }
 }

@@ -109,6 +109,7 @@ __device__ __forceinline__ void copy_weights(const Product& p, const Room<T, TOK
     Place<Room<T, TOKENS, EPILOGUE>::W_STAGES> place;
     for (Shares share(p.dealt); share.next();) {
         const TileRow tile = TileRow::of<T, EPILOGUE>(p, share.row_block(), lane % TILES);
+#pragma unroll 1  // the few registers of a warp that copies are enough for one turn
         for (int stage = share.first; stage < share.last; ++stage, place.next()) {
             // Waiting again, in later turns of the ring, costs nothing: what would count the stages costs registers.
             if (BLOCKS<TOKENS> > 1 && place.stage == p.early) grid_dependency_wait();
@@ -130,22 +131,25 @@ __device__ __forceinline__ void copy_weights(const Product& p, const Room<T, TOK
     }
 }
 
-// One thread.
+// One thread, which waits for the kernel that makes x.
 template <class T, int TOKENS, int EPILOGUE>
 __device__ __forceinline__ void copy_x(const Product& p, const Room<T, TOKENS, EPILOGUE>& room) {
     using R = Room<T, TOKENS, EPILOGUE>;
     Place<R::X_STAGES> place;
-    const int n_tokens = (p.n_tokens + 7) / 8 * 8;
+    const int n_tokens = (p.n_tokens + 7) / 8 * 8, next = n_tokens * ROW;
     for (Shares share(p.dealt); share.next();) {
         const int token = share.token_block() * TOKENS, bytes = min(TOKENS, n_tokens - token) * ROW;
         const int end = share.last * Stage<T>::STEPS;
-        for (int step = share.first * Stage<T>::STEPS; step < end; step += R::X_STEPS, place.next()) {
+        int step = share.first * Stage<T>::STEPS;
+        const uint8_t* from = p.x + (static_cast<size_t>(step) * n_tokens + token) * ROW;
+        grid_dependency_wait(made_of(from) | bytes);
+#pragma unroll 1
+        for (; step < end; step += R::X_STEPS, place.next()) {
             mbarrier_wait(room.x_free + place.stage, place.parity ^ 1);
             mbarrier_arrive_expect(room.x_full + place.stage, R::X_STEPS * bytes);
 #pragma unroll
-            for (int i = 0; i < R::X_STEPS; ++i)
-                bulk_copy(room.x + place.stage * R::X_BYTES + i * R::X_STEP_BYTES,
-                          p.x + (static_cast<size_t>(step + i) * n_tokens + token) * ROW, bytes,
+            for (int i = 0; i < R::X_STEPS; ++i, from += next)
+                bulk_copy(room.x + place.stage * R::X_BYTES + i * R::X_STEP_BYTES, from, bytes,
                           room.x_full + place.stage);
         }
     }
@@ -259,6 +263,7 @@ __device__ __forceinline__ void join_halves(ChunkScales<T>& a, const ChunkScales
 // A warp that multiplies.
 template <class T, int TOKENS, int EPILOGUE>
 struct Consumer {
+    using Sum = float;
     using S = Stage<T>;
     using R = Room<T, TOKENS, EPILOGUE>;
     using Step = Tile<T::BITS, T::GROUP, T::SCALES, STEP, typename T::VALUES>;
@@ -365,81 +370,105 @@ struct Consumer {
         wgmma_wait<0>();
         release_x();
     }
+};
 
-    __device__ __forceinline__ void write(const Shares& share) {
-        if constexpr (EPILOGUE == GLU)
-            write_gated(share);
-        else
-            write_sums(share);
-    }
-    // Sum 4 i + e is of row g + 8 (e / 2) of the warp and token 8 i + 2 t + e % 2 of the block.
-    __device__ __forceinline__ void write_sums(const Shares& share) const {
-        const TileRow mine = TileRow::of<T, EPILOGUE>(p, share.row_block(), warp);
-        const Segment& segment = p.segment[mine.segment];
-        const int row = mine.row + lane / 4, token = share.token_block() * TOKENS + lane % 4 * 2;
-        const int rows = mine.valid ? segment.n_rows : 0;
-        const bool low = row < rows, high = row + 8 < rows;
-        const float scale[2] = {low ? scaled_row(segment, row, 1.0f) : 1.0f,
-                                high ? scaled_row(segment, row + 8, 1.0f) : 1.0f};
-        const size_t next = segment.n_rows;
-        float* out = static_cast<float*>(segment.out) + token * next + row;
+// Where the sums of a tile of output go, a piece at a time: sums e = 0 ... 3 of piece i are of row g + 8 (e / 2) of the
+// warp and token 8 i + 2 t + e % 2 of the block.
+template <class T, int TOKENS, int EPILOGUE>
+struct Out {
+    const Segment* segment;
+    float* to;
+    float scale[2];
+    bool there[2];
+    int tokens;  // from the thread's first one on
+
+    __device__ __forceinline__ Out(const Product& p, const Room<T, TOKENS, EPILOGUE>&, const Shares& share) {
+        const int lane = threadIdx.x % 32, token = share.token_block() * TOKENS + lane % 4 * 2;
+        const TileRow mine = TileRow::of<T, EPILOGUE>(p, share.row_block(), threadIdx.x / 32);
+        const int row = mine.row + lane / 4;
+        segment = p.segment + mine.segment;
 #pragma unroll
-        for (int i = 0; i < TOKENS / 8; ++i, out += 8 * next)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                if (!(e < 2 ? low : high) || token + 8 * i + e % 2 >= p.n_tokens) continue;
-                float* to = out + e % 2 * next + e / 2 * 8;
-                const float y = acc[4 * i + e] * scale[e / 2];
-                if (EPILOGUE == ADD)
-                    atomicAdd(to, y);  // nobody else does: it is there to need no answer
-                else
-                    *to = y;
-            }
+        for (int h = 0; h < 2; ++h) {
+            there[h] = mine.valid && row + 8 * h < segment->n_rows;
+            scale[h] = there[h] ? scaled_row(*segment, row + 8 * h, 1.0f) : 1.0f;
+        }
+        to = static_cast<float*>(segment->out) + static_cast<size_t>(token) * segment->n_rows + row;
+        tokens = p.n_tokens - token;
     }
-    // Sums 4 i and 4 i + 1 are of gate, 4 i + 2 and 4 i + 3 of up. The outputs go through shared memory, 128 bytes of
-    // 64 rows for each token, and from there as one piece where they are packed.
-    __device__ __forceinline__ void write_gated(const Shares& share) {
-        const int row = warp * 8 + lane / 4, first = share.token_block() * TOKENS;
-        if (threadIdx.x == 0) bulk_store_wait<true>();
+    __device__ __forceinline__ void put(int piece, const float4& sums) const {
+        const float y[4] = {sums.x, sums.y, sums.z, sums.w};
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const int token = 8 * piece + e % 2;
+            if (!there[e / 2] || token >= tokens) continue;
+            float* at = to + static_cast<size_t>(token) * segment->n_rows + e / 2 * 8;
+            if (EPILOGUE == ADD)
+                atomicAdd(at, y[e] * scale[e / 2]);  // nobody else does: it is there to need no answer
+            else
+                *at = y[e] * scale[e / 2];
+        }
+    }
+    __device__ __forceinline__ void end(int, int) const {}
+};
+
+// Sums 0 and 1 are of gate, 2 and 3 of up. The outputs go through shared memory, 128 bytes of 64 rows for each token, and
+// from there, eight tokens as one copy, to where they are packed.
+template <class T, int TOKENS>
+struct Out<T, TOKENS, GLU> {
+    static constexpr int PIECES = TOKENS / 8, PIECE_BYTES = 8 * ROW;
+    const Product& p;
+    uint8_t* out;  // in shared memory
+    int row_block, first_token;
+    uint8_t* to[2];
+    float gate_scale, up_scale;
+    bool valid;
+
+    __device__ __forceinline__ Out(const Product& product, const Room<T, TOKENS, GLU>& room, const Shares& share)
+        : p(product), out(room.out), row_block(share.row_block()), first_token(share.token_block() * TOKENS) {
+        const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 8 + lane / 4;
+        if (threadIdx.x < PIECES) bulk_store_wait<true>();
         named_barrier_sync(1, 128 * GROUPS);
-        const int in_matrix = share.row_block() * (TILES / 2 * TILE_ROWS) + row;
-        const bool valid = in_matrix < p.segment[0].n_rows;
-        const float gate_scale = valid ? scaled_row(p.segment[0], in_matrix, 1.0f) : 1.0f;
-        const float up_scale = valid ? scaled_row(p.segment[1], in_matrix, 1.0f) : 1.0f;
+        const int in_matrix = row_block * (TILES / 2 * TILE_ROWS) + row;
+        valid = in_matrix < p.segment[0].n_rows;
+        gate_scale = valid ? scaled_row(p.segment[0], in_matrix, 1.0f) : 1.0f;
+        up_scale = valid ? scaled_row(p.segment[1], in_matrix, 1.0f) : 1.0f;
         const int column = packed_column(p.order, row), token = lane % 4 * 2;
-        uint8_t* to[2];
 #pragma unroll
         for (int e = 0; e < 2; ++e)
-            to[e] = room.out + (token + e) * ROW + (((column / 8) ^ (token + e)) << 4) + column % 8 * 2;
-#pragma unroll
-        for (int i = 0; i < TOKENS / 8; ++i)
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                const __half y = gated(p.activation, acc[4 * i + e] * gate_scale, acc[4 * i + 2 + e] * up_scale);
-                *reinterpret_cast<__half*>(to[e] + i * 8 * ROW) = valid ? y : __half(0.0f);
-            }
+            to[e] = out + (token + e) * ROW + (((column / 8) ^ (token + e)) << 4) + column % 8 * 2;
+    }
+    __device__ __forceinline__ void put(int piece, const float4& sums) const {
+        const __half first = gated(p.activation, sums.x * gate_scale, sums.z * up_scale);
+        const __half second = gated(p.activation, sums.y * gate_scale, sums.w * up_scale);
+        *reinterpret_cast<__half*>(to[0] + piece * PIECE_BYTES) = valid ? first : __half(0.0f);
+        *reinterpret_cast<__half*>(to[1] + piece * PIECE_BYTES) = valid ? second : __half(0.0f);
+    }
+    // All warps have put pieces first, first + step, ...
+    __device__ __forceinline__ void end(int first, int step) const {
         if (p.order == PLAIN_ORDER) {
             named_barrier_sync(1, 128 * GROUPS);
-            write_rows(share.row_block(), first);
+            for (int piece = first; piece < PIECES; piece += step) write_rows(piece);
         } else {
             async_fence();
             named_barrier_sync(1, 128 * GROUPS);
-            const int n_tokens = packed_tokens(p.n_tokens);
-            uint8_t* out = static_cast<uint8_t*>(p.segment[0].out);
-            if (threadIdx.x == 0)
-                bulk_store(out + (static_cast<size_t>(share.row_block()) * n_tokens + first) * ROW, room.out,
-                           min(TOKENS, n_tokens - first) * ROW);
+            const int n_tokens = packed_tokens(p.n_tokens), piece = first + threadIdx.x * step;
+            const int token = first_token + 8 * piece;
+            if (piece < PIECES && token < n_tokens)
+                bulk_store(static_cast<uint8_t*>(p.segment[0].out) +
+                               (static_cast<size_t>(row_block) * n_tokens + token) * ROW,
+                           out + piece * PIECE_BYTES, PIECE_BYTES);
         }
     }
     // What lies in shared memory, to rows of halves.
-    __device__ __forceinline__ void write_rows(int row_block, int first_token) const {
+    __device__ __forceinline__ void write_rows(int piece) const {
         const Segment& segment = p.segment[0];
-        for (int i = threadIdx.x; i < TOKENS * 64; i += 128 * GROUPS) {
-            const int token = i / 64, column = i % 64, row = row_block * 64 + column;
-            const uint8_t* from = room.out + token * ROW + (((column / 8) ^ (token & 7)) << 4) + column % 8 * 2;
-            if (first_token + token < p.n_tokens && row < segment.n_rows)
-                static_cast<__half*>(segment.out)[static_cast<size_t>(first_token + token) * segment.n_rows + row] =
-                    *reinterpret_cast<const __half*>(from);
+        for (int i = threadIdx.x; i < 8 * 64; i += 128 * GROUPS) {
+            const int in_piece = i / 64, column = i % 64, row = row_block * 64 + column;
+            const int token = first_token + 8 * piece + in_piece;
+            const uint8_t* from = out + piece * PIECE_BYTES + in_piece * ROW + (((column / 8) ^ in_piece) << 4);
+            if (token < p.n_tokens && row < segment.n_rows)
+                static_cast<__half*>(segment.out)[static_cast<size_t>(token) * segment.n_rows + row] =
+                    *reinterpret_cast<const __half*>(from + column % 8 * 2);
         }
     }
 };
@@ -458,23 +487,13 @@ __global__ void __launch_bounds__(W_THREADS, BLOCKS<TOKENS>) mul_mat_wgmma(const
         if (warp == 0) {
             copy_weights(p, room, lane);
         } else if (warp == 1 && lane == 0) {
-            grid_dependency_wait();
             copy_x(p, room);
         }
     } else {
         take_registers<BLOCKS<TOKENS> == 2 ? 104 : 232>();
         grid_dependency_wait();
         Consumer<T, TOKENS, EPILOGUE> consumer(p, room);
-        const LeftSums<float, TOKENS / 2, 128 * GROUPS> left{p.partial};
-        for (Shares share(p.dealt); share.next();) {
-            consumer.run(share);
-            if (!share.begins()) {
-                left.leave(consumer.acc);
-                continue;
-            }
-            if (!share.ends()) left.collect(consumer.acc, share.behind());
-            consumer.write(share);
-        }
-        if (EPILOGUE == GLU && threadIdx.x == 0) bulk_store_wait<false>();
+        make_shares<Out<T, TOKENS, EPILOGUE>, 128 * GROUPS>(p, room, consumer);
+        if (EPILOGUE == GLU && threadIdx.x < TOKENS / 8) bulk_store_wait<false>();
     }
 }

@@ -1,7 +1,7 @@
 // How the shared memory of a product for few tokens is cut behind its ring, and how a block deals out chunks.
 //
 // Chunk c of the block's i-th tile row belongs to warp (c + i * n_chunk) mod WARPS. A warp leaves its partial sums of
-// each tile row in shared memory, and the threads add them up, warp 0 first. Knows no arithmetic.
+// each tile row in shared memory, and the threads add them up. Knows no arithmetic.
 #pragma once
 #include "norm.cuh"
 #include "tile.cuh"

@@ -60,7 +60,7 @@ class LeftSums:
     def give(self, product: Any) -> None:
         """Set `partial` of a product's parameters."""
         if self._made is None:
-            floats = self.multiprocessors * ROW_BLOCK * TOKENS[-1]
+            floats = 2 * self.multiprocessors * ROW_BLOCK * TOKENS[-1]  # of two tiles a block
             self._made = self.device.alloc(4 * floats, "partial sums")
             self.device.fill(self._made, EMPTY)
         product.partial = self._made.address

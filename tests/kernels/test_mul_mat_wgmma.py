@@ -16,8 +16,7 @@ from ggpy.kernels.pack import CODES, HALVES, PLAIN, Pack, order_of, packed_bytes
 from ggpy.kernels.schedule import TOKENS, Cut
 
 ROUNDED = 1e-6  # the weights become halves
-SPILLED, STACK = 32, 64  # bytes of a few instances, outside of their loops
-WITH_SUMS = 128, 96  # where sums of other blocks are added, with NVRTC 13.5
+SPILLED = 32  # bytes of a few instances, outside of their loops
 CUTS = [Cut(tokens, split) for tokens in TOKENS for split in (False, True)]
 SOME_CUTS = [Cut(8, True), Cut(16, True), Cut(128, False), Cut(256, True)]
 
@@ -60,26 +59,18 @@ def close(y, w, x):
 LEAST = [Weights("Q8_0", 1, 256).layout.type_name]
 HARD_NAMES = ("Q8_0", "Q5_1", "Q6_K", "IQ4_XS", "Q2_K")
 HARD = [Weights(name, 1, 256).layout.type_name for name in HARD_NAMES]
-INSTANCES = [
-    (64, "STORE", layouts(), (SPILLED, STACK)),
-    (256, "GLU", HARD, (SPILLED, STACK)),
-    (16, "ADD", LEAST, WITH_SUMS),
-    (8, "GLU", LEAST, (SPILLED, STACK)),
-]
+INSTANCES = [(64, "STORE", layouts()), (256, "GLU", HARD), (16, "ADD", LEAST), (8, "GLU", LEAST)]
 
 
-NAMES = ["few", "many", "16", "least"]
-
-
-@pytest.mark.parametrize(("n", "epilogue", "types", "most"), INSTANCES, ids=NAMES)
-def test_nothing_spills_in_the_loops(nvrtc, n, epilogue, types, most):
+@pytest.mark.parametrize(("n", "epilogue", "types"), INSTANCES, ids=["few", "many", "16", "least"])
+def test_nothing_spills_in_the_loops(nvrtc, n, epilogue, types):
     """What would spill in a loop spills much more."""
     names = [f"mul_mat_wgmma<{t}, {n}, {epilogue}>" for t in types]
     cubin = compile_cubin("mul_mat_wgmma.cu", "sm_90a", expressions=names)
     assert "serialized" not in cubin.log, "ptxas made the products wait for each other"
     for name, r in cubin.resources.items():
-        assert max(r.spill_loads, r.spill_stores) <= most[0], f"{name} spills: {r}"
-        assert r.stack <= most[1], f"{name}: an array lies in memory, where wgmma does not write it"
+        assert max(r.spill_loads, r.spill_stores) <= SPILLED, f"{name} spills: {r}"
+        assert r.stack <= 64, f"{name}: an array lies in memory, where wgmma does not write it"
         assert r.registers == (80 if n <= 64 else 168)  # before they are dealt out anew
     assert set(cubin.resources) == set(names)
 

@@ -1,0 +1,125 @@
+"""Tiles of output that blocks share: each comes to its sums in the order of K, whoever made them,
+and nothing of them stays.
+"""
+
+import ctypes
+
+import numpy as np
+import pytest
+from kernel_buffers import Output, upload
+
+from ggpy.kernels.hopper import EMPTY, Dealt, dealt
+from ggpy.kernels.schedule import Cut, Schedule
+
+THREADS = 64
+SOURCE = """
+template <class T>
+struct Params {
+    float* partial;
+    const T* values;  // [tile][stage][thread][N]
+    T* out;           // [tile][thread][N]
+    Dealt dealt;
+};
+struct Room {};
+template <class T, int N>
+struct Adder {
+    using Sum = T;
+    const Params<T>& p;
+    T acc[N];
+    __device__ void run(const Shares& share) {
+        for (int i = 0; i < N; ++i) acc[i] = 0;
+        for (int stage = share.first; stage < share.last; ++stage) {
+            const T* from = p.values + ((share.tile * p.dealt.stages + stage) * 64 + threadIdx.x) * N;
+            for (int i = 0; i < N; ++i) acc[i] += from[i];
+        }
+    }
+};
+template <class T, int N>
+struct Out {
+    T* to;
+    __device__ Out(const Params<T>& p, const Room&, const Shares& share)
+        : to(p.out + (share.tile * 64 + threadIdx.x) * N) {}
+    __device__ void put(int i, const Four<T>& v) const {
+        to[4 * i] = v.x, to[4 * i + 1] = v.y, to[4 * i + 2] = v.z, to[4 * i + 3] = v.w;
+    }
+    __device__ void end(int, int) const {}
+};
+template <class T, int N>
+__global__ void add_up(const Params<T> p) {
+    Adder<T, N> adder{p};
+    make_shares<Out<T, N>, 64>(p, Room(), adder);
+}
+"""
+KINDS = [("float", n) for n in (4, 8, 16, 32, 128)] + [("int", n) for n in (8, 32)]
+NAMES = [f"add_up<{kind}, {n}>" for kind, n in KINDS]
+NOTHING = int.from_bytes(bytes([EMPTY] * 4))
+# (tiles, stages of each, blocks, rounds of whole tiles)
+DEALT = [
+    (1, 12, 12, 0),  # all share one
+    (1, 1, 1, 0),
+    (5, 7, 12, 0),
+    (6, 4, 12, 0),  # two blocks each
+    (9, 4, 12, 0),
+    (40, 3, 12, 0),  # more tiles than blocks
+    (40, 3, 12, 3),  # the last four are shared
+    (3, 100, 7, 0),
+]
+
+
+class Params(ctypes.Structure):
+    """As in SOURCE."""
+
+    _fields_ = (
+        ("partial", ctypes.c_uint64),
+        ("values", ctypes.c_uint64),
+        ("out", ctypes.c_uint64),
+        ("dealt", Dealt),
+    )
+
+
+def random_values(kind: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Some look as if there were none, or are no numbers."""
+    rng = np.random.default_rng(sum(shape))
+    if kind == "int":
+        return rng.integers(-1000, 1000, shape).astype(np.int32)
+    x = rng.standard_normal(shape).astype(np.float32)
+    x[:, :, ::7, :3] = np.uint32(NOTHING).view(np.float32)  # -1e-38, as good as 0
+    x[0, -1, 5, 2], x[-1, 0, 9, 0] = np.nan, np.inf
+    return x
+
+
+def in_order(values: np.ndarray, d: Dealt, blocks: int) -> np.ndarray:
+    """What each block has of a tile, added up in order."""
+    n_tiles, stages = values.shape[:2]
+    begins = {b * d.each + min(b, d.more) for b in range(blocks + 1)}
+    sums = np.zeros((n_tiles, *values.shape[2:]), values.dtype)
+    for tile in range(n_tiles):
+        cut = (tile - d.rounds * blocks) * stages
+        part = np.zeros_like(sums[tile])
+        for stage in range(stages):
+            if stage and cut + stage in begins:
+                sums[tile] += part
+                part = np.zeros_like(part)
+            part = part + values[tile, stage]
+        sums[tile] += part
+    return sums
+
+
+@pytest.mark.parametrize(("tiles", "stages", "blocks", "rounds"), DEALT)
+def test_sums_come_in_order_and_leave_nothing(machine, tiles, stages, blocks, rounds):
+    kernels = machine.kernels("shares.cuh", NAMES, extra_source=SOURCE)
+    schedule = Schedule(Cut(8, True), 1, tiles, blocks, rounds)
+    d = dealt(schedule, stages)
+    for kernel, (kind, n) in zip(kernels, KINDS, strict=True):
+        values = random_values(kind, (tiles, stages, THREADS, n))
+        words = 2 * blocks * THREADS * n
+        memory = upload(machine, np.full(4 * words, EMPTY, np.uint8))
+        out = Output(machine, 4 * tiles * THREADS * n)
+        given = upload(machine, values)
+        params = Params(memory.address, given.address, out.buffer.address, d)
+        kernel.launch(blocks, THREADS, (params,), cooperative=True)
+        found, expected = out.read(values.dtype, (tiles, THREADS, n)), in_order(values, d, blocks)
+        if kind == "float":
+            found, expected = (np.where(np.abs(x) < 1e-30, 0, x) for x in (found, expected))
+        assert np.array_equal(found, expected, equal_nan=kind == "float"), f"{n} of {kind}"
+        assert (machine.download(memory, np.uint8, 4 * words) == EMPTY).all(), f"after {n} {kind}"
