@@ -235,9 +235,14 @@ __global__ void __launch_bounds__(ATTEND_THREADS, 1) attend(const Attend p) {
     merge_and_write<ROW, ATTEND_WARPS>(p, tile, rows, blockIdx.x, gridDim.x, blockIdx.z, parts, n_warps, ROWS);
 }
 
+// Warps that a multiprocessor has registers for. Short heads leave half of them to the product before, beside whose blocks
+// these begin.
+template <int ROW>
+constexpr int WARPS_AT_ONCE = ROW > 64 ? 12 : 16;
+
 // grid (G * tiles of a head group, tiles, splits); tile i is token i.
 template <int ROW, class K = CacheF16, class V = CacheF16>
-__global__ void __launch_bounds__(TOKEN_THREADS, 1) attend_alone(const Attend p) {
+__global__ void __launch_bounds__(TOKEN_THREADS, WARPS_AT_ONCE<ROW> / TOKEN_WARPS) attend_alone(const Attend p) {
     SHARED_DYNAMIC(float, parts);
     grid_dependency_launch();
     const int token = blockIdx.y, split = blockIdx.z;

@@ -40,6 +40,10 @@ struct TokenContext {
         from = start + split * per_split, to = min(end, from + per_split);
         newest = from < to && to == end;
     }
+    // Where a strip is; 0 behind the last one.
+    __device__ __forceinline__ int page_of(int strip) const {
+        return strip < to ? __ldg(table + strip * TOKEN_STRIP / PAGE_SIZE) : 0;
+    }
 };
 
 // Running softmax of heads 2t and 2t + 1.
@@ -54,10 +58,12 @@ struct StripOperands {
     typename K::template Keys<ROW, 2, ROW / 32> k;
     typename V::template TokenValues<ROW, ROW / 16> v;
 
-    __device__ __forceinline__ void load(const Attend& p, const int* table, int kv_head, int position, int g, int t) {
-        const int slot = position % PAGE_SIZE;
-        k.load(page_of<K>(p.rope, p.rope.k_pages, table, kv_head, position, ROW), slot + 4 * (g / 2) + (g & 1), 0, t);
-        v.load(page_of<V>(p.rope, p.rope.v_pages, table, kv_head, position, ROW), slot, 0, g, t);
+    __device__ __forceinline__ void load_keys(const Attend& p, int page, int kv_head, int position, int g, int t) {
+        const uint8_t* keys = page_at<K>(p.rope, p.rope.k_pages, page, kv_head, ROW);
+        k.load(keys, position % PAGE_SIZE + 4 * (g / 2) + (g & 1), 0, t);
+    }
+    __device__ __forceinline__ void load_values(const Attend& p, int page, int kv_head, int position, int g, int t) {
+        v.load(page_at<V>(p.rope, p.rope.v_pages, page, kv_head, ROW), position % PAGE_SIZE, 0, g, t);
     }
 };
 
@@ -123,56 +129,87 @@ __device__ __forceinline__ void soften_strip(const Attend& p, const TokenContext
     }
 }
 
-// o += the values of elements 16 n + g and 16 n + g + 8, n from FIRST on, of 16 positions, weighted. SHRINKS: o is not
-// zero before.
-template <int FIRST, int COUNT, bool SHRINKS = true, class Values, int N>
+// o += the values of elements 16 n + g and 16 n + g + 8 of 16 positions, weighted. SHRINKS: o is not zero before.
+template <bool SHRINKS, class Values, int N>
 __device__ __forceinline__ void add_strip_values(const Values& w, int g, const uint32_t (&b)[2],
                                                  const float (&shrink)[2], float (&o)[N][4]) {
 #pragma unroll
-    for (int n = 0; n < COUNT; ++n) {
-        float(&c)[4] = o[FIRST + n];
+    for (int n = 0; n < N; ++n) {
+        float(&c)[4] = o[n];
         if (SHRINKS) c[0] *= shrink[0], c[1] *= shrink[1], c[2] *= shrink[0], c[3] *= shrink[1];
         const uint4 a = w.get(n, g);
         mma_m16n8k16_f16(c, {a.x, a.y, a.z, a.w}, b);
     }
 }
 
+// A strip whose keys and values are in `operands`: o += what it gives. The keys of the warp's next strip, which is on
+// page `ahead`, are asked for as soon as these are used, its values likewise, so that memory is never idle.
+template <int ROW, bool SHRINKS, class K, class V, int N>
+__device__ __forceinline__ void add_strip(const Attend& p, const TokenContext& context, const Rows& rows,
+                                          const __half* queries, StripOperands<ROW, K, V>& operands, int strip,
+                                          int& ahead, int g, int t, TokenSoftmax& softmax, float (&o)[N][4]) {
+    const int next = strip + TOKEN_WARPS, position = next * TOKEN_STRIP, page = ahead;
+    float s[4], shrink[2];
+    uint32_t b[2];
+    strip_scores<ROW>(operands.k, queries, rows.heads, g, t, s);
+    if (next < context.to) operands.load_keys(p, page, rows.kv_head, position, g, t);
+    ahead = context.page_of(next + TOKEN_WARPS);
+    soften_strip(p, context, s, strip * TOKEN_STRIP, g, t, softmax, b, shrink);
+    add_strip_values<SHRINKS>(operands.v, g, b, shrink, o);
+    if (next < context.to) operands.load_values(p, page, rows.kv_head, position, g, t);
+}
+
+// The i-th of a block's heads, of which its queries are the first.
+template <int ROW>
+struct TokenHead {
+    int part;
+    bool normalised;
+    LocatedPairs<ROW> pairs;
+
+    __device__ __forceinline__ void locate(const Attend& p, const Rows& rows, int i, int lane) {
+        part = i < rows.heads ? QUERY : i == rows.heads ? KEY : VALUE;
+        normalised = part != VALUE && p.rope.norm[part == KEY] != nullptr;
+        pairs.locate(p.rope, part, part == QUERY ? rows.first_head + i : rows.kv_head, rows.first_token, lane);
+    }
+};
+
 // The queries, rotated, to shared memory `q` [TOKEN_HEADS][ROW]; and, where the newest position is attended to, its key
 // and value to their pages, and as they will be read from there to `newest` [2][ROW], unless that takes more than
-// rounding. Blocks that share a key/value head write the same bits.
+// rounding. Blocks that share a key/value head write the same bits. `mine` is the warp's first head, on its way.
 template <int ROW, class K, class V>
 __device__ __forceinline__ void rotate_token(const Attend& p, const Rows& rows, const TokenContext& context,
-                                             const Rotation& rotation, float* heads, __half* q, __half* newest) {
+                                             const Rotation& rotation, TokenHead<ROW>& mine,
+                                             uint8_t* const (&pages)[2], float* heads, __half* q, __half* newest) {
     constexpr bool ALONE = K::alone && V::alone;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, slot = context.position % PAGE_SIZE;
     float* head = heads + warp * ROW;
     for (int i = warp; i < rows.heads + (context.newest ? 2 : 0); i += TOKEN_WARPS) {
-        const int part = i < rows.heads ? QUERY : i == rows.heads ? KEY : VALUE;
-        const int index = part == QUERY ? rows.first_head + i : rows.kv_head;
+        LocatedPairs<ROW>& pairs = mine.pairs;
+        if (i > warp) mine.locate(p, rows, i, lane), pairs.load();
+        pairs.add_bias(p.rope, lane);
+        const int part = mine.part;
         if constexpr (ALONE) {
-            if (part == VALUE || p.rope.norm[part] == nullptr) {  // need not pass through shared memory
-                Pairs<ROW> pairs;
-                pairs.load(p.rope, part, index, rows.first_token, lane);
-                if (part != VALUE) pairs.turn(p.rope, rotation, lane);
-                if (part == QUERY) {
+            if (!mine.normalised) {  // need not pass through shared memory
+                if (i <= rows.heads) pairs.turn(p.rope, rotation, lane);
+                if (i < rows.heads) {
                     pairs.store(p.rope, q + i * ROW, lane);
-                } else if (part == KEY) {
-                    uint8_t* page = page_at<K>(p.rope, p.rope.k_pages, context.page, rows.kv_head, ROW);
+                } else if (i == rows.heads) {
                     pairs.each(p.rope, lane, [&](int e, float v) {
                         newest[e] = K::as_read(v);
-                        K::template store_key_element<ROW>(page, slot, e, v);
+                        K::template store_key_element<ROW>(pages[0], slot, e, v);
                     });
                 } else {
-                    uint8_t* page = page_at<V>(p.rope, p.rope.v_pages, context.page, rows.kv_head, ROW);
                     pairs.each(p.rope, lane, [&](int e, float v) {
                         newest[ROW + e] = V::as_read(v);
-                        V::store_value_element(page, slot, e, v);
+                        V::store_value_element(pages[1], slot, e, v);
                     });
                 }
                 continue;
             }
         }
-        prepare_head<K>(p.rope, part, index, rows.first_token, rotation, head, lane);
+        pairs.each(p.rope, lane, [&](int e, float v) { head[e] = v; });
+        __syncwarp();
+        turn_head<K>(p.rope, part, rotation, head, lane);
         if (part == QUERY) {
             for (int j = lane; j < ROW; j += 32) q[i * ROW + j] = saturated_half(head[j]);
         } else {
@@ -202,7 +239,7 @@ __device__ __forceinline__ void prefetch_strip(const Attend& p, const Rows& rows
 template <int ROW, class K, class V>
 __device__ void attend_token(const Attend& p, const AttendTile& tile, const Rows& rows, const TokenContext& context,
                              int index, int count, int split, float* parts) {
-    constexpr int N = ROW / 16, FIRST = N < 4 ? N : 4, REST = N - FIRST;
+    constexpr int N = ROW / 16;
     constexpr bool ALONE = K::alone && V::alone;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     __half* queries = reinterpret_cast<__half*>(parts + TOKEN_WARPS * rows.heads * (ROW + 2));
@@ -211,7 +248,11 @@ __device__ void attend_token(const Attend& p, const AttendTile& tile, const Rows
     int strip = context.from + warp;
     const bool has_newest = context.newest && strip == context.to - 1;
     StripOperands<ROW, K, V> ahead;
-    const auto load_ahead = [&] { ahead.load(p, context.table, rows.kv_head, strip * TOKEN_STRIP, g, t); };
+    const auto load_ahead = [&] {
+        const int page = context.page_of(strip);
+        ahead.load_keys(p, page, rows.kv_head, strip * TOKEN_STRIP, g, t);
+        ahead.load_values(p, page, rows.kv_head, strip * TOKEN_STRIP, g, t);
+    };
     if (strip < context.to) {
         if (ALONE || !has_newest)
             load_ahead();
@@ -220,8 +261,13 @@ __device__ void attend_token(const Attend& p, const AttendTile& tile, const Rows
     }
     Rotation rotation;
     rotation.prepare(p.rope, turns, context.position);
-    grid_dependency_wait();
-    rotate_token<ROW, K, V>(p, rows, context, rotation, parts, queries, newest);
+    TokenHead<ROW> mine;
+    mine.locate(p, rows, warp, lane);
+    uint8_t* const pages[2] = {page_at<K>(p.rope, p.rope.k_pages, context.page, rows.kv_head, ROW),
+                               page_at<V>(p.rope, p.rope.v_pages, context.page, rows.kv_head, ROW)};
+    grid_dependency_wait(mine.pairs.made() | made_of(pages[0]) | made_of(pages[1]));
+    mine.pairs.load();
+    rotate_token<ROW, K, V>(p, rows, context, rotation, mine, pages, parts, queries, newest);
     token_barrier();
 
     TokenSoftmax softmax;
@@ -235,28 +281,10 @@ __device__ void attend_token(const Attend& p, const AttendTile& tile, const Rows
                 load_ahead();
             }
         }
-        float s[4], shrink[2];
-        uint32_t b[2];
-        strip_scores<ROW>(ahead.k, queries, rows.heads, g, t, s);
-        soften_strip(p, context, s, strip * TOKEN_STRIP, g, t, softmax, b, shrink);
-        add_strip_values<0, N, false>(ahead.v, g, b, shrink, o);
-    }
-    for (strip += TOKEN_WARPS; strip < context.to; strip += TOKEN_WARPS) {
-        const int position = strip * TOKEN_STRIP, slot = position % PAGE_SIZE;
-        const uint8_t* keys = page_of<K>(p.rope, p.rope.k_pages, context.table, rows.kv_head, position, ROW);
-        const uint8_t* values = page_of<V>(p.rope, p.rope.v_pages, context.table, rows.kv_head, position, ROW);
-        typename K::template Keys<ROW, 2, ROW / 32> k;
-        typename V::template TokenValues<ROW, FIRST> w;
-        typename V::template TokenValues<ROW, (REST > 0 ? REST : 2)> rest;
-        float s[4], shrink[2];
-        uint32_t b[2];
-        k.load(keys, slot + 4 * (g / 2) + (g & 1), 0, t);
-        w.load(values, slot, 0, g, t);
-        strip_scores<ROW>(k, queries, rows.heads, g, t, s);
-        if constexpr (REST > 0) rest.load(values, slot, FIRST, g, t);
-        soften_strip(p, context, s, position, g, t, softmax, b, shrink);
-        add_strip_values<0, FIRST>(w, g, b, shrink, o);
-        if constexpr (REST > 0) add_strip_values<FIRST, REST>(rest, g, b, shrink, o);
+        int page = context.page_of(strip + TOKEN_WARPS);
+        add_strip<ROW, false>(p, context, rows, queries, ahead, strip, page, g, t, softmax, o);
+        for (strip += TOKEN_WARPS; strip < context.to; strip += TOKEN_WARPS)
+            add_strip<ROW, true>(p, context, rows, queries, ahead, strip, page, g, t, softmax, o);
     }
 
     const int n_parts = max(1, min(TOKEN_WARPS, context.to - context.from));  // warps that have a strip

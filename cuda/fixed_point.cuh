@@ -134,15 +134,17 @@ struct FixedPointSums {
     float acc[COLS][2];  // [slot of the part][row g or g + 8]
     ChunkCodes<T> codes;
     ChunkScales<T, IN_RING ? F::SETS : COLS * F::SETS> scales;
-    const uint8_t* in_ring;
+    const uint8_t* in_ring;  // the chunk, where IN_RING
 
     __device__ __forceinline__ float* floats() { return acc[0]; }
     // The first slot of the part that lane t sums.
     static __device__ __forceinline__ int first_slot(int t) { return t / COLS * COLS; }
     __device__ __forceinline__ void load(const uint8_t* chunk, int lane) {
         codes.load(chunk, lane);
-        in_ring = chunk;
-        if constexpr (!IN_RING) scales.load(chunk, lane / 4, first_slot(lane % 4) * F::SETS);
+        if constexpr (IN_RING)
+            in_ring = chunk;
+        else
+            scales.load(chunk, lane / 4, first_slot(lane % 4) * F::SETS);
     }
 
     __device__ __forceinline__ void multiply(const Room<T, COLS>& room, int column, int lane) {
@@ -224,13 +226,15 @@ struct FixedPointSums<T, 8> {
     float acc[4][4];  // [slot][row half, token 2 t or 2 t + 1]
     ChunkCodes<T> codes;
     ChunkScales<T, IN_RING ? F::SETS : T::GROUPS> scales;
-    const uint8_t* in_ring;
+    const uint8_t* in_ring;  // the chunk, where IN_RING
 
     __device__ __forceinline__ float* floats() { return acc[0]; }
     __device__ __forceinline__ void load(const uint8_t* chunk, int lane) {
         codes.load(chunk, lane);
-        in_ring = chunk;
-        if constexpr (!IN_RING) scales.load(chunk, lane / 4);
+        if constexpr (IN_RING)
+            in_ring = chunk;
+        else
+            scales.load(chunk, lane / 4);
     }
 
     __device__ __forceinline__ void multiply(const Room<T, 8>& room, int column, int lane) {

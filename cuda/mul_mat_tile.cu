@@ -5,7 +5,7 @@
 // copying its own chunks into its own ring in shared memory (cp.async, no barrier between warps), the first one before
 // the kernel waits for the one that makes x. Chunk c of the block's i-th tile row belongs to warp
 // (c + i * n_chunk) mod WARPS. A warp leaves its partial sums of each tile row in shared memory; after a batch of tile
-// rows one barrier lets the threads add them up, warp 0 first, and write the outputs. A token's outputs come from the
+// rows one barrier lets the threads add them up, in one order, and write the outputs. A token's outputs come from the
 // same operations in the same order for any number of tokens.
 //
 // Instances: mul_mat_tile<Tile, COLS, PROLOGUE, EPILOGUE, WHOLE>. COLS is 1, 2, 4 or 8: that many tokens at most.
@@ -117,47 +117,62 @@ __device__ __forceinline__ void copy_chunk(Walk& walk, uint8_t* to, int lane) {
     cp_async_commit();
 }
 
-// Columns first ... first + slab of x (halves); columns past the end become 0. `meanwhile` is called when
-// the first loads are under way.
-template <class T, int COLS, class Function>
-__device__ __forceinline__ void load_x(const Product& p, const Room<T, COLS>& room, int first, Function meanwhile) {
-    const int pieces = p.slab / 8, all = p.n_tokens * pieces;
-    // Pieces of a thread, one after the other: (token, piece of its x). Without a division, which takes long.
-    const auto go_on = [&](int& token, int& piece) {
-        piece += THREADS;
-        if (COLS > 1)
-            while (piece >= pieces) piece -= pieces, ++token;
-    };
-    int token = 0, piece = static_cast<int>(threadIdx.x) - THREADS;
-    go_on(token, piece);
-    for (int base = 0; base < all; base += 4 * THREADS) {
-        const int mine = base + static_cast<int>(threadIdx.x);
-        uint4 v[4];
-        int loaded = token, at = piece;
+// A thread's pieces of x (eight halves), of which it takes four at a time, one after the other over the tokens: without
+// a division, which takes long.
+template <int COLS>
+struct XPieces {
+    int token[4] = {}, piece[4];  // in the slab
+    int at[4];                    // pieces from the first token's first one on, or -1: past the end
+    uint4 v[4];
+
+    // The first four, or the next four, of the slab's columns first ...
+    __device__ __forceinline__ void locate(const Product& p, int first, bool next) {
+        const int pieces = p.slab / 8;
+        int in_slab = next ? piece[3] : static_cast<int>(threadIdx.x) - THREADS, of = token[3];
 #pragma unroll
-        for (int i = 0; i < 4; ++i, go_on(loaded, at)) {
-            v[i] = make_uint4(0, 0, 0, 0);
-            if (mine + i * THREADS < all && first + at * 8 < p.k)
-                v[i] = __ldcg(reinterpret_cast<const uint4*>(static_cast<const __half*>(p.x) +
-                                                             static_cast<size_t>(loaded) * p.k + first + at * 8));
+        for (int i = 0; i < 4; ++i) {
+            in_slab += THREADS;
+            if (COLS > 1)
+                while (in_slab >= pieces) in_slab -= pieces, ++of;
+            token[i] = of, piece[i] = in_slab;
+            const bool there = of < p.n_tokens && in_slab < pieces && first + in_slab * 8 < p.k;
+            at[i] = there ? (of * p.k + first) / 8 + in_slab : -1;
         }
-        if (base == 0) meanwhile();
+    }
+    __device__ __forceinline__ int made() const { return (at[0] | at[1] | at[2] | at[3]) & 0x7fffffff; }
+    __device__ __forceinline__ void load(const void* x) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i, go_on(token, piece)) {
+        for (int i = 0; i < 4; ++i)
+            v[i] = at[i] >= 0 ? __ldcg(static_cast<const uint4*>(x) + at[i]) : make_uint4(0, 0, 0, 0);
+    }
+};
+
+// Columns first ... first + slab of x (halves); columns past the end become 0. `mine` are the thread's first pieces, on
+// their way.
+template <class T, int COLS>
+__device__ __forceinline__ void put_all_x(const Product& p, const Room<T, COLS>& room, int first, XPieces<COLS>& mine) {
+    const int all = p.n_tokens * (p.slab / 8);
+    for (int base = 0; base < all; base += 4 * THREADS) {
+        if (base > 0) mine.locate(p, first, true), mine.load(p.x);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
             if (base + i * THREADS >= all) break;  // so for all threads
-            put_x(room, mine + i * THREADS < all, token, piece * 8, v[i]);
+            put_x(room, base + i * THREADS + static_cast<int>(threadIdx.x) < all, mine.token[i], mine.piece[i] * 8,
+                  mine.v[i]);
         }
     }
 }
 
 // x (float), normalised, all tokens together. The norm's weights depend on no earlier kernel and are read before the wait.
+// made: see grid_dependency_wait. `meanwhile` is called when x is under way.
 template <class T, int COLS, class Function>
-__device__ __forceinline__ void load_normalised_x(const Product& p, const Room<T, COLS>& room, Function meanwhile) {
+__device__ __forceinline__ void load_normalised_x(const Product& p, const Room<T, COLS>& room, int made,
+                                                  Function meanwhile) {
     const float* x = static_cast<const float*>(p.x);
     RmsNorm norm[COLS];
     float sums[COLS];
     norm[0].load_weight(p.norm, p.k);
-    grid_dependency_wait();
+    grid_dependency_wait(made | made_of(x + RmsNorm::column(0)));
 #pragma unroll
     for (int token = 0; token < COLS; ++token)
         if (token < p.n_tokens) norm[token].load(x + token * static_cast<size_t>(p.k), p.k);
@@ -178,47 +193,53 @@ __device__ __forceinline__ void load_normalised_x(const Product& p, const Room<T
     }
 }
 
-// The residual of the output that this thread writes first, read while the weights stream.
-template <class T, int COLS>
-__device__ __forceinline__ float early_residual(const Product& p, int n_local) {
-    constexpr int PER_TILE = TILE_ROWS * COLS;
-    const int tile = threadIdx.x / PER_TILE, token = threadIdx.x % PER_TILE / TILE_ROWS;
-    const int row = (blockIdx.x + tile * gridDim.x) * TILE_ROWS + threadIdx.x % TILE_ROWS, n_rows = p.segment[0].n_rows;
-    const bool mine = tile < min(n_local, Room<T, COLS>::BATCH) && row < n_rows && token < p.n_tokens;
-    return mine ? __ldcg(p.residual + static_cast<size_t>(token) * n_rows + row) : 0.0f;
-}
-
-// Adds up the warps' partial sums of a batch of tile rows and writes the outputs.
+// An output of a batch of tile rows: where it goes, and what it takes beside its sums. Found before these are there, so
+// that nothing else is awaited at the end.
 template <class T, int COLS, int EPILOGUE>
-__device__ void write_batch(const Product& p, const Room<T, COLS>& room, int parity, int batch, int count,
-                            float residual) {
-    constexpr int PER_TILE = TILE_ROWS * COLS, WIDTH = EPILOGUE == GLU ? 2 : 1;
-    for (int i = threadIdx.x; i < count / WIDTH * PER_TILE; i += THREADS) {
-        const int tile = i / PER_TILE, row_in_tile = i % TILE_ROWS, token = i % PER_TILE / TILE_ROWS;
+struct Output {
+    static constexpr int PER_TILE = TILE_ROWS * COLS, WIDTH = EPILOGUE == GLU ? 2 : 1;
+    void* to;           // float or half; null where there is no such output
+    const float* part;  // the first warp's partial sum, of gate and behind it of up
+    float scale[WIDTH];
+    const float* old;
+    float residual;
+
+    // Output i of the batch of `count` tile rows that begins at the block's tile row `batch`.
+    __device__ __forceinline__ void find(const Product& p, const Room<T, COLS>& room, int parity, int batch, int count,
+                                         int i) {
+        to = nullptr;
+        const int tile = i / PER_TILE, token = i % PER_TILE / TILE_ROWS, row_in_tile = i % TILE_ROWS;
         const int global = blockIdx.x + (batch / WIDTH + tile) * gridDim.x;
+        if (tile >= count / WIDTH || token >= p.n_tokens) return;
         const int s = EPILOGUE == GLU ? 0 : segment_of(p, global);
         const int row = (global - (EPILOGUE == GLU ? 0 : p.segment[s].first_tile)) * TILE_ROWS + row_in_tile;
-        const Segment& segment = p.segment[s];
+        if (row >= p.segment[s].n_rows) return;
+        const size_t at = static_cast<size_t>(token) * p.segment[s].n_rows + row;
+        to = EPILOGUE == GLU ? static_cast<void*>(static_cast<__half*>(p.segment[s].out) + at)
+                             : static_cast<void*>(static_cast<float*>(p.segment[s].out) + at);
+        part = room.partial_of(parity, tile * WIDTH, 0) + row_in_tile * COLS + token;
+#pragma unroll
+        for (int w = 0; w < WIDTH; ++w) scale[w] = scaled_row(p.segment[s + w], row, 1.0f);
+        old = p.residual + at;
+    }
+    __device__ __forceinline__ int made() const { return to == nullptr ? 0 : made_of(to) | made_of(part) | made_of(old); }
+    // What earlier kernels write.
+    __device__ __forceinline__ void load() { residual = EPILOGUE == ADD && to != nullptr ? __ldcg(old) : 0.0f; }
+    // Adds up the warps' partial sums.
+    __device__ __forceinline__ void write(const Product& p, const Room<T, COLS>& room) const {
+        if (to == nullptr) return;
         float y[WIDTH];
 #pragma unroll
-        for (int w = 0; w < WIDTH; ++w) {
-            const float* part = room.partial_of(parity, tile * WIDTH + w, 0) + row_in_tile * COLS + token;
-            y[w] = sum_of_parts(part, room.part_stride);
-        }
-        if (token >= p.n_tokens || row >= segment.n_rows) continue;
-#pragma unroll
-        for (int w = 0; w < WIDTH; ++w) y[w] = scaled_row(p.segment[s + w], row, y[w]);
-        const size_t at = static_cast<size_t>(token) * segment.n_rows + row;
-        if constexpr (EPILOGUE == GLU) {
-            static_cast<__half*>(segment.out)[at] = gated(p.activation, y[0], y[1]);
-        } else if constexpr (EPILOGUE == ADD) {
-            const float old = batch == 0 && i < THREADS ? residual : __ldcg(p.residual + at);
-            static_cast<float*>(segment.out)[at] = old + y[0];
-        } else {
-            static_cast<float*>(segment.out)[at] = p.soft_cap > 0.0f ? p.soft_cap * tanhf(y[0] / p.soft_cap) : y[0];
-        }
+        for (int w = 0; w < WIDTH; ++w)
+            y[w] = sum_of_parts(part + w * WARPS * room.part_stride, room.part_stride) * scale[w];
+        if constexpr (EPILOGUE == GLU)
+            *static_cast<__half*>(to) = gated(p.activation, y[0], y[1]);
+        else if constexpr (EPILOGUE == ADD)
+            *static_cast<float*>(to) = residual + y[0];
+        else
+            *static_cast<float*>(to) = p.soft_cap > 0.0f ? p.soft_cap * tanhf(y[0] / p.soft_cap) : y[0];
     }
-}
+};
 
 template <class T, int COLS, int PROLOGUE, int EPILOGUE, bool WHOLE>
 __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
@@ -247,19 +268,27 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
     const auto others = [&] { ask(STAGES); };
     const Room<T, COLS> room(shared + WARPS * STAGES * T::BYTES, p.slab, p.n_tokens, WHOLE);
 
+    Output<T, COLS, EPILOGUE> output;
+    const auto find_first = [&] { output.find(p, room, 0, 0, min(BATCH, n_local), threadIdx.x); };
+    constexpr bool WIDE = PROLOGUE == NORM && COLS * NORM_PIECES > 4;  // x takes all registers
+    if constexpr (!WIDE) find_first();
     if constexpr (PROLOGUE == NORM) {
-        load_normalised_x<T>(p, room, others);
+        load_normalised_x<T>(p, room, WIDE ? 0 : output.made(), others);
+        if constexpr (WIDE) find_first();
+        output.load();
         __syncthreads();
     } else {
-        grid_dependency_wait();
+        XPieces<COLS> mine;
+        mine.locate(p, 0, false);
+        grid_dependency_wait(mine.made() | output.made());
+        if constexpr (WHOLE) mine.load(p.x);
+        output.load();
+        others();
         if constexpr (WHOLE) {
-            load_x(p, room, 0, others);
+            put_all_x(p, room, 0, mine);
             __syncthreads();
-        } else {
-            others();
         }
     }
-    const float residual = EPILOGUE == ADD ? early_residual<T, COLS>(p, n_local) : 0.0f;
 
     int stage = 0, parity = 0;
     for (int batch = 0; batch < n_local; batch += BATCH, parity ^= 1) {
@@ -267,7 +296,10 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
         for (int slab = 0; slab < (WHOLE ? 1 : p.n_chunk); slab += p.slab / T::CHUNK_K) {
             if constexpr (!WHOLE) {
                 __syncthreads();
-                load_x(p, room, slab * T::CHUNK_K, [] {});
+                XPieces<COLS> mine;
+                mine.locate(p, slab * T::CHUNK_K, false);
+                mine.load(p.x);
+                put_all_x(p, room, slab * T::CHUNK_K, mine);
                 __syncthreads();
             }
             for (int i = 0; i < count; ++i) {
@@ -293,7 +325,16 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
             }
         }
         __syncthreads();
-        write_batch<T, COLS, EPILOGUE>(p, room, parity, batch, count, residual);
+        output.write(p, room);
+        for (int i = threadIdx.x + THREADS; i < BATCH * output.PER_TILE; i += THREADS) {
+            output.find(p, room, parity, batch, count, i);
+            output.load();
+            output.write(p, room);
+        }
+        if (batch + BATCH < n_local) {
+            output.find(p, room, parity ^ 1, batch + BATCH, min(BATCH, n_local - batch - BATCH), threadIdx.x);
+            output.load();
+        }
     }
     cp_async_wait<0>();
 }

@@ -110,9 +110,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     RmsNorm norm;
     grid_dependency_launch();
     norm.load_weight(weight, k);
-    grid_dependency_wait();
-    const size_t row = rows != nullptr ? rows[blockIdx.x] : blockIdx.x;
-    norm.load(x + row * k, k);
+    const float* from = x + (rows != nullptr ? 0 : static_cast<size_t>(blockIdx.x) * k);
+    grid_dependency_wait(made_of(from));
+    if (rows != nullptr) from += static_cast<size_t>(rows[blockIdx.x]) * k;
+    norm.load(from, k);
     norm.scale(k, eps);
     store_halves(norm, static_cast<uint8_t*>(out), blockIdx.x, gridDim.x, k, steps, order);
 }

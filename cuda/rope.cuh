@@ -100,8 +100,14 @@ struct Rotation {
     }
 };
 
-// A head of a query or a key without a norm, on its way from its projection; by one warp. A lane has pairs lane,
-// lane + 32, ...: those that turn, then what is left.
+// Where a head of a part of one token comes from.
+__device__ __forceinline__ const float* head_of(const RopeKv& p, int part, int index, int token) {
+    const int n = part == QUERY ? p.n_head : p.n_head_kv;
+    return p.projected[part] + (static_cast<size_t>(token) * n + index) * p.head_size;
+}
+
+// A head without a norm, on its way from its projection; by one warp. A lane has pairs lane, lane + 32, ...: those that
+// turn, then what is left.
 template <int ROW>
 struct Pairs {
     static constexpr int COUNT = (ROW + 63) / 64;
@@ -113,16 +119,14 @@ struct Pairs {
         return p.neox && i < p.n_pairs ? p.n_pairs : 1;
     }
     __device__ __forceinline__ void load(const RopeKv& p, int part, int index, int token, int lane) {
-        const int e = p.head_size, n = part == QUERY ? p.n_head : p.n_head_kv;
-        const float* from = p.projected[part] + (static_cast<size_t>(token) * n + index) * e;
-        const float* bias = p.bias[part];
+        const float *from = head_of(p, part, index, token), *bias = p.bias[part];
 #pragma unroll
         for (int j = 0; j < COUNT; ++j) {
             const int i = lane + 32 * j, a = first(p, i), b = a + apart(p, i);
             v[j] = make_float2(0.0f, 0.0f);
-            if (2 * i >= e) continue;
+            if (2 * i >= p.head_size) continue;
             v[j] = make_float2(__ldcg(from + a), __ldcg(from + b));
-            if (bias != nullptr) v[j].x += bias[index * e + a], v[j].y += bias[index * e + b];
+            if (bias != nullptr) v[j].x += bias[index * p.head_size + a], v[j].y += bias[index * p.head_size + b];
         }
     }
     __device__ __forceinline__ void turn(const RopeKv& p, const Rotation& rotation, int lane) {
@@ -156,6 +160,45 @@ struct Pairs {
     }
 };
 
+// The same of a kernel that works out where the head lies, and reads its bias, before it waits for the projection.
+template <int ROW>
+struct LocatedPairs : Pairs<ROW> {
+    using Pairs<ROW>::COUNT;
+    using Pairs<ROW>::v;
+    const float* head;
+    int2 at[COUNT];  // its elements; past the end the first ones
+    float2 bias[COUNT];
+
+    __device__ __forceinline__ void locate(const RopeKv& p, int part, int index, int token, int lane) {
+        const float* b = p.bias[part] == nullptr ? nullptr : p.bias[part] + index * p.head_size;
+        head = head_of(p, part, index, token);
+#pragma unroll
+        for (int j = 0; j < COUNT; ++j) {
+            const int i = lane + 32 * j, a = 2 * i < p.head_size ? Pairs<ROW>::first(p, i) : 0;
+            at[j] = make_int2(a, a + Pairs<ROW>::apart(p, i));
+            bias[j] = make_float2(-0.0f, -0.0f);  // what changes nothing, not even -0
+            if (b != nullptr) bias[j] = make_float2(load_now(b + at[j].x), load_now(b + at[j].y));
+        }
+    }
+    __device__ __forceinline__ int made() const {
+        int all = made_of(head);
+#pragma unroll
+        for (int j = 0; j < COUNT; ++j) all |= at[j].x | at[j].y;
+        return all;
+    }
+    // All loads are under way before the first is awaited, by add_bias.
+    __device__ __forceinline__ void load() {
+#pragma unroll
+        for (int j = 0; j < COUNT; ++j) v[j] = make_float2(__ldcg(head + at[j].x), __ldcg(head + at[j].y));
+    }
+    __device__ __forceinline__ void add_bias(const RopeKv& p, int lane) {
+#pragma unroll
+        for (int j = 0; j < COUNT; ++j)
+            v[j] = 2 * (lane + 32 * j) < p.head_size ? make_float2(v[j].x + bias[j].x, v[j].y + bias[j].y)
+                                                     : make_float2(0.0f, 0.0f);
+    }
+};
+
 __device__ __forceinline__ void normalise_head(float* head, const float* weight, int n, float eps, int lane) {
     float squares = 0.0f;
     for (int i = lane; i < n; i += 32) squares = fmaf(head[i], head[i], squares);
@@ -185,18 +228,17 @@ __device__ __forceinline__ void turn_head(const RopeKv& p, int part, const Rotat
 template <class K>
 __device__ __forceinline__ void prepare_head(const RopeKv& p, int part, int index, int token, const Rotation& rotation,
                                              float* head, int lane) {
-    const int e = p.head_size, n = part == QUERY ? p.n_head : p.n_head_kv;
-    const float* from = p.projected[part] + (static_cast<size_t>(token) * n + index) * e;
-    const float* bias = p.bias[part];
+    const int e = p.head_size;
+    const float *from = head_of(p, part, index, token), *bias = p.bias[part];
     float v[MAX_HEAD / 32];
 #pragma unroll
-    for (int j = 0; j < MAX_HEAD / 32; ++j) {  // all loads before the first is awaited
-        const int i = lane + 32 * j;
-        v[j] = i < e ? __ldcg(from + i) + (bias != nullptr ? bias[index * e + i] : 0.0f) : 0.0f;
-    }
+    for (int j = 0; j < MAX_HEAD / 32; ++j) v[j] = lane + 32 * j < e ? __ldcg(from + lane + 32 * j) : 0.0f;
 #pragma unroll
-    for (int j = 0; j < MAX_HEAD / 32; ++j)
-        if (lane + 32 * j < p.row) head[lane + 32 * j] = v[j];
+    for (int j = 0; j < MAX_HEAD / 32; ++j) {  // when all loads are under way
+        const int i = lane + 32 * j;
+        if (bias != nullptr && i < e) v[j] += bias[index * e + i];
+        if (i < p.row) head[i] = v[j];
+    }
     __syncwarp();
     turn_head<K>(p, part, rotation, head, lane);
 }
