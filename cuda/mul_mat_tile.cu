@@ -222,7 +222,9 @@ struct Output {
         for (int w = 0; w < WIDTH; ++w) scale[w] = scaled_row(p.segment[s + w], row, 1.0f);
         old = p.residual + at;
     }
-    __device__ __forceinline__ int made() const { return to == nullptr ? 0 : made_of(to) | made_of(part) | made_of(old); }
+    __device__ __forceinline__ int made() const {
+        return to == nullptr ? 0 : made_of(to) | made_of(part) | made_of(old);
+    }
     // What earlier kernels write.
     __device__ __forceinline__ void load() { residual = EPILOGUE == ADD && to != nullptr ? __ldcg(old) : 0.0f; }
     // Adds up the warps' partial sums.
@@ -231,7 +233,7 @@ struct Output {
         float y[WIDTH];
 #pragma unroll
         for (int w = 0; w < WIDTH; ++w)
-            y[w] = sum_of_parts(part + w * WARPS * room.part_stride, room.part_stride) * scale[w];
+            y[w] = __fmul_rn(sum_of_parts(part + w * WARPS * room.part_stride, room.part_stride), scale[w]);
         if constexpr (EPILOGUE == GLU)
             *static_cast<__half*>(to) = gated(p.activation, y[0], y[1]);
         else if constexpr (EPILOGUE == ADD)
