@@ -29,7 +29,8 @@ struct Adder {
     __device__ void run(const Shares& share) {
         for (int i = 0; i < N; ++i) acc[i] = 0;
         for (int stage = share.first; stage < share.last; ++stage) {
-            const T* from = p.values + ((share.tile * p.dealt.stages + stage) * 64 + threadIdx.x) * N;
+            const int at = share.tile * p.dealt.stages + stage;
+            const T* from = p.values + (at * 64 + threadIdx.x) * N;
             for (int i = 0; i < N; ++i) acc[i] += from[i];
         }
     }
