@@ -6,16 +6,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from dealt_cases import divided, shares
 
-from ggpy.kernels.hopper import Dealt, dealt, inverse
+from ggpy.kernels.hopper import dealt, inverse
 from ggpy.kernels.schedule import Cut
 
 MULTIPROCESSORS = 132
-
-
-def divided(x: np.ndarray, by: int) -> np.ndarray:
-    """As cuda/shares.cuh: the high half of a product of 32 bits."""
-    return x if by == 0 else (x.astype(np.uint64) * np.uint64(by) >> np.uint64(32)).astype(x.dtype)
 
 
 @pytest.mark.parametrize("divisor", [1, 2, 3, 7, 32, 56, 57, 111, 112, 208, 416, 1000])
@@ -25,24 +21,6 @@ def test_an_inverse_divides(divisor: int) -> None:
     x = np.concatenate([np.arange(1 << 16), np.arange(most - (1 << 16), most)])
     assert 0 <= inverse(divisor) < 1 << 32
     assert np.array_equal(divided(x, inverse(divisor)), x // divisor)
-
-
-def shares(d: Dealt, blocks: int) -> list[list[tuple[int, int, int]]]:
-    """(tile, first stage, last) of each block, as struct Shares gives them."""
-    found = []
-    begin = [b * d.each + min(b, d.more) for b in range(blocks + 1)]
-    for b in range(blocks):
-        mine = [(b + r * blocks, 0, d.stages) for r in range(d.rounds)]
-        mine = [share for share in mine if share[0] < d.n_tiles]
-        at = begin[b]
-        while at < begin[b + 1]:
-            cut = int(divided(np.array([at]), d.by_stages)[0])
-            first = at - cut * d.stages
-            last = min(d.stages, first + begin[b + 1] - at)
-            mine.append((d.rounds * blocks + cut, first, last))
-            at += last - first
-        found.append(mine)
-    return found
 
 
 CUTS = [Cut(8, True), Cut(64, True), Cut(128, False), Cut(256, True), Cut(256, True, pieces=2)]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from dealt_cases import shares
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ggpy.kernels.hopper import dealt
 from ggpy.kernels.schedule import TOKENS, Cut, fastest
 
 SMS = 132  # of an H200
@@ -54,18 +56,11 @@ CUTS = [
 
 
 def work(cut, row_blocks, n, stages, sms):
-    """(tile, stage) of each block, as the kernel counts (struct Work of mul_mat_wgmma.cu)."""
+    """(tile, stage) of each block."""
     s = cut.deal(row_blocks, n, stages, sms)
-    left = max(0, s.tiles - s.rounds * s.blocks) * stages
-    share, more = divmod(left, s.blocks)
-    for block in range(s.blocks):
-        for round_ in range(s.rounds):
-            tile = block + round_ * s.blocks
-            if tile < s.tiles:
-                yield from ((tile, stage) for stage in range(stages))
-        begin = block * share + min(block, more)
-        for at in range(begin, begin + share + (block < more)):
-            yield s.rounds * s.blocks + at // stages, at % stages
+    for mine in shares(dealt(s, stages), s.blocks):
+        for tile, first, last in mine:
+            yield from ((tile, stage) for stage in range(first, last))
 
 
 @given(

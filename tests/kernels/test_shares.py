@@ -6,6 +6,7 @@ import ctypes
 
 import numpy as np
 import pytest
+from dealt_cases import shares
 from kernel_buffers import Output, upload
 
 from ggpy.kernels.hopper import EMPTY, Dealt, dealt
@@ -91,18 +92,13 @@ def random_values(kind: str, shape: tuple[int, ...]) -> np.ndarray:
 
 def in_order(values: np.ndarray, d: Dealt, blocks: int) -> np.ndarray:
     """What each block has of a tile, added up in order."""
-    n_tiles, stages = values.shape[:2]
-    begins = {b * d.each + min(b, d.more) for b in range(blocks + 1)}
-    sums = np.zeros((n_tiles, *values.shape[2:]), values.dtype)
-    for tile in range(n_tiles):
-        cut = (tile - d.rounds * blocks) * stages
-        part = np.zeros_like(sums[tile])
-        for stage in range(stages):
-            if stage and cut + stage in begins:
-                sums[tile] += part
-                part = np.zeros_like(part)
-            part = part + values[tile, stage]
-        sums[tile] += part
+    sums = np.zeros((len(values), *values.shape[2:]), values.dtype)
+    for mine in shares(d, blocks):
+        for tile, first, last in mine:
+            part = np.zeros_like(sums[tile])
+            for stage in range(first, last):
+                part = part + values[tile, stage]
+            sums[tile] += part
     return sums
 
 
