@@ -247,9 +247,9 @@ __global__ void __launch_bounds__(TOKEN_THREADS, WARPS_AT_ONCE<ROW> / TOKEN_WARP
     grid_dependency_launch();
     const int token = blockIdx.y, split = blockIdx.z;
     const AttendTile tile = load_now(p.tiles + token);
-    const int position = load_now(p.rope.positions + token), sequence = load_now(p.rope.sequences + token);
-    if (split >= tile.n_split || (position | sequence) < 0) return;  // none is: but so all are loaded at once
+    TokenContext context(p, token);
+    if (split >= tile.n_split || (context.position | context.warp_page) < 0) return;  // none is: so all come together
     const Rows rows(p, tile, blockIdx.x);
-    const TokenContext context(p, tile, position, sequence, split);
+    context.cut(p, tile, split);
     attend_token<ROW, K, V>(p, tile, rows, context, blockIdx.x, gridDim.x, split, parts);
 }

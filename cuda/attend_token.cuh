@@ -22,16 +22,22 @@ __device__ __forceinline__ void token_barrier(CALLER) { named_barrier_sync(0, TO
 // Which positions a block attends to.
 struct TokenContext {
     const int* table;
-    int position;  // of the token
-    int page;      // where that is
-    int low;       // the first position it sees
+    int position;   // of the token
+    int page;       // where that is
+    int warp_page;  // where strip `warp` of the context is
+    int low;        // the first position it sees
     int from, to;  // strips of this part of the context
     bool newest;   // the token's own position is among them
 
-    __device__ __forceinline__ TokenContext(const Attend& p, const AttendTile& tile, int position_, int sequence,
-                                            int split) {
-        position = position_;
+    // The page of the warp's first strip, if that is not further on, is asked for beside the position.
+    __device__ __forceinline__ TokenContext(const Attend& p, int token) {
+        const int sequence = p.in_order ? token : load_now(p.rope.sequences + token), warp = threadIdx.x / 32;
         table = p.rope.page_tables + sequence * p.rope.table_stride;
+        position = load_now(p.rope.positions + token);
+        warp_page = load_now(table + min(warp * TOKEN_STRIP / PAGE_SIZE, p.rope.table_stride - 1));
+    }
+    // What part `split` of the tile is.
+    __device__ __forceinline__ void cut(const Attend& p, const AttendTile& tile, int split) {
         page = load_now(table + position / PAGE_SIZE);
         low = p.window > 0 ? max(0, position - p.window + 1) : 0;
         const int start = low / TOKEN_STRIP, end = position / TOKEN_STRIP + 1;
@@ -44,6 +50,7 @@ struct TokenContext {
     __device__ __forceinline__ int page_of(int strip) const {
         return strip < to ? __ldg(table + strip * TOKEN_STRIP / PAGE_SIZE) : 0;
     }
+    __device__ __forceinline__ int first_page(int strip) const { return from == 0 ? warp_page : page_of(strip); }
 };
 
 // Running softmax of heads 2t and 2t + 1.
@@ -249,7 +256,7 @@ __device__ void attend_token(const Attend& p, const AttendTile& tile, const Rows
     const bool has_newest = context.newest && strip == context.to - 1;
     StripOperands<ROW, K, V> ahead;
     const auto load_ahead = [&] {
-        const int page = context.page_of(strip);
+        const int page = context.first_page(strip);
         ahead.load_keys(p, page, rows.kv_head, strip * TOKEN_STRIP, g, t);
         ahead.load_values(p, page, rows.kv_head, strip * TOKEN_STRIP, g, t);
     };

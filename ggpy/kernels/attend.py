@@ -41,6 +41,7 @@ class AttendParameters(ctypes.Structure):
         ("soft_cap", ctypes.c_float),
         ("order", ctypes.c_int),
         ("n_tokens", ctypes.c_int),
+        ("in_order", ctypes.c_int),
     )
 
 
@@ -207,6 +208,7 @@ class Attend:
             soft_cap=a.soft_cap,
             order=a.order,
             n_tokens=a.n_tokens,
+            in_order=a.batch.in_order,
         )
 
     def _kernel(self, name: str, token_warps: int = 8) -> Kernel:

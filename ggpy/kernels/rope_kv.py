@@ -95,12 +95,16 @@ class RopeParameters(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Batch:
-    """A step's integers on the device: positions[T], sequences[T], page_tables[S, stride]."""
+    """A step's integers on the device: positions[T], sequences[T], page_tables[S, stride].
+
+    in_order: sequences[i] is i.
+    """
 
     positions: Address
     sequences: Address
     page_tables: Address
     stride: int
+    in_order: bool = False
 
 
 @dataclass(frozen=True)

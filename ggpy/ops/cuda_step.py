@@ -76,9 +76,11 @@ class StepUpload:
 
     def upload(self, step: Step) -> Batch:
         """Ids, positions, sequences, rows, page tables and attention's tiles."""
-        tables = _padded(step.page_tables)
+        tables, sequences = _padded(step.page_tables), step.sequences
         tiles, prompts = self._plan(step)
-        integers = [step.ids, step.positions, step.sequences, step.rows]
+        if len(tables) == len(step.ids):  # row i is token i's: a kernel has a load less to wait for
+            tables, sequences = tables[sequences], np.arange(len(tables), dtype=np.int32)
+        integers = [step.ids, step.positions, sequences, step.rows]
         parts = [*integers, tables, tiles, prompts, *self._halved(step, tables, len(prompts))]
         sizes = [part.size for part in parts]
         offsets = list(accumulate((-(-n // 4) * 4 for n in sizes), initial=0))  # of 16 bytes
@@ -144,7 +146,8 @@ def _batch(
 ) -> Batch:
     """What upload returns, for parts of these sizes at these places and tables[S, P]."""
     ids, positions, sequences, rows, tables_at, tiles, prompt_tiles, halved, halved_tables = at
-    memory = BatchMemory(positions, sequences, tables_at, tables[1])
+    alone = tables[0] == sizes[0]
+    memory = BatchMemory(positions, sequences, tables_at, tables[1], in_order=alone)
     return Batch(
         shape=shape,
         n_tokens=sizes[0],
@@ -152,7 +155,7 @@ def _batch(
         n_tiles=sizes[5] // 4,
         n_prompt_tiles=sizes[6] // 4,
         n_halved=sizes[7] // 2,
-        alone=tables[0] == sizes[0],
+        alone=alone,
         split=split,
         all_rows=sizes[3] == sizes[0],
         ids=ids,
