@@ -197,6 +197,7 @@ __device__ __forceinline__ void rotate_token(const Attend& p, const Rows& rows, 
         const int part = mine.part;
         if constexpr (ALONE) {
             if (!mine.normalised) {  // need not pass through shared memory
+                // By i, not by part: three cases of a number become a jump through a table in memory.
                 if (i <= rows.heads) pairs.turn(p.rope, rotation, lane);
                 if (i < rows.heads) {
                     pairs.store(p.rope, q + i * ROW, lane);

@@ -75,19 +75,19 @@ struct Place {
     }
 };
 
-// `bytes` (a multiple of 16, as both addresses) from global to shared memory; the barrier counts them. What is read
-// once (weights) leaves the second-level cache first.
-__device__ __forceinline__ void bulk_copy_streaming(void* shared, const void* global, int bytes, uint64_t* barrier) {
+// `bytes` (a multiple of 16, as both addresses) from global to shared memory; the barrier counts them. For what is
+// read once; `policy`: see cp_async_streaming.
+__device__ __forceinline__ void bulk_copy_streaming(void* shared, const void* global, int bytes, uint64_t* barrier,
+                                                    uint64_t policy) {
 #if EMULATED
     memcpy(shared, global, bytes);
     EmulatedBarrier& b = EmulatedBarrier::of(barrier);
     b.bytes -= bytes, b.settle();
 #elif ARCH >= 900
-    constexpr uint64_t evict_first = 0x12F0000000000000ull;  // what createpolicy.fractional.L2::evict_first gives
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
             shared_address(shared)),
-        "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(evict_first)
+        "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
         : "memory");
 #endif
 }

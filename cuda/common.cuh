@@ -363,9 +363,20 @@ __device__ __forceinline__ void cp_async(void* shared, const void* global, int v
         static_cast<uint32_t*>(shared)[i] = 4 * i < valid ? static_cast<const uint32_t*>(global)[i] : 0u;
 #endif
 }
-// 16 bytes, by the lanes where `there` holds; without a branch.
-__device__ __forceinline__ void cp_async_where(bool there, void* shared, const void* global AND_CALLER) {
-#if ARCH >= 800 && !EMULATED
+// 16 bytes of what is read once (weights), by the lanes where `there` holds; without a branch. `policy`: of the
+// second-level cache, as createpolicy makes them (sm_90). In a kernel's parameters it takes no registers.
+__device__ __forceinline__ void cp_async_streaming(void* shared, const void* global, uint64_t policy,
+                                                   bool there = true AND_CALLER) {
+#if ARCH >= 900 && !EMULATED
+    asm volatile(
+        "{\n"
+        ".reg .pred there;\n"
+        "setp.ne.u32 there, %2, 0;\n"
+        "@there cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %3;\n"
+        "}\n" ::"r"(shared_address(shared)),
+        "l"(global), "r"(static_cast<uint32_t>(there)), "l"(policy)
+        : "memory");
+#elif ARCH >= 800 && !EMULATED
     asm volatile(
         "{\n"
         ".reg .pred there;\n"

@@ -79,12 +79,3 @@ __device__ __forceinline__ void carry_sums(Sums& sums, float* carried, int lane)
 #pragma unroll
     for (int i = 0; i < Sums::FLOATS; ++i) carried[i * 32 + lane] = sums.floats()[i];
 }
-
-// A token's output in a row of the tile: the warps' partial sums, `part` being warp 0's, `stride` apart. Four sums of
-// every fourth: one is not awaited by all others.
-__device__ __forceinline__ float sum_of_parts(const float* part, int stride) {
-    float y[4] = {};
-#pragma unroll
-    for (int warp = 0; warp < WARPS; ++warp) y[warp % 4] += part[warp * stride];
-    return (y[0] + y[1]) + (y[2] + y[3]);
-}

@@ -108,10 +108,11 @@ __device__ __forceinline__ void copy_chunk(Walk& walk, uint8_t* to, int lane) {
     if (!walk.done()) {
         constexpr int whole_lines = T::BYTES / 512, rest = T::BYTES % 512 / 16;
         const uint8_t* from = walk.tile_row + static_cast<uint32_t>(walk.chunk * T::BYTES);
+        const uint64_t policy = walk.p.streaming;
 #pragma unroll
-        for (int i = 0; i < whole_lines; ++i) cp_async<16>(to + i * 512 + lane * 16, from + i * 512 + lane * 16);
+        for (int i = 0; i < whole_lines; ++i) cp_async_streaming(to + i * 512 + lane * 16, from + i * 512 + lane * 16, policy);
         const int at = whole_lines * 512 + lane * 16;
-        if constexpr (rest > 0) cp_async_where(lane < rest, to + at, from + at);
+        if constexpr (rest > 0) cp_async_streaming(to + at, from + at, policy, lane < rest);
         walk.next();
     }
     cp_async_commit();

@@ -4,7 +4,7 @@
 // into its own ring in shared memory (cp.async, no barrier between warps), the first STAGES chunks before the kernel
 // waits for the one that makes x. The chunks of all of the block's tile rows, one after the other, are dealt out to the
 // warps in turn. A warp leaves its sums of each tile row in shared memory; after a batch of tile rows one barrier lets
-// the threads add them up, warp 0 first, and write the outputs.
+// the threads add them up, in one order, and write the outputs.
 //
 // Instances: mul_mat_w8a8_few<VALUES, COLS, PROLOGUE, EPILOGUE>; COLS is 1 (one token) or 8 (that many at most). Prologue
 // CODES: x is quantised and packed. For one token, each block may quantise x by itself, which costs less than a kernel
@@ -63,7 +63,8 @@ struct Walk {
         if (tile < n_local) {
             const uint8_t* from = tile_row + static_cast<size_t>(chunk) * CODES_CHUNK + lane * 16;
 #pragma unroll
-            for (int i = 0; i < CODES_CHUNK / 512; ++i) cp_async<16>(to + (32 * i + lane) * 16, from + 512 * i);
+            for (int i = 0; i < CODES_CHUNK / 512; ++i)
+                cp_async_streaming(to + (32 * i + lane) * 16, from + 512 * i, p.streaming);
             next();
         }
         cp_async_commit();
@@ -155,14 +156,6 @@ struct Output {
     }
 };
 
-template <class Sum, int COLS>
-__device__ __forceinline__ Sum sum_of_parts(const Sum* part) {
-    Sum y = 0;
-#pragma unroll
-    for (int warp = 0; warp < WARPS; ++warp) y += part[warp * TILE_ROWS * COLS];
-    return y;
-}
-
 // Adds up the warps' sums of a batch of tile rows and writes the outputs.
 template <class Sum, int COLS, int EPILOGUE>
 __device__ __forceinline__ void write_batch(const Product& p, const Room<Sum, COLS>& room, int parity, int batch,
@@ -175,10 +168,10 @@ __device__ __forceinline__ void write_batch(const Product& p, const Room<Sum, CO
         const int in_tile = i % TILE_ROWS * COLS + i % PER_TILE / TILE_ROWS;
         const Sum* part = room.partial_of(parity, i / PER_TILE * WIDTH, 0) + in_tile;
         const float by = x_scale[o.token - p.first_token];
-        const float y = scaled(sum_of_parts<Sum, COLS>(part), by, o.row_scale);
+        const float y = scaled(sum_of_parts(part, PER_TILE), by, o.row_scale);
         float up = 0.0f;
         if constexpr (EPILOGUE == GLU)
-            up = scaled(sum_of_parts<Sum, COLS>(part + WARPS * PER_TILE), by, o.up_scale);
+            up = scaled(sum_of_parts(part + WARPS * PER_TILE, PER_TILE), by, o.up_scale);
         write_output<EPILOGUE>(p, p.segment[o.segment], o.at, y, up, o.old);
     }
 }

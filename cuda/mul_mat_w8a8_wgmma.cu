@@ -75,7 +75,7 @@ __device__ __forceinline__ void copy_weights(const Product& p, const Room<TOKENS
             uint8_t* to = room.w + place.stage * W_BYTES + lane * CODES_CHUNK;
             const uint8_t* from = tile.chunks + static_cast<size_t>(stage) * CODES_CHUNK;
             if constexpr (TOKENS <= 64)  // so few that weights are read once
-                bulk_copy_streaming(to, from, CODES_CHUNK, full);
+                bulk_copy_streaming(to, from, CODES_CHUNK, full, p.streaming);
             else
                 bulk_copy(to, from, CODES_CHUNK, full);
         }

@@ -123,7 +123,7 @@ __device__ __forceinline__ void copy_weights(const Product& p, const Room<T, TOK
                     const int chunk = min(stage * S::CHUNKS + i, p.n_chunk - 1);  // of the last, x is 0
                     const uint8_t* from = tile.chunks + static_cast<size_t>(chunk) * T::BYTES;
                     if constexpr (BLOCKS<TOKENS> > 1)  // so few tokens that weights are read once
-                        bulk_copy_streaming(to + i * T::BYTES, from, T::BYTES, room.w_full + place.stage);
+                        bulk_copy_streaming(to + i * T::BYTES, from, T::BYTES, room.w_full + place.stage, p.streaming);
                     else
                         bulk_copy(to + i * T::BYTES, from, T::BYTES, room.w_full + place.stage);
                 }
@@ -136,7 +136,7 @@ template <class T, int TOKENS, int EPILOGUE>
 __device__ __forceinline__ void copy_x(const Product& p, const Room<T, TOKENS, EPILOGUE>& room) {
     using R = Room<T, TOKENS, EPILOGUE>;
     Place<R::X_STAGES> place;
-    const int n_tokens = (p.n_tokens + 7) / 8 * 8, next = n_tokens * ROW;
+    const int n_tokens = packed_tokens(p.n_tokens), next = n_tokens * ROW;
     for (Shares share(p.dealt); share.next();) {
         const int token = share.token_block() * TOKENS, bytes = min(TOKENS, n_tokens - token) * ROW;
         const int end = share.last * Stage<T>::STEPS;

@@ -1,7 +1,7 @@
 // RMS norm of one row by one block, kept in registers: y = x / sqrt(mean(x^2) + eps) * weight, rounded to half.
 //
-// The order of the sum is fixed (a thread's eight-wide pieces in order, lanes by butterfly, warps in order), so that a
-// product that normalises its own input and a norm kernel before a product give the same bits.
+// The order of the sum is fixed (a thread's eight-wide pieces in order, lanes by butterfly, every fourth warp in order),
+// so that a product that normalises its own input and a norm kernel before a product give the same bits.
 #pragma once
 #include "common.cuh"
 
@@ -26,6 +26,15 @@ __device__ __forceinline__ float2 half2_to_float2(uint32_t bits) {
     return __half22float2(*reinterpret_cast<const __half2*>(&bits));
 }
 
+// What the block's warps have, `stride` apart. Four sums of every fourth, so that one is not awaited by all others.
+template <class Sum>
+__device__ __forceinline__ Sum sum_of_parts(const Sum* part, int stride) {
+    Sum sums[4] = {};
+#pragma unroll
+    for (int warp = 0; warp < WARPS; ++warp) sums[warp % 4] += part[warp * stride];
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
 // The sums of N values over the block, the same in every thread. Sums that follow each other alternate between two
 // `turn`s, so that one is written while the other is read; AGAIN: the same turn may come twice.
 template <bool AGAIN = true, int N>
@@ -41,11 +50,7 @@ __device__ __forceinline__ void block_sums(float (&values)[N], int turn = 0) {
         for (int n = 0; n < N; ++n) parts[turn][n][threadIdx.x / 32] = values[n];
     __syncthreads();
 #pragma unroll
-    for (int n = 0; n < N; ++n) {
-        values[n] = 0.0f;
-#pragma unroll
-        for (int i = 0; i < WARPS; ++i) values[n] += parts[turn][n][i];
-    }
+    for (int n = 0; n < N; ++n) values[n] = sum_of_parts(parts[turn][n], 1);
 }
 
 // A row of up to NORM_PIECES * 8 * THREADS columns, a multiple of 8.

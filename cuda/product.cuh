@@ -16,6 +16,7 @@ struct Segment {
 // What every product is of; a kernel's own parameters come behind it.
 struct Matrices {
     Segment segment[3];
+    uint64_t streaming;  // how weights are kept in the second-level cache: cp_async_streaming
     int n_tiles;  // tile rows of all segments together; GLU: of each
     int n_tokens;
     int k;

@@ -14,6 +14,7 @@ from .tile import TiledMatrix
 
 Epilogue = Literal["STORE", "ADD", "GLU"]
 NO_TILE = 2**31 - 1
+EVICT_FIRST = 0x12F0000000000000  # what createpolicy.fractional.L2::evict_first gives (sm_90)
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 
 
@@ -34,6 +35,7 @@ class Matrices(ctypes.Structure):
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
         ("segment", Segment * 3),
+        ("streaming", ctypes.c_uint64),
         ("n_tiles", ctypes.c_int),
         ("n_tokens", ctypes.c_int),
         ("k", ctypes.c_int),
@@ -72,4 +74,5 @@ class Matrices(ctypes.Structure):
             segment.out = address(out)
         self.n_tiles = first.tile_rows if glu else tiles
         self.n_tokens, self.activation = n_tokens, ACTIVATIONS[activation]
+        self.streaming = EVICT_FIRST  # before what is read again: keys, values, norms, code
         self.k, self.n_chunk = first.k, first.layout.chunks(first.k)
