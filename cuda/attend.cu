@@ -235,15 +235,15 @@ __global__ void __launch_bounds__(ATTEND_THREADS, 1) attend(const Attend p) {
     merge_and_write<ROW, ATTEND_WARPS>(p, tile, rows, blockIdx.x, gridDim.x, blockIdx.z, parts, n_warps, ROWS);
 }
 
-// Warps that a multiprocessor has registers for. Short heads leave half of them to the product before, beside whose blocks
-// these begin.
-template <int ROW>
-constexpr int WARPS_AT_ONCE = ROW > 64 ? 12 : 16;
+// Warps that a multiprocessor has registers for. Those with short heads leave half of them to the product before, beside
+// whose blocks these begin.
+template <int ROW, bool SHARES>
+constexpr int WARPS_AT_ONCE = SHARES ? 20 : ROW > 64 ? 12 : 16;
 
-// grid (G * tiles of a head group, tiles, splits); tile i is token i.
-template <int ROW, class K = CacheF16, class V = CacheF16>
-__global__ void __launch_bounds__(TOKEN_THREADS, WARPS_AT_ONCE<ROW> / TOKEN_WARPS) attend_alone(const Attend p) {
-    SHARED_DYNAMIC(float, parts);
+// grid (G * tiles of a head group, tiles, splits); tile i is token i. SHARES: operands are in shared memory.
+template <int ROW, bool SHARES = false, class K = CacheF16, class V = CacheF16>
+__global__ void __launch_bounds__(WARPS_AT_ONCE<ROW, SHARES> * 32) attend_alone(const Attend p) {
+    SHARED_DYNAMIC(uint8_t, shared);
     grid_dependency_launch();
     const int token = blockIdx.y, split = blockIdx.z;
     const AttendTile tile = load_now(p.tiles + token);
@@ -251,5 +251,5 @@ __global__ void __launch_bounds__(TOKEN_THREADS, WARPS_AT_ONCE<ROW> / TOKEN_WARP
     if (split >= tile.n_split || (context.position | context.warp_page) < 0) return;  // none is: so all come together
     const Rows rows(p, tile, blockIdx.x);
     context.cut(p, tile, split);
-    attend_token<ROW, K, V>(p, tile, rows, context, blockIdx.x, gridDim.x, split, parts);
+    attend_token<ROW, SHARES, K, V>(p, tile, rows, context, blockIdx.x, gridDim.x, split, shared);
 }

@@ -26,8 +26,8 @@ struct TokenContext {
     int page;       // where that is
     int warp_page;  // where strip `warp` of the context is
     int low;        // the first position it sees
-    int from, to;  // strips of this part of the context
-    bool newest;   // the token's own position is among them
+    int from, to;   // strips of this part of the context
+    bool newest;    // the token's own position is among them
 
     // The page of the warp's first strip, if that is not further on, is asked for beside the position.
     __device__ __forceinline__ TokenContext(const Attend& p, int token) {
@@ -59,25 +59,91 @@ struct TokenSoftmax {
     float sum[2] = {0.0f, 0.0f};
 };
 
-// A strip's keys and values.
-template <int ROW, class K, class V>
+// A strip's keys and values of a warp, which are asked for first and awaited where they are wanted. In registers, from
+// where one token has them sooner;
+template <int ROW, class K, class V, bool SHARES>
 struct StripOperands {
+    static constexpr int SHARED = 0;  // bytes of a warp
     typename K::template Keys<ROW, 2, ROW / 32> k;
     typename V::template TokenValues<ROW, ROW / 16> v;
 
-    __device__ __forceinline__ void load_keys(const Attend& p, int page, int kv_head, int position, int g, int t) {
-        const uint8_t* keys = page_at<K>(p.rope, p.rope.k_pages, page, kv_head, ROW);
-        k.load(keys, position % PAGE_SIZE + 4 * (g / 2) + (g & 1), 0, t);
+    __device__ __forceinline__ StripOperands(uint8_t*) {}
+    __device__ __forceinline__ void load_keys(const uint8_t* page, int slot, int lane) {
+        k.load(page, slot + lane / 8 * 4 + (lane / 4 & 1), 0, lane % 4);
     }
-    __device__ __forceinline__ void load_values(const Attend& p, int page, int kv_head, int position, int g, int t) {
-        v.load(page_at<V>(p.rope, p.rope.v_pages, page, kv_head, ROW), position % PAGE_SIZE, 0, g, t);
+    __device__ __forceinline__ void load_values(const uint8_t* page, int slot, int lane) {
+        v.load(page, slot, 0, lane / 4, lane % 4);
+    }
+    __device__ __forceinline__ void end_load() const {}
+    __device__ __forceinline__ void await_keys() const {}
+    __device__ __forceinline__ void await_values() const {}
+    __device__ __forceinline__ uint4 key(int n, int i, int lane) const { return k.get(n, i, lane % 4); }
+    __device__ __forceinline__ uint4 value(int n, int lane) const { return v.get(n, lane / 4); }
+    // Position `at` of the strip, which is there, becomes `key` [ROW] and `value` [ROW].
+    __device__ __forceinline__ void put(int at, const __half* key, const __half* value, int lane) {
+        k.put(at, key, lane / 4, lane % 4);
+        v.put(at, value, lane / 4, lane % 4);
+    }
+};
+
+// or halves in shared memory, so that a block takes few registers and a multiprocessor runs many of them: keys as lanes
+// take them, values [ROW][TOKEN_STRIP].
+template <int ROW>
+struct StripOperands<ROW, CacheF16, CacheF16, true> {
+    static constexpr int KEYS = TOKEN_STRIP * ROW * 2, SHARED = 2 * KEYS;
+    static constexpr int LINE = TOKEN_STRIP * 2;  // bytes of a value
+    uint8_t *keys, *values;
+
+    __device__ __forceinline__ StripOperands(uint8_t* shared) : keys(shared), values(shared + KEYS) {}
+    __device__ __forceinline__ uint4* key_at(int n, int i, int lane) const {
+        return reinterpret_cast<uint4*>(keys) + (n * (ROW / 32) + i) * 32 + lane;
+    }
+    __device__ __forceinline__ void load_keys(const uint8_t* page, int slot, int lane) {
+        const uint8_t* from = page + ((slot + lane / 8 * 4 + (lane / 4 & 1)) * ROW + lane % 4 * 8) * 2;
+#pragma unroll
+        for (int i = 0; i < ROW / 32; ++i)
+#pragma unroll
+            for (int n = 0; n < 2; ++n) cp_async<16>(key_at(n, i, lane), from + (n * 2 * ROW + i * 32) * 2);
+    }
+    __device__ __forceinline__ void load_values(const uint8_t* page, int slot, int lane) {
+        __syncwarp();  // what was there has been read
+        const uint8_t* from = page + (lane / 2 * PAGE_SIZE + slot + lane % 2 * 8) * 2;
+#pragma unroll
+        for (int i = 0; i < ROW / 16; ++i)
+            cp_async<16>(values + (i * 32 + lane) * 16, from + i * 16 * PAGE_SIZE * 2);
+    }
+    // Behind each of the two, also where none was.
+    __device__ __forceinline__ void end_load() const { cp_async_commit(); }
+    __device__ __forceinline__ void await_keys() const { cp_async_wait<1>(); }
+    __device__ __forceinline__ void await_values() const {
+        cp_async_wait<1>();
+        __syncwarp();
+    }
+    __device__ __forceinline__ uint4 key(int n, int i, int lane) const { return *key_at(n, i, lane); }
+    __device__ __forceinline__ uint4 value(int n, int lane) const {
+        const uint8_t* from = values + (n * 16 + lane / 4) * LINE + lane % 4 * 8;
+        const uint2 low = *reinterpret_cast<const uint2*>(from), high = *reinterpret_cast<const uint2*>(from + 8 * LINE);
+        return make_uint4(low.x, high.x, low.y, high.y);
+    }
+    __device__ __forceinline__ void put(int at, const __half* key, const __half* value, int lane) {
+        cp_async_wait<0>();
+        __syncwarp();
+        if (lane / 4 == at / 4 * 2 + at % 2)
+#pragma unroll
+            for (int i = 0; i < ROW / 32; ++i)
+                *key_at(at >> 1 & 1, i, lane) = *reinterpret_cast<const uint4*>(key + i * 32 + lane % 4 * 8);
+#pragma unroll
+        for (int e = lane; e < ROW; e += 32) *reinterpret_cast<__half*>(values + e * LINE + at * 2) = value[e];
+        __syncwarp();
     }
 };
 
 // s = scores of the strip: (block 0's row g, heads 2t, 2t + 1), (block 1's row g, ...). The B operand is head g of `q`,
 // in shared memory, zeros for heads that are none. Two sums, so that products that add to the same one are apart.
-template <int ROW, class Keys>
-__device__ __forceinline__ void strip_scores(const Keys& k, const __half* q, int n_heads, int g, int t, float (&s)[4]) {
+template <int ROW, class Operands>
+__device__ __forceinline__ void strip_scores(const Operands& strip, const __half* q, int n_heads, int lane,
+                                             float (&s)[4]) {
+    const int g = lane / 4, t = lane % 4;
     float other[4] = {};
 #pragma unroll
     for (int e = 0; e < 4; ++e) s[e] = 0.0f;
@@ -86,7 +152,7 @@ __device__ __forceinline__ void strip_scores(const Keys& k, const __half* q, int
     for (int i = 0; i < ROW / 32; ++i) {
         uint4 v = make_uint4(0, 0, 0, 0);
         if (g < n_heads) v = *(reinterpret_cast<const uint4*>(q + g * ROW) + i * 4 + t);
-        const uint4 a = k.get(0, i, t), b = k.get(1, i, t);
+        const uint4 a = strip.key(0, i, lane), b = strip.key(1, i, lane);
         mma_m16n8k16_f16(s, {a.x, b.x, a.y, b.y}, {v.x, v.y});
         mma_m16n8k16_f16(other, {a.z, b.z, a.w, b.w}, {v.z, v.w});
     }
@@ -137,33 +203,39 @@ __device__ __forceinline__ void soften_strip(const Attend& p, const TokenContext
 }
 
 // o += the values of elements 16 n + g and 16 n + g + 8 of 16 positions, weighted. SHRINKS: o is not zero before.
-template <bool SHRINKS, class Values, int N>
-__device__ __forceinline__ void add_strip_values(const Values& w, int g, const uint32_t (&b)[2],
+template <bool SHRINKS, class Operands, int N>
+__device__ __forceinline__ void add_strip_values(const Operands& strip, int lane, const uint32_t (&b)[2],
                                                  const float (&shrink)[2], float (&o)[N][4]) {
 #pragma unroll
     for (int n = 0; n < N; ++n) {
         float(&c)[4] = o[n];
         if (SHRINKS) c[0] *= shrink[0], c[1] *= shrink[1], c[2] *= shrink[0], c[3] *= shrink[1];
-        const uint4 a = w.get(n, g);
+        const uint4 a = strip.value(n, lane);
         mma_m16n8k16_f16(c, {a.x, a.y, a.z, a.w}, b);
     }
 }
 
 // A strip whose keys and values are in `operands`: o += what it gives. The keys of the warp's next strip, which is on
 // page `ahead`, are asked for as soon as these are used, its values likewise, so that memory is never idle.
-template <int ROW, bool SHRINKS, class K, class V, int N>
+template <int ROW, bool SHRINKS, class K, class V, bool SHARES, int N>
 __device__ __forceinline__ void add_strip(const Attend& p, const TokenContext& context, const Rows& rows,
-                                          const __half* queries, StripOperands<ROW, K, V>& operands, int strip,
-                                          int& ahead, int g, int t, TokenSoftmax& softmax, float (&o)[N][4]) {
-    const int next = strip + TOKEN_WARPS, position = next * TOKEN_STRIP, page = ahead;
+                                          const __half* queries, StripOperands<ROW, K, V, SHARES>& operands, int strip,
+                                          int& ahead, int lane, TokenSoftmax& softmax, float (&o)[N][4]) {
+    const int next = strip + TOKEN_WARPS, page = ahead, slot = next * TOKEN_STRIP % PAGE_SIZE;
     float s[4], shrink[2];
     uint32_t b[2];
-    strip_scores<ROW>(operands.k, queries, rows.heads, g, t, s);
-    if (next < context.to) operands.load_keys(p, page, rows.kv_head, position, g, t);
+    operands.await_keys();
+    strip_scores<ROW>(operands, queries, rows.heads, lane, s);
+    if (next < context.to)
+        operands.load_keys(page_at<K>(p.rope, p.rope.k_pages, page, rows.kv_head, ROW), slot, lane);
+    operands.end_load();
     ahead = context.page_of(next + TOKEN_WARPS);
-    soften_strip(p, context, s, strip * TOKEN_STRIP, g, t, softmax, b, shrink);
-    add_strip_values<SHRINKS>(operands.v, g, b, shrink, o);
-    if (next < context.to) operands.load_values(p, page, rows.kv_head, position, g, t);
+    soften_strip(p, context, s, strip * TOKEN_STRIP, lane / 4, lane % 4, softmax, b, shrink);
+    operands.await_values();
+    add_strip_values<SHRINKS>(operands, lane, b, shrink, o);
+    if (next < context.to)
+        operands.load_values(page_at<V>(p.rope, p.rope.v_pages, page, rows.kv_head, ROW), slot, lane);
+    operands.end_load();
 }
 
 // The i-th of a block's heads, of which its queries are the first.
@@ -241,25 +313,29 @@ __device__ __forceinline__ void prefetch_strip(const Attend& p, const Rows& rows
     V::prefetch_values(values, ROW, slot, TOKEN_STRIP, lane);
 }
 
-// Head group `index` of `count`, part `split` of the context. `parts`: shared, [TOKEN_WARPS][rows.heads][ROW + 2]
-// floats, then q, then the newest key and value. Only these wait for the kernels before: each warp's first strip is in
-// registers by then.
-template <int ROW, class K, class V>
+// Head group `index` of `count`, part `split` of the context. `shared`: the warps' strips, then floats
+// [TOKEN_WARPS][rows.heads][ROW + 2], then q, then the newest key and value. Only these wait for the kernels before: each
+// warp's first strip is on its way by then.
+template <int ROW, bool SHARES, class K, class V>
 __device__ void attend_token(const Attend& p, const AttendTile& tile, const Rows& rows, const TokenContext& context,
-                             int index, int count, int split, float* parts) {
+                             int index, int count, int split, uint8_t* shared) {
     constexpr int N = ROW / 16;
     constexpr bool ALONE = K::alone && V::alone;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    using Strip = StripOperands<ROW, K, V, SHARES>;
+    Strip ahead(shared + warp * Strip::SHARED);
+    float* parts = reinterpret_cast<float*>(shared + TOKEN_WARPS * Strip::SHARED);
     __half* queries = reinterpret_cast<__half*>(parts + TOKEN_WARPS * rows.heads * (ROW + 2));
     const Turns turns(p.rope, lane);
     __half* newest = queries + TOKEN_HEADS * ROW;
     int strip = context.from + warp;
     const bool has_newest = context.newest && strip == context.to - 1;
-    StripOperands<ROW, K, V> ahead;
     const auto load_ahead = [&] {
-        const int page = context.first_page(strip);
-        ahead.load_keys(p, page, rows.kv_head, strip * TOKEN_STRIP, g, t);
-        ahead.load_values(p, page, rows.kv_head, strip * TOKEN_STRIP, g, t);
+        const int page = context.first_page(strip), slot = strip * TOKEN_STRIP % PAGE_SIZE;
+        ahead.load_keys(page_at<K>(p.rope, p.rope.k_pages, page, rows.kv_head, ROW), slot, lane);
+        ahead.end_load();
+        ahead.load_values(page_at<V>(p.rope, p.rope.v_pages, page, rows.kv_head, ROW), slot, lane);
+        ahead.end_load();
     };
     if (strip < context.to) {
         if (ALONE || !has_newest)
@@ -282,17 +358,15 @@ __device__ void attend_token(const Attend& p, const AttendTile& tile, const Rows
     float o[N][4] = {};
     if (strip < context.to) {
         if (has_newest) {
-            if constexpr (ALONE) {
-                ahead.k.put(context.position % TOKEN_STRIP, newest, g, t);
-                ahead.v.put(context.position % TOKEN_STRIP, newest + ROW, g, t);
-            } else {
+            if constexpr (ALONE)
+                ahead.put(context.position % TOKEN_STRIP, newest, newest + ROW, lane);
+            else
                 load_ahead();
-            }
         }
         int page = context.page_of(strip + TOKEN_WARPS);
-        add_strip<ROW, false>(p, context, rows, queries, ahead, strip, page, g, t, softmax, o);
+        add_strip<ROW, false>(p, context, rows, queries, ahead, strip, page, lane, softmax, o);
         for (strip += TOKEN_WARPS; strip < context.to; strip += TOKEN_WARPS)
-            add_strip<ROW, true>(p, context, rows, queries, ahead, strip, page, g, t, softmax, o);
+            add_strip<ROW, true>(p, context, rows, queries, ahead, strip, page, lane, softmax, o);
     }
 
     const int n_parts = max(1, min(TOKEN_WARPS, context.to - context.from));  // warps that have a strip

@@ -48,7 +48,10 @@ def kernel_names() -> list[str]:
     names = []
     for pair in PAIRS:
         h = typed(*pair)
-        names += [f"attend<{h.row}, false, {h.structs}>", f"attend_alone<{h.row}, {h.structs}>"]
+        names += [
+            f"attend<{h.row}, false, {h.structs}>",
+            f"attend_alone<{h.row}, false, {h.structs}>",
+        ]
     return names
 
 

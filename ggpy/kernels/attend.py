@@ -22,7 +22,8 @@ ROWS = 16  # (token, head) pairs of a tile
 MAX_SPLIT = 16
 POSITIONS_PER_SPLIT = 128  # at least
 TOKEN_ROW, TOKEN_HEADS = 128, 8  # up to which a token alone has a kernel of its own
-TOKEN_WARPS = {8: 0.5, 4: 3.0, 2: inf}  # of its block: up to so many blocks a multiprocessor
+TOKEN_STRIP = 16  # positions a warp of it takes at a time
+TOKEN_WARPS = {8: 0.5, 4: inf, 2: inf}  # of its block: up to so many blocks a multiprocessor
 
 
 class AttendParameters(ctypes.Structure):
@@ -148,7 +149,7 @@ class Attend:
         self.shared = self.warps * per_warp
         self.alone = heads.row <= TOKEN_ROW and self.heads_per_tile <= TOKEN_HEADS
         self._warps_that_fit = [
-            w for w in TOKEN_WARPS if token_shared(heads, w) + 4096 <= shared
+            w for w in TOKEN_WARPS if token_shared(heads, w, heads.has_halves) + 4096 <= shared
         ] or [1]
         places = max_split_tiles * self.head_tiles
         self._workspace = device.alloc(
@@ -163,9 +164,9 @@ class Attend:
         row, fused = self.heads.row, asked.rotation is not None
         types = "" if self.heads.has_halves else f", {self.heads.structs}"
         if fused and self.alone:
-            warps = self.token_warps(n_tiles)
-            shared = token_shared(self.heads, warps)
-            kernel = self._kernel(f"attend_alone<{row}{types}>", warps)
+            warps, shares = self.token_warps(n_tiles), self.shares(n_tiles)
+            shared = token_shared(self.heads, warps, shares)
+            kernel = self._kernel(f"attend_alone<{row}, {str(shares).lower()}{types}>", warps)
         else:
             warps, shared = self.warps, self.shared
             kernel = self._kernel(f"attend<{row}, {str(fused).lower()}{types}>")
@@ -180,6 +181,10 @@ class Attend:
             return most
         blocks = n_tokens * self.head_tiles / self.device.sm_count
         return min(most, next(warps for warps, few in TOKEN_WARPS.items() if blocks <= few))
+
+    def shares(self, n_tokens: int) -> bool:
+        """Whether so many tokens' keys and values pass through shared memory."""
+        return self.heads.has_halves and n_tokens > 1
 
     @property
     def packs(self) -> bool:
@@ -220,7 +225,11 @@ class Attend:
         return self.device.kernel("attend.cu", name, defines=defines)
 
 
-def token_shared(heads: Heads, warps: int) -> int:
-    """Bytes of shared memory of a block that attends for one token (cuda/attend_token.cuh)."""
+def token_shared(heads: Heads, warps: int, shares: bool) -> int:
+    """Bytes of shared memory of a block that attends for one token (cuda/attend_token.cuh);
+    `shares`: with keys and values.
+    """
     group = heads.n_head // heads.n_head_kv
-    return warps * min(group, TOKEN_HEADS) * (heads.row + 2) * 4 + (TOKEN_HEADS + 2) * heads.row * 2
+    strips = warps * TOKEN_STRIP * heads.row * 4 if shares else 0
+    parts = warps * min(group, TOKEN_HEADS) * (heads.row + 2) * 4
+    return strips + parts + (TOKEN_HEADS + 2) * heads.row * 2
