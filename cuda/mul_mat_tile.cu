@@ -110,7 +110,8 @@ __device__ __forceinline__ void copy_chunk(Walk& walk, uint8_t* to, int lane) {
         const uint8_t* from = walk.tile_row + static_cast<uint32_t>(walk.chunk * T::BYTES);
         const uint64_t policy = walk.p.streaming;
 #pragma unroll
-        for (int i = 0; i < whole_lines; ++i) cp_async_streaming(to + i * 512 + lane * 16, from + i * 512 + lane * 16, policy);
+        for (int i = 0; i < whole_lines; ++i)
+            cp_async_streaming(to + i * 512 + lane * 16, from + i * 512 + lane * 16, policy);
         const int at = whole_lines * 512 + lane * 16;
         if constexpr (rest > 0) cp_async_streaming(to + at, from + at, policy, lane < rest);
         walk.next();

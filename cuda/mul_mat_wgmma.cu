@@ -5,7 +5,8 @@
 // warpgroup has the 64 rows of a wgmma: its codes become scaled halves in registers in the order of the A operand, as
 // in mul_mat_q.cu, 64 columns ahead of the products that run meanwhile. Weights, a chunk of eight tile rows at a time,
 // and activations, 64 columns of TOKENS tokens, lie in two rings in shared memory; one warp each fills them with bulk
-// copies, that of the weights without waiting for the kernel that makes x.
+// copies, that of the weights without waiting for the kernel that makes x. Where the norm of x was handed on
+// (handed.cuh), a third one finds what sums are multiplied by.
 //
 // shares.cuh says which stages of which tiles of output (128 rows, TOKENS tokens) are this block's.
 //
@@ -13,6 +14,7 @@
 // ... 8 h + 7 of a tile row of gate and the same of up, so a thread has both factors. It writes rows of halves, or
 // packed for the next product.
 #include "activation.cuh"
+#include "handed.cuh"
 #include "packed.cuh"
 #include "product.cuh"
 #include "shares.cuh"
@@ -33,10 +35,15 @@ constexpr int BLOCKS = TOKENS <= 64 ? 2 : 1;
 template <int TOKENS>
 constexpr int SHARED = TOKENS <= 64 ? 112 << 10 : 226 << 10;
 
+// So few tokens that a norm may be handed on.
+template <int TOKENS>
+constexpr bool HANDS = TOKENS == 8;
+
 struct Product : Matrices {
     const uint8_t* x;       // packed
     float* partial;         // of tiles that are cut: LeftSums
     Dealt dealt;
+    Handed handed;          // of few tokens: by ADD to the product behind, to others by the one before
     int order;  // GLU: of the output
     int early;  // stages of weights that a block asks for before the kernel that makes x has ended
 };
@@ -63,10 +70,12 @@ struct Room {
     static constexpr int W_STAGES = WANTED < 2 ? 2 : WANTED;
     static constexpr int X_STAGES = (FREE - W_STAGES * Stage<T>::BYTES) / X_BYTES;
     static_assert(X_STAGES >= 2 && W_STAGES >= 2, "");
-    static_assert(16 * (X_STAGES + W_STAGES) <= BARRIERS, "");
+    static_assert(16 * (X_STAGES + W_STAGES) + 8 + 4 * TOKENS * (HANDS<TOKENS> ? TILES + 1 : 0) <= BARRIERS, "");
 
     uint8_t *x, *out, *w;
-    uint64_t *x_full, *x_free, *w_full, *w_free;
+    uint64_t *x_full, *x_free, *w_full, *w_free, *found;
+    float* factors;  // see find_factors; `found` when they are there
+    float* squares;  // [TILES][TOKENS]
 
     __device__ __forceinline__ Room(uint8_t* shared) {
         x = shared;
@@ -76,10 +85,14 @@ struct Room {
         x_free = x_full + X_STAGES;
         w_full = x_free + X_STAGES;
         w_free = w_full + W_STAGES;
+        found = w_free + W_STAGES;
+        factors = reinterpret_cast<float*>(found + 1);
+        squares = factors + TOKENS;
     }
     __device__ __forceinline__ void init() const {
         for (int i = 0; i < X_STAGES; ++i) mbarrier_init(x_full + i, 1), mbarrier_init(x_free + i, TILES);
         for (int i = 0; i < W_STAGES; ++i) mbarrier_init(w_full + i, 1), mbarrier_init(w_free + i, TILES);
+        mbarrier_init(found, 1);
         mbarrier_init_fence();
     }
 };
@@ -372,17 +385,31 @@ struct Consumer {
     }
 };
 
+template <int TOKENS>
+__device__ __forceinline__ bool takes_factors(const Product& p) {
+    return HANDS<TOKENS> && p.handed.squares != nullptr;
+}
+// What the sums of a piece are multiplied by, of the thread's two tokens.
+template <class T, int TOKENS, int EPILOGUE>
+__device__ __forceinline__ float2 factors_of(const Product& p, const Room<T, TOKENS, EPILOGUE>& room, int piece) {
+    if (EPILOGUE == ADD || !takes_factors<TOKENS>(p)) return make_float2(1.0f, 1.0f);
+    return *reinterpret_cast<const float2*>(room.factors + 8 * piece + threadIdx.x % 4 * 2);
+}
+
 // Where the sums of a tile of output go, a piece at a time: sums e = 0 ... 3 of piece i are of row g + 8 (e / 2) of the
 // warp and token 8 i + 2 t + e % 2 of the block.
 template <class T, int TOKENS, int EPILOGUE>
 struct Out {
+    const Product& p;
+    const Room<T, TOKENS, EPILOGUE>& room;
     const Segment* segment;
     float* to;
     float scale[2];
     bool there[2];
     int tokens;  // from the thread's first one on
 
-    __device__ __forceinline__ Out(const Product& p, const Room<T, TOKENS, EPILOGUE>&, const Shares& share) {
+    __device__ __forceinline__ Out(const Product& product, const Room<T, TOKENS, EPILOGUE>& room_, const Shares& share)
+        : p(product), room(room_) {
         const int lane = threadIdx.x % 32, token = share.token_block() * TOKENS + lane % 4 * 2;
         const TileRow mine = TileRow::of<T, EPILOGUE>(p, share.row_block(), threadIdx.x / 32);
         const int row = mine.row + lane / 4;
@@ -394,9 +421,11 @@ struct Out {
         }
         to = static_cast<float*>(segment->out) + static_cast<size_t>(token) * segment->n_rows + row;
         tokens = p.n_tokens - token;
+        if (takes_factors<TOKENS>(p)) mbarrier_wait(room.found, 0);
     }
     __device__ __forceinline__ void put(int piece, const float4& sums) const {
-        const float y[4] = {sums.x, sums.y, sums.z, sums.w};
+        const float2 factor = factors_of(p, room, piece);
+        const float y[4] = {sums.x * factor.x, sums.y * factor.y, sums.z * factor.x, sums.w * factor.y};
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             const int token = 8 * piece + e % 2;
@@ -411,20 +440,90 @@ struct Out {
     __device__ __forceinline__ void end(int, int) const {}
 };
 
+// ADD of eight tokens or fewer, where that is asked for with x handed on (handed.cuh).
+template <class T>
+struct Out<T, 8, ADD> {
+    static constexpr int TOKENS = 8;
+    const Product& p;
+    float* squares;  // in shared memory, [TILES][TOKENS]
+    bool handed;
+    int row_block, row, token;  // the thread's first ones
+    float* x;                   // there
+    float scale[2], weight[2];  // of rows
+    float old[4], before[2];    // of sums; of tokens
+
+    __device__ __forceinline__ Out(const Product& product, const Room<T, TOKENS, ADD>& room, const Shares& share)
+        : p(product), squares(room.squares), handed(product.handed.squares != nullptr), row_block(share.row_block()) {
+        const TileRow mine = TileRow::of<T, ADD>(p, row_block, threadIdx.x / 32);
+        row = mine.valid ? mine.row + threadIdx.x % 32 / 4 : p.segment[0].n_rows;
+        token = share.token_block() * TOKENS + threadIdx.x % 4 * 2;
+        x = static_cast<float*>(p.segment[0].out) + static_cast<size_t>(token) * p.segment[0].n_rows + row;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            scale[h] = has_row(h) ? scaled_row(p.segment[0], row + 8 * h, 1.0f) : 1.0f;
+            weight[h] = handed && has_row(h) ? __ldg(p.handed.weight + row + 8 * h) : 0.0f;
+        }
+        if (!handed) return;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) old[e] = has(e) ? __ldcg(at(e)) : 0.0f;
+#pragma unroll
+        for (int e = 0; e < 2; ++e) before[e] = token + e < p.n_tokens ? __ldcg(p.handed.before + token + e) : 0.0f;
+    }
+    __device__ __forceinline__ bool has_row(int h) const { return row + 8 * h < p.segment[0].n_rows; }
+    __device__ __forceinline__ bool has(int e) const { return has_row(e / 2) && token + e % 2 < p.n_tokens; }
+    __device__ __forceinline__ float* at(int e) const { return x + e % 2 * p.segment[0].n_rows + e / 2 * 8; }
+    __device__ __forceinline__ void put(int, const float4& sums) const {
+        const float y[4] = {sums.x * scale[0], sums.y * scale[0], sums.z * scale[1], sums.w * scale[1]};
+        float sum[2] = {};
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            if (!has(e)) continue;
+            if (!handed) {
+                atomicAdd(at(e), y[e]);  // as in Out
+                continue;
+            }
+            const float v = old[e] + y[e];
+            *at(e) = v;
+            sum[e % 2] = fmaf(v, v, sum[e % 2]);
+            hand_on(p.handed, v * weight[e / 2] * before[e % 2], row + e / 2 * 8, token + e % 2, p.n_tokens);
+        }
+        if (!handed) return;
+#pragma unroll
+        for (int offset = 4; offset < 32; offset *= 2)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) sum[e] += __shfl_xor_sync(0xffffffffu, sum[e], offset);
+        if (threadIdx.x % 32 < 4)
+            *reinterpret_cast<float2*>(squares + threadIdx.x / 32 * TOKENS + threadIdx.x % 4 * 2) =
+                make_float2(sum[0], sum[1]);
+    }
+    __device__ __forceinline__ void end(int, int) const {
+        if (!handed) return;
+        named_barrier_sync(1, 128 * GROUPS);
+        if (threadIdx.x < TOKENS) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int warp = 0; warp < TILES; ++warp) sum += squares[warp * TOKENS + threadIdx.x];
+            p.handed.squares[row_block * TOKENS + threadIdx.x] = sum;
+        }
+        named_barrier_sync(1, 128 * GROUPS);  // before those of another tile
+    }
+};
+
 // Sums 0 and 1 are of gate, 2 and 3 of up. The outputs go through shared memory, 128 bytes of 64 rows for each token, and
 // from there, eight tokens as one copy, to where they are packed.
 template <class T, int TOKENS>
 struct Out<T, TOKENS, GLU> {
     static constexpr int PIECES = TOKENS / 8, PIECE_BYTES = 8 * ROW;
     const Product& p;
+    const Room<T, TOKENS, GLU>& room;
     uint8_t* out;  // in shared memory
     int row_block, first_token;
     uint8_t* to[2];
     float gate_scale, up_scale;
     bool valid;
 
-    __device__ __forceinline__ Out(const Product& product, const Room<T, TOKENS, GLU>& room, const Shares& share)
-        : p(product), out(room.out), row_block(share.row_block()), first_token(share.token_block() * TOKENS) {
+    __device__ __forceinline__ Out(const Product& product, const Room<T, TOKENS, GLU>& room_, const Shares& share)
+        : p(product), room(room_), out(room.out), row_block(share.row_block()), first_token(share.token_block() * TOKENS) {
         const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 8 + lane / 4;
         if (threadIdx.x < PIECES) bulk_store_wait<true>();
         named_barrier_sync(1, 128 * GROUPS);
@@ -433,13 +532,15 @@ struct Out<T, TOKENS, GLU> {
         gate_scale = valid ? scaled_row(p.segment[0], in_matrix, 1.0f) : 1.0f;
         up_scale = valid ? scaled_row(p.segment[1], in_matrix, 1.0f) : 1.0f;
         const int column = packed_column(p.order, row), token = lane % 4 * 2;
+        if (takes_factors<TOKENS>(p)) mbarrier_wait(room.found, 0);
 #pragma unroll
         for (int e = 0; e < 2; ++e)
             to[e] = out + (token + e) * ROW + (((column / 8) ^ (token + e)) << 4) + column % 8 * 2;
     }
     __device__ __forceinline__ void put(int piece, const float4& sums) const {
-        const __half first = gated(p.activation, sums.x * gate_scale, sums.z * up_scale);
-        const __half second = gated(p.activation, sums.y * gate_scale, sums.w * up_scale);
+        const float2 factor = factors_of(p, room, piece);
+        const __half first = gated(p.activation, sums.x * gate_scale * factor.x, sums.z * up_scale * factor.x);
+        const __half second = gated(p.activation, sums.y * gate_scale * factor.y, sums.w * up_scale * factor.y);
         *reinterpret_cast<__half*>(to[0] + piece * PIECE_BYTES) = valid ? first : __half(0.0f);
         *reinterpret_cast<__half*>(to[1] + piece * PIECE_BYTES) = valid ? second : __half(0.0f);
     }
@@ -488,6 +589,11 @@ __global__ void __launch_bounds__(W_THREADS, BLOCKS<TOKENS>) mul_mat_wgmma(const
             copy_weights(p, room, lane);
         } else if (warp == 1 && lane == 0) {
             copy_x(p, room);
+        } else if (HANDS<TOKENS> && EPILOGUE != ADD && warp == 2 && p.handed.squares != nullptr) {
+            grid_dependency_wait();
+            find_factors(p.handed, p.k, p.n_tokens, room.factors, lane);
+            __syncwarp();
+            if (lane == 0) mbarrier_arrive(room.found);
         }
     } else {
         take_registers<BLOCKS<TOKENS> == 2 ? 104 : 232>();

@@ -4,8 +4,8 @@
 //
 // Those come through shared memory because 32 bytes of a row are one thread's: loads of 16 bytes would fetch each
 // sector of 32 twice, and the second-level cache, which gives a row to its block, limits long prompts.
+#include "handed.cuh"
 #include "norm.cuh"
-#include "packed.cuh"
 
 // The normalised row is row `index` of `out`, half; in rows, or packed in `order` (packed.cuh) as one of n_rows.
 __device__ __forceinline__ void store_halves(const RmsNorm& norm, uint8_t* out, int index, int n_rows, int k, int steps,
@@ -104,9 +104,10 @@ __device__ __forceinline__ void normalise_rows(const float* weight, int n_rows, 
     }
 }
 
-// out[i] = norm(x[rows ? rows[i] : i]). A block per output row.
+// out[i] = norm(x[rows ? rows[i] : i]). A block per output row. `after`: see Handed, or null.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    rms_norm(const float* x, const int* rows, const float* weight, void* out, int k, float eps, int steps, int order) {
+    rms_norm(const float* x, const int* rows, const float* weight, void* out, int k, float eps, int steps, int order,
+             float* after) {
     RmsNorm norm;
     grid_dependency_launch();
     norm.load_weight(weight, k);
@@ -116,6 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     norm.load(from, k);
     norm.scale(k, eps);
     store_halves(norm, static_cast<uint8_t*>(out), blockIdx.x, gridDim.x, k, steps, order);
+    if (after != nullptr && threadIdx.x == 0) after[blockIdx.x] = norm.inverse * HEADROOM;
 }
 
 // x[i] += norm(y[i]). A block per row.

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from ..cache_type import USUAL, CacheTypes
 from ..gguf import File, GGUFError, Tensor
@@ -181,12 +182,13 @@ class Decoder:
         """The whole network, op by op."""
         ops = self.ops
         x = ops.embed(step, self.table, self.plan.embedding_scale)
-        for layer in self.layers:
+        behind = [layer.attention for layer in self.layers[1:]]
+        for layer, after in zip_longest(self.layers, behind):
             q = ops.qkv(x, layer.attention, step)
             o = ops.attend(q, layer.attention, step)
-            x = ops.linear_add(o, layer.wo, x, layer.attention_post_norm)
+            x = ops.linear_add(o, layer.wo, x, layer.attention_post_norm, layer.feed_forward)
             h = ops.ffn(x, layer.feed_forward, step)
-            x = ops.linear_add(h, layer.w_down, x, layer.ffn_post_norm)
+            x = ops.linear_add(h, layer.w_down, x, layer.ffn_post_norm, after)
         return ops.logits(x, self.head, step)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from ..device.base import Device, Kernel
 from .address import Address, address
+from .handed import MOST_TOKENS, Handed, HandedParameters
 from .hopper import THREADS, TILE_ROWS, Dealt, LeftSums, dealt
 from .pack import PLAIN, STEP, steps_of
 from .product import Epilogue, Matrices
@@ -24,6 +25,7 @@ class _Product(Matrices):
         ("x", ctypes.c_uint64),
         ("partial", ctypes.c_uint64),
         ("dealt", Dealt),
+        ("handed", HandedParameters),
         ("order", ctypes.c_int),
         ("early", ctypes.c_int),
     )
@@ -49,6 +51,7 @@ class MulMatWgmma:
         order: int = PLAIN,
         cut: Cut | None = None,
         late: bool = False,
+        handed: Handed | None = None,
         pdl: bool = True,
     ) -> None:
         """Enqueue outs[i][n_tokens, rows of weights[i]] = x[n_tokens, k] weights[i]^T.
@@ -56,7 +59,8 @@ class MulMatWgmma:
         x is packed in the order of the weights' layout. STORE: floats. ADD: float out += y, for one
         weight. GLU: of two weights, one half out = activation(y0) * y1, in rows or packed. All
         weights have one layout and one k. late: x is made by few blocks, beside which others of
-        this kernel wait for it. pdl: weights are read before the kernel before has ended.
+        this kernel wait for it. handed: a norm of at most MOST_TOKENS, of what ADD leaves, or that
+        of x. pdl: weights are read before the kernel before has ended.
         """
         first, glu = weights[0], epilogue == "GLU"
         product = _Product(x=address(x), order=order)
@@ -70,6 +74,10 @@ class MulMatWgmma:
         schedule = cut.deal(row_blocks, n_tokens, stages, self.multiprocessors)
         product.dealt = dealt(schedule, stages)
         product.early = 1 if late else early_stages(first.layout)
+        if handed is not None:
+            if cut.tokens > MOST_TOKENS or n_tokens > cut.tokens:
+                raise ValueError(f"a norm of {n_tokens} tokens is not handed on")
+            product.handed = handed.parameters()
         if cut.split:
             self._sums.give(product)
         kernel = self._kernel(first.layout, cut.tokens, epilogue)

@@ -30,13 +30,14 @@ class RmsNorm:
         k: int,
         eps: float,
         order: int = PLAIN,
+        after: Address | None = None,
     ) -> None:
         """Enqueue half out[n_rows, k] = norm(x[rows]), or of the first n_rows of x.
 
-        order: out is packed (see pack.py).
+        order: out is packed (see pack.py). after: see handed.py.
         """
         arguments = (x, rows, weight, out)
-        self._launch(0, arguments, n_rows, k, (float(eps), steps_of(k), order))
+        self._launch(0, arguments, n_rows, k, (float(eps), steps_of(k), order), (after,))
 
     def add(self, x: Address, y: Address, weight: Address, n_rows: int, k: int, eps: float) -> None:
         """Enqueue x[n_rows, k] += norm(y)."""
@@ -49,11 +50,19 @@ class RmsNorm:
             return 0
         return self.device.sm_count * max(1, 65536 // ((16 + 24 * pieces) * 32 * self.warps))
 
-    def _launch(self, which: int, pointers: tuple, n_rows: int, k: int, options: tuple) -> None:
+    def _launch(
+        self,
+        which: int,
+        pointers: tuple,
+        n_rows: int,
+        k: int,
+        options: tuple,
+        of_few: tuple = (),
+    ) -> None:
         few, many = self._of(k)[which::2]
         threads, at_once = 32 * self.warps, self.at_once(k)
-        if n_rows < MANY * self.device.sm_count or not at_once:
-            few.launch(n_rows, threads, (*pointers, k, *options), pdl=True)
+        if n_rows < MANY * self.device.sm_count or not at_once or any(of_few):
+            few.launch(n_rows, threads, (*pointers, k, *options, *of_few), pdl=True)
             return
         arguments = (*pointers, n_rows, k, *options)
         many.launch(min(n_rows, at_once), threads, arguments, smem=self._shared(k), pdl=True)

@@ -24,6 +24,7 @@ from ..kernels.block_kernel import BlockMatrix
 from ..kernels.elementwise import Elementwise
 from ..kernels.embed_tile import EmbedTile
 from ..kernels.get_rows import get_rows
+from ..kernels.handed import Handed
 from ..kernels.pack import PLAIN, packed_bytes
 from ..kernels.product import Epilogue
 from ..kernels.rms_norm import RmsNorm
@@ -33,6 +34,7 @@ from . import cuda_memory
 from .cuda_arrays import Array, Matrix, Memory, Projected, Sampled
 from .cuda_gemm import Gemm
 from .cuda_graphs import Graphs
+from .cuda_handing import Handing
 from .cuda_pages import Pages
 from .cuda_products import Activations, Products
 from .cuda_prompts import Prompts
@@ -80,6 +82,7 @@ class Cuda:
         self._products = Products(device, self._elementwise, activations, self._room, gemm)
         self._products.hopper.allowed = self._products.w8a8.any_order = not batch_invariant
         self._norm = RmsNorm(device, self._products.warps)
+        self._handing = Handing(self._room)
         self._sampling = Sampling(device)
         self._uploader: Uploader | None = Uploader(device)
         self._scratch: dict[str, Buffer] = {}
@@ -215,6 +218,7 @@ class Cuda:
     def embed(self, step: Step, table: Matrix, scale: float = 1.0) -> Array:
         """x[T, D], float."""
         batch = self._now
+        self._handing.begin()
         x = self._float("x", batch.n_tokens, table.k)
         ids, n = batch.ids, batch.n_tokens
         sampled = self._sampling.ids
@@ -288,10 +292,18 @@ class Cuda:
             eps=[n.eps if n else 0.0 for n in norms],
         )
 
-    def linear_add(self, h: Array, w: Matrix, x: Array, post_norm: Norm | None = None) -> Array:
+    def linear_add(
+        self,
+        h: Array,
+        w: Matrix,
+        x: Array,
+        post_norm: Norm | None = None,
+        then: Attention | FeedForward | None = None,
+    ) -> Array:
         """x[T, D] += post_norm(h w^T), in place."""
         if post_norm is None:
-            self._products.multiply(h, [w], [x], "ADD")
+            handed = self._hand_on(w, x, then) if then is not None and self._repeat else None
+            self._products.multiply(h, [w], [x], "ADD", handed=handed)
             return x
         n_tokens, width = x.shape
         y = self._float("y", n_tokens, width)
@@ -356,10 +368,25 @@ class Cuda:
         if self._products.normalises(weights, n, rows is None):
             self._products.multiply(x, weights, outs, epilogue, norm, activation, soft_cap, rows)
             return
-        order, k = self._products.order(weights, n), x.shape[1]
-        normed = self._half("normed", n, k, order)
-        self._norm.to_half(x.data, rows, norm.weight, normed.data, n, k, norm.eps, order)
-        self._products.multiply(normed, weights, outs, epilogue, None, activation, soft_cap)
+        normed, handed = self._handing.take(norm) or (None, None)
+        if normed is None:
+            order, k = self._products.order(weights, n), x.shape[1]
+            normed, after = self._half("normed", n, k, order), self._handing.after(n)
+            self._norm.to_half(x.data, rows, norm.weight, normed.data, n, k, norm.eps, order, after)
+        options = epilogue, None, activation, soft_cap
+        self._products.multiply(normed, weights, outs, *options, handed=handed)
+
+    def _hand_on(self, w: Matrix, x: Array, then: Attention | FeedForward) -> Handed | None:
+        """The norm of what x becomes, made with the product that adds to it."""
+        if isinstance(then, Attention):
+            weights = [then.wq, then.wk, then.wv]
+        else:
+            weights = [then.w_gate, then.w_up]
+        n, k = x.shape
+        order = self._products.order(weights, n)
+        if order == PLAIN or not self._products.hands_on([w, *weights], n):
+            return None
+        return self._handing.give(then.norm, self._half("normed", n, k, order))
 
     def _turns(self, rope: Rope) -> Buffer:
         """The rope's frequencies on the device, uploaded once."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..device.base import Buffer
+from ..kernels.handed import MOST_TOKENS, Handed
 from ..kernels.hopper import has_wgmma
 from ..kernels.mul_mat_wgmma import MulMatWgmma
 from ..kernels.pack import PLAIN, Pack, order_of, packed_bytes
@@ -34,6 +35,10 @@ class HopperProducts:
         """Whether so many tokens are multiplied here."""
         return self._product is not None and self.allowed and n_tokens >= FROM_TOKENS
 
+    def hands_on(self, n_tokens: int) -> bool:
+        """Whether products of so many tokens hand norms on."""
+        return self.takes(n_tokens) and n_tokens <= MOST_TOKENS
+
     def order(self, layouts: list[Layout | None], n_tokens: int) -> int:
         """In which order x should come for weights of these layouts; None has no tiles."""
         orders = {order_of(layout) if layout else PLAIN for layout in layouts}
@@ -47,6 +52,7 @@ class HopperProducts:
         epilogue: Epilogue,
         activation: str,
         just_made: bool = False,
+        handed: Handed | None = None,
     ) -> None:
         """outs[i] = epilogue(x tiles[i]^T) for tiles of one layout; see Products.multiply.
 
@@ -63,6 +69,7 @@ class HopperProducts:
             activation=activation,
             order=outs[0].order,
             late=x.late,
+            handed=handed,
             pdl=not just_made,
         )
 

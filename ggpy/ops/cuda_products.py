@@ -16,10 +16,11 @@ from ..formats import Format
 from ..kernels.dequantize_mul_mat_vec import dequantize_mul_mat_vec
 from ..kernels.elementwise import Elementwise
 from ..kernels.halves import TILES as HALF_TILES
+from ..kernels.handed import Handed
 from ..kernels.mul_mat_q import MulMatQ
 from ..kernels.mul_mat_tile import NORM_TOKENS, Limits, MulMatTile, warps_for
 from ..kernels.mul_mat_vec_q import mul_mat_vec_q
-from ..kernels.pack import PLAIN
+from ..kernels.pack import PLAIN, UNIT
 from ..kernels.product import Epilogue
 from ..kernels.quantize_q8_1 import q8_1_bytes, quantize_q8_1
 from ..kernels.tile import TiledMatrix
@@ -107,6 +108,15 @@ class Products:
         layouts = [HALF_TILES if h else t for h, t in zip(halves, tiles, strict=True)]
         return self.hopper.order(layouts, n_tokens)
 
+    def hands_on(self, weights: list[Matrix], n_tokens: int) -> bool:
+        """Whether a product with the first can hand a norm on to those with the others."""
+        plain = any(
+            w.tiles is None or w.activations != "f16" or self._by_cublas(w, n_tokens)
+            for w in weights
+        )
+        width = weights[0].n_rows % UNIT == 0
+        return width and not plain and self.hopper.hands_on(n_tokens)
+
     def _by_cublas(self, w: Matrix, n_tokens: int) -> bool:
         mine = self._cublas is not None and w.activations == "f16"
         return mine and bool(self._cublas.takes(w, n_tokens))
@@ -128,11 +138,13 @@ class Products:
         activation: str = "silu",
         soft_cap: float = 0.0,
         rows: Memory | None = None,
+        handed: Handed | None = None,
     ) -> None:
         """outs[i] = epilogue(x weights[i]^T), in as few launches as the layouts allow.
 
         ADD adds to what out holds; GLU makes one output of two weights of one layout. norm: of x,
-        or of its rows, which is float then, where `normalises` says so.
+        or of its rows, which is float then, where `normalises` says so. handed: a norm, where
+        `hands_on` says so.
         """
         n = outs[0].shape[0]
         quantized: Buffer | None = None
@@ -147,7 +159,8 @@ class Products:
                 given = norm, activation, soft_cap, rows
                 self.w8a8.multiply(x, w.activations, tiles, to, epilogue, *given)
             elif tiles:
-                self._multiply_tiles(x, tiles, to, epilogue, norm, activation, soft_cap)
+                options = norm, activation, soft_cap
+                self._multiply_tiles(x, tiles, to, epilogue, *options, handed=handed)
             elif self.becomes_halves(w, n):
                 some = weights[part]
                 self._multiply_halves(x, some, to, epilogue, activation, soft_cap)
@@ -166,6 +179,7 @@ class Products:
         activation: str,
         soft_cap: float,
         just_made: bool = False,
+        handed: Handed | None = None,
     ) -> None:
         """outs[i] = epilogue(x tiles[i]^T) in one launch; see multiply."""
         n = outs[0].shape[0]
@@ -173,7 +187,8 @@ class Products:
         residual = to[0] if epilogue == "ADD" else None
         options: dict[str, Any] = {"epilogue": epilogue, "activation": activation}
         if self.hopper.takes(n):
-            self.hopper.multiply(x, tiles, outs, just_made=just_made, **options)
+            options |= {"just_made": just_made, "handed": handed}
+            self.hopper.multiply(x, tiles, outs, **options)
             self._cap(outs[0], soft_cap)
             return
         options |= {"residual": residual, "soft_cap": soft_cap}

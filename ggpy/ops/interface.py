@@ -199,8 +199,18 @@ class Ops(Protocol):
     def attend(self, q: Array, attention: Attention, step: Step) -> Array:
         """o[T, H*E] = softmax(mask(cap(q k^T * scale))) v over a sequence's pages."""
 
-    def linear_add(self, h: Array, w: Weight, x: Array, post_norm: Norm | None = None) -> Array:
-        """x[T, D] + post_norm(h w^T); h[T, K], w[D, K]. The old x may be overwritten."""
+    def linear_add(
+        self,
+        h: Array,
+        w: Weight,
+        x: Array,
+        post_norm: Norm | None = None,
+        then: Attention | FeedForward | None = None,
+    ) -> Array:
+        """x[T, D] + post_norm(h w^T); h[T, K], w[D, K]. The old x may be overwritten.
+
+        then: what the result goes to next, if it does: a backend may have its norm made here.
+        """
 
     def ffn(self, x: Array, feed_forward: FeedForward, step: Step) -> Array:
         """h[T, F] = activation(n w_gate^T) * (n w_up^T) with n = norm(x)."""

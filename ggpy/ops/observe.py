@@ -50,9 +50,16 @@ class Observed(Trace):
         self._show(self._normed(x, a.norm), a.wq, a.wk, a.wv)
         return super().qkv(x, attention, step)
 
-    def linear_add(self, h: Array, w: Weight, x: Array, post_norm: Norm | None = None) -> Array:
+    def linear_add(
+        self,
+        h: Array,
+        w: Weight,
+        x: Array,
+        post_norm: Norm | None = None,
+        then: Attention | FeedForward | None = None,
+    ) -> Array:
         self._show(self._host(h), w)
-        return super().linear_add(h, w, x, post_norm)
+        return super().linear_add(h, w, x, post_norm, then)
 
     def ffn(self, x: Array, feed_forward: FeedForward, step: Step) -> Array:
         f = feed_forward

@@ -206,7 +206,14 @@ class Reference:
                 out[block] = self._attend(q[block], attention, step.positions[block], pages)
         return out
 
-    def linear_add(self, h: F32, w: Matrix, x: F32, post_norm: Norm | None = None) -> F32:
+    def linear_add(
+        self,
+        h: F32,
+        w: Matrix,
+        x: F32,
+        post_norm: Norm | None = None,
+        then: Attention | FeedForward | None = None,
+    ) -> F32:
         """x[T, D] + post_norm(h w^T)."""
         y = w.multiply(h)
         return x + (y if post_norm is None else rms_norm(y, post_norm))

@@ -82,8 +82,15 @@ class Trace:
     def attend(self, q: Array, attention: Attention, step: Step) -> Array:
         return self._record("attend", self._ops.attend(q, attention, step))
 
-    def linear_add(self, h: Array, w: Weight, x: Array, post_norm: Norm | None = None) -> Array:
-        return self._record("linear_add", self._ops.linear_add(h, w, x, post_norm))
+    def linear_add(
+        self,
+        h: Array,
+        w: Weight,
+        x: Array,
+        post_norm: Norm | None = None,
+        then: Attention | FeedForward | None = None,
+    ) -> Array:
+        return self._record("linear_add", self._ops.linear_add(h, w, x, post_norm, then))
 
     def ffn(self, x: Array, feed_forward: FeedForward, step: Step) -> Array:
         return self._record("ffn", self._ops.ffn(x, feed_forward, step))

@@ -10,6 +10,7 @@ from packed_cases import unpacked
 from tile_cases import MANY, Weights, energy, exact, halves, layouts
 
 from ggpy.device.compile import compile_cubin
+from ggpy.kernels.handed import PART, Handed, squares_bytes
 from ggpy.kernels.hopper import has_wgmma
 from ggpy.kernels.mul_mat_wgmma import MulMatWgmma
 from ggpy.kernels.pack import CODES, HALVES, PLAIN, Pack, order_of, packed_bytes
@@ -215,3 +216,72 @@ def test_halves_of_tiles(hopper, name):
     (y,) = multiply(hopper, [gate.tiled(hopper), up.tiled(hopper)], x, epilogue="GLU")
     g = exact(gate, x)
     assert nmse(y, g / (1 + np.exp(-g)) * exact(up, x)) <= ROUNDED
+
+
+# A norm that is handed on (cuda/handed.cuh)
+
+
+def hand_on(device, n, add, start, h, weight, before, order, cut=None):
+    """ADD that hands on: (x, halves [n, rows], sums of squares [parts, tokens])."""
+    packed = device.zeros(packed_bytes(n, add.columns))
+    Pack(device).launch(upload(device, h), packed, n, add.columns, order_of(add.layout))
+    x, normed = Output(device, start.nbytes), Output(device, packed_bytes(n, add.rows))
+    squares = Output(device, squares_bytes(add.rows))
+    device.upload(x.buffer, start)
+    factors = upload(device, before), upload(device, weight)
+    handed = Handed(squares.buffer, factors[0], None, factors[1], normed.buffer, order)
+    MulMatWgmma(device, device.sm_count).launch(
+        [add.tiled(device)], packed, [x.buffer], n, epilogue="ADD", handed=handed, cut=cut
+    )
+    halves = unpacked(normed.read(np.float16, (n_halves(n, add.rows),)), n, add.rows, order)
+    sums = squares.read(np.float32, (add.rows // PART, 8))
+    return x, halves[:n, : add.rows], normed, sums[:, :n], squares
+
+
+def n_halves(n, columns):
+    return packed_bytes(n, columns) // 2
+
+
+@pytest.mark.parametrize("n", [1, 5, 8])
+@pytest.mark.parametrize("shape", [(128, 256), (1152, 2048), (4096, 14336)], ids=str)
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_K"])
+def test_a_norm_is_handed_on(hopper, name, shape, n):
+    rng = np.random.default_rng(n)
+    add, h = Weights(name, *shape), tokens(n, shape[1])
+    d = add.rows
+    start = rng.standard_normal((n, d)).astype(np.float32)
+    weight = rng.uniform(0.05, 0.2, d).astype(np.float32)
+    sums = start + exact(add, h)
+    before = (rng.uniform(0.5, 2, n) / np.sqrt(16 * np.square(sums).mean(1))).astype(np.float32)
+    next_weights = [Weights("Q8_0", 300, d), Weights("Q8_0", 300, d)]
+    order = order_of(next_weights[0].layout)
+    x, handed, packed, found, squares = hand_on(hopper, n, add, start, h, weight, before, order)
+    x = x.read(np.float32, (n, d))
+    assert nmse(x, sums, energy(add, h)) <= ROUNDED
+    expected = (x * weight * before[:, None]).astype(np.float16)
+    np.testing.assert_allclose(handed, expected, rtol=1e-3, atol=1e-6)
+    parts = np.square(x.astype(np.float64)).reshape(n, d // PART, PART).sum(2).T
+    np.testing.assert_allclose(found, parts, rtol=1e-5)
+
+    scale, eps = 1 / np.sqrt(np.square(x.astype(np.float64)).mean(1) + 1e-5), 1e-5
+    normed = (x * weight * scale[:, None]).astype(np.float64)
+    product, after = MulMatWgmma(hopper, hopper.sm_count), Output(hopper, 4 * n)
+    tiles = [w.tiled(hopper) for w in next_weights]
+    to = Handed(squares.buffer, upload(hopper, before), after.buffer, eps=eps)
+    outs = [Output(hopper, 4 * n * 300) for _ in tiles]
+    product.launch(tiles, packed.buffer, [out.buffer for out in outs], n, handed=to)
+    projected = [normed @ w.values.T.astype(np.float64) for w in next_weights]
+    for out, y in zip(outs, projected, strict=True):
+        assert nmse(out.read(np.float32, (n, 300)), y) <= 2 * ROUNDED
+    np.testing.assert_allclose(after.read(np.float32, (n,)), scale / 16, rtol=1e-5)
+
+    glu = Output(hopper, 2 * n * 300)
+    product.launch(tiles, packed.buffer, [glu.buffer], n, epilogue="GLU", handed=to)
+    gate, up = projected
+    assert nmse(glu.read(np.float16, (n, 300)), gate / (1 + np.exp(-gate)) * up) <= 1e-5
+
+
+def test_a_norm_of_many_tokens_is_not_handed_on(emulator):
+    w, x = Weights("Q8_0", 128, 128).tiled(emulator), emulator.alloc(16, "x")
+    with pytest.raises(ValueError, match="9 tokens is not handed on"):
+        MulMatWgmma(emulator, 132).launch([w], x, [x], 9, epilogue="ADD", handed=Handed(x, x))

@@ -56,6 +56,17 @@ def test_packed(machine, k, order):
     assert not rows[:11, k:].any()
 
 
+@pytest.mark.parametrize("n", [1, 8])
+def test_what_the_next_norm_is_handed(machine, n):
+    """A sixteenth of what x was multiplied by; also where many rows share blocks otherwise."""
+    x, weight = row_data(n, 256)
+    after, out = Output(machine, 4 * n), machine.alloc(2 * n * 256, "out")
+    args = upload(machine, x), None, upload(machine, weight), out, n, 256, 1e-5
+    RmsNorm(machine).to_half(*args, after=after.buffer)
+    scale = 1 / np.sqrt(np.mean(x.astype(np.float64) ** 2, axis=1) + 1e-5)
+    np.testing.assert_allclose(after.read(np.float32, (n,)), scale / 16, rtol=1e-5)
+
+
 @pytest.mark.parametrize("rows", [[3], [4, 0, 2], [1, 1, 1, 1, 0, 2, 3]])
 def test_chosen_rows(machine, rows):
     x, weight = row_data(5, 96)

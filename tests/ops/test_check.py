@@ -45,8 +45,8 @@ class Spoiled(Reference):
     def attend(self, q, attention, step):
         return self._spoil("attend", super().attend(q, attention, step))
 
-    def linear_add(self, h, w, x, post_norm=None):
-        return self._spoil("linear_add", super().linear_add(h, w, x, post_norm))
+    def linear_add(self, h, w, x, post_norm=None, then=None):
+        return self._spoil("linear_add", super().linear_add(h, w, x, post_norm, then))
 
     def logits(self, x, head, step):
         return self._spoil("logits", super().logits(x, head, step))

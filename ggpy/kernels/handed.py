@@ -1,0 +1,54 @@
+"""A norm that one product of few tokens hands on to the next (cuda/handed.cuh)."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+from .address import Address, address
+from .pack import PLAIN
+
+MOST_TOKENS = 8
+PART = 128  # columns whose squares are added up together
+
+
+@dataclass(frozen=True)
+class Handed:
+    """x[T, k] between the product that adds to it and the one behind, which has its norm.
+
+    squares: floats, squares_bytes. before, after: floats [T], what x is multiplied by beforehand in
+    this norm and the next. normed: halves [T, k], packed in `order`, of the product that adds, with
+    the norm's weight [k]; eps: of the product behind.
+    """
+
+    squares: Address
+    before: Address
+    after: Address | None = None
+    weight: Address | None = None
+    normed: Address | None = None
+    order: int = PLAIN
+    eps: float = 0.0
+
+    def parameters(self) -> HandedParameters:
+        """The structure of cuda/handed.cuh."""
+        pointers = self.squares, self.before, self.weight, self.normed, self.after
+        return HandedParameters(*map(address, pointers), self.eps, self.order)
+
+
+class HandedParameters(ctypes.Structure):
+    """Handed, of cuda/handed.cuh; all zeros: nothing is handed on."""
+
+    _fields_ = (
+        ("squares", ctypes.c_uint64),
+        ("before", ctypes.c_uint64),
+        ("weight", ctypes.c_uint64),
+        ("normed", ctypes.c_uint64),
+        ("after", ctypes.c_uint64),
+        ("eps", ctypes.c_float),
+        ("order", ctypes.c_int),
+    )
+
+
+def squares_bytes(k: int) -> int:
+    """Bytes of the sums of squares of x[T, k]."""
+    return 4 * (k // PART) * MOST_TOKENS

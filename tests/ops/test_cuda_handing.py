@@ -1,0 +1,137 @@
+"""Norms that are handed from product to product: when, and that answers stay what they are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from cases import nmse
+from counting_device import CountingDevice
+
+from ggpy.arch.config import Dimensions
+from ggpy.arch.decoder import Decoder, Plan
+from ggpy.formats import by_name
+from ggpy.formats.random_blocks import random_blocks
+from ggpy.gguf import Tensor
+from ggpy.kernels.hopper import has_wgmma
+from ggpy.kernels.pack import CODES
+from ggpy.ops.cuda import Cuda
+from ggpy.ops.cuda_arrays import Array
+from ggpy.ops.cuda_handing import Handing
+from ggpy.ops.interface import Norm, Rope, Step
+from ggpy.ops.reference import Reference
+
+LAYERS, D, H, G, E, F, V = 3, 256, 4, 2, 64, 384, 320
+
+
+class Hopper(CountingDevice):
+    """Counts the launches of each kernel."""
+
+    arch, sm_count = "sm_90a", 132
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launched: Counter[str] = Counter()
+
+    def kernel(self, source, name, **_):
+        short = name.partition("<")[0]
+        return SimpleNamespace(launch=lambda *_, **__: self.launched.update([short]))
+
+    def kernels(self, source, names, **_):
+        return [self.kernel(source, name) for name in names]
+
+
+def model(ops, odd_wv: bool = False) -> Decoder:
+    """A decoder of random weights. odd_wv: of a type that wants activations in another order."""
+    rng = np.random.default_rng(1)
+
+    def matrix(name: str, rows: int, columns: int, type: str = "Q8_0") -> Tensor:
+        format = by_name(type)
+        blocks = random_blocks(format, rows * columns // format.block_size, rng, rms=0.05)
+        return Tensor(name, (rows, columns), format, blocks.view(np.uint8).reshape(rows, -1))
+
+    def vector(name: str) -> Tensor:
+        values = rng.uniform(0.5, 1.5, D).astype(np.float32)
+        return Tensor(name, (D,), by_name("F32"), values.view(np.uint8))
+
+    tensors = [matrix("token_embd.weight", V, D), vector("output_norm.weight")]
+    for i in range(LAYERS):
+        at = f"blk.{i}."
+        tensors += [vector(at + "attn_norm.weight"), vector(at + "ffn_norm.weight")]
+        tensors += [matrix(at + "attn_q.weight", H * E, D), matrix(at + "attn_k.weight", G * E, D)]
+        tensors += [matrix(at + "attn_v.weight", G * E, D, "Q6_K" if odd_wv else "Q8_0")]
+        tensors += [matrix(at + "attn_output.weight", D, H * E), matrix(at + "ffn_up.weight", F, D)]
+        tensors += [matrix(at + "ffn_gate.weight", F, D), matrix(at + "ffn_down.weight", D, F)]
+    weights = {t.name: ops.weight(t) for t in tensors}
+    ops.weights_ready()
+    rope = Rope("norm", 100.0 ** (-np.arange(0, E, 2) / E))
+    plan = Plan([rope] * LAYERS, [0] * LAYERS, E**-0.5, "silu")
+    sizes = Dimensions(LAYERS, D, H, G, E, F, V, E, 1024, 1e-5)
+    decoder = Decoder(sizes, plan, ops, weights)
+    ops.allocate_cache(decoder.cache_shape(32))
+    return decoder
+
+
+def step(n: int, position: int) -> Step:
+    """A token of each of n sequences."""
+    every = np.arange(n, dtype=np.int32)
+    ids = (every * 7 + position * 3) % V
+    return Step(ids, np.full(n, position, np.int32), every, every[:, None].copy(), every)
+
+
+@pytest.mark.parametrize(
+    ("n", "odd_wv", "norms"),
+    [(4, False, 7), (5, False, 2), (8, False, 2), (8, True, 4), (9, False, 7)],
+)
+def test_which_norms_have_a_kernel(n, odd_wv, norms):
+    """The first and the last; and those whose halves products want in different orders."""
+    device = Hopper()
+    ops = Cuda(device)
+    decoder = model(ops, odd_wv)
+    device.launched.clear()
+    decoder.run(step(n, 0))
+    assert device.launched["rms_norm"] == norms
+
+
+def test_not_where_bits_must_not_depend_on_the_batch():
+    device = Hopper()
+    decoder = model(Cuda(device, batch_invariant=True))
+    decoder.run(step(8, 0))
+    assert device.launched["rms_norm"] == 2 * LAYERS + 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [5, 8])
+def test_answers(gpu, n):
+    """Some steps of some sequences, recorded and replayed; x grows from layer to layer."""
+    if not has_wgmma(gpu.arch):
+        pytest.skip(f"{gpu.arch} has no wgmma")
+    backends = Cuda(gpu), Reference(1)
+    decoders = [model(ops) for ops in backends]
+    for position in range(5):
+        found, expected = (
+            ops.read(decoder.run(step(n, position)))
+            for ops, decoder in zip(backends, decoders, strict=True)
+        )
+        assert nmse(found, expected) <= 1e-5
+
+
+def test_a_norm_is_taken_once_by_whom_it_was_given():
+    device = CountingDevice()
+    handing = Handing(lambda name, nbytes: rooms.setdefault(name, device.alloc(nbytes, name)))
+    rooms: dict = {}
+    norms = [Norm(device.alloc(4 * D), 1e-5) for _ in range(2)]
+    normed = Array(device.alloc(1 << 12), np.float16, (8, D), D, CODES)
+    assert handing.give(norms[0], normed) is None, "no norm before has left its factors"
+    first = handing.after(8)
+    given = handing.give(norms[0], normed)
+    assert (given.before, given.weight, given.normed) == (first, norms[0].weight, normed.data)
+    taken, handed = handing.take(norms[0])
+    assert taken is normed and handed.squares == given.squares and handed.before == first
+    assert handed.after not in (None, first)
+    assert handing.take(norms[0]) is None
+    assert handing.give(norms[1], normed).before == handed.after
+    assert handing.take(norms[0]) is None, "it was given for another"
+    assert handing.after(9) is None and handing.give(norms[1], normed) is None
