@@ -363,9 +363,21 @@ __device__ __forceinline__ void cp_async(void* shared, const void* global, int v
         static_cast<uint32_t*>(shared)[i] = 4 * i < valid ? static_cast<const uint32_t*>(global)[i] : 0u;
 #endif
 }
+// Where in shared memory a thread's copies go. With a policy and an address that is uniform in part, ptxas of CUDA 13.0
+// makes an instruction that faults; the result of a shuffle never is.
+#if ARCH >= 900 && !EMULATED
+using CopyTarget = uint32_t;
+__device__ __forceinline__ CopyTarget copy_target(uint8_t* shared) {
+    return __shfl_sync(0xffffffffu, shared_address(shared), threadIdx.x % 32);
+}
+#else
+using CopyTarget = uint8_t*;
+__device__ __forceinline__ CopyTarget copy_target(uint8_t* shared) { return shared; }
+#endif
+
 // 16 bytes of what is read once (weights), by the lanes where `there` holds; without a branch. `policy`: of the
 // second-level cache, as createpolicy makes them (sm_90). In a kernel's parameters it takes no registers.
-__device__ __forceinline__ void cp_async_streaming(void* shared, const void* global, uint64_t policy,
+__device__ __forceinline__ void cp_async_streaming(CopyTarget to, const void* global, uint64_t policy,
                                                    bool there = true AND_CALLER) {
 #if ARCH >= 900 && !EMULATED
     asm volatile(
@@ -373,7 +385,7 @@ __device__ __forceinline__ void cp_async_streaming(void* shared, const void* glo
         ".reg .pred there;\n"
         "setp.ne.u32 there, %2, 0;\n"
         "@there cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %3;\n"
-        "}\n" ::"r"(shared_address(shared)),
+        "}\n" ::"r"(to),
         "l"(global), "r"(static_cast<uint32_t>(there)), "l"(policy)
         : "memory");
 #elif ARCH >= 800 && !EMULATED
@@ -382,11 +394,11 @@ __device__ __forceinline__ void cp_async_streaming(void* shared, const void* glo
         ".reg .pred there;\n"
         "setp.ne.u32 there, %2, 0;\n"
         "@there cp.async.cg.shared.global [%0], [%1], 16;\n"
-        "}\n" ::"r"(shared_address(shared)),
+        "}\n" ::"r"(shared_address(to)),
         "l"(global), "r"(static_cast<uint32_t>(there))
         : "memory");
 #else
-    if (there) cp_async<16>(shared, global, 16 FORWARD_CALLER);
+    if (there) cp_async<16>(to, global, 16 FORWARD_CALLER);
 #endif
 }
 // Ends a group of copies.

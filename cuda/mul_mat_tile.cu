@@ -104,7 +104,7 @@ struct Walk<T, COLS, PAIRS, false> {
 
 // Starts the copy of the current chunk (one group, empty past the end) and goes on.
 template <class T, class Walk>
-__device__ __forceinline__ void copy_chunk(Walk& walk, uint8_t* to, int lane) {
+__device__ __forceinline__ void copy_chunk(Walk& walk, CopyTarget to, int lane) {
     if (!walk.done()) {
         constexpr int whole_lines = T::BYTES / 512, rest = T::BYTES % 512 / 16;
         const uint8_t* from = walk.tile_row + static_cast<uint32_t>(walk.chunk * T::BYTES);
@@ -252,6 +252,7 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
     SHARED_DYNAMIC(uint8_t, shared);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint8_t* ring = shared + warp * STAGES * T::BYTES;
+    const CopyTarget to = copy_target(ring);
     const int n_local = (p.rounds + (static_cast<int>(blockIdx.x) < p.rest)) * (PAIRS ? 2 : 1);
 
     grid_dependency_launch();
@@ -260,7 +261,7 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
     // takes long, more come one after the other.
     int asked = 0;
     const auto ask = [&](int until) {
-        for (; asked < until; ++asked) copy_chunk<T>(ahead, ring + asked * T::BYTES, lane);
+        for (; asked < until; ++asked) copy_chunk<T>(ahead, to + asked * T::BYTES, lane);
     };
     ask(1);
     if (p.patient) {
@@ -317,7 +318,7 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
                     sums.load(slot, lane);
                     if constexpr (sums.IN_RING) sums.multiply(room, chunk * T::CHUNK_K, lane);
                     __syncwarp();
-                    copy_chunk<T>(ahead, slot, lane);
+                    copy_chunk<T>(ahead, to + stage * T::BYTES, lane);
                     stage = stage + 1 == STAGES ? 0 : stage + 1;
                     if constexpr (!sums.IN_RING) sums.multiply(room, chunk * T::CHUNK_K, lane);
                 }

@@ -59,7 +59,7 @@ struct Walk {
         settle();
     }
     // Starts the copy of the current chunk (one group, empty past the end) and goes on.
-    __device__ __forceinline__ void copy(uint8_t* to, int lane) {
+    __device__ __forceinline__ void copy(CopyTarget to, int lane) {
         if (tile < n_local) {
             const uint8_t* from = tile_row + static_cast<size_t>(chunk) * CODES_CHUNK + lane * 16;
 #pragma unroll
@@ -187,6 +187,7 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_w8a8_few(const Product p) 
     const Room<Sum, COLS> room(shared + WARPS * STAGES * CODES_CHUNK);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     uint8_t* ring = shared + warp * STAGES * CODES_CHUNK;
+    const CopyTarget to = copy_target(ring);
     const int blocks = gridDim.x;
     const int n_local = (p.n_tiles - static_cast<int>(blockIdx.x) + blocks - 1) / blocks * (PAIRS ? 2 : 1);
 
@@ -195,10 +196,10 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_w8a8_few(const Product p) 
     // Chunks asked for before x delay it. Where x comes right after the wait the last ones are asked for behind it.
     constexpr int EARLY = PROLOGUE != CODES && STAGES > 2 ? 2 : STAGES;
 #pragma unroll
-    for (int stage = 0; stage < EARLY; ++stage) ahead.copy(ring + stage * CODES_CHUNK, lane);
+    for (int stage = 0; stage < EARLY; ++stage) ahead.copy(to + stage * CODES_CHUNK, lane);
     const auto late_copies = [&] {
 #pragma unroll
-        for (int stage = EARLY; stage < STAGES; ++stage) ahead.copy(ring + stage * CODES_CHUNK, lane);
+        for (int stage = EARLY; stage < STAGES; ++stage) ahead.copy(to + stage * CODES_CHUNK, lane);
     };
     if constexpr (PROLOGUE == CODES) {
         grid_dependency_wait();
@@ -232,7 +233,7 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_w8a8_few(const Product p) 
 #pragma unroll
                 for (int j = 0; j < 4; ++j) codes[j] = reinterpret_cast<const uint4*>(slot)[32 * j + lane];
                 __syncwarp();
-                ahead.copy(slot, lane);
+                ahead.copy(to + stage * CODES_CHUNK, lane);
                 stage = stage + 1 == STAGES ? 0 : stage + 1;
                 multiply_chunk<VALUES>(codes, row + walk.chunk * n * CODES_STEP, p.first_token + column, lane, acc);
                 walk.next();
