@@ -92,7 +92,7 @@ struct Room {
     __device__ __forceinline__ void init() const {
         for (int i = 0; i < X_STAGES; ++i) mbarrier_init(x_full + i, 1), mbarrier_init(x_free + i, TILES);
         for (int i = 0; i < W_STAGES; ++i) mbarrier_init(w_full + i, 1), mbarrier_init(w_free + i, TILES);
-        mbarrier_init(found, 1);
+        mbarrier_init(found, 32);
         mbarrier_init_fence();
     }
 };
@@ -592,8 +592,7 @@ __global__ void __launch_bounds__(W_THREADS, BLOCKS<TOKENS>) mul_mat_wgmma(const
         } else if (HANDS<TOKENS> && EPILOGUE != ADD && warp == 2 && p.handed.squares != nullptr) {
             grid_dependency_wait();
             find_factors(p.handed, p.k, p.n_tokens, room.factors, lane);
-            __syncwarp();
-            if (lane == 0) mbarrier_arrive(room.found);
+            mbarrier_arrive(room.found);
         }
     } else {
         take_registers<BLOCKS<TOKENS> == 2 ? 104 : 232>();
