@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 from ggpy.bench.options import combinations, parser
+from ggpy.kernels.block_kernel import supported_formats
 from ggpy.synthetic import parse
 
 
@@ -25,6 +26,15 @@ def test_its_runs_are_valid_commands(
         else:
             names = [case.name for case in kernels.chosen(words[2])]
             assert len(names) > 300 and not any("tests/cases.py" in name for name in names)
+
+
+def test_every_format_that_weights_have_is_measured(program: ModuleType) -> None:
+    """Q8_1 and Q8_K are what activations become; I8 and F8_E4M3 come with scales of rows."""
+    words = ",".join([*program.RUNS["models"], *program.RUNS["formats"]]).split(",")
+    measured = {word.partition(":")[2] for word in words}
+    schemes = {"W8A16", "W4A16", "W8A8", "W8A8_FP8"}
+    formats = {f.name for f in supported_formats()} - {"Q8_1", "Q8_K", "I8", "F8_E4M3"}
+    assert formats | schemes <= measured
 
 
 def test_results_become_files_and_a_page(
