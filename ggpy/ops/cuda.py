@@ -303,7 +303,7 @@ class Cuda:
     ) -> Array:
         """x[T, D] += post_norm(h w^T), in place."""
         if post_norm is None:
-            handed = self._hand_on(w, x, then) if then is not None and self._repeat else None
+            handed = self._hand_on(w, x, then) if then is not None else None
             self._products.multiply(h, [w], [x], "ADD", handed=handed)
             return x
         n_tokens, width = x.shape
