@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -80,3 +81,25 @@ class CountingDevice:
 
     def synchronize(self) -> None:
         pass
+
+
+class LaunchesOnHopper(CountingDevice):
+    """Says which kernels were launched, and whether before the one before had ended."""
+
+    arch, sm_count = "sm_90a", 132
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launched: list[tuple[str, bool]] = []
+
+    def kernel(self, source: str, name: str, **_: Any) -> Any:
+        note = self.launched.append
+        short = name.partition("<")[0]
+        return SimpleNamespace(launch=lambda *_, pdl=False, **__: note((short, pdl)))
+
+    def kernels(self, source: str, names: Sequence[str], **_: Any) -> list[Any]:
+        return [self.kernel(source, name) for name in names]
+
+    def times(self, kernel: str) -> int:
+        """How often it was launched."""
+        return sum(name == kernel for name, _ in self.launched)

@@ -83,7 +83,7 @@ class Cuda:
         self._products = Products(device, self._elementwise, activations, self._room, gemm)
         self._products.hopper.allowed = self._products.w8a8.any_order = not batch_invariant
         self._norm = RmsNorm(device, self._products.warps)
-        self._handing = Handing(self._room)
+        self._handing = Handing(self._products.hopper.hands_on, self._room)
         self._sampling = Sampling(device)
         self._uploader: Uploader | None = Uploader(device)
         self._scratch: dict[str, Buffer] = {}
@@ -384,9 +384,9 @@ class Cuda:
         else:
             weights = [then.w_gate, then.w_up]
         n, k = x.shape
-        order = self._products.order(weights, n)
-        if order == PLAIN or not self._products.hands_on([w, *weights], n):
+        if not self._products.hands_on(w, weights, n):
             return None
+        order = self._products.order(weights, n)
         return self._handing.give(then.norm, self._half("normed", n, k, order))
 
     def _turns(self, rope: Rope) -> Buffer:

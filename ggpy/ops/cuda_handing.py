@@ -17,9 +17,11 @@ from .interface import Norm
 class Handing:
     """One step at a time: begin, then the norms in the order of the network."""
 
-    def __init__(self, room: Callable[[str, int], Buffer]) -> None:
-        """room(name, bytes): scratch memory."""
-        self._room = room
+    def __init__(self, hands_on: Callable[[int], bool], room: Callable[[str, int], Buffer]) -> None:
+        """hands_on(n_tokens): whether products hand on norms of so many, MOST_TOKENS at most.
+        room(name, bytes): scratch memory.
+        """
+        self._hands_on, self._room = hands_on, room
         self.begin()
 
     def begin(self) -> None:
@@ -29,7 +31,7 @@ class Handing:
 
     def after(self, n_tokens: int) -> Buffer | None:
         """Where a norm's own kernel leaves what x is multiplied by before the next one is known."""
-        self._norms = self._norms + 1 if n_tokens <= MOST_TOKENS else 0
+        self._norms = self._norms + 1 if self._hands_on(n_tokens) else 0
         return self._factors() if self._norms else None
 
     def give(self, norm: Norm, normed: Array) -> Handed | None:

@@ -108,14 +108,14 @@ class Products:
         layouts = [HALF_TILES if h else t for h, t in zip(halves, tiles, strict=True)]
         return self.hopper.order(layouts, n_tokens)
 
-    def hands_on(self, weights: list[Matrix], n_tokens: int) -> bool:
-        """Whether a product with the first can hand a norm on to those with the others."""
-        plain = any(
-            w.tiles is None or w.activations != "f16" or self._by_cublas(w, n_tokens)
-            for w in weights
-        )
-        width = weights[0].n_rows % UNIT == 0
-        return width and not plain and self.hopper.hands_on(n_tokens)
+    def hands_on(self, w: Matrix, weights: list[Matrix], n_tokens: int) -> bool:
+        """Whether a product with w can hand a norm on to those with the others."""
+        if not self.hopper.hands_on(n_tokens) or w.n_rows % UNIT:
+            return False
+        for one in (w, *weights):
+            if one.tiles is None or one.activations != "f16" or self._by_cublas(one, n_tokens):
+                return False
+        return self.order(weights, n_tokens) != PLAIN
 
     def _by_cublas(self, w: Matrix, n_tokens: int) -> bool:
         mine = self._cublas is not None and w.activations == "f16"

@@ -221,7 +221,7 @@ def test_halves_of_tiles(hopper, name):
 # A norm that is handed on (cuda/handed.cuh)
 
 
-def hand_on(device, n, add, start, h, weight, before, order, cut=None):
+def hand_on(device, n, add, start, h, weight, before, order):
     """ADD that hands on: (x, halves [n, rows], sums of squares [parts, tokens])."""
     packed = device.zeros(packed_bytes(n, add.columns))
     Pack(device).launch(upload(device, h), packed, n, add.columns, order_of(add.layout))
@@ -231,15 +231,12 @@ def hand_on(device, n, add, start, h, weight, before, order, cut=None):
     factors = upload(device, before), upload(device, weight)
     handed = Handed(squares.buffer, factors[0], None, factors[1], normed.buffer, order)
     MulMatWgmma(device, device.sm_count).launch(
-        [add.tiled(device)], packed, [x.buffer], n, epilogue="ADD", handed=handed, cut=cut
+        [add.tiled(device)], packed, [x.buffer], n, epilogue="ADD", handed=handed
     )
-    halves = unpacked(normed.read(np.float16, (n_halves(n, add.rows),)), n, add.rows, order)
+    halves = normed.read(np.float16, (normed.nbytes // 2,))
+    halves = unpacked(halves, n, add.rows, order)
     sums = squares.read(np.float32, (add.rows // PART, 8))
     return x, halves[:n, : add.rows], normed, sums[:, :n], squares
-
-
-def n_halves(n, columns):
-    return packed_bytes(n, columns) // 2
 
 
 @pytest.mark.parametrize("n", [1, 5, 8])
@@ -263,7 +260,8 @@ def test_a_norm_is_handed_on(hopper, name, shape, n):
     parts = np.square(x.astype(np.float64)).reshape(n, d // PART, PART).sum(2).T
     np.testing.assert_allclose(found, parts, rtol=1e-5)
 
-    scale, eps = 1 / np.sqrt(np.square(x.astype(np.float64)).mean(1) + 1e-5), 1e-5
+    eps = 1e-5
+    scale = 1 / np.sqrt(np.square(x.astype(np.float64)).mean(1) + eps)
     normed = (x * weight * scale[:, None]).astype(np.float64)
     product, after = MulMatWgmma(hopper, hopper.sm_count), Output(hopper, 4 * n)
     tiles = [w.tiled(hopper) for w in next_weights]

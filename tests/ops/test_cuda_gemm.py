@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from cases import nmse
-from counting_device import CountingDevice, Nothing
+from counting_device import CountingDevice, LaunchesOnHopper
 from kernel_buffers import Output, upload
 
 from ggpy.formats import by_name
@@ -166,24 +166,6 @@ def test_few_tokens_and_decode_stay_exact(emulator, n, prompt):
     assert nmse(y, x.astype(np.float64) @ w.values.T) <= 1e-10
 
 
-class Hopper(CountingDevice):
-    """Says which kernels were launched, and whether before the one before had ended."""
-
-    arch = "sm_90a"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.launched: list[tuple[str, bool]] = []
-
-    def kernel(self, source, name, **_):
-        note = self.launched.append
-        short = name.partition("<")[0]
-        return SimpleNamespace(launch=lambda *_, pdl=False, **__: note((short, pdl)))
-
-    def kernels(self, source, names, **_):
-        return [Nothing() for _ in names]
-
-
 def matrix(format: str, rows: int, k: int) -> Matrix:
     """Without memory."""
     f = by_name(format)
@@ -195,19 +177,19 @@ def matrix(format: str, rows: int, k: int) -> Matrix:
 
 def test_on_hopper_in_decode_too_but_not_batch_invariantly():
     w, tiled = matrix(SOME, 64, 512), matrix("Q8_0", 64, 512)
-    found = products(Hopper(), False)
+    found = products(LaunchesOnHopper(), False)
     assert found.becomes_halves(w, FROM_TOKENS) and not found.becomes_halves(w, FROM_TOKENS - 1)
     assert not found.becomes_halves(tiled, MANY_TOKENS)
     found.hopper.allowed = False
     assert not found.becomes_halves(w, 512)
-    eight_bits = products(Hopper(), activations="q8_1")
+    eight_bits = products(LaunchesOnHopper(), activations="q8_1")
     assert not eight_bits.becomes_halves(w, 512)
     assert eight_bits.becomes_halves(matrix("F32", 64, 512), 512)
-    assert not products(Hopper()).becomes_halves(matrix("F32", 64, 12), 512)
+    assert not products(LaunchesOnHopper()).becomes_halves(matrix("F32", 64, 12), 512)
 
 
 def test_the_order_of_activations_is_that_of_halves():
-    found = products(Hopper())
+    found = products(LaunchesOnHopper())
     w, tiled = matrix(SOME, 64, 512), matrix("Q8_0", 64, 512)
     assert found.order([w, w], 64) == HALVES and found.order([tiled], 64) == CODES
     few = FROM_TOKENS - 1
@@ -218,7 +200,7 @@ def test_the_order_of_activations_is_that_of_halves():
 
 def test_weights_just_made_are_not_read_ahead():
     """A product usually reads weights before the kernel before it ends; these it must not."""
-    device = Hopper()
+    device = LaunchesOnHopper()
     found, out = products(device), device.alloc(1 << 20)
     x = Array(device.alloc(1 << 20), np.float16, (40, 512), 512, HALVES)
     y = [Array(out, np.float32, (40, 64), 64)]
@@ -246,7 +228,7 @@ def test_scratch_is_foreseen():
 
 @pytest.mark.parametrize("rows", [(4096, 1024, 1024), (14336, 14336), (128256,), (4096,)])
 def test_no_more_scratch_is_taken(rows):
-    device = Hopper()
+    device = LaunchesOnHopper()
     taken = {}
 
     def room(name, nbytes):
@@ -268,12 +250,12 @@ def test_what_a_model_needs_is_asked_for():
     demand = SimpleNamespace(
         n_batch=512, weights=[(tensor, False), (tensor, True), (vector, False)]
     )
-    assert products(Hopper()).scratch_bytes(demand) == 3 * TILES.nbytes(1024, 4096)
+    assert products(LaunchesOnHopper()).scratch_bytes(demand) == 3 * TILES.nbytes(1024, 4096)
     assert products(CountingDevice()).scratch_bytes(demand) == 3 * TILES.nbytes(1024, 4096)
-    exact = Cuda(Hopper(), batch_invariant=True)
+    exact = Cuda(LaunchesOnHopper(), batch_invariant=True)
     assert exact._products.scratch_bytes(demand) == 0
     demand.n_batch = MANY_TOKENS - 1
-    assert products(Hopper()).scratch_bytes(demand) == 3 * TILES.nbytes(1024, 4096)
+    assert products(LaunchesOnHopper()).scratch_bytes(demand) == 3 * TILES.nbytes(1024, 4096)
     assert products(CountingDevice()).scratch_bytes(demand) == 0
     demand.n_batch = FROM_TOKENS - 1
-    assert products(Hopper()).scratch_bytes(demand) == 0
+    assert products(LaunchesOnHopper()).scratch_bytes(demand) == 0
