@@ -22,6 +22,7 @@ ROWS = 16  # (token, head) pairs of a tile
 MAX_SPLIT = 16
 POSITIONS_PER_SPLIT = 128  # at least
 TOKEN_ROW, TOKEN_HEADS = 128, 8  # up to which a token alone has a kernel of its own
+MUCH_SHARED = 200 << 10  # bytes of a block, of Hopper and the GPUs of data centres behind it
 TOKEN_STRIP = 16  # positions a warp of it takes at a time
 TOKEN_WARPS = {8: 0.5, 4: inf, 2: inf}  # of its block: up to so many blocks a multiprocessor
 
@@ -147,9 +148,10 @@ class Attend:
             w for w in (8, 4, 2, 1) if w * per_warp + ROWS * heads.row * 2 + 4096 <= shared
         )
         self.shared = self.warps * per_warp
+        self._much_shared = shared >= MUCH_SHARED
         self.alone = heads.row <= TOKEN_ROW and self.heads_per_tile <= TOKEN_HEADS
         self._warps_that_fit = [
-            w for w in TOKEN_WARPS if token_shared(heads, w, heads.has_halves) + 4096 <= shared
+            w for w in TOKEN_WARPS if token_shared(heads, w, self.shares(2)) + 4096 <= shared
         ] or [1]
         places = max_split_tiles * self.head_tiles
         self._workspace = device.alloc(
@@ -183,8 +185,10 @@ class Attend:
         return min(most, next(warps for warps, few in TOKEN_WARPS.items() if blocks <= few))
 
     def shares(self, n_tokens: int) -> bool:
-        """Whether so many tokens' keys and values pass through shared memory."""
-        return self.heads.has_halves and n_tokens > 1
+        """Whether so many tokens' keys and values pass through shared memory: where there is enough
+        of it for more warps than there are registers for without.
+        """
+        return self.heads.has_halves and n_tokens > 1 and self._much_shared
 
     @property
     def packs(self) -> bool:
