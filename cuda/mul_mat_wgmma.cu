@@ -181,8 +181,8 @@ __device__ __forceinline__ GroupScales group_scales(const ChunkScales<T>& s) {
     } else if constexpr (T::SCALES == Scales::DM) {
         const uint32_t low = s.dd[2 * GROUP_INDEX], high = s.dd[2 * GROUP_INDEX + 1];
         return {__hmul2(as_half2(__byte_perm(low, high, 0x5410)), up), as_half2(__byte_perm(low, high, 0x7632))};
-    } else if constexpr (T::SCALES == Scales::SUB) {
-        const __half2 scale = bytes_to_half2<GROUP_INDEX & 1>(s.sc[GROUP_INDEX / 2] ^ 0x80808080u, 128.0f);
+    } else if constexpr (T::SIGNED_SUB) {
+        const __half2 scale = sub_scales<T, GROUP_INDEX & 1>(s.sc[GROUP_INDEX / 2]);
         const __half2 d = __hmul2(__hmul2(as_half2(s.dd[0]), up), scale);
         return {d, __hmul2(d, __hmul2(zero, one))};
     } else if constexpr (T::SCALES == Scales::E8) {
@@ -260,7 +260,7 @@ __device__ __forceinline__ void join_halves(ChunkScales<T>& a, const ChunkScales
             a.dd[i + 1] = h ? b.dd[i + 1] : b.dd[i];
         }
     } else {
-        if constexpr (T::SCALES == Scales::SUB)
+        if constexpr (T::SIGNED_SUB)
             a.dd[0] = __byte_perm(a.dd[0], b.dd[0], halves);
         else if constexpr (T::SCALES == Scales::SUB_M)
             a.dd[0] = h ? a.dd[1] : a.dd[0], a.dd[1] = h ? b.dd[1] : b.dd[0];

@@ -11,7 +11,7 @@
 template <class T>
 __device__ __forceinline__ uint32_t code_of(int value) {
     if constexpr (T::VALUES::TABLE) {
-        for (int code = 0; code < 16; ++code)
+        for (int code = 0; code < 1 << T::BITS; ++code)
             if (T::VALUES::value(code) == value) return code;
         return 0;
     } else {
@@ -64,6 +64,11 @@ __device__ __forceinline__ uint8_t exponent(float power) {
     return bits >> 23 ? (bits >> 23) + 1 : bits == __float_as_uint(power_of_two(1));
 }
 
+// d and dmin of a block; a format may have a d of its own.
+template <class Block>
+__device__ __forceinline__ float block_d(const Block& block) {
+    return __half2float(block.d);
+}
 template <class Block>
 __device__ __forceinline__ float block_dmin(const Block& block) {
     return __half2float(block.dmin);
@@ -85,9 +90,9 @@ __device__ void make_scales(const Block* blocks, uint8_t* chunk, int tile, int f
         d[0] = __float2half(c.d);
         if constexpr (T::MIN) d[1] = __float2half(c.m);
     } else {
-        const float big = valid ? __half2float(from[column / Format<Block>::weights].d) : 0.0f;
+        const float big = valid ? block_d(from[column / Format<Block>::weights]) : 0.0f;
         uint8_t* sub = chunk + TilePlace<T>::sub_scale(g, group, h);
-        *sub = static_cast<uint8_t>(static_cast<int>(ratio(c.d, big)));
+        *sub = static_cast<uint8_t>(static_cast<int>(ratio(c.d, big * T::SUB_UNIT)));
         if (group == 0) d[0] = __float2half(big);
         if constexpr (T::MIN) {
             const float low = valid ? block_dmin(from[column / Format<Block>::weights]) : 0.0f;

@@ -22,7 +22,7 @@
 // subnormals at full speed. The 2^24 comes back once per output, the scale once per group in float32, the zero point
 // through the sum of the activations.
 //
-// Codes of four bits may stand for sixteen signed bytes; looked up, they are codes of eight bits. Codes without scales
+// Codes of three or four bits may stand for signed bytes; looked up, they are codes of eight bits. Codes without scales
 // become the exact halves that they stand for. A scale of a whole row is no part of a tile: see product.cuh.
 #pragma once
 #include "convert.cuh"
@@ -37,6 +37,7 @@ enum class Scales {
     D,      // f16 d per group:                                        [g][group][row half]
     DM,     // f16 (d, m) per group:                                   [g][group][row half]
     SUB,    // f16 d per 256 columns, i8 scale per group:              d [g][row half], sc [g][group][row half]
+    SUB_8,  // the same with eighths of d
     SUB_M,  // f16 (d, dmin) per 256, u8 (scale, min) per group:       dd [g][row half], sc, m [g][group][row half]
     E8,     // u8 e per group, for 2^(e - 128):                        [g][group][row half]
 };
@@ -69,9 +70,9 @@ __device__ __forceinline__ uint32_t permute_bytes(uint32_t low, uint32_t high, u
 #endif
 }
 
-// Sixteen signed bytes, the first in the lowest bits of A. What a code is looked up as is (value + zero) * SCALE: zero is
+// Eight or sixteen signed bytes, the first in the lowest bits of A. What a code is looked up as is (value + zero) * SCALE: zero is
 // a power of two, exact as a half times any scale, and SCALE keeps the products of small tables from low bits.
-template <uint32_t A, uint32_t B, uint32_t C, uint32_t D>
+template <uint32_t A, uint32_t B, uint32_t C = 0, uint32_t D = 0>
 struct Table {
     static constexpr bool TABLE = true;
     static __device__ __forceinline__ constexpr int value(int code) {
@@ -97,11 +98,17 @@ struct Table {
     static __device__ __forceinline__ constexpr uint32_t word(int i) {
         return pack4(looked_up(4 * i), looked_up(4 * i + 1), looked_up(4 * i + 2), looked_up(4 * i + 3));
     }
-    // Bytes for four of a word's eight codes: the lower, or the UPPER ones. A byte permutation looks up eight entries; it
+    // Bytes for four of a word's eight codes of three bits: the lower, or the UPPER ones.
+    template <bool UPPER>
+    static __device__ __forceinline__ uint32_t look_up3(uint32_t codes) {
+        constexpr uint32_t low = word(0), high = word(1);
+        return permute_bytes(low, high, codes >> (UPPER ? 16 : 0));
+    }
+    // The same of four bits. A byte permutation looks up eight entries; it
     // takes two. Of seven bits, each makes zeros for the codes of the other, since its entries' highest bit is 0; else a
     // third one chooses. Both halves of a word share what lop3 makes: written with operators it is made twice.
     template <bool UPPER>
-    static __device__ __forceinline__ uint32_t look_up(uint32_t codes) {
+    static __device__ __forceinline__ uint32_t look_up4(uint32_t codes) {
         constexpr uint32_t low[2] = {word(0), word(1)}, high[2] = {word(2), word(3)};
         constexpr int from = UPPER ? 16 : 0;
         if constexpr (SEVEN_BITS) {
@@ -124,7 +131,9 @@ struct Tile {
     using VALUES = VALUES_;
     static constexpr bool FLOAT = BITS == 16;
     static constexpr bool SCALED = !FLOAT && SCALES != Scales::NONE;  // codes are multiplied, else halves
-    static constexpr bool BYTES_OF_SUB = SCALES == Scales::SUB || SCALES == Scales::SUB_M;
+    static constexpr bool SIGNED_SUB = SCALES == Scales::SUB || SCALES == Scales::SUB_8;
+    static constexpr bool BYTES_OF_SUB = SIGNED_SUB || SCALES == Scales::SUB_M;
+    static constexpr float SUB_UNIT = SCALES == Scales::SUB_8 ? 0.125f : 1.0f;
     static constexpr bool MIN = SCALES == Scales::DM || SCALES == Scales::SUB_M;
     static constexpr int ZERO = MIN || FLOAT ? 0 : VALUES::zero(BITS);
     static constexpr int GROUPS = CHUNK_K / GROUP;
@@ -132,7 +141,7 @@ struct Tile {
     static constexpr int SCALE_BYTES = !SCALED                   ? 0
                                        : SCALES == Scales::D     ? TILE_ROWS * GROUPS * 2
                                        : SCALES == Scales::DM    ? TILE_ROWS * GROUPS * 4
-                                       : SCALES == Scales::SUB   ? TILE_ROWS * 2 + SUB_BYTES
+                                       : SIGNED_SUB              ? TILE_ROWS * 2 + SUB_BYTES
                                        : SCALES == Scales::SUB_M ? TILE_ROWS * 4 + 2 * SUB_BYTES
                                                                  : SUB_BYTES;
     static constexpr int BASE_BITS = BITS == 5 || BITS == 6 ? 4 : BITS == 3 ? 2 : BITS;  // bits in the main plane
@@ -140,13 +149,14 @@ struct Tile {
     static constexpr int EXTRA_BYTES = TILE_ROWS * CHUNK_K * (BITS - BASE_BITS) / 8;
     static constexpr int BYTES = SCALE_BYTES + BASE_BYTES + EXTRA_BYTES;
     static_assert(BYTES % 16 == 0 && SCALE_BYTES % 16 == 0, "chunks are read 16 bytes at a time");
-    static_assert(!VALUES::TABLE || (BITS == 4 && SCALED && !MIN), "");
+    static_assert(!VALUES::TABLE || ((BITS == 3 || BITS == 4) && SCALED && !MIN), "");
 
     // What the codes of row half H of group J (32 columns) are too large by, where several share bits of a word.
     template <int J, int H>
     static __device__ __forceinline__ constexpr float shift() {
+        if (VALUES::TABLE) return VALUES::SCALE;
         if (BASE_BITS == 2) return 4 << 2 * (2 * (J & 1) + H);
-        return BASE_BITS == 4 && !VALUES::TABLE && (J & 1) ? 16.0f : VALUES::SCALE;
+        return BASE_BITS == 4 && (J & 1) ? 16.0f : VALUES::SCALE;
     }
     // How many bits further up than in a byte of its own a code of group J (32 columns) may lie.
     static __device__ __forceinline__ constexpr int byte_shift(int j) {
@@ -158,7 +168,8 @@ struct Tile {
 // Main plane: a lane reads words of groups j, j + 1 (of 8 bits: of one group). A word is of one h and s; of 2 bits it is
 // of both h. Of 8 bits with scales, a lane's words are the A operand of a product of bytes. Of fewer, fields are so placed
 // that one AND gives four bytes or a half2: elements 0, 1 are the halves of one register, 2, 3
-// those of the next, eight bits higher, and in between lie odd groups. Codes of a table lie in order.
+// those of the next, eight bits higher, and in between lie odd groups. Codes of a table lie in order, each in four bits
+// that other codes may share: what look-ups take one by one.
 template <class T>
 struct TilePlace {
     static constexpr int GROUPS_AT_ONCE = T::BASE_BITS == 8 ? 1 : 2;
@@ -170,7 +181,7 @@ struct TilePlace {
     }
     static __device__ __forceinline__ int bit(int h, int j, int e) {
         if (T::BASE_BITS == 8) return 8 * e;
-        if (T::VALUES::TABLE) return 16 * (j & 1) + 4 * e;
+        if (T::VALUES::TABLE) return 16 * (j & 1) + 4 * e + (T::BASE_BITS == 2 ? 2 * h : 0);
         return (e & 1) * 16 + (e >> 1) * 8 + (T::BASE_BITS == 2 ? 4 * (j & 1) + 2 * h : 4 * (j & 1));
     }
     // Byte offset in the main plane and bit shift in that byte.
@@ -185,10 +196,11 @@ struct TilePlace {
         return ((j / 2) * 32 + lane) * words + (words == 2 ? (j & 1) : 0);
     }
     static __device__ __forceinline__ constexpr int extra_index(int h, int j, int s) {
-        return 2 * h + s + (T::BITS - T::BASE_BITS == 1 ? 4 * (j & 1) : 0);
+        return 2 * h + s + (T::BITS - T::BASE_BITS == 1 && !T::VALUES::TABLE ? 4 * (j & 1) : 0);
     }
     static __device__ __forceinline__ int extra_bit(int h, int j, int s, int e) {
         constexpr int bits = T::BITS - T::BASE_BITS;
+        if (T::VALUES::TABLE) return extra_index(h, j, s) + 16 * (j & 1) + 4 * e;
         return extra_index(h, j, s) * bits + (e & 1) * 16 + (e >> 1) * 8;
     }
     // Offsets of the scales in bytes.
@@ -196,11 +208,11 @@ struct TilePlace {
         if (T::SCALES == Scales::D) return ((g * T::GROUPS + group) * 2 + h) * 2;
         if (T::SCALES == Scales::DM) return ((g * T::GROUPS + group) * 2 + h) * 4;
         if (T::SCALES == Scales::E8) return (g * T::GROUPS + group) * 2 + h;
-        if (T::SCALES == Scales::SUB) return (g * 2 + h) * 2;
+        if (T::SIGNED_SUB) return (g * 2 + h) * 2;
         return (g * 2 + h) * 4;
     }
     static __device__ __forceinline__ int sub_scale(int g, int group, int h) {
-        return TILE_ROWS * (T::SCALES == Scales::SUB ? 2 : 4) + (g * T::GROUPS + group) * 2 + h;
+        return TILE_ROWS * (T::SIGNED_SUB ? 2 : 4) + (g * T::GROUPS + group) * 2 + h;
     }
 };
 
@@ -224,6 +236,14 @@ template <int PAIR>
 __device__ __forceinline__ half2 bytes_to_half2(uint32_t bytes, float bias) {
     const uint32_t biased = __byte_perm(bytes, 0x64646464u, PAIR ? 0x4342 : 0x4140);
     return __hsub2(as_half2(biased), __float2half2_rn(1024.0f + bias));
+}
+
+// Two signed scales of a Tile<SUB> or Tile<SUB_8>, exactly.
+template <class T, int PAIR>
+__device__ __forceinline__ half2 sub_scales(uint32_t bytes) {
+    const uint32_t biased = __byte_perm(bytes ^ 0x80808080u, 0x64646464u, PAIR ? 0x4342 : 0x4140);
+    if constexpr (T::SUB_UNIT == 1.0f) return __hsub2(as_half2(biased), __float2half2_rn(1152.0f));
+    return __hfma2(as_half2(biased), __float2half2_rn(T::SUB_UNIT), __float2half2_rn(-1152.0f * T::SUB_UNIT));
 }
 
 // Two bytes of `bytes` (PAIR: the lower or the higher two) as halves, exactly: integers that are biased by 128; 8-bit
@@ -281,9 +301,7 @@ struct ChunkCodes {
             constexpr int low = 4 * J + TilePlace<T>::word(0, S), high = 4 * J + TilePlace<T>::word(1, S);
             unpack_bytes(a, main[low], main[high]);
         } else if constexpr (T::VALUES::TABLE) {
-            constexpr int at = 4 * (J / 2) + S;
-            using V = typename T::VALUES;
-            unpack_bytes(a, V::template look_up<J & 1>(main[at]), V::template look_up<J & 1>(main[at + 2]));
+            unpack_bytes(a, bytes<J, S, 0>(), bytes<J, S, 1>());
         } else if constexpr (T::BASE_BITS == 2) {
             constexpr int at = 2 * (J / 2) + S;
             // Two bits further up, for the sake of the lowest: of a product with a subnormal that has many leading zeros
@@ -321,8 +339,13 @@ struct ChunkCodes {
     __device__ __forceinline__ uint32_t bytes() const {
         if constexpr (T::BASE_BITS == 8) {
             return main[4 * J + TilePlace<T>::word(H, S)];
+        } else if constexpr (T::VALUES::TABLE && T::BASE_BITS == 2) {
+            constexpr int from = TilePlace<T>::extra_index(H, J, S);
+            const uint32_t high = align_bits<from, 2>(extra[J / 2]) & 0x44444444u;
+            const uint32_t low = align_bits<2 * H, 0>(main[2 * (J / 2) + S]) & 0x33333333u;
+            return T::VALUES::template look_up3<J & 1>(low | high);
         } else if constexpr (T::VALUES::TABLE) {
-            return T::VALUES::template look_up<J & 1>(main[4 * (J / 2) + 2 * H + S]);
+            return T::VALUES::template look_up4<J & 1>(main[4 * (J / 2) + 2 * H + S]);
         } else {
             constexpr int from = T::BASE_BITS == 2 ? 4 * (J & 1) + 2 * H : 4 * (J & 1), to = T::byte_shift(J);
             constexpr uint32_t mask = repeat_byte(((1 << T::BASE_BITS) - 1) << to);
@@ -386,7 +409,7 @@ struct ChunkScales {
         } else if constexpr (T::SCALES == Scales::E8) {
             load_pairs(sc, chunk + group * 2);
         } else {
-            constexpr int d_bytes = T::SCALES == Scales::SUB ? 4 : 8;
+            constexpr int d_bytes = T::SIGNED_SUB ? 4 : 8;
             load_words<d_bytes / 4>(dd, chunk + g * d_bytes);
             const uint8_t* sub = chunk + 8 * d_bytes;
             load_pairs(sc, sub + group * 2);
@@ -432,9 +455,9 @@ struct ChunkScales {
             r.d[0] = low.x, r.d[1] = high.x, r.m[0] = low.y, r.m[1] = high.y;
         } else {
             const uint32_t word = sc[GROUP_INDEX / 2];
-            if constexpr (T::SCALES == Scales::SUB) {
+            if constexpr (T::SIGNED_SUB) {
                 const float2 d = half2_to_float2(dd[0]);
-                const float2 scale = __half22float2(bytes_to_half2<GROUP_INDEX & 1>(word ^ 0x80808080u, 128.0f));
+                const float2 scale = __half22float2(sub_scales<T, GROUP_INDEX & 1>(word));
                 r.d[0] = d.x * scale.x, r.d[1] = d.y * scale.y;
                 r.m[0] = r.m[1] = 0.0f;
             } else if constexpr (T::SCALES == Scales::E8) {
@@ -476,8 +499,8 @@ __device__ __forceinline__ RowScales row_scales(const uint8_t* chunk, int g, int
         float scale = __half2float(d[0]), minimum = T::MIN ? __half2float(d[1]) : 0.0f;
         if constexpr (T::BYTES_OF_SUB) {
             const uint8_t* sub = chunk + Place::sub_scale(g, group, h);
-            if constexpr (T::SCALES == Scales::SUB) {
-                scale *= static_cast<float>(static_cast<int8_t>(*sub));
+            if constexpr (T::SIGNED_SUB) {
+                scale *= static_cast<float>(static_cast<int8_t>(*sub)) * T::SUB_UNIT;
             } else {
                 scale *= static_cast<float>(*sub);
                 minimum *= -static_cast<float>(sub[T::SUB_BYTES]);

@@ -8,6 +8,12 @@ struct block_iq1_m {
     uint8_t scales[8];  // four 16-bit words: four scales each, and above them a nibble of d, an f16
 };
 
+__device__ __forceinline__ float block_d(const block_iq1_m& block) {
+    const uint32_t low = load4<4>(block.scales), high = load4<4>(block.scales + 4);
+    const uint32_t d = low >> 12 & 0x000f | low >> 24 & 0x00f0 | high >> 4 & 0x0f00 | high >> 16 & 0xf000;
+    return __half2float(__ushort_as_half(uint16_t(d)));
+}
+
 template <>
 struct Format<block_iq1_m> {
     static constexpr int weights = 256, group = 16;
@@ -19,10 +25,9 @@ struct Format<block_iq1_m> {
         const uint32_t nibble = block.qh[i / 2] >> i % 2 * 4 & 15;
         const uint32_t low = load4<4>(block.scales), high = load4<4>(block.scales + 4);
         const uint32_t scale = (i < 16 ? low : high) >> i / 8 % 2 * 16 >> i / 2 % 4 * 3 & 7;
-        const uint32_t d = low >> 12 & 0x000f | low >> 24 & 0x00f0 | high >> 4 & 0x0f00 | high >> 16 & 0xf000;
         Codes c;
         shift_point(grid_iq1_s[block.qs[i] | (nibble & 7) << 8], nibble >> 3, c.q);
-        c.d = __half2float(__ushort_as_half(uint16_t(d))) * float(2 * scale + 1) * 0.125f;
+        c.d = block_d(block) * float(2 * scale + 1) * 0.125f;
         c.m = 0.0f;
         return c;
     }

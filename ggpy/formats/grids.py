@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 
 from .base import F32, U8
 
+# The numbers of IQ2's points with either sign, and twice 0: eight for tiles to look up.
+IQ2_VALUES = (-43, -25, -8, 8, 25, 43, 0, 0)
+
 
 @cache
 def grid(name: str) -> NDArray[np.int8]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from .base import F32, Blocks, Format, ScaleCodec, register
 from .bits import scaled, unpack_in_place
 from .grids import points
-from .iq1_s import IQ1_DELTA
+from .iq1_s import IQ1_DELTA, SHIFTED_DIGITS
 
 QK_K = 256
 block_iq1_m = np.dtype(
@@ -56,11 +56,9 @@ def write_scales(blocks: Blocks, scales: F32) -> None:
 
 IQ1_M = register(
     Format(
-        "IQ1_M",
-        29,
-        QK_K,
-        block_iq1_m,
-        dequantize,
+        *("IQ1_M", 29, QK_K, block_iq1_m, dequantize),
         scale_codec=ScaleCodec(read_scales, write_scales),
+        tile=(3, 16, "SUB_8"),  # 3.6 bits for each weight instead of 1.8
+        tile_values=SHIFTED_DIGITS,
     )
 )

@@ -28,4 +28,14 @@ def dequantize(blocks: Blocks) -> F32:
     return scaled(blocks["d"].astype(np.float32)[:, None] * factors, values)
 
 
-IQ1_S = register(Format("IQ1_S", 19, QK_K, block_iq1_s, dequantize))
+# What a digit and a shift by an eighth make together, in eighths, and twice 0; shared with IQ1_M.
+SHIFTED_DIGITS = (-9, -7, -1, 1, 7, 9, 0, 0)
+
+IQ1_S = register(
+    Format(
+        *("IQ1_S", 19, QK_K, block_iq1_s, dequantize),
+        # 3.3 bits for each weight instead of 1.6: shifted digits, one by one
+        tile=(3, 32, "SUB_8"),
+        tile_values=SHIFTED_DIGITS,
+    )
+)

@@ -8,7 +8,7 @@ import numpy as np
 
 from .base import F32, Blocks, Format, register
 from .bits import scaled, unpack_in_place
-from .grids import signed_points
+from .grids import IQ2_VALUES, signed_points
 from .iq2_xs import scales
 
 QK_K = 256
@@ -31,4 +31,10 @@ def dequantize(blocks: Blocks) -> F32:
     return scaled(scales(blocks), signed_points("IQ2_S", indices, signs))
 
 
-IQ2_S = register(Format("IQ2_S", 22, QK_K, block_iq2_s, dequantize))
+IQ2_S = register(
+    Format(
+        *("IQ2_S", 22, QK_K, block_iq2_s, dequantize),
+        tile=(3, 16, "SUB_8"),  # 3.6 bits for each weight instead of 2.6
+        tile_values=IQ2_VALUES,
+    )
+)

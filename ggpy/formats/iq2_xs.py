@@ -8,7 +8,7 @@ import numpy as np
 
 from .base import F32, Blocks, Format, register
 from .bits import scaled, unpack_in_place
-from .grids import even_signs, signed_points
+from .grids import IQ2_VALUES, even_signs, signed_points
 
 QK_K = 256
 block_iq2_xs = np.dtype([("d", "<f2"), ("qs", "<u2", QK_K // 8), ("scales", "u1", QK_K // 32)])
@@ -26,4 +26,10 @@ def scales(blocks: Blocks) -> F32:
     return blocks["d"].astype(np.float32)[:, None] * factors * np.float32(0.25)
 
 
-IQ2_XS = register(Format("IQ2_XS", 17, QK_K, block_iq2_xs, dequantize))
+IQ2_XS = register(
+    Format(
+        *("IQ2_XS", 17, QK_K, block_iq2_xs, dequantize),
+        tile=(3, 16, "SUB_8"),  # 3.6 bits for each weight instead of 2.3
+        tile_values=IQ2_VALUES,
+    )
+)

@@ -8,7 +8,7 @@ import numpy as np
 
 from .base import F32, U8, Blocks, Format, register
 from .bits import scaled
-from .grids import even_signs, signed_points
+from .grids import IQ2_VALUES, even_signs, signed_points
 
 QK_K = 256
 block_iq2_xxs = np.dtype([("d", "<f2"), ("qs", "<u2", QK_K // 8)])
@@ -38,4 +38,11 @@ def unpack_scales_and_signs(
     return scales, even_signs(codes.reshape(len(words), -1))
 
 
-IQ2_XXS = register(Format("IQ2_XXS", 16, QK_K, block_iq2_xxs, dequantize))
+IQ2_XXS = register(
+    Format(
+        *("IQ2_XXS", 16, QK_K, block_iq2_xxs, dequantize),
+        # 3.3 bits for each weight instead of 2.1: signed numbers of the grid, one by one
+        tile=(3, 32, "SUB_8"),
+        tile_values=IQ2_VALUES,
+    )
+)

@@ -48,8 +48,9 @@ class Layout:
     def chunk_bytes(self) -> int:
         """Bytes of 16 rows x chunk_k columns."""
         groups = self.chunk_k // self.group
-        per_row = {"D": 2 * groups, "DM": 4 * groups, "SUB": 2 + groups, "SUB_M": 4 + 2 * groups}
-        scales = (per_row | {"E8": groups})[self.scales] if self.is_scaled else 0
+        per_row = {"D": 2 * groups, "DM": 4 * groups, "SUB": 2 + groups, "SUB_8": 2 + groups}
+        per_row |= {"SUB_M": 4 + 2 * groups, "E8": groups}
+        scales = per_row[self.scales] if self.is_scaled else 0
         return ROWS * (self.chunk_k * self.bits // 8 + scales)
 
     def chunks(self, k: int) -> int:
@@ -80,7 +81,7 @@ def values_type(values: Sequence[int] | str) -> str:
         return str(values or "")
     words = [
         sum((value & 255) << 8 * i for i, value in enumerate(values[at : at + 4]))
-        for at in range(0, 16, 4)
+        for at in range(0, len(values), 4)
     ]
     return f"Table<{', '.join(f'{word:#010x}' for word in words)}>"
 
