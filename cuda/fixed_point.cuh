@@ -3,7 +3,9 @@
 // Of the columns of one group of weights (32 or 16), x = scale * (256 * high + low): integers of 16 bits, the largest
 // +-32512, in two signed bytes, low in -128 ... 127. What x loses so is at most 1/65024 of the group's largest |x|. The
 // codes are unsigned bytes as they come out of a word; tensor cores multiply both pieces by them and add up integers,
-// so that a group's sum is exact, and so is what the codes' zero point takes off it. Then comes, in float32,
+// so that a group's sum is exact, and so is what the codes' zero point takes off it. Codes that are looked up, half of
+// them for values of one sign and half of the other, take two products, of their sizes, and no zero point: that saves
+// look-ups. Then comes, in float32,
 //
 //     y += (256 * c(high) + c(low) - zero * sum(x)) * (scale * d)  [+ m * (scale * sum(x))]
 //
@@ -26,12 +28,18 @@ struct FixedPoint {
     // Bytes of a word as tile codes have them (ChunkCodes::bytes): elements in order, or 0, 2, 1, 3.
     static constexpr bool IN_ORDER = T::BASE_BITS == 8 || T::VALUES::TABLE;
 
+    // Products of sizes, of values of either sign, that are added and taken off.
+    static constexpr bool SPLIT = T::VALUES::SPLIT;
+    static constexpr int ZERO = SPLIT ? 0 : T::ZERO;
+
     // The bytes of (slot, piece 0: high, 1: low, lane t) of a chunk's x: words of sets.
     static __device__ __forceinline__ int offset(int slot, int piece, int t) {
         return ((slot * 2 + piece) * 4 + t) * LANE_BYTES;
     }
     // What the codes of a group's 32 columns are multiplied by, besides what they stand for.
-    static __device__ __forceinline__ constexpr int factor(int j) { return T::VALUES::SCALE << T::byte_shift(j); }
+    static __device__ __forceinline__ constexpr int factor(int j) {
+        return SPLIT ? 1 : T::VALUES::SCALE << T::byte_shift(j);
+    }
 };
 
 // Four columns in fixed point: bytes in the order of a tile's, and their sum.
@@ -96,28 +104,54 @@ __device__ __forceinline__ void put_fixed_point(const Room<T, COLS>& room, bool 
     if constexpr (T::MIN)
         of.sum = scale * static_cast<float>(sum);
     else
-        of.start = -T::ZERO * factor * sum;
+        of.start = -F::ZERO * factor * sum;
     *room.scales_of(token, column) = of;
 }
+
+// Codes of a group x a piece of x.
+template <class T>
+struct GroupSums {
+    int added[4] = {}, taken[FixedPoint<T>::SPLIT ? 4 : 1] = {};
+    __device__ __forceinline__ int of(int i) const {
+        if constexpr (FixedPoint<T>::SPLIT) return added[i] - taken[i];
+        return added[i];
+    }
+};
 
 // 256 * high + low, which begins at the group's start, times the scales: rows of the tile in one of a lane's columns.
 template <class T>
 __device__ __forceinline__ void add_scaled(float& acc, int high, int low, const XScale& x, float d, float m) {
-    const int value = 256 * high + low + (T::MIN ? 0 : x.start);
+    const int value = 256 * high + low + (FixedPoint<T>::ZERO != 0 ? x.start : 0);
     acc = fmaf(static_cast<float>(value), x.scale * d, acc);
     if (T::MIN) acc = fmaf(m, x.sum, acc);
 }
 
-// D += codes of a group (J, counted over the chunk) x a piece of x.
+// The A operand of a group (J, counted over the chunk), PART of its codes.
+template <class T, int J, Part PART>
+struct GroupCodes {
+    uint32_t a[T::GROUP / 8];
+    __device__ __forceinline__ GroupCodes(const ChunkCodes<T>& codes) {
+        constexpr int j = T::GROUP == 32 ? J : J / 2, s = T::GROUP == 32 ? 0 : J % 2;
+        a[0] = codes.template bytes<j, s, 0, PART>(), a[1] = codes.template bytes<j, s, 1, PART>();
+        if constexpr (T::GROUP == 32)
+            a[2] = codes.template bytes<j, 1, 0, PART>(), a[3] = codes.template bytes<j, 1, 1, PART>();
+    }
+    // D += codes x a piece of x.
+    __device__ __forceinline__ void multiply(int (&d)[4], const uint32_t* b) const {
+        if constexpr (T::GROUP == 32)
+            mma_m16n8k32_u8s8(d, a, {b[0], b[1]});
+        else
+            mma_m16n8k16_u8s8(d, a, b[0]);
+    }
+};
 template <class T, int J>
-__device__ __forceinline__ void multiply_group(int (&d)[4], const ChunkCodes<T>& codes, const uint32_t* b) {
-    if constexpr (T::GROUP == 32) {
-        const uint32_t a[4] = {codes.template bytes<J, 0, 0>(), codes.template bytes<J, 0, 1>(),
-                               codes.template bytes<J, 1, 0>(), codes.template bytes<J, 1, 1>()};
-        mma_m16n8k32_u8s8(d, a, {b[0], b[1]});
+__device__ __forceinline__ void multiply_group(GroupSums<T>& sums, const ChunkCodes<T>& codes, const uint32_t* b) {
+    if constexpr (FixedPoint<T>::SPLIT) {
+        const GroupCodes<T, J, Part::ADDED> added(codes);
+        const GroupCodes<T, J, Part::TAKEN> taken(codes);
+        added.multiply(sums.added, b), taken.multiply(sums.taken, b);
     } else {
-        const uint32_t a[2] = {codes.template bytes<J / 2, J % 2, 0>(), codes.template bytes<J / 2, J % 2, 1>()};
-        mma_m16n8k16_u8s8(d, a, b[0]);
+        GroupCodes<T, J, Part::ALL>(codes).multiply(sums.added, b);
     }
 }
 
@@ -151,42 +185,49 @@ struct FixedPointSums {
         const int g = lane / 4, t = lane % 4, part = g / (2 * COLS);
         const uint8_t* x = room.x_of(room.token_of(g / 2 % COLS), column) + F::offset(part * COLS, g % 2, t);
         const XScale* of = room.scales_of(room.token_of(t % COLS), column) + first_slot(t) * F::SETS;
-        multiply_slot<0>(x, of, part, lane);
+        uint32_t ones[PARTS];  // 1 for the lane's part
+#pragma unroll
+        for (int i = 0; i < PARTS; ++i) ones[i] = part == i;
+        multiply_slot<0>(x, of, ones, lane);
     }
     template <int SLOT>
-    __device__ __forceinline__ void multiply_slot(const uint8_t* x, const XScale* of, int part, int lane) {
+    __device__ __forceinline__ void multiply_slot(const uint8_t* x, const XScale* of, const uint32_t (&ones)[PARTS],
+                                                  int lane) {
         if constexpr (SLOT < COLS) {
             if constexpr (IN_RING) scales.load(in_ring, lane / 4, SLOT * F::SETS);
             uint32_t b[F::LANE_BYTES / 4];
             load_lane_words(b, x + F::offset(SLOT, 0, 0));
             XScale scale[F::SETS];
             load_x_scales(scale, of + SLOT * F::SETS);
-            int c[F::SETS][4] = {};
-            multiply_parts<SLOT, 0>(c, b, part);
+            GroupSums<T> c[F::SETS];
+            multiply_parts<SLOT, 0>(c, b, ones);
             add_sets<SLOT, 0>(c, scale);
-            multiply_slot<SLOT + 1>(x, of, part, lane);
+            multiply_slot<SLOT + 1>(x, of, ones, lane);
         }
     }
     // The I-th of the groups that slot SLOT of each part has.
     template <int SLOT, int I>
-    __device__ __forceinline__ void multiply_parts(int (&c)[F::SETS][4], const uint32_t (&b)[F::LANE_BYTES / 4],
-                                                   int part) {
+    __device__ __forceinline__ void multiply_parts(GroupSums<T> (&c)[F::SETS], const uint32_t (&b)[F::LANE_BYTES / 4],
+                                                   const uint32_t (&ones)[PARTS]) {
         if constexpr (I < PARTS * F::SETS) {
             constexpr int of = I / F::SETS, set = I % F::SETS;
             uint32_t words[F::WORDS];
 #pragma unroll
-            for (int i = 0; i < F::WORDS; ++i) words[i] = PARTS == 1 || part == of ? b[set * F::WORDS + i] : 0;
+            for (int i = 0; i < F::WORDS; ++i) {
+                const uint32_t word = b[set * F::WORDS + i];
+                words[i] = PARTS == 1 ? word : times(word, ones[of]);
+            }
             multiply_group<T, (of * COLS + SLOT) * F::SETS + set>(c[set], codes, words);
-            multiply_parts<SLOT, I + 1>(c, b, part);
+            multiply_parts<SLOT, I + 1>(c, b, ones);
         }
     }
     template <int SLOT, int SET>
-    __device__ __forceinline__ void add_sets(const int (&c)[F::SETS][4], const XScale (&x)[F::SETS]) {
+    __device__ __forceinline__ void add_sets(const GroupSums<T> (&c)[F::SETS], const XScale (&x)[F::SETS]) {
         if constexpr (SET < F::SETS) {
             const RowScales s = scales.template get<(IN_RING ? 0 : SLOT * F::SETS) + SET>();
 #pragma unroll
             for (int h = 0; h < 2; ++h)
-                add_scaled<T>(acc[SLOT][h], c[SET][2 * h], c[SET][2 * h + 1], x[SET], s.d[h], s.m[h]);
+                add_scaled<T>(acc[SLOT][h], c[SET].of(2 * h), c[SET].of(2 * h + 1), x[SET], s.d[h], s.m[h]);
             add_sets<SLOT, SET + 1>(c, x);
         }
     }
@@ -264,13 +305,13 @@ struct FixedPointSums<T, 8> {
                                                  const XScale (&x)[2][F::SETS]) {
         if constexpr (SET < F::SETS) {
             constexpr int J = SLOT * F::SETS + SET;
-            int c[2][4] = {};
+            GroupSums<T> c[2];
             multiply_group<T, J>(c[0], codes, high + SET * F::WORDS);
             multiply_group<T, J>(c[1], codes, low + SET * F::WORDS);
             const RowScales s = scales.template get<IN_RING ? SET : J>();
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-                add_scaled<T>(sums[i], c[0][i], c[1][i], x[i % 2][SET], s.d[i / 2], s.m[i / 2]);
+                add_scaled<T>(sums[i], c[0].of(i), c[1].of(i), x[i % 2][SET], s.d[i / 2], s.m[i / 2]);
             multiply_set<SLOT, SET + 1>(sums, high, low, x);
         }
     }

@@ -46,7 +46,7 @@ enum class Scales {
 // zero(bits) is what the code is too large by, as it is multiplied.
 
 struct Integers {
-    static constexpr bool TABLE = false;
+    static constexpr bool TABLE = false, SPLIT = false;
     static constexpr int SCALE = 1;
     // Of two bits they are the digits -1, 0, 1.
     static __device__ __forceinline__ constexpr int zero(int bits) { return bits == 2 ? 1 : 1 << (bits - 1); }
@@ -54,7 +54,7 @@ struct Integers {
 
 // Bytes that are 8-bit floats: sign, four bits of exponent, three of mantissa.
 struct E4M3 {
-    static constexpr bool TABLE = false;
+    static constexpr bool TABLE = false, SPLIT = false;
     static constexpr int SCALE = 1;
     static __device__ __forceinline__ constexpr int zero(int) { return 0; }
 };
@@ -94,9 +94,34 @@ struct Table {
     static constexpr int SCALE = largest() < 32 ? 4 : 1;
     static constexpr bool SEVEN_BITS = largest() * SCALE < 128;
 
+    // Whether the first eight values have one sign, SIGN, and the last eight the other, so that products with them come
+    // as a difference of products with their sizes.
+    static __device__ __forceinline__ constexpr bool split_by(int sign) {
+        bool result = (C | D) != 0;
+        for (int code = 0; code < 16; ++code) {
+            const int size = (code < 8 ? sign : -sign) * value(code);
+            result = result && 0 <= size && size < 128;
+        }
+        return result;
+    }
+    static constexpr int SIGN = split_by(1) ? 1 : -1;
+    static constexpr bool SPLIT = split_by(SIGN);
+
     static __device__ __forceinline__ constexpr int looked_up(int code) { return (value(code) + zero(4)) * SCALE; }
     static __device__ __forceinline__ constexpr uint32_t word(int i) {
         return pack4(looked_up(4 * i), looked_up(4 * i + 1), looked_up(4 * i + 2), looked_up(4 * i + 3));
+    }
+    static __device__ __forceinline__ constexpr uint32_t sizes(int i) {
+        const int sign = i < 2 ? SIGN : -SIGN;
+        return pack4(sign * value(4 * i), sign * value(4 * i + 1), sign * value(4 * i + 2), sign * value(4 * i + 3));
+    }
+    // The sizes of four of a word's eight codes (the lower, or the UPPER ones) that are among the first or the LAST eight;
+    // of the others, 0: a byte permutation repeats the highest bit, which is 0.
+    template <bool UPPER, bool LAST>
+    static __device__ __forceinline__ uint32_t look_up_sizes(uint32_t codes) {
+        constexpr uint32_t low = sizes(LAST ? 2 : 0), high = sizes(LAST ? 3 : 1);
+        const uint32_t here = codes >> (UPPER ? 16 : 0);
+        return permute_bytes(low, high, LAST ? here ^ 0x88888888u : here);
     }
     // Bytes for four of a word's eight codes of three bits: the lower, or the UPPER ones.
     template <bool UPPER>
@@ -122,6 +147,9 @@ struct Table {
         }
     }
 };
+
+// Which of the codes that have a SPLIT, as sizes: those that are added in a product, those that are taken off.
+enum class Part { ALL, ADDED, TAKEN };
 
 // BITS 2 to 6 and 8: codes; 16: halves. GROUP: columns with one scale. CHUNK_K: columns of a chunk.
 template <int BITS_, int GROUP_, Scales SCALES_, int CHUNK_K_, class VALUES_ = Integers>
@@ -241,8 +269,9 @@ __device__ __forceinline__ half2 bytes_to_half2(uint32_t bytes, float bias) {
 // Two signed scales of a Tile<SUB> or Tile<SUB_8>, exactly.
 template <class T, int PAIR>
 __device__ __forceinline__ half2 sub_scales(uint32_t bytes) {
-    const uint32_t biased = __byte_perm(bytes ^ 0x80808080u, 0x64646464u, PAIR ? 0x4342 : 0x4140);
-    if constexpr (T::SUB_UNIT == 1.0f) return __hsub2(as_half2(biased), __float2half2_rn(1152.0f));
+    bytes ^= 0x80808080u;
+    if constexpr (T::SUB_UNIT == 1.0f) return bytes_to_half2<PAIR>(bytes, 128.0f);
+    const uint32_t biased = __byte_perm(bytes, 0x64646464u, PAIR ? 0x4342 : 0x4140);
     return __hfma2(as_half2(biased), __float2half2_rn(T::SUB_UNIT), __float2half2_rn(-1152.0f * T::SUB_UNIT));
 }
 
@@ -334,18 +363,22 @@ struct ChunkCodes {
         }
     }
     // Four codes of row half H in step S of group J as bytes, shifted up by byte_shift(J) bits: in order, or of codes of
-    // less than eight bits that are no table's in the order of elements 0, 2, 1, 3.
-    template <int J, int S, int H>
+    // less than eight bits that are no table's in the order of elements 0, 2, 1, 3. PART: see there.
+    template <int J, int S, int H, Part PART = Part::ALL>
     __device__ __forceinline__ uint32_t bytes() const {
-        if constexpr (T::BASE_BITS == 8) {
+        using V = typename T::VALUES;
+        if constexpr (PART != Part::ALL) {
+            return V::template look_up_sizes<J & 1, (PART == Part::TAKEN) == (V::SIGN > 0)>(main[4 * (J / 2) + 2 * H + S]);
+        } else if constexpr (T::BASE_BITS == 8) {
             return main[4 * J + TilePlace<T>::word(H, S)];
         } else if constexpr (T::VALUES::TABLE && T::BASE_BITS == 2) {
             constexpr int from = TilePlace<T>::extra_index(H, J, S);
-            const uint32_t high = align_bits<from, 2>(extra[J / 2]) & 0x44444444u;
-            const uint32_t low = align_bits<2 * H, 0>(main[2 * (J / 2) + S]) & 0x33333333u;
-            return T::VALUES::template look_up3<J & 1>(low | high);
+            const uint32_t low = lop3<0xf0 & 0xcc>(align_bits<2 * H, 0>(main[2 * (J / 2) + S]), 0x33333333u, 0);
+            const uint32_t codes =
+                lop3<(0xf0 & 0xcc) | 0xaa>(align_bits<from, 2>(extra[J / 2]), 0x44444444u, low);
+            return V::template look_up3<J & 1>(codes);
         } else if constexpr (T::VALUES::TABLE) {
-            return T::VALUES::template look_up4<J & 1>(main[4 * (J / 2) + 2 * H + S]);
+            return V::template look_up4<J & 1>(main[4 * (J / 2) + 2 * H + S]);
         } else {
             constexpr int from = T::BASE_BITS == 2 ? 4 * (J & 1) + 2 * H : 4 * (J & 1), to = T::byte_shift(J);
             constexpr uint32_t mask = repeat_byte(((1 << T::BASE_BITS) - 1) << to);
