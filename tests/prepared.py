@@ -13,6 +13,7 @@ from typing import Any
 from cache_cases import halving_names, kernel_names
 from emulator import build
 from tile_cases import (
+    IN_BLOCKS,
     PRODUCT,
     TILED,
     layouts,
@@ -22,7 +23,7 @@ from tile_cases import (
 )
 
 from ggpy.formats import by_name
-from ggpy.kernels.block_kernel import compile_options, expression, supported_formats
+from ggpy.kernels.block_kernel import compile_options, expression
 
 # Source, names, what else decides the code; without that it is what the first request says.
 Group = tuple[str, list[str], dict[str, Any]]
@@ -56,10 +57,7 @@ def halves() -> list[Group]:
     """Formats that become halves for a product, in two parts: those with grids are slow to
     compile.
     """
-    formats = [f for f in supported_formats() if f.tile is None] + [
-        by_name("BF16"),
-        by_name("Q4_0"),
-    ]
+    formats = [*IN_BLOCKS, by_name("BF16"), by_name("Q4_0")]
     made = []
     for part in (formats[::2], formats[1::2]):
         names = [expression("halves", f, tiled) for f in part for tiled in ("true", "false")]

@@ -16,12 +16,13 @@ from ggpy.formats import Format, by_name
 from ggpy.formats.random_blocks import random_blocks
 from ggpy.kernels.block_kernel import supported_formats
 from ggpy.kernels.mul_mat_tile import COLUMNS, NORM_TOKENS, Limits, MulMatTile
-from ggpy.kernels.tile import Layout, TiledMatrix, layout_of, repack
+from ggpy.kernels.tile import Layout, TiledMatrix, grows, layout_of, repack
 
 EXACT = 1e-10  # normalised mean square error of float sums of some thousand products
 FIXED_POINT = 1e-8  # of activations with 16 bits for the largest of their group
 HALF = 2e-7  # of what is rounded to half
 TILED = [f.name for f in supported_formats() if f.tile is not None]
+IN_BLOCKS = [f for f in supported_formats() if f.tile is None or grows(f)]  # always, or sometimes
 
 
 @dataclass(frozen=True)

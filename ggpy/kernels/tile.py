@@ -16,6 +16,7 @@ from ..formats import Format
 from .block_kernel import block_kernel
 
 ROWS = 16  # of a tile
+GROWTH = 1.25  # see `grows`
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,14 @@ def layout_of(format: Format, k: int) -> Layout | None:
         return Layout(bits, group, scales, 256, values_type(format.tile_values))
     chunk_k = 256 if bits <= 4 and group == 32 and k % 256 == 0 else 128
     return Layout(bits, group, scales, chunk_k, values_type(format.tile_values))
+
+
+def grows(format: Format) -> bool:
+    """Whether tiles of this format take GROWTH times the memory of its blocks or more, because they
+    have the numbers that blocks name by points of a codebook.
+    """
+    layout = layout_of(format, 256)
+    return layout is not None and layout.nbytes(ROWS, 256) >= GROWTH * ROWS * format.row_bytes(256)
 
 
 def values_type(values: Sequence[int] | str) -> str:

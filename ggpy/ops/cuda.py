@@ -77,6 +77,7 @@ class Cuda:
         gemm: what multiplies many tokens; CublasMissing.
         """
         self.device, self.name, self.reason = device, name, reason
+        self.remarks: list[str] = []
         self.batch_invariant = batch_invariant
         self._embed_tile = EmbedTile(device)
         self._elementwise = Elementwise(device)
@@ -98,14 +99,10 @@ class Cuda:
 
     def check_room(self, demand: Demand) -> None:
         """MemoryError if the GPU has too little free memory, before anything is uploaded."""
-        weights = [
-            (w, lookup or self._products.keeps_blocks(w.format)) for w, lookup in demand.weights
-        ]
-        demand = replace(demand, weights=weights)
-        scratch = self._products.scratch_bytes(demand)
         _, halved = self._prompts_of(cuda_memory.heads_of(demand.cache))
-        need = cuda_memory.needed(demand, GRAPH_TOKENS, scratch, halved)
-        cuda_memory.check_room(need, demand, self.device.free_bytes, self.name)
+        free = self.device.free_bytes
+        check = cuda_memory.settle_layouts
+        self.remarks += check(self._products, demand, GRAPH_TOKENS, halved, free, self.name)
 
     def device_bytes(self) -> int:
         """Bytes of GPU memory that are allocated."""

@@ -47,15 +47,21 @@ def can_be_halves(k: int) -> bool:
     return k % 8 == 0
 
 
-def scratch_bytes(matrices: Iterable[tuple[Format, int, int]], gemm: Gemm) -> int:
+def scratch_bytes(
+    matrices: Iterable[tuple[Format, int, int]],
+    gemm: Gemm,
+    keeps_blocks: Callable[[Format], bool] = lambda format: False,
+) -> int:
     """The most that the halves of a model's (format, rows, columns) take: of three matrices that
-    share an x, and no more than SCRATCH where they can be cut.
+    share an x, and no more than SCRATCH where they can be cut. keeps_blocks: of formats with tiles.
     """
     most = 0
     for format, n_rows, k in matrices:
         if gemm == "cublas" and can_be_halves(k):
             most = max(most, min(SCRATCH, 2 * n_rows * k))
-        elif gemm == "auto" and layout_of(format, k) is None and can_be_halves(k):
+        elif gemm == "auto" and can_be_halves(k):
+            if layout_of(format, k) is not None and not keeps_blocks(format):
+                continue
             nbytes = TILES.nbytes(n_rows, k)
             most = max(most, nbytes if n_rows % ROWS else min(SCRATCH, 3 * nbytes))
     return most

@@ -6,14 +6,16 @@ what cuda.py then allocates, and not much more, because a model that would fit m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from ..cache_type import ON_GPU
+from ..formats import Format
 from ..gguf import Tensor
 from ..kernels.attend import MAX_SPLIT
 from ..kernels.attend import ROWS as ATTEND_ROWS
 from ..kernels.rope_kv import Heads
-from ..kernels.tile import layout_of
+from ..kernels.tile import grows, layout_of
 from .cuda_pages import page_bytes
 from .interface import PAGE_SIZE, CacheShape, Demand
 
@@ -43,6 +45,20 @@ class Need:
         return self.weights + max(self.cache + self.work, STAGING)
 
 
+class Layouts(Protocol):
+    """Who knows which weights lie in tiles."""
+
+    compact: bool  # blocks stay blocks where tiles take much more
+
+    def keeps_blocks(self, format: Format) -> bool:
+        """Whether weights of the format do not become tiles."""
+        ...
+
+    def scratch_bytes(self, demand: Demand) -> int:
+        """Bytes at most of weights that become halves for a product."""
+        ...
+
+
 def needed(demand: Demand, graph_tokens: int, scratch: int = 0, halved: bool = False) -> Need:
     """What the demand takes; graph_tokens: sequences at most whose attention is split; scratch:
     bytes of weights that become halves for a product; halved: keys and values do, for prompts.
@@ -70,6 +86,33 @@ def check_room(need: Need, demand: Demand, free: int, device: str) -> None:
         f"work in; {_gigabytes(free)} ({free} bytes) are free on {device}: "
         + _remedy(need, free, demand)
     )
+
+
+def settle_layouts(
+    products: Layouts, demand: Demand, graph_tokens: int, halved: bool, free: int, device: str
+) -> list[str]:
+    """Decides whether all weights become tiles, or those stay in blocks that as tiles take much
+    more: where else `free` bytes do not do. MemoryError as of check_room; else what to tell a user.
+    """
+
+    def need() -> Need:
+        weights = [(w, lookup or products.keeps_blocks(w.format)) for w, lookup in demand.weights]
+        scratch = products.scratch_bytes(demand)
+        return needed(replace(demand, weights=weights), graph_tokens, scratch, halved)
+
+    products.compact = False
+    missing = need().total - free
+    products.compact = missing > 0
+    check_room(need(), demand, free, device)
+    if not products.compact:
+        return []
+    names = sorted(
+        {w.format.name for w, lookup in demand.weights if not lookup and grows(w.format)}
+    )
+    return [
+        f"weights in {', '.join(names)} stay in their file's blocks, at a quarter of the speed: "
+        f"as tiles they would take {_gigabytes(missing)} more than is free"
+    ]
 
 
 def fitting_context(need: Need, free: int, n_seq: int) -> int:

@@ -23,7 +23,7 @@ from ..kernels.mul_mat_vec_q import mul_mat_vec_q
 from ..kernels.pack import PLAIN, UNIT
 from ..kernels.product import Epilogue
 from ..kernels.quantize_q8_1 import q8_1_bytes, quantize_q8_1
-from ..kernels.tile import TiledMatrix
+from ..kernels.tile import TiledMatrix, grows
 from .cuda_arrays import Array, Matrix, Memory, one_layout
 from .cuda_gemm import MANY_TOKENS, Gemm, HalfTiles, Room, can_be_halves, scratch_bytes
 from .cuda_hopper import HopperProducts
@@ -66,25 +66,33 @@ class Products:
             from .cuda_gemm_cublas import CublasProducts
 
             self._cublas = CublasProducts(device, self._room)
+        self.compact = False  # memory is short: blocks stay blocks where tiles take much more
         self.prompt = False  # the step has a prompt: what rounds weights to halves may be used
+
+    def takes_q8_1(self, format: Format) -> bool:
+        """Whether a matrix of the format is multiplied with block_q8_1."""
+        return self._activations == "q8_1" and format.block_size > 1
 
     def keeps_blocks(self, format: Format) -> bool:
         """Whether a matrix of the format is multiplied in its blocks, even if it has tiles."""
-        return self._activations == "q8_1" and format.block_size > 1
+        return self.takes_q8_1(format) or (self.compact and grows(format))
 
     def scratch_bytes(self, demand: Demand) -> int:
         """What products of the demand's steps need at most for weights that become halves."""
         n, many = demand.n_batch, self._many is not None and self.hopper.allowed
         if not (self.hopper.takes(n) or (many and n >= MANY_TOKENS)):
             return 0
-        kept = [w for w, lookup in demand.weights if not lookup and len(w.shape) == 2]
-        matrices = [(w.format, w.shape[0], w.shape[1]) for w in kept]
-        return scratch_bytes(matrices, "cublas" if self._cublas else "auto")
+        matrices = [
+            (w.format, w.shape[0], w.shape[1])
+            for w, lookup in demand.weights
+            if not lookup and len(w.shape) == 2 and not self.takes_q8_1(w.format)
+        ]
+        return scratch_bytes(matrices, "cublas" if self._cublas else "auto", self.keeps_blocks)
 
     def becomes_halves(self, w: Matrix, n_tokens: int) -> bool:
         """Whether tiles of halves are made of w for a product of so many tokens, which there is."""
         many = self.prompt and self._many is not None and n_tokens >= MANY_TOKENS
-        mine = w.tiles is None and w.scale is None and not self.keeps_blocks(w.in_blocks.format)
+        mine = w.tiles is None and w.scale is None and not self.takes_q8_1(w.in_blocks.format)
         return mine and (many or self.hopper.takes(n_tokens)) and can_be_halves(w.k)
 
     @property
@@ -165,7 +173,7 @@ class Products:
                 some = weights[part]
                 self._multiply_halves(x, some, to, epilogue, activation, soft_cap)
             else:
-                if self.keeps_blocks(w.in_blocks.format):
+                if self.takes_q8_1(w.in_blocks.format):
                     quantized = quantized or self._quantize(x, n, w.k)
                 self._multiply_blocks(x, quantized, w, to[0], epilogue == "ADD", soft_cap)
 
@@ -232,7 +240,7 @@ class Products:
         """y[T, N] = x w^T, of x as halves, or `quantized` where the weights are as well."""
         n, residual = y.shape[0], y.data if add else None
         to: dict[str, Any] = {"y": y.data, "n_tokens": n, "residual": residual, "pdl": True}
-        if quantized is not None and self.keeps_blocks(w.in_blocks.format):
+        if quantized is not None and self.takes_q8_1(w.in_blocks.format):
             mul_mat_vec_q(self.device, w.in_blocks, quantized, **to)
         else:
             dequantize_mul_mat_vec(self.device, w.in_blocks, x.data, **to)

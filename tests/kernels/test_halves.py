@@ -5,16 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kernel_buffers import Output, upload
+from tile_cases import IN_BLOCKS
 
 from ggpy.device.compile import compile_cubin
 from ggpy.formats import Format, by_name
 from ggpy.formats.random_blocks import random_blocks
-from ggpy.kernels.block_kernel import BlockMatrix, compile_options, expression, supported_formats
+from ggpy.kernels.block_kernel import BlockMatrix, compile_options, expression
 from ggpy.kernels.embed_tile import EmbedTile
 from ggpy.kernels.halves import TILES, halve_to_rows, halve_to_tiles
 from ggpy.kernels.tile import ROWS, TiledMatrix
 
-UNTILED = [f.name for f in supported_formats() if f.tile is None]
+UNTILED = [f.name for f in IN_BLOCKS]
 SHAPES = [(1, 1), (37, 3), (16, 5)]  # rows, and blocks of a row
 
 

@@ -9,14 +9,16 @@ import pytest
 from cases import nmse
 from counting_device import CountingDevice, LaunchesOnHopper
 from kernel_buffers import Output, upload
+from tile_cases import IN_BLOCKS
 
 from ggpy.formats import by_name
 from ggpy.formats.random_blocks import random_blocks
-from ggpy.kernels.block_kernel import BlockMatrix, supported_formats
+from ggpy.gguf import Tensor
+from ggpy.kernels.block_kernel import BlockMatrix
 from ggpy.kernels.elementwise import Elementwise
 from ggpy.kernels.halves import TILES
 from ggpy.kernels.pack import CODES, HALVES, PLAIN
-from ggpy.kernels.tile import Layout, TiledMatrix
+from ggpy.kernels.tile import Layout, TiledMatrix, grows
 from ggpy.ops import cuda_gemm
 from ggpy.ops.cuda import Cuda
 from ggpy.ops.cuda_arrays import Array, Matrix
@@ -25,12 +27,12 @@ from ggpy.ops.cuda_hopper import FROM_TOKENS
 from ggpy.ops.cuda_products import Products
 
 ROUNDED = 1e-6  # the weights become halves
-UNTILED = [f.name for f in supported_formats() if f.tile is None and not f.name.startswith("Q8_")]
+UNTILED = [f.name for f in IN_BLOCKS if not f.name.startswith("Q8_")]
 SOME = "IQ2_S"  # of 256 weights
 
 
 class Weights:
-    """A random matrix [rows, k] of a format without tiles, on a device."""
+    """A random matrix [rows, k] in blocks, on a device."""
 
     def __init__(self, device, name: str, rows: int, k: int, seed: int = 0) -> None:
         format, rng = by_name(name), np.random.default_rng([seed, rows, k])
@@ -38,7 +40,7 @@ class Weights:
             blocks = format.quantize(rng.standard_normal((rows, k)).astype(np.float32))
         else:
             blocks = random_blocks(format, rows * k // format.block_size, rng)
-        blocks = blocks.view(np.uint8).reshape(rows, -1)
+        self.blocks = blocks = blocks.view(np.uint8).reshape(rows, -1)
         self.values = format.dequantize(blocks).astype(np.float64)
         w = BlockMatrix(format, rows, k, upload(device, blocks))
         self.matrix = Matrix(rows, k, None, w)
@@ -169,7 +171,7 @@ def test_few_tokens_and_decode_stay_exact(emulator, n, prompt):
 def matrix(format: str, rows: int, k: int) -> Matrix:
     """Without memory."""
     f = by_name(format)
-    if f.tile is None:
+    if f in IN_BLOCKS:
         return Matrix(rows, k, None, BlockMatrix(f, rows, k, CountingDevice().alloc(1 << 40)))
     layout = Layout(8, 32, "D", 128)
     return Matrix(rows, k, TiledMatrix(layout, rows, k, CountingDevice().alloc(1)), None)
@@ -218,10 +220,12 @@ def test_weights_just_made_are_not_read_ahead():
 def test_scratch_is_foreseen():
     iq, q8 = by_name(SOME), by_name("Q8_0")
     one = TILES.nbytes(1024, 4096)
-    assert scratch_bytes([(iq, 1024, 4096), (q8, 9999, 4096)], "auto") == 3 * one
+    assert scratch_bytes([(iq, 1024, 4096), (q8, 9999, 4096)], "auto", grows) == 3 * one
+    assert scratch_bytes([(by_name("F32"), 1024, 4096)], "auto") == 3 * one
+    assert scratch_bytes([(iq, 1024, 4096)], "auto") == 0
     assert scratch_bytes([(q8, 9999, 4096)], "auto") == 0
-    assert scratch_bytes([(iq, 128256, 4096)], "auto") == cuda_gemm.SCRATCH
-    assert scratch_bytes([(iq, 128257, 4096)], "auto") == TILES.nbytes(128257, 4096)
+    assert scratch_bytes([(iq, 128256, 4096)], "auto", grows) == cuda_gemm.SCRATCH
+    assert scratch_bytes([(iq, 128257, 4096)], "auto", grows) == TILES.nbytes(128257, 4096)
     assert scratch_bytes([(q8, 1024, 4096)], "cublas") == 2 * 1024 * 4096
     assert scratch_bytes([(q8, 128257, 4096)], "cublas") == cuda_gemm.SCRATCH
 
@@ -240,12 +244,12 @@ def test_no_more_scratch_is_taken(rows):
     x = Array(device.alloc(1 << 30), np.float16, (64, 4096), 4096, HALVES)
     outs = [Array(device.alloc(1 << 30), np.float32, (64, r), r) for r in rows]
     found.multiply(x, weights, outs)
-    foreseen = scratch_bytes([(by_name(SOME), r, 4096) for r in rows], "auto")
+    foreseen = scratch_bytes([(by_name(SOME), r, 4096) for r in rows], "auto", grows)
     assert 0 < taken[cuda_gemm.NAME] <= foreseen <= cuda_gemm.SCRATCH
 
 
 def test_what_a_model_needs_is_asked_for():
-    tensor = SimpleNamespace(format=by_name(SOME), shape=(1024, 4096), nbytes=1)
+    tensor = SimpleNamespace(format=by_name("F32"), shape=(1024, 4096), nbytes=1)
     vector = SimpleNamespace(format=by_name("F32"), shape=(4096,), nbytes=1)
     demand = SimpleNamespace(
         n_batch=512, weights=[(tensor, False), (tensor, True), (vector, False)]
@@ -259,3 +263,16 @@ def test_what_a_model_needs_is_asked_for():
     assert products(CountingDevice()).scratch_bytes(demand) == 0
     demand.n_batch = FROM_TOKENS - 1
     assert products(LaunchesOnHopper()).scratch_bytes(demand) == 0
+
+
+def test_blocks_that_stay_where_memory_is_short(emulator):
+    w = Weights(emulator, SOME, 3, 256)
+    tensor = Tensor("w", (3, 256), by_name(SOME), w.blocks)
+    ops = Cuda(emulator)
+    assert ops.weight(tensor).tiles is not None
+    ops._products.compact = True
+    kept = ops.weight(tensor)
+    assert kept.tiles is None
+    x = tokens(2, 256)
+    (y,) = multiply(emulator, ops._products, [SimpleNamespace(matrix=kept)], x)
+    assert nmse(y, x.astype(np.float64) @ w.values.T) <= 1e-10

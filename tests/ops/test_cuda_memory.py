@@ -59,7 +59,7 @@ def test_tiles_take_no_more_than_blocks_in_common_formats() -> None:
 
 
 def test_a_table_that_is_looked_up_and_a_format_without_tiles_stay_in_blocks() -> None:
-    for tensor, lookup in ((weight("Q4_K", 64, 256), True), (weight("IQ2_XS", 64, 256), False)):
+    for tensor, lookup in ((weight("Q4_K", 64, 256), True), (weight("F32", 64, 256), False)):
         assert cuda_memory.weight_bytes(tensor, lookup) == tensor.nbytes
 
 
@@ -101,6 +101,40 @@ def test_the_context_that_would_fit_fits_and_no_larger_one(n_seq: int, types: Ca
     check(llama_8b(n_ctx, n_seq=n_seq, types=types), free)
     with pytest.raises(MemoryError):
         check(llama_8b(n_ctx + 64, n_seq=n_seq, types=types), free)
+
+
+def with_room(nbytes: int) -> Cuda:
+    """Ops on a device that has so much free memory."""
+    device = CountingDevice()
+    ops = Cuda(device)
+    device.total = device.used_bytes + nbytes
+    return ops
+
+
+def test_codebooks_are_written_out_where_there_is_room() -> None:
+    demand, kind = llama_8b(8192, "IQ2_XXS"), by_name("IQ2_XXS")
+    as_tiles = need_of(demand).total
+    ops = with_room(as_tiles)
+    ops.check_room(demand)
+    assert not ops.remarks and not ops._products.keeps_blocks(kind)
+    ops = with_room(as_tiles - 1)
+    ops.check_room(demand)
+    assert ops.remarks == [
+        "weights in IQ2_XXS stay in their file's blocks, at a quarter of the speed: "
+        "as tiles they would take 0.00 GB more than is free"
+    ]
+    assert ops._products.keeps_blocks(kind) and not ops._products.keeps_blocks(by_name("Q2_K"))
+
+
+def test_what_does_not_fit_in_blocks_either_is_refused() -> None:
+    demand = llama_8b(8192, "IQ2_XXS")
+    in_blocks = sum(cuda_memory.allocated(w.nbytes) for w, _ in demand.weights)
+    ops = with_room(in_blocks)
+    with pytest.raises(MemoryError, match=f"{in_blocks / 1e9:.2f} GB for weights"):
+        ops.check_room(demand)
+    plain = llama_8b(8192)
+    with pytest.raises(MemoryError):
+        with_room(need_of(plain).total - 1).check_room(plain)
 
 
 def test_weights_that_do_not_fit_say_so() -> None:
