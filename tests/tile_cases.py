@@ -125,7 +125,7 @@ def limits(device: Any, multiprocessors: int = 3, **changes: int) -> Limits:
 
 
 MANY = ["Q8_0", "Q4_0", "Q5_1", "Q4_K", "Q6_K", "F16", "I8", "F8_E4M3"]
-MANY += ["IQ4_XS", "MXFP4", "NVFP4", "Q3_K", "Q2_K", "TQ2_0"]  # one of each kind of layout
+MANY += ["IQ4_XS", "MXFP4", "NVFP4", "Q3_K", "Q2_K", "TQ2_0", "IQ2_XS"]  # one of each kind
 NORMED = [c for c in COLUMNS if c <= NORM_TOKENS]
 PRODUCT = {"WARPS": 16, "STAGES": 3, "NORM_PIECES": 1}
 
