@@ -106,8 +106,6 @@ def load(file: File, tokenizer: Tokenizer, ops: Ops, options: argparse.Namespace
             progress=lambda done, total: bar.update(done / 1e6),
         )
     say(f"model: {file.path.name}, {file.nbytes / 1e6:.0f} MB in {_since(started)}")
-    for remark in ops.remarks:
-        note(remark)
     if options.check:
         model.logits([tokenizer.bos_id or 0])
         note("the model's numbers are finite, and every step's will be looked at, which is slow")

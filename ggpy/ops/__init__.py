@@ -45,7 +45,8 @@ def choose(
     if gpu is not None:
         from .cuda import Cuda
 
-        return Cuda(gpu, gpu_name(device), reason, batch_invariant, activations, gemm)
+        options = batch_invariant, activations, gemm
+        return Cuda(gpu, gpu_name(device), reason, *options, note or (lambda message: None))
     if gemm == "cublas":
         raise ValueError(f"--gemm cublas needs a GPU, the device is cpu ({reason}): leave it away")
     from .reference import Reference

@@ -70,14 +70,15 @@ class Cuda:
         batch_invariant: bool = False,
         activations: Activations = "f16",
         gemm: Gemm = "auto",
+        note: Callable[[str], None] = lambda message: None,
     ) -> None:
         """batch_invariant: no product is chosen by the number of tokens, so that a sequence's bits
         depend on nothing else in its steps; prompts and batches of more than 4 are 2 to 5 times
         slower. activations: what quantised weights are multiplied with; "q8_1" keeps their blocks.
-        gemm: what multiplies many tokens; CublasMissing.
+        gemm: what multiplies many tokens; CublasMissing. note: gets one-line remarks for the user.
         """
         self.device, self.name, self.reason = device, name, reason
-        self.remarks: list[str] = []
+        self._note = note
         self.batch_invariant = batch_invariant
         self._embed_tile = EmbedTile(device)
         self._elementwise = Elementwise(device)
@@ -101,8 +102,10 @@ class Cuda:
         """MemoryError if the GPU has too little free memory, before anything is uploaded."""
         _, halved = self._prompts_of(cuda_memory.heads_of(demand.cache))
         free = self.device.free_bytes
-        check = cuda_memory.settle_layouts
-        self.remarks += check(self._products, demand, GRAPH_TOKENS, halved, free, self.name)
+        sizes = GRAPH_TOKENS, halved, free
+        remark = cuda_memory.settle_layouts(self._products, demand, *sizes, self.name)
+        if remark:
+            self._note(remark)
 
     def device_bytes(self) -> int:
         """Bytes of GPU memory that are allocated."""

@@ -90,9 +90,9 @@ def check_room(need: Need, demand: Demand, free: int, device: str) -> None:
 
 def settle_layouts(
     products: Layouts, demand: Demand, graph_tokens: int, halved: bool, free: int, device: str
-) -> list[str]:
-    """Decides whether all weights become tiles, or those stay in blocks that as tiles take much
-    more: where else `free` bytes do not do. MemoryError as of check_room; else what to tell a user.
+) -> str:
+    """All weights become tiles if `free` bytes are enough for that; else those stay in blocks that
+    as tiles take much more. What to tell a user of it, or nothing; MemoryError as of check_room.
     """
 
     def need() -> Need:
@@ -105,14 +105,14 @@ def settle_layouts(
     products.compact = missing > 0
     check_room(need(), demand, free, device)
     if not products.compact:
-        return []
+        return ""
     names = sorted(
         {w.format.name for w, lookup in demand.weights if not lookup and grows(w.format)}
     )
-    return [
+    return (
         f"weights in {', '.join(names)} stay in their file's blocks, at a quarter of the speed: "
         f"as tiles they would take {_gigabytes(missing)} more than is free"
-    ]
+    )
 
 
 def fitting_context(need: Need, free: int, n_seq: int) -> int:

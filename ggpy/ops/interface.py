@@ -151,7 +151,6 @@ class Ops(Protocol):
 
     name: str  # "cpu", "cuda:0": what the user sees
     reason: str  # why this one was chosen, one clause
-    remarks: list[str]  # of how weights are kept, where that is not the best way: after check_room
     asynchronous: bool  # run and sample return before they are done: running ahead pays
 
     def check_room(self, demand: Demand) -> None:

@@ -111,7 +111,6 @@ class Reference:
         weight_memory: int | None = None,
     ) -> None:
         self.reason = reason
-        self.remarks: list[str] = []
         self._note = note
         host.set_blas_threads(n_threads or host.default_threads())
         self._budget = _default_budget() if weight_memory is None else weight_memory

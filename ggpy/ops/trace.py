@@ -44,7 +44,7 @@ class Trace:
 
     def __init__(self, ops: Ops) -> None:
         self._ops = ops
-        self.name, self.reason, self.remarks = ops.name, ops.reason, ops.remarks
+        self.name, self.reason = ops.name, ops.reason
         self.asynchronous = False  # every output is waited for
         self.records: list[Record] = []
         self._layer = -1

@@ -57,9 +57,11 @@ def test_without_a_gpu_auto_is_the_cpu_and_says_why(machine: Any) -> None:
 def test_a_usable_gpu_is_taken_and_shown(machine: Any, asked: str, ordinal: int) -> None:
     opened = SimpleNamespace()
     ordinals = machine(GPU, opened)
-    assert choose(asked) == (opened, f"cuda:{ordinal}", describe(GPU), False, "f16", "auto")
-    options = {"batch_invariant": True, "activations": "q8_1"}
-    assert choose(asked, **options)[3:] == (True, "q8_1", "auto")  # type: ignore[index]
+    *taken, note = choose(asked)  # type: ignore[misc]
+    assert taken == [opened, f"cuda:{ordinal}", describe(GPU), False, "f16", "auto"]
+    assert callable(note)
+    options = {"batch_invariant": True, "activations": "q8_1", "note": print}
+    assert choose(asked, **options)[3:] == (True, "q8_1", "auto", print)  # type: ignore[index]
     assert ordinals == [ordinal, ordinal]
     assert describe(GPU) == "NVIDIA Test 9, 150 GB, sm_90a, driver for CUDA 13.0"
 

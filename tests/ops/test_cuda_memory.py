@@ -103,23 +103,24 @@ def test_the_context_that_would_fit_fits_and_no_larger_one(n_seq: int, types: Ca
         check(llama_8b(n_ctx + 64, n_seq=n_seq, types=types), free)
 
 
-def with_room(nbytes: int) -> Cuda:
-    """Ops on a device that has so much free memory."""
+def with_room(nbytes: int) -> tuple[Cuda, list[str]]:
+    """Ops on a device that has so much free memory, and what they tell the user."""
     device = CountingDevice()
-    ops = Cuda(device)
+    notes: list[str] = []
+    ops = Cuda(device, note=notes.append)
     device.total = device.used_bytes + nbytes
-    return ops
+    return ops, notes
 
 
 def test_codebooks_are_written_out_where_there_is_room() -> None:
     demand, kind = llama_8b(8192, "IQ2_XXS"), by_name("IQ2_XXS")
     as_tiles = need_of(demand).total
-    ops = with_room(as_tiles)
+    ops, notes = with_room(as_tiles)
     ops.check_room(demand)
-    assert not ops.remarks and not ops._products.keeps_blocks(kind)
-    ops = with_room(as_tiles - 1)
+    assert not notes and not ops._products.keeps_blocks(kind)
+    ops, notes = with_room(as_tiles - 1)
     ops.check_room(demand)
-    assert ops.remarks == [
+    assert notes == [
         "weights in IQ2_XXS stay in their file's blocks, at a quarter of the speed: "
         "as tiles they would take 0.00 GB more than is free"
     ]
@@ -129,12 +130,14 @@ def test_codebooks_are_written_out_where_there_is_room() -> None:
 def test_what_does_not_fit_in_blocks_either_is_refused() -> None:
     demand = llama_8b(8192, "IQ2_XXS")
     in_blocks = sum(cuda_memory.allocated(w.nbytes) for w, _ in demand.weights)
-    ops = with_room(in_blocks)
+    ops, notes = with_room(in_blocks)
     with pytest.raises(MemoryError, match=f"{in_blocks / 1e9:.2f} GB for weights"):
         ops.check_room(demand)
     plain = llama_8b(8192)
+    ops, notes = with_room(need_of(plain).total - 1)
     with pytest.raises(MemoryError):
-        with_room(need_of(plain).total - 1).check_room(plain)
+        ops.check_room(plain)
+    assert not notes
 
 
 def test_weights_that_do_not_fit_say_so() -> None:
