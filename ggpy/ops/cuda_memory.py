@@ -110,8 +110,8 @@ def settle_layouts(
         {w.format.name for w, lookup in demand.weights if not lookup and grows(w.format)}
     )
     return (
-        f"weights in {', '.join(names)} stay in their file's blocks, at a quarter of the speed: "
-        f"as tiles they would take {_gigabytes(missing)} more than is free"
+        f"weights in {', '.join(names)} stay in their file's blocks, at about a quarter of the "
+        f"speed: as tiles they would take {_gigabytes(missing)} more than is free"
     )
 
 

@@ -121,7 +121,7 @@ def test_codebooks_are_written_out_where_there_is_room() -> None:
     ops, notes = with_room(as_tiles - 1)
     ops.check_room(demand)
     assert notes == [
-        "weights in IQ2_XXS stay in their file's blocks, at a quarter of the speed: "
+        "weights in IQ2_XXS stay in their file's blocks, at about a quarter of the speed: "
         "as tiles they would take 0.00 GB more than is free"
     ]
     assert ops._products.keeps_blocks(kind) and not ops._products.keeps_blocks(by_name("Q2_K"))
