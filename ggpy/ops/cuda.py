@@ -29,7 +29,7 @@ from ..kernels.handed import Handed
 from ..kernels.pack import PLAIN, packed_bytes
 from ..kernels.product import Epilogue
 from ..kernels.rms_norm import RmsNorm
-from ..kernels.rope_kv import Heads, RopeKv, Rotation, turns
+from ..kernels.rope_kv import Heads, RopeKv
 from ..sampling import Sampler
 from . import cuda_memory
 from .cuda_arrays import Array, Matrix, Memory, Projected, Sampled
@@ -39,6 +39,7 @@ from .cuda_handing import Handing
 from .cuda_pages import Pages
 from .cuda_products import Activations, Products
 from .cuda_prompts import Prompts
+from .cuda_rope import Ropes
 from .cuda_sample import Sampling
 from .cuda_step import Batch, StepUpload
 from .cuda_upload import Uploader
@@ -50,7 +51,6 @@ from .interface import (
     FeedForward,
     Head,
     Norm,
-    Rope,
     Step,
 )
 
@@ -90,7 +90,7 @@ class Cuda:
         self._uploader: Uploader | None = Uploader(device)
         self._scratch: dict[str, Buffer] = {}
         self._graphs = Graphs(device)
-        self._ropes: dict[int, tuple[Rope, Buffer]] = {}
+        self._ropes = Ropes(device)
         self._steps: StepUpload | None = None
         self._batch: Batch | None = None
         self._heads: Heads | None = None
@@ -239,7 +239,7 @@ class Cuda:
             for n, w in zip("qkv", weights, strict=True)
         ]
         self._multiply_normed(x, a.norm, weights, parts)
-        projected = Projected([part.data for part in parts], self._rotation(a))
+        projected = Projected([part.data for part in parts], self._ropes.rotation(a))
         if self._fuse:
             return projected
         row = self._attend.heads.row
@@ -280,18 +280,6 @@ class Cuda:
         if batch.n_tiles:
             self._attend.launch(asked, batch.tiles, batch.n_tiles, batch.split)
         return o
-
-    def _rotation(self, a: Attention) -> Rotation:
-        norms = (a.q_norm, a.k_norm)
-        return Rotation(
-            turns=self._turns(a.rope),
-            n_pairs=len(a.rope.inv_freq),
-            neox=a.rope.style == "neox",
-            magnitude=a.rope.magnitude,
-            bias=(a.bq, a.bk, a.bv),
-            norm=[n.weight if n else None for n in norms],
-            eps=[n.eps if n else 0.0 for n in norms],
-        )
 
     def linear_add(
         self,
@@ -388,12 +376,3 @@ class Cuda:
             return None
         order = self._products.order(weights, n)
         return self._handing.give(then.norm, self._half("normed", n, k, order))
-
-    def _turns(self, rope: Rope) -> Buffer:
-        """The rope's frequencies on the device, uploaded once."""
-        if id(rope) not in self._ropes:
-            values = turns(rope.inv_freq)
-            buffer = self.device.alloc(values.nbytes, "rope")
-            self.device.upload(buffer, values)
-            self._ropes[id(rope)] = rope, buffer
-        return self._ropes[id(rope)][1]
