@@ -41,17 +41,17 @@ def choose(
             "--gemm cublas rounds weights to halves: it goes with neither --batch-invariant nor "
             "--activations q8_1"
         )
+    note = note or (lambda message: None)
     gpu, reason = choose_gpu(device, note)
     if gpu is not None:
         from .cuda import Cuda
 
-        options = batch_invariant, activations, gemm
-        return Cuda(gpu, gpu_name(device), reason, *options, note or (lambda message: None))
+        return Cuda(gpu, gpu_name(device), reason, batch_invariant, activations, gemm, note)
     if gemm == "cublas":
         raise ValueError(f"--gemm cublas needs a GPU, the device is cpu ({reason}): leave it away")
     from .reference import Reference
 
-    return Reference(n_threads, reason=reason, note=note or (lambda message: None))
+    return Reference(n_threads, reason=reason, note=note)
 
 
 def choose_gpu(

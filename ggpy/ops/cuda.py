@@ -101,9 +101,9 @@ class Cuda:
     def check_room(self, demand: Demand) -> None:
         """MemoryError if the GPU has too little free memory, before anything is uploaded."""
         _, halved = self._prompts_of(cuda_memory.heads_of(demand.cache))
-        free = self.device.free_bytes
-        sizes = GRAPH_TOKENS, halved, free
-        remark = cuda_memory.settle_layouts(self._products, demand, *sizes, self.name)
+        remark = cuda_memory.settle_layouts(
+            self._products, demand, GRAPH_TOKENS, halved, self.device.free_bytes, self.name
+        )
         if remark:
             self._note(remark)
 
@@ -233,12 +233,11 @@ class Cuda:
     def qkv(self, x: Array, attention: Attention, step: Step) -> Array | Projected:
         """q[T, H, E], half; k and v to their pages. Where tokens are alone, attention rotates."""
         a, batch = attention, self._now
-        weights = [a.wq, a.wk, a.wv]
         parts = [
             self._float(f"projected {n}", batch.n_tokens, w.n_rows)
-            for n, w in zip("qkv", weights, strict=True)
+            for n, w in zip("qkv", a.projections, strict=True)
         ]
-        self._multiply_normed(x, a.norm, weights, parts)
+        self._multiply_normed(x, a.norm, a.projections, parts)
         projected = Projected([part.data for part in parts], self._ropes.rotation(a))
         if self._fuse:
             return projected
@@ -367,12 +366,8 @@ class Cuda:
 
     def _hand_on(self, w: Matrix, x: Array, then: Attention | FeedForward) -> Handed | None:
         """The norm of what x becomes, made with the product that adds to it."""
-        if isinstance(then, Attention):
-            weights = [then.wq, then.wk, then.wv]
-        else:
-            weights = [then.w_gate, then.w_up]
         n, k = x.shape
-        if not self._products.hands_on(w, weights, n):
+        order = self._products.handed_order(w, then.projections, n)
+        if order == PLAIN:
             return None
-        order = self._products.order(weights, n)
         return self._handing.give(then.norm, self._half("normed", n, k, order))

@@ -57,11 +57,10 @@ def scratch_bytes(
     """
     most = 0
     for format, n_rows, k in matrices:
+        in_blocks = layout_of(format, k) is None or keeps_blocks(format)
         if gemm == "cublas" and can_be_halves(k):
             most = max(most, min(SCRATCH, 2 * n_rows * k))
-        elif gemm == "auto" and can_be_halves(k):
-            if layout_of(format, k) is not None and not keeps_blocks(format):
-                continue
+        elif gemm == "auto" and in_blocks and can_be_halves(k):
             nbytes = TILES.nbytes(n_rows, k)
             most = max(most, nbytes if n_rows % ROWS else min(SCRATCH, 3 * nbytes))
     return most

@@ -102,10 +102,10 @@ def settle_layouts(
 
     products.compact = False
     missing = need().total - free
-    products.compact = missing > 0
-    check_room(need(), demand, free, device)
-    if not products.compact:
+    if missing <= 0:
         return ""
+    products.compact = True
+    check_room(need(), demand, free, device)
     names = sorted(
         {w.format.name for w, lookup in demand.weights if not lookup and grows(w.format)}
     )

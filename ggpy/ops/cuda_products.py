@@ -116,14 +116,14 @@ class Products:
         layouts = [HALF_TILES if h else t for h, t in zip(halves, tiles, strict=True)]
         return self.hopper.order(layouts, n_tokens)
 
-    def hands_on(self, w: Matrix, weights: list[Matrix], n_tokens: int) -> bool:
-        """Whether a product with w can hand a norm on to those with the others."""
+    def handed_order(self, w: Matrix, weights: list[Matrix], n_tokens: int) -> int:
+        """In which order a product with w hands a norm on to those with the others; PLAIN: none."""
         if not self.hopper.hands_on(n_tokens) or w.n_rows % UNIT:
-            return False
+            return PLAIN
         for one in (w, *weights):
             if one.tiles is None or one.activations != "f16" or self._by_cublas(one, n_tokens):
-                return False
-        return self.order(weights, n_tokens) != PLAIN
+                return PLAIN
+        return self.order(weights, n_tokens)
 
     def _by_cublas(self, w: Matrix, n_tokens: int) -> bool:
         mine = self._cublas is not None and w.activations == "f16"
@@ -152,7 +152,7 @@ class Products:
 
         ADD adds to what out holds; GLU makes one output of two weights of one layout. norm: of x,
         or of its rows, which is float then, where `normalises` says so. handed: a norm, where
-        `hands_on` says so.
+        `handed_order` says so.
         """
         n = outs[0].shape[0]
         quantized: Buffer | None = None

@@ -91,6 +91,11 @@ class Attention:
     sinks: Weight | None = None  # [H], one logit per head that takes weight and gives nothing
     wo: Weight | None = None  # [D, H*E], what o goes to: a backend may lay o out for it
 
+    @property
+    def projections(self) -> list[Weight]:
+        """What multiplies the normalised x."""
+        return [self.wq, self.wk, self.wv]
+
 
 @dataclass(frozen=True)
 class FeedForward:
@@ -101,6 +106,11 @@ class FeedForward:
     w_up: Weight  # [F, D]
     activation: Activation
     w_down: Weight | None = None  # [D, F], what h goes to: a backend may lay h out for it
+
+    @property
+    def projections(self) -> list[Weight]:
+        """What multiplies the normalised x."""
+        return [self.w_gate, self.w_up]
 
 
 @dataclass(frozen=True)

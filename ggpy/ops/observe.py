@@ -46,8 +46,7 @@ class Observed(Trace):
         return weight
 
     def qkv(self, x: Array, attention: Attention, step: Step) -> Array:
-        a = attention
-        self._show(self._normed(x, a.norm), a.wq, a.wk, a.wv)
+        self._show(self._normed(x, attention.norm), *attention.projections)
         return super().qkv(x, attention, step)
 
     def linear_add(
@@ -62,8 +61,7 @@ class Observed(Trace):
         return super().linear_add(h, w, x, post_norm, then)
 
     def ffn(self, x: Array, feed_forward: FeedForward, step: Step) -> Array:
-        f = feed_forward
-        self._show(self._normed(x, f.norm), f.w_gate, f.w_up)
+        self._show(self._normed(x, feed_forward.norm), *feed_forward.projections)
         return super().ffn(x, feed_forward, step)
 
     def logits(self, x: Array, head: Head, step: Step) -> Array:
