@@ -118,6 +118,16 @@ def gpu_cases(kernel: str) -> list[Case]:
     return list(dict.fromkeys(cases))
 
 
+def random_rows(
+    format: Format, rows: int, columns: int, rng: np.random.Generator, rms: float = 1.0
+) -> np.ndarray:
+    """bytes[rows, row_bytes]: any codes, or of plain types normal numbers."""
+    if format.block_size == 1:
+        return format.quantize((rms * rng.standard_normal((rows, columns))).astype(np.float32))
+    blocks = random_blocks(format, rows * columns // format.block_size, rng, rms)
+    return blocks.view(np.uint8).reshape(rows, -1)
+
+
 UNIQUE_ROWS = 97  # rows of a large matrix repeat after so many, so that the reference stays cheap
 
 

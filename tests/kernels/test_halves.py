@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import random_rows
 from kernel_buffers import Output, upload
 from tile_cases import IN_BLOCKS
 
 from ggpy.device.compile import compile_cubin
 from ggpy.formats import Format, by_name
-from ggpy.formats.random_blocks import random_blocks
 from ggpy.kernels.block_kernel import BlockMatrix, compile_options, expression
 from ggpy.kernels.embed_tile import EmbedTile
 from ggpy.kernels.halves import TILES, halve_to_rows, halve_to_tiles
@@ -22,10 +22,7 @@ SHAPES = [(1, 1), (37, 3), (16, 5)]  # rows, and blocks of a row
 def blocks_of(format: Format, rows: int, columns: int) -> np.ndarray:
     """Random blocks, uint8[rows, bytes]."""
     rng = np.random.default_rng([rows, columns, format.type_id])
-    if format.block_size == 1:
-        return format.quantize(rng.standard_normal((rows, columns)).astype(np.float32))
-    n_blocks = rows * columns // format.block_size
-    return random_blocks(format, n_blocks, rng).view(np.uint8).reshape(rows, -1)
+    return random_rows(format, rows, columns, rng)
 
 
 def halved(values: np.ndarray) -> np.ndarray:

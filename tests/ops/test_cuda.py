@@ -6,12 +6,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from cases import nmse
+from cases import nmse, random_rows
 
 from ggpy import arch
 from ggpy.engine import Engine
 from ggpy.formats import by_name
-from ggpy.formats.random_blocks import random_blocks
 from ggpy.formats.rows import by_row, encode_rows, row_scales
 from ggpy.gguf import File, Tensor
 from ggpy.kernels.attend_prompt import AttendPrompt
@@ -235,11 +234,7 @@ D, H, G, E, F, V = 96, 3, 1, 32, 128, 100
 def weight(name: str, rows: int, columns: int, seed: int) -> Tensor:
     format = by_name(name)
     rng = np.random.default_rng([seed, rows, columns])
-    n = rows * columns // format.block_size
-    if format.block_size == 1:
-        blocks = format.quantize(rng.standard_normal((rows, columns)).astype(np.float32) / 10)
-    else:
-        blocks = random_blocks(format, n, rng, rms=0.1).view(np.uint8).reshape(rows, -1)
+    blocks = random_rows(format, rows, columns, rng, rms=0.1)
     return Tensor(f"{name} {rows}x{columns}", (rows, columns), format, blocks)
 
 

@@ -6,13 +6,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from cases import nmse
+from cases import nmse, random_rows
 from counting_device import CountingDevice, LaunchesOnHopper
 from kernel_buffers import Output, upload
 from tile_cases import IN_BLOCKS
 
 from ggpy.formats import by_name
-from ggpy.formats.random_blocks import random_blocks
 from ggpy.gguf import Tensor
 from ggpy.kernels.block_kernel import BlockMatrix
 from ggpy.kernels.elementwise import Elementwise
@@ -36,13 +35,9 @@ class Weights:
 
     def __init__(self, device, name: str, rows: int, k: int, seed: int = 0) -> None:
         format, rng = by_name(name), np.random.default_rng([seed, rows, k])
-        if format.block_size == 1:
-            blocks = format.quantize(rng.standard_normal((rows, k)).astype(np.float32))
-        else:
-            blocks = random_blocks(format, rows * k // format.block_size, rng)
-        self.blocks = blocks = blocks.view(np.uint8).reshape(rows, -1)
-        self.values = format.dequantize(blocks).astype(np.float64)
-        w = BlockMatrix(format, rows, k, upload(device, blocks))
+        self.blocks = random_rows(format, rows, k, rng)
+        self.values = format.dequantize(self.blocks).astype(np.float64)
+        w = BlockMatrix(format, rows, k, upload(device, self.blocks))
         self.matrix = Matrix(rows, k, None, w)
 
 

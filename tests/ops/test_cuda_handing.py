@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cases import nmse
+from cases import nmse, random_rows
 from counting_device import CountingDevice, LaunchesOnHopper
 
 from ggpy.arch.config import Dimensions
 from ggpy.arch.decoder import Decoder, Plan
 from ggpy.formats import by_name
-from ggpy.formats.random_blocks import random_blocks
 from ggpy.gguf import Tensor
 from ggpy.kernels.hopper import has_wgmma
 from ggpy.kernels.pack import CODES
@@ -29,8 +28,8 @@ def model(ops, odd_wv: bool = False) -> Decoder:
 
     def matrix(name: str, rows: int, columns: int, type: str = "Q8_0") -> Tensor:
         format = by_name(type)
-        blocks = random_blocks(format, rows * columns // format.block_size, rng, rms=0.05)
-        return Tensor(name, (rows, columns), format, blocks.view(np.uint8).reshape(rows, -1))
+        blocks = random_rows(format, rows, columns, rng, rms=0.05)
+        return Tensor(name, (rows, columns), format, blocks)
 
     def vector(name: str) -> Tensor:
         values = rng.uniform(0.5, 1.5, D).astype(np.float32)
