@@ -59,7 +59,7 @@ class Format:
     # How matrices lie on a GPU: bits of a code, weights with one scale, kind of scales
     # (cuda/tile.cuh). None: as in the file.
     tile: tuple[int, int, str] | None = None
-    # What the codes of a tile stand for where they are no integers: 8 or 16 numbers, or "E4M3".
+    # What the codes of a tile stand for where they are no integers: numbers, or "E4M3".
     tile_values: tuple[int, ...] | str = ()
     # quantize_blocks tries many scales: hundreds of small operations on each block
     searches: bool = False

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from .base import F32, U8
 
-# The numbers of IQ2's points with either sign, and twice 0: eight for tiles to look up.
-IQ2_VALUES = (-43, -25, -8, 8, 25, 43, 0, 0)
+# The numbers of IQ2's points with either sign.
+IQ2_VALUES = (-43, -25, -8, 8, 25, 43)
 
 
 @cache

@@ -28,8 +28,8 @@ def dequantize(blocks: Blocks) -> F32:
     return scaled(blocks["d"].astype(np.float32)[:, None] * factors, values)
 
 
-# What a digit and a shift by an eighth make together, in eighths, and twice 0; shared with IQ1_M.
-SHIFTED_DIGITS = (-9, -7, -1, 1, 7, 9, 0, 0)
+# What a digit and a shift by an eighth make together, in eighths; shared with IQ1_M.
+SHIFTED_DIGITS = (-9, -7, -1, 1, 7, 9)
 
 IQ1_S = register(
     Format(
