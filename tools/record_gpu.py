@@ -31,6 +31,7 @@ SPEEDS = (  # models of the benchmark that are decoded, and tokens of each
     ("Llama-3.1-8B:Q4_K", 128),
     ("Llama-3.2-1B:Q8_0", 128),
 )
+LONG = 120  # seconds of a test, after which it is said where it is: a kernel may never end
 
 
 def digest(root: Path = ROOT) -> str:
@@ -85,6 +86,7 @@ def run_tests() -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", f"--junitxml={report}"]
+        command += ["-o", f"faulthandler_timeout={LONG}"]
         subprocess.run(command, cwd=ROOT, stdout=sys.stderr)
         text = report.read_text(encoding="utf-8")
     return {**counts(text), "seconds": round(time.monotonic() - started)}
