@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from .base import F32, U8, Blocks, Format, register
 from .bits import pack, scaled, unpack_in_place
 from .grids import grid, signed_points
-from .search import aligned, error_weights, mean_square, nearest_int, ordered_sum, tiled
+from .search import aligned, block_error_weights, nearest_int, ordered_sum
 
 QK_K = 256
 block_iq3_s = np.dtype(
@@ -45,8 +45,7 @@ def quantize(weights: F32) -> Blocks:
 
 def quantize_weighted(weights: F32, importance: F32) -> Blocks:
     """weights[n, 256], importance[m, 256] -> blocks[n] (ggml quantize_iq3_s)."""
-    variance = np.float32(2) * mean_square(weights)
-    return _blocks(weights, error_weights(weights, tiled(importance, weights), variance))
+    return _blocks(weights, block_error_weights(weights, importance))
 
 
 def _blocks(weights: F32, errors: F32) -> Blocks:

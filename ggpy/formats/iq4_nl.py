@@ -10,12 +10,10 @@ from .bits import inverse_or_zero, pack, scaled, unpack
 from .search import (
     ALL_ZERO,
     aligned,
-    error_weights,
+    block_error_weights,
     finite_inverse,
     first_extreme,
-    mean_square,
     ordered_sum,
-    tiled,
 )
 
 QK4_NL = 32
@@ -87,8 +85,7 @@ def quantize(weights: F32) -> Blocks:
 
 def quantize_weighted(weights: F32, importance: F32) -> Blocks:
     """weights[n, 32], importance[m, 32] -> blocks[n] (ggml quantize_iq4_nl)."""
-    variance = np.float32(2) * mean_square(weights)
-    return _blocks(weights, error_weights(weights, tiled(importance, weights), variance))
+    return _blocks(weights, block_error_weights(weights, importance))
 
 
 def _blocks(weights: F32, errors: F32) -> Blocks:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from .base import F32, Blocks, Format, register
 from .bits import inverse_or_zero, pack, scaled, unpack, unpack_in_place
 from .iq4_nl import VALUES, nearest_codes, search_table_scale
-from .search import aligned, error_weights, first_extreme, mean_square, nearest_int, tiled
+from .search import aligned, block_error_weights, first_extreme, nearest_int
 
 QK_K = 256
 block_iq4_xs = np.dtype(
@@ -36,8 +36,7 @@ def quantize(weights: F32) -> Blocks:
 
 def quantize_weighted(weights: F32, importance: F32) -> Blocks:
     """weights[n, 256], importance[m, 256] -> blocks[n] (ggml quantize_iq4_xs)."""
-    variance = np.float32(2) * mean_square(weights)
-    return _blocks(weights, error_weights(weights, tiled(importance, weights), variance))
+    return _blocks(weights, block_error_weights(weights, importance))
 
 
 def _blocks(weights: F32, errors: F32) -> Blocks:

@@ -13,14 +13,13 @@ from .base import F32, U8, Blocks
 from .bits import pack, unpack
 from .search import (
     aligned,
-    error_weights,
+    block_error_weights,
     mean_square,
     nearest_int,
     ordered_sum,
     requantize,
     search_positive_scale,
     search_scale_and_minimum,
-    tiled,
 )
 
 
@@ -68,8 +67,7 @@ def quantize(blocks: Blocks, weights: F32, n_max: int, steps: tuple[float, float
 
 def quantize_weighted(blocks: Blocks, weights: F32, importance: F32, n_max: int) -> U8:
     """The same by the importance[m, 256] of the columns (ggml quantize_row_q4_K_impl)."""
-    variance = np.float32(2) * mean_square(weights)
-    errors = error_weights(weights, tiled(importance, weights), variance)
+    errors = block_error_weights(weights, importance)
     x, errors = aligned(weights.reshape(-1, 32).T), aligned(errors.reshape(-1, 32).T)
     search = search_scale_and_minimum(x, errors, n_max, (-0.9, 0.05, 36), "weighted")
     totals = aligned(ordered_sum(errors).reshape(-1, 8).T)

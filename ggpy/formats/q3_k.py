@@ -11,15 +11,13 @@ from .base import F32, U8, Blocks, Format, register
 from .bits import pack, scaled, unpack
 from .search import (
     aligned,
-    error_weights,
+    block_error_weights,
     first_extreme,
-    mean_square,
     nearest_int,
     ordered_sum,
     requantize,
     search_scale,
     search_scale_by_descent,
-    tiled,
 )
 
 QK_K = 256
@@ -68,8 +66,7 @@ def quantize(weights: F32) -> Blocks:
 
 def quantize_weighted(weights: F32, importance: F32) -> Blocks:
     """weights[n, 256], importance[m, 256] -> blocks[n] (ggml quantize_row_q3_K_impl)."""
-    variance = np.float32(2) * mean_square(weights)
-    errors = error_weights(weights, tiled(importance, weights), variance)
+    errors = block_error_weights(weights, importance)
     errors = aligned(errors.reshape(-1, 16).T)
     scales, found = search_scale(aligned(weights.reshape(-1, 16).T), errors, 4)
     totals = aligned(ordered_sum(errors).reshape(-1, 16).T)

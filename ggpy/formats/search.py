@@ -120,6 +120,12 @@ def row_error_weights(weights: F32, importance: F32) -> F32:
     return error_weights(rows, importance.reshape(-1), mean_square(rows)).reshape(weights.shape)
 
 
+def block_error_weights(weights: F32, importance: F32) -> F32:
+    """The same by twice the block's own variance."""
+    variance = np.float32(2) * mean_square(weights)
+    return error_weights(weights, tiled(importance, weights), variance)
+
+
 def tiled(importance: F32, weights: F32) -> F32:
     """importance[m, b] of the columns of a row, repeated for the rows of weights[n, b]: [n, b]."""
     return np.broadcast_to(
