@@ -96,7 +96,7 @@ HUNGRY = {  # for memory: refused at once, whatever the time limit
     "zfill": "{{ 'a'.zfill(10**10) }}",
     "batch": "{{ range(99999)|batch(10**9, 'x')|list }}",
     "join": "{{ range(99999)|join('x' * 99999) }}",
-    "indent": "{{ ('x\\n' * 10**5)|indent(10**5) }}",
+    "indent": "{{ ('x\\n' * 10**5)|indent(10**9) }}",
     "replace": "{{ ('a' * 10**6)|replace('a', 'b' * 10**6) }}",
     "list growth": (
         "{% set ns = namespace(l=[1]) %}"
@@ -138,8 +138,8 @@ def processor_seconds() -> float:
 def test_memory_is_limited(case: str) -> None:
     before = processor_seconds()
     with pytest.raises(ChatTemplateError, match="needs more than 256 MB of memory"):
-        render(HUNGRY[case], HI, timeout=10)  # some machines take a second to hand out that much
-    assert processor_seconds() - before < 5
+        render(HUNGRY[case], HI)
+    assert processor_seconds() - before < 1.1
 
 
 @pytest.mark.parametrize("case", SLOW)
