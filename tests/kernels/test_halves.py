@@ -15,7 +15,7 @@ from ggpy.kernels.embed_tile import EmbedTile
 from ggpy.kernels.halves import TILES, halve_to_rows, halve_to_tiles
 from ggpy.kernels.tile import ROWS, TiledMatrix
 
-UNTILED = [f.name for f in IN_BLOCKS]
+NAMES = [f.name for f in IN_BLOCKS]
 SHAPES = [(1, 1), (37, 3), (16, 5)]  # rows, and blocks of a row
 
 
@@ -50,7 +50,7 @@ def tiles_of(device, w: BlockMatrix) -> np.ndarray:
     return found.read(np.float32, (rows, columns)).astype(np.float16)
 
 
-@pytest.mark.parametrize("name", [*UNTILED, "BF16", "Q4_0"])
+@pytest.mark.parametrize("name", [*NAMES, "BF16", "Q4_0"])
 def test_every_weight_once(machine, name):
     format = by_name(name)
     for rows, n_blocks in SHAPES:
@@ -100,7 +100,7 @@ def test_what_does_not_fit(emulator):
 @pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90a", "sm_120"])
 def test_it_compiles_without_spilling(arch):
-    formats = [by_name(name) for name in UNTILED]
+    formats = [by_name(name) for name in NAMES]
     names = [expression("halves", f, "true") for f in formats]
     options = compile_options(*formats)
     found = compile_cubin("halves.cu", arch, expressions=names, **options).resources

@@ -26,7 +26,7 @@ from ggpy.ops.cuda_hopper import FROM_TOKENS
 from ggpy.ops.cuda_products import Products
 
 ROUNDED = 1e-6  # the weights become halves
-UNTILED = [f.name for f in IN_BLOCKS if not f.name.startswith("Q8_")]
+NAMES = [f.name for f in IN_BLOCKS if not f.name.startswith("Q8_")]
 SOME = "IQ2_S"  # of 256 weights
 
 
@@ -89,7 +89,7 @@ def launched(machine, monkeypatch):
 # What it computes
 
 
-@pytest.mark.parametrize("name", UNTILED)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_format(machine, launched, name):
     """Rows and tokens that fill no tile; a sum over columns that fill no chunk."""
     w, x = Weights(machine, name, 37, 256), tokens(33, 256)
