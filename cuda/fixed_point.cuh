@@ -163,8 +163,11 @@ template <class T, int COLS>
 struct FixedPointSums {
     using F = FixedPoint<T>;
     static constexpr int PARTS = 4 / COLS, FLOATS = 2 * COLS;
+    // Codes of one token are read where they are multiplied, which takes fewer registers. (Of those that are looked up
+    // ptxas makes copies then.)
+    static constexpr bool LATE = COLS == 1 && !T::VALUES::TABLE;
     // Scales that would take too many registers.
-    static constexpr bool IN_RING = COLS == 4 && (T::GROUP == 16 || T::BYTES_OF_SUB || T::VALUES::TABLE);
+    static constexpr bool IN_RING = LATE || (COLS == 4 && (T::GROUP == 16 || T::BYTES_OF_SUB || T::VALUES::TABLE));
     float acc[COLS][2];  // [slot of the part][row g or g + 8]
     ChunkCodes<T> codes;
     ChunkScales<T, IN_RING ? F::SETS : COLS * F::SETS> scales;
@@ -174,7 +177,7 @@ struct FixedPointSums {
     // The first slot of the part that lane t sums.
     static __device__ __forceinline__ int first_slot(int t) { return t / COLS * COLS; }
     __device__ __forceinline__ void load(const uint8_t* chunk, int lane) {
-        codes.load(chunk, lane);
+        if constexpr (!LATE) codes.load(chunk, lane);
         if constexpr (IN_RING)
             in_ring = chunk;
         else
@@ -188,13 +191,14 @@ struct FixedPointSums {
         uint32_t ones[PARTS];  // 1 for the lane's part
 #pragma unroll
         for (int i = 0; i < PARTS; ++i) ones[i] = part == i;
+        if constexpr (LATE) codes.load(in_ring, lane);
         multiply_slot<0>(x, of, ones, lane);
     }
     template <int SLOT>
     __device__ __forceinline__ void multiply_slot(const uint8_t* x, const XScale* of, const uint32_t (&ones)[PARTS],
                                                   int lane) {
         if constexpr (SLOT < COLS) {
-            if constexpr (IN_RING) scales.load(in_ring, lane / 4, SLOT * F::SETS);
+            if constexpr (IN_RING) scales.load(in_ring, lane / 4, (first_slot(lane % 4) + SLOT) * F::SETS);
             uint32_t b[F::LANE_BYTES / 4];
             load_lane_words(b, x + F::offset(SLOT, 0, 0));
             XScale scale[F::SETS];

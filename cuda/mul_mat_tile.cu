@@ -34,24 +34,25 @@ struct Product : Matrices {
 
 // Where the block's tile row `tile` begins: tile rows are dealt out to the blocks in turn, the gate and up rows of a pair
 // to the same block.
-template <class T, bool PAIRS>
+template <class T, int EPILOGUE>
 __device__ __forceinline__ const uint8_t* tile_row_of(const Product& p, int tile) {
+    constexpr bool PAIRS = EPILOGUE == GLU;
     const int global = blockIdx.x + (PAIRS ? tile / 2 : tile) * gridDim.x;
-    const int s = PAIRS ? tile & 1 : segment_of(p, global);
+    const int s = PAIRS ? tile & 1 : EPILOGUE == ADD ? 0 : segment_of(p, global);
     const uint32_t row = PAIRS ? global : global - p.segment[s].first_tile;
     return p.segment[s].tiles + static_cast<uint64_t>(row) * static_cast<uint32_t>(p.n_chunk * T::BYTES);
 }
 
 // The order in which a warp's chunks are copied. Where x is in shared memory in whole, these are every WARPS-th of all
 // chunks of the block's tile rows. A kernel's first chunk is awaited by all that follows: getting to it takes little.
-template <class T, int COLS, bool PAIRS, bool WHOLE>
+template <class T, int COLS, int EPILOGUE, bool WHOLE>
 struct Walk {
     const Product& p;
     int n_local, tile, chunk;
     const uint8_t* tile_row;
 
     __device__ __forceinline__ Walk(const Product& product, int warp, int n_local_)
-        : p(product), n_local(n_local_), tile(0), chunk(warp), tile_row(tile_row_of<T, PAIRS>(product, 0)) {
+        : p(product), n_local(n_local_), tile(0), chunk(warp), tile_row(tile_row_of<T, EPILOGUE>(product, 0)) {
         if (chunk >= p.n_chunk) settle();
     }
     __device__ __forceinline__ bool done() const { return tile >= n_local; }
@@ -59,7 +60,7 @@ struct Walk {
     __device__ __forceinline__ void settle() {
         do ++tile, chunk -= p.n_chunk;
         while (chunk >= p.n_chunk);
-        if (!done()) tile_row = tile_row_of<T, PAIRS>(p, tile);
+        if (!done()) tile_row = tile_row_of<T, EPILOGUE>(p, tile);
     }
     __device__ __forceinline__ void next() {
         chunk += WARPS;
@@ -68,8 +69,8 @@ struct Walk {
 };
 
 // Where x is there in parts: over batches of tile rows, slabs of columns, tile rows, chunks.
-template <class T, int COLS, bool PAIRS>
-struct Walk<T, COLS, PAIRS, false> {
+template <class T, int COLS, int EPILOGUE>
+struct Walk<T, COLS, EPILOGUE, false> {
     static constexpr int BATCH = Room<T, COLS>::BATCH;
     const Product& p;
     int warp, n_local, slab_chunks;
@@ -79,13 +80,13 @@ struct Walk<T, COLS, PAIRS, false> {
 
     __device__ __forceinline__ Walk(const Product& product, int warp_, int n_local_)
         : p(product), warp(warp_), n_local(n_local_), slab_chunks(product.slab / T::CHUNK_K), tile(0), chunk(warp_),
-          end(min(slab_chunks, product.n_chunk)), batch(0), slab(0), tile_row(tile_row_of<T, PAIRS>(product, 0)) {
+          end(min(slab_chunks, product.n_chunk)), batch(0), slab(0), tile_row(tile_row_of<T, EPILOGUE>(product, 0)) {
         if (chunk >= end) settle();
     }
     __device__ __forceinline__ bool done() const { return tile >= n_local; }
     __device__ __forceinline__ void settle() {
         while (!done() && chunk >= end) enter_part();
-        if (!done()) tile_row = tile_row_of<T, PAIRS>(p, tile);
+        if (!done()) tile_row = tile_row_of<T, EPILOGUE>(p, tile);
     }
     __device__ __forceinline__ void enter_part() {
         if (++tile >= min(batch + BATCH, n_local)) {
@@ -256,7 +257,7 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
     const int n_local = (p.rounds + (static_cast<int>(blockIdx.x) < p.rest)) * (PAIRS ? 2 : 1);
 
     grid_dependency_launch();
-    Walk<T, COLS, PAIRS, WHOLE> ahead(p, warp, n_local);
+    Walk<T, COLS, EPILOGUE, WHOLE> ahead(p, warp, n_local);
     // What is asked for before x delays it: x waits in the same queues. One chunk of each warp is little enough; where x
     // takes long, more come one after the other.
     int asked = 0;
