@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(ATTEND_THREADS, 1) attend(const Attend p) {
 template <int ROW, bool SHARES>
 constexpr int WARPS_AT_ONCE = SHARES ? 20 : ROW > 64 ? 12 : 16;
 
-// grid (G * tiles of a head group, tiles, splits); tile i is token i. SHARES: operands are in shared memory.
+// grid (G * tiles of a head group, tiles, splits); tile i is token i, of sequence i. SHARES: operands are in shared memory.
 template <int ROW, bool SHARES = false, class K = CacheF16, class V = CacheF16>
 __global__ void __launch_bounds__(WARPS_AT_ONCE<ROW, SHARES> * 32) attend_alone(const Attend p) {
     SHARED_DYNAMIC(uint8_t, shared);

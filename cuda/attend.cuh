@@ -31,7 +31,6 @@ struct Attend {
     float soft_cap;      // 0 is none
     int order;           // of the output: PLAIN_ORDER, or packed (packed.cuh) for the product that takes it
     int n_tokens;        // of the step
-    int in_order;        // row i of the page tables is token i's
 };
 
 // Row r of a tile is (token r / heads, head r % heads).

@@ -31,8 +31,8 @@ struct TokenContext {
 
     // The page of the warp's first strip, if that is not further on, is asked for beside the position.
     __device__ __forceinline__ TokenContext(const Attend& p, int token) {
-        const int sequence = p.in_order ? token : load_now(p.rope.sequences + token), warp = threadIdx.x / 32;
-        table = p.rope.page_tables + sequence * p.rope.table_stride;
+        const int warp = threadIdx.x / 32;
+        table = p.rope.page_tables + token * p.rope.table_stride;
         position = load_now(p.rope.positions + token);
         warp_page = load_now(table + min(warp * TOKEN_STRIP / PAGE_SIZE, p.rope.table_stride - 1));
     }

@@ -1,4 +1,4 @@
-// A norm between two products of eight tokens or fewer without a kernel of its own. The product that adds to the residual
+// A norm between two products of HANDED_TOKENS or fewer without a kernel of its own. The product that adds to the residual
 // stream x leaves beside x half(x * weight * r) and sums of squares of x; the product behind multiplies what it makes of
 // these halves by 1 / (r * rms(x)). r is 1 / rms of the norm before, less HEADROOM, in case x grows in between: so the
 // halves are neither too large nor too small.
@@ -6,9 +6,11 @@
 #include "packed.cuh"
 
 constexpr float HEADROOM = 1.0f / 16;
+constexpr int HANDED_TOKENS = 8;     // at most
+constexpr int HANDED_COLUMNS = 128;  // of x, whose squares are added up together
 
 struct Handed {
-    float* squares;       // [columns of x / 128][8 tokens]: of 128 columns; null: nothing is handed on
+    float* squares;       // [columns of x / HANDED_COLUMNS][HANDED_TOKENS]; null: nothing is handed on
     const float* before;  // r [n_tokens]
     // Of the product that adds:
     const float* weight;  // [columns of x]
@@ -27,13 +29,13 @@ __device__ __forceinline__ void hand_on(const Handed& handed, float v, int colum
 
 // factors[token] = what a product of x's halves is multiplied by; k columns of x. One warp.
 __device__ __forceinline__ void find_factors(const Handed& handed, int k, int n_tokens, float* factors, int lane) {
-    const int token = lane % 8;
+    const int token = lane % HANDED_TOKENS;
     const float before = token < n_tokens ? __ldcg(handed.before + token) : 1.0f;
     float sum = 0.0f;
 #pragma unroll 8
-    for (int i = lane; i < k / 128 * 8; i += 32) sum += __ldcg(handed.squares + i);
-    sum += __shfl_xor_sync(0xffffffffu, sum, 8);
-    sum += __shfl_xor_sync(0xffffffffu, sum, 16);
+    for (int i = lane; i < k / HANDED_COLUMNS * HANDED_TOKENS; i += 32) sum += __ldcg(handed.squares + i);
+#pragma unroll
+    for (int offset = HANDED_TOKENS; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
     if (lane >= n_tokens) return;
     const float inverse = rsqrtf(fmaf(sum, fast_reciprocal(static_cast<float>(k)), handed.eps));
     factors[token] = inverse / before;

@@ -37,7 +37,7 @@ constexpr int SHARED = TOKENS <= 64 ? 112 << 10 : 226 << 10;
 
 // So few tokens that a norm may be handed on.
 template <int TOKENS>
-constexpr bool HANDS = TOKENS == 8;
+constexpr bool HANDS = TOKENS == HANDED_TOKENS;
 
 struct Product : Matrices {
     const uint8_t* x;       // packed

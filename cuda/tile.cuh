@@ -258,21 +258,24 @@ __device__ __forceinline__ uint32_t align_bits(uint32_t word) {
 
 __device__ __forceinline__ uint32_t as_bits(half2 v) { return *reinterpret_cast<const uint32_t*>(&v); }
 
-// Two unsigned bytes (PAIR: the lower or the higher two) less `bias` as halves: 1024 + u is a byte permute, and the rest
-// exact. Conversion instructions have an eighth of the speed.
+// Two unsigned bytes u (PAIR: the lower or the higher two) as the halves 1024 + u, by one byte permute. Conversion
+// instructions have an eighth of the speed.
+template <int PAIR>
+__device__ __forceinline__ half2 biased_bytes(uint32_t bytes) {
+    return as_half2(__byte_perm(bytes, 0x64646464u, PAIR ? 0x4342 : 0x4140));
+}
+// The same less `bias`, exactly.
 template <int PAIR>
 __device__ __forceinline__ half2 bytes_to_half2(uint32_t bytes, float bias) {
-    const uint32_t biased = __byte_perm(bytes, 0x64646464u, PAIR ? 0x4342 : 0x4140);
-    return __hsub2(as_half2(biased), __float2half2_rn(1024.0f + bias));
+    return __hsub2(biased_bytes<PAIR>(bytes), __float2half2_rn(1024.0f + bias));
 }
 
 // Two signed scales of a Tile<SUB> or Tile<SUB_8>, exactly.
 template <class T, int PAIR>
 __device__ __forceinline__ half2 sub_scales(uint32_t bytes) {
-    bytes ^= 0x80808080u;
-    if constexpr (T::SUB_UNIT == 1.0f) return bytes_to_half2<PAIR>(bytes, 128.0f);
-    const uint32_t biased = __byte_perm(bytes, 0x64646464u, PAIR ? 0x4342 : 0x4140);
-    return __hfma2(as_half2(biased), __float2half2_rn(T::SUB_UNIT), __float2half2_rn(-1152.0f * T::SUB_UNIT));
+    const half2 biased = biased_bytes<PAIR>(bytes ^ 0x80808080u);
+    if constexpr (T::SUB_UNIT == 1.0f) return __hsub2(biased, __float2half2_rn(1152.0f));
+    return __hfma2(biased, __float2half2_rn(T::SUB_UNIT), __float2half2_rn(-1152.0f * T::SUB_UNIT));
 }
 
 // Two bytes of `bytes` (PAIR: the lower or the higher two) as halves, exactly: integers that are biased by 128; 8-bit

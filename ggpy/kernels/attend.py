@@ -43,7 +43,6 @@ class AttendParameters(ctypes.Structure):
         ("soft_cap", ctypes.c_float),
         ("order", ctypes.c_int),
         ("n_tokens", ctypes.c_int),
-        ("in_order", ctypes.c_int),
     )
 
 
@@ -105,8 +104,8 @@ def _tiles_of_one(tokens: NDArray[np.int32], positions: NDArray[np.int32]) -> ND
 class Asked:
     """Half out[T, H*E] for half q[T, H, row], over the pages (keys, values) of a layer.
 
-    With `projected` and `rotation` instead of q every tile is one token, alone with its sequence in
-    the step, and its q, k and v are rotated (and stored) on the way. order: of the output, for
+    With `projected` and `rotation` instead of q tile i is one token, alone with sequence i in the
+    step, and its q, k and v are rotated (and stored) on the way. order: of the output, for
     T = n_tokens; PLAIN is rows, others need Attend.packs.
     """
 
@@ -217,7 +216,6 @@ class Attend:
             soft_cap=a.soft_cap,
             order=a.order,
             n_tokens=a.n_tokens,
-            in_order=a.batch.in_order,
         )
 
     def _kernel(self, name: str, token_warps: int = 8) -> Kernel:

@@ -95,16 +95,12 @@ class RopeParameters(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Batch:
-    """A step's integers on the device: positions[T], sequences[T], page_tables[S, stride].
-
-    in_order: sequences[i] is i.
-    """
+    """A step's integers on the device: positions[T], sequences[T], page_tables[S, stride]."""
 
     positions: Address
     sequences: Address
     page_tables: Address
     stride: int
-    in_order: bool = False
 
 
 @dataclass(frozen=True)

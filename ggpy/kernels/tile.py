@@ -85,7 +85,7 @@ def grows(format: Format) -> bool:
 
 
 def values_type(values: Sequence[int] | str) -> str:
-    """The C++ type of Format.tile_values; of a table it has the bytes, four in a number."""
+    """The C++ type of Format.tile_values; of a table it has the bytes, four in a number, then 0."""
     if isinstance(values, str) or not values:
         return str(values or "")
     words = [

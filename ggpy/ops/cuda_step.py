@@ -147,7 +147,7 @@ def _batch(
     """What upload returns, for parts of these sizes at these places and tables[S, P]."""
     ids, positions, sequences, rows, tables_at, tiles, prompt_tiles, halved, halved_tables = at
     alone = tables[0] == sizes[0]
-    memory = BatchMemory(positions, sequences, tables_at, tables[1], in_order=alone)
+    memory = BatchMemory(positions, sequences, tables_at, tables[1])
     return Batch(
         shape=shape,
         n_tokens=sizes[0],
