@@ -285,6 +285,7 @@ struct Consumer {
     int warp, lane;  // warp 0 ... TILES - 1
     Place<R::W_STAGES> w;
     Place<R::X_STAGES> x;
+    uint32_t operand_x;  // what describes the stage of x at `x`
     int used;  // the stage of x before the one at `x`, or -1: the last products under way may still take it
     ChunkScales<T> scales;
     uint32_t a[2][4][4];
@@ -356,8 +357,11 @@ struct Consumer {
     __device__ __forceinline__ void steps(bool more) {
         if constexpr (P < S::STEPS) {
             constexpr int AT = P % R::X_STEPS;  // in the stage of x
-            if constexpr (AT == 0) mbarrier_wait(room.x_full + x.stage, x.parity);
-            const uint32_t b = wgmma_operand(room.x + x.stage * R::X_BYTES + AT * R::X_STEP_BYTES);
+            if constexpr (AT == 0) {
+                mbarrier_wait(room.x_full + x.stage, x.parity);
+                operand_x = wgmma_operand(room.x + x.stage * R::X_BYTES);
+            }
+            const uint32_t b = operand_x + AT * (R::X_STEP_BYTES / 16);
             wgmma_fence();
 #pragma unroll
             for (int i = 0; i < 4; ++i) wgmma_f16<TOKENS>(acc, a[P & 1][i], b + 2 * i);

@@ -55,10 +55,11 @@ __device__ __forceinline__ void async_fence() { asm volatile("fence.proxy.async.
 // the 64 columns. A may lie in shared memory as well, in the same way.
 
 // The lower half of the description of B (or A), of its first column; 16 columns further on it is two more. The upper
-// half is that eight rows take 1024 bytes, and the swizzle.
+// half is that eight rows take 1024 bytes, and the swizzle. All lanes have that of the first, so that the compiler knows
+// it to be uniform, as the instructions want it, and what follows from it as well.
 __device__ __forceinline__ uint32_t wgmma_operand(const void* rows) {
     constexpr uint32_t unused = 1 << 16;
-    return unused | (shared_address(rows) & 0x3ffff) >> 4;
+    return __shfl_sync(0xffffffffu, unused | (shared_address(rows) & 0x3ffff) >> 4, 0);
 }
 // Before the first wgmma, and whenever registers that the next one takes were written.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
