@@ -78,7 +78,7 @@ def test_a_run_is_recorded(monkeypatch, tmp_path: Path, failed: int, status: int
     gpu = Gpu("NVIDIA Test 9", 0, "sm_90a", 132, 1, 1, 1, "13.0")
     monkeypatch.setattr(record_gpu, "probe", lambda ordinal: gpu)
     tests = {"passed": 5, "failed": failed, "skipped": 0, "seconds": 1}
-    monkeypatch.setattr(record_gpu, "run_tests", lambda: tests)
+    monkeypatch.setattr(record_gpu, "run_tests", lambda processes: tests)
     monkeypatch.setattr(record_gpu, "machine", lambda gpu: {"gpu": gpu.name})
     monkeypatch.setattr(record_gpu, "speeds", lambda device: {f"x on {device}": 5.0})
     path = tmp_path / "record.json"

@@ -1,6 +1,6 @@
 """Run the tests that need a GPU on this machine's, and keep what came out in tests/gpu_record.json.
 
-    python tools/record_gpu.py [--no-speeds] [--device cuda:N] [-o FILE]
+    python tools/record_gpu.py [-n N] [--no-speeds] [--device cuda:N] [-o FILE]
 
 The record holds a digest of the kernels, so that a test can tell when they have changed since.
 Works in a checkout, which has the tests. Exit status: 0, 1 when a test failed, 2 without a GPU.
@@ -56,7 +56,7 @@ def record(options: argparse.Namespace) -> int:
     if isinstance(gpu, NoGpu):
         raise ValueError(f"no GPU to test on: {gpu.reason}")
     before = digest()
-    tests = run_tests()
+    tests = run_tests(options.numprocesses)
     found = {
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         **machine(gpu),
@@ -80,13 +80,13 @@ def machine(gpu: Gpu) -> dict[str, str]:
     }
 
 
-def run_tests() -> dict[str, float]:
+def run_tests(processes: int) -> dict[str, float]:
     """The tests that are marked gpu: how many passed, failed and were skipped, and seconds."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", f"--junitxml={report}"]
-        command += ["-o", f"faulthandler_timeout={LONG}"]
+        command += ["-o", f"faulthandler_timeout={LONG}", "-n", str(processes)]
         subprocess.run(command, cwd=ROOT, stdout=sys.stderr)
         text = report.read_text(encoding="utf-8")
     return {**counts(text), "seconds": round(time.monotonic() - started)}
@@ -135,6 +135,10 @@ def _parser() -> argparse.ArgumentParser:
         prog="record_gpu", description="Test on this machine's GPU, and keep the outcome."
     )
     parser.add_argument("--device", default="cuda:0", help="which GPU (cuda:0)")
+    parser.add_argument(
+        "-n", "--numprocesses", type=int, default=1, metavar="N",
+        help="processes that test; most of the time of a first run is compilation (1)",
+    )  # fmt: skip
     parser.add_argument("--no-speeds", action="store_true", help="tests only, no benchmark")
     parser.add_argument("-o", "--output", type=Path, default=RECORD, help=f"({RECORD.name})")
     return parser
