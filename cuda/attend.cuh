@@ -94,10 +94,7 @@ __device__ __forceinline__ void finish(const Attend& p, const Rows& rows, int r,
     const float inverse = fast_reciprocal(sum);
     const int token = rows.token(r), column = rows.head(r) * p.rope.head_size + e;
     size_t at = static_cast<size_t>(token) * p.rope.n_head * p.rope.head_size + column;
-    if (p.order != PLAIN_ORDER) {
-        const int place = packed_column(p.order, column);
-        at = packed_piece(column / PACKED_STEP, token, place / 8, p.n_tokens) / 2 + place % 8;
-    }
+    if (p.order != PLAIN_ORDER) at = packed_half(p.order, column, token, p.n_tokens);
     *reinterpret_cast<uint32_t*>(p.out + at) = saturated_half2(o.x * inverse, o.y * inverse);
 }
 

@@ -6,11 +6,10 @@
 #include "packed.cuh"
 
 constexpr float HEADROOM = 1.0f / 16;
-constexpr int HANDED_TOKENS = 8;     // at most
-constexpr int HANDED_COLUMNS = 128;  // of x, whose squares are added up together
+constexpr int HANDED_TOKENS = 8;  // at most
 
 struct Handed {
-    float* squares;       // [columns of x / HANDED_COLUMNS][HANDED_TOKENS]; null: nothing is handed on
+    float* squares;       // [parts][HANDED_TOKENS], of as many columns each; null: nothing is handed on
     const float* before;  // r [n_tokens]
     // Of the product that adds:
     const float* weight;  // [columns of x]
@@ -18,13 +17,13 @@ struct Handed {
     // Of the product behind:
     float* after;  // the next r [n_tokens]
     float eps;
+    int parts;
     int order;
 };
 
 // x * weight * r of a token's column.
 __device__ __forceinline__ void hand_on(const Handed& handed, float v, int column, int token, int n_tokens) {
-    const int place = packed_column(handed.order, column);
-    handed.normed[packed_piece(column / PACKED_STEP, token, place / 8, n_tokens) / 2 + place % 8] = saturated_half(v);
+    handed.normed[packed_half(handed.order, column, token, n_tokens)] = saturated_half(v);
 }
 
 // factors[token] = what a product of x's halves is multiplied by; k columns of x. One warp.
@@ -33,7 +32,7 @@ __device__ __forceinline__ void find_factors(const Handed& handed, int k, int n_
     const float before = token < n_tokens ? __ldcg(handed.before + token) : 1.0f;
     float sum = 0.0f;
 #pragma unroll 8
-    for (int i = lane; i < k / HANDED_COLUMNS * HANDED_TOKENS; i += 32) sum += __ldcg(handed.squares + i);
+    for (int i = lane; i < handed.parts * HANDED_TOKENS; i += 32) sum += __ldcg(handed.squares + i);
 #pragma unroll
     for (int offset = HANDED_TOKENS; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
     if (lane >= n_tokens) return;

@@ -14,10 +14,7 @@
 #include "activation.cuh"
 #include "few_tokens.cuh"
 #include "product.cuh"
-
-#ifndef STAGES
-#define STAGES 3
-#endif
+#include "rings.cuh"
 
 enum Prologue { PLAIN, NORM };
 
@@ -102,23 +99,6 @@ struct Walk<T, COLS, EPILOGUE, false> {
         if (chunk >= end) settle();
     }
 };
-
-// Starts the copy of the current chunk (one group, empty past the end) and goes on.
-template <class T, class Walk>
-__device__ __forceinline__ void copy_chunk(Walk& walk, CopyTarget to, int lane) {
-    if (!walk.done()) {
-        constexpr int whole_lines = T::BYTES / 512, rest = T::BYTES % 512 / 16;
-        const uint8_t* from = walk.tile_row + static_cast<uint32_t>(walk.chunk * T::BYTES);
-        const uint64_t policy = walk.p.streaming;
-#pragma unroll
-        for (int i = 0; i < whole_lines; ++i)
-            cp_async_streaming(to + i * 512 + lane * 16, from + i * 512 + lane * 16, policy);
-        const int at = whole_lines * 512 + lane * 16;
-        if constexpr (rest > 0) cp_async_streaming(to + at, from + at, policy, lane < rest);
-        walk.next();
-    }
-    cp_async_commit();
-}
 
 // A thread's pieces of x (eight halves), of which it takes four at a time, one after the other over the tokens: without
 // a division, which takes long.

@@ -28,6 +28,12 @@ __device__ __forceinline__ int packed_column(int order, int column) {
     return order == PLAIN_ORDER ? column % 64 : column % 64 / 32 * 32 + s * 16 + e / 2 * 8 + t * 2 + e % 2;
 }
 
+// Where the half of (token, column) lies, in halves.
+__device__ __forceinline__ size_t packed_half(int order, int column, int token, int n_tokens) {
+    const int place = packed_column(order, column);
+    return packed_piece(column / PACKED_STEP, token, place / 8, n_tokens) / 2 + place % 8;
+}
+
 // Four lanes, lane % 4 = l, have columns 8 l ... 8 l + 7 of 32; each receives piece l of their four.
 __device__ __forceinline__ uint4 pack_columns(const uint4& columns, int order) {
     const int l = threadIdx.x % 4;

@@ -9,19 +9,21 @@ from .address import Address, address
 from .pack import PLAIN
 
 MOST_TOKENS = 8
-PART = 128  # columns whose squares are added up together
+PART = 16  # columns whose squares are added up together, at least
 
 
 @dataclass(frozen=True)
 class Handed:
     """x[T, k] between the product that adds to it and the one behind, which has its norm.
 
-    squares: floats, squares_bytes. before, after: floats [T], what x is multiplied by beforehand in
-    this norm and the next. normed: halves [T, k], packed in `order`, of the product that adds, with
-    the norm's weight [k]; eps: of the product behind.
+    squares: floats [parts, MOST_TOKENS], of as many columns each, in squares_bytes. before, after:
+    floats [T], what x is multiplied by beforehand in this norm and the next. normed: halves [T, k],
+    packed in `order`, of the product that adds, with the norm's weight [k]; eps: of the product
+    behind.
     """
 
     squares: Address
+    parts: int
     before: Address
     after: Address | None = None
     weight: Address | None = None
@@ -32,7 +34,7 @@ class Handed:
     def parameters(self) -> HandedParameters:
         """The structure of cuda/handed.cuh."""
         pointers = self.squares, self.before, self.weight, self.normed, self.after
-        return HandedParameters(*map(address, pointers), self.eps, self.order)
+        return HandedParameters(*map(address, pointers), self.eps, self.parts, self.order)
 
 
 class HandedParameters(ctypes.Structure):
@@ -45,6 +47,7 @@ class HandedParameters(ctypes.Structure):
         ("normed", ctypes.c_uint64),
         ("after", ctypes.c_uint64),
         ("eps", ctypes.c_float),
+        ("parts", ctypes.c_int),
         ("order", ctypes.c_int),
     )
 

@@ -14,6 +14,7 @@ from .tile import TiledMatrix
 
 Epilogue = Literal["STORE", "ADD", "GLU"]
 NO_TILE = 2**31 - 1
+STATIC_SHARED = 1 << 10  # bytes of a block's shared memory that kernels declare themselves
 EVICT_FIRST = 0x12F0000000000000  # what createpolicy.fractional.L2::evict_first gives (sm_90)
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 

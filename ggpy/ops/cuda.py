@@ -192,13 +192,15 @@ class Cuda:
         return self._graphs.run(batch.shape, rare, lambda: forward(step))
 
     def _room(self, name: str, nbytes: int) -> Buffer:
-        """Scratch memory of at least nbytes; its address stays as long as it is large enough."""
+        """Scratch memory of at least nbytes; its address stays as long as it is large enough. Zeros
+        at first: packed activations have rows of tokens that are none, which products read.
+        """
         buffer = self._scratch.get(name)
         if buffer is None or buffer.nbytes < nbytes:
             self._graphs.forget()
             self.device.synchronize()
             self._scratch.pop(name, None)
-            buffer = self._scratch[name] = self.device.alloc(nbytes, name)
+            buffer = self._scratch[name] = self.device.zeros(nbytes, name)
         return buffer
 
     def _float(self, name: str, rows: int, columns: int) -> Array:
@@ -305,7 +307,7 @@ class Cuda:
         gate, up = f.w_gate, f.w_up
         order = PLAIN
         together = self._products.together([gate, up], x.shape[0])
-        if self._repeat and f.w_down is not None and together:
+        if self._repeat and f.w_down is not None and self._products.packs([gate, up], x.shape[0]):
             order = self._products.order([f.w_down], x.shape[0])
         h = self._half("h", x.shape[0], gate.n_rows, order)
         if together:
@@ -370,4 +372,5 @@ class Cuda:
         order = self._products.handed_order(w, then.projections, n)
         if order == PLAIN:
             return None
-        return self._handing.give(then.norm, self._half("normed", n, k, order))
+        normed, part = self._half("normed", n, k, order), self._products.handed_part(w, n)
+        return self._handing.give(then.norm, normed, part)

@@ -27,23 +27,24 @@ class Handing:
     def begin(self) -> None:
         """A new step."""
         self._norms = 0  # that left a factor
-        self._given: tuple[Norm, Array] | None = None
+        self._given: tuple[Norm, Array, int] | None = None
 
     def after(self, n_tokens: int) -> Buffer | None:
         """Where a norm's own kernel leaves what x is multiplied by before the next one is known."""
         self._norms = self._norms + 1 if self._hands_on(n_tokens) else 0
         return self._factors() if self._norms else None
 
-    def give(self, norm: Norm, normed: Array) -> Handed | None:
-        """For a product that adds to what has this norm next; `normed` is in the order that is
-        wanted then. None: the norm needs a kernel of its own.
+    def give(self, norm: Norm, normed: Array, part: int) -> Handed | None:
+        """For a product that adds to what has this norm next, and adds up squares of `part`
+        columns; `normed` is in the order that is wanted then. None: the norm needs a kernel of its
+        own.
         """
         if not self._norms:
             return None
-        self._given = norm, normed
+        self._given = norm, normed, normed.shape[1] // part
         squares = self._squares(normed)
         data, order = normed.data, normed.order
-        return Handed(squares, self._factors(), None, norm.weight, data, order)
+        return Handed(squares, self._given[2], self._factors(), None, norm.weight, data, order)
 
     def take(self, norm: Norm) -> tuple[Array, Handed] | None:
         """What was given for this norm, and how its products come to know it."""
@@ -52,7 +53,7 @@ class Handing:
             return None
         before, self._norms = self._factors(), self._norms + 1
         squares = self._squares(given[1])
-        return given[1], Handed(squares, before, self._factors(), eps=norm.eps)
+        return given[1], Handed(squares, given[2], before, self._factors(), eps=norm.eps)
 
     def _squares(self, normed: Array) -> Buffer:
         return self._room("squares", squares_bytes(normed.shape[1]))

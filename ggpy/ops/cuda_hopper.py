@@ -1,6 +1,6 @@
-"""Products of many tokens on Hopper: packed activations, from wherever they come, times tiles.
+"""Products of several tokens on Hopper: packed activations, from wherever they come, times tiles.
 
-Knows when this product is the right one, and in which order it wants activations; whoever makes
+Knows which product is the right one, and in which order it wants activations; whoever makes
 these asks `order` first, and may then leave them packed.
 """
 
@@ -11,38 +11,56 @@ from typing import Any
 
 from ..device.base import Buffer
 from ..kernels.handed import MOST_TOKENS, Handed
-from ..kernels.hopper import has_wgmma
+from ..kernels.hopper import ROW_BLOCK, has_wgmma
+from ..kernels.mul_mat_few import MulMatFew
 from ..kernels.mul_mat_wgmma import MulMatWgmma
-from ..kernels.pack import PLAIN, Pack, order_of, packed_bytes
+from ..kernels.pack import PLAIN, UNIT, Pack, order_of, packed_bytes
 from ..kernels.product import Epilogue
-from ..kernels.tile import Layout, TiledMatrix
+from ..kernels.tile import ROWS, Layout, TiledMatrix
 from .cuda_arrays import Array, Memory
 
-FROM_TOKENS = 5  # fewer are faster by MulMatTile
+FROM_TOKENS = 5  # fewer are faster by MulMatTile;
+FEW_FROM_TOKENS = 3  # where MulMatFew is `faster`, fewer than these,
+FEW_COLUMNS = 2048  # which it is of matrices with so many columns or more
 
 
 class HopperProducts:
-    """Multiplies with MulMatWgmma where the GPU has it."""
+    """Multiplies with MulMatFew and MulMatWgmma where the GPU has what the latter takes."""
 
     def __init__(self, device: Any, room: Callable[[str, int], Buffer]) -> None:
         """room(name, bytes): scratch memory."""
         there = has_wgmma(device.arch)
         self._product = MulMatWgmma(device, device.sm_count) if there else None
+        self._few = MulMatFew(device, device.sm_count)
         self._pack, self._room = Pack(device), room
         self.allowed = True  # weights may be rounded to halves
 
-    def takes(self, n_tokens: int) -> bool:
-        """Whether so many tokens are multiplied here."""
-        return self._product is not None and self.allowed and n_tokens >= FROM_TOKENS
+    def takes(self, n_tokens: int, layout: Layout | None = None, k: int = 0) -> bool:
+        """Whether so many tokens are multiplied here with a matrix of k columns in tiles of this
+        layout; None: with any.
+        """
+        there = self._product is not None and self.allowed
+        few = layout is not None and faster(layout, k, n_tokens)
+        return there and n_tokens >= (FEW_FROM_TOKENS if few else FROM_TOKENS)
 
     def hands_on(self, n_tokens: int) -> bool:
-        """Whether products of so many tokens hand norms on."""
-        return self.takes(n_tokens) and n_tokens <= MOST_TOKENS
+        """Whether products of so many tokens may hand norms on."""
+        few = FEW_FROM_TOKENS <= n_tokens <= MOST_TOKENS
+        return few and self._product is not None and self.allowed
 
-    def order(self, layouts: list[Layout | None], n_tokens: int) -> int:
-        """In which order x should come for weights of these layouts; None has no tiles."""
-        orders = {order_of(layout) if layout else PLAIN for layout in layouts}
-        return orders.pop() if self.takes(n_tokens) and len(orders) == 1 else PLAIN
+    def handed_part(self, w: TiledMatrix, n_tokens: int) -> int:
+        """Columns whose squares a product that hands on adds up."""
+        return ROWS if self._is_few(w, n_tokens) else ROW_BLOCK
+
+    def order(self, layouts: list[Layout | None], k: int, n_tokens: int) -> int:
+        """In which order x[n_tokens, k] should come for weights of these layouts; None has no
+        tiles.
+        """
+        orders = {order_of(w) if w and self.takes(n_tokens, w, k) else PLAIN for w in layouts}
+        return orders.pop() if len(orders) == 1 else PLAIN
+
+    def _is_few(self, w: TiledMatrix, n_tokens: int) -> bool:
+        return faster(w.layout, w.k, n_tokens) and self._few.fit(w, n_tokens) is not None
 
     def multiply(
         self,
@@ -59,19 +77,15 @@ class HopperProducts:
         just_made: by a kernel before, so that they must not be read ahead of its end.
         """
         assert self._product is not None
-        n = outs[0].shape[0]
-        self._product.launch(
-            tiles,
-            self._packed(x, n, order_of(tiles[0].layout)),
-            [out.data for out in outs],
-            n,
-            epilogue=epilogue,
-            activation=activation,
-            order=outs[0].order,
-            late=x.late,
-            handed=handed,
-            pdl=not just_made,
-        )
+        n, order = outs[0].shape[0], outs[0].order
+        arguments = tiles, self._packed(x, n, order_of(tiles[0].layout)), [o.data for o in outs], n
+        options: dict[str, Any] = {"epilogue": epilogue, "activation": activation, "order": order}
+        options |= {"late": x.late, "handed": handed, "pdl": not just_made}
+        fills = epilogue != "GLU" or order == PLAIN or tiles[0].n_rows % UNIT == 0
+        if fills and self._is_few(tiles[0], n):
+            self._few.launch(*arguments, **options)
+        else:
+            self._product.launch(*arguments, **options)
 
     def _packed(self, x: Array, n_tokens: int, order: int) -> Memory:
         if x.order == order:
@@ -82,3 +96,9 @@ class HopperProducts:
         packed = self._room("packed", packed_bytes(n_tokens, k))
         self._pack.launch(x.data, packed, n_tokens, k, order)
         return packed
+
+
+def faster(layout: Layout, k: int, n_tokens: int) -> bool:
+    """Whether MulMatFew is faster than others, where there is room for x (SCHEDULES.md)."""
+    most = 16 if layout.is_float else MOST_TOKENS
+    return layout.bits >= 8 and k >= FEW_COLUMNS and k % UNIT == 0 and n_tokens <= most

@@ -21,7 +21,7 @@ from ..kernels.mul_mat_q import MulMatQ
 from ..kernels.mul_mat_tile import NORM_TOKENS, Limits, MulMatTile, warps_for
 from ..kernels.mul_mat_vec_q import mul_mat_vec_q
 from ..kernels.pack import PLAIN, UNIT
-from ..kernels.product import Epilogue
+from ..kernels.product import STATIC_SHARED, Epilogue
 from ..kernels.quantize_q8_1 import q8_1_bytes, quantize_q8_1
 from ..kernels.tile import TiledMatrix, grows
 from .cuda_arrays import Array, Matrix, Memory, one_layout
@@ -31,8 +31,6 @@ from .cuda_w8a8 import W8A8Products
 from .interface import Demand, Norm
 
 Activations = Literal["f16", "q8_1"]
-
-STATIC_SHARED = 1 << 10  # bytes of a block's shared memory that kernels declare themselves
 
 
 class Products:
@@ -114,16 +112,27 @@ class Products:
         halves = [self.becomes_halves(w, n_tokens) for w in weights]
         tiles = [w.tiles.layout if w.tiles else None for w in weights]
         layouts = [HALF_TILES if h else t for h, t in zip(halves, tiles, strict=True)]
-        return self.hopper.order(layouts, n_tokens)
+        return self.hopper.order(layouts, weights[0].k, n_tokens)
+
+    def packs(self, weights: list[Matrix], n_tokens: int) -> bool:
+        """Whether one launch multiplies all of them, and may leave its output packed."""
+        return self.together(weights, n_tokens) and self.order(weights, n_tokens) != PLAIN
 
     def handed_order(self, w: Matrix, weights: list[Matrix], n_tokens: int) -> int:
         """In which order a product with w hands a norm on to those with the others; PLAIN: none."""
         if not self.hopper.hands_on(n_tokens) or w.n_rows % UNIT:
             return PLAIN
+        if self.order([w], n_tokens) == PLAIN:
+            return PLAIN
         for one in (w, *weights):
             if one.tiles is None or one.activations != "f16" or self._by_cublas(one, n_tokens):
                 return PLAIN
         return self.order(weights, n_tokens)
+
+    def handed_part(self, w: Matrix, n_tokens: int) -> int:
+        """Columns whose squares a product with w adds up, where it hands a norm on."""
+        assert w.tiles is not None
+        return self.hopper.handed_part(w.tiles, n_tokens)
 
     def _by_cublas(self, w: Matrix, n_tokens: int) -> bool:
         mine = self._cublas is not None and w.activations == "f16"
@@ -133,7 +142,7 @@ class Products:
         """Whether `multiply` takes x before its norm: one launch does it for all weights."""
         if not one_layout(weights):
             return False
-        few = n_tokens <= NORM_TOKENS and all_rows and not self.hopper.takes(n_tokens)
+        few = n_tokens <= NORM_TOKENS and all_rows
         return few or W8A8Products.all_mine(weights)
 
     def multiply(
@@ -194,7 +203,7 @@ class Products:
         to = [out.data for out in outs]
         residual = to[0] if epilogue == "ADD" else None
         options: dict[str, Any] = {"epilogue": epilogue, "activation": activation}
-        if self.hopper.takes(n):
+        if self.hopper.takes(n, tiles[0].layout, tiles[0].k):
             options |= {"just_made": just_made, "handed": handed}
             self.hopper.multiply(x, tiles, outs, **options)
             self._cap(outs[0], soft_cap)

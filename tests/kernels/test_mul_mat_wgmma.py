@@ -3,50 +3,28 @@ compile, and cut its work so that every block of threads has some.
 """
 
 import numpy as np
+import packed_products
 import pytest
 from cases import nmse
-from kernel_buffers import Output, upload
-from packed_cases import unpacked
-from tile_cases import MANY, Weights, energy, exact, halves, layouts
+from packed_products import ROUNDED, check_handing, gated, tokens
+from tile_cases import MANY, Weights, energy, exact, layouts
 
 from ggpy.device.compile import compile_cubin
-from ggpy.kernels.handed import PART, Handed, squares_bytes
-from ggpy.kernels.hopper import has_wgmma
+from ggpy.kernels.handed import Handed
+from ggpy.kernels.hopper import ROW_BLOCK, has_wgmma
 from ggpy.kernels.mul_mat_wgmma import MulMatWgmma
-from ggpy.kernels.pack import CODES, HALVES, PLAIN, Pack, order_of, packed_bytes
+from ggpy.kernels.pack import CODES, HALVES, PLAIN
 from ggpy.kernels.schedule import TOKENS, Cut
 
-ROUNDED = 1e-6  # the weights become halves
 SPILLED = 32  # bytes of a few instances, outside of their loops
 CUTS = [Cut(tokens, split) for tokens in TOKENS for split in (False, True)]
 SOME_CUTS = [Cut(8, True), Cut(16, True), Cut(128, False), Cut(256, True)]
 
 
-def tokens(n, columns):
-    """float16 x[n, columns], no two rows alike."""
-    scale = 1 + np.arange(n)[:, None] / n
-    return (np.resize(halves(16, columns), (n, columns)) * scale).astype(np.float16)
-
-
-def multiply(device, weights, x, *, product=None, start=None, order=PLAIN, **options):
-    """The outputs, as float32 [tokens, rows]; `start` is what an ADD adds to."""
-    glu, first = options.get("epilogue") == "GLU", weights[0]
-    n, k = x.shape
-    dtype = np.dtype(np.float16 if glu else np.float32)
-    rows = [w.n_rows for w in (weights[:1] if glu else weights)]
-    sizes = [packed_bytes(n, r) if order else n * r * dtype.itemsize for r in rows]
-    outs = [Output(device, size) for size in sizes]
-    if start is not None:
-        device.upload(outs[0].buffer, start)
-    packed = device.zeros(packed_bytes(n, k))
-    Pack(device).launch(upload(device, x), packed, n, k, order_of(first.layout))
+def multiply(device, weights, x, *, product=None, **options):
+    """The outputs, as float32 [tokens, rows]."""
     product = product or MulMatWgmma(device, device.sm_count)
-    product.launch(weights, packed, [out.buffer for out in outs], n, order=order, **options)
-    if order:
-        y = unpacked(outs[0].read(dtype, (sizes[0] // 2,)), n, rows[0], order)
-        assert not y[:n, rows[0] :].any(), "columns behind the last one are 0"
-        return [y[:n, : rows[0]].astype(np.float32)]
-    return [out.read(dtype, (n, r)).astype(np.float32) for out, r in zip(outs, rows, strict=True)]
+    return packed_products.multiply(product, weights, x, **options)
 
 
 def close(y, w, x):
@@ -185,9 +163,7 @@ def test_gate_and_up(hopper, activation, order, cut):
     tiles = [gate.tiled(hopper), up.tiled(hopper)]
     options = {"epilogue": "GLU", "activation": activation, "order": order, "cut": cut}
     (y,) = multiply(hopper, tiles, x, **options)
-    g = exact(gate, x)
-    inner = g if activation == "silu" else 2 * 0.7978845608028654 * (g + 0.044715 * g**3)
-    assert nmse(y, g / (1 + np.exp(-inner)) * exact(up, x)) <= ROUNDED
+    assert nmse(y, gated(activation, exact(gate, x), exact(up, x))) <= ROUNDED
 
 
 @pytest.mark.parametrize("cut", SOME_CUTS, ids=str)
@@ -205,7 +181,7 @@ def test_scales_of_rows(hopper, name, cut):
     small = (x / (4096 if name == "I8" else 64)).astype(np.float16)
     (h,) = multiply(hopper, [tiles, up.scaled(hopper)], small, epilogue="GLU", cut=cut)
     g, u = (exact(w, small) * w.row_scales for w in (gate, up))
-    assert nmse(h, g / (1 + np.exp(-g)) * u) <= ROUNDED
+    assert nmse(h, gated("silu", g, u)) <= ROUNDED
 
 
 @pytest.mark.parametrize("name", MANY)
@@ -214,72 +190,20 @@ def test_halves_of_tiles(hopper, name):
     gate, up = (Weights(name, 150, 512, seed) for seed in (0, 1))
     x = (tokens(33, 512) / 64).astype(np.float16)
     (y,) = multiply(hopper, [gate.tiled(hopper), up.tiled(hopper)], x, epilogue="GLU")
-    g = exact(gate, x)
-    assert nmse(y, g / (1 + np.exp(-g)) * exact(up, x)) <= ROUNDED
+    assert nmse(y, gated("silu", exact(gate, x), exact(up, x))) <= ROUNDED
 
 
 # A norm that is handed on (cuda/handed.cuh)
-
-
-def hand_on(device, n, add, start, h, weight, before, order):
-    """ADD that hands on: (x, halves [n, rows], sums of squares [parts, tokens])."""
-    packed = device.zeros(packed_bytes(n, add.columns))
-    Pack(device).launch(upload(device, h), packed, n, add.columns, order_of(add.layout))
-    x, normed = Output(device, start.nbytes), Output(device, packed_bytes(n, add.rows))
-    squares = Output(device, squares_bytes(add.rows))
-    device.upload(x.buffer, start)
-    factors = upload(device, before), upload(device, weight)
-    handed = Handed(squares.buffer, factors[0], None, factors[1], normed.buffer, order)
-    MulMatWgmma(device, device.sm_count).launch(
-        [add.tiled(device)], packed, [x.buffer], n, epilogue="ADD", handed=handed
-    )
-    halves = normed.read(np.float16, (normed.nbytes // 2,))
-    halves = unpacked(halves, n, add.rows, order)
-    sums = squares.read(np.float32, (add.rows // PART, 8))
-    return x, halves[:n, : add.rows], normed, sums[:, :n], squares
 
 
 @pytest.mark.parametrize("n", [1, 5, 8])
 @pytest.mark.parametrize("shape", [(128, 256), (1152, 2048), (4096, 14336)], ids=str)
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_K"])
 def test_a_norm_is_handed_on(hopper, name, shape, n):
-    rng = np.random.default_rng(n)
-    add, h = Weights(name, *shape), tokens(n, shape[1])
-    d = add.rows
-    start = rng.standard_normal((n, d)).astype(np.float32)
-    weight = rng.uniform(0.05, 0.2, d).astype(np.float32)
-    sums = start + exact(add, h)
-    before = (rng.uniform(0.5, 2, n) / np.sqrt(16 * np.square(sums).mean(1))).astype(np.float32)
-    next_weights = [Weights("Q8_0", 300, d), Weights("Q8_0", 300, d)]
-    order = order_of(next_weights[0].layout)
-    x, handed, packed, found, squares = hand_on(hopper, n, add, start, h, weight, before, order)
-    x = x.read(np.float32, (n, d))
-    assert nmse(x, sums, energy(add, h)) <= ROUNDED
-    expected = (x * weight * before[:, None]).astype(np.float16)
-    np.testing.assert_allclose(handed, expected, rtol=1e-3, atol=1e-6)
-    parts = np.square(x.astype(np.float64)).reshape(n, d // PART, PART).sum(2).T
-    np.testing.assert_allclose(found, parts, rtol=1e-5)
-
-    eps = 1e-5
-    scale = 1 / np.sqrt(np.square(x.astype(np.float64)).mean(1) + eps)
-    normed = (x * weight * scale[:, None]).astype(np.float64)
-    product, after = MulMatWgmma(hopper, hopper.sm_count), Output(hopper, 4 * n)
-    tiles = [w.tiled(hopper) for w in next_weights]
-    to = Handed(squares.buffer, upload(hopper, before), after.buffer, eps=eps)
-    outs = [Output(hopper, 4 * n * 300) for _ in tiles]
-    product.launch(tiles, packed.buffer, [out.buffer for out in outs], n, handed=to)
-    projected = [normed @ w.values.T.astype(np.float64) for w in next_weights]
-    for out, y in zip(outs, projected, strict=True):
-        assert nmse(out.read(np.float32, (n, 300)), y) <= 2 * ROUNDED
-    np.testing.assert_allclose(after.read(np.float32, (n,)), scale / 16, rtol=1e-5)
-
-    glu = Output(hopper, 2 * n * 300)
-    product.launch(tiles, packed.buffer, [glu.buffer], n, epilogue="GLU", handed=to)
-    gate, up = projected
-    assert nmse(glu.read(np.float16, (n, 300)), gate / (1 + np.exp(-gate)) * up) <= 1e-5
+    check_handing(MulMatWgmma(hopper, hopper.sm_count), ROW_BLOCK, name, shape, n)
 
 
 def test_a_norm_of_many_tokens_is_not_handed_on(emulator):
     w, x = Weights("Q8_0", 128, 128).tiled(emulator), emulator.alloc(16, "x")
     with pytest.raises(ValueError, match="9 tokens is not handed on"):
-        MulMatWgmma(emulator, 132).launch([w], x, [x], 9, epilogue="ADD", handed=Handed(x, x))
+        MulMatWgmma(emulator, 132).launch([w], x, [x], 9, epilogue="ADD", handed=Handed(x, 1, x))

@@ -13,6 +13,7 @@ from ggpy.formats import by_name
 from ggpy.gguf import Tensor
 from ggpy.kernels.hopper import has_wgmma
 from ggpy.kernels.pack import CODES
+from ggpy.ops import cuda_hopper
 from ggpy.ops.cuda import Cuda
 from ggpy.ops.cuda_arrays import Array
 from ggpy.ops.cuda_handing import Handing
@@ -22,12 +23,18 @@ from ggpy.ops.reference import Reference
 LAYERS, D, H, G, E, F, V = 3, 256, 4, 2, 64, 384, 320
 
 
-def model(ops, odd_wv: bool = False) -> Decoder:
-    """A decoder of random weights. odd_wv: of a type that wants activations in another order."""
+@pytest.fixture(autouse=True)
+def _few_columns(monkeypatch):
+    """What products of thousands of columns take is taken by these, too."""
+    monkeypatch.setattr(cuda_hopper, "FEW_COLUMNS", 256)
+
+
+def model(ops, types: dict[str, str] | None = None) -> Decoder:
+    """A decoder of random weights, in Q8_0 or what `types` has for the last part of a name."""
     rng = np.random.default_rng(1)
 
-    def matrix(name: str, rows: int, columns: int, type: str = "Q8_0") -> Tensor:
-        format = by_name(type)
+    def matrix(name: str, rows: int, columns: int) -> Tensor:
+        format = by_name((types or {}).get(name.split(".")[-2], "Q8_0"))
         blocks = random_rows(format, rows, columns, rng, rms=0.05)
         return Tensor(name, (rows, columns), format, blocks)
 
@@ -40,7 +47,7 @@ def model(ops, odd_wv: bool = False) -> Decoder:
         at = f"blk.{i}."
         tensors += [vector(at + "attn_norm.weight"), vector(at + "ffn_norm.weight")]
         tensors += [matrix(at + "attn_q.weight", H * E, D), matrix(at + "attn_k.weight", G * E, D)]
-        tensors += [matrix(at + "attn_v.weight", G * E, D, "Q6_K" if odd_wv else "Q8_0")]
+        tensors += [matrix(at + "attn_v.weight", G * E, D)]
         tensors += [matrix(at + "attn_output.weight", D, H * E), matrix(at + "ffn_up.weight", F, D)]
         tensors += [matrix(at + "ffn_gate.weight", F, D), matrix(at + "ffn_down.weight", D, F)]
     weights = {t.name: ops.weight(t) for t in tensors}
@@ -60,15 +67,28 @@ def step(n: int, position: int) -> Step:
     return Step(ids, np.full(n, position, np.int32), every, every[:, None].copy(), every)
 
 
+OTHER_ORDER = {"attn_v": "Q6_K"}  # wants activations in another order than Q8_0
+FOUR_BITS = {"ffn_gate": "Q4_0", "ffn_up": "Q4_0"}  # of which four tokens come in rows
+FEW_IN_ROWS = [FOUR_BITS, {"attn_output": "Q4_0"}, {"ffn_down": "Q4_0"}]
+
+
 @pytest.mark.parametrize(
-    ("n", "odd_wv", "norms"),
-    [(4, False, 7), (5, False, 2), (8, False, 2), (8, True, 4), (9, False, 7)],
+    ("n", "types", "norms"),
+    [
+        (2, {}, 0),
+        (3, {}, 2),
+        (8, {}, 2),
+        (8, OTHER_ORDER, 4),
+        (9, {}, 7),
+        (4, FOUR_BITS, 5),
+        (5, FOUR_BITS, 2),
+    ],
 )
-def test_which_norms_have_a_kernel(n, odd_wv, norms):
+def test_which_norms_have_a_kernel(n, types, norms):
     """The first and the last; and those whose halves products want in different orders."""
     device = LaunchesOnHopper()
     ops = Cuda(device)
-    decoder = model(ops, odd_wv)
+    decoder = model(ops, types)
     for repeat in (True, False):  # op by op gives the same bits
         device.launched.clear()
         ops.run(step(n, 0), decoder.forward, repeat)
@@ -83,13 +103,14 @@ def test_not_where_bits_must_not_depend_on_the_batch():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("n", [5, 8])
-def test_answers(gpu, n):
+@pytest.mark.parametrize("n", [3, 4, 5, 8])
+@pytest.mark.parametrize("types", [{}, OTHER_ORDER, *FEW_IN_ROWS], ids=lambda t: "-".join(t))
+def test_answers(gpu, types, n):
     """Some steps of some sequences, recorded and replayed; x grows from layer to layer."""
     if not has_wgmma(gpu.arch):
         pytest.skip(f"{gpu.arch} has no wgmma")
     backends = Cuda(gpu), Reference(1)
-    decoders = [model(ops) for ops in backends]
+    decoders = [model(ops, types) for ops in backends]
     for position in range(5):
         found, expected = (
             ops.read(decoder.run(step(n, position)))
@@ -107,14 +128,14 @@ def test_a_norm_is_taken_once_by_whom_it_was_given():
     )
     norms = [Norm(device.alloc(4 * D), 1e-5) for _ in range(2)]
     normed = Array(device.alloc(1 << 12), np.float16, (8, D), D, CODES)
-    assert handing.give(norms[0], normed) is None, "no norm before has left its factors"
+    assert handing.give(norms[0], normed, 16) is None, "no norm before has left its factors"
     first = handing.after(8)
-    given = handing.give(norms[0], normed)
+    given = handing.give(norms[0], normed, 16)
     assert (given.before, given.weight, given.normed) == (first, norms[0].weight, normed.data)
     taken, handed = handing.take(norms[0])
     assert taken is normed and handed.squares == given.squares and handed.before == first
     assert handed.after not in (None, first)
     assert handing.take(norms[0]) is None
-    assert handing.give(norms[1], normed).before == handed.after
+    assert handing.give(norms[1], normed, 128).before == handed.after
     assert handing.take(norms[0]) is None, "it was given for another"
-    assert handing.after(9) is None and handing.give(norms[1], normed) is None
+    assert handing.after(9) is None and handing.give(norms[1], normed, 128) is None

@@ -1,0 +1,363 @@
+// y[T, N] = x[T, K] W[N, K]^T for up to TOKENS (8 or 16) tokens: tiles of 8 or 16 bits (tile.cuh) x packed f16 activations
+// (packed.cuh), all of which lie in shared memory.
+//
+// One block per multiprocessor, whose warps each have a ring of weights of their own (rings.cuh). They are two groups; in
+// a round each group has a tile row (GLU: gate and up of one), whose chunk c belongs, in round i, to its warp
+// (c + i * n_chunk) mod GROUP_WARPS. Tensor cores multiply integers as halves, exactly; scales come in float32 behind that.
+// A warp leaves its sums of a tile row in shared memory. They are added up, in one order, behind a barrier that is passed
+// when the next round's sums are there, so that nobody waits long for others.
+//
+// Epilogues: STORE (float out = y), ADD (float out += y), GLU (half out = act(gate) * up, in rows or packed). A norm of up
+// to eight tokens may be handed on (handed.cuh).
+#include "activation.cuh"
+#include "handed.cuh"
+#include "mma.cuh"
+#include "product.cuh"
+#include "rings.cuh"
+
+constexpr int EARLY = 2;  // chunks that a warp asks for before x is there
+constexpr int GROUPS = 2;
+constexpr int GROUP_WARPS = WARPS / GROUPS;
+
+struct Product : Matrices {
+    const uint8_t* x;  // packed
+    Handed handed;     // by ADD to the product behind, to others by the one before
+    int order;         // GLU: of the output
+    int patient;       // x takes longer than to copy a ring
+    int each, rest;    // n_tiles over the number of blocks
+};
+
+// Sums [2][GROUPS][GROUP_WARPS][16][TOKENS] of two rounds in turns, then x.
+template <int TOKENS>
+struct Shared {
+    static constexpr int PER_TILE = TILE_ROWS * TOKENS;
+    float* sums;
+    uint8_t* x;
+
+    __device__ __forceinline__ Shared(uint8_t* memory)
+        : sums(reinterpret_cast<float*>(memory)), x(memory + 2 * WARPS * PER_TILE * 4) {}
+    __device__ __forceinline__ float* sums_of(int round, int warp) const {
+        return sums + (round % 2 * WARPS + warp) * PER_TILE;
+    }
+    // Of (row, token), so that neither a warp's sums nor the outputs of 16 rows lie on one bank.
+    static __device__ __forceinline__ int place(int row, int token) {
+        return row * TOKENS + (token ^ row * TOKENS / 32 * 2);
+    }
+    // As it lies in memory: one group of copies.
+    __device__ __forceinline__ void copy_x(const Product& p) const {
+        const int bytes = p.k / PACKED_STEP * TOKENS * PACKED_ROW;
+        for (int at = threadIdx.x * 16; at < bytes; at += THREADS * 16) cp_async<16>(x + at, p.x + at);
+        cp_async_commit();
+    }
+};
+
+// Which tile rows a block has: in turn with the others.
+template <int EPILOGUE>
+struct Rounds {
+    const Product& p;
+    int n_local;
+
+    __device__ __forceinline__ Rounds(const Product& product)
+        : p(product), n_local(p.each + (static_cast<int>(blockIdx.x) < p.rest)) {}
+    // In which a group has a tile row.
+    __device__ __forceinline__ int of(int group) const {
+        return EPILOGUE == GLU ? n_local : (n_local + GROUPS - 1 - group) / GROUPS;
+    }
+    // Counted over all segments; GLU: of each.
+    __device__ __forceinline__ int tile(int round, int group) const {
+        return blockIdx.x + (EPILOGUE == GLU ? round : GROUPS * round + group) * gridDim.x;
+    }
+    __device__ __forceinline__ int segment(int tile, int group) const {
+        return EPILOGUE == GLU ? group : EPILOGUE == ADD ? 0 : segment_of(p, tile);
+    }
+    // In its segment.
+    __device__ __forceinline__ int row(int tile, int segment) const {
+        return EPILOGUE == STORE ? tile - p.segment[segment].first_tile : tile;
+    }
+};
+
+// The order in which a warp's chunks are copied.
+template <class T, int EPILOGUE>
+struct Walk {
+    const Product& p;
+    Rounds<EPILOGUE> rounds;
+    int group, round, chunk;
+    const uint8_t* tile_row;
+
+    __device__ __forceinline__ Walk(const Product& product, int warp)
+        : p(product), rounds(product), group(warp / GROUP_WARPS), round(0), chunk(warp % GROUP_WARPS) {
+        enter();
+        if (chunk >= p.n_chunk) settle();
+    }
+    __device__ __forceinline__ bool done() const { return round >= rounds.of(group); }
+    __device__ __forceinline__ void enter() {
+        if (done()) return;
+        const int tile = rounds.tile(round, group), s = rounds.segment(tile, group);
+        const uint32_t row = rounds.row(tile, s);
+        tile_row = p.segment[s].tiles + static_cast<uint64_t>(row) * static_cast<uint32_t>(p.n_chunk * T::BYTES);
+    }
+    // To the next chunk that exists.
+    __device__ __forceinline__ void settle() {
+        do ++round, chunk -= p.n_chunk;
+        while (chunk >= p.n_chunk);
+        enter();
+    }
+    __device__ __forceinline__ void next() {
+        chunk += GROUP_WARPS;
+        if (chunk >= p.n_chunk) settle();
+    }
+};
+
+// A lane's sums of one tile row.
+template <class T, int TOKENS>
+struct Sums {
+    static_assert(T::FLOAT || (T::BITS == 8 && (!T::SCALED || (T::GROUP == 32 && T::ZERO == 128 && !T::MIN))), "");
+    static constexpr int N = TOKENS / 8;
+    float acc[2][N][4] = {};  // of even and of odd 32 columns: rows g, g + 8, tokens 2 t, 2 t + 1 of each eight
+    ChunkCodes<T> codes;
+    ChunkScales<T> scales;
+
+    __device__ __forceinline__ void load(const uint8_t* chunk, int lane) {
+        codes.load(chunk, lane);
+        if constexpr (T::SCALED) scales.load(chunk, lane / 4);
+    }
+    // The A operand of step S of group J: as tiles without scales have it.
+    template <int J, int S>
+    __device__ __forceinline__ void unpack(uint32_t (&a)[4]) const {
+        if constexpr (T::SCALED) {
+            const uint32_t low = codes.template bytes<J, S, 0>(), high = codes.template bytes<J, S, 1>();
+            a[0] = integers_to_half2<0>(low), a[1] = integers_to_half2<0>(high);
+            a[2] = integers_to_half2<1>(low), a[3] = integers_to_half2<1>(high);
+        } else {
+            codes.template unpack<J, S>(a);
+        }
+    }
+    // Four products' B operands: 32 columns of eight tokens. Lane l gives the address of token l % 8's piece l / 8.
+    template <int J>
+    static __device__ __forceinline__ void load_x(uint32_t (&b)[4], const uint8_t* x, int n, int lane) {
+        const int piece = (4 * (J & 1) + lane / 8) ^ (lane % 8);
+        load_matrix(b, x + (J / 2 * TOKENS + 8 * n + lane % 8) * PACKED_ROW + piece * 16);
+    }
+    // x: of the chunk's first column. 64 columns at a time, so that products that wait for each other are apart.
+    template <int J = 0>
+    __device__ __forceinline__ void multiply(const uint8_t* x, int lane) {
+        if constexpr (J * 32 < T::CHUNK_K) {
+            uint32_t a[2][2][4];
+            unpack<J, 0>(a[0][0]), unpack<J, 1>(a[0][1]), unpack<J + 1, 0>(a[1][0]), unpack<J + 1, 1>(a[1][1]);
+#pragma unroll
+            for (int n = 0; n < N; ++n) {
+                uint32_t b[2][4];
+                load_x<J>(b[0], x, n, lane), load_x<J + 1>(b[1], x, n, lane);
+                if constexpr (T::SCALED) {
+                    float c[2][4] = {};
+                    multiply_step(c[0], c[1], a, b);
+                    add<J>(acc[0][n], c[0]), add<J + 1>(acc[1][n], c[1]);
+                } else {
+                    multiply_step(acc[0][n], acc[1][n], a, b);
+                }
+            }
+            multiply<J + 2>(x, lane);
+        }
+    }
+    static __device__ __forceinline__ void multiply_step(float (&even)[4], float (&odd)[4],
+                                                         const uint32_t (&a)[2][2][4], const uint32_t (&b)[2][4]) {
+#pragma unroll
+        for (int s = 0; s < 2; ++s) {
+            mma_m16n8k16_f16(even, a[0][s], {b[0][2 * s], b[0][2 * s + 1]});
+            mma_m16n8k16_f16(odd, a[1][s], {b[1][2 * s], b[1][2 * s + 1]});
+        }
+    }
+    template <int J>
+    __device__ __forceinline__ void add(float (&to)[4], const float (&sums)[4]) const {
+        const RowScales s = scales.template get<J>();
+#pragma unroll
+        for (int e = 0; e < 4; ++e) to[e] = fmaf(s.d[e / 2], sums[e], to[e]);
+    }
+    __device__ __forceinline__ void finish(float* to, int lane) const {
+#pragma unroll
+        for (int n = 0; n < N; ++n)
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+                *reinterpret_cast<float2*>(to + Shared<TOKENS>::place(lane / 4 + 8 * h, 8 * n + lane % 4 * 2)) =
+                    make_float2(acc[0][n][2 * h] + acc[1][n][2 * h], acc[0][n][2 * h + 1] + acc[1][n][2 * h + 1]);
+    }
+};
+
+// What tokens' sums are multiplied by, where a norm was handed on: found by all threads.
+struct Factors {
+    static constexpr int TOKENS = HANDED_TOKENS;
+    float4 squares;
+    float before;  // of the thread's token
+    // The thread's part of the squares, of tokens 4 (threadIdx % 2) ... + 3.
+    __device__ __forceinline__ void load(const Handed& handed, int token) {
+        before = __ldcg(handed.before + token);
+        squares = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        for (int i = threadIdx.x; i < handed.parts * (TOKENS / 4); i += THREADS) {
+            const float4 v = __ldcg(reinterpret_cast<const float4*>(handed.squares) + i);
+            squares.x += v.x, squares.y += v.y, squares.z += v.z, squares.w += v.w;
+        }
+    }
+    // The sums of the warps, [WARPS][TOKENS].
+    __device__ __forceinline__ void leave(float* to) const {
+        float sums[4] = {squares.x, squares.y, squares.z, squares.w};
+#pragma unroll
+        for (int offset = 2; offset < 32; offset *= 2)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], offset);
+        if (threadIdx.x % 32 < 2)
+            *reinterpret_cast<float4*>(to + threadIdx.x / 32 * TOKENS + threadIdx.x % 2 * 4) =
+                make_float4(sums[0], sums[1], sums[2], sums[3]);
+    }
+    // Of the thread's token; behind a barrier.
+    __device__ __forceinline__ float find(const Product& p, const float* from, int token) const {
+        const float sum = sum_of_parts(from + token, TOKENS);
+        const float inverse = rsqrtf(fmaf(sum, fast_reciprocal(static_cast<float>(p.k)), p.handed.eps));
+        if (blockIdx.x == 0 && threadIdx.x % TILE_ROWS == 0) p.handed.after[token] = inverse * HEADROOM;
+        return inverse * fast_reciprocal(before);
+    }
+};
+
+// A thread's output of a round: row i % 16 of token i / 16 of a group's tile row (GLU: of both). Found before its sums are
+// there.
+template <int TOKENS, int EPILOGUE>
+struct Output {
+    using Room = Shared<TOKENS>;
+    static constexpr int WIDTH = EPILOGUE == GLU ? 2 : 1;
+    float* to;          // null where there is none
+    __half* half_to;    // GLU, or what is handed on
+    const float* part;  // the first warp's sum, of gate and behind it of up
+    float scale[WIDTH];
+    float old, weight, before;
+    int tile;
+
+    static __device__ __forceinline__ int token() { return threadIdx.x / TILE_ROWS % TOKENS; }
+
+    __device__ __forceinline__ void find(const Product& p, const Rounds<EPILOGUE>& rounds, const Room& room,
+                                         int round) {
+        const int group = threadIdx.x / Room::PER_TILE, row_in_tile = threadIdx.x % TILE_ROWS;
+        to = nullptr;
+        tile = rounds.tile(round, group);
+        if (group >= GROUPS / WIDTH || round >= rounds.of(group) || token() >= p.n_tokens) return;
+        const int s = EPILOGUE == GLU ? 0 : rounds.segment(tile, group);
+        const int row = rounds.row(tile, s) * TILE_ROWS + row_in_tile;
+        if (row >= p.segment[s].n_rows) return;
+        part = room.sums_of(round, group * GROUP_WARPS) + Room::place(row_in_tile, token());
+        to = static_cast<float*>(p.segment[s].out);
+        if (EPILOGUE != GLU) to += static_cast<size_t>(token()) * p.segment[s].n_rows + row;
+#pragma unroll
+        for (int w = 0; w < WIDTH; ++w) scale[w] = scaled_row(p.segment[s + w], row, 1.0f);
+        if (EPILOGUE == GLU) half_to = place(static_cast<__half*>(p.segment[0].out), p, p.order, row);
+        if (hands_on(p)) {
+            half_to = place(p.handed.normed, p, p.handed.order, row);
+            weight = __ldg(p.handed.weight + row);
+        }
+    }
+    static __device__ __forceinline__ bool hands_on(const Product& p) {
+        return EPILOGUE == ADD && TOKENS == HANDED_TOKENS && p.handed.squares != nullptr;
+    }
+    static __device__ __forceinline__ __half* place(__half* out, const Product& p, int order, int row) {
+        if (order == PLAIN_ORDER) return out + static_cast<size_t>(token()) * p.segment[0].n_rows + row;
+        return out + packed_half(order, row, token(), TOKENS);
+    }
+    __device__ __forceinline__ int made() const { return to == nullptr ? 0 : made_of(to) | made_of(part); }
+    // What earlier kernels write.
+    __device__ __forceinline__ void load(const Product& p) {
+        if (EPILOGUE != ADD || to == nullptr) return;
+        old = __ldcg(to);
+        if (hands_on(p)) before = __ldcg(p.handed.before + token());
+    }
+    static __device__ __forceinline__ float sum(const float* part) {
+        float sums[4] = {};
+#pragma unroll
+        for (int warp = 0; warp < GROUP_WARPS; ++warp) sums[warp % 4] += part[warp * Room::PER_TILE];
+        return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    }
+    __device__ __forceinline__ void write(const Product& p, float factor) const {
+        float y[WIDTH], v = 0.0f;
+        if (to != nullptr) {
+#pragma unroll
+            for (int w = 0; w < WIDTH; ++w)
+                y[w] = __fmul_rn(sum(part + w * GROUP_WARPS * Room::PER_TILE), scale[w]) * factor;
+            if constexpr (EPILOGUE == GLU)
+                *half_to = gated(p.activation, y[0], y[1]);
+            else
+                *to = v = EPILOGUE == ADD ? old + y[0] : y[0];
+        }
+        if (!hands_on(p)) return;
+        if (to != nullptr) *half_to = saturated_half(v * weight * before);
+        v *= v;
+#pragma unroll
+        for (int offset = 1; offset < TILE_ROWS; offset *= 2) v += __shfl_xor_sync(0xffffffffu, v, offset);
+        if (to != nullptr && threadIdx.x % TILE_ROWS == 0) p.handed.squares[tile * HANDED_TOKENS + token()] = v;
+    }
+};
+
+template <class T, int TOKENS, int EPILOGUE>
+__global__ void __launch_bounds__(THREADS, 1) mul_mat_few(const Product p) {
+    SHARED_DYNAMIC(uint8_t, memory);
+    __shared__ float squares[WARPS * HANDED_TOKENS];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = warp / GROUP_WARPS;
+    uint8_t* ring = memory + warp * STAGES * T::BYTES;
+    const CopyTarget to = copy_target(ring);
+
+    grid_dependency_launch();
+    Walk<T, EPILOGUE> ahead(p, warp);
+    int asked = 0;
+    const auto ask = [&](int until) {
+        for (; asked < until; ++asked) copy_chunk<T>(ahead, to + asked * T::BYTES, lane);
+    };
+    ask(EARLY);
+    if (p.patient) {
+        while (asked < STAGES) {
+            cp_async_wait<0>();
+            ask(asked + 1);
+        }
+    }
+    const Shared<TOKENS> room(memory + WARPS * STAGES * T::BYTES);
+    const Rounds<EPILOGUE> rounds(p);
+    const bool takes = EPILOGUE != ADD && TOKENS == HANDED_TOKENS && p.handed.squares != nullptr;
+    Output<TOKENS, EPILOGUE> output;
+    output.find(p, rounds, room, 0);
+    grid_dependency_wait(output.made());
+    room.copy_x(p);
+    output.load(p);
+    Factors factors;
+    const int token = min(output.token(), p.n_tokens - 1);
+    if (takes) factors.load(p.handed, token);
+    ask(STAGES);
+    if (takes) factors.leave(squares);
+    if (p.patient)
+        cp_async_wait<0>();
+    else
+        cp_async_wait<STAGES - EARLY>();
+    __syncthreads();
+
+    const int all = rounds.of(0), mine = rounds.of(group);
+    float factor = 1.0f;
+    int stage = 0;
+    for (int round = 0; round < all; ++round) {
+        Sums<T, TOKENS> sums;
+        if (round < mine)
+            for (int chunk = (warp - round * p.n_chunk) & (GROUP_WARPS - 1); chunk < p.n_chunk; chunk += GROUP_WARPS) {
+                cp_async_wait<STAGES - 1>();
+                __syncwarp();
+                sums.load(ring + stage * T::BYTES, lane);
+                __syncwarp();
+                copy_chunk<T>(ahead, to + stage * T::BYTES, lane);
+                stage = stage + 1 == STAGES ? 0 : stage + 1;
+                sums.multiply(room.x + chunk * (T::CHUNK_K / PACKED_STEP * TOKENS * PACKED_ROW), lane);
+            }
+        if (round > 0) {
+            __syncthreads();
+            output.write(p, factor);
+            output.find(p, rounds, room, round);
+            output.load(p);
+        } else if (takes) {
+            factor = factors.find(p, squares, token);
+        }
+        if (round < mine) sums.finish(room.sums_of(round, warp), lane);
+    }
+    __syncthreads();
+    output.write(p, factor);
+    cp_async_wait<0>();
+}

@@ -1,0 +1,115 @@
+"""Launches cuda/mul_mat_few.cu: matrices in tiles of 8 or 16 bits times the packed activations of
+few tokens, which lie in shared memory in whole.
+
+When this product is made is ops' business.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..device.base import Device, Kernel
+from .address import Address, address
+from .handed import MOST_TOKENS, Handed, HandedParameters
+from .pack import PLAIN, UNIT, packed_bytes
+from .product import STATIC_SHARED, Epilogue, Matrices
+from .tile import ROWS, Layout, TiledMatrix
+
+WARPS = 16  # of a block
+TOKENS = (8, 16)  # of one launch, an instance each
+STAGES = (3, 2)  # of a ring: as many as there is room for
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a product is made: tokens of the instance, stages, bytes of shared memory."""
+
+    tokens: int
+    stages: int
+    shared: int
+
+
+class _Product(Matrices):
+    _fields_ = (
+        ("x", ctypes.c_uint64),
+        ("handed", HandedParameters),
+        ("order", ctypes.c_int),
+        ("patient", ctypes.c_int),
+        ("each", ctypes.c_int),
+        ("rest", ctypes.c_int),
+    )
+
+
+class MulMatFew:
+    """y = x W^T for matrices of one layout. Instances are compiled as they are asked for."""
+
+    def __init__(self, device: Device, multiprocessors: int) -> None:
+        self.device, self.multiprocessors = device, multiprocessors
+        self._shared = device.shared_bytes - STATIC_SHARED
+        self._kernels: dict[tuple, Kernel] = {}
+
+    def fit(self, w: TiledMatrix, n_tokens: int) -> Fit | None:
+        """How a product of so many tokens with w is made; None: x would not lie in shared memory in
+        whole.
+        """
+        tokens = next((t for t in TOKENS if t >= n_tokens), None)
+        if tokens is None or w.k % max(UNIT, w.layout.chunk_k):
+            return None
+        for stages in STAGES:
+            shared = shared_bytes(w, tokens, stages)
+            if shared <= self._shared:
+                return Fit(tokens, stages, shared)
+        return None
+
+    def launch(
+        self,
+        weights: Sequence[TiledMatrix],
+        x: Address,
+        outs: Sequence[Address],
+        n_tokens: int,
+        *,
+        epilogue: Epilogue = "STORE",
+        activation: str = "silu",
+        order: int = PLAIN,
+        late: bool = False,
+        handed: Handed | None = None,
+        pdl: bool = True,
+    ) -> None:
+        """Enqueue outs[i][n_tokens, rows of weights[i]] = x[n_tokens, k] weights[i]^T.
+
+        x is packed in the order of the weights' layout. STORE: floats. ADD: float out += y, for one
+        weight. GLU: of two weights, one half out = activation(y0) * y1, in rows or packed. All
+        weights have one layout and one k. late: what makes x takes long, so that weights are copied
+        meanwhile at leisure. handed: a norm of at most MOST_TOKENS, of what ADD leaves, or that of
+        x. pdl: weights are read before the kernel before has ended. ValueError without a `fit`.
+        """
+        first, fit = weights[0], self.fit(weights[0], n_tokens)
+        if fit is None:
+            raise ValueError(f"{n_tokens} tokens of {first.k} columns do not lie in shared memory")
+        parameters = _Product(x=address(x), order=order, patient=late)
+        parameters.take(weights, outs, n_tokens, epilogue, activation)
+        grid = min(self.multiprocessors, parameters.n_tiles)
+        parameters.each, parameters.rest = divmod(parameters.n_tiles, grid)
+        if handed is not None:
+            if n_tokens > MOST_TOKENS:
+                raise ValueError(f"a norm of {n_tokens} tokens is not handed on")
+            parameters.handed = handed.parameters()
+        kernel = self._kernel(first.layout, fit, epilogue)
+        kernel.launch(grid, WARPS * 32, (parameters,), smem=fit.shared, pdl=pdl)
+
+    def _kernel(self, layout: Layout, fit: Fit, epilogue: Epilogue) -> Kernel:
+        key = layout, fit.tokens, fit.stages, epilogue
+        if key not in self._kernels:
+            name = f"mul_mat_few<{layout.type_name}, {fit.tokens}, {epilogue}>"
+            defines = {"WARPS": WARPS, "STAGES": fit.stages}
+            self._kernels[key] = self.device.kernel("mul_mat_few.cu", name, defines=defines)
+        return self._kernels[key]
+
+
+def shared_bytes(w: TiledMatrix, tokens: int, stages: int) -> int:
+    """Dynamic shared memory of a block: rings, sums of two rounds, x."""
+    ring = WARPS * stages * w.layout.chunk_bytes
+    sums = 2 * WARPS * ROWS * tokens * 4
+    return ring + sums + packed_bytes(tokens, w.k)

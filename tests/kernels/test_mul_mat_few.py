@@ -1,0 +1,147 @@
+"""Tiles times packed activations of few tokens, against float64."""
+
+import numpy as np
+import pytest
+from cases import nmse
+from packed_products import check_handing, gated, multiply, tokens
+from tile_cases import Weights, energy, exact
+
+from ggpy.device.compile import compile_cubin
+from ggpy.kernels.mul_mat_few import MulMatFew
+from ggpy.kernels.pack import CODES, HALVES, PLAIN, UNIT
+from ggpy.kernels.tile import ROWS
+
+EXACT = 1e-11  # of the energy of a sum: what float32 loses
+FORMATS = ["Q8_0", "F16", "I8", "F8_E4M3"]
+SHAPES = [(1, 256), (37, 384), (256, 2048)]  # tile rows of one block and of several, of few chunks
+
+
+def few(device):
+    return MulMatFew(device, device.sm_count)
+
+
+def close(y, w, x, scale=1.0):
+    return nmse(y, exact(w, x) * scale, energy(w, x)) <= EXACT
+
+
+@pytest.mark.parametrize("n", [1, 8, 9])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_layout(machine, name, shape, n):
+    w = Weights(name, *shape)
+    x = tokens(n, w.columns)
+    (y,) = multiply(few(machine), [w.tiled(machine)], x)
+    assert close(y, w, x)
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "F16"])
+def test_large(gpu, name):
+    """More tile rows than blocks, in several rounds, some of which only one group has a part in."""
+    w = Weights(name, 16 * 132 * 5 + 1, 4096)
+    x = tokens(8, w.columns)
+    (y,) = multiply(few(gpu), [w.tiled(gpu)], x)
+    assert close(y, w, x)
+
+
+def test_a_token_does_not_depend_on_others(machine):
+    w = Weights("Q8_0", 37, 512)
+    product, tiles, x = few(machine), w.tiled(machine), tokens(8, w.columns)
+    (y,) = multiply(product, [tiles], x)
+    for n in (1, 5, 8):
+        assert np.array_equal(multiply(product, [tiles], x[:n])[0], y[:n])
+
+
+def test_segments(machine):
+    weights = [Weights("Q8_0", rows, 256, seed) for seed, rows in enumerate((200, 37, 16))]
+    x = tokens(5, 256)
+    outs = multiply(few(machine), [w.tiled(machine) for w in weights], x)
+    assert all(close(y, w, x) for w, y in zip(weights, outs, strict=True))
+
+
+@pytest.mark.parametrize("n", [7, 12])
+def test_add(machine, n):
+    w, product = Weights("Q8_0", 337, 512), few(machine)
+    x, start = tokens(n, 512), tokens(n, 337).astype(np.float32)
+    (plain,) = multiply(product, [w.tiled(machine)], x)
+    (y,) = multiply(product, [w.tiled(machine)], x, epilogue="ADD", start=start)
+    assert np.array_equal(y, start + plain)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("order", [PLAIN, CODES, HALVES])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gate_and_up(machine, activation, order, late):
+    gate, up = (Weights("Q8_0", 2 * UNIT, 256, seed) for seed in (0, 1))
+    x = (tokens(6, 256) / 16).astype(np.float16)
+    options = {"epilogue": "GLU", "activation": activation, "order": order, "late": late}
+    (y,) = multiply(few(machine), [gate.tiled(machine), up.tiled(machine)], x, **options)
+    assert nmse(y, gated(activation, exact(gate, x), exact(up, x))) <= 1e-6  # halves
+
+
+@pytest.mark.parametrize("name", ["I8", "F8_E4M3"])
+def test_scales_of_rows(machine, name):
+    """Before a sum is added, before the activation, and not of the matrix beside."""
+    gate, up = (Weights(name, 150, 256, seed) for seed in (0, 1))
+    x, start = tokens(8, 256), tokens(8, 150).astype(np.float32)
+    product, tiles = few(machine), gate.scaled(machine)
+    plain, other = multiply(product, [gate.tiled(machine), up.tiled(machine)], x)
+    y, beside = multiply(product, [tiles, up.tiled(machine)], x)
+    assert np.array_equal(y, plain * gate.row_scales) and np.array_equal(beside, other)
+    (added,) = multiply(product, [tiles], x, epilogue="ADD", start=start)
+    assert np.array_equal(added, start + y)
+    small = (x / (4096 if name == "I8" else 64)).astype(np.float16)
+    (h,) = multiply(product, [tiles, up.scaled(machine)], small, epilogue="GLU")
+    g, u = (exact(w, small) * w.row_scales for w in (gate, up))
+    assert nmse(h, gated("silu", g, u)) <= 1e-6
+
+
+@pytest.mark.parametrize("n", [1, 5, 8])
+@pytest.mark.parametrize("name", ["Q8_0", "F16"])
+def test_a_norm_is_handed_on(machine, name, n):
+    check_handing(few(machine), ROWS, name, (256, 512), n, behind=name)
+
+
+def test_a_norm_of_a_long_row_is_handed_on(gpu):
+    check_handing(few(gpu), ROWS, "Q8_0", (4096, 2048), 8)
+
+
+def test_under_sanitizers(emulated):
+    test_every_layout(emulated, "Q8_0", (37, 384), 8)
+    test_gate_and_up(emulated, "silu", CODES, late=False)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
+@pytest.mark.parametrize("stages", [2, 3])
+def test_nothing_spills(nvrtc, arch, stages):
+    """Nothing does in the instances that are asked for: see cuda_hopper.faster."""
+    types = [Weights(name, 1, 256).layout.type_name for name in FORMATS]
+    names = [f"mul_mat_few<{t}, 8, GLU>" for t in types]
+    names += [f"mul_mat_few<{types[0]}, 8, STORE>", f"mul_mat_few<{types[0]}, 8, ADD>"]
+    names += [f"mul_mat_few<{types[1]}, 16, {e}>" for e in ("STORE", "ADD", "GLU")]
+    defines = {"WARPS": 16, "STAGES": stages}
+    found = compile_cubin("mul_mat_few.cu", arch, expressions=names, defines=defines).resources
+    for name, r in found.items():
+        assert max(r.spill_loads, r.spill_stores) == 0, f"{name} spills: {r}"
+    assert set(found) == set(names)
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "n", "tokens"),
+    [
+        ("Q8_0", 4096, 5, 8),
+        ("F16", 4096, 9, 16),
+        ("Q8_0", 14336, 5, None),  # x takes more than a block has
+        ("Q8_0", 576, 5, None),  # packed rows are longer
+        ("Q8_0", 256, 17, None),
+    ],
+)
+def test_what_there_is_room_for(emulator, monkeypatch, name, columns, n, tokens):
+    monkeypatch.setattr(emulator, "shared_bytes", 227 << 10, raising=False)
+    fit = few(emulator).fit(Weights(name, 1, columns).tiled(emulator), n)
+    assert (fit and fit.tokens) == tokens
+
+
+def test_what_there_is_no_room_for_is_an_error(emulator):
+    w, x = Weights("Q8_0", 16, 576).tiled(emulator), emulator.alloc(16, "x")
+    with pytest.raises(ValueError, match="9 tokens of 576 columns"):
+        few(emulator).launch([w], x, [x], 9)
