@@ -86,7 +86,8 @@ def run_tests(processes: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", f"--junitxml={report}"]
-        command += ["-o", f"faulthandler_timeout={LONG}", "-n", str(processes)]
+        command += ["-o", f"faulthandler_timeout={LONG}"]
+        command += ["-n", str(processes)] if processes > 1 else []
         subprocess.run(command, cwd=ROOT, stdout=sys.stderr)
         text = report.read_text(encoding="utf-8")
     return {**counts(text), "seconds": round(time.monotonic() - started)}
