@@ -175,3 +175,15 @@ def nmse(result: np.ndarray, reference: np.ndarray, scale: float = 0.0) -> float
     error = result.astype(np.float64) - reference
     squares = np.sum(np.square(reference, dtype=np.float64))
     return float(np.sum(error * error) / max(squares, scale))
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    """Of float64, as gelu_tanh is."""
+    return x / (1 + np.exp(-x))
+
+
+def gelu_tanh(x: np.ndarray) -> np.ndarray:
+    return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh}

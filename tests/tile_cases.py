@@ -108,6 +108,12 @@ def halves(n_tokens: int, columns: int, seed: int = 0) -> np.ndarray:
     return x.astype(np.float16)[:n_tokens]
 
 
+def tokens(n: int, columns: int) -> np.ndarray:
+    """float16 x[n, columns], no two rows alike."""
+    scale = 1 + np.arange(n)[:, None] / n
+    return (np.resize(halves(16, columns), (n, columns)) * scale).astype(np.float16)
+
+
 def energy(w: Weights, x: np.ndarray) -> float:
     """The sum of squares to expect of x w^T: that of one output may be small by chance."""
     squares = np.square(x.astype(np.float64)) @ np.square(w.values.astype(np.float64)).T

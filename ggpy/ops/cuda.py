@@ -305,15 +305,16 @@ class Cuda:
         """h[T, F], half."""
         f = feed_forward
         gate, up = f.w_gate, f.w_up
-        order = PLAIN
-        together = self._products.together([gate, up], x.shape[0])
-        if self._repeat and f.w_down is not None and self._products.packs([gate, up], x.shape[0]):
-            order = self._products.order([f.w_down], x.shape[0])
-        h = self._half("h", x.shape[0], gate.n_rows, order)
+        n, order = x.shape[0], PLAIN
+        together = self._products.together([gate, up], n)
+        packs = together and self._products.order([gate, up], n) != PLAIN  # as it takes x
+        if self._repeat and f.w_down is not None and packs:
+            order = self._products.order([f.w_down], n)
+        h = self._half("h", n, gate.n_rows, order)
         if together:
             self._multiply_normed(x, f.norm, [gate, up], [h], "GLU", f.activation)
         else:
-            parts = [self._float(name, x.shape[0], gate.n_rows) for name in ("gate", "up")]
+            parts = [self._float(name, n, gate.n_rows) for name in ("gate", "up")]
             self._multiply_normed(x, f.norm, [gate, up], parts)
             self._elementwise.glu(
                 parts[0].data, parts[1].data, h.data, h.shape[0] * h.shape[1], f.activation

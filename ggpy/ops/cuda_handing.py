@@ -41,10 +41,11 @@ class Handing:
         """
         if not self._norms:
             return None
-        self._given = norm, normed, normed.shape[1] // part
+        parts = normed.shape[1] // part
+        self._given = norm, normed, parts
         squares = self._squares(normed)
         data, order = normed.data, normed.order
-        return Handed(squares, self._given[2], self._factors(), None, norm.weight, data, order)
+        return Handed(squares, parts, self._factors(), None, norm.weight, data, order)
 
     def take(self, norm: Norm) -> tuple[Array, Handed] | None:
         """What was given for this norm, and how its products come to know it."""

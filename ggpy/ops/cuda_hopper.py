@@ -35,18 +35,19 @@ class HopperProducts:
         self._pack, self._room = Pack(device), room
         self.allowed = True  # weights may be rounded to halves
 
+    def _there(self) -> bool:
+        return self._product is not None and self.allowed
+
     def takes(self, n_tokens: int, layout: Layout | None = None, k: int = 0) -> bool:
         """Whether so many tokens are multiplied here with a matrix of k columns in tiles of this
         layout; None: with any.
         """
-        there = self._product is not None and self.allowed
         few = layout is not None and faster(layout, k, n_tokens)
-        return there and n_tokens >= (FEW_FROM_TOKENS if few else FROM_TOKENS)
+        return self._there() and n_tokens >= (FEW_FROM_TOKENS if few else FROM_TOKENS)
 
     def hands_on(self, n_tokens: int) -> bool:
         """Whether products of so many tokens may hand norms on."""
-        few = FEW_FROM_TOKENS <= n_tokens <= MOST_TOKENS
-        return few and self._product is not None and self.allowed
+        return self._there() and FEW_FROM_TOKENS <= n_tokens <= MOST_TOKENS
 
     def handed_part(self, w: TiledMatrix, n_tokens: int) -> int:
         """Columns whose squares a product that hands on adds up."""

@@ -114,20 +114,12 @@ class Products:
         layouts = [HALF_TILES if h else t for h, t in zip(halves, tiles, strict=True)]
         return self.hopper.order(layouts, weights[0].k, n_tokens)
 
-    def packs(self, weights: list[Matrix], n_tokens: int) -> bool:
-        """Whether one launch multiplies all of them, and may leave its output packed."""
-        return self.together(weights, n_tokens) and self.order(weights, n_tokens) != PLAIN
-
     def handed_order(self, w: Matrix, weights: list[Matrix], n_tokens: int) -> int:
         """In which order a product with w hands a norm on to those with the others; PLAIN: none."""
-        if not self.hopper.hands_on(n_tokens) or w.n_rows % UNIT:
+        tiled = all(one.tiles is not None for one in (w, *weights))
+        if not tiled or not self.hopper.hands_on(n_tokens) or w.n_rows % UNIT:
             return PLAIN
-        if self.order([w], n_tokens) == PLAIN:
-            return PLAIN
-        for one in (w, *weights):
-            if one.tiles is None or one.activations != "f16" or self._by_cublas(one, n_tokens):
-                return PLAIN
-        return self.order(weights, n_tokens)
+        return self.order(weights, n_tokens) if self.order([w], n_tokens) != PLAIN else PLAIN
 
     def handed_part(self, w: Matrix, n_tokens: int) -> int:
         """Columns whose squares a product with w adds up, where it hands a norm on."""

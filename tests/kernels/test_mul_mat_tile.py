@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from cases import nmse
+from cases import ACTIVATIONS, nmse, silu
 from kernel_buffers import Output, upload
 from tile_cases import (
     EXACT,
@@ -23,17 +23,6 @@ from ggpy.kernels.tile import TiledMatrix
 
 TOKENS = (1, 2, 5, 8, 9)
 SOME = ["Q8_0", "Q4_0"]  # formats whose products are compiled with every epilogue
-
-
-def silu(x):
-    return x / (1 + np.exp(-x))
-
-
-def gelu_tanh(x):
-    return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-
-
-ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh}
 
 
 def segments(name: str, columns: int = 1056, rows=(37, 16, 7)) -> list[Weights]:
