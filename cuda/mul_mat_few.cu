@@ -1,4 +1,4 @@
-// y[T, N] = x[T, K] W[N, K]^T for up to TOKENS (8 or 16) tokens: tiles of 8 or 16 bits (tile.cuh) x packed f16 activations
+// y[T, N] = x[T, K] W[N, K]^T for up to TOKENS (4, 8 or 16) tokens: tiles of 8 or 16 bits (tile.cuh) x packed f16 activations
 // (packed.cuh), all of which lie in shared memory.
 //
 // One block per multiprocessor, whose warps each have a ring of weights of their own (rings.cuh). They are two groups; in
@@ -27,7 +27,7 @@ struct Product : Matrices {
     int each, rest;    // n_tiles over the number of blocks
 };
 
-// Sums [2][GROUPS][GROUP_WARPS][16][TOKENS] of two rounds in turns, then x.
+// Sums [2][GROUPS][GROUP_WARPS][16][TOKENS] of two rounds in turns, then x: [64 columns][TOKENS][128 bytes].
 template <int TOKENS>
 struct Shared {
     static constexpr int PER_TILE = TILE_ROWS * TOKENS;
@@ -43,10 +43,14 @@ struct Shared {
     static __device__ __forceinline__ int place(int row, int token) {
         return row * TOKENS + (token ^ row * TOKENS / 32 * 2);
     }
-    // As it lies in memory: one group of copies.
+    // One group of copies. Rows of tokens that are none stay what they are; their products are dropped.
     __device__ __forceinline__ void copy_x(const Product& p) const {
-        const int bytes = p.k / PACKED_STEP * TOKENS * PACKED_ROW;
-        for (int at = threadIdx.x * 16; at < bytes; at += THREADS * 16) cp_async<16>(x + at, p.x + at);
+        constexpr int step_bytes = TOKENS * PACKED_ROW;
+        const int bytes = p.k / PACKED_STEP * step_bytes, pitch = packed_tokens(TOKENS) * PACKED_ROW;
+        for (int at = threadIdx.x * 16; at < bytes; at += THREADS * 16) {
+            const int in_step = at % step_bytes;
+            if (in_step < p.n_tokens * PACKED_ROW) cp_async<16>(x + at, p.x + at / step_bytes * pitch + in_step);
+        }
         cp_async_commit();
     }
 };
@@ -112,7 +116,7 @@ struct Walk {
 template <class T, int TOKENS>
 struct Sums {
     static_assert(T::FLOAT || (T::BITS == 8 && (!T::SCALED || (T::GROUP == 32 && T::ZERO == 128 && !T::MIN))), "");
-    static constexpr int N = TOKENS / 8;
+    static constexpr int N = (TOKENS + 7) / 8;
     float acc[2][N][4] = {};  // of even and of odd 32 columns: rows g, g + 8, tokens 2 t, 2 t + 1 of each eight
     ChunkCodes<T> codes;
     ChunkScales<T> scales;
@@ -132,11 +136,12 @@ struct Sums {
             codes.template unpack<J, S>(a);
         }
     }
-    // Four products' B operands: 32 columns of eight tokens. Lane l gives the address of token l % 8's piece l / 8.
+    // Four products' B operands: 32 columns of eight tokens. Lane l gives the address of token l % 8's piece l / 8. Of
+    // four tokens they come twice.
     template <int J>
     static __device__ __forceinline__ void load_x(uint32_t (&b)[4], const uint8_t* x, int n, int lane) {
-        const int piece = (4 * (J & 1) + lane / 8) ^ (lane % 8);
-        load_matrix(b, x + (J / 2 * TOKENS + 8 * n + lane % 8) * PACKED_ROW + piece * 16);
+        const int token = lane % min(TOKENS, 8), piece = (4 * (J & 1) + lane / 8) ^ token;
+        load_matrix(b, x + (J / 2 * TOKENS + 8 * n + token) * PACKED_ROW + piece * 16);
     }
     // x: of the chunk's first column. 64 columns at a time, so that products that wait for each other are apart.
     template <int J = 0>
@@ -174,6 +179,7 @@ struct Sums {
         for (int e = 0; e < 4; ++e) to[e] = fmaf(s.d[e / 2], sums[e], to[e]);
     }
     __device__ __forceinline__ void finish(float* to, int lane) const {
+        if (lane % 4 * 2 >= TOKENS) return;
 #pragma unroll
         for (int n = 0; n < N; ++n)
 #pragma unroll
@@ -253,7 +259,7 @@ struct Output {
         }
     }
     static __device__ __forceinline__ bool hands_on(const Product& p) {
-        return EPILOGUE == ADD && TOKENS == HANDED_TOKENS && p.handed.squares != nullptr;
+        return EPILOGUE == ADD && TOKENS <= HANDED_TOKENS && p.handed.squares != nullptr;
     }
     static __device__ __forceinline__ __half* place(__half* out, const Product& p, int order, int row) {
         if (order == PLAIN_ORDER) return out + static_cast<size_t>(token()) * p.segment[0].n_rows + row;
@@ -295,7 +301,7 @@ struct Output {
 template <class T, int TOKENS, int EPILOGUE>
 __global__ void __launch_bounds__(THREADS, 1) mul_mat_few(const Product p) {
     SHARED_DYNAMIC(uint8_t, memory);
-    __shared__ float squares[WARPS * HANDED_TOKENS];
+    __shared__ __align__(16) float squares[WARPS * HANDED_TOKENS];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = warp / GROUP_WARPS;
     uint8_t* ring = memory + warp * STAGES * T::BYTES;
     const CopyTarget to = copy_target(ring);
@@ -315,7 +321,7 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_few(const Product p) {
     }
     const Shared<TOKENS> room(memory + WARPS * STAGES * T::BYTES);
     const Rounds<EPILOGUE> rounds(p);
-    const bool takes = EPILOGUE != ADD && TOKENS == HANDED_TOKENS && p.handed.squares != nullptr;
+    const bool takes = EPILOGUE != ADD && TOKENS <= HANDED_TOKENS && p.handed.squares != nullptr;
     Output<TOKENS, EPILOGUE> output;
     output.find(p, rounds, room, 0);
     grid_dependency_wait(output.made());

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from ..device.base import Device, Kernel
 from .address import Address, address
 from .handed import MOST_TOKENS, Handed, HandedParameters
-from .pack import PLAIN, UNIT, packed_bytes
+from .pack import PLAIN, STEP, UNIT, steps_of
 from .product import STATIC_SHARED, Epilogue, Matrices
 from .tile import ROWS, Layout, TiledMatrix
 
 WARPS = 16  # of a block
-TOKENS = (8, 16)  # of one launch, an instance each
+TOKENS = (4, 8, 16)  # of one launch, an instance each
 STAGES = (3, 2)  # of a ring: as many as there is room for
 
 
@@ -112,4 +112,4 @@ def shared_bytes(w: TiledMatrix, tokens: int, stages: int) -> int:
     """Dynamic shared memory of a block: rings, sums of two rounds, x."""
     ring = WARPS * stages * w.layout.chunk_bytes
     sums = 2 * WARPS * ROWS * tokens * 4
-    return ring + sums + packed_bytes(tokens, w.k)
+    return ring + sums + steps_of(w.k) * 2 * STEP * tokens
