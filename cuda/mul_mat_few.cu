@@ -3,13 +3,15 @@
 //
 // One block per multiprocessor, whose warps each have a ring of weights of their own (rings.cuh). They are two groups; in
 // a round each group has a tile row (GLU: gate and up of one), whose chunk c belongs, in round i, to its warp
-// (c + i * n_chunk) mod GROUP_WARPS. Tensor cores multiply integers as halves, exactly; scales come in float32 behind that.
-// A warp leaves its sums of a tile row in shared memory. They are added up, in one order, behind a barrier that is passed
-// when the next round's sums are there, so that nobody waits long for others.
+// (c + i * n_chunk) mod GROUP_WARPS. Where x is too long for one block, two as a cluster have a half of its columns each,
+// and own the rounds in turn. Tensor cores multiply integers as halves, exactly; scales come in float32 behind that. A warp
+// leaves its sums of a tile row in the shared memory of the round's owner. They are added up, in one order, behind a
+// barrier that is passed when the next round's sums are there, so that nobody waits long for others.
 //
 // Epilogues: STORE (float out = y), ADD (float out += y), GLU (half out = act(gate) * up, in rows or packed). A norm of up
 // to eight tokens may be handed on (handed.cuh).
 #include "activation.cuh"
+#include "cluster.cuh"
 #include "handed.cuh"
 #include "mma.cuh"
 #include "product.cuh"
@@ -24,52 +26,56 @@ struct Product : Matrices {
     Handed handed;     // by ADD to the product behind, to others by the one before
     int order;         // GLU: of the output
     int patient;       // x takes longer than to copy a ring
-    int each, rest;    // n_tiles over the number of blocks
+    int each, rest;    // n_tiles over the number of clusters
 };
 
-// Sums [2][GROUPS][GROUP_WARPS][16][TOKENS] of two rounds in turns, then x: [64 columns][TOKENS][128 bytes].
-template <int TOKENS>
+// Sums [2][GROUPS][SLOTS][16][TOKENS] of two rounds in turns, then x: [64 columns][TOKENS][128 bytes].
+template <int TOKENS, int CLUSTER>
 struct Shared {
     static constexpr int PER_TILE = TILE_ROWS * TOKENS;
+    static constexpr int SLOTS = GROUP_WARPS * CLUSTER;  // warps that have sums of a tile row
     float* sums;
     uint8_t* x;
 
     __device__ __forceinline__ Shared(uint8_t* memory)
-        : sums(reinterpret_cast<float*>(memory)), x(memory + 2 * WARPS * PER_TILE * 4) {}
-    __device__ __forceinline__ float* sums_of(int round, int warp) const {
-        return sums + (round % 2 * WARPS + warp) * PER_TILE;
+        : sums(reinterpret_cast<float*>(memory)), x(memory + 2 * GROUPS * SLOTS * PER_TILE * 4) {}
+    __device__ __forceinline__ float* sums_of(int round, int group, int slot) const {
+        return sums + ((round / CLUSTER % 2 * GROUPS + group) * SLOTS + slot) * PER_TILE;
     }
     // Of (row, token), so that neither a warp's sums nor the outputs of 16 rows lie on one bank.
     static __device__ __forceinline__ int place(int row, int token) {
         return row * TOKENS + (token ^ row * TOKENS / 32 * 2);
     }
-    // One group of copies. Rows of tokens that are none stay what they are; their products are dropped.
+    // The block's part of the columns: one group of copies. Rows of tokens that are none stay what they are; their products are dropped.
     __device__ __forceinline__ void copy_x(const Product& p) const {
         constexpr int step_bytes = TOKENS * PACKED_ROW;
-        const int bytes = p.k / PACKED_STEP * step_bytes, pitch = packed_tokens(TOKENS) * PACKED_ROW;
+        const int steps = p.k / (PACKED_STEP * CLUSTER), bytes = steps * step_bytes;
+        const int pitch = packed_tokens(TOKENS) * PACKED_ROW;
+        const uint8_t* from = p.x + cluster_rank<CLUSTER>() * steps * pitch;
         for (int at = threadIdx.x * 16; at < bytes; at += THREADS * 16) {
             const int in_step = at % step_bytes;
-            if (in_step < p.n_tokens * PACKED_ROW) cp_async<16>(x + at, p.x + at / step_bytes * pitch + in_step);
+            if (in_step < p.n_tokens * PACKED_ROW) cp_async<16>(x + at, from + at / step_bytes * pitch + in_step);
         }
         cp_async_commit();
     }
 };
 
-// Which tile rows a block has: in turn with the others.
-template <int EPILOGUE>
+// Which tile rows a cluster has: in turn with the others.
+template <int EPILOGUE, int CLUSTER>
 struct Rounds {
     const Product& p;
-    int n_local;
+    int cluster, clusters, n_local;
 
     __device__ __forceinline__ Rounds(const Product& product)
-        : p(product), n_local(p.each + (static_cast<int>(blockIdx.x) < p.rest)) {}
+        : p(product), cluster(blockIdx.x / CLUSTER), clusters(gridDim.x / CLUSTER),
+          n_local(p.each + (cluster < p.rest)) {}
     // In which a group has a tile row.
     __device__ __forceinline__ int of(int group) const {
         return EPILOGUE == GLU ? n_local : (n_local + GROUPS - 1 - group) / GROUPS;
     }
     // Counted over all segments; GLU: of each.
     __device__ __forceinline__ int tile(int round, int group) const {
-        return blockIdx.x + (EPILOGUE == GLU ? round : GROUPS * round + group) * gridDim.x;
+        return cluster + (EPILOGUE == GLU ? round : GROUPS * round + group) * clusters;
     }
     __device__ __forceinline__ int segment(int tile, int group) const {
         return EPILOGUE == GLU ? group : EPILOGUE == ADD ? 0 : segment_of(p, tile);
@@ -80,35 +86,36 @@ struct Rounds {
     }
 };
 
-// The order in which a warp's chunks are copied.
-template <class T, int EPILOGUE>
+// The order in which a warp's chunks are copied, of its block's part of the columns.
+template <class T, int EPILOGUE, int CLUSTER>
 struct Walk {
     const Product& p;
-    Rounds<EPILOGUE> rounds;
-    int group, round, chunk;
+    Rounds<EPILOGUE, CLUSTER> rounds;
+    int group, n, round, chunk;
     const uint8_t* tile_row;
 
     __device__ __forceinline__ Walk(const Product& product, int warp)
-        : p(product), rounds(product), group(warp / GROUP_WARPS), round(0), chunk(warp % GROUP_WARPS) {
+        : p(product), rounds(product), group(warp / GROUP_WARPS), n(p.n_chunk / CLUSTER), round(0),
+          chunk(warp % GROUP_WARPS) {
         enter();
-        if (chunk >= p.n_chunk) settle();
+        if (chunk >= n) settle();
     }
     __device__ __forceinline__ bool done() const { return round >= rounds.of(group); }
     __device__ __forceinline__ void enter() {
         if (done()) return;
         const int tile = rounds.tile(round, group), s = rounds.segment(tile, group);
-        const uint32_t row = rounds.row(tile, s);
-        tile_row = p.segment[s].tiles + static_cast<uint64_t>(row) * static_cast<uint32_t>(p.n_chunk * T::BYTES);
+        const uint32_t first = rounds.row(tile, s) * p.n_chunk + cluster_rank<CLUSTER>() * n;
+        tile_row = p.segment[s].tiles + static_cast<uint64_t>(first) * T::BYTES;
     }
     // To the next chunk that exists.
     __device__ __forceinline__ void settle() {
-        do ++round, chunk -= p.n_chunk;
-        while (chunk >= p.n_chunk);
+        do ++round, chunk -= n;
+        while (chunk >= n);
         enter();
     }
     __device__ __forceinline__ void next() {
         chunk += GROUP_WARPS;
-        if (chunk >= p.n_chunk) settle();
+        if (chunk >= n) settle();
     }
 };
 
@@ -178,14 +185,16 @@ struct Sums {
 #pragma unroll
         for (int e = 0; e < 4; ++e) to[e] = fmaf(s.d[e / 2], sums[e], to[e]);
     }
-    __device__ __forceinline__ void finish(float* to, int lane) const {
+    template <int CLUSTER>
+    __device__ __forceinline__ void finish(const RemoteFloats<CLUSTER>& to, int lane) const {
+        using Room = Shared<TOKENS, CLUSTER>;
         if (lane % 4 * 2 >= TOKENS) return;
 #pragma unroll
         for (int n = 0; n < N; ++n)
 #pragma unroll
             for (int h = 0; h < 2; ++h)
-                *reinterpret_cast<float2*>(to + Shared<TOKENS>::place(lane / 4 + 8 * h, 8 * n + lane % 4 * 2)) =
-                    make_float2(acc[0][n][2 * h] + acc[1][n][2 * h], acc[0][n][2 * h + 1] + acc[1][n][2 * h + 1]);
+                to.put(Room::place(lane / 4 + 8 * h, 8 * n + lane % 4 * 2),
+                       make_float2(acc[0][n][2 * h] + acc[1][n][2 * h], acc[0][n][2 * h + 1] + acc[1][n][2 * h + 1]));
     }
 };
 
@@ -225,9 +234,9 @@ struct Factors {
 
 // A thread's output of a round: row i % 16 of token i / 16 of a group's tile row (GLU: of both). Found before its sums are
 // there.
-template <int TOKENS, int EPILOGUE>
+template <int TOKENS, int EPILOGUE, int CLUSTER>
 struct Output {
-    using Room = Shared<TOKENS>;
+    using Room = Shared<TOKENS, CLUSTER>;
     static constexpr int WIDTH = EPILOGUE == GLU ? 2 : 1;
     float* to;          // null where there is none
     __half* half_to;    // GLU, or what is handed on
@@ -238,7 +247,7 @@ struct Output {
 
     static __device__ __forceinline__ int token() { return threadIdx.x / TILE_ROWS % TOKENS; }
 
-    __device__ __forceinline__ void find(const Product& p, const Rounds<EPILOGUE>& rounds, const Room& room,
+    __device__ __forceinline__ void find(const Product& p, const Rounds<EPILOGUE, CLUSTER>& rounds, const Room& room,
                                          int round) {
         const int group = threadIdx.x / Room::PER_TILE, row_in_tile = threadIdx.x % TILE_ROWS;
         to = nullptr;
@@ -247,7 +256,7 @@ struct Output {
         const int s = EPILOGUE == GLU ? 0 : rounds.segment(tile, group);
         const int row = rounds.row(tile, s) * TILE_ROWS + row_in_tile;
         if (row >= p.segment[s].n_rows) return;
-        part = room.sums_of(round, group * GROUP_WARPS) + Room::place(row_in_tile, token());
+        part = room.sums_of(round, group, 0) + Room::place(row_in_tile, token());
         to = static_cast<float*>(p.segment[s].out);
         if (EPILOGUE != GLU) to += static_cast<size_t>(token()) * p.segment[s].n_rows + row;
 #pragma unroll
@@ -275,7 +284,7 @@ struct Output {
     static __device__ __forceinline__ float sum(const float* part) {
         float sums[4] = {};
 #pragma unroll
-        for (int warp = 0; warp < GROUP_WARPS; ++warp) sums[warp % 4] += part[warp * Room::PER_TILE];
+        for (int slot = 0; slot < Room::SLOTS; ++slot) sums[slot % 4] += part[slot * Room::PER_TILE];
         return (sums[0] + sums[1]) + (sums[2] + sums[3]);
     }
     __device__ __forceinline__ void write(const Product& p, float factor) const {
@@ -283,7 +292,7 @@ struct Output {
         if (to != nullptr) {
 #pragma unroll
             for (int w = 0; w < WIDTH; ++w)
-                y[w] = __fmul_rn(sum(part + w * GROUP_WARPS * Room::PER_TILE), scale[w]) * factor;
+                y[w] = __fmul_rn(sum(part + w * Room::SLOTS * Room::PER_TILE), scale[w]) * factor;
             if constexpr (EPILOGUE == GLU)
                 *half_to = gated(p.activation, y[0], y[1]);
             else
@@ -298,16 +307,19 @@ struct Output {
     }
 };
 
-template <class T, int TOKENS, int EPILOGUE>
+// grid: clusters x CLUSTER
+template <class T, int TOKENS, int EPILOGUE, int CLUSTER>
 __global__ void __launch_bounds__(THREADS, 1) mul_mat_few(const Product p) {
     SHARED_DYNAMIC(uint8_t, memory);
     __shared__ __align__(16) float squares[WARPS * HANDED_TOKENS];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = warp / GROUP_WARPS;
+    const int rank = cluster_rank<CLUSTER>();
     uint8_t* ring = memory + warp * STAGES * T::BYTES;
     const CopyTarget to = copy_target(ring);
 
     grid_dependency_launch();
-    Walk<T, EPILOGUE> ahead(p, warp);
+    cluster_arrive<CLUSTER>();  // its blocks run: passed before any sums are left with them
+    Walk<T, EPILOGUE, CLUSTER> ahead(p, warp);
     int asked = 0;
     const auto ask = [&](int until) {
         for (; asked < until; ++asked) copy_chunk<T>(ahead, to + asked * T::BYTES, lane);
@@ -319,11 +331,11 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_few(const Product p) {
             ask(asked + 1);
         }
     }
-    const Shared<TOKENS> room(memory + WARPS * STAGES * T::BYTES);
-    const Rounds<EPILOGUE> rounds(p);
+    const Shared<TOKENS, CLUSTER> room(memory + WARPS * STAGES * T::BYTES);
+    const Rounds<EPILOGUE, CLUSTER> rounds(p);
     const bool takes = EPILOGUE != ADD && TOKENS <= HANDED_TOKENS && p.handed.squares != nullptr;
-    Output<TOKENS, EPILOGUE> output;
-    output.find(p, rounds, room, 0);
+    Output<TOKENS, EPILOGUE, CLUSTER> output;
+    output.find(p, rounds, room, rank);
     grid_dependency_wait(output.made());
     room.copy_x(p);
     output.load(p);
@@ -338,13 +350,13 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_few(const Product p) {
         cp_async_wait<STAGES - EARLY>();
     __syncthreads();
 
-    const int all = rounds.of(0), mine = rounds.of(group);
+    const int n_chunk = p.n_chunk / CLUSTER, all = rounds.of(0), mine = rounds.of(group);
     float factor = 1.0f;
     int stage = 0;
     for (int round = 0; round < all; ++round) {
         Sums<T, TOKENS> sums;
         if (round < mine)
-            for (int chunk = (warp - round * p.n_chunk) & (GROUP_WARPS - 1); chunk < p.n_chunk; chunk += GROUP_WARPS) {
+            for (int chunk = (warp - round * n_chunk) & (GROUP_WARPS - 1); chunk < n_chunk; chunk += GROUP_WARPS) {
                 cp_async_wait<STAGES - 1>();
                 __syncwarp();
                 sums.load(ring + stage * T::BYTES, lane);
@@ -353,17 +365,21 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_few(const Product p) {
                 stage = stage + 1 == STAGES ? 0 : stage + 1;
                 sums.multiply(room.x + chunk * (T::CHUNK_K / PACKED_STEP * TOKENS * PACKED_ROW), lane);
             }
-        if (round > 0) {
-            __syncthreads();
+        const int owner = round % CLUSTER;
+        if (takes && round == 0) factor = factors.find(p, squares, token);
+        if (owner == 0 && (round > 0 || CLUSTER > 1)) cluster_wait<CLUSTER>();
+        if (owner == 0 && round > 0) {
             output.write(p, factor);
-            output.find(p, rounds, room, round);
+            output.find(p, rounds, room, round + rank);
             output.load(p);
-        } else if (takes) {
-            factor = factors.find(p, squares, token);
         }
-        if (round < mine) sums.finish(room.sums_of(round, warp), lane);
+        if (round < mine) {
+            const int slot = rank * GROUP_WARPS + warp % GROUP_WARPS;
+            sums.finish(RemoteFloats<CLUSTER>(room.sums_of(round, group, slot), owner), lane);
+        }
+        if (owner == CLUSTER - 1 || round == all - 1) cluster_arrive<CLUSTER>();
     }
-    __syncthreads();
+    cluster_wait<CLUSTER>();
     output.write(p, factor);
     cp_async_wait<0>();
 }

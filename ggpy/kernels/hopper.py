@@ -21,6 +21,11 @@ def has_wgmma(arch: str) -> bool:
     return arch == "sm_90a"
 
 
+def has_clusters(arch: str) -> bool:
+    """Whether blocks of a GPU of this architecture can share their shared memory."""
+    return int(arch.removeprefix("sm_").rstrip("a")) >= 90
+
+
 class Dealt(ctypes.Structure):
     """The structure of cuda/shares.cuh."""
 

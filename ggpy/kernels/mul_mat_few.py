@@ -9,10 +9,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from ..device.base import Device, Kernel
 from .address import Address, address
 from .handed import MOST_TOKENS, Handed, HandedParameters
+from .hopper import has_clusters
 from .pack import PLAIN, STEP, UNIT, steps_of
 from .product import STATIC_SHARED, Epilogue, Matrices
 from .tile import ROWS, Layout, TiledMatrix
@@ -20,13 +22,17 @@ from .tile import ROWS, Layout, TiledMatrix
 WARPS = 16  # of a block
 TOKENS = (4, 8, 16)  # of one launch, an instance each
 STAGES = (3, 2)  # of a ring: as many as there is room for
+CLUSTERS = (1, 2)  # blocks that share x, where they can: as few as there is room for
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How a product is made: tokens of the instance, stages, bytes of shared memory."""
+    """How a product is made: tokens and blocks of a cluster of the instance, stages, bytes of
+    shared memory.
+    """
 
     tokens: int
+    cluster: int
     stages: int
     shared: int
 
@@ -55,12 +61,13 @@ class MulMatFew:
         whole.
         """
         tokens = next((t for t in TOKENS if t >= n_tokens), None)
-        if tokens is None or w.k % max(UNIT, w.layout.chunk_k):
-            return None
-        for stages in STAGES:
-            shared = shared_bytes(w, tokens, stages)
+        clusters = CLUSTERS if has_clusters(self.device.arch) else (1,)
+        for cluster, stages in product(clusters, STAGES):
+            if tokens is None or w.k % (cluster * max(UNIT, w.layout.chunk_k)):
+                continue
+            shared = shared_bytes(w, tokens, cluster, stages)
             if shared <= self._shared:
-                return Fit(tokens, stages, shared)
+                return Fit(tokens, cluster, stages, shared)
         return None
 
     def launch(
@@ -90,26 +97,28 @@ class MulMatFew:
             raise ValueError(f"{n_tokens} tokens of {first.k} columns do not lie in shared memory")
         parameters = _Product(x=address(x), order=order, patient=late)
         parameters.take(weights, outs, n_tokens, epilogue, activation)
-        grid = min(self.multiprocessors, parameters.n_tiles)
-        parameters.each, parameters.rest = divmod(parameters.n_tiles, grid)
+        clusters = min(self.multiprocessors // fit.cluster, parameters.n_tiles)
+        parameters.each, parameters.rest = divmod(parameters.n_tiles, clusters)
         if handed is not None:
             if n_tokens > MOST_TOKENS:
                 raise ValueError(f"a norm of {n_tokens} tokens is not handed on")
             parameters.handed = handed.parameters()
         kernel = self._kernel(first.layout, fit, epilogue)
-        kernel.launch(grid, WARPS * 32, (parameters,), smem=fit.shared, pdl=pdl)
+        grid, cluster = clusters * fit.cluster, fit.cluster
+        kernel.launch(grid, WARPS * 32, (parameters,), smem=fit.shared, pdl=pdl, cluster=cluster)
 
     def _kernel(self, layout: Layout, fit: Fit, epilogue: Epilogue) -> Kernel:
-        key = layout, fit.tokens, fit.stages, epilogue
+        key = layout, fit.tokens, fit.cluster, fit.stages, epilogue
         if key not in self._kernels:
-            name = f"mul_mat_few<{layout.type_name}, {fit.tokens}, {epilogue}>"
+            instance = layout.type_name, fit.tokens, epilogue, fit.cluster
+            name = f"mul_mat_few<{', '.join(map(str, instance))}>"
             defines = {"WARPS": WARPS, "STAGES": fit.stages}
             self._kernels[key] = self.device.kernel("mul_mat_few.cu", name, defines=defines)
         return self._kernels[key]
 
 
-def shared_bytes(w: TiledMatrix, tokens: int, stages: int) -> int:
+def shared_bytes(w: TiledMatrix, tokens: int, cluster: int, stages: int) -> int:
     """Dynamic shared memory of a block: rings, sums of two rounds, x."""
     ring = WARPS * stages * w.layout.chunk_bytes
-    sums = 2 * WARPS * ROWS * tokens * 4
-    return ring + sums + steps_of(w.k) * 2 * STEP * tokens
+    sums = 2 * cluster * WARPS * ROWS * tokens * 4
+    return ring + sums + steps_of(w.k) * 2 * STEP * tokens // cluster

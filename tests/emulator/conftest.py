@@ -15,11 +15,11 @@ def _needs_emulator():
 
 @pytest.fixture
 def make(tmp_path):
-    """Writes a source beside common.cuh and mma.cuh and opens a device on it."""
+    """Writes a source beside some headers and opens a device on it."""
     devices = []
     folder = tmp_path / "cuda"  # the same in every test: the build cache knows a source by its text
     folder.mkdir()
-    for name in ("common.cuh", "mma.cuh"):
+    for name in ("common.cuh", "mma.cuh", "cluster.cuh"):
         (folder / name).write_bytes((cuda_dir() / name).read_bytes())
 
     def create(source, **options):

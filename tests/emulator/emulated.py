@@ -58,18 +58,18 @@ class EmulatedKernel:
         cooperative: bool = False,
         stream: Any = None,
     ) -> None:
-        """See ggpy.device.base.Kernel. Clusters have no emulation."""
+        """See ggpy.device.base.Kernel."""
         shape, block = three(grid), three(threads)
-        if cluster != 1:
-            raise NotImplementedError(
-                f"kernel {self.name}: the emulator has no clusters (cluster={cluster})"
-            )
         if not (
-            0 < math.prod(block) <= 1024 and all(n > 0 for n in shape) and max(shape[1:]) < 65536
+            0 < math.prod(block) <= 1024
+            and all(n > 0 for n in shape)
+            and max(shape[1:]) < 65536
+            and 0 < cluster <= 8
+            and shape[0] % cluster == 0
         ):
             raise CudaError(f"kernel {self.name}: invalid launch of grid {shape}, threads {block}")
         self._packer.pack(args)
-        call = (shape, block, smem, cooperative, self._packer.cells(), buffers_of(args))
+        call = (shape, block, smem, cooperative, cluster, self._packer.cells(), buffers_of(args))
         self.device.enqueue(lambda: self._run(*call), call[-1])
 
     def _run(
@@ -78,13 +78,13 @@ class EmulatedKernel:
         threads: tuple,
         smem: int,
         cooperative: bool,
+        cluster: int,
         cells: bytes,
         buffers: list[Buffer],
     ) -> None:
         name, device = self.name.encode(), self.device
-        head = struct.pack(
-            "<11Q", *grid, *threads, smem, cooperative, device.order, device.seconds, len(name)
-        )
+        launch = *grid, *threads, smem, cooperative, cluster
+        head = struct.pack("<12Q", *launch, device.order, device.seconds, len(name))
         payload = (head + name).ljust(-(-(len(head) + len(name)) // 16) * 16, b"\0") + cells
         try:
             device.host.ask("K", self._entry, payload=payload, seconds=device.seconds + 10)

@@ -49,6 +49,9 @@ inline int barrier(int id, int expected, int value, bool wait, Site site) {
     return emulator_barrier(id, expected, value, wait, site);
 }
 inline void yield(Site site) { emulator_yield(site); }
+inline void cluster_arrive(Site site) { emulator_cluster_arrive(site); }
+inline void cluster_wait(Site site) { emulator_cluster_wait(site); }
+inline void* cluster_shared(void* own, unsigned rank) { return emulator_cluster_shared(own, rank); }
 inline void async_commit() { emulator_async_commit(); }
 inline void async_wait(unsigned groups) { emulator_async_wait(groups); }
 

@@ -30,6 +30,7 @@ struct Thread {
     Site site;
     unsigned mask;      // of the warp collective it waits in
     int barrier_value;  // result of the last barrier
+    unsigned cluster_arrivals, cluster_waits;  // at the cluster's barrier so far
 };
 
 extern "C" Thread* emulator_current;  // the running thread
@@ -50,8 +51,12 @@ void emulator_meet(unsigned mask, void* record, void (*complete)(void* const*, u
 // Waits on barrier `id` until `expected` threads have come (0: all live threads). Returns the sum of `value`.
 int emulator_barrier(int id, int expected, int value, bool wait, Site site);
 unsigned emulator_live_lanes();
-// Lets other threads (in a cooperative launch also other blocks) run before this one goes on.
+// Lets other threads (in a cooperative launch or a cluster also other blocks) run before this one goes on.
 void emulator_yield(Site site);
+void emulator_cluster_arrive(Site site);
+void emulator_cluster_wait(Site site);
+// Where what lies at `own` in this block's dynamic shared memory lies in that of block `rank` of the cluster.
+void* emulator_cluster_shared(void* own, unsigned rank);
 void emulator_async_copy(void* to, const void* from, unsigned bytes, unsigned valid);
 void emulator_async_commit();
 void emulator_async_wait(unsigned groups);

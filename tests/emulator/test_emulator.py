@@ -5,6 +5,8 @@ import pytest
 from emulator.process import EmulatorError
 from emulator.small import ROW_SUMS, run
 
+from ggpy.device.base import CudaError
+
 RNG = np.random.default_rng(7)
 
 
@@ -247,6 +249,53 @@ def test_waiting_for_another_block_needs_a_cooperative_launch(make):
         device.kernel("sample.cu", "k").launch(
             20, 64, (device.zeros(80), device.zeros(4), device.alloc(80))
         )
+
+
+CLUSTER = """
+#include "cluster.cuh"
+extern "C" __global__ void k(float* y) {
+    SHARED_DYNAMIC(float, mine);
+    const int rank = cluster_rank<2>();
+    BEFORE
+    cluster_wait<2>();
+    RemoteFloats<2>(mine + 2 * threadIdx.x, rank ^ 1).put(0, make_float2(blockIdx.x, threadIdx.x));
+    cluster_arrive<2>();
+    cluster_wait<2>();
+    y[(blockIdx.x * 64 + threadIdx.x) * 2] = mine[2 * threadIdx.x];
+    y[(blockIdx.x * 64 + threadIdx.x) * 2 + 1] = mine[2 * threadIdx.x + 1];
+}
+"""
+
+
+def test_blocks_of_a_cluster_share_their_memory(make):
+    device = make(CLUSTER.replace("BEFORE", "cluster_arrive<2>();"))
+    y = device.zeros(4 * 6 * 128)
+    device.kernel("sample.cu", "k").launch(6, 64, (y,), smem=512, cluster=2)
+    found = device.download(y, np.float32, (6, 64, 2))
+    other, thread = np.broadcast_arrays(np.arange(6)[:, None] ^ 1, np.arange(64))
+    np.testing.assert_array_equal(found[..., 0], other)
+    np.testing.assert_array_equal(found[..., 1], thread)
+
+
+@pytest.mark.parametrize(
+    ("before", "error"),
+    [
+        ("", "cluster_wait at .*the thread has not arrived"),
+        ("cluster_arrive<2>(); cluster_arrive<2>();", "has not waited since it arrived"),
+        ("if (rank) cluster_arrive<2>(); else return;", "block 0 of the cluster has ended"),
+    ],
+)
+def test_a_clusters_barrier_is_used_as_it_must_be(make, before, error):
+    kernel = make(CLUSTER.replace("BEFORE", before))
+    y = kernel.zeros(4 * 6 * 128)
+    with pytest.raises(EmulatorError, match=rf"(?s){error}"):
+        kernel.kernel("sample.cu", "k").launch(6, 64, (y,), smem=512, cluster=2)
+
+
+def test_a_grid_is_whole_clusters(make):
+    device = make(CLUSTER.replace("BEFORE", "cluster_arrive<2>();"))
+    with pytest.raises(CudaError, match="invalid launch"):
+        device.kernel("sample.cu", "k").launch(5, 64, (device.zeros(64),), smem=512, cluster=2)
 
 
 def test_endless_loops_end(make):

@@ -7,6 +7,7 @@ from packed_products import check_handing, multiply
 from tile_cases import Weights, energy, exact, tokens
 
 from ggpy.device.compile import compile_cubin
+from ggpy.kernels import mul_mat_few
 from ggpy.kernels.mul_mat_few import MulMatFew
 from ggpy.kernels.pack import CODES, HALVES, PLAIN, UNIT
 from ggpy.kernels.tile import ROWS
@@ -34,10 +35,14 @@ def test_every_layout(machine, name, shape, n):
     assert close(y, w, x)
 
 
-@pytest.mark.parametrize("shape", [(16 * 132 * 5 + 1, 4096, 8), (4096, 14336, 4)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(16 * 132 * 5 + 1, 4096, 8), (4096, 14336, 4), (4097, 14336, 8)], ids=str
+)
 @pytest.mark.parametrize("name", ["Q8_0", "F16"])
 def test_large(gpu, name, shape):
-    """More tile rows than blocks, in several rounds, some of which only one group has a part in."""
+    """More tile rows than blocks, in several rounds, some of which only one group has a part in;
+    and rows of which two blocks have a half each.
+    """
     rows, columns, n = shape
     w = Weights(name, rows, columns)
     x = tokens(n, w.columns)
@@ -53,15 +58,22 @@ def test_a_token_does_not_depend_on_others(machine):
         assert np.array_equal(multiply(product, [tiles], x[:n])[0], y[:n])
 
 
-def test_segments(machine):
+def test_segments(machine, halves):
     weights = [Weights("Q8_0", rows, 256, seed) for seed, rows in enumerate((200, 37, 16))]
     x = tokens(5, 256)
     outs = multiply(few(machine), [w.tiled(machine) for w in weights], x)
     assert all(close(y, w, x) for w, y in zip(weights, outs, strict=True))
 
 
+@pytest.fixture(params=[1, 2], ids=["one", "two"])
+def halves(request, monkeypatch):
+    """Every block has all of x, or every two of them a half each."""
+    monkeypatch.setattr(mul_mat_few, "CLUSTERS", (request.param,))
+    monkeypatch.setattr(mul_mat_few, "has_clusters", lambda arch: True)
+
+
 @pytest.mark.parametrize("n", [3, 7, 12])
-def test_add(machine, n):
+def test_add(machine, halves, n):
     w, product = Weights("Q8_0", 337, 512), few(machine)
     x, start = tokens(n, 512), tokens(n, 337).astype(np.float32)
     (plain,) = multiply(product, [w.tiled(machine)], x)
@@ -72,7 +84,7 @@ def test_add(machine, n):
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("order", [PLAIN, CODES, HALVES])
 @pytest.mark.parametrize(("activation", "n"), [("silu", 6), ("gelu_tanh", 6), ("silu", 4)])
-def test_gate_and_up(machine, activation, n, order, late):
+def test_gate_and_up(machine, halves, activation, n, order, late):
     gate, up = (Weights("Q8_0", 2 * UNIT, 256, seed) for seed in (0, 1))
     x = (tokens(n, 256) / 16).astype(np.float16)
     options = {"epilogue": "GLU", "activation": activation, "order": order, "late": late}
@@ -99,7 +111,7 @@ def test_scales_of_rows(machine, name):
 
 @pytest.mark.parametrize("n", [1, 4, 5, 8])
 @pytest.mark.parametrize("name", ["Q8_0", "F16"])
-def test_a_norm_is_handed_on(machine, name, n):
+def test_a_norm_is_handed_on(machine, halves, name, n):
     check_handing(few(machine), ROWS, name, (256, 512), n, behind=name)
 
 
@@ -107,9 +119,9 @@ def test_a_norm_of_a_long_row_is_handed_on(gpu):
     check_handing(few(gpu), ROWS, "Q8_0", (4096, 2048), 8)
 
 
-def test_under_sanitizers(emulated):
-    test_every_layout(emulated, "Q8_0", (37, 384), 8)
-    test_gate_and_up(emulated, "silu", 4, CODES, late=False)
+def test_under_sanitizers(emulated, halves):
+    test_every_layout(emulated, "Q8_0", (37, 512), 8)
+    test_gate_and_up(emulated, halves, "silu", 4, CODES, late=False)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
@@ -117,9 +129,11 @@ def test_under_sanitizers(emulated):
 def test_nothing_spills(nvrtc, arch, stages):
     """Nothing does in the instances that are asked for: see cuda_hopper.faster."""
     types = [Weights(name, 1, 256).layout.type_name for name in FORMATS]
-    names = [f"mul_mat_few<{t}, {n}, GLU>" for t in types for n in (4, 8)]
-    names += [f"mul_mat_few<{types[0]}, 8, STORE>", f"mul_mat_few<{types[0]}, 8, ADD>"]
-    names += [f"mul_mat_few<{types[1]}, 16, {e}>" for e in ("STORE", "ADD", "GLU")]
+    names = [f"mul_mat_few<{t}, {n}, GLU, 1>" for t in types for n in (4, 8)]
+    names += [f"mul_mat_few<{types[0]}, 8, STORE, 1>", f"mul_mat_few<{types[0]}, 8, ADD, 1>"]
+    names += [f"mul_mat_few<{types[1]}, 16, {e}, 1>" for e in ("STORE", "ADD", "GLU")]
+    if arch == "sm_90a":
+        names += [f"mul_mat_few<{t}, 8, {e}, 2>" for t in types for e in ("STORE", "ADD", "GLU")]
     defines = {"WARPS": 16, "STAGES": stages}
     found = compile_cubin("mul_mat_few.cu", arch, expressions=names, defines=defines).resources
     for name, r in found.items():

@@ -37,6 +37,15 @@ void finish_barrier(Block& block, int id) {
         }
 }
 
+// A phase of the cluster's barrier is over when all threads that have not ended have arrived.
+void finish_cluster_phase(Cluster& cluster) {
+    unsigned live = 0;
+    for (const Block* block : cluster.blocks) live += block->live;
+    if (cluster.arrived == 0 || cluster.arrived < live) return;
+    cluster.arrived = 0;
+    ++cluster.phase;
+}
+
 void exit_thread(Fiber* fiber) {
     Block& block = *fiber->thread.block;
     Warp& warp = block.warps[fiber->thread.warp];
@@ -48,6 +57,7 @@ void exit_thread(Fiber* fiber) {
         if (!finish_meeting(block, fiber->thread.warp, i)) ++i;
     for (int id = 0; id < 16; ++id)
         if (!block.barriers[id].expected) finish_barrier(block, id);
+    finish_cluster_phase(*block.cluster);
     if (*reinterpret_cast<volatile uint64_t*>(fiber->stack) != CANARY)
         run.error = "a thread used more than 256 KB of local memory";
 }
@@ -218,6 +228,32 @@ void emulator_yield(Site site) {
     emulator_current->site = site;
     fiber_of(emulator_current)->yielded = true;
     to_scheduler(false);
+}
+
+void emulator_cluster_arrive(Site site) {
+    Thread& thread = *emulator_current;
+    Cluster& cluster = *thread.block->cluster;
+    if (thread.cluster_arrivals++ != thread.cluster_waits)
+        emulator_fail("%s at %s:%d: the thread has not waited since it arrived", site.what, site.file, site.line);
+    ++cluster.arrived;
+    finish_cluster_phase(cluster);
+}
+
+void emulator_cluster_wait(Site site) {
+    Thread& thread = *emulator_current;
+    if (thread.cluster_waits++ == thread.cluster_arrivals)
+        emulator_fail("%s at %s:%d: the thread has not arrived", site.what, site.file, site.line);
+    while (thread.block->cluster->phase < thread.cluster_waits) emulator_yield(site);
+}
+
+void* emulator_cluster_shared(void* own, unsigned rank) {
+    Block& block = *emulator_current->block;
+    const SharedArray& mine = block.shared[0];
+    char* at = static_cast<char*>(own);
+    if (at < mine.data || at >= mine.data + mine.bytes || rank >= block.cluster->blocks.size())
+        emulator_fail("block %u of the cluster has nothing that lies like %p in dynamic shared memory", rank, own);
+    if (block.cluster->blocks[rank]->live == 0) emulator_fail("block %u of the cluster has ended", rank);
+    return block.cluster->blocks[rank]->shared[0].data + (at - mine.data);
 }
 
 void emulator_async_copy(void* to, const void* from, unsigned bytes, unsigned valid) {

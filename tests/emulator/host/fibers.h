@@ -113,6 +113,11 @@ struct Barrier {
     Site site;
 };
 
+struct Cluster {
+    std::vector<emulator::Block*> blocks;
+    unsigned arrived, phase;  // of the barrier: threads of this phase, phases that are over
+};
+
 struct SharedArray {
     const SharedSlot* slot;
     char* data;
@@ -130,6 +135,7 @@ struct emulator::Block {
     std::vector<Warp> warps;
     Barrier barriers[16];
     std::vector<SharedArray> shared;
+    Cluster* cluster;
     int live;
     bool done;
 };
@@ -147,6 +153,7 @@ struct Run {
     dim3 grid, block;
     size_t dynamic_bytes;
     bool cooperative;
+    unsigned cluster;  // blocks of one
     unsigned order;  // 0 forward, 1 backward, else a seed
     std::string error;
 };

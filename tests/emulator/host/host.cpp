@@ -110,10 +110,10 @@ void find(void* library, std::string name) {
     answer(false, reply.data(), reply.size() * 8);
 }
 
-// Payload: grid[3], block[3], dynamic bytes, cooperative, order, seconds, bytes of the name, name, then each
-// parameter at a multiple of 16 bytes.
+// Payload: grid[3], block[3], dynamic bytes, cooperative, blocks of a cluster, order, seconds, bytes of the name, name,
+// then each parameter at a multiple of 16 bytes.
 void start(const Entry* entry, std::vector<char>& payload) {
-    uint64_t head[11];
+    uint64_t head[12];
     memcpy(head, payload.data(), sizeof head);
     run = Run();
     run.entry = *entry;
@@ -121,14 +121,15 @@ void start(const Entry* entry, std::vector<char>& payload) {
     run.block = dim3(head[3], head[4], head[5]);
     run.dynamic_bytes = head[6];
     run.cooperative = head[7];
-    run.order = head[8];
-    kernel_name.assign(payload.data() + sizeof head, head[10]);
-    size_t offset = (sizeof head + head[10] + 15) / 16 * 16;
+    run.cluster = head[8];
+    run.order = head[9];
+    kernel_name.assign(payload.data() + sizeof head, head[11]);
+    size_t offset = (sizeof head + head[11] + 15) / 16 * 16;
     for (unsigned i = 0; i < entry->count; ++i) {
         run.parameters.push_back(payload.data() + offset);
         offset += (entry->sizes[i] + 15) / 16 * 16;
     }
-    alarm(head[9]);
+    alarm(head[10]);
     launch();
     alarm(0);
     if (run.error.empty()) check_device_guards();

@@ -1,5 +1,5 @@
-// Which thread runs next: lanes of a warp in turns until each waits, then the next warp; blocks one after another, or
-// all together in a cooperative launch. Notices when nobody can go on.
+// Which thread runs next: lanes of a warp in turns until each waits, then the next warp; blocks one after another, those
+// of a cluster together, or all in a cooperative launch. Notices when nobody can go on.
 #pragma once
 #include "collectives.h"
 
@@ -111,11 +111,18 @@ void forget_stacks() {
 
 void launch() {
     unsigned count = run.grid.x * run.grid.y * run.grid.z, threads = run.block.x * run.block.y * run.block.z;
-    std::vector<unsigned> order = in_order(count);
-    unsigned together = run.cooperative ? count : 1;
+    std::vector<unsigned> order = in_order(count / run.cluster), ranks = in_order(run.cluster);
+    unsigned together = run.cooperative ? count : run.cluster;
     std::vector<Block> blocks(together);
+    std::vector<Cluster> clusters(together / run.cluster);
     for (unsigned next = 0; next < count && run.error.empty(); next += together) {
-        for (unsigned i = 0; i < together; ++i) start_block(blocks[i], order[next + i], size_t(i) * threads);
+        for (Cluster& cluster : clusters) cluster = Cluster{std::vector<Block*>(run.cluster), 0, 0};
+        for (unsigned i = 0; i < together; ++i) {
+            unsigned rank = ranks[i % run.cluster];
+            start_block(blocks[i], order[(next + i) / run.cluster] * run.cluster + rank, size_t(i) * threads);
+            blocks[i].cluster = &clusters[i / run.cluster];
+            blocks[i].cluster->blocks[rank] = &blocks[i];
+        }
         run_together(blocks);
         for (Block& block : blocks) free_shared(block);
     }
