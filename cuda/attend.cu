@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(ATTEND_THREADS, 1) attend(const Attend p) {
         if (t == 0) row[ROW] = softmax.maximum[h], row[ROW + 1] = softmax.sum[h];
     }
     __syncthreads();
-    merge_and_write<ROW, ATTEND_WARPS>(p, tile, rows, blockIdx.x, gridDim.x, blockIdx.z, parts, n_warps, ROWS);
+    merge_and_write<ROW, ATTEND_WARPS, true>(p, tile, rows, blockIdx.x, gridDim.x, blockIdx.z, parts, n_warps, ROWS);
 }
 
 // Warps that a multiprocessor has registers for. Those with short heads leave half of them to the product before, beside
@@ -241,7 +241,7 @@ template <int ROW, bool SHARES>
 constexpr int WARPS_AT_ONCE = SHARES ? 20 : ROW > 64 ? 12 : 16;
 
 // grid (G * tiles of a head group, tiles, splits); tile i is token i, of sequence i. SHARES: operands are in shared memory.
-template <int ROW, bool SHARES = false, class K = CacheF16, class V = CacheF16>
+template <int ROW, bool SHARES = false, bool MORE = true, class K = CacheF16, class V = CacheF16>
 __global__ void __launch_bounds__(WARPS_AT_ONCE<ROW, SHARES> * 32) attend_alone(const Attend p) {
     SHARED_DYNAMIC(uint8_t, shared);
     grid_dependency_launch();
@@ -251,5 +251,5 @@ __global__ void __launch_bounds__(WARPS_AT_ONCE<ROW, SHARES> * 32) attend_alone(
     if (split >= tile.n_split || (context.position | context.warp_page) < 0) return;  // none is: so all come together
     const Rows rows(p, tile, blockIdx.x);
     context.cut(p, tile, split);
-    attend_token<ROW, SHARES, K, V>(p, tile, rows, context, blockIdx.x, gridDim.x, split, shared);
+    attend_token<ROW, SHARES, MORE, K, V>(p, tile, rows, context, blockIdx.x, gridDim.x, split, shared);
 }

@@ -73,7 +73,7 @@ struct Merging {
         sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < MOST; ++i) {
-            const float weight = exp2f(ends[i].x - maximum);
+            const float weight = exp2_approx(ends[i].x - maximum);
             o.x += weight * values[i].x;
             o.y += weight * values[i].y;
             sum += weight * ends[i].y;
@@ -82,11 +82,12 @@ struct Merging {
     }
 };
 
-// What attention gives for elements e, e + 1 of row r goes to the output.
+// What attention gives for elements e, e + 1 of row r goes to the output. SINKS: there may be some.
+template <bool SINKS>
 __device__ __forceinline__ void finish(const Attend& p, const Rows& rows, int r, int e, float2 o, float maximum,
                                        float sum) {
     if (e >= p.rope.head_size) return;
-    if (p.sinks != nullptr) {  // a logit that takes weight and gives nothing
+    if (SINKS && p.sinks != nullptr) {  // a logit that takes weight and gives nothing
         const float sink = p.sinks[rows.head(r)] * LOG2E, top = fmaxf(maximum, sink), shrink = exp2f(maximum - top);
         o.x *= shrink, o.y *= shrink;
         sum = sum * shrink + exp2f(sink - top);
@@ -100,7 +101,7 @@ __device__ __forceinline__ void finish(const Attend& p, const Rows& rows, int r,
 
 // The parts of a context, [MAX_SPLIT][ROWS][ROW + 2] in global memory, made one in the order they have and written by
 // N_WARPS warps. Each thread asks for all it needs at once, also for what other threads of the row weigh by.
-template <int ROW, int N_WARPS>
+template <int ROW, int N_WARPS, bool SINKS>
 __device__ void merge_splits(const Attend& p, const Rows& rows, const float* parts, int n_split) {
     for (int i = threadIdx.x; i < rows.n_rows * (ROW / 2); i += N_WARPS * 32) {
         const int r = i / (ROW / 2), e = i % (ROW / 2) * 2;
@@ -108,13 +109,13 @@ __device__ void merge_splits(const Attend& p, const Rows& rows, const float* par
         merging.load(parts + r * (ROW + 2), ROWS * (ROW + 2), ROW, e, n_split, [](const float2* from) { return __ldcg(from); });
         float maximum, sum;
         const float2 o = merging.merge(maximum, sum);
-        finish(p, rows, r, e, o, maximum, sum);
+        finish<SINKS>(p, rows, r, e, o, maximum, sum);
     }
 }
 
 // The results of a tile's warps, `parts` [n_parts][part_rows][ROW + 2] in shared memory: made one and written, or where
 // the context is split left in the workspace `index` of `count`; then the last block to finish merges.
-template <int ROW, int N_WARPS>
+template <int ROW, int N_WARPS, bool SINKS>
 __device__ void merge_and_write(const Attend& p, const AttendTile& tile, const Rows& rows, int index, int count,
                                 int split, const float* parts, int n_parts, int part_rows) {
     const size_t mine = static_cast<size_t>(max(0, tile.workspace)) * count + index;
@@ -126,7 +127,7 @@ __device__ void merge_and_write(const Attend& p, const AttendTile& tile, const R
         float maximum, sum;
         const float2 value = merging.merge(maximum, sum);
         if (tile.n_split == 1) {
-            finish(p, rows, r, e, value, maximum, sum);
+            finish<SINKS>(p, rows, r, e, value, maximum, sum);
         } else {
             float* row = workspace + (split * ROWS + r) * (ROW + 2);
             *reinterpret_cast<float2*>(row + e) = value;
@@ -142,5 +143,5 @@ __device__ void merge_and_write(const Attend& p, const AttendTile& tile, const R
     }
     named_barrier_sync(0, N_WARPS * 32);
     if (!is_last) return;
-    merge_splits<ROW, N_WARPS>(p, rows, workspace, tile.n_split);
+    merge_splits<ROW, N_WARPS, SINKS>(p, rows, workspace, tile.n_split);
 }

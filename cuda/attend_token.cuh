@@ -168,30 +168,34 @@ __device__ __forceinline__ uint32_t transpose_block(uint32_t v, int g, int t) {
 }
 
 // Scores to probabilities (relative to the running maximum), as the B operand; `shrink` is by how much what was
-// accumulated before must shrink.
+// accumulated before must shrink. A position of each strip is seen, so that there is a maximum.
+template <bool MORE>
 __device__ __forceinline__ void soften_strip(const Attend& p, const TokenContext& context, float (&s)[4], int first,
                                              int g, int t, TokenSoftmax& softmax, uint32_t (&b)[2], float (&shrink)[2]) {
+    if (MORE && p.soft_cap > 0.0f)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[i] = p.soft_cap * tanhf(s[i] * p.scale / p.soft_cap);
+    const float scale = MORE && p.soft_cap > 0.0f ? 1.0f : p.scale;
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
         float top = softmax.maximum[c];
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
             const int position = first + 4 * (g / 2) + 2 * n + (g & 1);
-            float v = s[2 * n + c] * p.scale;
-            if (p.soft_cap > 0.0f) v = p.soft_cap * tanhf(v / p.soft_cap);
+            float v = s[2 * n + c] * scale;
             v = position >= context.low && position <= context.position ? v * LOG2E : NONE;
             s[2 * n + c] = v;
             top = fmaxf(top, v);
         }
 #pragma unroll
         for (int offset = 4; offset < 32; offset *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, offset));
-        shrink[c] = exp2f(softmax.maximum[c] - top);
+        shrink[c] = exp2_approx(softmax.maximum[c] - top);
         softmax.maximum[c] = top;
         softmax.sum[c] *= shrink[c];
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
             float& v = s[2 * n + c];
-            v = v <= NONE ? 0.0f : exp2f(v - top);
+            v = exp2_approx(v - top);
             softmax.sum[c] += v;
         }
     }
@@ -215,31 +219,31 @@ __device__ __forceinline__ void add_strip_values(const Operands& strip, int lane
     }
 }
 
-// A strip whose keys and values are in `operands`: o += what it gives. The keys of the warp's next strip, which is on
-// page `ahead`, are asked for as soon as these are used, its values likewise, so that memory is never idle.
-template <int ROW, bool SHRINKS, class K, class V, bool SHARES, int N>
+// A strip whose keys and values are in `operands`: o += what it gives. Unless it is the warp's ONLY one, the keys of its
+// next strip, which is on page `ahead`, are asked for as soon as these are used, its values likewise, so that memory is
+// never idle.
+template <int ROW, bool ONLY, bool MORE, class K, class V, bool SHARES, int N>
 __device__ __forceinline__ void add_strip(const Attend& p, const TokenContext& context, const Rows& rows,
                                           const __half* queries, StripOperands<ROW, K, V, SHARES>& operands, int strip,
                                           int& ahead, int lane, TokenSoftmax& softmax, float (&o)[N][4]) {
     const int next = strip + TOKEN_WARPS, page = ahead, slot = next * TOKEN_STRIP % PAGE_SIZE;
+    const bool more = !ONLY && next < context.to;
     float s[4], shrink[2];
     uint32_t b[2];
     operands.await_keys();
     strip_scores<ROW>(operands, queries, rows.heads, lane, s);
-    if (next < context.to)
-        operands.load_keys(page_at<K>(p.rope, p.rope.k_pages, page, rows.kv_head, ROW), slot, lane);
+    if (more) operands.load_keys(page_at<K>(p.rope, p.rope.k_pages, page, rows.kv_head, ROW), slot, lane);
     operands.end_load();
-    ahead = context.page_of(next + TOKEN_WARPS);
-    soften_strip(p, context, s, strip * TOKEN_STRIP, lane / 4, lane % 4, softmax, b, shrink);
+    if constexpr (!ONLY) ahead = context.page_of(next + TOKEN_WARPS);
+    soften_strip<MORE>(p, context, s, strip * TOKEN_STRIP, lane / 4, lane % 4, softmax, b, shrink);
     operands.await_values();
-    add_strip_values<SHRINKS>(operands, lane, b, shrink, o);
-    if (next < context.to)
-        operands.load_values(page_at<V>(p.rope, p.rope.v_pages, page, rows.kv_head, ROW), slot, lane);
+    add_strip_values<!ONLY>(operands, lane, b, shrink, o);
+    if (more) operands.load_values(page_at<V>(p.rope, p.rope.v_pages, page, rows.kv_head, ROW), slot, lane);
     operands.end_load();
 }
 
 // The i-th of a block's heads, of which its queries are the first.
-template <int ROW>
+template <int ROW, bool MORE>
 struct TokenHead {
     int part;
     bool normalised;
@@ -247,7 +251,7 @@ struct TokenHead {
 
     __device__ __forceinline__ void locate(const Attend& p, const Rows& rows, int i, int lane) {
         part = i < rows.heads ? QUERY : i == rows.heads ? KEY : VALUE;
-        normalised = part != VALUE && p.rope.norm[part == KEY] != nullptr;
+        normalised = MORE && part != VALUE && p.rope.norm[part == KEY] != nullptr;
         pairs.locate(p.rope, part, part == QUERY ? rows.first_head + i : rows.kv_head, rows.first_token, lane);
     }
 };
@@ -255,9 +259,9 @@ struct TokenHead {
 // The queries, rotated, to shared memory `q` [TOKEN_HEADS][ROW]; and, where the newest position is attended to, its key
 // and value to their pages, and as they will be read from there to `newest` [2][ROW], unless that takes more than
 // rounding. Blocks that share a key/value head write the same bits. `mine` is the warp's first head, on its way.
-template <int ROW, class K, class V>
+template <int ROW, bool MORE, class K, class V>
 __device__ __forceinline__ void rotate_token(const Attend& p, const Rows& rows, const TokenContext& context,
-                                             const Rotation& rotation, TokenHead<ROW>& mine,
+                                             const RotationOf<Pairs<ROW>::COUNT>& rotation, TokenHead<ROW, MORE>& mine,
                                              uint8_t* const (&pages)[2], float* heads, __half* q, __half* newest) {
     constexpr bool ALONE = K::alone && V::alone;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, slot = context.position % PAGE_SIZE;
@@ -268,7 +272,7 @@ __device__ __forceinline__ void rotate_token(const Attend& p, const Rows& rows, 
         pairs.add_bias(p.rope, lane);
         const int part = mine.part;
         if constexpr (ALONE) {
-            if (!mine.normalised) {  // need not pass through shared memory
+            if (!MORE || !mine.normalised) {  // need not pass through shared memory
                 // By i, not by part: three cases of a number become a jump through a table in memory.
                 if (i <= rows.heads) pairs.turn(p.rope, rotation, lane);
                 if (i < rows.heads) {
@@ -313,10 +317,11 @@ __device__ __forceinline__ void prefetch_strip(const Attend& p, const Rows& rows
     V::prefetch_values(values, ROW, slot, TOKEN_STRIP, lane);
 }
 
+// MORE: heads may have norms, scores a cap, and there may be sinks.
 // Head group `index` of `count`, part `split` of the context. `shared`: the warps' strips, then floats
 // [TOKEN_WARPS][rows.heads][ROW + 2], then q, then the newest key and value. Only these wait for the kernels before: each
 // warp's first strip is on its way by then.
-template <int ROW, bool SHARES, class K, class V>
+template <int ROW, bool SHARES, bool MORE, class K, class V>
 __device__ void attend_token(const Attend& p, const AttendTile& tile, const Rows& rows, const TokenContext& context,
                              int index, int count, int split, uint8_t* shared) {
     constexpr int N = ROW / 16;
@@ -326,7 +331,7 @@ __device__ void attend_token(const Attend& p, const AttendTile& tile, const Rows
     Strip ahead(shared + warp * Strip::SHARED);
     float* parts = reinterpret_cast<float*>(shared + TOKEN_WARPS * Strip::SHARED);
     __half* queries = reinterpret_cast<__half*>(parts + TOKEN_WARPS * rows.heads * (ROW + 2));
-    const Turns turns(p.rope, lane);
+    const TurnsOf<Pairs<ROW>::COUNT> turns(p.rope, lane);
     __half* newest = queries + TOKEN_HEADS * ROW;
     int strip = context.from + warp;
     const bool has_newest = context.newest && strip == context.to - 1;
@@ -343,15 +348,16 @@ __device__ void attend_token(const Attend& p, const AttendTile& tile, const Rows
         else
             prefetch_strip<ROW, K, V>(p, rows, context);
     }
-    Rotation rotation;
+    RotationOf<Pairs<ROW>::COUNT> rotation;
     rotation.prepare(p.rope, turns, context.position);
-    TokenHead<ROW> mine;
+    TokenHead<ROW, MORE> mine;
     mine.locate(p, rows, warp, lane);
     uint8_t* const pages[2] = {page_at<K>(p.rope, p.rope.k_pages, context.page, rows.kv_head, ROW),
                                page_at<V>(p.rope, p.rope.v_pages, context.page, rows.kv_head, ROW)};
-    grid_dependency_wait(mine.pairs.made() | made_of(pages[0]) | made_of(pages[1]));
+    int page = context.page_of(strip + TOKEN_WARPS);
+    grid_dependency_wait(mine.pairs.made() | made_of(pages[0]) | made_of(pages[1]) | page);
     mine.pairs.load();
-    rotate_token<ROW, K, V>(p, rows, context, rotation, mine, pages, parts, queries, newest);
+    rotate_token<ROW, MORE, K, V>(p, rows, context, rotation, mine, pages, parts, queries, newest);
     token_barrier();
 
     TokenSoftmax softmax;
@@ -363,10 +369,11 @@ __device__ void attend_token(const Attend& p, const AttendTile& tile, const Rows
             else
                 load_ahead();
         }
-        int page = context.page_of(strip + TOKEN_WARPS);
-        add_strip<ROW, false>(p, context, rows, queries, ahead, strip, page, lane, softmax, o);
-        for (strip += TOKEN_WARPS; strip < context.to; strip += TOKEN_WARPS)
-            add_strip<ROW, true>(p, context, rows, queries, ahead, strip, page, lane, softmax, o);
+        if (strip + TOKEN_WARPS >= context.to)
+            add_strip<ROW, true, MORE>(p, context, rows, queries, ahead, strip, page, lane, softmax, o);
+        else
+            for (; strip < context.to; strip += TOKEN_WARPS)
+                add_strip<ROW, false, MORE>(p, context, rows, queries, ahead, strip, page, lane, softmax, o);
     }
 
     const int n_parts = max(1, min(TOKEN_WARPS, context.to - context.from));  // warps that have a strip
@@ -382,5 +389,5 @@ __device__ void attend_token(const Attend& p, const AttendTile& tile, const Rows
         if (g == 0) row[ROW] = softmax.maximum[c], row[ROW + 1] = softmax.sum[c];
     }
     token_barrier();
-    merge_and_write<ROW, TOKEN_WARPS>(p, tile, rows, index, count, split, parts, n_parts, rows.heads);
+    merge_and_write<ROW, TOKEN_WARPS, MORE>(p, tile, rows, index, count, split, parts, n_parts, rows.heads);
 }

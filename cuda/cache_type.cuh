@@ -39,6 +39,13 @@ __device__ __forceinline__ void encode(float& to, float v) { to = v; }
 __device__ __forceinline__ void encode(__half& to, float v) { to = saturated_half(v); }
 __device__ __forceinline__ void encode(__nv_bfloat16& to, float v) { to = __float2bfloat16_rn(v); }
 
+// What they are multiplied as.
+__device__ __forceinline__ __half as_half(__half v) { return v; }
+template <typename T>
+__device__ __forceinline__ __half as_half(T v) {
+    return saturated_half(static_cast<float>(v));
+}
+
 // Two bf16 -> halves.
 __device__ __forceinline__ uint32_t narrowed(uint32_t pair) {
     return saturated_half2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
@@ -153,7 +160,7 @@ struct CacheNumbers {
     static __device__ __forceinline__ __half as_read(float v) {
         T stored;
         encode(stored, v);
-        return saturated_half(static_cast<float>(stored));
+        return as_half(stored);
     }
     static __device__ __forceinline__ void prefetch_keys(const uint8_t* page, int row, int position, int count,
                                                          int lane) {

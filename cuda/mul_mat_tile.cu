@@ -246,7 +246,7 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
     };
     ask(1);
     if (p.patient) {
-        while (asked < STAGES) {
+        while (asked < STAGES && !ahead.done()) {
             cp_async_wait<0>();
             ask(asked + 1);
         }

@@ -51,30 +51,32 @@ __device__ __forceinline__ uint8_t* page_of(const RopeKv& p, __half* pages, cons
 }
 
 // By how much a lane's pairs lane, lane + 32, ... turn from one position to the next.
-struct Turns {
-    uint64_t of[MAX_HEAD / 64];
+template <int COUNT>
+struct TurnsOf {
+    uint64_t of[COUNT];
 
-    __device__ __forceinline__ Turns(const RopeKv& p, int lane) {
+    __device__ __forceinline__ TurnsOf(const RopeKv& p, int lane) {
 #pragma unroll
-        for (int j = 0; j < MAX_HEAD / 64; ++j) of[j] = lane + 32 * j < p.n_pairs ? load_now(p.turns + lane + 32 * j) : 0;
+        for (int j = 0; j < COUNT; ++j) of[j] = lane + 32 * j < p.n_pairs ? load_now(p.turns + lane + 32 * j) : 0;
     }
 };
 
 // The rotation of these pairs at one position.
-struct Rotation {
-    float sine[MAX_HEAD / 64], cosine[MAX_HEAD / 64];
+template <int COUNT>
+struct RotationOf {
+    float sine[COUNT], cosine[COUNT];
 
     __device__ __forceinline__ void prepare(const RopeKv& p, int position, int lane) {
 #pragma unroll
-        for (int j = 0; j < MAX_HEAD / 64; ++j) {
+        for (int j = 0; j < COUNT; ++j) {
             if (lane + 32 * j >= p.n_pairs) break;
             prepare_pair(p.turns[lane + 32 * j], position, j);
         }
     }
     // The same from turns that were asked for before.
-    __device__ __forceinline__ void prepare(const RopeKv& p, const Turns& turns, int position) {
+    __device__ __forceinline__ void prepare(const RopeKv& p, const TurnsOf<COUNT>& turns, int position) {
 #pragma unroll
-        for (int j = 0; j < MAX_HEAD / 64; ++j)
+        for (int j = 0; j < COUNT; ++j)
             if (32 * j < p.n_pairs) prepare_pair(turns.of[j], position, j);
     }
     // Pair j of this lane.
@@ -85,7 +87,7 @@ struct Rotation {
     }
     __device__ __forceinline__ void apply(const RopeKv& p, float* head, int lane) const {
 #pragma unroll
-        for (int j = 0; j < MAX_HEAD / 64; ++j) {
+        for (int j = 0; j < COUNT; ++j) {
             const int i = lane + 32 * j;
             if (i >= p.n_pairs) break;
             const int a = p.neox ? i : 2 * i, b = p.neox ? i + p.n_pairs : 2 * i + 1;
@@ -99,6 +101,8 @@ struct Rotation {
                            fmaf(v.x, sine[j], v.y * cosine[j]) * p.magnitude);
     }
 };
+
+using Rotation = RotationOf<MAX_HEAD / 64>;  // of any head
 
 // Where a head of a part of one token comes from.
 __device__ __forceinline__ const float* head_of(const RopeKv& p, int part, int index, int token) {
@@ -129,6 +133,7 @@ struct Pairs {
             if (bias != nullptr) v[j].x += bias[index * p.head_size + a], v[j].y += bias[index * p.head_size + b];
         }
     }
+    template <class Rotation>
     __device__ __forceinline__ void turn(const RopeKv& p, const Rotation& rotation, int lane) {
 #pragma unroll
         for (int j = 0; j < COUNT; ++j)
@@ -209,7 +214,7 @@ __device__ __forceinline__ void normalise_head(float* head, const float* weight,
 }
 
 // A head of one token in shared memory, bias added, becomes what attention takes with keys of type K; by one warp.
-template <class K>
+template <class K, class Rotation>
 __device__ __forceinline__ void turn_head(const RopeKv& p, int part, const Rotation& rotation, float* head, int lane) {
     if (part == VALUE) return;
     if (p.norm[part] != nullptr) {

@@ -167,7 +167,8 @@ class Attend:
         if fused and self.alone:
             warps, shares = self.token_warps(n_tiles), self.shares(n_tiles)
             shared = token_shared(self.heads, warps, shares)
-            kernel = self._kernel(f"attend_alone<{row}, {str(shares).lower()}{types}>", warps)
+            flags = f"{str(shares).lower()}, {str(_has_more(asked)).lower()}"
+            kernel = self._kernel(f"attend_alone<{row}, {flags}{types}>", warps)
         else:
             warps, shared = self.warps, self.shared
             kernel = self._kernel(f"attend<{row}, {str(fused).lower()}{types}>")
@@ -225,6 +226,12 @@ class Attend:
             "TOKEN_WARPS": token_warps,
         }
         return self.device.kernel("attend.cu", name, defines=defines)
+
+
+def _has_more(asked: Asked) -> bool:
+    """Whether there is what few models have: norms of heads, a cap of scores, sinks."""
+    norms = asked.rotation is not None and any(n is not None for n in asked.rotation.norm)
+    return norms or asked.soft_cap > 0 or asked.sinks is not None
 
 
 def token_shared(heads: Heads, warps: int, shares: bool) -> int:

@@ -1,5 +1,6 @@
 """Attention over pages against float64, and the promises about bits."""
 
+from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -120,19 +121,40 @@ def test_rotation_inside_equals_rotation_before(machine, shape, step):
     assert inside.kernel.alone or np.array_equal(fused, o)
 
 
+def check_rotation_inside(machine, h, lengths, turn, **options):
+    """Of tokens that are alone, at the ends of sequences so long."""
+    s, n = Sequences(lengths, [1] * len(lengths)), len(lengths)
+    pages, _, contents = fill(machine, h, s)
+    parts = [random(n, m, 64, seed=i) for i, m in enumerate((h.n_head, *[h.n_head_kv] * 2))]
+    o = Attention(machine, h).run(s, pages, turn=turn, parts=parts, scale=0.125, **options)
+    q, k, v = (turn.apply(i, x, s.positions).astype(np.float16) for i, x in enumerate(parts))
+    for i, (keys, values) in enumerate(contents):
+        keys[-1], values[-1] = k[i], v[i]
+    assert nmse(o, expected(h, s, q, contents, scale=0.125, **options)) <= NMSE
+
+
+TURN = Turn(100.0 ** (-np.arange(32) / 32))
+
+
 @pytest.mark.parametrize("warps", TOKEN_WARPS)
 @pytest.mark.parametrize("window", [1, 40, 0])
 def test_rotation_inside_with_a_window(machine, monkeypatch, window, warps):
     monkeypatch.setattr(attend, "TOKEN_WARPS", {warps: inf})
-    h, s = heads(4, 2, 64), Sequences([300, 65, 64, 33, 1], [1] * 5)
-    turn = Turn(100.0 ** (-np.arange(32) / 32))
-    pages, _, contents = fill(machine, h, s)
-    parts = [random(5, m, 64, seed=i) for i, m in enumerate((4, 2, 2))]
-    o = Attention(machine, h).run(s, pages, turn=turn, parts=parts, scale=0.125, window=window)
-    q, k, v = (turn.apply(i, x, s.positions).astype(np.float16) for i, x in enumerate(parts))
-    for i, (keys, values) in enumerate(contents):
-        keys[-1], values[-1] = k[i], v[i]
-    assert nmse(o, expected(h, s, q, contents, scale=0.125, window=window)) <= NMSE
+    check_rotation_inside(machine, heads(4, 2, 64), [300, 65, 64, 33, 1], TURN, window=window)
+
+
+NORMED = replace(TURN, norm=[random(64, seed=6) + 2, random(64, seed=7) + 2])
+
+
+@pytest.mark.parametrize("n", [1, 3], ids=["one", "some"])
+@pytest.mark.parametrize(
+    ("turn", "options"),
+    [(TURN, {"soft_cap": 0.5}), (TURN, {"sinks": random(4, seed=4) * 3}), (NORMED, {})],
+    ids=["soft cap", "sinks", "norms"],
+)
+def test_rotation_inside_with_more(machine, turn, options, n):
+    """Each of what few models have, for which there is an instance of its own."""
+    check_rotation_inside(machine, heads(4, 2, 64), [300, 65, 33][:n], turn, **options)
 
 
 # Bits
