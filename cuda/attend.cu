@@ -235,21 +235,22 @@ __global__ void __launch_bounds__(ATTEND_THREADS, 1) attend(const Attend p) {
     merge_and_write<ROW, ATTEND_WARPS, true>(p, tile, rows, blockIdx.x, gridDim.x, blockIdx.z, parts, n_warps, ROWS);
 }
 
-// Warps that a multiprocessor has registers for. Those with short heads leave half of them to the product before, beside
-// whose blocks these begin.
-template <int ROW, bool SHARES>
-constexpr int WARPS_AT_ONCE = SHARES ? 20 : ROW > 64 ? 12 : 16;
+// Warps that a multiprocessor has registers for. Those with short heads leave room to the product before, beside whose
+// blocks these begin. LEAN: nothing takes more than it must.
+template <int ROW, bool SHARES, bool LEAN>
+constexpr int WARPS_AT_ONCE = SHARES || (ROW <= 64 && LEAN) ? 20 : ROW > 64 ? 12 : 16;
 
-// grid (G * tiles of a head group, tiles, splits); tile i is token i, of sequence i. SHARES: operands are in shared memory.
+// grid (G * tiles of a head group, tiles, splits); tile i is token i, of sequence i. SHARES: operands are in shared memory;
+// MORE: heads may have norms, scores a cap, and there may be sinks.
 template <int ROW, bool SHARES = false, bool MORE = true, class K = CacheF16, class V = CacheF16>
-__global__ void __launch_bounds__(WARPS_AT_ONCE<ROW, SHARES> * 32) attend_alone(const Attend p) {
+__global__ void __launch_bounds__(WARPS_AT_ONCE<ROW, SHARES, !MORE && K::alone && V::alone> * 32)
+    attend_alone(const Attend p) {
     SHARED_DYNAMIC(uint8_t, shared);
-    grid_dependency_launch();
     const int token = blockIdx.y, split = blockIdx.z;
     const AttendTile tile = load_now(p.tiles + token);
     TokenContext context(p, token);
     if (split >= tile.n_split || (context.position | context.warp_page) < 0) return;  // none is: so all come together
     const Rows rows(p, tile, blockIdx.x);
     context.cut(p, tile, split);
-    attend_token<ROW, SHARES, MORE, K, V>(p, tile, rows, context, blockIdx.x, gridDim.x, split, shared);
+    attend_token<ROW, SHARES, MORE, K, V>(p, tile, rows, context, blockIdx.x, gridDim.x, split, kept_shared(shared));
 }

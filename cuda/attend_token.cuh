@@ -43,7 +43,7 @@ struct TokenContext {
         const int start = low / TOKEN_STRIP, end = position / TOKEN_STRIP + 1;
         const int strips = end - start;
         const int per_split = tile.n_split == 1 ? strips : (strips + tile.n_split - 1) / tile.n_split;
-        from = start + split * per_split, to = min(end, from + per_split);
+        from = kept(start + split * per_split), to = kept(min(end, from + per_split));
         newest = from < to && to == end;
     }
     // Where a strip is; 0 behind the last one.
@@ -262,9 +262,10 @@ struct TokenHead {
 template <int ROW, bool MORE, class K, class V>
 __device__ __forceinline__ void rotate_token(const Attend& p, const Rows& rows, const TokenContext& context,
                                              const RotationOf<Pairs<ROW>::COUNT>& rotation, TokenHead<ROW, MORE>& mine,
-                                             uint8_t* const (&pages)[2], float* heads, __half* q, __half* newest) {
+                                             uint8_t* const (&pages)[2], float* heads, __half* q, __half* newest,
+                                             int warp, int lane) {
     constexpr bool ALONE = K::alone && V::alone;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, slot = context.position % PAGE_SIZE;
+    const int slot = context.position % PAGE_SIZE;
     float* head = heads + warp * ROW;
     for (int i = warp; i < rows.heads + (context.newest ? 2 : 0); i += TOKEN_WARPS) {
         LocatedPairs<ROW>& pairs = mine.pairs;
@@ -317,7 +318,6 @@ __device__ __forceinline__ void prefetch_strip(const Attend& p, const Rows& rows
     V::prefetch_values(values, ROW, slot, TOKEN_STRIP, lane);
 }
 
-// MORE: heads may have norms, scores a cap, and there may be sinks.
 // Head group `index` of `count`, part `split` of the context. `shared`: the warps' strips, then floats
 // [TOKEN_WARPS][rows.heads][ROW + 2], then q, then the newest key and value. Only these wait for the kernels before: each
 // warp's first strip is on its way by then.
@@ -326,7 +326,8 @@ __device__ void attend_token(const Attend& p, const AttendTile& tile, const Rows
                              int index, int count, int split, uint8_t* shared) {
     constexpr int N = ROW / 16;
     constexpr bool ALONE = K::alone && V::alone;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int warp = kept(static_cast<int>(threadIdx.x / 32)), lane = kept(static_cast<int>(threadIdx.x % 32));
+    const int g = lane / 4, t = lane % 4;
     using Strip = StripOperands<ROW, K, V, SHARES>;
     Strip ahead(shared + warp * Strip::SHARED);
     float* parts = reinterpret_cast<float*>(shared + TOKEN_WARPS * Strip::SHARED);
@@ -357,7 +358,8 @@ __device__ void attend_token(const Attend& p, const AttendTile& tile, const Rows
     int page = context.page_of(strip + TOKEN_WARPS);
     grid_dependency_wait(mine.pairs.made() | made_of(pages[0]) | made_of(pages[1]) | page);
     mine.pairs.load();
-    rotate_token<ROW, MORE, K, V>(p, rows, context, rotation, mine, pages, parts, queries, newest);
+    grid_dependency_launch();  // the next product's weights shall not be asked for before that
+    rotate_token<ROW, MORE, K, V>(p, rows, context, rotation, mine, pages, parts, queries, newest, warp, lane);
     token_barrier();
 
     TokenSoftmax softmax;

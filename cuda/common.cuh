@@ -386,6 +386,26 @@ using CopyTarget = uint8_t*;
 __device__ __forceinline__ CopyTarget copy_target(uint8_t* shared) { return shared; }
 #endif
 
+// v, in a register from here on. What comes from special registers, addresses of shared memory above all, is otherwise made
+// again wherever it is needed, which takes long; the result of a shuffle is not. All lanes of the warp call it.
+template <class T>
+__device__ __forceinline__ T kept(T v) {
+    static_assert(sizeof(T) == 4, "one register");
+#if EMULATED
+    return v;
+#else
+    return __shfl_sync(0xffffffffu, v, threadIdx.x % 32);
+#endif
+}
+template <class T>
+__device__ __forceinline__ T* kept_shared(T* pointer) {
+#if EMULATED
+    return pointer;
+#else
+    return static_cast<T*>(__cvta_shared_to_generic(kept(shared_address(pointer))));
+#endif
+}
+
 // 16 bytes of what is read once (weights), by the lanes where `there` holds; without a branch. `policy`: of the
 // second-level cache, as createpolicy makes them (sm_90). In a kernel's parameters it takes no registers.
 __device__ __forceinline__ void cp_async_streaming(CopyTarget to, const void* global, uint64_t policy,

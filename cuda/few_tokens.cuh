@@ -16,10 +16,11 @@ struct HalfSums {
 
     __device__ __forceinline__ float* floats() { return acc[0]; }
     __device__ __forceinline__ void load(const uint8_t* chunk, int lane) { codes.load(chunk, lane); }
-    __device__ __forceinline__ void multiply(const Room<T, COLS>& room, int column, int lane) {
+    using Lane = LaneOfRoom<T, COLS>;
+    __device__ __forceinline__ void multiply(const Lane& at, int column) {
 #pragma unroll
         for (int n = 0; n < N; ++n)
-            multiply_groups<0>(acc[n], room.x_of(room.token_of(n * 8 + lane / 4), column), lane % 4);
+            multiply_groups<0>(acc[n], at.room.x_of(at.room.token_of(n * 8 + at.lane / 4), column), at.lane % 4);
     }
     // Groups of 32 columns from J on times eight tokens; `x` is the lane's token's.
     template <int J>

@@ -184,15 +184,24 @@ struct FixedPointSums {
             scales.load(chunk, lane / 4, first_slot(lane % 4) * F::SETS);
     }
 
-    __device__ __forceinline__ void multiply(const Room<T, COLS>& room, int column, int lane) {
-        const int g = lane / 4, t = lane % 4, part = g / (2 * COLS);
-        const uint8_t* x = room.x_of(room.token_of(g / 2 % COLS), column) + F::offset(part * COLS, g % 2, t);
-        const XScale* of = room.scales_of(room.token_of(t % COLS), column) + first_slot(t) * F::SETS;
+    // How a lane reads x: found before that is awaited, and kept.
+    struct Lane {
+        int lane;
+        const uint8_t* x;
+        const XScale* scales;
         uint32_t ones[PARTS];  // 1 for the lane's part
+
+        __device__ __forceinline__ Lane(const Room<T, COLS>& room, int lane_) : lane(lane_) {
+            const int g = lane / 4, t = lane % 4, part = g / (2 * COLS);
+            x = kept_shared(room.x_of(room.token_of(g / 2 % COLS), 0) + F::offset(part * COLS, g % 2, t));
+            scales = kept_shared(room.scales_of(room.token_of(t % COLS), 0) + first_slot(t) * F::SETS);
 #pragma unroll
-        for (int i = 0; i < PARTS; ++i) ones[i] = part == i;
-        if constexpr (LATE) codes.load(in_ring, lane);
-        multiply_slot<0>(x, of, ones, lane);
+            for (int i = 0; i < PARTS; ++i) ones[i] = kept<uint32_t>(part == i);
+        }
+    };
+    __device__ __forceinline__ void multiply(const Lane& at, int column) {
+        if constexpr (LATE) codes.load(in_ring, at.lane);
+        multiply_slot<0>(at.x + 2 * column, at.scales + column / T::GROUP, at.ones, at.lane);
     }
     template <int SLOT>
     __device__ __forceinline__ void multiply_slot(const uint8_t* x, const XScale* of, const uint32_t (&ones)[PARTS],
@@ -282,8 +291,10 @@ struct FixedPointSums<T, 8> {
             scales.load(chunk, lane / 4);
     }
 
-    __device__ __forceinline__ void multiply(const Room<T, 8>& room, int column, int lane) {
-        const int g = lane / 4, t = lane % 4;
+    using Lane = LaneOfRoom<T, 8>;
+    __device__ __forceinline__ void multiply(const Lane& at, int column) {
+        const Room<T, 8>& room = at.room;
+        const int g = at.lane / 4, t = at.lane % 4;
         const uint8_t* x = room.x_of(room.token_of(g), column) + t * F::LANE_BYTES;
         const XScale* of[2];
         for (int i = 0; i < 2; ++i) of[i] = room.scales_of(room.token_of(2 * t + i), column);

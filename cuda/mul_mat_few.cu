@@ -143,16 +143,25 @@ struct Sums {
             codes.template unpack<J, S>(a);
         }
     }
-    // Four products' B operands: 32 columns of eight tokens. Lane l gives the address of token l % 8's piece l / 8. Of
-    // four tokens they come twice.
+    // Where a lane reads x, of even and of odd 32 columns: l gives the address of token l % 8's piece l / 8. Of four tokens
+    // they come twice.
+    struct Lane {
+        int at[2];
+
+        __device__ __forceinline__ explicit Lane(int lane) {
+            const int token = lane % min(TOKENS, 8);
+#pragma unroll
+            for (int odd = 0; odd < 2; ++odd) at[odd] = kept(token * PACKED_ROW + ((4 * odd + lane / 8) ^ token) * 16);
+        }
+    };
+    // Four products' B operands: 32 columns of eight tokens.
     template <int J>
-    static __device__ __forceinline__ void load_x(uint32_t (&b)[4], const uint8_t* x, int n, int lane) {
-        const int token = lane % min(TOKENS, 8), piece = (4 * (J & 1) + lane / 8) ^ token;
-        load_matrix(b, x + (J / 2 * TOKENS + 8 * n + token) * PACKED_ROW + piece * 16);
+    static __device__ __forceinline__ void load_x(uint32_t (&b)[4], const uint8_t* x, int n, const Lane& lane) {
+        load_matrix(b, x + (J / 2 * TOKENS + 8 * n) * PACKED_ROW + lane.at[J & 1]);
     }
     // x: of the chunk's first column. 64 columns at a time, so that products that wait for each other are apart.
     template <int J = 0>
-    __device__ __forceinline__ void multiply(const uint8_t* x, int lane) {
+    __device__ __forceinline__ void multiply(const uint8_t* x, const Lane& lane) {
         if constexpr (J * 32 < T::CHUNK_K) {
             uint32_t a[2][2][4];
             unpack<J, 0>(a[0][0]), unpack<J, 1>(a[0][1]), unpack<J + 1, 0>(a[1][0]), unpack<J + 1, 1>(a[1][1]);
@@ -240,7 +249,7 @@ struct Output {
     static constexpr int WIDTH = EPILOGUE == GLU ? 2 : 1;
     float* to;          // null where there is none
     __half* half_to;    // GLU, or what is handed on
-    const float* part;  // the first warp's sum, of gate and behind it of up
+    int part;           // the first warp's sum in the room, of gate and behind it of up
     float scale[WIDTH];
     float old, weight, before;
     int tile;
@@ -256,7 +265,7 @@ struct Output {
         const int s = EPILOGUE == GLU ? 0 : rounds.segment(tile, group);
         const int row = rounds.row(tile, s) * TILE_ROWS + row_in_tile;
         if (row >= p.segment[s].n_rows) return;
-        part = room.sums_of(round, group, 0) + Room::place(row_in_tile, token());
+        part = static_cast<int>(room.sums_of(round, group, 0) - room.sums) + Room::place(row_in_tile, token());
         to = static_cast<float*>(p.segment[s].out);
         if (EPILOGUE != GLU) to += static_cast<size_t>(token()) * p.segment[s].n_rows + row;
 #pragma unroll
@@ -274,7 +283,7 @@ struct Output {
         if (order == PLAIN_ORDER) return out + static_cast<size_t>(token()) * p.segment[0].n_rows + row;
         return out + packed_half(order, row, token(), TOKENS);
     }
-    __device__ __forceinline__ int made() const { return to == nullptr ? 0 : made_of(to) | made_of(part); }
+    __device__ __forceinline__ int made() const { return to == nullptr ? 0 : made_of(to) | part; }
     // What earlier kernels write.
     __device__ __forceinline__ void load(const Product& p) {
         if (EPILOGUE != ADD || to == nullptr) return;
@@ -287,12 +296,12 @@ struct Output {
         for (int slot = 0; slot < Room::SLOTS; ++slot) sums[slot % 4] += part[slot * Room::PER_TILE];
         return (sums[0] + sums[1]) + (sums[2] + sums[3]);
     }
-    __device__ __forceinline__ void write(const Product& p, float factor) const {
+    __device__ __forceinline__ void write(const Product& p, const Room& room, float factor) const {
         float y[WIDTH], v = 0.0f;
         if (to != nullptr) {
 #pragma unroll
             for (int w = 0; w < WIDTH; ++w)
-                y[w] = __fmul_rn(sum(part + w * Room::SLOTS * Room::PER_TILE), scale[w]) * factor;
+                y[w] = __fmul_rn(sum(room.sums + part + w * Room::SLOTS * Room::PER_TILE), scale[w]) * factor;
             if constexpr (EPILOGUE == GLU)
                 *half_to = gated(p.activation, y[0], y[1]);
             else
@@ -312,9 +321,9 @@ template <class T, int TOKENS, int EPILOGUE, int CLUSTER>
 __global__ void __launch_bounds__(THREADS, 1) mul_mat_few(const Product p) {
     SHARED_DYNAMIC(uint8_t, memory);
     __shared__ __align__(16) float squares[WARPS * HANDED_TOKENS];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = warp / GROUP_WARPS;
-    const int rank = cluster_rank<CLUSTER>();
-    uint8_t* ring = memory + warp * STAGES * T::BYTES;
+    const int warp = kept(static_cast<int>(threadIdx.x / 32)), lane = kept(static_cast<int>(threadIdx.x % 32));
+    const int rank = cluster_rank<CLUSTER>(), group = warp / GROUP_WARPS;
+    uint8_t* ring = kept_shared(memory + warp * STAGES * T::BYTES);
     const CopyTarget to = copy_target(ring);
 
     grid_dependency_launch();
@@ -331,7 +340,8 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_few(const Product p) {
             ask(asked + 1);
         }
     }
-    const Shared<TOKENS, CLUSTER> room(memory + WARPS * STAGES * T::BYTES);
+    const Shared<TOKENS, CLUSTER> room(kept_shared(memory + WARPS * STAGES * T::BYTES));
+    const typename Sums<T, TOKENS>::Lane reader(lane);
     const Rounds<EPILOGUE, CLUSTER> rounds(p);
     const bool takes = EPILOGUE != ADD && TOKENS <= HANDED_TOKENS && p.handed.squares != nullptr;
     Output<TOKENS, EPILOGUE, CLUSTER> output;
@@ -363,13 +373,13 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_few(const Product p) {
                 __syncwarp();
                 copy_chunk<T>(ahead, to + stage * T::BYTES, lane);
                 stage = stage + 1 == STAGES ? 0 : stage + 1;
-                sums.multiply(room.x + chunk * (T::CHUNK_K / PACKED_STEP * TOKENS * PACKED_ROW), lane);
+                sums.multiply(room.x + chunk * (T::CHUNK_K / PACKED_STEP * TOKENS * PACKED_ROW), reader);
             }
         const int owner = round % CLUSTER;
         if (takes && round == 0) factor = factors.find(p, squares, token);
         if (owner == 0 && (round > 0 || CLUSTER > 1)) cluster_wait<CLUSTER>();
         if (owner == 0 && round > 0) {
-            output.write(p, factor);
+            output.write(p, room, factor);
             output.find(p, rounds, room, round + rank);
             output.load(p);
         }
@@ -380,6 +390,6 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_few(const Product p) {
         if (owner == CLUSTER - 1 || round == all - 1) cluster_arrive<CLUSTER>();
     }
     cluster_wait<CLUSTER>();
-    output.write(p, factor);
+    output.write(p, room, factor);
     cp_async_wait<0>();
 }

@@ -182,7 +182,7 @@ template <class T, int COLS, int EPILOGUE>
 struct Output {
     static constexpr int PER_TILE = TILE_ROWS * COLS, WIDTH = EPILOGUE == GLU ? 2 : 1;
     void* to;           // float or half; null where there is no such output
-    const float* part;  // the first warp's partial sum, of gate and behind it of up
+    int part;     // the first warp's partial sum in the room, of gate and behind it of up
     float scale[WIDTH];
     const float* old;
     float residual;
@@ -200,13 +200,13 @@ struct Output {
         const size_t at = static_cast<size_t>(token) * p.segment[s].n_rows + row;
         to = EPILOGUE == GLU ? static_cast<void*>(static_cast<__half*>(p.segment[s].out) + at)
                              : static_cast<void*>(static_cast<float*>(p.segment[s].out) + at);
-        part = room.partial_of(parity, tile * WIDTH, 0) + row_in_tile * COLS + token;
+        part = static_cast<int>(room.partial_of(parity, tile * WIDTH, 0) - room.sums) + row_in_tile * COLS + token;
 #pragma unroll
         for (int w = 0; w < WIDTH; ++w) scale[w] = scaled_row(p.segment[s + w], row, 1.0f);
         old = p.residual + at;
     }
     __device__ __forceinline__ int made() const {
-        return to == nullptr ? 0 : made_of(to) | made_of(part) | made_of(old);
+        return to == nullptr ? 0 : made_of(to) | part | made_of(old);
     }
     // What earlier kernels write.
     __device__ __forceinline__ void load() { residual = EPILOGUE == ADD && to != nullptr ? __ldcg(old) : 0.0f; }
@@ -216,7 +216,7 @@ struct Output {
         float y[WIDTH];
 #pragma unroll
         for (int w = 0; w < WIDTH; ++w)
-            y[w] = __fmul_rn(sum_of_parts(part + w * WARPS * room.part_stride, room.part_stride), scale[w]);
+            y[w] = __fmul_rn(sum_of_parts(room.sums + part + w * WARPS * room.part_stride, room.part_stride), scale[w]);
         if constexpr (EPILOGUE == GLU)
             *static_cast<__half*>(to) = gated(p.activation, y[0], y[1]);
         else if constexpr (EPILOGUE == ADD)
@@ -231,8 +231,8 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
     constexpr bool PAIRS = EPILOGUE == GLU;
     constexpr int BATCH = Room<T, COLS>::BATCH;
     SHARED_DYNAMIC(uint8_t, shared);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    uint8_t* ring = shared + warp * STAGES * T::BYTES;
+    const int warp = kept(static_cast<int>(threadIdx.x / 32)), lane = kept(static_cast<int>(threadIdx.x % 32));
+    uint8_t* ring = kept_shared(shared + warp * STAGES * T::BYTES);
     const CopyTarget to = copy_target(ring);
     const int n_local = (p.rounds + (static_cast<int>(blockIdx.x) < p.rest)) * (PAIRS ? 2 : 1);
 
@@ -252,7 +252,8 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
         }
     }
     const auto others = [&] { ask(STAGES); };
-    const Room<T, COLS> room(shared + WARPS * STAGES * T::BYTES, p.slab, p.n_tokens, WHOLE);
+    const Room<T, COLS> room(kept_shared(shared) + WARPS * STAGES * T::BYTES, p.slab, p.n_tokens, WHOLE);
+    const typename TokenSums<T, COLS>::Lane at{room, lane};
 
     Output<T, COLS, EPILOGUE> output;
     const auto find_first = [&] { output.find(p, room, 0, 0, min(BATCH, n_local), threadIdx.x); };
@@ -297,11 +298,11 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
                     cp_async_wait<STAGES - 1>();
                     __syncwarp();
                     sums.load(slot, lane);
-                    if constexpr (sums.IN_RING) sums.multiply(room, chunk * T::CHUNK_K, lane);
+                    if constexpr (sums.IN_RING) sums.multiply(at, chunk * T::CHUNK_K);
                     __syncwarp();
                     copy_chunk<T>(ahead, to + stage * T::BYTES, lane);
                     stage = stage + 1 == STAGES ? 0 : stage + 1;
-                    if constexpr (!sums.IN_RING) sums.multiply(room, chunk * T::CHUNK_K, lane);
+                    if constexpr (!sums.IN_RING) sums.multiply(at, chunk * T::CHUNK_K);
                 }
                 if constexpr (!WHOLE) __syncwarp();  // other lanes may still have to read what they carried
                 if (!WHOLE && slab + p.slab / T::CHUNK_K < p.n_chunk)

@@ -53,6 +53,13 @@ struct Room {
     __device__ __forceinline__ float* carried_of(int tile, int warp) const { return partial_of(0, tile, warp); }
 };
 
+// What a lane finds in it for each chunk anew.
+template <class T, int COLS>
+struct LaneOfRoom {
+    const Room<T, COLS>& room;
+    int lane;
+};
+
 // The first chunk that a warp takes of a slab of the block's i-th tile row.
 __device__ __forceinline__ int first_chunk(int n_chunk, int warp, int i) {
     return (warp - i * (n_chunk % WARPS)) & (WARPS - 1);

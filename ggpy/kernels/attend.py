@@ -24,6 +24,7 @@ POSITIONS_PER_SPLIT = 128  # at least
 TOKEN_ROW, TOKEN_HEADS = 128, 8  # up to which a token alone has a kernel of its own
 MUCH_SHARED = 200 << 10  # bytes of a block, of Hopper and the GPUs of data centres behind it
 TOKEN_STRIP = 16  # positions a warp of it takes at a time
+SHARES_FROM = 2  # tokens: their keys and values pass through shared memory
 TOKEN_WARPS = {8: 0.5, 4: inf, 2: inf}  # of its block: up to so many blocks a multiprocessor
 
 
@@ -188,7 +189,7 @@ class Attend:
         """Whether so many tokens' keys and values pass through shared memory: where there is enough
         of it for more warps than there are registers for without.
         """
-        return self.heads.has_halves and n_tokens > 1 and self._much_shared
+        return self.heads.has_halves and n_tokens >= SHARES_FROM and self._much_shared
 
     @property
     def packs(self) -> bool:
