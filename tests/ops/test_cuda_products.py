@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from cases import nmse
+from counting_device import LaunchesOnHopper
 
 from ggpy import arch
+from ggpy.device import Ptr
 from ggpy.formats import all_formats, by_name
 from ggpy.gguf import File
+from ggpy.kernels.tile import TiledMatrix, layout_of
 from ggpy.ops.cuda import Cuda
 from ggpy.ops.interface import Step
 from ggpy.ops.reference import Reference
@@ -54,6 +59,18 @@ def test_activations_of_8_bits(machine, launched, tiny_path, architecture):
     bytes_ = logits(Cuda(machine, activations="q8_1"), path)
     assert "quantize_q8_1<half>" in launched
     assert nmse(halves, exact) < 2e-5 < nmse(bytes_, exact) < 3e-3
+
+
+@pytest.mark.parametrize(("arch", "alone"), [("sm_90a", True), ("sm_80", False)])
+def test_blocks_of_a_product_are_alone_where_the_next_may_begin_early(monkeypatch, arch, alone):
+    device, asked = LaunchesOnHopper(), []
+    launch = lambda *_, smem, **__: asked.append(smem)  # noqa: E731
+    monkeypatch.setattr(device, "arch", arch, raising=False)
+    monkeypatch.setattr(device, "kernel", lambda *_, **__: SimpleNamespace(launch=launch))
+    layout, at = layout_of(by_name("Q5_0"), 4096), Ptr(0)
+    weights = [TiledMatrix(layout, 4096, 4096, at)]
+    Cuda(device)._products._tiles.launch(weights, at, [at], 1)
+    assert (2 * asked[0] + 2048 > 228 << 10) is alone, "with 1 KB of each block for the driver"
 
 
 def test_only_quantised_weights_stay_in_blocks(emulator):
