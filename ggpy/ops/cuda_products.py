@@ -33,6 +33,8 @@ from .interface import Demand, Norm
 
 Activations = Literal["f16", "q8_1"]
 
+MOST_NORMED = 2 * 12288  # numbers of x that a product's blocks have registers to normalise
+
 
 class Products:
     """Multiplies; kernels are compiled as they are needed."""
@@ -135,7 +137,7 @@ class Products:
         """Whether `multiply` takes x before its norm: one launch does it for all weights."""
         if not one_layout(weights):
             return False
-        few = n_tokens <= NORM_TOKENS and all_rows
+        few = n_tokens <= NORM_TOKENS and all_rows and n_tokens * weights[0].k <= MOST_NORMED
         return few or W8A8Products.all_mine(weights)
 
     def multiply(

@@ -6,6 +6,7 @@ from tile_cases import NORMED, PRODUCT, TILED, Weights, layouts
 from ggpy.device.compile import compile_cubin
 from ggpy.formats import by_name
 from ggpy.kernels.block_kernel import compile_options, expression
+from ggpy.ops.cuda_products import MOST_NORMED
 
 ARCHITECTURES = ["75", "80", "86", "89", "90", "90a", "100", "120"]
 INSTANCES = ["1, NORM, GLU, true", "1, PLAIN, ADD, true", "8, PLAIN, STORE, true"]
@@ -90,10 +91,12 @@ def test_every_kind_of_codes(arch):
     check_nothing_spills(product(arch, [f"{t}, 8, PLAIN, STORE, true" for t in types]))
 
 
-def test_wide_rows_are_normalised_in_registers():
-    """Up to 16384 columns, the widest model known."""
-    instances = [f"{SOME[0]}, {c}, NORM, {e}, true" for c in NORMED for e in ("STORE", "GLU")]
-    check_nothing_spills(product("sm_90a", instances, pieces=4))
+@pytest.mark.parametrize(("pieces", "tokens"), [(4, (1,)), (3, NORMED)])
+def test_wide_rows_are_normalised_in_registers(pieces, tokens):
+    """Up to 16384 columns, the widest model known; of two tokens as many as products get."""
+    assert tokens[-1] * pieces * 4096 <= MOST_NORMED
+    instances = [f"{SOME[0]}, {c}, NORM, {e}, true" for c in tokens for e in ("STORE", "GLU")]
+    check_nothing_spills(product("sm_90a", instances, pieces=pieces))
 
 
 def test_every_format_can_be_repacked():

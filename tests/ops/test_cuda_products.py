@@ -15,6 +15,7 @@ from ggpy.formats import all_formats, by_name
 from ggpy.gguf import File
 from ggpy.kernels.tile import TiledMatrix, layout_of
 from ggpy.ops.cuda import Cuda
+from ggpy.ops.cuda_arrays import Matrix
 from ggpy.ops.interface import Step
 from ggpy.ops.reference import Reference
 
@@ -71,6 +72,14 @@ def test_blocks_of_a_product_are_alone_where_the_next_may_begin_early(monkeypatc
     weights = [TiledMatrix(layout, 4096, 4096, at)]
     Cuda(device)._products._tiles.launch(weights, at, [at], 1)
     assert (2 * asked[0] + 2048 > 228 << 10) is alone, "with 1 KB of each block for the driver"
+
+
+@pytest.mark.parametrize(("n_tokens", "k"), [(1, 16384), (2, 12288), (2, 16384)])
+def test_what_registers_hold_is_normalised_inside(n_tokens, k):
+    tiles = TiledMatrix(layout_of(by_name("Q8_0"), k), 16, k, Ptr(0))
+    products = Cuda(LaunchesOnHopper())._products
+    inside = products.normalises([Matrix(16, k, tiles, None)], n_tokens, True)
+    assert inside is (n_tokens * k < 32768)
 
 
 def test_only_quantised_weights_stay_in_blocks(emulator):
