@@ -257,8 +257,10 @@ class AloneMulMatTile(MulMatTile):
     product come while those of this one still do, which takes a tenth longer (SCHEDULES.md).
     """
 
-    def _fit(self, w: TiledMatrix, n_tokens: int, norm: bool) -> tuple[int, int, int, int, int]:
-        count, columns, stages, slab, shared = super()._fit(w, n_tokens, norm)
+    def _find_fit(
+        self, w: TiledMatrix, n_tokens: int, norm: bool
+    ) -> tuple[int, int, int, int, int]:
+        count, columns, stages, slab, shared = super()._find_fit(w, n_tokens, norm)
         if has_clusters(self.device.arch):  # and so launches that begin early
             shared = max(shared, self.device.shared_bytes // 2)
         return count, columns, stages, slab, shared

@@ -216,11 +216,8 @@ def test_packed(machine, step, order):
     assert np.array_equal(rows, packed)
     if step == "mixed":
         return
-    parts, turn = (
-        [random(4, m, 64, seed=m) for m in (4, 2, 2)],
-        Turn(100.0 ** (-np.arange(32) / 32)),
-    )
-    inside = {"turn": turn, "parts": parts, "scale": 1}
+    parts = [random(4, m, 64, seed=m) for m in (4, 2, 2)]
+    inside = {"turn": TURN, "parts": parts, "scale": 1}
     rows, packed = (Attention(machine, h).run(s, pages, order=o, **inside) for o in (PLAIN, order))
     assert np.array_equal(rows, packed)
 
@@ -257,13 +254,12 @@ def test_order_of_blocks_and_warps(emulator, monkeypatch, step):
 
 
 def test_order_with_rotation_inside(emulator, monkeypatch):
-    h, s = heads(20, 1, 64), LONG
-    turn, outs = Turn(100.0 ** (-np.arange(32) / 32)), []
+    h, s, outs = heads(20, 1, 64), LONG, []
     parts = [random(2, m, 64, seed=i) for i, m in enumerate((20, 1, 1))]
     for order in (0, 1, 2):
         monkeypatch.setattr(emulator.unprepared, "order", order)
         pages = fill(emulator, h, s)[0]
-        outs.append(Attention(emulator, h).run(s, pages, turn=turn, parts=parts, scale=0.125))
+        outs.append(Attention(emulator, h).run(s, pages, turn=TURN, parts=parts, scale=0.125))
     assert np.array_equal(outs[0], outs[1]) and np.array_equal(outs[0], outs[2])
 
 

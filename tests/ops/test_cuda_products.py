@@ -63,11 +63,10 @@ def test_activations_of_8_bits(machine, launched, tiny_path, architecture):
 
 
 @pytest.mark.parametrize(("arch", "alone"), [("sm_90a", True), ("sm_80", False)])
-def test_blocks_of_a_product_are_alone_where_the_next_may_begin_early(monkeypatch, arch, alone):
+def test_blocks_of_a_product_are_alone_where_the_next_may_begin_early(arch, alone):
     device, asked = LaunchesOnHopper(), []
-    launch = lambda *_, smem, **__: asked.append(smem)  # noqa: E731
-    monkeypatch.setattr(device, "arch", arch, raising=False)
-    monkeypatch.setattr(device, "kernel", lambda *_, **__: SimpleNamespace(launch=launch))
+    kernel = SimpleNamespace(launch=lambda *_, smem, **__: asked.append(smem))
+    device.arch, device.kernel = arch, lambda *_, **__: kernel
     layout, at = layout_of(by_name("Q5_0"), 4096), Ptr(0)
     weights = [TiledMatrix(layout, 4096, 4096, at)]
     Cuda(device)._products._tiles.launch(weights, at, [at], 1)
