@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ..device.base import Device, Kernel
 from .address import Address, address
+from .hopper import has_clusters
 from .product import Epilogue, Matrices
 from .tile import ROWS, Layout, TiledMatrix
 
@@ -56,6 +57,7 @@ class MulMatTile:
 
     def __init__(self, device: Device, limits: Limits) -> None:
         self.device, self.limits = device, limits
+        self._least = device.shared_bytes // 2 if has_clusters(device.arch) else 0
         self._kernels: dict[tuple, Kernel] = {}
         self._fits: dict[tuple, tuple[int, int, int, int, int]] = {}
 
@@ -115,7 +117,10 @@ class MulMatTile:
         """(tokens at once, columns of the instance, ring stages, columns of x in shared memory at
         a time, bytes of shared memory).
 
-        Two stages and all of x are better than three and a part; a norm needs all of x.
+        Two stages and all of x are better than three and a part; a norm needs all of x. Where the
+        next kernel may begin early, a block has more than half of the memory: of two blocks of
+        small chunks, one would ask for the first weights of its product while the other still does
+        for those of this one, which takes a fifth longer (SCHEDULES.md).
         """
         key = w.layout, w.k, n_tokens, norm
         if key not in self._fits:
@@ -137,7 +142,7 @@ class MulMatTile:
             for stages, slab in choices:
                 shared = shared_bytes(w.layout, columns, slab, w.k, stages, count, warps)
                 if shared <= self.limits.shared:
-                    return count, columns, stages, slab, shared
+                    return count, columns, stages, slab, max(shared, self._least)
         raise ValueError(
             f"{w.layout.type_name} of {w.k} columns needs more than {self.limits.shared} bytes of "
             "shared memory"

@@ -17,7 +17,6 @@ from ..kernels.dequantize_mul_mat_vec import dequantize_mul_mat_vec
 from ..kernels.elementwise import Elementwise
 from ..kernels.halves import TILES as HALF_TILES
 from ..kernels.handed import Handed
-from ..kernels.hopper import has_clusters
 from ..kernels.mul_mat_q import MulMatQ
 from ..kernels.mul_mat_tile import NORM_TOKENS, Limits, MulMatTile, warps_for
 from ..kernels.mul_mat_vec_q import mul_mat_vec_q
@@ -54,7 +53,7 @@ class Products:
         self.warps = warps_for(shared)
         limits = Limits(shared, multiprocessors=device.sm_count, warps=self.warps)
         self.device = device
-        self._tiles = AloneMulMatTile(device, limits)
+        self._tiles = MulMatTile(device, limits)
         self._elementwise = elementwise
         self._activations = activations
         self._room = room or (lambda name, nbytes: device.alloc(nbytes, name))
@@ -249,21 +248,6 @@ class Products:
         else:
             dequantize_mul_mat_vec(self.device, w.in_blocks, x.data, **to)
         self._cap(y, soft_cap)
-
-
-class AloneMulMatTile(MulMatTile):
-    """Its blocks ask for more than half of a multiprocessor's shared memory where the next kernel
-    may begin early. Two blocks of small chunks would fit, but then the first weights of the next
-    product come while those of this one still do, which takes a tenth longer (SCHEDULES.md).
-    """
-
-    def _find_fit(
-        self, w: TiledMatrix, n_tokens: int, norm: bool
-    ) -> tuple[int, int, int, int, int]:
-        count, columns, stages, slab, shared = super()._find_fit(w, n_tokens, norm)
-        if has_clusters(self.device.arch):  # and so launches that begin early
-            shared = max(shared, self.device.shared_bytes // 2)
-        return count, columns, stages, slab, shared
 
 
 def by_launch(weights: list[Matrix], together: Callable[[list[Matrix]], bool]) -> list[slice]:
