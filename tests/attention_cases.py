@@ -176,7 +176,9 @@ class Attention:
     ):
         """float16 o[T, H, E] for float16 q[T, H, row], or rotated here from parts."""
         device, h = self.device, self.heads
-        tiles = plan_tiles(s.positions, s.sequences, h)
+        n = len(s.positions)
+        places = self.kernel.places(n) if turn is not None and n == len(s.tables) else None
+        tiles = plan_tiles(s.positions, s.sequences, h, places=places)
         out = Attended(device, h, len(s.positions), order)
         if turn is not None:
             options["projected"] = [upload(device, part) for part in parts]
@@ -192,8 +194,7 @@ class Attention:
             n_tokens=len(s.positions),
             **options,
         )
-        split = bool((tiles[:, 2] > 1).any())
-        self.kernel.launch(asked, upload(device, tiles), len(tiles), split)
+        self.kernel.launch(asked, upload(device, tiles), len(tiles), int(tiles[:, 2].max()))
         return out.read()
 
 

@@ -77,8 +77,9 @@ def _attend(o: Operands, heads: Heads, n_seq: int, depth: int, n: int) -> Enqueu
     batch, positions, sequences, n_pages = _step(o, n_seq, depth, n)
     prompt = n > 1 and AttendPrompt.fits(o.device, heads)
     tokens = positions, sequences, heads
-    plan = plan_prompts(*tokens, n) if prompt else plan_tiles(*tokens)
     attend = o.made((heads, n_seq), lambda: Attend(o.device, heads, n_seq, o.device.shared_bytes))
+    places = attend.places(n_seq) if n == 1 else None
+    plan = plan_prompts(*tokens, n) if prompt else plan_tiles(*tokens, places=places)
     attend_prompt = o.made((heads, "prompt"), lambda: AttendPrompt(attend)) if prompt else None
     pages = _pages(o, heads, n_pages)
     if prompt and not heads.has_halves:
@@ -96,7 +97,7 @@ def _attend(o: Operands, heads: Heads, n_seq: int, depth: int, n: int) -> Enqueu
         if attend_prompt:
             attend_prompt.launch(now, tiles, len(plan))
         else:
-            attend.launch(now, tiles, len(plan), split=n == 1)
+            attend.launch(now, tiles, len(plan), int(plan[:, 2].max()))
 
     return enqueue
 

@@ -25,7 +25,9 @@ TOKEN_ROW, TOKEN_HEADS = 128, 8  # up to which a token alone has a kernel of its
 MUCH_SHARED = 200 << 10  # bytes of a block, of Hopper and the GPUs of data centres behind it
 TOKEN_STRIP = 16  # positions a warp of it takes at a time
 SHARES_FROM = 2  # tokens: their keys and values pass through shared memory
-TOKEN_WARPS = {8: 0.5, 4: inf, 2: inf}  # of its block: up to so many blocks a multiprocessor
+TOKEN_WARPS = {8: 1.0, 4: inf, 2: inf}  # of its block: up to so many tiles a multiprocessor
+WARPS_AT_ONCE = 16  # that a multiprocessor runs for many of them
+FEW_TILES = 0.25  # a multiprocessor: up to so many, parts follow from the position alone
 
 
 class AttendParameters(ctypes.Structure):
@@ -63,16 +65,18 @@ def plan_tiles(
     sequences: NDArray[np.int32],
     heads: Heads,
     below: int | None = None,
+    places: int | None = None,
 ) -> NDArray[np.int32]:
     """tiles[n, 4]: first token, tokens, splits, workspace (cuda/attend.cuh AttendTile).
 
     Tokens of one sequence share a tile as far as 16 rows allow. Only a token that is alone with its
-    sequence in the step is split, into a number of parts that depends on nothing but its position.
+    sequence in the step is split, into a number of parts that depends on nothing but its position,
+    or, where all tokens are alone, on its share of `places`: parts that run at the same time.
     Sequences with `below` tokens in the step or more are left out.
     """
     n = len(sequences)
     if n == 1 or (sequences[1:] != sequences[:-1]).all():
-        return _tiles_of_one(np.arange(n, dtype=np.int32), positions)
+        return _tiles_of_one(np.arange(n, dtype=np.int32), positions, places)
     spans = [span for span in spans_of(sequences) if below is None or span[1] - span[0] < below]
     alone = np.array([start for start, stop in spans if stop - start == 1], np.int32)
     per_tile = max(1, ROWS // (heads.n_head // heads.n_head_kv))
@@ -88,12 +92,16 @@ def plan_tiles(
     return tiles[np.argsort(tiles[:, 0])]
 
 
-def _tiles_of_one(tokens: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.int32]:
+def _tiles_of_one(
+    tokens: NDArray[np.int32], positions: NDArray[np.int32], places: int | None = None
+) -> NDArray[np.int32]:
     """The tiles of tokens that are alone with their sequences, at these positions."""
     tiles = np.empty((len(tokens), 4), np.int32)
     n_split = tiles[:, 2]
     np.floor_divide(positions, POSITIONS_PER_SPLIT, out=n_split)
     n_split += 1
+    if places is not None:  # as much of them as the context has of all; nobody has fewer than one
+        np.minimum(n_split, np.maximum(1, n_split * places // n_split.sum()), out=n_split)
     np.minimum(n_split, MAX_SPLIT, out=n_split)
     split = n_split > 1
     tiles[:, 0], tiles[:, 1] = tokens, 1
@@ -159,10 +167,10 @@ class Attend:
         )
         self._counters = device.zeros(places * 4, "attention counters")
 
-    def launch(self, asked: Asked, tiles: Address, n_tiles: int, split: bool) -> None:
-        """Enqueue it for the tokens of the tiles; split: whether one may have several parts."""
+    def launch(self, asked: Asked, tiles: Address, n_tiles: int, n_split: int) -> None:
+        """Enqueue it for the tokens of the tiles, which have n_split parts at most."""
         args = (self.parameters(asked, tiles),)
-        grid = self.head_tiles, n_tiles, MAX_SPLIT if split else 1
+        grid = self.head_tiles, n_tiles, n_split
         row, fused = self.heads.row, asked.rotation is not None
         types = "" if self.heads.has_halves else f", {self.heads.structs}"
         if fused and self.alone:
@@ -182,8 +190,18 @@ class Attend:
         most = self._warps_that_fit[0]
         if self.batch_invariant:
             return most
-        blocks = n_tokens * self.head_tiles / self.device.sm_count
-        return min(most, next(warps for warps, few in TOKEN_WARPS.items() if blocks <= few))
+        tiles = n_tokens * self.head_tiles / self.device.sm_count
+        return min(most, next(warps for warps, few in TOKEN_WARPS.items() if tiles <= few))
+
+    def places(self, n_tokens: int) -> int | None:
+        """Parts of the contexts of so many tokens alone that run at the same time; None where
+        these are few, and their bits shall not depend on each other.
+        """
+        sms = self.device.sm_count
+        few = n_tokens * self.head_tiles <= FEW_TILES * sms
+        if few or self.batch_invariant or not self.alone:
+            return None
+        return sms * WARPS_AT_ONCE // (self.token_warps(n_tokens) * self.head_tiles)
 
     def shares(self, n_tokens: int) -> bool:
         """Whether so many tokens' keys and values pass through shared memory: where there is enough

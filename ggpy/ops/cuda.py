@@ -164,7 +164,9 @@ class Cuda:
         self._pages = Pages(self.device, self._heads, shape, halved)
         self._prompts = Prompts(self._attend, self._pages.halves)
         prompts_from = self._prompts.from_tokens if there else None
-        self._steps = StepUpload(self.device, self._heads, self._graphs.forget, prompts_from)
+        self._steps = StepUpload(
+            self.device, self._heads, self._graphs.forget, prompts_from, self._attend.places
+        )
 
     def _prompts_of(self, heads: Heads) -> tuple[bool, bool]:
         """Whether prompts have attention of their own, and whether pages become halves for it."""
@@ -279,7 +281,7 @@ class Cuda:
         if batch.n_prompt_tiles:
             self._prompts.launch(asked, batch)
         if batch.n_tiles:
-            self._attend.launch(asked, batch.tiles, batch.n_tiles, batch.split)
+            self._attend.launch(asked, batch.tiles, batch.n_tiles, batch.n_split)
         return o
 
     def linear_add(

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..device.base import Buffer
-from ..kernels.attend import POSITIONS_PER_SPLIT, plan_tiles
+from ..kernels.attend import MAX_SPLIT, POSITIONS_PER_SPLIT, plan_tiles
 from ..kernels.attend_prompt import plan_prompts
 from ..kernels.halve_pages import plan_halves
 from ..kernels.rope_kv import Batch as BatchMemory
@@ -41,7 +41,7 @@ class Batch:
     n_prompt_tiles: int
     n_halved: int
     alone: bool  # each token is the only one of its sequence
-    split: bool  # some token is, so that its context may be split
+    n_split: int  # parts of a token's context, at most
     all_rows: bool  # the wanted rows are all tokens, in order
     ids: Memory
     rows: Memory
@@ -56,6 +56,7 @@ class StepUpload:
     """Uploads steps; `moving()` is called before the address that they go to changes.
 
     prompts_from: tokens of a sequence in a step from which on attend_prompt takes them, or None.
+    places: see Attend.places.
     """
 
     def __init__(
@@ -63,9 +64,11 @@ class StepUpload:
         device: Any,
         heads: Heads,
         moving: Callable[[], None],
-        prompts_from: int | None = None,
+        prompts_from: int | None,
+        places: Callable[[int], int | None],
     ) -> None:
         self.device, self.heads, self.prompts_from = device, heads, prompts_from
+        self._places = places
         self.n_steps = 0
         self._moving = moving
         self._staging: list[tuple[NDArray[np.int32], Any]] = []
@@ -78,7 +81,8 @@ class StepUpload:
         """Ids, positions, sequences, rows, page tables and attention's tiles."""
         tables, sequences = _padded(step.page_tables), step.sequences
         tiles, prompts = self._plan(step)
-        if len(tables) == len(step.ids):  # row i is token i's: a kernel has a load less to wait for
+        alone = len(tables) == len(step.ids)
+        if alone:  # row i is token i's: a kernel has a load less to wait for
             tables, sequences = tables[sequences], np.arange(len(tables), dtype=np.int32)
         integers = [step.ids, step.positions, sequences, step.rows]
         parts = [*integers, tables, tiles, prompts, *self._halved(step, tables, len(prompts))]
@@ -90,13 +94,13 @@ class StepUpload:
         self.device.upload(device, host[: offsets[-1]])
         self._staging[self.n_steps % IN_FLIGHT][1].record()
         self.n_steps += 1
-        split = bool((tiles[:, 2] > 1).any()) if len(tables) < sizes[0] else True
-        key = (*sizes, len(tables), split)
+        n_split = _power_of_two(int(tiles[:, 2].max())) if alone else MAX_SPLIT
+        key = (*sizes, len(tables), n_split)
         if key not in self._batches:
             if len(self._batches) >= MAX_KEPT:
                 self._batches.clear()
             at = [device.at(4 * offset) for offset in offsets[:-1]]
-            self._batches[key] = _batch(key, at, sizes, tables.shape, split)
+            self._batches[key] = _batch(key, at, sizes, tables.shape, n_split)
         return self._batches[key]
 
     def _plan(self, step: Step) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
@@ -111,7 +115,8 @@ class StepUpload:
         depths = (step.positions // POSITIONS_PER_SPLIT).tobytes()
         if depths != self._depths:
             self._depths = depths
-            self._tiles = plan_tiles(step.positions, step.sequences, self.heads)
+            tokens = step.positions, step.sequences, self.heads
+            self._tiles = plan_tiles(*tokens, places=self._places(len(step.ids)))
         return self._tiles, NO_TILES
 
     def _halved(
@@ -142,7 +147,7 @@ def _batch(
     at: Sequence[Memory],
     sizes: list[int],
     tables: tuple[int, ...],
-    split: bool,
+    n_split: int,
 ) -> Batch:
     """What upload returns, for parts of these sizes at these places and tables[S, P]."""
     ids, positions, sequences, rows, tables_at, tiles, prompt_tiles, halved, halved_tables = at
@@ -156,7 +161,7 @@ def _batch(
         n_prompt_tiles=sizes[6] // 4,
         n_halved=sizes[7] // 2,
         alone=alone,
-        split=split,
+        n_split=n_split,
         all_rows=sizes[3] == sizes[0],
         ids=ids,
         rows=rows,
@@ -171,8 +176,13 @@ def _batch(
 def _padded(tables: NDArray[np.int32]) -> NDArray[np.int32]:
     """page_tables[S, P] with P rounded up to a power of two, so that few shapes are recorded."""
     width = tables.shape[1]
-    if width & (width - 1) == 0:
+    if _power_of_two(width) == width:
         return tables
-    padded = np.zeros((len(tables), 1 << (width - 1).bit_length()), np.int32)
+    padded = np.zeros((len(tables), _power_of_two(width)), np.int32)
     padded[:, :width] = tables
     return padded
+
+
+def _power_of_two(n: int) -> int:
+    """n, rounded up to one."""
+    return 1 << (n - 1).bit_length()

@@ -179,8 +179,10 @@ def test_a_token_has_many_warps_unless_blocks_are_many(emulator):
     """Of 4 multiprocessors and two heads of keys and values."""
     h = heads(4, 2, 64)
     always, chosen = (Attend(emulator, h, 8, 227 << 10, invariant) for invariant in (True, False))
-    assert [chosen.token_warps(n) for n in (1, 2, 64)] == [8, 4, 4]
-    assert {always.token_warps(n) for n in (1, 2, 64)} == {8}
+    assert [chosen.token_warps(n) for n in (1, 2, 3, 64)] == [8, 8, 4, 4]
+    assert {always.token_warps(n) for n in (1, 2, 3, 64)} == {8}
+    assert [chosen.places(n) for n in (2, 3, 64)] == [4, 8, 8], "16 warps of each multiprocessor"
+    assert {always.places(n) for n in (2, 3, 64)} == {None}
     little = Attend(emulator, heads(8, 1, 128), 8, 32 << 10)
     assert little.token_warps(1) == 4 and not little.shares(64), "for that it has too little memory"
     assert chosen.shares(2) and not chosen.shares(1)
@@ -301,6 +303,20 @@ def test_splits_follow_from_the_position_alone():
     alone = {n: plan_tiles(*_lone([n]), h)[0, 2] for n in (1, 128, 129, 1000, 5000)}
     assert alone == {1: 1, 128: 1, 129: 2, 1000: 8, 5000: MAX_SPLIT}
     assert plan_tiles(*_lone(list(alone)), h)[:, 2].tolist() == list(alone.values())
+
+
+def test_parts_share_a_gpu_as_contexts_are_long():
+    h = heads(4, 2, 64)
+    assert _shared([4000], 33) == [MAX_SPLIT], "as it would have without others"
+    assert _shared([1000] * 8, 33) == [4] * 8
+    assert _shared([1000] * 64, 33) == [1] * 64, "no fewer than one"
+    assert _shared([4000, 100, 600], 33) == [MAX_SPLIT, 1, 4], "nor more than by itself"
+    assert _shared([4000, 4000, 100, 1], 33) == [16, 16, 1, 1]
+    assert plan_tiles(*_lone([1, 500]), h, places=33)[:, 3].tolist() == [-1, 0]
+
+
+def _shared(lengths, places):
+    return plan_tiles(*_lone(lengths), heads(4, 2, 64), places=places)[:, 2].tolist()
 
 
 def _lone(lengths):
