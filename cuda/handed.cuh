@@ -1,4 +1,4 @@
-// A norm between two products of HANDED_TOKENS or fewer without a kernel of its own. The product that adds to the residual
+// A norm between two products of sixteen tokens or fewer without a kernel of its own. The product that adds to the residual
 // stream x leaves beside x half(x * weight * r) and sums of squares of x; the product behind multiplies what it makes of
 // these halves by 1 / (r * rms(x)). r is 1 / rms of the norm before, less HEADROOM, in case x grows in between: so the
 // halves are neither too large nor too small.
@@ -6,10 +6,13 @@
 #include "packed.cuh"
 
 constexpr float HEADROOM = 1.0f / 16;
-constexpr int HANDED_TOKENS = 8;  // at most
+
+// For how many tokens there is room in each part of the squares, between products of up to TOKENS.
+template <int TOKENS>
+constexpr int HANDED_PITCH = TOKENS <= 8 ? 8 : 16;
 
 struct Handed {
-    float* squares;       // [parts][HANDED_TOKENS], of as many columns each; null: nothing is handed on
+    float* squares;       // [parts][HANDED_PITCH], of as many columns each; null: nothing is handed on
     const float* before;  // r [n_tokens]
     // Of the product that adds:
     const float* weight;  // [columns of x]
@@ -27,14 +30,16 @@ __device__ __forceinline__ void hand_on(const Handed& handed, float v, int colum
 }
 
 // factors[token] = what a product of x's halves is multiplied by; k columns of x. One warp.
+template <int TOKENS>
 __device__ __forceinline__ void find_factors(const Handed& handed, int k, int n_tokens, float* factors, int lane) {
-    const int token = lane % HANDED_TOKENS;
+    constexpr int PITCH = HANDED_PITCH<TOKENS>;
+    const int token = lane % PITCH;
     const float before = token < n_tokens ? __ldcg(handed.before + token) : 1.0f;
     float sum = 0.0f;
 #pragma unroll 8
-    for (int i = lane; i < handed.parts * HANDED_TOKENS; i += 32) sum += __ldcg(handed.squares + i);
+    for (int i = lane; i < handed.parts * PITCH; i += 32) sum += __ldcg(handed.squares + i);
 #pragma unroll
-    for (int offset = HANDED_TOKENS; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    for (int offset = PITCH; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
     if (lane >= n_tokens) return;
     const float inverse = rsqrtf(fmaf(sum, fast_reciprocal(static_cast<float>(k)), handed.eps));
     factors[token] = inverse / before;

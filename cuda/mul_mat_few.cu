@@ -8,8 +8,8 @@
 // leaves its sums of a tile row in the shared memory of the round's owner. They are added up, in one order, behind a
 // barrier that is passed when the next round's sums are there, so that nobody waits long for others.
 //
-// Epilogues: STORE (float out = y), ADD (float out += y), GLU (half out = act(gate) * up, in rows or packed). A norm of up
-// to eight tokens may be handed on (handed.cuh).
+// Epilogues: STORE (float out = y), ADD (float out += y), GLU (half out = act(gate) * up, in rows or packed). A norm may be
+// handed on (handed.cuh).
 #include "activation.cuh"
 #include "cluster.cuh"
 #include "handed.cuh"
@@ -208,33 +208,34 @@ struct Sums {
 };
 
 // What tokens' sums are multiplied by, where a norm was handed on: found by all threads.
+template <int TOKENS>
 struct Factors {
-    static constexpr int TOKENS = HANDED_TOKENS;
+    static constexpr int PITCH = HANDED_PITCH<TOKENS>, FOURS = PITCH / 4;
     float4 squares;
     float before;  // of the thread's token
-    // The thread's part of the squares, of tokens 4 (threadIdx % 2) ... + 3.
+    // The thread's part of the squares, of tokens 4 (threadIdx % FOURS) ... + 3.
     __device__ __forceinline__ void load(const Handed& handed, int token) {
         before = __ldcg(handed.before + token);
         squares = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        for (int i = threadIdx.x; i < handed.parts * (TOKENS / 4); i += THREADS) {
+        for (int i = threadIdx.x; i < handed.parts * FOURS; i += THREADS) {
             const float4 v = __ldcg(reinterpret_cast<const float4*>(handed.squares) + i);
             squares.x += v.x, squares.y += v.y, squares.z += v.z, squares.w += v.w;
         }
     }
-    // The sums of the warps, [WARPS][TOKENS].
+    // The sums of the warps, [WARPS][PITCH].
     __device__ __forceinline__ void leave(float* to) const {
         float sums[4] = {squares.x, squares.y, squares.z, squares.w};
 #pragma unroll
-        for (int offset = 2; offset < 32; offset *= 2)
+        for (int offset = FOURS; offset < 32; offset *= 2)
 #pragma unroll
             for (int i = 0; i < 4; ++i) sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], offset);
-        if (threadIdx.x % 32 < 2)
-            *reinterpret_cast<float4*>(to + threadIdx.x / 32 * TOKENS + threadIdx.x % 2 * 4) =
+        if (threadIdx.x % 32 < FOURS)
+            *reinterpret_cast<float4*>(to + threadIdx.x / 32 * PITCH + threadIdx.x % FOURS * 4) =
                 make_float4(sums[0], sums[1], sums[2], sums[3]);
     }
     // Of the thread's token; behind a barrier.
     __device__ __forceinline__ float find(const Product& p, const float* from, int token) const {
-        const float sum = sum_of_parts(from + token, TOKENS);
+        const float sum = sum_of_parts(from + token, PITCH);
         const float inverse = rsqrtf(fmaf(sum, fast_reciprocal(static_cast<float>(p.k)), p.handed.eps));
         if (blockIdx.x == 0 && threadIdx.x % TILE_ROWS == 0) p.handed.after[token] = inverse * HEADROOM;
         return inverse * fast_reciprocal(before);
@@ -277,7 +278,7 @@ struct Output {
         }
     }
     static __device__ __forceinline__ bool hands_on(const Product& p) {
-        return EPILOGUE == ADD && TOKENS <= HANDED_TOKENS && p.handed.squares != nullptr;
+        return EPILOGUE == ADD && p.handed.squares != nullptr;
     }
     static __device__ __forceinline__ __half* place(__half* out, const Product& p, int order, int row) {
         if (order == PLAIN_ORDER) return out + static_cast<size_t>(token()) * p.segment[0].n_rows + row;
@@ -312,7 +313,7 @@ struct Output {
         v *= v;
 #pragma unroll
         for (int offset = 1; offset < TILE_ROWS; offset *= 2) v += __shfl_xor_sync(0xffffffffu, v, offset);
-        if (to != nullptr && threadIdx.x % TILE_ROWS == 0) p.handed.squares[tile * HANDED_TOKENS + token()] = v;
+        if (to != nullptr && threadIdx.x % TILE_ROWS == 0) p.handed.squares[tile * HANDED_PITCH<TOKENS> + token()] = v;
     }
 };
 
@@ -320,7 +321,7 @@ struct Output {
 template <class T, int TOKENS, int EPILOGUE, int CLUSTER>
 __global__ void __launch_bounds__(THREADS, 1) mul_mat_few(const Product p) {
     SHARED_DYNAMIC(uint8_t, memory);
-    __shared__ __align__(16) float squares[WARPS * HANDED_TOKENS];
+    __shared__ __align__(16) float squares[WARPS * HANDED_PITCH<TOKENS>];
     const int warp = kept(static_cast<int>(threadIdx.x / 32)), lane = kept(static_cast<int>(threadIdx.x % 32));
     const int rank = cluster_rank<CLUSTER>(), group = warp / GROUP_WARPS;
     uint8_t* ring = kept_shared(memory + warp * STAGES * T::BYTES);
@@ -343,13 +344,13 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_few(const Product p) {
     const Shared<TOKENS, CLUSTER> room(kept_shared(memory + WARPS * STAGES * T::BYTES));
     const typename Sums<T, TOKENS>::Lane reader(lane);
     const Rounds<EPILOGUE, CLUSTER> rounds(p);
-    const bool takes = EPILOGUE != ADD && TOKENS <= HANDED_TOKENS && p.handed.squares != nullptr;
+    const bool takes = EPILOGUE != ADD && p.handed.squares != nullptr;
     Output<TOKENS, EPILOGUE, CLUSTER> output;
     output.find(p, rounds, room, rank);
     grid_dependency_wait(output.made());
     room.copy_x(p);
     output.load(p);
-    Factors factors;
+    Factors<TOKENS> factors;
     const int token = min(output.token(), p.n_tokens - 1);
     if (takes) factors.load(p.handed, token);
     ask(STAGES);

@@ -37,7 +37,7 @@ constexpr int SHARED = TOKENS <= 64 ? 112 << 10 : 226 << 10;
 
 // So few tokens that a norm may be handed on.
 template <int TOKENS>
-constexpr bool HANDS = TOKENS == HANDED_TOKENS;
+constexpr bool HANDS = TOKENS == 8;
 
 struct Product : Matrices {
     const uint8_t* x;       // packed
@@ -595,7 +595,7 @@ __global__ void __launch_bounds__(W_THREADS, BLOCKS<TOKENS>) mul_mat_wgmma(const
             copy_x(p, room);
         } else if (HANDS<TOKENS> && EPILOGUE != ADD && warp == 2 && p.handed.squares != nullptr) {
             grid_dependency_wait();
-            find_factors(p.handed, p.k, p.n_tokens, room.factors, lane);
+            find_factors<TOKENS>(p.handed, p.k, p.n_tokens, room.factors, lane);
             mbarrier_arrive(room.found);
         }
     } else {

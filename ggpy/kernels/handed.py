@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .address import Address, address
 from .pack import PLAIN
 
-MOST_TOKENS = 8
+MOST_TOKENS = 16
 PART = 16  # columns whose squares are added up together, at least
 
 
@@ -16,7 +16,7 @@ PART = 16  # columns whose squares are added up together, at least
 class Handed:
     """x[T, k] between the product that adds to it and the one behind, which has its norm.
 
-    squares: floats [parts, MOST_TOKENS], of as many columns each, in squares_bytes. before, after:
+    squares: floats [parts, 8 or 16], of as many columns each, in squares_bytes. before, after:
     floats [T], what x is multiplied by beforehand in this norm and the next. normed: halves [T, k],
     packed in `order`, of the product that adds, with the norm's weight [k]; eps: of the product
     behind.

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 
 from ..device.base import Device, Kernel
 from .address import Address, address
-from .handed import MOST_TOKENS, Handed, HandedParameters
+from .handed import Handed, HandedParameters
 from .hopper import THREADS, TILE_ROWS, Dealt, LeftSums, dealt
 from .pack import PLAIN, STEP, steps_of
 from .product import Epilogue, Matrices
 from .schedule import Cut, fastest
 from .tile import Layout, TiledMatrix
 
+HANDED_TOKENS = 8  # of a tile whose norm may be handed on
 EARLY = 52 << 10  # bytes of weights that a block asks for before x is there
 
 
@@ -59,7 +60,7 @@ class MulMatWgmma:
         x is packed in the order of the weights' layout. STORE: floats. ADD: float out += y, for one
         weight. GLU: of two weights, one half out = activation(y0) * y1, in rows or packed. All
         weights have one layout and one k. late: x is made by few blocks, beside which others of
-        this kernel wait for it. handed: a norm of at most MOST_TOKENS, of what ADD leaves, or that
+        this kernel wait for it. handed: a norm of at most HANDED_TOKENS, of what ADD leaves, or that
         of x. pdl: weights are read before the kernel before has ended.
         """
         first, glu = weights[0], epilogue == "GLU"
@@ -75,7 +76,7 @@ class MulMatWgmma:
         product.dealt = dealt(schedule, stages)
         product.early = 1 if late else early_stages(first.layout)
         if handed is not None:
-            if cut.tokens > MOST_TOKENS or n_tokens > cut.tokens:
+            if cut.tokens != HANDED_TOKENS or n_tokens > cut.tokens:
                 raise ValueError(f"a norm of {n_tokens} tokens is not handed on")
             product.handed = handed.parameters()
         if cut.split:

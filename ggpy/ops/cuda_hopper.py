@@ -13,14 +13,14 @@ from ..device.base import Buffer
 from ..kernels.handed import MOST_TOKENS, Handed
 from ..kernels.hopper import ROW_BLOCK, has_wgmma
 from ..kernels.mul_mat_few import MulMatFew
-from ..kernels.mul_mat_wgmma import MulMatWgmma
+from ..kernels.mul_mat_wgmma import HANDED_TOKENS, MulMatWgmma
 from ..kernels.pack import PLAIN, UNIT, Pack, order_of, packed_bytes
 from ..kernels.product import Epilogue
 from ..kernels.tile import ROWS, Layout, TiledMatrix
 from .cuda_arrays import Array, Memory
 
 FROM_TOKENS = 5  # fewer are faster by MulMatTile;
-FEW_FROM_TOKENS = 3  # where MulMatFew is `faster`, fewer than these,
+FEW_FROM_TOKENS, FEW_TOKENS = 3, 16  # where MulMatFew is `faster`, fewer than these, at most,
 FEW_COLUMNS = 2048  # which it is of matrices with so many columns or more
 
 
@@ -45,9 +45,14 @@ class HopperProducts:
         few = layout is not None and faster(layout, k, n_tokens)
         return self._there() and n_tokens >= (FEW_FROM_TOKENS if few else FROM_TOKENS)
 
-    def hands_on(self, n_tokens: int) -> bool:
-        """Whether products of so many tokens may hand norms on."""
-        return self._there() and FEW_FROM_TOKENS <= n_tokens <= MOST_TOKENS
+    def hands_on(self, n_tokens: int, tiles: list[TiledMatrix] | None = None) -> bool:
+        """Whether products of so many tokens with these tiles hand norms on to each other; None:
+        with some.
+        """
+        few = all(self._is_few(w, n_tokens) and w.n_rows % UNIT == 0 for w in tiles or ())
+        return self._there() and FEW_FROM_TOKENS <= n_tokens <= (
+            MOST_TOKENS if few else HANDED_TOKENS
+        )
 
     def handed_part(self, w: TiledMatrix, n_tokens: int) -> int:
         """Columns whose squares a product that hands on adds up."""
@@ -101,5 +106,4 @@ class HopperProducts:
 
 def faster(layout: Layout, k: int, n_tokens: int) -> bool:
     """Whether MulMatFew is faster than others, where there is room for x (SCHEDULES.md)."""
-    most = 16 if layout.is_float else MOST_TOKENS
-    return layout.bits >= 8 and k >= FEW_COLUMNS and k % UNIT == 0 and n_tokens <= most
+    return layout.bits >= 8 and k >= FEW_COLUMNS and k % UNIT == 0 and n_tokens <= FEW_TOKENS

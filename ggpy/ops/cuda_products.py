@@ -118,8 +118,9 @@ class Products:
 
     def handed_order(self, w: Matrix, weights: list[Matrix], n_tokens: int) -> int:
         """In which order a product with w hands a norm on to those with the others; PLAIN: none."""
-        tiled = all(one.tiles is not None for one in (w, *weights))
-        if not tiled or not self.hopper.hands_on(n_tokens) or w.n_rows % UNIT:
+        tiles = [one.tiles for one in (w, *weights) if one.tiles is not None]
+        tiled = len(tiles) == 1 + len(weights)
+        if not tiled or not self.hopper.hands_on(n_tokens, tiles) or w.n_rows % UNIT:
             return PLAIN
         return self.order(weights, n_tokens) if self.order([w], n_tokens) != PLAIN else PLAIN
 

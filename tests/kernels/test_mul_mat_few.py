@@ -109,14 +109,15 @@ def test_scales_of_rows(machine, name):
     assert nmse(h, silu(g) * u) <= 1e-6
 
 
-@pytest.mark.parametrize("n", [1, 4, 5, 8])
+@pytest.mark.parametrize("n", [1, 4, 5, 8, 9, 16])
 @pytest.mark.parametrize("name", ["Q8_0", "F16"])
 def test_a_norm_is_handed_on(machine, halves, name, n):
     check_handing(few(machine), ROWS, name, (256, 512), n, behind=name)
 
 
-def test_a_norm_of_a_long_row_is_handed_on(gpu):
-    check_handing(few(gpu), ROWS, "Q8_0", (4096, 2048), 8)
+@pytest.mark.parametrize("n", [8, 16])
+def test_a_norm_of_a_long_row_is_handed_on(gpu, n):
+    check_handing(few(gpu), ROWS, "Q8_0", (4096, 2048), n)
 
 
 def test_under_sanitizers(emulated, halves):
@@ -133,7 +134,8 @@ def test_nothing_spills(nvrtc, arch, stages):
     names += [f"mul_mat_few<{types[0]}, 8, STORE, 1>", f"mul_mat_few<{types[0]}, 8, ADD, 1>"]
     names += [f"mul_mat_few<{types[1]}, 16, {e}, 1>" for e in ("STORE", "ADD", "GLU")]
     if arch == "sm_90a":
-        names += [f"mul_mat_few<{t}, 8, {e}, 2>" for t in types for e in ("STORE", "ADD", "GLU")]
+        each = [(t, n, e) for t in types for n in (8, 16) for e in ("STORE", "ADD", "GLU")]
+        names += [f"mul_mat_few<{t}, {n}, {e}, 2>" for t, n, e in each]
     defines = {"WARPS": 16, "STAGES": stages}
     found = compile_cubin("mul_mat_few.cu", arch, expressions=names, defines=defines).resources
     for name, r in found.items():

@@ -79,7 +79,10 @@ FEW_IN_ROWS = [FOUR_BITS, {"attn_output": "Q4_0"}, {"ffn_down": "Q4_0"}]
         (3, {}, 2),
         (8, {}, 2),
         (8, OTHER_ORDER, 4),
-        (9, {}, 7),
+        (16, {}, 2),
+        (17, {}, 7),
+        (16, {"ffn_down": "Q4_0"}, 4),  # whose product does not hand so many on
+        (9, FOUR_BITS, 5),
         (4, FOUR_BITS, 5),
         (5, FOUR_BITS, 2),
     ],
@@ -103,7 +106,7 @@ def test_not_where_bits_must_not_depend_on_the_batch():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("n", [3, 4, 5, 8])
+@pytest.mark.parametrize("n", [3, 4, 5, 8, 9, 16])
 @pytest.mark.parametrize("types", [{}, OTHER_ORDER, *FEW_IN_ROWS], ids=lambda t: "-".join(t))
 def test_answers(gpu, types, n):
     """Some steps of some sequences, recorded and replayed; x grows from layer to layer."""
