@@ -5,8 +5,8 @@
 // a round each group has a tile row (GLU: gate and up of one), whose chunk c belongs, in round i, to its warp
 // (c + i * n_chunk) mod GROUP_WARPS. Where x is too long for one block, two as a cluster have a half of its columns each,
 // and own the rounds in turn. Tensor cores multiply integers as halves, exactly; scales come in float32 behind that. A warp
-// leaves its sums of a tile row in the shared memory of the round's owner. They are added up, in one order, behind a
-// barrier that is passed when the next round's sums are there, so that nobody waits long for others.
+// leaves its sums of a tile row in the shared memory of the round's owner. They are added up, in one order, a few rounds at
+// a time, behind a barrier that is passed when the next round's sums are there, so that nobody waits long for others.
 //
 // Epilogues: STORE (float out = y), ADD (float out += y), GLU (half out = act(gate) * up, in rows or packed). A norm may be
 // handed on (handed.cuh).
@@ -16,6 +16,10 @@
 #include "mma.cuh"
 #include "product.cuh"
 #include "rings.cuh"
+
+#ifndef BATCH
+#define BATCH 1  // rounds of a block between two barriers
+#endif
 
 constexpr int EARLY = 2;  // chunks that a warp asks for before x is there
 constexpr int GROUPS = 2;
@@ -29,18 +33,22 @@ struct Product : Matrices {
     int each, rest;    // n_tiles over the number of clusters
 };
 
-// Sums [2][GROUPS][SLOTS][16][TOKENS] of two rounds in turns, then x: [64 columns][TOKENS][128 bytes].
+// Sums [2][BATCH][GROUPS][SLOTS][16][TOKENS] of the rounds between two barriers and of those behind them, then x:
+// [64 columns][TOKENS][128 bytes].
 template <int TOKENS, int CLUSTER>
 struct Shared {
     static constexpr int PER_TILE = TILE_ROWS * TOKENS;
     static constexpr int SLOTS = GROUP_WARPS * CLUSTER;  // warps that have sums of a tile row
+    static constexpr int ROUNDS = BATCH * CLUSTER;       // between two barriers, of all blocks
+    static_assert(BATCH * GROUPS * PER_TILE <= THREADS, "an output of a thread");
     float* sums;
     uint8_t* x;
 
     __device__ __forceinline__ Shared(uint8_t* memory)
-        : sums(reinterpret_cast<float*>(memory)), x(memory + 2 * GROUPS * SLOTS * PER_TILE * 4) {}
+        : sums(reinterpret_cast<float*>(memory)), x(memory + 2 * BATCH * GROUPS * SLOTS * PER_TILE * 4) {}
     __device__ __forceinline__ float* sums_of(int round, int group, int slot) const {
-        return sums + ((round / CLUSTER % 2 * GROUPS + group) * SLOTS + slot) * PER_TILE;
+        const int of_block = round / ROUNDS % 2 * BATCH + round % ROUNDS / CLUSTER;
+        return sums + ((of_block * GROUPS + group) * SLOTS + slot) * PER_TILE;
     }
     // Of (row, token), so that neither a warp's sums nor the outputs of 16 rows lie on one bank.
     static __device__ __forceinline__ int place(int row, int token) {
@@ -143,21 +151,21 @@ struct Sums {
             codes.template unpack<J, S>(a);
         }
     }
-    // Where a lane reads x, of even and of odd 32 columns: l gives the address of token l % 8's piece l / 8. Of four tokens
-    // they come twice.
+    // Where a lane reads x, of even 32 columns: l gives the address of token l % 8's piece l / 8. Of odd ones it is 64
+    // bytes further on or back. Of four tokens they come twice.
     struct Lane {
-        int at[2];
+        int at;
 
-        __device__ __forceinline__ explicit Lane(int lane) {
+        __device__ __forceinline__ Lane(int lane, bool keep) {
             const int token = lane % min(TOKENS, 8);
-#pragma unroll
-            for (int odd = 0; odd < 2; ++odd) at[odd] = kept(token * PACKED_ROW + ((4 * odd + lane / 8) ^ token) * 16);
+            at = token * PACKED_ROW + (lane / 8 ^ token) * 16;
+            if (keep) at = kept(at);
         }
     };
     // Four products' B operands: 32 columns of eight tokens.
     template <int J>
     static __device__ __forceinline__ void load_x(uint32_t (&b)[4], const uint8_t* x, int n, const Lane& lane) {
-        load_matrix(b, x + (J / 2 * TOKENS + 8 * n) * PACKED_ROW + lane.at[J & 1]);
+        load_matrix(b, x + (J / 2 * TOKENS + 8 * n) * PACKED_ROW + (J & 1 ? lane.at ^ 64 : lane.at));
     }
     // x: of the chunk's first column. 64 columns at a time, so that products that wait for each other are apart.
     template <int J = 0>
@@ -242,15 +250,15 @@ struct Factors {
     }
 };
 
-// A thread's output of a round: row i % 16 of token i / 16 of a group's tile row (GLU: of both). Found before its sums are
-// there.
+// A thread's output of the rounds between two barriers: row i % 16 of token i / 16 of a group's tile row (GLU: of both).
+// Found before its sums are there.
 template <int TOKENS, int EPILOGUE, int CLUSTER>
 struct Output {
     using Room = Shared<TOKENS, CLUSTER>;
     static constexpr int WIDTH = EPILOGUE == GLU ? 2 : 1;
-    float* to;          // null where there is none
+    int part;           // the first warp's sum in the room, of gate and behind it of up; -1 where there is no output
+    float* to;          // not of GLU
     __half* half_to;    // GLU, or what is handed on
-    int part;           // the first warp's sum in the room, of gate and behind it of up
     float scale[WIDTH];
     float old, weight, before;
     int tile;
@@ -258,17 +266,18 @@ struct Output {
     static __device__ __forceinline__ int token() { return threadIdx.x / TILE_ROWS % TOKENS; }
 
     __device__ __forceinline__ void find(const Product& p, const Rounds<EPILOGUE, CLUSTER>& rounds, const Room& room,
-                                         int round) {
-        const int group = threadIdx.x / Room::PER_TILE, row_in_tile = threadIdx.x % TILE_ROWS;
-        to = nullptr;
+                                         int first_round) {
+        const int tile_of_batch = threadIdx.x / Room::PER_TILE, group = tile_of_batch % GROUPS;
+        const int round = first_round + tile_of_batch / GROUPS * CLUSTER, row_in_tile = threadIdx.x % TILE_ROWS;
+        part = -1;
         tile = rounds.tile(round, group);
-        if (group >= GROUPS / WIDTH || round >= rounds.of(group) || token() >= p.n_tokens) return;
+        if (tile_of_batch >= BATCH * GROUPS || group >= GROUPS / WIDTH || round >= rounds.of(group)) return;
+        if (token() >= p.n_tokens) return;
         const int s = EPILOGUE == GLU ? 0 : rounds.segment(tile, group);
         const int row = rounds.row(tile, s) * TILE_ROWS + row_in_tile;
         if (row >= p.segment[s].n_rows) return;
         part = static_cast<int>(room.sums_of(round, group, 0) - room.sums) + Room::place(row_in_tile, token());
-        to = static_cast<float*>(p.segment[s].out);
-        if (EPILOGUE != GLU) to += static_cast<size_t>(token()) * p.segment[s].n_rows + row;
+        to = static_cast<float*>(p.segment[s].out) + static_cast<size_t>(token()) * p.segment[s].n_rows + row;
 #pragma unroll
         for (int w = 0; w < WIDTH; ++w) scale[w] = scaled_row(p.segment[s + w], row, 1.0f);
         if (EPILOGUE == GLU) half_to = place(static_cast<__half*>(p.segment[0].out), p, p.order, row);
@@ -284,10 +293,12 @@ struct Output {
         if (order == PLAIN_ORDER) return out + static_cast<size_t>(token()) * p.segment[0].n_rows + row;
         return out + packed_half(order, row, token(), TOKENS);
     }
-    __device__ __forceinline__ int made() const { return to == nullptr ? 0 : made_of(to) | part; }
+    __device__ __forceinline__ int made() const {
+        return part < 0 ? 0 : (EPILOGUE == GLU ? made_of(half_to) : made_of(to)) | part;
+    }
     // What earlier kernels write.
     __device__ __forceinline__ void load(const Product& p) {
-        if (EPILOGUE != ADD || to == nullptr) return;
+        if (EPILOGUE != ADD || part < 0) return;
         old = __ldcg(to);
         if (hands_on(p)) before = __ldcg(p.handed.before + token());
     }
@@ -299,7 +310,7 @@ struct Output {
     }
     __device__ __forceinline__ void write(const Product& p, const Room& room, float factor) const {
         float y[WIDTH], v = 0.0f;
-        if (to != nullptr) {
+        if (part >= 0) {
 #pragma unroll
             for (int w = 0; w < WIDTH; ++w)
                 y[w] = __fmul_rn(sum(room.sums + part + w * Room::SLOTS * Room::PER_TILE), scale[w]) * factor;
@@ -309,11 +320,11 @@ struct Output {
                 *to = v = EPILOGUE == ADD ? old + y[0] : y[0];
         }
         if (!hands_on(p)) return;
-        if (to != nullptr) *half_to = saturated_half(v * weight * before);
+        if (part >= 0) *half_to = saturated_half(v * weight * before);
         v *= v;
 #pragma unroll
         for (int offset = 1; offset < TILE_ROWS; offset *= 2) v += __shfl_xor_sync(0xffffffffu, v, offset);
-        if (to != nullptr && threadIdx.x % TILE_ROWS == 0) p.handed.squares[tile * HANDED_PITCH<TOKENS> + token()] = v;
+        if (part >= 0 && threadIdx.x % TILE_ROWS == 0) p.handed.squares[tile * HANDED_PITCH<TOKENS> + token()] = v;
     }
 };
 
@@ -342,7 +353,7 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_few(const Product p) {
         }
     }
     const Shared<TOKENS, CLUSTER> room(kept_shared(memory + WARPS * STAGES * T::BYTES));
-    const typename Sums<T, TOKENS>::Lane reader(lane);
+    const typename Sums<T, TOKENS>::Lane reader(lane, TOKENS <= 8 || CLUSTER == 1);  // else no register is left
     const Rounds<EPILOGUE, CLUSTER> rounds(p);
     const bool takes = EPILOGUE != ADD && p.handed.squares != nullptr;
     Output<TOKENS, EPILOGUE, CLUSTER> output;
@@ -351,8 +362,8 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_few(const Product p) {
     room.copy_x(p);
     output.load(p);
     Factors<TOKENS> factors;
-    const int token = min(output.token(), p.n_tokens - 1);
-    if (takes) factors.load(p.handed, token);
+    const auto token = [&] { return min(output.token(), p.n_tokens - 1); };  // again, where no register is left
+    if (takes) factors.load(p.handed, token());
     ask(STAGES);
     if (takes) factors.leave(squares);
     if (p.patient)
@@ -361,12 +372,12 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_few(const Product p) {
         cp_async_wait<STAGES - EARLY>();
     __syncthreads();
 
-    const int n_chunk = p.n_chunk / CLUSTER, all = rounds.of(0), mine = rounds.of(group);
+    const int n_chunk = p.n_chunk / CLUSTER, all = rounds.of(0);
     float factor = 1.0f;
     int stage = 0;
     for (int round = 0; round < all; ++round) {
         Sums<T, TOKENS> sums;
-        if (round < mine)
+        if (round < rounds.of(group))
             for (int chunk = (warp - round * n_chunk) & (GROUP_WARPS - 1); chunk < n_chunk; chunk += GROUP_WARPS) {
                 cp_async_wait<STAGES - 1>();
                 __syncwarp();
@@ -376,19 +387,19 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_few(const Product p) {
                 stage = stage + 1 == STAGES ? 0 : stage + 1;
                 sums.multiply(room.x + chunk * (T::CHUNK_K / PACKED_STEP * TOKENS * PACKED_ROW), reader);
             }
-        const int owner = round % CLUSTER;
-        if (takes && round == 0) factor = factors.find(p, squares, token);
-        if (owner == 0 && (round > 0 || CLUSTER > 1)) cluster_wait<CLUSTER>();
-        if (owner == 0 && round > 0) {
+        const int turn = round % room.ROUNDS, owner = turn % CLUSTER;
+        if (takes && round == 0) factor = factors.find(p, squares, token());
+        if (turn == 0 && (round > 0 || CLUSTER > 1)) cluster_wait<CLUSTER>();
+        if (turn == 0 && round > 0) {
             output.write(p, room, factor);
             output.find(p, rounds, room, round + rank);
             output.load(p);
         }
-        if (round < mine) {
+        if (round < rounds.of(group)) {
             const int slot = rank * GROUP_WARPS + warp % GROUP_WARPS;
             sums.finish(RemoteFloats<CLUSTER>(room.sums_of(round, group, slot), owner), lane);
         }
-        if (owner == CLUSTER - 1 || round == all - 1) cluster_arrive<CLUSTER>();
+        if (turn == room.ROUNDS - 1 || round == all - 1) cluster_arrive<CLUSTER>();
     }
     cluster_wait<CLUSTER>();
     output.write(p, room, factor);

@@ -23,17 +23,19 @@ WARPS = 16  # of a block
 TOKENS = (4, 8, 16)  # of one launch, an instance each
 STAGES = (3, 2)  # of a ring: as many as there is room for
 CLUSTERS = (1, 2)  # blocks that share x, where they can: as few as there is room for
+OUTPUTS = 16  # tokens of the rounds between two barriers: an output for each thread of a block
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How a product is made: tokens and blocks of a cluster of the instance, stages, bytes of
-    shared memory.
+    """How a product is made: tokens and blocks of a cluster of the instance, stages, rounds between
+    two barriers, bytes of shared memory.
     """
 
     tokens: int
     cluster: int
     stages: int
+    batch: int
     shared: int
 
 
@@ -61,13 +63,16 @@ class MulMatFew:
         whole.
         """
         tokens = next((t for t in TOKENS if t >= n_tokens), None)
+        if tokens is None:
+            return None
         clusters = CLUSTERS if has_clusters(self.device.arch) else (1,)
-        for cluster, stages in product(clusters, STAGES):
-            if tokens is None or w.k % (cluster * max(UNIT, w.layout.chunk_k)):
+        batches = [b for b in (4, 2, 1) if b * tokens <= OUTPUTS]
+        for cluster, stages, batch in product(clusters, STAGES, batches):
+            if w.k % (cluster * max(UNIT, w.layout.chunk_k)):
                 continue
-            shared = shared_bytes(w, tokens, cluster, stages)
+            shared = shared_bytes(w, tokens, cluster, stages, batch)
             if shared <= self._shared:
-                return Fit(tokens, cluster, stages, shared)
+                return Fit(tokens, cluster, stages, batch, shared)
         return None
 
     def launch(
@@ -108,17 +113,17 @@ class MulMatFew:
         kernel.launch(grid, WARPS * 32, (parameters,), smem=fit.shared, pdl=pdl, cluster=cluster)
 
     def _kernel(self, layout: Layout, fit: Fit, epilogue: Epilogue) -> Kernel:
-        key = layout, fit.tokens, fit.cluster, fit.stages, epilogue
+        key = layout, fit.tokens, fit.cluster, fit.stages, fit.batch, epilogue
         if key not in self._kernels:
             instance = layout.type_name, fit.tokens, epilogue, fit.cluster
             name = f"mul_mat_few<{', '.join(map(str, instance))}>"
-            defines = {"WARPS": WARPS, "STAGES": fit.stages}
+            defines = {"WARPS": WARPS, "STAGES": fit.stages, "BATCH": fit.batch}
             self._kernels[key] = self.device.kernel("mul_mat_few.cu", name, defines=defines)
         return self._kernels[key]
 
 
-def shared_bytes(w: TiledMatrix, tokens: int, cluster: int, stages: int) -> int:
-    """Dynamic shared memory of a block: rings, sums of two rounds, x."""
+def shared_bytes(w: TiledMatrix, tokens: int, cluster: int, stages: int, batch: int) -> int:
+    """Dynamic shared memory of a block: rings, sums of two batches of rounds, x."""
     ring = WARPS * stages * w.layout.chunk_bytes
-    sums = 2 * cluster * WARPS * ROWS * tokens * 4
+    sums = 2 * batch * cluster * WARPS * ROWS * tokens * 4
     return ring + sums + steps_of(w.k) * 2 * STEP * tokens // cluster

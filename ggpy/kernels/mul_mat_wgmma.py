@@ -60,8 +60,8 @@ class MulMatWgmma:
         x is packed in the order of the weights' layout. STORE: floats. ADD: float out += y, for one
         weight. GLU: of two weights, one half out = activation(y0) * y1, in rows or packed. All
         weights have one layout and one k. late: x is made by few blocks, beside which others of
-        this kernel wait for it. handed: a norm of at most HANDED_TOKENS, of what ADD leaves, or that
-        of x. pdl: weights are read before the kernel before has ended.
+        this kernel wait for it. handed: a norm of HANDED_TOKENS at most, of what ADD leaves, or
+        that of x. pdl: weights are read before the kernel before has ended.
         """
         first, glu = weights[0], epilogue == "GLU"
         product = _Product(x=address(x), order=order)
