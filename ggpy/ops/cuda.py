@@ -95,14 +95,16 @@ class Cuda:
         self._batch: Batch | None = None
         self._heads: Heads | None = None
         self._fuse = self._repeat = False
+        self._most_split = GRAPH_TOKENS  # sequences whose attention has room to be split
 
     # Weights
 
     def check_room(self, demand: Demand) -> None:
         """MemoryError if the GPU has too little free memory, before anything is uploaded."""
         _, halved = self._prompts_of(cuda_memory.heads_of(demand.cache))
+        self._most_split = max(GRAPH_TOKENS, demand.n_seq)
         remark = cuda_memory.settle_layouts(
-            self._products, demand, GRAPH_TOKENS, halved, self.device.free_bytes, self.name
+            self._products, demand, self._most_split, halved, self.device.free_bytes, self.name
         )
         if remark:
             self._note(remark)
@@ -157,15 +159,19 @@ class Cuda:
             raise RuntimeError("the cache was allocated before")
         self._heads = cuda_memory.heads_of(shape)
         self._rope = RopeKv(self.device, self._heads)
-        self._attend = Attend(
-            self.device, self._heads, GRAPH_TOKENS, self.device.shared_bytes, self.batch_invariant
-        )
+        shared, most_split = self.device.shared_bytes, self._most_split
+        self._attend = Attend(self.device, self._heads, most_split, shared, self.batch_invariant)
         there, halved = self._prompts_of(self._heads)
         self._pages = Pages(self.device, self._heads, shape, halved)
         self._prompts = Prompts(self._attend, self._pages.halves)
         prompts_from = self._prompts.from_tokens if there else None
         self._steps = StepUpload(
-            self.device, self._heads, self._graphs.forget, prompts_from, self._attend.places
+            self.device,
+            self._heads,
+            self._graphs.forget,
+            prompts_from,
+            self._attend.places,
+            most_split,
         )
 
     def _prompts_of(self, heads: Heads) -> tuple[bool, bool]:

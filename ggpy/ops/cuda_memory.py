@@ -59,8 +59,8 @@ class Layouts(Protocol):
         ...
 
 
-def needed(demand: Demand, graph_tokens: int, scratch: int = 0, halved: bool = False) -> Need:
-    """What the demand takes; graph_tokens: sequences at most whose attention is split; scratch:
+def needed(demand: Demand, most_split: int, scratch: int = 0, halved: bool = False) -> Need:
+    """What the demand takes; most_split: sequences at most whose attention is split; scratch:
     bytes of weights that become halves for a product; halved: keys and values do, for prompts.
     """
     heads = heads_of(demand.cache)
@@ -69,7 +69,7 @@ def needed(demand: Demand, graph_tokens: int, scratch: int = 0, halved: bool = F
         cache_page=page_bytes(heads, demand.cache.n_layer, halved),
         n_pages=demand.cache.n_pages,
         work=step_bytes(demand, heads)
-        + attention_bytes(heads, graph_tokens)
+        + attention_bytes(heads, most_split)
         + allocated(scratch)
         + KERNELS,
     )
@@ -89,7 +89,7 @@ def check_room(need: Need, demand: Demand, free: int, device: str) -> None:
 
 
 def settle_layouts(
-    products: Layouts, demand: Demand, graph_tokens: int, halved: bool, free: int, device: str
+    products: Layouts, demand: Demand, most_split: int, halved: bool, free: int, device: str
 ) -> str:
     """All weights become tiles if `free` bytes are enough for that; else those stay in blocks that
     as tiles take much more. What to tell a user of it, or nothing; MemoryError as of check_room.
@@ -98,7 +98,7 @@ def settle_layouts(
     def need() -> Need:
         weights = [(w, lookup or products.keeps_blocks(w.format)) for w, lookup in demand.weights]
         scratch = products.scratch_bytes(demand)
-        return needed(replace(demand, weights=weights), graph_tokens, scratch, halved)
+        return needed(replace(demand, weights=weights), most_split, scratch, halved)
 
     products.compact = False
     missing = need().total - free
@@ -142,11 +142,11 @@ def step_bytes(demand: Demand, heads: Heads) -> int:
     return demand.n_batch * per_token + 4 * demand.n_seq * demand.n_vocab
 
 
-def attention_bytes(heads: Heads, graph_tokens: int) -> int:
-    """Partial sums of contexts that are split over blocks of threads."""
+def attention_bytes(heads: Heads, most_split: int) -> int:
+    """Partial sums of so many contexts that are split over blocks of threads."""
     group = heads.n_head // heads.n_head_kv
     head_tiles = heads.n_head_kv * -(-group // min(ATTEND_ROWS, group))
-    return 4 * graph_tokens * head_tiles * MAX_SPLIT * ATTEND_ROWS * (heads.row + 2)
+    return 4 * most_split * head_tiles * MAX_SPLIT * ATTEND_ROWS * (heads.row + 2)
 
 
 def heads_of(cache: CacheShape) -> Heads:

@@ -56,7 +56,7 @@ class StepUpload:
     """Uploads steps; `moving()` is called before the address that they go to changes.
 
     prompts_from: tokens of a sequence in a step from which on attend_prompt takes them, or None.
-    places: see Attend.places.
+    places: see Attend.places. most_split: sequences whose attention has room to be split.
     """
 
     def __init__(
@@ -66,9 +66,10 @@ class StepUpload:
         moving: Callable[[], None],
         prompts_from: int | None,
         places: Callable[[int], int | None],
+        most_split: int,
     ) -> None:
         self.device, self.heads, self.prompts_from = device, heads, prompts_from
-        self._places = places
+        self._places, self._most_split = places, most_split
         self.n_steps = 0
         self._moving = moving
         self._staging: list[tuple[NDArray[np.int32], Any]] = []
@@ -111,13 +112,18 @@ class StepUpload:
         if len(step.page_tables) < len(step.ids):
             tokens = step.positions, step.sequences, self.heads
             prompts = NO_TILES if least is None else plan_prompts(*tokens, least)
-            return plan_tiles(*tokens, below=least), prompts
+            return self._in_room(plan_tiles(*tokens, below=least)), prompts
         depths = (step.positions // POSITIONS_PER_SPLIT).tobytes()
         if depths != self._depths:
             self._depths = depths
             tokens = step.positions, step.sequences, self.heads
-            self._tiles = plan_tiles(*tokens, places=self._places(len(step.ids)))
+            self._tiles = self._in_room(plan_tiles(*tokens, places=self._places(len(step.ids))))
         return self._tiles, NO_TILES
+
+    def _in_room(self, tiles: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Those that there is no room to split have one part."""
+        tiles[tiles[:, 3] >= self._most_split, 2:] = 1, -1
+        return tiles
 
     def _halved(
         self, step: Step, tables: NDArray[np.int32], n_prompts: int

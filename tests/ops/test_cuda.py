@@ -164,6 +164,18 @@ def test_only_some_rows(pair):
         pair.step(chunks, [1])
 
 
+def test_more_sequences_than_have_room_to_be_split(emulator, tiny_path, monkeypatch):
+    """Alone in their step, and beside a prompt."""
+    monkeypatch.setattr(cuda, "GRAPH_TOKENS", 1)
+    pair = Pair(emulator, tiny_path("llama"))
+    pages = [[3 * i, 3 * i + 1, 3 * i + 2] for i in range(3)]
+    for i in range(3):
+        pair.step([(ids_of(130, i), 0, pages[i])])
+    tokens = [([7 + i], 130, pages[i]) for i in range(3)]
+    pair.step(tokens)
+    pair.step([*(([9], 131, p) for p in pages), (ids_of(4), 0, [9])])
+
+
 @pytest.mark.parametrize("architecture", ["llama", "gemma2"])
 def test_a_sequence_does_not_depend_on_the_batch(machine, tiny_path, architecture):
     """The same bits alone, beside one and beside seven others, and beside a prompt: when asked for

@@ -181,6 +181,18 @@ def test_a_backend_allocates_no_more_than_was_foreseen(tiny_path, architecture, 
     assert activations >= sum(device.allocated[n] for n in ("x", "o", "normed", "logits"))
 
 
+def test_all_sequences_have_room_to_be_split(tiny_path) -> None:
+    for n_seq, most in ((1, GRAPH_TOKENS), (GRAPH_TOKENS + 6, GRAPH_TOKENS + 6)):
+        device = CountingDevice()
+        with File(tiny_path("llama")) as file:
+            ops = Cuda(device)
+            decoder = arch.load(file, ops, 64, n_seq=n_seq)
+        ops.allocate_cache(decoder.cache_shape(n_seq))
+        heads = cuda_memory.heads_of(decoder.cache_shape(n_seq))
+        room = cuda_memory.attention_bytes(heads, most)
+        assert device.allocated["attention workspace"] == room
+
+
 def test_a_model_that_is_too_large_is_refused_before_any_of_it_is_uploaded(tiny_path) -> None:
     device = CountingDevice(total=70 << 20)
     with File(tiny_path("llama")) as file:
