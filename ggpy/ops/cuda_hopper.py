@@ -49,10 +49,10 @@ class HopperProducts:
         """Whether products of so many tokens with these tiles hand norms on to each other; None:
         with some.
         """
-        few = all(self._is_few(w, n_tokens) and w.n_rows % UNIT == 0 for w in tiles or ())
-        return self._there() and FEW_FROM_TOKENS <= n_tokens <= (
-            MOST_TOKENS if few else HANDED_TOKENS
-        )
+        if not self._there() or not FEW_FROM_TOKENS <= n_tokens <= MOST_TOKENS:
+            return False
+        few = (self._is_few(w, n_tokens) and w.n_rows % UNIT == 0 for w in tiles or ())
+        return n_tokens <= HANDED_TOKENS or all(few)
 
     def handed_part(self, w: TiledMatrix, n_tokens: int) -> int:
         """Columns whose squares a product that hands on adds up."""

@@ -1,8 +1,11 @@
 """Tiles times the activations of a few tokens, against float64, and the promises about bits."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from cases import ACTIVATIONS, nmse, silu
+from counting_device import LaunchesOnHopper
 from kernel_buffers import Output, upload
 from tile_cases import (
     EXACT,
@@ -17,6 +20,7 @@ from tile_cases import (
     multiply,
 )
 
+from ggpy.device import Ptr
 from ggpy.kernels.mul_mat_tile import NORM_TOKENS, WARPS, MulMatTile, shared_bytes, warps_for
 from ggpy.kernels.rms_norm import RmsNorm
 from ggpy.kernels.tile import TiledMatrix
@@ -326,6 +330,16 @@ def test_under_sanitizers(emulated, epilogue):
     added = {"residual": np.zeros((3, 37))} if epilogue == "ADD" else {}
     (y,) = multiply(emulated, [w.tiled(emulated)], x, epilogue=epilogue, **added)
     assert nmse(y, exact(w, x)) <= bound(w)
+
+
+@pytest.mark.parametrize(("arch", "alone"), [("sm_90a", True), ("sm_80", False)])
+def test_blocks_are_alone_where_the_next_may_begin_early(arch, alone):
+    device, asked, at = LaunchesOnHopper(), [], Ptr(0)
+    kernel = SimpleNamespace(launch=lambda *_, smem, **__: asked.append(smem))
+    device.arch, device.kernel = arch, lambda *_, **__: kernel
+    w = TiledMatrix(Weights("Q5_0", 1, 4096).layout, 4096, 4096, at)
+    MulMatTile(device, limits(device, device.sm_count)).launch([w], at, [at], 1)
+    assert (2 * asked[0] + 2048 > 228 << 10) is alone, "with 1 KB of each block for the driver"
 
 
 def test_sizes_are_checked(emulator):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from cases import nmse
@@ -60,17 +58,6 @@ def test_activations_of_8_bits(machine, launched, tiny_path, architecture):
     bytes_ = logits(Cuda(machine, activations="q8_1"), path)
     assert "quantize_q8_1<half>" in launched
     assert nmse(halves, exact) < 2e-5 < nmse(bytes_, exact) < 3e-3
-
-
-@pytest.mark.parametrize(("arch", "alone"), [("sm_90a", True), ("sm_80", False)])
-def test_blocks_of_a_product_are_alone_where_the_next_may_begin_early(arch, alone):
-    device, asked = LaunchesOnHopper(), []
-    kernel = SimpleNamespace(launch=lambda *_, smem, **__: asked.append(smem))
-    device.arch, device.kernel = arch, lambda *_, **__: kernel
-    layout, at = layout_of(by_name("Q5_0"), 4096), Ptr(0)
-    weights = [TiledMatrix(layout, 4096, 4096, at)]
-    Cuda(device)._products._tiles.launch(weights, at, [at], 1)
-    assert (2 * asked[0] + 2048 > 228 << 10) is alone, "with 1 KB of each block for the driver"
 
 
 @pytest.mark.parametrize(("n_tokens", "k"), [(1, 16384), (2, 12288), (2, 16384)])
