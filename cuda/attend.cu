@@ -203,19 +203,22 @@ __global__ void __launch_bounds__(ATTEND_THREADS, 1) attend(const Attend p) {
             k.load(keys, lane_slot, 0, t);
             w.load(values, slot, 0, g, t);
             add_scores<0, ROW / 32>(k, t, q, s);
+            __syncwarp();  // what is loaded behind is not before: there are no registers for it
             if constexpr (REST > 0) rest.load(values, slot, FIRST, g, t);
             soften(p, s, position, t, low, high, softmax, a, shrink);
             add_values<FIRST>(w, 0, g, a, shrink, o);
             if constexpr (REST > 0) add_values<REST>(rest, FIRST, g, a, shrink, o);
         } else {  // as registers allow
             add_scores_by_pieces<ROW, K, 0>(keys, lane_slot, t, q, s);
+            __syncwarp();  // as above
             soften(p, s, position, t, low, high, softmax, a, shrink);
 #pragma unroll
-            for (int n = 0; n < N; n += 4) {
-                typename V::template Values<ROW, 4> w;
+            for (int n = 0; n < N; n += 16) {
+                typename V::template Values<ROW, 16> w;
                 const uint8_t* values = page_of<V>(p.rope, p.rope.v_pages, table, rows.kv_head, position, ROW);
                 w.load(values, slot, n, g, t);
-                add_values<4>(w, n, g, a, shrink, o);
+                add_values<16>(w, n, g, a, shrink, o);
+                __syncwarp();
             }
         }
     }

@@ -1,7 +1,7 @@
 // Attention of prompts (attend_prompt.cuh) on any GPU: o = softmax(mask(cap(q k^T * scale))) v over the pages of rope.cuh.
 //
 // A tile is up to 16 rows of (token, query head) a warp that share a key/value head: the heads of one group and as many
-// tokens of one sequence as fit. A block's warps take pages of keys, [position][E], and values, [E][position], from
+// tokens of one sequence as fit. A block's warps take pages of keys, [position][E], and values (they lie transposed), from
 // shared memory, where the next page arrives meanwhile; both are B operands as they lie.
 #include "attend_prompt.cuh"
 
@@ -27,7 +27,7 @@ __device__ __forceinline__ void copy_page(const Attend& p, const int* table, int
         cp_async<16>(to + swizzled(i / PIECES, i % PIECES), keys + i);
     to += Page<ROW>::K_BYTES;
     for (int i = threadIdx.x; i < ROW * 8; i += PROMPT_THREADS)
-        cp_async<16>(to + i / 8 * PACKED_ROW + ((i / 8 ^ i) & 7) * 16, values + i);
+        cp_async<16>(to + i * 16, values + i);
 }
 
 // d[4] += A B.
@@ -78,9 +78,8 @@ __global__ void __launch_bounds__(PROMPT_THREADS, 1) attend_prompt(const Attend 
         for (int i = 0; i < 2; ++i)
 #pragma unroll
             for (int n = 0; n < ROW / 8; ++n) {  // elements 8 n ... 8 n + 7, positions 32 i ... 32 i + 31
-                const int row = 8 * n + lane % 8, piece = 4 * i + lane / 8;
                 uint32_t b[4];
-                load_matrix(b, values + row * PACKED_ROW + ((piece ^ row) & 7) * 16);
+                load_matrix(b, values + value_place(ROW, 32 * i + lane / 8 * 8, 8 * n + lane % 8) * 2);
                 multiply(rows.o + 4 * n, rows.weights[2 * i], b[0], b[1]);
                 multiply(rows.o + 4 * n, rows.weights[2 * i + 1], b[2], b[3]);
             }

@@ -4,9 +4,9 @@
 // and as many tokens of one sequence as fit, so that keys and values are read once for all heads of the group. A block
 // has two warpgroups that attend, 64 rows each, and a thread that copies pages into a ring in shared memory.
 //
-// A page of keys, [position][E], and a page of values, [E][position] (they lie transposed), are both B operands as they
-// are. Q stays in registers, or in shared memory where E is large. The scores of the next page are multiplied while this
-// page's values are, and softened meanwhile.
+// A page of keys, [position][E], and a page of values, 16 positions at a time (they lie transposed), are both B operands as
+// they are. Q stays in registers, or in shared memory where E is large. The scores of the next page are multiplied while
+// this page's values are, and softened meanwhile.
 #include "attend_prompt.cuh"
 #include "wgmma.cuh"
 
@@ -47,8 +47,8 @@ struct Room {
 
 // One thread: pages, as the ring has room.
 template <int ROW>
-__device__ __forceinline__ void copy_pages(const Attend& p, const TensorMap& keys, const TensorMap& values,
-                                           const Room<ROW>& room, const Span& span, const AttendTile& tile, int kv_head) {
+__device__ __forceinline__ void copy_pages(const Attend& p, const TensorMap& keys, const Room<ROW>& room,
+                                           const Span& span, const AttendTile& tile, int kv_head) {
     using R = Room<ROW>;
     const int* table = p.rope.page_tables + p.rope.sequences[tile.first_token] * p.rope.table_stride;
     Place<R::STAGES> place;
@@ -61,7 +61,8 @@ __device__ __forceinline__ void copy_pages(const Attend& p, const TensorMap& key
             tensor_copy(room.k + i * R::K_BYTES + box * KEY_BOX, keys, head * PAGE_SIZE, 64 * box, room.k_full + i);
         mbarrier_wait(room.v_free + i, place.parity ^ 1);
         mbarrier_arrive_expect(room.v_full + i, R::V_BYTES);
-        tensor_copy(room.v + i * R::V_BYTES, values, head * ROW, 0, room.v_full + i);
+        const __half* values = p.rope.v_pages + static_cast<size_t>(head) * (ROW * PAGE_SIZE);
+        bulk_copy(room.v + i * R::V_BYTES, values, R::V_BYTES, room.v_full + i);
     }
 }
 
@@ -123,7 +124,8 @@ struct Attender {
         wgmma_hold(rows.o);
         wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < 4; ++i) wgmma_f16<ROW>(rows.o, rows.weights[i], values + 2 * i);
+        for (int i = 0; i < 4; ++i)
+            wgmma_f16<ROW, true, LINES_OF_32>(rows.o, rows.weights[i], values + i * (ROW * 32 / 16));
         wgmma_commit();
     }
     __device__ __forceinline__ void release(uint64_t* free, Place<R::STAGES>& place) {
@@ -166,8 +168,7 @@ struct Attender {
 // grid (G * tiles of a head group, tiles)
 template <int ROW>
 __global__ void __launch_bounds__(P_THREADS, 1)
-    attend_prompt_wgmma(const __grid_constant__ Attend p, const __grid_constant__ TensorMap keys,
-                        const __grid_constant__ TensorMap values) {
+    attend_prompt_wgmma(const __grid_constant__ Attend p, const __grid_constant__ TensorMap keys) {
     extern __shared__ __align__(1024) uint8_t shared[];
     const Room<ROW> room(shared);
     if (threadIdx.x == 0) room.init();
@@ -180,7 +181,7 @@ __global__ void __launch_bounds__(P_THREADS, 1)
         give_registers<24>();
         if (threadIdx.x == 128 * GROUPS) {
             grid_dependency_wait();
-            copy_pages<ROW>(p, keys, values, room, span, tile, rows.kv_head);
+            copy_pages<ROW>(p, keys, room, span, tile, rows.kv_head);
         }
     } else {
         take_registers<240>();

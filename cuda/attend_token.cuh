@@ -87,7 +87,7 @@ struct StripOperands {
 };
 
 // or halves in shared memory, so that a block takes few registers and a multiprocessor runs many of them: keys as lanes
-// take them, values [ROW][TOKEN_STRIP].
+// take them, values as they lie.
 template <int ROW>
 struct StripOperands<ROW, CacheF16, CacheF16, true> {
     static constexpr int KEYS = TOKEN_STRIP * ROW * 2, SHARED = 2 * KEYS;
@@ -107,10 +107,9 @@ struct StripOperands<ROW, CacheF16, CacheF16, true> {
     }
     __device__ __forceinline__ void load_values(const uint8_t* page, int slot, int lane) {
         __syncwarp();  // what was there has been read
-        const uint8_t* from = page + (lane / 2 * PAGE_SIZE + slot + lane % 2 * 8) * 2;
+        const uint8_t* from = page + slot * ROW * 2 + lane * 16;
 #pragma unroll
-        for (int i = 0; i < ROW / 16; ++i)
-            cp_async<16>(values + (i * 32 + lane) * 16, from + i * 16 * PAGE_SIZE * 2);
+        for (int i = 0; i < ROW / 16; ++i) cp_async<16>(values + (i * 32 + lane) * 16, from + i * 512);
     }
     // Behind each of the two, also where none was.
     __device__ __forceinline__ void end_load() const { cp_async_commit(); }
@@ -121,7 +120,7 @@ struct StripOperands<ROW, CacheF16, CacheF16, true> {
     }
     __device__ __forceinline__ uint4 key(int n, int i, int lane) const { return *key_at(n, i, lane); }
     __device__ __forceinline__ uint4 value(int n, int lane) const {
-        const uint8_t* from = values + (n * 16 + lane / 4) * LINE + lane % 4 * 8;
+        const uint8_t* from = values + (n * 16 + lane / 4) * LINE + (lane % 4 * 8 ^ (lane & 16));
         const uint2 low = *reinterpret_cast<const uint2*>(from), high = *reinterpret_cast<const uint2*>(from + 8 * LINE);
         return make_uint4(low.x, high.x, low.y, high.y);
     }
@@ -133,7 +132,7 @@ struct StripOperands<ROW, CacheF16, CacheF16, true> {
             for (int i = 0; i < ROW / 32; ++i)
                 *key_at(at >> 1 & 1, i, lane) = *reinterpret_cast<const uint4*>(key + i * 32 + lane % 4 * 8);
 #pragma unroll
-        for (int e = lane; e < ROW; e += 32) *reinterpret_cast<__half*>(values + e * LINE + at * 2) = value[e];
+        for (int e = lane; e < ROW; e += 32) reinterpret_cast<__half*>(values)[value_place(ROW, at, e)] = value[e];
         __syncwarp();
     }
 };
@@ -286,7 +285,7 @@ __device__ __forceinline__ void rotate_token(const Attend& p, const Rows& rows, 
                 } else {
                     pairs.each(p.rope, lane, [&](int e, float v) {
                         newest[ROW + e] = V::as_read(v);
-                        V::store_value_element(pages[1], slot, e, v);
+                        V::template store_value_element<ROW>(pages[1], slot, e, v);
                     });
                 }
                 continue;
@@ -356,7 +355,7 @@ __device__ void attend_token(const Attend& p, const AttendTile& tile, const Rows
     uint8_t* const pages[2] = {page_at<K>(p.rope, p.rope.k_pages, context.page, rows.kv_head, ROW),
                                page_at<V>(p.rope, p.rope.v_pages, context.page, rows.kv_head, ROW)};
     int page = context.page_of(strip + TOKEN_WARPS);
-    grid_dependency_wait(mine.pairs.made() | made_of(pages[0]) | made_of(pages[1]) | page);
+    grid_dependency_wait(mine.pairs.made() | rotation.made() | made_of(pages[0]) | made_of(pages[1]));
     mine.pairs.load();
     grid_dependency_launch();  // the next product's weights shall not be asked for before that
     rotate_token<ROW, MORE, K, V>(p, rows, context, rotation, mine, pages, parts, queries, newest, warp, lane);

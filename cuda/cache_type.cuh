@@ -96,7 +96,16 @@ __device__ __forceinline__ uint4 load_halves8(const T* from) {
     return make_uint4(a.x, a.y, b.x, b.y);
 }
 
-// Numbers of type T: keys [PAGE_SIZE][row], values transposed [row][PAGE_SIZE].
+// ---- pages of numbers ------------------------------------------------------------------------------------------------
+
+// Where the value of element e at a position is among those of a page: transposed, 16 positions at a time,
+// [PAGE_SIZE / 16][row][16], so that what a warp takes at a time lies together. Of the 16 the first eight change places with
+// the others where bit 2 of e is set: the swizzle of 32 bytes that wgmma wants, and other reads of shared memory like, too.
+__device__ __forceinline__ int value_place(int row, int position, int e) {
+    return position / 16 * 16 * row + e * 16 + (position % 16 ^ (e & 4) * 2);
+}
+
+// Of type T: keys [PAGE_SIZE][row], values at their places.
 template <typename T>
 struct CacheNumbers {
     static constexpr int block_bytes = 32 * sizeof(T);
@@ -109,11 +118,11 @@ struct CacheNumbers {
         uint4 v[N][COUNT];
 
         __device__ __forceinline__ void load(const uint8_t* page, int position, int first, int t) {
-            const T* k = reinterpret_cast<const T*>(page) + position * ROW;
+            const T* k = reinterpret_cast<const T*>(page) + static_cast<uint32_t>(position * ROW + 8 * t);
 #pragma unroll
             for (int j = 0; j < N * COUNT; ++j) {  // in the order in which they are wanted
                 const int n = N == 2 ? j % N : j / COUNT, i = N == 2 ? j / N : j % COUNT;
-                v[n][i] = load_halves8(k + 2 * n * ROW + (first + i) * 32 + 8 * t);
+                v[n][i] = load_halves8(k + 2 * n * ROW + (first + i) * 32);
             }
         }
         __device__ __forceinline__ uint4 get(int n, int i, int) const { return v[n][i]; }
@@ -134,10 +143,9 @@ struct CacheNumbers {
         uint4 w[COUNT];
 
         __device__ __forceinline__ void load(const uint8_t* page, int position, int first, int g, int t) {
-            const T* v = reinterpret_cast<const T*>(page) + position;
+            const T* v = reinterpret_cast<const T*>(page) + value_place(ROW, position + 8 * t, g);
 #pragma unroll
-            for (int n = 0; n < COUNT; ++n)
-                w[n] = load_halves8(v + static_cast<size_t>((first + n) * 8 + g) * PAGE_SIZE + 8 * t);
+            for (int n = 0; n < COUNT; ++n) w[n] = load_halves8(v + (first + n) * 8 * 16);
         }
         __device__ __forceinline__ uint4 get(int n, int) const { return w[n]; }
     };
@@ -147,12 +155,12 @@ struct CacheNumbers {
         uint2 w[COUNT][2];
 
         __device__ __forceinline__ void load(const uint8_t* page, int position, int first, int g, int t) {
-            const T* v = reinterpret_cast<const T*>(page) + position;
+            const int place = position * ROW + g * 16 + (4 * t ^ (g & 4) * 2);
+            const T* v = reinterpret_cast<const T*>(page) + static_cast<uint32_t>(place);
 #pragma unroll
             for (int n = 0; n < COUNT; ++n)
 #pragma unroll
-                for (int h = 0; h < 2; ++h)
-                    w[n][h] = load_halves4(v + ((first + n) * 16 + g + 8 * h) * PAGE_SIZE + 4 * t);
+                for (int h = 0; h < 2; ++h) w[n][h] = load_halves4(v + ((first + n) * 16 + 8 * h) * 16);
         }
         __device__ __forceinline__ uint4 get(int n, int) const {
             return make_uint4(w[n][0].x, w[n][1].x, w[n][0].y, w[n][1].y);
@@ -176,8 +184,9 @@ struct CacheNumbers {
     static __device__ __forceinline__ void store_key_element(uint8_t* page, int position, int e, float v) {
         encode(reinterpret_cast<T*>(page)[position * ROW + e], v);
     }
+    template <int ROW>
     static __device__ __forceinline__ void store_value_element(uint8_t* page, int position, int e, float v) {
-        encode(reinterpret_cast<T*>(page)[e * PAGE_SIZE + position], v);
+        encode(reinterpret_cast<T*>(page)[value_place(ROW, position, e)], v);
     }
     static __device__ __forceinline__ __half as_read(float v) {
         T stored;
@@ -188,9 +197,9 @@ struct CacheNumbers {
                                                          int lane) {
         prefetch_lines(page + static_cast<size_t>(position) * row * sizeof(T), count * row * sizeof(T), lane);
     }
-    static __device__ __forceinline__ void prefetch_values(const uint8_t* page, int row, int position, int, int lane) {
-#pragma unroll 1
-        for (int e = lane; e < row; e += 32) prefetch_l2(page + (e * PAGE_SIZE + position) * sizeof(T));
+    static __device__ __forceinline__ void prefetch_values(const uint8_t* page, int row, int position, int count,
+                                                           int lane) {
+        prefetch_keys(page, row, position, count, lane);
     }
     static __device__ __forceinline__ void store_key(uint8_t* page, int row, int position, const float* head,
                                                      int lane) {
@@ -200,9 +209,8 @@ struct CacheNumbers {
     }
     static __device__ __forceinline__ void store_value(uint8_t* page, int row, int position, const float* head,
                                                        int lane) {
-        T* v = reinterpret_cast<T*>(page) + position;
 #pragma unroll 1
-        for (int i = lane; i < row; i += 32) encode(v[static_cast<size_t>(i) * PAGE_SIZE], head[i]);
+        for (int i = lane; i < row; i += 32) encode(reinterpret_cast<T*>(page)[value_place(row, position, i)], head[i]);
     }
 };
 

@@ -30,7 +30,7 @@ __device__ __forceinline__ void halve_keys(const uint8_t* page, __half* to, int 
     }
 }
 
-// [ROW][PAGE_SIZE]
+// [PAGE_SIZE / 16][ROW][16]
 template <class Type, int ROW>
 __device__ __forceinline__ void halve_values(const uint8_t* page, __half* to, int warp, int g, int t) {
     constexpr int COUNT = ROW % 128 == 0 ? 8 : 4;  // of 8 elements, at 32 positions: all that a warp has, if it can
@@ -42,7 +42,7 @@ __device__ __forceinline__ void halve_values(const uint8_t* page, __half* to, in
         values.load(page, position, first, g, t);
 #pragma unroll
         for (int n = 0; n < COUNT; ++n) {
-            __half* value = to + ((first + n) * 8 + g) * PAGE_SIZE + position + 8 * t;
+            __half* value = to + value_place(ROW, position + 8 * t, (first + n) * 8 + g);
             *reinterpret_cast<uint4*>(value) = values.get(n, g);
         }
     }

@@ -1,8 +1,8 @@
 // Between the projections and attention: bias, norm of heads, rotation, and where keys and values lie.
 //
-// Pages of a layer: k [page][G][PAGE_SIZE][row], v transposed [page][G][row][PAGE_SIZE], both half, a head's E elements
-// rounded up to `row`, a multiple of 32, with zeros: so that attention reads both 16 bytes at a time in the order of
-// its tensor-core operands. Other types than halves have layouts of their own (cache_type.cuh, cache_blocks.cuh).
+// Pages of a layer: k [page][G][PAGE_SIZE][row], v transposed [page][G][PAGE_SIZE / 16][row][16], both half, a head's E
+// elements rounded up to `row`, a multiple of 32, with zeros: so that attention reads both 16 bytes at a time in the order
+// of its tensor-core operands (cache_type.cuh). Other types than numbers have layouts of their own (cache_blocks.cuh).
 //
 // An angle is counted in turns, as a 64-bit fraction: position * turns wraps around exactly, so that angles at
 // position one million are as good as at position one.
@@ -40,7 +40,7 @@ __device__ __forceinline__ size_t page_offset(const RopeKv& p, const int* table,
 // The same as an address, of pages of any type with `row` elements a head.
 template <class Type>
 __device__ __forceinline__ uint8_t* page_at(const RopeKv& p, __half* pages, int page, int kv_head, int row) {
-    const int head = page * p.n_head_kv + kv_head;
+    const uint32_t head = page * p.n_head_kv + kv_head;
     return reinterpret_cast<uint8_t*>(pages) + static_cast<size_t>(head) * (row / 32 * PAGE_SIZE * Type::block_bytes);
 }
 
@@ -76,8 +76,14 @@ struct RotationOf {
     // The same from turns that were asked for before.
     __device__ __forceinline__ void prepare(const RopeKv& p, const TurnsOf<COUNT>& turns, int position) {
 #pragma unroll
-        for (int j = 0; j < COUNT; ++j)
-            if (32 * j < p.n_pairs) prepare_pair(turns.of[j], position, j);
+        for (int j = 0; j < COUNT; ++j) prepare_pair(turns.of[j], position, j);
+    }
+    // See grid_dependency_wait.
+    __device__ __forceinline__ int made() const {
+        int all = 0;
+#pragma unroll
+        for (int j = 0; j < COUNT; ++j) all |= __float_as_int(sine[j]) | __float_as_int(cosine[j]);
+        return all & 0x7fffffff;
     }
     // Pair j of this lane.
     __device__ __forceinline__ void prepare_pair(uint64_t turns, int position, int j) {
@@ -107,7 +113,7 @@ using Rotation = RotationOf<MAX_HEAD / 64>;  // of any head
 // Where a head of a part of one token comes from.
 __device__ __forceinline__ const float* head_of(const RopeKv& p, int part, int index, int token) {
     const int n = part == QUERY ? p.n_head : p.n_head_kv;
-    return p.projected[part] + (static_cast<size_t>(token) * n + index) * p.head_size;
+    return p.projected[part] + static_cast<uint32_t>((token * n + index) * p.head_size);
 }
 
 // A head without a norm, on its way from its projection; by one warp. A lane has pairs lane, lane + 32, ...: those that

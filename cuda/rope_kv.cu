@@ -32,9 +32,13 @@ __device__ __forceinline__ bool are_together(const RopeKv& p, int first, int n, 
     return __all_sync(0xffffffffu, mine && start % TOGETHER == 0);
 }
 
-// A column of values of tokens that are together goes to its page, where it has 16 bytes in a row.
-__device__ __forceinline__ void store_column(const RopeKv& p, uint8_t* page, int kv_head, int first, int position,
-                                             int i) {
+// Where the 16 positions are among a head's values of a page that have this one.
+__device__ __forceinline__ __half* sixteen(__half* values, int row, int position) {
+    return values + position % PAGE_SIZE / 16 * 16 * row;
+}
+
+// A column of values of tokens that are together goes to its 16 positions, where it has 16 bytes in a row.
+__device__ __forceinline__ void store_column(const RopeKv& p, __half* to, int kv_head, int first, int position, int i) {
     const int e = p.head_size;
     const float* bias = p.bias[VALUE];
     float value[TOGETHER];
@@ -46,15 +50,15 @@ __device__ __forceinline__ void store_column(const RopeKv& p, uint8_t* page, int
     const float more = bias != nullptr && i < e ? bias[kv_head * e + i] : 0.0f;
 #pragma unroll
     for (int t = 0; t < TOGETHER; ++t) column[t] = saturated_half(value[t] + more);
-    __half* to = reinterpret_cast<__half*>(page) + static_cast<size_t>(i) * PAGE_SIZE + position % PAGE_SIZE;
-    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(column);
+    *reinterpret_cast<uint4*>(to + value_place(p.row, position % 16, i)) = *reinterpret_cast<const uint4*>(column);
 }
 // The same of a value head; by one warp.
 __device__ __forceinline__ void store_values(const RopeKv& p, int kv_head, int first, int position, int lane) {
     const int* table = p.page_tables + p.sequences[first] * p.table_stride;
-    uint8_t* page = page_of<CacheF16>(p, p.v_pages, table, kv_head, position, p.row);
+    __half* values = reinterpret_cast<__half*>(page_of<CacheF16>(p, p.v_pages, table, kv_head, position, p.row));
+    values = sixteen(values, p.row, position);
 #pragma unroll 2
-    for (int i = lane; i < p.row; i += 32) store_column(p, page, kv_head, first, position, i);
+    for (int i = lane; i < p.row; i += 32) store_column(p, values, kv_head, first, position, i);
 }
 
 // A warp takes heads of one token, each the grid's warps further on: the angles are found once. Values of tokens that are
@@ -186,15 +190,15 @@ __global__ void __launch_bounds__(TOGETHER * 32, 3) rope_kv_whole(const RopeKv p
         const int start = position - warp;
         for (int i = blockIdx.x * TOGETHER + warp; i < p.n_head_kv * (E / 32); i += gridDim.x * TOGETHER) {
             const int kv_head = i / (E / 32);
-            uint8_t* to = reinterpret_cast<uint8_t*>(p.v_pages + static_cast<size_t>(page + kv_head) * E * PAGE_SIZE);
+            __half* to = sixteen(p.v_pages + static_cast<size_t>(page + kv_head) * E * PAGE_SIZE, E, start);
             store_column(p, to, kv_head, first, start, i % (E / 32) * 32 + lane);
         }
     } else if (there) {
         const float* bias = p.bias[VALUE];
         for (int i = blockIdx.x * 32 + lane; i < p.n_head_kv * E; i += gridDim.x * 32) {
             const float value = __ldcg(p.projected[VALUE] + static_cast<size_t>(token) * p.n_head_kv * E + i);
-            p.v_pages[(static_cast<size_t>(page) * E + i) * PAGE_SIZE + position % PAGE_SIZE] =
-                saturated_half(value + (bias != nullptr ? bias[i] : 0.0f));
+            __half* to = p.v_pages + static_cast<size_t>(page + i / E) * E * PAGE_SIZE;
+            to[value_place(E, position % PAGE_SIZE, i % E)] = saturated_half(value + (bias != nullptr ? bias[i] : 0.0f));
         }
     }
 }

@@ -52,11 +52,15 @@ __device__ __forceinline__ void async_fence() { asm volatile("fence.proxy.async.
 // 16 w + 15 of A and D as in mma_m16n8k16: A in four registers; D, of eight columns after eight, in d[4 i ... 4 i + 3]. B
 // lies in shared memory as N rows of 64 halves, 128 bytes, eight rows one after the other, at an address that 1024
 // divides: row r's 16-byte piece c lies at place c ^ (r % 8) of its row (128-byte swizzle). An instruction takes 16 of
-// the 64 columns. A may lie in shared memory as well, in the same way.
+// the 64 columns. A may lie in shared memory as well, in the same way. With LINES_OF_32 B lies as N rows of 16 halves, 32
+// bytes, at an address that 256 divides: piece c of two at place c ^ (r / 4 % 2).
 
-// The lower half of the description of B (or A), of its first column; 16 columns further on it is two more. The upper
-// half is that eight rows take 1024 bytes, and the swizzle. All lanes have that of the first, so that the compiler knows
-// it to be uniform, as the instructions want it, and what follows from it as well.
+// The upper half of the description of an operand: what eight rows take, and the swizzle.
+constexpr uint32_t LINES_OF_128 = 0x40000040, LINES_OF_32 = 0xc0000010;
+
+// The lower half of the description of B (or A), of its first column; 16 columns further on it is two more. All lanes have
+// that of the first, so that the compiler knows it to be uniform, as the instructions want it, and what follows from it as
+// well.
 __device__ __forceinline__ uint32_t wgmma_operand(const void* rows) {
     constexpr uint32_t unused = 1 << 16;
     return __shfl_sync(0xffffffffu, unused | (shared_address(rows) & 0x3ffff) >> 4, 0);
@@ -95,30 +99,30 @@ __device__ __forceinline__ void wgmma_wait() {
 #define INOUT_48(i) INOUT_32(i), INOUT_16(i + 32)
 #define INOUT_64(i) INOUT_32(i), INOUT_32(i + 32)
 #define INOUT_128(i) INOUT_64(i), INOUT_64(i + 64)
-#define WGMMA(n, sums, inputs, last, add, ...)                                                                      \
-    asm volatile("{\n.reg .b64 b;\nmov.b64 b, {" last ", 0x40000040};\n"                                            \
+#define WGMMA(n, sums, inputs, last, add, lines, ...)                                                               \
+    asm volatile("{\n.reg .b64 b;\nmov.b64 b, {" last ", " lines "};\n"                                              \
                  "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" sums "}, " inputs ", b, " add           \
                  ", 1, 1, 0;\n}"                                                                                    \
                  : __VA_ARGS__                                                                                      \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(ADD))
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(ADD), "n"(LINES))
 
-template <int N, bool ADD = true>
+template <int N, bool ADD = true, uint32_t LINES = LINES_OF_128>
 __device__ __forceinline__ void wgmma_f16(float (&d)[N / 2], const uint32_t (&a)[4], uint32_t b) {
     static_assert(N == 8 || N == 16 || N == 32 || N == 64 || N == 96 || N == 128 || N == 256, "columns of a product");
     if constexpr (N == 8)
-        WGMMA(8, D_4, "{%4, %5, %6, %7}", "%8", "%9", INOUT_4(0));
+        WGMMA(8, D_4, "{%4, %5, %6, %7}", "%8", "%9", "%10", INOUT_4(0));
     else if constexpr (N == 16)
-        WGMMA(16, D_8, "{%8, %9, %10, %11}", "%12", "%13", INOUT_8(0));
+        WGMMA(16, D_8, "{%8, %9, %10, %11}", "%12", "%13", "%14", INOUT_8(0));
     else if constexpr (N == 32)
-        WGMMA(32, D_16, "{%16, %17, %18, %19}", "%20", "%21", INOUT_16(0));
+        WGMMA(32, D_16, "{%16, %17, %18, %19}", "%20", "%21", "%22", INOUT_16(0));
     else if constexpr (N == 64)
-        WGMMA(64, D_32, "{%32, %33, %34, %35}", "%36", "%37", INOUT_32(0));
+        WGMMA(64, D_32, "{%32, %33, %34, %35}", "%36", "%37", "%38", INOUT_32(0));
     else if constexpr (N == 96)
-        WGMMA(96, D_48, "{%48, %49, %50, %51}", "%52", "%53", INOUT_48(0));
+        WGMMA(96, D_48, "{%48, %49, %50, %51}", "%52", "%53", "%54", INOUT_48(0));
     else if constexpr (N == 128)
-        WGMMA(128, D_64, "{%64, %65, %66, %67}", "%68", "%69", INOUT_64(0));
+        WGMMA(128, D_64, "{%64, %65, %66, %67}", "%68", "%69", "%70", INOUT_64(0));
     else
-        WGMMA(256, D_128, "{%128, %129, %130, %131}", "%132", "%133", INOUT_128(0));
+        WGMMA(256, D_128, "{%128, %129, %130, %131}", "%132", "%133", "%134", INOUT_128(0));
 }
 #undef WGMMA
 

@@ -65,8 +65,30 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
 
 
+def placed(values: np.ndarray) -> np.ndarray:
+    """[..., row, PAGE] as pages have it: [..., PAGE / 16, row, 16], where every other four elements
+    have the first eight of 16 positions behind the others.
+    """
+    *outer, row, _ = values.shape
+    parts = values.reshape(*outer, row, PAGE // 16, 2, 8).copy()
+    swapped = np.arange(row) & 4 > 0
+    parts[..., swapped, :, :, :] = parts[..., swapped, :, ::-1, :]
+    return np.ascontiguousarray(np.moveaxis(parts, -4, -3)).reshape(values.shape)
+
+
+def taken(pages: np.ndarray) -> np.ndarray:
+    """The inverse."""
+    *outer, row, _ = pages.shape
+    parts = np.moveaxis(pages.reshape(*outer, PAGE // 16, row, 2, 8), -3, -4).copy()
+    swapped = np.arange(row) & 4 > 0
+    parts[..., swapped, :, :, :] = parts[..., swapped, :, ::-1, :]
+    return parts.reshape(pages.shape)
+
+
 class Pages:
-    """A layer's keys and values on the device: k [page, G, PAGE, row], v [page, G, row, PAGE]."""
+    """A layer's keys and values on the device: k [page, G, PAGE, row], v [page, G, row, PAGE]; the
+    latter are `placed` there.
+    """
 
     def __init__(self, device: Any, h: Heads, s: Sequences, fill: float) -> None:
         self.heads, self.sequences = h, s
@@ -83,14 +105,14 @@ class Pages:
 
     def send(self, device: Any) -> tuple[Any, Any]:
         """Numpy's copy to the device."""
-        for array, output in zip((self.k, self.v), self.outputs, strict=True):
+        for array, output in zip((self.k, placed(self.v)), self.outputs, strict=True):
             device.upload(output.buffer, array)
         return self.outputs[0].buffer, self.outputs[1].buffer
 
     def read(self) -> tuple[np.ndarray, np.ndarray]:
         """The device's copy."""
         k, v = self.outputs
-        return k.read(np.float16, self.k.shape), v.read(np.float16, self.v.shape)
+        return k.read(np.float16, self.k.shape), taken(v.read(np.float16, self.v.shape))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from attention_cases import PAGE, Sequences, heads, random
+from attention_cases import PAGE, Sequences, heads, placed, random
 from kernel_buffers import Output
 
 from ggpy.cache_type import CacheTypes
@@ -169,7 +169,7 @@ def packed_keys(type: str, blocks: np.ndarray) -> np.ndarray:
 def packed_values(type: str, blocks: np.ndarray) -> np.ndarray:
     """[page, G, bytes]."""
     if not type.startswith("q"):
-        return _bytes(blocks.swapaxes(2, 3))
+        return _bytes(placed(blocks.swapaxes(2, 3)))
     codes, scales = _codes(type, blocks), _scales(blocks)
     # [page, G, strip, t, j, n, h, g] -> [page, G, strip, n, g, t, h, j]
     shape = *codes.shape[:2], PAGE // STRIP, 4, 4, codes.shape[3] * 2, 2, 8

@@ -50,7 +50,7 @@ class AttendPrompt:
         self.attend, self.heads = attend, attend.heads
         self.device: Any = attend.device
         self.wgmma = has_wgmma(self.device.arch) if wgmma is None else wgmma
-        self._maps: dict[tuple[int, int], ctypes.Array] = {}
+        self._maps: dict[int, ctypes.Array] = {}
         self._made: Kernel | None = None
 
     @staticmethod
@@ -76,23 +76,22 @@ class AttendPrompt:
         arguments: tuple = (parameters,)
         threads = WARPS * 32
         if self.wgmma:
-            keys = self._map(pages[0], heads.row, heads.page_size)
-            values = self._map(pages[1], heads.page_size, heads.row)
-            arguments = parameters, keys, values
+            arguments = parameters, self._map(pages[0])
             threads += 128  # that copy
         grid, shared = (self.attend.head_tiles, n_tiles), shared_bytes(heads, self.wgmma)
         self._kernel.launch(grid, threads, arguments, smem=shared, pdl=True)
 
-    def _map(self, pages: Address, columns: int, box_rows: int) -> ctypes.Array:
-        """How copies find a page's head in a layer's pages, to the end of their memory."""
-        key = address(pages), columns
+    def _map(self, keys: Address) -> ctypes.Array:
+        """How copies find a page's head in a layer's keys, to the end of their memory."""
+        key = address(keys)
         if key not in self._maps:
-            owner = pages if isinstance(pages, Buffer) else pages.owner
+            owner = keys if isinstance(keys, Buffer) else keys.owner
             if owner is None:
                 raise ValueError("pages without a buffer have no end")
-            end = owner.address + owner.nbytes
-            rows = (end - address(pages)) // (2 * columns)
-            self._maps[key] = self.device.tensor_map(pages, (rows, columns), (box_rows, BOX))
+            row = self.heads.row
+            rows = (owner.address + owner.nbytes - key) // (2 * row)
+            box = self.heads.page_size, BOX
+            self._maps[key] = self.device.tensor_map(keys, (rows, row), box)
         return self._maps[key]
 
     @property

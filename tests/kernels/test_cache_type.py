@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from attention_cases import Attention, Sequences, Turn, expected, random
+from attention_cases import PAGE, Attention, Sequences, Turn, expected, placed, random, taken
 from cache_cases import PAIRS, WIDE, TypedPages, fill, held, typed
 from cases import nmse
 from kernel_buffers import Output, upload
@@ -44,6 +44,18 @@ def difficult(n, g, e):
     rows[4], rows[5, ::2], rows[6, 2:] = -7, 0, -1e-20
     rows[7], rows[8] = np.arange(32), -1 - np.arange(32)
     return x.astype(np.float32)
+
+
+@pytest.mark.parametrize("row", [32, 96, 256])
+def test_places_of_values(row):
+    """A permutation, its inverse, and where cuda/cache_type.cuh has an element."""
+    values = np.arange(3 * row * PAGE).reshape(3, row, PAGE)
+    pages = placed(values)
+    assert np.array_equal(taken(pages), values) and not np.array_equal(pages, values)
+    for e, position in [(0, 0), (3, 17), (4, 17), (13, 40), (row - 1, PAGE - 1)]:
+        in_sixteen = position % 16 ^ (8 if e & 4 else 0)
+        place = position // 16 * 16 * row + e * 16 + in_sixteen
+        assert pages[1].ravel()[place] == values[1, e, position]
 
 
 @pytest.mark.parametrize("type", CACHE_TYPES)
