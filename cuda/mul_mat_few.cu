@@ -7,6 +7,8 @@
 // and own the rounds in turn. Tensor cores multiply integers as halves, exactly; scales come in float32 behind that. A warp
 // leaves its sums of a tile row in the shared memory of the round's owner. They are added up, in one order, a few rounds at
 // a time, behind a barrier that is passed when the next round's sums are there, so that nobody waits long for others.
+// Where x is too long for a cluster of two, PARTS blocks have a part of its columns each; larger clusters leave too many
+// multiprocessors idle, so what such a block has of a round goes to its owner through memory.
 //
 // Epilogues: STORE (float out = y), ADD (float out += y), GLU (half out = act(gate) * up, in rows or packed). A norm may be
 // handed on (handed.cuh).
@@ -16,6 +18,7 @@
 #include "mma.cuh"
 #include "product.cuh"
 #include "rings.cuh"
+#include "shares.cuh"
 
 #ifndef BATCH
 #define BATCH 1  // rounds of a block between two barriers
@@ -28,19 +31,22 @@ constexpr int GROUP_WARPS = WARPS / GROUPS;
 struct Product : Matrices {
     const uint8_t* x;  // packed
     Handed handed;     // by ADD to the product behind, to others by the one before
+    float* partial;    // sums that blocks leave to each other; PARTS
     int order;         // GLU: of the output
     int patient;       // x takes longer than to copy a ring
-    int each, rest;    // n_tiles over the number of clusters
+    int each, rest;    // n_tiles over the number of clusters, or of PARTS blocks
 };
 
 // Sums [2][BATCH][GROUPS][SLOTS][16][TOKENS] of the rounds between two barriers and of those behind them, then x:
 // [64 columns][TOKENS][128 bytes].
-template <int TOKENS, int CLUSTER>
+template <int TOKENS, int CLUSTER, int PARTS>
 struct Shared {
     static constexpr int PER_TILE = TILE_ROWS * TOKENS;
     static constexpr int SLOTS = GROUP_WARPS * CLUSTER;  // warps that have sums of a tile row
     static constexpr int ROUNDS = BATCH * CLUSTER;       // between two barriers, of all blocks
+    static constexpr int SHARERS = CLUSTER * PARTS;      // of x
     static_assert(BATCH * GROUPS * PER_TILE <= THREADS, "an output of a thread");
+    static_assert(PARTS == 1 || ROUNDS == 1, "blocks that share x are a cluster or are not");
     float* sums;
     uint8_t* x;
 
@@ -57,9 +63,9 @@ struct Shared {
     // The block's part of the columns: one group of copies. Rows of tokens that are none stay what they are; their products are dropped.
     __device__ __forceinline__ void copy_x(const Product& p) const {
         constexpr int step_bytes = TOKENS * PACKED_ROW;
-        const int steps = p.k / (PACKED_STEP * CLUSTER), bytes = steps * step_bytes;
+        const int steps = p.k / (PACKED_STEP * SHARERS), bytes = steps * step_bytes;
         const int pitch = packed_tokens(TOKENS) * PACKED_ROW;
-        const uint8_t* from = p.x + cluster_rank<CLUSTER>() * steps * pitch;
+        const uint8_t* from = p.x + cluster_rank<SHARERS>() * steps * pitch;
         for (int at = threadIdx.x * 16; at < bytes; at += THREADS * 16) {
             const int in_step = at % step_bytes;
             if (in_step < p.n_tokens * PACKED_ROW) cp_async<16>(x + at, from + at / step_bytes * pitch + in_step);
@@ -68,14 +74,14 @@ struct Shared {
     }
 };
 
-// Which tile rows a cluster has: in turn with the others.
-template <int EPILOGUE, int CLUSTER>
+// Which tile rows the blocks that share x have: in turn with others.
+template <int EPILOGUE, int SHARERS>
 struct Rounds {
     const Product& p;
     int cluster, clusters, n_local;
 
     __device__ __forceinline__ Rounds(const Product& product)
-        : p(product), cluster(blockIdx.x / CLUSTER), clusters(gridDim.x / CLUSTER),
+        : p(product), cluster(blockIdx.x / SHARERS), clusters(gridDim.x / SHARERS),
           n_local(p.each + (cluster < p.rest)) {}
     // In which a group has a tile row.
     __device__ __forceinline__ int of(int group) const {
@@ -95,15 +101,15 @@ struct Rounds {
 };
 
 // The order in which a warp's chunks are copied, of its block's part of the columns.
-template <class T, int EPILOGUE, int CLUSTER>
+template <class T, int EPILOGUE, int SHARERS>
 struct Walk {
     const Product& p;
-    Rounds<EPILOGUE, CLUSTER> rounds;
+    Rounds<EPILOGUE, SHARERS> rounds;
     int group, n, round, chunk;
     const uint8_t* tile_row;
 
     __device__ __forceinline__ Walk(const Product& product, int warp)
-        : p(product), rounds(product), group(warp / GROUP_WARPS), n(p.n_chunk / CLUSTER), round(0),
+        : p(product), rounds(product), group(warp / GROUP_WARPS), n(p.n_chunk / SHARERS), round(0),
           chunk(warp % GROUP_WARPS) {
         enter();
         if (chunk >= n) settle();
@@ -112,7 +118,7 @@ struct Walk {
     __device__ __forceinline__ void enter() {
         if (done()) return;
         const int tile = rounds.tile(round, group), s = rounds.segment(tile, group);
-        const uint32_t first = rounds.row(tile, s) * p.n_chunk + cluster_rank<CLUSTER>() * n;
+        const uint32_t first = rounds.row(tile, s) * p.n_chunk + cluster_rank<SHARERS>() * n;
         tile_row = p.segment[s].tiles + static_cast<uint64_t>(first) * T::BYTES;
     }
     // To the next chunk that exists.
@@ -202,9 +208,8 @@ struct Sums {
 #pragma unroll
         for (int e = 0; e < 4; ++e) to[e] = fmaf(s.d[e / 2], sums[e], to[e]);
     }
-    template <int CLUSTER>
-    __device__ __forceinline__ void finish(const RemoteFloats<CLUSTER>& to, int lane) const {
-        using Room = Shared<TOKENS, CLUSTER>;
+    template <class Room, class Floats>
+    __device__ __forceinline__ void finish(const Floats& to, int lane) const {
         if (lane % 4 * 2 >= TOKENS) return;
 #pragma unroll
         for (int n = 0; n < N; ++n)
@@ -252,9 +257,9 @@ struct Factors {
 
 // A thread's output of the rounds between two barriers: row i % 16 of token i / 16 of a group's tile row (GLU: of both).
 // Found before its sums are there.
-template <int TOKENS, int EPILOGUE, int CLUSTER>
+template <int TOKENS, int EPILOGUE, class Room>
 struct Output {
-    using Room = Shared<TOKENS, CLUSTER>;
+    using Rounds_ = Rounds<EPILOGUE, Room::SHARERS>;
     static constexpr int WIDTH = EPILOGUE == GLU ? 2 : 1;
     int part;           // the first warp's sum in the room, of gate and behind it of up; -1 where there is no output
     float* to;          // not of GLU
@@ -265,10 +270,10 @@ struct Output {
 
     static __device__ __forceinline__ int token() { return threadIdx.x / TILE_ROWS % TOKENS; }
 
-    __device__ __forceinline__ void find(const Product& p, const Rounds<EPILOGUE, CLUSTER>& rounds, const Room& room,
-                                         int first_round) {
+    __device__ __forceinline__ void find(const Product& p, const Rounds_& rounds, const Room& room, int first_round) {
         const int tile_of_batch = threadIdx.x / Room::PER_TILE, group = tile_of_batch % GROUPS;
-        const int round = first_round + tile_of_batch / GROUPS * CLUSTER, row_in_tile = threadIdx.x % TILE_ROWS;
+        const int round = first_round + tile_of_batch / GROUPS * (Room::ROUNDS / BATCH);
+        const int row_in_tile = threadIdx.x % TILE_ROWS;
         part = -1;
         tile = rounds.tile(round, group);
         if (tile_of_batch >= BATCH * GROUPS || group >= GROUPS / WIDTH || round >= rounds.of(group)) return;
@@ -308,12 +313,13 @@ struct Output {
         for (int slot = 0; slot < Room::SLOTS; ++slot) sums[slot % 4] += part[slot * Room::PER_TILE];
         return (sums[0] + sums[1]) + (sums[2] + sums[3]);
     }
-    __device__ __forceinline__ void write(const Product& p, const Room& room, float factor) const {
+    // sum_of(w): the sum of gate, and of up.
+    template <class Function>
+    __device__ __forceinline__ void write(const Product& p, float factor, Function sum_of) const {
         float y[WIDTH], v = 0.0f;
         if (part >= 0) {
 #pragma unroll
-            for (int w = 0; w < WIDTH; ++w)
-                y[w] = __fmul_rn(sum(room.sums + part + w * Room::SLOTS * Room::PER_TILE), scale[w]) * factor;
+            for (int w = 0; w < WIDTH; ++w) y[w] = __fmul_rn(sum_of(w), scale[w]) * factor;
             if constexpr (EPILOGUE == GLU)
                 *half_to = gated(p.activation, y[0], y[1]);
             else
@@ -328,19 +334,82 @@ struct Output {
     }
 };
 
-// grid: clusters x CLUSTER
-template <class T, int TOKENS, int EPILOGUE, int CLUSTER>
+// A thread's sum of a round, of a part of the columns; GLU: of gate and of up. The owner of the round keeps it, and adds
+// what others leave in memory, [tile row][PARTS][PER_TILE], a word of which is EMPTY until then, and behind (shares.cuh).
+template <int TOKENS, int EPILOGUE, int PARTS, class Room>
+struct PartSums {
+    using Out = Output<TOKENS, EPILOGUE, Room>;
+    using Left = LeftSums<float, 4, THREADS>;
+    static constexpr int WIDTH = Out::WIDTH;
+    const Product& p;
+    const typename Out::Rounds_& rounds;
+    const int rank = cluster_rank<PARTS>();
+    int awaited = -1;  // the round of which others' sums are
+    float own[WIDTH];  // of that
+
+    __device__ __forceinline__ PartSums(const Product& product, const typename Out::Rounds_& all)
+        : p(product), rounds(all) {}
+    static __device__ __forceinline__ int group() { return threadIdx.x / Room::PER_TILE; }
+    __device__ __forceinline__ bool has(int round) const {
+        return group() < GROUPS / WIDTH && round < rounds.of(group()) && Out::token() < p.n_tokens;
+    }
+    __device__ __forceinline__ volatile float* left(int round, int w, int by) const {
+        const int tile = rounds.tile(round, group()) * WIDTH + w;
+        return p.partial + (tile * PARTS + by) * Room::PER_TILE + threadIdx.x % Room::PER_TILE;
+    }
+    // Behind a barrier: the block's warps have their sums of the round there.
+    __device__ __forceinline__ void add_up(const Room& room, int round) {
+        const bool mine = round % PARTS == rank;
+        if (mine) awaited = round;
+        if (!has(round)) return;
+#pragma unroll
+        for (int w = 0; w < WIDTH; ++w) {
+            const int place = Room::place(threadIdx.x % TILE_ROWS, Out::token());
+            const float sum = Out::sum(room.sums_of(round, group() + w, 0) + place);
+            if (mine)
+                own[w] = sum;
+            else
+                *left(round, w, rank) = Left::not_empty(sum);
+        }
+    }
+    // Of all columns, of the round that is awaited, by the parts' order.
+    __device__ __forceinline__ void take(float (&sums)[WIDTH]) const {
+        if (!has(awaited)) return;
+#pragma unroll
+        for (int w = 0; w < WIDTH; ++w) {
+            float parts[PARTS];
+            for (bool all = false; !all;) {
+                all = true;
+#pragma unroll
+                for (int i = 0; i < PARTS; ++i) parts[i] = i == rank ? own[w] : *left(awaited, w, i);
+#pragma unroll
+                for (int i = 0; i < PARTS; ++i) all = all && (i == rank || !Left::empty(parts[i]));
+                if (!all) spin_wait();
+            }
+            sums[w] = 0.0f;
+#pragma unroll
+            for (int i = 0; i < PARTS; ++i) {
+                sums[w] += parts[i];
+                if (i != rank) *left(awaited, w, i) = __uint_as_float(Left::EMPTY);
+            }
+        }
+    }
+};
+
+// grid: clusters x CLUSTER, or x PARTS: no more than run at the same time
+template <class T, int TOKENS, int EPILOGUE, int CLUSTER, int PARTS>
 __global__ void __launch_bounds__(THREADS, 1) mul_mat_few(const Product p) {
+    using Room = Shared<TOKENS, CLUSTER, PARTS>;
     SHARED_DYNAMIC(uint8_t, memory);
     __shared__ __align__(16) float squares[WARPS * HANDED_PITCH<TOKENS>];
     const int warp = kept(static_cast<int>(threadIdx.x / 32)), lane = kept(static_cast<int>(threadIdx.x % 32));
-    const int rank = cluster_rank<CLUSTER>(), group = warp / GROUP_WARPS;
+    const int rank = cluster_rank<Room::SHARERS>(), group = warp / GROUP_WARPS;
     uint8_t* ring = kept_shared(memory + warp * STAGES * T::BYTES);
     const CopyTarget to = copy_target(ring);
 
     grid_dependency_launch();
     cluster_arrive<CLUSTER>();  // its blocks run: passed before any sums are left with them
-    Walk<T, EPILOGUE, CLUSTER> ahead(p, warp);
+    Walk<T, EPILOGUE, Room::SHARERS> ahead(p, warp);
     int asked = 0;
     const auto ask = [&](int until) {
         for (; asked < until; ++asked) copy_chunk<T>(ahead, to + asked * T::BYTES, lane);
@@ -352,11 +421,11 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_few(const Product p) {
             ask(asked + 1);
         }
     }
-    const Shared<TOKENS, CLUSTER> room(kept_shared(memory + WARPS * STAGES * T::BYTES));
+    const Room room(kept_shared(memory + WARPS * STAGES * T::BYTES));
     const typename Sums<T, TOKENS>::Lane reader(lane, TOKENS <= 8 || CLUSTER == 1);  // else no register is left
-    const Rounds<EPILOGUE, CLUSTER> rounds(p);
+    const Rounds<EPILOGUE, Room::SHARERS> rounds(p);
     const bool takes = EPILOGUE != ADD && p.handed.squares != nullptr;
-    Output<TOKENS, EPILOGUE, CLUSTER> output;
+    Output<TOKENS, EPILOGUE, Room> output;
     output.find(p, rounds, room, rank);
     grid_dependency_wait(output.made());
     room.copy_x(p);
@@ -372,9 +441,20 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_few(const Product p) {
         cp_async_wait<STAGES - EARLY>();
     __syncthreads();
 
-    const int n_chunk = p.n_chunk / CLUSTER, all = rounds.of(0);
+    const int n_chunk = p.n_chunk / Room::SHARERS, all = rounds.of(0);
     float factor = 1.0f;
     int stage = 0;
+    PartSums<TOKENS, EPILOGUE, PARTS, Room> part(p, rounds);
+    const auto own_sum = [&](int w) { return output.sum(room.sums + output.part + w * room.SLOTS * room.PER_TILE); };
+    const auto write_awaited = [&] {
+        if (part.awaited < 0) return;
+        float whole[decltype(output)::WIDTH];
+        part.take(whole);
+        output.write(p, factor, [&](int w) { return whole[w]; });
+        output.find(p, rounds, room, part.awaited + PARTS);
+        output.load(p);
+        part.awaited = -1;
+    };
     for (int round = 0; round < all; ++round) {
         Sums<T, TOKENS> sums;
         if (round < rounds.of(group))
@@ -391,17 +471,27 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_few(const Product p) {
         if (takes && round == 0) factor = factors.find(p, squares, token());
         if (turn == 0 && (round > 0 || CLUSTER > 1)) cluster_wait<CLUSTER>();
         if (turn == 0 && round > 0) {
-            output.write(p, room, factor);
-            output.find(p, rounds, room, round + rank);
-            output.load(p);
+            if constexpr (PARTS > 1) {
+                part.add_up(room, round - 1);
+                if (part.awaited < round - 1) write_awaited();  // of this one others' sums are not there yet
+            } else {
+                output.write(p, factor, own_sum);
+                output.find(p, rounds, room, round + rank);
+                output.load(p);
+            }
         }
         if (round < rounds.of(group)) {
-            const int slot = rank * GROUP_WARPS + warp % GROUP_WARPS;
-            sums.finish(RemoteFloats<CLUSTER>(room.sums_of(round, group, slot), owner), lane);
+            const int slot = cluster_rank<CLUSTER>() * GROUP_WARPS + warp % GROUP_WARPS;
+            sums.template finish<Room>(RemoteFloats<CLUSTER>(room.sums_of(round, group, slot), owner), lane);
         }
         if (turn == room.ROUNDS - 1 || round == all - 1) cluster_arrive<CLUSTER>();
     }
     cluster_wait<CLUSTER>();
-    output.write(p, room, factor);
+    if constexpr (PARTS > 1) {
+        part.add_up(room, all - 1);
+        write_awaited();
+    } else {
+        output.write(p, factor, own_sum);
+    }
     cp_async_wait<0>();
 }

@@ -59,13 +59,13 @@ class LeftSums:
     """Sums that blocks leave to others; launches find and leave it EMPTY (cuda/shares.cuh)."""
 
     def __init__(self, device: Device, multiprocessors: int) -> None:
-        self.device, self.multiprocessors = device, multiprocessors
+        self.device = device
+        self.floats = 2 * multiprocessors * ROW_BLOCK * TOKENS[-1]  # of two tiles a block
         self._made: Buffer | None = None
 
     def give(self, product: Any) -> None:
         """Set `partial` of a product's parameters."""
         if self._made is None:
-            floats = 2 * self.multiprocessors * ROW_BLOCK * TOKENS[-1]  # of two tiles a block
-            self._made = self.device.alloc(4 * floats, "partial sums")
+            self._made = self.device.alloc(4 * self.floats, "partial sums")
             self.device.fill(self._made, EMPTY)
         product.partial = self._made.address

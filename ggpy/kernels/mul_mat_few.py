@@ -10,11 +10,12 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 from ..device.base import Device, Kernel
 from .address import Address, address
 from .handed import MOST_TOKENS, Handed, HandedParameters
-from .hopper import has_clusters
+from .hopper import LeftSums, has_clusters
 from .pack import PLAIN, STEP, UNIT, steps_of
 from .product import STATIC_SHARED, Epilogue, Matrices
 from .tile import ROWS, Layout, TiledMatrix
@@ -23,17 +24,20 @@ WARPS = 16  # of a block
 TOKENS = (4, 8, 16)  # of one launch, an instance each
 STAGES = (3, 2)  # of a ring: as many as there is room for
 CLUSTERS = (1, 2)  # blocks that share x, where they can: as few as there is room for
+PARTS = 4  # blocks that share x otherwise, and leave sums to each other in memory
+MOST_SEGMENTS = 3  # of a product
 OUTPUTS = 16  # tokens of the rounds between two barriers: an output for each thread of a block
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How a product is made: tokens and blocks of a cluster of the instance, stages, rounds between
-    two barriers, bytes of shared memory.
+    """How a product is made: tokens of the instance, blocks that share x as a cluster, or that do
+    without, stages, rounds between two barriers, bytes of shared memory.
     """
 
     tokens: int
     cluster: int
+    parts: int
     stages: int
     batch: int
     shared: int
@@ -43,6 +47,7 @@ class _Product(Matrices):
     _fields_ = (
         ("x", ctypes.c_uint64),
         ("handed", HandedParameters),
+        ("partial", ctypes.c_uint64),
         ("order", ctypes.c_int),
         ("patient", ctypes.c_int),
         ("each", ctypes.c_int),
@@ -53,8 +58,10 @@ class _Product(Matrices):
 class MulMatFew:
     """y = x W^T for matrices of one layout. Instances are compiled as they are asked for."""
 
-    def __init__(self, device: Device, multiprocessors: int) -> None:
+    def __init__(self, device: Device, multiprocessors: int, sums: LeftSums | None = None) -> None:
+        """sums: memory that other products leave sums in as well; by default it has its own."""
         self.device, self.multiprocessors = device, multiprocessors
+        self._sums = sums or LeftSums(device, multiprocessors)
         self._shared = device.shared_bytes - STATIC_SHARED
         self._kernels: dict[tuple, Kernel] = {}
 
@@ -67,12 +74,15 @@ class MulMatFew:
             return None
         clusters = CLUSTERS if has_clusters(self.device.arch) else (1,)
         batches = [b for b in (4, 2, 1) if b * tokens <= OUTPUTS]
-        for cluster, stages, batch in product(clusters, STAGES, batches):
-            if w.k % (cluster * max(UNIT, w.layout.chunk_k)):
+        choices = [(cluster, 1, *rest) for cluster, *rest in product(clusters, STAGES, batches)]
+        if MOST_SEGMENTS * w.tile_rows * PARTS * ROWS * tokens <= self._sums.floats:
+            choices += [(1, PARTS, stages, 1) for stages in STAGES]
+        for cluster, parts, stages, batch in choices:
+            if w.k % (cluster * parts * max(UNIT, w.layout.chunk_k)):
                 continue
-            shared = shared_bytes(w, tokens, cluster, stages, batch)
+            shared = shared_bytes(w, tokens, cluster, parts, stages, batch)
             if shared <= self._shared:
-                return Fit(tokens, cluster, stages, batch, shared)
+                return Fit(tokens, cluster, parts, stages, batch, shared)
         return None
 
     def launch(
@@ -102,28 +112,34 @@ class MulMatFew:
             raise ValueError(f"{n_tokens} tokens of {first.k} columns do not lie in shared memory")
         parameters = _Product(x=address(x), order=order, patient=late)
         parameters.take(weights, outs, n_tokens, epilogue, activation)
-        clusters = min(self.multiprocessors // fit.cluster, parameters.n_tiles)
+        sharers = fit.cluster * fit.parts
+        clusters = min(self.multiprocessors // sharers, parameters.n_tiles)
         parameters.each, parameters.rest = divmod(parameters.n_tiles, clusters)
         if handed is not None:
             if n_tokens > MOST_TOKENS:
                 raise ValueError(f"a norm of {n_tokens} tokens is not handed on")
             parameters.handed = handed.parameters()
+        if fit.parts > 1:
+            self._sums.give(parameters)
         kernel = self._kernel(first.layout, fit, epilogue)
-        grid, cluster = clusters * fit.cluster, fit.cluster
-        kernel.launch(grid, WARPS * 32, (parameters,), smem=fit.shared, pdl=pdl, cluster=cluster)
+        grid, threads, args = clusters * sharers, WARPS * 32, (parameters,)
+        shape: dict[str, Any] = {"smem": fit.shared, "cluster": fit.cluster}
+        kernel.launch(grid, threads, args, pdl=pdl, cooperative=fit.parts > 1, **shape)
 
     def _kernel(self, layout: Layout, fit: Fit, epilogue: Epilogue) -> Kernel:
-        key = layout, fit.tokens, fit.cluster, fit.stages, fit.batch, epilogue
+        key = layout, fit, epilogue
         if key not in self._kernels:
-            instance = layout.type_name, fit.tokens, epilogue, fit.cluster
+            instance = layout.type_name, fit.tokens, epilogue, fit.cluster, fit.parts
             name = f"mul_mat_few<{', '.join(map(str, instance))}>"
             defines = {"WARPS": WARPS, "STAGES": fit.stages, "BATCH": fit.batch}
             self._kernels[key] = self.device.kernel("mul_mat_few.cu", name, defines=defines)
         return self._kernels[key]
 
 
-def shared_bytes(w: TiledMatrix, tokens: int, cluster: int, stages: int, batch: int) -> int:
+def shared_bytes(
+    w: TiledMatrix, tokens: int, cluster: int, parts: int, stages: int, batch: int
+) -> int:
     """Dynamic shared memory of a block: rings, sums of two batches of rounds, x."""
     ring = WARPS * stages * w.layout.chunk_bytes
     sums = 2 * batch * cluster * WARPS * ROWS * tokens * 4
-    return ring + sums + steps_of(w.k) * 2 * STEP * tokens // cluster
+    return ring + sums + steps_of(w.k) * 2 * STEP * tokens // (cluster * parts)

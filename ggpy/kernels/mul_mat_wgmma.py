@@ -35,10 +35,11 @@ class _Product(Matrices):
 class MulMatWgmma:
     """y = x W^T for matrices of one layout. Instances are compiled as they are asked for."""
 
-    def __init__(self, device: Device, multiprocessors: int) -> None:
+    def __init__(self, device: Device, multiprocessors: int, sums: LeftSums | None = None) -> None:
+        """sums: memory that other products leave sums in as well; by default it has its own."""
         self.device, self.multiprocessors = device, multiprocessors
         self._kernels: dict[tuple, Kernel] = {}
-        self._sums = LeftSums(device, multiprocessors)
+        self._sums = sums or LeftSums(device, multiprocessors)
 
     def launch(
         self,

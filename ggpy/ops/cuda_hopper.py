@@ -11,7 +11,7 @@ from typing import Any
 
 from ..device.base import Buffer
 from ..kernels.handed import MOST_TOKENS, Handed
-from ..kernels.hopper import ROW_BLOCK, has_wgmma
+from ..kernels.hopper import ROW_BLOCK, LeftSums, has_wgmma
 from ..kernels.mul_mat_few import MulMatFew
 from ..kernels.mul_mat_wgmma import HANDED_TOKENS, MulMatWgmma
 from ..kernels.pack import PLAIN, UNIT, Pack, order_of, packed_bytes
@@ -30,8 +30,9 @@ class HopperProducts:
     def __init__(self, device: Any, room: Callable[[str, int], Buffer]) -> None:
         """room(name, bytes): scratch memory."""
         there = has_wgmma(device.arch)
-        self._product = MulMatWgmma(device, device.sm_count) if there else None
-        self._few = MulMatFew(device, device.sm_count)
+        sums = LeftSums(device, device.sm_count)
+        self._product = MulMatWgmma(device, device.sm_count, sums) if there else None
+        self._few = MulMatFew(device, device.sm_count, sums)
         self._pack, self._room = Pack(device), room
         self.allowed = True  # weights may be rounded to halves
 

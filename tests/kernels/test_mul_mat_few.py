@@ -36,12 +36,21 @@ def test_every_layout(machine, name, shape, n):
 
 
 @pytest.mark.parametrize(
-    "shape", [(16 * 132 * 5 + 1, 4096, 8), (4096, 14336, 4), (4097, 14336, 8)], ids=str
+    "shape",
+    [
+        (16 * 132 * 5 + 1, 4096, 8),
+        (4096, 14336, 4),
+        (4097, 14336, 8),
+        (4096, 14336, 16),
+        (4097, 14336, 9),
+        (300, 14336, 13),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("name", ["Q8_0", "F16"])
 def test_large(gpu, name, shape):
     """More tile rows than blocks, in several rounds, some of which only one group has a part in;
-    and rows of which two blocks have a half each.
+    and rows of which two blocks have a half each, or four a quarter.
     """
     rows, columns, n = shape
     w = Weights(name, rows, columns)
@@ -50,7 +59,7 @@ def test_large(gpu, name, shape):
     assert close(y, w, x)
 
 
-def test_a_token_does_not_depend_on_others(machine):
+def test_a_token_does_not_depend_on_others(machine, sharing):
     w = Weights("Q8_0", 37, 512)
     product, tiles, x = few(machine), w.tiled(machine), tokens(8, w.columns)
     (y,) = multiply(product, [tiles], x)
@@ -58,22 +67,24 @@ def test_a_token_does_not_depend_on_others(machine):
         assert np.array_equal(multiply(product, [tiles], x[:n])[0], y[:n])
 
 
-def test_segments(machine, halves):
+def test_segments(machine, sharing):
     weights = [Weights("Q8_0", rows, 256, seed) for seed, rows in enumerate((200, 37, 16))]
     x = tokens(5, 256)
     outs = multiply(few(machine), [w.tiled(machine) for w in weights], x)
     assert all(close(y, w, x) for w, y in zip(weights, outs, strict=True))
 
 
-@pytest.fixture(params=[1, 2], ids=["one", "two"])
-def halves(request, monkeypatch):
-    """Every block has all of x, or every two of them a half each."""
-    monkeypatch.setattr(mul_mat_few, "CLUSTERS", (request.param,))
+@pytest.fixture(params=["one", "cluster", "parts"])
+def sharing(request, monkeypatch):
+    """Every block has all of x, or every two of them a half each, as clusters or without."""
+    clusters = {"one": (1,), "cluster": (2,), "parts": ()}[request.param]
+    monkeypatch.setattr(mul_mat_few, "CLUSTERS", clusters)
+    monkeypatch.setattr(mul_mat_few, "PARTS", 2)
     monkeypatch.setattr(mul_mat_few, "has_clusters", lambda arch: True)
 
 
 @pytest.mark.parametrize("n", [3, 7, 12])
-def test_add(machine, halves, n):
+def test_add(machine, sharing, n):
     w, product = Weights("Q8_0", 337, 512), few(machine)
     x, start = tokens(n, 512), tokens(n, 337).astype(np.float32)
     (plain,) = multiply(product, [w.tiled(machine)], x)
@@ -84,7 +95,7 @@ def test_add(machine, halves, n):
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("order", [PLAIN, CODES, HALVES])
 @pytest.mark.parametrize(("activation", "n"), [("silu", 6), ("gelu_tanh", 6), ("silu", 4)])
-def test_gate_and_up(machine, halves, activation, n, order, late):
+def test_gate_and_up(machine, sharing, activation, n, order, late):
     gate, up = (Weights("Q8_0", 2 * UNIT, 256, seed) for seed in (0, 1))
     x = (tokens(n, 256) / 16).astype(np.float16)
     options = {"epilogue": "GLU", "activation": activation, "order": order, "late": late}
@@ -111,7 +122,7 @@ def test_scales_of_rows(machine, name):
 
 @pytest.mark.parametrize("n", [1, 4, 5, 8, 9, 16])
 @pytest.mark.parametrize("name", ["Q8_0", "F16"])
-def test_a_norm_is_handed_on(machine, halves, name, n):
+def test_a_norm_is_handed_on(machine, sharing, name, n):
     check_handing(few(machine), ROWS, name, (256, 512), n, behind=name)
 
 
@@ -120,9 +131,10 @@ def test_a_norm_of_a_long_row_is_handed_on(gpu, n):
     check_handing(few(gpu), ROWS, "Q8_0", (4096, 2048), n)
 
 
-def test_under_sanitizers(emulated, halves):
+def test_under_sanitizers(emulated, sharing):
     test_every_layout(emulated, "Q8_0", (37, 512), 8)
-    test_gate_and_up(emulated, halves, "silu", 4, CODES, late=False)
+    test_add(emulated, sharing, 12)
+    test_gate_and_up(emulated, sharing, "silu", 4, CODES, late=False)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
@@ -130,14 +142,14 @@ def test_under_sanitizers(emulated, halves):
 def test_nothing_spills(nvrtc, arch, stages):
     """Nothing does in the instances that are asked for: see cuda_hopper.faster."""
     types = [Weights(name, 1, 256).layout.type_name for name in FORMATS]
-    names = [f"mul_mat_few<{t}, {n}, GLU, 1>" for t in types for n in (4, 8)]
-    names += [f"mul_mat_few<{types[0]}, 8, STORE, 1>", f"mul_mat_few<{types[0]}, 8, ADD, 1>"]
-    names += [f"mul_mat_few<{types[1]}, 16, {e}, 1>" for e in ("STORE", "ADD", "GLU")]
+    names = [f"mul_mat_few<{t}, {n}, GLU, 1, 1>" for t in types for n in (4, 8)]
+    names += [f"mul_mat_few<{types[0]}, 8, STORE, 1, 1>", f"mul_mat_few<{types[0]}, 8, ADD, 1, 1>"]
+    names += [f"mul_mat_few<{types[1]}, 16, {e}, 1, 1>" for e in ("STORE", "ADD", "GLU")]
     if arch == "sm_90a":
-        names += [f"mul_mat_few<{types[0]}, 16, {e}, 1>" for e in ("STORE", "ADD", "GLU")]
+        names += [f"mul_mat_few<{types[0]}, 16, {e}, 1, 1>" for e in ("STORE", "ADD", "GLU")]
         each = [(t, n, e) for t in types for n in (8, 16) for e in ("STORE", "ADD", "GLU")]
-        names += [f"mul_mat_few<{t}, {n}, {e}, 2>" for t, n, e in each]
-    four = [f"mul_mat_few<{t}, 4, {e}, 1>" for t in types[:2] for e in ("STORE", "ADD", "GLU")]
+        names += [f"mul_mat_few<{t}, {n}, {e}, {s}>" for t, n, e in each for s in ("2, 1", "1, 4")]
+    four = [f"mul_mat_few<{t}, 4, {e}, 1, 1>" for t in types[:2] for e in ("STORE", "ADD", "GLU")]
     for batch, asked in ((1, names), (4, four)):
         defines = {"WARPS": 16, "STAGES": stages, "BATCH": batch}
         found = compile_cubin("mul_mat_few.cu", arch, expressions=asked, defines=defines).resources
@@ -153,7 +165,9 @@ def test_nothing_spills(nvrtc, arch, stages):
         ("Q8_0", 4096, 4, 4, 4),
         ("Q8_0", 4096, 5, 8, 2),
         ("F16", 4096, 9, 16, 1),
-        ("Q8_0", 14336, 5, None, None),  # x takes more than a block has
+        ("Q8_0", 14336, 5, 8, 1),  # x takes more than a block has, but for a quarter
+        ("Q8_0", 14336, 16, 16, 1),
+        ("Q8_0", 14336 + 128, 16, None, None),  # which there is none of
         ("Q8_0", 576, 5, None, None),  # packed rows are longer
         ("Q8_0", 256, 17, None, None),
     ],
