@@ -69,20 +69,21 @@ def placed(values: np.ndarray) -> np.ndarray:
     """[..., row, PAGE] as pages have it: [..., PAGE / 16, row, 16], where every other four elements
     have the first eight of 16 positions behind the others.
     """
-    *outer, row, _ = values.shape
-    parts = values.reshape(*outer, row, PAGE // 16, 2, 8).copy()
-    swapped = np.arange(row) & 4 > 0
-    parts[..., swapped, :, :, :] = parts[..., swapped, :, ::-1, :]
-    return np.ascontiguousarray(np.moveaxis(parts, -4, -3)).reshape(values.shape)
+    parts = values.reshape(*values.shape[:-1], PAGE // 16, 2, 8)
+    return np.moveaxis(_swapped(parts), -4, -3).reshape(values.shape)
 
 
 def taken(pages: np.ndarray) -> np.ndarray:
     """The inverse."""
     *outer, row, _ = pages.shape
-    parts = np.moveaxis(pages.reshape(*outer, PAGE // 16, row, 2, 8), -3, -4).copy()
-    swapped = np.arange(row) & 4 > 0
-    parts[..., swapped, :, :, :] = parts[..., swapped, :, ::-1, :]
-    return parts.reshape(pages.shape)
+    parts = np.moveaxis(pages.reshape(*outer, PAGE // 16, row, 2, 8), -3, -4)
+    return _swapped(parts).reshape(pages.shape)
+
+
+def _swapped(parts: np.ndarray) -> np.ndarray:
+    """[..., row, PAGE / 16, 2, 8]; its own inverse."""
+    swaps = np.arange(parts.shape[-4]) & 4 > 0
+    return np.where(swaps[:, None, None, None], parts[..., ::-1, :], parts)
 
 
 class Pages:
