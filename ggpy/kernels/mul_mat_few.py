@@ -23,7 +23,7 @@ from .tile import ROWS, Layout, TiledMatrix
 WARPS = 16  # of a block
 TOKENS = (4, 8, 16)  # of one launch, an instance each
 STAGES = (3, 2)  # of a ring: as many as there is room for
-CLUSTERS = (1, 2)  # blocks that share x, where they can: as few as there is room for
+CLUSTERS = (1, 2)  # blocks that share x, where they can: as few as leave room for these
 PARTS = 4  # blocks that share x otherwise, and leave sums to each other in memory
 MOST_SEGMENTS = 3  # of a product
 OUTPUTS = 16  # tokens of the rounds between two barriers: an output for each thread of a block
@@ -74,10 +74,10 @@ class MulMatFew:
             return None
         clusters = CLUSTERS if has_clusters(self.device.arch) else (1,)
         batches = [b for b in (4, 2, 1) if b * tokens <= OUTPUTS]
-        choices = [(cluster, 1, *rest) for cluster, *rest in product(clusters, STAGES, batches)]
+        choices = [(*first, 1, batch) for *first, batch in product(STAGES, clusters, batches)]
         if MOST_SEGMENTS * w.tile_rows * PARTS * ROWS * tokens <= self._sums.floats:
-            choices += [(1, PARTS, stages, 1) for stages in STAGES]
-        for cluster, parts, stages, batch in choices:
+            choices += [(stages, 1, PARTS, 1) for stages in STAGES]
+        for stages, cluster, parts, batch in choices:
             if w.k % (cluster * parts * max(UNIT, w.layout.chunk_k)):
                 continue
             shared = shared_bytes(w, tokens, cluster, parts, stages, batch)

@@ -178,6 +178,17 @@ def test_what_there_is_room_for(emulator, monkeypatch, name, columns, n, tokens,
     assert (fit and fit.tokens) == tokens and (fit and fit.batch) == batch
 
 
+@pytest.mark.parametrize(
+    ("columns", "blocks", "stages"), [(4096, 1, 3), (8192, 2, 3), (14336, 2, 2)]
+)
+def test_rather_two_blocks_than_two_stages(emulator, monkeypatch, columns, blocks, stages):
+    weights = Weights("Q8_0", 1, columns).tiled(emulator)
+    monkeypatch.setattr(emulator, "shared_bytes", 227 << 10, raising=False)
+    monkeypatch.setattr(emulator, "arch", "sm_90a")
+    fit = few(emulator).fit(weights, 8)
+    assert fit is not None and (fit.cluster, fit.stages) == (blocks, stages)
+
+
 def test_what_there_is_no_room_for_is_an_error(emulator):
     w, x = Weights("Q8_0", 16, 576).tiled(emulator), emulator.alloc(16, "x")
     with pytest.raises(ValueError, match="9 tokens of 576 columns"):
