@@ -8,12 +8,16 @@
 // copies, that of the weights without waiting for the kernel that makes x. Where the norm of x was handed on
 // (handed.cuh), a third one finds what sums are multiplied by.
 //
+// Products of many tokens take all the power that the GPU may have, so that what costs energy costs time: two blocks as a
+// cluster (SHARERS) multiply the same activations by neighbouring rows of weights, and each copies half of them to both.
+//
 // shares.cuh says which stages of which tiles of output (128 rows, TOKENS tokens) are this block's.
 //
 // Epilogues: STORE (float out = y), ADD (float out += y), GLU (half out = act(gate) * up). There a warp has rows 8 h
 // ... 8 h + 7 of a tile row of gate and the same of up, so a thread has both factors. It writes rows of halves, or
 // packed for the next product.
 #include "activation.cuh"
+#include "cluster.cuh"
 #include "handed.cuh"
 #include "packed.cuh"
 #include "product.cuh"
@@ -89,8 +93,8 @@ struct Room {
         factors = reinterpret_cast<float*>(found + 1);
         squares = factors + TOKENS;
     }
-    __device__ __forceinline__ void init() const {
-        for (int i = 0; i < X_STAGES; ++i) mbarrier_init(x_full + i, 1), mbarrier_init(x_free + i, TILES);
+    __device__ __forceinline__ void init(int sharers) const {
+        for (int i = 0; i < X_STAGES; ++i) mbarrier_init(x_full + i, 1), mbarrier_init(x_free + i, sharers * TILES);
         for (int i = 0; i < W_STAGES; ++i) mbarrier_init(w_full + i, 1), mbarrier_init(w_free + i, TILES);
         mbarrier_init(found, 32);
         mbarrier_init_fence();
@@ -144,17 +148,20 @@ __device__ __forceinline__ void copy_weights(const Product& p, const Room<T, TOK
     }
 }
 
-// One thread, which waits for the kernel that makes x.
-template <class T, int TOKENS, int EPILOGUE>
+// One thread, which waits for the kernel that makes x. It copies what its block has to copy to all that share x.
+template <int SHARERS, class T, int TOKENS, int EPILOGUE>
 __device__ __forceinline__ void copy_x(const Product& p, const Room<T, TOKENS, EPILOGUE>& room) {
     using R = Room<T, TOKENS, EPILOGUE>;
+    constexpr int PART = TOKENS / SHARERS * ROW;
+    const int first = cluster_rank<SHARERS>() * PART;  // byte of a step
     Place<R::X_STAGES> place;
     const int n_tokens = packed_tokens(p.n_tokens), next = n_tokens * ROW;
     for (Shares share(p.dealt); share.next();) {
         const int token = share.token_block() * TOKENS, bytes = min(TOKENS, n_tokens - token) * ROW;
         const int end = share.last * Stage<T>::STEPS;
         int step = share.first * Stage<T>::STEPS;
-        const uint8_t* from = p.x + (static_cast<size_t>(step) * n_tokens + token) * ROW;
+        const int part = min(PART, bytes - first);  // not positive where there are few tokens
+        const uint8_t* from = p.x + (static_cast<size_t>(step) * n_tokens + token) * ROW + first;
         grid_dependency_wait(made_of(from) | bytes);
 #pragma unroll 1
         for (; step < end; step += R::X_STEPS, place.next()) {
@@ -162,8 +169,9 @@ __device__ __forceinline__ void copy_x(const Product& p, const Room<T, TOKENS, E
             mbarrier_arrive_expect(room.x_full + place.stage, R::X_STEPS * bytes);
 #pragma unroll
             for (int i = 0; i < R::X_STEPS; ++i, from += next)
-                bulk_copy(room.x + place.stage * R::X_BYTES + i * R::X_STEP_BYTES, from, bytes,
-                          room.x_full + place.stage);
+                if (SHARERS == 1 || part > 0)
+                    bulk_copy_to_all<SHARERS>(room.x + place.stage * R::X_BYTES + i * R::X_STEP_BYTES + first, from, part,
+                                              room.x_full + place.stage);
         }
     }
 }
@@ -274,7 +282,7 @@ __device__ __forceinline__ void join_halves(ChunkScales<T>& a, const ChunkScales
 }
 
 // A warp that multiplies.
-template <class T, int TOKENS, int EPILOGUE>
+template <class T, int TOKENS, int EPILOGUE, int SHARERS>
 struct Consumer {
     using Sum = float;
     using S = Stage<T>;
@@ -350,7 +358,7 @@ struct Consumer {
         w.next();
     }
     __device__ __forceinline__ void release_x() {
-        if (used >= 0 && lane == 0) mbarrier_arrive(room.x_free + used);
+        if (used >= 0) mbarrier_arrive_at_all<SHARERS>(room.x_free + used, lane);
     }
     // Step P and those behind it: products are enqueued, then the next step's operands made while they run.
     template <int P>
@@ -578,21 +586,23 @@ struct Out<T, TOKENS, GLU> {
     }
 };
 
-// grid: no more blocks than run at the same time, since some wait for others.
-template <class T, int TOKENS, int EPILOGUE>
+// grid: no more blocks than run at the same time, since some wait for others. SHARERS: of whole tiles alone, that are
+// `paired`.
+template <class T, int TOKENS, int EPILOGUE, int SHARERS = 1>
 __global__ void __launch_bounds__(W_THREADS, BLOCKS<TOKENS>) mul_mat_wgmma(const Product p) {
     extern __shared__ __align__(1024) uint8_t shared[];
     const Room<T, TOKENS, EPILOGUE> room(shared);
-    if (threadIdx.x == 0) room.init();
+    if (threadIdx.x == 0) room.init(SHARERS);
     grid_dependency_launch();
-    __syncthreads();
+    cluster_arrive<SHARERS>();
+    cluster_wait<SHARERS>();
     if (threadIdx.x >= 128 * GROUPS) {
         give_registers<BLOCKS<TOKENS> == 2 ? 32 : 40>();
         const int warp = threadIdx.x / 32 - 4 * GROUPS, lane = threadIdx.x % 32;
         if (warp == 0) {
             copy_weights(p, room, lane);
         } else if (warp == 1 && lane == 0) {
-            copy_x(p, room);
+            copy_x<SHARERS>(p, room);
         } else if (HANDS<TOKENS> && EPILOGUE != ADD && warp == 2 && p.handed.squares != nullptr) {
             grid_dependency_wait();
             find_factors<TOKENS>(p.handed, p.k, p.n_tokens, room.factors, lane);
@@ -601,8 +611,13 @@ __global__ void __launch_bounds__(W_THREADS, BLOCKS<TOKENS>) mul_mat_wgmma(const
     } else {
         take_registers<BLOCKS<TOKENS> == 2 ? 104 : 232>();
         grid_dependency_wait();
-        Consumer<T, TOKENS, EPILOGUE> consumer(p, room);
+        Consumer<T, TOKENS, EPILOGUE, SHARERS> consumer(p, room);
         make_shares<Out<T, TOKENS, EPILOGUE>, 128 * GROUPS>(p, room, consumer);
         if (EPILOGUE == GLU && threadIdx.x < TOKENS / 8) bulk_store_wait<false>();
+    }
+    if constexpr (SHARERS > 1) {  // others arrive at this block's barriers until they have read all of x
+        __syncwarp();
+        cluster_arrive<SHARERS>();
+        cluster_wait<SHARERS>();
     }
 }

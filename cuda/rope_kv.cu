@@ -32,7 +32,8 @@ __device__ __forceinline__ bool are_together(const RopeKv& p, int first, int n, 
     return __all_sync(0xffffffffu, mine && start % TOGETHER == 0);
 }
 
-// Where the 16 positions are among a head's values of a page that have this one.
+// Where the 16 positions are among a head's values of a page that have this one; that of element 0 in place of
+// value_place, which would be worked out again for each column (of ptxas for sm_120 in more registers than there are).
 __device__ __forceinline__ __half* sixteen(__half* values, int row, int position) {
     return values + position % PAGE_SIZE / 16 * 16 * row;
 }

@@ -18,6 +18,7 @@ struct Dealt {
     int rounds, stages; // of whole tiles; of a tile
     int each, more;     // stages of a block, of the tiles that are cut; the first `more` blocks have one more
     uint32_t by_stages, by_token_blocks;  // inverses: see divided
+    int paired;  // tiles 2 i and 2 i + 1 are of the same tokens, of rows that are neighbours
 };
 
 // x / d, where the inverse is 2^32 / d, rounded down, and one; or 0 for d = 1. For x * d < 2^32.
@@ -67,9 +68,11 @@ struct Shares {
     }
     __device__ __forceinline__ int row_blocks() const { return dealt.n_tiles / dealt.token_blocks; }
     __device__ __forceinline__ int row_block() const {
+        if (dealt.paired) return 2 * divided(tile / 2, dealt.by_token_blocks) + tile % 2;
         return ROWS_FIRST ? tile % row_blocks() : divided(tile, dealt.by_token_blocks);
     }
     __device__ __forceinline__ int token_block() const {
+        if (dealt.paired) return tile / 2 - row_block() / 2 * dealt.token_blocks;
         return ROWS_FIRST ? tile / row_blocks() : tile - row_block() * dealt.token_blocks;
     }
 };

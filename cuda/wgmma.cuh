@@ -14,6 +14,32 @@ __device__ __forceinline__ void bulk_copy(void* shared, const void* global, int 
                  "l"(global), "r"(bytes), "r"(shared_address(barrier))
                  : "memory");
 }
+// The same to all BLOCKS of a cluster, each at its own such place, counted by its own such barrier.
+template <int BLOCKS>
+__device__ __forceinline__ void bulk_copy_to_all(void* shared, const void* global, int bytes, uint64_t* barrier) {
+    if constexpr (BLOCKS == 1)
+        bulk_copy(shared, global, bytes, barrier);
+    else
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(
+                shared_address(shared)),
+            "l"(global), "r"(bytes), "r"(shared_address(barrier)), "h"(static_cast<uint16_t>((1 << BLOCKS) - 1))
+            : "memory");
+}
+// A warp arrives at such a barrier of each of them. Says only that it has read what came: a release by the whole cluster
+// would be a barrier of all memory.
+template <int BLOCKS>
+__device__ __forceinline__ void mbarrier_arrive_at_all(uint64_t* barrier, int lane) {
+    if constexpr (BLOCKS == 1) {
+        if (lane == 0) mbarrier_arrive(barrier);
+    } else if (lane < BLOCKS) {
+        asm volatile(
+            "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+            "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(barrier)),
+            "r"(lane)
+            : "memory");
+    }
+}
 
 // How a matrix of halves lies in global memory, [rows][columns], and which box of it a copy takes: made by the driver
 // (Device.tensor_map), a __grid_constant__ parameter of a kernel.
@@ -130,10 +156,10 @@ __device__ __forceinline__ void wgmma_f16(float (&d)[N / 2], const uint32_t (&a)
 template <bool ADD = true>
 __device__ __forceinline__ void wgmma_f16(float (&d)[32], uint32_t a, uint32_t b) {
     asm volatile(
-        "{\n.reg .b64 a, b;\nmov.b64 a, {%32, 0x40000040};\nmov.b64 b, {%33, 0x40000040};\n"
+        "{\n.reg .b64 a, b;\nmov.b64 a, {%32, %35};\nmov.b64 b, {%33, %35};\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" D_32 "}, a, b, %34, 1, 1, 0, 0;\n}"
         : INOUT_32(0)
-        : "r"(a), "r"(b), "n"(ADD));
+        : "r"(a), "r"(b), "n"(ADD), "n"(LINES_OF_128));
 }
 
 // What lies in these registers is read or written either before or behind this: the compiler knows nothing of products

@@ -15,9 +15,9 @@ from typing import Any
 from ..formats import Format
 from ..kernels.hopper import ROW_BLOCK, TILE_ROWS, has_wgmma
 from ..kernels.mul_mat_tile import Limits, MulMatTile
-from ..kernels.mul_mat_wgmma import MulMatWgmma
+from ..kernels.mul_mat_wgmma import MulMatWgmma, instance
 from ..kernels.pack import STEP, packed_bytes, steps_of
-from ..kernels.schedule import Cut, Schedule, fastest
+from ..kernels.schedule import TOKENS, Cut, Schedule, fastest
 from ..kernels.tile import Layout, layout_of
 from ..ops.cuda_products import STATIC_SHARED
 from .compile_ahead import Wishes, compile_ahead
@@ -75,8 +75,11 @@ def variants(layout: Layout, n_tokens: int, tokens: int, best: Cut) -> list[Vari
         Variant("stream-K", replace(shared, whole_first=False)),
         Variant("data-parallel + stream-K", shared),
     ]
+    alone = replace(chosen, pairs=False)
+    if tokens == TOKENS[-1] and not best.split:
+        found.append(Variant("data-parallel, no pairs", alone))
     if n_tokens > tokens:
-        found.append(Variant("rows first", chosen, True))
+        found.append(Variant("rows first", alone, True))
     rings = (Variant(f"{n} stages", replace(chosen, depth=n)) for n in (2, 3, 4, 5))
     return found + [ring for ring in rings if ring.cut.shared <= chosen.shared]
 
@@ -88,8 +91,8 @@ class Varied(MulMatWgmma):
         super().__init__(device, device.sm_count)
         self._options = options
 
-    def _kernel(self, layout: Layout, tokens: int, epilogue: Any) -> Any:
-        name = f"mul_mat_wgmma<{layout.type_name}, {tokens}, {epilogue}>"
+    def _kernel(self, layout: Layout, tokens: int, epilogue: Any, sharers: int) -> Any:
+        name = instance(layout, tokens, epilogue, sharers)
         return self.device.kernel("mul_mat_wgmma.cu", name, **self._options)
 
 
@@ -130,7 +133,7 @@ def table(o: Operands, clock: Any, format: Format, rows: int, k: int, say: Say) 
 
 def is_there(variant: Variant, schedule: Schedule | None) -> bool:
     """Whether it can be made, and is not what another row has."""
-    named = variant.name.startswith(("data", "split", "stream"))
+    named = variant.cut.pairs and variant.name.startswith(("data", "split", "stream"))
     return schedule is not None and (not named or variant.name == schedule.name)
 
 

@@ -38,6 +38,7 @@ class Dealt(ctypes.Structure):
         ("more", ctypes.c_int),
         ("by_stages", ctypes.c_uint32),
         ("by_token_blocks", ctypes.c_uint32),
+        ("paired", ctypes.c_int),
     )
 
 
@@ -47,7 +48,8 @@ def dealt(schedule: Schedule, stages: int) -> Dealt:
     each, more = divmod(cut * stages, schedule.blocks)
     inverses = inverse(stages), inverse(schedule.token_blocks)
     token_blocks, rounds = schedule.token_blocks, schedule.rounds
-    return Dealt(schedule.tiles, token_blocks, rounds, stages, each, more, *inverses)
+    sizes = schedule.tiles, token_blocks, rounds, stages, each, more
+    return Dealt(*sizes, *inverses, schedule.sharers > 1)
 
 
 def inverse(divisor: int) -> int:

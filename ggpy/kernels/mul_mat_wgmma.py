@@ -82,19 +82,26 @@ class MulMatWgmma:
             product.handed = handed.parameters()
         if cut.split:
             self._sums.give(product)
-        kernel = self._kernel(first.layout, cut.tokens, epilogue)
-        kernel.launch(schedule.blocks, THREADS, (product,), smem=cut.shared, pdl=pdl)
+        cluster = schedule.sharers
+        kernel = self._kernel(first.layout, cut.tokens, epilogue, cluster)
+        args = (product,)
+        kernel.launch(schedule.blocks, THREADS, args, smem=cut.shared, cluster=cluster, pdl=pdl)
 
     def cut(self, row_blocks: int, n_tokens: int, stages: int) -> Cut:
         """The fastest cut of row_blocks x n_tokens outputs with so many stages of K each."""
         return fastest(row_blocks, n_tokens, stages, self.multiprocessors)
 
-    def _kernel(self, layout: Layout, tokens: int, epilogue: Epilogue) -> Kernel:
-        key = layout, tokens, epilogue
+    def _kernel(self, layout: Layout, tokens: int, epilogue: Epilogue, sharers: int) -> Kernel:
+        key = layout, tokens, epilogue, sharers
         if key not in self._kernels:
-            name = f"mul_mat_wgmma<{layout.type_name}, {tokens}, {epilogue}>"
+            name = instance(layout, tokens, epilogue, sharers)
             self._kernels[key] = self.device.kernel("mul_mat_wgmma.cu", name)
         return self._kernels[key]
+
+
+def instance(layout: Layout, tokens: int, epilogue: Epilogue, sharers: int = 1) -> str:
+    """The name of a kernel."""
+    return f"mul_mat_wgmma<{layout.type_name}, {tokens}, {epilogue}, {sharers}>"
 
 
 def early_stages(layout: Layout) -> int:

@@ -18,13 +18,15 @@ class Cut:
     """How a product is to be dealt out: tokens of a tile, and whether blocks share tiles.
 
     pieces: blocks that share each tile, or 0: all blocks share all tiles evenly. whole_first:
-    where tiles share weights, rounds of whole tiles come before those that are shared.
+    where tiles share weights, rounds of whole tiles come before those that are shared. pairs:
+    where that is possible, two blocks copy the activations of a tile for both.
     """
 
     tokens: int
     split: bool
     pieces: int = field(default=0, kw_only=True)
     whole_first: bool = field(default=True, kw_only=True)
+    pairs: bool = field(default=True, kw_only=True)
 
     @property
     def per_multiprocessor(self) -> int:
@@ -75,6 +77,15 @@ class Schedule:
     tiles: int
     blocks: int
     rounds: int
+
+    @property
+    def sharers(self) -> int:
+        """Blocks of a cluster, which have the same tokens of neighbouring rows at the same time:
+        1, or 2 where there are none but whole tiles, of many tokens, and no block is left over.
+        """
+        cut, row_blocks = self.cut, self.tiles // self.token_blocks
+        even = row_blocks % 2 == 0 and self.blocks % 2 == 0
+        return 2 if cut.pairs and not cut.split and cut.tokens == TOKENS[-1] and even else 1
 
     @property
     def name(self) -> str:

@@ -64,6 +64,8 @@ def test_the_tables():
     assert [cell.startswith("**") for cell in rows["stream-K"][:3]] == [True] * 3
     assert rows["split-K 4"][0] == ""  # 112 tiles in four are more blocks than run
     assert rows["rows first"][:3] == [""] * 3 and all(rows["rows first"][3:])
+    no_pairs = rows["data-parallel, no pairs"]
+    assert no_pairs[:6] == [""] * 6 and no_pairs[6] and not no_pairs[6].startswith("**")
     for column in range(7):
         bold = [name for name, row in rows.items() if row[column].startswith("**")]
         assert len(bold) == (column not in (3, 5)), column  # tiles of 128 are not chosen
@@ -76,7 +78,8 @@ def test_every_variant_is_compiled_once():
     list(schedules.report(wishes, Q8_0, Numbers(), lambda _: None))
     wished = [w for w in wishes.wishes if w["source_name"] == "mul_mat_wgmma.cu"]
     assert sum("ROWS_FIRST" in w["defines"] for w in wished) == 2  # tiles of 128 and of 256 tokens
-    assert sum(not (w["extra_source"] or w["defines"]) for w in wished) == 5  # a tile size each
+    plain = [w for w in wished if not (w["extra_source"] or w["defines"])]
+    assert len(plain) == 6  # a tile size each, and one of pairs
     assert 6 <= sum("SHARED" in w["extra_source"] for w in wished) <= 16
 
 

@@ -44,7 +44,8 @@ INSTANCES = [(64, "STORE", layouts()), (256, "GLU", HARD), (16, "ADD", LEAST), (
 @pytest.mark.parametrize(("n", "epilogue", "types"), INSTANCES, ids=["few", "many", "16", "least"])
 def test_nothing_spills_in_the_loops(nvrtc, n, epilogue, types):
     """What would spill in a loop spills much more."""
-    names = [f"mul_mat_wgmma<{t}, {n}, {epilogue}>" for t in types]
+    sharers = (1, 2) if n == TOKENS[-1] else (1,)
+    names = [f"mul_mat_wgmma<{t}, {n}, {epilogue}, {s}>" for t in types for s in sharers]
     cubin = compile_cubin("mul_mat_wgmma.cu", "sm_90a", expressions=names)
     assert "serialized" not in cubin.log, "ptxas made the products wait for each other"
     for name, r in cubin.resources.items():
@@ -124,6 +125,23 @@ def test_every_cut(hopper, name, cut):
     (again,) = multiply(hopper, [tiles], x, product=product, cut=cut)
     assert close(first, w, x)
     assert np.array_equal(first, again)
+
+
+@pytest.mark.parametrize("epilogue", ["STORE", "ADD", "GLU"])
+@pytest.mark.parametrize("rows", [1500, 4096])
+@pytest.mark.parametrize("n", [8, 300, 515, 2048])
+def test_pairs_have_the_bits_of_blocks_alone(hopper, n, rows, epilogue):
+    """Also where one of the two has no tokens to copy, or no rows."""
+    weights = [Weights("Q4_K", rows, 1024, seed) for seed in range(2 if epilogue == "GLU" else 1)]
+    x, start = (tokens(n, 1024) / 64).astype(np.float16), tokens(n, rows).astype(np.float32)
+    options = {"epilogue": epilogue, **({"start": start} if epilogue == "ADD" else {})}
+    product, tiles = MulMatWgmma(hopper, hopper.sm_count), [w.tiled(hopper) for w in weights]
+    pairs, alone = Cut(256, False), Cut(256, False, pairs=False)
+    (y,) = multiply(hopper, tiles, x, product=product, cut=pairs, **options)
+    (z,) = multiply(hopper, tiles, x, product=product, cut=alone, **options)
+    assert np.array_equal(y, z)
+    row_blocks = -(-rows // (ROW_BLOCK // 2 if epilogue == "GLU" else ROW_BLOCK))
+    assert pairs.deal(row_blocks, n, 4, hopper.sm_count).sharers == 2
 
 
 RAGGED = [("Q8_0", 96), ("Q8_0", 576), ("F16", 8), ("F16", 96), ("F16", 576), ("F16", 1088)]

@@ -108,3 +108,19 @@ def test_pieces_that_cannot_be():
     with pytest.raises(ValueError, match="cannot be split in 3 each"):
         Cut(16, True, pieces=3).deal(7, 2, 16, 13)
     assert Cut(16, True, pieces=2).deal(13, 2, 16, 13).blocks == 26
+
+
+@pytest.mark.parametrize(
+    ("cut", "row_blocks", "n", "sms", "sharers"),
+    [
+        (Cut(256, False), 32, 2048, SMS, 2),
+        (Cut(256, False), 2, 8, SMS, 2),
+        (Cut(256, False), 33, 2048, SMS, 1),  # the last rows would have no neighbours
+        (Cut(256, False), 32, 2048, 131, 1),  # a block would be left over
+        (Cut(256, True), 32, 2048, SMS, 1),
+        (Cut(128, False), 32, 2048, SMS, 1),
+        (Cut(256, False, pairs=False), 32, 2048, SMS, 1),
+    ],
+)
+def test_who_shares_activations(cut, row_blocks, n, sms, sharers):
+    assert cut.deal(row_blocks, n, 32, sms).sharers == sharers

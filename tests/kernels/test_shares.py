@@ -51,6 +51,13 @@ __global__ void add_up(const Params<T> p) {
     Adder<T, N> adder{p};
     make_shares<Out<T, N>, 64>(p, Room(), adder);
 }
+// (row block, token block, block of threads, turn) of each tile.
+extern "C" __global__ void places(Dealt dealt, int4* to) {
+    const int block = blockIdx.x;
+    int turn = 0;
+    for (Shares share(dealt); share.next(); ++turn)
+        to[share.tile] = make_int4(share.row_block(), share.token_block(), block, turn);
+}
 """
 KINDS = [("float", n) for n in (4, 8, 16, 32, 128)] + [("int", n) for n in (8, 32)]
 NAMES = [f"add_up<{kind}, {n}>" for kind, n in KINDS]
@@ -120,3 +127,21 @@ def test_sums_come_in_order_and_leave_nothing(machine, tiles, stages, blocks, ro
             found, expected = (np.where(np.abs(x) < 1e-30, 0, x) for x in (found, expected))
         assert np.array_equal(found, expected, equal_nan=kind == "float"), f"{n} of {kind}"
         assert (machine.download(memory, np.uint8, 4 * words) == EMPTY).all(), f"after {n} {kind}"
+
+
+@pytest.mark.parametrize(("row_blocks", "n_tokens"), [(2, 1), (12, 515), (6, 2048), (7, 515)])
+@pytest.mark.parametrize("pairs", [True, False])
+def test_pairs_have_the_same_tokens_of_neighbouring_rows(machine, row_blocks, n_tokens, pairs):
+    """In the same turn; and all tiles are somebody's."""
+    (kernel,) = machine.kernels("shares.cuh", ["places"], extra_source=SOURCE)
+    schedule = Cut(256, False, pairs=pairs).deal(row_blocks, n_tokens, 4, 10)
+    out = Output(machine, 16 * schedule.tiles)
+    kernel.launch(schedule.blocks, 1, (dealt(schedule, 4), out.buffer))
+    found = out.read(np.int32, (schedule.tiles, 4))
+    all_tiles = {(row, token) for row in range(row_blocks) for token in range(-(-n_tokens // 256))}
+    assert {(row, token) for row, token, _, _ in found.tolist()} == all_tiles
+    assert schedule.sharers == (2 if pairs and row_blocks % 2 == 0 else 1)
+    if schedule.sharers == 2:
+        first, second = found[::2], found[1::2]
+        assert (first[:, 0] % 2 == 0).all() and (first[:, 2] % 2 == 0).all()
+        assert np.array_equal(second - first, np.tile([1, 0, 1, 0], (len(first), 1)))
