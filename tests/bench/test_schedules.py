@@ -16,6 +16,7 @@ from ggpy.bench.compile_ahead import Wishes
 from ggpy.bench.timing import Timing
 from ggpy.device.compile import compile_cubin
 from ggpy.formats import by_name
+from ggpy.kernels.mul_mat_wgmma import instance
 from ggpy.kernels.pack import Pack, order_of, packed_bytes
 from ggpy.kernels.schedule import Cut, fastest
 from ggpy.kernels.tile import layout_of
@@ -106,7 +107,7 @@ def test_specialisations_change_the_code():
     best = fastest(112, 512, 32, 132)
     found = schedules.variants(LAYOUT, 512, 128, best)
     tried = [v for v in found if v.rows_first or v.cut.depth == 2 or v.name == "data-parallel"]
-    name = f"mul_mat_wgmma<{LAYOUT.type_name}, 128, STORE>"
+    name = instance(LAYOUT, 128, "STORE")
     codes = set()
     for variant in tried:
         options = variant.options
