@@ -37,7 +37,7 @@ struct Room {
         free = full + STAGES;
     }
     __device__ __forceinline__ void init() const {
-        for (int i = 0; i < STAGES; ++i) mbarrier_init(full + i, 2), mbarrier_init(free + i, TILES);
+        for (int i = 0; i < STAGES; ++i) mbarrier_init(full + i, 2), mbarrier_init(free + i, 32 * TILES);
         mbarrier_init_fence();
     }
 };
@@ -136,8 +136,8 @@ struct Consumer {
         for (int j = 0; j < 4; ++j) operand8<VALUES>(a[P][j], words(w, j));
         ahead.next();
     }
-    __device__ __forceinline__ void release(int stage) const {
-        if (stage >= 0 && lane == 0) mbarrier_arrive(room.free + stage);
+    __device__ __forceinline__ void release(int stage) const {  // each lane for itself, as in mul_mat_wgmma.cu
+        if (stage >= 0) mbarrier_arrive(room.free + stage);
     }
     // Enqueues the products of the stage at `now`; while they run, makes the next operands.
     template <int P>

@@ -95,7 +95,7 @@ struct Room {
     }
     __device__ __forceinline__ void init(int sharers) const {
         for (int i = 0; i < X_STAGES; ++i) mbarrier_init(x_full + i, 1), mbarrier_init(x_free + i, sharers * TILES);
-        for (int i = 0; i < W_STAGES; ++i) mbarrier_init(w_full + i, 1), mbarrier_init(w_free + i, TILES);
+        for (int i = 0; i < W_STAGES; ++i) mbarrier_init(w_full + i, 1), mbarrier_init(w_free + i, 32 * TILES);
         mbarrier_init(found, 32);
         mbarrier_init_fence();
     }
@@ -352,9 +352,9 @@ struct Consumer {
             scale_codes<T, J>(to, group_scales<T, group>(scales));
         }
     }
+    // Each lane says for itself what it has read: tools that look for races do not follow one lane that speaks for all.
     __device__ __forceinline__ void release_w() {
-        __syncwarp();
-        if (lane == 0) mbarrier_arrive(room.w_free + w.stage);
+        mbarrier_arrive(room.w_free + w.stage);
         w.next();
     }
     __device__ __forceinline__ void release_x() {
