@@ -66,17 +66,19 @@ def plan_tiles(
     heads: Heads,
     below: int | None = None,
     places: int | None = None,
+    most_split: int | None = None,
 ) -> NDArray[np.int32]:
     """tiles[n, 4]: first token, tokens, splits, workspace (cuda/attend.cuh AttendTile).
 
     Tokens of one sequence share a tile as far as 16 rows allow. Only a token that is alone with its
     sequence in the step is split, into a number of parts that depends on nothing but its position,
     or, where all tokens are alone, on its share of `places`: parts that run at the same time.
-    Sequences with `below` tokens in the step or more are left out.
+    Sequences with `below` tokens in the step or more are left out. most_split: tokens that there is
+    room to split; those behind them have one part.
     """
     n = len(sequences)
     if n == 1 or (sequences[1:] != sequences[:-1]).all():
-        return _tiles_of_one(np.arange(n, dtype=np.int32), positions, places)
+        return _tiles_of_one(np.arange(n, dtype=np.int32), positions, places, most_split)
     spans = [span for span in spans_of(sequences) if below is None or span[1] - span[0] < below]
     alone = np.array([start for start, stop in spans if stop - start == 1], np.int32)
     per_tile = max(1, ROWS // (heads.n_head // heads.n_head_kv))
@@ -87,13 +89,19 @@ def plan_tiles(
         for first in range(start, stop, per_tile)
     ]
     tiles = np.concatenate(
-        [_tiles_of_one(alone, positions[alone]), np.array(shared, np.int32).reshape(-1, 4)]
+        [
+            _tiles_of_one(alone, positions[alone], None, most_split),
+            np.array(shared, np.int32).reshape(-1, 4),
+        ]
     )
     return tiles[np.argsort(tiles[:, 0])]
 
 
 def _tiles_of_one(
-    tokens: NDArray[np.int32], positions: NDArray[np.int32], places: int | None = None
+    tokens: NDArray[np.int32],
+    positions: NDArray[np.int32],
+    places: int | None,
+    most_split: int | None,
 ) -> NDArray[np.int32]:
     """The tiles of tokens that are alone with their sequences, at these positions."""
     tiles = np.empty((len(tokens), 4), np.int32)
@@ -104,6 +112,9 @@ def _tiles_of_one(
         np.minimum(n_split, np.maximum(1, n_split * places // n_split.sum()), out=n_split)
     np.minimum(n_split, MAX_SPLIT, out=n_split)
     split = n_split > 1
+    if most_split is not None:
+        split &= np.cumsum(split) <= most_split
+        n_split[~split] = 1
     tiles[:, 0], tiles[:, 1] = tokens, 1
     tiles[:, 3] = np.where(split, np.cumsum(split) - 1, -1)
     return tiles

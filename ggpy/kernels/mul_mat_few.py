@@ -127,11 +127,11 @@ class MulMatFew:
         kernel.launch(grid, threads, args, pdl=pdl, cooperative=fit.parts > 1, **shape)
 
     def _kernel(self, layout: Layout, fit: Fit, epilogue: Epilogue) -> Kernel:
-        key = layout, fit, epilogue
+        instance = layout.type_name, fit.tokens, epilogue, fit.cluster, fit.parts
+        defines = {"WARPS": WARPS, "STAGES": fit.stages, "BATCH": fit.batch}
+        key = *instance, *defines.values()
         if key not in self._kernels:
-            instance = layout.type_name, fit.tokens, epilogue, fit.cluster, fit.parts
             name = f"mul_mat_few<{', '.join(map(str, instance))}>"
-            defines = {"WARPS": WARPS, "STAGES": fit.stages, "BATCH": fit.batch}
             self._kernels[key] = self.device.kernel("mul_mat_few.cu", name, defines=defines)
         return self._kernels[key]
 

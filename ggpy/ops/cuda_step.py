@@ -112,18 +112,14 @@ class StepUpload:
         if len(step.page_tables) < len(step.ids):
             tokens = step.positions, step.sequences, self.heads
             prompts = NO_TILES if least is None else plan_prompts(*tokens, least)
-            return self._in_room(plan_tiles(*tokens, below=least)), prompts
+            return plan_tiles(*tokens, below=least, most_split=self._most_split), prompts
         depths = (step.positions // POSITIONS_PER_SPLIT).tobytes()
         if depths != self._depths:
             self._depths = depths
             tokens = step.positions, step.sequences, self.heads
-            self._tiles = self._in_room(plan_tiles(*tokens, places=self._places(len(step.ids))))
+            places = self._places(len(step.ids))
+            self._tiles = plan_tiles(*tokens, places=places, most_split=self._most_split)
         return self._tiles, NO_TILES
-
-    def _in_room(self, tiles: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Those that there is no room to split have one part."""
-        tiles[tiles[:, 3] >= self._most_split, 2:] = 1, -1
-        return tiles
 
     def _halved(
         self, step: Step, tables: NDArray[np.int32], n_prompts: int

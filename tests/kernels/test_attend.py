@@ -315,6 +315,11 @@ def test_parts_share_a_gpu_as_contexts_are_long():
     assert plan_tiles(*_lone([1, 500]), h, places=33)[:, 3].tolist() == [-1, 0]
 
 
+def test_those_that_there_is_no_room_to_split_have_one_part():
+    tiles = plan_tiles(*_lone([500, 100, 600, 700]), heads(4, 2, 64), most_split=2)
+    assert tiles[:, 2:].tolist() == [[4, 0], [1, -1], [5, 1], [1, -1]]
+
+
 def _shared(lengths, places):
     return plan_tiles(*_lone(lengths), heads(4, 2, 64), places=places)[:, 2].tolist()
 
