@@ -17,7 +17,7 @@ from ..kernels.hopper import ROW_BLOCK, TILE_ROWS, has_wgmma
 from ..kernels.mul_mat_tile import Limits, MulMatTile
 from ..kernels.mul_mat_wgmma import MulMatWgmma, instance
 from ..kernels.pack import STEP, packed_bytes, steps_of
-from ..kernels.schedule import TOKENS, Cut, Schedule, fastest
+from ..kernels.schedule import Cut, Schedule, fastest
 from ..kernels.tile import Layout, layout_of
 from ..ops.cuda_products import STATIC_SHARED
 from .compile_ahead import Wishes, compile_ahead
@@ -68,18 +68,16 @@ class Variant:
 def variants(layout: Layout, n_tokens: int, tokens: int, best: Cut) -> list[Variant]:
     """All of a column: `tokens` of a tile, where `best` is what would be chosen."""
     whole = Ring(tokens, False, layout=layout)
-    shared, chosen = replace(whole, split=True), replace(whole, split=best.split)
+    shared, chosen = replace(whole, split=True), replace(whole, split=best.split, pairs=best.pairs)
     found = [
         Variant("data-parallel", whole),
+        Variant("data-parallel, pairs", replace(whole, pairs=True)),
         *(Variant(f"split-K {n}", replace(shared, pieces=n)) for n in (2, 4)),
         Variant("stream-K", replace(shared, whole_first=False)),
         Variant("data-parallel + stream-K", shared),
     ]
-    alone = replace(chosen, pairs=False)
-    if tokens == TOKENS[-1] and not best.split:
-        found.append(Variant("data-parallel, no pairs", alone))
     if n_tokens > tokens:
-        found.append(Variant("rows first", alone, True))
+        found.append(Variant("rows first", replace(chosen, pairs=False), True))
     rings = (Variant(f"{n} stages", replace(chosen, depth=n)) for n in (2, 3, 4, 5))
     return found + [ring for ring in rings if ring.cut.shared <= chosen.shared]
 
@@ -133,7 +131,7 @@ def table(o: Operands, clock: Any, format: Format, rows: int, k: int, say: Say) 
 
 def is_there(variant: Variant, schedule: Schedule | None) -> bool:
     """Whether it can be made, and is not what another row has."""
-    named = variant.cut.pairs and variant.name.startswith(("data", "split", "stream"))
+    named = variant.name.startswith(("data", "split", "stream"))
     return schedule is not None and (not named or variant.name == schedule.name)
 
 

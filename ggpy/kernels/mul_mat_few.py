@@ -17,7 +17,7 @@ from .address import Address, address
 from .handed import MOST_TOKENS, Handed, HandedParameters
 from .hopper import LeftSums, has_clusters
 from .pack import PLAIN, STEP, UNIT, steps_of
-from .product import STATIC_SHARED, Epilogue, Matrices
+from .product import SEGMENTS, STATIC_SHARED, Epilogue, Matrices
 from .tile import ROWS, Layout, TiledMatrix
 
 WARPS = 16  # of a block
@@ -25,7 +25,6 @@ TOKENS = (4, 8, 16)  # of one launch, an instance each
 STAGES = (3, 2)  # of a ring: as many as there is room for
 CLUSTERS = (1, 2)  # blocks that share x, where they can: as few as leave room for these
 PARTS = 4  # blocks that share x otherwise, and leave sums to each other in memory
-MOST_SEGMENTS = 3  # of a product
 OUTPUTS = 16  # tokens of the rounds between two barriers: an output for each thread of a block
 
 
@@ -75,7 +74,7 @@ class MulMatFew:
         clusters = CLUSTERS if has_clusters(self.device.arch) else (1,)
         batches = [b for b in (4, 2, 1) if b * tokens <= OUTPUTS]
         choices = [(*first, 1, batch) for *first, batch in product(STAGES, clusters, batches)]
-        if MOST_SEGMENTS * w.tile_rows * PARTS * ROWS * tokens <= self._sums.floats:
+        if SEGMENTS * w.tile_rows * PARTS * ROWS * tokens <= self._sums.floats:
             choices += [(stages, 1, PARTS, 1) for stages in STAGES]
         for stages, cluster, parts, batch in choices:
             if w.k % (cluster * parts * max(UNIT, w.layout.chunk_k)):

@@ -7,7 +7,7 @@ made is ops' business.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..device.base import Device, Kernel
 from .address import Address
@@ -24,7 +24,6 @@ class W8A8Cut(Cut):
     """How a product of codes of a kind is dealt out."""
 
     kind: Kind = "int8"
-    pairs: bool = field(default=False, kw_only=True)  # its kernel has none
 
     @property
     def per_multiprocessor(self) -> int:

@@ -16,6 +16,7 @@ Epilogue = Literal["STORE", "ADD", "GLU"]
 NO_TILE = 2**31 - 1
 STATIC_SHARED = 1 << 10  # bytes of a block's shared memory that kernels declare themselves
 EVICT_FIRST = 0x12F0000000000000  # what createpolicy.fractional.L2::evict_first gives (sm_90)
+SEGMENTS = 3  # matrices of a product at most
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 
 
@@ -35,7 +36,7 @@ class Matrices(ctypes.Structure):
     """What every product is of."""
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
-        ("segment", Segment * 3),
+        ("segment", Segment * SEGMENTS),
         ("streaming", ctypes.c_uint64),
         ("n_tiles", ctypes.c_int),
         ("n_tokens", ctypes.c_int),

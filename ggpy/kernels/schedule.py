@@ -8,7 +8,7 @@ schedule gives has been measured: SCHEDULES.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 TOKENS = (8, 16, 32, 64, 128, 256)  # of a tile of output, an instance each
 
@@ -19,14 +19,19 @@ class Cut:
 
     pieces: blocks that share each tile, or 0: all blocks share all tiles evenly. whole_first:
     where tiles share weights, rounds of whole tiles come before those that are shared. pairs:
-    where that is possible, two blocks copy the activations of a tile for both.
+    where none is left over, two blocks copy the activations of a tile for both; see may_pair.
     """
 
     tokens: int
     split: bool
     pieces: int = field(default=0, kw_only=True)
     whole_first: bool = field(default=True, kw_only=True)
-    pairs: bool = field(default=True, kw_only=True)
+    pairs: bool = field(default=False, kw_only=True)
+
+    @property
+    def may_pair(self) -> bool:
+        """Whether there are pairs: of whole tiles alone, of many tokens."""
+        return not self.split and self.tokens == TOKENS[-1]
 
     @property
     def per_multiprocessor(self) -> int:
@@ -81,17 +86,16 @@ class Schedule:
     @property
     def sharers(self) -> int:
         """Blocks of a cluster, which have the same tokens of neighbouring rows at the same time:
-        1, or 2 where there are none but whole tiles, of many tokens, and no block is left over.
+        2 where these are to be pairs and may, and no block and no row is left over, else 1.
         """
-        cut, row_blocks = self.cut, self.tiles // self.token_blocks
-        even = row_blocks % 2 == 0 and self.blocks % 2 == 0
-        return 2 if cut.pairs and not cut.split and cut.tokens == TOKENS[-1] and even else 1
+        even = self.tiles // self.token_blocks % 2 == 0 and self.blocks % 2 == 0
+        return 2 if self.cut.pairs and self.cut.may_pair and even else 1
 
     @property
     def name(self) -> str:
         """As the literature has it."""
         if not self.cut.split:
-            return "data-parallel"
+            return "data-parallel, pairs" if self.sharers > 1 else "data-parallel"
         if self.cut.pieces:
             return f"split-K {self.cut.pieces}"
         if self.rounds and self.tiles % self.blocks:
@@ -107,7 +111,8 @@ def fastest(row_blocks: int, n_tokens: int, stages: int, multiprocessors: int) -
     for tokens in TOKENS[-2:]:
         if stages % 2 == 0 and 2 * row_blocks * -(-n_tokens // tokens) <= multiprocessors:
             cuts.append(Cut(tokens, True, pieces=2))
-    return min(cuts, key=lambda cut: _cost(cut, row_blocks, n_tokens, stages, multiprocessors))
+    best = min(cuts, key=lambda cut: _cost(cut, row_blocks, n_tokens, stages, multiprocessors))
+    return replace(best, pairs=best.may_pair)
 
 
 def _cost(cut: Cut, row_blocks: int, n_tokens: int, stages: int, multiprocessors: int) -> float:

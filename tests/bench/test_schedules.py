@@ -61,12 +61,12 @@ def test_the_tables():
     assert all(rows["data-parallel"])
     assert rows["data-parallel + stream-K"][:3] == [""] * 3  # it is stream-K there
     assert rows["data-parallel + stream-K"][4].startswith("**")
-    assert rows["data-parallel"][6].startswith("**")
+    assert rows["data-parallel, pairs"][6].startswith("**")
     assert [cell.startswith("**") for cell in rows["stream-K"][:3]] == [True] * 3
     assert rows["split-K 4"][0] == ""  # 112 tiles in four are more blocks than run
     assert rows["rows first"][:3] == [""] * 3 and all(rows["rows first"][3:])
-    no_pairs = rows["data-parallel, no pairs"]
-    assert no_pairs[:6] == [""] * 6 and no_pairs[6] and not no_pairs[6].startswith("**")
+    pairs = [bool(cell) for cell in rows["data-parallel, pairs"]]
+    assert pairs == [tokens == "(256)" for tokens in ("", "", "", "", "(256)", "", "(256)")]
     for column in range(7):
         bold = [name for name, row in rows.items() if row[column].startswith("**")]
         assert len(bold) == (column not in (3, 5)), column  # tiles of 128 are not chosen

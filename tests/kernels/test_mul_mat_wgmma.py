@@ -17,7 +17,7 @@ from ggpy.kernels.pack import CODES, HALVES, PLAIN
 from ggpy.kernels.schedule import TOKENS, Cut
 
 SPILLED = 32  # bytes of a few instances, outside of their loops
-CUTS = [Cut(tokens, split) for tokens in TOKENS for split in (False, True)]
+CUTS = [Cut(t, s, pairs=Cut(t, s).may_pair) for t in TOKENS for s in (False, True)]
 SOME_CUTS = [Cut(8, True), Cut(16, True), Cut(128, False), Cut(256, True)]
 
 
@@ -71,9 +71,10 @@ def test_cut(emulator, shape, stages):
 
 def test_many_tiles_are_not_split_and_few_are(emulator):
     product = MulMatWgmma(emulator, 132)
-    assert product.cut(33, 1024, 32) == Cut(256, False)  # 132 tiles
-    assert product.cut(32, 1024, 32) == Cut(256, False)
-    assert product.cut(32, 2048, 112) == Cut(256, False)  # 256 tiles: two rounds, nearly full
+    pairs = Cut(256, False, pairs=True)
+    assert product.cut(33, 1024, 32) == pairs  # 132 tiles
+    assert product.cut(32, 1024, 32) == pairs
+    assert product.cut(32, 2048, 112) == pairs  # 256 tiles: two rounds, nearly full
     assert product.cut(48, 512, 32).split  # 96 tiles would leave a quarter of the GPU idle
     assert product.cut(32, 16, 32).split
 
@@ -136,7 +137,7 @@ def test_pairs_have_the_bits_of_blocks_alone(hopper, n, rows, epilogue):
     x, start = (tokens(n, 1024) / 64).astype(np.float16), tokens(n, rows).astype(np.float32)
     options = {"epilogue": epilogue, **({"start": start} if epilogue == "ADD" else {})}
     product, tiles = MulMatWgmma(hopper, hopper.sm_count), [w.tiled(hopper) for w in weights]
-    pairs, alone = Cut(256, False), Cut(256, False, pairs=False)
+    pairs, alone = Cut(256, False, pairs=True), Cut(256, False)
     (y,) = multiply(hopper, tiles, x, product=product, cut=pairs, **options)
     (z,) = multiply(hopper, tiles, x, product=product, cut=alone, **options)
     assert np.array_equal(y, z)

@@ -28,14 +28,14 @@ def chosen(rows: int, k: int, n: int) -> tuple[str, int]:
         (14336, 4096, 16, ("stream-K", 16)),
         (14336, 4096, 64, ("stream-K", 64)),
         (14336, 4096, 512, ("data-parallel + stream-K", 256)),
-        (14336, 4096, 2048, ("data-parallel", 256)),
+        (14336, 4096, 2048, ("data-parallel, pairs", 256)),
         (4096, 14336, 16, ("stream-K", 16)),
         (4096, 14336, 512, ("split-K 2", 256)),
         (4096, 4096, 512, ("data-parallel", 128)),
         (4096, 14336, 384, ("stream-K", 128)),
         (2048, 8192, 512, ("split-K 2", 128)),
         (2048, 8192, 1024, ("split-K 2", 256)),
-        (4096, 14336, 2048, ("data-parallel", 256)),
+        (4096, 14336, 2048, ("data-parallel, pairs", 256)),
         (4096, 4096, 300, ("stream-K", 128)),
     ],
 )
@@ -94,6 +94,7 @@ def test_names():
         return cut.deal(tiles, n, stages, sms).name
 
     assert name(Cut(16, False)) == "data-parallel"
+    assert name(Cut(256, False, pairs=True), sms=12) == "data-parallel, pairs"
     assert name(Cut(16, True)) == "stream-K"
     assert name(Cut(128, True), n=256) == "data-parallel + stream-K"
     assert name(Cut(128, True), tiles=13, n=256) == "data-parallel"  # nothing is left to share
@@ -113,13 +114,13 @@ def test_pieces_that_cannot_be():
 @pytest.mark.parametrize(
     ("cut", "row_blocks", "n", "sms", "sharers"),
     [
-        (Cut(256, False), 32, 2048, SMS, 2),
-        (Cut(256, False), 2, 8, SMS, 2),
-        (Cut(256, False), 33, 2048, SMS, 1),  # the last rows would have no neighbours
-        (Cut(256, False), 32, 2048, 131, 1),  # a block would be left over
-        (Cut(256, True), 32, 2048, SMS, 1),
-        (Cut(128, False), 32, 2048, SMS, 1),
-        (Cut(256, False, pairs=False), 32, 2048, SMS, 1),
+        (Cut(256, False, pairs=True), 32, 2048, SMS, 2),
+        (Cut(256, False, pairs=True), 2, 8, SMS, 2),
+        (Cut(256, False, pairs=True), 33, 2048, SMS, 1),  # the last rows would have no neighbours
+        (Cut(256, False, pairs=True), 32, 2048, 131, 1),  # a block would be left over
+        (Cut(256, True, pairs=True), 32, 2048, SMS, 1),
+        (Cut(128, False, pairs=True), 32, 2048, SMS, 1),
+        (Cut(256, False), 32, 2048, SMS, 1),
     ],
 )
 def test_who_shares_activations(cut, row_blocks, n, sms, sharers):
