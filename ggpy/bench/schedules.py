@@ -15,9 +15,9 @@ from typing import Any
 from ..formats import Format
 from ..kernels.hopper import ROW_BLOCK, TILE_ROWS, has_wgmma
 from ..kernels.mul_mat_tile import Limits, MulMatTile
-from ..kernels.mul_mat_wgmma import MulMatWgmma, instance
-from ..kernels.pack import STEP, packed_bytes, steps_of
-from ..kernels.schedule import Cut, Schedule, fastest
+from ..kernels.mul_mat_wgmma import MulMatWgmma, instance, stages_of
+from ..kernels.pack import STEP, packed_bytes
+from ..kernels.schedule import PIECES, Cut, Schedule, fastest
 from ..kernels.tile import Layout, layout_of
 from ..ops.cuda_products import STATIC_SHARED
 from .compile_ahead import Wishes, compile_ahead
@@ -44,7 +44,7 @@ class Ring(Cut):
         """Bytes that hold so many stages, and as many columns of activations."""
         if not self.depth or self.layout is None:
             return super().shared
-        chunk_k = max(self.layout.chunk_k, 2 * STEP)
+        chunk_k = stages_of(self.layout, STEP).columns
         weights = TILE_ROWS * self.layout.chunk_bytes * chunk_k // self.layout.chunk_k
         return BARRIERS + self.depth * (weights + chunk_k // STEP * self.tokens * 2 * STEP)
 
@@ -72,7 +72,7 @@ def variants(layout: Layout, n_tokens: int, tokens: int, best: Cut) -> list[Vari
     found = [
         Variant("data-parallel", whole),
         Variant("data-parallel, pairs", replace(whole, pairs=True)),
-        *(Variant(f"split-K {n}", replace(shared, pieces=n)) for n in (2, 4)),
+        *(Variant(f"split-K {n}", replace(shared, pieces=n)) for n in PIECES),
         Variant("stream-K", replace(shared, whole_first=False)),
         Variant("data-parallel + stream-K", shared),
     ]
@@ -94,15 +94,10 @@ class Varied(MulMatWgmma):
         return self.device.kernel("mul_mat_wgmma.cu", name, **self._options)
 
 
-def stages_of(layout: Layout, k: int) -> int:
-    """Stages of K of the product."""
-    return -(-steps_of(k) * STEP // max(layout.chunk_k, 2 * STEP))
-
-
 def scheduled(cut: Cut, layout: Layout, rows: int, k: int, n: int, sms: int) -> Schedule | None:
     """How the product is dealt out; None where it cannot be."""
     try:
-        return cut.deal(-(-rows // ROW_BLOCK), n, stages_of(layout, k), sms)
+        return cut.deal(-(-rows // ROW_BLOCK), n, stages_of(layout, k).count, sms)
     except ValueError:
         return None
 

@@ -14,8 +14,8 @@ from .handed import Handed, HandedParameters
 from .hopper import THREADS, TILE_ROWS, Dealt, LeftSums, dealt
 from .pack import PLAIN, STEP, steps_of
 from .product import Epilogue, Matrices
-from .schedule import Cut, fastest
-from .tile import Layout, TiledMatrix
+from .schedule import Cut, Stages, fastest
+from .tile import ROWS, Layout, TiledMatrix
 
 HANDED_TOKENS = 8  # of a tile whose norm may be handed on
 EARLY = 52 << 10  # bytes of weights that a block asks for before x is there
@@ -71,10 +71,10 @@ class MulMatWgmma:
         row_blocks = -(-product.n_tiles // rows)
         if order != PLAIN:  # the zeros behind the last column, too
             row_blocks = steps_of(first.n_rows)
-        stages = -(-steps_of(first.k) * STEP // max(first.layout.chunk_k, 2 * STEP))
-        cut = cut or self.cut(row_blocks, n_tokens, stages)
-        schedule = cut.deal(row_blocks, n_tokens, stages, self.multiprocessors)
-        product.dealt = dealt(schedule, stages)
+        stages = stages_of(first.layout, first.k)
+        cut = cut or fastest(row_blocks, n_tokens, stages, self.multiprocessors)
+        schedule = cut.deal(row_blocks, n_tokens, stages.count, self.multiprocessors)
+        product.dealt = dealt(schedule, stages.count)
         product.early = 1 if late else early_stages(first.layout)
         if handed is not None:
             if cut.tokens != HANDED_TOKENS or n_tokens > cut.tokens:
@@ -87,16 +87,19 @@ class MulMatWgmma:
         args = (product,)
         kernel.launch(schedule.blocks, THREADS, args, smem=cut.shared, cluster=cluster, pdl=pdl)
 
-    def cut(self, row_blocks: int, n_tokens: int, stages: int) -> Cut:
-        """The fastest cut of row_blocks x n_tokens outputs with so many stages of K each."""
-        return fastest(row_blocks, n_tokens, stages, self.multiprocessors)
-
     def _kernel(self, layout: Layout, tokens: int, epilogue: Epilogue, sharers: int) -> Kernel:
         key = layout, tokens, epilogue, sharers
         if key not in self._kernels:
             name = instance(layout, tokens, epilogue, sharers)
             self._kernels[key] = self.device.kernel("mul_mat_wgmma.cu", name)
         return self._kernels[key]
+
+
+def stages_of(layout: Layout, k: int) -> Stages:
+    """The stages of a row: a chunk, or two of 64 columns."""
+    columns = max(layout.chunk_k, 2 * STEP)
+    bits = 8 * layout.chunk_bytes / (ROWS * layout.chunk_k)
+    return Stages(-(-steps_of(k) * STEP // columns), columns, bits)
 
 
 def instance(layout: Layout, tokens: int, epilogue: Epilogue, sharers: int = 1) -> str:

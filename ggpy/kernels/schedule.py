@@ -9,8 +9,40 @@ schedule gives has been measured: SCHEDULES.md.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 TOKENS = (8, 16, 32, 64, 128, 256)  # of a tile of output, an instance each
+PIECES = (2, 4, 8)  # of a tile that so many blocks share
+
+
+class Cost(NamedTuple):
+    """What tiles of so many tokens take of a block: 128 columns, handing sums over where all blocks
+    share all tiles, and for each of a tile's pieces.
+    """
+
+    step: float
+    to_all: float
+    to_each: float
+
+
+# In units of a step of 128 tokens, 0.87 us; fitted to an H200 (SCHEDULES.md). Of 16 tokens or
+# fewer, whose sums are few, all blocks share all tiles.
+COSTS = {
+    32: Cost(0.65, 6.3, 0.3),
+    64: Cost(1.2, 12.5, 0.4),
+    128: Cost(1.0, 14.0, 1.75),
+    256: Cost(1.65, 21.0, 3.5),
+}
+MEMORY = 0.125  # a step at least, for each bit of a weight, where two blocks share a multiprocessor
+
+
+@dataclass(frozen=True)
+class Stages:
+    """How K is cut: `count` stages of `columns` each, of weights of `bits`, scales included."""
+
+    count: int
+    columns: int
+    bits: float
 
 
 @dataclass(frozen=True)
@@ -103,25 +135,30 @@ class Schedule:
         return "data-parallel" if self.rounds else "stream-K"
 
 
-def fastest(row_blocks: int, n_tokens: int, stages: int, multiprocessors: int) -> Cut:
-    """The fastest cut of row_blocks x n_tokens outputs with so many stages of K each."""
-    if n_tokens <= TOKENS[-1] // 2:
-        return Cut(next(t for t in TOKENS if t >= n_tokens), True)
-    cuts = [Cut(tokens, split) for tokens in TOKENS[-2:] for split in (False, True)]
-    for tokens in TOKENS[-2:]:
-        if stages % 2 == 0 and 2 * row_blocks * -(-n_tokens // tokens) <= multiprocessors:
-            cuts.append(Cut(tokens, True, pieces=2))
+def fastest(row_blocks: int, n_tokens: int, stages: Stages, multiprocessors: int) -> Cut:
+    """The fastest cut of row_blocks x n_tokens outputs."""
+    size = next((tokens for tokens in TOKENS if tokens >= n_tokens), TOKENS[-1])
+    if size not in COSTS:
+        return Cut(size, True)
+    sizes = TOKENS[-2:] if size == TOKENS[-1] else (size,)
+    cuts = [Cut(tokens, split) for tokens in sizes for split in (False, True)]
+    for cut in [Cut(tokens, True, pieces=n) for tokens in sizes for n in PIECES]:
+        blocks = row_blocks * -(-n_tokens // cut.tokens) * cut.pieces
+        if stages.count % cut.pieces == 0 and blocks <= multiprocessors * cut.per_multiprocessor:
+            cuts.append(cut)
     best = min(cuts, key=lambda cut: _cost(cut, row_blocks, n_tokens, stages, multiprocessors))
     return replace(best, pairs=best.may_pair)
 
 
-def _cost(cut: Cut, row_blocks: int, n_tokens: int, stages: int, multiprocessors: int) -> float:
-    """Time of a launch in units of a stage of 128 tokens; fitted to an H200."""
-    tiles = row_blocks * -(-n_tokens // cut.tokens)
-    stage, handing_over = (1.0, 4.0) if cut.tokens == TOKENS[-2] else (1.53, 10.0)
+def _cost(cut: Cut, row_blocks: int, n_tokens: int, stages: Stages, multiprocessors: int) -> float:
+    """Time of a launch, in units of COSTS."""
+    cost, tiles = COSTS[cut.tokens], row_blocks * -(-n_tokens // cut.tokens)
+    blocks = multiprocessors * cut.per_multiprocessor
+    memory = MEMORY * stages.bits if cut.per_multiprocessor > 1 else 0.0
+    tile = stages.count * stages.columns / 128 * max(cost.step, memory)
     if cut.pieces:
-        return stages / cut.pieces * stage + handing_over - 2.0  # to one block, which waits for it
+        return tile / cut.pieces + cut.pieces * cost.to_each
     if cut.split:
         # Whole tiles share what they read better: nearly as good is not good enough.
-        return 1.05 * (tiles * stages * stage / multiprocessors + handing_over)
-    return -(-tiles // multiprocessors) * stages * stage
+        return 1.05 * (tiles * tile / blocks + cost.to_all)
+    return -(-tiles // blocks) * tile

@@ -2,6 +2,8 @@
 compile, and cut its work so that every block of threads has some.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import packed_products
 import pytest
@@ -12,9 +14,9 @@ from tile_cases import MANY, Weights, energy, exact, layouts, tokens
 from ggpy.device.compile import compile_cubin
 from ggpy.kernels.handed import Handed
 from ggpy.kernels.hopper import ROW_BLOCK, has_wgmma
-from ggpy.kernels.mul_mat_wgmma import MulMatWgmma
+from ggpy.kernels.mul_mat_wgmma import MulMatWgmma, stages_of
 from ggpy.kernels.pack import CODES, HALVES, PLAIN
-from ggpy.kernels.schedule import TOKENS, Cut
+from ggpy.kernels.schedule import COSTS, PIECES, TOKENS, Cut, Stages, fastest
 
 SPILLED = 32  # bytes of a few instances, outside of their loops
 CUTS = [Cut(t, s, pairs=Cut(t, s).may_pair) for t in TOKENS for s in (False, True)]
@@ -59,24 +61,23 @@ SHAPES = [(7, 8), (1, 17), (32, 64), (48, 512), (224, 512), (112, 2048), (1002, 
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("stages", [1, 16, 56])
-def test_cut(emulator, shape, stages):
+@pytest.mark.parametrize(("stages", "columns"), [(1, 128), (16, 128), (56, 256)])
+def test_cut(shape, stages, columns):
     """Blocks of at least as many tokens as there are, up to 256, and no more padding than half."""
-    product = MulMatWgmma(emulator, 132)
-    cut = product.cut(shape[0], shape[1], stages)
-    assert cut in CUTS
+    cut = fastest(*shape, Stages(stages, columns, 8.5), 132)
+    assert replace(cut, pieces=0) in CUTS
     assert cut.tokens >= min(shape[1], 128)
     assert cut.tokens < 2 * max(shape[1], 8)
 
 
-def test_many_tiles_are_not_split_and_few_are(emulator):
-    product = MulMatWgmma(emulator, 132)
-    pairs = Cut(256, False, pairs=True)
-    assert product.cut(33, 1024, 32) == pairs  # 132 tiles
-    assert product.cut(32, 1024, 32) == pairs
-    assert product.cut(32, 2048, 112) == pairs  # 256 tiles: two rounds, nearly full
-    assert product.cut(48, 512, 32).split  # 96 tiles would leave a quarter of the GPU idle
-    assert product.cut(32, 16, 32).split
+def test_many_tiles_are_not_split_and_few_are():
+    pairs, row, long_row = Cut(256, False, pairs=True), Stages(32, 128, 8.5), Stages(56, 256, 4.5)
+    assert fastest(33, 1024, row, 132) == pairs  # 132 tiles
+    assert fastest(32, 1024, Stages(16, 256, 4.5), 132) == pairs
+    assert fastest(32, 2048, long_row, 132) == pairs  # 256 tiles: two rounds, nearly full
+    assert fastest(48, 512, row, 132) == pairs  # 36 are idle for less than handing sums over takes
+    assert fastest(48, 512, long_row, 132).split
+    assert fastest(32, 16, row, 132).split
 
 
 @pytest.mark.parametrize(
@@ -86,6 +87,14 @@ def test_rounds_of_whole_tiles(tiles, token_blocks, rounds):
     """Where tiles share weights, those of a round stay together; the rest is split."""
     assert Cut(256, True).rounds(tiles, token_blocks, 132) == rounds
     assert Cut(256, False).rounds(tiles, token_blocks, 132) == -(-tiles // 132)
+
+
+def test_stages():
+    """Two chunks of halves are one."""
+    layouts = [Weights(name, 1, 4096).layout for name in ("F16", "Q8_0", "Q4_K")]
+    assert [stages_of(layout, 4096).count for layout in layouts] == [32, 32, 16]
+    assert [stages_of(layout, 4097).columns for layout in layouts] == [128, 128, 256]
+    assert [stages_of(layout, 1).bits for layout in layouts] == [16, 8.5, 4.625]
 
 
 def test_runs_on_hopper_alone():
@@ -112,6 +121,15 @@ def test_every_layout(hopper, name, shape, n_tokens):
     w = Weights(name, *shape)
     x = tokens(n_tokens, w.columns)
     (y,) = multiply(hopper, [w.tiled(hopper)], x)
+    assert close(y, w, x)
+
+
+@pytest.mark.parametrize("pieces", PIECES)
+@pytest.mark.parametrize("size", COSTS)
+def test_pieces_of_tiles(hopper, size, pieces):
+    w = Weights("Q8_0", 1500, 1024)
+    x, cut = tokens(size - 3, w.columns), Cut(size, True, pieces=pieces)
+    (y,) = multiply(hopper, [w.tiled(hopper)], x, cut=cut)
     assert close(y, w, x)
 
 

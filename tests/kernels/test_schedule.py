@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggpy.kernels.hopper import dealt
-from ggpy.kernels.schedule import TOKENS, Cut, fastest
+from ggpy.kernels.schedule import TOKENS, Cut, Stages, fastest
 
 SMS = 132  # of an H200
-STAGES = {4096: 32, 8192: 64, 14336: 112}  # of a row of Q8_0
+STAGES = {k: Stages(k // 128, 128, 8.5) for k in (4096, 8192, 14336)}  # of a row of Q8_0
 
 
 def chosen(rows: int, k: int, n: int) -> tuple[str, int]:
     """The schedule's name, and the tokens of a tile."""
     row_blocks = -(-rows // 128)
     cut = fastest(row_blocks, n, STAGES[k], SMS)
-    return cut.deal(row_blocks, n, STAGES[k], SMS).name, cut.tokens
+    return cut.deal(row_blocks, n, STAGES[k].count, SMS).name, cut.tokens
 
 
 @pytest.mark.parametrize(
@@ -26,17 +26,21 @@ def chosen(rows: int, k: int, n: int) -> tuple[str, int]:
     [
         (14336, 4096, 8, ("stream-K", 8)),
         (14336, 4096, 16, ("stream-K", 16)),
-        (14336, 4096, 64, ("stream-K", 64)),
-        (14336, 4096, 512, ("data-parallel + stream-K", 256)),
+        (14336, 4096, 64, ("split-K 2", 64)),
+        (28672, 4096, 64, ("data-parallel", 64)),
+        (4096, 14336, 64, ("split-K 8", 64)),
+        (6144, 4096, 128, ("split-K 2", 128)),
+        (4096, 4096, 128, ("split-K 4", 128)),
+        (14336, 4096, 512, ("data-parallel, pairs", 256)),
         (14336, 4096, 2048, ("data-parallel, pairs", 256)),
         (4096, 14336, 16, ("stream-K", 16)),
         (4096, 14336, 512, ("split-K 2", 256)),
         (4096, 4096, 512, ("data-parallel", 128)),
-        (4096, 14336, 384, ("stream-K", 128)),
+        (4096, 14336, 384, ("split-K 2", 256)),
         (2048, 8192, 512, ("split-K 2", 128)),
         (2048, 8192, 1024, ("split-K 2", 256)),
         (4096, 14336, 2048, ("data-parallel, pairs", 256)),
-        (4096, 4096, 300, ("stream-K", 128)),
+        (4096, 4096, 300, ("data-parallel", 128)),
     ],
 )
 def test_what_is_taken(rows, k, n, name):
@@ -80,10 +84,15 @@ def test_every_stage_of_every_tile_once(cut, row_blocks, n, stages, sms):
     assert sorted(found) == [(tile, stage) for tile in range(tiles) for stage in range(stages)]
 
 
-@given(row_blocks=st.integers(1, 1100), n=st.integers(1, 4096), stages=st.integers(1, 120))
-def test_no_more_blocks_than_run_at_the_same_time(row_blocks, n, stages):
+@given(
+    row_blocks=st.integers(1, 1100),
+    n=st.integers(1, 4096),
+    stages=st.integers(1, 120),
+    bits=st.sampled_from((2.625, 8.5, 16.0)),
+)
+def test_no_more_blocks_than_run_at_the_same_time(row_blocks, n, stages, bits):
     """Where blocks wait for each other's sums."""
-    cut = fastest(row_blocks, n, stages, SMS)
+    cut = fastest(row_blocks, n, Stages(stages, 128, bits), SMS)
     schedule = cut.deal(row_blocks, n, stages, SMS)
     assert 1 <= schedule.blocks <= SMS * cut.per_multiprocessor
     assert schedule.token_blocks * cut.tokens >= n
