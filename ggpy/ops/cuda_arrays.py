@@ -89,5 +89,7 @@ class Sampled:
 
 def one_layout(weights: list[Matrix]) -> bool:
     """Whether one launch can multiply all of them: their tiles are of one layout."""
-    layouts = {w.tiles.layout if w.tiles else None for w in weights}
-    return len(layouts) == 1 and None not in layouts
+    first = weights[0].tiles
+    if first is None:
+        return False
+    return all(w.tiles is not None and w.tiles.layout == first.layout for w in weights[1:])

@@ -102,18 +102,20 @@ class Products:
 
     def together(self, weights: list[Matrix], n_tokens: int) -> bool:
         """Whether one launch can multiply all of them."""
-        if any(self._by_cublas(w, n_tokens) for w in weights):
+        if self._cublas is not None and any(self._by_cublas(w, n_tokens) for w in weights):
             return len(weights) == 1
-        made = all(self.becomes_halves(w, n_tokens) for w in weights)
-        return one_layout(weights) or (made and HalfTiles.fit(weights))
+        if one_layout(weights):
+            return True
+        return all(self.becomes_halves(w, n_tokens) for w in weights) and HalfTiles.fit(weights)
 
     def order(self, weights: list[Matrix], n_tokens: int) -> int:
         """In which order x should come for these weights."""
-        if any(self._by_cublas(w, n_tokens) or w.activations != "f16" for w in weights):
-            return PLAIN
-        halves = [self.becomes_halves(w, n_tokens) for w in weights]
-        tiles = [w.tiles.layout if w.tiles else None for w in weights]
-        layouts = [HALF_TILES if h else t for h, t in zip(halves, tiles, strict=True)]
+        layouts = []
+        for w in weights:
+            if w.activations != "f16" or self._by_cublas(w, n_tokens):
+                return PLAIN
+            halves = HALF_TILES if self.becomes_halves(w, n_tokens) else None
+            layouts.append(w.tiles.layout if w.tiles else halves)
         return self.hopper.order(layouts, weights[0].k, n_tokens)
 
     def handed_order(self, w: Matrix, weights: list[Matrix], n_tokens: int) -> int:
