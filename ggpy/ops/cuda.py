@@ -214,9 +214,12 @@ class Cuda:
     def _float(self, name: str, rows: int, columns: int) -> Array:
         return Array(self._room(name, 4 * rows * columns), np.float32, (rows, columns), columns)
 
-    def _half(self, name: str, rows: int, columns: int, order: int = PLAIN) -> Array:
+    def _half(
+        self, name: str, rows: int, columns: int, order: int = PLAIN, late: bool = False
+    ) -> Array:
         nbytes = packed_bytes(rows, columns) if order else 2 * rows * columns
-        return Array(self._room(name, nbytes), np.float16, (rows, columns), columns, order)
+        memory = self._room(name, nbytes)
+        return Array(memory, np.float16, (rows, columns), columns, order, late)
 
     # Ops
 
@@ -266,10 +269,10 @@ class Cuda:
         order = PLAIN
         if self._repeat and a.wo is not None and self._attend.packs:
             order = self._products.order([a.wo], batch.n_tokens)
-        o = self._half("o", batch.n_tokens, a.n_head * a.head_size, order)
-        o = replace(o, late=True)
+        o = self._half("o", batch.n_tokens, a.n_head * a.head_size, order, late=True)
+        parts, rotation = (q.parts, q.rotation) if isinstance(q, Projected) else ((), None)
         asked = Asked(
-            None,
+            None if isinstance(q, Projected) else q.data,
             batch.memory,
             self._pages.of(a.layer),
             o.data,
@@ -277,13 +280,11 @@ class Cuda:
             a.window,
             a.soft_cap,
             a.sinks,
+            projected=parts,
+            rotation=rotation,
             order=order,
             n_tokens=batch.n_tokens,
         )
-        if isinstance(q, Projected):
-            asked = replace(asked, projected=q.parts, rotation=q.rotation)
-        else:
-            asked = replace(asked, q=q.data)
         if batch.n_prompt_tiles:
             self._prompts.launch(asked, batch)
         if batch.n_tiles:
