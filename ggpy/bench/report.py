@@ -23,9 +23,10 @@ from the JSON files in `{folder}/`. `ggpy make_benchmarks` measures everything o
 both; other results of `-o json` can be put there, too, those of `ggpy compare` among them.
 
 *t/s* is the median of all repetitions, of all sequences together; *spread* is how far the slowest
-and the fastest of them are apart. *limit* is what reading the weights and the context once, or
-multiplying them, would allow at the speeds measured on the same machine. Kernels are measured with
-their launch, one after the other in a graph, with operands that are in no cache."""
+and the fastest of them are apart; where it is large the machine was busy, or changed its clocks, as
+a GPU does that takes all the power it may have. *limit* is what reading the weights and the context
+once, or multiplying them, would allow at the speeds measured on the same machine. Kernels are
+measured with their launch, one after the other in a graph, with operands that are in no cache."""
 COLUMNS = (
     *("model", "size", "test", "t/s", "spread", "limit", "% of limit"),
     *("first token", "load", "GPU memory"),
