@@ -1,10 +1,10 @@
 """Models that exist only in memory: the shape of a known model, filled with random valid blocks.
 
 `Synthetic` stands in for an open `gguf.File`, so `arch.load` checks and loads it like any other;
-its tensors are the ones that the architecture declares. Speed depends on weights' values by the
-power alone that bits take which change, and random ones take what real ones do (SCHEDULES.md), so
-one pool of random blocks per format is repeated, and every tensor is a view of it: a model of any
-size takes the memory of its largest tensor. Nothing here knows what the model is for.
+its tensors are the ones that the architecture declares. What a weight is changes speed only by the
+power that changing bits take, of which random blocks take as much as quantised normal numbers
+(SCHEDULES.md); so one pool of them per format is repeated, and every tensor is a view of it: a
+model of any size takes the memory of its largest tensor. Nothing here knows what the model is for.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from ..kernels.mul_mat_vec_q import mul_mat_vec_q
 from ..kernels.pack import PLAIN, UNIT
 from ..kernels.product import STATIC_SHARED, Epilogue
 from ..kernels.quantize_q8_1 import q8_1_bytes, quantize_q8_1
-from ..kernels.tile import TiledMatrix, grows
+from ..kernels.tile import Layout, TiledMatrix, grows
 from .cuda_arrays import Array, Matrix, Memory, one_layout
 from .cuda_gemm import MANY_TOKENS, Gemm, HalfTiles, Room, can_be_halves, scratch_bytes
 from .cuda_hopper import HopperProducts
@@ -102,7 +102,7 @@ class Products:
 
     def together(self, weights: list[Matrix], n_tokens: int) -> bool:
         """Whether one launch can multiply all of them."""
-        if self._cublas is not None and any(self._by_cublas(w, n_tokens) for w in weights):
+        if any(self._by_cublas(w, n_tokens) for w in weights):
             return len(weights) == 1
         if one_layout(weights):
             return True
@@ -110,13 +110,16 @@ class Products:
 
     def order(self, weights: list[Matrix], n_tokens: int) -> int:
         """In which order x should come for these weights."""
-        layouts = []
-        for w in weights:
-            if w.activations != "f16" or self._by_cublas(w, n_tokens):
-                return PLAIN
-            halves = HALF_TILES if self.becomes_halves(w, n_tokens) else None
-            layouts.append(w.tiles.layout if w.tiles else halves)
+        if any(w.activations != "f16" or self._by_cublas(w, n_tokens) for w in weights):
+            return PLAIN
+        layouts = [self._layout(w, n_tokens) for w in weights]
         return self.hopper.order(layouts, weights[0].k, n_tokens)
+
+    def _layout(self, w: Matrix, n_tokens: int) -> Layout | None:
+        """Of the tiles that w has for a product of so many tokens, or that are made of it."""
+        if w.tiles is not None:
+            return w.tiles.layout
+        return HALF_TILES if self.becomes_halves(w, n_tokens) else None
 
     def handed_order(self, w: Matrix, weights: list[Matrix], n_tokens: int) -> int:
         """In which order a product with w hands a norm on to those with the others; PLAIN: none."""
