@@ -9,6 +9,7 @@ schedule gives has been measured: SCHEDULES.md.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import NamedTuple
 
 TOKENS = (8, 16, 32, 64, 128, 256)  # of a tile of output, an instance each
@@ -135,6 +136,7 @@ class Schedule:
         return "data-parallel" if self.rounds else "stream-K"
 
 
+@cache
 def fastest(row_blocks: int, n_tokens: int, stages: Stages, multiprocessors: int) -> Cut:
     """The fastest cut of row_blocks x n_tokens outputs."""
     size = next((tokens for tokens in TOKENS if tokens >= n_tokens), TOKENS[-1])
