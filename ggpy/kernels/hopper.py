@@ -5,6 +5,7 @@ through which they leave sums to each other (cuda/shares.cuh).
 from __future__ import annotations
 
 import ctypes
+from functools import cache
 from typing import Any
 
 from ..device.base import Buffer, Device
@@ -42,6 +43,7 @@ class Dealt(ctypes.Structure):
     )
 
 
+@cache
 def dealt(schedule: Schedule, stages: int) -> Dealt:
     """A schedule of tiles with so many stages of K each, as kernels have it."""
     cut = max(0, schedule.tiles - schedule.rounds * schedule.blocks)

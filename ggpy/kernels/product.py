@@ -57,7 +57,7 @@ class Matrices(ctypes.Structure):
         and k, and there are as many outputs as the epilogue makes.
         """
         first, glu = weights[0], epilogue == "GLU"
-        if any(w.layout != first.layout or w.k != first.k for w in weights):
+        if any(w.layout != first.layout or w.k != first.k for w in weights[1:]):
             raise ValueError(
                 "the matrices of one product have one layout and one number of columns"
             )
@@ -66,14 +66,15 @@ class Matrices(ctypes.Structure):
                 f"{len(weights)} matrices and {len(outs)} outputs do not make a {epilogue} product"
             )
         tiles = 0
-        for segment in self.segment:
-            segment.first_tile = NO_TILE
-        for segment, w in zip(self.segment, weights, strict=False):
-            segment.tiles, segment.n_rows, segment.first_tile = address(w.data), w.n_rows, tiles
-            segment.row_scale = address(w.row_scale)
+        for i, segment in enumerate(self.segment):
+            if i >= len(weights):
+                segment.first_tile = NO_TILE
+                continue
+            w, out = weights[i], outs[i] if i < len(outs) else None
+            segment.tiles, segment.out = address(w.data), address(out)
+            segment.row_scale, segment.n_rows = address(w.row_scale), w.n_rows
+            segment.first_tile = tiles
             tiles += w.tile_rows
-        for segment, out in zip(self.segment, outs, strict=False):
-            segment.out = address(out)
         self.n_tiles = first.tile_rows if glu else tiles
         self.n_tokens, self.activation = n_tokens, ACTIVATIONS[activation]
         self.streaming = EVICT_FIRST  # before what is read again: keys, values, norms, code
