@@ -15,7 +15,7 @@ from typing import Any
 from ..formats import Format
 from ..kernels.hopper import ROW_BLOCK, TILE_ROWS, has_wgmma
 from ..kernels.mul_mat_tile import Limits, MulMatTile
-from ..kernels.mul_mat_wgmma import MulMatWgmma, instance, stages_of
+from ..kernels.mul_mat_wgmma import TILES, MulMatWgmma, instance, stages_of
 from ..kernels.pack import STEP, packed_bytes
 from ..kernels.schedule import PIECES, Cut, Schedule, fastest
 from ..kernels.tile import Layout, layout_of
@@ -109,7 +109,7 @@ def table(o: Operands, clock: Any, format: Format, rows: int, k: int, say: Say) 
         raise ValueError(f"{format.name} has no tiles of {k} columns: take another format")
     cells: dict[str, list[str]] = {}
     for at, (n, tokens) in enumerate(COLUMNS):
-        best = fastest(-(-rows // ROW_BLOCK), n, stages_of(layout, k), sms)
+        best = fastest(TILES, -(-rows // ROW_BLOCK), n, stages_of(layout, k), sms)
         chosen = scheduled(best, layout, rows, k, n, sms)
         tried = variants(layout, n, tokens, best)
         for variant in tried:

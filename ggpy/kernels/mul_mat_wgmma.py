@@ -14,11 +14,22 @@ from .handed import Handed, HandedParameters
 from .hopper import THREADS, TILE_ROWS, Dealt, LeftSums, dealt
 from .pack import PLAIN, STEP, steps_of
 from .product import Epilogue, Matrices
-from .schedule import Cut, Stages, fastest
+from .schedule import Cost, Cut, Stages, Tiles, fastest
 from .tile import ROWS, Layout, TiledMatrix
 
 HANDED_TOKENS = 8  # of a tile whose norm may be handed on
 EARLY = 52 << 10  # bytes of weights that a block asks for before x is there
+TILES = Tiles(
+    {
+        32: Cost(step=0.57, output=0.0, to_all=5.5, to_each=0.26),
+        64: Cost(step=1.04, output=0.0, to_all=10.9, to_each=0.35),
+        128: Cost(step=0.87, output=0.0, to_all=12.2, to_each=1.52),
+        256: Cost(step=1.44, output=0.0, to_all=18.3, to_each=3.05),
+    },
+    few=(8, 16),
+    memory=0.109,
+    pairs=True,
+)
 
 
 class _Product(Matrices):
@@ -72,7 +83,7 @@ class MulMatWgmma:
         if order != PLAIN:  # the zeros behind the last column, too
             row_blocks = steps_of(first.n_rows)
         stages = stages_of(first.layout, first.k)
-        cut = cut or fastest(row_blocks, n_tokens, stages, self.multiprocessors)
+        cut = cut or fastest(TILES, row_blocks, n_tokens, stages, self.multiprocessors)
         schedule = cut.deal(row_blocks, n_tokens, stages.count, self.multiprocessors)
         product.dealt = dealt(schedule, stages.count)
         product.early = 1 if late else early_stages(first.layout)

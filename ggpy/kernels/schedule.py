@@ -8,6 +8,7 @@ schedule gives has been measured: SCHEDULES.md.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import NamedTuple
@@ -17,24 +18,44 @@ PIECES = (2, 4, 8)  # of a tile that so many blocks share
 
 
 class Cost(NamedTuple):
-    """What tiles of so many tokens take of a block: 128 columns, handing sums over where all blocks
-    share all tiles, and for each of a tile's pieces.
+    """Microseconds that tiles of so many tokens take of a block: 128 columns, the outputs of a
+    tile, handing sums over where all blocks share all tiles, and for each of a tile's pieces.
     """
 
     step: float
+    output: float
     to_all: float
     to_each: float
 
 
-# In units of a step of 128 tokens, 0.87 us; fitted to an H200 (SCHEDULES.md). Of 16 tokens or
-# fewer, whose sums are few, all blocks share all tiles.
-COSTS = {
-    32: Cost(0.65, 6.3, 0.3),
-    64: Cost(1.2, 12.5, 0.4),
-    128: Cost(1.0, 14.0, 1.75),
-    256: Cost(1.65, 21.0, 3.5),
-}
-MEMORY = 0.125  # a step at least, for each bit of a weight, where two blocks share a multiprocessor
+@dataclass(frozen=True, eq=False)
+class Tiles:
+    """The tiles of a product, and what they take on an H200 (SCHEDULES.md).
+
+    costs: by the tokens of a tile. few: tokens of tiles with so few sums that all blocks share all
+    of them. memory: microseconds of 128 columns at least, for each bit of a weight, where two
+    blocks share a multiprocessor. alone: none do. halved: tokens that fit in one tile may be cut
+    into two. pairs: whole tiles are made by pairs of blocks, where they may be.
+    """
+
+    costs: Mapping[int, Cost]
+    few: tuple[int, ...] = ()
+    memory: float = 0.0
+    alone: bool = False
+    halved: bool = False
+    pairs: bool = False
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Tokens of a tile, an instance each."""
+        return *self.few, *self.costs
+
+    def sizes(self, n_tokens: int) -> tuple[int, ...]:
+        """Those that so many tokens may be cut into."""
+        size = next((size for size in self.tokens if size >= n_tokens), self.tokens[-1])
+        halved = self.halved and n_tokens <= size
+        both = size // 2 in self.costs and (halved or size == TOKENS[-1])
+        return (size // 2, size) if both else (size,)
 
 
 @dataclass(frozen=True)
@@ -53,6 +74,7 @@ class Cut:
     pieces: blocks that share each tile, or 0: all blocks share all tiles evenly. whole_first:
     where tiles share weights, rounds of whole tiles come before those that are shared. pairs:
     where none is left over, two blocks copy the activations of a tile for both; see may_pair.
+    alone: no two blocks share a multiprocessor.
     """
 
     tokens: int
@@ -60,6 +82,7 @@ class Cut:
     pieces: int = field(default=0, kw_only=True)
     whole_first: bool = field(default=True, kw_only=True)
     pairs: bool = field(default=False, kw_only=True)
+    alone: bool = field(default=False, kw_only=True)
 
     @property
     def may_pair(self) -> bool:
@@ -69,7 +92,7 @@ class Cut:
     @property
     def per_multiprocessor(self) -> int:
         """Blocks that a multiprocessor runs at the same time."""
-        return 2 if self.tokens <= 64 else 1
+        return 1 if self.alone or self.tokens > 64 else 2
 
     @property
     def shared(self) -> int:
@@ -137,30 +160,33 @@ class Schedule:
 
 
 @cache
-def fastest(row_blocks: int, n_tokens: int, stages: Stages, multiprocessors: int) -> Cut:
-    """The fastest cut of row_blocks x n_tokens outputs."""
-    size = next((tokens for tokens in TOKENS if tokens >= n_tokens), TOKENS[-1])
-    if size not in COSTS:
-        return Cut(size, True)
-    sizes = TOKENS[-2:] if size == TOKENS[-1] else (size,)
-    cuts = [Cut(tokens, split) for tokens in sizes for split in (False, True)]
-    for cut in [Cut(tokens, True, pieces=n) for tokens in sizes for n in PIECES]:
+def fastest(
+    tiles: Tiles, row_blocks: int, n_tokens: int, stages: Stages, multiprocessors: int
+) -> Cut:
+    """The fastest cut of row_blocks x n_tokens outputs of a product."""
+    sizes = tiles.sizes(n_tokens)
+    if sizes[-1] in tiles.few:
+        return Cut(sizes[-1], True, alone=tiles.alone)
+    cuts = [Cut(size, split, alone=tiles.alone) for size in sizes for split in (False, True)]
+    for cut in [replace(cut, pieces=n) for cut in cuts if cut.split for n in PIECES]:
         blocks = row_blocks * -(-n_tokens // cut.tokens) * cut.pieces
         if stages.count % cut.pieces == 0 and blocks <= multiprocessors * cut.per_multiprocessor:
             cuts.append(cut)
-    best = min(cuts, key=lambda cut: _cost(cut, row_blocks, n_tokens, stages, multiprocessors))
-    return replace(best, pairs=best.may_pair)
+    best = min(cuts, key=lambda cut: _us(cut, tiles, row_blocks, n_tokens, stages, multiprocessors))
+    return replace(best, pairs=tiles.pairs and best.may_pair)
 
 
-def _cost(cut: Cut, row_blocks: int, n_tokens: int, stages: Stages, multiprocessors: int) -> float:
-    """Time of a launch, in units of COSTS."""
-    cost, tiles = COSTS[cut.tokens], row_blocks * -(-n_tokens // cut.tokens)
+def _us(
+    cut: Cut, tiles: Tiles, row_blocks: int, n_tokens: int, stages: Stages, multiprocessors: int
+) -> float:
+    """Microseconds of a launch."""
+    cost, n = tiles.costs[cut.tokens], row_blocks * -(-n_tokens // cut.tokens)
     blocks = multiprocessors * cut.per_multiprocessor
-    memory = MEMORY * stages.bits if cut.per_multiprocessor > 1 else 0.0
-    tile = stages.count * stages.columns / 128 * max(cost.step, memory)
+    memory = tiles.memory * stages.bits if cut.per_multiprocessor > 1 else 0.0
+    tile = stages.count * stages.columns / 128 * max(cost.step, memory) + cost.output
     if cut.pieces:
         return tile / cut.pieces + cut.pieces * cost.to_each
     if cut.split:
         # Whole tiles share what they read better: nearly as good is not good enough.
-        return 1.05 * (tiles * tile / blocks + cost.to_all)
-    return -(-tiles // blocks) * tile
+        return 1.05 * (n * tile / blocks + cost.to_all)
+    return -(-n // blocks) * tile

@@ -16,7 +16,7 @@ from ggpy.bench.compile_ahead import Wishes
 from ggpy.bench.timing import Timing
 from ggpy.device.compile import compile_cubin
 from ggpy.formats import by_name
-from ggpy.kernels.mul_mat_wgmma import instance, stages_of
+from ggpy.kernels.mul_mat_wgmma import TILES, instance, stages_of
 from ggpy.kernels.pack import Pack, order_of, packed_bytes
 from ggpy.kernels.schedule import Cut, fastest
 from ggpy.kernels.tile import layout_of
@@ -104,7 +104,7 @@ def test_another_gpu_is_refused():
 
 @pytest.mark.usefixtures("nvrtc")
 def test_specialisations_change_the_code():
-    best = fastest(112, 512, stages_of(LAYOUT, 4096), 132)
+    best = fastest(TILES, 112, 512, stages_of(LAYOUT, 4096), 132)
     found = schedules.variants(LAYOUT, 512, 128, best)
     tried = [v for v in found if v.rows_first or v.cut.depth == 2 or v.name == "data-parallel"]
     name = instance(LAYOUT, 128, "STORE")
@@ -138,7 +138,7 @@ def test_every_variant_multiplies(hopper, n, tokens):
     layout = w.layout
     Pack(hopper).launch(upload(hopper, x), packed, n, w.columns, order_of(layout))
     expected, tried = exact(w, x), 0
-    best = fastest(32, n, stages_of(layout, 4096), hopper.sm_count)
+    best = fastest(TILES, 32, n, stages_of(layout, 4096), hopper.sm_count)
     for variant in schedules.variants(layout, n, tokens, best):
         if schedules.scheduled(variant.cut, layout, 4096, 4096, n, hopper.sm_count) is None:
             continue

@@ -9,12 +9,14 @@ from kernel_buffers import upload
 from w8a8_cases import KINDS, ByteMatrix, activations, agrees, exact, multiply, quantize
 
 from ggpy.device.compile import compile_cubin
-from ggpy.kernels.mul_mat_w8a8_wgmma import MulMatW8A8Wgmma, W8A8Cut, tokens_of
-from ggpy.kernels.quantize_rows import VALUES
+from ggpy.kernels.mul_mat_w8a8_wgmma import TILES, MulMatW8A8Wgmma
+from ggpy.kernels.quantize_rows import STEP, VALUES
+from ggpy.kernels.schedule import PIECES, Cut, Stages, fastest
 
 TENSOR_CORES = 1e-6  # see test_mul_mat_w8a8.py
-CUTS = [W8A8Cut(t, split, kind) for kind in KINDS for t in tokens_of(kind) for split in (0, 1)]
-SOME = [W8A8Cut(t, split, kind) for kind in KINDS for t, split in ((16, True), (128, False))]
+SIZES = [(kind, size) for kind in KINDS for size in TILES[kind].tokens]
+WAYS = [(kind, Cut(size, split, alone=True)) for kind, size in SIZES for split in (False, True)]
+SOME = [(kind, Cut(size, size < 128, alone=True)) for kind in KINDS for size in (16, 128)]
 
 
 def product_on(device):
@@ -27,7 +29,7 @@ def product_on(device):
 @pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize("n_tokens", [16, 128, 256])
 def test_nothing_spills(n_tokens):
-    kinds = [kind for kind in KINDS if n_tokens in tokens_of(kind)]
+    kinds = [kind for kind in KINDS if n_tokens in TILES[kind].tokens]
     names = [f"mul_mat_w8a8_wgmma<{VALUES[k]}, {n_tokens}, {e}>" for k in kinds for e in EPILOGUES]
     cubin = compile_cubin("mul_mat_w8a8_wgmma.cu", "sm_90a", expressions=names)
     assert "serialized" not in cubin.log, "ptxas made the products wait for each other"
@@ -44,11 +46,11 @@ SHAPES = [(1, 17), (32, 64), (48, 512), (224, 512), (112, 2048), (1002, 300), (3
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("stages", [1, 32, 112])
 @pytest.mark.parametrize("kind", KINDS)
-def test_cut(emulator, kind, shape, stages):
-    """Blocks of at least as many tokens as there are, and no more padding than half."""
-    cut = MulMatW8A8Wgmma(emulator, 132).cut(kind, shape[0], shape[1], stages)
-    assert cut.kind == kind and cut.tokens in tokens_of(kind)
-    assert cut.tokens >= min(shape[1], 128)
+def test_cut(kind, shape, stages):
+    """Tiles that are as large as what there is, or half, and have a multiprocessor each."""
+    cut = fastest(TILES[kind], *shape, Stages(stages, STEP, 8.0), 132)
+    assert cut.alone and not cut.pairs and cut.tokens in TILES[kind].tokens
+    assert 2 * cut.tokens >= min(shape[1], 128)
     assert cut.tokens < 2 * max(shape[1], 16)
 
 
@@ -65,16 +67,25 @@ def test_shapes(hopper, kind, shape, n_tokens):
     assert agrees(w, x, y, TENSOR_CORES)
 
 
-@pytest.mark.parametrize("cut", CUTS, ids=str)
-def test_every_cut(hopper, cut):
+@pytest.mark.parametrize(("kind", "cut"), WAYS, ids=str)
+def test_every_cut(hopper, kind, cut):
     """Several launches with one workspace: what one leaves in it must not reach the next."""
-    w, x = ByteMatrix(cut.kind, 1500, 1184), activations(2 * cut.tokens + 3, 1184)
+    w, x = ByteMatrix(kind, 1500, 1184), activations(2 * cut.tokens + 3, 1184)
     product, tiles = product_on(hopper), w.tiled(hopper)
-    rows = quantize(hopper, x, cut.kind)
+    rows = quantize(hopper, x, kind)
     (first,) = multiply(product, [tiles], rows, cut=cut)
     (again,) = multiply(product, [tiles], rows, cut=cut)
     assert agrees(w, x, first, TENSOR_CORES)
     assert np.array_equal(first, again)
+
+
+@pytest.mark.parametrize("pieces", PIECES)
+@pytest.mark.parametrize(("kind", "size"), SIZES)
+def test_pieces_of_tiles(hopper, kind, size, pieces):
+    w, x = ByteMatrix(kind, 1500, 1024), activations(size - 3, 1024)
+    cut, rows = Cut(size, True, pieces=pieces, alone=True), quantize(hopper, x, kind)
+    (y,) = multiply(product_on(hopper), [w.tiled(hopper)], rows, cut=cut)
+    assert agrees(w, x, y, TENSOR_CORES)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -87,10 +98,10 @@ def test_segments(hopper, kind):
     assert all(agrees(w, x, y, TENSOR_CORES) for w, y in zip(weights, outs, strict=True))
 
 
-@pytest.mark.parametrize("cut", SOME, ids=str)
-def test_add(hopper, cut):
-    w, x = ByteMatrix(cut.kind, 337, 4096), activations(40, 4096)
-    rows, tiles, product = quantize(hopper, x, cut.kind), w.tiled(hopper), product_on(hopper)
+@pytest.mark.parametrize(("kind", "cut"), SOME, ids=str)
+def test_add(hopper, kind, cut):
+    w, x = ByteMatrix(kind, 337, 4096), activations(40, 4096)
+    rows, tiles, product = quantize(hopper, x, kind), w.tiled(hopper), product_on(hopper)
     start = activations(40, 337).astype(np.float32)
     (plain,) = multiply(product, [tiles], rows, cut=cut)
     out = upload(hopper, start)
@@ -100,14 +111,14 @@ def test_add(hopper, cut):
 
 @pytest.mark.parametrize("rows", [150, 152, 64])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("cut", SOME, ids=str)
-def test_gate_and_up(hopper, cut, activation, rows):
+@pytest.mark.parametrize(("kind", "cut"), SOME, ids=str)
+def test_gate_and_up(hopper, kind, cut, activation, rows):
     """Rows that fill no block; 150 that do not start on 16 bytes."""
-    gate, up = (ByteMatrix(cut.kind, rows, 96, seed) for seed in (0, 1))
+    gate, up = (ByteMatrix(kind, rows, 96, seed) for seed in (0, 1))
     x = activations(40, 96) / np.float16(64)
     tiles = [gate.tiled(hopper), up.tiled(hopper)]
     options = {"epilogue": "GLU", "activation": activation, "cut": cut}
-    (y,) = multiply(product_on(hopper), tiles, quantize(hopper, x, cut.kind), **options)
+    (y,) = multiply(product_on(hopper), tiles, quantize(hopper, x, kind), **options)
     g = exact(gate, x).astype(np.float64)
     assert nmse(y, ACTIVATIONS[activation](g) * exact(up, x)) <= 1e-6
 

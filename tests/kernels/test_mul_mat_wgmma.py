@@ -14,9 +14,9 @@ from tile_cases import MANY, Weights, energy, exact, layouts, tokens
 from ggpy.device.compile import compile_cubin
 from ggpy.kernels.handed import Handed
 from ggpy.kernels.hopper import ROW_BLOCK, has_wgmma
-from ggpy.kernels.mul_mat_wgmma import MulMatWgmma, stages_of
+from ggpy.kernels.mul_mat_wgmma import TILES, MulMatWgmma, stages_of
 from ggpy.kernels.pack import CODES, HALVES, PLAIN
-from ggpy.kernels.schedule import COSTS, PIECES, TOKENS, Cut, Stages, fastest
+from ggpy.kernels.schedule import PIECES, TOKENS, Cut, Stages, fastest
 
 SPILLED = 32  # bytes of a few instances, outside of their loops
 CUTS = [Cut(t, s, pairs=Cut(t, s).may_pair) for t in TOKENS for s in (False, True)]
@@ -64,7 +64,7 @@ SHAPES = [(7, 8), (1, 17), (32, 64), (48, 512), (224, 512), (112, 2048), (1002, 
 @pytest.mark.parametrize(("stages", "columns"), [(1, 128), (16, 128), (56, 256)])
 def test_cut(shape, stages, columns):
     """Blocks of at least as many tokens as there are, up to 256, and no more padding than half."""
-    cut = fastest(*shape, Stages(stages, columns, 8.5), 132)
+    cut = fastest(TILES, *shape, Stages(stages, columns, 8.5), 132)
     assert replace(cut, pieces=0) in CUTS and cut.pieces in (0, *PIECES)
     assert cut.tokens >= min(shape[1], 128)
     assert cut.tokens < 2 * max(shape[1], 8)
@@ -72,12 +72,14 @@ def test_cut(shape, stages, columns):
 
 def test_many_tiles_are_not_split_and_few_are():
     pairs, row, long_row = Cut(256, False, pairs=True), Stages(32, 128, 8.5), Stages(56, 256, 4.5)
-    assert fastest(33, 1024, row, 132) == pairs  # 132 tiles
-    assert fastest(32, 1024, Stages(16, 256, 4.5), 132) == pairs
-    assert fastest(32, 2048, long_row, 132) == pairs  # 256 tiles: two rounds, nearly full
-    assert fastest(48, 512, row, 132) == pairs  # 36 are idle for less than handing sums over takes
-    assert fastest(48, 512, long_row, 132).split
-    assert fastest(32, 16, row, 132).split
+    assert fastest(TILES, 33, 1024, row, 132) == pairs  # 132 tiles
+    assert fastest(TILES, 32, 1024, Stages(16, 256, 4.5), 132) == pairs
+    assert fastest(TILES, 32, 2048, long_row, 132) == pairs  # 256 tiles: two rounds, nearly full
+    assert (
+        fastest(TILES, 48, 512, row, 132) == pairs
+    )  # 36 are idle for less than handing sums over takes
+    assert fastest(TILES, 48, 512, long_row, 132).split
+    assert fastest(TILES, 32, 16, row, 132).split
 
 
 @pytest.mark.parametrize(
@@ -125,7 +127,7 @@ def test_every_layout(hopper, name, shape, n_tokens):
 
 
 @pytest.mark.parametrize("pieces", PIECES)
-@pytest.mark.parametrize("size", COSTS)
+@pytest.mark.parametrize("size", TILES.costs)
 def test_pieces_of_tiles(hopper, size, pieces):
     w = Weights("Q8_0", 1500, 1024)
     x, cut = tokens(size - 3, w.columns), Cut(size, True, pieces=pieces)

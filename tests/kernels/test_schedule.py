@@ -8,16 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggpy.kernels.hopper import dealt
-from ggpy.kernels.schedule import TOKENS, Cut, Stages, fastest
+from ggpy.kernels.mul_mat_w8a8_wgmma import TILES as OF_CODES
+from ggpy.kernels.mul_mat_wgmma import TILES
+from ggpy.kernels.schedule import TOKENS, Cut, Stages, Tiles, fastest
 
 SMS = 132  # of an H200
 STAGES = {k: Stages(k // 128, 128, 8.5) for k in (4096, 8192, 14336)}  # of a row of Q8_0
 
 
-def chosen(rows: int, k: int, n: int) -> tuple[str, int]:
+def chosen(tiles: Tiles, rows: int, k: int, n: int) -> tuple[str, int]:
     """The schedule's name, and the tokens of a tile."""
     row_blocks = -(-rows // 128)
-    cut = fastest(row_blocks, n, STAGES[k], SMS)
+    cut = fastest(tiles, row_blocks, n, STAGES[k], SMS)
     return cut.deal(row_blocks, n, STAGES[k].count, SMS).name, cut.tokens
 
 
@@ -44,7 +46,28 @@ def chosen(rows: int, k: int, n: int) -> tuple[str, int]:
     ],
 )
 def test_what_is_taken(rows, k, n, name):
-    assert chosen(rows, k, n) == name
+    assert chosen(TILES, rows, k, n) == name
+
+
+@pytest.mark.parametrize(
+    ("rows", "k", "n", "of_int8", "of_e4m3"),
+    [
+        (4096, 4096, 16, ("split-K 4", 16), None),
+        (28672, 4096, 64, ("data-parallel", 64), None),
+        (6144, 4096, 128, ("data-parallel", 64), None),
+        (4096, 4096, 100, ("split-K 2", 64), None),
+        (28672, 4096, 128, ("data-parallel", 128), None),
+        (2048, 8192, 128, ("split-K 4", 64), None),
+        (4096, 14336, 256, ("split-K 2", 128), None),
+        (28672, 4096, 512, ("data-parallel", 256), ("data-parallel", 128)),
+        (4096, 14336, 512, ("split-K 2", 256), ("data-parallel", 128)),
+        (6144, 4096, 2048, ("data-parallel", 256), ("data-parallel", 128)),
+    ],
+)
+def test_what_is_taken_of_codes(rows, k, n, of_int8, of_e4m3):
+    """E4M3 has no tiles of 256 tokens."""
+    assert chosen(OF_CODES["int8"], rows, k, n) == of_int8
+    assert chosen(OF_CODES["e4m3"], rows, k, n) == (of_e4m3 or of_int8)
 
 
 CUTS = [
@@ -92,7 +115,7 @@ def test_every_stage_of_every_tile_once(cut, row_blocks, n, stages, sms):
 )
 def test_no_more_blocks_than_run_at_the_same_time(row_blocks, n, stages, bits):
     """Where blocks wait for each other's sums."""
-    cut = fastest(row_blocks, n, Stages(stages, 128, bits), SMS)
+    cut = fastest(TILES, row_blocks, n, Stages(stages, 128, bits), SMS)
     schedule = cut.deal(row_blocks, n, stages, SMS)
     assert 1 <= schedule.blocks <= SMS * cut.per_multiprocessor
     assert schedule.token_blocks * cut.tokens >= n
