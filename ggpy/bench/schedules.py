@@ -15,8 +15,8 @@ from typing import Any
 from ..formats import Format
 from ..kernels.hopper import ROW_BLOCK, TILE_ROWS, has_wgmma
 from ..kernels.mul_mat_tile import Limits, MulMatTile
-from ..kernels.mul_mat_wgmma import TILES, MulMatWgmma, instance, stages_of
-from ..kernels.pack import STEP, packed_bytes
+from ..kernels.mul_mat_wgmma import TILES, MulMatWgmma, instance, stage_columns, stages_of
+from ..kernels.pack import packed_bytes
 from ..kernels.schedule import PIECES, Cut, Schedule, fastest
 from ..kernels.tile import Layout, layout_of
 from ..ops.cuda_products import STATIC_SHARED
@@ -44,9 +44,9 @@ class Ring(Cut):
         """Bytes that hold so many stages, and as many columns of activations."""
         if not self.depth or self.layout is None:
             return super().shared
-        chunk_k = stages_of(self.layout, STEP).columns
-        weights = TILE_ROWS * self.layout.chunk_bytes * chunk_k // self.layout.chunk_k
-        return BARRIERS + self.depth * (weights + chunk_k // STEP * self.tokens * 2 * STEP)
+        columns = stage_columns(self.layout)
+        weights = TILE_ROWS * self.layout.chunk_bytes * columns // self.layout.chunk_k
+        return BARRIERS + self.depth * (weights + 2 * columns * self.tokens)
 
 
 @dataclass(frozen=True)

@@ -106,9 +106,14 @@ class MulMatWgmma:
         return self._kernels[key]
 
 
+def stage_columns(layout: Layout) -> int:
+    """Columns of a stage: a chunk, or two of 64."""
+    return max(layout.chunk_k, 2 * STEP)
+
+
 def stages_of(layout: Layout, k: int) -> Stages:
-    """The stages of a row: a chunk, or two of 64 columns."""
-    columns = max(layout.chunk_k, 2 * STEP)
+    """The stages of a row."""
+    columns = stage_columns(layout)
     bits = 8 * layout.chunk_bytes / (ROWS * layout.chunk_k)
     return Stages(-(-steps_of(k) * STEP // columns), columns, bits)
 
