@@ -36,7 +36,7 @@ class Model:
         ops: Ops,
         *,
         n_ctx: int | None = None,
-        n_batch: int = 512,
+        n_batch: int | None = None,
         n_seq: int = 1,
         progress: Callable[[int, int], None] | None = None,
         cache_types: CacheTypes = USUAL,
@@ -46,6 +46,7 @@ class Model:
         self.n_ctx = n_ctx or min(self.n_ctx_train or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
         sizes: dict[str, Any] = {"n_batch": n_batch, "n_seq": n_seq, "cache_types": cache_types}
         self.decoder = arch.load(file, ops, self.n_ctx, progress, **sizes)
+        n_batch = self.decoder.n_batch
         self.engine = Engine(self.decoder, ops, tokenizer, self.n_ctx, n_batch, n_seq)
 
     @property
@@ -109,7 +110,7 @@ def load(
     device: str = "auto",
     *,
     n_ctx: int | None = None,
-    n_batch: int = 512,
+    n_batch: int | None = None,
     n_seq: int = 1,
     n_threads: int | None = None,
     cache_type_k: str = AUTO,
@@ -120,7 +121,8 @@ def load(
     """Open a GGUF model on "auto", "cpu", "cuda" or "cuda:N".
 
     n_ctx: tokens of context for each of n_seq sequences; None is the model's, at most 4096.
-    n_batch: tokens evaluated together at most. progress(done, total): bytes of weights.
+    n_batch: tokens evaluated together at most; None is 2048 on a GPU with room for that, else 512.
+    progress(done, total): bytes of weights.
     cache_type_k, cache_type_v: of keys and values, "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0",
     "q4_1" or "q4_0"; "auto" is f16 on a GPU and f32 on the CPU.
     note(message): remarks for the user. GGUFError for a bad or unsupported file, MemoryError when

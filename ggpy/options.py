@@ -175,9 +175,8 @@ def _model(parser: Parser) -> None:
         "-ub",
         "--ubatch-size",
         type=_positive,
-        default=512,
         metavar="N",
-        help="tokens evaluated together at most (512)",
+        help="tokens evaluated together at most (2048 on a GPU with room for that, else 512)",
     )
 
 

@@ -121,7 +121,7 @@ def test_spreading_keeps_products_and_shares_out_what_is_large():
 
 
 def test_sizes_follow_the_types():
-    demand = Demand([], replace(SHAPE, types=CacheTypes("q8_0", "q4_1")), 1, 1, 64, 64, 64)
+    demand = Demand([], replace(SHAPE, types=CacheTypes("q8_0", "q4_1")), 1, 1, 1, 64, 64, 64)
     need = cuda_memory.needed(demand, 64)
     assert need.cache_page == 2 * 64 * 2 * 2 * (34 + 20)  # layers, positions, heads, blocks
     with_prompts = cuda_memory.needed(demand, 64, halved=True)

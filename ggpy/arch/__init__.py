@@ -55,13 +55,14 @@ def load(
     n_ctx: int,
     progress: Progress | None = None,
     *,
-    n_batch: int = 512,
+    n_batch: int | None = None,
     n_seq: int = 1,
     cache_types: CacheTypes = USUAL,
 ) -> Decoder:
     """Check the file and hand its weights to the ops; GGUFError or UnsupportedModel.
 
-    For n_seq sequences of n_ctx tokens, n_batch in a step at most; MemoryError if they do not fit,
-    ValueError if the model's heads have no room for blocks of the cache's types.
+    For n_seq sequences of n_ctx tokens, n_batch in a step at most, or as many as are fast there;
+    MemoryError if they do not fit, ValueError if the model's heads have no room for blocks of the
+    cache's types.
     """
     return build(find(file), file, ops, n_ctx, progress, n_batch, n_seq, cache_types)

@@ -99,15 +99,16 @@ class Cuda:
 
     # Weights
 
-    def check_room(self, demand: Demand) -> None:
+    def check_room(self, demand: Demand) -> int:
         """MemoryError if the GPU has too little free memory, before anything is uploaded."""
         _, halved = self._prompts_of(cuda_memory.heads_of(demand.cache))
         self._most_split = max(GRAPH_TOKENS, demand.n_seq)
-        remark = cuda_memory.settle_layouts(
+        n_batch, remark = cuda_memory.settle(
             self._products, demand, self._most_split, halved, self.device.free_bytes, self.name
         )
         if remark:
             self._note(remark)
+        return n_batch
 
     def device_bytes(self) -> int:
         """Bytes of GPU memory that are allocated."""

@@ -88,28 +88,32 @@ def check_room(need: Need, demand: Demand, free: int, device: str) -> None:
     )
 
 
-def settle_layouts(
+def settle(
     products: Layouts, demand: Demand, most_split: int, halved: bool, free: int, device: str
-) -> str:
-    """All weights become tiles if `free` bytes are enough for that; else those stay in blocks that
-    as tiles take much more. What to tell a user of it, or nothing; MemoryError as of check_room.
+) -> tuple[int, str]:
+    """(tokens of a step, what to tell a user, or nothing). Where `free` bytes are not enough for
+    all, steps become smaller first; then weights stay in blocks that as tiles take much more.
+    MemoryError as of check_room.
     """
+    least = demand.least_batch
 
-    def need() -> Need:
+    def need(n_batch: int) -> Need:
         weights = [(w, lookup or products.keeps_blocks(w.format)) for w, lookup in demand.weights]
-        scratch = products.scratch_bytes(demand)
-        return needed(replace(demand, weights=weights), most_split, scratch, halved)
+        scratch = products.scratch_bytes(replace(demand, n_batch=n_batch))
+        asked = replace(demand, weights=weights, n_batch=n_batch)
+        return needed(asked, most_split, scratch, halved)
 
     products.compact = False
-    missing = need().total - free
-    if missing <= 0:
-        return ""
+    for n_batch in (demand.n_batch, least):
+        missing = need(n_batch).total - free
+        if missing <= 0:
+            return n_batch, ""
     products.compact = True
-    check_room(need(), demand, free, device)
+    check_room(need(least), demand, free, device)
     names = sorted(
         {w.format.name for w, lookup in demand.weights if not lookup and grows(w.format)}
     )
-    return (
+    return least, (
         f"weights in {', '.join(names)} stay in their file's blocks, at about a quarter of the "
         f"speed: as tiles they would take {_gigabytes(missing)} more than is free"
     )

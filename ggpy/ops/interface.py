@@ -151,6 +151,7 @@ class Demand:
     cache: CacheShape
     n_seq: int  # sequences that share the cache evenly
     n_batch: int  # tokens of a step at most
+    least_batch: int  # of a step where room is short, or more tokens are not faster
     n_embd: int  # D
     n_ff: int  # F
     n_vocab: int  # V
@@ -163,8 +164,10 @@ class Ops(Protocol):
     reason: str  # why this one was chosen, one clause
     asynchronous: bool  # run and sample return before they are done: running ahead pays
 
-    def check_room(self, demand: Demand) -> None:
-        """MemoryError, before anything is handed over, if it will not fit: see allocate_cache."""
+    def check_room(self, demand: Demand) -> int:
+        """Tokens of a step, of what the demand leaves open. MemoryError, before anything is handed
+        over, if it will not fit: see allocate_cache.
+        """
 
     def weight(
         self,

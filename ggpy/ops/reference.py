@@ -149,9 +149,10 @@ class Reference:
                 "they stay in blocks and are dequantised at each use, which is slow"
             )
 
-    def check_room(self, demand: Demand) -> None:
+    def check_room(self, demand: Demand) -> int:
         """Only keys and values can be too large: weights that do not fit stay in the file."""
         check_cache(demand.cache)
+        return demand.least_batch
 
     def allocate_cache(self, shape: CacheShape) -> None:
         """Zeroed pages, which take memory as they are written."""

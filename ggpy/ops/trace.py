@@ -49,8 +49,8 @@ class Trace:
         self.records: list[Record] = []
         self._layer = -1
 
-    def check_room(self, demand: Demand) -> None:
-        self._ops.check_room(demand)
+    def check_room(self, demand: Demand) -> int:
+        return self._ops.check_room(demand)
 
     def weight(
         self,

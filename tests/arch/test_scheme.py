@@ -26,8 +26,9 @@ class Kept(Reference):
         super().__init__(1)
         self.given: dict[str, tuple[Any, ...]] = {}
 
-    def check_room(self, demand: Demand) -> None:
+    def check_room(self, demand: Demand) -> int:
         self.demand = demand
+        return demand.n_batch
 
     def weight(self, tensor, lookup=False, scale=None, activations="f16"):
         self.given[tensor.name] = tensor.format.name, tensor.shape, scale, activations

@@ -32,13 +32,15 @@ def weight(kind: str, rows: int, columns: int) -> SimpleNamespace:
     return SimpleNamespace(shape=(rows, columns), format=format, nbytes=nbytes)
 
 
-def llama_8b(n_ctx: int, kind: str = "Q8_0", n_seq: int = 1, types: CacheTypes = USUAL) -> Demand:
+def llama_8b(
+    n_ctx: int, kind: str = "Q8_0", n_seq: int = 1, types: CacheTypes = USUAL, most: int = 512
+) -> Demand:
     layer = [(4096, 4096), (1024, 4096), (1024, 4096), (4096, 4096), (14336, 4096)]
     shapes = [*layer, (14336, 4096), (4096, 14336)]
     weights = [(weight(kind, *shape), False) for shape in shapes] * 32
     weights += [(weight(kind, 128256, 4096), lookup) for lookup in (True, False)]
     cache = CacheShape(32, n_seq * pages_for(n_ctx), 8, 128, 32, types)
-    return Demand(weights, cache, n_seq, 512, n_embd=4096, n_ff=14336, n_vocab=128256)
+    return Demand(weights, cache, n_seq, most, 512, n_embd=4096, n_ff=14336, n_vocab=128256)
 
 
 def need_of(demand: Demand, halved: bool = False) -> cuda_memory.Need:
@@ -127,6 +129,22 @@ def test_codebooks_are_written_out_where_there_is_room() -> None:
     assert ops._products.keeps_blocks(kind) and not ops._products.keeps_blocks(by_name("Q2_K"))
 
 
+def test_steps_are_as_large_as_there_is_room_for() -> None:
+    """They become smaller before weights stay in blocks."""
+    demand, least = llama_8b(8192, "IQ2_XXS", most=2048), llama_8b(8192, "IQ2_XXS")
+    for free, n_batch in (
+        (need_of(demand).total, 2048),
+        (need_of(demand).total - 1, 512),
+        (need_of(least).total, 512),
+    ):
+        ops, notes = with_room(free)
+        assert ops.check_room(demand) == n_batch
+        assert not notes and not ops._products.compact
+    ops, notes = with_room(need_of(least).total - 1)
+    assert ops.check_room(demand) == 512 and notes and ops._products.compact
+    assert need_of(demand).total - need_of(least).total < 400 << 20
+
+
 def test_what_does_not_fit_in_blocks_either_is_refused() -> None:
     demand = llama_8b(8192, "IQ2_XXS")
     in_blocks = sum(cuda_memory.allocated(w.nbytes) for w, _ in demand.weights)
@@ -153,9 +171,9 @@ def test_a_backend_allocates_no_more_than_was_foreseen(tiny_path, architecture, 
     demands: list[Demand] = []
 
     class Noting(Cuda):
-        def check_room(self, demand: Demand) -> None:
+        def check_room(self, demand: Demand) -> int:
             demands.append(demand)
-            super().check_room(demand)
+            return super().check_room(demand)
 
     with File(tiny_path(architecture)) as file:
         ops = Noting(device)
@@ -218,10 +236,23 @@ def test_the_demand_is_for_all_sequences(tiny_path) -> None:
         pass
 
     class Asking(Reference):
-        def check_room(self, demand: Demand) -> None:
+        def check_room(self, demand: Demand) -> int:
             raise Asked(demand)
 
     with File(tiny_path("qwen3")) as file, pytest.raises(Asked) as asked:
         arch.load(file, Asking(1), 100, n_batch=7, n_seq=5)
     demand = asked.value.args[0]
-    assert (demand.cache.n_pages, demand.n_seq, demand.n_batch) == (10, 5, 7)
+    assert (demand.cache.n_pages, demand.n_seq) == (10, 5)
+    assert (demand.n_batch, demand.least_batch) == (7, 7)
+
+
+@pytest.mark.parametrize(
+    ("n_ctx", "asked", "n_batch"), [(4096, None, 2048), (100, None, 100), (4096, 3000, 3000)]
+)
+def test_tokens_of_a_step(tiny_path, n_ctx: int, asked: int | None, n_batch: int) -> None:  # type: ignore[no-untyped-def]
+    """As many as are fast, where nobody says: on a GPU more than on the CPU."""
+    with File(tiny_path("llama")) as file:
+        tokenizer = Tokenizer.from_gguf(file)
+        for ops, most in ((Cuda(CountingDevice()), n_batch), (Reference(1), asked or 512)):
+            model = Model(file, tokenizer, ops, n_ctx=n_ctx, n_batch=asked)
+            assert model.engine.n_batch == model.decoder.n_batch == min(n_batch, most)
