@@ -131,6 +131,7 @@ def details(model: Model) -> list[str]:
         f"architecture: {model.file.architecture}, {model.tokenizer.n_vocab} tokens",
         f"tensors: {counts}",
         f"context: {model.n_ctx} tokens; trained for {model.n_ctx_train or 'an unknown number'}",
+        f"steps: {model.engine.n_batch} tokens at most",
         f"keys and values: {kept.k} and {kept.v}, {cached} bytes for each position of the context",
         *(f"note: {warning}" for warning in model.tokenizer.warnings),
     ]

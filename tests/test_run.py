@@ -153,7 +153,9 @@ def test_logit_bias_and_dry_reach_the_sampler(cli: Cli) -> None:
 
 
 def test_the_context_may_be_the_model_s_own_or_larger(cli: Cli) -> None:
-    assert "context: 256 tokens" in cli(*RAW, "-p", "a", "-n", "1", "-v", "-c", "0").err
+    told = cli(*RAW, "-p", "a", "-n", "1", "-v", "-c", "0").err
+    assert "context: 256 tokens" in told and "steps: 256 tokens at most" in told
+    assert "steps: 7 tokens at most" in cli(*RAW, "-p", "a", "-n", "1", "-v", "-ub", "7").err
     assert "the model knows 256" in cli(*RAW, "-p", "a", "-n", "1", "-c", "300").err
 
 

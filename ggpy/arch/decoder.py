@@ -227,7 +227,8 @@ def build(
     weights = _weights(tensors, scheme)
     cache = _cache_shape(sizes, n_seq * pages_for(n_ctx), cache_types)
     widths = sizes.n_embd, sizes.n_ff, sizes.n_vocab
-    most, least = (n_batch or min(n, n_seq * n_ctx) for n in (MOST_BATCH, LEAST_BATCH))
+    steps = (MOST_BATCH, LEAST_BATCH) if n_batch is None else (n_batch, n_batch)
+    most, least = (min(n, n_seq * n_ctx) for n in steps)
     n_batch = ops.check_room(Demand(_parts(weights), cache, n_seq, most, least, *widths))
     read = [weights[name].tensor if name in weights else x for name, x in tensors.items()]
     with ThreadPoolExecutor(READERS) as pool:  # the first error in the file's order is raised
