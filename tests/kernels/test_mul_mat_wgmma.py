@@ -75,9 +75,8 @@ def test_many_tiles_are_not_split_and_few_are():
     assert fastest(TILES, 33, 1024, row, 132) == pairs  # 132 tiles
     assert fastest(TILES, 32, 1024, Stages(16, 256, 4.5), 132) == pairs
     assert fastest(TILES, 32, 2048, long_row, 132) == pairs  # 256 tiles: two rounds, nearly full
-    assert (
-        fastest(TILES, 48, 512, row, 132) == pairs
-    )  # 36 are idle for less than handing sums over takes
+    # 96 tiles: 36 blocks are idle, for less than handing sums over takes.
+    assert fastest(TILES, 48, 512, row, 132) == pairs
     assert fastest(TILES, 48, 512, long_row, 132).split
     assert fastest(TILES, 32, 16, row, 132).split
 
