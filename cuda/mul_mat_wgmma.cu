@@ -247,10 +247,12 @@ __device__ __forceinline__ void load_halves(ChunkCodes<Step>& to, const uint8_t*
     }
     if constexpr (EXTRA > 0) {
         constexpr uint32_t mask = EXTRA == 1 ? 0x33333333u : 0x0f0f0f0fu;
+        uint32_t words[2][EXTRA];
+#pragma unroll
+        for (int m = 0; m < 2; ++m) to.load_extra(words[m], extra[m] + lane * EXTRA * 4);
 #pragma unroll
         for (int i = 0; i < EXTRA; ++i) {
-            const uint32_t first = reinterpret_cast<const uint32_t*>(extra[0])[lane * EXTRA + i] >> 2 * EXTRA * h;
-            const uint32_t second = reinterpret_cast<const uint32_t*>(extra[1])[lane * EXTRA + i] >> 2 * EXTRA * h;
+            const uint32_t first = words[0][i] >> 2 * EXTRA * h, second = words[1][i] >> 2 * EXTRA * h;
             to.extra[i] = (first & mask) | (second & mask) << 2 * EXTRA;
         }
     }

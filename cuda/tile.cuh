@@ -317,9 +317,19 @@ struct ChunkCodes {
             }
         }
         if constexpr (EXTRA > 0) {
-            const uint32_t* high = reinterpret_cast<const uint32_t*>(extra_plane);
 #pragma unroll
-            for (int i = 0; i < T::EXTRA_BYTES / 128; ++i) extra[i] = high[(i / EXTRA * 32 + lane) * EXTRA + i % EXTRA];
+            for (int i = 0; i < T::EXTRA_BYTES / 128; i += EXTRA)
+                load_extra(extra + i, extra_plane + (i * 32 + lane * EXTRA) * 4);
+        }
+    }
+
+    // A lane's words of 64 columns: two as one load, for the banks.
+    static __device__ __forceinline__ void load_extra(uint32_t* to, const uint8_t* from) {
+        if constexpr (EXTRA == 2) {
+            const uint2 v = *reinterpret_cast<const uint2*>(from);
+            to[0] = v.x, to[1] = v.y;
+        } else {
+            to[0] = *reinterpret_cast<const uint32_t*>(from);
         }
     }
 
