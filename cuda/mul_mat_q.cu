@@ -29,26 +29,6 @@ struct Product : Matrices {
     float soft_cap;  // STORE: cap * tanh(y / cap); 0 is none
 };
 
-// A tile row of the block: where it lies and where its outputs go. Past the end it repeats the last one, unwritten.
-struct TileRow {
-    const uint8_t* chunks;
-    int segment, row;
-    bool valid;
-
-    template <class T>
-    __device__ __forceinline__ void find(const Product& p, int index, int gate_or_up) {
-        valid = index < p.n_tiles;
-        index = min(index, p.n_tiles - 1);
-        segment = gate_or_up;
-        if (gate_or_up < 0) {
-            segment = segment_of(p, index);
-            index -= p.segment[segment].first_tile;
-        }
-        chunks = p.segment[segment].tiles + static_cast<size_t>(index) * p.n_chunk * T::BYTES;
-        row = index * TILE_ROWS;
-    }
-};
-
 // 64 columns of 128 tokens on their way to shared memory; columns past k are 0, tokens past the end repeat the last.
 __device__ __forceinline__ void copy_x(const Product& p, __half* to, int first_token, int first_column) {
 #pragma unroll
@@ -205,10 +185,8 @@ __global__ void __launch_bounds__(Q_THREADS, 1) mul_mat_q(const Product p) {
     TileRow tiles[2];
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
-        if (EPILOGUE == GLU)
-            tiles[m].template find<T>(p, blockIdx.y * (TILE_ROWS_PER_BLOCK / 2) + m_warp, m);
-        else
-            tiles[m].template find<T>(p, blockIdx.y * TILE_ROWS_PER_BLOCK + m_warp * 2 + m, -1);
+        const int i = EPILOGUE == GLU ? m * (TILE_ROWS_PER_BLOCK / 2) + m_warp : m_warp * 2 + m;
+        tiles[m] = TileRow::of<EPILOGUE, TILE_ROWS_PER_BLOCK>(p, blockIdx.y, i, T::BYTES);
     }
     grid_dependency_launch();
     grid_dependency_wait();

@@ -21,25 +21,6 @@ constexpr int X_BYTES = TOKENS * CODES_STEP;  // of a stage
 #define X_STAGES 3
 #endif
 
-// A tile row of the block: where it lies and where its outputs go. Past the end it repeats the last one, unwritten.
-struct TileRow {
-    const uint8_t* chunks;
-    int segment, row;
-    bool valid;
-
-    __device__ __forceinline__ void find(const Product& p, int index, int gate_or_up) {
-        valid = index < p.n_tiles;
-        index = min(index, p.n_tiles - 1);
-        segment = gate_or_up;
-        if (gate_or_up < 0) {
-            segment = segment_of(p, index);
-            index -= p.segment[segment].first_tile;
-        }
-        chunks = p.segment[segment].tiles + static_cast<size_t>(index) * p.n_chunk * CODES_CHUNK;
-        row = index * TILE_ROWS;
-    }
-};
-
 // The K loop of a warp.
 template <class VALUES>
 struct Loop {
@@ -157,10 +138,8 @@ __global__ void __launch_bounds__(Q_THREADS, 1) mul_mat_w8a8(const Product p) {
     TileRow tiles[2];
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
-        if (EPILOGUE == GLU)
-            tiles[m].find(p, blockIdx.y * (TILE_ROWS_PER_BLOCK / 2) + m_warp, m);
-        else
-            tiles[m].find(p, blockIdx.y * TILE_ROWS_PER_BLOCK + m_warp * 2 + m, -1);
+        const int i = EPILOGUE == GLU ? m * (TILE_ROWS_PER_BLOCK / 2) + m_warp : m_warp * 2 + m;
+        tiles[m] = TileRow::of<EPILOGUE, TILE_ROWS_PER_BLOCK>(p, blockIdx.y, i, CODES_CHUNK);
     }
     grid_dependency_launch();
     grid_dependency_wait();

@@ -42,30 +42,12 @@ struct Room {
     }
 };
 
-// Tile row i of a block: where it lies and where its outputs go. Past the end it repeats the last one, unwritten.
-template <int EPILOGUE>
-struct TileRow {
-    const uint8_t* chunks;
-    int segment, row;
-    bool valid;
-
-    __device__ __forceinline__ TileRow(const Product& p, int row_block, int i) {
-        constexpr bool PAIRS = EPILOGUE == GLU;
-        const int wanted = PAIRS ? row_block * (TILES / 2) + i % (TILES / 2) : row_block * TILES + i;
-        const int index = min(wanted, p.n_tiles - 1);
-        segment = PAIRS ? i / (TILES / 2) : segment_of(p, index);
-        const int tile = PAIRS ? index : index - p.segment[segment].first_tile;
-        chunks = p.segment[segment].tiles + static_cast<size_t>(tile) * p.n_chunk * CODES_CHUNK;
-        row = tile * TILE_ROWS, valid = wanted < p.n_tiles;
-    }
-};
-
 // One warp: lane i copies tile row i.
 template <int TOKENS, int EPILOGUE>
 __device__ __forceinline__ void copy_weights(const Product& p, const Room<TOKENS, EPILOGUE>& room, int lane) {
     Place<Room<TOKENS, EPILOGUE>::STAGES> place;
     for (Shares share(p.dealt); share.next();) {
-        const TileRow<EPILOGUE> tile(p, share.row_block(), lane % TILES);
+        const TileRow tile = TileRow::of<EPILOGUE, TILES>(p, share.row_block(), lane % TILES, CODES_CHUNK);
         for (int stage = share.first; stage < share.last; ++stage, place.next()) {
             uint64_t* full = room.full + place.stage;
             mbarrier_wait(room.free + place.stage, place.parity ^ 1);
@@ -106,7 +88,6 @@ struct Consumer {
     using C = Codes8<VALUES>;
     using Sum = typename C::Sum;
     using R = Room<TOKENS, EPILOGUE>;
-    using Row = TileRow<EPILOGUE>;
     const Product& p;
     const R& room;
     int warp, lane;                     // warp 0 ... TILES - 1
@@ -206,7 +187,7 @@ struct Out {
     __device__ __forceinline__ Out(const Product& product, const Room<TOKENS, EPILOGUE>&, const Shares& share)
         : p(product) {
         const int lane = threadIdx.x % 32;
-        const TileRow<EPILOGUE> mine(p, share.row_block(), threadIdx.x / 32);
+        const TileRow mine = TileRow::of<EPILOGUE, TILES>(p, share.row_block(), threadIdx.x / 32, CODES_CHUNK);
         segment = p.segment + mine.segment;
         row = mine.row + lane / 4, token = share.token_block() * TOKENS + lane % 4 * 2;
 #pragma unroll

@@ -101,31 +101,13 @@ struct Room {
     }
 };
 
-// Tile row i of a block: where it lies and where its outputs go. Past the end it repeats the last one, unwritten.
-struct TileRow {
-    const uint8_t* chunks;
-    int segment, row;
-    bool valid;
-
-    template <class T, int EPILOGUE>
-    static __device__ __forceinline__ TileRow of(const Product& p, int row_block, int i) {
-        constexpr bool PAIRS = EPILOGUE == GLU;
-        const int wanted = PAIRS ? row_block * (TILES / 2) + i % (TILES / 2) : row_block * TILES + i;
-        const int index = min(wanted, p.n_tiles - 1);
-        const int s = PAIRS ? i / (TILES / 2) : segment_of(p, index);
-        const int tile = PAIRS ? index : index - p.segment[s].first_tile;
-        return {p.segment[s].tiles + static_cast<size_t>(tile) * p.n_chunk * T::BYTES, s, tile * TILE_ROWS,
-                wanted < p.n_tiles};
-    }
-};
-
 // One warp: lane i copies tile row i.
 template <class T, int TOKENS, int EPILOGUE>
 __device__ __forceinline__ void copy_weights(const Product& p, const Room<T, TOKENS, EPILOGUE>& room, int lane) {
     using S = Stage<T>;
     Place<Room<T, TOKENS, EPILOGUE>::W_STAGES> place;
     for (Shares share(p.dealt); share.next();) {
-        const TileRow tile = TileRow::of<T, EPILOGUE>(p, share.row_block(), lane % TILES);
+        const TileRow tile = TileRow::of<EPILOGUE, TILES>(p, share.row_block(), lane % TILES, T::BYTES);
 #pragma unroll 1  // the few registers of a warp that copies are enough for one turn
         for (int stage = share.first; stage < share.last; ++stage, place.next()) {
             // Waiting again, in later turns of the ring, costs nothing: what would count the stages costs registers.
@@ -425,7 +407,7 @@ struct Out {
     __device__ __forceinline__ Out(const Product& product, const Room<T, TOKENS, EPILOGUE>& room_, const Shares& share)
         : p(product), room(room_) {
         const int lane = threadIdx.x % 32, token = share.token_block() * TOKENS + lane % 4 * 2;
-        const TileRow mine = TileRow::of<T, EPILOGUE>(p, share.row_block(), threadIdx.x / 32);
+        const TileRow mine = TileRow::of<EPILOGUE, TILES>(p, share.row_block(), threadIdx.x / 32, T::BYTES);
         const int row = mine.row + lane / 4;
         segment = p.segment + mine.segment;
 #pragma unroll
@@ -468,7 +450,7 @@ struct Out<T, 8, ADD> {
 
     __device__ __forceinline__ Out(const Product& product, const Room<T, TOKENS, ADD>& room, const Shares& share)
         : p(product), squares(room.squares), handed(product.handed.squares != nullptr), row_block(share.row_block()) {
-        const TileRow mine = TileRow::of<T, ADD>(p, row_block, threadIdx.x / 32);
+        const TileRow mine = TileRow::of<ADD, TILES>(p, row_block, threadIdx.x / 32, T::BYTES);
         row = mine.valid ? mine.row + threadIdx.x % 32 / 4 : p.segment[0].n_rows;
         token = share.token_block() * TOKENS + threadIdx.x % 4 * 2;
         x = static_cast<float*>(p.segment[0].out) + static_cast<size_t>(token) * p.segment[0].n_rows + row;

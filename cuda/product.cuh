@@ -1,6 +1,6 @@
 // What the products of tiles have in common: several matrices side by side, and what happens to a sum at the end.
 #pragma once
-#include "common.cuh"
+#include "tile.cuh"
 
 enum Epilogue { STORE, ADD, GLU };
 
@@ -29,6 +29,25 @@ template <class Product>
 __device__ __forceinline__ int segment_of(const Product& p, int tile_row) {
     return (tile_row >= p.segment[1].first_tile) + (tile_row >= p.segment[2].first_tile);
 }
+
+// A tile row of a block of threads: where it lies and where its outputs go. Past the end it repeats the last one, unwritten.
+struct TileRow {
+    const uint8_t* chunks;
+    int segment, row;
+    bool valid;
+
+    // The i-th of COUNT that the block has; GLU: the first half are of gate, the others of up.
+    template <int EPILOGUE, int COUNT, class Product>
+    static __device__ __forceinline__ TileRow of(const Product& p, int row_block, int i, int chunk_bytes) {
+        constexpr bool PAIRS = EPILOGUE == GLU;
+        const int wanted = PAIRS ? row_block * (COUNT / 2) + i % (COUNT / 2) : row_block * COUNT + i;
+        const int index = min(wanted, p.n_tiles - 1);
+        const int s = PAIRS ? i / (COUNT / 2) : segment_of(p, index);
+        const int tile = PAIRS ? index : index - p.segment[s].first_tile;
+        return {p.segment[s].tiles + static_cast<size_t>(tile) * p.n_chunk * chunk_bytes, s, tile * TILE_ROWS,
+                wanted < p.n_tiles};
+    }
+};
 
 // An output of the matrix, by the scale of its row.
 __device__ __forceinline__ float scaled_row(const Segment& segment, int row, float y) {
