@@ -51,28 +51,6 @@ __device__ __forceinline__ uint32_t narrowed(uint32_t pair) {
     return saturated_half2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
 }
 
-// Of a line of 128 bytes, all of which comes into the second-level cache: other warps want the rest of it meanwhile.
-__device__ __forceinline__ uint2 load_of_line(const uint2* from) {
-#if EMULATED
-    return *from;
-#else
-    uint2 v;
-    asm volatile("ld.global.cg.L2::128B.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from));
-    return v;
-#endif
-}
-__device__ __forceinline__ uint4 load_of_line(const uint4* from) {
-#if EMULATED
-    return *from;
-#else
-    uint4 v;
-    asm volatile("ld.global.cg.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(from));
-    return v;
-#endif
-}
-
 // Four neighbours as halves.
 __device__ __forceinline__ uint2 load_halves4(const __half* from) {
     return load_of_line(reinterpret_cast<const uint2*>(from));

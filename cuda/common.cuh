@@ -213,29 +213,6 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads AND_CAL
 #endif
 }
 
-// Loads that stay where they are: the compiler puts others off until they are needed, behind what waits for something
-// else. Of what no kernel of the step writes.
-template <class T>
-__device__ __forceinline__ T load_now(const T* from) {
-    static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "one load");
-#if EMULATED
-    return *from;
-#else
-    uint32_t words[4];
-    if constexpr (sizeof(T) == 4)
-        asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(words[0]) : "l"(from));
-    else if constexpr (sizeof(T) == 8)
-        asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1]) : "l"(from));
-    else
-        asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-                     : "l"(from));
-    T v;
-    memcpy(&v, words, sizeof v);
-    return v;
-#endif
-}
-
 template <class Word>
 struct FourOf;
 template <>
@@ -312,36 +289,42 @@ __device__ __forceinline__ uint64_t global_timer() {
 
 // ---- global memory ---------------------------------------------------------------------------------------------
 
-// 16 bytes that are read once (weights): past the first-level cache.
-__device__ __forceinline__ uint4 load_streaming(const uint4* address) {
+// T name(const T*): one load of 4, 8 or 16 bytes in a way of its own. It stays where it is: the compiler puts others off
+// until they are needed, behind what waits for something else.
 #if EMULATED
-    return *address;
+#define GLOBAL_LOAD(name, way)                         \
+    template <class T>                                 \
+    __device__ __forceinline__ T name(const T* from) { \
+        return *from;                                  \
+    }
 #else
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(address));
-    return v;
+#define GLOBAL_LOAD(name, way)                                                                    \
+    template <class T>                                                                            \
+    __device__ __forceinline__ T name(const T* from) {                                            \
+        static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "one load");           \
+        uint32_t words[4];                                                                        \
+        if constexpr (sizeof(T) == 4)                                                             \
+            asm volatile("ld.global." way ".u32 %0, [%1];" : "=r"(words[0]) : "l"(from));         \
+        else if constexpr (sizeof(T) == 8)                                                        \
+            asm volatile("ld.global." way ".v2.u32 {%0, %1}, [%2];"                               \
+                         : "=r"(words[0]), "=r"(words[1])                                         \
+                         : "l"(from));                                                            \
+        else                                                                                      \
+            asm volatile("ld.global." way ".v4.u32 {%0, %1, %2, %3}, [%4];"                       \
+                         : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])         \
+                         : "l"(from));                                                            \
+        T v;                                                                                      \
+        memcpy(&v, words, sizeof v);                                                              \
+        return v;                                                                                 \
+    }
 #endif
-}
-__device__ __forceinline__ uint2 load_streaming(const uint2* address) {
-#if EMULATED
-    return *address;
-#else
-    uint2 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(address));
-    return v;
-#endif
-}
-__device__ __forceinline__ uint32_t load_streaming(const uint32_t* address) {
-#if EMULATED
-    return *address;
-#else
-    uint32_t v;
-    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(address));
-    return v;
-#endif
-}
+// Of what no kernel of the step writes.
+GLOBAL_LOAD(load_now, "nc")
+// Of what is read once (weights): past the first-level cache.
+GLOBAL_LOAD(load_streaming, "nc.L1::no_allocate")
+// Of a line of 128 bytes, all of which comes into the second-level cache: other warps want the rest of it meanwhile.
+GLOBAL_LOAD(load_of_line, "cg.L2::128B")
+#undef GLOBAL_LOAD
 
 // Asks for the cache line at `address`; it need not be valid.
 __device__ __forceinline__ void prefetch_l2(const void* address) {
