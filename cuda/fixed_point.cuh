@@ -167,7 +167,7 @@ struct FixedPointSums {
     // ptxas makes copies then.)
     static constexpr bool LATE = COLS == 1 && !T::VALUES::TABLE;
     // Scales that would take too many registers.
-    static constexpr bool IN_RING = LATE || (COLS == 4 && (T::GROUP == 16 || T::BYTES_OF_SUB || T::VALUES::TABLE));
+    static constexpr bool IN_RING = LATE || (COLS == 4 && (T::GROUP == 16 || T::HAS_SUB || T::VALUES::TABLE));
     float acc[COLS][2];  // [slot of the part][row g or g + 8]
     ChunkCodes<T> codes;
     ChunkScales<T, IN_RING ? F::SETS : COLS * F::SETS> scales;
@@ -276,7 +276,7 @@ struct FixedPointSums<T, 8> {
     using F = FixedPoint<T>;
     static constexpr int FLOATS = 16;
     // Scales that would take too many registers.
-    static constexpr bool IN_RING = T::GROUP == 16 || T::BYTES_OF_SUB || T::VALUES::TABLE;
+    static constexpr bool IN_RING = T::GROUP == 16 || T::HAS_SUB || T::VALUES::TABLE;
     float acc[4][4];  // [slot][row half, token 2 t or 2 t + 1]
     ChunkCodes<T> codes;
     ChunkScales<T, IN_RING ? F::SETS : T::GROUPS> scales;

@@ -184,8 +184,8 @@ __device__ __forceinline__ GroupScales group_scales(const ChunkScales<T>& s) {
     } else {
         const __half2 d = as_half2(__byte_perm(s.dd[0], s.dd[1], 0x5410));
         const __half2 m = __hneg2(as_half2(__byte_perm(s.dd[0], s.dd[1], 0x7632)));
-        return {__hmul2(__hmul2(d, up), bytes_to_half2<GROUP_INDEX & 1>(s.sc[GROUP_INDEX / 2], 0.0f)),
-                __hmul2(m, bytes_to_half2<GROUP_INDEX & 1>(s.mn[GROUP_INDEX / 2], 0.0f))};
+        const uint32_t both = s.template scales_and_mins<GROUP_INDEX>();
+        return {__hmul2(__hmul2(d, up), bytes_to_half2<0>(both, 0.0f)), __hmul2(m, bytes_to_half2<1>(both, 0.0f))};
     }
 }
 
@@ -254,13 +254,13 @@ __device__ __forceinline__ void join_halves(ChunkScales<T>& a, const ChunkScales
     } else {
         if constexpr (T::SIGNED_SUB)
             a.dd[0] = __byte_perm(a.dd[0], b.dd[0], halves);
-        else if constexpr (T::SCALES == Scales::SUB_M)
+        else if constexpr (T::PACKED_SUB)
             a.dd[0] = h ? a.dd[1] : a.dd[0], a.dd[1] = h ? b.dd[1] : b.dd[0];
 #pragma unroll
         for (int i = 0; i < T::GROUPS / 2; ++i) {
-            // Bytes are (group, half), two groups a word: the half of both, gate first.
+            // Bytes are of one half after the other: the same half of both, gate first.
             a.sc[i] = __byte_perm(a.sc[i], b.sc[i], bytes);
-            if constexpr (T::MIN) a.mn[i] = __byte_perm(a.mn[i], b.mn[i], bytes);
+            if (T::TWOS && i < T::GROUPS / 4) a.twos[i] = __byte_perm(a.twos[i], b.twos[i], bytes);
         }
     }
 }

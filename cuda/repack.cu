@@ -74,30 +74,50 @@ __device__ __forceinline__ float block_dmin(const Block& block) {
     return __half2float(block.dmin);
 }
 
-// The scales of one (row, group).
+// The scales of one (row, group); of packed ones, of it and the three groups behind it.
 template <class Block, class T>
 __device__ void make_scales(const Block* blocks, uint8_t* chunk, int tile, int first, int n_rows, int k, int index) {
-    const int row_in_tile = index % TILE_ROWS, group = index / TILE_ROWS, g = row_in_tile % 8, h = row_in_tile / 8;
-    const int row = tile * TILE_ROWS + row_in_tile, column = first + group * T::GROUP;
-    const bool valid = row < n_rows && column < k;
-    Codes c = {{0, 0}, 0.0f, 0.0f};
+    using Place = TilePlace<T>;
+    const int row_in_tile = index % TILE_ROWS, g = row_in_tile % 8, h = row_in_tile / 8;
+    const int group = index / TILE_ROWS * (T::PACKED_SUB ? 4 : 1), row = tile * TILE_ROWS + row_in_tile;
     const Block* from = blocks + static_cast<size_t>(row) * (k / Format<Block>::weights);
-    if (valid) c = Format<Block>::codes8(from, column / 8);
-    __half* d = reinterpret_cast<__half*>(chunk + TilePlace<T>::scale(g, group, h));
+    const auto codes_of = [&](int i) {
+        const int column = first + (group + i) * T::GROUP;
+        return row < n_rows && column < k ? Format<Block>::codes8(from, column / 8) : Codes{{0, 0}, 0.0f, 0.0f};
+    };
+    const int column = first + group * T::GROUP;
+    const bool valid = row < n_rows && column < k;
+    const Codes c = codes_of(0);
+    __half* d = reinterpret_cast<__half*>(chunk + Place::scale(g, group, h));
     if constexpr (T::SCALES == Scales::E8) {
-        chunk[TilePlace<T>::scale(g, group, h)] = exponent(c.d);
+        chunk[Place::scale(g, group, h)] = exponent(c.d);
     } else if constexpr (T::SCALES == Scales::D || T::SCALES == Scales::DM) {
         d[0] = __float2half(c.d);
         if constexpr (T::MIN) d[1] = __float2half(c.m);
     } else {
         const float big = valid ? block_d(from[column / Format<Block>::weights]) : 0.0f;
-        uint8_t* sub = chunk + TilePlace<T>::sub_scale(g, group, h);
-        *sub = static_cast<uint8_t>(static_cast<int>(ratio(c.d, big * T::SUB_UNIT)));
         if (group == 0) d[0] = __float2half(big);
-        if constexpr (T::MIN) {
+        if constexpr (T::SIGNED_SUB) {
+            chunk[Place::sub_scale(g, group, h)] =
+                static_cast<uint8_t>(static_cast<int>(ratio(c.d, big * T::SUB_UNIT)));
+        } else {
             const float low = valid ? block_dmin(from[column / Format<Block>::weights]) : 0.0f;
-            sub[T::SUB_BYTES] = static_cast<uint8_t>(static_cast<int>(ratio(-c.m, low)));
             if (group == 0) d[1] = __float2half(low);
+            uint32_t fours[2] = {}, mins[2] = {}, twos = 0, min_twos = 0;
+            for (int i = 0; i < 4; ++i) {
+                const Codes of = codes_of(i);
+                const uint32_t scale = static_cast<int>(ratio(of.d, big)), min = static_cast<int>(ratio(-of.m, low));
+                fours[i / 2] |= (scale & 15) << i % 2 * 4, mins[i / 2] |= (min & 15) << i % 2 * 4;
+                twos |= scale >> 4 << 2 * i, min_twos |= min >> 4 << 2 * i;
+            }
+            for (int i = 0; i < 2; ++i) {
+                uint8_t* to = chunk + Place::sub_scale(g, group + 2 * i, h);
+                to[0] = fours[i], to[2] = mins[i];
+            }
+            if constexpr (T::TWOS) {
+                uint8_t* to = chunk + Place::sub_twos(g, group, h);
+                to[0] = twos, to[2] = min_twos;
+            }
         }
     }
 }
@@ -134,7 +154,7 @@ __global__ void repack(const Block* blocks, uint8_t* tiles, int n_rows, int k) {
         for (int piece = threadIdx.x; piece < T::BASE_BYTES / (4 * TilePlace<T>::WORDS); piece += blockDim.x)
             make_codes<Block, T>(blocks, chunk, tile, first, n_rows, k, piece);
         if constexpr (T::SCALED)
-            for (int index = threadIdx.x; index < TILE_ROWS * T::GROUPS; index += blockDim.x)
+            for (int index = threadIdx.x; index < TILE_ROWS * T::GROUPS / (T::PACKED_SUB ? 4 : 1); index += blockDim.x)
                 make_scales<Block, T>(blocks, chunk, tile, first, n_rows, k, index);
     }
 }

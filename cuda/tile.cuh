@@ -38,9 +38,12 @@ enum class Scales {
     DM,     // f16 (d, m) per group:                                   [g][group][row half]
     SUB,    // f16 d per 256 columns, i8 scale per group:              d [g][row half], sc [g][group][row half]
     SUB_8,  // the same with eighths of d
-    SUB_M,  // f16 (d, dmin) per 256, u8 (scale, min) per group:       dd [g][row half], sc, m [g][group][row half]
+    SUB_M4, // f16 (d, dmin) per 256, u4 (scale, min) per group:       dd [g][row half], fours [g][group / 2]
+    SUB_M6, // the same with u6:                                       dd, fours, and twos [g][group / 4]
     E8,     // u8 e per group, for 2^(e - 128):                        [g][group][row half]
 };
+// Words of fours have bytes (scale of row g, of row g + 8, min of g, of g + 8), a nibble for each of two groups: the lower
+// four bits. Words of twos have the bits above these, likewise, two for each of four groups.
 
 // ---- what codes stand for ----------------------------------------------------------------------------------------
 // zero(bits) is what the code is too large by, as it is multiplied.
@@ -160,17 +163,19 @@ struct Tile {
     static constexpr bool FLOAT = BITS == 16;
     static constexpr bool SCALED = !FLOAT && SCALES != Scales::NONE;  // codes are multiplied, else halves
     static constexpr bool SIGNED_SUB = SCALES == Scales::SUB || SCALES == Scales::SUB_8;
-    static constexpr bool BYTES_OF_SUB = SIGNED_SUB || SCALES == Scales::SUB_M;
+    static constexpr bool PACKED_SUB = SCALES == Scales::SUB_M4 || SCALES == Scales::SUB_M6;
+    static constexpr bool TWOS = SCALES == Scales::SUB_M6;
+    static constexpr bool HAS_SUB = SIGNED_SUB || PACKED_SUB;
     static constexpr float SUB_UNIT = SCALES == Scales::SUB_8 ? 0.125f : 1.0f;
-    static constexpr bool MIN = SCALES == Scales::DM || SCALES == Scales::SUB_M;
+    static constexpr bool MIN = SCALES == Scales::DM || PACKED_SUB;
     static constexpr int ZERO = MIN || FLOAT ? 0 : VALUES::zero(BITS);
     static constexpr int GROUPS = CHUNK_K / GROUP;
-    static constexpr int SUB_BYTES = TILE_ROWS * GROUPS;
+    static constexpr int SUB_BYTES = TILE_ROWS * GROUPS;  // of signed bytes, or of fours
     static constexpr int SCALE_BYTES = !SCALED                   ? 0
                                        : SCALES == Scales::D     ? TILE_ROWS * GROUPS * 2
                                        : SCALES == Scales::DM    ? TILE_ROWS * GROUPS * 4
                                        : SIGNED_SUB              ? TILE_ROWS * 2 + SUB_BYTES
-                                       : SCALES == Scales::SUB_M ? TILE_ROWS * 4 + 2 * SUB_BYTES
+                                       : PACKED_SUB              ? TILE_ROWS * 4 + SUB_BYTES + TWOS * SUB_BYTES / 2
                                                                  : SUB_BYTES;
     static constexpr int BASE_BITS = BITS == 5 || BITS == 6 ? 4 : BITS == 3 ? 2 : BITS;  // bits in the main plane
     static constexpr int BASE_BYTES = TILE_ROWS * CHUNK_K * BASE_BITS / 8;
@@ -240,7 +245,11 @@ struct TilePlace {
         return (g * 2 + h) * 4;
     }
     static __device__ __forceinline__ int sub_scale(int g, int group, int h) {
-        return TILE_ROWS * (T::SIGNED_SUB ? 2 : 4) + (g * T::GROUPS + group) * 2 + h;
+        if (T::SIGNED_SUB) return TILE_ROWS * 2 + (g * T::GROUPS + group) * 2 + h;
+        return TILE_ROWS * 4 + (g * T::GROUPS + group) / 2 * 4 + h;  // of fours; the min's is two bytes behind
+    }
+    static __device__ __forceinline__ int sub_twos(int g, int group, int h) {
+        return TILE_ROWS * 4 + T::SUB_BYTES + (g * T::GROUPS + group) / 4 * 4 + h;
     }
 };
 
@@ -443,8 +452,8 @@ struct RowScales {
 template <class T, int N = T::GROUPS>
 struct ChunkScales {
     uint32_t dd[T::SCALES == Scales::D ? N : T::SCALES == Scales::DM ? 2 * N : 2];
-    uint32_t sc[T::BYTES_OF_SUB || T::SCALES == Scales::E8 ? (N + 1) / 2 : 1];
-    uint32_t mn[T::SCALES == Scales::SUB_M ? (N + 1) / 2 : 1];
+    uint32_t sc[T::HAS_SUB || T::SCALES == Scales::E8 ? (N + 1) / 2 : 1];  // two groups' bytes, or fours
+    uint32_t twos[T::TWOS ? (N + 3) / 4 : 1];
 
     // Of groups first ... first + N - 1; `first` is a multiple of N.
     __device__ __forceinline__ void load(const uint8_t* chunk, int g, int first = 0) {
@@ -459,7 +468,10 @@ struct ChunkScales {
             load_words<d_bytes / 4>(dd, chunk + g * d_bytes);
             const uint8_t* sub = chunk + 8 * d_bytes;
             load_pairs(sc, sub + group * 2);
-            if constexpr (T::MIN) load_pairs(mn, sub + T::SUB_BYTES + group * 2);
+            if constexpr (T::TWOS) {
+                load_words<(N + 3) / 4>(twos, sub + T::SUB_BYTES + group / 4 * 4);
+                if constexpr (N < 4) twos[0] >>= (first & 2) * 2;  // as if they were the first two of four
+            }
         }
     }
 
@@ -490,6 +502,14 @@ struct ChunkScales {
         }
     }
 
+    // Bytes (scale of row g, of row g + 8, min of g, of g + 8).
+    template <int GROUP_INDEX>
+    __device__ __forceinline__ uint32_t scales_and_mins() const {
+        const uint32_t fours = align_bits<GROUP_INDEX % 2 * 4, 0>(sc[GROUP_INDEX / 2]) & 0x0f0f0f0fu;
+        if constexpr (!T::TWOS) return fours;
+        return fours | (align_bits<GROUP_INDEX % 4 * 2, 4>(twos[GROUP_INDEX / 4]) & 0x30303030u);
+    }
+
     template <int GROUP_INDEX>
     __device__ __forceinline__ RowScales get() const {
         RowScales r;
@@ -512,8 +532,9 @@ struct ChunkScales {
                 r.m[0] = r.m[1] = 0.0f;
             } else {
                 const float2 low = half2_to_float2(dd[0]), high = half2_to_float2(dd[1]);
-                const float2 scale = __half22float2(bytes_to_half2<GROUP_INDEX & 1>(word, 0.0f));
-                const float2 least = __half22float2(bytes_to_half2<GROUP_INDEX & 1>(mn[GROUP_INDEX / 2], 0.0f));
+                const uint32_t both = scales_and_mins<GROUP_INDEX>();
+                const float2 scale = __half22float2(bytes_to_half2<0>(both, 0.0f));
+                const float2 least = __half22float2(bytes_to_half2<1>(both, 0.0f));
                 r.d[0] = low.x * scale.x, r.d[1] = high.x * scale.y;
                 r.m[0] = -low.y * least.x, r.m[1] = -high.y * least.y;
             }
@@ -543,14 +564,15 @@ __device__ __forceinline__ RowScales row_scales(const uint8_t* chunk, int g, int
     } else {
         const __half* d = reinterpret_cast<const __half*>(at);
         float scale = __half2float(d[0]), minimum = T::MIN ? __half2float(d[1]) : 0.0f;
-        if constexpr (T::BYTES_OF_SUB) {
-            const uint8_t* sub = chunk + Place::sub_scale(g, group, h);
-            if constexpr (T::SIGNED_SUB) {
-                scale *= static_cast<float>(static_cast<int8_t>(*sub)) * T::SUB_UNIT;
-            } else {
-                scale *= static_cast<float>(*sub);
-                minimum *= -static_cast<float>(sub[T::SUB_BYTES]);
-            }
+        const uint8_t* sub = chunk + Place::sub_scale(g, group, h);
+        if constexpr (T::SIGNED_SUB) scale *= static_cast<float>(static_cast<int8_t>(*sub)) * T::SUB_UNIT;
+        if constexpr (T::PACKED_SUB) {
+            const auto small = [&](int i) {
+                const int fours = sub[i] >> group % 2 * 4 & 15;
+                return T::TWOS ? fours | (chunk[Place::sub_twos(g, group, h) + i] >> group % 4 * 2 & 3) << 4 : fours;
+            };
+            scale *= static_cast<float>(small(0));
+            minimum *= -static_cast<float>(small(2));
         }
         return {{scale}, {minimum}};
     }

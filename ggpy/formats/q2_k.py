@@ -85,6 +85,6 @@ Q2_K = register(
     Format(
         *("Q2_K", 10, QK_K, block_q2_K, dequantize, quantize, quantize_weighted),
         searches=True,
-        tile=(2, 16, "SUB_M"),  # half a bit more for each weight: scales and minimums become bytes
+        tile=(2, 16, "SUB_M4"),
     )
 )

@@ -47,7 +47,7 @@ Q4_K = register(
         dequantize,
         quantize,
         quantize_weighted,
-        tile=(4, 32, "SUB_M"),
+        tile=(4, 32, "SUB_M6"),
         searches=True,
     )
 )

@@ -61,7 +61,7 @@ Q5_K = register(
         dequantize,
         quantize,
         quantize_weighted,
-        tile=(5, 32, "SUB_M"),
+        tile=(5, 32, "SUB_M6"),
         searches=True,
     )
 )

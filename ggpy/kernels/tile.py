@@ -50,7 +50,7 @@ class Layout:
         """Bytes of 16 rows x chunk_k columns."""
         groups = self.chunk_k // self.group
         per_row = {"D": 2 * groups, "DM": 4 * groups, "SUB": 2 + groups, "SUB_8": 2 + groups}
-        per_row |= {"SUB_M": 4 + 2 * groups, "E8": groups}
+        per_row |= {"SUB_M4": 4 + groups, "SUB_M6": 4 + 3 * groups // 2, "E8": groups}
         scales = per_row[self.scales] if self.is_scaled else 0
         return ROWS * (self.chunk_k * self.bits // 8 + scales)
 

@@ -95,7 +95,7 @@ def test_stages():
     layouts = [Weights(name, 1, 4096).layout for name in ("F16", "Q8_0", "Q4_K")]
     assert [stages_of(layout, 4096).count for layout in layouts] == [32, 32, 16]
     assert [stages_of(layout, 4097).columns for layout in layouts] == [128, 128, 256]
-    assert [stages_of(layout, 1).bits for layout in layouts] == [16, 8.5, 4.625]
+    assert [stages_of(layout, 1).bits for layout in layouts] == [16, 8.5, 4.5]
 
 
 def test_runs_on_hopper_alone():

@@ -30,7 +30,7 @@ __global__ void places(int* out, int* sizes) {
 
 
 # Bytes that 256 weights of a row take more than in blocks.
-MORE = {"Q4_K": 4, "Q5_K": 4, "Q3_K": 4, "Q2_K": 16, "IQ4_XS": 2, "IQ3_S": 28}
+MORE = {"Q3_K": 4, "IQ4_XS": 2, "IQ3_S": 28}
 MORE |= {"NVFP4": 16, "TQ2_0": 14, "TQ1_0": 26, "IQ3_XXS": 40, "IQ2_XXS": 40, "IQ2_XS": 40}
 MORE |= {"IQ2_S": 32, "IQ1_S": 56, "IQ1_M": 58}
 
