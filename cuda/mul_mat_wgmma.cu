@@ -57,7 +57,7 @@ template <class T>
 struct Stage {
     static constexpr int CHUNKS = T::CHUNK_K == STEP ? 2 : 1;
     static constexpr int STEPS = CHUNKS * T::CHUNK_K / STEP;
-    static constexpr int TILE_BYTES = CHUNKS * T::BYTES;
+    static constexpr int TILE_BYTES = CHUNKS * T::BYTES, COPIED = TILES * CHUNKS * T::USED;
     static constexpr int BYTES = TILES * TILE_BYTES;
 };
 
@@ -113,7 +113,7 @@ __device__ __forceinline__ void copy_weights(const Product& p, const Room<T, TOK
             // Waiting again, in later turns of the ring, costs nothing: what would count the stages costs registers.
             if (BLOCKS<TOKENS> > 1 && place.stage == p.early) grid_dependency_wait();
             mbarrier_wait(room.w_free + place.stage, place.parity ^ 1);
-            if (lane == 0) mbarrier_arrive_expect(room.w_full + place.stage, S::BYTES);
+            if (lane == 0) mbarrier_arrive_expect(room.w_full + place.stage, S::COPIED);
             __syncwarp();
             uint8_t* to = room.w + place.stage * S::BYTES + lane * S::TILE_BYTES;
             if (lane < TILES)
@@ -122,9 +122,9 @@ __device__ __forceinline__ void copy_weights(const Product& p, const Room<T, TOK
                     const int chunk = min(stage * S::CHUNKS + i, p.n_chunk - 1);  // of the last, x is 0
                     const uint8_t* from = tile.chunks + static_cast<size_t>(chunk) * T::BYTES;
                     if constexpr (BLOCKS<TOKENS> > 1)  // so few tokens that weights are read once
-                        bulk_copy_streaming(to + i * T::BYTES, from, T::BYTES, room.w_full + place.stage, p.streaming);
+                        bulk_copy_streaming(to + i * T::BYTES, from, T::USED, room.w_full + place.stage, p.streaming);
                     else
-                        bulk_copy(to + i * T::BYTES, from, T::BYTES, room.w_full + place.stage);
+                        bulk_copy(to + i * T::BYTES, from, T::USED, room.w_full + place.stage);
                 }
         }
     }

@@ -157,4 +157,5 @@ __global__ void repack(const Block* blocks, uint8_t* tiles, int n_rows, int k) {
             for (int index = threadIdx.x; index < TILE_ROWS * T::GROUPS / (T::PACKED_SUB ? 4 : 1); index += blockDim.x)
                 make_scales<Block, T>(blocks, chunk, tile, first, n_rows, k, index);
     }
+    for (int i = T::USED + threadIdx.x; i < T::BYTES; i += blockDim.x) chunk[i] = 0;
 }

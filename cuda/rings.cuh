@@ -11,7 +11,7 @@
 template <class T, class Walk>
 __device__ __forceinline__ void copy_chunk(Walk& walk, CopyTarget to, int lane) {
     if (!walk.done()) {
-        constexpr int whole_lines = T::BYTES / 512, rest = T::BYTES % 512 / 16;
+        constexpr int whole_lines = T::USED / 512, rest = T::USED % 512 / 16;
         const uint8_t* from = walk.tile_row + static_cast<uint32_t>(walk.chunk * T::BYTES);
         const uint64_t policy = walk.p.streaming;
 #pragma unroll

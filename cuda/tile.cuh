@@ -2,9 +2,9 @@
 // aligned); a tile is made for a warp that multiplies with tensor cores. repack.cu writes tiles once, at load.
 //
 // A tensor [N, K] is cut into tiles of 16 rows x chunk_k columns ("chunks" along K, tile rows along N, chunks of one
-// tile row adjacent). Rows and columns past N and K hold zeros. The 16 rows are the M of mma.m16n8k16 (halves) and
-// mma.m16n8k32 (bytes), and the order of the weights inside a chunk is the order in which the mma wants its A operand,
-// so that a lane reads 16 bytes and has registers:
+// tile row adjacent, each from a line of 128 bytes on). Rows and columns past N and K hold zeros. The 16 rows are the M
+// of mma.m16n8k16 (halves) and mma.m16n8k32 (bytes), and the order of the weights inside a chunk is the order in which
+// the mma wants its A operand, so that a lane reads 16 bytes and has registers:
 //
 //        lane = 4 g + t                            32 columns of a group, whose they are:
 //        g = 0..7   rows g and g + 8               group of 32:  t t t t t t t t (8 t ... 8 t + 7)
@@ -180,8 +180,9 @@ struct Tile {
     static constexpr int BASE_BITS = BITS == 5 || BITS == 6 ? 4 : BITS == 3 ? 2 : BITS;  // bits in the main plane
     static constexpr int BASE_BYTES = TILE_ROWS * CHUNK_K * BASE_BITS / 8;
     static constexpr int EXTRA_BYTES = TILE_ROWS * CHUNK_K * (BITS - BASE_BITS) / 8;
-    static constexpr int BYTES = SCALE_BYTES + BASE_BYTES + EXTRA_BYTES;
-    static_assert(BYTES % 16 == 0 && SCALE_BYTES % 16 == 0, "chunks are read 16 bytes at a time");
+    static constexpr int USED = SCALE_BYTES + BASE_BYTES + EXTRA_BYTES;
+    static_assert(USED % 16 == 0 && SCALE_BYTES % 16 == 0, "chunks are read 16 bytes at a time");
+    static constexpr int BYTES = (USED + 127) / 128 * 128;  // from chunk to chunk: each begins on a line of memory
     static_assert(!VALUES::TABLE || ((BITS == 3 || BITS == 4) && SCALED && !MIN), "");
 
     // What the codes of row half H of group J (32 columns) are too large by, where several share bits of a word.

@@ -92,9 +92,9 @@ def product_case(format: Format, model: str, part: Part, n: int, prompt: bool) -
 
 
 def weight_bytes(format: Format, rows: int, k: int) -> int:
-    """Bytes of a matrix as ops keep it."""
+    """Bytes that are read of a matrix as ops keep it."""
     layout = layout_of(format, k)
-    return layout.nbytes(rows, k) if layout else rows * format.row_bytes(k)
+    return layout.read_bytes(rows, k) if layout else rows * format.row_bytes(k)
 
 
 def _product(o: Operands, format: Format, part: Part, n: int, prompt: bool, norm: bool) -> Enqueue:
@@ -140,7 +140,7 @@ def embed_case(format: Format, sizes: Dimensions, n: int) -> KernelCase:
         out = o.room("rows", 4 * n * k)
         return lambda: kernel.launch(table().tiles, ids, ids, out, n, 1.0)
 
-    nbytes = n * (layout.nbytes(16, k) // 16 + 4 + 4 * k)
+    nbytes = n * (layout.read_bytes(16, k) // 16 + 4 + 4 * k)
     shape = f"{rows}x{k}"
     return KernelCase("embed_tile", LARGE, format.name, shape, n, nbytes, 0, prepare)
 

@@ -114,7 +114,7 @@ def stage_columns(layout: Layout) -> int:
 def stages_of(layout: Layout, k: int) -> Stages:
     """The stages of a row."""
     columns = stage_columns(layout)
-    bits = 8 * layout.chunk_bytes / (ROWS * layout.chunk_k)
+    bits = 8 * layout.used_bytes / (ROWS * layout.chunk_k)
     return Stages(-(-steps_of(k) * STEP // columns), columns, bits)
 
 

@@ -17,6 +17,7 @@ from .block_kernel import block_kernel
 
 ROWS = 16  # of a tile
 GROWTH = 1.25  # see `grows`
+LINE = 128  # bytes that chunks begin at multiples of
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,12 @@ class Layout:
 
     @cached_property
     def chunk_bytes(self) -> int:
-        """Bytes of 16 rows x chunk_k columns."""
+        """Bytes of 16 rows x chunk_k columns, up to the next."""
+        return -(-self.used_bytes // LINE) * LINE
+
+    @cached_property
+    def used_bytes(self) -> int:
+        """Bytes of a chunk that are read."""
         groups = self.chunk_k // self.group
         per_row = {"D": 2 * groups, "DM": 4 * groups, "SUB": 2 + groups, "SUB_8": 2 + groups}
         per_row |= {"SUB_M4": 4 + groups, "SUB_M6": 4 + 3 * groups // 2, "E8": groups}
@@ -59,8 +65,12 @@ class Layout:
         return -(-k // self.chunk_k)
 
     def nbytes(self, n_rows: int, k: int) -> int:
-        """Bytes of a matrix of n_rows x k weights."""
+        """Bytes that a matrix of n_rows x k weights takes."""
         return -(-n_rows // ROWS) * self.chunks(k) * self.chunk_bytes
+
+    def read_bytes(self, n_rows: int, k: int) -> int:
+        """Bytes of it that are read."""
+        return -(-n_rows // ROWS) * self.chunks(k) * self.used_bytes
 
 
 def layout_of(format: Format, k: int) -> Layout | None:

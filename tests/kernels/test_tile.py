@@ -23,8 +23,8 @@ __global__ void places(int* out, int* sizes) {
         out[4 * i + 2] = lane / 4 + 8 * h;
         out[4 * i + 3] = 32 * j + tile_column<T>(lane % 4, s, e);
     }
-    sizes[0] = T::BYTES, sizes[1] = T::SCALE_BYTES, sizes[2] = T::BASE_BYTES;
-    sizes[3] = T::BASE_BITS;
+    sizes[0] = T::USED, sizes[1] = T::SCALE_BYTES, sizes[2] = T::BASE_BYTES;
+    sizes[3] = T::BASE_BITS, sizes[4] = T::BYTES;
 }
 """
 
@@ -33,6 +33,9 @@ __global__ void places(int* out, int* sizes) {
 MORE = {"Q3_K": 4, "IQ4_XS": 2, "IQ3_S": 28}
 MORE |= {"NVFP4": 16, "TQ2_0": 14, "TQ1_0": 26, "IQ3_XXS": 40, "IQ2_XXS": 40, "IQ2_XS": 40}
 MORE |= {"IQ2_S": 32, "IQ1_S": 56, "IQ1_M": 58}
+# And up to the next line of memory.
+UNREAD = {"Q2_K": 4, "Q3_K": 6, "Q6_K": 6, "IQ4_XS": 6, "IQ3_S": 6, "IQ3_XXS": 6}
+UNREAD |= {"IQ2_S": 6, "IQ2_XS": 6, "IQ2_XXS": 6, "IQ1_S": 6, "IQ1_M": 6}
 
 
 def lookup(device, w: TiledMatrix, ids: np.ndarray) -> np.ndarray:
@@ -78,16 +81,16 @@ def test_gpu(gpu, w):
 def test_places_are_a_permutation(machine, w):
     """No two weights share a bit, none is left out, and (row, column) takes every value once."""
     layout, n = w.layout, ROWS * w.layout.chunk_k
-    out, sizes = Output(machine, 16 * n), Output(machine, 16)
+    out, sizes = Output(machine, 16 * n), Output(machine, 20)
     names = [f"places<{name}>" for name in layouts()]
     kernels = machine.kernels("embed_tile.cu", names, extra_source=PLACES)
     kernels[list(layouts()).index(layout.type_name)].launch(1, 128, (out.buffer, sizes.buffer))
     main, extra, row, column = out.read(np.int32, (n, 4)).T
-    nbytes, scale_bytes, base_bytes, base_bits = sizes.read(np.int32, (4,))
-    assert nbytes == layout.chunk_bytes
+    used, scale_bytes, base_bytes, base_bits, nbytes = sizes.read(np.int32, (5,))
+    assert (used, nbytes) == (layout.used_bytes, layout.chunk_bytes)
     assert np.array_equal(np.sort(main), np.arange(0, 8 * base_bytes, base_bits))
     extra_bits = layout.bits - base_bits
-    assert nbytes - scale_bytes - base_bytes == n * extra_bits // 8
+    assert used - scale_bytes - base_bytes == n * extra_bits // 8
     if extra_bits:
         assert np.array_equal(np.sort(extra), np.arange(0, n * extra_bits, extra_bits))
     assert np.array_equal(np.sort(row * layout.chunk_k + column), np.arange(n))
@@ -155,9 +158,16 @@ def test_tables_are_written_into_the_type():
 
 
 def test_sizes():
-    """Weights of 4.5 bits take 4.5 bits, whatever their layout; some take a little more."""
+    """Weights of 4.5 bits are 4.5 bits, whatever their layout; some a little more. Chunks begin on
+    lines of 128 bytes.
+    """
     assert Layout(4, 32, "D", 256).nbytes(16, 256) == 16 * 256 * 9 // 16
-    assert Layout(6, 16, "SUB", 256).nbytes(17, 257) == 4 * 16 * 210
+    assert Layout(6, 16, "SUB", 256).read_bytes(17, 257) == 4 * 16 * 210
+    assert Layout(6, 16, "SUB", 256).nbytes(17, 257) == 4 * 16 * 216
     for name in TILED:
         f = by_name(name)
-        assert layout_of(f, 256).nbytes(32, 256) == 32 * (f.row_bytes(256) + MORE.get(name, 0))
+        layout = layout_of(f, 256)
+        read = f.row_bytes(256) + MORE.get(name, 0)
+        assert layout.read_bytes(32, 256) == 32 * read
+        assert layout.nbytes(32, 256) == 32 * (read + UNREAD.get(name, 0))
+        assert layout.chunk_bytes % 128 == 0
