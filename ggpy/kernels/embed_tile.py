@@ -7,6 +7,7 @@ from .address import Address
 from .tile import Layout, TiledMatrix
 
 THREADS = 256
+BLOCKS = 128  # of all tokens, about: a row's loads are awaited one after the other
 
 
 class EmbedTile:
@@ -33,4 +34,5 @@ class EmbedTile:
             )
         where = (table.data, table.row_scale, ids, sampled, x)
         sizes = (table.k, layout.chunks(table.k), float(scale))
-        self._tiled[layout].launch(n_tokens, THREADS, (*where, *sizes), pdl=True)
+        grid = n_tokens, min(-(-table.k // THREADS), max(1, BLOCKS // n_tokens))
+        self._tiled[layout].launch(grid, THREADS, (*where, *sizes), pdl=True)
