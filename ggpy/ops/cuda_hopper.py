@@ -20,8 +20,9 @@ from ..kernels.tile import ROWS, Layout, TiledMatrix
 from .cuda_arrays import Array, Memory
 
 FROM_TOKENS = 5  # fewer are faster by MulMatTile;
-FEW_FROM_TOKENS, FEW_TOKENS = 3, 16  # where MulMatFew is `faster`, fewer than these, at most,
-FEW_COLUMNS = 2048  # which it is of matrices with so many columns or more
+FEW_FROM_TOKENS, FEW_TOKENS = 2, 16  # where MulMatFew is `faster`, fewer than these, at most,
+FEW_COLUMNS = 2048  # which it is of matrices with so many columns or more;
+PAIR, PAIR_SIZE = 2, 4096  # of so many tokens, with so many columns and rows
 
 
 class HopperProducts:
@@ -39,11 +40,13 @@ class HopperProducts:
     def _there(self) -> bool:
         return self._product is not None and self.allowed
 
-    def takes(self, n_tokens: int, layout: Layout | None = None, k: int = 0) -> bool:
+    def takes(
+        self, n_tokens: int, layout: Layout | None = None, n_rows: int = 0, k: int = 0
+    ) -> bool:
         """Whether so many tokens are multiplied here with a matrix of k columns in tiles of this
-        layout; None: with any.
+        layout, and others beside it; None: with any.
         """
-        few = layout is not None and faster(layout, k, n_tokens)
+        few = layout is not None and faster(layout, n_rows, k, n_tokens)
         return self._there() and n_tokens >= (FEW_FROM_TOKENS if few else FROM_TOKENS)
 
     def hands_on(self, n_tokens: int, tiles: list[TiledMatrix] | None = None) -> bool:
@@ -59,15 +62,17 @@ class HopperProducts:
         """Columns whose squares a product that hands on adds up."""
         return ROWS if self._is_few(w, n_tokens) else ROW_BLOCK
 
-    def order(self, layouts: list[Layout | None], k: int, n_tokens: int) -> int:
-        """In which order x[n_tokens, k] should come for weights of these layouts; None has no
-        tiles.
+    def order(self, layouts: list[Layout | None], n_rows: int, k: int, n_tokens: int) -> int:
+        """In which order x[n_tokens, k] should come for weights of these layouts, the first with
+        so many rows; None has no tiles.
         """
-        orders = {order_of(w) if w and self.takes(n_tokens, w, k) else PLAIN for w in layouts}
+        sizes = n_rows, k
+        orders = {order_of(w) if w and self.takes(n_tokens, w, *sizes) else PLAIN for w in layouts}
         return orders.pop() if len(orders) == 1 else PLAIN
 
     def _is_few(self, w: TiledMatrix, n_tokens: int) -> bool:
-        return faster(w.layout, w.k, n_tokens) and self._few.fit(w, n_tokens) is not None
+        few = faster(w.layout, w.n_rows, w.k, n_tokens)
+        return few and self._few.fit(w, n_tokens) is not None
 
     def multiply(
         self,
@@ -105,6 +110,9 @@ class HopperProducts:
         return packed
 
 
-def faster(layout: Layout, k: int, n_tokens: int) -> bool:
+def faster(layout: Layout, n_rows: int, k: int, n_tokens: int) -> bool:
     """Whether MulMatFew is faster than others, where there is room for x (SCHEDULES.md)."""
-    return layout.bits >= 8 and k >= FEW_COLUMNS and k % UNIT == 0 and n_tokens <= FEW_TOKENS
+    large = k >= FEW_COLUMNS and k % UNIT == 0
+    if n_tokens <= PAIR:
+        large = large and min(n_rows, k) >= PAIR_SIZE
+    return layout.bits >= 8 and large and FEW_FROM_TOKENS <= n_tokens <= FEW_TOKENS

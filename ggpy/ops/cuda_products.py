@@ -113,7 +113,7 @@ class Products:
         if any(w.activations != "f16" or self._by_cublas(w, n_tokens) for w in weights):
             return PLAIN
         layouts = [self._layout(w, n_tokens) for w in weights]
-        return self.hopper.order(layouts, weights[0].k, n_tokens)
+        return self.hopper.order(layouts, weights[0].n_rows, weights[0].k, n_tokens)
 
     def _layout(self, w: Matrix, n_tokens: int) -> Layout | None:
         """Of the tiles that w has for a product of so many tokens, or that are made of it."""
@@ -143,6 +143,7 @@ class Products:
         if not one_layout(weights):
             return False
         few = n_tokens <= NORM_TOKENS and all_rows and n_tokens * weights[0].k <= MOST_NORMED
+        few = few and self.order(weights, n_tokens) == PLAIN
         return few or W8A8Products.all_mine(weights)
 
     def multiply(
@@ -203,7 +204,7 @@ class Products:
         to = [out.data for out in outs]
         residual = to[0] if epilogue == "ADD" else None
         options: dict[str, Any] = {"epilogue": epilogue, "activation": activation}
-        if self.hopper.takes(n, tiles[0].layout, tiles[0].k):
+        if self.hopper.takes(n, tiles[0].layout, tiles[0].n_rows, tiles[0].k):
             options |= {"just_made": just_made, "handed": handed}
             self.hopper.multiply(x, tiles, outs, **options)
             self._cap(outs[0], soft_cap)

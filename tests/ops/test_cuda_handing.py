@@ -27,6 +27,7 @@ LAYERS, D, H, G, E, F, V = 3, 256, 4, 2, 64, 384, 320
 def _few_columns(monkeypatch):
     """What products of thousands of columns take is taken by these, too."""
     monkeypatch.setattr(cuda_hopper, "FEW_COLUMNS", 256)
+    monkeypatch.setattr(cuda_hopper, "PAIR_SIZE", 256)
 
 
 def model(ops, types: dict[str, str] | None = None) -> Decoder:
@@ -75,7 +76,9 @@ FEW_IN_ROWS = [FOUR_BITS, {"attn_output": "Q4_0"}, {"ffn_down": "Q4_0"}]
 @pytest.mark.parametrize(
     ("n", "types", "norms"),
     [
-        (2, {}, 0),
+        (1, {}, 0),
+        (2, {}, 2),
+        (2, FOUR_BITS, 2),
         (3, {}, 2),
         (8, {}, 2),
         (8, OTHER_ORDER, 4),
@@ -98,6 +101,14 @@ def test_which_norms_have_a_kernel(n, types, norms):
         assert device.times("rms_norm") == norms
 
 
+def test_two_tokens_of_small_matrices(monkeypatch):
+    """They are normalised by the products themselves."""
+    monkeypatch.setattr(cuda_hopper, "PAIR_SIZE", 257)
+    device = LaunchesOnHopper()
+    model(Cuda(device)).run(step(2, 0))
+    assert device.times("rms_norm") == 0 and device.times("mul_mat_tile") > 4 * LAYERS
+
+
 def test_not_where_bits_must_not_depend_on_the_batch():
     device = LaunchesOnHopper()
     decoder = model(Cuda(device, batch_invariant=True))
@@ -106,7 +117,7 @@ def test_not_where_bits_must_not_depend_on_the_batch():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("n", [3, 4, 5, 8, 9, 16])
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 8, 9, 16])
 @pytest.mark.parametrize("types", [{}, OTHER_ORDER, *FEW_IN_ROWS], ids=lambda t: "-".join(t))
 def test_answers(gpu, types, n):
     """Some steps of some sequences, recorded and replayed; x grows from layer to layer."""
