@@ -2,7 +2,7 @@
 #pragma once
 #include "tile.cuh"
 
-enum Epilogue { STORE, ADD, GLU };
+enum Epilogue { STORE, ADD, GLU, QKV };
 
 // One matrix of a product.
 struct Segment {

@@ -1,6 +1,7 @@
 // q, k and v of any number of tokens: rotated q to halves, k and v to their pages (rope.cuh). A decode step's tokens
-// have this done by attention itself (attend.cu). Of many tokens, the heads that most models have, which turn in whole
-// and have no norm, are moved 16 bytes at a time, several of them ahead (rope_kv_whole).
+// have this done by attention itself (attend.cu), and many tokens on Hopper by the product that makes them, for which
+// find_turns leaves what it has to know (mul_mat_wgmma.cu). Of many tokens elsewhere, the heads that most models have,
+// which turn in whole and have no norm, are moved 16 bytes at a time, several of them ahead (rope_kv_whole).
 #include "rope.cuh"
 
 constexpr int HEAD_WARPS = 4;
@@ -103,6 +104,21 @@ __global__ void __launch_bounds__(HEAD_WARPS * 32, both_halves<K, V> ? 8 : 6) ro
             store_head<K, V>(p, which.part, which.index, table[position / PAGE_SIZE], position, head, lane);
         __syncwarp();
     }
+}
+
+// turns[T][n_pairs] = (cosine, sine) of each pair at the token's position; rows[T] = which row of keys of the layer's
+// first key/value head the token's is. A thread has a pair.
+extern "C" __global__ void find_turns(const RopeKv p, float2* turns, int* rows, int n_tokens) {
+    grid_dependency_launch();
+    const int i = blockIdx.x * blockDim.x + threadIdx.x, token = i / p.n_pairs, pair = i % p.n_pairs;
+    if (token >= n_tokens) return;
+    const int position = p.positions[token];
+    RotationOf<1> rotation;
+    rotation.prepare_pair(p.turns[pair], position, 0);
+    const int page = p.page_tables[p.sequences[token] * p.table_stride + position / PAGE_SIZE];
+    grid_dependency_wait();
+    turns[i] = make_float2(rotation.cosine[0], rotation.sine[0]);
+    if (pair == 0) rows[token] = page * p.n_head_kv * PAGE_SIZE + position % PAGE_SIZE;
 }
 
 constexpr int AHEAD = 4;  // heads of a lane whose loads are under way together

@@ -178,6 +178,13 @@ struct LeftSums {
     }
 };
 
+// All N pieces of a tile.
+template <int N, class Out, class Sums>
+__device__ __forceinline__ void put_all(Out& out, Sums sums) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) out.put(i, sums(i));
+}
+
 // What the THREADS threads that multiply do with the shares of their block: consumer.run(share) makes consumer.acc. An
 // Out(p, room, share) takes what a tile comes to: put(i, sums 4 i ... 4 i + 3) for pieces i = first, first + step, ...,
 // which all threads have the same of, then end(first, step).
@@ -191,8 +198,7 @@ __device__ __forceinline__ void make_shares(const Product& p, const Room& room, 
         if (Left::FEW ? share.begins() : share.whole()) {
             Out out(p, room, share);
             if constexpr (Left::FEW) left.add_to(consumer.acc, blockIdx.x + 1, share.behind());
-#pragma unroll
-            for (int i = 0; i < N / 4; ++i) out.put(i, Left::piece_of(consumer.acc, i));
+            put_all<N / 4>(out, [&](int i) { return Left::piece_of(consumer.acc, i); });
             out.end(0, 1);
         } else {
             // Of many, those of a tile follow each other; no other tile's lie there.

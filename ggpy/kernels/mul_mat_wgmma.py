@@ -14,6 +14,7 @@ from .handed import Handed, HandedParameters
 from .hopper import THREADS, TILE_ROWS, Dealt, LeftSums, dealt
 from .pack import PLAIN, STEP, steps_of
 from .product import Epilogue, Matrices
+from .rope_kv import Turning, TurningParameters
 from .schedule import Cost, Cut, Stages, Tiles, fastest
 from .tile import ROWS, Layout, TiledMatrix
 
@@ -40,6 +41,7 @@ class _Product(Matrices):
         ("handed", HandedParameters),
         ("order", ctypes.c_int),
         ("early", ctypes.c_int),
+        ("turning", TurningParameters),
     )
 
 
@@ -65,15 +67,18 @@ class MulMatWgmma:
         cut: Cut | None = None,
         late: bool = False,
         handed: Handed | None = None,
+        turning: Turning | None = None,
         pdl: bool = True,
     ) -> None:
         """Enqueue outs[i][n_tokens, rows of weights[i]] = x[n_tokens, k] weights[i]^T.
 
         x is packed in the order of the weights' layout. STORE: floats. ADD: float out += y, for one
-        weight. GLU: of two weights, one half out = activation(y0) * y1, in rows or packed. All
-        weights have one layout and one k. late: x is made by few blocks, beside which others of
-        this kernel wait for it. handed: a norm of HANDED_TOKENS at most, of what ADD leaves, or
-        that of x. pdl: weights are read before the kernel before has ended.
+        weight. GLU: of two weights, one half out = activation(y0) * y1, in rows or packed. QKV: of
+        q, k and v, rotated as `turning` says, halves q[T, H * E] and a layer's pages of keys and of
+        values (RopeKv.product_turns). All weights have one layout and one k. late: x is made by few
+        blocks, beside which others of this kernel wait for it. handed: a norm of HANDED_TOKENS at
+        most, of what ADD leaves, or that of x. pdl: weights are read before the kernel before has
+        ended.
         """
         first, glu = weights[0], epilogue == "GLU"
         product = _Product(x=address(x), order=order)
@@ -86,6 +91,10 @@ class MulMatWgmma:
         cut = cut or fastest(TILES, row_blocks, n_tokens, stages, self.multiprocessors)
         schedule = cut.deal(row_blocks, n_tokens, stages.count, self.multiprocessors)
         product.dealt = dealt(schedule, stages.count)
+        if (epilogue == "QKV") != (turning is not None and len(weights) == 3):
+            raise ValueError("q, k and v are rotated by one product, and nothing else is")
+        if turning is not None:
+            product.turning = turning.parameters()
         product.early = 1 if late else early_stages(first.layout)
         if handed is not None:
             if cut.tokens != HANDED_TOKENS or n_tokens > cut.tokens:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from .address import Address, address
 from .tile import TiledMatrix
 
-Epilogue = Literal["STORE", "ADD", "GLU"]
+Epilogue = Literal["STORE", "ADD", "GLU", "QKV"]
 NO_TILE = 2**31 - 1
 STATIC_SHARED = 1 << 10  # bytes of a block's shared memory that kernels declare themselves
 EVICT_FIRST = 0x12F0000000000000  # what createpolicy.fractional.L2::evict_first gives (sm_90)

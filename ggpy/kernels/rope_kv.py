@@ -16,9 +16,10 @@ from ..cache_type import CacheTypes
 from ..device.base import Device, Kernel
 from ..formats import by_name
 from .address import Address, address
+from .hopper import ROW_BLOCK
 
 HALVES = CacheTypes("f16", "f16")
-WARPS = 4
+WARPS, THREADS = 4, 256
 MAX_HEAD = 256
 # Where tokens alone keep a GPU busy, a warp turns several heads by the angles that it found once.
 MANY_TOKENS, HEADS_OF_A_WARP = 128, 6
@@ -93,6 +94,18 @@ class RopeParameters(ctypes.Structure):
     )
 
 
+class TurningParameters(ctypes.Structure):
+    _fields_ = (
+        ("turns", ctypes.c_uint64),
+        ("rows", ctypes.c_uint64),
+        ("bias", ctypes.c_uint64 * 3),
+        ("head_size", ctypes.c_int),
+        ("n_pairs", ctypes.c_int),
+        ("page_size", ctypes.c_int),
+        ("magnitude", ctypes.c_float),
+    )
+
+
 @dataclass(frozen=True)
 class Batch:
     """A step's integers on the device: positions[T], sequences[T], page_tables[S, stride]."""
@@ -116,12 +129,36 @@ class Rotation:
     eps: Sequence[float] = (0.0, 0.0)
 
 
+@dataclass(frozen=True)
+class Turning:
+    """For a product that rotates what it makes of a layer's q, k and v: float2 turns[T, n_pairs]
+    and int rows[T], as RopeKv.find_turns leaves them.
+    """
+
+    turns: Address
+    rows: Address
+    rotation: Rotation
+    heads: Heads
+
+    def parameters(self) -> TurningParameters:
+        """The structure of cuda/mul_mat_wgmma.cu."""
+        bias = (ctypes.c_uint64 * 3)(*(address(b) for b in self.rotation.bias))
+        memory = address(self.turns), address(self.rows), bias
+        sizes = self.heads.head_size, self.rotation.n_pairs, self.heads.page_size
+        return TurningParameters(*memory, *sizes, self.rotation.magnitude)
+
+
+def turns_bytes(n_tokens: int, n_pairs: int) -> int:
+    """Of the turns of so many tokens."""
+    return 8 * n_tokens * n_pairs
+
+
 def parameters(
     heads: Heads,
     batch: Batch,
-    pages: tuple[Address, Address],
+    pages: tuple[Address | None, Address | None],
     q: Address | None,
-    projected: Sequence[Address] = (),
+    projected: Sequence[Address | None] = (),
     rotation: Rotation | None = None,
 ) -> RopeParameters:
     """The structure of cuda/rope.cuh; projected: float q[T, H*E], k and v [T, G*E]."""
@@ -181,6 +218,27 @@ class RopeKv:
         per_warp = HEADS_OF_A_WARP if n_tokens >= MANY_TOKENS else 1
         grid = -(-(heads.n_head + 2 * heads.n_head_kv) // (WARPS * per_warp)), n_tokens
         self._kernel(f"rope_kv<{heads.structs}>").launch(grid, WARPS * 32, (args,), pdl=True)
+
+    def find_turns(
+        self, rotation: Rotation, batch: Batch, n_tokens: int, turns: Address, rows: Address
+    ) -> None:
+        """Enqueue what a Turning has of a step's tokens; of the rotation only turns and n_pairs
+        count.
+        """
+        args = parameters(self.heads, batch, (None, None), None, [None] * 3, rotation)
+        blocks = -(-n_tokens * rotation.n_pairs // THREADS)
+        to = turns, rows, n_tokens
+        self._kernel("find_turns").launch(blocks, THREADS, (args, *to), pdl=True)
+
+    def product_turns(self, rotation: Rotation) -> bool:
+        """Whether a product may do all of `launch`: adjacent elements turn, heads have no norm,
+        pages are of halves without columns of padding, and a product's blocks are of one part.
+        """
+        h = self.heads
+        plain = not rotation.neox and not any(n is not None for n in rotation.norm)
+        whole = h.row == h.head_size and rotation.n_pairs % 2 == 0
+        blocks = [n * h.head_size % ROW_BLOCK for n in (h.n_head, h.n_head_kv)]
+        return plain and whole and h.has_halves and not any(blocks)
 
     def turns_whole(self, rotation: Rotation) -> bool:
         """Whether heads are such that many tokens' are moved 16 bytes at a time."""

@@ -29,7 +29,7 @@ from ..kernels.handed import Handed
 from ..kernels.pack import PLAIN, packed_bytes
 from ..kernels.product import Epilogue
 from ..kernels.rms_norm import RmsNorm
-from ..kernels.rope_kv import Heads, RopeKv
+from ..kernels.rope_kv import Heads, RopeKv, Turning
 from ..sampling import Sampler
 from . import cuda_memory
 from .cuda_arrays import Array, Matrix, Memory, Projected, Sampled
@@ -90,7 +90,7 @@ class Cuda:
         self._uploader: Uploader | None = Uploader(device)
         self._scratch: dict[str, Buffer] = {}
         self._graphs = Graphs(device)
-        self._ropes = Ropes(device)
+        self._ropes = Ropes(device, self._room)
         self._steps: StepUpload | None = None
         self._batch: Batch | None = None
         self._heads: Heads | None = None
@@ -234,6 +234,7 @@ class Cuda:
         """x[T, D], float."""
         batch = self._now
         self._handing.begin()
+        self._ropes.begin()
         x = self._float("x", batch.n_tokens, table.k)
         ids, n = batch.ids, batch.n_tokens
         sampled = self._sampling.ids
@@ -246,23 +247,24 @@ class Cuda:
 
     def qkv(self, x: Array, attention: Attention, step: Step) -> Array | Projected:
         """q[T, H, E], half; k and v to their pages. Where tokens are alone, attention rotates."""
-        a, batch = attention, self._now
-        parts = [
-            self._float(f"projected {n}", batch.n_tokens, w.n_rows)
-            for n, w in zip("qkv", a.projections, strict=True)
-        ]
-        self._multiply_normed(x, a.norm, a.projections, parts)
-        projected = Projected([part.data for part in parts], self._ropes.rotation(a))
+        a, n, rotation = attention, self._now.n_tokens, self._ropes.rotation(attention)
+        weights, row, projected = a.projections, self._attend.heads.row, []
+        turned = self._rope.product_turns(rotation) and self._products.turn_heads(weights, n)
+        if self._fuse or not turned:
+            named = zip("qkv", weights, strict=True)
+            parts = [self._float(f"projected {name}", n, w.n_rows) for name, w in named]
+            self._multiply_normed(x, a.norm, weights, parts)
+            projected = [part.data for part in parts]
         if self._fuse:
-            return projected
-        row = self._attend.heads.row
-        memory = self._room("q", 2 * batch.n_tokens * a.n_head * row)
-        q = Array(memory, np.float16, (batch.n_tokens, a.n_head, a.head_size), row)
-        pages = self._pages.of(a.layer)
-        self._rope.launch(
-            projected.parts, projected.rotation, batch.memory, batch.n_tokens, pages, memory
-        )
-        return q
+            return Projected(projected, rotation)
+        memory, pages = self._room("q", 2 * n * a.n_head * row), self._pages.of(a.layer)
+        if turned:
+            turning = self._ropes.turning(a, self._rope, self._now)
+            outs = [Array(to, np.float16, (n, row), row) for to in (memory, *pages)]
+            self._multiply_normed(x, a.norm, weights, outs, "QKV", turning=turning)
+        else:
+            self._rope.launch(projected, rotation, self._now.memory, n, pages, memory)
+        return Array(memory, np.float16, (n, a.n_head, a.head_size), row)
 
     def attend(self, q: Array | Projected, attention: Attention, step: Step) -> Array:
         """o[T, H*E], half."""
@@ -363,6 +365,7 @@ class Cuda:
         activation: str = "silu",
         soft_cap: float = 0.0,
         rows: Memory | None = None,
+        turning: Turning | None = None,
     ) -> None:
         """outs = epilogue(norm(x[rows]) W^T); some products normalise x themselves."""
         n = outs[0].shape[0]
@@ -375,7 +378,7 @@ class Cuda:
             normed, after = self._half("normed", n, k, order), self._handing.after(n)
             self._norm.to_half(x.data, rows, norm.weight, normed.data, n, k, norm.eps, order, after)
         options = epilogue, None, activation, soft_cap
-        self._products.multiply(normed, weights, outs, *options, handed=handed)
+        self._products.multiply(normed, weights, outs, *options, handed=handed, turning=turning)
 
     def _hand_on(self, w: Matrix, x: Array, then: Attention | FeedForward) -> Handed | None:
         """The norm of what x becomes, made with the product that adds to it."""

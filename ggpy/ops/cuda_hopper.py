@@ -16,6 +16,7 @@ from ..kernels.mul_mat_few import MulMatFew
 from ..kernels.mul_mat_wgmma import HANDED_TOKENS, MulMatWgmma
 from ..kernels.pack import PLAIN, UNIT, Pack, order_of, packed_bytes
 from ..kernels.product import Epilogue
+from ..kernels.rope_kv import Turning
 from ..kernels.tile import ROWS, Layout, TiledMatrix
 from .cuda_arrays import Array, Memory
 
@@ -23,6 +24,7 @@ FROM_TOKENS = 5  # fewer are faster by MulMatTile;
 FEW_FROM_TOKENS, FEW_TOKENS = 2, 16  # where MulMatFew is `faster`, fewer than these, at most,
 FEW_COLUMNS = 2048  # which it is of matrices with so many columns or more;
 PAIR, PAIR_SIZE = 2, 4096  # of so many tokens, with so many columns and rows
+TURN_FROM_TOKENS = 1024  # of which q and k are turned by the product: fewer gain nothing
 
 
 class HopperProducts:
@@ -48,6 +50,10 @@ class HopperProducts:
         """
         few = layout is not None and faster(layout, n_rows, k, n_tokens)
         return self._there() and n_tokens >= (FEW_FROM_TOKENS if few else FROM_TOKENS)
+
+    def turns_heads(self, n_tokens: int) -> bool:
+        """Whether products of so many tokens can rotate q and k, and write to pages."""
+        return self._there() and n_tokens >= TURN_FROM_TOKENS
 
     def hands_on(self, n_tokens: int, tiles: list[TiledMatrix] | None = None) -> bool:
         """Whether products of so many tokens with these tiles hand norms on to each other; None:
@@ -83,6 +89,7 @@ class HopperProducts:
         activation: str,
         just_made: bool = False,
         handed: Handed | None = None,
+        turning: Turning | None = None,
     ) -> None:
         """outs[i] = epilogue(x tiles[i]^T) for tiles of one layout; see Products.multiply.
 
@@ -97,7 +104,7 @@ class HopperProducts:
         if fills and self._is_few(tiles[0], n):
             self._few.launch(*arguments, **options)
         else:
-            self._product.launch(*arguments, **options)
+            self._product.launch(*arguments, **options, turning=turning)
 
     def _packed(self, x: Array, n_tokens: int, order: int) -> Memory:
         if x.order == order:

@@ -142,7 +142,8 @@ def step_bytes(demand: Demand, heads: Heads) -> int:
     attended = 2 * 2 * heads.n_head * heads.head_size  # and packed for the next product
     stream = (4 + 4 + 2) * d  # x, what is added to it, and x normalised
     gated = (4 + 4 + 2) * f  # gate and up where they are apart, and their product
-    per_token = stream + projected + rotated + attended + gated
+    turns = 2 * (4 * heads.head_size) + 4  # of two ropes
+    per_token = stream + projected + rotated + attended + gated + turns
     return demand.n_batch * per_token + 4 * demand.n_seq * demand.n_vocab
 
 

@@ -23,6 +23,7 @@ from ..kernels.mul_mat_vec_q import mul_mat_vec_q
 from ..kernels.pack import PLAIN, UNIT
 from ..kernels.product import STATIC_SHARED, Epilogue
 from ..kernels.quantize_q8_1 import q8_1_bytes, quantize_q8_1
+from ..kernels.rope_kv import Turning
 from ..kernels.tile import Layout, TiledMatrix, grows
 from .cuda_arrays import Array, Matrix, Memory, one_layout
 from .cuda_gemm import MANY_TOKENS, Gemm, HalfTiles, Room, can_be_halves, scratch_bytes
@@ -134,6 +135,12 @@ class Products:
         assert w.tiles is not None
         return self.hopper.handed_part(w.tiles, n_tokens)
 
+    def turn_heads(self, projections: list[Matrix], n_tokens: int) -> bool:
+        """Whether one launch makes q, k and v and rotates them (RopeKv.product_turns)."""
+        if not (one_layout(projections) and self.hopper.turns_heads(n_tokens)):
+            return False
+        return not any(w.activations != "f16" or self._by_cublas(w, n_tokens) for w in projections)
+
     def _by_cublas(self, w: Matrix, n_tokens: int) -> bool:
         mine = self._cublas is not None and w.activations == "f16"
         return mine and bool(self._cublas.takes(w, n_tokens))
@@ -157,11 +164,13 @@ class Products:
         soft_cap: float = 0.0,
         rows: Memory | None = None,
         handed: Handed | None = None,
+        turning: Turning | None = None,
     ) -> None:
         """outs[i] = epilogue(x weights[i]^T), in as few launches as the layouts allow.
 
-        ADD adds to what out holds; GLU makes one output of two weights of one layout. norm: of x,
-        or of its rows, which is float then, where `normalises` says so. handed: a norm, where
+        ADD adds to what out holds; GLU makes one output of two weights of one layout; QKV, where
+        `turn_heads` says so, leaves q as halves and k and v in pages, as `turning` says. norm: of
+        x, or of its rows, which is float then, where `normalises` says so. handed: a norm, where
         `handed_order` says so.
         """
         n = outs[0].shape[0]
@@ -178,7 +187,8 @@ class Products:
                 self.w8a8.multiply(x, w.activations, tiles, to, epilogue, *given)
             elif tiles:
                 options = norm, activation, soft_cap
-                self._multiply_tiles(x, tiles, to, epilogue, *options, handed=handed)
+                more: dict[str, Any] = {"handed": handed, "turning": turning}
+                self._multiply_tiles(x, tiles, to, epilogue, *options, **more)
             elif self.becomes_halves(w, n):
                 some = weights[part]
                 self._multiply_halves(x, some, to, epilogue, activation, soft_cap)
@@ -198,6 +208,7 @@ class Products:
         soft_cap: float,
         just_made: bool = False,
         handed: Handed | None = None,
+        turning: Turning | None = None,
     ) -> None:
         """outs[i] = epilogue(x tiles[i]^T) in one launch; see multiply."""
         n = outs[0].shape[0]
@@ -205,7 +216,7 @@ class Products:
         residual = to[0] if epilogue == "ADD" else None
         options: dict[str, Any] = {"epilogue": epilogue, "activation": activation}
         if self.hopper.takes(n, tiles[0].layout, tiles[0].n_rows, tiles[0].k):
-            options |= {"just_made": just_made, "handed": handed}
+            options |= {"just_made": just_made, "handed": handed, "turning": turning}
             self.hopper.multiply(x, tiles, outs, **options)
             self._cap(outs[0], soft_cap)
             return

@@ -4,19 +4,27 @@ of each rope are uploaded once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..device.base import Buffer
-from ..kernels.rope_kv import Rotation, turns
+from ..kernels.rope_kv import RopeKv, Rotation, Turning, turns, turns_bytes
+from .cuda_step import Batch
 from .interface import Attention, Rope
 
 
 class Ropes:
     """The ropes of a model on a device."""
 
-    def __init__(self, device: Any) -> None:
-        self.device = device
+    def __init__(self, device: Any, room: Callable[[str, int], Buffer]) -> None:
+        """room(name, bytes): scratch memory."""
+        self.device, self._room = device, room
         self._turns: dict[int, tuple[Rope, Buffer]] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """A new step."""
+        self._found: dict[int, tuple[Buffer, Buffer]] = {}
 
     def rotation(self, a: Attention) -> Rotation:
         """With the biases and norms that come before it."""
@@ -30,6 +38,17 @@ class Ropes:
             norm=[n.weight if n else None for n in norms],
             eps=[n.eps if n else 0.0 for n in norms],
         )
+
+    def turning(self, a: Attention, kernel: RopeKv, batch: Batch) -> Turning:
+        """For a product that rotates itself; how far is found once in a step."""
+        rotation, n = self.rotation(a), batch.n_tokens
+        if id(a.rope) not in self._found:
+            i = len(self._found)
+            found = self._room(f"turns {i}", turns_bytes(n, rotation.n_pairs))
+            rows = self._room("rows of keys", 4 * n)
+            kernel.find_turns(rotation, batch.memory, n, found, rows)
+            self._found[id(a.rope)] = found, rows
+        return Turning(*self._found[id(a.rope)], rotation, kernel.heads)
 
     def _turns_of(self, rope: Rope) -> Buffer:
         if id(rope) not in self._turns:

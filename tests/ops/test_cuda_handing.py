@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cases import nmse, random_rows
+from cases import nmse
 from counting_device import CountingDevice, LaunchesOnHopper
+from random_decoder import LAYERS, D, V, random_decoder
 
-from ggpy.arch.config import Dimensions
-from ggpy.arch.decoder import Decoder, Plan
-from ggpy.formats import by_name
-from ggpy.gguf import Tensor
 from ggpy.kernels.hopper import has_wgmma
 from ggpy.kernels.pack import CODES
 from ggpy.ops import cuda_hopper
 from ggpy.ops.cuda import Cuda
 from ggpy.ops.cuda_arrays import Array
 from ggpy.ops.cuda_handing import Handing
-from ggpy.ops.interface import Norm, Rope, Step
+from ggpy.ops.interface import Norm, Step
 from ggpy.ops.reference import Reference
-
-LAYERS, D, H, G, E, F, V = 3, 256, 4, 2, 64, 384, 320
 
 
 @pytest.fixture(autouse=True)
@@ -28,37 +23,6 @@ def _few_columns(monkeypatch):
     """What products of thousands of columns take is taken by these, too."""
     monkeypatch.setattr(cuda_hopper, "FEW_COLUMNS", 256)
     monkeypatch.setattr(cuda_hopper, "PAIR_SIZE", 256)
-
-
-def model(ops, types: dict[str, str] | None = None) -> Decoder:
-    """A decoder of random weights, in Q8_0 or what `types` has for the last part of a name."""
-    rng = np.random.default_rng(1)
-
-    def matrix(name: str, rows: int, columns: int) -> Tensor:
-        format = by_name((types or {}).get(name.split(".")[-2], "Q8_0"))
-        blocks = random_rows(format, rows, columns, rng, rms=0.05)
-        return Tensor(name, (rows, columns), format, blocks)
-
-    def vector(name: str) -> Tensor:
-        values = rng.uniform(0.5, 1.5, D).astype(np.float32)
-        return Tensor(name, (D,), by_name("F32"), values.view(np.uint8))
-
-    tensors = [matrix("token_embd.weight", V, D), vector("output_norm.weight")]
-    for i in range(LAYERS):
-        at = f"blk.{i}."
-        tensors += [vector(at + "attn_norm.weight"), vector(at + "ffn_norm.weight")]
-        tensors += [matrix(at + "attn_q.weight", H * E, D), matrix(at + "attn_k.weight", G * E, D)]
-        tensors += [matrix(at + "attn_v.weight", G * E, D)]
-        tensors += [matrix(at + "attn_output.weight", D, H * E), matrix(at + "ffn_up.weight", F, D)]
-        tensors += [matrix(at + "ffn_gate.weight", F, D), matrix(at + "ffn_down.weight", D, F)]
-    weights = {t.name: ops.weight(t) for t in tensors}
-    ops.weights_ready()
-    rope = Rope("norm", 100.0 ** (-np.arange(0, E, 2) / E))
-    plan = Plan([rope] * LAYERS, [0] * LAYERS, E**-0.5, "silu")
-    sizes = Dimensions(LAYERS, D, H, G, E, F, V, E, 1024, 1e-5)
-    decoder = Decoder(sizes, plan, ops, weights)
-    ops.allocate_cache(decoder.cache_shape(32))
-    return decoder
 
 
 def step(n: int, position: int) -> Step:
@@ -94,7 +58,7 @@ def test_which_norms_have_a_kernel(n, types, norms):
     """The first and the last; and those whose halves products want in different orders."""
     device = LaunchesOnHopper()
     ops = Cuda(device)
-    decoder = model(ops, types)
+    decoder = random_decoder(ops, types)
     for repeat in (True, False):  # op by op gives the same bits
         device.launched.clear()
         ops.run(step(n, 0), decoder.forward, repeat)
@@ -105,13 +69,13 @@ def test_two_tokens_of_small_matrices(monkeypatch):
     """They are normalised by the products themselves."""
     monkeypatch.setattr(cuda_hopper, "PAIR_SIZE", 257)
     device = LaunchesOnHopper()
-    model(Cuda(device)).run(step(2, 0))
+    random_decoder(Cuda(device)).run(step(2, 0))
     assert device.times("rms_norm") == 0 and device.times("mul_mat_tile") > 4 * LAYERS
 
 
 def test_not_where_bits_must_not_depend_on_the_batch():
     device = LaunchesOnHopper()
-    decoder = model(Cuda(device, batch_invariant=True))
+    decoder = random_decoder(Cuda(device, batch_invariant=True))
     decoder.run(step(8, 0))
     assert device.times("rms_norm") == 2 * LAYERS + 1
 
@@ -124,7 +88,7 @@ def test_answers(gpu, types, n):
     if not has_wgmma(gpu.arch):
         pytest.skip(f"{gpu.arch} has no wgmma")
     backends = Cuda(gpu), Reference(1)
-    decoders = [model(ops, types) for ops in backends]
+    decoders = [random_decoder(ops, types) for ops in backends]
     for position in range(5):
         found, expected = (
             ops.read(decoder.run(step(n, position)))

@@ -1,0 +1,49 @@
+"""A small decoder of random weights, on any ops."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from cases import random_rows
+
+from ggpy.arch.config import Dimensions
+from ggpy.arch.decoder import Decoder, Plan
+from ggpy.formats import by_name
+from ggpy.gguf import Tensor
+from ggpy.ops.interface import Rope
+
+LAYERS, D, H, G, E, F, V = 3, 256, 4, 2, 64, 384, 320
+
+
+def random_decoder(
+    ops: Any, types: dict[str, str] | None = None, style: Literal["norm", "neox"] = "norm"
+) -> Decoder:
+    """A decoder of random weights, in Q8_0 or what `types` has for the last part of a name."""
+    rng = np.random.default_rng(1)
+
+    def matrix(name: str, rows: int, columns: int) -> Tensor:
+        format = by_name((types or {}).get(name.split(".")[-2], "Q8_0"))
+        blocks = random_rows(format, rows, columns, rng, rms=0.05)
+        return Tensor(name, (rows, columns), format, blocks)
+
+    def vector(name: str) -> Tensor:
+        values = rng.uniform(0.5, 1.5, D).astype(np.float32)
+        return Tensor(name, (D,), by_name("F32"), values.view(np.uint8))
+
+    tensors = [matrix("token_embd.weight", V, D), vector("output_norm.weight")]
+    for i in range(LAYERS):
+        at = f"blk.{i}."
+        tensors += [vector(at + "attn_norm.weight"), vector(at + "ffn_norm.weight")]
+        tensors += [matrix(at + "attn_q.weight", H * E, D), matrix(at + "attn_k.weight", G * E, D)]
+        tensors += [matrix(at + "attn_v.weight", G * E, D)]
+        tensors += [matrix(at + "attn_output.weight", D, H * E), matrix(at + "ffn_up.weight", F, D)]
+        tensors += [matrix(at + "ffn_gate.weight", F, D), matrix(at + "ffn_down.weight", D, F)]
+    weights = {t.name: ops.weight(t) for t in tensors}
+    ops.weights_ready()
+    rope = Rope(style, 100.0 ** (-np.arange(0, E, 2) / E))
+    plan = Plan([rope] * LAYERS, [0] * LAYERS, E**-0.5, "silu")
+    sizes = Dimensions(LAYERS, D, H, G, E, F, V, E, 1024, 1e-5)
+    decoder = Decoder(sizes, plan, ops, weights)
+    ops.allocate_cache(decoder.cache_shape(32))
+    return decoder
