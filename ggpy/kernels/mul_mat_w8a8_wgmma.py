@@ -6,6 +6,7 @@ How output is dealt out is schedule.py's, when this product is made is ops' busi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..device.base import Device, Kernel
 from .address import Address
@@ -55,9 +56,9 @@ class MulMatW8A8Wgmma:
         """
         product = w8a8_product(weights, x, outs, epilogue, None, activation, 0.0)
         row_blocks = -(-product.n_tiles // (TILE_ROWS // 2 if epilogue == "GLU" else TILE_ROWS))
-        if cut is None:
-            stages = Stages(product.n_chunk, STEP, 8.0)
-            cut = fastest(TILES[x.kind], row_blocks, x.n_tokens, stages, self.multiprocessors)
+        stages = Stages(product.n_chunk, STEP, 8.0)
+        cut = cut or fastest(TILES[x.kind], row_blocks, x.n_tokens, stages, self.multiprocessors)
+        cut = replace(cut, alone=True)  # as the kernel's shared memory has it
         schedule = cut.deal(row_blocks, x.n_tokens, product.n_chunk, self.multiprocessors)
         product.dealt = dealt(schedule, product.n_chunk)
         if cut.split:
