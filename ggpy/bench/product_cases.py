@@ -195,5 +195,5 @@ def dequantize_tile_case(format: Format, rows: int, k: int) -> KernelCase:
 
         return enqueue
 
-    nbytes = layout.nbytes(rows, k) + 2 * rows * k
+    nbytes = layout.read_bytes(rows, k) + 2 * rows * k
     return KernelCase("dequantize_tile", LARGE, format.name, f"{rows}x{k}", 1, nbytes, 0, prepare)

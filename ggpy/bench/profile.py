@@ -96,10 +96,14 @@ class Watcher:
 
 
 def weight_bytes(operand: Any, names: Sequence[str]) -> int:
-    """Bytes of a matrix, or of an operand's matrices of these names, as they lie on the device."""
+    """Bytes that are read of a matrix, or of an operand's matrices of these names, as they lie on
+    the device.
+    """
     if isinstance(operand, Matrix):
         tiles = operand.tiles
-        return tiles.layout.nbytes(tiles.n_rows, tiles.k) if tiles else operand.in_blocks.nbytes
+        if tiles is None:
+            return operand.in_blocks.nbytes
+        return tiles.layout.read_bytes(tiles.n_rows, tiles.k)
     return sum(weight_bytes(getattr(operand, name, None), ()) for name in names)
 
 
