@@ -65,6 +65,11 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
 
 
+def frequencies(n_pairs: int, base: float = 10000.0) -> np.ndarray:
+    """float64, as models turn their pairs."""
+    return base ** (-np.arange(n_pairs) / n_pairs)
+
+
 def placed(values: np.ndarray) -> np.ndarray:
     """[..., row, PAGE] as pages have it: [..., PAGE / 16, row, 16], where every other four elements
     have the first eight of 16 positions behind the others.

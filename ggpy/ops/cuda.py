@@ -191,6 +191,8 @@ class Cuda:
         if self._steps is None:
             raise RuntimeError("allocate_cache comes before the first step")
         batch = self._batch = self._steps.upload(step)
+        self._handing.begin()
+        self._ropes.begin()
         self._fuse, self._repeat = repeat and batch.alone, repeat
         self._products.prompt = not (batch.alone or self.batch_invariant)
         if not repeat:
@@ -233,8 +235,6 @@ class Cuda:
     def embed(self, step: Step, table: Matrix, scale: float = 1.0) -> Array:
         """x[T, D], float."""
         batch = self._now
-        self._handing.begin()
-        self._ropes.begin()
         x = self._float("x", batch.n_tokens, table.k)
         ids, n = batch.ids, batch.n_tokens
         sampled = self._sampling.ids

@@ -49,7 +49,7 @@ class HopperProducts:
         layout, and others beside it; None: with any.
         """
         few = layout is not None and faster(layout, n_rows, k, n_tokens)
-        return self._there() and n_tokens >= (FEW_FROM_TOKENS if few else FROM_TOKENS)
+        return self._there() and (few or n_tokens >= FROM_TOKENS)
 
     def turns_heads(self, n_tokens: int) -> bool:
         """Whether products of so many tokens can rotate q and k, and write to pages."""
@@ -119,7 +119,6 @@ class HopperProducts:
 
 def faster(layout: Layout, n_rows: int, k: int, n_tokens: int) -> bool:
     """Whether MulMatFew is faster than others, where there is room for x (SCHEDULES.md)."""
-    large = k >= FEW_COLUMNS and k % UNIT == 0
-    if n_tokens <= PAIR:
-        large = large and min(n_rows, k) >= PAIR_SIZE
-    return layout.bits >= 8 and large and FEW_FROM_TOKENS <= n_tokens <= FEW_TOKENS
+    few = FEW_FROM_TOKENS <= n_tokens <= FEW_TOKENS
+    large = n_tokens > PAIR or min(n_rows, k) >= PAIR_SIZE
+    return few and large and layout.bits >= 8 and k >= FEW_COLUMNS and k % UNIT == 0

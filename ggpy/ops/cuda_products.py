@@ -149,9 +149,10 @@ class Products:
         """Whether `multiply` takes x before its norm: one launch does it for all weights."""
         if not one_layout(weights):
             return False
+        if W8A8Products.all_mine(weights):
+            return True
         few = n_tokens <= NORM_TOKENS and all_rows and n_tokens * weights[0].k <= MOST_NORMED
-        few = few and self.order(weights, n_tokens) == PLAIN
-        return few or W8A8Products.all_mine(weights)
+        return few and self.order(weights, n_tokens) == PLAIN
 
     def multiply(
         self,
@@ -187,8 +188,9 @@ class Products:
                 self.w8a8.multiply(x, w.activations, tiles, to, epilogue, *given)
             elif tiles:
                 options = norm, activation, soft_cap
-                more: dict[str, Any] = {"handed": handed, "turning": turning}
-                self._multiply_tiles(x, tiles, to, epilogue, *options, **more)
+                self._multiply_tiles(
+                    x, tiles, to, epilogue, *options, handed=handed, turning=turning
+                )
             elif self.becomes_halves(w, n):
                 some = weights[part]
                 self._multiply_halves(x, some, to, epilogue, activation, soft_cap)

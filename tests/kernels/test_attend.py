@@ -13,6 +13,7 @@ from attention_cases import (
     Turn,
     expected,
     fill,
+    frequencies,
     heads,
     random,
     rope_kv,
@@ -107,7 +108,7 @@ def test_rotation_inside_equals_rotation_before(machine, shape, step):
     e, n = h.head_size, len(s.positions)
     bias = [random(m * e, seed=m) for m in (h.n_head, h.n_head_kv, h.n_head_kv)]
     norm = [random(e, seed=6) + 2, random(e, seed=7) + 2]
-    turn = Turn(10000.0 ** (-np.arange(e // 2) / (e // 2)), e == 64, 1.1, bias, norm)
+    turn = Turn(frequencies(e // 2), e == 64, 1.1, bias, norm)
     parts = [random(n, m, e, seed=i) for i, m in enumerate((h.n_head, *[h.n_head_kv] * 2))]
     pages = fill(machine, h, s)[0]
     before, inside = Attention(machine, h), Attention(machine, h)

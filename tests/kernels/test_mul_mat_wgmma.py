@@ -40,10 +40,13 @@ def close(y, w, x):
 LEAST = [Weights("Q8_0", 1, 256).layout.type_name]
 HARD_NAMES = ("Q8_0", "Q5_1", "Q6_K", "IQ4_XS", "Q2_K")
 HARD = [Weights(name, 1, 256).layout.type_name for name in HARD_NAMES]
+HALVES_TOO = [*HARD, Weights("F16", 1, 256).layout.type_name]
 INSTANCES = [(64, "STORE", layouts()), (256, "GLU", HARD), (16, "ADD", LEAST), (8, "GLU", LEAST)]
+INSTANCES += [(128, "QKV", HALVES_TOO), (256, "QKV", HALVES_TOO)]
+IDS = ["few", "many", "16", "least", "rotated", "many rotated"]
 
 
-@pytest.mark.parametrize(("n", "epilogue", "types"), INSTANCES, ids=["few", "many", "16", "least"])
+@pytest.mark.parametrize(("n", "epilogue", "types"), INSTANCES, ids=IDS)
 def test_nothing_spills_in_the_loops(nvrtc, n, epilogue, types):
     """What would spill in a loop spills much more."""
     sharers = (1, 2) if n == TOKENS[-1] else (1,)

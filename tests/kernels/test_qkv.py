@@ -7,11 +7,10 @@ from dataclasses import replace
 import numpy as np
 import packed_products
 import pytest
-from attention_cases import PAGE, Pages, Sequences, Turn, heads, random, rope_kv
+from attention_cases import PAGE, Pages, Sequences, Turn, frequencies, heads, random, rope_kv
 from kernel_buffers import Output
 from tile_cases import Weights, tokens
 
-from ggpy.device.compile import compile_cubin
 from ggpy.kernels.mul_mat_wgmma import MulMatWgmma
 from ggpy.kernels.pack import order_of
 from ggpy.kernels.rope_kv import RopeKv, Turning, turns_bytes
@@ -20,13 +19,6 @@ from ggpy.kernels.schedule import Cut
 STEP = Sequences(lengths=[70, 1, 300, 90], n_tokens=[7, 1, 255, 12])  # 275 tokens
 CUTS = [Cut(t, s) for t in (128, 256) for s in (False, True)]
 CUTS += [Cut(256, False, pairs=True), Cut(128, True, pieces=2)]
-
-
-SPILLED = 32  # bytes, outside of loops
-
-
-def frequencies(n_pairs: int) -> np.ndarray:
-    return 10000.0 ** (-np.arange(n_pairs) / n_pairs)
 
 
 def found_turns(device, h, s, turn):
@@ -115,15 +107,3 @@ def test_what_is_rotated_is_said(emulator):
             MulMatWgmma(emulator, 132).launch(
                 [w] * n, x, [x] * n, 40, epilogue=epilogue, turning=turning
             )
-
-
-@pytest.mark.parametrize("name", ["Q8_0", "F16", "Q5_1", "Q6_K", "IQ4_XS", "Q2_K"])
-def test_nothing_spills(nvrtc, name):
-    layout = Weights(name, 1, 256).layout.type_name
-    instances = [(128, 1), (256, 1), (256, 2)]
-    names = [f"mul_mat_wgmma<{layout}, {n}, QKV, {sharers}>" for n, sharers in instances]
-    cubin = compile_cubin("mul_mat_wgmma.cu", "sm_90a", expressions=names)
-    assert "serialized" not in cubin.log, "ptxas made the products wait for each other"
-    for found, r in cubin.resources.items():
-        assert max(r.spill_loads, r.spill_stores) <= SPILLED, f"{found} spills: {r}"
-        assert r.stack <= 64 and r.registers == 168

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from attention_cases import PAGE, Pages, Sequences, Turn, heads, random, rope_kv
+from attention_cases import PAGE, Pages, Sequences, Turn, frequencies, heads, random, rope_kv
 from cases import nmse
 
 from ggpy.kernels.rope_kv import MANY_TOKENS, WHOLE, RopeKv, Rotation, turns
@@ -12,10 +12,6 @@ from ggpy.kernels.rope_kv import MANY_TOKENS, WHOLE, RopeKv, Rotation, turns
 NMSE = 1e-7  # halves
 
 STEP = Sequences(lengths=[70, 1, 40], n_tokens=[7, 1, 2])
-
-
-def frequencies(n_pairs: int, base: float = 10000.0) -> np.ndarray:
-    return base ** (-np.arange(n_pairs) / n_pairs)
 
 
 def check(device, h, turn, s=STEP, seed=0):
