@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(ATTEND_THREADS, 1) attend(const Attend p) {
 // Warps that a multiprocessor has registers for. Those with short heads leave room to the product before, beside whose
 // blocks these begin. LEAN: nothing takes more than it must.
 template <int ROW, bool SHARES, bool LEAN>
-constexpr int WARPS_AT_ONCE = SHARES || (ROW <= 64 && LEAN) ? 20 : ROW > 64 ? 12 : 16;
+constexpr int WARPS_AT_ONCE = ROW > 128 ? (SHARES ? 12 : 8) : SHARES || (ROW <= 64 && LEAN) ? 20 : ROW > 64 ? 12 : 16;
 
 // grid (G * tiles of a head group, tiles, splits); tile i is token i, of sequence i. SHARES: operands are in shared memory;
 // MORE: heads may have norms, scores a cap, and there may be sinks.

@@ -21,7 +21,7 @@ from .rope_kv import Batch, Heads, RopeParameters, Rotation, parameters
 ROWS = 16  # (token, head) pairs of a tile
 MAX_SPLIT = 16
 POSITIONS_PER_SPLIT = 128  # at least
-TOKEN_ROW, TOKEN_HEADS = 128, 8  # up to which a token alone has a kernel of its own
+TOKEN_HEADS = 8  # of a key/value head, up to which a token alone has a kernel of its own
 MUCH_SHARED = 200 << 10  # bytes of a block, of Hopper and the GPUs of data centres behind it
 TOKEN_STRIP = 16  # positions a warp of it takes at a time
 SHARES_FROM = 2  # tokens: their keys and values pass through shared memory
@@ -168,7 +168,7 @@ class Attend:
         )
         self.shared = self.warps * per_warp
         self._much_shared = shared >= MUCH_SHARED
-        self.alone = heads.row <= TOKEN_ROW and self.heads_per_tile <= TOKEN_HEADS
+        self.alone = self.heads_per_tile <= TOKEN_HEADS
         self._warps_that_fit = [
             w for w in TOKEN_WARPS if token_shared(heads, w, self.shares(2)) + 4096 <= shared
         ] or [1]

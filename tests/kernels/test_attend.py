@@ -100,7 +100,9 @@ def test_scores_of_any_size(machine):
 
 @pytest.mark.parametrize("step", ["decode", "long"])
 @pytest.mark.parametrize(
-    "shape", [(4, 2, 64), (3, 1, 80), (20, 1, 64), (7, 1, 128), (2, 2, 256)], ids=str
+    "shape",
+    [(4, 2, 64), (3, 1, 80), (20, 1, 64), (7, 1, 128), (2, 1, 192), (4, 2, 256)],
+    ids=str,
 )
 def test_rotation_inside_equals_rotation_before(machine, shape, step):
     """The same bits in every page; and in the output, where the token alone has no other kernel."""
@@ -189,7 +191,7 @@ def test_a_token_has_many_warps_unless_blocks_are_many(emulator):
     assert chosen.shares(2) and not chosen.shares(1)
 
 
-@pytest.mark.parametrize("shape", [(4, 2, 64), (7, 1, 128)], ids=str)
+@pytest.mark.parametrize("shape", [(4, 2, 64), (7, 1, 128), (2, 1, 256)], ids=str)
 def test_where_batches_must_not_matter_they_do_not(machine, shape):
     h, n = heads(*shape), 300
     turn = Turn(100.0 ** (-np.arange(h.head_size // 2) / h.head_size))
