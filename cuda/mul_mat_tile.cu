@@ -9,14 +9,23 @@
 // same operations in the same order for any number of tokens.
 //
 // Instances: mul_mat_tile<Tile, COLS, PROLOGUE, EPILOGUE, WHOLE>. COLS is 1, 2, 4 or 8: that many tokens at most.
-// Prologue NORM: x is float and RMS-normalised here (few tokens); PLAIN: x is half. Epilogue STORE: float out; ADD: float
-// out = residual + y; GLU: the segments are gate and up, half out = act(gate) * up. WHOLE: all of x is in shared memory.
+// Prologue NORM: x is float and RMS-normalised here (few tokens); SUM: so is what becomes of x when the norm of something
+// else is added; PLAIN: x is half. Epilogue STORE: float out; ADD: float out = residual + y; GLU: the segments are gate and
+// up, half out = act(gate) * up. WHOLE: all of x is in shared memory.
 #include "activation.cuh"
 #include "few_tokens.cuh"
 #include "product.cuh"
 #include "rings.cuh"
 
-enum Prologue { PLAIN, NORM };
+enum Prologue { PLAIN, NORM, SUM };
+
+// SUM: x is x + norm(y), which the first block leaves in `sum`, where x is not.
+struct Added {
+    const float* y;       // [n_tokens, k]
+    const float* weight;  // [k]
+    float* sum;           // [n_tokens, k]
+    float eps;
+};
 
 struct Product : Matrices {
     const void* x;          // float or half [n_tokens, k]
@@ -27,6 +36,7 @@ struct Product : Matrices {
     float soft_cap;  // STORE: cap * tanh(y / cap); 0 is none
     int patient;     // x takes longer than to copy a ring
     int rounds, rest;  // n_tiles over the number of blocks
+    Added added;
 };
 
 // Where the block's tile row `tile` begins: tile rows are dealt out to the blocks in turn, the gate and up rows of a pair
@@ -146,28 +156,63 @@ __device__ __forceinline__ void put_all_x(const Product& p, const Room<T, COLS>&
     }
 }
 
-// x (float), normalised, all tokens together. The norm's weights depend on no earlier kernel and are read before the wait.
-// made: see grid_dependency_wait. `meanwhile` is called when x is under way.
-template <class T, int COLS, class Function>
-__device__ __forceinline__ void load_normalised_x(const Product& p, const Room<T, COLS>& room, int made,
-                                                  Function meanwhile) {
-    const float* x = static_cast<const float*>(p.x);
-    RmsNorm norm[COLS];
+// What becomes of rows that were loaded, of which the first one has the weight, once their squares are added up.
+template <int COLS>
+__device__ __forceinline__ void scale_rows(RmsNorm (&norm)[COLS], const Product& p, float eps, int turn) {
     float sums[COLS];
-    norm[0].load_weight(p.norm, p.k);
-    grid_dependency_wait(made | made_of(x + RmsNorm::column(0)));
-#pragma unroll
-    for (int token = 0; token < COLS; ++token)
-        if (token < p.n_tokens) norm[token].load(x + token * static_cast<size_t>(p.k), p.k);
-    meanwhile();
 #pragma unroll
     for (int token = 0; token < COLS; ++token) sums[token] = token < p.n_tokens ? norm[token].squares(p.k) : 0.0f;
-    block_sums<false>(sums);
+    block_sums<false>(sums, turn);
 #pragma unroll
     for (int token = 0; token < COLS; ++token) {
         if (token >= p.n_tokens) break;
         if (token > 0) norm[token].take_weight(norm[0]);
-        norm[token].scale_by(sums[token], p.k, p.eps);
+        norm[token].scale_by(sums[token], p.k, eps);
+    }
+}
+// x becomes the sum of x and `added`, which are on their way.
+template <int COLS>
+__device__ __forceinline__ void add_norm(RmsNorm (&x)[COLS], RmsNorm (&added)[COLS], const Product& p) {
+    scale_rows(added, p, p.added.eps, 0);
+#pragma unroll
+    for (int token = 0; token < COLS; ++token) {
+        if (token >= p.n_tokens) break;
+#pragma unroll
+        for (int i = 0; i < NORM_PIECES; ++i) {
+            float(&v)[8] = x[token].x[i];
+            const int column = RmsNorm::column(i);
+            if (column >= p.k) continue;
+#pragma unroll
+            for (int j = 0; j < 8; ++j) v[j] = added[token].added_to(v[j], i, j);
+            if (blockIdx.x > 0) continue;
+            float4* to = reinterpret_cast<float4*>(p.added.sum + token * static_cast<size_t>(p.k) + column);
+            to[0] = make_float4(v[0], v[1], v[2], v[3]), to[1] = make_float4(v[4], v[5], v[6], v[7]);
+        }
+    }
+}
+
+// x (float), normalised, all tokens together. The norm's weights depend on no earlier kernel and are read before the wait.
+// made: see grid_dependency_wait. `meanwhile` is called when x is under way.
+template <bool SUMS, class T, int COLS, class Function>
+__device__ __forceinline__ void load_normalised_x(const Product& p, const Room<T, COLS>& room, int made,
+                                                  Function meanwhile) {
+    const float* x = static_cast<const float*>(p.x);
+    RmsNorm norm[COLS], added[COLS];
+    norm[0].load_weight(p.norm, p.k);
+    if (SUMS) added[0].load_weight(p.added.weight, p.k);
+    grid_dependency_wait(made | made_of(x + RmsNorm::column(0)));
+#pragma unroll
+    for (int token = 0; token < COLS; ++token) {
+        const size_t first = token * static_cast<size_t>(p.k);
+        if (SUMS && token < p.n_tokens) added[token].load(p.added.y + first, p.k);
+        if (token < p.n_tokens) norm[token].load(x + first, p.k);
+    }
+    meanwhile();
+    if (SUMS) add_norm(norm, added, p);
+    scale_rows(norm, p, p.eps, SUMS);
+#pragma unroll
+    for (int token = 0; token < COLS; ++token) {
+        if (token >= p.n_tokens) break;
 #pragma unroll
         for (int i = 0; i < NORM_PIECES; ++i) {
             const int column = norm[token].column(i);
@@ -257,10 +302,10 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
 
     Output<T, COLS, EPILOGUE> output;
     const auto find_first = [&] { output.find(p, room, 0, 0, min(BATCH, n_local), threadIdx.x); };
-    constexpr bool WIDE = PROLOGUE == NORM && COLS * NORM_PIECES > 4;  // x takes all registers
+    constexpr bool WIDE = PROLOGUE != PLAIN && COLS * NORM_PIECES > 4;  // x takes all registers
     if constexpr (!WIDE) find_first();
-    if constexpr (PROLOGUE == NORM) {
-        load_normalised_x<T>(p, room, WIDE ? 0 : output.made(), others);
+    if constexpr (PROLOGUE != PLAIN) {
+        load_normalised_x<PROLOGUE == SUM, T>(p, room, WIDE ? 0 : output.made(), others);
         if constexpr (WIDE) find_first();
         output.load();
         __syncthreads();

@@ -98,6 +98,8 @@ struct RmsNorm {
         scale_by(sum[0], k, eps);
     }
     __device__ __forceinline__ float value(int i, int j) const { return x[i][j] * inverse * weight[i][j]; }
+    // What x becomes by it, rounded twice, so that all kernels that add give the same bits.
+    __device__ __forceinline__ float added_to(float old, int i, int j) const { return __fadd_rn(old, value(i, j)); }
 
     __device__ __forceinline__ uint4 halves(int i) const {
         return make_uint4(saturated_half2(value(i, 0), value(i, 1)), saturated_half2(value(i, 2), value(i, 3)),

@@ -37,8 +37,8 @@ __device__ __forceinline__ void add_row(const RmsNorm& norm, float* x, int k) {
         read_floats(old, x + norm.column(i));
 #pragma unroll
         for (int j = 0; j < 8; j += 4)
-            to[j / 4] = make_float4(old[j] + norm.value(i, j), old[j + 1] + norm.value(i, j + 1),
-                                    old[j + 2] + norm.value(i, j + 2), old[j + 3] + norm.value(i, j + 3));
+            to[j / 4] = make_float4(norm.added_to(old[j], i, j), norm.added_to(old[j + 1], i, j + 1),
+                                    norm.added_to(old[j + 2], i, j + 2), norm.added_to(old[j + 3], i, j + 3));
     }
 }
 

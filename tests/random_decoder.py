@@ -17,9 +17,14 @@ LAYERS, D, H, G, E, F, V = 3, 256, 4, 2, 64, 384, 320
 
 
 def random_decoder(
-    ops: Any, types: dict[str, str] | None = None, style: Literal["norm", "neox"] = "norm"
+    ops: Any,
+    types: dict[str, str] | None = None,
+    style: Literal["norm", "neox"] = "norm",
+    post_norms: bool = False,
 ) -> Decoder:
-    """A decoder of random weights, in Q8_0 or what `types` has for the last part of a name."""
+    """A decoder of random weights, in Q8_0 or what `types` has for the last part of a name.
+    post_norms: of what is added to x.
+    """
     rng = np.random.default_rng(1)
 
     def matrix(name: str, rows: int, columns: int) -> Tensor:
@@ -39,6 +44,8 @@ def random_decoder(
         tensors += [matrix(at + "attn_v.weight", G * E, D)]
         tensors += [matrix(at + "attn_output.weight", D, H * E), matrix(at + "ffn_up.weight", F, D)]
         tensors += [matrix(at + "ffn_gate.weight", F, D), matrix(at + "ffn_down.weight", D, F)]
+        if post_norms:
+            tensors += [vector(f"{at}post_{part}_norm.weight") for part in ("attention", "ffw")]
     weights = {t.name: ops.weight(t) for t in tensors}
     ops.weights_ready()
     rope = Rope(style, 100.0 ** (-np.arange(0, E, 2) / E))

@@ -143,6 +143,7 @@ def product_names() -> list[str]:
     gated = [*some[:2], Weights("I8", 1, 64).layout.type_name]
     names += [f"{t}, {c}, PLAIN, {e}" for t in gated for c in COLUMNS for e in ("ADD", "GLU")]
     names += [f"{t}, {c}, NORM, {e}" for t in some[:2] for c in NORMED for e in ("STORE", "GLU")]
+    names += [f"{t}, {c}, SUM, STORE" for t in some[:2] for c in NORMED]
     names += [f"{some[2]}, {c}, PLAIN, ADD" for c in COLUMNS]
     return [f"mul_mat_tile<{name}, true>" for name in dict.fromkeys(names)]
 
@@ -162,7 +163,12 @@ def product_variants() -> list[tuple[list[str], dict[str, int]]]:
     q8, q4, q6 = (Weights(name, 1, k).layout.type_name for name, k in wanted)
     return [
         (
-            [f"mul_mat_tile<{t}, {c}, NORM, STORE, true>" for t in (q8, q4) for c in NORMED],
+            [
+                f"mul_mat_tile<{t}, {c}, {prologue}, STORE, true>"
+                for t in (q8, q4)
+                for c in NORMED
+                for prologue in ("NORM", "SUM")
+            ],
             {"NORM_PIECES": 2},
         ),
         ([f"mul_mat_tile<{q8}, 1, PLAIN, STORE, false>"], {"STAGES": 1}),

@@ -21,6 +21,15 @@ COLUMNS = (1, 2, 4, 8)  # tokens of one launch, an instance each
 NORM_TOKENS = 2  # that a product normalises itself, for which each block has to: a launch less
 
 
+class _Added(ctypes.Structure):
+    _fields_ = (
+        ("y", ctypes.c_uint64),
+        ("weight", ctypes.c_uint64),
+        ("sum", ctypes.c_uint64),
+        ("eps", ctypes.c_float),
+    )
+
+
 class _Product(Matrices):
     _fields_ = (
         ("x", ctypes.c_uint64),
@@ -32,7 +41,20 @@ class _Product(Matrices):
         ("patient", ctypes.c_int),
         ("rounds", ctypes.c_int),
         ("rest", ctypes.c_int),
+        ("added", _Added),
     )
+
+
+@dataclass(frozen=True)
+class Added:
+    """norm(y[n_tokens, k]), which is added to x before that is normalised; both are floats. sum:
+    where what x becomes goes, which is not where x is.
+    """
+
+    y: Address
+    weight: Address
+    eps: float
+    sum: Address
 
 
 @dataclass(frozen=True)
@@ -71,6 +93,7 @@ class MulMatTile:
         epilogue: Epilogue = "STORE",
         norm: Address | None = None,
         eps: float = 0.0,
+        added: Added | None = None,
         residual: Address | None = None,
         activation: str = "silu",
         soft_cap: float = 0.0,
@@ -79,16 +102,18 @@ class MulMatTile:
     ) -> None:
         """Enqueue outs[i][n_tokens, rows of weights[i]] = x[n_tokens, k] weights[i]^T.
 
-        x is half, or with `norm` (NORM_TOKENS at most) float that is RMS-normalised first. STORE:
-        floats, capped to soft_cap * tanh(y / soft_cap) if that is not 0. ADD: float out = residual
-        + y, for one weight. patient: what makes x takes long, so that weights are copied meanwhile
-        at leisure. GLU: of two weights, one half out = activation(y0) * y1. All weights have one
-        layout and one k. More than max(COLUMNS) tokens, or than there is room for, are several
-        launches.
+        x is half, or with `norm` (NORM_TOKENS at most) float that is RMS-normalised first, or is
+        when `added` has been added to it. STORE: floats, capped to soft_cap * tanh(y / soft_cap) if
+        that is not 0. ADD: float out = residual + y, for one weight. patient: what makes x takes
+        long, so that weights are copied meanwhile at leisure. GLU: of two weights, one half out =
+        activation(y0) * y1. All weights have one layout and one k. More than max(COLUMNS) tokens,
+        or than there is room for, are several launches.
         """
         first = weights[0]
         if norm is not None and n_tokens > NORM_TOKENS:
             raise ValueError(f"{n_tokens} tokens are not normalised inside a product")
+        if added is not None and norm is None:
+            raise ValueError("only to what is normalised something is added")
         product = _Product(norm=address(norm), eps=eps, soft_cap=soft_cap, patient=patient)
         product.take(weights, outs, n_tokens, epilogue, activation)
         x_size, out_size = (4 if norm is not None else 2), (2 if epilogue == "GLU" else 4)
@@ -99,6 +124,9 @@ class MulMatTile:
             count = min(at_once, n_tokens - token)
             product.n_tokens = count
             product.x = address(x) + token * first.k * x_size
+            if added is not None:
+                y, to = (address(a) + token * first.k * 4 for a in (added.y, added.sum))
+                product.added = _Added(y, address(added.weight), to, added.eps)
             for segment, out in zip(product.segment, outs, strict=False):
                 segment.out = address(out) + token * segment.n_rows * out_size
             product.residual = (
@@ -106,7 +134,8 @@ class MulMatTile:
             )
             _, columns, stages, product.slab, shared = self._fit(first, count, norm is not None)
             whole = product.slab >= product.n_chunk * first.layout.chunk_k
-            kernel = self._kernel(first, columns, stages, norm is not None, epilogue, whole)
+            prologue = "SUM" if added is not None else "NORM" if norm is not None else "PLAIN"
+            kernel = self._kernel(first, columns, stages, prologue, epilogue, whole)
             kernel.launch(grid, self.limits.warps * 32, (product,), smem=shared, pdl=pdl)
 
     def tokens_at_once(self, w: TiledMatrix, n_tokens: int, norm: bool = False) -> int:
@@ -153,15 +182,14 @@ class MulMatTile:
         w: TiledMatrix,
         columns: int,
         stages: int,
-        norm: bool,
+        prologue: str,
         epilogue: Epilogue,
         whole: bool,
     ) -> Kernel:
         warps, padded = self.limits.warps, w.layout.chunks(w.k) * w.layout.chunk_k
-        pieces = -(-padded // (8 * 32 * warps)) if norm else 1
-        key = w.layout, columns, stages, pieces, norm, epilogue, whole
+        pieces = -(-padded // (8 * 32 * warps)) if prologue != "PLAIN" else 1
+        key = w.layout, columns, stages, pieces, prologue, epilogue, whole
         if key not in self._kernels:
-            prologue = "NORM" if norm else "PLAIN"
             instance = w.layout.type_name, columns, prologue, epilogue, str(whole).lower()
             name = f"mul_mat_tile<{', '.join(map(str, instance))}>"
             defines = {"WARPS": warps, "STAGES": stages, "NORM_PIECES": pieces}

@@ -32,7 +32,7 @@ from ..kernels.rms_norm import RmsNorm
 from ..kernels.rope_kv import Heads, RopeKv, Turning
 from ..sampling import Sampler
 from . import cuda_memory
-from .cuda_arrays import Array, Matrix, Memory, Projected, Sampled
+from .cuda_arrays import Array, Matrix, Memory, Projected, Sampled, Sum
 from .cuda_gemm import Gemm
 from .cuda_graphs import Graphs
 from .cuda_handing import Handing
@@ -302,15 +302,20 @@ class Cuda:
         post_norm: Norm | None = None,
         then: Attention | FeedForward | None = None,
     ) -> Array:
-        """x[T, D] += post_norm(h w^T), in place."""
+        """x[T, D] += post_norm(h w^T), in place; or elsewhere, by the product that is next."""
+        x = replace(x, sum=None)  # which has been made
         if post_norm is None:
             handed = self._hand_on(w, x, then) if then is not None else None
             self._products.multiply(h, [w], [x], "ADD", handed=handed)
             return x
-        n_tokens, width = x.shape
-        y = self._float("y", n_tokens, width)
+        n, k = x.shape
+        y = self._float("y", n, k)
         self._products.multiply(h, [w], [y])
-        self._norm.add(x.data, y.data, post_norm.weight, n_tokens, width, post_norm.eps)
+        if self._fuse and then is not None and self._products.adds(then.projections, n):
+            places = (self._float(name, n, k) for name in ("x", "x in turns"))
+            to = next(place for place in places if place.data is not x.data)
+            return replace(to, sum=Sum(x.data, y.data, post_norm))
+        self._norm.add(x.data, y.data, post_norm.weight, n, k, post_norm.eps)
         return x
 
     def ffn(self, x: Array, feed_forward: FeedForward, step: Step) -> Array:

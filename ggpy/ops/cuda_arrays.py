@@ -16,9 +16,18 @@ from ..kernels.block_kernel import BlockMatrix
 from ..kernels.pack import PLAIN
 from ..kernels.rope_kv import Rotation
 from ..kernels.tile import TiledMatrix
-from .interface import ActivationType
+from .interface import ActivationType, Norm
 
 Memory = Buffer | Ptr
+
+
+@dataclass(frozen=True)
+class Sum:
+    """x + norm(y), floats [T, D]."""
+
+    x: Memory
+    y: Memory
+    norm: Norm
 
 
 @dataclass(frozen=True)
@@ -26,7 +35,8 @@ class Array:
     """An activation: `row` elements of it from row to row, of which shape[-1] count.
 
     order: not PLAIN where it is packed for a product (kernels/pack.py), and has no rows. late: the
-    kernel that makes it takes longer than the next one's first weights.
+    kernel that makes it takes longer than the next one's first weights. sum: what the next product
+    makes it of.
     """
 
     data: Memory
@@ -35,6 +45,7 @@ class Array:
     row: int
     order: int = PLAIN
     late: bool = False
+    sum: Sum | None = None
 
 
 @dataclass(frozen=True)

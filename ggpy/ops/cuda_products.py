@@ -18,7 +18,7 @@ from ..kernels.elementwise import Elementwise
 from ..kernels.halves import TILES as HALF_TILES
 from ..kernels.handed import Handed
 from ..kernels.mul_mat_q import MulMatQ
-from ..kernels.mul_mat_tile import NORM_TOKENS, Limits, MulMatTile, warps_for
+from ..kernels.mul_mat_tile import NORM_TOKENS, Added, Limits, MulMatTile, warps_for
 from ..kernels.mul_mat_vec_q import mul_mat_vec_q
 from ..kernels.pack import PLAIN, UNIT
 from ..kernels.product import STATIC_SHARED, Epilogue
@@ -34,6 +34,7 @@ from .interface import Demand, Norm
 Activations = Literal["f16", "q8_1"]
 
 MOST_NORMED = 2 * 12288  # numbers of x that a product's blocks have registers to normalise
+MOST_ADDED = 2 * 4096  # to which they have registers to add others, normalised, before
 
 
 class Products:
@@ -154,6 +155,11 @@ class Products:
         few = n_tokens <= NORM_TOKENS and all_rows and n_tokens * weights[0].k <= MOST_NORMED
         return few and self.order(weights, n_tokens) == PLAIN
 
+    def adds(self, weights: list[Matrix], n_tokens: int) -> bool:
+        """Whether `multiply` takes an x that is a Sum yet, with a norm."""
+        few = n_tokens * weights[0].k <= MOST_ADDED and not W8A8Products.all_mine(weights)
+        return few and self.normalises(weights, n_tokens, True)
+
     def multiply(
         self,
         x: Array,
@@ -226,8 +232,13 @@ class Products:
         if self.prompt and self._many is not None and n >= MANY_TOKENS:
             self._many.launch(tiles, x.data, to, n, **options)
             return
-        normed = {"norm": norm.weight, "eps": norm.eps} if norm else {}
-        self._tiles.launch(tiles, x.data, to, n, patient=x.late, **normed, **options)
+        if norm:
+            options |= {"norm": norm.weight, "eps": norm.eps}
+        if x.sum:
+            post = x.sum.norm
+            options["added"] = Added(x.sum.y, post.weight, post.eps, x.data)
+        source = x.sum.x if x.sum else x.data
+        self._tiles.launch(tiles, source, to, n, patient=x.late, **options)
 
     def _multiply_halves(
         self,

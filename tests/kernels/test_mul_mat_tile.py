@@ -21,7 +21,7 @@ from tile_cases import (
 )
 
 from ggpy.device import Ptr
-from ggpy.kernels.mul_mat_tile import NORM_TOKENS, WARPS, MulMatTile, shared_bytes, warps_for
+from ggpy.kernels.mul_mat_tile import NORM_TOKENS, WARPS, Added, MulMatTile, shared_bytes, warps_for
 from ggpy.kernels.rms_norm import RmsNorm
 from ggpy.kernels.tile import TiledMatrix
 
@@ -309,6 +309,26 @@ def test_norm_inside_equals_norm_before(machine, name, columns, n_tokens):
     assert np.array_equal(inside, before)
 
 
+@pytest.mark.parametrize("n_tokens", [1, NORM_TOKENS])
+@pytest.mark.parametrize("columns", [96, 1056, 4512])
+@pytest.mark.parametrize("name", SOME[:2])
+def test_sum_inside_equals_sum_before(machine, name, columns, n_tokens):
+    """Of x and a norm's output; the first block leaves it, and every block multiplies it."""
+    rng = np.random.default_rng(columns)
+    x, y = (rng.standard_normal((n_tokens, columns)).astype(np.float32) * s for s in (3, 50))
+    weight, post = (rng.uniform(0.5, 2, columns).astype(np.float32) for _ in range(2))
+    tiles = Weights(name, 37, columns).tiled(machine)
+    before = upload(machine, x)
+    RmsNorm(machine).add(before, upload(machine, y), upload(machine, post), n_tokens, columns, 1e-3)
+    expected = machine.download(before, np.float32, x.shape)
+    (apart,) = multiply(machine, [tiles], expected, norm=weight, eps=1e-6)
+    out = Output(machine, x.nbytes)
+    added = Added(upload(machine, y), upload(machine, post), 1e-3, out.buffer)
+    (inside,) = multiply(machine, [tiles], x, norm=weight, eps=1e-6, added=added)
+    assert np.array_equal(out.read(np.float32, x.shape), expected)
+    assert np.array_equal(inside, apart)
+
+
 @pytest.mark.parametrize("n_tokens", [1, 9])
 def test_order_of_blocks_and_warps(emulator, n_tokens, monkeypatch):
     weights = segments("Q8_0", 1056)
@@ -351,6 +371,8 @@ def test_sizes_are_checked(emulator):
         product.launch([a, b], x, [out, out], 1)
     with pytest.raises(ValueError, match="3 tokens are not normalised inside a product"):
         product.launch([a], x, [out], 3, norm=x)
+    with pytest.raises(ValueError, match="only to what is normalised"):
+        product.launch([a], x, [out], 1, added=Added(x, x, 1e-6, out))
     with pytest.raises(ValueError, match="do not make a GLU product"):
         product.launch([a, a], x, [out, out], 1, epilogue="GLU")
     with pytest.raises(ValueError, match="more than 10000 bytes of shared memory"):
