@@ -244,14 +244,18 @@ __device__ __forceinline__ void add_strip(const Attend& p, const TokenContext& c
 // The i-th of a block's heads, of which its queries are the first.
 template <int ROW, bool MORE>
 struct TokenHead {
+    static constexpr int COUNT = Pairs<ROW>::COUNT;
     int part;
     bool normalised;
+    float2 weight[MORE ? COUNT : 1];
     LocatedPairs<ROW> pairs;
 
     __device__ __forceinline__ void locate(const Attend& p, const Rows& rows, int i, int lane) {
         part = i < rows.heads ? QUERY : i == rows.heads ? KEY : VALUE;
         normalised = MORE && part != VALUE && p.rope.norm[part == KEY] != nullptr;
         pairs.locate(p.rope, part, part == QUERY ? rows.first_head + i : rows.kv_head, rows.first_token, lane);
+        if constexpr (MORE)
+            if (normalised) pairs.load_weight(p.rope, p.rope.norm[part == KEY], lane, weight);
     }
 };
 
@@ -265,43 +269,40 @@ __device__ __forceinline__ void rotate_token(const Attend& p, const Rows& rows, 
                                              int warp, int lane) {
     constexpr bool ALONE = K::alone && V::alone;
     const int slot = context.position % PAGE_SIZE;
-    float* head = heads + warp * ROW;
     for (int i = warp; i < rows.heads + (context.newest ? 2 : 0); i += TOKEN_WARPS) {
         LocatedPairs<ROW>& pairs = mine.pairs;
         if (i > warp) mine.locate(p, rows, i, lane), pairs.load();
         pairs.add_bias(p.rope, lane);
         const int part = mine.part;
-        if constexpr (ALONE) {
-            if (!MORE || !mine.normalised) {  // need not pass through shared memory
-                // By i, not by part: three cases of a number become a jump through a table in memory.
-                if (i <= rows.heads) pairs.turn(p.rope, rotation, lane);
-                if (i < rows.heads) {
-                    pairs.store(p.rope, q + i * ROW, lane);
-                } else if (i == rows.heads) {
-                    pairs.each(p.rope, lane, [&](int e, float v) {
-                        newest[e] = K::as_read(v);
-                        K::template store_key_element<ROW>(pages[0], slot, e, v);
-                    });
-                } else {
-                    pairs.each(p.rope, lane, [&](int e, float v) {
-                        newest[ROW + e] = V::as_read(v);
-                        V::template store_value_element<ROW>(pages[1], slot, e, v);
-                    });
-                }
-                continue;
+        if constexpr (ALONE) {  // need not pass through shared memory
+            if constexpr (MORE)
+                if (mine.normalised) pairs.normalise(p.rope, mine.weight, p.rope.eps[part == KEY]);
+            // By i, not by part: three cases of a number become a jump through a table in memory.
+            if (i <= rows.heads) pairs.turn(p.rope, rotation, lane);
+            if (i < rows.heads) {
+                pairs.store(p.rope, q + i * ROW, lane);
+            } else if (i == rows.heads) {
+                pairs.each(p.rope, lane, [&](int e, float v) {
+                    newest[e] = K::as_read(v);
+                    K::template store_key_element<ROW>(pages[0], slot, e, v);
+                });
+            } else {
+                pairs.each(p.rope, lane, [&](int e, float v) {
+                    newest[ROW + e] = V::as_read(v);
+                    V::template store_value_element<ROW>(pages[1], slot, e, v);
+                });
             }
-        }
-        pairs.each(p.rope, lane, [&](int e, float v) { head[e] = v; });
-        __syncwarp();
-        turn_head<K>(p.rope, part, rotation, head, lane);
-        if (part == QUERY) {
-            for (int j = lane; j < ROW; j += 32) q[i * ROW + j] = saturated_half(head[j]);
         } else {
-            if constexpr (ALONE)
-                for (int j = lane; j < ROW; j += 32) newest[j] = K::as_read(head[j]);
-            store_head<K, V>(p.rope, part, rows.kv_head, context.page, context.position, head, lane);
+            float* head = heads + warp * ROW;
+            pairs.each(p.rope, lane, [&](int e, float v) { head[e] = v; });
+            __syncwarp();
+            turn_head<K>(p.rope, part, rotation, head, lane);
+            if (part == QUERY)
+                for (int j = lane; j < ROW; j += 32) q[i * ROW + j] = saturated_half(head[j]);
+            else
+                store_head<K, V>(p.rope, part, rows.kv_head, context.page, context.position, head, lane);
+            __syncwarp();
         }
-        __syncwarp();
     }
 }
 

@@ -116,8 +116,8 @@ __device__ __forceinline__ const float* head_of(const RopeKv& p, int part, int i
     return p.projected[part] + static_cast<uint32_t>((token * n + index) * p.head_size);
 }
 
-// A head without a norm, on its way from its projection; by one warp. A lane has pairs lane, lane + 32, ...: those that
-// turn, then what is left.
+// A head on its way from its projection; by one warp. A lane has pairs lane, lane + 32, ...: those that turn, then what is
+// left.
 template <int ROW>
 struct Pairs {
     static constexpr int COUNT = (ROW + 63) / 64;
@@ -137,6 +137,31 @@ struct Pairs {
             if (2 * i >= p.head_size) continue;
             v[j] = make_float2(__ldcg(from + a), __ldcg(from + b));
             if (bias != nullptr) v[j].x += bias[index * p.head_size + a], v[j].y += bias[index * p.head_size + b];
+        }
+    }
+    // 1 / root of the mean square of a head: the order of this sum is that of all kernels.
+    __device__ __forceinline__ float inverse_root(const RopeKv& p, float eps) const {
+        float squares = 0.0f;
+#pragma unroll
+        for (int j = 0; j < COUNT; ++j) squares = fmaf(v[j].y, v[j].y, fmaf(v[j].x, v[j].x, squares));
+#pragma unroll
+        for (int offset = 16; offset > 0; offset /= 2) squares += __shfl_xor_sync(0xffffffffu, squares, offset);
+        return 1.0f / sqrtf(squares / static_cast<float>(p.head_size) + eps);
+    }
+    // By the norm of its part, whose weights at the pairs are `weight`.
+    __device__ __forceinline__ void normalise(const RopeKv& p, const float2 (&weight)[COUNT], float eps) {
+        const float inverse = inverse_root(p, eps);
+#pragma unroll
+        for (int j = 0; j < COUNT; ++j) v[j] = make_float2(v[j].x * inverse * weight[j].x, v[j].y * inverse * weight[j].y);
+    }
+    // These weights; past the end 0.
+    static __device__ __forceinline__ void load_weight(const RopeKv& p, const float* norm, int lane,
+                                                       float2 (&weight)[COUNT]) {
+#pragma unroll
+        for (int j = 0; j < COUNT; ++j) {
+            const int i = lane + 32 * j, a = first(p, i);
+            weight[j] = make_float2(0.0f, 0.0f);
+            if (2 * i < p.head_size) weight[j] = make_float2(load_now(norm + a), load_now(norm + a + apart(p, i)));
         }
     }
     template <class Rotation>
@@ -210,13 +235,16 @@ struct LocatedPairs : Pairs<ROW> {
     }
 };
 
-__device__ __forceinline__ void normalise_head(float* head, const float* weight, int n, float eps, int lane) {
-    float squares = 0.0f;
-    for (int i = lane; i < n; i += 32) squares = fmaf(head[i], head[i], squares);
+// A head in shared memory; by one warp.
+__device__ __forceinline__ void normalise_head(const RopeKv& p, float* head, const float* weight, float eps, int lane) {
+    Pairs<MAX_HEAD> pairs;
 #pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) squares += __shfl_xor_sync(0xffffffffu, squares, offset);
-    const float inverse = 1.0f / sqrtf(squares / static_cast<float>(n) + eps);
-    for (int i = lane; i < n; i += 32) head[i] = head[i] * inverse * weight[i];
+    for (int j = 0; j < pairs.COUNT; ++j) {
+        const int i = lane + 32 * j, a = pairs.first(p, i);
+        pairs.v[j] = 2 * i < p.head_size ? make_float2(head[a], head[a + pairs.apart(p, i)]) : make_float2(0.0f, 0.0f);
+    }
+    const float inverse = pairs.inverse_root(p, eps);
+    for (int i = lane; i < p.head_size; i += 32) head[i] = head[i] * inverse * weight[i];
 }
 
 // A head of one token in shared memory, bias added, becomes what attention takes with keys of type K; by one warp.
@@ -224,7 +252,7 @@ template <class K, class Rotation>
 __device__ __forceinline__ void turn_head(const RopeKv& p, int part, const Rotation& rotation, float* head, int lane) {
     if (part == VALUE) return;
     if (p.norm[part] != nullptr) {
-        normalise_head(head, p.norm[part], p.head_size, p.eps[part], lane);
+        normalise_head(p, head, p.norm[part], p.eps[part], lane);
         __syncwarp();
     }
     rotation.apply(p, head, lane);

@@ -88,11 +88,16 @@ __global__ void __launch_bounds__(HEAD_WARPS * 32, both_halves<K, V> ? 8 : 6) ro
     for (; i < end; i += stride) {
         const Which which(p, i);
         __half* q = p.q + (static_cast<size_t>(token) * p.n_head + which.index) * p.row;
-        if (both_halves<K, V> && which.part != VALUE && p.norm[which.part] == nullptr) {
+        if (both_halves<K, V> && which.part != VALUE) {
             uint8_t* page = page_of<K>(p, p.k_pages, table, which.index, position, p.row);
             __half* k = reinterpret_cast<__half*>(page) + static_cast<size_t>(position % PAGE_SIZE) * p.row;
             Pairs<MAX_HEAD> pairs;
             pairs.load(p, which.part, which.index, token, lane);
+            if (p.norm[which.part] != nullptr) {
+                float2 weight[pairs.COUNT];
+                pairs.load_weight(p, p.norm[which.part], lane, weight);
+                pairs.normalise(p, weight, p.eps[which.part]);
+            }
             pairs.turn(p, rotation, lane);
             pairs.store(p, which.part == QUERY ? q : k, lane);
             continue;

@@ -24,7 +24,8 @@ POSITIONS_PER_SPLIT = 128  # at least
 TOKEN_HEADS = 8  # of a key/value head, up to which a token alone has a kernel of its own
 MUCH_SHARED = 200 << 10  # bytes of a block, of Hopper and the GPUs of data centres behind it
 TOKEN_STRIP = 16  # positions a warp of it takes at a time
-SHARES_FROM = 2  # tokens: their keys and values pass through shared memory
+SHARES_FROM = 2  # tokens: their keys and values pass through shared memory;
+IN_REGISTERS = 128  # elements of a head, up to which one token's do not
 TOKEN_WARPS = {8: 1.0, 4: inf, 2: inf}  # of its block: up to so many tiles a multiprocessor
 WARPS_AT_ONCE = 16  # that a multiprocessor runs for many of them
 FEW_TILES = 0.25  # a multiprocessor: up to so many, parts follow from the position alone
@@ -216,9 +217,11 @@ class Attend:
 
     def shares(self, n_tokens: int) -> bool:
         """Whether so many tokens' keys and values pass through shared memory: where there is enough
-        of it for more warps than there are registers for without.
+        of it for more warps than there are registers for without. Of one token they do not, unless
+        they take most registers.
         """
-        return self.heads.has_halves and n_tokens >= SHARES_FROM and self._much_shared
+        here = n_tokens >= SHARES_FROM or self.heads.row > IN_REGISTERS
+        return here and self.heads.has_halves and self._much_shared
 
     @property
     def packs(self) -> bool:

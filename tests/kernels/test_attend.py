@@ -189,6 +189,8 @@ def test_a_token_has_many_warps_unless_blocks_are_many(emulator):
     little = Attend(emulator, heads(8, 1, 128), 8, 32 << 10)
     assert little.token_warps(1) == 4 and not little.shares(64), "for that it has too little memory"
     assert chosen.shares(2) and not chosen.shares(1)
+    large = Attend(emulator, heads(4, 2, 192), 8, 227 << 10)
+    assert large.shares(1), "whose keys and values take most registers"
 
 
 @pytest.mark.parametrize("shape", [(4, 2, 64), (7, 1, 128), (2, 1, 256)], ids=str)
