@@ -39,6 +39,7 @@ _ACTIVATIONS = {"W8A16": "f16", "W8A8": "int8", "W4A16": "f16"}
 _ACTIVATIONS |= {"W8A16_FP8": "f16", "W8A8_FP8": "e4m3"}
 MIXES = tuple(name for name in _TABLE if name not in _ACTIVATIONS)  # in blocks
 BY_ROW = tuple(_ACTIVATIONS)
+MIXED = tuple(name for name in MIXES if name.endswith(("_S", "_M", "_L")) and name != "IQ3_S")
 
 # What takes the place of a format whose blocks do not fit into a row; if that does not, F16.
 _SMALLER = {

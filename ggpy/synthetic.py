@@ -28,7 +28,7 @@ from .formats import Format, all_formats, by_name
 from .formats.random_blocks import random_blocks
 from .formats.rows import stored_as
 from .gguf import Tensor
-from .mix import BY_ROW, activations_of, base_of
+from .mix import BY_ROW, MIXED, Mix, activations_of, base_of, in_order
 from .paths import data_dir
 
 POOL = 1 << 22  # random weights of a format, about
@@ -65,7 +65,8 @@ def dimensions(shape: Shape) -> Dimensions:
 def parse(spec: str) -> tuple[Shape, str, str]:
     """(shape, type, format of the output) of "SHAPE:TYPE" or "SHAPE:TYPE/OUTPUT"; ValueError.
 
-    The type is a format, or one of `mix.BY_ROW`, whose matrices have a scale for each row.
+    The type is a format, one of `mix.MIXED`, whose matrices have several, or one of `mix.BY_ROW`,
+    whose matrices have a scale for each row.
     """
     name, colon, types = spec.rpartition(":")
     known = {s.name.lower(): s for s in shapes().values()}
@@ -77,6 +78,8 @@ def parse(spec: str) -> tuple[Shape, str, str]:
     first, _, output = types.partition("/")
     if first.upper() in BY_ROW:
         format, usual = first.upper(), OUTPUT_OF_ROWS
+    elif first.upper() in MIXED:
+        format, usual = first.upper(), OUTPUT_OF_K
     else:
         format = usual = _format(first).name
         usual = OUTPUT_OF_K if format in ("Q2_K", "Q3_K", "Q4_K", "Q5_K") else format
@@ -87,7 +90,7 @@ def _format(name: str) -> Format:
     scaled = [f for f in all_formats() if f.scales(np.zeros(1, f.dtype)).shape[1]]  # no integers
     known = {f.name.lower(): f for f in scaled if not f.is_private}
     if name.lower() not in known:
-        there = ", ".join([*(f.name for f in known.values()), *BY_ROW])
+        there = ", ".join([*(f.name for f in known.values()), *MIXED, *BY_ROW])
         raise ValueError(f"unknown type {name!r}: there are {there}")
     return known[name.lower()]
 
@@ -154,7 +157,7 @@ def _tensors(model: Synthetic, seed: int) -> dict[str, Tensor]:
     shape = model.shape
     sizes = dimensions(shape)
     shapes, _ = declared(architectures()[shape.architecture], sizes, shape.tied)
-    formats = {name: _format_of(model, name, size) for name, size in shapes.items()}
+    formats = _formats(model, sizes, shapes)
     largest: dict[str, int] = {}
     for name, format in formats.items():
         if len(shapes[name]) > 1:
@@ -175,6 +178,19 @@ def _constant(name: str, shape: tuple[int, ...], value: float) -> Tensor:
     """A vector of one value: norms that change nothing, scales of rows."""
     data = np.full(shape, value, np.float32).view(np.uint8)
     return Tensor(name, shape, by_name("F32"), data)
+
+
+def _formats(
+    model: Synthetic, sizes: Dimensions, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Format]:
+    """Of each tensor."""
+    if model.format not in MIXED:
+        return {name: _format_of(model, name, shape) for name, shape in shapes.items()}
+    counts = sizes.n_layer, sizes.n_head, sizes.n_head_kv
+    output = by_name(model.output_format)
+    mix = Mix(model.format, model.architecture, *counts, model.shape.tied, output_type=output)
+    vectors = by_name("F32")
+    return {name: mix.choose(name, shapes[name]) or vectors for name in in_order(shapes)}
 
 
 def _format_of(model: Synthetic, name: str, shape: tuple[int, ...]) -> Format:

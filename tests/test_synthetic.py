@@ -123,6 +123,23 @@ def test_types(spec: str, formats: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("spec", "output", "formats"),
+    [
+        ("Llama-3.1-8B:q4_k_m", "output.weight", ("Q4_K", "Q6_K", "Q6_K", "Q6_K")),
+        ("Llama-3.1-8B:Q4_K_S/Q8_0", "output.weight", ("Q4_K", "Q5_K", "Q5_K", "Q8_0")),
+        ("Gemma-3-4B:Q4_K_M", "token_embd.weight", ("Q4_K", "Q6_K", "Q6_K", "Q6_K")),
+    ],
+)
+def test_mixes(spec: str, output: str, formats: tuple[str, ...]) -> None:
+    """As files have them: the first layer's, and the output's."""
+    with Synthetic(spec) as model:
+        names = [f"blk.0.{part}.weight" for part in ("attn_k", "attn_v", "ffn_down")]
+        assert tuple(model.tensors[name].format.name for name in (*names, output)) == formats
+        values = {t.format.name for name, t in model.tensors.items() if "attn_v" in name}
+        assert values == {"Q4_K", formats[1]}
+
+
+@pytest.mark.parametrize(
     ("spec", "message"),
     [
         ("tiny", "give SHAPE:TYPE"),
