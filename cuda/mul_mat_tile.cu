@@ -8,6 +8,8 @@
 // rows one barrier lets the threads add them up, in one order, and write the outputs. A token's outputs come from the
 // same operations in the same order for any number of tokens.
 //
+// Matrices of two layouts may have a launch together, mul_mat_tile_two, in which each layout has blocks of its own.
+//
 // Instances: mul_mat_tile<Tile, COLS, PROLOGUE, EPILOGUE, WHOLE>. COLS is 1, 2, 4 or 8: that many tokens at most.
 // Prologue NORM: x is float and RMS-normalised here (few tokens); SUM: so is what becomes of x when the norm of something
 // else is added; PLAIN: x is half. Epilogue STORE: float out; ADD: float out = residual + y; GLU: the segments are gate and
@@ -35,8 +37,11 @@ struct Product : Matrices {
     float eps;
     float soft_cap;  // STORE: cap * tanh(y / cap); 0 is none
     int patient;     // x takes longer than to copy a ring
-    int rounds, rest;  // n_tiles over the number of blocks
+    int first_block, blocks;  // of the launch
+    int rounds, rest;         // n_tiles over the number of blocks
     Added added;
+
+    __device__ __forceinline__ int block() const { return static_cast<int>(blockIdx.x) - first_block; }
 };
 
 // Where the block's tile row `tile` begins: tile rows are dealt out to the blocks in turn, the gate and up rows of a pair
@@ -44,7 +49,7 @@ struct Product : Matrices {
 template <class T, int EPILOGUE>
 __device__ __forceinline__ const uint8_t* tile_row_of(const Product& p, int tile) {
     constexpr bool PAIRS = EPILOGUE == GLU;
-    const int global = blockIdx.x + (PAIRS ? tile / 2 : tile) * gridDim.x;
+    const int global = p.block() + (PAIRS ? tile / 2 : tile) * p.blocks;
     const int s = PAIRS ? tile & 1 : EPILOGUE == ADD ? 0 : segment_of(p, global);
     const uint32_t row = PAIRS ? global : global - p.segment[s].first_tile;
     return p.segment[s].tiles + static_cast<uint64_t>(row) * static_cast<uint32_t>(p.n_chunk * T::BYTES);
@@ -184,7 +189,7 @@ __device__ __forceinline__ void add_norm(RmsNorm (&x)[COLS], RmsNorm (&added)[CO
             if (column >= p.k) continue;
 #pragma unroll
             for (int j = 0; j < 8; ++j) v[j] = added[token].added_to(v[j], i, j);
-            if (blockIdx.x > 0) continue;
+            if (blockIdx.x > 0) continue;  // of the launch
             float4* to = reinterpret_cast<float4*>(p.added.sum + token * static_cast<size_t>(p.k) + column);
             to[0] = make_float4(v[0], v[1], v[2], v[3]), to[1] = make_float4(v[4], v[5], v[6], v[7]);
         }
@@ -237,7 +242,7 @@ struct Output {
                                          int i) {
         to = nullptr;
         const int tile = i / PER_TILE, token = i % PER_TILE / TILE_ROWS, row_in_tile = i % TILE_ROWS;
-        const int global = blockIdx.x + (batch / WIDTH + tile) * gridDim.x;
+        const int global = p.block() + (batch / WIDTH + tile) * p.blocks;
         if (tile >= count / WIDTH || token >= p.n_tokens) return;
         const int s = EPILOGUE == GLU ? 0 : segment_of(p, global);
         const int row = (global - (EPILOGUE == GLU ? 0 : p.segment[s].first_tile)) * TILE_ROWS + row_in_tile;
@@ -272,14 +277,14 @@ struct Output {
 };
 
 template <class T, int COLS, int PROLOGUE, int EPILOGUE, bool WHOLE>
-__global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
+__device__ __forceinline__ void multiply(const Product& p) {
     constexpr bool PAIRS = EPILOGUE == GLU;
     constexpr int BATCH = Room<T, COLS>::BATCH;
     SHARED_DYNAMIC(uint8_t, shared);
     const int warp = kept(static_cast<int>(threadIdx.x / 32)), lane = kept(static_cast<int>(threadIdx.x % 32));
     uint8_t* ring = kept_shared(shared + warp * STAGES * T::BYTES);
     const CopyTarget to = copy_target(ring);
-    const int n_local = (p.rounds + (static_cast<int>(blockIdx.x) < p.rest)) * (PAIRS ? 2 : 1);
+    const int n_local = (p.rounds + (p.block() < p.rest)) * (PAIRS ? 2 : 1);
 
     grid_dependency_launch();
     Walk<T, COLS, EPILOGUE, WHOLE> ahead(p, warp, n_local);
@@ -369,4 +374,18 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
         }
     }
     cp_async_wait<0>();
+}
+
+template <class T, int COLS, int PROLOGUE, int EPILOGUE, bool WHOLE>
+__global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
+    multiply<T, COLS, PROLOGUE, EPILOGUE, WHOLE>(p);
+}
+
+// Of the same x. Blocks from q.first_block on multiply q's matrices, in tiles U, the others p's.
+template <class T, class U, int COLS, int PROLOGUE>
+__global__ void __launch_bounds__(THREADS, 1) mul_mat_tile_two(const Product p, const Product q) {
+    if (static_cast<int>(blockIdx.x) < q.first_block)
+        multiply<T, COLS, PROLOGUE, STORE, true>(p);
+    else
+        multiply<U, COLS, PROLOGUE, STORE, true>(q);
 }

@@ -132,6 +132,7 @@ def limits(device: Any, multiprocessors: int = 3, **changes: int) -> Limits:
 
 MANY = ["Q8_0", "Q4_0", "Q5_1", "Q4_K", "Q6_K", "F16", "I8", "F8_E4M3"]
 MANY += ["IQ4_XS", "MXFP4", "NVFP4", "Q3_K", "Q2_K", "TQ2_0", "IQ2_XS"]  # one of each kind
+TWO = [("Q4_K", "Q6_K"), ("Q8_0", "Q4_0")]  # that are multiplied together
 NORMED = [c for c in COLUMNS if c <= NORM_TOKENS]
 PRODUCT = {"WARPS": 16, "STAGES": 3, "NORM_PIECES": 1}
 
@@ -145,7 +146,10 @@ def product_names() -> list[str]:
     names += [f"{t}, {c}, NORM, {e}" for t in some[:2] for c in NORMED for e in ("STORE", "GLU")]
     names += [f"{t}, {c}, SUM, STORE" for t in some[:2] for c in NORMED]
     names += [f"{some[2]}, {c}, PLAIN, ADD" for c in COLUMNS]
-    return [f"mul_mat_tile<{name}, true>" for name in dict.fromkeys(names)]
+    one = [f"mul_mat_tile<{name}, true>" for name in dict.fromkeys(names)]
+    pairs = [[Weights(name, 1, 256).layout.type_name for name in pair] for pair in TWO]
+    ways = [*((1, p) for p in ("PLAIN", "NORM", "SUM")), (4, "PLAIN")]
+    return one + [f"mul_mat_tile_two<{a}, {b}, {c}, {p}>" for a, b in pairs for c, p in ways]
 
 
 def products_for_many() -> list[list[str]]:

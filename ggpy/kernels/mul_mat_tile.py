@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 from ..device.base import Device, Kernel
 from .address import Address, address
@@ -39,10 +40,17 @@ class _Product(Matrices):
         ("eps", ctypes.c_float),
         ("soft_cap", ctypes.c_float),
         ("patient", ctypes.c_int),
+        ("first_block", ctypes.c_int),
+        ("blocks", ctypes.c_int),
         ("rounds", ctypes.c_int),
         ("rest", ctypes.c_int),
         ("added", _Added),
     )
+
+    def deal(self, first_block: int, blocks: int) -> None:
+        """Its tile rows to so many blocks of the launch, from first_block on."""
+        self.first_block, self.blocks = first_block, blocks
+        self.rounds, self.rest = divmod(self.n_tiles, blocks)
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,24 @@ class Added:
     weight: Address
     eps: float
     sum: Address
+
+    def parameters(self, offset: int = 0) -> _Added:
+        """Of rows that begin `offset` bytes further on."""
+        y, to = address(self.y) + offset, address(self.sum) + offset
+        return _Added(y, address(self.weight), to, self.eps)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a launch takes n_tokens: by the instance for `columns` tokens, with rings of so many
+    stages, `slab` columns of x at a time, and so many bytes of shared memory.
+    """
+
+    n_tokens: int
+    columns: int
+    stages: int
+    slab: int
+    shared: int
 
 
 @dataclass(frozen=True)
@@ -81,7 +107,7 @@ class MulMatTile:
         self.device, self.limits = device, limits
         self._least = device.shared_bytes // 2 if has_clusters(device.arch) else 0
         self._kernels: dict[tuple, Kernel] = {}
-        self._fits: dict[tuple, tuple[int, int, int, int, int]] = {}
+        self._fits: dict[tuple, Fit] = {}
 
     def launch(
         self,
@@ -106,48 +132,89 @@ class MulMatTile:
         when `added` has been added to it. STORE: floats, capped to soft_cap * tanh(y / soft_cap) if
         that is not 0. ADD: float out = residual + y, for one weight. patient: what makes x takes
         long, so that weights are copied meanwhile at leisure. GLU: of two weights, one half out =
-        activation(y0) * y1. All weights have one layout and one k. More than max(COLUMNS) tokens,
-        or than there is room for, are several launches.
+        activation(y0) * y1. All weights have one k, and one layout, unless `takes_two` says that
+        they need not. More than max(COLUMNS) tokens, or than there is room for, are several
+        launches.
         """
-        first = weights[0]
         if norm is not None and n_tokens > NORM_TOKENS:
             raise ValueError(f"{n_tokens} tokens are not normalised inside a product")
         if added is not None and norm is None:
             raise ValueError("only to what is normalised something is added")
-        product = _Product(norm=address(norm), eps=eps, soft_cap=soft_cap, patient=patient)
+        first, prologue = weights[0], "SUM" if added else "NORM" if norm is not None else "PLAIN"
+        options = {"norm": address(norm), "eps": eps, "soft_cap": soft_cap, "patient": patient}
+        if epilogue == "STORE" and self.takes_two(weights, n_tokens, norm is not None):
+            pair = _Product(x=address(x), **options), _Product(x=address(x), **options)
+            for product in pair:
+                product.added = added.parameters() if added else _Added()
+            self._launch_two(pair, weights, outs, n_tokens, prologue, pdl)
+            return
+        product = _Product(**options)
         product.take(weights, outs, n_tokens, epilogue, activation)
         x_size, out_size = (4 if norm is not None else 2), (2 if epilogue == "GLU" else 4)
         grid = min(self.limits.multiprocessors, product.n_tiles)
-        product.rounds, product.rest = divmod(product.n_tiles, grid)
+        product.deal(0, grid)
         at_once = self.tokens_at_once(first, n_tokens, norm is not None)
         for token in range(0, n_tokens, at_once):
             count = min(at_once, n_tokens - token)
             product.n_tokens = count
             product.x = address(x) + token * first.k * x_size
-            if added is not None:
-                y, to = (address(a) + token * first.k * 4 for a in (added.y, added.sum))
-                product.added = _Added(y, address(added.weight), to, added.eps)
+            if added:
+                product.added = added.parameters(token * first.k * 4)
             for segment, out in zip(product.segment, outs, strict=False):
                 segment.out = address(out) + token * segment.n_rows * out_size
             product.residual = (
                 address(residual) + token * first.n_rows * 4 if residual is not None else 0
             )
-            _, columns, stages, product.slab, shared = self._fit(first, count, norm is not None)
-            whole = product.slab >= product.n_chunk * first.layout.chunk_k
-            prologue = "SUM" if added is not None else "NORM" if norm is not None else "PLAIN"
-            kernel = self._kernel(first, columns, stages, prologue, epilogue, whole)
-            kernel.launch(grid, self.limits.warps * 32, (product,), smem=shared, pdl=pdl)
+            fit = self._fit(first, count, norm is not None)
+            product.slab = fit.slab
+            whole = "true" if fit.slab >= columns_of(first) else "false"
+            kernel = self._kernel([first], fit, prologue, epilogue, whole)
+            kernel.launch(grid, self.limits.warps * 32, (product,), smem=fit.shared, pdl=pdl)
+
+    def takes_two(self, weights: Sequence[TiledMatrix], n_tokens: int, norm: bool = False) -> bool:
+        """Whether one launch takes weights of two layouts, those of the second behind the others:
+        if there is room for all tokens at once.
+        """
+        split = first_of_another(weights)
+        if split is None or first_of_another(weights[split:]) is not None:
+            return False
+        few = n_tokens <= COLUMNS[-1] and weights[0].k == weights[split].k
+        return few and self._fit_two([weights[0], weights[split]], n_tokens, norm) is not None
+
+    def _launch_two(
+        self,
+        products: tuple[_Product, _Product],
+        weights: Sequence[TiledMatrix],
+        outs: Sequence[Address],
+        n_tokens: int,
+        prologue: str,
+        pdl: bool,
+    ) -> None:
+        """Each layout's matrices by blocks of their own, so that all have about as much to read."""
+        split = first_of_another(weights)
+        parts = weights[:split], weights[split:]
+        for product, part, to in zip(products, parts, (outs[:split], outs[split:]), strict=True):
+            product.take(part, to, n_tokens, "STORE", "silu")
+            product.slab = columns_of(part[0])
+        a, b = products
+        firsts = [part[0] for part in parts]
+        tile_rows = a.n_tiles, b.n_tiles
+        grid = min(self.limits.multiprocessors, sum(tile_rows))
+        of_first = shared_out(tile_rows, tuple(w.layout.nbytes(ROWS, w.k) for w in firsts), grid)
+        a.deal(0, of_first)
+        b.deal(of_first, grid - of_first)
+        fit = self._fit_two(firsts, n_tokens, prologue != "PLAIN")
+        assert fit is not None
+        kernel = self._kernel(firsts, fit, prologue)
+        kernel.launch(grid, self.limits.warps * 32, products, smem=fit.shared, pdl=pdl)
 
     def tokens_at_once(self, w: TiledMatrix, n_tokens: int, norm: bool = False) -> int:
         """How many of n_tokens one launch takes: max(COLUMNS), or what there is room for."""
-        return self._fit(w, min(n_tokens, COLUMNS[-1]), norm)[0]
+        return self._fit(w, min(n_tokens, COLUMNS[-1]), norm).n_tokens
 
-    def _fit(self, w: TiledMatrix, n_tokens: int, norm: bool) -> tuple[int, int, int, int, int]:
-        """(tokens at once, columns of the instance, ring stages, columns of x in shared memory at
-        a time, bytes of shared memory).
-
-        Two stages and all of x are better than three and a part; a norm needs all of x. Where the
-        next kernel may begin early, a block has more than half of the memory: of two blocks of
+    def _fit(self, w: TiledMatrix, n_tokens: int, norm: bool) -> Fit:
+        """Two stages and all of x are better than three and a part; a norm needs all of x. Where
+        the next kernel may begin early, a block has more than half of the memory: of two blocks of
         small chunks, one would ask for the first weights of its product while the other still does
         for those of this one, which takes a fifth longer (SCHEDULES.md).
         """
@@ -156,11 +223,17 @@ class MulMatTile:
             self._fits[key] = self._find_fit(w, n_tokens, norm)
         return self._fits[key]
 
-    def _find_fit(
-        self, w: TiledMatrix, n_tokens: int, norm: bool
-    ) -> tuple[int, int, int, int, int]:
-        whole = w.layout.chunks(w.k) * w.layout.chunk_k
-        warps = self.limits.warps
+    def _fit_two(self, weights: Sequence[TiledMatrix], n_tokens: int, norm: bool) -> Fit | None:
+        """For one of each layout at once, or None."""
+        fits = [self._fit(w, n_tokens, norm) for w in weights]
+        whole = all(fit.slab >= columns_of(w) for fit, w in zip(fits, weights, strict=True))
+        if not whole or any(fit.n_tokens < n_tokens for fit in fits):
+            return None
+        stages = min(fit.stages for fit in fits)
+        return replace(max(fits, key=lambda fit: fit.shared), stages=stages)
+
+    def _find_fit(self, w: TiledMatrix, n_tokens: int, norm: bool) -> Fit:
+        whole, warps = columns_of(w), self.limits.warps
         unit = warps * w.layout.chunk_k
         parts = [] if norm else range((whole - 1) // unit * unit, 0, -unit)
         every = range(self.limits.stages, 0, -1)
@@ -171,30 +244,51 @@ class MulMatTile:
             for stages, slab in choices:
                 shared = shared_bytes(w.layout, columns, slab, w.k, stages, count, warps)
                 if shared <= self.limits.shared:
-                    return count, columns, stages, slab, max(shared, self._least)
+                    return Fit(count, columns, stages, slab, max(shared, self._least))
         raise ValueError(
             f"{w.layout.type_name} of {w.k} columns needs more than {self.limits.shared} bytes of "
             "shared memory"
         )
 
     def _kernel(
-        self,
-        w: TiledMatrix,
-        columns: int,
-        stages: int,
-        prologue: str,
-        epilogue: Epilogue,
-        whole: bool,
+        self, weights: Sequence[TiledMatrix], fit: Fit, prologue: str, *options: str
     ) -> Kernel:
-        warps, padded = self.limits.warps, w.layout.chunks(w.k) * w.layout.chunk_k
-        pieces = -(-padded // (8 * 32 * warps)) if prologue != "PLAIN" else 1
-        key = w.layout, columns, stages, pieces, prologue, epilogue, whole
+        """Of weights of one layout, or of two; options: what else an instance has."""
+        warps, widest = self.limits.warps, max(columns_of(w) for w in weights)
+        pieces = -(-widest // (8 * 32 * warps)) if prologue != "PLAIN" else 1
+        types = (w.layout.type_name for w in weights)
+        name = "mul_mat_tile" if len(weights) == 1 else "mul_mat_tile_two"
+        instance = f"{name}<{', '.join((*types, str(fit.columns), prologue, *options))}>"
+        key = instance, fit.stages, pieces
         if key not in self._kernels:
-            instance = w.layout.type_name, columns, prologue, epilogue, str(whole).lower()
-            name = f"mul_mat_tile<{', '.join(map(str, instance))}>"
-            defines = {"WARPS": warps, "STAGES": stages, "NORM_PIECES": pieces}
-            self._kernels[key] = self.device.kernel("mul_mat_tile.cu", name, defines=defines)
+            defines = {"WARPS": warps, "STAGES": fit.stages, "NORM_PIECES": pieces}
+            self._kernels[key] = self.device.kernel("mul_mat_tile.cu", instance, defines=defines)
         return self._kernels[key]
+
+
+def columns_of(w: TiledMatrix) -> int:
+    """Of a row, in whole chunks."""
+    return w.layout.chunks(w.k) * w.layout.chunk_k
+
+
+def first_of_another(weights: Sequence[TiledMatrix]) -> int | None:
+    """Which of the weights is the first that has not the first one's layout."""
+    others = (i for i, w in enumerate(weights) if w.layout != weights[0].layout)
+    return next(others, None)
+
+
+@cache
+def shared_out(tile_rows: tuple[int, int], nbytes: tuple[int, int], blocks: int) -> int:
+    """How many blocks the first of two products should have, whose tile rows have so many bytes, so
+    that no block reads more than it must.
+    """
+
+    def most(first: int) -> int:
+        each = (first, blocks - first)
+        return max(-(-n // b) * size for n, b, size in zip(tile_rows, each, nbytes, strict=True))
+
+    least, largest = max(1, blocks - tile_rows[1]), min(tile_rows[0], blocks - 1)
+    return min(range(least, largest + 1), key=most)
 
 
 def shared_bytes(

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 from cases import ACTIVATIONS, nmse, silu
 from counting_device import LaunchesOnHopper
+from hypothesis import given
+from hypothesis import strategies as st
 from kernel_buffers import Output, upload
 from tile_cases import (
     EXACT,
     HALF,
+    TWO,
     Weights,
     bound,
     energy,
@@ -21,7 +24,16 @@ from tile_cases import (
 )
 
 from ggpy.device import Ptr
-from ggpy.kernels.mul_mat_tile import NORM_TOKENS, WARPS, Added, MulMatTile, shared_bytes, warps_for
+from ggpy.kernels.mul_mat_tile import (
+    COLUMNS,
+    NORM_TOKENS,
+    WARPS,
+    Added,
+    MulMatTile,
+    shared_bytes,
+    shared_out,
+    warps_for,
+)
 from ggpy.kernels.rms_norm import RmsNorm
 from ggpy.kernels.tile import TiledMatrix
 
@@ -338,6 +350,80 @@ def test_order_of_blocks_and_warps(emulator, n_tokens, monkeypatch):
         monkeypatch.setattr(emulator.unprepared, "order", order)
         for a, b in zip(multiply(emulator, tiles, x), usual, strict=True):
             assert np.array_equal(a, b), f"order {order}"
+
+
+# Two layouts
+
+
+def of_two(pair: tuple[str, str]) -> list[Weights]:
+    """Two matrices of one, with more tile rows than a batch has, and one of the other."""
+    first, second = pair
+    return [Weights(first, 250, 1280), Weights(first, 37, 1280, 1), Weights(second, 53, 1280)]
+
+
+@pytest.mark.parametrize("multiprocessors", [2, 5, 132])
+@pytest.mark.parametrize("n_tokens", [1, 3])
+@pytest.mark.parametrize("pair", TWO, ids=str)
+def test_two_layouts(machine, pair, n_tokens, multiprocessors):
+    weights, x = of_two(pair), halves(n_tokens, 1280)
+    tiles, bounds = [w.tiled(machine) for w in weights], limits(machine, multiprocessors)
+    assert MulMatTile(machine, bounds).takes_two(tiles, n_tokens)
+    for w, y in zip(weights, multiply(machine, tiles, x, bounds=bounds), strict=True):
+        assert nmse(y, exact(w, x)) <= bound(w)
+
+
+@pytest.mark.parametrize("adds", [False, True], ids=["norm", "sum"])
+@pytest.mark.parametrize("pair", TWO, ids=str)
+def test_two_layouts_with_a_norm(machine, pair, adds):
+    """As each of them with the norm, and a sum is left once."""
+    rng = np.random.default_rng(5)
+    x, y = (rng.standard_normal((1, 1280)).astype(np.float32) * s for s in (3, 50))
+    weight, post = (rng.uniform(0.5, 2, 1280).astype(np.float32) for _ in range(2))
+    tiles = [w.tiled(machine) for w in of_two(pair)]
+    options, outs = {"norm": weight, "eps": 1e-6}, [Output(machine, x.nbytes) for _ in range(2)]
+    added = [
+        Added(upload(machine, y), upload(machine, post), 1e-3, out.buffer) if adds else None
+        for out in outs
+    ]
+    together = multiply(machine, tiles, x, added=added[0], **options)
+    apart = multiply(machine, tiles[:2], x, added=added[1], **options)
+    apart += multiply(machine, tiles[2:], x, added=added[1], **options)
+    for a, b in zip(together, apart, strict=True):
+        assert nmse(a, b) <= EXACT
+    if adds:
+        one, other = (out.read(np.float32, x.shape) for out in outs)
+        assert np.array_equal(one, other)
+
+
+def test_which_layouts_a_launch_takes(emulator):
+    q4, q6, q8 = (Weights(name, 32, 256).tiled(emulator) for name in ("Q4_K", "Q6_K", "Q8_0"))
+    product = MulMatTile(emulator, limits(emulator))
+    assert product.takes_two([q4, q4, q6], 1) and product.takes_two([q8, q6], COLUMNS[-1])
+    for others in ([q4, q4], [q4, q6, q4], [q4, q6, q8], [q4]):
+        assert not product.takes_two(others, 1)
+    assert not product.takes_two([q4, q6], COLUMNS[-1] + 1), "they are several launches"
+    with pytest.raises(ValueError, match="one layout"):
+        product.launch([q4, q6, q4], Ptr(0), [Ptr(0)] * 3, 1)
+
+
+@given(
+    st.tuples(st.integers(1, 500), st.integers(1, 500)),
+    st.tuples(st.integers(16, 4096), st.integers(16, 4096)),
+    st.integers(2, 132),
+)
+def test_blocks_of_two_products(tile_rows, nbytes, blocks):
+    """Each has some, no more than tile rows, and no other choice gives the fullest block less."""
+    blocks = min(blocks, sum(tile_rows))
+    first = shared_out(tile_rows, nbytes, blocks)
+
+    def fullest(first):
+        return max(
+            -(-tile_rows[0] // first) * nbytes[0],
+            -(-tile_rows[1] // (blocks - first)) * nbytes[1],
+        )
+
+    choices = [i for i in range(1, blocks) if i <= tile_rows[0] and blocks - i <= tile_rows[1]]
+    assert first in choices and fullest(first) == min(map(fullest, choices))
 
 
 # The rest

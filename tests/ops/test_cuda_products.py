@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from cases import nmse
 from counting_device import LaunchesOnHopper
+from random_decoder import LAYERS, random_decoder
 
 from ggpy import arch
 from ggpy.device import Ptr
@@ -86,3 +87,27 @@ def test_a_token_does_not_depend_on_the_step(machine, tiny_path):
     alone = [ops.read(decoder.run(one([id], i)))[0] for i, id in enumerate(PROMPT)]
     assert nmse(np.array(alone), together) < 1e-3
     assert np.array_equal(alone[0], together[0])
+
+
+@pytest.mark.parametrize(
+    ("n", "types", "together"),
+    [
+        (1, {}, False),  # as ever
+        (1, {"attn_v": "Q6_K"}, True),
+        (4, {"attn_k": "Q6_K", "attn_v": "Q6_K"}, True),
+        (9, {"attn_v": "Q6_K"}, False),
+        (1, {"attn_k": "Q6_K"}, False),
+        (1, {"attn_k": "Q6_K", "attn_v": "Q4_K"}, False),
+    ],
+)
+def test_weights_of_two_layouts_share_a_launch(
+    n: int, types: dict[str, str], together: bool
+) -> None:
+    """q, k and v; unless the number of tokens must not matter."""
+    ids = np.arange(n, dtype=np.int32)
+    step = Step(ids, np.zeros(n, np.int32), ids, ids.reshape(n, 1), ids)
+    for invariant in (False, True):
+        device = LaunchesOnHopper()
+        random_decoder(Cuda(device, batch_invariant=invariant), types).run(step)
+        expected = LAYERS if together and not invariant else 0
+        assert device.times("mul_mat_tile_two") == expected

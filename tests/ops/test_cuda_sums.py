@@ -27,8 +27,9 @@ def step(n: int, position: int = 0) -> Step:
         (1, {}, 1),  # behind the last layer
         (2, {}, 1),
         (3, {}, 2 * LAYERS),
-        (1, {"attn_v": "Q6_K"}, LAYERS),  # q, k and v are no one product
-        (1, {"ffn_up": "Q4_0"}, LAYERS + 1),
+        (1, {"attn_v": "Q6_K", "ffn_up": "Q4_0"}, 1),
+        (1, {"attn_k": "Q6_K"}, LAYERS),  # q, k and v are no one launch
+        (1, {"attn_v": "TQ1_0", "attn_k": "Q6_K"}, LAYERS),
     ],
 )
 def test_who_adds(n: int, types: dict[str, str], apart: int) -> None:
