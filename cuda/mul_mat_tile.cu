@@ -37,19 +37,26 @@ struct Product : Matrices {
     float eps;
     float soft_cap;  // STORE: cap * tanh(y / cap); 0 is none
     int patient;     // x takes longer than to copy a ring
-    int first_block, blocks;  // of the launch
-    int rounds, rest;         // n_tiles over the number of blocks
+    int rounds, rest;  // n_tiles over the number of blocks
     Added added;
 
+    __device__ __forceinline__ int block() const { return blockIdx.x; }
+    __device__ __forceinline__ int blocks() const { return gridDim.x; }
+};
+// Of some blocks of a launch.
+struct PartProduct : Product {
+    int first_block, n_blocks;
+
     __device__ __forceinline__ int block() const { return static_cast<int>(blockIdx.x) - first_block; }
+    __device__ __forceinline__ int blocks() const { return n_blocks; }
 };
 
 // Where the block's tile row `tile` begins: tile rows are dealt out to the blocks in turn, the gate and up rows of a pair
 // to the same block.
-template <class T, int EPILOGUE>
-__device__ __forceinline__ const uint8_t* tile_row_of(const Product& p, int tile) {
+template <class T, int EPILOGUE, class P>
+__device__ __forceinline__ const uint8_t* tile_row_of(const P& p, int tile) {
     constexpr bool PAIRS = EPILOGUE == GLU;
-    const int global = p.block() + (PAIRS ? tile / 2 : tile) * p.blocks;
+    const int global = p.block() + (PAIRS ? tile / 2 : tile) * p.blocks();
     const int s = PAIRS ? tile & 1 : EPILOGUE == ADD ? 0 : segment_of(p, global);
     const uint32_t row = PAIRS ? global : global - p.segment[s].first_tile;
     return p.segment[s].tiles + static_cast<uint64_t>(row) * static_cast<uint32_t>(p.n_chunk * T::BYTES);
@@ -57,13 +64,13 @@ __device__ __forceinline__ const uint8_t* tile_row_of(const Product& p, int tile
 
 // The order in which a warp's chunks are copied. Where x is in shared memory in whole, these are every WARPS-th of all
 // chunks of the block's tile rows. A kernel's first chunk is awaited by all that follows: getting to it takes little.
-template <class T, int COLS, int EPILOGUE, bool WHOLE>
+template <class T, int COLS, int EPILOGUE, bool WHOLE, class P>
 struct Walk {
-    const Product& p;
+    const P& p;
     int n_local, tile, chunk;
     const uint8_t* tile_row;
 
-    __device__ __forceinline__ Walk(const Product& product, int warp, int n_local_)
+    __device__ __forceinline__ Walk(const P& product, int warp, int n_local_)
         : p(product), n_local(n_local_), tile(0), chunk(warp), tile_row(tile_row_of<T, EPILOGUE>(product, 0)) {
         if (chunk >= p.n_chunk) settle();
     }
@@ -81,16 +88,16 @@ struct Walk {
 };
 
 // Where x is there in parts: over batches of tile rows, slabs of columns, tile rows, chunks.
-template <class T, int COLS, int EPILOGUE>
-struct Walk<T, COLS, EPILOGUE, false> {
+template <class T, int COLS, int EPILOGUE, class P>
+struct Walk<T, COLS, EPILOGUE, false, P> {
     static constexpr int BATCH = Room<T, COLS>::BATCH;
-    const Product& p;
+    const P& p;
     int warp, n_local, slab_chunks;
     int tile, chunk, end;  // the end of the slab
     int batch, slab;
     const uint8_t* tile_row;
 
-    __device__ __forceinline__ Walk(const Product& product, int warp_, int n_local_)
+    __device__ __forceinline__ Walk(const P& product, int warp_, int n_local_)
         : p(product), warp(warp_), n_local(n_local_), slab_chunks(product.slab / T::CHUNK_K), tile(0), chunk(warp_),
           end(min(slab_chunks, product.n_chunk)), batch(0), slab(0), tile_row(tile_row_of<T, EPILOGUE>(product, 0)) {
         if (chunk >= end) settle();
@@ -238,11 +245,11 @@ struct Output {
     float residual;
 
     // Output i of the batch of `count` tile rows that begins at the block's tile row `batch`.
-    __device__ __forceinline__ void find(const Product& p, const Room<T, COLS>& room, int parity, int batch, int count,
-                                         int i) {
+    template <class P>
+    __device__ __forceinline__ void find(const P& p, const Room<T, COLS>& room, int parity, int batch, int count, int i) {
         to = nullptr;
         const int tile = i / PER_TILE, token = i % PER_TILE / TILE_ROWS, row_in_tile = i % TILE_ROWS;
-        const int global = p.block() + (batch / WIDTH + tile) * p.blocks;
+        const int global = p.block() + (batch / WIDTH + tile) * p.blocks();
         if (tile >= count / WIDTH || token >= p.n_tokens) return;
         const int s = EPILOGUE == GLU ? 0 : segment_of(p, global);
         const int row = (global - (EPILOGUE == GLU ? 0 : p.segment[s].first_tile)) * TILE_ROWS + row_in_tile;
@@ -276,8 +283,8 @@ struct Output {
     }
 };
 
-template <class T, int COLS, int PROLOGUE, int EPILOGUE, bool WHOLE>
-__device__ __forceinline__ void multiply(const Product& p) {
+template <class T, int COLS, int PROLOGUE, int EPILOGUE, bool WHOLE, class P>
+__device__ __forceinline__ void multiply(const P& p) {
     constexpr bool PAIRS = EPILOGUE == GLU;
     constexpr int BATCH = Room<T, COLS>::BATCH;
     SHARED_DYNAMIC(uint8_t, shared);
@@ -287,7 +294,7 @@ __device__ __forceinline__ void multiply(const Product& p) {
     const int n_local = (p.rounds + (p.block() < p.rest)) * (PAIRS ? 2 : 1);
 
     grid_dependency_launch();
-    Walk<T, COLS, EPILOGUE, WHOLE> ahead(p, warp, n_local);
+    Walk<T, COLS, EPILOGUE, WHOLE, P> ahead(p, warp, n_local);
     // What is asked for before x delays it: x waits in the same queues. One chunk of each warp is little enough; where x
     // takes long, more come one after the other.
     int asked = 0;
@@ -383,7 +390,7 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
 
 // Of the same x. Blocks from q.first_block on multiply q's matrices, in tiles U, the others p's.
 template <class T, class U, int COLS, int PROLOGUE>
-__global__ void __launch_bounds__(THREADS, 1) mul_mat_tile_two(const Product p, const Product q) {
+__global__ void __launch_bounds__(THREADS, 1) mul_mat_tile_two(const PartProduct p, const PartProduct q) {
     if (static_cast<int>(blockIdx.x) < q.first_block)
         multiply<T, COLS, PROLOGUE, STORE, true>(p);
     else

@@ -10,6 +10,7 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any, ClassVar
 
 from ..device.base import Device, Kernel
 from .address import Address, address
@@ -32,7 +33,7 @@ class _Added(ctypes.Structure):
 
 
 class _Product(Matrices):
-    _fields_ = (
+    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
         ("x", ctypes.c_uint64),
         ("norm", ctypes.c_uint64),
         ("residual", ctypes.c_uint64),
@@ -40,17 +41,23 @@ class _Product(Matrices):
         ("eps", ctypes.c_float),
         ("soft_cap", ctypes.c_float),
         ("patient", ctypes.c_int),
-        ("first_block", ctypes.c_int),
-        ("blocks", ctypes.c_int),
         ("rounds", ctypes.c_int),
         ("rest", ctypes.c_int),
         ("added", _Added),
     )
 
-    def deal(self, first_block: int, blocks: int) -> None:
-        """Its tile rows to so many blocks of the launch, from first_block on."""
-        self.first_block, self.blocks = first_block, blocks
+    def deal(self, blocks: int) -> None:
+        """Its tile rows to so many blocks."""
         self.rounds, self.rest = divmod(self.n_tiles, blocks)
+
+
+class _PartProduct(_Product):
+    _fields_ = (("first_block", ctypes.c_int), ("n_blocks", ctypes.c_int))
+
+    def deal_from(self, first_block: int, blocks: int) -> None:
+        """To so many blocks of the launch, from first_block on."""
+        self.first_block, self.n_blocks = first_block, blocks
+        self.deal(blocks)
 
 
 @dataclass(frozen=True)
@@ -143,16 +150,16 @@ class MulMatTile:
         first, prologue = weights[0], "SUM" if added else "NORM" if norm is not None else "PLAIN"
         options = {"norm": address(norm), "eps": eps, "soft_cap": soft_cap, "patient": patient}
         if epilogue == "STORE" and self.takes_two(weights, n_tokens, norm is not None):
-            pair = _Product(x=address(x), **options), _Product(x=address(x), **options)
-            for product in pair:
-                product.added = added.parameters() if added else _Added()
+            pair = _PartProduct(x=address(x), **options), _PartProduct(x=address(x), **options)
+            for part in pair:
+                part.added = added.parameters() if added else _Added()
             self._launch_two(pair, weights, outs, n_tokens, prologue, pdl)
             return
         product = _Product(**options)
         product.take(weights, outs, n_tokens, epilogue, activation)
         x_size, out_size = (4 if norm is not None else 2), (2 if epilogue == "GLU" else 4)
         grid = min(self.limits.multiprocessors, product.n_tiles)
-        product.deal(0, grid)
+        product.deal(grid)
         at_once = self.tokens_at_once(first, n_tokens, norm is not None)
         for token in range(0, n_tokens, at_once):
             count = min(at_once, n_tokens - token)
@@ -183,7 +190,7 @@ class MulMatTile:
 
     def _launch_two(
         self,
-        products: tuple[_Product, _Product],
+        products: tuple[_PartProduct, _PartProduct],
         weights: Sequence[TiledMatrix],
         outs: Sequence[Address],
         n_tokens: int,
@@ -201,8 +208,8 @@ class MulMatTile:
         tile_rows = a.n_tiles, b.n_tiles
         grid = min(self.limits.multiprocessors, sum(tile_rows))
         of_first = shared_out(tile_rows, tuple(w.layout.nbytes(ROWS, w.k) for w in firsts), grid)
-        a.deal(0, of_first)
-        b.deal(of_first, grid - of_first)
+        a.deal_from(0, of_first)
+        b.deal_from(of_first, grid - of_first)
         fit = self._fit_two(firsts, n_tokens, prologue != "PLAIN")
         assert fit is not None
         kernel = self._kernel(firsts, fit, prologue)
