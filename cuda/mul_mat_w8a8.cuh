@@ -31,7 +31,8 @@ struct Product : Matrices {
     float* partial;         // of tiles that blocks share: see mul_mat_w8a8_wgmma.cu
     int first_token;
     int end_token;  // of a launch: outputs of first_token ... end_token - 1 are written
-    Dealt dealt;    // mul_mat_w8a8_wgmma.cu
+    Dealt dealt;      // mul_mat_w8a8_wgmma.cu
+    Turning turning;  // QKV, which only that makes
     float eps;
     float soft_cap;  // STORE: cap * tanh(y / cap); 0 is none
 };

@@ -7,7 +7,9 @@
 // shares.cuh says which stages of which tiles of output (128 rows, TOKENS tokens) are this block's.
 //
 // Epilogues: STORE (float out = y), ADD (float out += y), GLU (half out = act(gate) * up). There a warp has rows 8 h
-// ... 8 h + 7 of a tile row of gate and the same of up, so a thread has both factors.
+// ... 8 h + 7 of a tile row of gate and the same of up, so a thread has both factors. QKV: the segments are q, k and v, which
+// go rotated to rows of halves, and to pages.
+#include "turned_heads.cuh"
 #include "wgmma_w8a8.cuh"
 
 constexpr int GROUPS = 2;                      // warpgroups that multiply
@@ -17,12 +19,12 @@ constexpr int W_THREADS = MULTIPLIERS + 128;
 constexpr int W_BYTES = TILES * CODES_CHUNK;   // of a stage
 constexpr int BARRIERS = 1024;                 // bytes
 
-// The shared memory: x of all stages, outputs of a GLU, weights of all stages, barriers.
+// The shared memory: x of all stages, outputs of a GLU or some of q and k, weights of all stages, barriers.
 template <int TOKENS, int EPILOGUE>
 struct Room {
     static constexpr int SHARED = 226 << 10;  // as the launch has it
     static constexpr int X_BYTES = TOKENS * CODES_STEP;
-    static constexpr int OUT_BYTES = EPILOGUE == GLU ? TOKENS * 128 : 0;
+    static constexpr int OUT_BYTES = EPILOGUE == GLU ? TOKENS * 128 : EPILOGUE == QKV ? STAGED_HEADS_BYTES : 0;
     static constexpr int STAGES = (SHARED - BARRIERS - OUT_BYTES) / (W_BYTES + X_BYTES);
     static_assert(STAGES >= 3 && 16 * STAGES <= BARRIERS, "");
 
@@ -264,13 +266,39 @@ struct Out<VALUES, TOKENS, GLU> {
     }
 };
 
+// What sums of two rows are multiplied by, as TurnedHeads wants to know it.
+struct ScalesOfBoth {
+    using OfTokens = float2;
+    const Product& p;
+    float of[2];
+
+    __device__ __forceinline__ ScalesOfBoth(const Product& product, const Segment& segment, int row)
+        : p(product), of{row_scale_of(segment, row), row_scale_of(segment, row + 8)} {}
+    __device__ __forceinline__ float2 of_tokens(int token) const { return x_scales(p, token); }
+    template <class Sums>
+    __device__ __forceinline__ float4 scaled(const Sums& sums, float2 x) const {
+        return make_float4(::scaled(sums.x, x.x, of[0]), ::scaled(sums.y, x.y, of[0]), ::scaled(sums.z, x.x, of[1]),
+                           ::scaled(sums.w, x.y, of[1]));
+    }
+};
+template <class VALUES, int TOKENS>
+struct Out<VALUES, TOKENS, QKV> : TurnedHeads<ScalesOfBoth, MULTIPLIERS> {
+    __device__ __forceinline__ Out(const Product& p, const Room<TOKENS, QKV>& room, const Shares& share)
+        : TurnedHeads<ScalesOfBoth, MULTIPLIERS>(p, TileRow::of<QKV, TILES>(p, share.row_block(), 0, CODES_CHUNK),
+                                                 share.token_block() * TOKENS, room.out) {}
+};
+template <int N, class VALUES, int TOKENS, class Sums>
+__device__ __forceinline__ void put_all(Out<VALUES, TOKENS, QKV>& out, Sums sums) {
+    out.template put_pieces<N>(sums);
+}
+
 // grid: no more blocks than run at the same time, since some wait for others.
 template <class VALUES, int TOKENS, int EPILOGUE>
 __global__ void __launch_bounds__(W_THREADS, 1) mul_mat_w8a8_wgmma(const Product p) {
     extern __shared__ __align__(1024) uint8_t shared[];
     const Room<TOKENS, EPILOGUE> room(shared);
     if (threadIdx.x == 0) room.init();
-    grid_dependency_launch();
+    if (EPILOGUE != QKV) grid_dependency_launch();  // as in mul_mat_wgmma.cu
     __syncthreads();
     if (threadIdx.x >= MULTIPLIERS) {
         give_registers<40>();

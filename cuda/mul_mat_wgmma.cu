@@ -23,6 +23,7 @@
 #include "product.cuh"
 #include "shares.cuh"
 #include "tile.cuh"
+#include "turned_heads.cuh"
 #include "wgmma.cuh"
 
 constexpr int GROUPS = 2;                 // warpgroups that multiply
@@ -43,24 +44,14 @@ constexpr int SHARED = TOKENS <= 64 ? 112 << 10 : 226 << 10;
 template <int TOKENS>
 constexpr bool HANDS = TOKENS == 8;
 
-// QKV: heads of head_size elements, a multiple of 32, of which adjacent ones turn as pairs (rope.cuh), an even number of
-// them; and pages of halves, which are the outputs of k and v. So many heads that a block's rows are all of one part.
-struct Turning {
-    const float2* turns;   // [T][n_pairs], see find_turns
-    const int* rows;       // [T], likewise
-    const float* bias[3];  // of q, k and v, or null
-    int head_size, n_pairs, page_size;
-    float magnitude;
-};
-
 struct Product : Matrices {
     const uint8_t* x;       // packed
     float* partial;         // of tiles that are cut: LeftSums
     Dealt dealt;
     Handed handed;          // of few tokens: by ADD to the product behind, to others by the one before
-    int order;  // GLU: of the output
-    int early;  // stages of weights that a block asks for before the kernel that makes x has ended
-    Turning turning;  // QKV
+    int order;              // GLU: of the output
+    int early;              // stages of weights that a block asks for before the kernel that makes x has ended
+    Turning turning;        // QKV
 };
 
 // A stage of the ring of weights: a chunk of each tile row; of halves, two.
@@ -78,10 +69,7 @@ template <class T, int TOKENS, int EPILOGUE>
 struct Room {
     static constexpr int X_STEPS = TOKENS <= 32 ? Stage<T>::STEPS : TOKENS <= 64 ? 2 : 1;
     static constexpr int X_STEP_BYTES = TOKENS * ROW, X_BYTES = X_STEPS * X_STEP_BYTES;
-    // QKV: tokens of some pieces, of 128 floats each, so far apart that a warp writes to all banks.
-    static constexpr int PIECES_AT_ONCE = 4, OUT_PITCH = 132;
-    static constexpr int OUT_BYTES =
-        EPILOGUE == GLU ? X_STEP_BYTES : EPILOGUE == QKV ? PIECES_AT_ONCE * 8 * OUT_PITCH * 4 : 0;
+    static constexpr int OUT_BYTES = EPILOGUE == GLU ? X_STEP_BYTES : EPILOGUE == QKV ? STAGED_HEADS_BYTES : 0;
     static constexpr int FREE = SHARED<TOKENS> - BARRIERS - OUT_BYTES;
     static constexpr int STEPS = FREE / (X_STEP_BYTES + Stage<T>::BYTES / Stage<T>::STEPS);
     static constexpr int WANTED = (STEPS + (TOKENS <= 64 ? 0 : Stage<T>::STEPS - 1)) / Stage<T>::STEPS;
@@ -584,163 +572,28 @@ struct Out<T, TOKENS, GLU> {
     }
 };
 
-// A block's 128 rows are all of q, of k or of v. What is rotated goes through shared memory, some pieces at a time, where a
-// warp then has all rows of a token, and a lane four of them. Values go from where they are to their pages, two tokens'
-// at a time. What is known of the tokens of some pieces is asked for while those before are written.
+// What sums of two rows are multiplied by, as TurnedHeads wants to know it.
+struct ScalesOfRows {
+    struct OfTokens {};
+    float of[2];
+
+    __device__ __forceinline__ ScalesOfRows(const Product&, const Segment& segment, int row)
+        : of{scaled_row(segment, row, 1.0f), scaled_row(segment, row + 8, 1.0f)} {}
+    __device__ __forceinline__ OfTokens of_tokens(int) const { return {}; }
+    __device__ __forceinline__ float4 scaled(const float4& sums, OfTokens) const {
+        return make_float4(__fmul_rn(sums.x, of[0]), __fmul_rn(sums.y, of[0]), __fmul_rn(sums.z, of[1]),
+                           __fmul_rn(sums.w, of[1]));
+    }
+};
 template <class T, int TOKENS>
-struct Out<T, TOKENS, QKV> {
-    using R = Room<T, TOKENS, QKV>;
-    static constexpr int AT_ONCE = R::PIECES_AT_ONCE, PITCH = R::OUT_PITCH;
-    const Product& p;
-    float* staged;  // in shared memory, [token][PITCH]
-    int part, first_token;
-    bool valid;
-    float scale[2], bias[2];  // of the thread's two rows
-    __half* to;   // of the lane's four rows, or of its value
-    int element;  // of the head: the first of the four, or its value
-
-    __device__ __forceinline__ Out(const Product& product, const R& room, const Shares& share)
-        : p(product), staged(reinterpret_cast<float*>(room.out)), first_token(share.token_block() * TOKENS) {
-        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, size = p.turning.head_size;
-        const TileRow mine = TileRow::of<QKV, TILES>(p, share.row_block(), warp, T::BYTES);
-        const Segment& segment = p.segment[mine.segment];
-        part = mine.segment;
-        const float* biases = p.turning.bias[part];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const int row = mine.row + lane / 4 + 8 * h;
-            scale[h] = scaled_row(segment, row, 1.0f);
-            bias[h] = biases != nullptr ? __ldg(biases + row) : -0.0f;  // what changes nothing, not even -0
-        }
-        const TileRow written = TileRow::of<QKV, TILES>(p, share.row_block(), part == 2 ? warp : lane / 4, T::BYTES);
-        const int row = written.row + (part == 2 ? lane / 4 : lane % 4 * 4), head = row / size;
-        valid = written.valid, element = row - head * size;
-        to = static_cast<__half*>(segment.out);
-        to += part == 0 ? row : static_cast<size_t>(head) * p.turning.page_size * size + element * (part == 2 ? 16 : 1);
-    }
-    __device__ __forceinline__ int last_token() const { return p.n_tokens - 1; }
-    __device__ __forceinline__ int row_of(int token) const { return __ldg(p.turning.rows + min(token, last_token())); }
-    // Each output is rounded as if it had been in memory before its bias.
-    __device__ __forceinline__ void find(float (&y)[4], const float4& sum) const {
-        const float s[4] = {sum.x, sum.y, sum.z, sum.w};
-#pragma unroll
-        for (int e = 0; e < 4; ++e) y[e] = __fadd_rn(__fmul_rn(s[e], scale[e / 2]), bias[e / 2]);
-    }
-
-    // Of q and k: the warp's token of each of COUNT pieces.
-    template <int COUNT>
-    struct Turns {
-        int row[COUNT];  // from `to` on
-        float4 of[COUNT];
-
-        __device__ __forceinline__ void ask(const Out& out, int piece) {
-            const Turning& turning = out.p.turning;
-            const int pair = out.turns() ? out.element / 2 : 0;
-#pragma unroll
-            for (int i = 0; i < COUNT; ++i) {
-                const int token = min(out.token_of(piece + i), out.last_token());
-                row[i] = out.part == 1 ? out.row_of(token) : token;
-                const float2* from = turning.turns + static_cast<size_t>(token) * turning.n_pairs + pair;
-                of[i] = __ldg(reinterpret_cast<const float4*>(from));
-            }
-        }
-    };
-    __device__ __forceinline__ int token_of(int piece) const { return first_token + 8 * piece + threadIdx.x / 32; }
-    __device__ __forceinline__ bool turns() const { return element < 2 * p.turning.n_pairs; }
-    // As Rotation::turn rounds it.
-    __device__ __forceinline__ uint32_t turned(float x, float y, float cosine, float sine) const {
-        const float a = fmaf(x, cosine, -(y * sine)) * p.turning.magnitude;
-        const float b = fmaf(x, sine, y * cosine) * p.turning.magnitude;
-        return saturated_half2(turns() ? a : x, turns() ? b : y);
-    }
-    template <int COUNT, class Sums>
-    __device__ __forceinline__ void put_turned(const Turns<COUNT>& by, int piece, Sums sums) const {
-        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        named_barrier_sync(1, 128 * GROUPS);  // what was staged has been read
-#pragma unroll
-        for (int i = 0; i < COUNT; ++i) {
-            float y[4], *at = staged + (8 * i + lane % 4 * 2) * PITCH + 16 * warp + lane / 4;
-            find(y, sums(piece + i));
-#pragma unroll
-            for (int e = 0; e < 4; ++e) at[e % 2 * PITCH + e / 2 * 8] = y[e];
-        }
-        named_barrier_sync(1, 128 * GROUPS);
-        const int stride = part == 0 ? p.segment[0].n_rows : p.turning.head_size;
-#pragma unroll
-        for (int i = 0; i < COUNT; ++i) {
-            const float4 y = *reinterpret_cast<const float4*>(staged + (8 * i + warp) * PITCH + 4 * lane), t = by.of[i];
-            const uint2 four = make_uint2(turned(y.x, y.y, t.x, t.y), turned(y.z, y.w, t.z, t.w));
-            if (valid && token_of(piece + i) < p.n_tokens)
-                *reinterpret_cast<uint2*>(to + static_cast<size_t>(by.row[i]) * stride) = four;
-        }
-    }
-
-    // Of v: the thread's two tokens of each of COUNT pieces.
-    template <int COUNT>
-    struct Rows {
-        int2 of[COUNT];
-
-        __device__ __forceinline__ void ask(const Out& out, int piece) {
-#pragma unroll
-            for (int i = 0; i < COUNT; ++i) {
-                const int token = out.value_token_of(piece + i);
-                of[i] = make_int2(out.row_of(token), out.row_of(token + 1));
-            }
-        }
-    };
-    __device__ __forceinline__ int value_token_of(int piece) const {
-        return first_token + 8 * piece + threadIdx.x % 4 * 2;
-    }
-    template <int COUNT, class Sums>
-    __device__ __forceinline__ void put_values(const Rows<COUNT>& rows, int piece, Sums sums) const {
-#pragma unroll
-        for (int i = 0; i < COUNT; ++i) {
-            float y[4];
-            find(y, sums(piece + i));
-            const int token = value_token_of(piece + i), row = rows.of[i].x, next = rows.of[i].y;
-            const bool first = valid && token < p.n_tokens, second = valid && token + 1 < p.n_tokens;
-            const bool together = second && next == row + 1 && row % 2 == 0;
-            // Where its 16 positions are, and which of them it is: value_place.
-            const auto at = [&](int r) {
-                return to + static_cast<size_t>(r & ~15) * p.turning.head_size + (r % 16 ^ (element & 4) * 2);
-            };
-            __half *to_first = at(row), *to_second = at(next);
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {  // rows that are 8 apart
-                const uint32_t pair = saturated_half2(y[2 * h], y[2 * h + 1]);
-                if (together) *reinterpret_cast<uint32_t*>(to_first + 128 * h) = pair;
-                if (first && !together) to_first[128 * h] = __ushort_as_half(static_cast<unsigned short>(pair));
-                if (second && !together) to_second[128 * h] = __ushort_as_half(static_cast<unsigned short>(pair >> 16));
-            }
-        }
-    }
-
-    __device__ __forceinline__ void put(int piece, const float4& sum) const {
-        put_some<1, 1>(piece, [&](int) { return sum; });
-    }
-    // N pieces from `piece` on, COUNT at a time.
-    template <int N, int COUNT, class Sums>
-    __device__ __forceinline__ void put_some(int piece, Sums sums) const {
-        if (part == 2)
-            put_ahead<N, COUNT, Rows<COUNT>>(piece, [&](const Rows<COUNT>& rows, int i) { put_values(rows, i, sums); });
-        else
-            put_ahead<N, COUNT, Turns<COUNT>>(piece, [&](const Turns<COUNT>& by, int i) { put_turned(by, i, sums); });
-    }
-    template <int N, int COUNT, class Known, class Put>
-    __device__ __forceinline__ void put_ahead(int piece, Put put_them) const {
-        Known known[2];
-        known[0].ask(*this, piece);
-#pragma unroll
-        for (int i = 0; i < N; i += COUNT) {
-            if (i + COUNT < N) known[i / COUNT + 1 & 1].ask(*this, piece + i + COUNT);
-            put_them(known[i / COUNT & 1], piece + i);
-        }
-    }
-    __device__ __forceinline__ void end(int, int) const {}
+struct Out<T, TOKENS, QKV> : TurnedHeads<ScalesOfRows, 128 * GROUPS> {
+    __device__ __forceinline__ Out(const Product& p, const Room<T, TOKENS, QKV>& room, const Shares& share)
+        : TurnedHeads<ScalesOfRows, 128 * GROUPS>(p, TileRow::of<QKV, TILES>(p, share.row_block(), 0, T::BYTES),
+                                                  share.token_block() * TOKENS, room.out) {}
 };
 template <int N, class T, int TOKENS, class Sums>
 __device__ __forceinline__ void put_all(Out<T, TOKENS, QKV>& out, Sums sums) {
-    out.template put_some<N, Out<T, TOKENS, QKV>::AT_ONCE>(0, sums);
+    out.template put_pieces<N>(sums);
 }
 
 // grid: no more blocks than run at the same time, since some wait for others. SHARERS: of whole tiles alone, that are

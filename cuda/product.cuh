@@ -24,6 +24,18 @@ struct Matrices {
     int activation;  // GLU
 };
 
+// QKV: how q, k and v, which are the matrices, go to where attention takes them (turned_heads.cuh); k's and v's outputs are
+// pages of halves.
+struct Turning {
+    const float2* turns;   // [n_tokens][n_pairs], see find_turns (rope_kv.cu)
+    const int* rows;       // [n_tokens], likewise
+    const float* bias[3];  // of q, k and v, or null
+    int head_size;         // a multiple of 32
+    int n_pairs, neox;     // as of RopeKv; an even number of pairs
+    int page_size;
+    float magnitude;
+};
+
 // The segment that has a tile row, which is counted over all segments.
 template <class Product>
 __device__ __forceinline__ int segment_of(const Product& p, int tile_row) {

@@ -61,6 +61,11 @@ struct TurnsOf {
     }
 };
 
+// A pair, turned. Which product is not rounded is said, so that all kernels that turn heads give the same bits.
+__device__ __forceinline__ float2 turned(float2 v, float cosine, float sine, float magnitude) {
+    return make_float2(fmaf(v.x, cosine, -(v.y * sine)) * magnitude, fmaf(v.x, sine, v.y * cosine) * magnitude);
+}
+
 // The rotation of these pairs at one position.
 template <int COUNT>
 struct RotationOf {
@@ -97,14 +102,12 @@ struct RotationOf {
             const int i = lane + 32 * j;
             if (i >= p.n_pairs) break;
             const int a = p.neox ? i : 2 * i, b = p.neox ? i + p.n_pairs : 2 * i + 1;
-            const float2 turned = turn(p, j, make_float2(head[a], head[b]));
-            head[a] = turned.x, head[b] = turned.y;
+            const float2 pair = turn(p, j, make_float2(head[a], head[b]));
+            head[a] = pair.x, head[b] = pair.y;
         }
     }
     __device__ __forceinline__ float2 turn(const RopeKv& p, int j, float2 v) const {
-        // Which product is not rounded is said, so that all kernels that turn heads give the same bits.
-        return make_float2(fmaf(v.x, cosine[j], -(v.y * sine[j])) * p.magnitude,
-                           fmaf(v.x, sine[j], v.y * cosine[j]) * p.magnitude);
+        return turned(v, cosine[j], sine[j], p.magnitude);
     }
 };
 

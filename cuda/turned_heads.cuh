@@ -1,10 +1,10 @@
-// q, k and v on their way from the sums of a product to rows of halves and to pages: bias, norm of heads and rotation, as
-// rope_kv.cu does that behind a product, with the same bits.
+// q, k and v on their way from the sums of a product to rows of halves and to pages: bias and rotation, as rope_kv.cu
+// does that behind a product, with the same bits.
 //
 // A block's 128 rows are all of q, of k or of v. What is rotated goes through shared memory, some pieces (of eight tokens)
-// at a time. There a warp has all rows of a token, a lane two pairs of them; so heads that have a norm, or pairs half a
-// head apart, lie in these rows in whole. Values go from where they are to their pages, two tokens' at a time. What is
-// known of the tokens of some pieces is asked for while those before are written.
+// at a time. There a warp has all rows of a token, a lane two pairs of them; so heads whose pairs are half a head apart
+// lie in these rows in whole. Values go from where they are to their pages, two tokens' at a time. What is known of the
+// tokens of some pieces is asked for while those before are written.
 #pragma once
 #include "product.cuh"
 #include "rope.cuh"
@@ -70,8 +70,8 @@ struct TurnedHeads {
                            __fadd_rn(y.w, bias[1]));
     }
 
-    // q and k, COUNT pieces at a time. PLAIN: heads without norms whose adjacent elements turn, so that a lane's are one piece.
-    template <int COUNT, bool PLAIN>
+    // q and k, COUNT pieces at a time.
+    template <int COUNT>
     struct Rotated {
         typename SCALES::OfTokens of_tokens[COUNT];
         int row[COUNT];  // from `to` on
@@ -90,8 +90,8 @@ struct TurnedHeads {
             }
         }
     };
-    template <int COUNT, bool PLAIN, class Sums>
-    __device__ __forceinline__ void put(const Rotated<COUNT, PLAIN>& known, int piece, Sums sums) const {
+    template <int COUNT, class Sums>
+    __device__ __forceinline__ void put(const Rotated<COUNT>& known, int piece, Sums sums) const {
         named_barrier_sync(1, THREADS);  // what was staged has been read
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
@@ -100,9 +100,6 @@ struct TurnedHeads {
             at[0] = y.x, at[STAGED_PITCH] = y.y, at[8] = y.z, at[STAGED_PITCH + 8] = y.w;
         }
         named_barrier_sync(1, THREADS);
-        float inverse[COUNT];
-        const bool normed = !PLAIN && turning.norm[part] != nullptr;
-        if (normed) find_norms(inverse);
         const int stride = part == QUERY ? p.segment[QUERY].n_rows : turning.head_size;
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
@@ -110,46 +107,20 @@ struct TurnedHeads {
             __half* at = to + static_cast<size_t>(known.row[i]) * stride;
             const bool there = token_of_warp(piece + i) <= last_token();
             const float4& by = known.turns[i];
-            if constexpr (PLAIN) {
-                const float4 y = *reinterpret_cast<const float4*>(from);
-                const float2 a = rotated(make_float2(y.x, y.y), by.x, by.y);
-                const float2 b = rotated(make_float2(y.z, y.w), by.z, by.w);
-                if (there) *reinterpret_cast<uint2*>(at) = make_uint2(saturated_half2(a.x, a.y), saturated_half2(b.x, b.y));
+            if (apart()) {
+                const float2 x = *reinterpret_cast<const float2*>(from);
+                const float2 y = *reinterpret_cast<const float2*>(from + turning.n_pairs);
+                const float2 a = turned(make_float2(x.x, y.x), by.x, by.y, turning.magnitude);
+                const float2 b = turned(make_float2(x.y, y.y), by.z, by.w, turning.magnitude);
+                if (!there) continue;
+                *reinterpret_cast<uint32_t*>(at) = saturated_half2(a.x, b.x);
+                *reinterpret_cast<uint32_t*>(at + turning.n_pairs) = saturated_half2(a.y, b.y);
             } else {
-                const int distance = apart() ? turning.n_pairs : 2;
-                float2 y = *reinterpret_cast<const float2*>(from), z = *reinterpret_cast<const float2*>(from + distance);
-                if (normed) {
-                    const float* weights = turning.norm[part] + element;
-                    y = normalised(y, inverse[i], weights), z = normalised(z, inverse[i], weights + distance);
-                }
-                const float2 a = rotated(make_float2(y.x, apart() ? z.x : y.y), by.x, by.y);
-                const float2 b = rotated(make_float2(apart() ? y.y : z.x, z.y), by.z, by.w);
-                if (there) {
-                    *reinterpret_cast<uint32_t*>(at) = saturated_half2(a.x, apart() ? b.x : a.y);
-                    *reinterpret_cast<uint32_t*>(at + distance) = saturated_half2(apart() ? a.y : b.x, b.y);
-                }
+                const float4 v = *reinterpret_cast<const float4*>(from);
+                float2 a = make_float2(v.x, v.y), b = make_float2(v.z, v.w);
+                if (turns) a = turned(a, by.x, by.y, turning.magnitude), b = turned(b, by.z, by.w, turning.magnitude);
+                if (there) *reinterpret_cast<uint2*>(at) = make_uint2(saturated_half2(a.x, a.y), saturated_half2(b.x, b.y));
             }
-        }
-    }
-    __device__ __forceinline__ float2 rotated(float2 y, float cosine, float sine) const {
-        return turns ? turned(y, cosine, sine, turning.magnitude) : y;
-    }
-    static __device__ __forceinline__ float2 normalised(float2 y, float inverse, const float* weights) {
-        const float2 by = __ldg(reinterpret_cast<const float2*>(weights));
-        return make_float2(y.x * inverse * by.x, y.y * inverse * by.y);
-    }
-    // What normalises the lane's head of the warp's token of each piece.
-    template <int COUNT>
-    __device__ __forceinline__ void find_norms(float (&inverse)[COUNT]) const {
-        const int size = turning.head_size;
-#pragma unroll 1
-        for (int head = 0; head < HEAD_ROWS; head += size) {
-            float found[COUNT];
-            const float* from = staged + warp() * STAGED_PITCH + head;
-            inverse_roots(found, from, 8 * STAGED_PITCH, size, turning.eps[part], lane());
-#pragma unroll
-            for (int i = 0; i < COUNT; ++i)
-                if (4 * lane() >= head) inverse[i] = found[i];
         }
     }
 
@@ -207,10 +178,8 @@ struct TurnedHeads {
     __device__ __forceinline__ void put_some(int piece, Sums sums) const {
         if (part == VALUE)
             put_ahead<N, COUNT, Placed<COUNT>>(piece, sums);
-        else if (!turning.neox && turning.norm[part] == nullptr)
-            put_ahead<N, COUNT, Rotated<COUNT, true>>(piece, sums);
         else
-            put_ahead<N, (COUNT + 1) / 2, Rotated<(COUNT + 1) / 2, false>>(piece, sums);
+            put_ahead<N, COUNT, Rotated<COUNT>>(piece, sums);
     }
     template <int N, int COUNT, class Known, class Sums>
     __device__ __forceinline__ void put_ahead(int piece, Sums sums) const {

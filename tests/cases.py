@@ -121,8 +121,8 @@ def gpu_cases(kernel: str) -> list[Case]:
 def random_rows(
     format: Format, rows: int, columns: int, rng: np.random.Generator, rms: float = 1.0
 ) -> np.ndarray:
-    """bytes[rows, row_bytes]: any codes, or of plain types normal numbers."""
-    if format.block_size == 1:
+    """bytes[rows, row_bytes]: any codes, or of floats normal numbers."""
+    if format.block_size == 1 and format.quantize_blocks:
         return format.quantize((rms * rng.standard_normal((rows, columns))).astype(np.float32))
     blocks = random_blocks(format, rows * columns // format.block_size, rng, rms)
     return blocks.view(np.uint8).reshape(rows, -1)

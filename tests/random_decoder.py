@@ -20,10 +20,11 @@ def random_decoder(
     ops: Any,
     types: dict[str, str] | None = None,
     style: Literal["norm", "neox"] = "norm",
+    norms: bool = False,
     post_norms: bool = False,
 ) -> Decoder:
-    """A decoder of random weights, in Q8_0 or what `types` has for the last part of a name.
-    post_norms: of what is added to x.
+    """A decoder of random weights, in Q8_0 or what `types` has for the last part of a name; I8 is
+    multiplied with integers. norms: of q and k heads. post_norms: of what is added to x.
     """
     rng = np.random.default_rng(1)
 
@@ -32,9 +33,15 @@ def random_decoder(
         blocks = random_rows(format, rows, columns, rng, rms=0.05)
         return Tensor(name, (rows, columns), format, blocks)
 
-    def vector(name: str) -> Tensor:
-        values = rng.uniform(0.5, 1.5, D).astype(np.float32)
-        return Tensor(name, (D,), by_name("F32"), values.view(np.uint8))
+    def vector(name: str, n: int = D, size: float = 1.0) -> Tensor:
+        values = (size * rng.uniform(0.5, 1.5, n)).astype(np.float32)
+        return Tensor(name, (n,), by_name("F32"), values.view(np.uint8))
+
+    def loaded(t: Tensor) -> Any:
+        if t.format.name != "I8":
+            return ops.weight(t)
+        scale = vector(t.name.replace("weight", "scale"), t.shape[0], 1e-3)
+        return ops.weight(t, scale=scale, activations="int8")
 
     tensors = [matrix("token_embd.weight", V, D), vector("output_norm.weight")]
     for i in range(LAYERS):
@@ -44,9 +51,11 @@ def random_decoder(
         tensors += [matrix(at + "attn_v.weight", G * E, D)]
         tensors += [matrix(at + "attn_output.weight", D, H * E), matrix(at + "ffn_up.weight", F, D)]
         tensors += [matrix(at + "ffn_gate.weight", F, D), matrix(at + "ffn_down.weight", D, F)]
+        if norms:
+            tensors += [vector(f"{at}attn_{part}_norm.weight", E) for part in "qk"]
         if post_norms:
             tensors += [vector(f"{at}post_{part}_norm.weight") for part in ("attention", "ffw")]
-    weights = {t.name: ops.weight(t) for t in tensors}
+    weights = {t.name: loaded(t) for t in tensors}
     ops.weights_ready()
     rope = Rope(style, 100.0 ** (-np.arange(0, E, 2) / E))
     plan = Plan([rope] * LAYERS, [0] * LAYERS, E**-0.5, "silu")

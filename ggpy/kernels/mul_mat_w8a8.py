@@ -12,6 +12,7 @@ from .address import Address, address
 from .hopper import Dealt
 from .product import Epilogue, Matrices
 from .quantize_rows import STEP, VALUES, Kind, QuantizedRows
+from .rope_kv import TurningParameters
 from .tile import TiledMatrix
 
 THREADS = 256
@@ -35,6 +36,7 @@ class W8A8Product(Matrices):
         ("first_token", ctypes.c_int),
         ("end_token", ctypes.c_int),
         ("dealt", Dealt),
+        ("turning", TurningParameters),
         ("eps", ctypes.c_float),
         ("soft_cap", ctypes.c_float),
     )

@@ -14,6 +14,7 @@ from .hopper import THREADS, TILE_ROWS, LeftSums, dealt
 from .mul_mat_w8a8 import w8a8_product
 from .product import Epilogue
 from .quantize_rows import STEP, VALUES, Kind, QuantizedRows
+from .rope_kv import Turning, give_turning
 from .schedule import Cost, Cut, Stages, Tiles, fastest
 from .tile import TiledMatrix
 
@@ -48,13 +49,16 @@ class MulMatW8A8Wgmma:
         epilogue: Epilogue = "STORE",
         activation: str = "silu",
         cut: Cut | None = None,
+        turning: Turning | None = None,
     ) -> None:
         """Enqueue outs[i][n_tokens, rows of weights[i]] = x weights[i]^T, by both scales.
 
         STORE: floats. ADD: float out += y, for one weight. GLU: of two weights, one half out =
-        activation(y0) * y1. All weights have one layout, of codes of x's kind.
+        activation(y0) * y1. QKV, with `turning`, as in MulMatWgmma.launch. All weights have one
+        layout, of codes of x's kind.
         """
         product = w8a8_product(weights, x, outs, epilogue, None, activation, 0.0)
+        give_turning(product, weights, epilogue, turning)
         row_blocks = -(-product.n_tiles // (TILE_ROWS // 2 if epilogue == "GLU" else TILE_ROWS))
         stages = Stages(product.n_chunk, STEP, 8.0)
         cut = cut or fastest(TILES[x.kind], row_blocks, x.n_tokens, stages, self.multiprocessors)

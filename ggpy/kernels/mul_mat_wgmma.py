@@ -14,7 +14,7 @@ from .handed import Handed, HandedParameters
 from .hopper import THREADS, TILE_ROWS, Dealt, LeftSums, dealt
 from .pack import PLAIN, STEP, steps_of
 from .product import Epilogue, Matrices
-from .rope_kv import Turning, TurningParameters
+from .rope_kv import Turning, TurningParameters, give_turning
 from .schedule import Cost, Cut, Stages, Tiles, fastest
 from .tile import ROWS, Layout, TiledMatrix
 
@@ -91,10 +91,7 @@ class MulMatWgmma:
         cut = cut or fastest(TILES, row_blocks, n_tokens, stages, self.multiprocessors)
         schedule = cut.deal(row_blocks, n_tokens, stages.count, self.multiprocessors)
         product.dealt = dealt(schedule, stages.count)
-        if (epilogue == "QKV") != (turning is not None and len(weights) == 3):
-            raise ValueError("q, k and v are rotated by one product, and nothing else is")
-        if turning is not None:
-            product.turning = turning.parameters()
+        give_turning(product, weights, epilogue, turning)
         product.early = 1 if late else early_stages(first.layout)
         if handed is not None:
             if cut.tokens != HANDED_TOKENS or n_tokens > cut.tokens:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,8 @@ from ..device.base import Device, Kernel
 from ..formats import by_name
 from .address import Address, address
 from .hopper import ROW_BLOCK
+from .product import Epilogue
+from .tile import TiledMatrix
 
 HALVES = CacheTypes("f16", "f16")
 WARPS, THREADS = 4, 256
@@ -101,6 +104,7 @@ class TurningParameters(ctypes.Structure):
         ("bias", ctypes.c_uint64 * 3),
         ("head_size", ctypes.c_int),
         ("n_pairs", ctypes.c_int),
+        ("neox", ctypes.c_int),
         ("page_size", ctypes.c_int),
         ("magnitude", ctypes.c_float),
     )
@@ -141,11 +145,29 @@ class Turning:
     heads: Heads
 
     def parameters(self) -> TurningParameters:
-        """The structure of cuda/mul_mat_wgmma.cu."""
-        bias = (ctypes.c_uint64 * 3)(*(address(b) for b in self.rotation.bias))
-        memory = address(self.turns), address(self.rows), bias
-        sizes = self.heads.head_size, self.rotation.n_pairs, self.heads.page_size
-        return TurningParameters(*memory, *sizes, self.rotation.magnitude)
+        """The structure of cuda/product.cuh."""
+        how, heads = self.rotation, self.heads
+        result = TurningParameters(address(self.turns), address(self.rows))
+        result.bias[:] = [address(b) for b in how.bias]
+        result.head_size, result.page_size = heads.head_size, heads.page_size
+        result.n_pairs, result.neox = how.n_pairs, how.neox
+        result.magnitude = how.magnitude
+        return result
+
+
+def give_turning(
+    product: Any, weights: Sequence[TiledMatrix], epilogue: Epilogue, turning: Turning | None
+) -> None:
+    """Set `turning` of a product's parameters; ValueError unless that is given for QKV, of q, k and
+    v which fill its blocks, and for nothing else.
+    """
+    if (epilogue == "QKV") != (turning is not None and len(weights) == 3):
+        raise ValueError("q, k and v are rotated by one product, and nothing else is")
+    if turning is None:
+        return
+    if any(w.n_rows % ROW_BLOCK for w in weights):
+        raise ValueError(f"rows of q, k and v that are rotated are multiples of {ROW_BLOCK}")
+    product.turning = turning.parameters()
 
 
 def turns_bytes(n_tokens: int, n_pairs: int) -> int:
@@ -231,14 +253,16 @@ class RopeKv:
         self._kernel("find_turns").launch(blocks, THREADS, (args, *to), pdl=True)
 
     def product_turns(self, rotation: Rotation) -> bool:
-        """Whether a product may do all of `launch`: adjacent elements turn, heads have no norm,
-        pages are of halves without columns of padding, and a product's blocks are of one part.
+        """Whether a product may do all of `launch`: heads have no norms, pages are of halves and
+        have no columns of padding, a product's blocks are of one part, and have heads in whole
+        where pairs are half a head apart.
         """
         h = self.heads
-        plain = not rotation.neox and not any(n is not None for n in rotation.norm)
         whole = h.row == h.head_size and rotation.n_pairs % 2 == 0
         blocks = [n * h.head_size % ROW_BLOCK for n in (h.n_head, h.n_head_kv)]
-        return plain and whole and h.has_halves and not any(blocks)
+        fit = not rotation.neox or ROW_BLOCK % h.head_size == 0
+        normed = any(n is not None for n in rotation.norm)
+        return fit and whole and h.has_halves and not any(blocks) and not normed
 
     def turns_whole(self, rotation: Rotation) -> bool:
         """Whether heads are such that many tokens' are moved 16 bytes at a time."""

@@ -376,15 +376,16 @@ class Cuda:
         """outs = epilogue(norm(x[rows]) W^T); some products normalise x themselves."""
         n = outs[0].shape[0]
         if self._products.normalises(weights, n, rows is None):
-            self._products.multiply(x, weights, outs, epilogue, norm, activation, soft_cap, rows)
+            options = epilogue, norm, activation, soft_cap, rows
+            self._products.multiply(x, weights, outs, *options, turning=turning)
             return
         normed, handed = self._handing.take(norm) or (None, None)
         if normed is None:
             order, k = self._products.order(weights, n), x.shape[1]
             normed, after = self._half("normed", n, k, order), self._handing.after(n)
             self._norm.to_half(x.data, rows, norm.weight, normed.data, n, k, norm.eps, order, after)
-        options = epilogue, None, activation, soft_cap
-        self._products.multiply(normed, weights, outs, *options, handed=handed, turning=turning)
+        given = epilogue, None, activation, soft_cap
+        self._products.multiply(normed, weights, outs, *given, handed=handed, turning=turning)
 
     def _hand_on(self, w: Matrix, x: Array, then: Attention | FeedForward) -> Handed | None:
         """The norm of what x becomes, made with the product that adds to it."""

@@ -24,7 +24,6 @@ FROM_TOKENS = 5  # fewer are faster by MulMatTile;
 FEW_FROM_TOKENS, FEW_TOKENS = 2, 16  # where MulMatFew is `faster`, fewer than these, at most,
 FEW_COLUMNS = 2048  # which it is of matrices with so many columns or more;
 PAIR, PAIR_SIZE = 2, 4096  # of so many tokens, with so many columns and rows
-TURN_FROM_TOKENS = 1024  # of which q and k are turned by the product: fewer gain nothing
 
 
 class HopperProducts:
@@ -51,9 +50,10 @@ class HopperProducts:
         few = layout is not None and faster(layout, n_rows, k, n_tokens)
         return self._there() and (few or n_tokens >= FROM_TOKENS)
 
-    def turns_heads(self, n_tokens: int) -> bool:
-        """Whether products of so many tokens can rotate q and k, and write to pages."""
-        return self._there() and n_tokens >= TURN_FROM_TOKENS
+    @property
+    def turns_heads(self) -> bool:
+        """Whether products of many tokens can rotate q and k, and write to pages."""
+        return self._there()
 
     def hands_on(self, n_tokens: int, tiles: list[TiledMatrix] | None = None) -> bool:
         """Whether products of so many tokens with these tiles hand norms on to each other; None:

@@ -33,6 +33,7 @@ from .interface import Demand, Norm
 
 Activations = Literal["f16", "q8_1"]
 
+TURN_FROM_TOKENS = 1024  # of which q and k are turned by the product: fewer gain nothing
 MOST_NORMED = 2 * 12288  # numbers of x that a product's blocks have registers to normalise
 MOST_ADDED = 2 * 4096  # to which they have registers to add others, normalised, before
 
@@ -139,9 +140,13 @@ class Products:
 
     def turn_heads(self, projections: list[Matrix], n_tokens: int) -> bool:
         """Whether one launch makes q, k and v and rotates them (RopeKv.product_turns)."""
-        if not (one_layout(projections) and self.hopper.turns_heads(n_tokens)):
+        kinds = {w.activations for w in projections}
+        if n_tokens < TURN_FROM_TOKENS or len(kinds) > 1 or not one_layout(projections):
             return False
-        return not any(w.activations != "f16" or self._by_cublas(w, n_tokens) for w in projections)
+        (kind,) = kinds
+        if kind != "f16":
+            return self.w8a8.turns_heads(kind)
+        return self.hopper.turns_heads and not self._by_cublas(projections[0], n_tokens)
 
     def _by_cublas(self, w: Matrix, n_tokens: int) -> bool:
         mine = self._cublas is not None and w.activations == "f16"
@@ -205,7 +210,7 @@ class Products:
                 self._cap(to[0], soft_cap)
             elif tiles and w.activations != "f16":
                 given = norm, activation, soft_cap, rows
-                self.w8a8.multiply(x, w.activations, tiles, to, epilogue, *given)
+                self.w8a8.multiply(x, w.activations, tiles, to, epilogue, *given, turning=turning)
             elif tiles:
                 options = norm, activation, soft_cap
                 self._multiply_tiles(

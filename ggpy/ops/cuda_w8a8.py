@@ -16,6 +16,7 @@ from ..kernels.mul_mat_w8a8_few import COLUMNS, MulMatW8A8Few, Row
 from ..kernels.mul_mat_w8a8_wgmma import MulMatW8A8Wgmma
 from ..kernels.product import Epilogue
 from ..kernels.quantize_rows import Kind, QuantizedRows, QuantizeRows, codes_bytes
+from ..kernels.rope_kv import Turning
 from ..kernels.tile import TiledMatrix
 from .cuda_arrays import Array, Matrix, Memory
 from .cuda_gemm import MANY_TOKENS, Room
@@ -43,6 +44,13 @@ class W8A8Products:
             return False
         return runs_on(activations, self._arch) and takes(tiles, activations)
 
+    def turns_heads(self, kind: Kind) -> bool:
+        """Whether products of many tokens can rotate q and k, and write to pages."""
+        return self._wgmma is not None and self._free(kind)
+
+    def _free(self, kind: Kind) -> bool:
+        return kind == "int8" or self.any_order
+
     @staticmethod
     def all_mine(weights: list[Matrix]) -> bool:
         """Whether these weights are multiplied here."""
@@ -59,6 +67,7 @@ class W8A8Products:
         activation: str,
         soft_cap: float = 0.0,
         rows: Memory | None = None,
+        turning: Turning | None = None,
     ) -> None:
         """outs[i] = epilogue(x tiles[i]^T) in one launch; see Products.multiply.
 
@@ -72,9 +81,9 @@ class W8A8Products:
             self._few.launch(tiles, Row(kind, x.shape[-1], x.data, *normed), to, **here)
             return
         codes = self._quantized(x, n, kind, norm, rows)
-        free = kind == "int8" or self.any_order
+        free = self._free(kind)
         if free and self._wgmma is not None and n >= FROM_TOKENS:
-            self._wgmma.launch(tiles, codes, to, **options)
+            self._wgmma.launch(tiles, codes, to, **options, turning=turning)
             if soft_cap:
                 self._elementwise.soft_cap(to[0], n * outs[0].shape[1], soft_cap)
         elif free and self._many is not None and n >= MANY_TOKENS:

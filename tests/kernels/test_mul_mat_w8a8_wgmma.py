@@ -39,7 +39,7 @@ def test_nothing_spills(n_tokens):
     assert set(cubin.resources) == set(names)
 
 
-EPILOGUES = ("GLU", "ADD")
+EPILOGUES = ("GLU", "ADD", "QKV")
 SHAPES = [(1, 17), (32, 64), (48, 512), (224, 512), (112, 2048), (1002, 300), (32, 4096)]
 
 

@@ -11,14 +11,19 @@ from random_decoder import LAYERS, V, random_decoder
 
 from ggpy.kernels.hopper import has_wgmma
 from ggpy.kernels.rope_kv import RopeKv
-from ggpy.ops import cuda_hopper
+from ggpy.ops import cuda_products
 from ggpy.ops.cuda import Cuda
 from ggpy.ops.interface import Step
 
 
 @pytest.fixture(autouse=True)
 def _few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_hopper, "TURN_FROM_TOKENS", 65)
+    monkeypatch.setattr(cuda_products, "TURN_FROM_TOKENS", 65)
+
+
+def in_all(name: str) -> dict[str, str]:
+    """Types of q, k and v."""
+    return dict.fromkeys(("attn_q", "attn_k", "attn_v"), name)
 
 
 def prompt(n: int, position: int = 0) -> Step:
@@ -37,8 +42,10 @@ def prompt(n: int, position: int = 0) -> Step:
         (64, {}, True),  # and one
         (63, {}, False),
         (90, {"types": {"attn_v": "Q6_K"}}, False),
-        (90, {"types": dict.fromkeys(("attn_q", "attn_k", "attn_v"), "Q4_K")}, True),
-        (90, {"style": "neox"}, False),
+        (90, {"types": in_all("Q4_K")}, True),
+        (90, {"types": in_all("I8")}, True),
+        (90, {"style": "neox"}, True),
+        (90, {"norms": True}, False),
     ],
 )
 def test_who_rotates(n: int, options: Any, turned: bool) -> None:
@@ -59,10 +66,11 @@ def test_not_where_bits_must_not_depend_on_the_batch() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["Q8_0", "Q4_K", "F16"])
+@pytest.mark.parametrize("style", ["norm", "neox"])
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_K", "F16", "I8"])
 @pytest.mark.parametrize("n", [70, 120])
 def test_the_bits_are_the_same(
-    gpu: Any, monkeypatch: pytest.MonkeyPatch, name: str, n: int
+    gpu: Any, monkeypatch: pytest.MonkeyPatch, name: str, n: int, style: str
 ) -> None:
     """As with a kernel of its own; of a prompt, its second part, and tokens behind it."""
     if not has_wgmma(gpu.arch):
@@ -72,7 +80,7 @@ def test_the_bits_are_the_same(
         if not turned:
             monkeypatch.setattr(RopeKv, "product_turns", lambda *_: False)
         ops = Cuda(gpu)
-        decoder = random_decoder(ops, dict.fromkeys(("attn_q", "attn_k", "attn_v"), name))
+        decoder = random_decoder(ops, in_all(name), style)
         steps = [prompt(n), prompt(n, n), prompt(1, 2 * n)]
         found.append([ops.read(decoder.run(step)) for step in steps])
     for a, b in zip(*found, strict=True):
