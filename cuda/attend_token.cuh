@@ -254,8 +254,9 @@ struct TokenHead {
         part = i < rows.heads ? QUERY : i == rows.heads ? KEY : VALUE;
         normalised = MORE && part != VALUE && p.rope.norm[part == KEY] != nullptr;
         pairs.locate(p.rope, part, part == QUERY ? rows.first_head + i : rows.kv_head, rows.first_token, lane);
-        if constexpr (MORE)
-            if (normalised) pairs.load_weight(p.rope, p.rope.norm[part == KEY], lane, weight);
+        if (!MORE || !normalised) return;
+#pragma unroll
+        for (int j = 0; j < COUNT; ++j) weight[MORE ? j : 0] = pairs.load_weight(p.rope, p.rope.norm[part == KEY], lane, j);
     }
 };
 
@@ -275,8 +276,8 @@ __device__ __forceinline__ void rotate_token(const Attend& p, const Rows& rows, 
         pairs.add_bias(p.rope, lane);
         const int part = mine.part;
         if constexpr (ALONE) {  // need not pass through shared memory
-            if constexpr (MORE)
-                if (mine.normalised) pairs.normalise(p.rope, mine.weight, p.rope.eps[part == KEY]);
+            if (MORE && mine.normalised)
+                pairs.normalise(p.rope, p.rope.eps[part == KEY], [&](int j) { return mine.weight[MORE ? j : 0]; });
             // By i, not by part: three cases of a number become a jump through a table in memory.
             if (i <= rows.heads) pairs.turn(p.rope, rotation, lane);
             if (i < rows.heads) {

@@ -151,21 +151,21 @@ struct Pairs {
         for (int offset = 16; offset > 0; offset /= 2) squares += __shfl_xor_sync(0xffffffffu, squares, offset);
         return 1.0f / sqrtf(squares / static_cast<float>(p.head_size) + eps);
     }
-    // By the norm of its part, whose weights at the pairs are `weight`.
-    __device__ __forceinline__ void normalise(const RopeKv& p, const float2 (&weight)[COUNT], float eps) {
+    // By the norm of its part, whose weights at the lane's j-th pair are weight(j).
+    template <class Weight>
+    __device__ __forceinline__ void normalise(const RopeKv& p, float eps, Weight weight) {
         const float inverse = inverse_root(p, eps);
 #pragma unroll
-        for (int j = 0; j < COUNT; ++j) v[j] = make_float2(v[j].x * inverse * weight[j].x, v[j].y * inverse * weight[j].y);
-    }
-    // These weights; past the end 0.
-    static __device__ __forceinline__ void load_weight(const RopeKv& p, const float* norm, int lane,
-                                                       float2 (&weight)[COUNT]) {
-#pragma unroll
         for (int j = 0; j < COUNT; ++j) {
-            const int i = lane + 32 * j, a = first(p, i);
-            weight[j] = make_float2(0.0f, 0.0f);
-            if (2 * i < p.head_size) weight[j] = make_float2(load_now(norm + a), load_now(norm + a + apart(p, i)));
+            const float2 by = weight(j);
+            v[j] = make_float2(v[j].x * inverse * by.x, v[j].y * inverse * by.y);
         }
+    }
+    // That, now; past the end 0.
+    static __device__ __forceinline__ float2 load_weight(const RopeKv& p, const float* norm, int lane, int j) {
+        const int i = lane + 32 * j, a = first(p, i);
+        if (2 * i >= p.head_size) return make_float2(0.0f, 0.0f);
+        return make_float2(load_now(norm + a), load_now(norm + a + apart(p, i)));
     }
     template <class Rotation>
     __device__ __forceinline__ void turn(const RopeKv& p, const Rotation& rotation, int lane) {

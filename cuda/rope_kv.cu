@@ -93,11 +93,8 @@ __global__ void __launch_bounds__(HEAD_WARPS * 32, both_halves<K, V> ? 8 : 6) ro
             __half* k = reinterpret_cast<__half*>(page) + static_cast<size_t>(position % PAGE_SIZE) * p.row;
             Pairs<MAX_HEAD> pairs;
             pairs.load(p, which.part, which.index, token, lane);
-            if (p.norm[which.part] != nullptr) {
-                float2 weight[pairs.COUNT];
-                pairs.load_weight(p, p.norm[which.part], lane, weight);
-                pairs.normalise(p, weight, p.eps[which.part]);
-            }
+            if (const float* norm = p.norm[which.part])
+                pairs.normalise(p, p.eps[which.part], [&](int j) { return pairs.load_weight(p, norm, lane, j); });
             pairs.turn(p, rotation, lane);
             pairs.store(p, which.part == QUERY ? q : k, lane);
             continue;

@@ -10,16 +10,21 @@ from ggpy.ops.cuda_products import MOST_NORMED
 
 ARCHITECTURES = ["75", "80", "86", "89", "90", "90a", "100", "120"]
 INSTANCES = ["1, NORM, GLU, true", "1, PLAIN, ADD, true", "8, PLAIN, STORE, true"]
-INSTANCES += ["2, NORM, GLU, true", "4, PLAIN, STORE, true"]
+INSTANCES += ["2, NORM, GLU, true", "4, PLAIN, STORE, true", "1, SUM, GLU, true"]
 SOME = [Weights(name, 1, 256).layout.type_name for name in ("Q8_0", "Q4_0", "Q6_K")]
 FEW = [*(f"{SOME[0]}, {i}" for i in INSTANCES), f"{SOME[1]}, 1, NORM, STORE, true"]
 FEW += [
     f"{SOME[0]}, 1, PLAIN, STORE, false",
     f"{SOME[2]}, 8, PLAIN, ADD, false",
+    f"{SOME[0]}, 2, SUM, STORE, true",
 ]
+TWO = [f"mul_mat_tile_two<{', '.join(SOME[1:])}, {n}>" for n in ("1, NORM", "1, SUM", "4, PLAIN")]
 ROPE = ["rope_kv<CacheF16, CacheF16>", "rope_kv<CacheQ5_1, CacheQ4_0>", "rope_kv_whole<128>"]
 ATTEND = {64: 0, 128: 8, 256: 200}  # head size -> bytes of spilled registers that are read back
 ATTEND_SM_75 = {64: 0, 128: 100, 256: 350}
+ALONE = [
+    f"attend_alone<{row}, false, {more}>" for row in (64, 128, 256) for more in ("true", "false")
+]
 
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
@@ -32,8 +37,7 @@ def product(arch, instances, pieces=1):
     return compile_cubin("mul_mat_tile.cu", arch, expressions=names, defines=defines).resources
 
 
-def attend(arch):
-    names = [f"attend<{row}, {'true' if row < 256 else 'false'}>" for row in ATTEND]
+def attend(arch, names):
     return compile_cubin("attend.cu", arch, expressions=names, defines={"PAGE_SIZE": 64}).resources
 
 
@@ -69,9 +73,13 @@ def test_every_architecture(arch):
     arch = f"sm_{arch}"
     check_nothing_spills(many(arch, SOME[:1]), registers=255)
     check_nothing_spills(product(arch, FEW))  # 512 threads have 128 registers each
+    two = compile_cubin("mul_mat_tile.cu", arch, expressions=TWO, defines=PRODUCT).resources
+    check_nothing_spills(two)
     check_nothing_spills(small(arch))
+    check_nothing_spills(attend(arch, ALONE), registers=255)
     bounds = ATTEND_SM_75 if arch == "sm_75" else ATTEND
-    for name, r in attend(arch).items():
+    names = [f"attend<{row}, {'true' if row < 256 else 'false'}>" for row in ATTEND]
+    for name, r in attend(arch, names).items():
         row = int(name.removeprefix("attend<").partition(",")[0])
         assert max(r.spill_loads, r.spill_stores) <= bounds[row], f"{name} for {arch} spills: {r}"
 
