@@ -132,7 +132,7 @@ def limits(device: Any, multiprocessors: int = 3, **changes: int) -> Limits:
 
 MANY = ["Q8_0", "Q4_0", "Q5_1", "Q4_K", "Q6_K", "F16", "I8", "F8_E4M3"]
 MANY += ["IQ4_XS", "MXFP4", "NVFP4", "Q3_K", "Q2_K", "TQ2_0", "IQ2_XS"]  # one of each kind
-TWO = [("Q4_K", "Q6_K"), ("Q8_0", "Q4_0")]  # that are multiplied together
+TWO, TWO_NORMED = ("Q8_0", "Q6_K"), ("Q4_K", "Q6_K")  # that are multiplied together
 NORMED = [c for c in COLUMNS if c <= NORM_TOKENS]
 PRODUCT = {"WARPS": 16, "STAGES": 3, "NORM_PIECES": 1}
 
@@ -144,12 +144,15 @@ def product_names() -> list[str]:
     gated = [*some[:2], Weights("I8", 1, 64).layout.type_name]
     names += [f"{t}, {c}, PLAIN, {e}" for t in gated for c in COLUMNS for e in ("ADD", "GLU")]
     names += [f"{t}, {c}, NORM, {e}" for t in some[:2] for c in NORMED for e in ("STORE", "GLU")]
-    names += [f"{t}, {c}, SUM, STORE" for t in some[:2] for c in NORMED]
+    names += [f"{some[0]}, {c}, SUM, STORE" for c in NORMED]
     names += [f"{some[2]}, {c}, PLAIN, ADD" for c in COLUMNS]
     one = [f"mul_mat_tile<{name}, true>" for name in dict.fromkeys(names)]
-    pairs = [[Weights(name, 1, 256).layout.type_name for name in pair] for pair in TWO]
-    ways = [*((1, p) for p in ("PLAIN", "NORM", "SUM")), (4, "PLAIN")]
-    return one + [f"mul_mat_tile_two<{a}, {b}, {c}, {p}>" for a, b in pairs for c, p in ways]
+    plain, normed = (
+        ", ".join(Weights(name, 1, 256).layout.type_name for name in pair)
+        for pair in (TWO, TWO_NORMED)
+    )
+    two = [f"{plain}, 1, PLAIN", f"{plain}, 4, PLAIN", f"{normed}, 1, NORM", f"{normed}, 1, SUM"]
+    return one + [f"mul_mat_tile_two<{name}>" for name in two]
 
 
 def products_for_many() -> list[list[str]]:
@@ -168,10 +171,8 @@ def product_variants() -> list[tuple[list[str], dict[str, int]]]:
     return [
         (
             [
-                f"mul_mat_tile<{t}, {c}, {prologue}, STORE, true>"
-                for t in (q8, q4)
-                for c in NORMED
-                for prologue in ("NORM", "SUM")
+                *(f"mul_mat_tile<{t}, {c}, NORM, STORE, true>" for t in (q8, q4) for c in NORMED),
+                *(f"mul_mat_tile<{q8}, {c}, SUM, STORE, true>" for c in NORMED),
             ],
             {"NORM_PIECES": 2},
         ),
