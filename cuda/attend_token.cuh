@@ -247,7 +247,7 @@ struct TokenHead {
     static constexpr int COUNT = Pairs<ROW>::COUNT;
     int part;
     bool normalised;
-    float2 weight[MORE ? COUNT : 1];
+    float2 weight[COUNT];  // of the norm
     LocatedPairs<ROW> pairs;
 
     __device__ __forceinline__ void locate(const Attend& p, const Rows& rows, int i, int lane) {
@@ -256,7 +256,7 @@ struct TokenHead {
         pairs.locate(p.rope, part, part == QUERY ? rows.first_head + i : rows.kv_head, rows.first_token, lane);
         if (!MORE || !normalised) return;
 #pragma unroll
-        for (int j = 0; j < COUNT; ++j) weight[MORE ? j : 0] = pairs.load_weight(p.rope, p.rope.norm[part == KEY], lane, j);
+        for (int j = 0; j < COUNT; ++j) weight[j] = pairs.load_weight(p.rope, p.rope.norm[part == KEY], lane, j);
     }
 };
 
@@ -277,7 +277,7 @@ __device__ __forceinline__ void rotate_token(const Attend& p, const Rows& rows, 
         const int part = mine.part;
         if constexpr (ALONE) {  // need not pass through shared memory
             if (MORE && mine.normalised)
-                pairs.normalise(p.rope, p.rope.eps[part == KEY], [&](int j) { return mine.weight[MORE ? j : 0]; });
+                pairs.normalise(p.rope, p.rope.eps[part == KEY], [&](int j) { return mine.weight[j]; });
             // By i, not by part: three cases of a number become a jump through a table in memory.
             if (i <= rows.heads) pairs.turn(p.rope, rotation, lane);
             if (i < rows.heads) {

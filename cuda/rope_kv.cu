@@ -1,6 +1,6 @@
 // q, k and v of any number of tokens: rotated q to halves, k and v to their pages (rope.cuh). A decode step's tokens
 // have this done by attention itself (attend.cu), and many tokens on Hopper by the product that makes them, for which
-// find_turns leaves what it has to know (mul_mat_wgmma.cu). Of many tokens elsewhere, the heads that most models have,
+// find_turns leaves what it has to know (turned_heads.cuh). Of many tokens elsewhere, the heads that most models have,
 // which turn in whole and have no norm, are moved 16 bytes at a time, several of them ahead (rope_kv_whole).
 #include "rope.cuh"
 
