@@ -24,6 +24,7 @@ FORMATS = (  # all that are not among the models
     *("IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S", "TQ1_0", "TQ2_0", "MXFP4"),
     *("NVFP4", "BF16", "F32", "W8A16", "W4A16", "W8A8", "W8A8_FP8"),
 )
+FAMILIES = (LARGE, SMALL, "Qwen3-8B", "Qwen3-4B", "Gemma-3-12B", "Gemma-3-4B", "Phi-4")
 RUNS = {
     "models": [
         *("bench", "--synthetic", f"{LARGE}:Q8_0,{LARGE}:Q4_0,{LARGE}:Q4_K,{LARGE}:F16"),
@@ -45,6 +46,10 @@ RUNS = {
     "depth": [
         *("bench", "--synthetic", f"{LARGE}:Q8_0"),
         *("-p", "0", "-n", "128", "-d", "4096,16384,32768"),
+    ],
+    "families": [  # as people have them
+        *("bench", "--synthetic", ",".join(f"{name}:Q4_K_M" for name in FAMILIES)),
+        *("-p", "512", "-n", "128"),
     ],
     "profile": [
         *("bench", "--synthetic", f"{LARGE}:Q8_0,{LARGE}:Q4_K,{SMALL}:Q8_0,{TINY}:Q8_0"),

@@ -96,7 +96,7 @@ def _add_models(p: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--synthetic", metavar="SHAPE:TYPE", dest="models", action=_Add,
-        help="random weights in a known model's shape, as Llama-3.1-8B:Q4_K or tiny:Q8_0; "
+        help="random weights in a known model's shape, as Llama-3.1-8B:Q4_K_M or tiny:Q8_0; "
         "TYPE/OUTPUT sets the output's own type (models/shapes.json)",
     )  # fmt: skip
     group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
