@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from .runs import Result
 
 BUSY = 0.05  # a spread above it: something else was running, or the clocks were changing
+ABOVE = 110  # percent of the limit, from which on that was not the limit
+ABOVE_NOTE = "! above the limit: a busy GPU was measured when it was; --fresh measures it again"
 BUSY_NOTE = f"! runs differed by more than {BUSY:.0%}: the machine was busy or changed its clocks"
 Row = dict[str, Any]
 
@@ -284,6 +286,8 @@ def notes(rows: Sequence[Row]) -> Iterator[str]:
             f"limit: {first['bandwidth'] / 1e12:.3g} TB/s read, {first['matrix_rate'] / 1e12:.3g} "
             f"TFLOP/s, measured on {first['gpu_info'] or first['cpu_info']}"
         )
+    if first["gpu_info"] and any((row["percent_of_limit"] or 0) > ABOVE for row in rows):
+        yield ABOVE_NOTE
     if any((row["spread"] or 0) > BUSY for row in rows):
         yield BUSY_NOTE
     yield f"build: {first['build_commit']} ({first['build_number']})"

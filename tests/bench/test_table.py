@@ -6,6 +6,7 @@ import csv
 import json
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import stdev
 from typing import Any
@@ -140,6 +141,15 @@ def test_markdown() -> None:
         "! runs differed by more than 5%: the machine was busy or changed its clocks",
         "build: abc1234 (0)",
     ]
+
+
+@pytest.mark.parametrize(("limit_s", "said"), [(0.105, False), (0.12, True)])
+def test_more_than_the_limit_is_remarked(limit_s: float, said: bool) -> None:
+    """A GPU that was busy when its limit was measured; the limit is kept."""
+    result = Result(FACTS, Test(512, 0), samples_ns=[10**8] * 3, limit_s=limit_s)
+    for gpu in ("NVIDIA H200", ""):  # a CPU is measured each time
+        found = list(lines("md", [row_of(result, replace(MACHINE, gpu=gpu))], []))
+        assert any("--fresh measures it again" in line for line in found) == (said and bool(gpu))
 
 
 # The page
