@@ -28,7 +28,7 @@ from .formats import Format, all_formats, by_name
 from .formats.random_blocks import random_blocks
 from .formats.rows import stored_as
 from .gguf import Tensor
-from .mix import BY_ROW, MIXED, Mix, activations_of, base_of, in_order
+from .mix import BY_ROW, MIXED, Mix, activations_of, base_of, file_type, in_order
 from .paths import data_dir
 
 POOL = 1 << 22  # random weights of a format, about
@@ -144,8 +144,10 @@ def _metadata(shape: Shape) -> dict[str, Any]:
     }
 
 
-def _scheme(model: Synthetic) -> dict[str, str]:
-    """What the metadata says of a type with a scale for each row."""
+def _scheme(model: Synthetic) -> dict[str, Any]:
+    """What the metadata says of a mix, and of a type with a scale for each row."""
+    if model.format in MIXED:
+        return {"general.file_type": file_type(model.format)}
     if model.rows is None:
         return {}
     settings = settings_for([model.rows], activations_of(model.format))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from ..cache_type import IN_NUMPY, ON_GPU, CacheTypes
 from ..device import OutOfMemory
 from ..engine import Engine
 from ..kv_cache import pages_for
+from ..mix import base_of, find_mix
 from ..sampling import SamplingParams
 from .ceilings import Ceilings
 from .limits import Work, n_weights, work_of
@@ -143,8 +144,17 @@ def _facts(name: str, file: Any, load_s: float) -> Facts:
         bytes_of[t.format.name] = bytes_of.get(t.format.name, 0) + t.nbytes
     most = max(bytes_of, key=lambda format: bytes_of[format])
     size = f"{n / 1e9:.2f}B" if n >= 1e9 else f"{n / 1e6:.2f}M"
-    label = f"{file.architecture} {size} {most}"
+    label = f"{file.architecture} {size} {_mix(file.metadata, most)}"
     return Facts(name, label, sum(bytes_of.values()), n, load_s)
+
+
+def _mix(metadata: Mapping[str, Any], most: str) -> str:
+    """Q4_K_M, if that is what a file says and `most` of it agrees; else that format."""
+    try:
+        found = find_mix(str(metadata["general.file_type"]))
+    except (KeyError, ValueError):
+        return most
+    return found if base_of(found).name == most else most
 
 
 def run_model(bench: Bench, tests: Sequence[Test], ceilings: Ceilings) -> Iterator[Result]:

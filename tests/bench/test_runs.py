@@ -17,10 +17,10 @@ from ggpy.synthetic import Synthetic
 CEILINGS = Ceilings(1e12, 1e14, "a machine")
 
 
-def bench(ops: Any = None, **options: Any) -> Bench:
+def bench(ops: Any = None, model: Any = None, **options: Any) -> Bench:
     make = ops or (lambda: Reference(1))
     options = {"name": "tiny:Q8_0", "repetitions": 2, **options}
-    return Bench(open=lambda: Synthetic("tiny:Q8_0"), ops=make, **options)
+    return Bench(open=lambda: model or Synthetic("tiny:Q8_0"), ops=make, **options)
 
 
 def steps_of(test: Test) -> list[tuple[list[int], list[int]]]:
@@ -67,6 +67,24 @@ def check(result: Result, repetitions: int) -> None:
     assert len(result.first_ns) == (repetitions if result.test.n_prompt else 0)
     assert result.limit_s is not None and result.limit_s > 0
     assert result.facts.n_params == 1_443_072 and result.facts.type == "llama 1.44M Q8_0"
+
+
+@pytest.mark.parametrize(
+    ("spec", "metadata", "type"),
+    [
+        ("tiny:Q4_K", {}, "Q4_K"),
+        ("tiny:Q4_K_M", {}, "Q4_K_M"),
+        ("tiny:Q8_0", {"general.file_type": 7}, "Q8_0"),
+        ("tiny:Q8_0", {"general.file_type": 15}, "Q8_0"),  # which it is not
+        ("tiny:Q8_0", {"general.file_type": 4711}, "Q8_0"),
+    ],
+)
+def test_what_a_model_is_called(spec: str, metadata: dict[str, int], type: str) -> None:
+    """By the mix that its file names, where most of its bytes agree."""
+    model = Synthetic(spec)
+    model.metadata |= metadata
+    loaded = Loaded(bench(model=model), [Test(1, 0)], CEILINGS)
+    assert loaded.facts.type == f"llama 1.44M {type}"
 
 
 def test_results() -> None:
