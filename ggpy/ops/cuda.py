@@ -83,9 +83,8 @@ class Cuda:
         self.batch_invariant = batch_invariant
         self._embed_tile = EmbedTile(device)
         self._elementwise = Elementwise(device)
-        self._products = Products(device, self._elementwise, activations, self._room, gemm)
-        self._products.any_order = not batch_invariant
-        self._products.hopper.allowed = self._products.w8a8.any_order = not batch_invariant
+        given = activations, self._room, gemm, batch_invariant
+        self._products = Products(device, self._elementwise, *given)
         self._norm = RmsNorm(device, self._products.warps)
         self._handing = Handing(self._products.hopper.hands_on, self._room)
         self._sampling = Sampling(device)

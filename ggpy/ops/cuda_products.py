@@ -48,9 +48,11 @@ class Products:
         activations: Activations = "f16",
         room: Room | None = None,
         gemm: Gemm = "auto",
+        batch_invariant: bool = False,
     ) -> None:
         """room: scratch memory; by default an allocation of each product. gemm: what multiplies
-        many tokens; CublasMissing.
+        many tokens; CublasMissing. batch_invariant: how many tokens there are does not decide in
+        which order sums are added up.
         """
         shared = device.shared_bytes - STATIC_SHARED
         self.warps = warps_for(shared)
@@ -71,7 +73,8 @@ class Products:
             self._cublas = CublasProducts(device, self._room)
         self.compact = False  # memory is short: blocks stay blocks where tiles take much more
         self.prompt = False  # the step has a prompt: what rounds weights to halves may be used
-        self.any_order = True  # sums may be added up in the order that is fastest
+        self._any_order = not batch_invariant
+        self.hopper.allowed = self.w8a8.any_order = not batch_invariant
 
     def takes_q8_1(self, format: Format) -> bool:
         """Whether a matrix of the format is multiplied with block_q8_1."""
@@ -164,7 +167,7 @@ class Products:
     def _takes_two(self, weights: list[Matrix], n_tokens: int, norm: bool) -> bool:
         """Whether one launch multiplies weights of two layouts: as in most files q, k and v."""
         tiles = [w.tiles for w in weights if w.tiles is not None and w.activations == "f16"]
-        if len(tiles) < len(weights) or not self.any_order or (norm and n_tokens > NORM_TOKENS):
+        if len(tiles) < len(weights) or not self._any_order or (norm and n_tokens > NORM_TOKENS):
             return False
         others = [self._by_cublas(w, n_tokens) for w in weights]
         others += [self.hopper.takes(n_tokens, w.layout, w.n_rows, w.k) for w in tiles]
