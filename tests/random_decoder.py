@@ -11,7 +11,7 @@ from ggpy.arch.config import Dimensions
 from ggpy.arch.decoder import Decoder, Plan
 from ggpy.formats import by_name
 from ggpy.gguf import Tensor
-from ggpy.ops.interface import Rope
+from ggpy.ops.interface import Rope, Step
 
 LAYERS, D, H, G, E, F, V = 3, 256, 4, 2, 64, 384, 320
 
@@ -63,3 +63,10 @@ def random_decoder(
     decoder = Decoder(sizes, plan, ops, weights)
     ops.allocate_cache(decoder.cache_shape(32))
     return decoder
+
+
+def alone(n: int, position: int = 0) -> Step:
+    """A token of each of n sequences, which have a page each."""
+    every = np.arange(n, dtype=np.int32)
+    ids = (every * 7 + position * 3) % V
+    return Step(ids, np.full(n, position, np.int32), every, every[:, None].copy(), every)

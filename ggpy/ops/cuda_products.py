@@ -157,21 +157,24 @@ class Products:
 
     def normalises(self, weights: list[Matrix], n_tokens: int, all_rows: bool) -> bool:
         """Whether `multiply` takes x before its norm: one launch does it for all weights."""
-        if not (one_layout(weights) or self._takes_two(weights, n_tokens, norm=True)):
+        if not (one_layout(weights) or self._of_two(weights, n_tokens, norm=True)):
             return False
         if W8A8Products.all_mine(weights):
             return True
         few = n_tokens <= NORM_TOKENS and all_rows and n_tokens * weights[0].k <= MOST_NORMED
         return few and self.order(weights, n_tokens) == PLAIN
 
-    def _takes_two(self, weights: list[Matrix], n_tokens: int, norm: bool) -> bool:
-        """Whether one launch multiplies weights of two layouts: as in most files q, k and v."""
+    def _of_two(self, weights: list[Matrix], n_tokens: int, norm: bool) -> list[TiledMatrix] | None:
+        """The tiles of weights of two layouts, as in most files q, k and v are, if one launch
+        multiplies them.
+        """
+        if one_layout(weights) or not self._any_order or (norm and n_tokens > NORM_TOKENS):
+            return None
         tiles = [w.tiles for w in weights if w.tiles is not None and w.activations == "f16"]
-        if len(tiles) < len(weights) or not self._any_order or (norm and n_tokens > NORM_TOKENS):
-            return False
         others = [self._by_cublas(w, n_tokens) for w in weights]
         others += [self.hopper.takes(n_tokens, w.layout, w.n_rows, w.k) for w in tiles]
-        return not any(others) and self._tiles.takes_two(tiles, n_tokens, norm)
+        mine = len(tiles) == len(weights) and not any(others)
+        return tiles if mine and self._tiles.takes_two(tiles, n_tokens, norm) else None
 
     def adds(self, weights: list[Matrix], n_tokens: int) -> bool:
         """Whether `multiply` takes an x that is a Sum yet, with a norm."""
@@ -199,9 +202,9 @@ class Products:
         `handed_order` says so.
         """
         n = outs[0].shape[0]
-        if epilogue == "STORE" and self._takes_two(weights, n, norm is not None):
-            tiles = [w.tiles for w in weights if w.tiles is not None]
-            self._multiply_tiles(x, tiles, outs, epilogue, norm, activation, soft_cap)
+        two = self._of_two(weights, n, norm is not None) if epilogue == "STORE" else None
+        if two:
+            self._multiply_tiles(x, two, outs, epilogue, norm, activation, soft_cap)
             return
         quantized: Buffer | None = None
         for part in by_launch(weights, lambda some: self.together(some, n)):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cases import nmse
 from counting_device import CountingDevice, LaunchesOnHopper
-from random_decoder import LAYERS, D, V, random_decoder
+from random_decoder import LAYERS, D, alone, random_decoder
 
 from ggpy.kernels.hopper import has_wgmma
 from ggpy.kernels.pack import CODES
@@ -14,7 +14,7 @@ from ggpy.ops import cuda_hopper
 from ggpy.ops.cuda import Cuda
 from ggpy.ops.cuda_arrays import Array
 from ggpy.ops.cuda_handing import Handing
-from ggpy.ops.interface import Norm, Step
+from ggpy.ops.interface import Norm
 from ggpy.ops.reference import Reference
 
 
@@ -23,13 +23,6 @@ def _few_columns(monkeypatch):
     """What products of thousands of columns take is taken by these, too."""
     monkeypatch.setattr(cuda_hopper, "FEW_COLUMNS", 256)
     monkeypatch.setattr(cuda_hopper, "PAIR_SIZE", 256)
-
-
-def step(n: int, position: int) -> Step:
-    """A token of each of n sequences."""
-    every = np.arange(n, dtype=np.int32)
-    ids = (every * 7 + position * 3) % V
-    return Step(ids, np.full(n, position, np.int32), every, every[:, None].copy(), every)
 
 
 OTHER_ORDER = {"attn_v": "Q6_K"}  # wants activations in another order than Q8_0
@@ -61,7 +54,7 @@ def test_which_norms_have_a_kernel(n, types, norms):
     decoder = random_decoder(ops, types)
     for repeat in (True, False):  # op by op gives the same bits
         device.launched.clear()
-        ops.run(step(n, 0), decoder.forward, repeat)
+        ops.run(alone(n, 0), decoder.forward, repeat)
         assert device.times("rms_norm") == norms
 
 
@@ -69,14 +62,14 @@ def test_two_tokens_of_small_matrices(monkeypatch):
     """They are normalised by the products themselves."""
     monkeypatch.setattr(cuda_hopper, "PAIR_SIZE", 257)
     device = LaunchesOnHopper()
-    random_decoder(Cuda(device)).run(step(2, 0))
+    random_decoder(Cuda(device)).run(alone(2, 0))
     assert device.times("rms_norm") == 0 and device.times("mul_mat_tile") > 4 * LAYERS
 
 
 def test_not_where_bits_must_not_depend_on_the_batch():
     device = LaunchesOnHopper()
     decoder = random_decoder(Cuda(device, batch_invariant=True))
-    decoder.run(step(8, 0))
+    decoder.run(alone(8, 0))
     assert device.times("rms_norm") == 2 * LAYERS + 1
 
 
@@ -91,7 +84,7 @@ def test_answers(gpu, types, n):
     decoders = [random_decoder(ops, types) for ops in backends]
     for position in range(5):
         found, expected = (
-            ops.read(decoder.run(step(n, position)))
+            ops.read(decoder.run(alone(n, position)))
             for ops, decoder in zip(backends, decoders, strict=True)
         )
         assert nmse(found, expected) <= 1e-5

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cases import nmse
 from counting_device import LaunchesOnHopper
-from random_decoder import LAYERS, random_decoder
+from random_decoder import LAYERS, alone, random_decoder
 
 from ggpy import arch
 from ggpy.device import Ptr
@@ -104,10 +104,8 @@ def test_weights_of_two_layouts_share_a_launch(
     n: int, types: dict[str, str], together: bool
 ) -> None:
     """q, k and v; unless the number of tokens must not matter."""
-    ids = np.arange(n, dtype=np.int32)
-    step = Step(ids, np.zeros(n, np.int32), ids, ids.reshape(n, 1), ids)
     for invariant in (False, True):
         device = LaunchesOnHopper()
-        random_decoder(Cuda(device, batch_invariant=invariant), types).run(step)
+        random_decoder(Cuda(device, batch_invariant=invariant), types).run(alone(n))
         expected = LAYERS if together and not invariant else 0
         assert device.times("mul_mat_tile_two") == expected

@@ -7,18 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from counting_device import LaunchesOnHopper
-from random_decoder import LAYERS, random_decoder
+from random_decoder import LAYERS, alone, random_decoder
 
 from ggpy.ops import cuda_products
 from ggpy.ops.cuda import Cuda
-from ggpy.ops.interface import Step
-
-
-def step(n: int, position: int = 0) -> Step:
-    """A token of each of n sequences."""
-    tables = np.arange(2 * n, dtype=np.int32).reshape(n, 2)
-    ids, positions = np.arange(n, dtype=np.int32) * 7, np.full(n, position, np.int32)
-    return Step(ids, positions, np.arange(n, dtype=np.int32), tables, np.arange(n, dtype=np.int32))
 
 
 @pytest.mark.parametrize(
@@ -36,10 +28,10 @@ def test_who_adds(n: int, types: dict[str, str], apart: int) -> None:
     device = LaunchesOnHopper()
     ops = Cuda(device)
     decoder = random_decoder(ops, types, post_norms=True)
-    ops.run(step(n), decoder.forward)
+    ops.run(alone(n), decoder.forward)
     assert device.times("add_rms_norm") == apart
     device.launched.clear()
-    ops.run(step(n), decoder.forward, repeat=False)
+    ops.run(alone(n), decoder.forward, repeat=False)
     assert device.times("add_rms_norm") == 2 * LAYERS, "where outputs of ops will be read"
 
 
@@ -51,6 +43,6 @@ def test_the_bits_are_the_same(machine: Any, monkeypatch: pytest.MonkeyPatch, n:
         monkeypatch.setattr(cuda_products, "MOST_ADDED", most)
         ops = Cuda(machine)
         decoder = random_decoder(ops, post_norms=True)
-        found.append([ops.read(decoder.run(step(n, i))) for i in range(4)])
+        found.append([ops.read(decoder.run(alone(n, i))) for i in range(4)])
     for a, b in zip(*found, strict=True):
         assert np.array_equal(a, b) and np.isfinite(a).all()
