@@ -26,20 +26,20 @@ from ..kernels.block_kernel import BlockMatrix
 from ..kernels.elementwise import Elementwise
 from ..kernels.embed_tile import EmbedTile
 from ..kernels.get_rows import get_rows
-from ..kernels.handed import Handed
 from ..kernels.pack import PLAIN, packed_bytes
 from ..kernels.product import Epilogue
 from ..kernels.rms_norm import RmsNorm
 from ..kernels.rope_kv import Heads, RopeKv, Turning
 from ..sampling import Sampler
 from . import cuda_memory
-from .cuda_arrays import Array, Matrix, Memory, Projected, Sampled, Sum
+from .cuda_arrays import Array, Matrix, Memory, Projected, Sampled
 from .cuda_gemm import Gemm
 from .cuda_graphs import Graphs
 from .cuda_handing import Handing
 from .cuda_pages import Pages
 from .cuda_products import Activations, Products
 from .cuda_prompts import Prompts
+from .cuda_residual import Residual
 from .cuda_rope import Ropes
 from .cuda_sample import Sampling
 from .cuda_step import Batch, StepUpload
@@ -83,8 +83,8 @@ class Cuda:
         self.batch_invariant = batch_invariant
         self._embed_tile = EmbedTile(device)
         self._elementwise = Elementwise(device)
-        given = activations, self._room, gemm, batch_invariant
-        self._products = Products(device, self._elementwise, *given)
+        options = activations, self._room, gemm, batch_invariant
+        self._products = Products(device, self._elementwise, *options)
         self._norm = RmsNorm(device, self._products.warps)
         self._handing = Handing(self._products.hopper.hands_on, self._room)
         self._sampling = Sampling(device)
@@ -92,6 +92,8 @@ class Cuda:
         self._scratch: dict[str, Buffer] = {}
         self._graphs = Graphs(device)
         self._ropes = Ropes(device, self._room)
+        given = self._norm, self._handing, self._float, self._half
+        self._residual = Residual(self._products, *given)
         self._steps: StepUpload | None = None
         self._batch: Batch | None = None
         self._heads: Heads | None = None
@@ -195,6 +197,7 @@ class Cuda:
         self._handing.begin()
         self._ropes.begin()
         self._fuse, self._repeat = repeat and batch.alone, repeat
+        self._residual.begin(self._fuse)
         self._products.prompt = not (batch.alone or self.batch_invariant)
         if not repeat:
             return forward(step)
@@ -303,21 +306,8 @@ class Cuda:
         post_norm: Norm | None = None,
         then: Attention | FeedForward | None = None,
     ) -> Array:
-        """x[T, D] += post_norm(h w^T), in place; or elsewhere, by the product that is next."""
-        x = replace(x, sum=None)  # which has been made
-        if post_norm is None:
-            handed = self._hand_on(w, x, then) if then is not None else None
-            self._products.multiply(h, [w], [x], "ADD", handed=handed)
-            return x
-        n, k = x.shape
-        y = self._float("y", n, k)
-        self._products.multiply(h, [w], [y])
-        if self._fuse and then is not None and self._products.adds(then.projections, n):
-            places = (self._float(name, n, k) for name in ("x", "x in turns"))
-            to = next(place for place in places if place.data is not x.data)
-            return replace(to, sum=Sum(x.data, y.data, post_norm))
-        self._norm.add(x.data, y.data, post_norm.weight, n, k, post_norm.eps)
-        return x
+        """x[T, D] += post_norm(h w^T), in place or elsewhere."""
+        return self._residual.add(h, w, x, post_norm, then)
 
     def ffn(self, x: Array, feed_forward: FeedForward, step: Step) -> Array:
         """h[T, F], half."""
@@ -386,12 +376,3 @@ class Cuda:
             self._norm.to_half(x.data, rows, norm.weight, normed.data, n, k, norm.eps, order, after)
         given = epilogue, None, activation, soft_cap
         self._products.multiply(normed, weights, outs, *given, handed=handed, turning=turning)
-
-    def _hand_on(self, w: Matrix, x: Array, then: Attention | FeedForward) -> Handed | None:
-        """The norm of what x becomes, made with the product that adds to it."""
-        n, k = x.shape
-        order = self._products.handed_order(w, then.projections, n)
-        if order == PLAIN:
-            return None
-        normed, part = self._half("normed", n, k, order), self._products.handed_part(w, n)
-        return self._handing.give(then.norm, normed, part)
