@@ -10,7 +10,7 @@ from typing import Any
 
 from .kernel_table import checked_document
 from .profile import Part, Profile
-from .table import BUSY
+from .table import ABOVE, ABOVE_NOTE, BUSY
 
 KIND = "ggpy bench --profile"
 MACHINE: dict[str, type] = {
@@ -98,6 +98,8 @@ def markdown(row: Row) -> Iterator[str]:
             yield _line(("· " if op else "") + _named(part), part, step)
     yield _line("sum", {"count": "", "us": row["device_us"]}, step)
     yield _line(BETWEEN, {"count": "", "us": step - row["device_us"]}, step)
+    if limit and 100 * limit > ABOVE * step:
+        yield f"\n{ABOVE_NOTE}"
     if row["spread"] > BUSY:
         yield f"\n! steps differed by {row['spread']:.1%}: was the machine busy?"
 

@@ -26,6 +26,7 @@ from ggpy.bench.profile_table import (
     row_of,
 )
 from ggpy.bench.runs import Bench
+from ggpy.bench.table import ABOVE_NOTE
 from ggpy.ops.cuda import Cuda
 from ggpy.synthetic import Synthetic
 
@@ -159,6 +160,14 @@ def test_markdown_adds_up_to_the_step() -> None:
     top = [line for name, line in rows.items() if not name.startswith("·") and name != "sum"]
     assert sum(float(line[2]) for line in top) == pytest.approx(found.step_us, abs=0.5)
     assert float(rows["sum"][2]) == pytest.approx(found.device_us, abs=0.06)
+
+
+@pytest.mark.parametrize(("of_limit", "remarked"), [(1.05, False), (1.2, True)])
+def test_a_step_above_the_limit_is_remarked(of_limit: float, remarked: bool) -> None:
+    (found,) = profiled([Test(0, 3, n_seq=2)])
+    row = row_of(found, CEILINGS.bandwidth) | {"limit_us": of_limit * found.step_us}
+    text = "\n".join(lines("md", MACHINE_FACTS, iter([row])))
+    assert (ABOVE_NOTE in text) is remarked
 
 
 # What is observed
