@@ -136,11 +136,10 @@ def processor_seconds() -> float:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux enforces the limit on memory")
 @pytest.mark.parametrize("case", HUNGRY)
 def test_memory_is_limited(case: str) -> None:
-    """With time for it: a busy host may take a second to hand out as many pages."""
-    before, timeout = processor_seconds(), 4.0
+    before = processor_seconds()
     with pytest.raises(ChatTemplateError, match="needs more than 256 MB of memory"):
-        render(HUNGRY[case], HI, timeout=timeout)
-    assert processor_seconds() - before < timeout + 0.1
+        render(HUNGRY[case], HI)
+    assert processor_seconds() - before < 1.1
 
 
 @pytest.mark.parametrize("case", SLOW)
