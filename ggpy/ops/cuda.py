@@ -197,7 +197,6 @@ class Cuda:
         self._handing.begin()
         self._ropes.begin()
         self._fuse, self._repeat = repeat and batch.alone, repeat
-        self._residual.begin(self._fuse)
         self._products.prompt = not (batch.alone or self.batch_invariant)
         if not repeat:
             return forward(step)
@@ -307,7 +306,7 @@ class Cuda:
         then: Attention | FeedForward | None = None,
     ) -> Array:
         """x[T, D] += post_norm(h w^T), in place or elsewhere."""
-        return self._residual.add(h, w, x, post_norm, then)
+        return self._residual.add(h, w, x, post_norm, then, self._fuse)
 
     def ffn(self, x: Array, feed_forward: FeedForward, step: Step) -> Array:
         """h[T, F], half."""

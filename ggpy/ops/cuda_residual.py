@@ -19,7 +19,7 @@ from .interface import Attention, FeedForward, Norm
 
 
 class Residual:
-    """x[T, D], one step at a time."""
+    """x[T, D]."""
 
     def __init__(
         self,
@@ -32,11 +32,6 @@ class Residual:
         """floats and halves (name, rows, columns): scratch memory."""
         self._products, self._norm, self._handing = products, norm, handing
         self._floats, self._halves = floats, halves
-        self._fuse = False
-
-    def begin(self, fuse: bool) -> None:
-        """A new step. fuse: what becomes of single ops will not be read."""
-        self._fuse = fuse
 
     def add(
         self,
@@ -45,11 +40,12 @@ class Residual:
         x: Array,
         post_norm: Norm | None,
         then: Attention | FeedForward | None,
+        fuse: bool,
     ) -> Array:
-        """See Ops.linear_add."""
+        """See Ops.linear_add. fuse: what becomes of single ops will not be read."""
         x = replace(x, sum=None)  # which has been made
         if post_norm is not None:
-            return self._add_normed(h, w, x, post_norm, then)
+            return self._add_normed(h, w, x, post_norm, then if fuse else None)
         handed = self._hand_on(w, x, then) if then is not None else None
         self._products.multiply(h, [w], [x], "ADD", handed=handed)
         return x
@@ -66,7 +62,7 @@ class Residual:
         n, k = x.shape
         y = self._floats("y", n, k)
         self._products.multiply(h, [w], [y])
-        if self._fuse and then is not None and self._products.adds(then.projections, n):
+        if then is not None and self._products.adds(then.projections, n):
             places = (self._floats(name, n, k) for name in ("x", "x in turns"))
             to = next(place for place in places if place.data is not x.data)
             return replace(to, sum=Sum(x.data, y.data, post_norm))
