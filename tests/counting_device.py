@@ -18,7 +18,7 @@ from ggpy.device import Buffer, OutOfMemory, Ptr
 
 
 class Nothing:
-    """A kernel, event or graph that does nothing, whatever it is told."""
+    """A kernel, stream, event or graph that does nothing, whatever it is told."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_, **__: self
@@ -34,6 +34,7 @@ class CountingDevice:
         self.used_bytes = self.most_bytes = 0
         self.allocated: Counter[str] = Counter()  # bytes by name, freed ones too
         self._addresses = count(1 << 50, 1 << 42)
+        self.stream = Nothing()
 
     @property
     def free_bytes(self) -> int:
@@ -73,6 +74,9 @@ class CountingDevice:
         return [Nothing() for _ in names]
 
     def event(self, timing: bool = False) -> Nothing:
+        return Nothing()
+
+    def new_stream(self) -> Nothing:
         return Nothing()
 
     @contextmanager

@@ -41,8 +41,9 @@ class TimedDevice(CountingDevice):
     def kernels(self, source: str, names: Sequence[str], **options: Any) -> list[Any]:
         return [TimedKernel(self, name) for name in names]
 
-    def upload(self, *_: Any, **__: Any) -> None:
-        self.spend(COPY)
+    def upload(self, *_: Any, stream: Any = None, **__: Any) -> None:
+        if stream is None:
+            self.spend(COPY)
 
     copy = fill = upload
 

@@ -15,7 +15,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Operation:
-    """A launch of a kernel, or a copy ("upload", "download", "copy", "fill", without a kernel)."""
+    """A launch of a kernel, or a copy ("upload", "download", "copy", "fill", without a kernel), in
+    the device's own stream.
+    """
 
     name: str
     op: str  # what it was part of: see Observed.part_of
@@ -64,7 +66,7 @@ class ObservedGraph:
 
 
 class Observed:
-    """Wraps a device; while `observing`, `operations` grows by all that is enqueued."""
+    """Wraps a device; while `observing`, `operations` grows by what is enqueued in its stream."""
 
     def __init__(self, device: Any) -> None:
         self.device = device
@@ -134,7 +136,8 @@ class Observed:
 
     def _copy(self, name: str, call: Callable[..., None], args: Any, options: Any) -> None:
         call(*args, **options)
-        self.note(name, None, 0, lambda: call(*args, **options))
+        if options.get("stream") is None:
+            self.note(name, None, 0, lambda: call(*args, **options))
 
 
 def _snapshot(argument: Any) -> Any:

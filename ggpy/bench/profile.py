@@ -25,6 +25,7 @@ from .runs import Bench, Facts, Loaded, Run
 from .timing import Clock, Timing
 
 OPS = ("run", "embed", "qkv", "attend", "linear_add", "ffn", "logits", "sample")
+PARTS_OF_OPS = {"find_best": "sample"}  # methods, and what they do
 # The matrices that an op reads, by their names in its operands; all others are only mentioned.
 READS: dict[str, tuple[str, ...]] = {
     "qkv": ("wq", "wk", "wv"),
@@ -76,8 +77,8 @@ class Watcher:
         self.nbytes: dict[str, int] = {}  # of the weights of one step, by op
         self._observed = observed
         self._counted: dict[str, int] = {}
-        for name in OPS:
-            setattr(ops, name, self._wrapped(name, getattr(ops, name)))
+        for method, op in (dict(zip(OPS, OPS, strict=True)) | PARTS_OF_OPS).items():
+            setattr(ops, method, self._wrapped(op, getattr(ops, method)))
 
     def _wrapped(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:

@@ -198,12 +198,18 @@ class Cuda:
         self._ropes.begin()
         self._fuse, self._repeat = repeat and batch.alone, repeat
         self._products.prompt = not (batch.alone or self.batch_invariant)
-        if not repeat:
-            return forward(step)
+        best = self._sampling.begin(batch.place if self._fuse else -1, batch.n_rows)
         rare = not (batch.alone and batch.all_rows and batch.n_tokens <= GRAPH_TOKENS)
-        if rare and not self._products.may_be_recorded:
-            return forward(step)
-        return self._graphs.run(batch.shape, rare, lambda: forward(step))
+
+        def launch() -> Array:
+            logits = forward(step)
+            if best:
+                self.find_best(logits)
+            return logits
+
+        if not repeat or (rare and not self._products.may_be_recorded):
+            return launch()
+        return self._graphs.run((*batch.shape, best), batch.place, rare, launch)
 
     def _room(self, name: str, nbytes: int) -> Buffer:
         """Scratch memory of at least nbytes; its address stays as long as it is large enough. Zeros
@@ -336,6 +342,10 @@ class Cuda:
             rows = None if batch.all_rows else batch.rows
             self._multiply_normed(x, head.norm, [w], [logits], soft_cap=head.soft_cap, rows=rows)
         return logits
+
+    def find_best(self, logits: Array) -> None:
+        """What `sample` needs if all samplers are greedy, as part of the step."""
+        self._sampling.find_best(logits)
 
     def sample(self, logits: Array, samplers: Sequence[Sampler]) -> Sampled:
         """ids[R]: on the device, or through numpy where a sampler has what has no kernel."""

@@ -79,23 +79,31 @@ class Matrix:
         return self.blocks
 
 
-@dataclass(frozen=True)
+@dataclass
 class Sampled:
-    """Ids that a step sampled: pinned int32[R], valid once the event is reached; -1 is none."""
+    """Ids that a step sampled: int32[R], -1 is none. They are pinned, and valid once the event is
+    reached, or kept.
+    """
 
     ids: NDArray[np.int32]
     event: Any
 
     def read(self) -> NDArray[np.int32]:
         """The ids, once they are there; ValueError where no token could be chosen."""
-        self.event.synchronize()
+        self.keep()
         if self.ids.min(initial=0) < 0:
             row = int(np.argmin(self.ids))
             raise ValueError(
                 f"the highest logit of row {row} is NaN or infinite: no token can be chosen; "
                 "--check finds out where it comes from"
             )
-        return self.ids.copy()
+        return self.ids
+
+    def keep(self) -> None:
+        """Wait for the ids, and take them out of memory that another step will have."""
+        if self.event is not None:
+            self.event.synchronize()
+            self.ids, self.event = self.ids.copy(), None
 
 
 def one_layout(weights: list[Matrix]) -> bool:

@@ -1,8 +1,8 @@
 """Steps that repeat, recorded as CUDA graphs: what launches a step's kernels costs the processor
 more than the GPU takes for those of a small model.
 
-Everything that changes between steps of one shape is in memory whose address stays. Knows nothing
-of models: a step is a function that launches.
+Everything that changes between steps of one shape is in memory whose address stays, or is one of a
+few places. Knows nothing of models: a step is a function that launches.
 """
 
 from __future__ import annotations
@@ -15,22 +15,26 @@ from .cuda_arrays import Array
 RARE_KEPT = 16  # graphs of steps whose shape seldom comes again
 MOST_SHAPES = 1024  # that are remembered without a graph
 
+Key = tuple[Hashable, int]  # shape and place of a step
+
 
 class Graphs:
     """Of one device; call forget() before an address changes that steps were recorded with."""
 
     def __init__(self, device: Any) -> None:
         self.device = device
-        self._graphs: dict[Hashable, tuple[Any, Array]] = {}
-        self._rare: dict[Hashable, None] = {}  # shapes that have graphs, the oldest first
+        self._graphs: dict[Key, tuple[Any, Array]] = {}
+        self._rare: dict[Key, None] = {}  # shapes that have graphs, the oldest first
         self._seen: set[Hashable] = set()
 
-    def run(self, shape: Hashable, rare: bool, launch: Callable[[], Array]) -> Array:
-        """launch(), or what was recorded of it at the second step of a shape: then the result is at
-        the same address each time. rare: of such shapes the oldest graphs are forgotten.
+    def run(self, shape: Hashable, place: int, rare: bool, launch: Callable[[], Array]) -> Array:
+        """launch(), or from the second step of a shape on what was recorded of it with this place:
+        then the result is at the same address each time. rare: of such shapes the oldest graphs are
+        forgotten.
         """
-        if shape in self._graphs:
-            graph, result = self._graphs[shape]
+        key = shape, place
+        if key in self._graphs:
+            graph, result = self._graphs[key]
             graph.launch()
             return result
         if shape not in self._seen:
@@ -41,10 +45,10 @@ class Graphs:
             return result
         if rare:
             self._make_room()
-            self._rare[shape] = None
+            self._rare[key] = None
         with self.device.capture() as graph:
             result = launch()
-        self._graphs[shape] = graph, result
+        self._graphs[key] = graph, result
         graph.launch()
         return result
 
@@ -54,7 +58,7 @@ class Graphs:
             oldest = next(iter(self._rare))
             self.device.synchronize()
             del self._rare[oldest], self._graphs[oldest]
-            self._seen.discard(oldest)
+            self._seen.discard(oldest[0])
 
     def forget(self) -> None:
         """Wait for the steps under way, and record again what comes."""

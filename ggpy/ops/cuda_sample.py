@@ -1,10 +1,11 @@
 """Tokens from logits on a GPU: which sampler's chain runs where, and its parameters' way there.
 
-Where all samplers want the highest logit there is one small kernel; else the chain of the defaults
-(bias, penalties, top-k, top-p, min-p, temperature) and XTC run in two, with the bits of numpy, and
-nobody waits for it. What has no kernel goes through numpy: DRY, top-n-sigma, typical-p, dynamic
-temperature, and chains that keep more than MAX_TOP_K candidates or look back at all of the context.
-That is decided for each sequence by itself. Nothing here knows how logits are computed.
+Where all samplers want the highest logit there is one small kernel, which a step of single tokens
+has at its end if the last one's samplers did; else the chain of the defaults (bias, penalties,
+top-k, top-p, min-p, temperature) and XTC run in two, with the bits of numpy, and nobody waits for
+it. What has no kernel goes through numpy: DRY, top-n-sigma, typical-p, dynamic temperature, and
+chains that keep more than MAX_TOP_K candidates or look back at all of the context. That is decided
+for each sequence by itself. Nothing here knows how logits are computed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ..kernels.argmax import Argmax
 from ..kernels.sample import MAX_TOP_K, ROW, Sample, best_bytes
 from ..sampling import Sampler
 from .cuda_arrays import Array, Memory, Sampled
-from .cuda_step import IN_FLIGHT
+from .cuda_step import IN_FLIGHT, PLACES
 
 MAX_ROWS = 1024  # of a step that are sampled at most
 MAX_RECENT = 4096  # tokens that a penalty on the GPU looks back
@@ -96,12 +97,25 @@ def _adjusts(sampler: Sampler) -> bool:
 
 @dataclass
 class _Slot:
-    """What one step in flight needs on the host, page-locked, and when it is free again."""
+    """What one step in flight needs on the host, page-locked, and who may still read it."""
 
     ids: NDArray[np.int32]
     results: Memory  # where kernels write these ids, which costs less than a copy
     parameters: NDArray[np.int32]
     done: Any  # an event
+    given: Sampled | None = None
+
+    def free(self) -> None:
+        """Wait for the step that used it."""
+        self.done.synchronize()
+        if self.given:
+            self.given.keep()
+            self.given = None
+
+    def give(self, n_rows: int) -> Sampled:
+        """What was enqueued writes its ids."""
+        self.given = Sampled(self.ids[:n_rows], self.done.record())
+        return self.given
 
 
 class Sampling:
@@ -116,31 +130,60 @@ class Sampling:
         self._last: Sampled | None = None
         self._n_steps = 0
         self._slots = [self._slot() for _ in range(IN_FLIGHT)]
+        self._of_places = [self._slot() for _ in range(PLACES)]  # steps that end with the kernel
+        self._best_of: _Slot | None = None  # the last step's, if it is such a one
         self._parameters: Buffer | None = None  # as large as it had to be
         self._best: Buffer | None = None  # of each segment of a row
 
+    def begin(self, place: int, n_rows: int) -> bool:
+        """Before a step of single tokens that go to the place: whether `find_best` should be its
+        end, because probably the highest logits are wanted again. place: -1 of other steps.
+        """
+        plan = self._plan
+        if place < 0 or not (plan.best_only and len(plan.samplers) == n_rows > 0):
+            self._best_of = None
+            return False
+        self._best_of = self._of_places[place]
+        self._best_of.free()
+        return True
+
+    def find_best(self, logits: Array) -> None:
+        """Enqueue that of the step's logits[R, V]."""
+        assert self._best_of is not None
+        self._launch_argmax(logits, self._best_of)
+
     def draw(self, logits: Array, samplers: Sequence[Sampler]) -> Sampled:
-        """The ids of logits[R, V], row r through samplers[r], whose n_drawn goes up."""
+        """The ids of the last step's logits[R, V], row r through samplers[r], whose n_drawn goes
+        up.
+        """
         if samplers != self._plan.samplers:
             self._plan = Plan(samplers)
             if len(samplers) > MAX_ROWS:
                 raise ValueError(f"{len(samplers)} sequences at once: at most {MAX_ROWS} work")
-        plan, slot = self._plan, self._slots[self._n_steps % IN_FLIGHT]
-        slot.done.synchronize()
-        self._n_steps += 1
+        plan = self._plan
+        found = self._best_of if plan.best_only else None
+        slot = found or self._next_slot()
         if plan.best_only:
-            n_rows, n_vocab = logits.shape
-            self._argmax.launch(logits.data, n_rows, n_vocab, self.ids, slot.results)
+            if not found:
+                self._launch_argmax(logits, slot)
         elif plan.width:
             self._launch(logits, plan, slot)
-        ids = slot.ids[: len(samplers)]
         if plan.by_hand:
-            self._draw_by_hand(logits, plan, ids)
+            self._draw_by_hand(logits, plan, slot.ids[: len(samplers)])
         for sampler in plan.on_device:
             sampler.n_drawn += 1
-        slot.done.record()
-        self._last = Sampled(ids, slot.done)
+        self._last = slot.give(len(samplers))
         return self._last
+
+    def _next_slot(self) -> _Slot:
+        slot = self._slots[self._n_steps % IN_FLIGHT]
+        self._n_steps += 1
+        slot.free()
+        return slot
+
+    def _launch_argmax(self, logits: Array, slot: _Slot) -> None:
+        n_rows, n_vocab = logits.shape
+        self._argmax.launch(logits.data, n_rows, n_vocab, self.ids, slot.results)
 
     def _launch(self, logits: Array, plan: Plan, slot: _Slot) -> None:
         """Enqueue the chain; rows that have another one are left alone."""

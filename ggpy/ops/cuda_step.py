@@ -1,7 +1,9 @@
 """The integers of a step on their way to a GPU: all that changes from step to step, in one copy.
 
 They pass through pinned memory that rotates, so that steps can be handed over ahead, and arrive at
-an address that stays, so that a recorded graph finds them. Knows nothing of weights or activations.
+an address that stays, so that a recorded graph finds them. Steps of single tokens go to two such
+places in turns, so that one arrives while the step before is at work on the other. Knows nothing of
+weights or activations.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from .cuda_arrays import Memory
 from .interface import Step
 
 IN_FLIGHT = 4  # steps whose uploads and results may be under way
+PLACES = 2  # of steps of single tokens, in turns; all others have one
 SMALLEST = 1 << 16  # bytes of the buffer, at least
 MAX_KEPT = 256  # shapes of steps whose addresses are kept
 NO_TILES = np.zeros((0, 4), np.int32)
@@ -34,7 +37,8 @@ NOTHING = np.zeros(0, np.int32), np.zeros(0, np.int32)
 class Batch:
     """A step's integers on the device, and the sizes that decide which kernels run."""
 
-    shape: tuple[int, ...]  # steps that have the same run the same kernels on the same addresses
+    shape: tuple[int, ...]  # steps that have the same run the same kernels
+    place: int  # and with the same, too, on the same addresses
     n_tokens: int
     n_rows: int
     n_tiles: int
@@ -53,7 +57,7 @@ class Batch:
 
 
 class StepUpload:
-    """Uploads steps; `moving()` is called before the address that they go to changes.
+    """Uploads steps; `moving()` is called before the addresses that they go to change.
 
     prompts_from: tokens of a sequence in a step from which on attend_prompt takes them, or None.
     places: see Attend.places. most_split: sequences whose attention has room to be split.
@@ -69,11 +73,14 @@ class StepUpload:
         most_split: int,
     ) -> None:
         self.device, self.heads, self.prompts_from = device, heads, prompts_from
-        self._places, self._most_split = places, most_split
+        self._split_places, self._most_split = places, most_split
         self.n_steps = 0
         self._moving = moving
-        self._staging: list[tuple[NDArray[np.int32], Any]] = []
-        self._buffer: Buffer | None = None
+        self._staging: list[tuple[NDArray[np.int32], Any]] = []  # and when it was copied
+        self._places: list[Buffer] = []
+        self._used = [device.event() for _ in range(PLACES + 1)]  # by all kernels of a step
+        self._place = PLACES  # of the last step
+        self._copies = device.new_stream()
         self._batches: dict[tuple, Batch] = {}
         self._depths = b""  # of the step of single tokens that was planned last
         self._tiles = NO_TILES
@@ -89,20 +96,31 @@ class StepUpload:
         parts = [*integers, tables, tiles, prompts, *self._halved(step, tables, len(prompts))]
         sizes = [part.size for part in parts]
         offsets = list(accumulate((-(-n // 4) * 4 for n in sizes), initial=0))  # of 16 bytes
-        host, device = self._room(4 * offsets[-1])
+        self._make_room(4 * offsets[-1])
+        host, copied = self._staging[self.n_steps % IN_FLIGHT]
+        copied.synchronize()
         for part, offset, size in zip(parts, offsets, sizes, strict=False):
             host[offset : offset + size] = part.ravel()
-        self.device.upload(device, host[: offsets[-1]])
-        self._staging[self.n_steps % IN_FLIGHT][1].record()
-        self.n_steps += 1
+        place = self.n_steps % PLACES if alone else PLACES
+        self._send(host[: offsets[-1]], place, copied)
         n_split = _power_of_two(int(tiles[:, 2].max())) if alone else MAX_SPLIT
-        key = (*sizes, len(tables), n_split)
+        shape = (*sizes, len(tables), n_split)
+        key = shape, place
         if key not in self._batches:
             if len(self._batches) >= MAX_KEPT:
                 self._batches.clear()
-            at = [device.at(4 * offset) for offset in offsets[:-1]]
-            self._batches[key] = _batch(key, at, sizes, tables.shape, n_split)
+            at = [self._places[place].at(4 * offset) for offset in offsets[:-1]]
+            self._batches[key] = _batch(*key, at, sizes, tables.shape, n_split)
         return self._batches[key]
+
+    def _send(self, host: NDArray[np.int32], place: int, copied: Any) -> None:
+        """Beside what the GPU is at work on, unless that uses the place."""
+        self._used[self._place].record()
+        self._copies.wait(self._used[place])
+        self.device.upload(self._places[place], host, stream=self._copies)
+        self.device.stream.wait(copied.record(self._copies))
+        self._place = place
+        self.n_steps += 1
 
     def _plan(self, step: Step) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Attention's tiles, and those of prompts; of single tokens they stay the same for many
@@ -117,7 +135,7 @@ class StepUpload:
         if depths != self._depths:
             self._depths = depths
             tokens = step.positions, step.sequences, self.heads
-            places = self._places(len(step.ids))
+            places = self._split_places(len(step.ids))
             self._tiles = plan_tiles(*tokens, places=places, most_split=self._most_split)
         return self._tiles, NO_TILES
 
@@ -130,22 +148,21 @@ class StepUpload:
         tokens = step.positions, step.sequences
         return plan_halves(*tokens, tables, self.heads.page_size, self.prompts_from)
 
-    def _room(self, nbytes: int) -> tuple[NDArray[np.int32], Buffer]:
-        """Pinned integers that no copy reads any more, and where they go."""
-        if self._buffer is None or self._buffer.nbytes < nbytes:
-            self._moving()
-            size = max(2 * nbytes, SMALLEST)
-            self._buffer = self.device.alloc(size, "step")
-            pinned = [self.device.pinned(size).view(np.int32) for _ in range(IN_FLIGHT)]
-            self._staging = [(memory, self.device.event().record()) for memory in pinned]
-            self._batches.clear()
-        host, event = self._staging[self.n_steps % IN_FLIGHT]
-        event.synchronize()
-        return host, self._buffer
+    def _make_room(self, nbytes: int) -> None:
+        """Pinned memory and places that are large enough."""
+        if self._places and self._places[0].nbytes >= nbytes:
+            return
+        self._moving()
+        size = max(2 * nbytes, SMALLEST)
+        self._places = [self.device.alloc(size, "step") for _ in range(PLACES + 1)]
+        pinned = [self.device.pinned(size).view(np.int32) for _ in range(IN_FLIGHT)]
+        self._staging = [(memory, self.device.event().record()) for memory in pinned]
+        self._batches.clear()
 
 
 def _batch(
     shape: tuple[int, ...],
+    place: int,
     at: Sequence[Memory],
     sizes: list[int],
     tables: tuple[int, ...],
@@ -157,6 +174,7 @@ def _batch(
     memory = BatchMemory(positions, sequences, tables_at, tables[1])
     return Batch(
         shape=shape,
+        place=place,
         n_tokens=sizes[0],
         n_rows=sizes[3],
         n_tiles=sizes[5] // 4,

@@ -63,7 +63,7 @@ def test_each_kernel_has_its_time_and_all_add_up(n_seq: int) -> None:
         one = START if not op else COPY if name == "upload" else cost(name)
         assert us == pytest.approx(count * one), name
     assert by_name(found)["", p.START][0] == 1
-    assert by_name(found)["run", "upload"][0] == 1, "the integers of the step"
+    assert count_of(found, "run") == 0, "the integers of the step come meanwhile"
     assert found.device_us == pytest.approx(sum(part.us for part in found.parts))
     assert found.step_us > 0 and found.facts.type == "llama 1.44M Q8_0"
 
@@ -108,7 +108,7 @@ def test_a_step_of_one_launch_is_one_line() -> None:
     (found,) = p.profiles(bench, [Test(0, 3)], OneLaunch(device), CEILINGS)
     parts = by_name(found)
     assert parts.pop(("run", "whole_step")) == (1, 100.0)
-    assert {op for op, _ in parts} == {"", "run", "sample"}
+    assert {op for op, _ in parts} == {"", "sample"}
 
 
 def test_of_many_operations_neighbours_are_timed_together(monkeypatch: pytest.MonkeyPatch) -> None:

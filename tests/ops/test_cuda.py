@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from ggpy.formats.rows import by_row, encode_rows, row_scales
 from ggpy.gguf import File, Tensor
 from ggpy.kernels.attend_prompt import AttendPrompt
 from ggpy.ops import cuda, cuda_upload
+from ggpy.ops.cuda_step import PLACES
 from ggpy.ops.interface import Attention, CacheShape, FeedForward, Head, Norm, Rope, Step
 from ggpy.ops.reference import Reference
 from ggpy.sampling import Sampler, SamplingParams
@@ -104,11 +106,11 @@ def test_steps_of_every_kind(pair, captures):
     everything = list(range(72))
     pair.step([(p, 0, t) for p, t in zip(prompts, PAGES, strict=False)], everything)
     lengths = [5, 66, 1]
-    for _ in range(3):  # decode: directly, recorded, replayed
+    for _ in range(5):  # decode: directly, recorded for each place, replayed
         chunks = [([40 + n], n, t) for n, t in zip(lengths, PAGES, strict=False)]
         pair.step(chunks)
         lengths = [n + 1 for n in lengths]
-    assert len(captures) == 1
+    assert len(captures) == PLACES
     mixed = [([9], lengths[0], PAGES[0]), (ids_of(3), 0, PAGES[3]), ([8], lengths[2], PAGES[2])]
     pair.step(mixed)
     pair.step([(ids_of(2, 8), 3, PAGES[3])], [])
@@ -129,7 +131,34 @@ def test_sampled_ids_are_used_before_anyone_reads_them(pair, captures):
         chunks = [([id], n, t) for id, n, t in zip(order, lengths, PAGES, strict=False)]
         logits = pair.step(chunks, known=known)
         lengths = [n + 1 for n in lengths]
-    assert len(captures) == 1 and [s.n_drawn for s in samplers] == [4, 4]
+    assert len(captures) == PLACES and [s.n_drawn for s in samplers] == [4, 4]
+
+
+@pytest.mark.parametrize("pair", ["llama"], indirect=True)
+def test_steps_find_the_highest_logits_themselves_where_they_were_wanted(pair, monkeypatch):
+    """What another sampler wants next is drawn as ever; and what nobody has read yet stays."""
+    ops, n = pair.gpu.ops, 3
+    launched, launch = [], ops._sampling._argmax.launch
+    monkeypatch.setattr(
+        ops._sampling._argmax, "launch", lambda *args: (launched.append(1), launch(*args))
+    )
+    pair.step([(ids_of(n), 0, PAGES[0])])
+
+    def sample(params: SamplingParams) -> tuple[Any, int, int]:
+        """(what is sampled, numpy's id, how often the kernel was launched by then)."""
+        values = pair.step([([5 + n], n, PAGES[0])])
+        by_step = len(launched)
+        logits = cuda.Array(ops._scratch["logits"], np.float32, values.shape, pair.n_vocab)
+        sampled = ops.sample(logits, [Sampler(params, pair.n_vocab)])
+        return sampled, Sampler(params, pair.n_vocab).sample(values[0]), by_step
+
+    given = []
+    for params in (GREEDY,) * 6 + (SamplingParams(seed=1),) * 2 + (GREEDY,) * 2:
+        given.append(sample(params))
+        n += 1
+        assert (ops._sampling._sample is None) == (len(given) <= 6), "another chain was run"
+    assert [by_step for *_, by_step in given] == [0, 2, 3, 4, 4, 4, 4, 4, 4, 5]
+    assert [sampled.read().tolist() for sampled, *_ in given] == [[id] for _, id, _ in given]
 
 
 @pytest.mark.parametrize("pair", ["llama"], indirect=True)
@@ -139,8 +168,8 @@ def test_graphs_are_recorded_again_when_memory_moves(pair, captures):
             pair.step([([11 + i], start + i, PAGES[1])])
         pair.step([(ids_of(size), start + 3, PAGES[1])])
         if size == 1:
-            assert len(captures) == 1
-    assert len(captures) == 2, "the large step moved memory, the last one did not"
+            assert len(captures) == PLACES
+    assert len(captures) == 2 * PLACES, "the large step moved memory, the last one did not"
 
 
 @pytest.mark.parametrize("pair", ["llama", "gemma2"], indirect=True)

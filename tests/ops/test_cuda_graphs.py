@@ -50,7 +50,7 @@ def steps(graphs: Graphs, device: Device, shape: Any, rare: bool, n: int) -> lis
         return shape
 
     for _ in range(n):
-        assert graphs.run(shape, rare, launch) == shape
+        assert graphs.run(shape, 0, rare, launch) == shape
     return device.log.copy()
 
 
@@ -91,7 +91,7 @@ def test_nothing_is_kept_when_memory_moves(device: Device) -> None:
 def test_a_first_step_that_moves_memory_itself_is_recorded_at_the_second(device: Device) -> None:
     graphs = Graphs(device)
     for _ in range(2):
-        graphs.run(1, False, graphs.forget)
+        graphs.run(1, 0, False, graphs.forget)
     assert device.log == ["recorded", "replayed"]
 
 
