@@ -60,24 +60,18 @@ __device__ __forceinline__ FixedWord fixed_word(float2 first, float2 second, flo
     return {__byte_perm(low, high, 0x7531) ^ 0x80808080u, __byte_perm(low, high, 0x6420) ^ 0x80808080u};
 }
 
-// Eight halves of a token go to shared memory as fixed point, and their group's scale beside them, with what the codes'
-// zero point takes off, or what minimums are multiplied by. Every lane of the warp calls it, since the largest |x| and
-// the sum pass between lanes; those that are not `valid` write nothing. A NaN or an infinity makes the scale one.
+// Eight columns of a token go to shared memory as fixed point, and their group's scale beside them, with what the codes'
+// zero point takes off, or what minimums are multiplied by. `most`: the group's largest |x|, not 0. Every lane of the warp
+// calls it, since sums pass between lanes; those that are not `valid` write nothing. A NaN or an infinity makes the scale
+// one.
 template <class T, int COLS>
 __device__ __forceinline__ void put_fixed_point(const Room<T, COLS>& room, bool valid, int token, int column,
-                                                const uint4& halves) {
+                                                const float2 (&x)[4], float most) {
     using F = FixedPoint<T>;
     constexpr int lanes = T::GROUP / 8;
-    constexpr uint32_t size = 0x7fff7fffu;  // the bits of |x|, whose order is that of numbers, with NaN as the largest
-    uint32_t largest = max_u16x2(halves.x & size, halves.y & size);
-    largest = max_u16x2(largest, max_u16x2(halves.z & size, halves.w & size));
-#pragma unroll
-    for (int offset = 1; offset < lanes; offset *= 2)
-        largest = max_u16x2(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
-    largest = max(max(largest & 0xffffu, largest >> 16), 1u);  // not 0
-    const float most = half2_to_float2(largest).x, inverse = static_cast<float>(F::LARGEST) * fast_reciprocal(most);
-    const FixedWord first = fixed_word<F::IN_ORDER>(half2_to_float2(halves.x), half2_to_float2(halves.y), inverse);
-    const FixedWord second = fixed_word<F::IN_ORDER>(half2_to_float2(halves.z), half2_to_float2(halves.w), inverse);
+    const float inverse = static_cast<float>(F::LARGEST) * fast_reciprocal(most);
+    const FixedWord first = fixed_word<F::IN_ORDER>(x[0], x[1], inverse);
+    const FixedWord second = fixed_word<F::IN_ORDER>(x[2], x[3], inverse);
     constexpr int ones = 0x01010101;
     int sum = 256 * __dp4a(static_cast<int>(first.high), ones, __dp4a(static_cast<int>(second.high), ones, 0));
     sum = __dp4a(static_cast<int>(first.low), ones, __dp4a(static_cast<int>(second.low), ones, sum));
@@ -106,6 +100,35 @@ __device__ __forceinline__ void put_fixed_point(const Room<T, COLS>& room, bool 
     else
         of.start = -F::ZERO * factor * sum;
     *room.scales_of(token, column) = of;
+}
+
+// Halves. The bits of |x| have the order of numbers, with NaN as the largest.
+template <class T, int COLS>
+__device__ __forceinline__ void put_fixed_point(const Room<T, COLS>& room, bool valid, int token, int column,
+                                                const uint4& halves) {
+    constexpr uint32_t size = 0x7fff7fffu;
+    uint32_t largest = max_u16x2(halves.x & size, halves.y & size);
+    largest = max_u16x2(largest, max_u16x2(halves.z & size, halves.w & size));
+#pragma unroll
+    for (int offset = 1; offset < T::GROUP / 8; offset *= 2)
+        largest = max_u16x2(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
+    largest = max(max(largest & 0xffffu, largest >> 16), 1u);
+    const float2 x[4] = {half2_to_float2(halves.x), half2_to_float2(halves.y), half2_to_float2(halves.z),
+                         half2_to_float2(halves.w)};
+    put_fixed_point(room, valid, token, column, x, half2_to_float2(largest).x);
+}
+// Floats; those of a group that are all less than 2^-100 become 0.
+template <class T, int COLS>
+__device__ __forceinline__ void put_fixed_point(const Room<T, COLS>& room, bool valid, int token, int column,
+                                                const float2 (&x)[4]) {
+    uint32_t largest = 0x0d800000u;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        largest = max(largest, max(__float_as_uint(fabsf(x[i].x)), __float_as_uint(fabsf(x[i].y))));
+#pragma unroll
+    for (int offset = 1; offset < T::GROUP / 8; offset *= 2)
+        largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
+    put_fixed_point(room, valid, token, column, x, __uint_as_float(largest));
 }
 
 // Codes of a group x a piece of x.

@@ -11,9 +11,10 @@
 // Matrices of two layouts may have a launch together, mul_mat_tile_two, in which each layout has blocks of its own.
 //
 // Instances: mul_mat_tile<Tile, COLS, PROLOGUE, EPILOGUE, WHOLE>. COLS is 1, 2, 4 or 8: that many tokens at most.
-// Prologue NORM: x is float and RMS-normalised here (few tokens); SUM: so is what becomes of x when the norm of something
-// else is added; PLAIN: x is half. Epilogue STORE: float out; ADD: float out = residual + y; GLU: the segments are gate and
-// up, half out = act(gate) * up. WHOLE: all of x is in shared memory.
+// Prologue NORM: x is float and RMS-normalised here (few tokens), without a round to halves where it becomes fixed point;
+// SUM: so is what becomes of x when the norm of something else is added; PLAIN: x is half. Epilogue STORE: float out;
+// ADD: float out = residual + y; GLU: the segments are gate and up, half out = act(gate) * up. WHOLE: all of x is in
+// shared memory.
 #include "activation.cuh"
 #include "few_tokens.cuh"
 #include "product.cuh"
@@ -203,11 +204,24 @@ __device__ __forceinline__ void add_norm(RmsNorm (&x)[COLS], RmsNorm (&added)[CO
     }
 }
 
+// What a norm divides x by is the same for all of a token's columns, so where x becomes fixed point, whose scale is any,
+// outputs are divided instead: x is there before its squares are added up.
+template <class T, int PROLOGUE>
+constexpr bool OUTPUTS_SCALED = T::SCALED && PROLOGUE != PLAIN;
+
+// Sums of a token's squares, of each warp, in shared memory.
+template <int COLS>
+__device__ __forceinline__ float* squares_of(int token) {
+    __shared__ float parts[COLS][WARPS];
+    return parts[token];
+}
+
 // x (float), normalised, all tokens together. The norm's weights depend on no earlier kernel and are read before the wait.
 // made: see grid_dependency_wait. `meanwhile` is called when x is under way.
-template <bool SUMS, class T, int COLS, class Function>
+template <int PROLOGUE, class T, int COLS, class Function>
 __device__ __forceinline__ void load_normalised_x(const Product& p, const Room<T, COLS>& room, int made,
                                                   Function meanwhile) {
+    constexpr bool SUMS = PROLOGUE == SUM, SCALED = OUTPUTS_SCALED<T, PROLOGUE>;
     const float* x = static_cast<const float*>(p.x);
     RmsNorm norm[COLS], added[COLS];
     norm[0].load_weight(p.norm, p.k);
@@ -221,24 +235,38 @@ __device__ __forceinline__ void load_normalised_x(const Product& p, const Room<T
     }
     meanwhile();
     if (SUMS) add_norm(norm, added, p);
-    scale_rows(norm, p, p.eps, SUMS);
+    if (!SCALED) scale_rows(norm, p, p.eps, SUMS);
 #pragma unroll
     for (int token = 0; token < COLS; ++token) {
         if (token >= p.n_tokens) break;
+        if (SCALED && token > 0) norm[token].take_weight(norm[0]);
 #pragma unroll
         for (int i = 0; i < NORM_PIECES; ++i) {
             const int column = norm[token].column(i);
-            put_x(room, column < p.slab, token, column, column < p.k ? norm[token].halves(i) : make_uint4(0, 0, 0, 0));
+            const bool there = column < p.k;
+            if constexpr (SCALED) {
+                float2 v[4];
+#pragma unroll
+                for (int j = 0; j < 4; ++j) v[j] = there ? norm[token].weighted(i, 2 * j) : make_float2(0.0f, 0.0f);
+                put_fixed_point(room, column < p.slab, token, column, v);
+            } else {
+                put_x(room, column < p.slab, token, column, there ? norm[token].halves(i) : make_uint4(0, 0, 0, 0));
+            }
+        }
+        if constexpr (SCALED) {
+            const float sum = warp_sum(norm[token].squares(p.k));
+            if (threadIdx.x % 32 == 0) squares_of<COLS>(token)[threadIdx.x / 32] = sum;
         }
     }
 }
 
 // An output of a batch of tile rows: where it goes, and what it takes beside its sums. Found before these are there, so
 // that nothing else is awaited at the end.
-template <class T, int COLS, int EPILOGUE>
+template <class T, int COLS, int PROLOGUE, int EPILOGUE>
 struct Output {
     static constexpr int PER_TILE = TILE_ROWS * COLS, WIDTH = EPILOGUE == GLU ? 2 : 1;
     void* to;           // float or half; null where there is no such output
+    int token;
     int part;     // the first warp's partial sum in the room, of gate and behind it of up
     float scale[WIDTH];
     const float* old;
@@ -248,7 +276,8 @@ struct Output {
     template <class P>
     __device__ __forceinline__ void find(const P& p, const Room<T, COLS>& room, int parity, int batch, int count, int i) {
         to = nullptr;
-        const int tile = i / PER_TILE, token = i % PER_TILE / TILE_ROWS, row_in_tile = i % TILE_ROWS;
+        const int tile = i / PER_TILE, row_in_tile = i % TILE_ROWS;
+        token = i % PER_TILE / TILE_ROWS;
         const int global = p.block() + (batch / WIDTH + tile) * p.blocks();
         if (tile >= count / WIDTH || token >= p.n_tokens) return;
         const int s = EPILOGUE == GLU ? 0 : segment_of(p, global);
@@ -274,6 +303,11 @@ struct Output {
 #pragma unroll
         for (int w = 0; w < WIDTH; ++w)
             y[w] = __fmul_rn(sum_of_parts(room.sums + part + w * WARPS * room.part_stride, room.part_stride), scale[w]);
+        if constexpr (OUTPUTS_SCALED<T, PROLOGUE>) {
+            const float squares = sum_of_parts(squares_of<COLS>(token), 1);
+#pragma unroll
+            for (int w = 0; w < WIDTH; ++w) y[w] = __fmul_rn(y[w], RmsNorm::inverse_of(squares, p.k, p.eps));
+        }
         if constexpr (EPILOGUE == GLU)
             *static_cast<__half*>(to) = gated(p.activation, y[0], y[1]);
         else if constexpr (EPILOGUE == ADD)
@@ -312,12 +346,12 @@ __device__ __forceinline__ void multiply(const P& p) {
     const Room<T, COLS> room(kept_shared(shared) + WARPS * STAGES * T::BYTES, p.slab, p.n_tokens, WHOLE);
     const typename TokenSums<T, COLS>::Lane at{room, lane};
 
-    Output<T, COLS, EPILOGUE> output;
+    Output<T, COLS, PROLOGUE, EPILOGUE> output;
     const auto find_first = [&] { output.find(p, room, 0, 0, min(BATCH, n_local), threadIdx.x); };
     constexpr bool WIDE = PROLOGUE != PLAIN && COLS * NORM_PIECES > 4;  // x takes all registers
     if constexpr (!WIDE) find_first();
     if constexpr (PROLOGUE != PLAIN) {
-        load_normalised_x<PROLOGUE == SUM, T>(p, room, WIDE ? 0 : output.made(), others);
+        load_normalised_x<PROLOGUE, T>(p, room, WIDE ? 0 : output.made(), others);
         if constexpr (WIDE) find_first();
         output.load();
         __syncthreads();

@@ -1,7 +1,6 @@
-// RMS norm of one row by one block, kept in registers: y = x / sqrt(mean(x^2) + eps) * weight, rounded to half.
+// RMS norm of one row by one block, kept in registers: y = x / sqrt(mean(x^2) + eps) * weight.
 //
-// The order of the sum is fixed (a thread's eight-wide pieces in order, lanes by butterfly, every fourth warp in order),
-// so that a product that normalises its own input and a norm kernel before a product give the same bits.
+// The order of the sum is fixed: a thread's eight-wide pieces in order, lanes by butterfly, every fourth warp in order.
 #pragma once
 #include "common.cuh"
 
@@ -35,15 +34,19 @@ __device__ __forceinline__ Sum sum_of_parts(const Sum* part, int stride) {
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
+__device__ __forceinline__ float warp_sum(float v) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) v += __shfl_xor_sync(0xffffffffu, v, offset);
+    return v;
+}
+
 // The sums of N values over the block, the same in every thread. Sums that follow each other alternate between two
 // `turn`s, so that one is written while the other is read; AGAIN: the same turn may come twice.
 template <bool AGAIN = true, int N>
 __device__ __forceinline__ void block_sums(float (&values)[N], int turn = 0) {
     __shared__ float parts[2][N][WARPS];
 #pragma unroll
-    for (int n = 0; n < N; ++n)
-#pragma unroll
-        for (int offset = 16; offset > 0; offset /= 2) values[n] += __shfl_xor_sync(0xffffffffu, values[n], offset);
+    for (int n = 0; n < N; ++n) values[n] = warp_sum(values[n]);
     if (AGAIN) __syncthreads();  // an earlier sum may still be read
     if (threadIdx.x % 32 == 0)
 #pragma unroll
@@ -88,9 +91,11 @@ struct RmsNorm {
                 for (int j = 0; j < 8; ++j) sum = fmaf(x[i][j], x[i][j], sum);
         return sum;
     }
-    __device__ __forceinline__ void scale_by(float sum, int k, float eps) {
-        inverse = rsqrtf(fmaf(sum, fast_reciprocal(static_cast<float>(k)), eps));
+    // Of a row's sum of squares.
+    static __device__ __forceinline__ float inverse_of(float sum, int k, float eps) {
+        return rsqrtf(fmaf(sum, fast_reciprocal(static_cast<float>(k)), eps));
     }
+    __device__ __forceinline__ void scale_by(float sum, int k, float eps) { inverse = inverse_of(sum, k, eps); }
     template <bool AGAIN = true>
     __device__ __forceinline__ void scale(int k, float eps, int turn = 0) {
         float sum[1] = {squares(k)};
@@ -101,6 +106,10 @@ struct RmsNorm {
     // What x becomes by it, rounded twice, so that all kernels that add give the same bits.
     __device__ __forceinline__ float added_to(float old, int i, int j) const { return __fadd_rn(old, value(i, j)); }
 
+    // Times the weights only.
+    __device__ __forceinline__ float2 weighted(int i, int j) const {
+        return make_float2(x[i][j] * weight[i][j], x[i][j + 1] * weight[i][j + 1]);
+    }
     __device__ __forceinline__ uint4 halves(int i) const {
         return make_uint4(saturated_half2(value(i, 0), value(i, 1)), saturated_half2(value(i, 2), value(i, 3)),
                           saturated_half2(value(i, 4), value(i, 5)), saturated_half2(value(i, 6), value(i, 7)));

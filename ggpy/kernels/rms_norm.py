@@ -16,7 +16,7 @@ class RmsNorm:
     """Norms of rows of k floats, k a multiple of 8."""
 
     def __init__(self, device: Device, warps: int = WARPS) -> None:
-        """`warps` as in the products, whose own norm must give the same bits."""
+        """`warps` of a block."""
         self.device, self.warps = device, warps
         self._kernels: dict[int, list[Kernel]] = {}
 

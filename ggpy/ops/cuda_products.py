@@ -156,13 +156,15 @@ class Products:
         return mine and bool(self._cublas.takes(w, n_tokens))
 
     def normalises(self, weights: list[Matrix], n_tokens: int, all_rows: bool) -> bool:
-        """Whether `multiply` takes x before its norm: one launch does it for all weights."""
+        """Whether `multiply` takes x before its norm: one launch does it for all weights, and adds
+        up in another order than with a norm before it.
+        """
         if not (one_layout(weights) or self._of_two(weights, n_tokens, norm=True)):
             return False
         if W8A8Products.all_mine(weights):
             return True
         few = n_tokens <= NORM_TOKENS and all_rows and n_tokens * weights[0].k <= MOST_NORMED
-        return few and self.order(weights, n_tokens) == PLAIN
+        return few and self._any_order and self.order(weights, n_tokens) == PLAIN
 
     def _of_two(self, weights: list[Matrix], n_tokens: int, norm: bool) -> list[TiledMatrix] | None:
         """The tiles of weights of two layouts, as in most files q, k and v are, if one launch

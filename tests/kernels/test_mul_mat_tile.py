@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kernel_buffers import Output, upload
 from tile_cases import (
     EXACT,
+    FIXED_POINT,
     HALF,
     TWO,
     TWO_NORMED,
@@ -47,9 +48,9 @@ def segments(name: str, columns: int = 1056, rows=(37, 16, 7)) -> list[Weights]:
 
 
 def normalised(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
-    """float16, of float x[n]."""
+    """float64, of float x[tokens, n]."""
     x = x.astype(np.float64)
-    return (x / np.sqrt(np.mean(x * x) + eps) * weight).astype(np.float16)
+    return x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + eps) * weight
 
 
 # Values
@@ -188,12 +189,31 @@ def test_normalised_input(machine, name, epilogue):
     tiles = [w.tiled(machine) for w in weights]
     x = x.astype(np.float32)
     outs = multiply(machine, tiles, x, norm=weight, eps=1e-5, epilogue=epilogue)
-    n = normalised(x[0], weight.astype(np.float32), 1e-5)[None]
+    n = normalised(x, weight.astype(np.float32), 1e-5)
     expected = [exact(w, n) for w in weights]
     if epilogue == "GLU":
         expected = [silu(expected[0]) * expected[1]]
     for y, e in zip(outs, expected, strict=True):
-        assert nmse(y, e) <= 1e-6
+        assert nmse(y, e) <= (HALF if epilogue == "GLU" else FIXED_POINT)
+
+
+@pytest.mark.parametrize("size", [1e-14, 1e14])
+def test_normalised_input_of_any_size(machine, size):
+    """Beyond what halves can be, before its norm and, as eps is large then, behind it."""
+    w = Weights("Q8_0", 37, 1056)
+    x = (np.random.default_rng(5).standard_normal((2, 1056)) * size).astype(np.float32)
+    weight = np.linspace(0.5, 2, 1056).astype(np.float32)
+    (y,) = multiply(machine, [w.tiled(machine)], x, norm=weight, eps=1e-6)
+    assert nmse(y, exact(w, normalised(x, weight, 1e-6))) <= FIXED_POINT
+
+
+def test_nan_of_what_is_normalised_stays_with_its_token(machine):
+    w = Weights("Q8_0", 37, 1056)
+    x = np.random.default_rng(5).standard_normal((2, 1056)).astype(np.float32)
+    for strange in (np.nan, np.inf, -np.inf):
+        x[1, 7] = strange
+        (y,) = multiply(machine, [w.tiled(machine)], x, norm=np.ones(1056), eps=1e-6)
+        assert np.isfinite(y[0]).all() and np.isnan(y[1]).all()
 
 
 def test_nan_stays_with_its_token(machine):
@@ -304,16 +324,31 @@ def test_more_tile_rows_than_a_batch(machine, n_tokens):
         assert nmse(y, exact(w, x)) <= bound(w) and np.array_equal(y, z)
 
 
-@pytest.mark.parametrize("n_tokens", [1, NORM_TOKENS])
-@pytest.mark.parametrize("columns", [96, 1056, 4512])
-@pytest.mark.parametrize("name", SOME)
-def test_norm_inside_equals_norm_before(machine, name, columns, n_tokens):
+def some_rows(n_tokens: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """float x[n_tokens, columns], no two rows of one size, and a norm's weight."""
     rng = np.random.default_rng(columns)
     size = 3 + np.arange(n_tokens)[:, None]
     x = (rng.standard_normal((n_tokens, columns)) * size).astype(np.float32)
-    weight = rng.uniform(0.5, 2, columns).astype(np.float32)
-    w = Weights(name, 37, columns)
+    return x, rng.uniform(0.5, 2, columns).astype(np.float32)
+
+
+@pytest.mark.parametrize("n_tokens", [1, NORM_TOKENS])
+@pytest.mark.parametrize("columns", [96, 1056, 4512])
+@pytest.mark.parametrize("name", SOME)
+def test_norm_inside_rounds_to_no_halves(machine, name, columns, n_tokens):
+    """And a token does not depend on the other one."""
+    w, (x, weight) = Weights(name, 37, columns), some_rows(n_tokens, columns)
     tiles = w.tiled(machine)
+    (y,) = multiply(machine, [tiles], x, norm=weight, eps=1e-6)
+    assert nmse(y, exact(w, normalised(x, weight, 1e-6))) <= FIXED_POINT
+    (alone,) = multiply(machine, [tiles], x[-1:], norm=weight, eps=1e-6)
+    assert np.array_equal(alone, y[-1:])
+
+
+@pytest.mark.parametrize("n_tokens", [1, NORM_TOKENS])
+def test_norm_inside_equals_norm_before_where_halves_are_multiplied(machine, n_tokens):
+    columns = 1064
+    tiles, (x, weight) = Weights("F16", 37, columns).tiled(machine), some_rows(n_tokens, columns)
     (inside,) = multiply(machine, [tiles], x, norm=weight, eps=1e-6)
     half = Output(machine, 2 * n_tokens * columns)
     args = upload(machine, x), None, upload(machine, weight), half.buffer, n_tokens, columns, 1e-6
