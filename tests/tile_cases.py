@@ -126,8 +126,10 @@ def exact(w: Weights, x: np.ndarray) -> np.ndarray:
 
 
 def limits(device: Any, multiprocessors: int = 3, **changes: int) -> Limits:
-    """What a launch may take, on few multiprocessors."""
-    return replace(Limits(device.shared_bytes, multiprocessors), **changes)
+    """What a launch may take, on few multiprocessors; with all warps, however few chunks a block
+    has.
+    """
+    return replace(Limits(device.shared_bytes, multiprocessors), **ALL_WARPS | changes)
 
 
 MANY = ["Q8_0", "Q4_0", "Q5_1", "Q4_K", "Q6_K", "F16", "I8", "F8_E4M3"]
@@ -135,6 +137,7 @@ MANY += ["IQ4_XS", "MXFP4", "NVFP4", "Q3_K", "Q2_K", "TQ2_0", "IQ2_XS"]  # one o
 TWO, TWO_NORMED = ("Q8_0", "Q6_K"), ("Q4_K", "Q6_K")  # that are multiplied together
 NORMED = [c for c in COLUMNS if c <= NORM_TOKENS]
 PRODUCT = {"WARPS": 16, "STAGES": 3, "NORM_PIECES": 1}
+ALL_WARPS, HALF_OF_THEM = ({"few_chunks": n, "few_normed": n} for n in (0, 1 << 30))
 
 
 def product_names() -> list[str]:
@@ -177,6 +180,14 @@ def product_variants() -> list[tuple[list[str], dict[str, int]]]:
             {"NORM_PIECES": 2},
         ),
         ([f"mul_mat_tile<{q8}, 1, PLAIN, STORE, false>"], {"STAGES": 1}),
+        (
+            [
+                *(f"mul_mat_tile<{t}, {c}, PLAIN, ADD, true>" for t in (q8, q6) for c in (1, 8)),
+                *(f"mul_mat_tile<{t}, {c}, NORM, GLU, true>" for t in (q8, q6) for c in NORMED),
+                f"mul_mat_tile_two<{q8}, {q6}, 1, NORM>",
+            ],
+            {"WARPS": 8},
+        ),
         (
             [f"mul_mat_tile<{t}, PLAIN, STORE, true>" for t in (f"{q8}, 1", f"{q6}, 8")],
             {"STAGES": 2},

@@ -46,18 +46,19 @@ class _Product(Matrices):
         ("added", _Added),
     )
 
-    def deal(self, blocks: int) -> None:
-        """Its tile rows to so many blocks."""
+    def deal(self, blocks: int) -> int:
+        """Its tile rows to so many blocks; how many one of them has at most."""
         self.rounds, self.rest = divmod(self.n_tiles, blocks)
+        return self.rounds + (self.rest > 0)
 
 
 class _PartProduct(_Product):
     _fields_ = (("first_block", ctypes.c_int), ("n_blocks", ctypes.c_int))
 
-    def deal_from(self, first_block: int, blocks: int) -> None:
+    def deal_from(self, first_block: int, blocks: int) -> int:
         """To so many blocks of the launch, from first_block on."""
         self.first_block, self.n_blocks = first_block, blocks
-        self.deal(blocks)
+        return self.deal(blocks)
 
 
 @dataclass(frozen=True)
@@ -79,12 +80,14 @@ class Added:
 
 @dataclass(frozen=True)
 class Fit:
-    """How a launch takes n_tokens: by the instance for `columns` tokens, with rings of so many
-    stages, `slab` columns of x at a time, and so many bytes of shared memory.
+    """How a launch takes n_tokens: by the instance for `columns` tokens, with so many warps of a
+    block and stages of their rings, `slab` columns of x at a time, and so many bytes of shared
+    memory.
     """
 
     n_tokens: int
     columns: int
+    warps: int
     stages: int
     slab: int
     shared: int
@@ -93,13 +96,17 @@ class Fit:
 @dataclass(frozen=True)
 class Limits:
     """What the launches of one GPU share: `shared` bytes of a block, `multiprocessors`, `warps` of
-    a block and ring `stages` at most. The warps decide the order of sums.
+    a block and ring `stages` at most. few_chunks: that a block takes, up to which half as many
+    warps need less time, since they meet sooner; few_normed: with a norm, before which they meet,
+    too. The warps decide the order of sums.
     """
 
     shared: int
     multiprocessors: int
     stages: int = 3
     warps: int = WARPS
+    few_chunks: int = 12
+    few_normed: int = 64
 
 
 def warps_for(shared: int) -> int:
@@ -159,8 +166,9 @@ class MulMatTile:
         product.take(weights, outs, n_tokens, epilogue, activation)
         x_size, out_size = (4 if norm is not None else 2), (2 if epilogue == "GLU" else 4)
         grid = min(self.limits.multiprocessors, product.n_tiles)
-        product.deal(grid)
-        at_once = self.tokens_at_once(first, n_tokens, norm is not None)
+        tile_rows = product.deal(grid) * (2 if epilogue == "GLU" else 1)
+        warps = self._warps(first, tile_rows, norm is not None)
+        at_once = self.tokens_at_once(first, n_tokens, norm is not None, warps)
         for token in range(0, n_tokens, at_once):
             count = min(at_once, n_tokens - token)
             product.n_tokens = count
@@ -172,11 +180,17 @@ class MulMatTile:
             product.residual = (
                 address(residual) + token * first.n_rows * 4 if residual is not None else 0
             )
-            fit = self._fit(first, count, norm is not None)
+            fit = self._fit(first, count, norm is not None, warps)
             product.slab = fit.slab
             whole = "true" if fit.slab >= columns_of(first) else "false"
             kernel = self._kernel([first], fit, prologue, epilogue, whole)
-            kernel.launch(grid, self.limits.warps * 32, (product,), smem=fit.shared, pdl=pdl)
+            kernel.launch(grid, fit.warps * 32, (product,), smem=fit.shared, pdl=pdl)
+
+    def _warps(self, w: TiledMatrix, tile_rows: int, norm: bool) -> int:
+        """Of a block that takes so many tile rows of matrices like w."""
+        few = self.limits.few_normed if norm else self.limits.few_chunks
+        is_few = tile_rows * w.layout.chunks(w.k) <= few
+        return min(WARPS // 2 if is_few else WARPS, self.limits.warps)
 
     def takes_two(self, weights: Sequence[TiledMatrix], n_tokens: int, norm: bool = False) -> bool:
         """Whether one launch takes weights of two layouts, those of the second behind the others:
@@ -186,7 +200,8 @@ class MulMatTile:
         if split is None or first_of_another(weights[split:]) is not None:
             return False
         few = n_tokens <= COLUMNS[-1] and weights[0].k == weights[split].k
-        return few and self._fit_two([weights[0], weights[split]], n_tokens, norm) is not None
+        both, warps = [weights[0], weights[split]], self.limits.warps
+        return few and self._fit_two(both, n_tokens, norm, warps) is not None
 
     def _launch_two(
         self,
@@ -197,7 +212,9 @@ class MulMatTile:
         prologue: str,
         pdl: bool,
     ) -> None:
-        """Each layout's matrices by blocks of their own, so that all have about as much to read."""
+        """Each layout's matrices by blocks of their own, so that all have about as much to read. They
+        have fewer warps up to half as many chunks as others do.
+        """
         split = first_of_another(weights)
         parts = weights[:split], weights[split:]
         for product, part, to in zip(products, parts, (outs[:split], outs[split:]), strict=True):
@@ -208,39 +225,45 @@ class MulMatTile:
         tile_rows = a.n_tiles, b.n_tiles
         grid = min(self.limits.multiprocessors, sum(tile_rows))
         of_first = shared_out(tile_rows, tuple(w.layout.nbytes(ROWS, w.k) for w in firsts), grid)
-        a.deal_from(0, of_first)
-        b.deal_from(of_first, grid - of_first)
-        fit = self._fit_two(firsts, n_tokens, prologue != "PLAIN")
+        dealt = a.deal_from(0, of_first), b.deal_from(of_first, grid - of_first)
+        norm = prologue != "PLAIN"
+        warps = max(self._warps(w, 2 * n, norm) for w, n in zip(firsts, dealt, strict=True))
+        fit = self._fit_two(firsts, n_tokens, norm, warps)
         assert fit is not None
         kernel = self._kernel(firsts, fit, prologue)
-        kernel.launch(grid, self.limits.warps * 32, products, smem=fit.shared, pdl=pdl)
+        kernel.launch(grid, warps * 32, products, smem=fit.shared, pdl=pdl)
 
-    def tokens_at_once(self, w: TiledMatrix, n_tokens: int, norm: bool = False) -> int:
+    def tokens_at_once(
+        self, w: TiledMatrix, n_tokens: int, norm: bool = False, warps: int = 0
+    ) -> int:
         """How many of n_tokens one launch takes: max(COLUMNS), or what there is room for."""
-        return self._fit(w, min(n_tokens, COLUMNS[-1]), norm).n_tokens
+        most = min(n_tokens, COLUMNS[-1])
+        return self._fit(w, most, norm, warps or self.limits.warps).n_tokens
 
-    def _fit(self, w: TiledMatrix, n_tokens: int, norm: bool) -> Fit:
+    def _fit(self, w: TiledMatrix, n_tokens: int, norm: bool, warps: int) -> Fit:
         """Two stages and all of x are better than three and a part; a norm needs all of x. Where
         the next kernel may begin early, a block has more than half of the memory: of two blocks of
         small chunks, one would ask for the first weights of its product while the other still does
         for those of this one, which takes a fifth longer (SCHEDULES.md).
         """
-        key = w.layout, w.k, n_tokens, norm
+        key = w.layout, w.k, n_tokens, norm, warps
         if key not in self._fits:
-            self._fits[key] = self._find_fit(w, n_tokens, norm)
+            self._fits[key] = self._find_fit(w, n_tokens, norm, warps)
         return self._fits[key]
 
-    def _fit_two(self, weights: Sequence[TiledMatrix], n_tokens: int, norm: bool) -> Fit | None:
+    def _fit_two(
+        self, weights: Sequence[TiledMatrix], n_tokens: int, norm: bool, warps: int
+    ) -> Fit | None:
         """For one of each layout at once, or None."""
-        fits = [self._fit(w, n_tokens, norm) for w in weights]
+        fits = [self._fit(w, n_tokens, norm, warps) for w in weights]
         whole = all(fit.slab >= columns_of(w) for fit, w in zip(fits, weights, strict=True))
         if not whole or any(fit.n_tokens < n_tokens for fit in fits):
             return None
         stages = min(fit.stages for fit in fits)
         return replace(max(fits, key=lambda fit: fit.shared), stages=stages)
 
-    def _find_fit(self, w: TiledMatrix, n_tokens: int, norm: bool) -> Fit:
-        whole, warps = columns_of(w), self.limits.warps
+    def _find_fit(self, w: TiledMatrix, n_tokens: int, norm: bool, warps: int) -> Fit:
+        whole = columns_of(w)
         unit = warps * w.layout.chunk_k
         parts = [] if norm else range((whole - 1) // unit * unit, 0, -unit)
         every = range(self.limits.stages, 0, -1)
@@ -251,7 +274,7 @@ class MulMatTile:
             for stages, slab in choices:
                 shared = shared_bytes(w.layout, columns, slab, w.k, stages, count, warps)
                 if shared <= self.limits.shared:
-                    return Fit(count, columns, stages, slab, max(shared, self._least))
+                    return Fit(count, columns, warps, stages, slab, max(shared, self._least))
         raise ValueError(
             f"{w.layout.type_name} of {w.k} columns needs more than {self.limits.shared} bytes of "
             "shared memory"
@@ -261,14 +284,14 @@ class MulMatTile:
         self, weights: Sequence[TiledMatrix], fit: Fit, prologue: str, *options: str
     ) -> Kernel:
         """Of weights of one layout, or of two; options: what else an instance has."""
-        warps, widest = self.limits.warps, max(columns_of(w) for w in weights)
-        pieces = -(-widest // (8 * 32 * warps)) if prologue != "PLAIN" else 1
+        widest = max(columns_of(w) for w in weights)
+        pieces = -(-widest // (8 * 32 * fit.warps)) if prologue != "PLAIN" else 1
         types = (w.layout.type_name for w in weights)
         name = "mul_mat_tile" if len(weights) == 1 else "mul_mat_tile_two"
         instance = f"{name}<{', '.join((*types, str(fit.columns), prologue, *options))}>"
-        key = instance, fit.stages, pieces
+        key = instance, fit.warps, fit.stages, pieces
         if key not in self._kernels:
-            defines = {"WARPS": warps, "STAGES": fit.stages, "NORM_PIECES": pieces}
+            defines = {"WARPS": fit.warps, "STAGES": fit.stages, "NORM_PIECES": pieces}
             self._kernels[key] = self.device.kernel("mul_mat_tile.cu", instance, defines=defines)
         return self._kernels[key]
 

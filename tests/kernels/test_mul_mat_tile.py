@@ -13,6 +13,8 @@ from tile_cases import (
     EXACT,
     FIXED_POINT,
     HALF,
+    HALF_OF_THEM,
+    NORMED,
     TWO,
     TWO_NORMED,
     Weights,
@@ -31,6 +33,7 @@ from ggpy.kernels.mul_mat_tile import (
     NORM_TOKENS,
     WARPS,
     Added,
+    Limits,
     MulMatTile,
     shared_bytes,
     shared_out,
@@ -386,6 +389,66 @@ def test_order_of_blocks_and_warps(emulator, n_tokens, monkeypatch):
         monkeypatch.setattr(emulator.unprepared, "order", order)
         for a, b in zip(multiply(emulator, tiles, x), usual, strict=True):
             assert np.array_equal(a, b), f"order {order}"
+
+
+# Blocks of half as many warps
+
+
+@pytest.mark.parametrize("n_tokens", [1, 8])
+@pytest.mark.parametrize("name", ["Q8_0", "Q6_K"])
+def test_half_of_the_warps(machine, name, n_tokens):
+    w = Weights(name, 150, 1280)
+    x, bounds = halves(n_tokens, 1280), limits(machine, **HALF_OF_THEM)
+    residual = np.random.default_rng(1).standard_normal((n_tokens, 150)).astype(np.float32)
+    options = {"residual": residual, "epilogue": "ADD", "bounds": bounds}
+    (y,) = multiply(machine, [w.tiled(machine)], x, **options)
+    assert nmse(y, residual + exact(w, x), energy(w, x)) <= bound(w)
+
+
+@pytest.mark.parametrize("n_tokens", NORMED)
+@pytest.mark.parametrize("name", ["Q8_0", "Q6_K"])
+def test_half_of_the_warps_with_a_norm(machine, name, n_tokens):
+    gate, up = (Weights(name, 150, 1280, seed) for seed in (0, 1))
+    (x, weight), bounds = some_rows(n_tokens, 1280), limits(machine, **HALF_OF_THEM)
+    options = {"norm": weight / 300, "eps": 1e-6, "epilogue": "GLU", "bounds": bounds}
+    (y,) = multiply(machine, [gate.tiled(machine), up.tiled(machine)], x, **options)
+    n = normalised(x, weight / 300, 1e-6)
+    assert nmse(y, silu(exact(gate, n)) * exact(up, n)) <= HALF
+
+
+def test_half_of_the_warps_with_two_layouts(machine):
+    weights, (x, weight) = of_two(TWO), some_rows(1, 1280)
+    tiles, bounds = [w.tiled(machine) for w in weights], limits(machine, **HALF_OF_THEM)
+    outs = multiply(machine, tiles, x, norm=weight, eps=1e-6, bounds=bounds)
+    for w, y in zip(weights, outs, strict=True):
+        assert nmse(y, exact(w, normalised(x, weight, 1e-6))) <= FIXED_POINT
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "norm", "warps"),
+    [
+        (16, 12 * 128, False, 8),
+        (16, 13 * 128, False, 16),
+        (3 * 16 + 1, 6 * 128, False, 8),
+        (6 * 16 + 1, 6 * 128, False, 16),
+        (16, 64 * 128, True, 8),
+        (3 * 16 + 1, 33 * 128, True, 16),
+    ],
+)
+def test_a_block_of_few_chunks_has_half_of_the_warps(emulator, rows, columns, norm, warps):
+    """One tile row of one block, or so many of three that one of them has two or three."""
+    threads = []
+    device = SimpleNamespace(
+        arch="sm_90a",
+        shared_bytes=emulator.shared_bytes,
+        kernel=lambda *_, **__: SimpleNamespace(launch=lambda grid, n, *_, **__: threads.append(n)),
+    )
+    layout = Weights("Q8_0", rows, columns).layout
+    tiles = TiledMatrix(layout, rows, columns, Ptr(0))
+    product = MulMatTile(device, Limits(device.shared_bytes, 3))
+    options = {"norm": Ptr(0)} if norm else {}
+    product.launch([tiles], Ptr(0), [Ptr(0)], 1, **options)
+    assert threads == [32 * warps]
 
 
 # Two layouts

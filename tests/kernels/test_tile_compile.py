@@ -30,10 +30,10 @@ ALONE = [
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
 
-def product(arch, instances, pieces=1):
+def product(arch, instances, pieces=1, warps=16):
     """Resources of instances of the product."""
     names = [f"mul_mat_tile<{instance}>" for instance in instances]
-    defines = {**PRODUCT, "NORM_PIECES": pieces}
+    defines = {**PRODUCT, "NORM_PIECES": pieces, "WARPS": warps}
     return compile_cubin("mul_mat_tile.cu", arch, expressions=names, defines=defines).resources
 
 
@@ -99,12 +99,14 @@ def test_every_kind_of_codes(arch):
     check_nothing_spills(product(arch, [f"{t}, 8, PLAIN, STORE, true" for t in types]))
 
 
-@pytest.mark.parametrize(("pieces", "tokens"), [(4, (1,)), (3, NORMED)])
-def test_wide_rows_are_normalised_in_registers(pieces, tokens):
+@pytest.mark.parametrize("warps", [8, 16])
+@pytest.mark.parametrize(("columns", "tokens"), [(16384, (1,)), (12288, NORMED)])
+def test_wide_rows_are_normalised_in_registers(columns, tokens, warps):
     """Up to 16384 columns, the widest model known; of two tokens as many as products get."""
-    assert tokens[-1] * pieces * 4096 <= MOST_NORMED
+    assert tokens[-1] * columns <= MOST_NORMED
+    pieces, registers = columns // (256 * warps), 65536 // (32 * warps)
     instances = [f"{SOME[0]}, {c}, NORM, {e}, true" for c in tokens for e in ("STORE", "GLU")]
-    check_nothing_spills(product("sm_90a", instances, pieces=pieces))
+    check_nothing_spills(product("sm_90a", instances, pieces, warps), registers=registers)
 
 
 def test_every_format_can_be_repacked():
