@@ -78,7 +78,7 @@ class StepUpload:
         self._moving = moving
         self._staging: list[tuple[NDArray[np.int32], Any]] = []  # and when it was copied
         self._places: list[Buffer] = []
-        self._used = [device.event() for _ in range(PLACES + 1)]  # by all kernels of a step
+        self._used = [device.event() for _ in range(PLACES + 1)]  # reached behind a step there
         self._place = PLACES  # of the last step
         self._copies = device.new_stream()
         self._batches: dict[tuple, Batch] = {}

@@ -102,8 +102,9 @@ def kernel_library(
     files["emulated_entries.cpp"] = _entries(name, expressions)
     inputs = dict(files)
     inputs.update({f"emulator/{path.name}": path.read_bytes() for path in HERE.glob("*.h")})
-    # Symbolic: a kernel may bear the name of a function of the C library.
-    flags = [*_flags(sanitize), *macros, "-fPIC", "-shared", "-Wl,-Bsymbolic"]
+    # Symbolic: a kernel may bear the name of a function of the C library. Not unique: what is
+    # static in a template is each library's own, as its size may depend on a macro.
+    flags = [*_flags(sanitize), *macros, "-fPIC", "-shared", "-Wl,-Bsymbolic", "-fno-gnu-unique"]
     with tempfile.TemporaryDirectory() as work:
         for path, text in files.items():
             (Path(work) / path).parent.mkdir(parents=True, exist_ok=True)

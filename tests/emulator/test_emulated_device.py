@@ -125,6 +125,25 @@ def test_a_kernel_may_have_the_name_of_a_library_function(make):
     assert run(device, "ftok", 1, 1, [], np.zeros(1, np.int32))[0] == 6
 
 
+def test_a_kernel_compiled_twice_has_memory_of_its_own_size(make):
+    """Memory shared in a template's function, whose size a macro decides: the smaller one first."""
+    device = make("""
+        template <class T> __device__ T* part_of(int i) {
+            __shared__ T parts[THREADS];
+            return parts + i;
+        }
+        extern "C" __global__ void k(int* out) {
+            *part_of<int>(threadIdx.x) = threadIdx.x;
+            __syncthreads();
+            out[threadIdx.x] = *part_of<int>(THREADS - 1 - threadIdx.x);
+        }
+    """)
+    for n in (32, 128):
+        out = device.alloc(4 * n)
+        device.kernel("sample.cu", "k", defines={"THREADS": n}).launch(1, n, (out,))
+        assert device.download(out, np.int32, n).tolist() == list(range(n))[::-1]
+
+
 def test_defines_and_extra_source(make):
     device = make('extern "C" __global__ void k(int* y) { *y = N; }')
     values = []
