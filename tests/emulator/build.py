@@ -9,6 +9,7 @@ all that went in.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import hashlib
 import json
@@ -17,7 +18,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ggpy.device import toolkit
@@ -141,20 +142,30 @@ def _build(kind: str, inputs: dict[str, bytes], flags: list[str], arguments: lis
     parts = [digests, flags, _compiler_version(), toolkit.headers_version()]
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
     target = cache_dir("emulator") / f"{kind}-{digest}"
-    if target.exists():
-        target.touch()
-        return target
-    includes = [f"-I{HERE}", *(f"-I{path}" for path in toolkit.header_folders())]
-    with tempfile.TemporaryDirectory() as work:
-        output = Path(work) / "output"
-        command = [compiler(), *flags, *includes, *arguments, "-o", str(output)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise BuildError(f"{' '.join(command)}\n{done.stderr}")
-        write_atomically(target, output.read_bytes())
-    target.chmod(0o755)
+    with _alone(target):
+        if target.exists():
+            target.touch()
+            return target
+        includes = [f"-I{HERE}", *(f"-I{path}" for path in toolkit.header_folders())]
+        with tempfile.TemporaryDirectory() as work:
+            output = Path(work) / "output"
+            command = [compiler(), *flags, *includes, *arguments, "-o", str(output)]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                raise BuildError(f"{' '.join(command)}\n{done.stderr}")
+            write_atomically(target, output.read_bytes())
+        target.chmod(0o755)
     _trim(target.parent)
     return target
+
+
+@contextlib.contextmanager
+def _alone(target: Path) -> Iterator[None]:
+    """No other process compiles the same meanwhile: tests that run side by side want the same."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{target}.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield  # closing the file unlocks it
 
 
 def _trim(folder: Path) -> None:

@@ -1,6 +1,10 @@
 """The emulated device's interface: arguments, buffers, graphs, compile errors, limits."""
 
 import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +14,8 @@ from emulator.small import run
 
 from ggpy.device.base import CudaError, OutOfMemory
 from ggpy.device.compile import CompileError
+
+TESTS = str(Path(__file__).resolve().parent.parent)
 
 
 class Shape(ctypes.Structure):
@@ -190,3 +196,21 @@ def test_limits(make):
 def test_shared_declarations_are_understood(declaration, expected):
     text = build.rewrite(declaration, "x.cu")
     assert all(part in text for part in expected)
+
+
+def test_processes_that_want_the_same_compile_it_once(tmp_path):
+    log, wrapper = tmp_path / "log", tmp_path / "g++"
+    wrapper.write_text(f'#!/bin/sh\necho "$*" >> {log}\nexec {build.compiler()} "$@"\n')
+    wrapper.chmod(0o755)
+    code = "from emulator import build; print(build.host_program(False))"
+    environment = {"CXX": str(wrapper), "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": TESTS}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], env=os.environ | environment, stdout=subprocess.PIPE
+        )
+        for _ in range(3)
+    ]
+    found = {process.communicate(timeout=120)[0] for process in started}
+    assert [process.returncode for process in started] == [0] * 3 and len(found) == 1
+    compiled = [line for line in log.read_text().splitlines() if "host.cpp" in line]
+    assert len(compiled) == 1
