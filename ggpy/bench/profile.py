@@ -25,7 +25,7 @@ from .runs import Bench, Facts, Loaded, Run
 from .timing import Clock, Timing
 
 OPS = ("run", "embed", "qkv", "attend", "linear_add", "ffn", "logits", "sample")
-PARTS_OF_OPS = {"find_best": "sample"}  # methods, and what they do
+METHODS = {op: op for op in OPS} | {"find_best": "sample"}  # of a backend: what each is part of
 # The matrices that an op reads, by their names in its operands; all others are only mentioned.
 READS: dict[str, tuple[str, ...]] = {
     "qkv": ("wq", "wk", "wv"),
@@ -77,7 +77,7 @@ class Watcher:
         self.nbytes: dict[str, int] = {}  # of the weights of one step, by op
         self._observed = observed
         self._counted: dict[str, int] = {}
-        for method, op in (dict(zip(OPS, OPS, strict=True)) | PARTS_OF_OPS).items():
+        for method, op in METHODS.items():
             setattr(ops, method, self._wrapped(op, getattr(ops, method)))
 
     def _wrapped(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:

@@ -198,7 +198,7 @@ class Cuda:
         self._ropes.begin()
         self._fuse, self._repeat = repeat and batch.alone, repeat
         self._products.prompt = not (batch.alone or self.batch_invariant)
-        best = self._sampling.begin(batch.place if self._fuse else -1, batch.n_rows)
+        best = self._sampling.begin(batch.place if self._fuse else None, batch.n_rows)
         rare = not (batch.alone and batch.all_rows and batch.n_tokens <= GRAPH_TOKENS)
 
         def launch() -> Array:

@@ -107,7 +107,6 @@ class _Slot:
 
     def free(self) -> None:
         """Wait for the step that used it."""
-        self.done.synchronize()
         if self.given:
             self.given.keep()
             self.given = None
@@ -135,12 +134,12 @@ class Sampling:
         self._parameters: Buffer | None = None  # as large as it had to be
         self._best: Buffer | None = None  # of each segment of a row
 
-    def begin(self, place: int, n_rows: int) -> bool:
+    def begin(self, place: int | None, n_rows: int) -> bool:
         """Before a step of single tokens that go to the place: whether `find_best` should be its
-        end, because probably the highest logits are wanted again. place: -1 of other steps.
+        end, because probably the highest logits are wanted again. place: None of other steps.
         """
         plan = self._plan
-        if place < 0 or not (plan.best_only and len(plan.samplers) == n_rows > 0):
+        if place is None or not (plan.best_only and len(plan.samplers) == n_rows > 0):
             self._best_of = None
             return False
         self._best_of = self._of_places[place]
@@ -228,7 +227,7 @@ class Sampling:
     def _slot(self) -> _Slot:
         ids, results = self.device.mapped(4 * MAX_ROWS)
         parameters = self._pinned(MAX_ROWS)
-        return _Slot(ids.view(np.int32), results, parameters, self.device.event().record())
+        return _Slot(ids.view(np.int32), results, parameters, self.device.event())
 
     def _pinned(self, n: int) -> NDArray[np.int32]:
         memory: NDArray[np.int32] = self.device.pinned(4 * n).view(np.int32)
