@@ -103,9 +103,9 @@ class Prepared:
 
     def _build(self, group: Group) -> None:
         source, names, options = group
-        macros = [f"-D{name}={value}" for name, value in options.get("defines", {}).items()]
-        sanitize, headers = self.unprepared.sanitize, options.get("headers")
-        build.kernel_library(self.unprepared.cuda, source, names, macros, "", sanitize, headers)
+        device, headers = self.unprepared, options.get("headers")
+        defines = options.get("defines", {})
+        build.kernel_library(device.cuda, source, names, defines, "", device.sanitize, headers)
 
 
 def _key(source: str, name: str, options: dict[str, Any]) -> tuple:

@@ -30,15 +30,10 @@ HERE = Path(__file__).resolve().parent
 COMMON = ["-std=c++17", "-g1", "-DGGPY_EMULATOR", "-w", "-ffp-contract=off", "-fno-strict-aliasing"]
 # Automatic variables that a kernel forgets to set hold a pattern, not luck.
 COMMON += ["-ftrivial-auto-var-init=pattern"]
+COMMON += ["-O1"]  # kernels run for seconds, and compile for minutes
+SANITIZE = ["-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 # Left shifts of negative numbers and into the sign bit mean the same everywhere since C++20.
-SANITIZE = [
-    "-O1",
-    "-fno-omit-frame-pointer",
-    "-fsanitize=address,undefined",
-    "-fno-sanitize-recover=all",
-]
 SANITIZE += ["-fno-sanitize=shift-base"]
-PLAIN = ["-O2"]
 KEPT_BYTES = 512 << 20  # of the cache folder
 
 
@@ -86,7 +81,7 @@ def kernel_library(
     folder: Path,
     name: str,
     expressions: Sequence[str],
-    macros: Sequence[str],
+    defines: Mapping[str, str | int],
     extra_source: str,
     sanitize: bool,
     headers: Mapping[str, str] | None = None,
@@ -100,21 +95,36 @@ def kernel_library(
         path: rewrite(text.decode(), f"{folder.name}/{path}").encode()
         for path, text in files.items()
     }
-    files["emulated_entries.cpp"] = _entries(name, expressions)
-    inputs = dict(files)
-    inputs.update({f"emulator/{path.name}": path.read_bytes() for path in HERE.glob("*.h")})
+    files["emulated_entries.cpp"] = _entries(name, expressions, defines)
+    own = {path.name: path.read_bytes() for path in HERE.glob("*.h")}
+    inputs = {**files, **{f"emulator/{path}": text for path, text in own.items()}}
     # Symbolic: a kernel may bear the name of a function of the C library. Not unique: what is
     # static in a template is each library's own, as its size may depend on a macro.
-    flags = [*_flags(sanitize), *macros, "-fPIC", "-shared", "-Wl,-Bsymbolic", "-fno-gnu-unique"]
+    code = [*_flags(sanitize), "-fPIC", "-fno-gnu-unique"]
+    flags = [*code, "-shared", "-Wl,-Bsymbolic"]
+    first = ["-include", str(_precompiled(own, code))]
     with tempfile.TemporaryDirectory() as work:
         for path, text in files.items():
             (Path(work) / path).parent.mkdir(parents=True, exist_ok=True)
             (Path(work) / path).write_bytes(text)
-        return _build("kernel", inputs, [*flags], [f"-I{work}", f"{work}/emulated_entries.cpp"])
+        sources = [f"-I{work}", f"{work}/emulated_entries.cpp"]
+        return _build("kernel", inputs, flags, [*first, *sources])
 
 
-def _entries(name: str, expressions: Sequence[str]) -> bytes:
-    lines = ['#include "emulator.h"', f'#include "{name}"']
+def _precompiled(inputs: dict[str, bytes], flags: list[str]) -> Path:
+    """emulator.h, to be included first by code of these flags. Reading it is most of what a small
+    library takes; it is read before macros are defined, so that it is the same for all."""
+    arguments = ["-x", "c++-header", str(HERE / "emulator.h")]
+    header = _build("headers", inputs, flags, arguments, ".h.gch").with_suffix("")
+    if not header.exists():  # g++ reads it where it cannot use what is precompiled
+        write_atomically(header, b'#include "emulator.h"\n')
+    return header
+
+
+def _entries(name: str, expressions: Sequence[str], defines: Mapping[str, str | int]) -> bytes:
+    """Behind emulator.h, which g++ includes first."""
+    lines = [f"#define {macro} {value}" for macro, value in defines.items()]
+    lines.append(f'#include "{name}"')
     for index, expression in enumerate(expressions):
         if expression.isidentifier():  # NVRTC finds such a kernel only if it is extern "C"
             lines.append(f'extern "C" decltype({expression}) {expression};')
@@ -126,7 +136,7 @@ def _entries(name: str, expressions: Sequence[str]) -> bytes:
 
 
 def _flags(sanitize: bool) -> list[str]:
-    return [*COMMON, *(SANITIZE if sanitize else PLAIN)]
+    return [*COMMON, *SANITIZE] if sanitize else COMMON
 
 
 @functools.cache
@@ -136,12 +146,18 @@ def _compiler_version() -> str:
     ).stdout
 
 
-def _build(kind: str, inputs: dict[str, bytes], flags: list[str], arguments: list[str]) -> Path:
+def _build(
+    kind: str,
+    inputs: dict[str, bytes],
+    flags: list[str],
+    arguments: list[str],
+    suffix: str = "",
+) -> Path:
     """Compile unless the same contents were compiled before."""
     digests = {name: hashlib.sha256(text).hexdigest() for name, text in sorted(inputs.items())}
     parts = [digests, flags, _compiler_version(), toolkit.headers_version()]
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
-    target = cache_dir("emulator") / f"{kind}-{digest}"
+    target = cache_dir("emulator") / f"{kind}-{digest}{suffix}"
     with _alone(target):
         if target.exists():
             target.touch()

@@ -275,13 +275,14 @@ class Emulated:
         headers: dict[str, str] | None = None,
     ) -> list[EmulatedKernel]:
         """See ggpy.device.base.Device. CompileError; NVRTC's `options` mean nothing here."""
-        macros = [f"-D{name}={value}" for name, value in (defines or {}).items()]
-        known = self._libraries.setdefault((source, tuple(macros), extra_source, str(headers)), {})
+        defines = defines or {}
+        key = source, tuple(defines.items()), extra_source, str(headers)
+        known = self._libraries.setdefault(key, {})
         missing = [name for name in dict.fromkeys(names) if name not in known]
         if missing:
             try:
                 path = build.kernel_library(
-                    self.cuda, source, missing, macros, extra_source, self.sanitize, headers
+                    self.cuda, source, missing, defines, extra_source, self.sanitize, headers
                 )
             except build.BuildError as error:
                 raise CompileError(str(error)) from None

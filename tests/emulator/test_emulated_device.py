@@ -198,6 +198,24 @@ def test_shared_declarations_are_understood(declaration, expected):
     assert all(part in text for part in expected)
 
 
+def test_headers_are_precompiled(make, monkeypatch):
+    """Also where a macro has a name that is in them."""
+    run, warnings = build.subprocess.run, []
+
+    def warning(command, **options):
+        done = run([*(part for part in command if part != "-w"), "-Winvalid-pch"], **options)
+        warnings.append(done.stderr)
+        return done
+
+    # Of this process, so that nobody has compiled it before.
+    device = make(f'extern "C" __global__ void k(int* y) {{ *y = X + {os.getpid()}; }}')
+    monkeypatch.setattr(build.subprocess, "run", warning)
+    y = device.zeros(4)
+    device.kernel("sample.cu", "k", defines={"X": 7}).launch(1, 1, (y,))
+    assert device.download(y, np.int32, 1)[0] == 7 + os.getpid()
+    assert warnings and not any("pch" in text for text in warnings)
+
+
 def test_processes_that_want_the_same_compile_it_once(tmp_path):
     log, wrapper = tmp_path / "log", tmp_path / "g++"
     wrapper.write_text(f'#!/bin/sh\necho "$*" >> {log}\nexec {build.compiler()} "$@"\n')
