@@ -212,12 +212,13 @@ __global__ void __launch_bounds__(ATTEND_THREADS, 1) attend(const Attend p) {
             add_scores_by_pieces<ROW, K, 0>(keys, lane_slot, t, q, s);
             __syncwarp();  // as above
             soften(p, s, position, t, low, high, softmax, a, shrink);
+            constexpr int PIECES = N % 16 == 0 ? 16 : 8;
 #pragma unroll
-            for (int n = 0; n < N; n += 16) {
-                typename V::template Values<ROW, 16> w;
+            for (int n = 0; n < N; n += PIECES) {
+                typename V::template Values<ROW, PIECES> w;
                 const uint8_t* values = page_of<V>(p.rope, p.rope.v_pages, table, rows.kv_head, position, ROW);
                 w.load(values, slot, n, g, t);
-                add_values<16>(w, n, g, a, shrink, o);
+                add_values<PIECES>(w, n, g, a, shrink, o);
                 __syncwarp();
             }
         }
@@ -240,13 +241,16 @@ __global__ void __launch_bounds__(ATTEND_THREADS, 1) attend(const Attend p) {
 
 // Warps that a multiprocessor has registers for. Those with short heads leave room to the product before, beside whose
 // blocks these begin. LEAN: nothing takes more than it must.
-template <int ROW, bool SHARES, bool LEAN>
-constexpr int WARPS_AT_ONCE = ROW > 128 ? (SHARES ? 12 : 8) : SHARES || (ROW <= 64 && LEAN) ? 20 : ROW > 64 ? 12 : 16;
+template <int ROW, bool SHARES, bool ODD, bool LEAN>
+constexpr int WARPS_AT_ONCE = SHARES     ? (ROW > 128 ? 12 : ODD ? 16 : 20)
+                              : ROW > 64 ? (ROW > 128 ? 8 : 12)
+                                         : (LEAN && !ODD ? 20 : 16);
 
 // grid (G * tiles of a head group, tiles, splits); tile i is token i, of sequence i. SHARES: operands are in shared memory;
-// MORE: heads may have norms, scores a cap, and there may be sinks.
-template <int ROW, bool SHARES = false, bool MORE = true, class K = CacheF16, class V = CacheF16>
-__global__ void __launch_bounds__(WARPS_AT_ONCE<ROW, SHARES, !MORE && K::alone && V::alone> * 32)
+// ODD: strips that fill no round of a block's warps come second, and pass through shared memory; MORE: heads may have
+// norms, scores a cap, and there may be sinks.
+template <int ROW, bool SHARES = false, bool ODD = false, bool MORE = true, class K = CacheF16, class V = CacheF16>
+__global__ void __launch_bounds__(WARPS_AT_ONCE<ROW, SHARES, ODD, !MORE && K::alone && V::alone> * 32)
     attend_alone(const Attend p) {
     SHARED_DYNAMIC(uint8_t, shared);
     const int token = blockIdx.y, split = blockIdx.z;
@@ -254,6 +258,6 @@ __global__ void __launch_bounds__(WARPS_AT_ONCE<ROW, SHARES, !MORE && K::alone &
     TokenContext context(p, token);
     if (split >= tile.n_split || (context.position | context.warp_page) < 0) return;  // none is: so all come together
     const Rows rows(p, tile, blockIdx.x);
-    context.cut(p, tile, split);
-    attend_token<ROW, SHARES, MORE, K, V>(p, tile, rows, context, blockIdx.x, gridDim.x, split, kept_shared(shared));
+    context.cut<ODD>(p, tile, split);
+    attend_token<ROW, SHARES, ODD, MORE, K, V>(p, tile, rows, context, blockIdx.x, gridDim.x, split, kept_shared(shared));
 }

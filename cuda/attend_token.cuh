@@ -27,7 +27,8 @@ struct TokenContext {
     int warp_page;  // where strip `warp` of the context is
     int low;        // the first position it sees
     int from, to;   // strips of this part of the context
-    bool newest;    // the token's own position is among them
+    int odd;        // of them, the first, beside whole rounds of a block's warps
+    bool newest;    // the token's own position is among the strips
 
     // The page of the warp's first strip, if that is not further on, is asked for beside the position.
     __device__ __forceinline__ TokenContext(const Attend& p, int token) {
@@ -36,7 +37,8 @@ struct TokenContext {
         position = load_now(p.rope.positions + token);
         warp_page = load_now(table + min(warp * TOKEN_STRIP / PAGE_SIZE, p.rope.table_stride - 1));
     }
-    // What part `split` of the tile is.
+    // What part `split` of the tile is. ODD: there may be odd strips.
+    template <bool ODD>
     __device__ __forceinline__ void cut(const Attend& p, const AttendTile& tile, int split) {
         page = load_now(table + position / PAGE_SIZE);
         low = p.window > 0 ? max(0, position - p.window + 1) : 0;
@@ -44,13 +46,31 @@ struct TokenContext {
         const int strips = end - start;
         const int per_split = tile.n_split == 1 ? strips : (strips + tile.n_split - 1) / tile.n_split;
         from = kept(start + split * per_split), to = kept(min(end, from + per_split));
+        odd = ODD ? kept(to - from > TOKEN_WARPS ? (to - from) % TOKEN_WARPS : 0) : 0;
         newest = from < to && to == end;
     }
     // Where a strip is; 0 behind the last one.
     __device__ __forceinline__ int page_of(int strip) const {
         return strip < to ? __ldg(table + strip * TOKEN_STRIP / PAGE_SIZE) : 0;
     }
-    __device__ __forceinline__ int first_page(int strip) const { return from == 0 ? warp_page : page_of(strip); }
+    __device__ __forceinline__ int first_page(int strip) const { return from + odd == 0 ? warp_page : page_of(strip); }
+};
+
+// The strips of a warp. TO_ODD: the odd one, if it has one, is its second.
+template <bool TO_ODD>
+struct Walk {
+    int strip, following;  // may be behind the last
+
+    __device__ __forceinline__ Walk(const TokenContext& context, int warp) : strip(context.from + context.odd + warp) {
+        following = TO_ODD && warp < context.odd ? strip - context.odd : strip + TOKEN_WARPS;
+    }
+    __device__ __forceinline__ int next() const { return TO_ODD ? following : strip + TOKEN_WARPS; }
+    // All others are behind the odd ones.
+    __device__ __forceinline__ int behind_next() const { return max(strip, next()) + TOKEN_WARPS; }
+    __device__ __forceinline__ void step() {
+        const int behind = behind_next();
+        strip = next(), following = behind;
+    }
 };
 
 // Running softmax of heads 2t and 2t + 1.
@@ -137,9 +157,21 @@ struct StripOperands<ROW, CacheF16, CacheF16, true> {
     }
 };
 
+// The strip, which is on page `page`, is asked for.
+template <int ROW, class K, class V, bool SHARES>
+__device__ __forceinline__ void load_strip(const Attend& p, const Rows& rows, StripOperands<ROW, K, V, SHARES>& operands,
+                                           int strip, int page, int lane) {
+    const int slot = strip * TOKEN_STRIP % PAGE_SIZE;
+    operands.load_keys(page_at<K>(p.rope, p.rope.k_pages, page, rows.kv_head, ROW), slot, lane);
+    operands.end_load();
+    operands.load_values(page_at<V>(p.rope, p.rope.v_pages, page, rows.kv_head, ROW), slot, lane);
+    operands.end_load();
+}
+
 // s = scores of the strip: (block 0's row g, heads 2t, 2t + 1), (block 1's row g, ...). The B operand is head g of `q`,
-// in shared memory, zeros for heads that are none. Two sums, so that products that add to the same one are apart.
-template <int ROW, class Operands>
+// in shared memory, zeros for heads that are none. Two sums, so that products that add to the same one are apart. So many
+// pieces AT_ONCE take registers.
+template <int ROW, int AT_ONCE = ROW / 32, class Operands>
 __device__ __forceinline__ void strip_scores(const Operands& strip, const __half* q, int n_heads, int lane,
                                              float (&s)[4]) {
     const int g = lane / 4, t = lane % 4;
@@ -147,7 +179,7 @@ __device__ __forceinline__ void strip_scores(const Operands& strip, const __half
 #pragma unroll
     for (int e = 0; e < 4; ++e) s[e] = 0.0f;
     __syncwarp();  // the compiler shall not keep q in registers that the loop has no room for
-#pragma unroll
+#pragma unroll AT_ONCE
     for (int i = 0; i < ROW / 32; ++i) {
         uint4 v = make_uint4(0, 0, 0, 0);
         if (g < n_heads) v = *(reinterpret_cast<const uint4*>(q + g * ROW) + i * 4 + t);
@@ -218,27 +250,42 @@ __device__ __forceinline__ void add_strip_values(const Operands& strip, int lane
     }
 }
 
-// A strip whose keys and values are in `operands`: o += what it gives. Unless it is the warp's ONLY one, the keys of its
-// next strip, which is on page `ahead`, are asked for as soon as these are used, its values likewise, so that memory is
-// never idle.
-template <int ROW, bool ONLY, bool MORE, class K, class V, bool SHARES, int N>
+// A strip whose keys and values are in `operands`: o += what it gives. Unless it is known to be the warp's LAST, the keys of
+// its next strip, which is on page `ahead`, are asked for as soon as these are used, its values likewise, so that memory
+// is never idle. FIRST: o is zero.
+template <int ROW, bool FIRST, bool LAST, bool MORE, class K, class V, bool SHARES, bool TO_ODD, int N>
 __device__ __forceinline__ void add_strip(const Attend& p, const TokenContext& context, const Rows& rows,
-                                          const __half* queries, StripOperands<ROW, K, V, SHARES>& operands, int strip,
-                                          int& ahead, int lane, TokenSoftmax& softmax, float (&o)[N][4]) {
-    const int next = strip + TOKEN_WARPS, page = ahead, slot = next * TOKEN_STRIP % PAGE_SIZE;
-    const bool more = !ONLY && next < context.to;
+                                          const __half* queries, StripOperands<ROW, K, V, SHARES>& operands,
+                                          const Walk<TO_ODD>& walk, int& ahead, int lane, TokenSoftmax& softmax,
+                                          float (&o)[N][4]) {
+    const int page = ahead, slot = walk.next() * TOKEN_STRIP % PAGE_SIZE;
+    const bool more = !LAST && walk.next() < context.to;
     float s[4], shrink[2];
     uint32_t b[2];
     operands.await_keys();
     strip_scores<ROW>(operands, queries, rows.heads, lane, s);
     if (more) operands.load_keys(page_at<K>(p.rope, p.rope.k_pages, page, rows.kv_head, ROW), slot, lane);
     operands.end_load();
-    if constexpr (!ONLY) ahead = context.page_of(next + TOKEN_WARPS);
-    soften_strip<MORE>(p, context, s, strip * TOKEN_STRIP, lane / 4, lane % 4, softmax, b, shrink);
+    if constexpr (!LAST) ahead = context.page_of(walk.behind_next());
+    soften_strip<MORE>(p, context, s, walk.strip * TOKEN_STRIP, lane / 4, lane % 4, softmax, b, shrink);
     operands.await_values();
-    add_strip_values<!ONLY>(operands, lane, b, shrink, o);
+    add_strip_values<!FIRST>(operands, lane, b, shrink, o);
     if (more) operands.load_values(page_at<V>(p.rope, p.rope.v_pages, page, rows.kv_head, ROW), slot, lane);
     operands.end_load();
+}
+
+// The same for an odd strip that is in shared memory beside others in registers.
+template <int ROW, bool MORE, class K, class V, int N>
+__device__ __forceinline__ void add_odd_strip(const Attend& p, const TokenContext& context, const Rows& rows,
+                                              const __half* queries, const StripOperands<ROW, K, V, true>& operands,
+                                              int strip, int lane, TokenSoftmax& softmax, float (&o)[N][4]) {
+    float s[4], shrink[2];
+    uint32_t b[2];
+    cp_async_wait<0>();
+    __syncwarp();
+    strip_scores<ROW, MORE ? 1 : ROW / 32>(operands, queries, rows.heads, lane, s);
+    soften_strip<MORE>(p, context, s, strip * TOKEN_STRIP, lane / 4, lane % 4, softmax, b, shrink);
+    add_strip_values<true>(operands, lane, b, shrink, o);
 }
 
 // The i-th of a block's heads, of which its queries are the first.
@@ -309,10 +356,9 @@ __device__ __forceinline__ void rotate_token(const Attend& p, const Rows& rows, 
 
 // The lines of the warp's first strip are asked for: all keys and values but the token's own are there.
 template <int ROW, class K, class V>
-__device__ __forceinline__ void prefetch_strip(const Attend& p, const Rows& rows, const TokenContext& context) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, strip = context.from + warp;
-    if (strip >= context.to) return;
-    const int position = strip * TOKEN_STRIP, slot = position % PAGE_SIZE;
+__device__ __forceinline__ void prefetch_strip(const Attend& p, const Rows& rows, const TokenContext& context,
+                                               int strip) {
+    const int lane = threadIdx.x % 32, position = strip * TOKEN_STRIP, slot = position % PAGE_SIZE;
     const uint8_t* keys = page_of<K>(p.rope, p.rope.k_pages, context.table, rows.kv_head, position, ROW);
     const uint8_t* values = page_of<V>(p.rope, p.rope.v_pages, context.table, rows.kv_head, position, ROW);
     K::prefetch_keys(keys, ROW, slot, TOKEN_STRIP, lane);
@@ -321,34 +367,34 @@ __device__ __forceinline__ void prefetch_strip(const Attend& p, const Rows& rows
 
 // Head group `index` of `count`, part `split` of the context. `shared`: the warps' strips, then floats
 // [TOKEN_WARPS][rows.heads][ROW + 2], then q, then the newest key and value. Only these wait for the kernels before: each
-// warp's first strip is on its way by then.
-template <int ROW, bool SHARES, bool MORE, class K, class V>
+// warp's first strip is on its way by then, and the odd ones, which would take as long as a whole round if they were
+// asked for when all others have come.
+template <int ROW, bool SHARES, bool ODD, bool MORE, class K, class V>
 __device__ void attend_token(const Attend& p, const AttendTile& tile, const Rows& rows, const TokenContext& context,
                              int index, int count, int split, uint8_t* shared) {
     constexpr int N = ROW / 16;
     constexpr bool ALONE = K::alone && V::alone;
     const int warp = kept(static_cast<int>(threadIdx.x / 32)), lane = kept(static_cast<int>(threadIdx.x % 32));
     const int g = lane / 4, t = lane % 4;
-    using Strip = StripOperands<ROW, K, V, SHARES>;
-    Strip ahead(shared + warp * Strip::SHARED);
-    float* parts = reinterpret_cast<float*>(shared + TOKEN_WARPS * Strip::SHARED);
+    constexpr bool ASIDE = ODD && !SHARES;  // odd strips are in shared memory, all others in registers
+    using Shared = StripOperands<ROW, K, V, SHARES || ODD>;
+    StripOperands<ROW, K, V, SHARES> ahead(shared + warp * Shared::SHARED);
+    Shared aside(shared + warp * Shared::SHARED);
+    float* parts = reinterpret_cast<float*>(shared + TOKEN_WARPS * Shared::SHARED);
     __half* queries = reinterpret_cast<__half*>(parts + TOKEN_WARPS * rows.heads * (ROW + 2));
     const TurnsOf<Pairs<ROW>::COUNT> turns(p.rope, lane);
     __half* newest = queries + TOKEN_HEADS * ROW;
-    int strip = context.from + warp;
-    const bool has_newest = context.newest && strip == context.to - 1;
-    const auto load_ahead = [&] {
-        const int page = context.first_page(strip), slot = strip * TOKEN_STRIP % PAGE_SIZE;
-        ahead.load_keys(page_at<K>(p.rope, p.rope.k_pages, page, rows.kv_head, ROW), slot, lane);
-        ahead.end_load();
-        ahead.load_values(page_at<V>(p.rope, p.rope.v_pages, page, rows.kv_head, ROW), slot, lane);
-        ahead.end_load();
-    };
-    if (strip < context.to) {
+    Walk<ODD && SHARES> walk(context, warp);
+    const bool has_aside = ASIDE && warp < context.odd;
+    const bool has_newest = context.newest && walk.strip == context.to - 1;
+    if (walk.strip < context.to) {
+        const int odd = walk.strip - context.odd;
+        const int page = context.first_page(walk.strip), odd_page = has_aside ? context.page_of(odd) : 0;
+        if (has_aside) load_strip<ROW>(p, rows, aside, odd, odd_page, lane);
         if (ALONE || !has_newest)
-            load_ahead();
+            load_strip<ROW>(p, rows, ahead, walk.strip, page, lane);
         else
-            prefetch_strip<ROW, K, V>(p, rows, context);
+            prefetch_strip<ROW, K, V>(p, rows, context, walk.strip);
     }
     RotationOf<Pairs<ROW>::COUNT> rotation;
     rotation.prepare(p.rope, turns, context.position);
@@ -356,7 +402,7 @@ __device__ void attend_token(const Attend& p, const AttendTile& tile, const Rows
     mine.locate(p, rows, warp, lane);
     uint8_t* const pages[2] = {page_at<K>(p.rope, p.rope.k_pages, context.page, rows.kv_head, ROW),
                                page_at<V>(p.rope, p.rope.v_pages, context.page, rows.kv_head, ROW)};
-    int page = context.page_of(strip + TOKEN_WARPS);
+    int page = context.page_of(walk.next());
     grid_dependency_wait(mine.pairs.made() | rotation.made() | made_of(pages[0]) | made_of(pages[1]));
     mine.pairs.load();
     grid_dependency_launch();  // the next product's weights shall not be asked for before that
@@ -365,18 +411,25 @@ __device__ void attend_token(const Attend& p, const AttendTile& tile, const Rows
 
     TokenSoftmax softmax;
     float o[N][4] = {};
-    if (strip < context.to) {
+    if (walk.strip < context.to) {
         if (has_newest) {
             if constexpr (ALONE)
                 ahead.put(context.position % TOKEN_STRIP, newest, newest + ROW, lane);
             else
-                load_ahead();
+                load_strip<ROW>(p, rows, ahead, walk.strip, context.first_page(walk.strip), lane);
         }
-        if (strip + TOKEN_WARPS >= context.to)
-            add_strip<ROW, true, MORE>(p, context, rows, queries, ahead, strip, page, lane, softmax, o);
-        else
-            for (; strip < context.to; strip += TOKEN_WARPS)
-                add_strip<ROW, false, MORE>(p, context, rows, queries, ahead, strip, page, lane, softmax, o);
+        if (!ASIDE && walk.next() >= context.to) {
+            add_strip<ROW, true, true, MORE>(p, context, rows, queries, ahead, walk, page, lane, softmax, o);
+        } else {
+            if constexpr (ASIDE) {
+                add_strip<ROW, true, false, MORE>(p, context, rows, queries, ahead, walk, page, lane, softmax, o);
+                const int odd = walk.strip - context.odd;
+                if (has_aside) add_odd_strip<ROW, MORE>(p, context, rows, queries, aside, odd, lane, softmax, o);
+                walk.step();
+            }
+            for (; walk.strip < context.to; walk.step())
+                add_strip<ROW, false, false, MORE>(p, context, rows, queries, ahead, walk, page, lane, softmax, o);
+        }
     }
 
     const int n_parts = max(1, min(TOKEN_WARPS, context.to - context.from));  // warps that have a strip

@@ -196,8 +196,11 @@ class CudaKernel:
                 f"shared memory; "
                 f"a block on {self.device.gpu.name} has at most {limit}"
             )
-        size = self.device.cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        self._set(size, smem)
+        attribute = self.device.cu.CUfunction_attribute
+        self._set(attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, smem)
+        if 2 * (smem + static) > limit:  # no second block fits: let the rest be cache
+            percent = math.ceil(100 * (smem + static) / limit)
+            self._set(attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, percent)
         self._dynamic_shared = smem
 
     def _set(self, attribute: Any, value: int) -> None:

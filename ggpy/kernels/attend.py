@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,15 @@ IN_REGISTERS = 128  # elements of a head, up to which one token's do not
 TOKEN_WARPS = {8: 1.0, 4: inf, 2: inf}  # of its block: up to so many tiles a multiprocessor
 WARPS_AT_ONCE = 16  # that a multiprocessor runs for many of them
 FEW_TILES = 0.25  # a multiprocessor: up to so many, parts follow from the position alone
+
+
+class Strips(NamedTuple):
+    """Where a warp that attends for one token has keys and values (cuda/attend_token.cuh): in
+    shared memory, or in registers; odd: there are strips that come second, by shared memory.
+    """
+
+    shares: bool
+    odd: bool
 
 
 class AttendParameters(ctypes.Structure):
@@ -171,7 +181,7 @@ class Attend:
         self._much_shared = shared >= MUCH_SHARED
         self.alone = self.heads_per_tile <= TOKEN_HEADS
         self._warps_that_fit = [
-            w for w in TOKEN_WARPS if token_shared(heads, w, self.shares(2)) + 4096 <= shared
+            w for w in TOKEN_WARPS if token_shared(heads, w, self.strips(2)) + 4096 <= shared
         ] or [1]
         places = max_split_tiles * self.head_tiles
         self._workspace = device.alloc(
@@ -186,9 +196,9 @@ class Attend:
         row, fused = self.heads.row, asked.rotation is not None
         types = "" if self.heads.has_halves else f", {self.heads.structs}"
         if fused and self.alone:
-            warps, shares = self.token_warps(n_tiles), self.shares(n_tiles)
-            shared = token_shared(self.heads, warps, shares)
-            flags = f"{str(shares).lower()}, {str(_has_more(asked)).lower()}"
+            warps, strips = self.token_warps(n_tiles), self.strips(n_tiles, n_split)
+            shared = token_shared(self.heads, warps, strips)
+            flags = ", ".join(str(flag).lower() for flag in (*strips, _has_more(asked)))
             kernel = self._kernel(f"attend_alone<{row}, {flags}{types}>", warps)
         else:
             warps, shared = self.warps, self.shared
@@ -215,13 +225,21 @@ class Attend:
             return None
         return sms * WARPS_AT_ONCE // (self.token_warps(n_tokens) * self.head_tiles)
 
-    def shares(self, n_tokens: int) -> bool:
-        """Whether so many tokens' keys and values pass through shared memory: where there is enough
-        of it for more warps than there are registers for without. Of one token they do not, unless
-        they take most registers.
+    def strips(self, n_tokens: int, n_split: int = 1) -> Strips:
+        """Of so many tokens, whose contexts have n_split parts at most.
+
+        Keys and values pass through shared memory where there is enough of it for more warps than
+        there are registers for without. Of one token they do not, unless they take most registers,
+        but for odd strips. Those there are in long contexts alone, whatever the number of tokens:
+        parts of 128 positions are one round.
         """
-        here = n_tokens >= SHARES_FROM or self.heads.row > IN_REGISTERS
-        return here and self.heads.has_halves and self._much_shared
+        if not (self.heads.has_halves and self._much_shared):
+            return Strips(False, False)
+        few_registers = self.heads.row <= IN_REGISTERS
+        return Strips(
+            shares=n_tokens >= SHARES_FROM or not few_registers,
+            odd=n_split == MAX_SPLIT and few_registers,
+        )
 
     @property
     def packs(self) -> bool:
@@ -267,11 +285,9 @@ def _has_more(asked: Asked) -> bool:
     return norms or asked.soft_cap > 0 or asked.sinks is not None
 
 
-def token_shared(heads: Heads, warps: int, shares: bool) -> int:
-    """Bytes of shared memory of a block that attends for one token (cuda/attend_token.cuh);
-    `shares`: with keys and values.
-    """
+def token_shared(heads: Heads, warps: int, strips: Strips) -> int:
+    """Bytes of shared memory of a block that attends for one token (cuda/attend_token.cuh)."""
     group = heads.n_head // heads.n_head_kv
-    strips = warps * TOKEN_STRIP * heads.row * 4 if shares else 0
+    operands = warps * TOKEN_STRIP * heads.row * 4 if any(strips) else 0
     parts = warps * min(group, TOKEN_HEADS) * (heads.row + 2) * 4
-    return strips + parts + (TOKEN_HEADS + 2) * heads.row * 2
+    return operands + parts + (TOKEN_HEADS + 2) * heads.row * 2

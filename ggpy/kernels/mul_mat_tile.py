@@ -212,8 +212,8 @@ class MulMatTile:
         prologue: str,
         pdl: bool,
     ) -> None:
-        """Each layout's matrices by blocks of their own, so that all have about as much to read. They
-        have fewer warps up to half as many chunks as others do.
+        """Each layout's matrices by blocks of their own, so that all have about as much to read.
+        They have fewer warps up to half as many chunks as others do.
         """
         split = first_of_another(weights)
         parts = weights[:split], weights[split:]
@@ -233,12 +233,9 @@ class MulMatTile:
         kernel = self._kernel(firsts, fit, prologue)
         kernel.launch(grid, warps * 32, products, smem=fit.shared, pdl=pdl)
 
-    def tokens_at_once(
-        self, w: TiledMatrix, n_tokens: int, norm: bool = False, warps: int = 0
-    ) -> int:
+    def tokens_at_once(self, w: TiledMatrix, n_tokens: int, norm: bool, warps: int) -> int:
         """How many of n_tokens one launch takes: max(COLUMNS), or what there is room for."""
-        most = min(n_tokens, COLUMNS[-1])
-        return self._fit(w, most, norm, warps or self.limits.warps).n_tokens
+        return self._fit(w, min(n_tokens, COLUMNS[-1]), norm, warps).n_tokens
 
     def _fit(self, w: TiledMatrix, n_tokens: int, norm: bool, warps: int) -> Fit:
         """Two stages and all of x are better than three and a part; a norm needs all of x. Where

@@ -103,7 +103,7 @@ class StepUpload:
             host[offset : offset + size] = part.ravel()
         place = self.n_steps % PLACES if alone else PLACES
         self._send(host[: offsets[-1]], place, copied)
-        n_split = _power_of_two(int(tiles[:, 2].max())) if alone else MAX_SPLIT
+        n_split = _parts(int(tiles[:, 2].max())) if alone else MAX_SPLIT
         shape = (*sizes, len(tables), n_split)
         key = shape, place
         if key not in self._batches:
@@ -201,6 +201,13 @@ def _padded(tables: NDArray[np.int32]) -> NDArray[np.int32]:
     padded = np.zeros((len(tables), _power_of_two(width)), np.int32)
     padded[:, :width] = tables
     return padded
+
+
+def _parts(n: int) -> int:
+    """Parts to launch where contexts have n: few numbers, so that few shapes are recorded. As many
+    as there may be are launched only for so many, since Attend.strips asks for that.
+    """
+    return n if n == MAX_SPLIT else min(_power_of_two(n), MAX_SPLIT - 1)
 
 
 def _power_of_two(n: int) -> int:

@@ -16,6 +16,7 @@ struct Function {
     std::string name;
     std::vector<size_t> sizes, offsets;
     int max_dynamic = 48 << 10;
+    int carveout = -1;  // per cent
 };
 
 struct Attribute {  // CUlaunchAttribute
@@ -239,6 +240,7 @@ int cuFuncGetParamInfo(Function* function, size_t index, size_t* offset, size_t*
 }
 int cuFuncSetAttribute(Function* function, int attribute, int value) {
     if (attribute == 8) function->max_dynamic = value;
+    if (attribute == 9) function->carveout = value;
     return 0;
 }
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* count, Function*, int, size_t) {
@@ -253,6 +255,7 @@ int cuLaunchKernelEx(const Configuration* config, Function* function, void** par
              config->grid[0], config->grid[1], config->grid[2], config->block[0], config->block[1], config->block[2],
              config->shared);
     std::string line = text;
+    if (function->carveout >= 0) line += " carveout:" + std::to_string(function->carveout);
     for (unsigned i = 0; i < config->count; ++i)
         line += " " + std::to_string(config->attributes[i].id) + ":" + std::to_string(config->attributes[i].value[0]);
     line += " parameters";

@@ -21,7 +21,7 @@ from attention_cases import (
 from cases import nmse
 
 from ggpy.kernels import attend
-from ggpy.kernels.attend import MAX_SPLIT, TOKEN_WARPS, Attend, plan_tiles
+from ggpy.kernels.attend import MAX_SPLIT, TOKEN_WARPS, Attend, Strips, plan_tiles
 from ggpy.kernels.pack import CODES, HALVES, PLAIN
 
 NMSE = 5e-6
@@ -146,6 +146,25 @@ def test_rotation_inside_with_a_window(machine, monkeypatch, window, warps):
     check_rotation_inside(machine, heads(4, 2, 64), [300, 65, 64, 33, 1], TURN, window=window)
 
 
+ODD = {  # length, window, warps
+    "1": (2100, 0, 8),
+    "7": (3840, 0, 8),
+    "none": (3841, 0, 8),
+    "1 behind two rounds": (4200, 0, 8),
+    "3 of four warps": (3840, 0, 4),
+    "1 of two warps": (3700, 0, 2),
+    "1 of a window": (5000, 2100, 8),
+}
+
+
+@pytest.mark.parametrize("length, window, warps", ODD.values(), ids=ODD)
+def test_odd_strips(machine, monkeypatch, length, window, warps):
+    """Of contexts whose parts have more strips than a block has warps."""
+    monkeypatch.setattr(attend, "TOKEN_WARPS", {warps: inf})
+    check_rotation_inside(machine, heads(4, 2, 64), [length], TURN, window=window)
+    check_rotation_inside(machine, heads(4, 2, 64), [length, 300], NORMED, window=window)
+
+
 NORMED = replace(TURN, norm=[random(64, seed=6) + 2, random(64, seed=7) + 2])
 
 
@@ -187,15 +206,18 @@ def test_a_token_has_many_warps_unless_blocks_are_many(emulator):
     assert [chosen.places(n) for n in (2, 3, 64)] == [4, 8, 8], "16 warps of each multiprocessor"
     assert {always.places(n) for n in (2, 3, 64)} == {None}
     little = Attend(emulator, heads(8, 1, 128), 8, 32 << 10)
-    assert little.token_warps(1) == 4 and not little.shares(64), "for that it has too little memory"
-    assert chosen.shares(2) and not chosen.shares(1)
+    assert little.token_warps(1) == 4, "for keys and values of more it has too little memory"
+    assert not any(any(little.strips(*case)) for case in ((64,), (1, 16)))
+    assert (chosen.strips(2, 8), chosen.strips(1, 8)) == (Strips(True, False), Strips(False, False))
+    assert (chosen.strips(2, 16), chosen.strips(1, 16)) == (Strips(True, True), Strips(False, True))
     large = Attend(emulator, heads(4, 2, 192), 8, 227 << 10)
-    assert large.shares(1), "whose keys and values take most registers"
+    assert large.strips(1, 16) == Strips(True, False), "whose keys and values take most registers"
 
 
+@pytest.mark.parametrize("n", [300, 2100])
 @pytest.mark.parametrize("shape", [(4, 2, 64), (7, 1, 128), (2, 1, 256)], ids=str)
-def test_where_batches_must_not_matter_they_do_not(machine, shape):
-    h, n = heads(*shape), 300
+def test_where_batches_must_not_matter_they_do_not(machine, shape, n):
+    h = heads(*shape)
     turn = Turn(100.0 ** (-np.arange(h.head_size // 2) / h.head_size))
     found = []
     for count in (1, 8):
@@ -271,14 +293,16 @@ def test_order_with_rotation_inside(emulator, monkeypatch):
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_under_sanitizers(emulated, fused):
-    h, s = heads(3, 1, 80), Sequences([150, 65], [1, 1])
+@pytest.mark.parametrize("lengths", [[150, 65], [2100]], ids=["some", "odd strips"])
+def test_under_sanitizers(emulated, lengths, fused):
+    h, n = heads(3, 1, 80), len(lengths)
+    s = Sequences(lengths, [1] * n)
     pages, q, contents = fill(emulated, h, s)
     if not fused:
         o = Attention(emulated, h).run(s, pages, q=q, scale=0.125)
         assert nmse(o, expected(h, s, q, contents, scale=0.125)) <= NMSE
         return
-    parts = [random(2, m, 80, seed=i) for i, m in enumerate((3, 1, 1))]
+    parts = [random(n, m, 80, seed=i) for i, m in enumerate((3, 1, 1))]
     turn = Turn(100.0 ** (-np.arange(16) / 16))
     o = Attention(emulated, h).run(s, pages, turn=turn, parts=parts, scale=0.125)
     assert np.isfinite(o).all()

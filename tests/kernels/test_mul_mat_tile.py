@@ -304,7 +304,7 @@ def test_every_layout_has_room(emulator, kilobytes):
     for w in layouts().values():
         data = TiledMatrix(w.layout, 16, 53248, emulator.alloc(16, "none"))
         product = MulMatTile(emulator, limits(emulator, shared=kilobytes << 10, warps=warps))
-        assert product.tokens_at_once(data, 8) >= 2, w.name
+        assert product.tokens_at_once(data, 8, False, product.limits.warps) >= 2, w.name
 
 
 def test_a_norm_needs_the_whole_row(emulator):

@@ -22,9 +22,12 @@ TWO = [f"mul_mat_tile_two<{', '.join(SOME[1:])}, {n}>" for n in ("1, NORM", "1, 
 ROPE = ["rope_kv<CacheF16, CacheF16>", "rope_kv<CacheQ5_1, CacheQ4_0>", "rope_kv_whole<128>"]
 ATTEND = {64: 0, 128: 8, 256: 200}  # head size -> bytes of spilled registers that are read back
 ATTEND_SM_75 = {64: 0, 128: 100, 256: 350}
-ALONE = [
-    f"attend_alone<{row}, false, {more}>" for row in (64, 128, 256) for more in ("true", "false")
-]
+STRIPS = [(row, "false, false") for row in (64, 128, 256)]
+ODD_STRIPS = [(row, strips) for row in (64, 128) for strips in ("false, true", "true, true")]
+
+
+def alone(strips):
+    return [f"attend_alone<{row}, {s}, {more}>" for row, s in strips for more in ("true", "false")]
 
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
@@ -76,12 +79,17 @@ def test_every_architecture(arch):
     two = compile_cubin("mul_mat_tile.cu", arch, expressions=TWO, defines=PRODUCT).resources
     check_nothing_spills(two)
     check_nothing_spills(small(arch))
-    check_nothing_spills(attend(arch, ALONE), registers=255)
+    check_nothing_spills(attend(arch, alone(STRIPS)), registers=255)
     bounds = ATTEND_SM_75 if arch == "sm_75" else ATTEND
     names = [f"attend<{row}, {'true' if row < 256 else 'false'}>" for row in ATTEND]
     for name, r in attend(arch, names).items():
         row = int(name.removeprefix("attend<").partition(",")[0])
         assert max(r.spill_loads, r.spill_stores) <= bounds[row], f"{name} for {arch} spills: {r}"
+
+
+def test_odd_strips():
+    """Which take shared memory that Hopper has."""
+    check_nothing_spills(attend("sm_90a", alone(ODD_STRIPS)), registers=255)
 
 
 @pytest.mark.parametrize("instance", [INSTANCES[0], *INSTANCES[2:]])

@@ -98,11 +98,11 @@ def steps(device: Device) -> StepUpload:
     return StepUpload(device, HEADS, moving, None, lambda n: None, 64)
 
 
-def single(n: int = 2, pages: int = 1) -> Step:
+def single(n: int = 2, pages: int = 1, position: int = 5) -> Step:
     """A token of each of n sequences."""
     every = np.arange(n, dtype=np.int32)
     tables = np.zeros((n, pages), np.int32)
-    return Step(every, np.full(n, 5, np.int32), every, tables, every)
+    return Step(every, np.full(n, position, np.int32), every, tables, every)
 
 
 def prompt(n: int = 3) -> Step:
@@ -156,3 +156,12 @@ def test_larger_steps_move_all_places(device: Device, steps: StepUpload) -> None
     before = device.run()
     steps.upload(single(2, 1 << 14))
     assert device.run() != before and device.moved == 2
+
+
+def test_contexts_have_few_numbers_of_parts(device: Device, steps: StepUpload) -> None:
+    """Each is recorded; 16 are not those of less."""
+    found = {}
+    for position in (5, 127, 128, 500, 1023, 1024, 1919, 1920, 40000):
+        found[position] = steps.upload(single(1, 1 << 10, position)).n_split
+        device.run()
+    assert list(found.values()) == [1, 1, 2, 4, 8, 15, 15, 16, 16]
