@@ -95,6 +95,11 @@ def layouts() -> dict[str, Weights]:
     return found
 
 
+def tile_types(*names: str) -> list[str]:
+    """The C++ names of the layouts of formats."""
+    return [Weights(name, 1, 256).layout.type_name for name in names]
+
+
 def bound(w: Weights) -> float:
     """What a product's normalised mean square error may be."""
     return FIXED_POINT if w.layout.is_scaled else EXACT
@@ -150,19 +155,16 @@ def product_names() -> list[str]:
     names += [f"{some[0]}, {c}, SUM, STORE" for c in NORMED]
     names += [f"{some[2]}, {c}, PLAIN, ADD" for c in COLUMNS]
     one = [f"mul_mat_tile<{name}, true>" for name in dict.fromkeys(names)]
-    plain, normed = (
-        ", ".join(Weights(name, 1, 256).layout.type_name for name in pair)
-        for pair in (TWO, TWO_NORMED)
-    )
+    plain, normed = (", ".join(tile_types(*pair)) for pair in (TWO, TWO_NORMED))
     two = [f"{plain}, 1, PLAIN", f"{plain}, 4, PLAIN", f"{normed}, 1, NORM", f"{normed}, 1, SUM"]
     return one + [f"mul_mat_tile_two<{name}>" for name in two]
 
 
 def products_for_many() -> list[list[str]]:
     """The same of the product for many tokens, in two halves."""
-    some = [Weights(name, 1, 256).layout.type_name for name in MANY]
+    some = tile_types(*MANY)
     names = [f"mul_mat_q<{t}, STORE>" for t in some]
-    bytes_too = some[0], Weights("I8", 1, 256).layout.type_name
+    bytes_too = some[0], *tile_types("I8")
     names += [f"mul_mat_q<{t}, {e}>" for t in bytes_too for e in ("ADD", "GLU")]
     return [names[::2], names[1::2]]
 

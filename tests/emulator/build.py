@@ -30,7 +30,7 @@ HERE = Path(__file__).resolve().parent
 COMMON = ["-std=c++17", "-g1", "-DGGPY_EMULATOR", "-w", "-ffp-contract=off", "-fno-strict-aliasing"]
 # Automatic variables that a kernel forgets to set hold a pattern, not luck.
 COMMON += ["-ftrivial-auto-var-init=pattern"]
-COMMON += ["-O1"]  # kernels run for seconds, and compile for minutes
+COMMON += ["-Og"]  # kernels run for seconds, and compile for minutes: -O1 takes twice as long
 SANITIZE = ["-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 # Left shifts of negative numbers and into the sign bit mean the same everywhere since C++20.
 SANITIZE += ["-fno-sanitize=shift-base"]

@@ -9,7 +9,7 @@ import packed_products
 import pytest
 from cases import ACTIVATIONS, nmse, silu
 from packed_products import ROUNDED, check_handing
-from tile_cases import MANY, Weights, energy, exact, layouts, tokens
+from tile_cases import MANY, Weights, energy, exact, layouts, tile_types, tokens
 
 from ggpy.device.compile import compile_cubin
 from ggpy.kernels.handed import Handed
@@ -37,12 +37,11 @@ def close(y, w, x):
 # Without a GPU
 
 
-LEAST = [Weights("Q8_0", 1, 256).layout.type_name]
+LEAST = tile_types("Q8_0")
 HARD_NAMES = ("Q8_0", "Q5_1", "Q6_K", "IQ4_XS", "Q2_K")
-HARD = [Weights(name, 1, 256).layout.type_name for name in HARD_NAMES]
-HALVES_TOO = [*HARD, Weights("F16", 1, 256).layout.type_name]
+HARD, SOME = tile_types(*HARD_NAMES), tile_types("F16", "Q6_K")
 INSTANCES = [(64, "STORE", layouts()), (256, "GLU", HARD), (16, "ADD", LEAST), (8, "GLU", LEAST)]
-INSTANCES += [(128, "QKV", HALVES_TOO), (256, "QKV", HALVES_TOO)]
+INSTANCES += [(128, "QKV", SOME), (256, "QKV", SOME)]
 IDS = ["few", "many", "16", "least", "rotated", "many rotated"]
 
 
