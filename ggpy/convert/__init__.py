@@ -1,9 +1,8 @@
 """Hugging Face checkpoints to GGUF: folder -> model -> plan -> file.
 
 `checkpoint` finds tensors and what makes each, `model` knows what they say, `write` what becomes of
-them. Architectures declare their names
-and settings in their own files (`arch.hugging_face`); nothing of a folder is executed, and no file
-outside it is opened.
+them. Architectures declare their names and settings in their own files (`arch.hugging_face`);
+nothing of a folder is executed, and no file outside it is opened.
 """
 
 from .checkpoint import Checkpoint

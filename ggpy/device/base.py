@@ -2,8 +2,7 @@
 of their API.
 
 A kernel wrapper is written against `Device` and `Kernel` of this module and runs on either. Nothing
-here calls a
-driver.
+here calls a driver.
 """
 
 from __future__ import annotations
@@ -117,8 +116,8 @@ class ArgumentPacker:
     addresses.
 
     A Python int takes the parameter's own width, a float must meet a parameter of 4 or 8 bytes;
-    anything else must
-    have exactly its size. The buffers are reused: one packer serves one launch at a time.
+    anything else must have exactly its size. The buffers are reused: one packer serves one launch
+    at a time.
     """
 
     def __init__(self, kernel: str, sizes: Sequence[int], kinds: str = "") -> None:
@@ -248,8 +247,8 @@ class Kernel(Protocol):
         """Launch `grid` blocks of `threads` threads with `smem` bytes of dynamic shared memory.
 
         `pdl` lets it start before the kernel before it ends (it must call grid_dependency_wait);
-        `cluster` blocks
-        along x share a cluster; `cooperative` guarantees that all blocks run at the same time.
+        `cluster` blocks along x share a cluster; `cooperative` guarantees that all blocks run at
+        the same time.
         """
 
 

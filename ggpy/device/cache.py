@@ -2,9 +2,8 @@
 cache folder.
 
 Several processes may use the folder at once: a file appears whole or not at all, and the .json
-(which holds the
-cubin's digest) is written last. A broken entry counts as absent. This module does not know what
-goes into a key.
+(which holds the cubin's digest) is written last. A broken entry counts as absent. This module does
+not know what goes into a key.
 """
 
 from __future__ import annotations

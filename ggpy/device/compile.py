@@ -2,10 +2,8 @@
 per content.
 
 The source is read at every call, so an edited kernel is an edited program. Works without a GPU.
-What comes out is
-cached under a key made of contents alone (sources, options, versions), never of paths, so a cache
-may be moved. This
-module does not know what kernels do or how they are launched.
+What comes out is cached under a key made of contents alone (sources, options, versions), never of
+paths, so a cache may be moved. This module does not know what kernels do or how they are launched.
 """
 
 from __future__ import annotations
@@ -49,11 +47,9 @@ def compile_cubin(
     """Machine code of `<source_name>` in `folder` (default `cuda`) for `arch` ("sm_90a"), cached.
 
     `expressions` name the template instances wanted ("k<4, float>"); extern "C" kernels are always
-    there.
-    `extra_source` is compiled after the file, as if it stood at its end; `headers` are files to
-    #include that exist
-    nowhere else; on_compile() is called before work that the cache does not save. CompileError,
-    toolkit.NvrtcMissing.
+    there. `extra_source` is compiled after the file, as if it stood at its end; `headers` are files
+    to #include that exist nowhere else; on_compile() is called before work that the cache does not
+    save. CompileError, toolkit.NvrtcMissing.
     """
     folder = folder or cuda_dir()
     made = {path: text.encode() for path, text in (headers or {}).items()}

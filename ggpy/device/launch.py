@@ -1,8 +1,7 @@
 """A loaded kernel and its launch: checks the configuration, packs the arguments, calls the driver.
 
 What one launch costs in Python matters, so launch configurations are built once and kept. Policy
-(which grid for which
-shape) is the wrappers'.
+(which grid for which shape) is the wrappers'.
 """
 
 from __future__ import annotations

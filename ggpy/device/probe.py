@@ -1,8 +1,7 @@
 """Which GPUs there are, or exactly why none can be used.
 
 Asks the driver and nothing else: no context is made and no memory taken. The first missing thing is
-what the reason
-names, with what to do about it.
+what the reason names, with what to do about it.
 """
 
 from __future__ import annotations

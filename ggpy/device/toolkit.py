@@ -2,8 +2,7 @@
 they have.
 
 Loading NVRTC takes 0.1 s, so its version is remembered in the cache folder against the library
-files that are
-installed. This module compiles nothing and calls no driver.
+files that are installed. This module compiles nothing and calls no driver.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Compiles a CUDA source with g++ into a library that the emulator's host program runs.
 
 `__shared__` declarations are rewritten into calls that give each block its own, guarded copy;
-everything else of the
-language is in the headers here. What is built stays in the user's cache folder under a digest of
-all that went in.
+everything else of the language is in the headers here. What is built stays in the user's cache
+folder under a digest of all that went in.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """A device that runs CUDA kernels on the CPU, with the interface of the GPU's (ggpy.device.base).
 
 Memory and kernels live in a process of their own (host/): what ends it (a sanitizer's report, an
-invalid address,
-an endless loop) is an EmulatorError here, and the test run goes on. With `sanitize=True` every
-access out of bounds
-and undefined arithmetic is such an error, with the kernel's file and line.
+invalid address, an endless loop) is an EmulatorError here, and the test run goes on. With
+`sanitize=True` every access out of bounds and undefined arithmetic is such an error, with the
+kernel's file and line.
 """
 
 from __future__ import annotations
@@ -149,8 +148,7 @@ class Emulated:
     a seed.
 
     A kernel whose result depends on the order lacks a barrier. `seconds` limits one launch.
-    EmulatorUnavailable when
-    it cannot be built here.
+    EmulatorUnavailable when it cannot be built here.
     """
 
     def __init__(
