@@ -95,9 +95,9 @@ def layouts() -> dict[str, Weights]:
     return found
 
 
-def tile_types(*names: str) -> list[str]:
-    """The C++ names of the layouts of formats."""
-    return [Weights(name, 1, 256).layout.type_name for name in names]
+def tile_types(*names: str, columns: int = 256) -> list[str]:
+    """The C++ names of the layouts that formats have with so many columns."""
+    return [Weights(name, 1, columns).layout.type_name for name in names]
 
 
 def bound(w: Weights) -> float:
@@ -147,9 +147,9 @@ ALL_WARPS, HALF_OF_THEM = ({"few_chunks": n, "few_normed": n} for n in (0, 1 << 
 
 def product_names() -> list[str]:
     """The instances that tests on the emulator take: every layout plainly, some in all ways."""
-    some = [Weights(name, 1, 64).layout.type_name for name in ("Q8_0", "Q4_0", "F16")]
+    some = tile_types("Q8_0", "Q4_0", "F16", columns=64)
     names = [f"{t}, {c}, PLAIN, STORE" for t in layouts() for c in COLUMNS]
-    gated = [*some[:2], Weights("I8", 1, 64).layout.type_name]
+    gated = [*some[:2], *tile_types("I8", columns=64)]
     names += [f"{t}, {c}, PLAIN, {e}" for t in gated for c in COLUMNS for e in ("ADD", "GLU")]
     names += [f"{t}, {c}, NORM, {e}" for t in some[:2] for c in NORMED for e in ("STORE", "GLU")]
     names += [f"{some[0]}, {c}, SUM, STORE" for c in NORMED]
@@ -171,8 +171,7 @@ def products_for_many() -> list[list[str]]:
 
 def product_variants() -> list[tuple[list[str], dict[str, int]]]:
     """Instances for rows of more than 4096 columns, and for little shared memory."""
-    wanted = (("Q8_0", 64), ("Q4_0", 64), ("Q6_K", 256))
-    q8, q4, q6 = (Weights(name, 1, k).layout.type_name for name, k in wanted)
+    q8, q4, q6 = *tile_types("Q8_0", "Q4_0", columns=64), *tile_types("Q6_K")
     return [
         (
             [

@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 from kernel_buffers import Output
-from tile_cases import Weights, layouts, tile_types
+from tile_cases import MANY, Weights, layouts, tile_types
 
 from ggpy.device.compile import compile_cubin
 from ggpy.kernels.dequantize_tile import DequantizeTile
-
-SOME = tile_types("Q8_0", "F16", "MXFP4", "IQ4_XS", "TQ2_0", "Q3_K", "Q6_K")
 
 
 def rows_of(device, w: Weights) -> np.ndarray:
@@ -41,7 +39,8 @@ def test_what_does_not_fit(emulator):
 
 @pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize(
-    ("arch", "types"), [("sm_75", SOME), ("sm_90a", list(layouts())), ("sm_120", SOME)]
+    ("arch", "types"),
+    [("sm_75", tile_types(*MANY)), ("sm_90a", list(layouts())), ("sm_120", tile_types(*MANY))],
 )
 def test_it_compiles_without_spilling(arch, types):
     names = [f"dequantize_tile<{name}>" for name in types]

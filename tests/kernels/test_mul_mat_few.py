@@ -137,33 +137,38 @@ def test_under_sanitizers(emulated, sharing):
     test_gate_and_up(emulated, sharing, "silu", 4, CODES, late=False)
 
 
+TYPES, EPILOGUES = tile_types(*FORMATS), ("STORE", "ADD", "GLU")
+
+
+# Of the instances that are asked for: see cuda_hopper.faster.
 @pytest.mark.parametrize(
-    ("arch", "stages"), [("sm_80", 2), ("sm_80", 3), ("sm_90a", 2), ("sm_90a", 3), ("sm_120", 2)]
+    ("arch", "stages"), [("sm_80", 2), ("sm_80", 3), ("sm_90a", 3), ("sm_120", 2)]
 )
 def test_nothing_spills(nvrtc, arch, stages):
-    """Nothing does in the instances that are asked for: see cuda_hopper.faster. For three stages
-    sm_120 has no room; on sm_90a only blocks that share x have two.
-    """
-    types = tile_types(*FORMATS)
-    alone = [f"mul_mat_few<{t}, {n}, GLU, 1, 1>" for t in types for n in (4, 8)]
-    alone += [f"mul_mat_few<{types[0]}, 8, STORE, 1, 1>", f"mul_mat_few<{types[0]}, 8, ADD, 1, 1>"]
-    alone += [f"mul_mat_few<{types[1]}, 16, {e}, 1, 1>" for e in ("STORE", "ADD", "GLU")]
-    if arch == "sm_90a":
-        alone += [f"mul_mat_few<{types[0]}, 16, {e}, 1, 1>" for e in ("STORE", "ADD", "GLU")]
-    four = [f"mul_mat_few<{t}, 4, {e}, 1, 1>" for t in types[:2] for e in ("STORE", "ADD", "GLU")]
-    each = [(t, n, e) for t in types for n in (8, 16) for e in ("STORE", "ADD", "GLU")]
-    if stages == 3:
-        each = [(types[0], n, e) for n in (8, 16) for e in ("STORE", "ADD", "GLU")]
-    sharing = [f"mul_mat_few<{t}, {n}, {e}, {s}>" for t, n, e in each for s in ("2, 1", "1, 4")]
-    asked_for = [(1, alone), (4, four)] if (arch, stages) != ("sm_90a", 2) else []
-    if arch == "sm_90a":
-        asked_for.append((1, sharing))
-    for batch, asked in asked_for:
-        defines = {"WARPS": 16, "STAGES": stages, "BATCH": batch}
-        found = compile_cubin("mul_mat_few.cu", arch, expressions=asked, defines=defines).resources
-        for name, r in found.items():
-            assert max(r.spill_loads, r.spill_stores) == 0, f"{name} spills: {r}"
-        assert set(found) == set(asked)
+    """For three stages sm_120 has no room; on sm_90a blocks that share no x have no less."""
+    names = [f"{t}, {n}, GLU" for t in TYPES for n in (4, 8)]
+    names += [f"{TYPES[0]}, 8, {e}" for e in ("STORE", "ADD")]
+    of_16 = TYPES[:2] if arch == "sm_90a" else TYPES[1:2]
+    names += [f"{t}, 16, {e}" for t in of_16 for e in EPILOGUES]
+    check_nothing_spills(arch, stages, 1, [f"{name}, 1, 1" for name in names])
+    four = [f"{t}, 4, {e}, 1, 1" for t in TYPES[:2] for e in EPILOGUES]
+    check_nothing_spills(arch, stages, 4, four)
+
+
+@pytest.mark.parametrize(("stages", "types"), [(2, TYPES), (3, TYPES[:1])])
+def test_nothing_spills_of_blocks_that_share_x(nvrtc, stages, types):
+    each = [f"{t}, {n}, {e}" for t in types for n in (8, 16) for e in EPILOGUES]
+    names = [f"{one}, {sharing}" for one in each for sharing in ("2, 1", "1, 4")]
+    check_nothing_spills("sm_90a", stages, 1, names)
+
+
+def check_nothing_spills(arch, stages, batch, instances):
+    names = [f"mul_mat_few<{instance}>" for instance in instances]
+    defines = {"WARPS": 16, "STAGES": stages, "BATCH": batch}
+    found = compile_cubin("mul_mat_few.cu", arch, expressions=names, defines=defines).resources
+    for name, r in found.items():
+        assert max(r.spill_loads, r.spill_stores) == 0, f"{name} spills: {r}"
+    assert set(found) == set(names)
 
 
 @pytest.mark.parametrize(
