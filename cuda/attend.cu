@@ -241,16 +241,17 @@ __global__ void __launch_bounds__(ATTEND_THREADS, 1) attend(const Attend p) {
 
 // Warps that a multiprocessor has registers for. Those with short heads leave room to the product before, beside whose
 // blocks these begin. LEAN: nothing takes more than it must.
-template <int ROW, bool SHARES, bool ODD, bool LEAN>
-constexpr int WARPS_AT_ONCE = SHARES     ? (ROW > 128 ? 12 : ODD ? 16 : 20)
+template <int ROW, bool SHARES, bool ODD, bool TURNED, bool LEAN>
+constexpr int WARPS_AT_ONCE = SHARES     ? (ROW > 128 ? 12 : ODD || TURNED ? 16 : 20)
                               : ROW > 64 ? (ROW > 128 ? 8 : 12)
                                          : (LEAN && !ODD ? 20 : 16);
 
 // grid (G * tiles of a head group, tiles, splits); tile i is token i, of sequence i. SHARES: operands are in shared memory;
 // ODD: strips that fill no round of a block's warps come second, and pass through shared memory; MORE: heads may have
-// norms, scores a cap, and there may be sinks.
-template <int ROW, bool SHARES = false, bool ODD = false, bool MORE = true, class K = CacheF16, class V = CacheF16>
-__global__ void __launch_bounds__(WARPS_AT_ONCE<ROW, SHARES, ODD, !MORE && K::alone && V::alone> * 32)
+// norms, scores a cap, and there may be sinks; TURNED: the product before, of few tokens, has rotated q, k and v.
+template <int ROW, bool SHARES = false, bool ODD = false, bool MORE = true, bool TURNED = false, class K = CacheF16,
+          class V = CacheF16>
+__global__ void __launch_bounds__(WARPS_AT_ONCE<ROW, SHARES, ODD, TURNED, !MORE && K::alone && V::alone> * 32)
     attend_alone(const Attend p) {
     SHARED_DYNAMIC(uint8_t, shared);
     const int token = blockIdx.y, split = blockIdx.z;
@@ -259,5 +260,5 @@ __global__ void __launch_bounds__(WARPS_AT_ONCE<ROW, SHARES, ODD, !MORE && K::al
     if (split >= tile.n_split || (context.position | context.warp_page) < 0) return;  // none is: so all come together
     const Rows rows(p, tile, blockIdx.x);
     context.cut<ODD>(p, tile, split);
-    attend_token<ROW, SHARES, ODD, MORE, K, V>(p, tile, rows, context, blockIdx.x, gridDim.x, split, kept_shared(shared));
+    attend_token<ROW, SHARES, ODD, MORE, TURNED, K, V>(p, tile, rows, context, blockIdx.x, gridDim.x, split, kept_shared(shared));
 }

@@ -354,6 +354,41 @@ __device__ __forceinline__ void rotate_token(const Attend& p, const Rows& rows, 
     }
 }
 
+// The queries of a block's heads, which the product before has rotated, on their way to a copy of each warp in shared
+// memory, [heads][ROW]: no warp waits for others. Four heads' at a time, which is all that most models have.
+template <int ROW>
+struct TurnedQueries {
+    static constexpr int PIECES = ROW / 8, AT_ONCE = (PIECES * 4 + 31) / 32;  // of 16 bytes: of a head, of a lane
+    const uint4* from;
+    int left;  // from the lane's first one on
+    uint4 v[AT_ONCE];
+
+    __device__ __forceinline__ TurnedQueries(const Attend& p, const Rows& rows, int lane) {
+        const __half* first = p.rope.q + static_cast<uint32_t>((rows.first_token * p.rope.n_head + rows.first_head) * ROW);
+        from = reinterpret_cast<const uint4*>(first) + lane;
+        left = rows.heads * PIECES - lane;
+    }
+    __device__ __forceinline__ int made() const { return made_of(from) | left & 0x7fffffff; }
+    // The first ones.
+    __device__ __forceinline__ void load() {
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i)
+            if (i * 32 < left) v[i] = __ldcg(from + i * 32);
+    }
+    // These, and all others.
+    __device__ __forceinline__ void store(__half* q, int lane) {
+        for (uint4* to = reinterpret_cast<uint4*>(q) + lane;; to += AT_ONCE * 32) {
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i)
+                if (i * 32 < left) to[i * 32] = v[i];
+            left -= AT_ONCE * 32, from += AT_ONCE * 32;
+            if (left <= 0) break;
+            load();
+        }
+        __syncwarp();
+    }
+};
+
 // The lines of the warp's first strip are asked for: all keys and values but the token's own are there.
 template <int ROW, class K, class V>
 __device__ __forceinline__ void prefetch_strip(const Attend& p, const Rows& rows, const TokenContext& context,
@@ -366,14 +401,15 @@ __device__ __forceinline__ void prefetch_strip(const Attend& p, const Rows& rows
 }
 
 // Head group `index` of `count`, part `split` of the context. `shared`: the warps' strips, then floats
-// [TOKEN_WARPS][rows.heads][ROW + 2], then q, then the newest key and value. Only these wait for the kernels before: each
-// warp's first strip is on its way by then, and the odd ones, which would take as long as a whole round if they were
-// asked for when all others have come.
-template <int ROW, bool SHARES, bool ODD, bool MORE, class K, class V>
+// [TOKEN_WARPS][rows.heads][ROW + 2], then q, then the newest key and value; TURNED: q of each warp. Only these wait for the
+// kernels before: each warp's first strip is on its way by then, and the odd ones, which would take as long as a whole
+// round if they were asked for when all others have come. TURNED: the kernel before has rotated q and the newest key, which
+// is in its page, as the value is.
+template <int ROW, bool SHARES, bool ODD, bool MORE, bool TURNED, class K, class V>
 __device__ void attend_token(const Attend& p, const AttendTile& tile, const Rows& rows, const TokenContext& context,
                              int index, int count, int split, uint8_t* shared) {
     constexpr int N = ROW / 16;
-    constexpr bool ALONE = K::alone && V::alone;
+    constexpr bool PUT = K::alone && V::alone && !TURNED;  // the newest position does not come from its page
     const int warp = kept(static_cast<int>(threadIdx.x / 32)), lane = kept(static_cast<int>(threadIdx.x % 32));
     const int g = lane / 4, t = lane % 4;
     constexpr bool ASIDE = ODD && !SHARES;  // odd strips are in shared memory, all others in registers
@@ -382,42 +418,54 @@ __device__ void attend_token(const Attend& p, const AttendTile& tile, const Rows
     Shared aside(shared + warp * Shared::SHARED);
     float* parts = reinterpret_cast<float*>(shared + TOKEN_WARPS * Shared::SHARED);
     __half* queries = reinterpret_cast<__half*>(parts + TOKEN_WARPS * rows.heads * (ROW + 2));
-    const TurnsOf<Pairs<ROW>::COUNT> turns(p.rope, lane);
+    if (TURNED) queries += warp * rows.heads * ROW;
     __half* newest = queries + TOKEN_HEADS * ROW;
+    const TurnsOf<TURNED ? 0 : Pairs<ROW>::COUNT> turns(p.rope, lane);
     Walk<ODD && SHARES> walk(context, warp);
     const bool has_aside = ASIDE && warp < context.odd;
     const bool has_newest = context.newest && walk.strip == context.to - 1;
+    const int first = walk.strip < context.to ? context.first_page(walk.strip) : 0;
     if (walk.strip < context.to) {
-        const int odd = walk.strip - context.odd;
-        const int page = context.first_page(walk.strip), odd_page = has_aside ? context.page_of(odd) : 0;
+        const int odd = walk.strip - context.odd, odd_page = has_aside ? context.page_of(odd) : 0;
         if (has_aside) load_strip<ROW>(p, rows, aside, odd, odd_page, lane);
-        if (ALONE || !has_newest)
-            load_strip<ROW>(p, rows, ahead, walk.strip, page, lane);
+        if (PUT || TURNED || !has_newest)
+            load_strip<ROW>(p, rows, ahead, walk.strip, first, lane);
         else
             prefetch_strip<ROW, K, V>(p, rows, context, walk.strip);
     }
-    RotationOf<Pairs<ROW>::COUNT> rotation;
-    rotation.prepare(p.rope, turns, context.position);
-    TokenHead<ROW, MORE> mine;
-    mine.locate(p, rows, warp, lane);
-    uint8_t* const pages[2] = {page_at<K>(p.rope, p.rope.k_pages, context.page, rows.kv_head, ROW),
-                               page_at<V>(p.rope, p.rope.v_pages, context.page, rows.kv_head, ROW)};
+    const auto load_newest = [&] {
+        if (PUT || !has_newest) return;
+        if (SHARES) cp_async_wait<0>();  // copies of what was there may not come behind these
+        load_strip<ROW>(p, rows, ahead, walk.strip, first, lane);
+    };
     int page = context.page_of(walk.next());
-    grid_dependency_wait(mine.pairs.made() | rotation.made() | made_of(pages[0]) | made_of(pages[1]));
-    mine.pairs.load();
-    grid_dependency_launch();  // the next product's weights shall not be asked for before that
-    rotate_token<ROW, MORE, K, V>(p, rows, context, rotation, mine, pages, parts, queries, newest, warp, lane);
-    token_barrier();
+    if constexpr (TURNED) {
+        TurnedQueries<ROW> mine(p, rows, lane);
+        grid_dependency_wait(mine.made() | first);
+        mine.load();
+        load_newest();
+        grid_dependency_launch();  // the next product's weights shall not be asked for before that
+        mine.store(queries, lane);
+    } else {
+        RotationOf<Pairs<ROW>::COUNT> rotation;
+        rotation.prepare(p.rope, turns, context.position);
+        TokenHead<ROW, MORE> mine;
+        mine.locate(p, rows, warp, lane);
+        uint8_t* const pages[2] = {page_at<K>(p.rope, p.rope.k_pages, context.page, rows.kv_head, ROW),
+                                   page_at<V>(p.rope, p.rope.v_pages, context.page, rows.kv_head, ROW)};
+        grid_dependency_wait(mine.pairs.made() | rotation.made() | made_of(pages[0]) | made_of(pages[1]));
+        mine.pairs.load();
+        grid_dependency_launch();  // as above
+        rotate_token<ROW, MORE, K, V>(p, rows, context, rotation, mine, pages, parts, queries, newest, warp, lane);
+        token_barrier();
+        load_newest();
+    }
 
     TokenSoftmax softmax;
     float o[N][4] = {};
     if (walk.strip < context.to) {
-        if (has_newest) {
-            if constexpr (ALONE)
-                ahead.put(context.position % TOKEN_STRIP, newest, newest + ROW, lane);
-            else
-                load_strip<ROW>(p, rows, ahead, walk.strip, context.first_page(walk.strip), lane);
-        }
+        if constexpr (PUT)
+            if (has_newest) ahead.put(context.position % TOKEN_STRIP, newest, newest + ROW, lane);
         if (!ASIDE && walk.next() >= context.to) {
             add_strip<ROW, true, true, MORE>(p, context, rows, queries, ahead, walk, page, lane, softmax, o);
         } else {

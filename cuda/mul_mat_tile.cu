@@ -8,17 +8,19 @@
 // rows one barrier lets the threads add them up, in one order, and write the outputs. A token's outputs come from the
 // same operations in the same order for any number of tokens.
 //
-// Matrices of two layouts may have a launch together, mul_mat_tile_two, in which each layout has blocks of its own.
+// Matrices of two layouts may have a launch together, mul_mat_tile_two, in which each layout has blocks of its own. QKV has
+// kernels of its own, mul_mat_tile_heads and mul_mat_tile_two_heads, whose parameters are more.
 //
 // Instances: mul_mat_tile<Tile, COLS, PROLOGUE, EPILOGUE, WHOLE>. COLS is 1, 2, 4 or 8: that many tokens at most.
 // Prologue NORM: x is float and RMS-normalised here (few tokens), without a round to halves where it becomes fixed point;
 // SUM: so is what becomes of x when the norm of something else is added; PLAIN: x is half. Epilogue STORE: float out;
-// ADD: float out = residual + y; GLU: the segments are gate and up, half out = act(gate) * up. WHOLE: all of x is in
-// shared memory.
+// ADD: float out = residual + y; GLU: the segments are gate and up, half out = act(gate) * up; QKV: they are q, k and v,
+// which are rotated and go to where attention takes them (turned_row.cuh). WHOLE: all of x is in shared memory.
 #include "activation.cuh"
 #include "few_tokens.cuh"
 #include "product.cuh"
 #include "rings.cuh"
+#include "turned_row.cuh"
 
 enum Prologue { PLAIN, NORM, SUM };
 
@@ -50,6 +52,12 @@ struct PartProduct : Product {
 
     __device__ __forceinline__ int block() const { return static_cast<int>(blockIdx.x) - first_block; }
     __device__ __forceinline__ int blocks() const { return n_blocks; }
+};
+// QKV: the segments are q, k and v, or what is left of these from `first_part` on; rope knows where they go.
+template <class P>
+struct HeadsProduct : P {
+    RopeKv rope;
+    int first_part;
 };
 
 // Where the block's tile row `tile` begins: tile rows are dealt out to the blocks in turn, the gate and up rows of a pair
@@ -271,6 +279,7 @@ struct Output {
     float scale[WIDTH];
     const float* old;
     float residual;
+    TurnedRow turned;  // QKV
 
     // Output i of the batch of `count` tile rows that begins at the block's tile row `batch`.
     template <class P>
@@ -284,7 +293,9 @@ struct Output {
         const int row = (global - (EPILOGUE == GLU ? 0 : p.segment[s].first_tile)) * TILE_ROWS + row_in_tile;
         if (row >= p.segment[s].n_rows) return;
         const size_t at = static_cast<size_t>(token) * p.segment[s].n_rows + row;
-        to = EPILOGUE == GLU ? static_cast<void*>(static_cast<__half*>(p.segment[s].out) + at)
+        if constexpr (EPILOGUE == QKV) turned.locate(p.rope, p.first_part + s, token, row);
+        to = EPILOGUE == QKV   ? turned.to
+             : EPILOGUE == GLU ? static_cast<void*>(static_cast<__half*>(p.segment[s].out) + at)
                              : static_cast<void*>(static_cast<float*>(p.segment[s].out) + at);
         part = static_cast<int>(room.partial_of(parity, tile * WIDTH, 0) - room.sums) + row_in_tile * COLS + token;
 #pragma unroll
@@ -292,14 +303,28 @@ struct Output {
         old = p.residual + at;
     }
     __device__ __forceinline__ int made() const {
-        return to == nullptr ? 0 : made_of(to) | part | made_of(old);
+        if (to == nullptr) return 0;
+        return (EPILOGUE == QKV ? turned.made() : made_of(to) | made_of(old)) | part;
     }
     // What earlier kernels write.
     __device__ __forceinline__ void load() { residual = EPILOGUE == ADD && to != nullptr ? __ldcg(old) : 0.0f; }
     // Adds up the warps' partial sums.
-    __device__ __forceinline__ void write(const Product& p, const Room<T, COLS>& room) const {
+    template <class P>
+    __device__ __forceinline__ void write(const P& p, const Room<T, COLS>& room) const {
+        float y[WIDTH] = {};
+        if (to != nullptr) add_up(p, room, y);
+        if constexpr (EPILOGUE == QKV) y[0] = turned.turn(p.rope, y[0]);
         if (to == nullptr) return;
-        float y[WIDTH];
+        if constexpr (EPILOGUE == QKV)
+            *static_cast<__half*>(to) = saturated_half(y[0]);
+        else if constexpr (EPILOGUE == GLU)
+            *static_cast<__half*>(to) = gated(p.activation, y[0], y[1]);
+        else if constexpr (EPILOGUE == ADD)
+            *static_cast<float*>(to) = residual + y[0];
+        else
+            *static_cast<float*>(to) = p.soft_cap > 0.0f ? p.soft_cap * tanhf(y[0] / p.soft_cap) : y[0];
+    }
+    __device__ __forceinline__ void add_up(const Product& p, const Room<T, COLS>& room, float (&y)[WIDTH]) const {
 #pragma unroll
         for (int w = 0; w < WIDTH; ++w)
             y[w] = __fmul_rn(sum_of_parts(room.sums + part + w * WARPS * room.part_stride, room.part_stride), scale[w]);
@@ -308,12 +333,6 @@ struct Output {
 #pragma unroll
             for (int w = 0; w < WIDTH; ++w) y[w] = __fmul_rn(y[w], RmsNorm::inverse_of(squares, p.k, p.eps));
         }
-        if constexpr (EPILOGUE == GLU)
-            *static_cast<__half*>(to) = gated(p.activation, y[0], y[1]);
-        else if constexpr (EPILOGUE == ADD)
-            *static_cast<float*>(to) = residual + y[0];
-        else
-            *static_cast<float*>(to) = p.soft_cap > 0.0f ? p.soft_cap * tanhf(y[0] / p.soft_cap) : y[0];
     }
 };
 
@@ -422,11 +441,26 @@ __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile(const Product p) {
     multiply<T, COLS, PROLOGUE, EPILOGUE, WHOLE>(p);
 }
 
+// q, k and v of tokens that are alone with their sequences.
+template <class T, int COLS, int PROLOGUE>
+__global__ void __launch_bounds__(THREADS, 1) mul_mat_tile_heads(const HeadsProduct<Product> p) {
+    multiply<T, COLS, PROLOGUE, QKV, true>(p);
+}
+
 // Of the same x. Blocks from q.first_block on multiply q's matrices, in tiles U, the others p's.
+template <class T, class U, int COLS, int PROLOGUE, int EPILOGUE, class P>
+__device__ __forceinline__ void multiply_two(const P& p, const P& q) {
+    if (static_cast<int>(blockIdx.x) < q.first_block)
+        multiply<T, COLS, PROLOGUE, EPILOGUE, true>(p);
+    else
+        multiply<U, COLS, PROLOGUE, EPILOGUE, true>(q);
+}
 template <class T, class U, int COLS, int PROLOGUE>
 __global__ void __launch_bounds__(THREADS, 1) mul_mat_tile_two(const PartProduct p, const PartProduct q) {
-    if (static_cast<int>(blockIdx.x) < q.first_block)
-        multiply<T, COLS, PROLOGUE, STORE, true>(p);
-    else
-        multiply<U, COLS, PROLOGUE, STORE, true>(q);
+    multiply_two<T, U, COLS, PROLOGUE, STORE>(p, q);
+}
+template <class T, class U, int COLS, int PROLOGUE>
+__global__ void __launch_bounds__(THREADS, 1)
+    mul_mat_tile_two_heads(const HeadsProduct<PartProduct> p, const HeadsProduct<PartProduct> q) {
+    multiply_two<T, U, COLS, PROLOGUE, QKV>(p, q);
 }

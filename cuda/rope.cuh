@@ -60,6 +60,10 @@ struct TurnsOf {
         for (int j = 0; j < COUNT; ++j) of[j] = lane + 32 * j < p.n_pairs ? load_now(p.turns + lane + 32 * j) : 0;
     }
 };
+template <>
+struct TurnsOf<0> {
+    __device__ __forceinline__ TurnsOf(const RopeKv&, int) {}
+};
 
 // A pair, turned. Which product is not rounded is said, so that all kernels that turn heads give the same bits.
 __device__ __forceinline__ float2 turned(float2 v, float cosine, float sine, float magnitude) {

@@ -205,7 +205,8 @@ class Attention:
         """float16 o[T, H, E] for float16 q[T, H, row], or rotated here from parts."""
         device, h = self.device, self.heads
         n = len(s.positions)
-        places = self.kernel.places(n) if turn is not None and n == len(s.tables) else None
+        alone = turn is not None or options.get("turned")
+        places = self.kernel.places(n) if alone and n == len(s.tables) else None
         tiles = plan_tiles(s.positions, s.sequences, h, places=places)
         out = Attended(device, h, len(s.positions), order)
         if turn is not None:

@@ -50,7 +50,7 @@ def kernel_names() -> list[str]:
         h = typed(*pair)
         names += [
             f"attend<{h.row}, false, {h.structs}>",
-            f"attend_alone<{h.row}, false, false, false, {h.structs}>",
+            f"attend_alone<{h.row}, false, false, false, false, {h.structs}>",
         ]
     return names
 

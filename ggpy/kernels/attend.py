@@ -136,8 +136,9 @@ class Asked:
     """Half out[T, H*E] for half q[T, H, row], over the pages (keys, values) of a layer.
 
     With `projected` and `rotation` instead of q tile i is one token, alone with sequence i in the
-    step, and its q, k and v are rotated (and stored) on the way. order: of the output, for
-    T = n_tokens; PLAIN is rows, others need Attend.packs.
+    step, and its q, k and v are rotated (and stored) on the way. turned: tile i is that, too, and
+    the kernel before has made q, and the token's key and value in its page. order: of the output,
+    for T = n_tokens; PLAIN is rows, others need Attend.packs.
     """
 
     q: Address | None
@@ -150,6 +151,7 @@ class Asked:
     sinks: Address | None = None
     projected: Sequence[Address] = ()
     rotation: Rotation | None = None
+    turned: bool = False
     order: int = PLAIN
     n_tokens: int = 0
 
@@ -195,10 +197,11 @@ class Attend:
         grid = self.head_tiles, n_tiles, n_split
         row, fused = self.heads.row, asked.rotation is not None
         types = "" if self.heads.has_halves else f", {self.heads.structs}"
-        if fused and self.alone:
+        if (fused or asked.turned) and self.alone:
             warps, strips = self.token_warps(n_tiles), self.strips(n_tiles, n_split)
             shared = token_shared(self.heads, warps, strips)
-            flags = ", ".join(str(flag).lower() for flag in (*strips, _has_more(asked)))
+            choices = (*strips, _has_more(asked), asked.turned)
+            flags = ", ".join(str(flag).lower() for flag in choices)
             kernel = self._kernel(f"attend_alone<{row}, {flags}{types}>", warps)
         else:
             warps, shared = self.warps, self.shared
@@ -290,4 +293,5 @@ def token_shared(heads: Heads, warps: int, strips: Strips) -> int:
     group = heads.n_head // heads.n_head_kv
     operands = warps * TOKEN_STRIP * heads.row * 4 if any(strips) else 0
     parts = warps * min(group, TOKEN_HEADS) * (heads.row + 2) * 4
-    return operands + parts + (TOKEN_HEADS + 2) * heads.row * 2
+    queries = max(TOKEN_HEADS + 2, warps * min(group, TOKEN_HEADS)) * heads.row * 2
+    return operands + parts + queries

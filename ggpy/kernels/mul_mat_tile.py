@@ -16,6 +16,7 @@ from ..device.base import Device, Kernel
 from .address import Address, address
 from .hopper import has_clusters
 from .product import Epilogue, Matrices
+from .rope_kv import RopeParameters, TurningRows
 from .tile import ROWS, Layout, TiledMatrix
 
 WARPS = 16  # of a block, where its shared memory allows
@@ -53,12 +54,26 @@ class _Product(Matrices):
 
 
 class _PartProduct(_Product):
-    _fields_ = (("first_block", ctypes.c_int), ("n_blocks", ctypes.c_int))
+    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
+        ("first_block", ctypes.c_int),
+        ("n_blocks", ctypes.c_int),
+    )
 
     def deal_from(self, first_block: int, blocks: int) -> int:
         """To so many blocks of the launch, from first_block on."""
         self.first_block, self.n_blocks = first_block, blocks
         return self.deal(blocks)
+
+
+_HEADS = (("rope", RopeParameters), ("first_part", ctypes.c_int))
+
+
+class _HeadsProduct(_Product):
+    _fields_ = _HEADS
+
+
+class _HeadsPartProduct(_PartProduct):
+    _fields_ = _HEADS
 
 
 @dataclass(frozen=True)
@@ -138,6 +153,7 @@ class MulMatTile:
         activation: str = "silu",
         soft_cap: float = 0.0,
         patient: bool = False,
+        turning: TurningRows | None = None,
         pdl: bool = True,
     ) -> None:
         """Enqueue outs[i][n_tokens, rows of weights[i]] = x[n_tokens, k] weights[i]^T.
@@ -146,23 +162,26 @@ class MulMatTile:
         when `added` has been added to it. STORE: floats, capped to soft_cap * tanh(y / soft_cap) if
         that is not 0. ADD: float out = residual + y, for one weight. patient: what makes x takes
         long, so that weights are copied meanwhile at leisure. GLU: of two weights, one half out =
-        activation(y0) * y1. All weights have one k, and one layout, unless `takes_two` says that
-        they need not. More than max(COLUMNS) tokens, or than there is room for, are several
-        launches.
+        activation(y0) * y1. QKV: of three, what goes where `turning` says, with a norm and where
+        `takes_all` says so; outs are not used. All weights have one k, and one layout, unless
+        `takes_two` says that they need not. More than max(COLUMNS) tokens, or than there is room
+        for, are several launches.
         """
         if norm is not None and n_tokens > NORM_TOKENS:
             raise ValueError(f"{n_tokens} tokens are not normalised inside a product")
         if added is not None and norm is None:
             raise ValueError("only to what is normalised something is added")
         first, prologue = weights[0], "SUM" if added else "NORM" if norm is not None else "PLAIN"
-        options = {"norm": address(norm), "eps": eps, "soft_cap": soft_cap, "patient": patient}
-        if epilogue == "STORE" and self.takes_two(weights, n_tokens, norm is not None):
-            pair = _PartProduct(x=address(x), **options), _PartProduct(x=address(x), **options)
-            for part in pair:
-                part.added = added.parameters() if added else _Added()
-            self._launch_two(pair, weights, outs, n_tokens, prologue, pdl)
+        options: dict[str, Any] = {"norm": address(norm), "eps": eps, "soft_cap": soft_cap}
+        options |= {"patient": patient, "added": added.parameters() if added else _Added()}
+        if turning is not None:
+            options["rope"] = turning.parameters()
+        if epilogue in ("STORE", "QKV") and self.takes_two(weights, n_tokens, norm is not None):
+            kind = _PartProduct if turning is None else _HeadsPartProduct
+            pair = kind(x=address(x), **options), kind(x=address(x), **options)
+            self._launch_two(pair, weights, outs, n_tokens, prologue, turning, pdl)
             return
-        product = _Product(**options)
+        product = _Product(**options) if turning is None else _HeadsProduct(**options)
         product.take(weights, outs, n_tokens, epilogue, activation)
         x_size, out_size = (4 if norm is not None else 2), (2 if epilogue == "GLU" else 4)
         grid = min(self.limits.multiprocessors, product.n_tiles)
@@ -182,8 +201,7 @@ class MulMatTile:
             )
             fit = self._fit(first, count, norm is not None, warps)
             product.slab = fit.slab
-            whole = "true" if fit.slab >= columns_of(first) else "false"
-            kernel = self._kernel([first], fit, prologue, epilogue, whole)
+            kernel = self._kernel([first], fit, prologue, epilogue, turning)
             kernel.launch(grid, fit.warps * 32, (product,), smem=fit.shared, pdl=pdl)
 
     def _warps(self, w: TiledMatrix, tile_rows: int, norm: bool) -> int:
@@ -210,6 +228,7 @@ class MulMatTile:
         outs: Sequence[Address],
         n_tokens: int,
         prologue: str,
+        turning: TurningRows | None,
         pdl: bool,
     ) -> None:
         """Each layout's matrices by blocks of their own, so that all have about as much to read.
@@ -221,6 +240,8 @@ class MulMatTile:
             product.take(part, to, n_tokens, "STORE", "silu")
             product.slab = columns_of(part[0])
         a, b = products
+        if turning is not None:
+            b.first_part = split
         firsts = [part[0] for part in parts]
         tile_rows = a.n_tiles, b.n_tiles
         grid = min(self.limits.multiprocessors, sum(tile_rows))
@@ -230,8 +251,13 @@ class MulMatTile:
         warps = max(self._warps(w, 2 * n, norm) for w, n in zip(firsts, dealt, strict=True))
         fit = self._fit_two(firsts, n_tokens, norm, warps)
         assert fit is not None
-        kernel = self._kernel(firsts, fit, prologue)
+        kernel = self._kernel(firsts, fit, prologue, "STORE", turning)
         kernel.launch(grid, warps * 32, products, smem=fit.shared, pdl=pdl)
+
+    def takes_all(self, w: TiledMatrix, n_tokens: int, norm: bool) -> bool:
+        """Whether one launch has room for all of x, of so many tokens."""
+        fit = self._fit(w, min(n_tokens, COLUMNS[-1]), norm, self.limits.warps)
+        return fit.n_tokens == n_tokens and fit.slab >= columns_of(w)
 
     def tokens_at_once(self, w: TiledMatrix, n_tokens: int, norm: bool, warps: int) -> int:
         """How many of n_tokens one launch takes: max(COLUMNS), or what there is room for."""
@@ -278,17 +304,27 @@ class MulMatTile:
         )
 
     def _kernel(
-        self, weights: Sequence[TiledMatrix], fit: Fit, prologue: str, *options: str
+        self,
+        weights: Sequence[TiledMatrix],
+        fit: Fit,
+        prologue: str,
+        epilogue: Epilogue,
+        turning: TurningRows | None,
     ) -> Kernel:
-        """Of weights of one layout, or of two; options: what else an instance has."""
+        """Of weights of one layout, or of two."""
         widest = max(columns_of(w) for w in weights)
         pieces = -(-widest // (8 * 32 * fit.warps)) if prologue != "PLAIN" else 1
-        types = (w.layout.type_name for w in weights)
+        arguments = [*(w.layout.type_name for w in weights), str(fit.columns), prologue]
         name = "mul_mat_tile" if len(weights) == 1 else "mul_mat_tile_two"
-        instance = f"{name}<{', '.join((*types, str(fit.columns), prologue, *options))}>"
-        key = instance, fit.warps, fit.stages, pieces
+        defines = {"WARPS": fit.warps, "STAGES": fit.stages, "NORM_PIECES": pieces}
+        if turning is not None:
+            name += "_heads"
+            defines["PAGE_SIZE"] = turning.heads.page_size
+        elif len(weights) == 1:
+            arguments += [epilogue, str(fit.slab >= columns_of(weights[0])).lower()]
+        instance = f"{name}<{', '.join(arguments)}>"
+        key = instance, *defines.values()
         if key not in self._kernels:
-            defines = {"WARPS": fit.warps, "STAGES": fit.stages, "NORM_PIECES": pieces}
             self._kernels[key] = self.device.kernel("mul_mat_tile.cu", instance, defines=defines)
         return self._kernels[key]
 

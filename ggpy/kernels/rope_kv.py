@@ -155,6 +155,24 @@ class Turning:
         return result
 
 
+@dataclass(frozen=True)
+class TurningRows:
+    """For a product of tokens that are alone with their sequences: half q[T, H, row] and the pages
+    of keys and values where what it makes goes.
+    """
+
+    q: Address
+    pages: tuple[Address, Address]
+    batch: Batch
+    rotation: Rotation
+    heads: Heads
+
+    def parameters(self) -> RopeParameters:
+        """The structure of cuda/rope.cuh."""
+        given = self.heads, self.batch, self.pages, self.q
+        return parameters(*given, [None] * 3, self.rotation)
+
+
 def give_turning(
     product: Any, weights: Sequence[TiledMatrix], epilogue: Epilogue, turning: Turning | None
 ) -> None:
@@ -263,6 +281,13 @@ class RopeKv:
         fit = not rotation.neox or ROW_BLOCK % h.head_size == 0
         normed = any(n is not None for n in rotation.norm)
         return fit and whole and h.has_halves and not any(blocks) and not normed
+
+    def rows_turn(self, rotation: Rotation) -> bool:
+        """The same of a product of few tokens, whose threads have a row each: pairs are neighbours,
+        heads have no norms, and pages are of halves. Padding stays what it is: zeros.
+        """
+        plain = not rotation.neox and not any(n is not None for n in rotation.norm)
+        return plain and self.heads.has_halves
 
     def turns_whole(self, rotation: Rotation) -> bool:
         """Whether heads are such that many tokens' are moved 16 bytes at a time."""

@@ -29,7 +29,7 @@ from ..kernels.get_rows import get_rows
 from ..kernels.pack import PLAIN, packed_bytes
 from ..kernels.product import Epilogue
 from ..kernels.rms_norm import RmsNorm
-from ..kernels.rope_kv import Heads, RopeKv, Turning
+from ..kernels.rope_kv import Heads, RopeKv, Rotation, Turning, TurningRows
 from ..sampling import Sampler
 from . import cuda_memory
 from .cuda_arrays import Array, Matrix, Memory, Projected, Sampled
@@ -255,25 +255,36 @@ class Cuda:
         return x
 
     def qkv(self, x: Array, attention: Attention, step: Step) -> Array | Projected:
-        """q[T, H, E], half; k and v to their pages. Where tokens are alone, attention rotates."""
+        """q[T, H, E], half; k and v to their pages; or what attention rotates, of tokens alone."""
         a, n, rotation = attention, self._now.n_tokens, self._ropes.rotation(attention)
-        weights, row, projected = a.projections, self._attend.heads.row, []
-        turned = self._rope.product_turns(rotation) and self._products.turn_heads(weights, n)
-        if self._fuse or not turned:
-            named = zip("qkv", weights, strict=True)
-            parts = [self._float(f"projected {name}", n, w.n_rows) for name, w in named]
-            self._multiply_normed(x, a.norm, weights, parts)
-            projected = [part.data for part in parts]
-        if self._fuse:
-            return Projected(projected, rotation)
-        memory, pages = self._room("q", 2 * n * a.n_head * row), self._pages.of(a.layer)
-        if turned:
-            turning = self._ropes.turning(a, self._rope, self._now)
+        weights, row, pages = a.projections, self._attend.heads.row, self._pages.of(a.layer)
+        memory = self._room("q", 2 * n * a.n_head * row)
+        q = Array(memory, np.float16, (n, a.n_head, a.head_size), row)
+        turning = self._turning(a, rotation, q)
+        if turning is not None:
             outs = [Array(to, np.float16, (n, row), row) for to in (memory, *pages)]
             self._multiply_normed(x, a.norm, weights, outs, "QKV", turning=turning)
-        else:
-            self._rope.launch(projected, rotation, self._now.memory, n, pages, memory)
-        return Array(memory, np.float16, (n, a.n_head, a.head_size), row)
+            return q
+        named = zip("qkv", weights, strict=True)
+        parts = [self._float(f"projected {name}", n, w.n_rows) for name, w in named]
+        self._multiply_normed(x, a.norm, weights, parts)
+        projected = [part.data for part in parts]
+        if self._fuse:
+            return Projected(projected, rotation)
+        self._rope.launch(projected, rotation, self._now.memory, n, pages, memory)
+        return q
+
+    def _turning(self, a: Attention, rotation: Rotation, q: Array) -> Turning | TurningRows | None:
+        """How one product makes q, k and v and rotates them, if it does."""
+        weights, n = a.projections, self._now.n_tokens
+        if self._fuse:
+            if not (self._rope.rows_turn(rotation) and self._products.turn_rows(weights, n)):
+                return None
+            to = q.data, self._pages.of(a.layer), self._now.memory
+            return TurningRows(*to, rotation, self._rope.heads)
+        if not (self._rope.product_turns(rotation) and self._products.turn_heads(weights, n)):
+            return None
+        return self._ropes.turning(a, self._rope, self._now)
 
     def attend(self, q: Array | Projected, attention: Attention, step: Step) -> Array:
         """o[T, H*E], half."""
@@ -294,6 +305,7 @@ class Cuda:
             a.sinks,
             projected=parts,
             rotation=rotation,
+            turned=self._fuse and rotation is None,
             order=order,
             n_tokens=batch.n_tokens,
         )
@@ -370,7 +382,7 @@ class Cuda:
         activation: str = "silu",
         soft_cap: float = 0.0,
         rows: Memory | None = None,
-        turning: Turning | None = None,
+        turning: Turning | TurningRows | None = None,
     ) -> None:
         """outs = epilogue(norm(x[rows]) W^T); some products normalise x themselves."""
         n = outs[0].shape[0]

@@ -23,7 +23,7 @@ from ..kernels.mul_mat_vec_q import mul_mat_vec_q
 from ..kernels.pack import PLAIN, UNIT
 from ..kernels.product import STATIC_SHARED, Epilogue
 from ..kernels.quantize_q8_1 import q8_1_bytes, quantize_q8_1
-from ..kernels.rope_kv import Turning
+from ..kernels.rope_kv import Turning, TurningRows
 from ..kernels.tile import Layout, TiledMatrix, grows
 from .cuda_arrays import Array, Matrix, Memory, one_layout
 from .cuda_gemm import MANY_TOKENS, Gemm, HalfTiles, Room, can_be_halves, scratch_bytes
@@ -151,6 +151,14 @@ class Products:
             return self.w8a8.turns_heads(kind)
         return self.hopper.turns_heads and not self._by_cublas(projections[0], n_tokens)
 
+    def turn_rows(self, projections: list[Matrix], n_tokens: int) -> bool:
+        """The same of few tokens, which are alone with their sequences (RopeKv.rows_turn)."""
+        tiles = projections[0].tiles
+        if tiles is None or W8A8Products.all_mine(projections):
+            return False
+        normed = self.normalises(projections, n_tokens, True)
+        return normed and self._tiles.takes_all(tiles, n_tokens, norm=True)
+
     def _by_cublas(self, w: Matrix, n_tokens: int) -> bool:
         mine = self._cublas is not None and w.activations == "f16"
         return mine and bool(self._cublas.takes(w, n_tokens))
@@ -194,7 +202,7 @@ class Products:
         soft_cap: float = 0.0,
         rows: Memory | None = None,
         handed: Handed | None = None,
-        turning: Turning | None = None,
+        turning: Turning | TurningRows | None = None,
     ) -> None:
         """outs[i] = epilogue(x weights[i]^T), in as few launches as the layouts allow.
 
@@ -204,9 +212,11 @@ class Products:
         `handed_order` says so.
         """
         n = outs[0].shape[0]
-        two = self._of_two(weights, n, norm is not None) if epilogue == "STORE" else None
+        may_be_two = epilogue in ("STORE", "QKV")
+        two = self._of_two(weights, n, norm is not None) if may_be_two else None
         if two:
-            self._multiply_tiles(x, two, outs, epilogue, norm, activation, soft_cap)
+            options = norm, activation, soft_cap
+            self._multiply_tiles(x, two, outs, epilogue, *options, turning=turning)
             return
         quantized: Buffer | None = None
         for part in by_launch(weights, lambda some: self.together(some, n)):
@@ -217,6 +227,7 @@ class Products:
                 self._cublas.multiply(x, w, to[0], epilogue == "ADD")
                 self._cap(to[0], soft_cap)
             elif tiles and w.activations != "f16":
+                assert not isinstance(turning, TurningRows)
                 given = norm, activation, soft_cap, rows
                 self.w8a8.multiply(x, w.activations, tiles, to, epilogue, *given, turning=turning)
             elif tiles:
@@ -243,7 +254,7 @@ class Products:
         soft_cap: float,
         just_made: bool = False,
         handed: Handed | None = None,
-        turning: Turning | None = None,
+        turning: Turning | TurningRows | None = None,
     ) -> None:
         """outs[i] = epilogue(x tiles[i]^T) in one launch; see multiply."""
         n = outs[0].shape[0]
@@ -264,6 +275,8 @@ class Products:
         if x.sum:
             post = x.sum.norm
             options["added"] = Added(x.sum.y, post.weight, post.eps, x.data)
+        if isinstance(turning, TurningRows):
+            options["turning"] = turning
         source = x.sum.x if x.sum else x.data
         self._tiles.launch(tiles, source, to, n, patient=x.late, **options)
 

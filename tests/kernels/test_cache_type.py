@@ -146,7 +146,9 @@ COMPILED = [
 @pytest.mark.parametrize("arch, k, v, size", COMPILED)
 def test_compiles_without_spilling(nvrtc, arch, k, v, size):
     structs = typed(k, v, 1, 1, size).structs
-    alone = [f"attend_alone<{size}, false, false, {m}, {structs}>" for m in ("false", "true")]
+    alone = [
+        f"attend_alone<{size}, false, false, {m}, false, {structs}>" for m in ("false", "true")
+    ]
     names = [*alone, f"attend<{size}, true, {structs}>"]
     found = compile_cubin("attend.cu", f"sm_{arch}", expressions=names)
     for name, r in found.resources.items():

@@ -21,6 +21,8 @@ FEW += [
     f"{SOME[0]}, 2, SUM, STORE, true",
 ]
 TWO = [f"mul_mat_tile_two<{', '.join(SOME[1:])}, {n}>" for n in ("1, NORM", "1, SUM", "4, PLAIN")]
+TWO += [f"mul_mat_tile_heads<{SOME[0]}, 2, NORM>"]
+TWO += [f"mul_mat_tile_two_heads<{', '.join(SOME[1:])}, 2, NORM>"]
 ROPE = ["rope_kv<CacheF16, CacheF16>", "rope_kv<CacheQ5_1, CacheQ4_0>", "rope_kv_whole<128>"]
 ATTEND = {64: 0, 128: 8, 256: 200}  # head size -> bytes of spilled registers that are read back
 ATTEND_SM_75 = {64: 0, 128: 100, 256: 350}
@@ -29,7 +31,8 @@ ODD_STRIPS = [(row, strips) for row in (64, 128) for strips in ("false, true", "
 
 
 def alone(strips):
-    return [f"attend_alone<{row}, {s}, {more}>" for row, s in strips for more in ("true", "false")]
+    choices = ("true, false", "false, false", "false, true")  # more than most have; turned before
+    return [f"attend_alone<{row}, {s}, {choice}>" for row, s in strips for choice in choices]
 
 
 pytestmark = pytest.mark.usefixtures("nvrtc")

@@ -63,7 +63,8 @@ def test_two_tokens_of_small_matrices(monkeypatch):
     monkeypatch.setattr(cuda_hopper, "PAIR_SIZE", 257)
     device = LaunchesOnHopper()
     random_decoder(Cuda(device)).run(alone(2, 0))
-    assert device.times("rms_norm") == 0 and device.times("mul_mat_tile") > 4 * LAYERS
+    assert device.times("rms_norm") == 0 and device.times("mul_mat_tile_heads") == LAYERS
+    assert device.times("mul_mat_tile") == 3 * LAYERS + 1
 
 
 def test_not_where_bits_must_not_depend_on_the_batch():
