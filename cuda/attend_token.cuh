@@ -35,12 +35,12 @@ struct TokenContext {
         const int warp = threadIdx.x / 32;
         table = p.rope.page_tables + token * p.rope.table_stride;
         position = load_now(p.rope.positions + token);
+        page = load_now(p.rope.pages + token);
         warp_page = load_now(table + min(warp * TOKEN_STRIP / PAGE_SIZE, p.rope.table_stride - 1));
     }
     // What part `split` of the tile is. ODD: there may be odd strips.
     template <bool ODD>
     __device__ __forceinline__ void cut(const Attend& p, const AttendTile& tile, int split) {
-        page = load_now(table + position / PAGE_SIZE);
         low = p.window > 0 ? max(0, position - p.window + 1) : 0;
         const int start = low / TOKEN_STRIP, end = position / TOKEN_STRIP + 1;
         const int strips = end - start;
@@ -157,15 +157,21 @@ struct StripOperands<ROW, CacheF16, CacheF16, true> {
     }
 };
 
+// The strip that begins at `slot` of these pages is asked for.
+template <int ROW, class K, class V, bool SHARES>
+__device__ __forceinline__ void load_strip(StripOperands<ROW, K, V, SHARES>& operands, const uint8_t* keys,
+                                           const uint8_t* values, int slot, int lane) {
+    operands.load_keys(keys, slot, lane);
+    operands.end_load();
+    operands.load_values(values, slot, lane);
+    operands.end_load();
+}
 // The strip, which is on page `page`, is asked for.
 template <int ROW, class K, class V, bool SHARES>
 __device__ __forceinline__ void load_strip(const Attend& p, const Rows& rows, StripOperands<ROW, K, V, SHARES>& operands,
                                            int strip, int page, int lane) {
-    const int slot = strip * TOKEN_STRIP % PAGE_SIZE;
-    operands.load_keys(page_at<K>(p.rope, p.rope.k_pages, page, rows.kv_head, ROW), slot, lane);
-    operands.end_load();
-    operands.load_values(page_at<V>(p.rope, p.rope.v_pages, page, rows.kv_head, ROW), slot, lane);
-    operands.end_load();
+    load_strip(operands, page_at<K>(p.rope, p.rope.k_pages, page, rows.kv_head, ROW),
+               page_at<V>(p.rope, p.rope.v_pages, page, rows.kv_head, ROW), strip * TOKEN_STRIP % PAGE_SIZE, lane);
 }
 
 // s = scores of the strip: (block 0's row g, heads 2t, 2t + 1), (block 1's row g, ...). The B operand is head g of `q`,
@@ -389,17 +395,6 @@ struct TurnedQueries {
     }
 };
 
-// The lines of the warp's first strip are asked for: all keys and values but the token's own are there.
-template <int ROW, class K, class V>
-__device__ __forceinline__ void prefetch_strip(const Attend& p, const Rows& rows, const TokenContext& context,
-                                               int strip) {
-    const int lane = threadIdx.x % 32, position = strip * TOKEN_STRIP, slot = position % PAGE_SIZE;
-    const uint8_t* keys = page_of<K>(p.rope, p.rope.k_pages, context.table, rows.kv_head, position, ROW);
-    const uint8_t* values = page_of<V>(p.rope, p.rope.v_pages, context.table, rows.kv_head, position, ROW);
-    K::prefetch_keys(keys, ROW, slot, TOKEN_STRIP, lane);
-    V::prefetch_values(values, ROW, slot, TOKEN_STRIP, lane);
-}
-
 // Head group `index` of `count`, part `split` of the context. `shared`: the warps' strips, then floats
 // [TOKEN_WARPS][rows.heads][ROW + 2], then q, then the newest key and value; TURNED: q of each warp. Only these wait for the
 // kernels before: each warp's first strip is on its way by then, and the odd ones, which would take as long as a whole
@@ -424,24 +419,27 @@ __device__ void attend_token(const Attend& p, const AttendTile& tile, const Rows
     Walk<ODD && SHARES> walk(context, warp);
     const bool has_aside = ASIDE && warp < context.odd;
     const bool has_newest = context.newest && walk.strip == context.to - 1;
-    const int first = walk.strip < context.to ? context.first_page(walk.strip) : 0;
+    uint8_t* const pages[2] = {page_at<K>(p.rope, p.rope.k_pages, context.page, rows.kv_head, ROW),
+                               page_at<V>(p.rope, p.rope.v_pages, context.page, rows.kv_head, ROW)};  // of the newest
+    const int newest_slot = context.position % PAGE_SIZE / TOKEN_STRIP * TOKEN_STRIP;  // the first of its strip
     if (walk.strip < context.to) {
-        const int odd = walk.strip - context.odd, odd_page = has_aside ? context.page_of(odd) : 0;
+        const int odd = walk.strip - context.odd;
+        const int page = context.first_page(walk.strip), odd_page = has_aside ? context.page_of(odd) : 0;
         if (has_aside) load_strip<ROW>(p, rows, aside, odd, odd_page, lane);
-        if (PUT || TURNED || !has_newest)
-            load_strip<ROW>(p, rows, ahead, walk.strip, first, lane);
-        else
-            prefetch_strip<ROW, K, V>(p, rows, context, walk.strip);
+        if (PUT || !has_newest) {
+            load_strip<ROW>(p, rows, ahead, walk.strip, page, lane);
+        } else {  // all but the token's own are there, and come nearer
+            K::prefetch_keys(pages[0], ROW, newest_slot, TOKEN_STRIP, lane);
+            V::prefetch_values(pages[1], ROW, newest_slot, TOKEN_STRIP, lane);
+        }
     }
     const auto load_newest = [&] {
-        if (PUT || !has_newest) return;
-        if (SHARES) cp_async_wait<0>();  // copies of what was there may not come behind these
-        load_strip<ROW>(p, rows, ahead, walk.strip, first, lane);
+        if (!PUT && has_newest) load_strip(ahead, pages[0], pages[1], newest_slot, lane);
     };
     int page = context.page_of(walk.next());
     if constexpr (TURNED) {
         TurnedQueries<ROW> mine(p, rows, lane);
-        grid_dependency_wait(mine.made() | first);
+        grid_dependency_wait(mine.made() | made_of(pages[0]) | made_of(pages[1]));
         mine.load();
         load_newest();
         grid_dependency_launch();  // the next product's weights shall not be asked for before that
@@ -451,8 +449,6 @@ __device__ void attend_token(const Attend& p, const AttendTile& tile, const Rows
         rotation.prepare(p.rope, turns, context.position);
         TokenHead<ROW, MORE> mine;
         mine.locate(p, rows, warp, lane);
-        uint8_t* const pages[2] = {page_at<K>(p.rope, p.rope.k_pages, context.page, rows.kv_head, ROW),
-                                   page_at<V>(p.rope, p.rope.v_pages, context.page, rows.kv_head, ROW)};
         grid_dependency_wait(mine.pairs.made() | rotation.made() | made_of(pages[0]) | made_of(pages[1]));
         mine.pairs.load();
         grid_dependency_launch();  // as above

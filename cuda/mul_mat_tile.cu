@@ -273,9 +273,9 @@ __device__ __forceinline__ void load_normalised_x(const Product& p, const Room<T
 template <class T, int COLS, int PROLOGUE, int EPILOGUE>
 struct Output {
     static constexpr int PER_TILE = TILE_ROWS * COLS, WIDTH = EPILOGUE == GLU ? 2 : 1;
-    void* to;           // float or half; null where there is no such output
+    void* to;  // float or half (of QKV any); null where there is no such output
     int token;
-    int part;     // the first warp's partial sum in the room, of gate and behind it of up
+    int part;  // the first warp's partial sum in the room, of gate and behind it of up
     float scale[WIDTH];
     const float* old;
     float residual;
@@ -293,10 +293,11 @@ struct Output {
         const int row = (global - (EPILOGUE == GLU ? 0 : p.segment[s].first_tile)) * TILE_ROWS + row_in_tile;
         if (row >= p.segment[s].n_rows) return;
         const size_t at = static_cast<size_t>(token) * p.segment[s].n_rows + row;
-        if constexpr (EPILOGUE == QKV) turned.locate(p.rope, p.first_part + s, token, row);
-        to = EPILOGUE == QKV   ? turned.to
-             : EPILOGUE == GLU ? static_cast<void*>(static_cast<__half*>(p.segment[s].out) + at)
-                             : static_cast<void*>(static_cast<float*>(p.segment[s].out) + at);
+        if constexpr (EPILOGUE == QKV)
+            to = p.rope.q, turned.locate(p.rope, p.first_part + s, token, row);
+        else
+            to = EPILOGUE == GLU ? static_cast<void*>(static_cast<__half*>(p.segment[s].out) + at)
+                                 : static_cast<void*>(static_cast<float*>(p.segment[s].out) + at);
         part = static_cast<int>(room.partial_of(parity, tile * WIDTH, 0) - room.sums) + row_in_tile * COLS + token;
 #pragma unroll
         for (int w = 0; w < WIDTH; ++w) scale[w] = scaled_row(p.segment[s + w], row, 1.0f);
@@ -308,15 +309,20 @@ struct Output {
     }
     // What earlier kernels write.
     __device__ __forceinline__ void load() { residual = EPILOGUE == ADD && to != nullptr ? __ldcg(old) : 0.0f; }
+    // What can wait until then, and has time until the sums are there.
+    __device__ __forceinline__ void prepare() {
+        if constexpr (EPILOGUE == QKV)
+            if (to != nullptr) turned.prepare();
+    }
     // Adds up the warps' partial sums.
     template <class P>
     __device__ __forceinline__ void write(const P& p, const Room<T, COLS>& room) const {
         float y[WIDTH] = {};
         if (to != nullptr) add_up(p, room, y);
-        if constexpr (EPILOGUE == QKV) y[0] = turned.turn(p.rope, y[0]);
+        if constexpr (EPILOGUE == QKV) y[0] = turned.turn_with_next(y[0]);
         if (to == nullptr) return;
         if constexpr (EPILOGUE == QKV)
-            *static_cast<__half*>(to) = saturated_half(y[0]);
+            *turned.to = saturated_half(y[0]);
         else if constexpr (EPILOGUE == GLU)
             *static_cast<__half*>(to) = gated(p.activation, y[0], y[1]);
         else if constexpr (EPILOGUE == ADD)
@@ -361,7 +367,6 @@ __device__ __forceinline__ void multiply(const P& p) {
             ask(asked + 1);
         }
     }
-    const auto others = [&] { ask(STAGES); };
     const Room<T, COLS> room(kept_shared(shared) + WARPS * STAGES * T::BYTES, p.slab, p.n_tokens, WHOLE);
     const typename TokenSums<T, COLS>::Lane at{room, lane};
 
@@ -369,9 +374,13 @@ __device__ __forceinline__ void multiply(const P& p) {
     const auto find_first = [&] { output.find(p, room, 0, 0, min(BATCH, n_local), threadIdx.x); };
     constexpr bool WIDE = PROLOGUE != PLAIN && COLS * NORM_PIECES > 4;  // x takes all registers
     if constexpr (!WIDE) find_first();
+    const auto meanwhile = [&] {  // x is under way
+        ask(STAGES);
+        if constexpr (!WIDE) output.prepare();
+    };
     if constexpr (PROLOGUE != PLAIN) {
-        load_normalised_x<PROLOGUE, T>(p, room, WIDE ? 0 : output.made(), others);
-        if constexpr (WIDE) find_first();
+        load_normalised_x<PROLOGUE, T>(p, room, WIDE ? 0 : output.made(), meanwhile);
+        if constexpr (WIDE) find_first(), output.prepare();
         output.load();
         __syncthreads();
     } else {
@@ -380,7 +389,7 @@ __device__ __forceinline__ void multiply(const P& p) {
         grid_dependency_wait(mine.made() | output.made());
         if constexpr (WHOLE) mine.load(p.x);
         output.load();
-        others();
+        meanwhile();
         if constexpr (WHOLE) {
             put_all_x(p, room, 0, mine);
             __syncthreads();
@@ -426,11 +435,13 @@ __device__ __forceinline__ void multiply(const P& p) {
         for (int i = threadIdx.x + THREADS; i < BATCH * output.PER_TILE; i += THREADS) {
             output.find(p, room, parity, batch, count, i);
             output.load();
+            output.prepare();
             output.write(p, room);
         }
         if (batch + BATCH < n_local) {
             output.find(p, room, parity ^ 1, batch + BATCH, min(BATCH, n_local - batch - BATCH), threadIdx.x);
             output.load();
+            output.prepare();
         }
     }
     cp_async_wait<0>();

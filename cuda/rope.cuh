@@ -17,6 +17,7 @@ struct RopeKv {
     const float* norm[2];       // of q and k heads, [E] or null
     const uint64_t* turns;      // [n_pairs] of a circle per position, times 2^64
     const int* positions;       // [T]
+    const int* pages;           // [T], of these positions
     const int* sequences;       // [T]
     const int* page_tables;     // [S, table_stride]
     __half* q;                  // [T, H, row]

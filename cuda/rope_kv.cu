@@ -56,8 +56,7 @@ __device__ __forceinline__ void store_column(const RopeKv& p, __half* to, int kv
 }
 // The same of a value head; by one warp.
 __device__ __forceinline__ void store_values(const RopeKv& p, int kv_head, int first, int position, int lane) {
-    const int* table = p.page_tables + p.sequences[first] * p.table_stride;
-    __half* values = reinterpret_cast<__half*>(page_of<CacheF16>(p, p.v_pages, table, kv_head, position, p.row));
+    __half* values = reinterpret_cast<__half*>(page_at<CacheF16>(p, p.v_pages, p.pages[first], kv_head, p.row));
     values = sixteen(values, p.row, position);
 #pragma unroll 2
     for (int i = lane; i < p.row; i += 32) store_column(p, values, kv_head, first, position, i);
@@ -84,13 +83,13 @@ __global__ void __launch_bounds__(HEAD_WARPS * 32, both_halves<K, V> ? 8 : 6) ro
         for (int kv_head = i; kv_head < p.n_head_kv; kv_head += stride) store_values(p, kv_head, first, position, lane);
     if (i >= end) return;
     float* head = heads[warp];
-    const int* table = p.page_tables + p.sequences[token] * p.table_stride;
+    const int page = p.pages[token];
     for (; i < end; i += stride) {
         const Which which(p, i);
         __half* q = p.q + (static_cast<size_t>(token) * p.n_head + which.index) * p.row;
         if (both_halves<K, V> && which.part != VALUE) {
-            uint8_t* page = page_of<K>(p, p.k_pages, table, which.index, position, p.row);
-            __half* k = reinterpret_cast<__half*>(page) + static_cast<size_t>(position % PAGE_SIZE) * p.row;
+            __half* k = reinterpret_cast<__half*>(page_at<K>(p, p.k_pages, page, which.index, p.row)) +
+                        static_cast<size_t>(position % PAGE_SIZE) * p.row;
             Pairs<MAX_HEAD> pairs;
             pairs.load(p, which.part, which.index, token, lane);
             if (const float* norm = p.norm[which.part])
@@ -103,7 +102,7 @@ __global__ void __launch_bounds__(HEAD_WARPS * 32, both_halves<K, V> ? 8 : 6) ro
         if (which.part == QUERY)
             for (int e = lane; e < p.row; e += 32) q[e] = saturated_half(head[e]);
         else
-            store_head<K, V>(p, which.part, which.index, table[position / PAGE_SIZE], position, head, lane);
+            store_head<K, V>(p, which.part, which.index, page, position, head, lane);
         __syncwarp();
     }
 }
@@ -117,7 +116,7 @@ extern "C" __global__ void find_turns(const RopeKv p, float2* turns, int* rows, 
     const int position = p.positions[token];
     RotationOf<1> rotation;
     rotation.prepare_pair(p.turns[pair], position, 0);
-    const int page = p.page_tables[p.sequences[token] * p.table_stride + position / PAGE_SIZE];
+    const int page = p.pages[token];
     grid_dependency_wait();
     turns[i] = make_float2(rotation.cosine[0], rotation.sine[0]);
     if (pair == 0) rows[token] = page * p.n_head_kv * PAGE_SIZE + position % PAGE_SIZE;
@@ -182,7 +181,7 @@ __global__ void __launch_bounds__(TOGETHER * 32, 3) rope_kv_whole(const RopeKv p
 #pragma unroll
     for (int j = 0; j < 4; ++j) rotation.prepare_pair(p.turns[Quads::pair_of<E>(p.neox, l, j)], position, j);
     grid_dependency_wait();
-    const int page = p.page_tables[p.sequences[token] * p.table_stride + position / PAGE_SIZE] * p.n_head_kv;
+    const int page = p.pages[token] * p.n_head_kv;
     const int end = there ? p.n_head + p.n_head_kv : 0;
     const float* q = p.projected[QUERY] + static_cast<size_t>(token) * p.n_head * E;
     const float* k = p.projected[KEY] + static_cast<size_t>(token) * p.n_head_kv * E;

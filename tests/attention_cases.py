@@ -47,7 +47,8 @@ class Sequences:
 
     def batch(self, device: Any) -> Batch:
         """The step's integers on the device."""
-        arrays = (self.positions, self.sequences, self.tables)
+        pages = self.tables[self.sequences, self.positions // PAGE]
+        arrays = (self.positions, pages, self.sequences, self.tables)
         return Batch(*(upload(device, array) for array in arrays), self.tables.shape[1])
 
     def place(self, sequence: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

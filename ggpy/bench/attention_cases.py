@@ -66,6 +66,7 @@ def _step(o: Operands, n_seq: int, depth: int, n: int) -> tuple[Batch, np.ndarra
     tables = np.arange(n_seq * per, dtype=np.int32)
     batch = Batch(
         positions=o.integers("positions", positions),
+        pages=o.integers("pages", sequences * per + positions // PAGE_SIZE),
         sequences=o.integers("sequences", sequences),
         page_tables=o.integers("page tables", tables),
         stride=per,

@@ -80,6 +80,7 @@ class RopeParameters(ctypes.Structure):
         ("norm", ctypes.c_uint64 * 2),
         ("turns", ctypes.c_uint64),
         ("positions", ctypes.c_uint64),
+        ("pages", ctypes.c_uint64),
         ("sequences", ctypes.c_uint64),
         ("page_tables", ctypes.c_uint64),
         ("q", ctypes.c_uint64),
@@ -112,9 +113,12 @@ class TurningParameters(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Batch:
-    """A step's integers on the device: positions[T], sequences[T], page_tables[S, stride]."""
+    """A step's integers on the device: positions[T] and their pages[T], sequences[T],
+    page_tables[S, stride].
+    """
 
     positions: Address
+    pages: Address
     sequences: Address
     page_tables: Address
     stride: int
@@ -204,6 +208,7 @@ def parameters(
     """The structure of cuda/rope.cuh; projected: float q[T, H*E], k and v [T, G*E]."""
     result = RopeParameters(
         positions=address(batch.positions),
+        pages=address(batch.pages),
         sequences=address(batch.sequences),
         page_tables=address(batch.page_tables),
         table_stride=batch.stride,

@@ -8,7 +8,7 @@ weights or activations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -86,30 +86,43 @@ class StepUpload:
         self._tiles = NO_TILES
 
     def upload(self, step: Step) -> Batch:
-        """Ids, positions, sequences, rows, page tables and attention's tiles."""
+        """Ids, positions and their pages, sequences, rows, page tables and attention's tiles."""
         tables, sequences = _padded(step.page_tables), step.sequences
         tiles, prompts = self._plan(step)
         alone = len(tables) == len(step.ids)
         if alone:  # row i is token i's: a kernel has a load less to wait for
             tables, sequences = tables[sequences], np.arange(len(tables), dtype=np.int32)
-        integers = [step.ids, step.positions, sequences, step.rows]
-        parts = [*integers, tables, tiles, prompts, *self._halved(step, tables, len(prompts))]
-        sizes = [part.size for part in parts]
-        offsets = list(accumulate((-(-n // 4) * 4 for n in sizes), initial=0))  # of 16 bytes
+        halved, halved_tables = self._halved(step, tables, len(prompts))
+        parts = {
+            "ids": step.ids,
+            "positions": step.positions,
+            "pages": tables[sequences, step.positions // self.heads.page_size],
+            "sequences": sequences,
+            "rows": step.rows,
+            "tables": tables,
+            "tiles": tiles,
+            "prompt_tiles": prompts,
+            "halved": halved,
+            "halved_tables": halved_tables,
+        }
+        sizes = {name: part.size for name, part in parts.items()}
+        padded = (-(-n // 4) * 4 for n in sizes.values())  # to 16 bytes
+        offsets = list(accumulate(padded, initial=0))
         self._make_room(4 * offsets[-1])
         host, copied = self._staging[self.n_steps % IN_FLIGHT]
         copied.synchronize()
-        for part, offset, size in zip(parts, offsets, sizes, strict=False):
-            host[offset : offset + size] = part.ravel()
+        for part, offset in zip(parts.values(), offsets, strict=False):
+            host[offset : offset + part.size] = part.ravel()
         place = self.n_steps % PLACES if alone else PLACES
         self._send(host[: offsets[-1]], place, copied)
         n_split = _parts(int(tiles[:, 2].max())) if alone else MAX_SPLIT
-        shape = (*sizes, len(tables), n_split)
+        shape = (*sizes.values(), len(tables), n_split)
         key = shape, place
         if key not in self._batches:
             if len(self._batches) >= MAX_KEPT:
                 self._batches.clear()
-            at = [self._places[place].at(4 * offset) for offset in offsets[:-1]]
+            addresses = (self._places[place].at(4 * offset) for offset in offsets)
+            at = dict(zip(parts, addresses, strict=False))
             self._batches[key] = _batch(*key, at, sizes, tables.shape, n_split)
         return self._batches[key]
 
@@ -163,33 +176,39 @@ class StepUpload:
 def _batch(
     shape: tuple[int, ...],
     place: int,
-    at: Sequence[Memory],
-    sizes: list[int],
+    at: Mapping[str, Memory],
+    sizes: Mapping[str, int],
     tables: tuple[int, ...],
     n_split: int,
 ) -> Batch:
     """What upload returns, for parts of these sizes at these places and tables[S, P]."""
-    ids, positions, sequences, rows, tables_at, tiles, prompt_tiles, halved, halved_tables = at
-    alone = tables[0] == sizes[0]
-    memory = BatchMemory(positions, sequences, tables_at, tables[1])
+    n_tokens, n_rows = sizes["ids"], sizes["rows"]
+    memory = BatchMemory(
+        positions=at["positions"],
+        pages=at["pages"],
+        sequences=at["sequences"],
+        page_tables=at["tables"],
+        stride=tables[1],
+    )
+    in_halves = replace(memory, page_tables=at["halved_tables"]) if sizes["halved"] else memory
     return Batch(
         shape=shape,
         place=place,
-        n_tokens=sizes[0],
-        n_rows=sizes[3],
-        n_tiles=sizes[5] // 4,
-        n_prompt_tiles=sizes[6] // 4,
-        n_halved=sizes[7] // 2,
-        alone=alone,
+        n_tokens=n_tokens,
+        n_rows=n_rows,
+        n_tiles=sizes["tiles"] // 4,
+        n_prompt_tiles=sizes["prompt_tiles"] // 4,
+        n_halved=sizes["halved"] // 2,
+        alone=tables[0] == n_tokens,
         n_split=n_split,
-        all_rows=sizes[3] == sizes[0],
-        ids=ids,
-        rows=rows,
-        tiles=tiles,
-        prompt_tiles=prompt_tiles,
-        halved=halved,
+        all_rows=n_rows == n_tokens,
+        ids=at["ids"],
+        rows=at["rows"],
+        tiles=at["tiles"],
+        prompt_tiles=at["prompt_tiles"],
+        halved=at["halved"],
         memory=memory,
-        prompt_memory=replace(memory, page_tables=halved_tables) if sizes[7] else memory,
+        prompt_memory=in_halves,
     )
 
 
