@@ -371,7 +371,9 @@ __device__ __forceinline__ void multiply(const P& p) {
     const typename TokenSums<T, COLS>::Lane at{room, lane};
 
     Output<T, COLS, PROLOGUE, EPILOGUE> output;
-    const auto find_first = [&] { output.find(p, room, 0, 0, min(BATCH, n_local), threadIdx.x); };
+    static_assert((WARPS & (WARPS - 1)) == 0, "a power of two");
+    const int mine = threadIdx.x ^ (THREADS - 32);  // the last warps, which have fewest chunks, write the first outputs
+    const auto find_first = [&] { output.find(p, room, 0, 0, min(BATCH, n_local), mine); };
     constexpr bool WIDE = PROLOGUE != PLAIN && COLS * NORM_PIECES > 4;  // x takes all registers
     if constexpr (!WIDE) find_first();
     const auto meanwhile = [&] {  // x is under way
@@ -384,14 +386,14 @@ __device__ __forceinline__ void multiply(const P& p) {
         output.load();
         __syncthreads();
     } else {
-        XPieces<COLS> mine;
-        mine.locate(p, 0, false);
-        grid_dependency_wait(mine.made() | output.made());
-        if constexpr (WHOLE) mine.load(p.x);
+        XPieces<COLS> pieces;
+        pieces.locate(p, 0, false);
+        grid_dependency_wait(pieces.made() | output.made());
+        if constexpr (WHOLE) pieces.load(p.x);
         output.load();
         meanwhile();
         if constexpr (WHOLE) {
-            put_all_x(p, room, 0, mine);
+            put_all_x(p, room, 0, pieces);
             __syncthreads();
         }
     }
@@ -432,14 +434,15 @@ __device__ __forceinline__ void multiply(const P& p) {
         }
         __syncthreads();
         output.write(p, room);
-        for (int i = threadIdx.x + THREADS; i < BATCH * output.PER_TILE; i += THREADS) {
-            output.find(p, room, parity, batch, count, i);
-            output.load();
-            output.prepare();
-            output.write(p, room);
-        }
+        if constexpr (BATCH * output.PER_TILE > THREADS)
+            for (int i = mine + THREADS; i < BATCH * output.PER_TILE; i += THREADS) {
+                output.find(p, room, parity, batch, count, i);
+                output.load();
+                output.prepare();
+                output.write(p, room);
+            }
         if (batch + BATCH < n_local) {
-            output.find(p, room, parity ^ 1, batch + BATCH, min(BATCH, n_local - batch - BATCH), threadIdx.x);
+            output.find(p, room, parity ^ 1, batch + BATCH, min(BATCH, n_local - batch - BATCH), mine);
             output.load();
             output.prepare();
         }
