@@ -40,6 +40,7 @@ struct Product : Matrices {
     float eps;
     float soft_cap;  // STORE: cap * tanh(y / cap); 0 is none
     int patient;     // x takes longer than to copy a ring
+    int early;       // a second chunk of each warp is asked for before x
     int rounds, rest;  // n_tiles over the number of blocks
     Added added;
 
@@ -354,13 +355,14 @@ __device__ __forceinline__ void multiply(const P& p) {
 
     grid_dependency_launch();
     Walk<T, COLS, EPILOGUE, WHOLE, P> ahead(p, warp, n_local);
-    // What is asked for before x delays it: x waits in the same queues. One chunk of each warp is little enough; where x
-    // takes long, more come one after the other.
+    // What is asked for before x delays it: x waits in the same queues. One chunk of each warp is little enough; two are
+    // where the host says so. Where x takes long, more come one after the other.
     int asked = 0;
     const auto ask = [&](int until) {
         for (; asked < until; ++asked) copy_chunk<T>(ahead, to + asked * T::BYTES, lane);
     };
     ask(1);
+    if (p.early) ask(min(2, STAGES));
     if (p.patient) {
         while (asked < STAGES && !ahead.done()) {
             cp_async_wait<0>();

@@ -21,6 +21,7 @@ from .tile import ROWS, Layout, TiledMatrix
 
 WARPS = 16  # of a block, where its shared memory allows
 COLUMNS = (1, 2, 4, 8)  # tokens of one launch, an instance each
+EARLY_BYTES = 16 << 20  # of weights, from which on two chunks of a warp may come before x
 NORM_TOKENS = 2  # that a product normalises itself, for which each block has to: a launch less
 
 
@@ -42,6 +43,7 @@ class _Product(Matrices):
         ("eps", ctypes.c_float),
         ("soft_cap", ctypes.c_float),
         ("patient", ctypes.c_int),
+        ("early", ctypes.c_int),
         ("rounds", ctypes.c_int),
         ("rest", ctypes.c_int),
         ("added", _Added),
@@ -173,7 +175,8 @@ class MulMatTile:
             raise ValueError("only to what is normalised something is added")
         first, prologue = weights[0], "SUM" if added else "NORM" if norm is not None else "PLAIN"
         options: dict[str, Any] = {"norm": address(norm), "eps": eps, "soft_cap": soft_cap}
-        options |= {"patient": patient, "added": added.parameters() if added else _Added()}
+        options |= {"patient": patient, "early": not patient and _asks_early(weights[0], epilogue)}
+        options |= {"added": added.parameters() if added else _Added()}
         if turning is not None:
             options["rope"] = turning.parameters()
         if epilogue in ("STORE", "QKV") and self.takes_two(weights, n_tokens, norm is not None):
@@ -332,6 +335,13 @@ class MulMatTile:
 def columns_of(w: TiledMatrix) -> int:
     """Of a row, in whole chunks."""
     return w.layout.chunks(w.k) * w.layout.chunk_k
+
+
+def _asks_early(w: TiledMatrix, epilogue: Epilogue) -> bool:
+    """Whether two chunks of each warp are asked for before x, which they delay: where a large gated
+    product comes before, whose blocks end far apart.
+    """
+    return epilogue == "ADD" and w.layout.nbytes(w.n_rows, w.k) >= EARLY_BYTES
 
 
 def first_of_another(weights: Sequence[TiledMatrix]) -> int | None:

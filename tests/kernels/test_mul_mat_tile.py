@@ -1,6 +1,7 @@
 """Tiles times the activations of a few tokens, against float64, and the promises about bits."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from tile_cases import (
 )
 
 from ggpy.device import Ptr
+from ggpy.kernels import mul_mat_tile
 from ggpy.kernels.mul_mat_tile import (
     COLUMNS,
     NORM_TOKENS,
@@ -437,18 +439,58 @@ def test_half_of_the_warps_with_two_layouts(machine):
 )
 def test_a_block_of_few_chunks_has_half_of_the_warps(emulator, rows, columns, norm, warps):
     """One tile row of one block, or so many of three that one of them has two or three."""
-    threads = []
+    options = {"norm": Ptr(0)} if norm else {}
+    (threads, _) = launched(emulator, rows, columns, **options)
+    assert threads == 32 * warps
+
+
+def launched(emulator: Any, rows: int, columns: int, **options: Any) -> tuple[int, Any]:
+    """Threads and parameters of what a token times Q8_0 weights would launch on Hopper."""
+    seen = []
+
+    def launch(_grid: Any, threads: int, parameters: Any, **_: Any) -> None:
+        seen.append((threads, *parameters))
+
     device = SimpleNamespace(
         arch="sm_90a",
         shared_bytes=emulator.shared_bytes,
-        kernel=lambda *_, **__: SimpleNamespace(launch=lambda grid, n, *_, **__: threads.append(n)),
+        kernel=lambda *_, **__: SimpleNamespace(launch=launch),
     )
-    layout = Weights("Q8_0", rows, columns).layout
-    tiles = TiledMatrix(layout, rows, columns, Ptr(0))
+    tiles = TiledMatrix(Weights("Q8_0", rows, columns).layout, rows, columns, Ptr(0))
     product = MulMatTile(device, Limits(device.shared_bytes, 3))
-    options = {"norm": Ptr(0)} if norm else {}
     product.launch([tiles], Ptr(0), [Ptr(0)], 1, **options)
-    assert threads == [32 * warps]
+    return seen[0]
+
+
+# What is asked for before x
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_chunks_before_x_change_no_bits(machine, stages, monkeypatch):
+    w = Weights("Q8_0", 150, 2560)
+    x, residual = halves(1, 2560), halves(1, 150, 1)
+    options = {"epilogue": "ADD", "residual": residual, "bounds": limits(machine, stages=stages)}
+    tiles = [w.tiled(machine)]
+    (one,) = multiply(machine, tiles, x, **options)
+    (patient,) = multiply(machine, tiles, x, patient=True, **options)
+    monkeypatch.setattr(mul_mat_tile, "EARLY_BYTES", 0)
+    (early,) = multiply(machine, tiles, x, **options)
+    assert np.array_equal(patient, one)
+    assert np.array_equal(early, one)
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "early"),
+    [
+        (4096, {"epilogue": "ADD"}, 1),
+        (1024, {"epilogue": "ADD"}, 0),
+        (4096, {"epilogue": "ADD", "patient": True}, 0),
+        (4096, {}, 0),
+    ],
+)
+def test_large_weights_behind_a_gate_are_asked_for_early(emulator, rows, options, early):
+    _, product = launched(emulator, rows, 14336, **options)
+    assert product.early == early
 
 
 # Two layouts
