@@ -439,19 +439,19 @@ __device__ void attend_token(const Attend& p, const AttendTile& tile, const Rows
     int page = context.page_of(walk.next());
     if constexpr (TURNED) {
         TurnedQueries<ROW> mine(p, rows, lane);
+        grid_dependency_launch();  // the next product's blocks begin while this waits
         grid_dependency_wait(mine.made() | made_of(pages[0]) | made_of(pages[1]));
         mine.load();
         load_newest();
-        grid_dependency_launch();  // the next product's weights shall not be asked for before that
         mine.store(queries, lane);
     } else {
         RotationOf<Pairs<ROW>::COUNT> rotation;
         rotation.prepare(p.rope, turns, context.position);
         TokenHead<ROW, MORE> mine;
         mine.locate(p, rows, warp, lane);
+        grid_dependency_launch();  // as above
         grid_dependency_wait(mine.pairs.made() | rotation.made() | made_of(pages[0]) | made_of(pages[1]));
         mine.pairs.load();
-        grid_dependency_launch();  // as above
         rotate_token<ROW, MORE, K, V>(p, rows, context, rotation, mine, pages, parts, queries, newest, warp, lane);
         token_barrier();
         load_newest();
