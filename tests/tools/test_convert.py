@@ -73,6 +73,7 @@ def test_a_checkpoint_becomes_a_model_that_runs(folder: Path, tmp_path: Path, ru
 def test_ggpy_run_answers_with_it(folder: Path, tmp_path: Path, run: Run) -> None:
     assert run(folder, tmp_path / "out.gguf")[0] == 0
     words = ["run", "out.gguf", "-p", "Hello", "-n", "4", "--device", "cpu", "-t", "1", "--no-chat"]
+    words += ["--temp", "0", "--ignore-eos"]
     result = subprocess.run(
         [sys.executable, "-m", "ggpy", *words], cwd=tmp_path, capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60,
