@@ -3,10 +3,10 @@
 Steps that repeat are captured as CUDA graphs and replayed (cuda_graphs); all that changes from step
 to step (ids, positions, page tables, how attention is split) is one small upload. One or two tokens
 are normalised inside the products, as far as registers hold them, which add what another norm left
-before; others go through norm kernels; on Hopper norms of two to sixteen are handed from product to
-product, where these can (cuda_handing). Activations between ops are halves
-where they are only multiplied with, floats where they are added up. Policy only: grids and memory
-layouts belong to ggpy/kernels.
+before, and rotate q and k whose pairs are neighbours; else attention of single tokens does. Others
+go through norm kernels; on Hopper norms of two to sixteen are handed from product to product, where
+these can (cuda_handing). Activations between ops are halves where they are only multiplied with,
+floats where they are added up. Policy only: grids and memory layouts belong to ggpy/kernels.
 """
 
 from __future__ import annotations
