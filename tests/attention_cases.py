@@ -47,13 +47,15 @@ class Sequences:
 
     def batch(self, device: Any) -> Batch:
         """The step's integers on the device."""
-        pages = self.tables[self.sequences, self.positions // PAGE]
+        pages, _ = self.place(self.sequences, self.positions)
         arrays = (self.positions, pages, self.sequences, self.tables)
         return Batch(*(upload(device, array) for array in arrays), self.tables.shape[1])
 
-    def place(self, sequence: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Pages and slots of a sequence's positions."""
-        return self.tables[sequence, positions // PAGE], positions % PAGE
+    def place(
+        self, sequences: int | np.ndarray, positions: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Pages and slots of positions of one sequence, or of one each."""
+        return self.tables[sequences, positions // PAGE], positions % PAGE
 
 
 def heads(n_head: int, n_head_kv: int, head_size: int) -> Heads:

@@ -207,9 +207,9 @@ class Products:
         """outs[i] = epilogue(x weights[i]^T), in as few launches as the layouts allow.
 
         ADD adds to what out holds; GLU makes one output of two weights of one layout; QKV, where
-        `turn_heads` says so, leaves q as halves and k and v in pages, as `turning` says. norm: of
-        x, or of its rows, which is float then, where `normalises` says so. handed: a norm, where
-        `handed_order` says so.
+        `turn_heads` or `turn_rows` says so, leaves q as halves and k and v in pages, as `turning`
+        says. norm: of x, or of its rows, which is float then, where `normalises` says so. handed: a
+        norm, where `handed_order` says so.
         """
         n = outs[0].shape[0]
         may_be_two = epilogue in ("STORE", "QKV")

@@ -96,7 +96,7 @@ class StepUpload:
         parts = {
             "ids": step.ids,
             "positions": step.positions,
-            "pages": tables[sequences, step.positions // self.heads.page_size],
+            "pages": step.pages,
             "sequences": sequences,
             "rows": step.rows,
             "tables": tables,

@@ -45,6 +45,11 @@ class Step:
     page_tables: NDArray[np.int32]  # [S, P], page numbers; unused entries are 0
     rows: NDArray[np.int32]  # [R], indices into the T tokens
 
+    @property
+    def pages(self) -> NDArray[np.int32]:
+        """[T], where the tokens' own positions are."""
+        return self.page_tables[self.sequences, self.positions // PAGE_SIZE]
+
 
 @dataclass(frozen=True)
 class Rope:

@@ -185,8 +185,7 @@ class Reference:
         if a.k_norm is not None:
             k = rms_norm(k, a.k_norm)
         cos, sin = _angles(a.rope, step.positions)
-        page = step.page_tables[step.sequences, step.positions // PAGE_SIZE]
-        place = step.positions % PAGE_SIZE
+        page, place = step.pages, step.positions % PAGE_SIZE
         keys, values = self._cache
         q, k = (_rotate(x, a.rope, cos, sin) for x in (q, k))
         if keys.spreads:

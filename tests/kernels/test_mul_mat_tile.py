@@ -459,7 +459,8 @@ def launched(emulator: Any, rows: int, columns: int, **options: Any) -> tuple[in
     tiles = TiledMatrix(Weights("Q8_0", rows, columns).layout, rows, columns, Ptr(0))
     product = MulMatTile(device, Limits(device.shared_bytes, 3))
     product.launch([tiles], Ptr(0), [Ptr(0)], 1, **options)
-    return seen[0]
+    (only,) = seen
+    return only
 
 
 # What is asked for before x

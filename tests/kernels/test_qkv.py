@@ -42,8 +42,8 @@ def test_turns_are_found(machine, n_pairs):
     angle = STEP.positions.astype(np.float64)[:, None] * turn.inv_freq
     np.testing.assert_allclose(turns[..., 0], np.cos(angle), rtol=0, atol=3e-7)
     np.testing.assert_allclose(turns[..., 1], np.sin(angle), rtol=0, atol=3e-7)
-    page = STEP.tables[STEP.sequences, STEP.positions // PAGE]
-    assert np.array_equal(rows, page * 3 * PAGE + STEP.positions % PAGE)
+    page, slot = STEP.place(STEP.sequences, STEP.positions)
+    assert np.array_equal(rows, page * 3 * PAGE + slot)
 
 
 def counts(h):
