@@ -22,7 +22,7 @@
 constexpr int ATTEND_THREADS = ATTEND_WARPS * 32;
 constexpr int STRIP = 32;  // positions a warp takes at a time
 
-// Running softmax of rows g and g + 8.
+// Running softmax of rows g and g + 8. What it adds up is rounded to halves, as in attend_token.cuh.
 struct Softmax {
     float maximum[2] = {NONE, NONE};
     float sum[2] = {0.0f, 0.0f};
@@ -96,8 +96,9 @@ __device__ __forceinline__ void soften(const Attend& p, float (&s)[4][4], int fi
         for (int n = 0; n < 4; ++n) {
             const float x = s[n][2 * h] <= NONE ? 0.0f : exp2f(s[n][2 * h] - top);
             const float y = s[n][2 * h + 1] <= NONE ? 0.0f : exp2f(s[n][2 * h + 1] - top);
-            sum += x + y;
             const __half2 pair = __floats2half2_rn(x, y);
+            const float2 rounded = __half22float2(pair);
+            sum += rounded.x + rounded.y;
             a[n / 2][(n & 1) * 2 + h] = *reinterpret_cast<const uint32_t*>(&pair);
         }
         softmax.sum[h] = softmax.sum[h] * shrink[h] + sum;

@@ -73,10 +73,11 @@ struct Walk {
     }
 };
 
-// Running softmax of heads 2t and 2t + 1.
+// Running softmax of heads 2t and 2t + 1. Tensor cores add up the probabilities, as if a value of each position were 1:
+// to do that between lanes takes longer.
 struct TokenSoftmax {
     float maximum[2] = {NONE, NONE};
-    float sum[2] = {0.0f, 0.0f};
+    float sum[4] = {};  // of which the first two are kept up
 };
 
 // A strip's keys and values of a warp, which are asked for first and awaited where they are wanted. In registers, from
@@ -94,6 +95,15 @@ struct StripOperands {
     __device__ __forceinline__ void load_values(const uint8_t* page, int slot, int lane) {
         v.load(page, slot, 0, lane / 4, lane % 4);
     }
+    // Of numbers: where the lane's first ones are, and all of them from there on.
+    static __device__ __forceinline__ const uint8_t* keys_of(const uint8_t* page, int slot, int lane) {
+        return decltype(k)::place(page, slot + lane / 8 * 4 + (lane / 4 & 1), lane % 4);
+    }
+    static __device__ __forceinline__ const uint8_t* values_of(const uint8_t* page, int slot, int lane) {
+        return decltype(v)::place(page, slot, lane / 4, lane % 4);
+    }
+    __device__ __forceinline__ void load_keys_from(const uint8_t* from, int) { k.load(from); }
+    __device__ __forceinline__ void load_values_from(const uint8_t* from, int) { v.load(from); }
     __device__ __forceinline__ void end_load() const {}
     __device__ __forceinline__ void await_keys() const {}
     __device__ __forceinline__ void await_values() const {}
@@ -118,18 +128,28 @@ struct StripOperands<ROW, CacheF16, CacheF16, true> {
     __device__ __forceinline__ uint4* key_at(int n, int i, int lane) const {
         return reinterpret_cast<uint4*>(keys) + (n * (ROW / 32) + i) * 32 + lane;
     }
-    __device__ __forceinline__ void load_keys(const uint8_t* page, int slot, int lane) {
-        const uint8_t* from = page + ((slot + lane / 8 * 4 + (lane / 4 & 1)) * ROW + lane % 4 * 8) * 2;
+    static __device__ __forceinline__ const uint8_t* keys_of(const uint8_t* page, int slot, int lane) {
+        return page + ((slot + lane / 8 * 4 + (lane / 4 & 1)) * ROW + lane % 4 * 8) * 2;
+    }
+    static __device__ __forceinline__ const uint8_t* values_of(const uint8_t* page, int slot, int lane) {
+        return page + slot * ROW * 2 + lane * 16;
+    }
+    __device__ __forceinline__ void load_keys_from(const uint8_t* from, int lane) {
 #pragma unroll
         for (int i = 0; i < ROW / 32; ++i)
 #pragma unroll
             for (int n = 0; n < 2; ++n) cp_async<16>(key_at(n, i, lane), from + (n * 2 * ROW + i * 32) * 2);
     }
-    __device__ __forceinline__ void load_values(const uint8_t* page, int slot, int lane) {
+    __device__ __forceinline__ void load_values_from(const uint8_t* from, int lane) {
         __syncwarp();  // what was there has been read
-        const uint8_t* from = page + slot * ROW * 2 + lane * 16;
 #pragma unroll
         for (int i = 0; i < ROW / 16; ++i) cp_async<16>(values + (i * 32 + lane) * 16, from + i * 512);
+    }
+    __device__ __forceinline__ void load_keys(const uint8_t* page, int slot, int lane) {
+        load_keys_from(keys_of(page, slot, lane), lane);
+    }
+    __device__ __forceinline__ void load_values(const uint8_t* page, int slot, int lane) {
+        load_values_from(values_of(page, slot, lane), lane);
     }
     // Behind each of the two, also where none was.
     __device__ __forceinline__ void end_load() const { cp_async_commit(); }
@@ -228,13 +248,8 @@ __device__ __forceinline__ void soften_strip(const Attend& p, const TokenContext
         for (int offset = 4; offset < 32; offset *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, offset));
         shrink[c] = exp2_approx(softmax.maximum[c] - top);
         softmax.maximum[c] = top;
-        softmax.sum[c] *= shrink[c];
 #pragma unroll
-        for (int n = 0; n < 2; ++n) {
-            float& v = s[2 * n + c];
-            v = exp2_approx(v - top);
-            softmax.sum[c] += v;
-        }
+        for (int n = 0; n < 2; ++n) s[2 * n + c] = exp2_approx(s[2 * n + c] - top);
     }
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
@@ -246,7 +261,10 @@ __device__ __forceinline__ void soften_strip(const Attend& p, const TokenContext
 // o += the values of elements 16 n + g and 16 n + g + 8 of 16 positions, weighted. SHRINKS: o is not zero before.
 template <bool SHRINKS, class Operands, int N>
 __device__ __forceinline__ void add_strip_values(const Operands& strip, int lane, const uint32_t (&b)[2],
-                                                 const float (&shrink)[2], float (&o)[N][4]) {
+                                                 const float (&shrink)[2], TokenSoftmax& softmax, float (&o)[N][4]) {
+    constexpr uint32_t ones = 0x3c003c00;
+    if (SHRINKS) softmax.sum[0] *= shrink[0], softmax.sum[1] *= shrink[1];
+    mma_m16n8k16_f16(softmax.sum, {ones, ones, ones, ones}, b);
 #pragma unroll
     for (int n = 0; n < N; ++n) {
         float(&c)[4] = o[n];
@@ -275,7 +293,7 @@ __device__ __forceinline__ void add_strip(const Attend& p, const TokenContext& c
     if constexpr (!LAST) ahead = context.page_of(walk.behind_next());
     soften_strip<MORE>(p, context, s, walk.strip * TOKEN_STRIP, lane / 4, lane % 4, softmax, b, shrink);
     operands.await_values();
-    add_strip_values<!FIRST>(operands, lane, b, shrink, o);
+    add_strip_values<!FIRST>(operands, lane, b, shrink, softmax, o);
     if (more) operands.load_values(page_at<V>(p.rope, p.rope.v_pages, page, rows.kv_head, ROW), slot, lane);
     operands.end_load();
 }
@@ -291,7 +309,7 @@ __device__ __forceinline__ void add_odd_strip(const Attend& p, const TokenContex
     __syncwarp();
     strip_scores<ROW, MORE ? 1 : ROW / 32>(operands, queries, rows.heads, lane, s);
     soften_strip<MORE>(p, context, s, strip * TOKEN_STRIP, lane / 4, lane % 4, softmax, b, shrink);
-    add_strip_values<true>(operands, lane, b, shrink, o);
+    add_strip_values<true>(operands, lane, b, shrink, softmax, o);
 }
 
 // The i-th of a block's heads, of which its queries are the first.
@@ -433,16 +451,21 @@ __device__ void attend_token(const Attend& p, const AttendTile& tile, const Rows
             V::prefetch_values(pages[1], ROW, newest_slot, TOKEN_STRIP, lane);
         }
     }
-    const auto load_newest = [&] {
-        if (!PUT && has_newest) load_strip(ahead, pages[0], pages[1], newest_slot, lane);
-    };
     int page = context.page_of(walk.next());
     if constexpr (TURNED) {
         TurnedQueries<ROW> mine(p, rows, lane);
+        // Found here: instructions behind the wait take the longest.
+        const uint8_t* const keys = ahead.keys_of(pages[0], newest_slot, lane);
+        const uint8_t* const values = ahead.values_of(pages[1], newest_slot, lane);
         grid_dependency_launch();  // the next product's blocks begin while this waits
-        grid_dependency_wait(mine.made() | made_of(pages[0]) | made_of(pages[1]));
+        grid_dependency_wait(mine.made() | made_of(keys) | made_of(values));
         mine.load();
-        load_newest();
+        if (has_newest) {
+            ahead.load_keys_from(keys, lane);
+            ahead.end_load();
+            ahead.load_values_from(values, lane);
+            ahead.end_load();
+        }
         mine.store(queries, lane);
     } else {
         RotationOf<Pairs<ROW>::COUNT> rotation;
@@ -454,7 +477,7 @@ __device__ void attend_token(const Attend& p, const AttendTile& tile, const Rows
         mine.pairs.load();
         rotate_token<ROW, MORE, K, V>(p, rows, context, rotation, mine, pages, parts, queries, newest, warp, lane);
         token_barrier();
-        load_newest();
+        if (!PUT && has_newest) load_strip(ahead, pages[0], pages[1], newest_slot, lane);
     }
 
     TokenSoftmax softmax;
@@ -479,9 +502,6 @@ __device__ void attend_token(const Attend& p, const AttendTile& tile, const Rows
     const int n_parts = max(1, min(TOKEN_WARPS, context.to - context.from));  // warps that have a strip
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-#pragma unroll
-        for (int offset = 4; offset < 32; offset *= 2)
-            softmax.sum[c] += __shfl_xor_sync(0xffffffffu, softmax.sum[c], offset);
         if (2 * t + c >= rows.heads || warp >= n_parts) continue;
         float* row = parts + (warp * rows.heads + 2 * t + c) * (ROW + 2);
 #pragma unroll

@@ -95,8 +95,16 @@ struct CacheNumbers {
     struct Keys {
         uint4 v[N][COUNT];
 
+        static __device__ __forceinline__ const uint8_t* place(const uint8_t* page, int position, int t) {
+            return reinterpret_cast<const uint8_t*>(reinterpret_cast<const T*>(page) +
+                                                    static_cast<uint32_t>(position * ROW + 8 * t));
+        }
         __device__ __forceinline__ void load(const uint8_t* page, int position, int first, int t) {
-            const T* k = reinterpret_cast<const T*>(page) + static_cast<uint32_t>(position * ROW + 8 * t);
+            load(place(page, position, t), first);
+        }
+        // From there on.
+        __device__ __forceinline__ void load(const uint8_t* from, int first = 0) {
+            const T* k = reinterpret_cast<const T*>(from);
 #pragma unroll
             for (int j = 0; j < N * COUNT; ++j) {  // in the order in which they are wanted
                 const int n = N == 2 ? j % N : j / COUNT, i = N == 2 ? j / N : j % COUNT;
@@ -132,9 +140,16 @@ struct CacheNumbers {
     struct TokenValues {
         uint2 w[COUNT][2];
 
-        __device__ __forceinline__ void load(const uint8_t* page, int position, int first, int g, int t) {
+        static __device__ __forceinline__ const uint8_t* place(const uint8_t* page, int position, int g, int t) {
             const int place = position * ROW + g * 16 + (4 * t ^ (g & 4) * 2);
-            const T* v = reinterpret_cast<const T*>(page) + static_cast<uint32_t>(place);
+            return reinterpret_cast<const uint8_t*>(reinterpret_cast<const T*>(page) + static_cast<uint32_t>(place));
+        }
+        __device__ __forceinline__ void load(const uint8_t* page, int position, int first, int g, int t) {
+            load(place(page, position, g, t), first);
+        }
+        // From there on.
+        __device__ __forceinline__ void load(const uint8_t* from, int first = 0) {
+            const T* v = reinterpret_cast<const T*>(from);
 #pragma unroll
             for (int n = 0; n < COUNT; ++n)
 #pragma unroll

@@ -58,14 +58,39 @@ struct TokenSums : HalfSums<T, COLS> {};
 template <class T, int COLS>
 struct TokenSums<T, COLS, true> : FixedPointSums<T, COLS> {};
 
-// Eight halves of a token go to shared memory. Every lane of the warp calls it; those not `valid` write nothing.
-template <class T, int COLS>
-__device__ __forceinline__ void put_x(const Room<T, COLS>& room, bool valid, int token, int column,
-                                      const uint4& halves) {
+// Where eight columns of a token go where they stay halves: see FixedPlace.
+struct HalfPlace {
+    uint8_t* x;
+
+    template <class T, int COLS>
+    __device__ __forceinline__ HalfPlace(const Room<T, COLS>& room, int token, int column)
+        : x(room.x_of(token, column)) {}
+    __device__ __forceinline__ void keep() { x = kept_shared(x); }
+    __device__ __forceinline__ int made() const { return made_of(x); }
+    __device__ __forceinline__ HalfPlace behind(int columns) const {
+        HalfPlace place = *this;
+        place.x += 2 * columns;
+        return place;
+    }
+};
+template <class T, bool SCALED = T::SCALED>
+struct XPlaceOf {
+    using Type = HalfPlace;
+};
+template <class T>
+struct XPlaceOf<T, true> {
+    using Type = FixedPlace<T>;
+};
+template <class T>
+using XPlace = typename XPlaceOf<T>::Type;
+
+// Eight halves go there. Every lane of the warp calls it; those not `valid` write nothing.
+template <class T>
+__device__ __forceinline__ void put_x(const XPlace<T>& place, bool valid, const uint4& halves) {
     if constexpr (T::SCALED) {
-        put_fixed_point(room, valid, token, column, halves);
+        put_fixed_point(place, valid, halves);
     } else {
-        if (valid) *reinterpret_cast<uint4*>(room.x_of(token, column)) = halves;
+        if (valid) *reinterpret_cast<uint4*>(place.x) = halves;
     }
 }
 

@@ -60,13 +60,41 @@ __device__ __forceinline__ FixedWord fixed_word(float2 first, float2 second, flo
     return {__byte_perm(low, high, 0x7531) ^ 0x80808080u, __byte_perm(low, high, 0x6420) ^ 0x80808080u};
 }
 
+// Where eight columns of a token go in shared memory: pieces `high` and behind them `low`, and their group's scale.
+template <class T>
+struct FixedPlace {
+    using F = FixedPoint<T>;
+    static_assert(8 * THREADS % T::CHUNK_K == 0, "a thread's next columns have the same place in another chunk");
+    uint8_t* high;
+    XScale* scale;
+    bool odd;  // groups of 32 columns, whose codes may be multiplied by something else
+
+    template <int COLS>
+    __device__ __forceinline__ FixedPlace(const Room<T, COLS>& room, int token, int column) {
+        const uint32_t at = column, in_chunk = at % T::CHUNK_K / T::GROUP, t = at % T::GROUP / (T::GROUP / 4);
+        const uint32_t slot = in_chunk / F::SETS, set = in_chunk % F::SETS;
+        high = room.x_of(token, at / T::CHUNK_K * T::CHUNK_K) + set * F::WORDS * 4 + F::offset(slot, 0, t);
+        scale = room.scales_of(token, column);
+        odd = at / 32 % 2;
+    }
+    // In registers from here on, whatever is waited for meanwhile.
+    __device__ __forceinline__ void keep() { high = kept_shared(high), scale = kept_shared(scale); }
+    __device__ __forceinline__ int made() const { return made_of(high) | made_of(scale); }
+    // So many columns further on, where these are whole chunks.
+    __device__ __forceinline__ FixedPlace behind(int columns) const {
+        FixedPlace place = *this;
+        place.high += 2 * columns, place.scale += columns / T::GROUP;
+        return place;
+    }
+};
+
 // Eight columns of a token go to shared memory as fixed point, and their group's scale beside them, with what the codes'
 // zero point takes off, or what minimums are multiplied by. `most`: the group's largest |x|, not 0. Every lane of the warp
 // calls it, since sums pass between lanes; those that are not `valid` write nothing. A NaN or an infinity makes the scale
 // one.
-template <class T, int COLS>
-__device__ __forceinline__ void put_fixed_point(const Room<T, COLS>& room, bool valid, int token, int column,
-                                                const float2 (&x)[4], float most) {
+template <class T>
+__device__ __forceinline__ void put_fixed_point(const FixedPlace<T>& place, bool valid, const float2 (&x)[4],
+                                                float most) {
     using F = FixedPoint<T>;
     constexpr int lanes = T::GROUP / 8;
     const float inverse = static_cast<float>(F::LARGEST) * fast_reciprocal(most);
@@ -78,10 +106,7 @@ __device__ __forceinline__ void put_fixed_point(const Room<T, COLS>& room, bool 
 #pragma unroll
     for (int offset = 1; offset < lanes; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
     if (!valid) return;
-    const uint32_t at = column, in_chunk = at % T::CHUNK_K / T::GROUP, t = at % T::GROUP / (T::GROUP / 4);
-    const uint32_t slot = in_chunk / F::SETS, set = in_chunk % F::SETS;
-    uint8_t* high = room.x_of(token, at / T::CHUNK_K * T::CHUNK_K) + set * F::WORDS * 4 + F::offset(slot, 0, t);
-    uint8_t* low = high + F::offset(0, 1, 0);
+    uint8_t *const high = place.high, *const low = high + F::offset(0, 1, 0);
     if constexpr (F::WORDS == 2) {
         *reinterpret_cast<uint2*>(high) = make_uint2(first.high, second.high);
         *reinterpret_cast<uint2*>(low) = make_uint2(first.low, second.low);
@@ -91,21 +116,19 @@ __device__ __forceinline__ void put_fixed_point(const Room<T, COLS>& room, bool 
         *reinterpret_cast<uint32_t*>(low + F::LANE_BYTES) = second.low;
     }
     if (threadIdx.x % lanes != 0) return;
-    const int factor = F::factor(at / 32);
     const float scale = most * (1.0f / F::LARGEST);
     XScale of;
-    of.scale = scale * (factor == F::factor(0) ? 1.0f / F::factor(0) : 1.0f / F::factor(1));
+    of.scale = scale * (place.odd ? 1.0f / F::factor(1) : 1.0f / F::factor(0));
     if constexpr (T::MIN)
         of.sum = scale * static_cast<float>(sum);
     else
-        of.start = -F::ZERO * factor * sum;
-    *room.scales_of(token, column) = of;
+        of.start = -F::ZERO * (place.odd ? F::factor(1) : F::factor(0)) * sum;
+    *place.scale = of;
 }
 
 // Halves. The bits of |x| have the order of numbers, with NaN as the largest.
-template <class T, int COLS>
-__device__ __forceinline__ void put_fixed_point(const Room<T, COLS>& room, bool valid, int token, int column,
-                                                const uint4& halves) {
+template <class T>
+__device__ __forceinline__ void put_fixed_point(const FixedPlace<T>& place, bool valid, const uint4& halves) {
     constexpr uint32_t size = 0x7fff7fffu;
     uint32_t largest = max_u16x2(halves.x & size, halves.y & size);
     largest = max_u16x2(largest, max_u16x2(halves.z & size, halves.w & size));
@@ -115,12 +138,11 @@ __device__ __forceinline__ void put_fixed_point(const Room<T, COLS>& room, bool 
     largest = max(max(largest & 0xffffu, largest >> 16), 1u);
     const float2 x[4] = {half2_to_float2(halves.x), half2_to_float2(halves.y), half2_to_float2(halves.z),
                          half2_to_float2(halves.w)};
-    put_fixed_point(room, valid, token, column, x, half2_to_float2(largest).x);
+    put_fixed_point(place, valid, x, half2_to_float2(largest).x);
 }
 // Floats; those of a group that are all less than 2^-100 become 0.
-template <class T, int COLS>
-__device__ __forceinline__ void put_fixed_point(const Room<T, COLS>& room, bool valid, int token, int column,
-                                                const float2 (&x)[4]) {
+template <class T>
+__device__ __forceinline__ void put_fixed_point(const FixedPlace<T>& place, bool valid, const float2 (&x)[4]) {
     uint32_t largest = 0x0d800000u;
 #pragma unroll
     for (int i = 0; i < 4; ++i)
@@ -128,7 +150,7 @@ __device__ __forceinline__ void put_fixed_point(const Room<T, COLS>& room, bool 
 #pragma unroll
     for (int offset = 1; offset < T::GROUP / 8; offset *= 2)
         largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
-    put_fixed_point(room, valid, token, column, x, __uint_as_float(largest));
+    put_fixed_point(place, valid, x, __uint_as_float(largest));
 }
 
 // Codes of a group x a piece of x.
@@ -138,6 +160,11 @@ struct GroupSums {
     __device__ __forceinline__ int of(int i) const {
         if constexpr (FixedPoint<T>::SPLIT) return added[i] - taken[i];
         return added[i];
+    }
+    __device__ __forceinline__ void add(const GroupSums& other) {
+        static_assert(!FixedPoint<T>::SPLIT, "nothing is taken");
+#pragma unroll
+        for (int i = 0; i < 4; ++i) added[i] += other.added[i];
     }
 };
 
@@ -189,6 +216,8 @@ struct FixedPointSums {
     // Codes of one token are read where they are multiplied, which takes fewer registers. (Of those that are looked up
     // ptxas makes copies then.)
     static constexpr bool LATE = COLS == 1 && !T::VALUES::TABLE;
+    // Where a slot is one group, parts have sums of their own, so that no product waits for another.
+    static constexpr int CHAINS = F::SETS == 1 && !F::SPLIT ? PARTS : 1;
     // Scales that would take too many registers.
     static constexpr bool IN_RING = LATE || (COLS == 4 && (T::GROUP == 16 || T::HAS_SUB || T::VALUES::TABLE));
     float acc[COLS][2];  // [slot of the part][row g or g + 8]
@@ -235,15 +264,21 @@ struct FixedPointSums {
             load_lane_words(b, x + F::offset(SLOT, 0, 0));
             XScale scale[F::SETS];
             load_x_scales(scale, of + SLOT * F::SETS);
-            GroupSums<T> c[F::SETS];
+            GroupSums<T> c[CHAINS][F::SETS];
             multiply_parts<SLOT, 0>(c, b, ones);
-            add_sets<SLOT, 0>(c, scale);
+            if constexpr (CHAINS > 1)
+#pragma unroll
+                for (int n = CHAINS / 2; n > 0; n /= 2)
+#pragma unroll
+                    for (int i = 0; i < n; ++i) c[i][0].add(c[n + i][0]);
+            add_sets<SLOT, 0>(c[0], scale);
             multiply_slot<SLOT + 1>(x, of, ones, lane);
         }
     }
     // The I-th of the groups that slot SLOT of each part has.
     template <int SLOT, int I>
-    __device__ __forceinline__ void multiply_parts(GroupSums<T> (&c)[F::SETS], const uint32_t (&b)[F::LANE_BYTES / 4],
+    __device__ __forceinline__ void multiply_parts(GroupSums<T> (&c)[CHAINS][F::SETS],
+                                                   const uint32_t (&b)[F::LANE_BYTES / 4],
                                                    const uint32_t (&ones)[PARTS]) {
         if constexpr (I < PARTS * F::SETS) {
             constexpr int of = I / F::SETS, set = I % F::SETS;
@@ -253,7 +288,7 @@ struct FixedPointSums {
                 const uint32_t word = b[set * F::WORDS + i];
                 words[i] = PARTS == 1 ? word : times(word, ones[of]);
             }
-            multiply_group<T, (of * COLS + SLOT) * F::SETS + set>(c[set], codes, words);
+            multiply_group<T, (of * COLS + SLOT) * F::SETS + set>(c[of % CHAINS][set], codes, words);
             multiply_parts<SLOT, I + 1>(c, b, ones);
         }
     }

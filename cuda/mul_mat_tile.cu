@@ -163,19 +163,28 @@ struct XPieces {
 };
 
 // Columns first ... first + slab of x (halves); columns past the end become 0. `mine` are the thread's first pieces, on
-// their way.
+// their way, of which the first one goes to `place`, as all others of one token do, further on.
 template <class T, int COLS>
-__device__ __forceinline__ void put_all_x(const Product& p, const Room<T, COLS>& room, int first, XPieces<COLS>& mine) {
-    const int all = p.n_tokens * (p.slab / 8);
+__device__ __forceinline__ void put_all_x(const Product& p, const Room<T, COLS>& room, int first, XPieces<COLS>& mine,
+                                          const XPlace<T>& place) {
+    const int all = (COLS == 1 ? 1 : p.n_tokens) * (p.slab / 8);
     for (int base = 0; base < all; base += 4 * THREADS) {
         if (base > 0) mine.locate(p, first, true), mine.load(p.x);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             if (base + i * THREADS >= all) break;  // so for all threads
-            put_x(room, base + i * THREADS + static_cast<int>(threadIdx.x) < all, mine.token[i], mine.piece[i] * 8,
-                  mine.v[i]);
+            const bool there = base + i * THREADS + static_cast<int>(threadIdx.x) < all;
+            const auto to = COLS == 1 ? place.behind((base + i * THREADS) * 8)
+                                      : XPlace<T>(room, mine.token[i], mine.piece[i] * 8);
+            put_x<T>(to, there, mine.v[i]);
         }
     }
+}
+
+// Of one token there is no other.
+template <int COLS>
+__device__ __forceinline__ bool is_none(const Product& p, int token) {
+    return COLS > 1 && token >= p.n_tokens;
 }
 
 // What becomes of rows that were loaded, of which the first one has the weight, once their squares are added up.
@@ -235,31 +244,35 @@ __device__ __forceinline__ void load_normalised_x(const Product& p, const Room<T
     RmsNorm norm[COLS], added[COLS];
     norm[0].load_weight(p.norm, p.k);
     if (SUMS) added[0].load_weight(p.added.weight, p.k);
-    grid_dependency_wait(made | made_of(x + RmsNorm::column(0)));
+    XPlace<T> first_place(room, 0, RmsNorm::column(0));
+    if (COLS == 1) first_place.keep();
+    grid_dependency_wait(made | made_of(x + RmsNorm::column(0)) | (COLS == 1 ? first_place.made() : 0));
 #pragma unroll
     for (int token = 0; token < COLS; ++token) {
+        if (is_none<COLS>(p, token)) break;
         const size_t first = token * static_cast<size_t>(p.k);
-        if (SUMS && token < p.n_tokens) added[token].load(p.added.y + first, p.k);
-        if (token < p.n_tokens) norm[token].load(x + first, p.k);
+        if (SUMS) added[token].load(p.added.y + first, p.k);
+        norm[token].load(x + first, p.k);
     }
     meanwhile();
     if (SUMS) add_norm(norm, added, p);
     if (!SCALED) scale_rows(norm, p, p.eps, SUMS);
 #pragma unroll
     for (int token = 0; token < COLS; ++token) {
-        if (token >= p.n_tokens) break;
+        if (is_none<COLS>(p, token)) break;
         if (SCALED && token > 0) norm[token].take_weight(norm[0]);
 #pragma unroll
         for (int i = 0; i < NORM_PIECES; ++i) {
             const int column = norm[token].column(i);
             const bool there = column < p.k;
+            const auto place = COLS == 1 ? first_place.behind(i * THREADS * 8) : XPlace<T>(room, token, column);
             if constexpr (SCALED) {
                 float2 v[4];
 #pragma unroll
                 for (int j = 0; j < 4; ++j) v[j] = there ? norm[token].weighted(i, 2 * j) : make_float2(0.0f, 0.0f);
-                put_fixed_point(room, column < p.slab, token, column, v);
+                put_fixed_point(place, column < p.slab, v);
             } else {
-                put_x(room, column < p.slab, token, column, there ? norm[token].halves(i) : make_uint4(0, 0, 0, 0));
+                put_x<T>(place, column < p.slab, there ? norm[token].halves(i) : make_uint4(0, 0, 0, 0));
             }
         }
         if constexpr (SCALED) {
@@ -390,12 +403,14 @@ __device__ __forceinline__ void multiply(const P& p) {
     } else {
         XPieces<COLS> pieces;
         pieces.locate(p, 0, false);
-        grid_dependency_wait(pieces.made() | output.made());
+        XPlace<T> place(room, 0, pieces.piece[0] * 8);
+        if (COLS == 1) place.keep();
+        grid_dependency_wait(pieces.made() | output.made() | (COLS == 1 ? place.made() : 0));
         if constexpr (WHOLE) pieces.load(p.x);
         output.load();
         meanwhile();
         if constexpr (WHOLE) {
-            put_all_x(p, room, 0, pieces);
+            put_all_x(p, room, 0, pieces, place);
             __syncthreads();
         }
     }
@@ -409,7 +424,7 @@ __device__ __forceinline__ void multiply(const P& p) {
                 XPieces<COLS> mine;
                 mine.locate(p, slab * T::CHUNK_K, false);
                 mine.load(p.x);
-                put_all_x(p, room, slab * T::CHUNK_K, mine);
+                put_all_x(p, room, slab * T::CHUNK_K, mine, XPlace<T>(room, 0, mine.piece[0] * 8));
                 __syncthreads();
             }
             for (int i = 0; i < count; ++i) {
