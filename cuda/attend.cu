@@ -213,7 +213,8 @@ __global__ void __launch_bounds__(ATTEND_THREADS, 1) attend(const Attend p) {
             add_scores_by_pieces<ROW, K, 0>(keys, lane_slot, t, q, s);
             __syncwarp();  // as above
             soften(p, s, position, t, low, high, softmax, a, shrink);
-            constexpr int PIECES = N % 16 == 0 ? 16 : 8;
+            constexpr int PIECES = N % 16 == 0 ? 16 : N % 8 == 0 ? 8 : 4;
+            static_assert(N % PIECES == 0, "pieces end with the head");
 #pragma unroll
             for (int n = 0; n < N; n += PIECES) {
                 typename V::template Values<ROW, PIECES> w;

@@ -136,15 +136,17 @@ struct PromptRows {
         const __half2 pair = __halves2half2(saturated_half(x), saturated_half(y));
         return *reinterpret_cast<const uint32_t*>(&pair);
     }
-    // The lane's elements 8 i + 2 t, 8 i + 2 t + 1 of a row. Four lanes have 32 elements, 16 bytes each where packed.
+    // The lane's elements 8 i + 2 t, 8 i + 2 t + 1 of a row, as far as the head goes. Packed heads are multiples of 32
+    // elements: four lanes have 32, and write 16 bytes each.
     __device__ __forceinline__ void write_row(int h, float factor, int token, int head) const {
         const bool valid = row[h] < rows.n_rows;
         const int e = p.rope.head_size;
         if (p.order == PLAIN_ORDER) {
+            const int end = e - 2 * t;  // even
             __half* out = p.out + (static_cast<size_t>(token) * p.rope.n_head + head) * e + 2 * t;
 #pragma unroll
             for (int i = 0; i < ROW / 8; ++i)
-                if (valid && 8 * i < e) *reinterpret_cast<uint32_t*>(out + 8 * i) = result(h, i, factor);
+                if (valid && 8 * i < end) *reinterpret_cast<uint32_t*>(out + 8 * i) = result(h, i, factor);
             return;
         }
 #pragma unroll

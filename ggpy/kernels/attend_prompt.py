@@ -21,6 +21,8 @@ from .rope_kv import Heads
 ROWS = 128  # (token, head) pairs of a tile
 BOX = 64  # elements of a head that stand together in shared memory
 WARPS = 8  # of 16 rows each
+MAX_ROW = 128  # elements of a head that the kernel for any GPU has registers for
+WGMMA_ROWS = (32, 64, 96, 128, 256)  # of Hopper's
 
 
 def plan_prompts(
@@ -45,22 +47,29 @@ class AttendPrompt:
 
     def __init__(self, attend: Attend, wgmma: bool | None = None) -> None:
         """attend: the same for single tokens, whose parameters these are. wgmma: whether Hopper's
-        kernel is taken; by default where the GPU has it.
+        kernel is taken; by default where the GPU has it. ValueError where it is not supported.
         """
         self.attend, self.heads = attend, attend.heads
         self.device: Any = attend.device
         self.wgmma = has_wgmma(self.device.arch) if wgmma is None else wgmma
+        if not self.is_supported(self.device, self.heads, self.wgmma):
+            kind, size = "wgmma" if self.wgmma else "mma", self.heads.head_size
+            raise ValueError(f"{self.device.arch} has no {kind} attention for heads of {size}")
         self._maps: dict[int, ctypes.Array] = {}
         self._made: Kernel | None = None
 
     @staticmethod
-    def fits(device: Device, heads: Heads) -> bool:
-        """Whether there is a kernel for heads of this shape, and enough shared memory for it."""
-        if heads.page_size != BOX:
+    def is_supported(device: Device, heads: Heads, wgmma: bool) -> bool:
+        """Whether heads of this shape have a kernel on the device: Hopper's, or that for any GPU."""
+        if heads.page_size != BOX or (wgmma and not has_wgmma(device.arch)):
             return False
-        if has_wgmma(device.arch):
-            return heads.row in (32, 64, 96, 128, 256)
-        return heads.row <= 128 and shared_bytes(heads, wgmma=False) <= device.shared_bytes
+        rows = WGMMA_ROWS if wgmma else range(MAX_ROW + 1)
+        return heads.row in rows and shared_bytes(heads, wgmma) <= device.shared_bytes
+
+    @classmethod
+    def fits(cls, device: Device, heads: Heads) -> bool:
+        """Whether the kernel that is taken by default is supported."""
+        return cls.is_supported(device, heads, has_wgmma(device.arch))
 
     @property
     def from_tokens(self) -> int:

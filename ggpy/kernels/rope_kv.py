@@ -33,13 +33,23 @@ WHOLE, TOKENS_OF_A_BLOCK, BLOCKS = (64, 128, 256), 8, 3
 
 @dataclass(frozen=True)
 class Heads:
-    """H query heads and G key/value heads of E elements; pages of page_size positions."""
+    """H query heads and G key/value heads of E elements; pages of page_size positions.
+
+    ValueError for head sizes that no kernel takes: two elements are written at a time.
+    """
 
     n_head: int
     n_head_kv: int
     head_size: int
     page_size: int
     types: CacheTypes = HALVES
+
+    def __post_init__(self) -> None:
+        if self.head_size % 2 or not 2 <= self.head_size <= MAX_HEAD:
+            raise ValueError(
+                f"attention.key_length is {self.head_size}: on a GPU, heads have an even number of "
+                f"elements, at most {MAX_HEAD}; use --device cpu"
+            )
 
     @property
     def row(self) -> int:
@@ -234,10 +244,6 @@ class RopeKv:
     """Rotation for heads of one shape."""
 
     def __init__(self, device: Device, heads: Heads) -> None:
-        if heads.row > MAX_HEAD:
-            raise ValueError(
-                f"heads of {heads.head_size} elements: the kernels take up to {MAX_HEAD}"
-            )
         self.device, self.heads = device, heads
         heads.types.check_head(heads.head_size)
         self._kernels: dict[str, Kernel] = {}
