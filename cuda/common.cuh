@@ -352,6 +352,10 @@ __device__ __forceinline__ void cp_async(void* shared, const void* global, int v
                      "n"(BYTES), "r"(valid)
                      : "memory");
 #else
+    if (BYTES == 16 && valid == 16) {
+        *static_cast<uint4*>(shared) = *static_cast<const uint4*>(global);
+        return;
+    }
 #pragma unroll
     for (int i = 0; i < BYTES / 4; ++i)
         static_cast<uint32_t*>(shared)[i] = 4 * i < valid ? static_cast<const uint32_t*>(global)[i] : 0u;

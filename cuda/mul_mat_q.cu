@@ -12,6 +12,10 @@
 #include "product.cuh"
 #include "tile.cuh"
 
+#ifndef X_STAGES
+#define X_STAGES 3
+#endif
+
 constexpr int Q_WARPS = 8;
 constexpr int Q_THREADS = Q_WARPS * 32;
 constexpr int M_WARPS = 4;
@@ -21,7 +25,6 @@ constexpr int WARP_TOKENS = 64;
 constexpr int N_TILES = WARP_TOKENS / 8;
 constexpr int STEP = 64;         // columns
 constexpr int X_STRIDE = STEP + 32;  // halves; rows of eight tokens lie on different banks
-constexpr int X_STAGES = 3;
 
 struct Product : Matrices {
     const __half* x;        // [n_tokens, k]

@@ -13,6 +13,7 @@ import re
 import sys
 from typing import Any, NoReturn
 
+from . import simulated
 from .cache_type import AUTO, CACHE_TYPES
 
 PROGRAM = "ggpy run"
@@ -111,6 +112,7 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add("-t", "--threads", type=int, metavar="N", help="threads of the CPU")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
+    simulated.add_option(parser)
 
 
 def _general(parser: Parser) -> None:
@@ -134,6 +136,7 @@ def _model(parser: Parser) -> None:
     group.add_argument(
         "--device", "-dev", default="auto", metavar="DEVICE", help="auto, cpu, cuda or cuda:N"
     )
+    simulated.add_option(group)
     group.add_argument("-t", "--threads", type=_positive, metavar="N", help="threads of the CPU")
     group.add_argument(
         "--batch-invariant",

@@ -29,6 +29,10 @@ class CountingDevice:
 
     arch, sm_count, shared_bytes = "sm_80", 4, 227 << 10
 
+    @property
+    def target(self) -> str:
+        return self.arch
+
     def __init__(self, total: int = 1 << 40) -> None:
         self.total = total
         self.used_bytes = self.most_bytes = 0

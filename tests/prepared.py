@@ -43,7 +43,7 @@ def groups() -> list[Group]:
     whole = [f"dequantize_tile<{w.layout.type_name}>" for w in matrices]
     return [
         *products,
-        *[("mul_mat_q.cu", names, {}) for names in products_for_many()],
+        *[("mul_mat_q.cu", names, {"defines": {"X_STAGES": 3}}) for names in products_for_many()],
         ("repack.cu", repacks, compile_options(*map(by_name, TILED))),
         ("embed_tile.cu", embeds, {}),
         ("dequantize_tile.cu", whole, {}),

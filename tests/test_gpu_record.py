@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 
+from ggpy import simulated
 from ggpy.device import Gpu, NoGpu
+from ggpy.device.probe import simulate
 from tools import record_gpu
 
 ROOT = Path(__file__).resolve().parent.parent
 RENEW = "run `python tools/record_gpu.py` on a machine with an NVIDIA GPU, and commit the record"
 
 
-def test_the_kernels_are_those_that_ran_on_a_gpu() -> None:
+@pytest.mark.parametrize("arch", record_gpu.ARCHITECTURES)
+def test_the_kernels_are_those_that_ran_on_a_gpu(arch: str) -> None:
     assert record_gpu.RECORD.is_file(), f"there is no {record_gpu.RECORD.name}: {RENEW}"
-    record = json.loads(record_gpu.RECORD.read_text(encoding="utf-8"))
-    tests = record["tests"]
-    assert record["digest"] == record_gpu.digest(), (
-        f"cuda/ or ggpy/kernels/ changed after the last run on a GPU, which was on {record['date']}"
-        f" ({record['gpu']}): {RENEW}"
+    runs = record_gpu.read(record_gpu.RECORD)
+    assert arch in runs, f"no run as {arch}: {RENEW}"
+    run, tests = runs[arch], runs[arch]["tests"]
+    assert run["digest"] == record_gpu.digest(), (
+        f"cuda/ or ggpy/kernels/ changed after the last run as {arch}, which was on {run['date']}"
+        f" ({run['gpu']}): {RENEW}"
     )
     assert tests["passed"] > 0 == tests["failed"], f"that run was no success: {tests}; {RENEW}"
-    assert record["gpu"] and record["cuda compiler"]
+    assert run["gpu"] and run["cuda compiler"]
+    assert run["compiled for"].partition("_")[2] == arch.partition("_")[2]
 
 
 @pytest.fixture
@@ -73,24 +77,54 @@ def test_without_a_gpu_nothing_is_recorded(monkeypatch, tmp_path: Path, capsys) 
     assert not path.exists()
 
 
-@pytest.mark.parametrize(("failed", "status"), [(0, 0), (2, 1)])
-def test_a_run_is_recorded(monkeypatch, tmp_path: Path, failed: int, status: int) -> None:
-    gpu = Gpu("NVIDIA Test 9", 0, "sm_90a", 132, 1, 1, 1, "13.0")
-    monkeypatch.setattr(record_gpu, "probe", lambda ordinal: gpu)
-    tests = {"passed": 5, "failed": failed, "skipped": 0, "seconds": 1}
-    monkeypatch.setattr(record_gpu, "run_tests", lambda processes: tests)
-    monkeypatch.setattr(record_gpu, "machine", lambda gpu: {"gpu": gpu.name})
+@pytest.fixture
+def hopper(monkeypatch) -> None:
+    """A GPU, as which and what it is used, whose tests take no time; two fail as sm_80."""
+
+    def used(ordinal: int) -> Gpu | NoGpu:
+        gpu = Gpu("NVIDIA Test 9", ordinal, "sm_90a", 132, 1, 227 << 10, 1, "13.0")
+        return simulate(gpu, arch) if (arch := simulated.asked()) else gpu
+
+    def tests(processes: int) -> dict[str, int]:
+        failed = 2 if simulated.asked() == "sm_80" else 0
+        return {"passed": 5, "failed": failed, "skipped": 0, "seconds": 1}
+
+    monkeypatch.setenv(simulated.VARIABLE, "")  # what is asked for ends with the test
+    monkeypatch.setattr(record_gpu, "probe", used)
+    monkeypatch.setattr(record_gpu, "run_tests", tests)
+    monkeypatch.setattr(record_gpu, "_driver_version", lambda ordinal: "580.1")
+    monkeypatch.setattr(record_gpu.toolkit, "nvrtc_version", lambda: "13.0")
     monkeypatch.setattr(record_gpu, "speeds", lambda device: {f"x on {device}": 5.0})
+
+
+@pytest.mark.usefixtures("hopper")
+def test_a_run_is_recorded_beside_those_as_others(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
-    assert record_gpu.main(["-o", str(path)]) == status
-    record = json.loads(path.read_text())
-    assert record.pop("date")
-    assert record == {
+    assert record_gpu.main(["-o", str(path)]) == 0
+    assert record_gpu.main(["--as", "sm_80", "--no-speeds", "-o", str(path)]) == 1
+    runs = record_gpu.read(path)
+    assert list(runs) == ["sm_80", "sm_90a"]
+    assert runs["sm_90a"].pop("date")
+    assert runs["sm_90a"] == {
         "gpu": "NVIDIA Test 9",
+        "compiled for": "sm_90a",
+        "driver": "580.1",
+        "cuda of the driver": "13.0",
+        "cuda compiler": "13.0",
         "digest": record_gpu.digest(),
-        "tests": tests,
+        "tests": {"passed": 5, "failed": 0, "skipped": 0, "seconds": 1},
         "speeds": {"x on cuda:0": 5.0},
     }
+    older = runs["sm_80"]
+    assert (older["compiled for"], older["speeds"]) == ("compute_80", {})
+    assert older["tests"]["failed"] == 2
+
+
+@pytest.mark.usefixtures("hopper")
+def test_all_architectures_in_one_call(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    assert record_gpu.main(["--all", "--no-speeds", "-o", str(path)]) == 1  # sm_80 failed
+    assert set(record_gpu.read(path)) == set(record_gpu.ARCHITECTURES)
 
 
 def test_tests_that_need_a_gpu_are_marked(request: pytest.FixtureRequest) -> None:

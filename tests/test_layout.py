@@ -20,7 +20,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Imports go down only: to the own folder, or to something earlier in this list.
 FLOORS = (
-    *("formats", "cache_type", "paths", "progress", "outcome"),
+    *("formats", "cache_type", "simulated", "paths", "progress", "outcome"),
     *("mix", "workers", "gguf_cursor", "gguf_parse", "gguf", "gguf_writer", "tokenizer", "hub"),
     *("logits", "sampling", "device"),
     "kernels",

@@ -15,7 +15,8 @@ from kernel_buffers import Output, upload
 from ggpy.formats import Format, by_name
 from ggpy.formats.random_blocks import random_blocks
 from ggpy.kernels.block_kernel import supported_formats
-from ggpy.kernels.mul_mat_tile import COLUMNS, NORM_TOKENS, Limits, MulMatTile
+from ggpy.kernels.mul_mat_tile import COLUMNS, NORM_TOKENS, Limits, MulMatTile, warps_for
+from ggpy.kernels.product import STATIC_SHARED
 from ggpy.kernels.tile import Layout, TiledMatrix, grows, layout_of, repack
 
 EXACT = 1e-10  # normalised mean square error of float sums of some thousand products
@@ -131,10 +132,13 @@ def exact(w: Weights, x: np.ndarray) -> np.ndarray:
 
 
 def limits(device: Any, multiprocessors: int = 3, **changes: int) -> Limits:
-    """What a launch may take, on few multiprocessors; with all warps, however few chunks a block
-    has.
+    """What a launch may take, on few multiprocessors; with all warps for which the device has shared
+    memory, however few chunks a block has, and however little shared memory is asked for.
     """
-    return replace(Limits(device.shared_bytes, multiprocessors), **ALL_WARPS | changes)
+    there = device.shared_bytes - STATIC_SHARED
+    changes["shared"] = min(there, changes.get("shared", there))
+    usual = Limits(there, multiprocessors, warps=warps_for(there))
+    return replace(usual, **ALL_WARPS | changes)
 
 
 MANY = ["Q8_0", "Q4_0", "Q5_1", "Q4_K", "Q6_K", "F16", "I8", "F8_E4M3"]

@@ -1,8 +1,10 @@
 """Run the tests that need a GPU on this machine's, and keep what came out in tests/gpu_record.json.
 
-    python tools/record_gpu.py [-n N] [--no-speeds] [--device cuda:N] [-o FILE]
+    python tools/record_gpu.py [-n N] [--as ARCH | --all] [--no-speeds] [--device cuda:N] [-o FILE]
 
-The record holds a digest of the kernels, so that a test can tell when they have changed since.
+The record holds a run for each architecture: of the GPU's own, and of older ones that it is used as
+(ggpy/simulated.py), with a digest of the kernels, so that a test can tell when they have changed
+since. A run replaces the one of its architecture; --all makes all that the test asks for.
 Works in a checkout, which has the tests. Exit status: 0, 1 when a test failed, 2 without a GPU.
 """
 
@@ -20,6 +22,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
+from ggpy import simulated
 from ggpy.device import Gpu, NoGpu, probe, toolkit
 from ggpy.outcome import ended
 
@@ -31,6 +34,7 @@ SPEEDS = (  # models of the benchmark that are decoded, and tokens of each
     ("Llama-3.1-8B:Q4_K", 128),
     ("Llama-3.2-1B:Q8_0", 128),
 )
+ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a")  # that a record must have
 LONG = 120  # seconds of a test, after which it is said where it is: a kernel may never end
 
 
@@ -51,29 +55,48 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def record(options: argparse.Namespace) -> int:
-    """Test, measure, and write the file; ValueError without a GPU."""
-    gpu = probe(int(options.device.partition(":")[2] or 0))
-    if isinstance(gpu, NoGpu):
-        raise ValueError(f"no GPU to test on: {gpu.reason}")
+    """Test, measure, and write the file, after each architecture; ValueError without a GPU."""
+    asked = [simulated.asked()]
+    if options.all:
+        asked = [None, *(arch for arch in ARCHITECTURES if arch in simulated.SHARED_BYTES)]
+    status = 0
+    for arch in asked:
+        simulated.ask(arch)
+        gpu = probe(int(options.device.partition(":")[2] or 0))
+        if isinstance(gpu, NoGpu):
+            raise ValueError(f"no GPU to test on: {gpu.reason}")
+        run = one_run(gpu, options)
+        runs = read(options.output) | {gpu.arch: run}
+        text = json.dumps(dict(sorted(runs.items())), indent=2)
+        options.output.write_text(text + "\n", encoding="utf-8")
+        tests = run["tests"]
+        print(f"{options.output}: {gpu.arch}: {json.dumps(tests)}", file=sys.stderr)
+        status |= tests["failed"] > 0 or not tests["passed"]
+    return int(status)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The runs in a record, by architecture."""
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+
+
+def one_run(gpu: Gpu, options: argparse.Namespace) -> dict[str, Any]:
+    """The tests on a GPU, or on what it is used as, and what it decodes with."""
     before = digest()
-    tests = run_tests(options.numprocesses)
-    found = {
+    return {
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         **machine(gpu),
         "digest": before,
-        "tests": tests,
+        "tests": run_tests(options.numprocesses),
         "speeds": {} if options.no_speeds else speeds(options.device),
     }
-    options.output.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    print(f"{options.output}: {json.dumps(tests)}", file=sys.stderr)
-    return 1 if tests["failed"] or not tests["passed"] else 0
 
 
 def machine(gpu: Gpu) -> dict[str, str]:
     """What ran the tests."""
     return {
         "gpu": gpu.name,
-        "arch": gpu.arch,
+        "compiled for": gpu.target,
         "driver": _driver_version(gpu.ordinal),
         "cuda of the driver": gpu.driver,
         "cuda compiler": toolkit.nvrtc_version(),
@@ -140,6 +163,9 @@ def _parser() -> argparse.ArgumentParser:
         "-n", "--numprocesses", type=int, default=1, metavar="N",
         help="processes that test; most of the time of a first run is compilation (1)",
     )  # fmt: skip
+    which = parser.add_mutually_exclusive_group()
+    simulated.add_option(which)
+    which.add_argument("--all", action="store_true", help="each architecture that is asked for")
     parser.add_argument("--no-speeds", action="store_true", help="tests only, no benchmark")
     parser.add_argument("-o", "--output", type=Path, default=RECORD, help=f"({RECORD.name})")
     return parser

@@ -67,7 +67,7 @@ def compile_all(
     operands = Operands(wishes)
     for case in cases:
         case.prepare(operands)()
-    compile_ahead(wishes.wishes, device.arch, processes, say)
+    compile_ahead(wishes.wishes, device.target, processes, say)
 
 
 def _measured(

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
+from .. import simulated
 from ..cache_type import AUTO, CACHE_TYPES
 
 FORMATS = ("md", "csv", "json", "jsonl", "sql")
@@ -100,6 +101,7 @@ def _add_models(p: argparse.ArgumentParser) -> None:
         "TYPE/OUTPUT sets the output's own type (models/shapes.json)",
     )  # fmt: skip
     group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    simulated.add_option(group)
     group.add_argument(
         "--gemm", choices=["auto", "cublas"], default="auto", help="as for `ggpy run`"
     )

@@ -220,5 +220,5 @@ def measured(device: Any, format: Format, processes: int | None, say: Say) -> It
     """The report of a GPU, whose kernels are compiled first."""
     wishes = Wishes(device)
     list(report(wishes, format, Unmeasured(), lambda _: None))
-    compile_ahead(wishes.wishes, device.arch, processes, say)
+    compile_ahead(wishes.wishes, device.target, processes, say)
     yield from report(device, format, Clock(device), say)

@@ -19,6 +19,11 @@ import numpy as np
 Grid = int | tuple[int, ...]  # blocks, or threads, along x, y, z
 
 
+def capability(arch: str) -> int:
+    """The compute capability of an architecture, times ten: 90 for "sm_90a"."""
+    return int(arch.removeprefix("sm_").rstrip("af"))
+
+
 class CudaError(RuntimeError):
     """A driver call or a kernel failed; the text names the kernels that may have caused it."""
 
@@ -246,9 +251,9 @@ class Kernel(Protocol):
     ) -> None:
         """Launch `grid` blocks of `threads` threads with `smem` bytes of dynamic shared memory.
 
-        `pdl` lets it start before the kernel before it ends (it must call grid_dependency_wait);
-        `cluster` blocks along x share a cluster; `cooperative` guarantees that all blocks run at
-        the same time.
+        `pdl` lets it start before the kernel before it ends (it must call grid_dependency_wait),
+        on a GPU that can: compute capability 9.0 and up. `cluster` blocks along x share a cluster,
+        which older GPUs do not have; `cooperative` guarantees that all blocks run at the same time.
         """
 
 

@@ -22,6 +22,7 @@ from ggpy.device.cubin import Cubin, parse_resources
 from ggpy.paths import cuda_dir
 
 _OPTIONS = ("--std=c++17", "--generate-line-info", "--ptxas-options=-v")
+_PTX = "--gpu-architecture=compute_"  # what asks for PTX instead of machine code
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 
 
@@ -44,7 +45,8 @@ def compile_cubin(
     folder: Path | None = None,
     on_compile: Callable[[], None] = lambda: None,
 ) -> Cubin:
-    """Machine code of `<source_name>` in `folder` (default `cuda`) for `arch` ("sm_90a"), cached.
+    """Machine code of `<source_name>` in `folder` (default `cuda`) for `arch` ("sm_90a"), or PTX
+    ("compute_80"), cached.
 
     `expressions` name the template instances wanted ("k<4, float>"); extern "C" kernels are always
     there. `extra_source` is compiled after the file, as if it stood at its end; `headers` are files
@@ -151,11 +153,18 @@ def _compile(
                 f"{folder.name}/{name} does not compile ({' '.join(flags)}):\n{log or status.name}"
             )
         mangled = {text: _symbol(nvrtc, program, text) for text in expressions}
-        code = bytearray(_checked(nvrtc, nvrtc.nvrtcGetCUBINSize(program)))
-        _checked(nvrtc, nvrtc.nvrtcGetCUBIN(program, code))
+        code = _code(nvrtc, program, ptx=any(flag.startswith(_PTX) for flag in flags))
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-    return Cubin(bytes(code), mangled, parse_resources(log, mangled), log)
+    return Cubin(code, mangled, parse_resources(log, mangled), log)
+
+
+def _code(nvrtc: Any, program: Any, ptx: bool) -> bytes:
+    """A compiled program's machine code, or its PTX, which ends with a zero byte."""
+    kind = "PTX" if ptx else "CUBIN"
+    code = bytearray(_checked(nvrtc, getattr(nvrtc, f"nvrtcGet{kind}Size")(program)))
+    _checked(nvrtc, getattr(nvrtc, f"nvrtcGet{kind}")(program, code))
+    return bytes(code)
 
 
 def _symbol(nvrtc: Any, program: Any, expression: str) -> str:

@@ -54,8 +54,13 @@ class CudaDevice:
 
     @property
     def arch(self) -> str:
-        """What kernels are compiled for."""
+        """What kernels are chosen and compiled for, "sm_90a"."""
         return self.gpu.arch
+
+    @property
+    def target(self) -> str:
+        """What `compile_cubin` compiles for this GPU, "sm_90a"."""
+        return self.gpu.target
 
     @property
     def sm_count(self) -> int:
@@ -238,7 +243,7 @@ class CudaDevice:
             ]  # the others are extern "C"
             cubin = compile_cubin(
                 source,
-                self.gpu.arch,
+                self.target,
                 defines=defines,
                 expressions=symbols,
                 extra_source=extra_source,

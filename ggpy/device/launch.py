@@ -11,14 +11,23 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ggpy.device.base import Argument, ArgumentPacker, CudaError, Grid, buffers_of, three
+from ggpy.device.base import (
+    Argument,
+    ArgumentPacker,
+    CudaError,
+    Grid,
+    buffers_of,
+    capability,
+    three,
+)
 from ggpy.device.cubin import Cubin, Resources
 
 if TYPE_CHECKING:
     from ggpy.device.gpu import CudaDevice
     from ggpy.device.stream import Stream
 
-_PLAIN_SHARED = 48 << 10  # more dynamic shared memory than this must be asked for
+_PLAIN_SHARED = 48 << 10  # bytes of a CTA, dynamic and static: more must be asked for
+_HOPPER = 90  # compute capability of the first GPUs with PDL and clusters
 _PORTABLE_CLUSTER = 8  # larger clusters must be asked for
 _KEPT_CONFIGURATIONS = 512
 
@@ -47,7 +56,7 @@ class CudaKernel:
         self.resources = cubin.resources.get(name) or self._ask_resources()
         self._packer = ArgumentPacker(name, self._parameter_sizes())
         self._configurations: dict[tuple, Any] = {}
-        self._dynamic_shared = _PLAIN_SHARED  # what the function may have so far
+        self._shared = _PLAIN_SHARED  # bytes that a CTA may have so far
         self._launch = cu.cuLaunchKernelEx
         self._lock = threading.Lock()
 
@@ -143,6 +152,7 @@ class CudaKernel:
     def _attributes(self, pdl: bool, cluster: int, cooperative: bool) -> list[Any]:
         cu, attributes = self.device.cu, []
         names = cu.CUlaunchAttributeID
+        pdl = pdl and capability(self.device.arch) >= _HOPPER
         if pdl:
             attribute = cu.CUlaunchAttribute()
             attribute.id = names.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -173,6 +183,8 @@ class CudaKernel:
             raise CudaError(f"{what}: a block has 1 to 1024 threads")
         if min(blocks) < 1 or max(blocks[1:]) > 65535:
             raise CudaError(f"{what}: a grid has at least 1 block, and at most 65535 along y and z")
+        if cluster > 1 and capability(self.device.arch) < _HOPPER:
+            raise CudaError(f"{what}: {self.device.arch} has no clusters")
         if blocks[0] % cluster:
             raise CudaError(f"{what}: the blocks along x are a multiple of the cluster")
 
@@ -185,10 +197,9 @@ class CudaKernel:
             )
 
     def _allow_shared(self, smem: int) -> None:
-        if smem <= self._dynamic_shared:
+        static, limit = self.resources.shared, self.device.shared_bytes
+        if smem + static <= self._shared:
             return
-        static = self.resources.shared
-        limit = self.device.gpu.shared_bytes
         if smem + static > limit:
             raise CudaError(
                 f"kernel {self.name} asks for {smem} bytes of dynamic and has {static} of static "
@@ -200,7 +211,7 @@ class CudaKernel:
         if 2 * (smem + static) > limit:  # no second block fits: let the rest be cache
             percent = math.ceil(100 * (smem + static) / limit)
             self._set(attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, percent)
-        self._dynamic_shared = smem
+        self._shared = smem + static
 
     def _set(self, attribute: Any, value: int) -> None:
         result = self.device.cu.cuFuncSetAttribute(self._function, attribute, value)

@@ -2,15 +2,19 @@
 
 Asks the driver and nothing else: no context is made and no memory taken. The first missing thing is
 what the reason names, with what to do about it.
+
+A GPU can be used as if it were an older one (ggpy/simulated.py).
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from ggpy import simulated
 from ggpy.device import toolkit
+from ggpy.device.base import capability
 
 MIN_CAPABILITY = (7, 5)  # Turing: the oldest that the kernels are written for
 
@@ -21,12 +25,18 @@ class Gpu:
 
     name: str
     ordinal: int
-    arch: str  # what its kernels are compiled for, "sm_90a"
+    arch: str  # what its kernels are chosen and compiled for, "sm_90a"
     sm_count: int
     total_bytes: int  # of its memory
     shared_bytes: int  # shared memory that one block may have at most
     l2_bytes: int
     driver: str  # the newest CUDA version that the driver knows, "13.0"
+    ptx: bool = False  # it is used as an older one: the driver compiles PTX of `arch` for it
+
+    @property
+    def target(self) -> str:
+        """NVRTC's --gpu-architecture: machine code of `arch`, or PTX ("compute_80")."""
+        return self.arch.replace("sm_", "compute_") if self.ptx else self.arch
 
 
 @dataclass(frozen=True)
@@ -47,7 +57,22 @@ def probe(ordinal: int = 0) -> Gpu | NoGpu:
     if not 0 <= ordinal < count:
         return NoGpu(f"there is no GPU {ordinal}: the driver finds {count}, numbered from 0")
     gpu = _describe(cu, ordinal)
+    if isinstance(gpu, Gpu) and (arch := simulated.asked()):
+        gpu = simulate(gpu, arch)
     return gpu if isinstance(gpu, NoGpu) else _compiler_for(gpu) or gpu
+
+
+def simulate(gpu: Gpu, arch: str) -> Gpu | NoGpu:
+    """The GPU as if it had this older architecture: its PTX, its shared memory per CTA, and none of
+    the launch features and kernels of newer ones. Memory and SMs stay what they are.
+    """
+    shared = simulated.SHARED_BYTES.get(arch)
+    if shared is None:
+        names = ", ".join(simulated.SHARED_BYTES)
+        return NoGpu(f"{simulated.VARIABLE} is {arch!r}: use one of {names}")
+    if capability(arch) > capability(gpu.arch):
+        return NoGpu(f"{gpu.name} is {gpu.arch}: it cannot be used as the newer {arch}")
+    return replace(gpu, arch=arch, ptx=True, shared_bytes=min(gpu.shared_bytes, shared))
 
 
 def list_gpus() -> list[Gpu | NoGpu]:
@@ -133,7 +158,16 @@ def _compiler_for(gpu: Gpu) -> NoGpu | None:
             f"the CUDA compiler here is {version}: "
             f"install a newer driver, or a CUDA {gpu.driver.split('.')[0]} compiler"
         )
+    if gpu.ptx and _numbers(version) > _numbers(gpu.driver):
+        return NoGpu(
+            f"the driver of {gpu.name} reads PTX up to CUDA {gpu.driver}, the CUDA compiler here "
+            f"writes that of {version}: pip install 'cuda-toolkit[nvrtc,cudart]=={gpu.driver}.*'"
+        )
     return None
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
 
 
 def _dotted(capability: tuple[int, int]) -> str:

@@ -8,7 +8,7 @@ import ctypes
 from functools import cache
 from typing import Any
 
-from ..device.base import Buffer, Device
+from ..device.base import Buffer, Device, capability
 from .schedule import TOKENS, Schedule
 
 THREADS = 384  # two warpgroups that multiply, one that copies
@@ -24,7 +24,7 @@ def has_wgmma(arch: str) -> bool:
 
 def has_clusters(arch: str) -> bool:
     """Whether blocks of a GPU of this architecture can share their shared memory."""
-    return int(arch.removeprefix("sm_").rstrip("a")) >= 90
+    return capability(arch) >= 90
 
 
 class Dealt(ctypes.Structure):

@@ -13,7 +13,8 @@ from .tile import TiledMatrix
 THREADS = 256
 TOKENS = 128  # of a block
 TILE_ROWS = 8  # of a block
-SHARED = 3 * TOKENS * (64 + 32) * 2  # three stages of 64 columns, padded
+STAGE_BYTES = TOKENS * (64 + 32) * 2  # 64 columns of x, padded
+STAGES = (3, 2)  # as many as fit: two in the 64 KB of Turing
 
 
 class _Product(Matrices):
@@ -29,12 +30,8 @@ class MulMatQ:
 
     def __init__(self, device: Device) -> None:
         self.device = device
+        self.stages = next(n for n in STAGES if n * STAGE_BYTES <= device.shared_bytes)
         self._kernels: dict[tuple, Kernel] = {}
-
-    @staticmethod
-    def fits(shared: int) -> bool:
-        """Whether a block with `shared` bytes of shared memory can run it (64 KB cannot)."""
-        return shared >= SHARED
 
     def launch(
         self,
@@ -57,11 +54,13 @@ class MulMatQ:
         rows = TILE_ROWS // 2 if epilogue == "GLU" else TILE_ROWS
         grid = -(-n_tokens // TOKENS), -(-product.n_tiles // rows)
         kernel = self._kernel(weights[0].layout.type_name, epilogue)
-        kernel.launch(grid, THREADS, (product,), smem=SHARED, pdl=True)
+        shared = self.stages * STAGE_BYTES
+        kernel.launch(grid, THREADS, (product,), smem=shared, pdl=True)
 
     def _kernel(self, layout: str, epilogue: Epilogue) -> Kernel:
         key = layout, epilogue
         if key not in self._kernels:
             name = f"mul_mat_q<{layout}, {epilogue}>"
-            self._kernels[key] = self.device.kernel("mul_mat_q.cu", name)
+            defines = {"X_STAGES": self.stages}
+            self._kernels[key] = self.device.kernel("mul_mat_q.cu", name, defines=defines)
         return self._kernels[key]

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from ..device.base import Device, Kernel
 from .address import Address, address
 from .hopper import has_clusters
-from .product import Epilogue, Matrices
+from .product import STATIC_SHARED, Epilogue, Matrices
 from .rope_kv import RopeParameters, TurningRows
 from .tile import ROWS, Layout, TiledMatrix
 
@@ -135,6 +135,12 @@ class MulMatTile:
     """y = x W^T for matrices of one layout. Instances are compiled as they are asked for."""
 
     def __init__(self, device: Device, limits: Limits) -> None:
+        """ValueError where the limits are beyond the device."""
+        if limits.shared + STATIC_SHARED > device.shared_bytes:
+            raise ValueError(
+                f"{limits.shared} bytes of dynamic shared memory and {STATIC_SHARED} of static are "
+                f"more than the {device.shared_bytes} that a CTA may have on {device.arch}"
+            )
         self.device, self.limits = device, limits
         self._least = device.shared_bytes // 2 if has_clusters(device.arch) else 0
         self._kernels: dict[tuple, Kernel] = {}

@@ -7,7 +7,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
-from ..device.base import Device, Kernel
+from ..device.base import Device, Kernel, capability
 from .address import Address, address
 from .hopper import Dealt
 from .product import Epilogue, Matrices
@@ -19,7 +19,7 @@ THREADS = 256
 TOKENS = 128  # of a block
 TILE_ROWS = 8  # of a block
 X_STAGES = 3
-SHARED = X_STAGES * TOKENS * STEP
+SHARED = X_STAGES * TOKENS * STEP  # 48 KB, which every GPU has
 MAX_K = 0x7F7F7F7F // (127 * 128)  # sums of more columns may not fit, or be EMPTY (cuda/shares.cuh)
 CHUNK_BYTES = 16 * STEP
 
@@ -82,7 +82,7 @@ def takes(w: TiledMatrix, kind: Kind) -> bool:
 
 def runs_on(kind: Kind, arch: str) -> bool:
     """Whether tensor cores of this architecture ("sm_89") multiply codes of the kind."""
-    return kind == "int8" or int(arch.removeprefix("sm_").rstrip("af")) >= 89
+    return kind == "int8" or capability(arch) >= 89
 
 
 class MulMatW8A8:
@@ -91,11 +91,6 @@ class MulMatW8A8:
     def __init__(self, device: Device) -> None:
         self.device = device
         self._kernels: dict[tuple, Kernel] = {}
-
-    @staticmethod
-    def fits(shared: int) -> bool:
-        """Whether a block with `shared` bytes of shared memory can run it."""
-        return shared >= SHARED
 
     def launch(
         self,

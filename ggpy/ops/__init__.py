@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from .. import simulated
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -66,6 +68,8 @@ def choose_gpu(
     if device == "cpu":
         return None, "as asked"
     gpu, reason = _open_gpu(_ordinal(device), note)
+    if gpu is None and simulated.asked():
+        raise ValueError(f"--as {simulated.asked()} needs a GPU: {reason}")
     if gpu is None and device != "auto":
         raise ValueError(f"device {device!r} cannot be used: {reason}; --device cpu needs none")
     return gpu, reason
@@ -83,7 +87,8 @@ def _ordinal(device: str) -> int:
 def describe(gpu: Gpu) -> str:
     """A GPU in one clause: what the user reads as the reason for its use."""
     size = f"{gpu.total_bytes / 1e9:.0f} GB"
-    return f"{gpu.name}, {size}, {gpu.arch}, driver for CUDA {gpu.driver}"
+    arch = f"as if it were {gpu.arch}" if gpu.ptx else gpu.arch
+    return f"{gpu.name}, {size}, {arch}, driver for CUDA {gpu.driver}"
 
 
 def _open_gpu(ordinal: int, note: Callable[[str], None] | None) -> tuple[CudaDevice | None, str]:

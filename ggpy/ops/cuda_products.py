@@ -62,7 +62,7 @@ class Products:
         self._elementwise = elementwise
         self._activations = activations
         self._room = room or (lambda name, nbytes: device.alloc(nbytes, name))
-        self._many = MulMatQ(device) if MulMatQ.fits(shared) else None
+        self._many = MulMatQ(device)
         self.hopper = HopperProducts(device, self._room)
         self.w8a8 = W8A8Products(device, limits, elementwise, self._room)
         self._half_tiles = HalfTiles(device, self._room)
@@ -86,7 +86,7 @@ class Products:
 
     def scratch_bytes(self, demand: Demand) -> int:
         """What products of the demand's steps need at most for weights that become halves."""
-        n, many = demand.n_batch, self._many is not None and self.hopper.allowed
+        n, many = demand.n_batch, self.hopper.allowed
         if not (self.hopper.takes(n) or (many and n >= MANY_TOKENS)):
             return 0
         matrices = [
@@ -98,7 +98,7 @@ class Products:
 
     def becomes_halves(self, w: Matrix, n_tokens: int) -> bool:
         """Whether tiles of halves are made of w for a product of so many tokens, which there is."""
-        many = self.prompt and self._many is not None and n_tokens >= MANY_TOKENS
+        many = self.prompt and n_tokens >= MANY_TOKENS
         mine = w.tiles is None and w.scale is None and not self.takes_q8_1(w.in_blocks.format)
         return mine and (many or self.hopper.takes(n_tokens)) and can_be_halves(w.k)
 
@@ -267,7 +267,7 @@ class Products:
             self._cap(outs[0], soft_cap)
             return
         options |= {"residual": residual, "soft_cap": soft_cap}
-        if self.prompt and self._many is not None and n >= MANY_TOKENS:
+        if self.prompt and n >= MANY_TOKENS:
             self._many.launch(tiles, x.data, to, n, **options)
             return
         if norm:

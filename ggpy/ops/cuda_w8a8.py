@@ -35,7 +35,7 @@ class W8A8Products:
         self._few = MulMatW8A8Few(device, limits)
         there = has_wgmma(device.arch)
         self._wgmma = MulMatW8A8Wgmma(device, device.sm_count) if there else None
-        self._many = MulMatW8A8(device) if MulMatW8A8.fits(limits.shared) else None
+        self._many = MulMatW8A8(device)
         self.any_order = True  # sums of floats may be added up in the order that is fastest
 
     def runs(self, activations: ActivationType, tiles: TiledMatrix | None) -> bool:
@@ -86,7 +86,7 @@ class W8A8Products:
             self._wgmma.launch(tiles, codes, to, **options, turning=turning)
             if soft_cap:
                 self._elementwise.soft_cap(to[0], n * outs[0].shape[1], soft_cap)
-        elif free and self._many is not None and n >= MANY_TOKENS:
+        elif free and n >= MANY_TOKENS:
             self._many.launch(tiles, codes, to, **here)
         else:
             self._few.launch(tiles, codes, to, **here)

@@ -55,7 +55,7 @@ class BatchedGpu(Batched):
 
         def compile(format: Format) -> list[Format]:
             names, options = instances(cases, [format]), compile_options(format)
-            compile_cubin(source, self._device.arch, expressions=names, **options)
+            compile_cubin(source, self._device.target, expressions=names, **options)
             return [format]  # now in the cache
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:

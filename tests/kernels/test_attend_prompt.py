@@ -144,7 +144,8 @@ def test_types(kind, pair, window, step):
 def test_gpu(gpu, shape):
     """Deep contexts, many blocks."""
     s = Sequences([700, 2100, 130], [190, 300, 130])
-    check((gpu, has_wgmma(gpu.arch)), heads(*shape), s)
+    if AttendPrompt.fits(gpu, heads(*shape)):
+        check((gpu, has_wgmma(gpu.arch)), heads(*shape), s)
     check((gpu, False), heads(*shape[:2], 128), s, window=300)
 
 

@@ -1,5 +1,6 @@
 """Tiles times the activations of a few tokens, against float64, and the promises about bits."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,7 +34,6 @@ from ggpy.kernels import mul_mat_tile
 from ggpy.kernels.mul_mat_tile import (
     COLUMNS,
     NORM_TOKENS,
-    WARPS,
     Added,
     Limits,
     MulMatTile,
@@ -41,6 +41,7 @@ from ggpy.kernels.mul_mat_tile import (
     shared_out,
     warps_for,
 )
+from ggpy.kernels.product import STATIC_SHARED
 from ggpy.kernels.rms_norm import RmsNorm
 from ggpy.kernels.tile import TiledMatrix
 
@@ -264,17 +265,19 @@ def test_slabs_of_columns(machine, name, columns, n_tokens):
     """With little shared memory x is read in parts; the outputs have the same bits."""
     w = Weights(name, 37, columns)
     x, tiles, layout = halves(n_tokens, columns), w.tiled(machine), w.layout
-    whole = shared_bytes(layout, 1, layout.chunks(columns) * layout.chunk_k, columns, 3, 1)
+    warps = limits(machine).warps
+    row = layout.chunks(columns) * layout.chunk_k
+    whole = shared_bytes(layout, 1, row, columns, 3, 1, warps)
     rows = [
         multiply(machine, [tiles], x[i : i + 1], bounds=limits(machine, 3, shared=whole))[0]
         for i in range(n_tokens)
     ]
     assert nmse(np.concatenate(rows), exact(w, x)) <= bound(w)
     for units in (1, 2):
-        columns_at_once = units * WARPS * layout.chunk_k
+        columns_at_once = units * warps * layout.chunk_k
         assert columns_at_once < columns
         at_once = 1 if n_tokens == 1 else 8
-        shared = shared_bytes(layout, at_once, columns_at_once, columns, 1, n_tokens)
+        shared = shared_bytes(layout, at_once, columns_at_once, columns, 1, n_tokens, warps)
         (y,) = multiply(machine, [tiles], x, bounds=limits(machine, 3, shared=shared, stages=1))
         assert np.array_equal(y, np.concatenate(rows)), f"{columns_at_once} columns at a time"
 
@@ -294,7 +297,8 @@ def test_as_many_tokens_at_once_as_there_is_room_for(machine):
     w = Weights("Q4_K", 37, 4608)
     x, tiles = halves(8, 4608), w.tiled(machine)
     (y,) = multiply(machine, [tiles], x)
-    shared = shared_bytes(w.layout, 8, WARPS * w.layout.chunk_k, 4608, 1, 3)
+    warps = limits(machine).warps
+    shared = shared_bytes(w.layout, 8, warps * w.layout.chunk_k, 4608, 1, 3, warps)
     bounds = limits(machine, shared=shared, stages=1)
     assert np.array_equal(multiply(machine, [tiles], x, bounds=bounds)[0], y)
 
@@ -457,7 +461,7 @@ def launched(emulator: Any, rows: int, columns: int, **options: Any) -> tuple[in
         kernel=lambda *_, **__: SimpleNamespace(launch=launch),
     )
     tiles = TiledMatrix(Weights("Q8_0", rows, columns).layout, rows, columns, Ptr(0))
-    product = MulMatTile(device, Limits(device.shared_bytes, 3))
+    product = MulMatTile(device, Limits(device.shared_bytes - STATIC_SHARED, 3))
     product.launch([tiles], Ptr(0), [Ptr(0)], 1, **options)
     (only,) = seen
     return only
@@ -603,3 +607,9 @@ def test_sizes_are_checked(emulator):
         product.launch([a, a], x, [out, out], 1, epilogue="GLU")
     with pytest.raises(ValueError, match="more than 10000 bytes of shared memory"):
         MulMatTile(emulator, limits(emulator, shared=10000)).launch([a], x, [out], 1)
+
+
+def test_limits_beyond_the_device_are_refused(emulator):
+    bounds = replace(limits(emulator), shared=emulator.shared_bytes - STATIC_SHARED + 1)
+    with pytest.raises(ValueError, match="more than the 232448 that a CTA may have on sm_80"):
+        MulMatTile(emulator, bounds)
