@@ -132,8 +132,8 @@ def exact(w: Weights, x: np.ndarray) -> np.ndarray:
 
 
 def limits(device: Any, multiprocessors: int = 3, **changes: int) -> Limits:
-    """What a launch may take, on few multiprocessors; with all warps for which the device has shared
-    memory, however few chunks a block has, and however little shared memory is asked for.
+    """What a launch may take, on few multiprocessors; with all warps that the device has memory
+    for, however few chunks a block has, and however little shared memory is asked for.
     """
     there = device.shared_bytes - STATIC_SHARED
     changes["shared"] = min(there, changes.get("shared", there))

@@ -21,6 +21,7 @@ from .rope_kv import Batch, Heads, RopeParameters, Rotation, parameters
 
 ROWS = 16  # (token, head) pairs of a tile
 MAX_SPLIT = 16
+STATIC_SHARED = 4 << 10  # bytes of a CTA that kernels declare themselves, beside queries
 POSITIONS_PER_SPLIT = 128  # at least
 TOKEN_HEADS = 8  # of a key/value head, up to which a token alone has a kernel of its own
 MUCH_SHARED = 200 << 10  # bytes of a block, of Hopper and the GPUs of data centres behind it
@@ -177,14 +178,14 @@ class Attend:
         )
         per_warp = ROWS * (heads.row + 2) * 4
         self.warps = next(
-            w for w in (8, 4, 2, 1) if w * per_warp + ROWS * heads.row * 2 + 4096 <= shared
+            w for w in (8, 4, 2, 1) if w * per_warp + ROWS * heads.row * 2 + STATIC_SHARED <= shared
         )
         self.shared = self.warps * per_warp
         self._much_shared = shared >= MUCH_SHARED
         self.alone = self.heads_per_tile <= TOKEN_HEADS
-        self._warps_that_fit = [
-            w for w in TOKEN_WARPS if token_shared(heads, w, self.strips(2)) + 4096 <= shared
-        ] or [1]
+        room, strips = shared - STATIC_SHARED, self.strips(2)
+        fitting = [w for w in TOKEN_WARPS if token_shared(heads, w, strips) <= room]
+        self._warps_that_fit = fitting or [1]
         places = max_split_tiles * self.head_tiles
         self._workspace = device.alloc(
             places * MAX_SPLIT * ROWS * (heads.row + 2) * 4, "attention workspace"

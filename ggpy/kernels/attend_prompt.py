@@ -60,7 +60,7 @@ class AttendPrompt:
 
     @staticmethod
     def is_supported(device: Device, heads: Heads, wgmma: bool) -> bool:
-        """Whether heads of this shape have a kernel on the device: Hopper's, or that for any GPU."""
+        """Whether the device has a kernel for such heads: Hopper's, or that for any GPU."""
         if heads.page_size != BOX or (wgmma and not has_wgmma(device.arch)):
             return False
         rows = WGMMA_ROWS if wgmma else range(MAX_ROW + 1)

@@ -167,8 +167,8 @@ class Cuda:
         self._attend = Attend(self.device, self._heads, most_split, shared, self.batch_invariant)
         there, halved = self._prompts_of(self._heads)
         self._pages = Pages(self.device, self._heads, shape, halved)
-        self._prompts = Prompts(self._attend, self._pages.halves)
-        prompts_from = self._prompts.from_tokens if there else None
+        self._prompts = Prompts(self._attend, self._pages.halves) if there else None
+        prompts_from = self._prompts.from_tokens if self._prompts else None
         self._steps = StepUpload(
             self.device,
             self._heads,
@@ -309,7 +309,7 @@ class Cuda:
             order=order,
             n_tokens=batch.n_tokens,
         )
-        if batch.n_prompt_tiles:
+        if self._prompts and batch.n_prompt_tiles:
             self._prompts.launch(asked, batch)
         if batch.n_tiles:
             self._attend.launch(asked, batch.tiles, batch.n_tiles, batch.n_split)

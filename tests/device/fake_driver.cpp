@@ -1,5 +1,6 @@
 // A CUDA driver without a GPU, for tests of what happens on the host: memory is the host's, kernels only leave a
-// record of their launch. A kernel's name tells its parameters: params_8_4 has one of 8 bytes and one of 4.
+// record of their launch. A kernel's name tells its parameters: params_8_4 has one of 8 bytes and one of 4; static4000_8
+// has 4000 bytes of static shared memory.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -15,7 +16,8 @@ namespace {
 struct Function {
     std::string name;
     std::vector<size_t> sizes, offsets;
-    int max_dynamic = 48 << 10;
+    int fixed = 0;        // bytes of static shared memory
+    int max_dynamic = 0;  // bytes that were asked for
     int carveout = -1;  // per cent
 };
 
@@ -215,13 +217,14 @@ int cuEventElapsedTime(float* ms, void*, void*) {
 }
 int cuModuleLoadData(void** module, const void* image) {
     STATUS;
-    if (memcmp(image, "\177ELF", 4)) return 200;
+    if (memcmp(image, "\177ELF", 4) && !strstr(static_cast<const char*>(image), ".target sm_")) return 200;
     *module = malloc(1);
     return 0;
 }
 int cuModuleGetFunction(void** function, void*, const char* name) {
     Function* made = new Function();
     made->name = name;
+    sscanf(name, "static%d", &made->fixed);
     size_t offset = 0;
     for (const char* part = strchr(name, '_'); part; part = strchr(part + 1, '_')) {
         size_t size = atoi(part + 1);
@@ -238,6 +241,10 @@ int cuFuncGetParamInfo(Function* function, size_t index, size_t* offset, size_t*
     *size = function->sizes[index];
     return 0;
 }
+int cuFuncGetAttribute(int* value, int attribute, Function* function) {
+    *value = attribute == 1 ? function->fixed : 0;
+    return 0;
+}
 int cuFuncSetAttribute(Function* function, int attribute, int value) {
     if (attribute == 8) function->max_dynamic = value;
     if (attribute == 9) function->carveout = value;
@@ -249,7 +256,8 @@ int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* count, Function*, int, size
 }
 int cuLaunchKernelEx(const Configuration* config, Function* function, void** parameters, void**) {
     STATUS;
-    if (int(config->shared) > function->max_dynamic) return 1;
+    const int shared = config->shared;
+    if (shared + function->fixed > 48 << 10 && shared > function->max_dynamic) return 1;
     char text[512];
     snprintf(text, sizeof text, "%s grid %u %u %u threads %u %u %u shared %u attributes", function->name.c_str(),
              config->grid[0], config->grid[1], config->grid[2], config->block[0], config->block[1], config->block[2],

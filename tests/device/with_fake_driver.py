@@ -15,6 +15,7 @@ from ggpy.device import toolkit
 from ggpy.device.base import CudaError, OutOfMemory
 from ggpy.device.gpu import CudaDevice
 from ggpy.device.probe import Gpu, NoGpu, list_gpus, probe
+from ggpy.simulated import SHARED_BYTES
 
 FAKE = ctypes.CDLL("libcuda.so.1")
 FAKE.fake_record.restype = ctypes.c_char_p
@@ -25,6 +26,7 @@ SOURCE = """
 extern "C" __global__ void params_8_8_4_4(float* a, float* b, int n, float e) { a[n] = b[0] * e; }
 extern "C" __global__ void params_16_1_8(float4 v, char c, double d) {}
 extern "C" __global__ void params_8(int* y) { __shared__ int s[1000]; s[y[0]] = 1; y[1] = s[y[2]]; }
+extern "C" __global__ void static4000_8(int* y) { __shared__ int s[1000]; s[*y] = 1; *y = s[y[2]]; }
 __global__ void mangled(int* y) {}
 """
 
@@ -183,6 +185,63 @@ def test_dynamic_shared_memory_beyond_48_kb(device):
         CudaError, match=rf"has {static} of static shared memory; .* at most 232448"
     ):
         kernel.launch(1, 32, (y,), smem=232448)
+
+
+@pytest.mark.parametrize("smem", [48 << 10, (48 << 10) - 3999])
+def test_static_shared_memory_counts_towards_48_kb(device, smem):
+    kernel, y = device.kernel("a.cu", "static4000_8"), device.alloc(8)
+    assert kernel.resources.shared == 4000
+    kernel.launch(1, 32, (y,), smem=smem)
+    assert f"shared {smem} " in record()
+
+
+@pytest.fixture
+def used_as(tmp_path, monkeypatch):
+    """A function that opens the GPU as if it were an older one, of a driver that reads any PTX."""
+    (tmp_path / "a.cu").write_text(SOURCE)
+    monkeypatch.setenv("FAKE_VERSION", "13990")
+
+    def opened(arch):
+        monkeypatch.setenv("GGPY_AS", arch)
+        return CudaDevice(cuda=tmp_path)
+
+    return opened
+
+
+@pytest.mark.parametrize("arch", SHARED_BYTES)
+def test_a_gpu_is_used_as_an_older_one(used_as, arch):
+    device = used_as(arch)
+    assert (device.arch, device.target) == (arch, arch.replace("sm", "compute"))
+    assert device.shared_bytes == min(232448, SHARED_BYTES[arch])
+    kernel, y = device.kernel("a.cu", "params_8"), device.alloc(8)
+    kernel.launch(4, 32, (y,), pdl=True)
+    static = device.kernel("a.cu", "static4000_8")
+    assert static.resources.shared == 4000, "the driver says it: PTX does not"
+    hopper = arch == "sm_90"
+    assert ("attributes 6:1 parameters" if hopper else "attributes parameters") in record()
+    kernel.launch(264, 32, (y,), pdl=True, cooperative=True)
+    assert f"attributes {'6' if hopper else '2'}:1 parameters" in record()
+    if hopper:
+        kernel.launch(4, 32, (y,), cluster=2)
+    else:
+        with pytest.raises(CudaError, match=f"{arch} has no clusters"):
+            kernel.launch(4, 32, (y,), cluster=2)
+    with pytest.raises(CudaError, match=f"at most {device.shared_bytes}"):
+        kernel.launch(1, 32, (y,), smem=device.shared_bytes + 1)
+
+
+def test_what_a_gpu_cannot_be_used_as(used_as, monkeypatch):
+    with pytest.raises(CudaError, match="GGPY_AS is 'sm_70': use one of sm_75, sm_80,"):
+        used_as("sm_70")
+    monkeypatch.setenv("FAKE_VERSION", "13000")
+    with pytest.raises(CudaError, match=r"reads PTX up to CUDA 13\.0, .* writes that of 13\."):
+        used_as("sm_80")
+    FAKE.fake_capability(86)
+    try:
+        with pytest.raises(CudaError, match="is sm_86: it cannot be used as the newer sm_89"):
+            used_as("sm_89")
+    finally:
+        FAKE.fake_capability(90)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from attention_cases import PromptAttention, Sequences, expected, fill, heads, r
 from cache_cases import PAIRS, WIDE, typed
 from cache_cases import fill as fill_typed
 from cases import nmse
+from static_shared import most_static
 
 from ggpy.device.compile import compile_cubin
 from ggpy.kernels.attend_prompt import ROWS, AttendPrompt, plan_prompts
@@ -66,6 +67,7 @@ def test_nothing_spills(nvrtc, stem, arch, rows):
     assert set(cubin.resources) == set(names)
     for name, r in cubin.resources.items():
         assert (r.spill_loads, r.spill_stores, r.stack) == (0, 0, 0), f"{name} spills: {r}"
+        assert r.shared <= most_static(f"{stem}.cu", name)
 
 
 @pytest.mark.parametrize("shape", [*HEADS, (71, 1, 64)], ids=str)

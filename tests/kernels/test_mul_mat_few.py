@@ -10,6 +10,7 @@ from ggpy.device.compile import compile_cubin
 from ggpy.kernels import mul_mat_few
 from ggpy.kernels.mul_mat_few import MulMatFew
 from ggpy.kernels.pack import CODES, HALVES, PLAIN, UNIT
+from ggpy.kernels.product import STATIC_SHARED
 from ggpy.kernels.tile import ROWS
 
 EXACT = 1e-11  # of the energy of a sum: what float32 loses
@@ -173,6 +174,7 @@ def check_nothing_spills(arch, stages, batch, instances):
     defines = {"WARPS": 16, "STAGES": stages, "BATCH": batch}
     found = compile_cubin("mul_mat_few.cu", arch, expressions=names, defines=defines).resources
     for name, r in found.items():
+        assert r.shared <= STATIC_SHARED, f"{name} has {r.shared} bytes of its own"
         assert max(r.spill_loads, r.spill_stores) == 0, f"{name} spills: {r}"
     assert set(found) == set(names)
 

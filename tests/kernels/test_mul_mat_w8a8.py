@@ -12,6 +12,7 @@ from w8a8_cases import KINDS, ByteMatrix, activations, agrees, exact, multiply, 
 from ggpy.device.compile import compile_cubin
 from ggpy.kernels.mul_mat_w8a8 import MulMatW8A8, runs_on
 from ggpy.kernels.mul_mat_w8a8_few import MulMatW8A8Few, Row, shared_bytes
+from ggpy.kernels.product import STATIC_SHARED
 
 HALF = 2e-7  # of what is rounded to half
 EXACT, TENSOR_CORES = 1e-10, 1e-6  # of sums of floats; a GPU's tensor cores drop bits of them
@@ -271,6 +272,7 @@ def test_every_architecture(arch):
     for source, (names, defines, registers) in sources.items():
         found = compile_cubin(source, arch, expressions=names, defines=defines).resources
         for name, r in found.items():
+            assert r.shared <= STATIC_SHARED, f"{name} has {r.shared} bytes of its own"
             bound = 128 if halves and "w8a8<E4M3" in name else 0
             assert max(r.spill_loads, r.spill_stores) <= bound, f"{name} for {arch} spills: {r}"
             assert r.registers <= registers, f"{name} takes {r.registers} registers"

@@ -10,6 +10,7 @@ from w8a8_cases import KINDS, ByteMatrix, activations, agrees, exact, multiply, 
 
 from ggpy.device.compile import compile_cubin
 from ggpy.kernels.mul_mat_w8a8_wgmma import TILES, MulMatW8A8Wgmma
+from ggpy.kernels.product import STATIC_SHARED
 from ggpy.kernels.quantize_rows import STEP, VALUES
 from ggpy.kernels.schedule import PIECES, Cut, Stages, fastest
 
@@ -34,6 +35,7 @@ def test_nothing_spills(n_tokens):
     cubin = compile_cubin("mul_mat_w8a8_wgmma.cu", "sm_90a", expressions=names)
     assert "serialized" not in cubin.log, "ptxas made the products wait for each other"
     for name, r in cubin.resources.items():
+        assert r.shared <= STATIC_SHARED, f"{name} has {r.shared} bytes of its own"
         assert max(r.stack, r.spill_loads, r.spill_stores) == 0, f"{name} spills: {r}"
         assert r.registers == 168  # before they are dealt out anew
     assert set(cubin.resources) == set(names)

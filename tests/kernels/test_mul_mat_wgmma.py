@@ -16,6 +16,7 @@ from ggpy.kernels.handed import Handed
 from ggpy.kernels.hopper import ROW_BLOCK, has_wgmma
 from ggpy.kernels.mul_mat_wgmma import TILES, MulMatWgmma, stages_of
 from ggpy.kernels.pack import CODES, HALVES, PLAIN
+from ggpy.kernels.product import STATIC_SHARED
 from ggpy.kernels.schedule import PIECES, TOKENS, Cut, Stages, fastest
 
 SPILLED = 32  # bytes of a few instances, outside of their loops
@@ -53,6 +54,7 @@ def test_nothing_spills_in_the_loops(nvrtc, n, epilogue, types):
     cubin = compile_cubin("mul_mat_wgmma.cu", "sm_90a", expressions=names)
     assert "serialized" not in cubin.log, "ptxas made the products wait for each other"
     for name, r in cubin.resources.items():
+        assert r.shared <= STATIC_SHARED, f"{name} has {r.shared} bytes of its own"
         assert max(r.spill_loads, r.spill_stores) <= SPILLED, f"{name} spills: {r}"
         assert r.stack <= 64, f"{name}: an array lies in memory, where wgmma does not write it"
         assert r.registers == (80 if n <= 64 else 168)  # before they are dealt out anew
