@@ -361,7 +361,7 @@ def test_norm_inside_equals_norm_before_where_halves_are_multiplied(machine, n_t
     (inside,) = multiply(machine, [tiles], x, norm=weight, eps=1e-6)
     half = Output(machine, 2 * n_tokens * columns)
     args = upload(machine, x), None, upload(machine, weight), half.buffer, n_tokens, columns, 1e-6
-    RmsNorm(machine).to_half(*args)
+    RmsNorm(machine, limits(machine).warps).to_half(*args)
     (before,) = multiply(machine, [tiles], half.read(np.float16, (n_tokens, columns)))
     assert np.array_equal(inside, before)
 
@@ -376,7 +376,9 @@ def test_sum_inside_equals_sum_before(machine, name, columns, n_tokens):
     weight, post = (rng.uniform(0.5, 2, columns).astype(np.float32) for _ in range(2))
     tiles = Weights(name, 37, columns).tiled(machine)
     before = upload(machine, x)
-    RmsNorm(machine).add(before, upload(machine, y), upload(machine, post), n_tokens, columns, 1e-3)
+    RmsNorm(machine, limits(machine).warps).add(
+        before, upload(machine, y), upload(machine, post), n_tokens, columns, 1e-3
+    )
     expected = machine.download(before, np.float32, x.shape)
     (apart,) = multiply(machine, [tiles], expected, norm=weight, eps=1e-6)
     out = Output(machine, x.nbytes)
