@@ -22,6 +22,7 @@ from .formats import by_name
 from .gguf import File
 from .gguf_parse import MAGIC
 from .gguf_writer import Metadata, Slot, Writer
+from .output_file import write_whole
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
@@ -230,12 +231,7 @@ def write_dat(path: str | os.PathLike[str], matrix: ImportanceMatrix) -> None:
         values = (entry.weights() * np.float32(calls)).astype("<f4")
         parts += [_text(name), struct.pack("<ii", calls, values.size), values.tobytes()]
     parts += [struct.pack("<i", matrix.n_chunks), _text(matrix.datasets[-1:])]
-    part = Path(f"{os.fspath(path)}.part")
-    try:
-        part.write_bytes(b"".join(parts))
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    write_whole(path, b"".join(parts))
 
 
 def _sorted(matrix: ImportanceMatrix) -> Iterable[tuple[str, Entry]]:

@@ -10,7 +10,6 @@ Letters: N chunks of C tokens, K scored tokens in a chunk, R rows, V vocabulary.
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,6 +25,7 @@ from .formats import Format, all_formats, by_name
 from .gguf import File, Tensor
 from .kv_cache import PagePool, PageTable, pages_for, stack
 from .ops.interface import Ops, Step
+from .output_file import OutputFile
 from .workers import Workers, slabs
 
 if TYPE_CHECKING:
@@ -194,18 +194,13 @@ def saved(path: Path, chunks: Ids, n_vocab: int, logits: Iterable[F32]) -> Itera
             f"{path}: {needed / 1e6:.0f} MB of logits, {free / 1e6:.0f} MB are free: "
             "lower --chunks or name a file elsewhere"
         )
-    part = path.with_name(path.name + ".part")
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}
-    try:
-        with part.open("wb") as stream:
-            np.lib.format.write_array_header_2_0(stream, {**header, "shape": (len(chunks),)})
-            for chunk, values in zip(chunks, logits, strict=True):
-                stream.write(np.ascontiguousarray(chunk, "<i4").data)
-                stream.write(np.ascontiguousarray(values, "<f4").data)
-                yield values
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    with OutputFile(path) as out:
+        np.lib.format.write_array_header_2_0(out.stream, {**header, "shape": (len(chunks),)})
+        for chunk, values in zip(chunks, logits, strict=True):
+            out.write(np.ascontiguousarray(chunk, "<i4").data)
+            out.write(np.ascontiguousarray(values, "<f4").data)
+            yield values
 
 
 def open_base(path: Path) -> NDArray[Any]:

@@ -22,6 +22,7 @@ from typing import Any
 
 from ggpy.device import Gpu, NoGpu, probe, toolkit
 from ggpy.outcome import ended
+from ggpy.output_file import write_whole
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "tests" / "gpu_record.json"
@@ -64,7 +65,7 @@ def record(options: argparse.Namespace) -> int:
         "tests": tests,
         "speeds": {} if options.no_speeds else speeds(options.device),
     }
-    options.output.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    write_whole(options.output, json.dumps(found, indent=2) + "\n")
     print(f"{options.output}: {json.dumps(tests)}", file=sys.stderr)
     return 1 if tests["failed"] or not tests["passed"] else 0
 
