@@ -341,7 +341,7 @@ def _from_hub(repo: str, quant: str) -> Path:
 
     try:
         files = pick(HfApi().list_repo_files(repo), repo, quant)
-        print(f"fetching {', '.join(files)} of {repo}", file=sys.stderr)
+        print(f"fetching {escaped(', '.join(files), 500)} of {repo}", file=sys.stderr)
         paths = [hf_hub_download(repo, name) for name in files]
     except HubError:
         raise
@@ -369,7 +369,7 @@ def pick(files: Sequence[str], repo: str, quant: str = "") -> list[str]:
         if fitting:
             return _all_parts(fitting[0], models)
     if quant:
-        raise HubError(f"{repo} has no {quant}; it has {', '.join(models)}")
+        raise HubError(f"{repo} has no {quant}; it has {escaped(', '.join(models), 500)}")
     return _all_parts(models[0], models)
 
 

@@ -35,10 +35,11 @@ PART = re.compile(r"\.[0-9a-f]{8}\.part")  # what follows them
 class OutputFile:
     """A file being written; use it in a `with`, which ends with all of it or without a file.
 
-    OSError with the file's name if it cannot be written, or if another process writes it (EBUSY).
+    OSError with the file's name if it cannot be written, or if another process writes it (EBUSY):
+    unless alone is False, for files of a cache, which are the same whoever makes them.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], alone: bool = True) -> None:
         self.path = Path(path)
         if self.path.is_dir():
             raise IsADirectoryError(EISDIR, "is a directory: name a file in it", os.fspath(path))
@@ -46,6 +47,9 @@ class OutputFile:
         with _naming(self.path):
             if is_stream(self.path):
                 self.stream: BinaryIO = self.path.open("wb")
+                return
+            if not alone:
+                self._create()
                 return
             with _turn(self.path.parent):
                 _refuse_second(self.path)
@@ -108,9 +112,9 @@ class OutputFile:
             return
 
 
-def write_whole(path: str | os.PathLike[str], data: bytes | str) -> None:
+def write_whole(path: str | os.PathLike[str], data: bytes | str, alone: bool = True) -> None:
     """Write a file that others see whole or not at all; text in UTF-8. OSError."""
-    with OutputFile(path) as out:
+    with OutputFile(path, alone) as out:
         out.write(data.encode() if isinstance(data, str) else data)
 
 

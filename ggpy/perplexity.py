@@ -24,6 +24,7 @@ from .cache_type import USUAL, CacheTypes
 from .formats import Format, all_formats, by_name
 from .gguf import File, Tensor
 from .kv_cache import PagePool, PageTable, pages_for, stack
+from .messages import escaped
 from .ops.interface import Ops, Step
 from .output_file import OutputFile
 from .workers import Workers, slabs
@@ -209,7 +210,7 @@ def open_base(path: Path) -> NDArray[Any]:
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
-        raise ValueError(f"{wrong} --kl-divergence ({error})") from None
+        raise ValueError(f"{wrong} --kl-divergence ({escaped(error)})") from None
     names = getattr(found, "dtype", np.dtype("u1")).names
     if names != ("ids", "logits") or found.ndim != 1 or found["logits"].ndim != 3:
         raise ValueError(f"{wrong} --kl-divergence")

@@ -219,15 +219,15 @@ def _importance_of(tensor: Tensor, importance: Mapping[str, F32], notes: list[st
     experts = tensor.shape[0] if len(tensor.shape) == 3 else 1
     weights = importance.get(tensor.name)
     if weights is None:
-        notes.append(f"did not find weights for {tensor.name}")
+        notes.append(f"did not find weights for {escaped(tensor.name)}")
         return None
     if weights.size != experts * tensor.shape[-1]:
         wanted = f"{weights.size} is different from tensor size {experts * tensor.shape[-1]}"
         if tensor.name != "token_embd.weight":
             raise ValueError(
-                f"imatrix size {wanted} for {tensor.name}: it was made with another model"
+                f"imatrix size {wanted} for {escaped(tensor.name)}: it was made with another model"
             )
-        notes.append(f"imatrix size {wanted} for {tensor.name}")
+        notes.append(f"imatrix size {wanted} for {escaped(tensor.name)}")
         return None
     return weights.reshape(experts, -1) if experts > 1 else weights.reshape(-1)
 

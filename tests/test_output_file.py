@@ -181,6 +181,16 @@ def test_the_second_writer_is_refused(tmp_path: Path) -> None:
 
 
 @posix
+def test_files_of_a_cache_may_be_made_by_several(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    with OutputFile(path, alone=False) as first:
+        first.write(b"same")
+        write_whole(path, b"same", alone=False)
+        assert path.read_bytes() == b"same"
+    assert path.read_bytes() == b"same" and names(tmp_path) == ["out"]
+
+
+@posix
 def test_long_names_that_begin_alike_are_two(tmp_path: Path) -> None:
     parts = [tmp_path / f"{'n' * 220}-0000{i}-of-00002.gguf" for i in (1, 2)]
     with OutputFile(parts[0]), OutputFile(parts[1]):

@@ -24,7 +24,7 @@ MODEL, JSON, CONFIG, ADDED = (
     *("tokenizer.model", "tokenizer.json"),
     *("tokenizer_config.json", "added_tokens.json"),
 )
-MAX_VOCAB = 1 << 20  # tokens; the largest vocabularies have 262144
+MAX_VOCAB = 1 << 19  # tokens; the largest vocabularies have 262144
 # Of Gemma's, with 262144 tokens: 33 MB, 0.53 million objects (merges), 1.4 million commas.
 JSON_LIMIT = Limit(48 << 20, 1_000_000, 2_000_000)
 MAX_MODEL = 16 << 20  # bytes; Gemma's has 5 MB

@@ -67,8 +67,8 @@ def store(key: str, cubin: Cubin) -> None:
     with contextlib.suppress(OSError):
         make_cache_dir(folder())
         if is_private(folder()):
-            write_whole(folder() / f"{key}.cubin", cubin.code)
-            write_whole(folder() / f"{key}.json", json.dumps(entry).encode())
+            write_whole(folder() / f"{key}.cubin", cubin.code, alone=False)
+            write_whole(folder() / f"{key}.json", json.dumps(entry), alone=False)
             _trim()
 
 
@@ -76,7 +76,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Write a file of a cache that other processes see whole or not at all; OSError when it cannot
     be written."""
     make_cache_dir(path.parent)
-    write_whole(path, data)
+    write_whole(path, data, alone=False)
 
 
 def _own_bytes(path: Path) -> bytes:
