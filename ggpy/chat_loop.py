@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from .answer import Figures, Settings, stream
+from .outcome import one_line
 from .prompts import Conversation, decode
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class Chat:
                     remark("")  # ends the line of the prompt
                 return self.figures
             except ValueError as error:
-                remark(f"ggpy: error: {error}")
+                remark(f"ggpy: error: {one_line(error)}")
                 continue
             if text.strip() in ("/exit", "/quit"):
                 return self.figures
@@ -123,7 +124,7 @@ class Chat:
             answer = self.answer()
         except ValueError as error:  # too long for the context, or refused by the template
             self.conversation.take_back("user")
-            remark(f"ggpy: error: {error}")
+            remark(f"ggpy: error: {one_line(error)}")
         else:
             self.conversation.say("assistant", answer)
 

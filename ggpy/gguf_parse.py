@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from .formats import Format, by_id
 from .gguf_cursor import ARRAY, DAMAGED, INT64_MAX, SCALARS, STRING, Budget, Cursor
+from .messages import escaped, shown
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -132,8 +133,8 @@ def _read_metadata(cursor: Cursor, count: int) -> tuple[dict[str, Any], dict[str
         if not key:
             raise cursor.fail(f"key {index}", "is empty", at)
         if key in metadata:
-            raise cursor.fail(_shown(key), "is there twice", at)
-        types[key], metadata[key] = _read_value(cursor, _shown(key))
+            raise cursor.fail(shown(key), "is there twice", at)
+        types[key], metadata[key] = _read_value(cursor, shown(key))
     return metadata, types
 
 
@@ -170,7 +171,8 @@ def _alignment(cursor: Cursor, metadata: dict[str, Any], types: dict[str, str]) 
         return DEFAULT_ALIGNMENT
     alignment = metadata[key]
     if types[key] != "u32" or alignment.bit_count() != 1:
-        raise cursor.fail(key, f"is {alignment} ({types[key]}), it must be a power of two as u32")
+        shown_as = f"{escaped(alignment, 80)} ({types[key]})"
+        raise cursor.fail(key, f"is {shown_as}, it must be a power of two as u32")
     return int(alignment)
 
 
@@ -196,6 +198,8 @@ def _read_tensor(cursor: Cursor, index: int) -> TensorInfo:
     name = cursor.string(f"name of tensor {index}", MAX_NAME)
     if not name:
         raise cursor.fail(f"name of tensor {index}", "is empty", at)
+    if "\0" in name:  # where C, as in ggml, would see the name end
+        raise cursor.fail(f"name of tensor {index}", f"holds a NUL: {shown(name)}; {DAMAGED}", at)
     field = f"tensor {name!r}"
     n_dims = cursor.u32(field)
     if not 1 <= n_dims <= MAX_DIMS:
@@ -255,8 +259,3 @@ def _check_layout(cursor: Cursor, tensors: list[TensorInfo], data_start: int) ->
                 f"ends at byte {stop}, the file has {cursor.size}: {missing} bytes are missing"
             )
             raise cursor.fail(field, f"{problem}; {DAMAGED}", info.at)
-
-
-def _shown(text: str) -> str:
-    """`text` for a message: quoted, on one line, not long."""
-    return repr(text if len(text) <= 80 else text[:77] + "...")

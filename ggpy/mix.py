@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from .formats import Format, by_name
+from .messages import escaped, shown
 
 Shape = Sequence[int]  # numpy's order: the last axis is a row
 
@@ -87,7 +88,7 @@ def find_mix(name: str) -> str:
         wanted = numbers.get(wanted, wanted)
     wanted = _ALIASES.get(wanted, wanted)
     if wanted not in _TABLE:
-        raise ValueError(f"unknown type {name!r}: there are {', '.join((*_TABLE, *_ALIASES))}")
+        raise ValueError(f"unknown type {shown(name)}: there are {', '.join((*_TABLE, *_ALIASES))}")
     return wanted
 
 
@@ -366,10 +367,12 @@ class Mix:
 
 
 def _override(name: str, base: Format, chosen: Format) -> str:
+    name = escaped(name)
     return f"{name:36} - applying manual override: {base.name.lower()} -> {chosen.name.lower()}"
 
 
 def _fallback(name: str, columns: int, wanted: Format, found: Format) -> str:
+    name = escaped(name)
     return (
         f"{name:36} - ncols {columns:6} not divisible by {wanted.block_size:3} (required for type "
         f"{wanted.name.lower():>7}) -> falling back to {found.name.lower():>7}"

@@ -1,54 +1,120 @@
 """How a program ends: its exit status, and for an error one line on stderr instead of a traceback.
 
-It knows nothing about what programs do, and imports nothing that costs time.
+A program that is asked to end, by Ctrl-C or by SIGTERM or SIGHUP, does so by an exception, so that
+what it was writing goes. It knows nothing about what programs do, and imports nothing that costs
+time.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Callable
-from typing import TextIO
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType, TracebackType
+from typing import Any, TextIO
+
+from . import messages
 
 INTERRUPTED = 130  # as a shell reports a program that SIGINT ended
 REFUSED = 2  # what was asked for cannot be done
 FAILED = 1  # it was begun, and the machine failed at it
+SIGNALS = ("SIGTERM", "SIGHUP")  # which end a program as Ctrl-C does
 
 
-def ended(work: Callable[[], int]) -> int:
+class Stopped(SystemExit):
+    """SIGTERM or SIGHUP came; `status` is 128 + signal, which a shell would report."""
+
+    def __init__(self, number: int) -> None:
+        self.status = 128 + number
+        super().__init__(self.status)
+        self.signal = signal.Signals(number).name
+
+
+def ended(
+    work: Callable[[], int],
+    left: str = "",
+    is_bug: Callable[[Exception], bool] = lambda error: False,
+) -> int:
     """The exit status of a program that does `work`, which returns one when nothing goes wrong.
 
-    A reader of stdout that stops reading (`| head`) ends it, and is no error; see `tell`.
+    A reader of stdout that stops reading (`| head`) ends it, and is no error; see `tell`. left:
+    what is to be said of a work that was stopped or for which the machine failed, ": nothing was
+    written". is_bug: which errors are told with their traceback.
     """
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # for a terminal without ± and Δ
+    sys.excepthook = _bug
+    with stoppable():
+        try:
+            status = work()
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            return _say(f"ggpy: interrupted{left}", INTERRUPTED)
+        except Stopped as stop:
+            return _say(f"ggpy: ended by {stop.signal}{left}", stop.status)
+        except BrokenPipeError:
+            discard(sys.stdout, sys.stderr)
+            return 0
+        except (ValueError, OSError, MemoryError) as error:
+            _trace(error, is_bug)
+            told = f"{one_line(error)}{left if isinstance(error, OSError) else ''}"
+            return _say(f"ggpy: error: {told}", REFUSED)
+        except (RuntimeError, ArithmeticError) as error:
+            _trace(error, is_bug)
+            # A compiler's log keeps its lines, which matter.
+            return _say(f"ggpy: error: {messages.lines(str(error))}{left}", FAILED)
+    return status
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP raise Stopped, once, unless they are ignored (`nohup`)."""
+    stopped = False
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal stopped
+        if not stopped:  # what is cleaning up is left alone
+            stopped = True
+            raise Stopped(number)
+
+    before: dict[int, Any] = {}
+    with suppress(ValueError):  # not the main thread
+        for number in (getattr(signal, name) for name in SIGNALS if hasattr(signal, name)):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                before[number] = signal.signal(number, stop)
     try:
-        status = work()
-        sys.stdout.flush()
-    except KeyboardInterrupt:
-        print("ggpy: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:
-        discard(sys.stdout, sys.stderr)
-        return 0
-    except (ValueError, OSError, MemoryError) as error:
-        return _said(error, REFUSED)
-    except (RuntimeError, ArithmeticError) as error:
-        return _said(error, FAILED)
-    return status
-
-
-def _said(error: Exception, status: int) -> int:
-    """The status; a compiler's log keeps its lines, which matter."""
-    print(f"ggpy: error: {error if status == FAILED else one_line(error)}", file=sys.stderr)
-    return status
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, in one line."""
+    """What an error says, in one line that a terminal can show."""
     if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}"
-    return " ".join(str(error).split()) or type(error).__name__
+        return messages.one_line(f"{error.filename}: {error.strerror}")
+    return messages.one_line(str(error)) or type(error).__name__
+
+
+def _trace(error: Exception, is_bug: Callable[[Exception], bool]) -> None:
+    if is_bug(error):
+        _bug(type(error), error, error.__traceback__)
+
+
+def _bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print a traceback as Python does, but for codes that a terminal obeys."""
+    text = "".join(traceback.format_exception(kind, error, trace))
+    _say(messages.lines(text), FAILED)
+
+
+def _say(text: str, status: int) -> int:
+    """The status, after a text on stderr."""
+    with suppress(OSError):  # a terminal that is gone
+        print(text, file=sys.stderr, flush=True)
+    return status
 
 
 def tell(text: str) -> None:

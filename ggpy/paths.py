@@ -7,8 +7,10 @@ Nobody else may guess. This module knows nothing about what the folders hold.
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -31,6 +33,26 @@ def cache_dir(name: str) -> Path:
     """The user's cache folder for `name` (not created): $XDG_CACHE_HOME/ggpy/<name>."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "ggpy" / name
+
+
+def make_cache_dir(folder: Path) -> None:
+    """Make a folder of `cache_dir` and those above it, as far as they are not there: for the user
+    alone (0700). OSError.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(mode=0o700, exist_ok=True)
+
+
+def is_private(folder: Path) -> bool:
+    """Whether nobody but the user can put files into a folder of `cache_dir`, or replace it."""
+    if not hasattr(os, "getuid"):  # Windows: a user's folders are the user's own
+        return folder.is_dir()
+    try:
+        found = [path.stat() for path in (folder, folder.parent)]
+    except OSError:
+        return False
+    return all(s.st_uid == os.getuid() and not s.st_mode & _OTHERS_WRITE for s in found)
 
 
 def version() -> str:

@@ -10,7 +10,6 @@ Letters: N chunks of C tokens, K scored tokens in a chunk, R rows, V vocabulary.
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,7 +24,9 @@ from .cache_type import USUAL, CacheTypes
 from .formats import Format, all_formats, by_name
 from .gguf import File, Tensor
 from .kv_cache import PagePool, PageTable, pages_for, stack
+from .messages import escaped
 from .ops.interface import Ops, Step
+from .output_file import OutputFile
 from .workers import Workers, slabs
 
 if TYPE_CHECKING:
@@ -194,18 +195,13 @@ def saved(path: Path, chunks: Ids, n_vocab: int, logits: Iterable[F32]) -> Itera
             f"{path}: {needed / 1e6:.0f} MB of logits, {free / 1e6:.0f} MB are free: "
             "lower --chunks or name a file elsewhere"
         )
-    part = path.with_name(path.name + ".part")
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}
-    try:
-        with part.open("wb") as stream:
-            np.lib.format.write_array_header_2_0(stream, {**header, "shape": (len(chunks),)})
-            for chunk, values in zip(chunks, logits, strict=True):
-                stream.write(np.ascontiguousarray(chunk, "<i4").data)
-                stream.write(np.ascontiguousarray(values, "<f4").data)
-                yield values
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    with OutputFile(path) as out:
+        np.lib.format.write_array_header_2_0(out.stream, {**header, "shape": (len(chunks),)})
+        for chunk, values in zip(chunks, logits, strict=True):
+            out.write(np.ascontiguousarray(chunk, "<i4").data)
+            out.write(np.ascontiguousarray(values, "<f4").data)
+            yield values
 
 
 def open_base(path: Path) -> NDArray[Any]:
@@ -214,7 +210,7 @@ def open_base(path: Path) -> NDArray[Any]:
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
-        raise ValueError(f"{wrong} --kl-divergence ({error})") from None
+        raise ValueError(f"{wrong} --kl-divergence ({escaped(error)})") from None
     names = getattr(found, "dtype", np.dtype("u1")).names
     if names != ("ids", "logits") or found.ndim != 1 or found["logits"].ndim != 3:
         raise ValueError(f"{wrong} --kl-divergence")

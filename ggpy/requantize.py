@@ -29,6 +29,7 @@ from .formats.base import F32
 from .formats.rows import stored_as
 from .gguf import File, GGUFError, Tensor
 from .gguf_writer import Slot, Writer
+from .messages import escaped, shown
 from .mix import Mix, in_order, is_values
 from .ops.host import drop_pages
 from .workers import Task, Workers, scales_of_rows, slabs
@@ -117,7 +118,7 @@ def _first(file: File, key: str, default: int | None = None) -> int:
     if isinstance(value, np.ndarray) and value.ndim == 1 and value.size:
         value = value[0]
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
-        raise GGUFError(f"{file.path}: {name} is {value!r}: a mix depends on it")
+        raise GGUFError(f"{file.path}: {escaped(name)} is {shown(value)}: a mix depends on it")
     return int(value)
 
 
@@ -218,15 +219,15 @@ def _importance_of(tensor: Tensor, importance: Mapping[str, F32], notes: list[st
     experts = tensor.shape[0] if len(tensor.shape) == 3 else 1
     weights = importance.get(tensor.name)
     if weights is None:
-        notes.append(f"did not find weights for {tensor.name}")
+        notes.append(f"did not find weights for {escaped(tensor.name)}")
         return None
     if weights.size != experts * tensor.shape[-1]:
         wanted = f"{weights.size} is different from tensor size {experts * tensor.shape[-1]}"
         if tensor.name != "token_embd.weight":
             raise ValueError(
-                f"imatrix size {wanted} for {tensor.name}: it was made with another model"
+                f"imatrix size {wanted} for {escaped(tensor.name)}: it was made with another model"
             )
-        notes.append(f"imatrix size {wanted} for {tensor.name}")
+        notes.append(f"imatrix size {wanted} for {escaped(tensor.name)}")
         return None
     return weights.reshape(experts, -1) if experts > 1 else weights.reshape(-1)
 

@@ -12,12 +12,12 @@ import argparse
 import os
 import sys
 import time
-import traceback
 from typing import TYPE_CHECKING
 
 from . import answer, chat_loop, hub, prompts
 from . import options as command_line
-from .outcome import FAILED, INTERRUPTED, REFUSED, discard, one_line
+from .messages import escaped
+from .outcome import ended
 from .progress import Bar
 
 if TYPE_CHECKING:
@@ -30,28 +30,10 @@ if TYPE_CHECKING:
 def main(arguments: list[str] | None = None) -> int:
     """Run the program; its exit status."""
     options = command_line.parse(arguments)
-    try:
-        run(options)
-        sys.stdout.flush()
-    except KeyboardInterrupt:
-        say("ggpy: interrupted")
-        return INTERRUPTED
-    except BrokenPipeError:  # nobody reads any more: `ggpy run ... | head -1`
-        discard(sys.stdout, sys.stderr)
-    except (ValueError, OSError, MemoryError) as error:
-        if options.verbose:
-            traceback.print_exc()
-        say(f"ggpy: error: {one_line(error)}")
-        return REFUSED
-    except (RuntimeError, ArithmeticError) as error:
-        if options.verbose or not failed_at_work(error):
-            traceback.print_exc()
-        say(f"ggpy: error: {error}")  # a compiler's log has lines that matter
-        return FAILED
-    return 0
+    return ended(lambda: run(options), is_bug=lambda error: options.verbose or is_bug(error))
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> int:
     """Do what the options say; ValueError, OSError or MemoryError where that cannot be done."""
     if not options.hf_repo:
         hub.find(options.model)  # a wrong name is told before standard input is read
@@ -80,6 +62,7 @@ def run(options: argparse.Namespace) -> None:
             figures = continue_text(model, ids, settings, options)
     if not options.no_perf:
         say(*figures.lines(), *answer.memory_lines(ops))
+    return 0
 
 
 def load(file: File, tokenizer: Tokenizer, ops: Ops, options: argparse.Namespace) -> Model:
@@ -133,7 +116,7 @@ def details(model: Model) -> list[str]:
         f"context: {model.n_ctx} tokens; trained for {model.n_ctx_train or 'an unknown number'}",
         f"steps: {model.engine.n_batch} tokens at most",
         f"keys and values: {kept.k} and {kept.v}, {cached} bytes for each position of the context",
-        *(f"note: {warning}" for warning in model.tokenizer.warnings),
+        *(f"note: {escaped(warning)}" for warning in model.tokenizer.warnings),
     ]
 
 
@@ -177,12 +160,16 @@ def note(message: str) -> None:
     say(f"note: {message}")
 
 
-def failed_at_work(error: Exception) -> bool:
-    """Whether an error is the device's or the numbers', which its text explains, and no bug."""
+def is_bug(error: Exception) -> bool:
+    """Whether an error is neither the user's, nor the device's, nor of numbers that its text
+    explains.
+    """
+    if not isinstance(error, (RuntimeError, ArithmeticError)):
+        return False
     from .device import CompileError, CudaError, NvrtcMissing
     from .ops.check import NotFinite
 
-    return isinstance(error, (CompileError, CudaError, NvrtcMissing, NotFinite))
+    return not isinstance(error, (CompileError, CudaError, NvrtcMissing, NotFinite))
 
 
 def _since(started: float) -> str:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from .arch.scheme import scale_of
 from .gguf import File, GGUFError, Tensor
+from .messages import escaped
 from .ops.interface import Ops
 from .ops.observe import Observed
 from .perplexity import Evaluator
@@ -110,7 +111,9 @@ def factors(file: File, largest: Mapping[str, F32], alpha: float) -> Factors:
                 )
         x = largest.get(pair.matrices[0].name)
         if x is None:
-            raise GGUFError(f"{file.path}: {pair.matrices[0].name} was never used: no calibration")
+            raise GGUFError(
+                f"{file.path}: {escaped(pair.matrices[0].name)} was never used: no calibration"
+            )
         s = _smoothing(x, pair.matrices, alpha)
         for matrix in pair.matrices:
             columns[matrix.name] = s

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from threading import Thread
 from typing import NamedTuple
 
 import numpy as np
@@ -95,7 +96,7 @@ class Workers:
         if self._processes is None:
             # Not forked: numpy's and our own threads would be missing in a copy of this process.
             context = get_context("spawn")
-            self._processes = ProcessPoolExecutor(self.n, context, initializer=_ignore_interrupts)
+            self._processes = ProcessPoolExecutor(self.n, context, initializer=_begin)
         with _interrupts_held_back():  # this may start processes
             return self._processes.submit(_requantize, *_by_names(task))
 
@@ -215,6 +216,16 @@ def _interrupts_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _ignore_interrupts() -> None:
-    """Ctrl-C goes to all processes of a terminal; the first one ends the others."""
+def _begin() -> None:
+    """Ctrl-C goes to all processes of a terminal; the first one ends the others, also when it is
+    killed.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

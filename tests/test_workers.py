@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -104,3 +109,36 @@ def test_the_same_format_is_handed_through(two, weights) -> None:
 
 def test_no_rows_are_no_tasks() -> None:
     assert not list(slabs(np.zeros((0, 128), np.uint8), 32, F32, Q8_0))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM", "SIGHUP"])
+def test_processes_end_with_the_one_that_started_them(name: str) -> None:
+    """It tells their ids when they have worked; each holds its stdout, which ends with the last."""
+    code = """
+import os, sys, time
+from ggpy.outcome import ended
+def work():
+    import numpy as np
+    from ggpy.formats import by_name
+    from ggpy.workers import Task, Workers
+    data = np.zeros((64, 4096), np.uint8)
+    with Workers(2) as found:
+        tasks = [Task(data, by_name("F32"), by_name("Q4_K"))] * 4
+        for _ in found.run(tasks): pass
+        print("worked", flush=True)
+        time.sleep(60)
+    return 0
+if __name__ == "__main__":
+    sys.exit(ended(work))
+"""
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=Path(workers.__file__).parent.parent,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert child.stdout is not None
+    assert child.stdout.readline() == "worked\n"
+    number = getattr(signal, name)
+    child.send_signal(number)
+    child.communicate(timeout=30)  # until all of them have closed it
+    assert child.returncode == (-number if name == "SIGKILL" else 128 + number)

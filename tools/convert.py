@@ -4,23 +4,25 @@
     ggpy convert USER/REPO --type q8_0
 
 CHECKPOINT is a folder with config.json, *.safetensors and a tokenizer, or a repository of the hub.
-Nothing in it is executed. OUT appears when it is whole: until then it is OUT.part, which goes when
-anything goes wrong. Lines go to stderr: each tensor with its type, the root mean square error of a
-part of its weights, and how long it will take from here.
+Nothing in it is executed. OUT appears when it is whole: until then it is OUT.xxxxxxxx.part, which
+goes when anything goes wrong. Lines go to stderr: each tensor with its type, the root mean square
+error of a part of its weights, and how long it will take from here.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-import signal
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from math import prod
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+
+from ggpy.messages import escaped
+from ggpy.outcome import ended
 
 if TYPE_CHECKING:
     from ggpy.convert import Folder, Model, Plan
@@ -34,24 +36,17 @@ UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 def main(argv: list[str] | None = None) -> int:
     """Run the program; its exit status: 0, 2 for what cannot be done, 130 when interrupted."""
     options = parser().parse_args(argv)
-    with suppress(ValueError):  # not the main thread
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C, nothing is left
+    return ended(lambda: named(options), left=": nothing was written")
+
+
+def named(options: argparse.Namespace) -> int:
+    """`run`; errors of the system that name no file name the one that was to be written."""
     try:
         return run(options)
-    except KeyboardInterrupt:
-        return failed("interrupted: nothing was written", 130)
     except OSError as error:
-        where = error.filename or options.out or options.checkpoint
-        return failed(f"{where}: {error.strerror or error}: nothing was written", 2)
-    except (ValueError, MemoryError) as error:
-        return failed(str(error) or type(error).__name__, 2)
-    except RuntimeError as error:  # a GPU that fails at work
-        return failed(f"{error}: nothing was written", 1)
-
-
-def failed(message: str, status: int) -> int:
-    print(f"ggpy: error: {message}", file=sys.stderr)
-    return status
+        if error.strerror and not error.filename:
+            error.filename = options.out or options.checkpoint
+        raise
 
 
 def say(message: str) -> None:
@@ -121,7 +116,7 @@ def run(options: argparse.Namespace) -> int:
             ignored=options.ignore_setting,
         )
         for warning in model.warnings:
-            say(f"warning: {warning}")
+            say(f"warning: {escaped(warning)}")
         if options.smoothquant is not None:
             return smooth(options, model, folder)
         keep = options.type == "auto"
@@ -225,11 +220,13 @@ def smooth(options: argparse.Namespace, model: Model, folder: Folder) -> int:
 
     text = Path(options.calibration).read_text(encoding="utf-8", errors="replace")
     out = target(options, folder.name, options.type)
-    whole = plan(model, mix_of(model, model.stored), out.with_name(f"{out.name}.whole"))
-    refuse_inputs(whole, [folder.path / name for name in folder.names()])
-    announce(model, whole, model.stored)
-    path = whole.parts[0].path
-    try:
+    inputs = [folder.path / name for name in folder.names()]
+    refuse_inputs(plan(model, mix_of(model, model.stored), out), inputs)
+    # The whole model beside OUT, in a folder that is made anew: it goes with all that is in it.
+    with TemporaryDirectory(prefix=f"{out.name[:100]}.", suffix=".whole", dir=out.parent) as at:
+        path = Path(at, "whole.gguf")
+        whole = plan(model, mix_of(model, model.stored), path)
+        announce(model, whole, model.stored)
         convert(whole, options)
         with File(path) as file:
             largest = calibrate(file, text, ops_of(options), said)
@@ -241,8 +238,6 @@ def smooth(options: argparse.Namespace, model: Model, folder: Folder) -> int:
             with Workers(options.threads) as workers:
                 for _ in requantize.write(made, out, workers):
                     pass
-    finally:
-        path.unlink(missing_ok=True)
     say(f"{len(moved.columns)} tensors smoothed, {made.nbytes / MB:.1f} MB in {mix.name}, to {out}")
     return 0
 

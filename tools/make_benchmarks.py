@@ -104,7 +104,7 @@ def name_of_gpu() -> str:
 
 def measure(run: str, path: Path) -> bool:
     """Whether the run gave results, which are then in the file."""
-    from ggpy.device.cache import write_atomically
+    from ggpy.output_file import write_whole
 
     started = time.monotonic()
     command = [sys.executable, "-m", "ggpy", *RUNS[run], "-o", "json"]
@@ -114,7 +114,7 @@ def measure(run: str, path: Path) -> bool:
     except ValueError:
         print(f"{run}: failed with {done.returncode}", file=sys.stderr)
         return False
-    write_atomically(path, done.stdout)
+    write_whole(path, done.stdout)
     said = "" if done.returncode == 0 else f", but ended with {done.returncode}"
     print(f"{path}: {time.monotonic() - started:.0f} s{said}", file=sys.stderr)
     return done.returncode == 0

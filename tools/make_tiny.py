@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,9 @@ from typing import Any
 
 import gguf
 import numpy as np
+
+from ggpy.outcome import ended
+from ggpy.output_file import write_whole
 
 FOLDER = Path(__file__).resolve().parent.parent / "models" / "tiny"
 WORDS = (
@@ -105,7 +109,7 @@ def write(
     tokens = tokenizer(model.tokenizer)
     values = {f"{architecture}.{k}": v for k, v in {**_settings(model), **(settings or {})}.items()}
     values = {"general.name": "tiny random model", **values, **tokens, **(metadata or {})}
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(None, architecture)
     for key, value in values.items():
         if value is not None:
             _add(writer, key, value)
@@ -114,10 +118,13 @@ def write(
         if array is not None:
             kind = _kind(name, array)
             writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with tempfile.TemporaryDirectory() as folder:  # that writer's file grows under its own name
+        made = Path(folder, "made")
+        writer.write_header_to_file(made)
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        write_whole(path, made.read_bytes())
     return path
 
 
@@ -267,6 +274,11 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("folder", nargs="?", type=Path, default=FOLDER)
     folder = parser.parse_args(argv).folder
+    return ended(lambda: make(folder))
+
+
+def make(folder: Path) -> int:
+    """Write all of them; OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     for architecture in MODELS:
         path = write(folder / f"{architecture}.gguf", architecture)

@@ -6,7 +6,7 @@
     ggpy quantize --bench q8_0,q4_k --device cuda
 
 Types, options, lines and bytes are llama-quantize's. The file appears under its name when it is
-whole; until then it is OUT.part, which goes when anything goes wrong.
+whole; until then it is OUT.xxxxxxxx.part, which goes when anything goes wrong.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ggpy.messages import escaped
 from ggpy.outcome import ended, tell
 
 if TYPE_CHECKING:
@@ -302,7 +303,8 @@ def line(i: int, plan: Plan, choice: Choice, dry: bool = False) -> str:
     """What llama-quantize says of a tensor."""
     tensor, n = choice.tensor, len(plan.choices)
     dims = ", ".join(f"{size:6}" for size in (*tensor.shape[::-1], 1, 1, 1)[:4])
-    head = f"[{i + 1:4}/{n:4}] {tensor.name:36} - [{dims}], type = {ggml_name(tensor.format):>6}, "
+    name = escaped(tensor.name)
+    head = f"[{i + 1:4}/{n:4}] {name:36} - [{dims}], type = {ggml_name(tensor.format):>6}, "
     if not choice.changes:
         return f"{head}size = {tensor.nbytes / MIB:8.3f} MiB"
     sizes = f"size = {tensor.nbytes / MIB:8.2f} MiB -> {choice.slot.nbytes / MIB:8.2f} MiB"

@@ -25,6 +25,7 @@ from typing import Any
 from ggpy import simulated
 from ggpy.device import Gpu, NoGpu, probe, toolkit
 from ggpy.outcome import ended
+from ggpy.output_file import write_whole
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "tests" / "gpu_record.json"
@@ -68,7 +69,7 @@ def record(options: argparse.Namespace) -> int:
         run = one_run(gpu, options)
         runs = read(options.output) | {gpu.arch: run}
         text = json.dumps(dict(sorted(runs.items())), indent=2)
-        options.output.write_text(text + "\n", encoding="utf-8")
+        write_whole(options.output, text + "\n")
         tests = run["tests"]
         print(f"{options.output}: {gpu.arch}: {json.dumps(tests)}", file=sys.stderr)
         status |= tests["failed"] > 0 or not tests["passed"]

@@ -10,6 +10,7 @@ from importlib import import_module
 
 from ..cache_type import USUAL, CacheTypes
 from ..gguf import File
+from ..messages import shown
 from ..ops.interface import Ops
 from .config import UnsupportedModel
 from .decoder import Architecture, Decoder, Progress, build
@@ -43,7 +44,7 @@ def find(file: File) -> Architecture:
     known = architectures()
     if file.architecture not in known:
         raise UnsupportedModel(
-            f"{file.path}: architecture {file.architecture!r} is not supported;"
+            f"{file.path}: architecture {shown(file.architecture)} is not supported;"
             f" supported are: {', '.join(known)}"
         )
     return known[file.architecture]

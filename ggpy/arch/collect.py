@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..gguf import File, GGUFError, Tensor
-from .config import Dimensions, UnsupportedModel
+from .config import Dimensions, UnsupportedModel, short
 from .scheme import SCALE, scale_of, scale_shapes
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def check_vocabulary(file: File, n_vocab: int) -> None:
         key = f"tokenizer.ggml.{kind}_token_id"
         value = file.metadata.get(key, 0)
         if not isinstance(value, int) or not 0 <= value < n_vocab:
-            raise GGUFError(f"{file.path}: {key} = {value}: ids go from 0 to {n_vocab - 1}")
+            raise GGUFError(f"{file.path}: {key} = {short(value)}: ids go from 0 to {n_vocab - 1}")
 
 
 def _more(names: list[str]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..gguf import GGUFError
+from ..messages import escaped, shown
 
 # Settings that change nothing in what a decoder computes.
 HARMLESS = frozenset(
@@ -93,20 +94,20 @@ class Config:
         """Refuse the key, if the file has it, unless its value is one that is implemented."""
         value = self.raw(key)
         if value is not None and (isinstance(value, np.ndarray) or value not in accepted):
-            shown = " or ".join(map(str, accepted))
+            only = " or ".join(map(str, accepted))
             raise UnsupportedModel(
-                f"{self._at(key)} = {short(value)} is not supported (only {shown} is)"
+                f"{self._at(key)} = {short(value)} is not supported (only {only} is)"
             )
 
     def refuse_unread(self) -> None:
         """UnsupportedModel naming the settings that nobody read."""
         unread = sorted(set(self._values) - self._read - HARMLESS)
         if unread:
-            shown = ", ".join(
-                f"{self.architecture}.{k} = {short(self._values[k])}" for k in unread[:4]
+            first = ", ".join(
+                f"{self.architecture}.{escaped(k)} = {short(self._values[k])}" for k in unread[:4]
             )
             raise UnsupportedModel(
-                f"{self.path}: not supported: {shown}{', ...' if len(unread) > 4 else ''}"
+                f"{self.path}: not supported: {first}{', ...' if len(unread) > 4 else ''}"
             )
 
     def _value(self, key: str, default: Any) -> Any:
@@ -214,5 +215,4 @@ def refuse_variants(config: Config, activations: Iterable[str]) -> None:
 
 def short(value: object) -> str:
     """A value for a message, in 60 characters at most."""
-    shown = repr(value.tolist() if isinstance(value, np.ndarray) else value)
-    return shown if len(shown) <= 60 else shown[:57] + "..."
+    return shown(value, 60)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..messages import escaped
 from .config import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, Config, UnsupportedModel, short
 
 Metadata = dict[str, tuple[str, Any]]  # key below "<architecture>." -> type as in File.types, value
@@ -115,9 +116,10 @@ class Settings(Config):
         known = self._read | HARMLESS | self.ignored
         unread = {k: v for k, v in self._values.items() if k not in known and v}
         if unread:
-            shown = ", ".join(f"{self._part}{k} = {short(v)}" for k, v in list(unread.items())[:4])
+            first = list(unread.items())[:4]
+            said = ", ".join(f"{self._part}{escaped(k)} = {short(v)}" for k, v in first)
             raise UnsupportedModel(
-                f"{self.path}: not supported: {shown}{', ...' if len(unread) > 4 else ''};"
+                f"{self.path}: not supported: {said}{', ...' if len(unread) > 4 else ''};"
                 " if it changes nothing, say --ignore-setting NAME"
             )
 

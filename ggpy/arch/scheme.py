@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from ..formats import Format, by_name
 from ..gguf import Tensor
+from ..messages import escaped
 from ..ops.interface import ActivationType
 from .config import UnsupportedModel, short
 
@@ -52,13 +53,15 @@ def read_scheme(metadata: Mapping[str, Any], path: object) -> Scheme:
     """The settings under "ggpy."; UnsupportedModel names a key or a value that is not known."""
     for key in metadata:
         if key.startswith(PREFIX) and key not in (I8_KEY, ACTIVATIONS_KEY):
-            raise UnsupportedModel(f"{path}: not supported: {key} = {short(metadata[key])}")
+            raise UnsupportedModel(
+                f"{path}: not supported: {escaped(key)} = {short(metadata[key])}"
+            )
     kind = _one_of(metadata, I8_KEY, tuple(I8_FORMATS), path)
     activations = _one_of(metadata, ACTIVATIONS_KEY, ACTIVATIONS, path)
     if activations not in ("f16", kind):
         raise UnsupportedModel(
-            f"{path}: {ACTIVATIONS_KEY} = {activations!r} is not supported with {I8_KEY} ="
-            f" {kind!r}: both have to be of one kind"
+            f"{path}: {ACTIVATIONS_KEY} = {short(activations)} is not supported with {I8_KEY} ="
+            f" {short(kind)}: both have to be of one kind"
         )
     return Scheme(by_name(I8_FORMATS[kind]), cast(ActivationType, activations))
 

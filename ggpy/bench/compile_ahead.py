@@ -99,20 +99,26 @@ def compile_ahead(
         for wish in wishes[i::n]:
             process.stdin.write(json.dumps(wish) + "\n")
         process.stdin.close()
-    for process in running:
-        process.wait()
+    try:
+        for process in running:
+            process.wait()
+    finally:
+        for process in running:  # of which there are some if this one is asked to end
+            process.kill()
+            process.wait()
 
 
 def main() -> None:
     """Compile each line of stdin."""
     from ..device.compile import CompileError, compile_cubin
+    from ..messages import lines
 
     for line in sys.stdin.readlines():
         wish = json.loads(line)
         try:
             compile_cubin(wish.pop("source_name"), sys.argv[1], **wish)
         except CompileError as error:
-            print(error, file=sys.stderr)
+            print(lines(str(error)), file=sys.stderr)
 
 
 if __name__ == "__main__":

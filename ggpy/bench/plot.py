@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from ..output_file import OutputFile
 from .table import Row
 
 WIDTH, BAR = 11.0, 0.32  # inches
@@ -33,10 +35,14 @@ def pyplot() -> Any:
 
 
 def save(figure: Any, path: str) -> None:
-    """Write the picture, and let go of it."""
+    """Write the picture in the format that its name ends in, PNG without one, and let go of it."""
     figure.tight_layout()
-    figure.savefig(path)
-    pyplot().close(figure)
+    kind = Path(path).suffix
+    try:
+        with OutputFile(path if kind else f"{path}.png") as out:
+            figure.savefig(out.stream, format=kind[1:] or "png")
+    finally:
+        pyplot().close(figure)
 
 
 def draw(rows: Sequence[Row], path: str) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ..output_file import write_whole
 from . import compare_table, kernel_table, profile_table
 from .table import BUSY, FIELDS, Row
 
@@ -40,7 +41,7 @@ class ReportError(ValueError):
 def write(folder: Path) -> Path:
     """Write BENCHMARKS.md beside the folder; ReportError."""
     path = folder.resolve().parent / "BENCHMARKS.md"
-    path.write_text("\n".join(page(folder)) + "\n", encoding="utf-8")
+    write_whole(path, "\n".join(page(folder)) + "\n")
     return path
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..formats import by_name
 from ..formats.base import F32
+from ..messages import shown
 from .folder import ConvertError
 from .packed import Packed, Parts, awq, compressed, gptq
 from .quantization import Quantization
@@ -64,8 +65,8 @@ def _packed(stem: str, ending: str, found: Mapping[str, Weights], q: Quantizatio
     wanted = ("gptq", "awq") if ending == ".qweight" else ("compressed-tensors",)
     if q.method not in wanted:
         raise ConvertError(
-            f"{found[stem + ending].shard.path}: tensor {stem + ending!r} holds packed codes, but "
-            f"quantization_config.quant_method in config.json is {q.method!r}, not "
+            f"{found[stem + ending].shard.path}: tensor {shown(stem + ending)} holds packed codes,"
+            f" but quantization_config.quant_method in config.json is {shown(q.method)}, not "
             + " or ".join(wanted)
         )
     return readers[q.method](Parts(stem, found, q))
@@ -76,7 +77,7 @@ def _scaled(weights: Weights, parts: Parts) -> Stored:
     path, name, shape = weights.shard.path, weights.name, weights.shape
     ending = next((e for e in SCALES if parts.has(e)), "")
     if not ending or len(shape) != 2 or parts.place(ending).dtype not in FLOATS:
-        raise ConvertError(f"{path}: tensor {name!r}, in {weights.dtype}, has no scales")
+        raise ConvertError(f"{path}: tensor {shown(name)}, in {weights.dtype}, has no scales")
     scales = parts.read(ending, FLOATS, parts.place(ending).shape)
     if parts.has(ZERO):
         _check_symmetric(parts)
@@ -101,12 +102,12 @@ def _in_blocks(weights: Weights, scales: F32, block: tuple[int, int] | None) -> 
     wanted = tuple(-(-n // b) for n, b in zip(shape, block or (0, 0), strict=True) if b)
     if block is None or scales.size != int(np.prod(wanted)):
         raise ConvertError(
-            f"{path}: tensor {name!r} has {scales.size} scales, which do not fit to blocks of "
+            f"{path}: tensor {shown(name)} has {scales.size} scales, which do not fit to blocks of "
             f"{block} in {shape}: quantization_config.weight_block_size is not theirs"
         )
     if weights.dtype not in FLOAT8:
         raise ConvertError(
-            f"{path}: tensor {name!r}, in {weights.dtype}, has scales for blocks: only 8-bit floats"
-            " can have them"
+            f"{path}: tensor {shown(name)}, in {weights.dtype}, has scales for blocks: only 8-bit"
+            " floats can have them"
         )
     return Weights(name, shape, weights.dtype, weights.shard, scales.reshape(wanted), block)

@@ -12,12 +12,15 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any
 
+from ..messages import escaped, shown
 from .assemble import assemble
-from .folder import ConvertError, Folder
+from .folder import ConvertError, Folder, Limit
 from .quantization import read_quantization
 from .safetensors import DAMAGED, Shard
 from .weights import Weights
 
+MAX_TENSORS = 4 << 16  # of all files: a quantised matrix is up to four
+INDEX_LIMIT = Limit(16 << 20, 64, MAX_TENSORS + 64)
 INDEX = "model.safetensors.index.json"
 PART = re.compile(r"model-(\d+)-of-(\d+)\.safetensors")
 
@@ -53,21 +56,27 @@ class Checkpoint:
             shard = stack.enter_context(_shard(self.folder, file))
             for name, place in shard.tensors.items():
                 if name in found or (index and index.get(name) != file):
-                    where = f"the index says {index.get(name)}" if index else "is in another too"
-                    raise ConvertError(f"{shard.path}: tensor {name!r}: {where}; {DAMAGED}")
+                    where = (
+                        f"the index says {escaped(index.get(name))}"
+                        if index
+                        else "is in another too"
+                    )
+                    raise ConvertError(f"{shard.path}: tensor {shown(name)}: {where}; {DAMAGED}")
                 found[name] = Weights(name, place.shape, place.dtype, shard)
+            if len(found) > MAX_TENSORS:
+                raise ConvertError(f"{self.folder.path}: has more than {MAX_TENSORS} tensors")
         missing = [name for name in index if name not in found]
         if missing:
             raise ConvertError(
-                f"{self.folder.path}: {index[missing[0]]} lacks tensor {missing[0]!r}, which the "
-                f"index promises{_more(missing)}; {DAMAGED}"
+                f"{self.folder.path}: {escaped(index[missing[0]])} lacks tensor"
+                f" {shown(missing[0])}, which the index promises{_more(missing)}; {DAMAGED}"
             )
         return found
 
 
 def _index(folder: Folder) -> dict[str, str]:
     """Tensor -> file, of checkpoints in several files; empty for others."""
-    found = folder.json(INDEX)
+    found = folder.json(INDEX, INDEX_LIMIT)
     if found is None:
         return {}
     weights = found.get("weight_map")
@@ -103,7 +112,9 @@ def _check_all_there(folder: Folder, parts: Iterable[str], count: int) -> None:
 def _shard(folder: Folder, name: str) -> Shard:
     path = folder.find(name)
     if path is None:
-        raise ConvertError(f"{folder.path}: {name}, which the index names, is missing: download it")
+        raise ConvertError(
+            f"{folder.path}: {escaped(name)}, which the index names, is missing: download it"
+        )
     return Shard(path)
 
 

@@ -1,8 +1,9 @@
 """The files of a checkpoint's folder: each is named by itself, is a plain file, and is in there.
 
 A folder comes from strangers. Nothing of it is executed, and no name in it, and no link, leads to a
-file outside; only the hub's own cache links a snapshot to blobs that lie beside it. This module
-knows no file by name.
+file outside; only the hub's own cache links a snapshot to blobs that lie beside it. A JSON file is
+bounded in its bytes and, before it is parsed, in how many values it can have: {} takes 3 bytes in a
+file and 90 in memory. This module knows no file by name.
 """
 
 from __future__ import annotations
@@ -10,10 +11,22 @@ from __future__ import annotations
 import json
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-MAX_JSON = 256 << 20  # bytes; a tokenizer of 262144 tokens takes 33 MB
+from ..messages import shown
+
 SNAPSHOTS, BLOBS, REPOSITORY = "snapshots", "blobs", "models--"  # in the cache of the hub
+
+
+class Limit(NamedTuple):
+    """What a JSON file may have at most; all of them together stay below 1 GB of memory."""
+
+    nbytes: int
+    nested: int  # objects and arrays
+    values: int  # of all of them, about: commas
+
+
+SMALL = Limit(4 << 20, 1 << 20, 1 << 20)  # settings, and lists of added tokens
 
 
 class ConvertError(ValueError):
@@ -38,7 +51,8 @@ class Folder:
         """The file `name`, if it is there; ConvertError for a name or a link that leads outside."""
         if not name or name in (".", "..") or any(c in name for c in '/\\:\0"'):
             raise ConvertError(
-                f"{self.path}: {name!r} is not the name of a file in this folder: it is not opened"
+                f"{self.path}: {shown(name)} is not the name of a file in this folder: it is not"
+                " opened"
             )
         path = self.path / name
         try:
@@ -58,7 +72,7 @@ class Folder:
         """Names of all files, sorted."""
         return sorted(path.name for path in self.path.iterdir())
 
-    def read(self, name: str, limit: int = MAX_JSON) -> bytes | None:
+    def read(self, name: str, limit: int = SMALL.nbytes) -> bytes | None:
         """A file's bytes, if it is there; ConvertError if it has more than `limit`."""
         path = self.find(name)
         if path is None:
@@ -71,18 +85,18 @@ class Folder:
             )
         return data
 
-    def text(self, name: str) -> str | None:
-        """A file's text, if it is there."""
-        data = self.read(name)
+    def text(self, name: str, limit: int = SMALL.nbytes) -> str | None:
+        """A file's text, if it is there; ConvertError if it has more than `limit` bytes."""
+        data = self.read(name, limit)
         try:
             return None if data is None else data.decode("utf-8")
         except UnicodeDecodeError as error:
             raise ConvertError(f"{self.path / name}: is not UTF-8: {error}") from None
 
-    def json(self, name: str) -> dict[str, Any] | None:
-        """The object in a file, if it is there."""
-        data = self.read(name)
-        return None if data is None else parse_object(data, self.path / name)
+    def json(self, name: str, limit: Limit = SMALL) -> dict[str, Any] | None:
+        """The object in a file, if it is there; ConvertError if it is beyond the limit."""
+        data = self.read(name, limit.nbytes)
+        return None if data is None else parse_object(data, self.path / name, limit)
 
     def required(self, name: str) -> dict[str, Any]:
         """The object in a file that has to be there."""
@@ -92,8 +106,12 @@ class Folder:
         return found
 
 
-def parse_object(data: bytes, path: object) -> dict[str, Any]:
+def parse_object(data: bytes, path: object, limit: Limit = SMALL) -> dict[str, Any]:
     """A JSON object, in which no key is there twice; ConvertError names the file."""
+    counts = data.count(b"{") + data.count(b"["), data.count(b",")
+    for count, most, what in zip(counts, limit[1:], ("objects", "values"), strict=True):
+        if count > most:
+            raise ConvertError(f"{path}: has {count} {what}, {most} are the most that is read")
     try:
         found = json.loads(data.decode("utf-8"), object_pairs_hook=_unique)
     except RecursionError:
@@ -110,5 +128,5 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         seen: set[str] = set()
         twice = next(k for k, _ in pairs if k in seen or seen.add(k))  # type: ignore[func-returns-value]
-        raise ValueError(f"key {twice!r} is there twice")
+        raise ValueError(f"key {shown(twice)} is there twice")
     return found

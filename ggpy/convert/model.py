@@ -22,6 +22,7 @@ from ..arch.decoder import ACTIVATION_NAMES, OUTPUT, Context, declared
 from ..arch.hugging_face import GLOBAL, HuggingFace, Settings
 from ..arch.scheme import scale_of
 from ..formats import Format, by_name
+from ..messages import escaped, shown
 from ..mix import in_order
 from ..ops.interface import ActivationType
 from ..requantize import QUANTIZATION_VERSION
@@ -33,7 +34,7 @@ from .packed import Packed
 from .scaled import Scaled
 from .special import special_metadata
 from .verify import verify
-from .vocabulary import read_tokens
+from .vocabulary import MAX_VOCAB, read_tokens
 from .weights import Weights
 
 UNUSED = ("rotary_emb.inv_freq",)  # ends of names: what the settings already say
@@ -130,7 +131,7 @@ def read_config(folder: Folder) -> tuple[dict[str, Any], Architecture, str]:
     path = folder.path / "config.json"
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
-        raise ConvertError(f"{path}: architectures = {names!r}: a class is expected")
+        raise ConvertError(f"{path}: architectures = {shown(names)}: a class is expected")
     known = {
         name: found
         for found in architectures().values()
@@ -139,7 +140,7 @@ def read_config(folder: Folder) -> tuple[dict[str, Any], Architecture, str]:
     }
     if names[0] not in known:
         there = ", ".join(sorted(known))
-        raise ConvertError(f"{path}: {names[0]} is not supported; supported are: {there}")
+        raise ConvertError(f"{path}: {escaped(names[0])} is not supported; supported are: {there}")
     return config, known[names[0]], names[0]
 
 
@@ -163,7 +164,7 @@ def read_model(
     tied = settings.flag("tie_word_embeddings", source.tied)
     if not tied and not set(OUTPUT) <= set(architecture.optional):
         raise settings.refuse("tie_word_embeddings", "the embedding table is the output matrix")
-    n_vocab = settings.integer("vocab_size", high=1 << 31)
+    n_vocab = settings.integer("vocab_size", high=MAX_VOCAB)
     settings.refuse_unread()
     sizes = _dimensions(architecture, values, n_vocab, folder)
     sources = _sources(architecture, sizes, tied, made, checkpoint)
@@ -232,8 +233,8 @@ def _sources(
             raise _unknown(checkpoint, weights.name, architecture.name)
         if weights.shape != shape:
             raise ConvertError(
-                f"{weights.shard.path}: tensor {weights.name!r} has the shape {weights.shape}, "
-                f"config.json says {shape}"
+                f"{weights.shard.path}: tensor {shown(weights.name)} has the shape {weights.shape},"
+                f" config.json says {shape}"
             )
         stem = name.split(".")[2] if name.startswith("blk.") else name
         head = sizes.head_size if stem in hf.permuted else 0
@@ -277,4 +278,6 @@ def _is_idle_bias(checkpoint: Checkpoint, name: str) -> bool:
 
 def _unknown(checkpoint: Checkpoint, name: str, architecture: str) -> ConvertError:
     path = checkpoint.tensors[name].shard.path
-    return ConvertError(f"{path}: {architecture} has no use for tensor {name!r}: not supported")
+    return ConvertError(
+        f"{path}: {architecture} has no use for tensor {shown(name)}: not supported"
+    )

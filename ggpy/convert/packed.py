@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from ..formats import Format, by_name
 from ..formats.base import F32, U8
+from ..messages import shown
 from .folder import ConvertError
 from .quantization import Quantization
 from .safetensors import Shard
@@ -68,8 +69,8 @@ class Packed:
         """The rows that a file can have without rounding a code: these."""
         if self.problem:
             raise ConvertError(
-                f"{self.shard.path}: tensor {self.name!r}: {self.problem}: its codes cannot be "
-                "kept; with a --type, such as q4_k_m, its weights are rounded again"
+                f"{self.shard.path}: tensor {shown(self.name)}: {self.problem}: its codes cannot be"
+                " kept; with a --type, such as q4_k_m, its weights are rounded again"
             )
         return self
 
@@ -108,8 +109,8 @@ def _halves(packed: Packed, values: F32) -> NDArray[np.float16]:
     bad = ~np.isfinite(halves).all(axis=1)
     if bad.any():
         raise ConvertError(
-            f"tensor {packed.name!r}: row {int(bad.argmax())} holds a scale that is NaN, infinite "
-            "or beyond 65504, the largest half"
+            f"tensor {shown(packed.name)}: row {int(bad.argmax())} holds a scale that is NaN,"
+            " infinite or beyond 65504, the largest half"
         )
     return halves
 
@@ -166,8 +167,8 @@ class Parts:
         """The tensor, unread; ConvertError if it is not there."""
         if not self.has(part):
             raise ConvertError(
-                f"tensor {self.stem + '.weight'!r} is quantised, but there is no"
-                f" {self.stem + part!r}: the checkpoint is not whole"
+                f"tensor {shown(self.stem + '.weight')} is quantised, but there is no"
+                f" {shown(self.stem + part)}: the checkpoint is not whole"
             )
         return self._found[self.stem + part]
 
@@ -185,7 +186,7 @@ class Parts:
     def wrong(self, part: str, problem: str) -> ConvertError:
         place = self.place(part)
         return ConvertError(
-            f"{place.shard.path}: tensor {place.name!r} is {place.dtype} of shape"
+            f"{place.shard.path}: tensor {shown(place.name)} is {place.dtype} of shape"
             f" {tuple(place.shape)}: {problem}"
         )
 

@@ -14,6 +14,7 @@ from functools import cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
+from ..messages import escaped, one_line
 from ..tokenizer.pre import TABLE, Pre
 from .folder import ConvertError
 
@@ -93,7 +94,7 @@ def refused(path: object) -> Iterator[None]:
     except (ConvertError, KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:
-        reason = " ".join(str(error).split())
+        reason = one_line(str(error), 500)
         raise ConvertError(f"{path}: tokenizers cannot use it: {reason}") from None
 
 
@@ -110,7 +111,7 @@ def pre_name(tokenizer: Tokenizer, ignore_merges: bool, path: object) -> str:
             return row.names.split()[0]
     raise ConvertError(
         f"{path}: no pre-tokenizer of GGUF cuts words as this one does, so ids would differ"
-        f" (ignore_merges: {str(ignore_merges).lower()}): {tokenizer.pre_tokenizer!s:.200}"
+        f" (ignore_merges: {str(ignore_merges).lower()}): {escaped(tokenizer.pre_tokenizer)}"
     )
 
 

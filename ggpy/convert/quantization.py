@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..messages import shown
 from ..ops.interface import ActivationType
 from .folder import ConvertError, Folder
 
@@ -45,12 +46,12 @@ def read_quantization(folder: Folder, given: Any) -> Quantization:
     if given is None:
         return Quantization()
     if not isinstance(given, dict):
-        raise ConvertError(f"{path}: {key} = {given!r}: expected an object")
+        raise ConvertError(f"{path}: {key} = {shown(given)}: expected an object")
     method = given.get("quant_method")
     if method not in (None, *METHODS):
         known = ", ".join(METHODS)
         raise ConvertError(
-            f"{path}: weights quantised with {method!r} cannot be converted ({known} can):"
+            f"{path}: weights quantised with {shown(method)} cannot be converted ({known} can):"
             " take the original"
         )
     if method == "gptq":
@@ -76,8 +77,8 @@ class _Where:
         """Refuse a key that is there, unless its value is one of these; null is not there."""
         value = given.get(key)
         if value is not None and not any(type(value) is type(x) and value == x for x in accepted):
-            shown = " or ".join(repr(x) for x in accepted) if accepted else "nothing"
-            raise ConvertError(f"{self.at}{key} = {value!r} is not supported (only {shown} is)")
+            only = " or ".join(repr(x) for x in accepted) if accepted else "nothing"
+            raise ConvertError(f"{self.at}{key} = {shown(value)} is not supported (only {only} is)")
 
     def below(self, key: str) -> _Where:
         return _Where(f"{self.at}{key}.")
@@ -86,19 +87,21 @@ class _Where:
         """An object below a key; empty where there is none."""
         value = given.get(key)
         if value is not None and not isinstance(value, dict):
-            raise ConvertError(f"{self.at}{key} = {value!r}: expected an object")
+            raise ConvertError(f"{self.at}{key} = {shown(value)}: expected an object")
         return value or {}
 
     def size(self, given: Mapping[str, Any], key: str) -> int | None:
         """A positive number, or -1; None where there is none."""
         value = given.get(key)
         if value is not None and (type(value) is not int or (value < 1 and value != -1)):
-            raise ConvertError(f"{self.at}{key} = {value!r}: expected columns of a group, or -1")
+            raise ConvertError(
+                f"{self.at}{key} = {shown(value)}: expected columns of a group, or -1"
+            )
         return value
 
 
 def _block(block: Any, where: _Where) -> tuple[int, int] | None:
-    at = f"{where.at}weight_block_size = {block!r}"
+    at = f"{where.at}weight_block_size = {shown(block)}"
     if block is None:
         return None
     if not isinstance(block, list) or len(block) != 2 or not all(type(x) is int for x in block):

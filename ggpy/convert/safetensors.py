@@ -14,9 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .folder import ConvertError, parse_object
+from ..messages import shown
+from .folder import ConvertError, Limit, parse_object
 
-MAX_HEADER = 100 << 20  # bytes, as in the format's own library
+MAX_TENSORS = 65536  # of a file: as many as a GGUF file may have
+MAX_NAME = 256  # characters of a tensor's name
+# Three objects and six values to a tensor; as for bytes, the format's own library takes 100 MB.
+HEADER = Limit(16 << 20, 3 * MAX_TENSORS + 2, 8 * MAX_TENSORS)
 MAX_DIMS = 8
 DAMAGED = "the file is damaged or not whole: download it again"
 
@@ -61,7 +65,7 @@ class Shard:
         data = np.empty((stop - start) * row, dtype)
         self._stream.seek(place.start + start * row * dtype.itemsize)
         if self._stream.readinto(data.view(np.uint8)) != data.nbytes:  # type: ignore[arg-type]
-            raise ConvertError(f"{self.path}: tensor {name!r} cannot be read: {DAMAGED}")
+            raise ConvertError(f"{self.path}: tensor {shown(name)} cannot be read: {DAMAGED}")
         return data.reshape(stop - start, *place.shape[1:]) if place.shape else data
 
     def close(self) -> None:
@@ -85,9 +89,11 @@ class Shard:
         if len(head) < 8 or length > size - 8:
             problem = f"a header of {length} bytes cannot be in a file of {size}"
             raise self._fail(f"{problem}; {DAMAGED}")
-        if length > MAX_HEADER:
-            raise self._fail(f"a header of {length} bytes; {MAX_HEADER} are the most there may be")
-        return 8 + length, parse_object(self._stream.read(length), f"{self.path}: the header")
+        if length > HEADER.nbytes:
+            most = HEADER.nbytes
+            raise self._fail(f"a header of {length} bytes; {most} are the most there may be")
+        data = self._stream.read(length)
+        return 8 + length, parse_object(data, f"{self.path}: the header", HEADER)
 
     def _places(self, header: dict[str, Any], start: int, size: int) -> dict[str, Place]:
         header.pop("__metadata__", None)
@@ -96,7 +102,7 @@ class Shard:
         for name, place in sorted(found.items(), key=lambda item: item[1].start):
             if place.start != at and place.nbytes:
                 what = "overlaps with another" if place.start < at else "leaves a gap before it"
-                raise self._fail(f"tensor {name!r} {what}, at byte {place.start}; {DAMAGED}")
+                raise self._fail(f"tensor {shown(name)} {what}, at byte {place.start}; {DAMAGED}")
             at += place.nbytes
         if at != size:
             problem = f"the tensors end at byte {at}, the file has {size}"
@@ -105,16 +111,20 @@ class Shard:
 
     def _place(self, name: str, entry: Any, start: int) -> Place:
         entry = entry if isinstance(entry, dict) else {}
+        if len(name) > MAX_NAME:
+            raise self._fail(f"tensor {shown(name)} has a name of {len(name)} characters")
         dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
         if not isinstance(dtype, str) or dtype not in DTYPES:
             known = ", ".join(DTYPES)
-            raise self._fail(f"tensor {name!r} is of type {dtype!r}; known are {known}")
+            raise self._fail(f"tensor {shown(name)} is of type {shown(dtype)}; known are {known}")
         if not _are_sizes(shape) or len(shape) > MAX_DIMS or prod(shape) >= 1 << 60:
-            raise self._fail(f"tensor {name!r} has the shape {shape!r}; {DAMAGED}")
+            raise self._fail(f"tensor {shown(name)} has the shape {shown(shape)}; {DAMAGED}")
         nbytes = prod(shape) * np.dtype(DTYPES[dtype]).itemsize
         if not _are_sizes(offsets) or len(offsets) != 2 or offsets[1] - offsets[0] != nbytes:
-            problem = f"has {nbytes} bytes by its shape {shape}, and the place {offsets!r}"
-            raise self._fail(f"tensor {name!r} {problem}; {DAMAGED}")
+            problem = (
+                f"has {nbytes} bytes by its shape {shown(shape)}, and the place {shown(offsets)}"
+            )
+            raise self._fail(f"tensor {shown(name)} {problem}; {DAMAGED}")
         return Place(dtype, tuple(shape), start + offsets[0], nbytes)
 
 

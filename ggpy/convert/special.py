@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ..messages import shown
 from .folder import ConvertError, Folder
-from .vocabulary import CONFIG, JSON, Tokens, added_entries
+from .vocabulary import CONFIG, JSON, JSON_LIMIT, Tokens, added_entries, steps_of
 
 Metadata = dict[str, tuple[str, Any]]
 
@@ -27,7 +28,7 @@ def special_metadata(
     folder: Folder, config: dict[str, Any], tokens: Tokens, warnings: list[str]
 ) -> Metadata:
     """Ids, add_bos_token and add_eos_token, templates."""
-    content = folder.json(JSON) or {}
+    content = folder.json(JSON, JSON_LIMIT) or {}
     settings = folder.json(CONFIG) or {}
     ids = _ids(folder, content, settings, config, tokens)
     found: Metadata = {}
@@ -74,16 +75,14 @@ def _processed(
     content: dict[str, Any], settings: dict[str, Any], ids: dict[str, int], tokens: Tokens
 ) -> dict[str, bool]:
     """Whether the post-processor puts BOS before a text and EOS after it, where it says."""
-    processor = content.get("post_processor")
-    if not isinstance(processor, dict):
-        return {}
     found: dict[str, bool] = {}
-    for step in processor.get("processors", [processor]):
-        kind = step.get("type") if isinstance(step, dict) else None
+    for step in steps_of(content.get("post_processor"), "processors"):
+        kind = step.get("type")
         if kind == "ByteLevel":
             found = {"bos": False, "eos": False, **found}
         elif kind == "TemplateProcessing":
-            single = step.get("single") or []
+            single = step.get("single")
+            single = single if isinstance(single, list) else []
             for name, at in (("bos", 0), ("eos", -1)):
                 text = _special_text(single[at]) if len(single) > 1 else None
                 if text is not None:
@@ -129,5 +128,5 @@ def _named_templates(entries: list[Any], folder: Folder) -> Iterator[tuple[str, 
         entry = entry if isinstance(entry, dict) else {}
         name, text = entry.get("name"), entry.get("template")
         if not isinstance(name, str) or not isinstance(text, str):
-            raise ConvertError(f"{folder.path / CONFIG}: {str(entry)[:80]} is no chat template")
+            raise ConvertError(f"{folder.path / CONFIG}: {shown(entry)} is no chat template")
         yield "".join(c if c.isascii() and (c.isalnum()) else "_" for c in name), text

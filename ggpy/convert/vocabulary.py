@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..messages import cut, one_line, shown
 from ..tokenizer import TokenType
-from .folder import MAX_JSON, ConvertError, Folder
+from .folder import ConvertError, Folder, Limit
 from .pretokenizer import pre_name, refused
 
 if TYPE_CHECKING:
@@ -23,6 +24,12 @@ MODEL, JSON, CONFIG, ADDED = (
     *("tokenizer.model", "tokenizer.json"),
     *("tokenizer_config.json", "added_tokens.json"),
 )
+MAX_VOCAB = 1 << 19  # tokens; the largest vocabularies have 262144
+# Of Gemma's, with 262144 tokens: 33 MB, 0.53 million objects (merges), 1.4 million commas.
+JSON_LIMIT = Limit(48 << 20, 1_000_000, 2_000_000)
+MAX_MODEL = 16 << 20  # bytes; Gemma's has 5 MB
+MAX_PARTS = 16  # of all post-processors together, and ids that one of them puts for a token
+MAX_REPLACED = 4  # steps of a normalizer, and characters that one puts for one
 BLANK = "\u2581"
 PADDING_SCORE, ADDED_SCORE = -10000.0, -1000.0  # llama.cpp's
 NOT_IN_GGUF = ("continuing_subword_prefix", "end_of_word_suffix", "dropout")
@@ -64,21 +71,64 @@ class Tokens:
 
 def read_tokens(folder: Folder, n_vocab: int) -> Tokens:
     """The tokens of a folder, n_vocab of them; ConvertError for a kind that is not known."""
-    if (model := folder.read(MODEL, MAX_JSON)) is not None:
+    if (model := folder.read(MODEL, MAX_MODEL)) is not None:
         return _sentencepiece(folder, model, n_vocab)
-    content = folder.json(JSON)
+    content = folder.json(JSON, JSON_LIMIT)
     if content is None:
         raise ConvertError(f"{folder.path}: has neither {MODEL} nor {JSON}: download it as well")
     kind = content.get("model", {})
     if not isinstance(kind, dict) or kind.get("type", "BPE") != "BPE":
         name = kind.get("type") if isinstance(kind, dict) else kind
-        raise ConvertError(f"{folder.path / JSON}: a tokenizer of type {name!r} is not supported")
+        raise ConvertError(
+            f"{folder.path / JSON}: a tokenizer of type {shown(name)} is not supported"
+        )
     for key in NOT_IN_GGUF:
         if kind.get(key):
             raise ConvertError(
-                f"{folder.path / JSON}: model.{key} = {str(kind[key])[:40]!r} is not supported"
+                f"{folder.path / JSON}: model.{key} = {shown(kind[key], 40)} is not supported"
             )
+    check_growth(content, folder.path / JSON)
     return (_merged_pieces if kind.get("byte_fallback") else _byte_level)(folder, content, n_vocab)
+
+
+def check_growth(content: dict[str, Any], path: object) -> None:
+    """ConvertError for a tokenizer.json that makes much of a short text: by post-processors that
+    repeat it, or by normalizers that replace a character by many.
+    """
+    steps = steps_of(content.get("post_processor"), "processors")
+    repeats = [sum(_n_parts(step.get(side)) for step in steps) for side in ("single", "pair")]
+    if max(len(steps), *repeats) > MAX_PARTS:
+        problem = f"the post-processor has {max(len(steps), *repeats)} parts"
+        raise ConvertError(f"{path}: {problem}, {MAX_PARTS} are the most there may be")
+    for step in steps:
+        special = step.get("special_tokens")
+        for token in special.values() if isinstance(special, dict) else ():
+            if isinstance(token, dict) and _n_parts(token.get("ids")) > MAX_PARTS:
+                raise ConvertError(f"{path}: the post-processor puts many ids for one token")
+    steps = steps_of(content.get("normalizer"), "normalizers")
+    texts = [step.get(key) for step in steps for key in ("content", "prepend")]
+    longest = max((len(text) for text in texts if isinstance(text, str)), default=0)
+    if max(len(steps), longest) > MAX_REPLACED:
+        problem = f"a normalizer of {len(steps)} steps that puts {longest} characters for one"
+        raise ConvertError(f"{path}: {problem} is not supported, {MAX_REPLACED} are the most")
+
+
+def steps_of(given: Any, key: str) -> list[dict[str, Any]]:
+    """A processor, or those that it is a sequence of, in any depth and in order."""
+    found, waiting = [], [given]
+    while waiting:
+        step = waiting.pop()
+        if isinstance(step, dict) and isinstance(below := step.get(key), list):
+            waiting += reversed(below)
+        elif isinstance(step, dict):
+            found.append(step)
+    return found
+
+
+def _n_parts(template: Any) -> int:
+    if isinstance(template, str):
+        return len(template.split())
+    return len(template) if isinstance(template, (list, dict)) else 0
 
 
 def looks_special(text: str) -> bool:
@@ -97,7 +147,7 @@ def _sentencepiece(folder: Folder, model: bytes, n_vocab: int) -> Tokens:
     try:
         library = SentencePieceProcessor(model_proto=model)
     except RuntimeError as error:
-        reason = " ".join(str(error).split())
+        reason = one_line(str(error), 500)
         raise ConvertError(f"{path}: sentencepiece cannot read it: {reason}") from None
     _check_normalisation(library, path)
     found = _unused(n_vocab)
@@ -135,7 +185,7 @@ def _check_normalisation(library: Any, path: object) -> None:
     for text in ("a  b ", "\ufb01 \u2460", "\uff21\u30ac", "A\u00c4\u0130"):
         wanted = text.replace(" ", BLANK)
         if library.normalize(text).removeprefix(BLANK) != wanted:
-            problem = f"it makes {library.normalize(text)!r} of {text!r}"
+            problem = f"it makes {shown(library.normalize(text))} of {text!r}"
             raise ConvertError(f"{path}: a tokenizer that normalises is not supported: {problem}")
 
 
@@ -162,7 +212,7 @@ def _added_pieces(folder: Folder) -> Iterator[tuple[int, str, bool]]:
     """(id, text, special) of tokens that were added to a sentencepiece vocabulary."""
     for text, id in (folder.json(ADDED) or {}).items():
         if type(id) is not int or id < 0:
-            raise ConvertError(f"{folder.path / ADDED}: {text!r} has the id {id!r}")
+            raise ConvertError(f"{folder.path / ADDED}: {shown(text)} has the id {shown(id)}")
         yield id, text, False
     decoder = (folder.json(CONFIG) or {}).get("added_tokens_decoder") or {}
     path = folder.path / CONFIG
@@ -170,7 +220,7 @@ def _added_pieces(folder: Folder) -> Iterator[tuple[int, str, bool]]:
         raise ConvertError(f"{path}: added_tokens_decoder is no object")
     entries = [{**entry, "id": id} for id, entry in decoder.items() if isinstance(entry, dict)]
     yield from added_entries(entries, path)
-    content = folder.json(JSON) if not entries else None
+    content = folder.json(JSON, JSON_LIMIT) if not entries else None
     yield from added_entries((content or {}).get("added_tokens") or [], folder.path / JSON)
 
 
@@ -180,9 +230,9 @@ def added_entries(entries: Any, path: object) -> Iterator[tuple[int, str, bool]]
         raise ConvertError(f"{path}: added_tokens is no array")
     for entry in entries:
         content = entry.get("content") if isinstance(entry, dict) else None
-        id = str(entry.get("id")) if isinstance(entry, dict) else ""
+        id = cut(str(entry.get("id")), 12) if isinstance(entry, dict) else ""
         if not isinstance(content, str) or not id.isdecimal() or len(id) > 9:
-            raise ConvertError(f"{path}: {str(entry)[:80]} is no added token")
+            raise ConvertError(f"{path}: {shown(entry)} is no added token")
         yield int(id), content, bool(entry.get("special"))
 
 
@@ -236,7 +286,7 @@ def _merged_pieces(folder: Folder, content: dict[str, Any], n_vocab: int) -> Tok
 def _library(folder: Folder) -> Tokenizer:
     from tokenizers import Tokenizer
 
-    text = folder.text(JSON)
+    text = folder.text(JSON, JSON_LIMIT.nbytes)
     assert text is not None
     with refused(folder.path / JSON):
         return Tokenizer.from_str(text)
@@ -247,7 +297,7 @@ def _check_normalizer(normalizer: Any, path: object) -> None:
     steps = normalizer.get("normalizers", [normalizer]) if isinstance(normalizer, dict) else []
     for step in steps:
         if not isinstance(step, dict) or step.get("type") != "NFC":
-            raise ConvertError(f"{path}: normalizer {str(step)[:80]} is not supported")
+            raise ConvertError(f"{path}: normalizer {shown(step)} is not supported")
 
 
 def _listed(content: dict[str, Any], n_vocab: int, path: object) -> tuple[list[str], list[int]]:
@@ -267,7 +317,7 @@ def _listed(content: dict[str, Any], n_vocab: int, path: object) -> tuple[list[s
 def _check_id(id: int, n_vocab: int, text: str, path: object) -> None:
     if not 0 <= id < n_vocab:
         raise ConvertError(
-            f"{path}: {text!r} has the id {id}, config.json says vocab_size is {n_vocab}"
+            f"{path}: {shown(text)} has the id {id}, config.json says vocab_size is {n_vocab}"
         )
 
 
@@ -276,5 +326,5 @@ def _joined(merge: Any, path: object) -> str:
     if isinstance(merge, str):
         return merge
     if not isinstance(merge, list) or len(merge) != 2 or set(map(type, merge)) != {str}:
-        raise ConvertError(f"{path}: {str(merge)[:80]} is no merge")
+        raise ConvertError(f"{path}: {shown(merge)} is no merge")
     return " ".join(part.replace(" ", "\u0120") for part in merge)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..formats import Format, by_name
+from ..messages import shown
 from .folder import ConvertError
 from .safetensors import Shard
 
@@ -40,7 +41,7 @@ class Weights:
         """The format that `rows` are in; ConvertError for integers."""
         if self.dtype not in FLOATS and self.dtype not in FLOAT8:
             raise ConvertError(
-                f"{self.shard.path}: tensor {self.name!r} is {self.dtype}: only weights in"
+                f"{self.shard.path}: tensor {shown(self.name)} is {self.dtype}: only weights in"
                 f" {', '.join((*FLOATS, *FLOAT8))} can be converted"
             )
         return by_name(self.dtype if self.dtype in FLOATS else "F32")

@@ -22,6 +22,7 @@ from ..formats import Format, by_name
 from ..formats.base import F32, U8
 from ..formats.rows import stored_as
 from ..gguf_writer import Slot, Writer
+from ..messages import shown
 from ..mix import Mix, file_type, is_values
 from ..requantize import part_name
 from ..workers import SLAB, Task, Workers, scales_of_rows
@@ -101,8 +102,9 @@ def plan(
     for choice in choices:
         if mix.needs_imatrix(choice.source.name, choice.format):
             raise ConvertError(
-                f"tensor {choice.source.name!r} in {choice.format.name} needs an importance matrix,"
-                " or what comes of it is noise: convert to f16, make a matrix with `ggpy imatrix`,"
+                f"tensor {shown(choice.source.name)} in {choice.format.name} needs an importance"
+                " matrix, or what comes of it is noise: convert to f16, make a matrix with"
+                " `ggpy imatrix`,"
                 " and use it with `ggpy quantize --imatrix`"
             )
     groups = _groups(choices, split_max_size)
@@ -249,4 +251,4 @@ def _check(source: Source, data: U8, first: int) -> None:
         good = np.isfinite(source.format.dequantize(data)).all(axis=-1)
     if not good.all():
         row = first + int(good.argmin())
-        raise ConvertError(f"tensor {source.name!r}: row {row} holds NaN or infinity")
+        raise ConvertError(f"tensor {shown(source.name)}: row {row} holds NaN or infinity")

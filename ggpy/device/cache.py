@@ -2,8 +2,9 @@
 cache folder.
 
 Several processes may use the folder at once: a file appears whole or not at all, and the .json
-(which holds the cubin's digest) is written last. A broken entry counts as absent. This module does
-not know what goes into a key.
+(which holds the cubin's digest) is written last. A broken entry counts as absent, and so does one
+of another user, or in a folder that others can write to: its code would run on the user's GPU. This
+module does not know what goes into a key.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
 from dataclasses import asdict
+from errno import EPERM
 from pathlib import Path
 
 from ggpy.device.cubin import Cubin, Resources
-from ggpy.paths import cache_dir
+from ggpy.output_file import write_whole
+from ggpy.paths import cache_dir, is_private, make_cache_dir
 
 MAX_BYTES = 512 << 20  # the folder is trimmed to this, least recently used first
 
@@ -27,12 +29,21 @@ def folder() -> Path:
     return cache_dir("cubins")
 
 
+def refusal() -> str:
+    """Why nothing in the folder is used, and what helps; empty if it is, or if it is not there."""
+    if not folder().exists() or is_private(folder()):
+        return ""
+    return f"others can write to {folder()}, so nothing in it is used: chmod 700 it, or remove it"
+
+
 def load(key: str) -> Cubin | None:
     """The entry `key`, or None when it is absent or broken."""
     path = folder() / f"{key}.json"
+    if not is_private(folder()):
+        return None
     try:
-        entry = json.loads(path.read_bytes())
-        code = path.with_suffix(".cubin").read_bytes()
+        entry = json.loads(_own_bytes(path))
+        code = _own_bytes(path.with_suffix(".cubin"))
         if hashlib.sha256(code).hexdigest() != entry["sha256"]:
             return None
         resources = {name: Resources(**values) for name, values in entry["resources"].items()}
@@ -45,8 +56,8 @@ def load(key: str) -> Cubin | None:
 
 
 def store(key: str, cubin: Cubin) -> None:
-    """Keep `cubin` as `key`; a folder that cannot be written only costs the next process its
-    compile time."""
+    """Keep `cubin` as `key`; a folder that cannot be written, or that `load` would not trust, only
+    costs the next process its compile time."""
     entry = {
         "sha256": hashlib.sha256(cubin.code).hexdigest(),
         "mangled": cubin.mangled,
@@ -54,24 +65,28 @@ def store(key: str, cubin: Cubin) -> None:
         "log": cubin.log,
     }
     with contextlib.suppress(OSError):
-        write_atomically(folder() / f"{key}.cubin", cubin.code)
-        write_atomically(folder() / f"{key}.json", json.dumps(entry).encode())
-        _trim()
+        make_cache_dir(folder())
+        if is_private(folder()):
+            write_whole(folder() / f"{key}.cubin", cubin.code, alone=False)
+            write_whole(folder() / f"{key}.json", json.dumps(entry), alone=False)
+            _trim()
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file that other processes see whole or not at all; OSError when it cannot be
-    written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    """Write a file of a cache that other processes see whole or not at all; OSError when it cannot
+    be written."""
+    make_cache_dir(path.parent)
+    write_whole(path, data, alone=False)
+
+
+def _own_bytes(path: Path) -> bytes:
+    """What is in a plain file of the user's own; OSError for another's, and for a link."""
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
+    with os.fdopen(handle, "rb") as file:
+        status = os.fstat(handle)
+        if hasattr(os, "getuid") and status.st_uid != os.getuid():
+            raise PermissionError(EPERM, "belongs to another user", os.fspath(path))
+        return file.read()
 
 
 def _trim() -> None:

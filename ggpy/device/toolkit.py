@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ggpy.device import cache
-from ggpy.paths import cache_dir
+from ggpy.paths import cache_dir, is_private
 
 INSTALL = "pip install 'ggpy[cuda]'"
 
@@ -53,7 +53,7 @@ def nvrtc_version() -> str:
     installed = _nvrtc_files()
     digest = hashlib.sha256(json.dumps(installed).encode()).hexdigest()[:16]
     memo = cache_dir("nvrtc") / f"{digest}.txt"
-    if installed:
+    if installed and is_private(memo.parent):
         with contextlib.suppress(OSError, UnicodeDecodeError):
             text = memo.read_text("ascii")
             if re.fullmatch(r"\d+\.\d+", text):

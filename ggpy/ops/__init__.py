@@ -108,7 +108,8 @@ def _open_gpu(ordinal: int, note: Callable[[str], None] | None) -> tuple[CudaDev
     def compiling() -> None:
         device.on_compile = lambda: None  # once is enough
         if note:
-            note(f"compiling kernels for this GPU, once: they are kept in {cache.folder()}")
+            kept = cache.refusal() or f"once: they are kept in {cache.folder()}"
+            note(f"compiling kernels for this GPU, {kept}")
 
     device.on_compile = compiling
     return device, describe(gpu)

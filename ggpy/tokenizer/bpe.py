@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from ..gguf import GGUFError
+from ..messages import shown
 from .pre import Pre
 from .vocab import Vocabulary
 
@@ -99,7 +100,7 @@ def _split_late(merge: str) -> tuple[str, str]:
     at = merge.find(" ", 1)
     if at < 0 or at + 1 == len(merge):
         raise GGUFError(
-            f"tokenizer.ggml.merges: {merge!r} is not two tokens with a blank between them"
+            f"tokenizer.ggml.merges: {shown(merge)} is not two tokens with a blank between them"
         )
     return merge[:at], merge[at + 1 :]
 

@@ -11,6 +11,7 @@ returns is encoded elsewhere.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -19,12 +20,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ..messages import escaped
+
 MAX_TEMPLATE = 1_000_000  # characters; the longest known template has 30 thousand
 MAX_CHARS = 8_000_000  # characters of a prompt: some two million tokens
 MEMORY = (
     256 << 20
 )  # bytes of address space for the rendering process, of which Python takes some 40 MB
 MEMORY_PER_BYTE = 32  # and so much more for each byte of messages
+LONGEST = 500  # characters of what a template says of messages that it refuses
 OUT_OF_MEMORY = 70  # exit status of `chat_child`
 
 _CHILD = Path(__file__).with_name("chat_child.py")
@@ -36,7 +40,7 @@ class ChatTemplateError(ValueError):
 
     def __init__(self, message: str, line: int | None = None) -> None:
         where = "chat template" if line is None else f"chat template, line {line}"
-        super().__init__(f"{where}: {message}")
+        super().__init__(f"{where}: {escaped(message, LONGEST)}")
         self.line = line
 
 
@@ -92,12 +96,18 @@ def _run(
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             timeout=clock,
+            env=_environment(),
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
         )
     except subprocess.TimeoutExpired:
         raise ChatTemplateError(f"was not done after {clock:g} s") from None
     except OSError as error:
         raise ChatTemplateError(f"no process could be started to render it: {error}") from None
+
+
+def _environment() -> dict[str, str]:
+    """Nothing that a template could find out about the user; Windows starts no process without."""
+    return {k: v for k, v in os.environ.items() if os.name == "nt" and k.upper() == "SYSTEMROOT"}
 
 
 def _library_folders() -> list[str]:

@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 OUT_OF_MEMORY = 70
+OLDEST = (3, 1, 6)  # jinja2: earlier sandboxes let templates out (CVE-2025-27516)
 _NAME = "<template>"  # what jinja2 calls a template from a string, in tracebacks
 
 
@@ -32,6 +33,17 @@ def limit(seconds: float, memory: int) -> None:
     with suppress(ValueError, OSError):  # macOS, or a lower limit that is there already
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     signal.setitimer(signal.ITIMER_PROF, max(seconds - time.process_time(), seconds / 2, 0.01))
+
+
+def too_old() -> str:
+    """What is wrong with the jinja2 that is installed; empty if it can be trusted."""
+    import jinja2
+
+    version = getattr(jinja2, "__version__", "")  # which later ones may leave out
+    found = tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
+    if not version or found >= OLDEST:
+        return ""
+    return f"jinja2 {version} has a hole in its sandbox: pip install 'jinja2>=3.1.6'"
 
 
 def environment() -> Any:
@@ -49,8 +61,8 @@ def environment() -> Any:
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
+    def raise_exception(message: object) -> None:
+        raise TemplateError(str(message))
 
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
@@ -101,7 +113,7 @@ def answer(request: dict[str, Any], made: Any) -> dict[str, Any]:
 
 def described(error: Exception) -> str:
     """One line: jinja2's own errors speak for themselves, Python's need their kind."""
-    message = " ".join((getattr(error, "message", None) or str(error)).split())[:500]
+    message = " ".join(str(getattr(error, "message", None) or error)[:4000].split())[:500]
     own = type(error).__module__.startswith("jinja2") or type(error) is ValueError
     return message if own and message else f"{type(error).__name__}: {message}"
 
@@ -122,6 +134,9 @@ def main(write: Callable[[bytes], object]) -> int:
     seconds, memory, *folders = sys.argv[1:]
     sys.path += folders
     try:
+        if old := too_old():
+            write(json.dumps({"error": old, "line": None}).encode())
+            return 0
         made = environment()
         request = json.loads(sys.stdin.buffer.read())
         limit(float(seconds), int(memory))

@@ -16,6 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # `|\s+` at the end takes the one blank before a word that the lookahead leaves over.
+from ..messages import shown
+
 _BLANKS = r"\s+(?!\S)|\s+"
 _LINES = rf"\s*[\r\n]+|{_BLANKS}"
 _CONTRACTIONS = r"'s|'t|'re|'ve|'m|'ll|'d"
@@ -143,4 +145,4 @@ def lookup(name: str) -> Pre:
         return BY_NAME[name]
     except KeyError:
         known = ", ".join(sorted(BY_NAME))
-        raise ValueError(f"unknown pre-tokenizer {name!r}; known: {known}") from None
+        raise ValueError(f"unknown pre-tokenizer {shown(name)}; known: {known}") from None

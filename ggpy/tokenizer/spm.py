@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..gguf import GGUFError
+from ..messages import one_line
 from .vocab import TokenType, Vocabulary
 
 _LONGEST = 4096  # bytes of a piece; sentencepiece refuses somewhat longer ones
@@ -29,7 +30,7 @@ class SpmEncoder:
         try:
             self._processor = SentencePieceProcessor(model_proto=model_proto(vocab))
         except RuntimeError as error:
-            reason = str(error).strip()
+            reason = one_line(str(error), 500)
             raise GGUFError(f"sentencepiece refuses this vocabulary: {reason}") from None
 
     def encode(self, text: str) -> list[int]:

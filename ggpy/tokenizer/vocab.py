@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..gguf import GGUFError
+from ..messages import shown
 from .pre import Pre, lookup
 
 _ABSENT = (-1, 0xFFFFFFFF)  # what converters write for "there is no such token"
@@ -134,7 +135,7 @@ def read_vocabulary(metadata: Mapping[str, Any], path: str = "") -> Vocabulary:
     reader = _Reader(metadata, path)
     model = reader.text("tokenizer.ggml.model")
     if model not in MODELS:
-        problem = "is missing" if model is None else f"{model!r} is not supported"
+        problem = "is missing" if model is None else f"{shown(model)} is not supported"
         raise reader.fail("tokenizer.ggml.model", f"{problem}; known: {', '.join(MODELS)}")
     tokens, ids = _read_tokens(reader)
     warnings: list[str] = []
@@ -170,7 +171,9 @@ def _read_tokens(reader: _Reader) -> tuple[list[str], dict[str, int]]:
     ids = dict(zip(tokens, range(len(tokens)), strict=True))
     if len(ids) != len(tokens):
         first = next(id for id, token in enumerate(tokens) if ids[token] != id)
-        raise reader.fail(key, f"{tokens[first]!r} stands at {first} and at {ids[tokens[first]]}")
+        raise reader.fail(
+            key, f"{shown(tokens[first])} stands at {first} and at {ids[tokens[first]]}"
+        )
     return tokens, ids
 
 

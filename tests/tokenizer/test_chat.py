@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ggpy.tokenizer import chat
 from ggpy.tokenizer.chat import MAX_TEMPLATE, ChatTemplateError, render
 
 HI = [{"role": "user", "content": "hi"}]
@@ -196,3 +200,55 @@ def test_a_renderer_that_dies_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr("ggpy.tokenizer.chat._CHILD", dying)
     with pytest.raises(ChatTemplateError, match="ended with status 3"):
         render("x", HI)
+
+
+def test_a_template_finds_nothing_of_the_user_s_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not even one that leaves the sandbox: the process it runs in has none."""
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    environments = []
+    real = subprocess.run
+
+    def run(command: list[str], **options: Any) -> Any:
+        environments.append(options["env"])
+        code = "import os; print(sorted(os.environ))"
+        seen = real([sys.executable, "-I", "-S", "-c", code], env=options["env"],
+                    stdout=subprocess.PIPE, text=True)  # fmt: skip
+        environments.append(seen.stdout)
+        return real(command, **options)
+
+    monkeypatch.setattr(chat.subprocess, "run", run)
+    assert render("{{ 'a' }}", []) == "a"
+    if os.name == "posix":
+        assert environments[0] == {}
+    assert "HF_TOKEN" not in environments[1]
+
+
+@pytest.mark.parametrize(("version", "good"), [
+    ("3.1.5", False), ("2.11.3", False), ("3.1", False), ("3.1.6", True), ("3.1.6.post1", True),
+    ("3.2.0rc1", True), ("4.0", True), ("", True),
+])  # fmt: skip
+def test_a_sandbox_with_a_hole_is_not_used(
+    version: str, good: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import jinja2
+
+    from ggpy.tokenizer import chat_child
+
+    monkeypatch.setattr(jinja2, "__version__", version)
+    assert (chat_child.too_old() == "") == good
+
+
+def test_an_old_jinja_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "jinja2").mkdir()
+    (tmp_path / "jinja2" / "__init__.py").write_text("__version__ = '3.1.5'")
+    folders = [str(tmp_path), *chat._library_folders()]
+    monkeypatch.setattr(chat, "_library_folders", lambda: folders)
+    with pytest.raises(ChatTemplateError, match=r"jinja2 3\.1\.5 has a hole in its sandbox"):
+        render("a", [])
+
+
+def test_the_requirements_have_no_known_holes() -> None:
+    text = (Path(chat.__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    assert '"jinja2>=3.1.6"' in text and '"sentencepiece>=0.2.1"' in text

@@ -253,10 +253,9 @@ def test_a_missing_part(tmp_path: Path, run: Run) -> None:
     assert status == 2 and "model-00002-of-00003.safetensors, which the index names, is" in said
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_it_and_leaves_nothing(
-    number: signal.Signals, status: int, tmp_path: Path
-) -> None:
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_ends_it_and_leaves_nothing(name: str, tmp_path: Path) -> None:
     """A model that takes some seconds, interrupted as soon as its first tensors are written."""
     wide = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16}
     write(tmp_path / "in", "llama-linear", **wide, num_key_value_heads=16)
@@ -274,10 +273,10 @@ def test_a_signal_ends_it_and_leaves_nothing(
     try:
         while not process.stderr.readline().startswith("[   2/"):
             assert process.poll() is None
-        assert (tmp_path / "out.gguf.part").exists()
-        process.send_signal(number)
+        assert any(tmp_path.glob("out.gguf.*.part"))
+        process.send_signal(number := getattr(signal, name))
         said = process.stderr.read()
-        assert process.wait(30) == status, said
+        assert process.wait(30) == 128 + number, said
     finally:
         process.kill()
         process.wait()
