@@ -20,13 +20,23 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Imports go down only: to the own folder, or to something earlier in this list.
 FLOORS = (
-    *("formats", "cache_type", "paths", "progress", "outcome"),
+    *("formats", "cache_type", "paths", "progress", "outcome", "mailbox"),
     *("mix", "workers", "gguf_cursor", "gguf_parse", "gguf", "gguf_writer", "tokenizer", "hub"),
     *("logits", "sampling", "device"),
     "kernels",
     "ops",
     *("kv_cache", "arch", "synthetic"),
-    *("sequence", "batch", "engine", "model", "bench", "perplexity", "importance"),
+    *(
+        "sequence",
+        "scheduler",
+        "batch",
+        "engine",
+        "runner",
+        "model",
+        "bench",
+        "perplexity",
+        "importance",
+    ),
     *("device_workers", "requantize", "smooth"),
     "convert",
     *("options", "prompts", "answer", "chat_loop", "run", "__main__"),

@@ -352,12 +352,12 @@ def test_a_backslash_goes_on_in_the_next_line(cli: Cli) -> None:
 
 
 def test_reusing_pages_does_not_change_a_chat(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ggpy.engine import Engine
+    from ggpy.scheduler import Scheduler
 
     talk = b"hello\nthe world\none two three\n"
     reused = cli(*CHAT, stdin=talk).out
-    monkeypatch.setattr(Engine, "_take_over", lambda *_: None)
-    monkeypatch.setattr(Engine, "_share", lambda *_: None)
+    monkeypatch.setattr(Scheduler, "_take_over", lambda *_: None)
+    monkeypatch.setattr(Scheduler, "_share", lambda *_: None)
     assert cli(*CHAT, stdin=talk).out == reused
 
 
