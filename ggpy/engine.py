@@ -215,11 +215,12 @@ class Engine:
                 "another thread is at work with this engine: one at a time may step it; "
                 "Model.generate and a Runner take sequences of all threads"
             )
-        with self._mailbox.inside:
-            self._mailbox.apply()
-            changed = self._step()
-        self._mailbox.settle()
-        return changed
+        try:
+            with self._mailbox.inside:
+                self._mailbox.apply()
+                return self._step()
+        finally:
+            self._mailbox.settle()  # what was posted meanwhile
 
     def _step(self) -> list[Sequence]:
         self._scheduler.admit()
