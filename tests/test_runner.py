@@ -303,6 +303,18 @@ def test_a_runner_for_an_engine(load):
     runner.close()
 
 
+def test_who_comes_after_the_news_does_not_wait_for_more(load):
+    model = load(1)
+    s = model.engine.add(PROMPTS[0], max_tokens=1)
+    runner = Runner(model.engine)
+    wait_until(lambda: not model.engine.step(wait=True) and s.finish is not None)
+    waiting = threading.Thread(target=runner.waiter(s), daemon=True)
+    waiting.start()
+    waiting.join(5)
+    assert not waiting.is_alive()
+    runner.close()
+
+
 def test_what_was_posted_during_a_step_that_fails_is_done(load):
     model = load(1)
     s = model.engine.add(PROMPTS[0], SamplingParams(temperature=0))
