@@ -119,6 +119,7 @@ class Settings:
 def settings(options: argparse.Namespace, tokenizer: Tokenizer) -> Settings:
     """What the command line says about answers; ValueError for a parameter out of range."""
     from .sampling import SamplingParams
+    from .sequence import StopStrings
 
     given = command_line.sampling(options)
     bias = dict.fromkeys(tokenizer.end_ids, float("-inf")) if options.ignore_eos else {}
@@ -127,10 +128,12 @@ def settings(options: argparse.Namespace, tokenizer: Tokenizer) -> Settings:
     if params.uses_dry:
         breakers = dry_breakers(options, tokenizer)
         params = SamplingParams(**given, logit_bias=bias, dry_breakers=breakers)
+    stop = [spoken(options, text, "-r") for text in options.reverse_prompt]
+    StopStrings(stop)  # what it refuses is told before the model is loaded
     return Settings(
         params=params,
         max_tokens=options.predict if options.predict >= 0 else None,
-        stop=[spoken(options, text, "-r") for text in options.reverse_prompt],
+        stop=stop,
         context_shift=options.context_shift,
         keep=options.keep,
     )
@@ -153,7 +156,10 @@ def stream(
     write: Callable[[str], None],
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Figures:
-    """Run a sequence to its end and write its text as it comes; it ends early when cancelled."""
+    """Run a sequence to its end and write its text as it comes; it ends early when cancelled.
+
+    Raises the sequence's error, if it ends with one.
+    """
     from .progress import Bar
 
     clock = Clock(sequence)
@@ -169,6 +175,8 @@ def stream(
             break
         engine.step()
     engine.cancel(sequence)
+    if sequence.error is not None:
+        raise sequence.error
     return clock.figures()
 
 

@@ -1,51 +1,62 @@
 """Sequences in flight -> ragged batches -> tokens.
 
 The engine decides what is evaluated together: one token of each sequence that is answering and, in
-the room that is left, chunks of prompts. It owns the pages, finds prefixes that are already
-evaluated, and ends sequences. With a backend that works asynchronously the next step is handed over
-before the last tokens are read. Nothing here knows how a step is computed, where prompts come from,
-or who reads the text.
+the room that is left, chunks of prompts. What a sequence raises ends that one alone. With a backend
+that works asynchronously the next step is handed over before the last tokens are read. Sequences
+come and go from any thread; one at a time may step. Nothing here knows how a step is computed,
+where prompts come from, or who reads the text.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
+from operator import index
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .arch.decoder import Decoder
 from .batch import Batch, TableStack, ragged
-from .kv_cache import PagePool, PageTable, pages_for
+from .kv_cache import OutOfPages, PageTable
+from .mailbox import Mailbox, Occupied
 from .ops.interface import PAGE_SIZE, Array, Ops
-from .sampling import Sampler, SamplingParams
-from .sequence import Finish, Piece, Sequence, StopStrings, Tokens, logprob
+from .sampling import NO_TOKEN, Sampler, SamplingParams
+from .scheduler import Scheduler
+from .sequence import Piece, Sequence, StopStrings, Tokens, logprob
 
-__all__ = ["ContextOverflow", "Engine", "Piece", "Sequence", "StopStrings"]
+__all__ = ["ContextOverflow", "Engine", "Occupied", "Piece", "Sequence", "StopStrings"]
+
+
+NOT_FINITE = (
+    "the highest logit is NaN or infinite: no token can be chosen; "
+    "--check finds out where it comes from"
+)
 
 
 class ContextOverflow(ValueError):
     """A prompt that does not fit into the context."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Flight:
     """A step that was handed over and whose tokens nobody has read."""
 
     owners: list[Sequence]  # of each row
     ids: Array | None
     logits: Array | None  # kept only where a logprob is wanted
+    n_collected: int = 0  # rows whose tokens were accepted, or refused
 
 
 class Engine:
     """Runs up to n_seq sequences of up to n_ctx tokens; more wait.
 
     n_batch: tokens in one step at most. run_ahead: hand over a step before the last one's tokens
-    are read; by default what the backend is good for.
+    are read; by default what the backend is good for. `add`, `cancel` and `release` may be called
+    from any thread: while another one is in `step` they take effect before its next step.
     """
 
     def __init__(
@@ -67,14 +78,15 @@ class Engine:
         self.n_ctx, self.n_seq = n_ctx, n_seq
         self.n_batch = max(n_batch, n_seq)
         self.run_ahead = ops.asynchronous if run_ahead is None else run_ahead
-        self.pool = PagePool(n_seq * pages_for(n_ctx))
+        self._scheduler = Scheduler(n_ctx, n_seq)
+        self.pool = self._scheduler.pool
         ops.allocate_cache(decoder.cache_shape(self.pool.n_pages))
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []
-        self._kept: deque[Sequence] = deque()  # ended, oldest first
         self._tables = TableStack()
         self._flight: _Flight | None = None
         self._ahead: _Flight | None = None  # the step after it
+        self._lost = False  # whether the step after it was interrupted
+        self._mailbox = Mailbox()
+        self._closed = False
 
     # Sequences
 
@@ -84,28 +96,30 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         max_tokens: int | None = None,
-        stop: Iterable[str] = (),
+        stop: str | Iterable[str] = (),
         logprobs: bool = False,
         context_shift: bool = False,
         n_keep: int = 0,
         keep: bool = False,
         previous: Sequence | None = None,
     ) -> Sequence:
-        """A sequence that continues ids; ContextOverflow when they do not fit.
+        """A sequence that continues ids; ContextOverflow when they do not fit, ValueError.
 
         max_tokens: None is until the model or the context ends. context_shift: drop the older half
         of what follows the first n_keep tokens when the context is full. previous: an ended
         sequence, added with keep, whose pages are taken over as far as its tokens are the same.
         """
         prompt = self.check(ids)
-        if not 0 <= n_keep < self.n_ctx:
+        if max_tokens is not None:
+            max_tokens = _whole("max_tokens", max_tokens)
+        if not 0 <= _whole("n_keep", n_keep) < self.n_ctx:
             raise ValueError(f"n_keep is {n_keep}: it must be 0 to {self.n_ctx - 1}")
         sequence = Sequence(
             ids=prompt,
             sampler=Sampler(params or SamplingParams(), self.decoder.sizes.n_vocab, prompt),
             table=PageTable(self.pool),
             stream=self.tokenizer.stream(),
-            stops=StopStrings([stop] if isinstance(stop, str) else stop),
+            stops=StopStrings(stop),
             max_tokens=max_tokens,
             logprobs=logprobs,
             context_shift=context_shift,
@@ -114,16 +128,22 @@ class Engine:
             n_prompt=len(prompt),
         )
         if previous is not None:
-            self._take_over(sequence, previous)
-        if max_tokens is not None and max_tokens <= 0:
-            self._end(sequence, "length")
-        else:
-            self._waiting.append(sequence)
+            self._check_own(previous)
+            if previous.finish is None:
+                raise ValueError(
+                    "the previous sequence is still running: cancel it or wait for its end"
+                )
+        if self._closed:
+            raise RuntimeError("the model is closed")
+        self._mailbox.post(partial(self._begin, sequence, previous))
         return sequence
 
     def check(self, ids: Seq[int]) -> list[int]:
         """The ids as a list; ValueError if none, too many, or one outside the vocabulary."""
-        prompt, n_vocab = [int(i) for i in ids], self.decoder.sizes.n_vocab
+        try:
+            prompt, n_vocab = [index(i) for i in ids], self.decoder.sizes.n_vocab
+        except TypeError:
+            raise ValueError(f"the prompt is {ids!r:.60}: give ids of tokens") from None
         if not prompt:
             raise ValueError("the prompt has no tokens: give it at least one")
         if len(prompt) > self.n_ctx:
@@ -138,51 +158,90 @@ class Engine:
             )
         return prompt
 
+    def _begin(self, s: Sequence, previous: Sequence | None) -> None:
+        try:
+            if self._closed:
+                raise RuntimeError("the model is closed")
+            self._scheduler.begin(s, previous)
+        except Exception as error:
+            self._scheduler.fail(s, error)
+
+    def _check_own(self, sequence: Sequence) -> None:
+        if sequence.table.pool is not self.pool:
+            raise ValueError("the sequence is another engine's")
+
     def cancel(self, sequence: Sequence) -> None:
         """End a sequence now; of one that ended already, nothing changes."""
-        if sequence.finish is None:
-            self._end(sequence, "cancelled")
+        self._check_own(sequence)
+        self._mailbox.post(partial(self._scheduler.cancel, sequence))
 
     def release(self, sequence: Sequence) -> None:
         """End a sequence and give back the pages it kept."""
-        self.cancel(sequence)
-        if sequence in self._kept:
-            self._kept.remove(sequence)
-        self._forget(sequence)
+        self._check_own(sequence)
+        self._mailbox.post(partial(self._scheduler.release, sequence))
+
+    def close(self) -> None:
+        """End all sequences, which say so, and take no more; waits for a step that is under way."""
+        self._closed = True
+        self.abort(RuntimeError("the model was closed before the answer was complete"))
+
+    def abort(self, error: BaseException) -> None:
+        """End all sequences with the error, and forget the steps that are under way."""
+        self._mailbox.call(partial(self._abort, error))
+
+    def _abort(self, error: BaseException) -> None:
+        self._flight, self._ahead, self._lost = None, None, False
+        self._scheduler.fail_all(error)
 
     def pieces(self, sequence: Sequence) -> Iterator[Piece]:
-        """The pieces of one sequence until it ends; the others advance too."""
-        while True:
-            while sequence.pieces:
-                yield sequence.pieces.popleft()
-            if sequence.finish is not None:
-                return
-            self.step()
+        """The pieces of one sequence until it ends, or its error; the others advance too."""
+        return sequence.follow(self.step)
 
     @property
     def busy(self) -> bool:
         """Whether some sequence has not ended."""
-        return bool(self._waiting or self._running)
+        return bool(self._scheduler.waiting or self._scheduler.running or self._mailbox.pending)
 
     # Steps
 
-    def step(self) -> list[Sequence]:
-        """Evaluate one batch; the sequences that have a piece more, or ended."""
-        self._admit()
+    def step(self, wait: bool = False) -> list[Sequence]:
+        """Evaluate one batch; the sequences that have a piece more, or ended with it.
+
+        Occupied while another thread is in a step, for which `wait` waits instead. What a sequence
+        raises is its `error`; what the device raises is everybody's, and the step can be repeated.
+        """
+        if not wait and self._mailbox.inside.locked():
+            raise Occupied(
+                "another thread is at work with this engine: one at a time may step it; "
+                "Model.generate and a Runner take sequences of all threads"
+            )
+        try:
+            with self._mailbox.inside:
+                self._mailbox.apply()
+                return self._step()
+        finally:
+            self._mailbox.settle()  # what was posted meanwhile
+
+    def _step(self) -> list[Sequence]:
+        self._scheduler.admit()
         self._flight = self._flight or self._submit()
         if self._flight is None:
             return []
-        if self._ahead is None and self._may_run_ahead(self._flight):
+        if self._ahead is None and not self._lost and self._may_run_ahead(self._flight):
             self._ahead = self._submit()
-        changed = self._collect(self._flight)
-        self._flight, self._ahead = self._ahead, None
-        return changed
+        return self._collect_first()
 
     def logits(self, ids: Seq[int]) -> NDArray[np.float32]:
-        """l[T, V] of every token of a text, apart from all sequences."""
+        """l[T, V] of every token of a text, apart from all sequences, between their steps."""
         prompt = self.check(ids)
-        self._drain()
-        table = self._room_for(len(prompt))
+        if self._closed:
+            raise RuntimeError("the model is closed")
+        return self._mailbox.call(partial(self._logits, prompt))
+
+    def _logits(self, prompt: list[int]) -> NDArray[np.float32]:
+        while self._flight is not None:  # without handing over more
+            self._collect_first()
+        table = self._scheduler.room_for(len(prompt))
         out = np.empty((len(prompt), self.decoder.sizes.n_vocab), np.float32)
         try:
             for start in range(0, len(prompt), self.n_batch):
@@ -201,15 +260,32 @@ class Engine:
             return None
         for s, length in zip(batch.sequences, batch.lengths, strict=True):
             if length > 1 or s.n_evaluated % PAGE_SIZE == 0:  # else it goes to a page that is there
-                s.table.grow(s.n_evaluated + length)
-        for s, id in zip(batch.sequences, batch.ids, strict=False):  # those of one token are first
-            if id < 0:
-                s.sampler.expect(~id)
-        logits = self.decoder.run(batch.step(self._tables))
-        flight = self._sample(logits, batch.owners)
+                try:
+                    s.table.grow(s.n_evaluated + length)
+                except OutOfPages as error:
+                    self._scheduler.fail(s, error)
+                    return self._submit()  # of the others
+        try:
+            for s, id in zip(batch.sequences, batch.ids, strict=False):  # of one token are first
+                if id < 0:
+                    s.sampler.expect(~id)
+            flight = self._sample(self.decoder.run(batch.step(self._tables)), batch.owners)
+        except BaseException:
+            self._take_back(batch)
+            raise
         for s, length in zip(batch.sequences, batch.lengths, strict=True):
             s.n_evaluated += length  # only now: an interrupted step is not evaluated
         return flight
+
+    def _take_back(self, batch: Batch) -> None:
+        """An interrupted step has drawn nothing, and is handed over again.
+
+        If it was to be ahead, then once the ids before it are read: it may have overwritten them.
+        """
+        late = self._flight.owners if self._flight else []
+        self._lost = self._flight is not None
+        for s in batch.owners:
+            s.sampler.n_drawn = s.n_generated + (s in late)
 
     def _sample(self, logits: Array, owners: list[Sequence]) -> _Flight:
         if not owners:
@@ -226,7 +302,7 @@ class Engine:
         ones: list[Sequence] = []
         ids: list[int] = []
         prompts = []
-        for s in self._running:
+        for s in self._scheduler.running:
             if s in late:
                 if s.n_generated + 1 == s.max_tokens or len(s.ids) == self.n_ctx:
                     continue
@@ -250,55 +326,51 @@ class Engine:
             [s.logprobs or (s.context_shift and len(s.ids) == self.n_ctx) for s in flight.owners]
         )
 
+    def _collect_first(self) -> list[Sequence]:
+        """Read the step that was handed over first; the sequences that have a token of it."""
+        flight = self._flight
+        changed = self._collect(flight) if flight and flight.ids is not None else []
+        self._flight, self._ahead, self._lost = self._ahead, None, False
+        return changed
+
     def _collect(self, flight: _Flight) -> list[Sequence]:
-        """Read a step's tokens; those of sequences that ended meanwhile are forgotten."""
-        if flight.ids is None:
-            return []
+        """Accept a step's tokens, each once; those of sequences that ended meanwhile are forgotten.
+
+        What goes wrong with one ends its sequence. An interrupted step is collected further.
+        """
         ids = self.ops.read(flight.ids).tolist()
         logits = None if flight.logits is None else self.ops.read(flight.logits)
         changed = []
-        for row, (s, token) in enumerate(zip(flight.owners, ids, strict=True)):
-            if s.finish is not None:
-                s.sampler.n_drawn -= 1
-                continue
-            probability = None
-            if logits is not None and s.logprobs:
-                probability = logprob(logits[row], token)
-            self._accept(s, token, probability)
+        for row in range(flight.n_collected, len(ids)):
+            s = flight.owners[row]
+            try:
+                flight.n_collected = row + 1
+                if s.finish is not None:
+                    s.sampler.n_drawn -= 1
+                    continue
+                self._accept(s, ids[row], None if logits is None else logits[row])
+            except Exception as error:
+                self._scheduler.fail(s, error)
+            except BaseException:  # in the middle of a token: nobody knows how much of it is there
+                self._scheduler.fail(s, RuntimeError("interrupted while a token was accepted"))
+                raise
             changed.append(s)
         return changed
 
-    def _drain(self) -> None:
-        """Read what is under way, without handing over more."""
-        if self._flight is not None:
-            self._collect(self._flight)
-            self._flight = None
-
     # Tokens
 
-    def _accept(self, s: Sequence, token: int, logprob: float | None) -> None:
+    def _accept(self, s: Sequence, token: int, logits: NDArray[np.float32] | None) -> None:
         """Append a sampled token; end the sequence if it is the last."""
-        s.sampler.accept(token)
-        s.ids.append(token)
-        s.n_generated += 1
-        end = token in self._end_ids
-        text, stopped = s.stops.add("" if end else s.stream.add(token))
-        finish = self._why_finished(s, end or stopped)
-        if finish and not stopped:
-            rest, stopped = s.stops.add(s.stream.finish())
-            text += rest if stopped else rest + s.stops.finish()
-        s.pieces.append(Piece(text, token, logprob))
+        if token == NO_TOKEN:
+            raise s.sampler.error or ValueError(NOT_FINITE)
+        probability = logprob(logits, token) if logits is not None and s.logprobs else None
+        finish = s.accept(token, probability, self._end_ids, self.n_ctx)
         if finish:
-            self._end(s, finish)
-        elif len(s.ids) > self.n_ctx:
+            self._scheduler.end(s, finish)
+            return
+        if len(s.ids) > self.n_ctx:
             self._shift(s)
-
-    def _why_finished(self, s: Sequence, stopped: bool) -> Finish | None:
-        if stopped:
-            return "stop"
-        if s.n_generated == s.max_tokens:
-            return "length"
-        return "context" if len(s.ids) > self.n_ctx and not s.context_shift else None
+        s.tell()
 
     def _shift(self, s: Sequence) -> None:
         """Drop the older half after the first n_keep tokens; the rest moves and is evaluated."""
@@ -306,71 +378,10 @@ class Engine:
         del s.ids[s.n_keep : s.n_keep + dropped]
         s.n_evaluated = s.table.truncate(min(s.n_keep, s.n_evaluated))
 
-    def _end(self, s: Sequence, finish: Finish) -> None:
-        s.finish = finish
-        if s in self._running:
-            self._running.remove(s)
-        if s in self._waiting:
-            self._waiting.remove(s)
-        if s.keep:
-            self._kept.append(s)
-        else:
-            self._forget(s)
 
-    # Pages
-
-    def _admit(self) -> None:
-        """Let waiting sequences run, the oldest first; kept pages make room."""
-        while self._waiting and len(self._running) < self.n_seq:
-            sequence = self._waiting.popleft()
-            self._share(sequence)
-            self._running.append(sequence)
-        holding = [s for s in self._waiting if s.table.pages]
-        while len(self._running) + len(self._kept) + len(holding) > self.n_seq:
-            self._forget(self._kept.popleft() if self._kept else holding.pop())
-
-    def _share(self, s: Sequence) -> None:
-        """Begin with the full pages of the sequence that has most of the same tokens evaluated."""
-        others = [(self._common(s, other), other) for other in [*self._running, *self._kept]]
-        n, other = max(others, key=lambda x: x[0], default=(0, None))
-        shared = other.table.fork(n) if other else None
-        if shared and shared.capacity > s.n_evaluated:
-            s.table.release()
-            s.table = shared
-            s.n_evaluated = s.n_reused = shared.capacity
-
-    def _take_over(self, s: Sequence, previous: Sequence) -> None:
-        """Continue in the pages of an ended sequence."""
-        if previous.finish is None:
-            raise ValueError(
-                "the previous sequence is still running: cancel it or wait for its end"
-            )
-        n = self._common(s, previous)
-        s.table, previous.table = previous.table, s.table
-        s.n_evaluated = s.n_reused = s.table.truncate(n)
-        if previous in self._kept:
-            self._kept.remove(previous)
-        self._forget(previous)
-
-    @staticmethod
-    def _common(s: Sequence, other: Sequence) -> int:
-        """Leading tokens that `other` has evaluated and `s` shares, except the last of `s`."""
-        n = min(other.n_evaluated, len(other.ids), len(s.ids) - 1)
-        pairs = zip(s.ids[:n], other.ids, strict=False)
-        return next((i for i, (a, b) in enumerate(pairs) if a != b), n)
-
-    @staticmethod
-    def _forget(s: Sequence) -> None:
-        s.table.release()
-        s.n_evaluated = 0
-        if not s.n_generated:
-            s.n_reused = 0
-
-    def _room_for(self, n_positions: int) -> PageTable:
-        """A new table; kept sequences give way, then running ones, to be evaluated again."""
-        others = iter([*self._waiting, *self._running])
-        while self.pool.n_free < pages_for(n_positions):
-            self._forget(self._kept.popleft() if self._kept else next(others))
-        table = PageTable(self.pool)
-        table.grow(n_positions)
-        return table
+def _whole(name: str, value: object) -> int:
+    """The value of a parameter as a whole number; ValueError."""
+    try:
+        return index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ValueError(f"{name} is {value!r:.60}: it must be a whole number") from None

@@ -74,7 +74,7 @@ class PageTable:
     """The pages of one sequence, in the order of positions; `version` changes with them."""
 
     def __init__(self, pool: PagePool) -> None:
-        self._pool = pool
+        self.pool = pool
         self.pages: list[int] = []
         self.version = 0
 
@@ -86,14 +86,14 @@ class PageTable:
     def grow(self, n_positions: int) -> None:
         """Take pages until n_positions fit; on OutOfPages the table is as before."""
         missing = pages_for(n_positions) - len(self.pages)
-        if missing > self._pool.n_free:
+        if missing > self.pool.n_free:
             raise OutOfPages(
                 f"{n_positions} positions need {missing} more pages of {PAGE_SIZE}, "
-                f"{self._pool.n_free} of {self._pool.n_pages} are free: "
+                f"{self.pool.n_free} of {self.pool.n_pages} are free: "
                 "end a sequence or load with a larger n_ctx"
             )
         for _ in range(missing):
-            self.pages.append(self._pool.take())
+            self.pages.append(self.pool.take())
         self.version += 1
 
     def truncate(self, n_positions: int) -> int:
@@ -102,19 +102,19 @@ class PageTable:
         Fewer are left when the last page would be written on while another table shares it.
         """
         kept = min(n_positions, self.capacity)
-        if kept % PAGE_SIZE and self._pool.references(self.pages[kept // PAGE_SIZE]) > 1:
+        if kept % PAGE_SIZE and self.pool.references(self.pages[kept // PAGE_SIZE]) > 1:
             kept -= kept % PAGE_SIZE
         for page in self.pages[pages_for(kept) :]:
-            self._pool.release(page)
+            self.pool.release(page)
         del self.pages[pages_for(kept) :]
         self.version += 1
         return kept
 
     def fork(self, n_positions: int) -> PageTable:
         """A table that shares the full pages of the first n_positions."""
-        child = PageTable(self._pool)
+        child = PageTable(self.pool)
         for page in self.pages[: n_positions // PAGE_SIZE]:
-            self._pool.share(page)
+            self.pool.share(page)
             child.pages.append(page)
         return child
 

@@ -26,6 +26,8 @@ Candidates = tuple[Ids, Logits]
 
 MAX_BREAKER_CHARS = 40
 MAX_BREAKER_TAIL = 20  # tokens after the one in which a sequence breaker starts
+MAX_BREAKER_TEXTS = 64
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 LOG_FLOAT32_MAX = 88.7228391  # DRY's exponential stops where float32 does
 
 WEIGHT_BITS = 40  # of the most probable candidate's weight
@@ -112,8 +114,7 @@ def prefix(
 def add_bias(logits: Logits, bias: Mapping[int, float]) -> Logits:
     """l[id] + bias[id]."""
     out = logits.copy()
-    for token, value in bias.items():
-        out[token] += np.float32(value)
+    out[list(bias)] += np.array(list(bias.values()), np.float32)  # no id is there twice
     return out
 
 
@@ -128,8 +129,9 @@ def penalize(
     out = logits.copy()
     ids, counts = np.unique(np.asarray(recent, dtype=np.int64), return_counts=True)
     seen = out[ids]
-    seen = np.where(seen > 0, seen / np.float32(repeat), seen * np.float32(repeat))
-    out[ids] = seen - (counts * frequency + presence).astype(np.float32)
+    with np.errstate(over="ignore"):  # of a logit that is near float32's end itself
+        seen = np.where(seen > 0, seen / np.float32(repeat), seen * np.float32(repeat))
+        out[ids] = seen - (counts * frequency + presence).astype(np.float32)
     return out
 
 
@@ -191,16 +193,18 @@ def dry(
 ) -> Logits:
     """Don't Repeat Yourself: l - multiplier * base^(length - allowed) where one would go on.
 
-    A breaker of one token is not penalised itself. Source: text-generation-webui pull request 5677
-    by p-e-w; ggml-org/llama.cpp, llama_sampler_dry.
+    base is at least 1; the power, and what is taken off, are at most what float32 holds. A breaker
+    of one token is not penalised itself. Source: text-generation-webui pull request 5677 by p-e-w;
+    ggml-org/llama.cpp, llama_sampler_dry.
     """
     spared = {sequence[0] for sequence in breakers if len(sequence) == 1}
-    highest = int(LOG_FLOAT32_MAX / log(base)) if base > 1.000001 else 0  # 0: no limit is needed
+    highest = int(LOG_FLOAT32_MAX / log(base)) if base > 1 else 0  # any power of 1 is 1
     out = logits.copy()
-    for token, length in repetitions(recent, allowed, breakers).items():
-        if token not in spared:
-            exponent = min(length - allowed, highest or length)
-            out[token] -= np.float32(multiplier * base**exponent)
+    with np.errstate(over="ignore"):  # of a logit that is near float32's end itself
+        for token, length in repetitions(recent, allowed, breakers).items():
+            if token not in spared:
+                penalty = multiplier * base ** min(length - allowed, highest)
+                out[token] -= np.float32(min(penalty, FLOAT32_MAX))
     return out
 
 
@@ -211,8 +215,13 @@ def breaker_sequences(
 
     pieces[V] are the bytes of each token; `encode` turns text into ids without special tokens. A
     token that holds the breaker is a sequence by itself; one that ends inside the breaker is
-    followed by the ids of what is missing.
+    followed by the ids of what is missing. ValueError for more than MAX_BREAKER_TEXTS breakers.
     """
+    breakers = list(breakers)
+    if len(breakers) > MAX_BREAKER_TEXTS:
+        raise ValueError(
+            f"{len(breakers)} sequence breakers: at most {MAX_BREAKER_TEXTS} are possible"
+        )
     found: dict[tuple[int, ...], None] = {}
     for breaker in breakers:
         text = breaker[:MAX_BREAKER_CHARS]
@@ -238,7 +247,9 @@ def top_n_sigma(ids: Ids, logits: Logits, n: float) -> Candidates:
     if n <= 0 or len(ids) < 2:
         return ids, logits
     finite = logits[np.isfinite(logits)]
-    keep = logits >= finite.max() - np.float32(n * finite.std(dtype=np.float64))
+    with np.errstate(over="ignore"):  # -inf keeps all
+        lowest = finite.max() - np.float32(n * finite.std(dtype=np.float64))
+    keep = logits >= lowest
     return ids[keep], logits[keep]
 
 

@@ -1,11 +1,15 @@
 """A model that is loaded and ready: file, tokenizer, ops, decoder and engine in one object.
 
-What a program that uses ggpy as a library sees. Nothing here computes: it puts the parts together.
+What a program that uses ggpy as a library sees, from as many threads as it likes: the thread that
+takes pieces steps the engine, until a second one wants to at the same time; from then on an owner
+thread does it for all. Nothing here computes: it puts the parts together.
 """
 
 from __future__ import annotations
 
 import os
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +20,13 @@ from numpy.typing import NDArray
 
 from . import arch
 from .cache_type import AUTO, USUAL, CacheTypes
-from .engine import Engine, Piece
+from .engine import Engine, Occupied, Piece
 from .gguf import File
 from .ops import choose
 from .ops.interface import Ops
+from .runner import Runner
 from .sampling import SamplingParams
+from .sequence import Sequence as Answer
 from .tokenizer import Tokenizer
 
 DEFAULT_CONTEXT = 4096  # tokens, where neither the caller nor the model asks for fewer
@@ -48,6 +54,8 @@ class Model:
         self.decoder = arch.load(file, ops, self.n_ctx, progress, **sizes)
         n_batch = self.decoder.n_batch
         self.engine = Engine(self.decoder, ops, tokenizer, self.n_ctx, n_batch, n_seq)
+        self._runner: Runner | None = None
+        self._starting = threading.Lock()
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -70,12 +78,13 @@ class Model:
         params: SamplingParams | None = None,
         **sampling: Any,
     ) -> Iterator[Piece]:
-        """Pieces of a continuation, one for each token, until something ends it.
+        """Pieces of a continuation, one for each token, until something ends it; in any thread.
 
         A text gets the model's beginning token and its special tokens are parsed; ids are taken as
         they are. Sampling parameters are given as `params` or by name (temperature=0, seed=1,
         top_k=...). `logprob` is None unless logprobs is set. ValueError for a prompt that does not
-        fit.
+        fit, a parameter out of range, and logits of which no token can be chosen; RuntimeError when
+        the model is closed.
         """
         ids = (
             self.tokenizer.encode(prompt, parse_special=True) if isinstance(prompt, str) else prompt
@@ -90,12 +99,40 @@ class Model:
             n_keep=n_keep,
         )
         try:
-            yield from self.engine.pieces(sequence)
+            yield from sequence.follow(self._advance(sequence))
         finally:
             self.engine.release(sequence)
 
+    def _advance(self, sequence: Answer) -> Callable[[], None]:
+        """What makes the next piece of a sequence, or waits for the thread that does."""
+        wait: Callable[[], None] | None = None
+
+        def advance() -> None:
+            nonlocal wait
+            if wait is None and self._runner is None:
+                try:
+                    self.engine.step()
+                    return
+                except Occupied:
+                    pass
+            wait = wait or self._start_runner().waiter(sequence)
+            wait()
+
+        return advance
+
+    def _start_runner(self) -> Runner:
+        """The owner thread, from now on the only one that steps."""
+        with self._starting:
+            if self._runner is None:
+                self._runner = Runner(self.engine)
+                weakref.finalize(self, self._runner.close)  # a model is forgotten, or Python ends
+            return self._runner
+
     def close(self) -> None:
-        """Let go of the file."""
+        """End all answers, with a RuntimeError for who waits for one, and let go of the file."""
+        self.engine.close()
+        if self._runner is not None:
+            self._runner.close()
         self.file.close()
 
     def __enter__(self) -> Model:

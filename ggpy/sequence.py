@@ -7,8 +7,9 @@ engine's.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -17,7 +18,10 @@ from numpy.typing import NDArray
 from .kv_cache import PageTable
 from .sampling import Sampler
 
-Finish = Literal["stop", "length", "context", "cancelled"]
+Finish = Literal["stop", "length", "context", "cancelled", "error"]
+
+MAX_STOPS = 64
+MAX_STOP_CHARS = 1024
 
 
 class Stream(Protocol):
@@ -50,10 +54,13 @@ class Piece(NamedTuple):
 
 
 class StopStrings:
-    """Cuts a stream of text at the first stop string, wherever its parts fall."""
+    """Cuts a stream of text at the first stop string, wherever its parts fall.
 
-    def __init__(self, stops: Iterable[str]) -> None:
-        self._stops = [s for s in stops if s]
+    One text, or at most MAX_STOPS, of at most MAX_STOP_CHARS; else ValueError.
+    """
+
+    def __init__(self, stops: str | Iterable[str]) -> None:
+        self._stops = [s for s in _checked_stops(stops) if s]
         self._held = ""
 
     def add(self, text: str) -> tuple[str, bool]:
@@ -81,9 +88,30 @@ class StopStrings:
         return next((n for n in ends if any(s.startswith(self._held[-n:]) for s in self._stops)), 0)
 
 
+def _checked_stops(stops: object) -> list[str]:
+    if isinstance(stops, str):
+        stops = [stops]
+    if not isinstance(stops, Iterable):
+        raise ValueError(f"stop is {stops!r:.60}: give a text, or several")
+    given = list(islice(stops, MAX_STOPS + 1))
+    if len(given) > MAX_STOPS:
+        raise ValueError(f"stop has more than {MAX_STOPS} texts: give at most {MAX_STOPS}")
+    for text in given:
+        if not isinstance(text, str):
+            raise ValueError(f"stop holds {text!r:.60}: give a text, or several")
+        if len(text) > MAX_STOP_CHARS:
+            raise ValueError(
+                f"stop holds a text of {len(text)} characters: give at most {MAX_STOP_CHARS}"
+            )
+    return given
+
+
 @dataclass(eq=False)
 class Sequence:
-    """One text being continued. Callers take `pieces` from the left and look at `finish`."""
+    """One text being continued. Callers take `pieces` from the left and look at `finish`.
+
+    `finish` is set last: who reads it first has all pieces, and `error` if it is "error".
+    """
 
     ids: list[int]  # the context: prompt and accepted tokens
     sampler: Sampler
@@ -101,6 +129,54 @@ class Sequence:
     n_generated: int = 0
     pieces: deque[Piece] = field(default_factory=deque)
     finish: Finish | None = None
+    error: BaseException | None = None  # why it could not go on, where `finish` is "error"
+    notify: Callable[[], None] | None = None  # called after each piece, and at the end
+
+    def accept(
+        self, token: int, logprob: float | None, end_ids: frozenset[int], n_ctx: int
+    ) -> Finish | None:
+        """Append a sampled token and its piece; why the sequence ends with it, if it does."""
+        self.sampler.accept(token)
+        self.ids.append(token)
+        self.n_generated += 1
+        end = token in end_ids
+        text, stopped = self.stops.add("" if end else self.stream.add(token))
+        finish = self._why_finished(end or stopped, n_ctx)
+        if finish and not stopped:
+            rest, stopped = self.stops.add(self.stream.finish())
+            text += rest if stopped else rest + self.stops.finish()
+        self.pieces.append(Piece(text, token, logprob))
+        return finish
+
+    def _why_finished(self, stopped: bool, n_ctx: int) -> Finish | None:
+        if stopped:
+            return "stop"
+        if self.n_generated == self.max_tokens:
+            return "length"
+        return "context" if len(self.ids) > n_ctx and not self.context_shift else None
+
+    def follow(self, advance: Callable[[], object]) -> Iterator[Piece]:
+        """Take all pieces as they come, and raise `error` if it ends so.
+
+        advance(): called while there is none; it makes, or waits for, what comes next.
+        """
+        while True:
+            ended = self.finish is not None
+            while self.pieces:
+                yield self.pieces.popleft()
+            if ended:
+                break
+            advance()
+        if self.error is not None:
+            raise self.error
+
+    def tell(self) -> None:
+        """Call `notify`, which must not use the engine; one that fails is not called again."""
+        if self.notify is not None:
+            try:
+                self.notify()
+            except Exception:
+                self.notify = None
 
 
 def logprob(logits: NDArray[np.float32], token: int) -> float:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import math
+import random
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+from conftest import TINY
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
 from ggpy import arch
+from ggpy.device.base import CudaError
 from ggpy.engine import ContextOverflow, Engine, Piece, StopStrings
 from ggpy.gguf import File
+from ggpy.kv_cache import OutOfPages
 from ggpy.ops.interface import PAGE_SIZE
 from ggpy.ops.reference import Reference
 from ggpy.sampling import SamplingParams
@@ -480,3 +488,353 @@ def test_kept_pages_make_room(make_engine):
     third = engine.add(ids_of(50, 3), GREEDY, max_tokens=2)
     finish(engine, third)
     assert third.finish == "length" and other.n_evaluated == 0
+
+
+# One sequence's errors
+
+
+class Choking(Letters):
+    """A tokenizer whose stream fails at some ids."""
+
+    def __init__(self, at=()) -> None:
+        super().__init__()
+        self.at = frozenset(at)
+
+    def stream(self) -> Choking:
+        return self
+
+    def add(self, id: int) -> str:
+        if id in self.at:
+            raise UnicodeError(f"no text for {id}")
+        return super().add(id)
+
+
+FORBIDDING = SamplingParams(logit_bias=dict.fromkeys(range(V), -math.inf))
+
+
+@pytest.mark.parametrize("run_ahead", [False, True])
+@pytest.mark.parametrize("first", [False, True], ids=["behind", "before"])
+@pytest.mark.parametrize("dry", [{}, {"dry_multiplier": 1.0}])
+def test_a_sequence_without_a_token_ends_alone(make_engine, run_ahead, first, dry):
+    """Wherever its row is; the others' seeds repeat, and no token comes twice."""
+    params = SamplingParams(seed=5, temperature=1.3, presence_penalty=0.5, **dry)
+    prompt = ids_of(9)
+    expected = answer(make_engine(), prompt, params, max_tokens=8)
+    engine = make_engine(n_seq=3, run_ahead=run_ahead)
+    bad = engine.add(ids_of(12), FORBIDDING) if first else None
+    good = [engine.add(prompt, params, max_tokens=8) for _ in range(2)]
+    bad = bad or engine.add(ids_of(12), FORBIDDING)
+    finish(engine, *good)
+    assert (bad.finish, bad.n_generated, list(bad.pieces)) == ("error", 0, [])
+    assert isinstance(bad.error, ValueError) and "no token can be chosen" in str(bad.error)
+    for s in good:
+        assert (s.finish, s.error, [p.id for p in s.pieces]) == ("length", None, expected)
+        assert s.sampler.n_drawn == s.n_generated == 8
+    assert engine.pool.n_free == engine.pool.n_pages
+
+
+@pytest.mark.parametrize("run_ahead", [False, True])
+def test_logits_that_are_none_end_their_sequence_alone(make_engine, run_ahead):
+    """In the middle of an answer, whose tokens until then stay."""
+    expected = answer(make_engine(), ids_of(5), max_tokens=9)
+    engine = make_engine(n_seq=2, run_ahead=run_ahead)
+    good = engine.add(ids_of(5), GREEDY, max_tokens=9)
+    bad = engine.add(ids_of(7, 1), GREEDY, max_tokens=9, keep=True)
+    run = engine.decoder.run
+
+    def broken(step):
+        logits = run(step)
+        if bad.finish is None and step.positions[step.rows[-1]] == 10:  # the last row is its
+            logits[-1] = np.nan
+        return logits
+
+    engine.decoder.run = broken
+    finish(engine, good, bad)
+    assert (bad.finish, bad.n_generated) == ("error", 4)
+    assert good.finish == "length" and [p.id for p in good.pieces] == expected
+    assert engine.pool.n_free == engine.pool.n_pages, "what may hold NaN is not kept"
+    with pytest.raises(ValueError, match="highest logit is nan"):
+        list(engine.pieces(bad))
+
+
+def test_ids_that_a_device_refuses_have_a_reason(make_engine):
+    """-1 comes without one from kernels."""
+    engine = make_engine(n_seq=2)
+    good, bad = (engine.add(ids_of(5), GREEDY, max_tokens=3) for _ in range(2))
+    engine.ops.sample = lambda logits, samplers: np.array([7, -1][: len(samplers)])
+    finish(engine, good, bad)
+    assert (good.finish, bad.finish) == ("length", "error")
+    assert "the highest logit is NaN or infinite: no token" in str(bad.error)
+
+
+@pytest.mark.parametrize("run_ahead", [False, True])
+def test_a_stream_or_a_listener_that_fails_ends_its_sequence_or_nothing(make_engine, run_ahead):
+    prompt = ids_of(4)
+    ids = answer(make_engine(), prompt, max_tokens=10)
+    at = next(i for i in range(2, 10) if ids[i] not in ids[:i])
+    engine = make_engine(n_seq=2, run_ahead=run_ahead)
+    good, deaf = (engine.add(prompt, GREEDY, max_tokens=10) for _ in range(2))
+    engine.tokenizer = Choking(ids[at : at + 1])
+    bad = engine.add(prompt, GREEDY, max_tokens=10)
+    heard = []
+
+    def fail():
+        heard.append(deaf.n_generated)
+        raise RuntimeError("the listener's loop is closed")
+
+    deaf.notify = fail
+    finish(engine, good, deaf, bad)
+    assert (bad.finish, str(bad.error)) == ("error", f"no text for {ids[at]}")
+    assert [p.id for p in bad.pieces] == ids[:at]
+    assert [p.id for p in good.pieces] == [p.id for p in deaf.pieces] == ids and heard == [1]
+
+
+def test_a_sequence_without_pages_ends_alone(make_engine):
+    """It cannot be, as long as n_seq sequences have n_seq contexts; but then it is one's matter."""
+    engine = make_engine(n_seq=2)
+    good = engine.add(ids_of(5), GREEDY, max_tokens=70)
+    bad = engine.add(ids_of(3 * PAGE_SIZE, 1), GREEDY, max_tokens=70)
+    taken = [engine.pool.take() for _ in range(engine.pool.n_pages - 3)]
+    finish(engine, good, bad)
+    assert (bad.finish, good.finish) == ("error", "length") and isinstance(bad.error, OutOfPages)
+    assert engine.pool.n_free == engine.pool.n_pages - len(taken)
+
+
+@pytest.mark.parametrize("period", [3, 4, 5])  # each hits other places of a step
+@pytest.mark.parametrize("run_ahead", [False, True])
+def test_an_error_of_the_machine_is_everybodys_and_costs_no_token(make_engine, run_ahead, period):
+    params = SamplingParams(seed=3, temperature=1.5, presence_penalty=0.3)
+    expected = answer(make_engine(), ids_of(5), params, max_tokens=9)
+    engine = make_engine(n_seq=2, run_ahead=run_ahead)
+    sequences = [engine.add(ids_of(5), params, max_tokens=9) for _ in range(2)]
+    calls = itertools.count()
+
+    def failing(work):
+        def call(*args):
+            done = work(*args)
+            if next(calls) % period == 2:
+                raise CudaError("the device fell off")
+            return done
+
+        return call
+
+    engine.ops.sample, engine.ops.read = failing(engine.ops.sample), failing(engine.ops.read)
+    failures = 0
+    while engine.busy:
+        try:
+            engine.step()
+        except CudaError:
+            failures += 1
+    assert failures > 2
+    assert [[p.id for p in s.pieces] for s in sequences] == [expected] * 2
+
+
+def test_an_interrupt_within_a_token_ends_that_sequence_and_no_token_comes_twice(make_engine):
+    expected = answer(make_engine(), ids_of(5), max_tokens=6)
+    engine = make_engine(n_seq=3)
+    sequences = [engine.add(ids_of(5), GREEDY, max_tokens=6) for _ in range(3)]
+    engine.step()
+    shown = sequences[1].stops.add
+    sequences[1].stops.add = lambda text: (_ for _ in ()).throw(KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    sequences[1].stops.add = shown
+    finish(engine, *sequences)
+    assert [s.finish for s in sequences] == ["length", "error", "length"]
+    assert "interrupted" in str(sequences[1].error)
+    assert [[p.id for p in s.pieces] for s in sequences[::2]] == [expected] * 2
+
+
+# What is given
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stop": 7}, "stop is 7: give a text, or several"),
+        ({"stop": [7]}, "stop holds 7: give a text, or several"),
+        ({"stop": b"ab"}, "stop holds 97"),
+        ({"stop": ["a"] * 65}, "stop has more than 64 texts: give at most 64"),
+        ({"stop": itertools.repeat("a")}, "stop has more than 64 texts"),
+        ({"stop": ["a" * 1025]}, "stop holds a text of 1025 characters: give at most 1024"),
+        ({"max_tokens": "5"}, "max_tokens is '5': it must be a whole number"),
+        ({"max_tokens": math.nan}, "max_tokens is nan"),
+        ({"n_keep": 1.5}, "n_keep is 1.5: it must be a whole number"),
+        ({"ids": [1.5]}, r"the prompt is \[1.5\]: give ids of tokens"),
+        ({"ids": "12"}, "the prompt is '12': give ids of tokens"),
+        ({"params": SamplingParams(logit_bias={V: 1.0})}, f"ids go from 0 to {V - 1}"),
+    ],
+)
+def test_what_cannot_be_is_refused_when_it_is_given(make_engine, options, message):
+    """And nothing is taken from the sequence that it was to continue."""
+    engine = make_engine()
+    kept = engine.add(ids_of(80), GREEDY, max_tokens=2, keep=True)
+    finish(engine, kept)
+    given = {"ids": kept.ids, "previous": kept, **options}
+    with pytest.raises(ValueError, match=message) as caught:
+        engine.add(**given)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
+    assert not engine.busy and kept.table.pages
+    again = engine.add(kept.ids, GREEDY, max_tokens=2, previous=kept)
+    assert again.n_reused > 64
+
+
+def test_as_many_and_as_long_stops_as_may_be(make_engine):
+    engine = make_engine()
+    s = engine.add(ids_of(4), GREEDY, max_tokens=12, stop=["~" * 1024] * 64)
+    finish(engine, s)
+    assert s.finish == "length" and len(s.pieces) == 12
+
+
+def test_sequences_of_another_engine_are_refused(make_engine):
+    mine, other = make_engine(), make_engine()
+    s = other.add(ids_of(4), GREEDY, max_tokens=2, keep=True)
+    finish(other, s)
+    for call in (mine.cancel, mine.release, lambda s: mine.add(s.ids, previous=s)):
+        with pytest.raises(ValueError, match="another engine"):
+            call(s)
+    assert s.table.pages
+
+
+def test_a_closed_engine_says_so(make_engine):
+    engine = make_engine(n_seq=1)
+    sequences = [engine.add(ids_of(4), GREEDY, max_tokens=5) for _ in range(2)]
+    engine.step()
+    engine.close()
+    assert [s.finish for s in sequences] == ["error", "error"] and not engine.busy
+    assert engine.pool.n_free == engine.pool.n_pages and engine.step() == []
+    for call in (lambda: list(engine.pieces(sequences[0])), lambda: engine.add([5])):
+        with pytest.raises(RuntimeError, match=r"the model (is|was) closed"):
+            call()
+    with pytest.raises(RuntimeError, match="the model is closed"):
+        engine.logits([5])
+
+
+# Pages
+
+
+def test_a_prefix_that_is_not_taken_over_is_not_held(make_engine):
+    """A second turn has more of its own pages than another chat has in common with it."""
+    engine = make_engine(n_seq=2)
+    for k in range(4):
+        system = [5 + k] * (PAGE_SIZE + 6)
+        a = engine.add([*system, 1], GREEDY, max_tokens=2, keep=True)
+        b = engine.add([*system, 2], GREEDY, max_tokens=2, keep=True)
+        finish(engine, a, b)
+        again = engine.add([*a.ids, 5], GREEDY, max_tokens=2, keep=True, previous=a)
+        finish(engine, again)
+        assert again.n_reused > PAGE_SIZE
+        engine.release(again)
+        engine.release(b)
+        assert engine.pool.n_free == engine.pool.n_pages
+
+
+def test_pages_that_another_prefix_replaces_are_given_back(make_engine):
+    """A turn whose own pages hold less of it than another chat's."""
+    engine = make_engine(n_seq=3)
+    long = [5] * (2 * PAGE_SIZE + 6)
+    other = engine.add([*long, 9], GREEDY, max_tokens=2, keep=True)
+    previous = engine.add([*long[: PAGE_SIZE + 9], 8], GREEDY, max_tokens=2, keep=True)
+    finish(engine, other, previous)
+    again = engine.add([*long, 7], GREEDY, max_tokens=2, previous=previous)
+    assert 0 < again.n_reused < 2 * PAGE_SIZE
+    finish(engine, again)
+    assert again.n_reused == 2 * PAGE_SIZE
+    engine.release(other)
+    assert engine.pool.n_free == engine.pool.n_pages
+
+
+CONTEXT = 3 * PAGE_SIZE
+
+
+class AnyOrder:
+    """An engine in any order of calls, drawn by weights that make sequences meet."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        choose = self.random.choice
+        with File(TINY / f"{choose(['llama', 'gemma3', 'qwen3'])}.gguf") as file:
+            ops = Reference(1)
+            decoder = arch.load(file, ops, CONTEXT)
+        options = {"n_batch": choose([7, 100]), "n_seq": choose([1, 2, 3])}
+        tokens = Choking(range(0, 350, 40))
+        run_ahead = choose([False, True])
+        self.engine = Engine(decoder, ops, tokens, CONTEXT, run_ahead=run_ahead, **options)
+        n_vocab = decoder.sizes.n_vocab
+        self.forbidding = SamplingParams(logit_bias=dict.fromkeys(range(n_vocab), -math.inf))
+        self.all: list = []
+
+    def call(self) -> None:
+        weighted = {self.add: 4, self.go_on: 4, self.end: 1, self.step: 6, self.logits: 1}
+        self.random.choices(list(weighted), list(weighted.values()))[0]()
+        self.check()
+
+    def add(self) -> None:
+        choose = self.random.choice
+        prompt = [choose([5, 5, 6])] * choose([PAGE_SIZE + 6, 2 * PAGE_SIZE, 0])
+        prompt += [choose(range(7, 300))] * choose([1, 8, 70])
+        shift = choose([False, False, True])
+        params = SamplingParams(seed=choose([1, 2]), temperature=2.0)
+        self._begin(
+            prompt[:CONTEXT],
+            choose([params, params, params, self.forbidding]),
+            max_tokens=40 if shift else choose([1, 2, 3, 40, None, 0]),  # else it never ends
+            context_shift=shift,
+            n_keep=choose([0, 4]),
+        )
+
+    def go_on(self) -> None:
+        choose, ended = self.random.choice, [s for s in self.all if s.finish]
+        if ended:
+            previous = choose([s for s in ended if s.table.pages] or ended)
+            cut = choose([CONTEXT, CONTEXT, PAGE_SIZE + 9, PAGE_SIZE - 9, 1])
+            text = choose([previous, previous, choose(self.all)]).ids[:cut]
+            ids = [*text, *[7] * choose([0, 1, 20])][:CONTEXT]
+            self._begin(ids, GREEDY, max_tokens=choose([0, 2, 5]), previous=previous)
+
+    def _begin(self, ids, params, **options) -> None:
+        keep = self.random.choice([True, True, False])
+        self.all.append(self.engine.add(ids, params, keep=keep, **options))
+
+    def end(self) -> None:
+        if self.all:
+            s = self.random.choice(self.all)
+            self.random.choice([self.engine.cancel, self.engine.release])(s)
+            assert s.finish
+
+    def step(self) -> None:
+        for _ in range(self.random.choice([1, 3, 10])):
+            self.engine.step()
+
+    def logits(self) -> None:
+        n = self.random.choice([1, CONTEXT])
+        assert self.engine.logits([9] * n).shape[0] == n
+
+    def check(self) -> None:
+        """Every page is free, or held as often as it is counted, by a sequence that may."""
+        pool = self.engine.pool
+        held = Counter(page for s in self.all for page in s.table.pages)
+        assert {p: pool.references(p) for p in range(pool.n_pages) if pool.references(p)} == held
+        assert pool.n_free + len(held) == pool.n_pages
+        for s in self.all:
+            assert (s.finish == "error") == (s.error is not None)
+            assert not (s.finish and s.table.pages) or s.keep
+            assert s.n_evaluated <= s.table.capacity
+            if s.finish != "error":
+                assert len(s.pieces) == s.n_generated <= s.sampler.n_drawn <= s.n_generated + 1
+
+    def finish(self) -> None:
+        finish(self.engine, *self.all)
+        self.check()
+        for s in self.all:
+            self.engine.release(s)
+        assert self.engine.pool.n_free == self.engine.pool.n_pages
+
+
+@settings(max_examples=30, deadline=None, derandomize=True, phases=[Phase.generate])
+@given(seed=st.integers(0, 2**32))
+def test_every_page_is_free_or_held_whatever_is_called(seed):
+    engine = AnyOrder(seed)
+    for _ in range(60):
+        engine.call()
+    engine.finish()

@@ -20,14 +20,25 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Imports go down only: to the own folder, or to something earlier in this list.
 FLOORS = (
-    *("messages", "formats", "cache_type", "simulated", "paths", "progress", "outcome", "output_file"),
+    *("messages", "formats", "cache_type", "simulated", "paths", "progress", "outcome"),
+    *("output_file", "mailbox"),
     *("mix", "workers", "gguf_cursor", "gguf_parse", "gguf", "gguf_writer", "tokenizer"),
     *("wheels", "hub"),
     *("logits", "sampling", "device"),
     "kernels",
     "ops",
     *("kv_cache", "arch", "synthetic"),
-    *("sequence", "batch", "engine", "model", "bench", "perplexity", "importance"),
+    *(
+        "sequence",
+        "scheduler",
+        "batch",
+        "engine",
+        "runner",
+        "model",
+        "bench",
+        "perplexity",
+        "importance",
+    ),
     *("device_workers", "requantize", "smooth"),
     "convert",
     *("options", "prompts", "answer", "chat_loop", "run", "__main__"),

@@ -152,6 +152,22 @@ def test_logit_bias_and_dry_reach_the_sampler(cli: Cli) -> None:
     assert spared.out == cli(*repeating).out == "########"
 
 
+def test_an_answer_without_a_token_is_one_line(cli: Cli) -> None:
+    nothing = [part for id in range(453) for part in ("-l", f"{id}-inf")]
+    result = cli(*RAW, "-p", "hello", "-n", "3", *nothing)
+    line = "ggpy: error: the highest logit is -inf: no token can be chosen"
+    assert (result.status, result.out, result.err.splitlines()[-1]) == (2, "", line)
+    chat = cli(*CHAT, *nothing, stdin=b"hello\nworld\n")
+    assert chat.status == 0 and chat.err.count(line) == 2
+
+
+def test_stops_are_checked_before_the_model_is_loaded(cli: Cli) -> None:
+    many = [part for _ in range(65) for part in ("-r", "x")]
+    result = cli(*RAW, "-p", "hello", *many)
+    assert result.status == 2 and result.err.count("\n") == 1
+    assert "stop has more than 64 texts: give at most 64" in result.err
+
+
 def test_the_context_may_be_the_model_s_own_or_larger(cli: Cli) -> None:
     told = cli(*RAW, "-p", "a", "-n", "1", "-v", "-c", "0").err
     assert "context: 256 tokens" in told and "steps: 256 tokens at most" in told
@@ -352,12 +368,12 @@ def test_a_backslash_goes_on_in_the_next_line(cli: Cli) -> None:
 
 
 def test_reusing_pages_does_not_change_a_chat(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ggpy.engine import Engine
+    from ggpy.scheduler import Scheduler
 
     talk = b"hello\nthe world\none two three\n"
     reused = cli(*CHAT, stdin=talk).out
-    monkeypatch.setattr(Engine, "_take_over", lambda *_: None)
-    monkeypatch.setattr(Engine, "_share", lambda *_: None)
+    monkeypatch.setattr(Scheduler, "_take_over", lambda *_: None)
+    monkeypatch.setattr(Scheduler, "_share", lambda *_: None)
     assert cli(*CHAT, stdin=talk).out == reused
 
 

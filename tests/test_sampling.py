@@ -11,7 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ggpy import logits as chain
-from ggpy.sampling import DRY_SEQUENCE_BREAKERS, RANGES, Sampler, SamplingParams, uniform
+from ggpy.sampling import (
+    DRY_SEQUENCE_BREAKERS,
+    LARGEST,
+    MAX_BIASES,
+    MAX_BREAKER_TOKENS,
+    MAX_BREAKERS,
+    NO_TOKEN,
+    RANGES,
+    Sampler,
+    SamplingParams,
+    uniform,
+)
 
 KEEP_ALL = SamplingParams(seed=7, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
@@ -432,22 +443,153 @@ def test_logits_are_not_changed() -> None:
         ("presence_penalty", math.inf),
         ("dry_base", 0.5),
         ("dry_allowed_length", 0),
+        # Beyond what float32 holds, or a double.
+        ("temperature", 1e39),
+        ("temperature", -(10**400)),
+        ("dynatemp_range", 1e39),
+        ("top_n_sigma", 1e300),
+        ("presence_penalty", -1e300),
+        ("frequency_penalty", -1e308),
+        ("dry_multiplier", 1e39),
+        ("dry_base", 1e308),
+        ("top_k", 10**400),
+        ("repeat_last_n", 2**31),
+        ("dry_allowed_length", 2**40),
+        ("top_p", [0.5]),
+        ("seed", "7"),
     ],
 )
 def test_a_parameter_out_of_range_is_named(name: str, value: object) -> None:
     with pytest.raises(ValueError) as caught:
         SamplingParams(**{name: value})  # type: ignore[arg-type]
-    assert str(caught.value).startswith(f"{name} is {value!r}" if value != "warm" else name)
-    assert RANGES[name][2] in str(caught.value)
+    assert str(caught.value) == f"{name} is {value!r:.60}: it must be {RANGES[name][2]}"
 
 
-def test_bias_and_breakers_are_checked() -> None:
-    with pytest.raises(ValueError, match="token 3 is nan"):
-        SamplingParams(logit_bias={3: math.nan})
+def test_every_number_has_a_range_and_is_kept_as_a_number_of_python() -> None:
+    given = SamplingParams()
+    numbers = [name for name, value in vars(given).items() if isinstance(value, (int, float))]
+    assert numbers == list(RANGES)
+    params = SamplingParams(top_p=np.float16(0.5), top_k=np.int8(7), temperature=1)  # type: ignore[arg-type]
+    assert [type(x) for x in (params.top_p, params.top_k, params.temperature)] == [
+        float,
+        int,
+        float,
+    ]
+    assert (params.top_p, params.top_k) == (0.5, 7)
+
+
+@pytest.mark.parametrize(
+    ("bias", "message"),
+    [
+        ({3: math.nan}, "logit_bias of token 3 is nan: give -1e20 to 1e20, or -inf"),
+        ({3: math.inf}, "logit_bias of token 3 is inf"),
+        ({3: 1e39}, "logit_bias of token 3 is 1e+39"),
+        ({3: "1"}, "logit_bias of token 3 is '1'"),
+        ({3: True}, "logit_bias of token 3 is True"),
+        ({"3": 1.0}, "logit_bias names '3': give ids of tokens"),
+        ({1.5: 1.0}, "logit_bias names 1.5"),
+        ({-1: 1.0}, "logit_bias names -1"),
+        ([(3, 1.0)], "logit_bias is [(3, 1.0)]: give a mapping of token ids to numbers"),
+        (dict.fromkeys(range(MAX_BIASES + 1), 0.0), f"names 65537 tokens: at most {MAX_BIASES}"),
+    ],
+)
+def test_biases_are_checked(bias, message) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ValueError) as caught:
+        SamplingParams(logit_bias=bias)
+    assert message in str(caught.value) and len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("breakers", "message"),
+    [
+        (((),), "empty sequence"),
+        (7, "dry_breakers is 7: give sequences of token ids"),
+        ((7,), "dry_breakers holds 7: give sequences of token ids"),
+        ((("7",),), "dry_breakers holds ('7',)"),
+        (((-1,),), "dry_breakers holds (-1,)"),
+        (((1,) * (MAX_BREAKER_TOKENS + 1),), "22 tokens in one sequence: at most 21 work"),
+        (((1,),) * (MAX_BREAKERS + 1), f"has 262145 sequences: at most {MAX_BREAKERS} work"),
+    ],
+)
+def test_breakers_are_checked(breakers, message) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ValueError) as caught:
+        SamplingParams(dry_breakers=breakers)
+    assert message in str(caught.value) and len(str(caught.value)) < 200
+
+
+def test_too_many_texts_of_breakers_are_refused() -> None:
+    with pytest.raises(ValueError, match="65 sequence breakers: at most 64 are possible"):
+        chain.breaker_sequences(["x"] * 65, [], lambda text: [])
+
+
+def test_ids_of_biases_are_in_the_vocabulary() -> None:
     with pytest.raises(ValueError, match="ids go from 0 to 9"):
         Sampler(SamplingParams(logit_bias={10: 1.0}), 10)
-    with pytest.raises(ValueError, match="empty sequence"):
-        SamplingParams(dry_breakers=((),))
+
+
+def test_what_the_caller_changes_afterwards_is_not_seen() -> None:
+    bias, breakers = {1: 1.0}, [[2, 3]]
+    params = SamplingParams(logit_bias=bias, dry_breakers=breakers)  # type: ignore[arg-type]
+    bias[1], breakers[0][0] = math.nan, -5
+    assert params.logit_bias == {1: 1.0} and params.dry_breakers == ((2, 3),)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    bias=st.sampled_from([-LARGEST, 0.0, LARGEST, -math.inf]),
+    repeat=st.sampled_from([1e-6, 1.0, 1e6]),
+    presence=st.sampled_from([-LARGEST, 0.0, LARGEST]),
+    frequency=st.sampled_from([-LARGEST, 0.0, LARGEST]),
+    multiplier=st.sampled_from([0.0, 1e-300, 1.0, LARGEST]),
+    base=st.sampled_from([1.0, math.nextafter(1, 2), 1.000001, 1.75, LARGEST]),
+    temperature=st.sampled_from([1e-300, 1.0, LARGEST]),
+    spread=st.sampled_from([0.0, LARGEST]),
+    sigma=st.sampled_from([-1.0, 1.0, LARGEST]),
+    logit=st.sampled_from([-1e30, -1.0, 0.0, 1e-30, 1e30]),
+)
+def test_no_allowed_parameter_leads_out_of_float32(  # type: ignore[no-untyped-def]
+    bias, repeat, presence, frequency, multiplier, base, temperature, spread, sigma, logit
+) -> None:
+    params = SamplingParams(
+        seed=1,
+        temperature=temperature,
+        dynatemp_range=spread,
+        top_n_sigma=sigma,
+        repeat_last_n=-1,
+        repeat_penalty=repeat,
+        presence_penalty=presence,
+        frequency_penalty=frequency,
+        dry_multiplier=multiplier,
+        dry_base=base,
+        dry_allowed_length=1,
+        dry_penalty_last_n=-1,
+        logit_bias={1: bias, 5: bias},
+    )
+    sampler = Sampler(params, 6, [1, 2, 3, 3] * 500)
+    logits = np.array([logit, logit, -logit, 0, 1, 1e30], np.float32)
+    with np.errstate(all="raise", under="ignore"):
+        adjusted = sampler.adjust(logits)
+    assert not np.isnan(adjusted).any() and adjusted.max() < math.inf
+    _, kept = sampler.candidates(logits)
+    assert not np.isnan(kept).any() and kept.max() == 0
+    assert 0 <= sampler.sample(logits) < 6
+
+
+def test_dry_takes_off_what_float32_holds() -> None:
+    logits = np.zeros(8, np.float32)
+    for base, multiplier in ((1e20, 1.0), (1e20, 1e20), (3.4e38, 3.4e38), (1.0, 2.0)):
+        out = chain.dry(logits, [1] * 3000, multiplier, base, 1)
+        assert -chain.FLOAT32_MAX <= out[1] < -1 and not out[2:].any()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_row_without_a_token_has_its_reason(temperature: float) -> None:
+    forbidden = dict.fromkeys(range(5), -math.inf)
+    sampler = Sampler(SamplingParams(temperature=temperature, logit_bias=forbidden), 5)
+    assert sampler.try_sample(np.zeros(5, np.float32)) == NO_TOKEN
+    assert sampler.n_drawn == 0 and "no token can be chosen" in str(sampler.error)
+    fine = Sampler(SamplingParams(temperature=temperature, seed=3), 5)
+    assert fine.try_sample(np.eye(1, 5, 2, np.float32)[0]) != NO_TOKEN and fine.error is None
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

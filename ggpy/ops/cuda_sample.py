@@ -3,15 +3,16 @@
 Where all samplers want the highest logit there is one small kernel, which a step of single tokens
 has at its end if the last one's samplers did; else the chain of the defaults (bias, penalties,
 top-k, top-p, min-p, temperature) and XTC run in two, with the bits of numpy, and nobody waits for
-it. What has no kernel goes through numpy: DRY, top-n-sigma, typical-p, dynamic temperature, and
-chains that keep more than MAX_TOP_K candidates or look back at all of the context. That is decided
-for each sequence by itself. Nothing here knows how logits are computed.
+it. What has no kernel goes through numpy: DRY, top-n-sigma, typical-p, dynamic temperature, what
+nobody has classified, and chains that keep more than MAX_TOP_K candidates or look back at all of
+the context. That is decided for each sequence by itself. Nothing here knows how logits are
+computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, Field, dataclass, fields
 from math import inf, log
 from typing import Any
 
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from ..device.base import Buffer
 from ..kernels.argmax import Argmax
 from ..kernels.sample import MAX_TOP_K, ROW, Sample, best_bytes
-from ..sampling import Sampler
+from ..sampling import Sampler, SamplingParams
 from .cuda_arrays import Array, Memory, Sampled
 from .cuda_step import IN_FLIGHT, PLACES
 
@@ -29,16 +30,54 @@ MAX_ROWS = 1024  # of a step that are sampled at most
 MAX_RECENT = 4096  # tokens that a penalty on the GPU looks back
 
 
+# Every parameter stands in one of these. One that stands in none has no kernel: rows in which it is
+# not at its default go through numpy.
+IN_KERNELS = frozenset(
+    {
+        *("seed", "temperature", "top_k", "top_p", "min_p", "xtc_probability", "xtc_threshold"),
+        *("repeat_last_n", "repeat_penalty", "presence_penalty", "frequency_penalty"),
+        "logit_bias",
+    }
+)
+IN_NUMPY: dict[str, Callable[[SamplingParams], bool]] = {  # whether it does something
+    "typical_p": lambda p: p.typical_p < 1,
+    # Whatever else it drops, the best candidate stays.
+    "top_n_sigma": lambda p: p.top_n_sigma > 0 and not p.greedy,
+    "dynatemp_range": lambda p: p.dynatemp_range > 0,
+    "dynatemp_exponent": lambda p: p.dynatemp_range > 0,
+    "dry_multiplier": lambda p: p.uses_dry,
+    "dry_base": lambda p: p.uses_dry,
+    "dry_allowed_length": lambda p: p.uses_dry,
+    "dry_penalty_last_n": lambda p: p.uses_dry,
+    "dry_breakers": lambda p: p.uses_dry,
+}
+
+
+def unclassified(params: SamplingParams) -> list[Field]:
+    """Parameters of which nobody said whether kernels know them."""
+    return [f for f in fields(params) if f.name not in IN_KERNELS and f.name not in IN_NUMPY]
+
+
+def has_kernels(params: SamplingParams) -> bool:
+    """Whether the kernels know all that these parameters ask for, but for how much of it."""
+    if any(asked(params) for asked in IN_NUMPY.values()):
+        return False
+    return all(getattr(params, f.name) == _default(f) for f in unclassified(params))
+
+
+def _default(f: Field) -> Any:
+    return f.default if f.default_factory is MISSING else f.default_factory()
+
+
 def n_candidates(sampler: Sampler) -> int:
     """How many candidates a kernel must keep for the sampler; 0 where its chain has no kernel."""
     p = sampler.params
-    if p.uses_dry or (p.penalizes and not 0 < p.repeat_last_n <= MAX_RECENT):
+    if not has_kernels(p) or (p.penalizes and not 0 < p.repeat_last_n <= MAX_RECENT):
         return 0
     if p.greedy:
         return 1
     k = min(p.top_k if p.top_k > 0 else sampler.n_vocab, sampler.n_vocab)
-    others = p.typical_p < 1 or p.top_n_sigma > 0 or p.dynatemp_range > 0
-    return 0 if others or k > MAX_TOP_K else k
+    return k if k <= MAX_TOP_K else 0
 
 
 class Plan:
@@ -47,7 +86,8 @@ class Plan:
     def __init__(self, samplers: Sequence[Sampler]) -> None:
         self.samplers = list(samplers)
         kept = [n_candidates(s) for s in samplers]
-        self.best_only = all(s.greedy and not _adjusts(s) for s in samplers)
+        plain = [k and s.greedy and not _adjusts(s) for s, k in zip(samplers, kept, strict=True)]
+        self.best_only = all(plain)
         self.width = max(kept, default=0)
         self.by_hand = [i for i, k in enumerate(kept) if k == 0]
         self.on_device = [s for s, k in zip(samplers, kept, strict=True) if k]
@@ -64,7 +104,9 @@ class Plan:
         p = sampler.params
         row["seed"], row["top_k"], row["top_p"] = sampler.seed, k, p.top_p
         row["min_p"] = log(p.min_p) if p.min_p > 0 else -inf
-        row["temperature"], row["repeat"] = p.temperature, p.repeat_penalty
+        # What is above 0 stays so as a float32.
+        row["temperature"] = max(p.temperature, 1e-30) if p.temperature > 0 else p.temperature
+        row["repeat"] = p.repeat_penalty
         row["xtc_probability"] = p.xtc_probability if p.uses_xtc else 0
         row["xtc_threshold"] = p.xtc_threshold
         row["frequency"], row["presence"] = p.frequency_penalty, p.presence_penalty
@@ -92,7 +134,7 @@ class Plan:
 
 def _adjusts(sampler: Sampler) -> bool:
     p = sampler.params
-    return bool(p.logit_bias) or p.penalizes or p.uses_dry
+    return bool(p.logit_bias) or p.penalizes
 
 
 @dataclass
@@ -215,7 +257,7 @@ class Sampling:
         for i in plan.by_hand:  # what is downloaded first waits for all that was enqueued before
             row = self.device.download(logits.data, np.float32, n_vocab, 4 * i * logits.row)
             plan.samplers[i].settle(before)
-            ids[i] = plan.samplers[i].sample(row)
+            ids[i] = plan.samplers[i].try_sample(row)
         self.device.upload(self.ids, np.maximum(ids, 0))
 
     def _room(self, buffer: Buffer | None, nbytes: int, name: str) -> Buffer:

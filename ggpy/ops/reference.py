@@ -232,9 +232,10 @@ class Reference:
         """ids[R]: row r through samplers[r]; each one's count of draws goes up."""
         for sampler in samplers:
             sampler.settle(self._sampled)
-        ids = [sampler.sample(row) for sampler, row in zip(samplers, logits, strict=True)]
-        self._sampled = np.array(ids, np.int64)
-        return self._sampled
+        pairs = zip(samplers, logits, strict=True)
+        ids = np.array([sampler.try_sample(row) for sampler, row in pairs], np.int64)
+        self._sampled = np.maximum(ids, 0)  # of a row without a token the next step needs some id
+        return ids
 
     def read(self, array: NDArray) -> NDArray:
         """The array itself."""

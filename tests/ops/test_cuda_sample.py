@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, fields
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,9 +16,16 @@ from ggpy.gguf import File
 from ggpy.kernels.sample import MAX_TOP_K
 from ggpy.ops import cuda, cuda_sample
 from ggpy.ops.cuda_arrays import Array
-from ggpy.ops.cuda_sample import MAX_RECENT, MAX_ROWS, Sampling, n_candidates
+from ggpy.ops.cuda_sample import (
+    MAX_RECENT,
+    MAX_ROWS,
+    Plan,
+    Sampling,
+    n_candidates,
+    unclassified,
+)
 from ggpy.ops.reference import Reference
-from ggpy.sampling import Sampler, SamplingParams
+from ggpy.sampling import NO_TOKEN, Sampler, SamplingParams
 
 V = 50000
 DEFAULTS = SamplingParams(seed=1)
@@ -51,6 +59,87 @@ def test_chains_that_have_kernels(options, k):
 @pytest.mark.parametrize("options", IN_NUMPY)
 def test_chains_that_have_none(options):
     assert n_candidates(Sampler(SamplingParams(seed=1, **options), V)) == 0
+
+
+# Of each parameter: a value with which other tokens are drawn, and what else makes it count.
+DRY = {"dry_multiplier": 1.0, "dry_allowed_length": 1, "dry_base": 9.0}
+CHANGES = {
+    "seed": (2, {}),
+    "temperature": (3.0, {}),
+    "top_k": (2, {}),
+    "top_p": (0.2, {}),
+    "min_p": (0.9, {}),
+    "xtc_probability": (1.0, {"xtc_threshold": 0.01}),
+    "xtc_threshold": (0.02, {"xtc_probability": 1.0}),
+    "repeat_last_n": (2, {"presence_penalty": 9.0}),
+    "repeat_penalty": (9.0, {}),
+    "presence_penalty": (9.0, {}),
+    "frequency_penalty": (9.0, {}),
+    "logit_bias": ({11: 30.0}, {}),
+    "typical_p": (0.1, {}),
+    "top_n_sigma": (0.1, {}),
+    "dynatemp_range": (0.7, {}),
+    "dynatemp_exponent": (9.0, {"dynatemp_range": 0.7}),
+    "dry_multiplier": (9.0, {}),
+    "dry_base": (9.0, DRY),
+    "dry_allowed_length": (1, DRY),
+    "dry_penalty_last_n": (2, DRY),
+    "dry_breakers": (((3,),), DRY),
+}
+
+
+def test_every_parameter_is_known_to_kernels_or_sends_the_row_to_numpy():
+    known, sent = cuda_sample.IN_KERNELS, cuda_sample.IN_NUMPY.keys()
+    names = {f.name for f in fields(SamplingParams)}
+    assert known | sent == names == CHANGES.keys(), "classify what is new"
+    assert not known & sent and not unclassified(DEFAULTS)
+    for name in names:
+        value, others = CHANGES[name]
+        params = SamplingParams(**{"seed": 1, **others, name: value})
+        assert (n_candidates(Sampler(params, V)) == 0) == (name in sent), name
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize("name", CHANGES)
+def test_every_parameter_is_obeyed(emulator, name, greedy):
+    """Where a row is drawn: numpy's tokens, some of which are others without the parameter."""
+    n, n_vocab, history = 24, 300, [3, 4, 5, 3, 4]
+    values = np.random.default_rng(0).standard_normal((n, n_vocab)).astype(np.float32)
+    values[:, 3:6] += [3, 3, 5]
+    logits = Array(upload(emulator, values), np.float32, (n, n_vocab), n_vocab)
+    value, others = CHANGES[name]
+    options = {"seed": 1, **others, **({"temperature": 0.0} if greedy else {})}
+    without = {**options, name: {"seed": 1}.get(name, getattr(SamplingParams(), name))}
+
+    def samplers(options):
+        return [Sampler(SamplingParams(**options), n_vocab, history) for _ in range(n)]
+
+    def in_numpy(options):
+        return [s.sample(row) for s, row in zip(samplers(options), values, strict=True)]
+
+    expected = in_numpy({**options, name: value})
+    drawn = Sampling(emulator).draw(logits, samplers({**options, name: value}))
+    assert drawn.read().tolist() == expected
+    assert greedy or expected != in_numpy(without), "nothing would be noticed"
+
+
+@dataclass(frozen=True)
+class WithMirostat(SamplingParams):
+    """What a parameter that nobody has classified looks like."""
+
+    mirostat: float = 0.0
+    mirostat_targets: tuple[float, ...] = ()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_parameter_that_nobody_classified_goes_to_numpy(temperature):
+    options = {"seed": 1, "temperature": temperature}
+    for off in (WithMirostat(**options), WithMirostat(**options, mirostat=0.0)):
+        assert [f.name for f in unclassified(off)] == ["mirostat", "mirostat_targets"]
+        assert n_candidates(Sampler(off, V)) == (1 if temperature == 0 else 40)
+    for new in ({"mirostat": 2.0}, {"mirostat_targets": (1.0,)}):
+        plan = Plan([Sampler(WithMirostat(**options, **new), V)])
+        assert plan.by_hand == [0] and not plan.best_only
 
 
 def test_a_small_vocabulary_is_kept_whole():
@@ -100,14 +189,51 @@ def test_nobody_waits_for_the_default_chain(machine, monkeypatch):
     assert first != second
 
 
-def test_what_cannot_be_sampled_is_told_when_it_is_read(machine):
-    values, _ = rows_on(machine, 3, 200)
-    values[2, 7] = np.nan
-    logits = Array(upload(machine, values), np.float32, (3, 200), 200)
-    for params in (DEFAULTS, SamplingParams(temperature=0)):
-        sampled = Sampling(machine).draw(logits, [Sampler(params, 200) for _ in range(3)])
-        with pytest.raises(ValueError, match="highest logit of row 2 is NaN or infinite"):
-            sampled.read()
+IN_NUMPY_ALONE = SamplingParams(seed=1, typical_p=0.9)
+
+
+@pytest.mark.parametrize("params", [DEFAULTS, SamplingParams(temperature=0), IN_NUMPY_ALONE])
+def test_a_row_without_a_token_leaves_the_others_alone(machine, params):
+    """And has some id on the device, which the next step may look up."""
+    values, _ = rows_on(machine, 4, 200)
+    values[1, 7], values[2, 7] = np.nan, np.inf
+    logits = Array(upload(machine, values), np.float32, (4, 200), 200)
+    sampling = Sampling(machine)
+    ours = [Sampler(params, 200) for _ in range(4)]
+    ids = sampling.draw(logits, ours).read().tolist()
+    expected = [Sampler(params, 200).try_sample(row) for row in values]
+    assert ids == expected and ids[1:3] == [NO_TOKEN] * 2 and min(ids[0], ids[3]) >= 0
+    on_device = machine.download(sampling.ids, np.int32, 4)
+    assert on_device.min() >= 0 and on_device.max() < 200
+    assert [s.n_drawn for s in ours][::3] == [1, 1]
+
+
+def test_extreme_parameters_give_numpys_tokens(machine):
+    """No infinity and no NaN on either side, and the same rounding."""
+    n_vocab, history = 300, [3, 4, 5, 3, 4]
+    extremes = [
+        {"logit_bias": {3: 1e20, 4: -1e20, 5: -math.inf}},
+        {"logit_bias": dict.fromkeys(range(300), -math.inf)},
+        {"presence_penalty": -1e20, "frequency_penalty": -1e20},
+        {"presence_penalty": 1e20, "frequency_penalty": 1e20, "repeat_penalty": 1e-6},
+        {"logit_bias": {3: 1e20}, "repeat_penalty": 1e6},
+        {"logit_bias": {3: 1e20, 4: -math.inf}, "repeat_penalty": 1e-6},
+        {"temperature": 1e20},
+        {"temperature": 1e-300},
+        {"temperature": 1e-40, "logit_bias": {3: 50.0, 4: 50.0}},
+        {"temperature": 1e-50, "logit_bias": {3: 1e20, 4: 1e20}},
+        {"min_p": 5e-324, "top_p": 0.0},
+        {"top_k": 2**31 - 1, "min_p": 0.0},
+    ]
+    values, logits = rows_on(machine, len(extremes), n_vocab)
+    pairs = [
+        [Sampler(SamplingParams(seed=i, **c), n_vocab, history) for _ in range(2)]
+        for i, c in enumerate(extremes)
+    ]
+    ids = Sampling(machine).draw(logits, [ours for ours, _ in pairs]).read().tolist()
+    expected = [theirs.try_sample(row) for (_, theirs), row in zip(pairs, values, strict=True)]
+    assert ids == expected
+    assert [i for i, id in enumerate(ids) if id == NO_TOKEN] == [1]
 
 
 def test_too_many_rows_are_refused(emulator):

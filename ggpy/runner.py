@@ -1,0 +1,58 @@
+"""One thread that steps an engine, for sequences of any thread.
+
+Callers add sequences to the engine, and follow them here: they wait for their own pieces while the
+owner thread evaluates all sequences together. Nothing here knows what a step is, or who the callers
+are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread, current_thread
+
+from .engine import Engine
+from .sequence import Piece, Sequence
+
+
+class Runner:
+    """Steps an engine in a thread of its own while it has sequences; `close` ends that thread.
+
+    What a step raises becomes the error of all sequences that are there, and the thread goes on.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._closed = False
+        self._wake: SimpleQueue[None] = SimpleQueue()
+        self._thread = Thread(target=self._run, name="ggpy engine", daemon=True)
+        self._thread.start()
+
+    def pieces(self, sequence: Sequence) -> Iterator[Piece]:
+        """The pieces of one sequence until it ends, or its error."""
+        return sequence.follow(self.waiter(sequence))
+
+    def waiter(self, sequence: Sequence) -> Callable[[], None]:
+        """What waits until something happened to a sequence; from now on this thread steps it."""
+        news: SimpleQueue[None] = SimpleQueue()
+        sequence.notify = partial(news.put, None)
+        news.put(None)  # of what happened before
+        self._wake.put(None)
+        return news.get
+
+    def close(self) -> None:
+        """End the thread, after the step that is under way; the engine is left as it is."""
+        self._closed = True
+        self._wake.put(None)
+        if current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._wake.get()
+            while self._engine.busy and not self._closed:
+                try:
+                    self._engine.step(wait=True)
+                except BaseException as error:
+                    self._engine.abort(error)
