@@ -162,6 +162,8 @@ class Engine:
         try:
             if self._closed:
                 raise RuntimeError("the model is closed")
+            if previous is not None and previous.n_evaluated > previous.n_finite:
+                self._collect_all()  # so that it is known how much of it may be taken over
             self._scheduler.begin(s, previous)
         except Exception as error:
             self._scheduler.fail(s, error)
@@ -239,10 +241,10 @@ class Engine:
         return self._mailbox.call(partial(self._logits, prompt))
 
     def _logits(self, prompt: list[int]) -> NDArray[np.float32]:
-        while self._flight is not None:  # without handing over more
-            self._collect_first()
+        self._collect_all()
         table = self._scheduler.room_for(len(prompt))
-        out = np.empty((len(prompt), self.decoder.sizes.n_vocab), np.float32)
+        self._clear_suspects()
+        out = np.full((len(prompt), self.decoder.sizes.n_vocab), np.nan, np.float32)
         try:
             for start in range(0, len(prompt), self.n_batch):
                 part = slice(start, min(start + self.n_batch, len(prompt)))
@@ -250,6 +252,8 @@ class Engine:
                 step = ragged([(table, prompt[part], start)], np.arange(n, dtype=np.int32))
                 out[part] = self.ops.read(self.decoder.run(step))
         finally:
+            if not np.isfinite(out.max(axis=1)).all():  # NaN, or not evaluated
+                table.suspect(0)
             table.release()
         return out
 
@@ -258,6 +262,7 @@ class Engine:
         batch = self._schedule()
         if not batch.sequences:
             return None
+        self._clear_suspects()
         for s, length in zip(batch.sequences, batch.lengths, strict=True):
             if length > 1 or s.n_evaluated % PAGE_SIZE == 0:  # else it goes to a page that is there
                 try:
@@ -276,6 +281,12 @@ class Engine:
         for s, length in zip(batch.sequences, batch.lengths, strict=True):
             s.n_evaluated += length  # only now: an interrupted step is not evaluated
         return flight
+
+    def _clear_suspects(self) -> None:
+        """Before pages are used again that may hold NaN: behind the steps that wrote them."""
+        if self.pool.suspects:
+            self.ops.clear_pages(sorted(self.pool.suspects))
+            self.pool.suspects.clear()
 
     def _take_back(self, batch: Batch) -> None:
         """An interrupted step has drawn nothing, and is handed over again.
@@ -326,6 +337,11 @@ class Engine:
             [s.logprobs or (s.context_shift and len(s.ids) == self.n_ctx) for s in flight.owners]
         )
 
+    def _collect_all(self) -> None:
+        """Read the steps that are under way, without handing over more."""
+        while self._flight is not None:
+            self._collect_first()
+
     def _collect_first(self) -> list[Sequence]:
         """Read the step that was handed over first; the sequences that have a token of it."""
         flight = self._flight
@@ -345,6 +361,8 @@ class Engine:
             s = flight.owners[row]
             try:
                 flight.n_collected = row + 1
+                if ids[row] != NO_TOKEN and s.n_evaluated:
+                    s.n_finite = len(s.ids)
                 if s.finish is not None:
                     s.sampler.n_drawn -= 1
                     continue
@@ -376,7 +394,7 @@ class Engine:
         """Drop the older half after the first n_keep tokens; the rest moves and is evaluated."""
         dropped = max(1, (len(s.ids) - s.n_keep) // 2)
         del s.ids[s.n_keep : s.n_keep + dropped]
-        s.n_evaluated = s.table.truncate(min(s.n_keep, s.n_evaluated))
+        s.n_evaluated = s.n_finite = s.table.truncate(min(s.n_keep, s.n_evaluated))
 
 
 def _whole(name: str, value: object) -> int:

@@ -29,6 +29,7 @@ class PagePool:
 
     def __init__(self, n_pages: int) -> None:
         self.n_pages = n_pages
+        self.suspects: set[int] = set()  # may hold NaN or infinity: to be cleared before use
         self._references = [0] * n_pages
         self._free = list(
             range(n_pages - 1, -1, -1)
@@ -109,6 +110,13 @@ class PageTable:
         del self.pages[pages_for(kept) :]
         self.version += 1
         return kept
+
+    def suspect(self, first_position: int) -> None:
+        """From this position on, what the pages hold may be NaN; pages of other tables, too, are
+        theirs to suspect.
+        """
+        pages = self.pages[first_position // PAGE_SIZE :]
+        self.pool.suspects.update(p for p in pages if self.pool.references(p) == 1)
 
     def fork(self, n_positions: int) -> PageTable:
         """A table that shares the full pages of the first n_positions."""

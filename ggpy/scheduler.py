@@ -105,8 +105,12 @@ class Scheduler:
     def _take_over(self, s: Sequence, previous: Sequence) -> None:
         """Continue in the pages of an ended sequence."""
         n = _common(s, previous)
+        if previous.n_evaluated > previous.n_finite:  # a page in which NaN may be is not shared
+            n = min(n, previous.n_finite // PAGE_SIZE * PAGE_SIZE)
+            previous.table.suspect(n)
         s.table, previous.table = previous.table, s.table
         s.n_evaluated = s.n_reused = s.table.truncate(n)
+        previous.n_evaluated = 0
         if previous in self.kept:
             self.kept.remove(previous)
         _forget(previous)
@@ -120,7 +124,9 @@ def _common(s: Sequence, other: Sequence) -> int:
 
 
 def _forget(s: Sequence) -> None:
+    if s.error is not None or s.n_evaluated > s.n_finite:
+        s.table.suspect(s.n_finite)
     s.table.release()
-    s.n_evaluated = 0
+    s.n_evaluated = s.n_finite = 0
     if not s.n_generated:
         s.n_reused = 0

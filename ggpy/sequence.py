@@ -125,6 +125,7 @@ class Sequence:
     keep: bool  # pages outlive the end, for a sequence that continues this one
     n_prompt: int
     n_evaluated: int = 0  # leading ids with keys and values, counting steps that are under way
+    n_finite: int = 0  # of these: up to the last whose logits were seen, and were finite
     n_reused: int = 0  # of the prompt: taken from another sequence
     n_generated: int = 0
     pieces: deque[Piece] = field(default_factory=deque)

@@ -557,6 +557,65 @@ def test_logits_that_are_none_end_their_sequence_alone(make_engine, run_ahead):
         list(engine.pieces(bad))
 
 
+@pytest.fixture
+def cleared(make_engine):
+    """An engine of two sequences in steps of 64 tokens, and the pages that it had cleared."""
+
+    def make(**options):
+        engine, found = make_engine(n_seq=2, n_batch=64, **options), []
+        engine.ops.clear_pages = found.append
+        return engine, found
+
+    return make
+
+
+@pytest.mark.parametrize("run_ahead", [False, True])
+def test_only_pages_that_may_hold_nan_are_cleared(cleared, run_ahead):
+    engine, found = cleared(run_ahead=run_ahead)
+    answer(engine, ids_of(100), max_tokens=5)  # of which all logits were finite
+    cancelled = engine.add(ids_of(150, 1), GREEDY)
+    engine.step()
+    pages = cancelled.table.pages.copy()
+    assert len(pages) >= 1 and not found
+    engine.cancel(cancelled)  # in the middle of a prompt: nobody knows
+    answer(engine, ids_of(10, 2), max_tokens=2)
+    assert found == [sorted(pages)]
+
+
+def test_pages_of_an_error_are_cleared_before_they_are_used(cleared):
+    engine, found = cleared()
+    bad = engine.add(ids_of(70), GREEDY, max_tokens=9)  # in two steps and pages
+    sample, engine.ops.sample = engine.ops.sample, lambda logits, samplers: np.array([-1])
+    finish(engine, bad)
+    assert bad.finish == "error" and not found, "not before they are wanted"
+    engine.ops.sample = sample
+    answer(engine, ids_of(10, 2), max_tokens=2)
+    assert found == [[0, 1]] and not engine.pool.suspects
+
+
+@pytest.mark.parametrize("run_ahead", [False, True])
+def test_a_kept_answer_is_taken_over_to_its_last_token(cleared, run_ahead):
+    """Though the step behind its end token was under way, whose logits nobody has seen."""
+    plain = answer(cleared()[0], ids_of(20), max_tokens=6)
+    engine, found = cleared(run_ahead=run_ahead, end_ids=[plain[3]])
+    first = engine.add(ids_of(20), GREEDY, keep=True)
+    finish(engine, first)
+    assert first.finish == "stop"
+    second = engine.add([*first.ids, 7, 8], GREEDY, max_tokens=2, previous=first)
+    finish(engine, second)
+    assert second.n_reused == len(first.ids) - (not run_ahead) and not found
+
+
+def test_logits_that_are_not_finite_leave_no_page(cleared):
+    engine, found = cleared()
+    run = engine.decoder.run
+    engine.decoder.run = lambda step: run(step) * np.float32("nan")
+    engine.logits(ids_of(70))
+    engine.decoder.run = run
+    assert np.isfinite(engine.logits(ids_of(70))).all()
+    assert [len(pages) for pages in found] == [2] and not engine.pool.suspects
+
+
 def test_ids_that_a_device_refuses_have_a_reason(make_engine):
     """-1 comes without one from kernels."""
     engine = make_engine(n_seq=2)

@@ -63,6 +63,16 @@ class Buffer:
             raise ValueError(f"offset {offset} is outside {self!r}")
         return Ptr(self.address + offset, self)
 
+    def part(self, offset: int, nbytes: int) -> Buffer:
+        """The `nbytes` at `offset` as a buffer, which keeps this one alive and frees nothing."""
+        if not 0 <= offset <= offset + nbytes <= self.nbytes:
+            raise ValueError(f"{nbytes} bytes at offset {offset} are outside {self!r}")
+
+        def release(ptr: int, nbytes: int, whole: Buffer = self) -> None:
+            """The whole is freed when no part refers to it."""
+
+        return Buffer(self.address + offset, nbytes, self.name, release)
+
     @property
     def address(self) -> int:
         """`ptr`, checked: CudaError after free()."""

@@ -178,6 +178,10 @@ class Cuda:
             most_split,
         )
 
+    def clear_pages(self, pages: Sequence[int]) -> None:
+        """Zeros where numbers that are not finite may be."""
+        self._pages.clear(self.device, pages)
+
     def _prompts_of(self, heads: Heads) -> tuple[bool, bool]:
         """Whether prompts have attention of their own, and whether pages become halves for it."""
         there = not self.batch_invariant and AttendPrompt.fits(self.device, heads)

@@ -5,6 +5,7 @@ Their layout inside a page is the kernels' matter; how large a page is, kernels/
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..device.base import Buffer, OutOfMemory, Ptr
@@ -28,11 +29,12 @@ def halves_of(device: Any, heads: Heads, n_pages: int) -> tuple[Buffer, Buffer]:
 
 
 class Pages:
-    """Zeroed: what attention masks must still be finite."""
+    """Zeroed at first: kernels multiply values that are masked by 0, so these must be finite."""
 
     def __init__(self, device: Any, heads: Heads, shape: CacheShape, halved: bool = False) -> None:
         """halved: with room for one layer's pages as halves. MemoryError says what would fit."""
         page = page_bytes(heads, shape.n_layer, halved)
+        self._heads, self._n_layer = heads, shape.n_layer
         self._key_bytes = shape.n_pages * heads.key_bytes  # of a layer
         self._value_bytes = shape.n_pages * heads.value_bytes
         try:
@@ -41,6 +43,15 @@ class Pages:
             self._values = device.zeros(shape.n_layer * self._value_bytes, "values")
         except OutOfMemory as error:
             raise shape.too_large(page, error.free) from None
+
+    def clear(self, device: Any, pages: Sequence[int]) -> None:
+        """Enqueue zeros for these pages of all layers."""
+        sizes = self._heads.key_bytes, self._heads.value_bytes
+        layers = self._key_bytes, self._value_bytes
+        for memory, size, of_layer in zip((self._keys, self._values), sizes, layers, strict=True):
+            for layer in range(self._n_layer):
+                for page in pages:
+                    device.fill(memory.part(layer * of_layer + page * size, size), 0)
 
     def of(self, layer: int) -> tuple[Ptr, Ptr]:
         """Its keys and its values."""

@@ -197,6 +197,11 @@ class Ops(Protocol):
     def allocate_cache(self, shape: CacheShape) -> None:
         """Make room for keys and values; MemoryError says what is needed, free, and would fit."""
 
+    def clear_pages(self, pages: Sequence[int]) -> None:
+        """Before pages are used again that may hold NaN or infinity: no position that is written
+        to them later may come to depend on what was there.
+        """
+
     def run(self, step: Step, forward: Callable[[Step], Array], repeat: bool = True) -> Array:
         """What forward(step) returns, computed in whatever way repeats it fastest.
 

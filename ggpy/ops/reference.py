@@ -160,6 +160,9 @@ class Reference:
         types = cache_types(shape)
         self._keys, self._values = Pages(shape, types.k), Pages(shape, types.v)
 
+    def clear_pages(self, pages: Sequence[int]) -> None:
+        """Nothing: positions that were not written are not read."""
+
     # Steps
 
     def run(self, step: Step, forward: Callable[[Step], F32], repeat: bool = True) -> F32:

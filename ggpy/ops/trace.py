@@ -67,6 +67,9 @@ class Trace:
     def allocate_cache(self, shape: CacheShape) -> None:
         self._ops.allocate_cache(shape)
 
+    def clear_pages(self, pages: Sequence[int]) -> None:
+        self._ops.clear_pages(pages)
+
     def run(self, step: Step, forward: Callable[[Step], Array], repeat: bool = True) -> Array:
         """forward(step), op by op: a repeated graph would hide its parts."""
         return self._ops.run(step, forward, repeat=False)

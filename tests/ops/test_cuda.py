@@ -443,6 +443,25 @@ def test_logits_of_a_text(machine, tiny_path):
 # What is refused
 
 
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_what_another_sequence_left_does_not_matter(machine, tiny_path, architecture):
+    """Not even NaN, of a prompt that was cancelled before its logits were seen."""
+    path, prompt = tiny_path(architecture), ids_of(9, 9)
+    expected = answers(Reference(1), path, [prompt], GREEDY)[0][0]
+    ops = cuda.Cuda(machine)
+    with File(path) as file:
+        engine = Engine(arch.load(file, ops, 64), ops, Letters(), 64, n_batch=16)
+    cancelled = engine.add(ids_of(30, 30), GREEDY)
+    engine.step()
+    for memory in (ops._pages._keys, ops._pages._values):
+        machine.fill(memory, 0xFF)
+    engine.cancel(cancelled)
+    healthy = engine.add(prompt, GREEDY, max_tokens=10)
+    while engine.busy:
+        engine.step()
+    assert (healthy.finish, [p.id for p in healthy.pieces]) == ("length", expected)
+
+
 def test_order_of_calls(emulator):
     ops, step = cuda.Cuda(emulator), step_of([([1], 0, [0])])
     with pytest.raises(RuntimeError, match="allocate_cache comes before the first step"):

@@ -42,7 +42,7 @@ CONTRACT = BACKENDS.pop("Ops")
 
 
 def test_all_backends_are_looked_at():
-    assert {"Reference", "Trace"} <= set(BACKENDS) and len(CONTRACT) == 14
+    assert {"Reference", "Trace"} <= set(BACKENDS) and len(CONTRACT) == 15
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
