@@ -53,7 +53,7 @@ SETTINGS = [
     {"temperature": 2.0, "top_p": 1.0, "min_p": 0.0},
     {"temperature": 1.3, "top_k": 300, "top_p": 0.99, "min_p": 0.0},
     {"temperature": 0.01, "top_k": 7},
-    {"temperature": 1e30, "min_p": 0.2},
+    {"temperature": 1e20, "min_p": 0.2},
     {"temperature": 1e-38},
     {"temperature": 5.0, "top_p": 0.0, "top_k": 5},
     {"temperature": 1.0, "min_p": 1.0},
