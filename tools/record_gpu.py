@@ -35,7 +35,7 @@ SPEEDS = (  # models of the benchmark that are decoded, and tokens of each
     ("Llama-3.1-8B:Q4_K", 128),
     ("Llama-3.2-1B:Q8_0", 128),
 )
-ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a")  # that a record must have
+ARCHITECTURES = ("sm_75", "sm_80", "sm_89", "sm_90a")  # that a record must have
 LONG = 120  # seconds of a test, after which it is said where it is: a kernel may never end
 
 
