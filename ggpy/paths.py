@@ -37,11 +37,16 @@ def cache_dir(name: str) -> Path:
 
 def make_cache_dir(folder: Path) -> None:
     """Make a folder of `cache_dir` and those above it, as far as they are not there: for the user
-    alone (0700). OSError.
+    alone (0700). One that others can write to, as a umask of 002 has made it, is closed to them.
+    OSError.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(mode=0o700, exist_ok=True)
+    for path in (folder, folder.parent):
+        mode = path.stat().st_mode
+        if mode & _OTHERS_WRITE and hasattr(os, "getuid") and path.stat().st_uid == os.getuid():
+            path.chmod(stat.S_IMODE(mode) & ~_OTHERS_WRITE)
 
 
 def is_private(folder: Path) -> bool:

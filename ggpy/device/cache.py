@@ -33,7 +33,9 @@ def refusal() -> str:
     """Why nothing in the folder is used, and what helps; empty if it is, or if it is not there."""
     if not folder().exists() or is_private(folder()):
         return ""
-    return f"others can write to {folder()}, so nothing in it is used: chmod 700 it, or remove it"
+    if all(path.stat().st_uid == os.getuid() for path in (folder(), folder().parent)):
+        return ""  # `store` closes it
+    return f"{folder()} is another user's, so nothing in it is used: set XDG_CACHE_HOME"
 
 
 def load(key: str) -> Cubin | None:
