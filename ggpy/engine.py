@@ -26,7 +26,7 @@ from .mailbox import Mailbox, Occupied
 from .ops.interface import PAGE_SIZE, Array, Ops
 from .sampling import NO_TOKEN, Sampler, SamplingParams
 from .scheduler import Scheduler
-from .sequence import Piece, Sequence, StopStrings, Tokens, logprob
+from .sequence import Piece, Sequence, StopStrings, Tokens, logprob, whole
 
 __all__ = ["ContextOverflow", "Engine", "Occupied", "Piece", "Sequence", "StopStrings"]
 
@@ -111,8 +111,8 @@ class Engine:
         """
         prompt = self.check(ids)
         if max_tokens is not None:
-            max_tokens = _whole("max_tokens", max_tokens)
-        if not 0 <= _whole("n_keep", n_keep) < self.n_ctx:
+            max_tokens = whole("max_tokens", max_tokens)
+        if not 0 <= whole("n_keep", n_keep) < self.n_ctx:
             raise ValueError(f"n_keep is {n_keep}: it must be 0 to {self.n_ctx - 1}")
         sequence = Sequence(
             ids=prompt,
@@ -395,11 +395,3 @@ class Engine:
         dropped = max(1, (len(s.ids) - s.n_keep) // 2)
         del s.ids[s.n_keep : s.n_keep + dropped]
         s.n_evaluated = s.n_finite = s.table.truncate(min(s.n_keep, s.n_evaluated))
-
-
-def _whole(name: str, value: object) -> int:
-    """The value of a parameter as a whole number; ValueError."""
-    try:
-        return index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise ValueError(f"{name} is {value!r:.60}: it must be a whole number") from None

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import index
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -185,3 +186,11 @@ def logprob(logits: NDArray[np.float32], token: int) -> float:
     x = logits.astype(np.float64)
     top = x.max()
     return float(x[token] - top - np.log(np.exp(x - top).sum()))
+
+
+def whole(name: str, value: object) -> int:
+    """The value of a parameter as a whole number; ValueError."""
+    try:
+        return index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ValueError(f"{name} is {value!r:.60}: it must be a whole number") from None

@@ -169,14 +169,8 @@ class Cuda:
         self._pages = Pages(self.device, self._heads, shape, halved)
         self._prompts = Prompts(self._attend, self._pages.halves) if there else None
         prompts_from = self._prompts.from_tokens if self._prompts else None
-        self._steps = StepUpload(
-            self.device,
-            self._heads,
-            self._graphs.forget,
-            prompts_from,
-            self._attend.places,
-            most_split,
-        )
+        given = self._graphs.forget, prompts_from, self._attend.places, most_split
+        self._steps = StepUpload(self.device, self._heads, *given)
 
     def clear_pages(self, pages: Sequence[int]) -> None:
         """Zeros where numbers that are not finite may be."""
