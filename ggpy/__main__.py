@@ -10,8 +10,8 @@ import runpy
 import sys
 from pathlib import Path
 
-from .outcome import ended
 from .paths import data_dir, version
+from .util.outcome import ended
 
 IN_PACKAGE = ("run",)  # modules of this package
 

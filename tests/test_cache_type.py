@@ -11,15 +11,17 @@ import pytest
 from cases import nmse
 
 import ggpy
-from ggpy import arch, run
+from ggpy import arch
+from ggpy.backends.cuda import memory
+from ggpy.backends.cuda.backend import Cuda
+from ggpy.backends.interface import CacheShape, Demand, Step
+from ggpy.backends.numpy import kv_pages
+from ggpy.backends.numpy.backend import Reference
 from ggpy.cache_type import CACHE_TYPES, USUAL, CacheTypes
+from ggpy.cli import run
 from ggpy.formats import by_name
 from ggpy.gguf import File
 from ggpy.kernels.attend_prompt import AttendPrompt
-from ggpy.ops import cuda_memory, reference_cache
-from ggpy.ops.cuda import Cuda
-from ggpy.ops.interface import CacheShape, Demand, Step
-from ggpy.ops.reference import Reference
 
 TINY = Path(__file__).resolve().parent.parent / "models" / "tiny"
 # Of single rows of logits, whatever the types; beyond that, a number that rounding sends to the
@@ -85,7 +87,7 @@ def test_numpy_keeps_float32_unless_asked():
 @pytest.mark.parametrize("type", CACHE_TYPES)
 def test_pages_of_numpy(type):
     """What is read is what the format makes of what was written, position by position."""
-    pages = reference_cache.Pages(SHAPE, type)
+    pages = kv_pages.Pages(SHAPE, type)
     x = np.random.default_rng(1).standard_normal((70, 2, 64)).astype(np.float32)
     places = np.arange(70)
     pages.write(1, np.array([2, 0])[places // 64], places % 64, x)
@@ -97,7 +99,7 @@ def test_pages_of_numpy(type):
 
 @pytest.mark.parametrize("type, limit", [("f16", 65504), ("q8_0", 65500), ("q4_1", 65500)])
 def test_pages_of_numpy_saturate(type, limit):
-    pages = reference_cache.Pages(SHAPE, type)
+    pages = kv_pages.Pages(SHAPE, type)
     x = np.full((1, 2, 64), 1e6, np.float32)
     x[0, 0, 0], x[0, 1, 40] = -np.inf, np.nan
     pages.write(0, np.zeros(1, int), np.zeros(1, int), x)
@@ -108,7 +110,7 @@ def test_pages_of_numpy_saturate(type, limit):
 
 def test_spreading_keeps_products_and_shares_out_what_is_large():
     x, y = np.random.default_rng(2).standard_normal((2, 5, 3, 96)).astype(np.float32)
-    spread = reference_cache.spread
+    spread = kv_pages.spread
     np.testing.assert_allclose((spread(x) * spread(y)).sum(-1), (x * y).sum(-1), atol=1e-4)
     np.testing.assert_allclose(spread(spread(x)), x, atol=1e-5)
     alone = np.zeros((1, 64), np.float32)
@@ -122,22 +124,22 @@ def test_spreading_keeps_products_and_shares_out_what_is_large():
 
 def test_sizes_follow_the_types():
     demand = Demand([], replace(SHAPE, types=CacheTypes("q8_0", "q4_1")), 1, 1, 1, 64, 64, 64)
-    need = cuda_memory.needed(demand, 64)
+    need = memory.needed(demand, 64)
     assert need.cache_page == 2 * 64 * 2 * 2 * (34 + 20)  # layers, positions, heads, blocks
-    with_prompts = cuda_memory.needed(demand, 64, halved=True)
+    with_prompts = memory.needed(demand, 64, halved=True)
     assert with_prompts.cache_page == need.cache_page + 64 * 2 * 64 * 2 * 2  # halves of a layer
-    usual = cuda_memory.needed(replace(demand, cache=SHAPE), 64)
+    usual = memory.needed(replace(demand, cache=SHAPE), 64)
     assert usual.cache_page == 2 * 64 * 2 * 64 * 2 * 2
 
 
 def test_a_full_machine_says_what_fits_in_the_type(monkeypatch):
     free = 64 * 2 * 2 * 2 * (34 + 34) * 2  # two pages
-    monkeypatch.setattr(reference_cache.host, "available_memory", lambda: free)
+    monkeypatch.setattr(kv_pages.host, "available_memory", lambda: free)
     shape = replace(SHAPE, types=CacheTypes("q8_0", "q8_0"))
     with pytest.raises(MemoryError, match=r"192 positions .* an n_ctx of 128 would fit"):
-        reference_cache.check_room(shape)
+        kv_pages.check_room(shape)
     with pytest.raises(MemoryError, match="an n_ctx of 0 would fit"):
-        reference_cache.check_room(SHAPE)
+        kv_pages.check_room(SHAPE)
 
 
 # What cannot be

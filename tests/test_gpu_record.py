@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ggpy import simulated
 from ggpy.device import Gpu, NoGpu
 from ggpy.device.probe import simulate
+from ggpy.util import simulated
 from tools import record_gpu
 
 ROOT = Path(__file__).resolve().parent.parent

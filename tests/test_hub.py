@@ -205,7 +205,10 @@ def test_pip_ends_with_us(name: str, cache: Path, registry: Path, tmp_path: Path
         settings = {"PIP_INDEX_URL": f"http://127.0.0.1:{server.getsockname()[1]}/simple"}
         unwanted = ("PIP_NO_INDEX", "PIP_FIND_LINKS")
         environment = {k: v for k, v in os.environ.items() if k not in unwanted} | settings
-        code = "from ggpy import hub, outcome; outcome.ended(lambda: hub.fetch(hub.KNOWN[0]))"
+        code = (
+            "from ggpy import hub; from ggpy.util.outcome import ended\n"
+            "ended(lambda: hub.fetch(hub.KNOWN[0]))"
+        )
         child = subprocess.Popen(
             [sys.executable, "-c", code], cwd=Path(__file__).parent.parent, env=environment,
             stderr=subprocess.DEVNULL,

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import ggpy
+from ggpy.backends.numpy.backend import Reference
 from ggpy.gguf import File
 from ggpy.model import Model
-from ggpy.ops.reference import Reference
 from ggpy.sampling import SamplingParams
 from ggpy.tokenizer import Tokenizer
 

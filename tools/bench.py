@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any
 
 from ggpy.bench.options import combinations, parser
 from ggpy.cache_type import AUTO
-from ggpy.outcome import ended
+from ggpy.util.outcome import ended
 
 if TYPE_CHECKING:
+    from ggpy.backends.interface import Ops
     from ggpy.bench.options import Test
     from ggpy.bench.table import Machine, Row
-    from ggpy.ops.interface import Ops
 
 
 # Columns of a Markdown table that are there only if a test has something else.
@@ -67,7 +67,7 @@ def bench(options: argparse.Namespace, command: str) -> int:
         plot.require()
     for synthetic, name in options.models:
         if synthetic:
-            from ggpy.synthetic import parse
+            from ggpy.evaluate.synthetic import parse
 
             parse(name)
     if options.profile:
@@ -176,7 +176,7 @@ def say(message: str) -> None:
 def open_model(synthetic: bool, name: str) -> Any:
     """The file, or what stands in for it; GGUFError, ValueError, OSError."""
     if synthetic:
-        from ggpy.synthetic import Synthetic
+        from ggpy.evaluate.synthetic import Synthetic
 
         return Synthetic(name)
     from ggpy import hub
@@ -187,7 +187,7 @@ def open_model(synthetic: bool, name: str) -> Any:
 
 def open_ops(options: argparse.Namespace) -> Ops:
     """The ops of --device; ValueError."""
-    from ggpy.ops import choose
+    from ggpy.backends import choose
 
     return choose(options.device, options.threads, say, gemm=options.gemm)
 
@@ -197,10 +197,10 @@ def open_ops(options: argparse.Namespace) -> Ops:
 
 def describe(options: argparse.Namespace, command: str) -> Machine:
     """What all rows say about the machine, its ceilings among it; ValueError for --device."""
+    from ggpy.backends.host import default_threads
     from ggpy.bench.ceilings import Ceilings, ceilings_of
     from ggpy.bench.machine import commit, cpu_name, now
     from ggpy.bench.table import Machine
-    from ggpy.ops.host import default_threads
 
     ops = open_ops(options)
     gpu = getattr(getattr(ops, "device", None), "gpu", None)

@@ -6,7 +6,7 @@
 
 Microseconds are of one piece of work with its launches, as many follow each other in a graph: the
 median of several, whose operands are other ones at each launch, so that none is in a cache. In a
-checkout, the cases of tests/cases.py are measured too.
+checkout, the cases of tests/support/cases.py are measured too.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from ggpy.outcome import ended
+from ggpy.util.outcome import ended
 
 if TYPE_CHECKING:
     from ggpy.bench.kernel_case import KernelCase
     from ggpy.bench.kernel_table import Document
 
-CASES = Path(__file__).resolve().parent.parent / "tests" / "cases.py"
+CASES = Path(__file__).resolve().parent.parent / "tests" / "support" / "cases.py"
 LONG = (4096, 14336)  # a matrix of Llama-3.1-8B, for kernels over blocks
 
 
@@ -129,7 +129,7 @@ def chosen(pattern: str | None) -> list[KernelCase]:
 
 
 def declared() -> Iterator[KernelCase]:
-    """The cases of tests/cases.py, and its kernels in the shape of a large model's matrix."""
+    """The cases of the tests, and their kernels in the shape of a large model's matrix."""
     if not CASES.is_file():
         say("this installation has no tests: kernels over blocks are left out")
         return
@@ -138,7 +138,7 @@ def declared() -> Iterator[KernelCase]:
 
     cases = load_cases()
     for kernel in cases.KERNELS:
-        yield from (block_case(case, "tests/cases.py") for case in cases.gpu_cases(kernel))
+        yield from (block_case(case, "tests/support/cases.py") for case in cases.gpu_cases(kernel))
         for number in cases.NUMBERS.get(kernel, ("",)):
             for format in supported_formats():
                 large = cases.Case(kernel, format.name, *LONG, 1, number)
@@ -146,7 +146,7 @@ def declared() -> Iterator[KernelCase]:
 
 
 def load_cases() -> Any:
-    """The module tests/cases.py."""
+    """The module tests/support/cases.py."""
     spec = importlib.util.spec_from_file_location("cases", CASES)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)

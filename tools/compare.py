@@ -22,7 +22,7 @@ from typing import Any
 
 from ggpy.bench.compare_table import KIND, markdown
 from ggpy.bench.machine import now
-from ggpy.outcome import ended
+from ggpy.util.outcome import ended
 
 KEY = ("n_prompt", "n_gen", "n_depth", "n_batch", "n_ubatch")
 OURS = [sys.executable, "-m", "ggpy", "bench"]

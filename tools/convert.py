@@ -21,8 +21,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from ggpy.messages import escaped
-from ggpy.outcome import ended
+from ggpy.util.messages import escaped
+from ggpy.util.outcome import ended
 
 if TYPE_CHECKING:
     from ggpy.convert import Folder, Model, Plan
@@ -102,7 +102,7 @@ def size(text: str) -> int:
 
 def run(options: argparse.Namespace) -> int:
     from ggpy.convert import Checkpoint, Folder, mix_of, plan, read_config, read_model
-    from ggpy.mix import tensor_type
+    from ggpy.quantization.mix import tensor_type
 
     options.tensor_types = [tensor_type(text) for text in options.tensor_type]
     check_types(options)
@@ -150,7 +150,7 @@ def resolve(name: str) -> Path:
 
 def check_types(options: argparse.Namespace) -> None:
     """ValueError for names that are not known, before anything is opened."""
-    from ggpy.mix import find_mix
+    from ggpy.quantization.mix import find_mix
 
     if options.type != "auto":
         find_mix(options.type)
@@ -159,7 +159,7 @@ def check_types(options: argparse.Namespace) -> None:
 
 def mixed(options: argparse.Namespace) -> dict[str, Any]:
     """What was said, as `Mix` calls it."""
-    from ggpy.mix import find_type
+    from ggpy.quantization.mix import find_type
 
     output, table = options.output_tensor_type, options.token_embedding_type
     return {
@@ -194,7 +194,7 @@ def refuse_inputs(plan: Plan, inputs: Sequence[Path]) -> None:
 
 def check_smoothing(options: argparse.Namespace) -> None:
     """ValueError for options that do not go together, before anything is opened."""
-    from ggpy.mix import find_mix
+    from ggpy.quantization.mix import find_mix
 
     if (options.smoothquant is None) != (options.calibration is None):
         raise ValueError("--smoothquant ALPHA and --calibration TEXT belong together")
@@ -212,11 +212,11 @@ def check_smoothing(options: argparse.Namespace) -> None:
 
 def smooth(options: argparse.Namespace, model: Model, folder: Folder) -> int:
     """The model as it is stored, to see its activations; and of that the smoothed one."""
-    from ggpy import requantize
     from ggpy.convert import mix_of, plan
     from ggpy.gguf import File
-    from ggpy.smooth import calibrate, factors
-    from ggpy.workers import Workers
+    from ggpy.quantization import requantize
+    from ggpy.quantization.smoothquant import calibrate, factors
+    from ggpy.quantization.workers import Workers
 
     text = Path(options.calibration).read_text(encoding="utf-8", errors="replace")
     out = target(options, folder.name, options.type)
@@ -243,7 +243,7 @@ def smooth(options: argparse.Namespace, model: Model, folder: Folder) -> int:
 
 
 def ops_of(options: argparse.Namespace) -> Any:
-    from ggpy.ops import choose
+    from ggpy.backends import choose
 
     return choose(options.device, options.threads, say)
 
@@ -267,8 +267,8 @@ def announce(model: Model, plan: Plan, type: str) -> None:
 
 def convert(plan: Plan, options: argparse.Namespace) -> None:
     from ggpy.convert import write
-    from ggpy.device_workers import open_workers
-    from ggpy.progress import Bar
+    from ggpy.quantization.device_workers import open_workers
+    from ggpy.util.progress import Bar
 
     choices = plan.choices
     weights = [prod(choice.source.shape) for choice in choices]

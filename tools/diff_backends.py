@@ -12,12 +12,12 @@ import argparse
 import sys
 
 from ggpy import arch
-from ggpy.engine import Engine
+from ggpy.backends import choose
+from ggpy.backends.trace import Difference, Record, Trace, errors
 from ggpy.gguf import File
-from ggpy.ops import choose
-from ggpy.ops.trace import Difference, Record, Trace, errors
-from ggpy.outcome import ended
+from ggpy.runtime.engine import Engine
 from ggpy.tokenizer import Tokenizer
+from ggpy.util.outcome import ended
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -17,12 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ggpy.options import add_reading
-from ggpy.outcome import ended, tell
+from ggpy.cli.options import add_reading
+from ggpy.util.outcome import ended, tell
 
 if TYPE_CHECKING:
     from ggpy.gguf import File
-    from ggpy.importance import Collector, ImportanceMatrix
+    from ggpy.quantization.importance import Collector, ImportanceMatrix
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -75,7 +75,7 @@ def say(message: str) -> None:
 
 def make(options: argparse.Namespace) -> ImportanceMatrix:
     """What is read, and what is collected, together."""
-    from ggpy.importance import ImportanceMatrix, read
+    from ggpy.quantization.importance import ImportanceMatrix, read
 
     found = ImportanceMatrix(chunk_size=options.ctx_size)
     for path in options.in_file:
@@ -87,7 +87,7 @@ def make(options: argparse.Namespace) -> ImportanceMatrix:
 
 
 def save(matrix: ImportanceMatrix, options: argparse.Namespace) -> None:
-    from ggpy.importance import write_dat, write_gguf
+    from ggpy.quantization.importance import write_dat, write_gguf
 
     write = write_dat if options.output_format == "dat" else write_gguf
     write(options.output, matrix)
@@ -97,9 +97,9 @@ def save(matrix: ImportanceMatrix, options: argparse.Namespace) -> None:
 def collect(options: argparse.Namespace) -> ImportanceMatrix:
     """Run the text through the model; prints the perplexity so far after each chunk."""
     from ggpy import arch, hub
+    from ggpy.evaluate.perplexity import running
     from ggpy.gguf import File
-    from ggpy.importance import Collector
-    from ggpy.perplexity import running
+    from ggpy.quantization.importance import Collector
 
     collector = Collector(options.process_output)
     with File(hub.resolve(options.model)) as file:
@@ -112,9 +112,10 @@ def collect(options: argparse.Namespace) -> ImportanceMatrix:
 
 def scores(file: File, options: argparse.Namespace, collector: Collector) -> Iterator[Any]:
     """-ln p[K] of each chunk's scored tokens."""
-    from ggpy.ops import choose
-    from ggpy.ops.observe import Observed
-    from ggpy.perplexity import Evaluator, score, targets
+    from ggpy.backends import choose
+    from ggpy.backends.observe import Observed
+    from ggpy.evaluate.perplexity import score, targets
+    from ggpy.runtime.evaluator import Evaluator
 
     chunks = read_chunks(file, options)
     ops = choose(options.device, options.threads, say)
@@ -132,7 +133,7 @@ def scores(file: File, options: argparse.Namespace, collector: Collector) -> Ite
 
 def read_chunks(file: File, options: argparse.Namespace) -> Any:
     """ids[N, C] of the text."""
-    from ggpy.perplexity import chunks_of, text_of
+    from ggpy.evaluate.perplexity import chunks_of, text_of
     from ggpy.tokenizer import Tokenizer
 
     limit = None if options.chunks < 0 else options.chunks

@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from ggpy.outcome import ended
+from ggpy.util.outcome import ended
 
 ROOT = Path(__file__).resolve().parent.parent
 LARGE, SMALL, TINY = "Llama-3.1-8B", "Llama-3.2-1B", "SmolLM2-135M"
@@ -55,7 +55,11 @@ RUNS = {
         *("bench", "--synthetic", f"{LARGE}:Q8_0,{LARGE}:Q4_K,{SMALL}:Q8_0,{TINY}:Q8_0"),
         *("-n", "64", "--batch", "1,8", "--profile"),
     ],
-    "kernels": ["bench_kernels", "-k", "^((?!tests/cases.py).)*$"],  # in the shapes of models
+    "kernels": [
+        "bench_kernels",
+        "-k",
+        "^((?!tests/support/cases.py).)*$",
+    ],  # in the shapes of models
 }
 
 
@@ -104,7 +108,7 @@ def name_of_gpu() -> str:
 
 def measure(run: str, path: Path) -> bool:
     """Whether the run gave results, which are then in the file."""
-    from ggpy.output_file import write_whole
+    from ggpy.util.output_file import write_whole
 
     started = time.monotonic()
     command = [sys.executable, "-m", "ggpy", *RUNS[run], "-o", "json"]

@@ -14,10 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ggpy.outcome import ended
+from ggpy.util.outcome import ended
 
 if TYPE_CHECKING:
-    from ggpy.synthetic import Synthetic
+    from ggpy.evaluate.synthetic import Synthetic
 
 PIECE = 1 << 24  # bytes that are written at a time
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # token types
@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def make(spec: str, seed: int, path: Path) -> int:
-    from ggpy.synthetic import Synthetic  # --help needs no numpy
+    from ggpy.evaluate.synthetic import Synthetic  # --help needs no numpy
 
     with Synthetic(spec, seed) as model:
         write(model, path)
@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
 
 def write(model: Synthetic, path: Path) -> None:
     """Write the file; ValueError, OSError."""
-    from ggpy.gguf_writer import Slot, Writer
+    from ggpy.gguf.writer import Slot, Writer
 
     tensors = model.tensors.values()
     slots = [Slot(tensor.name, tensor.shape, tensor.format) for tensor in tensors]
@@ -66,7 +66,7 @@ def write(model: Synthetic, path: Path) -> None:
 
 def metadata(model: Synthetic) -> dict[str, tuple[str, Any]]:
     """The model's settings, a tokenizer's, and what readers expect to find about its format."""
-    from ggpy.mix import file_type
+    from ggpy.quantization.mix import file_type
 
     values = {**model.metadata, **tokenizer(model.shape.n_vocab)}
     values["general.quantization_version"] = 2

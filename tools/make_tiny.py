@@ -20,8 +20,8 @@ from typing import Any
 import gguf
 import numpy as np
 
-from ggpy.outcome import ended
-from ggpy.output_file import write_whole
+from ggpy.util.outcome import ended
+from ggpy.util.output_file import write_whole
 
 FOLDER = Path(__file__).resolve().parent.parent / "models" / "tiny"
 WORDS = (
@@ -38,7 +38,7 @@ Q8_0, Q4_0, F16, F32 = (gguf.GGMLQuantizationType[x] for x in ("Q8_0", "Q4_0", "
 
 @dataclass(frozen=True)
 class Tiny:
-    """What one architecture's file has; sizes by the letters of ggpy/ops/interface.py."""
+    """What one architecture's file has; sizes by the letters of ggpy/backends/interface.py."""
 
     tokenizer: str = "spm"
     D: int = 64

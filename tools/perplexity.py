@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ggpy.cache_type import AUTO, CACHE_TYPES
-from ggpy.options import add_reading
-from ggpy.outcome import ended
+from ggpy.cli.options import add_reading
+from ggpy.util.outcome import ended
 
 if TYPE_CHECKING:
     from ggpy.bench.plot_types import Quality
+    from ggpy.evaluate.perplexity import Requantized
     from ggpy.gguf import File
-    from ggpy.perplexity import Evaluator, Requantized
+    from ggpy.runtime.evaluator import Evaluator
 
 FEWEST = 100  # tokens that statistics are made of
 MB = 1e6
@@ -108,9 +109,9 @@ def open_model(options: argparse.Namespace) -> File:
 
 
 def evaluator(file: File | Requantized, options: argparse.Namespace, n_ctx: int) -> Evaluator:
+    from ggpy.backends import choose
     from ggpy.cache_type import CacheTypes
-    from ggpy.ops import choose
-    from ggpy.perplexity import Evaluator
+    from ggpy.runtime.evaluator import Evaluator
 
     ops = choose(options.device, options.threads, say, gemm=options.gemm)
     types = CacheTypes(options.cache_type_k, options.cache_type_v)
@@ -122,7 +123,7 @@ def evaluator(file: File | Requantized, options: argparse.Namespace, n_ctx: int)
 def read_chunks(file: File, options: argparse.Namespace) -> Any:
     """ids[N, C] of the text."""
     from ggpy import arch
-    from ggpy.perplexity import chunks_of, text_of
+    from ggpy.evaluate.perplexity import chunks_of, text_of
     from ggpy.tokenizer import Tokenizer
 
     limit = None if options.chunks < 0 else options.chunks
@@ -139,7 +140,7 @@ def read_chunks(file: File, options: argparse.Namespace) -> Any:
 
 def measure(options: argparse.Namespace) -> int:
     """The perplexity after each chunk and of all; saves the logits where they are wanted."""
-    from ggpy.perplexity import running
+    from ggpy.evaluate.perplexity import running
 
     with open_model(options) as file:
         chunks = read_chunks(file, options)
@@ -151,7 +152,7 @@ def measure(options: argparse.Namespace) -> int:
 
 def scores(model: Evaluator, chunks: Any, base: str | None) -> Iterator[Any]:
     """-ln p[K] of each chunk."""
-    from ggpy.perplexity import saved, score, targets
+    from ggpy.evaluate.perplexity import saved, score, targets
 
     logits = model.logits(chunks)
     if base:
@@ -165,7 +166,7 @@ def scores(model: Evaluator, chunks: Any, base: str | None) -> Iterator[Any]:
 
 def divergence(options: argparse.Namespace) -> int:
     """A line for each chunk, and statistics of all."""
-    from ggpy.perplexity import open_base
+    from ggpy.evaluate.perplexity import open_base
 
     base = open_base(Path(options.base))
     base = base[: None if options.chunks < 0 else options.chunks]
@@ -190,7 +191,7 @@ def compared(model: Evaluator, base: Any) -> Iterator[Any]:
     """
     import numpy as np
 
-    from ggpy.perplexity import COMPARISON, compare, targets
+    from ggpy.evaluate.perplexity import COMPARISON, compare, targets
 
     n_vocab, ids = base["logits"].shape[-1], np.array(base["ids"])
     if n_vocab != model.n_vocab or ids.min() < 0 or ids.max() >= n_vocab:
@@ -207,7 +208,7 @@ def compared(model: Evaluator, base: Any) -> Iterator[Any]:
 
 def chunk_line(i: int, tokens: Any) -> str:
     """As llama-perplexity writes it."""
-    from ggpy.perplexity import log_ratio, mean, perplexity, rms
+    from ggpy.evaluate.perplexity import log_ratio, mean, perplexity, rms
 
     ppl, ratio, kl = perplexity(tokens["nll"]), log_ratio(tokens), mean(tokens["kl"])
     dp, top = rms(tokens["p_diff"]), mean(tokens["same_top"].astype(float))
@@ -219,7 +220,7 @@ def chunk_line(i: int, tokens: Any) -> str:
 
 def statistics(tokens: Any) -> Iterator[str]:
     """The three blocks of llama-perplexity."""
-    from ggpy import perplexity as p
+    from ggpy.evaluate import perplexity as p
 
     def line(name: str, found: p.Estimate) -> str:
         return f"{name:30}: {found.value:10.6f} ± {found.error:10.6f}"
@@ -262,7 +263,7 @@ def quantiles(values: Any, fractions: Any) -> Iterator[tuple[str, float]]:
 
 def table(options: argparse.Namespace) -> int:
     """A row for the model as it is, and for each type that its matrices are quantised to."""
-    from ggpy.perplexity import find_format, matrices_that_fit, open_base
+    from ggpy.evaluate.perplexity import find_format, matrices_that_fit, open_base
 
     formats = [find_format(name.strip()) for name in options.types.split(",")]
     with open_model(options) as file, tempfile.TemporaryDirectory() as folder:
@@ -292,7 +293,7 @@ def as_it_is(file: File, options: argparse.Namespace, chunks: Any, base: Path) -
     import numpy as np
 
     from ggpy.bench.plot_types import Quality
-    from ggpy.perplexity import perplexity
+    from ggpy.evaluate.perplexity import perplexity
 
     model = evaluator(file, options, options.ctx_size)
     found = perplexity(np.concatenate(list(scores(model, chunks, str(base)))))
@@ -302,7 +303,7 @@ def as_it_is(file: File, options: argparse.Namespace, chunks: Any, base: Path) -
 def in_type(file: File, format: Any, options: argparse.Namespace, records: Any) -> Quality:
     """The model in a type, compared with the one that the records are of."""
     from ggpy.bench.plot_types import Quality
-    from ggpy.perplexity import Requantized, mean, perplexity
+    from ggpy.evaluate.perplexity import Requantized, mean, perplexity
 
     say(f"quantising to {format.name}")
     changed = Requantized(file, format, options.threads)

@@ -19,14 +19,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ggpy.messages import escaped
-from ggpy.outcome import ended, tell
+from ggpy.util.messages import escaped
+from ggpy.util.outcome import ended, tell
 
 if TYPE_CHECKING:
     from ggpy.gguf import File
-    from ggpy.importance import ImportanceMatrix
-    from ggpy.mix import Mix
-    from ggpy.requantize import Choice, Plan
+    from ggpy.quantization.importance import ImportanceMatrix
+    from ggpy.quantization.mix import Mix
+    from ggpy.quantization.requantize import Choice, Plan
 
 MIB = 1 << 20
 LONGEST = 127  # bytes of a string that llama.cpp overrides metadata with
@@ -97,7 +97,7 @@ def read_words(options: argparse.Namespace) -> None:
     has_output = not is_type(words[1])
     rest = words[2:] if has_output else words[1:]
     if not rest:
-        from ggpy.mix import find_mix
+        from ggpy.quantization.mix import find_mix
 
         find_mix(words[1])  # says which types there are
     options.mix, threads = type_name(rest[0]), rest[1:]
@@ -119,14 +119,14 @@ def is_type(word: str) -> bool:
 
 
 def type_name(word: str) -> str:
-    from ggpy.mix import find_mix
+    from ggpy.quantization.mix import find_mix
 
     return "COPY" if word.upper() == "COPY" else find_mix(word)
 
 
 def tensor_types(options: argparse.Namespace) -> list[tuple[str, Any]]:
     """(pattern, format) of --tensor-type and the file; ValueError for what is no such."""
-    from ggpy.mix import tensor_type
+    from ggpy.quantization.mix import tensor_type
 
     words = list(options.tensor_type)
     if options.tensor_type_file:
@@ -165,7 +165,7 @@ def importance(options: argparse.Namespace) -> tuple[ImportanceMatrix, dict[str,
         raise ValueError("--include-weights and --exclude-weights cannot be used together")
     if not options.imatrix:
         return None
-    from ggpy.importance import read
+    from ggpy.quantization.importance import read
 
     matrix = read(options.imatrix)
     include, exclude = options.include_weights, options.exclude_weights
@@ -207,8 +207,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def make_mix(file: File, options: argparse.Namespace, has_imatrix: bool) -> Mix:
-    from ggpy.mix import find_type
-    from ggpy.requantize import mix_for
+    from ggpy.quantization.mix import find_type
+    from ggpy.quantization.requantize import mix_for
 
     output, table = options.output_tensor_type, options.token_embedding_type
     return mix_for(
@@ -230,7 +230,7 @@ def make_plan(
     found: tuple[ImportanceMatrix, dict[str, Any]] | None,
 ) -> Plan:
     """The plan with all metadata."""
-    from ggpy.requantize import override, plan
+    from ggpy.quantization.requantize import override, plan
 
     made = plan(
         file,
@@ -259,8 +259,8 @@ def smoothing(file: File, options: argparse.Namespace) -> Any:
     """What is moved from activations into weights; None if nothing is asked for."""
     if options.smoothquant is None:
         return None
-    from ggpy.ops import choose
-    from ggpy.smooth import calibrate, factors
+    from ggpy.backends import choose
+    from ggpy.quantization.smoothquant import calibrate, factors
 
     text = Path(options.calibration).read_text(encoding="utf-8", errors="replace")
     ops = choose(options.device, options.threads or None, say)
@@ -274,9 +274,9 @@ def short(text: str) -> str:
 
 def write(plan: Plan, file: File, options: argparse.Namespace) -> None:
     """Write the file or its parts, with a line for each tensor as it is done."""
-    from ggpy import requantize
-    from ggpy.device_workers import open_workers
-    from ggpy.progress import Bar
+    from ggpy.quantization import requantize
+    from ggpy.quantization.device_workers import open_workers
+    from ggpy.util.progress import Bar
 
     parts = {tensor.path for tensor in file.tensors.values()} | {str(options.source)}
     if options.target.exists() and any(os.path.samefile(options.target, p) for p in parts):
@@ -334,8 +334,8 @@ def sizes(plan: Plan, mix: Mix | None) -> None:
 
 def bench(options: argparse.Namespace) -> int:
     """Weights a second of each type, from float32 in memory to blocks in memory."""
-    from ggpy.device_workers import DeviceWorkers, open_workers
-    from ggpy.mix import find_type
+    from ggpy.quantization.device_workers import DeviceWorkers, open_workers
+    from ggpy.quantization.mix import find_type
 
     if len(options.words) > 1 or not all(word.isdigit() for word in options.words):
         raise ValueError("--bench takes a number of threads, and neither files nor a type")
@@ -356,7 +356,7 @@ def speed(workers: Any, format: Any, weighted: bool) -> float:
     import numpy as np
 
     from ggpy.formats import by_name
-    from ggpy.workers import slabs
+    from ggpy.quantization.workers import slabs
 
     rng, columns = np.random.default_rng(0), 4096
     weights = rng.standard_normal((BENCH_WEIGHTS // columns, columns), np.float32)

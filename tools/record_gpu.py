@@ -2,9 +2,9 @@
 
     python tools/record_gpu.py [-n N] [--as ARCH | --all] [--no-speeds] [--device cuda:N] [-o FILE]
 
-The record holds a run for each architecture: of the GPU's own, and of older ones that it is used as
-(ggpy/simulated.py), with a digest of the kernels, so that a test can tell when they have changed
-since. A run replaces the one of its architecture; --all makes all that the test asks for.
+The record holds a run for each architecture, the GPU's own and older ones that it is used as
+(ggpy/util/simulated.py), with a digest of the kernels, so that a test can tell when they have
+changed since. A run replaces the one of its architecture; --all makes all that the test asks for.
 Works in a checkout, which has the tests. Exit status: 0, 1 when a test failed, 2 without a GPU.
 """
 
@@ -22,10 +22,10 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
-from ggpy import simulated
 from ggpy.device import Gpu, NoGpu, probe, toolkit
-from ggpy.outcome import ended
-from ggpy.output_file import write_whole
+from ggpy.util import simulated
+from ggpy.util.outcome import ended
+from ggpy.util.output_file import write_whole
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "tests" / "gpu_record.json"

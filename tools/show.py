@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from ggpy.outcome import ended
+from ggpy.util.outcome import ended
 
 if TYPE_CHECKING:
     from ggpy.gguf import File, Tensor

@@ -8,10 +8,10 @@ from __future__ import annotations
 import pkgutil
 from importlib import import_module
 
+from ..backends.interface import Ops
 from ..cache_type import USUAL, CacheTypes
 from ..gguf import File
-from ..messages import shown
-from ..ops.interface import Ops
+from ..util.messages import shown
 from .config import UnsupportedModel
 from .decoder import Architecture, Decoder, Progress, build
 

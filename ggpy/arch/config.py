@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..gguf import GGUFError
-from ..messages import escaped, shown
+from ..util.messages import escaped, shown
 
 # Settings that change nothing in what a decoder computes.
 HARMLESS = frozenset(
@@ -134,7 +134,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Dimensions:
-    """The sizes every architecture here has; the letters are those of ggpy/ops/interface.py."""
+    """The sizes every architecture has; the letters are those of backends/interface.py."""
 
     n_layer: int
     n_embd: int  # D

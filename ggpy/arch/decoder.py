@@ -14,10 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from ..cache_type import USUAL, CacheTypes
-from ..gguf import File, GGUFError, Tensor
-from ..kv_cache import pages_for
-from ..ops.interface import (
+from ..backends.interface import (
     Activation,
     Array,
     Attention,
@@ -30,7 +27,10 @@ from ..ops.interface import (
     Rope,
     Step,
     Weight,
+    pages_for,
 )
+from ..cache_type import USUAL, CacheTypes
+from ..gguf import File, GGUFError, Tensor
 from .collect import check_vocabulary, collect
 from .config import Config, Dimensions, read_dimensions, refuse_variants
 from .hugging_face import HuggingFace

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..ops.interface import Rope
+from ..backends.interface import Rope
 from . import hugging_face as hf
 from .config import Config, UnsupportedModel
 from .decoder import LAYER, OUTPUT, POST_NORM, QK_NORM, Architecture, Context, Plan

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..messages import escaped
+from ..util.messages import escaped
 from .config import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, Config, UnsupportedModel, short
 
 Metadata = dict[str, tuple[str, Any]]  # key below "<architecture>." -> type as in File.types, value

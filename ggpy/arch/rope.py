@@ -15,8 +15,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ..backends.interface import Rope
 from ..gguf import GGUFError, Tensor
-from ..ops.interface import Rope
 from .config import Config, Dimensions
 
 SCALING_TYPES = ("none", "linear", "yarn", "longrope")

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from ..backends.interface import ActivationType
 from ..formats import Format, by_name
 from ..gguf import Tensor
-from ..messages import escaped
-from ..ops.interface import ActivationType
+from ..util.messages import escaped
 from .config import UnsupportedModel, short
 
 WEIGHT, SCALE = ".weight", ".scale"

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from ..arch.config import Dimensions
+from ..backends.interface import PAGE_SIZE
 from ..cache_type import CacheTypes
+from ..evaluate.synthetic import dimensions, shapes
 from ..kernels.attend import Asked, Attend, plan_tiles
 from ..kernels.attend_prompt import AttendPrompt, plan_prompts
 from ..kernels.halve_pages import HalvePages, as_halves
 from ..kernels.rope_kv import Batch, Heads, RopeKv, Rotation, turns
-from ..ops.interface import PAGE_SIZE
-from ..synthetic import dimensions, shapes
 from .kernel_case import DEPTHS, MODELS, PROMPT, Enqueue, KernelCase
 from .operands import Operands
 

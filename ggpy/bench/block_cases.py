@@ -1,5 +1,5 @@
-"""Kernels over blocks, which tests/cases.py declares, and those that make blocks, as cases to be
-measured.
+"""Kernels over blocks, which tests/support/cases.py declares, and those that make blocks, as cases
+to be measured.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROWS, COLUMNS = 256, 4096  # of what `ggpy quantize` gives the device at a time
 
 
 def block_case(case: Any, where: str = "") -> KernelCase:
-    """A case of tests/cases.py, to which it owes its bytes and operations."""
+    """A case of tests/support/cases.py, to which it owes its bytes and operations."""
     return KernelCase(
         what=case.kernel,
         where=where,

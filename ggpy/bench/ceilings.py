@@ -22,7 +22,7 @@ import numpy as np
 from ..paths import cache_dir, cuda_dir
 
 if TYPE_CHECKING:
-    from ..ops.interface import Ops
+    from ..backends.interface import Ops
 
 RUNS, WARM = 7, 50
 READ_BYTES = 8 << 30  # so much that starting and ending a launch does not count

@@ -111,7 +111,7 @@ def compile_ahead(
 def main() -> None:
     """Compile each line of stdin."""
     from ..device.compile import CompileError, compile_cubin
-    from ..messages import lines
+    from ..util.messages import lines
 
     for line in sys.stdin.readlines():
         wish = json.loads(line)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ..evaluate.synthetic import dimensions, shapes
 from ..kernels.argmax import Argmax
 from ..kernels.block_kernel import supported_formats
 from ..kernels.elementwise import Elementwise
@@ -14,7 +15,6 @@ from ..kernels.quantize_q8_1 import q8_1_bytes, quantize_q8_1
 from ..kernels.rms_norm import RmsNorm
 from ..kernels.sample import ROW as SAMPLE_ROW
 from ..kernels.sample import Sample, best_bytes
-from ..synthetic import dimensions, shapes
 from .attention_cases import attention_cases
 from .block_cases import to_blocks_case
 from .kernel_case import DECODED, EPS, LARGE, PROMPT, Enqueue, KernelCase

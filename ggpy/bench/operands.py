@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..backends.cuda.arrays import Array, Matrix
 from ..device.base import Buffer, Ptr
 from ..formats import Format
 from ..formats.random_blocks import random_blocks
 from ..kernels.block_kernel import BlockMatrix
 from ..kernels.tile import Layout, TiledMatrix, layout_of, repack
-from ..ops.cuda_arrays import Array, Matrix
 
 POOL_BYTES = 2 << 30  # far more than a second-level cache
 SHARE = 16  # of the free memory that a pool may take, one part

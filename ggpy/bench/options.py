@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from .. import simulated
 from ..cache_type import AUTO, CACHE_TYPES
+from ..util import simulated
 
 FORMATS = ("md", "csv", "json", "jsonl", "sql")
 DEFAULT_PROMPT, DEFAULT_GEN = 512, 128

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..output_file import OutputFile
+from ..util.output_file import OutputFile
 from .table import Row
 
 WIDTH, BAR = 11.0, 0.32  # inches

@@ -1,6 +1,6 @@
 """Products with weights in tiles, and what else makes or reads tiles, as cases to be measured.
 
-Products go through ops' own choice (ggpy/ops/cuda_products.py), so that what is measured is what
+Products go through ops' own choice (ggpy/backends/cuda/gemm.py), so that what is measured is what
 runs.
 """
 
@@ -11,6 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..arch.config import Dimensions
+from ..backends.cuda.arrays import Array
+from ..backends.cuda.gemm import Products
+from ..backends.interface import Norm
+from ..evaluate.synthetic import dimensions, shapes
 from ..formats import Format
 from ..kernels.dequantize_tile import DequantizeTile
 from ..kernels.elementwise import Elementwise
@@ -18,10 +22,6 @@ from ..kernels.embed_tile import EmbedTile
 from ..kernels.halves import TILES, halve_to_tiles
 from ..kernels.pack import PLAIN, packed_bytes
 from ..kernels.tile import layout_of, repack
-from ..ops.cuda_arrays import Array
-from ..ops.cuda_products import Products
-from ..ops.interface import Norm
-from ..synthetic import dimensions, shapes
 from .kernel_case import DECODED, EPS, LARGE, MODELS, PROMPT, Enqueue, KernelCase
 from .operands import Operands, random_ids
 

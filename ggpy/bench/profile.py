@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ops.cuda_arrays import Matrix
+from ..backends.cuda.arrays import Matrix
 from .ceilings import Ceilings
 from .observed import Observed, Operation
 from .options import Test

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..output_file import write_whole
+from ..util.output_file import write_whole
 from . import compare_table, kernel_table, profile_table
 from .table import BUSY, FIELDS, Row
 

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import arch
+from ..backends.interface import pages_for
 from ..cache_type import IN_NUMPY, ON_GPU, CacheTypes
 from ..device import OutOfMemory
-from ..engine import Engine
-from ..kv_cache import pages_for
-from ..mix import base_of, find_mix
+from ..quantization.mix import base_of, find_mix
+from ..runtime.engine import Engine
 from ..sampling import SamplingParams
 from .ceilings import Ceilings
 from .limits import Work, n_weights, work_of
@@ -29,10 +29,10 @@ from .options import Test
 
 if TYPE_CHECKING:
     from ..arch.decoder import Decoder
+    from ..backends.interface import CacheShape, Ops
+    from ..evaluate.synthetic import Synthetic
     from ..gguf import File
-    from ..ops.interface import CacheShape, Ops
-    from ..sequence import Sequence as Answer
-    from ..synthetic import Synthetic
+    from ..runtime.sequence import Sequence as Answer
 
 GREEDY = SamplingParams(temperature=0)
 Say = Callable[[str], None]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+from ..backends.cuda.gemm import STATIC_SHARED
 from ..formats import Format
 from ..kernels.hopper import ROW_BLOCK, TILE_ROWS, has_wgmma
 from ..kernels.mul_mat_tile import Limits, MulMatTile
@@ -19,7 +20,6 @@ from ..kernels.mul_mat_wgmma import TILES, MulMatWgmma, instance, stage_columns,
 from ..kernels.pack import packed_bytes
 from ..kernels.schedule import PIECES, Cut, Schedule, fastest
 from ..kernels.tile import Layout, layout_of
-from ..ops.cuda_products import STATIC_SHARED
 from .compile_ahead import Wishes, compile_ahead
 from .operands import Operands
 from .timing import Clock, Timing

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..formats import by_name
 from ..formats.base import F32
-from ..messages import shown
+from ..util.messages import shown
 from .folder import ConvertError
 from .packed import Packed, Parts, awq, compressed, gptq
 from .quantization import Quantization

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any
 
-from ..messages import escaped, shown
+from ..util.messages import escaped, shown
 from .assemble import assemble
 from .folder import ConvertError, Folder, Limit
 from .quantization import read_quantization

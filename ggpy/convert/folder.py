@@ -13,7 +13,7 @@ import stat
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..messages import shown
+from ..util.messages import shown
 
 SNAPSHOTS, BLOBS, REPOSITORY = "snapshots", "blobs", "models--"  # in the cache of the hub
 

@@ -21,11 +21,11 @@ from ..arch.config import Config, Dimensions, read_dimensions, refuse_variants
 from ..arch.decoder import ACTIVATION_NAMES, OUTPUT, Context, declared
 from ..arch.hugging_face import GLOBAL, HuggingFace, Settings
 from ..arch.scheme import scale_of
+from ..backends.interface import ActivationType
 from ..formats import Format, by_name
-from ..messages import escaped, shown
-from ..mix import in_order
-from ..ops.interface import ActivationType
-from ..requantize import QUANTIZATION_VERSION
+from ..quantization.mix import in_order
+from ..quantization.requantize import QUANTIZATION_VERSION
+from ..util.messages import escaped, shown
 from .assemble import Stored
 from .checkpoint import Checkpoint
 from .folder import ConvertError, Folder

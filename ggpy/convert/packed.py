@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ..formats import Format, by_name
 from ..formats.base import F32, U8
-from ..messages import shown
+from ..util.messages import shown
 from .folder import ConvertError
 from .quantization import Quantization
 from .safetensors import Shard

@@ -14,8 +14,8 @@ from functools import cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from ..messages import escaped, one_line
 from ..tokenizer.pre import TABLE, Pre
+from ..util.messages import escaped, one_line
 from .folder import ConvertError
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..messages import shown
-from ..ops.interface import ActivationType
+from ..backends.interface import ActivationType
+from ..util.messages import shown
 from .folder import ConvertError, Folder
 
 METHODS = ("fp8", "fbgemm_fp8", "gptq", "awq", "compressed-tensors")

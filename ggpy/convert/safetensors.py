@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..messages import shown
+from ..util.messages import shown
 from .folder import ConvertError, Limit, parse_object
 
 MAX_TENSORS = 65536  # of a file: as many as a GGUF file may have

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..messages import shown
+from ..util.messages import shown
 from .folder import ConvertError, Folder
 from .vocabulary import CONFIG, JSON, JSON_LIMIT, Tokens, added_entries, steps_of
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..messages import cut, one_line, shown
 from ..tokenizer import TokenType
+from ..util.messages import cut, one_line, shown
 from .folder import ConvertError, Folder, Limit
 from .pretokenizer import pre_name, refused
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..formats import Format, by_name
-from ..messages import shown
+from ..util.messages import shown
 from .folder import ConvertError
 from .safetensors import Shard
 

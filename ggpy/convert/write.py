@@ -21,11 +21,11 @@ from ..arch.scheme import scale_of, settings_for
 from ..formats import Format, by_name
 from ..formats.base import F32, U8
 from ..formats.rows import stored_as
-from ..gguf_writer import Slot, Writer
-from ..messages import shown
-from ..mix import Mix, file_type, is_values
-from ..requantize import part_name
-from ..workers import SLAB, Task, Workers, scales_of_rows
+from ..gguf.writer import Slot, Writer
+from ..quantization.mix import Mix, file_type, is_values
+from ..quantization.requantize import part_name
+from ..quantization.workers import SLAB, Task, Workers, scales_of_rows
+from ..util.messages import shown
 from .folder import ConvertError
 from .model import Model, Source
 

@@ -3,7 +3,7 @@
 Asks the driver and nothing else: no context is made and no memory taken. The first missing thing is
 what the reason names, with what to do about it.
 
-A GPU can be used as if it were an older one (ggpy/simulated.py).
+A GPU can be used as if it were an older one (ggpy/util/simulated.py).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ggpy import simulated
 from ggpy.device import toolkit
 from ggpy.device.base import capability
+from ggpy.util import simulated
 
 MIN_CAPABILITY = (7, 5)  # Turing: the oldest that the kernels are written for
 

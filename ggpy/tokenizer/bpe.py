@@ -13,7 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from ..gguf import GGUFError
-from ..messages import shown
+from ..util.messages import shown
 from .pre import Pre
 from .vocab import Vocabulary
 

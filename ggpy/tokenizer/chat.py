@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..messages import escaped
+from ..util.messages import escaped
 
 MAX_TEMPLATE = 1_000_000  # characters; the longest known template has 30 thousand
 MAX_CHARS = 8_000_000  # characters of a prompt: some two million tokens

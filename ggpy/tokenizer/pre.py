@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # `|\s+` at the end takes the one blank before a word that the lookahead leaves over.
-from ..messages import shown
+from ..util.messages import shown
 
 _BLANKS = r"\s+(?!\S)|\s+"
 _LINES = rf"\s*[\r\n]+|{_BLANKS}"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..gguf import GGUFError
-from ..messages import one_line
+from ..util.messages import one_line
 from .vocab import TokenType, Vocabulary
 
 _LONGEST = 4096  # bytes of a piece; sentencepiece refuses somewhat longer ones

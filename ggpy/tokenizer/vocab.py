@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..gguf import GGUFError
-from ..messages import shown
+from ..util.messages import shown
 from .pre import Pre, lookup
 
 _ABSENT = (-1, 0xFFFFFFFF)  # what converters write for "there is no such token"

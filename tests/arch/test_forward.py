@@ -12,9 +12,9 @@ import pytest
 from plain_decoder import Plain
 
 from ggpy import arch
-from ggpy.engine import Engine
+from ggpy.backends.numpy.backend import Reference
 from ggpy.gguf import File
-from ggpy.ops.reference import Reference
+from ggpy.runtime.engine import Engine
 from tools import make_tiny
 
 IDS = [1, 287, 296, 339, 263, 353, 279, 302, 40, 41, 300, 7, 291, 287, 330, 320, 11, 268, 299, 310]

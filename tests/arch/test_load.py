@@ -9,8 +9,8 @@ import pytest
 
 from ggpy import arch
 from ggpy.arch.config import Config, UnsupportedModel
+from ggpy.backends.numpy.backend import Reference
 from ggpy.gguf import File, GGUFError
-from ggpy.ops.reference import Reference
 from tools import make_tiny
 
 

@@ -10,11 +10,11 @@ import pytest
 
 from ggpy import arch
 from ggpy.arch.scheme import settings_for
+from ggpy.backends.interface import Demand
+from ggpy.backends.numpy.backend import Reference
 from ggpy.formats import by_name
 from ggpy.gguf import File
-from ggpy.gguf_writer import Slot, Writer
-from ggpy.ops.interface import Demand
-from ggpy.ops.reference import Reference
+from ggpy.gguf.writer import Slot, Writer
 
 UP = "blk.0.ffn_up"
 

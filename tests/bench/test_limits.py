@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from ggpy import arch
+from ggpy.backends.numpy.backend import Reference
 from ggpy.bench.ceilings import Ceilings
 from ggpy.bench.limits import Work, work_of
 from ggpy.cache_type import CacheTypes
 from ggpy.gguf import File
-from ggpy.ops.reference import Reference
 
 MEMORY = Ceilings(1.0, 1e30, "only memory counts")
 MATRIX = Ceilings(1e30, 1.0, "only arithmetic counts")

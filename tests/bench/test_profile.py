@@ -11,6 +11,7 @@ import pytest
 from devices import open_device
 from timed_device import COPY, START, TimedDevice
 
+from ggpy.backends.cuda.backend import Cuda
 from ggpy.bench import profile as p
 from ggpy.bench.ceilings import Ceilings
 from ggpy.bench.observed import Observed
@@ -27,8 +28,7 @@ from ggpy.bench.profile_table import (
 )
 from ggpy.bench.runs import Bench
 from ggpy.bench.table import ABOVE_NOTE
-from ggpy.ops.cuda import Cuda
-from ggpy.synthetic import Synthetic
+from ggpy.evaluate.synthetic import Synthetic
 
 CEILINGS = Ceilings(1e9, 1e30, "A GPU")
 MACHINE_FACTS = {

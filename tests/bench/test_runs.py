@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from devices import open_device
 
+from ggpy.backends.numpy.backend import Reference
 from ggpy.bench.ceilings import Ceilings
 from ggpy.bench.options import Test
 from ggpy.bench.runs import Bench, Loaded, Result, Run, n_pages, run_model
-from ggpy.ops.reference import Reference
-from ggpy.synthetic import Synthetic
+from ggpy.evaluate.synthetic import Synthetic
 
 CEILINGS = Ceilings(1e12, 1e14, "a machine")
 
@@ -106,7 +106,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 def test_on_a_gpu(device: Any) -> None:
     """Graphs are recorded and replayed, pages are shared between the tests' engines."""
-    from ggpy.ops.cuda import Cuda
+    from ggpy.backends.cuda.backend import Cuda
 
     tests = [Test(5, 0), Test(0, 3), Test(0, 2, n_seq=2)]
     for result in run_model(bench(lambda: Cuda(device), repetitions=1), tests, CEILINGS):

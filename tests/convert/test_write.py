@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 from checkpoints import KINDS, to_gguf, weights_of, write, write_weights
 
-from ggpy import requantize
 from ggpy.convert import Checkpoint, Folder, Plan, mix_of, read_config, read_model
 from ggpy.convert import plan as plan_of
 from ggpy.convert import write as write_plan
 from ggpy.convert.general import general_metadata
 from ggpy.formats import by_name
 from ggpy.gguf import File
-from ggpy.gguf_writer import Writer
-from ggpy.workers import Workers
+from ggpy.gguf.writer import Writer
+from ggpy.quantization import requantize
+from ggpy.quantization.workers import Workers
 
 Converted = Callable[[str], Path]
 

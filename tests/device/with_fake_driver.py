@@ -15,7 +15,7 @@ from ggpy.device import toolkit
 from ggpy.device.base import CudaError, OutOfMemory
 from ggpy.device.gpu import CudaDevice
 from ggpy.device.probe import Gpu, NoGpu, list_gpus, probe
-from ggpy.simulated import SHARED_BYTES
+from ggpy.util.simulated import SHARED_BYTES
 
 FAKE = ctypes.CDLL("libcuda.so.1")
 FAKE.fake_record.restype = ctypes.c_char_p

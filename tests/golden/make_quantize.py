@@ -32,7 +32,7 @@ from quantize_cases import (  # noqa: E402
     write_case,
 )
 
-from ggpy.importance import write_gguf  # noqa: E402
+from ggpy.quantization.importance import write_gguf  # noqa: E402
 
 TENSOR = re.compile(r"\[ *\d+/ *\d+\] (\S+) .* type = +(\S+), size = .*?(?:-> .* \((\S+)\))?$")
 REAL = ("q4_k_m", "q8_0", "q5_k_m", "q6_k", "q3_k_m", "iq4_xs")

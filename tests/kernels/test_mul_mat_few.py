@@ -147,7 +147,7 @@ def test_under_sanitizers(emulated, sharing):
 TYPES, EPILOGUES = tile_types(*FORMATS), ("STORE", "ADD", "GLU")
 
 
-# Of the instances that are asked for: see cuda_hopper.faster.
+# Of the instances that are asked for: see gemm_hopper.faster.
 @pytest.mark.parametrize(
     ("arch", "stages"), [("sm_80", 2), ("sm_80", 3), ("sm_90a", 3), ("sm_120", 2)]
 )

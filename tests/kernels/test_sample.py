@@ -1,4 +1,4 @@
-"""The sampler chain in kernels: the tokens of ggpy/sampling.py, whatever the row and settings."""
+"""The sampler chain in kernels: the tokens of ggpy/sampling, whatever the row and settings."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from kernel_buffers import Output, upload
 
+from ggpy.backends.cuda.sampling import Plan
 from ggpy.kernels.sample import MAX_TOP_K, ROW, SEGMENT, Sample, best_bytes
-from ggpy.ops.cuda_sample import Plan
 from ggpy.sampling import Sampler, SamplingParams
 
 

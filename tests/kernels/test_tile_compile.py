@@ -4,10 +4,10 @@ import pytest
 from static_shared import most_static
 from tile_cases import NORMED, PRODUCT, TILED, layouts, tile_types
 
+from ggpy.backends.cuda.gemm import MOST_NORMED
 from ggpy.device.compile import compile_cubin
 from ggpy.formats import by_name
 from ggpy.kernels.block_kernel import compile_options, expression
-from ggpy.ops.cuda_products import MOST_NORMED
 
 EVERY_INSTANCE, EVERY_KERNEL = ("75", "80", "90a", "120"), ("86", "89", "90", "100")
 INSTANCES = ["1, NORM, GLU, true", "1, PLAIN, ADD, true", "8, PLAIN, STORE, true"]

@@ -13,9 +13,9 @@ import pytest
 from timed_device import TimedDevice
 
 from ggpy import paths
+from ggpy.backends.cuda.backend import Cuda
 from ggpy.bench.ceilings import Ceilings
 from ggpy.bench.table import FIELDS, SAMPLES
-from ggpy.ops.cuda import Cuda
 
 ROOT = paths.data_dir("tools").parent
 QUICK = ["--device", "cpu", "-p", "8", "-n", "2", "-r", "2"]

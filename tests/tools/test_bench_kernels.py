@@ -51,7 +51,7 @@ def test_every_declared_case_has_a_name(
     cases = program.load_cases()
     assert len(set(names)) == len(names)
     for kernel in cases.KERNELS:
-        listed = [name for name in names if name.startswith(f"{kernel} tests/cases.py ")]
+        listed = [name for name in names if name.startswith(f"{kernel} tests/support/cases.py ")]
         assert len(listed) == len(set(map(str, cases.gpu_cases(kernel)))) > 100
         large = [name for name in names if name.startswith(f"{kernel} Llama-3.1-8B ")]
         assert len(large) == len(cases.NUMBERS.get(kernel, ("",))) * len(supported_formats())

@@ -223,7 +223,7 @@ def test_errors_are_one_line_and_leave_nothing(
 
 
 def test_a_full_disk(folder: Path, tmp_path: Path, run: Run, monkeypatch: Any) -> None:
-    from ggpy.gguf_writer import Writer
+    from ggpy.gguf.writer import Writer
 
     def full(self: Writer, data: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ggpy.importance import read
+from ggpy.quantization.importance import read
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 TEXT = GOLDEN / "text.txt"

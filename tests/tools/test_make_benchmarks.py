@@ -10,8 +10,8 @@ from types import ModuleType
 import pytest
 
 from ggpy.bench.options import combinations, parser
+from ggpy.evaluate.synthetic import parse
 from ggpy.kernels.block_kernel import supported_formats
-from ggpy.synthetic import parse
 
 
 def test_its_runs_are_valid_commands(
@@ -25,7 +25,7 @@ def test_its_runs_are_valid_commands(
             assert all(synthetic and parse(model) for synthetic, model in options.models)
         else:
             names = [case.name for case in kernels.chosen(words[2])]
-            assert len(names) > 300 and not any("tests/cases.py" in name for name in names)
+            assert len(names) > 300 and not any("tests/support/cases.py" in name for name in names)
 
 
 def test_every_format_that_weights_have_is_measured(program: ModuleType) -> None:

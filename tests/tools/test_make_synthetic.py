@@ -9,9 +9,9 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from ggpy import arch
+from ggpy.backends.numpy.backend import Reference
+from ggpy.evaluate.synthetic import Synthetic
 from ggpy.gguf import File
-from ggpy.ops.reference import Reference
-from ggpy.synthetic import Synthetic
 from ggpy.tokenizer import Tokenizer
 
 

@@ -20,10 +20,11 @@ import pytest
 
 import ggpy
 from ggpy import paths
-from ggpy import perplexity as p
+from ggpy.backends.numpy.backend import Reference
+from ggpy.evaluate import perplexity as p
 from ggpy.formats import by_name
 from ggpy.gguf import File
-from ggpy.ops.reference import Reference
+from ggpy.runtime.evaluator import Evaluator, n_scored
 from ggpy.tokenizer import Tokenizer
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
@@ -135,8 +136,8 @@ def test_steps_and_chunks_together_change_nothing(
 ) -> None:
     with File(tiny_path("gemma3")) as file:
         chunks = p.chunks_of(TEXT.read_text(encoding="utf-8"), Tokenizer.from_gguf(file), 64, 5)
-        one = p.Evaluator(file, Reference(1), 64, 64)
-        many = p.Evaluator(file, Reference(1), 64, n_batch)
+        one = Evaluator(file, Reference(1), 64, 64)
+        many = Evaluator(file, Reference(1), 64, n_batch)
         assert many.n_seq == max(1, n_batch // 64)
         alone, together = list(one.logits(chunks)), list(many.logits(chunks))
     assert [x.shape for x in together] == [(31, one.n_vocab)] * 5
@@ -155,7 +156,7 @@ def test_odd_contexts_score_what_llama_cpp_scores() -> None:
     for n_ctx in (3, 4, 5, 64, 65):
         chunk = np.arange(n_ctx, dtype=np.int32)
         assert p.targets(chunk).tolist() == [*range(n_ctx // 2 + 1, n_ctx)]
-        assert len(p.targets(chunk)) == p.n_scored(n_ctx)
+        assert len(p.targets(chunk)) == n_scored(n_ctx)
 
 
 def test_comparison_by_the_definition() -> None:
@@ -236,7 +237,7 @@ def test_a_model_compared_with_another(
     assert base.is_file()
     with File(tiny_path("qwen3")) as file:
         changed = p.Requantized(file, by_name("Q4_0"))
-        model = p.Evaluator(changed, Reference(1), 64)
+        model = Evaluator(changed, Reference(1), 64)
         records = p.open_base(base)
         logits = model.logits(np.array(records["ids"]))
         parts = [
@@ -323,7 +324,7 @@ def test_requantised_matrices_are_those_that_fit(tiny_path: Callable[[str], Path
 def test_large_matrices_are_quantised_in_slabs(
     tiny_path: Callable[[str], Path], monkeypatch
 ) -> None:
-    monkeypatch.setattr("ggpy.workers.SLAB", 1000)
+    monkeypatch.setattr("ggpy.quantization.workers.SLAB", 1000)
     with File(tiny_path("llama")) as file:
         table = file.tensors["token_embd.weight"]
         expected = ggpy.quantize(table.dequantize(), "Q4_1")

@@ -21,7 +21,7 @@ from quantize_cases import CASES, WEIGHTS, digest_of_file, importance_of, write_
 
 from ggpy import paths
 from ggpy.gguf import File
-from ggpy.importance import write_gguf
+from ggpy.quantization.importance import write_gguf
 
 GOLDEN = json.loads(
     (Path(__file__).resolve().parent.parent / "golden" / "quantize.json").read_text()

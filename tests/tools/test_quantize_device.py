@@ -12,8 +12,8 @@ import pytest
 from checkpoints import write as write_checkpoint
 from quantize_cases import WEIGHTS, digest_of_file, importance_of, write_case
 
-from ggpy import device_workers
-from ggpy.importance import write_gguf
+from ggpy.quantization import device_workers
+from ggpy.quantization.importance import write_gguf
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "quantize.json"
 

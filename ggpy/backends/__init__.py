@@ -1,0 +1,115 @@
+"""Backends: `choose` is the one place that decides which machine computes.
+
+A GPU is taken where there is a usable one, and what makes it unusable is told. Nothing of CUDA is
+imported for the CPU.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ..util import simulated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..device.gpu import CudaDevice
+    from ..device.probe import Gpu
+    from .cuda.gemm import Activations
+    from .cuda.gemm_f16 import Gemm
+    from .interface import Ops
+
+
+def choose(
+    device: str = "auto",
+    n_threads: int | None = None,
+    note: Callable[[str], None] | None = None,
+    batch_invariant: bool = False,
+    activations: Activations = "f16",
+    gemm: Gemm = "auto",
+) -> Ops:
+    """The ops for "auto", "cpu", "cuda" or "cuda:N"; ValueError when that device cannot be had.
+
+    "auto" is the first GPU if it is usable, else the CPU, whose `reason` says why. n_threads: of
+    the CPU's matrix products; None is a modest number. note: gets one-line remarks for the user.
+    batch_invariant: on a GPU, prompts and large batches too have the same bits whatever else is in
+    a step.
+    activations: on a GPU, what is multiplied with quantised weights, "f16" or "q8_1".
+    gemm: what multiplies many tokens; "cublas" is for a GPU, with f16 and without batch_invariant.
+    """
+    if gemm == "cublas" and (batch_invariant or activations != "f16"):
+        raise ValueError(
+            "--gemm cublas rounds weights to halves: it goes with neither --batch-invariant nor "
+            "--activations q8_1"
+        )
+    note = note or (lambda message: None)
+    gpu, reason = choose_gpu(device, note)
+    if gpu is not None:
+        from .cuda.backend import Cuda
+
+        return Cuda(gpu, gpu_name(device), reason, batch_invariant, activations, gemm, note)
+    if gemm == "cublas":
+        raise ValueError(f"--gemm cublas needs a GPU, the device is cpu ({reason}): leave it away")
+    from .numpy.backend import Reference
+
+    return Reference(n_threads, reason=reason, note=note)
+
+
+def choose_gpu(
+    device: str = "auto", note: Callable[[str], None] | None = None
+) -> tuple[CudaDevice | None, str]:
+    """The GPU that `choose` takes for these words, None for the CPU; and why. ValueError as there.
+
+    Of a GPU the reason says what it is.
+    """
+    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,9})?", device):
+        raise ValueError(f"unknown device {device!r}: use auto, cpu, cuda or cuda:N")
+    if device == "cpu":
+        return None, "as asked"
+    gpu, reason = _open_gpu(_ordinal(device), note)
+    if gpu is None and simulated.asked():
+        raise ValueError(f"--as {simulated.asked()} needs a GPU: {reason}")
+    if gpu is None and device != "auto":
+        raise ValueError(f"device {device!r} cannot be used: {reason}; --device cpu needs none")
+    return gpu, reason
+
+
+def gpu_name(device: str) -> str:
+    """How messages call the GPU of these words: cuda:N."""
+    return f"cuda:{_ordinal(device)}"
+
+
+def _ordinal(device: str) -> int:
+    return int(device.partition(":")[2] or 0)
+
+
+def describe(gpu: Gpu) -> str:
+    """A GPU in one clause: what the user reads as the reason for its use."""
+    size = f"{gpu.total_bytes / 1e9:.0f} GB"
+    arch = f"as if it were {gpu.arch}" if gpu.ptx else gpu.arch
+    return f"{gpu.name}, {size}, {arch}, driver for CUDA {gpu.driver}"
+
+
+def _open_gpu(ordinal: int, note: Callable[[str], None] | None) -> tuple[CudaDevice | None, str]:
+    """The GPU of this number and what it is, or None and why it cannot be used."""
+    from ..device import CudaError, NoGpu, cache, probe
+
+    gpu = probe(ordinal)
+    if isinstance(gpu, NoGpu):
+        return None, gpu.reason
+    from ..device.gpu import CudaDevice
+
+    try:
+        device = CudaDevice(ordinal)
+    except CudaError as error:  # another program has it for itself, or all of its memory
+        return None, str(error)
+
+    def compiling() -> None:
+        device.on_compile = lambda: None  # once is enough
+        if note:
+            kept = cache.refusal() or f"once: they are kept in {cache.folder()}"
+            note(f"compiling kernels for this GPU, {kept}")
+
+    device.on_compile = compiling
+    return device, describe(gpu)

@@ -1,0 +1,1 @@
+"""The specification: every op in float32 numpy."""

@@ -1,0 +1,111 @@
+"""Keys and values in numpy: pages of numbers or blocks, encoded when written, decoded when read.
+
+This is what a type of keys and values means: each position's head is quantised by itself, 32
+elements along it at a time. Nothing here knows attention or sequences.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...cache_type import IN_NUMPY, CacheTypes
+from ...formats import by_name
+from ...formats.base import F32
+from .. import host
+from ..interface import PAGE_SIZE, CacheShape
+
+HALF_LIMIT = 65504.0  # what is larger becomes this
+NORM = np.float32(32**-0.5)
+BLOCK_LIMIT = (
+    65408.0  # and here this: so that codes times scales are halves (cuda/cache_blocks.cuh)
+)
+
+
+class Pages:
+    """Keys or values of all layers: array[layer, page, position, G, blocks of a head]."""
+
+    def __init__(self, shape: CacheShape, type: str) -> None:
+        self.format, self.type, self.head_size = by_name(type), type, shape.head_size
+        blocks = shape.head_size // self.format.block_size
+        size = (shape.n_layer, shape.n_pages, PAGE_SIZE, shape.n_head_kv, blocks)
+        self.array = host.lazy_zeros(size, self.format.dtype)
+
+    @property
+    def spreads(self) -> bool:
+        """Keys, and the queries that are multiplied with them, are spread before they come here."""
+        return self.type.startswith("q")
+
+    def write(self, layer: int, page: NDArray, place: NDArray, x: F32) -> None:
+        """x[T, G, E] at places of pages."""
+        self.array[layer, page, place] = self._encoded(x)
+
+    def read(self, layer: int, pages: NDArray, first: int, last: int) -> F32:
+        """[last - first, G, E] of a sequence's positions, without a copy if it has none to make."""
+        return self._decoded(_gather(self.array[layer], pages, first, last))
+
+    def _encoded(self, x: F32) -> NDArray:
+        """x[T, G, E] -> [T, G, blocks]; NaN stays NaN, infinity becomes the largest."""
+        if self.type == "f32":
+            return x
+        if self.type == "f16":
+            x = np.clip(x, -HALF_LIMIT, HALF_LIMIT)
+        elif self.type.startswith("q"):
+            x = np.clip(x, -BLOCK_LIMIT, BLOCK_LIMIT)
+        quantize = self.format.quantize_blocks
+        assert quantize is not None, self.type
+        with np.errstate(all="ignore"):
+            blocks = quantize(
+                np.ascontiguousarray(x, np.float32).reshape(-1, self.format.block_size)
+            )
+        return blocks.reshape(*x.shape[:-1], -1)
+
+    def _decoded(self, blocks: NDArray) -> F32:
+        """[n, G, blocks] -> [n, G, E]."""
+        if self.type == "f32":
+            return blocks
+        flat = np.ascontiguousarray(blocks).reshape(-1)
+        with np.errstate(all="ignore"):
+            values = self.format.dequantize_blocks(flat)
+        return values.reshape(*blocks.shape[:-1], self.head_size)
+
+
+def spread(x: F32) -> F32:
+    """Each 32 elements of heads x[..., E] times the Hadamard matrix over its norm.
+
+    It is its own inverse, and leaves products of heads as they are; but an element that is always
+    large, as some of keys are, no longer sets the scale of its 31 neighbours alone (QuaRot, arXiv
+    2404.00456; llama.cpp rotates heads so, too).
+    """
+    y = np.clip(x, -BLOCK_LIMIT, BLOCK_LIMIT).astype(np.float32)
+    for step in (1, 2, 4, 8, 16):  # as cuda/cache_blocks.cuh does, for the same bits
+        pairs = y.reshape(-1, 2, step)
+        y = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1)
+    return y.reshape(x.shape) * NORM
+
+
+def resolved(shape: CacheShape) -> CacheTypes:
+    """The types that a shape's keys and values have here; ValueError where heads do not fit."""
+    types = shape.types.resolved(IN_NUMPY)
+    types.check_head(shape.head_size)
+    return types
+
+
+def check_room(shape: CacheShape) -> None:
+    """MemoryError when keys and values need more memory than is free."""
+    head = resolved(shape).nbytes(shape.head_size)
+    per_page = shape.n_layer * PAGE_SIZE * shape.n_head_kv * head
+    free = host.available_memory()
+    if free is not None and shape.n_pages * per_page > free:
+        raise shape.too_large(per_page, free)
+
+
+def _gather(storage: NDArray, pages: NDArray, first: int, last: int) -> NDArray:
+    """storage[page, position, ...] -> [last - first, ...], without a copy if pages adjoin."""
+    begin, end = first // PAGE_SIZE, -(-last // PAGE_SIZE)
+    used = pages[begin:end]
+    consecutive = used[-1] - used[0] == len(used) - 1 and (np.diff(used) == 1).all()
+    part = storage[used[0] : used[-1] + 1] if consecutive else storage[used]
+    return part.reshape(-1, *storage.shape[2:])[
+        first - begin * PAGE_SIZE : last - begin * PAGE_SIZE
+    ]

@@ -1,0 +1,1 @@
+"""The command line of `ggpy run`: the only readers of its options."""

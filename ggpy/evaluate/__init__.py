@@ -1,0 +1,1 @@
+"""How well a model predicts, and models of random weights."""

@@ -1,0 +1,246 @@
+"""Models that exist only in memory: the shape of a known model, filled with random valid blocks.
+
+`Synthetic` stands in for an open `gguf.File`, so `arch.load` checks and loads it like any other;
+its tensors are the ones that the architecture declares. What a weight is changes speed only by the
+power that changing bits take, of which random blocks take as much as quantised normal numbers
+(SCHEDULES.md); so one pool of them per format is repeated, and every tensor is a view of it: a
+model of any size takes the memory of its largest tensor. Nothing here knows what the model is for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..arch import architectures
+from ..arch.config import Config, Dimensions, read_dimensions
+from ..arch.decoder import declared
+from ..arch.scheme import scale_of, settings_for
+from ..formats import Format, all_formats, by_name
+from ..formats.random_blocks import random_blocks
+from ..formats.rows import stored_as
+from ..gguf import Tensor
+from ..paths import data_dir
+from ..quantization.mix import BY_ROW, MIXED, Mix, activations_of, base_of, file_type, in_order
+
+POOL = 1 << 22  # random weights of a format, about
+SMALLER = {"Q6_K": "Q8_0", "Q5_K": "Q5_1", "Q4_K": "Q5_0"}  # for rows that are no multiple of 256
+SMALLEST = "Q4_0"  # what the others of 256 weights become there
+OUTPUT_OF_ROWS = "Q8_0"  # of types with a scale for each row, and the embedding table
+VALUES = 100.0  # root mean square of numbers of 8 bits that have a scale for each row
+OUTPUT_OF_K = "Q6_K"  # of models in Q2_K to Q5_K, as files usually have it
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The dimensions of a known model: an entry of models/shapes.json."""
+
+    name: str
+    architecture: str
+    n_vocab: int
+    tied: bool  # the embedding table is the output
+    settings: Mapping[str, Any]  # what stands below `<architecture>.` in a file
+
+
+@cache
+def shapes() -> dict[str, Shape]:
+    """All shapes by name."""
+    entries = json.loads((data_dir("models") / "shapes.json").read_text(encoding="utf-8"))
+    return {name: Shape(name=name, **entry) for name, entry in entries.items()}
+
+
+def dimensions(shape: Shape) -> Dimensions:
+    """The sizes of a model of this shape."""
+    return read_dimensions(Config(_metadata(shape), shape.architecture), shape.n_vocab)
+
+
+def parse(spec: str) -> tuple[Shape, str, str]:
+    """(shape, type, format of the output) of "SHAPE:TYPE" or "SHAPE:TYPE/OUTPUT"; ValueError.
+
+    The type is a format, one of `mix.MIXED`, whose matrices have several, or one of `mix.BY_ROW`,
+    whose matrices have a scale for each row.
+    """
+    name, colon, types = spec.rpartition(":")
+    known = {s.name.lower(): s for s in shapes().values()}
+    if not colon or name.lower() not in known:
+        raise ValueError(
+            f"unknown synthetic model {spec!r}: give SHAPE:TYPE, with SHAPE one of "
+            + ", ".join(shapes())
+        )
+    first, _, output = types.partition("/")
+    if first.upper() in BY_ROW:
+        format, usual = first.upper(), OUTPUT_OF_ROWS
+    elif first.upper() in MIXED:
+        format, usual = first.upper(), OUTPUT_OF_K
+    else:
+        format = usual = _format(first).name
+        usual = OUTPUT_OF_K if format in ("Q2_K", "Q3_K", "Q4_K", "Q5_K") else format
+    return known[name.lower()], format, _format(output).name if output else usual
+
+
+def _format(name: str) -> Format:
+    scaled = [f for f in all_formats() if f.scales(np.zeros(1, f.dtype)).shape[1]]  # no integers
+    known = {f.name.lower(): f for f in scaled if not f.is_private}
+    if name.lower() not in known:
+        there = ", ".join([*(f.name for f in known.values()), *MIXED, *BY_ROW])
+        raise ValueError(f"unknown type {name!r}: there are {there}")
+    return known[name.lower()]
+
+
+class Repeated(Tensor):
+    """A tensor whose blocks are a pool over and over: valid because the pool is."""
+
+    def check_scales(self) -> None:
+        """Nothing to check again."""
+
+
+class Synthetic:
+    """A model of a shape in a format; use it where an open `gguf.File` is expected.
+
+    The same spec and seed are the same model. ValueError for a spec that is not known.
+    """
+
+    def __init__(self, spec: str, seed: int = 0) -> None:
+        self.shape, self.format, self.output_format = parse(spec)
+        self.path = Path(f"{self.shape.name}:{spec.rpartition(':')[2]}")
+        self.version = 3
+        self.rows = base_of(self.format) if self.format in BY_ROW else None  # with a scale each
+        self.metadata = {**_metadata(self.shape), **_scheme(self)}
+        self.tensors = _tensors(self, seed)
+        self.nbytes = sum(t.nbytes for t in self.tensors.values())
+
+    @property
+    def architecture(self) -> str:
+        """general.architecture."""
+        return self.shape.architecture
+
+    def close(self) -> None:
+        """Let go of the tensors."""
+        self.tensors = {}
+
+    def __enter__(self) -> Synthetic:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _metadata(shape: Shape) -> dict[str, Any]:
+    """There is no tokenizer: benchmarks make ids of their own."""
+    settings = {f"{shape.architecture}.{key}": value for key, value in shape.settings.items()}
+    return {
+        "general.architecture": shape.architecture,
+        "general.name": f"{shape.name} (synthetic)",
+        f"{shape.architecture}.vocab_size": shape.n_vocab,
+        **settings,
+    }
+
+
+def _scheme(model: Synthetic) -> dict[str, Any]:
+    """What the metadata says of a mix, and of a type with a scale for each row."""
+    if model.format in MIXED:
+        return {"general.file_type": file_type(model.format)}
+    if model.rows is None:
+        return {}
+    settings = settings_for([model.rows], activations_of(model.format))
+    return {key: value for key, (_, value) in settings.items()}
+
+
+def _tensors(model: Synthetic, seed: int) -> dict[str, Tensor]:
+    """What the architecture declares, in its order, each in the format of its kind."""
+    shape = model.shape
+    sizes = dimensions(shape)
+    shapes, _ = declared(architectures()[shape.architecture], sizes, shape.tied)
+    formats = _formats(model, sizes, shapes)
+    largest: dict[str, int] = {}
+    for name, format in formats.items():
+        if len(shapes[name]) > 1:
+            nbytes = _nbytes(format, shapes[name])
+            largest[format.name] = max(largest.get(format.name, 0), nbytes)
+    rms = sizes.n_embd**-0.5  # projections of a normed x keep its size: no overflow in halves
+    pools = {f: _Pool(by_name(f), n, rms, seed, model.rows) for f, n in largest.items()}
+    found = {}
+    for name, size in shapes.items():
+        pool = pools.get(formats[name].name) if len(size) > 1 else None
+        found[name] = pool.tensor(name, size) if pool else _constant(name, size, 1.0)
+        if pool and pool.row_scale:
+            found[scale_of(name)] = _constant(scale_of(name), size[:1], pool.row_scale)
+    return found
+
+
+def _constant(name: str, shape: tuple[int, ...], value: float) -> Tensor:
+    """A vector of one value: norms that change nothing, scales of rows."""
+    data = np.full(shape, value, np.float32).view(np.uint8)
+    return Tensor(name, shape, by_name("F32"), data)
+
+
+def _formats(
+    model: Synthetic, sizes: Dimensions, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Format]:
+    """Of each tensor."""
+    if model.format not in MIXED:
+        return {name: _format_of(model, name, shape) for name, shape in shapes.items()}
+    counts = sizes.n_layer, sizes.n_head, sizes.n_head_kv
+    output = by_name(model.output_format)
+    mix = Mix(model.format, model.architecture, *counts, model.shape.tied, output_type=output)
+    vectors = by_name("F32")
+    return {name: mix.choose(name, shapes[name]) or vectors for name in in_order(shapes)}
+
+
+def _format_of(model: Synthetic, name: str, shape: tuple[int, ...]) -> Format:
+    """F32 for vectors; a smaller block where the rows are no multiple of the format's own."""
+    if len(shape) == 1:
+        return by_name("F32")
+    is_output = name == ("token_embd.weight" if model.shape.tied else "output.weight")
+    is_table = is_output or name == "token_embd.weight"
+    if model.rows is not None and not is_table and shape[1] % model.rows.block_size == 0:
+        return model.rows
+    usual = OUTPUT_OF_ROWS if model.rows is not None else model.format
+    format = by_name(model.output_format if is_output else usual)
+    if shape[1] % format.block_size:
+        format = by_name(SMALLER.get(format.name, SMALLEST))
+    return format if shape[1] % format.block_size == 0 else by_name("F16")
+
+
+def _nbytes(format: Format, shape: tuple[int, ...]) -> int:
+    return prod(shape[:-1]) * format.row_bytes(shape[-1])
+
+
+class _Pool:
+    """Random blocks of one format, repeated until the largest tensor fits at any start."""
+
+    def __init__(
+        self, format: Format, nbytes: int, rms: float, seed: int, rows: Format | None = None
+    ) -> None:
+        """rows: the format whose values have a scale for each row, `row_scale`."""
+        self.format = format
+        self.row_scale = 0.0  # none
+        n = min(POOL // format.block_size, -(-nbytes // format.nbytes))
+        rng = np.random.default_rng(seed)
+        blocks = np.ascontiguousarray(random_blocks(format, n, rng, rms))
+        if format is rows:
+            blocks = np.ascontiguousarray(random_blocks(format, n, rng, VALUES))
+            if format.block_size > 1:
+                format.set_scales(blocks, np.ones((n, 1), np.float32))
+            values = format.dequantize(blocks.view(np.uint8))
+            self.row_scale = rms / float(np.sqrt(np.mean(np.square(values))))
+        pool = blocks.view(np.uint8).reshape(-1)
+        self._bytes: NDArray[np.uint8] = np.tile(pool, 1 + -(-nbytes // pool.size))
+        self._bytes.flags.writeable = False
+        self._n_blocks, self._start = n, 0
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The next tensor: it begins at another block than its neighbours."""
+        begin = self._start * self.format.nbytes
+        self._start = (self._start + 7919) % self._n_blocks  # a prime: starts differ for long
+        data = self._bytes[begin : begin + _nbytes(self.format, shape)]
+        rows = data.reshape(*shape[:-1], -1)
+        return Repeated(name, shape, stored_as(self.format), rows, "synthetic", begin)

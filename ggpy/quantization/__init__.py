@@ -1,0 +1,1 @@
+"""Files in another type: mixes, blocks on all cores, importance, SmoothQuant."""

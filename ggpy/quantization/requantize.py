@@ -1,0 +1,353 @@
+"""A GGUF file in another type: which tensor becomes what, metadata, and the new file, streamed.
+
+Types, order, metadata and bytes are those of llama-quantize; types with a scale for each row are
+our own, and so is what is folded into weights (`Factors`). A plan is made, and whatever can be
+refused is refused, before anything is written; a file appears under its name when it is whole.
+Nothing here prints or knows a command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..arch.scheme import ACTIVATIONS_KEY, I8_KEY, WEIGHT, read_scheme, scale_of, settings_for
+from ..backends.host import drop_pages
+from ..formats import Format, by_name
+from ..formats.base import F32
+from ..formats.rows import stored_as
+from ..gguf import File, GGUFError, Tensor
+from ..gguf.writer import Slot, Writer
+from ..util.messages import escaped, shown
+from .mix import Mix, in_order, is_values
+from .workers import Task, Workers, scales_of_rows, slabs
+
+QUANTIZATION_VERSION = 2  # of ggml's block formats
+SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
+Typed = dict[str, tuple[str, Any]]  # metadata: key -> type, value
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What the weights of some tensors are multiplied with first, by name: columns, and rows."""
+
+    columns: Mapping[str, F32] = field(default_factory=dict)  # [K]; of a vector its numbers
+    rows: Mapping[str, F32] = field(default_factory=dict)  # [N]
+
+    def of(self, name: str) -> tuple[F32 | None, F32 | None]:
+        """(columns, rows) of a tensor."""
+        return self.columns.get(name), self.rows.get(name)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A tensor and what becomes of it."""
+
+    tensor: Tensor
+    format: Format
+    importance: F32 | None = None  # [columns] or [experts, columns]
+    scale: Tensor | None = None  # of the tensor's rows, if it has one that will be multiplied out
+    factors: tuple[F32 | None, F32 | None] = (None, None)  # of columns and rows, see Factors
+    new_scale: Callable[[], F32] | None = None  # of its rows in the new format
+    is_new_scale: bool = False  # that is what the tensor is, and it comes from new_scale
+
+    @property
+    def is_weighed(self) -> bool:
+        """Whether the weights are others than those of its blocks."""
+        return self.scale is not None or any(factor is not None for factor in self.factors)
+
+    @property
+    def changes(self) -> bool:
+        """Whether the tensor is quantised rather than copied."""
+        return (
+            self.format is not self.tensor.format or self.new_scale is not None or self.is_weighed
+        )
+
+    @property
+    def slot(self) -> Slot:
+        """The tensor as it will be written."""
+        return Slot(self.tensor.name, self.tensor.shape, stored_as(self.format))
+
+
+@dataclass
+class Plan:
+    """A new file, before it is written."""
+
+    choices: list[Choice]  # in the order in which they are written
+    metadata: Typed
+    notes: list[str] = field(default_factory=list)  # tensors whose importance is not known
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors that are written."""
+        return sum(choice.slot.nbytes for choice in self.choices)
+
+
+def mix_for(file: File, name: str, **options: Any) -> Mix:
+    """The mix called `name` for a model; options as of `Mix`. GGUFError without its dimensions."""
+    heads = _first(file, "attention.head_count")
+    return Mix(
+        name,
+        architecture=file.architecture,
+        n_layer=_first(file, "block_count"),
+        n_head=heads,
+        n_head_kv=_first(file, "attention.head_count_kv", heads),
+        tied="output.weight" not in file.tensors,
+        n_expert=_first(file, "expert_count", 0),
+        n_values=sum(map(is_values, file.tensors)),
+        **options,
+    )
+
+
+def _first(file: File, key: str, default: int | None = None) -> int:
+    """A setting of the architecture; of one for each layer, the first."""
+    name = f"{file.architecture}.{key}"
+    value = file.metadata.get(name, default)
+    if isinstance(value, np.ndarray) and value.ndim == 1 and value.size:
+        value = value[0]
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
+        raise GGUFError(f"{file.path}: {escaped(name)} is {shown(value)}: a mix depends on it")
+    return int(value)
+
+
+def plan(
+    file: File,
+    mix: Mix | None,
+    importance: Mapping[str, F32] | None = None,
+    *,
+    allow_requantize: bool = False,
+    keep_order: bool = False,
+    factors: Factors | None = None,
+) -> Plan:
+    """What becomes of a file's tensors; ValueError for what must not be. No mix: copies.
+
+    importance: of the columns, by tensor. keep_order: as in the file, not by layers.
+    """
+    scheme = read_scheme(file.metadata, file.path)
+    tensors = {name: scheme.given(x, None, False).tensor for name, x in file.tensors.items()}
+    scales = {name: tensors[scale_of(name)] for name in tensors if _has_scale(name, tensors)}
+    order = list(tensors) if keep_order else in_order(tensors)
+    found = Plan([], _metadata(file, mix))
+    beside = {scale.name for scale in scales.values()}  # they go where their tensors go
+    for name in (name for name in order if name not in beside):
+        tensor = tensors[name]
+        format = (mix.choose(name, tensor.shape) if mix else None) or tensor.format
+        weights = None
+        by_row = mix is not None and mix.by_row and format is mix.base and len(tensor.shape) == 2
+        by_row = by_row and not (format is tensor.format and name in scales)
+        factor = factors.of(name) if factors else (None, None)
+        if format is not tensor.format or by_row or any(f is not None for f in factor):
+            _check_source(tensor, allow_requantize, name in scales)
+            if importance is not None and not by_row:
+                weights = _importance_of(tensor, importance, found.notes)
+        if mix and weights is None and mix.needs_imatrix(name, format):
+            raise ValueError(
+                f"tensor {name!r} in {format.name} needs an importance matrix, or what comes of it "
+                "is noise: make one with `ggpy imatrix`, and name it with --imatrix"
+            )
+        choice = Choice(tensor, format, weights, scales.get(name), factor)
+        found.choices += _with_scales(choice, by_row)
+    formats = {choice.format for choice in found.choices}
+    activations = mix.activations if mix and mix.by_row else scheme.activations
+    for key, (kind, value) in settings_for(formats, activations).items():
+        override(found.metadata, key, kind, value)
+    return found
+
+
+def _has_scale(name: str, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether a tensor has a scale for each row."""
+    scale = tensors.get(scale_of(name))
+    return name.endswith(WEIGHT) and scale is not None and scale.shape == tensors[name].shape[:1]
+
+
+def _with_scales(choice: Choice, by_row: bool) -> list[Choice]:
+    """A choice after that of the scale of its rows, old or new."""
+    if by_row:
+        made = NewScale(choice)
+        name, n_rows = scale_of(choice.tensor.name), choice.tensor.shape[0]
+        data, path = np.zeros(4 * n_rows, np.uint8), choice.tensor.path
+        empty = Tensor(name, (n_rows,), by_name("F32"), data, path)
+        scale = Choice(empty, by_name("F32"), new_scale=made, is_new_scale=True)
+        return [scale, replace(choice, new_scale=made)]
+    if choice.scale is not None and choice.format is choice.tensor.format:
+        if any(factor is not None for factor in choice.factors):
+            name = choice.tensor.name
+            raise ValueError(f"tensor {name!r} has a scale for each row already: start from F16")
+        return [Choice(choice.scale, choice.scale.format), replace(choice, scale=None)]
+    return [choice]
+
+
+class NewScale:
+    """The scales of a tensor's rows in its new format, found when they are first asked for."""
+
+    def __init__(self, choice: Choice) -> None:
+        self._choice = choice
+        self._found: F32 | None = None
+
+    def __call__(self) -> F32:
+        if self._found is None:
+            self._found = scales_of_rows(_weights(self._choice))
+        return self._found
+
+
+def _check_source(tensor: Tensor, allow_requantize: bool, has_scale: bool) -> None:
+    """ValueError for a tensor that is no good to start from."""
+    source = tensor.format
+    if (source.block_size > 1 or has_scale) and not allow_requantize:
+        raise ValueError(
+            f"tensor {tensor.name!r} is in {source.name} already, and quantising it again loses "
+            "more: start from F16, BF16 or F32, or give --allow-requantize"
+        )
+    if source.dtype.kind == "i" and not has_scale:
+        raise ValueError(f"tensor {tensor.name!r} holds integers, {source.name}: it has no weights")
+
+
+def _importance_of(tensor: Tensor, importance: Mapping[str, F32], notes: list[str]) -> F32 | None:
+    """[columns] or [experts, columns]; None and a note for what the matrix does not have."""
+    experts = tensor.shape[0] if len(tensor.shape) == 3 else 1
+    weights = importance.get(tensor.name)
+    if weights is None:
+        notes.append(f"did not find weights for {escaped(tensor.name)}")
+        return None
+    if weights.size != experts * tensor.shape[-1]:
+        wanted = f"{weights.size} is different from tensor size {experts * tensor.shape[-1]}"
+        if tensor.name != "token_embd.weight":
+            raise ValueError(
+                f"imatrix size {wanted} for {escaped(tensor.name)}: it was made with another model"
+            )
+        notes.append(f"imatrix size {wanted} for {escaped(tensor.name)}")
+        return None
+    return weights.reshape(experts, -1) if experts > 1 else weights.reshape(-1)
+
+
+def _metadata(file: File, mix: Mix | None) -> Typed:
+    """The file's own without what says how it is split; what is set anew stands at the end."""
+    found = {
+        key: (file.types[key], value)
+        for key, value in file.metadata.items()
+        if key not in (*SPLIT_KEYS, I8_KEY, ACTIVATIONS_KEY)
+    }
+    override(found, "general.quantization_version", "u32", QUANTIZATION_VERSION)
+    file_type = mix.file_type if mix else file.metadata.get("general.file_type")
+    if file_type is None:
+        found.pop("general.file_type", None)
+    else:
+        override(found, "general.file_type", "u32", file_type)
+    return found
+
+
+def override(metadata: Typed, key: str, kind: str, value: Any) -> None:
+    """Set a key, which moves to the end, as in llama.cpp."""
+    metadata.pop(key, None)
+    metadata[key] = (kind, value)
+
+
+# Writing
+
+
+def write(plan: Plan, path: Path, workers: Workers) -> Iterator[tuple[int, int]]:
+    """Write the file; yields (index of the choice, bytes of it that are written) as it goes.
+
+    The file is whole when the last was taken. ValueError names a tensor and row with NaN or
+    infinity; OSError where there is no room.
+    """
+    yield from _write(plan.choices, [(path, plan.metadata, plan.choices)], workers)
+
+
+def write_parts(plan: Plan, path: Path, workers: Workers) -> Iterator[tuple[int, int]]:
+    """The same in as many parts as the original, PATH-00001-of-00002.gguf and so on.
+
+    The plan must be in the order of the file.
+    """
+    by_part: dict[str, list[Choice]] = {}
+    for choice in plan.choices:
+        by_part.setdefault(choice.tensor.path, []).append(choice)
+    n = len(by_part)
+    if n == 1:
+        yield from write(plan, part_name(path, 1, 1), workers)
+        return
+    files = []
+    for i, choices in enumerate(by_part.values()):
+        metadata: Typed = dict(plan.metadata) if i == 0 else {}
+        override(metadata, "split.no", "u16", i)
+        override(metadata, "split.count", "u16", n)
+        override(metadata, "split.tensors.count", "i32", len(plan.choices))
+        files.append((part_name(path, i + 1, n), metadata, choices))
+    yield from _write(plan.choices, files, workers)
+
+
+def part_name(path: Path, number: int, count: int) -> Path:
+    """Where a part is, by the name of the whole with or without .gguf."""
+    stem = path.name.removesuffix(".gguf")
+    return path.with_name(f"{stem}-{number:05}-of-{count:05}.gguf")
+
+
+def _write(
+    choices: Sequence[Choice],
+    files: Sequence[tuple[Path, Typed, Sequence[Choice]]],
+    workers: Workers,
+) -> Iterator[tuple[int, int]]:
+    """The tensors of all files, which appear together at the end."""
+    with ExitStack() as stack:
+        out: list[Writer] = []
+        for path, metadata, part in files:
+            writer = Writer(path, metadata, [choice.slot for choice in part])
+            out += [stack.enter_context(writer)] * len(part)
+        blocks = workers.run(_tasks(choices, workers.search_slab))
+        for i, choice in enumerate(choices):
+            done, nbytes = 0, choice.slot.nbytes
+            while done < nbytes:
+                piece = next(blocks)
+                out[i].write(piece)
+                done += piece.nbytes
+                yield i, done
+            drop_pages(choice.tensor.data)
+
+
+def _tasks(choices: Iterable[Choice], search_slab: int) -> Iterator[Task]:
+    """All tensors, row by row; what is copied is checked for NaN as well."""
+    for choice in choices:
+        tensor = choice.tensor
+        if not choice.changes:
+            tensor.check_scales()
+        if choice.is_new_scale and choice.new_scale is not None:
+            data = choice.new_scale().view(np.uint8)
+            yield Task(data, tensor.format, tensor.format, tensor=tensor.name)
+        else:
+            yield from _weights(choice, choice.new_scale and choice.new_scale(), search_slab)
+
+
+def _weights(
+    choice: Choice, new_scale: F32 | None = None, search_slab: int | None = None
+) -> Iterator[Task]:
+    """The tasks of a tensor; its weights are multiplied with its scale and its factors, if any."""
+    tensor, float32 = choice.tensor, by_name("F32")
+    parts = slabs(
+        tensor.data,
+        tensor.shape[-1],
+        tensor.format,
+        choice.format,
+        choice.importance,
+        tensor.name,
+        new_scale,
+        search_slab=search_slab,
+    )
+    scale = None if choice.scale is None else choice.scale.dequantize()
+    columns, rows = choice.factors
+    for task in parts:
+        if not choice.is_weighed:
+            yield task
+            continue
+        weights = task.source.dequantize(task.data)
+        part = slice(task.first_row, task.first_row + len(weights))
+        for factor in (scale, rows):
+            if factor is not None:
+                weights *= factor[part, None]
+        if columns is not None:
+            weights *= columns
+        yield task._replace(data=weights.view(np.uint8), source=float32)

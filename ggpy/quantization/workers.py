@@ -1,0 +1,231 @@
+"""Rows of weights from one block format to another, on all cores: tasks in, blocks out, in order.
+
+Formats that search for scales spend their time in many short numpy calls, between which threads
+wait for each other, so they get processes; the others are bound by memory and get threads. Knows
+formats, but neither files nor which tensor gets which format.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing import get_context, parent_process
+from threading import Thread
+from typing import NamedTuple
+
+import numpy as np
+
+from ..formats import Format, by_name
+from ..formats.base import F32, U8
+from ..formats.rows import encode_rows, row_scales
+
+SLAB = 1 << 20  # weights of a task, about
+SEARCH_SLAB = 1 << 18  # where scales are searched for, which takes twenty times as long
+
+
+class Task(NamedTuple):
+    """Rows of one tensor; `target` the same as `source` hands them through."""
+
+    data: U8  # [rows, bytes of a row]
+    source: Format
+    target: Format
+    importance: F32 | None = None  # [columns]
+    first_row: int = 0  # of the tensor, for messages
+    tensor: str = ""  # its name, for messages
+    scales: F32 | None = None  # [rows], that the target's values are to be multiplied with
+
+
+def n_cores() -> int:
+    """The CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class Workers:
+    """`n` of them, by default one for each core; use them in a `with`."""
+
+    def __init__(self, n: int | None = None) -> None:
+        self.n = n_cores() if not n or n < 1 else n
+        self.ahead = 2 * self.n  # tasks that are taken before the first of them is asked for
+        self.search_slab = SEARCH_SLAB
+        self._threads: Executor | None = None
+        self._processes: Executor | None = None
+
+    def run(self, tasks: Iterable[Task]) -> Iterator[U8]:
+        """Each task's rows in its target format, bytes[rows, bytes of a row], in order.
+
+        Tasks are taken a few ahead of what is asked for. ValueError names tensor and row.
+        """
+        ahead: deque[tuple[Task, Future[U8]]] = deque()
+        try:
+            for task in tasks:
+                ahead.append((task, self._submit(task)))
+                if len(ahead) > self.ahead:
+                    yield _result(*ahead.popleft())
+            while ahead:
+                yield _result(*ahead.popleft())
+        finally:
+            for _, future in ahead:
+                future.cancel()
+
+    def close(self) -> None:
+        """End threads and processes."""
+        for pool in (self._threads, self._processes):
+            if pool is not None:
+                pool.shutdown(wait=True, cancel_futures=True)
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _submit(self, task: Task) -> Future[U8]:
+        if (task.source is task.target and task.scales is None) or self.n == 1:
+            return _done(task)
+        if not _searches(task.target, task.importance):
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(self.n)
+            return self._threads.submit(_requantize, *_by_names(task))
+        if self._processes is None:
+            # Not forked: numpy's and our own threads would be missing in a copy of this process.
+            context = get_context("spawn")
+            self._processes = ProcessPoolExecutor(self.n, context, initializer=_begin)
+        with _interrupts_held_back():  # this may start processes
+            return self._processes.submit(_requantize, *_by_names(task))
+
+
+def slabs(
+    data: U8,
+    columns: int,
+    source: Format,
+    target: Format,
+    importance: F32 | None = None,
+    tensor: str = "",
+    scales: F32 | None = None,
+    search_slab: int | None = None,
+) -> Iterator[Task]:
+    """The tasks for a tensor's data[..., bytes of a row].
+
+    importance[columns], or [experts, columns] for data[experts, rows, bytes of a row]. scales[rows]
+    of the target. search_slab: weights of a task where scales are searched for, if not the usual.
+    """
+    if not data.size:
+        return
+    rows = data.reshape(-1, data.shape[-1])
+    by_expert = None if importance is None else importance.reshape(-1, columns)
+    per_expert = len(rows) // (1 if by_expert is None else len(by_expert))
+    size = (search_slab or SEARCH_SLAB) if _searches(target, importance) else SLAB
+    step = max(1, size // columns)
+    for start in range(0, len(rows), per_expert):
+        weights = None if by_expert is None else by_expert[start // per_expert]
+        for first in range(start, start + per_expert, step):
+            part = rows[first : min(first + step, start + per_expert)]
+            by_row = None if scales is None else scales[first : first + len(part)]
+            yield Task(part, source, target, weights, first, tensor, by_row)
+
+
+def scales_of_rows(tasks: Iterable[Task]) -> F32:
+    """scale[n] of the rows of a tensor in their target format; ValueError names tensor and row
+    with NaN or infinity.
+    """
+    found = [np.zeros(0, np.float32)]
+    for task in tasks:
+        with np.errstate(all="ignore"):
+            weights = task.source.dequantize(task.data)
+            scales = row_scales(weights, task.target)
+        good = np.isfinite(scales)
+        if not good.all():
+            row = task.first_row + int(good.argmin())
+            raise ValueError(f"tensor {task.tensor!r}: row {row} holds NaN or infinity")
+        found.append(scales)
+    return np.concatenate(found)
+
+
+def _searches(target: Format, importance: F32 | None) -> bool:
+    return target.searches or (importance is not None and target.quantize_weighted is not None)
+
+
+def _by_names(task: Task) -> tuple[U8, str, str, F32 | None, int, F32 | None]:
+    """What a process can be handed: formats hold functions."""
+    data, source, target, importance, first_row, _, scales = task
+    return data, source.name, target.name, importance, first_row, scales
+
+
+def requantized(task: Task) -> U8:
+    """A task that is done by who calls; ValueError names the row with NaN or infinity."""
+    return _requantize(*_by_names(task))
+
+
+def _requantize(
+    data: U8,
+    source: str,
+    target: str,
+    importance: F32 | None,
+    first_row: int,
+    scales: F32 | None,
+) -> U8:
+    with np.errstate(all="ignore"):  # a NaN or an infinity is refused with its row
+        weights = data.view("<f4") if source == "F32" else by_name(source).dequantize(data)
+    if scales is not None:
+        return encode_rows(weights, scales, by_name(target))
+    return by_name(target).quantize(weights, importance, first_row)
+
+
+def _done(task: Task) -> Future[U8]:
+    """A task that is done here and now."""
+    future: Future[U8] = Future()
+    try:
+        same = task.source is task.target and task.scales is None
+        future.set_result(task.data if same else requantized(task))
+    except ValueError as error:
+        future.set_exception(error)
+    return future
+
+
+def _result(task: Task, future: Future[U8]) -> U8:
+    try:
+        return future.result()
+    except ValueError as error:
+        name = f"tensor {task.tensor!r}: " if task.tensor else ""
+        raise ValueError(f"{name}{error}") from None
+    except BrokenProcessPool:
+        raise OSError(
+            "a process that quantises has died, perhaps for lack of memory: use fewer threads"
+        ) from None
+
+
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Ctrl-C comes afterwards, and never to processes that start here: they import for a while
+    before they can ignore it.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _begin() -> None:
+    """Ctrl-C goes to all processes of a terminal; the first one ends the others, also when it is
+    killed.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

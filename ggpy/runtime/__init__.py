@@ -1,0 +1,1 @@
+"""Sequences in flight: pages, batches, and the engine that owns them."""

@@ -1,0 +1,108 @@
+"""The logits of chunks of a text, apart from any sequence that answers.
+
+Perplexity is computed from these logits, and calibration sees the activations on the way to them.
+
+Letters: N chunks of C tokens, K scored tokens in a chunk, S chunks at a time, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import arch
+from ..backends.interface import Ops, Step, pages_for
+from ..cache_type import USUAL, CacheTypes
+from .kv_cache import PagePool, PageTable, stack
+
+F32 = NDArray[np.float32]
+Ids = NDArray[np.int32]
+
+
+def first_scored(n_ctx: int) -> int:
+    """The position whose logits are the first that count."""
+    return n_ctx // 2
+
+
+def n_scored(n_ctx: int) -> int:
+    """K: the last position's logits predict nothing that is known."""
+    return n_ctx - 1 - first_scored(n_ctx)
+
+
+class Evaluator:
+    """A model that evaluates chunks of n_ctx tokens, n_batch in a step.
+
+    With n_batch of several chunks, as many are evaluated together.
+    """
+
+    def __init__(
+        self,
+        file: Any,
+        ops: Ops,
+        n_ctx: int,
+        n_batch: int = 512,
+        progress: Callable[[int, int], None] | None = None,
+        whole: bool = False,
+        cache_types: CacheTypes = USUAL,
+    ) -> None:
+        """file: a gguf.File, or what is used like one. whole: the last token of a chunk is
+        evaluated too, though its logits predict nothing.
+        """
+        if n_batch < 1:
+            raise ValueError(f"a step of {n_batch} tokens evaluates nothing: give -b 1 or more")
+        self.ops, self.n_ctx, self._end = ops, n_ctx, n_ctx if whole else n_ctx - 1
+        self.n_seq, self.n_step = max(1, n_batch // n_ctx), min(n_batch, n_ctx)
+        sizes: dict[str, Any] = {"n_batch": self.n_seq * self.n_step, "n_seq": self.n_seq}
+        self.decoder = arch.load(file, ops, n_ctx, progress, **sizes, cache_types=cache_types)
+        self.n_vocab = self.decoder.sizes.n_vocab
+        self._pool = PagePool(self.n_seq * pages_for(n_ctx))
+        ops.allocate_cache(self.decoder.cache_shape(self._pool.n_pages))
+
+    def logits(self, chunks: Ids) -> Iterator[F32]:
+        """l[K, V] of each of the chunks[N, C]; RuntimeError for NaN or infinity."""
+        for start in range(0, len(chunks), self.n_seq):
+            group = self._together(chunks[start : start + self.n_seq])
+            for i, logits in enumerate(group, start + 1):
+                if not np.isfinite(logits).all():
+                    raise RuntimeError(
+                        f"logits of chunk {i} are NaN or infinite: "
+                        "`ggpy run --check` finds the op where that begins"
+                    )
+                yield logits
+
+    def _together(self, chunks: Ids) -> F32:
+        """l[S, K, V]."""
+        n, first, last = len(chunks), first_scored(self.n_ctx), self.n_ctx - 1
+        out = np.empty((n, n_scored(self.n_ctx), self.n_vocab), np.float32)
+        tables = [PageTable(self._pool) for _ in chunks]
+        try:
+            for table in tables:
+                table.grow(self.n_ctx)
+            for at in range(0, self._end, self.n_step):
+                stop = min(at + self.n_step, self._end)
+                with np.errstate(all="ignore"):  # `logits` looks at what comes of it
+                    logits = self.ops.read(self.decoder.run(_step(chunks, at, stop, tables)))
+                if stop > first and at < last:
+                    part = slice(max(at, first) - first, min(stop, last) - first)
+                    out[:, part] = logits.reshape(n, -1, self.n_vocab)
+        finally:
+            for table in tables:
+                table.release()
+        return out
+
+
+def _step(chunks: Ids, start: int, stop: int, tables: Sequence[PageTable]) -> Step:
+    """Positions start:stop of all chunks[S, C]; the logits of those that are scored."""
+    n, positions = len(chunks), np.arange(start, stop, dtype=np.int32)
+    n_ctx = chunks.shape[1]
+    scored = np.tile((positions >= first_scored(n_ctx)) & (positions < n_ctx - 1), n)
+    return Step(
+        ids=np.ascontiguousarray(chunks[:, start:stop]).reshape(-1),
+        positions=np.tile(positions, n),
+        sequences=np.repeat(np.arange(n, dtype=np.int32), len(positions)),
+        page_tables=stack(tables),
+        rows=np.flatnonzero(scored).astype(np.int32),
+    )

@@ -1,0 +1,1 @@
+"""What every floor uses: progress, errors, output files, text for messages."""

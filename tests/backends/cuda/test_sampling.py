@@ -1,0 +1,293 @@
+"""Sampling on a GPU: which chain runs where, and whole answers of mixed ones."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from kernel_buffers import upload
+
+from ggpy import arch
+from ggpy.backends.cuda import backend as cuda
+from ggpy.backends.cuda import sampling
+from ggpy.backends.cuda.arrays import Array
+from ggpy.backends.cuda.sampling import (
+    MAX_RECENT,
+    MAX_ROWS,
+    Plan,
+    Sampling,
+    n_candidates,
+    unclassified,
+)
+from ggpy.backends.numpy.backend import Reference
+from ggpy.gguf import File
+from ggpy.kernels.sample import MAX_TOP_K
+from ggpy.runtime.engine import Engine
+from ggpy.sampling import NO_TOKEN, Sampler, SamplingParams
+
+V = 50000
+DEFAULTS = SamplingParams(seed=1)
+PENALTY = {"repeat_penalty": 1.2}
+ON_DEVICE = [
+    ({}, 40),
+    ({"temperature": 0.0}, 1),
+    ({"temperature": 0.0, "top_k": 0, "top_n_sigma": 1.0}, 1),
+    ({"top_k": MAX_TOP_K, "logit_bias": {1: -math.inf}}, MAX_TOP_K),
+    ({**PENALTY, "repeat_last_n": MAX_RECENT}, 40),
+    ({"xtc_probability": 0.5, "temperature": 0.0}, 40),
+]
+IN_NUMPY = [
+    {"top_k": 0},
+    {"top_k": MAX_TOP_K + 1},
+    {"typical_p": 0.9},
+    {"top_n_sigma": 1.0},
+    {"dynatemp_range": 0.1},
+    {"dry_multiplier": 0.8},
+    {"dry_multiplier": 0.8, "temperature": 0.0},
+    {**PENALTY, "repeat_last_n": -1},
+    {**PENALTY, "repeat_last_n": MAX_RECENT + 1},
+]
+
+
+@pytest.mark.parametrize(("options", "k"), ON_DEVICE)
+def test_chains_that_have_kernels(options, k):
+    assert n_candidates(Sampler(SamplingParams(seed=1, **options), V)) == k
+
+
+@pytest.mark.parametrize("options", IN_NUMPY)
+def test_chains_that_have_none(options):
+    assert n_candidates(Sampler(SamplingParams(seed=1, **options), V)) == 0
+
+
+# Of each parameter: a value with which other tokens are drawn, and what else makes it count.
+DRY = {"dry_multiplier": 1.0, "dry_allowed_length": 1, "dry_base": 9.0}
+CHANGES = {
+    "seed": (2, {}),
+    "temperature": (3.0, {}),
+    "top_k": (2, {}),
+    "top_p": (0.2, {}),
+    "min_p": (0.9, {}),
+    "xtc_probability": (1.0, {"xtc_threshold": 0.01}),
+    "xtc_threshold": (0.02, {"xtc_probability": 1.0}),
+    "repeat_last_n": (2, {"presence_penalty": 9.0}),
+    "repeat_penalty": (9.0, {}),
+    "presence_penalty": (9.0, {}),
+    "frequency_penalty": (9.0, {}),
+    "logit_bias": ({11: 30.0}, {}),
+    "typical_p": (0.1, {}),
+    "top_n_sigma": (0.1, {}),
+    "dynatemp_range": (0.7, {}),
+    "dynatemp_exponent": (9.0, {"dynatemp_range": 0.7}),
+    "dry_multiplier": (9.0, {}),
+    "dry_base": (9.0, DRY),
+    "dry_allowed_length": (1, DRY),
+    "dry_penalty_last_n": (2, DRY),
+    "dry_breakers": (((3,),), DRY),
+}
+
+
+def test_every_parameter_is_known_to_kernels_or_sends_the_row_to_numpy():
+    known, sent = sampling.IN_KERNELS, sampling.IN_NUMPY.keys()
+    names = {f.name for f in fields(SamplingParams)}
+    assert known | sent == names == CHANGES.keys(), "classify what is new"
+    assert not known & sent and not unclassified(DEFAULTS)
+    for name in names:
+        value, others = CHANGES[name]
+        params = SamplingParams(**{"seed": 1, **others, name: value})
+        assert (n_candidates(Sampler(params, V)) == 0) == (name in sent), name
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize("name", CHANGES)
+def test_every_parameter_is_obeyed(emulator, name, greedy):
+    """Where a row is drawn: numpy's tokens, some of which are others without the parameter."""
+    n, n_vocab, history = 24, 300, [3, 4, 5, 3, 4]
+    values = np.random.default_rng(0).standard_normal((n, n_vocab)).astype(np.float32)
+    values[:, 3:6] += [3, 3, 5]
+    logits = Array(upload(emulator, values), np.float32, (n, n_vocab), n_vocab)
+    value, others = CHANGES[name]
+    options = {"seed": 1, **others, **({"temperature": 0.0} if greedy else {})}
+    without = {**options, name: {"seed": 1}.get(name, getattr(SamplingParams(), name))}
+
+    def samplers(options):
+        return [Sampler(SamplingParams(**options), n_vocab, history) for _ in range(n)]
+
+    def in_numpy(options):
+        return [s.sample(row) for s, row in zip(samplers(options), values, strict=True)]
+
+    expected = in_numpy({**options, name: value})
+    drawn = Sampling(emulator).draw(logits, samplers({**options, name: value}))
+    assert drawn.read().tolist() == expected
+    assert greedy or expected != in_numpy(without), "nothing would be noticed"
+
+
+@dataclass(frozen=True)
+class WithMirostat(SamplingParams):
+    """What a parameter that nobody has classified looks like."""
+
+    mirostat: float = 0.0
+    mirostat_targets: tuple[float, ...] = ()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_parameter_that_nobody_classified_goes_to_numpy(temperature):
+    options = {"seed": 1, "temperature": temperature}
+    for off in (WithMirostat(**options), WithMirostat(**options, mirostat=0.0)):
+        assert [f.name for f in unclassified(off)] == ["mirostat", "mirostat_targets"]
+        assert n_candidates(Sampler(off, V)) == (1 if temperature == 0 else 40)
+    for new in ({"mirostat": 2.0}, {"mirostat_targets": (1.0,)}):
+        plan = Plan([Sampler(WithMirostat(**options, **new), V)])
+        assert plan.by_hand == [0] and not plan.best_only
+
+
+def test_a_small_vocabulary_is_kept_whole():
+    assert n_candidates(Sampler(SamplingParams(seed=1, top_k=0), 300)) == 300
+
+
+def rows_on(device, n: int, n_vocab: int, seed: int = 0) -> tuple[np.ndarray, Array]:
+    values = np.random.default_rng(seed).standard_normal((n, n_vocab)).astype(np.float32)
+    return values, Array(upload(device, values), np.float32, (n, n_vocab), n_vocab)
+
+
+def test_draws_equal_numpys_whoever_shares_the_step(machine):
+    """Steps of other samplers in turn: parameters are those of the step, and buffers grow."""
+    sampling, n_vocab = Sampling(machine), 3000
+    chains = [*[options for options, _ in ON_DEVICE], *IN_NUMPY[1:4], *IN_NUMPY[5:]]
+    ours = [
+        Sampler(SamplingParams(seed=i, **c), n_vocab, [3, 4, 5, 3, 4]) for i, c in enumerate(chains)
+    ]
+    theirs = [Sampler(s.params, n_vocab, s.history) for s in ours]
+    for i, chosen in enumerate(([0], [0, 7], [3, 0, 4], range(len(ours)), [8], [1], [0, 1, 2])):
+        values, logits = rows_on(machine, len(chosen), n_vocab, i)
+        sampled = sampling.draw(logits, [ours[j] for j in chosen])
+        expected = [theirs[j].sample(row) for j, row in zip(chosen, values, strict=True)]
+        assert sampled.read().tolist() == expected
+        on_device = machine.download(sampling.ids, np.int32, len(chosen))
+        assert on_device.tolist() == expected, "where the next step looks for them"
+    assert [s.n_drawn for s in ours] == [s.n_drawn for s in theirs]
+
+
+def test_nobody_waits_for_the_default_chain(machine, monkeypatch):
+    """Two steps are enqueued before an id is read, and the second one penalises the first's."""
+    sampling, n_vocab = Sampling(machine), 300
+    params = SamplingParams(seed=1, presence_penalty=100.0)
+    s = Sampler(params, n_vocab)
+    values, logits = rows_on(machine, 1, n_vocab)
+    monkeypatch.setattr(machine, "download", None)
+    steps = []
+    for _ in range(2):
+        steps.append(sampling.draw(logits, [s]))
+        s.expect(0)
+    first, second = (step.read()[0] for step in steps)
+    s.accept(first)
+    check = Sampler(params, n_vocab)
+    for token in (first, second):
+        assert check.sample(values[0]) == token
+        check.accept(token)
+    assert first != second
+
+
+IN_NUMPY_ALONE = SamplingParams(seed=1, typical_p=0.9)
+
+
+@pytest.mark.parametrize("params", [DEFAULTS, SamplingParams(temperature=0), IN_NUMPY_ALONE])
+def test_a_row_without_a_token_leaves_the_others_alone(machine, params):
+    """And has some id on the device, which the next step may look up."""
+    values, _ = rows_on(machine, 4, 200)
+    values[1, 7], values[2, 7] = np.nan, np.inf
+    logits = Array(upload(machine, values), np.float32, (4, 200), 200)
+    sampling = Sampling(machine)
+    ours = [Sampler(params, 200) for _ in range(4)]
+    ids = sampling.draw(logits, ours).read().tolist()
+    expected = [Sampler(params, 200).try_sample(row) for row in values]
+    assert ids == expected and ids[1:3] == [NO_TOKEN] * 2 and min(ids[0], ids[3]) >= 0
+    on_device = machine.download(sampling.ids, np.int32, 4)
+    assert on_device.min() >= 0 and on_device.max() < 200
+    assert [s.n_drawn for s in ours][::3] == [1, 1]
+
+
+def test_extreme_parameters_give_numpys_tokens(machine):
+    """No infinity and no NaN on either side, and the same rounding."""
+    n_vocab, history = 300, [3, 4, 5, 3, 4]
+    extremes = [
+        {"logit_bias": {3: 1e20, 4: -1e20, 5: -math.inf}},
+        {"logit_bias": dict.fromkeys(range(300), -math.inf)},
+        {"presence_penalty": -1e20, "frequency_penalty": -1e20},
+        {"presence_penalty": 1e20, "frequency_penalty": 1e20, "repeat_penalty": 1e-6},
+        {"logit_bias": {3: 1e20}, "repeat_penalty": 1e6},
+        {"logit_bias": {3: 1e20, 4: -math.inf}, "repeat_penalty": 1e-6},
+        {"temperature": 1e20},
+        {"temperature": 1e-300},
+        {"temperature": 1e-40, "logit_bias": {3: 50.0, 4: 50.0}},
+        {"temperature": 1e-50, "logit_bias": {3: 1e20, 4: 1e20}},
+        {"min_p": 5e-324, "top_p": 0.0},
+        {"top_k": 2**31 - 1, "min_p": 0.0},
+    ]
+    values, logits = rows_on(machine, len(extremes), n_vocab)
+    pairs = [
+        [Sampler(SamplingParams(seed=i, **c), n_vocab, history) for _ in range(2)]
+        for i, c in enumerate(extremes)
+    ]
+    ids = Sampling(machine).draw(logits, [ours for ours, _ in pairs]).read().tolist()
+    expected = [theirs.try_sample(row) for (_, theirs), row in zip(pairs, values, strict=True)]
+    assert ids == expected
+    assert [i for i, id in enumerate(ids) if id == NO_TOKEN] == [1]
+
+
+def test_too_many_rows_are_refused(emulator):
+    samplers = [Sampler(DEFAULTS, 10)] * (MAX_ROWS + 1)
+    with pytest.raises(ValueError, match=f"{MAX_ROWS + 1} sequences at once: at most {MAX_ROWS}"):
+        Sampling(emulator).draw(Array(None, np.float32, (MAX_ROWS + 1, 10), 10), samplers)
+
+
+class Letters:
+    """A tokenizer that makes a letter of each id."""
+
+    end_ids = frozenset({17, 99})
+
+    def stream(self):
+        return SimpleNamespace(add=lambda id: chr(97 + id % 26), finish=lambda: "")
+
+
+MIXED = [
+    SamplingParams(seed=1),
+    SamplingParams(seed=2, temperature=1.5, **PENALTY),
+    SamplingParams(seed=6, dry_multiplier=0.8, frequency_penalty=0.3),
+    SamplingParams(temperature=0),
+    SamplingParams(temperature=0, logit_bias={17: -math.inf}, presence_penalty=0.5),
+    SamplingParams(seed=4, xtc_probability=0.5),
+]
+
+
+def answers(ops, path, **options) -> list[tuple[str | None, list[int]]]:
+    """How each of the mixed sequences ends, and its ids."""
+    with File(path) as file:
+        decoder = arch.load(file, ops, 64)
+    engine = Engine(decoder, ops, Letters(), 64, n_batch=16, n_seq=4, **options)
+    prompts = [np.random.default_rng(i).integers(5, 350, 3 + 7 * i).tolist() for i in range(6)]
+    pairs = zip(prompts, MIXED, strict=True)
+    sequences = [engine.add(p, params, max_tokens=6 + len(p) % 5) for p, params in pairs]
+    while engine.busy:
+        engine.step()
+    return [(s.finish, [p.id for p in s.pieces]) for s in sequences]
+
+
+def test_mixed_answers_equal_the_references(emulator, tiny_path):
+    """Logits of halves may tip a draw: the emulator's are known not to."""
+    path = tiny_path("llama")
+    expected = answers(Reference(1), path)
+    for run_ahead in (True, False):
+        assert answers(cuda.Cuda(emulator), path, run_ahead=run_ahead) == expected
+
+
+def test_mixed_answers_equal_those_of_the_chain_in_numpy(machine, tiny_path, monkeypatch):
+    """Of the same logits."""
+    path = tiny_path("llama")
+    with monkeypatch.context() as patch:
+        patch.setattr(sampling, "n_candidates", lambda sampler: int(sampler.params.greedy))
+        expected = answers(cuda.Cuda(machine), path)
+    for run_ahead in (True, False):
+        assert answers(cuda.Cuda(machine), path, run_ahead=run_ahead) == expected

@@ -1,0 +1,167 @@
+"""A step's integers on their way: what waits for what, on a device that only knows that."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ggpy.backends.cuda.step import IN_FLIGHT, PLACES, StepUpload
+from ggpy.backends.interface import Step
+from ggpy.device import Buffer
+from ggpy.kernels.rope_kv import Heads
+
+
+class Stream:
+    """What was enqueued last, and so all that comes before what is enqueued next."""
+
+    def __init__(self) -> None:
+        self.before: frozenset[object] = frozenset()
+
+    def enqueue(self) -> object:
+        operation = object()
+        self.before |= {operation}
+        return operation
+
+    def wait(self, event: Event) -> None:
+        self.before |= event.before
+
+
+class Event:
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.before: frozenset[object] = frozenset()
+
+    def record(self, stream: Stream | None = None) -> Event:
+        self.before = (stream or self.device.stream).before
+        return self
+
+    def synchronize(self) -> None:
+        self.device.done |= self.before
+
+
+class Device:
+    """Streams, whose operations run at any time that their order allows."""
+
+    def __init__(self) -> None:
+        self.stream = Stream()
+        self.done: frozenset[object] = frozenset()
+        self.copies: dict[int, object] = {}  # the last one from a host address
+        self.kernels: dict[int, object] = {}  # the last ones that read a place
+        self.copied: tuple[int, object] | None = None
+        self.allocated = self.moved = 0
+
+    def alloc(self, nbytes: int, name: str = "") -> Buffer:
+        self.allocated += 1
+        return Buffer(self.allocated << 40, nbytes, name, lambda *_: None)
+
+    def pinned(self, nbytes: int) -> np.ndarray:
+        return np.zeros(nbytes, np.uint8)
+
+    def event(self) -> Event:
+        return Event(self)
+
+    def new_stream(self) -> Stream:
+        return Stream()
+
+    def upload(self, to: Buffer, array: np.ndarray, *, stream: Stream) -> None:
+        """Nobody may still read what is there; nor may a copy from the array be under way, whose
+        numbers have been written by now.
+        """
+        host, place = array.ctypes.data, to.address
+        assert self.copies.get(host) in (None, *self.done), "the host's memory is in use"
+        assert self.kernels.get(place) in (None, *stream.before), "kernels still read the place"
+        self.copies[host] = copy = stream.enqueue()
+        self.copied = place, copy
+
+    def run(self) -> int:
+        """A step's kernels, which read what was copied; the place of that."""
+        assert self.copied is not None
+        place, copy = self.copied
+        assert copy in self.stream.before, "kernels do not wait for the copy"
+        self.kernels[place] = self.stream.enqueue()
+        return place
+
+
+HEADS = Heads(n_head=4, n_head_kv=2, head_size=64, page_size=64)
+
+
+@pytest.fixture
+def device() -> Device:
+    return Device()
+
+
+@pytest.fixture
+def steps(device: Device) -> StepUpload:
+    def moving() -> None:
+        device.moved += 1
+
+    return StepUpload(device, HEADS, moving, None, lambda n: None, 64)
+
+
+def single(n: int = 2, pages: int = 1, position: int = 5) -> Step:
+    """A token of each of n sequences."""
+    every = np.arange(n, dtype=np.int32)
+    tables = np.zeros((n, pages), np.int32)
+    return Step(every, np.full(n, position, np.int32), every, tables, every)
+
+
+def prompt(n: int = 3) -> Step:
+    """n tokens of one sequence."""
+    every = np.arange(n, dtype=np.int32)
+    zeros = np.zeros(n, np.int32)
+    return Step(every, every, zeros, np.zeros((1, 1), np.int32), every[-1:])
+
+
+def test_nothing_is_overwritten_that_is_in_use(device: Device, steps: StepUpload) -> None:
+    """Whatever follows what, and however far ahead of the device; no step waits for its end."""
+    kinds = np.random.default_rng(0).integers(0, 3, 100)
+    for kind in kinds:
+        steps.upload(prompt() if kind == 0 else single())
+        device.run()
+        assert device.stream.before - device.done, "the host has waited for all kernels"
+
+
+def test_single_tokens_go_to_places_in_turns(device: Device, steps: StepUpload) -> None:
+    places, found = [], []
+    for _ in range(6):
+        found.append(steps.upload(single()))
+        places.append(device.run())
+    assert [b.place for b in found] == [0, 1] * 3 and places[:2] * 3 == places
+    assert len(set(places)) == PLACES and found[0] is found[2]
+    assert found[0].shape == found[1].shape and found[0].ids.ptr != found[1].ids.ptr
+
+
+def test_a_place_is_filled_while_the_step_before_runs(device: Device, steps: StepUpload) -> None:
+    """Unless both are of prompts, which have one place."""
+    steps.upload(single())
+    waits = []
+    for step in (single(), prompt(), prompt(), single()):
+        running = device.kernels[device.run()]
+        steps.upload(step)
+        waits.append(running in steps._copies.before)
+    assert waits == [False, False, True, False]
+
+
+def test_pinned_memory_is_waited_for(device: Device, steps: StepUpload) -> None:
+    for _ in range(IN_FLIGHT):
+        steps.upload(single())
+        device.run()
+    assert not device.done
+    steps.upload(single())
+    assert device.done
+
+
+def test_larger_steps_move_all_places(device: Device, steps: StepUpload) -> None:
+    steps.upload(single())
+    before = device.run()
+    steps.upload(single(2, 1 << 14))
+    assert device.run() != before and device.moved == 2
+
+
+def test_contexts_have_few_numbers_of_parts(device: Device, steps: StepUpload) -> None:
+    """Each is recorded; 16 are not those of less."""
+    found = {}
+    for position in (5, 127, 128, 500, 1023, 1024, 1919, 1920, 40000):
+        found[position] = steps.upload(single(1, 1 << 10, position)).n_split
+        device.run()
+    assert list(found.values()) == [1, 1, 2, 4, 8, 15, 15, 16, 16]

@@ -1,0 +1,81 @@
+"""What is asked of the machine, each way of asking with files of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ggpy.backends import host
+
+
+def test_available_memory_is_plausible():
+    free = host.available_memory()
+    assert free is not None and 1 << 20 < free < 1 << 50
+
+
+def test_container_limit_counts(monkeypatch):
+    files = {
+        "/proc/meminfo": "MemTotal: 9000 kB\nMemAvailable:    8000 kB\n",
+        "/sys/fs/cgroup/memory.max": "3000000\n",
+        "/sys/fs/cgroup/memory.current": "1000000\n",
+        "/sys/fs/cgroup/memory.stat": "anon 5\ninactive_file 500000\n",
+    }
+
+    def read_text(path: Path) -> str:
+        if str(path) not in files:
+            raise FileNotFoundError(path)
+        return files[str(path)]
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    assert host.available_memory() == 2_500_000
+    files["/sys/fs/cgroup/memory.max"] = "max\n"
+    assert host.available_memory() == 8000 * 1024
+
+
+def test_threads_are_set_in_numpy():
+    assert host.set_blas_threads(1), "numpy's wheels carry OpenBLAS"
+    paths = host._openblas_paths()
+    getters = ("scipy_openblas_get_num_threads64_", "openblas_get_num_threads")
+    library = ctypes.CDLL(str(paths[0]))
+    counts = [getattr(library, g)() for g in getters if hasattr(library, g)]
+    assert counts[:1] == [1]
+
+
+def test_default_threads_are_modest():
+    assert 1 <= host.default_threads() <= max(1, (os.cpu_count() or 1) // 2, 1)
+
+
+def test_dropped_pages_are_read_again(tmp_path):
+    path = tmp_path / "data"
+    expected = np.arange(5 * mmap.PAGESIZE, dtype=np.uint8)
+    path.write_bytes(expected.tobytes())
+    with path.open("rb") as stream:
+        mapped = np.frombuffer(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    host.drop_pages(mapped[100:-100].reshape(-1, 20))
+    np.testing.assert_array_equal(mapped, expected)
+
+
+def test_lazy_zeros_take_memory_where_they_are_written():
+    def resident() -> int:  # bytes
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("the system does not say how much memory is resident")
+    before = resident()
+    array = host.lazy_zeros((20, 1 << 20))  # 84 MB
+    array[:, 5] = 1
+    assert resident() - before < 10_000_000
+    assert array.shape == (20, 1 << 20) and array.dtype == np.float32 and array.sum() == 20
+    assert host.lazy_zeros((3, 0)).shape == (3, 0)
+
+
+def test_memory_that_is_no_file_is_left_alone():
+    array = np.ones(10 * mmap.PAGESIZE, np.uint8)
+    host.drop_pages(array)
+    host.drop_pages(array[5000:])
+    assert array.all()

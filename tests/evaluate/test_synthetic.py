@@ -1,0 +1,154 @@
+"""Synthetic models: the shapes of known ones, valid blocks, and what specs mean."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+import pytest
+
+from ggpy import arch
+from ggpy.backends.numpy.backend import Reference
+from ggpy.evaluate.synthetic import Synthetic, parse, shapes
+from ggpy.gguf import Tensor
+from ggpy.quantization.mix import BY_ROW, activations_of, base_of
+
+PARAMETERS = {  # in thousands of millions, as their makers say
+    **{"SmolLM2-135M": 0.1345, "Llama-3.2-1B": 1.236, "Llama-3.2-3B": 3.213},
+    **{"Llama-3.1-8B": 8.030, "Llama-3.1-70B": 70.554},
+    **{"Qwen3-0.6B": 0.596, "Qwen3-4B": 4.022, "Qwen3-8B": 8.191},
+    **{"Qwen3-14B": 14.768, "Qwen3-32B": 32.762},
+    **{"Gemma-3-1B": 1.000, "Gemma-3-4B": 3.880, "Gemma-3-12B": 11.766, "Gemma-3-27B": 27.009},
+    "Phi-4": 14.660,
+}
+
+
+def test_every_shape_but_the_tiny_one_has_a_known_size() -> None:
+    assert set(shapes()) == {"tiny", *PARAMETERS}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_shapes_have_as_many_weights_as_the_models(name: str) -> None:
+    with Synthetic(f"{name}:Q4_0") as model:
+        n = sum(prod(t.shape) for t in model.tensors.values())
+    assert n / 1e9 == pytest.approx(PARAMETERS[name], rel=2e-3)
+
+
+def test_a_model_takes_the_memory_of_its_largest_tensors() -> None:
+    with Synthetic("Llama-3.1-70B:Q4_0") as model:
+        matrices = [t for t in model.tensors.values() if len(t.shape) > 1]
+        owners = {t.data.base.__array_interface__["data"][0] for t in matrices}
+        assert len(owners) == 1
+        largest = max(t.nbytes for t in matrices)
+        base = matrices[0].data.base
+        assert base is not None and largest <= base.nbytes <= largest + (8 << 20)
+        assert model.nbytes > 39e9
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3", "phi3"])
+def test_every_architecture_loads_as_a_file_does(architecture: str) -> None:
+    """All that `arch.load` checks holds for the declared tensors, fused ones included."""
+    shape = next(
+        s for s in shapes().values() if s.architecture == architecture and s.name != "tiny"
+    )
+    model = Synthetic(f"{shape.name}:Q4_0")
+    loaded: list[str] = []
+
+    class Names(Reference):
+        def weight(self, tensor, lookup=False, scale=None, activations="f16"):  # type: ignore[no-untyped-def]
+            loaded.append(tensor.name)
+            return tensor
+
+    decoder = arch.load(model, Names(1), 64)  # type: ignore[arg-type]
+    assert decoder.sizes.n_vocab == shape.n_vocab
+    assert len(decoder.layers) == shape.settings["block_count"]
+    assert ("output.weight" in loaded) is not shape.tied
+
+
+@pytest.mark.parametrize("type", ["Q8_0", "Q4_K", "F16", "BF16", "IQ2_XS", "TQ1_0", "MXFP4"])
+def test_blocks_are_valid_and_of_a_moderate_size(type: str) -> None:
+    with Synthetic(f"tiny:{type}") as model:
+        for t in model.tensors.values():
+            Tensor(t.name, t.shape, t.format, t.data).check_scales()
+            weights = t.dequantize().astype(np.float64)
+            rms = np.sqrt(np.mean(weights**2))
+            assert rms == pytest.approx(1.0 if len(t.shape) == 1 else 256**-0.5, rel=0.3)
+
+
+@pytest.mark.parametrize("type", BY_ROW)
+def test_types_with_a_scale_for_each_row(type: str) -> None:
+    with Synthetic(f"tiny:{type}") as model:
+        assert model.tensors["token_embd.weight"].format.name == "Q8_0"
+        handed: dict[str, tuple[Tensor, Tensor, str]] = {}
+
+        class Given(Reference):
+            def weight(self, tensor, lookup=False, scale=None, activations="f16"):  # type: ignore[no-untyped-def]
+                handed[tensor.name] = tensor, scale, activations
+                return super().weight(tensor, lookup, scale, activations)
+
+        arch.load(model, Given(1), 64)  # type: ignore[arg-type]
+        tensor, scale, activations = handed["blk.0.ffn_down.weight"]
+        Tensor(tensor.name, tensor.shape, tensor.format, tensor.data).check_scales()
+        weights = tensor.dequantize() * scale.dequantize()[:, None]
+        assert np.sqrt(np.mean(weights**2)) == pytest.approx(256**-0.5, rel=0.3)
+        assert tensor.format is base_of(type) and activations == activations_of(type)
+        assert model.tensors[tensor.name].format.name in ("I8", "Q4_0")
+        assert all(x[1] is None for name, x in handed.items() if "blk" not in name)
+
+
+def test_tensors_differ_and_a_seed_repeats_them() -> None:
+    one, again, other = Synthetic("tiny:Q8_0"), Synthetic("tiny:Q8_0"), Synthetic("tiny:Q8_0", 1)
+    name = "blk.0.ffn_up.weight"
+    assert (one.tensors[name].data == again.tensors[name].data).all()
+    assert (one.tensors[name].data != other.tensors[name].data).any()
+    assert (one.tensors[name].data != one.tensors["blk.0.ffn_gate.weight"].data).any()
+
+
+@pytest.mark.parametrize(
+    ("spec", "formats"),
+    [
+        ("tiny:q8_0", ("Q8_0", "Q8_0")),
+        ("TINY:Q4_K", ("Q4_K", "Q6_K")),
+        ("tiny:Q4_K/Q8_0", ("Q4_K", "Q8_0")),
+        ("SmolLM2-135M:Q4_K", ("Q5_0", "Q8_0")),  # 576 is no multiple of 256
+        ("SmolLM2-135M:IQ2_XS", ("Q4_0", "Q4_0")),
+    ],
+)
+def test_types(spec: str, formats: tuple[str, str]) -> None:
+    with Synthetic(spec) as model:
+        output = "token_embd.weight" if model.shape.tied else "output.weight"
+        names = ("blk.0.attn_q.weight", output)
+        assert tuple(model.tensors[name].format.name for name in names) == formats
+        assert model.tensors["blk.0.attn_norm.weight"].format.name == "F32"
+
+
+@pytest.mark.parametrize(
+    ("spec", "output", "formats"),
+    [
+        ("Llama-3.1-8B:q4_k_m", "output.weight", ("Q4_K", "Q6_K", "Q6_K", "Q6_K")),
+        ("Llama-3.1-8B:Q4_K_S/Q8_0", "output.weight", ("Q4_K", "Q5_K", "Q5_K", "Q8_0")),
+        ("Gemma-3-4B:Q4_K_M", "token_embd.weight", ("Q4_K", "Q6_K", "Q6_K", "Q6_K")),
+    ],
+)
+def test_mixes(spec: str, output: str, formats: tuple[str, ...]) -> None:
+    """As files have them: the first layer's, and the output's."""
+    with Synthetic(spec) as model:
+        names = [f"blk.0.{part}.weight" for part in ("attn_k", "attn_v", "ffn_down")]
+        assert tuple(model.tensors[name].format.name for name in (*names, output)) == formats
+        values = {t.format.name for name, t in model.tensors.items() if "attn_v" in name}
+        assert values == {"Q4_K", formats[1]}
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("tiny", "give SHAPE:TYPE"),
+        ("huge:Q8_0", "Llama-3.1-8B"),
+        ("tiny:Q9", "unknown type 'Q9'"),
+        ("tiny:I32", "unknown type 'I32'"),
+        ("tiny:Q8_0/none", "unknown type 'none'"),
+    ],
+)
+def test_bad_specs(spec: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse(spec)
