@@ -12,25 +12,32 @@ if TYPE_CHECKING:
     from .formats import dequantize, quantize
     from .gguf import GGUFError
     from .model import Model, load
+    from .sampling import SamplingParams
 
 _WHERE = {
     "GGUFError": "gguf",
     "Model": "model",
+    "SamplingParams": "sampling",
     "dequantize": "formats",
     "load": "model",
     "quantize": "formats",
 }
 
-__all__ = ["GGUFError", "Model", "dequantize", "load", "quantize"]
+__all__ = ["GGUFError", "Model", "SamplingParams", "dequantize", "load", "quantize"]
 
 
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
         return getattr(import_module(f".{_WHERE[name]}", __name__), name)
+    if name == "__version__":
+        from .paths import version
+
+        return version()
     if name in ("gguf", "tokenizer", "formats"):  # `import ggpy` is enough for `ggpy.gguf.File`
         return import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    hidden = {"annotations", "Any", "TYPE_CHECKING", "import_module"}
+    return sorted({*globals(), *__all__, "__version__"} - hidden)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import arch
+from . import arch, hub
 from .backends import choose
 from .backends.interface import Ops
 from .cache_type import AUTO, USUAL, CacheTypes
@@ -56,6 +56,10 @@ class Model:
         self.engine = Engine(self.decoder, ops, tokenizer, self.n_ctx, n_batch, n_seq)
         self._runner: Runner | None = None
         self._starting = threading.Lock()
+
+    def __repr__(self) -> str:
+        kind, where = self.metadata["general.architecture"], self.ops.name
+        return f"<Model {self.file.path.name}: {kind}, {self.n_ctx} tokens of context, {where}>"
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -142,6 +146,14 @@ class Model:
         self.close()
 
 
+def _file_of(path: str | os.PathLike[str]) -> Path:
+    """The file of a path, or of a known model's name where no file is called so."""
+    found = Path(path)
+    known = {model.name for model in hub.KNOWN}
+    is_name = isinstance(path, str) and path.lower() in known and not found.exists()
+    return hub.resolve(os.fspath(path)) if is_name else found
+
+
 def load(
     path: str | os.PathLike[str],
     device: str = "auto",
@@ -157,6 +169,7 @@ def load(
 ) -> Model:
     """Open a GGUF model on "auto", "cpu", "cuda" or "cuda:N".
 
+    path: of a file, or the name of a known model ("smollm2"), which is fetched once; HubError.
     n_ctx: tokens of context for each of n_seq sequences; None is the model's, at most 4096.
     n_batch: tokens evaluated together at most; None is 2048 on a GPU with room for that, else 512.
     progress(done, total): bytes of weights.
@@ -168,7 +181,7 @@ def load(
     if n_ctx is not None and n_ctx < 1:
         raise ValueError(f"n_ctx is {n_ctx}: it must be 1 or more")
     cache_types = CacheTypes(cache_type_k, cache_type_v)
-    file = File(Path(path))
+    file = File(_file_of(path))
     try:
         arch.find(file)  # first of all: another architecture's tokenizer may be unknown as well
         tokenizer = Tokenizer.from_gguf(file)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import ggpy
+from ggpy import hub
 from ggpy.backends.numpy.backend import Reference
 from ggpy.gguf import File
 from ggpy.model import Model
@@ -150,3 +151,33 @@ def test_import_is_cheap_and_complete():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         ggpy.nothing  # noqa: B018
+
+
+def test_a_known_name_is_loaded_as_its_file(tiny_path, monkeypatch):
+    asked = []
+
+    def resolve(name):
+        asked.append(name)
+        return tiny_path("qwen3")
+
+    monkeypatch.setattr(hub, "resolve", resolve)
+    with ggpy.load("SmolLM2", device="cpu", n_ctx=32, n_threads=1) as model:
+        assert model.metadata["general.architecture"] == "qwen3"
+    with pytest.raises(ggpy.GGUFError):
+        ggpy.load("no-model-of-this-name", device="cpu")
+    assert asked == ["SmolLM2"]
+
+
+def test_a_file_that_is_called_like_a_known_model_is_that_file(tiny_path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "smollm2").write_bytes(tiny_path("phi3").read_bytes())
+    monkeypatch.setattr(hub, "resolve", lambda name: pytest.fail("it is there"))
+    with ggpy.load("smollm2", device="cpu", n_ctx=32, n_threads=1) as model:
+        assert model.metadata["general.architecture"] == "phi3"
+
+
+def test_what_a_shell_shows(model):
+    assert repr(model) == "<Model llama.gguf: llama, 64 tokens of context, cpu>"
+    assert {"load", "Model", "SamplingParams", "__version__"} <= set(dir(ggpy))
+    assert not {"Any", "TYPE_CHECKING", "import_module"} & set(dir(ggpy))
+    assert ggpy.SamplingParams is SamplingParams and ggpy.__version__[0].isdigit()
