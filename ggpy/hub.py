@@ -116,10 +116,14 @@ def find(model: str | None = None) -> Path | KnownModel:
         raise HubError(f"{name} is a directory: give a .gguf file{_suggest_inside(path)}")
     if path.exists():
         return path
-    for known in KNOWN:
-        if known.name == name.lower():
-            return known
+    if found := known(name):
+        return found
     raise HubError(_not_found(name))
+
+
+def known(name: str) -> KnownModel | None:
+    """The known model of this name, in any case."""
+    return next((model for model in KNOWN if model.name == name.lower()), None)
 
 
 def _suggest_inside(folder: Path) -> str:

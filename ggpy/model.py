@@ -148,10 +148,9 @@ class Model:
 
 def _file_of(path: str | os.PathLike[str]) -> Path:
     """The file of a path, or of a known model's name where no file is called so."""
-    found = Path(path)
-    known = {model.name for model in hub.KNOWN}
-    is_name = isinstance(path, str) and path.lower() in known and not found.exists()
-    return hub.resolve(os.fspath(path)) if is_name else found
+    if isinstance(path, str) and hub.known(path) and not Path(path).exists():
+        return hub.resolve(path)
+    return Path(path)
 
 
 def load(

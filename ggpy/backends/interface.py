@@ -249,9 +249,10 @@ class Ops(Protocol):
     def sample(self, logits: Array, samplers: Sequence[Sampler]) -> Array:
         """ids[R]: row r through samplers[r], whose n_drawn goes up; accepting is the caller's.
 
-        NO_TOKEN where none can be chosen, which is no matter of the other rows; where numpy draws,
-        samplers[r].error is why. The next step may name the ids as ~r before anyone reads them, and
-        so may a sampler's history: ~r of a row without a token stands for some id.
+        A row from which no token can be chosen gives NO_TOKEN and leaves the other rows alone;
+        where numpy draws, samplers[r].error is why. The next step may name the ids as ~r before
+        anyone reads them, and so may a sampler's history: ~r of a row without a token stands for
+        some id.
         """
 
     def read(self, array: Array) -> NDArray[Any]:

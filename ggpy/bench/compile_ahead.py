@@ -103,7 +103,7 @@ def compile_ahead(
         for process in running:
             process.wait()
     finally:
-        for process in running:  # of which there are some if this one is asked to end
+        for process in running:  # still running if a signal ends this process
             process.kill()
             process.wait()
 

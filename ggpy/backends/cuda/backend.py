@@ -1,12 +1,12 @@
 """The ops on a GPU: which kernel computes each, and where its operands lie.
 
-Steps that repeat are captured as CUDA graphs and replayed (graphs); all that changes from step
+Steps that repeat are captured as CUDA graphs and replayed (graphs.py); all that changes from step
 to step (ids, positions, page tables, how attention is split) is one small upload. One or two tokens
 are normalised inside the products, as far as registers hold them, which add what another norm left
 before, and rotate q and k whose pairs are neighbours; else attention of single tokens does. Others
 go through norm kernels; on Hopper norms of two to sixteen are handed from product to product, where
-these can (deferred_norm). Activations between ops are halves where they are only multiplied with,
-floats where they are added up. Policy only: grids and memory layouts belong to ggpy/kernels.
+these can (deferred_norm.py). Activations between ops are f16 where they are only multiplied with,
+f32 where they are added up. Policy only: grids and memory layouts belong to ggpy/kernels.
 """
 
 from __future__ import annotations

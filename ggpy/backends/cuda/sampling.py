@@ -3,10 +3,10 @@
 Where all samplers want the highest logit there is one small kernel, which a step of single tokens
 has at its end if the last one's samplers did; else the chain of the defaults (bias, penalties,
 top-k, top-p, min-p, temperature) and XTC run in two, with the bits of numpy, and nobody waits for
-it. What has no kernel goes through numpy: DRY, top-n-sigma, typical-p, dynamic temperature, what
-nobody has classified, and chains that keep more than MAX_TOP_K candidates or look back at all of
-the context. That is decided for each sequence by itself. Nothing here knows how logits are
-computed.
+it. What has no kernel goes through numpy: DRY, top-n-sigma, typical-p, dynamic temperature, any
+parameter that is not classified below, and chains that keep more than MAX_TOP_K candidates or look
+back at all of the context. That is decided for each sequence by itself. Nothing here knows how
+logits are computed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ IN_NUMPY: dict[str, Callable[[SamplingParams], bool]] = {  # whether it does som
 
 
 def unclassified(params: SamplingParams) -> list[Field]:
-    """Parameters of which nobody said whether kernels know them."""
+    """The parameters that neither IN_KERNELS nor IN_NUMPY names."""
     return [f for f in fields(params) if f.name not in IN_KERNELS and f.name not in IN_NUMPY]
 
 
