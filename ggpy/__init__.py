@@ -30,7 +30,7 @@ def __getattr__(name: str) -> Any:
     if name in _WHERE:
         return getattr(import_module(f".{_WHERE[name]}", __name__), name)
     if name == "__version__":
-        from .paths import version
+        from .util.paths import version
 
         return version()
     if name in ("gguf", "tokenizer", "formats"):  # `import ggpy` is enough for `ggpy.gguf.File`

@@ -10,8 +10,8 @@ import runpy
 import sys
 from pathlib import Path
 
-from .paths import data_dir, version
 from .util.outcome import ended
+from .util.paths import data_dir, version
 
 IN_PACKAGE = ("run",)  # modules of this package
 

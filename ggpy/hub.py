@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from .paths import cache_dir, make_cache_dir
 from .util import wheels
 from .util.messages import escaped, one_line
+from .util.paths import cache_dir, make_cache_dir
 from .util.progress import Bar
 from .util.wheels import WheelError
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from . import arch, hub
 from .backends import choose
 from .backends.interface import Ops
-from .cache_type import AUTO, USUAL, CacheTypes
+from .cache_types import AUTO, USUAL, CacheTypes
 from .gguf import File
 from .runtime.engine import Engine, Occupied, Piece
 from .runtime.runner import Runner

@@ -17,11 +17,11 @@ from ggpy.backends.cuda.backend import Cuda
 from ggpy.backends.interface import CacheShape, Demand, Step
 from ggpy.backends.numpy import kv_pages
 from ggpy.backends.numpy.backend import Reference
-from ggpy.cache_type import CACHE_TYPES, USUAL, CacheTypes
+from ggpy.cache_types import CACHE_TYPES, USUAL, CacheTypes
 from ggpy.cli import run
 from ggpy.formats import by_name
 from ggpy.gguf import File
-from ggpy.kernels.attend_prompt import AttendPrompt
+from ggpy.kernels.attention.prefill_attention import AttendPrompt
 
 TINY = Path(__file__).resolve().parent.parent / "models" / "tiny"
 # Of single rows of logits, whatever the types; beyond that, a number that rounding sends to the

@@ -42,14 +42,14 @@ def copy(tmp_path: Path) -> Path:
 def test_the_digest_is_of_contents(copy: Path) -> None:
     expected = record_gpu.digest()
     assert record_gpu.digest(copy) == expected
-    source = copy / "cuda" / "common.cuh"
+    source = copy / "cuda" / "lib" / "common.cuh"
     source.write_bytes(source.read_bytes().replace(b"\n", b"\r\n"))
     (copy / "cuda" / "notes.swp").write_text("an editor's")
     assert record_gpu.digest(copy) == expected
 
 
 @pytest.mark.parametrize(
-    "name", ["cuda/common.cuh", "cuda/formats/q4_k.cuh", "ggpy/kernels/tile.py"]
+    "name", ["cuda/lib/common.cuh", "cuda/formats/q4_k.cuh", "ggpy/kernels/layout/tile.py"]
 )
 def test_every_change_of_a_kernel_changes_the_digest(copy: Path, name: str) -> None:
     expected = record_gpu.digest()
@@ -60,7 +60,7 @@ def test_every_change_of_a_kernel_changes_the_digest(copy: Path, name: str) -> N
 
 
 def test_a_renamed_file_is_a_change(copy: Path) -> None:
-    (copy / "cuda" / "common.cuh").rename(copy / "cuda" / "usual.cuh")
+    (copy / "cuda" / "lib" / "common.cuh").rename(copy / "cuda" / "lib" / "usual.cuh")
     assert record_gpu.digest(copy) != record_gpu.digest()
 
 

@@ -22,7 +22,7 @@ import pytest
 
 from ggpy import hub
 from ggpy.hub import HubError, KnownModel
-from ggpy.paths import data_dir
+from ggpy.util.paths import data_dir
 
 PARTS = [b"GGUF first half, ", b"second half"]
 WHOLE = b"".join(PARTS)

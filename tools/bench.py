@@ -22,14 +22,14 @@ from itertools import tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ggpy.bench.options import combinations, parser
-from ggpy.cache_type import AUTO
+from ggpy.cache_types import AUTO
+from ggpy.cli.bench_options import combinations, parser
 from ggpy.util.outcome import ended
 
 if TYPE_CHECKING:
     from ggpy.backends.interface import Ops
-    from ggpy.bench.options import Test
     from ggpy.bench.table import Machine, Row
+    from ggpy.bench.workload import Test
 
 
 # Columns of a Markdown table that are there only if a test has something else.
@@ -102,7 +102,7 @@ def write(options: argparse.Namespace, rows: Iterator[Row], shown: Sequence[str]
 
 def results(options: argparse.Namespace, tests: Sequence[Any], machine: Machine) -> Iterator[Row]:
     """A row for each model and test."""
-    from ggpy.bench.ceilings import Ceilings
+    from ggpy.bench.kernels.ceilings import Ceilings
     from ggpy.bench.runs import Bench, run_model
     from ggpy.bench.table import row_of
 
@@ -124,7 +124,7 @@ def results(options: argparse.Namespace, tests: Sequence[Any], machine: Machine)
 
 def profile(options: argparse.Namespace, tests: Sequence[Test], command: str) -> int:
     """Print where the time of each generating test's last step goes; ValueError without a GPU."""
-    from ggpy.bench.profile_table import KIND, lines
+    from ggpy.bench.profiling.table import KIND, lines
 
     steps = [t for t in tests if t.n_gen and not t.n_prompt]
     if not steps:
@@ -150,9 +150,9 @@ def profiled(
     options: argparse.Namespace, steps: Sequence[Test], ops: Any, machine: Machine, failed: list
 ) -> Iterator[Any]:
     """A row for each model and step; models that fail are said, and added to `failed`."""
-    from ggpy.bench.ceilings import Ceilings
-    from ggpy.bench.profile import profiles
-    from ggpy.bench.profile_table import row_of
+    from ggpy.bench.kernels.ceilings import Ceilings
+    from ggpy.bench.profiling.profile import profiles
+    from ggpy.bench.profiling.table import row_of
     from ggpy.bench.runs import Bench, alike
 
     ceilings = Ceilings(machine.bandwidth, machine.matrix_rate, machine.gpu)
@@ -198,7 +198,7 @@ def open_ops(options: argparse.Namespace) -> Ops:
 def describe(options: argparse.Namespace, command: str) -> Machine:
     """What all rows say about the machine, its ceilings among it; ValueError for --device."""
     from ggpy.backends.host import default_threads
-    from ggpy.bench.ceilings import Ceilings, ceilings_of
+    from ggpy.bench.kernels.ceilings import Ceilings, ceilings_of
     from ggpy.bench.machine import commit, cpu_name, now
     from ggpy.bench.table import Machine
 

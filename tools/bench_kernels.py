@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 from ggpy.util.outcome import ended
 
 if TYPE_CHECKING:
-    from ggpy.bench.kernel_case import KernelCase
-    from ggpy.bench.kernel_table import Document
+    from ggpy.bench.kernels.case import KernelCase
+    from ggpy.bench.kernels.table import Document
 
 CASES = Path(__file__).resolve().parent.parent / "tests" / "support" / "cases.py"
 LONG = (4096, 14336)  # a matrix of Llama-3.1-8B, for kernels over blocks
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace, command: str) -> int:
     if options.schedules:
         return schedules(options)
     check(options)
-    from ggpy.bench.kernel_table import compare, lines, read, verdicts
+    from ggpy.bench.kernels.table import compare, lines, read, verdicts
 
     old = read(Path(options.compare)) if options.compare else None  # before anything runs
     found = read(Path(options.load)) if options.load else measured(options, command)
@@ -85,7 +85,7 @@ def run(options: argparse.Namespace, command: str) -> int:
     for line in lines(options.output, found, rows):
         print(line, flush=True)
     if options.plot:
-        from ggpy.bench.plot_kernels import draw
+        from ggpy.bench.kernels.plot import draw
 
         draw(found | {"rows": rows}, options.plot)
     return 1 if any(r["error"] or r.get("verdict") == "slower" for r in rows) else 0
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace, command: str) -> int:
 
 def schedules(options: argparse.Namespace) -> int:
     """Print what each schedule of a product of tiles gives; ValueError."""
-    from ggpy.bench.schedules import measured
+    from ggpy.bench.kernels.tile_schedules import measured
     from ggpy.formats import by_name
 
     format, device = by_name(options.schedules.upper()), open_gpu(options.device)
@@ -114,8 +114,8 @@ def check(options: argparse.Namespace) -> None:
 
 def chosen(pattern: str | None) -> list[KernelCase]:
     """The cases whose names have the pattern; ValueError if there are none."""
-    from ggpy.bench.kernel_case import by_format
-    from ggpy.bench.kernel_cases import model_cases
+    from ggpy.bench.kernels.case import by_format
+    from ggpy.bench.kernels.cases import model_cases
 
     try:
         wanted = re.compile(pattern or "", re.IGNORECASE)
@@ -133,8 +133,8 @@ def declared() -> Iterator[KernelCase]:
     if not CASES.is_file():
         say("this installation has no tests: kernels over blocks are left out")
         return
-    from ggpy.bench.block_cases import block_case
-    from ggpy.kernels.block_kernel import supported_formats
+    from ggpy.bench.kernels.block_cases import block_case
+    from ggpy.kernels.blocks.block_kernel import supported_formats
 
     cases = load_cases()
     for kernel in cases.KERNELS:
@@ -157,9 +157,9 @@ def load_cases() -> Any:
 
 def measured(options: argparse.Namespace, command: str) -> Document:
     """Measure all cases; ValueError without a GPU."""
-    from ggpy.bench.ceilings import ceilings_of
-    from ggpy.bench.kernel_table import document
-    from ggpy.bench.kernels import compile_all, measure
+    from ggpy.bench.kernels.ceilings import ceilings_of
+    from ggpy.bench.kernels.runs import compile_all, measure
+    from ggpy.bench.kernels.table import document
 
     cases = chosen(options.k)
     device = open_gpu(options.device)
@@ -187,7 +187,7 @@ def open_gpu(name: str) -> Any:
 
 def machine(gpu: Any, ceilings: Any, command: str) -> dict[str, Any]:
     """What all rows have in common."""
-    from ggpy.bench.kernel_table import KIND
+    from ggpy.bench.kernels.table import KIND
     from ggpy.bench.machine import commit, now
     from ggpy.device import toolkit
 

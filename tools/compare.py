@@ -65,7 +65,7 @@ def say(message: str) -> None:
 def check(options: argparse.Namespace, tests: Sequence[str]) -> None:
     """ValueError, OSError for what can be known to be wrong before anything runs."""
     from ggpy import hub
-    from ggpy.bench.options import parser as bench_parser
+    from ggpy.cli.bench_options import parser as bench_parser
 
     if options.rounds < 1:
         raise ValueError(f"--rounds {options.rounds}: give 1 or more")

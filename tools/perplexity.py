@@ -20,12 +20,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ggpy.cache_type import AUTO, CACHE_TYPES
+from ggpy.cache_types import AUTO, CACHE_TYPES
 from ggpy.cli.options import add_reading
 from ggpy.util.outcome import ended
 
 if TYPE_CHECKING:
-    from ggpy.bench.plot_types import Quality
+    from ggpy.bench.kernels.plot_types import Quality
     from ggpy.evaluate.perplexity import Requantized
     from ggpy.gguf import File
     from ggpy.runtime.evaluator import Evaluator
@@ -110,7 +110,7 @@ def open_model(options: argparse.Namespace) -> File:
 
 def evaluator(file: File | Requantized, options: argparse.Namespace, n_ctx: int) -> Evaluator:
     from ggpy.backends import choose
-    from ggpy.cache_type import CacheTypes
+    from ggpy.cache_types import CacheTypes
     from ggpy.runtime.evaluator import Evaluator
 
     ops = choose(options.device, options.threads, say, gemm=options.gemm)
@@ -282,7 +282,7 @@ def table(options: argparse.Namespace) -> int:
             print(cells(found[-1]), flush=True)
         del records  # Windows removes no file that is mapped
     if options.plot:
-        from ggpy.bench.plot_types import draw
+        from ggpy.bench.kernels.plot_types import draw
 
         draw(found, options.plot)
     return 0
@@ -292,7 +292,7 @@ def as_it_is(file: File, options: argparse.Namespace, chunks: Any, base: Path) -
     """The model itself, whose logits are kept."""
     import numpy as np
 
-    from ggpy.bench.plot_types import Quality
+    from ggpy.bench.kernels.plot_types import Quality
     from ggpy.evaluate.perplexity import perplexity
 
     model = evaluator(file, options, options.ctx_size)
@@ -302,7 +302,7 @@ def as_it_is(file: File, options: argparse.Namespace, chunks: Any, base: Path) -
 
 def in_type(file: File, format: Any, options: argparse.Namespace, records: Any) -> Quality:
     """The model in a type, compared with the one that the records are of."""
-    from ggpy.bench.plot_types import Quality
+    from ggpy.bench.kernels.plot_types import Quality
     from ggpy.evaluate.perplexity import Requantized, mean, perplexity
 
     say(f"quantising to {format.name}")

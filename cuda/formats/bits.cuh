@@ -3,7 +3,7 @@
 // Blocks are as long as they are: rows of 34-byte blocks start at even addresses, rows of 17-byte blocks anywhere. A
 // format knows how its fields lie and says so as ALIGNMENT. Knows how ggml packs fields, but no format.
 #pragma once
-#include "common.cuh"
+#include "lib/common.cuh"
 
 // Four bytes, the first in the lowest bits, from an address that is a multiple of ALIGNMENT.
 template <int ALIGNMENT>

@@ -1,6 +1,6 @@
 // F8_E4M3: 8-bit floats, numbers without blocks: 4 bits of exponent with a bias of 7, 3 of mantissa, no infinities.
 #pragma once
-#include "format.cuh"
+#include "formats/format.cuh"
 
 struct block_f8_e4m3 {
     uint8_t code;

@@ -5,8 +5,8 @@
 // get_rows, and the repacking into tiles. d and m are rounded as in the numpy dequantisers, so that weights are
 // bit-equal to theirs.
 #pragma once
-#include "bits.cuh"
-#include "convert.cuh"
+#include "formats/bits.cuh"
+#include "lib/convert.cuh"
 
 // Eight weights as d * q + m; q holds eight signed bytes, weight 0 in the lowest byte of q[0].
 struct Codes {

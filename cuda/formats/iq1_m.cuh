@@ -1,6 +1,6 @@
 // IQ1_M: 256 weights as 32 points of IQ1_S's grid, each shifted by +-1/8; each 16 weights have a 3-bit scale.
 #pragma once
-#include "iq1_s.cuh"
+#include "formats/iq1_s.cuh"
 
 struct block_iq1_m {
     uint8_t qs[32];     // low bytes of the indices

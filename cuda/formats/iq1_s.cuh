@@ -1,6 +1,6 @@
 // IQ1_S: 256 weights as 32 points of a 2048-point ternary grid, shifted by +-1/8; each 32 weights have a 3-bit scale.
 #pragma once
-#include "format.cuh"
+#include "formats/format.cuh"
 #include "grids/iq1_s.cuh"
 
 struct block_iq1_s {

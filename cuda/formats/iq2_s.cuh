@@ -1,6 +1,6 @@
 // IQ2_S: 256 weights as 32 points of a 1024-point grid with 8 sign bits each; each 16 weights have a 4-bit scale.
 #pragma once
-#include "format.cuh"
+#include "formats/format.cuh"
 #include "grids/iq2_s.cuh"
 
 struct block_iq2_s {

@@ -1,6 +1,6 @@
 // IQ2_XS: 256 weights as 32 points of a 512-point grid with 7 sign bits each; each 16 weights have a 4-bit scale.
 #pragma once
-#include "format.cuh"
+#include "formats/format.cuh"
 #include "grids/iq2_xs.cuh"
 
 struct block_iq2_xs {

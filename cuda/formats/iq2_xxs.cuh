@@ -1,6 +1,6 @@
 // IQ2_XXS: 256 weights as 32 points of a 256-point grid; each 32 weights have a 4-bit scale and 4 x 7 sign bits.
 #pragma once
-#include "format.cuh"
+#include "formats/format.cuh"
 #include "grids/iq2_xxs.cuh"
 
 struct block_iq2_xxs {

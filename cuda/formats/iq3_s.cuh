@@ -1,6 +1,6 @@
 // IQ3_S: 256 weights as 64 points of a 512-point grid with 4 sign bits each; each 32 weights have a 4-bit scale.
 #pragma once
-#include "format.cuh"
+#include "formats/format.cuh"
 #include "grids/iq3_s.cuh"
 
 struct block_iq3_s {

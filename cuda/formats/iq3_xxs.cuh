@@ -1,6 +1,6 @@
 // IQ3_XXS: 256 weights as 64 points of a 256-point grid; each 32 weights have a 4-bit scale and 4 x 7 sign bits.
 #pragma once
-#include "format.cuh"
+#include "formats/format.cuh"
 #include "grids/iq3_xxs.cuh"
 
 struct block_iq3_xxs {

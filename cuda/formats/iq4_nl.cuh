@@ -1,6 +1,6 @@
 // IQ4_NL: 32 codes of a fixed, uneven 16-value table and one scale; w = d * table[q]. The table also serves IQ4_XS.
 #pragma once
-#include "format.cuh"
+#include "formats/format.cuh"
 
 struct block_iq4_nl {
     half d;

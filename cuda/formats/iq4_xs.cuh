@@ -1,6 +1,6 @@
 // IQ4_XS: 256 codes of IQ4_NL's table; each 32 have a 6-bit scale; w = d * (scale - 32) * table[q].
 #pragma once
-#include "iq4_nl.cuh"
+#include "formats/iq4_nl.cuh"
 
 struct block_iq4_xs {
     half d;

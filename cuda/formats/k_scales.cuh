@@ -3,7 +3,7 @@
 // Bytes 0-3 have scales 0-3, bytes 4-7 minimums 0-3, each in the low six bits. Bytes 8-11 have the low nibbles of scales
 // 4-7 and, above them, of minimums 4-7, whose high two bits are the spare ones of bytes 0-3 and 4-7.
 #pragma once
-#include "format.cuh"
+#include "formats/format.cuh"
 
 // Sets d and m of the 32 weights `index` of a block.
 template <typename Block>

@@ -1,7 +1,7 @@
 // MXFP4: 32 numbers of the 4-bit float E2M1 and a power of two as scale. As ggml does, the values are kept doubled, as
 // integers, and the scale halved. The table also serves NVFP4.
 #pragma once
-#include "format.cuh"
+#include "formats/format.cuh"
 
 struct block_mxfp4 {
     uint8_t e;

@@ -1,7 +1,7 @@
 // NVFP4: 64 numbers of the 4-bit float E2M1; each 16 have an unsigned 8-bit float UE4M3 as scale. As ggml does, the
 // values are kept doubled, as integers, and the scale halved.
 #pragma once
-#include "mxfp4.cuh"
+#include "formats/mxfp4.cuh"
 
 struct block_nvfp4 {
     uint8_t d[4];

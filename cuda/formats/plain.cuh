@@ -1,6 +1,6 @@
 // F32, F16, BF16, I8: numbers without blocks. A row may have any length and start at any multiple of a number.
 #pragma once
-#include "format.cuh"
+#include "formats/format.cuh"
 
 struct block_f32 {
     float value;

@@ -1,6 +1,6 @@
 // Q2_K: 256 two-bit numbers; each 16 have a 4-bit scale and a 4-bit minimum; w = d * scale * q - dmin * minimum.
 #pragma once
-#include "format.cuh"
+#include "formats/format.cuh"
 
 struct block_q2_K {
     uint8_t scales[16];  // scale, and above it the minimum

@@ -1,6 +1,6 @@
 // Q3_K: 256 three-bit numbers; each 16 have a 6-bit scale; w = d * (scale - 32) * (q - 4).
 #pragma once
-#include "format.cuh"
+#include "formats/format.cuh"
 
 struct block_q3_K {
     uint8_t hmask[32];   // bit i of byte j: the third bit of weight 32 * i + j

@@ -1,6 +1,6 @@
 // Q4_0: 32 nibbles and one scale; w = d * (q - 8).
 #pragma once
-#include "format.cuh"
+#include "formats/format.cuh"
 
 struct block_q4_0 {
     half d;

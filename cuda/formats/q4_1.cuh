@@ -1,6 +1,6 @@
 // Q4_1: 32 nibbles, a scale and a minimum; w = d * q + m.
 #pragma once
-#include "format.cuh"
+#include "formats/format.cuh"
 
 struct block_q4_1 {
     half d, m;

@@ -1,6 +1,6 @@
 // Q4_K: 256 nibbles; each 32 have a 6-bit scale and a 6-bit minimum; w = d * scale * q - dmin * minimum.
 #pragma once
-#include "k_scales.cuh"
+#include "formats/k_scales.cuh"
 
 struct block_q4_K {
     half d, dmin;

@@ -1,6 +1,6 @@
 // Q5_0: 32 five-bit numbers and one scale; w = d * (q - 16).
 #pragma once
-#include "format.cuh"
+#include "formats/format.cuh"
 
 struct block_q5_0 {
     half d;

@@ -1,6 +1,6 @@
 // Q5_1: 32 five-bit numbers, a scale and a minimum; w = d * q + m.
 #pragma once
-#include "format.cuh"
+#include "formats/format.cuh"
 
 struct block_q5_1 {
     half d, m;

@@ -1,6 +1,6 @@
 // Q6_K: 256 six-bit numbers; each 16 have a signed 8-bit scale; w = d * scale * (q - 32).
 #pragma once
-#include "format.cuh"
+#include "formats/format.cuh"
 
 struct block_q6_K {
     uint8_t ql[128];  // byte 64 * h + j: weights 128 * h + j + (0, 64)

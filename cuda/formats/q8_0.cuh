@@ -1,6 +1,6 @@
 // Q8_0: 32 signed bytes and one scale; w = d * q.
 #pragma once
-#include "format.cuh"
+#include "formats/format.cuh"
 
 struct block_q8_0 {
     half d;

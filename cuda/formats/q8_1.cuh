@@ -1,6 +1,6 @@
 // Q8_1: 32 signed bytes, one scale and s = d * sum(q); w = d * q. What activations are quantised to.
 #pragma once
-#include "format.cuh"
+#include "formats/format.cuh"
 
 struct block_q8_1 {
     half d, s;

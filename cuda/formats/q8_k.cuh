@@ -1,6 +1,6 @@
 // Q8_K: 256 signed bytes, an f32 scale, and the sums of each 16; w = d * q.
 #pragma once
-#include "format.cuh"
+#include "formats/format.cuh"
 
 struct block_q8_K {
     float d;

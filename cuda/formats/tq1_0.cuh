@@ -1,6 +1,6 @@
 // TQ1_0: 256 ternary digits and one scale, five digits in a byte; w = d * (digit - 1).
 #pragma once
-#include "format.cuh"
+#include "formats/format.cuh"
 
 struct block_tq1_0 {
     uint8_t qs[48];  // 32 bytes with digits 32 apart, then 16 bytes with digits 16 apart

@@ -1,6 +1,6 @@
 // TQ2_0: 256 ternary digits of two bits each and one scale; w = d * (q - 1).
 #pragma once
-#include "format.cuh"
+#include "formats/format.cuh"
 
 struct block_tq2_0 {
     uint8_t qs[64];  // byte 32 * h + j: weights 128 * h + j + (0, 32, 64, 96)

@@ -7,8 +7,8 @@
 //       sets scales of the block and the group's codes; false where numpy should decide (see quantize.cu)
 //   static void pack(const uint8_t* codes, Block& block, int lane);    a lane's share of the block's codes, packed
 #pragma once
-#include "../formats/format.cuh"
-#include "../search.cuh"
+#include "formats/format.cuh"
+#include "quantize/search.cuh"
 
 template <typename Block>
 struct Encoder;

@@ -1,7 +1,7 @@
 // Scales and minimums of Q4_K and Q5_K, eight of each in six bits (ggpy/formats/k_scales.py).
 #pragma once
-#include "../formats/k_scales.cuh"
-#include "levels.cuh"
+#include "formats/k_scales.cuh"
+#include "quantize/levels.cuh"
 
 // Levels of scales and minimums to twelve bytes, as uint8 has it: one above 63 spills into other bits.
 template <typename Block>

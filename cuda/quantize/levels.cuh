@@ -1,6 +1,6 @@
 // The scales, or minimums, of all groups of a block as levels with one scale of their own.
 #pragma once
-#include "encoder.cuh"
+#include "quantize/encoder.cuh"
 
 // So that the largest level is `most`; returns what a level stands for. 0 and levels of 0 if no value is positive.
 template <typename G>

@@ -1,7 +1,7 @@
 // To Q2_K.
 #pragma once
-#include "../formats/q2_k.cuh"
-#include "levels.cuh"
+#include "formats/q2_k.cuh"
+#include "quantize/levels.cuh"
 
 template <>
 struct Encoder<block_q2_K> {

@@ -1,7 +1,7 @@
 // To Q3_K.
 #pragma once
-#include "../formats/q3_k.cuh"
-#include "encoder.cuh"
+#include "formats/q3_k.cuh"
+#include "quantize/encoder.cuh"
 
 template <>
 struct Encoder<block_q3_K> {

@@ -1,7 +1,7 @@
 // To Q4_K.
 #pragma once
-#include "../formats/q4_k.cuh"
-#include "k_scales.cuh"
+#include "formats/q4_k.cuh"
+#include "quantize/k_scales.cuh"
 
 template <>
 struct Encoder<block_q4_K> : KScalesEncoder<block_q4_K, 15, -10, 20> {

@@ -1,7 +1,7 @@
 // To Q5_1.
 #pragma once
-#include "../formats/q5_1.cuh"
-#include "small.cuh"
+#include "formats/q5_1.cuh"
+#include "quantize/small.cuh"
 
 template <>
 struct Encoder<block_q5_1> : RangeEncoder<block_q5_1, 5> {};

@@ -1,7 +1,7 @@
 // To Q5_K.
 #pragma once
-#include "../formats/q5_k.cuh"
-#include "k_scales.cuh"
+#include "formats/q5_k.cuh"
+#include "quantize/k_scales.cuh"
 
 template <>
 struct Encoder<block_q5_K> : KScalesEncoder<block_q5_K, 31, -5, 15> {

@@ -1,7 +1,7 @@
 // To Q6_K.
 #pragma once
-#include "../formats/q6_k.cuh"
-#include "encoder.cuh"
+#include "formats/q6_k.cuh"
+#include "quantize/encoder.cuh"
 
 template <>
 struct Encoder<block_q6_K> {

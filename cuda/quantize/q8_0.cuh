@@ -1,7 +1,7 @@
 // To Q8_0; importance changes nothing.
 #pragma once
-#include "../formats/q8_0.cuh"
-#include "small.cuh"
+#include "formats/q8_0.cuh"
+#include "quantize/small.cuh"
 
 template <>
 struct Encoder<block_q8_0> {

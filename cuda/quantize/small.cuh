@@ -1,6 +1,6 @@
 // Blocks of 32 weights with a scale, or a scale and a minimum, in halves: a lane has all of one.
 #pragma once
-#include "encoder.cuh"
+#include "quantize/encoder.cuh"
 
 using SmallGroup = Group<32, 1>;
 

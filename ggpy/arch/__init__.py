@@ -9,7 +9,7 @@ import pkgutil
 from importlib import import_module
 
 from ..backends.interface import Ops
-from ..cache_type import USUAL, CacheTypes
+from ..cache_types import USUAL, CacheTypes
 from ..gguf import File
 from ..util.messages import shown
 from .config import UnsupportedModel

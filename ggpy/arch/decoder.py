@@ -29,7 +29,7 @@ from ..backends.interface import (
     Weight,
     pages_for,
 )
-from ..cache_type import USUAL, CacheTypes
+from ..cache_types import USUAL, CacheTypes
 from ..gguf import File, GGUFError, Tensor
 from .collect import check_vocabulary, collect
 from .config import Config, Dimensions, read_dimensions, refuse_variants

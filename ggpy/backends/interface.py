@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache_type import USUAL, CacheTypes
+from ..cache_types import USUAL, CacheTypes
 from ..gguf import Tensor
 from ..sampling import Sampler
 

@@ -21,7 +21,7 @@ FIELDS = (
 
 def checked(found: Any, path: Path) -> Row:
     """The document, if it is one; ValueError."""
-    from .kernel_table import checked_document  # numpy is not needed to print one
+    from .kernels.table import checked_document  # numpy is not needed to print one
 
     return checked_document(found, path, KIND, DOCUMENT, "rows", FIELDS)
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from .ceilings import Ceilings
+from .kernels.ceilings import Ceilings
 
 if TYPE_CHECKING:
     from ..arch.decoder import Decoder
-    from ..cache_type import CacheTypes
+    from ..cache_types import CacheTypes
     from ..gguf import Tensor
 
 TABLE, OUTPUT = "token_embd.weight", "output.weight"

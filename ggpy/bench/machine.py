@@ -8,7 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from ..paths import data_dir, version
+from ..util.paths import data_dir, version
 
 
 def cpu_name() -> str:

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ..util.output_file import write_whole
-from . import compare_table, kernel_table, profile_table
+from . import compare_table
+from .kernels import table as kernel_table
+from .profiling import table as profile_table
 from .table import BUSY, FIELDS, Row
 
 HEAD = """\

@@ -18,14 +18,14 @@ import numpy as np
 
 from .. import arch
 from ..backends.interface import pages_for
-from ..cache_type import IN_NUMPY, ON_GPU, CacheTypes
+from ..cache_types import IN_NUMPY, ON_GPU, CacheTypes
 from ..device import OutOfMemory
 from ..quantization.mix import base_of, find_mix
 from ..runtime.engine import Engine
 from ..sampling import SamplingParams
-from .ceilings import Ceilings
+from .kernels.ceilings import Ceilings
 from .limits import Work, n_weights, work_of
-from .options import Test
+from .workload import Test
 
 if TYPE_CHECKING:
     from ..arch.decoder import Decoder

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import mean, median, stdev
 from typing import TYPE_CHECKING, Any
 
-from ..cache_type import IN_NUMPY, ON_GPU, CacheTypes
+from ..cache_types import IN_NUMPY, ON_GPU, CacheTypes
 
 if TYPE_CHECKING:
     from .runs import Result

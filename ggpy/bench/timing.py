@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from ..kernels.ceilings import MATRIX_THREADS, Ceilings
+from ..kernels.probe.ceilings import MATRIX_THREADS, Ceilings
 
 RUNS = 9
 LEAD = 400  # iterations of one block's products: at least a tenth of a millisecond

@@ -13,7 +13,7 @@ import re
 import sys
 from typing import Any, NoReturn
 
-from ..cache_type import AUTO, CACHE_TYPES
+from ..cache_types import AUTO, CACHE_TYPES
 from ..util import simulated
 
 PROGRAM = "ggpy run"
@@ -317,7 +317,7 @@ class _Version(argparse.Action):
     """Looks the version up only when it is asked for."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from ..paths import version
+        from ..util.paths import version
 
         print(f"ggpy {version()}")
         parser.exit()

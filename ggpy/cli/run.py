@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
 def load(file: File, tokenizer: Tokenizer, ops: Ops, options: argparse.Namespace) -> Model:
     """The model on its device, with a bar while that takes time."""
     from .. import arch
-    from ..cache_type import CacheTypes
+    from ..cache_types import CacheTypes
     from ..model import Model
 
     n_ctx = arch.context_length(file) if options.ctx_size == 0 else options.ctx_size
@@ -102,7 +102,7 @@ def load(file: File, tokenizer: Tokenizer, ops: Ops, options: argparse.Namespace
 
 def details(model: Model) -> list[str]:
     """What -v tells about a model."""
-    from ..cache_type import IN_NUMPY, ON_GPU
+    from ..cache_types import IN_NUMPY, ON_GPU
 
     kinds: dict[str, int] = {}
     for tensor in model.file.tensors.values():

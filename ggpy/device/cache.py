@@ -18,8 +18,8 @@ from errno import EPERM
 from pathlib import Path
 
 from ggpy.device.cubin import Cubin, Resources
-from ggpy.paths import cache_dir, is_private, make_cache_dir
 from ggpy.util.output_file import write_whole
+from ggpy.util.paths import cache_dir, is_private, make_cache_dir
 
 MAX_BYTES = 512 << 20  # the folder is trimmed to this, least recently used first
 

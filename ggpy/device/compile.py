@@ -19,7 +19,7 @@ from typing import Any
 
 from ggpy.device import cache, toolkit
 from ggpy.device.cubin import Cubin, parse_resources
-from ggpy.paths import cuda_dir
+from ggpy.util.paths import cuda_dir
 
 _OPTIONS = ("--std=c++17", "--generate-line-info", "--ptxas-options=-v")
 _PTX = "--gpu-architecture=compute_"  # what asks for PTX instead of machine code

@@ -23,7 +23,7 @@ from ggpy.device.compile import compile_cubin
 from ggpy.device.launch import CudaKernel
 from ggpy.device.probe import NoGpu, driver, probe
 from ggpy.device.stream import Event, Graph, Stream
-from ggpy.paths import cuda_dir
+from ggpy.util.paths import cuda_dir
 
 _REMEMBERED = 32  # kernels that an error may name
 _CURRENT = threading.local()  # .device: whose context the thread uses
@@ -180,7 +180,7 @@ class CudaDevice:
     def tensor_map(
         self, at: Buffer | Ptr, shape: tuple[int, int], box: tuple[int, int]
     ) -> ctypes.Array:
-        """A TensorMap (cuda/wgmma.cuh): boxes of halves[rows, columns] that copies may take, in
+        """A TensorMap (cuda/lib/wgmma.cuh): boxes of halves[rows, columns] that copies may take, in
         shared memory in rows of 128 bytes with their swizzle; a box has at most 64 columns."""
         self.make_current()
         cu, (rows, columns), pitch = self.cu, shape, 2 * shape[1]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ggpy.device import cache
-from ggpy.paths import cache_dir, is_private
+from ggpy.util.paths import cache_dir, is_private
 
 INSTALL = "pip install 'ggpy[cuda]'"
 

@@ -28,8 +28,8 @@ from ..formats import Format, all_formats, by_name
 from ..formats.random_blocks import random_blocks
 from ..formats.rows import stored_as
 from ..gguf import Tensor
-from ..paths import data_dir
 from ..quantization.mix import BY_ROW, MIXED, Mix, activations_of, base_of, file_type, in_order
+from ..util.paths import data_dir
 
 POOL = 1 << 22  # random weights of a format, about
 SMALLER = {"Q6_K": "Q8_0", "Q5_K": "Q5_1", "Q4_K": "Q5_0"}  # for rows that are no multiple of 256

@@ -57,7 +57,7 @@ class Format:
     # recomputes, in place, the fields that follow from others
     derive_fields: Callable[[Blocks], None] | None = None
     # How matrices lie on a GPU: bits of a code, weights with one scale, kind of scales
-    # (cuda/tile.cuh). None: as in the file.
+    # (cuda/layout/tile.cuh). None: as in the file.
     tile: tuple[int, int, str] | None = None
     # What the codes of a tile stand for where they are no integers: numbers, or "E4M3".
     tile_values: tuple[int, ...] | str = ()

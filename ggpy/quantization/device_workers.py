@@ -18,8 +18,8 @@ import numpy as np
 from ..backends import choose_gpu, gpu_name
 from ..formats import Format
 from ..formats.base import U8, checked_importance
-from ..kernels.block_kernel import BlockMatrix, supported_formats
-from ..kernels.quantize import FLAG_BYTES, Quantizer, has_kernel
+from ..kernels.blocks.block_kernel import BlockMatrix, supported_formats
+from ..kernels.quantize.quantize import FLAG_BYTES, Quantizer, has_kernel
 from .workers import SLAB, Task, Workers, requantized
 
 PARTS = 4  # under way

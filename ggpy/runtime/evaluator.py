@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from .. import arch
 from ..backends.interface import Ops, Step, pages_for
-from ..cache_type import USUAL, CacheTypes
+from ..cache_types import USUAL, CacheTypes
 from .kv_cache import PagePool, PageTable, stack
 
 F32 = NDArray[np.float32]

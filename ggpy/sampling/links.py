@@ -3,7 +3,7 @@
 Pure functions of two kinds. Adjustments (`add_bias`, `penalize`, `dry`) change the logits of the
 whole vocabulary. Filters take candidates, a pair (ids[k], logits[k]) in rising id, and return fewer
 of them. None sorts a vocabulary: each orders no more of it than it needs. `add_bias`, `penalize`,
-`weights`, `top_k`, `top_p`, `min_p`, `xtc` and `scale` are repeated in cuda/sample.cu, operation by
+`weights`, `top_k`, `top_p`, `min_p`, `xtc` and `scale` are repeated in cuda/sampling/sample.cu, operation by
 operation, with the same bits. This module knows no parameters, no tokenizer and no model.
 
 Letters: V vocabulary, k candidates, n history.

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ggpy.bench import ceilings
-from ggpy.bench.ceilings import Ceilings, ceilings_of, measure_cpu
+from ggpy.bench.kernels import ceilings
+from ggpy.bench.kernels.ceilings import Ceilings, ceilings_of, measure_cpu
 from ggpy.device.probe import NoGpu, probe
 
 

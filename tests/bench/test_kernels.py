@@ -16,17 +16,17 @@ from devices import open_device
 from timed_device import START, TimedDevice
 
 from ggpy.bench import compile_ahead as c
-from ggpy.bench import kernel_table as t
-from ggpy.bench import operands as o
-from ggpy.bench.block_cases import BLOCK_KERNELS, block_case
-from ggpy.bench.ceilings import Ceilings
-from ggpy.bench.kernel_case import KernelCase, by_format
-from ggpy.bench.kernel_cases import model_cases
-from ggpy.bench.kernels import FIELDS, measure
-from ggpy.bench.operands import Operands
+from ggpy.bench.kernels import operands as o
+from ggpy.bench.kernels import table as t
+from ggpy.bench.kernels.block_cases import BLOCK_KERNELS, block_case
+from ggpy.bench.kernels.case import KernelCase, by_format
+from ggpy.bench.kernels.cases import model_cases
+from ggpy.bench.kernels.ceilings import Ceilings
+from ggpy.bench.kernels.operands import Operands
+from ggpy.bench.kernels.runs import FIELDS, measure
 from ggpy.bench.timing import Clock, Timing
 from ggpy.formats import by_name
-from ggpy.kernels.block_kernel import supported_formats
+from ggpy.kernels.blocks.block_kernel import supported_formats
 
 CEILINGS = Ceilings(1e12, 1e14, "A GPU")  # a megabyte takes a microsecond, 100 Mflop too
 MACHINE = {
@@ -78,7 +78,7 @@ def test_every_case_of_the_models_can_be_prepared_and_launched() -> None:
     assert {("product", name) for name in tiled} <= kinds
     assert {("dequantize_tile", name) for name in tiled} <= kinds
     untiled = {f.name for f in supported_formats()} - set(tiled)
-    assert {("halves", name) for name in untiled} <= kinds
+    assert {("blocks_to_f16", name) for name in untiled} <= kinds
     assert {("quantize", "Q4_K"), ("quantize", "Q8_0")} <= kinds
     assert {("prompt product", name) for name in (*tiled, *untiled)} <= kinds
     assert {("prompt attend", "Q8_0"), ("halve pages", "Q8_0")} <= kinds
@@ -161,7 +161,7 @@ def test_tiles_in_a_pool_are_valid(
     """A window multiplies by what its chunks hold, wherever it begins."""
     from tile_cases import halves, limits
 
-    from ggpy.kernels.mul_mat_tile import MulMatTile
+    from ggpy.kernels.gemm.gemm_decode import MulMatTile
 
     format = by_name(name)
     next_matrix = operands.matrix(format, 40, columns)
@@ -290,16 +290,18 @@ def test_kernels_are_known_before_they_run() -> None:
     for one in cases:
         one.prepare(operands)()
     assert {json.dumps(w) for w in wishes.wishes} == {json.dumps(w) for w in asked}
-    tokens = [w["expressions"] for w in wishes.wishes if w["source_name"] == "mul_mat_vec_q.cu"]
+    tokens = [
+        w["expressions"] for w in wishes.wishes if w["source_name"] == "blocks/mul_mat_vec_q.cu"
+    ]
     assert len(tokens) == 3, "an instance for 1, 8 and 3 tokens each"
 
 
 @pytest.mark.parametrize(
     ("arch", "shared", "some"),
     [
-        ("sm_75", 64, "mul_mat_tile.cu"),
-        ("sm_86", 99, "mul_mat_q.cu"),
-        ("sm_90a", 227, "attend_prompt_wgmma.cu"),
+        ("sm_75", 64, "gemm/gemm_decode.cu"),
+        ("sm_86", 99, "gemm/gemm_prefill.cu"),
+        ("sm_90a", 227, "attention/prefill_attention_wgmma.cu"),
     ],
 )
 def test_every_case_is_known_before_it_runs(arch: str, shared: int, some: str) -> None:
@@ -331,7 +333,7 @@ def test_compiling_ahead_fills_the_cache(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from ggpy.bench.plot_kernels import draw
+    from ggpy.bench.kernels.plot import draw
 
     rows = measured([case(), case(kernel="dequantize", number="float"), case(tokens=8)])
     path = tmp_path / "out.png"

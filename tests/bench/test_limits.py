@@ -10,9 +10,9 @@ import pytest
 
 from ggpy import arch
 from ggpy.backends.numpy.backend import Reference
-from ggpy.bench.ceilings import Ceilings
+from ggpy.bench.kernels.ceilings import Ceilings
 from ggpy.bench.limits import Work, work_of
-from ggpy.cache_type import CacheTypes
+from ggpy.cache_types import CacheTypes
 from ggpy.gguf import File
 
 MEMORY = Ceilings(1.0, 1e30, "only memory counts")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ggpy.bench.options import Test, combinations, numbers, parser
+from ggpy.bench.workload import Test
+from ggpy.cli.bench_options import combinations, numbers, parser
 
 
 def names(*words: str) -> list[str]:

@@ -12,11 +12,10 @@ from devices import open_device
 from timed_device import COPY, START, TimedDevice
 
 from ggpy.backends.cuda.backend import Cuda
-from ggpy.bench import profile as p
-from ggpy.bench.ceilings import Ceilings
-from ggpy.bench.observed import Observed
-from ggpy.bench.options import Test
-from ggpy.bench.profile_table import (
+from ggpy.bench.kernels.ceilings import Ceilings
+from ggpy.bench.profiling import profile as p
+from ggpy.bench.profiling.observed import Observed
+from ggpy.bench.profiling.table import (
     FIELDS,
     KIND,
     MACHINE,
@@ -28,6 +27,7 @@ from ggpy.bench.profile_table import (
 )
 from ggpy.bench.runs import Bench
 from ggpy.bench.table import ABOVE_NOTE
+from ggpy.bench.workload import Test
 from ggpy.evaluate.synthetic import Synthetic
 
 CEILINGS = Ceilings(1e9, 1e30, "A GPU")
@@ -156,7 +156,7 @@ def test_markdown_adds_up_to_the_step() -> None:
     assert {len(line) for line in table} == {7}
     rows = {line[0]: line for line in table[2:]}
     assert rows["attend"][1] == "2" and float(rows["attend"][3]) > 1
-    assert any(name.startswith("· attend") and "40 registers" in name for name in rows)
+    assert any(name.startswith("· paged_attention") and "40 registers" in name for name in rows)
     top = [line for name, line in rows.items() if not name.startswith("·") and name != "sum"]
     assert sum(float(line[2]) for line in top) == pytest.approx(found.step_us, abs=0.5)
     assert float(rows["sum"][2]) == pytest.approx(found.device_us, abs=0.06)
@@ -185,7 +185,7 @@ def test_what_was_observed_can_be_enqueued_again(emulated: Any) -> None:
     from cases import nmse
     from tile_cases import FIXED_POINT, Weights, exact, halves, limits
 
-    from ggpy.kernels.mul_mat_tile import MulMatTile
+    from ggpy.kernels.gemm.gemm_decode import MulMatTile
 
     device = Observed(emulated)
     w, x = Weights("Q8_0", 37, 96), halves(9, 96)  # two launches
@@ -201,8 +201,8 @@ def test_what_was_observed_can_be_enqueued_again(emulated: Any) -> None:
     device.observing = False
     product.launch([tiles], activations, [y], 9)
     assert [(o.op, o.name.partition("<")[0]) for o in device.operations] == [
-        *[("", "mul_mat_tile")] * 2,
-        *[("here", "mul_mat_tile")] * 2,
+        *[("", "gemm_decode")] * 2,
+        *[("here", "gemm_decode")] * 2,
     ]
     for some in (device.operations[:2], device.operations[2:]):
         emulated.fill(y, 0xFF)

@@ -9,9 +9,9 @@ import pytest
 from devices import open_device
 
 from ggpy.backends.numpy.backend import Reference
-from ggpy.bench.ceilings import Ceilings
-from ggpy.bench.options import Test
+from ggpy.bench.kernels.ceilings import Ceilings
 from ggpy.bench.runs import Bench, Loaded, Result, Run, n_pages, run_model
+from ggpy.bench.workload import Test
 from ggpy.evaluate.synthetic import Synthetic
 
 CEILINGS = Ceilings(1e12, 1e14, "a machine")

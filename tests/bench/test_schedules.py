@@ -11,15 +11,15 @@ from cases import nmse
 from kernel_buffers import Output, upload
 from tile_cases import Weights, exact, halves
 
-from ggpy.bench import schedules
 from ggpy.bench.compile_ahead import Wishes
+from ggpy.bench.kernels import tile_schedules as schedules
 from ggpy.bench.timing import Timing
 from ggpy.device.compile import compile_cubin
 from ggpy.formats import by_name
-from ggpy.kernels.mul_mat_wgmma import TILES, instance, stages_of
-from ggpy.kernels.pack import Pack, order_of, packed_bytes
-from ggpy.kernels.schedule import Cut, fastest
-from ggpy.kernels.tile import layout_of
+from ggpy.kernels.gemm.gemm_wgmma import TILES, instance, stages_of
+from ggpy.kernels.gemm.tile_scheduler import Cut, fastest
+from ggpy.kernels.layout.pack import Pack, order_of, packed_bytes
+from ggpy.kernels.layout.tile import layout_of
 
 Q8_0 = by_name("Q8_0")
 LAYOUT = layout_of(Q8_0, 4096)
@@ -77,7 +77,7 @@ def test_the_tables():
 def test_every_variant_is_compiled_once():
     wishes = Wishes(GPU)
     list(schedules.report(wishes, Q8_0, Numbers(), lambda _: None))
-    wished = [w for w in wishes.wishes if w["source_name"] == "mul_mat_wgmma.cu"]
+    wished = [w for w in wishes.wishes if w["source_name"] == "gemm/gemm_wgmma.cu"]
     assert sum("ROWS_FIRST" in w["defines"] for w in wished) == 2  # tiles of 128 and of 256 tokens
     plain = [w for w in wished if not (w["extra_source"] or w["defines"])]
     assert len(plain) == 6  # a tile size each, and one of pairs
@@ -111,7 +111,7 @@ def test_specialisations_change_the_code():
     codes = set()
     for variant in tried:
         options = variant.options
-        cubin = compile_cubin("mul_mat_wgmma.cu", "sm_90a", expressions=[name], **options)
+        cubin = compile_cubin("gemm/gemm_wgmma.cu", "sm_90a", expressions=[name], **options)
         assert "serialized" not in cubin.log
         codes.add(bytes(cubin.code))
     assert len(tried) == len(codes) == 3

@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
-from ggpy.bench import compare_table, kernel_table, profile_table, report
-from ggpy.bench.options import Test
+from ggpy.bench import compare_table, report
+from ggpy.bench.kernels import table as kernel_table
+from ggpy.bench.profiling import table as profile_table
 from ggpy.bench.runs import Facts, Result
 from ggpy.bench.table import FIELDS, LLAMA_BENCH, SAMPLES, Machine, Row, lines, row_of
+from ggpy.bench.workload import Test
 
 # The fields of llama-bench's JSON, in its order.
 NAMES_IN_WORDS = """

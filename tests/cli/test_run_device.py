@@ -56,9 +56,11 @@ def test_a_model_that_is_too_large_is_refused(cli: Run, monkeypatch: pytest.Monk
 
 
 ERRORS = [
-    CudaError("launching kernel attend<64>, grid (8, 1, 1): CUDA_ERROR_ILLEGAL_ADDRESS"),
+    CudaError("launching kernel paged_attention<64>, grid (8, 1, 1): CUDA_ERROR_ILLEGAL_ADDRESS"),
     OutOfMemory("keys", 5 << 30, 1 << 20),
-    CompileError("cuda/attend.cu does not compile (-x):\nattend.cu(12): error: expected a ;"),
+    CompileError(
+        "cuda/attention/paged_attention.cu does not compile (-x):\nattend.cu(12): error: expected a ;"
+    ),
 ]
 
 

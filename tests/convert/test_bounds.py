@@ -23,7 +23,7 @@ from ggpy.convert import safetensors, vocabulary
 from ggpy.convert.checkpoint import Checkpoint
 from ggpy.convert.folder import ConvertError, Folder, Limit, parse_object
 from ggpy.convert.vocabulary import read_tokens
-from ggpy.paths import data_dir
+from ggpy.util.paths import data_dir
 
 MB = 1 << 20
 CODE = """

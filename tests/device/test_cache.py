@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ggpy import paths
 from ggpy.device import cache, toolkit
 from ggpy.device.cubin import Cubin, Resources
+from ggpy.util import paths
 
 KEY = "a" * 40
 CUBIN = Cubin(b"\x7fELF code", {"add": "_Z3add"}, {"add": Resources(8, 0, 0, 0, 0)}, "log")

@@ -114,7 +114,9 @@ def test_extra_source_and_defines_take_part(cuda):
         CompileError, match=r"sample\.cu \(extra source\)\(1\): error.*sizes differ"
     ):
         compile_cubin(
-            "sample.cu", "sm_80", extra_source='static_assert(sizeof(half) == 3, "sizes differ");'
+            "sample.cu",
+            "sm_80",
+            extra_source='static_assert(sizeof(half) == 3, "sizes differ");',
         )
     (cuda / "define.cu").write_text("static_assert(WIDTH == 8);\n")
     compile_cubin("define.cu", "sm_80", defines={"WIDTH": 8})

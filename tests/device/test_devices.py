@@ -10,12 +10,12 @@ import pytest
 from devices import KINDS, open_device
 
 from ggpy.device.base import CudaError
-from ggpy.paths import cuda_dir
+from ggpy.util.paths import cuda_dir
 
 RNG = np.random.default_rng(3)
 
 SOURCE = """
-#include "mma.cuh"
+#include "lib/mma.cuh"
 template <typename T> __global__ void scale(const T* x, float* y, int n, float factor) {
     grid_dependency_wait();
     int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -97,8 +97,8 @@ KERNELS = (
 @pytest.fixture(params=KINDS)
 def device(request, tmp_path):
     folder = tmp_path / "cuda"
-    folder.mkdir()
-    for name in ("common.cuh", "mma.cuh"):
+    (folder / "lib").mkdir(parents=True)
+    for name in ("lib/common.cuh", "lib/mma.cuh"):
         (folder / name).write_bytes((cuda_dir() / name).read_bytes())
     (folder / "a.cu").write_text(SOURCE)
     opened = open_device(request.param, folder)

@@ -23,7 +23,7 @@ from pathlib import Path
 from ggpy.device import toolkit
 from ggpy.device.cache import write_atomically
 from ggpy.device.compile import included_files, read_source
-from ggpy.paths import cache_dir
+from ggpy.util.paths import cache_dir
 
 HERE = Path(__file__).resolve().parent
 COMMON = ["-std=c++17", "-g1", "-DGGPY_EMULATOR", "-w", "-ffp-contract=off", "-fno-strict-aliasing"]

@@ -4,7 +4,7 @@ import pytest
 from emulator import build
 from emulator.emulated import Emulated
 
-from ggpy.paths import cuda_dir
+from ggpy.util.paths import cuda_dir
 
 
 @pytest.fixture(autouse=True)
@@ -18,12 +18,12 @@ def make(tmp_path):
     """Writes a source beside some headers and opens a device on it."""
     devices = []
     folder = tmp_path / "cuda"  # the same in every test: the build cache knows a source by its text
-    folder.mkdir()
-    for name in ("common.cuh", "mma.cuh", "cluster.cuh"):
+    (folder / "lib").mkdir(parents=True)
+    for name in ("lib/common.cuh", "lib/mma.cuh", "lib/cluster.cuh"):
         (folder / name).write_bytes((cuda_dir() / name).read_bytes())
 
     def create(source, **options):
-        (folder / "sample.cu").write_text('#include "mma.cuh"\n' + source)
+        (folder / "sample.cu").write_text('#include "lib/mma.cuh"\n' + source)
         devices.append(Emulated(cuda=folder, **options))
         return devices[-1]
 

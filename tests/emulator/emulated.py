@@ -31,7 +31,7 @@ from ggpy.device.base import (
     three,
 )
 from ggpy.device.compile import CompileError
-from ggpy.paths import cuda_dir
+from ggpy.util.paths import cuda_dir
 
 
 class EmulatedKernel:

@@ -252,7 +252,7 @@ def test_waiting_for_another_block_needs_a_cooperative_launch(make):
 
 
 CLUSTER = """
-#include "cluster.cuh"
+#include "lib/cluster.cuh"
 extern "C" __global__ void k(float* y) {
     SHARED_DYNAMIC(float, mine);
     const int rank = cluster_rank<2>();

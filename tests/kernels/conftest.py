@@ -13,7 +13,7 @@ from devices import open_device
 
 from ggpy.device.compile import compile_cubin
 from ggpy.formats import Format
-from ggpy.kernels.block_kernel import HEADER, compile_options, expression, supported_formats
+from ggpy.kernels.blocks.block_kernel import HEADER, compile_options, expression, supported_formats
 
 
 class Batched:
@@ -29,7 +29,7 @@ class Batched:
     def kernel(self, source: str, name: str, **options: Any) -> Any:
         if HEADER not in options.get("headers", {}):
             return self._device.kernel(source, name, **options)
-        kernel = source.removesuffix(".cu")
+        kernel = source.rpartition("/")[2].removesuffix(".cu")
         if (source, name) not in self._kernels and kernel in KERNELS:
             self._compile(source, self._cases(kernel))
         if (source, name) not in self._kernels:
@@ -51,7 +51,7 @@ class BatchedGpu(Batched):
     """One format at a time, as programs do, but on all cores."""
 
     def _batches(self, cases: list[Case]) -> list[list[Format]]:
-        source = f"{cases[0].kernel}.cu"
+        source = f"blocks/{cases[0].kernel}.cu"
 
         def compile(format: Format) -> list[Format]:
             names, options = instances(cases, [format]), compile_options(format)
@@ -91,7 +91,7 @@ def device(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture(scope="session")
 def hopper(gpu: Any) -> Any:
     """A GPU that has wgmma."""
-    from ggpy.kernels.hopper import has_wgmma
+    from ggpy.kernels.gemm.hopper import has_wgmma
 
     if not has_wgmma(gpu.arch):
         pytest.skip(f"{gpu.arch} has no wgmma")

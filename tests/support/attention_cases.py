@@ -13,11 +13,11 @@ import numpy as np
 from kernel_buffers import Output, upload
 from packed_cases import unpacked
 
-from ggpy.kernels.attend import Asked, Attend, plan_tiles
-from ggpy.kernels.attend_prompt import AttendPrompt, plan_prompts
-from ggpy.kernels.halve_pages import HalvePages, as_halves, plan_halves
-from ggpy.kernels.pack import PLAIN, packed_bytes
-from ggpy.kernels.rope_kv import Batch, Heads, RopeKv, Rotation, turns
+from ggpy.kernels.attention.paged_attention import Asked, Attend, plan_tiles
+from ggpy.kernels.attention.pages_to_f16 import HalvePages, as_halves, plan_halves
+from ggpy.kernels.attention.prefill_attention import AttendPrompt, plan_prompts
+from ggpy.kernels.attention.rope_kv import Batch, Heads, RopeKv, Rotation, turns
+from ggpy.kernels.layout.pack import PLAIN, packed_bytes
 
 PAGE = 64  # positions
 GARBAGE = 1000.0  # what other sequences left in pages: finite, and must not be seen

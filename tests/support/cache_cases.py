@@ -1,7 +1,7 @@
 """Keys and values of every type for tests: what a page's bytes are, and the pairs that are tried.
 
-The layouts are written down once more here, in numpy, from the comments of cuda/cache_type.cuh and
-cuda/cache_blocks.cuh.
+The layouts are written down once more here, in numpy, from the comments of cuda/attention/kv_types.cuh and
+cuda/attention/kv_blocks.cuh.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy as np
 from attention_cases import PAGE, Sequences, heads, placed, random
 from kernel_buffers import Output
 
-from ggpy.cache_type import CacheTypes
+from ggpy.cache_types import CacheTypes
 from ggpy.formats import by_name
 from ggpy.formats.bits import unpack
 from ggpy.formats.q5_0 import unpack_quants
-from ggpy.kernels.rope_kv import Heads
+from ggpy.kernels.attention.rope_kv import Heads
 
 LIMITS = {"f32": np.inf, "bf16": np.inf, "f16": 65504.0}  # others: BLOCK_LIMIT
 BLOCK_LIMIT = 65408.0
@@ -44,20 +44,20 @@ def typed(k: str, v: str, *shape: int) -> Heads:
 
 
 def kernel_names() -> list[str]:
-    """Instances of attend.cu that the pairs need."""
+    """Instances of paged_attention.cu that the pairs need."""
     names = []
     for pair in PAIRS:
         h = typed(*pair)
         names += [
-            f"attend<{h.row}, false, {h.structs}>",
-            f"attend_alone<{h.row}, false, false, false, false, {h.structs}>",
+            f"paged_attention<{h.row}, false, {h.structs}>",
+            f"decode_attention<{h.row}, false, false, false, false, {h.structs}>",
         ]
     return names
 
 
 def halving_names() -> list[str]:
-    """Instances of halve_pages.cu that the pairs need."""
-    return [f"halve_pages<{h.row}, {h.structs}>" for h in (typed(*pair) for pair in PAIRS)]
+    """Instances of pages_to_f16.cu that the pairs need."""
+    return [f"pages_to_f16<{h.row}, {h.structs}>" for h in (typed(*pair) for pair in PAIRS)]
 
 
 def encoded(type: str, x: np.ndarray) -> np.ndarray:

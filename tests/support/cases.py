@@ -13,7 +13,7 @@ import numpy as np
 
 from ggpy.formats import Format, by_name
 from ggpy.formats.random_blocks import random_blocks
-from ggpy.kernels.block_kernel import supported_formats
+from ggpy.kernels.blocks.block_kernel import supported_formats
 
 EXACT = 1e-10  # normalised mean square error of float sums of some ten thousand products
 

@@ -1,4 +1,4 @@
-"""Who makes which stages of which tiles of a product on Hopper, as struct Shares of cuda/shares.cuh
+"""Who makes which stages of which tiles of a product on Hopper, as struct Shares of cuda/gemm/tile_scheduler.cuh
 has it.
 """
 
@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ggpy.kernels.hopper import Dealt
+from ggpy.kernels.gemm.hopper import Dealt
 
 
 def divided(x: np.ndarray, by: int) -> np.ndarray:
-    """As cuda/shares.cuh: the high half of a product of 32 bits."""
+    """As cuda/gemm/tile_scheduler.cuh: the high half of a product of 32 bits."""
     return x if by == 0 else (x.astype(np.uint64) * np.uint64(by) >> np.uint64(32)).astype(x.dtype)
 
 

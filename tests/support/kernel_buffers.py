@@ -10,7 +10,7 @@ import numpy as np
 from cases import Case, repeated
 
 from ggpy.device import Buffer
-from ggpy.kernels.block_kernel import BlockMatrix
+from ggpy.kernels.blocks.block_kernel import BlockMatrix
 
 POISON, GUARD = 0xFF, 0xA5  # 0xff... is NaN in every float type
 GUARD_BYTES = 1024

@@ -1,11 +1,11 @@
-"""The packed order of activations (cuda/packed.cuh) once more, in numpy, written out slowly."""
+"""The packed order of activations (cuda/layout/packed.cuh) once more, in numpy, written out slowly."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ggpy.kernels.pack import CODES, STEP, steps_of
+from ggpy.kernels.layout.pack import CODES, STEP, steps_of
 
 
 def column_places(order: int) -> list[int]:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from packed_cases import unpacked
 from tile_cases import Weights, energy, exact, tokens
 
-from ggpy.kernels.handed import Handed, squares_bytes
-from ggpy.kernels.pack import PLAIN, Pack, order_of, packed_bytes
+from ggpy.kernels.layout.pack import PLAIN, Pack, order_of, packed_bytes
+from ggpy.kernels.norm.deferred_norm import Handed, squares_bytes
 
 ROUNDED = 1e-6  # where weights become halves
 

@@ -23,7 +23,7 @@ from tile_cases import (
 )
 
 from ggpy.formats import by_name
-from ggpy.kernels.block_kernel import compile_options, expression
+from ggpy.kernels.blocks.block_kernel import compile_options, expression
 
 # Source, names, what else decides the code; without that it is what the first request says.
 Group = tuple[str, list[str], dict[str, Any]]
@@ -33,23 +33,32 @@ def groups() -> list[Group]:
     """What is compiled together."""
     names = product_names()
     parts = [(names[::2], {}), (names[1::2], {}), *product_variants()]
-    products = [("mul_mat_tile.cu", n, {"defines": {**PRODUCT, **d}}) for n, d in parts]
+    products = [("gemm/gemm_decode.cu", n, {"defines": {**PRODUCT, **d}}) for n, d in parts]
     matrices = layouts().values()
     repacks = [expression("repack", w.format, w.layout.type_name) for w in matrices]
     repacks += [expression("repack", by_name("BF16"), "Tile<16, 32, Scales::D, 64>")]
-    attends = [f"attend<{row}, {f}>" for f in ("true", "false") for row in (32, 64, 96, 128, 256)]
+    attends = [
+        f"paged_attention<{row}, {f}>" for f in ("true", "false") for row in (32, 64, 96, 128, 256)
+    ]
     typed = kernel_names()
     embeds = [f"embed_tile<{w.layout.type_name}>" for w in matrices]
     whole = [f"dequantize_tile<{w.layout.type_name}>" for w in matrices]
     return [
         *products,
-        *[("mul_mat_q.cu", names, {"defines": {"X_STAGES": 3}}) for names in products_for_many()],
-        ("repack.cu", repacks, compile_options(*map(by_name, TILED))),
-        ("embed_tile.cu", embeds, {}),
-        ("dequantize_tile.cu", whole, {}),
+        *[
+            ("gemm/gemm_prefill.cu", names, {"defines": {"X_STAGES": 3}})
+            for names in products_for_many()
+        ],
+        ("layout/repack.cu", repacks, compile_options(*map(by_name, TILED))),
+        ("layout/embed_tile.cu", embeds, {}),
+        ("layout/dequantize_tile.cu", whole, {}),
         *halves(),
-        ("halve_pages.cu", halving_names(), {}),
-        *[("attend.cu", names[i::2], {}) for names in (attends, typed) for i in range(2)],
+        ("attention/pages_to_f16.cu", halving_names(), {}),
+        *[
+            ("attention/paged_attention.cu", names[i::2], {})
+            for names in (attends, typed)
+            for i in range(2)
+        ],
     ]
 
 
@@ -60,8 +69,8 @@ def halves() -> list[Group]:
     formats = [*IN_BLOCKS, by_name("BF16"), by_name("Q4_0")]
     made = []
     for part in (formats[::2], formats[1::2]):
-        names = [expression("halves", f, tiled) for f in part for tiled in ("true", "false")]
-        made.append(("halves.cu", names, compile_options(*part)))
+        names = [expression("blocks_to_f16", f, tiled) for f in part for tiled in ("true", "false")]
+        made.append(("layout/blocks_to_f16.cu", names, compile_options(*part)))
     return made
 
 

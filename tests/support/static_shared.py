@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import re
 
-from ggpy.kernels.attend import ROWS
-from ggpy.kernels.attend import STATIC_SHARED as ATTEND
-from ggpy.kernels.product import STATIC_SHARED as PRODUCT
+from ggpy.kernels.attention.paged_attention import ROWS
+from ggpy.kernels.attention.paged_attention import STATIC_SHARED as ATTEND
+from ggpy.kernels.gemm.gemm import STATIC_SHARED as PRODUCT
 
 
 def most_static(source: str, name: str) -> int:
     """Of the kernel `name` of cuda/`source`."""
-    if source in ("attend_prompt.cu", "attend_prompt_wgmma.cu"):
+    if source in ("attention/prefill_attention.cu", "attention/prefill_attention_wgmma.cu"):
         return 0
-    if source != "attend.cu":
+    if source != "attention/paged_attention.cu":
         return PRODUCT
-    fused = re.match(r"attend<(\d+), true", name)  # which keeps its queries there
+    fused = re.match(r"paged_attention<(\d+), true", name)  # which keeps its queries there
     return ATTEND + (2 * ROWS * int(fused[1]) if fused else 0)

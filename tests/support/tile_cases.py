@@ -14,10 +14,10 @@ from kernel_buffers import Output, upload
 
 from ggpy.formats import Format, by_name
 from ggpy.formats.random_blocks import random_blocks
-from ggpy.kernels.block_kernel import supported_formats
-from ggpy.kernels.mul_mat_tile import COLUMNS, NORM_TOKENS, Limits, MulMatTile, warps_for
-from ggpy.kernels.product import STATIC_SHARED
-from ggpy.kernels.tile import Layout, TiledMatrix, grows, layout_of, repack
+from ggpy.kernels.blocks.block_kernel import supported_formats
+from ggpy.kernels.gemm.gemm import STATIC_SHARED
+from ggpy.kernels.gemm.gemm_decode import COLUMNS, NORM_TOKENS, Limits, MulMatTile, warps_for
+from ggpy.kernels.layout.tile import Layout, TiledMatrix, grows, layout_of, repack
 
 EXACT = 1e-10  # normalised mean square error of float sums of some thousand products
 FIXED_POINT = 1e-8  # of activations with 16 bits for the largest of their group
@@ -158,18 +158,18 @@ def product_names() -> list[str]:
     names += [f"{t}, {c}, NORM, {e}" for t in some[:2] for c in NORMED for e in ("STORE", "GLU")]
     names += [f"{some[0]}, {c}, SUM, STORE" for c in NORMED]
     names += [f"{some[2]}, {c}, PLAIN, ADD" for c in COLUMNS]
-    one = [f"mul_mat_tile<{name}, true>" for name in dict.fromkeys(names)]
+    one = [f"gemm_decode<{name}, true>" for name in dict.fromkeys(names)]
     plain, normed = (", ".join(tile_types(*pair)) for pair in (TWO, TWO_NORMED))
     two = [f"{plain}, 1, PLAIN", f"{plain}, 4, PLAIN", f"{normed}, 1, NORM", f"{normed}, 1, SUM"]
-    return one + [f"mul_mat_tile_two<{name}>" for name in two]
+    return one + [f"gemm_decode_two<{name}>" for name in two]
 
 
 def products_for_many() -> list[list[str]]:
     """The same of the product for many tokens, in two halves."""
     some = tile_types(*MANY)
-    names = [f"mul_mat_q<{t}, STORE>" for t in some]
+    names = [f"gemm_prefill<{t}, STORE>" for t in some]
     bytes_too = some[0], *tile_types("I8")
-    names += [f"mul_mat_q<{t}, {e}>" for t in bytes_too for e in ("ADD", "GLU")]
+    names += [f"gemm_prefill<{t}, {e}>" for t in bytes_too for e in ("ADD", "GLU")]
     return [names[::2], names[1::2]]
 
 
@@ -179,22 +179,22 @@ def product_variants() -> list[tuple[list[str], dict[str, int]]]:
     return [
         (
             [
-                *(f"mul_mat_tile<{t}, {c}, NORM, STORE, true>" for t in (q8, q4) for c in NORMED),
-                *(f"mul_mat_tile<{q8}, {c}, SUM, STORE, true>" for c in NORMED),
+                *(f"gemm_decode<{t}, {c}, NORM, STORE, true>" for t in (q8, q4) for c in NORMED),
+                *(f"gemm_decode<{q8}, {c}, SUM, STORE, true>" for c in NORMED),
             ],
             {"NORM_PIECES": 2},
         ),
-        ([f"mul_mat_tile<{q8}, 1, PLAIN, STORE, false>"], {"STAGES": 1}),
+        ([f"gemm_decode<{q8}, 1, PLAIN, STORE, false>"], {"STAGES": 1}),
         (
             [
-                *(f"mul_mat_tile<{t}, {c}, PLAIN, ADD, true>" for t in (q8, q6) for c in (1, 8)),
-                *(f"mul_mat_tile<{t}, {c}, NORM, GLU, true>" for t in (q8, q6) for c in NORMED),
-                f"mul_mat_tile_two<{q8}, {q6}, 1, NORM>",
+                *(f"gemm_decode<{t}, {c}, PLAIN, ADD, true>" for t in (q8, q6) for c in (1, 8)),
+                *(f"gemm_decode<{t}, {c}, NORM, GLU, true>" for t in (q8, q6) for c in NORMED),
+                f"gemm_decode_two<{q8}, {q6}, 1, NORM>",
             ],
             {"WARPS": 8},
         ),
         (
-            [f"mul_mat_tile<{t}, PLAIN, STORE, true>" for t in (f"{q8}, 1", f"{q6}, 8")],
+            [f"gemm_decode<{t}, PLAIN, STORE, true>" for t in (f"{q8}, 1", f"{q6}, 8")],
             {"STAGES": 2},
         ),
     ]

@@ -1,5 +1,5 @@
 """Cases of the products of 8-bit weights and activations: matrices, their tiles and the packed
-order of activations (cuda/mul_mat_w8a8.cuh) once more in numpy, and exact products.
+order of activations (cuda/w8a8/w8a8.cuh) once more in numpy, and exact products.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from ggpy.formats import by_name
 from ggpy.formats.rows import encode_rows, row_scales
-from ggpy.kernels.mul_mat_w8a8_few import Row
-from ggpy.kernels.quantize_rows import Kind, QuantizedRows, QuantizeRows, codes_bytes, steps_of
-from ggpy.kernels.tile import Layout, TiledMatrix
+from ggpy.kernels.layout.tile import Layout, TiledMatrix
+from ggpy.kernels.w8a8.quantize_rows import Kind, QuantizedRows, QuantizeRows, codes_bytes, steps_of
+from ggpy.kernels.w8a8.w8a8_decode import Row
 
 KINDS: tuple[Kind, ...] = ("int8", "e4m3")
 FORMATS = {"int8": by_name("I8"), "e4m3": by_name("F8_E4M3")}
@@ -62,7 +62,7 @@ class ByteMatrix:
 
 
 def tiles_of(codes: NDArray[np.uint8], kind: Kind) -> NDArray[np.uint8]:
-    """bytes[rows, columns] in the order of cuda/tile.cuh."""
+    """bytes[rows, columns] in the order of cuda/layout/tile.cuh."""
     rows, columns = codes.shape
     padded = np.zeros((-(-rows // 16) * 16, steps_of(columns) * 128), np.uint8)
     padded[:rows, :columns] = codes

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from ggpy import paths
+from ggpy.util import paths
 
 
 @pytest.fixture(scope="session")

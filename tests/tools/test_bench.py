@@ -12,10 +12,10 @@ from types import ModuleType
 import pytest
 from timed_device import TimedDevice
 
-from ggpy import paths
 from ggpy.backends.cuda.backend import Cuda
-from ggpy.bench.ceilings import Ceilings
+from ggpy.bench.kernels.ceilings import Ceilings
 from ggpy.bench.table import FIELDS, SAMPLES
+from ggpy.util import paths
 
 ROOT = paths.data_dir("tools").parent
 QUICK = ["--device", "cpu", "-p", "8", "-n", "2", "-r", "2"]
@@ -86,7 +86,7 @@ def test_without_ceilings_there_are_speeds(
     def fail(ops: object, fresh: bool) -> None:
         raise RuntimeError("out of GPU memory")
 
-    monkeypatch.setattr("ggpy.bench.ceilings.ceilings_of", fail)
+    monkeypatch.setattr("ggpy.bench.kernels.ceilings.ceilings_of", fail)
     assert program.main([*QUICK, "--synthetic", "tiny:Q8_0"]) == 0
     captured = capsys.readouterr()
     assert "no limits: the ceilings could not be measured: out of GPU memory" in captured.err
@@ -109,7 +109,7 @@ def test_a_profile(
 ) -> None:
     """On a device whose kernels take 10 us each."""
     ceilings = Ceilings(1e12, 1e14, "A GPU")
-    monkeypatch.setattr("ggpy.bench.ceilings.ceilings_of", lambda ops, fresh: ceilings)
+    monkeypatch.setattr("ggpy.bench.kernels.ceilings.ceilings_of", lambda ops, fresh: ceilings)
     monkeypatch.setattr(program, "open_ops", lambda options: Cuda(TimedDevice(lambda name: 10.0)))
     words = ["--synthetic", "tiny:Q8_0", "-m", "none.gguf", "-n", "3", "--batch", "1,2"]
     assert program.main([*words, "--profile", "-o", "json"]) == 1, "one of the models is not there"

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from timed_device import TimedDevice
 
-from ggpy.bench.ceilings import Ceilings
-from ggpy.bench.kernel_table import MACHINE
-from ggpy.bench.kernels import FIELDS
+from ggpy.bench.kernels.ceilings import Ceilings
+from ggpy.bench.kernels.runs import FIELDS
+from ggpy.bench.kernels.table import MACHINE
 from ggpy.device.probe import NoGpu, probe
-from ggpy.kernels.block_kernel import supported_formats
+from ggpy.kernels.blocks.block_kernel import supported_formats
 
 Tool = Callable[[str], ModuleType]
 SOME = ["-k", "^(argmax|attend SmolLM2|get_rows tests.* Q4_K)"]
@@ -28,7 +28,7 @@ def program(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     cost = lambda name: 130.0 if name == "matrix_rate" else US[0]  # noqa: E731
     monkeypatch.setattr(module, "open_gpu", lambda name: TimedDevice(cost))
     ceilings = Ceilings(1e12, 1e14, "A GPU")
-    monkeypatch.setattr("ggpy.bench.ceilings.ceilings_of", lambda ops, fresh: ceilings)
+    monkeypatch.setattr("ggpy.bench.kernels.ceilings.ceilings_of", lambda ops, fresh: ceilings)
     monkeypatch.setattr("ggpy.bench.kernels.compile_ahead", lambda *_: None)
     monkeypatch.setattr("ggpy.device.toolkit.nvrtc_version", lambda: "13.0")
     US[0] = 10.0

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from ggpy import paths
 from ggpy.__main__ import programs, usage
+from ggpy.util import paths
 
 WORKSHOP = {"diff_backends", "make_benchmarks", "make_tiny", "record_gpu"}
 COSTLY = {"cuda.core", "jinja2", "matplotlib", "numpy", "sentencepiece", "tokenizers"}

@@ -9,9 +9,9 @@ from types import ModuleType
 
 import pytest
 
-from ggpy.bench.options import combinations, parser
+from ggpy.cli.bench_options import combinations, parser
 from ggpy.evaluate.synthetic import parse
-from ggpy.kernels.block_kernel import supported_formats
+from ggpy.kernels.blocks.block_kernel import supported_formats
 
 
 def test_its_runs_are_valid_commands(

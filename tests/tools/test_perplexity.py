@@ -19,13 +19,13 @@ import numpy as np
 import pytest
 
 import ggpy
-from ggpy import paths
 from ggpy.backends.numpy.backend import Reference
 from ggpy.evaluate import perplexity as p
 from ggpy.formats import by_name
 from ggpy.gguf import File
 from ggpy.runtime.evaluator import Evaluator, n_scored
 from ggpy.tokenizer import Tokenizer
+from ggpy.util import paths
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 TEXT = GOLDEN / "text.txt"
@@ -336,7 +336,7 @@ def test_a_picture_of_quality_against_size(
     tiny_path: Callable[[str], Path], tmp_path: Path, run: Run
 ) -> None:
     pytest.importorskip("matplotlib")
-    from ggpy.bench.plot_types import Quality, draw
+    from ggpy.bench.kernels.plot_types import Quality, draw
 
     path = tmp_path / "types.png"
     words = [tiny_path("llama"), "-f", TEXT, *QUICK, "--types", "q8_0,q4_0"]

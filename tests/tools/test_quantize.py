@@ -19,9 +19,9 @@ from types import ModuleType
 import pytest
 from quantize_cases import CASES, WEIGHTS, digest_of_file, importance_of, write_case
 
-from ggpy import paths
 from ggpy.gguf import File
 from ggpy.quantization.importance import write_gguf
+from ggpy.util import paths
 
 GOLDEN = json.loads(
     (Path(__file__).resolve().parent.parent / "golden" / "quantize.json").read_text()

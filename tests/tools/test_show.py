@@ -26,7 +26,7 @@ from gguf_files import (
     u32,
 )
 
-from ggpy import paths
+from ggpy.util import paths
 
 ROOT = paths.data_dir("tools").parent
 

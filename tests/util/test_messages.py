@@ -19,11 +19,11 @@ from ggpy.arch.config import Config, UnsupportedModel, short
 from ggpy.convert import Checkpoint, Folder, read_config
 from ggpy.convert.folder import ConvertError
 from ggpy.gguf import File, GGUFError
-from ggpy.paths import data_dir
 from ggpy.quantization.requantize import _first
 from ggpy.tokenizer import Tokenizer
 from ggpy.tokenizer.chat import ChatTemplateError, render
 from ggpy.util import messages, outcome
+from ggpy.util.paths import data_dir
 
 EVIL = "\x1b]0;title\x07\x1b[2J\r\ntwo\u202e\u2028\x9b" + "a" * 5000
 STRING = 8

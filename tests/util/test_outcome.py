@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ggpy import paths
+from ggpy.util import paths
 from ggpy.util.outcome import FAILED, INTERRUPTED, REFUSED, ended
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from ggpy.paths import data_dir
 from ggpy.util import output_file
 from ggpy.util.output_file import OutputFile, write_whole
+from ggpy.util.paths import data_dir
 
 ROOT = data_dir("tools").parent
 posix = pytest.mark.skipif(os.name != "posix", reason="locks, links and modes of POSIX")

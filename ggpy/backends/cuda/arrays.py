@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...device.base import Buffer, Ptr
-from ...kernels.block_kernel import BlockMatrix
-from ...kernels.pack import PLAIN
-from ...kernels.rope_kv import Rotation
-from ...kernels.tile import TiledMatrix
+from ...kernels.attention.rope_kv import Rotation
+from ...kernels.blocks.block_kernel import BlockMatrix
+from ...kernels.layout.pack import PLAIN
+from ...kernels.layout.tile import TiledMatrix
 from ..interface import ActivationType, Norm
 
 Memory = Buffer | Ptr

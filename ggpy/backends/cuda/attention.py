@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...device.base import Buffer
-from ...kernels.attend import Asked, Attend
-from ...kernels.attend_prompt import AttendPrompt
-from ...kernels.halve_pages import HalvePages
+from ...kernels.attention.paged_attention import Asked, Attend
+from ...kernels.attention.pages_to_f16 import HalvePages
+from ...kernels.attention.prefill_attention import AttendPrompt
 from .step import Batch
 
 

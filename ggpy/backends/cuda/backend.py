@@ -20,16 +20,16 @@ from numpy.typing import NDArray
 
 from ...device.base import Buffer
 from ...gguf import GGUFError, Tensor
-from ...kernels.attend import Asked, Attend
-from ...kernels.attend_prompt import AttendPrompt
-from ...kernels.block_kernel import BlockMatrix
-from ...kernels.elementwise import Elementwise
-from ...kernels.embed_tile import EmbedTile
-from ...kernels.get_rows import get_rows
-from ...kernels.pack import PLAIN, packed_bytes
-from ...kernels.product import Epilogue
-from ...kernels.rms_norm import RmsNorm
-from ...kernels.rope_kv import Heads, RopeKv, Rotation, Turning, TurningRows
+from ...kernels.attention.paged_attention import Asked, Attend
+from ...kernels.attention.prefill_attention import AttendPrompt
+from ...kernels.attention.rope_kv import Heads, RopeKv, Rotation, Turning, TurningRows
+from ...kernels.blocks.block_kernel import BlockMatrix
+from ...kernels.blocks.get_rows import get_rows
+from ...kernels.gemm.elementwise import Elementwise
+from ...kernels.gemm.gemm import Epilogue
+from ...kernels.layout.embed_tile import EmbedTile
+from ...kernels.layout.pack import PLAIN, packed_bytes
+from ...kernels.norm.rms_norm import RmsNorm
 from ...sampling import Sampler
 from ..interface import ActivationType, Attention, CacheShape, Demand, FeedForward, Head, Norm, Step
 from . import memory

@@ -1,7 +1,7 @@
 """Norms of few tokens that a product hands on to the next: none has a kernel between the two.
 
 Of a step it knows what is handed on now, and what the norm before multiplied by; what is in these
-memories is described in cuda/handed.cuh, and who hands on is not its business.
+memories is described in cuda/norm/deferred_norm.cuh, and who hands on is not its business.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...device.base import Buffer
-from ...kernels.handed import MOST_TOKENS, Handed, squares_bytes
+from ...kernels.norm.deferred_norm import MOST_TOKENS, Handed, squares_bytes
 from ..interface import Norm
 from .arrays import Array
 

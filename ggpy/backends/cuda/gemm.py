@@ -13,18 +13,18 @@ from typing import Any, Literal
 
 from ...device.base import Buffer
 from ...formats import Format
-from ...kernels.dequantize_mul_mat_vec import dequantize_mul_mat_vec
-from ...kernels.elementwise import Elementwise
-from ...kernels.halves import TILES as HALF_TILES
-from ...kernels.handed import Handed
-from ...kernels.mul_mat_q import MulMatQ
-from ...kernels.mul_mat_tile import NORM_TOKENS, Added, Limits, MulMatTile, warps_for
-from ...kernels.mul_mat_vec_q import mul_mat_vec_q
-from ...kernels.pack import PLAIN, UNIT
-from ...kernels.product import STATIC_SHARED, Epilogue
-from ...kernels.quantize_q8_1 import q8_1_bytes, quantize_q8_1
-from ...kernels.rope_kv import Turning, TurningRows
-from ...kernels.tile import Layout, TiledMatrix, grows
+from ...kernels.attention.rope_kv import Turning, TurningRows
+from ...kernels.blocks.dequantize_mul_mat_vec import dequantize_mul_mat_vec
+from ...kernels.blocks.mul_mat_vec_q import mul_mat_vec_q
+from ...kernels.blocks.quantize_q8_1 import q8_1_bytes, quantize_q8_1
+from ...kernels.gemm.elementwise import Elementwise
+from ...kernels.gemm.gemm import STATIC_SHARED, Epilogue
+from ...kernels.gemm.gemm_decode import NORM_TOKENS, Added, Limits, MulMatTile, warps_for
+from ...kernels.gemm.gemm_prefill import MulMatQ
+from ...kernels.layout.blocks_to_f16 import TILES as HALF_TILES
+from ...kernels.layout.pack import PLAIN, UNIT
+from ...kernels.layout.tile import Layout, TiledMatrix, grows
+from ...kernels.norm.deferred_norm import Handed
 from ..interface import Demand, Norm
 from .arrays import Array, Matrix, Memory, one_layout
 from .gemm_f16 import MANY_TOKENS, Gemm, HalfTiles, Room, can_be_halves, scratch_bytes

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...device.cublas import Cublas
-from ...kernels.pack import PLAIN
+from ...kernels.layout.pack import PLAIN
 from .arrays import Array, Matrix
 from .gemm_f16 import MANY_TOKENS, HalfRows, Room, columns_of
 

@@ -17,10 +17,10 @@ import numpy as np
 
 from ...device.base import Buffer
 from ...formats import Format
-from ...kernels.block_kernel import BlockMatrix, offset
-from ...kernels.dequantize_tile import DequantizeTile
-from ...kernels.halves import TILES, halve_to_rows, halve_to_tiles
-from ...kernels.tile import ROWS, TiledMatrix, layout_of
+from ...kernels.blocks.block_kernel import BlockMatrix, offset
+from ...kernels.layout.blocks_to_f16 import TILES, halve_to_rows, halve_to_tiles
+from ...kernels.layout.dequantize_tile import DequantizeTile
+from ...kernels.layout.tile import ROWS, TiledMatrix, layout_of
 from .arrays import Array, Matrix
 
 MANY_TOKENS = 32  # of a step, from which on products of many pay where there is no wgmma

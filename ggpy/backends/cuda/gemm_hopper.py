@@ -10,14 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 from ...device.base import Buffer
-from ...kernels.handed import MOST_TOKENS, Handed
-from ...kernels.hopper import ROW_BLOCK, LeftSums, has_wgmma
-from ...kernels.mul_mat_few import MulMatFew
-from ...kernels.mul_mat_wgmma import HANDED_TOKENS, MulMatWgmma
-from ...kernels.pack import PLAIN, UNIT, Pack, order_of, packed_bytes
-from ...kernels.product import Epilogue
-from ...kernels.rope_kv import Turning
-from ...kernels.tile import ROWS, Layout, TiledMatrix
+from ...kernels.attention.rope_kv import Turning
+from ...kernels.gemm.gemm import Epilogue
+from ...kernels.gemm.gemm_skinny import MulMatFew
+from ...kernels.gemm.gemm_wgmma import HANDED_TOKENS, MulMatWgmma
+from ...kernels.gemm.hopper import ROW_BLOCK, LeftSums, has_wgmma
+from ...kernels.layout.pack import PLAIN, UNIT, Pack, order_of, packed_bytes
+from ...kernels.layout.tile import ROWS, Layout, TiledMatrix
+from ...kernels.norm.deferred_norm import MOST_TOKENS, Handed
 from .arrays import Array, Memory
 
 FROM_TOKENS = 5  # fewer are faster by MulMatTile;

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...kernels.elementwise import Elementwise
-from ...kernels.hopper import has_wgmma
-from ...kernels.mul_mat_tile import Limits
-from ...kernels.mul_mat_w8a8 import MAX_K, MulMatW8A8, runs_on, takes
-from ...kernels.mul_mat_w8a8_few import COLUMNS, MulMatW8A8Few, Row
-from ...kernels.mul_mat_w8a8_wgmma import MulMatW8A8Wgmma
-from ...kernels.product import Epilogue
-from ...kernels.quantize_rows import Kind, QuantizedRows, QuantizeRows, codes_bytes
-from ...kernels.rope_kv import Turning
-from ...kernels.tile import TiledMatrix
+from ...kernels.attention.rope_kv import Turning
+from ...kernels.gemm.elementwise import Elementwise
+from ...kernels.gemm.gemm import Epilogue
+from ...kernels.gemm.gemm_decode import Limits
+from ...kernels.gemm.hopper import has_wgmma
+from ...kernels.layout.tile import TiledMatrix
+from ...kernels.w8a8.quantize_rows import Kind, QuantizedRows, QuantizeRows, codes_bytes
+from ...kernels.w8a8.w8a8_decode import COLUMNS, MulMatW8A8Few, Row
+from ...kernels.w8a8.w8a8_prefill import MAX_K, MulMatW8A8, runs_on, takes
+from ...kernels.w8a8.w8a8_wgmma import MulMatW8A8Wgmma
 from ..interface import ActivationType, Norm
 from .arrays import Array, Matrix, Memory
 from .gemm_f16 import MANY_TOKENS, Room

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...device.base import Buffer, OutOfMemory, Ptr
-from ...kernels.halve_pages import as_halves
-from ...kernels.rope_kv import Heads
+from ...kernels.attention.pages_to_f16 import as_halves
+from ...kernels.attention.rope_kv import Heads
 from ..interface import CacheShape
 
 

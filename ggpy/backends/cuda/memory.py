@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ...cache_type import ON_GPU
+from ...cache_types import ON_GPU
 from ...formats import Format
 from ...gguf import Tensor
-from ...kernels.attend import MAX_SPLIT
-from ...kernels.attend import ROWS as ATTEND_ROWS
-from ...kernels.rope_kv import Heads
-from ...kernels.tile import grows, layout_of
+from ...kernels.attention.paged_attention import MAX_SPLIT
+from ...kernels.attention.paged_attention import ROWS as ATTEND_ROWS
+from ...kernels.attention.rope_kv import Heads
+from ...kernels.layout.tile import grows, layout_of
 from ..interface import PAGE_SIZE, CacheShape, Demand
 from .kv_pages import page_bytes
 

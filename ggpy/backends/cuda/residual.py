@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ...kernels.handed import Handed
-from ...kernels.pack import PLAIN
-from ...kernels.rms_norm import RmsNorm
+from ...kernels.layout.pack import PLAIN
+from ...kernels.norm.deferred_norm import Handed
+from ...kernels.norm.rms_norm import RmsNorm
 from ..interface import Attention, FeedForward, Norm
 from .arrays import Array, Matrix, Sum
 from .deferred_norm import Handing

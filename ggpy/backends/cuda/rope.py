@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...device.base import Buffer
-from ...kernels.rope_kv import RopeKv, Rotation, Turning, turns, turns_bytes
+from ...kernels.attention.rope_kv import RopeKv, Rotation, Turning, turns, turns_bytes
 from ..interface import Attention, Rope
 from .step import Batch
 

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...device.base import Buffer
-from ...kernels.argmax import Argmax
-from ...kernels.sample import MAX_TOP_K, ROW, Sample, best_bytes
+from ...kernels.sampling.argmax import Argmax
+from ...kernels.sampling.sample import MAX_TOP_K, ROW, Sample, best_bytes
 from ...sampling import Sampler, SamplingParams
 from .arrays import Array, Memory, Sampled
 from .step import IN_FLIGHT, PLACES

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...device.base import Buffer
-from ...kernels.attend import MAX_SPLIT, POSITIONS_PER_SPLIT, plan_tiles
-from ...kernels.attend_prompt import plan_prompts
-from ...kernels.halve_pages import plan_halves
-from ...kernels.rope_kv import Batch as BatchMemory
-from ...kernels.rope_kv import Heads
+from ...kernels.attention.paged_attention import MAX_SPLIT, POSITIONS_PER_SPLIT, plan_tiles
+from ...kernels.attention.pages_to_f16 import plan_halves
+from ...kernels.attention.prefill_attention import plan_prompts
+from ...kernels.attention.rope_kv import Batch as BatchMemory
+from ...kernels.attention.rope_kv import Heads
 from ..interface import Step
 from .arrays import Memory
 
@@ -50,8 +50,8 @@ class Batch:
     ids: Memory
     rows: Memory
     tiles: Memory
-    prompt_tiles: Memory  # of the sequences that attend_prompt takes
-    halved: Memory  # pages that become halves for them (kernels/halve_pages.py)
+    prompt_tiles: Memory  # of the sequences that prefill_attention takes
+    halved: Memory  # pages that become halves for them (kernels/pages_to_f16.py)
     memory: BatchMemory
     prompt_memory: BatchMemory  # the same, with page tables into these
 
@@ -59,7 +59,7 @@ class Batch:
 class StepUpload:
     """Uploads steps; `moving()` is called before the addresses that they go to change.
 
-    prompts_from: tokens of a sequence in a step from which on attend_prompt takes them, or None.
+    prompts_from: tokens of a sequence in a step from which on prefill_attention takes them, or None.
     places: see Attend.places. most_split: sequences whose attention has room to be split.
     """
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...device.base import Buffer, Ptr
 from ...gguf import Tensor
-from ...kernels.tile import ROWS, TiledMatrix, layout_of, repack
+from ...kernels.layout.tile import ROWS, TiledMatrix, layout_of, repack
 from .. import host
 
 PART = 32 << 20  # bytes of a part

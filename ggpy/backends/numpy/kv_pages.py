@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ...cache_type import IN_NUMPY, CacheTypes
+from ...cache_types import IN_NUMPY, CacheTypes
 from ...formats import by_name
 from ...formats.base import F32
 from .. import host
@@ -18,7 +18,7 @@ from ..interface import PAGE_SIZE, CacheShape
 HALF_LIMIT = 65504.0  # what is larger becomes this
 NORM = np.float32(32**-0.5)
 BLOCK_LIMIT = (
-    65408.0  # and here this: so that codes times scales are halves (cuda/cache_blocks.cuh)
+    65408.0  # and here this: so that codes times scales are halves (cuda/attention/kv_blocks.cuh)
 )
 
 
@@ -78,7 +78,7 @@ def spread(x: F32) -> F32:
     2404.00456; llama.cpp rotates heads so, too).
     """
     y = np.clip(x, -BLOCK_LIMIT, BLOCK_LIMIT).astype(np.float32)
-    for step in (1, 2, 4, 8, 16):  # as cuda/cache_blocks.cuh does, for the same bits
+    for step in (1, 2, 4, 8, 16):  # as cuda/attention/kv_blocks.cuh does, for the same bits
         pairs = y.reshape(-1, 2, step)
         y = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1)
     return y.reshape(x.shape) * NORM

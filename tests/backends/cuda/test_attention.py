@@ -13,10 +13,10 @@ from cases import nmse
 from ggpy.backends.cuda.backend import Cuda
 from ggpy.backends.interface import Attention, CacheShape, Norm, Rope, Step
 from ggpy.backends.numpy.backend import Reference
-from ggpy.cache_type import USUAL, CacheTypes
+from ggpy.cache_types import USUAL, CacheTypes
 from ggpy.formats import by_name
 from ggpy.gguf import Tensor
-from ggpy.kernels.attend_prompt import AttendPrompt
+from ggpy.kernels.attention.prefill_attention import AttendPrompt
 
 D, H, G, E = 64, 4, 2, 64
 N_IDS, N_PAGES, N_LAYERS = 300, 12, 2

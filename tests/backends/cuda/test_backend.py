@@ -18,7 +18,7 @@ from ggpy.backends.numpy.backend import Reference
 from ggpy.formats import by_name
 from ggpy.formats.rows import by_row, encode_rows, row_scales
 from ggpy.gguf import File, Tensor
-from ggpy.kernels.attend_prompt import AttendPrompt
+from ggpy.kernels.attention.prefill_attention import AttendPrompt
 from ggpy.runtime.engine import Engine
 from ggpy.sampling import Sampler, SamplingParams
 from tools.make_tiny import MODELS

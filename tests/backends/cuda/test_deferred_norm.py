@@ -14,8 +14,8 @@ from ggpy.backends.cuda.backend import Cuda
 from ggpy.backends.cuda.deferred_norm import Handing
 from ggpy.backends.interface import Norm
 from ggpy.backends.numpy.backend import Reference
-from ggpy.kernels.hopper import has_wgmma
-from ggpy.kernels.pack import CODES
+from ggpy.kernels.gemm.hopper import has_wgmma
+from ggpy.kernels.layout.pack import CODES
 
 
 @pytest.fixture(autouse=True)
@@ -63,8 +63,8 @@ def test_two_tokens_of_small_matrices(monkeypatch):
     monkeypatch.setattr(gemm_hopper, "PAIR_SIZE", 257)
     device = LaunchesOnHopper()
     random_decoder(Cuda(device)).run(alone(2, 0))
-    assert device.times("rms_norm") == 0 and device.times("mul_mat_tile_heads") == LAYERS
-    assert device.times("mul_mat_tile") == 3 * LAYERS + 1
+    assert device.times("rms_norm") == 0 and device.times("gemm_decode_heads") == LAYERS
+    assert device.times("gemm_decode") == 3 * LAYERS + 1
 
 
 def test_not_where_bits_must_not_depend_on_the_batch():

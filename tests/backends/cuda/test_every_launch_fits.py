@@ -22,7 +22,7 @@ from ggpy import arch
 from ggpy.backends.cuda.backend import Cuda
 from ggpy.backends.cuda.weights import Uploader
 from ggpy.backends.interface import PAGE_SIZE, Step
-from ggpy.cache_type import USUAL, CacheTypes
+from ggpy.cache_types import USUAL, CacheTypes
 from ggpy.device.base import capability, three
 from ggpy.evaluate import synthetic
 from ggpy.evaluate.synthetic import Synthetic
@@ -146,25 +146,25 @@ def test_every_launch_fits_with_options(models: Any, name: str, options: dict[st
 
 def test_the_device_sees_what_does_not_fit() -> None:
     device = FittingDevice("sm_86")
-    kernel = device.kernel("attend.cu", "attend<256, true>")
-    room = (99 << 10) - most_static("attend.cu", "attend<256, true>")
+    kernel = device.kernel("attention/paged_attention.cu", "paged_attention<256, true>")
+    room = (99 << 10) - most_static("attention/paged_attention.cu", "paged_attention<256, true>")
     kernel.launch((1, 1), 32, (), smem=room)
     for shape in ({"smem": room + 16}, {"cluster": 2}):
-        with pytest.raises(AssertionError, match=r"attend<256, true> on sm_86"):
+        with pytest.raises(AssertionError, match=r"paged_attention<256, true> on sm_86"):
             kernel.launch((2, 1), 32, (), **shape)
     with pytest.raises(AssertionError, match="no wgmma"):
-        device.kernel("mul_mat_wgmma.cu", "mul_mat_wgmma<X>")
+        device.kernel("gemm/gemm_wgmma.cu", "gemm_wgmma<X>")
 
 
 def test_prefill_takes_the_kernels_made_for_it(models: Any) -> None:
     """What the walk saw is what it is about: products of many tokens, attention of prompts."""
     for architecture, product, attention in (
-        ("sm_75", "mul_mat_q", "attend_prompt"),
-        ("sm_86", "mul_mat_q", "attend_prompt"),
-        ("sm_90a", "mul_mat_wgmma", "attend_prompt_wgmma"),
+        ("sm_75", "gemm_prefill", "prefill_attention"),
+        ("sm_86", "gemm_prefill", "prefill_attention"),
+        ("sm_90a", "gemm_wgmma", "prefill_attention_wgmma"),
     ):
         device = FittingDevice(architecture)
         with models("Llama-3.1-8B:Q8_0") as file:
             walk(file, device)
         launched = {re.split("<", name)[0] for name in device.launched}
-        assert {product, attention, "mul_mat_tile"} <= launched
+        assert {product, attention, "gemm_decode"} <= launched

@@ -16,8 +16,8 @@ from ggpy.backends.numpy.backend import Reference
 from ggpy.device import Ptr
 from ggpy.formats import all_formats, by_name
 from ggpy.gguf import File
-from ggpy.kernels.mul_mat_tile import NORM_TOKENS
-from ggpy.kernels.tile import TiledMatrix, layout_of
+from ggpy.kernels.gemm.gemm_decode import NORM_TOKENS
+from ggpy.kernels.layout.tile import TiledMatrix, layout_of
 
 PROMPT = [7, 300, 22, 150, 9, 41, 88, 200, 301, 5, 60]
 
@@ -109,5 +109,5 @@ def test_weights_of_two_layouts_share_a_launch(
         device = LaunchesOnHopper()
         random_decoder(Cuda(device, batch_invariant=invariant), types).run(alone(n))
         expected = LAYERS if together and not invariant else 0
-        kernel = "mul_mat_tile_two_heads" if n <= NORM_TOKENS else "mul_mat_tile_two"
+        kernel = "gemm_decode_two_heads" if n <= NORM_TOKENS else "gemm_decode_two"
         assert device.times(kernel) == expected

@@ -18,7 +18,7 @@ from ggpy.backends.numpy.backend import Reference
 from ggpy.device.base import Buffer
 from ggpy.device.cublas import Cublas, CublasMissing
 from ggpy.gguf import File
-from ggpy.kernels.pack import CODES, PLAIN
+from ggpy.kernels.layout.pack import CODES, PLAIN
 
 TOLERANCE = 1e-5  # as of the products that it stands for
 PROMPT = np.random.default_rng(4).integers(5, 350, 50)

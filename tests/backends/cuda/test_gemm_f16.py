@@ -19,11 +19,11 @@ from ggpy.backends.cuda.gemm_f16 import MANY_TOKENS, PartOfRows, pieces, scratch
 from ggpy.backends.cuda.gemm_hopper import FROM_TOKENS
 from ggpy.formats import by_name
 from ggpy.gguf import Tensor
-from ggpy.kernels.block_kernel import BlockMatrix
-from ggpy.kernels.elementwise import Elementwise
-from ggpy.kernels.halves import TILES
-from ggpy.kernels.pack import CODES, HALVES, PLAIN
-from ggpy.kernels.tile import Layout, TiledMatrix, grows
+from ggpy.kernels.blocks.block_kernel import BlockMatrix
+from ggpy.kernels.gemm.elementwise import Elementwise
+from ggpy.kernels.layout.blocks_to_f16 import TILES
+from ggpy.kernels.layout.pack import CODES, HALVES, PLAIN
+from ggpy.kernels.layout.tile import Layout, TiledMatrix, grows
 
 ROUNDED = 1e-6  # the weights become halves
 NAMES = [f.name for f in IN_BLOCKS if not f.name.startswith("Q8_")]
@@ -81,7 +81,7 @@ def launched(machine, monkeypatch):
         return SimpleNamespace(name=name, launch=launch)
 
     # Kernels of blocks are kept for each device: a fresh one has none.
-    monkeypatch.setattr("ggpy.kernels.block_kernel._kernels", {})
+    monkeypatch.setattr("ggpy.kernels.blocks.block_kernel._kernels", {})
     monkeypatch.setattr(machine, "kernel", noting)
     return names
 
@@ -96,7 +96,7 @@ def test_every_format(machine, launched, name):
     (y,) = multiply(machine, products(machine), [w], x)
     assert nmse(y, x.astype(np.float64) @ w.values.T) <= ROUNDED
     hopper = machine.arch == "sm_90a"
-    assert launched == ["halves", *(["pack", "mul_mat_wgmma"] if hopper else ["mul_mat_q"])]
+    assert launched == ["blocks_to_f16", *(["pack", "gemm_wgmma"] if hopper else ["gemm_prefill"])]
 
 
 def test_matrices_of_one_x_in_one_launch(machine, launched):
@@ -106,7 +106,7 @@ def test_matrices_of_one_x_in_one_launch(machine, launched):
     outs = multiply(machine, products(machine), weights, x)
     for w, y in zip(weights, outs, strict=True):
         assert nmse(y, x.astype(np.float64) @ w.values.T) <= ROUNDED
-    assert launched.count("halves") == 3 and sum("mul_mat" in name for name in launched) == 1
+    assert launched.count("blocks_to_f16") == 3 and sum("gemm" in name for name in launched) == 1
 
 
 def test_gate_and_up(machine):
@@ -140,7 +140,7 @@ def test_rows_that_fill_no_tile_are_not_cut(machine, monkeypatch, launched):
     monkeypatch.setattr(gemm_f16, "SCRATCH", TILES.nbytes(16, 256))
     (y,) = multiply(machine, products(machine), [w], x)
     assert nmse(y, x.astype(np.float64) @ w.values.T) <= ROUNDED
-    assert launched.count("halves") == 1
+    assert launched.count("blocks_to_f16") == 1
 
 
 def test_cuts():
@@ -202,11 +202,11 @@ def test_weights_just_made_are_not_read_ahead():
     x = Array(device.alloc(1 << 20), np.float16, (40, 512), 512, HALVES)
     y = [Array(out, np.float32, (40, 64), 64)]
     found.multiply(x, [matrix(SOME, 64, 512)], y)
-    assert device.launched == [("halves", False), ("mul_mat_wgmma", False)]
+    assert device.launched == [("blocks_to_f16", False), ("gemm_wgmma", False)]
     device.launched.clear()
     x = Array(x.data, np.float16, (40, 512), 512, CODES)
     found.multiply(x, [matrix("Q8_0", 64, 512)], y)
-    assert device.launched == [("mul_mat_wgmma", True)]
+    assert device.launched == [("gemm_wgmma", True)]
 
 
 # How much memory

@@ -15,7 +15,7 @@ from ggpy.backends.numpy.backend import ROUNDED, Reference
 from ggpy.formats import by_name
 from ggpy.formats.rows import encode_rows, row_scales
 from ggpy.gguf import File, Tensor
-from ggpy.kernels.mul_mat_w8a8 import runs_on
+from ggpy.kernels.w8a8.w8a8_prefill import runs_on
 
 KINDS = ("int8", "e4m3")
 # Normalised mean square error of logits. Keys and values that are halves send some codes of what

@@ -14,10 +14,10 @@ from ggpy.backends.cuda import memory
 from ggpy.backends.cuda.backend import GRAPH_TOKENS, Cuda
 from ggpy.backends.interface import CacheShape, Demand, pages_for
 from ggpy.backends.numpy.backend import Reference
-from ggpy.cache_type import USUAL, CacheTypes
+from ggpy.cache_types import USUAL, CacheTypes
 from ggpy.formats import by_name
 from ggpy.gguf import File
-from ggpy.kernels.attend_prompt import AttendPrompt
+from ggpy.kernels.attention.prefill_attention import AttendPrompt
 from ggpy.model import Model
 from ggpy.tokenizer import Tokenizer
 

@@ -12,8 +12,8 @@ from random_decoder import LAYERS, V, random_decoder
 from ggpy.backends.cuda import gemm
 from ggpy.backends.cuda.backend import Cuda
 from ggpy.backends.interface import Step
-from ggpy.kernels.hopper import has_wgmma
-from ggpy.kernels.rope_kv import RopeKv
+from ggpy.kernels.attention.rope_kv import RopeKv
+from ggpy.kernels.gemm.hopper import has_wgmma
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ from ggpy.backends.cuda.sampling import (
 )
 from ggpy.backends.numpy.backend import Reference
 from ggpy.gguf import File
-from ggpy.kernels.sample import MAX_TOP_K
+from ggpy.kernels.sampling.sample import MAX_TOP_K
 from ggpy.runtime.engine import Engine
 from ggpy.sampling import NO_TOKEN, Sampler, SamplingParams
 

@@ -8,7 +8,7 @@ import pytest
 from ggpy.backends.cuda.step import IN_FLIGHT, PLACES, StepUpload
 from ggpy.backends.interface import Step
 from ggpy.device import Buffer
-from ggpy.kernels.rope_kv import Heads
+from ggpy.kernels.attention.rope_kv import Heads
 
 
 class Stream:

@@ -1,0 +1,266 @@
+// o = softmax(mask(cap(q k^T * scale))) v over the pages of each token's sequence, for decode and prompts alike.
+//
+// A tile is up to 16 rows of (token, query head) pairs that share a key/value head: the heads of one group, and in a
+// prompt several tokens. Rows are the M of mma.m16n8k16; the keys and values are read once for all of them. A warp
+// takes 32 positions at a time: S[16][32] = Q K^T, online softmax, O[16][E] += P V. The accumulator of S is, register
+// for register, the A operand of P V, if position 8 t + 4 s + 2 u + c of the 32 is column 2 t + c of S's tile 2 s + u;
+// then both k (by rows) and v (transposed pages, rope.cuh) are read 16 bytes a lane.
+//
+// Warps of a block interleave their positions and merge in shared memory. A long context is cut into n_split parts, a
+// function of the sequence's length alone, whose results the last block to finish merges in order: the outcome depends
+// neither on timing nor on the batch, but for the number of a block's warps. No T x T memory anywhere.
+//
+// FUSED: each tile is the one token of its sequence, and its block rotates q, k and v itself, instead of rope_kv.cu.
+// decode_attention: the same for tokens that are alone (decode_attention.cuh), where few heads share keys and values.
+// K, V: the types of keys and values in pages (kv_types.cuh); whatever they are, they are multiplied as halves.
+#include "attention/decode_attention.cuh"
+
+#ifndef ATTEND_WARPS
+#define ATTEND_WARPS 8
+#endif
+
+constexpr int ATTEND_THREADS = ATTEND_WARPS * 32;
+constexpr int STRIP = 32;  // positions a warp takes at a time
+
+// Running softmax of rows g and g + 8. What it adds up is rounded to halves, as in decode_attention.cuh.
+struct Softmax {
+    float maximum[2] = {NONE, NONE};
+    float sum[2] = {0.0f, 0.0f};
+};
+
+// The A operands of Q, a row's elements being `from(row)` [ROW] halves; rows that are none are zero.
+template <int ROW, class From>
+__device__ __forceinline__ void load_q(int n_rows, int g, int t, uint32_t (&a)[ROW / 16][4], From from) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const int r = g + 8 * h;
+#pragma unroll
+        for (int i = 0; i < ROW / 32; ++i) {
+            uint4 v = make_uint4(0, 0, 0, 0);
+            if (r < n_rows) v = *(reinterpret_cast<const uint4*>(from(r)) + i * 4 + t);
+            a[2 * i][h] = v.x, a[2 * i][2 + h] = v.y, a[2 * i + 1][h] = v.z, a[2 * i + 1][2 + h] = v.w;
+        }
+    }
+}
+
+// s[4][4] += scores of rows g, g + 8 for the 32 positions, over the pieces of 32 elements from FIRST on. Column g of S's
+// tile n is position 8 (g / 2) + 2 n + g % 2.
+template <int FIRST, int COUNT, class Keys, int STEPS>
+__device__ __forceinline__ void add_scores(const Keys& k, int t, const uint32_t (&q)[STEPS][4], float (&s)[4][4]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i)
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+            const uint4 v = k.get(n, i, t);
+            mma_m16n8k16_f16(s[n], q[2 * (FIRST + i)], {v.x, v.y});
+            mma_m16n8k16_f16(s[n], q[2 * (FIRST + i) + 1], {v.z, v.w});
+        }
+}
+
+template <int ROW, class K, int FIRST>
+__device__ __forceinline__ void add_scores_by_pieces(const uint8_t* keys, int position, int t,
+                                                     const uint32_t (&q)[ROW / 16][4], float (&s)[4][4]) {
+    if constexpr (FIRST < ROW / 32) {
+        constexpr int COUNT = FIRST + K::key_step <= ROW / 32 ? K::key_step : 1;
+        typename K::template Keys<ROW, 4, COUNT> k;
+        k.load(keys, position, FIRST, t);
+        add_scores<FIRST, COUNT>(k, t, q, s);
+        add_scores_by_pieces<ROW, K, FIRST + COUNT>(keys, position, t, q, s);
+    }
+}
+
+// Scores to probabilities (relative to the running maximum), as the A operands of two k16 steps; `shrink` is by how
+// much what was accumulated before must shrink.
+__device__ __forceinline__ void soften(const Attend& p, float (&s)[4][4], int first, int t, const int (&low)[2],
+                                       const int (&high)[2], Softmax& softmax, uint32_t (&a)[2][4], float (&shrink)[2]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        float top = softmax.maximum[h];
+#pragma unroll
+        for (int n = 0; n < 4; ++n)
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                const int position = first + 8 * t + 2 * n + c;
+                float v = s[n][2 * h + c] * p.scale;
+                if (p.soft_cap > 0.0f) v = p.soft_cap * tanhf(v / p.soft_cap);
+                v = position >= low[h] && position <= high[h] ? v * LOG2E : NONE;
+                s[n][2 * h + c] = v;
+                top = fmaxf(top, v);
+            }
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+        shrink[h] = exp2f(softmax.maximum[h] - top);
+        softmax.maximum[h] = top;
+        float sum = 0.0f;
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+            const float x = s[n][2 * h] <= NONE ? 0.0f : exp2f(s[n][2 * h] - top);
+            const float y = s[n][2 * h + 1] <= NONE ? 0.0f : exp2f(s[n][2 * h + 1] - top);
+            const __half2 pair = __floats2half2_rn(x, y);
+            const float2 rounded = __half22float2(pair);
+            sum += rounded.x + rounded.y;
+            a[n / 2][(n & 1) * 2 + h] = *reinterpret_cast<const uint32_t*>(&pair);
+        }
+        softmax.sum[h] = softmax.sum[h] * shrink[h] + sum;
+    }
+}
+
+// o += the values of elements 8 n + g, n from `first` on, of 32 positions, weighted.
+template <int COUNT, class Values, int N>
+__device__ __forceinline__ void add_values(const Values& values, int first, int g, const uint32_t (&a)[2][4],
+                                           const float (&shrink)[2], float (&o)[N][4]) {
+#pragma unroll
+    for (int n = 0; n < COUNT; ++n) {
+        float(&c)[4] = o[first + n];
+        const uint4 w = values.get(n, g);
+        c[0] *= shrink[0], c[1] *= shrink[0], c[2] *= shrink[1], c[3] *= shrink[1];
+        mma_m16n8k16_f16(c, a[0], {w.x, w.y});
+        mma_m16n8k16_f16(c, a[1], {w.z, w.w});
+    }
+}
+
+// The tile's queries, rotated, to shared memory; and, in the block that has the newest position, its key and value to
+// their pages. Blocks that share a key/value head write the same bits.
+template <int ROW, class K, class V>
+__device__ void rotate_rows(const Attend& p, const Rows& rows, const int* table, int position, bool newest,
+                            const Rotation& rotation, float* heads, __half* q) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, token = rows.first_token;
+    float* head = heads + warp * ROW;
+    for (int i = warp; i < rows.heads + (newest ? 2 : 0); i += ATTEND_WARPS) {
+        const int part = i < rows.heads ? QUERY : i == rows.heads ? KEY : VALUE;
+        prepare_head<K>(p.rope, part, part == QUERY ? rows.first_head + i : rows.kv_head, token, rotation, head, lane);
+        if (part == QUERY)
+            for (int e = lane; e < ROW; e += 32) q[i * ROW + e] = saturated_half(head[e]);
+        else
+            store_head<K, V>(p.rope, part, rows.kv_head, table[position / PAGE_SIZE], position, head, lane);
+        __syncwarp();
+    }
+    __syncthreads();
+}
+
+// grid (G * tiles of a head group, tiles, splits)
+template <int ROW, bool FUSED, class K = CacheF16, class V = CacheF16>
+__global__ void __launch_bounds__(ATTEND_THREADS, 1) paged_attention(const Attend p) {
+    constexpr int N = ROW / 8;
+    SHARED_DYNAMIC(float, parts);  // [ATTEND_WARPS][ROWS][ROW + 2]
+    __shared__ __align__(16) __half q_shared[FUSED ? ROWS * ROW : 8];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    grid_dependency_launch();
+    const AttendTile tile = p.tiles[blockIdx.y];
+    if (static_cast<int>(blockIdx.z) >= tile.n_split) return;
+    const Rows rows(p, tile, blockIdx.x);
+
+    int low[2], high[2];  // positions that rows g and g + 8 see
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const int r = g + 8 * h;
+        high[h] = r < rows.n_rows ? p.rope.positions[rows.token(r)] : -1;
+        low[h] = p.window > 0 ? max(0, high[h] - p.window + 1) : 0;
+    }
+    const int first = p.rope.positions[tile.first_token];
+    const int last = p.rope.positions[tile.first_token + tile.n_tokens - 1];
+    const int start = p.window > 0 ? max(0, first - p.window + 1) / STRIP : 0, end = last / STRIP + 1;
+    const int per_split = (end - start + tile.n_split - 1) / tile.n_split;
+    const int from = start + blockIdx.z * per_split, to = min(end, from + per_split);
+    const int* table = p.rope.page_tables + p.rope.sequences[tile.first_token] * p.rope.table_stride;
+    // All of that was there before the step began, and so were all keys and values but those of the step's own tokens:
+    // the lines of the warp's first strip are asked for now.
+    if (from + warp < to) {
+        const int position = (from + warp) * STRIP, slot = position % PAGE_SIZE;
+        const uint8_t* keys = page_of<K>(p.rope, p.rope.k_pages, table, rows.kv_head, position, ROW);
+        const uint8_t* values = page_of<V>(p.rope, p.rope.v_pages, table, rows.kv_head, position, ROW);
+        K::prefetch_keys(keys, ROW, slot, STRIP, lane);
+        V::prefetch_values(values, ROW, slot, STRIP, lane);
+    }
+    Rotation rotation;
+    if constexpr (FUSED) rotation.prepare(p.rope, last, lane);
+    grid_dependency_wait();
+
+    uint32_t q[ROW / 16][4];
+    if constexpr (FUSED) {
+        rotate_rows<ROW, K, V>(p, rows, table, last, from < to && to == end, rotation, parts, q_shared);
+        load_q<ROW>(rows.n_rows, g, t, q, [&](int r) { return q_shared + r * ROW; });
+        __syncthreads();  // `parts` held heads
+    } else {
+        load_q<ROW>(rows.n_rows, g, t, q, [&](int r) {
+            return p.rope.q + (static_cast<size_t>(rows.token(r)) * p.rope.n_head + rows.head(r)) * ROW;
+        });
+    }
+    const int n_warps = max(1, min(ATTEND_WARPS, to - from));  // that have a strip
+    Softmax softmax;
+    float o[N][4] = {};
+    for (int strip = from + warp; strip < to; strip += ATTEND_WARPS) {
+        const int position = strip * STRIP, slot = position % PAGE_SIZE;
+        const uint8_t* keys = page_of<K>(p.rope, p.rope.k_pages, table, rows.kv_head, position, ROW);
+        const int lane_slot = slot + 8 * (g / 2) + (g & 1);
+        float s[4][4] = {}, shrink[2];
+        uint32_t a[2][4];
+        if constexpr (ROW <= 128) {  // everything is under way before the softmax
+            constexpr int FIRST = N < 8 ? N : 8, REST = N - FIRST;
+            const uint8_t* values = page_of<V>(p.rope, p.rope.v_pages, table, rows.kv_head, position, ROW);
+            typename K::template Keys<ROW, 4, ROW / 32> k;
+            typename V::template Values<ROW, FIRST> w;
+            typename V::template Values<ROW, (REST > 0 ? REST : 4)> rest;
+            k.load(keys, lane_slot, 0, t);
+            w.load(values, slot, 0, g, t);
+            add_scores<0, ROW / 32>(k, t, q, s);
+            __syncwarp();  // what is loaded behind is not before: there are no registers for it
+            if constexpr (REST > 0) rest.load(values, slot, FIRST, g, t);
+            soften(p, s, position, t, low, high, softmax, a, shrink);
+            add_values<FIRST>(w, 0, g, a, shrink, o);
+            if constexpr (REST > 0) add_values<REST>(rest, FIRST, g, a, shrink, o);
+        } else {  // as registers allow
+            add_scores_by_pieces<ROW, K, 0>(keys, lane_slot, t, q, s);
+            __syncwarp();  // as above
+            soften(p, s, position, t, low, high, softmax, a, shrink);
+            constexpr int PIECES = N % 16 == 0 ? 16 : N % 8 == 0 ? 8 : 4;
+            static_assert(N % PIECES == 0, "pieces end with the head");
+#pragma unroll
+            for (int n = 0; n < N; n += PIECES) {
+                typename V::template Values<ROW, PIECES> w;
+                const uint8_t* values = page_of<V>(p.rope, p.rope.v_pages, table, rows.kv_head, position, ROW);
+                w.load(values, slot, n, g, t);
+                add_values<PIECES>(w, n, g, a, shrink, o);
+                __syncwarp();
+            }
+        }
+    }
+
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        softmax.sum[h] += __shfl_xor_sync(0xffffffffu, softmax.sum[h], 1);
+        softmax.sum[h] += __shfl_xor_sync(0xffffffffu, softmax.sum[h], 2);
+        if (g + 8 * h >= rows.n_rows || warp >= n_warps) continue;
+        float* row = parts + (warp * ROWS + g + 8 * h) * (ROW + 2);
+#pragma unroll
+        for (int n = 0; n < N; ++n)
+            *reinterpret_cast<float2*>(row + n * 8 + 2 * t) = make_float2(o[n][2 * h], o[n][2 * h + 1]);
+        if (t == 0) row[ROW] = softmax.maximum[h], row[ROW + 1] = softmax.sum[h];
+    }
+    __syncthreads();
+    merge_and_write<ROW, ATTEND_WARPS, true>(p, tile, rows, blockIdx.x, gridDim.x, blockIdx.z, parts, n_warps, ROWS);
+}
+
+// Warps that a multiprocessor has registers for. Those with short heads leave room to the product before, beside whose
+// blocks these begin. LEAN: nothing takes more than it must.
+template <int ROW, bool SHARES, bool ODD, bool TURNED, bool LEAN>
+constexpr int WARPS_AT_ONCE = SHARES     ? (ROW > 128 ? 12 : ODD || TURNED ? 16 : 20)
+                              : ROW > 64 ? (ROW > 128 ? 8 : 12)
+                                         : (LEAN && !ODD ? 20 : 16);
+
+// grid (G * tiles of a head group, tiles, splits); tile i is token i, of sequence i. SHARES: operands are in shared memory;
+// ODD: strips that fill no round of a block's warps come second, and pass through shared memory; MORE: heads may have
+// norms, scores a cap, and there may be sinks; TURNED: the product before, of few tokens, has rotated q, k and v.
+template <int ROW, bool SHARES = false, bool ODD = false, bool MORE = true, bool TURNED = false, class K = CacheF16,
+          class V = CacheF16>
+__global__ void __launch_bounds__(WARPS_AT_ONCE<ROW, SHARES, ODD, TURNED, !MORE && K::alone && V::alone> * 32)
+    decode_attention(const Attend p) {
+    SHARED_DYNAMIC(uint8_t, shared);
+    const int token = blockIdx.y, split = blockIdx.z;
+    const AttendTile tile = load_now(p.tiles + token);
+    TokenContext context(p, token);
+    if (split >= tile.n_split || (context.position | context.warp_page) < 0) return;  // none is: so all come together
+    const Rows rows(p, tile, blockIdx.x);
+    context.cut<ODD>(p, tile, split);
+    attend_token<ROW, SHARES, ODD, MORE, TURNED, K, V>(p, tile, rows, context, blockIdx.x, gridDim.x, split, kept_shared(shared));
+}

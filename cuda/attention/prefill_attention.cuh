@@ -1,0 +1,171 @@
+// What a warp of flash attention for prompts does between its products: 16 rows of (token, query head), a page of 64
+// positions at a time, in the accumulators of m16n8 tensor-core products. Which instructions multiply, and how keys and
+// values come to them, is prefill_attention.cu's business for any GPU and prefill_attention_wgmma.cu's for Hopper.
+//
+// Rows g and g + 8 of the 16, g = lane / 4, are the lane's; of eight columns after eight it has 2 t and 2 t + 1,
+// t = lane % 4: numbers 4 i, 4 i + 1 of row g and 4 i + 2, 4 i + 3 of row g + 8. S has 64 columns, the positions of a
+// page; O has the elements of a head. S is, register for register, the A operand of P V.
+#pragma once
+#include "attention/attention.cuh"
+
+static_assert(PAGE_SIZE == 64, "a page is one step");
+
+// The pages that a tile sees.
+struct Span {
+    int from, to;
+    __device__ __forceinline__ Span(const Attend& p, const AttendTile& tile) {
+        const int first = p.rope.positions[tile.first_token];
+        from = p.window > 0 ? max(0, first - p.window + 1) / PAGE_SIZE : 0;
+        to = p.rope.positions[tile.first_token + tile.n_tokens - 1] / PAGE_SIZE + 1;
+    }
+};
+
+// Where the 16-byte piece of a row of keys, or of queries, lies in shared memory: 64 rows of 128 bytes for each 64
+// elements, with the swizzle of wgmma.cuh, which keeps the banks apart.
+constexpr int KEY_BOX = PAGE_SIZE * PACKED_ROW;
+__device__ __forceinline__ int swizzled(int row, int piece) {
+    return piece / 8 * KEY_BOX + row * PACKED_ROW + ((piece ^ row) & 7) * 16;
+}
+
+template <int ROW>
+struct PromptRows {
+    const Attend& p;
+    const Rows& rows;
+    int g, t, row[2];     // of the tile
+    int low[2], high[2];  // positions that the rows see
+    uint32_t weights[4][4];  // P, as A operands
+    float maximum[2] = {NONE, NONE}, sum[2] = {0.0f, 0.0f}, shrink[2];
+    float o[ROW / 2];
+
+    __device__ __forceinline__ PromptRows(const Attend& attend, const Rows& tile_rows)
+        : p(attend), rows(tile_rows), g(threadIdx.x % 32 / 4), t(threadIdx.x % 4) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            row[h] = threadIdx.x / 32 * 16 + g + 8 * h;
+            high[h] = row[h] < rows.n_rows ? p.rope.positions[rows.token(row[h])] : -1;
+            low[h] = p.window > 0 ? max(0, high[h] - p.window + 1) : 0;
+        }
+#pragma unroll
+        for (int i = 0; i < ROW / 2; ++i) o[i] = 0.0f;
+    }
+    __device__ __forceinline__ const __half* query(int r) const {
+        return p.rope.q + (static_cast<size_t>(rows.token(r)) * p.rope.n_head + rows.head(r)) * ROW;
+    }
+    // Q as A operands; rows that are none are 0.
+    __device__ __forceinline__ void load_q(uint32_t (&q)[ROW / 16][4]) const {
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+#pragma unroll
+            for (int i = 0; i < ROW / 16; ++i) {
+                const bool valid = row[h] < rows.n_rows;
+                const uint32_t* from = reinterpret_cast<const uint32_t*>(query(valid ? row[h] : 0)) + 8 * i + t;
+                q[i][h] = valid ? from[0] : 0;
+                q[i][2 + h] = valid ? from[4] : 0;
+            }
+    }
+
+    // Scores of a page to probabilities relative to the maximum so far, and by how much what was summed before shrinks.
+    __device__ __forceinline__ void soften(float (&s)[32], int page) {
+        float unit = p.scale * LOG2E;
+        if (p.soft_cap > 0.0f) {
+            const float inner = p.scale / p.soft_cap;
+#pragma unroll
+            for (int i = 0; i < 32; ++i) s[i] = tanhf(s[i] * inner);
+            unit = p.soft_cap * LOG2E;
+        }
+        const int first = page * PAGE_SIZE;
+        if (first + PAGE_SIZE - 1 > min(high[0], high[1]) || first < max(low[0], low[1])) {
+#pragma unroll
+            for (int i = 0; i < 32; ++i) {
+                const int position = first + i / 4 * 8 + 2 * t + i % 2, h = i / 2 % 2;
+                if (position < low[h] || position > high[h]) s[i] = NONE;
+            }
+        }
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            float top = maximum[h];
+#pragma unroll
+            for (int i = 0; i < 32; i += 4) top = fmaxf(top, fmaxf(s[i + 2 * h], s[i + 2 * h + 1]));
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+            const float base = top <= NONE ? 0.0f : top * unit;  // nothing seen yet: all of it is 0
+            shrink[h] = exp2_approx(fmaf(maximum[h], unit, -base));
+            maximum[h] = top;
+            float part = 0.0f;
+#pragma unroll
+            for (int i = 2 * h; i < 32; i += 4) {
+                s[i] = exp2_approx(fmaf(s[i], unit, -base));
+                s[i + 1] = exp2_approx(fmaf(s[i + 1], unit, -base));
+                part += s[i] + s[i + 1];
+            }
+            sum[h] = sum[h] * shrink[h] + part;
+        }
+    }
+    // Probabilities become A operands, which no product may be using.
+    __device__ __forceinline__ void take_weights(const float (&s)[32]) {
+#pragma unroll
+        for (int i = 0; i < 32; i += 2) {
+            const __half2 pair = __floats2half2_rn(s[i], s[i + 1]);
+            weights[i / 8][i / 2 % 4] = *reinterpret_cast<const uint32_t*>(&pair);
+        }
+    }
+    __device__ __forceinline__ void rescale() {
+        if (!__any_sync(0xffffffffu, shrink[0] != 1.0f || shrink[1] != 1.0f)) return;
+#pragma unroll
+        for (int i = 0; i < ROW / 2; ++i) o[i] *= shrink[i / 2 % 2];
+    }
+
+    __device__ __forceinline__ void write() {
+        const float unit = (p.soft_cap > 0.0f ? p.soft_cap : p.scale) * LOG2E;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], 1);
+            sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], 2);
+            const int r = min(row[h], rows.n_rows - 1), token = rows.token(r), head = rows.head(r);
+            float factor = 1.0f / sum[h];
+            if (p.sinks != nullptr) {  // a logit that takes weight and gives nothing
+                const float sink = p.sinks[head] * LOG2E, seen = maximum[h] * unit, top = fmaxf(seen, sink);
+                const float weight = exp2f(seen - top);
+                factor = weight / (sum[h] * weight + exp2f(sink - top));
+            }
+            write_row(h, factor, token, head);
+        }
+    }
+    __device__ __forceinline__ uint32_t result(int h, int block, float factor) const {
+        const float x = o[4 * block + 2 * h] * factor, y = o[4 * block + 2 * h + 1] * factor;
+        const __half2 pair = __halves2half2(saturated_half(x), saturated_half(y));
+        return *reinterpret_cast<const uint32_t*>(&pair);
+    }
+    // The lane's elements 8 i + 2 t, 8 i + 2 t + 1 of a row, as far as the head goes. Packed heads are multiples of 32
+    // elements: four lanes have 32, and write 16 bytes each.
+    __device__ __forceinline__ void write_row(int h, float factor, int token, int head) const {
+        const bool valid = row[h] < rows.n_rows;
+        const int e = p.rope.head_size;
+        if (p.order == PLAIN_ORDER) {
+            const int end = e - 2 * t;  // even
+            __half* out = p.out + (static_cast<size_t>(token) * p.rope.n_head + head) * e + 2 * t;
+#pragma unroll
+            for (int i = 0; i < ROW / 8; ++i)
+                if (valid && 8 * i < end) *reinterpret_cast<uint32_t*>(out + 8 * i) = result(h, i, factor);
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < ROW / 8; i += 4) {
+            uint32_t w[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) w[j] = result(h, i + j, factor);
+            if (p.order == HALVES) {  // lanes t and t ^ 2 have two pieces in common, and take one each
+                const bool second = t / 2;
+                const uint32_t a = __shfl_xor_sync(0xffffffffu, second ? w[0] : w[2], 2);
+                const uint32_t b = __shfl_xor_sync(0xffffffffu, second ? w[1] : w[3], 2);
+                const uint32_t c = second ? w[2] : w[0], d = second ? w[3] : w[1];
+                w[0] = second ? a : c, w[1] = second ? c : a, w[2] = second ? b : d, w[3] = second ? d : b;
+            }
+            const int column = head * e + 8 * i;
+            const size_t at = packed_piece(column / 64, token, column % 64 / 32 * 4 + t, p.n_tokens);
+            uint8_t* out = reinterpret_cast<uint8_t*>(p.out);
+            if (valid) *reinterpret_cast<uint4*>(out + at) = make_uint4(w[0], w[1], w[2], w[3]);
+        }
+    }
+};
+

@@ -1,0 +1,19 @@
+// What a product's epilogue does where the product is made of blocks, which have no epilogue.
+#include "lib/activation.cuh"
+#include "lib/common.cuh"
+
+// half h[n] = act(gate[n]) * up[n].
+extern "C" __global__ void glu(const float* gate, const float* up, __half* h, int64_t n, int activation) {
+    grid_dependency_launch();
+    grid_dependency_wait();
+    const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < n) h[i] = gated(activation, __ldcg(gate + i), __ldcg(up + i));
+}
+
+// x[n] = cap * tanh(x / cap), in place.
+extern "C" __global__ void soft_cap(float* x, int64_t n, float cap) {
+    grid_dependency_launch();
+    grid_dependency_wait();
+    const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < n) x[i] = cap * tanhf(__ldcg(x + i) / cap);
+}

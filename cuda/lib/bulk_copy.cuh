@@ -1,0 +1,107 @@
+// Copies of whole pieces of memory by the copy engine (sm_90), and the barriers in shared memory that count them.
+//
+// A phase of a barrier ends when `count` arrivals and all bytes that were announced are there. Waiting for parity 0 is
+// waiting for the end of the first phase (then the third, ...); for parity 1 of a fresh barrier, for nothing.
+#pragma once
+#include "lib/common.cuh"
+
+#if EMULATED
+// What the eight bytes of a barrier are on the CPU.
+struct EmulatedBarrier {
+    uint8_t parity, count;
+    uint16_t missing;  // arrivals
+    int32_t bytes;     // announced and not there, or there and not announced (negative)
+
+    static EmulatedBarrier& of(uint64_t* barrier) { return *reinterpret_cast<EmulatedBarrier*>(barrier); }
+    void settle() {
+        if (missing == 0 && bytes == 0) parity ^= 1, missing = count;
+    }
+};
+#endif
+
+__device__ __forceinline__ void mbarrier_init(uint64_t* barrier, int count) {
+#if EMULATED
+    EmulatedBarrier::of(barrier) = {0, uint8_t(count), uint16_t(count), 0};
+#else
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
+#endif
+}
+// After the barriers' first values, before other threads and the copy engine use them.
+__device__ __forceinline__ void mbarrier_init_fence() {
+#if !EMULATED
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
+#if EMULATED
+    EmulatedBarrier& b = EmulatedBarrier::of(barrier);
+    --b.missing, b.settle();
+#else
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+#endif
+}
+// Arrives, and announces bytes that bulk copies will bring.
+__device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, int bytes) {
+#if EMULATED
+    EmulatedBarrier& b = EmulatedBarrier::of(barrier);
+    b.bytes += bytes, --b.missing, b.settle();
+#else
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
+#endif
+}
+__device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, int parity AND_CALLER) {
+#if EMULATED
+    while (EmulatedBarrier::of(barrier).parity == parity) emulator::yield({"mbarrier_wait", file, line});
+#else
+    asm volatile(
+        "{\n"
+        ".reg .pred there;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 there, [%0], %1;\n"
+        "@!there bra again;\n"
+        "}\n" ::"r"(shared_address(barrier)),
+        "r"(parity)
+        : "memory");
+#endif
+}
+
+// A place in a ring of stages, and the parity that its barriers are waited for with.
+template <int COUNT>
+struct Place {
+    int stage = 0, parity = 0;
+    __device__ __forceinline__ void next() {
+        if (++stage == COUNT) stage = 0, parity ^= 1;
+    }
+};
+
+// `bytes` (a multiple of 16, as both addresses) from global to shared memory; the barrier counts them. For what is
+// read once; `policy`: see cp_async_streaming.
+__device__ __forceinline__ void bulk_copy_streaming(void* shared, const void* global, int bytes, uint64_t* barrier,
+                                                    uint64_t policy) {
+#if EMULATED
+    memcpy(shared, global, bytes);
+    EmulatedBarrier& b = EmulatedBarrier::of(barrier);
+    b.bytes -= bytes, b.settle();
+#elif ARCH >= 900
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+            shared_address(shared)),
+        "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+        : "memory");
+#endif
+}
+
+// How many registers a warpgroup's threads have from here on; all its four warps call it.
+template <int COUNT>
+__device__ __forceinline__ void take_registers() {
+#if ARCH >= 900
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+#endif
+}
+template <int COUNT>
+__device__ __forceinline__ void give_registers() {
+#if ARCH >= 900
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+#endif
+}

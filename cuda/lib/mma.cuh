@@ -1,0 +1,140 @@
+// Products of tensor cores, and matrices from shared memory as they take them: sm_75 and later (common.cuh has the rules).
+//
+// D[16][8] += A[16][K] B[K][8]. Lane l holds, with g = l / 4 and t = l % 4: D (g, 2t), (g, 2t + 1), (g + 8, 2t),
+// (g + 8, 2t + 1); A in registers (g, k), (g + 8, k) for the first half of K, then for the second; B (k, g) likewise,
+// where a register's elements are k = E t ... E t + E - 1 of its half (E = 2 for 16-bit types, 4 for 8-bit ones).
+#pragma once
+#include "lib/common.cuh"
+
+// D is in registers "f" or "r"; A in four registers and B in two, or in two and one, or an 8 x 8 product of one each.
+#define MMA(R, shape_and_types)                                                                              \
+    asm volatile("mma.sync.aligned." shape_and_types " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "      \
+                 "{%0, %1, %2, %3};"                                                                         \
+                 : "+" R(d[0]), "+" R(d[1]), "+" R(d[2]), "+" R(d[3])                                        \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
+#define MMA_OF_HALF(R, shape_and_types)                                                                      \
+    asm volatile("mma.sync.aligned." shape_and_types " {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};" \
+                 : "+" R(d[0]), "+" R(d[1]), "+" R(d[2]), "+" R(d[3])                                        \
+                 : "r"(a[0]), "r"(a[1]), "r"(b))
+#define MMA_8X8(shape_and_types, first, a, b)                                                        \
+    asm volatile("mma.sync.aligned." shape_and_types " {%0, %1}, {%2}, {%3}, {%0, %1};"             \
+                 : "+r"(d[first]), "+r"(d[first + 1])                                                \
+                 : "r"(a), "r"(b))
+
+// f16, K = 8.
+__device__ __forceinline__ void mma_m16n8k8_f16(float (&d)[4], const uint32_t (&a)[2], uint32_t b AND_CALLER) {
+#if EMULATED
+    emulator::multiply<emulator::F16, 1>(d, a, &b, {"mma_m16n8k8_f16", file, line});
+#else
+    MMA_OF_HALF("f", "m16n8k8.row.col.f32.f16.f16.f32");
+#endif
+}
+
+// f16, K = 16; below sm_80 in two halves.
+__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const uint32_t (&a)[4],
+                                                 const uint32_t (&b)[2] AND_CALLER) {
+#if EMULATED
+    emulator::multiply<emulator::F16, 2>(d, a, b, {"mma_m16n8k16_f16", file, line});
+#elif ARCH >= 800
+    MMA("f", "m16n8k16.row.col.f32.f16.f16.f32");
+#else
+    mma_m16n8k8_f16(d, {a[0], a[1]}, b[0]);
+    mma_m16n8k8_f16(d, {a[2], a[3]}, b[1]);
+#endif
+}
+
+// bf16, K = 16. There is no bf16 below sm_80: a kernel for those converts to f16.
+__device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const uint32_t (&a)[4],
+                                                  const uint32_t (&b)[2] AND_CALLER) {
+#if EMULATED
+    emulator::multiply<emulator::Bf16, 2>(d, a, b, {"mma_m16n8k16_bf16", file, line});
+#elif ARCH >= 800
+    MMA("f", "m16n8k16.row.col.f32.bf16.bf16.f32");
+#else
+    __trap();
+#endif
+}
+
+// int8, K = 32; below sm_80 in four products of 8 x 8 x 16: register i of A has rows i % 2, half i / 2 of K.
+__device__ __forceinline__ void mma_m16n8k32_s8(int (&d)[4], const uint32_t (&a)[4],
+                                                const uint32_t (&b)[2] AND_CALLER) {
+#if EMULATED
+    emulator::multiply<emulator::S8, 2>(d, a, b, {"mma_m16n8k32_s8", file, line});
+#elif ARCH >= 800
+    MMA("r", "m16n8k32.row.col.s32.s8.s8.s32");
+#else
+#pragma unroll
+    for (int i = 0; i < 4; ++i) MMA_8X8("m8n8k16.row.col.s32.s8.s8.s32", i % 2 * 2, a[i], b[i / 2]);
+#endif
+}
+
+// Unsigned bytes times signed ones, K = 32; below sm_80 likewise.
+__device__ __forceinline__ void mma_m16n8k32_u8s8(int (&d)[4], const uint32_t (&a)[4],
+                                                  const uint32_t (&b)[2] AND_CALLER) {
+#if EMULATED
+    emulator::multiply<emulator::S8, 2, emulator::U8>(d, a, b, {"mma_m16n8k32_u8s8", file, line});
+#elif ARCH >= 800
+    MMA("r", "m16n8k32.row.col.s32.u8.s8.s32");
+#else
+#pragma unroll
+    for (int i = 0; i < 4; ++i) MMA_8X8("m8n8k16.row.col.s32.u8.s8.s32", i % 2 * 2, a[i], b[i / 2]);
+#endif
+}
+
+// The same, K = 16.
+__device__ __forceinline__ void mma_m16n8k16_u8s8(int (&d)[4], const uint32_t (&a)[2], uint32_t b AND_CALLER) {
+#if EMULATED
+    emulator::multiply<emulator::S8, 1, emulator::U8>(d, a, &b, {"mma_m16n8k16_u8s8", file, line});
+#elif ARCH >= 800
+    MMA_OF_HALF("r", "m16n8k16.row.col.s32.u8.s8.s32");
+#else
+#pragma unroll
+    for (int i = 0; i < 2; ++i) MMA_8X8("m8n8k16.row.col.s32.u8.s8.s32", 2 * i, a[i], b);
+#endif
+}
+
+// E4M3, K = 32. Only from sm_89 on.
+__device__ __forceinline__ void mma_m16n8k32_e4m3(float (&d)[4], const uint32_t (&a)[4],
+                                                  const uint32_t (&b)[2] AND_CALLER) {
+#if EMULATED
+    emulator::multiply<emulator::E4m3, 2>(d, a, b, {"mma_m16n8k32_e4m3", file, line});
+#elif ARCH >= 890
+    MMA("f", "m16n8k32.row.col.f32.e4m3.e4m3.f32");
+#else
+    __trap();
+#endif
+}
+
+#undef MMA
+#undef MMA_OF_HALF
+#undef MMA_8X8
+
+// COUNT (1, 2 or 4) matrices of 8 x 8 16-bit elements from shared memory. Lane l gives the address of row l % 8 of
+// matrix l / 8; it receives of each matrix the elements (g, 2t), (g, 2t + 1), TRANSPOSED (2t, g), (2t + 1, g).
+template <int COUNT, bool TRANSPOSED = false>
+__device__ __forceinline__ void load_matrix(uint32_t (&m)[COUNT], const void* row AND_CALLER) {
+    static_assert(COUNT == 1 || COUNT == 2 || COUNT == 4, "ldmatrix loads 1, 2 or 4 matrices");
+#if EMULATED
+    emulator::load_matrix<COUNT, TRANSPOSED>(m, row, {"load_matrix", file, line});
+#else
+#define LDMATRIX(shape, registers, ...)                                                 \
+    if constexpr (TRANSPOSED)                                                           \
+        asm volatile("ldmatrix.sync.aligned.m8n8." shape ".trans.shared.b16 " registers \
+                     : __VA_ARGS__                                                      \
+                     : "r"(shared_address(row))                                         \
+                     : "memory");                                                       \
+    else                                                                                \
+        asm volatile("ldmatrix.sync.aligned.m8n8." shape ".shared.b16 " registers       \
+                     : __VA_ARGS__                                                      \
+                     : "r"(shared_address(row))                                         \
+                     : "memory")
+    if constexpr (COUNT == 1) {
+        LDMATRIX("x1", "{%0}, [%1];", "=r"(m[0]));
+    } else if constexpr (COUNT == 2) {
+        LDMATRIX("x2", "{%0, %1}, [%2];", "=r"(m[0]), "=r"(m[1]));
+    } else {
+        LDMATRIX("x4", "{%0, %1, %2, %3}, [%4];", "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]));
+    }
+#undef LDMATRIX
+#endif
+}

@@ -1,0 +1,188 @@
+"""What this machine can do at most: bytes read a second, operations of matrix products a second.
+
+On a GPU two kernels measure it once and the user's cache keeps it; on the CPU numpy measures it
+each time, because it changes with what else runs. Nothing here knows models.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...util.paths import cache_dir, cuda_dir
+
+if TYPE_CHECKING:
+    from ...backends.interface import Ops
+
+RUNS, WARM = 7, 50
+READ_BYTES = 8 << 30  # so much that starting and ending a launch does not count
+CHUNK = 32 << 20  # random bytes that are repeated
+GRIDS = ((1, 512), (1, 1024), (2, 512), (2, 1024), (4, 512), (8, 256), (64, 512))  # blocks an SM
+MATRIX_BLOCKS = (1, 2, 4)  # for each SM
+MATRIX_SECONDS = 0.02  # of one measurement, about
+GUESS = (
+    5e12  # operations a second of an SM-full GPU: only the length of the first try depends on it
+)
+CPU_BYTES, CPU_ROWS = 64 << 20, 1024
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Bytes and operations a second (a multiply-add is two), and where they were measured."""
+
+    bandwidth: float
+    matrix_rate: float
+    device: str
+
+    @property
+    def known(self) -> bool:
+        """Whether both could be measured."""
+        return self.bandwidth > 0 and self.matrix_rate > 0
+
+
+def ceilings_of(ops: Ops, fresh: bool = False) -> Ceilings:
+    """Of the machine that the ops run on; `fresh` measures a GPU again."""
+    device = getattr(ops, "device", None)
+    if device is None:
+        return measure_cpu()
+    path = _path(device)
+    kept = None if fresh else _load(path)
+    if kept is None:
+        kept = measure_gpu(device)
+        _store(path, kept)
+    return kept
+
+
+# The user's cache
+
+
+def _path(device: Any) -> Path:
+    """One file for each kind of GPU, driver, and version of the kernels."""
+    gpu = device.gpu
+    source = hashlib.sha256((cuda_dir() / "probe/ceilings.cu").read_bytes()).hexdigest()[:12]
+    name = f"{gpu.name}-{gpu.sm_count}-{gpu.driver}-{source}"
+    return cache_dir("ceilings") / (re.sub(r"[^\w.-]+", "_", name) + ".json")
+
+
+def _load(path: Path) -> Ceilings | None:
+    try:
+        found = Ceilings(**json.loads(path.read_bytes()))
+        return found if found.known else None
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _store(path: Path, found: Ceilings) -> None:
+    with suppress(OSError):  # without a cache it is measured again
+        from ...device.cache import write_atomically
+
+        write_atomically(path, json.dumps(asdict(found)).encode())
+
+
+# A GPU
+
+
+def measure_gpu(device: Any, read_bytes: int = READ_BYTES) -> Ceilings:
+    """Best of several shapes, each the median of RUNS; a second or so."""
+    from ...kernels.probe.ceilings import Ceilings as Kernels
+
+    kernels = Kernels(device)
+    return Ceilings(
+        bandwidth=_bandwidth(device, kernels, read_bytes),
+        matrix_rate=_matrix_rate(device, kernels),
+        device=device.gpu.name,
+    )
+
+
+def _bandwidth(device: Any, kernels: Any, read_bytes: int) -> float:
+    from ...kernels.probe.ceilings import AT_ONCE
+
+    nbytes = min(read_bytes, device.free_bytes // 2) // CHUNK * CHUNK or CHUNK
+    warps = max(blocks * threads // 32 for blocks, threads in GRIDS) * device.sm_count
+    data, result = device.alloc(nbytes, "data to read"), device.alloc(4 * warps, "what was read")
+    chunk = np.random.default_rng(0).integers(0, 1 << 32, CHUNK // 4, np.uint32)
+    device.upload(data, chunk)
+    for offset in range(CHUNK, nbytes, CHUNK):
+        device.copy(data.at(offset), data, CHUNK)
+
+    def seconds(blocks: int, threads: int, at_once: int) -> float:
+        grid = blocks * device.sm_count
+        return _seconds(device, lambda: kernels.read(data, nbytes, result, grid, threads, at_once))
+
+    for _ in range(WARM):  # an idle GPU takes a while to its full clocks
+        kernels.read(data, nbytes, result, device.sm_count, GRIDS[0][1], AT_ONCE[0])
+    fastest = min(seconds(*grid, n) for grid in GRIDS for n in AT_ONCE)
+    data.free()
+    return nbytes / fastest
+
+
+def _matrix_rate(device: Any, kernels: Any) -> float:
+    from ...kernels.probe.ceilings import FLOPS_PER_ITERATION, MATRIX_THREADS
+
+    most = max(MATRIX_BLOCKS) * device.sm_count
+    result = device.alloc(4 * most * MATRIX_THREADS, "products")
+
+    def rate(blocks: int, iterations: int) -> float:
+        seconds = _seconds(device, lambda: kernels.multiply(result, blocks, iterations))
+        return FLOPS_PER_ITERATION * blocks * iterations / seconds
+
+    guess = rate(device.sm_count, max(64, int(GUESS / FLOPS_PER_ITERATION / device.sm_count / 100)))
+    rates = [
+        rate(n * device.sm_count, _iterations(guess, n * device.sm_count)) for n in MATRIX_BLOCKS
+    ]
+    result.free()
+    return max(rates)
+
+
+def _iterations(rate: float, blocks: int) -> int:
+    """So many that a launch takes MATRIX_SECONDS."""
+    from ...kernels.probe.ceilings import FLOPS_PER_ITERATION
+
+    return max(1, int(rate * MATRIX_SECONDS / FLOPS_PER_ITERATION / blocks))
+
+
+def _seconds(device: Any, enqueue: Callable[[], None]) -> float:
+    """Median time on the device of what is enqueued, warm."""
+    enqueue()
+    enqueue()
+    events = [device.event(timing=True).record()]
+    for _ in range(RUNS):
+        enqueue()
+        events.append(device.event(timing=True).record())
+    device.synchronize()
+    times = [b.elapsed_ms(events[i]) / 1e3 for i, b in enumerate(events[1:])]
+    return median(times)
+
+
+# The CPU
+
+
+def measure_cpu() -> Ceilings:
+    """numpy's copy, read and written bytes together, and its product of float32 matrices."""
+    source = np.ones(CPU_BYTES // 4, np.float32)
+    target = np.empty_like(source)
+    a = np.random.default_rng(0).standard_normal((CPU_ROWS, CPU_ROWS)).astype(np.float32)
+    copy = _cpu_seconds(lambda: np.copyto(target, source))
+    product = _cpu_seconds(lambda: a @ a)
+    return Ceilings(2 * CPU_BYTES / copy, 2 * CPU_ROWS**3 / product, "cpu")
+
+
+def _cpu_seconds(call: Callable[[], object]) -> float:
+    """The shortest of RUNS: another program can only make it longer."""
+    call()
+    times = []
+    for _ in range(RUNS):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times)

@@ -1,0 +1,218 @@
+"""Where the microseconds of one decode step go, launches and gaps included.
+
+A step's operations (launches and small copies) are noted while the engine runs as it always does.
+Then the first of them is recorded as a graph and timed, then the first two, and so on: how much
+longer each graph takes than the one before is how long after its predecessor an operation ends,
+with its launch and its wait, and without what of it overlaps. So the parts add up to the step on
+the device, and what the engine's own step takes beyond that is a line of its own.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from ...backends.cuda.arrays import Matrix
+from ..kernels.ceilings import Ceilings
+from ..runs import Bench, Facts, Loaded, Run
+from ..timing import Clock, Timing
+from ..workload import Test
+from .observed import Observed, Operation
+
+OPS = ("run", "embed", "qkv", "attend", "linear_add", "ffn", "logits", "sample")
+METHODS = {op: op for op in OPS} | {"find_best": "sample"}  # of a backend: what each is part of
+# The matrices that an op reads, by their names in its operands; all others are only mentioned.
+READS: dict[str, tuple[str, ...]] = {
+    "qkv": ("wq", "wk", "wv"),
+    "linear_add": (),
+    "ffn": ("w_gate", "w_up"),
+    "logits": ("weight",),
+}
+STEP_RUNS = 5  # of the engine
+PART_RUNS = (7, 51)  # of each graph, at least and at most
+ALL_RUNS = 1500  # of all graphs together, about
+MANY = 400  # operations from which on neighbours with one kernel and op are timed together
+START = "start of the graph"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Operations of one kind in one op: launches of a kernel, or copies."""
+
+    op: str
+    name: str
+    count: int  # in a step
+    us: float  # of a step, of all of them together
+    registers: int | None = None
+    shared: int | None = None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One decode step."""
+
+    facts: Facts
+    test: Test
+    step_us: float  # from token to token in the engine
+    spread: float  # of that: (slowest - fastest) / median
+    parts: Sequence[Part]
+    nbytes: Mapping[str, int]  # of weights, or keys and values, that an op reads
+    limit_us: float | None
+
+    @property
+    def device_us(self) -> float:
+        """Of all parts."""
+        return sum(part.us for part in self.parts)
+
+
+class Watcher:
+    """Wraps a backend's methods: what they enqueue is noted with its op, and their weights."""
+
+    def __init__(self, ops: Any, observed: Observed) -> None:
+        self.nbytes: dict[str, int] = {}  # of the weights of one step, by op
+        self._observed = observed
+        self._counted: dict[str, int] = {}
+        for method, op in METHODS.items():
+            setattr(ops, method, self._wrapped(op, getattr(ops, method)))
+
+    def _wrapped(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            if name == "run":
+                self._counted = {}
+            elif name in READS:
+                found = sum(weight_bytes(x, READS[name]) for x in (*args, *options.values()))
+                self._counted[name] = self._counted.get(name, 0) + found
+            with self._observed.part_of(name):
+                result = method(*args, **options)
+            if name == "run" and self._counted:  # else it was a recorded graph
+                self.nbytes = self._counted
+            return result
+
+        return call
+
+
+def weight_bytes(operand: Any, names: Sequence[str]) -> int:
+    """Bytes that are read of a matrix, or of an operand's matrices of these names, as they lie on
+    the device.
+    """
+    if isinstance(operand, Matrix):
+        tiles = operand.tiles
+        if tiles is None:
+            return operand.in_blocks.nbytes
+        return tiles.layout.read_bytes(tiles.n_rows, tiles.k)
+    return sum(weight_bytes(getattr(operand, name, None), ()) for name in names)
+
+
+def profiles(
+    bench: Bench, tests: Sequence[Test], ops: Any, ceilings: Ceilings
+) -> Iterator[Profile]:
+    """A profile of the last step of each test, which generates; `ops` run on a GPU.
+
+    RuntimeError, ValueError, MemoryError for what cannot be loaded or run.
+    """
+    observed = Observed(ops.device)
+    wrapped = type(ops)(observed, ops.name, ops.reason)
+    watcher = Watcher(wrapped, observed)
+    bench.say(f"{bench.name}: loading")
+    loaded = Loaded(Bench(bench.open, lambda: wrapped, bench.name), tests, ceilings)
+    clock = Clock(ops.device)
+    for test in tests:
+        bench.say(f"{bench.name}: a step of {test.name}")
+        run = Run(loaded, test)
+        step_us, spread = _engine_step(run)
+        operations = _last_step(loaded, run, observed)
+        yield Profile(
+            loaded.facts,
+            test,
+            step_us,
+            spread,
+            parts_of(operations, ends(operations, clock)),
+            watcher.nbytes | {"attend": _kv_bytes(loaded, test)},
+            _limit_us(loaded, test),
+        )
+        gc.collect()
+
+
+def _engine_step(run: Run) -> tuple[float, float]:
+    """(microseconds from token to token as a user has them, their spread)."""
+    for _ in range(2):
+        run.once()  # the second records graphs
+    timing = Timing([run.once()[0] / 1e3 / run.test.n_gen for _ in range(STEP_RUNS)])
+    return timing.median, timing.spread
+
+
+def _last_step(loaded: Loaded, run: Run, observed: Observed) -> list[Operation]:
+    """What the last step of a repetition enqueues, until its tokens are read."""
+    decoder, left, observed.operations = loaded.decoder, run.test.n_gen, []
+    real = decoder.run
+
+    def counted(step: Any) -> Any:
+        nonlocal left
+        left -= 1
+        observed.observing = left == 0
+        return real(step)
+
+    decoder.run = counted  # type: ignore[method-assign]
+    try:
+        run.once()
+    finally:
+        observed.observing = False
+        decoder.run = real  # type: ignore[method-assign]
+    return observed.operations
+
+
+def ends(operations: Sequence[Operation], clock: Clock) -> list[float]:
+    """Microseconds from the start of a graph to the end of each operation in it.
+
+    The first is what a graph takes to start. Of more than MANY operations, those of neighbours with
+    one kernel and op are spread evenly.
+    """
+    calls = [operation.enqueue for operation in operations]
+    groups = [len(list(g)) for _, g in groupby(operations, lambda x: (x.op, x.name))]
+    sizes = groups if len(operations) > MANY else [1] * len(operations)
+    least, most = PART_RUNS
+    runs = max(least, min(most, ALL_RUNS // max(1, len(sizes))))
+    found, done = [clock.start_us], 0
+    for size in sizes:
+        before, done = found[-1], done + size
+        end = clock.whole(calls[:done], runs).median
+        found += [before + (end - before) * (i + 1) / size for i in range(size)]
+    return found
+
+
+def parts_of(operations: Sequence[Operation], ends: Sequence[float]) -> list[Part]:
+    """Sums by op and name, in the order of their first; what a graph takes to start comes first."""
+    found = {("", START): Part("", START, 1, ends[0])}
+    for i, x in enumerate(operations):
+        before = found.get((x.op, x.name))
+        count, us = (before.count, before.us) if before else (0, 0.0)
+        resources = getattr(x.kernel, "resources", None)
+        registers = resources.registers if resources else None
+        shared = resources.shared + x.shared if resources else None
+        us += ends[i + 1] - ends[i]
+        found[x.op, x.name] = Part(x.op, x.name, count + 1, us, registers, shared)
+    return list(found.values())
+
+
+def _kv_bytes(loaded: Loaded, test: Test) -> int:
+    """Keys and values that the step reads."""
+    n = _position(test) + 1
+    seen = sum(min(n, window) if window else n for window in loaded.work.windows)
+    return test.n_seq * seen * loaded.work.kv_bytes
+
+
+def _limit_us(loaded: Loaded, test: Test) -> float | None:
+    if not loaded.ceilings.known:
+        return None
+    position = np.array([_position(test)])
+    return 1e6 * loaded.work.step_seconds(position, test.n_seq, test.n_seq, loaded.ceilings)
+
+
+def _position(test: Test) -> int:
+    """Of the last step's tokens."""
+    return test.n_depth + test.n_gen - 1

@@ -1,0 +1,196 @@
+"""The command line of `ggpy bench`: llama-bench's options, and the tests that they ask for.
+
+Everything here is text and numbers, so that --help costs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from itertools import product
+
+from ..bench.workload import Test
+from ..cache_types import AUTO, CACHE_TYPES
+from ..util import simulated
+
+FORMATS = ("md", "csv", "json", "jsonl", "sql")
+DEFAULT_PROMPT, DEFAULT_GEN = 512, 128
+
+
+def combinations(options: argparse.Namespace) -> Iterator[Test]:
+    """All combinations, in llama-bench's order: prompts, generation, then both; by depth; and all
+    of that by the types of keys and values.
+    """
+    types = product(options.cache_type_k, options.cache_type_v)
+    sizes = product(types, options.n_depth, options.batch_size, options.ubatch_size)
+    for kinds, depth, n_batch, n_ubatch in sizes:
+        rest = depth, n_batch, n_ubatch
+        yield from (Test(p, 0, *rest, 1, *kinds) for p in options.n_prompt if p)
+        for n_seq in options.batch:
+            yield from (Test(0, n, *rest, n_seq, *kinds) for n in options.n_gen if n)
+            yield from (Test(p, n, *rest, n_seq, *kinds) for p, n in options.pg)
+
+
+def parser() -> argparse.ArgumentParser:
+    """All options."""
+    p = argparse.ArgumentParser(
+        prog="ggpy bench",
+        allow_abbrev=False,
+        description="Measure tokens a second, beside what this machine could do at most. "
+        "The options that llama-bench has too mean the same.",
+        epilog="Numbers may be lists and ranges: 1,2,4  128-512+128  1-64*2. "
+        "A limit is the time to read the weights and the context once, or to multiply them, "
+        "at the speed that was measured on this machine.",
+    )
+    _add_models(p)
+    _add_tests(p)
+    _add_output(p)
+    return p
+
+
+def _add_models(p: argparse.ArgumentParser) -> None:
+    group = p.add_argument_group("models, each in turn")
+    group.add_argument(
+        "-m", "--model", metavar="FILE", dest="models", action=_Add, default=[],
+        help="GGUF files, or names that `ggpy run` knows",
+    )  # fmt: skip
+    group.add_argument(
+        "--synthetic", metavar="SHAPE:TYPE", dest="models", action=_Add,
+        help="random weights in a known model's shape, as Llama-3.1-8B:Q4_K_M or tiny:Q8_0; "
+        "TYPE/OUTPUT sets the output's own type (models/shapes.json)",
+    )  # fmt: skip
+    group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    simulated.add_option(group)
+    group.add_argument(
+        "--gemm", choices=["auto", "cublas"], default="auto", help="as for `ggpy run`"
+    )
+    group.add_argument("-t", "--threads", type=_positive, metavar="N", help="of the CPU")
+    group.add_argument("-ngl", "-fa", "-mg", "-sm", action=_Theirs, help=argparse.SUPPRESS)
+
+
+def _add_tests(p: argparse.ArgumentParser) -> None:
+    group = p.add_argument_group("tests, in all combinations")
+
+    def numbers(*names: str, default: list[int], low: int, text: str) -> None:
+        group.add_argument(
+            *names, metavar="N", action=_Numbers, default=default, low=low,
+            help=f"{text} ({','.join(map(str, default))})",
+        )  # fmt: skip
+
+    numbers("-p", "--n-prompt", default=[DEFAULT_PROMPT], low=0, text="prompt tokens; 0 is none")
+    numbers("-n", "--n-gen", default=[DEFAULT_GEN], low=0, text="generated tokens; 0 is none")
+    group.add_argument("-pg", metavar="P,N", action=_Pair, default=[], help="both in one test")
+    numbers("-d", "--n-depth", default=[0], low=0, text="tokens already in the context")
+    numbers("-b", "--batch-size", default=[2048], low=1, text="tokens handed over together")
+    numbers("-ub", "--ubatch-size", default=[512], low=1, text="tokens of a step, at most -b")
+    numbers("--batch", default=[1], low=1, text="sequences that generate together")
+    for letter, name in (("k", "keys"), ("v", "values")):
+        group.add_argument(
+            f"-ct{letter}", f"--cache-type-{letter}", metavar="TYPE", action=_Types, default=[AUTO],
+            help=f"how {name} are kept: {', '.join(CACHE_TYPES)} (f16; f32 on the CPU)",
+        )  # fmt: skip
+    group.add_argument(
+        "-r", "--repetitions", type=_positive, default=5, metavar="N", help="of each test (5)"
+    )
+    group.add_argument("--no-warmup", action="store_true", help="count the first run of a test too")
+    group.add_argument("--delay", type=float, default=0, metavar="S", help="seconds before a test")
+
+
+def _add_output(p: argparse.ArgumentParser) -> None:
+    group = p.add_argument_group("output")
+    group.add_argument("-o", "--output", choices=FORMATS, default="md", help="on stdout (md)")
+    group.add_argument("-oe", "--output-err", choices=FORMATS, help="on stderr too")
+    group.add_argument("--plot", metavar="FILE", help="draw the results (needs matplotlib)")
+    group.add_argument(
+        "--profile", action="store_true",
+        help="instead of speeds, where the microseconds of a generating step go: the last one of "
+        "every test of -n, -d and --batch (on a GPU; -o md or json)",
+    )  # fmt: skip
+    group.add_argument("--progress", action="store_true", help="say on stderr what runs")
+    group.add_argument("--fresh", action="store_true", help="measure the GPU's ceilings again")
+    group.add_argument(
+        "--report", metavar="FOLDER", nargs="?", const="benchmarks",
+        help="only write BENCHMARKS.md beside FOLDER (benchmarks) from the JSON files in it",
+    )  # fmt: skip
+
+
+def numbers(text: str) -> list[int]:
+    """The integers of "1,2,4", "128-512+128" or "1-64*2"; ValueError."""
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+)(?:([+*])(\d+))?)?", part)
+        if not match:
+            raise ValueError(f"{text!r} is no list of numbers: use 1,2,4 or 128-512+128 or 1-64*2")
+        first = int(match[1])
+        found += _range(first, int(match[2] or first), match[3] or "+", int(match[4] or 1))
+    return found
+
+
+def _range(first: int, last: int, operator: str, step: int) -> Iterator[int]:
+    while first <= last:
+        yield first
+        following = first + step if operator == "+" else first * step
+        if following <= first:
+            raise ValueError(f"a range that goes on by {operator}{step} never ends")
+        first = following
+
+
+class _Numbers(argparse.Action):
+    """Lists of numbers; given again, it adds to the list."""
+
+    def __init__(self, *args, low: int, **kwargs) -> None:  # type: ignore[no-untyped-def]
+        super().__init__(*args, **kwargs)
+        self.low = low
+
+    def __call__(self, parser, namespace, values, option_string=None) -> None:  # type: ignore[no-untyped-def]
+        try:
+            found = numbers(values)
+        except ValueError as error:
+            parser.error(f"{option_string}: {error}")
+        if min(found, default=self.low) < self.low:
+            parser.error(f"{option_string}: {values}: the least is {self.low}")
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, found if before is self.default else before + found)
+
+
+class _Types(argparse.Action):
+    """Lists of types; given again, it adds to the list."""
+
+    def __call__(self, parser, namespace, values, option_string=None) -> None:  # type: ignore[no-untyped-def]
+        found = values.split(",")
+        for name in found:
+            if name not in CACHE_TYPES:
+                parser.error(f"{option_string}: {name!r} is none of {', '.join(CACHE_TYPES)}")
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, found if before is self.default else before + found)
+
+
+class _Theirs(argparse.Action):
+    def __call__(self, parser, namespace, values, option_string=None) -> None:  # type: ignore[no-untyped-def]
+        parser.error(
+            f"{option_string} is llama-bench's: here --device chooses, and all layers are on it"
+        )
+
+
+class _Pair(argparse.Action):
+    def __call__(self, parser, namespace, values, option_string=None) -> None:  # type: ignore[no-untyped-def]
+        match = re.fullmatch(r"([1-9]\d*),([1-9]\d*)", values)
+        if match is None:
+            return parser.error(f"{option_string}: {values!r} is no pair like 512,128")
+        pair = int(match[1]), int(match[2])
+        setattr(namespace, self.dest, [*getattr(namespace, self.dest), pair])
+
+
+class _Add(argparse.Action):
+    """(whether it is synthetic, name), in the order of the command line."""
+
+    def __call__(self, parser, namespace, values, option_string=None) -> None:  # type: ignore[no-untyped-def]
+        found = [(option_string == "--synthetic", name) for name in values.split(",") if name]
+        setattr(namespace, self.dest, [*getattr(namespace, self.dest), *found])
+
+
+def _positive(text: str) -> int:
+    if not re.fullmatch(r"0*[1-9]\d*", text):
+        raise argparse.ArgumentTypeError(f"{text!r}: give 1 or more")
+    return int(text)

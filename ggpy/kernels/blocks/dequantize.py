@@ -1,0 +1,30 @@
+"""Launches cuda/blocks/dequantize.cu: blocks of any format -> float, half or bfloat16."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from ...device.base import Device
+from .block_kernel import Address, BlockMatrix, block_kernel, require
+
+THREADS = 128
+Number = Literal["float", "half", "bfloat16"]
+CPP_TYPES = {"float": "float", "half": "half", "bfloat16": "__nv_bfloat16"}
+SIZES = {"float": 4, "half": 2, "bfloat16": 2}
+
+
+def row_grid(rows: int, columns: int) -> tuple[int, int]:
+    """Blocks of THREADS threads, eight numbers a thread: rows along x, parts of a row along y."""
+    return rows, -(-columns // (8 * THREADS))
+
+
+def dequantize(
+    device: Device, w: BlockMatrix, out: Address, number: Number = "float", stream: Any = None
+) -> None:
+    """Enqueue out[rows, columns] = w, in float exactly as the numpy dequantisers.
+
+    ValueError if out is too small.
+    """
+    require(out, w.rows * w.columns * SIZES[number], f"{number}s [{w.rows}, {w.columns}]")
+    kernel = block_kernel(device, "blocks/dequantize.cu", "dequantize", w.format, CPP_TYPES[number])
+    kernel.launch(row_grid(w.rows, w.columns), THREADS, (w.data, out, w.columns), stream=stream)

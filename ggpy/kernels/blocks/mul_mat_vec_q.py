@@ -1,0 +1,33 @@
+"""Launches cuda/blocks/mul_mat_vec_q.cu: blocks times a few tokens' activations as block_q8_1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...device.base import Device, Kernel
+from .block_kernel import Address, BlockMatrix, block_kernel
+from .mul_mat_vec import mul_mat_vec
+from .quantize_q8_1 import q8_1_bytes
+
+
+def mul_mat_vec_q(
+    device: Device,
+    w: BlockMatrix,
+    x: Address,
+    y: Address,
+    n_tokens: int,
+    *,
+    residual: Address | None = None,
+    pdl: bool = False,
+    stream: Any = None,
+) -> None:
+    """Enqueue y[n_tokens, rows] = x W^T (+ residual, which may be y), in float.
+
+    x is block_q8_1 [n_tokens, columns / 32]. A token's result has the same bits whatever n_tokens
+    is. ValueError unless columns are a multiple of 32 and the buffers are large enough.
+    """
+
+    def kernel(tokens: int) -> Kernel:
+        return block_kernel(device, "blocks/mul_mat_vec_q.cu", "mul_mat_vec_q", w.format, tokens)
+
+    mul_mat_vec(kernel, w, x, q8_1_bytes(1, w.columns), y, n_tokens, residual, pdl, stream)

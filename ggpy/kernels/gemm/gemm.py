@@ -1,0 +1,81 @@
+"""What the products of tiles share (cuda/gemm/gemm.cuh): their matrices, epilogues and activations.
+
+Knows no kernel; each has parameters of its own behind these.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+from ..address import Address, address
+from ..layout.tile import TiledMatrix
+
+Epilogue = Literal["STORE", "ADD", "GLU", "QKV"]
+NO_TILE = 2**31 - 1
+STATIC_SHARED = 1 << 10  # bytes of a block's shared memory that kernels declare themselves
+EVICT_FIRST = 0x12F0000000000000  # what createpolicy.fractional.L2::evict_first gives (sm_90)
+SEGMENTS = 3  # matrices of a product at most
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+
+
+class Segment(ctypes.Structure):
+    """One matrix of a product; its outputs are [n_tokens, n_rows]."""
+
+    _fields_ = (
+        ("tiles", ctypes.c_uint64),
+        ("out", ctypes.c_uint64),
+        ("row_scale", ctypes.c_uint64),
+        ("n_rows", ctypes.c_int),
+        ("first_tile", ctypes.c_int),
+    )
+
+
+class Matrices(ctypes.Structure):
+    """What every product is of."""
+
+    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
+        ("segment", Segment * SEGMENTS),
+        ("streaming", ctypes.c_uint64),
+        ("n_tiles", ctypes.c_int),
+        ("n_tokens", ctypes.c_int),
+        ("k", ctypes.c_int),
+        ("n_chunk", ctypes.c_int),
+        ("activation", ctypes.c_int),
+    )
+
+    def take(
+        self,
+        weights: Sequence[TiledMatrix],
+        outs: Sequence[Address],
+        n_tokens: int,
+        epilogue: Epilogue,
+        activation: str,
+    ) -> None:
+        """Of outs[i][n_tokens, rows of weights[i]]; ValueError unless the matrices have one layout
+        and k, and there are as many outputs as the epilogue makes.
+        """
+        first, glu = weights[0], epilogue == "GLU"
+        if any(w.layout != first.layout or w.k != first.k for w in weights[1:]):
+            raise ValueError(
+                "the matrices of one product have one layout and one number of columns"
+            )
+        if len(outs) != (1 if glu else len(weights)):
+            raise ValueError(
+                f"{len(weights)} matrices and {len(outs)} outputs do not make a {epilogue} product"
+            )
+        tiles = 0
+        for i, segment in enumerate(self.segment):
+            if i >= len(weights):
+                segment.first_tile = NO_TILE
+                continue
+            w, out = weights[i], outs[i] if i < len(outs) else None
+            segment.tiles, segment.out = address(w.data), address(out)
+            segment.row_scale, segment.n_rows = address(w.row_scale), w.n_rows
+            segment.first_tile = tiles
+            tiles += w.tile_rows
+        self.n_tiles = first.tile_rows if glu else tiles
+        self.n_tokens, self.activation = n_tokens, ACTIVATIONS[activation]
+        self.streaming = EVICT_FIRST  # before what is read again: keys, values, norms, code
+        self.k, self.n_chunk = first.k, first.layout.chunks(first.k)

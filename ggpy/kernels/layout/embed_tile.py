@@ -1,0 +1,38 @@
+"""Launches cuda/layout/embed_tile.cu: rows of an embedding table that lies in tiles."""
+
+from __future__ import annotations
+
+from ...device.base import Device, Kernel
+from ..address import Address
+from .tile import Layout, TiledMatrix
+
+THREADS = 256
+BLOCKS = 128  # of all tokens, about: a row's loads are awaited one after the other
+
+
+class EmbedTile:
+    """x[t] = table[ids[t]] * scale; a negative id, ~r, stands for sampled[r]."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._tiled: dict[Layout, Kernel] = {}
+
+    def launch(
+        self,
+        table: TiledMatrix,
+        ids: Address,
+        sampled: Address,
+        x: Address,
+        n_tokens: int,
+        scale: float,
+    ) -> None:
+        """Enqueue float x[n_tokens, k] ."""
+        layout = table.layout
+        if layout not in self._tiled:
+            self._tiled[layout] = self.device.kernel(
+                "layout/embed_tile.cu", f"embed_tile<{layout.type_name}>"
+            )
+        where = (table.data, table.row_scale, ids, sampled, x)
+        sizes = (table.k, layout.chunks(table.k), float(scale))
+        grid = n_tokens, min(-(-table.k // THREADS), max(1, BLOCKS // n_tokens))
+        self._tiled[layout].launch(grid, THREADS, (*where, *sizes), pdl=True)

@@ -1,0 +1,135 @@
+"""Tiles: the layout of a weight in device memory (cuda/layout/tile.cuh), its sizes, and the kernel that
+makes it.
+
+A format says what a tile needs to know (Format.tile): bits of a code, columns of a scale, kind of
+scales. One that does not is multiplied straight from its blocks by the generic kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ...device.base import Buffer, Device, Ptr
+from ...formats import Format
+from ..blocks.block_kernel import block_kernel
+
+ROWS = 16  # of a tile
+GROWTH = 1.25  # see `grows`
+LINE = 128  # bytes that chunks begin at multiples of
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One instance of the C++ template Tile<bits, group, scales, chunk_k, values>."""
+
+    bits: int
+    group: int
+    scales: str  # of enum Scales
+    chunk_k: int
+    values: str = ""  # the C++ type of what codes stand for, if not integers
+
+    @property
+    def type_name(self) -> str:
+        """The C++ type."""
+        values = f", {self.values}" if self.values else ""
+        return f"Tile<{self.bits}, {self.group}, Scales::{self.scales}, {self.chunk_k}{values}>"
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the codes are halves, without scales."""
+        return self.bits == 16
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether groups have scales; then products need the sums of activations."""
+        return not self.is_float and self.scales != "NONE"
+
+    @cached_property
+    def chunk_bytes(self) -> int:
+        """Bytes of 16 rows x chunk_k columns, up to the next."""
+        return -(-self.used_bytes // LINE) * LINE
+
+    @cached_property
+    def used_bytes(self) -> int:
+        """Bytes of a chunk that are read."""
+        groups = self.chunk_k // self.group
+        per_row = {"D": 2 * groups, "DM": 4 * groups, "SUB": 2 + groups, "SUB_8": 2 + groups}
+        per_row |= {"SUB_M4": 4 + groups, "SUB_M6": 4 + 3 * groups // 2, "E8": groups}
+        scales = per_row[self.scales] if self.is_scaled else 0
+        return ROWS * (self.chunk_k * self.bits // 8 + scales)
+
+    def chunks(self, k: int) -> int:
+        """Chunks of a row of k columns."""
+        return -(-k // self.chunk_k)
+
+    def nbytes(self, n_rows: int, k: int) -> int:
+        """Bytes that a matrix of n_rows x k weights takes."""
+        return -(-n_rows // ROWS) * self.chunks(k) * self.chunk_bytes
+
+    def read_bytes(self, n_rows: int, k: int) -> int:
+        """Bytes of it that are read."""
+        return -(-n_rows // ROWS) * self.chunks(k) * self.used_bytes
+
+
+def layout_of(format: Format, k: int) -> Layout | None:
+    """How a matrix of this format with k columns is tiled, or None: then it stays in its blocks."""
+    if format.tile is None or k % 8:
+        return None
+    bits, group, scales = format.tile
+    if bits == 16:
+        return Layout(16, 32, "D", 64)
+    if scales.startswith("SUB"):
+        return Layout(bits, group, scales, 256, values_type(format.tile_values))
+    chunk_k = 256 if bits <= 4 and group == 32 and k % 256 == 0 else 128
+    return Layout(bits, group, scales, chunk_k, values_type(format.tile_values))
+
+
+def grows(format: Format) -> bool:
+    """Whether tiles of this format take GROWTH times the memory of its blocks or more, because they
+    have the numbers that blocks name by points of a codebook.
+    """
+    layout = layout_of(format, 256)
+    return layout is not None and layout.nbytes(ROWS, 256) >= GROWTH * ROWS * format.row_bytes(256)
+
+
+def values_type(values: Sequence[int] | str) -> str:
+    """The C++ type of Format.tile_values; of a table it has the bytes, four in a number, then 0."""
+    if isinstance(values, str) or not values:
+        return str(values or "")
+    words = [
+        sum((value & 255) << 8 * i for i, value in enumerate(values[at : at + 4]))
+        for at in range(0, len(values), 4)
+    ]
+    return f"Table<{', '.join(f'{word:#010x}' for word in words)}>"
+
+
+@dataclass(frozen=True)
+class TiledMatrix:
+    """w[n_rows, k] in tiles; with a row_scale, float [n_rows], it is w[n] * row_scale[n]."""
+
+    layout: Layout
+    n_rows: int
+    k: int
+    data: Buffer | Ptr
+    row_scale: Buffer | Ptr | None = None
+
+    @property
+    def tile_rows(self) -> int:
+        """Tile rows, the last one perhaps in part."""
+        return -(-self.n_rows // ROWS)
+
+
+def repack(
+    device: Device, format: Format, blocks: Buffer | Ptr, n_rows: int, k: int, out: Buffer | Ptr
+) -> TiledMatrix:
+    """Enqueue the repacking of raw blocks [n_rows, k] into `out`, of layout.nbytes(n_rows, k)
+    bytes.
+    """
+    layout = layout_of(format, k)
+    if layout is None:
+        raise ValueError(f"{format.name} with {k} columns has no tile layout")
+    kernel = block_kernel(device, "layout/repack.cu", "repack", format, layout.type_name)
+    kernel.launch((layout.chunks(k), -(-n_rows // ROWS)), 128, (blocks, out, n_rows, k))
+    return TiledMatrix(layout, n_rows, k, out)

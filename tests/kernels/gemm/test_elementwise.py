@@ -1,0 +1,47 @@
+"""Functions of single elements against float64."""
+
+import numpy as np
+import pytest
+from cases import ACTIVATIONS, nmse, silu
+from kernel_buffers import Output, upload
+from tile_cases import HALF
+
+from ggpy.kernels.gemm.elementwise import Elementwise
+
+
+def glu(device, gate, up, activation) -> np.ndarray:
+    out, n = Output(device, 2 * len(gate)), len(gate)
+    args = upload(device, gate), upload(device, up), out.buffer, n, activation
+    Elementwise(device).glu(*args)
+    return out.read(np.float16, (n,))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("n", [1, 255, 1000])
+def test_glu(machine, activation, n):
+    gate, up = np.random.default_rng(n).standard_normal((2, n)).astype(np.float32) * 4
+    h = glu(machine, gate, up, activation)
+    assert nmse(h, ACTIVATIONS[activation](gate.astype(np.float64)) * up) <= HALF
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_glu_of_large_numbers(machine, activation):
+    gate = np.array([-1e30, -200, -89, 0, 89, 200, 1e30], np.float32)
+    h = glu(machine, gate, np.full(7, 1000, np.float32), activation)
+    assert np.array_equal(h, np.array([0, 0, 0, 0, 65504, 65504, 65504], np.float16))
+
+
+@pytest.mark.parametrize("n", [1, 256, 1000])
+def test_soft_cap(machine, n):
+    x = np.random.default_rng(n).standard_normal(n).astype(np.float32) * 50
+    x[0] = 1e30
+    out = Output(machine, x.nbytes)
+    machine.upload(out.buffer, x)
+    Elementwise(machine).soft_cap(out.buffer, n, 30.0)
+    assert nmse(out.read(np.float32, (n,)), 30 * np.tanh(x.astype(np.float64) / 30)) <= 1e-12
+
+
+def test_under_sanitizers(emulated):
+    gate, up = np.random.default_rng(0).standard_normal((2, 300)).astype(np.float32)
+    expected = silu(gate.astype(np.float64)) * up
+    assert nmse(glu(emulated, gate, up, "silu"), expected) <= HALF

@@ -1,0 +1,159 @@
+"""RMS norms of rows against float64."""
+
+import numpy as np
+import pytest
+from cases import nmse
+from kernel_buffers import Output, upload
+from packed_cases import unpacked
+
+from ggpy.kernels.layout.pack import CODES, HALVES, packed_bytes
+from ggpy.kernels.norm.rms_norm import RmsNorm
+
+COLUMNS = [8, 96, 4096, 4104]  # the last takes two rounds of a block of threads
+
+
+def row_data(n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """float32 x[n, k] of several sizes, weight[k]."""
+    rng = np.random.default_rng([n, k])
+    x = rng.standard_normal((n, k)) * np.geomspace(1e-3, 1e3, n)[:, None]
+    return x.astype(np.float32), rng.uniform(-2, 2, k).astype(np.float32)
+
+
+def expected(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+    x = x.astype(np.float64)
+    return x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + eps) * weight
+
+
+def to_half(device, x, weight, eps, rows=None, n=None) -> np.ndarray:
+    n, k = n or len(x), x.shape[1]
+    out = Output(device, 2 * n * k)
+    ids = None if rows is None else upload(device, np.array(rows, np.int32))
+    args = upload(device, x), ids, upload(device, weight), out.buffer, n, k, eps
+    RmsNorm(device).to_half(*args)
+    return out.read(np.float16, (n, k))
+
+
+@pytest.mark.parametrize("k", COLUMNS)
+def test_to_half(machine, k):
+    """The nearest half, but where float arithmetic is on the edge between two."""
+    x, weight = row_data(5, k)
+    y, e = to_half(machine, x, weight, 1e-5), expected(x, weight, 1e-5)
+    assert nmse(y, e) <= 1e-7
+    assert np.abs(y.astype(np.float64) - e).max() <= 2**-11 * 1.001 * np.abs(e).max()
+    assert np.mean(y == e.astype(np.float16)) > 0.99
+
+
+@pytest.mark.parametrize("order", [CODES, HALVES])
+@pytest.mark.parametrize("k", COLUMNS)
+def test_packed(machine, k, order):
+    """The same halves in the order of a product, zeros behind the last column."""
+    x, weight = row_data(11, k)
+    out = Output(machine, packed_bytes(11, k))
+    args = upload(machine, x), None, upload(machine, weight), out.buffer, 11, k, 1e-5, order
+    RmsNorm(machine).to_half(*args)
+    rows = unpacked(out.read(np.float16, (packed_bytes(11, k) // 2,)), 11, k, order)
+    assert np.array_equal(rows[:11, :k], to_half(machine, x, weight, 1e-5))
+    assert not rows[:11, k:].any()
+
+
+@pytest.mark.parametrize("n", [1, 8])
+def test_what_the_next_norm_is_handed(machine, n):
+    """A sixteenth of what x was multiplied by; also where many rows share blocks otherwise."""
+    x, weight = row_data(n, 256)
+    after, out = Output(machine, 4 * n), machine.alloc(2 * n * 256, "out")
+    args = upload(machine, x), None, upload(machine, weight), out, n, 256, 1e-5
+    RmsNorm(machine).to_half(*args, after=after.buffer)
+    scale = 1 / np.sqrt(np.mean(x.astype(np.float64) ** 2, axis=1) + 1e-5)
+    np.testing.assert_allclose(after.read(np.float32, (n,)), scale / 16, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [[3], [4, 0, 2], [1, 1, 1, 1, 0, 2, 3]])
+def test_chosen_rows(machine, rows):
+    x, weight = row_data(5, 96)
+    y = to_half(machine, x, weight, 1e-5, rows, len(rows))
+    assert np.array_equal(y, to_half(machine, x, weight, 1e-5)[rows])
+
+
+@pytest.mark.parametrize("k", COLUMNS)
+def test_add(machine, k):
+    """Onto zeros, so that the norm is seen in float; and onto numbers."""
+    y, weight = row_data(5, k)
+    for x in (np.zeros((5, k), np.float32), row_data(5, k)[0] * 7):
+        out = Output(machine, x.nbytes)
+        machine.upload(out.buffer, x)
+        args = out.buffer, upload(machine, y), upload(machine, weight), 5, k, 1e-6
+        RmsNorm(machine).add(*args)
+        result = out.read(np.float32, (5, k))
+        assert nmse(result, x.astype(np.float64) + expected(y, weight, 1e-6)) <= 1e-12
+
+
+def test_eps_counts_where_x_is_small(machine):
+    x, weight = np.full((2, 96), 1e-6, np.float32), np.ones(96, np.float32)
+    x[1] = 0
+    y = to_half(machine, x, weight, 1e-5)
+    np.testing.assert_allclose(y[0].astype(float), 1e-6 / np.sqrt(1e-5), rtol=2e-3)
+    assert not y[1].any()
+
+
+def test_what_a_half_cannot_hold_is_the_largest_half(machine):
+    x, weight = row_data(1, 96)
+    weight[:2] = 1e9, -1e9
+    x[0, :2] = 1, 1
+    y = to_half(machine, x, weight, 1e-5)[0]
+    assert y[0] == 65504 and y[1] == -65504 and np.isfinite(y).all()
+
+
+def test_a_row_does_not_depend_on_the_others(machine):
+    x, weight = row_data(5, 1056)
+    alone = [to_half(machine, x[i : i + 1], weight, 1e-5)[0] for i in range(5)]
+    assert np.array_equal(to_half(machine, x, weight, 1e-5), alone)
+
+
+@pytest.mark.parametrize("k", COLUMNS)
+@pytest.mark.parametrize("chosen", [False, True])
+def test_many_rows_have_the_bits_of_few(machine, k, chosen):
+    """Also where a block has no second row, or other columns than 8 for each thread."""
+    n = 8 * machine.sm_count + 3
+    x, weight = row_data(n, k)
+    rows = np.random.default_rng(k).permutation(n)[: n - 1] if chosen else np.arange(n)
+    y = to_half(machine, x, weight, 1e-5, rows if chosen else None, len(rows))
+    few = [to_half(machine, x[rows[i : i + 5]], weight, 1e-5) for i in range(0, len(rows), 5)]
+    assert np.array_equal(y.view(np.uint16), np.concatenate(few).view(np.uint16))
+
+
+@pytest.mark.parametrize("k", COLUMNS)
+def test_add_of_many_rows(machine, k):
+    n = 8 * machine.sm_count + 3
+    y, weight = row_data(n, k)
+    x = row_data(n + 1, k)[0][:n]
+    weights = upload(machine, weight)
+
+    def added(first, last):
+        out = Output(machine, x[first:last].nbytes)
+        machine.upload(out.buffer, x[first:last])
+        RmsNorm(machine).add(
+            out.buffer, upload(machine, y[first:last]), weights, last - first, k, 1e-6
+        )
+        return out.read(np.float32, (last - first, k))
+
+    few = [added(i, min(i + 5, n)) for i in range(0, n, 5)]
+    assert np.array_equal(added(0, n), np.concatenate(few))
+
+
+def test_rows_that_do_not_fit_into_shared_memory(emulated):
+    """Then each has a block of its own, as few have."""
+    n, k = 2 * emulated.sm_count, 8 * 32 * 16 * 8
+    assert RmsNorm(emulated).at_once(k) == 0 < RmsNorm(emulated).at_once(k // 2)
+    x, weight = row_data(n, k)
+    assert nmse(to_half(emulated, x, weight, 1e-5), expected(x, weight, 1e-5)) <= 1e-7
+
+
+def test_columns_are_checked(emulator):
+    with pytest.raises(ValueError, match="12 columns: the norm kernels take multiples of 8"):
+        RmsNorm(emulator).add(None, None, None, 1, 12, 1e-5)
+
+
+@pytest.mark.parametrize("n", [3, 17])
+def test_under_sanitizers(emulated, n):
+    x, weight = row_data(n, 1056)
+    assert nmse(to_half(emulated, x, weight, 1e-5), expected(x, weight, 1e-5)) <= 1e-7
