@@ -1,44 +1,57 @@
-// What attention over pages has in common, for tiles of rows (paged_attention.cu) and for one token alone (decode_attention.cuh): its
-// parameters, and how partial results become one.
+// Shared by paged_attention (tiles of up to 16 rows) and decode_attention (one token per tile): the kernel parameters,
+// the mapping from rows of a tile to (token, query head), and the merge of partial results.
+//
+// T: tokens of the step; H: query heads; G: KV heads; E: elements of a head; ROW: E rounded up to a multiple of 32.
+//
+// A partial result of one row is ROW + 2 floats: the unnormalised output o[ROW], the running maximum m and the running
+// sum l of the softmax, both over the positions that the warp or the split saw. Logits are in units of log2, so partial
+// results merge as
+//
+//    m = max_i m_i,   o = sum_i 2^(m_i - m) o_i,   l = sum_i 2^(m_i - m) l_i,   out = o / l
+//
+// The merge order is the index i, never the order of arrival, so the output does not depend on timing.
 #pragma once
 #include "lib/mma.cuh"
 #include "layout/packed.cuh"
 #include "attention/rope.cuh"
 
+// Rows of a tile.
 constexpr int ROWS = 16;
-constexpr int MAX_SPLIT = 16;  // parts of a context
+constexpr int MAX_SPLIT = 16;  // splits of one context
+// Logit of a masked position.
 constexpr float NONE = -1e30f;
 constexpr float LOG2E = 1.4426950408889634f;
 
-struct AttendTile {  // on 16 bytes
+struct AttentionTile {  // 16-byte aligned, so that one load reads the tile
     int first_token;
-    int n_tokens;   // of one sequence, adjacent
+    int n_tokens;  // consecutive tokens of one sequence
     int n_split;
-    int workspace;  // index of this tile's part of the workspace; -1 where n_split is 1
+    int workspace;  // index of the tile's slot in the workspace; -1 if n_split is 1
 };
 
-struct Attend {
-    RopeKv rope;         // also pages, positions, page tables and sizes
-    const AttendTile* tiles;
-    const float* sinks;  // [H] or null
+struct AttentionArgs {
+    RopeArgs rope;  // also holds positions, page indices, page tables and sizes
+    const AttentionTile* tiles;
+    const float* sinks;  // [H], or null
     __half* out;         // [T, H * E]
-    float* workspace;    // per (tile, head group): MAX_SPLIT x ROWS x (ROW + 2)
-    uint32_t* counters;  // per (tile, head group), zero before and after
-    int heads_per_tile;  // query heads of a tile: of one key/value head, at most 16
-    int group, parts;    // query heads of a key/value head, and tiles for them
-    int window;          // positions seen, itself included; 0 is all
+    float* workspace;    // [slot][head group][MAX_SPLIT][ROWS][ROW + 2], partial results of the splits
+    uint32_t* counters;  // [slot][head group], zero before and after the kernel
+    int heads_per_tile;  // query heads of a tile, at most 16; all share one KV head
+    int group, parts;    // query heads per KV head, and tiles (head groups) that cover them
+    int window;          // positions that a token sees, including its position; 0: all
     float scale;
-    float soft_cap;      // 0 is none
-    int order;           // of the output: PLAIN_ORDER, or packed (packed.cuh) for the product that takes it
-    int n_tokens;        // of the step
+    float soft_cap;  // 0: no cap
+    int order;       // layout of `out`: PLAIN_ORDER, or a packed order (packed.cuh) that the next GEMM reads
+    int n_tokens;    // T
 };
 
 // Row r of a tile is (token r / heads, head r % heads).
 struct Rows {
     int first_token, n_rows, heads, first_head, kv_head;
 
-    // Head group `index`. Division takes long, and is seldom needed.
-    __device__ __forceinline__ Rows(const Attend& p, const AttendTile& tile, int index) {
+    // `index` is the head group. An integer division is slow, and most models have parts == 1, so the branch skips the
+    // division.
+    __device__ __forceinline__ Rows(const AttentionArgs& p, const AttentionTile& tile, int index) {
         kv_head = p.parts == 1 ? index : index / p.parts;
         const int part = index - kv_head * p.parts;
         first_token = tile.first_token;
@@ -46,23 +59,26 @@ struct Rows {
         first_head = kv_head * p.group + part * p.heads_per_tile;
         n_rows = tile.n_tokens * heads;
     }
-    __device__ __forceinline__ int token(int r) const { return n_rows == heads ? first_token : first_token + r / heads; }
+    __device__ __forceinline__ int token(int r) const {
+        return n_rows == heads ? first_token : first_token + r / heads;
+    }
     __device__ __forceinline__ int head(int r) const { return first_head + (n_rows == heads ? r : r % heads); }
 };
 
-// Up to MOST results of attention for a row, whose elements e and e + 1 become one, in the order they have.
+// Up to MOST partial results of one row, elements e and e + 1, merged in index order.
 template <int MOST>
 struct Merging {
-    float2 values[MOST], ends[MOST];  // the elements; maximum and sum
+    float2 values[MOST], ends[MOST];  // o of elements e and e + 1; (maximum, sum)
 
-    // Of n rows [size + 2] that begin at row + i * stride. All are on their way before the first is needed.
+    // Loads n partial results [size + 2]; partial result i begins at row + i * stride. All loads are issued before the
+    // first value is used, so that their latencies overlap.
     template <class Load>
     __device__ __forceinline__ void load(const float* row, int stride, int size, int e, int n, Load load) {
 #pragma unroll
         for (int i = 0; i < MOST; ++i) {
-            const float* from = row + i * stride;
-            values[i] = i < n ? load(reinterpret_cast<const float2*>(from + e)) : make_float2(0.0f, 0.0f);
-            ends[i] = i < n ? load(reinterpret_cast<const float2*>(from + size)) : make_float2(NONE, 0.0f);
+            const float* src = row + i * stride;
+            values[i] = i < n ? load(reinterpret_cast<const float2*>(src + e)) : make_float2(0.0f, 0.0f);
+            ends[i] = i < n ? load(reinterpret_cast<const float2*>(src + size)) : make_float2(NONE, 0.0f);
         }
     }
     __device__ __forceinline__ float2 merge(float& maximum, float& sum) const {
@@ -82,48 +98,52 @@ struct Merging {
     }
 };
 
-// What attention gives for elements e, e + 1 of row r goes to the output. SINKS: there may be some.
+// Normalises elements e and e + 1 of row r and writes them to `out`. SINKS: p.sinks may be non-null.
 template <bool SINKS>
-__device__ __forceinline__ void finish(const Attend& p, const Rows& rows, int r, int e, float2 o, float maximum,
+__device__ __forceinline__ void finish(const AttentionArgs& p, const Rows& rows, int r, int e, float2 o, float maximum,
                                        float sum) {
     if (e >= p.rope.head_size) return;
-    if (SINKS && p.sinks != nullptr) {  // a logit that takes weight and gives nothing
+    if (SINKS && p.sinks != nullptr) {  // an attention sink adds to the sum and has no value
         const float sink = p.sinks[rows.head(r)] * LOG2E, top = fmaxf(maximum, sink), shrink = exp2f(maximum - top);
         o.x *= shrink, o.y *= shrink;
         sum = sum * shrink + exp2f(sink - top);
     }
     const float inverse = fast_reciprocal(sum);
     const int token = rows.token(r), column = rows.head(r) * p.rope.head_size + e;
-    size_t at = static_cast<size_t>(token) * p.rope.n_head * p.rope.head_size + column;
-    if (p.order != PLAIN_ORDER) at = packed_half(p.order, column, token, p.n_tokens);
-    *reinterpret_cast<uint32_t*>(p.out + at) = saturated_half2(o.x * inverse, o.y * inverse);
+    size_t index = static_cast<size_t>(token) * p.rope.n_head * p.rope.head_size + column;
+    if (p.order != PLAIN_ORDER) index = packed_half(p.order, column, token, p.n_tokens);
+    *reinterpret_cast<uint32_t*>(p.out + index) = saturated_half2(o.x * inverse, o.y * inverse);
 }
 
-// The parts of a context, [MAX_SPLIT][ROWS][ROW + 2] in global memory, made one in the order they have and written by
-// N_WARPS warps. Each thread asks for all it needs at once, also for what other threads of the row weigh by.
+// Merges the splits of one tile, [MAX_SPLIT][ROWS][ROW + 2] in global memory, in index order, and writes the output;
+// N_WARPS warps. Each thread loads (maximum, sum) of all splits of a row, although other threads of the row load the
+// same numbers: sharing them would take a barrier.
 template <int ROW, int N_WARPS, bool SINKS>
-__device__ void merge_splits(const Attend& p, const Rows& rows, const float* parts, int n_split) {
+__device__ void merge_splits(const AttentionArgs& p, const Rows& rows, const float* parts, int n_split) {
     for (int i = threadIdx.x; i < rows.n_rows * (ROW / 2); i += N_WARPS * 32) {
         const int r = i / (ROW / 2), e = i % (ROW / 2) * 2;
         Merging<MAX_SPLIT> merging;
-        merging.load(parts + r * (ROW + 2), ROWS * (ROW + 2), ROW, e, n_split, [](const float2* from) { return __ldcg(from); });
+        merging.load(parts + r * (ROW + 2), ROWS * (ROW + 2), ROW, e, n_split,
+                     [](const float2* src) { return __ldcg(src); });
         float maximum, sum;
         const float2 o = merging.merge(maximum, sum);
         finish<SINKS>(p, rows, r, e, o, maximum, sum);
     }
 }
 
-// The results of a tile's warps, `parts` [n_parts][part_rows][ROW + 2] in shared memory: made one and written, or where
-// the context is split left in the workspace `index` of `count`; then the last block to finish merges.
+// Merges the warps' partial results of a tile, `parts` [n_parts][part_rows][ROW + 2] in shared memory. Without a split,
+// the CTA writes the output. With splits, the CTA writes the merged row to the workspace of head group `index` (of
+// `count`); the last CTA to finish merges the splits.
 template <int ROW, int N_WARPS, bool SINKS>
-__device__ void merge_and_write(const Attend& p, const AttendTile& tile, const Rows& rows, int index, int count,
-                                int split, const float* parts, int n_parts, int part_rows) {
-    const size_t mine = static_cast<size_t>(max(0, tile.workspace)) * count + index;
-    float* workspace = p.workspace + mine * MAX_SPLIT * ROWS * (ROW + 2);
+__device__ void merge_and_write(const AttentionArgs& p, const AttentionTile& tile, const Rows& rows, int index,
+                                int count, int split, const float* parts, int n_parts, int part_rows) {
+    const size_t slot = static_cast<size_t>(max(0, tile.workspace)) * count + index;
+    float* workspace = p.workspace + slot * MAX_SPLIT * ROWS * (ROW + 2);
     for (int i = threadIdx.x; i < rows.n_rows * (ROW / 2); i += N_WARPS * 32) {
         const int r = i / (ROW / 2), e = i % (ROW / 2) * 2;
         Merging<N_WARPS> merging;
-        merging.load(parts + r * (ROW + 2), part_rows * (ROW + 2), ROW, e, n_parts, [](const float2* from) { return *from; });
+        merging.load(parts + r * (ROW + 2), part_rows * (ROW + 2), ROW, e, n_parts,
+                     [](const float2* src) { return *src; });
         float maximum, sum;
         const float2 value = merging.merge(maximum, sum);
         if (tile.n_split == 1) {
@@ -138,8 +158,8 @@ __device__ void merge_and_write(const Attend& p, const AttendTile& tile, const R
     __shared__ bool is_last;
     named_barrier_sync(0, N_WARPS * 32);
     if (threadIdx.x == 0) {
-        is_last = add_acquire_release(p.counters + mine, 1) == static_cast<uint32_t>(tile.n_split) - 1;
-        if (is_last) p.counters[mine] = 0;
+        is_last = add_acquire_release(p.counters + slot, 1) == static_cast<uint32_t>(tile.n_split) - 1;
+        if (is_last) p.counters[slot] = 0;
     }
     named_barrier_sync(0, N_WARPS * 32);
     if (!is_last) return;

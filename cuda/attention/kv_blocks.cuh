@@ -1,49 +1,55 @@
-// Keys and values in ggml's blocks of 32: of one position along the head, as tokens come one by one.
+// Layout of KV cache pages in ggml's block formats (q8_0, q5_1, q5_0, q4_1, q4_0): quantise when a head is stored,
+// dequantise to f16 operands when a warp reads. A quant block is 32 elements of one position along the head, because
+// tokens arrive one at a time:
 //
-// A page holds the same bits as blocks do, in another order: codes, fifth bits and scales apart, and each so that the
-// lanes that read together read neighbours. `high` are the fifth bits of 5-bit codes; scales are d, or d and m.
+//    x ~ d * q        q8_0, q5_0, q4_0, with signed q
+//    x ~ d * q + m    q5_1, q4_1, with unsigned q
 //
-//     keys     codes  [position][two pieces of 32][t][piece] of 8 elements 8t on (an odd piece is alone at the end);
-//                     4 bits: byte j of a word has elements j and j + 4
-//              high   [position][piece] words, bit e is element e
-//              scales [position][piece] d, or (d, m)
-//     values   codes  [strip of 16 positions][n][g][t][h][4 positions] bytes: element 16n + 8h + g, positions 4t on;
-//                     4 bits: without [h], the byte has both
-//              high   [strip][n][t][h][4 positions] bytes: bit g is element 16n + 8h + g
-//              scales [strip][piece][d, or d and m][16 positions]
+// A page holds the same bits as the ggml blocks, in another order: codes, fifth bits and scales are separate arrays,
+// each in the order in which the lanes of a warp read, so that loads coalesce. `high` holds the fifth bits of 5-bit
+// codes; a scale is d, or (d, m). "Piece" is 32 elements of a head.
 //
-// Codes are unsigned: offset by half their range where there is no minimum. No byte belongs to two positions, so tokens
-// may be written at the same time.
+//    keys     codes  [position][pair of pieces][t][piece of the pair], units of 8 elements from 8t on; an odd number
+//                    of pieces leaves the last one without a partner; 4 bits: byte j of a word has elements j and j + 4
+//             high   [position][piece] words, bit e is element e
+//             scales [position][piece] d, or (d, m)
+//    values   codes  [strip of 16 positions][n][g][t][h][4 positions] bytes: element 16n + 8h + g, positions from
+//                    4t on; 4 bits: no [h], a byte has both elements
+//             high   [strip][n][t][h][4 positions] bytes: bit g is element 16n + 8h + g
+//             scales [strip][piece][d, or d and m][16 positions]
+//
+// Codes are stored unsigned: formats without a minimum add half the range. No byte belongs to two positions, so CTAs
+// may store tokens of one page at the same time.
 #pragma once
 #include "attention/kv_types.cuh"
 #include "formats/bits.cuh"
 
-constexpr float BLOCK_LIMIT = 65408.0f;  // of magnitudes: no scale times a code is beyond a half
+constexpr float BLOCK_LIMIT = 65408.0f;  // limit of magnitudes, so that no scale times a code exceeds the f16 range
 
-// The largest power of two up to 16 that divides both.
+// The largest power of two up to 16 that divides a and b.
 __host__ __device__ constexpr int common_alignment(int a, int b) {
     int found = 1;
     while (found < 16 && a % (2 * found) == 0 && b % (2 * found) == 0) found *= 2;
     return found;
 }
 
-// BYTES bytes at a multiple of ALIGNMENT.
+// Loads BYTES bytes from an address that is a multiple of ALIGNMENT.
 template <int BYTES, int ALIGNMENT>
-__device__ __forceinline__ void load_bytes(const uint8_t* from, uint32_t (&to)[(BYTES + 3) / 4]) {
+__device__ __forceinline__ void load_bytes(const uint8_t* src, uint32_t (&dst)[(BYTES + 3) / 4]) {
     static_assert(BYTES % ALIGNMENT == 0, "whole loads");
 #pragma unroll
     for (int i = 0; i < BYTES / ALIGNMENT; ++i) {
         if constexpr (ALIGNMENT == 16) {
-            const uint4 v = __ldcg(reinterpret_cast<const uint4*>(from) + i);
-            to[4 * i] = v.x, to[4 * i + 1] = v.y, to[4 * i + 2] = v.z, to[4 * i + 3] = v.w;
+            const uint4 v = __ldcg(reinterpret_cast<const uint4*>(src) + i);
+            dst[4 * i] = v.x, dst[4 * i + 1] = v.y, dst[4 * i + 2] = v.z, dst[4 * i + 3] = v.w;
         } else if constexpr (ALIGNMENT == 8) {
-            const uint2 v = __ldcg(reinterpret_cast<const uint2*>(from) + i);
-            to[2 * i] = v.x, to[2 * i + 1] = v.y;
+            const uint2 v = __ldcg(reinterpret_cast<const uint2*>(src) + i);
+            dst[2 * i] = v.x, dst[2 * i + 1] = v.y;
         } else if constexpr (ALIGNMENT == 4) {
-            to[i] = __ldcg(reinterpret_cast<const uint32_t*>(from) + i);
+            dst[i] = __ldcg(reinterpret_cast<const uint32_t*>(src) + i);
         } else {
-            const uint32_t v = __ldcg(reinterpret_cast<const uint16_t*>(from) + i);
-            to[i / 2] = i % 2 ? to[i / 2] | v << 16 : v;
+            const uint32_t v = __ldcg(reinterpret_cast<const uint16_t*>(src) + i);
+            dst[i / 2] = i % 2 ? dst[i / 2] | v << 16 : v;
         }
     }
 }
@@ -58,7 +64,7 @@ __device__ __forceinline__ T over_warp(T v, Combine combine) {
     return v;
 }
 
-// The largest of a warp's numbers.
+// Maximum over the warp.
 __device__ __forceinline__ uint32_t warp_max(uint32_t v) {
 #if ARCH >= 800 || EMULATED
     return __reduce_max_sync(0xffffffffu, v);
@@ -67,14 +73,14 @@ __device__ __forceinline__ uint32_t warp_max(uint32_t v) {
 #endif
 }
 
-// v of the first lane where `is` holds.
-__device__ __forceinline__ float of_first(float v, bool is) {
+// v of the first lane for which `is` holds.
+__device__ __forceinline__ float from_first(float v, bool is) {
     return __shfl_sync(0xffffffffu, v, (__ffs(__ballot_sync(0xffffffffu, is)) + 31) % 32);
 }
 
-// Each 32 elements of a head in shared memory times the Hadamard matrix of 32 over its norm, by one warp: products of
-// two heads that both are stay the same, and an element that is always large, as keys have them, is shared out among
-// all that have a scale with it.
+// Multiplies each 32 elements of a head in shared memory by the orthonormal 32 x 32 Hadamard matrix; one warp. Dot
+// products of two transformed heads equal those of the originals. The transform spreads an outlier channel, which keys
+// often have, over all 32 elements that share its scale, so the quantisation error shrinks.
 template <int MAX_ROW>
 __device__ __forceinline__ void spread_head(float* head, int row, int lane) {
     constexpr float norm = 0.17677669529663687f;  // 1 / sqrt(32)
@@ -103,18 +109,18 @@ struct CacheBlocks {
     static constexpr int scale_bytes = MINIMUM ? 4 : 2, block_bytes = code_bytes + high_bytes + scale_bytes;
     static constexpr int unit_bytes = code_bytes / 4, unit_words = code_bytes / 16;  // of eight codes
     static constexpr int offset = MINIMUM ? 0 : 1 << (BITS - 1), key_step = 2;
-    static constexpr bool alone = false;
-    static constexpr bool spreads = true;  // keys, and the queries that are multiplied with them
+    static constexpr bool independent = false;
+    static constexpr bool spreads = true;  // keys and queries are multiplied by the Hadamard matrix
 
     static __device__ __forceinline__ int high_at(int row) { return PAGE_SIZE * row / 32 * code_bytes; }
     static __device__ __forceinline__ int scales_at(int row) {
         return PAGE_SIZE * row / 32 * (code_bytes + high_bytes);
     }
 
-    // Bytes 2 PAIR and 2 PAIR + 1 of `codes` with two scales, and two minimums, as halves.
+    // Dequantises bytes 2 PAIR and 2 PAIR + 1 of `codes` to two f16, with a pair of scales and a pair of minima.
     template <int PAIR>
     static __device__ __forceinline__ uint32_t weights(uint32_t codes, uint32_t d, uint32_t m) {
-        constexpr uint32_t bias = 0x6400u + offset;  // 1024 and the offset
+        constexpr uint32_t bias = 0x6400u + offset;  // 1024 (the f16 bias of the byte) and the offset
         const half2 biased = as_half2(__byte_perm(codes, 0x64646464u, PAIR ? 0x4342 : 0x4140));
         const half2 q = __hsub2(biased, as_half2(bias | bias << 16));
         return half2_bits(MINIMUM ? __hfma2(q, as_half2(d), as_half2(m)) : __hmul2(q, as_half2(d)));
@@ -139,20 +145,20 @@ struct CacheBlocks {
                                                                     scales[n]);
             }
         }
-        __device__ __forceinline__ void load_codes(const uint8_t* from, uint32_t (&to)[COUNT * unit_words], int i,
+        __device__ __forceinline__ void load_codes(const uint8_t* src, uint32_t (&dst)[COUNT * unit_words], int i,
                                                    int t) {
             const bool two = i + 1 < COUNT;
             uint32_t pair[2 * unit_words], one[unit_words];
             if (two)
-                load_bytes<2 * unit_bytes, 2 * unit_bytes>(from + t * 2 * unit_bytes, pair);
+                load_bytes<2 * unit_bytes, 2 * unit_bytes>(src + t * 2 * unit_bytes, pair);
             else
-                load_bytes<unit_bytes, unit_bytes>(from + t * unit_bytes, one);
+                load_bytes<unit_bytes, unit_bytes>(src + t * unit_bytes, one);
 #pragma unroll
             for (int j = 0; j < 2 * unit_words; ++j) {
                 if (two)
-                    to[i * unit_words + j] = pair[j];
+                    dst[i * unit_words + j] = pair[j];
                 else if (j < unit_words)
-                    to[i * unit_words + j] = one[j];
+                    dst[i * unit_words + j] = one[j];
             }
         }
         __device__ __forceinline__ uint4 get(int n, int i, int t) const {
@@ -172,19 +178,19 @@ struct CacheBlocks {
         }
     };
 
-    // COUNT times 16 elements at T times four positions of a strip, with the scales of a lane's positions.
+    // Values of COUNT x 16 elements at T x 4 positions of a strip, with the scales of the lane's positions.
     template <int ROW, int COUNT, int T>
     struct Strip {
         uint32_t codes[COUNT][T * unit_words], high[COUNT][2 * T], d[COUNT / 2][2 * T], m[COUNT / 2][2 * T];
 
         __device__ __forceinline__ void load(const uint8_t* page, int strip, int first, int g, int t) {
-            const uint8_t* from = page + strip * (ROW / 2) * code_bytes + first * 8 * code_bytes;
+            const uint8_t* src = page + strip * (ROW / 2) * code_bytes + first * 8 * code_bytes;
             const uint8_t* bits = page + high_at(ROW) + strip * 2 * ROW + first * 32 + t * 8;
             const uint8_t* scale = page + scales_at(ROW) + (strip * ROW / 2 + first * 8) * scale_bytes + t * 8;
 #pragma unroll
             for (int n = 0; n < COUNT; ++n) {
                 constexpr int bytes = T * unit_bytes;
-                load_bytes<bytes, bytes>(from + n * 8 * code_bytes + (g * 4 + t) * unit_bytes, codes[n]);
+                load_bytes<bytes, bytes>(src + n * 8 * code_bytes + (g * 4 + t) * unit_bytes, codes[n]);
                 if constexpr (BITS == 5) load_bytes<8 * T, 8 * T>(bits + n * 32, high[n]);
             }
 #pragma unroll
@@ -193,7 +199,7 @@ struct CacheBlocks {
                 if constexpr (MINIMUM) load_bytes<8 * T, 8 * T>(scale + i * 16 * scale_bytes + 32, m[i]);
             }
         }
-        // Codes of element 16n + 8h + g at the four positions j.
+        // Codes of element 16n + 8h + g at four positions, from 4j on.
         __device__ __forceinline__ uint32_t four(int n, int h, int j, int g) const {
             uint32_t q;
             if constexpr (BITS == 8)
@@ -225,7 +231,7 @@ struct CacheBlocks {
     };
 
     template <int ROW, int COUNT>
-    struct TokenValues {
+    struct DecodeValues {
         Strip<ROW, COUNT, 1> strip;
 
         __device__ __forceinline__ void load(const uint8_t* page, int position, int first, int g, int t) {
@@ -237,7 +243,7 @@ struct CacheBlocks {
         }
     };
 
-    // Of keys or values, these in whole strips.
+    // Prefetches keys or values to L2; values in whole strips.
     static __device__ __forceinline__ void prefetch(const uint8_t* page, int row, int position, int count, int lane) {
         const int block = position * row / 32, blocks = count * row / 32;
         prefetch_lines(page + block * code_bytes, blocks * code_bytes, lane);
@@ -255,7 +261,8 @@ struct CacheBlocks {
 
     // ---- writing
 
-    // A lane's weight of a block becomes its code; bytes are those of ggpy/formats, whose arithmetic is ggml's.
+    // Quantises the lane's element of a block to a code, by one warp; sets d and m. The arithmetic and the bytes are
+    // those of ggml, as in ggpy/formats.
     static __device__ __forceinline__ uint32_t quantize(float v, float& d, float& m) {
         constexpr float most = static_cast<float>((1 << BITS) - 1);
         v = clamped(v, BLOCK_LIMIT);
@@ -264,20 +271,22 @@ struct CacheBlocks {
             const float low = over_warp(v, [](float a, float b) { return fminf(a, b); });
             const float high = over_warp(v, [](float a, float b) { return fmaxf(a, b); });
             const bool broken = __any_sync(0xffffffffu, v != v);
-            m = broken ? __int_as_float(0x7fffffff) : of_first(v, v == low);  // the sign of the first zero
+            // the first minimum, so that the sign of a zero is ggml's
+            m = broken ? __int_as_float(0x7fffffff) : from_first(v, v == low);
             d = __fdiv_rn(fabsf(__fsub_rn(high, m)), most);
             const float inverse = inverse_or_zero(d);
             const float q = fminf(__fadd_rn(__fmul_rn(__fsub_rn(v, m), inverse), 0.5f), most);
             return isinf(inverse) ? 0u : static_cast<uint32_t>(__float2int_rz(q));
         } else {
-            const uint32_t bits = __float_as_uint(v) & 0x7fffffffu, top = warp_max(bits);  // NaN is above all
+            // NaN compares above all numbers
+            const uint32_t bits = __float_as_uint(v) & 0x7fffffffu, top = warp_max(bits);
             if constexpr (BITS == 8) {
                 d = __fdiv_rn(__uint_as_float(top), 127.0f);
                 const float inverse = inverse_or_zero(d);
                 const int q = round_half_away(__fmul_rn(v, isinf(inverse) ? 0.0f : inverse));
                 return static_cast<uint32_t>(q + offset) & 255;
             } else {
-                const float extreme = __fadd_rn(of_first(v, bits == top), 0.0f);
+                const float extreme = __fadd_rn(from_first(v, bits == top), 0.0f);
                 d = __fdiv_rn(extreme, -static_cast<float>(offset));
                 const float inverse = inverse_or_zero(d);
                 const float q = fminf(__fadd_rn(__fmul_rn(v, inverse), static_cast<float>(offset) + 0.5f), most);
@@ -294,12 +303,12 @@ struct CacheBlocks {
             const uint32_t code = quantize(head[32 * i + lane], d, m);
             const int t = lane / 8, e = lane % 8, block = position * pieces + i;
             const int unit = i % 2 || i + 1 < pieces ? (i / 2 * 4 + t) * 2 + i % 2 : i / 2 * 8 + t;
-            uint8_t* to = page + position * pieces * code_bytes + unit * unit_bytes;
+            uint8_t* dst = page + position * pieces * code_bytes + unit * unit_bytes;
             if constexpr (BITS == 8) {
-                to[e] = static_cast<uint8_t>(code);
+                dst[e] = static_cast<uint8_t>(code);
             } else {
                 const uint32_t other = __shfl_xor_sync(0xffffffffu, code, 4);
-                if (e < 4) to[e] = static_cast<uint8_t>((code & 15) | (other & 15) << 4);
+                if (e < 4) dst[e] = static_cast<uint8_t>((code & 15) | (other & 15) << 4);
             }
             if constexpr (BITS == 5) {
                 const uint32_t bits = __ballot_sync(0xffffffffu, code & 16);
@@ -320,12 +329,12 @@ struct CacheBlocks {
             float d, m;
             const uint32_t code = quantize(head[32 * i + lane], d, m);
             const int n = 2 * i + lane / 16;
-            uint8_t* to = page + strip * row / 2 * code_bytes + n * 8 * code_bytes + (g * 4 + t) * unit_bytes + j;
+            uint8_t* dst = page + strip * row / 2 * code_bytes + n * 8 * code_bytes + (g * 4 + t) * unit_bytes + j;
             if constexpr (BITS == 8) {
-                to[4 * h] = static_cast<uint8_t>(code);
+                dst[4 * h] = static_cast<uint8_t>(code);
             } else {
                 const uint32_t other = __shfl_xor_sync(0xffffffffu, code, 8);
-                if (h == 0) *to = static_cast<uint8_t>((code & 15) | (other & 15) << 4);
+                if (h == 0) *dst = static_cast<uint8_t>((code & 15) | (other & 15) << 4);
             }
             if constexpr (BITS == 5) {
                 const uint32_t bits = __ballot_sync(0xffffffffu, code & 16) >> (lane & 24);

@@ -1,34 +1,43 @@
-// o = softmax(mask(cap(q k^T * scale))) v over the pages of each token's sequence, for decode and prompts alike.
+// Attention over the paged KV cache, for decode and prefill:
 //
-// A tile is up to 16 rows of (token, query head) pairs that share a key/value head: the heads of one group, and in a
-// prompt several tokens. Rows are the M of mma.m16n8k16; the keys and values are read once for all of them. A warp
-// takes 32 positions at a time: S[16][32] = Q K^T, online softmax, O[16][E] += P V. The accumulator of S is, register
-// for register, the A operand of P V, if position 8 t + 4 s + 2 u + c of the 32 is column 2 t + c of S's tile 2 s + u;
-// then both k (by rows) and v (transposed pages, rope.cuh) are read 16 bytes a lane.
+//    o[t, h] = softmax(mask(cap(q[t, h] K[kv(h)]^T * scale))) V[kv(h)]
 //
-// Warps of a block interleave their positions and merge in shared memory. A long context is cut into n_split parts, a
-// function of the sequence's length alone, whose results the last block to finish merges in order: the outcome depends
-// neither on timing nor on the batch, but for the number of a block's warps. No T x T memory anywhere.
+// with q [T, H, E], K and V [context, G, E] and o [T, H, E].
 //
-// FUSED: each tile is the one token of its sequence, and its block rotates q, k and v itself, instead of rope_kv.cu.
-// decode_attention: the same for tokens that are alone (decode_attention.cuh), where few heads share keys and values.
-// K, V: the types of keys and values in pages (kv_types.cuh); whatever they are, they are multiplied as halves.
+// Grid (G * head groups per KV head, tiles, splits); a CTA has ATTENTION_WARPS warps. A tile is up to 16 rows of
+// (token, query head) that share a KV head: the query heads of a group, and in prefill several tokens. The rows are the
+// M of mma.m16n8k16, so the kernel reads K and V once for all rows. A warp takes 32 positions at a time, round-robin
+// with the CTA's other warps: S[16, 32] = Q K^T, online softmax, O[16, E] += P V. There is no T x T matrix in memory.
+//
+// The accumulator of S is, register for register, the A operand of P V, if position 8 t + 4 s + 2 u + c of the 32 is
+// column 2 t + c of S's tile 2 s + u. With this order a lane reads 16 bytes at a time of both k ([position][row]) and v
+// (transposed pages, rope.cuh).
+//
+// The warps merge their partial results in dynamic shared memory, [warp][16][ROW + 2] f32. A long context is cut into
+// n_split splits; the last CTA to finish merges them in index order (attention.cuh). The output never depends on
+// timing. It depends on the batch only through ATTENTION_WARPS and through n_split, if the plan divides the resident
+// CTAs among many sequences (plan_tiles); otherwise n_split depends on the length of the sequence alone.
+//
+// FUSED: each tile is the only token of its sequence in the step, and the CTA rotates q, k and v itself, instead of
+// rope_kv.cu; q then lies in static shared memory. decode_attention: the same for one token per tile, for up to 8 query
+// heads per KV head (decode_attention.cuh). K, V: the types of the KV cache (kv_types.cuh); operands of the mma are f16
+// for every type.
 #include "attention/decode_attention.cuh"
 
-#ifndef ATTEND_WARPS
-#define ATTEND_WARPS 8
+#ifndef ATTENTION_WARPS
+#define ATTENTION_WARPS 8
 #endif
 
-constexpr int ATTEND_THREADS = ATTEND_WARPS * 32;
-constexpr int STRIP = 32;  // positions a warp takes at a time
+constexpr int ATTENTION_THREADS = ATTENTION_WARPS * 32;
+constexpr int STRIP = 32;  // positions that a warp takes at a time
 
-// Running softmax of rows g and g + 8. What it adds up is rounded to halves, as in decode_attention.cuh.
+// Running softmax of rows g and g + 8. The sum adds the probabilities rounded to f16, which are the ones that P V uses.
 struct Softmax {
     float maximum[2] = {NONE, NONE};
     float sum[2] = {0.0f, 0.0f};
 };
 
-// The A operands of Q, a row's elements being `from(row)` [ROW] halves; rows that are none are zero.
+// Loads Q as A operands; `from(row)` is the address of a row, [ROW] f16. Rows >= n_rows are 0.
 template <int ROW, class From>
 __device__ __forceinline__ void load_q(int n_rows, int g, int t, uint32_t (&a)[ROW / 16][4], From from) {
 #pragma unroll
@@ -43,8 +52,8 @@ __device__ __forceinline__ void load_q(int n_rows, int g, int t, uint32_t (&a)[R
     }
 }
 
-// s[4][4] += scores of rows g, g + 8 for the 32 positions, over the pieces of 32 elements from FIRST on. Column g of S's
-// tile n is position 8 (g / 2) + 2 n + g % 2.
+// s[4][4] += scores of rows g and g + 8 for the 32 positions, over COUNT pieces of 32 elements from piece FIRST on.
+// Column g of S's tile n is position 8 (g / 2) + 2 n + g % 2.
 template <int FIRST, int COUNT, class Keys, int STEPS>
 __device__ __forceinline__ void add_scores(const Keys& k, int t, const uint32_t (&q)[STEPS][4], float (&s)[4][4]) {
 #pragma unroll
@@ -69,10 +78,11 @@ __device__ __forceinline__ void add_scores_by_pieces(const uint8_t* keys, int po
     }
 }
 
-// Scores to probabilities (relative to the running maximum), as the A operands of two k16 steps; `shrink` is by how
-// much what was accumulated before must shrink.
-__device__ __forceinline__ void soften(const Attend& p, float (&s)[4][4], int first, int t, const int (&low)[2],
-                                       const int (&high)[2], Softmax& softmax, uint32_t (&a)[2][4], float (&shrink)[2]) {
+// Turns scores into probabilities relative to the running maximum, as the A operands of two k16 steps. `shrink` is the
+// factor 2^(old maximum - new maximum) for the earlier sums.
+__device__ __forceinline__ void soften(const AttentionArgs& p, float (&s)[4][4], int first, int t, const int (&low)[2],
+                                       const int (&high)[2], Softmax& softmax, uint32_t (&a)[2][4],
+                                       float (&shrink)[2]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         float top = softmax.maximum[h];
@@ -105,13 +115,13 @@ __device__ __forceinline__ void soften(const Attend& p, float (&s)[4][4], int fi
     }
 }
 
-// o += the values of elements 8 n + g, n from `first` on, of 32 positions, weighted.
+// o += P V for elements 8 n + g, n from `first` on, and 32 positions.
 template <int COUNT, class Values, int N>
 __device__ __forceinline__ void add_values(const Values& values, int first, int g, const uint32_t (&a)[2][4],
                                            const float (&shrink)[2], float (&o)[N][4]) {
 #pragma unroll
     for (int n = 0; n < COUNT; ++n) {
-        float(&c)[4] = o[first + n];
+        float (&c)[4] = o[first + n];
         const uint4 w = values.get(n, g);
         c[0] *= shrink[0], c[1] *= shrink[0], c[2] *= shrink[1], c[3] *= shrink[1];
         mma_m16n8k16_f16(c, a[0], {w.x, w.y});
@@ -119,14 +129,14 @@ __device__ __forceinline__ void add_values(const Values& values, int first, int 
     }
 }
 
-// The tile's queries, rotated, to shared memory; and, in the block that has the newest position, its key and value to
-// their pages. Blocks that share a key/value head write the same bits.
+// Rotates the tile's queries into shared memory. The CTA whose split contains the newest position also stores its key
+// and value to their pages. CTAs that share a KV head write the same bits.
 template <int ROW, class K, class V>
-__device__ void rotate_rows(const Attend& p, const Rows& rows, const int* table, int position, bool newest,
+__device__ void rotate_rows(const AttentionArgs& p, const Rows& rows, const int* table, int position, bool newest,
                             const Rotation& rotation, float* heads, __half* q) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, token = rows.first_token;
     float* head = heads + warp * ROW;
-    for (int i = warp; i < rows.heads + (newest ? 2 : 0); i += ATTEND_WARPS) {
+    for (int i = warp; i < rows.heads + (newest ? 2 : 0); i += ATTENTION_WARPS) {
         const int part = i < rows.heads ? QUERY : i == rows.heads ? KEY : VALUE;
         prepare_head<K>(p.rope, part, part == QUERY ? rows.first_head + i : rows.kv_head, token, rotation, head, lane);
         if (part == QUERY)
@@ -138,19 +148,19 @@ __device__ void rotate_rows(const Attend& p, const Rows& rows, const int* table,
     __syncthreads();
 }
 
-// grid (G * tiles of a head group, tiles, splits)
+// Grid (G * head groups per KV head, tiles, splits).
 template <int ROW, bool FUSED, class K = CacheF16, class V = CacheF16>
-__global__ void __launch_bounds__(ATTEND_THREADS, 1) paged_attention(const Attend p) {
+__global__ void __launch_bounds__(ATTENTION_THREADS, 1) paged_attention(const AttentionArgs p) {
     constexpr int N = ROW / 8;
-    SHARED_DYNAMIC(float, parts);  // [ATTEND_WARPS][ROWS][ROW + 2]
+    SHARED_DYNAMIC(float, parts);  // [ATTENTION_WARPS][ROWS][ROW + 2]
     __shared__ __align__(16) __half q_shared[FUSED ? ROWS * ROW : 8];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     grid_dependency_launch();
-    const AttendTile tile = p.tiles[blockIdx.y];
+    const AttentionTile tile = p.tiles[blockIdx.y];
     if (static_cast<int>(blockIdx.z) >= tile.n_split) return;
     const Rows rows(p, tile, blockIdx.x);
 
-    int low[2], high[2];  // positions that rows g and g + 8 see
+    int low[2], high[2];  // range of positions that rows g and g + 8 see
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         const int r = g + 8 * h;
@@ -163,8 +173,8 @@ __global__ void __launch_bounds__(ATTEND_THREADS, 1) paged_attention(const Atten
     const int per_split = (end - start + tile.n_split - 1) / tile.n_split;
     const int from = start + blockIdx.z * per_split, to = min(end, from + per_split);
     const int* table = p.rope.page_tables + p.rope.sequences[tile.first_token] * p.rope.table_stride;
-    // All of that was there before the step began, and so were all keys and values but those of the step's own tokens:
-    // the lines of the warp's first strip are asked for now.
+    // The values read above do not depend on earlier kernels of the step. Nor does the KV cache, except for the tokens
+    // of the step. So the warp prefetches its first strip to L2 before the wait.
     if (from + warp < to) {
         const int position = (from + warp) * STRIP, slot = position % PAGE_SIZE;
         const uint8_t* keys = page_of<K>(p.rope, p.rope.k_pages, table, rows.kv_head, position, ROW);
@@ -180,22 +190,22 @@ __global__ void __launch_bounds__(ATTEND_THREADS, 1) paged_attention(const Atten
     if constexpr (FUSED) {
         rotate_rows<ROW, K, V>(p, rows, table, last, from < to && to == end, rotation, parts, q_shared);
         load_q<ROW>(rows.n_rows, g, t, q, [&](int r) { return q_shared + r * ROW; });
-        __syncthreads();  // `parts` held heads
+        __syncthreads();  // `parts` held the heads during the rotation
     } else {
         load_q<ROW>(rows.n_rows, g, t, q, [&](int r) {
             return p.rope.q + (static_cast<size_t>(rows.token(r)) * p.rope.n_head + rows.head(r)) * ROW;
         });
     }
-    const int n_warps = max(1, min(ATTEND_WARPS, to - from));  // that have a strip
+    const int n_warps = max(1, min(ATTENTION_WARPS, to - from));  // warps that have a strip
     Softmax softmax;
     float o[N][4] = {};
-    for (int strip = from + warp; strip < to; strip += ATTEND_WARPS) {
+    for (int strip = from + warp; strip < to; strip += ATTENTION_WARPS) {
         const int position = strip * STRIP, slot = position % PAGE_SIZE;
         const uint8_t* keys = page_of<K>(p.rope, p.rope.k_pages, table, rows.kv_head, position, ROW);
         const int lane_slot = slot + 8 * (g / 2) + (g & 1);
         float s[4][4] = {}, shrink[2];
         uint32_t a[2][4];
-        if constexpr (ROW <= 128) {  // everything is under way before the softmax
+        if constexpr (ROW <= 128) {  // all loads are in flight before the softmax
             constexpr int FIRST = N < 8 ? N : 8, REST = N - FIRST;
             const uint8_t* values = page_of<V>(p.rope, p.rope.v_pages, table, rows.kv_head, position, ROW);
             typename K::template Keys<ROW, 4, ROW / 32> k;
@@ -204,12 +214,12 @@ __global__ void __launch_bounds__(ATTEND_THREADS, 1) paged_attention(const Atten
             k.load(keys, lane_slot, 0, t);
             w.load(values, slot, 0, g, t);
             add_scores<0, ROW / 32>(k, t, q, s);
-            __syncwarp();  // what is loaded behind is not before: there are no registers for it
+            __syncwarp();  // keeps the compiler from moving the loads below up: there are no registers for them
             if constexpr (REST > 0) rest.load(values, slot, FIRST, g, t);
             soften(p, s, position, t, low, high, softmax, a, shrink);
             add_values<FIRST>(w, 0, g, a, shrink, o);
             if constexpr (REST > 0) add_values<REST>(rest, FIRST, g, a, shrink, o);
-        } else {  // as registers allow
+        } else {  // in pieces, because registers are short
             add_scores_by_pieces<ROW, K, 0>(keys, lane_slot, t, q, s);
             __syncwarp();  // as above
             soften(p, s, position, t, low, high, softmax, a, shrink);
@@ -238,29 +248,37 @@ __global__ void __launch_bounds__(ATTEND_THREADS, 1) paged_attention(const Atten
         if (t == 0) row[ROW] = softmax.maximum[h], row[ROW + 1] = softmax.sum[h];
     }
     __syncthreads();
-    merge_and_write<ROW, ATTEND_WARPS, true>(p, tile, rows, blockIdx.x, gridDim.x, blockIdx.z, parts, n_warps, ROWS);
+    merge_and_write<ROW, ATTENTION_WARPS, true>(p, tile, rows, blockIdx.x, gridDim.x, blockIdx.z, parts, n_warps, ROWS);
 }
 
-// Warps that a multiprocessor has registers for. Those with short heads leave room to the product before, beside whose
-// blocks these begin. LEAN: nothing takes more than it must.
-template <int ROW, bool SHARES, bool ODD, bool TURNED, bool LEAN>
-constexpr int WARPS_AT_ONCE = SHARES     ? (ROW > 128 ? 12 : ODD || TURNED ? 16 : 20)
-                              : ROW > 64 ? (ROW > 128 ? 8 : 12)
-                                         : (LEAN && !ODD ? 20 : 16);
+// Resident warps per SM that the registers are limited for. Short heads leave registers to the previous GEMM, because
+// these CTAs start (PDL) while that GEMM's CTAs still run. LEAN: no head norm, soft cap or sink, and a number format.
+template <int ROW, bool IN_SMEM, bool ODD, bool ROTATED, bool LEAN>
+constexpr int RESIDENT_WARPS = IN_SMEM    ? (ROW > 128        ? 12
+                                             : ODD || ROTATED ? 16
+                                                              : 20)
+                               : ROW > 64 ? (ROW > 128 ? 8 : 12)
+                                          : (LEAN && !ODD ? 20 : 16);
 
-// grid (G * tiles of a head group, tiles, splits); tile i is token i, of sequence i. SHARES: operands are in shared memory;
-// ODD: strips that fill no round of a block's warps come second, and pass through shared memory; MORE: heads may have
-// norms, scores a cap, and there may be sinks; TURNED: the product before, of few tokens, has rotated q, k and v.
-template <int ROW, bool SHARES = false, bool ODD = false, bool MORE = true, bool TURNED = false, class K = CacheF16,
+// Grid (G * head groups per KV head, tiles, splits); tile i is token i, of sequence i.
+//
+//    IN_SMEM  K and V operands are in shared memory
+//    ODD      remainder strips (fewer than a round of the CTA's warps) come second, through shared memory
+//    MORE     there may be head norms, a soft cap or sinks
+//    ROTATED  the previous GEMM has rotated q, k and v in its epilogue
+template <int ROW, bool IN_SMEM = false, bool ODD = false, bool MORE = true, bool ROTATED = false, class K = CacheF16,
           class V = CacheF16>
-__global__ void __launch_bounds__(WARPS_AT_ONCE<ROW, SHARES, ODD, TURNED, !MORE && K::alone && V::alone> * 32)
-    decode_attention(const Attend p) {
+__global__ void __launch_bounds__(
+    RESIDENT_WARPS<ROW, IN_SMEM, ODD, ROTATED, !MORE && K::independent && V::independent> * 32)
+    decode_attention(const AttentionArgs p) {
     SHARED_DYNAMIC(uint8_t, shared);
     const int token = blockIdx.y, split = blockIdx.z;
-    const AttendTile tile = load_now(p.tiles + token);
-    TokenContext context(p, token);
-    if (split >= tile.n_split || (context.position | context.warp_page) < 0) return;  // none is: so all come together
+    const AttentionTile tile = load_now(p.tiles + token);
+    DecodeContext context(p, token);
+    // no position is negative: the comparison makes the CTA wait for all the loads together
+    if (split >= tile.n_split || (context.position | context.warp_page) < 0) return;
     const Rows rows(p, tile, blockIdx.x);
     context.cut<ODD>(p, tile, split);
-    attend_token<ROW, SHARES, ODD, MORE, TURNED, K, V>(p, tile, rows, context, blockIdx.x, gridDim.x, split, kept_shared(shared));
+    attend_token<ROW, IN_SMEM, ODD, MORE, ROTATED, K, V>(p, tile, rows, context, blockIdx.x, gridDim.x, split,
+                                                         kept_shared(shared));
 }

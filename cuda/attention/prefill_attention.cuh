@@ -1,44 +1,47 @@
-// What a warp of flash attention for prompts does between its products: 16 rows of (token, query head), a page of 64
-// positions at a time, in the accumulators of m16n8 tensor-core products. Which instructions multiply, and how keys and
-// values come to them, is prefill_attention.cu's business for any GPU and prefill_attention_wgmma.cu's for Hopper.
+// FlashAttention-style online softmax of prefill, shared by prefill_attention.cu (mma, any GPU) and
+// prefill_attention_wgmma.cu (Hopper). This file has the part between the two matrix products; those two files decide
+// which instruction multiplies and how K and V reach shared memory.
 //
-// Rows g and g + 8 of the 16, g = lane / 4, are the lane's; of eight columns after eight it has 2 t and 2 t + 1,
-// t = lane % 4: numbers 4 i, 4 i + 1 of row g and 4 i + 2, 4 i + 3 of row g + 8. S has 64 columns, the positions of a
-// page; O has the elements of a head. S is, register for register, the A operand of P V.
+//    S[16, 64] = Q K^T;  P = 2^(cap(S * scale) * log2 e - max);  O[16, E] = O * shrink + P V
+//
+// A warp has 16 rows of (token, query head) and takes one page of 64 positions at a time. S has the 64 positions of a
+// page as columns, O has the E elements of a head. Both are m16n8 accumulators: with g = lane / 4 and t = lane % 4, a
+// lane has rows g and g + 8, and columns 2 t and 2 t + 1 of each group of 8. Registers 4 i and 4 i + 1 belong to row g,
+// 4 i + 2 and 4 i + 3 to row g + 8. S is, register for register, the A operand of P V, so P needs no shuffle.
 #pragma once
 #include "attention/attention.cuh"
 
 static_assert(PAGE_SIZE == 64, "a page is one step");
 
-// The pages that a tile sees.
+// The range of pages that a tile sees.
 struct Span {
-    int from, to;
-    __device__ __forceinline__ Span(const Attend& p, const AttendTile& tile) {
-        const int first = p.rope.positions[tile.first_token];
-        from = p.window > 0 ? max(0, first - p.window + 1) / PAGE_SIZE : 0;
-        to = p.rope.positions[tile.first_token + tile.n_tokens - 1] / PAGE_SIZE + 1;
+    int first, end;
+    __device__ __forceinline__ Span(const AttentionArgs& p, const AttentionTile& tile) {
+        const int position = p.rope.positions[tile.first_token];
+        first = p.window > 0 ? max(0, position - p.window + 1) / PAGE_SIZE : 0;
+        end = p.rope.positions[tile.first_token + tile.n_tokens - 1] / PAGE_SIZE + 1;
     }
 };
 
-// Where the 16-byte piece of a row of keys, or of queries, lies in shared memory: 64 rows of 128 bytes for each 64
-// elements, with the swizzle of wgmma.cuh, which keeps the banks apart.
+// Byte offset in shared memory of a 16-byte piece of a row of keys or queries: boxes of 64 elements, 64 rows of 128
+// bytes each, with the 128-byte swizzle of wgmma.cuh, which avoids bank conflicts.
 constexpr int KEY_BOX = PAGE_SIZE * PACKED_ROW;
 __device__ __forceinline__ int swizzled(int row, int piece) {
     return piece / 8 * KEY_BOX + row * PACKED_ROW + ((piece ^ row) & 7) * 16;
 }
 
 template <int ROW>
-struct PromptRows {
-    const Attend& p;
+struct PrefillRows {
+    const AttentionArgs& p;
     const Rows& rows;
-    int g, t, row[2];     // of the tile
-    int low[2], high[2];  // positions that the rows see
+    int g, t, row[2];        // rows of the tile
+    int low[2], high[2];     // range of positions that the rows see
     uint32_t weights[4][4];  // P, as A operands
     float maximum[2] = {NONE, NONE}, sum[2] = {0.0f, 0.0f}, shrink[2];
     float o[ROW / 2];
 
-    __device__ __forceinline__ PromptRows(const Attend& attend, const Rows& tile_rows)
-        : p(attend), rows(tile_rows), g(threadIdx.x % 32 / 4), t(threadIdx.x % 4) {
+    __device__ __forceinline__ PrefillRows(const AttentionArgs& args, const Rows& tile_rows)
+        : p(args), rows(tile_rows), g(threadIdx.x % 32 / 4), t(threadIdx.x % 4) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             row[h] = threadIdx.x / 32 * 16 + g + 8 * h;
@@ -51,20 +54,21 @@ struct PromptRows {
     __device__ __forceinline__ const __half* query(int r) const {
         return p.rope.q + (static_cast<size_t>(rows.token(r)) * p.rope.n_head + rows.head(r)) * ROW;
     }
-    // Q as A operands; rows that are none are 0.
+    // Loads Q as A operands; rows >= n_rows are 0.
     __device__ __forceinline__ void load_q(uint32_t (&q)[ROW / 16][4]) const {
 #pragma unroll
         for (int h = 0; h < 2; ++h)
 #pragma unroll
             for (int i = 0; i < ROW / 16; ++i) {
                 const bool valid = row[h] < rows.n_rows;
-                const uint32_t* from = reinterpret_cast<const uint32_t*>(query(valid ? row[h] : 0)) + 8 * i + t;
-                q[i][h] = valid ? from[0] : 0;
-                q[i][2 + h] = valid ? from[4] : 0;
+                const uint32_t* src = reinterpret_cast<const uint32_t*>(query(valid ? row[h] : 0)) + 8 * i + t;
+                q[i][h] = valid ? src[0] : 0;
+                q[i][2 + h] = valid ? src[4] : 0;
             }
     }
 
-    // Scores of a page to probabilities relative to the maximum so far, and by how much what was summed before shrinks.
+    // Turns the scores of a page into probabilities relative to the running maximum; `shrink` is the factor for the
+    // earlier sums.
     __device__ __forceinline__ void soften(float (&s)[32], int page) {
         float unit = p.scale * LOG2E;
         if (p.soft_cap > 0.0f) {
@@ -88,7 +92,7 @@ struct PromptRows {
             for (int i = 0; i < 32; i += 4) top = fmaxf(top, fmaxf(s[i + 2 * h], s[i + 2 * h + 1]));
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-            const float base = top <= NONE ? 0.0f : top * unit;  // nothing seen yet: all of it is 0
+            const float base = top <= NONE ? 0.0f : top * unit;  // no visible position so far: every probability is 0
             shrink[h] = exp2_approx(fmaf(maximum[h], unit, -base));
             maximum[h] = top;
             float part = 0.0f;
@@ -101,8 +105,8 @@ struct PromptRows {
             sum[h] = sum[h] * shrink[h] + part;
         }
     }
-    // Probabilities become A operands, which no product may be using.
-    __device__ __forceinline__ void take_weights(const float (&s)[32]) {
+    // Packs the probabilities into A operands. No wgmma that reads `weights` may be in flight.
+    __device__ __forceinline__ void set_weights(const float (&s)[32]) {
 #pragma unroll
         for (int i = 0; i < 32; i += 2) {
             const __half2 pair = __floats2half2_rn(s[i], s[i + 1]);
@@ -123,7 +127,7 @@ struct PromptRows {
             sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], 2);
             const int r = min(row[h], rows.n_rows - 1), token = rows.token(r), head = rows.head(r);
             float factor = 1.0f / sum[h];
-            if (p.sinks != nullptr) {  // a logit that takes weight and gives nothing
+            if (p.sinks != nullptr) {  // an attention sink adds to the sum and has no value
                 const float sink = p.sinks[head] * LOG2E, seen = maximum[h] * unit, top = fmaxf(seen, sink);
                 const float weight = exp2f(seen - top);
                 factor = weight / (sum[h] * weight + exp2f(sink - top));
@@ -136,8 +140,8 @@ struct PromptRows {
         const __half2 pair = __halves2half2(saturated_half(x), saturated_half(y));
         return *reinterpret_cast<const uint32_t*>(&pair);
     }
-    // The lane's elements 8 i + 2 t, 8 i + 2 t + 1 of a row, as far as the head goes. Packed heads are multiples of 32
-    // elements: four lanes have 32, and write 16 bytes each.
+    // Writes the lane's elements 8 i + 2 t and 8 i + 2 t + 1 of a row, up to head_size. Packed orders have heads that
+    // are multiples of 32 elements: four lanes hold 32 elements, and each writes 16 bytes.
     __device__ __forceinline__ void write_row(int h, float factor, int token, int head) const {
         const bool valid = row[h] < rows.n_rows;
         const int e = p.rope.head_size;
@@ -154,7 +158,7 @@ struct PromptRows {
             uint32_t w[4];
 #pragma unroll
             for (int j = 0; j < 4; ++j) w[j] = result(h, i + j, factor);
-            if (p.order == HALVES) {  // lanes t and t ^ 2 have two pieces in common, and take one each
+            if (p.order == F16) {  // lanes t and t ^ 2 hold parts of the same two pieces; each writes one
                 const bool second = t / 2;
                 const uint32_t a = __shfl_xor_sync(0xffffffffu, second ? w[0] : w[2], 2);
                 const uint32_t b = __shfl_xor_sync(0xffffffffu, second ? w[1] : w[3], 2);
@@ -168,4 +172,3 @@ struct PromptRows {
         }
     }
 };
-

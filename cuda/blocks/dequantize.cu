@@ -1,10 +1,10 @@
-// Blocks -> numbers, bit-equal to the numpy dequantisers in float; half and bfloat16 are rounded from float.
+// out[N, K] = dequantize(blocks[N, K]): quant blocks to float, half or bfloat16. Float results equal the numpy
+// dequantisers bit by bit; half and bfloat16 are rounded from float. FORMAT_HEADER declares the block type.
 //
-// FORMAT_HEADER declares the block. A thread makes eight weights.
+// Launch: grid (N, parts of a row), 128 threads per CTA. A thread dequantises eight weights (Format::weights8).
 #include FORMAT_HEADER
 #include "lib/store.cuh"
 
-// out[rows, columns]. Grid: rows, and along y as many blocks of threads as eighths of a row need.
 template <typename Block, typename Out>
 __global__ void dequantize(const Block* __restrict__ blocks, Out* __restrict__ out, int columns) {
     const int i = blockIdx.y * blockDim.x + threadIdx.x;

@@ -1,6 +1,11 @@
-// y = W x for a few tokens, W in GGUF blocks, x in float or half: weights become floats, products and sums are in float.
+// GEMV of quant blocks and float or half activations, for T = 1 to 8 tokens:
 //
-// FORMAT_HEADER declares the block. Neighbouring lanes have neighbouring groups of eight weights; see mul_mat_vec.cuh.
+//        y[T, N] = x[T, K] W[N, K]^T (+ residual[T, N])
+//
+// Weights are dequantised to float; products and sums are float. FORMAT_HEADER declares the block type of W.
+//
+// Launch: grid N / rows per CTA; CTA (32, parts of a row, rows), 8 warps. 1, 2, 4 or 8 warps share a row, see
+// mul_mat_vec.cuh. Neighbouring lanes take neighbouring groups of eight weights, so their loads coalesce.
 #include FORMAT_HEADER
 #include "blocks/mul_mat_vec.cuh"
 #include "lib/store.cuh"
@@ -11,7 +16,7 @@ __device__ __forceinline__ float dot8(const float (&w)[8], const float (&x)[8], 
     return sum;
 }
 
-// y[T, rows] = x[T, columns] W^T (+ residual[T, rows], which may be y or null).
+// `residual` may be y or null.
 template <typename Block, typename X, int T>
 __global__ void __launch_bounds__(MAX_WARPS * 32, T > 4 ? 2 : 4)
     dequantize_mul_mat_vec(const Block* __restrict__ w, const X* __restrict__ x, const float* residual, float* y,
@@ -27,7 +32,7 @@ __global__ void __launch_bounds__(MAX_WARPS * 32, T > 4 ? 2 : 4)
 #pragma unroll(T > 4 ? 1 : 2)
     for (int i = first_group(); i < groups; i += group_step()) {
         float v[8], xs[8];
-        if constexpr (F::quantized && !F::shifted) {  // the scale once for eight weights
+        if constexpr (F::quantized && !F::shifted) {  // multiplies by the scale once per eight weights
             const Codes c = F::codes8(weights, i);
             int8_to_float(c.q, v);
 #pragma unroll

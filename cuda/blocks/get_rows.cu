@@ -1,12 +1,13 @@
-// Rows of a matrix of blocks, by id, times a factor: the embedding of tokens.
+// out[t, :] = scale * dequantize(blocks[ids[t], :]), t < T: the token embedding out[T, K] from a table of quant blocks,
+// in float32. FORMAT_HEADER declares the block type.
 //
-// FORMAT_HEADER declares the block. A thread makes eight numbers.
+// A negative id ~r stands for sampled[r], a token that the GPU sampled in the step before. An id that is not a row of
+// the table gives NaN: ids are in device memory, so the host cannot check them before the launch.
+//
+// Launch: grid (T, parts of a row), 128 threads per CTA. A thread dequantises eight weights.
 #include FORMAT_HEADER
 #include "lib/store.cuh"
 
-// out[T, columns] = scale * blocks[ids[T], columns]. A negative id, ~r, stands for sampled[r]. An id that is no row
-// makes NaN: it comes from device memory, where nobody can check it before the launch. Grid: T, and along y as many
-// blocks of threads as eighths of a row need.
 template <typename Block>
 __global__ void get_rows(const Block* __restrict__ blocks, const int* ids, const int* sampled, float* out, int rows,
                          int columns, float scale) {

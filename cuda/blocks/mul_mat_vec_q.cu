@@ -1,13 +1,20 @@
-// y = W x for a few tokens, W in GGUF blocks, x as block_q8_1: integer products, scaled once for eight weights.
+// GEMV of quant blocks and activations as block_q8_1, for T = 1 to 8 tokens:
 //
-// FORMAT_HEADER declares the block. What is computed is exactly the product with the activations that the q8_1 blocks
-// stand for, d * q: the sum of eight codes is recomputed (one instruction for four) rather than taken from the block's
-// s, which is rounded apart and covers 32 where half of the formats change their minimum every 16.
+//        y[T, N] = x[T, K] W[N, K]^T (+ residual[T, N])        K a multiple of 32
+//
+// Products of codes are int32 sums (dp4a), scaled once per eight weights. FORMAT_HEADER declares the block type of W.
+//
+// Launch: grid N / rows per CTA; CTA (32, parts of a row, rows), 8 warps. 1, 2, 4 or 8 warps share a row, see
+// mul_mat_vec.cuh.
+//
+// The kernel computes the exact product with the activations d * q that the q8_1 blocks stand for. For formats with a
+// minimum it sums each eight activation codes again (one instruction per four codes) instead of using s of the block: s
+// is rounded separately, and it covers 32 columns while half of the formats have a minimum per 16 columns.
 #include FORMAT_HEADER
 #include "formats/q8_1.cuh"
 #include "blocks/mul_mat_vec.cuh"
 
-// Eight weights times eight activations.
+// The dot product of eight weight codes and eight activation codes.
 __device__ __forceinline__ int dot_codes(const int (&a)[2], const int (&b)[2]) {
     return __dp4a(a[1], b[1], __dp4a(a[0], b[0], 0));
 }
@@ -22,7 +29,7 @@ __device__ __forceinline__ float add_product(const Codes& w, const Codes& x, flo
     return sum;
 }
 
-// y[T, rows] = x[T, columns] W^T (+ residual[T, rows], which may be y or null); columns is a multiple of 32.
+// `residual` may be y or null.
 template <typename Block, int T>
 __global__ void __launch_bounds__(MAX_WARPS * 32, T > 4 ? 2 : 4)
     mul_mat_vec_q(const Block* __restrict__ w, const block_q8_1* __restrict__ x, const float* residual, float* y,

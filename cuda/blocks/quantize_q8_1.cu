@@ -1,12 +1,17 @@
-// Activations -> block_q8_1: d = amax / 127, q = x / d rounded half away from zero, s = d * sum(q).
+// Quantises activations x[32 n] to n quant blocks block_q8_1:
 //
-// Byte-equal to the numpy quantiser (ggml quantize_row_q8_1_ref) on finite numbers. NaN or infinity makes d NaN or
-// infinite, and so every product with the block NaN: nothing is hidden.
+//        d = max|x| / 127        q = x / d, rounded half away from zero        s = d * sum(q)
+//
+// The bytes equal the numpy quantiser's (ggml quantize_row_q8_1_ref) for finite x. If x has a NaN or an infinity, d is
+// NaN or infinite and every product with the block becomes NaN, so errors stay visible.
+//
+// Launch: one thread per four activations, 256 threads per CTA. Eight lanes share a quant block and reduce its maximum
+// and sum by shuffles.
 #include "lib/convert.cuh"
 #include "formats/q8_1.cuh"
 
-// The largest |x| of the eight lanes that share a block, as bits: unsigned order is the order of magnitudes, with
-// infinity and then NaN above all numbers.
+// Returns the largest |x| of the eight lanes that share a quant block. Compares bits: their unsigned order is the order
+// of magnitudes, with infinity above all numbers and NaN above infinity.
 __device__ __forceinline__ float largest_magnitude(float4 x) {
     uint32_t largest = 0;
     const float values[4] = {x.x, x.y, x.z, x.w};
@@ -23,7 +28,7 @@ __device__ __forceinline__ float4 load_four(const half* x, int64_t i) {
     return make_float4(a.x, a.y, b.x, b.y);
 }
 
-// x[32 * n], float or half -> blocks[n]; a thread quantises four numbers.
+// T is float or half.
 template <typename T>
 __global__ void quantize_q8_1(const T* __restrict__ x, block_q8_1* __restrict__ blocks, int64_t n) {
     grid_dependency_launch();

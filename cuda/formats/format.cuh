@@ -1,9 +1,9 @@
-// What a block format is to a kernel: Format<block_q4_K> and its like, one specialisation per file of this folder.
+// The interface of a block format to the kernels: Format<block_q4_K> and so on, one specialisation per file of this
+// folder.
 //
-// Every quantised format can say of eight consecutive weights w[8i .. 8i+7] of a row that w = d * q + m with eight
-// signed bytes q. That one function serves all generic kernels: dequantize, dequantize_mul_mat_vec, mul_mat_vec_q,
-// get_rows, and the repacking into tiles. d and m are rounded as in the numpy dequantisers, so that weights are
-// bit-equal to theirs.
+// The main function of a quantised format is codes8. It decodes eight consecutive weights w[8i .. 8i+7] of a row as
+// w = d * q + m with eight signed bytes q. All generic kernels use it: dequantize, dequantize_mul_mat_vec,
+// mul_mat_vec_q, get_rows and repack. d and m are rounded as in the numpy dequantisers, so weights have the same bits.
 #pragma once
 #include "formats/bits.cuh"
 #include "lib/convert.cuh"
@@ -19,22 +19,22 @@ struct Codes {
 //   static constexpr int weights;                            weights per block
 //   static constexpr bool quantized = true;
 //   static constexpr int group;                              weights that share one (d, m): 16, 32 or more
-//   static constexpr bool shifted;                           whether m may be other than 0
+//   static constexpr bool shifted;                           whether m can be other than 0
 //   static Codes codes8(const Block* row, unsigned i);       weights 8i .. 8i+7 of the row, as codes
-// and one for numbers without blocks
+// A specialisation for numbers without blocks has
 //   weights = 1, quantized = shifted = false
 //   static float weight(const Block* row, int j);            weight j of the row
 //   static void weights8(const Block* row, int i, float (&w)[8]);   weights 8i .. 8i+7, all inside the row
 template <typename Block>
 struct Format;
 
-// The row `row` of a matrix [rows, columns].
+// Returns row `row` of a matrix [rows, columns].
 template <typename Block>
 __device__ __forceinline__ const Block* row_of(const Block* matrix, int64_t row, int columns) {
     return matrix + row * (columns / Format<Block>::weights);
 }
 
-// Weights 8i .. 8i+7 of a row of `columns`; those past its end are 0.
+// Dequantises weights 8i .. 8i+7 of a row of `columns` weights. Weights past the end are 0.
 template <typename Block>
 __device__ __forceinline__ void weights8(const Block* row, int i, int columns, float (&w)[8]) {
     using F = Format<Block>;

@@ -1,11 +1,11 @@
-// IQ1_M: 256 weights as 32 points of IQ1_S's grid, each shifted by +-1/8; each 16 weights have a 3-bit scale.
+// IQ1_M: 256 weights as 32 points of the IQ1_S grid, each shifted by +-1/8; 16 weights share a 3-bit scale.
 #pragma once
 #include "formats/iq1_s.cuh"
 
 struct block_iq1_m {
     uint8_t qs[32];     // low bytes of the indices
-    uint8_t qh[16];     // a nibble an index: three high bits and the sign of the shift
-    uint8_t scales[8];  // four 16-bit words: four scales each, and above them a nibble of d, an f16
+    uint8_t qh[16];     // a nibble per index: three high bits and the sign of the shift
+    uint8_t scales[8];  // four 16-bit words: four scales each, and above them a nibble of the f16 d
 };
 
 __device__ __forceinline__ float block_d(const block_iq1_m& block) {

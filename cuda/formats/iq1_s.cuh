@@ -1,4 +1,4 @@
-// IQ1_S: 256 weights as 32 points of a 2048-point ternary grid, shifted by +-1/8; each 32 weights have a 3-bit scale.
+// IQ1_S: 256 weights as 32 points of a 2048-point ternary grid, shifted by +-1/8; 32 weights share a 3-bit scale.
 #pragma once
 #include "formats/format.cuh"
 #include "grids/iq1_s.cuh"
@@ -9,7 +9,7 @@ struct block_iq1_s {
     uint16_t qh[8];  // 4 x 3 high bits of indices, the scale, and the sign of the shift
 };
 
-// Eight times the point, plus or minus 1: what the shift makes of it in eighths. Shared with IQ1_M.
+// Returns 8 * point + 1 or - 1: the shifted point in eighths. IQ1_M uses this function too.
 __device__ __forceinline__ void shift_point(uint2 point, bool down, int (&q)[2]) {
     const uint32_t shift = repeat_byte(down ? 7 : 9);  // digits are 0, 1, 2: 8 * digit - 8 + (-1 or 1)
     q[0] = subtract_bytes(point.x * 8 + shift, repeat_byte(16));

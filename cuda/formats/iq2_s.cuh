@@ -1,4 +1,4 @@
-// IQ2_S: 256 weights as 32 points of a 1024-point grid with 8 sign bits each; each 16 weights have a 4-bit scale.
+// IQ2_S: 256 weights as 32 points of a 1024-point grid with 8 sign bits each; 16 weights share a 4-bit scale.
 #pragma once
 #include "formats/format.cuh"
 #include "grids/iq2_s.cuh"
@@ -6,8 +6,8 @@
 struct block_iq2_s {
     half d;
     uint8_t qs[64];     // low bytes of 32 indices, then 32 bytes of signs
-    uint8_t qh[8];      // two more bits an index
-    uint8_t scales[8];  // two scales a byte
+    uint8_t qh[8];      // two high bits per index
+    uint8_t scales[8];  // two scales per byte
 };
 
 template <>

@@ -1,12 +1,12 @@
-// IQ2_XS: 256 weights as 32 points of a 512-point grid with 7 sign bits each; each 16 weights have a 4-bit scale.
+// IQ2_XS: 256 weights as 32 points of a 512-point grid with 7 sign bits each; 16 weights share a 4-bit scale.
 #pragma once
 #include "formats/format.cuh"
 #include "grids/iq2_xs.cuh"
 
 struct block_iq2_xs {
     half d;
-    uint16_t qs[32];    // nine bits of index, seven of signs
-    uint8_t scales[8];  // two scales a byte
+    uint16_t qs[32];    // nine bits of index, seven sign bits
+    uint8_t scales[8];  // two scales per byte
 };
 
 template <>

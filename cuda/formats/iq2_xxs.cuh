@@ -1,11 +1,11 @@
-// IQ2_XXS: 256 weights as 32 points of a 256-point grid; each 32 weights have a 4-bit scale and 4 x 7 sign bits.
+// IQ2_XXS: 256 weights as 32 points of a 256-point grid; 32 weights share a 4-bit scale and have 4 x 7 sign bits.
 #pragma once
 #include "formats/format.cuh"
 #include "grids/iq2_xxs.cuh"
 
 struct block_iq2_xxs {
     half d;
-    uint16_t qs[32];  // of each four, two hold four indices, two the signs and above them the scale
+    uint16_t qs[32];  // per 32 weights: two words with four indices, two words with the signs and above them the scale
 };
 
 template <>

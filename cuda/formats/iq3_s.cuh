@@ -1,4 +1,4 @@
-// IQ3_S: 256 weights as 64 points of a 512-point grid with 4 sign bits each; each 32 weights have a 4-bit scale.
+// IQ3_S: 256 weights as 64 points of a 512-point grid with 4 sign bits each; 32 weights share a 4-bit scale.
 #pragma once
 #include "formats/format.cuh"
 #include "grids/iq3_s.cuh"
@@ -6,9 +6,9 @@
 struct block_iq3_s {
     half d;
     uint8_t qs[64];  // low bytes of the indices
-    uint8_t qh[8];   // one more bit an index
+    uint8_t qh[8];   // one high bit per index
     uint8_t signs[32];
-    uint8_t scales[4];  // two scales a byte; d * (1 + 2 * scale)
+    uint8_t scales[4];  // two scales per byte; d * (1 + 2 * scale)
 };
 
 template <>

@@ -1,11 +1,11 @@
-// IQ3_XXS: 256 weights as 64 points of a 256-point grid; each 32 weights have a 4-bit scale and 4 x 7 sign bits.
+// IQ3_XXS: 256 weights as 64 points of a 256-point grid; 32 weights share a 4-bit scale and have 4 x 7 sign bits.
 #pragma once
 #include "formats/format.cuh"
 #include "grids/iq3_xxs.cuh"
 
 struct block_iq3_xxs {
     half d;
-    uint8_t qs[96];  // 64 indices, then eight words of signs and above them the scale
+    uint8_t qs[96];  // 64 indices, then eight 32-bit words with the signs and above them the scale
 };
 
 template <>

@@ -1,4 +1,4 @@
-// IQ4_NL: 32 codes of a fixed, uneven 16-value table and one scale; w = d * table[q]. The table also serves IQ4_XS.
+// IQ4_NL: 32 indices of a fixed non-linear 16-value table and one scale; w = d * table[q]. IQ4_XS uses the table too.
 #pragma once
 #include "formats/format.cuh"
 

@@ -1,11 +1,11 @@
-// IQ4_XS: 256 codes of IQ4_NL's table; each 32 have a 6-bit scale; w = d * (scale - 32) * table[q].
+// IQ4_XS: 256 indices of the IQ4_NL table; 32 weights share a 6-bit scale; w = d * (scale - 32) * table[q].
 #pragma once
 #include "formats/iq4_nl.cuh"
 
 struct block_iq4_xs {
     half d;
-    uint16_t scales_h;    // two high bits a scale
-    uint8_t scales_l[4];  // four low bits a scale
+    uint16_t scales_h;    // two high bits per scale
+    uint8_t scales_l[4];  // four low bits per scale
     uint8_t qs[128];      // byte 16 * g + j: weights 32 * g + j + (0, 16)
 };
 

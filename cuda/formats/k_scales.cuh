@@ -1,11 +1,12 @@
-// The twelve bytes in which Q4_K and Q5_K keep eight 6-bit scales and eight 6-bit minimums.
+// The 12 bytes that hold the eight 6-bit scales and eight 6-bit minimums of a Q4_K or Q5_K block.
 //
-// Bytes 0-3 have scales 0-3, bytes 4-7 minimums 0-3, each in the low six bits. Bytes 8-11 have the low nibbles of scales
-// 4-7 and, above them, of minimums 4-7, whose high two bits are the spare ones of bytes 0-3 and 4-7.
+//        bytes 0-3     scale 0-3 in the low six bits; high two bits of scale 4-7 above
+//        bytes 4-7     minimum 0-3 in the low six bits; high two bits of minimum 4-7 above
+//        bytes 8-11    low nibble of scale 4-7; low nibble of minimum 4-7 above
 #pragma once
 #include "formats/format.cuh"
 
-// Sets d and m of the 32 weights `index` of a block.
+// Sets d and m of group `index` (32 weights) of a block.
 template <typename Block>
 __device__ __forceinline__ void set_scale_and_minimum(const Block& block, int index, Codes& c) {
     const uint8_t* packed = block.scales + index % 4;

@@ -1,5 +1,5 @@
-// MXFP4: 32 numbers of the 4-bit float E2M1 and a power of two as scale. As ggml does, the values are kept doubled, as
-// integers, and the scale halved. The table also serves NVFP4.
+// MXFP4: 32 weights of the 4-bit float type E2M1 and a power of two as scale. As in ggml, the table holds doubled
+// values, which are integers, and the scale is halved. NVFP4 uses the table too.
 #pragma once
 #include "formats/format.cuh"
 
@@ -16,7 +16,7 @@ struct Format<block_mxfp4> {
     static constexpr int weights = 32, group = 32;
     static constexpr bool quantized = true, shifted = false;
 
-    // 2^(e - 128), half of what E8M0 code e stands for; the lowest two are subnormal.
+    // Returns 2^(e - 128), half of the E8M0 scale e. The results for e = 0 and 1 are subnormal.
     static __device__ __forceinline__ float half_scale(uint32_t e) {
         return __uint_as_float(e < 2 ? 0x00200000u << e : e - 1 << 23);
     }

@@ -1,5 +1,5 @@
-// NVFP4: 64 numbers of the 4-bit float E2M1; each 16 have an unsigned 8-bit float UE4M3 as scale. As ggml does, the
-// values are kept doubled, as integers, and the scale halved.
+// NVFP4: 64 weights of the 4-bit float type E2M1; 16 weights share an unsigned 8-bit float UE4M3 as scale. As in ggml,
+// the table holds doubled values, which are integers, and the scale is halved.
 #pragma once
 #include "formats/mxfp4.cuh"
 
@@ -13,7 +13,7 @@ struct Format<block_nvfp4> {
     static constexpr int weights = 64, group = 16;
     static constexpr bool quantized = true, shifted = false;
 
-    // Half of what UE4M3 code d stands for: exponent bias 7, bit 7 ignored, 127 (NaN) read as 0.
+    // Returns half of the UE4M3 scale d: exponent bias 7, bit 7 ignored, 127 (NaN) read as 0.
     static __device__ __forceinline__ float half_scale(uint32_t d) {
         const uint32_t exponent = d >> 3 & 15, mantissa = d & 7;
         const float normal = __uint_as_float(exponent + 119 << 23 | mantissa << 20);

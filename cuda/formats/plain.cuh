@@ -1,4 +1,4 @@
-// F32, F16, BF16, I8: numbers without blocks. A row may have any length and start at any multiple of a number.
+// F32, F16, BF16, I8: numbers without blocks. A row can have any length and is aligned to the size of one number.
 #pragma once
 #include "formats/format.cuh"
 
@@ -36,7 +36,7 @@ struct PlainFormat {
 
     static __device__ __forceinline__ float weight(const Number* row, int j) { return to_float(row[j]); }
 
-    // 16 bytes at a time where the row allows it; of bytes 8.
+    // Loads 16 bytes at a time (8 bytes for I8) if the row is aligned.
     static __device__ __forceinline__ void weights8(const Number* row, int i, float (&w)[8]) {
         using Piece = typename PieceOf<sizeof(Number)>::Type;
         constexpr int pieces = 8 * sizeof(Number) / sizeof(Piece);

@@ -1,4 +1,4 @@
-// Q2_K: 256 two-bit numbers; each 16 have a 4-bit scale and a 4-bit minimum; w = d * scale * q - dmin * minimum.
+// Q2_K: 256 2-bit codes; 16 weights share a 4-bit scale and a 4-bit minimum; w = d * scale * q - dmin * minimum.
 #pragma once
 #include "formats/format.cuh"
 

@@ -1,4 +1,4 @@
-// Q3_K: 256 three-bit numbers; each 16 have a 6-bit scale; w = d * (scale - 32) * (q - 4).
+// Q3_K: 256 3-bit codes; 16 weights share a 6-bit scale; w = d * (scale - 32) * (q - 4).
 #pragma once
 #include "formats/format.cuh"
 

@@ -1,4 +1,4 @@
-// Q4_0: 32 nibbles and one scale; w = d * (q - 8).
+// Q4_0: 32 4-bit codes and one scale; w = d * (q - 8).
 #pragma once
 #include "formats/format.cuh"
 

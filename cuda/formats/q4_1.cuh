@@ -1,4 +1,4 @@
-// Q4_1: 32 nibbles, a scale and a minimum; w = d * q + m.
+// Q4_1: 32 4-bit codes, one scale and one minimum; w = d * q + m.
 #pragma once
 #include "formats/format.cuh"
 

@@ -1,4 +1,4 @@
-// Q4_K: 256 nibbles; each 32 have a 6-bit scale and a 6-bit minimum; w = d * scale * q - dmin * minimum.
+// Q4_K: 256 4-bit codes; 32 weights share a 6-bit scale and a 6-bit minimum; w = d * scale * q - dmin * minimum.
 #pragma once
 #include "formats/k_scales.cuh"
 

@@ -1,4 +1,4 @@
-// Q5_0: 32 five-bit numbers and one scale; w = d * (q - 16).
+// Q5_0: 32 5-bit codes and one scale; w = d * (q - 16).
 #pragma once
 #include "formats/format.cuh"
 

@@ -1,4 +1,4 @@
-// Q5_1: 32 five-bit numbers, a scale and a minimum; w = d * q + m.
+// Q5_1: 32 5-bit codes, one scale and one minimum; w = d * q + m.
 #pragma once
 #include "formats/format.cuh"
 

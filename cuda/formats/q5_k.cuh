@@ -1,4 +1,4 @@
-// Q5_K: 256 five-bit numbers; each 32 have a 6-bit scale and a 6-bit minimum; w = d * scale * q - dmin * minimum.
+// Q5_K: 256 5-bit codes; 32 weights share a 6-bit scale and a 6-bit minimum; w = d * scale * q - dmin * minimum.
 #pragma once
 #include "formats/k_scales.cuh"
 

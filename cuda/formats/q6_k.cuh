@@ -1,4 +1,4 @@
-// Q6_K: 256 six-bit numbers; each 16 have a signed 8-bit scale; w = d * scale * (q - 32).
+// Q6_K: 256 6-bit codes; 16 weights share a signed 8-bit scale; w = d * scale * (q - 32).
 #pragma once
 #include "formats/format.cuh"
 

@@ -1,4 +1,4 @@
-// Q8_1: 32 signed bytes, one scale and s = d * sum(q); w = d * q. What activations are quantised to.
+// Q8_1: 32 signed bytes, one scale and s = d * sum(q); w = d * q. The format of quantised activations.
 #pragma once
 #include "formats/format.cuh"
 

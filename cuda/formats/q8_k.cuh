@@ -1,4 +1,4 @@
-// Q8_K: 256 signed bytes, an f32 scale, and the sums of each 16; w = d * q.
+// Q8_K: 256 signed bytes, one f32 scale, and the sum of each 16 bytes; w = d * q.
 #pragma once
 #include "formats/format.cuh"
 

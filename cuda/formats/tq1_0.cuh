@@ -1,10 +1,10 @@
-// TQ1_0: 256 ternary digits and one scale, five digits in a byte; w = d * (digit - 1).
+// TQ1_0: 256 ternary digits, five per byte, and one scale; w = d * (digit - 1).
 #pragma once
 #include "formats/format.cuh"
 
 struct block_tq1_0 {
-    uint8_t qs[48];  // 32 bytes with digits 32 apart, then 16 bytes with digits 16 apart
-    uint8_t qh[4];   // four digits 4 apart
+    uint8_t qs[48];  // 32 bytes whose digits are 32 weights apart, then 16 bytes whose digits are 16 weights apart
+    uint8_t qh[4];   // bytes of four digits, 4 weights apart
     half d;
 };
 
@@ -13,8 +13,9 @@ struct Format<block_tq1_0> {
     static constexpr int weights = 256, group = 256;
     static constexpr bool quantized = true, shifted = false;
 
-    // Digit `index` of each byte. A byte is a fraction of 256 in base 3: times 3^index, modulo 256, brings the digit to
-    // the front, where 3/256 of it is read. Two bytes at a time, in 16 bits each.
+    // Extracts digit `index` of each byte. byte / 256 is a fraction in base 3. Multiplication by 3^index, modulo 256,
+    // moves the digit to the front of the fraction; multiplication by 3 / 256 then gives the digit. The function
+    // computes two bytes per 32-bit word, 16 bits each.
     static __device__ __forceinline__ uint32_t digits(uint32_t bytes, int index) {
         const uint32_t power = index == 0 ? 1 : index == 1 ? 3 : index == 2 ? 9 : index == 3 ? 27 : 81;
         const uint32_t even = ((bytes & 0x00ff00ffu) * power & 0x00ff00ffu) * 3;

@@ -1,4 +1,4 @@
-// TQ2_0: 256 ternary digits of two bits each and one scale; w = d * (q - 1).
+// TQ2_0: 256 ternary digits, two bits each, and one scale; w = d * (q - 1).
 #pragma once
 #include "formats/format.cuh"
 

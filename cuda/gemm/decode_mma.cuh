@@ -1,28 +1,35 @@
-// Tiles times the few tokens of a decode step: the arithmetic of gemm_decode.cu. Tiles of integers have scales and are
-// multiplied in fixed_point.cuh; here are those without, that stand for halves, times x in halves.
+// The mainloop arithmetic of the decode GEMM (gemm_decode.cu): one 16-row tile row times up to COLS tokens.
 //
-// TokenSums<Tile, COLS> is a lane's part of one tile row: load() takes its codes and scales of a chunk out of the ring,
-// multiply() adds their products with x (IN_RING: it still reads the chunk), finish() leaves the warp's sums. Nothing here
-// knows how chunks and x come into shared memory, or what becomes of the sums.
+// | tiles                 | x in shared memory | accumulators                     |
+// | integers with scales  | 16-bit fixed point | FixedPointSums (fixed_point.cuh) |
+// | f16 values, no scales | f16                | F16Sums (below)                  |
+//
+// DecodeSums<Tile, COLS> holds one lane's accumulators of one tile row. load() reads the lane's codes and scales of one
+// chunk from a pipeline stage; multiply() adds their products with x; finish() stores the warp's partial sums
+// [16][COLS]. With IN_STAGE, multiply() still reads the stage, so the stage may be refilled only after it. The caller
+// moves chunks and x into shared memory and reduces the partial sums over the warps.
 #pragma once
 #include "gemm/fixed_point.cuh"
 
 template <class T, int COLS>
-struct HalfSums {
+struct F16Sums {
     static constexpr int N = (COLS + 7) / 8, FLOATS = 4 * N;
-    static constexpr bool IN_RING = false;
-    float acc[N][4];  // rows g, g + 8, columns 2 t, 2 t + 1
+    static constexpr bool IN_STAGE = false;
+    float acc[N][4];  // rows g and g + 8, tokens 2 t and 2 t + 1 of each n
     ChunkCodes<T> codes;
 
     __device__ __forceinline__ float* floats() { return acc[0]; }
     __device__ __forceinline__ void load(const uint8_t* chunk, int lane) { codes.load(chunk, lane); }
-    using Lane = LaneOfRoom<T, COLS>;
-    __device__ __forceinline__ void multiply(const Lane& at, int column) {
+    using Lane = LaneStorage<T, COLS>;
+    __device__ __forceinline__ void multiply(const Lane& lane_storage, int column) {
 #pragma unroll
         for (int n = 0; n < N; ++n)
-            multiply_groups<0>(acc[n], at.room.x_of(at.room.token_of(n * 8 + at.lane / 4), column), at.lane % 4);
+            multiply_groups<0>(
+                acc[n], lane_storage.storage.x_of(lane_storage.storage.token_of(n * 8 + lane_storage.lane / 4), column),
+                lane_storage.lane % 4);
     }
-    // Groups of 32 columns from J on times eight tokens; `x` is the lane's token's.
+    // Multiplies the groups of 32 columns J, J + 1, ... of the chunk by eight tokens. `x` points at the token of this
+    // lane.
     template <int J>
     __device__ __forceinline__ void multiply_groups(float (&sums)[4], const uint8_t* x, int t) {
         if constexpr (J * 32 < T::CHUNK_K) {
@@ -54,47 +61,49 @@ struct HalfSums {
 };
 
 template <class T, int COLS, bool SCALED = T::SCALED>
-struct TokenSums : HalfSums<T, COLS> {};
+struct DecodeSums : F16Sums<T, COLS> {};
 template <class T, int COLS>
-struct TokenSums<T, COLS, true> : FixedPointSums<T, COLS> {};
+struct DecodeSums<T, COLS, true> : FixedPointSums<T, COLS> {};
 
-// Where eight columns of a token go where they stay halves: see FixedPlace.
-struct HalfPlace {
+// Destination of eight columns of x in shared memory as f16. FixedPointDst is the counterpart for fixed point.
+struct F16Dst {
     uint8_t* x;
 
     template <class T, int COLS>
-    __device__ __forceinline__ HalfPlace(const Room<T, COLS>& room, int token, int column)
-        : x(room.x_of(token, column)) {}
+    __device__ __forceinline__ F16Dst(const DecodeSharedStorage<T, COLS>& storage, int token, int column)
+        : x(storage.x_of(token, column)) {}
     __device__ __forceinline__ void keep() { x = kept_shared(x); }
     __device__ __forceinline__ int made() const { return made_of(x); }
-    __device__ __forceinline__ HalfPlace behind(int columns) const {
-        HalfPlace place = *this;
-        place.x += 2 * columns;
-        return place;
+    __device__ __forceinline__ F16Dst offset_by(int columns) const {
+        F16Dst dst = *this;
+        dst.x += 2 * columns;
+        return dst;
     }
 };
 template <class T, bool SCALED = T::SCALED>
-struct XPlaceOf {
-    using Type = HalfPlace;
+struct XDstOf {
+    using Type = F16Dst;
 };
 template <class T>
-struct XPlaceOf<T, true> {
-    using Type = FixedPlace<T>;
+struct XDstOf<T, true> {
+    using Type = FixedPointDst<T>;
 };
 template <class T>
-using XPlace = typename XPlaceOf<T>::Type;
+using XDst = typename XDstOf<T>::Type;
 
-// Eight halves go there. Every lane of the warp calls it; those not `valid` write nothing.
+// Stores eight f16 columns of x at `dst`. Every lane of the warp must call it, because the fixed-point conversion
+// shuffles; lanes with `valid` = false store nothing.
 template <class T>
-__device__ __forceinline__ void put_x(const XPlace<T>& place, bool valid, const uint4& halves) {
+__device__ __forceinline__ void put_x(const XDst<T>& dst, bool valid, const uint4& f16x8) {
     if constexpr (T::SCALED) {
-        put_fixed_point(place, valid, halves);
+        put_fixed_point(dst, valid, f16x8);
     } else {
-        if (valid) *reinterpret_cast<uint4*>(place.x) = halves;
+        if (valid) *reinterpret_cast<uint4*>(dst.x) = f16x8;
     }
 }
 
-// Sums that go on in the next slab of columns.
+// When x does not fit in shared memory, accumulators are saved (carry_sums) at the end of a slab of columns and
+// restored (start_sums) at the next slab.
 template <class Sums>
 __device__ __forceinline__ void start_sums(Sums& sums, const float* carried, bool first, int lane) {
 #pragma unroll

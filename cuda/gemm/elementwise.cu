@@ -1,8 +1,9 @@
-// What a product's epilogue does where the product is made of blocks, which have no epilogue.
+// Elementwise epilogues as kernels of their own, for GEMMs on quant blocks (cuda/blocks), which have no fused epilogue.
+// One thread per element.
 #include "lib/activation.cuh"
 #include "lib/common.cuh"
 
-// half h[n] = act(gate[n]) * up[n].
+// f16 h[n] = act(gate[n]) * up[n].
 extern "C" __global__ void glu(const float* gate, const float* up, __half* h, int64_t n, int activation) {
     grid_dependency_launch();
     grid_dependency_wait();

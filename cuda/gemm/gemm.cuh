@@ -1,56 +1,59 @@
-// What the products of tiles have in common: several matrices side by side, and what happens to a sum at the end.
+// What all GEMMs on tiled weights share: the kernel parameters for up to three matrices (segments) that multiply the
+// same x, and the mapping from a CTA to its tile rows.
 #pragma once
 #include "layout/tile.cuh"
 
 enum Epilogue { STORE, ADD, GLU, QKV };
 
-// One matrix of a product.
+// One weight matrix of a GEMM.
 struct Segment {
     const uint8_t* tiles;
-    void* out;               // float or half [n_tokens, n_rows]; GLU: only the first segment's
-    const float* row_scale;  // [n_rows], or null: none
+    void* out;               // f32 or f16 [n_tokens, n_rows]; GLU: only segment 0's is used
+    const float* row_scale;  // [n_rows], or null: no row scale
     int n_rows;
-    int first_tile;  // counted over all segments; of one that is none, beyond all
+    int first_tile;  // index of the segment's first tile row, counted over all segments; INT_MAX for an unused segment
 };
 
-// What every product is of; a kernel's own parameters come behind it.
-struct Matrices {
+// Parameters of every GEMM. Each kernel derives a structure that appends its own parameters.
+struct GemmArgs {
     Segment segment[3];
-    uint64_t streaming;  // how weights are kept in the second-level cache: cp_async_streaming
-    int n_tiles;  // tile rows of all segments together; GLU: of each
+    uint64_t streaming;  // L2 cache policy of weight loads: see cp_async_streaming
+    int n_tiles;         // tile rows of all segments together; GLU: of gate, which has as many as up
     int n_tokens;
     int k;
-    int n_chunk;     // of a tile row
-    int activation;  // GLU
+    int n_chunk;     // chunks of a tile row
+    int activation;  // GLU: enum Activation
 };
 
-// QKV: how q, k and v, which are the matrices, go to where attention takes them (rope_epilogue.cuh); k's and v's outputs are
-// pages of halves.
-struct Turning {
-    const float2* turns;   // [n_tokens][n_pairs], see find_turns (rope_kv.cu)
-    const int* rows;       // [n_tokens], likewise
+// The RoPE epilogue (QKV; rope_epilogue.cuh): the segments are q, k and v. Outputs of q are f16 rows; outputs of k and
+// v are pages of the f16 KV cache.
+struct RopeEpilogueArgs {
+    const float2* angles;  // [n_tokens][n_pairs]: see compute_angles (rope_kv.cu)
+    const int* rows;       // [n_tokens], the row of each token in the KV pages: from compute_angles too
     const float* bias[3];  // of q, k and v, or null
     int head_size;         // a multiple of 32
-    int n_pairs, neox;     // as of RopeKv; an even number of pairs
+    int n_pairs, neox;     // as in RopeArgs; n_pairs is even
     int page_size;
     float magnitude;
 };
 
-// The segment that has a tile row, which is counted over all segments.
-template <class Product>
-__device__ __forceinline__ int segment_of(const Product& p, int tile_row) {
+// Index of the segment that holds `tile_row`, which is counted over all segments.
+template <class Args>
+__device__ __forceinline__ int segment_of(const Args& p, int tile_row) {
     return (tile_row >= p.segment[1].first_tile) + (tile_row >= p.segment[2].first_tile);
 }
 
-// A tile row of a block of threads: where it lies and where its outputs go. Past the end it repeats the last one, unwritten.
+// One tile row of a CTA: where its chunks are and which output rows it makes. A CTA past the last tile row gets the
+// last one again with valid = false: it multiplies, but stores nothing.
 struct TileRow {
     const uint8_t* chunks;
     int segment, row;
     bool valid;
 
-    // The i-th of COUNT that the block has; GLU: the first half are of gate, the others of up.
-    template <int EPILOGUE, int COUNT, class Product>
-    static __device__ __forceinline__ TileRow of(const Product& p, int row_block, int i, int chunk_bytes) {
+    // Tile row i of the COUNT tile rows of CTA row `row_block`. GLU: i < COUNT / 2 are tile rows of gate, the others
+    // the same tile rows of up.
+    template <int EPILOGUE, int COUNT, class Args>
+    static __device__ __forceinline__ TileRow of(const Args& p, int row_block, int i, int chunk_bytes) {
         constexpr bool PAIRS = EPILOGUE == GLU;
         const int wanted = PAIRS ? row_block * (COUNT / 2) + i % (COUNT / 2) : row_block * COUNT + i;
         const int index = min(wanted, p.n_tiles - 1);
@@ -61,7 +64,7 @@ struct TileRow {
     }
 };
 
-// An output of the matrix, by the scale of its row.
+// Applies the scale of an output row, if the matrix has row scales.
 __device__ __forceinline__ float scaled_row(const Segment& segment, int row, float y) {
     return segment.row_scale ? y * __ldg(segment.row_scale + row) : y;
 }

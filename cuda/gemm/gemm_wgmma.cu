@@ -1,21 +1,30 @@
-// y[T, N] = x[T, K] W[N, K]^T on Hopper: tiles (tile.cuh) x packed f16 activations (packed.cuh), 8 to 256 tokens of a
-// block at a time.
+// Hopper prefill GEMM: y[T, N] = x[T, K] W[N, K]^T with W in tiles (tile.cuh), x packed f16 (packed.cuh) and f32
+// accumulation. A work tile is 128 rows x TOKENS (8 to 256) tokens.
 //
-// A block has two warpgroups that multiply and one that copies. Each warp that multiplies has 16 rows, so that a
-// warpgroup has the 64 rows of a wgmma: its codes become scaled halves in registers in the order of the A operand, as
-// in gemm_prefill.cu, 64 columns ahead of the products that run meanwhile. Weights, a chunk of eight tile rows at a time,
-// and activations, 64 columns of TOKENS tokens, lie in two rings in shared memory; one warp each fills them with bulk
-// copies, that of the weights without waiting for the kernel that makes x. Where the norm of x was handed on
-// (deferred_norm.cuh), a third one finds what sums are multiplied by.
+// Launch: resident CTAs only (one or two per SM) of 384 threads: two consumer warpgroups that multiply and one producer
+// warpgroup. tile_scheduler.cuh assigns stages of work tiles to CTAs.
 //
-// Products of many tokens take all the power that the GPU may have, so that what costs energy costs time: two blocks as a
-// cluster (SHARERS) multiply the same activations by neighbouring rows of weights, and each copies half of them to both.
+// | warps              | task                                                                      |
+// | 0 ... 7, consumers | multiply 16 rows each: a warpgroup has the 64 rows of a wgmma             |
+// | 8                  | copies weights, a chunk of eight tile rows per stage; does not wait for x |
+// | 9 (one thread)     | copies x, 64 columns of TOKENS tokens per step                            |
+// | 10                 | computes the factors of a deferred norm (deferred_norm.cuh)               |
 //
-// tile_scheduler.cuh says which stages of which tiles of output (128 rows, TOKENS tokens) are this block's.
+// A consumer warp converts codes to scaled f16 in registers, in the order of the A operand, as in gemm_prefill.cu, 64
+// columns ahead of the wgmma that runs meanwhile. Shared memory holds two pipelines, of weights and of x, which bulk
+// copies fill, because wgmma reads B from shared memory and several warps use the same x.
 //
-// Epilogues: STORE (float out = y), ADD (float out += y), GLU (half out = act(gate) * up). There a warp has rows 8 h
-// ... 8 h + 7 of a tile row of gate and the same of up, so a thread has both factors. It writes rows of halves, or
-// packed for the next product. QKV: the segments are q, k and v, which go rotated to rows of halves, and to pages.
+// With many tokens the GEMM is limited by the power of the GPU, so energy costs time: two CTAs of a cluster (CLUSTER =
+// 2) multiply the same x by adjacent rows of weights, and each copies half of x to both CTAs.
+//
+// | epilogue | output                                                                        |
+// | STORE    | f32 out = y                                                                   |
+// | ADD      | f32 out += y                                                                  |
+// | GLU      | f16 out = act(gate) * up, as rows or packed for the next GEMM                 |
+// | QKV      | the segments are q, k and v: rotated, then f16 rows of q and pages of k and v |
+//
+// GLU: a warp has rows 8 h ... 8 h + 7 of a tile row of gate and the same rows of up, so a thread has both factors of
+// an output.
 #include "lib/activation.cuh"
 #include "lib/cluster.cuh"
 #include "norm/deferred_norm.cuh"
@@ -26,141 +35,148 @@
 #include "gemm/rope_epilogue.cuh"
 #include "lib/wgmma.cuh"
 
-constexpr int GROUPS = 2;                 // warpgroups that multiply
-constexpr int TILES = 4 * GROUPS;         // tile rows of a block
+constexpr int GROUPS = 2;          // consumer warpgroups
+constexpr int TILES = 4 * GROUPS;  // tile rows of a CTA
 constexpr int W_THREADS = 128 * (GROUPS + 1);
-constexpr int STEP = PACKED_STEP;         // columns of a row of x in shared memory
-constexpr int ROW = PACKED_ROW;           // its bytes
-constexpr int BARRIERS = 1024;            // bytes
+constexpr int STEP = PACKED_STEP;  // columns of a row of x in shared memory
+constexpr int ROW = PACKED_ROW;    // bytes of such a row
+constexpr int BARRIERS = 1024;     // bytes of the mbarriers, factors and squares
 
-// Few tokens: two blocks fit on a multiprocessor, so that the next kernel's copies begin while this one ends.
+// With few tokens two CTAs fit on an SM, so that the next kernel's copies begin while this kernel ends.
 template <int TOKENS>
-constexpr int BLOCKS = TOKENS <= 64 ? 2 : 1;
-// Bytes of shared memory, as the launch has them.
+constexpr int CTAS_PER_SM = TOKENS <= 64 ? 2 : 1;
+// Bytes of dynamic shared memory; the launch uses the same numbers.
 template <int TOKENS>
 constexpr int SHARED = TOKENS <= 64 ? 112 << 10 : 226 << 10;
 
-// So few tokens that a norm may be handed on.
+// Whether the norm may be deferred: only with the smallest tile.
 template <int TOKENS>
-constexpr bool HANDS = TOKENS == 8;
+constexpr bool HAS_DEFERRED_NORM = TOKENS == 8;
 
-struct Product : Matrices {
-    const uint8_t* x;       // packed
-    float* partial;         // of tiles that are cut: LeftSums
-    Dealt dealt;
-    Handed handed;          // of few tokens: by ADD to the product behind, to others by the one before
-    int order;              // GLU: of the output
-    int early;              // stages of weights that a block asks for before the kernel that makes x has ended
-    Turning turning;        // QKV
+struct GemmWgmmaArgs : GemmArgs {
+    const uint8_t* x;  // packed f16
+    float* partial;    // split-K workspace of tiles that several CTAs share
+    TileSchedulerArgs scheduler;
+    // TOKENS = 8: ADD defers the norm to the next GEMM; other epilogues apply a norm that the previous GEMM deferred
+    DeferredNormArgs deferred_norm;
+    int order;                       // GLU: enum Order of the output
+    int prefetch_stages;             // stages of weights that a CTA requests before the kernel that makes x has ended
+    RopeEpilogueArgs rope_epilogue;  // QKV
 };
 
-// A stage of the ring of weights: a chunk of each tile row; of halves, two.
+// A stage of the weight pipeline: one chunk of each of the CTA's tile rows; two if a chunk has 64 columns (f16).
 template <class T>
-struct Stage {
+struct WeightStage {
     static constexpr int CHUNKS = T::CHUNK_K == STEP ? 2 : 1;
     static constexpr int STEPS = CHUNKS * T::CHUNK_K / STEP;
     static constexpr int TILE_BYTES = CHUNKS * T::BYTES, COPIED = TILES * CHUNKS * T::USED;
     static constexpr int BYTES = TILES * TILE_BYTES;
 };
 
-// The shared memory: both rings hold about as many columns. A stage of x has X_STEPS times 64 columns: more of them
-// where tokens are few, since what every stage costs counts then.
+// Shared memory: x, staged outputs, weights, mbarriers. Both pipelines hold about the same number of columns. A stage
+// of x has X_STEPS steps of 64 columns: more with few tokens, where the fixed cost of a stage matters.
 template <class T, int TOKENS, int EPILOGUE>
-struct Room {
-    static constexpr int X_STEPS = TOKENS <= 32 ? Stage<T>::STEPS : TOKENS <= 64 ? 2 : 1;
+struct WgmmaSharedStorage {
+    static constexpr int X_STEPS = TOKENS <= 32 ? WeightStage<T>::STEPS : TOKENS <= 64 ? 2 : 1;
     static constexpr int X_STEP_BYTES = TOKENS * ROW, X_BYTES = X_STEPS * X_STEP_BYTES;
     static constexpr int OUT_BYTES = EPILOGUE == GLU ? X_STEP_BYTES : EPILOGUE == QKV ? STAGED_HEADS_BYTES : 0;
     static constexpr int FREE = SHARED<TOKENS> - BARRIERS - OUT_BYTES;
-    static constexpr int STEPS = FREE / (X_STEP_BYTES + Stage<T>::BYTES / Stage<T>::STEPS);
-    static constexpr int WANTED = (STEPS + (TOKENS <= 64 ? 0 : Stage<T>::STEPS - 1)) / Stage<T>::STEPS;
+    static constexpr int STEPS = FREE / (X_STEP_BYTES + WeightStage<T>::BYTES / WeightStage<T>::STEPS);
+    static constexpr int WANTED = (STEPS + (TOKENS <= 64 ? 0 : WeightStage<T>::STEPS - 1)) / WeightStage<T>::STEPS;
     static constexpr int W_STAGES = WANTED < 2 ? 2 : WANTED;
-    static constexpr int X_STAGES = (FREE - W_STAGES * Stage<T>::BYTES) / X_BYTES;
+    static constexpr int X_STAGES = (FREE - W_STAGES * WeightStage<T>::BYTES) / X_BYTES;
     static_assert(X_STAGES >= 2 && W_STAGES >= 2, "");
-    static_assert(16 * (X_STAGES + W_STAGES) + 8 + 4 * TOKENS * (HANDS<TOKENS> ? TILES + 1 : 0) <= BARRIERS, "");
+    static_assert(16 * (X_STAGES + W_STAGES) + 8 + 4 * TOKENS * (HAS_DEFERRED_NORM<TOKENS> ? TILES + 1 : 0) <= BARRIERS,
+                  "");
 
     uint8_t *x, *out, *w;
-    uint64_t *x_full, *x_free, *w_full, *w_free, *found;
-    float* factors;  // see find_factors; `found` when they are there
+    uint64_t *x_full, *x_free, *w_full, *w_free, *factors_ready;
+    float* factors;  // see compute_factors; factors_ready completes when they are stored
     float* squares;  // [TILES][TOKENS]
 
-    __device__ __forceinline__ Room(uint8_t* shared) {
+    __device__ __forceinline__ WgmmaSharedStorage(uint8_t* shared) {
         x = shared;
         out = x + X_STAGES * X_BYTES;
         w = out + OUT_BYTES;
-        x_full = reinterpret_cast<uint64_t*>(w + W_STAGES * Stage<T>::BYTES);
+        x_full = reinterpret_cast<uint64_t*>(w + W_STAGES * WeightStage<T>::BYTES);
         x_free = x_full + X_STAGES;
         w_full = x_free + X_STAGES;
         w_free = w_full + W_STAGES;
-        found = w_free + W_STAGES;
-        factors = reinterpret_cast<float*>(found + 1);
+        factors_ready = w_free + W_STAGES;
+        factors = reinterpret_cast<float*>(factors_ready + 1);
         squares = factors + TOKENS;
     }
-    __device__ __forceinline__ void init(int sharers) const {
-        for (int i = 0; i < X_STAGES; ++i) mbarrier_init(x_full + i, 1), mbarrier_init(x_free + i, sharers * TILES);
+    __device__ __forceinline__ void init(int cluster) const {
+        for (int i = 0; i < X_STAGES; ++i) mbarrier_init(x_full + i, 1), mbarrier_init(x_free + i, cluster * TILES);
         for (int i = 0; i < W_STAGES; ++i) mbarrier_init(w_full + i, 1), mbarrier_init(w_free + i, 32 * TILES);
-        mbarrier_init(found, 32);
+        mbarrier_init(factors_ready, 32);
         mbarrier_init_fence();
     }
 };
 
-// One warp: lane i copies tile row i.
+// The weight producer, one warp: lane i copies tile row i of each stage.
 template <class T, int TOKENS, int EPILOGUE>
-__device__ __forceinline__ void copy_weights(const Product& p, const Room<T, TOKENS, EPILOGUE>& room, int lane) {
-    using S = Stage<T>;
-    Place<Room<T, TOKENS, EPILOGUE>::W_STAGES> place;
-    for (Shares share(p.dealt); share.next();) {
-        const TileRow tile = TileRow::of<EPILOGUE, TILES>(p, share.row_block(), lane % TILES, T::BYTES);
-#pragma unroll 1  // the few registers of a warp that copies are enough for one turn
-        for (int stage = share.first; stage < share.last; ++stage, place.next()) {
-            // Waiting again, in later turns of the ring, costs nothing: what would count the stages costs registers.
-            if (BLOCKS<TOKENS> > 1 && place.stage == p.early) grid_dependency_wait();
-            mbarrier_wait(room.w_free + place.stage, place.parity ^ 1);
-            if (lane == 0) mbarrier_arrive_expect(room.w_full + place.stage, S::COPIED);
+__device__ __forceinline__ void copy_weights(const GemmWgmmaArgs& p,
+                                             const WgmmaSharedStorage<T, TOKENS, EPILOGUE>& storage, int lane) {
+    using S = WeightStage<T>;
+    PipelineState<WgmmaSharedStorage<T, TOKENS, EPILOGUE>::W_STAGES> state;
+    for (TileScheduler work(p.scheduler); work.next();) {
+        const TileRow tile = TileRow::of<EPILOGUE, TILES>(p, work.row_block(), lane % TILES, T::BYTES);
+#pragma unroll 1  // unrolling would need more registers than a producer warp has
+        for (int stage = work.first; stage < work.last; ++stage, state.next()) {
+            // Waits again each time the pipeline wraps around, which costs nothing; a counter of stages would cost a
+            // register.
+            if (CTAS_PER_SM<TOKENS> > 1 && state.stage == p.prefetch_stages) grid_dependency_wait();
+            mbarrier_wait(storage.w_free + state.stage, state.parity ^ 1);
+            if (lane == 0) mbarrier_arrive_expect(storage.w_full + state.stage, S::COPIED);
             __syncwarp();
-            uint8_t* to = room.w + place.stage * S::BYTES + lane * S::TILE_BYTES;
+            uint8_t* dst = storage.w + state.stage * S::BYTES + lane * S::TILE_BYTES;
             if (lane < TILES)
 #pragma unroll
                 for (int i = 0; i < S::CHUNKS; ++i) {
-                    const int chunk = min(stage * S::CHUNKS + i, p.n_chunk - 1);  // of the last, x is 0
-                    const uint8_t* from = tile.chunks + static_cast<size_t>(chunk) * T::BYTES;
-                    if constexpr (BLOCKS<TOKENS> > 1)  // so few tokens that weights are read once
-                        bulk_copy_streaming(to + i * T::BYTES, from, T::USED, room.w_full + place.stage, p.streaming);
+                    // chunks past the last repeat it; x is 0 there
+                    const int chunk = min(stage * S::CHUNKS + i, p.n_chunk - 1);
+                    const uint8_t* src = tile.chunks + static_cast<size_t>(chunk) * T::BYTES;
+                    if constexpr (CTAS_PER_SM<TOKENS> > 1)  // with few tokens each weight is read once
+                        bulk_copy_streaming(dst + i * T::BYTES, src, T::USED, storage.w_full + state.stage,
+                                            p.streaming);
                     else
-                        bulk_copy(to + i * T::BYTES, from, T::USED, room.w_full + place.stage);
+                        bulk_copy(dst + i * T::BYTES, src, T::USED, storage.w_full + state.stage);
                 }
         }
     }
 }
 
-// One thread, which waits for the kernel that makes x. It copies what its block has to copy to all that share x.
-template <int SHARERS, class T, int TOKENS, int EPILOGUE>
-__device__ __forceinline__ void copy_x(const Product& p, const Room<T, TOKENS, EPILOGUE>& room) {
-    using R = Room<T, TOKENS, EPILOGUE>;
-    constexpr int PART = TOKENS / SHARERS * ROW;
-    const int first = cluster_rank<SHARERS>() * PART;  // byte of a step
-    Place<R::X_STAGES> place;
+// The producer of x, one thread, which first waits for the kernel that makes x. It copies the CTA's part of x to all
+// CTAs of the cluster.
+template <int CLUSTER, class T, int TOKENS, int EPILOGUE>
+__device__ __forceinline__ void copy_x(const GemmWgmmaArgs& p, const WgmmaSharedStorage<T, TOKENS, EPILOGUE>& storage) {
+    using R = WgmmaSharedStorage<T, TOKENS, EPILOGUE>;
+    constexpr int PART = TOKENS / CLUSTER * ROW;
+    const int first = cluster_rank<CLUSTER>() * PART;  // first byte of the CTA's part of a step
+    PipelineState<R::X_STAGES> state;
     const int n_tokens = packed_tokens(p.n_tokens), next = n_tokens * ROW;
-    for (Shares share(p.dealt); share.next();) {
-        const int token = share.token_block() * TOKENS, bytes = min(TOKENS, n_tokens - token) * ROW;
-        const int end = share.last * Stage<T>::STEPS;
-        int step = share.first * Stage<T>::STEPS;
-        const int part = min(PART, bytes - first);  // not positive where there are few tokens
-        const uint8_t* from = p.x + (static_cast<size_t>(step) * n_tokens + token) * ROW + first;
-        grid_dependency_wait(made_of(from) | bytes);
+    for (TileScheduler work(p.scheduler); work.next();) {
+        const int token = work.token_block() * TOKENS, bytes = min(TOKENS, n_tokens - token) * ROW;
+        const int end = work.last * WeightStage<T>::STEPS;
+        int step = work.first * WeightStage<T>::STEPS;
+        const int part = min(PART, bytes - first);  // zero or negative with few tokens
+        const uint8_t* src = p.x + (static_cast<size_t>(step) * n_tokens + token) * ROW + first;
+        grid_dependency_wait(made_of(src) | bytes);
 #pragma unroll 1
-        for (; step < end; step += R::X_STEPS, place.next()) {
-            mbarrier_wait(room.x_free + place.stage, place.parity ^ 1);
-            mbarrier_arrive_expect(room.x_full + place.stage, R::X_STEPS * bytes);
+        for (; step < end; step += R::X_STEPS, state.next()) {
+            mbarrier_wait(storage.x_free + state.stage, state.parity ^ 1);
+            mbarrier_arrive_expect(storage.x_full + state.stage, R::X_STEPS * bytes);
 #pragma unroll
-            for (int i = 0; i < R::X_STEPS; ++i, from += next)
-                if (SHARERS == 1 || part > 0)
-                    bulk_copy_to_all<SHARERS>(room.x + place.stage * R::X_BYTES + i * R::X_STEP_BYTES + first, from, part,
-                                              room.x_full + place.stage);
+            for (int i = 0; i < R::X_STEPS; ++i, src += next)
+                if (CLUSTER == 1 || part > 0)
+                    bulk_copy_to_all<CLUSTER>(storage.x + state.stage * R::X_BYTES + i * R::X_STEP_BYTES + first, src,
+                                              part, storage.x_full + state.stage);
         }
     }
 }
 
-// What codes u of one group become halves with, for rows g and g + 8: d * 512, and what is added to d * u.
+// Scale and offset of one group for rows g (low) and g + 8 (high), as f16: d * 512, and the constant added to d * u.
 struct GroupScales {
     __half2 d, shift;
 };
@@ -179,9 +195,9 @@ __device__ __forceinline__ GroupScales group_scales(const ChunkScales<T>& s) {
         return {d, __hmul2(d, __hmul2(zero, one))};
     } else if constexpr (T::SCALES == Scales::E8) {
         const uint32_t word = s.sc[GROUP_INDEX / 2];
-        constexpr int from = 16 * (GROUP_INDEX & 1);
-        const __half2 d =
-            __floats2half2_rn(half_power_of_two<from>(word) * 512.0f, half_power_of_two<from + 8>(word) * 512.0f);
+        constexpr int from_bit = 16 * (GROUP_INDEX & 1);
+        const __half2 d = __floats2half2_rn(half_power_of_two<from_bit>(word) * 512.0f,
+                                            half_power_of_two<from_bit + 8>(word) * 512.0f);
         return {d, __hmul2(d, __hmul2(zero, one))};
     } else {
         const __half2 d = as_half2(__byte_perm(s.dd[0], s.dd[1], 0x5410));
@@ -191,8 +207,8 @@ __device__ __forceinline__ GroupScales group_scales(const ChunkScales<T>& s) {
     }
 }
 
-// Codes of one product as scaled halves. They come as shift * u * 2^-24 (odd groups of nibbles with a shift of 16): times
-// 2^15 / shift they are u * 2^-9, and d * 512 brings them to size.
+// Scales the codes of one MMA. unpack() returns shift * u * 2^-24 as f16, where shift is 16 for odd groups of nibbles.
+// Multiplying by 2^15 / shift gives u * 2^-9, and d * 512 gives d * u.
 template <class T, int J>
 __device__ __forceinline__ void scale_codes(uint32_t (&a)[4], const GroupScales& s) {
     constexpr float shift_of[2] = {T::template shift<J, 0>(), T::template shift<J, 1>()};
@@ -205,27 +221,28 @@ __device__ __forceinline__ void scale_codes(uint32_t (&a)[4], const GroupScales&
     }
 }
 
-// Rows 8 h ... 8 h + 7 of two tile rows as one: codes and scales that unpack as if they were one tile's.
+// GLU: joins rows 8 h ... 8 h + 7 of two tile rows (gate and up) into codes and scales that unpack like those of a
+// single tile row.
 template <class Step>
-__device__ __forceinline__ void load_halves(ChunkCodes<Step>& to, const uint8_t* (&main)[2], const uint8_t* (&extra)[2],
-                                            int h, int lane) {
+__device__ __forceinline__ void load_half_tiles(ChunkCodes<Step>& dst, const uint8_t* (&main)[2],
+                                                const uint8_t* (&extra)[2], int h, int lane) {
     constexpr int EXTRA = ChunkCodes<Step>::EXTRA;
-    if constexpr (Step::BASE_BITS == 2) {  // both halves of a tile share words
+    if constexpr (Step::BASE_BITS == 2) {  // rows g and rows g + 8 of a tile share words
         const uint2 first = reinterpret_cast<const uint2*>(main[0])[lane];
         const uint2 second = reinterpret_cast<const uint2*>(main[1])[lane];
-        to.main[0] = (first.x >> 2 * h & 0x33333333u) | (second.x >> 2 * h & 0x33333333u) << 2;
-        to.main[1] = (first.y >> 2 * h & 0x33333333u) | (second.y >> 2 * h & 0x33333333u) << 2;
+        dst.main[0] = (first.x >> 2 * h & 0x33333333u) | (second.x >> 2 * h & 0x33333333u) << 2;
+        dst.main[1] = (first.y >> 2 * h & 0x33333333u) | (second.y >> 2 * h & 0x33333333u) << 2;
     }
 #pragma unroll
     for (int i = 0; i < Step::BASE_BYTES / 512; ++i) {
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
-            const uint32_t* from = reinterpret_cast<const uint32_t*>(main[m] + (32 * i + lane) * 16);
-            if constexpr (Step::FLOAT || TilePlace<Step>::OPERANDS) {
-                to.main[4 * i + m] = from[h], to.main[4 * i + 2 + m] = from[2 + h];
+            const uint32_t* src = reinterpret_cast<const uint32_t*>(main[m] + (32 * i + lane) * 16);
+            if constexpr (Step::FLOAT || TileOffset<Step>::OPERANDS) {
+                dst.main[4 * i + m] = src[h], dst.main[4 * i + 2 + m] = src[2 + h];
             } else {
-                const uint2 v = reinterpret_cast<const uint2*>(from)[h];
-                to.main[4 * i + 2 * m] = v.x, to.main[4 * i + 2 * m + 1] = v.y;
+                const uint2 v = reinterpret_cast<const uint2*>(src)[h];
+                dst.main[4 * i + 2 * m] = v.x, dst.main[4 * i + 2 * m + 1] = v.y;
             }
         }
     }
@@ -233,20 +250,20 @@ __device__ __forceinline__ void load_halves(ChunkCodes<Step>& to, const uint8_t*
         constexpr uint32_t mask = EXTRA == 1 ? 0x33333333u : 0x0f0f0f0fu;
         uint32_t words[2][EXTRA];
 #pragma unroll
-        for (int m = 0; m < 2; ++m) to.load_extra(words[m], extra[m] + lane * EXTRA * 4);
+        for (int m = 0; m < 2; ++m) dst.load_extra(words[m], extra[m] + lane * EXTRA * 4);
 #pragma unroll
         for (int i = 0; i < EXTRA; ++i) {
             const uint32_t first = words[0][i] >> 2 * EXTRA * h, second = words[1][i] >> 2 * EXTRA * h;
-            to.extra[i] = (first & mask) | (second & mask) << 2 * EXTRA;
+            dst.extra[i] = (first & mask) | (second & mask) << 2 * EXTRA;
         }
     }
 }
 template <class T>
-__device__ __forceinline__ void join_halves(ChunkScales<T>& a, const ChunkScales<T>& b, int h) {
-    const uint32_t halves = h ? 0x7632 : 0x5410, bytes = h ? 0x7351 : 0x6240;
+__device__ __forceinline__ void join_half_tiles(ChunkScales<T>& a, const ChunkScales<T>& b, int h) {
+    const uint32_t selector = h ? 0x7632 : 0x5410, bytes = h ? 0x7351 : 0x6240;
     if constexpr (T::SCALES == Scales::D) {
 #pragma unroll
-        for (int i = 0; i < T::GROUPS; ++i) a.dd[i] = __byte_perm(a.dd[i], b.dd[i], halves);
+        for (int i = 0; i < T::GROUPS; ++i) a.dd[i] = __byte_perm(a.dd[i], b.dd[i], selector);
     } else if constexpr (T::SCALES == Scales::DM) {
 #pragma unroll
         for (int i = 0; i < 2 * T::GROUPS; i += 2) {
@@ -255,44 +272,44 @@ __device__ __forceinline__ void join_halves(ChunkScales<T>& a, const ChunkScales
         }
     } else {
         if constexpr (T::SIGNED_SUB)
-            a.dd[0] = __byte_perm(a.dd[0], b.dd[0], halves);
+            a.dd[0] = __byte_perm(a.dd[0], b.dd[0], selector);
         else if constexpr (T::PACKED_SUB)
             a.dd[0] = h ? a.dd[1] : a.dd[0], a.dd[1] = h ? b.dd[1] : b.dd[0];
 #pragma unroll
         for (int i = 0; i < T::GROUPS / 2; ++i) {
-            // Bytes are of one half after the other: the same half of both, gate first.
+            // Bytes alternate between rows g and rows g + 8; takes the bytes of half h of both tile rows, gate first.
             a.sc[i] = __byte_perm(a.sc[i], b.sc[i], bytes);
             if (T::TWOS && i < T::GROUPS / 4) a.twos[i] = __byte_perm(a.twos[i], b.twos[i], bytes);
         }
     }
 }
 
-// A warp that multiplies.
-template <class T, int TOKENS, int EPILOGUE, int SHARERS>
-struct Consumer {
+// A consumer warp.
+template <class T, int TOKENS, int EPILOGUE, int CLUSTER>
+struct GemmWgmmaConsumer {
     using Sum = float;
-    using S = Stage<T>;
-    using R = Room<T, TOKENS, EPILOGUE>;
+    using S = WeightStage<T>;
+    using R = WgmmaSharedStorage<T, TOKENS, EPILOGUE>;
     using Step = Tile<T::BITS, T::GROUP, T::SCALES, STEP, typename T::VALUES>;
-    const Product& p;
-    const R& room;
+    const GemmWgmmaArgs& p;
+    const R& storage;
     int warp, lane;  // warp 0 ... TILES - 1
-    Place<R::W_STAGES> w;
-    Place<R::X_STAGES> x;
-    uint32_t operand_x;  // what describes the stage of x at `x`
-    int used;  // the stage of x before the one at `x`, or -1: the last products under way may still take it
+    PipelineState<R::W_STAGES> w;
+    PipelineState<R::X_STAGES> x;
+    uint32_t operand_x;  // wgmma descriptor of the current stage of x
+    int used;            // the previous stage of x, which wgmmas in flight may still read, or -1
     ChunkScales<T> scales;
     uint32_t a[2][4][4];
     float acc[TOKENS / 2];
 
-    __device__ __forceinline__ Consumer(const Product& product, const R& r)
-        : p(product), room(r), warp(threadIdx.x / 32), lane(threadIdx.x % 32) {}
+    __device__ __forceinline__ GemmWgmmaConsumer(const GemmWgmmaArgs& args, const R& r)
+        : p(args), storage(r), warp(threadIdx.x / 32), lane(threadIdx.x % 32) {}
 
-    // Tile row i of the stage at `w`.
+    // Tile row i of the current weight stage.
     __device__ __forceinline__ const uint8_t* tile(int i) const {
-        return room.w + w.stage * S::BYTES + i * S::TILE_BYTES;
+        return storage.w + w.stage * S::BYTES + i * S::TILE_BYTES;
     }
-    // GLU: the warp's tile row of gate, which of its halves; up lies TILES / 2 further on.
+    // GLU: the warp's tile row of gate, and which half (rows g or g + 8) of it; up is TILES / 2 tile rows further on.
     __device__ __forceinline__ int gate() const { return warp / 2; }
     __device__ __forceinline__ int half() const { return warp % 2; }
 
@@ -301,68 +318,70 @@ struct Consumer {
             ChunkScales<T> up;
             scales.load(tile(gate()), lane / 4);
             up.load(tile(gate() + TILES / 2), lane / 4);
-            join_halves(scales, up, half());
+            join_half_tiles(scales, up, half());
         } else {
             scales.load(tile(warp), lane / 4);
         }
     }
-    // The A operands of step P of the stage at `w`.
+    // Makes the A operands of step P of the current weight stage.
     template <int P>
     __device__ __forceinline__ void convert() {
-        constexpr int HERE = S::CHUNKS > 1 ? 0 : P, CHUNK = S::CHUNKS > 1 ? P : 0;  // the step in its chunk
-        constexpr int MAIN = CHUNK * T::BYTES + T::SCALE_BYTES + HERE * Step::BASE_BYTES;
-        constexpr int MORE = CHUNK * T::BYTES + T::SCALE_BYTES + T::BASE_BYTES + HERE * Step::EXTRA_BYTES;
+        // index of the step in its chunk
+        constexpr int STEP_IN_CHUNK = S::CHUNKS > 1 ? 0 : P, CHUNK = S::CHUNKS > 1 ? P : 0;
+        constexpr int MAIN = CHUNK * T::BYTES + T::SCALE_BYTES + STEP_IN_CHUNK * Step::BASE_BYTES;
+        constexpr int MORE = CHUNK * T::BYTES + T::SCALE_BYTES + T::BASE_BYTES + STEP_IN_CHUNK * Step::EXTRA_BYTES;
         if constexpr (P == 0) {
-            mbarrier_wait(room.w_full + w.stage, w.parity);
+            mbarrier_wait(storage.w_full + w.stage, w.parity);
             if constexpr (T::SCALED) load_scales();
         }
         ChunkCodes<Step> codes;
         if constexpr (EPILOGUE == GLU) {
             const uint8_t *first = tile(gate()), *second = tile(gate() + TILES / 2);
             const uint8_t *main[2] = {first + MAIN, second + MAIN}, *extra[2] = {first + MORE, second + MORE};
-            load_halves(codes, main, extra, half(), lane);
+            load_half_tiles(codes, main, extra, half(), lane);
         } else {
             codes.load(tile(warp) + MAIN, tile(warp) + MORE, lane);
         }
-        operand<P, HERE, 0, 0>(codes);
-        operand<P, HERE, 0, 1>(codes);
-        operand<P, HERE, 1, 0>(codes);
-        operand<P, HERE, 1, 1>(codes);
+        operand<P, STEP_IN_CHUNK, 0, 0>(codes);
+        operand<P, STEP_IN_CHUNK, 0, 1>(codes);
+        operand<P, STEP_IN_CHUNK, 1, 0>(codes);
+        operand<P, STEP_IN_CHUNK, 1, 1>(codes);
     }
-    template <int P, int HERE, int J, int S_>
+    template <int P, int STEP_IN_CHUNK, int J, int S_>
     __device__ __forceinline__ void operand(const ChunkCodes<Step>& codes) {
-        uint32_t(&to)[4] = a[P & 1][2 * J + S_];
-        codes.template unpack<J, S_>(to);
+        uint32_t (&dst)[4] = a[P & 1][2 * J + S_];
+        codes.template unpack<J, S_>(dst);
         if constexpr (T::SCALED) {
-            constexpr int group = T::GROUP == 16 ? 2 * (2 * HERE + J) + S_ : 2 * HERE + J;
-            scale_codes<T, J>(to, group_scales<T, group>(scales));
+            constexpr int group = T::GROUP == 16 ? 2 * (2 * STEP_IN_CHUNK + J) + S_ : 2 * STEP_IN_CHUNK + J;
+            scale_codes<T, J>(dst, group_scales<T, group>(scales));
         }
     }
-    // Each lane says for itself what it has read: tools that look for races do not follow one lane that speaks for all.
+    // Every lane arrives for itself, because race detectors do not follow one lane that arrives for the warp.
     __device__ __forceinline__ void release_w() {
-        mbarrier_arrive(room.w_free + w.stage);
+        mbarrier_arrive(storage.w_free + w.stage);
         w.next();
     }
     __device__ __forceinline__ void release_x() {
-        if (used >= 0) mbarrier_arrive_at_all<SHARERS>(room.x_free + used, lane);
+        if (used >= 0) mbarrier_arrive_at_all<CLUSTER>(storage.x_free + used, lane);
     }
-    // Step P and those behind it: products are enqueued, then the next step's operands made while they run.
+    // Steps P, P + 1, ... of a stage: issues the wgmmas of a step, then makes the operands of the next step while they
+    // run.
     template <int P>
     __device__ __forceinline__ void steps(bool more) {
         if constexpr (P < S::STEPS) {
-            constexpr int AT = P % R::X_STEPS;  // in the stage of x
-            if constexpr (AT == 0) {
-                mbarrier_wait(room.x_full + x.stage, x.parity);
-                operand_x = wgmma_operand(room.x + x.stage * R::X_BYTES);
+            constexpr int X_STEP = P % R::X_STEPS;  // index of the step in the stage of x
+            if constexpr (X_STEP == 0) {
+                mbarrier_wait(storage.x_full + x.stage, x.parity);
+                operand_x = wgmma_operand(storage.x + x.stage * R::X_BYTES);
             }
-            const uint32_t b = operand_x + AT * (R::X_STEP_BYTES / 16);
+            const uint32_t b = operand_x + X_STEP * (R::X_STEP_BYTES / 16);
             wgmma_fence();
 #pragma unroll
             for (int i = 0; i < 4; ++i) wgmma_f16<TOKENS>(acc, a[P & 1][i], b + 2 * i);
             wgmma_commit();
             wgmma_wait<1>();
-            if constexpr (AT == 0) release_x();
-            if constexpr (AT == R::X_STEPS - 1) used = x.stage, x.next();
+            if constexpr (X_STEP == 0) release_x();
+            if constexpr (X_STEP == R::X_STEPS - 1) used = x.stage, x.next();
             if constexpr (P + 1 < S::STEPS) {
                 convert<P + 1>();
                 if (P + 2 == S::STEPS) release_w();
@@ -372,120 +391,130 @@ struct Consumer {
             }
         }
     }
-    __device__ __forceinline__ void run(const Shares& share) {
+    __device__ __forceinline__ void run(const TileScheduler& work) {
 #pragma unroll
         for (int i = 0; i < TOKENS / 2; ++i) acc[i] = 0.0f;
         used = -1;
         convert<0>();
-        for (int stage = share.first; stage < share.last; ++stage) steps<0>(stage + 1 < share.last);
+        for (int stage = work.first; stage < work.last; ++stage) steps<0>(stage + 1 < work.last);
         wgmma_wait<0>();
         release_x();
     }
 };
 
 template <int TOKENS>
-__device__ __forceinline__ bool takes_factors(const Product& p) {
-    return HANDS<TOKENS> && p.handed.squares != nullptr;
+__device__ __forceinline__ bool has_factors(const GemmWgmmaArgs& p) {
+    return HAS_DEFERRED_NORM<TOKENS> && p.deferred_norm.squares != nullptr;
 }
-// What the sums of a piece are multiplied by, of the thread's two tokens.
+// Factors of the sums of a piece, for the thread's two tokens.
 template <class T, int TOKENS, int EPILOGUE>
-__device__ __forceinline__ float2 factors_of(const Product& p, const Room<T, TOKENS, EPILOGUE>& room, int piece) {
-    if (EPILOGUE == ADD || !takes_factors<TOKENS>(p)) return make_float2(1.0f, 1.0f);
-    return *reinterpret_cast<const float2*>(room.factors + 8 * piece + threadIdx.x % 4 * 2);
+__device__ __forceinline__ float2 factors_of(const GemmWgmmaArgs& p,
+                                             const WgmmaSharedStorage<T, TOKENS, EPILOGUE>& storage, int piece) {
+    if (EPILOGUE == ADD || !has_factors<TOKENS>(p)) return make_float2(1.0f, 1.0f);
+    return *reinterpret_cast<const float2*>(storage.factors + 8 * piece + threadIdx.x % 4 * 2);
 }
 
-// Where the sums of a tile of output go, a piece at a time: sums e = 0 ... 3 of piece i are of row g + 8 (e / 2) of the
-// warp and token 8 i + 2 t + e % 2 of the block.
+// Stores the sums of a work tile, a piece at a time: sum e = 0 ... 3 of piece i belongs to row g + 8 (e / 2) of the
+// warp and token 8 i + 2 t + e % 2 of the CTA.
 template <class T, int TOKENS, int EPILOGUE>
-struct Out {
-    const Product& p;
-    const Room<T, TOKENS, EPILOGUE>& room;
+struct GemmWgmmaOutput {
+    const GemmWgmmaArgs& p;
+    const WgmmaSharedStorage<T, TOKENS, EPILOGUE>& storage;
     const Segment* segment;
-    float* to;
+    float* out;
     float scale[2];
-    bool there[2];
-    int tokens;  // from the thread's first one on
+    bool valid[2];
+    int tokens;  // tokens from the thread's first token to the end
 
-    __device__ __forceinline__ Out(const Product& product, const Room<T, TOKENS, EPILOGUE>& room_, const Shares& share)
-        : p(product), room(room_) {
-        const int lane = threadIdx.x % 32, token = share.token_block() * TOKENS + lane % 4 * 2;
-        const TileRow mine = TileRow::of<EPILOGUE, TILES>(p, share.row_block(), threadIdx.x / 32, T::BYTES);
-        const int row = mine.row + lane / 4;
-        segment = p.segment + mine.segment;
+    __device__ __forceinline__ GemmWgmmaOutput(const GemmWgmmaArgs& args,
+                                               const WgmmaSharedStorage<T, TOKENS, EPILOGUE>& storage_,
+                                               const TileScheduler& work)
+        : p(args), storage(storage_) {
+        const int lane = threadIdx.x % 32, token = work.token_block() * TOKENS + lane % 4 * 2;
+        const TileRow tile_row = TileRow::of<EPILOGUE, TILES>(p, work.row_block(), threadIdx.x / 32, T::BYTES);
+        const int row = tile_row.row + lane / 4;
+        segment = p.segment + tile_row.segment;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            there[h] = mine.valid && row + 8 * h < segment->n_rows;
-            scale[h] = there[h] ? scaled_row(*segment, row + 8 * h, 1.0f) : 1.0f;
+            valid[h] = tile_row.valid && row + 8 * h < segment->n_rows;
+            scale[h] = valid[h] ? scaled_row(*segment, row + 8 * h, 1.0f) : 1.0f;
         }
-        to = static_cast<float*>(segment->out) + static_cast<size_t>(token) * segment->n_rows + row;
+        out = static_cast<float*>(segment->out) + static_cast<size_t>(token) * segment->n_rows + row;
         tokens = p.n_tokens - token;
-        if (takes_factors<TOKENS>(p)) mbarrier_wait(room.found, 0);
+        if (has_factors<TOKENS>(p)) mbarrier_wait(storage.factors_ready, 0);
     }
     __device__ __forceinline__ void put(int piece, const float4& sums) const {
-        const float2 factor = factors_of(p, room, piece);
+        const float2 factor = factors_of(p, storage, piece);
         const float y[4] = {sums.x * factor.x, sums.y * factor.y, sums.z * factor.x, sums.w * factor.y};
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             const int token = 8 * piece + e % 2;
-            if (!there[e / 2] || token >= tokens) continue;
-            float* at = to + static_cast<size_t>(token) * segment->n_rows + e / 2 * 8;
+            if (!valid[e / 2] || token >= tokens) continue;
+            float* dst = out + static_cast<size_t>(token) * segment->n_rows + e / 2 * 8;
             if (EPILOGUE == ADD)
-                atomicAdd(at, y[e] * scale[e / 2]);  // nobody else does: it is there to need no answer
+                // no other thread adds to this element; atomicAdd is used because no result has to be loaded or awaited
+                atomicAdd(dst, y[e] * scale[e / 2]);
             else
-                *at = y[e] * scale[e / 2];
+                *dst = y[e] * scale[e / 2];
         }
     }
     __device__ __forceinline__ void end(int, int) const {}
 };
 
-// ADD of eight tokens or fewer, where that is asked for with x handed on (deferred_norm.cuh).
+// ADD with at most eight tokens. If a norm is deferred (deferred_norm.cuh), it also stores the next GEMM's x and the
+// sums of squares.
 template <class T>
-struct Out<T, 8, ADD> {
+struct GemmWgmmaOutput<T, 8, ADD> {
     static constexpr int TOKENS = 8;
-    const Product& p;
-    float* squares;  // in shared memory, [TILES][TOKENS]
-    bool handed;
-    int row_block, row, token;  // the thread's first ones
-    float* x;                   // there
-    float scale[2], weight[2];  // of rows
-    float old[4], before[2];    // of sums; of tokens
+    const GemmWgmmaArgs& p;
+    float* squares;  // shared memory, [TILES][TOKENS]
+    bool is_deferred;
+    int row_block, row, token;  // row_block of the CTA; first row and first token of the thread
+    float* x;                   // output at (token, row)
+    float scale[2], weight[2];  // of the thread's two rows
+    float old[4], prescale[2];  // of the four sums; of the two tokens
 
-    __device__ __forceinline__ Out(const Product& product, const Room<T, TOKENS, ADD>& room, const Shares& share)
-        : p(product), squares(room.squares), handed(product.handed.squares != nullptr), row_block(share.row_block()) {
-        const TileRow mine = TileRow::of<ADD, TILES>(p, row_block, threadIdx.x / 32, T::BYTES);
-        row = mine.valid ? mine.row + threadIdx.x % 32 / 4 : p.segment[0].n_rows;
-        token = share.token_block() * TOKENS + threadIdx.x % 4 * 2;
+    __device__ __forceinline__ GemmWgmmaOutput(const GemmWgmmaArgs& args,
+                                               const WgmmaSharedStorage<T, TOKENS, ADD>& storage,
+                                               const TileScheduler& work)
+        : p(args), squares(storage.squares), is_deferred(args.deferred_norm.squares != nullptr),
+          row_block(work.row_block()) {
+        const TileRow tile_row = TileRow::of<ADD, TILES>(p, row_block, threadIdx.x / 32, T::BYTES);
+        row = tile_row.valid ? tile_row.row + threadIdx.x % 32 / 4 : p.segment[0].n_rows;
+        token = work.token_block() * TOKENS + threadIdx.x % 4 * 2;
         x = static_cast<float*>(p.segment[0].out) + static_cast<size_t>(token) * p.segment[0].n_rows + row;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             scale[h] = has_row(h) ? scaled_row(p.segment[0], row + 8 * h, 1.0f) : 1.0f;
-            weight[h] = handed && has_row(h) ? __ldg(p.handed.weight + row + 8 * h) : 0.0f;
+            weight[h] = is_deferred && has_row(h) ? __ldg(p.deferred_norm.weight + row + 8 * h) : 0.0f;
         }
-        if (!handed) return;
+        if (!is_deferred) return;
 #pragma unroll
-        for (int e = 0; e < 4; ++e) old[e] = has(e) ? __ldcg(at(e)) : 0.0f;
+        for (int e = 0; e < 4; ++e) old[e] = has(e) ? __ldcg(address(e)) : 0.0f;
 #pragma unroll
-        for (int e = 0; e < 2; ++e) before[e] = token + e < p.n_tokens ? __ldcg(p.handed.before + token + e) : 0.0f;
+        for (int e = 0; e < 2; ++e)
+            prescale[e] = token + e < p.n_tokens ? __ldcg(p.deferred_norm.prescale + token + e) : 0.0f;
     }
     __device__ __forceinline__ bool has_row(int h) const { return row + 8 * h < p.segment[0].n_rows; }
     __device__ __forceinline__ bool has(int e) const { return has_row(e / 2) && token + e % 2 < p.n_tokens; }
-    __device__ __forceinline__ float* at(int e) const { return x + e % 2 * p.segment[0].n_rows + e / 2 * 8; }
+    __device__ __forceinline__ float* address(int e) const { return x + e % 2 * p.segment[0].n_rows + e / 2 * 8; }
     __device__ __forceinline__ void put(int, const float4& sums) const {
         const float y[4] = {sums.x * scale[0], sums.y * scale[0], sums.z * scale[1], sums.w * scale[1]};
         float sum[2] = {};
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             if (!has(e)) continue;
-            if (!handed) {
-                atomicAdd(at(e), y[e]);  // as in Out
+            if (!is_deferred) {
+                atomicAdd(address(e), y[e]);  // as in GemmWgmmaOutput
                 continue;
             }
             const float v = old[e] + y[e];
-            *at(e) = v;
+            *address(e) = v;
             sum[e % 2] = fmaf(v, v, sum[e % 2]);
-            hand_on(p.handed, v * weight[e / 2] * before[e % 2], row + e / 2 * 8, token + e % 2, p.n_tokens);
+            store_deferred(p.deferred_norm, v * weight[e / 2] * prescale[e % 2], row + e / 2 * 8, token + e % 2,
+                           p.n_tokens);
         }
-        if (!handed) return;
+        if (!is_deferred) return;
 #pragma unroll
         for (int offset = 4; offset < 32; offset *= 2)
 #pragma unroll
@@ -495,33 +524,36 @@ struct Out<T, 8, ADD> {
                 make_float2(sum[0], sum[1]);
     }
     __device__ __forceinline__ void end(int, int) const {
-        if (!handed) return;
+        if (!is_deferred) return;
         named_barrier_sync(1, 128 * GROUPS);
         if (threadIdx.x < TOKENS) {
             float sum = 0.0f;
 #pragma unroll
             for (int warp = 0; warp < TILES; ++warp) sum += squares[warp * TOKENS + threadIdx.x];
-            p.handed.squares[row_block * TOKENS + threadIdx.x] = sum;
+            p.deferred_norm.squares[row_block * TOKENS + threadIdx.x] = sum;
         }
-        named_barrier_sync(1, 128 * GROUPS);  // before those of another tile
+        named_barrier_sync(1, 128 * GROUPS);  // before the squares of the next tile are stored
     }
 };
 
-// Sums 0 and 1 are of gate, 2 and 3 of up. The outputs go through shared memory, 128 bytes of 64 rows for each token, and
-// from there, eight tokens as one copy, to where they are packed.
+// GLU: sums 0 and 1 of a piece are of gate, 2 and 3 of up. Outputs are staged in shared memory, 128 bytes (64 rows) per
+// token, and bulk stores write eight tokens at a time to the packed output.
 template <class T, int TOKENS>
-struct Out<T, TOKENS, GLU> {
+struct GemmWgmmaOutput<T, TOKENS, GLU> {
     static constexpr int PIECES = TOKENS / 8, PIECE_BYTES = 8 * ROW;
-    const Product& p;
-    const Room<T, TOKENS, GLU>& room;
+    const GemmWgmmaArgs& p;
+    const WgmmaSharedStorage<T, TOKENS, GLU>& storage;
     uint8_t* out;  // in shared memory
     int row_block, first_token;
-    uint8_t* to[2];
+    uint8_t* dst[2];
     float gate_scale, up_scale;
     bool valid;
 
-    __device__ __forceinline__ Out(const Product& product, const Room<T, TOKENS, GLU>& room_, const Shares& share)
-        : p(product), room(room_), out(room.out), row_block(share.row_block()), first_token(share.token_block() * TOKENS) {
+    __device__ __forceinline__ GemmWgmmaOutput(const GemmWgmmaArgs& args,
+                                               const WgmmaSharedStorage<T, TOKENS, GLU>& storage_,
+                                               const TileScheduler& work)
+        : p(args), storage(storage_), out(storage.out), row_block(work.row_block()),
+          first_token(work.token_block() * TOKENS) {
         const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 8 + lane / 4;
         if (threadIdx.x < PIECES) bulk_store_wait<true>();
         named_barrier_sync(1, 128 * GROUPS);
@@ -530,19 +562,19 @@ struct Out<T, TOKENS, GLU> {
         gate_scale = valid ? scaled_row(p.segment[0], in_matrix, 1.0f) : 1.0f;
         up_scale = valid ? scaled_row(p.segment[1], in_matrix, 1.0f) : 1.0f;
         const int column = packed_column(p.order, row), token = lane % 4 * 2;
-        if (takes_factors<TOKENS>(p)) mbarrier_wait(room.found, 0);
+        if (has_factors<TOKENS>(p)) mbarrier_wait(storage.factors_ready, 0);
 #pragma unroll
         for (int e = 0; e < 2; ++e)
-            to[e] = out + (token + e) * ROW + (((column / 8) ^ (token + e)) << 4) + column % 8 * 2;
+            dst[e] = out + (token + e) * ROW + (((column / 8) ^ (token + e)) << 4) + column % 8 * 2;
     }
     __device__ __forceinline__ void put(int piece, const float4& sums) const {
-        const float2 factor = factors_of(p, room, piece);
+        const float2 factor = factors_of(p, storage, piece);
         const __half first = gated(p.activation, sums.x * gate_scale * factor.x, sums.z * up_scale * factor.x);
         const __half second = gated(p.activation, sums.y * gate_scale * factor.y, sums.w * up_scale * factor.y);
-        *reinterpret_cast<__half*>(to[0] + piece * PIECE_BYTES) = valid ? first : __half(0.0f);
-        *reinterpret_cast<__half*>(to[1] + piece * PIECE_BYTES) = valid ? second : __half(0.0f);
+        *reinterpret_cast<__half*>(dst[0] + piece * PIECE_BYTES) = valid ? first : __half(0.0f);
+        *reinterpret_cast<__half*>(dst[1] + piece * PIECE_BYTES) = valid ? second : __half(0.0f);
     }
-    // All warps have put pieces first, first + step, ...
+    // Ends a tile after all warps have put pieces first, first + step, ...
     __device__ __forceinline__ void end(int first, int step) const {
         if (p.order == PLAIN_ORDER) {
             named_barrier_sync(1, 128 * GROUPS);
@@ -553,82 +585,84 @@ struct Out<T, TOKENS, GLU> {
             const int n_tokens = packed_tokens(p.n_tokens), piece = first + threadIdx.x * step;
             const int token = first_token + 8 * piece;
             if (piece < PIECES && token < n_tokens)
-                bulk_store(static_cast<uint8_t*>(p.segment[0].out) +
-                               (static_cast<size_t>(row_block) * n_tokens + token) * ROW,
-                           out + piece * PIECE_BYTES, PIECE_BYTES);
+                bulk_store(
+                    static_cast<uint8_t*>(p.segment[0].out) + (static_cast<size_t>(row_block) * n_tokens + token) * ROW,
+                    out + piece * PIECE_BYTES, PIECE_BYTES);
         }
     }
-    // What lies in shared memory, to rows of halves.
+    // Stores a staged piece as f16 rows.
     __device__ __forceinline__ void write_rows(int piece) const {
         const Segment& segment = p.segment[0];
         for (int i = threadIdx.x; i < 8 * 64; i += 128 * GROUPS) {
             const int in_piece = i / 64, column = i % 64, row = row_block * 64 + column;
             const int token = first_token + 8 * piece + in_piece;
-            const uint8_t* from = out + piece * PIECE_BYTES + in_piece * ROW + (((column / 8) ^ in_piece) << 4);
+            const uint8_t* src = out + piece * PIECE_BYTES + in_piece * ROW + (((column / 8) ^ in_piece) << 4);
             if (token < p.n_tokens && row < segment.n_rows)
                 static_cast<__half*>(segment.out)[static_cast<size_t>(token) * segment.n_rows + row] =
-                    *reinterpret_cast<const __half*>(from + column % 8 * 2);
+                    *reinterpret_cast<const __half*>(src + column % 8 * 2);
         }
     }
 };
 
-// What sums of two rows are multiplied by, as TurnedHeads wants to know it.
-struct ScalesOfRows {
+// QKV: the row scales of a thread's two rows, in the form that RopeEpilogueTile expects.
+struct EpilogueRowScales {
     struct OfTokens {};
-    float of[2];
+    float values[2];
 
-    __device__ __forceinline__ ScalesOfRows(const Product&, const Segment& segment, int row)
-        : of{scaled_row(segment, row, 1.0f), scaled_row(segment, row + 8, 1.0f)} {}
+    __device__ __forceinline__ EpilogueRowScales(const GemmWgmmaArgs&, const Segment& segment, int row)
+        : values{scaled_row(segment, row, 1.0f), scaled_row(segment, row + 8, 1.0f)} {}
     __device__ __forceinline__ OfTokens of_tokens(int) const { return {}; }
     __device__ __forceinline__ float4 scaled(const float4& sums, OfTokens) const {
-        return make_float4(__fmul_rn(sums.x, of[0]), __fmul_rn(sums.y, of[0]), __fmul_rn(sums.z, of[1]),
-                           __fmul_rn(sums.w, of[1]));
+        return make_float4(__fmul_rn(sums.x, values[0]), __fmul_rn(sums.y, values[0]), __fmul_rn(sums.z, values[1]),
+                           __fmul_rn(sums.w, values[1]));
     }
 };
 template <class T, int TOKENS>
-struct Out<T, TOKENS, QKV> : TurnedHeads<ScalesOfRows, 128 * GROUPS> {
-    __device__ __forceinline__ Out(const Product& p, const Room<T, TOKENS, QKV>& room, const Shares& share)
-        : TurnedHeads<ScalesOfRows, 128 * GROUPS>(p, TileRow::of<QKV, TILES>(p, share.row_block(), 0, T::BYTES),
-                                                  share.token_block() * TOKENS, room.out) {}
+struct GemmWgmmaOutput<T, TOKENS, QKV> : RopeEpilogueTile<EpilogueRowScales, 128 * GROUPS> {
+    __device__ __forceinline__ GemmWgmmaOutput(const GemmWgmmaArgs& p,
+                                               const WgmmaSharedStorage<T, TOKENS, QKV>& storage,
+                                               const TileScheduler& work)
+        : RopeEpilogueTile<EpilogueRowScales, 128 * GROUPS>(
+              p, TileRow::of<QKV, TILES>(p, work.row_block(), 0, T::BYTES), work.token_block() * TOKENS, storage.out) {}
 };
 template <int N, class T, int TOKENS, class Sums>
-__device__ __forceinline__ void put_all(Out<T, TOKENS, QKV>& out, Sums sums) {
+__device__ __forceinline__ void put_all(GemmWgmmaOutput<T, TOKENS, QKV>& out, Sums sums) {
     out.template put_pieces<N>(sums);
 }
 
-// grid: no more blocks than run at the same time, since some wait for others. SHARERS: of whole tiles alone, that are
+// grid: only resident CTAs, since some CTAs wait for others. CLUSTER = 2: only schedules of whole tiles that are
 // `paired`.
-template <class T, int TOKENS, int EPILOGUE, int SHARERS = 1>
-__global__ void __launch_bounds__(W_THREADS, BLOCKS<TOKENS>) gemm_wgmma(const Product p) {
+template <class T, int TOKENS, int EPILOGUE, int CLUSTER = 1>
+__global__ void __launch_bounds__(W_THREADS, CTAS_PER_SM<TOKENS>) gemm_wgmma(const GemmWgmmaArgs p) {
     extern __shared__ __align__(1024) uint8_t shared[];
-    const Room<T, TOKENS, EPILOGUE> room(shared);
-    if (threadIdx.x == 0) room.init(SHARERS);
-    // The blocks of attention behind QKV come late: they would all begin where this kernel has no blocks.
+    const WgmmaSharedStorage<T, TOKENS, EPILOGUE> storage(shared);
+    if (threadIdx.x == 0) storage.init(CLUSTER);
+    // Attention after QKV is launched late: its CTAs would all start on the SMs that have no CTA of this kernel.
     if (EPILOGUE != QKV) grid_dependency_launch();
-    cluster_arrive<SHARERS>();
-    cluster_wait<SHARERS>();
+    cluster_arrive<CLUSTER>();
+    cluster_wait<CLUSTER>();
     if (threadIdx.x >= 128 * GROUPS) {
-        give_registers<BLOCKS<TOKENS> == 2 ? 32 : 40>();
+        give_registers<CTAS_PER_SM<TOKENS> == 2 ? 32 : 40>();
         const int warp = threadIdx.x / 32 - 4 * GROUPS, lane = threadIdx.x % 32;
         if (warp == 0) {
-            copy_weights(p, room, lane);
+            copy_weights(p, storage, lane);
         } else if (warp == 1 && lane == 0) {
-            copy_x<SHARERS>(p, room);
-        } else if (HANDS<TOKENS> && EPILOGUE != ADD && warp == 2 && p.handed.squares != nullptr) {
+            copy_x<CLUSTER>(p, storage);
+        } else if (HAS_DEFERRED_NORM<TOKENS> && EPILOGUE != ADD && warp == 2 && p.deferred_norm.squares != nullptr) {
             grid_dependency_wait();
-            find_factors<TOKENS>(p.handed, p.k, p.n_tokens, room.factors, lane);
-            mbarrier_arrive(room.found);
+            compute_factors<TOKENS>(p.deferred_norm, p.k, p.n_tokens, storage.factors, lane);
+            mbarrier_arrive(storage.factors_ready);
         }
     } else {
-        take_registers<BLOCKS<TOKENS> == 2 ? 104 : 232>();
+        take_registers<CTAS_PER_SM<TOKENS> == 2 ? 104 : 232>();
         grid_dependency_wait();
-        Consumer<T, TOKENS, EPILOGUE, SHARERS> consumer(p, room);
-        make_shares<Out<T, TOKENS, EPILOGUE>, 128 * GROUPS>(p, room, consumer);
+        GemmWgmmaConsumer<T, TOKENS, EPILOGUE, CLUSTER> consumer(p, storage);
+        run_work_tiles<GemmWgmmaOutput<T, TOKENS, EPILOGUE>, 128 * GROUPS>(p, storage, consumer);
         if (EPILOGUE == GLU && threadIdx.x < TOKENS / 8) bulk_store_wait<false>();
     }
-    if constexpr (SHARERS > 1) {  // others arrive at this block's barriers until they have read all of x
+    if constexpr (CLUSTER > 1) {  // CTAs of the cluster arrive at this CTA's mbarriers until they have read all of x
         __syncwarp();
-        cluster_arrive<SHARERS>();
-        cluster_wait<SHARERS>();
+        cluster_arrive<CLUSTER>();
+        cluster_wait<CLUSTER>();
     }
 }

@@ -1,104 +1,115 @@
-// How the output of a product is shared out among blocks that stay: tiles of output, and stretches of K of the last ones.
+// Tile scheduler of persistent GEMMs: assigns work tiles to resident CTAs as whole waves, then splits the remaining
+// tiles along K (stream-K, or split-K as its special case).
 //
-// Blocks take whole tiles for some rounds, in turn. The tiles that are left are cut into stages of K, all in a row, of
-// which each block takes an equal stretch: blocks that share a tile leave their sums to each other, and each adds up a
-// part of them in the order of K. So runs repeat bit by bit. Nothing here knows what is multiplied.
+// For the first `waves` waves CTA b takes the whole tiles b, b + gridDim.x, ... The remaining tiles are divided into
+// stages of K, all in one sequence, and each CTA takes an equal range of that sequence. CTAs that share a tile pass
+// their sums through the split-K workspace (below), which are added in the order of K, so repeated runs are bitwise
+// equal. This file does not depend on what is multiplied.
 #pragma once
 #include "lib/common.cuh"
 
 #ifndef ROWS_FIRST
-#define ROWS_FIRST 0  // neighbouring blocks have the same tokens and other rows, instead of the reverse: SCHEDULES.md
+#define ROWS_FIRST 0  // 1: adjacent CTAs have the same tokens and different rows; 0: the reverse
 #endif
 
-// How a launch deals out its work (kernels/hopper.py). Division takes long where everything waits for a block's first
-// copies: what it would give comes from the host.
-struct Dealt {
-    int n_tiles;        // of output
-    int token_blocks;   // of which so many in a row are of the same rows of weights
-    int rounds, stages; // of whole tiles; of a tile
-    int each, more;     // stages of a block, of the tiles that are cut; the first `more` blocks have one more
-    uint32_t by_stages, by_token_blocks;  // inverses: see divided
-    int paired;  // tiles 2 i and 2 i + 1 are of the same tokens, of rows that are neighbours
+// Parameters of a schedule (ggpy/kernels/gemm/hopper.py). A CTA's first copies wait for the schedule and an integer
+// division takes long, so the host computes quotients and inverses.
+struct TileSchedulerArgs {
+    int n_tiles;        // work tiles of the output
+    int token_blocks;   // tiles along the tokens: this many consecutive tiles share rows of weights
+    int waves, stages;  // waves of whole tiles; stages of K per tile
+    int stages_per_cta,
+        remainder;  // stages of split tiles per CTA; the first `remainder` CTAs have one more
+    uint32_t inverse_stages, inverse_token_blocks;  // see divided
+    int paired;                                     // tiles 2 i and 2 i + 1 have the same tokens and adjacent rows
 };
 
-// x / d, where the inverse is 2^32 / d, rounded down, and one; or 0 for d = 1. For x * d < 2^32.
+// x / d by multiplication, for x * d < 2^32. `inverse` is floor(2^32 / d) + 1, or 0 for d = 1.
 __device__ __forceinline__ int divided(int x, uint32_t inverse) {
     return inverse == 0 ? x : static_cast<int>(__umulhi(static_cast<uint32_t>(x), inverse));
 }
 
-// The shares of this block, one after the other: stages first ... last - 1 of a tile.
-struct Shares {
-    const Dealt& dealt;
-    int tile, first, last, round, at, end;
+// Iterates over the work tiles of this CTA. After next() returns true, the CTA multiplies stages first ... last - 1 of
+// `tile`.
+struct TileScheduler {
+    const TileSchedulerArgs& args;
+    int tile, first, last, wave, position, end;
 
-    __device__ __forceinline__ Shares(const Dealt& d) : dealt(d), round(0) {
-        at = begin(blockIdx.x), end = begin(blockIdx.x + 1);
+    __device__ __forceinline__ TileScheduler(const TileSchedulerArgs& d) : args(d), wave(0) {
+        position = begin(blockIdx.x), end = begin(blockIdx.x + 1);
     }
-    // Where block b begins, in stages over the tiles that are cut.
-    __device__ __forceinline__ int begin(int b) const { return b * dealt.each + min(b, dealt.more); }
-    __device__ __forceinline__ int first_cut() const { return dealt.rounds * gridDim.x; }
+    // First stage of CTA b in the sequence of all stages of split tiles.
+    __device__ __forceinline__ int begin(int b) const { return b * args.stages_per_cta + min(b, args.remainder); }
+    __device__ __forceinline__ int first_split_tile() const { return args.waves * gridDim.x; }
     __device__ __forceinline__ bool next() {
-        if (round < dealt.rounds) {
-            tile = blockIdx.x + round++ * gridDim.x, first = 0, last = dealt.stages;
-            return tile < dealt.n_tiles;
+        if (wave < args.waves) {
+            tile = blockIdx.x + wave++ * gridDim.x, first = 0, last = args.stages;
+            return tile < args.n_tiles;
         }
-        if (at >= end) return false;
-        const int cut = divided(at, dealt.by_stages);
-        tile = first_cut() + cut, first = at - cut * dealt.stages, last = min(dealt.stages, first + end - at);
-        at += last - first;
+        if (position >= end) return false;
+        const int split_tile = divided(position, args.inverse_stages);
+        tile = first_split_tile() + split_tile, first = position - split_tile * args.stages,
+        last = min(args.stages, first + end - position);
+        position += last - first;
         return true;
     }
-    __device__ __forceinline__ bool begins() const { return first == 0; }
-    __device__ __forceinline__ bool ends() const { return last == dealt.stages; }
-    __device__ __forceinline__ bool whole() const { return begins() && ends(); }
-    // Goes on with the tiles that are cut.
-    __device__ __forceinline__ void pass_rounds() { round = dealt.rounds; }
-    // The first of the blocks that share the tile, and behind the last one.
-    __device__ __forceinline__ int from() const {
-        const int tile_begin = (tile - first_cut()) * dealt.stages;
+    __device__ __forceinline__ bool starts_tile() const { return first == 0; }
+    __device__ __forceinline__ bool ends_tile() const { return last == args.stages; }
+    __device__ __forceinline__ bool is_whole() const { return starts_tile() && ends_tile(); }
+    // Skips to the split tiles.
+    __device__ __forceinline__ void skip_waves() { wave = args.waves; }
+    // first_cta ... end_cta - 1 are the CTAs that share the tile.
+    __device__ __forceinline__ int first_cta() const {
+        const int tile_begin = (tile - first_split_tile()) * args.stages;
         int b = blockIdx.x;
         while (begin(b) > tile_begin) --b;
         return b;
     }
-    __device__ __forceinline__ int behind() const {
-        const int tile_end = (tile - first_cut() + 1) * dealt.stages;
+    __device__ __forceinline__ int end_cta() const {
+        const int tile_end = (tile - first_split_tile() + 1) * args.stages;
         int b = blockIdx.x + 1;
         while (b < gridDim.x && begin(b) < tile_end) ++b;
         return b;
     }
-    __device__ __forceinline__ int row_blocks() const { return dealt.n_tiles / dealt.token_blocks; }
+    __device__ __forceinline__ int row_blocks() const { return args.n_tiles / args.token_blocks; }
     __device__ __forceinline__ int row_block() const {
-        if (dealt.paired) return 2 * divided(tile / 2, dealt.by_token_blocks) + tile % 2;
-        return ROWS_FIRST ? tile % row_blocks() : divided(tile, dealt.by_token_blocks);
+        if (args.paired) return 2 * divided(tile / 2, args.inverse_token_blocks) + tile % 2;
+        return ROWS_FIRST ? tile % row_blocks() : divided(tile, args.inverse_token_blocks);
     }
     __device__ __forceinline__ int token_block() const {
-        if (dealt.paired) return tile / 2 - row_block() / 2 * dealt.token_blocks;
-        return ROWS_FIRST ? tile / row_blocks() : tile - row_block() * dealt.token_blocks;
+        if (args.paired) return tile / 2 - row_block() / 2 * args.token_blocks;
+        return ROWS_FIRST ? tile / row_blocks() : tile - row_block() * args.token_blocks;
     }
 };
 
-// Sums of tiles that blocks share: of N sums of each of THREADS threads, [slot][sum / 4][thread][4]. Few are left to the
-// block that began the tile, which adds them to its own. Many, of which it would take one part after the other, all
-// blocks leave; then each takes a part of the pieces (sums 4 i ... 4 i + 3 of each thread). A word of this memory is
-// EMPTY until a sum is there, and between launches, so that a sum needs no flag.
+// Split-K workspace: the partial sums of tiles that several CTAs share, N sums of each of THREADS threads per slot:
+// [slot][sum / 4][thread][4]. A piece is the four sums 4 i ... 4 i + 3 of each thread.
+//
+// | N                      | reduction                                                                    |
+// | N <= 8 (OWNER_REDUCES) | the CTA that begins the tile adds the sums of the others to its accumulators |
+// | N > 8                  | all CTAs of the tile store their sums, and each reduces a part of the pieces |
+//
+// A word of the workspace is EMPTY until its sum has been stored, and EMPTY again between launches, so sums need no
+// separate flags.
 template <class Sum, int N, int THREADS>
-struct LeftSums {
-    // As a float -1e-38, for which 0 does as well; no sum of products of 8 bits comes to that (MAX_K).
+struct SplitKWorkspace {
+    // As a float it is -1.2e-38; not_empty() stores 0 instead of a sum with these bits. As an int it is less than any
+    // sum of 8-bit products (MAX_K).
     static constexpr uint32_t EMPTY = 0x80808080u;
     static constexpr int PIECES = N / 4;
-    static constexpr bool FEW = PIECES <= 2;
+    static constexpr bool OWNER_REDUCES = PIECES <= 2;
     using Piece = Four<Sum>;
     float* memory;
 
-    __device__ __forceinline__ Piece* of(int slot, int piece) const {
+    __device__ __forceinline__ Piece* address(int slot, int piece) const {
         return reinterpret_cast<Piece*>(memory) + (static_cast<size_t>(slot) * PIECES + piece) * THREADS + threadIdx.x;
     }
-    static __device__ __forceinline__ bool empty(int sum) { return sum == static_cast<int>(EMPTY); }
-    static __device__ __forceinline__ bool empty(float sum) { return __float_as_uint(sum) == EMPTY; }
-    static __device__ __forceinline__ bool full(const Piece& v) {
-        return !empty(v.x) && !empty(v.y) && !empty(v.z) && !empty(v.w);
+    static __device__ __forceinline__ bool is_empty(int sum) { return sum == static_cast<int>(EMPTY); }
+    static __device__ __forceinline__ bool is_empty(float sum) { return __float_as_uint(sum) == EMPTY; }
+    static __device__ __forceinline__ bool is_full(const Piece& v) {
+        return !is_empty(v.x) && !is_empty(v.y) && !is_empty(v.z) && !is_empty(v.w);
     }
-    static __device__ __forceinline__ Sum not_empty(Sum sum) { return empty(sum) ? Sum(0) : sum; }
+    static __device__ __forceinline__ Sum not_empty(Sum sum) { return is_empty(sum) ? Sum(0) : sum; }
     static __device__ __forceinline__ void clear(Piece* piece) {
         constexpr int nothing = static_cast<int>(EMPTY);
         store_relaxed(reinterpret_cast<int4*>(piece), make_int4(nothing, nothing, nothing, nothing));
@@ -107,63 +118,63 @@ struct LeftSums {
         return {sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]};
     }
 
-    // What this block has of a tile.
-    __device__ __forceinline__ void leave(const Sum (&sums)[N], int slot) const {
-        Piece* to = of(slot, 0);
+    // Stores this CTA's sums of a tile.
+    __device__ __forceinline__ void store(const Sum (&sums)[N], int slot) const {
+        Piece* dst = address(slot, 0);
 #pragma unroll
         for (int i = 0; i < N; i += 4)
-            store_relaxed(to + i / 4 * THREADS, {not_empty(sums[i]), not_empty(sums[i + 1]), not_empty(sums[i + 2]),
-                                                 not_empty(sums[i + 3])});
+            store_relaxed(dst + i / 4 * THREADS,
+                          {not_empty(sums[i]), not_empty(sums[i + 1]), not_empty(sums[i + 2]), not_empty(sums[i + 3])});
     }
-    // Adds what was left in slots first ... last - 1.
-    __device__ __forceinline__ void add_to(Sum (&own)[N], int first, int last) const {
+    // Adds the sums of slots first ... last - 1 to `acc`.
+    __device__ __forceinline__ void add_to(Sum (&acc)[N], int first, int last) const {
         Piece sums[PIECES];
 #pragma unroll
-        for (int i = 0; i < PIECES; ++i) sums[i] = piece_of(own, i);
-        collect<8 / PIECES>(sums, of(first, 0), PIECES, 1, last - first);
+        for (int i = 0; i < PIECES; ++i) sums[i] = piece_of(acc, i);
+        collect<8 / PIECES>(sums, address(first, 0), PIECES, 1, last - first);
 #pragma unroll
         for (int i = 0; i < PIECES; ++i)
-            own[4 * i] = sums[i].x, own[4 * i + 1] = sums[i].y, own[4 * i + 2] = sums[i].z, own[4 * i + 3] = sums[i].w;
+            acc[4 * i] = sums[i].x, acc[4 * i + 1] = sums[i].y, acc[4 * i + 2] = sums[i].z, acc[4 * i + 3] = sums[i].w;
     }
-    // out.put(i, sum) for pieces i = first, first + n, ...: of what was left in n slots.
+    // Reduces pieces first, first + n, ... over n slots, and calls out.put(i, sum) for each.
     template <class Out>
-    __device__ __forceinline__ void take(Out& out, int first, int slot, int n) const {
+    __device__ __forceinline__ void reduce(Out& out, int first, int slot, int n) const {
         if (n == 2)
-            take<2, 2>(out, first, slot, n);
+            reduce<2, 2>(out, first, slot, n);
         else
-            take<1, 4>(out, first, slot, n);
+            reduce<1, 4>(out, first, slot, n);
     }
     template <int COUNT, int AT_ONCE, class Out>
-    __device__ __forceinline__ void take(Out& out, int piece, int slot, int n) const {
+    __device__ __forceinline__ void reduce(Out& out, int piece, int slot, int n) const {
 #pragma unroll 1
         for (; piece < PIECES; piece += COUNT * n) {
             Piece sums[COUNT] = {};
-            collect<AT_ONCE>(sums, of(slot, piece), PIECES - piece, n, n);
+            collect<AT_ONCE>(sums, address(slot, piece), PIECES - piece, n, n);
 #pragma unroll
             for (int i = 0; i < COUNT; ++i)
                 if (i * n < PIECES - piece) out.put(piece + i * n, sums[i]);
         }
     }
-    // sums[i] += the pieces i * step < pieces from `from` on of n slots, in their order, so many slots at once as soon as
-    // all their pieces are there; leaves them EMPTY.
+    // sums[i] += piece i * step (while i * step < pieces) from `src` on of n slots, in the order of the slots. Polls
+    // AT_ONCE slots at a time until all their words are full, then resets them to EMPTY.
     template <int AT_ONCE, int COUNT>
-    static __device__ __forceinline__ void collect(Piece (&sums)[COUNT], Piece* from, int pieces, int step, int n) {
+    static __device__ __forceinline__ void collect(Piece (&sums)[COUNT], Piece* src, int pieces, int step, int n) {
 #pragma unroll 1
-        for (; n > 0; n -= AT_ONCE, from += AT_ONCE * PIECES * THREADS) {
+        for (; n > 0; n -= AT_ONCE, src += AT_ONCE * PIECES * THREADS) {
             Piece v[COUNT][AT_ONCE];
-            for (bool all = false; !all;) {
-                all = true;
+            for (bool complete = false; !complete;) {
+                complete = true;
 #pragma unroll
                 for (int i = 0; i < COUNT; ++i)
 #pragma unroll
                     for (int j = 0; j < AT_ONCE; ++j)
-                        if (i * step < pieces && j < n) v[i][j] = load_relaxed(from + (j * PIECES + i * step) * THREADS);
+                        if (i * step < pieces && j < n) v[i][j] = load_relaxed(src + (j * PIECES + i * step) * THREADS);
 #pragma unroll
                 for (int i = 0; i < COUNT; ++i)
 #pragma unroll
                     for (int j = 0; j < AT_ONCE; ++j)
-                        if (i * step < pieces && j < n) all = all && full(v[i][j]);
-                if (!all) spin_wait();
+                        if (i * step < pieces && j < n) complete = complete && is_full(v[i][j]);
+                if (!complete) spin_wait();
             }
 #pragma unroll
             for (int i = 0; i < COUNT; ++i)
@@ -171,49 +182,49 @@ struct LeftSums {
                 for (int j = 0; j < AT_ONCE; ++j)
                     if (i * step < pieces && j < n) {
                         sums[i].x += v[i][j].x, sums[i].y += v[i][j].y, sums[i].z += v[i][j].z, sums[i].w += v[i][j].w;
-                        clear(from + (j * PIECES + i * step) * THREADS);
+                        clear(src + (j * PIECES + i * step) * THREADS);
                     }
         }
         __syncwarp();
     }
 };
 
-// All N pieces of a tile.
+// Puts all N pieces of a tile.
 template <int N, class Out, class Sums>
 __device__ __forceinline__ void put_all(Out& out, Sums sums) {
 #pragma unroll
     for (int i = 0; i < N; ++i) out.put(i, sums(i));
 }
 
-// What the THREADS threads that multiply do with the shares of their block: consumer.run(share) makes consumer.acc. An
-// Out(p, room, share) takes what a tile comes to: put(i, sums 4 i ... 4 i + 3) for pieces i = first, first + step, ...,
-// which all threads have the same of, then end(first, step).
-template <class Out, int THREADS, class Product, class Room, class Consumer>
-__device__ __forceinline__ void make_shares(const Product& p, const Room& room, Consumer& consumer) {
+// The work loop of the THREADS threads that multiply. consumer.run(work) computes consumer.acc for one work tile.
+// Out(p, storage, work) receives the results of a tile: put(i, sums 4 i ... 4 i + 3) for pieces i = first, first +
+// step, ... (the same pieces in all threads), then end(first, step).
+template <class Out, int THREADS, class Args, class Storage, class Consumer>
+__device__ __forceinline__ void run_work_tiles(const Args& p, const Storage& storage, Consumer& consumer) {
     constexpr int N = sizeof(consumer.acc) / sizeof(consumer.acc[0]);
-    using Left = LeftSums<typename Consumer::Sum, N, THREADS>;
-    const Left left{p.partial};
-    for (Shares share(p.dealt); share.next();) {
-        consumer.run(share);
-        if (Left::FEW ? share.begins() : share.whole()) {
-            Out out(p, room, share);
-            if constexpr (Left::FEW) left.add_to(consumer.acc, blockIdx.x + 1, share.behind());
-            put_all<N / 4>(out, [&](int i) { return Left::piece_of(consumer.acc, i); });
+    using Workspace = SplitKWorkspace<typename Consumer::Sum, N, THREADS>;
+    const Workspace workspace{p.partial};
+    for (TileScheduler work(p.scheduler); work.next();) {
+        consumer.run(work);
+        if (Workspace::OWNER_REDUCES ? work.starts_tile() : work.is_whole()) {
+            Out out(p, storage, work);
+            if constexpr (Workspace::OWNER_REDUCES) workspace.add_to(consumer.acc, blockIdx.x + 1, work.end_cta());
+            put_all<N / 4>(out, [&](int i) { return Workspace::piece_of(consumer.acc, i); });
             out.end(0, 1);
         } else {
-            // Of many, those of a tile follow each other; no other tile's lie there.
-            left.leave(consumer.acc, Left::FEW ? blockIdx.x : share.from() + blockIdx.x);
+            // If every CTA stores its sums, the slots of a tile are consecutive, and no other tile uses them.
+            workspace.store(consumer.acc, Workspace::OWNER_REDUCES ? blockIdx.x : work.first_cta() + blockIdx.x);
         }
     }
-    if constexpr (!Left::FEW) {
-        Shares shared(p.dealt);
-        for (shared.pass_rounds(); shared.next();) {
-            const int begun_by = shared.from(), first = blockIdx.x - begun_by;
-            if (shared.whole() || first >= N / 4) continue;
-            Out out(p, room, shared);
-            const int blocks = shared.behind() - begun_by;
-            left.take(out, first, 2 * begun_by, blocks);
-            out.end(first, blocks);
+    if constexpr (!Workspace::OWNER_REDUCES) {
+        TileScheduler split(p.scheduler);
+        for (split.skip_waves(); split.next();) {
+            const int owner = split.first_cta(), first = blockIdx.x - owner;
+            if (split.is_whole() || first >= N / 4) continue;
+            Out out(p, storage, split);
+            const int n_ctas = split.end_cta() - owner;
+            workspace.reduce(out, first, 2 * owner, n_ctas);
+            out.end(first, n_ctas);
         }
     }
 }

@@ -1,5 +1,5 @@
-// How the weights of a product for few tokens come: each warp copies its own chunks into its own ring in shared memory,
-// with no barrier between warps.
+// The weight pipeline of gemm_decode.cu and gemm_skinny.cu: each warp copies its own chunks into its own STAGES stages
+// in shared memory with cp.async, so the pipeline needs no CTA barrier.
 #pragma once
 #include "layout/tile.cuh"
 
@@ -7,19 +7,20 @@
 #define STAGES 3
 #endif
 
-// Starts the copy of the current chunk (one group, empty past the end) and goes on.
-template <class T, class Walk>
-__device__ __forceinline__ void copy_chunk(Walk& walk, CopyTarget to, int lane) {
-    if (!walk.done()) {
+// Starts the copy of the iterator's chunk as one cp.async group and advances the iterator. Past the last chunk the
+// group is empty.
+template <class T, class ChunkIterator>
+__device__ __forceinline__ void copy_chunk(ChunkIterator& chunks, CopyTarget dst, int lane) {
+    if (!chunks.done()) {
         constexpr int whole_lines = T::USED / 512, rest = T::USED % 512 / 16;
-        const uint8_t* from = walk.tile_row + static_cast<uint32_t>(walk.chunk * T::BYTES);
-        const uint64_t policy = walk.p.streaming;
+        const uint8_t* src = chunks.tile_row + static_cast<uint32_t>(chunks.chunk * T::BYTES);
+        const uint64_t policy = chunks.p.streaming;
 #pragma unroll
         for (int i = 0; i < whole_lines; ++i)
-            cp_async_streaming(to + i * 512 + lane * 16, from + i * 512 + lane * 16, policy);
-        const int at = whole_lines * 512 + lane * 16;
-        if constexpr (rest > 0) cp_async_streaming(to + at, from + at, policy, lane < rest);
-        walk.next();
+            cp_async_streaming(dst + i * 512 + lane * 16, src + i * 512 + lane * 16, policy);
+        const int offset = whole_lines * 512 + lane * 16;
+        if constexpr (rest > 0) cp_async_streaming(dst + offset, src + offset, policy, lane < rest);
+        chunks.next();
     }
     cp_async_commit();
 }

@@ -1,12 +1,13 @@
-// Tiles -> rows of halves [N][K], for a product that knows no tiles. Weights are rounded to the nearest half; those that
-// a half cannot hold become the largest that it can.
+// out[N, K] = f16(W[N, K]): dequantises a tiled matrix (tile.cuh) to f16 rows, for GEMMs that do not read tiles.
+// Weights are rounded to the nearest f16 and saturated to the largest finite f16. K is a multiple of 8.
 //
-// A warp takes a chunk as the products do, so that a lane has columns of rows g and g + 8.
+// Launch: grid (chunks of a tile row / 4, tile rows of 16), 4 warps per CTA. A warp dequantises one chunk. It loads the
+// chunk as the GEMMs do, so a lane holds columns of rows g and g + 8.
 #include "layout/tile.cuh"
 
-constexpr int CHUNKS = 4;  // of a block of threads, a warp each
+constexpr int CHUNKS = 4;  // chunks, and warps, per CTA
 
-// Two weights, of two halves that unpack() made for row half H of group J.
+// Scales two f16 codes that unpack() returned for row half H of group J. Returns two f16 weights.
 template <class T, int J, int H>
 __device__ __forceinline__ uint32_t two_weights(uint32_t codes, const RowScales& s) {
     const float2 u = half2_to_float2(codes);
@@ -18,7 +19,7 @@ __device__ __forceinline__ uint32_t two_weights(uint32_t codes, const RowScales&
     }
 }
 
-// The four weights of step S of group J that a lane has of each row.
+// Returns the lane's four f16 weights of step S of group J, for each of its two rows.
 template <class T, int J, int S>
 __device__ __forceinline__ void four_weights(const ChunkCodes<T>& codes, const ChunkScales<T>& scales,
                                              uint2 (&out)[2]) {
@@ -34,7 +35,7 @@ __device__ __forceinline__ void four_weights(const ChunkCodes<T>& codes, const C
     }
 }
 
-// Groups J and on of a chunk that begins at column `first`; rows of the lane are `row` and row + 8.
+// Writes groups J, J + 1, ... of a chunk whose first column is `first`. The lane writes rows `row` and row + 8.
 template <class T, int J>
 __device__ __forceinline__ void write_groups(const ChunkCodes<T>& codes, const ChunkScales<T>& scales, __half* out,
                                              int row, int first, int n_rows, int k) {
@@ -47,26 +48,25 @@ __device__ __forceinline__ void write_groups(const ChunkCodes<T>& codes, const C
         for (int h = 0; h < 2; ++h) {
             if (row + 8 * h >= n_rows || column >= k) continue;
             const uint2 a = step[0][h], b = step[1][h];
-            uint2* to = reinterpret_cast<uint2*>(out + static_cast<size_t>(row + 8 * h) * k + column);
-            if constexpr (T::GROUP != 16 && !T::FLOAT)  // eight columns in a row
-                *reinterpret_cast<uint4*>(to) = make_uint4(a.x, a.y, b.x, b.y);
-            else if (*to = a; column + 16 < k)
-                to[4] = b;
+            uint2* dst = reinterpret_cast<uint2*>(out + static_cast<size_t>(row + 8 * h) * k + column);
+            if constexpr (T::GROUP != 16 && !T::FLOAT)  // the lane has eight consecutive columns
+                *reinterpret_cast<uint4*>(dst) = make_uint4(a.x, a.y, b.x, b.y);
+            else if (*dst = a; column + 16 < k)
+                dst[4] = b;
         }
         write_groups<T, J + 1>(codes, scales, out, row, first, n_rows, k);
     }
 }
 
-// grid (chunks / 4, tile rows); k is a multiple of 8.
 template <class T>
 __global__ void __launch_bounds__(32 * CHUNKS) dequantize_tile(const uint8_t* tiles, __half* out, int n_rows, int k) {
     const int n_chunk = (k + T::CHUNK_K - 1) / T::CHUNK_K, chunk = blockIdx.x * CHUNKS + threadIdx.x / 32;
     if (chunk >= n_chunk) return;
     const int lane = threadIdx.x % 32, g = lane / 4;
-    const uint8_t* from = tiles + (static_cast<size_t>(blockIdx.y) * n_chunk + chunk) * T::BYTES;
+    const uint8_t* src = tiles + (static_cast<size_t>(blockIdx.y) * n_chunk + chunk) * T::BYTES;
     ChunkCodes<T> codes;
     ChunkScales<T> scales;
-    codes.load(from, lane);
-    if constexpr (T::SCALED) scales.load(from, g);
+    codes.load(src, lane);
+    if constexpr (T::SCALED) scales.load(src, g);
     write_groups<T, 0>(codes, scales, out, blockIdx.y * TILE_ROWS + g, chunk * T::CHUNK_K, n_rows, k);
 }

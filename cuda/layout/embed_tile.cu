@@ -1,7 +1,11 @@
-// x[t] = table[ids[t]] (* row_scale[ids[t]]) * scale, from a table that lies in tiles because it is also the output matrix.
+// x[t, :] = table[ids[t], :] * row_scale[ids[t]] * scale, t < T: the token embedding x[T, K], in float32.
+//
+// The table [vocabulary, K] is in tiles (tile.cuh) because it is also the output matrix of the model. row_scale may be
+// null: then it is 1. A negative id ~r stands for sampled[r], a token that the GPU sampled in the step before.
+//
+// Launch: grid (T, parts of the columns), 256 threads per CTA. A thread writes every (gridDim.y * 256)-th column.
 #include "layout/tile.cuh"
 
-// A negative id, ~r, stands for sampled[r]. grid (tokens, parts of the columns)
 template <class T>
 __global__ void embed_tile(const uint8_t* table, const float* row_scale, const int* ids, const int* sampled, float* x,
                            int k, int n_chunk, float scale) {

@@ -4,13 +4,14 @@
 
 enum Activation { SILU, GELU_TANH };
 
-// v * sigmoid(w); for GELU (1 + tanh(w / 2)) / 2 is the sigmoid of w. Few instructions: epilogues are unrolled.
+// v * sigmoid(w), with w = v for SiLU; for GELU (tanh), (1 + tanh(w / 2)) / 2 is the sigmoid of w. Few instructions,
+// because epilogues unroll it.
 __device__ __forceinline__ float activate(int activation, float v) {
     const float w = activation == SILU ? v : 1.5957691216057308f * v * fmaf(0.044715f * v, v, 1.0f);
     return __fdividef(v, 1.0f + __expf(-w));
 }
 
-// act(gate) * up, saturated.
+// act(gate) * up as f16, saturated.
 __device__ __forceinline__ __half gated(int activation, float gate, float up) {
     return saturated_half(activate(activation, gate) * up);
 }

@@ -1,16 +1,17 @@
-// Copies of whole pieces of memory by the copy engine (sm_90), and the barriers in shared memory that count them.
+// Bulk copies by the copy engine (sm_90) and the mbarriers in shared memory that count their bytes.
 //
-// A phase of a barrier ends when `count` arrivals and all bytes that were announced are there. Waiting for parity 0 is
-// waiting for the end of the first phase (then the third, ...); for parity 1 of a fresh barrier, for nothing.
+// A phase of an mbarrier ends when `count` threads have arrived and all announced bytes have been copied. Waiting for
+// parity 0 waits for the end of the first phase (then the third, ...); waiting for parity 1 of a fresh barrier returns
+// at once.
 #pragma once
 #include "lib/common.cuh"
 
 #if EMULATED
-// What the eight bytes of a barrier are on the CPU.
+// The emulator's state in the eight bytes of an mbarrier.
 struct EmulatedBarrier {
     uint8_t parity, count;
-    uint16_t missing;  // arrivals
-    int32_t bytes;     // announced and not there, or there and not announced (negative)
+    uint16_t missing;  // arrivals missing in this phase
+    int32_t bytes;     // bytes announced and not yet copied; negative: copied and not yet announced
 
     static EmulatedBarrier& of(uint64_t* barrier) { return *reinterpret_cast<EmulatedBarrier*>(barrier); }
     void settle() {
@@ -26,7 +27,7 @@ __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, int count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
 #endif
 }
-// After the barriers' first values, before other threads and the copy engine use them.
+// Makes the initialised barriers visible to other threads and to the copy engine.
 __device__ __forceinline__ void mbarrier_init_fence() {
 #if !EMULATED
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -66,16 +67,16 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, int parity AND_
 #endif
 }
 
-// A place in a ring of stages, and the parity that its barriers are waited for with.
+// Position in a pipeline of COUNT stages: the stage, and the parity with which its barriers are waited for.
 template <int COUNT>
-struct Place {
+struct PipelineState {
     int stage = 0, parity = 0;
     __device__ __forceinline__ void next() {
         if (++stage == COUNT) stage = 0, parity ^= 1;
     }
 };
 
-// `bytes` (a multiple of 16, as both addresses) from global to shared memory; the barrier counts them. For what is
+// Copies `bytes` (a multiple of 16, as both addresses) from global to shared memory; the barrier counts them. For data
 // read once; `policy`: see cp_async_streaming.
 __device__ __forceinline__ void bulk_copy_streaming(void* shared, const void* global, int bytes, uint64_t* barrier,
                                                     uint64_t policy) {
@@ -85,14 +86,14 @@ __device__ __forceinline__ void bulk_copy_streaming(void* shared, const void* gl
     b.bytes -= bytes, b.settle();
 #elif ARCH >= 900
     asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-            shared_address(shared)),
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+            "r"(shared_address(shared)),
         "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
         : "memory");
 #endif
 }
 
-// How many registers a warpgroup's threads have from here on; all its four warps call it.
+// Changes the number of registers per thread of a warpgroup; all four warps must call it.
 template <int COUNT>
 __device__ __forceinline__ void take_registers() {
 #if ARCH >= 900

@@ -1,5 +1,4 @@
-// Clusters of blocks (sm_90): a barrier over one, and the shared memory of its blocks. A cluster of one block is any block
-// on any GPU.
+// Clusters of CTAs (sm_90): the cluster barrier and distributed shared memory. CLUSTER = 1 is any CTA on any GPU.
 #pragma once
 #include "lib/common.cuh"
 
@@ -8,7 +7,8 @@ __device__ __forceinline__ int cluster_rank() {
     return blockIdx.x % CLUSTER;
 }
 
-// All threads of all blocks arrive, and wait later; what they wrote before is there for those that waited.
+// The cluster barrier in two parts: all threads of all CTAs arrive, and wait later. What a thread wrote before it
+// arrived is visible to all threads that have waited. CLUSTER = 1: only the wait is a barrier.
 template <int CLUSTER>
 __device__ __forceinline__ void cluster_arrive(CALLER) {
     if constexpr (CLUSTER > 1)
@@ -30,32 +30,34 @@ __device__ __forceinline__ void cluster_wait(CALLER) {
         __syncthreads();
 }
 
-// Where floats that lie at `own` in this block's shared memory lie in that of another block of the cluster.
+// Pointer to floats at `local` in the shared memory of CTA `rank` of the cluster.
 struct LocalFloats {
     float* address;
 
-    __device__ __forceinline__ void put(int at, float2 v) const { *reinterpret_cast<float2*>(address + at) = v; }
+    __device__ __forceinline__ void put(int offset, float2 v) const {
+        *reinterpret_cast<float2*>(address + offset) = v;
+    }
 };
 #if EMULATED
 template <int CLUSTER>
 struct RemoteFloats : LocalFloats {
-    RemoteFloats(float* own, int rank) : LocalFloats{static_cast<float*>(emulator::cluster_shared(own, rank))} {}
+    RemoteFloats(float* local, int rank) : LocalFloats{static_cast<float*>(emulator::cluster_shared(local, rank))} {}
 };
 #else
 template <int CLUSTER>
 struct RemoteFloats {
     uint32_t address;
 
-    __device__ __forceinline__ RemoteFloats(float* own, int rank) {
-        asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(own)), "r"(rank));
+    __device__ __forceinline__ RemoteFloats(float* local, int rank) {
+        asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(local)), "r"(rank));
     }
-    __device__ __forceinline__ void put(int at, float2 v) const {
-        asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(address + 4 * at), "f"(v.x), "f"(v.y)
+    __device__ __forceinline__ void put(int offset, float2 v) const {
+        asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(address + 4 * offset), "f"(v.x), "f"(v.y)
                      : "memory");
     }
 };
 #endif
 template <>
 struct RemoteFloats<1> : LocalFloats {
-    __device__ __forceinline__ RemoteFloats(float* own, int) : LocalFloats{own} {}
+    __device__ __forceinline__ RemoteFloats(float* local, int) : LocalFloats{local} {}
 };

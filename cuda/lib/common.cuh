@@ -1,8 +1,8 @@
-// What every kernel uses: integer types, dynamic shared memory, and the PTX instructions that C++ has no word for; those
-// of tensor cores are in mma.cuh, those that only Hopper has in bulk_copy.cuh and wgmma.cuh.
+// What every kernel uses: integer types, dynamic shared memory, and PTX instructions without a C++ equivalent. mma.cuh
+// has those of tensor cores, bulk_copy.cuh and wgmma.cuh those of Hopper.
 //
-// One small function per instruction, each with its plain-C++ meaning for the CPU (GGPY_EMULATOR, tests/emulator) and a
-// fallback for architectures that lack it. Nothing here knows formats or models.
+// One small function per instruction, each with its meaning in plain C++ for the CPU emulator (GGPY_EMULATOR,
+// tests/emulator) and a fallback for architectures without the instruction. Nothing here depends on formats or models.
 #pragma once
 
 #ifdef GGPY_EMULATOR
@@ -29,7 +29,7 @@ typedef unsigned long long uint64_t;
 #define ARCH 0
 #endif
 
-// A last parameter of wrappers that threads can wait in: on the CPU the caller's file and line, for reports.
+// Last parameter of functions in which a thread may wait: in the emulator the caller's file and line, for its reports.
 #if EMULATED
 #define CALLER const char *file = __builtin_FILE(), int line = __builtin_LINE()
 #define AND_CALLER , CALLER
@@ -40,7 +40,7 @@ typedef unsigned long long uint64_t;
 #define FORWARD_CALLER
 #endif
 
-// `SHARED_DYNAMIC(float, tile);` declares `float* tile`: the block's dynamic shared memory, aligned to 128 bytes.
+// `SHARED_DYNAMIC(float, tile);` declares `float* tile`: the CTA's dynamic shared memory, aligned to 128 bytes.
 #if EMULATED
 #define SHARED_DYNAMIC(type, name) type* name = static_cast<type*>(emulator::dynamic_shared())
 #else
@@ -49,7 +49,7 @@ typedef unsigned long long uint64_t;
     type* name = reinterpret_cast<type*>(shared_dynamic)
 #endif
 
-// The address of shared memory as PTX wants it.
+// The 32-bit shared-memory address that PTX instructions take.
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
 #if EMULATED
     return uint32_t(reinterpret_cast<uintptr_t>(pointer));
@@ -60,14 +60,14 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
 
 // ---- numbers ---------------------------------------------------------------------------------------------------
 
-// The nearest half; what a half cannot hold becomes the largest that it can, but NaN stays NaN.
+// Rounds to the nearest f16; values out of range saturate at +-65504, and NaN stays NaN.
 __device__ __forceinline__ __half saturated_half(float v) {
     constexpr float limit = 65504.0f;
     v = v > limit ? limit : v;
     return __float2half_rn(v < -limit ? -limit : v);
 }
 
-// Two floats as halves, saturated; NaN stays NaN.
+// Two floats as f16x2, saturated; NaN stays NaN.
 __device__ __forceinline__ uint32_t saturated_half2(float low, float high) {
 #if ARCH >= 800 && !EMULATED
     uint32_t pair;
@@ -86,7 +86,7 @@ __device__ __forceinline__ uint32_t saturated_half2(float low, float high) {
 #endif
 }
 
-// 1 / v to about 22 bits, of a normal number whose reciprocal is one.
+// 1 / v to about 22 bits, for normal v whose reciprocal is normal.
 __device__ __forceinline__ float fast_reciprocal(float v) {
 #if EMULATED
     return 1.0f / v;
@@ -97,8 +97,8 @@ __device__ __forceinline__ float fast_reciprocal(float v) {
 #endif
 }
 
-// The nearest E4M3 numbers (sign, 4 bits of exponent, 3 of mantissa; no infinity), ties to even, `low` in the lower byte:
-// what is larger than 448 becomes 448, NaN stays NaN.
+// Rounds two floats to the nearest E4M3 (sign, 4 exponent bits, 3 mantissa bits, no infinity), ties to even, `low` in
+// the lower byte. Magnitudes above 448 become 448; NaN stays NaN.
 __device__ __forceinline__ uint32_t floats_to_e4m3(float low, float high) {
 #if ARCH >= 890
     unsigned short pair;
@@ -109,7 +109,7 @@ __device__ __forceinline__ uint32_t floats_to_e4m3(float low, float high) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const uint32_t bits = __float_as_uint(i ? high : low), magnitude = bits & 0x7fffffff;
-        const uint32_t rounded = magnitude + 0x7ffff + (magnitude >> 20 & 1);  // 20 bits of the mantissa go
+        const uint32_t rounded = magnitude + 0x7ffff + (magnitude >> 20 & 1);  // drops 20 bits of the mantissa
         uint32_t code = min((rounded >> 20) - ((127 - 7) << 3), 0x7eu);
         const float size = __uint_as_float(magnitude);
         if (size < 0.015625f) code = uint32_t(__float2int_rn(size * 512.0f));  // subnormal: units of 2^-9
@@ -120,7 +120,7 @@ __device__ __forceinline__ uint32_t floats_to_e4m3(float low, float high) {
 #endif
 }
 
-// 2^x, to two units in the last place; what is smaller than 2^-126 becomes 0.
+// 2^x with an error of at most two units in the last place; results below 2^-126 become 0.
 __device__ __forceinline__ float exp2_approx(float x) {
 #if EMULATED
     return x < -126.0f ? 0.0f : exp2f(x);
@@ -147,7 +147,8 @@ __device__ __forceinline__ uint32_t lop3(uint32_t a, uint32_t b, uint32_t c) {
     return result;
 }
 
-// A multiplication that stays one: choosing by it takes nothing from the units for logic.
+// a * b as a multiplication that the compiler does not replace: selecting words by a factor of 0 or 1 leaves the logic
+// units free.
 __device__ __forceinline__ uint32_t times(uint32_t a, uint32_t b) {
 #if EMULATED
     return a * b;
@@ -158,7 +159,7 @@ __device__ __forceinline__ uint32_t times(uint32_t a, uint32_t b) {
 #endif
 }
 
-// The larger of unsigned numbers of 16 bits, two at a time.
+// Maximum of unsigned 16-bit integers, two at a time.
 __device__ __forceinline__ uint32_t max_u16x2(uint32_t a, uint32_t b) {
 #if ARCH >= 900
     uint32_t result;
@@ -169,22 +170,23 @@ __device__ __forceinline__ uint32_t max_u16x2(uint32_t a, uint32_t b) {
 #endif
 }
 
-// ---- order between kernels and blocks --------------------------------------------------------------------------
+// ---- order between kernels and CTAs ----------------------------------------------------------------------------
 
-// Programmatic dependent launch. Nothing that an earlier kernel writes or reads may be read or written before
-// grid_dependency_wait; grid_dependency_launch lets the next kernel's blocks start.
+// Programmatic dependent launch (PDL). Before grid_dependency_wait a kernel must not read or write what an earlier
+// kernel writes or reads; grid_dependency_launch lets the CTAs of the next kernel start.
 __device__ __forceinline__ void grid_dependency_wait() {
 #if ARCH >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// Not negative, and there as soon as all of the address is.
+// A non-negative integer that depends on the whole address.
 __device__ __forceinline__ int made_of(const void* address) {
     const auto bits = reinterpret_cast<uint64_t>(address);
     return static_cast<int>(bits >> 32) | static_cast<int>(static_cast<uint32_t>(bits) >> 1);
 }
-// The same once `made`, which is never negative, has been computed; of several things it is their OR. The compiler puts
-// off what is needed behind the wait to behind the wait, where every step of it is one of the way from kernel to kernel.
+// Waits after `made` (a non-negative value; for several values, their OR) has been computed. The compiler moves
+// computations whose results are needed after the wait to after the wait, where each of them delays the kernel; the
+// dependence on `made` keeps them before it.
 __device__ __forceinline__ void grid_dependency_wait(int made) {
 #if ARCH >= 900
     asm volatile("{\n.reg .pred p;\nsetp.ge.s32 p, %0, 0;\n@p griddepcontrol.wait;\n}" ::"r"(made) : "memory");
@@ -204,7 +206,7 @@ __device__ __forceinline__ void named_barrier_sync(int id, int threads AND_CALLE
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 #endif
 }
-// Counts on barrier `id` and goes on.
+// Arrives at barrier `id` without waiting.
 __device__ __forceinline__ void named_barrier_arrive(int id, int threads AND_CALLER) {
 #if EMULATED
     emulator::barrier(id, threads, 0, false, {"named_barrier_arrive", file, line});
@@ -226,7 +228,7 @@ struct FourOf<int> {
 template <class Word>
 using Four = typename FourOf<Word>::Type;
 
-// 16 bytes that other blocks read or write meanwhile: each of the four words is old or new.
+// 16 bytes that other CTAs may read or write at the same time: each of the four words is either old or new.
 #if EMULATED
 template <class Words>
 __device__ __forceinline__ Words load_relaxed(const Words* address) {
@@ -237,19 +239,19 @@ __device__ __forceinline__ void store_relaxed(Words* address, const Words& v) {
     *address = v;
 }
 #else
-#define RELAXED(FOUR, REGISTER)                                                                                     \
-    __device__ __forceinline__ FOUR load_relaxed(const FOUR* address) {                                             \
-        FOUR v;                                                                                                     \
-        asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];"                                         \
-                     : "=" REGISTER(v.x), "=" REGISTER(v.y), "=" REGISTER(v.z), "=" REGISTER(v.w)                   \
-                     : "l"(address)                                                                                 \
-                     : "memory");                                                                                   \
-        return v;                                                                                                   \
-    }                                                                                                               \
-    __device__ __forceinline__ void store_relaxed(FOUR* address, const FOUR& v) {                                   \
-        asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), REGISTER(v.x),          \
-                     REGISTER(v.y), REGISTER(v.z), REGISTER(v.w)                                                    \
-                     : "memory");                                                                                   \
+#define RELAXED(FOUR, REGISTER)                                                                            \
+    __device__ __forceinline__ FOUR load_relaxed(const FOUR* address) {                                    \
+        FOUR v;                                                                                            \
+        asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];"                                \
+                     : "=" REGISTER(v.x), "=" REGISTER(v.y), "=" REGISTER(v.z), "=" REGISTER(v.w)          \
+                     : "l"(address)                                                                        \
+                     : "memory");                                                                          \
+        return v;                                                                                          \
+    }                                                                                                      \
+    __device__ __forceinline__ void store_relaxed(FOUR* address, const FOUR& v) {                          \
+        asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), REGISTER(v.x), \
+                     REGISTER(v.y), REGISTER(v.z), REGISTER(v.w)                                           \
+                     : "memory");                                                                          \
     }
 RELAXED(float4, "f")
 RELAXED(int4, "r")
@@ -267,7 +269,7 @@ __device__ __forceinline__ uint32_t add_acquire_release(uint32_t* address, uint3
     return old;
 }
 
-// The body of a loop that waits for another block: every such loop must call it.
+// Every loop that waits for another CTA must call this in its body.
 __device__ __forceinline__ void spin_wait(CALLER) {
 #if EMULATED
     emulator::yield({"spin_wait", file, line});
@@ -289,44 +291,42 @@ __device__ __forceinline__ uint64_t global_timer() {
 
 // ---- global memory ---------------------------------------------------------------------------------------------
 
-// T name(const T*): one load of 4, 8 or 16 bytes in a way of its own. It stays where it is: the compiler puts others off
-// until they are needed, behind what waits for something else.
+// T name(const T*): one volatile load of 4, 8 or 16 bytes with the given cache operator. The compiler does not move it;
+// it would move an ordinary load to its first use, after other waits.
 #if EMULATED
-#define GLOBAL_LOAD(name, way)                         \
-    template <class T>                                 \
-    __device__ __forceinline__ T name(const T* from) { \
-        return *from;                                  \
+#define GLOBAL_LOAD(name, way)                        \
+    template <class T>                                \
+    __device__ __forceinline__ T name(const T* src) { \
+        return *src;                                  \
     }
 #else
-#define GLOBAL_LOAD(name, way)                                                                    \
-    template <class T>                                                                            \
-    __device__ __forceinline__ T name(const T* from) {                                            \
-        static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "one load");           \
-        uint32_t words[4];                                                                        \
-        if constexpr (sizeof(T) == 4)                                                             \
-            asm volatile("ld.global." way ".u32 %0, [%1];" : "=r"(words[0]) : "l"(from));         \
-        else if constexpr (sizeof(T) == 8)                                                        \
-            asm volatile("ld.global." way ".v2.u32 {%0, %1}, [%2];"                               \
-                         : "=r"(words[0]), "=r"(words[1])                                         \
-                         : "l"(from));                                                            \
-        else                                                                                      \
-            asm volatile("ld.global." way ".v4.u32 {%0, %1, %2, %3}, [%4];"                       \
-                         : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])         \
-                         : "l"(from));                                                            \
-        T v;                                                                                      \
-        memcpy(&v, words, sizeof v);                                                              \
-        return v;                                                                                 \
+#define GLOBAL_LOAD(name, way)                                                                                    \
+    template <class T>                                                                                            \
+    __device__ __forceinline__ T name(const T* src) {                                                             \
+        static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "one load");                           \
+        uint32_t words[4];                                                                                        \
+        if constexpr (sizeof(T) == 4)                                                                             \
+            asm volatile("ld.global." way ".u32 %0, [%1];" : "=r"(words[0]) : "l"(src));                          \
+        else if constexpr (sizeof(T) == 8)                                                                        \
+            asm volatile("ld.global." way ".v2.u32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1]) : "l"(src)); \
+        else                                                                                                      \
+            asm volatile("ld.global." way ".v4.u32 {%0, %1, %2, %3}, [%4];"                                       \
+                         : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])                         \
+                         : "l"(src));                                                                             \
+        T v;                                                                                                      \
+        memcpy(&v, words, sizeof v);                                                                              \
+        return v;                                                                                                 \
     }
 #endif
-// Of what no kernel of the step writes.
+// For data that no kernel of the step writes.
 GLOBAL_LOAD(load_now, "nc")
-// Of what is read once (weights): past the first-level cache.
+// For data read once (weights): does not allocate in L1.
 GLOBAL_LOAD(load_streaming, "nc.L1::no_allocate")
-// Of a line of 128 bytes, all of which comes into the second-level cache: other warps want the rest of it meanwhile.
+// For parts of a 128-byte line that other warps read too: fetches the whole line into L2.
 GLOBAL_LOAD(load_of_line, "cg.L2::128B")
 #undef GLOBAL_LOAD
 
-// Asks for the cache line at `address`; it need not be valid.
+// Prefetches the cache line at `address` into L2; the address need not be valid.
 __device__ __forceinline__ void prefetch_l2(const void* address) {
 #if !EMULATED
     asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
@@ -335,8 +335,8 @@ __device__ __forceinline__ void prefetch_l2(const void* address) {
 
 // ---- asynchronous copies into shared memory ----------------------------------------------------------------------
 
-// BYTES (4, 8 or 16) from global to shared memory, complete after cp_async_wait (and a barrier, for other threads).
-// Only `valid` bytes are read; the rest becomes zero. Below sm_80 it is an ordinary copy.
+// Copies BYTES (4, 8 or 16) from global to shared memory, complete after cp_async_wait (and a barrier, for other
+// threads). Only `valid` bytes are read; the rest becomes zero. Below sm_80 it is an ordinary copy.
 template <int BYTES>
 __device__ __forceinline__ void cp_async(void* shared, const void* global, int valid = BYTES AND_CALLER) {
     static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "cp.async moves 4, 8 or 16 bytes");
@@ -361,8 +361,8 @@ __device__ __forceinline__ void cp_async(void* shared, const void* global, int v
         static_cast<uint32_t*>(shared)[i] = 4 * i < valid ? static_cast<const uint32_t*>(global)[i] : 0u;
 #endif
 }
-// Where in shared memory a thread's copies go. With a policy and an address that is uniform in part, ptxas of CUDA 13.0
-// makes an instruction that faults; the result of a shuffle never is.
+// Destination of a thread's copies in shared memory. With a cache policy and a partly uniform address, ptxas of CUDA
+// 13.0 emits an instruction that faults; the result of a shuffle is never treated as uniform.
 #if ARCH >= 900 && !EMULATED
 using CopyTarget = uint32_t;
 __device__ __forceinline__ CopyTarget copy_target(uint8_t* shared) {
@@ -373,8 +373,9 @@ using CopyTarget = uint8_t*;
 __device__ __forceinline__ CopyTarget copy_target(uint8_t* shared) { return shared; }
 #endif
 
-// v, in a register from here on. What comes from special registers, addresses of shared memory above all, is otherwise made
-// again wherever it is needed, which takes long; the result of a shuffle is not. All lanes of the warp call it.
+// Returns v, kept in a register. The compiler otherwise recomputes values of special registers, above all shared-memory
+// addresses, at every use, which takes long; it cannot recompute the result of a shuffle. All lanes of the warp must
+// call it.
 template <class T>
 __device__ __forceinline__ T kept(T v) {
     static_assert(sizeof(T) == 4, "one register");
@@ -393,18 +394,18 @@ __device__ __forceinline__ T* kept_shared(T* pointer) {
 #endif
 }
 
-// 16 bytes of what is read once (weights), by the lanes where `there` holds; without a branch. `policy`: of the
-// second-level cache, as createpolicy makes them (sm_90). In a kernel's parameters it takes no registers.
-__device__ __forceinline__ void cp_async_streaming(CopyTarget to, const void* global, uint64_t policy,
-                                                   bool there = true AND_CALLER) {
+// Copies 16 bytes of data read once (weights), on lanes with `valid`, without a branch. `policy`: the L2 policy, as
+// createpolicy returns it (sm_90); as a kernel parameter it takes no registers.
+__device__ __forceinline__ void cp_async_streaming(CopyTarget dst, const void* global, uint64_t policy,
+                                                   bool valid = true AND_CALLER) {
 #if ARCH >= 900 && !EMULATED
     asm volatile(
         "{\n"
         ".reg .pred there;\n"
         "setp.ne.u32 there, %2, 0;\n"
         "@there cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %3;\n"
-        "}\n" ::"r"(to),
-        "l"(global), "r"(static_cast<uint32_t>(there)), "l"(policy)
+        "}\n" ::"r"(dst),
+        "l"(global), "r"(static_cast<uint32_t>(valid)), "l"(policy)
         : "memory");
 #elif ARCH >= 800 && !EMULATED
     asm volatile(
@@ -412,11 +413,11 @@ __device__ __forceinline__ void cp_async_streaming(CopyTarget to, const void* gl
         ".reg .pred there;\n"
         "setp.ne.u32 there, %2, 0;\n"
         "@there cp.async.cg.shared.global [%0], [%1], 16;\n"
-        "}\n" ::"r"(shared_address(to)),
-        "l"(global), "r"(static_cast<uint32_t>(there))
+        "}\n" ::"r"(shared_address(dst)),
+        "l"(global), "r"(static_cast<uint32_t>(valid))
         : "memory");
 #else
-    if (there) cp_async<16>(to, global, 16 FORWARD_CALLER);
+    if (valid) cp_async<16>(dst, global, 16 FORWARD_CALLER);
 #endif
 }
 // Ends a group of copies.
@@ -427,7 +428,7 @@ __device__ __forceinline__ void cp_async_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
-// Waits until at most the last `pending` groups are under way.
+// Waits until at most the last `pending` groups are in flight.
 template <int pending>
 __device__ __forceinline__ void cp_async_wait() {
 #if EMULATED

@@ -1,24 +1,33 @@
-// Products of tensor cores, and matrices from shared memory as they take them: sm_75 and later (common.cuh has the rules).
+// Tensor-core MMAs (mma.sync) and matrix loads from shared memory (ldmatrix), for sm_75 and later; common.cuh says how
+// these functions are written.
 //
-// D[16][8] += A[16][K] B[K][8]. Lane l holds, with g = l / 4 and t = l % 4: D (g, 2t), (g, 2t + 1), (g + 8, 2t),
-// (g + 8, 2t + 1); A in registers (g, k), (g + 8, k) for the first half of K, then for the second; B (k, g) likewise,
-// where a register's elements are k = E t ... E t + E - 1 of its half (E = 2 for 16-bit types, 4 for 8-bit ones).
+// D[16][8] += A[16][K] B[K][8]. Lane l holds, with g = l / 4 and t = l % 4, these elements (row, column):
+//
+// | operand | elements                                                                          |
+// | D       | (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)                                |
+// | A       | registers (g, k) and (g + 8, k) for the first half of K, then for the second half |
+// | B       | registers (k, g) for the first half of K, then for the second half                |
+//
+// The elements of a register of A or B are k = E t ... E t + E - 1 of its half of K, with E = 2 for 16-bit and E = 4
+// for 8-bit types.
 #pragma once
 #include "lib/common.cuh"
 
-// D is in registers "f" or "r"; A in four registers and B in two, or in two and one, or an 8 x 8 product of one each.
-#define MMA(R, shape_and_types)                                                                              \
-    asm volatile("mma.sync.aligned." shape_and_types " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "      \
-                 "{%0, %1, %2, %3};"                                                                         \
-                 : "+" R(d[0]), "+" R(d[1]), "+" R(d[2]), "+" R(d[3])                                        \
+// R: register type of D, "f" or "r". MMA has four registers of A and two of B; MMA_OF_HALF two and one; MMA_8X8 is an 8
+// x 8 MMA with one of each.
+#define MMA(R, shape_and_types)                                       \
+    asm volatile("mma.sync.aligned." shape_and_types                  \
+                 " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "    \
+                 "{%0, %1, %2, %3};"                                  \
+                 : "+" R(d[0]), "+" R(d[1]), "+" R(d[2]), "+" R(d[3]) \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
-#define MMA_OF_HALF(R, shape_and_types)                                                                      \
+#define MMA_OF_HALF(R, shape_and_types)                                                                     \
     asm volatile("mma.sync.aligned." shape_and_types " {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};" \
-                 : "+" R(d[0]), "+" R(d[1]), "+" R(d[2]), "+" R(d[3])                                        \
+                 : "+" R(d[0]), "+" R(d[1]), "+" R(d[2]), "+" R(d[3])                                       \
                  : "r"(a[0]), "r"(a[1]), "r"(b))
-#define MMA_8X8(shape_and_types, first, a, b)                                                        \
-    asm volatile("mma.sync.aligned." shape_and_types " {%0, %1}, {%2}, {%3}, {%0, %1};"             \
-                 : "+r"(d[first]), "+r"(d[first + 1])                                                \
+#define MMA_8X8(shape_and_types, first, a, b)                                           \
+    asm volatile("mma.sync.aligned." shape_and_types " {%0, %1}, {%2}, {%3}, {%0, %1};" \
+                 : "+r"(d[first]), "+r"(d[first + 1])                                   \
                  : "r"(a), "r"(b))
 
 // f16, K = 8.
@@ -30,7 +39,7 @@ __device__ __forceinline__ void mma_m16n8k8_f16(float (&d)[4], const uint32_t (&
 #endif
 }
 
-// f16, K = 16; below sm_80 in two halves.
+// f16, K = 16; below sm_80 two MMAs with K = 8.
 __device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const uint32_t (&a)[4],
                                                  const uint32_t (&b)[2] AND_CALLER) {
 #if EMULATED
@@ -43,7 +52,7 @@ __device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const uint32_t (
 #endif
 }
 
-// bf16, K = 16. There is no bf16 below sm_80: a kernel for those converts to f16.
+// bf16, K = 16. Below sm_80 there is no bf16 MMA: kernels for these GPUs convert to f16.
 __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const uint32_t (&a)[4],
                                                   const uint32_t (&b)[2] AND_CALLER) {
 #if EMULATED
@@ -55,7 +64,7 @@ __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const uint32_t 
 #endif
 }
 
-// int8, K = 32; below sm_80 in four products of 8 x 8 x 16: register i of A has rows i % 2, half i / 2 of K.
+// int8, K = 32; below sm_80 four MMAs of 8 x 8 x 16: register i of A has rows i % 2 and half i / 2 of K.
 __device__ __forceinline__ void mma_m16n8k32_s8(int (&d)[4], const uint32_t (&a)[4],
                                                 const uint32_t (&b)[2] AND_CALLER) {
 #if EMULATED
@@ -68,7 +77,7 @@ __device__ __forceinline__ void mma_m16n8k32_s8(int (&d)[4], const uint32_t (&a)
 #endif
 }
 
-// Unsigned bytes times signed ones, K = 32; below sm_80 likewise.
+// Unsigned bytes times signed bytes, K = 32; below sm_80 four MMAs, as above.
 __device__ __forceinline__ void mma_m16n8k32_u8s8(int (&d)[4], const uint32_t (&a)[4],
                                                   const uint32_t (&b)[2] AND_CALLER) {
 #if EMULATED
@@ -81,7 +90,7 @@ __device__ __forceinline__ void mma_m16n8k32_u8s8(int (&d)[4], const uint32_t (&
 #endif
 }
 
-// The same, K = 16.
+// Unsigned bytes times signed bytes, K = 16.
 __device__ __forceinline__ void mma_m16n8k16_u8s8(int (&d)[4], const uint32_t (&a)[2], uint32_t b AND_CALLER) {
 #if EMULATED
     emulator::multiply<emulator::S8, 1, emulator::U8>(d, a, &b, {"mma_m16n8k16_u8s8", file, line});
@@ -93,7 +102,7 @@ __device__ __forceinline__ void mma_m16n8k16_u8s8(int (&d)[4], const uint32_t (&
 #endif
 }
 
-// E4M3, K = 32. Only from sm_89 on.
+// E4M3, K = 32; sm_89 and later only.
 __device__ __forceinline__ void mma_m16n8k32_e4m3(float (&d)[4], const uint32_t (&a)[4],
                                                   const uint32_t (&b)[2] AND_CALLER) {
 #if EMULATED
@@ -109,8 +118,8 @@ __device__ __forceinline__ void mma_m16n8k32_e4m3(float (&d)[4], const uint32_t 
 #undef MMA_OF_HALF
 #undef MMA_8X8
 
-// COUNT (1, 2 or 4) matrices of 8 x 8 16-bit elements from shared memory. Lane l gives the address of row l % 8 of
-// matrix l / 8; it receives of each matrix the elements (g, 2t), (g, 2t + 1), TRANSPOSED (2t, g), (2t + 1, g).
+// Loads COUNT (1, 2 or 4) matrices of 8 x 8 16-bit elements from shared memory. Lane l passes the address of row l % 8
+// of matrix l / 8, and receives elements (g, 2t), (g, 2t + 1) of each matrix; TRANSPOSED: (2t, g), (2t + 1, g).
 template <int COUNT, bool TRANSPOSED = false>
 __device__ __forceinline__ void load_matrix(uint32_t (&m)[COUNT], const void* row AND_CALLER) {
     static_assert(COUNT == 1 || COUNT == 2 || COUNT == 4, "ldmatrix loads 1, 2 or 4 matrices");

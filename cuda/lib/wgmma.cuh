@@ -1,33 +1,34 @@
-// What Hopper (sm_90a) has for matrix products: wgmma, and what goes with it. One small function per instruction; the
-// emulator has none of them. Barriers in shared memory, and registers that warps hand over: see bulk_copy.cuh.
+// Hopper (sm_90a): wgmma, bulk copies and tensor copies. One small function per instruction; the emulator has none of
+// them. bulk_copy.cuh has mbarriers and the exchange of registers between warpgroups.
 //
-// A warpgroup is four consecutive warps, the first of which has a number divisible by four.
+// A warpgroup is four consecutive warps, the first of which has an index divisible by four.
 #pragma once
 #include "lib/bulk_copy.cuh"
 
 // ---- copies ------------------------------------------------------------------------------------------------------
 
-// `bytes` (a multiple of 16, as both addresses) from global to shared memory; the barrier counts them.
+// Copies `bytes` (a multiple of 16, as both addresses) from global to shared memory; the barrier counts them.
 __device__ __forceinline__ void bulk_copy(void* shared, const void* global, int bytes, uint64_t* barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                      shared_address(shared)),
                  "l"(global), "r"(bytes), "r"(shared_address(barrier))
                  : "memory");
 }
-// The same to all BLOCKS of a cluster, each at its own such place, counted by its own such barrier.
+// The same copy to all BLOCKS CTAs of the cluster, at the same offset of each CTA's shared memory, counted by the
+// barrier at the same offset.
 template <int BLOCKS>
 __device__ __forceinline__ void bulk_copy_to_all(void* shared, const void* global, int bytes, uint64_t* barrier) {
     if constexpr (BLOCKS == 1)
         bulk_copy(shared, global, bytes, barrier);
     else
         asm volatile(
-            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(
-                shared_address(shared)),
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::
+                "r"(shared_address(shared)),
             "l"(global), "r"(bytes), "r"(shared_address(barrier)), "h"(static_cast<uint16_t>((1 << BLOCKS) - 1))
             : "memory");
 }
-// A warp arrives at such a barrier of each of them. Says only that it has read what came: a release by the whole cluster
-// would be a barrier of all memory.
+// A warp arrives at the barrier at this offset in each CTA of the cluster, to say that it has read a stage. The arrival
+// has no cluster-scope release, which would order all memory accesses.
 template <int BLOCKS>
 __device__ __forceinline__ void mbarrier_arrive_at_all(uint64_t* barrier, int lane) {
     if constexpr (BLOCKS == 1) {
@@ -41,28 +42,31 @@ __device__ __forceinline__ void mbarrier_arrive_at_all(uint64_t* barrier, int la
     }
 }
 
-// How a matrix of halves lies in global memory, [rows][columns], and which box of it a copy takes: made by the driver
-// (Device.tensor_map), a __grid_constant__ parameter of a kernel.
+// A tensor map: how an f16 matrix [rows][columns] lies in global memory, and the box that one copy takes. The driver
+// makes it (Device.tensor_map); a kernel takes it as a __grid_constant__ parameter.
 struct alignas(64) TensorMap {
     uint64_t words[16];
 };
-// The box at (row, column) to shared memory, in rows of 128 bytes with the swizzle that wgmma wants; what lies outside
-// of the matrix is 0. The barrier counts the bytes of the whole box.
-__device__ __forceinline__ void tensor_copy(void* shared, const TensorMap& map, int row, int column, uint64_t* barrier) {
+// Copies the box at (row, column) to shared memory, in rows of 128 bytes with wgmma's swizzle; elements outside the
+// matrix become 0. The barrier counts the bytes of the whole box.
+__device__ __forceinline__ void tensor_copy(void* shared, const TensorMap& map, int row, int column,
+                                            uint64_t* barrier) {
     asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
-            shared_address(shared)),
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
+            "r"(shared_address(shared)),
         "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier))
         : "memory");
 }
 
-// `bytes` from shared to global memory; what was written to shared memory must have passed async_fence and a barrier.
+// Copies `bytes` from shared to global memory. Preceding writes to shared memory must have passed async_fence and a
+// barrier.
 __device__ __forceinline__ void bulk_store(void* global, const void* shared, int bytes) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n cp.async.bulk.commit_group;" ::"l"(global),
-                 "r"(shared_address(shared)), "r"(bytes)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n cp.async.bulk.commit_group;" ::"l"(global),
+        "r"(shared_address(shared)), "r"(bytes)
+        : "memory");
 }
-// Waits for this thread's bulk stores: until they have read shared memory, or until they are done.
+// Waits for this thread's bulk stores: until they have read shared memory (READ), or until they are complete.
 template <bool READ>
 __device__ __forceinline__ void bulk_store_wait() {
     if constexpr (READ)
@@ -73,29 +77,30 @@ __device__ __forceinline__ void bulk_store_wait() {
 // Makes this thread's writes to shared memory visible to bulk copies and to wgmma.
 __device__ __forceinline__ void async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// ---- products ----------------------------------------------------------------------------------------------------
-// D[64][N] = A[64][16] B[16][N], float = half x half, by a warpgroup; ADD: D += that. Warp w holds rows 16 w ...
-// 16 w + 15 of A and D as in mma_m16n8k16: A in four registers; D, of eight columns after eight, in d[4 i ... 4 i + 3]. B
-// lies in shared memory as N rows of 64 halves, 128 bytes, eight rows one after the other, at an address that 1024
-// divides: row r's 16-byte piece c lies at place c ^ (r % 8) of its row (128-byte swizzle). An instruction takes 16 of
-// the 64 columns. A may lie in shared memory as well, in the same way. With LINES_OF_32 B lies as N rows of 16 halves, 32
-// bytes, at an address that 256 divides: piece c of two at place c ^ (r / 4 % 2).
+// ---- MMAs --------------------------------------------------------------------------------------------------------
+// D[64][N] = A[64][16] B[16][N] by a warpgroup, f32 = f16 x f16; ADD: D += A B. Warp w holds rows 16 w ... 16 w + 15 of
+// A and D, laid out as in mma_m16n8k16: A in four registers; D of columns 8 i ... 8 i + 7 in d[4 i ... 4 i + 3].
+//
+// B lies in shared memory as N rows of 64 f16 elements (128 bytes), eight rows in sequence, at an address divisible by
+// 1024: 16-byte piece c of row r is at position c ^ (r % 8) of its row (128-byte swizzle). An instruction takes 16 of
+// the 64 columns. A may lie in shared memory in the same layout. With LINES_OF_32, B lies as N rows of 16 f16 elements
+// (32 bytes) at an address divisible by 256: piece c of two is at position c ^ (r / 4 % 2).
 
-// The upper half of the description of an operand: what eight rows take, and the swizzle.
+// Upper half of a wgmma descriptor: the stride of eight rows, and the swizzle.
 constexpr uint32_t LINES_OF_128 = 0x40000040, LINES_OF_32 = 0xc0000010;
 
-// The lower half of the description of B (or A), of its first column; 16 columns further on it is two more. All lanes have
-// that of the first, so that the compiler knows it to be uniform, as the instructions want it, and what follows from it as
-// well.
+// Lower half of the descriptor of B (or A) at its first column; each further 16 columns add 2. All lanes take the value
+// of lane 0, so that the compiler knows that the descriptor and all values derived from it are uniform, as the
+// instructions require.
 __device__ __forceinline__ uint32_t wgmma_operand(const void* rows) {
     constexpr uint32_t unused = 1 << 16;
     return __shfl_sync(0xffffffffu, unused | (shared_address(rows) & 0x3ffff) >> 4, 0);
 }
-// Before the first wgmma, and whenever registers that the next one takes were written.
+// Required before the first wgmma, and after writes to registers that the next wgmma reads.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// Ends a group.
+// Ends a group of wgmmas.
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Waits until at most the last PENDING groups are under way.
+// Waits until at most the last PENDING groups are in flight.
 template <int PENDING>
 __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
@@ -104,32 +109,31 @@ __device__ __forceinline__ void wgmma_wait() {
 #define D_4 "%0, %1, %2, %3"
 #define D_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define D_16 D_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define D_32                                                                                                        \
-    D_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define D_48                                                                                                        \
-    D_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-#define D_64                                                                                                        \
-    D_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
+#define D_32 D_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define D_48 D_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define D_64                                                                                  \
+    D_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
          "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define D_128                                                                                                       \
-    D_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                       \
-         "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "                         \
-         "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "             \
+#define D_128                                                                                           \
+    D_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "           \
+         "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "             \
+         "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
          "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define INOUT_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define INOUT_8(i)                                                                                                  \
-    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),     \
+#define INOUT_8(i)                                                                                              \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
         "+f"(d[i + 7])
 #define INOUT_16(i) INOUT_8(i), INOUT_8(i + 8)
 #define INOUT_32(i) INOUT_16(i), INOUT_16(i + 16)
 #define INOUT_48(i) INOUT_32(i), INOUT_16(i + 32)
 #define INOUT_64(i) INOUT_32(i), INOUT_32(i + 32)
 #define INOUT_128(i) INOUT_64(i), INOUT_64(i + 64)
-#define WGMMA(n, sums, inputs, last, add, lines, ...)                                                               \
-    asm volatile("{\n.reg .b64 b;\nmov.b64 b, {" last ", " lines "};\n"                                              \
-                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" sums "}, " inputs ", b, " add           \
-                 ", 1, 1, 0;\n}"                                                                                    \
-                 : __VA_ARGS__                                                                                      \
+#define WGMMA(n, sums, inputs, last, add, lines, ...)                                                     \
+    asm volatile("{\n.reg .b64 b;\nmov.b64 b, {" last ", " lines                                          \
+                 "};\n"                                                                                   \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" sums "}, " inputs ", b, " add \
+                 ", 1, 1, 0;\n}"                                                                          \
+                 : __VA_ARGS__                                                                            \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(ADD), "n"(LINES))
 
 template <int N, bool ADD = true, uint32_t LINES = LINES_OF_128>
@@ -152,7 +156,7 @@ __device__ __forceinline__ void wgmma_f16(float (&d)[N / 2], const uint32_t (&a)
 }
 #undef WGMMA
 
-// The same for N = 64 with A in shared memory.
+// The same for N = 64, with A in shared memory.
 template <bool ADD = true>
 __device__ __forceinline__ void wgmma_f16(float (&d)[32], uint32_t a, uint32_t b) {
     asm volatile(
@@ -162,8 +166,7 @@ __device__ __forceinline__ void wgmma_f16(float (&d)[32], uint32_t a, uint32_t b
         : "r"(a), "r"(b), "n"(ADD), "n"(LINES_OF_128));
 }
 
-// What lies in these registers is read or written either before or behind this: the compiler knows nothing of products
-// that are under way.
+// Orders accesses to these registers before or after this point: the compiler does not know of wgmmas in flight.
 template <int N>
 __device__ __forceinline__ void wgmma_hold(float (&d)[N]) {
 #pragma unroll
@@ -172,6 +175,5 @@ __device__ __forceinline__ void wgmma_hold(float (&d)[N]) {
 template <int N>
 __device__ __forceinline__ void wgmma_hold(uint32_t (&a)[N][4]) {
 #pragma unroll
-    for (int i = 0; i < N; ++i)
-        asm volatile("" : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]), "+r"(a[i][3])::"memory");
+    for (int i = 0; i < N; ++i) asm volatile("" : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]), "+r"(a[i][3])::"memory");
 }

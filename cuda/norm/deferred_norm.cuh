@@ -1,47 +1,53 @@
-// A norm between two products of sixteen tokens or fewer without a kernel of its own. The product that adds to the residual
-// stream x leaves beside x half(x * weight * r) and sums of squares of x; the product behind multiplies what it makes of
-// these halves by 1 / (r * rms(x)). r is 1 / rms of the norm before, less HEADROOM, in case x grows in between: so the
-// halves are neither too large nor too small.
+// Deferred RMS norm between two GEMMs of at most 16 tokens, instead of a norm kernel. x [T, k] is the residual stream,
+// w [k] the weight of the norm, r [T] a prescale:
+//
+//    first GEMM:  x += ...;  normed = f16(x * w * r);  squares = partial sums of x^2
+//    second GEMM: y = (normed W^T) / (r * rms(x))       rms(x) = sqrt(mean(x^2) + eps)
+//
+// r is HEADROOM / rms of the previous norm, so normed is near HEADROOM: far below the f16 limit even if x grows between
+// the two norms, and far above f16 subnormals. This header has no kernel; the GEMMs call its functions.
 #pragma once
 #include "layout/packed.cuh"
 
 constexpr float HEADROOM = 1.0f / 16;
 
-// For how many tokens there is room in each part of the squares, between products of up to TOKENS.
+// Row pitch of DeferredNormArgs::squares: 8 tokens per partial sum, or 16 when the GEMM takes more than 8.
 template <int TOKENS>
-constexpr int HANDED_PITCH = TOKENS <= 8 ? 8 : 16;
+constexpr int DEFERRED_NORM_PITCH = TOKENS <= 8 ? 8 : 16;
 
-struct Handed {
-    float* squares;       // [parts][HANDED_PITCH], of as many columns each; null: nothing is handed on
-    const float* before;  // r [n_tokens]
-    // Of the product that adds:
-    const float* weight;  // [columns of x]
-    __half* normed;       // packed in `order`
-    // Of the product behind:
-    float* after;  // the next r [n_tokens]
+struct DeferredNormArgs {
+    float* squares;         // [parts][DEFERRED_NORM_PITCH], each over k / parts columns; null: no norm is deferred
+    const float* prescale;  // r [T]
+    // Of the first GEMM:
+    const float* weight;  // [k], read
+    __half* normed;       // f16 [T, k], packed in `order`, written
+    // Of the second GEMM:
+    float* next_prescale;  // r of the next norm [T], written
     float eps;
     int parts;
     int order;
 };
 
-// x * weight * r of a token's column.
-__device__ __forceinline__ void hand_on(const Handed& handed, float v, int column, int token, int n_tokens) {
-    handed.normed[packed_half(handed.order, column, token, n_tokens)] = saturated_half(v);
+// Stores v = x * w * r of one column of a token.
+__device__ __forceinline__ void store_deferred(const DeferredNormArgs& deferred_norm, float v, int column, int token,
+                                               int n_tokens) {
+    deferred_norm.normed[packed_half(deferred_norm.order, column, token, n_tokens)] = saturated_half(v);
 }
 
-// factors[token] = what a product of x's halves is multiplied by; k columns of x. One warp.
+// factors[token] = 1 / (r * rms(x)), the factor of the second GEMM's outputs; k columns of x. One warp.
 template <int TOKENS>
-__device__ __forceinline__ void find_factors(const Handed& handed, int k, int n_tokens, float* factors, int lane) {
-    constexpr int PITCH = HANDED_PITCH<TOKENS>;
+__device__ __forceinline__ void compute_factors(const DeferredNormArgs& deferred_norm, int k, int n_tokens,
+                                                float* factors, int lane) {
+    constexpr int PITCH = DEFERRED_NORM_PITCH<TOKENS>;
     const int token = lane % PITCH;
-    const float before = token < n_tokens ? __ldcg(handed.before + token) : 1.0f;
+    const float prescale = token < n_tokens ? __ldcg(deferred_norm.prescale + token) : 1.0f;
     float sum = 0.0f;
 #pragma unroll 8
-    for (int i = lane; i < handed.parts * PITCH; i += 32) sum += __ldcg(handed.squares + i);
+    for (int i = lane; i < deferred_norm.parts * PITCH; i += 32) sum += __ldcg(deferred_norm.squares + i);
 #pragma unroll
     for (int offset = PITCH; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
     if (lane >= n_tokens) return;
-    const float inverse = rsqrtf(fmaf(sum, fast_reciprocal(static_cast<float>(k)), handed.eps));
-    factors[token] = inverse / before;
-    if (blockIdx.x == 0) handed.after[token] = inverse * HEADROOM;
+    const float inverse = rsqrtf(fmaf(sum, fast_reciprocal(static_cast<float>(k)), deferred_norm.eps));
+    factors[token] = inverse / prescale;
+    if (blockIdx.x == 0) deferred_norm.next_prescale[token] = inverse * HEADROOM;
 }

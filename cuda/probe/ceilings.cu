@@ -1,22 +1,26 @@
-// What no kernel on this GPU can beat: how fast it reads its memory, and how fast it multiplies matrices.
+// Two kernels that measure the ceilings of a GPU: the memory bandwidth of reads (read_rate) and the f16 throughput of
+// the tensor cores (matrix_rate). No other kernel on the GPU can be faster.
 //
-// Both run long enough to be timed as a whole and do nothing else; their results only prove that the work was done.
+//        read_rate      result[warp] = XOR of the words that the warp reads; all words of data[n] are read once
+//        matrix_rate    result[thread] = sum of its accumulators after `iterations` rounds of f16 mma with f32 sums
+//
+// The results only prove that the work was done. The caller chooses sizes that run long enough to be timed as a whole.
 #include "lib/mma.cuh"
 
-// Every warp's words, combined by exclusive or, go to result[warp]. n is in units of 16 bytes. Blocks take tiles of
-// AT_ONCE * threads units in turn, so that what is under way at a time lies close together in memory. There is no
-// atomic: thousands of warps that end together would wait for each other.
-template <int AT_ONCE>
+// Launch: any grid and any CTA of whole warps. n counts units of 16 bytes. CTAs take tiles of LOADS_IN_FLIGHT * threads
+// units round-robin, so loads in flight at the same time are close together in memory. Each warp stores a result of its
+// own instead of using an atomic, because thousands of warps that end together would wait for each other.
+template <int LOADS_IN_FLIGHT>
 __global__ void __launch_bounds__(1024) read_rate(const uint4* data, int64_t n, uint32_t* result) {
-    const int64_t tile = static_cast<int64_t>(AT_ONCE) * blockDim.x, whole = n / tile * tile;
+    const int64_t tile = static_cast<int64_t>(LOADS_IN_FLIGHT) * blockDim.x, whole = n / tile * tile;
     uint32_t sum = 0;
     for (int64_t start = blockIdx.x * tile; start < whole; start += gridDim.x * tile) {
-        const uint4* const from = data + start + threadIdx.x;
-        uint4 v[AT_ONCE];
+        const uint4* const src = data + start + threadIdx.x;
+        uint4 v[LOADS_IN_FLIGHT];
 #pragma unroll
-        for (int j = 0; j < AT_ONCE; ++j) v[j] = load_streaming(from + j * blockDim.x);
+        for (int j = 0; j < LOADS_IN_FLIGHT; ++j) v[j] = load_streaming(src + j * blockDim.x);
 #pragma unroll
-        for (int j = 0; j < AT_ONCE; ++j) sum ^= v[j].x ^ v[j].y ^ v[j].z ^ v[j].w;
+        for (int j = 0; j < LOADS_IN_FLIGHT; ++j) sum ^= v[j].x ^ v[j].y ^ v[j].z ^ v[j].w;
     }
     for (int64_t i = whole + blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
         const uint4 v = load_streaming(data + i);
@@ -27,25 +31,27 @@ __global__ void __launch_bounds__(1024) read_rate(const uint4* data, int64_t n, 
     if (threadIdx.x % 32 == 0) result[blockIdx.x * warps + threadIdx.x / 32] = sum;
 }
 
-// Two halves between 1/2 and 2 of either sign: zeros would let the GPU run faster than it ever does with weights.
-__device__ __forceinline__ uint32_t random_halves(uint32_t seed) {
+// Returns two random f16 values with magnitudes from 1/2 to 2. Zeros would use less power, so the GPU would run faster
+// than with real weights.
+__device__ __forceinline__ uint32_t random_f16(uint32_t seed) {
     seed = (seed ^ seed >> 16) * 0x7feb352du;
     seed = (seed ^ seed >> 15) * 0x846ca68bu;
     seed ^= seed >> 16;
     return (seed & 0x87ff87ffu) + 0x38003800u;
 }
 
-// A block of 256 threads does 2^21 operations in an iteration, whichever instruction does them.
+// A CTA of 256 threads computes 2^21 floating-point operations per iteration, in both versions of matrix_rate.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// Where wgmma finds a matrix in shared memory: cores of 8 rows x 16 bytes, `next_k` and `next_row` bytes apart.
+// Returns the wgmma descriptor of a matrix in shared memory, made of core matrices of 8 rows x 16 bytes that are
+// `next_k` and `next_row` bytes apart.
 __device__ __forceinline__ uint64_t matrix_descriptor(const void* matrix, int next_k, int next_row) {
     return uint64_t(shared_address(matrix) >> 4 & 0x3fff) | uint64_t(next_k >> 4) << 16 | uint64_t(next_row >> 4) << 32;
 }
 
-// D[64][128] += A[64][16] B[16][128] by a warpgroup: A in registers, B in shared memory, asynchronously.
+// D[64, 128] += A[64, 16] B[16, 128] by a warpgroup, asynchronously. A is in registers, B in shared memory.
 __device__ __forceinline__ void wgmma_m64n128k16(float (&d)[64], const uint32_t (&a)[4], uint64_t b) {
-#define EIGHT(i)                                                                                            \
+#define EIGHT(i)                                                                                                \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
         "+f"(d[i + 7])
     asm volatile(
@@ -64,11 +70,11 @@ __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_grou
 __device__ __forceinline__ void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
 __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
-// Every thread's sum of what its accumulators hold goes to result.
+// Launch: any grid, 256 threads per CTA.
 extern "C" __global__ void __launch_bounds__(256) matrix_rate(int iterations, float* result) {
     constexpr int TILES = 4, WORDS = 128 * 16 / 2;
     __shared__ __align__(128) uint32_t b[TILES][WORDS];
-    for (int i = threadIdx.x; i < TILES * WORDS; i += blockDim.x) b[i / WORDS][i % WORDS] = random_halves(i);
+    for (int i = threadIdx.x; i < TILES * WORDS; i += blockDim.x) b[i / WORDS][i % WORDS] = random_f16(i);
     fence_async();
     __syncthreads();
     float d[64] = {};
@@ -78,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(256) matrix_rate(int iterations, fl
     for (int tile = 0; tile < TILES; ++tile) {
         tiles[tile] = matrix_descriptor(b[tile], 128, 256);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) a[tile][i] = random_halves(threadIdx.x * 16 + tile * 4 + i + (1 << 20));
+        for (int i = 0; i < 4; ++i) a[tile][i] = random_f16(threadIdx.x * 16 + tile * 4 + i + (1 << 20));
     }
     for (int n = 0; n < iterations; ++n) {
         wgmma_fence();
@@ -95,15 +101,15 @@ extern "C" __global__ void __launch_bounds__(256) matrix_rate(int iterations, fl
 
 #else
 
-// Every thread's sum of what its accumulators hold goes to result.
+// Launch: any grid, 256 threads per CTA.
 extern "C" __global__ void __launch_bounds__(256) matrix_rate(int iterations, float* result) {
-    constexpr int ROWS = 2, COLUMNS = 8, ROUNDS = 4;  // 64 products of 4096 operations for each of 8 warps
+    constexpr int ROWS = 2, COLUMNS = 8, ROUNDS = 4;  // 64 mma of 4096 operations for each of 8 warps
     float d[ROWS][COLUMNS][4] = {};
     uint32_t a[ROWS][4], b[COLUMNS][2];
 #pragma unroll
-    for (int i = 0; i < 4 * ROWS; ++i) a[i / 4][i % 4] = random_halves(threadIdx.x * 16 + i + (1 << 20));
+    for (int i = 0; i < 4 * ROWS; ++i) a[i / 4][i % 4] = random_f16(threadIdx.x * 16 + i + (1 << 20));
 #pragma unroll
-    for (int i = 0; i < 2 * COLUMNS; ++i) b[i / 2][i % 2] = random_halves(threadIdx.x * 16 + i);
+    for (int i = 0; i < 2 * COLUMNS; ++i) b[i / 2][i % 2] = random_f16(threadIdx.x * 16 + i);
     for (int n = 0; n < iterations; ++n)
 #pragma unroll
         for (int i = 0; i < ROUNDS * ROWS * COLUMNS; ++i)

@@ -1,9 +1,10 @@
-// Scales and minimums of Q4_K and Q5_K, eight of each in six bits (ggpy/formats/k_scales.py).
+// The quantiser of Q4_K and Q5_K: eight 6-bit scales and eight 6-bit minimums per block (ggpy/formats/k_scales.py).
 #pragma once
 #include "formats/k_scales.cuh"
 #include "quantize/levels.cuh"
 
-// Levels of scales and minimums to twelve bytes, as uint8 has it: one above 63 spills into other bits.
+// Packs the levels of scales and minimums into 12 bytes. Like numpy's uint8 arithmetic, a level above 63 spills into
+// other bits.
 template <typename Block>
 __device__ __forceinline__ void pack_scales(const int (&scales)[8], const int (&minimums)[8], Block& block) {
 #pragma unroll
@@ -14,7 +15,9 @@ __device__ __forceinline__ void pack_scales(const int (&scales)[8], const int (&
     }
 }
 
-// N_MAX: the largest code; FIRST (tenths) and LAST: where the search without importance begins and how long it is.
+//        N_MAX    the largest code
+//        FIRST    the first step, in tenths, of the search without importance
+//        LAST     the index of the last step of that search
 template <typename Block, int N_MAX, int FIRST, int LAST>
 struct KScalesEncoder {
     static constexpr int group = 32;
@@ -44,7 +47,7 @@ struct KScalesEncoder {
             d = levels_by_largest<G>(fit.scale, 63, scales);
             dmin = levels_by_largest<G>(-fit.minimum, 63, minimums);
         }
-        if (!WEIGHTED || N_MAX == 31) {  // Q4_K lets a negative scale, which is rare, spill into other bits
+        if (!WEIGHTED || N_MAX == 31) {  // weighted Q4_K does not clamp: a rare negative scale spills into other bits
 #pragma unroll
             for (int i = 0; i < 8; ++i) scales[i] = min(scales[i], 63), minimums[i] = min(minimums[i], 63);
         }

@@ -1,8 +1,9 @@
-// The scales, or minimums, of all groups of a block as levels with one scale of their own.
+// Quantises the scales (or the minimums) of all groups of a block to integer levels with one common scale.
 #pragma once
 #include "quantize/encoder.cuh"
 
-// So that the largest level is `most`; returns what a level stands for. 0 and levels of 0 if no value is positive.
+// Chooses the common scale so that the largest value gets level `most`. Returns the common scale; 0, with all levels 0,
+// if no value is positive.
 template <typename G>
 __device__ __forceinline__ float levels_by_largest(float value, int most, int (&levels)[G::lanes]) {
     float values[G::lanes], largest = 0.0f;
@@ -15,7 +16,7 @@ __device__ __forceinline__ float levels_by_largest(float value, int most, int (&
     return largest / float(most);
 }
 
-// The same by a search, weighed by what the lanes' errors weigh together.
+// Searches for the common scale with the least error. The weight of a group's error is the sum of its error weights.
 template <typename G>
 __device__ __forceinline__ float levels_by_search(float value, const float (&totals)[G::lanes], int most,
                                                   int (&levels)[G::lanes]) {

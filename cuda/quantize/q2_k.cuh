@@ -1,4 +1,4 @@
-// To Q2_K.
+// The quantiser to Q2_K.
 #pragma once
 #include "formats/q2_k.cuh"
 #include "quantize/levels.cuh"

@@ -1,4 +1,4 @@
-// To Q3_K.
+// The quantiser to Q3_K.
 #pragma once
 #include "formats/q3_k.cuh"
 #include "quantize/encoder.cuh"
@@ -8,8 +8,8 @@ struct Encoder<block_q3_K> {
     static constexpr int group = 16;
     using G = Group<16, 16>;
 
-    // What the block stores: levels of scales in -32 to 31.
-    struct Scales {
+    // The stored scales of a block: levels from -32 to 31 with the common scale d.
+    struct BlockScales {
         float d;
         int levels[16];
     };
@@ -18,7 +18,7 @@ struct Encoder<block_q3_K> {
     static __device__ bool encode(const G& group, block_q3_K& block, uint8_t* codes) {
         float scale;
         int q[16];
-        Scales scales;
+        BlockScales scales;
         if constexpr (WEIGHTED) {
             float weights[16];
             group.error_weights(2.0f * group.mean_square(), weights);
@@ -46,23 +46,23 @@ struct Encoder<block_q3_K> {
         return is_number(scale) && is_number(d);
     }
 
-    static __device__ __forceinline__ Scales by_extreme(float scale) {
+    static __device__ __forceinline__ BlockScales by_extreme(float scale) {
         float values[16];
         G::gather(scale, values);
         const float extreme = first_extreme(values), inverse = -32.0f / extreme;
-        Scales found = {extreme != 0.0f ? 1.0f / inverse : 0.0f};
+        BlockScales found = {extreme != 0.0f ? 1.0f / inverse : 0.0f};
 #pragma unroll
         for (int i = 0; i < 16; ++i)
             found.levels[i] = extreme != 0.0f ? clamp(nearest_int(inverse * values[i]), -32, 31) : -32;
         return found;
     }
 
-    static __device__ __forceinline__ Scales by_search(float scale, float total) {
+    static __device__ __forceinline__ BlockScales by_search(float scale, float total) {
         float values[16], totals[16];
         G::gather(scale, values);
         G::gather(total, totals);
         const ScaleFit fit = search_scale(values, totals, 32);
-        Scales found = {fit.scale};
+        BlockScales found = {fit.scale};
 #pragma unroll
         for (int i = 0; i < 16; ++i) found.levels[i] = fit.level(values[i], 32);
         return found;

@@ -1,4 +1,4 @@
-// To Q4_0.
+// The quantiser to Q4_0.
 #pragma once
 #include "formats/q4_0.cuh"
 #include "quantize/small.cuh"

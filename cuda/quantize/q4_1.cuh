@@ -1,4 +1,4 @@
-// To Q4_1.
+// The quantiser to Q4_1.
 #pragma once
 #include "formats/q4_1.cuh"
 #include "quantize/small.cuh"

@@ -1,4 +1,4 @@
-// To Q4_K.
+// The quantiser to Q4_K.
 #pragma once
 #include "formats/q4_k.cuh"
 #include "quantize/k_scales.cuh"

@@ -1,4 +1,4 @@
-// To Q5_0.
+// The quantiser to Q5_0.
 #pragma once
 #include "formats/q5_0.cuh"
 #include "quantize/small.cuh"

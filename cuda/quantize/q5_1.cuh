@@ -1,4 +1,4 @@
-// To Q5_1.
+// The quantiser to Q5_1.
 #pragma once
 #include "formats/q5_1.cuh"
 #include "quantize/small.cuh"

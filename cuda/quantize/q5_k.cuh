@@ -1,4 +1,4 @@
-// To Q5_K.
+// The quantiser to Q5_K.
 #pragma once
 #include "formats/q5_k.cuh"
 #include "quantize/k_scales.cuh"

@@ -1,4 +1,4 @@
-// To Q6_K.
+// The quantiser to Q6_K.
 #pragma once
 #include "formats/q6_k.cuh"
 #include "quantize/encoder.cuh"

@@ -1,4 +1,4 @@
-// To Q8_0; importance changes nothing.
+// The quantiser to Q8_0. It ignores the importance.
 #pragma once
 #include "formats/q8_0.cuh"
 #include "quantize/small.cuh"

@@ -1,15 +1,18 @@
-// Weights of any format to blocks, with the bytes of ggpy/formats and so of ggml.
+// out = quantize(W[N, K]): weights of any source format to quant blocks. The bytes equal those of ggpy/formats and of
+// ggml. ENCODER_HEADER declares the Encoder of the target (quantize/encoder.cuh), FORMAT_HEADER both block types.
 //
-// ENCODER_HEADER has the Encoder of the block (quantize/encoder.cuh), FORMAT_HEADER the formats. A lane searches for the
-// scales of a group of weights, the 1 to 16 lanes of a block share them. Must be compiled with --fmad=false.
+// Compile with --fmad=false: a fused multiply-add rounds once where numpy and ggml round twice.
 #include FORMAT_HEADER
 #include ENCODER_HEADER
 
 constexpr int THREADS = 128;
 
-// source[rows, columns] -> blocks[n], by the importance[columns] if WEIGHTED; then small blocks take squares[rows] too.
-// `strange` becomes 1 where a weight or a scale is NaN or infinite: what to say is numpy's to tell.
-// grid: lanes of all blocks / THREADS, or more
+// blocks[n] = quantize(source[rows, columns]). WEIGHTED: minimises errors weighted by importance[columns]; blocks of
+// fewer than 256 weights then also read the mean squares squares[rows]. Sets `strange` to 1 if a weight or a scale is
+// NaN or infinite; the numpy quantiser then decides what to do.
+//
+// Launch: grid n * LANES / THREADS or more. 1 to 16 lanes share a quant block; a lane searches for the scales of one
+// group and keeps its weights in registers.
 template <typename Block, typename Source, bool WEIGHTED>
 __global__ void __launch_bounds__(THREADS) quantize(const Source* source, const float* importance, const float* squares,
                                                     Block* blocks, uint32_t* strange, int columns, int64_t n) {
@@ -19,7 +22,7 @@ __global__ void __launch_bounds__(THREADS) quantize(const Source* source, const 
     __shared__ uint8_t codes[THREADS / LANES][WEIGHTS];
     const int64_t first = int64_t(blockIdx.x) * (THREADS / LANES);
     if (first >= n) return;
-    // Lanes behind the last block do it once more.
+    // Lanes past the last quant block repeat the last block, because all lanes take part in shuffles.
     const int64_t i = min(first + threadIdx.x / LANES, n - 1);
     const int lane = threadIdx.x % LANES;
     const int per_row = columns / WEIGHTS;
@@ -48,8 +51,8 @@ __global__ void __launch_bounds__(THREADS) quantize(const Source* source, const 
     if (!good) *strange = 1;
 }
 
-// source[rows, columns] -> the mean of the squares of each row, added in order.
-// grid: rows / THREADS
+// means[n] = mean of source[n, :]^2, summed in order of the columns. Launch: grid rows / THREADS; a thread sums one
+// row, because the order of the sum determines the bytes of the quant blocks.
 template <typename Source>
 __global__ void __launch_bounds__(THREADS) mean_squares(const Source* source, float* means, int rows, int columns) {
     const int row = blockIdx.x * THREADS + threadIdx.x;

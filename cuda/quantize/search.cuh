@@ -1,26 +1,27 @@
-// Searches for the scale, or scale and minimum, that lets rounded weights come nearest to the true ones: those of
-// ggpy/formats/search.py, and so of ggml-quants.c, one group of weights in one thread's registers.
+// Searches for the scale, or for scale and minimum, with the least rounding error of a group of weights. The searches
+// are those of ggpy/formats/search.py and ggml-quants.c. One thread searches one group, in registers.
 //
-// The bytes of a file depend on every rounding, so each operation and the order of every sum is theirs. That needs
-// products and sums that are not contracted (NVRTC's --fmad=false). Knows no block.
+// The bytes of a file depend on every rounding, so each operation and the order of every sum equal those of the two
+// sources. This needs separate products and sums (NVRTC's --fmad=false). This file knows no block format.
 #pragma once
 #include "lib/common.cuh"
 
-// Groups whose largest magnitude is below get the scale 0 (ggml's GROUP_MAX_EPS).
+// Groups whose largest magnitude is below this limit get the scale 0 (ggml's GROUP_MAX_EPS).
 constexpr float ALL_ZERO = 1e-15f;
 
-// Neither infinite nor NaN.
+// Whether x is neither infinite nor NaN.
 __device__ __forceinline__ bool is_number(float x) { return fabsf(x) <= 3.40282347e38f; }
 
-// Ties to even, and beyond 2^22, where nobody should be, what ggml's bit trick makes of it.
+// Rounds to the nearest integer, ties to even. Beyond 2^22, which no caller should reach, returns the same wrong
+// integer as ggml's bit trick.
 __device__ __forceinline__ int nearest_int(float x) {
-    if (x != x) return 0;  // what the trick makes of x86's NaN
+    if (x != x) return 0;  // the bit trick returns 0 for the NaN of x86
     return (__float_as_int(x + 12582912.0f) & 0x007fffff) - 0x00400000;
 }
 
 __device__ __forceinline__ int clamp(int q, int lowest, int highest) { return min(max(q, lowest), highest); }
 
-// numerator / x; 0 where that overflows.
+// Returns numerator / x, or 0 if the quotient overflows.
 __device__ __forceinline__ float finite_inverse(float numerator, float x) {
     const float inverse = numerator / x;
     return is_number(inverse) ? inverse : 0.0f;
@@ -34,7 +35,7 @@ __device__ __forceinline__ float ordered_sum(const float (&terms)[N]) {
     return sum;
 }
 
-// The first of the largest magnitude; of zeros +0.
+// Returns the first element of the largest magnitude; +0 if all are zeros.
 template <int N>
 __device__ __forceinline__ float first_extreme(const float (&x)[N]) {
     float extreme = 0.0f;
@@ -43,9 +44,9 @@ __device__ __forceinline__ float first_extreme(const float (&x)[N]) {
     return extreme;
 }
 
-// ---- x near scale * q, q from -n_max to n_max - 1 ----------------------------------------------------------------
+// ---- x ~ scale * q, q from -n_max to n_max - 1 -------------------------------------------------------------------
 
-// Of a group, and how its q are found again.
+// The result for a group: the scale, and `inverse`, from which level() computes q.
 struct ScaleFit {
     float scale, inverse;
     bool empty;  // all zeros: then q is -n_max
@@ -55,7 +56,7 @@ struct ScaleFit {
     }
 };
 
-// Tries 19 scales about the one that makes the extreme weight -n_max (ggml make_qx_quants).
+// Tries 19 scales around the scale that gives the extreme weight q = -n_max (ggml make_qx_quants).
 template <int N>
 __device__ ScaleFit search_scale(const float (&x)[N], const float (&weights)[N], int n_max) {
     const float extreme = first_extreme(x);
@@ -83,27 +84,31 @@ __device__ ScaleFit search_scale(const float (&x)[N], const float (&weights)[N],
     return fit;
 }
 
-// ---- x near scale * q + minimum, q from 0 to N_MAX -----------------------------------------------------------------
+// ---- x ~ scale * q + minimum, q from 0 to N_MAX --------------------------------------------------------------------
 
-// Which of ggml's two searches: make_qkx2_quants by squared or absolute error, or make_qkx3_quants, for an importance
-// matrix; they part where a rounding leaves the range.
+// Which search of ggml to follow. They differ where a rounded value leaves the range.
+//
+//        SQUARED     make_qkx2_quants with squared errors
+//        ABSOLUTE    make_qkx2_quants with absolute errors
+//        WEIGHTED    make_qkx3_quants, for an importance matrix
 enum class Errors { SQUARED, ABSOLUTE, WEIGHTED };
 
 template <int N_MAX, Errors ERRORS>
 __device__ __forceinline__ int level_of(float product) {
-    if (ERRORS == Errors::WEIGHTED) {  // here ggml clamps, then rounds
+    if (ERRORS == Errors::WEIGHTED) {  // make_qkx3_quants clamps before it rounds
         product = product > 0.0f ? fminf(product, float(N_MAX)) : 0.0f;
     }
     return clamp(nearest_int(product), 0, N_MAX);
 }
 
-// Of a group: minimum <= 0; its q are those of (x - origin) * inverse.
+// The result for a group: scale, minimum <= 0, and q = level_of((x - origin) * inverse).
 struct LineFit {
     float scale, minimum, inverse, origin;
 };
 
-// Rounds with N_MAX + first + i * delta steps over the range, i to `last`, fits scale and minimum to each rounding by
-// least squares, and keeps the fit with the least error. A better fit's minimum is where the next roundings start.
+// For i = 0 ... last: rounds x with N_MAX + first + i * delta steps over the range, and fits scale and minimum to the
+// rounded values by least squares. Returns the fit with the least error. The minimum of the best fit so far is the
+// origin of the next rounding.
 template <int N_MAX, Errors ERRORS, int N>
 __device__ LineFit search_line(const float (&x)[N], const float (&weights)[N], float first, float delta, int last) {
     float lowest = x[0], highest = x[0], sum_w = weights[0], sum_x = weights[0] * x[0];
@@ -157,10 +162,11 @@ __device__ LineFit search_line(const float (&x)[N], const float (&weights)[N], f
     return fit;
 }
 
-// ---- one q at a time -----------------------------------------------------------------------------------------------
+// ---- coordinate descent --------------------------------------------------------------------------------------------
 
-// Changes single q while sum(w x q)^2 / sum(w q^2) grows, at most five rounds; returns that quotient's scale, 0 if
-// there is none. BYTES: as ggml has it for positive x, q counts as a byte and both partial sums must be positive.
+// Changes one q at a time while sum(w x q)^2 / sum(w q^2) grows, in at most five rounds. Returns the scale sum(w x q) /
+// sum(w q^2), or 0 if the divisor is not positive. BYTES: ggml's variant for positive x, where q wraps as a byte and
+// both partial sums must be positive.
 template <bool BYTES, int N>
 __device__ float descend(const float (&x)[N], const float (&weights)[N], int (&q)[N], int lowest, int highest) {
     float sum_lx = 0.0f, sum_l2 = 0.0f;
@@ -193,7 +199,7 @@ __device__ float descend(const float (&x)[N], const float (&weights)[N], int (&q
     return sum_l2 > 0.0f ? sum_lx / sum_l2 : 0.0f;
 }
 
-// x near scale * q, q from -n_max to n_max - 1, errors weighed by x^2 (ggml make_q3_quants); returns the scale.
+// x ~ scale * q, q from -n_max to n_max - 1, with errors weighted by x^2 (ggml make_q3_quants). Returns the scale.
 template <int N>
 __device__ float search_scale_by_descent(const float (&x)[N], int (&q)[N], int n_max) {
     const float extreme = first_extreme(x), inverse = finite_inverse(-float(n_max), extreme);
@@ -207,8 +213,8 @@ __device__ float search_scale_by_descent(const float (&x)[N], int (&q)[N], int n
     return empty ? 0.0f : descend<false>(x, weights, q, -n_max, n_max - 1);
 }
 
-// x >= 0 near scale * q, q from 0 to n_max: tries nine scales about the one that makes the largest x n_max, then
-// changes one q at a time (ggml make_qp_quants); returns the scale.
+// x ~ scale * q for x >= 0, q from 0 to n_max (ggml make_qp_quants). Tries nine scales around the scale that gives the
+// largest x q = n_max, then changes one q at a time. Returns the scale.
 template <int N>
 __device__ float search_positive_scale(const float (&x)[N], const float (&weights)[N], int (&q)[N], int n_max) {
     float largest = 0.0f;
@@ -227,7 +233,7 @@ __device__ float search_positive_scale(const float (&x)[N], const float (&weight
 #pragma unroll
         for (int j = 0; j < N; ++j) {
             const int nearest = nearest_int(tried * x[j]);
-            const float level = float(step == 0 ? nearest & 255 : min(nearest, n_max));  // ggml keeps it in a byte
+            const float level = float(step == 0 ? nearest & 255 : min(nearest, n_max));  // ggml stores a byte first
             const float difference = x[j] - scale * level;
             error += weights[j] * difference * difference;
         }

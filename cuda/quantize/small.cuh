@@ -1,13 +1,14 @@
-// Blocks of 32 weights with a scale, or a scale and a minimum, in halves: a lane has all of one.
+// The quantisers of blocks of 32 weights with an f16 scale, or with an f16 scale and an f16 minimum: Q4_0, Q4_1, Q5_0,
+// Q5_1. A lane holds a whole block.
 #pragma once
 #include "quantize/encoder.cuh"
 
 using SmallGroup = Group<32, 1>;
 
-// 1 / x, and 0 where x is 0; infinite where x is so small that 1 / x overflows.
+// Returns 1 / x; 0 if x is 0; infinity if 1 / x overflows.
 __device__ __forceinline__ float inverse_or_zero(float x) { return x == 0.0f ? 0.0f : 1.0f / x; }
 
-// w = d * (q - OFFSET): the weight of the largest magnitude becomes q = 0. Returns d.
+// w = d * (q - OFFSET). The weight of the largest magnitude gets q = 0. Returns d.
 template <int OFFSET, bool WEIGHTED>
 __device__ __forceinline__ float quantize_by_extreme(const SmallGroup& group, uint8_t* codes) {
     if constexpr (WEIGHTED) {
@@ -60,21 +61,21 @@ __device__ __forceinline__ ScaleAndMinimum quantize_by_range(const SmallGroup& g
     }
 }
 
-// Low nibbles: byte j has weights j and j + 16.
+// Packs the low four bits: byte j holds weights j and j + 16.
 template <typename Block>
 __device__ __forceinline__ void pack_nibbles(const uint8_t* codes, Block& block) {
 #pragma unroll
     for (int j = 0; j < 16; ++j) block.qs[j] = packed_byte<4>(codes, j, 16);
 }
 
-// Fifth bits: bit j of all is that of weight j.
+// Packs the fifth bits: bit j of the 32 bits belongs to weight j.
 template <typename Block>
 __device__ __forceinline__ void pack_fifth_bits(const uint8_t* codes, Block& block) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) block.qh[j] = packed_byte<1, 4>(codes, 8 * j, 1);
 }
 
-// BITS of a code: 4 or 5.
+// w = d * (q - OFFSET) with BITS = 4 or 5 bits per code: Q4_0 and Q5_0.
 template <typename Block, int BITS>
 struct ExtremeEncoder {
     static constexpr int group = 32;
@@ -90,6 +91,7 @@ struct ExtremeEncoder {
     }
 };
 
+// w = d * q + m with BITS = 4 or 5 bits per code: Q4_1 and Q5_1.
 template <typename Block, int BITS>
 struct RangeEncoder {
     static constexpr int group = 32;

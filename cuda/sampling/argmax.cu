@@ -1,26 +1,31 @@
-// ids[r] = the index of the largest of logits[r], the lowest index among equals.
+// Greedy sampling: ids[r] = argmax(logits[r, :]), logits [rows, n_vocab]; the lowest index wins among equal logits.
+//
+// Grid (CTAs per row, rows); a CTA has 8 warps and strides over a row. A logit and its index form one 64-bit key
+// (ranking.cuh), so every reduction is an integer maximum: threads, then warps by shuffles, then the CTA through one
+// key per warp in shared memory, then CTAs by atomicMax. The last CTA of a row to arrive writes the result and resets
+// the counters.
 #include "sampling/ranking.cuh"
 
 constexpr int ARGMAX_THREADS = 256, ARGMAX_WARPS = ARGMAX_THREADS / 32;
-constexpr int AT_ONCE = 4;  // logits that a thread asks for together
+constexpr int LOADS_IN_FLIGHT = 4;  // logits that a thread loads before it compares them
 
-// best[r] and arrived[r] are zero before and after. grid (blocks, rows)
+// best[r] and arrived[r] must be zero before, and are zero after. Grid (CTAs per row, rows).
 extern "C" __global__ void __launch_bounds__(ARGMAX_THREADS)
     argmax(const float* logits, int n_vocab, unsigned long long* best, uint32_t* arrived, int* ids, int* results) {
     __shared__ unsigned long long of_warp[ARGMAX_WARPS];
     grid_dependency_launch();
     grid_dependency_wait();
     const int row = blockIdx.y, stride = gridDim.x * ARGMAX_THREADS;
-    const float* from = logits + static_cast<size_t>(row) * n_vocab;
+    const float* src = logits + static_cast<size_t>(row) * n_vocab;
     unsigned long long key = 0;
     const auto take = [&](unsigned long long other) { key = other > key ? other : key; };
-    for (int first = blockIdx.x * ARGMAX_THREADS + threadIdx.x; first < n_vocab; first += AT_ONCE * stride) {
-        float v[AT_ONCE];
+    for (int first = blockIdx.x * ARGMAX_THREADS + threadIdx.x; first < n_vocab; first += LOADS_IN_FLIGHT * stride) {
+        float v[LOADS_IN_FLIGHT];
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i)
-            v[i] = first + i * stride < n_vocab ? __ldcg(from + first + i * stride) : 0.0f;
+        for (int i = 0; i < LOADS_IN_FLIGHT; ++i)
+            v[i] = first + i * stride < n_vocab ? __ldcg(src + first + i * stride) : 0.0f;
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i)
+        for (int i = 0; i < LOADS_IN_FLIGHT; ++i)
             if (first + i * stride < n_vocab) take(ranking_key(v[i], first + i * stride));
     }
 #pragma unroll

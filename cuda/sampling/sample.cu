@@ -1,29 +1,33 @@
-// A token of each row of logits: bias, penalties, top-k, top-p, min-p, XTC, temperature and the draw of
-// ggpy/sampling.py, with the same bits. Every rounding is an operation of ggpy/logits.py, so nothing here may be fused or reordered but
-// sums of weights, which are whole numbers.
+// Samples one token per row of logits [rows, n_vocab]: bias, penalties, top-k, top-p, min-p, XTC, temperature and the
+// draw, with the same bits as ggpy/sampling/. Every rounding is one operation there, so nothing here may be fused or
+// reordered, except sums of weights, which are integers.
 //
-// sample_select: a block adjusts a segment of a row, sorts it, and keeps the best. sample_draw: a block finds the best
-// of a row among those, in order, and its first warp goes down the rest of the chain.
+// kernel         grid              a CTA
+// sample_select  (segments, rows)  adjusts one segment of 2048 logits, sorts it, writes its `width` largest keys
+// sample_draw    (rows)            merges the segments' keys to the top-k; its first warp applies the rest of the chain
+//
+// Shared memory: sample_select holds the keys of a segment, the keys that pass the bound, and the counts of penalised
+// tokens; sample_draw holds up to CAPACITY keys. Both sort in place there, because a sort passes over its keys often.
 #include "sampling/ranking.cuh"
 
-constexpr int SEGMENT = 2048;  // logits of a block of sample_select
+constexpr int SEGMENT = 2048;  // logits per CTA of sample_select
 constexpr int SELECT_THREADS = 256;
-constexpr int CAPACITY = 4096;  // keys that sample_draw sorts at a time
+constexpr int CAPACITY = 4096;  // keys that sample_draw sorts at once
 constexpr int DRAW_THREADS = 512;
 
-// ggpy/kernels/sample.py ROW.
+// ROW of ggpy/kernels/sampling/sample.py.
 struct SampleRow {
     uint64_t seed, n_drawn;
     double top_p, frequency, presence, xtc_probability, xtc_threshold;
-    float min_p;  // ln of it: how far below the best a logit may be, with its sign
+    float min_p;  // ln(min_p) <= 0: how far below the best logit a logit may be
     float temperature, repeat;
-    int top_k;            // 0: another chain's row, left alone
-    int recent, n_recent;  // in edits: ids that are penalised; ~r is ids[r] of the step before
-    int bias, n_bias;      // in edits: pairs of an id and a float
+    int top_k;             // 0: the row is skipped, its sampler runs elsewhere
+    int recent, n_recent;  // range in `edits` of the penalised ids; ~r stands for ids[r] of the previous step
+    int bias, n_bias;      // range in `edits` of pairs (id, bias as float)
 };
 
-// Falling order; n is a power of two and known to all threads. Pairs no further apart than a warp is wide belong to the
-// same warp in every step.
+// Bitonic sort in falling order; n is a power of two and the same for all threads. Pairs at most 32 apart belong to the
+// same warp in every step, so __syncwarp suffices for them.
 __device__ __forceinline__ void sort_keys(uint64_t* keys, int n, int threads) {
     for (int size = 2; size <= n; size *= 2)
         for (int stride = size / 2; stride > 0; stride /= 2) {
@@ -44,13 +48,13 @@ __device__ __forceinline__ void sort_keys(uint64_t* keys, int n, int threads) {
     __syncthreads();
 }
 
-// The largest b, as a key, that the logits of k or more threads' largest keys reach; 0 where k is more than threads. At
-// least k keys of the block reach it, and few others do.
+// The largest bound b, as a key, such that the largest keys of at least k threads have a logit >= b; 0 if k > threads.
+// At least k keys of the CTA reach the bound, and few more.
 __device__ __forceinline__ uint64_t bound_of(uint64_t largest, int k, int threads) {
-    const uint32_t mine = uint32_t(largest >> 32);
+    const uint32_t largest_bits = uint32_t(largest >> 32);
     uint32_t bound = 0;
     for (uint32_t bit = 0x80000000u; bit != 0 && k <= threads; bit /= 2) {
-        const int reached = __syncthreads_count(mine >= (bound | bit));
+        const int reached = __syncthreads_count(largest_bits >= (bound | bit));
         if (reached >= k) bound |= bit;
         if (reached == k) break;
     }
@@ -70,8 +74,8 @@ __device__ __forceinline__ float penalized(float logit, int count, const SampleR
     return __fsub_rn(seen, __double2float_rn(__dadd_rn(__dmul_rn(double(count), row.frequency), row.presence)));
 }
 
-// best[rows][segments][width]: of each segment the largest keys in falling order, 0 where it has fewer.
-// grid (segments, rows)
+// best[rows][segments][width] = the largest keys of each segment in falling order, 0 past the last key.
+// Grid (segments, rows).
 extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
     sample_select(const float* logits, int n_vocab, const SampleRow* rows, const int* edits, const int* ids, int width,
                   uint64_t* best) {
@@ -82,21 +86,22 @@ extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
     const SampleRow row = rows[blockIdx.y];
     if (row.top_k == 0) return;
     const int first = blockIdx.x * SEGMENT, n = min(SEGMENT, n_vocab - first);
-    const float* from = logits + size_t(blockIdx.y) * n_vocab + first;
+    const float* src = logits + size_t(blockIdx.y) * n_vocab + first;
     for (int i = threadIdx.x; i < SEGMENT; i += SELECT_THREADS) {
-        keys[i] = i < n ? ranking_key(__ldcg(from + i), first + i) : 0;
+        keys[i] = i < n ? ranking_key(__ldcg(src + i), first + i) : 0;
         counts[i] = 0;
     }
     if (threadIdx.x == 0) n_kept = 0;
     __syncthreads();
     for (int i = threadIdx.x; i < row.n_bias; i += SELECT_THREADS) {
         const int* pair = edits + row.bias + 2 * i;
-        const int at = pair[0] - first;
-        if (at >= 0 && at < n) keys[at] = ranking_key(biased(logit_of(keys[at]), __int_as_float(pair[1])), pair[0]);
+        const int index = pair[0] - first;
+        if (index >= 0 && index < n)
+            keys[index] = ranking_key(biased(logit_of(keys[index]), __int_as_float(pair[1])), pair[0]);
     }
     for (int i = threadIdx.x; i < row.n_recent; i += SELECT_THREADS) {
-        const int id = edits[row.recent + i], at = (id < 0 ? ids[~id] : id) - first;
-        if (at >= 0 && at < n) atomicAdd(counts + at, 1);
+        const int id = edits[row.recent + i], index = (id < 0 ? ids[~id] : id) - first;
+        if (index >= 0 && index < n) atomicAdd(counts + index, 1);
     }
     __syncthreads();
     if (row.n_recent > 0) {
@@ -114,22 +119,22 @@ extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
     for (int i = n_kept + threadIdx.x; i < size; i += SELECT_THREADS) kept[i] = 0;
     __syncthreads();
     sort_keys(kept, size, SELECT_THREADS);
-    uint64_t* to = best + (size_t(blockIdx.y) * gridDim.x + blockIdx.x) * width;
-    for (int i = threadIdx.x; i < width; i += SELECT_THREADS) to[i] = i < size ? kept[i] : 0;
+    uint64_t* dst = best + (size_t(blockIdx.y) * gridDim.x + blockIdx.x) * width;
+    for (int i = threadIdx.x; i < width; i += SELECT_THREADS) dst[i] = i < size ? kept[i] : 0;
 }
 
-// The k largest of n keys to `keys`, in falling order; zeros do not count. `count` is shared.
-__device__ __forceinline__ void largest_keys(const uint64_t* from, int n, int k, uint64_t* keys, int* count) {
+// keys = the k largest of n keys in falling order; zero keys do not count. `count` lies in shared memory.
+__device__ __forceinline__ void largest_keys(const uint64_t* src, int n, int k, uint64_t* keys, int* count) {
     if (threadIdx.x == 0) *count = 0;
     uint64_t largest = 0;
-    for (int i = threadIdx.x; i < n; i += DRAW_THREADS) largest = from[i] > largest ? from[i] : largest;
+    for (int i = threadIdx.x; i < n; i += DRAW_THREADS) largest = src[i] > largest ? src[i] : largest;
     __syncthreads();
     uint64_t bound = bound_of(largest, k, DRAW_THREADS);
     bound = bound > 0 ? bound : 1;
     int have = 0;
     for (int base = 0; base < n; base += DRAW_THREADS) {
         const int i = base + threadIdx.x;
-        const uint64_t key = i < n ? from[i] : 0;
+        const uint64_t key = i < n ? src[i] : 0;
         if (key >= bound) keys[atomicAdd(count, 1)] = key;
         have += __syncthreads_count(key >= bound);
         if (base + DRAW_THREADS < n && have <= CAPACITY - DRAW_THREADS) continue;
@@ -146,19 +151,28 @@ __device__ __forceinline__ void largest_keys(const uint64_t* from, int n, int k,
 
 // floor(2^40 e^below) for below <= 0.
 __device__ __forceinline__ uint64_t weight(float below) {
-    constexpr double coefficients[12] = {
-        1.0, 0.6931471805599453, 0.24022650695910072, 0.05550410866482158, 0.009618129107628477, 0.0013333558146428443,
-        0.0001540353039338161, 1.5252733804059841e-05, 1.321548679014431e-06, 1.01780860092397e-07,
-        7.054911620801123e-09, 4.4455382718708116e-10};
-    const double turns = fmax(__dmul_rn(double(below), 1.4426950408889634), -64.0), whole = rint(turns);
-    const double part = turns - whole;
+    constexpr double coefficients[12] = {1.0,
+                                         0.6931471805599453,
+                                         0.24022650695910072,
+                                         0.05550410866482158,
+                                         0.009618129107628477,
+                                         0.0013333558146428443,
+                                         0.0001540353039338161,
+                                         1.5252733804059841e-05,
+                                         1.321548679014431e-06,
+                                         1.01780860092397e-07,
+                                         7.054911620801123e-09,
+                                         4.4455382718708116e-10};
+    const double exponent = fmax(__dmul_rn(double(below), 1.4426950408889634), -64.0), whole = rint(exponent);
+    const double part = exponent - whole;
     double power = coefficients[11];
 #pragma unroll
     for (int i = 10; i >= 0; --i) power = __dadd_rn(__dmul_rn(power, part), coefficients[i]);
     return uint64_t(ldexp(power, int(whole) + 40));
 }
 
-// Weights of (l - the best l) / temperature of keys[n], by one warp, each lane's own; their total.
+// weights[i] = weight((logit_i - best logit) / temperature) for keys[n], by one warp; returns their total. Each lane
+// later reads only the weights that it wrote.
 __device__ __forceinline__ uint64_t weigh(const uint64_t* keys, int n, float temperature, uint64_t* weights) {
     const float highest = logit_of(keys[0]);
     uint64_t total = 0;
@@ -171,12 +185,13 @@ __device__ __forceinline__ uint64_t weigh(const uint64_t* keys, int n, float tem
     return total;
 }
 
-// The first i of n at which the sum of weights is `mass`, or `beyond` it, by one warp; n - 1 if there is none.
+// The first index i < n at which the prefix sum of weights is >= `mass` (`beyond`: > mass), by one warp; n - 1 if there
+// is none.
 __device__ __forceinline__ int crossing(const uint64_t* weights, int n, double mass, bool beyond) {
     const int lane = threadIdx.x;
     uint64_t before = 0;
     for (int base = 0; base < n; base += 32) {
-        uint64_t sum = base + lane < n ? weights[base + lane] : 0;  // this lane wrote it
+        uint64_t sum = base + lane < n ? weights[base + lane] : 0;  // the same lane wrote weights[base + lane]
 #pragma unroll
         for (int offset = 1; offset < 32; offset *= 2) {
             const uint64_t other = __shfl_up_sync(~0u, sum, offset);
@@ -191,7 +206,7 @@ __device__ __forceinline__ int crossing(const uint64_t* weights, int n, double m
     return n - 1;
 }
 
-// How many of n satisfy a condition, by one warp.
+// The number of indices below n that satisfy a condition, by one warp.
 template <typename Condition>
 __device__ __forceinline__ int count_if(int n, Condition condition) {
     int count = 0;
@@ -202,7 +217,7 @@ __device__ __forceinline__ int count_if(int n, Condition condition) {
     return count;
 }
 
-// SplitMix64: the number in [0, 1) of (seed, counter).
+// SplitMix64: a uniform number in [0, 1) from (seed, counter).
 __device__ __forceinline__ double uniform(uint64_t seed, uint64_t counter) {
     uint64_t z = seed + (counter + 1) * 0x9E3779B97F4A7C15ull;
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
@@ -211,7 +226,7 @@ __device__ __forceinline__ double uniform(uint64_t seed, uint64_t counter) {
     return double(z >> 40) * 0x1p-24;
 }
 
-// The index in keys[n], which are in falling order, of the token that is drawn; by one warp.
+// Draws a token: returns its index in keys[n], which are in falling order; by one warp.
 __device__ __forceinline__ int draw(const uint64_t* keys, int n, const SampleRow& row, uint64_t* weights) {
     if (row.temperature <= 0.0f && row.xtc_probability == 0.0) return 0;
     if (row.top_p < 1.0) {
@@ -231,7 +246,7 @@ __device__ __forceinline__ int draw(const uint64_t* keys, int n, const SampleRow
     return first + crossing(weights, n - first, mass, true);
 }
 
-// best[rows][n_best]: what sample_select kept of all segments. grid (rows)
+// best[rows][n_best]: the keys that sample_select wrote. Grid (rows).
 extern "C" __global__ void __launch_bounds__(DRAW_THREADS)
     sample_draw(const uint64_t* best, int n_best, const SampleRow* rows, int n_vocab, int* ids, int* results) {
     __shared__ uint64_t keys[CAPACITY];

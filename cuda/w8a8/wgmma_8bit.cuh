@@ -1,6 +1,9 @@
-// wgmma of 8-bit numbers: D[64][N] = A[64][32] B[32][N] by a warpgroup, int = int8 x int8 or float = E4M3 x E4M3; ADD:
-// D += that. As in wgmma.cuh, with 32 columns for 16: A in the registers of an mma of 32 columns, B as N swizzled rows of
-// 128 bytes, of which an instruction takes 32.
+// wgmma of 8-bit operands by one warpgroup:
+//
+//        D[64, N] (+)= A[64, 32] B[32, N]        int32 = int8 x int8, or float32 = E4M3 x E4M3
+//
+// The operands are as in wgmma.cuh, with 32 columns instead of 16. A is in registers, in the layout of an mma of 32
+// columns. B is N swizzled rows of 128 bytes in shared memory; an instruction reads 32 bytes of each row.
 #pragma once
 #include "w8a8/w8a8.cuh"
 #include "lib/wgmma.cuh"
@@ -28,6 +31,7 @@
     else                                                                                          \
         WGMMA(256, types, D_128, "{%128, %129, %130, %131}", "%132", "%133", "%134", end, SUMS_128(c, 0))
 
+// D += A B; with ADD = false, D = A B.
 template <class VALUES, int N, bool ADD = true>
 __device__ __forceinline__ void wgmma_codes(typename Codes8<VALUES>::Sum (&d)[N / 2], const uint32_t (&a)[4],
                                             uint32_t b) {
@@ -41,7 +45,7 @@ __device__ __forceinline__ void wgmma_codes(typename Codes8<VALUES>::Sum (&d)[N 
 #undef WGMMA
 #undef WGMMA_OF
 
-// What lies in d is read only behind this: the compiler knows nothing of products that are under way.
+// Keeps the compiler from reading d before this call: the compiler does not know that wgmma writes d asynchronously.
 template <int N>
 __device__ __forceinline__ void wgmma_hold_codes(float (&d)[N]) {
 #pragma unroll

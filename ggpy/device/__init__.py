@@ -1,6 +1,6 @@
-"""GPUs: find one, compile kernels for it, give it memory, launch.
+"""GPUs: find a GPU, compile kernels for it, allocate its memory, launch kernels.
 
-The only package that imports `cuda`, and only inside functions: importing it costs nothing and
+The only package that imports `cuda`, and only inside functions: importing this package is cheap and
 works without a GPU.
 """
 

@@ -1,8 +1,8 @@
-"""What a GPU and the CPU emulator have in common: buffers, kernel arguments, errors, and the shape
-of their API.
+"""The interface that a GPU and the CPU emulator share: buffers, kernel arguments, errors, and the
+protocols Kernel and Device.
 
-A kernel wrapper is written against `Device` and `Kernel` of this module and runs on either. Nothing
-here calls a driver.
+A kernel wrapper is written against `Device` and `Kernel` and runs on either. Nothing in this module
+calls a driver.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-Grid = int | tuple[int, ...]  # blocks, or threads, along x, y, z
+Grid = int | tuple[int, ...]  # CTAs, or threads, along x, y, z
 
 
 def capability(arch: str) -> int:
@@ -25,14 +25,14 @@ def capability(arch: str) -> int:
 
 
 class CudaError(RuntimeError):
-    """A driver call or a kernel failed; the text names the kernels that may have caused it."""
+    """A driver call or a kernel failed; the message names the kernels that may be the cause."""
 
 
 class OutOfMemory(CudaError):
-    """The device has less free memory than was asked for."""
+    """The device has less free memory than the program asked for."""
 
     def __init__(self, name: str, needed: int, free: int) -> None:
-        """Sizes in bytes."""
+        """`needed` and `free` in bytes."""
         self.needed, self.free = needed, free
         super().__init__(
             f"out of GPU memory: {name or 'a buffer'} needs {needed / 2**20:.1f} MiB, "
@@ -42,34 +42,39 @@ class OutOfMemory(CudaError):
 
 
 class Buffer:
-    """Device memory: `ptr` is its address, `nbytes` its size. Freed by `free()` or with its last
-    reference."""
+    """Device memory: `ptr` is its address, `nbytes` its size in bytes. `free()` or the last
+    reference frees it.
+    """
 
     __slots__ = ("__weakref__", "_release", "name", "nbytes", "pins", "ptr")
 
     def __init__(
         self, ptr: int, nbytes: int, name: str, release: Callable[[int, int], None]
     ) -> None:
-        """`release(ptr, nbytes)` returns the memory."""
+        """`release(ptr, nbytes)` returns the memory to the device."""
         self.ptr: int | None = ptr
         self.nbytes = nbytes
         self.name = name
-        self.pins = 0  # graphs that hold the address
+        self.pins = 0  # captured graphs that use the address
         self._release = release
 
     def at(self, offset: int) -> Ptr:
-        """The address `offset` bytes into the buffer, as a kernel argument."""
+        """The address `offset` bytes into the buffer, as a kernel argument. ValueError if the
+        offset is outside the buffer.
+        """
         if not 0 <= offset <= self.nbytes:
             raise ValueError(f"offset {offset} is outside {self!r}")
         return Ptr(self.address + offset, self)
 
     def part(self, offset: int, nbytes: int) -> Buffer:
-        """The `nbytes` at `offset` as a buffer, which keeps this one alive and frees nothing."""
+        """The `nbytes` bytes at `offset` as a buffer, which keeps this buffer alive and frees
+        nothing. ValueError if the bytes are outside the buffer.
+        """
         if not 0 <= offset <= offset + nbytes <= self.nbytes:
             raise ValueError(f"{nbytes} bytes at offset {offset} are outside {self!r}")
 
         def release(ptr: int, nbytes: int, whole: Buffer = self) -> None:
-            """The whole is freed when no part refers to it."""
+            """The whole buffer is freed when no part refers to it."""
 
         return Buffer(self.address + offset, nbytes, self.name, release)
 
@@ -81,8 +86,9 @@ class Buffer:
         return self.ptr
 
     def free(self) -> None:
-        """Return the memory; a second call does nothing. CudaError while a graph holds the
-        address."""
+        """Returns the memory to the device; a second call does nothing. CudaError while a graph
+        uses the address.
+        """
         if self.pins:
             raise CudaError(f"{self!r} cannot be freed: {self.pins} captured graph(s) use it")
         if self.ptr is not None:
@@ -99,7 +105,7 @@ class Buffer:
 
 
 class Ptr:
-    """An address inside a buffer, which it keeps alive."""
+    """An address inside a buffer; the pointer keeps the buffer alive."""
 
     __slots__ = ("owner", "ptr")
 
@@ -123,21 +129,22 @@ def buffers_of(args: Sequence[Argument]) -> list[Buffer]:
     return [owner for owner in owners if isinstance(owner, Buffer)]
 
 
-CELL = 16  # every parameter starts at a multiple of this in the packed arguments
+CELL = 16  # alignment in bytes of every parameter in the packed arguments
 
 
 class ArgumentPacker:
-    """Turns Python arguments into a kernel's parameters: `data` holds them, `pointers` their
-    addresses.
+    """Converts Python arguments to a kernel's parameters: `data` holds the parameters, `pointers`
+    their addresses.
 
-    A Python int takes the parameter's own width, a float must meet a parameter of 4 or 8 bytes;
-    anything else must have exactly its size. The buffers are reused: one packer serves one launch
-    at a time.
+    A Python int takes the width of the parameter; a float needs a parameter of 4 or 8 bytes; any
+    other argument must have exactly the size of the parameter. Every launch reuses the buffers, so
+    one packer serves one launch at a time.
     """
 
     def __init__(self, kernel: str, sizes: Sequence[int], kinds: str = "") -> None:
-        """`sizes` in bytes; `kinds` says (where it is known) i, f, p or s for integer, float,
-        pointer, structure."""
+        """`sizes` in bytes; `kinds`, if known, has one letter per parameter: i, f, p or s for
+        integer, float, pointer, structure.
+        """
         self.kernel, self.sizes, self.kinds = kernel, tuple(sizes), kinds
         self._cells = [-(-size // CELL) * CELL for size in sizes]
         self.data = ctypes.create_string_buffer(sum(self._cells) + CELL)
@@ -149,8 +156,9 @@ class ArgumentPacker:
         self._packings: dict[tuple[type, ...], tuple[struct.Struct, list[Callable]]] = {}
 
     def pack(self, args: Sequence[Argument]) -> None:
-        """Write the arguments where `pointers` point. TypeError or ValueError names the kernel and
-        the parameter."""
+        """Writes the arguments to where `pointers` point. TypeError or ValueError names the kernel
+        and the parameter.
+        """
         types = tuple(map(type, args))
         packing = self._packings.get(types) or self._packing(types, args)
         convert = packing[1]
@@ -178,14 +186,13 @@ class ArgumentPacker:
             for (code, _), cell, size in zip(parts, self._cells, self.sizes, strict=True)
         )
         packing = struct.Struct(text), [convert for _, convert in parts]
-        if not any(
-            isinstance(arg, np.ndarray | np.void) for arg in args
-        ):  # their size is not in their type
+        # The type of an array does not determine its size.
+        if not any(isinstance(arg, np.ndarray | np.void) for arg in args):
             self._packings[types] = packing
         return packing
 
     def _part(self, index: int, arg: Argument) -> tuple[str, Callable]:
-        """The struct code of a parameter, and the function that gives `arg` as a value for it."""
+        """The struct code of a parameter, and the function that converts `arg` to its value."""
         size = self.sizes[index]
         kind = self.kinds[index] if self.kinds else ""
         if isinstance(arg, Buffer | Ptr) and size == 8 and kind in ("", "p", "i"):
@@ -237,7 +244,7 @@ def _fits(arg: np.generic | np.ndarray, kind: str) -> bool:
 
 
 def three(extent: Grid) -> tuple[int, int, int]:
-    """A grid's or block's extent along x, y, z."""
+    """The extent of a grid or of a CTA along x, y, z."""
     x, y, z = (extent, 1, 1) if isinstance(extent, int) else (*extent, 1, 1)[:3]
     return int(x), int(y), int(z)
 
@@ -259,11 +266,14 @@ class Kernel(Protocol):
         cooperative: bool = False,
         stream: Any = None,
     ) -> None:
-        """Launch `grid` blocks of `threads` threads with `smem` bytes of dynamic shared memory.
+        """Launches `grid` CTAs of `threads` threads with `smem` bytes of dynamic shared memory.
 
-        `pdl` lets it start before the kernel before it ends (it must call grid_dependency_wait),
-        on a GPU that can: compute capability 9.0 and up. `cluster` blocks along x share a cluster,
-        which older GPUs do not have; `cooperative` guarantees that all blocks run at the same time.
+        pdl: the kernel may start before the previous kernel ends (programmatic dependent launch,
+            compute capability 9.0 and up; ignored on older GPUs). The kernel must call
+            grid_dependency_wait.
+        cluster: CTAs along x that form a thread-block cluster (compute capability 9.0 and up).
+        cooperative: all CTAs must be resident at the same time; CudaError if the GPU cannot hold
+            all of them.
         """
 
 
@@ -272,35 +282,36 @@ class Device(Protocol):
 
     @property
     def arch(self) -> str:
-        """What its kernels may rely on, "sm_90a"."""
+        """The architecture that kernels may use, such as "sm_90a"."""
 
     @property
     def sm_count(self) -> int:
-        """Streaming multiprocessors."""
+        """Number of streaming multiprocessors (SMs)."""
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of shared memory that one block may have at most."""
+        """Maximum bytes of shared memory per CTA."""
 
     def alloc(self, nbytes: int, name: str = "") -> Buffer:
-        """Uninitialised memory; OutOfMemory."""
+        """Allocates uninitialised memory; OutOfMemory."""
 
     def zeros(self, nbytes: int, name: str = "") -> Buffer:
-        """Memory of zeros."""
+        """Allocates memory and fills it with zeros; OutOfMemory."""
 
     def fill(self, buffer: Buffer, byte: int) -> None:
-        """Set every byte, in stream order."""
+        """Sets every byte, in stream order."""
 
     def upload(
         self, to: Buffer | Ptr, array: np.ndarray, offset: int = 0, stream: Any = None
     ) -> None:
-        """Copy a host array into a buffer, in stream order; pageable memory is copied before the
-        call returns."""
+        """Copies a host array into a buffer, in stream order. The call reads pageable memory before
+        it returns.
+        """
 
     def download(
         self, source: Buffer | Ptr, dtype: Any, shape: int | tuple[int, ...], offset: int = 0
     ) -> np.ndarray:
-        """A host copy of what the stream has written."""
+        """A host copy of what the stream has written; waits for the stream."""
 
     def kernel(self, source: str, name: str, **compile_options: Any) -> Kernel:
         """The kernel `name` (extern "C", or a template instance) of a file in the `cuda` folder."""
@@ -309,7 +320,7 @@ class Device(Protocol):
         """Several kernels of one file, compiled together."""
 
     def capture(self) -> AbstractContextManager[Any]:
-        """Record what is enqueued inside the `with` into a graph, to `launch()` later."""
+        """Records what the `with` block enqueues into a graph, to `launch()` later."""
 
     def synchronize(self) -> None:
-        """Wait for all that was enqueued; CudaError."""
+        """Waits for everything enqueued; CudaError if a kernel failed."""

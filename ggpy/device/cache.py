@@ -1,10 +1,10 @@
 """Compiled kernels on disk: one `<key>.cubin` and one `<key>.json` per compilation, in the user's
 cache folder.
 
-Several processes may use the folder at once: a file appears whole or not at all, and the .json
-(which holds the cubin's digest) is written last. A broken entry counts as absent, and so does one
-of another user, or in a folder that others can write to: its code would run on the user's GPU. This
-module does not know what goes into a key.
+Several processes may use the folder at the same time: a file appears whole or not at all, and the
+.json (which holds the digest of the cubin) is written last. `load` ignores a broken entry, an entry
+of another user, and a folder that other users can write to, because the code in it would run on the
+user's GPU. This module does not know what goes into a key.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from ggpy.device.cubin import Cubin, Resources
 from ggpy.util.output_file import write_whole
 from ggpy.util.paths import cache_dir, is_private, make_cache_dir
 
-MAX_BYTES = 512 << 20  # the folder is trimmed to this, least recently used first
+MAX_BYTES = 512 << 20  # `store` trims the folder to this size, least recently used entries first
 
 
 def folder() -> Path:
-    """Where cubins are kept."""
+    """The folder of the cubins."""
     return cache_dir("cubins")
 
 
 def refusal() -> str:
-    """Why nothing in the folder is used, and what helps; empty if it is, or if it is not there."""
+    """Why nothing in the folder is used, and the remedy; "" if the folder is usable or absent."""
     if not folder().exists() or is_private(folder()):
         return ""
     if all(path.stat().st_uid == os.getuid() for path in (folder(), folder().parent)):
-        return ""  # `store` closes it
+        return ""  # `store` makes the folder private
     return f"{folder()} is another user's, so nothing in it is used: set XDG_CACHE_HOME"
 
 
@@ -58,8 +58,9 @@ def load(key: str) -> Cubin | None:
 
 
 def store(key: str, cubin: Cubin) -> None:
-    """Keep `cubin` as `key`; a folder that cannot be written, or that `load` would not trust, only
-    costs the next process its compile time."""
+    """Stores `cubin` under `key`. If the folder cannot be written, or `load` would not trust it,
+    nothing is stored, and the next process compiles again.
+    """
     entry = {
         "sha256": hashlib.sha256(cubin.code).hexdigest(),
         "mangled": cubin.mangled,
@@ -75,14 +76,17 @@ def store(key: str, cubin: Cubin) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file of a cache that other processes see whole or not at all; OSError when it cannot
-    be written."""
+    """Writes a cache file that other processes see whole or not at all; OSError if the file cannot
+    be written.
+    """
     make_cache_dir(path.parent)
     write_whole(path, data, alone=False)
 
 
 def _own_bytes(path: Path) -> bytes:
-    """What is in a plain file of the user's own; OSError for another's, and for a link."""
+    """Contents of a regular file that belongs to the user; OSError for another user's file and for
+    a link.
+    """
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
     with os.fdopen(handle, "rb") as file:
         status = os.fstat(handle)
@@ -92,7 +96,7 @@ def _own_bytes(path: Path) -> bytes:
 
 
 def _trim() -> None:
-    """Delete the least recently used entries until the folder is at most MAX_BYTES."""
+    """Deletes the least recently used entries until the folder has at most MAX_BYTES bytes."""
     sizes: dict[str, int] = {}
     used: dict[str, float] = {}
     for item in os.scandir(folder()):

@@ -1,9 +1,9 @@
 """CUDA C++ to machine code: NVRTC compiles a file of the `cuda` folder for one architecture, once
 per content.
 
-The source is read at every call, so an edited kernel is an edited program. Works without a GPU.
-What comes out is cached under a key made of contents alone (sources, options, versions), never of
-paths, so a cache may be moved. This module does not know what kernels do or how they are launched.
+Every call reads the source, so an edited kernel takes effect at the next call. No GPU is needed.
+The cache key is made of contents alone (sources, options, versions), never of paths, so a cache may
+be moved. This module does not know what kernels do or how they are launched.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from ggpy.device.cubin import Cubin, parse_resources
 from ggpy.util.paths import cuda_dir
 
 _OPTIONS = ("--std=c++17", "--generate-line-info", "--ptxas-options=-v")
-_PTX = "--gpu-architecture=compute_"  # what asks for PTX instead of machine code
+_PTX = "--gpu-architecture=compute_"  # this option makes PTX instead of machine code
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 
 
-_alone = threading.Lock()  # NVRTC 13.0 loses ptxas' report where two threads compile at once
+# NVRTC 13.0 loses the report of ptxas if two threads compile at the same time
+_compile_lock = threading.Lock()
 
 
 class CompileError(RuntimeError):
-    """A CUDA source does not compile; the text is the compiler's log, with file names and lines."""
+    """A CUDA source does not compile; the message is the compiler's log with files and lines."""
 
 
 def compile_cubin(
@@ -45,13 +46,16 @@ def compile_cubin(
     folder: Path | None = None,
     on_compile: Callable[[], None] = lambda: None,
 ) -> Cubin:
-    """Machine code of `<source_name>` in `folder` (default `cuda`) for `arch` ("sm_90a"), or PTX
-    ("compute_80"), cached.
+    """Machine code of `source_name` in `folder` (default `cuda`) for `arch` ("sm_90a"), or PTX
+    ("compute_80"); cached.
 
-    `expressions` name the template instances wanted ("k<4, float>"); extern "C" kernels are always
-    there. `extra_source` is compiled after the file, as if it stood at its end; `headers` are files
-    to #include that exist nowhere else; on_compile() is called before work that the cache does not
-    save. CompileError, toolkit.NvrtcMissing.
+    expressions: template instances to compile ("k<4, float>"); extern "C" kernels are always
+        compiled.
+    extra_source: source text that is compiled as if it stood at the end of the file.
+    headers: path -> text of files to #include that exist on no disk.
+    on_compile: called before a compilation, but not for a cache hit.
+
+    CompileError if the source does not compile; toolkit.NvrtcMissing without NVRTC.
     """
     folder = folder or cuda_dir()
     made = {path: text.encode() for path, text in (headers or {}).items()}
@@ -68,7 +72,7 @@ def compile_cubin(
 
 
 def read_source(folder: Path, name: str, extra_source: str) -> bytes:
-    """The file, and the extra source at its end under a name of its own."""
+    """The file, followed by the extra source, which has its own name in error messages."""
     source = (folder / name).read_bytes()
     if extra_source:
         source += f'\n#line 1 "{name} (extra source)"\n{extra_source}\n'.encode()
@@ -83,7 +87,9 @@ def cache_key(
     expressions: Sequence[str],
     made: Mapping[str, bytes] | None = None,
 ) -> str:
-    """The digest of all that decides the machine code: contents, options and versions, no paths."""
+    """The digest of everything that determines the machine code: contents, options and versions, no
+    paths.
+    """
     headers = sorted(included_files(folder, name, source, made).items())
     parts = {
         "name": name,
@@ -103,7 +109,7 @@ def included_files(
     """Path under `root` -> contents of every file that `source` reaches by #include "..."
     (textually).
 
-    Headers that were `made` for the compilation count as reached, and as standing in `root`.
+    Headers in `made`, which exist on no disk, count as reached and as files in `root`.
     """
     found: dict[str, bytes] = dict(made or {})
     waiting = [
@@ -121,7 +127,7 @@ def included_files(
 
 
 def _resolve(root: Path, folder: Path, name: str) -> str | None:
-    """The included file's path under `root`: beside the file that includes it, or from the root."""
+    """The path under `root` of an included file: beside the including file, or from `root`."""
     for candidate in (root / folder / name, root / name):
         if candidate.is_file():
             path = Path(os.path.normpath(candidate))
@@ -145,7 +151,7 @@ def _compile(
     try:
         for expression in expressions:
             _checked(nvrtc, nvrtc.nvrtcAddNameExpression(program, expression.encode()))
-        with _alone:
+        with _compile_lock:
             (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
         log = _text(nvrtc, program)
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
@@ -179,7 +185,7 @@ def _text(nvrtc: Any, program: Any) -> str:
 
 
 def _checked(nvrtc: Any, result: tuple) -> Any:
-    """The value of an NVRTC call's (status, value); CompileError when it failed."""
+    """The value of an NVRTC call that returned (status, value); CompileError if the call failed."""
     if result[0] != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise CompileError(f"NVRTC: {result[0].name}")
     return result[1] if len(result) > 1 else None

@@ -1,8 +1,8 @@
-"""A compiled CUDA source: machine code for one architecture, the kernels' names in it, and what
-each kernel needs.
+"""A compiled CUDA source: machine code for one architecture, the symbols of its kernels, and the
+resources of each kernel.
 
-Pure data and the parsing of ptxas's report. It knows neither the compiler, nor the cache, nor a
-GPU.
+Plain data and a parser of the report of ptxas. This module knows neither the compiler nor the cache
+nor a GPU.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Resources:
-    """What one kernel takes, as ptxas reports it."""
+    """Resources of one kernel, as ptxas reports them."""
 
     registers: int  # per thread
     stack: int  # bytes per thread
     spill_stores: int  # bytes per thread
     spill_loads: int  # bytes per thread
-    shared: int  # bytes of static shared memory per block
+    shared: int  # bytes of static shared memory per CTA
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class Cubin:
     """Machine code of one source for one architecture."""
 
     code: bytes
-    mangled: dict[str, str]  # name expression -> symbol; extern "C" kernels are not in it
-    resources: dict[str, Resources]  # by name expression, or by symbol where there was none
-    log: str  # warnings and ptxas's report
+    mangled: dict[str, str]  # name expression -> symbol; extern "C" kernels are not listed
+    resources: dict[str, Resources]  # by name expression, or by symbol for extern "C" kernels
+    log: str  # warnings and the report of ptxas
 
     def symbol(self, kernel: str) -> str:
-        """The symbol of a kernel asked for by name expression, or by its extern "C" name."""
+        """The symbol of a kernel, from its name expression or its extern "C" name."""
         return self.mangled.get(kernel, kernel)
 
 
@@ -44,7 +44,7 @@ _SHARED = re.compile(r"(\d+) bytes smem")
 
 
 def parse_resources(log: str, mangled: dict[str, str]) -> dict[str, Resources]:
-    """Each kernel's resources from the text of `ptxas -v`."""
+    """The resources of each kernel, from the output of `ptxas -v`."""
     names = {symbol: expression for expression, symbol in mangled.items()}
     found: dict[str, Resources] = {}
     entry, function, frames = "", "", {"": (0, 0, 0)}

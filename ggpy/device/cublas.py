@@ -1,6 +1,7 @@
-"""cuBLAS through nvmath-python's bindings: one product of halves, enqueued in the device's stream.
+"""cuBLAS through the bindings of nvmath-python: one f16 GEMM, enqueued in the device's stream.
 
-Both are optional, and nothing of them is imported before a `Cublas` is made. Knows no weights.
+Both packages are optional and are imported when a `Cublas` is constructed. This module knows no
+weights.
 """
 
 from __future__ import annotations
@@ -15,18 +16,19 @@ from .base import Buffer, CudaError, Ptr, buffers_of
 from .toolkit import library_folders
 
 INSTALL = "pip install 'ggpy[cublas]'"
-WORKSPACE = 32 << 20  # bytes, as NVIDIA recommends for Hopper; its own cannot go into graphs
+# bytes, as NVIDIA recommends for Hopper; a graph cannot capture cuBLAS's default workspace
+WORKSPACE = 32 << 20
 NO_TRANSPOSE, TRANSPOSE = 0, 1  # cublasOperation_t
 FLOAT, HALF = 0, 2  # cudaDataType_t: CUDA_R_32F, CUDA_R_16F
 COMPUTE_32F, DEFAULT_ALGORITHM = 68, -1  # cublasComputeType_t, cublasGemmAlgo_t
 
 
 class CublasMissing(ValueError):
-    """nvmath-python or cuBLAS is not installed; the text says what to install."""
+    """nvmath-python or cuBLAS is not installed; the message says what to install."""
 
 
 def load() -> Any:
-    """The module nvmath.bindings.cublas, with its library to be found; CublasMissing."""
+    """The module nvmath.bindings.cublas, with its library loaded; CublasMissing."""
     try:
         from nvmath.bindings import cublas
     except ImportError as error:
@@ -34,14 +36,14 @@ def load() -> Any:
     try:
         _preload()
         cublas.get_property(0)
-    except Exception as error:  # the bindings' and cuda-pathfinder's own kinds
+    except Exception as error:  # the bindings and cuda-pathfinder raise exceptions of their types
         detail = str(error).splitlines()[0]
         raise CublasMissing(f"the library cuBLAS is not installed: {INSTALL} ({detail})") from None
     return cublas
 
 
 def _preload() -> None:
-    """A toolkit's library that no search path leads to: once loaded, the bindings take it."""
+    """Loads the library of a CUDA toolkit that is on no search path; the bindings then use it."""
     from cuda.pathfinder import load_nvidia_dynamic_lib
 
     for name in ("cublasLt", "cublas"):
@@ -55,7 +57,7 @@ def _preload() -> None:
 
 
 def _libraries(name: str) -> Iterator[Path]:
-    """Files of a library that is named lib<name>.so.<major>."""
+    """Library files with the name lib<name>.so.<major>."""
     for folder in library_folders():
         yield from sorted(folder.glob(f"lib{name}.so.1[2-9]"), reverse=True)
 
@@ -63,21 +65,21 @@ def _libraries(name: str) -> Iterator[Path]:
 def gemm_arguments(
     x: int, w: int, y: int, n_tokens: int, n_rows: int, k: int, stride: int
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """What cublasGemmEx is told for y[n_tokens, n_rows] = x[n_tokens, k] w[n_rows, k]^T, of
-    addresses, less its scalars: before alpha, between alpha and beta, after beta.
+    """Arguments of cublasGemmEx for y[n_tokens, n_rows] = x[n_tokens, k] w[n_rows, k]^T, without
+    the scalars: (before alpha, between alpha and beta, after beta). x, w, y are addresses.
 
-    It thinks in columns: rows of w are columns of a matrix [k, n_rows] that is to be transposed,
-    and y is [n_rows, n_tokens], `stride` floats from one token to the next.
+    cuBLAS is column-major: w is a matrix [k, n_rows] that is transposed, and y is [n_rows,
+    n_tokens] with a leading dimension of `stride` floats.
     """
     before = (TRANSPOSE, NO_TRANSPOSE, n_rows, n_tokens, k)
     return before, (w, HALF, k, x, HALF, k), (y, FLOAT, stride, COMPUTE_32F, DEFAULT_ALGORITHM)
 
 
 class Cublas:
-    """A handle that works in the device's own stream."""
+    """A cuBLAS handle that works in the device's stream."""
 
     def __init__(self, device: Any) -> None:
-        """CublasMissing."""
+        """CublasMissing if nvmath-python or cuBLAS is not installed."""
         self.device, self._cublas = device, load()
         device.make_current()
         with self._errors("opening cuBLAS"):
@@ -99,8 +101,8 @@ class Cublas:
         stride: int,
         add: bool = False,
     ) -> None:
-        """Enqueue float y[n_tokens, n_rows] (+)= half x[n_tokens, k] half w[n_rows, k]^T, summed in
-        float; y has `stride` numbers from token to token.
+        """Enqueues f32 y[n_tokens, n_rows] (+)= f16 x[n_tokens, k] f16 w[n_rows, k]^T, accumulated
+        in f32. Consecutive tokens of y are `stride` floats apart.
         """
         device = self.device
         device.make_current()

@@ -1,8 +1,8 @@
-"""A GPU: its memory, its kernels, its streams. The one place that calls the CUDA driver with
+"""A GPU: its memory, its kernels, its streams. The only module that makes driver calls with
 effects.
 
-Built on `cuda.bindings.driver`. It knows nothing of tensors, formats or models: bytes, addresses
-and launches.
+Built on `cuda.bindings.driver`. This module deals in bytes, addresses and launches, and knows
+nothing of tensors, formats or models.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from ggpy.device.probe import NoGpu, driver, probe
 from ggpy.device.stream import Event, Graph, Stream
 from ggpy.util.paths import cuda_dir
 
-_REMEMBERED = 32  # kernels that an error may name
-_CURRENT = threading.local()  # .device: whose context the thread uses
+_REMEMBERED = 32  # maximum number of kernels that an error names
+_CURRENT = threading.local()  # .device: the device whose context the thread uses
 
 
 class CudaDevice:
-    """One GPU's primary context; see ggpy.device.base.Device. CudaError says why there is none."""
+    """One GPU's primary context; see ggpy.device.base.Device. CudaError if no GPU is usable."""
 
     def __init__(self, ordinal: int = 0, *, cuda: Path | None = None) -> None:
-        """`cuda` is the folder of the sources, by default the project's."""
+        """`cuda` is the folder of the CUDA sources, by default the project's."""
         found = probe(ordinal)
         if isinstance(found, NoGpu):
             raise CudaError(found.reason)
@@ -54,32 +54,34 @@ class CudaDevice:
 
     @property
     def arch(self) -> str:
-        """What kernels are chosen and compiled for, "sm_90a"."""
+        """The architecture that kernels are selected and compiled for, such as "sm_90a"."""
         return self.gpu.arch
 
     @property
     def target(self) -> str:
-        """What `compile_cubin` compiles for this GPU, "sm_90a"."""
+        """The target that `compile_cubin` compiles for this GPU, such as "sm_90a"."""
         return self.gpu.target
 
     @property
     def sm_count(self) -> int:
-        """Streaming multiprocessors."""
+        """Number of streaming multiprocessors (SMs)."""
         return self.gpu.sm_count
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of shared memory that one block may have at most."""
+        """Maximum bytes of shared memory per CTA."""
         return self.gpu.shared_bytes
 
     @property
     def free_bytes(self) -> int:
-        """Memory of the GPU that nobody uses."""
+        """Free bytes of the GPU's memory."""
         self.make_current()
         return int(self.check(self.cu.cuMemGetInfo(), "asking for free memory")[0])
 
     def make_current(self) -> None:
-        """Let the calling thread use the GPU; every method here does it."""
+        """Makes the GPU's context current in the calling thread; every method of this class calls
+        it.
+        """
         if getattr(_CURRENT, "device", None) is not self:
             self.check(self.cu.cuCtxSetCurrent(self._context), "using the GPU in a thread")
             _CURRENT.device = self
@@ -87,7 +89,7 @@ class CudaDevice:
     # ---- memory ----
 
     def alloc(self, nbytes: int, name: str = "") -> Buffer:
-        """Uninitialised memory, aligned to 256 bytes; OutOfMemory."""
+        """Allocates uninitialised memory, aligned to 256 bytes; OutOfMemory."""
         self.make_current()
         result = self.cu.cuMemAlloc(max(1, nbytes))
         if result[0] == self.cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
@@ -97,20 +99,21 @@ class CudaDevice:
         return Buffer(ptr, nbytes, name, self._release)
 
     def zeros(self, nbytes: int, name: str = "") -> Buffer:
-        """Memory of zeros."""
+        """Allocates memory and fills it with zeros; OutOfMemory."""
         buffer = self.alloc(nbytes, name)
         self.fill(buffer, 0)
         return buffer
 
     def fill(self, buffer: Buffer, byte: int, stream: Stream | None = None) -> None:
-        """Set every byte, in stream order."""
+        """Sets every byte, in stream order."""
         stream = self._enter(stream, [buffer])
         result = self.cu.cuMemsetD8Async(buffer.address, byte, buffer.nbytes, stream.handle)
         self.check(result, f"filling {buffer!r}")
 
     def pinned(self, nbytes: int) -> np.ndarray:
-        """Page-locked host memory (uint8), which copies to and from the GPU at full speed and
-        asynchronously."""
+        """Allocates page-locked host memory (uint8). Copies between it and the GPU run at full
+        speed and asynchronously.
+        """
         self.make_current()
         portable = 1
         result = self.cu.cuMemHostAlloc(max(1, nbytes), portable)
@@ -120,8 +123,8 @@ class CudaDevice:
         return np.ctypeslib.as_array(memory)
 
     def mapped(self, nbytes: int) -> tuple[np.ndarray, Ptr]:
-        """Page-locked host memory (uint8), and where kernels write it: what they wrote can be read
-        when an event after them is reached.
+        """Allocates page-locked host memory (uint8) that kernels can write; returns the array and
+        its device address. The host may read the array once an event after the kernels is reached.
         """
         memory = self.pinned(nbytes)
         return memory, Ptr(memory.ctypes.data)
@@ -129,10 +132,10 @@ class CudaDevice:
     def upload(
         self, to: Buffer | Ptr, array: np.ndarray, offset: int = 0, stream: Stream | None = None
     ) -> None:
-        """Copy a host array into a buffer, in stream order.
+        """Copies a host array into a buffer, in stream order.
 
-        Pageable memory is read before the call returns; pinned memory later, and must stay
-        unchanged until then.
+        The call reads pageable memory before it returns. It reads pinned memory later: the array
+        must not change until then.
         """
         array = np.ascontiguousarray(array)
         address = _address(to, offset, array.nbytes)
@@ -149,7 +152,7 @@ class CudaDevice:
     def download(
         self, source: Buffer | Ptr, dtype: Any, shape: int | tuple[int, ...], offset: int = 0
     ) -> np.ndarray:
-        """A host copy of what the device's own stream has written; waits for it."""
+        """A host copy of what the device's stream has written; waits for the stream."""
         result = np.empty(shape, dtype)
         self.download_into(result, source, offset)
         self.stream.synchronize()
@@ -158,8 +161,9 @@ class CudaDevice:
     def download_into(
         self, array: np.ndarray, source: Buffer | Ptr, offset: int = 0, stream: Stream | None = None
     ) -> None:
-        """Copy device memory into a host array, in stream order; wait for the stream before reading
-        it."""
+        """Copies device memory into a host array, in stream order; wait for the stream before you
+        read the array.
+        """
         if not array.flags.c_contiguous:
             raise ValueError("a host array must be contiguous to be copied into")
         address = _address(source, offset, array.nbytes)
@@ -170,7 +174,7 @@ class CudaDevice:
     def copy(
         self, to: Buffer | Ptr, source: Buffer | Ptr, nbytes: int, stream: Stream | None = None
     ) -> None:
-        """Copy from device memory to device memory, in stream order."""
+        """Copies from device memory to device memory, in stream order."""
         stream = self._enter(stream, buffers_of([to, source]))
         result = self.cu.cuMemcpyDtoDAsync(
             _address(to, 0, nbytes), _address(source, 0, nbytes), nbytes, stream.handle
@@ -180,8 +184,10 @@ class CudaDevice:
     def tensor_map(
         self, at: Buffer | Ptr, shape: tuple[int, int], box: tuple[int, int]
     ) -> ctypes.Array:
-        """A TensorMap (cuda/lib/wgmma.cuh): boxes of halves[rows, columns] that copies may take, in
-        shared memory in rows of 128 bytes with their swizzle; a box has at most 64 columns."""
+        """Returns a TensorMap (cuda/lib/wgmma.cuh) of f16 [rows, columns]. A TMA copy takes a box
+        of it, at most 64 columns, and writes the box to shared memory in 128-byte rows with the
+        128-byte swizzle.
+        """
         self.make_current()
         cu, (rows, columns), pitch = self.cu, shape, 2 * shape[1]
         made = cu.cuTensorMapEncodeTiled(
@@ -197,14 +203,13 @@ class CudaDevice:
             cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
             cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
-        words = self.check(made, f"describing halves{list(shape)} for copies").opaque
+        words = self.check(made, f"encoding a tensor map of f16 {list(shape)}").opaque
         return (ctypes.c_uint64 * 16)(*[int(word) for word in words])
 
     def _release(self, ptr: int, nbytes: int) -> None:
         self.used_bytes -= nbytes
-        with contextlib.suppress(
-            CudaError, AttributeError, TypeError
-        ):  # the interpreter may be ending
+        # The interpreter may be shutting down.
+        with contextlib.suppress(CudaError, AttributeError, TypeError):
             self.make_current()
             self.cu.cuMemFree(ptr)
 
@@ -225,8 +230,9 @@ class CudaDevice:
         options: Sequence[str] = (),
         headers: dict[str, str] | None = None,
     ) -> list[CudaKernel]:
-        """Several kernels of one file, compiled together and kept for the next call;
-        CompileError."""
+        """Several kernels of one file, compiled together and cached for the next call;
+        CompileError.
+        """
         key = (
             source,
             tuple((defines or {}).items()),
@@ -238,14 +244,13 @@ class CudaDevice:
         missing = [name for name in dict.fromkeys(names) if name not in known]
         if missing:
             self.make_current()
-            symbols = [
-                name for name in missing if not name.isidentifier()
-            ]  # the others are extern "C"
+            # Other kernels are extern "C".
+            templates = [name for name in missing if not name.isidentifier()]
             cubin = compile_cubin(
                 source,
                 self.target,
                 defines=defines,
-                expressions=symbols,
+                expressions=templates,
                 extra_source=extra_source,
                 options=options,
                 headers=headers,
@@ -261,16 +266,16 @@ class CudaDevice:
     # ---- streams ----
 
     def new_stream(self) -> Stream:
-        """A stream beside `stream`; only events order them."""
+        """A second stream beside `stream`; only events order the two."""
         return Stream(self)
 
     def event(self, timing: bool = False) -> Event:
-        """A mark in a stream; with `timing`, one that `elapsed_ms` can measure from."""
+        """A mark in a stream; with `timing`, `elapsed_ms` can measure from it."""
         return Event(self, timing)
 
     @contextlib.contextmanager
     def capture(self) -> Iterator[Graph]:
-        """Record what is enqueued in the device's own stream into a graph instead of running it."""
+        """Records what the device's stream enqueues into a graph instead of running it."""
         self.make_current()
         graph = Graph(self)
         graph.begin()
@@ -285,8 +290,9 @@ class CudaDevice:
         graph.end()
 
     def synchronize(self) -> None:
-        """Wait for everything enqueued; CudaError names the kernels launched since the last
-        time."""
+        """Waits for everything enqueued; CudaError names the kernels launched since the last
+        synchronisation.
+        """
         self.make_current()
         self.check(self.cu.cuCtxSynchronize(), "waiting for the GPU")
         self._recent.clear()
@@ -294,7 +300,9 @@ class CudaDevice:
     def _enter(
         self, stream: Stream | None, buffers: Sequence[Buffer], array: np.ndarray | None = None
     ) -> Stream:
-        """Before a copy or fill: the stream to use; a capture keeps what the operation needs."""
+        """Common start of copies and fills: returns the stream to use; a capture keeps what the
+        operation needs.
+        """
         self.make_current()
         if self.capturing is not None:
             self.capturing.keep(buffers, array)
@@ -303,18 +311,19 @@ class CudaDevice:
     # ---- errors ----
 
     def note(self, name: str) -> None:
-        """Remember what was launched, for an error that shows later."""
+        """Remembers a launched kernel, because its error may show only later."""
         self._recent.append(name)
 
     def check(self, result: tuple, doing: str) -> Any:
-        """The value of a driver call's (status, value...); CudaError says what failed, and after
-        which kernels."""
+        """The value of a driver call that returned (status, value...). CudaError names the
+        operation that failed and the kernels launched before it.
+        """
         if result[0] != 0:
             raise self.error(result[0], doing)
         return result[1] if len(result) == 2 else result[1:]
 
     def error(self, status: Any, doing: str) -> CudaError:
-        """The exception for a driver's status."""
+        """The exception for a driver status."""
         words = self.cu.cuGetErrorString(status)[1]
         meaning = f" ({words.decode()})" if words else ""
         names = ", ".join(dict.fromkeys(self._recent))
@@ -324,13 +333,14 @@ class CudaDevice:
 
 def _free_pinned(cu: Any, context: Any, ptr: int) -> None:
     cu.cuCtxSetCurrent(context)
-    _CURRENT.device = None  # which device's context that was is not known here
+    _CURRENT.device = None  # the device of that context is not known here
     cu.cuMemFreeHost(ptr)
 
 
 def _address(at: Buffer | Ptr, offset: int, nbytes: int) -> int:
-    """The address `offset` bytes after `at`; ValueError when `nbytes` from there leave the
-    buffer."""
+    """The address `offset` bytes after `at`; ValueError if `nbytes` bytes from there leave the
+    buffer.
+    """
     owner = at.owner if isinstance(at, Ptr) else at
     address = (at.ptr if isinstance(at, Ptr) else at.address) + offset
     if (

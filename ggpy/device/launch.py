@@ -1,7 +1,7 @@
 """A loaded kernel and its launch: checks the configuration, packs the arguments, calls the driver.
 
-What one launch costs in Python matters, so launch configurations are built once and kept. Policy
-(which grid for which shape) is the wrappers'.
+The Python time of a launch matters, so launch configurations are built once and cached. The kernel
+wrappers choose the grid.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from ggpy.device.gpu import CudaDevice
     from ggpy.device.stream import Stream
 
-_PLAIN_SHARED = 48 << 10  # bytes of a CTA, dynamic and static: more must be asked for
+_PLAIN_SHARED = 48 << 10  # bytes per CTA, dynamic and static; a kernel must opt in to more
 _HOPPER = 90  # compute capability of the first GPUs with PDL and clusters
-_PORTABLE_CLUSTER = 8  # larger clusters must be asked for
+_PORTABLE_CLUSTER = 8  # a kernel must opt in to larger clusters
 _KEPT_CONFIGURATIONS = 512
 
 
@@ -41,10 +41,10 @@ class CudaKernel:
         """`module` was loaded from `cubin`, which was compiled from `source`."""
         # NVRTC 13.0 sometimes reports nothing: then the driver says whether the kernel exists.
         if cubin.resources and name not in cubin.resources:
-            there = ", ".join(cubin.resources) or "none"
+            names = ", ".join(cubin.resources) or "none"
             raise CudaError(
                 f'{source} has no kernel {name} (extern "C", or a template instance); '
-                f"it has {there}"
+                f"it has {names}"
             )
         self.device, self.name = device, name
         cu = device.cu
@@ -56,7 +56,7 @@ class CudaKernel:
         self.resources = cubin.resources.get(name) or self._ask_resources()
         self._packer = ArgumentPacker(name, self._parameter_sizes())
         self._configurations: dict[tuple, Any] = {}
-        self._shared = _PLAIN_SHARED  # bytes that a CTA may have so far
+        self._shared = _PLAIN_SHARED  # bytes that the kernel has opted in to
         self._launch = cu.cuLaunchKernelEx
         self._lock = threading.Lock()
 
@@ -72,8 +72,9 @@ class CudaKernel:
         cooperative: bool = False,
         stream: Stream | None = None,
     ) -> None:
-        """Enqueue a launch; see ggpy.device.base.Kernel. CudaError names the kernel and the
-        configuration."""
+        """Enqueues a launch; see ggpy.device.base.Kernel. CudaError names the kernel and the
+        configuration.
+        """
         device = self.device
         device.make_current()
         key = (grid, threads, smem, pdl, cluster, cooperative, stream)
@@ -90,8 +91,8 @@ class CudaKernel:
         else:
             device.capturing.add(self.name, buffers_of(args))
 
-    def max_blocks_per_sm(self, threads: int, smem: int = 0) -> int:
-        """Blocks of this size that run on one multiprocessor at the same time."""
+    def max_ctas_per_sm(self, threads: int, smem: int = 0) -> int:
+        """CTAs of this size that are resident on one SM at the same time."""
         self._allow_shared(smem)
         query = self.device.cu.cuOccupancyMaxActiveBlocksPerMultiprocessor
         return int(
@@ -101,7 +102,7 @@ class CudaKernel:
         )
 
     def _ask_resources(self) -> Resources:
-        """What the driver knows of it; what is spilled counts as stack there."""
+        """The resources that the driver reports; its stack includes spills."""
         ask = self.device.cu.CUfunction_attribute
 
         def attribute(name: str) -> int:
@@ -113,7 +114,7 @@ class CudaKernel:
         return Resources(registers, stack, 0, 0, attribute("SHARED_SIZE_BYTES"))
 
     def _parameter_sizes(self) -> list[int]:
-        """Bytes of each parameter, from the machine code."""
+        """Bytes of each parameter, which the driver reads from the machine code."""
         sizes: list[int] = []
         while True:
             status, _, size = self.device.cu.cuFuncGetParamInfo(self._function, len(sizes))
@@ -131,15 +132,15 @@ class CudaKernel:
         cooperative: bool,
         stream: Stream | None,
     ) -> Any:
-        """The driver's launch configuration, kept for the next launch of the same shape."""
-        cu, blocks, block = self.device.cu, three(grid), three(threads)
-        self._check_shape(blocks, block, smem, cluster)
+        """The driver's launch configuration, cached for the next launch of the same shape."""
+        cu, ctas, cta = self.device.cu, three(grid), three(threads)
+        self._check_shape(ctas, cta, smem, cluster)
         self._allow_shared(smem)
         if cooperative:
-            self._check_resident(math.prod(blocks), math.prod(block), smem)
+            self._check_resident(math.prod(ctas), math.prod(cta), smem)
         config = cu.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = blocks
-        config.blockDimX, config.blockDimY, config.blockDimZ = block
+        config.gridDimX, config.gridDimY, config.gridDimZ = ctas
+        config.blockDimX, config.blockDimY, config.blockDimZ = cta
         config.sharedMemBytes = smem
         config.hStream = (stream or self.device.stream).handle
         attributes = self._attributes(pdl, cluster, cooperative)
@@ -168,32 +169,31 @@ class CudaKernel:
             shape = attribute.value.clusterDim
             shape.x, shape.y, shape.z = cluster, 1, 1
             attributes.append(attribute)
-        if (
-            cooperative and not pdl
-        ):  # with pdl, blocks before these end by themselves, so residency is enough
+        # With PDL, CTAs of earlier kernels end without this kernel, so residency suffices.
+        if cooperative and not pdl:
             attribute = cu.CUlaunchAttribute()
             attribute.id = names.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
             attribute.value.cooperative = 1
             attributes.append(attribute)
         return attributes
 
-    def _check_shape(self, blocks: tuple, block: tuple, smem: int, cluster: int) -> None:
-        what = self._describe(blocks, block, smem, cluster)
-        if not 0 < math.prod(block) <= 1024:
-            raise CudaError(f"{what}: a block has 1 to 1024 threads")
-        if min(blocks) < 1 or max(blocks[1:]) > 65535:
-            raise CudaError(f"{what}: a grid has at least 1 block, and at most 65535 along y and z")
+    def _check_shape(self, ctas: tuple, cta: tuple, smem: int, cluster: int) -> None:
+        what = self._describe(ctas, cta, smem, cluster)
+        if not 0 < math.prod(cta) <= 1024:
+            raise CudaError(f"{what}: a CTA has 1 to 1024 threads")
+        if min(ctas) < 1 or max(ctas[1:]) > 65535:
+            raise CudaError(f"{what}: a grid has at least 1 CTA, and at most 65535 along y and z")
         if cluster > 1 and capability(self.device.arch) < _HOPPER:
             raise CudaError(f"{what}: {self.device.arch} has no clusters")
-        if blocks[0] % cluster:
-            raise CudaError(f"{what}: the blocks along x are a multiple of the cluster")
+        if ctas[0] % cluster:
+            raise CudaError(f"{what}: the CTAs along x must be a multiple of the cluster")
 
-    def _check_resident(self, blocks: int, threads: int, smem: int) -> None:
-        room = self.max_blocks_per_sm(threads, smem) * self.device.gpu.sm_count
-        if blocks > room:
-            what = self._describe(blocks, threads, smem, 1)
+    def _check_resident(self, ctas: int, threads: int, smem: int) -> None:
+        resident = self.max_ctas_per_sm(threads, smem) * self.device.gpu.sm_count
+        if ctas > resident:
+            what = self._describe(ctas, threads, smem, 1)
             raise CudaError(
-                f"{what}: only {room} such blocks run at the same time on {self.device.gpu.name}"
+                f"{what}: only {resident} such CTAs run at the same time on {self.device.gpu.name}"
             )
 
     def _allow_shared(self, smem: int) -> None:
@@ -202,13 +202,13 @@ class CudaKernel:
             return
         if smem + static > limit:
             raise CudaError(
-                f"kernel {self.name} asks for {smem} bytes of dynamic and has {static} of static "
-                f"shared memory; "
-                f"a block on {self.device.gpu.name} has at most {limit}"
+                f"kernel {self.name} needs {smem} bytes of dynamic and {static} bytes of static "
+                f"shared memory; a CTA on {self.device.gpu.name} has at most {limit}"
             )
         attribute = self.device.cu.CUfunction_attribute
         self._set(attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, smem)
-        if 2 * (smem + static) > limit:  # no second block fits: let the rest be cache
+        # a second CTA does not fit: the rest of the shared memory becomes L1 cache
+        if 2 * (smem + static) > limit:
             percent = math.ceil(100 * (smem + static) / limit)
             self._set(attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, percent)
         self._shared = smem + static

@@ -1,9 +1,9 @@
-"""Which GPUs there are, or exactly why none can be used.
+"""Lists the usable GPUs, or says exactly why there is none.
 
-Asks the driver and nothing else: no context is made and no memory taken. The first missing thing is
-what the reason names, with what to do about it.
+This module only queries the driver: it makes no context and allocates no memory. The reason names
+the first missing thing and the remedy.
 
-A GPU can be used as if it were an older one (ggpy/util/simulated.py).
+A GPU can simulate an older architecture (ggpy/util/simulated.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ggpy.device import toolkit
 from ggpy.device.base import capability
 from ggpy.util import simulated
 
-MIN_CAPABILITY = (7, 5)  # Turing: the oldest that the kernels are written for
+MIN_CAPABILITY = (7, 5)  # Turing, the oldest architecture that the kernels support
 
 
 @dataclass(frozen=True)
@@ -25,29 +25,29 @@ class Gpu:
 
     name: str
     ordinal: int
-    arch: str  # what its kernels are chosen and compiled for, "sm_90a"
+    arch: str  # architecture that kernels are selected and compiled for, such as "sm_90a"
     sm_count: int
-    total_bytes: int  # of its memory
-    shared_bytes: int  # shared memory that one block may have at most
+    total_bytes: int  # bytes of its memory
+    shared_bytes: int  # maximum bytes of shared memory per CTA
     l2_bytes: int
-    driver: str  # the newest CUDA version that the driver knows, "13.0"
-    ptx: bool = False  # it is used as an older one: the driver compiles PTX of `arch` for it
+    driver: str  # the newest CUDA version that the driver supports, such as "13.0"
+    ptx: bool = False  # the GPU simulates an older one: the driver compiles PTX of `arch`
 
     @property
     def target(self) -> str:
-        """NVRTC's --gpu-architecture: machine code of `arch`, or PTX ("compute_80")."""
+        """Argument of NVRTC's --gpu-architecture: machine code of `arch`, or PTX ("compute_80")."""
         return self.arch.replace("sm_", "compute_") if self.ptx else self.arch
 
 
 @dataclass(frozen=True)
 class NoGpu:
-    """No usable GPU, and why."""
+    """No GPU is usable, and why."""
 
     reason: str
 
 
 def probe(ordinal: int = 0) -> Gpu | NoGpu:
-    """The GPU of this number, or why it cannot be used."""
+    """GPU number `ordinal`, or the reason why it cannot be used."""
     cu = driver()
     if isinstance(cu, NoGpu):
         return cu
@@ -63,8 +63,9 @@ def probe(ordinal: int = 0) -> Gpu | NoGpu:
 
 
 def simulate(gpu: Gpu, arch: str) -> Gpu | NoGpu:
-    """The GPU as if it had this older architecture: its PTX, its shared memory per CTA, and none of
-    the launch features and kernels of newer ones. Memory and SMs stay what they are.
+    """The GPU as if it had the older architecture `arch`: with PTX and the shared memory per CTA of
+    `arch`, and without launch features and kernels of newer architectures. Memory and number of SMs
+    do not change.
     """
     shared = simulated.SHARED_BYTES.get(arch)
     if shared is None:
@@ -90,7 +91,7 @@ def driver() -> Any:
         return NoGpu("cuda-python is not installed: pip install cuda-python")
     try:
         status = cu.cuInit(0)[0]
-    except RuntimeError:  # what the bindings raise when there is no library to load
+    except RuntimeError:  # the bindings raise it if there is no library to load
         return NoGpu("no NVIDIA driver is installed (libcuda was not found)")
     if status != cu.CUresult.CUDA_SUCCESS:
         return NoGpu(_WHY.get(status.name, f"the NVIDIA driver does not start: {status.name}"))
@@ -140,18 +141,19 @@ def _describe(cu: Any, ordinal: int) -> Gpu | NoGpu:
 
 
 def architecture(major: int, minor: int) -> str:
-    """What kernels for this compute capability are compiled for; sm_90a has the instructions wgmma
-    and setmaxnreg."""
+    """The architecture that kernels are compiled for, from the compute capability; sm_90a has the
+    instructions wgmma and setmaxnreg.
+    """
     return f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
 
 
 def _compiler_for(gpu: Gpu) -> NoGpu | None:
-    """Why kernels cannot be compiled for the GPU, or None."""
+    """The reason why kernels cannot be compiled for the GPU, or None."""
     try:
         toolkit.header_folders()
         version = toolkit.nvrtc_version()
     except toolkit.NvrtcMissing as error:
-        return NoGpu(f"{gpu.name} is there, but {error}")
+        return NoGpu(f"{gpu.name} was found, but {error}")
     if int(version.split(".")[0]) > int(gpu.driver.split(".")[0]):
         return NoGpu(
             f"the driver of {gpu.name} knows CUDA {gpu.driver}, "

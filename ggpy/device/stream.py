@@ -1,6 +1,6 @@
-"""Streams, events and graphs: what orders work on a GPU, and what repeats it.
+"""Streams, events and graphs: streams and events order work on a GPU, a graph repeats work.
 
-Thin objects over the driver's handles; each destroys its handle with its last reference.
+Thin objects over the driver's handles; the last reference to an object destroys its handle.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ class Stream:
 
     def __init__(self, device: CudaDevice) -> None:
         self.device = device
-        non_blocking = 1  # does not wait for the legacy default stream, which nobody here uses
+        non_blocking = 1  # no wait for the legacy default stream, which this program does not use
         self.handle = device.check(device.cu.cuStreamCreate(non_blocking), "making a stream")
 
     def synchronize(self) -> None:
-        """Wait for what was enqueued here; CudaError names the kernels."""
+        """Waits for everything enqueued in the stream; CudaError names the kernels."""
         self.device.make_current()
         self.device.check(self.device.cu.cuStreamSynchronize(self.handle), "waiting for a stream")
 
     def wait(self, event: Event) -> None:
-        """What is enqueued from now on starts after the event."""
+        """Work that is enqueued from now on starts after the event."""
         self.device.make_current()
         self.device.check(
             self.device.cu.cuStreamWaitEvent(self.handle, event.handle, 0), "waiting for an event"
@@ -56,14 +56,14 @@ class Event:
         )
 
     def record(self, stream: Stream | None = None) -> Event:
-        """Set the mark after what was enqueued in the stream; returns the event."""
+        """Sets the mark after everything enqueued in the stream so far; returns the event."""
         self.device.make_current()
         handle = (stream or self.device.stream).handle
         self.device.check(self.device.cu.cuEventRecord(self.handle, handle), "recording an event")
         return self
 
     def done(self) -> bool:
-        """Whether the mark was reached."""
+        """Whether the stream has reached the mark."""
         self.device.make_current()
         cu = self.device.cu
         result = cu.cuEventQuery(self.handle)
@@ -73,12 +73,12 @@ class Event:
         return True
 
     def synchronize(self) -> None:
-        """Wait until the mark is reached; CudaError names the kernels."""
+        """Waits until the stream reaches the mark; CudaError names the kernels."""
         self.device.make_current()
         self.device.check(self.device.cu.cuEventSynchronize(self.handle), "waiting for an event")
 
     def elapsed_ms(self, start: Event) -> float:
-        """Milliseconds from `start` to this event; both made with timing=True, and reached."""
+        """Milliseconds from `start` to this event; both need timing=True and must be reached."""
         result = self.device.cu.cuEventElapsedTime(start.handle, self.handle)
         return float(self.device.check(result, "measuring between events"))
 
@@ -90,7 +90,7 @@ class Event:
 
 
 class Graph:
-    """What was enqueued during a capture, launched as one; it keeps the buffers it uses."""
+    """Work that a capture recorded, launched as one unit; the graph keeps its buffers alive."""
 
     def __init__(self, device: CudaDevice) -> None:
         self.device = device
@@ -99,21 +99,21 @@ class Graph:
         self._executable: Any = None
 
     def begin(self) -> None:
-        """Start to record the device's stream."""
+        """Starts recording the device's stream."""
         cu = self.device.cu
-        # Relaxed, so that a first use may load a kernel or allocate while recording.
+        # Relaxed mode, so that a first use may load a kernel or allocate memory during the capture.
         mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         self.device.check(
             cu.cuStreamBeginCapture(self.device.stream.handle, mode), "starting to record a graph"
         )
 
     def add(self, kernel: str, buffers: Sequence[Buffer]) -> None:
-        """A launch was recorded."""
+        """Notes a recorded launch."""
         self.kernels[kernel] = None
         self.keep(buffers)
 
     def keep(self, buffers: Sequence[Buffer], array: np.ndarray | None = None) -> None:
-        """Hold on to what a recorded operation uses."""
+        """Keeps what a recorded operation uses."""
         for buffer in buffers:
             buffer.pins += 1
             self._kept.append(buffer)
@@ -121,7 +121,7 @@ class Graph:
             self._kept.append(array)
 
     def end(self) -> None:
-        """Stop recording and make the graph ready to launch."""
+        """Stops recording and makes the graph ready to launch."""
         cu, device = self.device.cu, self.device
         graph = device.check(cu.cuStreamEndCapture(device.stream.handle), "recording a graph")
         try:
@@ -131,14 +131,14 @@ class Graph:
         device.check(cu.cuGraphUpload(self._executable, device.stream.handle), "uploading a graph")
 
     def abandon(self) -> None:
-        """Stop recording and forget."""
+        """Stops recording and drops the graph."""
         result = self.device.cu.cuStreamEndCapture(self.device.stream.handle)
         if result[0] == 0:
             self.device.cu.cuGraphDestroy(result[1])
         self.close()
 
     def launch(self, stream: Stream | None = None) -> None:
-        """Enqueue everything again."""
+        """Enqueues the recorded work again."""
         device = self.device
         device.make_current()
         result = device.cu.cuGraphLaunch(self._executable, (stream or device.stream).handle)
@@ -148,7 +148,7 @@ class Graph:
             raise device.error(result[0], "launching a graph")
 
     def close(self) -> None:
-        """Destroy the graph and let go of its buffers."""
+        """Destroys the graph and releases its buffers."""
         if self._executable is not None:
             self.device.cu.cuGraphExecDestroy(self._executable)
             self._executable = None

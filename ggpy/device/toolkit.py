@@ -1,8 +1,7 @@
-"""Where NVRTC and the CUDA headers are on this machine (wheels or a toolkit), and which versions
-they have.
+"""Finds NVRTC and the CUDA headers on this machine (in wheels or a toolkit), and their versions.
 
-Loading NVRTC takes 0.1 s, so its version is remembered in the cache folder against the library
-files that are installed. This module compiles nothing and calls no driver.
+Loading NVRTC takes 0.1 s, so the cache folder stores its version under a digest of the installed
+library files. This module compiles nothing and calls no driver.
 """
 
 from __future__ import annotations
@@ -24,14 +23,12 @@ INSTALL = "pip install 'ggpy[cuda]'"
 
 
 class NvrtcMissing(RuntimeError):
-    """NVRTC, the headers of CUDA, or cuda-python is not installed; the text says what to
-    install."""
+    """NVRTC, the CUDA headers or cuda-python is not installed; the message says what to install."""
 
 
 @functools.cache
 def load_nvrtc() -> Any:
-    """The module `cuda.bindings.nvrtc` with its library loaded; NvrtcMissing says what to
-    install."""
+    """The module `cuda.bindings.nvrtc` with its library loaded; NvrtcMissing if it is missing."""
     try:
         from cuda.bindings import nvrtc
     except ImportError:
@@ -48,8 +45,9 @@ def load_nvrtc() -> Any:
 
 @functools.cache
 def nvrtc_version() -> str:
-    """NVRTC's version, "13.4"; read from the cache folder while the installed libraries stay the
-    same."""
+    """NVRTC's version, such as "13.4"; read from the cache folder as long as the installed
+    libraries do not change.
+    """
     installed = _nvrtc_files()
     digest = hashlib.sha256(json.dumps(installed).encode()).hexdigest()[:16]
     memo = cache_dir("nvrtc") / f"{digest}.txt"
@@ -67,7 +65,7 @@ def nvrtc_version() -> str:
 
 
 def _nvrtc_files() -> list[tuple[str, int, int]]:
-    """(path, bytes, time) of every NVRTC library that the search could find, in its order."""
+    """(path, bytes, time) of every NVRTC library on the search path, in search order."""
     files = []
     for folder in library_folders():
         for path in sorted(folder.glob("*nvrtc*")):
@@ -78,7 +76,7 @@ def _nvrtc_files() -> list[tuple[str, int, int]]:
 
 
 def library_folders() -> list[Path]:
-    """Where libraries of CUDA may lie: wheels, search paths, toolkits."""
+    """Folders that may contain CUDA libraries: wheels, search paths, toolkits."""
     packages = [Path(entry) / "nvidia" for entry in sys.path if entry]
     wheels = [
         base / part for base in packages for part in ("cu13/lib", "cu13/bin", "cuda_nvrtc/lib")
@@ -95,10 +93,10 @@ def _toolkit_roots() -> list[Path]:
 
 @functools.cache
 def header_folders() -> tuple[Path, ...]:
-    """The folders of cuda_fp16.h and its companions; NvrtcMissing when there are none."""
+    """The folders of cuda_fp16.h and its companion headers; NvrtcMissing if there are none."""
     found = [_header_wheel(), *(root / "include" for root in _toolkit_roots())]
     usable = [folder for folder in found if folder and (folder / "cuda_fp16.h").is_file()]
-    # Some installations lack the crt folder, which NVRTC can do without and a C++ compiler cannot.
+    # Some installations lack the crt folder: NVRTC does not need it, a C++ compiler does.
     usable.sort(key=lambda folder: not (folder / "crt" / "host_defines.h").is_file())
     for folder in usable:
         return (folder, folder / "cccl") if (folder / "cccl").is_dir() else (folder,)
@@ -106,7 +104,7 @@ def header_folders() -> tuple[Path, ...]:
 
 
 def _header_wheel() -> Path | None:
-    """The include folder that cuda-pathfinder knows."""
+    """The include folder that cuda-pathfinder finds."""
     try:
         from cuda.pathfinder import find_nvidia_header_directory
     except ImportError:
@@ -117,7 +115,7 @@ def _header_wheel() -> Path | None:
 
 @functools.cache
 def headers_version() -> str:
-    """CUDART_VERSION of the headers, "13040"."""
+    """CUDART_VERSION of the headers, such as "13040"; "unknown" if no header has it."""
     for name in ("cuda_runtime_api.h", "cuda.h"):
         with contextlib.suppress(OSError):
             text = (header_folders()[0] / name).read_text(errors="replace")

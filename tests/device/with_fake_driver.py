@@ -83,7 +83,7 @@ def test_missing_compiler_says_what_to_install(monkeypatch):
         raise toolkit.NvrtcMissing(f"no NVRTC: {toolkit.INSTALL}")
 
     monkeypatch.setattr(toolkit, "nvrtc_version", missing)
-    assert probe() == NoGpu("Fake GPU is there, but no NVRTC: pip install 'ggpy[cuda]'")
+    assert probe() == NoGpu("Fake GPU was found, but no NVRTC: pip install 'ggpy[cuda]'")
 
 
 def test_memory_goes_up_and_down(device):
@@ -167,7 +167,7 @@ def test_launch_attributes(device):
     assert "attributes 6:1 parameters" in record()
     with pytest.raises(
         CudaError,
-        match=r"kernel params_8, grid \(265, 1, 1\).*only 264 such blocks run at the same",
+        match=r"kernel params_8, grid \(265, 1, 1\).*only 264 such CTAs run at the same",
     ):
         kernel.launch(265, 32, (y,), cooperative=True)
 
@@ -182,7 +182,7 @@ def test_dynamic_shared_memory_beyond_48_kb(device):
     percent = -(-100 * (200_000 + static) // 232448)
     assert f" carveout:{percent} " in record(), "the rest may be cache"
     with pytest.raises(
-        CudaError, match=rf"has {static} of static shared memory; .* at most 232448"
+        CudaError, match=rf"and {static} bytes of static shared memory; .* at most 232448"
     ):
         kernel.launch(1, 32, (y,), smem=232448)
 
@@ -247,7 +247,7 @@ def test_what_a_gpu_cannot_be_used_as(used_as, monkeypatch):
 @pytest.mark.parametrize(
     "grid, threads, cluster, message",
     [
-        (0, 32, 1, "at least 1 block"),
+        (0, 32, 1, "at least 1 CTA"),
         ((1, 70000), 32, 1, "at most 65535"),
         (1, 1025, 1, "1 to 1024 threads"),
         (3, 32, 2, "multiple of the cluster"),

@@ -1,4 +1,5 @@
-// CUDA's atomic functions. All threads share one OS thread and switch only in collectives, so plain updates are atomic.
+// CUDA's atomic functions. All CUDA threads run on one OS thread and switch only in collectives, so plain updates are
+// atomic.
 #pragma once
 
 namespace emulator {

@@ -1,8 +1,8 @@
 """Compiles a CUDA source with g++ into a library that the emulator's host program runs.
 
-`__shared__` declarations are rewritten into calls that give each block its own, guarded copy;
-everything else of the language is in the headers here. What is built stays in the user's cache
-folder under a digest of all that went in.
+`__shared__` declarations are rewritten into calls that give each CTA its own, guarded copy;
+the headers here implement everything else of the language. Libraries stay in the user's cache
+folder, named by a digest of all inputs.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from ggpy.util.paths import cache_dir
 
 HERE = Path(__file__).resolve().parent
 COMMON = ["-std=c++17", "-g1", "-DGGPY_EMULATOR", "-w", "-ffp-contract=off", "-fno-strict-aliasing"]
-# Automatic variables that a kernel forgets to set hold a pattern, not luck.
+# Uninitialised automatic variables of a kernel hold a fixed pattern, so errors are reproducible.
 COMMON += ["-ftrivial-auto-var-init=pattern"]
-COMMON += ["-Og"]  # kernels run for seconds, and compile for minutes: -O1 takes twice as long
+COMMON += ["-Og"]  # kernels run for seconds but compile for minutes: -O1 compiles half as fast
 SANITIZE = ["-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-# Left shifts of negative numbers and into the sign bit mean the same everywhere since C++20.
+# Since C++20, left shifts of negative numbers and into the sign bit are defined.
 SANITIZE += ["-fno-sanitize=shift-base"]
-KEPT_BYTES = 512 << 20  # of the cache folder
+KEPT_BYTES = 512 << 20  # maximum size of the cache folder
 
 
 class EmulatorUnavailable(RuntimeError):
-    """The emulator cannot be built here; the text says why."""
+    """The emulator cannot be built on this machine; the message says why."""
 
 
 class BuildError(RuntimeError):
-    """g++ does not compile a source; the text is its log."""
+    """g++ failed to compile a source; the message is its log."""
 
 
 def compiler() -> str:
-    """The C++ compiler; EmulatorUnavailable when there is none."""
+    """The path of g++. Raises EmulatorUnavailable if there is none."""
     path = shutil.which(os.environ.get("CXX", "g++"))
     if path is None:
         raise EmulatorUnavailable("no C++ compiler (g++) is installed")
@@ -54,7 +54,7 @@ def compiler() -> str:
 
 @functools.cache
 def unavailable(sanitize: bool = False) -> str:
-    """Why the emulator cannot be used on this machine, or ""."""
+    """The reason why the emulator is unavailable on this machine, or ""."""
     try:
         toolkit.header_folders()
         flags = _flags(sanitize)
@@ -69,7 +69,7 @@ def unavailable(sanitize: bool = False) -> str:
 
 
 def host_program(sanitize: bool) -> Path:
-    """The program that runs kernels."""
+    """Build the program that runs kernels. Returns its path."""
     files = [HERE / "runtime.h", *sorted((HERE / "host").iterdir())]
     sources = {path.name: path.read_bytes() for path in files if path.is_file()}
     flags = [*_flags(sanitize), "-rdynamic"]
@@ -85,8 +85,10 @@ def kernel_library(
     sanitize: bool,
     headers: Mapping[str, str] | None = None,
 ) -> Path:
-    """A shared library of the kernels of `folder/name`; entry i of `expressions` is its symbol
-    `entry_<i>`."""
+    """Build a shared library of the kernels of `folder/name`. Returns its path.
+
+    Symbol `entry_<i>` is the kernel of expressions[i].
+    """
     source = read_source(folder, name, extra_source)
     made = {path: text.encode() for path, text in (headers or {}).items()}
     files = {name: source, **included_files(folder, name, source, made)}
@@ -95,13 +97,13 @@ def kernel_library(
         for path, text in files.items()
     }
     files["emulated_entries.cpp"] = _entries(name, expressions, defines)
-    own = {path.name: path.read_bytes() for path in HERE.glob("*.h")}
-    inputs = {**files, **{f"emulator/{path}": text for path, text in own.items()}}
-    # Symbolic: a kernel may bear the name of a function of the C library. Not unique: what is
-    # static in a template is each library's own, as its size may depend on a macro.
+    headers_here = {path.name: path.read_bytes() for path in HERE.glob("*.h")}
+    inputs = {**files, **{f"emulator/{path}": text for path, text in headers_here.items()}}
+    # -Bsymbolic: a kernel may have the name of a C library function. -fno-gnu-unique: each library
+    # has its own static variables of templates, because their size may depend on a macro.
     code = [*_flags(sanitize), "-fPIC", "-fno-gnu-unique"]
     flags = [*code, "-shared", "-Wl,-Bsymbolic"]
-    first = ["-include", str(_precompiled(own, code))]
+    first = ["-include", str(_precompiled(headers_here, code))]
     with tempfile.TemporaryDirectory() as work:
         for path, text in files.items():
             (Path(work) / path).parent.mkdir(parents=True, exist_ok=True)
@@ -111,21 +113,24 @@ def kernel_library(
 
 
 def _precompiled(inputs: dict[str, bytes], flags: list[str]) -> Path:
-    """emulator.h, to be included first by code of these flags. Reading it is most of what a small
-    library takes; it is read before macros are defined, so that it is the same for all."""
+    """Precompile emulator.h, which code with these flags includes first.
+
+    Parsing emulator.h is most of the compile time of a small library. It comes before the macros of
+    a kernel, so all kernels can use the same precompiled header.
+    """
     arguments = ["-x", "c++-header", str(HERE / "emulator.h")]
     header = _build("headers", inputs, flags, arguments, ".h.gch").with_suffix("")
-    if not header.exists():  # g++ reads it where it cannot use what is precompiled
+    if not header.exists():  # g++ reads this file if it cannot use the precompiled header
         write_atomically(header, b'#include "emulator.h"\n')
     return header
 
 
 def _entries(name: str, expressions: Sequence[str], defines: Mapping[str, str | int]) -> bytes:
-    """Behind emulator.h, which g++ includes first."""
+    """The source of a library, which follows emulator.h."""
     lines = [f"#define {macro} {value}" for macro, value in defines.items()]
     lines.append(f'#include "{name}"')
     for index, expression in enumerate(expressions):
-        if expression.isidentifier():  # NVRTC finds such a kernel only if it is extern "C"
+        if expression.isidentifier():  # NVRTC finds a kernel by a plain name only if extern "C"
             lines.append(f'extern "C" decltype({expression}) {expression};')
         lines.append(f'extern "C" const emulator::Entry entry_{index};')
         lines.append(
@@ -152,12 +157,12 @@ def _build(
     arguments: list[str],
     suffix: str = "",
 ) -> Path:
-    """Compile unless the same contents were compiled before."""
+    """Compile, unless the cache holds the result of the same inputs."""
     digests = {name: hashlib.sha256(text).hexdigest() for name, text in sorted(inputs.items())}
     parts = [digests, flags, _compiler_version(), toolkit.headers_version()]
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
     target = cache_dir("emulator") / f"{kind}-{digest}{suffix}"
-    with _alone(target):
+    with _locked(target):
         if target.exists():
             target.touch()
             return target
@@ -175,8 +180,8 @@ def _build(
 
 
 @contextlib.contextmanager
-def _alone(target: Path) -> Iterator[None]:
-    """No other process compiles the same meanwhile: tests that run side by side want the same."""
+def _locked(target: Path) -> Iterator[None]:
+    """Hold a lock on `target`, so that parallel test processes do not compile the same source."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{target}.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -184,7 +189,7 @@ def _alone(target: Path) -> Iterator[None]:
 
 
 def _trim(folder: Path) -> None:
-    """Forget what was used longest ago; another process may do so at the same time."""
+    """Delete the least recently used files. Another process may do so at the same time."""
     files = []
     for path in folder.iterdir():
         with contextlib.suppress(FileNotFoundError):
@@ -206,8 +211,7 @@ _DECLARATOR = re.compile(r"^(?P<name>\w+)\s*(?P<extents>(?:\[.*\])?)$", re.DOTAL
 
 
 def rewrite(source: str, path: str) -> str:
-    """The source with `__shared__` variables as references to the block's memory; lines keep their
-    numbers."""
+    """Rewrite `__shared__` variables as references to the CTA's memory. Keeps line numbers."""
 
     def replace(match: re.Match) -> str:
         if match["skip"] is not None:
@@ -215,7 +219,7 @@ def rewrite(source: str, path: str) -> str:
         line = source.count("\n", 0, match.start()) + 1
         if match["extern"]:
             if "SHARED_DYNAMIC" in source:
-                return match[0]  # the macro's own definition, for the GPU
+                return match[0]  # the definition of the macro for the GPU
             raise BuildError(
                 f"{path}:{line}: write SHARED_DYNAMIC(type, name) instead of extern __shared__"
             )
@@ -254,7 +258,7 @@ def _shared_variable(type_name: str, name: str, extents: str, alignment: re.Matc
 
 
 def _split(text: str) -> list[str]:
-    """Parts between commas that stand in no brackets."""
+    """Split at commas outside brackets."""
     parts, depth = [""], 0
     for char in text:
         depth += (char in "<([{") - (char in ">)]}")

@@ -1,4 +1,4 @@
-"""Small kernels written in a test, on a device of their own."""
+"""Fixtures that run small kernels, written in a test, on a new device."""
 
 import pytest
 from emulator import build
@@ -15,9 +15,9 @@ def _needs_emulator():
 
 @pytest.fixture
 def make(tmp_path):
-    """Writes a source beside some headers and opens a device on it."""
+    """A function that writes a source file beside the needed headers and opens a device on it."""
     devices = []
-    folder = tmp_path / "cuda"  # the same in every test: the build cache knows a source by its text
+    folder = tmp_path / "cuda"  # the same name in every test: the cache key contains only the text
     (folder / "lib").mkdir(parents=True)
     for name in ("lib/common.cuh", "lib/mma.cuh", "lib/cluster.cuh"):
         (folder / name).write_bytes((cuda_dir() / name).read_bytes())

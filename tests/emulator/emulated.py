@@ -1,9 +1,9 @@
-"""A device that runs CUDA kernels on the CPU, with the interface of the GPU's (ggpy.device.base).
+"""A device that runs CUDA kernels on the CPU, with the interface of ggpy.device.base.
 
-Memory and kernels live in a process of their own (host/): what ends it (a sanitizer's report, an
-invalid address, an endless loop) is an EmulatorError here, and the test run goes on. With
-`sanitize=True` every access out of bounds and undefined arithmetic is such an error, with the
-kernel's file and line.
+Memory and kernels live in a separate process (host/). If that process ends (a sanitizer's report,
+an invalid address, an endless loop), the device raises EmulatorError and the test run continues.
+With `sanitize=True`, accesses out of bounds and undefined arithmetic are errors too, with the file
+and line of the kernel.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ggpy.util.paths import cuda_dir
 
 
 class EmulatedKernel:
-    """One kernel; launches run before the call returns."""
+    """A kernel. Launches finish before the call returns."""
 
     def __init__(self, device: Emulated, name: str, library: int, index: int) -> None:
         self.device, self.name = device, name
@@ -104,26 +104,26 @@ def describe(buffer: Buffer) -> str:
 
 
 class EmulatedGraph:
-    """What was enqueued during a capture."""
+    """The operations of a capture."""
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], None]] = []
         self.buffers: list[Buffer] = []
 
     def launch(self, stream: Any = None) -> None:
-        """Run it again."""
+        """Run the operations."""
         for call in self.calls:
             call()
 
     def close(self) -> None:
-        """Let go of the buffers."""
+        """Release the buffers."""
         for buffer in self.buffers:
             buffer.pins -= 1
         self.calls, self.buffers = [], []
 
 
 class EmulatedStream:
-    """A stream: everything is done when the call returns."""
+    """A stream. All work finishes before the call returns."""
 
     def synchronize(self) -> None:
         """Nothing is under way."""
@@ -133,7 +133,7 @@ class EmulatedStream:
 
 
 class EmulatedEvent:
-    """An event; the emulator keeps no time."""
+    """An event. The emulator measures no time."""
 
     def record(self, stream: Any = None) -> EmulatedEvent:
         """Nothing is under way."""
@@ -144,11 +144,11 @@ class EmulatedEvent:
 
 
 class Emulated:
-    """The device. `order` decides the order of blocks, warps and lanes: 0 forward, 1 backward, else
-    a seed.
+    """The device. `order` is the order of CTAs, warps and lanes: 0 forward, 1 backward, else a
+    random seed.
 
-    A kernel whose result depends on the order lacks a barrier. `seconds` limits one launch.
-    EmulatorUnavailable when it cannot be built here.
+    A kernel whose result depends on `order` lacks a barrier. `seconds` limits the time of a launch.
+    Raises EmulatorUnavailable if the emulator cannot be built on this machine.
     """
 
     def __init__(
@@ -167,8 +167,8 @@ class Emulated:
             seconds,
         )
         self.sm_count = sm_count
-        self.shared_bytes = 227 << 10  # of one block, as on sm_90
-        self.arch = "sm_80"  # what the wrappers may rely on; sm_90's instructions are not emulated
+        self.shared_bytes = 227 << 10  # per CTA, as on sm_90
+        self.arch = "sm_80"  # the features that wrappers may use; sm_90 is not emulated
         self.stream = EmulatedStream()
         self.used_bytes = 0
         self.host = Host(build.host_program(sanitize))
@@ -178,7 +178,7 @@ class Emulated:
 
     @property
     def free_bytes(self) -> int:
-        """As much as one allocation may have, less what is allocated."""
+        """The maximum size of an allocation minus the allocated bytes."""
         return (1 << 40) - self.used_bytes
 
     def alloc(self, nbytes: int, name: str = "") -> Buffer:
@@ -206,13 +206,13 @@ class Emulated:
         return np.empty(nbytes, np.uint8)
 
     def mapped(self, nbytes: int) -> tuple[np.ndarray, Buffer]:
-        """Host memory, and where kernels write what will then be there."""
+        """Host memory, and the device address of the same memory."""
         memory, buffer = np.empty(nbytes, np.uint8), self.alloc(nbytes, "host memory")
         self._mapped[buffer.address] = memory
         return memory, buffer
 
     def written(self, buffers: Sequence[Buffer]) -> None:
-        """Kernels may have written these."""
+        """Update host memory of mapped buffers that kernels may have written."""
         for buffer in buffers:
             memory = self._mapped.get(buffer.address)
             if memory is not None:
@@ -238,7 +238,7 @@ class Emulated:
     def download(
         self, source: Buffer | Ptr, dtype: Any, shape: int | tuple[int, ...], offset: int = 0
     ) -> np.ndarray:
-        """A host copy."""
+        """Return a host copy."""
         result = np.empty(shape, dtype)
         data = self.host.ask("R", self._range(source, offset, result.nbytes), result.nbytes)
         return np.frombuffer(bytearray(data), dtype).reshape(result.shape)
@@ -272,7 +272,7 @@ class Emulated:
         options: Sequence[str] = (),
         headers: dict[str, str] | None = None,
     ) -> list[EmulatedKernel]:
-        """See ggpy.device.base.Device. CompileError; NVRTC's `options` mean nothing here."""
+        """See ggpy.device.base.Device. Raises CompileError; ignores NVRTC's `options`."""
         defines = defines or {}
         key = source, tuple(defines.items()), extra_source, str(headers)
         known = self._libraries.setdefault(key, {})
@@ -300,7 +300,7 @@ class Emulated:
 
     @contextlib.contextmanager
     def capture(self) -> Iterator[EmulatedGraph]:
-        """Record what is enqueued instead of running it."""
+        """Record enqueued operations instead of running them."""
         graph = self._graph = EmulatedGraph()
         try:
             yield graph
@@ -311,7 +311,7 @@ class Emulated:
         """Nothing is under way."""
 
     def enqueue(self, call: Callable[[], Any], buffers: Sequence[Buffer]) -> None:
-        """Run the call, or record it during a capture."""
+        """Run a call, or record it during a capture."""
         if self._graph is None:
             call()
             return
@@ -321,7 +321,7 @@ class Emulated:
             self._graph.buffers.append(buffer)
 
     def close(self) -> None:
-        """End the process; every buffer is gone."""
+        """End the process and free all buffers."""
         self.host.close()
 
     def __enter__(self) -> Emulated:

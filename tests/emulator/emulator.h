@@ -1,7 +1,7 @@
-// CUDA's language and intrinsics for a kernel that g++ compiles: included by cuda/common.cuh under GGPY_EMULATOR.
+// CUDA's language and intrinsics for kernels that g++ compiles. cuda/lib/common.cuh includes this file under GGPY_EMULATOR.
 //
-// __shared__ declarations are rewritten by build.py into calls of shared(); everything else of the language is macros
-// and functions here. Matters of half precision, atomics and tensor cores are in the files beside this one.
+// build.py rewrites __shared__ declarations into calls of shared(). This file implements the rest of the language with
+// macros and functions. f16 math, atomics and tensor cores are in the files beside this one.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -38,7 +38,7 @@ constexpr int warpSize = 32;
 
 using emulator::emulator_current;
 
-// The place of a call, as a default argument.
+// The source location of a call, as a default argument.
 #define EMULATOR_PLACE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
 namespace emulator {
@@ -51,11 +51,11 @@ inline int barrier(int id, int expected, int value, bool wait, Site site) {
 inline void yield(Site site) { emulator_yield(site); }
 inline void cluster_arrive(Site site) { emulator_cluster_arrive(site); }
 inline void cluster_wait(Site site) { emulator_cluster_wait(site); }
-inline void* cluster_shared(void* own, unsigned rank) { return emulator_cluster_shared(own, rank); }
+inline void* cluster_shared(void* local, unsigned rank) { return emulator_cluster_shared(local, rank); }
 inline void async_commit() { emulator_async_commit(); }
 inline void async_wait(unsigned groups) { emulator_async_wait(groups); }
 
-// Lanes of `mask` meet, each with its record; the last one runs complete(records, lanes that met).
+// A rendezvous of the lanes in `mask`, each with a record. The last lane runs complete(records, lanes that met).
 template <typename Record, void (*complete)(Record* const*, unsigned)>
 void meet(unsigned mask, Record& record, Site site) {
     emulator_meet(
@@ -178,7 +178,7 @@ struct Xor {
     }
 };
 
-// Kernel entries: parameters by address, and what each is, so that a caller's mistake is an error.
+// Kernel entries: the addresses, sizes and kinds of the parameters, so that wrong arguments are reported.
 template <auto Function>
 struct EntryOf;
 template <typename... P, void (*Function)(P...)>
@@ -199,7 +199,7 @@ struct EntryOf<Function> {
 
 }  // namespace emulator
 
-// ---- block barriers --------------------------------------------------------------------------------------------
+// ---- CTA barriers ----------------------------------------------------------------------------------------------
 
 inline void __syncthreads(EMULATOR_PLACE) { emulator::barrier(0, 0, 0, true, {"__syncthreads", file, line}); }
 inline int __syncthreads_count(int predicate, EMULATOR_PLACE) {

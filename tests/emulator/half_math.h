@@ -1,10 +1,10 @@
-// The half and bfloat16 functions that CUDA's own headers, which are used here, have only for the GPU.
+// The f16 and bfloat16 functions that CUDA's headers define only for the GPU.
 #pragma once
 
 namespace emulator {
 inline double wide(__half x) { return double(__half2float(x)); }
 inline double wide(__nv_bfloat16 x) { return double(__bfloat162float(x)); }
-// Rounds once, from double.
+// Computes in double and rounds once.
 inline void narrow(__half& to, double x) { to = __double2half(x); }
 inline void narrow(__nv_bfloat16& to, double x) { to = __double2bfloat16(x); }
 template <typename T>

@@ -1,4 +1,4 @@
-// CUDA's integer, conversion, load and single-precision intrinsics, by their definitions.
+// CUDA's integer, conversion, load and single-precision intrinsics, implemented from their definitions.
 #pragma once
 
 // ---- bits ------------------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ C emulator_dp4a(C a, C b, C c) {
 inline int __dp4a(int a, int b, int c) { return emulator_dp4a<int8_t, int8_t>(a, b, c); }
 inline unsigned __dp4a(unsigned a, unsigned b, unsigned c) { return emulator_dp4a<uint8_t, uint8_t>(a, b, c); }
 
-// Four bytes at a time.
+// SIMD functions on four bytes.
 template <typename T, typename Operation>
 unsigned emulator_bytes(unsigned a, unsigned b, Operation operation) {
     unsigned result = 0;
@@ -110,7 +110,7 @@ inline unsigned __vcmpges4(unsigned a, unsigned b) {
     return emulator_bytes<int8_t>(a, b, [](int x, int y) { return x >= y ? 255 : 0; });
 }
 
-// min and max of two numbers of any types, as CUDA's overloads.
+// min and max of two numbers of any types, like CUDA's overloads.
 template <typename A, typename B>
 std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B>, std::common_type_t<A, B>> min(A a, B b) {
     using T = std::common_type_t<A, B>;
@@ -135,7 +135,7 @@ using std::signbit;
 
 // ---- conversions -----------------------------------------------------------------------------------------------
 
-// A float's integer, saturated, NaN to 0, as the hardware converts.
+// Converts a float to an integer like the hardware: saturates, and NaN gives 0.
 template <typename T>
 T emulator_integer(double rounded) {
     if (std::isnan(rounded)) return 0;
@@ -232,7 +232,7 @@ inline float __cosf(float x) { return cosf(x); }
 inline float __tanf(float x) { return tanf(x); }
 inline void __sincosf(float x, float* sine, float* cosine) { sincosf(x, sine, cosine); }
 inline float __saturatef(float x) { return std::isnan(x) ? 0.0f : fminf(fmaxf(x, 0.0f), 1.0f); }
-// Sine of pi x, exact at multiples of a half: pi is applied after the reduction.
+// sin(pi x), exact at multiples of 1/2, because the argument is reduced before the multiplication by pi.
 inline float sinpif(float x) {
     double turn = std::fmod(double(x), 2.0);
     if (turn == std::floor(turn)) return std::copysign(0.0f, x);

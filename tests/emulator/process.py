@@ -1,7 +1,7 @@
-"""The process that runs kernels on the CPU (host/), and the language of its commands.
+"""The process that runs kernels on the CPU (host/), and the protocol of its commands.
 
-What ends it (a sanitizer's report, an invalid address, an endless loop) becomes an EmulatorError
-with the report.
+If the process ends (a sanitizer's report, an invalid address, an endless loop), a command raises
+EmulatorError with the report.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ggpy.device.base import CudaError
 
 
 class EmulatorError(CudaError):
-    """A kernel did what CUDA forbids; the text says what, where, and in which block and thread."""
+    """A kernel did what CUDA forbids. The message says what, where, and in which CTA and thread."""
 
 
 ENVIRONMENT = {
@@ -32,10 +32,10 @@ ENVIRONMENT = {
 
 
 class Host:
-    """The process that runs kernels, and its command language."""
+    """The process that runs kernels, and its command protocol."""
 
     def __init__(self, program: Path) -> None:
-        self._alone, self._busy = threading.RLock(), False
+        self._lock, self._busy = threading.RLock(), False
         self._freed: deque[int] = deque()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
@@ -50,8 +50,8 @@ class Host:
     def ask(
         self, command: str, a: int = 0, b: int = 0, payload: bytes = b"", seconds: float = 60
     ) -> bytes:
-        """Send a command and return its answer; EmulatorError when it fails or the process ends."""
-        with self._alone:
+        """Send a command and return its answer. Raises EmulatorError if the command fails."""
+        with self._lock:
             self._busy = True
             try:
                 return self._ask(command, a, b, payload, seconds)
@@ -60,22 +60,24 @@ class Host:
                 self._free()
 
     def free(self, address: int) -> None:
-        """Free memory. The garbage collector may ask for it in the middle of a command, of this
-        thread or of another: then it comes behind that.
+        """Free memory.
+
+        The garbage collector may call this during a command of any thread. The memory is then freed
+        after that command.
         """
         self._freed.append(address)
-        if self._alone.acquire(blocking=False):
+        if self._lock.acquire(blocking=False):
             try:
                 if not self._busy:
                     self._free()
             finally:
-                self._alone.release()
+                self._lock.release()
 
     def _free(self) -> None:
         self._busy = True
         try:
             while self._freed:
-                with contextlib.suppress(EmulatorError, ValueError, OSError):  # it has ended
+                with contextlib.suppress(EmulatorError, ValueError, OSError):  # process has ended
                     self._ask("F", self._freed.popleft())
         finally:
             self._busy = False
@@ -107,7 +109,7 @@ class Host:
                     file.close()
 
     def _read(self, size: int, seconds: float) -> bytes:
-        """Exactly `size` bytes of the answer; EOFError when they do not come."""
+        """Read exactly `size` bytes of the answer. Raises EOFError if they do not arrive."""
         pipe, data = self._process.stdout, b""
         assert pipe
         while len(data) < size:
@@ -127,7 +129,7 @@ class Host:
 
 
 def _digest(report: str) -> str:
-    """A sanitizer's report without the map of its shadow memory and the frames of this emulator."""
+    """A sanitizer's report without the shadow memory map and the stack frames of the emulator."""
     report = report.split("Shadow bytes around")[0].split("SUMMARY:")[0].strip()
     lines = [
         line

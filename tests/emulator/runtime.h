@@ -1,8 +1,7 @@
-// What a kernel compiled for the CPU and the program that runs it (host/) know of each other.
+// The interface between a kernel compiled for the CPU and the program that runs the kernel (host/).
 //
-// The program owns threads, blocks and the schedule; the kernel's side is header code that calls these functions.
-// One CUDA thread is a fiber, all on one OS thread, so memory operations need no atomics of the host. Nothing here
-// knows CUDA's intrinsics.
+// The program owns threads, CTAs and the schedule; the kernel's headers call these functions. A CUDA thread is a fiber.
+// All fibers run on one OS thread, so memory operations need no atomics of the host. This file knows no CUDA intrinsic.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -10,7 +9,7 @@
 
 namespace emulator {
 
-// Where in a .cu file a thread waits.
+// The location in a .cu file where a thread waits.
 struct Site {
     const char* what;  // "__syncthreads"
     const char* file;
@@ -19,7 +18,7 @@ struct Site {
 
 struct Block;
 
-// One CUDA thread. The fields a kernel reads come first.
+// A CUDA thread. The fields that a kernel reads come first.
 struct Thread {
     uint3 thread_index, block_index;
     dim3 block_dim, grid_dim;
@@ -28,14 +27,14 @@ struct Thread {
     Block* block;
     int state;  // State in host/fibers.h
     Site site;
-    unsigned mask;      // of the warp collective it waits in
-    int barrier_value;  // result of the last barrier
-    unsigned cluster_arrivals, cluster_waits;  // at the cluster's barrier so far
+    unsigned mask;                             // of the warp collective that the thread waits in
+    int barrier_value;                         // result of the last barrier
+    unsigned cluster_arrivals, cluster_waits;  // counts at the cluster barrier
 };
 
 extern "C" Thread* emulator_current;  // the running thread
 
-// A `__shared__` declaration. Each block gets its own copy, made when a thread first reaches the declaration.
+// A `__shared__` declaration. Each CTA gets a copy, allocated when a thread first reaches the declaration.
 struct SharedSlot {
     size_t bytes, alignment;
     const char *name, *file;
@@ -46,23 +45,24 @@ extern "C" {
 void* emulator_shared(const SharedSlot* slot);
 void* emulator_dynamic_shared();
 [[noreturn]] void emulator_fail(const char* format, ...);
-// Waits for every live lane in `mask`, each with its record; the last runs complete(records by lane, lanes that met).
+// Waits for every live lane in `mask`, each with a record. The last lane runs complete(records by lane, lanes that
+// met).
 void emulator_meet(unsigned mask, void* record, void (*complete)(void* const*, unsigned), Site site);
-// Waits on barrier `id` until `expected` threads have come (0: all live threads). Returns the sum of `value`.
+// Waits at barrier `id` until `expected` threads have arrived (0: all live threads). Returns the sum of `value`.
 int emulator_barrier(int id, int expected, int value, bool wait, Site site);
 unsigned emulator_live_lanes();
-// Lets other threads (in a cooperative launch or a cluster also other blocks) run before this one goes on.
+// Yields to other threads, in a cooperative launch or a cluster also to other CTAs.
 void emulator_yield(Site site);
 void emulator_cluster_arrive(Site site);
 void emulator_cluster_wait(Site site);
-// Where what lies at `own` in this block's dynamic shared memory lies in that of block `rank` of the cluster.
-void* emulator_cluster_shared(void* own, unsigned rank);
+// Maps the address `local` in this CTA's dynamic shared memory to the same offset in CTA `rank` of the cluster.
+void* emulator_cluster_shared(void* local, unsigned rank);
 void emulator_async_copy(void* to, const void* from, unsigned bytes, unsigned valid);
 void emulator_async_commit();
 void emulator_async_wait(unsigned groups);
 }
 
-// A kernel's entry: its parameters are given by address.
+// The entry of a kernel. Parameters are passed by address.
 struct Entry {
     void (*call)(void* const* parameters);
     unsigned count;

@@ -1,4 +1,4 @@
-"""Running one small kernel."""
+"""A helper that runs one small kernel."""
 
 ROW_SUMS = """
 __device__ float warp_sum(float x) {
@@ -21,8 +21,10 @@ __global__ void __launch_bounds__(128) row_sums(const T* x, float* sums, int n) 
 
 
 def run(device, name, grid, threads, inputs, output, *scalars, **launch):
-    """Launch with the arrays of `inputs`, then `output` (its initial value), then scalars; returns
-    the output."""
+    """Launch a kernel with parameters (*inputs, output, *scalars). Returns the output array.
+
+    `output` is the initial value of the output.
+    """
     buffers = [device.upload_array(array) for array in (*inputs, output)]
     device.kernel("sample.cu", name).launch(grid, threads, (*buffers, *scalars), **launch)
     return device.download(buffers[-1], output.dtype, output.shape)

@@ -1,10 +1,10 @@
-// Tensor-core products and matrix loads with the hardware's layout of lanes and registers, and asynchronous copies.
-// The functions in cuda/common.cuh that wrap the PTX instructions call these.
+// Tensor-core mma and matrix loads with the hardware's layout of lanes and registers, and asynchronous copies. The
+// functions in cuda/lib/ that wrap the PTX instructions call these functions.
 #pragma once
 
 namespace emulator {
 
-// One lane's part of D += A B, A of 16 x K, B of K x 8: see the PTX manual's figures for mma.m16n8k8/k16/k32.
+// Computes one lane's part of D += A B, A[16, K], B[K, 8]: see the PTX manual's figures for mma.m16n8k8/k16/k32.
 template <typename D>
 struct MultiplyRecord {
     const uint32_t *a, *b;
@@ -39,7 +39,8 @@ struct E4m3 {
     }
 };
 
-// KREGS: registers of B, each covering four lanes' share of K. A: the type of A's elements, if another than B's.
+// KREGS: registers of B; each register, over four lanes, covers one part of K. A: the element type of A, if it differs
+// from that of B.
 template <typename T, int KREGS, typename A, typename D>
 void complete_multiply(MultiplyRecord<D>* const* records, unsigned lanes) {
     constexpr int E = T::PER_REGISTER, K = KREGS * 4 * E;
@@ -98,8 +99,8 @@ void load_matrix(uint32_t* out, const void* row, Site site) {
     meet<MatrixRecord, complete_load_matrix<COUNT, TRANSPOSED>>(~0u, record, site);
 }
 
-// cp.async: the copy happens in async_wait, so that a kernel that forgets to wait reads poison. Both ends are touched
-// here, so that a sanitizer reports a bad address at the copy's own line.
+// cp.async. async_wait performs the copy, so a kernel that does not wait reads poison. This function touches source and
+// destination, so a sanitizer reports a bad address at the line of the copy.
 inline void async_copy(void* to, const void* from, unsigned bytes, unsigned valid, Site site) {
     if (reinterpret_cast<uintptr_t>(to) % bytes || reinterpret_cast<uintptr_t>(from) % bytes)
         emulator_fail("cp.async at %s:%d: an address is no multiple of %u", site.file, site.line, bytes);

@@ -44,7 +44,7 @@ def test_parameters_by_value(make):
 
 
 def test_memory_may_be_freed_in_the_middle_of_a_command(make, monkeypatch):
-    """By the garbage collector, say: another command in between would mix up their answers."""
+    """The garbage collector may free memory during a command; answers must not be mixed up."""
     device = make(PARAMETERS)
     numbers = np.arange(4, dtype=np.float32)
     kept, dropped, used = device.upload_array(numbers), [device.alloc(64)], []
@@ -132,7 +132,7 @@ def test_a_kernel_may_have_the_name_of_a_library_function(make):
 
 
 def test_a_kernel_compiled_twice_has_memory_of_its_own_size(make):
-    """Memory shared in a template's function, whose size a macro decides: the smaller one first."""
+    """Shared memory in a template whose size depends on a macro; the smaller size comes first."""
     device = make("""
         template <class T> __device__ T* part_of(int i) {
             __shared__ T parts[THREADS];
@@ -199,7 +199,7 @@ def test_shared_declarations_are_understood(declaration, expected):
 
 
 def test_headers_are_precompiled(make, monkeypatch):
-    """Also where a macro has a name that is in them."""
+    """Headers are precompiled even if a macro of the kernel has a name that occurs in them."""
     run, warnings = build.subprocess.run, []
 
     def warning(command, **options):
@@ -207,7 +207,7 @@ def test_headers_are_precompiled(make, monkeypatch):
         warnings.append(done.stderr)
         return done
 
-    # Of this process, so that nobody has compiled it before.
+    # The process id makes the source unique, so the cache does not contain it.
     device = make(f'extern "C" __global__ void k(int* y) {{ *y = X + {os.getpid()}; }}')
     monkeypatch.setattr(build.subprocess, "run", warning)
     y = device.zeros(4)

@@ -99,8 +99,7 @@ def test_deadlock_says_who_waits_where(make):
         run(device, "k", 2, 64, [], np.zeros(1, np.int32))
     text = str(error.value)
     assert (
-        "deadlock in block (0,0,0)" in text
-        and "kernel k, grid (2, 1, 1), threads (64, 1, 1)" in text
+        "deadlock in CTA (0,0,0)" in text and "kernel k, grid (2, 1, 1), threads (64, 1, 1)" in text
     )
     assert "threads 0-15 wait in __syncwarp at " in text and "sample.cu:5" in text
     assert "threads 16-63 wait in __syncthreads at " in text and "sample.cu:7" in text
@@ -254,15 +253,15 @@ def test_waiting_for_another_block_needs_a_cooperative_launch(make):
 CLUSTER = """
 #include "lib/cluster.cuh"
 extern "C" __global__ void k(float* y) {
-    SHARED_DYNAMIC(float, mine);
+    SHARED_DYNAMIC(float, data);
     const int rank = cluster_rank<2>();
     BEFORE
     cluster_wait<2>();
-    RemoteFloats<2>(mine + 2 * threadIdx.x, rank ^ 1).put(0, make_float2(blockIdx.x, threadIdx.x));
+    RemoteFloats<2>(data + 2 * threadIdx.x, rank ^ 1).put(0, make_float2(blockIdx.x, threadIdx.x));
     cluster_arrive<2>();
     cluster_wait<2>();
-    y[(blockIdx.x * 64 + threadIdx.x) * 2] = mine[2 * threadIdx.x];
-    y[(blockIdx.x * 64 + threadIdx.x) * 2 + 1] = mine[2 * threadIdx.x + 1];
+    y[(blockIdx.x * 64 + threadIdx.x) * 2] = data[2 * threadIdx.x];
+    y[(blockIdx.x * 64 + threadIdx.x) * 2 + 1] = data[2 * threadIdx.x + 1];
 }
 """
 
@@ -282,7 +281,7 @@ def test_blocks_of_a_cluster_share_their_memory(make):
     [
         ("", "cluster_wait at .*the thread has not arrived"),
         ("cluster_arrive<2>(); cluster_arrive<2>();", "has not waited since it arrived"),
-        ("if (rank) cluster_arrive<2>(); else return;", "block 0 of the cluster has ended"),
+        ("if (rank) cluster_arrive<2>(); else return;", "CTA 0 of the cluster has ended"),
     ],
 )
 def test_a_clusters_barrier_is_used_as_it_must_be(make, before, error):
@@ -309,7 +308,7 @@ def test_endless_loops_end(make):
     )
     with pytest.raises(
         EmulatorError,
-        match=r"kernel k.*does not end .*block \(0,0,0\) thread \(\d+,0,0\).*sample\.cu:4",
+        match=r"kernel k.*does not end .*CTA \(0,0,0\) thread \(\d+,0,0\).*sample\.cu:4",
     ):
         run(device, "k", 1, 32, [], np.zeros(1, np.int32))
 
@@ -317,7 +316,7 @@ def test_endless_loops_end(make):
 def test_a_crash_names_the_kernel(make):
     device = make('extern "C" __global__ void k(int* y) { *(volatile int*)(8) = 1; }')
     with pytest.raises(
-        EmulatorError, match=r"kernel k.*block \(1,0,0\)|kernel k: Segmentation fault"
+        EmulatorError, match=r"kernel k.*CTA \(1,0,0\)|kernel k: Segmentation fault"
     ):
         run(device, "k", 2, 32, [], np.zeros(1, np.int32))
 

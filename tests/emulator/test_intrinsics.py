@@ -1,4 +1,4 @@
-"""Tensor cores, matrix loads, integer, half and float functions against numpy."""
+"""Tensor cores, matrix loads, and integer, f16 and float functions against numpy."""
 
 import ml_dtypes
 import numpy as np

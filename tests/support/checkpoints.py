@@ -1,8 +1,8 @@
-"""Small checkpoints as the Hugging Face hub has them, one for each thing that architectures differ
-in: random weights from a seed, a configuration, and a tokenizer that is trained on the spot.
+"""Small checkpoints in the layout of the Hugging Face hub, one for each difference between
+architectures: random weights from a seed, a configuration, and a tokenizer trained at test time.
 
-Only what is expected of them is stored: the logits of transformers, and what llama.cpp's converter
-makes of them (tests/golden/make_checkpoints.py).
+Only the expected results are stored: the logits of transformers, and the output of llama.cpp's
+converter (tests/golden/make_checkpoints.py).
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ GEMMA3 = {
 
 @dataclass(frozen=True)
 class Kind:
-    """One checkpoint: its class, what its config.json has beyond BASE, and how it is stored."""
+    """A checkpoint: its class, its settings of config.json beyond BASE, and its file format."""
 
     architecture: str  # of the GGUF file
     classes: str
     model_type: str
     config: Mapping[str, Any] = field(default_factory=dict)
-    # or "spm", "bare spm" without a blank before text, "pieces": the first's as a tokenizer.json
+    # or "spm", "bare spm" (no space before text), "pieces" ("spm" as a tokenizer.json)
     tokenizer: str = "bpe"
     pre: str = "llama-bpe"
     dtype: str = "bfloat16"
@@ -118,7 +118,7 @@ KINDS = {
 
 
 def write(folder: Path, name: str, *, tokenizer: bool = True, **changes: Any) -> Path:
-    """Write the checkpoint `name`; changes replace settings, or remove them (None)."""
+    """Write the checkpoint `name`. `changes` replace settings, or remove them (None)."""
     kind = KINDS[name]
     folder.mkdir(parents=True, exist_ok=True)
     config = {**config_of(kind), **changes}
@@ -156,7 +156,7 @@ def to_gguf(folder: Path, out: Path, type: str = "f32", keep: bool = False, **op
 
 
 def weights_of(name: str) -> dict[str, np.ndarray]:
-    """Weights by transformers' names, in float32 but of no more digits than bfloat16 has."""
+    """{name in transformers: weights}, in float32 with values that are exact in bfloat16."""
     kind = KINDS[name]
     rng = np.random.default_rng(crc32(name.encode()))
     return {key: _random(rng, key, shape, kind) for key, shape in shapes_of(kind).items()}
@@ -176,7 +176,7 @@ def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...], kind: K
 
 
 def shapes_of(kind: Kind) -> dict[str, tuple[int, ...]]:
-    """Shapes by transformers' names."""
+    """{name in transformers: shape}."""
     config = config_of(kind)
     width, ffn, n_head = (
         config[key] for key in ("hidden_size", "intermediate_size", "num_attention_heads")
@@ -223,7 +223,7 @@ def write_weights(
 
 
 def stored(array: np.ndarray, dtype: str) -> np.ndarray:
-    """An array in a type that numpy may not have; 8-bit floats are given as their bits."""
+    """An array in a type that numpy may lack. 8-bit floats are passed as bytes."""
     import ml_dtypes
 
     types = {name: getattr(ml_dtypes, name) for name in ("bfloat16", "float8_e4m3fn")}
@@ -236,7 +236,7 @@ def stored(array: np.ndarray, dtype: str) -> np.ndarray:
 
 SPECIALS = ("<s>", "</s>", "<|im_end|>")
 ADDED = "<tool>"  # user-defined
-END = "<|endoftext|>"  # llama.cpp takes it for granted in a Phi-3
+END = "<|endoftext|>"  # llama.cpp requires it in a Phi-3
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}<|im_end|>{% endfor %}"
 
 
@@ -267,7 +267,7 @@ def write_tokenizer(folder: Path, kind: str, pre: str) -> None:
 
 @cache
 def spm(prefix: bool = True) -> bytes:
-    """A sentencepiece model, trained on what of TEXTS is ASCII: the rest is spelled in bytes."""
+    """A sentencepiece model, trained on the ASCII part of TEXTS; other text becomes byte tokens."""
     from sentencepiece import SentencePieceTrainer
 
     model = io.BytesIO()
@@ -319,7 +319,7 @@ def bpe(pre: str) -> bytes:
 
 @cache
 def pieces() -> bytes:
-    """The sentencepiece model as transformers writes it without one: merges instead of scores."""
+    """The sentencepiece model as a tokenizer.json of transformers: merges instead of scores."""
     from sentencepiece import SentencePieceProcessor
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
@@ -329,9 +329,9 @@ def pieces() -> bytes:
     ranks = {text: id for text, id in ranks.items() if not library.is_byte(id)}
     merges = []
     for text, id in sorted(ranks.items(), key=lambda item: item[1]):
-        halves = [(text[:n], text[n:]) for n in range(1, len(text))]
-        halves = [(a, b) for a, b in halves if a in ranks and b in ranks]
-        merges += sorted(halves, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+        splits = [(text[:n], text[n:]) for n in range(1, len(text))]
+        splits = [(a, b) for a, b in splits if a in ranks and b in ranks]
+        merges += sorted(splits, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
         assert id >= 0
     vocab = {text: id for id, text in enumerate(texts)}
     model = models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)

@@ -1,6 +1,6 @@
-"""A device that only counts memory: kernels do nothing, and whatever is read is zero.
+"""A device that only counts memory: kernels do nothing, and downloads return zeros.
 
-It shows what a backend allocates and in which order, for models of any size, without a GPU.
+It records what a backend allocates, in order, for models of any size, without a GPU.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ggpy.device import Buffer, OutOfMemory, Ptr
 
 
 class Nothing:
-    """A kernel, stream, event or graph that does nothing, whatever it is told."""
+    """A kernel, stream, event or graph whose methods do nothing."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_, **__: self
 
 
 class CountingDevice:
-    """See ggpy.device.base.Device; `total` bytes of memory."""
+    """A device with `total` bytes of memory; see ggpy.device.base.Device."""
 
     arch, sm_count, shared_bytes = "sm_80", 4, 227 << 10
 
@@ -36,7 +36,7 @@ class CountingDevice:
     def __init__(self, total: int = 1 << 40) -> None:
         self.total = total
         self.used_bytes = self.most_bytes = 0
-        self.allocated: Counter[str] = Counter()  # bytes by name, freed ones too
+        self.allocated: Counter[str] = Counter()  # name -> bytes, including freed memory
         self._addresses = count(1 << 50, 1 << 42)
         self.stream = Nothing()
 
@@ -92,7 +92,7 @@ class CountingDevice:
 
 
 class LaunchesOnHopper(CountingDevice):
-    """Says which kernels were launched, and whether before the one before had ended."""
+    """A Hopper device that records the launched kernels and whether each used PDL."""
 
     arch, sm_count = "sm_90a", 132
 
@@ -109,5 +109,5 @@ class LaunchesOnHopper(CountingDevice):
         return [self.kernel(source, name) for name in names]
 
     def times(self, kernel: str) -> int:
-        """How often it was launched."""
+        """The number of launches of a kernel."""
         return sum(name == kernel for name, _ in self.launched)

@@ -1,7 +1,7 @@
-"""Devices for kernel tests: the GPU where there is one, and the emulator on the CPU, with and
+"""Devices for kernel tests: the GPU if there is one, and the emulator on the CPU, with and
 without sanitizers.
 
-A test takes `kind` from KINDS and opens it; what cannot be had here is skipped with its reason.
+A test opens a `kind` of KINDS. Kinds that this machine lacks are skipped with a reason.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KINDS = ("emulator", "sanitizer", "cuda")
 
 
 def open_device(kind: str, cuda: Path | None = None) -> Any:
-    """The device; skips the test when this machine has none of the kind. Close an Emulated one."""
+    """Open a device, or skip the test if there is none. The caller closes an Emulated device."""
     if kind == "cuda":
         found = probe()
         if isinstance(found, NoGpu):

@@ -34,7 +34,7 @@ TOP = 2**64 - 1
 DATA = bytes(1024)
 
 BAD: dict[str, tuple[bytes, str]] = {
-    # What is no GGUF file at all.
+    # Files that are not GGUF files.
     "one byte": (b"G", "magic: needs 4 bytes, 1 are left"),
     "other magic": (b"GGUM" + header(0, 0)[4:], "magic: is b'GGUM'"),
     "zeros": (bytes(64), "this is no GGUF file"),
@@ -145,7 +145,7 @@ BAD: dict[str, tuple[bytes, str]] = {
         gguf([key("general.alignment", U32, u32(2**31))], [tensor()], DATA),
         "tensor 't': ends at byte 2147483680, the file has",
     ),
-    # Tensors: what describes them.
+    # Tensors: their descriptions.
     "no name": (gguf([], [tensor("")], DATA), "name of tensor 0: is empty"),
     "name of 64": (gguf([], [tensor("a" * 64)], DATA), "is 64 bytes long, 63 are allowed"),
     "name of 32 times 2": (gguf([], [tensor("é" * 32)], DATA), "is 64 bytes long"),
@@ -206,7 +206,7 @@ BAD: dict[str, tuple[bytes, str]] = {
         header(1, 0) + tensor("a name of some length")[:-12],
         "type: needs 4 bytes, 0 are left",
     ),
-    # Tensors: where their data is.
+    # Tensors: the offsets of their data.
     "offset 16": (gguf([], [tensor(offset=16)], DATA), "offset 16 is no multiple of the alignment"),
     "offset 32 of 64": (
         gguf([key("general.alignment", U32, u32(64))], [tensor(offset=32)], DATA, 64),

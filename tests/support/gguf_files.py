@@ -1,6 +1,6 @@
-"""GGUF files written by hand, byte by byte, so that a test can write one that no writer would.
+"""GGUF files written byte by byte, so that a test can write files that no writer would.
 
-`gguf` puts the pieces together; each piece is bytes, and any of them may be wrong on purpose.
+`gguf` joins the pieces; each piece is bytes, and tests make pieces wrong on purpose.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def u64(value: int) -> bytes:
 
 
 def text(value: str | bytes, length: int | None = None) -> bytes:
-    """A GGUF string; `length` is what it claims."""
+    """A GGUF string; `length` is the stored length, which may be wrong."""
     raw = value.encode() if isinstance(value, str) else value
     return u64(len(raw) if length is None else length) + raw
 
@@ -32,7 +32,7 @@ def key(name: str | bytes, type_id: int, value: bytes) -> bytes:
 
 
 def array(name: str, type_id: int, count: int, values: bytes) -> bytes:
-    """A metadata entry that holds an array, which claims `count` elements."""
+    """A metadata entry with an array; `count` is the stored number of elements."""
     return key(name, ARR, u32(type_id) + u64(count) + values)
 
 
@@ -43,7 +43,7 @@ def tensor(
     offset: int = 0,
     n_dims: int | None = None,
 ) -> bytes:
-    """A tensor's description, dims in ggml's order; `n_dims` is what it claims."""
+    """A tensor description, dims in the order of ggml; `n_dims` is the stored number of them."""
     count = u32(len(dims) if n_dims is None else n_dims)
     return text(name) + count + b"".join(map(u64, dims)) + u32(type_id) + u64(offset)
 

@@ -1,4 +1,4 @@
-"""llama.cpp as an oracle, through the wheel xllamacpp: greedy tokens, log probabilities.
+"""llama.cpp as an oracle, by way of the wheel xllamacpp: greedy tokens, log probabilities.
 
 Weights in float32 files are multiplied in float32 there; those in blocks with activations rounded
 to 8 bits.
@@ -17,7 +17,7 @@ import xllamacpp
 
 @dataclass(frozen=True)
 class Continuation:
-    """Generated ids with their text, and the log probabilities of the best ids at each place.
+    """Generated ids with their text, and the log probabilities of the best ids of each step.
 
     logprobs has fewer entries where a character is made of several tokens.
     """
@@ -28,7 +28,7 @@ class Continuation:
 
 
 class Oracle:
-    """One loaded model; keys and values are kept in float32 unless f32_cache is off."""
+    """A loaded model. Its KV cache is float32 unless f32_cache is False."""
 
     def __init__(self, path: Path, n_ctx: int = 256, f32_cache: bool = True) -> None:
         params = xllamacpp.CommonParams()
@@ -44,7 +44,7 @@ class Oracle:
         self._server = xllamacpp.Server(params)
 
     def greedy(self, ids: list[int], n: int, n_probs: int = 2) -> Continuation:
-        """Up to n tokens after ids; an end token is the last of them."""
+        """Up to n tokens after ids. Generation stops after an end token."""
         request = {"prompt": ids, "n_predict": n, "temperature": 0.0, "n_probs": n_probs}
         request |= {"top_k": 1, "cache_prompt": False, "return_tokens": True}
         answer = self._post("/completion", request)
@@ -56,7 +56,7 @@ class Oracle:
         )
 
     def tokenize(self, text: str) -> list[int]:
-        """Ids of a text, special tokens parsed, with the model's beginning token."""
+        """The ids of a text, with special tokens parsed and the model's BOS token in front."""
         request = {"content": text, "add_special": True, "parse_special": True}
         return self._post("/tokenize", request)["tokens"]
 

@@ -1,7 +1,7 @@
-"""The architectures once more, in float64, without a cache, head by head.
+"""A second implementation of the architectures: in float64, without a cache, head by head.
 
-Written from the formulas and read with the gguf package, so that it shares nothing with ggpy.
-Rotation, masks and scaling are spelled out per position; sizes must be tiny.
+Written from the formulas and read with the gguf package, so it has no code in common with ggpy.
+It computes RoPE, masks and scaling position by position, so sizes must be tiny.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-NEOX = {"qwen2", "qwen3", "gemma2", "gemma3", "phi3"}  # the others pair neighbours
+NEOX = {"qwen2", "qwen3", "gemma2", "gemma3", "phi3"}  # RoPE of the others pairs neighbours
 
 
 class Plain:
-    """One file, with its tensors in float64."""
+    """A model file with its tensors in float64."""
 
     def __init__(self, path: Path, n_ctx: int) -> None:
         reader = gguf.GGUFReader(path)
@@ -80,8 +80,8 @@ class Plain:
             for p in range(n):
                 first = 0 if not self.window(i) else max(0, p - self.window(i) + 1)
                 seen = range(first, p + 1)
-                mine = self.rotate(i, q[p, h], p)
-                s = np.array([mine @ self.rotate(i, k[j, g], j) for j in seen]) * self.scale()
+                query = self.rotate(i, q[p, h], p)
+                s = np.array([query @ self.rotate(i, k[j, g], j) for j in seen]) * self.scale()
                 s = cap(s, self.attention_cap())
                 a = np.exp(s - s.max())
                 out[p, h] = (a / a.sum()) @ v[first : p + 1, g]

@@ -1,6 +1,6 @@
-"""Checkpoints that are quantised already, packed by plain loops over the formats' descriptions.
+"""Quantised checkpoints, packed by plain loops that follow the descriptions of the formats.
 
-The arrays equal those that AutoGPTQ 0.7.1, AutoAWQ 0.2.9 and compressed-tensors 0.20 pack of the
+The arrays equal those that AutoGPTQ 0.7.1, AutoAWQ 0.2.9 and compressed-tensors 0.20 pack from the
 same codes.
 """
 
@@ -33,7 +33,7 @@ class Group(NamedTuple):
 
     @property
     def rounded(self) -> np.ndarray:
-        """The weights with zero * scale as a half, as a block has it; of zeros of 8 it is exact."""
+        """The weights with zero * scale rounded to f16, as in a block; exact for zeros of 8."""
         scales = self.scales.astype(np.float32)
         minimums = (self.zeros * scales).astype(np.float16).astype(np.float32)
         found = self.codes * scales[:, self.groups] - minimums[:, self.groups]
@@ -41,7 +41,7 @@ class Group(NamedTuple):
 
 
 def grouped(w: np.ndarray, size: int, symmetric: bool) -> Group:
-    """Weights rounded to the nearest of 16 codes of each group."""
+    """Rounds weights to the nearest of the 16 codes of their group."""
     n, k = w.shape
     size = k if size == -1 else size
     parts = w.reshape(n, k // size, size)
@@ -111,8 +111,9 @@ Make = Callable[[str, np.ndarray], tuple[dict[str, np.ndarray], np.ndarray]]
 
 
 def save(folder: Path, name: str, make: Make, quantization: Any, **changes: Any) -> dict[str, Any]:
-    """Write the checkpoint `name` with its projections through make(stem, w), which returns what is
-    stored and the weights that this stands for; returns all weights.
+    """Write the checkpoint `name`. Returns all weights.
+
+    make(stem, w) returns the stored tensors of a projection, and the weights they represent.
     """
     from safetensors.numpy import save_file
 

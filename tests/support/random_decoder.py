@@ -1,19 +1,83 @@
-"""A small decoder of random weights, on any ops."""
+"""A small decoder with random weights on any ops. Its layers can differ in every property."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from cases import random_rows
 
-from ggpy.arch.config import Dimensions
-from ggpy.arch.decoder import Decoder, Plan
-from ggpy.backends.interface import Rope, Step
+from ggpy.arch.architecture import (
+    LAYER,
+    LAYER_NORM_BIAS,
+    NORM_BIAS,
+    POST_NORM,
+    Architecture,
+    LayerSettings,
+    ModelSettings,
+)
+from ggpy.arch.config import Dimensions, LayerSizes
+from ggpy.arch.decoder import Decoder
+from ggpy.arch.layers.attention import OUTPUT_BIAS, QK_NORM, QKV_BIAS, SINKS, AttentionSettings
+from ggpy.arch.layers.dense import DenseSettings
+from ggpy.backends.interface import PAGE_SIZE, Activation, Role, Rope, Step
 from ggpy.formats import by_name
 from ggpy.gguf import Tensor
 
 LAYERS, D, H, G, E, F, V = 3, 256, 4, 2, 64, 384, 320
+SIZES = LayerSizes(H, G, E, E, F)
+EPS = 1e-5
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The properties of a layer."""
+
+    sizes: LayerSizes = SIZES
+    window: int = 0
+    has_rope: bool = True
+    soft_cap: float = 0.0
+
+
+@dataclass(frozen=True)
+class Variation:
+    """The properties of a decoder; `tensors` are optional tensors that each layer has."""
+
+    layers: tuple[Shape, ...] = (Shape(),) * LAYERS
+    tensors: tuple[tuple[str, str], ...] = ()
+    layer_norm: bool = False
+    activation: Activation = "silu"
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    soft_cap: float = 0.0
+
+
+USUAL = Variation()
+# Layers with different heads, widths and windows, with values of another size than keys, and one
+# without RoPE. The first and the last layer are in one cache group.
+DIFFERING = Variation(
+    layers=(
+        Shape(LayerSizes(4, 2, 64, 32, 384), window=40),
+        Shape(LayerSizes(8, 1, 32, 64, 128), has_rope=False),
+        Shape(LayerSizes(2, 2, 96, 64, 256), window=70, soft_cap=3.0),
+        Shape(LayerSizes(4, 2, 64, 32, 256), window=40),
+    )
+)
+# All optional parts of a layer, with layer norms.
+EVERYTHING = Variation(
+    layers=DIFFERING.layers,
+    tensors=tuple(
+        {**QKV_BIAS, **OUTPUT_BIAS, **QK_NORM, **SINKS, **POST_NORM, **LAYER_NORM_BIAS}.items()
+    ),
+    layer_norm=True,
+    activation="gelu_tanh",
+    embedding_scale=3.0,
+    residual_scale=0.4,
+    logit_scale=0.25,
+    soft_cap=8.0,
+)
 
 
 def random_decoder(
@@ -22,51 +86,68 @@ def random_decoder(
     style: Literal["norm", "neox"] = "norm",
     norms: bool = False,
     post_norms: bool = False,
+    variation: Variation = USUAL,
 ) -> Decoder:
-    """A decoder of random weights, in Q8_0 or what `types` has for the last part of a name; I8 is
-    multiplied with integers. norms: of q and k heads. post_norms: of what is added to x.
+    """A decoder with random weights.
+
+    Weights are Q8_0, or the type that `types` gives for the last part of a tensor name; I8 selects
+    integer GEMMs. norms: norms of q and k heads. post_norms: norms of the values added to x.
     """
+    extra = dict(variation.tensors)
+    extra |= (QK_NORM if norms else {}) | (POST_NORM if post_norms else {})
+    outside = NORM_BIAS if variation.layer_norm else {}
+    sizes = Dimensions(
+        D, V, 32, 1024, EPS, tuple(x.sizes for x in variation.layers), variation.layer_norm
+    )
+    settings = _settings(variation, style)
+    architecture = Architecture(
+        "random", lambda context: settings, layer={**LAYER, **extra}, optional=outside
+    )
+    needed, allowed = architecture.tensors(sizes)
     rng = np.random.default_rng(1)
-
-    def matrix(name: str, rows: int, columns: int) -> Tensor:
+    weights = {}
+    for name, (axes, shape) in {**needed, **allowed}.items():
         format = by_name((types or {}).get(name.split(".")[-2], "Q8_0"))
-        blocks = random_rows(format, rows, columns, rng, rms=0.05)
-        return Tensor(name, (rows, columns), format, blocks)
-
-    def vector(name: str, n: int = D, size: float = 1.0) -> Tensor:
-        values = (size * rng.uniform(0.5, 1.5, n)).astype(np.float32)
-        return Tensor(name, (n,), by_name("F32"), values.view(np.uint8))
-
-    def loaded(t: Tensor) -> Any:
-        if t.format.name != "I8":
-            return ops.weight(t)
-        scale = vector(t.name.replace("weight", "scale"), t.shape[0], 1e-3)
-        return ops.weight(t, scale=scale, activations="int8")
-
-    tensors = [matrix("token_embd.weight", V, D), vector("output_norm.weight")]
-    for i in range(LAYERS):
-        at = f"blk.{i}."
-        tensors += [vector(at + "attn_norm.weight"), vector(at + "ffn_norm.weight")]
-        tensors += [matrix(at + "attn_q.weight", H * E, D), matrix(at + "attn_k.weight", G * E, D)]
-        tensors += [matrix(at + "attn_v.weight", G * E, D)]
-        tensors += [matrix(at + "attn_output.weight", D, H * E), matrix(at + "ffn_up.weight", F, D)]
-        tensors += [matrix(at + "ffn_gate.weight", F, D), matrix(at + "ffn_down.weight", D, F)]
-        if norms:
-            tensors += [vector(f"{at}attn_{part}_norm.weight", E) for part in "qk"]
-        if post_norms:
-            tensors += [vector(f"{at}post_{part}_norm.weight") for part in ("attention", "ffw")]
-    weights = {t.name: loaded(t) for t in tensors}
+        tensor = (
+            _vector(name, *shape, rng) if len(shape) == 1 else _matrix(name, shape, format, rng)
+        )
+        weights[name] = _loaded(ops, tensor, Role(axes), rng)
     ops.weights_ready()
-    rope = Rope(style, 100.0 ** (-np.arange(0, E, 2) / E))
-    plan = Plan([rope] * LAYERS, [0] * LAYERS, E**-0.5, "silu")
-    sizes = Dimensions(LAYERS, D, H, G, E, F, V, E, 1024, 1e-5)
-    decoder = Decoder(sizes, plan, ops, weights)
-    ops.allocate_cache(decoder.cache_shape(32))
+    decoder = Decoder(sizes, settings, ops, weights, n_batch=512)
+    ops.allocate_cache(decoder.cache_shape(32, PAGE_SIZE, PAGE_SIZE))
     return decoder
 
 
-def alone(n: int, position: int = 0) -> Step:
-    """A token of each of n sequences, which have a page each."""
+def _settings(v: Variation, style: Literal["norm", "neox"]) -> ModelSettings:
+    layers = []
+    for x in v.layers:
+        size = x.sizes.key_size
+        rope = Rope(style, 100.0 ** (-np.arange(0, size, 2) / size)) if x.has_rope else None
+        mixer = AttentionSettings(size**-0.5, rope, x.window, x.soft_cap, v.residual_scale)
+        layers.append(LayerSettings(mixer, DenseSettings(v.activation, v.residual_scale)))
+    return ModelSettings(layers, v.embedding_scale, v.soft_cap, v.logit_scale)
+
+
+def _matrix(name: str, shape: tuple[int, ...], format: Any, rng: np.random.Generator) -> Tensor:
+    return Tensor(name, shape, format, random_rows(format, *shape, rng, rms=0.05))
+
+
+def _vector(name: str, n: int, rng: np.random.Generator, size: float = 1.0) -> Tensor:
+    middle = 0.0 if name.endswith("bias") else 1.0
+    values = (size * (middle + rng.uniform(-0.5, 0.5, n))).astype(np.float32)
+    return Tensor(name, (n,), by_name("F32"), values.view(np.uint8))
+
+
+def _loaded(ops: Any, t: Tensor, role: Role, rng: np.random.Generator) -> Any:
+    if t.format.name != "I8":
+        return ops.weight(t, role)
+    scale = _vector(t.name.replace("weight", "scale"), t.shape[0], rng, 1e-3)
+    return ops.weight(t, role, scale=scale, activations="int8")
+
+
+def decode_step(n: int, position: int = 0, n_groups: int = 1) -> Step:
+    """A decode step of n sequences with one page each."""
     every = np.arange(n, dtype=np.int32)
     ids = (every * 7 + position * 3) % V
-    return Step(ids, np.full(n, position, np.int32), every, every[:, None].copy(), every)
+    tables = (every[:, None].copy(),) * n_groups
+    return Step(ids, np.full(n, position, np.int32), every, tables, every)

@@ -1,6 +1,6 @@
 """A device whose kernels do nothing but take a known time, without a GPU.
 
-What measures on it must find exactly the times that the test has chosen.
+A measurement on this device must find exactly the times that the test chose.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from counting_device import CountingDevice
 
 from ggpy.device.cubin import Resources
 
-COPY, START = 2.0, 5.0  # microseconds of a copy, and of a graph before its first operation
+COPY, START = 2.0, 5.0  # microseconds of a copy, and of the start of a graph
 
 
 class TimedDevice(CountingDevice):
@@ -29,7 +29,7 @@ class TimedDevice(CountingDevice):
         self._graph: TimedGraph | None = None
 
     def spend(self, us: float) -> None:
-        """Time passes, or will when the graph is launched."""
+        """Advance the clock by `us`, or during capture when the graph is launched."""
         if self._graph is not None:
             self._graph.us += us
         else:

@@ -1,5 +1,5 @@
-"""Launches cuda/attention/paged_attention.cu: attention over pages, and plans which rows a block takes and how a
-context is split.
+"""Launches cuda/attention/paged_attention.cu (attention over the paged KV cache) and plans its
+tiles: which (token, head) rows a CTA takes, and into how many splits a context is cut.
 """
 
 from __future__ import annotations
@@ -17,34 +17,36 @@ from numpy.typing import NDArray
 from ...device.base import Device, Kernel
 from ..address import Address, address
 from ..layout.pack import PLAIN, UNIT
-from .rope_kv import Batch, Heads, RopeParameters, Rotation, parameters
+from ..struct_asserts import struct_asserts
+from .rope_kv import AttentionMetadata, Heads, RopeArgs, Rotation, rope_args
 
 ROWS = 16  # (token, head) pairs of a tile
-MAX_SPLIT = 16
-STATIC_SHARED = 4 << 10  # bytes of a CTA that kernels declare themselves, beside queries
-POSITIONS_PER_SPLIT = 128  # at least
-TOKEN_HEADS = 8  # of a key/value head, up to which a token alone has a kernel of its own
-MUCH_SHARED = 200 << 10  # bytes of a block, of Hopper and the GPUs of data centres behind it
-TOKEN_STRIP = 16  # positions a warp of it takes at a time
-SHARES_FROM = 2  # tokens: their keys and values pass through shared memory;
-IN_REGISTERS = 128  # elements of a head, up to which one token's do not
-TOKEN_WARPS = {8: 1.0, 4: inf, 2: inf}  # of its block: up to so many tiles a multiprocessor
-WARPS_AT_ONCE = 16  # that a multiprocessor runs for many of them
-FEW_TILES = 0.25  # a multiprocessor: up to so many, parts follow from the position alone
+MAX_SPLIT = 16  # splits of one context
+STATIC_SHARED = 4 << 10  # bytes of static shared memory of a CTA, besides the queries
+POSITIONS_PER_SPLIT = 128  # minimum
+DECODE_HEADS = 8  # query heads per KV head up to which decode_attention can run
+MUCH_SHARED = 200 << 10  # bytes per CTA: Hopper and the data-centre GPUs after it have as much
+DECODE_STRIP = 16  # positions that a warp of decode_attention takes at a time
+SHARED_FROM_TOKENS = 2  # tokens from which on K and V pass through shared memory
+IN_REGISTERS = 128  # elements of a head up to which a single token keeps K and V in registers
+DECODE_WARPS = {8: 1.0, 4: inf, 2: inf}  # warps of a CTA: maximum tiles per SM
+WARPS_AT_ONCE = 16  # warps per SM that run at the same time in a large decode batch
+FEW_TILES_PER_SM = 0.25  # up to here, n_split depends on the position alone
 
 
 class Strips(NamedTuple):
-    """Where a warp that attends for one token has keys and values (cuda/attention/decode_attention.cuh): in
-    shared memory, or in registers; odd: there are strips that come second, by shared memory.
+    """Where decode_attention keeps the K and V operands of a warp
+    (cuda/attention/decode_attention.cuh): in shared memory, or in registers. odd: the warps take
+    remainder strips second, through shared memory.
     """
 
-    shares: bool
+    in_shared_memory: bool
     odd: bool
 
 
-class AttendParameters(ctypes.Structure):
+class AttentionArgs(ctypes.Structure):
     _fields_ = (
-        ("rope", RopeParameters),
+        ("rope", RopeArgs),
         ("tiles", ctypes.c_uint64),
         ("sinks", ctypes.c_uint64),
         ("out", ctypes.c_uint64),
@@ -61,13 +63,16 @@ class AttendParameters(ctypes.Structure):
     )
 
 
+ASSERTS = struct_asserts(AttentionArgs)
+
+
 def heads_per_tile(heads: Heads) -> int:
-    """Query heads that share a tile: of one key/value head, all if they are few."""
+    """Query heads per tile: all that share a KV head, at most ROWS."""
     return min(ROWS, heads.n_head // heads.n_head_kv)
 
 
 def spans_of(sequences: NDArray[np.int32]) -> list[tuple[int, int]]:
-    """The first token of each sequence of a step, and the one behind its last."""
+    """(first token, last token + 1) of each sequence of a step."""
     borders = [0, *(np.flatnonzero(np.diff(sequences)) + 1).tolist(), len(sequences)]
     return list(pairwise(borders))
 
@@ -77,22 +82,26 @@ def plan_tiles(
     sequences: NDArray[np.int32],
     heads: Heads,
     below: int | None = None,
-    places: int | None = None,
-    most_split: int | None = None,
+    resident_splits: int | None = None,
+    max_split_tokens: int | None = None,
 ) -> NDArray[np.int32]:
-    """tiles[n, 4]: first token, tokens, splits, workspace (cuda/attention/attention.cuh AttendTile).
+    """Returns tiles[n, 4] of int32: first token, tokens, splits, workspace slot (AttentionTile of
+    cuda/attention/attention.cuh).
 
-    Tokens of one sequence share a tile as far as 16 rows allow. Only a token that is alone with its
-    sequence in the step is split, into a number of parts that depends on nothing but its position,
-    or, where all tokens are alone, on its share of `places`: parts that run at the same time.
-    Sequences with `below` tokens in the step or more are left out. most_split: tokens that there is
-    room to split; those behind them have one part.
+    Tokens of one sequence share a tile of up to ROWS rows. Only a decode token (the only token of
+    its sequence in the step) is split. Its number of splits depends on its position alone, or, if
+    the step has only decode tokens and `resident_splits` is not None, on its context's fraction of
+    `resident_splits`, the number of splits that run at the same time. Sequences with at least
+    `below` tokens in the step get no tiles. max_split_tokens: number of tokens for which the
+    workspace has slots; later tokens get one split.
     """
     n = len(sequences)
     if n == 1 or (sequences[1:] != sequences[:-1]).all():
-        return _tiles_of_one(np.arange(n, dtype=np.int32), positions, places, most_split)
+        return _tiles_of_one(
+            np.arange(n, dtype=np.int32), positions, resident_splits, max_split_tokens
+        )
     spans = [span for span in spans_of(sequences) if below is None or span[1] - span[0] < below]
-    alone = np.array([start for start, stop in spans if stop - start == 1], np.int32)
+    single = np.array([start for start, stop in spans if stop - start == 1], np.int32)
     per_tile = max(1, ROWS // (heads.n_head // heads.n_head_kv))
     shared = [
         (first, min(per_tile, stop - first), 1, -1)
@@ -102,7 +111,7 @@ def plan_tiles(
     ]
     tiles = np.concatenate(
         [
-            _tiles_of_one(alone, positions[alone], None, most_split),
+            _tiles_of_one(single, positions[single], None, max_split_tokens),
             np.array(shared, np.int32).reshape(-1, 4),
         ]
     )
@@ -112,20 +121,20 @@ def plan_tiles(
 def _tiles_of_one(
     tokens: NDArray[np.int32],
     positions: NDArray[np.int32],
-    places: int | None,
-    most_split: int | None,
+    resident_splits: int | None,
+    max_split_tokens: int | None,
 ) -> NDArray[np.int32]:
-    """The tiles of tokens that are alone with their sequences, at these positions."""
+    """The tiles of decode tokens at these positions; arguments as in plan_tiles."""
     tiles = np.empty((len(tokens), 4), np.int32)
     n_split = tiles[:, 2]
     np.floor_divide(positions, POSITIONS_PER_SPLIT, out=n_split)
     n_split += 1
-    if places is not None:  # as much of them as the context has of all; nobody has fewer than one
-        np.minimum(n_split, np.maximum(1, n_split * places // n_split.sum()), out=n_split)
+    if resident_splits is not None:  # in proportion to the context length, at least one each
+        np.minimum(n_split, np.maximum(1, n_split * resident_splits // n_split.sum()), out=n_split)
     np.minimum(n_split, MAX_SPLIT, out=n_split)
     split = n_split > 1
-    if most_split is not None:
-        split &= np.cumsum(split) <= most_split
+    if max_split_tokens is not None:
+        split &= np.cumsum(split) <= max_split_tokens
         n_split[~split] = 1
     tiles[:, 0], tiles[:, 1] = tokens, 1
     tiles[:, 3] = np.where(split, np.cumsum(split) - 1, -1)
@@ -133,32 +142,37 @@ def _tiles_of_one(
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Half out[T, H*E] for half q[T, H, row], over the pages (keys, values) of a layer.
+class AttentionParams:
+    """Parameters of PagedAttention.launch: f16 out[T, H*E] from f16 q[T, H, row] and the pages (K,
+    V) of a layer.
 
-    With `projected` and `rotation` instead of q tile i is one token, alone with sequence i in the
-    step, and its q, k and v are rotated (and stored) on the way. turned: tile i is that, too, and
-    the kernel before has made q, and the token's key and value in its page. order: of the output,
-    for T = n_tokens; PLAIN is rows, others need Attend.packs.
+    q with neither `rotation` nor `rotated`: q is rotated, and the KV cache holds the step's tokens.
+    projected and rotation: tile i is the only token of sequence i in the step; the kernel rotates
+        its q, k and v and stores k and v.
+    rotated: tile i is the same, but the previous kernel has written q, k and v.
+    order: layout of the output for T = n_tokens; PLAIN is rows, other orders need
+        PagedAttention.packs.
     """
 
     q: Address | None
-    batch: Batch
+    batch: AttentionMetadata
     pages: tuple[Address, Address]
     out: Address
     scale: float
-    window: int = 0  # 0: all positions
-    soft_cap: float = 0.0  # 0: none
+    window: int = 0  # positions; 0: no window
+    soft_cap: float = 0.0  # 0: no cap
     sinks: Address | None = None
     projected: Sequence[Address] = ()
     rotation: Rotation | None = None
-    turned: bool = False
+    rotated: bool = False
     order: int = PLAIN
     n_tokens: int = 0
 
 
-class Attend:
-    """Attention for heads of one shape; room for max_split_tiles sequences with split context."""
+class PagedAttention:
+    """Attention for heads of one shape. The workspace has max_split_tiles slots: that many
+    sequences can have a split context.
+    """
 
     def __init__(
         self,
@@ -168,8 +182,9 @@ class Attend:
         shared: int,
         batch_invariant: bool = False,
     ) -> None:
-        """`shared`: bytes of shared memory that a block may have; it decides the block's warps.
-        batch_invariant: the number of tokens does not, so that a token's bits are always the same.
+        """`shared`: bytes of shared memory per CTA, which limit the warps of a CTA.
+        batch_invariant: the number of warps does not depend on the number of tokens, so a token's
+        bits do not depend on the batch.
         """
         self.device, self.heads, self.batch_invariant = device, heads, batch_invariant
         self.heads_per_tile = heads_per_tile(heads)
@@ -182,26 +197,26 @@ class Attend:
         )
         self.shared = self.warps * per_warp
         self._much_shared = shared >= MUCH_SHARED
-        self.alone = self.heads_per_tile <= TOKEN_HEADS
-        room, strips = shared - STATIC_SHARED, self.strips(2)
-        fitting = [w for w in TOKEN_WARPS if token_shared(heads, w, strips) <= room]
+        self.has_decode_kernel = self.heads_per_tile <= DECODE_HEADS
+        available, strips = shared - STATIC_SHARED, self.strips(2)
+        fitting = [w for w in DECODE_WARPS if decode_shared_bytes(heads, w, strips) <= available]
         self._warps_that_fit = fitting or [1]
-        places = max_split_tiles * self.head_tiles
+        n_workspaces = max_split_tiles * self.head_tiles
         self._workspace = device.alloc(
-            places * MAX_SPLIT * ROWS * (heads.row + 2) * 4, "attention workspace"
+            n_workspaces * MAX_SPLIT * ROWS * (heads.row + 2) * 4, "attention workspace"
         )
-        self._counters = device.zeros(places * 4, "attention counters")
+        self._counters = device.zeros(n_workspaces * 4, "attention counters")
 
-    def launch(self, asked: Asked, tiles: Address, n_tiles: int, n_split: int) -> None:
-        """Enqueue it for the tokens of the tiles, which have n_split parts at most."""
-        args = (self.parameters(asked, tiles),)
+    def launch(self, params: AttentionParams, tiles: Address, n_tiles: int, n_split: int) -> None:
+        """Enqueues attention of `n_tiles` tiles with at most n_split splits each."""
+        args = (self.args(params, tiles),)
         grid = self.head_tiles, n_tiles, n_split
-        row, fused = self.heads.row, asked.rotation is not None
-        types = "" if self.heads.has_halves else f", {self.heads.structs}"
-        if (fused or asked.turned) and self.alone:
-            warps, strips = self.token_warps(n_tiles), self.strips(n_tiles, n_split)
-            shared = token_shared(self.heads, warps, strips)
-            choices = (*strips, _has_more(asked), asked.turned)
+        row, fused = self.heads.row, params.rotation is not None
+        types = "" if self.heads.is_f16 else f", {self.heads.cpp_types}"
+        if (fused or params.rotated) and self.has_decode_kernel:
+            warps, strips = self.decode_warps(n_tiles), self.strips(n_tiles, n_split)
+            shared = decode_shared_bytes(self.heads, warps, strips)
+            choices = (*strips, _has_more(params), params.rotated)
             flags = ", ".join(str(flag).lower() for flag in choices)
             kernel = self._kernel(f"decode_attention<{row}, {flags}{types}>", warps)
         else:
@@ -209,56 +224,65 @@ class Attend:
             kernel = self._kernel(f"paged_attention<{row}, {str(fused).lower()}{types}>")
         kernel.launch(grid, warps * 32, args, smem=shared, pdl=True)
 
-    def token_warps(self, n_tokens: int) -> int:
-        """Warps of a block for so many tokens alone: many are ready first, but the fewer they are
-        the more blocks a multiprocessor runs at the same time.
+    def decode_warps(self, n_tokens: int) -> int:
+        """Warps per CTA for n_tokens decode tokens. Few tiles get 8 warps, which shortens each
+        tile; many tiles get fewer warps, so that an SM runs more CTAs at the same time.
         """
         most = self._warps_that_fit[0]
         if self.batch_invariant:
             return most
         tiles = n_tokens * self.head_tiles / self.device.sm_count
-        return min(most, next(warps for warps, few in TOKEN_WARPS.items() if tiles <= few))
+        return min(most, next(warps for warps, few in DECODE_WARPS.items() if tiles <= few))
 
-    def places(self, n_tokens: int) -> int | None:
-        """Parts of the contexts of so many tokens alone that run at the same time; None where
-        these are few, and their bits shall not depend on each other.
+    def resident_splits(self, n_tokens: int) -> int | None:
+        """Splits that run at the same time for n_tokens decode tokens. None if the tiles are few,
+        or if the bits must not depend on the batch: n_split then depends on the position alone.
         """
         sms = self.device.sm_count
-        few = n_tokens * self.head_tiles <= FEW_TILES * sms
-        if few or self.batch_invariant or not self.alone:
+        few = n_tokens * self.head_tiles <= FEW_TILES_PER_SM * sms
+        if few or self.batch_invariant or not self.has_decode_kernel:
             return None
-        return sms * WARPS_AT_ONCE // (self.token_warps(n_tokens) * self.head_tiles)
+        return sms * WARPS_AT_ONCE // (self.decode_warps(n_tokens) * self.head_tiles)
 
     def strips(self, n_tokens: int, n_split: int = 1) -> Strips:
-        """Of so many tokens, whose contexts have n_split parts at most.
+        """Operand placement for n_tokens decode tokens with at most n_split splits.
 
-        Keys and values pass through shared memory where there is enough of it for more warps than
-        there are registers for without. Of one token they do not, unless they take most registers,
-        but for odd strips. Those there are in long contexts alone, whatever the number of tokens:
-        parts of 128 positions are one round.
+        tokens  elements of a head   K and V pass through
+        >= 2    any                  shared memory: more warps fit than the registers allow
+        1       > 128                shared memory: registers are short
+        1       <= 128               registers; remainder strips: shared memory
+
+        On GPUs with little shared memory, and for KV types other than f16, all strips are in
+        registers. Only the longest contexts (n_split == MAX_SPLIT) have remainder strips: elsewhere
+        the 128 positions of a split are one round of the CTA's warps.
         """
-        if not (self.heads.has_halves and self._much_shared):
+        if not (self.heads.is_f16 and self._much_shared):
             return Strips(False, False)
         few_registers = self.heads.row <= IN_REGISTERS
         return Strips(
-            shares=n_tokens >= SHARES_FROM or not few_registers,
+            in_shared_memory=n_tokens >= SHARED_FROM_TOKENS or not few_registers,
             odd=n_split == MAX_SPLIT and few_registers,
         )
 
     @property
     def packs(self) -> bool:
-        """Whether the output may be packed: in whole pieces, without columns of padding."""
+        """Whether the output can be packed: whole 32-element pieces, no padding columns."""
         size = self.heads.head_size
         return size % 32 == 0 and self.heads.n_head * size % UNIT == 0
 
-    def parameters(self, asked: Asked, tiles: Address) -> AttendParameters:
-        """The structure of cuda/attention/attention.cuh."""
-        if asked.order != PLAIN and not self.packs:
+    def args(self, params: AttentionParams, tiles: Address) -> AttentionArgs:
+        """Returns the structure of cuda/attention/attention.cuh. ValueError if the heads cannot be
+        packed in the order that `params` asks for.
+        """
+        if params.order != PLAIN and not self.packs:
             n, size = self.heads.n_head, self.heads.head_size
-            raise ValueError(f"{n} heads of {size} elements are not packed")
-        a = asked
-        return AttendParameters(
-            rope=parameters(self.heads, a.batch, a.pages, a.q, a.projected, a.rotation),
+            raise ValueError(
+                f"{n} heads of {size} elements cannot be packed: the head size must be a multiple "
+                f"of 32, and {n} x {size} a multiple of {UNIT}"
+            )
+        a = params
+        return AttentionArgs(
+            rope=rope_args(self.heads, a.batch, a.pages, a.q, a.projected, a.rotation),
             tiles=address(tiles),
             sinks=address(a.sinks),
             out=address(a.out),
@@ -274,25 +298,29 @@ class Attend:
             n_tokens=a.n_tokens,
         )
 
-    def _kernel(self, name: str, token_warps: int = 8) -> Kernel:
+    def _kernel(self, name: str, decode_warps: int = 8) -> Kernel:
         defines = {
             "PAGE_SIZE": self.heads.page_size,
-            "ATTEND_WARPS": self.warps,
-            "TOKEN_WARPS": token_warps,
+            "ATTENTION_WARPS": self.warps,
+            "DECODE_WARPS": decode_warps,
         }
-        return self.device.kernel("attention/paged_attention.cu", name, defines=defines)
+        return self.device.kernel(
+            "attention/paged_attention.cu", name, defines=defines, extra_source=ASSERTS
+        )
 
 
-def _has_more(asked: Asked) -> bool:
-    """Whether there is what few models have: norms of heads, a cap of scores, sinks."""
-    norms = asked.rotation is not None and any(n is not None for n in asked.rotation.norm)
-    return norms or asked.soft_cap > 0 or asked.sinks is not None
+def _has_more(params: AttentionParams) -> bool:
+    """Whether the layer needs the MORE variant: head norms, a soft cap or sinks."""
+    norms = params.rotation is not None and any(n is not None for n in params.rotation.norm)
+    return norms or params.soft_cap > 0 or params.sinks is not None
 
 
-def token_shared(heads: Heads, warps: int, strips: Strips) -> int:
-    """Bytes of shared memory of a block that attends for one token (cuda/attention/decode_attention.cuh)."""
+def decode_shared_bytes(heads: Heads, warps: int, strips: Strips) -> int:
+    """Bytes of dynamic shared memory of a decode_attention CTA (table at the top of
+    cuda/attention/decode_attention.cuh).
+    """
     group = heads.n_head // heads.n_head_kv
-    operands = warps * TOKEN_STRIP * heads.row * 4 if any(strips) else 0
-    parts = warps * min(group, TOKEN_HEADS) * (heads.row + 2) * 4
-    queries = max(TOKEN_HEADS + 2, warps * min(group, TOKEN_HEADS)) * heads.row * 2
+    operands = warps * DECODE_STRIP * heads.row * 4 if any(strips) else 0
+    parts = warps * min(group, DECODE_HEADS) * (heads.row + 2) * 4
+    queries = max(DECODE_HEADS + 2, warps * min(group, DECODE_HEADS)) * heads.row * 2
     return operands + parts + queries

@@ -1,7 +1,8 @@
-"""Launches cuda/attention/prefill_attention.cu, on Hopper cuda/attention/prefill_attention_wgmma.cu: attention of prompts.
+"""Launches prefill attention: cuda/attention/prefill_attention_wgmma.cu on Hopper,
+cuda/attention/prefill_attention.cu on other GPUs. Plans which rows a CTA takes.
 
-Plans which rows a block takes; whose attention is computed here is ops' business, and so is that
-pages of another type than f16 become halves first (pages_to_f16.py).
+The backend decides which sequences use these kernels, and converts pages of other types to f16
+first (pages_to_f16.py).
 """
 
 from __future__ import annotations
@@ -15,21 +16,22 @@ from numpy.typing import NDArray
 from ...device.base import Buffer, Device, Kernel
 from ..address import Address, address
 from ..gemm.hopper import has_wgmma
-from .paged_attention import Asked, Attend, heads_per_tile, spans_of
+from .paged_attention import ASSERTS, AttentionParams, PagedAttention, heads_per_tile, spans_of
 from .rope_kv import Heads
 
 ROWS = 128  # (token, head) pairs of a tile
-BOX = 64  # elements of a head that stand together in shared memory
+BOX = 64  # elements of a head per shared-memory box of 128-byte rows
 WARPS = 8  # of 16 rows each
-MAX_ROW = 128  # elements of a head that the kernel for any GPU has registers for
-WGMMA_ROWS = (32, 64, 96, 128, 256)  # of Hopper's
+MAX_ROW = 128  # elements of a head for which the mma kernel has registers
+WGMMA_ROWS = (32, 64, 96, 128, 256)  # of the wgmma kernel
 
 
-def plan_prompts(
+def plan_prefill_tiles(
     positions: NDArray[np.int32], sequences: NDArray[np.int32], heads: Heads, least: int
 ) -> NDArray[np.int32]:
-    """tiles[n, 4] as plan_tiles has them, of the sequences with at least so many tokens in the
-    step; those with the most to do come first.
+    """Returns tiles[n, 4] with the columns of plan_tiles, for the sequences with at least `least`
+    tokens in the step. Tiles with the longest context come first, so that the last wave of CTAs is
+    short.
     """
     per_tile = ROWS // heads_per_tile(heads)
     tiles = [
@@ -42,15 +44,16 @@ def plan_prompts(
     return planned[np.argsort(-positions[planned[:, 0]], kind="stable")]
 
 
-class AttendPrompt:
-    """Attention of many tokens of a sequence, for heads of one shape."""
+class PrefillAttention:
+    """Attention for many tokens of a sequence, with heads of one shape."""
 
-    def __init__(self, attend: Attend, wgmma: bool | None = None) -> None:
-        """attend: the same for single tokens, whose parameters these are. wgmma: whether Hopper's
-        kernel is taken; by default where the GPU has it. ValueError where it is not supported.
+    def __init__(self, paged: PagedAttention, wgmma: bool | None = None) -> None:
+        """paged: the attention of decode tokens; it supplies the kernel arguments. wgmma: whether
+        to use the Hopper kernel; default: if the GPU has wgmma. ValueError if the kernel is not
+        supported.
         """
-        self.attend, self.heads = attend, attend.heads
-        self.device: Any = attend.device
+        self.paged, self.heads = paged, paged.heads
+        self.device: Any = paged.device
         self.wgmma = has_wgmma(self.device.arch) if wgmma is None else wgmma
         if not self.is_supported(self.device, self.heads, self.wgmma):
             kind, size = "wgmma" if self.wgmma else "mma", self.heads.head_size
@@ -60,7 +63,7 @@ class AttendPrompt:
 
     @staticmethod
     def is_supported(device: Device, heads: Heads, wgmma: bool) -> bool:
-        """Whether the device has a kernel for such heads: Hopper's, or that for any GPU."""
+        """Whether the device and the heads support the kernel: wgmma, or mma for any GPU."""
         if heads.page_size != BOX or (wgmma and not has_wgmma(device.arch)):
             return False
         rows = WGMMA_ROWS if wgmma else range(MAX_ROW + 1)
@@ -68,35 +71,38 @@ class AttendPrompt:
 
     @classmethod
     def fits(cls, device: Device, heads: Heads) -> bool:
-        """Whether the kernel that is taken by default is supported."""
+        """Whether the default kernel of the device is supported."""
         return cls.is_supported(device, heads, has_wgmma(device.arch))
 
     @property
-    def from_tokens(self) -> int:
-        """Tokens of a sequence in a step from which on this is faster than paged_attention.cu, whose tiles
-        are more; measured on an H200, in deep contexts.
+    def min_tokens(self) -> int:
+        """Tokens of a sequence in a step from which on this kernel is faster than
+        paged_attention.cu, which has more and smaller tiles; measured on an H200 with long
+        contexts.
         """
         return 96 if self.wgmma else 192
 
-    def launch(self, asked: Asked, tiles: Address, n_tiles: int) -> None:
-        """Enqueue it for the tokens of the tiles; q is rotated, and pages are of halves."""
-        heads, pages = self.heads, asked.pages
-        parameters = self.attend.parameters(asked, tiles)
-        arguments: tuple = (parameters,)
+    def launch(self, params: AttentionParams, tiles: Address, n_tiles: int) -> None:
+        """Enqueues attention of `n_tiles` tiles. q is rotated, and pages are f16."""
+        heads, pages = self.heads, params.pages
+        args = self.paged.args(params, tiles)
+        arguments: tuple = (args,)
         threads = WARPS * 32
         if self.wgmma:
-            arguments = parameters, self._map(pages[0])
-            threads += 128  # that copy
-        grid, shared = (self.attend.head_tiles, n_tiles), shared_bytes(heads, self.wgmma)
+            arguments = args, self._map(pages[0])
+            threads += 128  # producer warpgroup
+        grid, shared = (self.paged.head_tiles, n_tiles), shared_bytes(heads, self.wgmma)
         self._kernel.launch(grid, threads, arguments, smem=shared, pdl=True)
 
     def _map(self, keys: Address) -> ctypes.Array:
-        """How copies find a page's head in a layer's keys, to the end of their memory."""
+        """The tensor map of a layer's K pages, up to the end of their buffer. ValueError if the
+        address has no buffer.
+        """
         key = address(keys)
         if key not in self._maps:
             owner = keys if isinstance(keys, Buffer) else keys.owner
             if owner is None:
-                raise ValueError("pages without a buffer have no end")
+                raise ValueError("K pages need a buffer: the tensor map ends where the buffer ends")
             row = self.heads.row
             rows = (owner.address + owner.nbytes - key) // (2 * row)
             box = self.heads.page_size, BOX
@@ -109,15 +115,17 @@ class AttendPrompt:
             stem = "prefill_attention_wgmma" if self.wgmma else "prefill_attention"
             defines = {"PAGE_SIZE": self.heads.page_size}
             name = f"{stem}<{self.heads.row}>"
-            self._made = self.device.kernel(f"attention/{stem}.cu", name, defines=defines)
+            self._made = self.device.kernel(
+                f"attention/{stem}.cu", name, defines=defines, extra_source=ASSERTS
+            )
         return self._made
 
 
 def shared_bytes(heads: Heads, wgmma: bool) -> int:
-    """Dynamic shared memory of a block: pages of keys and values; queries where heads are large."""
+    """Bytes of dynamic shared memory of a CTA: stages of K and V pages; Q if heads are large."""
     row, boxes = heads.row, -(-heads.row // BOX)
     page = 2 * BOX * (boxes * BOX + row)
     if not wgmma:
         return 2 * page
     stages, queries = (2, ROWS * boxes * BOX * 2) if row > 128 else (4, 0)
-    return stages * page + queries + stages * 4 * 8  # four barriers a stage
+    return stages * page + queries + stages * 4 * 8  # four mbarriers per stage

@@ -1,6 +1,7 @@
-"""Launches cuda/attention/rope_kv.cu: bias, head norms and rotation between the projections and attention.
+"""Launches cuda/attention/rope_kv.cu: bias, head norms and RoPE between the QKV projections and
+attention.
 
-Also says how a layer's pages lie in memory, which attend.py reads.
+Also defines the layout of a layer's KV cache pages (Heads), which paged_attention.py reads.
 """
 
 from __future__ import annotations
@@ -20,29 +21,32 @@ from ..address import Address, address
 from ..gemm.gemm import Epilogue
 from ..gemm.hopper import ROW_BLOCK
 from ..layout.tile import TiledMatrix
+from ..struct_asserts import struct_asserts
 
-HALVES = CacheTypes("f16", "f16")
+F16_KV = CacheTypes("f16", "f16")
 WARPS, THREADS = 4, 256
 MAX_HEAD = 256
-# Where tokens alone keep a GPU busy, a warp turns several heads by the angles that it found once.
-MANY_TOKENS, HEADS_OF_A_WARP = 128, 6
-# Of those tokens, heads of these sizes, where they turn in whole and have no norm, are moved by
-# larger blocks, three of which fit on a multiprocessor.
-WHOLE, TOKENS_OF_A_BLOCK, BLOCKS = (64, 128, 256), 8, 3
+# From MANY_TOKENS tokens on, a warp rotates several heads with the angles that it computed once:
+# the tokens alone give enough CTAs to keep the GPU busy.
+MANY_TOKENS, HEADS_PER_WARP = 128, 6
+# From MANY_TOKENS tokens on, heads of these sizes whose elements all rotate, without a head norm,
+# go through rope_kv_whole, whose CTAs are larger: three fit on an SM.
+WHOLE_HEAD_SIZES, TOKENS_PER_CTA, CTAS_PER_SM = (64, 128, 256), 8, 3
 
 
 @dataclass(frozen=True)
 class Heads:
-    """H query heads and G key/value heads of E elements; pages of page_size positions.
+    """Shape of attention heads and of KV cache pages: H query heads and G KV heads of E elements;
+    pages of page_size positions.
 
-    ValueError for head sizes that no kernel takes: two elements are written at a time.
+    ValueError if no kernel supports the head size: kernels write two elements at a time.
     """
 
     n_head: int
     n_head_kv: int
     head_size: int
     page_size: int
-    types: CacheTypes = HALVES
+    types: CacheTypes = F16_KV
 
     def __post_init__(self) -> None:
         if self.head_size % 2 or not 2 <= self.head_size <= MAX_HEAD:
@@ -53,42 +57,42 @@ class Heads:
 
     @property
     def row(self) -> int:
-        """Elements of a head in memory: E rounded up to 32, zeros behind."""
+        """Elements of a head in memory: E rounded up to 32; the padding is 0."""
         return -(-self.head_size // 32) * 32
 
     @property
     def key_bytes(self) -> int:
-        """Bytes of one page of keys of one layer."""
+        """Bytes of one page of K of one layer."""
         return self.page_size * self.n_head_kv * by_name(self.types.k).row_bytes(self.row)
 
     @property
     def value_bytes(self) -> int:
-        """Bytes of one page of values of one layer."""
+        """Bytes of one page of V of one layer."""
         return self.page_size * self.n_head_kv * by_name(self.types.v).row_bytes(self.row)
 
     @property
-    def has_halves(self) -> bool:
-        """Keys and values are both f16."""
-        return self.types == HALVES
+    def is_f16(self) -> bool:
+        """Whether K and V are both f16."""
+        return self.types == F16_KV
 
     @property
-    def structs(self) -> str:
-        """The types of keys and values in C++ (cuda/attention/kv_types.cuh)."""
+    def cpp_types(self) -> str:
+        """KV cache types as C++ names (cuda/attention/kv_types.cuh)."""
         return f"Cache{self.types.k.upper()}, Cache{self.types.v.upper()}"
 
 
-def turns(inv_freq: NDArray[np.float64]) -> NDArray[np.uint64]:
-    """Radians per position -> 64-bit fractions of a circle, rounded to the nearest."""
+def angles(inv_freq: NDArray[np.float64]) -> NDArray[np.uint64]:
+    """Radians per position -> turns per position times 2^64, rounded to the nearest."""
     part = np.asarray(inv_freq, np.longdouble) / (2 * np.longdouble(np.pi))
     return np.array([round(int(p * 2**80) / 2**16) % 2**64 for p in part], np.uint64)
 
 
-class RopeParameters(ctypes.Structure):
+class RopeArgs(ctypes.Structure):
     _fields_ = (
         ("projected", ctypes.c_uint64 * 3),
         ("bias", ctypes.c_uint64 * 3),
         ("norm", ctypes.c_uint64 * 2),
-        ("turns", ctypes.c_uint64),
+        ("angles", ctypes.c_uint64),
         ("positions", ctypes.c_uint64),
         ("pages", ctypes.c_uint64),
         ("sequences", ctypes.c_uint64),
@@ -108,9 +112,12 @@ class RopeParameters(ctypes.Structure):
     )
 
 
-class TurningParameters(ctypes.Structure):
+ASSERTS = struct_asserts(RopeArgs)
+
+
+class RopeEpilogueArgs(ctypes.Structure):
     _fields_ = (
-        ("turns", ctypes.c_uint64),
+        ("angles", ctypes.c_uint64),
         ("rows", ctypes.c_uint64),
         ("bias", ctypes.c_uint64 * 3),
         ("head_size", ctypes.c_int),
@@ -122,8 +129,8 @@ class TurningParameters(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class Batch:
-    """A step's integers on the device: positions[T] and their pages[T], sequences[T],
+class AttentionMetadata:
+    """A step's metadata on the device, int32: positions[T], their pages[T], sequences[T],
     page_tables[S, stride].
     """
 
@@ -138,7 +145,7 @@ class Batch:
 class Rotation:
     """What a layer does to its heads: bias of q, k, v; norms of q, k; rotation of n_pairs pairs."""
 
-    turns: Address
+    angles: Address
     n_pairs: int
     neox: bool
     magnitude: float = 1.0
@@ -148,20 +155,20 @@ class Rotation:
 
 
 @dataclass(frozen=True)
-class Turning:
-    """For a product that rotates what it makes of a layer's q, k and v: float2 turns[T, n_pairs]
-    and int rows[T], as RopeKv.find_turns leaves them.
+class RopeEpilogue:
+    """For a GEMM that rotates a layer's q, k and v in its epilogue: float2 angles[T, n_pairs] and
+    int rows[T], written by RopeKv.compute_angles.
     """
 
-    turns: Address
+    angles: Address
     rows: Address
     rotation: Rotation
     heads: Heads
 
-    def parameters(self) -> TurningParameters:
-        """The structure of cuda/gemm/gemm.cuh."""
+    def args(self) -> RopeEpilogueArgs:
+        """Returns the structure of cuda/gemm/gemm.cuh."""
         how, heads = self.rotation, self.heads
-        result = TurningParameters(address(self.turns), address(self.rows))
+        result = RopeEpilogueArgs(address(self.angles), address(self.rows))
         result.bias[:] = [address(b) for b in how.bias]
         result.head_size, result.page_size = heads.head_size, heads.page_size
         result.n_pairs, result.neox = how.n_pairs, how.neox
@@ -170,53 +177,58 @@ class Turning:
 
 
 @dataclass(frozen=True)
-class TurningRows:
-    """For a product of tokens that are alone with their sequences: half q[T, H, row] and the pages
-    of keys and values where what it makes goes.
+class RopeEpilogueRows:
+    """For a decode GEMM that rotates q, k and v in its epilogue: the outputs are f16 q[T, H, row]
+    and the KV cache pages.
     """
 
     q: Address
     pages: tuple[Address, Address]
-    batch: Batch
+    batch: AttentionMetadata
     rotation: Rotation
     heads: Heads
 
-    def parameters(self) -> RopeParameters:
-        """The structure of cuda/attention/rope.cuh."""
-        given = self.heads, self.batch, self.pages, self.q
-        return parameters(*given, [None] * 3, self.rotation)
+    def args(self) -> RopeArgs:
+        """Returns the structure of cuda/attention/rope.cuh."""
+        operands = self.heads, self.batch, self.pages, self.q
+        return rope_args(*operands, [None] * 3, self.rotation)
 
 
-def give_turning(
-    product: Any, weights: Sequence[TiledMatrix], epilogue: Epilogue, turning: Turning | None
+def set_rope_epilogue(
+    product: Any,
+    weights: Sequence[TiledMatrix],
+    epilogue: Epilogue,
+    rope_epilogue: RopeEpilogue | None,
 ) -> None:
-    """Set `turning` of a product's parameters; ValueError unless that is given for QKV, of q, k and
-    v which fill its blocks, and for nothing else.
+    """Sets `product.rope_epilogue`. ValueError if rope_epilogue is set for an epilogue other than
+    QKV or missing for QKV, or if rows of q, k and v do not fill the GEMM's tiles.
     """
-    if (epilogue == "QKV") != (turning is not None and len(weights) == 3):
-        raise ValueError("q, k and v are rotated by one product, and nothing else is")
-    if turning is None:
+    if (epilogue == "QKV") != (rope_epilogue is not None and len(weights) == 3):
+        raise ValueError("the epilogue QKV needs q, k, v and rope_epilogue; no other takes one")
+    if rope_epilogue is None:
         return
     if any(w.n_rows % ROW_BLOCK for w in weights):
-        raise ValueError(f"rows of q, k and v that are rotated are multiples of {ROW_BLOCK}")
-    product.turning = turning.parameters()
+        raise ValueError(f"rows of rotated q, k and v must be multiples of {ROW_BLOCK}")
+    product.rope_epilogue = rope_epilogue.args()
 
 
-def turns_bytes(n_tokens: int, n_pairs: int) -> int:
-    """Of the turns of so many tokens."""
+def angles_bytes(n_tokens: int, n_pairs: int) -> int:
+    """Bytes of the angles of n_tokens tokens."""
     return 8 * n_tokens * n_pairs
 
 
-def parameters(
+def rope_args(
     heads: Heads,
-    batch: Batch,
+    batch: AttentionMetadata,
     pages: tuple[Address | None, Address | None],
     q: Address | None,
     projected: Sequence[Address | None] = (),
     rotation: Rotation | None = None,
-) -> RopeParameters:
-    """The structure of cuda/attention/rope.cuh; projected: float q[T, H*E], k and v [T, G*E]."""
-    result = RopeParameters(
+) -> RopeArgs:
+    """Returns the structure of cuda/attention/rope.cuh; projected: float q[T, H*E], k and v [T,
+    G*E].
+    """
+    result = RopeArgs(
         positions=address(batch.positions),
         pages=address(batch.pages),
         sequences=address(batch.sequences),
@@ -235,84 +247,95 @@ def parameters(
         result.bias[:] = [address(b) for b in rotation.bias]
         result.norm[:] = [address(n) for n in rotation.norm]
         result.eps[:] = rotation.eps
-        result.turns, result.n_pairs = address(rotation.turns), rotation.n_pairs
+        result.angles, result.n_pairs = address(rotation.angles), rotation.n_pairs
         result.neox, result.magnitude = rotation.neox, rotation.magnitude
     return result
 
 
 class RopeKv:
-    """Rotation for heads of one shape."""
+    """RoPE for heads of one shape."""
 
     def __init__(self, device: Device, heads: Heads) -> None:
         self.device, self.heads = device, heads
         heads.types.check_head(heads.head_size)
         self._kernels: dict[str, Kernel] = {}
-        self._kernel(f"rope_kv<{heads.structs}>")
+        self._kernel(f"rope_kv<{heads.cpp_types}>")
 
     def launch(
         self,
         projected: Sequence[Address],
         rotation: Rotation,
-        batch: Batch,
+        batch: AttentionMetadata,
         n_tokens: int,
         pages: tuple[Address, Address],
         q: Address,
     ) -> None:
-        """Enqueue half q[T, H, row], and k and v to the layer's pages (keys, values)."""
+        """Enqueues f16 q[T, H, row], and k and v to the layer's pages (K, V)."""
         heads = self.heads
-        args = parameters(heads, batch, pages, q, projected, rotation)
-        if n_tokens >= MANY_TOKENS and self.turns_whole(rotation):
+        args = rope_args(heads, batch, pages, q, projected, rotation)
+        if n_tokens >= MANY_TOKENS and self.rotates_whole_heads(rotation):
             kernel = self._kernel(f"rope_kv_whole<{heads.head_size}>")
-            grid, threads = self._grid(n_tokens), TOKENS_OF_A_BLOCK * 32
+            grid, threads = self._grid(n_tokens), TOKENS_PER_CTA * 32
             kernel.launch(grid, threads, (args, n_tokens), pdl=True)
             return
-        per_warp = HEADS_OF_A_WARP if n_tokens >= MANY_TOKENS else 1
+        per_warp = HEADS_PER_WARP if n_tokens >= MANY_TOKENS else 1
         grid = -(-(heads.n_head + 2 * heads.n_head_kv) // (WARPS * per_warp)), n_tokens
-        self._kernel(f"rope_kv<{heads.structs}>").launch(grid, WARPS * 32, (args,), pdl=True)
+        self._kernel(f"rope_kv<{heads.cpp_types}>").launch(grid, WARPS * 32, (args,), pdl=True)
 
-    def find_turns(
-        self, rotation: Rotation, batch: Batch, n_tokens: int, turns: Address, rows: Address
+    def compute_angles(
+        self,
+        rotation: Rotation,
+        batch: AttentionMetadata,
+        n_tokens: int,
+        angles: Address,
+        rows: Address,
     ) -> None:
-        """Enqueue what a Turning has of a step's tokens; of the rotation only turns and n_pairs
-        count.
+        """Enqueues `angles` and `rows` of RopeEpilogue for a step's tokens. Reads only `angles` and
+        `n_pairs` of the rotation.
         """
-        args = parameters(self.heads, batch, (None, None), None, [None] * 3, rotation)
-        blocks = -(-n_tokens * rotation.n_pairs // THREADS)
-        to = turns, rows, n_tokens
-        self._kernel("find_turns").launch(blocks, THREADS, (args, *to), pdl=True)
+        args = rope_args(self.heads, batch, (None, None), None, [None] * 3, rotation)
+        ctas = -(-n_tokens * rotation.n_pairs // THREADS)
+        self._kernel("compute_angles").launch(
+            ctas, THREADS, (args, angles, rows, n_tokens), pdl=True
+        )
 
-    def product_turns(self, rotation: Rotation) -> bool:
-        """Whether a product may do all of `launch`: heads have no norms, pages are of halves and
-        have no columns of padding, a product's blocks are of one part, and have heads in whole
-        where pairs are half a head apart.
+    def supports_rope_epilogue(self, rotation: Rotation) -> bool:
+        """Whether the prefill GEMM's epilogue can do all of `launch`. Conditions: no head norms;
+        f16 pages without padding columns; every tile of the GEMM lies in q, k or v alone; for NeoX
+        pairs, which lie half a head apart, a tile holds whole heads.
         """
         h = self.heads
         whole = h.row == h.head_size and rotation.n_pairs % 2 == 0
         blocks = [n * h.head_size % ROW_BLOCK for n in (h.n_head, h.n_head_kv)]
         fit = not rotation.neox or ROW_BLOCK % h.head_size == 0
         normed = any(n is not None for n in rotation.norm)
-        return fit and whole and h.has_halves and not any(blocks) and not normed
+        return fit and whole and h.is_f16 and not any(blocks) and not normed
 
-    def rows_turn(self, rotation: Rotation) -> bool:
-        """The same of a product of few tokens, whose threads have a row each: pairs are neighbours,
-        heads have no norms, and pages are of halves. Padding stays what it is: zeros.
+    def supports_rope_epilogue_rows(self, rotation: Rotation) -> bool:
+        """Whether the decode GEMM's epilogue can do all of `launch`; each of its threads has one
+        row. Conditions: neighbouring elements form pairs; no head norms; f16 pages. The epilogue
+        does not write padding, which stays 0.
         """
         plain = not rotation.neox and not any(n is not None for n in rotation.norm)
-        return plain and self.heads.has_halves
+        return plain and self.heads.is_f16
 
-    def turns_whole(self, rotation: Rotation) -> bool:
-        """Whether heads are such that many tokens' are moved 16 bytes at a time."""
-        whole = self.heads.head_size in WHOLE and 2 * rotation.n_pairs == self.heads.head_size
-        return whole and self.heads.has_halves and not any(rotation.norm)
+    def rotates_whole_heads(self, rotation: Rotation) -> bool:
+        """Whether rope_kv_whole supports the heads: it moves 16 bytes at a time."""
+        size = self.heads.head_size
+        whole = size in WHOLE_HEAD_SIZES and 2 * rotation.n_pairs == size
+        return whole and self.heads.is_f16 and not any(rotation.norm)
 
     def _grid(self, n_tokens: int) -> tuple[int, int]:
-        """Blocks of many tokens: no more parts of heads than run at the same time."""
-        heads, groups = self.heads, -(-n_tokens // TOKENS_OF_A_BLOCK)
-        turned = -(-(heads.n_head + heads.n_head_kv) * heads.head_size // 256)  # at once by a warp
-        return min(turned, max(1, BLOCKS * self.device.sm_count // groups)), groups
+        """Grid for many tokens: no more CTAs along x than run at the same time."""
+        heads, groups = self.heads, -(-n_tokens // TOKENS_PER_CTA)
+        # heads / heads per warp
+        rotated = -(-(heads.n_head + heads.n_head_kv) * heads.head_size // 256)
+        return min(rotated, max(1, CTAS_PER_SM * self.device.sm_count // groups)), groups
 
     def _kernel(self, name: str) -> Kernel:
         if name not in self._kernels:
             defines = {"PAGE_SIZE": self.heads.page_size}
-            self._kernels[name] = self.device.kernel("attention/rope_kv.cu", name, defines=defines)
+            self._kernels[name] = self.device.kernel(
+                "attention/rope_kv.cu", name, defines=defines, extra_source=ASSERTS
+            )
         return self._kernels[name]

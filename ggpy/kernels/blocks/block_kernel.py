@@ -1,9 +1,10 @@
-"""Matrices of GGUF blocks in device memory, and the kernels that are templates over their format.
+"""Matrices of GGUF quant blocks in device memory, and kernels that are templates over the format.
 
-Such a .cu file includes FORMAT_HEADER, which is made here: it includes the .cuh file of the format,
-the one with the stem of the Python file that declares it, and checks the struct against the numpy
-dtype. So a format that is not used is not compiled, and no list of formats exists. The grids of the
-IQ types are made from the numpy ones. Knows no kernel.
+The .cu file of such a kernel includes FORMAT_HEADER. This module generates that header: it includes
+cuda/formats/<stem>.cuh, with the stem of the Python file that declares the format, and asserts that
+the struct matches the numpy dtype. So NVRTC compiles only the formats in use, and there is no list
+of formats to maintain. The grids of the IQ types are generated from the numpy grids. This module
+knows no kernel.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _kernels: WeakKeyDictionary[Device, dict[tuple, Kernel]] = WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class BlockMatrix:
-    """w[rows, columns] as in a GGUF file: rows of blocks of `format`, at `data`."""
+    """w[rows, columns] as in a GGUF file: rows of quant blocks of `format`, at address `data`."""
 
     format: Format
     rows: int
@@ -41,28 +42,28 @@ class BlockMatrix:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all blocks."""
+        """Bytes of all quant blocks."""
         return self.rows * self.format.row_bytes(self.columns)
 
 
 def require(memory: Address, nbytes: int, what: str) -> None:
-    """ValueError unless `nbytes` bytes follow the address in its buffer."""
+    """Raise ValueError unless the buffer has at least `nbytes` bytes from the address on."""
     owner = memory.owner if isinstance(memory, Ptr) else memory
     if owner is None:
         return
     start = memory.ptr if isinstance(memory, Ptr) else owner.address
-    room = owner.address + owner.nbytes - (start or 0)
-    if room < nbytes:
-        raise ValueError(f"{what}: {nbytes} bytes are needed, {owner!r} has {room}")
+    available = owner.address + owner.nbytes - (start or 0)
+    if available < nbytes:
+        raise ValueError(f"{what}: {nbytes} bytes are needed, {owner!r} has {available}")
 
 
 def offset(memory: Address, nbytes: int) -> Ptr:
-    """The address `nbytes` further on."""
+    """The address plus `nbytes`."""
     return memory + nbytes if isinstance(memory, Ptr) else memory.at(nbytes)
 
 
 def block_kernel(device: Device, source: str, name: str, format: Format, *arguments: Any) -> Kernel:
-    """The kernel `name<block, *arguments>` of `source`, compiled when it is first asked for."""
+    """The kernel `name<block, *arguments>` of `source`, compiled at the first call and cached."""
     known = _kernels.setdefault(device, {})
     key = (source, name, format.name, *arguments)
     if key not in known:
@@ -73,13 +74,14 @@ def block_kernel(device: Device, source: str, name: str, format: Format, *argume
 
 
 def expression(name: str, format: Format, *arguments: Any) -> str:
-    """The C++ name of an instance: `dequantize<block_q4_K, float>`."""
+    """The C++ name of a template instance: `dequantize<block_q4_K, float>`."""
     return f"{name}<{', '.join([format.struct, *map(str, arguments)])}>"
 
 
 def compile_options(*formats: Format) -> dict[str, Any]:
-    """What a device needs to compile kernels for these formats; ValueError if one has no CUDA
-    side.
+    """The defines and headers that compile kernels for these formats.
+
+    Raises ValueError if a format has no CUDA declaration.
     """
     includes = dict.fromkeys(f'#include "formats/{stem(format)}.cuh"' for format in formats)
     headers = {HEADER: "\n".join(["#pragma once", *includes, *map(cuda_asserts, formats)])}
@@ -89,12 +91,15 @@ def compile_options(*formats: Format) -> dict[str, Any]:
 
 
 def supported_formats() -> list[Format]:
-    """The formats that have a CUDA side: all but F64 and integers of more than a byte."""
+    """The formats with a CUDA declaration: all but F64 and integers of more than one byte."""
     return [format for format in all_formats() if _declares(format)]
 
 
 def stem(format: Format) -> str:
-    """The name of a format's Python and CUDA files, "q4_k"; ValueError if it has no CUDA side."""
+    """The stem of a format's Python and CUDA files ("q4_k").
+
+    Raises ValueError if the format has no CUDA declaration.
+    """
     if not _declares(format):
         raise ValueError(
             f"{format.name} cannot be used on a GPU: cuda/formats/{_stem(format)}.cuh declares no "
@@ -113,7 +118,7 @@ def _declares(format: Format) -> bool:
 
 
 def _grids(stem: str) -> list[str]:
-    """Names of the grids that formats/<stem>.cuh includes, itself or through other files."""
+    """Names of the grids that formats/<stem>.cuh includes, directly or through other files."""
     path = f"formats/{stem}.cuh"
     source = (cuda_dir() / path).read_bytes()
     texts = [source, *included_files(cuda_dir(), path, source).values()]
@@ -122,10 +127,10 @@ def _grids(stem: str) -> list[str]:
 
 @cache
 def grid_header(name: str) -> str:
-    """C++ source of the grid of the format `name` ("iq2_xxs"); a point is a uint2, or for IQ3 types
-    a uint32_t.
+    """The C++ source of the grid of format `name` ("iq2_xxs").
 
-    A byte is a magnitude; where points have signs (the ternary IQ1 types) it is the digit plus 1.
+    A point is a uint2, for IQ3 types a uint32_t. Each byte is a magnitude; for the ternary IQ1
+    types, whose points have signs, each byte is the digit plus 1.
     """
     from ...formats.grids import grid
 

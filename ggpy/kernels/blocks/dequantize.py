@@ -1,4 +1,4 @@
-"""Launches cuda/blocks/dequantize.cu: blocks of any format -> float, half or bfloat16."""
+"""Launches cuda/blocks/dequantize.cu: quant blocks of any format to float, half or bfloat16."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ SIZES = {"float": 4, "half": 2, "bfloat16": 2}
 
 
 def row_grid(rows: int, columns: int) -> tuple[int, int]:
-    """Blocks of THREADS threads, eight numbers a thread: rows along x, parts of a row along y."""
+    """The grid (rows, parts of a row), with THREADS threads per CTA and 8 weights per thread."""
     return rows, -(-columns // (8 * THREADS))
 
 
 def dequantize(
     device: Device, w: BlockMatrix, out: Address, number: Number = "float", stream: Any = None
 ) -> None:
-    """Enqueue out[rows, columns] = w, in float exactly as the numpy dequantisers.
+    """Enqueue out[rows, columns] = w. Floats equal the numpy dequantisers bit by bit.
 
-    ValueError if out is too small.
+    Raises ValueError if out is too small.
     """
     require(out, w.rows * w.columns * SIZES[number], f"{number}s [{w.rows}, {w.columns}]")
     kernel = block_kernel(device, "blocks/dequantize.cu", "dequantize", w.format, CPP_TYPES[number])

@@ -1,4 +1,4 @@
-"""Launches cuda/blocks/dequantize_mul_mat_vec.cu: blocks times a few tokens' float or half activations."""
+"""Launches cuda/blocks/dequantize_mul_mat_vec.cu: GEMV of quant blocks, f32 or f16 activations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def dequantize_mul_mat_vec(
 ) -> None:
     """Enqueue y[n_tokens, rows] = x[n_tokens, columns] W^T (+ residual, which may be y), in float.
 
-    A token's result has the same bits whatever n_tokens is. ValueError if a buffer is too small.
+    The bits of a token's result do not depend on n_tokens. Raises ValueError if a buffer is too
+    small.
     """
 
     def kernel(tokens: int) -> Kernel:

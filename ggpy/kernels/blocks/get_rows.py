@@ -1,4 +1,4 @@
-"""Launches cuda/blocks/get_rows.cu: the rows of a matrix of blocks that a list of ids names, in float."""
+"""Launches cuda/blocks/get_rows.cu: token embedding from a table of quant blocks, in float."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def get_rows(
     pdl: bool = False,
     stream: Any = None,
 ) -> None:
-    """Enqueue out[n_tokens, columns] = scale * w[ids] in float; a row that w has not is NaN.
+    """Enqueue out[n_tokens, columns] = scale * w[ids] in float; an id past the last row gives NaN.
 
-    Ids are int32. With `sampled`, a negative id, ~r, stands for sampled[r]. ValueError if ids or
-    out is too small.
+    Ids are int32. With `sampled`, a negative id ~r stands for sampled[r]. Raises ValueError if ids
+    or out is too small.
     """
     require(ids, n_tokens * 4, f"{n_tokens} ids")
     require(out, n_tokens * w.columns * 4, f"floats [{n_tokens}, {w.columns}]")

@@ -1,4 +1,4 @@
-"""Launches cuda/blocks/mul_mat_vec_q.cu: blocks times a few tokens' activations as block_q8_1."""
+"""Launches cuda/blocks/mul_mat_vec_q.cu: GEMV of quant blocks, activations as block_q8_1."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def mul_mat_vec_q(
 ) -> None:
     """Enqueue y[n_tokens, rows] = x W^T (+ residual, which may be y), in float.
 
-    x is block_q8_1 [n_tokens, columns / 32]. A token's result has the same bits whatever n_tokens
-    is. ValueError unless columns are a multiple of 32 and the buffers are large enough.
+    x is block_q8_1 [n_tokens, columns / 32]. The bits of a token's result do not depend on
+    n_tokens. Raises ValueError if columns are not a multiple of 32 or a buffer is too small.
     """
 
     def kernel(tokens: int) -> Kernel:

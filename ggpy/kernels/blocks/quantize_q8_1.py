@@ -1,4 +1,4 @@
-"""Launches cuda/blocks/quantize_q8_1.cu: activations -> block_q8_1, for mul_mat_vec_q."""
+"""Launches cuda/blocks/quantize_q8_1.cu: quantises activations to block_q8_1, for mul_mat_vec_q."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from .block_kernel import Address, require
 from .dequantize import SIZES
 
 THREADS = 256
-VALUES = 4  # per thread
+VALUES = 4  # activations per thread
 
 
 def q8_1_bytes(n_tokens: int, columns: int) -> int:
-    """Bytes of x[n_tokens, columns] as block_q8_1; ValueError unless 32 divides columns."""
+    """Bytes of x[n_tokens, columns] as block_q8_1. ValueError if 32 does not divide columns."""
     return n_tokens * by_name("Q8_1").row_bytes(columns)
 
 
@@ -29,10 +29,10 @@ def quantize_q8_1(
     pdl: bool = False,
     stream: Any = None,
 ) -> None:
-    """Enqueue out = x[n_tokens, columns] as block_q8_1 [n_tokens, columns / 32], as numpy does it.
+    """Enqueue out = x[n_tokens, columns] as block_q8_1 [n_tokens, columns / 32].
 
-    A block of x that holds NaN or infinity gets such a scale. ValueError unless columns are a
-    multiple of 32 and the buffers are large enough.
+    The bytes equal the numpy quantiser's. A block of x with a NaN or an infinity gets a NaN or
+    infinite scale. Raises ValueError if columns are not a multiple of 32 or a buffer is too small.
     """
     values = n_tokens * columns
     require(x, values * SIZES[x_type], f"{x_type}s [{n_tokens}, {columns}]")

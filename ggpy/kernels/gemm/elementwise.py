@@ -1,4 +1,4 @@
-"""Launches cuda/gemm/elementwise.cu: what products of blocks leave to be done."""
+"""Launches cuda/gemm/elementwise.cu: the elementwise epilogues of GEMMs on quant blocks."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ THREADS = 256
 
 
 class Elementwise:
-    """Functions of single elements."""
+    """Elementwise kernels, one thread per element."""
 
     def __init__(self, device: Device) -> None:
         self._glu, self._soft_cap = device.kernels("gemm/elementwise.cu", ["glu", "soft_cap"])
 
     def glu(self, gate: Address, up: Address, h: Address, n: int, activation: str) -> None:
-        """Enqueue half h[n] = activation(gate[n]) * up[n]."""
+        """Enqueue f16 h[n] = activation(gate[n]) * up[n]; gate and up are f32."""
         self._glu.launch(
             -(-n // THREADS), THREADS, (gate, up, h, n, ACTIVATIONS[activation]), pdl=True
         )
 
     def soft_cap(self, x: Address, n: int, cap: float) -> None:
-        """Enqueue x[n] = cap * tanh(x / cap), in place."""
+        """Enqueue f32 x[n] = cap * tanh(x / cap), in place."""
         self._soft_cap.launch(-(-n // THREADS), THREADS, (x, n, float(cap)), pdl=True)

@@ -1,6 +1,7 @@
-"""What the products of tiles share (cuda/gemm/gemm.cuh): their matrices, epilogues and activations.
+"""Kernel parameters that all GEMMs on tiled weights share (cuda/gemm/gemm.cuh): matrices, epilogues
+and activations.
 
-Knows no kernel; each has parameters of its own behind these.
+Each kernel derives a structure from GemmArgs and appends its own parameters.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from ..layout.tile import TiledMatrix
 
 Epilogue = Literal["STORE", "ADD", "GLU", "QKV"]
 NO_TILE = 2**31 - 1
-STATIC_SHARED = 1 << 10  # bytes of a block's shared memory that kernels declare themselves
-EVICT_FIRST = 0x12F0000000000000  # what createpolicy.fractional.L2::evict_first gives (sm_90)
-SEGMENTS = 3  # matrices of a product at most
+STATIC_SHARED = 1 << 10  # bytes of static shared memory that a kernel may declare
+# the L2 policy that createpolicy.fractional.L2::evict_first returns (sm_90)
+EVICT_FIRST = 0x12F0000000000000
+SEGMENTS = 3  # matrices of a GEMM at most
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 
 
 class Segment(ctypes.Structure):
-    """One matrix of a product; its outputs are [n_tokens, n_rows]."""
+    """struct Segment: one weight matrix of a GEMM, whose output is [n_tokens, n_rows]."""
 
     _fields_ = (
         ("tiles", ctypes.c_uint64),
@@ -32,8 +34,8 @@ class Segment(ctypes.Structure):
     )
 
 
-class Matrices(ctypes.Structure):
-    """What every product is of."""
+class GemmArgs(ctypes.Structure):
+    """struct GemmArgs: parameters of every GEMM."""
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
         ("segment", Segment * SEGMENTS),
@@ -45,7 +47,7 @@ class Matrices(ctypes.Structure):
         ("activation", ctypes.c_int),
     )
 
-    def take(
+    def set_matrices(
         self,
         weights: Sequence[TiledMatrix],
         outs: Sequence[Address],
@@ -53,17 +55,19 @@ class Matrices(ctypes.Structure):
         epilogue: Epilogue,
         activation: str,
     ) -> None:
-        """Of outs[i][n_tokens, rows of weights[i]]; ValueError unless the matrices have one layout
-        and k, and there are as many outputs as the epilogue makes.
+        """Set the matrices of outs[i][n_tokens, rows of weights[i]] = x weights[i]^T.
+
+        Raises ValueError unless all matrices have the same layout and the same k, and the number of
+        outputs is the one that the epilogue makes.
         """
         first, glu = weights[0], epilogue == "GLU"
         if any(w.layout != first.layout or w.k != first.k for w in weights[1:]):
             raise ValueError(
-                "the matrices of one product have one layout and one number of columns"
+                "the matrices of one GEMM must have one layout and one number of columns"
             )
         if len(outs) != (1 if glu else len(weights)):
             raise ValueError(
-                f"{len(weights)} matrices and {len(outs)} outputs do not make a {epilogue} product"
+                f"a {epilogue} GEMM cannot have {len(weights)} matrices and {len(outs)} outputs"
             )
         tiles = 0
         for i, segment in enumerate(self.segment):
@@ -77,5 +81,6 @@ class Matrices(ctypes.Structure):
             tiles += w.tile_rows
         self.n_tiles = first.tile_rows if glu else tiles
         self.n_tokens, self.activation = n_tokens, ACTIVATIONS[activation]
-        self.streaming = EVICT_FIRST  # before what is read again: keys, values, norms, code
+        # weights leave L2 before the KV cache, norms and code, which are read again
+        self.streaming = EVICT_FIRST
         self.k, self.n_chunk = first.k, first.layout.chunks(first.k)

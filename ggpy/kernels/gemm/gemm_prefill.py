@@ -1,4 +1,4 @@
-"""Launches cuda/gemm/gemm_prefill.cu: tiled matrices times the activations of many tokens, for prompts."""
+"""Launches cuda/gemm/gemm_prefill.cu: the prefill GEMM for any GPU."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from collections.abc import Sequence
 from ...device.base import Device, Kernel
 from ..address import Address, address
 from ..layout.tile import TiledMatrix
-from .gemm import Epilogue, Matrices
+from ..struct_asserts import struct_asserts
+from .gemm import Epilogue, GemmArgs
 
 THREADS = 256
-TOKENS = 128  # of a block
-TILE_ROWS = 8  # of a block
-STAGE_BYTES = TOKENS * (64 + 32) * 2  # 64 columns of x, padded
+TOKENS = 128  # tokens of a CTA
+TILE_ROWS = 8  # tile rows of a CTA
+STAGE_BYTES = TOKENS * (64 + 32) * 2  # 64 columns of f16 x per token, and 32 of padding
 STAGES = (3, 2)  # as many as fit: two in the 64 KB of Turing
 
 
-class _Product(Matrices):
+class GemmPrefillArgs(GemmArgs):
+    """struct GemmPrefillArgs of cuda/gemm/gemm_prefill.cu."""
+
     _fields_ = (
         ("x", ctypes.c_uint64),
         ("residual", ctypes.c_uint64),
@@ -25,8 +28,11 @@ class _Product(Matrices):
     )
 
 
-class MulMatQ:
-    """y = x W^T for matrices of one layout. Instances are compiled as they are asked for."""
+ASSERTS = struct_asserts(GemmPrefillArgs)
+
+
+class GemmPrefill:
+    """The prefill GEMM y = x W^T. Instances of the kernel are compiled at their first launch."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -45,22 +51,25 @@ class MulMatQ:
         activation: str = "silu",
         soft_cap: float = 0.0,
     ) -> None:
-        """Enqueue outs[i][n_tokens, rows of weights[i]] = half x[n_tokens, k] weights[i]^T.
+        """Enqueue outs[i][n_tokens, rows of weights[i]] = x[n_tokens, k] weights[i]^T; x is f16.
 
-        Epilogues as in MulMatTile.launch. All weights have one layout and one k.
+        Epilogues STORE, ADD and GLU as in GemmDecode.launch. All weights have the same layout and
+        k.
         """
-        product = _Product(x=address(x), residual=address(residual), soft_cap=soft_cap)
-        product.take(weights, outs, n_tokens, epilogue, activation)
+        args = GemmPrefillArgs(x=address(x), residual=address(residual), soft_cap=soft_cap)
+        args.set_matrices(weights, outs, n_tokens, epilogue, activation)
         rows = TILE_ROWS // 2 if epilogue == "GLU" else TILE_ROWS
-        grid = -(-n_tokens // TOKENS), -(-product.n_tiles // rows)
+        grid = -(-n_tokens // TOKENS), -(-args.n_tiles // rows)
         kernel = self._kernel(weights[0].layout.type_name, epilogue)
         shared = self.stages * STAGE_BYTES
-        kernel.launch(grid, THREADS, (product,), smem=shared, pdl=True)
+        kernel.launch(grid, THREADS, (args,), smem=shared, pdl=True)
 
     def _kernel(self, layout: str, epilogue: Epilogue) -> Kernel:
         key = layout, epilogue
         if key not in self._kernels:
             name = f"gemm_prefill<{layout}, {epilogue}>"
             defines = {"X_STAGES": self.stages}
-            self._kernels[key] = self.device.kernel("gemm/gemm_prefill.cu", name, defines=defines)
+            self._kernels[key] = self.device.kernel(
+                "gemm/gemm_prefill.cu", name, defines=defines, extra_source=ASSERTS
+            )
         return self._kernels[key]

@@ -1,7 +1,7 @@
-"""Launches cuda/gemm/gemm_skinny.cu: matrices in tiles of 8 or 16 bits times the packed activations of
-few tokens, which lie in shared memory in whole.
+"""Launches cuda/gemm/gemm_skinny.cu: matrices in tiles of 8 or 16 bits times packed x of up to 16
+tokens, all of which lies in shared memory.
 
-When this product is made is ops' business.
+The plan (backends/cuda/plan) decides which GEMMs use this kernel.
 """
 
 from __future__ import annotations
@@ -16,57 +16,68 @@ from ...device.base import Device, Kernel
 from ..address import Address, address
 from ..layout.pack import PLAIN, STEP, UNIT, steps_of
 from ..layout.tile import ROWS, Layout, TiledMatrix
-from ..norm.deferred_norm import MOST_TOKENS, Handed, HandedParameters
-from .gemm import SEGMENTS, STATIC_SHARED, Epilogue, Matrices
-from .hopper import LeftSums, has_clusters
+from ..norm.deferred_norm import MAX_TOKENS, DeferredNorm, DeferredNormArgs
+from ..struct_asserts import struct_asserts
+from .gemm import SEGMENTS, STATIC_SHARED, Epilogue, GemmArgs
+from .hopper import SplitKWorkspace, has_clusters
 
-WARPS = 16  # of a block
-TOKENS = (4, 8, 16)  # of one launch, an instance each
-STAGES = (3, 2)  # of a ring: as many as there is room for
-CLUSTERS = (1, 2)  # blocks that share x, where they can: as few as leave room for these
-PARTS = 4  # blocks that share x otherwise, and leave sums to each other in memory
-OUTPUTS = 16  # tokens of the rounds between two barriers: an output for each thread of a block
+WARPS = 16  # warps of a CTA
+TOKENS = (4, 8, 16)  # tokens of one launch at most; one instance of the kernel each
+STAGES = (3, 2)  # of a warp's pipeline: as many as fit
+CLUSTERS = (1, 2)  # CTAs of a cluster that shares x: as few as x fits into
+SPLIT_K = 4  # CTAs that share x otherwise, and pass sums through the split-K workspace
+OUTPUTS = 16  # tokens x rounds between two barriers at most: one output per thread of a CTA
 
 
 @dataclass(frozen=True)
-class Fit:
-    """How a product is made: tokens of the instance, blocks that share x as a cluster, or that do
-    without, stages, rounds between two barriers, bytes of shared memory.
+class GemmSkinnyConfig:
+    """Configuration of a launch.
+
+    tokens: TOKENS of the instance. cluster: CTAs of a cluster that shares x. split_k: CTAs that
+    share x without a cluster. stages: of each warp's pipeline. batch: rounds between two barriers.
+    shared: bytes of dynamic shared memory of a CTA.
     """
 
     tokens: int
     cluster: int
-    parts: int
+    split_k: int
     stages: int
     batch: int
     shared: int
 
 
-class _Product(Matrices):
+class GemmSkinnyArgs(GemmArgs):
+    """struct GemmSkinnyArgs of cuda/gemm/gemm_skinny.cu."""
+
     _fields_ = (
         ("x", ctypes.c_uint64),
-        ("handed", HandedParameters),
+        ("deferred_norm", DeferredNormArgs),
         ("partial", ctypes.c_uint64),
         ("order", ctypes.c_int),
-        ("patient", ctypes.c_int),
-        ("each", ctypes.c_int),
-        ("rest", ctypes.c_int),
+        ("slow_producer", ctypes.c_int),
+        ("tiles_per_cluster", ctypes.c_int),
+        ("remainder", ctypes.c_int),
     )
 
 
-class MulMatFew:
-    """y = x W^T for matrices of one layout. Instances are compiled as they are asked for."""
+ASSERTS = struct_asserts(GemmSkinnyArgs)
 
-    def __init__(self, device: Device, multiprocessors: int, sums: LeftSums | None = None) -> None:
-        """sums: memory that other products leave sums in as well; by default it has its own."""
-        self.device, self.multiprocessors = device, multiprocessors
-        self._sums = sums or LeftSums(device, multiprocessors)
+
+class GemmSkinny:
+    """The skinny GEMM y = x W^T. Instances of the kernel are compiled at their first launch."""
+
+    def __init__(
+        self, device: Device, n_sms: int, workspace: SplitKWorkspace | None = None
+    ) -> None:
+        """workspace: split-K workspace shared with other GEMMs; None: allocate one."""
+        self.device, self.n_sms = device, n_sms
+        self._workspace = workspace or SplitKWorkspace(device, n_sms)
         self._shared = device.shared_bytes - STATIC_SHARED
         self._kernels: dict[tuple, Kernel] = {}
 
-    def fit(self, w: TiledMatrix, n_tokens: int) -> Fit | None:
-        """How a product of so many tokens with w is made; None: x would not lie in shared memory in
-        whole.
+    def config_for(self, w: TiledMatrix, n_tokens: int) -> GemmSkinnyConfig | None:
+        """The configuration for n_tokens tokens and matrices like w; None if x does not fit in
+        shared memory.
         """
         tokens = next((t for t in TOKENS if t >= n_tokens), None)
         if tokens is None:
@@ -74,14 +85,14 @@ class MulMatFew:
         clusters = CLUSTERS if has_clusters(self.device.arch) else (1,)
         batches = [b for b in (4, 2, 1) if b * tokens <= OUTPUTS]
         choices = [(*first, 1, batch) for *first, batch in product(STAGES, clusters, batches)]
-        if SEGMENTS * w.tile_rows * PARTS * ROWS * tokens <= self._sums.floats:
-            choices += [(stages, 1, PARTS, 1) for stages in STAGES]
-        for stages, cluster, parts, batch in choices:
-            if w.k % (cluster * parts * max(UNIT, w.layout.chunk_k)):
+        if SEGMENTS * w.tile_rows * SPLIT_K * ROWS * tokens <= self._workspace.floats:
+            choices += [(stages, 1, SPLIT_K, 1) for stages in STAGES]
+        for stages, cluster, split_k, batch in choices:
+            if w.k % (cluster * split_k * max(UNIT, w.layout.chunk_k)):
                 continue
-            shared = shared_bytes(w, tokens, cluster, parts, stages, batch)
+            shared = shared_bytes(w, tokens, cluster, split_k, stages, batch)
             if shared <= self._shared:
-                return Fit(tokens, cluster, parts, stages, batch, shared)
+                return GemmSkinnyConfig(tokens, cluster, split_k, stages, batch, shared)
         return None
 
     def launch(
@@ -94,51 +105,63 @@ class MulMatFew:
         epilogue: Epilogue = "STORE",
         activation: str = "silu",
         order: int = PLAIN,
-        late: bool = False,
-        handed: Handed | None = None,
+        slow_producer: bool = False,
+        deferred_norm: DeferredNorm | None = None,
         pdl: bool = True,
     ) -> None:
         """Enqueue outs[i][n_tokens, rows of weights[i]] = x[n_tokens, k] weights[i]^T.
 
-        x is packed in the order of the weights' layout. STORE: floats. ADD: float out += y, for one
-        weight. GLU: of two weights, one half out = activation(y0) * y1, in rows or packed. All
-        weights have one layout and one k. late: what makes x takes long, so that weights are copied
-        meanwhile at leisure. handed: a norm of at most MOST_TOKENS, of what ADD leaves, or that of
-        x. pdl: weights are read before the kernel before has ended. ValueError without a `fit`.
-        """
-        first, fit = weights[0], self.fit(weights[0], n_tokens)
-        if fit is None:
-            raise ValueError(f"{n_tokens} tokens of {first.k} columns do not lie in shared memory")
-        parameters = _Product(x=address(x), order=order, patient=late)
-        parameters.take(weights, outs, n_tokens, epilogue, activation)
-        sharers = fit.cluster * fit.parts
-        clusters = min(self.multiprocessors // sharers, parameters.n_tiles)
-        parameters.each, parameters.rest = divmod(parameters.n_tiles, clusters)
-        if handed is not None:
-            if n_tokens > MOST_TOKENS:
-                raise ValueError(f"a norm of {n_tokens} tokens is not handed on")
-            parameters.handed = handed.parameters()
-        if fit.parts > 1:
-            self._sums.give(parameters)
-        kernel = self._kernel(first.layout, fit, epilogue)
-        grid, threads, args = clusters * sharers, WARPS * 32, (parameters,)
-        shape: dict[str, Any] = {"smem": fit.shared, "cluster": fit.cluster}
-        kernel.launch(grid, threads, args, pdl=pdl, cooperative=fit.parts > 1, **shape)
+        x is f16, packed in the order of the weights' layout. All weights have the same layout and
+        k.
 
-    def _kernel(self, layout: Layout, fit: Fit, epilogue: Epilogue) -> Kernel:
-        instance = layout.type_name, fit.tokens, epilogue, fit.cluster, fit.parts
-        defines = {"WARPS": WARPS, "STAGES": fit.stages, "BATCH": fit.batch}
+        | epilogue | weights  | output                                                    |
+        | STORE    | up to 3  | f32 y                                                     |
+        | ADD      | 1        | f32 out += y                                              |
+        | GLU      | gate, up | one f16 activation(y0) * y1, as rows or packed in `order` |
+
+        slow_producer: the kernel that makes x takes long, so weights fill the whole pipeline before
+        x is requested. deferred_norm: the norm of the output of ADD, which the next GEMM applies,
+        or the norm of x that the previous GEMM deferred; at most MAX_TOKENS tokens. pdl: read
+        weights before the previous kernel has ended.
+
+        Raises ValueError if config_for() returns None or a deferred norm has too many tokens.
+        """
+        first, config = weights[0], self.config_for(weights[0], n_tokens)
+        if config is None:
+            raise ValueError(f"{n_tokens} tokens of {first.k} columns do not fit in shared memory")
+        args = GemmSkinnyArgs(x=address(x), order=order, slow_producer=slow_producer)
+        args.set_matrices(weights, outs, n_tokens, epilogue, activation)
+        ctas_sharing_x = config.cluster * config.split_k
+        clusters = min(self.n_sms // ctas_sharing_x, args.n_tiles)
+        args.tiles_per_cluster, args.remainder = divmod(args.n_tiles, clusters)
+        if deferred_norm is not None:
+            if n_tokens > MAX_TOKENS:
+                raise ValueError(f"{n_tokens} tokens are too many for a deferred norm")
+            args.deferred_norm = deferred_norm.args()
+        if config.split_k > 1:
+            self._workspace.attach(args)
+        kernel = self._kernel(first.layout, config, epilogue)
+        grid, threads = clusters * ctas_sharing_x, WARPS * 32
+        shape: dict[str, Any] = {"smem": config.shared, "cluster": config.cluster}
+        cooperative = config.split_k > 1
+        kernel.launch(grid, threads, (args,), pdl=pdl, cooperative=cooperative, **shape)
+
+    def _kernel(self, layout: Layout, config: GemmSkinnyConfig, epilogue: Epilogue) -> Kernel:
+        instance = layout.type_name, config.tokens, epilogue, config.cluster, config.split_k
+        defines = {"WARPS": WARPS, "STAGES": config.stages, "BATCH": config.batch}
         key = *instance, *defines.values()
         if key not in self._kernels:
             name = f"gemm_skinny<{', '.join(map(str, instance))}>"
-            self._kernels[key] = self.device.kernel("gemm/gemm_skinny.cu", name, defines=defines)
+            self._kernels[key] = self.device.kernel(
+                "gemm/gemm_skinny.cu", name, defines=defines, extra_source=ASSERTS
+            )
         return self._kernels[key]
 
 
 def shared_bytes(
-    w: TiledMatrix, tokens: int, cluster: int, parts: int, stages: int, batch: int
+    w: TiledMatrix, tokens: int, cluster: int, split_k: int, stages: int, batch: int
 ) -> int:
-    """Dynamic shared memory of a block: rings, sums of two batches of rounds, x."""
-    ring = WARPS * stages * w.layout.chunk_bytes
-    sums = 2 * batch * cluster * WARPS * ROWS * tokens * 4
-    return ring + sums + steps_of(w.k) * 2 * STEP * tokens // (cluster * parts)
+    """Bytes of dynamic shared memory of a CTA: pipelines, sums of two batches of rounds, x."""
+    stages_bytes = WARPS * stages * w.layout.chunk_bytes
+    partials = 2 * batch * cluster * WARPS * ROWS * tokens * 4
+    return stages_bytes + partials + steps_of(w.k) * 2 * STEP * tokens // (cluster * split_k)

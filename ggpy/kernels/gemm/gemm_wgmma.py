@@ -1,6 +1,7 @@
-"""Launches cuda/gemm/gemm_wgmma.cu: tiled matrices times packed activations, on Hopper.
+"""Launches cuda/gemm/gemm_wgmma.cu: tiled matrices times packed x, on Hopper.
 
-How output is dealt out is schedule.py's, when this product is made is ops' business.
+tile_scheduler.py assigns work tiles to CTAs; the plan (backends/cuda/plan) decides which GEMMs use
+this kernel.
 """
 
 from __future__ import annotations
@@ -10,49 +11,59 @@ from collections.abc import Sequence
 
 from ...device.base import Device, Kernel
 from ..address import Address, address
-from ..attention.rope_kv import Turning, TurningParameters, give_turning
+from ..attention.rope_kv import RopeEpilogue, RopeEpilogueArgs, set_rope_epilogue
 from ..layout.pack import PLAIN, STEP, steps_of
 from ..layout.tile import ROWS, Layout, TiledMatrix
-from ..norm.deferred_norm import Handed, HandedParameters
-from .gemm import Epilogue, Matrices
-from .hopper import THREADS, TILE_ROWS, Dealt, LeftSums, dealt
-from .tile_scheduler import Cost, Cut, Stages, Tiles, fastest
+from ..norm.deferred_norm import DeferredNorm, DeferredNormArgs
+from ..struct_asserts import struct_asserts
+from .gemm import Epilogue, GemmArgs
+from .hopper import THREADS, TILE_ROWS, SplitKWorkspace, TileSchedulerArgs, tile_scheduler_args
+from .tile_scheduler import Cost, KStages, TileCosts, TileSchedule, Tiling, fastest
 
-HANDED_TOKENS = 8  # of a tile whose norm may be handed on
-EARLY = 52 << 10  # bytes of weights that a block asks for before x is there
-TILES = Tiles(
+DEFERRED_NORM_TOKENS = 8  # tokens of the only work tile that supports a deferred norm
+PREFETCH_BYTES = 52 << 10  # weights that a CTA requests before x is available
+TILE_COSTS = TileCosts(
     {
         32: Cost(step=0.57, output=0.0, to_all=5.5, to_each=0.26),
         64: Cost(step=1.04, output=0.0, to_all=10.9, to_each=0.35),
         128: Cost(step=0.87, output=0.0, to_all=12.2, to_each=1.52),
         256: Cost(step=1.44, output=0.0, to_all=18.3, to_each=3.05),
     },
-    few=(8, 16),
+    always_split=(8, 16),
     memory=0.109,
     pairs=True,
 )
 
 
-class _Product(Matrices):
+class GemmWgmmaArgs(GemmArgs):
+    """struct GemmWgmmaArgs of cuda/gemm/gemm_wgmma.cu."""
+
     _fields_ = (
         ("x", ctypes.c_uint64),
         ("partial", ctypes.c_uint64),
-        ("dealt", Dealt),
-        ("handed", HandedParameters),
+        ("scheduler", TileSchedulerArgs),
+        ("deferred_norm", DeferredNormArgs),
         ("order", ctypes.c_int),
-        ("early", ctypes.c_int),
-        ("turning", TurningParameters),
+        ("prefetch_stages", ctypes.c_int),
+        ("rope_epilogue", RopeEpilogueArgs),
     )
 
 
-class MulMatWgmma:
-    """y = x W^T for matrices of one layout. Instances are compiled as they are asked for."""
+ASSERTS = struct_asserts(GemmWgmmaArgs)
 
-    def __init__(self, device: Device, multiprocessors: int, sums: LeftSums | None = None) -> None:
-        """sums: memory that other products leave sums in as well; by default it has its own."""
-        self.device, self.multiprocessors = device, multiprocessors
+
+class GemmWgmma:
+    """The Hopper prefill GEMM y = x W^T. Instances of the kernel are compiled at their first
+    launch.
+    """
+
+    def __init__(
+        self, device: Device, n_sms: int, workspace: SplitKWorkspace | None = None
+    ) -> None:
+        """workspace: split-K workspace shared with other GEMMs; None: allocate one."""
+        self.device, self.n_sms = device, n_sms
         self._kernels: dict[tuple, Kernel] = {}
-        self._sums = sums or LeftSums(device, multiprocessors)
+        self._workspace = workspace or SplitKWorkspace(device, n_sms)
 
     def launch(
         self,
@@ -64,72 +75,100 @@ class MulMatWgmma:
         epilogue: Epilogue = "STORE",
         activation: str = "silu",
         order: int = PLAIN,
-        cut: Cut | None = None,
-        late: bool = False,
-        handed: Handed | None = None,
-        turning: Turning | None = None,
+        tiling: Tiling | None = None,
+        slow_producer: bool = False,
+        deferred_norm: DeferredNorm | None = None,
+        rope_epilogue: RopeEpilogue | None = None,
         pdl: bool = True,
     ) -> None:
         """Enqueue outs[i][n_tokens, rows of weights[i]] = x[n_tokens, k] weights[i]^T.
 
-        x is packed in the order of the weights' layout. STORE: floats. ADD: float out += y, for one
-        weight. GLU: of two weights, one half out = activation(y0) * y1, in rows or packed. QKV: of
-        q, k and v, rotated as `turning` says, halves q[T, H * E] and a layer's pages of keys and of
-        values (RopeKv.product_turns). All weights have one layout and one k. late: x is made by few
-        blocks, beside which others of this kernel wait for it. handed: a norm of HANDED_TOKENS at
-        most, of what ADD leaves, or that of x. pdl: weights are read before the kernel before has
-        ended.
-        """
-        first, glu = weights[0], epilogue == "GLU"
-        product = _Product(x=address(x), order=order)
-        product.take(weights, outs, n_tokens, epilogue, activation)
-        rows = TILE_ROWS // 2 if glu else TILE_ROWS
-        row_blocks = -(-product.n_tiles // rows)
-        if order != PLAIN:  # the zeros behind the last column, too
-            row_blocks = steps_of(first.n_rows)
-        stages = stages_of(first.layout, first.k)
-        cut = cut or fastest(TILES, row_blocks, n_tokens, stages, self.multiprocessors)
-        schedule = cut.deal(row_blocks, n_tokens, stages.count, self.multiprocessors)
-        product.dealt = dealt(schedule, stages.count)
-        give_turning(product, weights, epilogue, turning)
-        product.early = 1 if late else early_stages(first.layout)
-        if handed is not None:
-            if cut.tokens != HANDED_TOKENS or n_tokens > cut.tokens:
-                raise ValueError(f"a norm of {n_tokens} tokens is not handed on")
-            product.handed = handed.parameters()
-        if cut.split:
-            self._sums.give(product)
-        cluster = schedule.sharers
-        kernel = self._kernel(first.layout, cut.tokens, epilogue, cluster)
-        args = (product,)
-        kernel.launch(schedule.blocks, THREADS, args, smem=cut.shared, cluster=cluster, pdl=pdl)
+        x is f16, packed in the order of the weights' layout. All weights have the same layout and
+        k.
 
-    def _kernel(self, layout: Layout, tokens: int, epilogue: Epilogue, sharers: int) -> Kernel:
-        key = layout, tokens, epilogue, sharers
+        | epilogue | weights  | output                                                         |
+        | STORE    | up to 3  | f32 y                                                          |
+        | ADD      | 1        | f32 out += y                                                   |
+        | GLU      | gate, up | one f16 activation(y0) * y1, as rows or packed in `order`      |
+        | QKV      | q, k, v  | as `rope_epilogue` says: f16 q[T, H * E], a layer's KV pages   |
+
+        QKV needs RopeKv.supports_rope_epilogue. slow_producer: few CTAs make x, while CTAs of this
+        kernel wait on the other SMs. deferred_norm: the norm of the output of ADD, which the next
+        GEMM applies, or the norm of x that the previous GEMM deferred; at most DEFERRED_NORM_TOKENS
+        tokens. pdl: read weights before the previous kernel has ended.
+
+        Raises ValueError if a deferred norm has too many tokens.
+        """
+        first = weights[0]
+        args = GemmWgmmaArgs(x=address(x), order=order)
+        args.set_matrices(weights, outs, n_tokens, epilogue, activation)
+        tiling, schedule = self.schedule(weights, n_tokens, epilogue, order, tiling)
+        stages = k_stages(first.layout, first.k)
+        args.scheduler = tile_scheduler_args(schedule, stages.count)
+        set_rope_epilogue(args, weights, epilogue, rope_epilogue)
+        args.prefetch_stages = 1 if slow_producer else prefetch_stages(first.layout)
+        if deferred_norm is not None:
+            if tiling.tokens != DEFERRED_NORM_TOKENS or n_tokens > tiling.tokens:
+                raise ValueError(f"{n_tokens} tokens are too many for a deferred norm")
+            args.deferred_norm = deferred_norm.args()
+        if tiling.split:
+            self._workspace.attach(args)
+        cluster = schedule.cluster
+        kernel = self._kernel(first.layout, tiling.tokens, epilogue, cluster)
+        kernel.launch(schedule.ctas, THREADS, (args,), smem=tiling.shared, cluster=cluster, pdl=pdl)
+
+    def schedule(
+        self,
+        weights: Sequence[TiledMatrix],
+        n_tokens: int,
+        epilogue: Epilogue,
+        order: int = PLAIN,
+        tiling: Tiling | None = None,
+    ) -> tuple[Tiling, TileSchedule]:
+        """The tiling and the schedule of the output; by default the fastest tiling."""
+        first, tiles = weights[0], sum(w.tile_rows for w in weights)
+        row_blocks = -(-tiles // TILE_ROWS)
+        if epilogue == "GLU":
+            row_blocks = -(-first.tile_rows // (TILE_ROWS // 2))
+        if order != PLAIN:  # a packed output has zeros after the last column
+            row_blocks = steps_of(first.n_rows)
+        stages = k_stages(first.layout, first.k)
+        tiling = tiling or fastest(TILE_COSTS, row_blocks, n_tokens, stages, self.n_sms)
+        return tiling, tiling.schedule(row_blocks, n_tokens, stages.count, self.n_sms)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of the split-K workspace."""
+        return 4 * self._workspace.floats
+
+    def _kernel(self, layout: Layout, tokens: int, epilogue: Epilogue, cluster: int) -> Kernel:
+        key = layout, tokens, epilogue, cluster
         if key not in self._kernels:
-            name = instance(layout, tokens, epilogue, sharers)
-            self._kernels[key] = self.device.kernel("gemm/gemm_wgmma.cu", name)
+            name = instance(layout, tokens, epilogue, cluster)
+            self._kernels[key] = self.device.kernel(
+                "gemm/gemm_wgmma.cu", name, extra_source=ASSERTS
+            )
         return self._kernels[key]
 
 
 def stage_columns(layout: Layout) -> int:
-    """Columns of a stage: a chunk, or two of 64."""
+    """Columns of a stage: one chunk, or two chunks of 64 columns."""
     return max(layout.chunk_k, 2 * STEP)
 
 
-def stages_of(layout: Layout, k: int) -> Stages:
-    """The stages of a row."""
+def k_stages(layout: Layout, k: int) -> KStages:
+    """The stages of K for matrices of this layout."""
     columns = stage_columns(layout)
     bits = 8 * layout.used_bytes / (ROWS * layout.chunk_k)
-    return Stages(-(-steps_of(k) * STEP // columns), columns, bits)
+    return KStages(-(-steps_of(k) * STEP // columns), columns, bits)
 
 
-def instance(layout: Layout, tokens: int, epilogue: Epilogue, sharers: int = 1) -> str:
-    """The name of a kernel."""
-    return f"gemm_wgmma<{layout.type_name}, {tokens}, {epilogue}, {sharers}>"
+def instance(layout: Layout, tokens: int, epilogue: Epilogue, cluster: int = 1) -> str:
+    """The name of a kernel instance."""
+    return f"gemm_wgmma<{layout.type_name}, {tokens}, {epilogue}, {cluster}>"
 
 
-def early_stages(layout: Layout) -> int:
-    """Stages of weights that are asked for before x is there: more would make x late."""
+def prefetch_stages(layout: Layout) -> int:
+    """Stages of weights to request before x is available. More stages would delay x."""
     chunks = 2 if layout.chunk_k == STEP else 1
-    return max(1, EARLY // (chunks * TILE_ROWS * layout.chunk_bytes))
+    return max(1, PREFETCH_BYTES // (chunks * TILE_ROWS * layout.chunk_bytes))

@@ -1,5 +1,5 @@
-"""What launches on Hopper share: who has its instructions, how blocks are made up, and the memory
-through which they leave sums to each other (cuda/gemm/tile_scheduler.cuh).
+"""What GEMM launches on Hopper share: which GPUs support them, the shape of a CTA, the parameters
+of a tile schedule, and the split-K workspace (cuda/gemm/tile_scheduler.cuh).
 """
 
 from __future__ import annotations
@@ -9,67 +9,71 @@ from functools import cache
 from typing import Any
 
 from ...device.base import Buffer, Device, capability
-from .tile_scheduler import TOKENS, Schedule
+from .tile_scheduler import TOKENS, TileSchedule
 
-THREADS = 384  # two warpgroups that multiply, one that copies
-TILE_ROWS = 8  # of a block
+THREADS = 384  # two consumer warpgroups and a producer warpgroup
+TILE_ROWS = 8  # tile rows of a CTA
 ROW_BLOCK = TILE_ROWS * 16
-EMPTY = 0x80  # each byte of memory for sums where there is none
+EMPTY = 0x80  # each byte of an empty word of the split-K workspace
 
 
 def has_wgmma(arch: str) -> bool:
-    """Whether a GPU of this architecture ("sm_90a") has the instructions."""
+    """Whether a GPU of this architecture ("sm_90a") has wgmma."""
     return arch == "sm_90a"
 
 
 def has_clusters(arch: str) -> bool:
-    """Whether blocks of a GPU of this architecture can share their shared memory."""
+    """Whether a GPU of this architecture has clusters of CTAs."""
     return capability(arch) >= 90
 
 
-class Dealt(ctypes.Structure):
-    """The structure of cuda/gemm/tile_scheduler.cuh."""
+class TileSchedulerArgs(ctypes.Structure):
+    """struct TileSchedulerArgs of cuda/gemm/tile_scheduler.cuh."""
 
     _fields_ = (
         ("n_tiles", ctypes.c_int),
         ("token_blocks", ctypes.c_int),
-        ("rounds", ctypes.c_int),
+        ("waves", ctypes.c_int),
         ("stages", ctypes.c_int),
-        ("each", ctypes.c_int),
-        ("more", ctypes.c_int),
-        ("by_stages", ctypes.c_uint32),
-        ("by_token_blocks", ctypes.c_uint32),
+        ("stages_per_cta", ctypes.c_int),
+        ("remainder", ctypes.c_int),
+        ("inverse_stages", ctypes.c_uint32),
+        ("inverse_token_blocks", ctypes.c_uint32),
         ("paired", ctypes.c_int),
     )
 
 
 @cache
-def dealt(schedule: Schedule, stages: int) -> Dealt:
-    """A schedule of tiles with so many stages of K each, as kernels have it."""
-    cut = max(0, schedule.tiles - schedule.rounds * schedule.blocks)
-    each, more = divmod(cut * stages, schedule.blocks)
+def tile_scheduler_args(schedule: TileSchedule, stages: int) -> TileSchedulerArgs:
+    """Kernel parameters of a schedule whose tiles have `stages` stages of K each."""
+    split_tiles = max(0, schedule.tiles - schedule.waves * schedule.ctas)
+    stages_per_cta, remainder = divmod(split_tiles * stages, schedule.ctas)
     inverses = inverse(stages), inverse(schedule.token_blocks)
-    token_blocks, rounds = schedule.token_blocks, schedule.rounds
-    sizes = schedule.tiles, token_blocks, rounds, stages, each, more
-    return Dealt(*sizes, *inverses, schedule.sharers > 1)
+    token_blocks, waves = schedule.token_blocks, schedule.waves
+    sizes = schedule.tiles, token_blocks, waves, stages, stages_per_cta, remainder
+    return TileSchedulerArgs(*sizes, *inverses, schedule.cluster > 1)
 
 
 def inverse(divisor: int) -> int:
-    """What `divided` of cuda/gemm/tile_scheduler.cuh divides by."""
+    """The inverse that `divided` in cuda/gemm/tile_scheduler.cuh multiplies by: floor(2^32 / d) +
+    1, or 0 for d = 1.
+    """
     return 0 if divisor == 1 else (1 << 32) // divisor + 1
 
 
-class LeftSums:
-    """Sums that blocks leave to others; launches find and leave it EMPTY (cuda/gemm/tile_scheduler.cuh)."""
+class SplitKWorkspace:
+    """The split-K workspace: partial sums that CTAs pass to each other. Every word is EMPTY before
+    and after each launch (cuda/gemm/tile_scheduler.cuh).
+    """
 
-    def __init__(self, device: Device, multiprocessors: int) -> None:
+    def __init__(self, device: Device, n_sms: int) -> None:
         self.device = device
-        self.floats = 2 * multiprocessors * ROW_BLOCK * TOKENS[-1]  # of two tiles a block
+        self.floats = 2 * n_sms * ROW_BLOCK * TOKENS[-1]  # two tiles per SM
         self._made: Buffer | None = None
 
-    def give(self, product: Any) -> None:
-        """Set `partial` of a product's parameters."""
+    def attach(self, args: Any) -> None:
+        """Set `partial` in a GEMM's parameters; allocates the workspace at the first call."""
         if self._made is None:
             self._made = self.device.alloc(4 * self.floats, "partial sums")
             self.device.fill(self._made, EMPTY)
-        product.partial = self._made.address
+        args.partial = self._made.address

@@ -1,9 +1,9 @@
-"""How a product of tiles is dealt out to the multiprocessors of a GPU: the schedules of the
-literature by name, and which of them is taken for a shape.
+"""Schedules of GEMM work tiles: how the tiles of an output are assigned to the CTAs of a launch
+(data-parallel, split-K, stream-K), and which schedule is fastest for a shape.
 
-Output is cut into tiles of 128 rows x `tokens`, and each tile into stages of K. A schedule says
-which blocks of threads make which of them. Pure arithmetic: nothing is launched here. What each
-schedule gives has been measured: SCHEDULES.md.
+The output is divided into work tiles of 128 rows x `tokens`, and each tile into stages of K. A
+schedule assigns stages of tiles to CTAs. This module only computes; it launches nothing. LOG.md and
+docs/schedules.md have the measurements.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import NamedTuple
 
-TOKENS = (8, 16, 32, 64, 128, 256)  # of a tile of output, an instance each
-PIECES = (2, 4, 8)  # of a tile that so many blocks share
+TOKENS = (8, 16, 32, 64, 128, 256)  # tokens of a work tile; one instance of the kernel each
+SPLIT_K = (2, 4, 8)  # CTAs that may share a work tile
 
 
 class Cost(NamedTuple):
-    """Microseconds that tiles of so many tokens take of a block: 128 columns, the outputs of a
-    tile, handing sums over where all blocks share all tiles, and for each of a tile's pieces.
+    """Microseconds that a CTA needs for work tiles of a given number of tokens.
+
+    step: 128 columns of K. output: the outputs of a tile. to_all: passing sums if all CTAs share
+    all tiles (stream-K). to_each: passing sums, per CTA that shares the tile (split-K).
     """
 
     step: float
@@ -29,38 +31,38 @@ class Cost(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Tiles:
-    """The tiles of a product, and what they take on an H200 (SCHEDULES.md).
+class TileCosts:
+    """The work tiles of a GEMM kernel, and their costs measured on an H200.
 
-    costs: by the tokens of a tile. few: tokens of tiles with so few sums that all blocks share all
-    of them. memory: microseconds of 128 columns at least, for each bit of a weight, where two
-    blocks share a multiprocessor. alone: none do. halved: tokens that fit in one tile may be cut
-    into two. pairs: whole tiles are made by pairs of blocks, where they may be.
+    costs: by tokens of a tile. always_split: tokens of tiles that always use stream-K, because they
+    have few sums. memory: lower bound of microseconds per 128 columns and per bit of a weight, if
+    two CTAs share an SM. one_cta_per_sm: CTAs never share an SM. may_halve: tokens that fit in one
+    tile may be divided into two. pairs: clusters of two CTAs make whole tiles, where possible.
     """
 
     costs: Mapping[int, Cost]
-    few: tuple[int, ...] = ()
+    always_split: tuple[int, ...] = ()
     memory: float = 0.0
-    alone: bool = False
-    halved: bool = False
+    one_cta_per_sm: bool = False
+    may_halve: bool = False
     pairs: bool = False
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Tokens of a tile, an instance each."""
-        return *self.few, *self.costs
+        """Tokens of a work tile; one instance of the kernel each."""
+        return *self.always_split, *self.costs
 
     def sizes(self, n_tokens: int) -> tuple[int, ...]:
-        """Those that so many tokens may be cut into."""
+        """Tile sizes to consider for n_tokens tokens."""
         size = next((size for size in self.tokens if size >= n_tokens), self.tokens[-1])
-        halved = self.halved and n_tokens <= size
-        both = size // 2 in self.costs and (halved or size == TOKENS[-1])
+        may_halve = self.may_halve and n_tokens <= size
+        both = size // 2 in self.costs and (may_halve or size == TOKENS[-1])
         return (size // 2, size) if both else (size,)
 
 
 @dataclass(frozen=True)
-class Stages:
-    """How K is cut: `count` stages of `columns` each, of weights of `bits`, scales included."""
+class KStages:
+    """How K is divided: `count` stages of `columns` columns. bits: of a weight, scales included."""
 
     count: int
     columns: int
@@ -68,125 +70,131 @@ class Stages:
 
 
 @dataclass(frozen=True)
-class Cut:
-    """How a product is to be dealt out: tokens of a tile, and whether blocks share tiles.
+class Tiling:
+    """How to divide the output of a GEMM.
 
-    pieces: blocks that share each tile, or 0: all blocks share all tiles evenly. whole_first:
-    where tiles share weights, rounds of whole tiles come before those that are shared. pairs:
-    where none is left over, two blocks copy the activations of a tile for both; see may_pair.
-    alone: no two blocks share a multiprocessor.
+    tokens: of a work tile. split: CTAs share tiles. split_k: CTAs per shared tile; 0: all CTAs
+    share all tiles evenly (stream-K). whole_waves_first: where several tiles use the same weights,
+    waves of whole tiles precede the shared tiles. pairs: clusters of two CTAs copy the x of a tile
+    for both, if no tile is left over (see may_pair). one_cta_per_sm: CTAs never share an SM.
     """
 
     tokens: int
     split: bool
-    pieces: int = field(default=0, kw_only=True)
-    whole_first: bool = field(default=True, kw_only=True)
+    split_k: int = field(default=0, kw_only=True)
+    whole_waves_first: bool = field(default=True, kw_only=True)
     pairs: bool = field(default=False, kw_only=True)
-    alone: bool = field(default=False, kw_only=True)
+    one_cta_per_sm: bool = field(default=False, kw_only=True)
 
     @property
     def may_pair(self) -> bool:
-        """Whether there are pairs: of whole tiles alone, of many tokens."""
+        """Whether CTAs may form pairs: only whole tiles of the largest size."""
         return not self.split and self.tokens == TOKENS[-1]
 
     @property
-    def per_multiprocessor(self) -> int:
-        """Blocks that a multiprocessor runs at the same time."""
-        return 1 if self.alone or self.tokens > 64 else 2
+    def ctas_per_sm(self) -> int:
+        """Resident CTAs per SM."""
+        return 1 if self.one_cta_per_sm or self.tokens > 64 else 2
 
     @property
     def shared(self) -> int:
-        """Bytes of dynamic shared memory of a block."""
-        return (112 if self.per_multiprocessor == 2 else 226) << 10
+        """Bytes of dynamic shared memory of a CTA."""
+        return (112 if self.ctas_per_sm == 2 else 226) << 10
 
-    def rounds(self, tiles: int, token_blocks: int, blocks: int) -> int:
-        """Rounds of whole tiles. Where each weight is used once, none of them need be whole."""
+    def whole_waves(self, tiles: int, token_blocks: int, ctas: int) -> int:
+        """Waves of whole tiles. If each weight is used by one tile only, no wave must be whole."""
         if not self.split:
-            return -(-tiles // blocks)
-        if token_blocks == 1 or self.pieces or not self.whole_first:
+            return -(-tiles // ctas)
+        if token_blocks == 1 or self.split_k or not self.whole_waves_first:
             return 0
-        return tiles // blocks
+        return tiles // ctas
 
-    def deal(self, row_blocks: int, n_tokens: int, stages: int, multiprocessors: int) -> Schedule:
-        """The schedule of row_blocks x n_tokens outputs with so many stages of K each.
+    def schedule(self, row_blocks: int, n_tokens: int, stages: int, n_sms: int) -> TileSchedule:
+        """The schedule of row_blocks x n_tokens outputs whose tiles have `stages` stages of K.
 
-        ValueError where `pieces` do not divide the stages, or need more blocks than run at the
-        same time: some of them wait for others.
+        Raises ValueError if split_k does not divide the stages, or needs more CTAs than are
+        resident: some CTAs wait for others.
         """
         token_blocks = -(-n_tokens // self.tokens)
         tiles = row_blocks * token_blocks
-        at_once = multiprocessors * self.per_multiprocessor
-        if self.pieces and (stages % self.pieces or tiles * self.pieces > at_once):
+        resident_ctas = n_sms * self.ctas_per_sm
+        if self.split_k and (stages % self.split_k or tiles * self.split_k > resident_ctas):
             raise ValueError(
-                f"{tiles} tiles of {stages} stages cannot be split in {self.pieces} each: "
-                f"{at_once} blocks run at the same time"
+                f"{tiles} tiles of {stages} stages cannot be split in {self.split_k} each: "
+                f"{resident_ctas} CTAs are resident"
             )
-        most = tiles * (self.pieces or (stages if self.split else 1))
-        blocks = min(at_once, most)
-        rounds = self.rounds(tiles, token_blocks, blocks)
-        return Schedule(self, token_blocks, tiles, blocks, rounds)
+        max_ctas = tiles * (self.split_k or (stages if self.split else 1))
+        ctas = min(resident_ctas, max_ctas)
+        waves = self.whole_waves(tiles, token_blocks, ctas)
+        return TileSchedule(self, token_blocks, tiles, ctas, waves)
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """`tiles` of output for `blocks` of threads: so many rounds of whole ones, then those that are
-    left, cut along K where blocks share them.
+class TileSchedule:
+    """A schedule: `waves` waves of whole tiles for `ctas` CTAs, then the remaining of the `tiles`
+    work tiles, divided along K if CTAs share them.
     """
 
-    cut: Cut
+    tiling: Tiling
     token_blocks: int
     tiles: int
-    blocks: int
-    rounds: int
+    ctas: int
+    waves: int
 
     @property
-    def sharers(self) -> int:
-        """Blocks of a cluster, which have the same tokens of neighbouring rows at the same time:
-        2 where these are to be pairs and may, and no block and no row is left over, else 1.
+    def cluster(self) -> int:
+        """CTAs of a cluster, which have the same tokens and adjacent rows at the same time: 2 if
+        the tiling asks for pairs and allows them and no CTA and no row is left over, else 1.
         """
-        even = self.tiles // self.token_blocks % 2 == 0 and self.blocks % 2 == 0
-        return 2 if self.cut.pairs and self.cut.may_pair and even else 1
+        even = self.tiles // self.token_blocks % 2 == 0 and self.ctas % 2 == 0
+        return 2 if self.tiling.pairs and self.tiling.may_pair and even else 1
 
     @property
     def name(self) -> str:
-        """As the literature has it."""
-        if not self.cut.split:
-            return "data-parallel, pairs" if self.sharers > 1 else "data-parallel"
-        if self.cut.pieces:
-            return f"split-K {self.cut.pieces}"
-        if self.rounds and self.tiles % self.blocks:
+        """The schedule's name in the literature."""
+        if not self.tiling.split:
+            return "data-parallel, pairs" if self.cluster > 1 else "data-parallel"
+        if self.tiling.split_k:
+            return f"split-K {self.tiling.split_k}"
+        if self.waves and self.tiles % self.ctas:
             return "data-parallel + stream-K"
-        return "data-parallel" if self.rounds else "stream-K"
+        return "data-parallel" if self.waves else "stream-K"
 
 
 @cache
 def fastest(
-    tiles: Tiles, row_blocks: int, n_tokens: int, stages: Stages, multiprocessors: int
-) -> Cut:
-    """The fastest cut of row_blocks x n_tokens outputs of a product."""
+    tiles: TileCosts, row_blocks: int, n_tokens: int, stages: KStages, n_sms: int
+) -> Tiling:
+    """The fastest tiling of row_blocks x n_tokens outputs."""
     sizes = tiles.sizes(n_tokens)
-    if sizes[-1] in tiles.few:
-        return Cut(sizes[-1], True, alone=tiles.alone)
-    cuts = [Cut(size, split, alone=tiles.alone) for size in sizes for split in (False, True)]
-    for cut in [replace(cut, pieces=n) for cut in cuts if cut.split for n in PIECES]:
-        blocks = row_blocks * -(-n_tokens // cut.tokens) * cut.pieces
-        if stages.count % cut.pieces == 0 and blocks <= multiprocessors * cut.per_multiprocessor:
-            cuts.append(cut)
-    best = min(cuts, key=lambda cut: _us(cut, tiles, row_blocks, n_tokens, stages, multiprocessors))
+    if sizes[-1] in tiles.always_split:
+        return Tiling(sizes[-1], True, one_cta_per_sm=tiles.one_cta_per_sm)
+    tilings = [
+        Tiling(size, split, one_cta_per_sm=tiles.one_cta_per_sm)
+        for size in sizes
+        for split in (False, True)
+    ]
+    for tiling in [
+        replace(tiling, split_k=n) for tiling in tilings if tiling.split for n in SPLIT_K
+    ]:
+        ctas = row_blocks * -(-n_tokens // tiling.tokens) * tiling.split_k
+        if stages.count % tiling.split_k == 0 and ctas <= n_sms * tiling.ctas_per_sm:
+            tilings.append(tiling)
+    best = min(tilings, key=lambda tiling: _us(tiling, tiles, row_blocks, n_tokens, stages, n_sms))
     return replace(best, pairs=tiles.pairs and best.may_pair)
 
 
 def _us(
-    cut: Cut, tiles: Tiles, row_blocks: int, n_tokens: int, stages: Stages, multiprocessors: int
+    tiling: Tiling, tiles: TileCosts, row_blocks: int, n_tokens: int, stages: KStages, n_sms: int
 ) -> float:
-    """Microseconds of a launch."""
-    cost, n = tiles.costs[cut.tokens], row_blocks * -(-n_tokens // cut.tokens)
-    blocks = multiprocessors * cut.per_multiprocessor
-    memory = tiles.memory * stages.bits if cut.per_multiprocessor > 1 else 0.0
+    """Estimated microseconds of a launch."""
+    cost, n = tiles.costs[tiling.tokens], row_blocks * -(-n_tokens // tiling.tokens)
+    ctas = n_sms * tiling.ctas_per_sm
+    memory = tiles.memory * stages.bits if tiling.ctas_per_sm > 1 else 0.0
     tile = stages.count * stages.columns / 128 * max(cost.step, memory) + cost.output
-    if cut.pieces:
-        return tile / cut.pieces + cut.pieces * cost.to_each
-    if cut.split:
-        # Whole tiles share what they read better: nearly as good is not good enough.
-        return 1.05 * (n * tile / blocks + cost.to_all)
-    return -(-n // blocks) * tile
+    if tiling.split_k:
+        return tile / tiling.split_k + tiling.split_k * cost.to_each
+    if tiling.split:
+        # prefer whole tiles, which share reads better, unless splitting is 5% faster
+        return 1.05 * (n * tile / ctas + cost.to_all)
+    return -(-n // ctas) * tile

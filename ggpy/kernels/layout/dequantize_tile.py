@@ -1,4 +1,4 @@
-"""Launches cuda/layout/dequantize_tile.cu: tiles -> rows of halves. Knows no product."""
+"""Launches cuda/layout/dequantize_tile.cu: dequantises tiles to f16 rows. Knows no GEMM."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from ..address import Address
 from ..blocks.block_kernel import require
 from .tile import Layout, TiledMatrix
 
-CHUNKS = 4  # of a block of threads
+CHUNKS = 4  # chunks per CTA
 
 
 class DequantizeTile:
-    """Instances are compiled as they are asked for."""
+    """The kernel of a device; an instance is compiled at its first launch."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self._kernels: dict[Layout, Kernel] = {}
 
     def launch(self, w: TiledMatrix, out: Address) -> None:
-        """Enqueue half out[n_rows, k] = w, saturated; ValueError if out is too small."""
-        require(out, 2 * w.n_rows * w.k, f"halves [{w.n_rows}, {w.k}]")
+        """Enqueue f16 out[n_rows, k] = w, saturated. Raises ValueError if out is too small."""
+        require(out, 2 * w.n_rows * w.k, f"f16 [{w.n_rows}, {w.k}]")
         layout = w.layout
         if layout not in self._kernels:
             name = f"dequantize_tile<{layout.type_name}>"

@@ -1,4 +1,4 @@
-"""Launches cuda/layout/embed_tile.cu: rows of an embedding table that lies in tiles."""
+"""Launches cuda/layout/embed_tile.cu: token embedding from a tiled table."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from ..address import Address
 from .tile import Layout, TiledMatrix
 
 THREADS = 256
-BLOCKS = 128  # of all tokens, about: a row's loads are awaited one after the other
+CTAS = 128  # target number of CTAs: they hide the latency of the dependent loads of a row
 
 
 class EmbedTile:
-    """x[t] = table[ids[t]] * scale; a negative id, ~r, stands for sampled[r]."""
+    """x[t] = table[ids[t]] * scale. A negative id ~r stands for sampled[r]."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -26,7 +26,7 @@ class EmbedTile:
         n_tokens: int,
         scale: float,
     ) -> None:
-        """Enqueue float x[n_tokens, k] ."""
+        """Enqueue float x[n_tokens, k] = table[ids] * scale; ids and sampled are int32."""
         layout = table.layout
         if layout not in self._tiled:
             self._tiled[layout] = self.device.kernel(
@@ -34,5 +34,5 @@ class EmbedTile:
             )
         where = (table.data, table.row_scale, ids, sampled, x)
         sizes = (table.k, layout.chunks(table.k), float(scale))
-        grid = n_tokens, min(-(-table.k // THREADS), max(1, BLOCKS // n_tokens))
+        grid = n_tokens, min(-(-table.k // THREADS), max(1, CTAS // n_tokens))
         self._tiled[layout].launch(grid, THREADS, (*where, *sizes), pdl=True)

@@ -1,6 +1,6 @@
-"""Launches cuda/layout/pack.cu: rows of halves to the packed order that cuda/layout/packed.cuh describes.
+"""Launches cuda/layout/pack.cu: permutes f16 activations to the layout of cuda/layout/packed.cuh.
 
-Knows the orders and their sizes, nothing of the product that takes them.
+This module knows the packed orders and their sizes, but not the GEMMs that read them.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from ...device.base import Device, Kernel
 from ..address import Address
 from .tile import Layout
 
-PLAIN, CODES, HALVES = range(3)  # enum Order
+PLAIN, CODES, F16 = range(3)  # enum Order
 STEP = 64  # columns of a packed row of 128 bytes
-UNIT = 128  # columns up to a multiple of which packed rows are padded with zeros
+UNIT = 128  # packed activations are padded with zeros to a multiple of so many columns
 
 
 def order_of(layout: Layout) -> int:
-    """The order of activations that tiles of this layout are multiplied with."""
-    return HALVES if layout.is_float or layout.group == 16 else CODES
+    """The packed order of activations that GEMMs with tiles of this layout read."""
+    return F16 if layout.is_float or layout.group == 16 else CODES
 
 
 def steps_of(k: int) -> int:
-    """Steps of 64 columns of packed rows of k columns."""
+    """The number of 64-column steps of packed activations with k columns."""
     return -(-k // UNIT) * (UNIT // STEP)
 
 
@@ -30,14 +30,17 @@ def packed_bytes(n_tokens: int, k: int) -> int:
 
 
 class Pack:
-    """Packs activations; k is a multiple of 8."""
+    """Packs f16 activations."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self._kernel: Kernel | None = None
 
     def launch(self, x: Address, out: Address, n_tokens: int, k: int, order: int) -> None:
-        """Enqueue out = half x[n_tokens, k], packed in `order`; out has packed_bytes."""
+        """Enqueue out = f16 x[n_tokens, k], packed in `order`. out has packed_bytes(n_tokens, k).
+
+        Raises ValueError if k is not a multiple of 8.
+        """
         if k % 8:
             raise ValueError(f"rows of {k} columns cannot be packed: take a multiple of 8")
         if self._kernel is None:

@@ -1,8 +1,7 @@
-"""Tiles: the layout of a weight in device memory (cuda/layout/tile.cuh), its sizes, and the kernel that
-makes it.
+"""Tiles: the layout of weights in device memory (cuda/layout/tile.cuh), its sizes, and repacking.
 
-A format says what a tile needs to know (Format.tile): bits of a code, columns of a scale, kind of
-scales. One that does not is multiplied straight from its blocks by the generic kernels.
+Format.tile gives the parameters of a tile: bits per code, columns per scale, kind of scales. The
+generic kernels multiply formats without Format.tile directly from quant blocks.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from ...device.base import Buffer, Device, Ptr
 from ...formats import Format
 from ..blocks.block_kernel import block_kernel
 
-ROWS = 16  # of a tile
+ROWS = 16  # rows of a tile
 GROWTH = 1.25  # see `grows`
-LINE = 128  # bytes that chunks begin at multiples of
+LINE = 128  # chunks start at multiples of so many bytes
 
 
 @dataclass(frozen=True)
@@ -26,9 +25,9 @@ class Layout:
 
     bits: int
     group: int
-    scales: str  # of enum Scales
+    scales: str  # a name of enum Scales
     chunk_k: int
-    values: str = ""  # the C++ type of what codes stand for, if not integers
+    values: str = ""  # the C++ type of the values of codes; "": Integers
 
     @property
     def type_name(self) -> str:
@@ -38,22 +37,22 @@ class Layout:
 
     @property
     def is_float(self) -> bool:
-        """Whether the codes are halves, without scales."""
+        """Whether the tile holds f16 weights, without scales."""
         return self.bits == 16
 
     @property
     def is_scaled(self) -> bool:
-        """Whether groups have scales; then products need the sums of activations."""
+        """Whether groups have scales. GEMMs then need the sums of the activations of a group."""
         return not self.is_float and self.scales != "NONE"
 
     @cached_property
     def chunk_bytes(self) -> int:
-        """Bytes of 16 rows x chunk_k columns, up to the next."""
+        """Bytes from a chunk (16 rows x chunk_k columns) to the next one, padding included."""
         return -(-self.used_bytes // LINE) * LINE
 
     @cached_property
     def used_bytes(self) -> int:
-        """Bytes of a chunk that are read."""
+        """Bytes of a chunk that GEMMs read: without padding."""
         groups = self.chunk_k // self.group
         per_row = {"D": 2 * groups, "DM": 4 * groups, "SUB": 2 + groups, "SUB_8": 2 + groups}
         per_row |= {"SUB_M4": 4 + groups, "SUB_M6": 4 + 3 * groups // 2, "E8": groups}
@@ -61,20 +60,20 @@ class Layout:
         return ROWS * (self.chunk_k * self.bits // 8 + scales)
 
     def chunks(self, k: int) -> int:
-        """Chunks of a row of k columns."""
+        """The number of chunks of a tile row with k columns."""
         return -(-k // self.chunk_k)
 
     def nbytes(self, n_rows: int, k: int) -> int:
-        """Bytes that a matrix of n_rows x k weights takes."""
+        """Bytes of a matrix [n_rows, k], padding included."""
         return -(-n_rows // ROWS) * self.chunks(k) * self.chunk_bytes
 
     def read_bytes(self, n_rows: int, k: int) -> int:
-        """Bytes of it that are read."""
+        """Bytes of a matrix [n_rows, k] that a GEMM reads."""
         return -(-n_rows // ROWS) * self.chunks(k) * self.used_bytes
 
 
 def layout_of(format: Format, k: int) -> Layout | None:
-    """How a matrix of this format with k columns is tiled, or None: then it stays in its blocks."""
+    """The tile layout of a matrix with k columns, or None if the matrix stays in quant blocks."""
     if format.tile is None or k % 8:
         return None
     bits, group, scales = format.tile
@@ -87,15 +86,16 @@ def layout_of(format: Format, k: int) -> Layout | None:
 
 
 def grows(format: Format) -> bool:
-    """Whether tiles of this format take GROWTH times the memory of its blocks or more, because they
-    have the numbers that blocks name by points of a codebook.
+    """Whether tiles of this format take at least GROWTH times the memory of its quant blocks.
+
+    This holds for codebook formats: tiles store the values, quant blocks only indices.
     """
     layout = layout_of(format, 256)
     return layout is not None and layout.nbytes(ROWS, 256) >= GROWTH * ROWS * format.row_bytes(256)
 
 
 def values_type(values: Sequence[int] | str) -> str:
-    """The C++ type of Format.tile_values; of a table it has the bytes, four in a number, then 0."""
+    """The C++ type of Format.tile_values. A table becomes Table<words> with four bytes per word."""
     if isinstance(values, str) or not values:
         return str(values or "")
     words = [
@@ -107,7 +107,7 @@ def values_type(values: Sequence[int] | str) -> str:
 
 @dataclass(frozen=True)
 class TiledMatrix:
-    """w[n_rows, k] in tiles; with a row_scale, float [n_rows], it is w[n] * row_scale[n]."""
+    """w[n_rows, k] in tiles. With row_scale, float [n_rows], row n is w[n] * row_scale[n]."""
 
     layout: Layout
     n_rows: int
@@ -117,15 +117,16 @@ class TiledMatrix:
 
     @property
     def tile_rows(self) -> int:
-        """Tile rows, the last one perhaps in part."""
+        """The number of tile rows of 16 rows. The last tile row may be partly empty."""
         return -(-self.n_rows // ROWS)
 
 
 def repack(
     device: Device, format: Format, blocks: Buffer | Ptr, n_rows: int, k: int, out: Buffer | Ptr
 ) -> TiledMatrix:
-    """Enqueue the repacking of raw blocks [n_rows, k] into `out`, of layout.nbytes(n_rows, k)
-    bytes.
+    """Enqueue the repacking of quant blocks [n_rows, k] into tiles.
+
+    `out` has layout.nbytes(n_rows, k) bytes. Raises ValueError if the format has no tile layout.
     """
     layout = layout_of(format, k)
     if layout is None:

@@ -1,4 +1,4 @@
-"""A norm that one product of few tokens hands on to the next (cuda/norm/deferred_norm.cuh)."""
+"""Deferred RMS norm between two decode GEMMs (cuda/norm/deferred_norm.cuh)."""
 
 from __future__ import annotations
 
@@ -8,44 +8,48 @@ from dataclasses import dataclass
 from ..address import Address, address
 from ..layout.pack import PLAIN
 
-MOST_TOKENS = 16
-PART = 16  # columns whose squares are added up together, at least
+MAX_TOKENS = 16
+PART = 16  # minimum number of columns per partial sum of squares
 
 
 @dataclass(frozen=True)
-class Handed:
-    """x[T, k] between the product that adds to it and the one behind, which has its norm.
+class DeferredNorm:
+    """Arguments of the two GEMMs around a deferred norm of x[T, k]: the first adds to x and writes
+    `squares` and `normed`; the second reads `normed` and applies 1 / rms(x).
 
-    squares: floats [parts, 8 or 16], of as many columns each, in squares_bytes. before, after:
-    floats [T], what x is multiplied by beforehand in this norm and the next. normed: halves [T, k],
-    packed in `order`, of the product that adds, with the norm's weight [k]; eps: of the product
-    behind.
+    field          shape and type             used by
+    squares        f32 [parts, 8 or 16]       both; each part sums k / parts columns
+    prescale       f32 [T]                    both; factor of x in `normed`
+    next_prescale  f32 [T]                    second; prescale of the next norm
+    weight         f32 [k]                    first; weight of the norm
+    normed         f16 [T, k], in `order`     first; x * weight * prescale
+    eps            scalar                     second
     """
 
     squares: Address
     parts: int
-    before: Address
-    after: Address | None = None
+    prescale: Address
+    next_prescale: Address | None = None
     weight: Address | None = None
     normed: Address | None = None
     order: int = PLAIN
     eps: float = 0.0
 
-    def parameters(self) -> HandedParameters:
-        """The structure of cuda/norm/deferred_norm.cuh."""
-        pointers = self.squares, self.before, self.weight, self.normed, self.after
-        return HandedParameters(*map(address, pointers), self.eps, self.parts, self.order)
+    def args(self) -> DeferredNormArgs:
+        """Returns the structure of cuda/norm/deferred_norm.cuh."""
+        pointers = self.squares, self.prescale, self.weight, self.normed, self.next_prescale
+        return DeferredNormArgs(*map(address, pointers), self.eps, self.parts, self.order)
 
 
-class HandedParameters(ctypes.Structure):
-    """Handed, of cuda/norm/deferred_norm.cuh; all zeros: nothing is handed on."""
+class DeferredNormArgs(ctypes.Structure):
+    """DeferredNormArgs of cuda/norm/deferred_norm.cuh; all zeros: no norm is deferred."""
 
     _fields_ = (
         ("squares", ctypes.c_uint64),
-        ("before", ctypes.c_uint64),
+        ("prescale", ctypes.c_uint64),
         ("weight", ctypes.c_uint64),
         ("normed", ctypes.c_uint64),
-        ("after", ctypes.c_uint64),
+        ("next_prescale", ctypes.c_uint64),
         ("eps", ctypes.c_float),
         ("parts", ctypes.c_int),
         ("order", ctypes.c_int),
@@ -53,5 +57,5 @@ class HandedParameters(ctypes.Structure):
 
 
 def squares_bytes(k: int) -> int:
-    """Bytes of the sums of squares of x[T, k]."""
-    return 4 * (k // PART) * MOST_TOKENS
+    """Bytes of DeferredNorm.squares for x[T, k]."""
+    return 4 * (k // PART) * MAX_TOKENS

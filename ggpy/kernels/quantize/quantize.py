@@ -1,6 +1,7 @@
-"""Launches cuda/quantize/quantize.cu: weights of any format to blocks, as the numpy quantisers make them.
+"""Launches cuda/quantize/quantize.cu: weights of any format to the bytes of the numpy quantisers.
 
-A format can be quantised to if cuda/quantize/ has a header with its stem. Knows no tensor.
+A target format is supported if cuda/quantize/ has a header with its stem. This module knows no
+tensor names.
 """
 
 from __future__ import annotations
@@ -23,44 +24,44 @@ from ..blocks.block_kernel import (
 THREADS = 128
 HEADER = "quantize/selected.cuh"
 FLAG_BYTES = 4
-SUPER_BLOCK = 256  # weights of a block with scales of scales
-LEAST_GROUP = 16  # weights that a thread has at least
+SUPER_BLOCK = 256  # weights of a quant block whose scales are quantised too
+LEAST_GROUP = 16  # minimum number of weights per thread
 
 
 def has_kernel(format: Format) -> bool:
-    """Whether blocks of the format can be made on a GPU."""
-    there = format in supported_formats()
-    return there and (cuda_dir() / "quantize" / f"{stem(format)}.cuh").is_file()
+    """Whether a GPU can quantise to the format."""
+    has_blocks = format in supported_formats()
+    return has_blocks and (cuda_dir() / "quantize" / f"{stem(format)}.cuh").is_file()
 
 
 def names(target: Format, source: Format, weighted: bool) -> list[str]:
-    """The C++ names of the kernels for this: to blocks, and the mean squares of rows."""
+    """The C++ names of the two kernels: quantize and mean_squares."""
     arguments = f"{target.struct}, {source.struct}, {'true' if weighted else 'false'}"
     return [f"quantize<{arguments}>", expression("mean_squares", source)]
 
 
 def options_for(target: Format, source: Format) -> dict[str, Any]:
-    """What a device needs to compile them."""
+    """The options that compile the kernels."""
     found = compile_options(target, source)
     found["defines"]["ENCODER_HEADER"] = f'"{HEADER}"'
     found["headers"][HEADER] = f'#include "quantize/{stem(target)}.cuh"\n'
-    # Bytes depend on every rounding: a product and a sum are two of them.
+    # The bytes depend on every rounding: a product and a sum must round twice.
     return {**found, "options": ("--fmad=false",)}
 
 
 class Quantizer:
-    """Makes blocks of `target` out of those of `source`, `weighted` by importance or not."""
+    """Quantises from `source` to `target`; `weighted`: with errors weighted by importance."""
 
     def __init__(self, device: Device, target: Format, source: Format, weighted: bool) -> None:
-        """ValueError for a target without a kernel, CompileError."""
+        """Raises ValueError for a target without a kernel, CompileError if NVRTC fails."""
         if not has_kernel(target):
-            raise ValueError(f"{target.name} blocks cannot be made on a GPU")
+            raise ValueError(f"a GPU cannot quantise to {target.name}: there is no kernel")
         self.target, self.source, self.weighted = target, source, weighted
         self._blocks: Kernel
         self._blocks, self._squares = device.kernels(
             "quantize/quantize.cu", names(target, source, weighted), **options_for(target, source)
         )
-        # In small blocks the mean square is that of the whole row.
+        # Small quant blocks use the mean square of the whole row.
         self.needs_squares = weighted and target.block_size < SUPER_BLOCK
 
     def launch(
@@ -72,15 +73,17 @@ class Quantizer:
         squares: Address | None = None,
         stream: Any = None,
     ) -> None:
-        """Enqueue out = weights[rows, columns] as blocks.
+        """Enqueue out = quantize(weights[rows, columns]).
 
-        flag, an int, becomes 1 if a weight or a scale is NaN or infinite: then the numpy quantiser
-        has to say what that means. importance: float[columns]; squares: room for float[rows].
-        ValueError for rows that are no whole blocks, and buffers that are missing or too small.
+        Sets `flag`, an int32, to 1 if a weight or a scale is NaN or infinite; the caller then uses
+        the numpy quantiser. importance: float [columns]. squares: scratch of float [rows]. Raises
+        ValueError if a row is not a whole number of blocks or a buffer is missing or too small.
         """
         rows, columns = weights.rows, weights.columns
         if (self.weighted and importance is None) or (self.needs_squares and squares is None):
-            raise ValueError(f"{self.target.name} by importance needs it, and room for squares")
+            raise ValueError(
+                f"{self.target.name} with importance needs `importance`, and scratch for `squares`"
+            )
         row_bytes = self.target.row_bytes(columns)
         require(out, rows * row_bytes, f"{self.target.name} blocks [{rows}, {columns}]")
         require(flag, FLAG_BYTES, "flag")

@@ -1,16 +1,16 @@
-"""Launches cuda/sampling/argmax.cu: the most probable token of each row."""
+"""Launches cuda/sampling/argmax.cu: greedy sampling, the token of the largest logit of each row."""
 
 from __future__ import annotations
 
 from ...device.base import Buffer, Device, Ptr
 
 THREADS = 256
-AT_ONCE = 4  # logits of a thread
-BLOCKS = 256  # of all rows, about
+LOADS_IN_FLIGHT = 4  # logits that a thread has in flight
+CTAS = 256  # target for all rows together
 
 
 class Argmax:
-    """Owns the counters that the blocks of a row meet at; for up to max_rows rows."""
+    """Argmax of up to max_rows rows. Owns the counters that the CTAs of a row share."""
 
     def __init__(self, device: Device, max_rows: int) -> None:
         self._kernel = device.kernel("sampling/argmax.cu", "argmax")
@@ -26,12 +26,12 @@ class Argmax:
         ids: Buffer | Ptr,
         results: Buffer | Ptr,
     ) -> None:
-        """Enqueue int32 ids[n_rows] = argmax(logits[n_rows, n_vocab]), the lowest index among
-        equals; results[n_rows], which may be page-locked memory of the host, are the same, but -1
-        where that logit is NaN or infinite.
+        """Enqueues int32 ids[n_rows] = argmax(logits[n_rows, n_vocab]); the lowest index wins among
+        equal logits. results[n_rows] may lie in page-locked host memory; they equal ids, but are -1
+        where the largest logit is NaN or infinite. ValueError if n_rows > max_rows.
         """
         if n_rows > self.max_rows:
-            raise ValueError(f"{n_rows} rows, there is room for {self.max_rows}")
+            raise ValueError(f"{n_rows} rows of logits: the maximum is {self.max_rows}")
         args = (logits, n_vocab, self._best, self._arrived, ids, results)
-        blocks = min(-(-n_vocab // (THREADS * AT_ONCE)), max(8, BLOCKS // n_rows))
-        self._kernel.launch((blocks, n_rows), THREADS, args, pdl=True)
+        ctas = min(-(-n_vocab // (THREADS * LOADS_IN_FLIGHT)), max(8, CTAS // n_rows))
+        self._kernel.launch((ctas, n_rows), THREADS, args, pdl=True)

@@ -1,6 +1,8 @@
-"""Launches cuda/sampling/sample.cu: a token of each row of logits, drawn as ggpy/sampling.py draws it.
+"""Launches cuda/sampling/sample.cu, which samples one token per row of logits with the same bits as
+ggpy/sampling/.
 
-Knows how a row's parameters lie in memory; which samplers have such parameters is not its business.
+Defines the memory layout of a row's parameters; the backend decides which samplers have such
+parameters.
 """
 
 from __future__ import annotations
@@ -9,13 +11,14 @@ import numpy as np
 
 from ...device.base import Device
 from ..address import Address
+from ..struct_asserts import record_asserts
 
-SEGMENT = 2048  # logits of a block of threads
+SEGMENT = 2048  # logits per CTA of sample_select
 SELECT_THREADS, DRAW_THREADS = 256, 512
-MAX_TOP_K = 1024  # half of a segment, a quarter of what is sorted at the end
+MAX_TOP_K = 1024  # half of SEGMENT, a quarter of the keys that sample_draw sorts at once
 
-# SampleRow of cuda/sampling/sample.cu. min_p is its logarithm; top_k 0 leaves the row alone. `recent` and
-# `bias` are where the row's ids and its pairs (id, bias as float32) begin in the edits.
+# SampleRow of cuda/sampling/sample.cu. min_p is ln(min_p); top_k 0 skips the row. `recent` and
+# `bias` are the offsets in the edits of the row's ids and of its pairs (id, bias as float32).
 ROW = np.dtype(
     [
         *((name, "<u8") for name in ("seed", "n_drawn")),
@@ -27,22 +30,25 @@ ROW = np.dtype(
 )
 
 
+ASSERTS = record_asserts("SampleRow", ROW)
+
+
 def segments(n_vocab: int) -> int:
-    """Parts of a row that are sorted by themselves."""
+    """Segments of a row; each is sorted by one CTA."""
     return -(-n_vocab // SEGMENT)
 
 
 def best_bytes(n_rows: int, n_vocab: int, width: int) -> int:
-    """Bytes of what is kept of all segments."""
+    """Bytes of the keys that sample_select writes for all segments."""
     return 8 * n_rows * segments(n_vocab) * width
 
 
 class Sample:
-    """The two kernels."""
+    """The kernels sample_select and sample_draw."""
 
     def __init__(self, device: Device) -> None:
         names = ["sample_select", "sample_draw"]
-        self._select, self._draw = device.kernels("sampling/sample.cu", names)
+        self._select, self._draw = device.kernels("sampling/sample.cu", names, extra_source=ASSERTS)
 
     def launch(
         self,
@@ -56,14 +62,16 @@ class Sample:
         ids: Address,
         results: Address,
     ) -> None:
-        """Enqueue int32 ids[n_rows] drawn from logits[n_rows, n_vocab] with rows[n_rows] of ROW.
+        """Enqueues int32 ids[n_rows], sampled from logits[n_rows, n_vocab] with the parameters
+        rows[n_rows] of dtype ROW.
 
-        width: the largest top_k of the rows, at most MAX_TOP_K. best: best_bytes of scratch memory.
-        The edits may name ids of the step before, ~row, which are read before ids are written.
-        results are the ids, but -1 where the highest logit is NaN or infinite.
+        width: the largest top_k of the rows, at most MAX_TOP_K; ValueError otherwise. best:
+        workspace of best_bytes bytes. The edits may name an id of the previous step as ~row; the
+        kernel reads those ids before it writes ids. results equal ids, but are -1 where the largest
+        logit is NaN or infinite.
         """
         if not 1 <= width <= min(MAX_TOP_K, n_vocab):
-            raise ValueError(f"top_k is {width}: from 1 to {min(MAX_TOP_K, n_vocab)} is possible")
+            raise ValueError(f"top_k is {width}: it must be from 1 to {min(MAX_TOP_K, n_vocab)}")
         lists = segments(n_vocab)
         select = (logits, n_vocab, rows, edits, ids, width, best)
         self._select.launch((lists, n_rows), SELECT_THREADS, select, pdl=True)

@@ -1,7 +1,7 @@
-"""Launches cuda/w8a8/quantize_rows.cu: activations to 8-bit codes with one scale per token, in the order
-that the products of cuda/w8a8/w8a8.cuh take.
+"""Launches cuda/w8a8/quantize_rows.cu: activations to 8-bit codes with one scale per token.
 
-Knows the order's size, nothing of the products.
+The codes are packed as cuda/w8a8/w8a8.cuh describes. This module knows the size of the packed
+layout, but not the GEMMs that read it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ..gemm.gemm_decode import WARPS
 Kind = Literal["int8", "e4m3"]
 
 VALUES: dict[Kind, str] = {"int8": "Integers", "e4m3": "E4M3"}  # C++ types of cuda/layout/tile.cuh
-STEP = 128  # columns up to a multiple of which rows are padded with zeros
-TOKENS = 8  # up to a multiple of which rows of zeros follow
+STEP = 128  # rows are padded with zeros to a multiple of so many columns
+TOKENS = 8  # tokens are padded with zero rows to a multiple of this number
 
 
 @dataclass(frozen=True)
@@ -32,43 +32,44 @@ class QuantizedRows:
 
 
 def steps_of(k: int) -> int:
-    """Steps of 128 columns of rows of k columns."""
+    """The number of 128-column steps of packed rows with k columns."""
     return -(-k // STEP)
 
 
 def codes_bytes(n_tokens: int, k: int) -> int:
-    """Bytes of the codes of x[n_tokens, k]."""
+    """Bytes of the packed codes of x[n_tokens, k]."""
     return steps_of(k) * STEP * -(-n_tokens // TOKENS) * TOKENS
 
 
 class QuantizeRows:
-    """Quantises rows of k numbers, k a multiple of 8."""
+    """Quantises activations to 8-bit codes."""
 
     def __init__(self, device: Device, warps: int = WARPS) -> None:
-        """`warps` as in the norm kernel, whose norm must give the same bits."""
+        """`warps` per CTA must equal those of the RMS-norm kernel, so norms have the same bits."""
         self.device, self.warps = device, warps
         self._kernels: dict[tuple, Kernel] = {}
 
     def launch(
         self,
         x: Address,
-        to: QuantizedRows,
+        dst: QuantizedRows,
         *,
         x_type: Literal["float", "half"] = "half",
         rows: Address | None = None,
         norm: Address | None = None,
         eps: float = 0.0,
     ) -> None:
-        """Enqueue the codes and scales of x[n_tokens, k], or of its rows int[n_tokens].
+        """Enqueue dst = quantize(x), of x[n_tokens, k] or of x[rows], rows: int32 [n_tokens].
 
-        norm: of norm(x), rounded to halves; x is float then. A row that holds NaN or infinity gets
-        such a scale.
+        norm: float [k], the weight of an RMS norm that is applied to x first; x must be float, and
+        norm(x) is rounded to f16. A row with a NaN or an infinity gets a NaN or infinite scale.
+        Raises ValueError if k is not a multiple of 8.
         """
         if norm is not None and x_type != "float":
-            raise ValueError("what is normalised is float, not half")
-        kernel = self._kernel(to.kind, x_type, to.k, norm is not None)
-        grid = -(-to.n_tokens // TOKENS) * TOKENS
-        arguments = (x, rows, norm, to.codes, to.scales, to.n_tokens, to.k, float(eps))
+            raise ValueError("x with a norm must be float, not half")
+        kernel = self._kernel(dst.kind, x_type, dst.k, norm is not None)
+        grid = -(-dst.n_tokens // TOKENS) * TOKENS
+        arguments = (x, rows, norm, dst.codes, dst.scales, dst.n_tokens, dst.k, float(eps))
         kernel.launch(grid, self.warps * 32, arguments, pdl=True)
 
     def _kernel(self, kind: Kind, x_type: str, k: int, norm: bool) -> Kernel:

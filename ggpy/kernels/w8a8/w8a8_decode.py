@@ -1,7 +1,7 @@
-"""Launches cuda/w8a8/w8a8_decode.cu: tiles of 8 bits times 8-bit activations of a few tokens.
+"""Launches cuda/w8a8/w8a8_decode.cu: the decode GEMM of 8-bit weights and 8-bit activations.
 
-Knows how many tokens and ring stages fit in shared memory; which product is made when is ops'
-business.
+This module computes how many tokens and pipeline stages fit in shared memory. The backend's plan
+selects the kernel.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ from ..gemm.gemm import Epilogue
 from ..gemm.gemm_decode import Limits
 from ..layout.tile import ROWS, TiledMatrix
 from .quantize_rows import STEP, VALUES, Kind, QuantizedRows, steps_of
-from .w8a8_prefill import CHUNK_BYTES, w8a8_product
+from .w8a8_prefill import ASSERTS, CHUNK_BYTES, w8a8_args
 
-COLUMNS = (1, 8)  # tokens of one launch at most, an instance each
-BATCH = {1: 8, 8: 2}  # tile rows between two barriers
+COLUMNS = (1, 8)  # maximum number of tokens per launch; each is an instance of the kernel
+BATCH = {1: 8, 8: 2}  # COLUMNS -> tile rows between two barriers
 
 
 @dataclass(frozen=True)
 class Row:
-    """x[k] of one token: halves, or with a norm, float [k], floats that are normalised first."""
+    """x[k] of one token that the GEMM itself quantises.
+
+    x is f16, or float if `norm` is set: float [k], the weight of an RMS norm that the GEMM applies.
+    """
 
     kind: Kind
     k: int
@@ -32,8 +35,8 @@ class Row:
     eps: float = 0.0
 
 
-class MulMatW8A8Few:
-    """y = x W^T for a few tokens. Instances are compiled as they are asked for."""
+class W8A8Decode:
+    """y = x W^T for decode steps. An instance is compiled at its first launch."""
 
     def __init__(self, device: Device, limits: Limits) -> None:
         self.device, self.limits = device, limits
@@ -50,28 +53,29 @@ class MulMatW8A8Few:
         activation: str = "silu",
         soft_cap: float = 0.0,
     ) -> None:
-        """See MulMatW8A8.launch. More tokens than fit into one launch are several.
+        """See W8A8Prefill.launch. Tokens that do not fit into one launch take several launches.
 
-        One token alone may also be given as a Row, which is quantised inside.
+        A single token may also be a Row, which the kernel quantises.
         """
-        prologue = "CODES" if isinstance(x, QuantizedRows) else "NORM" if x.norm else "HALVES"
+        prologue = "CODES" if isinstance(x, QuantizedRows) else "NORM" if x.norm else "F16"
         rows = x if isinstance(x, QuantizedRows) else QuantizedRows(x.kind, 1, x.k, x.data, x.data)
-        product = w8a8_product(weights, rows, outs, epilogue, residual, activation, soft_cap)
+        args = w8a8_args(weights, rows, outs, epilogue, residual, activation, soft_cap)
         if isinstance(x, Row):
-            product.norm, product.eps = address(x.norm), x.eps
-        grid = min(self.limits.multiprocessors, product.n_tiles)
-        product.end_token = 0
-        while product.end_token < rows.n_tokens:
-            product.first_token = product.end_token
-            count, columns, stages, shared = self._fit(rows.n_tokens - product.first_token, x.k)
-            product.end_token = product.first_token + count
+            args.norm, args.eps = address(x.norm), x.eps
+        grid = min(self.limits.n_sms, args.n_tiles)
+        args.end_token = 0
+        while args.end_token < rows.n_tokens:
+            args.first_token = args.end_token
+            count, columns, stages, shared = self._fit(rows.n_tokens - args.first_token, x.k)
+            args.end_token = args.first_token + count
             kernel = self._kernel(x.kind, x.k, columns, stages, prologue, epilogue)
-            kernel.launch(grid, self.limits.warps * 32, (product,), smem=shared, pdl=True)
+            kernel.launch(grid, self.limits.warps * 32, (args,), smem=shared, pdl=True)
 
     def _fit(self, n_tokens: int, k: int) -> tuple[int, int, int, int]:
-        """(tokens of a launch, its COLUMNS, ring stages, bytes of shared memory).
+        """(tokens of a launch, COLUMNS of its instance, stages, bytes of shared memory).
 
-        As many tokens as possible with two stages, then as many stages.
+        First maximises the tokens with at least two stages, then the stages. Raises ValueError if
+        one token with one stage does not fit.
         """
         for least in (2, 1):
             for count in range(min(n_tokens, COLUMNS[-1]), 0, -1):
@@ -93,11 +97,13 @@ class MulMatW8A8Few:
         if key not in self._kernels:
             name = f"w8a8_decode<{VALUES[kind]}, {columns}, {prologue}, {epilogue}>"
             defines = {"WARPS": warps, "STAGES": stages, "NORM_PIECES": pieces}
-            self._kernels[key] = self.device.kernel("w8a8/w8a8_decode.cu", name, defines=defines)
+            self._kernels[key] = self.device.kernel(
+                "w8a8/w8a8_decode.cu", name, defines=defines, extra_source=ASSERTS
+            )
         return self._kernels[key]
 
 
 def shared_bytes(columns: int, n_tokens: int, k: int, stages: int, warps: int) -> int:
-    """Dynamic shared memory of a block: rings, partial sums, x."""
+    """Dynamic shared memory of a CTA: pipeline stages, partial sums, x."""
     partial = 2 * BATCH[columns] * warps * ROWS * columns * 4
     return warps * stages * CHUNK_BYTES + partial + n_tokens * steps_of(k) * STEP

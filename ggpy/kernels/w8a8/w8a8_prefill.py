@@ -1,5 +1,6 @@
-"""Launches cuda/w8a8/w8a8_prefill.cu: tiles of 8 bits times 8-bit activations of many tokens, and what
-all products of that kind share: their parameters, and which matrices they take.
+"""Launches cuda/w8a8/w8a8_prefill.cu: the prefill GEMM of 8-bit weights and 8-bit activations.
+
+This module also has the parameters and the checks that all W8A8 GEMMs share.
 """
 
 from __future__ import annotations
@@ -9,25 +10,25 @@ from collections.abc import Sequence
 
 from ...device.base import Device, Kernel, capability
 from ..address import Address, address
-from ..attention.rope_kv import TurningParameters
-from ..gemm.gemm import Epilogue, Matrices
-from ..gemm.hopper import Dealt
+from ..attention.rope_kv import RopeEpilogueArgs
+from ..gemm.gemm import Epilogue, GemmArgs
+from ..gemm.hopper import TileSchedulerArgs
 from ..layout.tile import TiledMatrix
+from ..struct_asserts import struct_asserts
 from .quantize_rows import STEP, VALUES, Kind, QuantizedRows
 
 THREADS = 256
-TOKENS = 128  # of a block
-TILE_ROWS = 8  # of a block
+TOKENS = 128  # tokens per CTA
+TILE_ROWS = 8  # tile rows per CTA
 X_STAGES = 3
 SHARED = X_STAGES * TOKENS * STEP  # 48 KB, which every GPU has
-MAX_K = 0x7F7F7F7F // (
-    127 * 128
-)  # sums of more columns may not fit, or be EMPTY (cuda/gemm/tile_scheduler.cuh)
+# The int32 sum of more columns may overflow or equal EMPTY (cuda/gemm/tile_scheduler.cuh).
+MAX_K = 0x7F7F7F7F // (127 * 128)
 CHUNK_BYTES = 16 * STEP
 
 
-class W8A8Product(Matrices):
-    """struct Product of cuda/w8a8/w8a8.cuh."""
+class W8A8Args(GemmArgs):
+    """struct W8A8Args of cuda/w8a8/w8a8.cuh."""
 
     _fields_ = (
         ("x", ctypes.c_uint64),
@@ -37,14 +38,17 @@ class W8A8Product(Matrices):
         ("partial", ctypes.c_uint64),
         ("first_token", ctypes.c_int),
         ("end_token", ctypes.c_int),
-        ("dealt", Dealt),
-        ("turning", TurningParameters),
+        ("scheduler", TileSchedulerArgs),
+        ("rope_epilogue", RopeEpilogueArgs),
         ("eps", ctypes.c_float),
         ("soft_cap", ctypes.c_float),
     )
 
 
-def w8a8_product(
+ASSERTS = struct_asserts(W8A8Args)
+
+
+def w8a8_args(
     weights: Sequence[TiledMatrix],
     x: QuantizedRows,
     outs: Sequence[Address],
@@ -52,43 +56,44 @@ def w8a8_product(
     residual: Address | None,
     activation: str,
     soft_cap: float,
-) -> W8A8Product:
-    """The parameters of outs = epilogue(x weights^T) for all tokens.
+) -> W8A8Args:
+    """The kernel arguments of outs = epilogue(x weights^T) for all tokens.
 
-    ValueError unless the tiles hold codes of x's kind and without scales, of as many columns.
+    Raises ValueError if the tiles do not hold codes of x.kind without scales, or have other columns
+    than x.
     """
     first = weights[0]
-    if not takes(first, x.kind):
-        raise ValueError(f"{first.layout.type_name} is no tile of {x.kind} codes without scales")
+    if not supports_kind(first, x.kind):
+        raise ValueError(f"{first.layout.type_name} has no {x.kind} codes without scales")
     if first.k != x.k or first.k > MAX_K:
         raise ValueError(
-            f"{x.k} columns of x, {first.k} of the weights: take as many, {MAX_K} at most"
+            f"x has {x.k} columns, the weights {first.k}: they must be equal, at most {MAX_K}"
         )
-    product = W8A8Product(
+    args = W8A8Args(
         x=address(x.codes),
         x_scale=address(x.scales),
         residual=address(residual),
         end_token=x.n_tokens,
         soft_cap=soft_cap,
     )
-    product.take(weights, outs, x.n_tokens, epilogue, activation)
-    return product
+    args.set_matrices(weights, outs, x.n_tokens, epilogue, activation)
+    return args
 
 
-def takes(w: TiledMatrix, kind: Kind) -> bool:
-    """Whether a matrix can be multiplied with activations of the kind."""
+def supports_kind(w: TiledMatrix, kind: Kind) -> bool:
+    """Whether the W8A8 GEMMs can multiply the matrix with activations of the kind."""
     layout = w.layout
     of_kind = layout.bits == 8 and (layout.values or "Integers") == VALUES[kind]
     return of_kind and layout.chunk_k == STEP and not layout.is_scaled
 
 
 def runs_on(kind: Kind, arch: str) -> bool:
-    """Whether tensor cores of this architecture ("sm_89") multiply codes of the kind."""
+    """Whether the tensor cores of an architecture ("sm_89") multiply codes of the kind."""
     return kind == "int8" or capability(arch) >= 89
 
 
-class MulMatW8A8:
-    """y = x W^T for many tokens. Instances are compiled as they are asked for."""
+class W8A8Prefill:
+    """y = x W^T for prefill. An instance is compiled at its first launch."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -105,19 +110,21 @@ class MulMatW8A8:
         activation: str = "silu",
         soft_cap: float = 0.0,
     ) -> None:
-        """Enqueue outs[i][n_tokens, rows of weights[i]] = x weights[i]^T, by both scales.
+        """Enqueue outs[i][n_tokens, rows of weights[i]] = (x weights[i]^T) * x_scale * row_scale.
 
-        Epilogues as in MulMatTile.launch. All weights have one layout, of codes of x's kind.
+        Epilogues as in GemmDecode.launch. All weights have one layout, with codes of x.kind.
         """
-        product = w8a8_product(weights, x, outs, epilogue, residual, activation, soft_cap)
+        args = w8a8_args(weights, x, outs, epilogue, residual, activation, soft_cap)
         rows = TILE_ROWS // 2 if epilogue == "GLU" else TILE_ROWS
-        grid = -(-x.n_tokens // TOKENS), -(-product.n_tiles // rows)
+        grid = -(-x.n_tokens // TOKENS), -(-args.n_tiles // rows)
         kernel = self._kernel(x.kind, epilogue)
-        kernel.launch(grid, THREADS, (product,), smem=SHARED, pdl=True)
+        kernel.launch(grid, THREADS, (args,), smem=SHARED, pdl=True)
 
     def _kernel(self, kind: Kind, epilogue: Epilogue) -> Kernel:
         key = kind, epilogue
         if key not in self._kernels:
             name = f"w8a8_prefill<{VALUES[kind]}, {epilogue}>"
-            self._kernels[key] = self.device.kernel("w8a8/w8a8_prefill.cu", name)
+            self._kernels[key] = self.device.kernel(
+                "w8a8/w8a8_prefill.cu", name, extra_source=ASSERTS
+            )
         return self._kernels[key]

@@ -1,5 +1,5 @@
-// Where threads meet: warp collectives by rendezvous per mask, barriers by counting; shared memory with guards; and the
-// functions of runtime.h that kernels call.
+// Warp collectives (a rendezvous per mask), barriers (by counting), shared memory with guards, and the functions of
+// runtime.h that kernels call.
 #pragma once
 #include "fibers.h"
 
@@ -12,7 +12,7 @@ namespace emulator_host {
 
 void set_ready(Fiber* fiber) { fiber->thread.state = READY; }
 
-// Completes the meeting when every live lane of its mask is there; the meeting is gone afterwards.
+// Completes and removes a rendezvous when every live lane of its mask has arrived.
 bool finish_meeting(Block& block, unsigned warp_index, size_t index) {
     Warp& warp = block.warps[warp_index];
     if ((warp.meetings[index].mask & warp.live) != warp.meetings[index].arrived) return false;
@@ -37,7 +37,7 @@ void finish_barrier(Block& block, int id) {
         }
 }
 
-// A phase of the cluster's barrier is over when all threads that have not ended have arrived.
+// A phase of the cluster barrier ends when all threads that still run have arrived.
 void finish_cluster_phase(Cluster& cluster) {
     unsigned live = 0;
     for (const Block* block : cluster.blocks) live += block->live;
@@ -62,7 +62,7 @@ void exit_thread(Fiber* fiber) {
         run.error = "a thread used more than 256 KB of local memory";
 }
 
-// "threads 0-31, 40" for those that match.
+// Lists the threads that match, as "threads 0-31, 40".
 template <typename Match>
 std::string thread_list(const Block& block, Match match) {
     std::string list;
@@ -139,7 +139,7 @@ void free_shared(Block& block) {
 
 }  // namespace emulator_host
 
-// ---- what kernels call -----------------------------------------------------------------------------------------
+// ---- functions that kernels call -------------------------------------------------------------------------------
 
 extern "C" {
 
@@ -150,7 +150,7 @@ void emulator_fail(const char* format, ...) {
     vsnprintf(message, sizeof message, format, list);
     va_end(list);
     const Thread& t = *emulator_current;
-    run.error = text("block (%u,%u,%u) thread (%u,%u,%u): %s", t.block_index.x, t.block_index.y, t.block_index.z,
+    run.error = text("CTA (%u,%u,%u) thread (%u,%u,%u): %s", t.block_index.x, t.block_index.y, t.block_index.z,
                      t.thread_index.x, t.thread_index.y, t.thread_index.z, message);
     to_scheduler(true);
     abort();
@@ -207,7 +207,7 @@ int emulator_barrier(int id, int expected, int value, bool wait, Site site) {
     }
     bool same_place = !strcmp(barrier.site.file, site.file) && barrier.site.line == site.line;
     if (barrier.expected != expected || (!expected && !same_place))
-        emulator_fail("threads of a block meet in different barriers: %s at %s:%d and %s at %s:%d", barrier.site.what,
+        emulator_fail("threads of a CTA meet in different barriers: %s at %s:%d and %s at %s:%d", barrier.site.what,
                       barrier.site.file, barrier.site.line, site.what, site.file, site.line);
     ++barrier.arrived;
     barrier.sum += value;
@@ -246,14 +246,14 @@ void emulator_cluster_wait(Site site) {
     while (thread.block->cluster->phase < thread.cluster_waits) emulator_yield(site);
 }
 
-void* emulator_cluster_shared(void* own, unsigned rank) {
+void* emulator_cluster_shared(void* local, unsigned rank) {
     Block& block = *emulator_current->block;
-    const SharedArray& mine = block.shared[0];
-    char* at = static_cast<char*>(own);
-    if (at < mine.data || at >= mine.data + mine.bytes || rank >= block.cluster->blocks.size())
-        emulator_fail("block %u of the cluster has nothing that lies like %p in dynamic shared memory", rank, own);
-    if (block.cluster->blocks[rank]->live == 0) emulator_fail("block %u of the cluster has ended", rank);
-    return block.cluster->blocks[rank]->shared[0].data + (at - mine.data);
+    const SharedArray& array = block.shared[0];
+    char* at = static_cast<char*>(local);
+    if (at < array.data || at >= array.data + array.bytes || rank >= block.cluster->blocks.size())
+        emulator_fail("CTA %u of the cluster has no dynamic shared memory at the offset of %p", rank, local);
+    if (block.cluster->blocks[rank]->live == 0) emulator_fail("CTA %u of the cluster has ended", rank);
+    return block.cluster->blocks[rank]->shared[0].data + (at - array.data);
 }
 
 void emulator_async_copy(void* to, const void* from, unsigned bytes, unsigned valid) {
@@ -263,7 +263,7 @@ void emulator_async_copy(void* to, const void* from, unsigned bytes, unsigned va
 
 void emulator_async_commit() { ++fiber_of(emulator_current)->groups; }
 
-// Performs the copies of all but the last `groups` groups, as late as a kernel may rely on.
+// Performs the copies of all groups except the last `groups`. This is the latest time that CUDA guarantees.
 void emulator_async_wait(unsigned groups) {
     Fiber* fiber = fiber_of(emulator_current);
     size_t done = 0;

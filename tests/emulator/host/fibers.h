@@ -1,5 +1,5 @@
-// CUDA threads as fibers: a stack and a saved context each, switched by hand on one OS thread; and the state of a
-// launch that the other headers of the program share.
+// CUDA threads as fibers on one OS thread, each with a stack and a saved context; and the state of a launch that the
+// other headers of the program share.
 #pragma once
 #include "runtime.h"
 
@@ -26,10 +26,10 @@ using emulator::SharedSlot;
 using emulator::Site;
 using emulator::Thread;
 
-// Not an anonymous namespace: emulator::Block is made of these. No kernel can collide with the name.
+// Not an anonymous namespace, because emulator::Block contains these types. No kernel can collide with the name.
 namespace emulator_host {
 
-constexpr size_t STACK_BYTES = 256 << 10;  // virtual; a sanitizer's report needs the room
+constexpr size_t STACK_BYTES = 256 << 10;  // virtual memory; a sanitizer's report needs this much
 constexpr uint64_t CANARY = 0x5ca1ab1edeadbea7;
 
 #if defined(__x86_64__)
@@ -88,12 +88,12 @@ struct Copy {
 };
 
 struct Fiber {
-    Thread thread;  // first: a Thread* is a Fiber*
+    Thread thread;  // the first member, so that a Thread* is a Fiber*
     Context context;
     char* stack;
     bool yielded;
-    std::vector<Copy> copies;  // cp.async not waited for
-    unsigned groups;           // committed so far
+    std::vector<Copy> copies;  // pending cp.async copies
+    unsigned groups;           // committed groups
 };
 
 struct Meeting {
@@ -115,7 +115,7 @@ struct Barrier {
 
 struct Cluster {
     std::vector<emulator::Block*> blocks;
-    unsigned arrived, phase;  // of the barrier: threads of this phase, phases that are over
+    unsigned arrived, phase;  // barrier: threads that arrived in this phase, number of finished phases
 };
 
 struct SharedArray {
@@ -153,8 +153,8 @@ struct Run {
     dim3 grid, block;
     size_t dynamic_bytes;
     bool cooperative;
-    unsigned cluster;  // blocks of one
-    unsigned order;  // 0 forward, 1 backward, else a seed
+    unsigned cluster;  // CTAs per cluster
+    unsigned order;    // 0 forward, 1 backward, else a seed
     std::string error;
 };
 

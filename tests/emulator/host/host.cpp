@@ -1,9 +1,10 @@
-// Runs CUDA kernels that were compiled for the CPU: a process that obeys commands on its standard input.
+// The process that runs CUDA kernels compiled for the CPU. It reads commands from standard input.
 //
-// Every CUDA thread is a fiber with its own stack; a block's threads run in turns on one OS thread until each waits
-// in a collective, and blocks run one after another (or all together in a cooperative launch). What CUDA forbids and
-// this can see is an error with the kernel's file and line: divergent barriers, collectives that miss a lane, writes
-// past a shared array; with -fsanitize=address,undefined also every access out of bounds and undefined arithmetic.
+// Every CUDA thread is a fiber with its own stack. The threads of a CTA run round-robin on one OS thread, each until it
+// waits in a collective. CTAs run one after the other, or all together in a cooperative launch.
+//
+// The process reports errors with the file and line of the kernel: divergent barriers, collectives that miss a lane,
+// writes past a shared array; with -fsanitize=address,undefined also accesses out of bounds and undefined arithmetic.
 #include "schedule.h"
 
 #include <dlfcn.h>
@@ -13,7 +14,7 @@
 namespace emulator_host {
 
 struct Request {
-    uint64_t command, a, b, payload;  // bytes that follow
+    uint64_t command, a, b, payload;  // payload: number of bytes that follow
 };
 
 int input = 0, output = 1;
@@ -43,7 +44,7 @@ void answer(bool failed, const void* data, size_t bytes) {
     write_all(data, bytes);
 }
 
-// Says where a kernel was when a signal ended it.
+// Reports the location of the kernel when a signal ends the process.
 void on_signal(int signal) {
     char line[512];
     const Thread* t = emulator_current;
@@ -51,7 +52,7 @@ void on_signal(int signal) {
     int size = snprintf(line, sizeof line, "kernel %s: %s", kernel_name.c_str(), what);
     if (t)
         size += snprintf(line + size, sizeof line - size,
-                         " in block (%u,%u,%u) thread (%u,%u,%u), last seen in %s at %s:%d\n", t->block_index.x,
+                         " in CTA (%u,%u,%u) thread (%u,%u,%u), last seen in %s at %s:%d\n", t->block_index.x,
                          t->block_index.y, t->block_index.z, t->thread_index.x, t->thread_index.y, t->thread_index.z,
                          t->site.what, t->site.file, t->site.line);
     if (write(2, line, size) < 0) _exit(2);
@@ -68,11 +69,12 @@ void catch_signals() {
     action.sa_handler = on_signal;
     action.sa_flags = SA_ONSTACK;
     sigaction(SIGALRM, &action, nullptr);
-    if (WITH_ASAN) return;  // the sanitizer reports the others better
+    if (WITH_ASAN) return;  // the sanitizer's report of other signals is better
     for (int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) sigaction(signal, &action, nullptr);
 }
 
-// Device memory: exactly sized, so that the sanitizer sees its end; followed by guard bytes without it.
+// Device memory. Allocations have the exact size, so that the sanitizer detects accesses past the end; without the
+// sanitizer, guard bytes follow.
 constexpr size_t DEVICE_GUARD = WITH_ASAN ? 0 : 256;
 std::map<char*, size_t> allocations;
 
@@ -110,8 +112,8 @@ void find(void* library, std::string name) {
     answer(false, reply.data(), reply.size() * 8);
 }
 
-// Payload: grid[3], block[3], dynamic bytes, cooperative, blocks of a cluster, order, seconds, bytes of the name, name,
-// then each parameter at a multiple of 16 bytes.
+// Payload: grid[3], block[3], bytes of dynamic shared memory, cooperative, CTAs per cluster, order, seconds, length of
+// the name, name, then each parameter at a multiple of 16 bytes.
 void start(const Entry* entry, std::vector<char>& payload) {
     uint64_t head[12];
     memcpy(head, payload.data(), sizeof head);
@@ -170,7 +172,7 @@ void obey(const Request& request, std::vector<char>& payload) {
 int main() {
     input = dup(0);
     output = dup(1);
-    dup2(2, 1);  // a kernel's printf
+    dup2(2, 1);  // sends the kernels' printf to stderr
     catch_signals();
     for (;;) {
         Request request;

@@ -1,5 +1,5 @@
-// Which thread runs next: lanes of a warp in turns until each waits, then the next warp; blocks one after another, those
-// of a cluster together, or all in a cooperative launch. Notices when nobody can go on.
+// The schedule of threads: the lanes of a warp run round-robin until each waits, then the next warp runs. CTAs run one
+// after the other; the CTAs of a cluster, or of a cooperative launch, run together. Detects deadlocks.
 #pragma once
 #include "collectives.h"
 
@@ -44,7 +44,7 @@ void start_block(Block& block, unsigned index, size_t first_fiber) {
     add_shared(block, nullptr, run.dynamic_bytes, 1024);
 }
 
-// Runs a warp's threads until each waits, has yielded or is done. True if one of them got anywhere.
+// Runs the threads of a warp until each waits, yields or ends. Returns whether a thread made progress.
 bool run_warp(Block& block, unsigned warp, const std::vector<unsigned>& lanes) {
     bool progress = false, again = true;
     unsigned first = warp * 32, count = std::min<unsigned>(32, block.fibers.size() - first);
@@ -63,7 +63,7 @@ bool run_warp(Block& block, unsigned warp, const std::vector<unsigned>& lanes) {
     return progress;
 }
 
-// Gives every thread of the block its turns. True if one of them got anywhere.
+// Runs all warps of the CTA once. Returns whether a thread made progress.
 bool run_turn(Block& block, const std::vector<unsigned>& warps, const std::vector<unsigned>& lanes) {
     bool progress = false;
     for (unsigned warp : warps)
@@ -76,13 +76,13 @@ bool run_turn(Block& block, const std::vector<unsigned>& warps, const std::vecto
         fiber->yielded = false;
     }
     if (!block.done && !runnable)
-        run.error = text("deadlock in block (%u,%u,%u):", block.index.x, block.index.y, block.index.z) +
-                    describe_threads(block);
+        run.error =
+            text("deadlock in CTA (%u,%u,%u):", block.index.x, block.index.y, block.index.z) + describe_threads(block);
     return progress;
 }
 
 void run_together(std::vector<Block>& blocks) {
-    constexpr int PATIENCE = 20000;  // turns in which every thread only yielded
+    constexpr int PATIENCE = 20000;  // maximum number of rounds in which every thread only yields
     auto warps = in_order((run.block.x * run.block.y * run.block.z + 31) / 32), lanes = in_order(32);
     int idle = 0;
     for (size_t left = blocks.size(); left && run.error.empty();) {
@@ -96,9 +96,9 @@ void run_together(std::vector<Block>& blocks) {
         if (idle < PATIENCE || !run.error.empty()) continue;
         for (Block& block : blocks) {
             if (block.done) continue;
-            run.error = text("block (%u,%u,%u) waits for something that never comes%s:", block.index.x, block.index.y,
+            run.error = text("CTA (%u,%u,%u) waits for something that never comes%s:", block.index.x, block.index.y,
                              block.index.z,
-                             run.cooperative ? "" : " (if it waits for another block, launch with cooperative=True)");
+                             run.cooperative ? "" : " (if it waits for another CTA, launch with cooperative=True)");
             run.error += describe_threads(block);
             return;
         }

@@ -1,6 +1,6 @@
-"""Attention of every even head size: one token, a chunk of tokens, and a prompt, against float64.
+"""Attention of every even head size against float64: a single token, a chunk of tokens, a prefill.
 
-Buffers end where the last head does, so that a write behind a head is seen: in the next head, or in
+Buffers end with the last head, so that a write past the end of a head shows in the next head or in
 the guard bytes.
 """
 
@@ -25,12 +25,13 @@ from cache_cases import fill as fill_typed
 from cache_cases import typed
 from cases import nmse
 
-from ggpy.kernels.attention.prefill_attention import AttendPrompt
+from ggpy.kernels.attention.prefill_attention import PrefillAttention
 from ggpy.kernels.attention.rope_kv import MAX_HEAD, Heads
 from ggpy.kernels.gemm.hopper import has_wgmma
 
 NMSE = 5e-6
-ROWS = range(32, MAX_HEAD + 1, 32)  # elements of a head in memory: an instance each
+# elements of a head in memory; each row is an instance of the kernel
+ROWS = range(32, MAX_HEAD + 1, 32)
 STEPS = {
     "decode": Sequences([70], [1]),
     "chunk": Sequences([70], [5]),
@@ -41,7 +42,7 @@ KINDS = ["emulator", "gpu"]
 
 
 def sizes(row: int) -> range:
-    """The even head sizes that lie in rows of so many elements."""
+    """The even head sizes whose row has this many elements."""
     return range(row - 30, row + 1, 2)
 
 
@@ -67,7 +68,7 @@ def test_tokens(device: Any, row: int, step: str) -> None:
 
 @pytest.mark.parametrize("row", ROWS)
 def test_a_token_rotated_inside(device: Any, row: int) -> None:
-    """What decode launches: q, k and v are rotated and stored by attention itself."""
+    """The FUSED kernel of decode rotates q, k and v and stores k and v."""
     for size in sizes(row):
         h, s = heads(2, 1, size), STEPS["decode"]
         turn = Turn(frequencies(size // 2))
@@ -83,15 +84,17 @@ def test_a_token_rotated_inside(device: Any, row: int) -> None:
 @pytest.mark.parametrize("types", [("q8_0", "q8_0"), ("q8_0", "q5_1")], ids=str)
 @pytest.mark.parametrize("row", ROWS)
 def test_tokens_with_blocks(device: Any, row: int, types: tuple[str, str], step: str) -> None:
-    """Keys and values in blocks of 32, of which heads are a multiple."""
+    """A KV cache in block formats, whose rows are multiples of 32 elements."""
     h, s = typed(*types, 2, 1, row), STEPS[step]
     check(Attention(device, h).run, h, s, fill_typed(device, h, s))
 
 
 def prompt_kernels(device: Any, row: int) -> list[bool]:
-    """Which kernels for prompts the device has for such heads, as AttendPrompt's wgmma."""
+    """The prefill kernels that the device supports for such heads, as values of PrefillAttention's
+    wgmma.
+    """
     h = heads(2, 1, row)
-    return [wgmma for wgmma in (False, True) if AttendPrompt.is_supported(device, h, wgmma)]
+    return [wgmma for wgmma in (False, True) if PrefillAttention.is_supported(device, h, wgmma)]
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -112,7 +115,7 @@ def test_prompts_with_blocks(device: Any, row: int) -> None:
 
 
 def test_which_kernels_are_for_prompts(gpu: Any) -> None:
-    """On Hopper both are among the tests above."""
+    """On Hopper the tests above run both kernels."""
     found = {row: prompt_kernels(gpu, row) for row in ROWS}
     assert found[128] == ([False, True] if has_wgmma(gpu.arch) else [False])
 

@@ -1,4 +1,4 @@
-"""Keys and values of every type: the bytes in pages, and attention over them, against numpy."""
+"""A KV cache of every type against numpy: the bytes in the pages, and attention over them."""
 
 import numpy as np
 import pytest
@@ -18,9 +18,9 @@ SPILLED = 0  # bytes
 STEPS = {
     "decode": Sequences(lengths=[1, 33, 70], n_tokens=[1, 1, 1]),
     "long": Sequences(lengths=[300], n_tokens=[1]),
-    "prompt": Sequences(lengths=[7, 140], n_tokens=[7, 3]),
+    "prefill": Sequences(lengths=[7, 140], n_tokens=[7, 3]),
 }
-STILL = np.zeros(1)  # frequencies: nothing is rotated, and elements 0 and 1 by nothing
+STILL = np.zeros(1)  # frequencies: no element rotates, not even elements 0 and 1
 
 
 def name_of(pair):
@@ -28,7 +28,7 @@ def name_of(pair):
 
 
 def store(device, h, s, parts, pages):
-    """The pages after keys and values of a step were written."""
+    """Returns the pages after the kernel stored the k and v of a step."""
     n, q = len(s.positions), Output(device, 2 * len(s.positions) * h.n_head * h.row)
     projected = [upload(device, part) for part in parts]
     rotation, memory = Turn(STILL).on(device), pages.send(device)
@@ -37,9 +37,9 @@ def store(device, h, s, parts, pages):
 
 
 def difficult(n, g, e):
-    """Keys or values, some of whose blocks are at the edges of what can be stored."""
+    """k or v, some of whose quant blocks are at the limits of the formats."""
     x = random(n, g, e, seed=e) * 10.0 ** (np.arange(n) % 9 - 5)[:, None, None].astype(np.float32)
-    rows = x.reshape(n, -1)[:, :32]  # of the first head
+    rows = x.reshape(n, -1)[:, :32]  # the first 32 elements of the first head
     rows[0], rows[1, 3], rows[2, 5], rows[3] = 0, 1e6, -np.inf, 1e-42
     rows[4], rows[5, ::2], rows[6, 2:] = -7, 0, -1e-20
     rows[7], rows[8] = np.arange(32), -1 - np.arange(32)
@@ -47,36 +47,38 @@ def difficult(n, g, e):
 
 
 @pytest.mark.parametrize("row", [32, 96, 256])
-def test_places_of_values(row):
-    """A permutation, its inverse, and where cuda/attention/kv_types.cuh has an element."""
+def test_layout_of_values(row):
+    """`placed` permutes the values, `taken` is its inverse, and elements lie where
+    cuda/attention/kv_types.cuh says.
+    """
     values = np.arange(3 * row * PAGE).reshape(3, row, PAGE)
     pages = placed(values)
     assert np.array_equal(taken(pages), values) and not np.array_equal(pages, values)
     for e, position in [(0, 0), (3, 17), (4, 17), (13, 40), (row - 1, PAGE - 1)]:
         in_sixteen = position % 16 ^ (8 if e & 4 else 0)
-        place = position // 16 * 16 * row + e * 16 + in_sixteen
-        assert pages[1].ravel()[place] == values[1, e, position]
+        offset = position // 16 * 16 * row + e * 16 + in_sixteen
+        assert pages[1].ravel()[offset] == values[1, e, position]
 
 
 @pytest.mark.parametrize("type", CACHE_TYPES)
 @pytest.mark.parametrize("e", [32, 96, 128])
 def test_bytes_in_pages(machine, type, e):
-    """Those that numpy's quantisers give, at their places, and nothing else."""
+    """The kernel stores the bytes of numpy's quantisers at their offsets, and no other byte."""
     h, s = typed(type, type, 2, 2, e), Sequences(lengths=[70, 1, 40], n_tokens=[7, 1, 10])
     parts = [random(18, 2, e), difficult(18, 2, e), difficult(18, 2, e)[::-1].copy()]
     pages = TypedPages(machine, h, s, 5.0)
     got = store(machine, h, s, parts, pages)
     for i in range(3):
-        mine = s.sequences == i
-        pages.put(i, s.positions[mine], parts[1][mine], parts[2][mine])
-    for name, mine, wanted in zip("kv", got, pages.bytes(), strict=True):
-        np.testing.assert_array_equal(mine, wanted, f"{type} as {name}")
+        tokens = s.sequences == i
+        pages.put(i, s.positions[tokens], parts[1][tokens], parts[2][tokens])
+    for name, found, wanted in zip("kv", got, pages.bytes(), strict=True):
+        np.testing.assert_array_equal(found, wanted, f"{type} as {name}")
 
 
 @pytest.mark.parametrize("part", [1, 2], ids=["key", "value"])
 @pytest.mark.parametrize("type", CACHE_TYPES)
 def test_not_a_number_stays_one(machine, type, part):
-    """A value only in its own block."""
+    """NaN in a value affects only the quant block that contains it."""
     h, s = typed(type, type, 1, 1, 64), Sequences(lengths=[1], n_tokens=[1])
     parts = [random(1, 1, 64, seed=i) for i in range(3)]
     parts[part][..., 40] = np.nan
@@ -101,8 +103,8 @@ def test_attention(machine, pair, step):
 
 @pytest.mark.parametrize("step", ["decode", "long"])
 @pytest.mark.parametrize("pair", PAIRS, ids=name_of)
-def test_a_token_alone(machine, pair, step):
-    """It is stored, and sees itself as it is stored."""
+def test_decode_with_rotation(machine, pair, step):
+    """The kernel stores the token's k and v and attends to them as they are stored."""
     h, s = typed(*pair), STEPS[step]
     n, e, scale = len(s.positions), h.head_size, h.head_size**-0.5
     pages, _, contents = fill(machine, h, s)
@@ -123,14 +125,14 @@ def test_a_token_alone(machine, pair, step):
 @pytest.mark.parametrize("v", [0, 1, 3])
 @pytest.mark.parametrize("shape", [(8, 2, 128), (4, 4, 64), (3, 1, 96), (20, 1, 64), (2, 1, 256)])
 def test_more_pairs(gpu, k, v, shape):
-    """Each type with itself and two others, in heads of every kind."""
+    """Each type with itself and with two other types, for heads of several shapes."""
     pair = CACHE_TYPES[k], CACHE_TYPES[(k + v) % len(CACHE_TYPES)]
     for step in STEPS:
         test_attention(gpu, (*pair, *shape), step)
-    test_a_token_alone(gpu, (*pair, *shape), "long")
+    test_decode_with_rotation(gpu, (*pair, *shape), "long")
 
 
-# Architectures, types of keys and values, and a head's size: nothing spills.
+# Architecture, KV types, head size: no instance spills.
 COMPILED = [
     ("75", "q8_0", "q8_0", 64),
     ("80", "q4_0", "q4_1", 128),
@@ -145,11 +147,12 @@ COMPILED = [
 
 @pytest.mark.parametrize("arch, k, v, size", COMPILED)
 def test_compiles_without_spilling(nvrtc, arch, k, v, size):
-    structs = typed(k, v, 1, 1, size).structs
-    alone = [
-        f"decode_attention<{size}, false, false, {m}, false, {structs}>" for m in ("false", "true")
+    cpp_types = typed(k, v, 1, 1, size).cpp_types
+    decode = [
+        f"decode_attention<{size}, false, false, {m}, false, {cpp_types}>"
+        for m in ("false", "true")
     ]
-    names = [*alone, f"paged_attention<{size}, true, {structs}>"]
+    names = [*decode, f"paged_attention<{size}, true, {cpp_types}>"]
     found = compile_cubin("attention/paged_attention.cu", f"sm_{arch}", expressions=names)
     for name, r in found.resources.items():
         assert max(r.spill_loads, r.spill_stores) <= SPILLED, f"{name} for sm_{arch} spills: {r}"
@@ -157,8 +160,8 @@ def test_compiles_without_spilling(nvrtc, arch, k, v, size):
 
 def test_under_sanitizers(emulated):
     for pair in (PAIRS[0], PAIRS[2]):
-        test_attention(emulated, pair, "prompt")
-        test_a_token_alone(emulated, pair, "decode")
+        test_attention(emulated, pair, "prefill")
+        test_decode_with_rotation(emulated, pair, "decode")
 
 
 @pytest.mark.parametrize("k, v, option", [("q8_0", "f16", "-ctk q8_0"), ("f16", "q4_1", "-ctv q4")])

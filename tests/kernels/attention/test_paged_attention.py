@@ -1,4 +1,4 @@
-"""Attention over pages against float64, and the promises about bits."""
+"""Attention over a paged KV cache against float64, and its guarantees of equal bits."""
 
 from dataclasses import replace
 from math import inf
@@ -22,22 +22,22 @@ from cases import nmse
 
 from ggpy.kernels.attention import paged_attention as attend
 from ggpy.kernels.attention.paged_attention import (
+    DECODE_WARPS,
     MAX_SPLIT,
-    TOKEN_WARPS,
-    Attend,
+    PagedAttention,
     Strips,
     plan_tiles,
 )
-from ggpy.kernels.layout.pack import CODES, HALVES, PLAIN
+from ggpy.kernels.layout.pack import CODES, F16, PLAIN
 
 NMSE = 5e-6
-MMA_ROWS = 16  # no tile has more (token, head) pairs
+MMA_ROWS = 16  # maximum (token, head) pairs of a tile
 
 DECODE = Sequences(lengths=[1, 33, 64, 300], n_tokens=[1, 1, 1, 1])
 PROMPT = Sequences(lengths=[7, 70], n_tokens=[7, 25])
 MIXED = Sequences(lengths=[300, 70, 1], n_tokens=[1, 5, 1])
 LONG = Sequences(lengths=[2100, 129], n_tokens=[1, 1])
-STEPS = {"decode": DECODE, "prompt": PROMPT, "mixed": MIXED, "long": LONG}
+STEPS = {"decode": DECODE, "prefill": PROMPT, "mixed": MIXED, "long": LONG}
 
 
 def check(device, h, s, scale=None, **options):
@@ -53,7 +53,7 @@ HEADS = [(4, 2, 64), (3, 1, 80), (8, 1, 96), (7, 1, 128), (2, 2, 256), (20, 1, 6
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("shape", HEADS, ids=str)
 def test_shapes(machine, shape, step):
-    """Groups of 1 to 20 heads, heads of 32 to 256 elements, in steps of every kind."""
+    """Groups of 1 to 20 query heads, heads of 32 to 256 elements, in steps of every kind."""
     check(machine, heads(*shape), STEPS[step])
 
 
@@ -71,7 +71,7 @@ def test_windows(machine, window, step):
     check(machine, heads(4, 2, 64), STEPS[step], window=window)
 
 
-@pytest.mark.parametrize("step", ["decode", "prompt", "long"])
+@pytest.mark.parametrize("step", ["decode", "prefill", "long"])
 @pytest.mark.parametrize("options", ["soft cap", "sinks", "all"])
 def test_caps_and_sinks(machine, options, step):
     cap, sinks = {"soft_cap": 1.5}, {"sinks": random(4, seed=4) * 3}
@@ -81,12 +81,12 @@ def test_caps_and_sinks(machine, options, step):
 
 @pytest.mark.parametrize("scale", [1e-4, 3.0])
 def test_flat_and_sharp(machine, scale):
-    """All keys alike, or one of them alone."""
+    """Softmax over equal scores, and over scores of which one dominates."""
     check(machine, heads(4, 2, 64), MIXED, scale=scale)
 
 
 def test_scores_of_any_size(machine):
-    """Scores of 60000 and -60000 are neither infinite nor NaN."""
+    """Scores of 60000 and -60000 give neither infinity nor NaN."""
     h, s = heads(2, 1, 32), Sequences([40], [1])
     pages, q, contents = fill(machine, h, s)
     q[..., :32] = 60
@@ -101,7 +101,7 @@ def test_scores_of_any_size(machine):
     assert nmse(o, expected(h, s, q, contents, scale=1.0)) <= NMSE
 
 
-# Rotation inside
+# Rotation in the attention kernel
 
 
 @pytest.mark.parametrize("step", ["decode", "long"])
@@ -111,7 +111,7 @@ def test_scores_of_any_size(machine):
     ids=str,
 )
 def test_rotation_inside_equals_rotation_before(machine, shape, step):
-    """The same bits in every page; and in the output, where the token alone has no other kernel."""
+    """The pages have equal bits; so do the outputs, unless decode attention uses another kernel."""
     h, s = heads(*shape), STEPS[step]
     e, n = h.head_size, len(s.positions)
     bias = [random(m * e, seed=m) for m in (h.n_head, h.n_head_kv, h.n_head_kv)]
@@ -127,11 +127,11 @@ def test_rotation_inside_equals_rotation_before(machine, shape, step):
     assert all(np.array_equal(a, b) for a, b in zip(fused_pages, (pages.k, pages.v), strict=True))
     o = before.run(s, pages, q=q, scale=e**-0.5)
     assert nmse(fused, o) <= NMSE
-    assert inside.kernel.alone or np.array_equal(fused, o)
+    assert inside.kernel.has_decode_kernel or np.array_equal(fused, o)
 
 
 def check_rotation_inside(machine, h, lengths, turn, **options):
-    """Of tokens that are alone, at the ends of sequences so long."""
+    """Decode tokens at the ends of sequences of these lengths."""
     s, n = Sequences(lengths, [1] * len(lengths)), len(lengths)
     pages, _, contents = fill(machine, h, s)
     parts = [random(n, m, 64, seed=i) for i, m in enumerate((h.n_head, *[h.n_head_kv] * 2))]
@@ -145,10 +145,10 @@ def check_rotation_inside(machine, h, lengths, turn, **options):
 TURN = Turn(100.0 ** (-np.arange(32) / 32))
 
 
-@pytest.mark.parametrize("warps", TOKEN_WARPS)
+@pytest.mark.parametrize("warps", DECODE_WARPS)
 @pytest.mark.parametrize("window", [1, 40, 0])
 def test_rotation_inside_with_a_window(machine, monkeypatch, window, warps):
-    monkeypatch.setattr(attend, "TOKEN_WARPS", {warps: inf})
+    monkeypatch.setattr(attend, "DECODE_WARPS", {warps: inf})
     check_rotation_inside(machine, heads(4, 2, 64), [300, 65, 64, 33, 1], TURN, window=window)
 
 
@@ -156,7 +156,7 @@ ODD = {  # length, window, warps
     "1": (2100, 0, 8),
     "7": (3840, 0, 8),
     "none": (3841, 0, 8),
-    "1 behind two rounds": (4200, 0, 8),
+    "1 after two rounds": (4200, 0, 8),
     "3 of four warps": (3840, 0, 4),
     "1 of two warps": (3700, 0, 2),
     "1 of a window": (5000, 2100, 8),
@@ -165,8 +165,8 @@ ODD = {  # length, window, warps
 
 @pytest.mark.parametrize("length, window, warps", ODD.values(), ids=ODD)
 def test_odd_strips(machine, monkeypatch, length, window, warps):
-    """Of contexts whose parts have more strips than a block has warps."""
-    monkeypatch.setattr(attend, "TOKEN_WARPS", {warps: inf})
+    """Splits with more strips than a CTA has warps."""
+    monkeypatch.setattr(attend, "DECODE_WARPS", {warps: inf})
     check_rotation_inside(machine, heads(4, 2, 64), [length], TURN, window=window)
     check_rotation_inside(machine, heads(4, 2, 64), [length, 300], NORMED, window=window)
 
@@ -181,11 +181,13 @@ NORMED = replace(TURN, norm=[random(64, seed=6) + 2, random(64, seed=7) + 2])
     ids=["soft cap", "sinks", "norms"],
 )
 def test_rotation_inside_with_more(machine, turn, options, n):
-    """Each of what few models have, for which there is an instance of its own."""
+    """Each option of few models (soft cap, sinks, head norms), which has its instance of the
+    kernel.
+    """
     check_rotation_inside(machine, heads(4, 2, 64), [300, 65, 33][:n], turn, **options)
 
 
-# Bits
+# Equal bits
 
 
 @pytest.mark.parametrize("window", [0, 40])
@@ -197,27 +199,29 @@ def test_a_sequence_does_not_depend_on_the_others(machine, window):
     together = Attention(machine, h).run(s, pages, q=q, **options)
     for i, n in enumerate(lengths):
         one = Sequences([n], [1])
-        mine = Pages(machine, h, one, GARBAGE)
-        mine.put(0, np.arange(n), *contents[i])
-        alone = Attention(machine, h).run(one, mine, q=q[i : i + 1], **options)
-        assert np.array_equal(alone[0], together[i])
+        pages = Pages(machine, h, one, GARBAGE)
+        pages.put(0, np.arange(n), *contents[i])
+        single = Attention(machine, h).run(one, pages, q=q[i : i + 1], **options)
+        assert np.array_equal(single[0], together[i])
 
 
-def test_a_token_has_many_warps_unless_blocks_are_many(emulator):
-    """Of 4 multiprocessors and two heads of keys and values."""
+def test_a_cta_has_many_warps_unless_ctas_are_many(emulator):
+    """4 SMs and two KV heads."""
     h = heads(4, 2, 64)
-    always, chosen = (Attend(emulator, h, 8, 227 << 10, invariant) for invariant in (True, False))
-    assert [chosen.token_warps(n) for n in (1, 2, 3, 64)] == [8, 8, 4, 4]
-    assert {always.token_warps(n) for n in (1, 2, 3, 64)} == {8}
-    assert [chosen.places(n) for n in (2, 3, 64)] == [4, 8, 8], "16 warps of each multiprocessor"
-    assert {always.places(n) for n in (2, 3, 64)} == {None}
-    little = Attend(emulator, heads(8, 1, 128), 8, 32 << 10)
-    assert little.token_warps(1) == 4, "for keys and values of more it has too little memory"
+    always, chosen = (
+        PagedAttention(emulator, h, 8, 227 << 10, invariant) for invariant in (True, False)
+    )
+    assert [chosen.decode_warps(n) for n in (1, 2, 3, 64)] == [8, 8, 4, 4]
+    assert {always.decode_warps(n) for n in (1, 2, 3, 64)} == {8}
+    assert [chosen.resident_splits(n) for n in (2, 3, 64)] == [4, 8, 8], "16 warps per SM"
+    assert {always.resident_splits(n) for n in (2, 3, 64)} == {None}
+    little = PagedAttention(emulator, heads(8, 1, 128), 8, 32 << 10)
+    assert little.decode_warps(1) == 4, "shared memory holds K and V strips of 4 warps"
     assert not any(any(little.strips(*case)) for case in ((64,), (1, 16)))
     assert (chosen.strips(2, 8), chosen.strips(1, 8)) == (Strips(True, False), Strips(False, False))
     assert (chosen.strips(2, 16), chosen.strips(1, 16)) == (Strips(True, True), Strips(False, True))
-    large = Attend(emulator, heads(4, 2, 192), 8, 227 << 10)
-    assert large.strips(1, 16) == Strips(True, False), "whose keys and values take most registers"
+    large = PagedAttention(emulator, heads(4, 2, 192), 8, 227 << 10)
+    assert large.strips(1, 16) == Strips(True, False), "large heads take most registers"
 
 
 @pytest.mark.parametrize("n", [300, 2100])
@@ -239,10 +243,10 @@ def test_where_batches_must_not_matter_they_do_not(machine, shape, n):
     assert all(np.array_equal(one, found[0]) for one in found[1:])
 
 
-@pytest.mark.parametrize("order", [CODES, HALVES])
+@pytest.mark.parametrize("order", [CODES, F16])
 @pytest.mark.parametrize("step", ["decode", "mixed"])
 def test_packed(machine, step, order):
-    """The same bits, in the order of the product that takes them; rotation inside, too."""
+    """A packed output has the bits of the plain output, also with rotation in the kernel."""
     h, s = heads(4, 2, 64), STEPS[step]
     pages, q, _ = fill(machine, h, s)
     rows, packed = (
@@ -259,15 +263,15 @@ def test_packed(machine, step, order):
 
 @pytest.mark.parametrize("shape", [(8, 2, 80), (9, 3, 64)], ids=str)
 def test_what_is_not_packed(emulator, shape):
-    """Pieces that heads share, columns of padding."""
-    h, s = heads(*shape), STEPS["prompt"]
+    """Heads that share 32-element pieces, and heads that leave padding columns."""
+    h, s = heads(*shape), STEPS["prefill"]
     pages, q, _ = fill(emulator, h, s)
-    with pytest.raises(ValueError, match="are not packed"):
+    with pytest.raises(ValueError, match="cannot be packed"):
         Attention(emulator, h).run(s, pages, q=q, order=CODES, scale=1.0)
 
 
 def test_again_and_again(machine):
-    """Counters are clean after a step, whatever its tiles."""
+    """The counters are zero after a step, whatever its tiles."""
     h = heads(20, 1, 64)
     kernel = Attention(machine, h)
     for step in ("long", "mixed", "long", "decode"):
@@ -277,7 +281,7 @@ def test_again_and_again(machine):
         assert nmse(o, expected(h, s, q, contents, scale=0.125)) <= NMSE
 
 
-@pytest.mark.parametrize("step", ["long", "prompt"])
+@pytest.mark.parametrize("step", ["long", "prefill"])
 def test_order_of_blocks_and_warps(emulator, monkeypatch, step):
     h, s = heads(20, 1, 64), STEPS[step]
     pages, q, _ = fill(emulator, h, s)
@@ -333,30 +337,32 @@ def test_tiles_cover_each_token_once(step, shape):
     assert used == list(range(len(used)))
 
 
-def test_splits_follow_from_the_position_alone():
+def test_splits_depend_on_the_position_only():
     h = heads(4, 2, 64)
-    alone = {n: plan_tiles(*_lone([n]), h)[0, 2] for n in (1, 128, 129, 1000, 5000)}
-    assert alone == {1: 1, 128: 1, 129: 2, 1000: 8, 5000: MAX_SPLIT}
-    assert plan_tiles(*_lone(list(alone)), h)[:, 2].tolist() == list(alone.values())
+    splits = {n: plan_tiles(*_lone([n]), h)[0, 2] for n in (1, 128, 129, 1000, 5000)}
+    assert splits == {1: 1, 128: 1, 129: 2, 1000: 8, 5000: MAX_SPLIT}
+    assert plan_tiles(*_lone(list(splits)), h)[:, 2].tolist() == list(splits.values())
 
 
-def test_parts_share_a_gpu_as_contexts_are_long():
+def test_resident_splits_are_divided_in_proportion_to_contexts():
     h = heads(4, 2, 64)
-    assert _shared([4000], 33) == [MAX_SPLIT], "as it would have without others"
+    assert _shared([4000], 33) == [MAX_SPLIT], "as without the limit"
     assert _shared([1000] * 8, 33) == [4] * 8
-    assert _shared([1000] * 64, 33) == [1] * 64, "no fewer than one"
-    assert _shared([4000, 100, 600], 33) == [MAX_SPLIT, 1, 4], "nor more than by itself"
+    assert _shared([1000] * 64, 33) == [1] * 64, "at least one split each"
+    assert _shared([4000, 100, 600], 33) == [MAX_SPLIT, 1, 4], "no more than the position gives"
     assert _shared([4000, 4000, 100, 1], 33) == [16, 16, 1, 1]
-    assert plan_tiles(*_lone([1, 500]), h, places=33)[:, 3].tolist() == [-1, 0]
+    assert plan_tiles(*_lone([1, 500]), h, resident_splits=33)[:, 3].tolist() == [-1, 0]
 
 
-def test_those_that_there_is_no_room_to_split_have_one_part():
-    tiles = plan_tiles(*_lone([500, 100, 600, 700]), heads(4, 2, 64), most_split=2)
+def test_tokens_without_workspace_have_one_split():
+    tiles = plan_tiles(*_lone([500, 100, 600, 700]), heads(4, 2, 64), max_split_tokens=2)
     assert tiles[:, 2:].tolist() == [[4, 0], [1, -1], [5, 1], [1, -1]]
 
 
-def _shared(lengths, places):
-    return plan_tiles(*_lone(lengths), heads(4, 2, 64), places=places)[:, 2].tolist()
+def _shared(lengths, resident_splits):
+    return plan_tiles(*_lone(lengths), heads(4, 2, 64), resident_splits=resident_splits)[
+        :, 2
+    ].tolist()
 
 
 def _lone(lengths):

@@ -1,4 +1,6 @@
-"""Pages of every type as pages of halves, number by number; which pages a step's prompts see."""
+"""Conversion of pages of every type to f16, number by number, and the list of pages that a step's
+prefill sees.
+"""
 
 import numpy as np
 import pytest
@@ -9,31 +11,33 @@ from kernel_buffers import Output, upload
 
 from ggpy.cache_types import CACHE_TYPES
 from ggpy.device.compile import compile_cubin
-from ggpy.kernels.attention.pages_to_f16 import HalvePages, as_halves, plan_halves
+from ggpy.kernels.attention.pages_to_f16 import PagesToF16, as_f16, plan_f16_pages
 
 LARGEST = 65504.0
 LISTED = np.array([[3, -63], [0, 1], [4, 200]], np.int32)  # page, distance
 
 
-def halves_of(type, blocks):
-    """float32 [page, G, PAGE, row] of what is kept, as near as halves are."""
+def f16_of(type, blocks):
+    """f32 [page, G, PAGE, row] of the stored numbers, rounded to f16."""
     with np.errstate(all="ignore"):
         return np.clip(decoded(type, blocks), -LARGEST, LARGEST).astype(np.float16)
 
 
 def run(device, h, pages, window=0):
-    """Halves k [n, G, PAGE, row] and v [n, G, row, PAGE] of LISTED; NaN where none were written."""
-    n, made = len(LISTED), as_halves(h)
+    """f16 k [n, G, PAGE, row] and v [n, G, row, PAGE] of the LISTED pages; NaN for pages not
+    written.
+    """
+    n, made = len(LISTED), as_f16(h)
     outputs = [Output(device, n * size) for size in (made.key_bytes, made.value_bytes)]
     memory, buffers = pages.send(device), [out.buffer for out in outputs]
-    HalvePages(device, h).launch(memory, buffers, upload(device, LISTED), n, window)
+    PagesToF16(device, h).launch(memory, buffers, upload(device, LISTED), n, window)
     shapes = (n, h.n_head_kv, PAGE, h.row), (n, h.n_head_kv, h.row, PAGE)
     made_k, made_v = (o.read(np.float16, s) for o, s in zip(outputs, shapes, strict=True))
     return made_k, taken(made_v)
 
 
 def random_pages(device, h):
-    """Five pages, whole: of numbers that halves can hold, and some that they cannot."""
+    """Five full pages of numbers inside and outside the f16 range."""
     pages = TypedPages(device, h, Sequences([4 * PAGE], [1]), 0.0)
     shape = pages.sequences.n_pages, h.n_head_kv, PAGE, h.row
     k, v = random(*shape, seed=1), random(*shape, seed=2)
@@ -51,12 +55,12 @@ def check(device, pair):
     k, v = run(device, h, pages)
     kept = (h.types.k, k, pages.k), (h.types.v, v.swapaxes(2, 3), pages.v)
     for type, got, blocks in kept:
-        wanted = halves_of(type, blocks[LISTED[:, 0]])
+        wanted = f16_of(type, blocks[LISTED[:, 0]])
         assert (np.isnan(got) == np.isnan(wanted)).all()
-        there = ~np.isnan(wanted)
-        assert nmse(got[there], wanted[there]) <= 1e-8
-        # With a minimum numpy rounds twice.
-        equal = np.mean(got[there] == wanted[there])
+        written = ~np.isnan(wanted)
+        assert nmse(got[written], wanted[written]) <= 1e-8
+        # For formats with a minimum, numpy rounds twice.
+        equal = np.mean(got[written] == wanted[written])
         assert equal > 0.999 if type.endswith("_1") else equal == 1, f"{type}: {equal:.2%}"
 
 
@@ -79,13 +83,13 @@ def test_more_pairs(gpu, k, e):
 
 @pytest.mark.parametrize("window, written", [(0, 3), (1, 1), (2, 2), (200, 2), (201, 3)])
 def test_windows(machine, window, written):
-    """A page is left out when its last position is further back than the window sees."""
+    """The kernel skips a page whose last position is farther back than the window."""
     h = typed(*PAIRS[1])
     pages = random_pages(machine, h)
     all_of_it, some = run(machine, h, pages), run(machine, h, pages, window)
     for whole, part in zip(all_of_it, some, strict=True):
         assert np.array_equal(whole[:written], part[:written], equal_nan=True)
-        assert np.isnan(part[written:]).all(), "written, but not seen"
+        assert np.isnan(part[written:]).all(), "written, but outside the window"
 
 
 def test_under_sanitizers(emulated):
@@ -96,15 +100,15 @@ def test_under_sanitizers(emulated):
 @pytest.mark.parametrize("arch", ["75", "80", "90a", "120"])
 def test_compiles_without_spilling(nvrtc, arch):
     shapes = [typed(*pair) for pair in (*PAIRS, WIDE)]
-    names = [f"pages_to_f16<{h.row}, {h.structs}>" for h in shapes]
+    names = [f"pages_to_f16<{h.row}, {h.cpp_types}>" for h in shapes]
     found = compile_cubin("attention/pages_to_f16.cu", f"sm_{arch}", expressions=names).resources
     assert set(found) == set(names)
     for name, r in found.items():
         assert (r.spill_loads, r.spill_stores, r.stack) == (0, 0, 0), f"{name} spills: {r}"
-        assert r.registers <= 80, f"{name}: fewer than six blocks fit: {r}"
+        assert r.registers <= 80, f"{name}: fewer than six CTAs are resident: {r}"
 
 
-# Which pages
+# The list of pages
 
 
 STEPS = {
@@ -117,36 +121,38 @@ STEPS = {
 @pytest.mark.parametrize("least", [1, 20, 1000])
 @pytest.mark.parametrize("step", STEPS)
 def test_listed_pages(step, least):
-    """Those of the long sequences, up to the last position; others' tables lead to none."""
+    """The list has the pages of the long sequences up to the last position; tables of other
+    sequences stay zero.
+    """
     s = STEPS[step]
-    listed, tables = plan_halves(s.positions, s.sequences, s.tables, PAGE, least)
+    listed, tables = plan_f16_pages(s.positions, s.sequences, s.tables, PAGE, least)
     assert tables.shape == s.tables.shape and tables.dtype == listed.dtype == np.int32
     counts, used = np.bincount(s.sequences), set()
     for row, (length, count) in enumerate(zip(s.lengths, counts, strict=True)):
         n = -(-length // PAGE) if count >= least else 0
         assert not tables[row, n:].any()
-        for i, place in enumerate(tables[row, :n]):
+        for i, index in enumerate(tables[row, :n]):
             first = length - count
-            assert tuple(listed[place]) == (s.tables[row, i], first - (PAGE * i + PAGE - 1))
-            used.add(place)
+            assert tuple(listed[index]) == (s.tables[row, i], first - (PAGE * i + PAGE - 1))
+            used.add(index)
     assert used == set(range(len(listed)))
 
 
 def test_a_page_that_two_sequences_share_is_listed_once():
-    """With the shorter one of its distances."""
+    """The shorter of the two distances counts."""
     s = Sequences([150, 230], [10, 100])
     s.tables[1, :2] = s.tables[0, :2]
-    listed, tables = plan_halves(s.positions, s.sequences, s.tables, PAGE, 2)
+    listed, tables = plan_f16_pages(s.positions, s.sequences, s.tables, PAGE, 2)
     assert len(listed) == 5 and np.array_equal(tables[0, :2], tables[1, :2])
     assert listed[tables[0, :2]].tolist() == [[s.tables[0, i], 130 - 64 * i - 63] for i in (0, 1)]
     assert len(set(listed[:, 0])) == 5
 
 
 def test_a_window_sees_what_is_listed_near_enough():
-    """The pages with a distance below the window are those with a position that a token sees."""
+    """Pages with a distance below the window are those with a position that a token sees."""
     s = Sequences([400], [50])
-    listed, tables = plan_halves(s.positions, s.sequences, s.tables, PAGE, 2)
+    listed, tables = plan_f16_pages(s.positions, s.sequences, s.tables, PAGE, 2)
     for window in (1, 30, 31, 32, 94, 95, 96, 1000):
         seen = {max(0, p - d) // PAGE for p in s.positions for d in (0, window - 1)}
-        near = {i for i, place in enumerate(tables[0]) if listed[place, 1] < window}
+        near = {i for i, index in enumerate(tables[0]) if listed[index, 1] < window}
         assert near == set(range(min(seen), max(seen) + 1))

@@ -1,5 +1,5 @@
-"""Attention of prompts against float64: the kernel for any GPU, on the emulator too, and Hopper's,
-which only a GPU can run; here it must compile without spills.
+"""Prefill attention against float64: the mma kernel, also on the emulator, and the wgmma kernel,
+which runs on a Hopper GPU only; elsewhere the wgmma kernel must compile without spills.
 """
 
 from collections import namedtuple
@@ -13,9 +13,9 @@ from cases import nmse
 from static_shared import most_static
 
 from ggpy.device.compile import compile_cubin
-from ggpy.kernels.attention.prefill_attention import ROWS, AttendPrompt, plan_prompts
+from ggpy.kernels.attention.prefill_attention import ROWS, PrefillAttention, plan_prefill_tiles
 from ggpy.kernels.gemm.hopper import has_wgmma
-from ggpy.kernels.layout.pack import CODES, HALVES, PLAIN
+from ggpy.kernels.layout.pack import CODES, F16, PLAIN
 
 NMSE = 5e-6
 Gpu = namedtuple("Gpu", "arch shared_bytes")
@@ -30,7 +30,7 @@ HEADS = [(4, 2, 64), (3, 1, 80), (8, 1, 96), (7, 1, 128), (4, 4, 128), (2, 2, 25
 
 @pytest.fixture(params=["emulator", "gpu", "hopper"])
 def kind(request):
-    """A device, and whether the kernel is Hopper's."""
+    """A device, and whether to use the wgmma kernel."""
     device = request.getfixturevalue("emulator" if request.param == "emulator" else "gpu")
     if request.param == "hopper" and not has_wgmma(device.arch):
         pytest.skip(f"{device.arch} has no wgmma")
@@ -38,8 +38,8 @@ def kind(request):
 
 
 def kinds(name, shapes, head=2):
-    """Each kind with each of the shapes that it takes: large heads are Hopper's alone. A head's
-    size stands at `head`.
+    """Pairs of a kernel and a shape that it supports; only wgmma supports large heads. `head` is
+    the index of the head size in a shape.
     """
     both = [(kind, shape) for kind in ("emulator", "gpu", "hopper") for shape in shapes]
     some = [(kind, s) for kind, s in both if kind == "hopper" or s[head] <= 128]
@@ -63,7 +63,7 @@ def kinds(name, shapes, head=2):
 def test_nothing_spills(nvrtc, stem, arch, rows):
     names = [f"{stem}<{row}>" for row in rows]
     cubin = compile_cubin(f"attention/{stem}.cu", arch, expressions=names)
-    assert "serialized" not in cubin.log, "ptxas made the products wait for each other"
+    assert "serialized" not in cubin.log, "ptxas serialised the wgmma instructions"
     assert set(cubin.resources) == set(names)
     for name, r in cubin.resources.items():
         assert (r.spill_loads, r.spill_stores, r.stack) == (0, 0, 0), f"{name} spills: {r}"
@@ -74,9 +74,11 @@ def test_nothing_spills(nvrtc, stem, arch, rows):
 @pytest.mark.parametrize("least", [1, 20, 1000])
 @pytest.mark.parametrize("step", STEPS)
 def test_tiles(step, least, shape):
-    """Tokens of the long sequences once each, the deepest first, in tiles of one sequence."""
+    """Every token of the long sequences is in one tile, the longest context comes first, and a tile
+    has tokens of one sequence.
+    """
     h, s = heads(*shape), STEPS[step]
-    tiles = plan_prompts(s.positions, s.sequences, h, least)
+    tiles = plan_prefill_tiles(s.positions, s.sequences, h, least)
     covered = sorted(i for first, n, *_ in tiles for i in range(first, first + n))
     counts = np.bincount(s.sequences)
     assert covered == [i for i, of in enumerate(s.sequences) if counts[of] >= least]
@@ -88,16 +90,19 @@ def test_tiles(step, least, shape):
 
 
 def test_where_it_fits():
-    """Hopper's takes heads of 256; the other one two pages in what a block may have."""
+    """The wgmma kernel supports heads of 256; the mma kernel needs shared memory for two pages."""
     hopper, ada = Gpu("sm_90a", 227 << 10), Gpu("sm_89", 99 << 10)
     sizes = (64, 80, 128, 160, 256)
-    assert [AttendPrompt.fits(hopper, heads(4, 2, e)) for e in sizes] == [True] * 3 + [False, True]
-    assert [AttendPrompt.fits(ada, heads(4, 2, e)) for e in sizes] == [True] * 3 + [False] * 2
-    assert not AttendPrompt.fits(Gpu("sm_75", 63 << 10), heads(4, 2, 128))
-    assert AttendPrompt.fits(Gpu("sm_75", 64 << 10), heads(4, 2, 128))
+    assert [PrefillAttention.fits(hopper, heads(4, 2, e)) for e in sizes] == [True] * 3 + [
+        False,
+        True,
+    ]
+    assert [PrefillAttention.fits(ada, heads(4, 2, e)) for e in sizes] == [True] * 3 + [False] * 2
+    assert not PrefillAttention.fits(Gpu("sm_75", 63 << 10), heads(4, 2, 128))
+    assert PrefillAttention.fits(Gpu("sm_75", 64 << 10), heads(4, 2, 128))
 
 
-# Everywhere
+# On every device
 
 
 def check(kind, h, s, scale=None, **options):
@@ -134,7 +139,7 @@ def test_caps_and_sinks(kind, shape, options, step):
 @pytest.mark.parametrize("window", [0, 50])
 @kinds("pair", [*PAIRS, WIDE], head=4)
 def test_types(kind, pair, window, step):
-    """Keys and values of other types, which become halves before."""
+    """A KV cache of other types, converted to f16 first."""
     h, s = typed(*pair), STEPS[step]
     options = {"scale": h.head_size**-0.5, "window": window}
     pages, q, contents = fill_typed(kind[0], h, s)
@@ -144,21 +149,21 @@ def test_types(kind, pair, window, step):
 
 @pytest.mark.parametrize("shape", [(71, 1, 64), (32, 8, 128), (8, 2, 256)], ids=str)
 def test_gpu(gpu, shape):
-    """Deep contexts, many blocks."""
+    """Long contexts, many CTAs."""
     s = Sequences([700, 2100, 130], [190, 300, 130])
-    if AttendPrompt.fits(gpu, heads(*shape)):
+    if PrefillAttention.fits(gpu, heads(*shape)):
         check((gpu, has_wgmma(gpu.arch)), heads(*shape), s)
     check((gpu, False), heads(*shape[:2], 128), s, window=300)
 
 
 @pytest.mark.parametrize("scale", [1e-4, 3.0])
 def test_flat_and_sharp(kind, scale):
-    """All keys alike, or one of them alone."""
+    """Softmax over equal scores, and over scores of which one dominates."""
     check(kind, heads(4, 2, 128), STEPS["several"], scale=scale)
 
 
 def test_scores_of_any_size(kind):
-    """Scores of 60000 and -60000 are neither infinite nor NaN."""
+    """Scores of 60000 and -60000 give neither infinity nor NaN."""
     h, s = heads(2, 1, 32), Sequences([40], [40])
     pages, q, contents = fill(kind[0], h, s)
     q[..., :32] = 60
@@ -170,10 +175,10 @@ def test_scores_of_any_size(kind):
         assert nmse(o, expected(h, s, q, contents, scale=1.0)) <= NMSE
 
 
-@pytest.mark.parametrize("order", [CODES, HALVES])
+@pytest.mark.parametrize("order", [CODES, F16])
 @kinds("shape", [(4, 2, 32), (4, 2, 64), (4, 1, 96), (8, 2, 128), (2, 1, 256)])
 def test_packed(kind, shape, order):
-    """The same bits, in the order of the product that takes them."""
+    """A packed output has the bits of the plain output."""
     h, s = heads(*shape), Sequences([150, 70], [33, 20])
     pages, q, _ = fill(kind[0], h, s)
     kernel = PromptAttention(kind[0], h, kind[1])
@@ -182,7 +187,7 @@ def test_packed(kind, shape, order):
 
 
 def test_again_and_again(kind):
-    """The same bits."""
+    """Repeated launches give equal bits."""
     large = getattr(kind[0], "sm_count", 1) > 8
     h = heads(32, 8, 128) if large else heads(4, 2, 64)
     s = Sequences([1500], [1200]) if large else Sequences([150], [50])

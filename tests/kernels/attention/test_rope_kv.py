@@ -1,4 +1,4 @@
-"""Bias, head norms and rotation against float64, and what lands in which page."""
+"""Bias, head norms and RoPE against float64, and the pages that k and v go to."""
 
 from dataclasses import replace
 
@@ -7,9 +7,9 @@ import pytest
 from attention_cases import PAGE, Pages, Sequences, Turn, frequencies, heads, random, rope_kv
 from cases import nmse
 
-from ggpy.kernels.attention.rope_kv import MANY_TOKENS, WHOLE, RopeKv, Rotation, turns
+from ggpy.kernels.attention.rope_kv import MANY_TOKENS, WHOLE_HEAD_SIZES, RopeKv, Rotation, angles
 
-NMSE = 1e-7  # halves
+NMSE = 1e-7  # f16
 
 STEP = Sequences(lengths=[70, 1, 40], n_tokens=[7, 1, 2])
 
@@ -21,15 +21,15 @@ def check(device, h, turn, s=STEP, seed=0):
     q = rope_kv(device, h, s, turn, parts, pages)
     expected = [turn.apply(i, part, s.positions) for i, part in enumerate(parts)]
     assert nmse(q[..., :e], expected[0]) <= NMSE
-    assert np.mean(q[..., :e] == expected[0].astype(np.float16)) > 0.98, "not the nearest halves"
-    assert not q[..., e:].any(), "not zero behind a head"
+    assert np.mean(q[..., :e] == expected[0].astype(np.float16)) > 0.98, "not the nearest f16"
+    assert not q[..., e:].any(), "padding of a head is not zero"
     k, v = pages.read()
     for i, token in enumerate(zip(s.sequences, s.positions, strict=True)):
         page, slot = s.place(*token)
         for got, want in ((k[page, :, slot], expected[1]), (v[page, :, :, slot], expected[2])):
             assert nmse(got[:, :e], want[i]) <= 4 * NMSE and not got[:, e:].any()
         k[page, :, slot] = v[page, :, :, slot] = np.nan
-    assert np.isnan(k).all() and np.isnan(v).all(), "other places were written"
+    assert np.isnan(k).all() and np.isnan(v).all(), "other positions were written"
 
 
 @pytest.mark.parametrize("neox", [False, True])
@@ -44,18 +44,20 @@ def test_numbers_of_heads(machine, n_head, n_head_kv):
 
 
 @pytest.mark.parametrize("tokens", [MANY_TOKENS - 1, MANY_TOKENS, MANY_TOKENS + 70])
-def test_warps_that_turn_several_heads(machine, tokens):
-    """11 heads: warps have three and two where tokens are many."""
+def test_warps_that_rotate_several_heads(machine, tokens):
+    """11 heads: with many tokens, warps have two or three of them."""
     check(machine, heads(7, 2, 32), Turn(frequencies(16)), Sequences([tokens + 9], [tokens]))
 
 
 @pytest.mark.parametrize("neox", [False, True])
-@pytest.mark.parametrize("e", WHOLE)
+@pytest.mark.parametrize("e", WHOLE_HEAD_SIZES)
 @pytest.mark.parametrize(
     "lengths, tokens", [([MANY_TOKENS + 83], [MANY_TOKENS + 70]), ([72, 99, 1], [64, 70, 1])]
 )
 def test_whole_heads_of_many_tokens(machine, lengths, tokens, e, neox):
-    """Of seven and two heads; values that are stored together, and others beside them."""
+    """Seven query heads and two KV heads; values that are stored eight tokens at a time, and
+    others.
+    """
     bias = [random(n * e, seed=5 + n) * 3 for n in (7, 2, 2)]
     turn = Turn(frequencies(e // 2), neox, 1.3, bias)
     check(machine, heads(7, 2, e), turn, Sequences(lengths, tokens))
@@ -63,22 +65,22 @@ def test_whole_heads_of_many_tokens(machine, lengths, tokens, e, neox):
 
 def test_which_heads_are_whole(emulator):
     rope, turn = RopeKv(emulator, heads(2, 1, 64)), Rotation(None, 32, True)
-    assert rope.turns_whole(turn)
-    assert not rope.turns_whole(replace(turn, n_pairs=16))
-    assert not rope.turns_whole(replace(turn, norm=(None, emulator.alloc(256))))
-    assert not RopeKv(emulator, heads(2, 1, 80)).turns_whole(replace(turn, n_pairs=40))
+    assert rope.rotates_whole_heads(turn)
+    assert not rope.rotates_whole_heads(replace(turn, n_pairs=16))
+    assert not rope.rotates_whole_heads(replace(turn, norm=(None, emulator.alloc(256))))
+    assert not RopeKv(emulator, heads(2, 1, 80)).rotates_whole_heads(replace(turn, n_pairs=40))
 
 
 @pytest.mark.parametrize("neox", [False, True])
-@pytest.mark.parametrize("sm_count", [4, 20, 100], ids="{} multiprocessors".format)
+@pytest.mark.parametrize("sm_count", [4, 20, 100], ids="{} SMs".format)
 def test_whole_heads_have_the_bits_of_others(emulator, neox, sm_count, monkeypatch):
-    """However many blocks share the heads of eight tokens."""
+    """The bits do not depend on the number of CTAs that share the heads of eight tokens."""
     monkeypatch.setattr(emulator, "sm_count", sm_count)
     h, s = heads(5, 2, 128), Sequences([MANY_TOKENS + 5], [MANY_TOKENS + 3])
     n, turn, found = len(s.positions), Turn(frequencies(64), neox, 1.3), []
     parts = [random(n, m, 128, seed=m) for m in (5, 2, 2)]
-    for sizes in (WHOLE, ()):
-        monkeypatch.setattr("ggpy.kernels.attention.rope_kv.WHOLE", sizes)
+    for sizes in (WHOLE_HEAD_SIZES, ()):
+        monkeypatch.setattr("ggpy.kernels.attention.rope_kv.WHOLE_HEAD_SIZES", sizes)
         pages = Pages(emulator, h, s, 0.0)
         found.append((rope_kv(emulator, h, s, turn, parts, pages), *pages.read()))
     assert all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
@@ -91,7 +93,9 @@ def test_whole_heads_have_the_bits_of_others(emulator, neox, sm_count, monkeypat
     ids=["two", "pages", "beside eight", "less than eight"],
 )
 def test_values_of_eight_tokens(machine, lengths, tokens, e):
-    """That are stored together where they are of one sequence and begin at a multiple of eight."""
+    """Values are stored together if the eight tokens belong to one sequence and begin at a multiple
+    of eight.
+    """
     bias = [None, None, random(2 * e, seed=5) * 3]
     turn = Turn(frequencies(16), bias=bias)
     check(machine, heads(4, 2, e), turn, Sequences(lengths, tokens))
@@ -115,31 +119,31 @@ def test_head_norms(machine, e, part):
 
 @pytest.mark.parametrize("inv_freq", ["linear", "yarn", "long", "fast"])
 def test_scalings(machine, inv_freq):
-    """They are all frequencies, and a magnitude."""
+    """Every RoPE scaling is a set of frequencies and a magnitude."""
     plain = frequencies(32, 1e6)
     ramp = np.clip((np.arange(32) - 8) / 12, 0, 1)
     made = {
         "linear": plain / 4,
         "yarn": plain / 8 * ramp + plain * (1 - ramp),
         "long": plain / np.geomspace(1, 64, 32),
-        "fast": plain * 20,  # more than a circle per position
+        "fast": plain * 20,  # more than a full turn per position
     }
     check(machine, heads(4, 2, 64), Turn(made[inv_freq], True, 1 + 0.1 * np.log(8)))
 
 
 @pytest.mark.parametrize("position", [63, 64, 65535, 999_999, 1_000_000])
 def test_far_positions(machine, position):
-    """As good at position one million as at position one."""
+    """Position one million is as accurate as position one."""
     s = Sequences(lengths=[1], n_tokens=[1])
     s.positions[:] = position
-    s.tables = np.full((1, position // PAGE + 1), 1, np.int32)  # only one page is there
+    s.tables = np.full((1, position // PAGE + 1), 1, np.int32)  # only one page exists
     check(machine, heads(4, 2, 64), Turn(frequencies(32), False), s)
 
 
-def test_turns_are_exact_fractions_of_a_circle():
-    """At position one million an angle is off by less than 1e-9."""
+def test_angles_are_exact_fractions_of_a_circle():
+    """At position one million the error of an angle is below 1e-9."""
     inv_freq = np.array([1.0, 1 / 3, 1e-6, 2 * np.pi, 7.0])
-    turn = np.array([float(int(t) * 1_000_000 % 2**64) for t in turns(inv_freq)]) / 2**64
+    turn = np.array([float(int(t) * 1_000_000 % 2**64) for t in angles(inv_freq)]) / 2**64
     angle = inv_freq * 1e6
     np.testing.assert_allclose(np.cos(2 * np.pi * turn), np.cos(angle), atol=1e-9)
     np.testing.assert_allclose(np.sin(2 * np.pi * turn), np.sin(angle), atol=1e-9)

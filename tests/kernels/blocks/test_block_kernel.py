@@ -1,4 +1,4 @@
-"""Kernels over blocks compile for every format and architecture, without spilling registers."""
+"""Kernels over quant blocks compile for every format and architecture without register spills."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("nvrtc")
 
 
 def compile_for(arch, formats):
-    """Name of an instance -> its resources."""
+    """{name of an instance: its resources}."""
 
     def resources(kernel):
         names = [expression(kernel, f, *args) for f in formats for args in INSTANCES[kernel]]

@@ -1,4 +1,4 @@
-"""Blocks to numbers: in float with the bits of the numpy dequantisers, for every format."""
+"""dequantize.cu: floats equal the numpy dequantisers bit by bit, for every format."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from ggpy.kernels.blocks.dequantize import SIZES, dequantize
 
 
 def as_number(weights, number):
-    """float32 -> what the kernel is to store, as float32."""
+    """float32 weights rounded to the output type of the kernel, as float32."""
     with np.errstate(over="ignore"):
         if number == "bfloat16":
             bits = by_name("BF16").quantize(np.nan_to_num(weights)).view(np.uint16)
@@ -50,7 +50,7 @@ def test_gpu(gpu, case):
 
 @pytest.mark.parametrize("name", ["MXFP4", "NVFP4"])
 def test_every_scale_code(device, name):
-    """All 256 codes of the 8-bit scales, the subnormal and the odd ones too."""
+    """All 256 codes of the 8-bit scales, including subnormal and special codes."""
     f = by_name(name)
     blocks = np.zeros(256, f.dtype)
     blocks[f.dtype.names[0]] = np.arange(256).reshape(

@@ -1,4 +1,4 @@
-"""Blocks times float or half activations, against float64."""
+"""GEMV of quant blocks and float or half activations, against float64."""
 
 from dataclasses import replace
 
@@ -62,8 +62,8 @@ def test_a_token_does_not_depend_on_the_others(device, name):
     blocks, x = random_matrix(case), random_activations(case)
     together = run(device, case, blocks, x)
     for count in (1, 2, 8):
-        alone = run(device, replace(case, tokens=count), blocks, x[:count])
-        assert np.array_equal(alone, together[:count])
+        single = run(device, replace(case, tokens=count), blocks, x[:count])
+        assert np.array_equal(single, together[:count])
 
 
 def test_residual(device):
@@ -95,7 +95,7 @@ def test_nan_is_not_lost(device):
 
 
 def test_large_activations_do_not_overflow(device):
-    """Sums are float: 127 times the largest half is no infinity."""
+    """Sums are float: 127 times the largest f16 does not become infinite."""
     case = Case(KERNEL, "Q8_0", 3, 64, 2, "half")
     blocks, x = random_matrix(case), np.full((2, 64), 65504, np.float32)
     assert nmse(run(device, case, blocks, x), product(case, blocks, x)) <= EXACT

@@ -1,4 +1,4 @@
-"""Rows by id: exact, scaled once, and NaN where there is no such row."""
+"""get_rows.cu: rows are exact and scaled once; an id past the last row gives NaN."""
 
 import numpy as np
 import pytest

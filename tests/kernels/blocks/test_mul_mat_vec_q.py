@@ -1,4 +1,4 @@
-"""Blocks times q8_1 activations: against float64, and against the same arithmetic in numpy."""
+"""GEMV of quant blocks and q8_1 activations: against float64, and against numpy bit by bit."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ Q8_1 = by_name("Q8_1")
 
 
 def run(device, case, blocks, x, residual=None):
-    """float32 y[tokens, rows] for x as bytes of block_q8_1."""
+    """float32 y[tokens, rows]; x is bytes of block_q8_1."""
     w = matrix_of(device, case, blocks)
     out = Output(device, case.tokens * case.rows * 4)
     if residual is not None:
@@ -59,8 +59,8 @@ def test_a_token_does_not_depend_on_the_others(device, name):
     blocks, x = random_matrix(case), Q8_1.quantize(random_activations(case))
     together = run(device, case, blocks, x)
     for count in (1, 2, 8):
-        alone = run(device, replace(case, tokens=count), blocks, x[:count])
-        assert np.array_equal(alone, together[:count])
+        single = run(device, replace(case, tokens=count), blocks, x[:count])
+        assert np.array_equal(single, together[:count])
 
 
 def test_residual(device):

@@ -1,4 +1,4 @@
-"""Activations to block_q8_1: the numpy quantiser's bytes, and no silence about NaN and infinity."""
+"""quantize_q8_1.cu: the bytes of the numpy quantiser; NaN and infinity reach the result."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ Q8_1 = by_name("Q8_1")
 
 
 def run(device, x):
-    """uint8[tokens, row_bytes], of x in its own type."""
+    """uint8[tokens, row_bytes]; the kernel reads x in the dtype of x."""
     tokens, columns = x.shape
     out = Output(device, q8_1_bytes(tokens, columns))
     x_type = "half" if x.dtype == np.float16 else "float"

@@ -1,4 +1,4 @@
-"""Functions of single elements against float64."""
+"""The elementwise kernels (GLU, soft cap) against float64."""
 
 import numpy as np
 import pytest

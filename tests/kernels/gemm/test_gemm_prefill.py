@@ -1,4 +1,4 @@
-"""Tiles times the activations of many tokens, against float64."""
+"""The prefill GEMM against float64."""
 
 import numpy as np
 import pytest
@@ -6,13 +6,13 @@ from cases import nmse, silu
 from kernel_buffers import Output, upload
 from tile_cases import MANY, Weights, exact, layouts, tokens
 
-from ggpy.kernels.gemm.gemm_prefill import MulMatQ
+from ggpy.kernels.gemm.gemm_prefill import GemmPrefill
 
-ROUNDED = 1e-6  # the weights become halves
+ROUNDED = 1e-6  # the weights are rounded to f16
 
 
 def multiply(device, weights, x, *, residual=None, **options):
-    """The outputs, as float32 [tokens, rows]."""
+    """The outputs as float32 [tokens, rows]."""
     glu = options.get("epilogue") == "GLU"
     dtype = np.dtype(np.float16 if glu else np.float32)
     shapes = [(len(x), w.n_rows) for w in (weights[:1] if glu else weights)]
@@ -20,7 +20,7 @@ def multiply(device, weights, x, *, residual=None, **options):
     if residual is not None:
         options["residual"] = upload(device, residual)
     buffers = [out.buffer for out in outs]
-    MulMatQ(device).launch(weights, upload(device, x), buffers, len(x), **options)
+    GemmPrefill(device).launch(weights, upload(device, x), buffers, len(x), **options)
     return [
         out.read(dtype, shape).astype(np.float32) for out, shape in zip(outs, shapes, strict=True)
     ]
@@ -29,7 +29,7 @@ def multiply(device, weights, x, *, residual=None, **options):
 @pytest.mark.parametrize("n_tokens", [33, 130])
 @pytest.mark.parametrize("name", MANY)
 def test_every_kind_of_layout(machine, name, n_tokens):
-    """Rows and tokens that fill neither a tile nor a block."""
+    """Rows and tokens that fill neither a tile nor a CTA."""
     w = Weights(name, 150, 512)
     x = tokens(n_tokens, w.columns)
     (y,) = multiply(machine, [w.tiled(machine)], x)
@@ -59,7 +59,7 @@ def test_columns_that_fill_no_chunk(machine):
 
 
 def test_segments(machine):
-    """Query, key and value: three matrices of other sizes."""
+    """q, k and v: three matrices of different sizes."""
     weights = [Weights("Q8_0", rows, 96, seed) for seed, rows in enumerate((200, 37, 16))]
     x = tokens(40, 96)
     outs = multiply(machine, [w.tiled(machine) for w in weights], x)
@@ -85,7 +85,9 @@ def test_gate_and_up(machine):
 
 @pytest.mark.parametrize("name", ["I8", "Q8_0"])
 def test_scales_of_rows(machine, name):
-    """Before a residual is added, before the activation, and not of the matrix beside."""
+    """The row scale is applied before the residual and the activation; the adjacent matrix has
+    none.
+    """
     gate, up = (Weights(name, 150, 96, seed) for seed in (0, 1))
     x, residual = tokens(40, 96), tokens(40, 150).astype(np.float32)
     tiles = gate.scaled(machine)
@@ -107,10 +109,10 @@ def test_soft_cap(machine):
     assert nmse(y, 3 * np.tanh(exact(w, x) / 3)) <= ROUNDED
 
 
-def test_what_does_not_go_together(emulator):
+def test_matrices_that_do_not_match(emulator):
     a, b = Weights("Q8_0", 16, 96).tiled(emulator), Weights("Q4_0", 16, 96).tiled(emulator)
     x = emulator.alloc(16, "x")
     with pytest.raises(ValueError, match="one layout"):
-        MulMatQ(emulator).launch([a, b], x, [x, x], 40)
+        GemmPrefill(emulator).launch([a, b], x, [x, x], 40)
     with pytest.raises(ValueError, match="2 matrices and 2 outputs"):
-        MulMatQ(emulator).launch([a, a], x, [x, x], 40, epilogue="GLU")
+        GemmPrefill(emulator).launch([a, a], x, [x, x], 40, epilogue="GLU")

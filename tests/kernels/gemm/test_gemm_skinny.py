@@ -1,31 +1,31 @@
-"""Tiles times packed activations of few tokens, against float64."""
+"""The skinny GEMM against float64."""
 
 import numpy as np
 import pytest
 from cases import ACTIVATIONS, nmse, silu
-from packed_products import check_handing, multiply
+from packed_gemm_cases import check_deferred_norm, multiply
 from tile_cases import Weights, energy, exact, tile_types, tokens
 
 from ggpy.device.compile import compile_cubin
 from ggpy.kernels.gemm import gemm_skinny as gemm_skinny
 from ggpy.kernels.gemm.gemm import STATIC_SHARED
-from ggpy.kernels.gemm.gemm_skinny import MulMatFew
-from ggpy.kernels.layout.pack import CODES, HALVES, PLAIN, UNIT
+from ggpy.kernels.gemm.gemm_skinny import GemmSkinny
+from ggpy.kernels.layout.pack import CODES, F16, PLAIN, UNIT
 from ggpy.kernels.layout.tile import ROWS
 
-EXACT = 1e-11  # of the energy of a sum: what float32 loses
+EXACT = 1e-11  # relative squared error of f32 sums
 FORMATS = ["Q8_0", "F16", "I8", "F8_E4M3"]
-SHAPES = [(1, 256), (37, 384), (256, 2048)]  # tile rows of one block and of several, of few chunks
+SHAPES = [(1, 256), (37, 384), (256, 2048)]  # tile rows of one CTA and of several; few chunks
 
 
 @pytest.fixture(params=["emulator", "hopper"])
 def machine(request):
-    """Only Hopper's backend makes these products: a CTA has most of 227 KB."""
+    """Only Hopper's backend uses this kernel: a CTA has most of 227 KB."""
     return request.getfixturevalue(request.param)
 
 
-def few(device):
-    return MulMatFew(device, device.sm_count)
+def skinny(device):
+    return GemmSkinny(device, device.sm_count)
 
 
 def close(y, w, x, scale=1.0):
@@ -38,7 +38,7 @@ def close(y, w, x, scale=1.0):
 def test_every_layout(machine, name, shape, n):
     w = Weights(name, *shape)
     x = tokens(n, w.columns)
-    (y,) = multiply(few(machine), [w.tiled(machine)], x)
+    (y,) = multiply(skinny(machine), [w.tiled(machine)], x)
     assert close(y, w, x)
 
 
@@ -56,19 +56,19 @@ def test_every_layout(machine, name, shape, n):
 )
 @pytest.mark.parametrize("name", ["Q8_0", "F16"])
 def test_large(hopper, name, shape):
-    """More tile rows than blocks, in several rounds, some of which only one group has a part in;
-    and rows of which two blocks have a half each, or four a quarter.
+    """More tile rows than CTAs, in several rounds, in some of which only one group of warps has a
+    tile row; and rows of which two CTAs have a half each, or four a quarter each.
     """
     rows, columns, n = shape
     w = Weights(name, rows, columns)
     x = tokens(n, w.columns)
-    (y,) = multiply(few(hopper), [w.tiled(hopper)], x)
+    (y,) = multiply(skinny(hopper), [w.tiled(hopper)], x)
     assert close(y, w, x)
 
 
 def test_a_token_does_not_depend_on_others(machine, sharing):
     w = Weights("Q8_0", 37, 512)
-    product, tiles, x = few(machine), w.tiled(machine), tokens(8, w.columns)
+    product, tiles, x = skinny(machine), w.tiled(machine), tokens(8, w.columns)
     (y,) = multiply(product, [tiles], x)
     for n in (1, 3, 5, 8):
         assert np.array_equal(multiply(product, [tiles], x[:n])[0], y[:n])
@@ -77,45 +77,54 @@ def test_a_token_does_not_depend_on_others(machine, sharing):
 def test_segments(machine, sharing):
     weights = [Weights("Q8_0", rows, 256, seed) for seed, rows in enumerate((200, 37, 16))]
     x = tokens(5, 256)
-    outs = multiply(few(machine), [w.tiled(machine) for w in weights], x)
+    outs = multiply(skinny(machine), [w.tiled(machine) for w in weights], x)
     assert all(close(y, w, x) for w, y in zip(weights, outs, strict=True))
 
 
 @pytest.fixture(params=["one", "cluster", "parts"])
 def sharing(request, monkeypatch):
-    """Every block has all of x, or every two of them a half each, as clusters or without."""
+    """All of x in every CTA, half of x in each of two CTAs of a cluster, or a part in each of
+    several CTAs without a cluster.
+    """
     clusters = {"one": (1,), "cluster": (2,), "parts": ()}[request.param]
     monkeypatch.setattr(gemm_skinny, "CLUSTERS", clusters)
-    monkeypatch.setattr(gemm_skinny, "PARTS", 2)
+    monkeypatch.setattr(gemm_skinny, "SPLIT_K", 2)
     monkeypatch.setattr(gemm_skinny, "has_clusters", lambda arch: True)
 
 
 @pytest.mark.parametrize("n", [3, 7, 12])
 def test_add(machine, sharing, n):
-    w, product = Weights("Q8_0", 337, 512), few(machine)
+    w, product = Weights("Q8_0", 337, 512), skinny(machine)
     x, start = tokens(n, 512), tokens(n, 337).astype(np.float32)
     (plain,) = multiply(product, [w.tiled(machine)], x)
     (y,) = multiply(product, [w.tiled(machine)], x, epilogue="ADD", start=start)
     assert np.array_equal(y, start + plain)
 
 
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("order", [PLAIN, CODES, HALVES])
+@pytest.mark.parametrize("slow_producer", [False, True])
+@pytest.mark.parametrize("order", [PLAIN, CODES, F16])
 @pytest.mark.parametrize(("activation", "n"), [("silu", 6), ("gelu_tanh", 6), ("silu", 4)])
-def test_gate_and_up(machine, sharing, activation, n, order, late):
+def test_gate_and_up(machine, sharing, activation, n, order, slow_producer):
     gate, up = (Weights("Q8_0", 2 * UNIT, 256, seed) for seed in (0, 1))
     x = (tokens(n, 256) / 16).astype(np.float16)
-    options = {"epilogue": "GLU", "activation": activation, "order": order, "late": late}
-    (y,) = multiply(few(machine), [gate.tiled(machine), up.tiled(machine)], x, **options)
-    assert nmse(y, ACTIVATIONS[activation](exact(gate, x)) * exact(up, x)) <= 1e-6  # halves
+    options = {
+        "epilogue": "GLU",
+        "activation": activation,
+        "order": order,
+        "slow_producer": slow_producer,
+    }
+    (y,) = multiply(skinny(machine), [gate.tiled(machine), up.tiled(machine)], x, **options)
+    assert nmse(y, ACTIVATIONS[activation](exact(gate, x)) * exact(up, x)) <= 1e-6  # f16 output
 
 
 @pytest.mark.parametrize("name", ["I8", "F8_E4M3"])
 def test_scales_of_rows(machine, name):
-    """Before a sum is added, before the activation, and not of the matrix beside."""
+    """The row scale is applied before the residual and the activation; the adjacent matrix has
+    none.
+    """
     gate, up = (Weights(name, 150, 256, seed) for seed in (0, 1))
     x, start = tokens(8, 256), tokens(8, 150).astype(np.float32)
-    product, tiles = few(machine), gate.scaled(machine)
+    product, tiles = skinny(machine), gate.scaled(machine)
     plain, other = multiply(product, [gate.tiled(machine), up.tiled(machine)], x)
     y, beside = multiply(product, [tiles, up.tiled(machine)], x)
     assert np.array_equal(y, plain * gate.row_scales) and np.array_equal(beside, other)
@@ -129,30 +138,32 @@ def test_scales_of_rows(machine, name):
 
 @pytest.mark.parametrize("n", [1, 4, 5, 8, 9, 16])
 @pytest.mark.parametrize("name", ["Q8_0", "F16"])
-def test_a_norm_is_handed_on(machine, sharing, name, n):
-    check_handing(few(machine), ROWS, name, (256, 512), n, behind=name)
+def test_a_deferred_norm(machine, sharing, name, n):
+    check_deferred_norm(skinny(machine), ROWS, name, (256, 512), n, behind=name)
 
 
 @pytest.mark.parametrize("n", [8, 16])
-def test_a_norm_of_a_long_row_is_handed_on(hopper, n):
-    check_handing(few(hopper), ROWS, "Q8_0", (4096, 2048), n)
+def test_a_deferred_norm_of_a_long_row(hopper, n):
+    check_deferred_norm(skinny(hopper), ROWS, "Q8_0", (4096, 2048), n)
 
 
 def test_under_sanitizers(emulated, sharing):
     test_every_layout(emulated, "Q8_0", (37, 512), 8)
     test_add(emulated, sharing, 12)
-    test_gate_and_up(emulated, sharing, "silu", 4, CODES, late=False)
+    test_gate_and_up(emulated, sharing, "silu", 4, CODES, slow_producer=False)
 
 
 TYPES, EPILOGUES = tile_types(*FORMATS), ("STORE", "ADD", "GLU")
 
 
-# Of the instances that are asked for: see gemm_hopper.faster.
+# The instances that the plan uses.
 @pytest.mark.parametrize(
     ("arch", "stages"), [("sm_80", 2), ("sm_80", 3), ("sm_90a", 3), ("sm_120", 2)]
 )
 def test_nothing_spills(nvrtc, arch, stages):
-    """For three stages sm_120 has no room; on sm_90a blocks that share no x have no less."""
+    """sm_120 has too little shared memory for three stages; on sm_90a CTAs that share no x have
+    three.
+    """
     names = [f"{t}, {n}, GLU" for t in TYPES for n in (4, 8)]
     names += [f"{TYPES[0]}, 8, {e}" for e in ("STORE", "ADD")]
     of_16 = TYPES[:2] if arch == "sm_90a" else TYPES[1:2]
@@ -163,7 +174,7 @@ def test_nothing_spills(nvrtc, arch, stages):
 
 
 @pytest.mark.parametrize(("stages", "types"), [(2, TYPES), (3, TYPES[:1])])
-def test_nothing_spills_of_blocks_that_share_x(nvrtc, stages, types):
+def test_nothing_spills_in_ctas_that_share_x(nvrtc, stages, types):
     each = [f"{t}, {n}, {e}" for t in types for n in (8, 16) for e in EPILOGUES]
     names = [f"{one}, {sharing}" for one in each for sharing in ("2, 1", "1, 4")]
     check_nothing_spills("sm_90a", stages, 1, names)
@@ -186,31 +197,31 @@ def check_nothing_spills(arch, stages, batch, instances):
         ("Q8_0", 4096, 4, 4, 4),
         ("Q8_0", 4096, 5, 8, 2),
         ("F16", 4096, 9, 16, 1),
-        ("Q8_0", 14336, 5, 8, 1),  # x takes more than a block has, but for a quarter
+        ("Q8_0", 14336, 5, 8, 1),  # x does not fit in one CTA; a quarter does
         ("Q8_0", 14336, 16, 16, 1),
-        ("Q8_0", 14336 + 128, 16, None, None),  # which there is none of
-        ("Q8_0", 576, 5, None, None),  # packed rows are longer
+        ("Q8_0", 14336 + 128, 16, None, None),  # no quarter of these columns has whole chunks
+        ("Q8_0", 576, 5, None, None),  # packed rows have more columns
         ("Q8_0", 256, 17, None, None),
     ],
 )
-def test_what_there_is_room_for(emulator, monkeypatch, name, columns, n, tokens, batch):
+def test_config_by_shared_memory(emulator, monkeypatch, name, columns, n, tokens, batch):
     monkeypatch.setattr(emulator, "shared_bytes", 227 << 10, raising=False)
-    fit = few(emulator).fit(Weights(name, 1, columns).tiled(emulator), n)
-    assert (fit and fit.tokens) == tokens and (fit and fit.batch) == batch
+    config = skinny(emulator).config_for(Weights(name, 1, columns).tiled(emulator), n)
+    assert (config and config.tokens) == tokens and (config and config.batch) == batch
 
 
 @pytest.mark.parametrize(
     ("columns", "blocks", "stages"), [(4096, 1, 3), (8192, 2, 3), (14336, 2, 2)]
 )
-def test_rather_two_blocks_than_two_stages(emulator, monkeypatch, columns, blocks, stages):
+def test_two_ctas_are_preferred_to_two_stages(emulator, monkeypatch, columns, blocks, stages):
     weights = Weights("Q8_0", 1, columns).tiled(emulator)
     monkeypatch.setattr(emulator, "shared_bytes", 227 << 10, raising=False)
     monkeypatch.setattr(emulator, "arch", "sm_90a")
-    fit = few(emulator).fit(weights, 8)
-    assert fit is not None and (fit.cluster, fit.stages) == (blocks, stages)
+    config = skinny(emulator).config_for(weights, 8)
+    assert config is not None and (config.cluster, config.stages) == (blocks, stages)
 
 
-def test_what_there_is_no_room_for_is_an_error(emulator):
+def test_x_that_does_not_fit_is_an_error(emulator):
     w, x = Weights("Q8_0", 16, 576).tiled(emulator), emulator.alloc(16, "x")
     with pytest.raises(ValueError, match="9 tokens of 576 columns"):
-        few(emulator).launch([w], x, [x], 9)
+        skinny(emulator).launch([w], x, [x], 9)

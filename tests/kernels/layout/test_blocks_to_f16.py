@@ -1,4 +1,4 @@
-"""Blocks as halves, in tiles and in rows: every weight rounded once, zeros where there is none."""
+"""blocks_to_f16.cu, to tiles and to rows: every weight is rounded once, padding is 0."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tile_cases import IN_BLOCKS
 from ggpy.device.compile import compile_cubin
 from ggpy.formats import Format, by_name
 from ggpy.kernels.blocks.block_kernel import BlockMatrix, compile_options, expression
-from ggpy.kernels.layout.blocks_to_f16 import TILES, halve_to_rows, halve_to_tiles
+from ggpy.kernels.layout.blocks_to_f16 import F16_TILES, blocks_to_f16_rows, blocks_to_f16_tiles
 from ggpy.kernels.layout.embed_tile import EmbedTile
 from ggpy.kernels.layout.tile import ROWS, TiledMatrix
 
 NAMES = [f.name for f in IN_BLOCKS]
-SHAPES = [(1, 1), (37, 3), (16, 5)]  # rows, and blocks of a row
+SHAPES = [(1, 1), (37, 3), (16, 5)]  # (rows, blocks per row)
 
 
 def blocks_of(format: Format, rows: int, columns: int) -> np.ndarray:
@@ -26,24 +26,24 @@ def blocks_of(format: Format, rows: int, columns: int) -> np.ndarray:
 
 
 def halved(values: np.ndarray) -> np.ndarray:
-    """The nearest halves; what is too large is the largest."""
+    """The nearest f16 values, saturated to the largest finite f16."""
     return np.clip(values, -65504, 65504).astype(np.float16)
 
 
 def rows_of(device, w: BlockMatrix) -> np.ndarray:
-    """float16[rows, columns] that the kernel wrote, and nothing behind them."""
+    """float16[rows, columns] from the kernel. Checks that the kernel wrote nothing past the end."""
     out = Output(device, 2 * w.rows * w.columns)
-    halve_to_rows(device, w, out.buffer)
+    blocks_to_f16_rows(device, w, out.buffer)
     return out.read(np.float16, (w.rows, w.columns))
 
 
 def tiles_of(device, w: BlockMatrix) -> np.ndarray:
-    """float16 of all tiles, rows and columns behind the matrix too."""
-    out = Output(device, TILES.nbytes(w.rows, w.columns))
-    tiles = halve_to_tiles(device, w, out.buffer)
+    """float16 of all tiles, including padding rows and columns."""
+    out = Output(device, F16_TILES.nbytes(w.rows, w.columns))
+    tiles = blocks_to_f16_tiles(device, w, out.buffer)
     out.read(np.uint8, (out.nbytes,))
-    rows, columns = tiles.tile_rows * ROWS, TILES.chunks(w.columns) * TILES.chunk_k
-    whole = TiledMatrix(TILES, rows, columns, tiles.data)
+    rows, columns = tiles.tile_rows * ROWS, F16_TILES.chunks(w.columns) * F16_TILES.chunk_k
+    whole = TiledMatrix(F16_TILES, rows, columns, tiles.data)
     ids = upload(device, np.arange(rows, dtype=np.int32))
     found = Output(device, 4 * rows * columns)
     EmbedTile(device).launch(whole, ids, ids, found.buffer, rows, 1.0)
@@ -66,7 +66,7 @@ def test_every_weight_once(machine, name):
 
 @pytest.mark.parametrize("name", ["F32", "MXFP4", "NVFP4"])
 def test_what_a_half_cannot_hold_is_the_largest_or_rounded(machine, name):
-    """Every scale of the 4-bit floats: of MXFP4 from 2^-127 to 2^127; NVFP4's largest fits."""
+    """Every scale of the 4-bit floats. MXFP4: 2^-127 to 2^127; the largest NVFP4 weight fits."""
     format = by_name(name)
     if name == "F32":
         values = np.array([1e5, -3e38, 65519.0, 65521.0, 1e-7, -1e-9, 1 / 3, 0.0], np.float32)
@@ -89,12 +89,12 @@ def test_what_does_not_fit(emulator):
     format, memory = by_name("IQ4_NL"), emulator.alloc(2 * 64 * 17, "blocks")
     w = BlockMatrix(format, 17, 64, memory)
     with pytest.raises(ValueError, match="4096 bytes are needed"):
-        halve_to_tiles(emulator, w, emulator.alloc(4095, "out"))
+        blocks_to_f16_tiles(emulator, w, emulator.alloc(4095, "out"))
     with pytest.raises(ValueError, match="2176 bytes are needed"):
-        halve_to_rows(emulator, w, emulator.alloc(2175, "out"))
+        blocks_to_f16_rows(emulator, w, emulator.alloc(2175, "out"))
     odd = BlockMatrix(by_name("F32"), 1, 12, memory)
-    with pytest.raises(ValueError, match="rows of 12 columns: halves come in eights"):
-        halve_to_rows(emulator, odd, memory)
+    with pytest.raises(ValueError, match="rows of 12 columns: f16 weights need a multiple of 8"):
+        blocks_to_f16_rows(emulator, odd, memory)
 
 
 @pytest.mark.usefixtures("nvrtc")

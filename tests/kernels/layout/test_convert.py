@@ -1,4 +1,4 @@
-"""The integer-to-half converters: all bytes in every position, all nibbles in every position."""
+"""The integer-to-f16 converters: all bytes and all nibbles in every position of a word."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ extern "C" __global__ void floats(const int2* in, float* out, int n) {
 
 
 def run(device, name, words, dtype, count):
-    """`count` numbers for each of the words."""
+    """Run a converter. Returns `count` numbers for each word."""
     words = np.ascontiguousarray(words)
     out = Output(device, len(words) * count * np.dtype(dtype).itemsize)
     names = ["bytes", "nibbles<0>", "nibbles<8>", "floats"]

@@ -1,4 +1,4 @@
-"""Tiles as rows of halves: every weight of every layout, rounded once."""
+"""dequantize_tile.cu: every weight of every tile layout becomes f16, rounded once."""
 
 import numpy as np
 import pytest

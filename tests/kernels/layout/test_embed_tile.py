@@ -1,4 +1,4 @@
-"""Rows of a table in tiles, by ids that are known or were just sampled."""
+"""embed_tile.cu: rows of a tiled table, by ids from the host and by sampled ids."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Tiles: every weight is found again, exactly, and where nothing is there are zeros."""
+"""Tiles: every weight is read back exactly, and padding is 0."""
 
 import numpy as np
 import pytest
@@ -9,12 +9,12 @@ from ggpy.formats import by_name
 from ggpy.kernels.layout.embed_tile import EmbedTile
 from ggpy.kernels.layout.tile import ROWS, Layout, TiledMatrix, layout_of, repack, values_type
 
-# Of each (half, lane, group, step, element): the bit of the main and of the extra plane it starts
-# at, and its column; and the sizes of a chunk's parts.
-PLACES = """
+# For each (row half, lane, group, step, element): the first bit in the main plane, the first bit in
+# the extra plane, and the column. Then the sizes of the parts of a chunk.
+OFFSETS = """
 template <class T>
-__global__ void places(int* out, int* sizes) {
-    using P = TilePlace<T>;
+__global__ void offsets(int* out, int* sizes) {
+    using P = TileOffset<T>;
     for (int i = threadIdx.x; i < 16 * T::CHUNK_K; i += blockDim.x) {
         const int e = i & 3, s = i >> 2 & 1, lane = i >> 3 & 31, h = i >> 8 & 1, j = i >> 9;
         out[4 * i] = P::byte(h, lane, j, s, e) * 8 + P::shift(h, j, e);
@@ -29,11 +29,11 @@ __global__ void places(int* out, int* sizes) {
 """
 
 
-# Bytes that 256 weights of a row take more than in blocks.
+# Bytes that 256 weights of a row need in tiles beyond their size in quant blocks.
 MORE = {"Q3_K": 4, "IQ4_XS": 2, "IQ3_S": 28}
 MORE |= {"NVFP4": 16, "TQ2_0": 14, "TQ1_0": 26, "IQ3_XXS": 40, "IQ2_XXS": 40, "IQ2_XS": 40}
 MORE |= {"IQ2_S": 32, "IQ1_S": 56, "IQ1_M": 58}
-# And up to the next line of memory.
+# Bytes per row of padding to the next 128-byte line.
 UNREAD = {"Q2_K": 4, "Q3_K": 6, "Q6_K": 6, "IQ4_XS": 6, "IQ3_S": 6, "IQ3_XXS": 6}
 UNREAD |= {"IQ2_S": 6, "IQ2_XS": 6, "IQ2_XXS": 6, "IQ1_S": 6, "IQ1_M": 6}
 
@@ -47,7 +47,7 @@ def lookup(device, w: TiledMatrix, ids: np.ndarray) -> np.ndarray:
 
 
 def matrices(many_rows: tuple[int, ...]) -> list[Weights]:
-    """Every format: rows ragged, of one block, of three, of 33, of whole chunks."""
+    """Matrices of every format: ragged rows; row lengths of 1, 3 and 33 blocks and whole chunks."""
     found = []
     for name in TILED:
         unit = max(8, by_name(name).block_size)
@@ -78,12 +78,12 @@ def test_gpu(gpu, w):
 
 
 @pytest.mark.parametrize("w", layouts().values(), ids=str)
-def test_places_are_a_permutation(machine, w):
-    """No two weights share a bit, none is left out, and (row, column) takes every value once."""
+def test_offsets_are_a_permutation(machine, w):
+    """No two weights share a bit, all bits are used, and each (row, column) occurs once."""
     layout, n = w.layout, ROWS * w.layout.chunk_k
     out, sizes = Output(machine, 16 * n), Output(machine, 20)
-    names = [f"places<{name}>" for name in layouts()]
-    kernels = machine.kernels("layout/embed_tile.cu", names, extra_source=PLACES)
+    names = [f"offsets<{name}>" for name in layouts()]
+    kernels = machine.kernels("layout/embed_tile.cu", names, extra_source=OFFSETS)
     kernels[list(layouts()).index(layout.type_name)].launch(1, 128, (out.buffer, sizes.buffer))
     main, extra, row, column = out.read(np.int32, (n, 4)).T
     used, scale_bytes, base_bytes, base_bits, nbytes = sizes.read(np.int32, (5,))
@@ -98,16 +98,16 @@ def test_places_are_a_permutation(machine, w):
 
 @pytest.mark.parametrize("name", [n for n in TILED if by_name(n).block_size > 1])
 def test_every_code_and_extreme_scales(machine, name):
-    """Bytes of all bits, and scales that are zero, negative, as small and as large as can be."""
+    """All code bits, and scales that are zero, negative, minimal and maximal."""
     format = by_name(name)
     w = Weights(name, 8, 32 * format.block_size)
     blocks = w.blocks.copy().view(format.dtype).reshape(-1)
     scales = format.scales(blocks).copy()
-    small = () if scales.size else format.dtype.names[:1]  # 8-bit floats; 255 would be NaN
+    small = () if scales.size else format.dtype.names[:1]  # 8-bit float scales; 255 is NaN
     for field in small:
         blocks[field] = np.resize(np.arange(255), blocks[field].shape)
     kept = {field: blocks[field].copy() for field in small}
-    for i, byte in enumerate((0, 255, 0x55, 0xAA)):  # all codes, all small scales at once
+    for i, byte in enumerate((0, 255, 0x55, 0xAA)):  # sets all codes and all small scales
         blocks[8 * i : 8 * i + 4].view(np.uint8)[:] = byte
     for field in small:
         blocks[field] = kept[field]
@@ -123,7 +123,7 @@ def test_every_code_and_extreme_scales(machine, name):
 
 @pytest.mark.parametrize("name", ["I8", "F8_E4M3"])
 def test_every_byte(machine, name):
-    """Of F8_E4M3 all but the two that are no number: subnormal ones, too."""
+    """All codes, including subnormal ones; F8_E4M3 without its two NaN codes."""
     w = Weights(name, 2, 256)
     codes = np.arange(256, dtype=np.uint8)
     if name == "F8_E4M3":
@@ -134,7 +134,7 @@ def test_every_byte(machine, name):
 
 
 def test_floats_that_a_half_cannot_hold(machine):
-    """Large ones become the largest half, small ones are rounded: a difference of 3e-8 at most."""
+    """Large floats saturate at the largest f16; small floats are rounded, by 3e-8 at most."""
     values = np.array([1e5, -3e38, 65280.0, 1e-7, -1e-9, 6.1e-5, 1 / 3, 0.0], np.float32)
     w = Weights("BF16", 1, 8)
     w.__dict__["blocks"] = w.format.quantize(values[None])
@@ -158,9 +158,7 @@ def test_tables_are_written_into_the_type():
 
 
 def test_sizes():
-    """Weights of 4.5 bits are 4.5 bits, whatever their layout; some a little more. Chunks begin on
-    lines of 128 bytes.
-    """
+    """Tiles have the size of the quant blocks, or a few bytes more; chunks are 128-byte aligned."""
     assert Layout(4, 32, "D", 256).nbytes(16, 256) == 16 * 256 * 9 // 16
     assert Layout(6, 16, "SUB", 256).read_bytes(17, 257) == 4 * 16 * 210
     assert Layout(6, 16, "SUB", 256).nbytes(17, 257) == 4 * 16 * 216

@@ -4,36 +4,39 @@ import pytest
 from static_shared import most_static
 from tile_cases import NORMED, PRODUCT, TILED, layouts, tile_types
 
-from ggpy.backends.cuda.gemm import MOST_NORMED
+from ggpy.backends.cuda.plan.products import MOST_NORMED
 from ggpy.device.compile import compile_cubin
 from ggpy.formats import by_name
 from ggpy.kernels.blocks.block_kernel import compile_options, expression
 
 EVERY_INSTANCE, EVERY_KERNEL = ("75", "80", "90a", "120"), ("86", "89", "90", "100")
 INSTANCES = ["1, NORM, GLU, true", "1, PLAIN, ADD, true", "8, PLAIN, STORE, true"]
-INSTANCES += ["2, NORM, GLU, true", "4, PLAIN, STORE, true", "1, SUM, GLU, true"]
+INSTANCES += ["2, NORM, GLU, true", "4, PLAIN, STORE, true", "1, POST_NORM, GLU, true"]
 SOME = tile_types("Q8_0", "Q4_0", "Q6_K")
-# Bytes without scales, tables of seven bits and of eight, planes of two and three bits.
+# Bytes without scales, tables with 7-bit and 8-bit entries, codes of two and three bits.
 KINDS = tile_types("I8", "F8_E4M3", "MXFP4", "IQ4_XS", "TQ2_0", "Q3_K")
 FEW = [*(f"{SOME[0]}, {i}" for i in INSTANCES), f"{SOME[1]}, 1, NORM, STORE, true"]
 FEW += [
     f"{SOME[0]}, 1, PLAIN, STORE, false",
     f"{SOME[2]}, 8, PLAIN, ADD, false",
-    f"{SOME[0]}, 2, SUM, STORE, true",
+    f"{SOME[0]}, 2, POST_NORM, STORE, true",
 ]
-TWO = [f"gemm_decode_two<{', '.join(SOME[1:])}, {n}>" for n in ("1, NORM", "1, SUM", "4, PLAIN")]
-TWO += [f"gemm_decode_heads<{SOME[0]}, 2, NORM>"]
-TWO += [f"gemm_decode_two_heads<{', '.join(SOME[1:])}, 2, NORM>"]
+TWO = [
+    f"gemm_decode_two<{', '.join(SOME[1:])}, {n}>" for n in ("1, NORM", "1, POST_NORM", "4, PLAIN")
+]
+TWO += [f"gemm_decode_rope<{SOME[0]}, 2, NORM>"]
+TWO += [f"gemm_decode_two_rope<{', '.join(SOME[1:])}, 2, NORM>"]
 ROPE = ["rope_kv<CacheF16, CacheF16>", "rope_kv<CacheQ5_1, CacheQ4_0>", "rope_kv_whole<128>"]
-ATTEND = {64: 0, 128: 8, 256: 200}  # head size -> bytes of spilled registers that are read back
+ATTEND = {64: 0, 128: 8, 256: 200}  # head size -> maximum bytes of spill loads
 ATTEND_SM_75 = {64: 0, 128: 100, 256: 350}
-DYNAMIC = ("mul_mat", "attend", "rms_norm_rows", "add_rms_norm_rows")  # have dynamic shared memory
+ATTENTION = ("decode_attention", "paged_attention")
+DYNAMIC = ("gemm_", *ATTENTION, "rms_norm_rows", "add_rms_norm_rows")  # use dynamic shared memory
 STRIPS = [(row, "false, false") for row in (64, 128, 256)]
 ODD_STRIPS = [(row, strips) for row in (64, 128) for strips in ("false, true", "true, true")]
 
 
-def alone(strips):
-    choices = ("true, false", "false, false", "false, true")  # more than most have; turned before
+def decode_names(strips):
+    choices = ("true, false", "false, false", "false, true")  # (MORE, ROTATED)
     return [f"decode_attention<{row}, {s}, {choice}>" for row, s in strips for choice in choices]
 
 
@@ -41,7 +44,7 @@ pytestmark = pytest.mark.usefixtures("nvrtc")
 
 
 def product(arch, instances, pieces=1, warps=16):
-    """Resources of instances of the product."""
+    """The resources of instances of the decode GEMM."""
     names = [f"gemm_decode<{instance}>" for instance in instances]
     defines = {**PRODUCT, "NORM_PIECES": pieces, "WARPS": warps}
     return compile_cubin("gemm/gemm_decode.cu", arch, expressions=names, defines=defines).resources
@@ -54,7 +57,7 @@ def attend(arch, names):
 
 
 def small(arch):
-    """What is not a product, nor attention."""
+    """The resources of the kernels other than GEMMs and attention."""
     found = {}
     for pieces in (1, 4):
         norm = {"WARPS": 16, "NORM_PIECES": pieces}
@@ -71,14 +74,14 @@ def small(arch):
 def check_nothing_spills(found, registers=128, spilled=0):
     for name, r in found.items():
         if name.startswith(DYNAMIC):
-            source = "attention/paged_attention.cu" if name.startswith("attend") else "another"
+            source = "attention/paged_attention.cu" if name.startswith(ATTENTION) else "another"
             assert r.shared <= most_static(source, name), f"{name} has {r.shared} bytes of its own"
         assert max(r.spill_loads, r.spill_stores) <= spilled, f"{name} spills: {r}"
         assert r.registers <= registers, f"{name} takes {r.registers} registers"
 
 
 def many(arch, layouts):
-    """The product for prompts."""
+    """The resources of the prefill GEMM."""
     names = [f"gemm_prefill<{t}, {e}>" for t in layouts for e in ("ADD", "GLU")]
     return compile_cubin("gemm/gemm_prefill.cu", arch, expressions=names).resources
 
@@ -90,7 +93,7 @@ def test_every_instance(arch):
 
 @pytest.mark.parametrize("arch", EVERY_KERNEL)
 def test_every_kernel(arch):
-    """For architectures that are much like one of those above."""
+    """Architectures that are similar to one of those above."""
     check(f"sm_{arch}", FEW[:2], TWO[:1], STRIPS[1:2], {128: ATTEND[128]})
 
 
@@ -100,7 +103,7 @@ def check(arch, few, two, strips, most_spilled):
     found = compile_cubin("gemm/gemm_decode.cu", arch, expressions=two, defines=PRODUCT).resources
     check_nothing_spills(found)
     check_nothing_spills(small(arch))
-    check_nothing_spills(attend(arch, alone(strips)), registers=255)
+    check_nothing_spills(attend(arch, decode_names(strips)), registers=255)
     bounds = {
         f"paged_attention<{n}, {str(n < 256).lower()}>": most for n, most in most_spilled.items()
     }
@@ -109,8 +112,8 @@ def check(arch, few, two, strips, most_spilled):
 
 
 def test_odd_strips():
-    """Which take shared memory that Hopper has."""
-    check_nothing_spills(attend("sm_90a", alone(ODD_STRIPS)), registers=255)
+    """Configurations that need the shared memory of Hopper."""
+    check_nothing_spills(attend("sm_90a", decode_names(ODD_STRIPS)), registers=255)
 
 
 @pytest.mark.parametrize("instance", [INSTANCES[0], *INSTANCES[2:4]])
@@ -131,7 +134,7 @@ def test_every_kind_of_codes(arch, instances):
 @pytest.mark.parametrize("warps", [8, 16])
 @pytest.mark.parametrize(("columns", "tokens"), [(16384, (1,)), (12288, NORMED)])
 def test_wide_rows_are_normalised_in_registers(columns, tokens, warps):
-    """Up to 16384 columns, the widest model known; of two tokens as many as products get."""
+    """Up to 16384 columns, the width of the widest known model, with two tokens too."""
     assert tokens[-1] * columns <= MOST_NORMED
     pieces, registers = columns // (256 * warps), 65536 // (32 * warps)
     instances = [f"{SOME[0]}, {c}, NORM, {e}, true" for c in tokens for e in ("STORE", "GLU")]

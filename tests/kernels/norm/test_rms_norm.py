@@ -1,4 +1,4 @@
-"""RMS norms of rows against float64."""
+"""RMS norm of rows against float64."""
 
 import numpy as np
 import pytest
@@ -6,14 +6,14 @@ from cases import nmse
 from kernel_buffers import Output, upload
 from packed_cases import unpacked
 
-from ggpy.kernels.layout.pack import CODES, HALVES, packed_bytes
+from ggpy.kernels.layout.pack import CODES, F16, packed_bytes
 from ggpy.kernels.norm.rms_norm import RmsNorm
 
-COLUMNS = [8, 96, 4096, 4104]  # the last takes two rounds of a block of threads
+COLUMNS = [8, 96, 4096, 4104]  # the last takes two rounds of a CTA's threads
 
 
 def row_data(n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """float32 x[n, k] of several sizes, weight[k]."""
+    """f32 x[n, k] of several magnitudes, weight[k]."""
     rng = np.random.default_rng([n, k])
     x = rng.standard_normal((n, k)) * np.geomspace(1e-3, 1e3, n)[:, None]
     return x.astype(np.float32), rng.uniform(-2, 2, k).astype(np.float32)
@@ -24,59 +24,61 @@ def expected(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     return x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + eps) * weight
 
 
-def to_half(device, x, weight, eps, rows=None, n=None) -> np.ndarray:
+def to_f16(device, x, weight, eps, rows=None, n=None) -> np.ndarray:
     n, k = n or len(x), x.shape[1]
     out = Output(device, 2 * n * k)
     ids = None if rows is None else upload(device, np.array(rows, np.int32))
     args = upload(device, x), ids, upload(device, weight), out.buffer, n, k, eps
-    RmsNorm(device).to_half(*args)
+    RmsNorm(device).to_f16(*args)
     return out.read(np.float16, (n, k))
 
 
 @pytest.mark.parametrize("k", COLUMNS)
 def test_to_half(machine, k):
-    """The nearest half, but where float arithmetic is on the edge between two."""
+    """The output is the nearest f16, unless float arithmetic lies between two."""
     x, weight = row_data(5, k)
-    y, e = to_half(machine, x, weight, 1e-5), expected(x, weight, 1e-5)
+    y, e = to_f16(machine, x, weight, 1e-5), expected(x, weight, 1e-5)
     assert nmse(y, e) <= 1e-7
     assert np.abs(y.astype(np.float64) - e).max() <= 2**-11 * 1.001 * np.abs(e).max()
     assert np.mean(y == e.astype(np.float16)) > 0.99
 
 
-@pytest.mark.parametrize("order", [CODES, HALVES])
+@pytest.mark.parametrize("order", [CODES, F16])
 @pytest.mark.parametrize("k", COLUMNS)
 def test_packed(machine, k, order):
-    """The same halves in the order of a product, zeros behind the last column."""
+    """A packed output has the same f16, zeros past the last column."""
     x, weight = row_data(11, k)
     out = Output(machine, packed_bytes(11, k))
     args = upload(machine, x), None, upload(machine, weight), out.buffer, 11, k, 1e-5, order
-    RmsNorm(machine).to_half(*args)
+    RmsNorm(machine).to_f16(*args)
     rows = unpacked(out.read(np.float16, (packed_bytes(11, k) // 2,)), 11, k, order)
-    assert np.array_equal(rows[:11, :k], to_half(machine, x, weight, 1e-5))
+    assert np.array_equal(rows[:11, :k], to_f16(machine, x, weight, 1e-5))
     assert not rows[:11, k:].any()
 
 
 @pytest.mark.parametrize("n", [1, 8])
-def test_what_the_next_norm_is_handed(machine, n):
-    """A sixteenth of what x was multiplied by; also where many rows share blocks otherwise."""
+def test_prescale_of_the_next_norm(machine, n):
+    """next_prescale is 1 / 16 of 1 / rms(x), also for numbers of rows that other kernels take
+    several per CTA.
+    """
     x, weight = row_data(n, 256)
-    after, out = Output(machine, 4 * n), machine.alloc(2 * n * 256, "out")
+    next_prescale, out = Output(machine, 4 * n), machine.alloc(2 * n * 256, "out")
     args = upload(machine, x), None, upload(machine, weight), out, n, 256, 1e-5
-    RmsNorm(machine).to_half(*args, after=after.buffer)
+    RmsNorm(machine).to_f16(*args, next_prescale=next_prescale.buffer)
     scale = 1 / np.sqrt(np.mean(x.astype(np.float64) ** 2, axis=1) + 1e-5)
-    np.testing.assert_allclose(after.read(np.float32, (n,)), scale / 16, rtol=1e-5)
+    np.testing.assert_allclose(next_prescale.read(np.float32, (n,)), scale / 16, rtol=1e-5)
 
 
 @pytest.mark.parametrize("rows", [[3], [4, 0, 2], [1, 1, 1, 1, 0, 2, 3]])
 def test_chosen_rows(machine, rows):
     x, weight = row_data(5, 96)
-    y = to_half(machine, x, weight, 1e-5, rows, len(rows))
-    assert np.array_equal(y, to_half(machine, x, weight, 1e-5)[rows])
+    y = to_f16(machine, x, weight, 1e-5, rows, len(rows))
+    assert np.array_equal(y, to_f16(machine, x, weight, 1e-5)[rows])
 
 
 @pytest.mark.parametrize("k", COLUMNS)
 def test_add(machine, k):
-    """Onto zeros, so that the norm is seen in float; and onto numbers."""
+    """Added to zeros, which show the norm in f32, and to other numbers."""
     y, weight = row_data(5, k)
     for x in (np.zeros((5, k), np.float32), row_data(5, k)[0] * 7):
         out = Output(machine, x.nbytes)
@@ -90,7 +92,7 @@ def test_add(machine, k):
 def test_eps_counts_where_x_is_small(machine):
     x, weight = np.full((2, 96), 1e-6, np.float32), np.ones(96, np.float32)
     x[1] = 0
-    y = to_half(machine, x, weight, 1e-5)
+    y = to_f16(machine, x, weight, 1e-5)
     np.testing.assert_allclose(y[0].astype(float), 1e-6 / np.sqrt(1e-5), rtol=2e-3)
     assert not y[1].any()
 
@@ -99,25 +101,25 @@ def test_what_a_half_cannot_hold_is_the_largest_half(machine):
     x, weight = row_data(1, 96)
     weight[:2] = 1e9, -1e9
     x[0, :2] = 1, 1
-    y = to_half(machine, x, weight, 1e-5)[0]
+    y = to_f16(machine, x, weight, 1e-5)[0]
     assert y[0] == 65504 and y[1] == -65504 and np.isfinite(y).all()
 
 
 def test_a_row_does_not_depend_on_the_others(machine):
     x, weight = row_data(5, 1056)
-    alone = [to_half(machine, x[i : i + 1], weight, 1e-5)[0] for i in range(5)]
-    assert np.array_equal(to_half(machine, x, weight, 1e-5), alone)
+    single = [to_f16(machine, x[i : i + 1], weight, 1e-5)[0] for i in range(5)]
+    assert np.array_equal(to_f16(machine, x, weight, 1e-5), single)
 
 
 @pytest.mark.parametrize("k", COLUMNS)
 @pytest.mark.parametrize("chosen", [False, True])
 def test_many_rows_have_the_bits_of_few(machine, k, chosen):
-    """Also where a block has no second row, or other columns than 8 for each thread."""
+    """Also for CTAs without a second row, and for threads with other than 8 columns."""
     n = 8 * machine.sm_count + 3
     x, weight = row_data(n, k)
     rows = np.random.default_rng(k).permutation(n)[: n - 1] if chosen else np.arange(n)
-    y = to_half(machine, x, weight, 1e-5, rows if chosen else None, len(rows))
-    few = [to_half(machine, x[rows[i : i + 5]], weight, 1e-5) for i in range(0, len(rows), 5)]
+    y = to_f16(machine, x, weight, 1e-5, rows if chosen else None, len(rows))
+    few = [to_f16(machine, x[rows[i : i + 5]], weight, 1e-5) for i in range(0, len(rows), 5)]
     assert np.array_equal(y.view(np.uint16), np.concatenate(few).view(np.uint16))
 
 
@@ -141,19 +143,19 @@ def test_add_of_many_rows(machine, k):
 
 
 def test_rows_that_do_not_fit_into_shared_memory(emulated):
-    """Then each has a block of its own, as few have."""
+    """Each row then has a CTA, as few rows have."""
     n, k = 2 * emulated.sm_count, 8 * 32 * 16 * 8
-    assert RmsNorm(emulated).at_once(k) == 0 < RmsNorm(emulated).at_once(k // 2)
+    assert RmsNorm(emulated).resident_ctas(k) == 0 < RmsNorm(emulated).resident_ctas(k // 2)
     x, weight = row_data(n, k)
-    assert nmse(to_half(emulated, x, weight, 1e-5), expected(x, weight, 1e-5)) <= 1e-7
+    assert nmse(to_f16(emulated, x, weight, 1e-5), expected(x, weight, 1e-5)) <= 1e-7
 
 
 def test_columns_are_checked(emulator):
-    with pytest.raises(ValueError, match="12 columns: the norm kernels take multiples of 8"):
+    with pytest.raises(ValueError, match="12 columns: the norm kernels need a multiple of 8"):
         RmsNorm(emulator).add(None, None, None, 1, 12, 1e-5)
 
 
 @pytest.mark.parametrize("n", [3, 17])
 def test_under_sanitizers(emulated, n):
     x, weight = row_data(n, 1056)
-    assert nmse(to_half(emulated, x, weight, 1e-5), expected(x, weight, 1e-5)) <= 1e-7
+    assert nmse(to_f16(emulated, x, weight, 1e-5), expected(x, weight, 1e-5)) <= 1e-7

@@ -1,4 +1,4 @@
-"""Weights to blocks on a device: the numpy quantisers' bytes, and no silence about NaN."""
+"""quantize.cu: the bytes of the numpy quantisers; NaN and infinity are flagged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ each_target = pytest.mark.parametrize("target", TARGETS, ids=lambda f: f.name)
 def blocks_of(
     device: Any, target: Format, data: np.ndarray, source: Format = F32, importance: Any = None
 ) -> tuple[np.ndarray, int]:
-    """(uint8[rows, row_bytes], the flag) of data[rows, bytes] in the source's format."""
+    """(uint8[rows, row_bytes], flag) for data[rows, bytes] in the source format."""
     quantizer = Quantizer(device, target, source, importance is not None)
     rows, columns = len(data), data.shape[1] // source.nbytes * source.block_size
     matrix = BlockMatrix(source, rows, columns, upload(device, data))
@@ -40,7 +40,7 @@ def blocks_of(
 
 
 def importances(columns: int) -> dict[str, np.ndarray | None]:
-    """None, what an importance matrix may say of the columns, and what is hard on a search."""
+    """Importances by name: None, typical ones, and ones that are hard for a search."""
     rng = np.random.default_rng(11)
     typical = rng.chisquare(1, columns).astype(np.float32)
     half = np.where(rng.random(columns) < 0.5, np.float32(0), typical)
@@ -53,7 +53,7 @@ def importances(columns: int) -> dict[str, np.ndarray | None]:
 def test_equals_numpy(device: Any, target: Format, importance: str) -> None:
     weights = importances(COLUMNS)[importance]
     for kind, x in kinds_of_weights(ROWS, COLUMNS, seed=5).items():
-        x = np.clip(x, -2000, 2000)  # below the largest scale that a half holds
+        x = np.clip(x, -2000, 2000)  # keeps scales below the largest f16
         found, flag = blocks_of(device, target, x.view(np.uint8), importance=weights)
         same = found == target.quantize(x, weights)
         assert same.all(), f"{kind}: {np.count_nonzero(~same)} of {same.size} bytes differ"
@@ -65,7 +65,7 @@ def test_equals_numpy(device: Any, target: Format, importance: str) -> None:
     [("F16", "Q4_K"), ("BF16", "Q4_K"), ("BF16", "Q6_K"), ("Q8_0", "Q4_K"), ("Q4_K", "Q5_0")],
 )
 def test_sources(device: Any, target: Any, source: str) -> None:
-    """Halves, and what is in blocks already."""
+    """Source formats: f16, and quant blocks."""
     format, target = by_name(source), by_name(target)
     data = format.quantize(hashed_weights("sources", 2, 768))
     found, flag = blocks_of(device, target, data, format)
@@ -111,18 +111,18 @@ def test_sizes_are_checked(device: Any) -> None:
     narrow = BlockMatrix(F32, 2, 128, weights.data)
     with pytest.raises(ValueError, match="multiples of 256"):
         Quantizer(device, target, F32, False).launch(narrow, weights.data, flag)
-    with pytest.raises(ValueError, match="Q4_K by importance needs it"):
+    with pytest.raises(ValueError, match="Q4_K with importance needs"):
         Quantizer(device, target, F32, True).launch(weights, weights.data, flag)
-    with pytest.raises(ValueError, match="F64 blocks cannot be made on a GPU"):
+    with pytest.raises(ValueError, match="a GPU cannot quantise to F64"):
         Quantizer(device, by_name("F64"), F32, False)
 
 
-ARCHITECTURES = ["75", "80", "86", "89", "90", "100", "120"]  # and Hopper's own
+ARCHITECTURES = ["75", "80", "86", "89", "90", "100", "120"]  # sm_90a is in COMPILED
 COMPILED = [(f, "90a") for f in TARGETS] + [(by_name("Q4_K"), arch) for arch in ARCHITECTURES]
 
 
 def kernels(target: Format) -> list[str]:
-    """Of a target, from BF16."""
+    """The kernels that quantise BF16 to a target."""
     both = [names(target, by_name("BF16"), weighted) for weighted in (False, True)]
     return list(dict.fromkeys(both[0] + both[1]))
 
@@ -142,14 +142,14 @@ def test_compiles_without_spilling(target: Format, arch: str) -> None:
 @pytest.mark.usefixtures("nvrtc")
 @each_target
 def test_every_operation_is_rounded_as_it_stands(target: Format) -> None:
-    """No product and sum in one rounding, no approximation, no subnormal that becomes 0."""
+    """The PTX has no fused multiply-add, no approximation and no flush of subnormals to 0."""
     ptx = ptx_of(target)
     assert re.search(r"\bmul\.rn\.f32", ptx) and re.search(r"\bdiv\.rn\.f32", ptx)
     assert not re.search(r"\bfma\.|\b(mul|add|sub)\.f32|\.approx|\.ftz|\bdiv\.full", ptx)
 
 
 def ptx_of(target: Format) -> str:
-    """What NVRTC makes of the target's kernels before they are machine code."""
+    """The PTX of the kernels of a target."""
     nvrtc = toolkit.load_nvrtc()
     options = options_for(target, by_name("BF16"))
     headers = options["headers"]

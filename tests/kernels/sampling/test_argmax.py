@@ -1,4 +1,4 @@
-"""The most probable token: the lowest index among equals, whatever the row holds."""
+"""Greedy sampling: the lowest index among the largest logits, for rows of any content."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def argmax(device, kernel: Argmax, logits: np.ndarray) -> np.ndarray:
 
 
 def rows(n_vocab: int) -> np.ndarray:
-    """Random, rising, falling, all equal, negative, with infinities, with ties far apart."""
+    """Rows: random, rising, falling, all equal, negative, with infinities, with ties far apart."""
     rng = np.random.default_rng(n_vocab)
     x = rng.standard_normal((9, n_vocab)).astype(np.float32)
     x[1], x[2] = np.arange(n_vocab), -np.arange(n_vocab)
@@ -47,7 +47,7 @@ def test_equals_numpy(machine, n_vocab):
 
 
 def test_again_and_again(machine):
-    """Counters are clean after a launch, whatever its number of rows."""
+    """The counters are zero after a launch, whatever its number of rows."""
     kernel = Argmax(machine, 9)
     for n_vocab in (453, 7, 9000):
         x = rows(n_vocab)
@@ -63,7 +63,7 @@ def test_order_of_blocks(emulator, monkeypatch):
 
 
 def test_rows_are_checked(emulator):
-    with pytest.raises(ValueError, match="3 rows, there is room for 2"):
+    with pytest.raises(ValueError, match="3 rows of logits: the maximum is 2"):
         Argmax(emulator, 2).launch(None, 3, 5, None, None)
 
 

@@ -1,4 +1,6 @@
-"""The sampler chain in kernels: the tokens of ggpy/sampling, whatever the row and settings."""
+"""The sampler chain on the GPU samples the tokens of ggpy/sampling, for rows and settings of many
+kinds.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,14 @@ import numpy as np
 import pytest
 from kernel_buffers import Output, upload
 
-from ggpy.backends.cuda.sampling import Plan
+from ggpy.backends.cuda.sampling import SamplingPlan
 from ggpy.kernels.sampling.sample import MAX_TOP_K, ROW, SEGMENT, Sample, best_bytes
 from ggpy.sampling import Sampler, SamplingParams
 
 
 def draw(device, logits: np.ndarray, samplers: Sequence[Sampler], before: Sequence[int] = ()):
-    """(ids, results) of a launch; `before`: ids of the step before."""
-    plan, (n, n_vocab) = Plan(samplers), logits.shape
+    """Returns (ids, results) of a launch; `before`: ids of the previous step."""
+    plan, (n, n_vocab) = SamplingPlan(samplers), logits.shape
     image = np.zeros(plan.n_ints, np.int32)
     parameters = upload(device, image[: plan.write(image)])
     best = Output(device, best_bytes(n, n_vocab, plan.width))
@@ -31,7 +33,7 @@ def draw(device, logits: np.ndarray, samplers: Sequence[Sampler], before: Sequen
 
 
 def check(device, logits: np.ndarray, params: Sequence[SamplingParams], history=()) -> None:
-    """A row for each of the parameters: the kernel's ids are numpy's, draw after draw."""
+    """One row per SamplingParams: the kernel's ids equal numpy's, draw after draw."""
     n_vocab = logits.shape[1]
     samplers = [Sampler(p, n_vocab, history) for p in params]
     for first in range(0, 30, 10):
@@ -70,7 +72,7 @@ SETTINGS = [
 
 @pytest.mark.parametrize("n_vocab", [1, 2, 31, 453, SEGMENT, 3 * SEGMENT - 7, 32003, 262144])
 def test_equals_numpy(machine, n_vocab):
-    settings = SETTINGS if n_vocab < 10000 else SETTINGS[:4]
+    settings = SETTINGS if n_vocab < 10000 else SETTINGS[:2]
     params = [SamplingParams(seed=i, **options) for i, options in enumerate(settings)]
     check(machine, random_rows(len(params), n_vocab, n_vocab), params)
 
@@ -92,7 +94,7 @@ def test_large_seeds_and_counts(machine):
 
 
 def hard_rows(n_vocab: int) -> np.ndarray:
-    """All equal, few levels, rising, falling, the best all in one segment, mostly -inf, huge."""
+    """Rows: all equal, few levels, rising, falling, the best in one segment, mostly -inf, huge."""
     rng = np.random.default_rng(n_vocab)
     x = np.zeros((8, n_vocab), np.float32)
     x[0, ::2] = -0.0
@@ -113,7 +115,9 @@ def test_ties_infinities_and_extremes(machine, top_k):
 
 
 def test_more_candidates_than_fit_at_once(machine):
-    """Many segments, one of which holds all of the best: the others' come first."""
+    """Many segments; the last one holds all of the best logits, and the kernel reads the others
+    first.
+    """
     logits = np.zeros((2, 6 * SEGMENT), np.float32)
     logits[:, 5 * SEGMENT :] = np.linspace(3, 4, SEGMENT)
     logits[1] *= -1
@@ -139,7 +143,9 @@ def test_penalties_and_biases(machine):
 
 
 def test_tokens_that_nobody_has_read_count(machine):
-    """A history may end in a row of the step before."""
+    """The penalised history may end with a token that the previous step sampled and the host has
+    not read.
+    """
     params = SamplingParams(seed=1, temperature=0.0, presence_penalty=100.0)
     logits = np.tile(np.arange(10, 0, -1), (3, 1)).astype(np.float32)
     samplers = [Sampler(params, 10, [1]) for _ in range(3)]
@@ -161,7 +167,7 @@ def test_broken_rows_are_told(machine, bad):
     assert ids.min() >= 0 and ids.max() < 300, "the next step can use them all the same"
 
 
-def test_rows_of_other_chains_are_left_alone(machine):
+def test_rows_of_other_chains_are_skipped(machine):
     samplers = [Sampler(SamplingParams(seed=1), 300) for _ in range(3)]
     samplers[1] = Sampler(SamplingParams(seed=1, typical_p=0.5), 300)
     logits = random_rows(3, 300)
@@ -177,7 +183,7 @@ def test_order_of_blocks(emulator, monkeypatch):
 
 def test_widths_are_checked(emulator):
     for width in (0, MAX_TOP_K + 1):
-        with pytest.raises(ValueError, match=f"top_k is {width}: from 1 to {MAX_TOP_K}"):
+        with pytest.raises(ValueError, match=f"top_k is {width}: it must be from 1 to {MAX_TOP_K}"):
             Sample(emulator).launch(None, 1, 5000, None, None, width, None, None, None)
 
 

@@ -1,4 +1,4 @@
-"""Activations as 8-bit codes with a scale per token: every bit as numpy has it."""
+"""quantize_rows.cu: 8-bit codes with one scale per token, equal to numpy bit by bit."""
 
 import ml_dtypes
 import numpy as np
@@ -13,7 +13,7 @@ SHAPES = [(1, 32), (1, 1056), (9, 128), (3, 8), (2, 14336)]
 
 
 def read(device, rows):
-    """(codes[T up to 8, K up to 128] in rows, scales[T])."""
+    """(codes [T rounded up to 8, K rounded up to 128] in row order, scales[T])."""
     packed = device.download(rows.codes, np.uint8, codes_bytes(rows.n_tokens, rows.k))
     scales = device.download(rows.scales, np.float32, rows.n_tokens)
     return unpacked(packed, rows.n_tokens, rows.k), scales
@@ -40,7 +40,7 @@ def test_every_bit(machine, kind, dtype, shape):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_ties_go_to_even(machine, kind):
-    """Halfway between all codes, where the scale is 1."""
+    """Values halfway between all codes, with scale 1."""
     largest = 127 if kind == "int8" else 448
     grid = (
         np.arange(-127, 128)
@@ -57,7 +57,7 @@ def test_ties_go_to_even(machine, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_quotients_are_rounded_once(machine, kind):
-    """Divided by a reciprocal, one number in some thousands would become its neighbour."""
+    """Multiplication by the reciprocal would round one number in some thousands wrongly."""
     rng = np.random.default_rng(1)
     x = rng.standard_normal((16, 8192)).astype(np.float32)
     x *= np.float32(10.0) ** np.linspace(-25, 25, 16, dtype=np.float32)[:, None]
@@ -71,7 +71,7 @@ def test_quotients_are_rounded_once(machine, kind):
 
 
 def test_floats_are_those_of_ml_dtypes(machine):
-    """Of all sizes, subnormal codes among them, where the scale is 1."""
+    """Values of all magnitudes, including subnormal codes, with scale 1."""
     rng = np.random.default_rng(0)
     x = (rng.standard_normal(4096) * 2.0 ** rng.integers(-12, 10, 4096)).astype(np.float32)[None]
     x[0, 0] = 448
@@ -96,18 +96,18 @@ def test_zeros_and_what_is_no_number(machine, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_normalised(machine, kind):
-    """The bits of the norm kernel's halves; of chosen rows."""
+    """With a norm, the codes equal those of the f16 output of the norm kernel; with `rows` too."""
     rng = np.random.default_rng(3)
     x = (rng.standard_normal((4, 1056)) * 3).astype(np.float32)
     weight, which = rng.uniform(0.5, 2, 1056).astype(np.float32), np.array([2, 0, 3], np.int32)
     buffers = upload(machine, x), upload(machine, which), upload(machine, weight)
-    halves = machine.alloc(2 * 3 * 1056)
-    RmsNorm(machine).to_half(*buffers, halves, 3, 1056, 1e-5)
+    normed = machine.alloc(2 * 3 * 1056)
+    RmsNorm(machine).to_f16(*buffers, normed, 3, 1056, 1e-5)
     codes, scales = machine.alloc(codes_bytes(3, 1056)), machine.alloc(12)
     rows = QuantizedRows(kind, 3, 1056, codes, scales)
     launch = QuantizeRows(machine).launch
     launch(buffers[0], rows, x_type="float", rows=buffers[1], norm=buffers[2], eps=1e-5)
-    check(machine, rows, machine.download(halves, np.float16, (3, 1056)))
+    check(machine, rows, machine.download(normed, np.float16, (3, 1056)))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,6 +1,4 @@
-"""Tiles of 8 bits times 8-bit activations: integers to the bit, floats against float64; by the
-product for many tokens, and by that for a few.
-"""
+"""The W8A8 decode and prefill GEMMs: integers bit by bit, floats against float64."""
 
 import numpy as np
 import pytest
@@ -11,25 +9,26 @@ from w8a8_cases import KINDS, ByteMatrix, activations, agrees, exact, multiply, 
 
 from ggpy.device.compile import compile_cubin
 from ggpy.kernels.gemm.gemm import STATIC_SHARED
-from ggpy.kernels.w8a8.w8a8_decode import MulMatW8A8Few, Row, shared_bytes
-from ggpy.kernels.w8a8.w8a8_prefill import MulMatW8A8, runs_on
+from ggpy.kernels.w8a8.w8a8_decode import Row, W8A8Decode, shared_bytes
+from ggpy.kernels.w8a8.w8a8_prefill import W8A8Prefill, runs_on
 
-HALF = 2e-7  # of what is rounded to half
-EXACT, TENSOR_CORES = 1e-10, 1e-6  # of sums of floats; a GPU's tensor cores drop bits of them
+# Bounds of the normalised mean square error. Tensor cores of a GPU drop bits of float sums.
+HALF = 2e-7  # outputs that are rounded to f16
+EXACT, TENSOR_CORES = 1e-10, 1e-6  # float sums: exact, and by tensor cores
 PRODUCTS = ("few", "many")
 FEW = ("1, NORM, GLU", "8, CODES, ADD")
 ARCHITECTURES = ["75", "80", "86", "89", "90", "90a", "100", "120"]
 
 
 def product_on(device, which, **changes):
-    """The product for a few tokens on a few multiprocessors, or that for many."""
+    """The decode GEMM ("few") with a small number of SMs, or the prefill GEMM ("many")."""
     if which == "many":
-        return MulMatW8A8(device)
-    return MulMatW8A8Few(device, limits(device, **changes))
+        return W8A8Prefill(device)
+    return W8A8Decode(device, limits(device, **changes))
 
 
 def tolerance_on(device):
-    """Mean square error of sums of floats; the emulator's are rounded once for 32 columns."""
+    """The error bound of float sums on a device; the emulator rounds once per 32 columns."""
     return EXACT if hasattr(device, "unprepared") else TENSOR_CORES
 
 
@@ -46,10 +45,10 @@ def skip_unless(device, kind):
 @pytest.mark.parametrize("shape", [(1, 32), (37, 1056), (7, 2560)], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_few_tokens(machine, kind, shape, n_tokens):
-    """Rows and columns that fill neither a tile nor a chunk; more tile rows than blocks."""
+    """Rows and columns that do not fill a tile or a chunk; more tile rows than CTAs."""
     skip_unless(machine, kind)
     w, x = ByteMatrix(kind, *shape), activations(n_tokens, shape[1])
-    product = product_on(machine, "few", multiprocessors=2)
+    product = product_on(machine, "few", n_sms=2)
     (y,) = multiply(product, [w.tiled(machine)], quantize(machine, x, kind))
     assert agrees(w, x, y, tolerance_on(machine))
 
@@ -60,7 +59,7 @@ def test_few_tokens(machine, kind, shape, n_tokens):
 def test_many_tokens(machine, kind, shape, n_tokens):
     skip_unless(machine, kind)
     w, x = ByteMatrix(kind, *shape), activations(n_tokens, shape[1])
-    (y,) = multiply(MulMatW8A8(machine), [w.tiled(machine)], quantize(machine, x, kind))
+    (y,) = multiply(W8A8Prefill(machine), [w.tiled(machine)], quantize(machine, x, kind))
     assert agrees(w, x, y, tolerance_on(machine))
 
 
@@ -75,13 +74,13 @@ def test_gpu(gpu, kind, shape, n_tokens):
     w, x = ByteMatrix(kind, *shape), activations(n_tokens, shape[1])
     tiles, rows = w.tiled(gpu), quantize(gpu, x, kind)
     for which in PRODUCTS if n_tokens <= 64 else PRODUCTS[1:]:
-        product = product_on(gpu, which, multiprocessors=gpu.sm_count)
+        product = product_on(gpu, which, n_sms=gpu.sm_count)
         (y,) = multiply(product, [tiles], rows)
         assert agrees(w, x, y, tolerance_on(gpu)), which
 
 
 def test_the_largest_sums(machine):
-    """Integers that a float cannot hold are rounded once, to even."""
+    """Sums that a float cannot represent are rounded once, to even."""
     w = ByteMatrix("int8", 16, 4096)
     w.codes[:] = 128  # -128
     w.codes[:, ::5] = 129
@@ -107,10 +106,10 @@ def test_weights_without_scales_of_rows(machine):
 @pytest.mark.parametrize("columns", [32, 1056, 4512])
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_token_quantised_inside(machine, kind, columns):
-    """The bits of a kernel before: of halves, and of floats that are normalised first."""
+    """Prologues F16 and NORM give the same bits as quantize_rows.cu before the GEMM."""
     skip_unless(machine, kind)
     w, x = ByteMatrix(kind, 37, columns), activations(1, columns)
-    product, tiles = product_on(machine, "few", multiprocessors=2), w.tiled(machine)
+    product, tiles = product_on(machine, "few", n_sms=2), w.tiled(machine)
     (expected,) = multiply(product, [tiles], quantize(machine, x, kind))
     row = Row(kind, columns, upload(machine, x))
     assert np.array_equal(multiply(product, [tiles], row)[0], expected)
@@ -127,17 +126,17 @@ def test_one_token_quantised_inside(machine, kind, columns):
 # Epilogues
 
 
-@pytest.mark.parametrize("multiprocessors", [1, 2, 40])
+@pytest.mark.parametrize("n_sms", [1, 2, 40])
 @pytest.mark.parametrize("which", PRODUCTS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_segments(machine, kind, which, multiprocessors):
-    """Query, key and value: three matrices of other sizes, on fewer and on more blocks."""
+def test_segments(machine, kind, which, n_sms):
+    """q, k and v: three matrices of different sizes, on fewer and on more CTAs."""
     skip_unless(machine, kind)
-    if which == "many" and multiprocessors > 1:
+    if which == "many" and n_sms > 1:
         pytest.skip("its grid does not depend on the GPU")
     weights = [ByteMatrix(kind, rows, 96, seed) for seed, rows in enumerate((200, 37, 16))]
     x = activations(9, 96)
-    product = product_on(machine, which, multiprocessors=multiprocessors)
+    product = product_on(machine, which, n_sms=n_sms)
     tiles = [w.tiled(machine) for w in weights]
     outs = multiply(product, tiles, quantize(machine, x, kind))
     assert all(agrees(w, x, y, tolerance_on(machine)) for w, y in zip(weights, outs, strict=True))
@@ -147,11 +146,11 @@ def test_segments(machine, kind, which, multiprocessors):
 @pytest.mark.parametrize("which", PRODUCTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_residual(machine, kind, which, n_tokens):
-    """It may be the output; of more tile rows than a batch has."""
+    """The residual may be the output. There are more tile rows than a batch holds."""
     skip_unless(machine, kind)
     w, x = ByteMatrix(kind, 300, 96), activations(n_tokens, 96)
     residual = activations(n_tokens, 300, 1).astype(np.float32)
-    product, tiles = product_on(machine, which, multiprocessors=1), w.tiled(machine)
+    product, tiles = product_on(machine, which, n_sms=1), w.tiled(machine)
     rows = quantize(machine, x, kind)
     (plain,) = multiply(product, [tiles], rows)
     (y,) = multiply(product, [tiles], rows, epilogue="ADD", residual=residual)
@@ -166,7 +165,7 @@ def test_gate_and_up(machine, kind, which, n_tokens, activation):
     gate, up = (ByteMatrix(kind, 150, 96, seed) for seed in (0, 1))
     x = activations(n_tokens, 96) / np.float16(64)
     options = {"epilogue": "GLU", "activation": activation}
-    product = product_on(machine, which, multiprocessors=2)
+    product = product_on(machine, which, n_sms=2)
     tiles = [gate.tiled(machine), up.tiled(machine)]
     (y,) = multiply(product, tiles, quantize(machine, x, kind), **options)
     g = exact(gate, x).astype(np.float64)
@@ -197,7 +196,10 @@ def test_nan_stays_with_its_token(machine, kind, which):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_token_does_not_depend_on_the_others(machine, kind):
-    """Nor on the shared memory that there is, which decides how many are multiplied at once."""
+    """A token's bits do not depend on the other tokens or on the shared memory of the device.
+
+    The shared memory determines how many tokens a launch takes.
+    """
     skip_unless(machine, kind)
     w, x = ByteMatrix(kind, 37, 2560), activations(11, 2560)
     tiles = w.tiled(machine)
@@ -207,8 +209,8 @@ def test_a_token_does_not_depend_on_the_others(machine, kind):
     assert np.array_equal(multiply(product, [tiles], quantize(machine, x, kind))[0], together)
     for token in (0, 9):
         rows = quantize(machine, x[token : token + 1], kind)
-        (alone,) = multiply(product_on(machine, "few"), [tiles], rows)
-        assert np.array_equal(alone[0], together[token])
+        (single,) = multiply(product_on(machine, "few"), [tiles], rows)
+        assert np.array_equal(single[0], together[token])
 
 
 @pytest.mark.parametrize("which", PRODUCTS)
@@ -229,7 +231,7 @@ def test_order_of_blocks_and_warps(emulator, which, monkeypatch):
 def test_under_sanitizers(emulated, kind, which):
     w, x = ByteMatrix(kind, 37, 1056), activations(3, 1056)
     options = {"epilogue": "ADD", "residual": np.zeros((3, 37))}
-    product = product_on(emulated, which, multiprocessors=2)
+    product = product_on(emulated, which, n_sms=2)
     (y,) = multiply(product, [w.tiled(emulated)], quantize(emulated, x, kind), **options)
     assert agrees(w, x, y)
 
@@ -241,9 +243,9 @@ def test_what_does_not_go_together(emulator):
         product = product_on(emulator, which)
         with pytest.raises(ValueError, match="one layout"):
             product.launch([a, b], rows, [rows.codes] * 2)
-        with pytest.raises(ValueError, match="no tile of int8 codes"):
+        with pytest.raises(ValueError, match="has no int8 codes"):
             product.launch([b], rows, [rows.codes])
-        with pytest.raises(ValueError, match="128 columns of x, 96 of the weights"):
+        with pytest.raises(ValueError, match="x has 128 columns, the weights 96"):
             wide = quantize(emulator, activations(1, 128), "int8")
             product.launch([a], wide, [rows.codes])
     with pytest.raises(ValueError, match="more than 10000 bytes of shared memory"):
@@ -258,8 +260,8 @@ def test_which_gpus():
 @pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_every_architecture(arch):
-    """Nothing spills but a little where E4M3 become halves before they are multiplied."""
-    halves, arch = arch in ("90", "90a", "100"), f"sm_{arch}"
+    """Kernels do not spill, except slightly where E4M3 codes are converted to f16 first."""
+    converts, arch = arch in ("90", "90a", "100"), f"sm_{arch}"
     values = [v for k, v in zip(KINDS, ("Integers", "E4M3"), strict=True) if runs_on(k, arch)]
     few = [f"w8a8_decode<{v}, {i}>" for v in values for i in FEW]
     many = [f"w8a8_prefill<{v}, GLU>" for v in values]
@@ -273,6 +275,6 @@ def test_every_architecture(arch):
         found = compile_cubin(source, arch, expressions=names, defines=defines).resources
         for name, r in found.items():
             assert r.shared <= STATIC_SHARED, f"{name} has {r.shared} bytes of its own"
-            bound = 128 if halves and "w8a8<E4M3" in name else 0
+            bound = 128 if converts and "w8a8_prefill<E4M3" in name else 0
             assert max(r.spill_loads, r.spill_stores) <= bound, f"{name} for {arch} spills: {r}"
             assert r.registers <= registers, f"{name} takes {r.registers} registers"

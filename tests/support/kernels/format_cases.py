@@ -1,7 +1,7 @@
-"""What the tests of block formats share: ggml as an oracle, weights of many kinds, reproducible
+"""Helpers for tests of block formats: ggml as an oracle, weights of many kinds, reproducible
 blocks.
 
-Bytes come from a hash where a result is compared with a committed one, so that they are the same
+Bytes that are compared with committed results come from a hash, so that they are the same
 under every version of numpy.
 """
 
@@ -15,14 +15,14 @@ from ggpy.formats import Format
 
 
 class Ggml:
-    """ggml's own functions, in the shared library of the `xllamacpp` package."""
+    """The functions of ggml in the shared library of the `xllamacpp` package."""
 
     def __init__(self, path: Path):
         self.library = ctypes.CDLL(str(path))
         self.library.ggml_quantize_chunk.restype = ctypes.c_size_t
 
     def row_function(self, name: str):
-        """(const void *, void *, int64_t); AttributeError if the library has none of this name."""
+        """A function (const void *, void *, int64_t). AttributeError if the library lacks it."""
         function = getattr(self.library, name)
         function.restype = None
         function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
@@ -49,13 +49,14 @@ class Ggml:
 
 
 def hashed_bytes(name: str, count: int) -> bytes:
-    """`count` bytes that follow from `name`."""
+    """`count` bytes that depend only on `name`."""
     return hashlib.shake_256(name.encode()).digest(count)
 
 
 def hashed_blocks(format: Format, n: int) -> np.ndarray:
-    """Valid blocks[n] that follow from the format's name: any quants, scales of both signs up to
-    1/16.
+    """Valid blocks[n] that depend only on the name of the format.
+
+    Codes are arbitrary; scales have both signs and magnitudes up to 1/16.
     """
     blocks = np.frombuffer(bytearray(hashed_bytes(format.name, n * format.nbytes)), format.dtype)
     count = format.scales(np.zeros(1, format.dtype)).shape[1]
@@ -66,8 +67,9 @@ def hashed_blocks(format: Format, n: int) -> np.ndarray:
 
 
 def hashed_weights(name: str, rows: int, columns: int) -> np.ndarray:
-    """weights[rows, columns] that follow from `name`: sums of eight uniform numbers, standard
-    deviation 0.8.
+    """weights[rows, columns] that depend only on `name`.
+
+    Each weight is a sum of eight uniform numbers; the standard deviation is 0.8.
     """
     uniform = np.frombuffer(hashed_bytes(name, 16 * rows * columns), "<i2").reshape(
         8, rows, columns
@@ -76,14 +78,15 @@ def hashed_weights(name: str, rows: int, columns: int) -> np.ndarray:
 
 
 def kinds_of_weights(rows: int, columns: int, seed: int) -> dict[str, np.ndarray]:
-    """Weights[rows, columns] that are easy, typical, and hard on a quantiser; columns is a multiple
-    of 32.
+    """Weights [rows, columns] that are easy, typical and hard for a quantiser, by name.
+
+    columns is a multiple of 32.
     """
     rng = np.random.default_rng(seed)
     shape = (rows, columns)
     normal = rng.standard_normal(shape)
     magnitudes = 10.0 ** rng.uniform(-46, 4, (rows, columns // 32)).repeat(32, axis=1)
-    halves = rng.integers(-127, 127, shape) + 0.5
+    ties = rng.integers(-127, 127, shape) + 0.5
     full = rng.random(shape) < 1 / 32
     kinds = {
         "normal": normal,
@@ -95,8 +98,8 @@ def kinds_of_weights(rows: int, columns: int, seed: int) -> dict[str, np.ndarray
         "scale below f16": normal * 1e-10,
         "every magnitude": normal * magnitudes,
         "few values": rng.integers(-4, 5, shape) / 4,
-        "ties": np.where(full, 127, halves),
-        "just below ties": np.where(full, 127, np.nextafter(np.float32(halves), np.float32(0))),
+        "ties": np.where(full, 127, ties),
+        "just below ties": np.where(full, 127, np.nextafter(np.float32(ties), np.float32(0))),
         "sparse": normal * (rng.random(shape) < 0.05),
         "one outlier": np.where(np.arange(columns) == columns // 2 + 5, 1000, normal * 0.02),
         "constant": np.full(shape, 0.37),

@@ -1,8 +1,8 @@
-"""The cases of the kernels over GGUF blocks, declared once: shapes, tolerances, bytes, operations.
+"""The cases of the kernels over GGUF quant blocks: shapes, tolerances, bytes, operations.
 
 Unit tests and benchmarks read them.
 
-A case says nothing of how a kernel is launched.
+A case does not specify how a kernel is launched.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ggpy.formats import Format, by_name
 from ggpy.formats.random_blocks import random_blocks
 from ggpy.kernels.blocks.block_kernel import supported_formats
 
-EXACT = 1e-10  # normalised mean square error of float sums of some ten thousand products
+EXACT = 1e-10  # bound of the normalised mean square error of float sums of about 10,000 products
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Case:
     rows: int
     columns: int
     tokens: int = 1
-    number: str = ""  # the type of x or of the output, where the kernel has several
+    number: str = ""  # the type of x or of the output, if the kernel has several types
 
     def __str__(self) -> str:
         return "-".join(
@@ -43,7 +43,7 @@ class Case:
 
     @property
     def tolerance(self) -> float:
-        """The normalised mean square error against float64 that is allowed."""
+        """The bound of the normalised mean square error against float64."""
         if self.kernel == "mul_mat_vec_q":
             return 5e-4
         if self.kernel == "dequantize_mul_mat_vec":
@@ -52,12 +52,12 @@ class Case:
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions of a product; 0 for kernels that only convert."""
+        """Multiplications plus additions of a GEMV; 0 for kernels that only convert."""
         return 2 * self.rows * self.columns * self.tokens if "mul_mat" in self.kernel else 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes that have to be read and written."""
+        """Bytes that a kernel must read and write."""
         row = self.block.row_bytes(self.columns)
         if self.kernel == "dequantize":
             return self.rows * (row + self.columns * (4 if self.number == "float" else 2))
@@ -68,7 +68,7 @@ class Case:
 
     @property
     def arguments(self) -> list[tuple[str | int, ...]]:
-        """The template's arguments after the block, of each launch: for 8 tokens, for the rest."""
+        """The template arguments after the block type, for each launch of up to 8 tokens."""
         number = {"bfloat16": "__nv_bfloat16"}.get(self.number, self.number)
         if "mul_mat" not in self.kernel:
             return [(number,) if number else ()]
@@ -81,12 +81,12 @@ KERNELS = ("dequantize", "get_rows", "dequantize_mul_mat_vec", "mul_mat_vec_q")
 
 
 def columns_of(kernel: str, format: Format, blocks: int) -> int:
-    """Columns of a row of so many blocks; q8_1 activations come in 32."""
+    """Columns of a row of so many blocks, a multiple of 32 for q8_1 activations."""
     return blocks * max(format.block_size, 32 if kernel == "mul_mat_vec_q" else 1)
 
 
 def emulator_cases(kernel: str) -> list[Case]:
-    """Small ones: every format once, and for some formats every number of tokens and odd shapes."""
+    """Small cases: every format once; for some formats, every number of tokens and odd shapes."""
     numbers = NUMBERS.get(kernel, ("",))
     tokens = 1 if kernel == "dequantize" else 2
     cases = [
@@ -105,7 +105,7 @@ def emulator_cases(kernel: str) -> list[Case]:
 
 
 def gpu_cases(kernel: str) -> list[Case]:
-    """Every format in every shape that the kernel must bear."""
+    """Every format in every shape that the kernel must support."""
     numbers = NUMBERS.get(kernel, ("",))
     cases = []
     for f in supported_formats():
@@ -128,7 +128,7 @@ def random_rows(
     return blocks.view(np.uint8).reshape(rows, -1)
 
 
-UNIQUE_ROWS = 97  # rows of a large matrix repeat after so many, so that the reference stays cheap
+UNIQUE_ROWS = 97  # large matrices repeat their rows after so many, which keeps references cheap
 
 
 def random_matrix(case: Case, seed: int = 0) -> np.ndarray:
@@ -141,7 +141,7 @@ def random_matrix(case: Case, seed: int = 0) -> np.ndarray:
 
 
 def repeated(array: np.ndarray, rows: int) -> np.ndarray:
-    """The first axis, repeated to `rows`."""
+    """Repeats the first axis up to `rows`."""
     return array[np.arange(rows) % len(array)]
 
 
@@ -154,8 +154,9 @@ def random_activations(case: Case, seed: int = 0) -> np.ndarray:
 
 
 def energy(case: Case, blocks: np.ndarray, x: np.ndarray) -> float:
-    """What the squares of product's outputs come to on average over signs: a scale for errors that
-    does not vanish where the one output of a small case happens to be near zero.
+    """The expected sum of squares of the outputs over random signs.
+
+    It normalises errors. Unlike the actual sum, it is never near zero, even with a single output.
     """
     weights = case.block.dequantize(blocks).astype(np.float64)
     squares = np.square(weights) @ np.square(x.astype(np.float64)).T

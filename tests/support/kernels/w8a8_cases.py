@@ -1,5 +1,5 @@
-"""Cases of the products of 8-bit weights and activations: matrices, their tiles and the packed
-order of activations (cuda/w8a8/w8a8.cuh) once more in numpy, and exact products.
+"""Cases of the W8A8 GEMMs: matrices, exact products, and the tile layout and packed layout of
+activations (cuda/w8a8/w8a8.cuh) in numpy.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ByteMatrix:
 
     @cached_property
     def codes(self) -> NDArray[np.uint8]:
-        """bytes[rows, columns]; of integers all values, -128 too."""
+        """bytes[rows, columns]. Integers take all values, including -128."""
         rng = np.random.default_rng([self.seed, self.rows, self.columns])
         if self.kind == "int8":
             return rng.integers(0, 256, (self.rows, self.columns)).astype(np.uint8)
@@ -95,14 +95,14 @@ def activations(n_tokens: int, columns: int, seed: int = 0) -> NDArray[np.float1
 
 
 def quantized(x: NDArray, kind: Kind) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """(codes[T, K] as bytes, scales[T]) of x[T, K], as the reference has them."""
+    """(codes[T, K] as bytes, scales[T]) of x[T, K], from the numpy reference."""
     numbers = x.astype(np.float32)
     scales = row_scales(numbers, FORMATS[kind])
     return encode_rows(numbers, scales, FORMATS[kind]), scales
 
 
 def quantize(device: Any, x: NDArray, kind: Kind, **options: Any) -> QuantizedRows:
-    """x[T, K] on a device; every byte was written, and none behind."""
+    """Quantise x[T, K] on a device. Checks that the kernel wrote every byte and no other."""
     n, k = x.shape
     codes, scales = Output(device, codes_bytes(n, k)), Output(device, 4 * n)
     rows = QuantizedRows(kind, n, k, codes.buffer, scales.buffer)
@@ -114,7 +114,7 @@ def quantize(device: Any, x: NDArray, kind: Kind, **options: Any) -> QuantizedRo
 
 
 def exact(w: ByteMatrix, x: NDArray) -> NDArray[np.float32]:
-    """y[T, N]: of integers every bit, of floats the nearest to the sums in float64."""
+    """y[T, N]: exact bits for integers; for floats the sums in float64, rounded."""
     codes, scales = quantized(x, w.kind)
     values = FORMATS[w.kind].dequantize(codes).astype(np.float64)
     sums = (values @ w.values.astype(np.float64).T).astype(np.float32)
@@ -123,7 +123,7 @@ def exact(w: ByteMatrix, x: NDArray) -> NDArray[np.float32]:
 
 
 def agrees(w: ByteMatrix, x: NDArray, y: NDArray, tolerance: float = 1e-10) -> bool:
-    """Whether y is x w^T: integers to the bit, floats to a mean square error (normalised)."""
+    """Whether y equals x w^T: integers bit by bit, floats to a normalised mean square error."""
     expected = exact(w, x)
     if w.kind == "int8":
         return np.array_equal(y, expected)
@@ -139,7 +139,7 @@ def multiply(
     residual: NDArray | None = None,
     **options: Any,
 ) -> list[NDArray[np.float32]]:
-    """The outputs of one product: float, or of a GLU half, as float32 [tokens, rows]."""
+    """The outputs of a GEMM as float32 [tokens, rows]; the kernel writes float, for GLU f16."""
     glu, device = options.get("epilogue") == "GLU", product.device
     dtype = np.dtype(np.float16 if glu else np.float32)
     n_tokens = 1 if isinstance(x, Row) else x.n_tokens

@@ -17,11 +17,11 @@ GUARD_BYTES = 1024
 
 
 class Output:
-    """`nbytes` bytes that a kernel is to write, all of them and nothing else."""
+    """An output of `nbytes` bytes. A kernel must write all of them and nothing else."""
 
     def __init__(self, device: Any, nbytes: int) -> None:
         self.device, self.nbytes = device, nbytes
-        # Under the sanitizer the allocation's own end is the better guard.
+        # Under the sanitizer, the end of the allocation is the better guard.
         self.guard = 0 if getattr(device, "sanitize", False) else GUARD_BYTES
         self.buffer: Buffer = device.alloc(nbytes + self.guard, "output")
         bytes_ = np.full(nbytes + self.guard, POISON, np.uint8)
@@ -29,7 +29,7 @@ class Output:
         device.upload(self.buffer, bytes_)
 
     def read(self, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
-        """What was written; AssertionError if it is not `nbytes` or the guard bytes changed."""
+        """The output. AssertionError if it is not `nbytes` long or the guard bytes changed."""
         data = self.device.download(self.buffer, np.uint8, self.nbytes + self.guard)
         assert (data[self.nbytes :] == GUARD).all(), "bytes after the output were written"
         return data[: self.nbytes].view(dtype).reshape(shape)
@@ -44,6 +44,6 @@ def upload(device: Any, array: np.ndarray) -> Buffer:
 
 
 def matrix_of(device: Any, case: Case, blocks: np.ndarray) -> BlockMatrix:
-    """The case's matrix, from the rows that random_matrix made."""
+    """The matrix of a case on the device; `blocks` comes from random_matrix."""
     data = upload(device, repeated(blocks, case.rows))
     return BlockMatrix(case.block, case.rows, case.columns, data)

@@ -23,9 +23,11 @@ from tile_cases import (
 )
 
 from ggpy.formats import by_name
+from ggpy.kernels.attention import paged_attention
 from ggpy.kernels.blocks.block_kernel import compile_options, expression
+from ggpy.kernels.gemm import gemm_decode, gemm_prefill
 
-# Source, names, what else decides the code; without that it is what the first request says.
+# Source, names, and options; those that are left out are as the first request has them.
 Group = tuple[str, list[str], dict[str, Any]]
 
 
@@ -33,7 +35,11 @@ def groups() -> list[Group]:
     """What is compiled together."""
     names = product_names()
     parts = [(names[::2], {}), (names[1::2], {}), *product_variants()]
-    products = [("gemm/gemm_decode.cu", n, {"defines": {**PRODUCT, **d}}) for n, d in parts]
+    decode, prefill = gemm_decode.ASSERTS, gemm_prefill.ASSERTS
+    products = [
+        ("gemm/gemm_decode.cu", n, {"defines": {**PRODUCT, **d}, "extra_source": decode})
+        for n, d in parts
+    ]
     matrices = layouts().values()
     repacks = [expression("repack", w.format, w.layout.type_name) for w in matrices]
     repacks += [expression("repack", by_name("BF16"), "Tile<16, 32, Scales::D, 64>")]
@@ -46,7 +52,7 @@ def groups() -> list[Group]:
     return [
         *products,
         *[
-            ("gemm/gemm_prefill.cu", names, {"defines": {"X_STAGES": 3}})
+            ("gemm/gemm_prefill.cu", names, {"defines": {"X_STAGES": 3}, "extra_source": prefill})
             for names in products_for_many()
         ],
         ("layout/repack.cu", repacks, compile_options(*map(by_name, TILED))),
@@ -55,7 +61,7 @@ def groups() -> list[Group]:
         *halves(),
         ("attention/pages_to_f16.cu", halving_names(), {}),
         *[
-            ("attention/paged_attention.cu", names[i::2], {})
+            ("attention/paged_attention.cu", names[i::2], {"extra_source": paged_attention.ASSERTS})
             for names in (attends, typed)
             for i in range(2)
         ],
@@ -91,8 +97,7 @@ class Prepared:
 
     def kernels(self, source: str, names: Sequence[str], **options: Any) -> list[Any]:
         """See ggpy.device.base.Device."""
-        if not options.get("extra_source"):
-            self._prepare(source, options)
+        self._prepare(source, options)
         keys = [_key(source, name, options) for name in names]
         if all(key in self._kernels for key in keys):
             return [self._kernels[key] for key in keys]
@@ -100,12 +105,14 @@ class Prepared:
 
     def _prepare(self, source: str, asked: dict[str, Any]) -> None:
         """Compile the source's groups at the same time, then load them."""
-        mine = [(s, names, options or asked) for s, names, options in self._groups if s == source]
-        if mine:
-            self._groups = [group for group in self._groups if group[0] != source]
+        extra = asked.get("extra_source", "")
+        found = [g for g in self._groups if g[0] == source and _extra_source(g[2]) == extra]
+        wanted = [(s, names, asked | options) for s, names, options in found]
+        if wanted:
+            self._groups = [group for group in self._groups if group not in found]
             with ThreadPoolExecutor(2) as pool:
-                list(pool.map(self._build, mine))
-        for _, names, options in mine:
+                list(pool.map(self._build, wanted))
+        for _, names, options in wanted:
             kernels = self.unprepared.kernels(source, names, **options)
             keys = [_key(source, name, options) for name in names]
             self._kernels.update(zip(keys, kernels, strict=True))
@@ -113,12 +120,15 @@ class Prepared:
     def _build(self, group: Group) -> None:
         source, names, options = group
         device, headers = self.unprepared, options.get("headers")
-        defines = options.get("defines", {})
-        build.kernel_library(device.cuda, source, names, defines, "", device.sanitize, headers)
+        defines, extra = options.get("defines", {}), _extra_source(options)
+        build.kernel_library(device.cuda, source, names, defines, extra, device.sanitize, headers)
+
+
+def _extra_source(options: dict[str, Any]) -> str:
+    return options.get("extra_source", "")
 
 
 def _key(source: str, name: str, options: dict[str, Any]) -> tuple:
     """Headers are left out: a kernel finds its format's among those of all."""
-    if options.get("extra_source"):
-        return source, name, options["extra_source"]
-    return source, name, *sorted(options.get("defines", {}).items())
+    defines = options.get("defines", {})
+    return source, name, _extra_source(options), *sorted(defines.items())

@@ -1,4 +1,4 @@
-"""Heads, pages and sequences for tests of rope_kv and attend, and both in float64.
+"""Heads, pages and sequences for tests of rope_kv and attention, and float64 references.
 
 Letters: T tokens, H query heads, G key/value heads, E elements of a head; row is E in memory.
 """
@@ -13,25 +13,25 @@ import numpy as np
 from kernel_buffers import Output, upload
 from packed_cases import unpacked
 
-from ggpy.kernels.attention.paged_attention import Asked, Attend, plan_tiles
-from ggpy.kernels.attention.pages_to_f16 import HalvePages, as_halves, plan_halves
-from ggpy.kernels.attention.prefill_attention import AttendPrompt, plan_prompts
-from ggpy.kernels.attention.rope_kv import Batch, Heads, RopeKv, Rotation, turns
+from ggpy.kernels.attention.paged_attention import AttentionParams, PagedAttention, plan_tiles
+from ggpy.kernels.attention.pages_to_f16 import PagesToF16, as_f16, plan_f16_pages
+from ggpy.kernels.attention.prefill_attention import PrefillAttention, plan_prefill_tiles
+from ggpy.kernels.attention.rope_kv import AttentionMetadata, Heads, RopeKv, Rotation, angles
 from ggpy.kernels.layout.pack import PLAIN, packed_bytes
 
 PAGE = 64  # positions
-GARBAGE = 1000.0  # what other sequences left in pages: finite, and must not be seen
+GARBAGE = 1000.0  # old contents of pages: finite, and kernels must not read it
 
 
 @dataclass
 class Sequences:
-    """A step: of each sequence its length with the step's tokens, and how many these are."""
+    """A step: for each sequence its length, including the step's tokens, and their number."""
 
     lengths: list[int]
     n_tokens: list[int]
     positions: np.ndarray = field(init=False)  # [T]
     sequences: np.ndarray = field(init=False)  # [T]
-    tables: np.ndarray = field(init=False)  # [S, stride]: pages in no order
+    tables: np.ndarray = field(init=False)  # [S, stride]: pages in random order
     n_pages: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -45,11 +45,11 @@ class Sequences:
         for row, count in zip(self.tables, counts, strict=True):
             row[:count] = [next(order) for _ in range(count)]
 
-    def batch(self, device: Any) -> Batch:
-        """The step's integers on the device."""
+    def batch(self, device: Any) -> AttentionMetadata:
+        """The metadata of the step on the device."""
         pages, _ = self.place(self.sequences, self.positions)
         arrays = (self.positions, pages, self.sequences, self.tables)
-        return Batch(*(upload(device, array) for array in arrays), self.tables.shape[1])
+        return AttentionMetadata(*(upload(device, array) for array in arrays), self.tables.shape[1])
 
     def place(
         self, sequences: int | np.ndarray, positions: np.ndarray
@@ -59,7 +59,7 @@ class Sequences:
 
 
 def heads(n_head: int, n_head_kv: int, head_size: int) -> Heads:
-    """With the pages of these tests."""
+    """Heads with pages of PAGE positions."""
     return Heads(n_head, n_head_kv, head_size, PAGE)
 
 
@@ -69,20 +69,21 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def frequencies(n_pairs: int, base: float = 10000.0) -> np.ndarray:
-    """float64, as models turn their pairs."""
+    """The RoPE frequencies of n_pairs pairs, float64."""
     return base ** (-np.arange(n_pairs) / n_pairs)
 
 
 def placed(values: np.ndarray) -> np.ndarray:
-    """[..., row, PAGE] as pages have it: [..., PAGE / 16, row, 16], where every other four elements
-    have the first eight of 16 positions behind the others.
+    """Permutes values [..., row, PAGE] to the layout of pages, [..., PAGE / 16, row, 16].
+
+    In every second group of four elements, the first eight of 16 positions follow the other eight.
     """
     parts = values.reshape(*values.shape[:-1], PAGE // 16, 2, 8)
     return np.moveaxis(_swapped(parts), -4, -3).reshape(values.shape)
 
 
 def taken(pages: np.ndarray) -> np.ndarray:
-    """The inverse."""
+    """The inverse of `placed`."""
     *outer, row, _ = pages.shape
     parts = np.moveaxis(pages.reshape(*outer, PAGE // 16, row, 2, 8), -3, -4)
     return _swapped(parts).reshape(pages.shape)
@@ -95,8 +96,9 @@ def _swapped(parts: np.ndarray) -> np.ndarray:
 
 
 class Pages:
-    """A layer's keys and values on the device: k [page, G, PAGE, row], v [page, G, row, PAGE]; the
-    latter are `placed` there.
+    """The KV cache of a layer: k [page, G, PAGE, row], v [page, G, row, PAGE].
+
+    On the device, v has the layout of `placed`.
     """
 
     def __init__(self, device: Any, h: Heads, s: Sequences, fill: float) -> None:
@@ -106,27 +108,27 @@ class Pages:
         self.outputs = [Output(device, array.nbytes) for array in (self.k, self.v)]
 
     def put(self, sequence: int, positions: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
-        """k and v [n, G, E] in numpy's copy, zeros behind."""
+        """Write k and v [n, G, E] to the host copy, with zeros in the padding."""
         page, slot = self.sequences.place(sequence, positions)
         padding = ((0, 0), (0, 0), (0, self.heads.row - self.heads.head_size))
         self.k[page, :, slot] = np.pad(k, padding)
         self.v[page, :, :, slot] = np.pad(v, padding)
 
     def send(self, device: Any) -> tuple[Any, Any]:
-        """Numpy's copy to the device."""
+        """Upload the host copy."""
         for array, output in zip((self.k, placed(self.v)), self.outputs, strict=True):
             device.upload(output.buffer, array)
         return self.outputs[0].buffer, self.outputs[1].buffer
 
     def read(self) -> tuple[np.ndarray, np.ndarray]:
-        """The device's copy."""
+        """Download the device copy."""
         k, v = self.outputs
         return k.read(np.float16, self.k.shape), taken(v.read(np.float16, self.v.shape))
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What happens to heads before attention."""
+    """RoPE, norms and biases that are applied to heads before attention."""
 
     inv_freq: np.ndarray
     neox: bool = True
@@ -136,10 +138,10 @@ class Turn:
     eps: tuple[float, float] = (1e-5, 1e-6)
 
     def on(self, device: Any) -> Rotation:
-        """On the device."""
+        """The arguments on a device."""
         send = lambda array: None if array is None else upload(device, array)  # noqa: E731
         return Rotation(
-            turns=upload(device, turns(self.inv_freq)),
+            angles=upload(device, angles(self.inv_freq)),
             n_pairs=len(self.inv_freq),
             neox=self.neox,
             magnitude=self.magnitude,
@@ -168,7 +170,7 @@ class Turn:
 
 
 def rope_kv(device, h: Heads, s: Sequences, turn: Turn, parts, pages: Pages) -> np.ndarray:
-    """float16 q[T, H, row] of float32 parts (q, k, v) [T, n, E]; keys and values go to pages."""
+    """float16 q[T, H, row] from float32 parts (q, k, v) [T, n, E]; writes k and v to pages."""
     n = len(s.positions)
     q = Output(device, 2 * n * h.n_head * h.row)
     projected = [upload(device, part) for part in parts]
@@ -178,7 +180,7 @@ def rope_kv(device, h: Heads, s: Sequences, turn: Turn, parts, pages: Pages) -> 
 
 
 class Attended:
-    """What attention writes, in rows or packed."""
+    """The output of attention, in rows or packed."""
 
     def __init__(self, device: Any, h: Heads, n_tokens: int, order: int) -> None:
         self.shape, self.order = (n_tokens, h.n_head, h.head_size), order
@@ -196,28 +198,28 @@ class Attended:
 
 
 class Attention:
-    """Attention on a device, which may run several times."""
+    """Attention on a device; it can run several times."""
 
     def __init__(self, device: Any, h: Heads, batch_invariant: bool = False) -> None:
         self.device, self.heads = device, h
-        self.kernel = Attend(device, h, 8, device.shared_bytes, batch_invariant)
+        self.kernel = PagedAttention(device, h, 8, device.shared_bytes, batch_invariant)
 
     def run(
         self, s: Sequences, pages: Pages, *, q=None, turn=None, parts=(), order=PLAIN, **options
     ):
-        """float16 o[T, H, E] for float16 q[T, H, row], or rotated here from parts."""
+        """float16 o[T, H, E] for float16 q[T, H, row], or for parts that the kernel rotates."""
         device, h = self.device, self.heads
         n = len(s.positions)
-        alone = turn is not None or options.get("turned")
-        places = self.kernel.places(n) if alone and n == len(s.tables) else None
-        tiles = plan_tiles(s.positions, s.sequences, h, places=places)
+        rotates = turn is not None or options.get("rotated")
+        resident_splits = self.kernel.resident_splits(n) if rotates and n == len(s.tables) else None
+        tiles = plan_tiles(s.positions, s.sequences, h, resident_splits=resident_splits)
         out = Attended(device, h, len(s.positions), order)
         if turn is not None:
             options["projected"] = [upload(device, part) for part in parts]
             options["rotation"] = turn.on(device)
         if options.get("sinks") is not None:
             options["sinks"] = upload(device, options["sinks"])
-        asked = Asked(
+        params = AttentionParams(
             None if q is None else upload(device, q),
             s.batch(device),
             pages.send(device),
@@ -226,46 +228,44 @@ class Attention:
             n_tokens=len(s.positions),
             **options,
         )
-        self.kernel.launch(asked, upload(device, tiles), len(tiles), int(tiles[:, 2].max()))
+        self.kernel.launch(params, upload(device, tiles), len(tiles), int(tiles[:, 2].max()))
         return out.read()
 
 
 class PromptAttention:
-    """Attention of the step's sequences with at least so many tokens."""
+    """Prefill attention of the sequences that have at least so many tokens in the step."""
 
     def __init__(self, device: Any, h: Heads, wgmma: bool = False, least: int = 2) -> None:
         self.device, self.heads, self.least = device, h, least
-        self.kernel = AttendPrompt(Attend(device, h, 8, device.shared_bytes), wgmma)
+        self.kernel = PrefillAttention(PagedAttention(device, h, 8, device.shared_bytes), wgmma)
 
     def run(self, s: Sequences, pages: Pages, q: np.ndarray, order: int = PLAIN, **options):
-        """float16 o[T, H, E] for float16 q[T, H, row]; NaN where the tokens are fewer.
+        """float16 o[T, H, E] for float16 q[T, H, row]; NaN for sequences with fewer tokens.
 
-        pages: of halves, or TypedPages, which become such.
+        pages: Pages (f16), or TypedPages, which are converted to f16.
         """
         device, h = self.device, self.heads
-        tiles = plan_prompts(s.positions, s.sequences, h, self.least)
+        tiles = plan_prefill_tiles(s.positions, s.sequences, h, self.least)
         out = Attended(device, h, len(s.positions), order)
         if options.get("sinks") is not None:
             options["sinks"] = upload(device, options["sinks"])
         options |= {"order": order, "n_tokens": len(s.positions)}
         batch, memory = s.batch(device), pages.send(device)
-        if not h.has_halves:
+        if not h.is_f16:
             tables, memory = halved(device, h, s, memory, self.least, options.get("window", 0))
             batch = replace(batch, page_tables=upload(device, tables))
         parts = upload(device, q), batch, memory, out.output.buffer
-        self.kernel.launch(Asked(*parts, **options), upload(device, tiles), len(tiles))
+        self.kernel.launch(AttentionParams(*parts, **options), upload(device, tiles), len(tiles))
         return out.read()
 
 
 def halved(device: Any, h: Heads, s: Sequences, memory: Any, least: int, window: int) -> tuple:
-    """Page tables, and pages of halves (keys, values) of what the prompts of a step see; the rest
-    is NaN.
-    """
-    listed, tables = plan_halves(s.positions, s.sequences, s.tables, PAGE, least)
-    sizes = as_halves(h).key_bytes, as_halves(h).value_bytes
-    halves = [Output(device, len(listed) * size).buffer for size in sizes]
-    HalvePages(device, h).launch(memory, halves, upload(device, listed), len(listed), window)
-    return tables, halves
+    """Page tables and f16 pages (keys, values) of the positions that prefill reads; others NaN."""
+    listed, tables = plan_f16_pages(s.positions, s.sequences, s.tables, PAGE, least)
+    sizes = as_f16(h).key_bytes, as_f16(h).value_bytes
+    pages = [Output(device, len(listed) * size).buffer for size in sizes]
+    PagesToF16(device, h).launch(memory, pages, upload(device, listed), len(listed), window)
+    return tables, pages
 
 
 def attention(q, keys, values, positions, *, scale, window=0, soft_cap=0.0, sinks=None):
@@ -307,6 +307,6 @@ def expected(h, s, q, contents, **options):
     """float64 o[T, H, E]."""
     parts = []
     for i, (k, v) in enumerate(contents):
-        mine = s.sequences == i
-        parts.append(attention(q[mine][..., : h.head_size], k, v, s.positions[mine], **options))
+        rows = s.sequences == i
+        parts.append(attention(q[rows][..., : h.head_size], k, v, s.positions[rows], **options))
     return np.concatenate(parts)

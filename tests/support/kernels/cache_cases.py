@@ -1,7 +1,7 @@
-"""Keys and values of every type for tests: what a page's bytes are, and the pairs that are tried.
+"""KV caches of every type for tests: the bytes of a page, and the tested pairs of types.
 
-The layouts are written down once more here, in numpy, from the comments of cuda/attention/kv_types.cuh and
-cuda/attention/kv_blocks.cuh.
+The layouts are implemented a second time here, in numpy, from the comments of
+cuda/attention/kv_types.cuh and cuda/attention/kv_blocks.cuh.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ PAIRS = [
     ("f32", "bf16", 2, 1, 96),
     ("f16", "q4_0", 1, 1, 128),
 ]
-WIDE = ("q8_0", "q5_1", 2, 1, 256)  # has no kernel for a token alone
+WIDE = ("q8_0", "q5_1", 2, 1, 256)  # decode_attention does not support it
 
 
 def typed(k: str, v: str, *shape: int) -> Heads:
-    """Heads with such pages."""
+    """Heads whose pages have these types."""
     return replace(heads(*shape), types=CacheTypes(k, v))
 
 
@@ -49,19 +49,19 @@ def kernel_names() -> list[str]:
     for pair in PAIRS:
         h = typed(*pair)
         names += [
-            f"paged_attention<{h.row}, false, {h.structs}>",
-            f"decode_attention<{h.row}, false, false, false, false, {h.structs}>",
+            f"paged_attention<{h.row}, false, {h.cpp_types}>",
+            f"decode_attention<{h.row}, false, false, false, false, {h.cpp_types}>",
         ]
     return names
 
 
 def halving_names() -> list[str]:
     """Instances of pages_to_f16.cu that the pairs need."""
-    return [f"pages_to_f16<{h.row}, {h.structs}>" for h in (typed(*pair) for pair in PAIRS)]
+    return [f"pages_to_f16<{h.row}, {h.cpp_types}>" for h in (typed(*pair) for pair in PAIRS)]
 
 
 def encoded(type: str, x: np.ndarray) -> np.ndarray:
-    """float32 x[..., E] -> numbers[..., E] or blocks[..., E / 32]."""
+    """float32 x[..., E] to numbers [..., E] or quant blocks [..., E / 32]."""
     format = by_name(type)
     limit = LIMITS.get(type, BLOCK_LIMIT)
     with np.errstate(all="ignore"):
@@ -71,21 +71,21 @@ def encoded(type: str, x: np.ndarray) -> np.ndarray:
 
 
 def decoded(type: str, blocks: np.ndarray) -> np.ndarray:
-    """The inverse, float32."""
+    """The inverse of `encoded`, in float32."""
     with np.errstate(all="ignore"):
         weights = by_name(type).dequantize_blocks(np.ascontiguousarray(blocks).reshape(-1))
     return weights.reshape(*blocks.shape[:-1], -1)
 
 
 class TypedPages:
-    """A layer's keys and values in the bytes of their types; attention_cases.Pages has halves."""
+    """The KV cache of a layer in the bytes of its types; attention_cases.Pages is the f16 one."""
 
     def __init__(self, device: Any, h: Heads, s: Sequences, fill: float) -> None:
         self.heads, self.sequences = h, s
         shape = s.n_pages, h.n_head_kv, PAGE, h.row
         garbage = np.full(shape, fill, np.float32)
         self.k, self.v = (encoded(t, garbage) for t in (h.types.k, h.types.v))
-        self.raw: tuple[np.ndarray, np.ndarray] | None = None  # bytes, instead of all that
+        self.raw: tuple[np.ndarray, np.ndarray] | None = None  # bytes that replace k and v
         sizes = h.key_bytes, h.value_bytes
         self.outputs = [Output(device, s.n_pages * size) for size in sizes]
 
@@ -97,31 +97,31 @@ class TypedPages:
         self.v[page, :, slot] = encoded(self.heads.types.v, v)
 
     def heads_as_kept(self, x: np.ndarray) -> np.ndarray:
-        """Keys, or queries, x[..., E]: spread where keys are in blocks."""
+        """Keys or queries x[..., E], with the Hadamard transform if keys are quant blocks."""
         return spread(x) if self.heads.types.k.startswith("q") else x
 
     def bytes(self) -> tuple[np.ndarray, np.ndarray]:
-        """[page, G, bytes] of keys and of values."""
+        """The bytes [page, G, bytes] of keys and of values."""
         if self.raw is not None:
             return self.raw
         return packed_keys(self.heads.types.k, self.k), packed_values(self.heads.types.v, self.v)
 
     def send(self, device: Any) -> tuple[Any, Any]:
-        """Numpy's copy to the device."""
+        """Upload the host copy."""
         for array, output in zip(self.bytes(), self.outputs, strict=True):
             assert array.nbytes == output.nbytes
             device.upload(output.buffer, np.ascontiguousarray(array))
         return self.outputs[0].buffer, self.outputs[1].buffer
 
     def read(self) -> tuple[np.ndarray, np.ndarray]:
-        """The device's copy, [page, G, bytes]."""
+        """Download the device copy, [page, G, bytes]."""
         shapes = [array.shape for array in self.bytes()]
         k, v = (o.read(np.uint8, s) for o, s in zip(self.outputs, shapes, strict=True))
         return k, v
 
 
 def spread(x: np.ndarray) -> np.ndarray:
-    """Each 32 elements times the Hadamard matrix over its norm, by sums of two."""
+    """The normalised Hadamard transform of each 32 elements."""
     limited = np.clip(np.asarray(x, np.float32), -BLOCK_LIMIT, BLOCK_LIMIT)
     y = limited.reshape(-1, *[2] * 5)
     for axis in (5, 4, 3, 2, 1):
@@ -142,7 +142,7 @@ def fill(device: Any, h: Heads, s: Sequences) -> tuple[TypedPages, np.ndarray, l
 
 
 def held(type: str, x: np.ndarray) -> np.ndarray:
-    """What pages of a type hold of x."""
+    """x after a round trip through the type."""
     return decoded(type, encoded(type, x))
 
 
@@ -198,7 +198,7 @@ def _codes(type: str, blocks: np.ndarray) -> np.ndarray:
 
 
 def _scales(blocks: np.ndarray) -> np.ndarray:
-    """Halves [..., R, 1 or 2]."""
+    """f16 scales [..., R, 1 or 2]."""
     return np.stack([blocks[n] for n in ("d", "m") if n in blocks.dtype.names], axis=-1)
 
 

@@ -1,4 +1,4 @@
-"""Models that the tests of quantisation share: names and shapes of many kinds, weights of a few.
+"""Models for tests of quantisation: names and shapes of many kinds, and weights of a few models.
 
 llama-quantize reads them too (golden/make_quantize.py), so that its choices and bytes can be
 compared with ours; it looks at names, row lengths and settings, and not at whether shapes fit.
@@ -21,7 +21,7 @@ from ggpy.gguf.writer import Slot, Writer
 from ggpy.quantization.importance import Entry, ImportanceMatrix
 from ggpy.quantization.mix import MIXES
 
-# In llama-quantize there is no file type for these: what it has for experts alone is MXFP4_MOE.
+# llama-quantize has no file type for these; its MXFP4_MOE quantises only experts to MXFP4.
 OURS_ALONE = ("MXFP4", "NVFP4")
 SHARED_MIXES = [mix for mix in MIXES if mix not in OURS_ALONE]
 
@@ -31,7 +31,7 @@ FEED_FORWARD = ("ffn_gate", "ffn_up", "ffn_down")
 
 @dataclass(frozen=True)
 class Case:
-    """A model of two rows a matrix."""
+    """A model whose matrices have two rows, or `rows`."""
 
     architecture: str
     n_layer: int
@@ -44,7 +44,7 @@ class Case:
     rows: int = 2
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """By name, in no particular order: as files may have them."""
+        """{tensor name: shape}, in no particular order, as in a file."""
         size = self.rows, self.columns
         found: dict[str, tuple[int, ...]] = {"token_embd.weight": size}
         for i in range(self.n_layer):
@@ -63,7 +63,7 @@ class Case:
         return found
 
     def metadata(self) -> dict[str, tuple[str, Any]]:
-        """What llama.cpp wants to know of every model."""
+        """The metadata that llama.cpp requires of every model."""
         settings: dict[str, tuple[str, Any]] = {
             "block_count": ("u32", self.n_layer),
             "context_length": ("u32", 256),
@@ -104,7 +104,7 @@ WEIGHTS = Case("llama", 8, 4, 1, rows=64)
 
 
 def write_case(case: Case, path: Path) -> Path:
-    """The model as F32: weights that follow from the names."""
+    """Write the model in F32. The weights depend only on the tensor names."""
     slots = [Slot(name, shape, by_name("F32")) for name, shape in case.shapes().items()]
     with Writer(path, case.metadata(), slots) as out:
         for slot in slots:
@@ -114,7 +114,7 @@ def write_case(case: Case, path: Path) -> Path:
 
 
 def importance_of(case: Case) -> ImportanceMatrix:
-    """What an importance matrix might say of the case's layers; all that it says is exact."""
+    """An importance matrix for the layers of a case, with values that are exact in float32."""
     found = ImportanceMatrix(datasets=["text.txt"], n_chunks=8, chunk_size=512)
     for name, shape in case.shapes().items():
         if name.startswith("blk.") and len(shape) > 1:
@@ -125,7 +125,7 @@ def importance_of(case: Case) -> ImportanceMatrix:
 
 
 def summary_of_types(types: Mapping[str, str]) -> str:
-    """Of a type by tensor: how many tensors have it, and a digest of which they are."""
+    """For each type: the number of its tensors and a digest of their names."""
     lines = "".join(f"{name} {types[name]}\n" for name in sorted(types))
     counts = sorted(Counter(types.values()).items())
     digest = hashlib.sha256(lines.encode()).hexdigest()[:16]

@@ -16,7 +16,7 @@ from ggpy.formats import Format, by_name
 from ggpy.formats.random_blocks import random_blocks
 from ggpy.kernels.blocks.block_kernel import supported_formats
 from ggpy.kernels.gemm.gemm import STATIC_SHARED
-from ggpy.kernels.gemm.gemm_decode import COLUMNS, NORM_TOKENS, Limits, MulMatTile, warps_for
+from ggpy.kernels.gemm.gemm_decode import COLUMNS, NORM_TOKENS, GemmDecode, Limits, warps_for
 from ggpy.kernels.layout.tile import Layout, TiledMatrix, grows, layout_of, repack
 
 EXACT = 1e-10  # normalised mean square error of float sums of some thousand products
@@ -106,7 +106,7 @@ def bound(w: Weights) -> float:
     return FIXED_POINT if w.layout.is_scaled else EXACT
 
 
-def halves(n_tokens: int, columns: int, seed: int = 0) -> np.ndarray:
+def f16_activations(n_tokens: int, columns: int, seed: int = 0) -> np.ndarray:
     """float16 x[n_tokens, columns]: normal, with a few large channels as models have them."""
     rng = np.random.default_rng([seed, columns])
     x = rng.standard_normal((16, columns))
@@ -117,7 +117,7 @@ def halves(n_tokens: int, columns: int, seed: int = 0) -> np.ndarray:
 def tokens(n: int, columns: int) -> np.ndarray:
     """float16 x[n, columns], no two rows alike."""
     scale = 1 + np.arange(n)[:, None] / n
-    return (np.resize(halves(16, columns), (n, columns)) * scale).astype(np.float16)
+    return (np.resize(f16_activations(16, columns), (n, columns)) * scale).astype(np.float16)
 
 
 def energy(w: Weights, x: np.ndarray) -> float:
@@ -131,13 +131,13 @@ def exact(w: Weights, x: np.ndarray) -> np.ndarray:
     return x.astype(np.float64) @ w.values.astype(np.float64).T
 
 
-def limits(device: Any, multiprocessors: int = 3, **changes: int) -> Limits:
-    """What a launch may take, on few multiprocessors; with all warps that the device has memory
+def limits(device: Any, n_sms: int = 3, **changes: int) -> Limits:
+    """What a launch may take, on few SMs; with all warps that the device has memory
     for, however few chunks a block has, and however little shared memory is asked for.
     """
     there = device.shared_bytes - STATIC_SHARED
     changes["shared"] = min(there, changes.get("shared", there))
-    usual = Limits(there, multiprocessors, warps=warps_for(there))
+    usual = Limits(there, n_sms, warps=warps_for(there))
     return replace(usual, **ALL_WARPS | changes)
 
 
@@ -146,7 +146,7 @@ MANY += ["IQ4_XS", "MXFP4", "NVFP4", "Q3_K", "Q2_K", "TQ2_0", "IQ2_XS"]  # one o
 TWO, TWO_NORMED = ("Q8_0", "Q6_K"), ("Q4_K", "Q6_K")  # that are multiplied together
 NORMED = [c for c in COLUMNS if c <= NORM_TOKENS]
 PRODUCT = {"WARPS": 16, "STAGES": 3, "NORM_PIECES": 1}
-ALL_WARPS, HALF_OF_THEM = ({"few_chunks": n, "few_normed": n} for n in (0, 1 << 30))
+ALL_WARPS, HALF_OF_THEM = ({"few_chunks": n, "few_chunks_with_norm": n} for n in (0, 1 << 30))
 
 
 def product_names() -> list[str]:
@@ -156,11 +156,16 @@ def product_names() -> list[str]:
     gated = [*some[:2], *tile_types("I8", columns=64)]
     names += [f"{t}, {c}, PLAIN, {e}" for t in gated for c in COLUMNS for e in ("ADD", "GLU")]
     names += [f"{t}, {c}, NORM, {e}" for t in some[:2] for c in NORMED for e in ("STORE", "GLU")]
-    names += [f"{some[0]}, {c}, SUM, STORE" for c in NORMED]
+    names += [f"{some[0]}, {c}, POST_NORM, STORE" for c in NORMED]
     names += [f"{some[2]}, {c}, PLAIN, ADD" for c in COLUMNS]
     one = [f"gemm_decode<{name}, true>" for name in dict.fromkeys(names)]
     plain, normed = (", ".join(tile_types(*pair)) for pair in (TWO, TWO_NORMED))
-    two = [f"{plain}, 1, PLAIN", f"{plain}, 4, PLAIN", f"{normed}, 1, NORM", f"{normed}, 1, SUM"]
+    two = [
+        f"{plain}, 1, PLAIN",
+        f"{plain}, 4, PLAIN",
+        f"{normed}, 1, NORM",
+        f"{normed}, 1, POST_NORM",
+    ]
     return one + [f"gemm_decode_two<{name}>" for name in two]
 
 
@@ -180,7 +185,7 @@ def product_variants() -> list[tuple[list[str], dict[str, int]]]:
         (
             [
                 *(f"gemm_decode<{t}, {c}, NORM, STORE, true>" for t in (q8, q4) for c in NORMED),
-                *(f"gemm_decode<{q8}, {c}, SUM, STORE, true>" for c in NORMED),
+                *(f"gemm_decode<{q8}, {c}, POST_NORM, STORE, true>" for c in NORMED),
             ],
             {"NORM_PIECES": 2},
         ),
@@ -219,6 +224,6 @@ def multiply(
         options["residual"] = upload(device, residual.astype(np.float32))
     if norm is not None:
         options["norm"] = upload(device, norm.astype(np.float32))
-    product = MulMatTile(device, bounds or limits(device))
+    product = GemmDecode(device, bounds or limits(device))
     product.launch(weights, upload(device, x), [o.buffer for o in outs], len(x), **options)
     return [o.read(dtype, s).astype(np.float32) for o, s in zip(outs, shapes, strict=True)]

@@ -1,6 +1,6 @@
 """The most static shared memory that a kernel with dynamic shared memory may have, in bytes.
 
-Wrappers leave room for it; tests of compilation compare it with what ptxas reports.
+Wrappers subtract it from the dynamic shared memory; compile tests compare it with ptxas's report.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from ggpy.kernels.gemm.gemm import STATIC_SHARED as PRODUCT
 
 
 def most_static(source: str, name: str) -> int:
-    """Of the kernel `name` of cuda/`source`."""
+    """The maximum of kernel `name` of cuda/`source`."""
     if source in ("attention/prefill_attention.cu", "attention/prefill_attention_wgmma.cu"):
         return 0
     if source != "attention/paged_attention.cu":
         return PRODUCT
-    fused = re.match(r"paged_attention<(\d+), true", name)  # which keeps its queries there
+    fused = re.match(r"paged_attention<(\d+), true", name)  # keeps its queries in shared memory
     return ATTEND + (2 * ROWS * int(fused[1]) if fused else 0)

@@ -1,0 +1,96 @@
+"""A second implementation of layers: in float64, token by token, head by head, without a cache.
+
+Written from the formulas in ggpy/backends/interface.py: it reads the fields of a `Layer`, and
+has no code in common with a backend. `weight(w)` returns the array of a backend's weight.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Weights = Callable[[Any], np.ndarray]
+
+
+def arrays(w: Any) -> np.ndarray:
+    """The array of a weight of the numpy backend: vectors are arrays, matrices hold a tensor."""
+    return np.asarray(w.tensor.dequantize() if hasattr(w, "tensor") else w, np.float64)
+
+
+def logits(decoder: Any, ids: list[int], weight: Weights = arrays) -> np.ndarray:
+    """l[T, V] of a whole text."""
+    x = weight(decoder.table)[ids] * decoder.settings.embedding_scale
+    for layer in decoder.layers:
+        x = mixed(x, layer.mixer, weight)
+        if layer.ffn is not None:
+            x = fed_forward(x, layer.ffn, weight)
+    head = decoder.head
+    y = norm(x, head.norm, weight) @ weight(head.weight).T * head.scale
+    return capped(y, head.soft_cap)
+
+
+def mixed(x: np.ndarray, a: Any, weight: Weights = arrays) -> np.ndarray:
+    """x[T, D] with attention added."""
+    s, n = a.spec, len(x)
+    normed = norm(x, a.norm, weight)
+    q, k, v = (
+        (normed @ weight(w).T + (0 if b is None else weight(b))).reshape(n, heads, size)
+        for w, b, heads, size in (
+            (a.wq, a.bq, s.n_head, s.key_size),
+            (a.wk, a.bk, s.n_head_kv, s.key_size),
+            (a.wv, a.bv, s.n_head_kv, s.value_size),
+        )
+    )
+    q, k = (y if m is None else norm(y, m, weight) for y, m in ((q, a.q_norm), (k, a.k_norm)))
+    if a.rope is not None:
+        q, k = (np.array([rotated(y[p], a.rope, p) for p in range(n)]) for y in (q, k))
+    o = np.zeros((n, s.n_head, s.value_size))
+    for h in range(s.n_head):
+        g = h // (s.n_head // s.n_head_kv)
+        for p in range(n):
+            first = max(0, p - s.window + 1) if s.window else 0
+            scores = capped(k[first : p + 1, g] @ q[p, h] * a.scale, a.soft_cap)
+            e = np.exp(scores)
+            total = e.sum() + (0 if a.sinks is None else math.exp(weight(a.sinks)[h]))
+            o[p, h] = e / total @ v[first : p + 1, g]
+    y = o.reshape(n, -1) @ weight(a.wo).T + (0 if a.bo is None else weight(a.bo))
+    return x + post(y, a, weight)
+
+
+def fed_forward(x: np.ndarray, ffn: Any, weight: Weights = arrays) -> np.ndarray:
+    """x[T, D] with the feed-forward added."""
+    n = norm(x, ffn.norm, weight)
+    z = n @ weight(ffn.w_gate).T
+    inner = math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)
+    act = {"silu": z / (1 + np.exp(-z)), "gelu_tanh": z / 2 * (1 + np.tanh(inner))}
+    y = (act[ffn.activation] * (n @ weight(ffn.w_up).T)) @ weight(ffn.w_down).T
+    return x + post(y, ffn, weight)
+
+
+def post(y: np.ndarray, part: Any, weight: Weights) -> np.ndarray:
+    normed = y if part.post_norm is None else norm(y, part.post_norm, weight)
+    return normed * part.residual_scale
+
+
+def norm(x: np.ndarray, n: Any, weight: Weights = arrays) -> np.ndarray:
+    """The norm over the last axis."""
+    y = x - x.mean(-1, keepdims=True) if n.centred else x
+    y = y / np.sqrt((y * y).mean(-1, keepdims=True) + n.eps) * weight(n.weight)
+    return y if n.bias is None else y + weight(n.bias)
+
+
+def rotated(x: np.ndarray, rope: Any, position: int) -> np.ndarray:
+    """x[heads, E], rotated for a position."""
+    out, pairs = x.copy(), len(rope.inv_freq)
+    for i, frequency in enumerate(rope.inv_freq):
+        a, b = (i, i + pairs) if rope.style == "neox" else (2 * i, 2 * i + 1)
+        c, s = (rope.magnitude * f(position * frequency) for f in (math.cos, math.sin))
+        out[:, a], out[:, b] = x[:, a] * c - x[:, b] * s, x[:, a] * s + x[:, b] * c
+    return out
+
+
+def capped(x: np.ndarray, cap: float) -> np.ndarray:
+    return cap * np.tanh(x / cap) if cap else x
