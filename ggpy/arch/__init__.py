@@ -12,8 +12,10 @@ from ..backends.interface import Ops
 from ..cache_types import USUAL, CacheTypes
 from ..gguf import File
 from ..util.messages import shown
+from .architecture import Architecture
 from .config import UnsupportedModel
-from .decoder import Architecture, Decoder, Progress, build
+from .decoder import Decoder
+from .loader import Progress, build
 
 __all__ = [
     "Architecture",
@@ -63,7 +65,7 @@ def load(
     """Check the file and hand its weights to the ops; GGUFError or UnsupportedModel.
 
     For n_seq sequences of n_ctx tokens, n_batch in a step at most, or as many as are fast there;
-    MemoryError if they do not fit, ValueError if the model's heads have no room for blocks of the
+    MemoryError if they do not fit, ValueError if the model's heads are too small for blocks of the
     cache's types.
     """
     return build(find(file), file, ops, n_ctx, progress, n_batch, n_seq, cache_types)

@@ -6,14 +6,10 @@ Whatever is missing, of another shape, or of no use is refused by name. Knows no
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..gguf import File, GGUFError, Tensor
+from .architecture import Architecture, Declared
 from .config import Dimensions, UnsupportedModel, short
-from .scheme import SCALE, scale_of, scale_shapes
-
-if TYPE_CHECKING:
-    from .decoder import Architecture
+from .scheme import SCALE, scale_of, scales_of
 
 UNUSED = (
     "rotary_emb.inv_freq",
@@ -21,17 +17,19 @@ UNUSED = (
 )  # old converters stored what the settings already say
 
 
-def collect(architecture: Architecture, file: File, sizes: Dimensions) -> dict[str, Tensor]:
+def collect(
+    architecture: Architecture, file: File, sizes: Dimensions
+) -> dict[str, tuple[Tensor, Declared]]:
     """The tensors by name, fused ones taken apart; GGUFError unless all are as declared."""
+    wanted, allowed = architecture.tensors(sizes)
+    allowed |= scales_of({**wanted, **allowed})
     found = dict(file.tensors)
-    letters = sizes.letters()
-    for at in (f"blk.{i}." for i in range(sizes.n_layer)):
+    for i in range(sizes.n_layer):
+        at = f"blk.{i}."
         for name, parts in architecture.fused.items():
-            whole = [(part, letters[rows]) for part, rows in parts]
-            _split(file, found, at, name, whole)
-            _split(file, found, at, scale_of(name), [(scale_of(part), n) for part, n in whole])
-    wanted, allowed = architecture.tensors(sizes.n_layer)
-    allowed = {**allowed, **scale_shapes({**wanted, **allowed})}
+            rows = {at + part: wanted[at + part].shape[0] for part in parts}
+            _split(file, found, at + name, rows)
+            _split(file, found, scale_of(at + name), {scale_of(x): n for x, n in rows.items()})
     missing = [name for name in wanted if name not in found]
     if missing:
         raise GGUFError(
@@ -43,31 +41,33 @@ def collect(architecture: Architecture, file: File, sizes: Dimensions) -> dict[s
             f"{file.path}: {architecture.name} has no use for tensor {unknown[0]!r}{_more(unknown)}"
             ": this variant is not supported"
         )
-    shapes = {name: s for name, s in {**wanted, **allowed}.items() if name in found}
-    for name, shape in shapes.items():
-        _check_shape(file, found[name], name, tuple(letters[x] for x in shape.split()))
-        if name.endswith(SCALE):
-            _check_scale(file, found[name], name)
-    return {name: found[name] for name in shapes}
+    collected = {}
+    for name, declared in {**wanted, **allowed}.items():
+        if name in found:
+            _check_shape(file, found[name], name, declared.shape)
+            if name.endswith(SCALE):
+                _check_scale(file, found[name], name)
+            collected[name] = found[name], declared
+    return collected
 
 
-def _split(
-    file: File, found: dict[str, Tensor], at: str, name: str, parts: list[tuple[str, int]]
-) -> None:
-    """Replace a fused tensor by its parts; with only the rows of its own part it is not fused."""
-    tensor = found.get(at + name)
-    own = dict(parts).get(name)
-    if tensor is None or (own is not None and tensor.shape[0] == own):
+def _split(file: File, found: dict[str, Tensor], name: str, parts: dict[str, int]) -> None:
+    """Replace a fused tensor by its parts; with only the rows of its own part it is not fused.
+
+    parts: rows by name.
+    """
+    tensor = found.get(name)
+    if tensor is None or tensor.shape[0] == parts.get(name):
         return
-    total = sum(rows for _, rows in parts)
+    total = sum(parts.values())
     if tensor.shape[0] != total:
         raise GGUFError(
-            f"{file.path}: tensor {at + name!r} has {tensor.shape[0]} rows, its parts have {total}"
+            f"{file.path}: tensor {name!r} has {tensor.shape[0]} rows, its parts have {total}"
         )
-    del found[at + name]
+    del found[name]
     start = 0
-    for part, rows in parts:
-        found[at + part] = tensor.rows(start, start + rows)
+    for part, rows in parts.items():
+        found[part] = tensor.rows(start, start + rows)
         start += rows
 
 

@@ -7,7 +7,7 @@ understands it. Nothing here knows what a setting does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +27,24 @@ HARMLESS = frozenset(
     }
 )
 
-MAX_LAYERS, MAX_WIDTH, MAX_HEADS, MAX_CONTEXT = (
-    4096,
-    1 << 20,
-    4096,
-    1 << 28,
-)  # more is a damaged file
+# Settings that ask for another computation, and the values with which they do not.
+VARIANTS: dict[str, tuple[object, ...]] = {
+    "expert_count": (0,),
+    "expert_used_count": (0,),
+    "expert_shared_count": (0,),
+    "nextn_predict_layers": (0,),
+    "leading_dense_block_count": (0,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "logit_scale": (0, 1),
+    "embedding_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "attention.causal": (True,),
+    "use_parallel_residual": (False,),
+}
+
+# More is a damaged file.
+MAX_LAYERS, MAX_WIDTH, MAX_HEADS, MAX_HEAD_SIZE, MAX_CONTEXT = 4096, 1 << 20, 4096, 65536, 1 << 28
 
 
 class UnsupportedModel(GGUFError):
@@ -67,6 +79,30 @@ class Config:
         if not low <= value <= high:
             raise self._wrong(key, value, f"between {low} and {high}")
         return value
+
+    def integers(
+        self,
+        key: str,
+        n: int,
+        default: tuple[int, ...] | None = None,
+        low: int = 1,
+        high: int = MAX_WIDTH,
+        same: bool = False,
+    ) -> tuple[int, ...]:
+        """One integer for each of n layers, of an array or of a number that all have.
+
+        same: an array whose numbers differ is not understood.
+        """
+        value = self._value(key, default)
+        if not self.has(key):
+            return tuple(value)
+        if same or not isinstance(value, np.ndarray):
+            return (self.integer(key, low=low, high=high),) * n
+        if value.dtype.kind not in "iu" or value.shape != (n,):
+            raise self._wrong(key, value, f"{n} integers, one for each layer")
+        if not ((low <= value) & (value <= high)).all():
+            raise self._wrong(key, value, f"each between {low} and {high}")
+        return tuple(value.tolist())
 
     def real(
         self, key: str, default: float | None = None, low: float = 0.0, high: float = 1e12
@@ -133,84 +169,126 @@ class Config:
 
 
 @dataclass(frozen=True)
+class LayerSizes:
+    """The sizes of one layer; the letters are those of backends/interface.py."""
+
+    n_head: int  # H
+    n_head_kv: int  # G
+    key_size: int  # E
+    value_size: int  # Ev
+    n_ff: int  # F
+
+    def letters(self) -> dict[str, int]:
+        """Sizes by the names that declarations of a layer's tensors use."""
+        h, g, e, ev = self.n_head, self.n_head_kv, self.key_size, self.value_size
+        products = {"HE": h * e, "GE": g * e, "HEv": h * ev, "GEv": g * ev}
+        return {"H": h, "E": e, "F": self.n_ff, **products}
+
+
+@dataclass(frozen=True)
 class Dimensions:
     """The sizes every architecture has; the letters are those of backends/interface.py."""
 
-    n_layer: int
     n_embd: int  # D
-    n_head: int  # H
-    n_head_kv: int  # G
-    head_size: int  # E
-    n_ff: int  # F
     n_vocab: int  # V
     n_rot: int  # rotated elements of a head
     n_ctx_train: int
     eps: float
+    layers: tuple[LayerSizes, ...]
+    layer_norm: bool = False  # norms are layer norms
 
-    def letters(self) -> dict[str, int]:
-        """Sizes by the names that tensor declarations use."""
-        h, g, e = self.n_head, self.n_head_kv, self.head_size
-        sizes = {"D": self.n_embd, "F": self.n_ff, "V": self.n_vocab, "E": e}
-        return {**sizes, "HE": h * e, "GE": g * e, "R/2": self.n_rot // 2}
+    @property
+    def n_layer(self) -> int:
+        """How many layers there are."""
+        return len(self.layers)
+
+    @property
+    def layer(self) -> LayerSizes:
+        """The sizes of every layer; ValueError where layers differ."""
+        first, *others = dict.fromkeys(self.layers)
+        if others:
+            raise ValueError(f"layers of {1 + len(others)} sizes, where all have to have one")
+        return first
+
+    def letters(self, layer: int | None = None) -> dict[str, int]:
+        """Sizes by the names that declarations of tensors use: of a layer, or outside of all."""
+        sizes = {"D": self.n_embd, "V": self.n_vocab, "R/2": self.n_rot // 2}
+        return sizes if layer is None else {**sizes, **self.layers[layer].letters()}
 
 
-def read_dimensions(config: Config, n_vocab: int) -> Dimensions:
-    """The sizes; GGUFError unless heads divide and the vocabulary has n_vocab tokens."""
-    n_embd = config.integer("embedding_length")
-    n_head = config.integer("attention.head_count", high=MAX_HEADS)
-    n_head_kv = config.integer("attention.head_count_kv", n_head, high=MAX_HEADS)
-    if n_head % n_head_kv:
-        raise GGUFError(
-            f"{config.path}: {n_head} query heads cannot share {n_head_kv} key/value heads evenly"
-        )
-    head_size = _head_size(config, n_embd, n_head)
-    n_rot = config.integer("rope.dimension_count", head_size, low=2, high=head_size)
-    if n_rot % 2:
-        raise GGUFError(
-            f"{config.path}: {config.architecture}.rope.dimension_count = {n_rot} is odd"
-        )
+def read_dimensions(
+    config: Config, n_vocab: int, understood: Collection[str] = (), layer_norm: bool = False
+) -> Dimensions:
+    """The sizes; GGUFError unless heads divide and the vocabulary has n_vocab tokens.
+
+    understood: settings that may differ from layer to layer; with attention.value_length among
+    them, value size and key size may differ. layer_norm: norms are layer norms.
+    """
     size = config.integer("vocab_size", n_vocab, high=1 << 31)
     if size != n_vocab:
         raise GGUFError(
             f"{config.path}: vocab_size is {size}, but the embedding table has {n_vocab} rows"
         )
+    layers = _layer_sizes(config, understood)
     return Dimensions(
-        n_layer=config.integer("block_count", high=MAX_LAYERS),
-        n_embd=n_embd,
-        n_head=n_head,
-        n_head_kv=n_head_kv,
-        head_size=head_size,
-        n_ff=config.integer("feed_forward_length"),
+        n_embd=config.integer("embedding_length"),
         n_vocab=n_vocab,
-        n_rot=n_rot,
+        n_rot=_n_rot(config, min(layer.key_size for layer in layers)),
         n_ctx_train=config.integer("context_length", high=MAX_CONTEXT),
-        eps=config.real("attention.layer_norm_rms_epsilon", high=1.0),
+        eps=config.real(f"attention.layer_norm_{'' if layer_norm else 'rms_'}epsilon", high=1.0),
+        layers=layers,
+        layer_norm=layer_norm,
     )
 
 
-def _head_size(config: Config, n_embd: int, n_head: int) -> int:
-    if not config.has("attention.key_length") and n_embd % n_head:
-        raise GGUFError(f"{config.path}: width {n_embd} does not divide into {n_head} heads")
-    key = config.integer("attention.key_length", n_embd // n_head, high=65536)
-    value = config.integer("attention.value_length", key, high=65536)
-    if value != key:
+def _layer_sizes(config: Config, understood: Collection[str]) -> tuple[LayerSizes, ...]:
+    n_layer = config.integer("block_count", high=MAX_LAYERS)
+
+    def read(key: str, default: tuple[int, ...] | None, high: int) -> tuple[int, ...]:
+        return config.integers(key, n_layer, default, high=high, same=key not in understood)
+
+    heads = read("attention.head_count", None, MAX_HEADS)
+    heads_kv = read("attention.head_count_kv", heads, MAX_HEADS)
+    for n, n_kv in zip(heads, heads_kv, strict=True):
+        if n % n_kv:
+            raise GGUFError(
+                f"{config.path}: {n} query heads cannot share {n_kv} key/value heads evenly"
+            )
+    keys = read("attention.key_length", _divided(config, heads), MAX_HEAD_SIZE)
+    values = read("attention.value_length", keys, MAX_HEAD_SIZE)
+    if values != keys and "attention.value_length" not in understood:
         raise UnsupportedModel(
-            f"{config.path}: heads of {key} for keys and {value} for values are not supported"
+            f"{config.path}: heads of {keys[0]} for keys and {values[0]} for values are not"
+            " supported"
         )
-    return key
+    widths = read("feed_forward_length", None, MAX_WIDTH)
+    columns = zip(heads, heads_kv, keys, values, widths, strict=True)
+    return tuple(LayerSizes(*sizes) for sizes in columns)
 
 
-def refuse_variants(config: Config, activations: Iterable[str]) -> None:
-    """Refuse the settings by which files of these architectures ask for another computation."""
-    for key in ("expert_count", "expert_used_count", "expert_shared_count", "nextn_predict_layers"):
-        config.only(key, 0)
-    for key in ("attention.clamp_kqv", "attention.max_alibi_bias", "leading_dense_block_count"):
-        config.only(key, 0)
-    for key in ("logit_scale", "embedding_scale", "residual_scale"):
-        config.only(key, 0, 1)
-    config.only("attention.causal", True)
-    config.only("use_parallel_residual", False)
-    config.only("hidden_activation", *activations)
+def _divided(config: Config, heads: tuple[int, ...]) -> tuple[int, ...]:
+    """The key sizes of a file that says none."""
+    n_embd = config.integer("embedding_length")
+    for n_head in heads:
+        if not config.has("attention.key_length") and n_embd % n_head:
+            raise GGUFError(f"{config.path}: width {n_embd} does not divide into {n_head} heads")
+    return tuple(n_embd // n_head for n_head in heads)
+
+
+def _n_rot(config: Config, key_size: int) -> int:
+    n_rot = config.integer("rope.dimension_count", key_size, low=2, high=key_size)
+    if n_rot % 2:
+        raise GGUFError(
+            f"{config.path}: {config.architecture}.rope.dimension_count = {n_rot} is odd"
+        )
+    return n_rot
+
+
+def refuse_variants(config: Config, understood: Collection[str] = ()) -> None:
+    """Refuse the settings by which files ask for another computation, but those understood."""
+    for key, values in VARIANTS.items():
+        if key not in understood:
+            config.only(key, *values)
 
 
 def short(value: object) -> str:

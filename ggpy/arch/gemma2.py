@@ -6,37 +6,45 @@ The files store the norms' weights with their 1 already added.
 from __future__ import annotations
 
 from . import hugging_face as hf
-from .decoder import LAYER, POST_NORM, Architecture, Context, Plan
+from .architecture import (
+    LAYER,
+    POST_NORM,
+    Architecture,
+    Context,
+    LayerSettings,
+    ModelSettings,
+)
+from .config import MAX_CONTEXT
+from .layers.attention import AttentionSettings
+from .layers.dense import DenseSettings
 from .rope import build_rope, read_rope
 
 N_LAYER_27B = 46
 BASE = 10000.0  # of rope, where a file does not say
 
 
-def plan(c: Context) -> Plan:
+def read(c: Context) -> ModelSettings:
     """Layers 0, 2, 4, ... see a window, 1, 3, 5, ... everything."""
-    config, n_layer = c.config, c.sizes.n_layer
-    window = config.integer("attention.sliding_window", 4096, low=0, high=1 << 28)
-    rope = build_rope(read_rope(config, c.sizes, "neox"))
-    return Plan(
-        ropes=[rope] * n_layer,
-        windows=[window if i % 2 == 0 else 0 for i in range(n_layer)],
-        scale=attention_scale(c, N_LAYER_27B),
-        activation="gelu_tanh",
+    window = c.config.integer("attention.sliding_window", 4096, low=0, high=MAX_CONTEXT)
+    rope = build_rope(read_rope(c.config, c.sizes, "neox"))
+    scale = attention_scale(c, N_LAYER_27B)
+    cap = c.config.real("attn_logit_softcapping", 50.0)
+    kinds = [AttentionSettings(scale, rope, w, cap) for w in (window, 0)]
+    return ModelSettings(
+        [LayerSettings(kinds[i % 2], DenseSettings("gelu_tanh")) for i in range(c.sizes.n_layer)],
         embedding_scale=c.sizes.n_embd**0.5,
-        soft_cap=config.real("attn_logit_softcapping", 50.0),
-        final_soft_cap=config.real("final_logit_softcapping", 30.0),
+        soft_cap=c.config.real("final_logit_softcapping", 30.0),
     )
 
 
 def attention_scale(c: Context, n_layer_27b: int) -> float:
     """1 / sqrt(E), but 1 / sqrt(D / H) in the 27B models, which files tell by their depth alone."""
-    s = c.sizes
-    usual = (s.n_embd // s.n_head if s.n_layer == n_layer_27b else s.head_size) ** -0.5
+    s, layer = c.sizes, c.sizes.layer
+    usual = (s.n_embd // layer.n_head if s.n_layer == n_layer_27b else layer.key_size) ** -0.5
     return c.config.real("attention.scale", 0.0) or usual
 
 
-def settings(s: hf.Settings) -> hf.Metadata:
+def settings(s: hf.CheckpointSettings) -> hf.Metadata:
     """Both soft caps are required: a file cannot say that there is none."""
     check_scale(s, N_LAYER_27B)
     sliding = hf.sliding_layers(s)
@@ -51,7 +59,7 @@ def settings(s: hf.Settings) -> hf.Metadata:
     return found
 
 
-def check_scale(s: hf.Settings, n_layer_27b: int) -> None:
+def check_scale(s: hf.CheckpointSettings, n_layer_27b: int) -> None:
     """Refuse what the gemmas' files cannot say: another scale, activation, or direction."""
     s.only("hidden_activation", "gelu_pytorch_tanh")
     s.only("hidden_act", "gelu_pytorch_tanh", "gelu")  # transformers reads the other one
@@ -65,10 +73,9 @@ def check_scale(s: hf.Settings, n_layer_27b: int) -> None:
 
 ARCHITECTURE = Architecture(
     "gemma2",
-    plan,
+    read,
     layer={**LAYER, **POST_NORM},
     optional={},
-    activation="gelu_tanh",
     hugging_face=hf.HuggingFace(
         classes={
             "Gemma2ForCausalLM": {

@@ -7,11 +7,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..backends.interface import Rope
 from . import hugging_face as hf
-from .config import Config, UnsupportedModel
-from .decoder import LAYER, OUTPUT, POST_NORM, QK_NORM, Architecture, Context, Plan
+from .architecture import (
+    LAYER,
+    OUTPUT,
+    POST_NORM,
+    Architecture,
+    Context,
+    LayerSettings,
+    ModelSettings,
+)
+from .config import MAX_CONTEXT, Config, UnsupportedModel
 from .gemma2 import attention_scale, check_scale
+from .layers.attention import QK_NORM, AttentionSettings
+from .layers.dense import DenseSettings
 from .rope import build_rope, read_rope
 
 N_LAYER_27B = 62
@@ -24,28 +33,22 @@ DEFAULTS = {
 }
 
 
-def plan(c: Context) -> Plan:
+def read(c: Context) -> ModelSettings:
     """A file without a window has none, and one rope."""
-    config = c.config
-    window = config.integer("attention.sliding_window", 0, low=0, high=1 << 28)
+    config, scale = c.config, attention_scale(c, N_LAYER_27B)
+    window = config.integer("attention.sliding_window", 0, low=0, high=MAX_CONTEXT)
+    rope = read_rope(config, c.sizes, "neox")
+    base = config.real("rope.freq_base_swa", LOCAL_BASE, low=1.000001)
+    cap = config.real("attn_logit_softcapping", 0.0)
+    whole = AttentionSettings(scale, build_rope(rope), 0, cap)
+    windowed = AttentionSettings(scale, build_rope(rope.with_base(base)), window, cap)
     local = [window > 0 and x for x in _local_layers(config, c.sizes.n_layer)]
-    return Plan(
-        ropes=_ropes(c, local),
-        windows=[window if x else 0 for x in local],
-        scale=attention_scale(c, N_LAYER_27B),
-        activation="gelu_tanh",
+    ffn = DenseSettings("gelu_tanh")
+    return ModelSettings(
+        [LayerSettings(windowed if x else whole, ffn) for x in local],
         embedding_scale=c.sizes.n_embd**0.5,
-        soft_cap=config.real("attn_logit_softcapping", 0.0),
-        final_soft_cap=config.real("final_logit_softcapping", 0.0),
+        soft_cap=config.real("final_logit_softcapping", 0.0),
     )
-
-
-def _ropes(c: Context, local: list[bool]) -> list[Rope]:
-    settings = read_rope(c.config, c.sizes, "neox")
-    everywhere = build_rope(settings)
-    base = c.config.real("rope.freq_base_swa", LOCAL_BASE, low=1.000001)
-    windowed = build_rope(settings.with_base(base))
-    return [windowed if x else everywhere for x in local]
 
 
 def _local_layers(config: Config, n_layer: int) -> list[bool]:
@@ -62,7 +65,7 @@ def _local_layers(config: Config, n_layer: int) -> list[bool]:
     return [period == 0 or i % period < period - 1 for i in range(n_layer)]
 
 
-def settings(s: hf.Settings) -> hf.Metadata:
+def settings(s: hf.CheckpointSettings) -> hf.Metadata:
     """Windows in the usual five of six layers are not mentioned in a file, others are."""
     check_scale(s, N_LAYER_27B)
     s.only("attn_logit_softcapping", 0)
@@ -79,7 +82,7 @@ def settings(s: hf.Settings) -> hf.Metadata:
     return {**found, **_windows(s)}
 
 
-def _windows(s: hf.Settings) -> hf.Metadata:
+def _windows(s: hf.CheckpointSettings) -> hf.Metadata:
     period = s.integer("sliding_window_pattern", PERIOD)
     period = s.integer("_sliding_window_pattern", period)
     layers = range(s.integer("num_hidden_layers"))
@@ -95,10 +98,9 @@ def _windows(s: hf.Settings) -> hf.Metadata:
 
 ARCHITECTURE = Architecture(
     "gemma3",
-    plan,
+    read,
     layer={**LAYER, **POST_NORM, **QK_NORM},
     optional=OUTPUT,
-    activation="gelu_tanh",
     hugging_face=hf.HuggingFace(
         classes={"Gemma3ForCausalLM": DEFAULTS, "Gemma3ForConditionalGeneration": DEFAULTS},
         settings=settings,

@@ -73,7 +73,7 @@ SANDWICH = {  # norms before and after both halves of a layer
 PERMUTED = ("attn_q", "attn_k")  # rows in the order that rope's style "norm" wants
 
 
-class Settings(Config):
+class CheckpointSettings(Config):
     """A config.json, or a part of it; every read is checked, `null` counts as absent.
 
     `ignored` are keys that are taken for harmless whatever they say.
@@ -103,13 +103,13 @@ class Settings(Config):
             raise self._wrong(key, value, "an array of numbers")
         return [float(x) for x in value]
 
-    def part(self, key: str, more: Mapping[str, Any] | None = None) -> Settings:
+    def part(self, key: str, more: Mapping[str, Any] | None = None) -> CheckpointSettings:
         """The object below a key, with `more` where it says nothing; empty where there is none."""
         value = self._value(key, {})
         if not isinstance(value, dict):
             raise self._wrong(key, value, "an object")
         given = {k: v for k, v in value.items() if v is not None}
-        return Settings({**(more or {}), **given}, self.path, f"{key}.", self.ignored)
+        return CheckpointSettings({**(more or {}), **given}, self.path, f"{key}.", self.ignored)
 
     def refuse_unread(self) -> None:
         """UnsupportedModel naming the settings that nobody read; what is off asks for nothing."""
@@ -139,10 +139,10 @@ class HuggingFace:
     # Of config.json's "architectures", each with transformers' values of the settings that a
     # config.json may leave out
     classes: Mapping[str, Mapping[str, Any]]
-    settings: Callable[[Settings], Metadata]
+    settings: Callable[[CheckpointSettings], Metadata]
     layer: Mapping[str, str] = field(default_factory=lambda: LAYER)
     # Tensors that are made of settings: rope's factors
-    tensors: Callable[[Settings], dict[str, NDArray[np.float32]]] = lambda s: {}
+    tensors: Callable[[CheckpointSettings], dict[str, NDArray[np.float32]]] = lambda s: {}
     permuted: tuple[str, ...] = ()
     norm_offset: float = 0.0  # what files have more than checkpoints
     tied: bool = False  # tie_word_embeddings, where config.json does not say
@@ -153,7 +153,7 @@ class HuggingFace:
 # Settings that most have
 
 
-def sizes(s: Settings) -> Metadata:
+def sizes(s: CheckpointSettings) -> Metadata:
     """Widths and counts; UnsupportedModel unless attention looks back only."""
     s.only("is_causal", True)
     n_head = s.integer("num_attention_heads", high=MAX_HEADS)
@@ -169,24 +169,24 @@ def sizes(s: Settings) -> Metadata:
     }
 
 
-def head_size(s: Settings) -> int:
+def head_size(s: CheckpointSettings) -> int:
     """E: head_dim, or D / H."""
     n_head = s.integer("num_attention_heads", high=MAX_HEADS)
     return s.integer("head_dim", s.integer("hidden_size") // n_head)
 
 
-def head_sizes(s: Settings) -> Metadata:
+def head_sizes(s: CheckpointSettings) -> Metadata:
     """Of keys and of values."""
     size = head_size(s)
     return {"attention.key_length": ("u32", size), "attention.value_length": ("u32", size)}
 
 
-def window_of(s: Settings) -> int:
+def window_of(s: CheckpointSettings) -> int:
     """sliding_window in tokens; 0 where there is none."""
     return s.integer("sliding_window", 0, low=0, high=1 << 31)
 
 
-def sliding_layers(s: Settings) -> list[bool] | None:
+def sliding_layers(s: CheckpointSettings) -> list[bool] | None:
     """Which layers have a window, where layer_types says."""
     types = s.raw("layer_types")
     if types is None:
@@ -202,7 +202,9 @@ def sliding_layers(s: Settings) -> list[bool] | None:
 # Rope
 
 
-def rope_part(s: Settings, theta: float, kind: str = "full_attention") -> Settings:
+def rope_part(
+    s: CheckpointSettings, theta: float, kind: str = "full_attention"
+) -> CheckpointSettings:
     """Rope's settings in one form: transformers 5 has rope_parameters, perhaps for each type of
     layer, older ones rope_scaling beside rope_theta. UnsupportedModel for several types of layers.
     """
@@ -212,14 +214,14 @@ def rope_part(s: Settings, theta: float, kind: str = "full_attention") -> Settin
     return parts.part(kind, {"rope_theta": theta}) if parts.has(kind) else parts
 
 
-def rope_kind(rope: Settings) -> str:
+def rope_kind(rope: CheckpointSettings) -> str:
     """rope_type in the words of today; "default" is no scaling."""
     old = rope.text("type", "default")
     kind = rope.text("rope_type", old)
     return "longrope" if kind == "su" else kind
 
 
-def rope(s: Settings, theta: float = 10000.0) -> Metadata:
+def rope(s: CheckpointSettings, theta: float = 10000.0) -> Metadata:
     """Base and scaling: none, linear, YaRN, and Llama 3's, whose factors `rope_freqs` makes."""
     part = rope_part(s, theta)
     found: Metadata = {"rope.freq_base": ("f32", part.real("rope_theta", low=1.000001))}
@@ -233,12 +235,12 @@ def rope(s: Settings, theta: float = 10000.0) -> Metadata:
     return found
 
 
-def _linear(part: Settings, s: Settings) -> Metadata:
+def _linear(part: CheckpointSettings, s: CheckpointSettings) -> Metadata:
     factor = part.real("factor", low=1e-6)
     return {"rope.scaling.type": ("str", "linear"), "rope.scaling.factor": ("f32", factor)}
 
 
-def _yarn(part: Settings, s: Settings) -> Metadata:
+def _yarn(part: CheckpointSettings, s: CheckpointSettings) -> Metadata:
     """Source: Peng et al. 2023; the magnitude that is usual there is implied."""
     factor = part.real("factor", low=1e-6)
     usual = 0.1 * log(max(factor, 1.0)) + 1
@@ -258,12 +260,12 @@ def _yarn(part: Settings, s: Settings) -> Metadata:
     return found
 
 
-def _llama3(part: Settings, s: Settings) -> Metadata:
+def _llama3(part: CheckpointSettings, s: CheckpointSettings) -> Metadata:
     llama3_factors(part, 2)  # checks the settings
     return {}
 
 
-_SCALINGS: dict[str, Callable[[Settings, Settings], Metadata]] = {
+_SCALINGS: dict[str, Callable[[CheckpointSettings, CheckpointSettings], Metadata]] = {
     "default": lambda part, s: {},
     "linear": _linear,
     "yarn": _yarn,
@@ -271,7 +273,7 @@ _SCALINGS: dict[str, Callable[[Settings, Settings], Metadata]] = {
 }
 
 
-def rope_freqs(s: Settings) -> dict[str, NDArray[np.float32]]:
+def rope_freqs(s: CheckpointSettings) -> dict[str, NDArray[np.float32]]:
     """rope_freqs.weight of models with Llama 3's scaling."""
     part = rope_part(s, 10000.0)
     if rope_kind(part) != "llama3":
@@ -279,7 +281,7 @@ def rope_freqs(s: Settings) -> dict[str, NDArray[np.float32]]:
     return {"rope_freqs.weight": llama3_factors(part, head_size(s))}
 
 
-def llama3_factors(rope: Settings, n_rot: int) -> NDArray[np.float32]:
+def llama3_factors(rope: CheckpointSettings, n_rot: int) -> NDArray[np.float32]:
     """factors[n_rot / 2] that divide frequencies: 1 for fast pairs, `factor` for slow ones, and a
     ramp between. Source: transformers' _compute_llama3_parameters.
     """

@@ -8,24 +8,32 @@ from __future__ import annotations
 from typing import Literal
 
 from . import hugging_face as hf
-from .decoder import OUTPUT, QKV_BIAS, ROPE_FACTORS, ROPE_FREQS, Architecture, Context, Plan
+from .architecture import (
+    OUTPUT,
+    ROPE_FACTORS,
+    ROPE_FREQS,
+    Architecture,
+    Context,
+    LayerSettings,
+    ModelSettings,
+)
+from .config import MAX_CONTEXT
+from .layers.attention import QKV_BIAS, AttentionSettings
+from .layers.dense import DenseSettings
 from .rope import build_rope, choose_factors, read_rope
 
 
-def plan(c: Context, style: Literal["norm", "neox"] = "norm") -> Plan:
+def read(c: Context, style: Literal["norm", "neox"] = "norm") -> ModelSettings:
     """The same rope everywhere; a window, where the file has one, in every layer."""
-    n_layer = c.sizes.n_layer
     settings = read_rope(c.config, c.sizes, style)
     rope = build_rope(settings, choose_factors(settings, c.tensors, c.n_ctx))
-    return Plan(
-        ropes=[rope] * n_layer,
-        windows=[c.config.integer("attention.sliding_window", 0, low=0, high=1 << 28)] * n_layer,
-        scale=c.config.real("attention.scale", 0.0) or c.sizes.head_size**-0.5,
-        activation="silu",
-    )
+    window = c.config.integer("attention.sliding_window", 0, low=0, high=MAX_CONTEXT)
+    scale = c.config.real("attention.scale", 0.0) or c.sizes.layer.key_size**-0.5
+    layer = LayerSettings(AttentionSettings(scale, rope, window), DenseSettings("silu"))
+    return ModelSettings([layer] * c.sizes.n_layer)
 
 
-def settings(s: hf.Settings) -> hf.Metadata:
+def settings(s: hf.CheckpointSettings) -> hf.Metadata:
     """Llama's; Mistral's have a window besides, which a Llama has not even if it is set."""
     s.only("hidden_act", "silu", "swish")
     found = {**hf.sizes(s), **hf.rope(s), **hf.head_sizes(s)}
@@ -38,7 +46,7 @@ def settings(s: hf.Settings) -> hf.Metadata:
 
 ARCHITECTURE = Architecture(
     "llama",
-    plan,
+    read,
     optional={**OUTPUT, **ROPE_FREQS, **ROPE_FACTORS},
     optional_layer=QKV_BIAS,
     hugging_face=hf.HuggingFace(

@@ -11,16 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import hugging_face as hf
+from .architecture import OUTPUT, ROPE_FACTORS, ROPE_FREQS, Architecture
 from .config import MAX_CONTEXT
-from .decoder import OUTPUT, ROPE_FACTORS, ROPE_FREQS, Architecture
-from .qwen2 import plan
+from .qwen2 import read
 
 ROPE_KINDS = ("default", "longrope")
 FUSED = {"attn_qkv.weight": "self_attn.qkv_proj.weight", "ffn_up.weight": "mlp.gate_up_proj.weight"}
 PARTS = ("attn_q.weight", "attn_k.weight", "attn_v.weight", "ffn_gate.weight")
 
 
-def settings(s: hf.Settings) -> hf.Metadata:
+def settings(s: hf.CheckpointSettings) -> hf.Metadata:
     """A window of 0 is none; the factors of LongRoPE are tensors."""
     s.only("hidden_act", "silu", "swish")
     part = hf.rope_part(s, 10000.0)
@@ -39,12 +39,14 @@ def settings(s: hf.Settings) -> hf.Metadata:
     return found
 
 
-def rope_factors(s: hf.Settings) -> dict[str, NDArray[np.float32]]:
+def rope_factors(s: hf.CheckpointSettings) -> dict[str, NDArray[np.float32]]:
     """The two tensors of LongRoPE, factors[R/2] each."""
     return _factors(s, hf.rope_part(s, 10000.0))
 
 
-def _factors(s: hf.Settings, part: hf.Settings) -> dict[str, NDArray[np.float32]]:
+def _factors(
+    s: hf.CheckpointSettings, part: hf.CheckpointSettings
+) -> dict[str, NDArray[np.float32]]:
     found = {}
     for name in ("long", "short"):
         factors = part.numbers(f"{name}_factor")
@@ -56,7 +58,7 @@ def _factors(s: hf.Settings, part: hf.Settings) -> dict[str, NDArray[np.float32]
     return found
 
 
-def _magnitude(s: hf.Settings, part: hf.Settings) -> float:
+def _magnitude(s: hf.CheckpointSettings, part: hf.CheckpointSettings) -> float:
     """Source: transformers' _compute_longrope_parameters."""
     original = _original_context(s, part)
     stretched = s.integer("max_position_embeddings", high=MAX_CONTEXT) / original
@@ -65,27 +67,23 @@ def _magnitude(s: hf.Settings, part: hf.Settings) -> float:
     return part.real("attention_factor", usual, low=1e-6)
 
 
-def _original_context(s: hf.Settings, part: hf.Settings) -> int:
+def _original_context(s: hf.CheckpointSettings, part: hf.CheckpointSettings) -> int:
     key = "original_max_position_embeddings"
     return part.integer(key, s.integer(key, 4096, low=2, high=MAX_CONTEXT), 2, MAX_CONTEXT)
 
 
-def _n_rot(s: hf.Settings, part: hf.Settings) -> int:
+def _n_rot(s: hf.CheckpointSettings, part: hf.CheckpointSettings) -> int:
     share = part.real("partial_rotary_factor", s.real("partial_rotary_factor", 1.0), high=1.0)
     return int(share * s.integer("hidden_size")) // s.integer("num_attention_heads")
 
 
 ARCHITECTURE = Architecture(
     "phi3",
-    plan,
+    read,
     optional={**OUTPUT, **ROPE_FREQS, **ROPE_FACTORS},
     fused={
-        "attn_qkv.weight": (
-            ("attn_q.weight", "HE"),
-            ("attn_k.weight", "GE"),
-            ("attn_v.weight", "GE"),
-        ),
-        "ffn_up.weight": (("ffn_gate.weight", "F"), ("ffn_up.weight", "F")),
+        "attn_qkv.weight": ("attn_q.weight", "attn_k.weight", "attn_v.weight"),
+        "ffn_up.weight": ("ffn_gate.weight", "ffn_up.weight"),
     },
     hugging_face=hf.HuggingFace(
         classes={"Phi3ForCausalLM": {"rms_norm_eps": 1e-5}},

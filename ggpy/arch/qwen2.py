@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from . import hugging_face as hf
-from .decoder import LAYER, QKV_BIAS, Architecture, Context, Plan
-from .llama import plan as llama_plan
+from . import llama
+from .architecture import LAYER, Architecture, Context, ModelSettings
+from .layers.attention import QKV_BIAS
 
 
-def plan(c: Context) -> Plan:
+def read(c: Context) -> ModelSettings:
     """llama's, with rope style "neox"."""
-    return llama_plan(c, "neox")
+    return llama.read(c, "neox")
 
 
-def settings(s: hf.Settings) -> hf.Metadata:
+def settings(s: hf.CheckpointSettings) -> hf.Metadata:
     """Without the windows that some of the layers may have: no released model uses them."""
     s.only("hidden_act", "silu", "swish")
     _refuse_windows(s)
@@ -20,7 +21,7 @@ def settings(s: hf.Settings) -> hf.Metadata:
     return {**hf.sizes(s), **hf.rope(s), **heads}
 
 
-def _refuse_windows(s: hf.Settings) -> None:
+def _refuse_windows(s: hf.CheckpointSettings) -> None:
     """A window counts if it is switched on and there are layers that have it."""
     window = s.flag("use_sliding_window", False) and hf.window_of(s)
     first = s.integer("max_window_layers", 28, low=0)
@@ -34,7 +35,7 @@ def _refuse_windows(s: hf.Settings) -> None:
 
 ARCHITECTURE = Architecture(
     "qwen2",
-    plan,
+    read,
     layer={**LAYER, **QKV_BIAS},
     hugging_face=hf.HuggingFace(
         classes={"Qwen2ForCausalLM": {"num_key_value_heads": 32}},

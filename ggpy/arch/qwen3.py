@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from . import hugging_face as hf
-from .decoder import LAYER, QK_NORM, Architecture
-from .qwen2 import plan, settings
+from .architecture import LAYER, Architecture
+from .layers.attention import QK_NORM
+from .qwen2 import read, settings
 
 ARCHITECTURE = Architecture(
     "qwen3",
-    plan,
+    read,
     layer={**LAYER, **QK_NORM},
     hugging_face=hf.HuggingFace(
         classes={"Qwen3ForCausalLM": {"num_key_value_heads": 32, "head_dim": 128}},

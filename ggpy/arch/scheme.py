@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from ..backends.interface import ActivationType
+from ..backends.interface import ActivationType, Role
 from ..formats import Format, by_name
 from ..gguf import Tensor
 from ..util.messages import escaped
+from .architecture import Declarations, Declared
 from .config import UnsupportedModel, short
 
 WEIGHT, SCALE = ".weight", ".scale"
@@ -30,7 +31,7 @@ class Given:
     """What a backend is handed for one weight: the arguments of Ops.weight."""
 
     tensor: Tensor
-    lookup: bool = False
+    role: Role
     scale: Tensor | None = None
     activations: ActivationType = "f16"
 
@@ -42,11 +43,18 @@ class Scheme:
     format: Format
     activations: ActivationType
 
-    def given(self, tensor: Tensor, scale: Tensor | None, lookup: bool) -> Given:
+    def typed(self, tensor: Tensor) -> Tensor:
+        """The tensor in the format that its bytes have."""
+        return replace(tensor, format=self.format) if _has_bytes(tensor) else tensor
+
+    def given(self, tensor: Tensor, role: Role, scale: Tensor | None) -> Given:
         """A weight as it is handed over."""
-        if len(tensor.shape) != 2 or tensor.format is not by_name("I8"):
-            return Given(tensor, lookup, scale)
-        return Given(replace(tensor, format=self.format), lookup, scale, self.activations)
+        activations = self.activations if _has_bytes(tensor) else "f16"
+        return Given(self.typed(tensor), role, scale, activations)
+
+
+def _has_bytes(tensor: Tensor) -> bool:
+    return len(tensor.shape) == 2 and tensor.format is by_name("I8")
 
 
 def read_scheme(metadata: Mapping[str, Any], path: object) -> Scheme:
@@ -100,10 +108,10 @@ def scale_of(name: str) -> str:
     return name.removesuffix(WEIGHT) + SCALE
 
 
-def scale_shapes(declarations: Mapping[str, str]) -> dict[str, str]:
-    """The scales that the matrices of a declaration ("attn_q.weight": "HE D") may have."""
+def scales_of(declarations: Declarations) -> Declarations:
+    """The scales of rows that the matrices among these tensors may have."""
     return {
-        scale_of(name): shape.split()[0]
-        for name, shape in declarations.items()
-        if name.endswith(WEIGHT) and len(shape.split()) == 2
+        scale_of(name): Declared(axes.split()[0], shape[:1])
+        for name, (axes, shape) in declarations.items()
+        if name.endswith(WEIGHT) and len(shape) == 2
     }

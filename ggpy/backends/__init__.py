@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     from ..device.gpu import CudaDevice
     from ..device.probe import Gpu
-    from .cuda.gemm import Activations
-    from .cuda.gemm_f16 import Gemm
+    from .cuda.plan import Activations, GemmChoice
     from .interface import Ops
 
 
@@ -27,7 +26,7 @@ def choose(
     note: Callable[[str], None] | None = None,
     batch_invariant: bool = False,
     activations: Activations = "f16",
-    gemm: Gemm = "auto",
+    gemm: GemmChoice = "auto",
 ) -> Ops:
     """The ops for "auto", "cpu", "cuda" or "cuda:N"; ValueError when that device cannot be had.
 
@@ -71,7 +70,7 @@ def choose_gpu(
     if gpu is None and simulated.asked():
         raise ValueError(f"--as {simulated.asked()} needs a GPU: {reason}")
     if gpu is None and device != "auto":
-        raise ValueError(f"device {device!r} cannot be used: {reason}; --device cpu needs none")
+        raise ValueError(f"device {device!r} cannot be used: {reason}; device cpu needs none")
     return gpu, reason
 
 

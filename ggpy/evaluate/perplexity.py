@@ -60,9 +60,10 @@ def chunks_of(text: str, tokenizer: Tokenizer, n_ctx: int, limit: int | None = N
     ids = tokenizer.encode(text.removesuffix("\n"))
     ids = ids[: len(ids) - tokenizer.add_eos]
     if len(ids) < 2 * n_ctx:
+        shorter = f" or -c {len(ids) // 2}" if len(ids) >= 6 else ""
         raise ValueError(
             f"a context of {n_ctx} tokens needs a text of {2 * n_ctx}, it has {len(ids)}: "
-            f"give a longer text or -c {max(3, len(ids) // 2)}"
+            f"give a longer text{shorter}"
         )
     n = len(ids) // n_ctx if limit is None else min(limit, len(ids) // n_ctx)
     chunks = np.array(ids[: n * n_ctx], np.int32).reshape(n, n_ctx)

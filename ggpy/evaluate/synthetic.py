@@ -3,7 +3,7 @@
 `Synthetic` stands in for an open `gguf.File`, so `arch.load` checks and loads it like any other;
 its tensors are the ones that the architecture declares. What a weight is changes speed only by the
 power that changing bits take, of which random blocks take as much as quantised normal numbers
-(SCHEDULES.md); so one pool of them per format is repeated, and every tensor is a view of it: a
+(LOG.md); so one pool of them per format is repeated, and every tensor is a view of it: a
 model of any size takes the memory of its largest tensor. Nothing here knows what the model is for.
 """
 
@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arch import architectures
-from ..arch.config import Config, Dimensions, read_dimensions
-from ..arch.decoder import declared
+from ..arch.config import Config, Dimensions
 from ..arch.scheme import scale_of, settings_for
 from ..formats import Format, all_formats, by_name
 from ..formats.random_blocks import random_blocks
@@ -59,7 +58,8 @@ def shapes() -> dict[str, Shape]:
 
 def dimensions(shape: Shape) -> Dimensions:
     """The sizes of a model of this shape."""
-    return read_dimensions(Config(_metadata(shape), shape.architecture), shape.n_vocab)
+    architecture = architectures()[shape.architecture]
+    return architecture.dimensions(Config(_metadata(shape), shape.architecture), shape.n_vocab)
 
 
 def parse(spec: str) -> tuple[Shape, str, str]:
@@ -158,7 +158,7 @@ def _tensors(model: Synthetic, seed: int) -> dict[str, Tensor]:
     """What the architecture declares, in its order, each in the format of its kind."""
     shape = model.shape
     sizes = dimensions(shape)
-    shapes, _ = declared(architectures()[shape.architecture], sizes, shape.tied)
+    shapes, _ = architectures()[shape.architecture].stored(sizes, shape.tied)
     formats = _formats(model, sizes, shapes)
     largest: dict[str, int] = {}
     for name, format in formats.items():
@@ -188,7 +188,7 @@ def _formats(
     """Of each tensor."""
     if model.format not in MIXED:
         return {name: _format_of(model, name, shape) for name, shape in shapes.items()}
-    counts = sizes.n_layer, sizes.n_head, sizes.n_head_kv
+    counts = sizes.n_layer, sizes.layer.n_head, sizes.layer.n_head_kv
     output = by_name(model.output_format)
     mix = Mix(model.format, model.architecture, *counts, model.shape.tied, output_type=output)
     vectors = by_name("F32")

@@ -6,6 +6,7 @@ here knows which sequences are chosen, or why.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from functools import lru_cache
 
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.interface import Step
-from .kv_cache import PageTable, stack
+from .kv_cache import SequencePages, Span, stack
 from .sequence import Sequence
 
 
@@ -21,27 +22,30 @@ class TableStack:
     """The page tables of the last step: of the same sequences, only what changed is written."""
 
     def __init__(self) -> None:
-        self._tables: list[PageTable] = []
+        self._sequences: list[SequencePages] = []
         self._versions: list[int] = []
-        self._rows: NDArray[np.int32] = stack([])
+        self._rows: tuple[NDArray[np.int32], ...] = ()
 
-    def rows(self, tables: list[PageTable]) -> NDArray[np.int32]:
-        """page_tables[S, P]; valid until the next call."""
-        versions = [t.version for t in tables]
-        if tables == self._tables:
+    def rows(self, sequences: list[SequencePages]) -> tuple[NDArray[np.int32], ...]:
+        """Step.page_tables; valid until the next call."""
+        versions = [s.version for s in sequences]
+        if sequences == self._sequences:
             if versions == self._versions:
                 return self._rows
             pairs = enumerate(zip(versions, self._versions, strict=True))
             changed = [i for i, (now, before) in pairs if now != before]
-            if max(len(tables[i].pages) for i in changed) <= self._rows.shape[1]:
+            if all(self._fits(sequences[i]) for i in changed):
                 for i in changed:
-                    pages = tables[i].pages
-                    self._rows[i, : len(pages)] = pages
-                    self._rows[i, len(pages) :] = 0
+                    for table, rows in zip(sequences[i].tables, self._rows, strict=True):
+                        table.write(rows[i])
                 self._versions = versions
                 return self._rows
-        self._tables, self._versions, self._rows = tables, versions, stack(tables)
+        self._sequences, self._versions, self._rows = sequences, versions, stack(sequences)
         return self._rows
+
+    def _fits(self, sequence: SequencePages) -> bool:
+        pairs = zip(sequence.tables, self._rows, strict=True)
+        return all(table.end <= rows.shape[1] for table, rows in pairs)
 
 
 class Batch:
@@ -60,9 +64,9 @@ class Batch:
         self.sequences, self.ids, self.lengths = sequences, ids, [1] * n
         self.owners, self.rows = sequences.copy(), list(range(n))
 
-    def add_prompt(self, s: Sequence, room: int) -> None:
-        """Up to `room` of what a sequence has to evaluate."""
-        tokens = s.ids[s.n_evaluated : s.n_evaluated + room]
+    def add_prompt(self, s: Sequence, limit: int) -> None:
+        """Up to `limit` tokens that a sequence has to evaluate."""
+        tokens = s.ids[s.n_evaluated : s.n_evaluated + limit]
         if not tokens:
             return
         self.sequences.append(s)
@@ -72,10 +76,15 @@ class Batch:
             self.owners.append(s)
             self.rows.append(len(self.ids) - 1)
 
+    def spans(self) -> Iterator[Span]:
+        """What the step writes of each sequence."""
+        for s, length in zip(self.sequences, self.lengths, strict=True):
+            yield s.pages, s.n_evaluated, s.n_evaluated + length
+
     def step(self, tables: TableStack) -> Step:
         """The step; its page tables are valid until the next one is made."""
         n, first = len(self.ids), [s.n_evaluated for s in self.sequences]
-        page_tables = tables.rows([s.table for s in self.sequences])
+        page_tables = tables.rows([s.pages for s in self.sequences])
         ids = np.array(self.ids, np.int32)
         if n == len(first):
             alone = _count(n)
@@ -94,13 +103,13 @@ def _count(n: int) -> NDArray[np.int32]:
     return numbers
 
 
-def ragged(chunks: Seq[tuple[PageTable, list[int], int]], rows: NDArray[np.int32]) -> Step:
-    """A step of (table, tokens, position of the first) for each sequence."""
+def ragged(chunks: Seq[tuple[SequencePages, list[int], int]], rows: NDArray[np.int32]) -> Step:
+    """A step of (pages, tokens, position of the first) for each sequence."""
     lengths = [len(tokens) for _, tokens, _ in chunks]
     return Step(
         ids=np.concatenate([np.array(tokens, np.int32) for _, tokens, _ in chunks]),
         positions=np.concatenate([np.arange(p, p + len(t), dtype=np.int32) for _, t, p in chunks]),
         sequences=np.repeat(_count(len(chunks)), lengths),
-        page_tables=stack([table for table, _, _ in chunks]),
+        page_tables=stack([pages for pages, _, _ in chunks]),
         rows=rows,
     )

@@ -14,7 +14,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from operator import index
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,22 +23,27 @@ from ..arch.decoder import Decoder
 from ..backends.interface import PAGE_SIZE, Array, Ops
 from ..sampling import NO_TOKEN, Sampler, SamplingParams
 from .batch import Batch, TableStack, ragged
-from .kv_cache import OutOfPages, PageTable
+from .kv_cache import KVCache, SequencePages
+from .logprobs import scores
 from .mailbox import Mailbox, Occupied
 from .scheduler import Scheduler
-from .sequence import Piece, Sequence, StopStrings, Tokens, logprob, whole
+from .sequence import (
+    ContextOverflow,
+    Piece,
+    Sequence,
+    StopStrings,
+    TokenizerLike,
+    checked_prompt,
+    whole,
+)
 
 __all__ = ["ContextOverflow", "Engine", "Occupied", "Piece", "Sequence", "StopStrings"]
 
 
 NOT_FINITE = (
     "the highest logit is NaN or infinite: no token can be chosen; "
-    "--check finds out where it comes from"
+    "`ggpy run --check` finds the op where that begins"
 )
-
-
-class ContextOverflow(ValueError):
-    """A prompt that does not fit into the context."""
 
 
 @dataclass
@@ -55,19 +60,22 @@ class Engine:
     """Runs up to n_seq sequences of up to n_ctx tokens; more wait.
 
     n_batch: tokens in one step at most. run_ahead: hand over a step before the last one's tokens
-    are read; by default what the backend is good for. `add`, `cancel` and `release` may be called
-    from any thread: while another one is in `step` they take effect before its next step.
+    are read; by default what the backend is good for. n_rewind: positions beyond n_batch by which a
+    sequence with windows may be taken back without being evaluated again. `add`, `cancel` and
+    `release` may be called from any thread: while another one is in `step` they take effect before
+    its next step.
     """
 
     def __init__(
         self,
         decoder: Decoder,
         ops: Ops,
-        tokenizer: Tokens,
+        tokenizer: TokenizerLike,
         n_ctx: int,
         n_batch: int = 512,
         n_seq: int = 1,
         run_ahead: bool | None = None,
+        n_rewind: int = 0,
     ) -> None:
         if min(n_ctx, n_batch, n_seq) < 1:
             raise ValueError(
@@ -78,9 +86,10 @@ class Engine:
         self.n_ctx, self.n_seq = n_ctx, n_seq
         self.n_batch = max(n_batch, n_seq)
         self.run_ahead = ops.asynchronous if run_ahead is None else run_ahead
-        self._scheduler = Scheduler(n_ctx, n_seq)
-        self.pool = self._scheduler.pool
-        ops.allocate_cache(decoder.cache_shape(self.pool.n_pages))
+        shape = decoder.cache_shape(n_seq, n_ctx, self.n_batch + n_rewind)
+        ops.allocate_cache(shape)
+        self.cache = KVCache(shape, n_seq)
+        self._scheduler = Scheduler(self.cache, n_seq)
         self._tables = TableStack()
         self._flight: _Flight | None = None
         self._ahead: _Flight | None = None  # the step after it
@@ -95,73 +104,72 @@ class Engine:
         ids: Seq[int],
         params: SamplingParams | None = None,
         *,
+        previous: Sequence | None = None,
+        **options: Any,
+    ) -> Sequence:
+        """A sequence that continues ids, begun; options, errors: see `prepare` and `begin`."""
+        sequence = self.prepare(ids, params, **options)
+        self.begin(sequence, previous)
+        return sequence
+
+    def prepare(
+        self,
+        ids: Seq[int],
+        params: SamplingParams | None = None,
+        *,
         max_tokens: int | None = None,
         stop: str | Iterable[str] = (),
         logprobs: bool = False,
+        top_logprobs: int = 0,
         context_shift: bool = False,
         n_keep: int = 0,
         keep: bool = False,
-        previous: Sequence | None = None,
     ) -> Sequence:
-        """A sequence that continues ids; ContextOverflow when they do not fit, ValueError.
+        """A checked sequence that continues ids, for `begin`; it holds nothing of the engine.
 
         max_tokens: None is until the model or the context ends. context_shift: drop the older half
-        of what follows the first n_keep tokens when the context is full. previous: an ended
-        sequence, added with keep, whose pages are taken over as far as its tokens are the same.
+        of what follows the first n_keep tokens when the context is full. keep: its pages outlive
+        its end. ContextOverflow when the ids do not fit; ValueError; RuntimeError after `close`.
         """
-        prompt = self.check(ids)
-        if max_tokens is not None:
-            max_tokens = whole("max_tokens", max_tokens)
+        self._check_open()
+        n_vocab = self.decoder.sizes.n_vocab
+        prompt = checked_prompt(ids, self.n_ctx, n_vocab)
         if not 0 <= whole("n_keep", n_keep) < self.n_ctx:
             raise ValueError(f"n_keep is {n_keep}: it must be 0 to {self.n_ctx - 1}")
-        sequence = Sequence(
+        return Sequence(
             ids=prompt,
-            sampler=Sampler(params or SamplingParams(), self.decoder.sizes.n_vocab, prompt),
-            table=PageTable(self.pool),
+            sampler=Sampler(params or SamplingParams(), n_vocab, prompt),
+            pages=SequencePages(self.cache),
             stream=self.tokenizer.stream(),
             stops=StopStrings(stop),
-            max_tokens=max_tokens,
-            logprobs=logprobs,
+            max_tokens=None if max_tokens is None else whole("max_tokens", max_tokens),
+            logprobs=bool(logprobs or top_logprobs),
+            top_logprobs=whole("top_logprobs", top_logprobs, least=0),
             context_shift=context_shift,
             n_keep=n_keep,
             keep=keep,
             n_prompt=len(prompt),
         )
+
+    def begin(self, sequence: Sequence, previous: Sequence | None = None) -> None:
+        """Let a prepared sequence wait for its turn; RuntimeError after `close`, ValueError.
+
+        previous: an ended sequence, prepared with keep, whose pages are taken over as far as its
+        tokens are the same.
+        """
+        self._check_own(sequence)
         if previous is not None:
             self._check_own(previous)
             if previous.finish is None:
                 raise ValueError(
                     "the previous sequence is still running: cancel it or wait for its end"
                 )
-        if self._closed:
-            raise RuntimeError("the model is closed")
+        self._check_open()
         self._mailbox.post(partial(self._begin, sequence, previous))
-        return sequence
-
-    def check(self, ids: Seq[int]) -> list[int]:
-        """The ids as a list; ValueError if none, too many, or one outside the vocabulary."""
-        try:
-            prompt, n_vocab = [index(i) for i in ids], self.decoder.sizes.n_vocab
-        except TypeError:
-            raise ValueError(f"the prompt is {ids!r:.60}: give ids of tokens") from None
-        if not prompt:
-            raise ValueError("the prompt has no tokens: give it at least one")
-        if len(prompt) > self.n_ctx:
-            raise ContextOverflow(
-                f"context is {self.n_ctx} tokens, the prompt has {len(prompt)}: "
-                "raise -c or shorten it"
-            )
-        outside = [i for i in prompt if not 0 <= i < n_vocab]
-        if outside:
-            raise ValueError(
-                f"token id {outside[0]} is not in the vocabulary: ids go from 0 to {n_vocab - 1}"
-            )
-        return prompt
 
     def _begin(self, s: Sequence, previous: Sequence | None) -> None:
         try:
-            if self._closed:
-                raise RuntimeError("the model is closed")
+            self._check_open()
             if previous is not None and previous.n_evaluated > previous.n_finite:
                 self._collect_all()  # so that it is known how much of it may be taken over
             self._scheduler.begin(s, previous)
@@ -169,8 +177,12 @@ class Engine:
             self._scheduler.fail(s, error)
 
     def _check_own(self, sequence: Sequence) -> None:
-        if sequence.table.pool is not self.pool:
+        if sequence.pages.cache is not self.cache:
             raise ValueError("the sequence is another engine's")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the model is closed")
 
     def cancel(self, sequence: Sequence) -> None:
         """End a sequence now; of one that ended already, nothing changes."""
@@ -235,26 +247,28 @@ class Engine:
 
     def logits(self, ids: Seq[int]) -> NDArray[np.float32]:
         """l[T, V] of every token of a text, apart from all sequences, between their steps."""
-        prompt = self.check(ids)
-        if self._closed:
-            raise RuntimeError("the model is closed")
+        self._check_open()
+        prompt = checked_prompt(ids, self.n_ctx, self.decoder.sizes.n_vocab)
         return self._mailbox.call(partial(self._logits, prompt))
 
     def _logits(self, prompt: list[int]) -> NDArray[np.float32]:
         self._collect_all()
-        table = self._scheduler.room_for(len(prompt))
-        self._clear_suspects()
-        out = np.full((len(prompt), self.decoder.sizes.n_vocab), np.nan, np.float32)
+        pages, n_finite = self._scheduler.make_room(len(prompt)), 0
+        out = np.empty((len(prompt), self.decoder.sizes.n_vocab), np.float32)
         try:
             for start in range(0, len(prompt), self.n_batch):
                 part = slice(start, min(start + self.n_batch, len(prompt)))
-                n = part.stop - start
-                step = ragged([(table, prompt[part], start)], np.arange(n, dtype=np.int32))
-                out[part] = self.ops.read(self.decoder.run(step))
+                pages.grow(start, part.stop, n_finite)
+                rows = np.arange(part.stop - start, dtype=np.int32)
+                step = ragged([(pages, prompt[part], start)], rows)
+                with self.cache.cleared(self.ops.clear_pages, [(pages, start, part.stop)]):
+                    out[part] = self.ops.read(self.decoder.run(step))
+                if n_finite == start and np.isfinite(out[part].max(axis=1)).all():
+                    n_finite = part.stop
         finally:
-            if not np.isfinite(out.max(axis=1)).all():  # NaN, or not evaluated
-                table.suspect(0)
-            table.release()
+            if n_finite < len(prompt):  # NaN, or not evaluated
+                pages.suspect(n_finite)
+            pages.release()
         return out
 
     def _submit(self) -> _Flight | None:
@@ -262,31 +276,23 @@ class Engine:
         batch = self._schedule()
         if not batch.sequences:
             return None
-        self._clear_suspects()
         for s, length in zip(batch.sequences, batch.lengths, strict=True):
-            if length > 1 or s.n_evaluated % PAGE_SIZE == 0:  # else it goes to a page that is there
-                try:
-                    s.table.grow(s.n_evaluated + length)
-                except OutOfPages as error:
-                    self._scheduler.fail(s, error)
-                    return self._submit()  # of the others
+            fits = length == 1 and s.n_evaluated % PAGE_SIZE  # it goes to a page that is there
+            if not fits and not self._scheduler.grow(s, length):
+                return self._submit()  # of the others
         try:
             for s, id in zip(batch.sequences, batch.ids, strict=False):  # of one token are first
                 if id < 0:
                     s.sampler.expect(~id)
-            flight = self._sample(self.decoder.run(batch.step(self._tables)), batch.owners)
+            with self.cache.cleared(self.ops.clear_pages, batch.spans()):
+                logits = self.decoder.run(batch.step(self._tables))
+            flight = self._sample(logits, batch.owners)
         except BaseException:
             self._take_back(batch)
             raise
         for s, length in zip(batch.sequences, batch.lengths, strict=True):
             s.n_evaluated += length  # only now: an interrupted step is not evaluated
         return flight
-
-    def _clear_suspects(self) -> None:
-        """Before pages are used again that may hold NaN: behind the steps that wrote them."""
-        if self.pool.suspects:
-            self.ops.clear_pages(sorted(self.pool.suspects))
-            self.pool.suspects.clear()
 
     def _take_back(self, batch: Batch) -> None:
         """An interrupted step has drawn nothing, and is handed over again.
@@ -375,23 +381,19 @@ class Engine:
             changed.append(s)
         return changed
 
-    # Tokens
+    # TokenizerLike
 
     def _accept(self, s: Sequence, token: int, logits: NDArray[np.float32] | None) -> None:
         """Append a sampled token; end the sequence if it is the last."""
         if token == NO_TOKEN:
             raise s.sampler.error or ValueError(NOT_FINITE)
-        probability = logprob(logits, token) if logits is not None and s.logprobs else None
-        finish = s.accept(token, probability, self._end_ids, self.n_ctx)
+        logprobs: tuple[Any, ...] = ()
+        if s.logprobs and logits is not None:
+            logprobs = scores(logits, token, s.top_logprobs, self.tokenizer)
+        finish = s.accept(token, self._end_ids, self.n_ctx, *logprobs)
         if finish:
             self._scheduler.end(s, finish)
             return
         if len(s.ids) > self.n_ctx:
-            self._shift(s)
+            s.shift()
         s.tell()
-
-    def _shift(self, s: Sequence) -> None:
-        """Drop the older half after the first n_keep tokens; the rest moves and is evaluated."""
-        dropped = max(1, (len(s.ids) - s.n_keep) // 2)
-        del s.ids[s.n_keep : s.n_keep + dropped]
-        s.n_evaluated = s.n_finite = s.table.truncate(min(s.n_keep, s.n_evaluated))

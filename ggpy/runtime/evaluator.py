@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import arch
-from ..backends.interface import Ops, Step, pages_for
+from ..backends.interface import Ops, Step
 from ..cache_types import USUAL, CacheTypes
-from .kv_cache import PagePool, PageTable, stack
+from .kv_cache import KVCache, SequencePages, stack
 
 F32 = NDArray[np.float32]
 Ids = NDArray[np.int32]
@@ -58,8 +58,9 @@ class Evaluator:
         sizes: dict[str, Any] = {"n_batch": self.n_seq * self.n_step, "n_seq": self.n_seq}
         self.decoder = arch.load(file, ops, n_ctx, progress, **sizes, cache_types=cache_types)
         self.n_vocab = self.decoder.sizes.n_vocab
-        self._pool = PagePool(self.n_seq * pages_for(n_ctx))
-        ops.allocate_cache(self.decoder.cache_shape(self._pool.n_pages))
+        shape = self.decoder.cache_shape(self.n_seq, n_ctx, self.n_step)
+        ops.allocate_cache(shape)
+        self._cache = KVCache(shape, self.n_seq)
 
     def logits(self, chunks: Ids) -> Iterator[F32]:
         """l[K, V] of each of the chunks[N, C]; RuntimeError for NaN or infinity."""
@@ -77,24 +78,24 @@ class Evaluator:
         """l[S, K, V]."""
         n, first, last = len(chunks), first_scored(self.n_ctx), self.n_ctx - 1
         out = np.empty((n, n_scored(self.n_ctx), self.n_vocab), np.float32)
-        tables = [PageTable(self._pool) for _ in chunks]
+        sequences = [SequencePages(self._cache) for _ in chunks]
         try:
-            for table in tables:
-                table.grow(self.n_ctx)
             for at in range(0, self._end, self.n_step):
                 stop = min(at + self.n_step, self._end)
+                for pages in sequences:
+                    pages.grow(at, stop, at)
                 with np.errstate(all="ignore"):  # `logits` looks at what comes of it
-                    logits = self.ops.read(self.decoder.run(_step(chunks, at, stop, tables)))
+                    logits = self.ops.read(self.decoder.run(_step(chunks, at, stop, sequences)))
                 if stop > first and at < last:
                     part = slice(max(at, first) - first, min(stop, last) - first)
                     out[:, part] = logits.reshape(n, -1, self.n_vocab)
         finally:
-            for table in tables:
-                table.release()
+            for pages in sequences:
+                pages.release()
         return out
 
 
-def _step(chunks: Ids, start: int, stop: int, tables: Sequence[PageTable]) -> Step:
+def _step(chunks: Ids, start: int, stop: int, sequences: Sequence[SequencePages]) -> Step:
     """Positions start:stop of all chunks[S, C]; the logits of those that are scored."""
     n, positions = len(chunks), np.arange(start, stop, dtype=np.int32)
     n_ctx = chunks.shape[1]
@@ -103,6 +104,6 @@ def _step(chunks: Ids, start: int, stop: int, tables: Sequence[PageTable]) -> St
         ids=np.ascontiguousarray(chunks[:, start:stop]).reshape(-1),
         positions=np.tile(positions, n),
         sequences=np.repeat(np.arange(n, dtype=np.int32), len(positions)),
-        page_tables=stack(tables),
+        page_tables=stack(sequences),
         rows=np.flatnonzero(scored).astype(np.int32),
     )

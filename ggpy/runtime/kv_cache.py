@@ -1,18 +1,24 @@
-"""Pages of keys and values: who owns which, how often a page is shared, and which are free.
+"""Pages of the KV cache: who owns which, how often a page is shared, and which are free.
 
-Only bookkeeping: the storage belongs to the ops, and a page is a number here. A `PageTable` is one
-sequence's list of pages; tables that begin with the same tokens may share full pages, which nobody
-writes to again. Nothing here knows tokens, layers, or who evaluates what.
+Only bookkeeping: the storage belongs to the ops, and a page is a number here. The cache has a pool
+of pages for each group of layers, and a sequence has a `PageTable` in each of them. Tables that
+begin with the same tokens may share full pages, which nobody writes to again. Where a group's
+layers see a window, a table gives back the pages that are behind it. Nothing here knows tokens,
+layers, or who evaluates what.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.interface import PAGE_SIZE, pages_for
+from ..backends.interface import PAGE_SIZE, CacheShape, pages_for
+
+Clear = Callable[[int, Sequence[int]], None]  # Ops.clear_pages
+Span = tuple["SequencePages", int, int]  # positions start:stop of a sequence
 
 
 class OutOfPages(MemoryError):
@@ -20,20 +26,27 @@ class OutOfPages(MemoryError):
 
 
 class PagePool:
-    """n_pages pages, each free or referenced by one or more tables."""
+    """The pages of one group, each free or referenced by one or more tables.
 
-    def __init__(self, n_pages: int) -> None:
-        self.n_pages = n_pages
+    window: positions that a token sees, itself included; 0 is all. limit: pages that a table with a
+    window holds at most.
+    """
+
+    def __init__(self, n_pages: int, window: int = 0, limit: int = 0) -> None:
+        self.n_pages, self.window, self.limit = n_pages, window, limit
         self.suspects: set[int] = set()  # may hold NaN or infinity: to be cleared before use
         self._references = [0] * n_pages
-        self._free = list(
-            range(n_pages - 1, -1, -1)
-        )  # the lowest number is taken first: neighbours stay neighbours
+        # The lowest number is taken first: neighbours stay neighbours.
+        self._free = list(range(n_pages - 1, -1, -1))
 
     @property
     def n_free(self) -> int:
         """Pages that nobody references."""
         return len(self._free)
+
+    def first_seen(self, position: int) -> int:
+        """The first page, in the order of positions, that a token at a position sees."""
+        return max(0, position - self.window + 1) // PAGE_SIZE if self.window else 0
 
     def take(self) -> int:
         """A free page, now referenced once; OutOfPages when there is none."""
@@ -67,58 +80,229 @@ class PagePool:
 
 
 class PageTable:
-    """The pages of one sequence, in the order of positions; `version` changes with them."""
+    """The pages of one sequence in one group, in the order of positions.
+
+    Those before `first` were given back: no token that is still to come sees them.
+    """
 
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
+        self.first = 0  # the page, in the order of positions, that pages[0] is
         self.pages: list[int] = []
-        self.version = 0
+
+    @property
+    def end(self) -> int:
+        """The page, in the order of positions, behind the last one."""
+        return self.first + len(self.pages)
 
     @property
     def capacity(self) -> int:
-        """Positions that the pages hold."""
-        return len(self.pages) * PAGE_SIZE
+        """Positions up to the end of the last page."""
+        return self.end * PAGE_SIZE
 
-    def grow(self, n_positions: int) -> None:
-        """Take pages until n_positions fit; on OutOfPages the table is as before."""
-        missing = pages_for(n_positions) - len(self.pages)
-        if missing > self.pool.n_free:
+    def grow(self, start: int, stop: int, n_finite: int) -> None:
+        """Take pages until positions start:stop have some; on OutOfPages the table is as before.
+
+        Pages that no token from `start` on sees are given back if the table would hold more than
+        the pool's limit, or the pool has too few. Those of them with positions from n_finite on are
+        suspects: what they hold may be NaN.
+        """
+        missing, pool = pages_for(stop) - self.end, self.pool
+        if missing <= 0:
+            return
+        excess = max(len(self.pages) + missing - pool.limit, missing - pool.n_free)
+        behind = max(0, min(excess, pool.first_seen(start) - self.first))
+        n_free = pool.n_free + sum(pool.references(page) == 1 for page in self.pages[:behind])
+        if missing > n_free:
             raise OutOfPages(
-                f"{n_positions} positions need {missing} more pages of {PAGE_SIZE}, "
-                f"{self.pool.n_free} of {self.pool.n_pages} are free: "
+                f"{stop} positions need {missing} more pages of {PAGE_SIZE}, "
+                f"{n_free} of {pool.n_pages} are free: "
                 "end a sequence or load with a larger n_ctx"
             )
-        for _ in range(missing):
-            self.pages.append(self.pool.take())
-        self.version += 1
+        self._drop(behind, n_finite)
+        self.pages += [pool.take() for _ in range(missing)]
 
-    def truncate(self, n_positions: int) -> int:
-        """Give back the pages beyond n_positions; how many positions are left.
-
-        Fewer are left when the last page would be written on while another table shares it.
-        """
-        kept = min(n_positions, self.capacity)
-        if kept % PAGE_SIZE and self.pool.references(self.pages[kept // PAGE_SIZE]) > 1:
-            kept -= kept % PAGE_SIZE
-        for page in self.pages[pages_for(kept) :]:
+    def _drop(self, n_pages: int, n_finite: int) -> None:
+        """Give back the first pages."""
+        known = max(0, min(n_pages, n_finite // PAGE_SIZE - self.first))
+        self._suspect(self.pages[known:n_pages])
+        for page in self.pages[:n_pages]:
             self.pool.release(page)
-        del self.pages[pages_for(kept) :]
-        self.version += 1
-        return kept
+        del self.pages[:n_pages]
+        self.first += n_pages
+
+    def keepable(self, n_positions: int) -> int:
+        """How many positions can be left by `truncate`: fewer where the last page would be written
+        on while another table shares it, and 0 where a token behind them sees pages that were given
+        back.
+        """
+        n = min(n_positions, self.capacity)
+        last = n // PAGE_SIZE - self.first
+        if n % PAGE_SIZE and last >= 0 and self.pool.references(self.pages[last]) > 1:
+            n -= n % PAGE_SIZE
+        return n if self.first <= self.pool.first_seen(n) else 0
+
+    def truncate(self, n_positions: int) -> None:
+        """Give back the pages beyond n_positions, which are keepable."""
+        kept = max(0, pages_for(n_positions) - self.first)
+        for page in self.pages[kept:]:
+            self.pool.release(page)
+        del self.pages[kept:]
+        if not n_positions:
+            self.first = 0
 
     def suspect(self, first_position: int) -> None:
         """From this position on, what the pages hold may be NaN; pages of other tables, too, are
         theirs to suspect.
         """
-        pages = self.pages[first_position // PAGE_SIZE :]
+        self._suspect(self.pages[max(0, first_position // PAGE_SIZE - self.first) :])
+
+    def filled(self, start: int, stop: int) -> list[int]:
+        """The pages all of whose positions are in start:stop."""
+        return self.pages[
+            max(0, pages_for(start) - self.first) : max(0, stop // PAGE_SIZE - self.first)
+        ]
+
+    def write(self, row: NDArray[np.int32]) -> None:
+        """The table as a row[P] of a step; entries without a page are 0."""
+        row[: self.first] = 0
+        row[self.first : self.end] = self.pages
+        row[self.end :] = 0
+
+    def _suspect(self, pages: Sequence[int]) -> None:
         self.pool.suspects.update(p for p in pages if self.pool.references(p) == 1)
 
-    def fork(self, n_positions: int) -> PageTable:
-        """A table that shares the full pages of the first n_positions."""
+    def fork(self, n_pages: int) -> PageTable:
+        """A table that shares all pages that there are before the n-th."""
         child = PageTable(self.pool)
-        for page in self.pages[: n_positions // PAGE_SIZE]:
+        child.first, child.pages = self.first, self.pages[: n_pages - self.first]
+        for page in child.pages:
             self.pool.share(page)
-            child.pages.append(page)
+        return child
+
+
+class KVCache:
+    """The pools of all groups, whose pages n_seq sequences share evenly."""
+
+    def __init__(self, shape: CacheShape, n_seq: int) -> None:
+        self.shape = shape
+        self.pools = [
+            PagePool(group.n_pages, group.spec.window, group.n_pages // n_seq)
+            for group in shape.groups
+        ]
+
+    @property
+    def n_pages(self) -> int:
+        """Pages of all groups."""
+        return sum(pool.n_pages for pool in self.pools)
+
+    @property
+    def n_free(self) -> int:
+        """Pages of all groups that nobody references."""
+        return sum(pool.n_free for pool in self.pools)
+
+    def describe(self, usual: str) -> list[str]:
+        """A line for each group. usual: the type of what was left open."""
+        found = []
+        for group in self.shape.groups:
+            spec, types = group.spec, group.spec.types.resolved(usual)
+            head = types.nbytes(spec.key_size, spec.value_size)
+            n, seen = group.n_pages * PAGE_SIZE, f", which see {spec.window}" if spec.window else ""
+            found.append(
+                f"KV cache: {types.k} and {types.v}, {group.n_layer * spec.n_head_kv * head} bytes "
+                f"a position, {n} positions for {group.n_layer} layers{seen}"
+            )
+        return found
+
+    def cleared(self, clear: Clear, spans: Iterable[Span]) -> AbstractContextManager[None]:
+        """Around a step that writes positions start:stop of some sequences: what may be NaN in
+        their pages is cleared before, as far as the step does not write the whole page.
+        """
+        for pool in self.pools:
+            if pool.suspects:
+                return self._cleared(clear, spans)
+        return nullcontext()
+
+    @contextmanager
+    def _cleared(self, clear: Clear, spans: Iterable[Span]) -> Iterator[None]:
+        written = list(spans)
+        filled = [
+            {page for pages, *span in written for page in pages.tables[group].filled(*span)}
+            for group in range(len(self.pools))
+        ]
+        for group, pool in enumerate(self.pools):
+            taken = sorted(p for p in pool.suspects - filled[group] if pool.references(p))
+            if taken:
+                clear(group, taken)
+                pool.suspects.difference_update(taken)
+        yield
+        for group, pool in enumerate(self.pools):  # only now: an interrupted step writes nothing
+            pool.suspects -= filled[group]
+
+    def fits(self, n_positions: int) -> bool:
+        """Whether a new sequence of so many positions finds its pages."""
+        n_pages = pages_for(n_positions)
+        return all(min(n_pages, pool.limit) <= pool.n_free for pool in self.pools)
+
+
+class SequencePages:
+    """The pages of one sequence in all groups; `version` changes with them."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self.cache, self.version = cache, 0
+        self.tables = [PageTable(pool) for pool in cache.pools]
+
+    @property
+    def capacity(self) -> int:
+        """Positions up to the end of the last page of each group."""
+        return min(table.capacity for table in self.tables)
+
+    @property
+    def n_held(self) -> int:
+        """Pages that the sequence holds, in all groups."""
+        return sum(len(table.pages) for table in self.tables)
+
+    def grow(self, start: int, stop: int, n_finite: int) -> None:
+        """Take pages for the tokens at positions start:stop, which are evaluated next; OutOfPages,
+        after which some groups may have more pages than the others. See PageTable.grow.
+        """
+        self.version += 1
+        for table in self.tables:
+            table.grow(start, stop, n_finite)
+
+    def truncate(self, n_positions: int) -> int:
+        """Give back the pages beyond n_positions; how many positions are left.
+
+        Fewer are left where the last page is shared; none, usually, where a window's pages before
+        them are gone.
+        """
+        kept = n_positions
+        while (fewer := min(table.keepable(kept) for table in self.tables)) < kept:
+            kept = fewer
+        self.version += 1
+        for table in self.tables:
+            table.truncate(kept)
+        return kept
+
+    def suspect(self, first_position: int) -> None:
+        """From this position on, what the pages hold may be NaN."""
+        for table in self.tables:
+            table.suspect(first_position)
+
+    def forkable(self, n_positions: int) -> int:
+        """How many of the first n_positions a fork shares: those of full pages, or none where a
+        window's pages before them are gone.
+        """
+        n = n_positions // PAGE_SIZE * PAGE_SIZE
+        whole = all(t.first <= t.pool.first_seen(n) and n <= t.capacity for t in self.tables)
+        return n if whole else 0
+
+    def fork(self, n_positions: int) -> SequencePages:
+        """Pages that are shared as far as they are forkable."""
+        n = self.forkable(n_positions)
+        child = SequencePages(self.cache)
+        if n:
+            child.tables = [table.fork(n // PAGE_SIZE) for table in self.tables]
         return child
 
     def release(self) -> None:
@@ -126,10 +310,13 @@ class PageTable:
         self.truncate(0)
 
 
-def stack(tables: Sequence[PageTable]) -> NDArray[np.int32]:
-    """page_tables[S, P] of a step, as wide as the longest; unused entries are 0."""
-    width = max((len(t.pages) for t in tables), default=0)
-    rows = np.zeros((len(tables), max(1, width)), np.int32)
+def stack(sequences: Sequence[SequencePages]) -> tuple[NDArray[np.int32], ...]:
+    """Step.page_tables: of each group [S, P], as wide as its longest table."""
+    return tuple(_stack(tables) for tables in zip(*(s.tables for s in sequences), strict=True))
+
+
+def _stack(tables: Sequence[PageTable]) -> NDArray[np.int32]:
+    rows = np.empty((len(tables), max(1, *(table.end for table in tables))), np.int32)
     for row, table in zip(rows, tables, strict=True):
-        row[: len(table.pages)] = table.pages
+        table.write(row)
     return rows

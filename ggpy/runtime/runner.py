@@ -33,10 +33,14 @@ class Runner:
         """The pieces of one sequence until it ends, or its error."""
         return sequence.follow(self.waiter(sequence))
 
-    def waiter(self, sequence: Sequence) -> Callable[[], None]:
-        """What waits until something happened to a sequence; from now on this thread steps it."""
+    def waiter(self, *sequences: Sequence) -> Callable[[], None]:
+        """Returns a function that waits for the next piece, or the end, of any of the sequences.
+
+        From now on the owner thread steps them.
+        """
         news: SimpleQueue[None] = SimpleQueue()
-        sequence.notify = partial(news.put, None)
+        for sequence in sequences:
+            sequence.notify = partial(news.put, None)
         news.put(None)  # of what happened before
         self._wake.put(None)
         return news.get

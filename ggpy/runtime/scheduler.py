@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections import deque
 
-from ..backends.interface import PAGE_SIZE, pages_for
-from .kv_cache import PagePool, PageTable
+from ..backends.interface import PAGE_SIZE
+from .kv_cache import KVCache, OutOfPages, SequencePages
 from .sequence import Finish, Sequence
 
 
 class Scheduler:
-    """Up to n_seq sequences run and keep pages of n_ctx positions each; more wait."""
+    """Up to n_seq sequences run and keep pages of the cache; more wait."""
 
-    def __init__(self, n_ctx: int, n_seq: int) -> None:
-        self.n_seq = n_seq
-        self.pool = PagePool(n_seq * pages_for(n_ctx))
+    def __init__(self, cache: KVCache, n_seq: int) -> None:
+        self.cache, self.n_seq = cache, n_seq
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.kept: deque[Sequence] = deque()  # ended, oldest first
@@ -80,36 +79,46 @@ class Scheduler:
             sequence = self.waiting.popleft()
             self._share(sequence)
             self.running.append(sequence)
-        holding = [s for s in self.waiting if s.table.pages]
+        holding = [s for s in self.waiting if s.pages.n_held]
         while len(self.running) + len(self.kept) + len(holding) > self.n_seq:
             _forget(self.kept.popleft() if self.kept else holding.pop())
 
-    def room_for(self, n_positions: int) -> PageTable:
-        """A new table; kept sequences give way, then running ones, to be evaluated again."""
+    def grow(self, s: Sequence, n_tokens: int) -> bool:
+        """Pages for the tokens that a sequence has in the next step; it fails if there are none."""
+        try:
+            s.pages.grow(s.n_evaluated, s.n_evaluated + n_tokens, s.n_finite)
+        except OutOfPages as error:
+            self.fail(s, error)
+            return False
+        return True
+
+    def make_room(self, n_positions: int) -> SequencePages:
+        """Pages for so many positions, none of which is taken yet; kept sequences give theirs up,
+        then running ones, which are evaluated again.
+        """
         others = iter([*self.waiting, *self.running])
-        while self.pool.n_free < pages_for(n_positions):
+        while not self.cache.fits(n_positions):
             _forget(self.kept.popleft() if self.kept else next(others))
-        table = PageTable(self.pool)
-        table.grow(n_positions)
-        return table
+        return SequencePages(self.cache)
 
     def _share(self, s: Sequence) -> None:
         """Begin with the full pages of the sequence that has most of the same tokens evaluated."""
-        others = [(_common(s, other), other) for other in [*self.running, *self.kept]]
+        found = [*self.running, *self.kept]
+        others = [(other.pages.forkable(_common(s, other)), other) for other in found]
         n, other = max(others, key=lambda x: x[0], default=(0, None))
-        if other and n // PAGE_SIZE * PAGE_SIZE > s.n_evaluated:
-            s.table.release()
-            s.table = other.table.fork(n)  # only what is used is forked: nobody releases it else
-            s.n_evaluated = s.n_reused = s.table.capacity
+        if other and n > s.n_evaluated:
+            s.pages.release()
+            s.pages = other.pages.fork(n)  # only what is used is forked: nobody releases it else
+            s.n_evaluated = s.n_reused = n
 
     def _take_over(self, s: Sequence, previous: Sequence) -> None:
         """Continue in the pages of an ended sequence."""
         n = _common(s, previous)
         if previous.n_evaluated > previous.n_finite:  # a page in which NaN may be is not shared
             n = min(n, previous.n_finite // PAGE_SIZE * PAGE_SIZE)
-            previous.table.suspect(n)
-        s.table, previous.table = previous.table, s.table
-        s.n_evaluated = s.n_reused = s.table.truncate(n)
+            previous.pages.suspect(n)
+        s.pages, previous.pages = previous.pages, s.pages
+        s.n_evaluated = s.n_reused = s.pages.truncate(n)
         previous.n_evaluated = 0
         if previous in self.kept:
             self.kept.remove(previous)
@@ -125,8 +134,8 @@ def _common(s: Sequence, other: Sequence) -> int:
 
 def _forget(s: Sequence) -> None:
     if s.error is not None or s.n_evaluated > s.n_finite:
-        s.table.suspect(s.n_finite)
-    s.table.release()
+        s.pages.suspect(s.n_finite)
+    s.pages.release()
     s.n_evaluated = s.n_finite = 0
     if not s.n_generated:
         s.n_reused = 0

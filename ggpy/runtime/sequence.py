@@ -1,23 +1,22 @@
 """One text being continued: its ids, its pieces, and where it must stop.
 
-Only what belongs to a single sequence; which of them are evaluated together, and when, is the
-engine's.
+Only what belongs to a single sequence; the engine decides which sequences are evaluated together,
+and when.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, fields
 from itertools import islice
 from operator import index
-from typing import Literal, NamedTuple, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Literal, Protocol
 
 from ..sampling import Sampler
-from .kv_cache import PageTable
+from .kv_cache import SequencePages
+from .logprobs import TokenBytes, TokenLogprob
 
 Finish = Literal["stop", "length", "context", "cancelled", "error"]
 
@@ -25,7 +24,7 @@ MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
 
 
-class Stream(Protocol):
+class TextStream(Protocol):
     """A streaming decoder of ids: "" while a character is incomplete."""
 
     def add(self, id: int) -> str: ...
@@ -33,25 +32,55 @@ class Stream(Protocol):
     def finish(self) -> str: ...
 
 
-class Tokens(Protocol):
+class TokenizerLike(TokenBytes, Protocol):
     """What the engine needs of a tokenizer."""
 
     @property
     def end_ids(self) -> frozenset[int]: ...
 
-    def stream(self) -> Stream: ...
+    def stream(self) -> TextStream: ...
 
 
-class Piece(NamedTuple):
-    """What one sampled token adds: the texts of all pieces are the answer.
+class ContextOverflow(ValueError):
+    """A prompt of n_prompt tokens for a context of n_ctx."""
 
-    `text` is empty while a character or a possible stop string is incomplete; an end token's has
-    what was held back.
+    def __init__(self, message: str, n_ctx: int = 0, n_prompt: int = 0) -> None:
+        super().__init__(message)
+        self.n_ctx, self.n_prompt = n_ctx, n_prompt
+
+
+@dataclass(slots=True, repr=False)
+class Piece:
+    """What one sampled token adds to a text; `str(piece)` is `piece.text`.
+
+    The texts of all pieces make up the answer. A text is empty while a character or a possible stop
+    string is incomplete; the last piece has what was held back.
+
+    finish_reason: None for all but the last piece of a text. "stop": an end token or a stop string;
+    "length": max_tokens; "context": the context is full. Whatever goes wrong is raised instead.
+
+    >>> import ggpy
+    >>> with ggpy.load("models/tiny/llama.gguf", device="cpu") as model:
+    ...     pieces = list(model.generate("hello", max_tokens=3, temperature=0))
+    >>> pieces[0]
+    Piece(text='h', id=109)
+    >>> pieces[-1].finish_reason
+    'length'
     """
 
     text: str
     id: int
-    logprob: float | None = None  # ln of the model's own probability, where it was asked for
+    logprob: float | None = None  # ln of the model's probability, before the sampler chain
+    top_logprobs: tuple[TokenLogprob, ...] = ()  # the most probable tokens, the best first
+    finish_reason: Finish | None = None
+    index: int = 0  # of the prompt, where a list of prompts was given
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        values = ((f, getattr(self, f.name)) for f in fields(self))
+        return f"Piece({', '.join(f'{f.name}={v!r}' for f, v in values if v != f.default)})"
 
 
 class StopStrings:
@@ -61,7 +90,7 @@ class StopStrings:
     """
 
     def __init__(self, stops: str | Iterable[str]) -> None:
-        self._stops = [s for s in _checked_stops(stops) if s]
+        self._stops = [s for s in checked_stops(stops) if s]
         self._held = ""
 
     def add(self, text: str) -> tuple[str, bool]:
@@ -89,7 +118,8 @@ class StopStrings:
         return next((n for n in ends if any(s.startswith(self._held[-n:]) for s in self._stops)), 0)
 
 
-def _checked_stops(stops: object) -> list[str]:
+def checked_stops(stops: object) -> list[str]:
+    """Stop strings as a list; ValueError."""
     if isinstance(stops, str):
         stops = [stops]
     if not isinstance(stops, Iterable):
@@ -116,11 +146,12 @@ class Sequence:
 
     ids: list[int]  # the context: prompt and accepted tokens
     sampler: Sampler
-    table: PageTable
-    stream: Stream
+    pages: SequencePages
+    stream: TextStream
     stops: StopStrings
     max_tokens: int | None
     logprobs: bool
+    top_logprobs: int  # entries of each piece's top_logprobs
     context_shift: bool
     n_keep: int  # first tokens that a context shift keeps
     keep: bool  # pages outlive the end, for a sequence that continues this one
@@ -133,9 +164,15 @@ class Sequence:
     finish: Finish | None = None
     error: BaseException | None = None  # why it could not go on, where `finish` is "error"
     notify: Callable[[], None] | None = None  # called after each piece, and at the end
+    index: int = 0  # of its pieces: the place of its prompt in a list
 
     def accept(
-        self, token: int, logprob: float | None, end_ids: frozenset[int], n_ctx: int
+        self,
+        token: int,
+        end_ids: frozenset[int],
+        n_ctx: int,
+        logprob: float | None = None,
+        top_logprobs: tuple[TokenLogprob, ...] = (),
     ) -> Finish | None:
         """Append a sampled token and its piece; why the sequence ends with it, if it does."""
         self.sampler.accept(token)
@@ -147,7 +184,7 @@ class Sequence:
         if finish and not stopped:
             rest, stopped = self.stops.add(self.stream.finish())
             text += rest if stopped else rest + self.stops.finish()
-        self.pieces.append(Piece(text, token, logprob))
+        self.pieces.append(Piece(text, token, logprob, top_logprobs, finish, self.index))
         return finish
 
     def _why_finished(self, stopped: bool, n_ctx: int) -> Finish | None:
@@ -157,20 +194,18 @@ class Sequence:
             return "length"
         return "context" if len(self.ids) > n_ctx and not self.context_shift else None
 
-    def follow(self, advance: Callable[[], object]) -> Iterator[Piece]:
-        """Take all pieces as they come, and raise `error` if it ends so.
-
-        advance(): called while there is none; it makes, or waits for, what comes next.
+    def shift(self) -> None:
+        """Drop the older half of what follows the first n_keep tokens: a context shift. The rest
+        moves and is evaluated again.
         """
-        while True:
-            ended = self.finish is not None
-            while self.pieces:
-                yield self.pieces.popleft()
-            if ended:
-                break
-            advance()
-        if self.error is not None:
-            raise self.error
+        dropped = max(1, (len(self.ids) - self.n_keep) // 2)
+        del self.ids[self.n_keep : self.n_keep + dropped]
+        kept = self.pages.truncate(min(self.n_keep, self.n_evaluated))
+        self.n_evaluated = self.n_finite = kept
+
+    def follow(self, advance: Callable[[], object]) -> Iterator[Piece]:
+        """Take all pieces as they come, and raise `error` if it ends so: `follow` of it alone."""
+        return follow([self], advance)
 
     def tell(self) -> None:
         """Call `notify`, which must not use the engine; one that fails is not called again."""
@@ -181,16 +216,54 @@ class Sequence:
                 self.notify = None
 
 
-def logprob(logits: NDArray[np.float32], token: int) -> float:
-    """log softmax(logits[V])[token]."""
-    x = logits.astype(np.float64)
-    top = x.max()
-    return float(x[token] - top - np.log(np.exp(x - top).sum()))
+def follow(sequences: Seq[Sequence], advance: Callable[[], object]) -> Iterator[Piece]:
+    """Take the pieces of all sequences as they come; once all have ended, raise the first error.
+
+    advance(): called while there are no pieces; it makes, or waits for, what comes next.
+    """
+    running = list(sequences)
+    while running:
+        ended = [s for s in running if s.finish is not None]  # before their last pieces are taken
+        for s in running:
+            while s.pieces:
+                yield s.pieces.popleft()
+        if not ended:
+            advance()
+        running = [s for s in running if s not in ended]
+    for s in sequences:
+        if s.error is not None:
+            raise s.error
 
 
-def whole(name: str, value: object) -> int:
-    """The value of a parameter as a whole number; ValueError."""
+def checked_prompt(ids: Seq[int], n_ctx: int, n_vocab: int) -> list[int]:
+    """The ids as a list; ValueError if none, too many, or one outside the vocabulary."""
     try:
-        return index(value)  # type: ignore[arg-type]
+        if isinstance(ids, (str, bytes)):
+            raise TypeError
+        prompt = [index(i) for i in ids]
+    except TypeError:
+        raise ValueError(
+            f"the prompt is {ids!r:.60}: give ids of tokens; tokenizer.encode makes them of text"
+        ) from None
+    if not prompt:
+        raise ValueError("the prompt has no tokens: give it at least one")
+    if len(prompt) > n_ctx:
+        told = f"context is {n_ctx} tokens, the prompt has {len(prompt)}"
+        raise ContextOverflow(f"{told}: raise n_ctx or shorten it", n_ctx, len(prompt))
+    outside = [i for i in prompt if not 0 <= i < n_vocab]
+    if outside:
+        raise ValueError(
+            f"token id {outside[0]} is not in the vocabulary: ids go from 0 to {n_vocab - 1}"
+        )
+    return prompt
+
+
+def whole(name: str, value: object, least: int | None = None) -> int:
+    """The value of a parameter as a whole number, `least` or more; ValueError."""
+    try:
+        number = index(value)  # type: ignore[arg-type]
     except TypeError:
         raise ValueError(f"{name} is {value!r:.60}: it must be a whole number") from None
+    if least is not None and number < least:
+        raise ValueError(f"{name} is {number}: it must be {least} or more")
+    return number

@@ -5,19 +5,36 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import plain_layers
 import pytest
 
 from ggpy import arch
-from ggpy.arch.config import Config, UnsupportedModel
+from ggpy.arch.architecture import (
+    LAYER_NORM_BIAS,
+    NORM_BIAS,
+    OUTPUT,
+    Architecture,
+    Context,
+    LayerSettings,
+    ModelSettings,
+)
+from ggpy.arch.config import Config, LayerSizes, UnsupportedModel
+from ggpy.arch.layers.attention import OUTPUT_BIAS, AttentionSettings
+from ggpy.arch.layers.dense import DenseSettings
+from ggpy.arch.loader import build
+from ggpy.arch.rope import build_rope, read_rope
+from ggpy.backends.interface import Role
 from ggpy.backends.numpy.backend import Reference
+from ggpy.bench.runs import NoText
 from ggpy.gguf import File, GGUFError
+from ggpy.runtime.engine import Engine
 from tools import make_tiny
 
 
 class Untouched(Reference):
     """Fails when it is given a weight."""
 
-    def weight(self, tensor, lookup=False, scale=None, activations="f16"):
+    def weight(self, tensor, role, scale=None, activations="f16"):
         raise AssertionError(f"{tensor.name} was handed over")
 
 
@@ -46,6 +63,9 @@ REFUSED_SETTINGS = {
     ("something.unheard_of", "x"): "not supported: llama.something.unheard_of = 'x'",
     ("attention.value_length", 8): "heads of 16 for keys and 8 for values",
     ("attention.head_count_kv", (2, 1)): r"head_count_kv = \[2, 1\] differs from layer to layer",
+    ("feed_forward_length", (96, 48)): r"feed_forward_length = \[96, 48\] differs from layer",
+    ("residual_scale", 0.5): "residual_scale = 0.5 is not supported",
+    ("embedding_scale", 2.0): "embedding_scale = 2.0 is not supported",
 }
 BAD_SETTINGS = {
     ("block_count", None): "llama.block_count is missing",
@@ -98,7 +118,7 @@ def test_harmless_settings_are_accepted(tmp_path):
         "attention.head_count_kv": [2, 2],
     }
     with File(make_tiny.write(tmp_path / "t.gguf", "llama", harmless)) as file:
-        assert arch.load(file, Reference(1), 64).sizes.n_head_kv == 2
+        assert arch.load(file, Reference(1), 64).sizes.layer.n_head_kv == 2
 
 
 BAD_TENSORS = {
@@ -180,9 +200,7 @@ def test_phi3_may_have_its_tensors_apart(tmp_path):
     for path in (split, fused):
         with File(path) as file:
             decoder = arch.load(file, Reference(1), 64)
-            shapes.append(
-                [decoder.layers[1].attention.wv.array, decoder.layers[1].feed_forward.w_up.array]
-            )
+            shapes.append([decoder.layers[1].mixer.wv.array, decoder.layers[1].ffn.w_up.array])
     for a, b in zip(*shapes, strict=True):
         np.testing.assert_allclose(a, b, atol=0.01)
     wrong = make_tiny.write(
@@ -200,7 +218,8 @@ def test_phi3_may_have_its_tensors_apart(tmp_path):
 def test_gemma3_window_patterns(pattern, windows, tmp_path):
     settings = {"attention.sliding_window_pattern": pattern}
     with File(make_tiny.write(tmp_path / "t.gguf", "gemma3", settings)) as file:
-        assert arch.load(file, Reference(1), 64).plan.windows == windows
+        layers = arch.load(file, Reference(1), 64).layers
+    assert [layer.mixer.spec.window for layer in layers] == windows
 
 
 def test_gemma3_refuses_a_pattern_that_does_not_cover_the_layers(tmp_path):
@@ -211,18 +230,153 @@ def test_gemma3_refuses_a_pattern_that_does_not_cover_the_layers(tmp_path):
         load(path)
 
 
-def test_the_table_is_looked_up_only_where_there_is_an_output(tiny_path):
-    class Recording(Reference):
-        def weight(self, tensor, lookup=False, scale=None, activations="f16"):
-            looked_up[tensor.name] = lookup
-            return super().weight(tensor, lookup)
+class Recording(Reference):
+    """Remembers what its weights are for, and what it was going to be asked."""
 
+    def __init__(self):
+        super().__init__(1)
+        self.roles: dict[str, Role] = {}
+
+    def plan_memory(self, demand):
+        self.demand = demand
+        return super().plan_memory(demand)
+
+    def weight(self, tensor, role, scale=None, activations="f16"):
+        self.roles[tensor.name] = role
+        return super().weight(tensor, role, scale, activations)
+
+
+def test_the_table_is_looked_up_only_where_there_is_an_output(tiny_path):
     for architecture, tied in (("llama", False), ("qwen3", True)):
-        looked_up: dict[str, bool] = {}
+        ops = Recording()
         with File(tiny_path(architecture)) as file:
-            decoder = arch.load(file, Recording(1), 64)
-        assert [n for n, x in looked_up.items() if x] == ([] if tied else ["token_embd.weight"])
+            decoder = arch.load(file, ops, 64)
+        looked_up = [name for name, role in ops.roles.items() if role.lookup]
+        assert looked_up == ([] if tied else ["token_embd.weight"])
         assert (decoder.head.weight is decoder.table) == tied
+
+
+def test_a_backend_is_told_what_each_weight_is_for(tiny_path):
+    ops = Recording()
+    with File(tiny_path("qwen2")) as file:
+        arch.load(file, ops, 200, n_batch=70, n_seq=3)
+    axes = {name.removeprefix("blk.1."): role.axes for name, role in ops.roles.items()}
+    assert {"token_embd.weight": "V D", "output.weight": "V D"}.items() <= axes.items()
+    assert {"attn_q.weight": "HE D", "attn_k.weight": "GE D"}.items() <= axes.items()
+    assert {"attn_v.weight": "GEv D", "attn_output.weight": "D HEv"}.items() <= axes.items()
+    assert {"attn_v.bias": "GEv", "ffn_norm.weight": "D"}.items() <= axes.items()
+    assert {"ffn_up.weight": "F D", "ffn_down.weight": "D F"}.items() <= axes.items()
+    demand = ops.demand
+    assert {t.name: role for t, role in demand.weights} == ops.roles
+    assert (demand.n_seq, demand.n_batch, demand.least_batch) == (3, 70, 70)
+    assert (demand.n_embd, demand.n_ff, demand.n_vocab) == (64, 96, 356)
+    assert [group.n_pages for group in demand.cache(70).groups] == [3 * 4]
+
+
+def test_layers_with_one_state_are_a_group(tiny_path):
+    with File(tiny_path("gemma3")) as file:
+        decoder = arch.load(file, Reference(1), 1000, n_seq=2)
+    mixers = [layer.mixer for layer in decoder.layers]
+    assert [(m.group, m.slot, m.spec.window) for m in mixers] == [(0, 0, 8), (1, 0, 0)]
+    window, whole = decoder.cache_shape(2, 1000, 100).groups
+    assert (window.layers, whole.layers) == ((0,), (1,))
+    assert (window.n_pages, whole.n_pages) == (2 * 3, 2 * 16)
+    assert decoder.layers[0].next is decoder.layers[1] and decoder.layers[1].next is None
+
+
+# What an architecture opts in to
+
+
+def several_sizes(c: Context) -> ModelSettings:
+    layers = [
+        LayerSettings(
+            AttentionSettings(s.key_size**-0.5, build_rope(read_rope(c.config, c.sizes, "neox"))),
+            DenseSettings("silu", c.config.real("residual_scale", 1.0)),
+        )
+        for s in c.sizes.layers
+    ]
+    return ModelSettings(layers, logit_scale=c.config.real("logit_scale", 1.0))
+
+
+SEVERAL = Architecture(
+    "llama",
+    several_sizes,
+    optional_layer={**OUTPUT_BIAS, **LAYER_NORM_BIAS},
+    optional={**OUTPUT, **NORM_BIAS},
+    understands=frozenset(
+        {
+            *("attention.head_count", "attention.head_count_kv", "feed_forward_length"),
+            *("attention.value_length", "residual_scale", "logit_scale"),
+        }
+    ),
+    layer_norm=True,
+)
+SEVERAL_SETTINGS = {
+    "attention.head_count": [8, 4],
+    "attention.head_count_kv": [4, 2],
+    "feed_forward_length": [96, 32],
+    "attention.value_length": 8,
+    "attention.layer_norm_rms_epsilon": None,
+    "attention.layer_norm_epsilon": 1e-3,
+    "residual_scale": 0.5,
+    "logit_scale": 0.25,
+}
+
+
+def several_tensors() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(3)
+    shapes = {"output_norm.bias": (64,)}
+    for i, (h, g, f) in enumerate([(8, 4, 96), (4, 2, 32)]):
+        parts = {"attn_q.weight": (h * 16, 64), "attn_k.weight": (g * 16, 64)}
+        parts |= {"attn_v.weight": (g * 8, 64), "attn_output.weight": (64, h * 8)}
+        parts |= {"ffn_gate.weight": (f, 64), "ffn_up.weight": (f, 64), "ffn_down.weight": (64, f)}
+        parts |= {"attn_output.bias": (64,), "attn_norm.bias": (64,)}
+        shapes |= {f"blk.{i}.{name}": shape for name, shape in parts.items()}
+    return {k: (rng.standard_normal(x) / 8).astype(np.float32) for k, x in shapes.items()}
+
+
+def test_an_architecture_may_understand_what_others_refuse(tmp_path):
+    path = make_tiny.write(tmp_path / "t.gguf", "llama", SEVERAL_SETTINGS, several_tensors())
+    with File(path) as file:
+        with pytest.raises(UnsupportedModel, match=r"logit_scale = 0\.25 is not supported"):
+            arch.load(file, Untouched(1), 64)
+        ops = Reference(1)
+        decoder = build(SEVERAL, file, ops, 64)
+    first, last = decoder.sizes.layers
+    assert first == LayerSizes(8, 4, 16, 8, 96) and last == LayerSizes(4, 2, 16, 8, 32)
+    with pytest.raises(ValueError, match="layers of 2 sizes"):
+        _ = decoder.sizes.layer
+    norm = decoder.layers[1].ffn.norm
+    assert norm.centred and norm.bias is None and norm.eps == pytest.approx(1e-3)
+    assert decoder.head.norm.bias is not None and decoder.layers[0].mixer.bo is not None
+    ids = [5, 9, 300, 7]
+    expected = plain_layers.logits(decoder, ids)
+    assert expected.std() > 0.05
+    got = Engine(decoder, ops, NoText(), 64).logits(ids)
+    np.testing.assert_allclose(got, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"attention.head_count": [4]}, r"head_count = \[4\]: expected 2 integers, one for each"),
+        ({"feed_forward_length": [96, 0]}, r"feed_forward_length = \[96, 0\]: expected each betw"),
+        ({"feed_forward_length": [9.5, 3.5]}, "expected 2 integers"),
+        ({"attention.head_count_kv": [4, 3]}, "4 query heads cannot share 3 key/value heads"),
+        ({"feed_forward_length": [96, 96]}, r"'blk.1.ffn_gate.weight' has shape \(32, 64\)"),
+        (
+            {"attention.value_length": 16},
+            r"'blk.0.attn_v.weight' has shape \(32, 64\), .* \(64, 64",
+        ),
+        ({"attention.causal": False}, "attention.causal = False is not supported"),
+        ({"expert_count": 4}, "expert_count = 4 is not supported"),
+    ],
+)
+def test_it_is_checked_like_any_other(settings, message, tmp_path):
+    settings = {**SEVERAL_SETTINGS, **settings}
+    path = make_tiny.write(tmp_path / "t.gguf", "llama", settings, several_tensors())
+    with File(path) as file, pytest.raises(GGUFError, match=message):
+        build(SEVERAL, file, Untouched(1), 64)
 
 
 def test_config_names_every_unread_setting_but_not_endlessly():

@@ -26,13 +26,13 @@ class Kept(Reference):
         super().__init__(1)
         self.given: dict[str, tuple[Any, ...]] = {}
 
-    def check_room(self, demand: Demand) -> int:
+    def plan_memory(self, demand: Demand) -> int:
         self.demand = demand
         return demand.n_batch
 
-    def weight(self, tensor, lookup=False, scale=None, activations="f16"):
+    def weight(self, tensor, role, scale=None, activations="f16"):
         self.given[tensor.name] = tensor.format.name, tensor.shape, scale, activations
-        return super().weight(tensor, lookup, scale, activations)
+        return super().weight(tensor, role, scale, activations)
 
 
 def rewritten(
@@ -95,7 +95,7 @@ def test_bytes_are_handed_over_with_their_scales(scaled, settings, format, activ
     assert f"{UP}.scale" not in ops.given
     others = [x for key, x in ops.given.items() if key != f"{UP}.weight"]
     assert all(x[2:] == (None, "f16") for x in others)
-    assert f"{UP}.scale" in [tensor.name for tensor, _ in ops.demand.weights]
+    assert {t.name: role.axes for t, role in ops.demand.weights}[f"{UP}.scale"] == "F"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import pickle
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -80,31 +81,32 @@ def test_ragged_batch_gives_what_each_gives_alone(make_engine):
     sequences = [together.add(p, GREEDY, max_tokens=12) for p in prompts]
     finish(together, *sequences)
     assert [[p.id for p in s.pieces] for s in sequences] == alone
-    assert together.pool.n_free == together.pool.n_pages
+    assert together.cache.n_free == together.cache.n_pages
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_logits_of_a_ragged_step_equal_those_alone(architecture, tiny_path):
     """Windows, several pages, pages that are no neighbours: to 1e-5."""
     from ggpy.runtime.batch import ragged
-    from ggpy.runtime.kv_cache import PagePool, PageTable
+    from ggpy.runtime.kv_cache import KVCache, SequencePages
 
     ops = Reference(1)
     with File(tiny_path(architecture)) as file:
         decoder = arch.load(file, ops, 256)
-    ops.allocate_cache(decoder.cache_shape(12))
-    prompts, pool = [ids_of(n, n) for n in (3, 100, 1, 70)], PagePool(12)
+    shape = decoder.cache_shape(4, 256, 256)
+    ops.allocate_cache(shape)
+    prompts, cache = [ids_of(n, n) for n in (3, 100, 1, 70)], KVCache(shape, 4)
     alone = []
     for p in prompts:
-        t = PageTable(pool)
-        t.grow(len(p))
+        t = SequencePages(cache)
+        t.grow(0, len(p), 0)
         alone.append(decoder.run(ragged([(t, p, 0)], np.arange(len(p), dtype=np.int32))))
         t.release()
-    tables = [PageTable(pool) for _ in prompts]
+    sequences = [SequencePages(cache) for _ in prompts]
     for n in (1, 64, 128):  # pages are taken in turns
-        for t, p in zip(tables, prompts, strict=True):
-            t.grow(min(n, len(p)))
-    chunks = [(t, p, 0) for t, p in zip(tables, prompts, strict=True)]
+        for t, p in zip(sequences, prompts, strict=True):
+            t.grow(0, min(n, len(p)), 0)
+    chunks = [(t, p, 0) for t, p in zip(sequences, prompts, strict=True)]
     rows = np.arange(sum(map(len, prompts)), dtype=np.int32)
     together = decoder.run(ragged(chunks, rows))
     np.testing.assert_allclose(together, np.concatenate(alone), atol=1e-5, rtol=1e-5)
@@ -188,7 +190,7 @@ def test_running_ahead_changes_nothing(make_engine, params, options):
         finish(engine, *sequences)
         engine.step()  # what was run ahead of the last end
         texts.append([(s.finish, list(s.pieces), s.sampler.n_drawn) for s in sequences])
-        assert engine.pool.n_free == engine.pool.n_pages
+        assert engine.cache.n_free == engine.cache.n_pages
     assert texts[0] == texts[1]
 
 
@@ -309,7 +311,7 @@ def test_cancel_and_release(make_engine):
     engine.release(s)
     assert (s.finish, waiting.finish) == ("cancelled", "cancelled")
     assert not engine.busy and engine.step() == []
-    assert engine.pool.n_free == engine.pool.n_pages
+    assert engine.cache.n_free == engine.cache.n_pages
 
 
 def test_logprob_is_the_models_own(make_engine):
@@ -324,16 +326,31 @@ def test_logprob_is_the_models_own(make_engine):
     assert Piece("x", 1).logprob is None
 
 
+def test_a_prepared_sequence_waits_for_its_beginning(make_engine):
+    engine = make_engine()
+    s = engine.prepare(ids_of(6), GREEDY, max_tokens=3)
+    assert not engine.busy and engine.step() == []
+    engine.begin(s)
+    finish(engine, s)
+    assert [p.id for p in s.pieces] == answer(engine, ids_of(6), max_tokens=3)
+    with pytest.raises(ValueError, match="another engine's"):
+        make_engine().begin(engine.prepare(ids_of(6)))
+
+
 # The context
 
 
 def test_prompts_that_do_not_fit_are_refused(make_engine):
     engine = make_engine(n_ctx=20)
-    message = "context is 20 tokens, the prompt has 21: raise -c or shorten it"
+    message = "context is 20 tokens, the prompt has 21: raise n_ctx or shorten it"
     with pytest.raises(ContextOverflow, match=message):
         engine.add(ids_of(21))
     with pytest.raises(ContextOverflow, match=message):
         engine.logits(ids_of(21))
+    with pytest.raises(ContextOverflow) as caught:
+        engine.add(ids_of(21))
+    copy = pickle.loads(pickle.dumps(caught.value))  # as it comes out of another process
+    assert (str(copy), copy.n_ctx, copy.n_prompt) == (message, 20, 21)
     with pytest.raises(ValueError, match="no tokens"):
         engine.add([])
     for bad in (-1, V):
@@ -384,7 +401,7 @@ def test_a_conversation_goes_on_in_its_pages(make_engine, run_ahead):
     assert third.n_reused == 33
     finish(engine, third)
     assert [p.id for p in third.pieces] == answer(make_engine(), changed, max_tokens=5)
-    assert engine.pool.n_free == engine.pool.n_pages
+    assert engine.cache.n_free == engine.cache.n_pages
 
 
 def test_the_same_prompt_again_evaluates_its_last_token(make_engine):
@@ -412,11 +429,11 @@ def test_a_common_prefix_is_evaluated_once(make_engine):
     second = engine.add([*system, 10, 11], GREEDY, max_tokens=30)
     engine.step()
     assert second.n_reused == 2 * PAGE_SIZE
-    assert second.table.pages[:2] == first.table.pages[:2]
+    assert second.pages.tables[0].pages[:2] == first.pages.tables[0].pages[:2]
     finish(engine, first, second)
     assert [p.id for p in second.pieces] == answer(make_engine(), [*system, 10, 11], max_tokens=30)
     assert [p.id for p in first.pieces] == answer(make_engine(), [*system, 9], max_tokens=30)
-    assert engine.pool.n_free == engine.pool.n_pages
+    assert engine.cache.n_free == engine.cache.n_pages
 
 
 def test_going_back_into_a_shared_page_leaves_the_other_alone(make_engine):
@@ -478,7 +495,7 @@ def test_kept_pages_make_room(make_engine):
     engine = make_engine(n_ctx=PAGE_SIZE, n_seq=1)
     kept = engine.add(ids_of(40), GREEDY, max_tokens=2, keep=True)
     finish(engine, kept)
-    assert engine.pool.n_free == 0
+    assert engine.cache.n_free == 0
     assert engine.logits(ids_of(30)).shape == (30, V), "kept pages are given up"
     again = engine.add(kept.ids, GREEDY, max_tokens=2, previous=kept)
     assert again.n_reused == 0
@@ -530,7 +547,7 @@ def test_a_sequence_without_a_token_ends_alone(make_engine, run_ahead, first, dr
     for s in good:
         assert (s.finish, s.error, [p.id for p in s.pieces]) == ("length", None, expected)
         assert s.sampler.n_drawn == s.n_generated == 8
-    assert engine.pool.n_free == engine.pool.n_pages
+    assert engine.cache.n_free == engine.cache.n_pages
 
 
 @pytest.mark.parametrize("run_ahead", [False, True])
@@ -552,7 +569,7 @@ def test_logits_that_are_none_end_their_sequence_alone(make_engine, run_ahead):
     finish(engine, good, bad)
     assert (bad.finish, bad.n_generated) == ("error", 4)
     assert good.finish == "length" and [p.id for p in good.pieces] == expected
-    assert engine.pool.n_free == engine.pool.n_pages, "what may hold NaN is not kept"
+    assert engine.cache.n_free == engine.cache.n_pages, "what may hold NaN is not kept"
     with pytest.raises(ValueError, match="highest logit is nan"):
         list(engine.pieces(bad))
 
@@ -563,7 +580,7 @@ def cleared(make_engine):
 
     def make(**options):
         engine, found = make_engine(n_seq=2, n_batch=64, **options), []
-        engine.ops.clear_pages = found.append
+        engine.ops.clear_pages = lambda group, pages: found.append((group, pages))
         return engine, found
 
     return make
@@ -575,11 +592,15 @@ def test_only_pages_that_may_hold_nan_are_cleared(cleared, run_ahead):
     answer(engine, ids_of(100), max_tokens=5)  # of which all logits were finite
     cancelled = engine.add(ids_of(150, 1), GREEDY)
     engine.step()
-    pages = cancelled.table.pages.copy()
+    pages = cancelled.pages.tables[0].pages.copy()
     assert len(pages) >= 1 and not found
     engine.cancel(cancelled)  # in the middle of a prompt: nobody knows
-    answer(engine, ids_of(10, 2), max_tokens=2)
-    assert found == [sorted(pages)]
+    s = engine.add(ids_of(10, 2), GREEDY, max_tokens=2)
+    engine.step()
+    assert found == [(0, s.pages.tables[0].pages)], "those that are taken"
+    finish(engine, s)
+    answer(engine, ids_of(200, 3), max_tokens=50)  # writes all of its pages but the last whole
+    assert not engine.cache.pools[0].suspects & set(pages)
 
 
 def test_pages_of_an_error_are_cleared_before_they_are_used(cleared):
@@ -589,8 +610,12 @@ def test_pages_of_an_error_are_cleared_before_they_are_used(cleared):
     finish(engine, bad)
     assert bad.finish == "error" and not found, "not before they are wanted"
     engine.ops.sample = sample
+    suspects = engine.cache.pools[0].suspects
+    assert suspects == {0, 1}
     answer(engine, ids_of(10, 2), max_tokens=2)
-    assert found == [[0, 1]] and not engine.pool.suspects
+    assert len(found) == 1 and len(suspects) == 1
+    answer(engine, ids_of(70, 2), max_tokens=2)
+    assert len(found) == 2 and not suspects
 
 
 @pytest.mark.parametrize("run_ahead", [False, True])
@@ -613,7 +638,8 @@ def test_logits_that_are_not_finite_leave_no_page(cleared):
     engine.logits(ids_of(70))
     engine.decoder.run = run
     assert np.isfinite(engine.logits(ids_of(70))).all()
-    assert [len(pages) for pages in found] == [2] and not engine.pool.suspects
+    assert [len(pages) for _, pages in found] == [1], "the other is written whole"
+    assert not engine.cache.pools[0].suspects
 
 
 def test_ids_that_a_device_refuses_have_a_reason(make_engine):
@@ -653,10 +679,11 @@ def test_a_sequence_without_pages_ends_alone(make_engine):
     engine = make_engine(n_seq=2)
     good = engine.add(ids_of(5), GREEDY, max_tokens=70)
     bad = engine.add(ids_of(3 * PAGE_SIZE, 1), GREEDY, max_tokens=70)
-    taken = [engine.pool.take() for _ in range(engine.pool.n_pages - 3)]
+    (pool,) = engine.cache.pools
+    taken = [pool.take() for _ in range(pool.n_pages - 3)]
     finish(engine, good, bad)
     assert (bad.finish, good.finish) == ("error", "length") and isinstance(bad.error, OutOfPages)
-    assert engine.pool.n_free == engine.pool.n_pages - len(taken)
+    assert pool.n_free == pool.n_pages - len(taken)
 
 
 @pytest.mark.parametrize("period", [3, 4, 5])  # each hits other places of a step
@@ -733,7 +760,7 @@ def test_what_cannot_be_is_refused_when_it_is_given(make_engine, options, messag
     with pytest.raises(ValueError, match=message) as caught:
         engine.add(**given)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
-    assert not engine.busy and kept.table.pages
+    assert not engine.busy and kept.pages.n_held
     again = engine.add(kept.ids, GREEDY, max_tokens=2, previous=kept)
     assert again.n_reused > 64
 
@@ -752,7 +779,7 @@ def test_sequences_of_another_engine_are_refused(make_engine):
     for call in (mine.cancel, mine.release, lambda s: mine.add(s.ids, previous=s)):
         with pytest.raises(ValueError, match="another engine"):
             call(s)
-    assert s.table.pages
+    assert s.pages.n_held
 
 
 def test_a_closed_engine_says_so(make_engine):
@@ -761,7 +788,7 @@ def test_a_closed_engine_says_so(make_engine):
     engine.step()
     engine.close()
     assert [s.finish for s in sequences] == ["error", "error"] and not engine.busy
-    assert engine.pool.n_free == engine.pool.n_pages and engine.step() == []
+    assert engine.cache.n_free == engine.cache.n_pages and engine.step() == []
     for call in (lambda: list(engine.pieces(sequences[0])), lambda: engine.add([5])):
         with pytest.raises(RuntimeError, match=r"the model (is|was) closed"):
             call()
@@ -785,7 +812,7 @@ def test_a_prefix_that_is_not_taken_over_is_not_held(make_engine):
         assert again.n_reused > PAGE_SIZE
         engine.release(again)
         engine.release(b)
-        assert engine.pool.n_free == engine.pool.n_pages
+        assert engine.cache.n_free == engine.cache.n_pages
 
 
 def test_pages_that_another_prefix_replaces_are_given_back(make_engine):
@@ -800,7 +827,7 @@ def test_pages_that_another_prefix_replaces_are_given_back(make_engine):
     finish(engine, again)
     assert again.n_reused == 2 * PAGE_SIZE
     engine.release(other)
-    assert engine.pool.n_free == engine.pool.n_pages
+    assert engine.cache.n_free == engine.cache.n_pages
 
 
 CONTEXT = 3 * PAGE_SIZE
@@ -845,7 +872,7 @@ class AnyOrder:
     def go_on(self) -> None:
         choose, ended = self.random.choice, [s for s in self.all if s.finish]
         if ended:
-            previous = choose([s for s in ended if s.table.pages] or ended)
+            previous = choose([s for s in ended if s.pages.n_held] or ended)
             cut = choose([CONTEXT, CONTEXT, PAGE_SIZE + 9, PAGE_SIZE - 9, 1])
             text = choose([previous, previous, choose(self.all)]).ids[:cut]
             ids = [*text, *[7] * choose([0, 1, 20])][:CONTEXT]
@@ -871,14 +898,19 @@ class AnyOrder:
 
     def check(self) -> None:
         """Every page is free, or held as often as it is counted, by a sequence that may."""
-        pool = self.engine.pool
-        held = Counter(page for s in self.all for page in s.table.pages)
-        assert {p: pool.references(p) for p in range(pool.n_pages) if pool.references(p)} == held
-        assert pool.n_free + len(held) == pool.n_pages
+        for group, pool in enumerate(self.engine.cache.pools):
+            held = Counter(page for s in self.all for page in s.pages.tables[group].pages)
+            in_use = {p: pool.references(p) for p in range(pool.n_pages) if pool.references(p)}
+            assert in_use == held
+            assert pool.n_free + len(held) == pool.n_pages
+            for s in self.all:
+                table = s.pages.tables[group]
+                assert table.first <= pool.first_seen(s.n_evaluated)
+                assert not pool.window or len(table.pages) <= pool.limit
         for s in self.all:
             assert (s.finish == "error") == (s.error is not None)
-            assert not (s.finish and s.table.pages) or s.keep
-            assert s.n_evaluated <= s.table.capacity
+            assert not (s.finish and s.pages.n_held) or s.keep
+            assert s.n_evaluated <= s.pages.capacity
             if s.finish != "error":
                 assert len(s.pieces) == s.n_generated <= s.sampler.n_drawn <= s.n_generated + 1
 
@@ -887,7 +919,7 @@ class AnyOrder:
         self.check()
         for s in self.all:
             self.engine.release(s)
-        assert self.engine.pool.n_free == self.engine.pool.n_pages
+        assert self.engine.cache.n_free == self.engine.cache.n_pages
 
 
 @settings(max_examples=30, deadline=None, derandomize=True, phases=[Phase.generate])

@@ -71,7 +71,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 def all_free(model: Model) -> bool:
     """An owner inside a step gives pages back only after it, so soon and not at once."""
-    return not model.engine.busy and model.engine.pool.n_free == model.engine.pool.n_pages
+    return not model.engine.busy and model.engine.cache.n_free == model.engine.cache.n_pages
 
 
 @pytest.mark.parametrize("n_seq", [1, 2, 4])
@@ -219,7 +219,7 @@ def test_an_error_of_the_machine_reaches_everybody_and_the_next_answer_is_right(
 
     def broken(step):
         steps.append(len(step.ids))
-        if len(step.page_tables) == 3 and len(steps) > 5:
+        if len(step.page_tables[0]) == 3 and len(steps) > 5:
             raise ArithmeticError("the device fell off")
         return run(step)
 
@@ -272,6 +272,24 @@ def test_the_owner_s_thread_ends_with_its_model(load, tiny_path):
     closed = in_owner_mode(load())
     closed.close()
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("n_seq", [1, 3])
+def test_threads_with_lists_of_prompts(load, n_seq):
+    expected = [tokens(load(), p) for p in PROMPTS]
+    model = in_owner_mode(load(n_seq))
+
+    def texts() -> list[list[int]]:
+        found: list[list[int]] = [[] for _ in PROMPTS]
+        for piece in model.generate(PROMPTS, max_tokens=30, temperature=0):
+            found[piece.index].append(piece.id)
+        return found
+
+    assert together(texts, texts, lambda: tokens(model, PROMPTS[0])) == [
+        *[expected] * 2,
+        expected[0],
+    ]
+    wait_until(lambda: all_free(model))
 
 
 def test_a_runner_for_an_engine(load):

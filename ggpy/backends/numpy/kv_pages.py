@@ -1,7 +1,7 @@
-"""Keys and values in numpy: pages of numbers or blocks, encoded when written, decoded when read.
+"""The KV cache in numpy: pages of numbers or blocks, encoded when written, decoded when read.
 
-This is what a type of keys and values means: each position's head is quantised by itself, 32
-elements along it at a time. Nothing here knows attention or sequences.
+This is what a type of the cache means: each position's head is quantised by itself, 32 elements
+along it at a time. Nothing here knows attention or sequences.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ...cache_types import IN_NUMPY, CacheTypes
 from ...formats import by_name
 from ...formats.base import F32
 from .. import host
-from ..interface import PAGE_SIZE, CacheShape
+from ..interface import PAGE_SIZE, CacheGroup, CacheShape, PagedKV
 
 HALF_LIMIT = 65504.0  # what is larger becomes this
 NORM = np.float32(32**-0.5)
@@ -23,12 +23,14 @@ BLOCK_LIMIT = (
 
 
 class Pages:
-    """Keys or values of all layers: array[layer, page, position, G, blocks of a head]."""
+    """Keys or values of the layers of a group: array[layer, page, position, G, blocks of a head],
+    with layers by their slots.
+    """
 
-    def __init__(self, shape: CacheShape, type: str) -> None:
-        self.format, self.type, self.head_size = by_name(type), type, shape.head_size
-        blocks = shape.head_size // self.format.block_size
-        size = (shape.n_layer, shape.n_pages, PAGE_SIZE, shape.n_head_kv, blocks)
+    def __init__(self, group: CacheGroup, head_size: int, type: str) -> None:
+        self.format, self.type, self.head_size = by_name(type), type, head_size
+        blocks = head_size // self.format.block_size
+        size = (group.n_layer, group.n_pages, PAGE_SIZE, group.spec.n_head_kv, blocks)
         self.array = host.lazy_zeros(size, self.format.dtype)
 
     @property
@@ -36,13 +38,13 @@ class Pages:
         """Keys, and the queries that are multiplied with them, are spread before they come here."""
         return self.type.startswith("q")
 
-    def write(self, layer: int, page: NDArray, place: NDArray, x: F32) -> None:
-        """x[T, G, E] at places of pages."""
-        self.array[layer, page, place] = self._encoded(x)
+    def write(self, slot: int, page: NDArray, offset: NDArray, x: F32) -> None:
+        """x[T, G, E] at offsets in pages."""
+        self.array[slot, page, offset] = self._encoded(x)
 
-    def read(self, layer: int, pages: NDArray, first: int, last: int) -> F32:
+    def read(self, slot: int, pages: NDArray, first: int, last: int) -> F32:
         """[last - first, G, E] of a sequence's positions, without a copy if it has none to make."""
-        return self._decoded(_gather(self.array[layer], pages, first, last))
+        return self._decoded(_gather(self.array[slot], pages, first, last))
 
     def _encoded(self, x: F32) -> NDArray:
         """x[T, G, E] -> [T, G, blocks]; NaN stays NaN, infinity becomes the largest."""
@@ -70,6 +72,15 @@ class Pages:
         return values.reshape(*blocks.shape[:-1], self.head_size)
 
 
+class GroupPages:
+    """Zeroed pages of one group of the cache, which take memory as they are written."""
+
+    def __init__(self, group: CacheGroup) -> None:
+        types = resolved(group.spec)
+        self.keys = Pages(group, group.spec.key_size, types.k)
+        self.values = Pages(group, group.spec.value_size, types.v)
+
+
 def spread(x: F32) -> F32:
     """Each 32 elements of heads x[..., E] times the Hadamard matrix over its norm.
 
@@ -84,20 +95,27 @@ def spread(x: F32) -> F32:
     return y.reshape(x.shape) * NORM
 
 
-def resolved(shape: CacheShape) -> CacheTypes:
-    """The types that a shape's keys and values have here; ValueError where heads do not fit."""
-    types = shape.types.resolved(IN_NUMPY)
-    types.check_head(shape.head_size)
+def resolved(spec: PagedKV) -> CacheTypes:
+    """The types that keys and values have here; ValueError where heads do not fit."""
+    types = spec.types.resolved(IN_NUMPY)
+    types.check_head(spec.key_size, spec.value_size)
     return types
 
 
-def check_room(shape: CacheShape) -> None:
-    """MemoryError when keys and values need more memory than is free."""
-    head = resolved(shape).nbytes(shape.head_size)
-    per_page = shape.n_layer * PAGE_SIZE * shape.n_head_kv * head
+def check_memory(shape: CacheShape) -> None:
+    """MemoryError when the KV cache needs more memory than is free."""
+    page_bytes = [_page_bytes(group) for group in shape.groups]
     free = host.available_memory()
-    if free is not None and shape.n_pages * per_page > free:
-        raise shape.too_large(per_page, free)
+    pairs = zip(page_bytes, shape.groups, strict=True)
+    if free is not None and sum(n * group.n_pages for n, group in pairs) > free:
+        raise shape.too_large(page_bytes, free)
+
+
+def _page_bytes(group: CacheGroup) -> int:
+    """Bytes of a page in all layers of a group."""
+    spec = group.spec
+    head = resolved(spec).nbytes(spec.key_size, spec.value_size)
+    return group.n_layer * PAGE_SIZE * spec.n_head_kv * head
 
 
 def _gather(storage: NDArray, pages: NDArray, first: int, last: int) -> NDArray:

@@ -1,0 +1,144 @@
+"""What an architecture is: the tensors that its files have, and its reading of their settings.
+
+What differs between architectures is data here: a tensor that is declared (a bias, a norm after the
+attention) is used, one that is not is refused; a setting that nobody reads is refused too. Nothing
+here knows what a tensor holds, or which machine computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ..backends.interface import Activation
+from ..gguf import Tensor
+from .config import Config, Dimensions, read_dimensions, refuse_variants
+from .hugging_face import HuggingFace
+from .layers import attention, dense
+from .layers.attention import AttentionSettings
+from .layers.dense import DenseSettings
+
+# What every architecture has, sized by Dimensions.letters; LAYER stands below "blk.0." and so on.
+GLOBAL = {"token_embd.weight": "V D", "output_norm.weight": "D"}
+LAYER = {**attention.TENSORS, **dense.TENSORS}
+POST_NORM = {**attention.POST_NORM, **dense.POST_NORM}
+OUTPUT = {"output.weight": "V D"}  # optional: without it the embedding table is used
+ROPE_FREQS = {"rope_freqs.weight": "R/2"}
+ROPE_FACTORS = {"rope_factors_long.weight": "R/2", "rope_factors_short.weight": "R/2"}
+NORM_BIAS = {"output_norm.bias": "D"}
+LAYER_NORM_BIAS = {**attention.NORM_BIAS, **dense.NORM_BIAS}
+
+ACTIVATION_NAMES: dict[Activation, tuple[str, ...]] = {
+    "silu": ("silu", "swish"),
+    "gelu_tanh": ("gelu_pytorch_tanh", "gelu_tanh", "gelu"),
+}
+
+
+@dataclass(frozen=True)
+class LayerSettings:
+    """What the settings of a file say about one layer."""
+
+    mixer: AttentionSettings
+    ffn: DenseSettings | None
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """What an architecture makes of a file's settings."""
+
+    layers: Sequence[LayerSettings]
+    embedding_scale: float = 1.0
+    soft_cap: float = 0.0  # of logits
+    logit_scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Context:
+    """What an architecture may look at when it reads the settings."""
+
+    config: Config
+    sizes: Dimensions
+    tensors: Mapping[str, Tensor]
+    n_ctx: int
+
+
+class Declared(NamedTuple):
+    """A tensor of a file: its axes in letters, and how long they are."""
+
+    axes: str
+    shape: tuple[int, ...]
+
+
+Declarations = dict[str, Declared]
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One `general.architecture`: its tensors and its reading of the settings.
+
+    `fused` maps a layer's tensor to those that it is made of, from the first row on.
+    `understands` are settings that most architectures refuse: those of config.VARIANTS, and sizes
+    that differ from layer to layer (config.read_dimensions).
+    """
+
+    name: str
+    read: Callable[[Context], ModelSettings]
+    layer: Mapping[str, str] = field(default_factory=lambda: LAYER)
+    optional: Mapping[str, str] = field(default_factory=lambda: OUTPUT)
+    optional_layer: Mapping[str, str] = field(default_factory=dict)
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    understands: frozenset[str] = frozenset()
+    layer_norm: bool = False  # its norms are layer norms
+    hugging_face: HuggingFace | None = None  # checkpoints that can be converted
+
+    def dimensions(self, config: Config, n_vocab: int) -> Dimensions:
+        """The sizes of a file; GGUFError for what cannot be, or is not understood."""
+        refuse_variants(config, self.understands)
+        return read_dimensions(config, n_vocab, self.understands, self.layer_norm)
+
+    def settings(self, context: Context) -> ModelSettings:
+        """All other settings of a file; UnsupportedModel names one that is not understood."""
+        settings, config = self.read(context), context.config
+        for ffn in {layer.ffn for layer in settings.layers if layer.ffn}:
+            config.only("hidden_activation", *ACTIVATION_NAMES[ffn.activation])
+        config.refuse_unread()
+        return settings
+
+    def tensors(self, sizes: Dimensions) -> tuple[Declarations, Declarations]:
+        """What a file needs and what it may have, by name; fused tensors in parts."""
+        needed, allowed = declare(GLOBAL, sizes), declare(self.optional, sizes)
+        for i in range(sizes.n_layer):
+            needed |= declare(self.layer, sizes, i)
+            allowed |= declare(self.optional_layer, sizes, i)
+        return needed, allowed
+
+    def stored(self, sizes: Dimensions, tied: bool) -> tuple[Shapes, Shapes]:
+        """(shapes that a file needs, shapes that it may have) by name; fused tensors are one.
+
+        tied: the embedding table is the output, so there is no other.
+        """
+        optional = {name: axes for name, axes in self.optional.items() if name not in OUTPUT}
+        needed = shapes(declare(GLOBAL if tied else {**GLOBAL, **OUTPUT}, sizes))
+        allowed = shapes(declare(optional, sizes))
+        for i in range(sizes.n_layer):
+            layer = shapes(declare(self.layer, sizes, i))
+            for name, parts in self.fused.items():
+                whole = [layer.pop(f"blk.{i}.{part}") for part in parts]
+                layer[f"blk.{i}.{name}"] = (sum(rows for rows, *_ in whole), *whole[0][1:])
+            needed |= layer
+            allowed |= shapes(declare(self.optional_layer, sizes, i))
+        return needed, allowed
+
+
+def declare(axes: Mapping[str, str], sizes: Dimensions, layer: int | None = None) -> Declarations:
+    """Tensors of a layer, or of none, by their whole names."""
+    at, letters = "" if layer is None else f"blk.{layer}.", sizes.letters(layer)
+    lengths = {name: tuple(letters[axis] for axis in x.split()) for name, x in axes.items()}
+    return {at + name: Declared(axes[name], shape) for name, shape in lengths.items()}
+
+
+def shapes(declarations: Declarations) -> Shapes:
+    """Without the letters."""
+    return {name: declared.shape for name, declared in declarations.items()}

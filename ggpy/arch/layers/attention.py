@@ -1,0 +1,67 @@
+"""Attention over the KV cache, with grouped heads, RoPE, windows, soft caps and sinks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...backends.interface import Attention, PagedKV, Rope
+from ...cache_types import CacheTypes
+from ..config import LayerSizes
+from .weights import LayerWeights
+
+# Sized by Dimensions.letters.
+TENSORS = {
+    "attn_norm.weight": "D",
+    "attn_q.weight": "HE D",
+    "attn_k.weight": "GE D",
+    "attn_v.weight": "GEv D",
+    "attn_output.weight": "D HEv",
+}
+QKV_BIAS = {"attn_q.bias": "HE", "attn_k.bias": "GE", "attn_v.bias": "GEv"}
+OUTPUT_BIAS = {"attn_output.bias": "D"}
+NORM_BIAS = {"attn_norm.bias": "D"}
+QK_NORM = {"attn_q_norm.weight": "E", "attn_k_norm.weight": "E"}
+SINKS = {"attn_sinks.weight": "H"}
+POST_NORM = {"post_attention_norm.weight": "D"}
+
+
+@dataclass(frozen=True)
+class AttentionSettings:
+    """What the settings of a file say about the attention of one layer."""
+
+    scale: float  # of q.k
+    rope: Rope | None = None  # None: positions are not encoded
+    window: int = 0  # positions seen by a token, itself included; 0 is all
+    soft_cap: float = 0.0  # of scores; 0 is none
+    residual_scale: float = 1.0
+
+    def state(self, sizes: LayerSizes, types: CacheTypes) -> PagedKV:
+        """What the layer keeps of each position."""
+        s = sizes
+        heads = s.n_head, s.n_head_kv, s.key_size, s.value_size
+        return PagedKV(*heads, self.window, types)
+
+    def build(self, w: LayerWeights, spec: PagedKV, group: int, slot: int) -> Attention:
+        """The mixer, whose state is at a slot of a group of the cache."""
+        return Attention(
+            spec=spec,
+            group=group,
+            slot=slot,
+            norm=w.norm("attn_norm"),
+            wq=w["attn_q.weight"],
+            wk=w["attn_k.weight"],
+            wv=w["attn_v.weight"],
+            wo=w["attn_output.weight"],
+            scale=self.scale,
+            rope=self.rope,
+            bq=w.get("attn_q.bias"),
+            bk=w.get("attn_k.bias"),
+            bv=w.get("attn_v.bias"),
+            bo=w.get("attn_output.bias"),
+            q_norm=w.get_norm("attn_q_norm"),
+            k_norm=w.get_norm("attn_k_norm"),
+            soft_cap=self.soft_cap,
+            sinks=w.get("attn_sinks.weight"),
+            post_norm=w.get_norm("post_attention_norm"),
+            residual_scale=self.residual_scale,
+        )

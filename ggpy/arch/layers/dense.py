@@ -1,0 +1,38 @@
+"""The dense feed-forward: activation(gate) * up, and down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...backends.interface import Activation, Dense
+from .weights import LayerWeights
+
+# Sized by Dimensions.letters.
+TENSORS = {
+    "ffn_norm.weight": "D",
+    "ffn_gate.weight": "F D",
+    "ffn_up.weight": "F D",
+    "ffn_down.weight": "D F",
+}
+NORM_BIAS = {"ffn_norm.bias": "D"}
+POST_NORM = {"post_ffw_norm.weight": "D"}
+
+
+@dataclass(frozen=True)
+class DenseSettings:
+    """What the settings of a file say about the feed-forward of one layer."""
+
+    activation: Activation
+    residual_scale: float = 1.0
+
+    def build(self, w: LayerWeights) -> Dense:
+        """The feed-forward."""
+        return Dense(
+            norm=w.norm("ffn_norm"),
+            w_gate=w["ffn_gate.weight"],
+            w_up=w["ffn_up.weight"],
+            w_down=w["ffn_down.weight"],
+            activation=self.activation,
+            post_norm=w.get_norm("post_ffw_norm"),
+            residual_scale=self.residual_scale,
+        )

@@ -1,0 +1,34 @@
+"""The weights of one layer by name: what kinds of layers are built from. Knows no kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...backends.interface import Norm, Weight
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """Weights by their names below a prefix ("blk.0."); the file need not have all of them."""
+
+    all: Mapping[str, Weight]
+    prefix: str
+    eps: float  # of norms
+    centred: bool = False  # norms are layer norms
+
+    def __getitem__(self, name: str) -> Weight:
+        return self.all[self.prefix + name]
+
+    def get(self, name: str) -> Weight | None:
+        """None where the file has no such tensor."""
+        return self.all.get(self.prefix + name)
+
+    def norm(self, stem: str) -> Norm:
+        """The norm "attn_norm" of attn_norm.weight, and attn_norm.bias if there is one."""
+        bias = self.get(stem + ".bias")
+        return Norm(self[stem + ".weight"], self.eps, bias, self.centred)
+
+    def get_norm(self, stem: str) -> Norm | None:
+        """None where the file has no such norm."""
+        return None if self.get(stem + ".weight") is None else self.norm(stem)

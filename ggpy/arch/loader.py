@@ -1,0 +1,110 @@
+"""From an open file to a decoder: all that the file says is checked, then its weights are handed to
+a backend.
+
+Nothing here knows what one architecture asks for, or what a backend makes of a weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from ..backends.interface import Demand, Ops, Role, Weight
+from ..cache_types import USUAL, CacheTypes
+from ..gguf import File, GGUFError, Tensor
+from .architecture import ROPE_FACTORS, ROPE_FREQS, Architecture, Context, Declared
+from .collect import check_vocabulary, collect
+from .config import Config
+from .decoder import Decoder, cache_groups
+from .scheme import SCALE, Given, Scheme, read_scheme, scale_of
+
+Progress = Callable[[int, int], None]  # bytes of weights handed over, of all
+MOST_BATCH, LEAST_BATCH = 2048, 512  # tokens of a step: on a GPU prefill gains 14 % by the former
+READERS = 8  # threads that check scales: one alone reads a mapped file slower than a bus is
+
+
+def build(
+    architecture: Architecture,
+    file: File,
+    ops: Ops,
+    n_ctx: int,
+    progress: Progress | None = None,
+    n_batch: int | None = None,
+    n_seq: int = 1,
+    cache_types: CacheTypes = USUAL,
+) -> Decoder:
+    """Check all the file says, then hand its weights over; GGUFError names what is wrong.
+
+    n_seq sequences of n_ctx tokens, n_batch in a step, or as many as are fast: MemoryError where
+    they do not fit. ValueError for types of the KV cache that the model's heads are too small for.
+    """
+    config = Config(file.metadata, architecture.name, file.path)
+    sizes = architecture.dimensions(config, _n_vocab(file))
+    check_vocabulary(file, sizes.n_vocab)
+    scheme = read_scheme(file.metadata, file.path)
+    collected = collect(architecture, file, sizes)
+    tensors = {name: tensor for name, (tensor, _) in collected.items()}
+    settings = architecture.settings(Context(config, sizes, tensors, n_ctx))
+    weights = _weights(collected, scheme)
+    steps = (MOST_BATCH, LEAST_BATCH) if n_batch is None else (n_batch, n_batch)
+    most, least = (min(n, n_seq * n_ctx) for n in steps)
+    groups = cache_groups(sizes, settings, cache_types)
+    demand = Demand(
+        weights=_parts(weights),
+        n_seq=n_seq,
+        n_batch=most,
+        least_batch=least,
+        n_embd=sizes.n_embd,
+        n_ff=max(layer.n_ff for layer in sizes.layers),
+        n_vocab=sizes.n_vocab,
+        cache=lambda n_batch: groups.shape(n_seq, n_ctx, n_batch),
+    )
+    n_batch = ops.plan_memory(demand)
+    read = [weights[name].tensor if name in weights else x for name, x in tensors.items()]
+    with ThreadPoolExecutor(READERS) as pool:  # the first error in the file's order is raised
+        list(pool.map(lambda tensor: tensor.check_scales(), read))
+    return Decoder(sizes, settings, ops, _hand_over(weights, ops, progress), n_batch, cache_types)
+
+
+def _n_vocab(file: File) -> int:
+    """Rows of the embedding table."""
+    table = file.tensors.get("token_embd.weight")
+    if table is None or len(table.shape) != 2:
+        raise GGUFError(
+            f"{file.path}: token_embd.weight, the embedding table, is missing or no matrix"
+        )
+    return table.shape[0]
+
+
+def _weights(collected: Mapping[str, tuple[Tensor, Declared]], scheme: Scheme) -> dict[str, Given]:
+    """The tensors that become weights, with the scales of their rows."""
+    found = {}
+    for name, (tensor, declared) in collected.items():
+        if name in ROPE_FREQS or name in ROPE_FACTORS or name.endswith(SCALE):
+            continue  # these are in the settings, or with their matrix
+        lookup = name == "token_embd.weight" and "output.weight" in collected
+        scale, _ = collected.get(scale_of(name), (None, None))
+        found[name] = scheme.given(tensor, Role(declared.axes, lookup), scale)
+    return found
+
+
+def _parts(weights: Mapping[str, Given]) -> list[tuple[Tensor, Role]]:
+    """All tensors that are handed over, and what each is for."""
+    given = weights.values()
+    scales = [(x.scale, Role(x.role.axes.split()[0])) for x in given if x.scale is not None]
+    return [(x.tensor, x.role) for x in given] + scales
+
+
+def _hand_over(
+    tensors: Mapping[str, Given], ops: Ops, progress: Progress | None
+) -> dict[str, Weight]:
+    total, done = sum(t.nbytes for t, _ in _parts(tensors)), 0
+    weights = {}
+    for name, given in tensors.items():
+        tensor, scale = given.tensor, given.scale
+        weights[name] = ops.weight(tensor, given.role, scale, given.activations)
+        done += tensor.nbytes + (0 if scale is None else scale.nbytes)
+        if progress:
+            progress(done, total)
+    ops.weights_ready()
+    return weights
