@@ -8,12 +8,11 @@ nothing about how that computes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .interface import Array, Ops, Step
+from .interface import Array, Ops, Probe, Step
 from .trace import Record, Trace
 
 
@@ -28,9 +27,11 @@ class Checked(Trace):
         super().__init__(ops)
         self._tracing = False
 
-    def run(self, step: Step, forward: Callable[[Step], Array], repeat: bool = True) -> Array:
+    def run(
+        self, step: Step, forward: Callable[[Step], Array], probe: Probe | None = None
+    ) -> Array:
         """What forward(step) returns, looked at; NotFinite names the layer and the op."""
-        logits = self._ops.run(step, forward, repeat)
+        logits = self._ops.run(step, forward, probe)
         n_bad = _n_bad(self.read(logits))
         if n_bad:
             raise NotFinite(
@@ -47,12 +48,12 @@ class Checked(Trace):
             super().run(step, forward)
         finally:
             self._tracing = False
-        for index, record in enumerate(self.records):
+        for record in self.records:
             if _n_bad(record.output):
-                return f"the first are in {_place(self.records, index)}, {_token(record, step)}"
+                return f"the first are in {_place(record)}, {_token(record, step)}"
         return "run op by op it has none, so it is the fused or repeated form that fails"
 
-    def _record(self, op: str, output: Any) -> Any:
+    def _record(self, op: str, output: Array) -> Array:
         return super()._record(op, output) if self._tracing else output
 
 
@@ -60,13 +61,8 @@ def _n_bad(values: NDArray) -> int:
     return int(values.size - np.count_nonzero(np.isfinite(values)))
 
 
-def _place(records: list[Record], index: int) -> str:
-    """The op of a record, with the op before it where a layer has two of the name."""
-    record = records[index]
-    before = f" after {records[index - 1].op}" if record.op == "linear_add" else ""
-    if record.op in ("embed", "logits"):
-        return record.op
-    return f"layer {record.layer}, {record.op}{before}"
+def _place(record: Record) -> str:
+    return record.op if record.op in ("embed", "logits") else f"layer {record.layer}, {record.op}"
 
 
 def _token(record: Record, step: Step) -> str:

@@ -1,18 +1,19 @@
-"""The contract between a decoder and the machine that runs it: an op is what is worth one launch.
+"""The contract between a decoder and the machine that runs it: what one layer computes is one op.
 
-The decoder (ggpy/arch) is written once in these ops. `reference.py` computes them in float32 numpy
-and is their specification; `cuda.py` may fuse, split or reorder inside one of them. Nothing here
-knows a model file's names, sampling policy, or which machine it is.
+The decoder (ggpy/arch) is written once in these ops. `numpy/` computes them in float32 and is their
+specification; `cuda/` may fuse, split or reorder inside one of them, and across two of them, since
+it sees a layer whole and knows the next one. Nothing here knows a model file's names, sampling
+policy, or which machine it is.
 
 Letters: T tokens in the batch (of all sequences together), S sequences, R rows whose logits are
-wanted, D width, H query heads, G key/value heads, E head size, F feed-forward width, V vocabulary,
-P pages of a sequence.
+wanted, D width, H query heads, G key/value heads, E key size (of a query or key head), Ev value
+size, F feed-forward width, V vocabulary, X experts, P pages of a sequence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -27,8 +28,12 @@ Weight = Any  # what `Ops.weight` returned: opaque to the decoder
 
 Activation = Literal["silu", "gelu_tanh"]
 ActivationType = Literal["f16", "int8", "e4m3"]  # what a product rounds its input to: Ops.weight
+Probe = Callable[[int, str, Array], None]  # is told a layer's index, a name of INNER, and the array
 
-PAGE_SIZE = 64  # positions in a page of keys and values
+PAGE_SIZE = 64  # positions in a page of the KV cache
+# What a Probe is told of a layer: q[T, H, E] as it meets the keys; o[T, H*Ev]; x[T, D] with the
+# output of the mixer; h[T, F], which meets w_down; x[T, D] with the output of the feed-forward.
+INNER = ("qkv", "attention", "attn_out", "ffn_act", "ffn_out")
 
 
 def pages_for(n_positions: int) -> int:
@@ -38,7 +43,7 @@ def pages_for(n_positions: int) -> int:
 
 @dataclass(frozen=True)
 class Step:
-    """One ragged batch. Prompt, decode and a mix of both are the same call.
+    """One ragged batch. Prefill, decode and a mix of both are the same call.
 
     Tokens of one sequence are adjacent and in rising position. A negative id, ~r, stands for the
     token that the previous step sampled at its row r: it may still be on the device.
@@ -46,14 +51,27 @@ class Step:
 
     ids: NDArray[np.int32]  # [T]
     positions: NDArray[np.int32]  # [T]
-    sequences: NDArray[np.int32]  # [T], rows of page_tables
-    page_tables: NDArray[np.int32]  # [S, P], page numbers; unused entries are 0
+    sequences: NDArray[np.int32]  # [T], rows of the page tables
+    # Of each group of the cache [S, P], page numbers. Entries that no token of the step sees
+    # (behind the last position, or before the window) are 0.
+    page_tables: tuple[NDArray[np.int32], ...]
     rows: NDArray[np.int32]  # [R], indices into the T tokens
 
-    @property
-    def pages(self) -> NDArray[np.int32]:
-        """[T], where the tokens' own positions are."""
-        return self.page_tables[self.sequences, self.positions // PAGE_SIZE]
+    def pages(self, group: int = 0) -> NDArray[np.int32]:
+        """[T], the pages of a group that hold the tokens' own positions."""
+        return self.page_tables[group][self.sequences, self.positions // PAGE_SIZE]
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a weight is for: its axes in letters, outermost first ("HE D", "D F", "X F D").
+
+    A device that holds a shard of a model knows from the letters what to keep. lookup: only rows of
+    the matrix are ever used, by `embed`; it is never multiplied with.
+    """
+
+    axes: str
+    lookup: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,35 +89,70 @@ class Rope:
 
 @dataclass(frozen=True)
 class Norm:
-    """RMS norm: x / sqrt(mean(x^2) + eps) * weight."""
+    """RMS norm: x / sqrt(mean(x^2) + eps) * weight; with `centred`, x - mean(x) instead of x
+    (layer norm). `bias` is added at the end.
+    """
 
     weight: Weight
     eps: float
+    bias: Weight | None = None
+    centred: bool = False
+
+    @property
+    def is_rms(self) -> bool:
+        """Whether it is an RMS norm without a bias."""
+        return not self.centred and self.bias is None
+
+
+@dataclass(frozen=True)
+class PagedKV:
+    """The state of one attention layer: keys and values in pages of PAGE_SIZE positions.
+
+    Layers with equal specs are one group: they share page tables.
+    """
+
+    n_head: int  # H, query heads that read it
+    n_head_kv: int  # G
+    key_size: int  # E
+    value_size: int  # Ev
+    window: int = 0  # positions seen by a token, itself included; 0 is all
+    types: CacheTypes = USUAL
+
+    def pages(self, n_ctx: int, n_batch: int) -> int:
+        """Pages that a sequence of n_ctx positions holds at most, in steps of n_batch tokens: with
+        a window, those of the step and of what its first token sees.
+        """
+        whole = pages_for(n_ctx)
+        return min(whole, pages_for(self.window + n_batch) + 1) if self.window else whole
+
+
+StateSpec = PagedKV
 
 
 @dataclass(frozen=True)
 class Attention:
-    """What one layer's `qkv` and `attend` need."""
+    """A mixer: x + post_norm(softmax(mask(cap(q k^T * scale))) v wo^T) * residual_scale."""
 
-    layer: int  # which keys and values
-    n_head: int  # H
-    n_head_kv: int  # G
-    head_size: int  # E
+    spec: PagedKV
+    group: int  # the layer's group in the cache
+    slot: int  # and its place among the layers of the group
     norm: Norm  # of x, before the projections
     wq: Weight  # [H*E, D]
     wk: Weight  # [G*E, D]
-    wv: Weight  # [G*E, D]
-    rope: Rope
+    wv: Weight  # [G*Ev, D]
+    wo: Weight  # [D, H*Ev]
     scale: float  # of q.k, before the soft cap
+    rope: Rope | None = None  # None: positions are not encoded
     bq: Weight | None = None  # [H*E]
-    bk: Weight | None = None
-    bv: Weight | None = None
+    bk: Weight | None = None  # [G*E]
+    bv: Weight | None = None  # [G*Ev]
+    bo: Weight | None = None  # [D]
     q_norm: Norm | None = None  # over E, per head, before rope
     k_norm: Norm | None = None
-    window: int = 0  # positions seen, itself included; 0 is all
     soft_cap: float = 0.0  # c * tanh(s / c); 0 is none
     sinks: Weight | None = None  # [H], one logit per head that takes weight and gives nothing
-    wo: Weight | None = None  # [D, H*E], what o goes to: a backend may lay o out for it
+    post_norm: Norm | None = None  # of what is added to x
+    residual_scale: float = 1.0
 
     @property
     def projections(self) -> list[Weight]:
@@ -108,14 +161,18 @@ class Attention:
 
 
 @dataclass(frozen=True)
-class FeedForward:
-    """What one layer's `ffn` needs: act(gate(x)) * up(x)."""
+class Dense:
+    """A feed-forward: x + post_norm((act(n w_gate^T) * (n w_up^T)) w_down^T) * residual_scale, with
+    n = norm(x).
+    """
 
     norm: Norm
     w_gate: Weight  # [F, D]
     w_up: Weight  # [F, D]
+    w_down: Weight  # [D, F]
     activation: Activation
-    w_down: Weight | None = None  # [D, F], what h goes to: a backend may lay h out for it
+    post_norm: Norm | None = None
+    residual_scale: float = 1.0
 
     @property
     def projections(self) -> list[Weight]:
@@ -123,32 +180,64 @@ class FeedForward:
         return [self.w_gate, self.w_up]
 
 
+Mixer = Attention
+FeedForward = Dense
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One layer; a backend that fuses looks at what comes next.
+
+    `next` is the layer behind, or None for the last one.
+    """
+
+    index: int
+    mixer: Mixer
+    ffn: FeedForward | None
+    next: Layer | None = field(default=None, repr=False)
+
+
 @dataclass(frozen=True)
 class Head:
-    """From the last layer to logits."""
+    """From the last layer to logits: cap(norm(x) weight^T * scale)."""
 
     norm: Norm
     weight: Weight  # [V, D]
     soft_cap: float = 0.0
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class CacheGroup:
+    """Layers with one spec: for each of them n_pages pages, and a page table per sequence."""
+
+    spec: PagedKV
+    layers: tuple[int, ...]  # indices of layers, in the order of Attention.slot
+    n_pages: int
+
+    @property
+    def n_layer(self) -> int:
+        """Layers that the group holds."""
+        return len(self.layers)
 
 
 @dataclass(frozen=True)
 class CacheShape:
-    """Keys and values: n_layer * n_pages pages of PAGE_SIZE positions, G heads of E."""
+    """The KV cache of a model: its groups, in the order of Attention.group."""
 
-    n_layer: int
-    n_pages: int
-    n_head_kv: int
-    head_size: int
-    n_head: int  # H query heads that read them
-    types: CacheTypes = USUAL
+    groups: tuple[CacheGroup, ...]
 
-    def too_large(self, page_bytes: int, free: int) -> MemoryError:
-        """Where pages that take page_bytes in all layers do not go into free bytes."""
+    def too_large(self, page_bytes: Sequence[int], free: int) -> MemoryError:
+        """Where pages that take so many bytes in all layers of each group exceed free bytes."""
+        sizes = [n * g.n_pages for n, g in zip(page_bytes, self.groups, strict=True)]
+        whole = [(n, g) for n, g in zip(page_bytes, self.groups, strict=True) if not g.spec.window]
+        windowed = sum(sizes) - sum(n * g.n_pages for n, g in whole)
+        longest = max(g.n_pages for g in self.groups) * PAGE_SIZE
+        fit = max(0, free - windowed) // max(1, sum(n for n, _ in whole)) * PAGE_SIZE
         return MemoryError(
-            f"{self.n_pages * PAGE_SIZE} positions of keys and values need "
-            f"{self.n_pages * page_bytes / 1e9:.1f} GB, {free / 1e9:.1f} GB are free: "
-            f"an n_ctx of {free // page_bytes * PAGE_SIZE} would fit"
+            f"the KV cache of {longest} positions needs {sum(sizes) / 1e9:.1f} GB, "
+            f"{free / 1e9:.1f} GB are free: "
+            + (f"a context of {fit} tokens would fit" if fit else "no context would fit")
         )
 
 
@@ -156,15 +245,14 @@ class CacheShape:
 class Demand:
     """What a model is going to ask of a backend, known before any of it is handed over."""
 
-    # And whether it is only looked up: see Ops.weight. Scales of rows stand here as vectors.
-    weights: Sequence[tuple[Tensor, bool]]
-    cache: CacheShape
+    weights: Sequence[tuple[Tensor, Role]]  # scales of rows stand here as vectors
     n_seq: int  # sequences that share the cache evenly
     n_batch: int  # tokens of a step at most
-    least_batch: int  # of a step where room is short, or more tokens are not faster
+    least_batch: int  # of a step where memory is short, or more tokens are not faster
     n_embd: int  # D
-    n_ff: int  # F
+    n_ff: int  # F, of the widest layer
     n_vocab: int  # V
+    cache: Callable[[int], CacheShape]  # of the KV cache, by the tokens of a step
 
 
 class Ops(Protocol):
@@ -174,74 +262,60 @@ class Ops(Protocol):
     reason: str  # why this one was chosen, one clause
     asynchronous: bool  # run and sample return before they are done: running ahead pays
 
-    def check_room(self, demand: Demand) -> int:
-        """Tokens of a step, of what the demand leaves open. MemoryError, before anything is handed
-        over, if it will not fit: see allocate_cache.
+    def plan_memory(self, demand: Demand) -> int:
+        """Returns the batch size (tokens per step) to use. Raises MemoryError before anything is
+        uploaded if not even `least_batch` fits.
         """
 
     def weight(
         self,
         tensor: Tensor,
-        lookup: bool = False,
+        role: Role,
         scale: Tensor | None = None,
         activations: ActivationType = "f16",
     ) -> Weight:
         """Take over a tensor of the file: upload it and repack it for this machine, once.
 
-        lookup: only rows of it are ever used, by `embed`; it is never multiplied with.
         scale: F32 [N] for a matrix w[N, K], whose weights are value[n, k] * scale[n].
         activations: "int8" or "e4m3" multiply the values, which are I8 or F8_E4M3, with input x
         that is rounded to the same, with a scale for each token: s[t] = max |x[t]| / 127 or 448,
         q = x / s[t] rounded to nearest, ties to even. Sums of whole numbers are exact:
-        y[t, n] = sum_k q[t, k] value[n, k] * s[t] * scale[n]. "f16" rounds to halves at most.
+        y[t, n] = sum_k q[t, k] value[n, k] * s[t] * scale[n]. "f16" rounds to f16 at most.
         """
 
     def weights_ready(self) -> None:
         """All weights were handed over: wait for uploads, free staging memory."""
 
     def allocate_cache(self, shape: CacheShape) -> None:
-        """Make room for keys and values; MemoryError says what is needed, free, and would fit."""
+        """Allocate the KV cache; MemoryError says what is needed, free, and would fit."""
 
-    def clear_pages(self, pages: Sequence[int]) -> None:
-        """Before pages are used again that may hold NaN or infinity: no position that is written
-        to them later may come to depend on what was there.
+    def clear_pages(self, group: int, pages: Sequence[int]) -> None:
+        """Before pages of a group are used again that may hold NaN or infinity: no position that is
+        written to them later may come to depend on what was there.
         """
 
-    def run(self, step: Step, forward: Callable[[Step], Array], repeat: bool = True) -> Array:
+    def run(
+        self, step: Step, forward: Callable[[Step], Array], probe: Probe | None = None
+    ) -> Array:
         """What forward(step) returns, computed in whatever way repeats it fastest.
 
-        repeat: False where the outputs of single ops are going to be read, so that each op must be
-        computed as it is called.
+        probe: is told what each layer computes inside, by the names of INNER; then each op is
+        computed as it is called, and nothing is fused across two of them.
         """
 
     def embed(self, step: Step, table: Weight, scale: float = 1.0) -> Array:
         """x[T, D] = table[ids] * scale."""
 
-    def qkv(self, x: Array, attention: Attention, step: Step) -> Array:
-        """q[T, H, E]; k and v go to their pages.
+    def mix(self, x: Array, layer: Layer, step: Step) -> Array:
+        """x[T, D] with the output of layer.mixer added; the old x may be overwritten.
 
-        Normalises x, projects, adds bias, normalises heads, rotates q and k; where keys are kept in
-        blocks of 32, spreads both (numpy/kv_pages.py spread).
+        Attention normalises x, projects, adds bias, normalises heads, rotates q and k, writes k and
+        v to their pages, and attends over the pages of each token's sequence. Where keys are kept
+        in blocks of 32, q and k are spread before (numpy/kv_pages.py spread).
         """
 
-    def attend(self, q: Array, attention: Attention, step: Step) -> Array:
-        """o[T, H*E] = softmax(mask(cap(q k^T * scale))) v over a sequence's pages."""
-
-    def linear_add(
-        self,
-        h: Array,
-        w: Weight,
-        x: Array,
-        post_norm: Norm | None = None,
-        then: Attention | FeedForward | None = None,
-    ) -> Array:
-        """x[T, D] + post_norm(h w^T); h[T, K], w[D, K]. The old x may be overwritten.
-
-        then: what the result goes to next, if it does: a backend may have its norm made here.
-        """
-
-    def ffn(self, x: Array, feed_forward: FeedForward, step: Step) -> Array:
-        """h[T, F] = activation(n w_gate^T) * (n w_up^T) with n = norm(x)."""
+    def feed_forward(self, x: Array, layer: Layer, step: Step) -> Array:
+        """x[T, D] with the output of layer.ffn added; the old x may be overwritten."""
 
     def logits(self, x: Array, head: Head, step: Step) -> Array:
         """l[R, V] of the rows that the step asks for."""

@@ -1,4 +1,4 @@
-"""What `ggpy bench` is made of: ceilings, limits, tests, tables, the page of results, pictures.
+"""The parts of `ggpy bench`: ceilings, limits, tests, tables, the page of results, plots.
 
-The program itself is tools/bench.py. Importing this package costs nothing.
+The program is tools/bench.py. Importing this package imports nothing else.
 """

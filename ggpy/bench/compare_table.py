@@ -1,6 +1,6 @@
-"""What `ggpy compare` found, as a document and as a table: llama.cpp's llama-bench beside ours.
+"""The results of `ggpy compare` as a document and as a table: ggpy beside llama.cpp's llama-bench.
 
-Knows neither program; a row is one test that both ran.
+A row is one test that both programs ran. This module runs neither program.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ FIELDS = (
 
 
 def checked(found: Any, path: Path) -> Row:
-    """The document, if it is one; ValueError."""
+    """Return `found` if it is a document of `ggpy compare`. Raises ValueError otherwise."""
     from .kernels.table import checked_document  # numpy is not needed to print one
 
     return checked_document(found, path, KIND, DOCUMENT, "rows", FIELDS)
 
 
 def markdown(rows: Sequence[Row]) -> Iterator[str]:
-    """A table, and what both were below it."""
+    """A Markdown table; below it the build and the device of both programs."""
     yield "| model | test | ggpy t/s | llama.cpp t/s | ratio | % of limit |"
     yield "| --- | --- | ---: | ---: | ---: | ---: |"
     for row in rows:
@@ -44,5 +44,5 @@ def markdown(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def figure(row: Row, who: str) -> str:
-    """Tokens a second, marked if runs differed much."""
+    """Tokens per second of a program, marked "!" if the spread of its runs is above BUSY."""
     return f"{row[who + '_ts']:.2f}" + (" !" if row[who + "_spread"] > BUSY else "")

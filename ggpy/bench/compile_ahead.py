@@ -1,7 +1,7 @@
-"""Compiles kernels before they are needed, in several processes: NVRTC takes one at a time in each.
+"""Compiles kernels ahead of use, in several processes: NVRTC compiles one source at a time in each.
 
-`Wishes` stands in for a GPU while wrappers are asked to launch, and keeps what they would compile.
-As a program, this module compiles what stdin lists, into the user's cache.
+`Wishes` replaces a GPU while kernel wrappers launch, and records the sources they would compile. As
+a program, this module compiles the sources that stdin lists into the user's cache.
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ Wish = dict[str, Any]  # arguments of compile_cubin
 
 
 class Wishes:
-    """A device without memory or time; see ggpy.device.base.Device."""
+    """A device that allocates and runs nothing, and records sources to compile.
+
+    The methods are those of ggpy.device.base.Device.
+    """
 
     def __init__(self, device: Any) -> None:
-        """`device` is asked for nothing but its properties."""
+        """Copies only properties of `device`."""
         self.arch, self.sm_count = device.arch, device.sm_count
         self.shared_bytes, self.free_bytes = device.shared_bytes, 1 << 40
         self.wishes: list[Wish] = []
@@ -34,11 +37,11 @@ class Wishes:
         self._addresses = count(1 << 50, 1 << 42)
 
     def kernel(self, source: str, name: str, **options: Any) -> Any:
-        """A kernel that does nothing."""
+        """Record the source. Returns a kernel that does nothing."""
         return self.kernels(source, [name], **options)[0]
 
     def kernels(self, source: str, names: Sequence[str], **options: Any) -> list[Any]:
-        """Kernels that do nothing."""
+        """Record the source, once for equal arguments. Returns kernels that do nothing."""
         expressions = [name for name in names if not name.isidentifier()]
         wish = {"source_name": source, "expressions": expressions, **options}
         text = json.dumps(wish)
@@ -48,39 +51,39 @@ class Wishes:
         return [_Nothing() for _ in names]
 
     def alloc(self, nbytes: int, name: str = "") -> Buffer:
-        """An address."""
+        """Return a unique address without memory."""
         return Buffer(next(self._addresses), nbytes, name, lambda ptr, nbytes: None)
 
     zeros = alloc
 
     def upload(self, *_: Any, **__: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     copy = fill = upload
 
     def download(self, source: Any, dtype: Any, shape: Any, offset: int = 0) -> np.ndarray:
-        """Zeros."""
+        """Return zeros."""
         return np.zeros(shape, dtype)
 
     def tensor_map(self, *_: Any) -> bytes:
-        """Of no memory."""
+        """Return an empty tensor map."""
         return b""
 
     def event(self, timing: bool = False) -> Any:
-        """An event that does nothing."""
+        """Return an event that does nothing."""
         return _Nothing()
 
     @contextmanager
     def capture(self) -> Iterator[Any]:
-        """A graph that does nothing."""
+        """Yield a graph that does nothing."""
         yield _Nothing()
 
     def synchronize(self) -> None:
-        """Nothing is under way."""
+        """Return at once: nothing runs."""
 
 
 class _Nothing:
-    """Does nothing, whatever it is told."""
+    """An object whose methods all do nothing."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_, **__: self
@@ -89,7 +92,10 @@ class _Nothing:
 def compile_ahead(
     wishes: Sequence[Wish], arch: str, processes: int | None, say: Callable[[str], None]
 ) -> None:
-    """Compile all of them into the cache; what fails there fails again where it is used."""
+    """Compile all wishes into the cache.
+
+    Compile errors are printed, not raised: the compilation fails again when the kernel is used.
+    """
     n = min(processes or os.cpu_count() or 1, 1 + len(wishes) // 4)
     say(f"compiling {len(wishes)} sources for {arch} in {n} processes, where the cache has none")
     command = [sys.executable, "-m", __name__, arch]
@@ -103,13 +109,13 @@ def compile_ahead(
         for process in running:
             process.wait()
     finally:
-        for process in running:  # still running if a signal ends this process
+        for process in running:  # a process is still running if a signal ended the wait
             process.kill()
             process.wait()
 
 
 def main() -> None:
-    """Compile each line of stdin."""
+    """Compile the source that each line of stdin describes in JSON."""
     from ..device.compile import CompileError, compile_cubin
     from ..util.messages import lines
 

@@ -1,9 +1,10 @@
-"""The time that a step cannot go below: bytes that must be read, operations that must be done.
+"""The roofline of a step: the minimum time to read its bytes and to do its operations.
 
-A step reads every weight once, except a table that is only looked up, and the keys and values that
-its tokens see; it multiplies each weight with each token, and the output only with the rows whose
-logits are wanted. Whichever of memory and arithmetic takes longer is the limit. Everything is
-counted from the file, as it would be for any runtime.
+A step reads every weight once (but not the embedding table, unless that is the output matrix), and
+the part of the KV cache that its tokens attend to. It multiplies each weight with each token, and
+the output matrix only with the rows whose logits are needed. The limit is the larger of the memory
+time and the arithmetic time. All numbers are counted from the model file, so they are the same for
+every runtime.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from .kernels.ceilings import Ceilings
 
 if TYPE_CHECKING:
     from ..arch.decoder import Decoder
+    from ..backends.interface import PagedKV
     from ..cache_types import CacheTypes
     from ..gguf import Tensor
 
@@ -27,38 +29,59 @@ TABLE, OUTPUT = "token_embd.weight", "output.weight"
 
 
 @dataclass(frozen=True)
-class Work:
-    """What a model's steps cost."""
+class LayerWork:
+    """The work of attention in one layer."""
 
-    weight_bytes: int  # of one step, whatever its tokens
-    layer_flops: int  # of one token, without attention
-    output_flops: int  # of one row of logits
-    kv_bytes: int  # of one position in one layer
-    attention_flops: int  # of one query with one position in one layer
-    windows: Sequence[int]  # of each layer; 0 sees everything
+    kv_bytes: int  # bytes of the KV cache per position
+    flops: int  # operations per pair of a query and a position
+    window: int  # positions that a token attends to; 0: all
+
+    def seen(self, n: int) -> int:
+        """The number of positions that the last of n tokens attends to."""
+        return min(n, self.window) if self.window else n
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of a model's steps."""
+
+    weight_bytes: int  # bytes of weights per step, for any number of tokens
+    layer_flops: int  # operations per token, without attention
+    output_flops: int  # operations per row of logits
+    layers: Sequence[LayerWork]
 
     def step_seconds(
         self, positions: NDArray[np.int64], n_rows: int, n_sequences: int, ceilings: Ceilings
     ) -> float:
-        """Of a step of n_sequences, each with tokens at positions[T], and n_rows logits in all."""
-        seen = read = 0
-        for window in self.windows:
-            full = positions + 1
-            seen += int((np.minimum(full, window) if window else full).sum())
+        """The minimum seconds of a step.
+
+        The step has n_sequences sequences, each with tokens at positions[T], and n_rows rows of
+        logits in total.
+        """
+        kv_bytes = attention_flops = 0
+        for layer in self.layers:
+            window, full = layer.window, positions + 1
+            attention_flops += layer.flops * int(
+                (np.minimum(full, window) if window else full).sum()
+            )
             last, first = int(positions[-1]) + 1, int(positions[0])
-            read += min(last, window + last - first - 1) if window else last
-        nbytes = self.weight_bytes + n_sequences * read * self.kv_bytes
-        flops = n_sequences * (len(positions) * self.layer_flops + seen * self.attention_flops)
+            read = min(last, window + last - first - 1) if window else last
+            kv_bytes += layer.kv_bytes * read
+        nbytes = self.weight_bytes + n_sequences * kv_bytes
+        flops = n_sequences * (len(positions) * self.layer_flops + attention_flops)
         flops += n_rows * self.output_flops
         return max(nbytes / ceilings.bandwidth, flops / ceilings.matrix_rate)
 
     def generation_seconds(self, depth: int, n: int, n_sequences: int, ceilings: Ceilings) -> float:
-        """Of n steps that each give every sequence a token, from position `depth` on."""
+        """The minimum seconds of n decode steps of n_sequences sequences from position `depth`."""
         steps = (np.array([depth + i]) for i in range(n))
         return sum(self.step_seconds(p, n_sequences, n_sequences, ceilings) for p in steps)
 
     def prompt_seconds(self, depth: int, n: int, chunk: int, ceilings: Ceilings) -> float:
-        """Of n tokens of one sequence from position `depth` on, `chunk` of them in a step."""
+        """The minimum seconds of the prefill of n tokens of one sequence, `chunk` tokens per step.
+
+        The first token has position `depth`.
+        """
         total = 0.0
         for start in range(depth, depth + n, chunk):
             stop = min(start + chunk, depth + n)
@@ -68,20 +91,22 @@ class Work:
 
 
 def work_of(tensors: Mapping[str, Tensor], decoder: Decoder, types: CacheTypes) -> Work:
-    """Of a loaded model, with these types of keys and values."""
-    sizes = decoder.sizes
+    """The work of a loaded model with these KV cache types."""
     head = OUTPUT if OUTPUT in tensors else TABLE
     layers = [t for name, t in tensors.items() if name not in (TABLE, OUTPUT)]
     return Work(
         weight_bytes=sum(t.nbytes for t in layers) + tensors[head].nbytes,
         layer_flops=2 * n_weights(t for t in layers if len(t.shape) > 1),
         output_flops=2 * n_weights([tensors[head]]),
-        kv_bytes=sizes.n_head_kv * types.nbytes(sizes.head_size),
-        attention_flops=4 * sizes.n_head * sizes.head_size,
-        windows=decoder.plan.windows,
+        layers=[_layer_work(layer.mixer.spec, types) for layer in decoder.layers],
     )
 
 
+def _layer_work(spec: PagedKV, types: CacheTypes) -> LayerWork:
+    e, ev = spec.key_size, spec.value_size
+    return LayerWork(spec.n_head_kv * types.nbytes(e, ev), 2 * spec.n_head * (e + ev), spec.window)
+
+
 def n_weights(tensors: Iterable[Tensor]) -> int:
-    """Weights of all of them."""
+    """The number of weights of all tensors."""
     return sum(prod(t.shape) for t in tensors)

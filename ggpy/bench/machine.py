@@ -1,4 +1,4 @@
-"""What results say about where and when they were measured: processor, build, time."""
+"""The facts about a measurement that results record: processor, build, time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..util.paths import data_dir, version
 
 
 def cpu_name() -> str:
-    """As the system tells it."""
+    """The name of the processor, from the operating system."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
@@ -22,12 +22,12 @@ def cpu_name() -> str:
 
 
 def now() -> str:
-    """The time, RFC 3339."""
+    """The current time in UTC, in RFC 3339 format."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def commit() -> str:
-    """The checkout's commit, "+" if files were changed after it; else the version installed."""
+    """The commit of the checkout, with "+" if files have changed; else the installed version."""
     root = data_dir("tools").parent
     if not (root / ".git").exists():
         return version()

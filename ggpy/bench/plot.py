@@ -6,6 +6,7 @@ matplotlib is optional and imported only here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from errno import EISDIR, ENOENT
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,27 @@ from .table import Row
 WIDTH, BAR = 11.0, 0.32  # inches
 
 
-def require() -> None:
-    """ValueError without a matplotlib."""
+def require(path: str) -> None:
+    """ValueError or OSError where no picture could be written to this path, before measuring."""
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:
-        raise ValueError("--plot needs matplotlib: pip install matplotlib")
+        raise ValueError("--plot needs matplotlib: pip install 'ggpy[plot]'")
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    file = _named(path)
+    if Path(path).is_dir() or file.is_dir():
+        raise IsADirectoryError(EISDIR, "is a directory: name a file in it", path)
+    if not file.parent.is_dir():
+        raise FileNotFoundError(ENOENT, f"there is no folder {file.parent}", path)
+    known = FigureCanvasBase.get_supported_filetypes()
+    if file.suffix[1:].lower() not in known:
+        raise ValueError(f"--plot {path}: the name ends in none of .{', .'.join(sorted(known))}")
+
+
+def _named(path: str) -> Path:
+    """The file to write: PNG where the name has no ending."""
+    return Path(path if Path(path).suffix else f"{path}.png")
 
 
 def pyplot() -> Any:
@@ -37,10 +53,10 @@ def pyplot() -> Any:
 def save(figure: Any, path: str) -> None:
     """Write the picture in the format that its name ends in, PNG without one, and let go of it."""
     figure.tight_layout()
-    kind = Path(path).suffix
+    file = _named(path)
     try:
-        with OutputFile(path if kind else f"{path}.png") as out:
-            figure.savefig(out.stream, format=kind[1:] or "png")
+        with OutputFile(file) as out:
+            figure.savefig(out.stream, format=file.suffix[1:])
     finally:
         pyplot().close(figure)
 
@@ -67,14 +83,14 @@ def draw(rows: Sequence[Row], path: str) -> int:
 def _bars(axes: Any, rows: Sequence[Row]) -> None:
     """Each test's share of its limit."""
     rows = list(reversed(rows))
-    shares = [row["percent_of_limit"] or 0 for row in rows]
+    percents = [row["percent_of_limit"] or 0 for row in rows]
     names = [f"{row['model_type']}  {row['test']}" for row in rows]
     axes.barh(range(len(rows)), [100] * len(rows), color="0.92")
-    axes.barh(range(len(rows)), shares)
+    axes.barh(range(len(rows)), percents)
     axes.set_yticks(range(len(rows)), names)
     for i, row in enumerate(rows):
-        axes.text(shares[i] + 1, i, f"{row['median_ts']:.0f} t/s", va="center", fontsize=8)
-    axes.set_xlim(0, max(115, *shares) if shares else 115)
+        axes.text(percents[i] + 1, i, f"{row['median_ts']:.0f} t/s", va="center", fontsize=8)
+    axes.set_xlim(0, max(115, *percents) if percents else 115)
     axes.set_xlabel("% of the limit")
 
 

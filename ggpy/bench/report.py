@@ -1,8 +1,8 @@
-"""The page of measurements, BENCHMARKS.md, made of committed JSON and of nothing else.
+"""Generates BENCHMARKS.md, the page of measurements, from committed JSON files only.
 
 Each file in the folder is the output of one `ggpy bench -o json`, `ggpy bench --profile -o json`,
-`ggpy bench_kernels -o json` or `ggpy compare -o json`, and becomes one section with its machine,
-date and command. Numbers are never typed here.
+`ggpy bench_kernels -o json` or `ggpy compare -o json`. It becomes one section with its machine,
+date and command. This module contains no measured number.
 """
 
 from __future__ import annotations
@@ -16,20 +16,23 @@ from ..util.output_file import write_whole
 from . import compare_table
 from .kernels import table as kernel_table
 from .profiling import table as profile_table
-from .table import BUSY, FIELDS, Row
+from .table import BUSY, FIELDS, Row, rate
 
 HEAD = """\
 # Benchmarks
 
-What `ggpy bench` and `ggpy bench_kernels` measured. This page is written by `ggpy bench --report`
-from the JSON files in `{folder}/`. `ggpy make_benchmarks` measures everything on a GPU and writes
-both; other results of `-o json` can be put there, too, those of `ggpy compare` among them.
+Measurements of `ggpy bench`, `ggpy bench_kernels` and `ggpy compare`. `ggpy bench --report` makes
+this page from the JSON files in `{folder}/`; `ggpy make_benchmarks` measures everything on a GPU
+and writes both. Any other output of `-o json` may be added to the folder.
 
-*t/s* is the median of all repetitions, of all sequences together; *spread* is how far the slowest
-and the fastest of them are apart; where it is large the machine was busy, or changed its clocks, as
-a GPU does that takes all the power it may have. *limit* is what reading the weights and the context
-once, or multiplying them, would allow at the speeds measured on the same machine. Kernels are
-measured with their launch, one after the other in a graph, with operands that are in no cache."""
+- *t/s*: tokens a second of all sequences together, median of the repetitions.
+- *spread*: distance of the slowest and the fastest repetition. A large one means that the machine
+  was busy, or that its clocks changed because the GPU drew all the power it may have.
+- *limit*: t/s if the weights and the context were read once, or the weights multiplied, at the
+  speeds measured on the same machine.
+
+Times of kernels include their launch. Launches follow each other in a graph, and their operands are
+in no cache."""
 COLUMNS = (
     *("model", "size", "test", "t/s", "spread", "limit", "% of limit"),
     *("first token", "load", "GPU memory"),
@@ -37,18 +40,18 @@ COLUMNS = (
 
 
 class ReportError(ValueError):
-    """A file that is no result of a measurement."""
+    """A file does not hold results of a measurement."""
 
 
 def write(folder: Path) -> Path:
-    """Write BENCHMARKS.md beside the folder; ReportError."""
+    """Write BENCHMARKS.md into the parent of the folder. Raises ReportError."""
     path = folder.resolve().parent / "BENCHMARKS.md"
     write_whole(path, "\n".join(page(folder)) + "\n")
     return path
 
 
 def page(folder: Path) -> Iterator[str]:
-    """The lines of the page; ReportError for an empty folder or a file that is something else."""
+    """The lines of the page. Raises ReportError for an empty folder or an unknown kind of file."""
     files = sorted(folder.glob("*.json"))
     if not files:
         raise ReportError(f"{folder}: no .json files: put the output of `ggpy bench -o json` there")
@@ -59,7 +62,7 @@ def page(folder: Path) -> Iterator[str]:
 
 
 def section(path: Path) -> Iterator[str]:
-    """What a file says; ReportError."""
+    """The lines of the section of a file. Raises ReportError."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(found, dict) and found.get("kind") == kernel_table.KIND:
@@ -77,9 +80,9 @@ def section(path: Path) -> Iterator[str]:
 
 
 def where(first: Row, gpu: str, build: str) -> Iterator[str]:
-    """The machine, the date, the limits and the command of a run."""
+    """The lines with the machine, the date, the limits and the command of a run."""
     driver = f", driver for CUDA {first['driver']}" if first["driver"] else ""
-    known = f"{first['bandwidth'] / 1e12:.3g} TB/s, {first['matrix_rate'] / 1e12:.3g} TFLOP/s"
+    known = f"{rate(first['bandwidth'], 'B/s')}, {rate(first['matrix_rate'], 'FLOP/s')}"
     time = first.get("test_time") or first["time"]
     yield f"{gpu}{driver}, {time[:10]}, build {build}."
     yield f"Limits: {known if first['bandwidth'] else 'unknown'}.\n"
@@ -90,7 +93,7 @@ def where(first: Row, gpu: str, build: str) -> Iterator[str]:
 
 
 def checked(rows: Any, path: Path) -> list[Row]:
-    """The rows of a file; ReportError."""
+    """Return `rows` if they are rows of `ggpy bench`. Raises ReportError otherwise."""
     if not isinstance(rows, list) or not rows or not all(isinstance(r, dict) for r in rows):
         raise ReportError(f"{path}: is no list of results: write it with `ggpy bench -o json`")
     missing = [name for name in FIELDS if name not in rows[0]]
@@ -100,7 +103,7 @@ def checked(rows: Any, path: Path) -> list[Row]:
 
 
 def speeds(rows: list[Row]) -> Iterator[str]:
-    """A table of `ggpy bench`."""
+    """The table of `ggpy bench`."""
     first = rows[0]
     yield from where(first, first["gpu_info"] or first["cpu_info"], first["build_commit"])
     yield "| " + " | ".join(COLUMNS) + " |"
@@ -155,7 +158,7 @@ def both(found: Row) -> Iterator[str]:
 
 
 def kernels(found: Row) -> Iterator[str]:
-    """For each kind of work a table that unfolds: microseconds and % of the limit."""
+    """A collapsible table per kind of work: microseconds and % of the limit."""
     yield from where(found, found["gpu"], f"{found['build']}, compiler {found['compiler']}")
     for what in dict.fromkeys(row["what"] for row in found["rows"]):
         yield f"\n<details><summary>{what}</summary>\n"
@@ -164,7 +167,7 @@ def kernels(found: Row) -> Iterator[str]:
 
 
 def pivot(rows: list[Row]) -> Iterator[str]:
-    """A line for each place and format, a column for each number of tokens and type of number."""
+    """A table with a line per place and format, and a column per number of tokens and type."""
     lines: dict[tuple[str, str], dict[str, str]] = {}
     columns: dict[str, None] = {}
     for row in rows:

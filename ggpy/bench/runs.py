@@ -1,15 +1,15 @@
-"""Runs the tests of one model as a user would: through the engine, greedily, one step ahead.
+"""Runs the tests of one model through the engine, as a user would: greedy, one step ahead.
 
-A test is warm before it counts, its context is evaluated once and taken over by every repetition,
-and the clock stops when the last token was read. What cannot run (no memory, a broken file) is a
-result with an error; the rest goes on. Nothing here prints.
+Each test runs once or twice before it is timed. Its context is evaluated once, and every repetition
+reuses it. The clock stops when the host has read the last token. A test that cannot run (no memory,
+a broken file) gives a result with an error, and the other tests go on. Nothing here prints.
 """
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import arch
-from ..backends.interface import pages_for
+from ..backends.interface import CacheShape, pages_for
 from ..cache_types import IN_NUMPY, ON_GPU, CacheTypes
 from ..device import OutOfMemory
 from ..quantization.mix import base_of, find_mix
@@ -29,7 +29,7 @@ from .workload import Test
 
 if TYPE_CHECKING:
     from ..arch.decoder import Decoder
-    from ..backends.interface import CacheShape, Ops
+    from ..backends.interface import Ops
     from ..evaluate.synthetic import Synthetic
     from ..gguf import File
     from ..runtime.sequence import Sequence as Answer
@@ -40,23 +40,23 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Facts:
-    """What is true of a model whatever the test; sizes in bytes."""
+    """Facts about a model that do not depend on the test. Sizes are in bytes."""
 
     name: str
     type: str = ""  # "llama 8.03B Q4_K"
     size: int = 0
     n_params: int = 0
-    load_s: float | None = None  # from an open file to the first step
+    load_s: float | None = None  # seconds from opening the file to the first step
 
 
 @dataclass(frozen=True)
 class Result:
-    """A test, and how long each repetition took, or why it could not run."""
+    """A test with the time of each repetition, or the error that stopped the test."""
 
     facts: Facts
     test: Test
     samples_ns: list[int] = field(default_factory=list)
-    first_ns: list[int] = field(default_factory=list)  # to the first token, of prompts
+    first_ns: list[int] = field(default_factory=list)  # to the first token; tests with a prompt
     limit_s: float | None = None
     device_bytes: int | None = None
     error: str = ""
@@ -64,7 +64,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Bench:
-    """How to run: opens a file, gives the ops, and says what to repeat."""
+    """The settings of a run: functions that open the file and create the ops, and repetitions."""
 
     open: Callable[[], File | Synthetic]
     ops: Callable[[], Ops]
@@ -76,64 +76,90 @@ class Bench:
 
 
 class NoText:
-    """A tokenizer that never ends an answer and makes no text."""
+    """A tokenizer without end tokens and without text."""
 
     end_ids: frozenset[int] = frozenset()
 
     def stream(self) -> NoText:
-        """Itself: there is no state."""
+        """Return self: there is no state."""
         return self
 
-    def add(self, id: int) -> str:
+    def piece(self, id: int, special: bool = False) -> bytes:
         """Nothing."""
+        return b""
+
+    def add(self, id: int) -> str:
+        """Return no text."""
         return ""
 
     def finish(self) -> str:
-        """Nothing."""
+        """Return no text."""
         return ""
 
 
 class Shared:
-    """The ops of several engines in turn: their pages are allocated already."""
+    """Ops that several engines use one after the other, with pages that are already allocated."""
 
-    def __init__(self, ops: Ops, n_pages: int) -> None:
+    def __init__(self, ops: Ops, shape: CacheShape) -> None:
         self.asynchronous, self.sample, self.read = ops.asynchronous, ops.sample, ops.read
-        self._n_pages = n_pages
+        self.clear_pages = ops.clear_pages
+        self._shape = shape
 
     def allocate_cache(self, shape: CacheShape) -> None:
-        """They must be enough."""
-        if shape.n_pages > self._n_pages:
-            raise MemoryError(f"{shape.n_pages} pages are needed, {self._n_pages} were allocated")
+        """Check that the allocated pages suffice. Raises MemoryError if not."""
+        for needed, found in zip(shape.groups, self._shape.groups, strict=True):
+            if needed.n_pages > found.n_pages:
+                raise MemoryError(
+                    f"{needed.n_pages} pages are needed, {found.n_pages} were allocated"
+                )
 
 
 class Loaded:
-    """A model with room for the largest of the tests."""
+    """A loaded model with enough memory for each of the tests."""
 
     def __init__(self, bench: Bench, tests: Sequence[Test], ceilings: Ceilings) -> None:
         largest = max(tests, key=n_pages)
         n_batch = max(max(t.chunk, t.n_seq) for t in tests)
         self.file = bench.open()
-        start = time.perf_counter()  # after it: a synthetic model is made there
+        start = time.perf_counter()  # after `open`, which generates a synthetic model
         self.ops = bench.ops()
         try:
-            file: Any = self.file  # a Synthetic is used like one
+            file: Any = self.file  # a Synthetic has the interface of a File
             n_ctx, n_seq = largest.n_ctx, largest.n_seq
             types = CacheTypes(largest.type_k, largest.type_v)
             sizes: dict[str, Any] = {"n_batch": n_batch, "n_seq": n_seq, "cache_types": types}
             self.decoder: Decoder = arch.load(file, self.ops, n_ctx, **sizes)
-            self.ops.allocate_cache(self.decoder.cache_shape(n_pages(largest)))
+            shape = _largest(cache_shape(self.decoder, test) for test in tests)
+            self.ops.allocate_cache(shape)
             self.facts = _facts(bench.name, self.file, time.perf_counter() - start)
             kept = types.resolved(ON_GPU if self.ops.asynchronous else IN_NUMPY)
             self.work: Work = work_of(self.file.tensors, self.decoder, kept)
         finally:
             self.file.close()
-        self.shared: Any = Shared(self.ops, n_pages(largest))
+        self.shared: Any = Shared(self.ops, shape)
         self.ceilings = ceilings
 
 
 def n_pages(test: Test) -> int:
-    """Pages of keys and values."""
+    """Pages of a layer without a window: the size of a test."""
     return test.n_seq * pages_for(test.n_ctx)
+
+
+def n_rewind(test: Test) -> int:
+    """Positions by which a repetition rewinds a sequence to its context."""
+    return test.n_prompt + test.n_gen if test.n_depth else 0
+
+
+def cache_shape(decoder: Decoder, test: Test) -> CacheShape:
+    """The KV cache that the engine of a test allocates."""
+    n_batch = max(test.chunk, test.n_seq)
+    return decoder.cache_shape(test.n_seq, test.n_ctx, n_batch + n_rewind(test))
+
+
+def _largest(shapes: Iterable[CacheShape]) -> CacheShape:
+    """The smallest cache shape that contains all `shapes`."""
+    groups = zip(*(shape.groups for shape in shapes), strict=True)
+    return CacheShape(tuple(max(of_all, key=lambda g: g.n_pages) for of_all in groups))
 
 
 def _facts(name: str, file: Any, load_s: float) -> Facts:
@@ -149,7 +175,10 @@ def _facts(name: str, file: Any, load_s: float) -> Facts:
 
 
 def _mix(metadata: Mapping[str, Any], most: str) -> str:
-    """Q4_K_M, if that is what a file says and `most` of it agrees; else that format."""
+    """The mix that the file names (Q4_K_M) if its base format is `most`; otherwise `most`.
+
+    most: the format with the most bytes.
+    """
     try:
         found = find_mix(str(metadata["general.file_type"]))
     except (KeyError, ValueError):
@@ -158,27 +187,27 @@ def _mix(metadata: Mapping[str, Any], most: str) -> str:
 
 
 def run_model(bench: Bench, tests: Sequence[Test], ceilings: Ceilings) -> Iterator[Result]:
-    """A result for each test; those with the same types of keys and values share a load."""
+    """Yields a result for each test. Tests with the same KV cache types share a loaded model."""
     for group in alike(tests):
         yield from _run_alike(bench, group, ceilings)
-        gc.collect()  # the next ones need the memory
+        gc.collect()  # the next group needs the memory
 
 
 def alike(tests: Sequence[Test]) -> Iterator[list[Test]]:
-    """Tests that can share a load, which has one type of keys and one of values."""
+    """Groups consecutive tests with the same KV cache types: they can share a loaded model."""
     for _, group in groupby(tests, lambda test: (test.type_k, test.type_v)):
         yield list(group)
 
 
 def _run_alike(bench: Bench, waiting: list[Test], ceilings: Ceilings) -> Iterator[Result]:
-    """A result for each test; the largest are given up, one size at a time, until the rest fits."""
+    """Yields a result for each test. Fails the largest tests, size by size, until the rest fits."""
     while waiting:
         loaded, error, too_large = _try_to_load(bench, waiting, ceilings)
         if loaded is not None:
             for test in waiting:
                 yield _guarded(loaded, test, bench)
             return
-        gc.collect()  # what was loaded of it
+        gc.collect()  # frees the partly loaded model
         largest = max(map(n_pages, waiting))
         failed = [t for t in waiting if not too_large or n_pages(t) == largest]
         waiting = [t for t in waiting if t not in failed]
@@ -188,7 +217,7 @@ def _run_alike(bench: Bench, waiting: list[Test], ceilings: Ceilings) -> Iterato
 def _try_to_load(
     bench: Bench, tests: Sequence[Test], ceilings: Ceilings
 ) -> tuple[Loaded | None, str, bool]:
-    """The model, or why not, and whether less context might help."""
+    """(loaded model or None, error, whether the error is a lack of memory)."""
     bench.say(f"{bench.name}: loading")
     try:
         return Loaded(bench, tests, ceilings), "", False
@@ -197,7 +226,7 @@ def _try_to_load(
 
 
 def _guarded(loaded: Loaded, test: Test, bench: Bench) -> Result:
-    """The test's result, whatever happens."""
+    """Run a test. Returns a result with an error if the test raises an exception."""
     bench.say(f"{bench.name}: {test.name}")
     if bench.delay:
         time.sleep(bench.delay)
@@ -215,7 +244,7 @@ def _measure(loaded: Loaded, test: Test, bench: Bench) -> Result:
     run = Run(loaded, test)
     times = []
     for _ in range((2 if loaded.ops.asynchronous else 1) if bench.warm else 0):
-        run.once()  # twice where the second records graphs
+        run.once()  # twice on a GPU: the second run records graphs
     for _ in range(bench.repetitions):
         times.append(run.once())
     return Result(
@@ -229,7 +258,7 @@ def _measure(loaded: Loaded, test: Test, bench: Bench) -> Result:
 
 
 def _limit(loaded: Loaded, test: Test) -> float | None:
-    """Seconds of one repetition at the ceilings; None where those are not known."""
+    """Minimum seconds of one repetition at the ceilings; None if the ceilings are unknown."""
     work, ceilings = loaded.work, loaded.ceilings
     if not ceilings.known:
         return None
@@ -244,14 +273,20 @@ def _limit(loaded: Loaded, test: Test) -> float | None:
 
 
 class Run:
-    """Repeats one test; its context is evaluated when it is made."""
+    """Repeats one test. The constructor evaluates the context of the test."""
 
     def __init__(self, loaded: Loaded, test: Test) -> None:
         self.test = test
         self.n_vocab = loaded.decoder.sizes.n_vocab
         self.rng = np.random.default_rng(0)
         self.engine = Engine(
-            loaded.decoder, loaded.shared, NoText(), test.n_ctx, test.chunk, test.n_seq
+            loaded.decoder,
+            loaded.shared,
+            NoText(),
+            test.n_ctx,
+            test.chunk,
+            test.n_seq,
+            n_rewind=n_rewind(test),
         )
         self.context = [self._ids(test.n_depth) for _ in range(test.n_seq)]
         self.previous: list[Answer | None] = [None] * test.n_seq
@@ -261,11 +296,15 @@ class Run:
             self._finish()
 
     def once(self) -> tuple[int, int]:
-        """(ns from the first step to the last token read, ns from the prompts to a first token)."""
+        """Run one repetition.
+
+        Returns (ns from the first step until the last token is read, ns from adding the prompts
+        until the first token).
+        """
         test = self.test
         prompts = [ids + self._ids(test.n_prompt or 1) for ids in self.context]
-        n = test.n_gen + (test.n_prompt > 0)  # a prompt gives a token by itself
-        handed_over = time.perf_counter_ns()
+        n = test.n_gen + (test.n_prompt > 0)  # prefill also samples one token
+        added = time.perf_counter_ns()
         answers = [
             self.engine.add(
                 ids, GREEDY, max_tokens=n, keep=test.n_depth > 0, previous=self.previous[i]
@@ -280,10 +319,10 @@ class Run:
         short = [a.n_generated for a in answers if a.n_generated != n]
         if short:
             raise RuntimeError(f"an answer of {n} tokens ended after {short[0]}")
-        return end - start, first - handed_over
+        return end - start, first - added
 
     def _finish(self) -> int:
-        """Step until all answers have ended; when the first token was there."""
+        """Step until all answers have ended. Returns the time (ns) of the first token."""
         first = 0
         while self.engine.busy:
             if self.engine.step() and not first:

@@ -1,7 +1,8 @@
 """Results as rows, and rows as text: Markdown, CSV, JSON, JSON lines, SQL.
 
-The first fields are llama-bench's, in its order and with its types, so that what reads one reads
-the other; ours follow. A row of a test that failed has its error and no speeds.
+The first fields are those of llama-bench, in its order and with its types, so programs that read
+llama-bench output read this output too. Fields of ggpy follow. The row of a failed test has an
+error and no speeds.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from ..cache_types import IN_NUMPY, ON_GPU, CacheTypes
 if TYPE_CHECKING:
     from .runs import Result
 
-BUSY = 0.05  # a spread above it: something else was running, or the clocks were changing
-ABOVE = 110  # percent of the limit, from which on that was not the limit
+BUSY = 0.05  # spread above which the machine was busy or its clocks changed
+ABOVE = 110  # percent of the limit above which the limit was measured too low
 ABOVE_NOTE = "! above the limit: a busy GPU was measured when it was; --fresh measures it again"
 BUSY_NOTE = f"! runs differed by more than {BUSY:.0%}: the machine was busy or changed its clocks"
 Row = dict[str, Any]
@@ -40,28 +41,28 @@ LLAMA_BENCH: dict[str, type] = {
 }
 OURS: dict[str, type] = {
     "test": str,
-    "n_seq": int,  # sequences together; speeds are of all
+    "n_seq": int,  # sequences of a step; speeds count all of them
     "median_ts": float,
     "spread": float,  # (slowest - fastest) / median
     "limit_ts": float,
-    "percent_of_limit": float,  # of median_ts
-    "first_token_ms": float,  # median, of tests with a prompt
+    "percent_of_limit": float,  # 100 * median_ts / limit_ts
+    "first_token_ms": float,  # median; tests with a prompt
     "load_s": float,
-    "device_bytes": int,  # memory of the GPU that the program held
-    "bandwidth": float,  # the ceilings: bytes a second, operations a second
+    "device_bytes": int,  # GPU memory that the program allocated
+    "bandwidth": float,  # the ceilings: bytes per second, operations per second
     "matrix_rate": float,
     "driver": str,
     "command": str,
     "error": str,
 }
 FIELDS = {**LLAMA_BENCH, **OURS}
-SAMPLES = ("samples_ns", "samples_ts")  # in JSON only
+SAMPLES = ("samples_ns", "samples_ts")  # only in JSON
 SQL_TYPES = {str: "TEXT", bool: "INTEGER", int: "INTEGER", float: "REAL"}
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What is the same in all rows."""
+    """The facts that are the same in all rows."""
 
     backend: str  # "CUDA", "CPU"
     cpu: str
@@ -71,13 +72,13 @@ class Machine:
     ordinal: int
     commit: str
     command: str
-    time: Callable[[], str]  # now, RFC 3339
+    time: Callable[[], str]  # returns the current time, RFC 3339
     bandwidth: float
     matrix_rate: float
 
 
 def row_of(result: Result, machine: Machine) -> Row:
-    """All FIELDS and SAMPLES of a result; None where there is nothing to say."""
+    """All FIELDS and SAMPLES of a result. Unknown values are None."""
     row: Row = dict.fromkeys((*FIELDS, *SAMPLES))
     row |= _constants(machine) | _model(result)
     test = result.test
@@ -91,7 +92,7 @@ def row_of(result: Result, machine: Machine) -> Row:
 
 
 def _constants(machine: Machine) -> Row:
-    """What llama-bench lets one choose, and this runtime does in one way only."""
+    """The fields that are options of llama-bench but have a single value in ggpy."""
     on_gpu = machine.backend != "CPU"
     return {
         "build_commit": machine.commit,
@@ -163,9 +164,9 @@ def _speeds(result: Result) -> Row:
 
 
 def lines(kind: str, rows: Iterator[Row], shown: Sequence[str] = ()) -> Iterator[str]:
-    """The rows as md, csv, json, jsonl or sql, each as soon as it is there.
+    """The rows as md, csv, json, jsonl or sql; yields each row as soon as it is measured.
 
-    shown: fields that a Markdown table has beyond the usual, as n_batch where it is not the usual.
+    shown: additional columns of a Markdown table, such as n_batch if it is not the default.
     """
     if kind == "md":
         return markdown(rows, shown)
@@ -222,7 +223,7 @@ WIDTHS = {
 
 
 def markdown(rows: Iterator[Row], shown: Sequence[str] = ()) -> Iterator[str]:
-    """llama-bench's table with our two columns, and what was noticed below it."""
+    """The table of llama-bench with two columns of ggpy; below it the notes."""
     columns: list[str] = []
     seen: list[Row] = []
     for row in rows:
@@ -274,7 +275,7 @@ def _cells(row: Row) -> dict[str, str]:
 
 
 def notes(rows: Sequence[Row]) -> Iterator[str]:
-    """Load time, memory, first tokens, errors; the limit; whether the machine was busy."""
+    """The notes: load time, memory, time to first token, errors, the limit, a busy machine."""
     if not rows:
         return
     yield ""
@@ -283,14 +284,21 @@ def notes(rows: Sequence[Row]) -> Iterator[str]:
     first = rows[0]
     if first["bandwidth"]:
         yield (
-            f"limit: {first['bandwidth'] / 1e12:.3g} TB/s read, {first['matrix_rate'] / 1e12:.3g} "
-            f"TFLOP/s, measured on {first['gpu_info'] or first['cpu_info']}"
+            f"limit: {rate(first['bandwidth'], 'B/s')} read, "
+            f"{rate(first['matrix_rate'], 'FLOP/s')}, "
+            f"measured on {first['gpu_info'] or first['cpu_info']}"
         )
     if first["gpu_info"] and any((row["percent_of_limit"] or 0) > ABOVE for row in rows):
         yield ABOVE_NOTE
     if any((row["spread"] or 0) > BUSY for row in rows):
         yield BUSY_NOTE
-    yield f"build: {first['build_commit']} ({first['build_number']})"
+    yield f"build: ggpy {first['build_commit']}"
+
+
+def rate(value: float, unit: str) -> str:
+    """A value in three digits, with a prefix: 4.8 TB/s, 21.7 GB/s."""
+    size, prefix = (1e12, "T") if value >= 0.9995e12 else (1e9, "G")
+    return f"{value / size:.3g} {prefix}{unit}"
 
 
 def _model_notes(rows: Sequence[Row]) -> Iterator[str]:

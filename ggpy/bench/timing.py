@@ -1,7 +1,7 @@
-"""Times on the device of what is enqueued: graphs and events, warm, medians of several runs.
+"""Measures device times of enqueued work with graphs and events: warm, medians of several runs.
 
-A clock is started while the GPU is still at work on something else, so that what the host takes to
-enqueue is never in it. Knows nothing of which kernels run.
+The start event is recorded while the GPU still runs other work, so the time never includes the
+host's time to enqueue. This module knows no kernel that it measures.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from ..kernels.probe.ceilings import MATRIX_THREADS, Ceilings
+from ..kernels.probe.ceilings import MATRIX_THREADS, ProbeKernels
 
 RUNS = 9
-LEAD = 400  # iterations of one block's products: at least a tenth of a millisecond
-RUN_US = 500.0  # of a run, about: a short kernel is repeated in it
-LEAST, MOST = 4, 50  # times that it is repeated
+LEAD = 400  # iterations of one CTA of matrix_rate: at least a tenth of a millisecond
+RUN_US = 500.0  # target microseconds of a run, in which a short kernel is repeated
+LEAST, MOST = 4, 50  # limits of the number of repetitions
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Microseconds of each run."""
+    """The times of several runs, in microseconds."""
 
     samples: Sequence[float]
 
     @property
     def median(self) -> float:
-        """What is reported."""
+        """The median time, which reports show."""
         return median(self.samples)
 
     @property
@@ -38,7 +38,7 @@ class Timing:
 
     @property
     def noise(self) -> float:
-        """A standard deviation in microseconds that single outliers do not move."""
+        """A standard deviation in microseconds that is robust against outliers (scaled MAD)."""
         middle = self.median
         return 1.4826 * median(abs(t - middle) for t in self.samples)
 
@@ -48,47 +48,49 @@ class Clock:
 
     def __init__(self, device: Any) -> None:
         self.device = device
-        self._products = Ceilings(device)
+        self._products = ProbeKernels(device)
         self._result = device.alloc(4 * MATRIX_THREADS, "products")
         twice = self.whole([self._lead] * 2).median
-        self.start_us = 2 * self.whole([self._lead]).median - twice  # what a graph takes to start
+        self.start_us = 2 * self.whole([self._lead]).median - twice  # start time of a graph
 
     def _lead(self) -> None:
-        """Enqueue work that leaves memory and caches alone."""
+        """Enqueue work that does not touch memory or caches."""
         self._products.multiply(self._result, 1, LEAD)
 
     def each(self, enqueue: Callable[[], None], runs: int = RUNS) -> Timing:
-        """Of `enqueue`, its launches included, which takes other operands at each call.
+        """The time of one call of `enqueue`, which uses other operands at each call.
 
-        Every run is a graph of its own with several calls, so that no operand comes back soon.
+        The time includes the launches. Every run records a new graph of several calls, so no
+        operand is used again while it may be in a cache.
         """
         enqueue()  # compiles and allocates
         self.device.synchronize()
         once = self.whole([enqueue] * 3, 1).median - self.whole([enqueue], 1).median
         n = max(LEAST, min(MOST, int(RUN_US / max(1.0, once / 2))))
-        times = [self._alone(self.record([enqueue] * n)) for _ in range(runs)]
+        times = [self._run_once(self.record([enqueue] * n)) for _ in range(runs)]
         return Timing([(t - self.start_us) / n for t in times])
 
-    def _alone(self, graph: Any) -> float:
+    def _run_once(self, graph: Any) -> float:
+        """Microseconds of one run of the graph, which is then freed."""
         with closing(graph):
             return self._run(graph)
 
     def whole(self, operations: Sequence[Callable[[], None]], runs: int = RUNS) -> Timing:
-        """Of all operations in one graph, as they follow each other."""
+        """The time of one graph that holds all operations in sequence."""
         graph = self.record(operations)
         with closing(graph):
             self._run(graph)
             return Timing([self._run(graph) for _ in range(runs)])
 
     def record(self, operations: Sequence[Callable[[], None]]) -> Any:
-        """A graph of them."""
+        """Record a graph of the operations."""
         with self.device.capture() as graph:
             for operation in operations:
                 operation()
         return graph
 
     def _run(self, graph: Any) -> float:
-        """Microseconds of the graph."""
+        """Microseconds of one run of the graph."""
         self._lead()
         start = self.device.event(timing=True).record()
         graph.launch()

@@ -17,36 +17,33 @@ from ggpy.tokenizer import Tokenizer
 
 
 class Spoiled(Reference):
-    """Puts a value into what one call of an op returns, in steps op by op and in others alike."""
+    """Puts a value into what an op returns, or a layer computes inside, with a probe and without.
 
-    def __init__(self, op: str, call: int, value: float = np.nan, row: int = 0) -> None:
+    What is computed inside is spoiled where it lies, before the layer goes on with it.
+    """
+
+    def __init__(self, op: str, layer: int = -1, value: float = np.nan, row: int = 0) -> None:
         super().__init__(1)
-        self.op, self.call, self.value, self.row = op, call, value, row
+        self.op, self.layer, self.value, self.row = op, layer, value, row
         self.spoils = False
-        self.n_calls = 0
-        self.repeats: list[bool] = []
+        self.probed: list[bool] = []
 
-    def run(self, step: Any, forward: Callable[[Any], Any], repeat: bool = True) -> Any:
-        self.n_calls = 0
-        self.repeats.append(repeat)
-        return super().run(step, forward, repeat)
+    def run(self, step: Any, forward: Callable[[Any], Any], probe: Any = None) -> Any:
+        def spoil(layer: int, name: str, array: np.ndarray) -> None:
+            self._spoil(name, array, layer)
+            if probe:
+                probe(layer, name, array)
 
-    def _spoil(self, op: str, output: Any) -> Any:
-        if op == self.op and self.spoils:
-            if self.n_calls == self.call:
-                output = output.copy()
-                output[self.row].flat[1] = self.value
-            self.n_calls += 1
+        self.probed.append(probe is not None)
+        return super().run(step, forward, spoil)
+
+    def _spoil(self, op: str, output: Any, layer: int = -1) -> Any:
+        if self.spoils and (op, layer) == (self.op, self.layer):
+            output[self.row].flat[1] = self.value
         return output
 
     def embed(self, step, table, scale=1.0):
         return self._spoil("embed", super().embed(step, table, scale))
-
-    def attend(self, q, attention, step):
-        return self._spoil("attend", super().attend(q, attention, step))
-
-    def linear_add(self, h, w, x, post_norm=None, then=None):
-        return self._spoil("linear_add", super().linear_add(h, w, x, post_norm, then))
 
     def logits(self, x, head, step):
         return self._spoil("logits", super().logits(x, head, step))
@@ -62,47 +59,51 @@ def model_on(tiny_path) -> Any:
 
 
 def test_nothing_happens_to_a_sound_model(tiny_path, model_on) -> None:
-    checked = model_on(Spoiled("", 0))
+    checked = model_on(Spoiled(""))
     file = File(tiny_path("llama"))
     plain = Model(file, Tokenizer.from_gguf(file), Reference(1), n_ctx=64)
     options = {"max_tokens": 8, "temperature": 0}
     texts = [[p.id for p in m.generate("hello", **options)] for m in (checked, plain)]
     assert texts[0] == texts[1]
     assert checked.ops.records == []
-    assert all(checked.ops._ops.repeats), "the fast way is what is checked"
+    assert not any(checked.ops._ops.probed), "the fast way is what is checked"
 
 
 @pytest.mark.parametrize(
-    ("op", "call", "words"),
+    ("op", "layer", "words"),
     [
-        ("embed", 0, "first are in embed, 1 of 64 values at position 0 (nan)"),
-        ("attend", 1, "first are in layer 1, attend, 1 of 64 values at position 0 (nan)"),
-        ("linear_add", 0, "first are in layer 0, linear_add after attend, 1 of 64"),
-        ("linear_add", 3, "first are in layer 1, linear_add after ffn, 1 of 64"),
-        ("logits", 0, "1 logits are NaN or infinite; the first are in logits, 1 of 453"),
+        ("embed", -1, "first are in embed, 1 of 64 values at position 0 (nan)"),
+        ("qkv", 0, "first are in layer 0, qkv, 1 of 64 values at position 0 (nan)"),
+        ("attention", 1, "first are in layer 1, attention, 1 of 64 values at position 0 (nan)"),
+        ("attn_out", 0, "first are in layer 0, attn_out, 1 of 64"),
+        ("ffn_act", 1, "first are in layer 1, ffn_act, 1 of 96"),
+        ("ffn_out", 1, "first are in layer 1, ffn_out, 1 of 64"),
+        ("logits", -1, "1 logits are NaN or infinite; the first are in logits, 1 of 453"),
     ],
 )
-def test_the_first_op_with_nan_is_named(model_on, op: str, call: int, words: str) -> None:
-    ops = Spoiled(op, call)
+def test_the_first_op_with_nan_is_named(model_on, op: str, layer: int, words: str) -> None:
+    ops = Spoiled(op, layer)
     model = model_on(ops)
     ops.spoils = True
     with pytest.raises(NotFinite) as error:
         list(model.generate([5], max_tokens=3))
     assert words in str(error.value)
-    assert ops.repeats == [True, False]
+    assert ops.probed == [False, True]
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_the_token_is_named_by_its_position(model_on) -> None:
-    ops = Spoiled("attend", 0, np.inf, row=2)
+    ops = Spoiled("attention", 0, np.inf, row=2)
     model = model_on(ops)
     ops.spoils = True
-    with pytest.raises(NotFinite, match=r"layer 0, attend, 1 of 64 values at position 2 \(inf\)"):
+    with pytest.raises(
+        NotFinite, match=r"layer 0, attention, 1 of 64 values at position 2 \(inf\)"
+    ):
         list(model.generate([5, 6, 7, 8], max_tokens=3))
 
 
 def test_nan_in_the_middle_of_an_answer_stops_it(model_on) -> None:
-    ops = Spoiled("attend", 0)
+    ops = Spoiled("attention", 0)
     pieces = []
     model = model_on(ops)
     with pytest.raises(NotFinite, match="position 3 "):
@@ -114,11 +115,11 @@ def test_nan_in_the_middle_of_an_answer_stops_it(model_on) -> None:
 
 def test_a_fault_of_the_repeated_form_alone_is_told_apart(model_on) -> None:
     class Fused(Spoiled):
-        def run(self, step, forward, repeat=True):
-            self.spoils = repeat
-            return super().run(step, forward, repeat)
+        def run(self, step, forward, probe=None):
+            self.spoils = probe is None
+            return super().run(step, forward, probe)
 
-    model = model_on(Fused("logits", 0))
+    model = model_on(Fused("logits"))
     with pytest.raises(NotFinite, match="run op by op it has none"):
         model.logits([1, 2])
 
@@ -127,11 +128,11 @@ def test_the_ops_of_a_gpu_are_taken_apart_where_numbers_end(machine, tiny_path) 
     class SpoiledCuda(Cuda):
         spoils = False
 
-        def attend(self, q, attention, step):
-            o = super().attend(q, attention, step)
-            if self.spoils and attention.layer == 1:
-                self.device.upload(o.data, np.full(2, np.nan, np.float16))
-            return o
+        def mix(self, x, layer, step):
+            x = super().mix(x, layer, step)
+            if self.spoils and layer.index == 0:
+                self.device.upload(x.data, np.full(2, np.nan, np.float32))
+            return x
 
     ops = SpoiledCuda(machine)
     with File(tiny_path("llama")) as file:
@@ -139,6 +140,6 @@ def test_the_ops_of_a_gpu_are_taken_apart_where_numbers_end(machine, tiny_path) 
     assert len(list(model.generate([5, 6], max_tokens=5, temperature=0))) == 5  # some are graphs
     ops.spoils = True
     with pytest.raises(
-        NotFinite, match=r"in layer 1, attend, 2 of 64 values at position 0 \(nan\)"
+        NotFinite, match=r"in layer 0, ffn_act, 96 of 96 values at position 0 \(nan\)"
     ):
         model.logits([5, 6])

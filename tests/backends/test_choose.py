@@ -78,7 +78,7 @@ def test_compiling_is_told_once(machine: Any) -> None:
 @pytest.mark.parametrize("asked", ["cuda", "cuda:0", "cuda:7"])
 def test_cuda_never_falls_back(machine: Any, asked: str) -> None:
     machine(NoGpu("the NVIDIA driver finds no GPU"))
-    words = f"device '{asked}' cannot be used: the NVIDIA driver finds no GPU; --device cpu"
+    words = f"device '{asked}' cannot be used: the NVIDIA driver finds no GPU; device cpu"
     with pytest.raises(ValueError, match=words):
         choose(asked)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ggpy.backends.numpy.backend import Reference
-from ggpy.backends.observe import Observed
+from ggpy.backends.observe import ObservedOps
 from ggpy.gguf import File
 from ggpy.model import Model
 from ggpy.tokenizer import Tokenizer
@@ -23,8 +23,8 @@ class Watched(Reference):
         super().__init__(1)
         self.inputs: list[tuple[str, np.ndarray]] = []
 
-    def weight(self, tensor, lookup=False, scale=None, activations="f16"):
-        weight = super().weight(tensor, lookup)
+    def weight(self, tensor, role, scale=None, activations="f16"):
+        weight = super().weight(tensor, role)
         if len(tensor.shape) == 2:
             multiply = weight.multiply
 
@@ -45,7 +45,7 @@ def open_model(path, ops) -> Model:
 def test_what_is_shown_is_what_is_multiplied(name: str, tiny_path) -> None:
     seen: list[tuple[str, np.ndarray]] = []
     watched = Watched()
-    ops = Observed(watched, lambda name, x: seen.append((name, x)))
+    ops = ObservedOps(watched, lambda name, x: seen.append((name, x)))
     logits = open_model(tiny_path(name), ops).logits(IDS)
     assert np.array_equal(logits, open_model(tiny_path(name), Reference(1)).logits(IDS))
     real = dict(watched.inputs)
@@ -59,7 +59,7 @@ def test_what_is_shown_is_what_is_multiplied(name: str, tiny_path) -> None:
 def test_the_output_is_shown_all_tokens(tiny_path) -> None:
     """Though a generated text needs the logits of its last token alone."""
     seen: dict[str, int] = {}
-    ops = Observed(Reference(1), lambda name, x: seen.update({name: len(x)}))
+    ops = ObservedOps(Reference(1), lambda name, x: seen.update({name: len(x)}))
     for _ in open_model(tiny_path("llama"), ops).generate("Once upon", max_tokens=1):
         pass
     assert seen["output.weight"] == seen["blk.0.attn_q.weight"] > 1

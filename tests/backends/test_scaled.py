@@ -6,7 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ggpy.backends.numpy.backend import Matrix, Reference
+from ggpy.backends.interface import Role
+from ggpy.backends.numpy.backend import Reference
+from ggpy.backends.numpy.matrix import HostMatrix
 from ggpy.formats import by_name
 from ggpy.gguf import Tensor
 
@@ -38,8 +40,8 @@ def inputs() -> np.ndarray:
 def multiplied(name: str, activations: str, memory: int | None) -> tuple[np.ndarray, np.ndarray]:
     """(the reference's product, its weights)."""
     tensor, scale = scaled(name)
-    matrix = Reference(1, weight_memory=memory).weight(tensor, False, scale, activations)
-    assert isinstance(matrix, Matrix)
+    matrix = Reference(1, weight_memory=memory).weight(tensor, Role("F D"), scale, activations)
+    assert isinstance(matrix, HostMatrix)
     return matrix.multiply(inputs()), tensor.dequantize()
 
 
@@ -80,8 +82,8 @@ def test_floats_of_8_bits(memory: int | None) -> None:
 def test_rows_that_are_looked_up(memory: int | None) -> None:
     tensor, scale = scaled("I8")
     for lookup in (True, False):
-        table = Reference(1, weight_memory=memory).weight(tensor, lookup, scale)
-        assert isinstance(table, Matrix)
+        table = Reference(1, weight_memory=memory).weight(tensor, Role("V D", lookup), scale)
+        assert isinstance(table, HostMatrix)
         ids = np.array([3, 0, 3])
         wanted = tensor.dequantize()[ids] * scale.dequantize()[ids, None]
         assert np.array_equal(table.rows(ids), wanted)

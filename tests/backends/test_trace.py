@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ggpy.backends import interface, trace
+from ggpy.backends.interface import INNER
 from ggpy.backends.numpy.backend import Reference
 from ggpy.backends.trace import Trace
 from ggpy.gguf import File
@@ -31,44 +32,47 @@ def signatures(node: ast.ClassDef) -> dict[str, str]:
 
 
 def classes() -> dict[str, dict[str, str]]:
-    """Every backend that computes attention, read without importing it."""
+    """Every class with ops of layers, read without importing it."""
     nodes = [n for p in FOLDER.rglob("*.py") for n in ast.parse(p.read_text(encoding="utf-8")).body]
     found = {n.name: signatures(n) for n in nodes if isinstance(n, ast.ClassDef)}
-    return {name: methods for name, methods in found.items() if "attend" in methods}
+    return {name: methods for name, methods in found.items() if {"embed", "logits"} <= set(methods)}
 
 
-BACKENDS = classes()
-CONTRACT = BACKENDS.pop("Ops")
+CLASSES = classes()
+CONTRACT = CLASSES.pop("Ops")
+WHOLE = ["Reference", "Cuda", "Forwarding"]  # the others inherit from one of these
 
 
 def test_all_backends_are_looked_at():
-    assert {"Reference", "Trace"} <= set(BACKENDS) and len(CONTRACT) == 15
+    assert set(WHOLE) <= set(CLASSES) and {"mix", "feed_forward"} <= set(CONTRACT)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("method", CONTRACT)
-def test_signature_is_the_contracts(backend, method):
-    assert BACKENDS[backend].get(method) == CONTRACT[method]
+@pytest.mark.parametrize("backend", CLASSES)
+def test_signatures_are_the_contracts(backend):
+    found = CLASSES[backend]
+    assert {name: x for name, x in found.items() if name in CONTRACT}.items() <= CONTRACT.items()
+    assert backend not in WHOLE or found.keys() >= CONTRACT.keys()
 
 
 @pytest.mark.parametrize("backend", [Reference(1), Trace(Reference(1))])
 def test_attributes_are_the_contracts(backend):
-    for name in ("name", "reason", "asynchronous"):
+    for name in interface.Ops.__annotations__:
         assert hasattr(backend, name)
 
 
-def traced(path, change: str | None = None) -> Trace:
-    """A forward pass of a tiny model; one op of layer 1 is made wrong by a little."""
-    ops = Reference(1)
-    if change:
-        original = getattr(ops, change)
+def traced(path, name: str | None = None) -> Trace:
+    """A forward pass of a tiny model; what layer 1 computes inside is made wrong by a little."""
 
-        def wrong(*args):
-            layer = args[1].layer if change in ("qkv", "attend") else 1
-            return original(*args) * np.float32(1.01 if layer == 1 else 1)
+    class Wrong(Reference):
+        def run(self, step, forward, probe=None):
+            def change(layer, inner, array):
+                if (layer, inner) == (1, name):
+                    array *= np.float32(1.01)
+                probe(layer, inner, array)
 
-        setattr(ops, change, wrong)
-    tracer = Trace(ops)
+            return super().run(step, forward, change)
+
+    tracer = Trace(Wrong(1))
     with File(path) as file:
         Model(file, Tokenizer.from_gguf(file), tracer, n_ctx=64).logits([5, 6, 7])
     return tracer
@@ -76,19 +80,30 @@ def traced(path, change: str | None = None) -> Trace:
 
 def test_trace_names_every_op_and_its_layer(tiny_path):
     records = traced(tiny_path("gemma3")).records
-    layer = ["qkv", "attend", "linear_add", "ffn", "linear_add"]
-    assert [r.op for r in records] == ["embed", *layer, *layer, "logits"]
+    assert [r.op for r in records] == ["embed", *INNER, *INNER, "logits"]
     assert [r.layer for r in records] == [-1, *[0] * 5, *[1] * 5, 2]
-    assert records[0].output.shape == (3, 64)
+    shapes = [r.output.shape for r in records[:6]]
+    assert shapes == [(3, 64), (3, 4, 32), (3, 128), (3, 64), (3, 96), (3, 64)]
 
 
-@pytest.mark.parametrize("op", ["qkv", "attend"])
-def test_first_difference_is_where_the_error_is(tiny_path, op):
+def test_trace_records_samples_and_tells_another_probe(tiny_path):
+    told: list[str] = []
+    with File(tiny_path("llama")) as file:
+        model = Model(file, Tokenizer.from_gguf(file), Trace(Reference(1)), n_ctx=64)
+    ops, decoder = model.ops, model.decoder
+    decoder.run = lambda step: ops.run(step, decoder.forward, lambda *x: told.append(x[1]))
+    (piece,) = model.generate([5, 6], max_tokens=1, temperature=0)
+    assert told == [*INNER, *INNER]
+    assert ops.records[-1].op == "sample" and ops.records[-1].output.tolist() == [piece.id]
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_first_difference_is_where_the_error_is(tiny_path, name):
     path = tiny_path("llama")
     good = traced(path).records
     assert trace.first_difference(good, traced(path).records, 1e-6) is None
-    found = trace.first_difference(good, traced(path, op).records, 1e-4)
-    assert (found.layer, found.op) == (1, op)
+    found = trace.first_difference(good, traced(path, name).records, 1e-4)
+    assert (found.layer, found.op) == (1, name)
     assert found.error == pytest.approx(0.01, rel=0.1)
 
 

@@ -159,24 +159,24 @@ def test_tiles_in_a_pool_are_valid(
     operands: Operands, emulated: Any, name: str, columns: int
 ) -> None:
     """A window multiplies by what its chunks hold, wherever it begins."""
-    from tile_cases import halves, limits
+    from tile_cases import f16_activations, limits
 
-    from ggpy.kernels.gemm.gemm_decode import MulMatTile
+    from ggpy.kernels.gemm.gemm_decode import GemmDecode
 
     format = by_name(name)
     next_matrix = operands.matrix(format, 40, columns)
-    x, y = emulated.upload_array(halves(1, columns)), operands.room("y", 160)
+    x, y = emulated.upload_array(f16_activations(1, columns)), operands.scratch("y", 160)
     found = []
     for _ in range(3):
         tiles = next_matrix().tiles
         assert tiles is not None
-        MulMatTile(emulated, limits(emulated)).launch([tiles], x, [y], 1)
+        GemmDecode(emulated, limits(emulated)).launch([tiles], x, [y], 1)
         found.append(emulated.download(y, np.float32, 40))
     n = sum(x.size for x in found)
     assert np.isfinite(found).all() and len(np.unique(found)) > n // 4, "not zeros, not repeated"
     blocks = operands._blocks.reshape(-1, format.nbytes)
     rms = np.sqrt(np.mean(np.square(format.dequantize(blocks))))
-    size = float(np.sqrt(np.sum(halves(1, columns).astype(np.float64) ** 2)) * rms)
+    size = float(np.sqrt(np.sum(f16_activations(1, columns).astype(np.float64) ** 2)) * rms)
     assert 0.7 * size < np.std(found) < 1.4 * size
 
 

@@ -7,23 +7,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy_ops import tensor
+from random_decoder import DIFFERING, random_decoder
 
 from ggpy import arch
 from ggpy.backends.numpy.backend import Reference
 from ggpy.bench.kernels.ceilings import Ceilings
-from ggpy.bench.limits import Work, work_of
+from ggpy.bench.limits import LayerWork, Work, work_of
 from ggpy.cache_types import CacheTypes
 from ggpy.gguf import File
 
+F16 = CacheTypes("f16", "f16")
 MEMORY = Ceilings(1.0, 1e30, "only memory counts")
 MATRIX = Ceilings(1e30, 1.0, "only arithmetic counts")
 WORK = Work(
     weight_bytes=1000,
     layer_flops=10,
     output_flops=7,
-    kv_bytes=3,
-    attention_flops=2,
-    windows=[0, 4],
+    layers=[LayerWork(kv_bytes=3, flops=2, window=window) for window in (0, 4)],
 )
 
 
@@ -31,7 +32,16 @@ def test_types_of_keys_and_values(tiny_path: Callable[[str], Path]) -> None:
     with File(tiny_path("qwen3")) as file:
         decoder = arch.load(file, Reference(1), 64)
         work = work_of(file.tensors, decoder, CacheTypes("q8_0", "q4_0"))
-    assert work.kv_bytes == decoder.sizes.n_head_kv * (34 + 18)
+    assert [layer.kv_bytes for layer in work.layers] == [2 * (34 + 18)] * 2
+
+
+def test_keys_and_values_of_several_sizes() -> None:
+    """Layers that differ, each by itself; values are of another size than keys."""
+    decoder = random_decoder(Reference(1), variation=DIFFERING)
+    work = work_of({"token_embd.weight": tensor(np.zeros((4, 32), np.float32))}, decoder, F16)
+    assert [layer.kv_bytes for layer in work.layers] == [384, 192, 640, 384]
+    assert [layer.flops for layer in work.layers] == [768, 1536, 640, 768]
+    assert [layer.window for layer in work.layers] == [40, 0, 70, 40]
 
 
 def test_generation_reads_weights_once_and_every_sequence_its_context() -> None:
@@ -64,8 +74,12 @@ def test_work_of_a_model(architecture: str, tiny_path: Callable[[str], Path]) ->
         s, tied = decoder.sizes, "output.weight" not in file.tensors
         table = file.tensors["token_embd.weight"].nbytes
         total = sum(t.nbytes for t in file.tensors.values())
-    per_layer = s.n_embd * s.head_size * 2 * (s.n_head + s.n_head_kv) + 3 * s.n_embd * s.n_ff
+    heads = s.layer.key_size * (s.layer.n_head + s.layer.n_head_kv)
+    per_layer = s.n_embd * 2 * heads + 3 * s.n_embd * s.layer.n_ff
     assert work.weight_bytes == total - (0 if tied else table)
     assert work.layer_flops == 2 * s.n_layer * per_layer
     assert work.output_flops == 2 * s.n_vocab * s.n_embd
-    assert work.kv_bytes == 2 * s.n_head_kv * s.head_size * 2
+    for found, layer in zip(work.layers, decoder.layers, strict=True):
+        assert found.kv_bytes == 2 * s.layer.n_head_kv * s.layer.key_size * 2
+        assert found.flops == 4 * s.layer.n_head * s.layer.key_size
+        assert found.window == layer.mixer.spec.window

@@ -65,7 +65,8 @@ def test_models_keep_their_order() -> None:
         ["-r", "0"],
         ["-ctk", "q2_k"],
         ["-q"],
-        ["-ngl", "9"],
+        ["-ngl", "few"],
+        ["-mg", "1"],
     ],
 )
 def test_bad_usage_is_status_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

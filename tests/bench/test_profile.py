@@ -14,7 +14,7 @@ from timed_device import COPY, START, TimedDevice
 from ggpy.backends.cuda.backend import Cuda
 from ggpy.bench.kernels.ceilings import Ceilings
 from ggpy.bench.profiling import profile as p
-from ggpy.bench.profiling.observed import Observed
+from ggpy.bench.profiling.observed import ObservedDevice
 from ggpy.bench.profiling.table import (
     FIELDS,
     KIND,
@@ -72,10 +72,11 @@ def test_kernels_are_found_in_their_ops() -> None:
     """Of two layers, of which each token sequence takes part in every launch."""
     two, four = profiled([Test(0, 3, n_seq=2), Test(0, 3, 100, n_seq=4)])
     for found in (two, four):
-        assert (count_of(found, "embed"), count_of(found, "attend")) == (1, 2)
-        assert count_of(found, "ffn") >= 2 and count_of(found, "linear_add") >= 4
+        assert (count_of(found, "embed"), count_of(found, "attention")) == (1, 2)
+        assert count_of(found, "ffn_act") >= 2
+        assert count_of(found, "attn_out") >= 2 <= count_of(found, "ffn_out")
         assert count_of(found, "logits") >= 1 and count_of(found, "sample") == 1
-    launch = next(part for part in two.parts if part.op == "attend")
+    launch = next(part for part in two.parts if part.op == "attention")
     assert launch.registers == 40 and launch.shared is not None and launch.shared > 1000
     assert four.test.n_depth == 100
 
@@ -84,13 +85,13 @@ def test_bytes_are_those_that_the_ops_read() -> None:
     (found,) = profiled([Test(0, 3, 10, n_seq=2)])
     d, f, v, layers = 256, 512, 512, 2
     square, narrow = d * d, 128 * d  # q and o; k and v, which have 2 heads of 64
-    weights = {"qkv": layers * (square + 2 * narrow), "linear_add": layers * (square + d * f)}
-    weights |= {"ffn": layers * 2 * d * f, "logits": d * v}
+    weights = {"qkv": layers * (square + 2 * narrow), "attn_out": layers * square}
+    weights |= {"ffn_act": layers * 2 * d * f, "ffn_out": layers * d * f, "logits": d * v}
     for op, n in weights.items():
         assert found.nbytes[op] == n * 34 // 32, op
-    assert found.nbytes["attend"] == 2 * layers * 13 * 2 * 128 * 2  # 13 positions, K and V
+    assert found.nbytes["attention"] == 2 * layers * 13 * 2 * 128 * 2  # 13 positions, K and V
     assert found.limit_us == pytest.approx(
-        (sum(weights.values()) * 34 / 32 + 5 * d * 4 + found.nbytes["attend"]) / 1e3
+        (sum(weights.values()) * 34 / 32 + 5 * d * 4 + found.nbytes["attention"]) / 1e3
     )
 
 
@@ -98,10 +99,10 @@ def test_a_step_of_one_launch_is_one_line() -> None:
     """Whatever a backend enqueues in its step is found, though no op was called."""
 
     class OneLaunch(Cuda):
-        def run(self, step: Any, forward: Any, repeat: bool = True) -> Any:
-            super().run(step, lambda s: None, repeat=False)  # uploads the step
+        def run(self, step: Any, forward: Any, probe: Any = None) -> Any:
+            super().run(step, lambda s: None, lambda *_: None)  # uploads the step
             self.device.kernel("step.cu", "whole_step").launch(1, 32, ())
-            return self._float("logits", len(step.rows), 512)
+            return self.context.f32("logits", len(step.rows), 512)
 
     device = TimedDevice(lambda name: 100.0 if name == "whole_step" else cost(name))
     bench = Bench(open=lambda: Synthetic("tiny:Q8_0"), ops=lambda: None, name="t")  # type: ignore[arg-type,return-value]
@@ -155,8 +156,8 @@ def test_markdown_adds_up_to_the_step() -> None:
     ]
     assert {len(line) for line in table} == {7}
     rows = {line[0]: line for line in table[2:]}
-    assert rows["attend"][1] == "2" and float(rows["attend"][3]) > 1
-    assert any(name.startswith("· paged_attention") and "40 registers" in name for name in rows)
+    assert rows["attention"][1] == "2" and float(rows["attention"][3]) > 1
+    assert any(name.startswith("· decode_attention") and "40 registers" in name for name in rows)
     top = [line for name, line in rows.items() if not name.startswith("·") and name != "sum"]
     assert sum(float(line[2]) for line in top) == pytest.approx(found.step_us, abs=0.5)
     assert float(rows["sum"][2]) == pytest.approx(found.device_us, abs=0.06)
@@ -183,15 +184,15 @@ def test_what_was_observed_can_be_enqueued_again(emulated: Any) -> None:
     """Through a structure that the wrapper fills anew for each launch, in a graph and outside."""
     import numpy as np
     from cases import nmse
-    from tile_cases import FIXED_POINT, Weights, exact, halves, limits
+    from tile_cases import FIXED_POINT, Weights, exact, f16_activations, limits
 
-    from ggpy.kernels.gemm.gemm_decode import MulMatTile
+    from ggpy.kernels.gemm.gemm_decode import GemmDecode
 
-    device = Observed(emulated)
-    w, x = Weights("Q8_0", 37, 96), halves(9, 96)  # two launches
+    device = ObservedDevice(emulated)
+    w, x = Weights("Q8_0", 37, 96), f16_activations(9, 96)  # two launches
     tiles, y = w.tiled(device), device.zeros(4 * 9 * 37, "y")
     activations = device.upload_array(x)
-    product = MulMatTile(device, limits(device))
+    product = GemmDecode(device, limits(device))
     with device.capture() as graph:
         product.launch([tiles], activations, [y], 9)
     device.observing = True
@@ -214,7 +215,7 @@ def test_what_was_observed_can_be_enqueued_again(emulated: Any) -> None:
 def test_copies_are_observed(emulated: Any) -> None:
     import numpy as np
 
-    device, values = Observed(emulated), np.arange(4, dtype=np.int32)
+    device, values = ObservedDevice(emulated), np.arange(4, dtype=np.int32)
     a, b, back = device.alloc(16, "a"), device.alloc(16, "b"), np.zeros(4, np.int32)
     device.observing = True
     device.upload(a, values)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from ggpy.bench.kernels.ceilings import Ceilings
 from ggpy.bench.runs import Bench, Loaded, Result, Run, n_pages, run_model
 from ggpy.bench.workload import Test
 from ggpy.evaluate.synthetic import Synthetic
+from ggpy.gguf import File
 
 CEILINGS = Ceilings(1e12, 1e14, "a machine")
 
@@ -118,8 +120,9 @@ class Small(Reference):
     """Has room for a few pages."""
 
     def allocate_cache(self, shape: Any) -> None:
-        if shape.n_pages > 4:
-            raise MemoryError(f"{shape.n_pages} pages do not fit")
+        (group,) = shape.groups
+        if group.n_pages > 4:
+            raise MemoryError(f"{group.n_pages} pages do not fit")
         super().allocate_cache(shape)
 
 
@@ -152,3 +155,15 @@ def test_a_test_that_fails_is_a_result() -> None:
     tests = [Test(0, 2), Test(0, 2, n_seq=2), Test(4, 0)]
     results = list(run_model(bench(lambda: Failing(1)), tests, CEILINGS))
     assert [r.error for r in results] == ["", "RuntimeError: kernel k", ""]
+
+
+def test_a_window_s_context_is_evaluated_once(tiny_path: Callable[[str], Path]) -> None:
+    """Repetitions go back further than the window alone would allow."""
+    test = Test(200, 5, 300, n_ubatch=16)
+    case = Bench(open=lambda: File(tiny_path("gemma3")), ops=lambda: Reference(1), name="x")
+    run = Run(Loaded(case, [Test(0, 2), test], CEILINGS), test)
+    assert sorted(pool.n_pages for pool in run.engine.cache.pools) == [5, 8]
+    for _ in range(3):
+        run.once()
+        (answer,) = run.previous
+        assert answer is not None and answer.n_reused == 300

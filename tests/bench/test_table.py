@@ -17,7 +17,7 @@ from ggpy.bench import compare_table, report
 from ggpy.bench.kernels import table as kernel_table
 from ggpy.bench.profiling import table as profile_table
 from ggpy.bench.runs import Facts, Result
-from ggpy.bench.table import FIELDS, LLAMA_BENCH, SAMPLES, Machine, Row, lines, row_of
+from ggpy.bench.table import FIELDS, LLAMA_BENCH, SAMPLES, Machine, Row, lines, rate, row_of
 from ggpy.bench.workload import Test
 
 # The fields of llama-bench's JSON, in its order.
@@ -141,7 +141,7 @@ def test_markdown() -> None:
         "big.gguf: pp512 failed: MemoryError: too large",
         "limit: 4.67 TB/s read, 790 TFLOP/s, measured on NVIDIA H200",
         "! runs differed by more than 5%: the machine was busy or changed its clocks",
-        "build: abc1234 (0)",
+        "build: ggpy abc1234",
     ]
 
 
@@ -259,3 +259,32 @@ def test_kernels_and_steps_become_sections(tmp_path: Path) -> None:
         (tmp_path / "c.json").write_text(json.dumps(bad))
         with pytest.raises(report.ReportError, match=r"c\.json"):
             list(report.page(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere/x.png", "there is no folder .*nowhere"),
+        ("x.xyz", "the name ends in none of .*png"),
+        ("", "is a directory"),
+    ],
+)
+def test_a_picture_that_cannot_be_written_is_refused(
+    name: str, message: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    from ggpy.bench.plot import require
+
+    with pytest.raises((ValueError, OSError), match=message):
+        require(str(tmp_path / name))
+    for good in ("x.png", "x", "x.PDF"):
+        require(str(tmp_path / good))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(4.67e12, "4.67 TB/s"), (21.7e9, "21.7 GB/s"), (999.6e9, "1 TB/s"), (999e9, "999 GB/s")],
+)
+def test_rates_have_the_prefix_that_fits(value: float, text: str) -> None:
+    assert rate(value, "B/s") == text

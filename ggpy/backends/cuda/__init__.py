@@ -1,1 +1,1 @@
-"""The ops on a GPU."""
+"""The CUDA backend: the ops of interface.Ops on one GPU."""

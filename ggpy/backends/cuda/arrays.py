@@ -1,6 +1,6 @@
-"""What the ops of a GPU hand to each other: activations, weights and sampled ids in device memory.
+"""Operands of the CUDA ops: activations, weights and sampled ids in device memory.
 
-Only where things lie and how long they are; nothing here launches or allocates.
+Addresses, types and sizes only; nothing here launches or allocates.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Memory = Buffer | Ptr
 
 @dataclass(frozen=True)
 class Sum:
-    """x + norm(y), floats [T, D]."""
+    """The pending sum x + norm(y), f32 [T, D]."""
 
     x: Memory
     y: Memory
@@ -32,36 +32,39 @@ class Sum:
 
 @dataclass(frozen=True)
 class Array:
-    """An activation: `row` elements of it from row to row, of which shape[-1] count.
+    """An activation in device memory: rows are `row` elements apart, and shape[-1] of these count.
 
-    order: not PLAIN where it is packed for a product (kernels/pack.py), and has no rows. late: the
-    kernel that makes it takes longer than the next one's first weights. sum: what the next product
-    makes it of.
+    layout: PLAIN, or the packed order of a GEMM's input (kernels/layout/pack.py), which has no
+    rows. slow_producer: its kernel takes longer than the next GEMM needs to fill its weight
+    pipeline. sum: the pending sum that the next GEMM computes in its prologue and stores here.
     """
 
     data: Memory
     dtype: type
     shape: tuple[int, ...]
     row: int
-    order: int = PLAIN
-    late: bool = False
+    layout: int = PLAIN
+    slow_producer: bool = False
     sum: Sum | None = None
 
 
 @dataclass(frozen=True)
 class Projected:
-    """q, k, v before their rotation, left to attention: floats [T, H*E], [T, G*E], [T, G*E]."""
+    """q, k and v before RoPE, which the attention kernel applies: f32 [T, H*E], [T, G*E], [T,
+    G*E].
+    """
 
     parts: list[Memory]
     rotation: Rotation
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Matrix:
-    """A weight [n_rows, k], in tiles or in the file's blocks: the other one is None.
+    """A weight [n_rows, k] in tiles, or in the file's quant blocks; the other one is None.
 
-    Blocks are for formats that have no tiles, and for tables of which only rows are used. With a
-    scale, float [n_rows], it is in tiles, which know it, too. activations: see Ops.weight.
+    Blocks are for formats without tiles, and for tables of which only rows are read. A weight with
+    a row scale, f32 [n_rows], is in tiles, which hold the scale too. activations: see Ops.weight.
+    Experts [n_experts, n_rows, k] are contiguous.
     """
 
     n_rows: int
@@ -70,38 +73,57 @@ class Matrix:
     blocks: BlockMatrix | None
     scale: Buffer | None = None
     activations: ActivationType = "f16"
+    n_experts: int = 1
 
     @property
     def in_blocks(self) -> BlockMatrix:
-        """The blocks, where there are no tiles."""
+        """The blocks; RuntimeError if the weight is in tiles."""
         if self.blocks is None:
             raise RuntimeError("a matrix in tiles is used as if it were in blocks")
         return self.blocks
 
+    def expert(self, i: int) -> Matrix:
+        """Expert i, a view of the same memory; IndexError if there is no expert i."""
+        if not 0 <= i < self.n_experts:
+            raise IndexError(f"expert {i} of {self.n_experts}")
+        tiles, blocks = self.tiles, self.blocks
+        if tiles is not None:
+            nbytes = tiles.layout.nbytes(self.n_rows, self.k)
+            tiles = TiledMatrix(tiles.layout, self.n_rows, self.k, _at(tiles.data, i * nbytes))
+        if blocks is not None:
+            nbytes = self.n_rows * blocks.format.row_bytes(self.k)
+            data = _at(blocks.data, i * nbytes)
+            blocks = BlockMatrix(blocks.format, self.n_rows, self.k, data)
+        return Matrix(self.n_rows, self.k, tiles, blocks, None, self.activations)
+
+
+def _at(memory: Memory, offset: int) -> Ptr:
+    return memory.at(offset) if isinstance(memory, Buffer) else memory + offset
+
 
 @dataclass
 class Sampled:
-    """Ids that a step sampled: int32[R], NO_TOKEN where none could be chosen. They are pinned, and
-    valid once the event is reached, or kept.
+    """Ids that a step sampled: int32 [R], NO_TOKEN for rows without one. `ids` is page-locked
+    memory that is valid once `event` has completed, or a copy of it (event is None).
     """
 
     ids: NDArray[np.int32]
     event: Any
 
     def read(self) -> NDArray[np.int32]:
-        """The ids, once they are there."""
+        """Wait for the ids and return them."""
         self.keep()
         return self.ids
 
     def keep(self) -> None:
-        """Wait for the ids, and take them out of memory that another step will have."""
+        """Wait for the ids and copy them out of memory that a later step reuses."""
         if self.event is not None:
             self.event.synchronize()
             self.ids, self.event = self.ids.copy(), None
 
 
 def one_layout(weights: list[Matrix]) -> bool:
-    """Whether one launch can multiply all of them: their tiles are of one layout."""
+    """Whether all weights are in tiles of the same layout."""
     first = weights[0].tiles
     if first is None:
         return False

@@ -1,37 +1,226 @@
-"""Attention of the sequences that have many tokens in a step: kernels that read keys and values as
-halves, which a layer's pages of other types become right before.
+"""Attention layers on a GPU: RoPE, the KV cache, decode attention and prefill attention.
 
-Which sequences these are, and which pages they see, step.py says; where pages are, kv_pages.
+Executes plans (plan/layers.py). Layers with the same head shape share kernels; each group of the KV
+cache has its own pages.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from ...device.base import Buffer
-from ...kernels.attention.paged_attention import Asked, Attend
-from ...kernels.attention.pages_to_f16 import HalvePages
-from ...kernels.attention.prefill_attention import AttendPrompt
-from .step import Batch
+from ...kernels.attention.paged_attention import AttentionParams, PagedAttention
+from ...kernels.attention.pages_to_f16 import PagesToF16
+from ...kernels.attention.prefill_attention import PrefillAttention
+from ...kernels.attention.rope_kv import (
+    Heads,
+    RopeEpilogue,
+    RopeEpilogueRows,
+    RopeKv,
+    Rotation,
+    angles,
+    angles_bytes,
+)
+from ..interface import CacheShape, Layer, Rope
+from .arrays import Array, Projected
+from .context import StepContext
+from .kv_pages import PageMemory, heads_of
+from .plan import AttentionPlan, RopeIn
 
 
-class Prompts:
-    """For heads of one shape, whose pages are of halves or have room to become them."""
+class HeadKernels:
+    """The attention kernels for one head shape.
 
-    def __init__(self, attend: Attend, halves: tuple[Buffer, Buffer] | None) -> None:
-        """attend: the same for single tokens; halves: keys and values of the layer at hand."""
-        self._attend = AttendPrompt(attend)
-        self._halve, self._halves = HalvePages(attend.device, attend.heads), halves
+    max_split_tokens: sequences whose context may be split over CTAs.
+    """
 
-    @property
-    def from_tokens(self) -> int:
-        """Tokens of a sequence in a step from which on this is faster."""
-        return self._attend.from_tokens
+    def __init__(
+        self, device: Any, heads: Heads, max_split_tokens: int, batch_invariant: bool
+    ) -> None:
+        self.heads, self.rope = heads, RopeKv(device, heads)
+        shared = device.shared_bytes
+        self.decode = PagedAttention(device, heads, max_split_tokens, shared, batch_invariant)
+        self.prefill: PrefillAttention | None = None
+        if has_prefill_attention(device, heads, batch_invariant):
+            self.prefill = PrefillAttention(self.decode)
+        self.to_f16 = PagesToF16(device, heads)
+        self.packs = self.decode.packs
+        # Prefill attention takes sequences with at least so many tokens in a step.
+        self.prefill_tokens = self.prefill.min_tokens if self.prefill else None
 
-    def launch(self, asked: Asked, batch: Batch) -> None:
-        """Enqueue it, after what writes the step's keys and values."""
-        if batch.n_halved and self._halves is not None:
-            listed, n = batch.halved, batch.n_halved
-            self._halve.launch(asked.pages, self._halves, listed, n, asked.window)
-            asked = replace(asked, batch=batch.prompt_memory, pages=self._halves)
-        self._attend.launch(asked, batch.prompt_tiles, batch.n_prompt_tiles)
+
+def has_prefill_attention(device: Any, heads: Heads, batch_invariant: bool) -> bool:
+    """Whether the GPU has a prefill attention kernel for these heads."""
+    return not batch_invariant and PrefillAttention.fits(device, heads)
+
+
+class AttentionOps:
+    """Executes the plans of attention layers."""
+
+    def __init__(self, context: StepContext, shape: CacheShape, max_split_tokens: int) -> None:
+        """Allocates the KV cache; raises MemoryError if it does not fit."""
+        self._context, device = context, context.device
+        batch_invariant = context.planner.batch_invariant
+        shapes = [heads_of(group.spec) for group in shape.groups]
+        self.kernels: list[HeadKernels] = []  # one per head shape
+        for heads in shapes:
+            if heads not in [k.heads for k in self.kernels]:
+                self.kernels.append(HeadKernels(device, heads, max_split_tokens, batch_invariant))
+        known = [k.heads for k in self.kernels]
+        self.kernel_of_group = [known.index(heads) for heads in shapes]
+        converts = [
+            has_prefill_attention(device, heads, batch_invariant) and not heads.is_f16
+            for heads in shapes
+        ]
+        self.pages = PageMemory(device, shape, converts)
+        self._angles: dict[bytes, Buffer] = {}  # by RoPE frequencies
+        self._rotations: dict[Layer, Rotation] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self._step_angles: dict[tuple[int, int], tuple[Buffer, Buffer]] = {}
+
+    def mix(self, x: Array, layer: Layer) -> Array:
+        """x[T, D] with the layer's attention added."""
+        c, a = self._context, layer.mixer
+        kernels = self.kernels[self.kernel_of_group[a.group]]
+        plan = c.planner.attention(layer, c.s, c.stream, kernels)
+        c.stream = plan.after
+        q = self.qkv(x, layer, plan, kernels)
+        if c.probe:
+            c.probe(layer.index, "qkv", q)
+        o = self.attention(q, layer, plan, kernels)
+        if c.probe:
+            c.probe(layer.index, "attention", o)
+        x = self.attn_out(o, x, layer, plan)
+        if c.probe:
+            c.probe(layer.index, "attn_out", x)
+        return x
+
+    def qkv(
+        self, x: Array, layer: Layer, plan: AttentionPlan, kernels: HeadKernels
+    ) -> Array | Projected:
+        """q f16 [T, H, E] after RoPE, with k and v in their pages; or q, k and v for attention to
+        rotate.
+        """
+        c, a, n = self._context, layer.mixer, x.shape[0]
+        rotation, row = self._rotation(layer), kernels.heads.row
+        weights, pages = a.projections, self.pages.of(a.group, a.slot)
+        n_head = a.spec.n_head
+        memory = c.scratch("q", 2 * n * n_head * row)
+        q = Array(memory, np.float16, (n, n_head, a.spec.key_size), row)
+        batch = c.batch.groups[a.group].memory
+        if plan.rope is RopeIn.EPILOGUE:
+            epilogue: RopeEpilogue | RopeEpilogueRows
+            if c.s.decode and c.s.fused:
+                epilogue = RopeEpilogueRows(memory, pages, batch, rotation, kernels.heads)
+            else:
+                epilogue = self._rope_epilogue(layer, kernels, rotation)
+            outs = [Array(to, np.float16, (n, row), row) for to in (memory, *pages)]
+            c.input_product(plan.qkv, x, a.norm, weights, outs, rope=epilogue)
+            return q
+        named = zip("qkv", weights, strict=True)
+        parts = [c.f32(f"projected {name}", n, w.n_rows) for name, w in named]
+        c.input_product(plan.qkv, x, a.norm, weights, parts)
+        projected = [part.data for part in parts]
+        if plan.rope is RopeIn.ATTENTION:
+            return Projected(projected, rotation)
+        kernels.rope.launch(projected, rotation, batch, n, pages, memory)
+        return q
+
+    def attention(
+        self, q: Array | Projected, layer: Layer, plan: AttentionPlan, kernels: HeadKernels
+    ) -> Array:
+        """o f16 [T, H*Ev]."""
+        c, a = self._context, layer.mixer
+        batch, spec = c.batch, a.spec
+        group, kind = batch.groups[a.group], batch.tilings[self.kernel_of_group[a.group]]
+        n, columns = batch.n_tokens, spec.n_head * spec.value_size
+        o = c.f16("o", n, columns, plan.o_layout, slow_producer=True)
+        rotated = not isinstance(q, Projected)
+        params = AttentionParams(
+            q.data if isinstance(q, Array) else None,
+            group.memory,
+            self.pages.of(a.group, a.slot),
+            o.data,
+            a.scale,
+            spec.window,
+            a.soft_cap,
+            a.sinks,
+            projected=() if isinstance(q, Array) else q.parts,
+            rotation=None if isinstance(q, Array) else q.rotation,
+            rotated=c.s.decode and c.s.fused and rotated,
+            order=plan.o_layout,
+            n_tokens=n,
+        )
+        if kernels.prefill and kind.n_prefill_tiles:
+            self._prefill(params, layer, kernels)
+        if kind.n_tiles:
+            kernels.decode.launch(params, kind.tiles, kind.n_tiles, kind.n_split)
+        return o
+
+    def _prefill(self, params: AttentionParams, layer: Layer, kernels: HeadKernels) -> None:
+        """Prefill attention for the sequences with many tokens; pages of other types become f16
+        first.
+        """
+        batch, a = self._context.batch, layer.mixer
+        group, kind = batch.groups[a.group], batch.tilings[self.kernel_of_group[a.group]]
+        assert kernels.prefill is not None
+        scratch = self.pages.f16_scratch
+        listed, n = group.f16_pages, group.n_f16_pages
+        if listed is not None and scratch is not None:
+            kernels.to_f16.launch(params.pages, scratch, listed, n, params.window)
+            params = replace(params, batch=group.prefill_memory, pages=scratch)
+        kernels.prefill.launch(params, kind.prefill_tiles, kind.n_prefill_tiles)
+
+    def attn_out(self, o: Array, x: Array, layer: Layer, plan: AttentionPlan) -> Array:
+        """x + post_norm(o wo^T)."""
+        a = layer.mixer
+        successor = layer.ffn or (layer.next.mixer if layer.next else None)
+        norm = successor.norm if successor else None
+        return self._context.output_product(plan.out, o, a.wo, x, a.post_norm, norm)
+
+    # RoPE
+
+    def _rotation(self, layer: Layer) -> Rotation:
+        """The layer's RoPE, with the biases and norms that precede it."""
+        if layer not in self._rotations:
+            a = layer.mixer
+            rope = a.rope or Rope("norm", np.zeros(a.spec.key_size // 2))  # an angle of 0
+            norms = (a.q_norm, a.k_norm)
+            self._rotations[layer] = Rotation(
+                angles=self._angles_of(rope),
+                n_pairs=len(rope.inv_freq),
+                neox=rope.style == "neox",
+                magnitude=rope.magnitude,
+                bias=(a.bq, a.bk, a.bv),
+                norm=[n.weight if n else None for n in norms],
+                eps=[n.eps if n else 0.0 for n in norms],
+            )
+        return self._rotations[layer]
+
+    def _rope_epilogue(
+        self, layer: Layer, kernels: HeadKernels, rotation: Rotation
+    ) -> RopeEpilogue:
+        """The RoPE epilogue of a prefill GEMM. A step computes the angles of each RoPE once."""
+        c, a = self._context, layer.mixer
+        key, n = (id(rotation.angles), a.group), c.batch.n_tokens
+        if key not in self._step_angles:
+            i = len(self._step_angles)
+            angles = c.scratch(f"angles {i}", angles_bytes(n, rotation.n_pairs))
+            rows = c.scratch(f"rows of keys {a.group}", 4 * n)
+            kernels.rope.compute_angles(rotation, c.batch.groups[a.group].memory, n, angles, rows)
+            self._step_angles[key] = angles, rows
+        return RopeEpilogue(*self._step_angles[key], rotation, kernels.heads)
+
+    def _angles_of(self, rope: Rope) -> Buffer:
+        key = rope.inv_freq.tobytes()
+        if key not in self._angles:
+            values, device = angles(rope.inv_freq), self._context.device
+            self._angles[key] = device.alloc(values.nbytes, "rope")
+            device.upload(self._angles[key], values)
+        return self._angles[key]

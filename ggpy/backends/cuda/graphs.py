@@ -1,8 +1,8 @@
-"""Steps that repeat, recorded as CUDA graphs: what launches a step's kernels costs the processor
-more than the GPU takes for those of a small model.
+"""CUDA graphs of steps that repeat: launching the kernels of a small model's step costs the CPU
+more time than the GPU needs to run them.
 
-Everything that changes between steps of one shape is in memory whose address stays, or is one of a
-few places. Knows nothing of models: a step is a function that launches.
+Everything that changes between steps of one shape is in memory at a fixed address, or at one of a
+few addresses. A step is a function that launches kernels; nothing here depends on models.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from typing import Any
 
 from .arrays import Array
 
-RARE_KEPT = 16  # graphs of steps whose shape seldom comes again
-MOST_SHAPES = 1024  # that are remembered without a graph
+RARE_KEPT = 16  # graphs kept of shapes that seldom repeat
+MOST_SHAPES = 1024  # shapes remembered without a graph
 
-Key = tuple[Hashable, int]  # shape and place of a step
+Key = tuple[Hashable, int]  # shape of a step, and index of the memory that holds its integers
 
 
 class Graphs:
-    """Of one device; call forget() before an address changes that steps were recorded with."""
+    """The graphs of one device. Call forget() before an address that graphs use changes."""
 
     def __init__(self, device: Any) -> None:
         self.device = device
         self._graphs: dict[Key, tuple[Any, Array]] = {}
-        self._rare: dict[Key, None] = {}  # shapes that have graphs, the oldest first
+        self._rare: dict[Key, None] = {}  # rare shapes that have graphs, oldest first
         self._seen: set[Hashable] = set()
 
     def run(self, shape: Hashable, place: int, rare: bool, launch: Callable[[], Array]) -> Array:
-        """launch(), or from the second step of a shape on what was recorded of it with this place:
-        then the result is at the same address each time. rare: of such shapes the oldest graphs are
-        forgotten.
+        """Calls launch() for the first step of a shape, and replays a graph of it from the second
+        step on; the result then has the same address each time. place: index of the memory that
+        holds the step's integers. rare: only the newest RARE_KEPT graphs of such shapes are kept.
         """
         key = shape, place
         if key in self._graphs:
@@ -38,10 +38,10 @@ class Graphs:
             graph.launch()
             return result
         if shape not in self._seen:
-            result = launch()  # compiles and allocates what the recording must not
+            result = launch()  # compiles and allocates, which a capture must not do
             if len(self._seen) >= MOST_SHAPES:
                 self._seen.clear()
-            self._seen.add(shape)  # now: what launch() allocates may call forget()
+            self._seen.add(shape)  # after launch(), whose allocations may call forget()
             return result
         if rare:
             self._make_room()
@@ -53,7 +53,7 @@ class Graphs:
         return result
 
     def _make_room(self) -> None:
-        """For one more graph of a rare step."""
+        """Drop the oldest graphs of rare shapes until one more may be kept."""
         while len(self._rare) >= RARE_KEPT:
             oldest = next(iter(self._rare))
             self.device.synchronize()
@@ -61,7 +61,7 @@ class Graphs:
             self._seen.discard(oldest[0])
 
     def forget(self) -> None:
-        """Wait for the steps under way, and record again what comes."""
+        """Wait for the steps in flight and drop all graphs."""
         if self._graphs:
             self.device.synchronize()
         self._graphs.clear()

@@ -1,117 +1,146 @@
-"""How much memory of a GPU a model takes, worked out before any of it is uploaded.
+"""GPU memory that a model needs, computed before anything is uploaded.
 
-Arithmetic over sizes alone: no device is asked here and no file is read. It has to be no less than
-what cuda.py then allocates, and not much more, because a model that would fit must not be refused.
+Only arithmetic: no device is queried and no file is read. The result must not be less than what the
+backend then allocates, and not much more, so that a model that fits is not refused.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Protocol
 
-from ...cache_types import ON_GPU
 from ...formats import Format
 from ...gguf import Tensor
 from ...kernels.attention.paged_attention import MAX_SPLIT
 from ...kernels.attention.paged_attention import ROWS as ATTEND_ROWS
 from ...kernels.attention.rope_kv import Heads
 from ...kernels.layout.tile import grows, layout_of
-from ..interface import PAGE_SIZE, CacheShape, Demand
-from .kv_pages import page_bytes
+from ..interface import PAGE_SIZE, Demand
+from .kv_pages import f16_page_bytes, heads_of, page_bytes
 
-LARGE = 1 << 20  # bytes from which on the driver rounds an allocation up to whole pages
+LARGE = 1 << 20  # allocations from this size on are rounded up to whole pages by the driver
 PAGE = 2 << 20  # bytes of a page of GPU memory
-STAGING = 64 << 20  # blocks on their way into tiles; free again before keys and values come
-KERNELS = 128 << 20  # machine code, graphs, and what the driver keeps for them
+STAGING = 64 << 20  # blocks to repack; freed before the KV cache is allocated
+KERNELS = 128 << 20  # machine code, graphs, and the driver's memory for them
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that a model takes on a GPU."""
+    """Bytes of GPU memory that a model needs.
+
+    cache: the whole KV cache. page: one page in all groups without a window; a longer context adds
+    only such pages.
+    """
 
     weights: int
-    cache_page: int  # a page of keys and values of all layers, and of one as halves for prompts
-    n_pages: int
-    work: int  # activations, attention's partial sums, kernels
-
-    @property
-    def cache(self) -> int:
-        """Keys and values."""
-        return self.cache_page * self.n_pages
+    cache: int
+    page: int
+    windowed: int  # part of `cache` that does not grow with the context
+    work: int  # activations, partial sums of attention, kernels
 
     @property
     def total(self) -> int:
-        """The most that is held at once."""
+        """The peak."""
         return self.weights + max(self.cache + self.work, STAGING)
 
 
-class Layouts(Protocol):
-    """Who knows which weights lie in tiles."""
+class WeightLayouts(Protocol):
+    """The part of the planner that knows which weights lie in tiles."""
 
-    compact: bool  # blocks stay blocks where tiles take much more
+    compact: bool  # keep blocks of formats whose tiles take much more memory
 
     def keeps_blocks(self, format: Format) -> bool:
-        """Whether weights of the format do not become tiles."""
+        """Whether weights of the format stay in blocks."""
         ...
 
     def scratch_bytes(self, demand: Demand) -> int:
-        """Bytes at most of weights that become halves for a product."""
+        """The most bytes of weights that a product converts to f16."""
         ...
 
 
-def needed(demand: Demand, most_split: int, scratch: int = 0, halved: bool = False) -> Need:
-    """What the demand takes; most_split: sequences at most whose attention is split; scratch:
-    bytes of weights that become halves for a product; halved: keys and values do, for prompts.
+def needed(
+    demand: Demand,
+    max_split_tokens: int,
+    scratch: int = 0,
+    converts: Callable[[Heads], bool] = lambda heads: False,
+    keeps_blocks: Callable[[Format], bool] = lambda format: False,
+) -> Need:
+    """Memory for the demand with steps of n_batch tokens.
+
+    max_split_tokens: sequences at most whose context is split over CTAs. scratch: bytes of weights
+    that a product converts to f16. converts: whether pages of such heads are converted to f16 for
+    prefill attention.
     """
-    heads = heads_of(demand.cache)
+    groups = demand.cache(demand.n_batch).groups
+    shapes = [heads_of(group.spec) for group in groups]
+    pairs = list(zip(groups, shapes, strict=True))
+    f16 = max((g.n_pages * f16_page_bytes(h) for g, h in pairs if converts(h)), default=0)
+    windowed = sum(g.n_pages * page_bytes(h, g.n_layer) for g, h in pairs if g.spec.window)
+    whole = [(g, h) for g, h in pairs if not g.spec.window]
+    page = sum(page_bytes(h, g.n_layer) for g, h in whole)
+    if whole and f16:
+        page += max(f16_page_bytes(h) for _, h in whole)
+    kept = sum(g.n_pages * page_bytes(h, g.n_layer) for g, h in whole)
     return Need(
-        weights=sum(allocated(weight_bytes(*weight)) for weight in demand.weights),
-        cache_page=page_bytes(heads, demand.cache.n_layer, halved),
-        n_pages=demand.cache.n_pages,
-        work=step_bytes(demand, heads)
-        + attention_bytes(heads, most_split)
+        weights=sum(
+            allocated(weight_bytes(w, role.lookup or keeps_blocks(w.format)))
+            for w, role in demand.weights
+        ),
+        cache=windowed + kept + f16,
+        page=page,
+        windowed=windowed,
+        work=step_bytes(demand, shapes)
+        + sum(attention_bytes(heads, max_split_tokens) for heads in dict.fromkeys(shapes))
         + allocated(scratch)
         + KERNELS,
     )
 
 
-def check_room(need: Need, demand: Demand, free: int, device: str) -> None:
-    """MemoryError when the demand takes more than `free` bytes; it says which context would fit."""
+def check(need: Need, demand: Demand, free: int, device: str) -> None:
+    """Raises MemoryError if the demand needs more than `free` bytes; the message says which context
+    would fit.
+    """
     if need.total <= free:
         return
+    longest = max(group.n_pages for group in demand.cache(demand.n_batch).groups)
     raise MemoryError(
         f"the model needs {_gigabytes(need.total)} ({need.total} bytes) of GPU memory: "
-        f"{_gigabytes(need.weights)} for weights, {_gigabytes(need.cache)} for "
-        f"{need.n_pages * PAGE_SIZE} positions of keys and values, {_gigabytes(need.work)} to "
-        f"work in; {_gigabytes(free)} ({free} bytes) are free on {device}: "
-        + _remedy(need, free, demand)
+        f"{_gigabytes(need.weights)} for weights, {_gigabytes(need.cache)} for the KV cache of "
+        f"{longest * PAGE_SIZE} positions, {_gigabytes(need.work)} to work in; "
+        f"{_gigabytes(free)} ({free} bytes) are free on {device}: " + _remedy(need, free, demand)
     )
 
 
-def settle(
-    products: Layouts, demand: Demand, most_split: int, halved: bool, free: int, device: str
+def plan_batch(
+    layouts: WeightLayouts,
+    demand: Demand,
+    max_split_tokens: int,
+    converts: Callable[[Heads], bool],
+    free: int,
+    device: str,
 ) -> tuple[int, str]:
-    """(tokens of a step, what to tell a user, or nothing). Where `free` bytes are not enough for
-    all, steps become smaller first; then weights stay in blocks that as tiles take much more.
-    MemoryError as of check_room.
+    """Returns (batch size in tokens per step, remark for the user or ""). If `free` bytes are too
+    few, first the batch becomes smaller, then weights whose tiles take much more memory stay in
+    blocks. Raises MemoryError as `check` does.
     """
     least = demand.least_batch
 
     def need(n_batch: int) -> Need:
-        weights = [(w, lookup or products.keeps_blocks(w.format)) for w, lookup in demand.weights]
-        scratch = products.scratch_bytes(replace(demand, n_batch=n_batch))
-        asked = replace(demand, weights=weights, n_batch=n_batch)
-        return needed(asked, most_split, scratch, halved)
+        asked = replace(demand, n_batch=n_batch)
+        scratch = layouts.scratch_bytes(asked)
+        return needed(asked, max_split_tokens, scratch, converts, layouts.keeps_blocks)
 
-    products.compact = False
+    layouts.compact = False
     for n_batch in (demand.n_batch, least):
         missing = need(n_batch).total - free
         if missing <= 0:
             return n_batch, ""
-    products.compact = True
-    check_room(need(least), demand, free, device)
+    layouts.compact = True
+    check(need(least), replace(demand, n_batch=least), free, device)
     names = sorted(
-        {w.format.name for w, lookup in demand.weights if not lookup and grows(w.format)}
+        {w.format.name for w, role in demand.weights if not role.lookup and grows(w.format)}
     )
     return least, (
         f"weights in {', '.join(names)} stay in their file's blocks, at about a quarter of the "
@@ -120,51 +149,50 @@ def settle(
 
 
 def fitting_context(need: Need, free: int, n_seq: int) -> int:
-    """Tokens of context of each of n_seq sequences that would fit; 0 if not even one page each."""
-    room = free - need.weights - need.work
-    return max(0, room // need.cache_page // n_seq * PAGE_SIZE)
+    """Context length that would fit for each of n_seq sequences; 0 if not even one page each."""
+    left = free - need.weights - need.work - need.windowed
+    return max(0, left // max(1, need.page) // n_seq * PAGE_SIZE)
 
 
-def weight_bytes(tensor: Tensor, lookup: bool) -> int:
-    """A vector is kept as float32, a matrix in tiles, or in its blocks where it has none."""
+def weight_bytes(tensor: Tensor, in_blocks: bool) -> int:
+    """Bytes of a weight: a vector as f32, a matrix in tiles, or in blocks if its format has no
+    tiles.
+    """
     if len(tensor.shape) == 1:
         return 4 * tensor.shape[0]
-    n_rows, k = tensor.shape
-    layout = None if lookup else layout_of(tensor.format, k)
-    return tensor.nbytes if layout is None else layout.nbytes(n_rows, k)
+    *experts, n_rows, k = tensor.shape
+    layout = None if in_blocks else layout_of(tensor.format, k)
+    return tensor.nbytes if layout is None else prod(experts) * layout.nbytes(n_rows, k)
 
 
-def step_bytes(demand: Demand, heads: Heads) -> int:
-    """Activations of a step: every op's output, and the logits of the rows that are sampled."""
+def step_bytes(demand: Demand, shapes: Sequence[Heads]) -> int:
+    """Bytes of a step's activations: the output of every op, and the logits of the sampled rows."""
     d, f = demand.n_embd, demand.n_ff
-    projected = 4 * (heads.n_head + 2 * heads.n_head_kv) * heads.head_size
-    rotated = 2 * heads.n_head * heads.row
-    attended = 2 * 2 * heads.n_head * heads.head_size  # and packed for the next product
-    stream = (4 + 4 + 2) * d  # x, what is added to it, and x normalised
-    gated = (4 + 4 + 2) * f  # gate and up where they are apart, and their product
-    turns = 2 * (4 * heads.head_size) + 4  # of two ropes
-    per_token = stream + projected + rotated + attended + gated + turns
+    stream = (4 + 4 + 2) * d  # x, what is added to x, and norm(x)
+    gated = (4 + 4 + 2) * f  # gate and up if separate, and act(gate) * up
+    per_token = stream + gated + max(map(_head_bytes, shapes))
     return demand.n_batch * per_token + 4 * demand.n_seq * demand.n_vocab
 
 
-def attention_bytes(heads: Heads, most_split: int) -> int:
-    """Partial sums of so many contexts that are split over blocks of threads."""
+def _head_bytes(heads: Heads) -> int:
+    """Bytes per token: q, k and v before and after RoPE, the output of attention, the angles of two
+    RoPEs.
+    """
+    projected = 4 * (heads.n_head + 2 * heads.n_head_kv) * heads.head_size
+    rotated = 2 * heads.n_head * heads.row
+    attended = 2 * 2 * heads.n_head * heads.head_size  # also packed for the next GEMM
+    return projected + rotated + attended + 2 * (4 * heads.head_size) + 4
+
+
+def attention_bytes(heads: Heads, max_split_tokens: int) -> int:
+    """Bytes of the partial sums of max_split_tokens contexts that are split over CTAs."""
     group = heads.n_head // heads.n_head_kv
     head_tiles = heads.n_head_kv * -(-group // min(ATTEND_ROWS, group))
-    return 4 * most_split * head_tiles * MAX_SPLIT * ATTEND_ROWS * (heads.row + 2)
-
-
-def heads_of(cache: CacheShape) -> Heads:
-    """The heads whose keys and values the cache keeps, in halves unless something else is asked
-    for; ValueError where they do not fit a type.
-    """
-    types = cache.types.resolved(ON_GPU)
-    types.check_head(cache.head_size)
-    return Heads(cache.n_head, cache.n_head_kv, cache.head_size, PAGE_SIZE, types)
+    return 4 * max_split_tokens * head_tiles * MAX_SPLIT * ATTEND_ROWS * (heads.row + 2)
 
 
 def allocated(nbytes: int) -> int:
-    """What an allocation takes: large ones are whole pages, small ones share them."""
+    """Bytes that an allocation takes: large ones are whole pages, small ones share pages."""
     unit = 512 if nbytes < LARGE else PAGE
     return -(-nbytes // unit) * unit
 

@@ -1,133 +1,185 @@
-"""The integers of a step on their way to a GPU: all that changes from step to step, in one copy.
+"""Uploads the integers of a step: everything that changes from step to step, in one copy.
 
-They pass through pinned memory that rotates, so that steps can be handed over ahead, and arrive at
-an address that stays, so that a recorded graph finds them. Steps of single tokens go to two such
-places in turns, so that one arrives while the step before is at work on the other. Knows nothing of
-weights or activations.
+They pass through rotating page-locked memory, so that steps can be enqueued ahead, and arrive at
+fixed addresses, so that a captured graph finds them. Decode steps alternate between PLACES device
+buffers, so that one buffer is filled while the previous step uses the other. Nothing here depends
+on weights or activations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...device.base import Buffer
 from ...kernels.attention.paged_attention import MAX_SPLIT, POSITIONS_PER_SPLIT, plan_tiles
-from ...kernels.attention.pages_to_f16 import plan_halves
-from ...kernels.attention.prefill_attention import plan_prompts
-from ...kernels.attention.rope_kv import Batch as BatchMemory
-from ...kernels.attention.rope_kv import Heads
+from ...kernels.attention.pages_to_f16 import plan_f16_pages
+from ...kernels.attention.prefill_attention import plan_prefill_tiles
+from ...kernels.attention.rope_kv import AttentionMetadata, Heads
 from ..interface import Step
 from .arrays import Memory
+from .plan import StepClass
 
-IN_FLIGHT = 4  # steps whose uploads and results may be under way
-PLACES = 2  # of steps of single tokens, in turns; all others have one
-SMALLEST = 1 << 16  # bytes of the buffer, at least
-MAX_KEPT = 256  # shapes of steps whose addresses are kept
+IN_FLIGHT = 4  # steps whose uploads and results may be in flight
+PLACES = 2  # device buffers of decode steps, used alternately; all other steps share one
+SMALLEST = 1 << 16  # least bytes of a device buffer
+MAX_KEPT = 256  # step shapes whose addresses are kept
 NO_TILES = np.zeros((0, 4), np.int32)
 NOTHING = np.zeros(0, np.int32), np.zeros(0, np.int32)
 
+Ints = NDArray[np.int32]
+
+
+class Kernels(Protocol):
+    """What a step needs to know of the kernels for one head shape (attention.py)."""
+
+    heads: Heads
+    decode: Any
+    prefill_tokens: int | None  # prefill attention takes sequences with at least so many tokens
+
 
 @dataclass(frozen=True)
-class Batch:
+class AttentionTiles:
+    """How a step's tokens are divided into attention tiles for one head shape."""
+
+    n_tiles: int
+    n_prefill_tiles: int
+    n_split: int  # splits of a token's context, at most
+    tiles: Memory
+    prefill_tiles: Memory  # tiles of the sequences that prefill attention takes
+
+
+@dataclass(frozen=True)
+class GroupBatch:
+    """A step's pages in one group of the KV cache."""
+
+    memory: AttentionMetadata
+    prefill_memory: AttentionMetadata  # the same, with page tables into the pages converted to f16
+    f16_pages: Memory | None  # pages to convert to f16 for prefill attention
+    n_f16_pages: int
+
+
+@dataclass(frozen=True)
+class StepBatch:
     """A step's integers on the device, and the sizes that decide which kernels run."""
 
-    shape: tuple[int, ...]  # steps that have the same run the same kernels
-    place: int  # and with the same, too, on the same addresses
+    shape: tuple[int, ...]  # steps of equal shape run the same kernels
+    place: int  # steps of equal shape and place also use the same addresses
     n_tokens: int
     n_rows: int
-    n_tiles: int
-    n_prompt_tiles: int
-    n_halved: int
-    alone: bool  # each token is the only one of its sequence
-    n_split: int  # parts of a token's context, at most
+    decode: bool  # each token is the only one of its sequence
     all_rows: bool  # the wanted rows are all tokens, in order
     ids: Memory
     rows: Memory
-    tiles: Memory
-    prompt_tiles: Memory  # of the sequences that prefill_attention takes
-    halved: Memory  # pages that become halves for them (kernels/pages_to_f16.py)
-    memory: BatchMemory
-    prompt_memory: BatchMemory  # the same, with page tables into these
+    tilings: tuple[AttentionTiles, ...]  # one per head shape
+    groups: tuple[GroupBatch, ...]
+    step_class: StepClass
+    unfused_class: StepClass
 
 
 class StepUpload:
-    """Uploads steps; `moving()` is called before the addresses that they go to change.
+    """Uploads steps. `moving()` is called before the destination addresses change.
 
-    prompts_from: tokens of a sequence in a step from which on prefill_attention takes them, or None.
-    places: see Attend.places. most_split: sequences whose attention has room to be split.
+    kernels: one per head shape. kernel_of_group: index into `kernels` per group of the KV cache.
+    max_split_tokens: sequences whose context may be split over CTAs.
     """
 
     def __init__(
         self,
         device: Any,
-        heads: Heads,
+        kernels: Sequence[Kernels],
+        kernel_of_group: Sequence[int],
         moving: Callable[[], None],
-        prompts_from: int | None,
-        places: Callable[[int], int | None],
-        most_split: int,
+        max_split_tokens: int,
     ) -> None:
-        self.device, self.heads, self.prompts_from = device, heads, prompts_from
-        self._split_places, self._most_split = places, most_split
+        self.device, self._kernels, self._kernel_of_group = device, kernels, kernel_of_group
+        of_groups = [kernels[i] for i in kernel_of_group]
+        self._converted = [  # groups whose pages become f16 for prefill attention
+            g for g, k in enumerate(of_groups) if k.prefill_tokens and not k.heads.is_f16
+        ]
+        self._max_split_tokens = max_split_tokens
         self.n_steps = 0
         self._moving = moving
-        self._staging: list[tuple[NDArray[np.int32], Any]] = []  # and when it was copied
+        # page-locked memory, and the event after its last copy
+        self._staging: list[tuple[Ints, Any]] = []
         self._places: list[Buffer] = []
-        self._used = [device.event() for _ in range(PLACES + 1)]  # reached behind a step there
-        self._place = PLACES  # of the last step
+        # completed when the last step that used the buffer ends
+        self._used = [device.event() for _ in range(PLACES + 1)]
+        self._place = PLACES  # buffer of the last step
         self._copies = device.new_stream()
-        self._batches: dict[tuple, Batch] = {}
-        self._depths = b""  # of the step of single tokens that was planned last
-        self._tiles = NO_TILES
+        self._batches: dict[tuple, StepBatch] = {}
+        self._depths = b""  # of the last decode step that was planned
+        self._tiles: list[Ints] = []
 
-    def upload(self, step: Step) -> Batch:
-        """Ids, positions and their pages, sequences, rows, page tables and attention's tiles."""
-        tables, sequences = _padded(step.page_tables), step.sequences
-        tiles, prompts = self._plan(step)
-        alone = len(tables) == len(step.ids)
-        if alone:  # row i is token i's: a kernel has a load less to wait for
-            tables, sequences = tables[sequences], np.arange(len(tables), dtype=np.int32)
-        halved, halved_tables = self._halved(step, tables, len(prompts))
-        parts = {
-            "ids": step.ids,
-            "positions": step.positions,
-            "pages": step.pages,
-            "sequences": sequences,
-            "rows": step.rows,
-            "tables": tables,
-            "tiles": tiles,
-            "prompt_tiles": prompts,
-            "halved": halved,
-            "halved_tables": halved_tables,
-        }
+    def upload(self, step: Step) -> StepBatch:
+        """Upload ids, positions and their pages, sequences, rows, page tables and attention
+        tiles.
+        """
+        tables, sequences = [_padded(table) for table in step.page_tables], step.sequences
+        tiles, prefill = self._plan(step)
+        decode = len(tables[0]) == len(step.ids)
+        if decode:  # row i is token i's, which saves kernels a dependent load
+            tables = [table[sequences] for table in tables]
+            sequences = np.arange(len(step.ids), dtype=np.int32)
+        parts = dict(self._parts(step, tables, sequences, tiles, prefill))
         sizes = {name: part.size for name, part in parts.items()}
-        padded = (-(-n // 4) * 4 for n in sizes.values())  # to 16 bytes
+        padded = (-(-n // 4) * 4 for n in sizes.values())  # rounded up to 16 bytes
         offsets = list(accumulate(padded, initial=0))
         self._make_room(4 * offsets[-1])
         host, copied = self._staging[self.n_steps % IN_FLIGHT]
         copied.synchronize()
         for part, offset in zip(parts.values(), offsets, strict=False):
             host[offset : offset + part.size] = part.ravel()
-        place = self.n_steps % PLACES if alone else PLACES
+        place = self.n_steps % PLACES if decode else PLACES
         self._send(host[: offsets[-1]], place, copied)
-        n_split = _parts(int(tiles[:, 2].max())) if alone else MAX_SPLIT
-        shape = (*sizes.values(), len(tables), n_split)
+        splits = [_parts(int(t[:, 2].max())) if decode else MAX_SPLIT for t in tiles]
+        shape = (*sizes.values(), len(tables[0]), *splits)
         key = shape, place
         if key not in self._batches:
             if len(self._batches) >= MAX_KEPT:
                 self._batches.clear()
             addresses = (self._places[place].at(4 * offset) for offset in offsets)
             at = dict(zip(parts, addresses, strict=False))
-            self._batches[key] = _batch(*key, at, sizes, tables.shape, n_split)
+            self._batches[key] = self._batch(*key, at, sizes, tables[0].shape, splits)
         return self._batches[key]
 
-    def _send(self, host: NDArray[np.int32], place: int, copied: Any) -> None:
-        """Beside what the GPU is at work on, unless that uses the place."""
+    def _parts(
+        self,
+        step: Step,
+        tables: list[Ints],
+        sequences: Ints,
+        tiles: list[Ints],
+        prefill: list[Ints],
+    ) -> Iterator[tuple[str, Ints]]:
+        """All arrays to upload, by name; per-group and per-head-shape arrays have an index in their
+        name.
+        """
+        groups = range(len(tables))
+        yield "ids", step.ids
+        yield "positions", step.positions
+        yield from ((f"pages {g}", step.pages(g)) for g in groups)
+        yield "sequences", sequences
+        yield "rows", step.rows
+        yield from ((f"tables {g}", tables[g]) for g in groups)
+        for i, (some, many) in enumerate(zip(tiles, prefill, strict=True)):
+            yield f"tiles {i}", some
+            yield f"prefill tiles {i}", many
+        for g in self._converted:
+            kernels = self._kernels[self._kernel_of_group[g]]
+            n_prefill = len(prefill[self._kernel_of_group[g]])
+            listed, into = self._f16_pages(step, tables[g], kernels, n_prefill)
+            yield f"f16 pages {g}", listed
+            yield f"f16 tables {g}", into
+
+    def _send(self, host: Ints, place: int, copied: Any) -> None:
+        """Copy on another stream while the GPU runs earlier steps, after those that use this
+        buffer.
+        """
         self._used[self._place].record()
         self._copies.wait(self._used[place])
         self.device.upload(self._places[place], host, stream=self._copies)
@@ -135,34 +187,46 @@ class StepUpload:
         self._place = place
         self.n_steps += 1
 
-    def _plan(self, step: Step) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Attention's tiles, and those of prompts; of single tokens they stay the same for many
-        steps.
+    def _plan(self, step: Step) -> tuple[list[Ints], list[Ints]]:
+        """Attention tiles and prefill tiles, per head shape. Tiles of decode steps change rarely
+        and are kept.
         """
-        least = self.prompts_from
-        if len(step.page_tables) < len(step.ids):
-            tokens = step.positions, step.sequences, self.heads
-            prompts = NO_TILES if least is None else plan_prompts(*tokens, least)
-            return plan_tiles(*tokens, below=least, most_split=self._most_split), prompts
+        tokens = step.positions, step.sequences
+        if len(step.page_tables[0]) < len(step.ids):
+            tiles, prefill = [], []
+            for k in self._kernels:
+                least = k.prefill_tokens
+                prefill.append(
+                    NO_TILES if least is None else plan_prefill_tiles(*tokens, k.heads, least)
+                )
+                most = self._max_split_tokens
+                tiles.append(plan_tiles(*tokens, k.heads, below=least, max_split_tokens=most))
+            return tiles, prefill
         depths = (step.positions // POSITIONS_PER_SPLIT).tobytes()
         if depths != self._depths:
             self._depths = depths
-            tokens = step.positions, step.sequences, self.heads
-            places = self._split_places(len(step.ids))
-            self._tiles = plan_tiles(*tokens, places=places, most_split=self._most_split)
-        return self._tiles, NO_TILES
+            self._tiles = []
+            for k in self._kernels:
+                self._tiles.append(
+                    plan_tiles(
+                        *tokens,
+                        k.heads,
+                        resident_splits=k.decode.resident_splits(len(step.ids)),
+                        max_split_tokens=self._max_split_tokens,
+                    )
+                )
+        return self._tiles, [NO_TILES] * len(self._tiles)
 
-    def _halved(
-        self, step: Step, tables: NDArray[np.int32], n_prompts: int
-    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Which pages become halves for the tiles of prompts, and page tables into these."""
-        if not n_prompts or self.prompts_from is None or self.heads.has_halves:
+    @staticmethod
+    def _f16_pages(step: Step, table: Ints, kernels: Kernels, n_prefill: int) -> tuple[Ints, Ints]:
+        """The pages that prefill converts to f16, and page tables into the converted pages."""
+        least, heads = kernels.prefill_tokens, kernels.heads
+        if not n_prefill or least is None:
             return NOTHING
-        tokens = step.positions, step.sequences
-        return plan_halves(*tokens, tables, self.heads.page_size, self.prompts_from)
+        return plan_f16_pages(step.positions, step.sequences, table, heads.page_size, least)
 
     def _make_room(self, nbytes: int) -> None:
-        """Pinned memory and places that are large enough."""
+        """Make sure that page-locked and device buffers hold nbytes."""
         if self._places and self._places[0].nbytes >= nbytes:
             return
         self._moving()
@@ -172,48 +236,61 @@ class StepUpload:
         self._staging = [(memory, self.device.event().record()) for memory in pinned]
         self._batches.clear()
 
+    def _batch(
+        self,
+        shape: tuple[int, ...],
+        place: int,
+        at: Mapping[str, Memory],
+        sizes: Mapping[str, int],
+        tables: tuple[int, ...],
+        splits: Sequence[int],
+    ) -> StepBatch:
+        """The StepBatch of arrays with these sizes and addresses, and page tables [S, P]."""
+        n_tokens, n_rows = sizes["ids"], sizes["rows"]
+        decode, all_rows = tables[0] == n_tokens, n_rows == n_tokens
+        step_class = StepClass(n_tokens, n_rows, decode, all_rows)
+        return StepBatch(
+            shape=shape,
+            place=place,
+            n_tokens=n_tokens,
+            n_rows=n_rows,
+            decode=decode,
+            all_rows=all_rows,
+            ids=at["ids"],
+            rows=at["rows"],
+            tilings=tuple(_tiling(i, at, sizes, n) for i, n in enumerate(splits)),
+            groups=tuple(
+                _group(g, at, sizes, tables[1]) for g in range(len(self._kernel_of_group))
+            ),
+            step_class=step_class,
+            unfused_class=step_class._replace(fused=False),
+        )
 
-def _batch(
-    shape: tuple[int, ...],
-    place: int,
-    at: Mapping[str, Memory],
-    sizes: Mapping[str, int],
-    tables: tuple[int, ...],
-    n_split: int,
-) -> Batch:
-    """What upload returns, for parts of these sizes at these places and tables[S, P]."""
-    n_tokens, n_rows = sizes["ids"], sizes["rows"]
-    memory = BatchMemory(
+
+def _tiling(
+    i: int, at: Mapping[str, Memory], sizes: Mapping[str, int], n_split: int
+) -> AttentionTiles:
+    some, many = f"tiles {i}", f"prefill tiles {i}"
+    return AttentionTiles(sizes[some] // 4, sizes[many] // 4, n_split, at[some], at[many])
+
+
+def _group(g: int, at: Mapping[str, Memory], sizes: Mapping[str, int], stride: int) -> GroupBatch:
+    memory = AttentionMetadata(
         positions=at["positions"],
-        pages=at["pages"],
+        pages=at[f"pages {g}"],
         sequences=at["sequences"],
-        page_tables=at["tables"],
-        stride=tables[1],
+        page_tables=at[f"tables {g}"],
+        stride=stride,
     )
-    in_halves = replace(memory, page_tables=at["halved_tables"]) if sizes["halved"] else memory
-    return Batch(
-        shape=shape,
-        place=place,
-        n_tokens=n_tokens,
-        n_rows=n_rows,
-        n_tiles=sizes["tiles"] // 4,
-        n_prompt_tiles=sizes["prompt_tiles"] // 4,
-        n_halved=sizes["halved"] // 2,
-        alone=tables[0] == n_tokens,
-        n_split=n_split,
-        all_rows=n_rows == n_tokens,
-        ids=at["ids"],
-        rows=at["rows"],
-        tiles=at["tiles"],
-        prompt_tiles=at["prompt_tiles"],
-        halved=at["halved"],
-        memory=memory,
-        prompt_memory=in_halves,
-    )
+    n_f16 = sizes.get(f"f16 pages {g}", 0) // 2
+    if not n_f16:
+        return GroupBatch(memory, memory, None, 0)
+    into_f16 = replace(memory, page_tables=at[f"f16 tables {g}"])
+    return GroupBatch(memory, into_f16, at[f"f16 pages {g}"], n_f16)
 
 
-def _padded(tables: NDArray[np.int32]) -> NDArray[np.int32]:
-    """page_tables[S, P] with P rounded up to a power of two, so that few shapes are recorded."""
+def _padded(tables: Ints) -> Ints:
+    """page_tables[S, P] with P rounded up to a power of two, so that few shapes are captured."""
     width = tables.shape[1]
     if _power_of_two(width) == width:
         return tables
@@ -223,12 +300,12 @@ def _padded(tables: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 def _parts(n: int) -> int:
-    """Parts to launch where contexts have n: few numbers, so that few shapes are recorded. As many
-    as there may be are launched only for so many, since Attend.strips asks for that.
+    """Splits to launch for contexts of n splits: few distinct numbers, so that few shapes are
+    captured. MAX_SPLIT only for n = MAX_SPLIT, because PagedAttention.strips requires that.
     """
     return n if n == MAX_SPLIT else min(_power_of_two(n), MAX_SPLIT - 1)
 
 
 def _power_of_two(n: int) -> int:
-    """n, rounded up to one."""
+    """n rounded up to a power of two."""
     return 1 << (n - 1).bit_length()

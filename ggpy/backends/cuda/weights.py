@@ -1,5 +1,6 @@
-"""Weights from the memory-mapped file to the GPU: copied through pinned memory and repacked, both
-while the next part of the file is read. Knows neither what a weight is for nor how tiles look.
+"""Uploads weights from the memory-mapped file to the GPU: parts are copied through page-locked
+memory and repacked while the next part of the file is read. Nothing here depends on what a weight
+is for or how tiles look.
 """
 
 from __future__ import annotations
@@ -11,18 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...device.base import Buffer, Ptr
+from ...formats import Format
 from ...gguf import Tensor
-from ...kernels.layout.tile import ROWS, TiledMatrix, layout_of, repack
+from ...kernels.layout.tile import ROWS, Layout, TiledMatrix, layout_of, repack
 from .. import host
 
 PART = 32 << 20  # bytes of a part
-PARTS = 2  # under way
-WORTH_THREADS = 1 << 20  # bytes
-COPIERS = 4  # threads that copy a part: one alone reads a mapped file at a third of the bus's speed
+PARTS = 2  # parts in flight
+WORTH_THREADS = 1 << 20  # bytes from which several threads copy a part
+# threads that copy a part: a single one reads a mapped file at a third of the bus's speed
+COPIERS = 4
 
 
 class Uploader:
-    """Uploads tensors; the kernels that repack run behind the copies on the same stream."""
+    """Uploads tensors. Repack kernels run after the copies on the same stream."""
 
     def __init__(self, device: Any) -> None:
         self.device = device
@@ -33,24 +36,33 @@ class Uploader:
         self._next = 0
 
     def upload(self, tensor: Tensor, tiled: bool) -> tuple[TiledMatrix | None, Buffer | None]:
-        """(the matrix in tiles, None), or (None, its blocks) where it is not to be tiled or has no
-        tiles.
+        """Returns (the matrix in tiles, None), or (None, its blocks) if not tiled or its format has
+        no tiles.
         """
-        n_rows, k = tensor.shape
+        n_rows, k = tensor.shape[-2:]
         layout = layout_of(tensor.format, k) if tiled else None
         if layout is None:
             return None, self._copy_blocks(tensor)
-        out = self.device.alloc(layout.nbytes(n_rows, k), tensor.name)
-        row_bytes = tensor.data.shape[1]
-        rows_at_once = max(ROWS, PART // row_bytes // ROWS * ROWS)
-        for start in range(0, n_rows, rows_at_once):
-            rows = tensor.data[start : start + rows_at_once]
-            raw = self._send(rows)
-            to = out.at(layout.nbytes(start, k))
-            repack(self.device, tensor.format, raw, len(rows), k, to)
-            self._done[(self._next - 1) % PARTS] = self.device.event().record()
+        # all experts, or a single matrix
+        matrices = tensor.data.reshape(-1, n_rows, tensor.data.shape[-1])
+        nbytes = layout.nbytes(n_rows, k)
+        out = self.device.alloc(len(matrices) * nbytes, tensor.name)
+        for i, rows in enumerate(matrices):
+            self._repack(tensor.format, layout, rows, k, out.at(i * nbytes))
         host.drop_pages(tensor.data)
         return TiledMatrix(layout, n_rows, k, out), None
+
+    def _repack(
+        self, format: Format, layout: Layout, matrix: NDArray[np.uint8], k: int, out: Ptr
+    ) -> None:
+        """Repacks a matrix of blocks into tiles, part by part."""
+        rows_at_once = max(ROWS, PART // matrix.shape[1] // ROWS * ROWS)
+        for start in range(0, len(matrix), rows_at_once):
+            rows = matrix[start : start + rows_at_once]
+            raw = self._send(rows)
+            dst = out + layout.nbytes(start, k)
+            repack(self.device, format, raw, len(rows), k, dst)
+            self._done[(self._next - 1) % PARTS] = self.device.event().record()
 
     def _copy_blocks(self, tensor: Tensor) -> Buffer:
         buffer = self.device.alloc(tensor.nbytes, tensor.name)
@@ -62,7 +74,7 @@ class Uploader:
         return buffer
 
     def _send(self, rows: NDArray[np.uint8]) -> Buffer:
-        """The rows' bytes in device memory that the parts take turns in."""
+        """Copies the rows' bytes into one of PARTS device buffers, used alternately."""
         if not self._raw:
             self._raw = [self.device.alloc(PART, "blocks to repack") for _ in range(PARTS)]
         slot = self._next % PARTS
@@ -74,7 +86,7 @@ class Uploader:
         return raw
 
     def _copy(self, part: NDArray[np.uint8], to: Buffer | Ptr) -> None:
-        """Through pinned memory whose last copy is done, and on."""
+        """Copies through page-locked memory, once the last copy from that memory has completed."""
         slot = self._next % PARTS
         self._next += 1
         if self._done[slot] is not None:

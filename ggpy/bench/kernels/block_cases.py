@@ -1,5 +1,5 @@
-"""Kernels over blocks, which tests/support/cases.py declares, and those that make blocks, as cases
-to be measured.
+"""Benchmark cases of the kernels on quant blocks, which tests/support/cases.py declares, and of the
+kernels that quantise to blocks.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ...kernels.quantize.quantize import FLAG_BYTES, Quantizer
 from .case import Enqueue, KernelCase
 from .operands import Operands, random_ids
 
-ROWS, COLUMNS = 256, 4096  # of what `ggpy quantize` gives the device at a time
+ROWS, COLUMNS = 256, 4096  # the matrix that `ggpy quantize` passes to the device at a time
 
 
 def block_case(case: Any, where: str = "") -> KernelCase:
-    """A case of tests/support/cases.py, to which it owes its bytes and operations."""
+    """A case of tests/support/cases.py, which gives its bytes and operations."""
     return KernelCase(
         what=case.kernel,
         where=where,
@@ -38,13 +38,13 @@ def block_case(case: Any, where: str = "") -> KernelCase:
 
 
 def to_blocks_case(target: Format, weighted: bool) -> KernelCase:
-    """Halves to blocks for a file, by importance or without."""
+    """Quantises f16 to blocks, with or without an importance matrix."""
     source = by_name("F16")
 
     def prepare(o: Operands) -> Enqueue:
         quantizer = Quantizer(o.device, target, source, weighted)
-        window, out = o.numbers(np.float16, ROWS * COLUMNS), o.room("made", nbytes)
-        flag, squares = o.room("flag", FLAG_BYTES), o.room("squares", 4 * ROWS)
+        window, out = o.numbers(np.float16, ROWS * COLUMNS), o.scratch("made", nbytes)
+        flag, squares = o.scratch("flag", FLAG_BYTES), o.scratch("squares", 4 * ROWS)
         importance = o.positive("importance", COLUMNS)
         return lambda: quantizer.launch(
             BlockMatrix(source, ROWS, COLUMNS, window()), out, flag, importance, squares
@@ -58,21 +58,21 @@ def to_blocks_case(target: Format, weighted: bool) -> KernelCase:
 
 def _dequantize(o: Operands, case: Any) -> Enqueue:
     w = o.blocks(case.block, case.rows, case.columns)
-    out = o.room("numbers", case.rows * case.columns * SIZES[case.number])
+    out = o.scratch("numbers", case.rows * case.columns * SIZES[case.number])
     return lambda: dequantize(o.device, w(), out, case.number)
 
 
 def _get_rows(o: Operands, case: Any) -> Enqueue:
     w = o.blocks(case.block, case.rows, case.columns)
     ids = o.integers("ids", random_ids(case.tokens, case.rows))
-    out = o.room("rows", 4 * case.tokens * case.columns)
+    out = o.scratch("rows", 4 * case.tokens * case.columns)
     return lambda: get_rows(o.device, w(), ids, out, case.tokens)
 
 
 def _dequantize_mul_mat_vec(o: Operands, case: Any) -> Enqueue:
     w = o.blocks(case.block, case.rows, case.columns)
-    x = (o.halves if case.number == "half" else o.floats)("x", case.tokens, case.columns).data
-    y = o.room("y", 4 * case.tokens * case.rows)
+    x = (o.f16 if case.number == "half" else o.floats)("x", case.tokens, case.columns).data
+    y = o.scratch("y", 4 * case.tokens * case.rows)
     n, x_type = case.tokens, case.number
     return lambda: dequantize_mul_mat_vec(o.device, w(), x, y, n, x_type=x_type)
 
@@ -80,7 +80,7 @@ def _dequantize_mul_mat_vec(o: Operands, case: Any) -> Enqueue:
 def _mul_mat_vec_q(o: Operands, case: Any) -> Enqueue:
     w = o.blocks(case.block, case.rows, case.columns)
     x = o.q8_1(by_name("Q8_1"), q8_1_bytes(case.tokens, case.columns))
-    y = o.room("y", 4 * case.tokens * case.rows)
+    y = o.scratch("y", 4 * case.tokens * case.rows)
     return lambda: mul_mat_vec_q(o.device, w(), x, y, case.tokens)
 
 

@@ -1,6 +1,6 @@
-"""What `ggpy bench_kernels` measures one of: work whose bytes and operations are known.
+"""A benchmark case of `ggpy bench_kernels`: work with a known number of bytes and operations.
 
-Nothing here knows which kernels there are, or measures.
+Nothing here depends on the kernels, or measures anything.
 """
 
 from __future__ import annotations
@@ -22,25 +22,27 @@ Enqueue = Callable[[], None]
 
 @dataclass(frozen=True)
 class KernelCase:
-    """One piece of work of a GPU; `prepare` makes operands and returns what enqueues it."""
+    """One piece of GPU work. `prepare` makes its operands and returns a function that
+    enqueues it.
+    """
 
     what: str  # "product", "attend"
-    where: str  # the model and the matrix, or where the shape comes from
+    where: str  # model and matrix, or origin of the shape
     format: str
     shape: str
     tokens: int
-    nbytes: int  # that have to be read and written
+    nbytes: int  # bytes that must be read and written
     flops: int
     prepare: Callable[[Operands], Enqueue] = field(repr=False, compare=False)
 
     @property
     def name(self) -> str:
-        """What -k looks at, and what --compare knows it by."""
+        """The name that -k matches and that --compare uses as key."""
         parts = (self.what, self.where, self.format, self.shape, f"x{self.tokens}")
         return " ".join(part for part in parts if part)
 
 
 def by_format(cases: Iterable[KernelCase]) -> list[KernelCase]:
-    """In an order that makes the operands of a format once; without repetitions."""
+    """Unique cases sorted by format, so that the operands of a format are made once."""
     unique = {case.name: case for case in cases}
     return sorted(unique.values(), key=lambda case: case.format)

@@ -1,4 +1,6 @@
-"""The kernels of decode steps and prompts in the shapes of known models, the small ones here."""
+"""Benchmark cases of all kernels of decode and prefill in the shapes of known models. This file has
+the small kernels.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ SAMPLED = {"top_k": TOP_K, "top_p": 0.95, "min_p": -3.0, "temperature": 0.8, "re
 
 
 def model_cases() -> Iterator[KernelCase]:
-    """All of them, by format so that the operands of one are made once."""
+    """All cases, by format, so that the operands of a format are made once."""
     yield from small_cases()
     yield from attention_cases()
     for format in supported_formats():
@@ -35,13 +37,13 @@ def model_cases() -> Iterator[KernelCase]:
             yield from (to_blocks_case(format, weighted) for weighted in (False, True))
 
 
-# What is left of a step
+# The small kernels of a step
 
 
 def small_cases() -> Iterator[KernelCase]:
-    """Norms, activations and the choice of a token, in the large model's sizes."""
+    """Norms, activations and sampling in the sizes of the large model."""
     sizes = dimensions(shapes()[LARGE])
-    d, f, v = sizes.n_embd, sizes.n_ff, sizes.n_vocab
+    d, f, v = sizes.n_embd, sizes.layer.n_ff, sizes.n_vocab
     for n in (1, 8, PROMPT):
         yield norm_case(d, n)
         yield add_norm_case(d, n)
@@ -54,22 +56,22 @@ def small_cases() -> Iterator[KernelCase]:
 
 
 def norm_case(k: int, n: int) -> KernelCase:
-    """Before a product of several tokens."""
+    """The norm before a GEMM of several tokens."""
 
     def prepare(o: Operands) -> Enqueue:
-        kernel = o.made("rms_norm", lambda: RmsNorm(o.device))
+        kernel = o.cached("rms_norm", lambda: RmsNorm(o.device))
         window, w = o.numbers(np.float32, n * k), o.floats("norm", 1, k).data
-        out = o.room("normed", 2 * n * k)
-        return lambda: kernel.to_half(window(), None, w, out, n, k, EPS)
+        out = o.scratch("normed", 2 * n * k)
+        return lambda: kernel.to_f16(window(), None, w, out, n, k, EPS)
 
     return KernelCase("rms_norm", LARGE, "F32", str(k), n, k * (6 * n + 4), 0, prepare)
 
 
 def add_norm_case(k: int, n: int) -> KernelCase:
-    """After a product, in architectures that have it."""
+    """The post-norm after a GEMM, which some architectures have."""
 
     def prepare(o: Operands) -> Enqueue:
-        kernel = o.made("rms_norm", lambda: RmsNorm(o.device))
+        kernel = o.cached("rms_norm", lambda: RmsNorm(o.device))
         window, w = o.numbers(np.float32, n * k), o.floats("norm", 1, k).data
         return lambda: kernel.add(window(), window(), w, n, k, EPS)
 
@@ -77,15 +79,15 @@ def add_norm_case(k: int, n: int) -> KernelCase:
 
 
 def _elementwise(o: Operands) -> Elementwise:
-    found: Elementwise = o.made("elementwise", lambda: Elementwise(o.device))
+    found: Elementwise = o.cached("elementwise", lambda: Elementwise(o.device))
     return found
 
 
 def glu_case(k: int, n: int) -> KernelCase:
-    """Where gate and up are products apart."""
+    """The GLU kernel, for gate and up from separate GEMMs."""
 
     def prepare(o: Operands) -> Enqueue:
-        window, out = o.numbers(np.float32, n * k), o.room("h", 2 * n * k)
+        window, out = o.numbers(np.float32, n * k), o.scratch("h", 2 * n * k)
         kernel = _elementwise(o)
         return lambda: kernel.glu(window(), window(), out, n * k, "silu")
 
@@ -93,7 +95,7 @@ def glu_case(k: int, n: int) -> KernelCase:
 
 
 def soft_cap_case(k: int, n: int) -> KernelCase:
-    """Of logits."""
+    """The soft cap of logits."""
 
     def prepare(o: Operands) -> Enqueue:
         kernel, window = _elementwise(o), o.numbers(np.float32, n * k)
@@ -103,29 +105,29 @@ def soft_cap_case(k: int, n: int) -> KernelCase:
 
 
 def argmax_case(k: int, n: int) -> KernelCase:
-    """Of logits."""
+    """The argmax of logits."""
 
     def prepare(o: Operands) -> Enqueue:
-        kernel = o.made("argmax", lambda: Argmax(o.device, max(DECODED)))
+        kernel = o.cached("argmax", lambda: Argmax(o.device, max(DECODED)))
         window = o.numbers(np.float32, n * k)
-        ids, results = o.room("sampled", 4 * n), o.room("results", 4 * n)
+        ids, results = o.scratch("sampled", 4 * n), o.scratch("results", 4 * n)
         return lambda: kernel.launch(window(), n, k, ids, results)
 
     return KernelCase("argmax", LARGE, "F32", str(k), n, n * (4 * k + 4), 0, prepare)
 
 
 def sample_case(k: int, n: int) -> KernelCase:
-    """A draw from the 40 best of each row, as llama.cpp's defaults have it."""
+    """Sampling from the 40 best tokens of each row, with llama.cpp's default parameters."""
     rows = np.zeros(n, SAMPLE_ROW)
     for name, value in SAMPLED.items():
         rows[name] = value
     rows["seed"] = np.arange(n)
 
     def prepare(o: Operands) -> Enqueue:
-        kernel, window = o.made("sample", lambda: Sample(o.device)), o.numbers(np.float32, n * k)
+        kernel, window = o.cached("sample", lambda: Sample(o.device)), o.numbers(np.float32, n * k)
         parameters = o.integers("rows", rows.view(np.int32))
-        best = o.room("best", best_bytes(n, k, TOP_K))
-        ids, results = o.room("sampled", 4 * n), o.room("results", 4 * n)
+        best = o.scratch("best", best_bytes(n, k, TOP_K))
+        ids, results = o.scratch("sampled", 4 * n), o.scratch("results", 4 * n)
         common = (parameters, parameters, TOP_K, best, ids, results)
         return lambda: kernel.launch(window(), n, k, *common)
 
@@ -133,10 +135,10 @@ def sample_case(k: int, n: int) -> KernelCase:
 
 
 def quantize_case(k: int, n: int) -> KernelCase:
-    """Activations to q8_1."""
+    """Quantises activations to q8_1."""
 
     def prepare(o: Operands) -> Enqueue:
-        window, out = o.numbers(np.float32, n * k), o.room("quantized", q8_1_bytes(n, k))
+        window, out = o.numbers(np.float32, n * k), o.scratch("quantized", q8_1_bytes(n, k))
         return lambda: quantize_q8_1(o.device, window(), out, n, k)
 
     nbytes = 4 * n * k + q8_1_bytes(n, k)

@@ -1,7 +1,7 @@
-"""What this machine can do at most: bytes read a second, operations of matrix products a second.
+"""The limits of this machine: bytes read per second, and MMA operations per second.
 
-On a GPU two kernels measure it once and the user's cache keeps it; on the CPU numpy measures it
-each time, because it changes with what else runs. Nothing here knows models.
+On a GPU two kernels measure them once and the user's cache keeps the result. On the CPU numpy
+measures them each time, because other programs change them. Nothing here depends on models.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ if TYPE_CHECKING:
     from ...backends.interface import Ops
 
 RUNS, WARM = 7, 50
-READ_BYTES = 8 << 30  # so much that starting and ending a launch does not count
-CHUNK = 32 << 20  # random bytes that are repeated
-GRIDS = ((1, 512), (1, 1024), (2, 512), (2, 1024), (4, 512), (8, 256), (64, 512))  # blocks an SM
-MATRIX_BLOCKS = (1, 2, 4)  # for each SM
-MATRIX_SECONDS = 0.02  # of one measurement, about
+READ_BYTES = 8 << 30  # large enough that the start and the end of a launch do not count
+CHUNK = 32 << 20  # random bytes, which are repeated
+# (CTAs per SM, threads)
+GRIDS = ((1, 512), (1, 1024), (2, 512), (2, 1024), (4, 512), (8, 256), (64, 512))
+MATRIX_BLOCKS = (1, 2, 4)  # CTAs per SM
+MATRIX_SECONDS = 0.02  # approximate duration of one measurement
 GUESS = (
-    5e12  # operations a second of an SM-full GPU: only the length of the first try depends on it
+    5e12  # operations per second of a small GPU: only the duration of the first try depends on it
 )
 CPU_BYTES, CPU_ROWS = 64 << 20, 1024
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Bytes and operations a second (a multiply-add is two), and where they were measured."""
+    """Bytes per second and operations per second (a multiply-add is two), and the device."""
 
     bandwidth: float
     matrix_rate: float
@@ -51,7 +52,7 @@ class Ceilings:
 
 
 def ceilings_of(ops: Ops, fresh: bool = False) -> Ceilings:
-    """Of the machine that the ops run on; `fresh` measures a GPU again."""
+    """The ceilings of the machine that the ops run on; `fresh` measures a GPU again."""
     device = getattr(ops, "device", None)
     if device is None:
         return measure_cpu()
@@ -67,7 +68,7 @@ def ceilings_of(ops: Ops, fresh: bool = False) -> Ceilings:
 
 
 def _path(device: Any) -> Path:
-    """One file for each kind of GPU, driver, and version of the kernels."""
+    """One file per GPU model, driver, and version of the probe kernels."""
     gpu = device.gpu
     source = hashlib.sha256((cuda_dir() / "probe/ceilings.cu").read_bytes()).hexdigest()[:12]
     name = f"{gpu.name}-{gpu.sm_count}-{gpu.driver}-{source}"
@@ -83,7 +84,7 @@ def _load(path: Path) -> Ceilings | None:
 
 
 def _store(path: Path, found: Ceilings) -> None:
-    with suppress(OSError):  # without a cache it is measured again
+    with suppress(OSError):  # if it cannot be stored, the next run measures again
         from ...device.cache import write_atomically
 
         write_atomically(path, json.dumps(asdict(found)).encode())
@@ -93,8 +94,8 @@ def _store(path: Path, found: Ceilings) -> None:
 
 
 def measure_gpu(device: Any, read_bytes: int = READ_BYTES) -> Ceilings:
-    """Best of several shapes, each the median of RUNS; a second or so."""
-    from ...kernels.probe.ceilings import Ceilings as Kernels
+    """The best of several launch shapes, each the median of RUNS; takes about a second."""
+    from ...kernels.probe.ceilings import ProbeKernels as Kernels
 
     kernels = Kernels(device)
     return Ceilings(
@@ -105,7 +106,7 @@ def measure_gpu(device: Any, read_bytes: int = READ_BYTES) -> Ceilings:
 
 
 def _bandwidth(device: Any, kernels: Any, read_bytes: int) -> float:
-    from ...kernels.probe.ceilings import AT_ONCE
+    from ...kernels.probe.ceilings import LOADS_IN_FLIGHT
 
     nbytes = min(read_bytes, device.free_bytes // 2) // CHUNK * CHUNK or CHUNK
     warps = max(blocks * threads // 32 for blocks, threads in GRIDS) * device.sm_count
@@ -119,9 +120,9 @@ def _bandwidth(device: Any, kernels: Any, read_bytes: int) -> float:
         grid = blocks * device.sm_count
         return _seconds(device, lambda: kernels.read(data, nbytes, result, grid, threads, at_once))
 
-    for _ in range(WARM):  # an idle GPU takes a while to its full clocks
-        kernels.read(data, nbytes, result, device.sm_count, GRIDS[0][1], AT_ONCE[0])
-    fastest = min(seconds(*grid, n) for grid in GRIDS for n in AT_ONCE)
+    for _ in range(WARM):  # an idle GPU takes a while to reach its full clocks
+        kernels.read(data, nbytes, result, device.sm_count, GRIDS[0][1], LOADS_IN_FLIGHT[0])
+    fastest = min(seconds(*grid, n) for grid in GRIDS for n in LOADS_IN_FLIGHT)
     data.free()
     return nbytes / fastest
 
@@ -145,14 +146,14 @@ def _matrix_rate(device: Any, kernels: Any) -> float:
 
 
 def _iterations(rate: float, blocks: int) -> int:
-    """So many that a launch takes MATRIX_SECONDS."""
+    """Iterations for a launch of MATRIX_SECONDS."""
     from ...kernels.probe.ceilings import FLOPS_PER_ITERATION
 
     return max(1, int(rate * MATRIX_SECONDS / FLOPS_PER_ITERATION / blocks))
 
 
 def _seconds(device: Any, enqueue: Callable[[], None]) -> float:
-    """Median time on the device of what is enqueued, warm."""
+    """Median device time of what `enqueue` enqueues, after warm-up."""
     enqueue()
     enqueue()
     events = [device.event(timing=True).record()]
@@ -168,7 +169,7 @@ def _seconds(device: Any, enqueue: Callable[[], None]) -> float:
 
 
 def measure_cpu() -> Ceilings:
-    """numpy's copy, read and written bytes together, and its product of float32 matrices."""
+    """The speed of numpy's copy (bytes read plus bytes written) and of its f32 matrix product."""
     source = np.ones(CPU_BYTES // 4, np.float32)
     target = np.empty_like(source)
     a = np.random.default_rng(0).standard_normal((CPU_ROWS, CPU_ROWS)).astype(np.float32)
@@ -178,7 +179,7 @@ def measure_cpu() -> Ceilings:
 
 
 def _cpu_seconds(call: Callable[[], object]) -> float:
-    """The shortest of RUNS: another program can only make it longer."""
+    """The shortest of RUNS, because other programs can only make a run longer."""
     call()
     times = []
     for _ in range(RUNS):

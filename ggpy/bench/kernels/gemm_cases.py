@@ -1,7 +1,6 @@
-"""Products with weights in tiles, and what else makes or reads tiles, as cases to be measured.
+"""Benchmark cases of GEMMs with weights in tiles, and of the other kernels that make or read tiles.
 
-Products go through ops' own choice (ggpy/backends/cuda/gemm.py), so that what is measured is what
-runs.
+GEMMs are planned by the backend's planner, so the measured kernels are those that run.
 """
 
 from __future__ import annotations
@@ -12,12 +11,14 @@ from typing import Any
 
 from ...arch.config import Dimensions
 from ...backends.cuda.arrays import Array
-from ...backends.cuda.gemm import Products
+from ...backends.cuda.context import StepContext
+from ...backends.cuda.gemm import ProductOperands
+from ...backends.cuda.graphs import Graphs
+from ...backends.cuda.plan import NormIn, StepClass
 from ...backends.interface import Norm
 from ...evaluate.synthetic import dimensions, shapes
 from ...formats import Format
-from ...kernels.gemm.elementwise import Elementwise
-from ...kernels.layout.blocks_to_f16 import TILES, halve_to_tiles
+from ...kernels.layout.blocks_to_f16 import F16_TILES, blocks_to_f16_tiles
 from ...kernels.layout.dequantize_tile import DequantizeTile
 from ...kernels.layout.embed_tile import EmbedTile
 from ...kernels.layout.pack import PLAIN, packed_bytes
@@ -27,8 +28,8 @@ from .operands import Operands, random_ids
 
 
 @dataclass(frozen=True)
-class Part:
-    """A product of a layer, or the output: matrices of one x, as one launch takes them."""
+class ModelGemm:
+    """A GEMM of a layer, or of the output: matrices with the same x in one launch."""
 
     name: str
     rows: tuple[int, ...]
@@ -37,21 +38,24 @@ class Part:
     normed: bool
 
 
-def parts_of(sizes: Dimensions) -> list[Part]:
-    """The products of a model."""
-    d, f, e = sizes.n_embd, sizes.n_ff, sizes.head_size
-    qkv = (sizes.n_head * e, sizes.n_head_kv * e, sizes.n_head_kv * e)
+def parts_of(sizes: Dimensions) -> list[ModelGemm]:
+    """The GEMMs of a model."""
+    d, s = sizes.n_embd, sizes.layer
+    f, kv = s.n_ff, s.n_head_kv * s.key_size
+    qkv = (s.n_head * s.key_size, kv, kv)
     return [
-        Part("qkv", qkv, d, "STORE", True),
-        Part("attn_output", (d,), qkv[0], "ADD", False),
-        Part("gate_up", (f, f), d, "GLU", True),
-        Part("ffn_down", (d,), f, "ADD", False),
-        Part("output", (sizes.n_vocab,), d, "STORE", True),
+        ModelGemm("qkv", qkv, d, "STORE", True),
+        ModelGemm("attn_output", (d,), qkv[0], "ADD", False),
+        ModelGemm("gate_up", (f, f), d, "GLU", True),
+        ModelGemm("ffn_down", (d,), f, "ADD", False),
+        ModelGemm("output", (sizes.n_vocab,), d, "STORE", True),
     ]
 
 
 def tiled_cases(format: Format) -> Iterator[KernelCase]:
-    """Decode in all models, prompts and lookups in the large one, and the repacking."""
+    """Decode in all models; prefill, embedding and dequantisation in the large model; and
+    repacking.
+    """
     for model in MODELS:
         for part in parts_of(dimensions(shapes()[model])):
             if part.columns % format.block_size == 0:
@@ -60,24 +64,24 @@ def tiled_cases(format: Format) -> Iterator[KernelCase]:
     for part in parts_of(sizes)[:-1]:
         yield product_case(format, LARGE, part, PROMPT, True)
     yield from (embed_case(format, sizes, n) for n in (1, PROMPT))
-    yield repack_case(format, sizes.n_ff, sizes.n_embd)
-    yield dequantize_tile_case(format, sizes.n_ff, sizes.n_embd)
+    yield repack_case(format, sizes.layer.n_ff, sizes.n_embd)
+    yield dequantize_tile_case(format, sizes.layer.n_ff, sizes.n_embd)
 
 
 def untiled_cases(format: Format) -> Iterator[KernelCase]:
-    """Prompts in the large model, and what becomes of a matrix before."""
+    """Prefill in the large model, and the conversion of a matrix to f16 tiles before it."""
     sizes = dimensions(shapes()[LARGE])
     for part in parts_of(sizes)[:-1]:
         yield product_case(format, LARGE, part, PROMPT, True)
-    yield halves_case(format, sizes.n_ff, sizes.n_embd)
+    yield halves_case(format, sizes.layer.n_ff, sizes.n_embd)
 
 
-def product_case(format: Format, model: str, part: Part, n: int, prompt: bool) -> KernelCase:
-    """`n` tokens, of as many sequences or (prompt) of one."""
+def product_case(format: Format, model: str, part: ModelGemm, n: int, prompt: bool) -> KernelCase:
+    """A GEMM of n tokens: of n sequences (decode), or of one (prompt: prefill)."""
     k = part.columns
     gated, norm = part.epilogue == "GLU", part.normed and n == 1
     n_out = part.rows[0] if gated else sum(part.rows)
-    size = (2 if gated else 4) * (2 if part.epilogue == "ADD" else 1)  # what is added to is read
+    size = (2 if gated else 4) * (2 if part.epilogue == "ADD" else 1)  # ADD also reads the residual
     return KernelCase(
         what="prompt product" if prompt else "product",
         where=f"{model} {part.name}",
@@ -92,52 +96,54 @@ def product_case(format: Format, model: str, part: Part, n: int, prompt: bool) -
 
 
 def weight_bytes(format: Format, rows: int, k: int) -> int:
-    """Bytes that are read of a matrix as ops keep it."""
+    """Bytes of a matrix that a GEMM reads."""
     layout = layout_of(format, k)
     return layout.read_bytes(rows, k) if layout else rows * format.row_bytes(k)
 
 
-def _product(o: Operands, format: Format, part: Part, n: int, prompt: bool, norm: bool) -> Enqueue:
-    products = o.made("products", lambda: Products(o.device, Elementwise(o.device), room=o.room))
+def _product(
+    o: Operands, format: Format, part: ModelGemm, n: int, prompt: bool, norm: bool
+) -> Enqueue:
+    context = o.cached("context", lambda: StepContext(o.device, Graphs(o.device)))
     weights = [o.matrix(format, rows, part.columns) for rows in part.rows]
-    products.prompt = prompt
-    some = [w() for w in weights]
-    x = _activations(o, products.order(some, n), n, part.columns, norm)
-    gated = part.epilogue == "GLU" and products.together(some, n)
-    # What gates two products apart is a kernel of its own.
+    some, step = [w() for w in weights], StepClass(n, n, not prompt, True)
+    # If one launch cannot compute gate and up, the GLU is a kernel of its own.
+    gated = part.epilogue == "GLU" and context.planner.takes_glu(some, step)
     epilogue = "STORE" if part.epilogue == "GLU" and not gated else part.epilogue
+    where = NormIn.PROLOGUE if norm else NormIn.NONE
+    plan = context.planner.product(some, step, epilogue, where)
+    x = _activations(o, plan.x_layout, n, part.columns, norm)
     outs = [_out(o, str(i), n, r, gated) for i, r in enumerate(part.rows[: 1 if gated else None])]
     normed = Norm(o.floats("norm", 1, part.columns).data, EPS) if norm else None
 
     def enqueue() -> None:
-        products.prompt = prompt
-        products.multiply(x, [w() for w in weights], outs, epilogue, normed)
+        context.gemms.run(plan, x, [w() for w in weights], outs, ProductOperands(norm=normed))
 
     return enqueue
 
 
-def _activations(o: Operands, order: int, n: int, k: int, norm: bool) -> Array:
-    """x[n, k], as the ops before a product leave it."""
-    if norm or order == PLAIN:
-        return (o.floats if norm else o.halves)("x", n, k)
-    return replace(o.halves("x", 1, packed_bytes(n, k) // 2), shape=(n, k), row=k, order=order)
+def _activations(o: Operands, layout: int, n: int, k: int, norm: bool) -> Array:
+    """x[n, k] as the previous op leaves it."""
+    if norm or layout == PLAIN:
+        return (o.floats if norm else o.f16)("x", n, k)
+    return replace(o.f16("x", 1, packed_bytes(n, k) // 2), shape=(n, k), row=k, layout=layout)
 
 
 def _out(o: Operands, name: str, n: int, rows: int, half: bool) -> Array:
-    return (o.halves if half else o.floats)(f"out {name}", n, rows)
+    return (o.f16 if half else o.floats)(f"out {name}", n, rows)
 
 
 def embed_case(format: Format, sizes: Dimensions, n: int) -> KernelCase:
-    """Rows of the embedding table, where it is the output too."""
+    """The embedding from a table that is the output matrix too."""
     k, rows = sizes.n_embd, sizes.n_vocab
     layout = layout_of(format, k)
     assert layout is not None
 
     def prepare(o: Operands) -> Enqueue:
-        kernel = o.made("embed_tile", lambda: EmbedTile(o.device))
+        kernel = o.cached("embed_tile", lambda: EmbedTile(o.device))
         table = o.matrix(format, rows, k)
         ids = o.integers("ids", random_ids(n, rows))
-        out = o.room("rows", 4 * n * k)
+        out = o.scratch("rows", 4 * n * k)
         return lambda: kernel.launch(table().tiles, ids, ids, out, n, 1.0)
 
     nbytes = n * (layout.read_bytes(16, k) // 16 + 4 + 4 * k)
@@ -146,13 +152,13 @@ def embed_case(format: Format, sizes: Dimensions, n: int) -> KernelCase:
 
 
 def repack_case(format: Format, rows: int, k: int) -> KernelCase:
-    """Blocks to tiles, as at load."""
+    """Repacks blocks to tiles, as at load."""
     layout = layout_of(format, k)
     assert layout is not None
     out_bytes = layout.nbytes(rows, k)
 
     def prepare(o: Operands) -> Enqueue:
-        blocks, out = o.blocks(format, rows, k), o.room("tiles", out_bytes)
+        blocks, out = o.blocks(format, rows, k), o.scratch("tiles", out_bytes)
 
         def enqueue() -> None:
             repack(o.device, format, blocks().data, rows, k, out)
@@ -164,14 +170,14 @@ def repack_case(format: Format, rows: int, k: int) -> KernelCase:
 
 
 def halves_case(format: Format, rows: int, k: int) -> KernelCase:
-    """Blocks to tiles of halves, for one product."""
-    out_bytes = TILES.nbytes(rows, k)
+    """Converts blocks to f16 tiles for one GEMM."""
+    out_bytes = F16_TILES.nbytes(rows, k)
 
     def prepare(o: Operands) -> Enqueue:
-        blocks, out = o.blocks(format, rows, k), o.room("tiles", out_bytes)
+        blocks, out = o.blocks(format, rows, k), o.scratch("tiles", out_bytes)
 
         def enqueue() -> None:
-            halve_to_tiles(o.device, blocks(), out)
+            blocks_to_f16_tiles(o.device, blocks(), out)
 
         return enqueue
 
@@ -180,13 +186,13 @@ def halves_case(format: Format, rows: int, k: int) -> KernelCase:
 
 
 def dequantize_tile_case(format: Format, rows: int, k: int) -> KernelCase:
-    """Tiles to rows of halves, for cuBLAS."""
+    """Converts tiles to f16 rows for cuBLAS."""
     layout = layout_of(format, k)
     assert layout is not None
 
     def prepare(o: Operands) -> Enqueue:
-        kernel = o.made("dequantize_tile", lambda: DequantizeTile(o.device))
-        w, out = o.matrix(format, rows, k), o.room("rows of halves", 2 * rows * k)
+        kernel = o.cached("dequantize_tile", lambda: DequantizeTile(o.device))
+        w, out = o.matrix(format, rows, k), o.scratch("f16 rows", 2 * rows * k)
 
         def enqueue() -> None:
             tiles = w().tiles

@@ -1,11 +1,13 @@
-"""Device memory for single kernels: valid random operands, never zeros, and not in any cache.
+"""Operands in device memory for benchmarks of single kernels: valid random values, never zeros, and
+in no cache.
 
-What a step has to fetch from memory (weights, keys and values, rows) is a window into a large pool
-of random numbers or blocks, and each launch takes the next one, so that nothing comes back before
-gigabytes of other things were read. Reading those in between, to push an operand out of the
-second-level cache, does not do it: the cache keeps what was used before. Activations stay where
-they are, as in a step. A little is made by numpy and repeated on the device, because speed depends
-on no weight's value.
+What a step reads from memory (weights, KV cache, rows) is a window into a large pool of random
+numbers or blocks. Each launch takes the next window, so a window comes back only after gigabytes of
+other reads. Reading other memory in between does not evict an operand from L2, which keeps what was
+used before. Activations stay at their address, as in a step.
+
+numpy makes a small part, which is repeated on the device, because speed does not depend on the
+values of weights.
 """
 
 from __future__ import annotations
@@ -24,22 +26,22 @@ from ...formats.random_blocks import random_blocks
 from ...kernels.blocks.block_kernel import BlockMatrix
 from ...kernels.layout.tile import Layout, TiledMatrix, layout_of, repack
 
-POOL_BYTES = 2 << 30  # far more than a second-level cache
-SHARE = 16  # of the free memory that a pool may take, one part
-WEIGHTS = 1 << 20  # that numpy makes of a format, about
+POOL_BYTES = 2 << 30  # far more than L2 holds
+SHARE = 16  # a pool takes at most this fraction (1/16) of the free memory
+WEIGHTS = 1 << 20  # approximate number of weights of a format that numpy makes
 UNIQUE_ROWS, UNIQUE_CHUNKS = 512, 8  # of the matrix whose tiles are repeated
 ALIGNMENT = 4096  # bytes between windows, at least
 
 
 class Pool:
-    """Memory of which each window is used once before any is used again."""
+    """Memory whose windows are each used once before any is used again."""
 
     def __init__(self, buffer: Buffer, unit: int) -> None:
         """Windows begin at multiples of `unit` bytes, where blocks or tiles begin."""
         self.buffer, self._unit, self._next = buffer, lcm(unit, ALIGNMENT), 0
 
     def window(self, nbytes: int) -> Ptr:
-        """The next nbytes, which must be there."""
+        """The next window of nbytes, which must not exceed the pool."""
         if self._next + nbytes > self.buffer.nbytes:
             self._next = 0
         at = self.buffer.at(self._next)
@@ -48,7 +50,7 @@ class Pool:
 
 
 class Operands:
-    """Memory by name, and what is expensive to make, on one device."""
+    """Named memory and cached objects on one device."""
 
     def __init__(self, device: Any) -> None:
         self.device = device
@@ -59,52 +61,52 @@ class Operands:
         self._blocks: NDArray[np.uint8] = np.empty(0, np.uint8)
         self._pools: dict[Any, Pool] = {}
 
-    def made(self, key: Any, make: Callable[[], Any]) -> Any:
-        """make(), once for each key."""
+    def cached(self, key: Any, make: Callable[[], Any]) -> Any:
+        """make(), called once per key."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
 
-    # What stays where it is
+    # Operands at fixed addresses
 
-    def room(self, name: str, nbytes: int) -> Buffer:
-        """At least nbytes for an output."""
-        return self._room(name, nbytes)[0]
+    def scratch(self, name: str, nbytes: int) -> Buffer:
+        """An output buffer of at least nbytes."""
+        return self._scratch(name, nbytes)[0]
 
     def floats(self, name: str, rows: int, columns: int) -> Array:
-        """float32[rows, columns], normal."""
+        """f32 [rows, columns], normally distributed."""
         data = self._normal(name, np.float32, rows * columns)
         return Array(data, np.float32, (rows, columns), columns)
 
-    def halves(self, name: str, rows: int, columns: int) -> Array:
-        """float16[rows, columns], normal."""
+    def f16(self, name: str, rows: int, columns: int) -> Array:
+        """f16 [rows, columns], normally distributed."""
         data = self._normal(name, np.float16, rows * columns)
         return Array(data, np.float16, (rows, columns), columns)
 
     def positive(self, name: str, n: int) -> Buffer:
-        """float32[n], as an importance matrix has them."""
+        """f32 [n], positive, like an importance matrix."""
         values = np.random.default_rng(2).chisquare(1, n).astype(np.float32)
         return self.integers(name, values.view(np.int32))
 
     def integers(self, name: str, values: NDArray[np.int32]) -> Buffer:
         """int32 values."""
-        buffer = self.room(name, values.nbytes)
+        buffer = self.scratch(name, values.nbytes)
         self.device.upload(buffer, np.ascontiguousarray(values, np.int32))
         return buffer
 
     def q8_1(self, format: Format, nbytes: int) -> Buffer:
         """Activations as block_q8_1."""
-        buffer, fresh = self._room("q8_1", nbytes)
+        buffer, fresh = self._scratch("q8_1", nbytes)
         if fresh:
             n = WEIGHTS // format.block_size
             pool = random_blocks(format, n, np.random.default_rng(1))
             self._fill(buffer, pool.view(np.uint8))
         return buffer
 
-    # What is another at each launch
+    # Operands at a new address in each launch
 
     def numbers(self, dtype: Any, n: int) -> Callable[[], Ptr]:
-        """Windows of n normal numbers."""
+        """Windows of n normally distributed numbers."""
         nbytes = n * np.dtype(dtype).itemsize
 
         def fill(buffer: Buffer) -> None:
@@ -115,14 +117,14 @@ class Operands:
         return lambda: pool.window(nbytes)
 
     def blocks(self, format: Format, rows: int, columns: int) -> Callable[[], BlockMatrix]:
-        """Matrices as in a file."""
+        """Matrices in blocks, as in a file."""
         nbytes = rows * format.row_bytes(columns)
         blocks = self._blocks_of(format)
         pool = self._pool("blocks", nbytes, format.nbytes, lambda b: self._fill(b, blocks))
         return lambda: BlockMatrix(format, rows, columns, pool.window(nbytes))
 
     def matrix(self, format: Format, rows: int, columns: int) -> Callable[[], Matrix]:
-        """Weights as ops keep them: in tiles where the format has them, else in blocks."""
+        """Weights as the backend keeps them: in tiles, or in blocks if the format has no tiles."""
         layout = layout_of(format, columns)
         if layout is None:
             blocks = self.blocks(format, rows, columns)
@@ -139,7 +141,7 @@ class Operands:
     # Filling
 
     def _blocks_of(self, format: Format) -> NDArray[np.uint8]:
-        """Random blocks; the pools of the format before are free then."""
+        """Random blocks of a format; frees the pools of the previous format."""
         if format.name != self._format:
             self.device.synchronize()
             for key in [key for key in self._pools if not isinstance(key, np.dtype)]:
@@ -151,7 +153,7 @@ class Operands:
         return self._blocks
 
     def _fill_tiles(self, buffer: Buffer, format: Format, layout: Layout) -> None:
-        """Whole chunks only, so that one may stand anywhere in a matrix."""
+        """Fills with whole chunks, so that any chunk may be at any position of a matrix."""
         columns = layout.chunk_k * (UNIQUE_CHUNKS if layout.chunk_k != 128 else UNIQUE_CHUNKS + 1)
         if layout_of(format, columns) != layout:
             raise ValueError(f"{format.name}: {columns} columns are not in {layout.type_name}")
@@ -173,14 +175,14 @@ class Operands:
         return pool
 
     def _normal(self, name: str, dtype: Any, n: int) -> Buffer:
-        buffer, fresh = self._room(f"{name} {np.dtype(dtype)}", n * np.dtype(dtype).itemsize)
+        buffer, fresh = self._scratch(f"{name} {np.dtype(dtype)}", n * np.dtype(dtype).itemsize)
         if fresh:
             values = np.random.default_rng(0).standard_normal(min(n, WEIGHTS))
             self._fill(buffer, values.astype(dtype).view(np.uint8))
         return buffer
 
-    def _room(self, name: str, nbytes: int) -> tuple[Buffer, bool]:
-        """The buffer, and whether it is a new one."""
+    def _scratch(self, name: str, nbytes: int) -> tuple[Buffer, bool]:
+        """The buffer, and whether it is new."""
         known = self._buffers.get(name)
         if known is not None and known.nbytes >= nbytes:
             return known, False
@@ -194,7 +196,7 @@ class Operands:
         self._repeat(buffer, part.size)
 
     def _repeat(self, buffer: Buffer, done: int) -> None:
-        """Copy the first `done` bytes behind themselves until the buffer is full."""
+        """Fill the buffer with copies of its first `done` bytes."""
         while done < buffer.nbytes:
             more = min(done, buffer.nbytes - done)
             self.device.copy(buffer.at(done), buffer, more)
@@ -202,5 +204,5 @@ class Operands:
 
 
 def random_ids(n: int, below: int) -> NDArray[np.int32]:
-    """ids[n] of rows."""
+    """ids[n] of rows, at random."""
     return np.random.default_rng(n).integers(0, below, n).astype(np.int32)

@@ -1,4 +1,4 @@
-"""A picture of measured kernels: the roofline, and how much of its limit each kernel reaches."""
+"""Plots measured kernels: the roofline, and how much of its limit each kernel reaches."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from ..plot import pyplot, save
 from .table import Document, Row
 
-WIDTH, HEIGHT = 11.0, 6.0  # inches, of a panel
+WIDTH, HEIGHT = 11.0, 6.0  # inches per panel
 MARKERS = "os^Dv<>p*hX"
 
 
 def draw(found: Document, path: str) -> int:
-    """Write the picture of the rows that were measured; how many panels it has."""
+    """Write the plot of the rows with measurements; return its number of panels."""
     plt = pyplot()
     rows = [row for row in found["rows"] if row["us"]]
     counted = [row for row in rows if row["flops"]]
@@ -29,7 +29,7 @@ def draw(found: Document, path: str) -> int:
 
 
 def groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """By what was measured."""
+    """Rows by what was measured."""
     found: dict[str, list[Row]] = {}
     for row in rows:
         found.setdefault(row["what"], []).append(row)
@@ -37,7 +37,7 @@ def groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def _roofline(axes: Any, found: Document, rows: Sequence[Row]) -> None:
-    """Operations a second over operations a byte, below what memory and arithmetic allow."""
+    """Operations per second over operations per byte, below the limits of memory and arithmetic."""
     for marker, (what, some) in zip(MARKERS * 9, groups(rows).items(), strict=False):
         intensity = [row["flops"] / row["nbytes"] for row in some]
         axes.plot(intensity, [row["tflop_s"] for row in some], marker, ms=4, label=what)
@@ -50,7 +50,7 @@ def _roofline(axes: Any, found: Document, rows: Sequence[Row]) -> None:
 
 
 def _bandwidth(axes: Any, found: Document, rows: Sequence[Row]) -> None:
-    """Bytes a second over microseconds: what is small is bound by its launch."""
+    """Bytes per second over microseconds: small kernels are bound by their launch."""
     for marker, (what, some) in zip(MARKERS * 9, groups(rows).items(), strict=False):
         axes.plot(
             [row["us"] for row in some], [row["gb_s"] for row in some], marker, ms=4, label=what

@@ -1,4 +1,4 @@
-"""A picture of a model in several types: quality against size."""
+"""Plots a model in several types: quality against size."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 from ..plot import pyplot, save
 
-WIDTH, HEIGHT = 9.0, 4.5  # inches, of a panel
+WIDTH, HEIGHT = 9.0, 4.5  # inches per panel
 MB = 1e6
 
 
 @dataclass(frozen=True)
 class Quality:
-    """A model in a type; values with their standard errors. The model as it is has no kl."""
+    """A model in a type; values have standard errors. The original model has no kl."""
 
     name: str
-    matrices: str  # how many have the type: "30 of 211"
-    bits: float  # of a weight, all tensors together
+    matrices: str  # how many matrices have the type: "30 of 211"
+    bits: float  # bits per weight over all tensors
     nbytes: int
     ppl: tuple[float, float]
     kl: tuple[float, float] | None = None
@@ -26,7 +26,7 @@ class Quality:
 
 
 def draw(found: Sequence[Quality], path: str) -> int:
-    """Write the picture; how many points it has."""
+    """Write the plot; return its number of points."""
     plt = pyplot()
     figure, (above, below) = plt.subplots(2, 1, sharex=True)
     figure.set_size_inches(WIDTH, 2 * HEIGHT)
@@ -42,7 +42,7 @@ def draw(found: Sequence[Quality], path: str) -> int:
 
 
 def _panel(axes: Any, points: Sequence[tuple[Quality, tuple[float, float]]]) -> int:
-    """A named point with its error for each; how many."""
+    """Draw a named point with its error bars for each; return the number of points."""
     for quality, (value, error) in points:
         megabytes = quality.nbytes / MB
         axes.errorbar([megabytes], [value], yerr=[error], fmt="o", capsize=3)

@@ -1,8 +1,8 @@
-"""Measures kernels one by one, beside what this GPU can do at most.
+"""Measures kernels one by one, beside the limits of this GPU.
 
-A row has the microseconds of one piece of work with its launches, as many follow each other with
+A row has the microseconds of one piece of work with its launches, measured in a series with
 operands that are in no cache, and the limit that reading its bytes or doing its operations sets.
-Printing and comparing is kernel_table's.
+kernel_table prints and compares rows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..compile_ahead import Wishes, compile_ahead
-from ..profiling.observed import Observed, Operation
+from ..profiling.observed import ObservedDevice, Operation
 from ..timing import RUNS, Clock
 from .case import KernelCase
 from .ceilings import Ceilings
@@ -21,21 +21,21 @@ Row = dict[str, Any]
 FIELDS: dict[str, type] = {
     **dict.fromkeys(("name", "what", "where", "format", "shape"), str),
     "tokens": int,
-    "kernels": str,  # those that were launched
+    "kernels": str,  # kernels launched
     "launches": int,
     "us": float,  # median
     "spread": float,  # (slowest - fastest) / median
-    "noise_us": float,  # a standard deviation that outliers do not move
+    "noise_us": float,  # robust standard deviation
     "nbytes": int,
     "flops": int,
     "gb_s": float,
     "tflop_s": float,
     "limit_us": float,
     "percent_of_limit": float,
-    "bound": str,  # by "memory" or "matrix"
-    "registers": int,  # of a thread; of the kernel that has most
-    "spills": int,  # bytes of a thread
-    "shared": int,  # bytes of a block
+    "bound": str,  # "memory" or "matrix"
+    "registers": int,  # per thread, of the kernel with the most
+    "spills": int,  # bytes per thread
+    "shared": int,  # bytes per CTA
     "error": str,
 }
 
@@ -47,8 +47,8 @@ def measure(
     say: Callable[[str], None],
     runs: int = RUNS,
 ) -> Iterator[Row]:
-    """A row for each case; what fails has an error and the rest goes on."""
-    observed = Observed(device)
+    """A row per case. A case that fails has an error, and the others go on."""
+    observed = ObservedDevice(device)
     operands, clock = Operands(observed), Clock(device)
     for i, case in enumerate(cases):
         if i % 100 == 0:
@@ -62,7 +62,7 @@ def measure(
 def compile_all(
     cases: Sequence[KernelCase], device: Any, processes: int | None, say: Callable[[str], None]
 ) -> None:
-    """Compile what the cases need in several processes; `device` is asked for its properties."""
+    """Compile the kernels of the cases in several processes, for the properties of `device`."""
     wishes = Wishes(device)
     operands = Operands(wishes)
     for case in cases:
@@ -72,7 +72,7 @@ def compile_all(
 
 def _measured(
     case: KernelCase,
-    observed: Observed,
+    observed: ObservedDevice,
     operands: Operands,
     clock: Clock,
     ceilings: Ceilings,
@@ -99,8 +99,8 @@ def _measured(
     }
 
 
-def _observe(observed: Observed, enqueue: Callable[[], None]) -> list[Operation]:
-    """What it launches."""
+def _observe(observed: ObservedDevice, enqueue: Callable[[], None]) -> list[Operation]:
+    """The operations that `enqueue` launches."""
     observed.operations, observed.observing = [], True
     try:
         enqueue()
@@ -117,7 +117,7 @@ def _row(case: KernelCase) -> Row:
 
 
 def _limit(case: KernelCase, ceilings: Ceilings) -> float | None:
-    """Microseconds."""
+    """The limit in microseconds."""
     if not ceilings.known:
         return None
     return 1e6 * max(case.nbytes / ceilings.bandwidth, case.flops / ceilings.matrix_rate)
@@ -129,5 +129,5 @@ def _bound(case: KernelCase, ceilings: Ceilings) -> str:
 
 
 def short(kernel: str) -> str:
-    """A kernel's name without the arguments of its template."""
+    """A kernel's name without template arguments."""
     return kernel.partition("<")[0]

@@ -1,6 +1,6 @@
-"""Rows of measured kernels as text, and the verdict on each beside an older measurement.
+"""Prints rows of measured kernels, and compares them with an older measurement.
 
-A document is what `-o json` prints: the machine once, then a row on each line.
+A document is the output of `-o json`: the machine, then one row per line.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from math import hypot
 from pathlib import Path
 from typing import Any
 
-from ..table import BUSY, BUSY_NOTE
+from ..table import BUSY, BUSY_NOTE, rate
 from .runs import FIELDS, Row
 
 KIND = "ggpy bench_kernels"
@@ -21,20 +21,20 @@ MACHINE: dict[str, type] = {
     **dict.fromkeys(("kind", "gpu", "driver", "compiler", "build", "command", "time"), str),
     **dict.fromkeys(("bandwidth", "matrix_rate"), float),
 }
-SMALLEST = 0.03  # of a change that counts: one kernel measured twice was seen 2 % apart
-SMALLEST_US = 0.4  # what the places of operands in memory change from process to process
+SMALLEST = 0.03  # least relative change that counts: two measurements of one kernel differed by 2%
+SMALLEST_US = 0.4  # microseconds that operand addresses change from process to process
 SIGMAS = 4.0
-JITTER_US = 1.0  # by which runs of short kernels differ on a GPU that has nothing else to do
+JITTER_US = 1.0  # microseconds by which runs of short kernels differ on an otherwise idle GPU
 Document = dict[str, Any]
 
 
 def document(machine: Mapping[str, Any], rows: Sequence[Row]) -> Document:
-    """What is kept of a measurement."""
+    """The document of a measurement."""
     return {**machine, "rows": list(rows)}
 
 
 def read(path: Path) -> Document:
-    """A document; OSError, and ValueError for a file that is none."""
+    """Read a document; raises OSError, or ValueError if the file is not one."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -43,14 +43,14 @@ def read(path: Path) -> Document:
 
 
 def checked(found: Any, path: Path) -> Document:
-    """The document, if it is one; ValueError."""
+    """The document; ValueError if it is not one."""
     return checked_document(found, path, KIND, MACHINE, "rows", FIELDS)
 
 
 def checked_document(
     found: Any, path: Path, kind: str, head: Iterable[str], list_name: str, fields: Iterable[str]
 ) -> Document:
-    """What a program of name `kind` printed: `head`, and a list of rows with `fields`."""
+    """The JSON document of the program `kind`: `head`, and a list of rows with `fields`."""
     if not isinstance(found, dict) or found.get("kind") != kind:
         raise ValueError(f"{path}: is no result of `{kind} -o json`")
     rows = found.get(list_name)
@@ -117,7 +117,7 @@ HEADINGS = (
 
 
 def markdown(found: Document, rows: Sequence[Row]) -> Iterator[str]:
-    """A table, and the machine below it."""
+    """A table, then the machine."""
     compared = bool(rows) and "verdict" in rows[0]
     headings = [*HEADINGS, *(["before", "change", "verdict"] if compared else [])]
     yield "| " + " | ".join(headings) + " |"
@@ -127,8 +127,8 @@ def markdown(found: Document, rows: Sequence[Row]) -> Iterator[str]:
     yield ""
     yield from (f"{row['name']}: {row['error']}" for row in rows if row["error"])
     yield (
-        f"limit: {found['bandwidth'] / 1e12:.3g} TB/s read, {found['matrix_rate'] / 1e12:.3g} "
-        f"TFLOP/s, measured on {found['gpu']}"
+        f"limit: {rate(found['bandwidth'], 'B/s')} read, {rate(found['matrix_rate'], 'FLOP/s')}, "
+        f"measured on {found['gpu']}"
     )
     if any(map(busy, rows)):
         yield BUSY_NOTE
@@ -136,13 +136,13 @@ def markdown(found: Document, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def busy(row: Row) -> bool:
-    """Whether runs differed by more than launches do by themselves."""
+    """Whether runs differed by more than launches of an idle GPU do."""
     spread = row["spread"] or 0.0
     return bool(spread > BUSY and spread * row["us"] > JITTER_US)
 
 
 def cells(row: Row) -> list[str]:
-    """A row's text under HEADINGS."""
+    """A row's cells, in the order of HEADINGS."""
     first = [row["what"], row["where"], row["format"], row["shape"], str(row["tokens"])]
     if row["error"]:
         return [*first, "failed", *[""] * (len(HEADINGS) - 6)]
@@ -169,7 +169,7 @@ def _change(row: Row) -> list[str]:
 
 
 def verdicts(rows: Sequence[Row]) -> str:
-    """How many of each."""
+    """The number of rows with each verdict."""
     counts: dict[str, int] = {}
     for row in rows:
         counts[row["verdict"]] = counts.get(row["verdict"], 0) + 1

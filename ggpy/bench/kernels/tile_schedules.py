@@ -1,8 +1,8 @@
-"""What the ways of dealing a product out give on a GPU, measured, as Markdown: SCHEDULES.md.
+"""Measures the tile schedules of the prefill GEMM on a GPU, as Markdown tables.
 
-The product of many tokens is made with every schedule that its wrapper knows, and with orders of
-tiles and depths of its rings that it does not choose: these are explicit specialisations, compiled
-behind its source. Nothing here is used by the program itself.
+Runs the Hopper prefill GEMM with every schedule that its wrapper supports, and with tile orders and
+pipeline depths that the wrapper does not choose; these are explicit specialisations, compiled after
+the kernel's source. The program itself uses nothing of this file.
 """
 
 from __future__ import annotations
@@ -12,12 +12,19 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from ...backends.cuda.gemm import STATIC_SHARED
 from ...formats import Format
-from ...kernels.gemm.gemm_decode import Limits, MulMatTile
-from ...kernels.gemm.gemm_wgmma import TILES, MulMatWgmma, instance, stage_columns, stages_of
+from ...kernels.gemm.gemm import STATIC_SHARED
+from ...kernels.gemm.gemm_decode import GemmDecode, Limits
+from ...kernels.gemm.gemm_wgmma import (
+    ASSERTS,
+    TILE_COSTS,
+    GemmWgmma,
+    instance,
+    k_stages,
+    stage_columns,
+)
 from ...kernels.gemm.hopper import ROW_BLOCK, TILE_ROWS, has_wgmma
-from ...kernels.gemm.tile_scheduler import PIECES, Cut, Schedule, fastest
+from ...kernels.gemm.tile_scheduler import SPLIT_K, TileSchedule, Tiling, fastest
 from ...kernels.layout.pack import packed_bytes
 from ...kernels.layout.tile import Layout, layout_of
 from ..compile_ahead import Wishes, compile_ahead
@@ -26,22 +33,24 @@ from .operands import Operands
 
 SHAPES = ((14336, 4096), (4096, 14336))  # rows and columns: up and down of Llama-3.1-8B
 COLUMNS = ((1, 8), (16, 16), (64, 64), (512, 128), (512, 256), (2048, 128), (2048, 256))
-WARPS, RINGS = (4, 8, 16), (1, 2, 3)  # of a block that has few tokens
+WARPS, STAGES = (4, 8, 16), (1, 2, 3)  # warps and stages of the decode GEMM
 TURNS, RUNS_OF_A_TURN = 4, 3
 BARRIERS = 1 << 10  # bytes of shared memory (gemm_wgmma.cu)
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Ring(Cut):
-    """A cut whose blocks have `depth` stages of weights in shared memory instead of what fits."""
+class StagedTiling(Tiling):
+    """A tiling whose CTAs have `depth` stages of weights in shared memory instead of as many as
+    fit.
+    """
 
     layout: Layout | None = None
     depth: int = 0
 
     @property
     def shared(self) -> int:
-        """Bytes that hold so many stages, and as many columns of activations."""
+        """Bytes for `depth` stages of weights and the same number of columns of x."""
         if not self.depth or self.layout is None:
             return super().shared
         columns = stage_columns(self.layout)
@@ -54,67 +63,70 @@ class Variant:
     """A row of the table."""
 
     name: str
-    cut: Ring
+    tiling: StagedTiling
     rows_first: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
-        """How the product is compiled."""
-        shared = f"template <> constexpr int SHARED<{self.cut.tokens}> = {self.cut.shared};"
+        """How the kernel is compiled."""
+        shared = f"template <> constexpr int SHARED<{self.tiling.tokens}> = {self.tiling.shared};"
         defines = {"ROWS_FIRST": 1} if self.rows_first else {}
-        return {"extra_source": shared if self.cut.depth else "", "defines": defines}
+        extra_source = f"{ASSERTS}\n{shared if self.tiling.depth else ''}"
+        return {"extra_source": extra_source, "defines": defines}
 
 
-def variants(layout: Layout, n_tokens: int, tokens: int, best: Cut) -> list[Variant]:
-    """All of a column: `tokens` of a tile, where `best` is what would be chosen."""
-    whole = Ring(tokens, False, layout=layout)
+def variants(layout: Layout, n_tokens: int, tokens: int, best: Tiling) -> list[Variant]:
+    """All variants of a column: `tokens` of a tile; `best` is what the program would choose."""
+    whole = StagedTiling(tokens, False, layout=layout)
     shared, chosen = replace(whole, split=True), replace(whole, split=best.split, pairs=best.pairs)
     found = [
         Variant("data-parallel", whole),
         Variant("data-parallel, pairs", replace(whole, pairs=True)),
-        *(Variant(f"split-K {n}", replace(shared, pieces=n)) for n in PIECES),
-        Variant("stream-K", replace(shared, whole_first=False)),
+        *(Variant(f"split-K {n}", replace(shared, split_k=n)) for n in SPLIT_K),
+        Variant("stream-K", replace(shared, whole_waves_first=False)),
         Variant("data-parallel + stream-K", shared),
     ]
     if n_tokens > tokens:
         found.append(Variant("rows first", replace(chosen, pairs=False), True))
-    rings = (Variant(f"{n} stages", replace(chosen, depth=n)) for n in (2, 3, 4, 5))
-    return found + [ring for ring in rings if ring.cut.shared <= chosen.shared]
+    staged = (Variant(f"{n} stages", replace(chosen, depth=n)) for n in (2, 3, 4, 5))
+    return found + [staged for staged in staged if staged.tiling.shared <= chosen.shared]
 
 
-class Varied(MulMatWgmma):
-    """The product, compiled in some other way."""
+class Varied(GemmWgmma):
+    """The GEMM, compiled with other options."""
 
     def __init__(self, device: Any, options: dict[str, Any]) -> None:
         super().__init__(device, device.sm_count)
         self._options = options
 
-    def _kernel(self, layout: Layout, tokens: int, epilogue: Any, sharers: int) -> Any:
-        name = instance(layout, tokens, epilogue, sharers)
+    def _kernel(self, layout: Layout, tokens: int, epilogue: Any, cluster: int) -> Any:
+        name = instance(layout, tokens, epilogue, cluster)
         return self.device.kernel("gemm/gemm_wgmma.cu", name, **self._options)
 
 
-def scheduled(cut: Cut, layout: Layout, rows: int, k: int, n: int, sms: int) -> Schedule | None:
-    """How the product is dealt out; None where it cannot be."""
+def scheduled(
+    tiling: Tiling, layout: Layout, rows: int, k: int, n: int, sms: int
+) -> TileSchedule | None:
+    """The schedule of the GEMM; None if the tiling does not support the shape."""
     try:
-        return cut.deal(-(-rows // ROW_BLOCK), n, stages_of(layout, k).count, sms)
+        return tiling.schedule(-(-rows // ROW_BLOCK), n, k_stages(layout, k).count, sms)
     except ValueError:
         return None
 
 
 def table(o: Operands, clock: Any, format: Format, rows: int, k: int, say: Say) -> list[str]:
-    """Microseconds of [n, k] x [k, rows] by schedule and tokens; what is chosen is bold."""
+    """Microseconds of [n, k] x [k, rows] by schedule and tokens; the program's choice is bold."""
     layout, sms = layout_of(format, k), o.device.sm_count
     if layout is None:
         raise ValueError(f"{format.name} has no tiles of {k} columns: take another format")
     cells: dict[str, list[str]] = {}
     for at, (n, tokens) in enumerate(COLUMNS):
-        best = fastest(TILES, -(-rows // ROW_BLOCK), n, stages_of(layout, k), sms)
+        best = fastest(TILE_COSTS, -(-rows // ROW_BLOCK), n, k_stages(layout, k), sms)
         chosen = scheduled(best, layout, rows, k, n, sms)
         tried = variants(layout, n, tokens, best)
         for variant in tried:
             cells.setdefault(variant.name, [""] * len(COLUMNS))
-        there = [v for v in tried if is_there(v, scheduled(v.cut, layout, rows, k, n, sms))]
+        there = [v for v in tried if is_there(v, scheduled(v.tiling, layout, rows, k, n, sms))]
         enqueue = [product_of(o, format, rows, k, n, v) for v in there]
         for variant, us in zip(there, in_turns(clock, enqueue), strict=True):
             taken = chosen and (chosen.name, best.tokens) == (variant.name, tokens)
@@ -124,15 +136,15 @@ def table(o: Operands, clock: Any, format: Format, rows: int, k: int, say: Say) 
     return markdown(["schedule", *heads], [[name, *row] for name, row in cells.items()])
 
 
-def is_there(variant: Variant, schedule: Schedule | None) -> bool:
-    """Whether it can be made, and is not what another row has."""
+def is_there(variant: Variant, schedule: TileSchedule | None) -> bool:
+    """Whether the variant can run and no other row measures the same schedule."""
     named = variant.name.startswith(("data", "split", "stream"))
     return schedule is not None and (not named or variant.name == schedule.name)
 
 
 def in_turns(clock: Any, enqueue: Sequence[Callable[[], None]]) -> list[float]:
-    """Microseconds of each: measured one after the other several times, there and back, because a
-    GPU that multiplies for long becomes slower.
+    """Microseconds of each, measured several times in alternating order, because a GPU that
+    multiplies for long becomes slower.
     """
     times: list[list[float]] = [[] for _ in enqueue]
     for turn in range(TURNS):
@@ -144,27 +156,27 @@ def in_turns(clock: Any, enqueue: Sequence[Callable[[], None]]) -> list[float]:
 def product_of(
     o: Operands, format: Format, rows: int, k: int, n: int, variant: Variant
 ) -> Callable[[], None]:
-    """Enqueues the product; weights are other ones at each launch."""
-    layout = variant.cut.layout
+    """Returns a function that enqueues the GEMM, with other weights at each launch."""
+    layout = variant.tiling.layout
     assert layout is not None
-    product = o.made(("varied", str(variant.options)), lambda: Varied(o.device, variant.options))
+    product = o.cached(("varied", str(variant.options)), lambda: Varied(o.device, variant.options))
     weights = o.matrix(format, rows, k)
-    x = o.halves("x", 1, packed_bytes(n, k) // 2)
+    x = o.f16("x", 1, packed_bytes(n, k) // 2)
     out = o.floats("out", n, rows)
 
     def enqueue() -> None:
         tiles = weights().tiles
-        product.launch([tiles], x.data, [out.data], n, cut=variant.cut)
+        product.launch([tiles], x.data, [out.data], n, tiling=variant.tiling)
 
     return enqueue
 
 
 def token_table(o: Operands, clock: Any, format: Format, rows: int, k: int, say: Say) -> list[str]:
-    """One token and eight, by the product that cuts K over the warps of a block."""
-    forms = [(warps, stages) for warps in WARPS for stages in RINGS]
+    """One token and eight tokens, by the decode GEMM, which splits K over the warps of a CTA."""
+    forms = [(warps, stages) for warps in WARPS for stages in STAGES]
     found = [[f"{warps} warps, {stages} stages"] for warps, stages in forms]
     shared, sms = o.device.shared_bytes - STATIC_SHARED, o.device.sm_count
-    products = [MulMatTile(o.device, Limits(shared, sms, stages, w)) for w, stages in forms]
+    products = [GemmDecode(o.device, Limits(shared, sms, stages, w)) for w, stages in forms]
     for n in (1, 8):
         enqueue = [_tokens(o, product, format, rows, k, n) for product in products]
         for row, us in zip(found, in_turns(clock, enqueue), strict=True):
@@ -175,9 +187,9 @@ def token_table(o: Operands, clock: Any, format: Format, rows: int, k: int, say:
 
 
 def _tokens(
-    o: Operands, product: MulMatTile, format: Format, rows: int, k: int, n: int
+    o: Operands, product: GemmDecode, format: Format, rows: int, k: int, n: int
 ) -> Callable[[], None]:
-    weights, x, out = o.matrix(format, rows, k), o.halves("x", n, k), o.floats("out", n, rows)
+    weights, x, out = o.matrix(format, rows, k), o.f16("x", n, k), o.floats("out", n, rows)
 
     def enqueue() -> None:
         tiles = weights().tiles
@@ -188,36 +200,36 @@ def _tokens(
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table's lines."""
+    """The lines of a Markdown table."""
     rule = ["---", *["---:"] * (len(head) - 1)]
     return [f"| {' | '.join(cells)} |" for cells in (head, rule, *rows)]
 
 
 def report(device: Any, format: Format, clock: Any, say: Say) -> Iterator[str]:
-    """All tables; ValueError on a GPU without the product."""
+    """All tables; ValueError on a GPU that does not support the GEMM."""
     if not has_wgmma(device.arch):
         raise ValueError(f"{device.arch} has no wgmma: schedules are measured on Hopper")
     o = Operands(device)
-    for few in (False, True):
+    for decode in (False, True):
         for rows, k in SHAPES:
-            what = "1 and 8 tokens" if few else "by tokens (and tokens of a tile)"
+            what = "1 and 8 tokens" if decode else "by tokens (and tokens of a tile)"
             yield f"{format.name}, {rows} x {k}, microseconds, {what}:"
             yield ""
-            yield from (token_table if few else table)(o, clock, format, rows, k, say)
+            yield from (token_table if decode else table)(o, clock, format, rows, k, say)
             yield ""
 
 
 class Unmeasured:
-    """A clock for a device that only notes what would be compiled."""
+    """A clock for a device that only records what would be compiled."""
 
     def each(self, enqueue: Callable[[], None], runs: int) -> Timing:
-        """Some time."""
+        """A constant time."""
         enqueue()
         return Timing([0.0])
 
 
 def measured(device: Any, format: Format, processes: int | None, say: Say) -> Iterator[str]:
-    """The report of a GPU, whose kernels are compiled first."""
+    """The report of a GPU. All kernels are compiled first."""
     wishes = Wishes(device)
     list(report(wishes, format, Unmeasured(), lambda _: None))
     compile_ahead(wishes.wishes, device.target, processes, say)

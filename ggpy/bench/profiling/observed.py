@@ -20,7 +20,7 @@ class Operation:
     """
 
     name: str
-    op: str  # what it was part of: see Observed.part_of
+    op: str  # what it was part of: see ObservedDevice.part_of
     kernel: Any
     shared: int  # bytes of dynamic shared memory
     enqueue: Callable[[], None] = field(repr=False, compare=False)
@@ -29,7 +29,7 @@ class Operation:
 class ObservedKernel:
     """A kernel of an observed device."""
 
-    def __init__(self, device: Observed, kernel: Any) -> None:
+    def __init__(self, device: ObservedDevice, kernel: Any) -> None:
         self._device, self._kernel = device, kernel
 
     def __getattr__(self, name: str) -> Any:
@@ -51,7 +51,7 @@ class ObservedKernel:
 class ObservedGraph:
     """A recorded graph, and what it holds."""
 
-    def __init__(self, device: Observed, graph: Any) -> None:
+    def __init__(self, device: ObservedDevice, graph: Any) -> None:
         self._device, self._graph = device, graph
         self.operations: list[Operation] = []
 
@@ -65,7 +65,7 @@ class ObservedGraph:
             self._device.operations += self.operations
 
 
-class Observed:
+class ObservedDevice:
     """Wraps a device; while `observing`, `operations` grows by what is enqueued in its stream."""
 
     def __init__(self, device: Any) -> None:

@@ -18,20 +18,23 @@ from typing import Any
 import numpy as np
 
 from ...backends.cuda.arrays import Matrix
+from ...backends.interface import CacheShape
 from ..kernels.ceilings import Ceilings
 from ..runs import Bench, Facts, Loaded, Run
 from ..timing import Clock, Timing
 from ..workload import Test
-from .observed import Observed, Operation
+from .observed import ObservedDevice, Operation
 
-OPS = ("run", "embed", "qkv", "attend", "linear_add", "ffn", "logits", "sample")
-METHODS = {op: op for op in OPS} | {"find_best": "sample"}  # of a backend: what each is part of
-# The matrices that an op reads, by their names in its operands; all others are only mentioned.
-READS: dict[str, tuple[str, ...]] = {
-    "qkv": ("wq", "wk", "wv"),
-    "linear_add": (),
-    "ffn": ("w_gate", "w_up"),
-    "logits": ("weight",),
+METHODS = ("run", "embed", "logits", "sample", "find_best")  # of a backend that are parts
+ATTENTION = ("qkv", "attention", "attn_out")  # of its attention layers
+DENSE = ("ffn_act", "ffn_out")  # of its feed-forward layers
+# The weights that a part reads, of the operands that it is called with.
+READS: dict[str, Callable[..., Sequence[Any]]] = {
+    "qkv": lambda x, layer, *_: layer.mixer.projections,
+    "attn_out": lambda o, x, layer, *_: (layer.mixer.wo,),
+    "ffn_act": lambda x, layer, *_: layer.ffn.projections,
+    "ffn_out": lambda h, x, layer, *_: (layer.ffn.w_down,),
+    "logits": lambda x, head, step: (head.weight,),
 }
 STEP_RUNS = 5  # of the engine
 PART_RUNS = (7, 51)  # of each graph, at least and at most
@@ -73,19 +76,31 @@ class Profile:
 class Watcher:
     """Wraps a backend's methods: what they enqueue is noted with its op, and their weights."""
 
-    def __init__(self, ops: Any, observed: Observed) -> None:
+    def __init__(self, ops: Any, observed: ObservedDevice) -> None:
         self.nbytes: dict[str, int] = {}  # of the weights of one step, by op
         self._observed = observed
         self._counted: dict[str, int] = {}
-        for method, op in METHODS.items():
-            setattr(ops, method, self._wrapped(op, getattr(ops, method)))
+        self._wrap(ops, METHODS)
+        self._wrap(ops.dense, DENSE)
+        allocate = ops.allocate_cache
+
+        def allocate_cache(shape: CacheShape) -> None:
+            allocate(shape)
+            self._wrap(ops.attention, ATTENTION)
+
+        ops.allocate_cache = allocate_cache
+
+    def _wrap(self, owner: Any, methods: Sequence[str]) -> None:
+        for method in methods:
+            part = "sample" if method == "find_best" else method
+            setattr(owner, method, self._wrapped(part, getattr(owner, method)))
 
     def _wrapped(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
             if name == "run":
                 self._counted = {}
             elif name in READS:
-                found = sum(weight_bytes(x, READS[name]) for x in (*args, *options.values()))
+                found = sum(map(weight_bytes, READS[name](*args, **options)))
                 self._counted[name] = self._counted.get(name, 0) + found
             with self._observed.part_of(name):
                 result = method(*args, **options)
@@ -96,16 +111,12 @@ class Watcher:
         return call
 
 
-def weight_bytes(operand: Any, names: Sequence[str]) -> int:
-    """Bytes that are read of a matrix, or of an operand's matrices of these names, as they lie on
-    the device.
-    """
-    if isinstance(operand, Matrix):
-        tiles = operand.tiles
-        if tiles is None:
-            return operand.in_blocks.nbytes
-        return tiles.layout.read_bytes(tiles.n_rows, tiles.k)
-    return sum(weight_bytes(getattr(operand, name, None), ()) for name in names)
+def weight_bytes(matrix: Matrix) -> int:
+    """Bytes that are read of a matrix as it lies on the device."""
+    tiles = matrix.tiles
+    if tiles is None:
+        return matrix.in_blocks.nbytes
+    return tiles.layout.read_bytes(tiles.n_rows, tiles.k)
 
 
 def profiles(
@@ -115,7 +126,7 @@ def profiles(
 
     RuntimeError, ValueError, MemoryError for what cannot be loaded or run.
     """
-    observed = Observed(ops.device)
+    observed = ObservedDevice(ops.device)
     wrapped = type(ops)(observed, ops.name, ops.reason)
     watcher = Watcher(wrapped, observed)
     bench.say(f"{bench.name}: loading")
@@ -132,7 +143,7 @@ def profiles(
             step_us,
             spread,
             parts_of(operations, ends(operations, clock)),
-            watcher.nbytes | {"attend": _kv_bytes(loaded, test)},
+            watcher.nbytes | {"attention": _kv_bytes(loaded, test)},
             _limit_us(loaded, test),
         )
         gc.collect()
@@ -146,7 +157,7 @@ def _engine_step(run: Run) -> tuple[float, float]:
     return timing.median, timing.spread
 
 
-def _last_step(loaded: Loaded, run: Run, observed: Observed) -> list[Operation]:
+def _last_step(loaded: Loaded, run: Run, observed: ObservedDevice) -> list[Operation]:
     """What the last step of a repetition enqueues, until its tokens are read."""
     decoder, left, observed.operations = loaded.decoder, run.test.n_gen, []
     real = decoder.run
@@ -202,8 +213,7 @@ def parts_of(operations: Sequence[Operation], ends: Sequence[float]) -> list[Par
 def _kv_bytes(loaded: Loaded, test: Test) -> int:
     """Keys and values that the step reads."""
     n = _position(test) + 1
-    seen = sum(min(n, window) if window else n for window in loaded.work.windows)
-    return test.n_seq * seen * loaded.work.kv_bytes
+    return test.n_seq * sum(layer.seen(n) * layer.kv_bytes for layer in loaded.work.layers)
 
 
 def _limit_us(loaded: Loaded, test: Test) -> float | None:

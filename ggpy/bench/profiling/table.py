@@ -1,4 +1,4 @@
-"""Profiles of decode steps as text: a table for each, or one document with all of them."""
+"""Profiles of decode steps as text: one Markdown table per profile, or one JSON document."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Row = dict[str, Any]
 
 
 def row_of(profile: Profile, bandwidth: float) -> Row:
-    """What is kept of a profile."""
+    """The row of the document for a profile."""
     test, facts = profile.test, profile.facts
     return {
         "model": facts.name,
@@ -50,25 +50,25 @@ def row_of(profile: Profile, bandwidth: float) -> Row:
 
 
 def _ops(parts: Sequence[Part], nbytes: Mapping[str, int], bandwidth: float) -> Iterator[Row]:
-    """Sums by op, in the order of their first."""
+    """Sums the parts by op, in order of first appearance."""
     for op in dict.fromkeys(part.op for part in parts if part.op):
-        mine = [part for part in parts if part.op == op]
+        of_op = [part for part in parts if part.op == op]
         reads = nbytes.get(op, 0)
         yield {
             "op": op,
-            "count": sum(part.count for part in mine),
-            "us": sum(part.us for part in mine),
+            "count": sum(part.count for part in of_op),
+            "us": sum(part.us for part in of_op),
             "limit_us": 1e6 * reads / bandwidth if bandwidth and reads else None,
         }
 
 
 def checked(found: Any, path: Path) -> Row:
-    """The document, if it is one; ValueError."""
+    """Return `found` if it is a document of profiles. Raises ValueError otherwise."""
     return checked_document(found, path, KIND, MACHINE, "profiles", FIELDS)
 
 
 def lines(kind: str, machine: Row, rows: Iterator[Row]) -> Iterator[str]:
-    """All profiles as md or json, each as soon as it is there."""
+    """The profiles as md or json; yields each profile as soon as it is measured."""
     if kind == "json":
         yield json.dumps(machine, ensure_ascii=False)[:-1] + ', "profiles": ['
         separator = ""
@@ -82,7 +82,7 @@ def lines(kind: str, machine: Row, rows: Iterator[Row]) -> Iterator[str]:
 
 
 def markdown(row: Row) -> Iterator[str]:
-    """One step: a line for each op, and one for each kernel in it."""
+    """The table of one step: a line per op, and below it a line per kernel of the op."""
     limit, step = row["limit_us"], row["step_us"]
     of_limit = f", {100 * limit / step:.1f} % of the limit of {limit:.1f} us" if limit else ""
     yield f"\n{row['model']}, {row['test']}: a step takes {step:.1f} us{of_limit}\n"
@@ -105,7 +105,7 @@ def markdown(row: Row) -> Iterator[str]:
 
 
 def _named(part: Row) -> str:
-    """The kernel and what it takes."""
+    """The name of a kernel with its registers and shared memory."""
     name = part["name"].replace("Scales::", "").replace("<", "\\<")
     if part["registers"] is None:
         return name

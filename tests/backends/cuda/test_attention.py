@@ -11,15 +11,25 @@ import pytest
 from cases import nmse
 
 from ggpy.backends.cuda.backend import Cuda
-from ggpy.backends.interface import Attention, CacheShape, Norm, Rope, Step
+from ggpy.backends.interface import (
+    Attention,
+    CacheGroup,
+    CacheShape,
+    Layer,
+    Norm,
+    PagedKV,
+    Role,
+    Rope,
+    Step,
+)
 from ggpy.backends.numpy.backend import Reference
 from ggpy.cache_types import USUAL, CacheTypes
 from ggpy.formats import by_name
 from ggpy.gguf import Tensor
-from ggpy.kernels.attention.prefill_attention import AttendPrompt
+from ggpy.kernels.attention.prefill_attention import PrefillAttention
 
 D, H, G, E = 64, 4, 2, 64
-N_IDS, N_PAGES, N_LAYERS = 300, 12, 2
+N_IDS, N_PAGES = 300, 12
 NEVER = 1 << 20  # tokens
 SAME_PAGES = 1e-6  # normalised mean square error of two kernels that read the same numbers
 # Beyond that, numbers that are a little off go to the next code, as coarse as the type is
@@ -39,16 +49,18 @@ TABLES = [[7, 2, 0, 0], [7, 5, 9, 4], [1, 0, 0, 0], [3, 11, 6, 10]]
 
 def step_of(parts: list[tuple[int, int, int]]) -> Step:
     spans = [np.arange(first, first + n) for _, first, n in parts]
-    arrays = [
-        np.concatenate(
-            [(17 * s + span) % N_IDS for (s, *_), span in zip(parts, spans, strict=True)]
-        ),
-        np.concatenate(spans),
-        np.repeat(np.arange(len(parts)), [n for *_, n in parts]),
-        [TABLES[s] for s, *_ in parts],
-        [],
-    ]
-    return Step(*(np.asarray(array, np.int32) for array in arrays))
+    seen = zip(parts, spans, strict=True)
+    ids, positions, sequences, table, rows = (
+        np.asarray(array, np.int32)
+        for array in (
+            np.concatenate([(17 * s + span) % N_IDS for (s, *_), span in seen]),
+            np.concatenate(spans),
+            np.repeat(np.arange(len(parts)), [n for *_, n in parts]),
+            [TABLES[s] for s, *_ in parts],
+            [],
+        )
+    )
+    return Step(ids, positions, sequences, (table, table), rows)
 
 
 def tensor(seed: int, *shape: int) -> Tensor:
@@ -61,38 +73,41 @@ class Layers:
 
     def __init__(self, ops: Any, types: CacheTypes, n_pages: int = N_PAGES) -> None:
         self.ops = ops
-        self.table = ops.weight(tensor(0, N_IDS, D), lookup=True)
-        shapes = {"wq": (H * E, D), "wk": (G * E, D), "wv": (G * E, D)}
+        self.table = ops.weight(tensor(0, N_IDS, D), Role("V D", lookup=True))
+        shapes = {"wq": (H * E, D), "wk": (G * E, D), "wv": (G * E, D), "wo": (D, H * E)}
         rope = Rope("neox", 100.0 ** (-np.arange(E // 2) / (E // 2)))
-        norm = Norm(ops.weight(tensor(9, D)), 1e-5)
-        self.layers = []
-        for layer, window in enumerate((0, 40)):
-            w = {n: ops.weight(tensor(layer, *shape)) for n, shape in shapes.items()}
-            sizes = {"layer": layer, "n_head": H, "n_head_kv": G, "head_size": E}
-            self.layers.append(
-                Attention(**sizes, **w, norm=norm, rope=rope, scale=0.02, window=window)
-            )
+        norm = Norm(ops.weight(tensor(9, D), Role("D")), 1e-5)
+        self.layers, groups = [], []
+        for i, window in enumerate((0, 40)):
+            role = Role("F D")
+            w = {n: ops.weight(tensor(i, *shape), role) for n, shape in shapes.items()}
+            spec = PagedKV(H, G, E, E, window, types)
+            groups.append(CacheGroup(spec, (i,), n_pages))
+            attention = Attention(spec, i, 0, norm, **w, rope=rope, scale=0.02)
+            self.layers.append(Layer(i, attention, None))
         ops.weights_ready()
-        ops.allocate_cache(CacheShape(N_LAYERS, n_pages, G, E, H, types))
+        ops.allocate_cache(CacheShape(tuple(groups)))
 
     def run(self, step: Step) -> list[np.ndarray]:
         """o[T, H * E] of each layer."""
         found = []
 
         def forward(step: Step) -> Any:
-            for a in self.layers:
-                x = self.ops.embed(step, self.table)
-                o = self.ops.attend(self.ops.qkv(x, a, step), a, step)
-                found.append(self.ops.read(o).reshape(len(step.ids), H * E))
-            return o
+            for layer in self.layers:
+                x = self.ops.mix(self.ops.embed(step, self.table), layer, step)
+            return x
 
-        self.ops.run(step, forward, repeat=False)
+        def keep(layer: int, name: str, array: Any) -> None:
+            if name == "attention":
+                found.append(np.array(self.ops.read(array)).reshape(len(step.ids), H * E))
+
+        self.ops.run(step, forward, keep)
         return found
 
 
 def on_gpu(machine: Any, types: CacheTypes, monkeypatch: pytest.MonkeyPatch, least: int) -> Layers:
     """With that attention for so many tokens and more."""
-    monkeypatch.setattr(AttendPrompt, "from_tokens", least)
+    monkeypatch.setattr(PrefillAttention, "min_tokens", least)
     return Layers(Cuda(machine), types)
 
 
@@ -109,11 +124,14 @@ def test_every_step(machine, monkeypatch, k, v):
     for name, parts in STEPS.items():
         step = step_of(parts)
         results = [layers.run(step) for layers in (prompts, tokens, *references)]
-        batch = prompts.ops._batch
+        batch = prompts.ops.context.batch
         long = [(s, first, n) for s, first, n in parts if n >= 9]
         pages = {page for s, first, n in long for page in TABLES[s][: -(-(first + n) // 64)]}
-        assert batch.n_halved == len(pages) and (batch.n_prompt_tiles > 0) == bool(long), name
-        assert tokens.ops._batch.n_prompt_tiles == tokens.ops._batch.n_halved == 0
+        (tiling,) = batch.tilings
+        assert [g.n_f16_pages for g in batch.groups] == [len(pages)] * 2, name
+        assert (tiling.n_prefill_tiles > 0) == bool(long), name
+        others = tokens.ops.context.batch
+        assert others.tilings[0].n_prefill_tiles == others.groups[0].n_f16_pages == 0
         for layer, (mine, same, wanted, exact) in enumerate(zip(*results, strict=True)):
             assert nmse(mine, same) <= SAME_PAGES, f"{name}, layer {layer}"
             bound = OF_THE_REFERENCE + nmse(wanted, exact) / 5
@@ -124,13 +142,14 @@ def test_halves_need_nothing_made(machine, monkeypatch):
     """f16 is read where it is, and takes no memory twice."""
     layers = on_gpu(machine, CacheTypes("f16", "f16"), monkeypatch, 9)
     layers.run(step_of(STEPS["first"]))
-    assert layers.ops._batch.n_prompt_tiles > 0 and layers.ops._batch.n_halved == 0
-    assert layers.ops._pages.halves is None
+    batch = layers.ops.context.batch
+    assert batch.tilings[0].n_prefill_tiles > 0 and batch.groups[0].n_f16_pages == 0
+    assert layers.ops.attention.pages.f16_scratch is None
 
 
 def test_bits_that_must_not_change_need_no_room_either(emulator):
     layers = Layers(Cuda(emulator, batch_invariant=True), CacheTypes("q8_0", "q8_0"))
-    assert layers.ops._pages.halves is None
+    assert layers.ops.attention.pages.f16_scratch is None
 
 
 def test_all_pages_may_be_of_prompts_at_once(machine, monkeypatch):
@@ -139,7 +158,8 @@ def test_all_pages_may_be_of_prompts_at_once(machine, monkeypatch):
     prompts, tokens = (on_gpu(machine, types, monkeypatch, n) for n in (9, NEVER))
     parts = [(0, 0, 256), (1, 0, 256), (3, 0, 256)]
     step, tables = step_of(parts), np.random.default_rng(0).permutation(12).reshape(3, 4)
-    step.page_tables[:] = tables
+    for table in step.page_tables:
+        table[:] = tables
     for mine, same in zip(prompts.run(step), tokens.run(step), strict=True):
         assert nmse(mine, same) <= SAME_PAGES
-    assert prompts.ops._batch.n_halved == N_PAGES
+    assert prompts.ops.context.batch.groups[0].n_f16_pages == N_PAGES

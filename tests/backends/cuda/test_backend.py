@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from cases import nmse, random_rows
+from steps import for_groups
 
 from ggpy import arch
 from ggpy.backends.cuda import backend as cuda
 from ggpy.backends.cuda import weights
 from ggpy.backends.cuda.step import PLACES
-from ggpy.backends.interface import Attention, CacheShape, FeedForward, Head, Norm, Rope, Step
+from ggpy.backends.interface import (
+    PAGE_SIZE,
+    Attention,
+    CacheGroup,
+    CacheShape,
+    Dense,
+    Head,
+    Layer,
+    Norm,
+    PagedKV,
+    Role,
+    Rope,
+    Step,
+)
 from ggpy.backends.numpy.backend import Reference
 from ggpy.formats import by_name
 from ggpy.formats.rows import by_row, encode_rows, row_scales
 from ggpy.gguf import File, Tensor
-from ggpy.kernels.attention.prefill_attention import AttendPrompt
+from ggpy.kernels.attention.prefill_attention import PrefillAttention
 from ggpy.runtime.engine import Engine
 from ggpy.sampling import Sampler, SamplingParams
 from tools.make_tiny import MODELS
@@ -38,14 +54,17 @@ def step_of(chunks: list[tuple[list[int], int, list[int]]], rows=None) -> Step:
     lengths = [len(ids) for ids, _, _ in chunks]
     width = max(len(pages) for _, _, pages in chunks)
     positions = [np.arange(p, p + len(ids)) for ids, p, _ in chunks]
-    arrays = [
-        np.concatenate([ids for ids, _, _ in chunks]),
-        np.concatenate(positions),
-        np.repeat(np.arange(len(chunks)), lengths),
-        np.array([pages + [0] * (width - len(pages)) for _, _, pages in chunks]),
-        np.cumsum(lengths) - 1 if rows is None else np.array(rows),
-    ]
-    return Step(*(array.astype(np.int32) for array in arrays))
+    ids, positions, sequences, table, wanted = (
+        np.asarray(array).astype(np.int32)
+        for array in (
+            np.concatenate([ids for ids, _, _ in chunks]),
+            np.concatenate(positions),
+            np.repeat(np.arange(len(chunks)), lengths),
+            np.array([pages + [0] * (width - len(pages)) for _, _, pages in chunks]),
+            np.cumsum(lengths) - 1 if rows is None else np.array(rows),
+        )
+    )
+    return Step(ids, positions, sequences, (table,), wanted)
 
 
 class Model:
@@ -55,11 +74,17 @@ class Model:
         self.ops = ops
         with File(path) as file:
             self.decoder = arch.load(file, ops, 256)
-        ops.allocate_cache(self.decoder.cache_shape(n_pages))
+        self.shape = self.decoder.cache_shape(n_pages, PAGE_SIZE, 1)
+        ops.allocate_cache(self.shape)
         self.n_vocab = self.decoder.sizes.n_vocab
 
     def logits(self, step: Step) -> np.ndarray:
-        return self.ops.read(self.decoder.run(step))
+        return self.ops.read(self.decoder.run(for_groups(step, self.shape)))
+
+    def op_by_op(self, step: Step) -> np.ndarray:
+        """The same, of which every op's output could be read."""
+        given = for_groups(step, self.shape), self.decoder.forward
+        return self.ops.read(self.ops.run(*given, lambda *_: None))
 
 
 class Pair:
@@ -74,7 +99,7 @@ class Pair:
         step = step_of(chunks, rows)
         result = self.gpu.logits(step)
         ids = np.array([(known or {}).get(i, i) for i in step.ids.tolist()], np.int32)
-        expected = self.reference.logits(Step(ids, *list(vars(step).values())[1:]))
+        expected = self.reference.logits(replace(step, ids=ids))
         assert result.shape == expected.shape
         if len(result):
             assert nmse(result, expected) <= (TOLERANCE if len(result) > 20 else OF_A_ROW)
@@ -124,7 +149,9 @@ def test_sampled_ids_are_used_before_anyone_reads_them(pair, captures):
     logits = pair.step([(ids_of(4), 0, PAGES[0]), (ids_of(3, 1), 0, PAGES[1])])
     ops, lengths = pair.gpu.ops, [4, 3]
     for i in range(4):
-        step_logits = cuda.Array(ops._scratch["logits"], np.float32, logits.shape, pair.n_vocab)
+        step_logits = cuda.Array(
+            ops.context.scratch("logits", 0), np.float32, logits.shape, pair.n_vocab
+        )
         sampled = ops.read(ops.sample(step_logits, samplers))
         assert np.array_equal(sampled, np.argmax(logits, axis=1))
         known = {~row: int(id) for row, id in enumerate(sampled)}
@@ -149,7 +176,9 @@ def test_steps_find_the_highest_logits_themselves_where_they_were_wanted(pair, m
         """(what is sampled, numpy's id, how often the kernel was launched by then)."""
         values = pair.step([([5 + n], n, PAGES[0])])
         by_step = len(launched)
-        logits = cuda.Array(ops._scratch["logits"], np.float32, values.shape, pair.n_vocab)
+        logits = cuda.Array(
+            ops.context.scratch("logits", 0), np.float32, values.shape, pair.n_vocab
+        )
         sampled = ops.sample(logits, [Sampler(params, pair.n_vocab)])
         return sampled, Sampler(params, pair.n_vocab).sample(values[0]), by_step
 
@@ -249,9 +278,7 @@ def test_a_large_batch_equals_the_exact_products_but_for_rounding(machine, tiny_
     expected = exact.logits(step_of(chunks))
     model = Model(cuda.Cuda(machine), tiny_path(architecture))
     found = [model.logits(step_of(chunks)) for _ in range(3)]
-    found.append(
-        model.ops.read(model.ops.run(step_of(chunks), model.decoder.forward, repeat=False))
-    )
+    found.append(model.op_by_op(step_of(chunks)))
     for logits in found:
         assert np.square(logits - expected).sum() <= 2e-5 * np.square(expected).sum()
     assert np.array_equal(found[0], found[1]) and np.array_equal(found[1], found[2])
@@ -263,7 +290,7 @@ def test_op_by_op_equals_fused_across_ops(pair):
     model = pair.gpu
     step = step_of([(ids_of(1), 0, PAGES[0]), (ids_of(1, 1), 0, PAGES[1])])
     fused = model.logits(step)
-    apart = model.ops.read(model.ops.run(step, model.decoder.forward, repeat=False))
+    apart = model.op_by_op(step)
     assert np.array_equal(fused, apart)
 
 
@@ -271,6 +298,11 @@ def test_op_by_op_equals_fused_across_ops(pair):
 
 
 D, H, G, E, F, V = 96, 3, 1, 32, 128, 100
+SPEC = PagedKV(H, G, E, E)
+
+
+def one_group(n_layer: int, n_pages: int, spec: PagedKV = SPEC) -> CacheShape:
+    return CacheShape((CacheGroup(spec, tuple(range(n_layer)), n_pages),))
 
 
 def weight(name: str, rows: int, columns: int, seed: int) -> Tensor:
@@ -284,13 +316,13 @@ def hand_over(ops, name: str, rows: int, columns: int, seed: int, lookup: bool =
     """A matrix; "I8 * rows" is one whose rows have scales."""
     kind, by_rows, _ = name.partition(" * rows")
     if not by_rows:
-        return ops.weight(weight(kind, rows, columns, seed), lookup)
+        return ops.weight(weight(kind, rows, columns, seed), Role("F D", lookup))
     format = by_row(kind)
     values = np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32) / 10
     scales = row_scales(values, format)
     matrix = Tensor("w", (rows, columns), format, encode_rows(values, scales, format))
     scale = Tensor("w.scale", (rows,), by_name("F32"), scales.view(np.uint8))
-    return ops.weight(matrix, lookup, scale)
+    return ops.weight(matrix, Role("F D", lookup), scale)
 
 
 def vector(n: int, seed: int) -> Tensor:
@@ -307,21 +339,20 @@ def layer_on(ops, formats: dict[str, str], table: str, tied: bool):
         name: hand_over(ops, kind(name), *shape, seed)
         for seed, (name, shape) in enumerate(shapes.items())
     }
-    norms = [Norm(ops.weight(vector(D, i)), 1e-5) for i in range(4)]
+    norms = [Norm(ops.weight(vector(D, i), Role("D")), 1e-5) for i in range(4)]
     embedding = hand_over(ops, table, V, D, 9, lookup=not tied)
     ops.weights_ready()
-    ops.allocate_cache(CacheShape(1, 4, G, E, H))
+    ops.allocate_cache(one_group(1, 4))
     rope = Rope("norm", 100.0 ** (-np.arange(8) / 8), 1.2)
-    qkv = {name: w[name] for name in ("wq", "wk", "wv")}
-    sizes = dict(layer=0, n_head=H, n_head_kv=G, head_size=E)
-    attention = Attention(**sizes, **qkv, norm=norms[0], rope=rope, scale=0.2)
-    feed_forward = FeedForward(norms[1], w["gate"], w["up"], "gelu_tanh")
+    qkvo = {name: w[name] for name in ("wq", "wk", "wv", "wo")}
+    attention = Attention(SPEC, 0, 0, norms[0], **qkvo, rope=rope, scale=0.2)
+    matrices = w["gate"], w["up"], w["down"]
+    layer = Layer(0, attention, Dense(norms[1], *matrices, "gelu_tanh", post_norm=norms[3]))
     head = Head(norms[2], embedding if tied else w["output"], soft_cap=5.0)
 
     def forward(step):
         x = ops.embed(step, embedding, 3.0)
-        x = ops.linear_add(ops.attend(ops.qkv(x, attention, step), attention, step), w["wo"], x)
-        x = ops.linear_add(ops.ffn(x, feed_forward, step), w["down"], x, norms[3])
+        x = ops.feed_forward(ops.mix(x, layer, step), layer, step)
         return ops.logits(x, head, step)
 
     return forward
@@ -360,7 +391,7 @@ def test_weights_in_any_formats(machine, formats, tied):
 @pytest.mark.parametrize("invariant", [False, True])
 def test_a_prompt_beside_others(machine, monkeypatch, invariant):
     """Its attention has a kernel of its own from some tokens on, unless bits must not change."""
-    monkeypatch.setattr(AttendPrompt, "from_tokens", 8)
+    monkeypatch.setattr(PrefillAttention, "min_tokens", 8)
     ops, reference = cuda.Cuda(machine, batch_invariant=invariant), Reference(1)
     forwards = [layer_on(backend, FORMATS["one"], "Q4_0", False) for backend in (ops, reference)]
     parts = [(ids_of(20, n_vocab=V), 0, [2]), ([7], 0, [0]), (ids_of(3, n_vocab=V), 0, [1])]
@@ -368,8 +399,8 @@ def test_a_prompt_beside_others(machine, monkeypatch, invariant):
     for step, tiles in ((step_of(parts), 2), (step_of(alone), 0)):
         result = ops.read(ops.run(step, forwards[0]))
         assert nmse(result, reference.run(step, forwards[1])) <= OF_A_ROW
-        batch = ops._batch
-        assert (batch.n_prompt_tiles > 0, batch.n_tiles >= tiles) == (not invariant, True)
+        (tiling,) = ops.context.batch.tilings
+        assert (tiling.n_prefill_tiles > 0, tiling.n_tiles >= tiles) == (not invariant, True)
 
 
 @pytest.mark.parametrize("part", [1 << 10, 9000, 32 << 20])
@@ -380,11 +411,14 @@ def test_weights_arrive_whole_whatever_the_part(machine, monkeypatch, part):
     step = step_of([(list(range(70)), 0, [0, 1])])
     for kind, lookup in (("Q8_0", False), ("Q8_0", True), ("F16", False)):
         tensor = weight(kind, 70, 128, 3)
-        table = ops.weight(tensor, lookup)
-        ops.allocate_cache(CacheShape(1, 2, G, E, H)) if ops._heads is None else None
-        rows = ops.run(step, lambda step, table=table: ops.embed(step, table, 2.0), repeat=False)
+        table = ops.weight(tensor, Role("V D", lookup))
+        if ops.attention is None:
+            ops.allocate_cache(one_group(1, 2))
+        embed = partial(ops.embed, table=table, scale=2.0)
+        rows = ops.run(step, embed, lambda *_: None)
         x = ops.read(rows)
-        assert np.array_equal(x, reference.embed(step, reference.weight(tensor), 2.0))
+        expected = reference.weight(tensor, Role("V D"))
+        assert np.array_equal(x, reference.embed(step, expected, 2.0))
 
 
 # Whole answers
@@ -407,7 +441,7 @@ def answers(ops, path, prompts, params, **options) -> list[tuple[list[int], str]
     sequences = [engine.add(p, params, max_tokens=10) for p in prompts]
     while engine.busy:
         engine.step()
-    assert engine.pool.n_free == engine.pool.n_pages
+    assert engine.cache.n_free == engine.cache.n_pages
     return [([p.id for p in s.pieces], "".join(p.text for p in s.pieces)) for s in sequences]
 
 
@@ -454,8 +488,9 @@ def test_what_another_sequence_left_does_not_matter(machine, tiny_path, architec
         engine = Engine(arch.load(file, ops, 64), ops, Letters(), 64, n_batch=16)
     cancelled = engine.add(ids_of(30, 30), GREEDY)
     engine.step()
-    for memory in (ops._pages._keys, ops._pages._values):
-        machine.fill(memory, 0xFF)
+    for group in ops.attention.pages._groups:
+        for memory in (group.keys, group.values):
+            machine.fill(memory, 0xFF)
     engine.cancel(cancelled)
     healthy = engine.add(prompt, GREEDY, max_tokens=10)
     while engine.busy:
@@ -467,16 +502,18 @@ def test_order_of_calls(emulator):
     ops, step = cuda.Cuda(emulator), step_of([([1], 0, [0])])
     with pytest.raises(RuntimeError, match="allocate_cache comes before the first step"):
         ops.run(step, lambda step: None)
-    ops.allocate_cache(CacheShape(1, 1, G, E, H))
+    ops.allocate_cache(one_group(1, 1))
     with pytest.raises(RuntimeError, match="allocated before"):
-        ops.allocate_cache(CacheShape(1, 1, G, E, H))
+        ops.allocate_cache(one_group(1, 1))
     with pytest.raises(RuntimeError, match="inside run"):
         ops.embed(step, None)
     ops.weights_ready()
     with pytest.raises(RuntimeError, match="after weights_ready"):
-        ops.weight(weight("Q8_0", 16, 32, 0))
+        ops.weight(weight("Q8_0", 16, 32, 0), Role("F D"))
 
 
 def test_a_cache_that_does_not_fit(emulator):
-    with pytest.raises(MemoryError, match=r"need \d+\.\d GB, .* an n_ctx of \d+ would fit"):
-        cuda.Cuda(emulator).allocate_cache(CacheShape(64, 1 << 22, 8, 128, 32))
+    words = r"needs \d+\.\d GB, .* a context of \d+ tokens would fit"
+    with pytest.raises(MemoryError, match=words):
+        spec = PagedKV(32, 8, 128, 128)
+        cuda.Cuda(emulator).allocate_cache(one_group(64, 1 << 22, spec))

@@ -1,28 +1,31 @@
-"""Norms that are handed from product to product: when, and that answers stay what they are."""
+"""Norms that are deferred from product to product: when, and that answers stay what they are."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
 from cases import nmse
 from counting_device import CountingDevice, LaunchesOnHopper
-from random_decoder import LAYERS, D, alone, random_decoder
+from random_decoder import LAYERS, D, decode_step, random_decoder
 
-from ggpy.backends.cuda import gemm_hopper
 from ggpy.backends.cuda.arrays import Array
 from ggpy.backends.cuda.backend import Cuda
-from ggpy.backends.cuda.deferred_norm import Handing
+from ggpy.backends.cuda.norm import Norms
+from ggpy.backends.cuda.plan import products
 from ggpy.backends.interface import Norm
 from ggpy.backends.numpy.backend import Reference
 from ggpy.kernels.gemm.hopper import has_wgmma
 from ggpy.kernels.layout.pack import CODES
+from ggpy.kernels.norm.rms_norm import RmsNorm
 
 
 @pytest.fixture(autouse=True)
 def _few_columns(monkeypatch):
     """What products of thousands of columns take is taken by these, too."""
-    monkeypatch.setattr(gemm_hopper, "FEW_COLUMNS", 256)
-    monkeypatch.setattr(gemm_hopper, "PAIR_SIZE", 256)
+    monkeypatch.setattr(products, "SKINNY_COLUMNS", 256)
+    monkeypatch.setattr(products, "PAIR_SIZE", 256)
 
 
 OTHER_ORDER = {"attn_v": "Q6_K"}  # wants activations in another order than Q8_0
@@ -52,25 +55,25 @@ def test_which_norms_have_a_kernel(n, types, norms):
     device = LaunchesOnHopper()
     ops = Cuda(device)
     decoder = random_decoder(ops, types)
-    for repeat in (True, False):  # op by op gives the same bits
+    for probe in (None, lambda *_: None):  # op by op gives the same bits
         device.launched.clear()
-        ops.run(alone(n, 0), decoder.forward, repeat)
+        ops.run(decode_step(n, 0), decoder.forward, probe)
         assert device.times("rms_norm") == norms
 
 
 def test_two_tokens_of_small_matrices(monkeypatch):
     """They are normalised by the products themselves."""
-    monkeypatch.setattr(gemm_hopper, "PAIR_SIZE", 257)
+    monkeypatch.setattr(products, "PAIR_SIZE", 257)
     device = LaunchesOnHopper()
-    random_decoder(Cuda(device)).run(alone(2, 0))
-    assert device.times("rms_norm") == 0 and device.times("gemm_decode_heads") == LAYERS
+    random_decoder(Cuda(device)).run(decode_step(2, 0))
+    assert device.times("rms_norm") == 0 and device.times("gemm_decode_rope") == LAYERS
     assert device.times("gemm_decode") == 3 * LAYERS + 1
 
 
 def test_not_where_bits_must_not_depend_on_the_batch():
     device = LaunchesOnHopper()
     decoder = random_decoder(Cuda(device, batch_invariant=True))
-    decoder.run(alone(8, 0))
+    decoder.run(decode_step(8, 0))
     assert device.times("rms_norm") == 2 * LAYERS + 1
 
 
@@ -85,29 +88,35 @@ def test_answers(gpu, types, n):
     decoders = [random_decoder(ops, types) for ops in backends]
     for position in range(5):
         found, expected = (
-            ops.read(decoder.run(alone(n, position)))
+            ops.read(decoder.run(decode_step(n, position)))
             for ops, decoder in zip(backends, decoders, strict=True)
         )
         assert nmse(found, expected) <= 1e-5
 
 
-def test_a_norm_is_taken_once_by_whom_it_was_given():
+def test_a_deferred_norm_is_taken_once():
     device = CountingDevice()
-    rooms: dict = {}
-    handing = Handing(
-        lambda n_tokens: n_tokens <= 8,
-        lambda name, nbytes: rooms.setdefault(name, device.alloc(nbytes, name)),
-    )
-    norms = [Norm(device.alloc(4 * D), 1e-5) for _ in range(2)]
-    normed = Array(device.alloc(1 << 12), np.float16, (8, D), D, CODES)
-    assert handing.give(norms[0], normed, 16) is None, "no norm before has left its factors"
-    first = handing.after(8)
-    given = handing.give(norms[0], normed, 16)
-    assert (given.before, given.weight, given.normed) == (first, norms[0].weight, normed.data)
-    taken, handed = handing.take(norms[0])
-    assert taken is normed and handed.squares == given.squares and handed.before == first
-    assert handed.after not in (None, first)
-    assert handing.take(norms[0]) is None
-    assert handing.give(norms[1], normed, 128).before == handed.after
-    assert handing.take(norms[0]) is None, "it was given for another"
-    assert handing.after(9) is None and handing.give(norms[1], normed, 128) is None
+    memory: dict = {}
+
+    def scratch(name: str, nbytes: int) -> Any:
+        return memory.setdefault(name, device.alloc(nbytes, name))
+
+    def f16(name: str, rows: int, columns: int, layout: int) -> Array:
+        return Array(scratch(name, 1 << 12), np.float16, (rows, columns), columns, layout)
+
+    norms = Norms(RmsNorm(device), f16, scratch)
+    norm = Norm(device.alloc(4 * D), 1e-5)
+    x = Array(device.alloc(1 << 14), np.float32, (8, D), D)
+    norms.compute(x, norm, 8, CODES, None, True)
+    first = memory["factors 1"]
+    given = norms.defer(norm, x, CODES, 16)
+    assert (given.prescale, given.weight, given.normed) == (first, norm.weight, memory["normed"])
+    taken, deferred = norms.take(norm)
+    assert taken.data is memory["normed"] and deferred.squares == given.squares
+    assert deferred.prescale == first and deferred.next_prescale == memory["factors 0"]
+    with pytest.raises(RuntimeError, match="no product has left a norm"):
+        norms.take(norm)
+    assert norms.defer(norm, x, CODES, 128).prescale == deferred.next_prescale
+    norms.begin()
+    with pytest.raises(RuntimeError, match="no product has left a norm"):
+        norms.take(norm)

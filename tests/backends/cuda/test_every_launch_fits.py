@@ -2,10 +2,12 @@
 
 No GPU is needed: a device that computes nothing compares each launch with what a CTA may have. The
 static shared memory of kernels is bounded here, and tests/kernels compile them to see that it is.
+Each structure that a launch copies has asserts of its layout in its kernel's source.
 """
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -46,7 +48,7 @@ class FittingDevice(CountingDevice):
         self.sm_count = SMS.get(architecture, 132)
         self.launched: set[str] = set()
 
-    def kernel(self, source: str, name: str, **_: Any) -> Any:
+    def kernel(self, source: str, name: str, extra_source: str = "", **_: Any) -> Any:
         assert "wgmma" not in source or self.arch == "sm_90a", f"{self.arch} has no wgmma"
 
         def launch(
@@ -68,6 +70,10 @@ class FittingDevice(CountingDevice):
                 f"{what}: {smem} bytes of dynamic and {static} of static shared memory, of "
                 f"{self.shared_bytes}"
             )
+            for arg in args:
+                if isinstance(arg, ctypes.Structure):
+                    struct = type(arg).__name__
+                    assert f"sizeof({struct}) ==" in extra_source, f"{what}: {struct} is unchecked"
 
         return SimpleNamespace(name=name, launch=launch)
 
@@ -100,14 +106,14 @@ def decode(n: int, position: int) -> Step:
     every = np.arange(n, dtype=np.int32)
     pages = position // PAGE_SIZE + 1
     tables = np.arange(n * pages, dtype=np.int32).reshape(n, pages)
-    return Step(every % 7, np.full(n, position, np.int32), every, tables, every)
+    return Step(every % 7, np.full(n, position, np.int32), every, (tables, tables), every)
 
 
 def prefill(n: int) -> Step:
     """n tokens of one sequence, of whose logits the last are wanted."""
     every = np.arange(n, dtype=np.int32)
     tables = np.arange(-(-n // PAGE_SIZE), dtype=np.int32)[None]
-    return Step(every % 7, every, 0 * every, tables, every[-1:])
+    return Step(every % 7, every, 0 * every, (tables, tables), every[-1:])
 
 
 def steps() -> Iterator[Step]:
@@ -119,9 +125,11 @@ def steps() -> Iterator[Step]:
 def walk(file: Synthetic, device: FittingDevice, types: CacheTypes = USUAL, **options: Any) -> None:
     ops = Cuda(device, **options)
     decoder = arch.load(file, ops, 4096, n_seq=SEQUENCES[-1], cache_types=types)
-    ops.allocate_cache(decoder.cache_shape(SEQUENCES[-1] * 64))
+    shape = decoder.cache_shape(SEQUENCES[-1], 4096, decoder.n_batch)
+    ops.allocate_cache(shape)
     for step in steps():
-        decoder.run(step)
+        tables = step.page_tables[: len(shape.groups)]
+        decoder.run(replace(step, page_tables=tables))
 
 
 @pytest.mark.parametrize("kind", TYPES)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from cases import nmse
+from counting_device import CountingDevice
+from products import Products
+from steps import for_groups
 
 from ggpy import arch
 from ggpy.backends import choose
-from ggpy.backends.cuda import gemm_cublas, gemm_f16
+from ggpy.backends.cuda import gemm, weights_f16
 from ggpy.backends.cuda.arrays import Array, Matrix
 from ggpy.backends.cuda.backend import Cuda
+from ggpy.backends.cuda.plan import GemmKernels, Planner
 from ggpy.backends.interface import Step
 from ggpy.backends.numpy.backend import Reference
 from ggpy.device.base import Buffer
@@ -45,22 +47,21 @@ class InNumpy:
 def step(ids: np.ndarray, position: int) -> Step:
     """Of one sequence, in page 1; all logits."""
     n = np.arange(len(ids), dtype=np.int32)
-    arrays = [ids, n + position, 0 * n, np.array([[1]]), n]
-    return Step(*(np.asarray(a).astype(np.int32) for a in arrays))
+    table = np.array([[1]], np.int32)
+    return Step(np.asarray(ids).astype(np.int32), n + position, 0 * n, (table,), n)
 
 
 def batch(position: int, n: int = 40) -> Step:
     """A token of each of n sequences."""
-    i = np.arange(n)
-    arrays = [5 + i, 0 * i + position, i, i[:, None], i]
-    return Step(*(a.astype(np.int32) for a in arrays))
+    i = np.arange(n, dtype=np.int32)
+    return Step(5 + i, 0 * i + position, i, (i[:, None].copy(),), i)
 
 
 def batches(ops, path) -> np.ndarray:
     """Logits of four tokens of each of 40 sequences: directly, recorded, replayed twice."""
     with File(path) as file:
         decoder = arch.load(file, ops, 64, n_seq=40)
-    ops.allocate_cache(decoder.cache_shape(40))
+    ops.allocate_cache(decoder.cache_shape(40, 64, 64))
     return np.concatenate([ops.read(decoder.run(batch(i))) for i in range(4)])
 
 
@@ -68,19 +69,18 @@ def logits(ops, path) -> np.ndarray:
     """Of a prompt, and of a token after it."""
     with File(path) as file:
         decoder = arch.load(file, ops, 64)
-    ops.allocate_cache(decoder.cache_shape(2))
+    shape = decoder.cache_shape(2, 64, 64)
+    ops.allocate_cache(shape)
     steps = step(PROMPT, 0), step(np.array([9]), len(PROMPT))
-    return np.concatenate([ops.read(decoder.run(s)) for s in steps])
+    return np.concatenate([ops.read(decoder.run(for_groups(s, shape))) for s in steps])
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2"])
 def test_a_model(emulator, monkeypatch, tiny_path, architecture):
     """Every product of the prompt, with caps and norms behind them; in pieces; none of decode."""
     made = []
-    monkeypatch.setattr(gemm_f16, "SCRATCH", 1 << 14)
-    monkeypatch.setattr(
-        gemm_cublas, "Cublas", lambda device: (made.append(InNumpy(device)), made[0])[1]
-    )
+    monkeypatch.setattr(weights_f16, "SCRATCH", 1 << 14)
+    monkeypatch.setattr(gemm, "Cublas", lambda device: (made.append(InNumpy(device)), made[0])[1])
     expected = logits(Reference(1), tiny_path(architecture))
     found = logits(Cuda(emulator, gemm="cublas"), tiny_path(architecture))
     assert nmse(found, expected) <= TOLERANCE
@@ -91,29 +91,32 @@ def test_a_model(emulator, monkeypatch, tiny_path, architecture):
 
 
 def test_packed_activations_are_not_read_as_rows(emulator, monkeypatch):
-    monkeypatch.setattr(gemm_cublas, "Cublas", InNumpy)
-    ops = Cuda(emulator, gemm="cublas")
+    monkeypatch.setattr(gemm, "Cublas", InNumpy)
+    products = Products(emulator, gemm="cublas")
     x = Array(emulator.alloc(1), np.float16, (32, 64), 64, CODES)
     y = Array(emulator.alloc(1), np.float32, (32, 64), 64)
     w = Matrix(64, 64, None, None)
-    assert ops._products.order([w], 32) == PLAIN
-    with pytest.raises(RuntimeError, match="packed for a product of tiles"):
-        ops._products.multiply(x, [w], [y])
+    assert products.plan([w], 32).x_layout == PLAIN
+    with pytest.raises(RuntimeError, match="packed for tiles"):
+        products.multiply(x, [w], [y])
 
 
 def test_scales_of_rows_and_odd_columns_are_for_others():
-    takes = gemm_cublas.CublasProducts.takes
-    assert takes(SimpleNamespace(k=64, scale=None), 32)
-    assert not takes(SimpleNamespace(k=64, scale=None), 31)
-    assert not takes(SimpleNamespace(k=12, scale=None), 32)
-    assert not takes(SimpleNamespace(k=64, scale=object()), 32)
+    policy = {"gemm": "cublas"}
+    takes = Planner(GemmKernels(CountingDevice()), "sm_80", **policy).by_cublas
+    scale = CountingDevice().alloc(64)
+    assert takes(Matrix(64, 64, None, None), 32)
+    assert not takes(Matrix(64, 64, None, None), 31)
+    assert not takes(Matrix(64, 12, None, None), 32)
+    assert not takes(Matrix(64, 64, None, None, scale), 32)
+    assert not takes(Matrix(64, 64, None, None, activations="int8"), 32)
 
 
 def test_a_missing_library_ends_the_program(emulator, monkeypatch):
     def missing(device):
         raise CublasMissing("pip install 'ggpy[cublas]'")
 
-    monkeypatch.setattr(gemm_cublas, "Cublas", missing)
+    monkeypatch.setattr(gemm, "Cublas", missing)
     with pytest.raises(ValueError, match=r"ggpy\[cublas\]"):
         Cuda(emulator, gemm="cublas")
 

@@ -7,11 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cases import nmse
+from steps import for_groups
 
 from ggpy import arch
 from ggpy.backends.cuda.backend import Cuda
 from ggpy.backends.interface import Step
-from ggpy.backends.numpy.backend import ROUNDED, Reference
+from ggpy.backends.numpy.backend import Reference
+from ggpy.backends.numpy.matrix import ROUNDED
 from ggpy.formats import by_name
 from ggpy.formats.rows import encode_rows, row_scales
 from ggpy.gguf import File, Tensor
@@ -35,16 +37,16 @@ def with_bytes(ops, kind, activations=None):
     """The ops, with every matrix that is multiplied in bytes of the kind, and with activations."""
     weight, format = ops.weight, ROUNDED[kind]
 
-    def take(tensor, lookup=False, *_):
-        if lookup or len(tensor.shape) == 1:
-            return weight(tensor, lookup)
+    def take(tensor, role, *_):
+        if role.lookup or len(tensor.shape) == 1:
+            return weight(tensor, role)
         values = np.ascontiguousarray(tensor.dequantize(), np.float32)
         scales = row_scales(values, format)
         data = encode_rows(values, scales, format)
         numbers = scales.view(np.uint8)
         scale = Tensor(f"{tensor.name}.scale", (len(values),), by_name("F32"), numbers)
         tensor = replace(tensor, format=format, data=data)
-        return rounded(weight(tensor, lookup, scale, activations or kind))
+        return rounded(weight(tensor, role, scale, activations or kind))
 
     ops.weight = take
     return ops
@@ -54,16 +56,18 @@ def steps_of(n_prompt):
     """A prompt of one sequence, and four of its tokens one by one, of which one is recorded."""
     ids = np.random.default_rng(n_prompt).integers(5, 350, n_prompt + 4)
     for first, count in [(0, n_prompt), *((n_prompt + i, 1) for i in range(4))]:
-        n = np.arange(count)
-        arrays = ids[first : first + count], n + first, 0 * n, np.array([[1, 2]]), n
-        yield Step(*(a.astype(np.int32) for a in arrays))
+        n = np.arange(count, dtype=np.int32)
+        some, table = ids[first : first + count].astype(np.int32), np.array([[1, 2]], np.int32)
+        yield Step(some, n + first, 0 * n, (table,), n)
 
 
 def logits(ops, path, n_prompt):
     with File(path) as file:
         decoder = arch.load(file, ops, 128)
-    ops.allocate_cache(decoder.cache_shape(3))
-    return np.concatenate([ops.read(decoder.run(step)) for step in steps_of(n_prompt)])
+    shape = decoder.cache_shape(2, 128, 128)
+    ops.allocate_cache(shape)
+    steps = (for_groups(step, shape) for step in steps_of(n_prompt))
+    return np.concatenate([ops.read(decoder.run(step)) for step in steps])
 
 
 @pytest.mark.parametrize("n_prompt", [6, 40])

@@ -12,12 +12,13 @@ from counting_device import CountingDevice
 from ggpy import arch
 from ggpy.backends.cuda import memory
 from ggpy.backends.cuda.backend import GRAPH_TOKENS, Cuda
-from ggpy.backends.interface import CacheShape, Demand, pages_for
+from ggpy.backends.cuda.kv_pages import heads_of
+from ggpy.backends.interface import CacheGroup, CacheShape, Demand, PagedKV, Role, pages_for
 from ggpy.backends.numpy.backend import Reference
 from ggpy.cache_types import USUAL, CacheTypes
 from ggpy.formats import by_name
 from ggpy.gguf import File
-from ggpy.kernels.attention.prefill_attention import AttendPrompt
+from ggpy.kernels.attention.prefill_attention import PrefillAttention
 from ggpy.model import Model
 from ggpy.tokenizer import Tokenizer
 
@@ -36,14 +37,20 @@ def llama_8b(
 ) -> Demand:
     layer = [(4096, 4096), (1024, 4096), (1024, 4096), (4096, 4096), (14336, 4096)]
     shapes = [*layer, (14336, 4096), (4096, 14336)]
-    weights = [(weight(kind, *shape), False) for shape in shapes] * 32
-    weights += [(weight(kind, 128256, 4096), lookup) for lookup in (True, False)]
-    cache = CacheShape(32, n_seq * pages_for(n_ctx), 8, 128, 32, types)
-    return Demand(weights, cache, n_seq, most, 512, n_embd=4096, n_ff=14336, n_vocab=128256)
+    weights = [(weight(kind, *shape), Role("F D")) for shape in shapes] * 32
+    weights += [(weight(kind, 128256, 4096), Role("V D", lookup)) for lookup in (True, False)]
+    spec = PagedKV(32, 8, 128, 128, types=types)
+    group = CacheGroup(spec, tuple(range(32)), n_seq * pages_for(n_ctx))
+    sizes = {"n_embd": 4096, "n_ff": 14336, "n_vocab": 128256}
+    return Demand(weights, n_seq, most, 512, **sizes, cache=lambda n_batch: CacheShape((group,)))
 
 
-def need_of(demand: Demand, halved: bool = False) -> memory.Need:
-    return memory.needed(demand, GRAPH_TOKENS, halved=halved)
+def spec_of(demand: Demand) -> PagedKV:
+    return demand.cache(demand.n_batch).groups[0].spec
+
+
+def need_of(demand: Demand, converts: bool = False) -> memory.Need:
+    return memory.needed(demand, GRAPH_TOKENS, converts=lambda heads: converts)
 
 
 def test_a_well_known_model_takes_what_it_is_known_to_take() -> None:
@@ -74,8 +81,8 @@ def test_allocations_are_rounded_as_the_driver_does(nbytes: int) -> None:
 
 
 def check(demand: Demand, free: int) -> None:
-    need = need_of(demand, halved=demand.cache.types != USUAL)
-    memory.check_room(need, demand, free, "cuda:0")
+    need = need_of(demand, spec_of(demand).types != USUAL)
+    memory.check(need, demand, free, "cuda:0")
 
 
 def test_what_fits_is_let_through_to_the_byte() -> None:
@@ -89,7 +96,7 @@ def test_pages_as_halves_take_what_a_layer_of_halves_takes() -> None:
     demand = llama_8b(8192, types=CacheTypes("q8_0", "q4_0"))
     blocks, halves = 8192 * 8 * 128 // 32 * (34 + 18), 8192 * 8 * 128 * 2 * 2
     assert need_of(demand).cache == 32 * blocks
-    assert need_of(demand, halved=True).cache == 32 * blocks + halves
+    assert need_of(demand, True).cache == 32 * blocks + halves
 
 
 @pytest.mark.parametrize("types", [USUAL, CacheTypes("q8_0", "q8_0")], ids=["f16", "q8_0"])
@@ -119,15 +126,17 @@ def test_codebooks_are_written_out_where_there_is_room() -> None:
     demand, kind = llama_8b(8192, "IQ2_XXS"), by_name("IQ2_XXS")
     as_tiles = need_of(demand).total
     ops, notes = with_room(as_tiles)
-    ops.check_room(demand)
-    assert not notes and not ops._products.keeps_blocks(kind)
+    ops.plan_memory(demand)
+    assert not notes and not ops.context.planner.keeps_blocks(kind)
     ops, notes = with_room(as_tiles - 1)
-    ops.check_room(demand)
+    ops.plan_memory(demand)
     assert notes == [
         "weights in IQ2_XXS stay in their file's blocks, at about a quarter of the speed: "
         "as tiles they would take 0.00 GB more than is free"
     ]
-    assert ops._products.keeps_blocks(kind) and not ops._products.keeps_blocks(by_name("Q2_K"))
+    assert ops.context.planner.keeps_blocks(kind) and not ops.context.planner.keeps_blocks(
+        by_name("Q2_K")
+    )
 
 
 def test_steps_are_as_large_as_there_is_room_for() -> None:
@@ -139,10 +148,10 @@ def test_steps_are_as_large_as_there_is_room_for() -> None:
         (need_of(least).total, 512),
     ):
         ops, notes = with_room(free)
-        assert ops.check_room(demand) == n_batch
-        assert not notes and not ops._products.compact
+        assert ops.plan_memory(demand) == n_batch
+        assert not notes and not ops.context.planner.compact
     ops, notes = with_room(need_of(least).total - 1)
-    assert ops.check_room(demand) == 512 and notes and ops._products.compact
+    assert ops.plan_memory(demand) == 512 and notes and ops.context.planner.compact
     assert need_of(demand).total - need_of(least).total < 400 << 20
 
 
@@ -151,11 +160,11 @@ def test_what_does_not_fit_in_blocks_either_is_refused() -> None:
     in_blocks = sum(memory.allocated(w.nbytes) for w, _ in demand.weights)
     ops, notes = with_room(in_blocks)
     with pytest.raises(MemoryError, match=f"{in_blocks / 1e9:.2f} GB for weights"):
-        ops.check_room(demand)
+        ops.plan_memory(demand)
     plain = llama_8b(8192)
     ops, notes = with_room(need_of(plain).total - 1)
     with pytest.raises(MemoryError):
-        ops.check_room(plain)
+        ops.plan_memory(plain)
     assert not notes
 
 
@@ -172,9 +181,9 @@ def test_a_backend_allocates_no_more_than_was_foreseen(tiny_path, architecture, 
     demands: list[Demand] = []
 
     class Noting(Cuda):
-        def check_room(self, demand: Demand) -> int:
+        def plan_memory(self, demand: Demand) -> int:
             demands.append(demand)
-            return super().check_room(demand)
+            return super().plan_memory(demand)
 
     with File(tiny_path(architecture)) as file:
         ops = Noting(device)
@@ -185,15 +194,15 @@ def test_a_backend_allocates_no_more_than_was_foreseen(tiny_path, architecture, 
         while model.engine.busy:
             model.engine.step()
     (demand,) = demands
-    fits = AttendPrompt.fits(device, memory.heads_of(demand.cache))
-    need = need_of(demand, halved=fits and types is not USUAL)
+    fits = PrefillAttention.fits(device, heads_of(spec_of(demand)))
+    need = need_of(demand, fits and types is not USUAL)
     assert device.most_bytes <= need.total
     assert ops.device_bytes() == device.used_bytes > 0
     kept: Counter[str] = Counter()  # parts of a fused tensor have one name
-    for tensor, lookup in demand.weights:
-        kept[tensor.name] += memory.weight_bytes(tensor, lookup)
+    for tensor, role in demand.weights:
+        kept[tensor.name] += memory.weight_bytes(tensor, role.lookup)
     assert {name: device.allocated[name] for name in kept} == kept
-    cache = ("keys", "values", "keys as halves", "values as halves")
+    cache = ("keys", "values", "keys as f16", "values as f16")
     assert sum(device.allocated[name] for name in cache) == need.cache
     assert bool(device.allocated[cache[3]]) == (fits and types is not USUAL)
     activations = need.work - memory.KERNELS - device.allocated["attention workspace"]
@@ -206,8 +215,9 @@ def test_all_sequences_have_room_to_be_split(tiny_path) -> None:
         with File(tiny_path("llama")) as file:
             ops = Cuda(device)
             decoder = arch.load(file, ops, 64, n_seq=n_seq)
-        ops.allocate_cache(decoder.cache_shape(n_seq))
-        heads = memory.heads_of(decoder.cache_shape(n_seq))
+        shape = decoder.cache_shape(n_seq, 64, 64)
+        ops.allocate_cache(shape)
+        heads = heads_of(shape.groups[0].spec)
         room = memory.attention_bytes(heads, most)
         assert device.allocated["attention workspace"] == room
 
@@ -224,11 +234,11 @@ def test_a_model_that_is_too_large_is_refused_before_any_of_it_is_uploaded(tiny_
 
 def test_numpy_refuses_a_context_before_it_reads_the_weights(tiny_path, monkeypatch) -> None:
     class Untouched(Reference):
-        def weight(self, tensor, lookup=False, scale=None, activations="f16"):  # type: ignore[no-untyped-def]
+        def weight(self, tensor, role, scale=None, activations="f16"):  # type: ignore[no-untyped-def]
             raise AssertionError(f"{tensor.name} was handed over")
 
     monkeypatch.setattr("ggpy.backends.host.available_memory", lambda: 1 << 20)
-    with File(tiny_path("llama")) as file, pytest.raises(MemoryError, match="an n_ctx of"):
+    with File(tiny_path("llama")) as file, pytest.raises(MemoryError, match="a context of"):
         arch.load(file, Untouched(1), 1 << 20)
 
 
@@ -237,13 +247,14 @@ def test_the_demand_is_for_all_sequences(tiny_path) -> None:
         pass
 
     class Asking(Reference):
-        def check_room(self, demand: Demand) -> int:
+        def plan_memory(self, demand: Demand) -> int:
             raise Asked(demand)
 
     with File(tiny_path("qwen3")) as file, pytest.raises(Asked) as asked:
         arch.load(file, Asking(1), 100, n_batch=7, n_seq=5)
     demand = asked.value.args[0]
-    assert (demand.cache.n_pages, demand.n_seq) == (10, 5)
+    (group,) = demand.cache(7).groups
+    assert (group.n_pages, demand.n_seq) == (10, 5)
     assert (demand.n_batch, demand.least_batch) == (7, 7)
 
 

@@ -9,8 +9,8 @@ import pytest
 from counting_device import LaunchesOnHopper
 from random_decoder import LAYERS, V, random_decoder
 
-from ggpy.backends.cuda import gemm
 from ggpy.backends.cuda.backend import Cuda
+from ggpy.backends.cuda.plan import layers
 from ggpy.backends.interface import Step
 from ggpy.kernels.attention.rope_kv import RopeKv
 from ggpy.kernels.gemm.hopper import has_wgmma
@@ -18,7 +18,7 @@ from ggpy.kernels.gemm.hopper import has_wgmma
 
 @pytest.fixture(autouse=True)
 def _few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gemm, "TURN_FROM_TOKENS", 65)
+    monkeypatch.setattr(layers, "ROPE_EPILOGUE_TOKENS", 65)
 
 
 def in_all(name: str) -> dict[str, str]:
@@ -32,11 +32,11 @@ def prompt(n: int, position: int = 0) -> Step:
     positions = np.append(np.arange(position, position + n), 3).astype(np.int32)
     sequences = np.append(np.zeros(n), 1).astype(np.int32)
     tables = np.array([[0, 2, 4, 6], [1, 3, 5, 7]], np.int32)
-    return Step(ids, positions, sequences, tables, np.array([n - 1, n], np.int32))
+    return Step(ids, positions, sequences, (tables,), np.array([n - 1, n], np.int32))
 
 
 @pytest.mark.parametrize(
-    ("n", "options", "turned"),
+    ("n", "options", "rotated"),
     [
         (90, {}, True),
         (64, {}, True),  # and one
@@ -48,21 +48,21 @@ def prompt(n: int, position: int = 0) -> Step:
         (90, {"norms": True}, False),
     ],
 )
-def test_who_rotates(n: int, options: Any, turned: bool) -> None:
+def test_who_rotates(n: int, options: Any, rotated: bool) -> None:
     device = LaunchesOnHopper()
     ops = Cuda(device)
     decoder = random_decoder(ops, **options)
-    for repeat in (True, False):
+    for probe in (None, lambda *_: None):
         device.launched.clear()
-        ops.run(prompt(n), decoder.forward, repeat)
-        assert device.times("find_turns") == turned, "once in a step"
-        assert device.times("rope_kv") == (0 if turned else LAYERS)
+        ops.run(prompt(n), decoder.forward, probe)
+        assert device.times("compute_angles") == rotated, "once in a step"
+        assert device.times("rope_kv") == (0 if rotated else LAYERS)
 
 
 def test_not_where_bits_must_not_depend_on_the_batch() -> None:
     device = LaunchesOnHopper()
     random_decoder(Cuda(device, batch_invariant=True)).run(prompt(90))
-    assert device.times("rope_kv") == LAYERS and device.times("find_turns") == 0
+    assert device.times("rope_kv") == LAYERS and device.times("compute_angles") == 0
 
 
 @pytest.mark.gpu
@@ -76,9 +76,9 @@ def test_the_bits_are_the_same(
     if not has_wgmma(gpu.arch):
         pytest.skip("this GPU has no wgmma")
     found = []
-    for turned in (True, False):
-        if not turned:
-            monkeypatch.setattr(RopeKv, "product_turns", lambda *_: False)
+    for rotated in (True, False):
+        if not rotated:
+            monkeypatch.setattr(RopeKv, "supports_rope_epilogue", lambda *_: False)
         ops = Cuda(gpu)
         decoder = random_decoder(ops, in_all(name), style)
         steps = [prompt(n), prompt(n, n), prompt(1, 2 * n)]

@@ -17,16 +17,15 @@ from ggpy.backends.cuda.arrays import Array
 from ggpy.backends.cuda.sampling import (
     MAX_RECENT,
     MAX_ROWS,
-    Plan,
     Sampling,
+    SamplingPlan,
     n_candidates,
-    unclassified,
 )
 from ggpy.backends.numpy.backend import Reference
 from ggpy.gguf import File
 from ggpy.kernels.sampling.sample import MAX_TOP_K
 from ggpy.runtime.engine import Engine
-from ggpy.sampling import NO_TOKEN, Sampler, SamplingParams
+from ggpy.sampling import FILTERS, NO_TOKEN, Filter, Sampler, SamplingParams
 
 V = 50000
 DEFAULTS = SamplingParams(seed=1)
@@ -73,9 +72,9 @@ CHANGES = {
     "xtc_probability": (1.0, {"xtc_threshold": 0.01}),
     "xtc_threshold": (0.02, {"xtc_probability": 1.0}),
     "repeat_last_n": (2, {"presence_penalty": 9.0}),
-    "repeat_penalty": (9.0, {}),
-    "presence_penalty": (9.0, {}),
-    "frequency_penalty": (9.0, {}),
+    "repeat_penalty": (9.0, {"presence_penalty": 0.1}),
+    "presence_penalty": (9.0, {"repeat_penalty": 1.1}),
+    "frequency_penalty": (9.0, {"repeat_penalty": 1.1}),
     "logit_bias": ({11: 30.0}, {}),
     "typical_p": (0.1, {}),
     "top_n_sigma": (0.1, {}),
@@ -89,15 +88,28 @@ CHANGES = {
 }
 
 
-def test_every_parameter_is_known_to_kernels_or_sends_the_row_to_numpy():
-    known, sent = sampling.IN_KERNELS, sampling.IN_NUMPY.keys()
-    names = {f.name for f in fields(SamplingParams)}
-    assert known | sent == names == CHANGES.keys(), "classify what is new"
-    assert not known & sent and not unclassified(DEFAULTS)
-    for name in names:
-        value, others = CHANGES[name]
-        params = SamplingParams(**{"seed": 1, **others, name: value})
-        assert (n_candidates(Sampler(params, V)) == 0) == (name in sent), name
+def image(sampler: Sampler) -> list[int]:
+    """What a sampler's row uploads to the kernels."""
+    plan = SamplingPlan([sampler])
+    dst = np.zeros(plan.n_ints, np.int32)
+    return dst[: plan.write(dst)].tolist()
+
+
+def test_every_parameter_is_carried_to_the_kernels_or_sends_the_row_to_the_host():
+    assert {f.name for f in fields(SamplingParams)} == CHANGES.keys(), "say how the new one acts"
+    sent = set()
+    for name, (value, others) in CHANGES.items():
+        history = [3, 4, 5, 3, 4]
+        options = {"seed": 1, **others}
+        changed = Sampler(SamplingParams(**{**options, name: value}), V, history)
+        if n_candidates(changed) == 0:
+            sent.add(name)
+        else:
+            assert image(changed) != image(Sampler(SamplingParams(**options), V, history)), name
+    assert sent == {
+        *("typical_p", "top_n_sigma", "dynatemp_range", "dynatemp_exponent"),
+        *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_breakers"),
+    }
 
 
 @pytest.mark.parametrize("greedy", [False, True])
@@ -125,22 +137,34 @@ def test_every_parameter_is_obeyed(emulator, name, greedy):
 
 
 @dataclass(frozen=True)
-class WithMirostat(SamplingParams):
-    """What a parameter that nobody has classified looks like."""
+class WithFloor(SamplingParams):
+    """The parameters with one for a new link."""
 
-    mirostat: float = 0.0
-    mirostat_targets: tuple[float, ...] = ()
+    floor: float = -math.inf
+
+
+class Floor(Filter):
+    """A new link, which drops candidates below a logit. It says no more than a link must."""
+
+    def active(self, params):
+        return params.floor > -math.inf
+
+    def apply(self, candidates, params, chance):
+        ids, logits = candidates
+        return ids[logits >= params.floor], logits[logits >= params.floor]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_parameter_that_nobody_classified_goes_to_numpy(temperature):
+def test_a_new_link_is_one_class_and_runs_on_the_host(emulator, temperature, monkeypatch):
+    monkeypatch.setattr("ggpy.sampling.sampler.FILTERS", (*FILTERS[:-2], Floor(), *FILTERS[-2:]))
     options = {"seed": 1, "temperature": temperature}
-    for off in (WithMirostat(**options), WithMirostat(**options, mirostat=0.0)):
-        assert [f.name for f in unclassified(off)] == ["mirostat", "mirostat_targets"]
-        assert n_candidates(Sampler(off, V)) == (1 if temperature == 0 else 40)
-    for new in ({"mirostat": 2.0}, {"mirostat_targets": (1.0,)}):
-        plan = Plan([Sampler(WithMirostat(**options, **new), V)])
-        assert plan.by_hand == [0] and not plan.best_only
+    assert n_candidates(Sampler(WithFloor(**options), V)) == (1 if temperature == 0 else 40)
+    params = WithFloor(**options, floor=1.5, min_p=0.0, top_p=1.0)
+    plan = SamplingPlan([Sampler(params, V)])
+    assert plan.host_rows == [0] and not plan.argmax_only
+    values, logits = rows_on(emulator, 1, 300)
+    ids = Sampling(emulator).draw(logits, [Sampler(params, 300)]).read().tolist()
+    assert ids == [Sampler(params, 300).sample(values[0])] and values[0][ids[0]] >= 1.5
 
 
 def test_a_small_vocabulary_is_kept_whole():
@@ -275,19 +299,13 @@ def answers(ops, path, **options) -> list[tuple[str | None, list[int]]]:
     return [(s.finish, [p.id for p in s.pieces]) for s in sequences]
 
 
-def test_mixed_answers_equal_the_references(emulator, tiny_path):
-    """Logits of halves may tip a draw: the emulator's are known not to."""
+def test_mixed_answers_equal_those_of_chains_in_numpy(request, machine, tiny_path, monkeypatch):
+    """Of the same logits. The reference's logits differ: f16 activations may change a draw, but do
+    not change any of the emulator's.
+    """
     path = tiny_path("llama")
-    expected = answers(Reference(1), path)
-    for run_ahead in (True, False):
-        assert answers(cuda.Cuda(emulator), path, run_ahead=run_ahead) == expected
-
-
-def test_mixed_answers_equal_those_of_the_chain_in_numpy(machine, tiny_path, monkeypatch):
-    """Of the same logits."""
-    path = tiny_path("llama")
-    with monkeypatch.context() as patch:
-        patch.setattr(sampling, "n_candidates", lambda sampler: int(sampler.params.greedy))
-        expected = answers(cuda.Cuda(machine), path)
-    for run_ahead in (True, False):
-        assert answers(cuda.Cuda(machine), path, run_ahead=run_ahead) == expected
+    found = [answers(cuda.Cuda(machine), path, run_ahead=ahead) for ahead in (True, False)]
+    monkeypatch.setattr(sampling, "n_candidates", lambda sampler: int(sampler.chain.greedy))
+    assert found == [answers(cuda.Cuda(machine), path)] * 2
+    if request.node.callspec.params["machine"] == "emulator":
+        assert found[0] == answers(Reference(1), path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -95,21 +97,23 @@ def steps(device: Device) -> StepUpload:
     def moving() -> None:
         device.moved += 1
 
-    return StepUpload(device, HEADS, moving, None, lambda n: None, 64)
+    decode = SimpleNamespace(resident_splits=lambda n: None)
+    kernels = SimpleNamespace(heads=HEADS, decode=decode, prefill_tokens=None)
+    return StepUpload(device, [kernels], [0], moving, 64)
 
 
 def single(n: int = 2, pages: int = 1, position: int = 5) -> Step:
     """A token of each of n sequences."""
     every = np.arange(n, dtype=np.int32)
     tables = np.zeros((n, pages), np.int32)
-    return Step(every, np.full(n, position, np.int32), every, tables, every)
+    return Step(every, np.full(n, position, np.int32), every, (tables,), every)
 
 
 def prompt(n: int = 3) -> Step:
     """n tokens of one sequence."""
     every = np.arange(n, dtype=np.int32)
     zeros = np.zeros(n, np.int32)
-    return Step(every, every, zeros, np.zeros((1, 1), np.int32), every[-1:])
+    return Step(every, every, zeros, (np.zeros((1, 1), np.int32),), every[-1:])
 
 
 def test_nothing_is_overwritten_that_is_in_use(device: Device, steps: StepUpload) -> None:
@@ -121,7 +125,7 @@ def test_nothing_is_overwritten_that_is_in_use(device: Device, steps: StepUpload
         assert device.stream.before - device.done, "the host has waited for all kernels"
 
 
-def test_single_tokens_go_to_places_in_turns(device: Device, steps: StepUpload) -> None:
+def test_decode_steps_take_places_in_turn(device: Device, steps: StepUpload) -> None:
     places, found = [], []
     for _ in range(6):
         found.append(steps.upload(single()))
@@ -162,6 +166,6 @@ def test_contexts_have_few_numbers_of_parts(device: Device, steps: StepUpload) -
     """Each is recorded; 16 are not those of less."""
     found = {}
     for position in (5, 127, 128, 500, 1023, 1024, 1919, 1920, 40000):
-        found[position] = steps.upload(single(1, 1 << 10, position)).n_split
+        found[position] = steps.upload(single(1, 1 << 10, position)).tilings[0].n_split
         device.run()
     assert list(found.values()) == [1, 1, 2, 4, 8, 15, 15, 16, 16]

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from counting_device import LaunchesOnHopper
-from random_decoder import LAYERS, alone, random_decoder
+from random_decoder import LAYERS, decode_step, random_decoder
 
-from ggpy.backends.cuda import gemm
 from ggpy.backends.cuda.backend import Cuda
+from ggpy.backends.cuda.plan import products
 
 
 @pytest.mark.parametrize(
@@ -28,10 +28,10 @@ def test_who_adds(n: int, types: dict[str, str], apart: int) -> None:
     device = LaunchesOnHopper()
     ops = Cuda(device)
     decoder = random_decoder(ops, types, post_norms=True)
-    ops.run(alone(n), decoder.forward)
+    ops.run(decode_step(n), decoder.forward)
     assert device.times("add_rms_norm") == apart
     device.launched.clear()
-    ops.run(alone(n), decoder.forward, repeat=False)
+    ops.run(decode_step(n), decoder.forward, lambda *_: None)
     assert device.times("add_rms_norm") == 2 * LAYERS, "where outputs of ops will be read"
 
 
@@ -39,10 +39,10 @@ def test_who_adds(n: int, types: dict[str, str], apart: int) -> None:
 def test_the_bits_are_the_same(machine: Any, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
     """As with a kernel of its own, step after step."""
     found = []
-    for most in (gemm.MOST_ADDED, 0):
-        monkeypatch.setattr(gemm, "MOST_ADDED", most)
+    for most in (products.MOST_ADDED, 0):
+        monkeypatch.setattr(products, "MOST_ADDED", most)
         ops = Cuda(machine)
         decoder = random_decoder(ops, post_norms=True)
-        found.append([ops.read(decoder.run(alone(n, i))) for i in range(4)])
+        found.append([ops.read(decoder.run(decode_step(n, i))) for i in range(4)])
     for a, b in zip(*found, strict=True):
         assert np.array_equal(a, b) and np.isfinite(a).all()

@@ -1,0 +1,140 @@
+"""State that the ops of a step share: scratch memory, products with their norms, and the state of
+the residual stream.
+
+The layer kinds (attention.py, dense.py) execute their plans through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ...device.base import Buffer
+from ...kernels.gemm.elementwise import Elementwise
+from ...kernels.layout.pack import PLAIN, packed_bytes
+from ...kernels.norm.rms_norm import RmsNorm
+from ..interface import Norm, Probe
+from .arrays import Array, Matrix, Sum
+from .gemm import Gemms, ProductOperands
+from .graphs import Graphs
+from .norm import Norms
+from .plan import GemmKernels, NormIn, OutputPlan, Planner, ProductPlan, ResidualState, StepClass
+from .step import StepBatch
+
+
+class StepContext:
+    """One step at a time: call begin, then the ops in the order of the network."""
+
+    def __init__(self, device: Any, graphs: Graphs, **policy: Any) -> None:
+        """policy: options of Planner."""
+        self.device, self._graphs = device, graphs
+        kernels = GemmKernels(device)
+        self.planner = Planner(kernels, device.arch, **policy)
+        self.elementwise = Elementwise(device)
+        self.gemms = Gemms(device, kernels, self.elementwise, self.scratch)
+        self.norms = Norms(RmsNorm(device, kernels.warps), self.f16, self.scratch)
+        self._memory: dict[str, Buffer] = {}
+        self._batch: StepBatch | None = None
+        self.probe: Probe | None = None
+        self.stream = ResidualState()
+
+    def begin(self, batch: StepBatch, probe: Probe | None) -> None:
+        """Begin a step."""
+        self._batch, self.probe, self.stream = batch, probe, ResidualState()
+        self.s: StepClass = batch.step_class if probe is None else batch.unfused_class
+        self.norms.begin()
+
+    @property
+    def batch(self) -> StepBatch:
+        """The batch of the current step; RuntimeError outside of a step."""
+        if self._batch is None:
+            raise RuntimeError("ops are called inside run")
+        return self._batch
+
+    # Memory
+
+    def scratch(self, name: str, nbytes: int) -> Buffer:
+        """Scratch memory of at least nbytes; its address stays the same while it is large enough.
+        Zero-initialised: GEMMs read the padding rows of packed activations.
+        """
+        buffer = self._memory.get(name)
+        if buffer is None or buffer.nbytes < nbytes:
+            self._graphs.forget()
+            self.device.synchronize()
+            self._memory.pop(name, None)
+            buffer = self._memory[name] = self.device.zeros(nbytes, name)
+        return buffer
+
+    def f32(self, name: str, rows: int, columns: int) -> Array:
+        """f32 scratch memory [rows, columns]."""
+        memory = self.scratch(name, 4 * rows * columns)
+        return Array(memory, np.float32, (rows, columns), columns)
+
+    def f16(
+        self, name: str, rows: int, columns: int, layout: int = PLAIN, slow_producer: bool = False
+    ) -> Array:
+        """f16 scratch memory [rows, columns] in a layout."""
+        nbytes = 2 * rows * columns if layout == PLAIN else packed_bytes(rows, columns)
+        memory = self.scratch(name, nbytes)
+        return Array(memory, np.float16, (rows, columns), columns, layout, slow_producer)
+
+    # Products
+
+    def input_product(
+        self,
+        plan: ProductPlan,
+        x: Array,
+        norm: Norm,
+        weights: Sequence[Matrix],
+        outs: Sequence[Array],
+        **options: Any,
+    ) -> None:
+        """outs = epilogue(norm(x[rows]) W^T), with the norm where the plan places it. options: of
+        ProductOperands.
+        """
+        if plan.norm is NormIn.PROLOGUE:
+            self.gemms.run(plan, x, weights, outs, ProductOperands(norm=norm, **options))
+            return
+        rows, deferred = options.pop("rows", None), None
+        if plan.norm is NormIn.DEFERRED:
+            normed, deferred = self.norms.take(norm)
+        else:
+            sizes = plan.n_tokens, plan.x_layout, rows, plan.leaves_factors
+            normed = self.norms.compute(x, norm, *sizes)
+        self.gemms.run(plan, normed, weights, outs, ProductOperands(deferred=deferred, **options))
+
+    def output_product(
+        self,
+        plan: OutputPlan,
+        h: Array,
+        w: Matrix,
+        x: Array,
+        post_norm: Norm | None,
+        successor: Norm | None,
+    ) -> Array:
+        """x + post_norm(h w^T), in place or in other memory. successor: the norm of the next layer
+        part.
+        """
+        if x.sum is not None:  # the previous input product has computed the sum
+            x = replace(x, sum=None)
+        if plan.post_norm is NormIn.NONE:
+            deferred = None
+            if plan.deferred != PLAIN:
+                assert successor is not None
+                deferred = self.norms.defer(successor, x, plan.deferred, plan.square_columns)
+            self.gemms.run(plan.product, h, [w], [x], ProductOperands(deferred=deferred))
+            return x
+        assert post_norm is not None
+        n, k = x.shape
+        y = self.f32("y", n, k)
+        self.gemms.run(plan.product, h, [w], [y])
+        # the next product computes the sum and stores it elsewhere
+        if plan.post_norm is NormIn.PROLOGUE:
+            buffers = (self.f32(name, n, k) for name in ("x", "x, other"))
+            to = next(buffer for buffer in buffers if buffer.data is not x.data)
+            return replace(to, sum=Sum(x.data, y.data, post_norm))
+        self.norms.add(x, y, post_norm)
+        return x

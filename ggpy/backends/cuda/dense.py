@@ -1,0 +1,49 @@
+"""Dense feed-forward layers on a GPU: gate and up in one launch if possible, then down."""
+
+from __future__ import annotations
+
+from ..interface import Layer
+from .arrays import Array
+from .context import StepContext
+from .plan import DensePlan
+
+
+class DenseOps:
+    """Executes the plans of dense feed-forward layers."""
+
+    def __init__(self, context: StepContext) -> None:
+        self._context = context
+
+    def feed_forward(self, x: Array, layer: Layer) -> Array:
+        """x[T, D] with the layer's feed-forward output added."""
+        c = self._context
+        plan = c.planner.dense(layer, c.s, c.stream)
+        c.stream = plan.after
+        h = self.ffn_act(x, layer, plan)
+        if c.probe:
+            c.probe(layer.index, "ffn_act", h)
+        x = self.ffn_out(h, x, layer, plan)
+        if c.probe:
+            c.probe(layer.index, "ffn_out", x)
+        return x
+
+    def ffn_act(self, x: Array, layer: Layer, plan: DensePlan) -> Array:
+        """h f16 [T, F] = act(n w_gate^T) * (n w_up^T), with n = norm(x)."""
+        c, f, n = self._context, layer.ffn, x.shape[0]
+        assert f is not None
+        weights, n_ff = f.projections, f.w_gate.n_rows
+        h = c.f16("h", n, n_ff, plan.h_layout)
+        if plan.glu:
+            c.input_product(plan.gate_up, x, f.norm, weights, [h], activation=f.activation)
+            return h
+        gate, up = parts = [c.f32(name, n, n_ff) for name in ("gate", "up")]
+        c.input_product(plan.gate_up, x, f.norm, weights, parts)
+        c.elementwise.glu(gate.data, up.data, h.data, n * n_ff, f.activation)
+        return h
+
+    def ffn_out(self, h: Array, x: Array, layer: Layer, plan: DensePlan) -> Array:
+        """x + post_norm(h w_down^T)."""
+        f = layer.ffn
+        assert f is not None
+        successor = layer.next.mixer.norm if layer.next else None
+        return self._context.output_product(plan.down, h, f.w_down, x, f.post_norm, successor)

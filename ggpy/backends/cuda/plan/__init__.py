@@ -1,0 +1,30 @@
+"""Plans of a step: the only place that compares token counts or asks for an architecture.
+
+Everything that depends on the number of tokens, on the GPU's architecture or on the formats of
+weights is decided here, once per layer and class of steps; gemm.py, attention.py and norm.py
+execute the plans. `products` chooses the kernel of a product, `layers` chooses what is fused with
+it, and `table` prints both (`ggpy bench --plan`).
+"""
+
+from .candidates import CANDIDATES
+from .kernels import GemmKernels
+from .layers import AttentionPlan, DensePlan, OutputPlan, Planner, ResidualState, RopeIn
+from .problem import LaunchPlan, NormIn, ProductPlan, StepClass
+from .products import Activations, GemmChoice
+
+__all__ = [
+    "CANDIDATES",
+    "Activations",
+    "AttentionPlan",
+    "DensePlan",
+    "GemmChoice",
+    "GemmKernels",
+    "LaunchPlan",
+    "NormIn",
+    "OutputPlan",
+    "Planner",
+    "ProductPlan",
+    "ResidualState",
+    "RopeIn",
+    "StepClass",
+]

@@ -1,0 +1,235 @@
+"""How the kernels of a layer are combined: where norms, RoPE and residual sums are computed.
+
+A norm is computed by the next product (prologue), by a kernel, or by the previous product up to a
+factor per token (deferred). RoPE is computed by the product that makes q and k (epilogue), by
+attention, or by a kernel. Plans are memoised: no step decides anything twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+from ....gguf import GGUFError
+from ....kernels.attention.rope_kv import Rotation
+from ....kernels.gemm.gemm import Epilogue
+from ....kernels.layout.pack import PLAIN, UNIT
+from ...interface import Attention, Dense, Head, Layer, Norm
+from ..arrays import Matrix, one_layout
+from .problem import NormIn, Problem, ProductPlan, StepClass
+from .products import ProductPlanner
+
+ROPE_EPILOGUE_TOKENS = (
+    # least number of tokens for the RoPE epilogue of prefill GEMMs: with fewer it gains nothing
+    1024
+)
+
+
+class RopeIn(Enum):
+    """Where q and k are rotated."""
+
+    EPILOGUE = "epilogue"  # by the QKV product
+    KERNEL = "kernel"
+    ATTENTION = "attention"
+
+
+class ResidualState(NamedTuple):
+    """The state of the residual stream x between two ops of a step."""
+
+    deferred: bool = False  # x has been normalised for the next op, up to a factor per token
+    # a norm of this step has stored its factors, so the next norm may be deferred
+    factors: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class OutputPlan:
+    """A product that adds to the residual stream.
+
+    post_norm: where the post-norm of the product is computed; PROLOGUE: the next product computes
+    it and the sum. deferred: the layout of the next norm's output, which this product stores, or
+    PLAIN if no norm is deferred. square_columns: columns per sum of squares.
+    """
+
+    product: ProductPlan
+    post_norm: NormIn = NormIn.NONE
+    deferred: int = PLAIN
+    square_columns: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionPlan:
+    """The plan of a layer's attention. after: state of the residual stream after it."""
+
+    qkv: ProductPlan
+    rope: RopeIn
+    o_layout: int
+    out: OutputPlan
+    after: ResidualState
+
+
+@dataclass(frozen=True, eq=False)
+class DensePlan:
+    """The plan of a layer's feed-forward. glu: gate and up are one launch; otherwise a kernel
+    multiplies them. after: state of the residual stream after it.
+    """
+
+    gate_up: ProductPlan
+    glu: bool
+    h_layout: int
+    down: OutputPlan
+    after: ResidualState
+
+
+class Planner(ProductPlanner):
+    """Plans of one model's layers on one GPU."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """See ProductPlanner."""
+        super().__init__(*args, **options)
+        self._plans: dict[tuple, Any] = {}
+
+    def input_norm(
+        self, weights: Sequence[Matrix], s: StepClass, x: ResidualState, n: int, all_rows: bool
+    ) -> tuple[NormIn, ResidualState]:
+        """Where a product's input norm is computed, and the state of the residual stream
+        after it.
+        """
+        if self.normalises(weights, s, n, all_rows):
+            return NormIn.PROLOGUE, x._replace(deferred=False)
+        if x.deferred:
+            return NormIn.DEFERRED, ResidualState(factors=True)
+        return NormIn.KERNEL, ResidualState(factors=self.defers(n))
+
+    def rope(self, a: Attention, s: StepClass, kernel: Any) -> RopeIn:
+        """Where q and k are rotated; kernel: the RopeKv of the layer's heads."""
+        norms = (a.q_norm, a.k_norm)
+        n_pairs = len(a.rope.inv_freq) if a.rope else a.spec.key_size // 2
+        neox = a.rope is not None and a.rope.style == "neox"
+        shape = Rotation(None, n_pairs, neox, norm=norms)  # type: ignore[arg-type]
+        weights, n = a.projections, s.n_tokens
+        if s.decode and s.fused:
+            tiles = weights[0].tiles
+            fits = tiles is not None and kernel.supports_rope_epilogue_rows(shape)
+            fits = fits and any(w.activations == "f16" for w in weights)
+            fits = fits and self.normalises(weights, s, n, True)
+            fits = fits and self.kernels.decode.holds_all_of_x(tiles, n, norm=True)
+            return RopeIn.EPILOGUE if fits else RopeIn.ATTENTION
+        kinds = {w.activations for w in weights}
+        if n < ROPE_EPILOGUE_TOKENS or len(kinds) > 1 or not one_layout(weights):
+            return RopeIn.KERNEL
+        (kind,) = kinds
+        fits = self.has_skinny and not self.by_cublas(weights[0], n)
+        if kind != "f16":
+            fits = self.has_wgmma and (kind == "int8" or not self.batch_invariant)
+        return RopeIn.EPILOGUE if fits and kernel.supports_rope_epilogue(shape) else RopeIn.KERNEL
+
+    def attention(self, layer: Layer, s: StepClass, x: ResidualState, heads: Any) -> AttentionPlan:
+        """The plan of a layer's attention; heads: its HeadKernels (attention.py)."""
+        key = layer, s, x
+        if key not in self._plans:
+            self._plans[key] = self._attention(layer, s, x, heads)
+        return self._plans[key]
+
+    def _attention(self, layer: Layer, s: StepClass, x: ResidualState, heads: Any) -> AttentionPlan:
+        a = layer.mixer
+        refuse(a)
+        weights, n = a.projections, s.n_tokens
+        rope = self.rope(a, s, heads.rope)
+        norm, x = self.input_norm(weights, s, x, n, True)
+        epilogue: Epilogue = "QKV" if rope is RopeIn.EPILOGUE else "STORE"
+        qkv = self.product(weights, s, epilogue, norm)
+        packs = s.fused and heads.packs
+        o_layout = self.x_layout([a.wo], s) if packs else PLAIN
+        successor = layer.ffn or (layer.next.mixer if layer.next else None)
+        out, x = self.output(a.wo, a.post_norm, successor, s, x)
+        return AttentionPlan(qkv, rope, o_layout, out, x)
+
+    def takes_glu(self, weights: Sequence[Matrix], s: StepClass) -> bool:
+        """Whether one launch computes act(gate) * up."""
+        problem = Problem(weights, s.n_tokens, "GLU", prefill=self.is_prefill(s))
+        return self.choose(problem) is not None
+
+    def dense(self, layer: Layer, s: StepClass, x: ResidualState) -> DensePlan:
+        """A layer's feed-forward."""
+        key = layer.ffn, s, x
+        if key not in self._plans:
+            self._plans[key] = self._dense(layer, s, x)
+        return self._plans[key]
+
+    def _dense(self, layer: Layer, s: StepClass, x: ResidualState) -> DensePlan:
+        f = layer.ffn
+        assert f is not None
+        refuse(f)
+        weights, n = f.projections, s.n_tokens
+        norm, x = self.input_norm(weights, s, x, n, True)
+        glu = self.takes_glu(weights, s)
+        # the GLU kernel packs its output as it takes its input
+        packs = s.fused and glu and self.x_layout(weights, s) != PLAIN
+        h_layout = self.x_layout([f.w_down], s) if packs else PLAIN
+        epilogue: Epilogue = "GLU" if glu else "STORE"
+        gate_up = self.product(weights, s, epilogue, norm, out_layout=h_layout)
+        successor = layer.next.mixer if layer.next else None
+        down, x = self.output(f.w_down, f.post_norm, successor, s, x)
+        return DensePlan(gate_up, glu, h_layout, down, x)
+
+    def output(
+        self,
+        w: Matrix,
+        post_norm: Norm | None,
+        successor: Attention | Dense | None,
+        s: StepClass,
+        x: ResidualState,
+    ) -> tuple[OutputPlan, ResidualState]:
+        """The plan of a product that adds to x; successor: the next part of the network that
+        takes x.
+        """
+        if post_norm is not None:
+            left = s.decode and s.fused and successor and self.adds(successor.projections, s)
+            where = NormIn.PROLOGUE if left else NormIn.KERNEL
+            return OutputPlan(self.product([w], s), where), x
+        product, layout = self.product([w], s, "ADD"), PLAIN
+        if successor is not None and x.factors:
+            layout = self._deferred_layout(w, successor.projections, s)
+        if layout == PLAIN:
+            return OutputPlan(product), x
+        assert w.tiles is not None
+        columns = self.kernels.square_columns(self.is_skinny(w.tiles, s.n_tokens))
+        return OutputPlan(product, NormIn.NONE, layout, columns), x._replace(deferred=True)
+
+    def _deferred_layout(self, w: Matrix, successor: Sequence[Matrix], s: StepClass) -> int:
+        """Layout in which a GEMM with w stores the deferred norm for the products in `successor`;
+        PLAIN: w defers no norm.
+        """
+        tiles = [m.tiles for m in (w, *successor) if m.tiles is not None]
+        if len(tiles) <= len(successor) or not self.defers(s.n_tokens, tiles) or w.n_rows % UNIT:
+            return PLAIN
+        return self.x_layout(successor, s) if self.x_layout([w], s) != PLAIN else PLAIN
+
+    def head(self, head: Head, s: StepClass, x: ResidualState) -> ProductPlan:
+        """The plan of the logits of the wanted rows."""
+        key = head, s, x
+        if key not in self._plans:
+            refuse(head)
+            norm, _ = self.input_norm([head.weight], s, ResidualState(), s.n_rows, s.all_rows)
+            self._plans[key] = self.product([head.weight], s, "STORE", norm, s.n_rows)
+        return self._plans[key]
+
+    def forget(self) -> None:
+        """Drop all plans; call before weights change."""
+        self._plans.clear()
+
+
+def refuse(part: Attention | Dense | Head) -> None:
+    """Raises GGUFError for what no kernel computes."""
+    norms = [part.norm, getattr(part, "post_norm", None)]
+    found = {
+        "layer norms and norms with a bias": any(n and not n.is_rms for n in norms),
+        "a bias of the attention's output": getattr(part, "bo", None) is not None,
+        "a scale of what is added to the residual stream": getattr(part, "residual_scale", 1) != 1,
+        "a scale of logits": getattr(part, "scale", 1) != 1 and isinstance(part, Head),
+    }
+    for what, there in found.items():
+        if there:
+            raise GGUFError(f"the CUDA backend has no kernel for {what}: use --device cpu")

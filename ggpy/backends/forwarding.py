@@ -1,0 +1,95 @@
+"""Ops that hand every call on to other ops: the base of what looks at a backend from outside.
+
+Nothing here computes, and nothing knows which backend is wrapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ..gguf import Tensor
+from ..sampling import Sampler
+from .interface import (
+    ActivationType,
+    Array,
+    CacheShape,
+    Demand,
+    Head,
+    Layer,
+    Ops,
+    Probe,
+    Role,
+    Step,
+    Weight,
+)
+
+
+class Forwarding:
+    """A backend that is another one; subclasses replace what they look at."""
+
+    def __init__(self, ops: Ops) -> None:
+        self._ops = ops
+        self.name, self.reason, self.asynchronous = ops.name, ops.reason, ops.asynchronous
+
+    def plan_memory(self, demand: Demand) -> int:
+        return self._ops.plan_memory(demand)
+
+    def weight(
+        self,
+        tensor: Tensor,
+        role: Role,
+        scale: Tensor | None = None,
+        activations: ActivationType = "f16",
+    ) -> Weight:
+        return self._ops.weight(tensor, role, scale, activations)
+
+    def weights_ready(self) -> None:
+        self._ops.weights_ready()
+
+    def allocate_cache(self, shape: CacheShape) -> None:
+        self._ops.allocate_cache(shape)
+
+    def clear_pages(self, group: int, pages: Sequence[int]) -> None:
+        self._ops.clear_pages(group, pages)
+
+    def run(
+        self, step: Step, forward: Callable[[Step], Array], probe: Probe | None = None
+    ) -> Array:
+        return self._ops.run(step, forward, probe)
+
+    def embed(self, step: Step, table: Weight, scale: float = 1.0) -> Array:
+        return self._ops.embed(step, table, scale)
+
+    def mix(self, x: Array, layer: Layer, step: Step) -> Array:
+        return self._ops.mix(x, layer, step)
+
+    def feed_forward(self, x: Array, layer: Layer, step: Step) -> Array:
+        return self._ops.feed_forward(x, layer, step)
+
+    def logits(self, x: Array, head: Head, step: Step) -> Array:
+        return self._ops.logits(x, head, step)
+
+    def sample(self, logits: Array, samplers: Sequence[Sampler]) -> Array:
+        return self._ops.sample(logits, samplers)
+
+    def read(self, array: Array) -> NDArray[Any]:
+        return self._ops.read(array)
+
+    def device_bytes(self) -> int:
+        return self._ops.device_bytes()
+
+
+def chained(first: Probe, second: Probe | None) -> Probe:
+    """A probe that tells both."""
+    if second is None:
+        return first
+    other = second
+
+    def both(layer: int, name: str, array: Array) -> None:
+        first(layer, name, array)
+        other(layer, name, array)
+
+    return both

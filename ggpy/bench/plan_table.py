@@ -1,0 +1,292 @@
+"""`ggpy bench --plan`: which kernels a model's steps take on a GPU, without that GPU.
+
+The backend plans on a device that computes nothing; a row is a product, with what is fused with it.
+Layers that are planned alike share a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass, replace
+from itertools import groupby
+from types import SimpleNamespace
+from typing import Any
+
+from .. import arch
+from ..backends.cuda.arrays import Matrix
+from ..backends.cuda.attention import HeadKernels
+from ..backends.cuda.backend import Cuda
+from ..backends.cuda.plan import LaunchPlan, NormIn, ProductPlan, ResidualState, RopeIn, StepClass
+from ..backends.cuda.weights_f16 import SCRATCH
+from ..backends.interface import ActivationType, Role
+from ..gguf import Tensor
+from ..kernels.blocks.block_kernel import BlockMatrix
+from ..kernels.layout.pack import PLAIN
+from ..kernels.layout.tile import ROWS, TiledMatrix, layout_of
+from ..util.simulated import SHARED_BYTES
+from .compile_ahead import Wishes
+
+LARGE_SHARED = (
+    227 << 10
+)  # bytes of shared memory of a CTA on Hopper and the data centres' Blackwell
+GPUS = {  # architecture -> SMs of a common GPU of it, where no other is at hand
+    "sm_75": 40,
+    "sm_80": 108,
+    "sm_86": 82,
+    "sm_89": 128,
+    "sm_90": 132,
+    "sm_90a": 132,
+    "sm_100": 148,
+    "sm_120": 170,
+}
+SMALL_SHARED = {"sm_120": 99 << 10}
+DECODE = (1, 2, 4, 8, 16, 32, 64)  # sequences
+PREFILL = (512,)  # tokens of a prompt
+LAYOUTS = ("rows", "codes", "f16")  # of activations, by kernels/layout/pack.py
+N_CTX = 4096
+DEFAULT = "sm_90a"  # where there is no GPU and none is asked for
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """A product of a step. layers: those that are planned so."""
+
+    tokens: str
+    layers: str
+    tensor: str
+    kernel: str
+    layout: str
+    norm: str
+    rope: str
+    epilogue: str
+    schedule: str
+    workspace: str
+
+
+TITLES = ("tokens", "layers", "tensor", "kernel", "x", "norm", "rope", "epilogue", "schedule")
+HEADER = PlanRow(*TITLES, "workspace")
+
+
+def device_of(architecture: str, sm_count: int | None = None) -> Any:
+    """A device of an architecture that computes nothing; ValueError for one that is not known."""
+    if architecture not in GPUS:
+        raise ValueError(f"{architecture} is not known: take one of {', '.join(GPUS)}")
+    shared = SMALL_SHARED.get(architecture) or SHARED_BYTES.get(architecture, LARGE_SHARED)
+    facts = SimpleNamespace(
+        arch=architecture, sm_count=sm_count or GPUS[architecture], shared_bytes=shared
+    )
+    return _Device(facts)
+
+
+class _Device(Wishes):
+    """Wishes that also stand in for streams and pinned memory."""
+
+    used_bytes = 0
+
+    def pinned(self, nbytes: int) -> Any:
+        """Memory of the host."""
+        import numpy as np
+
+        return np.zeros(nbytes, np.uint8)
+
+    def mapped(self, nbytes: int) -> Any:
+        """The same, with an address."""
+        return self.pinned(nbytes), self.alloc(nbytes).at(0)
+
+    def new_stream(self) -> Any:
+        """A stream on which nothing happens."""
+        return self.event()
+
+    @property
+    def stream(self) -> Any:
+        """The device's own."""
+        return self.event()
+
+
+class _Planned(Cuda):
+    """A backend whose weights have shapes and no memory."""
+
+    def weight(
+        self,
+        tensor: Tensor,
+        role: Role,
+        scale: Tensor | None = None,
+        activations: ActivationType = "f16",
+    ) -> Any:
+        """As Cuda.weight, without the upload."""
+        memory = self.device.alloc(1 << 40)
+        if len(tensor.shape) == 1:
+            return memory
+        *experts, n_rows, k = tensor.shape
+        planner = self.context.planner
+        tiled = scale is not None or not (role.lookup or planner.keeps_blocks(tensor.format))
+        layout = layout_of(tensor.format, k) if tiled else None
+        tiles = TiledMatrix(layout, n_rows, k, memory) if layout else None
+        n_experts = experts[0] if experts else 1
+        blocks = None
+        if tiles is None:
+            blocks = BlockMatrix(tensor.format, n_experts * n_rows, k, memory)
+        if not planner.runs_w8a8(activations, tiles):
+            activations = "f16"
+        by_row = memory if scale is not None else None
+        return Matrix(n_rows, k, tiles, blocks, by_row, activations, n_experts)
+
+
+def table(file: Any, device: Any, steps: Sequence[StepClass], **policy: Any) -> list[PlanRow]:
+    """The rows of a model's steps; policy: see Cuda."""
+    ops = _Planned(device, **policy)
+    n_seq = max(s.n_tokens for s in steps if s.decode) if any(s.decode for s in steps) else 1
+    decoder = arch.load(file, ops, N_CTX, n_seq=n_seq)
+    ops.allocate_cache(decoder.cache_shape(n_seq, N_CTX, decoder.n_batch))
+    return [row for s in steps for row in _merged(list(_rows(ops, decoder, s)))]
+
+
+def steps_of(decode: Sequence[int] = DECODE, prefill: Sequence[int] = PREFILL) -> list[StepClass]:
+    """Steps of so many sequences that decode, and of prompts of so many tokens."""
+    one_each = [StepClass(n, n, True, True) for n in decode]
+    return [*one_each, *(StepClass(n, 1, False, n == 1) for n in prefill)]
+
+
+def _rows(ops: Cuda, decoder: Any, s: StepClass) -> Iterator[tuple[int, PlanRow]]:
+    """(layer, row); the head's layer is behind the last."""
+    planner, attention = ops.context.planner, ops.attention
+    assert attention is not None
+    n = f"{s.n_tokens}" if s.decode else f"pp{s.n_tokens}"
+    stream = ResidualState()
+    for layer in decoder.layers:
+        a = layer.mixer
+        kernels = attention.kernels[attention.kernel_of_group[a.group]]
+        plan = planner.attention(layer, s, stream, kernels)
+        names, o = ("attn_q", "attn_k", "attn_v"), plan.out
+        yield from _product(ops, layer.index, n, plan.qkv, names, a.projections, plan.rope)
+        yield layer.index, _attention(kernels, layer.index, n, s)
+        yield from _product(ops, layer.index, n, o.product, ("attn_output",), [a.wo], out=o)
+        stream = plan.after
+        if layer.ffn is not None:
+            f, dense = layer.ffn, planner.dense(layer, s, stream)
+            d, gated = dense.down, ("ffn_gate", "ffn_up")
+            yield from _product(ops, layer.index, n, dense.gate_up, gated, f.projections)
+            yield from _product(ops, layer.index, n, d.product, ("ffn_down",), [f.w_down], out=d)
+            stream = dense.after
+    head = planner.head(decoder.head, s, stream)
+    index = len(decoder.layers)
+    yield from _product(ops, index, n, head, ("output",), [decoder.head.weight])
+
+
+def _attention(kernels: HeadKernels, layer: int, tokens: str, s: StepClass) -> PlanRow:
+    """The row of a layer's attention."""
+    least, prefill = kernels.prefill_tokens, kernels.prefill
+    kernel = "paged_attention"
+    if not s.decode and prefill and least is not None and s.n_tokens >= least:
+        kernel = "prefill_attention_wgmma" if prefill.wgmma else "prefill_attention"
+    elif s.decode and kernels.decode.has_decode_kernel:
+        kernel = "decode_attention"
+    heads = kernels.heads
+    shape = f"{heads.n_head}/{heads.n_head_kv} heads of {heads.head_size}"
+    return PlanRow(tokens, str(layer), "attention", kernel, "-", "-", "-", "-", shape, "-")
+
+
+def _product(
+    ops: Cuda,
+    layer: int,
+    tokens: str,
+    plan: ProductPlan,
+    names: Sequence[str],
+    weights: Sequence[Matrix],
+    rope: RopeIn | None = None,
+    out: Any = None,
+) -> Iterator[tuple[int, PlanRow]]:
+    for launch in plan.launches:
+        kernel = launch.kernel
+        if launch.inner is not None:
+            kernel += f" + {launch.inner.kernel}"
+        part, epilogue = weights[launch.part], plan.epilogue.lower()
+        if out is not None and out.deferred != PLAIN:
+            epilogue += " + next norm"
+        if out is not None and out.post_norm is not NormIn.NONE:
+            epilogue += f" + norm ({out.post_norm.value})"
+        schedule, workspace = _schedule(ops, plan, launch, part)
+        yield (
+            layer,
+            PlanRow(
+                tokens=tokens,
+                layers=str(layer),
+                tensor=", ".join(names[launch.part]),
+                kernel=kernel,
+                layout=LAYOUTS[plan.x_layout],
+                norm=plan.norm.value,
+                rope=rope.value if rope else "-",
+                epilogue=epilogue,
+                schedule=schedule,
+                workspace=f"{workspace / 1e6:.1f} MB" if workspace else "-",
+            ),
+        )
+
+
+def _schedule(
+    ops: Cuda, plan: ProductPlan, launch: LaunchPlan, weights: Sequence[Matrix]
+) -> tuple[str, int]:
+    """How the launch's output is dealt out to CTAs, and bytes of scratch memory that it takes."""
+    kernels = ops.context.planner.kernels
+    inner, nbytes = launch, 0
+    tiles = [w.tiles for w in weights if w.tiles is not None]
+    if launch.inner is not None:
+        inner = launch.inner
+        layout = layout_of_f16()
+        tiles = [TiledMatrix(layout, w.n_rows, w.k, w.in_blocks.data) for w in weights]
+        nbytes = min(SCRATCH, sum(layout.nbytes(w.n_rows, w.k) for w in weights))
+    n, epilogue = plan.n_tokens, plan.epilogue
+    if inner.kernel == "gemm_wgmma":
+        tiling, schedule = kernels.wgmma.schedule(tiles, n, epilogue)
+        if tiling.split:
+            nbytes += kernels.wgmma.workspace_bytes
+        return f"{schedule.name}, {tiling.tokens} tokens a tile", nbytes
+    if inner.kernel == "gemm_skinny":
+        config = kernels.skinny.config_for(tiles[0], n)
+        assert config is not None
+        n_parts = config.split_k
+        split = f", split-K {n_parts}" if n_parts > 1 else ""
+        nbytes += kernels.wgmma.workspace_bytes if n_parts > 1 else 0
+        return f"{config.tokens} tokens, {config.stages} stages{split}", nbytes
+    if inner.kernel == "gemm_decode":
+        rows = sum(-(-w.n_rows // ROWS) for w in tiles)
+        return f"{min(rows, ops.device.sm_count)} CTAs", nbytes
+    return "-", nbytes
+
+
+def layout_of_f16() -> Any:
+    """The layout of weights that become f16."""
+    from ..kernels.layout.blocks_to_f16 import F16_TILES
+
+    return F16_TILES
+
+
+def _merged(found: list[tuple[int, PlanRow]]) -> Iterator[PlanRow]:
+    """Rows in the order of the network; those that differ in nothing but the layer are one."""
+    same: dict[PlanRow, list[int]] = {}
+    for layer, row in found:
+        same.setdefault(replace(row, layers=""), []).append(layer)
+    last = max(layer for layer, _ in found)
+    for row, layers in same.items():
+        yield replace(row, layers="" if layers == [last] else _ranges(layers))
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """ "0-3, 5" for 0, 1, 2, 3, 5."""
+    spans = []
+    for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        members = [number for _, number in group]
+        ends = list(dict.fromkeys((members[0], members[-1])))
+        spans.append("-".join(map(str, ends)))
+    return ", ".join(spans)
+
+
+def lines(rows: Sequence[PlanRow]) -> Iterator[str]:
+    """A table in Markdown."""
+    cells = [astuple(row) for row in (HEADER, *rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+    for i, row in enumerate(cells):
+        padded = (text.ljust(width) for text, width in zip(row, widths, strict=True))
+        yield f"| {' | '.join(padded)} |"
+        if i == 0:
+            yield f"|{'|'.join('-' * (width + 2) for width in widths)}|"

@@ -1,0 +1,140 @@
+"""Which kernels a step takes: golden tables, and that a step decides nothing twice."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from counting_device import LaunchesOnHopper
+from random_decoder import LAYERS, decode_step, random_decoder
+
+from ggpy.backends.cuda.backend import Cuda
+from ggpy.backends.cuda.plan import CANDIDATES
+from ggpy.backends.interface import Layer, Norm
+from ggpy.bench import plan_table
+from ggpy.gguf import GGUFError
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden"
+REMAKE = "if that is meant, run `python tests/golden/make_plans.py` and say why in the commit"
+MOST_CALLS = 300  # of Python functions, in a backend's part of a decode step
+
+
+def maker() -> Any:
+    """tests/golden/make_plans.py."""
+    spec = importlib.util.spec_from_file_location("make_plans", GOLDEN / "make_plans.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+MAKER = maker()
+
+
+@pytest.mark.parametrize("architecture", MAKER.ARCHITECTURES)
+def test_golden_tables(architecture: str) -> None:
+    found = MAKER.plans(architecture).splitlines()
+    wanted = (GOLDEN / "plans" / f"{architecture}.md").read_text(encoding="utf-8").splitlines()
+    for a, b in zip(found, wanted, strict=True):
+        assert a == b, f"another kernel is taken on {architecture}; {REMAKE}"
+
+
+def test_every_candidate_is_taken_somewhere() -> None:
+    """By a golden table, but for those that the user asks for, or that weights ask for."""
+    asked = {"cublas", "w8a8", "mul_mat_vec_q"}
+    text = "".join(path.read_text() for path in (GOLDEN / "plans").glob("*.md"))
+    assert {c.name for c in CANDIDATES if c.name not in text} == asked
+
+
+@contextmanager
+def counted(folders: tuple[str, ...]) -> Iterator[dict[str, int]]:
+    """Calls of Python functions in these folders of the package."""
+    calls = dict.fromkeys(folders, 0)
+
+    def profile(frame: FrameType, event: str, arg: object) -> None:
+        if event == "call":
+            for folder in folders:
+                calls[folder] += folder in frame.f_code.co_filename.replace("\\", "/")
+
+    sys.setprofile(profile)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(None)
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 16])
+def test_a_decode_step_decides_nothing_twice(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three layers: plans are looked up, one for each op that has one."""
+    device = LaunchesOnHopper()
+    ops = Cuda(device)
+    decoder = random_decoder(ops)
+    step = decode_step(n)
+    ops.run(step, decoder.forward)
+    monkeypatch.setattr(ops._graphs, "run", lambda *args: args[-1]())
+    folders = ("ggpy/backends/cuda/plan/", "ggpy/backends/cuda/")
+    with counted(folders) as calls:
+        ops.run(step, decoder.forward)
+    assert calls[folders[0]] == 2 * LAYERS + 1
+    assert calls[folders[1]] < MOST_CALLS
+
+
+def test_the_table_has_a_row_for_each_product() -> None:
+    with plan_table_model("SmolLM2-135M:Q8_0") as rows:
+        tensors = [row.tensor for row in rows if row.tokens == "1"]
+    assert tensors == [
+        "attn_q, attn_k, attn_v", "attention", "attn_output", "ffn_gate, ffn_up", "ffn_down",
+        "output",
+    ]  # fmt: skip
+    assert {row.layers for row in rows} == {"0-29", ""}
+
+
+@contextmanager
+def plan_table_model(name: str) -> Iterator[list[plan_table.PlanRow]]:
+    from ggpy.evaluate.synthetic import Synthetic
+
+    with Synthetic(name) as file:
+        device = plan_table.device_of("sm_89")
+        yield plan_table.table(file, device, plan_table.steps_of((1, 4), (64,)))
+
+
+def test_an_unknown_architecture() -> None:
+    with pytest.raises(ValueError, match="sm_61 is not known: take one of sm_75"):
+        plan_table.device_of("sm_61")
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"residual_scale": 0.5}, "a scale of what is added to the residual stream"),
+        ({"post_norm": "centred"}, "layer norms"),
+    ],
+)
+def test_what_no_kernel_computes_is_refused_by_name(change: Any, what: str) -> None:
+    ops = Cuda(LaunchesOnHopper())
+    decoder = random_decoder(ops)
+    layer = decoder.layers[0]
+    assert layer.ffn is not None
+    if "post_norm" in change:
+        change = {"post_norm": Norm(layer.ffn.norm.weight, 1e-5, centred=True)}
+    changed = Layer(0, layer.mixer, replace(layer.ffn, **change))
+    step = decode_step(1)
+    with pytest.raises(GGUFError, match=f"no kernel for {what}.*--device cpu"):
+        ops.run(step, lambda s: ops.feed_forward(ops.embed(s, decoder.table), changed, s))
+
+
+def test_steps_of_one_class_share_plans() -> None:
+    ops = Cuda(LaunchesOnHopper())
+    decoder = random_decoder(ops)
+    for position in range(3):
+        decoder.run(decode_step(2, position))
+    kept = len(ops.context.planner._plans)
+    decoder.run(decode_step(2, 9))
+    assert len(ops.context.planner._plans) == kept
