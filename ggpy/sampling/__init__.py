@@ -1,5 +1,7 @@
 """Logits -> token id: llama.cpp's sampler chain, with draws that a seed repeats."""
 
+from .dry import breaker_sequences
+from .links import ADJUSTMENTS, FILTERS, Adjustment, Filter, Link
 from .params import (
     DRY_SEQUENCE_BREAKERS,
     LARGEST,
@@ -9,17 +11,24 @@ from .params import (
     RANGES,
     SamplingParams,
 )
-from .sampler import NO_TOKEN, Sampler, uniform
+from .sampler import NO_TOKEN, Chain, Sampler, uniform
 
 __all__ = [
+    "ADJUSTMENTS",
     "DRY_SEQUENCE_BREAKERS",
+    "FILTERS",
     "LARGEST",
     "MAX_BIASES",
     "MAX_BREAKERS",
     "MAX_BREAKER_TOKENS",
     "NO_TOKEN",
     "RANGES",
+    "Adjustment",
+    "Chain",
+    "Filter",
+    "Link",
     "Sampler",
     "SamplingParams",
+    "breaker_sequences",
     "uniform",
 ]

@@ -1,7 +1,7 @@
 """The parameters of sampling, with llama.cpp's names and defaults, checked when they are given.
 
-Bounds keep every number that a chain computes from them within float32, on a GPU too. Nothing here
-knows what the links of the chain do with them.
+The ranges keep every number that a chain computes within float32, on a GPU too. Which link of the
+chain reads which parameter is in `links`.
 """
 
 from __future__ import annotations
@@ -9,105 +9,96 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from math import inf
+from typing import Any
 
 import numpy as np
 
-from .links import MAX_BREAKER_TAIL
+from .dry import MAX_BREAKER_TAIL
 
 MASK64 = (1 << 64) - 1
 DRY_SEQUENCE_BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's default
 
-LARGEST = 1e20  # of a parameter: with logits below 1e30, nothing that uses it leaves float32
+LARGEST = 1e20  # of a parameter: with logits below 1e30, no result leaves float32
 MOST = 2**31 - 1  # tokens that a parameter may count
 MAX_BIASES = 1 << 16
-MAX_BREAKERS = 1 << 18  # token sequences: what a few short texts come to in a large vocabulary
+MAX_BREAKERS = 1 << 18  # token sequences: a few short texts make that many in a large vocabulary
 MAX_BREAKER_TOKENS = 1 + MAX_BREAKER_TAIL
 
-# Lowest and highest value, and what a message says.
-RANGES: dict[str, tuple[float, float, str]] = {
-    "seed": (-1, MASK64, "an integer of 64 bits, or -1 for a random one"),
-    "temperature": (-LARGEST, LARGEST, "up to 1e20; 0 or less always takes the most probable one"),
-    "dynatemp_range": (0, LARGEST, "from 0 (off) to 1e20"),
-    "dynatemp_exponent": (0, LARGEST, "from 0 to 1e20"),
-    "top_k": (-1, MOST, "a number of tokens; 0 or -1 keeps all"),
-    "top_p": (0, 1, "from 0 to 1 (off)"),
-    "min_p": (0, 1, "from 0 (off) to 1"),
-    "typical_p": (0, 1, "from 0 to 1 (off)"),
-    "top_n_sigma": (-LARGEST, LARGEST, "standard deviations, up to 1e20; 0 or less is off"),
-    "xtc_probability": (0, 1, "from 0 (off) to 1"),
-    "xtc_threshold": (0, 1, "from 0 to 1; above 0.5 is off"),
-    "repeat_last_n": (-1, MOST, "a number of tokens; 0 is off, -1 is all of the context"),
-    "repeat_penalty": (1e-6, 1e6, "from 1e-6 to 1e6; 1 is off"),
-    "presence_penalty": (-LARGEST, LARGEST, "from -1e20 to 1e20; 0 is off"),
-    "frequency_penalty": (-LARGEST, LARGEST, "from -1e20 to 1e20; 0 is off"),
-    "dry_multiplier": (0, LARGEST, "from 0 (off) to 1e20"),
-    "dry_base": (1, LARGEST, "from 1 to 1e20"),
-    "dry_allowed_length": (1, MOST, "1 or more tokens"),
-    "dry_penalty_last_n": (-1, MOST, "a number of tokens; 0 is off, -1 is all of the context"),
-}
+
+def number(default: float, lowest: float, highest: float, meaning: str) -> Any:
+    """A numeric parameter; `meaning` is what an error says that it must be."""
+    return field(default=default, metadata={"range": (lowest, highest, meaning)})
 
 
-@dataclass(frozen=True)
+def last_n(default: int) -> Any:
+    """How many tokens a link looks back."""
+    return number(default, -1, MOST, "a number of tokens; 0 is off, -1 is all of the context")
+
+
+@dataclass(frozen=True, repr=False)
 class SamplingParams:
     """Names and defaults of llama.cpp's server; ValueError gives a parameter, its value and range.
 
+    >>> import ggpy
+    >>> ggpy.SamplingParams(temperature=0, seed=1)
+    SamplingParams(seed=1, temperature=0.0)
+
     `logit_bias` maps at most MAX_BIASES ids to what is added to their logits; -inf forbids one.
     `dry_breakers` are token sequences across which DRY sees no repetition, at most MAX_BREAKERS of
-    at most MAX_BREAKER_TOKENS: `logits.breaker_sequences` makes them. Numbers and collections are
-    copied: what the caller changes afterwards is not seen.
+    at most MAX_BREAKER_TOKENS: `breaker_sequences` makes them. Numbers and collections are copied:
+    what the caller changes afterwards is not seen.
     """
 
-    seed: int = -1
-    temperature: float = 0.8
-    dynatemp_range: float = 0.0
-    dynatemp_exponent: float = 1.0
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    typical_p: float = 1.0
-    top_n_sigma: float = -1.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    repeat_last_n: int = 64
-    repeat_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = 64
+    seed: int = number(-1, -1, MASK64, "an integer of 64 bits, or -1 for a random one")
+    temperature: float = number(
+        0.8, -LARGEST, LARGEST, "up to 1e20; 0 or less always takes the most probable one"
+    )
+    dynatemp_range: float = number(0.0, 0, LARGEST, "from 0 (off) to 1e20")
+    dynatemp_exponent: float = number(1.0, 0, LARGEST, "from 0 to 1e20")
+    top_k: int = number(40, -1, MOST, "a number of tokens; 0 or -1 keeps all")
+    top_p: float = number(0.95, 0, 1, "from 0 to 1 (off)")
+    min_p: float = number(0.05, 0, 1, "from 0 (off) to 1")
+    typical_p: float = number(1.0, 0, 1, "from 0 to 1 (off)")
+    top_n_sigma: float = number(
+        -1.0, -LARGEST, LARGEST, "standard deviations, up to 1e20; 0 or less is off"
+    )
+    xtc_probability: float = number(0.0, 0, 1, "from 0 (off) to 1")
+    xtc_threshold: float = number(0.1, 0, 1, "from 0 to 1; above 0.5 is off")
+    repeat_last_n: int = last_n(64)
+    repeat_penalty: float = number(1.0, 1e-6, 1e6, "from 1e-6 to 1e6; 1 is off")
+    presence_penalty: float = number(0.0, -LARGEST, LARGEST, "from -1e20 to 1e20; 0 is off")
+    frequency_penalty: float = number(0.0, -LARGEST, LARGEST, "from -1e20 to 1e20; 0 is off")
+    dry_multiplier: float = number(0.0, 0, LARGEST, "from 0 (off) to 1e20")
+    dry_base: float = number(1.75, 1, LARGEST, "from 1 to 1e20")
+    dry_allowed_length: int = number(2, 1, MOST, "1 or more tokens")
+    dry_penalty_last_n: int = last_n(64)
     dry_breakers: tuple[tuple[int, ...], ...] = ()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        default = SamplingParams()
+        values = ((f.name, getattr(self, f.name)) for f in fields(self))
+        changed = [f"{name}={value!r}" for name, value in values if value != getattr(default, name)]
+        return f"SamplingParams({', '.join(changed)})"
+
     def __post_init__(self) -> None:
-        for f in fields(self):
-            if f.name in RANGES:
-                value = _in_range(f.name, getattr(self, f.name), integer=f.type == "int")
-                object.__setattr__(self, f.name, value)
+        for name in RANGES:
+            value = _in_range(name, getattr(self, name), integer=name in INTEGERS)
+            object.__setattr__(self, name, value)
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         object.__setattr__(self, "dry_breakers", _breakers(self.dry_breakers))
 
     @property
-    def penalizes(self) -> bool:
-        """Whether tokens of the history lose logits by how often they occur."""
-        neutral = (self.repeat_penalty, self.presence_penalty, self.frequency_penalty) == (1, 0, 0)
-        return self.repeat_last_n != 0 and not neutral
-
-    @property
     def uses_dry(self) -> bool:
-        """Whether tokens that would continue a repetition lose logits."""
+        """Whether DRY is on, and `dry_breakers` matter."""
         return self.dry_multiplier > 0 and self.dry_penalty_last_n != 0
 
-    @property
-    def uses_xtc(self) -> bool:
-        """Whether the most probable candidates are sometimes left out."""
-        return self.xtc_probability > 0 and self.xtc_threshold <= 0.5
 
-    @property
-    def greedy(self) -> bool:
-        """Whether the chain comes down to the highest logit, after bias, penalties and DRY."""
-        cold = self.temperature <= 0 and self.dynatemp_range == 0
-        return cold and self.typical_p >= 1 and not self.uses_xtc
+# name -> lowest value, highest value, what an error says
+RANGES: dict[str, tuple[float, float, str]] = {
+    f.name: f.metadata["range"] for f in fields(SamplingParams) if f.metadata
+}
+INTEGERS = {f.name for f in fields(SamplingParams) if f.type == "int"}
 
 
 def _in_range(name: str, value: object, integer: bool) -> int | float:

@@ -1,8 +1,7 @@
-"""Logits -> token id: the chain that a sequence's parameters set up, and its draws.
+"""Logits -> token id: the chain that a sequence's parameters turn on, and its draws.
 
-The chain has llama.cpp's default order: logit bias, penalties, DRY, top-n-sigma, top-k, typical-p,
-top-p, min-p, XTC, temperature, and a draw that depends on the seed and the number of the draw
-alone. The links are in `links`. This module knows no tokenizer, no model and no backend.
+A draw depends on the seed and its number alone. The links and their order are in `links`. This
+module knows no single link, no tokenizer, no model and no backend.
 
 Letters: V vocabulary, k candidates.
 """
@@ -17,9 +16,10 @@ from math import isfinite
 import numpy as np
 from numpy.typing import NDArray
 
-from . import links as chain
-from .links import Candidates, Ids, Logits, Probabilities
+from .filters import Candidates
+from .links import ADJUSTMENTS, FILTERS
 from .params import MASK64, SamplingParams
+from .ranking import Ids, Logits, Probabilities, prefix, weights
 
 NO_TOKEN = -1  # the id of a row from which none can be chosen
 
@@ -37,14 +37,29 @@ def uniform(seed: int, counter: int) -> float:
     return (z >> 40) * 2.0**-24
 
 
-class Sampler:
-    """One sequence's chain: its parameters, what it has seen, and how many draws it has made.
+class Chain:
+    """The links that parameters turn on, in order: `adjustments`, then `filters`.
 
-    Draw i uses uniform(seed, 2 i) for the token and uniform(seed, 2 i + 1) for XTC, so a backend
-    that samples by itself needs `seed` and `n_drawn` and adds to the latter. `history` is the
-    prompt and every accepted token; a last one ~r is what the step under way samples at its row r.
-    `greedy`: the token is the highest of the adjusted logits, and no draw matters. ValueError where
-    a biased id is not in the vocabulary.
+    greedy: the chain comes down to the highest adjusted logit. Then no draw matters, and filters
+    that always keep the best candidate are left out. has_kernels: every link has a kernel.
+    """
+
+    def __init__(self, params: SamplingParams) -> None:
+        self.adjustments = [link for link in ADJUSTMENTS if link.active(params)]
+        filters = [link for link in FILTERS if link.active(params)]
+        last = [link for link in filters if link.leaves_one(params)]
+        self.greedy = bool(last) and all(link.keeps_best for link in filters)
+        self.filters = last if self.greedy else filters
+        self.has_kernels = all(link.has_kernel for link in (*self.adjustments, *self.filters))
+
+
+class Sampler:
+    """One sequence's chain, the tokens it has seen, and how many draws it has made.
+
+    Draw i uses uniform(seed, 2 i) for the token and uniform(seed, 2 i + 1) for filters that apply
+    by chance, so a backend that samples by itself needs `seed` and `n_drawn` and adds to the
+    latter. `history` is the prompt and every accepted token; a last one ~r is what the step under
+    way samples at its row r. ValueError where a biased id is not in the vocabulary.
     """
 
     def __init__(self, params: SamplingParams, n_vocab: int, history: Iterable[int] = ()):
@@ -52,11 +67,11 @@ class Sampler:
         if beyond:
             raise ValueError(f"logit_bias names token {beyond[0]}: ids go from 0 to {n_vocab - 1}")
         self.params = params
+        self.chain = Chain(params)
         self.n_vocab = n_vocab
         self.history = [int(token) for token in history]
         self.n_drawn = 0
         self.seed = params.seed if params.seed >= 0 else int.from_bytes(os.urandom(4), "little")
-        self.greedy = params.greedy
         self.error: Exception | None = None  # why `try_sample` chose no token
         self._expects = False  # whether the last of the history is not accepted yet
 
@@ -79,40 +94,31 @@ class Sampler:
         if self._expects and self.history[-1] < 0:
             self.history[-1] = int(sampled[~self.history[-1]])
 
+    def recent(self, n: int) -> list[int]:
+        """Returns the last n tokens of the history; -1 is all."""
+        return self.history if n < 0 else self.history[max(0, len(self.history) - n) :]
+
     def adjust(self, logits: Logits) -> Logits:
-        """logits[V] after bias, penalties and DRY; the same array when none is on."""
-        p = self.params
-        if p.logit_bias:
-            logits = chain.add_bias(logits, p.logit_bias)
-        if p.penalizes:
-            recent = self._recent(p.repeat_last_n)
-            penalties = (p.repeat_penalty, p.presence_penalty, p.frequency_penalty)
-            logits = chain.penalize(logits, recent, *penalties)
-        if p.uses_dry:
-            recent = self._recent(p.dry_penalty_last_n)
-            strength = (p.dry_multiplier, p.dry_base, p.dry_allowed_length)
-            logits = chain.dry(logits, recent, *strength, p.dry_breakers)
+        """Returns logits[V] after the adjustments; the same array when none is on."""
+        for link in self.chain.adjustments:
+            recent = self.recent(link.look_back(self.params))
+            logits = link.apply(logits, self.params, recent)
         return logits
 
     def candidates(self, logits: Logits) -> Candidates:
-        """What the chain leaves of logits[V]: ids[k] in rising order and their scaled logits[k]."""
-        p = self.params
-        kept = chain.top_n_sigma(_all_ids(self.n_vocab), self._adjusted(logits), p.top_n_sigma)
-        kept = chain.top_k(*kept, p.top_k)
-        kept = chain.typical_p(*kept, p.typical_p)
-        kept = chain.top_p(*kept, p.top_p)
-        kept = chain.min_p(*kept, p.min_p)
-        if p.uses_xtc and uniform(self.seed, 2 * self.n_drawn + 1) < p.xtc_probability:
-            kept = chain.xtc(*kept, p.xtc_threshold)
-        heat = (p.temperature, p.dynatemp_range, p.dynatemp_exponent)
-        return chain.scale(*kept, chain.dynamic_temperature(kept[1], *heat))
+        """Returns (ids[k], scaled logits[k]) that the chain leaves of logits[V], in rising id."""
+        found = _all_ids(self.n_vocab), self._adjusted(logits)
+        chance = uniform(self.seed, 2 * self.n_drawn + 1)
+        for link in self.chain.filters:
+            found = link.apply(found, self.params, chance)
+        return found
 
     def probabilities(self, logits: Logits) -> tuple[Ids, Probabilities]:
-        """(ids[k], p[k]) that the next draw chooses from, in falling probability, ties by id."""
+        """Returns (ids[k], p[k]) of the next draw, most probable first, ties by id."""
         ids, kept = self.candidates(logits)
         order = np.argsort(-kept, kind="stable")
-        weights = chain.weights(kept[order])
-        return ids[order], weights / weights.sum()
+        w = weights(kept[order])
+        return ids[order], w / w.sum()
 
     def sample(self, logits: Logits) -> int:
         """Draw an id from logits[V] and count the draw; the id is not accepted.
@@ -120,7 +126,8 @@ class Sampler:
         The first candidate in falling probability, ties by id, at which the sum of weights exceeds
         `uniform` times their total. ValueError where logits are NaN or all -inf.
         """
-        token = int(np.argmax(self._adjusted(logits))) if self.greedy else self._draw(logits)
+        greedy = self.chain.greedy
+        token = int(np.argmax(self._adjusted(logits))) if greedy else self._draw(logits)
         self.n_drawn += 1
         return token
 
@@ -134,12 +141,9 @@ class Sampler:
 
     def _draw(self, logits: Logits) -> int:
         ids, kept = self.candidates(logits)
-        weights = chain.weights(kept)
-        mass = uniform(self.seed, 2 * self.n_drawn) * float(weights.sum())
-        return int(ids[chain.prefix(kept, weights, mass, side="right")[-1]])
-
-    def _recent(self, last_n: int) -> list[int]:
-        return self.history if last_n < 0 else self.history[-last_n:]
+        w = weights(kept)
+        mass = uniform(self.seed, 2 * self.n_drawn) * float(w.sum())
+        return int(ids[prefix(kept, w, mass, side="right")[-1]])
 
     def _adjusted(self, logits: Logits) -> Logits:
         if logits.shape != (self.n_vocab,):

@@ -1,0 +1,126 @@
+"""DRY ("Don't Repeat Yourself"): a penalty for tokens that would extend a repetition.
+
+Histories and sequence breakers are token ids; `breaker_sequences` makes breakers of texts. Source:
+text-generation-webui pull request 5677 by p-e-w; ggml-org/llama.cpp, llama_sampler_dry.
+
+Letters: V vocabulary, n tokens of the history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from math import log
+
+import numpy as np
+
+from .ranking import Logits
+
+MAX_BREAKER_CHARS = 40
+MAX_BREAKER_TAIL = 20  # tokens of a breaker sequence after its first one
+MAX_BREAKER_TEXTS = 64
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+LOG_FLOAT32_MAX = 88.7228391
+
+
+def dry(
+    logits: Logits,
+    recent: Sequence[int],
+    multiplier: float,
+    base: float,
+    allowed: int,
+    breakers: Sequence[Sequence[int]] = (),
+) -> Logits:
+    """Returns logits[V] with multiplier * base^(length - allowed) subtracted from each token that
+    would extend a repetition of `length` >= `allowed` tokens at the end of recent[n].
+
+    base is at least 1. The power and the penalty are limited to the range of float32. A token that
+    is a breaker by itself is not penalised.
+    """
+    exempt = {sequence[0] for sequence in breakers if len(sequence) == 1}
+    max_power = int(LOG_FLOAT32_MAX / log(base)) if base > 1 else 0  # any power of 1 is 1
+    out = logits.copy()
+    with np.errstate(over="ignore"):  # a logit may itself be near the end of float32
+        for token, length in repetitions(recent, allowed, breakers).items():
+            if token not in exempt:
+                penalty = multiplier * base ** min(length - allowed, max_power)
+                out[token] -= np.float32(min(penalty, FLOAT32_MAX))
+    return out
+
+
+def repetitions(
+    recent: Sequence[int], allowed: int, breakers: Iterable[Sequence[int]]
+) -> dict[int, int]:
+    """Returns {token: length}: tokens that would extend a repetition at the end of recent[n], and
+    its length so far in tokens, at least `allowed`.
+    """
+    limit = tokens_since_breaker(recent, breakers)
+    if len(recent) <= allowed or limit < allowed:
+        return {}
+    longest: dict[int, int] = {}
+    for i, match in enumerate(suffix_matches(recent)):
+        length = min(match, limit)
+        if i > 0 and length >= allowed:
+            follower = recent[len(recent) - i]
+            longest[follower] = max(length, longest.get(follower, 0))
+    return longest
+
+
+def suffix_matches(recent: Sequence[int]) -> list[int]:
+    """Returns z[n]: z[i] is the length of the longest common suffix of recent[:n - i] and recent.
+
+    The Z algorithm over the reversed history, in linear time; z[0] is n.
+    """
+    s = list(reversed(recent))
+    n = len(s)
+    z = [n] * n
+    left = right = 0  # s[left:right] equals s[:right - left]
+    for i in range(1, n):
+        length = min(right - i, z[i - left]) if i < right else 0
+        while i + length < n and s[length] == s[i + length]:
+            length += 1
+        z[i] = length
+        if i + length > right:
+            left, right = i, i + length
+    return z
+
+
+def tokens_since_breaker(recent: Sequence[int], breakers: Iterable[Sequence[int]]) -> int:
+    """Returns how many tokens follow the last sequence breaker in recent[n]; n without one."""
+    tails: dict[int, list[tuple[int, ...]]] = {}
+    for head, *tail in breakers:
+        tails.setdefault(head, []).append(tuple(tail))
+    for start in range(len(recent) - 1, -1, -1):
+        after = tuple(recent[start + 1 : start + 1 + MAX_BREAKER_TAIL])
+        found = [len(t) for t in tails.get(recent[start], ()) if after[: len(t)] == t]
+        if found:
+            return len(recent) - start - 1 - max(found)
+    return len(recent)
+
+
+def breaker_sequences(
+    breakers: Iterable[str], pieces: Sequence[bytes], encode: Callable[[str], Sequence[int]]
+) -> tuple[tuple[int, ...], ...]:
+    """Returns the token sequences in which the text of a breaker may appear.
+
+    pieces[V] are the bytes of each token; `encode` turns text into ids without special tokens. A
+    token that contains the breaker is a sequence by itself. A token that ends inside the breaker is
+    followed by the ids of the rest of the breaker. ValueError for more than MAX_BREAKER_TEXTS
+    breakers.
+    """
+    breakers = list(breakers)
+    if len(breakers) > MAX_BREAKER_TEXTS:
+        raise ValueError(
+            f"{len(breakers)} sequence breakers: at most {MAX_BREAKER_TEXTS} are possible"
+        )
+    found: dict[tuple[int, ...], None] = {}
+    for breaker in breakers:
+        text = breaker[:MAX_BREAKER_CHARS]
+        whole = text.encode()
+        heads = [(text[:i].encode(), text[i:]) for i in range(1, len(text))]
+        tails = [(head, tuple(encode(rest))[:MAX_BREAKER_TAIL]) for head, rest in heads]
+        for token, piece in enumerate(pieces):
+            if whole in piece:
+                found[(token,)] = None
+            else:
+                found.update(((token, *t), None) for head, t in tails if piece.endswith(head))
+    return tuple(found)

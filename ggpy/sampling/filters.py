@@ -1,0 +1,113 @@
+"""Filters of candidates: (ids[k], logits[k]) in rising id -> fewer of them, or scaled logits.
+
+Pure functions. cuda/sampling/sample.cu repeats `top_k`, `top_p`, `min_p`, `xtc` and `scale` with
+the same bits. This module knows no parameters, no tokenizer and no model.
+"""
+
+from __future__ import annotations
+
+from math import log
+
+import numpy as np
+
+from .ranking import Ids, Logits, largest, prefix, softmax, weights
+
+Candidates = tuple[Ids, Logits]
+
+
+def top_n_sigma(ids: Ids, logits: Logits, n: float) -> Candidates:
+    """Keeps candidates within n standard deviations of the highest logit; n = 0 or less keeps all.
+
+    The standard deviation is that of the finite logits. Source: Tang et al. 2024, arXiv:2411.07641.
+    """
+    if n <= 0 or len(ids) < 2:
+        return ids, logits
+    finite = logits[np.isfinite(logits)]
+    with np.errstate(over="ignore"):  # -inf keeps all
+        lowest = finite.max() - np.float32(n * finite.std(dtype=np.float64))
+    keep = logits >= lowest
+    return ids[keep], logits[keep]
+
+
+def top_k(ids: Ids, logits: Logits, k: int) -> Candidates:
+    """Keeps the k candidates of highest logit; k = 0 or less keeps all."""
+    if k <= 0 or k >= len(ids):
+        return ids, logits
+    return _keep(ids, logits, largest(logits, k))
+
+
+def typical_p(ids: Ids, logits: Logits, p: float) -> Candidates:
+    """Keeps the fewest candidates, nearest to the entropy in surprise, that together hold more
+    than p.
+
+    Source: Meister et al. 2022, arXiv:2202.00666.
+    """
+    if p >= 1 or len(ids) < 2:
+        return ids, logits
+    probabilities = softmax(logits)
+    with np.errstate(divide="ignore"):
+        surprise = -np.log(probabilities)  # nats; inf where the probability is 0
+    entropy = float(probabilities @ np.where(probabilities > 0, surprise, 0))
+    return _keep(ids, logits, prefix(-np.abs(surprise - entropy), probabilities, p, side="right"))
+
+
+def top_p(ids: Ids, logits: Logits, p: float) -> Candidates:
+    """Keeps the fewest most probable candidates that together hold p or more.
+
+    Source: Holtzman et al. 2019, arXiv:1904.09751.
+    """
+    if p >= 1:
+        return ids, logits
+    w = weights(logits)
+    return _keep(ids, logits, prefix(logits, w, p * float(w.sum())))
+
+
+def min_p(ids: Ids, logits: Logits, p: float) -> Candidates:
+    """Keeps candidates at least p times as probable as the best one (Nguyen et al. 2024)."""
+    if p <= 0:
+        return ids, logits
+    keep = logits >= logits.max() + np.float32(log(p))
+    return ids[keep], logits[keep]
+
+
+def xtc(ids: Ids, logits: Logits, threshold: float) -> Candidates:
+    """Excludes top choices: drops all candidates of probability `threshold` or more but the least
+    probable one of them.
+
+    Source: text-generation-webui pull request 6335 by p-e-w.
+    """
+    w = weights(logits)
+    above = np.flatnonzero(w >= threshold * float(w.sum()))
+    if len(above) < 2:
+        return ids, logits
+    excluded = above[largest(logits[above], len(above))[:-1]]
+    return np.delete(ids, excluded), np.delete(logits, excluded)
+
+
+def scale(ids: Ids, logits: Logits, temperature: float) -> Candidates:
+    """Returns (l - max l) / temperature; at 0 or less, the best candidate alone."""
+    if temperature <= 0:
+        return _keep(ids, logits, largest(logits, 1))
+    with np.errstate(over="ignore"):
+        return ids, (logits - logits.max()) / np.float32(max(temperature, 1e-30))
+
+
+def dynamic_temperature(
+    logits: Logits, temperature: float, spread: float, exponent: float
+) -> float:
+    """Returns temperature - spread to temperature + spread, rising with the entropy of logits[k].
+
+    The entropy is taken relative to that of k equal logits, and raised to `exponent`.
+    """
+    if spread <= 0 or len(logits) < 2:
+        return temperature
+    probabilities = softmax(logits)
+    positive = probabilities[probabilities > 0]
+    relative = float(-(positive @ np.log(positive))) / log(len(logits))
+    low, high = max(0.0, temperature - spread), temperature + spread
+    return low + (high - low) * min(max(relative, 0.0), 1.0) ** exponent
+
+
+def _keep(ids: Ids, logits: Logits, indices: Ids) -> Candidates:
+    indices = np.sort(indices)
+    return ids[indices], logits[indices]
