@@ -1,19 +1,31 @@
 """`ggpy PROGRAM ...`: runs a program of the package, or one of the folder tools.
 
-Programs are found, not listed: a file in tools/ is one, and its first line says what it does.
+Programs are found, not listed: a file in tools/ is one. The first line of its docstring says what
+it does, `ggpy NAME ...`: DESCRIPTION, and whether it is "(for developers)".
 """
 
 from __future__ import annotations
 
-import ast
 import runpy
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-from .util.outcome import ended
+from .util.outcome import REFUSED, ended
 from .util.paths import data_dir, version
 
 IN_PACKAGE = ("run",)  # modules of this package
+FOR_DEVELOPERS = " (for developers)"
+
+
+class Program(NamedTuple):
+    """A program's name, its file, and what it does."""
+
+    name: str
+    path: Path
+    purpose: str
+    for_developers: bool
 
 
 def programs() -> dict[str, Path]:
@@ -23,27 +35,33 @@ def programs() -> dict[str, Path]:
     return {**package, **{n: p for n, p in tools.items() if not n.startswith("_")}}
 
 
-def purpose(path: Path) -> str:
-    """The first sentence of a program's docstring."""
-    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    sentence = " ".join(text.split("\n\n")[0].split()).split(". ")[0]
-    if sentence.startswith("`"):
-        return sentence.partition(": ")[2]
-    return sentence[:1].lower() + sentence[1:]
+def described() -> Iterator[Program]:
+    """All programs with what the first line of each says."""
+    for name, path in programs().items():
+        with path.open(encoding="utf-8") as file:
+            call, _, purpose = file.readline().strip('" \n').partition(": ")
+        yield Program(name, path, purpose.rstrip("."), call.endswith(FOR_DEVELOPERS))
 
 
 def usage() -> str:
     """What `ggpy --help` prints."""
-    lines = ["usage: ggpy PROGRAM [options]", "", "programs:"]
-    found = programs()
-    width = max(map(len, found))
-    lines += [f"  {name:{width}} {purpose(path).rstrip('.')}" for name, path in found.items()]
-    return "\n".join([*lines, "", "ggpy PROGRAM --help tells more."])
+    found = list(described())
+    width = max(len(program.name) for program in found)
+    lines = ["usage: ggpy PROGRAM [options]"]
+    for title, for_developers in (("programs:", False), ("programs for developers of ggpy:", True)):
+        lines += ["", title]
+        lines += [
+            f"  {program.name:{width}}  {program.purpose}"
+            for program in found
+            if program.for_developers is for_developers
+        ]
+    lines += ["", "`ggpy help PROGRAM` or `ggpy PROGRAM --help` shows a program's options."]
+    return "\n".join(lines)
 
 
-def answer(question: str) -> int:
-    """Print what --version or --help asks for."""
-    print(f"ggpy {version()}" if question == "--version" else usage())
+def show(text: str) -> int:
+    """Print a text; the exit status."""
+    print(text)
     return 0
 
 
@@ -52,16 +70,24 @@ def main(arguments: list[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     if not words:
         print(usage(), file=sys.stderr)
-        return 2
-    if words[0] in ("-h", "--help", "--version"):
-        return ended(lambda: answer(words[0]))
-    name, rest = words[0], words[1:]
+        return REFUSED
+    if words[0] == "help":
+        words = [*words[1:2], "--help"]
+    if words[0] in ("-h", "--help"):
+        return ended(lambda: show(usage()))
+    if words[0] == "--version":
+        return ended(lambda: show(f"ggpy {version()}"))
+    return start(words[0], words[1:])
+
+
+def start(name: str, arguments: list[str]) -> int:
+    """Run a program as the process's own; its exit status, unless it exits itself."""
     path = programs().get(name)
     if path is None:
         known = ", ".join(programs())
-        print(f"ggpy: error: unknown program {name}; there are: {known}", file=sys.stderr)
-        return 2
-    sys.argv = [f"ggpy {name}", *rest]
+        print(f"ggpy: error: unknown program {name!r}; there are: {known}", file=sys.stderr)
+        return REFUSED
+    sys.argv = [f"ggpy {name}", *arguments]
     if name in IN_PACKAGE:
         runpy.run_module(f"{__package__}.{name}", run_name="__main__", alter_sys=True)
     else:

@@ -30,19 +30,26 @@ class CacheTypes:
         """With `usual` for what was left open."""
         return CacheTypes(*(usual if name == AUTO else name for name in (self.k, self.v)))
 
-    def nbytes(self, head_size: int) -> int:
-        """Bytes of a head's key and value at one position; not for AUTO."""
+    def nbytes(self, key_size: int, value_size: int | None = None) -> int:
+        """Bytes of a head's key and value at one position, of one size if only one is given; not
+        for AUTO.
+        """
         from .formats import by_name
 
-        return sum(by_name(name).row_bytes(head_size) for name in (self.k, self.v))
+        sizes = key_size, key_size if value_size is None else value_size
+        types = self.k, self.v
+        return sum(by_name(name).row_bytes(n) for name, n in zip(types, sizes, strict=True))
 
-    def check_head(self, head_size: int) -> None:
-        """ValueError where a head is no whole number of a type's blocks."""
-        for option, name in (("-ctk", self.k), ("-ctv", self.v)):
-            if name.startswith("q") and head_size % BLOCK:
+    def check_head(self, key_size: int, value_size: int | None = None) -> None:
+        """ValueError where a head is no whole number of a type's blocks; of one size if only one is
+        given.
+        """
+        sizes = key_size, key_size if value_size is None else value_size
+        for option, name, size in zip(("-ctk", "-ctv"), (self.k, self.v), sizes, strict=True):
+            if name.startswith("q") and size % BLOCK:
                 raise ValueError(
                     f"{option} {name} keeps {BLOCK} elements of a head together, and this model's "
-                    f"heads have {head_size}: choose f16 or bf16"
+                    f"heads have {size}: choose f16 or bf16"
                 )
 
 

@@ -1,8 +1,8 @@
-"""A model that is loaded and ready: file, tokenizer, ops, decoder and engine in one object.
+"""A model that is loaded and ready: file, tokenizer, backend, decoder and engine in one object.
 
-What a program that uses ggpy as a library sees, from as many threads as it likes: the thread that
-takes pieces steps the engine, until a second one wants to at the same time; from then on an owner
-thread does it for all. Nothing here computes: it puts the parts together.
+`load` is the one constructor, for programs that use the library and for the command line. The
+thread that takes pieces steps the engine, until a second thread wants to at the same time; from
+then on an owner thread steps it for all of them. Nothing here computes.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,17 +24,52 @@ from .backends import choose
 from .backends.interface import Ops
 from .cache_types import AUTO, USUAL, CacheTypes
 from .gguf import File
-from .runtime.engine import Engine, Occupied, Piece
+from .runtime.engine import Engine, Occupied
 from .runtime.runner import Runner
+from .runtime.sequence import Piece, checked_stops, follow, whole
 from .runtime.sequence import Sequence as Answer
 from .sampling import SamplingParams
+from .sampling.keywords import SamplingKeywords
 from .tokenizer import Tokenizer
+from .tokenizer.templates import choose as choose_template
+
+if TYPE_CHECKING:
+    from typing import Unpack  # of Python 3.11
 
 DEFAULT_CONTEXT = 4096  # tokens, where neither the caller nor the model asks for fewer
+DEFAULT_MAX_TOKENS = 512
+
+Prompt = str | Sequence[int]
+
+
+class GenerateKeywords(SamplingKeywords, total=False):
+    """The keyword arguments of `Model.generate`, which `Model.chat` takes too."""
+
+    max_tokens: int | None
+    stop: str | Iterable[str]
+    logprobs: bool
+    top_logprobs: int
+    context_shift: bool
+    n_keep: int
+    params: SamplingParams | None
 
 
 class Model:
-    """An open model; use `load` to get one."""
+    """An open model; `load` makes one.
+
+    >>> import ggpy
+    >>> with ggpy.load("models/tiny/llama.gguf", device="cpu") as model:
+    ...     answer = "".join(map(str, model.generate("hello", max_tokens=4)))
+
+    Its parts: `file`, `tokenizer`, `ops` (the backend), `decoder`, `engine`. `n_ctx`: the context
+    in tokens. `n_ctx_train`: the context that the model was trained for, 0 if the file has none.
+
+    Threads: any number of threads may call `generate`, `chat`, `logits` and `close` of one model at
+    the same time. Each thread gets its own pieces and its own errors; up to `n_seq` texts are
+    evaluated together, and more wait. Only one thread at a time may iterate one generator. `close`
+    ends the generators of all threads with a RuntimeError. On a GPU the other texts of a batch may
+    change the last bits of logits: `batch_invariant` of `ggpy.backends.choose` prevents that.
+    """
 
     def __init__(
         self,
@@ -67,48 +103,144 @@ class Model:
         return self.file.metadata
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """l[T, V] after each of ids[T]; ValueError for none, or more than the context holds."""
+        """logits[T, V] after each of ids[T]; ValueError for none, or more than the context holds.
+
+        >>> import ggpy
+        >>> with ggpy.load("models/tiny/llama.gguf", device="cpu") as model:
+        ...     model.logits(model.tokenizer.encode("hello world")).shape
+        (3, 453)
+        """
         return self.engine.logits(ids)
 
     def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt | Sequence[Prompt],
         *,
-        max_tokens: int | None = None,
+        max_tokens: int | None = DEFAULT_MAX_TOKENS,
         stop: str | Iterable[str] = (),
         logprobs: bool = False,
+        top_logprobs: int = 0,
         context_shift: bool = False,
         n_keep: int = 0,
         params: SamplingParams | None = None,
-        **sampling: Any,
-    ) -> Iterator[Piece]:
-        """Pieces of a continuation, one for each token, until something ends it; in any thread.
+        **sampling: Unpack[SamplingKeywords],
+    ) -> Generator[Piece, None, None]:
+        """Continue a prompt, or each of a list: an iterator of pieces, one for each token.
 
-        A text gets the model's beginning token and its special tokens are parsed; ids are taken as
-        they are. Sampling parameters are given as `params` or by name (temperature=0, seed=1,
-        top_k=...). `logprob` is None unless logprobs is set. ValueError for a prompt that does not
-        fit, a parameter out of range, and logits of which no token can be chosen; RuntimeError when
-        the model is closed.
+        >>> import ggpy
+        >>> model = ggpy.load("models/tiny/llama.gguf", device="cpu", n_seq=2)
+        >>> text = ""
+        >>> for piece in model.generate("hello", max_tokens=8, temperature=0):
+        ...     text += piece.text
+        >>> piece.finish_reason
+        'length'
+
+        prompt: a text or ids of tokens, or a list of these. A text gets the model's beginning
+        token, and its special tokens are read as such; ids are taken as they are. The prompts of a
+        list are evaluated together, up to `n_seq` of `load` at a time. The iterator yields their
+        pieces as they are made, with `piece.index` for the place of the prompt in the list. It does
+        not return a list of texts, so that one loop streams one prompt or many.
+
+        >>> texts = ["", ""]
+        >>> for piece in model.generate(["hello", "world"], max_tokens=8, temperature=0):
+        ...     texts[piece.index] += piece.text
+        >>> texts[0] == text
+        True
+
+        max_tokens: for each prompt, 512 unless given; None goes on until the model ends the text or
+        the context is full.
+        stop: a text or several; the answer ends before the first of them.
+        logprobs: pieces have a `logprob`.
+        top_logprobs: pieces have a `logprob`, and `top_logprobs` of so many tokens. Log
+        probabilities are the model's own, before the sampler chain, as OpenAI's and llama.cpp's
+        are. A GPU then waits for each token before the next step.
+        context_shift: when the context is full, forget the older half of what follows the first
+        n_keep tokens, and go on.
+        params: sampling parameters; keywords (temperature=0, seed=1, ...) replace single ones.
+
+        >>> (piece,) = model.generate("hello", max_tokens=1, temperature=0, top_logprobs=2)
+        >>> [(best.text, round(best.logprob, 2)) for best in piece.top_logprobs]
+        [('h', -3.27), ('d', -3.48)]
+
+        The call checks its arguments: ValueError for a wrong one, TypeError for an unknown one,
+        ContextOverflow for a prompt that does not fit, RuntimeError after `close`. Evaluation
+        starts when the first piece is asked for. The iterator raises later errors: ValueError for
+        logits from which no token can be chosen, and errors of the device. An error of one prompt
+        is raised when the other prompts of the list are complete. Leaving the loop, or `close` of
+        the iterator, ends the generation.
+
+        >>> model.close()
         """
-        ids = (
-            self.tokenizer.encode(prompt, parse_special=True) if isinstance(prompt, str) else prompt
-        )
-        sequence = self.engine.add(
-            ids,
-            replace(params or SamplingParams(), **sampling),
-            max_tokens=max_tokens,
-            stop=stop,
-            logprobs=logprobs,
-            context_shift=context_shift,
-            n_keep=n_keep,
-        )
-        try:
-            yield from sequence.follow(self._advance(sequence))
-        finally:
-            self.engine.release(sequence)
+        if max_tokens is not None:
+            whole("max_tokens", max_tokens, least=0)
+        options: dict[str, Any] = {"max_tokens": max_tokens, "stop": checked_stops(stop)}
+        options |= {"logprobs": logprobs, "top_logprobs": top_logprobs}
+        options |= {"context_shift": context_shift, "n_keep": n_keep}
+        chosen = _sampling(params, sampling)
+        if not _is_list_of_prompts(prompt):
+            return self._pieces([self.engine.prepare(self._ids(prompt), chosen, **options)])
+        sequences = []
+        for i, one in enumerate(prompt):
+            try:
+                sequences.append(self.engine.prepare(self._ids(one), chosen, **options))
+            except ValueError as error:
+                error.args = (f"prompt {i} of the list: {error}",)
+                raise
+            sequences[-1].index = i
+        return self._pieces(sequences)
 
-    def _advance(self, sequence: Answer) -> Callable[[], None]:
-        """What makes the next piece of a sequence, or waits for the thread that does."""
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        chat_template: str | None = None,
+        **options: Unpack[GenerateKeywords],
+    ) -> Generator[Piece, None, None]:
+        """Answer a conversation: an iterator of pieces, one for each token.
+
+        >>> import ggpy
+        >>> messages = [
+        ...     {"role": "system", "content": "Be brief."},
+        ...     {"role": "user", "content": "hello"},
+        ... ]
+        >>> with ggpy.load("models/tiny/llama.gguf", device="cpu") as model:
+        ...     answer = "".join(map(str, model.chat(messages, max_tokens=8, temperature=0)))
+        >>> messages.append({"role": "assistant", "content": answer})
+
+        messages: dicts with "role" ("system", "user" or "assistant") and "content", the oldest
+        first. The model's chat template, a Jinja program that runs in a sandbox, makes a prompt of
+        them.
+        chat_template: another template: a name ("chatml", "llama3", ...), Jinja, or a file.
+        options: those of `generate`, with the same defaults.
+
+        Raises what `generate` raises; ValueError for messages of another form; ChatTemplateError, a
+        ValueError, for a model without a template, and for a template that fails or refuses the
+        messages.
+        """
+        template = None if chat_template is None else choose_template(chat_template)
+        rendered = self.tokenizer.apply_chat_template(messages, template)
+        return self.generate(self.tokenizer.encode_chat(rendered), **options)
+
+    def _ids(self, prompt: Any) -> Sequence[int]:
+        """The ids of one prompt; the engine checks those that were given."""
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt, parse_special=True)
+        if isinstance(prompt, Mapping):
+            raise ValueError(f"{prompt!r:.60} is a message: give messages to chat, not to generate")
+        return prompt
+
+    def _pieces(self, sequences: list[Answer]) -> Generator[Piece, None, None]:
+        """The pieces of sequences that are begun now, and that end with the generator."""
+        try:
+            for sequence in sequences:
+                self.engine.begin(sequence)
+            yield from follow(sequences, self._advance(sequences))
+        finally:
+            for sequence in sequences:
+                self.engine.release(sequence)
+
+    def _advance(self, sequences: list[Answer]) -> Callable[[], None]:
+        """Returns a function that makes the next pieces, or waits for the thread that does."""
         wait: Callable[[], None] | None = None
 
         def advance() -> None:
@@ -119,7 +251,7 @@ class Model:
                     return
                 except Occupied:
                     pass
-            wait = wait or self._start_runner().waiter(sequence)
+            wait = wait or self._start_runner().waiter(*sequences)
             wait()
 
         return advance
@@ -133,7 +265,7 @@ class Model:
             return self._runner
 
     def close(self) -> None:
-        """End all answers, with a RuntimeError for who waits for one, and let go of the file."""
+        """End all generators with a RuntimeError and close the file; again, it does nothing."""
         self.engine.close()
         if self._runner is not None:
             self._runner.close()
@@ -146,16 +278,43 @@ class Model:
         self.close()
 
 
-def _file_of(path: str | os.PathLike[str]) -> Path:
+def _is_list_of_prompts(prompt: Any) -> bool:
+    """Whether the elements of a prompt are prompts, not ids of tokens."""
+    several = isinstance(prompt, (list, tuple)) and len(prompt) > 0
+    return several and isinstance(prompt[0], (str, list, tuple, Mapping, np.ndarray))
+
+
+def _sampling(params: SamplingParams | None, given: Mapping[str, Any]) -> SamplingParams:
+    """The parameters with those that were given by name."""
+    if params is None:
+        params = SamplingParams()
+    elif not isinstance(params, SamplingParams):
+        raise ValueError(f"params is {params!r:.60}: give a SamplingParams, or keywords")
+    names = [f.name for f in fields(SamplingParams)]
+    for name in given:
+        if name not in names:
+            similar = get_close_matches(name, [*names, *GenerateKeywords.__annotations__], 1)
+            hint = f": did you mean {similar[0]}?" if similar else ""
+            raise TypeError(f"generate has no parameter {name}{hint}")
+    return replace(params, **given)
+
+
+def _open(path: str | os.PathLike[str]) -> File:
     """The file of a path, or of a known model's name where no file is called so."""
-    if isinstance(path, str) and hub.known(path) and not Path(path).exists():
-        return hub.resolve(path)
-    return Path(path)
+    if isinstance(path, str):
+        try:
+            hub.find(path)
+        except hub.HubError as error:
+            if Path(path).exists():
+                raise
+            raise FileNotFoundError(str(error)) from None
+        path = hub.resolve(path)
+    return File(path)
 
 
 def load(
-    path: str | os.PathLike[str],
-    device: str = "auto",
+    path: str | os.PathLike[str] | File,
+    device: str | Ops = "auto",
     *,
     n_ctx: int | None = None,
     n_batch: int | None = None,
@@ -163,30 +322,47 @@ def load(
     n_threads: int | None = None,
     cache_type_k: str = AUTO,
     cache_type_v: str = AUTO,
+    tokenizer: Tokenizer | None = None,
     progress: Callable[[int, int], None] | None = None,
     note: Callable[[str], None] | None = None,
 ) -> Model:
-    """Open a GGUF model on "auto", "cpu", "cuda" or "cuda:N".
+    """Open a GGUF model and put its weights on a device.
 
-    path: of a file, or the name of a known model ("smollm2"), which is fetched once; HubError.
+    >>> import ggpy
+    >>> with ggpy.load("models/tiny/llama.gguf", device="cpu", n_ctx=64) as model:
+    ...     model
+    <Model llama.gguf: llama, 64 tokens of context, cpu>
+
+    path: a path; or the name of a known model ("smollm2"), which is fetched once; or an open
+    `File`, which the model closes.
+    device: "auto" (a GPU if there is a usable one), "cpu", "cuda" or "cuda:N"; or the result of
+    `ggpy.backends.choose`, which has more options for a GPU.
     n_ctx: tokens of context for each of n_seq sequences; None is the model's, at most 4096.
-    n_batch: tokens evaluated together at most; None is 2048 on a GPU with room for that, else 512.
-    progress(done, total): bytes of weights.
-    cache_type_k, cache_type_v: of keys and values, "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0",
+    n_batch: tokens in a step at most; None is 2048 on a GPU with room for that, else 512.
+    n_seq: sequences in a step at most; more wait.
+    n_threads: of the CPU.
+    cache_type_k, cache_type_v: types of the KV cache, "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0",
     "q4_1" or "q4_0"; "auto" is f16 on a GPU and f32 on the CPU.
-    note(message): remarks for the user. GGUFError for a bad or unsupported file, MemoryError when
-    the context does not fit, ValueError for a device that is not there.
+    tokenizer: the file's, for a caller that has it already.
+    progress(done, total): is called with bytes of weights. note(message): with remarks.
+
+    Raises FileNotFoundError for a path that does not exist, GGUFError for a damaged or unsupported
+    file, HubError for a model that cannot be fetched, MemoryError when the context does not fit,
+    ValueError for a device that cannot be used and for a wrong argument.
     """
-    if n_ctx is not None and n_ctx < 1:
-        raise ValueError(f"n_ctx is {n_ctx}: it must be 1 or more")
+    counts = {"n_ctx": n_ctx, "n_batch": n_batch, "n_seq": n_seq, "n_threads": n_threads}
+    for name, value in counts.items():
+        if value is not None:
+            whole(name, value, least=1)
     cache_types = CacheTypes(cache_type_k, cache_type_v)
-    file = File(_file_of(path))
+    file = path if isinstance(path, File) else _open(path)
     try:
         arch.find(file)  # first of all: another architecture's tokenizer may be unknown as well
-        tokenizer = Tokenizer.from_gguf(file)
-        ops = choose(device, n_threads, note)
+        tokenizer = tokenizer or Tokenizer.from_gguf(file)
+        if isinstance(device, (str, int)):  # a number, which torch takes, is refused there
+            device = choose(str(device), n_threads, note)
         sizes: dict[str, Any] = {"n_ctx": n_ctx, "n_batch": n_batch, "n_seq": n_seq}
-        return Model(file, tokenizer, ops, **sizes, progress=progress, cache_types=cache_types)
+        return Model(file, tokenizer, device, **sizes, progress=progress, cache_types=cache_types)
     except BaseException:
         file.close()
         raise

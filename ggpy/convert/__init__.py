@@ -7,15 +7,15 @@ nothing of a folder is executed, and no file outside it is opened.
 
 from .checkpoint import Checkpoint
 from .folder import ConvertError, Folder
-from .model import Model, read_config, read_model
-from .write import Plan, mix_of, plan, write
+from .model import ModelConversion, read_config, read_model
+from .write import ConversionPlan, mix_of, plan, write
 
 __all__ = [
     "Checkpoint",
+    "ConversionPlan",
     "ConvertError",
     "Folder",
-    "Model",
-    "Plan",
+    "ModelConversion",
     "mix_of",
     "plan",
     "read_config",

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arch import Architecture, architectures
-from ..arch.config import Config, Dimensions, read_dimensions, refuse_variants
-from ..arch.decoder import ACTIVATION_NAMES, OUTPUT, Context, declared
-from ..arch.hugging_face import GLOBAL, HuggingFace, Settings
+from ..arch.architecture import OUTPUT, Context
+from ..arch.config import Config, Dimensions
+from ..arch.hugging_face import GLOBAL, CheckpointSettings, HuggingFace
 from ..arch.scheme import scale_of
 from ..backends.interface import ActivationType
 from ..formats import Format, by_name
@@ -32,8 +32,7 @@ from .folder import ConvertError, Folder
 from .general import general_metadata
 from .packed import Packed
 from .scaled import Scaled
-from .special import special_metadata
-from .verify import verify
+from .special import special_metadata, verify
 from .vocabulary import MAX_VOCAB, read_tokens
 from .weights import Weights
 
@@ -85,7 +84,7 @@ class Source:
 
 
 @dataclass
-class Model:
+class ModelConversion:
     """All that a file will hold, but for the choice of formats."""
 
     architecture: str
@@ -153,12 +152,12 @@ def read_model(
     *,
     name: str | None = None,
     ignored: Iterable[str] = (),
-) -> Model:
+) -> ModelConversion:
     """Everything about a checkpoint of a class; ConvertError, GGUFError for what is not right."""
     source = architecture.hugging_face
     assert source is not None
     path = folder.path / "config.json"
-    settings = Settings(_values(config, source, kind, path), path, "", ignored)
+    settings = CheckpointSettings(_values(config, source, kind, path), path, "", ignored)
     values = source.settings(settings)
     made = source.tensors(settings)
     tied = settings.flag("tie_word_embeddings", source.tied)
@@ -177,7 +176,7 @@ def read_model(
     metadata |= {**tokens.metadata(), **special_metadata(folder, config, tokens, warnings)}
     verify(metadata, tokens, warnings)
     activations = checkpoint.quantization.activations
-    return Model(architecture.name, sizes, tied, sources, metadata, warnings, activations)
+    return ModelConversion(architecture.name, sizes, tied, sources, metadata, warnings, activations)
 
 
 def _values(config: dict[str, Any], source: HuggingFace, kind: str, path: Path) -> dict[str, Any]:
@@ -197,10 +196,8 @@ def _dimensions(
         for key, (_, v) in values.items()
     }
     config = Config(plain, architecture.name, folder.path / "config.json")
-    sizes = read_dimensions(config, n_vocab)
-    refuse_variants(config, ACTIVATION_NAMES[architecture.activation])
-    architecture.plan(Context(config, sizes, {}, sizes.n_ctx_train))
-    config.refuse_unread()
+    sizes = architecture.dimensions(config, n_vocab)
+    architecture.settings(Context(config, sizes, {}, sizes.n_ctx_train))
     return sizes
 
 
@@ -218,7 +215,7 @@ def _sources(
     hf = architecture.hugging_face
     assert hf is not None
     named = _by_gguf_name(hf, checkpoint, tied)
-    required, optional = declared(architecture, sizes, tied)
+    required, optional = architecture.stored(sizes, tied)
     missing = [name for name in required if name not in named]
     if missing:
         more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -237,7 +234,7 @@ def _sources(
                 f" config.json says {shape}"
             )
         stem = name.split(".")[2] if name.startswith("blk.") else name
-        head = sizes.head_size if stem in hf.permuted else 0
+        head = sizes.layer.key_size if stem in hf.permuted else 0
         offset = hf.norm_offset if name.endswith("_norm.weight") else 0.0
         found[name] = Source(name, shape, weights, head, offset)
     found |= {name: Source(name, array.shape, array) for name, array in made.items()}

@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ..tokenizer import Tokenizer
 from ..util.messages import shown
 from .folder import ConvertError, Folder
+from .pretokenizer import PROBES
 from .vocabulary import CONFIG, JSON, JSON_LIMIT, Tokens, added_entries, steps_of
 
 Metadata = dict[str, tuple[str, Any]]
@@ -130,3 +132,26 @@ def _named_templates(entries: list[Any], folder: Folder) -> Iterator[tuple[str, 
         if not isinstance(name, str) or not isinstance(text, str):
             raise ConvertError(f"{folder.path / CONFIG}: {shown(entry)} is no chat template")
         yield "".join(c if c.isascii() and (c.isalnum()) else "_" for c in name), text
+
+
+def verify(metadata: dict[str, tuple[str, Any]], tokens: Tokens, warnings: list[str]) -> None:
+    """Compare the ids of a few texts with those of the checkpoint's own tokenizer.
+
+    The first text that differs becomes a warning: a rare text may not be worth a model. GGUFError
+    if there is no tokenizer.
+    """
+    tokenizer = Tokenizer({key: value for key, (_, value) in metadata.items()})
+    warnings += tokenizer.warnings
+    if tokens.encode is None:
+        return
+    for text in PROBES:
+        theirs = tokens.encode(text)
+        ours = tokenizer.encode(text, add_special=False)
+        if ours != theirs:
+            pairs = enumerate(zip(ours, theirs, strict=False))
+            at = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
+            warnings.append(
+                f"ids of {text[:30]!r} differ from those of the checkpoint's own tokenizer,"
+                f" from number {at + 1} of {len(theirs)} on"
+            )
+            return

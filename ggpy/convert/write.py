@@ -27,13 +27,13 @@ from ..quantization.requantize import part_name
 from ..quantization.workers import SLAB, Task, Workers, scales_of_rows
 from ..util.messages import shown
 from .folder import ConvertError
-from .model import Model, Source
+from .model import ModelConversion, Source
 
 Metadata = dict[str, tuple[str, Any]]
 
 
 @dataclass(frozen=True)
-class Choice:
+class TensorChoice:
     """A tensor and the format that it will have."""
 
     source: Source
@@ -46,22 +46,22 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorPart:
     """One of the files that are written."""
 
     path: Path
     metadata: Metadata
-    choices: Sequence[Choice]
+    choices: Sequence[TensorChoice]
 
 
 @dataclass(frozen=True)
-class Plan:
+class ConversionPlan:
     """What will be written, and where."""
 
-    parts: list[Part]
+    parts: list[TensorPart]
 
     @property
-    def choices(self) -> list[Choice]:
+    def choices(self) -> list[TensorChoice]:
         """All tensors, in the order in which they are written."""
         return [choice for part in self.parts for choice in part.choices]
 
@@ -70,19 +70,19 @@ class Plan:
 class Done:
     """A tensor of which something more was written."""
 
-    index: int  # in Plan.choices
+    index: int  # in ConversionPlan.choices
     rows: int
     error: float | None  # of the weights whose error was measured: their root mean square error
 
 
-def mix_of(model: Model, name: str, **options: Any) -> Mix:
+def mix_of(model: ModelConversion, name: str, **options: Any) -> Mix:
     """The mix called `name` for a model; options as of `Mix`."""
     return Mix(
         name,
         architecture=model.architecture,
         n_layer=model.sizes.n_layer,
-        n_head=model.sizes.n_head,
-        n_head_kv=model.sizes.n_head_kv,
+        n_head=model.sizes.layer.n_head,
+        n_head_kv=model.sizes.layer.n_head_kv,
         tied=model.tied,
         n_values=sum(is_values(source.name) for source in model.sources),
         **options,
@@ -90,8 +90,8 @@ def mix_of(model: Model, name: str, **options: Any) -> Mix:
 
 
 def plan(
-    model: Model, mix: Mix, path: Path, split_max_size: int = 0, *, keep: bool = False
-) -> Plan:
+    model: ModelConversion, mix: Mix, path: Path, split_max_size: int = 0, *, keep: bool = False
+) -> ConversionPlan:
     """Formats and files; what the mix leaves alone is F32, as vectors have to be.
 
     split_max_size: bytes of the tensors in a file, about; 0: one file. keep: matrices that the
@@ -109,7 +109,7 @@ def plan(
             )
     groups = _groups(choices, split_max_size)
     if len(groups) == 1:
-        return Plan([Part(path, metadata, choices)])
+        return ConversionPlan([TensorPart(path, metadata, choices)])
     parts = []
     for i, group in enumerate(groups):
         split: Metadata = {
@@ -118,27 +118,27 @@ def plan(
             "split.tensors.count": ("i32", len(choices)),
         }
         name = part_name(path, i + 1, len(groups))
-        parts.append(Part(name, {**(metadata if i == 0 else {}), **split}, group))
-    return Plan(parts)
+        parts.append(TensorPart(name, {**(metadata if i == 0 else {}), **split}, group))
+    return ConversionPlan(parts)
 
 
-def _choices(source: Source, mix: Mix, keep: bool) -> list[Choice]:
+def _choices(source: Source, mix: Mix, keep: bool) -> list[TensorChoice]:
     """What a tensor of the model becomes: itself, perhaps after the scales of its rows."""
     format = mix.choose(source.name, source.shape) or by_name("F32")
     if keep and source.is_quantised and not mix.is_named(source.name):
-        return [Choice(kept, kept.format) for kept in source.kept()]
+        return [TensorChoice(kept, kept.format) for kept in source.kept()]
     if not (mix.by_row and format is mix.base):
-        return [Choice(source, format)]
+        return [TensorChoice(source, format)]
     scales = RowScales(source, format)
     scale = Source(scale_of(source.name), source.shape[:1], scales)
-    return [Choice(scale, by_name("F32")), Choice(source, format, scales)]
+    return [TensorChoice(scale, by_name("F32")), TensorChoice(source, format, scales)]
 
 
 class RowScales:
     """The scales of a tensor's rows in a format, found when they are first asked for."""
 
     def __init__(self, source: Source, format: Format) -> None:
-        self._choice = Choice(source, format)
+        self._choice = TensorChoice(source, format)
         self._found: F32 | None = None
 
     def __call__(self) -> F32:
@@ -147,7 +147,9 @@ class RowScales:
         return self._found
 
 
-def _of_mix(model: Model, mix: Mix, choices: Sequence[Choice], keep: bool) -> Metadata:
+def _of_mix(
+    model: ModelConversion, mix: Mix, choices: Sequence[TensorChoice], keep: bool
+) -> Metadata:
     """What the metadata says of types: llama.cpp's number of the file's, if it has one, and what
     bytes are multiplied with.
     """
@@ -157,9 +159,9 @@ def _of_mix(model: Model, mix: Mix, choices: Sequence[Choice], keep: bool) -> Me
     return settings if number is None else {"general.file_type": ("u32", number), **settings}
 
 
-def _groups(choices: Sequence[Choice], limit: int) -> list[list[Choice]]:
+def _groups(choices: Sequence[TensorChoice], limit: int) -> list[list[TensorChoice]]:
     """Tensors in order, as many together as fit into `limit` bytes, but one at least."""
-    groups: list[list[Choice]] = [[]]
+    groups: list[list[TensorChoice]] = [[]]
     total = 0
     for choice in choices:
         if limit and groups[-1] and total + choice.slot.nbytes > limit:
@@ -170,7 +172,7 @@ def _groups(choices: Sequence[Choice], limit: int) -> list[list[Choice]]:
     return groups
 
 
-def write(plan: Plan, workers: Workers) -> Iterator[Done]:
+def write(plan: ConversionPlan, workers: Workers) -> Iterator[Done]:
     """Write the files; yields what is done as it goes, and they are whole when the last was taken.
 
     ValueError names a tensor and row with NaN or infinity; OSError where there is no room.
@@ -195,7 +197,7 @@ def write(plan: Plan, workers: Workers) -> Iterator[Done]:
                 yield Done(i, rows, error)
 
 
-def _all_tasks(choices: Sequence[Choice], sampled: deque[tuple[int, Task]]) -> Iterator[Task]:
+def _all_tasks(choices: Sequence[TensorChoice], sampled: deque[tuple[int, Task]]) -> Iterator[Task]:
     """The tasks of all tensors; the first of each that changes is kept, to measure its error."""
     for i, choice in enumerate(choices):
         for task in tasks(choice):
@@ -213,7 +215,7 @@ def _rmse(task: Task, blocks: U8) -> float:
     return float(np.sqrt(np.mean(np.square(difference, dtype=np.float64))))
 
 
-def tasks(choice: Choice) -> Iterator[Task]:
+def tasks(choice: TensorChoice) -> Iterator[Task]:
     """The rows of a tensor, ready to be quantised; ConvertError names one with NaN or infinity."""
     source = choice.source
     columns = source.shape[-1]

@@ -24,11 +24,26 @@ for _module in iter_modules(__path__):
 def quantize(array: NDArray[Any], name: str) -> U8:
     """weights[..., m * b] -> bytes[..., m * nbytes] of the format `name` (any case).
 
-    ValueError for an unknown name, NaN or infinity, and rows that are not whole blocks.
+    Each row becomes m blocks of b weights. ValueError for an unknown name, NaN or infinity, and
+    rows that are not whole blocks.
+
+    >>> import ggpy, numpy
+    >>> weights = numpy.linspace(-1, 1, 128, dtype=numpy.float32).reshape(2, 64)
+    >>> ggpy.quantize(weights, "q8_0").shape  # 2 blocks in a row: 32 bytes and a scale each
+    (2, 68)
     """
     return by_name(name).quantize(array)
 
 
 def dequantize(blocks: U8, name: str) -> F32:
-    """bytes[..., m * nbytes] of the format `name` (any case) -> weights[..., m * b] in float32."""
+    """bytes[..., m * nbytes] of the format `name` (any case) -> weights[..., m * b] in float32.
+
+    ValueError for an unknown name, and rows that are not whole blocks.
+
+    >>> import ggpy, numpy
+    >>> weights = numpy.linspace(-1, 1, 128, dtype=numpy.float32).reshape(2, 64)
+    >>> again = ggpy.dequantize(ggpy.quantize(weights, "q8_0"), "q8_0")
+    >>> bool(abs(again - weights).max() < 0.004)
+    True
+    """
     return by_name(name).dequantize(blocks)

@@ -22,14 +22,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..formats import Format
+from ..util.messages import escaped
 from .cursor import Budget, GGUFError
 from .header import Header, read_header
 
-__all__ = ["MAX_METADATA", "File", "GGUFError", "Tensor"]
+__all__ = ["MAX_METADATA", "File", "GGUFError", "NoSuchFile", "Tensor"]
 
 MAX_METADATA = 256 << 20  # bytes of memory that metadata may take
 _CHUNK = 1 << 20  # bytes of blocks whose scales are checked at a time
 _PART_NAME = re.compile(r"(.*)-[0-9]{5,}-of-([0-9]{5,})(\.gguf)", re.DOTALL | re.IGNORECASE)
+
+
+class NoSuchFile(GGUFError, FileNotFoundError):
+    """There is no file of this name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +92,17 @@ class File:
 
     `metadata`: numbers and strings as Python's, arrays of numbers as numpy's, of strings as lists.
     `types`: the type of each, "u32", "arr[str]". `tensors`: by name, in the order of the file.
-    `nbytes`: of all parts. `max_metadata`: bytes of memory that the metadata may take.
+    `nbytes`: of all parts. `max_metadata`: bytes of memory that the metadata may take. A file that
+    does not exist is a FileNotFoundError too.
+
+    >>> import ggpy
+    >>> with ggpy.File("models/tiny/llama.gguf") as file:
+    ...     print(file)
+    ...     print(file.metadata["llama.block_count"])
+    ...     print(file.tensors["token_embd.weight"].dequantize().shape)
+    <File llama.gguf: llama, 21 tensors, 0.1 MB>
+    2
+    (453, 64)
     """
 
     def __init__(self, path: str | os.PathLike[str], max_metadata: int = MAX_METADATA) -> None:
@@ -101,6 +116,11 @@ class File:
         self.tensors: dict[str, Tensor] = _merge(parts)
         self.nbytes = sum(len(part.buffer) for part in parts)
         self._buffers = [part.buffer for part in parts]
+
+    def __repr__(self) -> str:
+        kind = escaped(self.metadata.get("general.architecture", "no architecture"), 40)
+        size = f"{len(self.tensors)} tensors, {self.nbytes / 1e6:.1f} MB"
+        return f"<File {self.path.name}: {kind}, {size}>"
 
     @property
     def architecture(self) -> str:
@@ -155,7 +175,7 @@ def _map(path: Path) -> mmap.mmap:
     try:
         status = path.stat()
     except FileNotFoundError:
-        raise GGUFError(f"{path}: there is no such file: check the path") from None
+        raise NoSuchFile(f"{path}: there is no such file: check the path") from None
     except (OSError, ValueError) as error:
         raise GGUFError(f"{path}: cannot be read: {error}") from None
     if stat.S_ISDIR(status.st_mode):

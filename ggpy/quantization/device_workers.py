@@ -52,10 +52,10 @@ class DeviceWorkers(Workers):
         self.ahead = max(self.ahead, 2 * PARTS)
         self.search_slab = SLAB  # what takes long on a core does not here
         self._feeders = ThreadPoolExecutor(PARTS)
-        self._parts: SimpleQueue[Part] = SimpleQueue()
+        self._parts: SimpleQueue[RowsPart] = SimpleQueue()
         self._alone = Lock()  # threads take turns at the device, and wait for it side by side
         for _ in range(PARTS):
-            self._parts.put(Part(device, self._alone))
+            self._parts.put(RowsPart(device, self._alone))
         self._quantizers: dict[tuple[str, str, bool], Quantizer | None] = {}
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class DeviceWorkers(Workers):
         return requantized(task) if blocks is None else blocks
 
 
-class Part:
+class RowsPart:
     """Memory on both sides, and a stream, for one task at a time."""
 
     def __init__(self, device: Any, alone: Lock) -> None:

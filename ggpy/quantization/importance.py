@@ -92,7 +92,7 @@ class ImportanceMatrix:
 
 
 class Collector:
-    """Sums the squares of what meets each matrix: hand `see` to `ops.observe.Observed`.
+    """Sums the squares of what meets each matrix: hand `see` to `ops.observe.ObservedOps`.
 
     Of the layers' matrices alone, and of the output's if that is wanted.
     """

@@ -14,31 +14,14 @@ from math import prod
 
 from ..formats import Format, by_name
 from ..util.messages import escaped, shown
+from .names import ALIASES, TABLE
 
 Shape = Sequence[int]  # numpy's order: the last axis is a row
-
-# general.file_type of each mix, and the format of most tensors (llama_ftype).
-_TABLE = {
-    **{"F32": (0, "F32"), "F16": (1, "F16"), "BF16": (32, "BF16")},
-    **{"Q4_0": (2, "Q4_0"), "Q4_1": (3, "Q4_1"), "Q5_0": (8, "Q5_0"), "Q5_1": (9, "Q5_1")},
-    **{"Q8_0": (7, "Q8_0"), "Q2_K": (10, "Q2_K"), "Q2_K_S": (21, "Q2_K")},
-    **{"Q3_K_S": (11, "Q3_K"), "Q3_K_M": (12, "Q3_K"), "Q3_K_L": (13, "Q3_K")},
-    **{"Q4_K_S": (14, "Q4_K"), "Q4_K_M": (15, "Q4_K"), "Q5_K_S": (16, "Q5_K")},
-    **{"Q5_K_M": (17, "Q5_K"), "Q6_K": (18, "Q6_K"), "IQ4_NL": (25, "IQ4_NL")},
-    **{"IQ3_S": (26, "IQ3_S"), "IQ3_M": (27, "IQ3_S"), "IQ4_XS": (30, "IQ4_XS")},
-    **{"TQ1_0": (36, "TQ1_0"), "TQ2_0": (37, "TQ2_0")},
-    # llama.cpp has MXFP4_MOE alone, for experts; here these two may be of all matrices.
-    **{"MXFP4_MOE": (38, "MXFP4"), "MXFP4": (38, "MXFP4"), "NVFP4": (39, "NVFP4")},
-    # Ours: a scale for each row. llama.cpp has neither such files nor a number for them.
-    **{"W8A16": (None, "I8"), "W8A8": (None, "I8"), "W4A16": (None, "Q4_0")},
-    **{"W8A16_FP8": (None, "F8_E4M3"), "W8A8_FP8": (None, "F8_E4M3")},
-}
-_ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "FP8": "W8A8_FP8"}
 
 # What those with a scale for each row are multiplied with: see ops.interface.Ops.weight.
 _ACTIVATIONS = {"W8A16": "f16", "W8A8": "int8", "W4A16": "f16"}
 _ACTIVATIONS |= {"W8A16_FP8": "f16", "W8A8_FP8": "e4m3"}
-MIXES = tuple(name for name in _TABLE if name not in _ACTIVATIONS)  # in blocks
+MIXES = tuple(name for name in TABLE if name not in _ACTIVATIONS)  # in blocks
 BY_ROW = tuple(_ACTIVATIONS)
 MIXED = tuple(name for name in MIXES if name.endswith(("_S", "_M", "_L")) and name != "IQ3_S")
 
@@ -84,22 +67,22 @@ def find_mix(name: str) -> str:
     """The mix called `name` in any case, or of that number; ValueError lists those that exist."""
     wanted = name.upper()
     if wanted.isdigit():
-        numbers = {str(number): mix for mix, (number, _) in reversed(_TABLE.items())}
+        numbers = {str(number): mix for mix, (number, _) in reversed(TABLE.items())}
         wanted = numbers.get(wanted, wanted)
-    wanted = _ALIASES.get(wanted, wanted)
-    if wanted not in _TABLE:
-        raise ValueError(f"unknown type {shown(name)}: there are {', '.join((*_TABLE, *_ALIASES))}")
+    wanted = ALIASES.get(wanted, wanted)
+    if wanted not in TABLE:
+        raise ValueError(f"unknown type {shown(name)}: there are {', '.join((*TABLE, *ALIASES))}")
     return wanted
 
 
 def file_type(name: str) -> int | None:
     """general.file_type of a mix; None for those that llama.cpp has no number for."""
-    return _TABLE[find_mix(name)][0]
+    return TABLE[find_mix(name)][0]
 
 
 def base_of(name: str) -> Format:
     """The format of most tensors of a mix."""
-    return by_name(_TABLE[find_mix(name)][1])
+    return by_name(TABLE[find_mix(name)][1])
 
 
 def activations_of(name: str) -> str:

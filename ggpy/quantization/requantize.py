@@ -75,7 +75,7 @@ class Choice:
 
 
 @dataclass
-class Plan:
+class RequantizationPlan:
     """A new file, before it is written."""
 
     choices: list[Choice]  # in the order in which they are written
@@ -123,16 +123,16 @@ def plan(
     allow_requantize: bool = False,
     keep_order: bool = False,
     factors: Factors | None = None,
-) -> Plan:
+) -> RequantizationPlan:
     """What becomes of a file's tensors; ValueError for what must not be. No mix: copies.
 
     importance: of the columns, by tensor. keep_order: as in the file, not by layers.
     """
     scheme = read_scheme(file.metadata, file.path)
-    tensors = {name: scheme.given(x, None, False).tensor for name, x in file.tensors.items()}
+    tensors = {name: scheme.typed(x) for name, x in file.tensors.items()}
     scales = {name: tensors[scale_of(name)] for name in tensors if _has_scale(name, tensors)}
     order = list(tensors) if keep_order else in_order(tensors)
-    found = Plan([], _metadata(file, mix))
+    found = RequantizationPlan([], _metadata(file, mix))
     beside = {scale.name for scale in scales.values()}  # they go where their tensors go
     for name in (name for name in order if name not in beside):
         tensor = tensors[name]
@@ -250,7 +250,7 @@ def override(metadata: Typed, key: str, kind: str, value: Any) -> None:
 # Writing
 
 
-def write(plan: Plan, path: Path, workers: Workers) -> Iterator[tuple[int, int]]:
+def write(plan: RequantizationPlan, path: Path, workers: Workers) -> Iterator[tuple[int, int]]:
     """Write the file; yields (index of the choice, bytes of it that are written) as it goes.
 
     The file is whole when the last was taken. ValueError names a tensor and row with NaN or
@@ -259,7 +259,9 @@ def write(plan: Plan, path: Path, workers: Workers) -> Iterator[tuple[int, int]]
     yield from _write(plan.choices, [(path, plan.metadata, plan.choices)], workers)
 
 
-def write_parts(plan: Plan, path: Path, workers: Workers) -> Iterator[tuple[int, int]]:
+def write_parts(
+    plan: RequantizationPlan, path: Path, workers: Workers
+) -> Iterator[tuple[int, int]]:
     """The same in as many parts as the original, PATH-00001-of-00002.gguf and so on.
 
     The plan must be in the order of the file.

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ..arch.scheme import scale_of
 from ..backends.interface import Ops
-from ..backends.observe import Observed
+from ..backends.observe import ObservedOps
 from ..gguf import File, GGUFError, Tensor
 from ..runtime.evaluator import Evaluator
 from ..util.messages import escaped
@@ -41,7 +41,7 @@ VALUES, ALL, OUT = "attn_v.weight", "attn_qkv.weight", "attn_output.weight"
 
 
 class Largest:
-    """The largest magnitude in each column of what meets a matrix: hand `see` to Observed."""
+    """The largest magnitude in each column of what meets a matrix: hand `see` to ObservedOps."""
 
     def __init__(self) -> None:
         self.found: dict[str, F32] = {}  # [K] by the name of the matrix
@@ -66,7 +66,7 @@ def calibrate(
     chunks = _chunks(file, text)
     largest = Largest()
     n_ctx = chunks.shape[1]
-    model = Evaluator(file, Observed(ops, largest.see), n_ctx, n_ctx, whole=True)
+    model = Evaluator(file, ObservedOps(ops, largest.see), n_ctx, n_ctx, whole=True)
     for i, _ in enumerate(model.logits(chunks), 1):
         done(i, len(chunks))
     return largest.found
@@ -85,7 +85,7 @@ def _chunks(file: File, text: str) -> NDArray[np.int32]:
 
 
 @dataclass(frozen=True)
-class _Pair:
+class _NormPair:
     """Matrices with one input, and what makes it: a norm's weights, or rows of a matrix."""
 
     matrices: list[Tensor]
@@ -128,7 +128,7 @@ def factors(file: File, largest: Mapping[str, F32], alpha: float) -> Factors:
     return Factors(columns, rows)
 
 
-def _pairs(file: File) -> Iterator[_Pair]:
+def _pairs(file: File) -> Iterator[_NormPair]:
     """What can be smoothed in each layer."""
     layers = sorted({name.split(".")[1] for name in file.tensors if name.startswith("blk.")})
     for layer in layers:
@@ -136,16 +136,16 @@ def _pairs(file: File) -> Iterator[_Pair]:
         for norm, names in NORMS.items():
             matrices = [file.tensors[at + name] for name in names if at + name in file.tensors]
             if matrices and at + norm in file.tensors:
-                yield _Pair(matrices, file.tensors[at + norm])
+                yield _NormPair(matrices, file.tensors[at + norm])
         up, down = file.tensors.get(at + UP), file.tensors.get(at + DOWN)
         if up is not None and down is not None:  # where gate and up are one, up is the second
-            yield _Pair([down], up, up.shape[0] - down.shape[1])
+            yield _NormPair([down], up, up.shape[0] - down.shape[1])
         out, values = file.tensors.get(at + OUT), file.tensors.get(at + VALUES)
         if out is not None and values is not None and values.shape[0] == out.shape[1]:
-            yield _Pair([out], values, 0)
+            yield _NormPair([out], values, 0)
         fused = file.tensors.get(at + ALL)
         if out is not None and fused is not None and fused.shape[0] == 3 * out.shape[1]:
-            yield _Pair([out], fused, 2 * out.shape[1])
+            yield _NormPair([out], fused, 2 * out.shape[1])
 
 
 def _smoothing(x: F32, matrices: list[Tensor], alpha: float) -> F32:

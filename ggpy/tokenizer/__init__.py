@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..gguf import File, GGUFError
 from .bpe import BpeEncoder, RawBpeEncoder, byte_alphabet
+from .chat import ChatTemplateError, checked_messages, render
 from .special import Splitter, mark
 from .spm import SpmEncoder
 from .stream import StreamDecoder
 from .vocab import TokenType, Vocabulary, read_vocabulary
 
-__all__ = ["StreamDecoder", "TokenType", "Tokenizer"]
+__all__ = ["ChatTemplateError", "StreamDecoder", "TokenType", "Tokenizer"]
 
 _SURROGATES = re.compile("[\ud800-\udfff]")  # what undecodable input leaves in a str
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
@@ -30,7 +31,19 @@ _AS_WRITTEN = (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED)
 
 
 class Tokenizer:
-    """The tokenizer of one file."""
+    """The tokenizer of one file: text to ids, ids to text, messages to a prompt.
+
+    >>> import ggpy
+    >>> tokenizer = ggpy.Tokenizer.from_gguf("models/tiny/llama.gguf")
+    >>> tokenizer
+    <Tokenizer SentencePiece, 453 tokens, with a chat template>
+    >>> tokenizer.encode("hello world")
+    [1, 287, 296]
+    >>> tokenizer.decode([287, 296])
+    'hello world'
+    >>> tokenizer.apply_chat_template([{"role": "user", "content": "hello"}])
+    '<|im_start|>user\\nhello<|im_end|>\\n<|im_start|>assistant\\n'
+    """
 
     def __init__(self, metadata: Mapping[str, Any], path: str = "") -> None:
         """Build it from the metadata of a file; GGUFError says what is missing or wrong in it."""
@@ -50,6 +63,11 @@ class Tokenizer:
             with File(source) as file:
                 return cls(file.metadata, str(file.path))
         return cls(source.metadata, str(getattr(source, "path", "")))
+
+    def __repr__(self) -> str:
+        kind = "SentencePiece" if self._vocab.pre is None else "BPE"
+        chat = "with a chat template" if self.chat_template else "without a chat template"
+        return f"<Tokenizer {kind}, {self.n_vocab} tokens, {chat}>"
 
     @property
     def n_vocab(self) -> int:
@@ -106,6 +124,35 @@ class Tokenizer:
         if add_special and self.add_eos:
             ids.append(self._vocab.named["eos"])
         return ids
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        chat_template: str | None = None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The prompt for messages as text, for `encode_chat`; ChatTemplateError, ValueError.
+
+        messages: dicts with "role" ("system", "user" or "assistant") and "content".
+        chat_template: Jinja; None is the model's own. It runs in a process of its own, with bounds.
+        add_generation_prompt: end where the model's answer begins.
+        """
+        template = self.chat_template if chat_template is None else chat_template
+        if template is None:
+            raise ChatTemplateError(
+                "this model has none: give chat_template, "
+                "or continue a text with generate, which needs none"
+            )
+        named = self._vocab.named
+        bos, eos = (self.text(named[name]) if name in named else "" for name in ("bos", "eos"))
+        return render(
+            template,
+            checked_messages(messages),
+            bos=bos,
+            eos=eos,
+            add_generation_prompt=add_generation_prompt,
+        )
 
     def encode_chat(self, rendered: str) -> list[int]:
         """Ids of a rendered chat template: special tokens are read, and BOS is there once."""

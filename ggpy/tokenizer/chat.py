@@ -31,6 +31,9 @@ MEMORY_PER_BYTE = 32  # and so much more for each byte of messages
 LONGEST = 500  # characters of what a template says of messages that it refuses
 OUT_OF_MEMORY = 70  # exit status of `chat_child`
 
+ROLES = ("system", "user", "assistant")
+_EXAMPLE = '{"role": "user", "content": "Hello"}'
+
 _CHILD = Path(__file__).with_name("chat_child.py")
 _GRACE = 4.0  # the clock may show this many times the processor time, on a busy machine
 
@@ -73,6 +76,26 @@ def render(
     request = _to_json({"template": template, "variables": variables, "max_chars": max_chars})
     limits = (str(timeout), str(MEMORY + MEMORY_PER_BYTE * len(request)))
     return _answer(_run(limits, request, timeout), timeout)
+
+
+def checked_messages(messages: object) -> list[dict[str, str]]:
+    """A copy of messages, dicts with "role" and "content"; ValueError says which one is wrong."""
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        raise ValueError(f"messages is {messages!r:.60}: give a list of dicts like {_EXAMPLE}")
+    if not messages:
+        raise ValueError(f"messages is empty: give at least one, like {_EXAMPLE}")
+    return [_checked(message, number) for number, message in enumerate(messages)]
+
+
+def _checked(message: object, number: int) -> dict[str, str]:
+    if not isinstance(message, Mapping):
+        raise ValueError(f"messages[{number}] is {message!r:.60}: give a dict like {_EXAMPLE}")
+    if (role := message.get("role")) not in ROLES:
+        known = ", ".join(ROLES)
+        raise ValueError(f"messages[{number}] has the role {role!r:.60}: it must be one of {known}")
+    if not isinstance(content := message.get("content"), str):
+        raise ValueError(f"messages[{number}] has the content {content!r:.60}: it must be a text")
+    return dict(message)
 
 
 def _to_json(request: Mapping[str, Any]) -> bytes:

@@ -1,5 +1,4 @@
-"""Chat templates by name, for files that carry none or a wrong one, and the choice that
---chat-template makes.
+"""Chat templates by name, for files that carry none or a wrong one, and the choice of a template.
 
 The names are llama.cpp's. None writes BOS at the start: the tokenizer does, once. "llama2" is what
 llama.cpp calls llama2-sys-bos. This module must not know how a template is rendered.
@@ -96,7 +95,7 @@ BUILT_IN = {
 
 
 def choose(choice: str) -> str:
-    """The template that --chat-template means: a name, a file, or Jinja itself."""
+    """The template that a user means by a name, by a file, or by Jinja itself."""
     if choice in BUILT_IN:
         return BUILT_IN[choice]
     if "{{" in choice or "{%" in choice:

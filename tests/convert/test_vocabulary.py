@@ -14,8 +14,7 @@ from small_vocab import TEXTS
 
 from ggpy.convert.folder import ConvertError, Folder
 from ggpy.convert.pretokenizer import CHECK_TEXT, cuts, digests, of_row, pre_name
-from ggpy.convert.special import special_metadata
-from ggpy.convert.verify import verify
+from ggpy.convert.special import special_metadata, verify
 from ggpy.convert.vocabulary import read_tokens
 from ggpy.gguf import File
 from ggpy.tokenizer import Tokenizer, TokenType

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from checkpoints import KINDS, to_gguf, weights_of, write, write_weights
 
-from ggpy.convert import Checkpoint, Folder, Plan, mix_of, read_config, read_model
+from ggpy.convert import Checkpoint, ConversionPlan, Folder, mix_of, read_config, read_model
 from ggpy.convert import plan as plan_of
 from ggpy.convert import write as write_plan
 from ggpy.convert.general import general_metadata
@@ -29,7 +29,9 @@ Converted = Callable[[str], Path]
 
 
 @contextmanager
-def planned(folder: Path, out: Path, type: str, split: int = 0, **mix: Any) -> Iterator[Plan]:
+def planned(
+    folder: Path, out: Path, type: str, split: int = 0, **mix: Any
+) -> Iterator[ConversionPlan]:
     """A plan with its checkpoint open."""
     inside = Folder(folder)
     config, architecture, kind = read_config(inside)
@@ -38,7 +40,7 @@ def planned(folder: Path, out: Path, type: str, split: int = 0, **mix: Any) -> I
         yield plan_of(model, mix_of(model, type, **mix), out, split)
 
 
-def run(plan: Plan) -> list[Any]:
+def run(plan: ConversionPlan) -> list[Any]:
     with Workers(1) as workers:
         return list(write_plan(plan, workers))
 

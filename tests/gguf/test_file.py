@@ -267,6 +267,7 @@ def test_no_file(make: Callable[[Path], None], expected: str, path: Path) -> Non
     with pytest.raises(GGUFError, match=expected) as caught:
         File(path)
     assert str(caught.value).startswith(f"{path}: ")
+    assert isinstance(caught.value, FileNotFoundError) == (not path.exists())
 
 
 @pytest.mark.parametrize("name", ["a\0b", "x" * 5000, "file/below"])

@@ -149,7 +149,7 @@ def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch, asked: str, target: Any,
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"), [("cuda", "no driver; --device cpu needs none"), ("tpu", "unknown device")]
+    ("asked", "words"), [("cuda", "no driver; device cpu needs none"), ("tpu", "unknown device")]
 )
 def test_a_device_that_cannot_be_had(
     monkeypatch: pytest.MonkeyPatch, asked: str, words: str

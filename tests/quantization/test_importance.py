@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from ggpy.backends.numpy.backend import Reference
-from ggpy.backends.observe import Observed
+from ggpy.backends.observe import ObservedOps
 from ggpy.evaluate.perplexity import chunks_of
 from ggpy.formats import by_name
 from ggpy.gguf import File
@@ -47,7 +47,7 @@ def collect(path: Path, with_output: bool, n_batch: int = 64) -> ImportanceMatri
     with File(path) as file:
         text = (GOLDEN / "text.txt").read_text(encoding="utf-8")
         chunks = chunks_of(text, Tokenizer.from_gguf(file), 64, 4)
-        ops = Observed(Reference(1), collector.see)
+        ops = ObservedOps(Reference(1), collector.see)
         for _ in Evaluator(file, ops, 64, n_batch, whole=True).logits(chunks):
             pass
     return collector.matrix(["text.txt"], 64)
