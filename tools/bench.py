@@ -1,13 +1,14 @@
-"""`ggpy bench`: measures tokens a second, beside what this machine could do at most.
+"""`ggpy bench -m MODEL`: measure tokens a second, beside the most that this machine could do.
 
     ggpy bench -m model.gguf
     ggpy bench --synthetic Llama-3.1-8B:Q8_0,Llama-3.1-8B:Q4_K -p 512,2048 -n 128 -d 0,4096
     ggpy bench --synthetic Llama-3.1-8B:Q8_0 -p 0 -n 128 --batch 1-64*2 -o json > benchmarks/x.json
     ggpy bench --synthetic Llama-3.1-8B:Q8_0 --batch 1,8 --profile
+    ggpy bench --plan Llama-3.1-8B:Q4_K_M --as sm_89 --batch 1,8
     ggpy bench --report
 
-Options and columns are llama-bench's, with two columns more: the limit, and how much of it was
-reached.
+Options and columns are llama-bench's, with two more columns: the limit, and the share of it that
+was reached.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ggpy.cache_types import AUTO
+from ggpy.cli import llama_cpp
 from ggpy.cli.bench_options import combinations, parser
 from ggpy.util.outcome import ended
 
@@ -39,10 +41,13 @@ USUAL = (("n_batch", 2048), ("n_ubatch", 512), ("type_k", AUTO), ("type_v", AUTO
 def main(argv: list[str] | None = None) -> int:
     """Run the program; its exit status: 0, 1 if a test failed, 2 for bad usage, 130 interrupted."""
     words = sys.argv[1:] if argv is None else argv
-    options = parser().parse_args(words)
+    options = llama_cpp.parse(parser(), words)
     if options.report:
-        return ended(lambda: report(Path(options.report)))
-    return ended(lambda: bench(options, "ggpy bench " + shlex.join(words)))
+        return ended(lambda: report(Path(options.report)), program="ggpy bench")
+    if options.plan:
+        return ended(lambda: plan(options), program="ggpy bench")
+    command = "ggpy bench " + shlex.join(words)
+    return ended(lambda: bench(options, command), program="ggpy bench")
 
 
 def report(folder: Path) -> int:
@@ -53,18 +58,40 @@ def report(folder: Path) -> int:
     return 0
 
 
+def plan(options: argparse.Namespace) -> int:
+    """Print which kernels the steps of models take; a GPU is not needed."""
+    from ggpy.backends import choose_gpu
+    from ggpy.bench import plan_table
+    from ggpy.evaluate.synthetic import shapes
+
+    gpu = None if options.simulated else choose_gpu(options.device)[0]
+    if gpu is not None:
+        device = plan_table.device_of(gpu.arch, gpu.sm_count)
+    else:
+        device = plan_table.device_of(options.simulated or plan_table.DEFAULT)
+    steps = plan_table.steps_of(options.batch, [n for n in options.n_prompt if n])
+    for name in options.plan:
+        shape, _, kind = name.partition(":")
+        synthetic = bool(kind) and shape in shapes()
+        with open_model(synthetic, name) as file:
+            rows = plan_table.table(file, device, steps, gemm=options.gemm)
+        print(f"{name} on {device.arch} with {device.sm_count} SMs\n")
+        print("\n".join([*plan_table.lines(rows), ""]))
+    return 0
+
+
 def bench(options: argparse.Namespace, command: str) -> int:
     """Run all tests of all models; ValueError for what can be known to be wrong before."""
     tests = list(combinations(options))
     if not options.models or not tests:
         raise ValueError(
-            "nothing to measure: name a model with -m FILE or --synthetic SHAPE:TYPE, "
+            "nothing to measure: name a model with -m MODEL or --synthetic SHAPE:TYPE, "
             "and tests with -p, -n or -pg"
         )
     if options.plot:
         from ggpy.bench import plot
 
-        plot.require()
+        plot.require(options.plot)
     for synthetic, name in options.models:
         if synthetic:
             from ggpy.evaluate.synthetic import parse

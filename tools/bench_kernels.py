@@ -1,12 +1,12 @@
-"""`ggpy bench_kernels`: measures every kernel, beside what this GPU could do at most.
+"""`ggpy bench_kernels` (for developers): measure every kernel, beside the most a GPU could do.
 
     ggpy bench_kernels -k 'product Llama-3.1-8B .* Q8_0'
     ggpy bench_kernels -o json > before.json
     ggpy bench_kernels --compare before.json --plot roofline.png
 
-Microseconds are of one piece of work with its launches, as many follow each other in a graph: the
-median of several, whose operands are other ones at each launch, so that none is in a cache. In a
-checkout, the cases of tests/support/cases.py are measured too.
+A figure is the median of several runs, in microseconds, of one case with all its launches, which
+follow each other in a CUDA graph. Each launch has other operands, so that none is in a cache. In a
+checkout, the cases of tests/support/kernels/cases.py are measured too.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from ggpy.cli.parser import Parser, positive
 from ggpy.util.outcome import ended
 
 if TYPE_CHECKING:
     from ggpy.bench.kernels.case import KernelCase
     from ggpy.bench.kernels.table import Document
 
-CASES = Path(__file__).resolve().parent.parent / "tests" / "support" / "cases.py"
+CASES = Path(__file__).resolve().parent.parent / "tests" / "support" / "kernels" / "cases.py"
 LONG = (4096, 14336)  # a matrix of Llama-3.1-8B, for kernels over blocks
 
 
@@ -35,26 +36,30 @@ def main(argv: list[str] | None = None) -> int:
     """Run the program; its exit status: 0, 1 if a kernel failed or is slower, 2 for bad usage."""
     words = sys.argv[1:] if argv is None else argv
     options = parser().parse_args(words)
-    return ended(lambda: run(options, "ggpy bench_kernels " + shlex.join(words)))
+    command = "ggpy bench_kernels " + shlex.join(words)
+    return ended(lambda: run(options, command), program="ggpy bench_kernels")
 
 
-def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
-        prog="ggpy bench_kernels",
-        description="Measure every kernel, beside what this GPU could do at most.",
-    )
+def parser() -> Parser:
+    found = Parser("bench_kernels", "Measure every kernel, beside the most a GPU could do.")
     add = found.add_argument
-    add("-k", metavar="REGEX", help="only cases whose name has it; --list shows the names")
+    add("-k", metavar="REGEX", help="only cases whose name matches; --list prints the names")
     add("--list", action="store_true", help="only print the names of the cases")
-    add("-o", "--output", choices=("md", "csv", "json"), default="md", help="on stdout (md)")
-    add("-r", "--runs", type=int, default=9, metavar="N", help="of each case, 5 or more (9)")
-    add("--compare", metavar="OLD.json", help="say of each kernel whether it is slower than there")
-    add("--load", metavar="NEW.json", help="measure nothing, take what was measured there")
+    add(
+        "-o",
+        "--output",
+        choices=("md", "csv", "json"),
+        default="md",
+        help="output format (md)",
+    )
+    add("-r", "--runs", type=int, default=9, metavar="N", help="runs of each case, 5 or more (9)")
+    add("--compare", metavar="OLD.json", help="mark kernels that are slower than in this file")
+    add("--load", metavar="NEW.json", help="take the results from this file, and measure nothing")
     add("--plot", metavar="FILE", help="draw the roofline (needs matplotlib)")
     add("--device", default="cuda", help="cuda or cuda:N (cuda)")
     add("--fresh", action="store_true", help="measure the GPU's ceilings again")
-    add("--schedules", metavar="FORMAT", help="only how its products are dealt out: SCHEDULES.md")
-    add("--processes", type=int, metavar="N", help="that compile kernels (all processors)")
+    add("--schedules", metavar="FORMAT", help="only the tile schedules of this block format")
+    add("--processes", type=positive, metavar="N", help="processes that compile kernels (all CPUs)")
     return found
 
 
@@ -109,7 +114,7 @@ def check(options: argparse.Namespace) -> None:
     if options.plot:
         from ggpy.bench import plot
 
-        plot.require()
+        plot.require(options.plot)
 
 
 def chosen(pattern: str | None) -> list[KernelCase]:
@@ -138,7 +143,9 @@ def declared() -> Iterator[KernelCase]:
 
     cases = load_cases()
     for kernel in cases.KERNELS:
-        yield from (block_case(case, "tests/support/cases.py") for case in cases.gpu_cases(kernel))
+        yield from (
+            block_case(case, "tests/support/kernels/cases.py") for case in cases.gpu_cases(kernel)
+        )
         for number in cases.NUMBERS.get(kernel, ("",)):
             for format in supported_formats():
                 large = cases.Case(kernel, format.name, *LONG, 1, number)
@@ -146,7 +153,7 @@ def declared() -> Iterator[KernelCase]:
 
 
 def load_cases() -> Any:
-    """The module tests/support/cases.py."""
+    """The module tests/support/kernels/cases.py."""
     spec = importlib.util.spec_from_file_location("cases", CASES)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)

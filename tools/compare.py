@@ -1,10 +1,10 @@
-"""`ggpy compare`: llama.cpp's llama-bench and ours on the same files in turn, and their ratios.
+"""`ggpy compare`: compare the speed of ggpy with that of llama.cpp's llama-bench.
 
     ggpy compare --llama-bench ~/llama.cpp/build/bin/llama-bench -m model.gguf -p 512 -n 128
 
-What is not an option here goes to both programs as it stands: -p, -n, -pg, -d, -b, -ub and -r mean
-the same. They alternate, so that a machine that grows warmer or busier does so for both, and the
-figures are medians of all runs together.
+The options -p, -n, -pg, -d, -b, -ub and -r mean the same to both programs and go to both. The
+programs alternate, so that a machine that grows warmer or busier does so for both, and the figures
+are medians of all runs together.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 
 from ggpy.bench.compare_table import KIND, markdown
 from ggpy.bench.machine import now
+from ggpy.cli.parser import MODEL, Parser, positive
 from ggpy.util.outcome import ended
 
 KEY = ("n_prompt", "n_gen", "n_depth", "n_batch", "n_ubatch")
@@ -33,26 +34,27 @@ def main(argv: list[str] | None = None) -> int:
     """Run the program; its exit status: 0, 1 if one of both failed, 2 for bad usage."""
     words = sys.argv[1:] if argv is None else argv
     options, tests = parser().parse_known_args(words)
-    return ended(lambda: compare(options, tests, "ggpy compare " + shlex.join(words)))
+    command = "ggpy compare " + shlex.join(words)
+    return ended(lambda: compare(options, tests, command), program="ggpy compare")
 
 
-def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
-        prog="ggpy compare",
-        allow_abbrev=False,
-        description="Run llama.cpp's llama-bench and ours on the same files in turn.",
+def parser() -> Parser:
+    found = Parser(
+        "compare",
+        "Compare the speed of ggpy with that of llama.cpp's llama-bench.",
         epilog="-p -n -pg -d -b -ub -r and their long names go to both programs.",
     )
     add = found.add_argument
     add("--llama-bench", metavar="PATH", required=True, help="the program to compare with")
-    add("-m", "--model", metavar="FILE", action="append", default=[], help="may be repeated")
-    add("--rounds", type=int, default=2, metavar="N", help="of both programs, in turn (2)")
-    add("--device", default="auto", help="of ours: auto, cpu, cuda or cuda:N (auto)")
-    add("-t", "--threads", type=int, metavar="N", help="of the CPU, for both (our default)")
+    add("-m", "--model", metavar="MODEL", action="append", default=[],
+        help=f"{MODEL}; may be repeated")  # fmt: skip
+    add("--rounds", type=positive, default=2, metavar="N", help="runs of each program (2)")
+    add("--device", default="auto", help="ggpy's device: auto, cpu, cuda or cuda:N (auto)")
+    add("-t", "--threads", type=positive, metavar="N", help="CPU threads of both (ggpy's default)")
     add(
         "--llama-args", metavar="ARGS", default=None,
-        help="of theirs alone ('-ngl 99 -fa 1 -sm none -mg N' where ours runs on GPU N, "
-        "else '-ngl 0 -dev none')",
+        help="options for llama-bench alone ('-ngl 99 -fa 1 -sm none -mg N' when ggpy runs on GPU "
+        "N, else '-ngl 0 -dev none')",
     )  # fmt: skip
     add("-o", "--output", choices=("md", "json"), default="md", help="on stdout (md)")
     return found
@@ -67,8 +69,6 @@ def check(options: argparse.Namespace, tests: Sequence[str]) -> None:
     from ggpy import hub
     from ggpy.cli.bench_options import parser as bench_parser
 
-    if options.rounds < 1:
-        raise ValueError(f"--rounds {options.rounds}: give 1 or more")
     if not options.model:
         raise ValueError("nothing to measure: name a file with -m FILE")
     if not os.access(options.llama_bench, os.X_OK) or Path(options.llama_bench).is_dir():
@@ -79,7 +79,9 @@ def check(options: argparse.Namespace, tests: Sequence[str]) -> None:
         name = word.partition("=")[0]
         if name.startswith("-") and name not in (*common, *long):
             raise ValueError(f"{name} is not an option of both programs: see --help")
-    bench_parser().parse_args(list(tests))  # exits with 2 if they are wrong
+    checker = bench_parser()
+    checker.prog = "ggpy compare"
+    checker.parse_args(list(tests))  # exits with 2 if they are wrong
     options.model = [os.fspath(hub.resolve(name)) for name in options.model]
 
 

@@ -1,12 +1,12 @@
-"""`ggpy convert CHECKPOINT [OUT.gguf]`: make a GGUF file of a Hugging Face checkpoint, in any type.
+"""`ggpy convert CHECKPOINT [OUT.gguf]`: convert a Hugging Face checkpoint to a GGUF file.
 
     ggpy convert ~/models/Llama-3.2-1B llama.gguf --type q4_k_m
     ggpy convert USER/REPO --type q8_0
 
 CHECKPOINT is a folder with config.json, *.safetensors and a tokenizer, or a repository of the hub.
-Nothing in it is executed. OUT appears when it is whole: until then it is OUT.xxxxxxxx.part, which
-goes when anything goes wrong. Lines go to stderr: each tensor with its type, the root mean square
-error of a part of its weights, and how long it will take from here.
+The program executes no code from it. OUT gets its name only when the whole file is written; before
+that it is OUT.xxxxxxxx.part, which is removed when the program fails. A line on stderr for each
+tensor gives its type, the root mean square error of a part of its weights, and the time left.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from ggpy.cli.parser import Parser, positive
 from ggpy.util.messages import escaped
 from ggpy.util.outcome import ended
 
 if TYPE_CHECKING:
-    from ggpy.convert import Folder, Model, Plan
-    from ggpy.convert.write import Choice
+    from ggpy.convert import ConversionPlan, Folder, ModelConversion
+    from ggpy.convert.write import TensorChoice
 
 MB = 1e6
 SHARE = 0.01  # of all weights, after which it is known how long the rest takes
@@ -36,7 +37,7 @@ UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 def main(argv: list[str] | None = None) -> int:
     """Run the program; its exit status: 0, 2 for what cannot be done, 130 when interrupted."""
     options = parser().parse_args(argv)
-    return ended(lambda: named(options), left=": nothing was written")
+    return ended(lambda: named(options), left=": nothing was written", program="ggpy convert")
 
 
 def named(options: argparse.Namespace) -> int:
@@ -53,41 +54,42 @@ def say(message: str) -> None:
     print(f"ggpy convert: {message}", file=sys.stderr, flush=True)
 
 
-def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
-        prog="ggpy convert", description="Make a GGUF file of a Hugging Face checkpoint."
-    )
+def parser() -> Parser:
+    found = Parser("convert", "Convert a Hugging Face checkpoint to a GGUF file.")
     add = found.add_argument
-    add("checkpoint", metavar="CHECKPOINT", help="a folder, or USER/REPO of the hub")
-    add("out", nargs="?", metavar="OUT", help="the file, or a folder for NAME-TYPE.gguf (.)")
+    add("checkpoint", metavar="CHECKPOINT", help="a folder, or USER/REPO of the Hugging Face hub")
+    add("out", nargs="?", metavar="OUT",
+        help="the file to write, or a folder, which gets NAME-TYPE.gguf (.)")  # fmt: skip
     add(
         *("--type", "--outtype"), default="auto", metavar="TYPE",
-        help="f32, f16, bf16, q8_0, q4_k_m, w8a16, ... (auto: as it is stored)",
+        help="f32, f16, q8_0, q4_k_m, w8a16 or another type that `ggpy quantize --help` lists "
+        "(auto: the types of the checkpoint)",
     )  # fmt: skip
     add(
         *("--tensor-type",), action="append", default=[], metavar="REGEX=TYPE",
-        help="the type of the tensors in whose names REGEX is found; can be repeated",
+        help="the type of tensors whose name matches REGEX; may be repeated",
     )  # fmt: skip
     add("--output-tensor-type", metavar="TYPE", help="the type of output.weight")
     add("--token-embedding-type", metavar="TYPE", help="the type of the embedding table")
-    add("--leave-output-tensor", action="store_true", help="output.weight is not quantised")
-    add("--pure", action="store_true", help="no mix: all matrices in one type")
+    add("--leave-output-tensor", action="store_true", help="do not quantise output.weight")
+    add("--pure", action="store_true", help="one type for all matrices instead of a mix")
     add(
         *("--split-max-size",), type=size, default=0, metavar="N(M|G)",
-        help="files of so many bytes at most, OUT-00001-of-0000N.gguf",
+        help="write several files of at most N bytes: OUT-00001-of-0000N.gguf",
     )  # fmt: skip
     add(
         *("--smoothquant",), type=float, metavar="ALPHA",
-        help="w8a8 with so much of the activations' outliers moved into weights (0.5)",
+        help="write w8a8 with SmoothQuant: ALPHA of 0 to 1 is the share of the activations' "
+        "outliers that moves into the weights (0.5 is usual)",
     )  # fmt: skip
-    add("--calibration", metavar="TEXT", help="the text that --smoothquant sees activations of")
-    add("--device", default="auto", help="where it runs: auto, cpu, cuda or cuda:N (auto)")
-    add("--name", "--model-name", metavar="TEXT", help="general.name")
-    add("-t", "--threads", type=int, metavar="N", help="cores to use (all)")
-    add("--dry-run", action="store_true", help="say what would be written, and stop")
+    add("--calibration", metavar="FILE", help="text that --smoothquant measures activations on")
+    add("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
+    add("--name", "--model-name", metavar="TEXT", help="value of general.name in the file")
+    add("-t", "--threads", type=positive, metavar="N", help="CPU cores to use (all)")
+    add("--dry-run", action="store_true", help="print what would be written, and write nothing")
     add(
         *("--ignore-setting",), action="append", default=[], metavar="NAME",
-        help="convert though this setting of config.json is not known; can be repeated",
+        help="convert although this setting of config.json is unknown; may be repeated",
     )  # fmt: skip
     return found
 
@@ -177,7 +179,7 @@ def target(options: argparse.Namespace, name: str, type: str) -> Path:
     return path / f"{name}-{type}.gguf" if path.is_dir() else path
 
 
-def refuse_inputs(plan: Plan, inputs: Sequence[Path]) -> None:
+def refuse_inputs(plan: ConversionPlan, inputs: Sequence[Path]) -> None:
     """ValueError if the checkpoint itself would be overwritten."""
     from ggpy.gguf import GGUFError
 
@@ -197,7 +199,7 @@ def check_smoothing(options: argparse.Namespace) -> None:
     from ggpy.quantization.mix import find_mix
 
     if (options.smoothquant is None) != (options.calibration is None):
-        raise ValueError("--smoothquant ALPHA and --calibration TEXT belong together")
+        raise ValueError("--smoothquant ALPHA and --calibration FILE belong together")
     if options.smoothquant is None:
         return
     if options.type == "auto":
@@ -210,7 +212,7 @@ def check_smoothing(options: argparse.Namespace) -> None:
         raise ValueError(f"--smoothquant {options.smoothquant:g}: give 0 to 1")
 
 
-def smooth(options: argparse.Namespace, model: Model, folder: Folder) -> int:
+def smooth(options: argparse.Namespace, model: ModelConversion, folder: Folder) -> int:
     """The model as it is stored, to see its activations; and of that the smoothed one."""
     from ggpy.convert import mix_of, plan
     from ggpy.gguf import File
@@ -253,7 +255,7 @@ def said(n: int, total: int) -> None:
         say(f"calibrated with {total} chunks of text")
 
 
-def announce(model: Model, plan: Plan, type: str) -> None:
+def announce(model: ModelConversion, plan: ConversionPlan, type: str) -> None:
     choices = plan.choices
     weights = sum(prod(choice.source.shape) for choice in choices)
     nbytes = sum(choice.slot.nbytes for choice in choices)
@@ -265,7 +267,7 @@ def announce(model: Model, plan: Plan, type: str) -> None:
     )
 
 
-def convert(plan: Plan, options: argparse.Namespace) -> None:
+def convert(plan: ConversionPlan, options: argparse.Namespace) -> None:
     from ggpy.convert import write
     from ggpy.quantization.device_workers import open_workers
     from ggpy.util.progress import Bar
@@ -297,7 +299,7 @@ def convert(plan: Plan, options: argparse.Namespace) -> None:
 
 
 def tensor_line(
-    choices: Sequence[Choice], index: int, error: float | None, left: float | None
+    choices: Sequence[TensorChoice], index: int, error: float | None, left: float | None
 ) -> str:
     """Number, name, shape, types, error, size, and the time that is left."""
     source, format = choices[index].source, choices[index].format

@@ -1,11 +1,12 @@
-"""`ggpy imatrix MODEL -f TEXT`: collect an importance matrix, which quantisers weigh errors with.
+"""`ggpy imatrix MODEL -f TEXT`: collect an importance matrix from a text, for `ggpy quantize`.
 
     ggpy imatrix model-f16.gguf -f text.txt -o imatrix.gguf
     ggpy imatrix --in-file a.gguf --in-file b.gguf -o both.gguf
 
-Method, options, lines and files are llama-imatrix's: chunks of 512 tokens, of each matrix in the
-layers the sums of the squares of what is multiplied with it. `ggpy quantize --imatrix FILE` and
-llama-quantize read the file, and this program reads what llama-imatrix wrote.
+Method, options, printed lines and files are llama-imatrix's: the text is evaluated in chunks of 512
+tokens, and the squares of the activations that each matrix of a layer is multiplied with are summed
+by column. `ggpy quantize --imatrix FILE` and llama-quantize read the file, and this program reads
+files of llama-imatrix.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ggpy.cli import llama_cpp
 from ggpy.cli.options import add_reading
+from ggpy.cli.parser import Parser
 from ggpy.util.outcome import ended, tell
 
 if TYPE_CHECKING:
@@ -27,8 +30,8 @@ if TYPE_CHECKING:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the program; its exit status: 0, 1 if the device fails, 2 for what cannot be done."""
-    options = parser().parse_args(argv)
-    return ended(lambda: run(options))
+    options = llama_cpp.parse(parser(), argv)
+    return ended(lambda: run(options), program="ggpy imatrix")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -37,18 +40,16 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
-        prog="ggpy imatrix", description="Collect an importance matrix from a text."
-    )
+def parser() -> Parser:
+    found = Parser("imatrix", "Collect an importance matrix from a text, for `ggpy quantize`.")
     add_reading(found)
     add = found.add_argument
     add("-o", "--output", "--output-file", default="imatrix.gguf", metavar="FILE",
-        help="what to write (imatrix.gguf)")  # fmt: skip
+        help="the file to write (imatrix.gguf)")  # fmt: skip
     add("--output-format", choices=("gguf", "dat"), default="gguf",
         help="dat is llama.cpp's older format (gguf)")  # fmt: skip
     add("--in-file", action="append", default=[], metavar="FILE",
-        help="add what this matrix holds; without -f matrices are only combined")  # fmt: skip
+        help="add the sums of this matrix; may be repeated; without -f only these")  # fmt: skip
     add("--process-output", action="store_true", help="collect for output.weight too")
     return found
 
@@ -59,7 +60,7 @@ def check(options: argparse.Namespace) -> None:
     if not options.file and not options.in_file:
         raise ValueError("no text: name a file with -f FILE, or matrices to combine with --in-file")
     if options.file and not options.model:
-        raise ValueError("no model: name a file with -m FILE")
+        raise ValueError("no model: name one with -m MODEL")
     if options.chunks == 0 or options.chunks < -1:
         raise ValueError(f"--chunks {options.chunks}: give 1 or more, or -1 for all")
     output = Path(options.output)
@@ -113,13 +114,13 @@ def collect(options: argparse.Namespace) -> ImportanceMatrix:
 def scores(file: File, options: argparse.Namespace, collector: Collector) -> Iterator[Any]:
     """-ln p[K] of each chunk's scored tokens."""
     from ggpy.backends import choose
-    from ggpy.backends.observe import Observed
+    from ggpy.backends.observe import ObservedOps
     from ggpy.evaluate.perplexity import score, targets
     from ggpy.runtime.evaluator import Evaluator
 
     chunks = read_chunks(file, options)
     ops = choose(options.device, options.threads, say)
-    observed = Observed(ops, collector.see)
+    observed = ObservedOps(ops, collector.see)
     n_ctx, n_batch = options.ctx_size, options.batch_size
     model = Evaluator(file, observed, n_ctx, n_batch, whole=True)
     say(f"on {ops.name} ({ops.reason}), n_ctx={n_ctx}, {model.n_seq} chunks together")

@@ -1,6 +1,6 @@
-"""Measure on this machine's GPU everything that BENCHMARKS.md shows, and write the page.
+"""`ggpy make_benchmarks` (for developers): measure what BENCHMARKS.md shows, and write the page.
 
-    python tools/make_benchmarks.py [--only models,kernels] [--name h200] [-o benchmarks]
+    ggpy make_benchmarks [--only models,kernels] [--name h200] [-o benchmarks]
 
 Each run is one command of `ggpy`, and its JSON becomes FOLDER/NAME-RUN.json; a run that fails
 leaves the file as it was. Exit status: 0, 1 when a run failed, 2 without a GPU.
@@ -15,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 
+from ggpy.cli.parser import Parser
 from ggpy.util.outcome import ended
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,7 +59,7 @@ RUNS = {
     "kernels": [
         "bench_kernels",
         "-k",
-        "^((?!tests/support/cases.py).)*$",
+        "^((?!tests/support/kernels/cases.py).)*$",
     ],  # in the shapes of models
 }
 
@@ -66,7 +67,7 @@ RUNS = {
 def main(argv: list[str] | None = None) -> int:
     """The program; its exit status."""
     options = parser().parse_args(argv)
-    return ended(lambda: run(options))
+    return ended(lambda: run(options), program="ggpy make_benchmarks")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -85,15 +86,13 @@ def run(options: argparse.Namespace) -> int:
     return 1 if failed or not written else 0
 
 
-def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
-        prog="make_benchmarks", description="Measure what BENCHMARKS.md shows, and write it."
-    )
-    found.add_argument("--only", metavar="RUN,...", help=f"some of {','.join(RUNS)}")
-    found.add_argument("--name", help="what files and sections begin with (the GPU's name)")
+def parser() -> Parser:
+    found = Parser("make_benchmarks", "Measure what BENCHMARKS.md shows, and write the page.")
+    found.add_argument("--only", metavar="RUN,...", help=f"some of {', '.join(RUNS)}")
+    found.add_argument("--name", help="prefix of files and sections (the GPU's name)")
     found.add_argument(
         "-o", "--output", type=Path, default=ROOT / "benchmarks", metavar="FOLDER",
-        help="where the JSON goes; the page is written beside it (benchmarks)",
+        help="folder of the JSON files; the page is written beside it (benchmarks)",
     )  # fmt: skip
     return found
 

@@ -1,4 +1,4 @@
-"""`ggpy make_synthetic SPEC FILE`: write a synthetic model as a GGUF file, for another runtime.
+"""`ggpy make_synthetic SPEC FILE` (for developers): write a model of random weights.
 
     ggpy make_synthetic Llama-3.1-8B:Q4_K 8b-q4_k.gguf
 
@@ -8,13 +8,15 @@ are measured on the same model. Its tokens are bytes and numbers, and it answers
 
 from __future__ import annotations
 
-import argparse
 import sys
 from contextlib import suppress
+from errno import EEXIST
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ggpy.cli.parser import Parser
 from ggpy.util.outcome import ended
+from ggpy.util.output_file import is_stream
 
 if TYPE_CHECKING:
     from ggpy.evaluate.synthetic import Synthetic
@@ -26,28 +28,32 @@ NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # token types
 def main(argv: list[str] | None = None) -> int:
     """Run the program; its exit status: 0, or 2 for a spec or file that is no good."""
     options = parser().parse_args(argv)
-    return ended(lambda: make(options.spec, options.seed, options.file))
+    program = "ggpy make_synthetic"
+    return ended(
+        lambda: make(options.spec, options.seed, options.file, options.force), program=program
+    )
 
 
-def make(spec: str, seed: int, path: Path) -> int:
+def make(spec: str, seed: int, path: Path, force: bool) -> int:
+    """Write the file; ValueError for a bad spec, FileExistsError unless `force`."""
     from ggpy.evaluate.synthetic import Synthetic  # --help needs no numpy
 
+    if path.exists() and not force and not is_stream(path):
+        raise FileExistsError(EEXIST, "exists already: --force overwrites it", str(path))
     with Synthetic(spec, seed) as model:
         write(model, path)
     print(f"{path}: {path.stat().st_size} bytes")
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
-        prog="ggpy make_synthetic",
-        description="Write a model of random weights in a known model's shape as a GGUF file.",
-    )
+def parser() -> Parser:
+    found = Parser("make_synthetic", "Write a model of random weights.")
     found.add_argument(
         "spec", metavar="SHAPE:TYPE", help="as Llama-3.1-8B:Q4_K or tiny:Q8_0 (models/shapes.json)"
     )
     found.add_argument("file", type=Path, metavar="FILE", help="what to write")
     found.add_argument("--seed", type=int, default=0, help="other seeds give other weights")
+    found.add_argument("--force", action="store_true", help="overwrite FILE if it exists")
     return found
 
 

@@ -1,27 +1,28 @@
-"""Write models/tiny/<architecture>.gguf: two random layers, and a tokenizer that works.
+"""`ggpy make_tiny [FOLDER]` (for developers): write a tiny random model for every architecture.
 
-    python tools/make_tiny.py [FOLDER]
+    ggpy make_tiny models/tiny
 
-Tests run them where a real model would be too slow or cannot be had. Every architecture's
-peculiarities are in: biases, windows, soft caps, fused tensors, partial rotation, LongRoPE factors.
-The text that they produce is noise.
+A model has two random layers and a tokenizer that works; its text is noise. Tests run these models
+where a real one would be too slow or is not to be had. They have every peculiarity of their
+architectures: biases, windows, soft caps, fused tensors, partial rotation, LongRoPE factors.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import gguf
-import numpy as np
-
+from ggpy.cli.parser import Parser
 from ggpy.util.outcome import ended
 from ggpy.util.output_file import write_whole
+
+if TYPE_CHECKING:  # the program's --help needs neither
+    import gguf
+    import numpy as np
 
 FOLDER = Path(__file__).resolve().parent.parent / "models" / "tiny"
 WORDS = (
@@ -33,7 +34,6 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # token types
-Q8_0, Q4_0, F16, F32 = (gguf.GGMLQuantizationType[x] for x in ("Q8_0", "Q4_0", "F16", "F32"))
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,8 @@ def write(
     metadata: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write one; `settings`, `metadata` and `tensors` replace, add, or remove (None)."""
+    import gguf
+
     model = MODELS[architecture]
     tokens = tokenizer(model.tokenizer)
     values = {f"{architecture}.{k}": v for k, v in {**_settings(model), **(settings or {})}.items()}
@@ -116,7 +118,7 @@ def write(
     arrays = tensors_of(model, len(tokens["tokenizer.ggml.tokens"]))
     for name, array in {**arrays, **(tensors or {})}.items():
         if array is not None:
-            kind = _kind(name, array)
+            kind = gguf.GGMLQuantizationType[_kind(name, array)]
             writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
     with tempfile.TemporaryDirectory() as folder:  # that writer's file grows under its own name
         made = Path(folder, "made")
@@ -144,6 +146,8 @@ def _settings(m: Tiny) -> dict[str, Any]:
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    import gguf
+
     if isinstance(value, list):
         writer.add_array(key, value)
     else:
@@ -151,16 +155,19 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_key_value(key, value, gguf.GGUFValueType[kind])
 
 
-def _kind(name: str, array: np.ndarray) -> gguf.GGMLQuantizationType:
+def _kind(name: str, array: np.ndarray) -> str:
+    """The format of a tensor."""
     if array.ndim == 1:
-        return F32
+        return "F32"
     if "attn_k" in name:
-        return F16
-    return Q4_0 if "ffn_down" in name else Q8_0
+        return "F16"
+    return "Q4_0" if "ffn_down" in name else "Q8_0"
 
 
 def tensors_of(m: Tiny, n_vocab: int) -> dict[str, np.ndarray]:
     """The weights of a model, the same every time."""
+    import numpy as np
+
     rng = np.random.default_rng(1234)
 
     def matrix(*shape: int) -> np.ndarray:
@@ -269,12 +276,18 @@ def _byte_alphabet() -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description="Write a tiny random model for every architecture."
-    )
-    parser.add_argument("folder", nargs="?", type=Path, default=FOLDER)
-    folder = parser.parse_args(argv).folder
-    return ended(lambda: make(folder))
+    """Run the program; its exit status."""
+    options = parser().parse_args(argv)
+    return ended(lambda: make(options.folder), program="ggpy make_tiny")
+
+
+def parser() -> Parser:
+    found = Parser("make_tiny", "Write a tiny random model for every architecture.")
+    found.add_argument(
+        "folder", metavar="FOLDER", nargs="?", type=Path, default=FOLDER,
+        help="folder of the .gguf files (models/tiny of this installation)",
+    )  # fmt: skip
+    return found
 
 
 def make(folder: Path) -> int:

@@ -1,12 +1,12 @@
-"""`ggpy perplexity`: how well a model predicts a text, and how far it is from another.
+"""`ggpy perplexity MODEL -f TEXT`: measure how well a model predicts a text.
 
     ggpy perplexity model.gguf -f text.txt
     ggpy perplexity big.gguf -f text.txt --kl-divergence-base logits.npy
     ggpy perplexity small.gguf --kl-divergence-base logits.npy --kl-divergence
     ggpy perplexity model.gguf -f text.txt --types q8_0,q4_k,q2_k --plot types.png
 
-Method, options and lines are llama-perplexity's. The file of logits is our own: a .npy of one
-record for each chunk, the ids that were evaluated and the float32 logits of the scored half, which
+Method, options and printed lines are llama-perplexity's. The file of logits is a .npy of one record
+for each chunk: the ids that were evaluated and the float32 logits of the scored half, which
 `numpy.load(path, mmap_mode="r")` reads.
 """
 
@@ -20,8 +20,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ggpy.cache_types import AUTO, CACHE_TYPES
-from ggpy.cli.options import add_reading
+from ggpy.cli import llama_cpp
+from ggpy.cli.options import GEMM, add_cache_types, add_reading
+from ggpy.cli.parser import Parser
 from ggpy.util.outcome import ended
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ QUANTILES = (0.999, 0.99, 0.95, 0.9, 0.5, 0.1, 0.05, 0.01, 0.001)
 
 def main(argv: list[str] | None = None) -> int:
     """Run the program; its exit status: 0, 1 if the device fails, 2 for what cannot be done."""
-    options = parser().parse_args(argv)
-    return ended(lambda: run(options))
+    options = llama_cpp.parse(parser(), argv)
+    return ended(lambda: run(options), program="ggpy perplexity")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -48,25 +49,19 @@ def run(options: argparse.Namespace) -> int:
     return divergence(options) if options.kl_divergence else measure(options)
 
 
-def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
-        prog="ggpy perplexity", description="Measure how well a model predicts a text."
-    )
+def parser() -> Parser:
+    found = Parser("perplexity", "Measure how well a model predicts a text.")
     add_reading(found)
     add = found.add_argument
-    for letter, name in (("k", "keys"), ("v", "values")):
-        add(
-            *(f"-ct{letter}", f"--cache-type-{letter}"), choices=CACHE_TYPES, default=AUTO,
-            help=f"how {name} are kept (f16; f32 on the CPU)",
-        )  # fmt: skip
-    add("--gemm", choices=["auto", "cublas"], default="auto", help="as for `ggpy run`")
+    add_cache_types(found)
+    add("--gemm", choices=["auto", "cublas"], default="auto", help=GEMM)
     add(
         *("--kl-divergence-base", "--save-all-logits"), dest="base", metavar="FILE",
-        help="save the logits to this file, or with --kl-divergence compare with those in it",
+        help="save the logits to FILE; with --kl-divergence: compare with the logits in FILE",
     )  # fmt: skip
     add("--kl-divergence", action="store_true", help="compare with the run that saved FILE")
-    add("--types", metavar="T,T,...", help="compare the model with itself in other types")
-    add("--plot", metavar="FILE", help="with --types: draw quality against size (matplotlib)")
+    add("--types", metavar="T,T,...", help="compare the model with itself, quantised to each type")
+    add("--plot", metavar="FILE", help="with --types: draw quality over size (needs matplotlib)")
     return found
 
 
@@ -74,7 +69,7 @@ def check(options: argparse.Namespace) -> None:
     """ValueError for options that do not go together."""
     options.model = options.model_option or options.model
     if not options.model:
-        raise ValueError("no model: name a file with -m FILE")
+        raise ValueError("no model: name one with -m MODEL")
     if options.kl_divergence and (options.types or not options.base):
         raise ValueError(
             "--kl-divergence compares with a file of logits: name it with --kl-divergence-base "
@@ -87,7 +82,7 @@ def check(options: argparse.Namespace) -> None:
 
         if not options.types:
             raise ValueError("--plot draws a table over types: name them with --types T,T,...")
-        plot.require()
+        plot.require(options.plot)
     if options.chunks == 0 or options.chunks < -1:
         raise ValueError(f"--chunks {options.chunks}: give 1 or more, or -1 for all")
 

@@ -1,12 +1,14 @@
-"""`ggpy quantize IN [OUT] TYPE`: write a GGUF file in another type, as llama-quantize does.
+"""`ggpy quantize MODEL [OUT] TYPE`: write a GGUF file again in another type.
 
     ggpy quantize model-f16.gguf model-q4_k_m.gguf Q4_K_M
     ggpy quantize --imatrix imatrix.gguf model-f16.gguf small.gguf IQ4_XS
     ggpy quantize --dry-run model-f16.gguf Q5_K_M
+    ggpy quantize --allow-requantize smollm2 small.gguf Q4_0
     ggpy quantize --bench q8_0,q4_k --device cuda
 
-Types, options, lines and bytes are llama-quantize's. The file appears under its name when it is
-whole; until then it is OUT.xxxxxxxx.part, which goes when anything goes wrong.
+Types, options, printed lines and the bytes of the file are llama-quantize's. OUT gets its name only
+when the whole file is written; before that it is OUT.xxxxxxxx.part, which is removed when the
+program fails.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ggpy import hub
+from ggpy.cli.parser import MODEL, Parser
+from ggpy.quantization.names import TABLE
 from ggpy.util.messages import escaped
 from ggpy.util.outcome import ended, tell
 
@@ -26,8 +31,9 @@ if TYPE_CHECKING:
     from ggpy.gguf import File
     from ggpy.quantization.importance import ImportanceMatrix
     from ggpy.quantization.mix import Mix
-    from ggpy.quantization.requantize import Choice, Plan
+    from ggpy.quantization.requantize import Choice, RequantizationPlan
 
+USAGE = "ggpy quantize [options] MODEL [OUT] TYPE [THREADS]"
 MIB = 1 << 20
 LONGEST = 127  # bytes of a string that llama.cpp overrides metadata with
 BENCH_WEIGHTS = 1 << 22
@@ -37,40 +43,45 @@ BENCH_SECONDS = 2.0
 def main(argv: list[str] | None = None) -> int:
     """Run the program; its exit status: 0, or 2 for what cannot be done."""
     options = parser().parse_intermixed_args(argv)
-    return ended(lambda: bench(options) if options.bench else run(options))
+    work = bench if options.bench else run
+    return ended(lambda: work(options), program="ggpy quantize")
 
 
-def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
-        prog="ggpy quantize",
-        description="Write a GGUF file in another type.",
-        usage="ggpy quantize [options] IN [OUT] TYPE [THREADS]",
-        epilog="types: see the README; COPY joins the parts of a split file and changes nothing",
+def parser() -> Parser:
+    found = Parser(
+        "quantize",
+        "Write a GGUF file again in another type.",
+        usage=USAGE,
+        epilog=f"MODEL is {MODEL}. OUT is ggml-model-TYPE.gguf if it is not given. "
+        f"TYPE is {', '.join(TABLE)}, or COPY, which joins the parts of a split file and changes "
+        "nothing else. THREADS is the number of CPU cores to use (all).",
     )
     add = found.add_argument
-    add("words", nargs="*", metavar="IN [OUT] TYPE [THREADS]", help=argparse.SUPPRESS)
-    add("--allow-requantize", action="store_true", help="start from tensors in blocks too")
-    add("--leave-output-tensor", action="store_true", help="output.weight stays as it is")
-    add("--pure", action="store_true", help="no mix: one type for all tensors")
+    add("words", nargs="*", metavar="MODEL [OUT] TYPE [THREADS]", help=argparse.SUPPRESS)
+    add("--allow-requantize", action="store_true", help="also change quantised tensors")
+    add("--leave-output-tensor", action="store_true", help="do not change output.weight")
+    add("--pure", action="store_true", help="one type for all tensors instead of a mix")
     add("--imatrix", metavar="FILE", help="weigh errors with this importance matrix")
     add("--include-weights", action="append", default=[], metavar="NAME",
-        help="use the importance matrix for tensors with this in their names alone")  # fmt: skip
+        help="use the importance matrix only for tensors with NAME in their names")  # fmt: skip
     add("--exclude-weights", action="append", default=[], metavar="NAME",
-        help="do not use the importance matrix for tensors with this in their names")  # fmt: skip
-    add("--output-tensor-type", metavar="TYPE", help="of output.weight")
-    add("--token-embedding-type", metavar="TYPE", help="of the embedding table")
+        help="do not use the importance matrix for tensors with NAME in their names")  # fmt: skip
+    add("--output-tensor-type", metavar="TYPE", help="the type of output.weight")
+    add("--token-embedding-type", metavar="TYPE", help="the type of the embedding table")
     add("--tensor-type", action="append", default=[], metavar="REGEX=TYPE",
-        help="of tensors in whose names the expression is found; may be repeated")  # fmt: skip
-    add("--tensor-type-file", metavar="FILE", help="such REGEX=TYPE, between spaces or lines")
-    add("--keep-split", action="store_true", help="as many parts as IN has")
+        help="the type of tensors whose name matches REGEX; may be repeated")  # fmt: skip
+    add("--tensor-type-file", metavar="FILE", help="a file of REGEX=TYPE, separated by white space")
+    add("--keep-split", action="store_true", help="write as many parts as MODEL has")
     add("--override-kv", action="append", default=[], metavar="KEY=TYPE:VALUE",
         help="set metadata; TYPE is int, float, bool or str; may be repeated")  # fmt: skip
     add("--smoothquant", type=float, metavar="ALPHA",
-        help="with W8A8: move so much of the activations' outliers into weights (0.5)")  # fmt: skip
-    add("--calibration", metavar="TEXT", help="the text that --smoothquant sees activations of")
-    add("--device", default="auto", help="where it runs: auto, cpu, cuda or cuda:N (auto)")
-    add("--dry-run", action="store_true", help="show types and sizes, write nothing")
-    add("--bench", metavar="T,T,...", help="weights a second of these types, on THREADS")
+        help="with W8A8: the share, 0 to 1, of the activations' outliers that moves into the "
+        "weights (0.5 is usual)")  # fmt: skip
+    add("--calibration", metavar="FILE", help="text that --smoothquant measures activations on")
+    add("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
+    add("--dry-run", action="store_true", help="print types and sizes, and write nothing")
+    add("--bench", metavar="T,T,...",
+        help="measure how many weights a second are quantised to these types")  # fmt: skip
     return found
 
 
@@ -87,13 +98,13 @@ def remark(message: str) -> None:
 
 
 def read_words(options: argparse.Namespace) -> None:
-    """IN [OUT] TYPE [THREADS]; ValueError if they are something else."""
+    """MODEL [OUT] TYPE [THREADS]; ValueError if they are something else."""
     words = options.words
     if len(words) < 2:
-        raise ValueError("usage: ggpy quantize IN [OUT] TYPE [THREADS]; --help tells more")
+        raise ValueError(f"a model and a type are needed: {USAGE}; --help tells more")
     if (options.smoothquant is None) != (options.calibration is None):
-        raise ValueError("--smoothquant ALPHA and --calibration TEXT belong together")
-    options.source = Path(words[0])
+        raise ValueError("--smoothquant ALPHA and --calibration FILE belong together")
+    model = hub.find(words[0])
     has_output = not is_type(words[1])
     rest = words[2:] if has_output else words[1:]
     if not rest:
@@ -107,7 +118,10 @@ def read_words(options: argparse.Namespace) -> None:
     if options.smoothquant is not None and (options.mix != "W8A8" or options.dry_run):
         raise ValueError("--smoothquant is for W8A8, and not for --dry-run")
     name = f"ggml-model-{options.mix}.gguf"
-    options.target = Path(words[1]) if has_output else options.source.with_name(name)
+    # A known model's file is in the cache, and what is made of it goes to the current folder.
+    folder = model.parent if isinstance(model, Path) else Path()
+    options.target = Path(words[1]) if has_output else folder / name
+    options.source = hub.resolve(words[0])  # last, because it may take a while
 
 
 def is_type(word: str) -> bool:
@@ -228,7 +242,7 @@ def make_plan(
     mix: Mix | None,
     options: argparse.Namespace,
     found: tuple[ImportanceMatrix, dict[str, Any]] | None,
-) -> Plan:
+) -> RequantizationPlan:
     """The plan with all metadata."""
     from ggpy.quantization.requantize import override, plan
 
@@ -272,7 +286,7 @@ def short(text: str) -> str:
     return text.encode()[:LONGEST].decode(errors="ignore")
 
 
-def write(plan: Plan, file: File, options: argparse.Namespace) -> None:
+def write(plan: RequantizationPlan, file: File, options: argparse.Namespace) -> None:
     """Write the file or its parts, with a line for each tensor as it is done."""
     from ggpy.quantization import requantize
     from ggpy.quantization.device_workers import open_workers
@@ -299,7 +313,7 @@ def write(plan: Plan, file: File, options: argparse.Namespace) -> None:
                 tell(line(i, plan, choice) + "\n")
 
 
-def line(i: int, plan: Plan, choice: Choice, dry: bool = False) -> str:
+def line(i: int, plan: RequantizationPlan, choice: Choice, dry: bool = False) -> str:
     """What llama-quantize says of a tensor."""
     tensor, n = choice.tensor, len(plan.choices)
     dims = ", ".join(f"{size:6}" for size in (*tensor.shape[::-1], 1, 1, 1)[:4])
@@ -316,7 +330,7 @@ def ggml_name(format: Any) -> str:
     return format.name.lower().replace("_k", "_K")
 
 
-def sizes(plan: Plan, mix: Mix | None) -> None:
+def sizes(plan: RequantizationPlan, mix: Mix | None) -> None:
     """Sizes before and after, and how many tensors could not have what the mix wanted."""
     import math
 

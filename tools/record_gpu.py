@@ -1,31 +1,39 @@
-"""Run the tests that need a GPU on this machine's, and keep what came out in tests/gpu_record.json.
+"""`ggpy record_gpu` (for developers): run the GPU tests, and record the result in the checkout.
 
-    python tools/record_gpu.py [-n N] [--as ARCH | --all] [--no-speeds] [--device cuda:N] [-o FILE]
+    ggpy record_gpu [-n N] [--as ARCH | --all] [--no-speeds] [--device cuda:N] [-o FILE]
 
-The record holds a run for each architecture, the GPU's own and older ones that it is used as
-(ggpy/util/simulated.py), with a digest of the kernels, so that a test can tell when they have
-changed since. A run replaces the one of its architecture; --all makes all that the test asks for.
-Works in a checkout, which has the tests. Exit status: 0, 1 when a test failed, 2 without a GPU.
+tests/gpu_record.json holds a run for each architecture, the GPU's own and older ones that it is
+used as (ggpy/util/simulated.py), with a digest of the kernels, from which a test sees whether they
+have changed since. A run replaces the one of its architecture; --all makes every run that the test
+asks for. Exit status: 0, 1 when a test failed, 2 without a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import datetime
 import hashlib
+import io
 import json
+import re
 import subprocess
 import sys
 import tempfile
 import time
+import tokenize
 import xml.etree.ElementTree as ET
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ggpy.device import Gpu, NoGpu, probe, toolkit
+from ggpy.cli.parser import Parser, positive
+from ggpy.cli.simulated import add_option
 from ggpy.util import simulated
 from ggpy.util.outcome import ended
 from ggpy.util.output_file import write_whole
+
+if TYPE_CHECKING:
+    from ggpy.device import Gpu
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "tests" / "gpu_record.json"
@@ -40,23 +48,58 @@ LONG = 120  # seconds of a test, after which it is said where it is: a kernel ma
 
 
 def digest(root: Path = ROOT) -> str:
-    """Of all sources below `cuda` and `ggpy/kernels`: names and contents, but not line ends."""
+    """Of the code below `cuda` and `ggpy/kernels`: names of files, and what is in them without
+    comments and docstrings; where CUDA's lines are broken does not matter either.
+    """
     total = hashlib.sha256()
     for path in sorted(p for folder in KERNELS for p in (root / folder).rglob("*")):
         if path.suffix in (".cu", ".cuh", ".py"):
-            text = path.read_bytes().replace(b"\r\n", b"\n")
-            total.update(f"{path.relative_to(root).as_posix()} {len(text)}\n".encode() + text)
+            text = path.read_text(encoding="utf-8")
+            code = python_code(text) if path.suffix == ".py" else cuda_code(text)
+            total.update(f"{path.relative_to(root).as_posix()} {len(code)}\n{code}".encode())
     return total.hexdigest()
 
 
+def python_code(text: str) -> str:
+    """The lines of a module without docstrings, comments and blank lines."""
+    lines = text.splitlines()
+    for node in ast.walk(ast.parse(text)):
+        body = getattr(node, "body", None)
+        first = body[0] if isinstance(body, list) and body else None
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+            for i in range(first.lineno - 1, first.end_lineno or first.lineno):
+                lines[i] = ""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    return "\n".join(line.rstrip() for line in lines if line.strip())
+
+
+_CUDA_TOKEN = re.compile(
+    r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'|^[ \t]*\#(?:\\\n|[^\n])*'
+    r"|[\w.]+|[^\w\s]",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+def cuda_code(text: str) -> str:
+    """The tokens of a CUDA source without comments; a directive of the preprocessor is a line."""
+    tokens = (token.strip() for token in _CUDA_TOKEN.findall(text.replace("\r\n", "\n")))
+    kept = (t for t in tokens if not t.startswith(("//", "/*")))
+    return "\n".join(" ".join(t.split("//")[0].split()) if t.startswith("#") else t for t in kept)
+
+
 def main(argv: list[str] | None = None) -> int:
-    """The program; its exit status."""
-    options = _parser().parse_args(argv)
-    return ended(lambda: record(options))
+    """Run the program; its exit status."""
+    options = parser().parse_args(argv)
+    return ended(lambda: record(options), program="ggpy record_gpu")
 
 
 def record(options: argparse.Namespace) -> int:
     """Test, measure, and write the file, after each architecture; ValueError without a GPU."""
+    from ggpy.device import NoGpu, probe
+
     asked = [simulated.asked()]
     if options.all:
         asked = [None, *(arch for arch in ARCHITECTURES if arch in simulated.SHARED_BYTES)]
@@ -95,6 +138,8 @@ def one_run(gpu: Gpu, options: argparse.Namespace) -> dict[str, Any]:
 
 def machine(gpu: Gpu) -> dict[str, str]:
     """What ran the tests."""
+    from ggpy.device import toolkit
+
     return {
         "gpu": gpu.name,
         "compiled for": gpu.target,
@@ -155,21 +200,22 @@ def _driver_version(ordinal: int) -> str:
     return done.stdout.strip()
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="record_gpu", description="Test on this machine's GPU, and keep the outcome."
-    )
-    parser.add_argument("--device", default="cuda:0", help="which GPU (cuda:0)")
-    parser.add_argument(
-        "-n", "--numprocesses", type=int, default=1, metavar="N",
-        help="processes that test; most of the time of a first run is compilation (1)",
+def parser() -> Parser:
+    found = Parser("record_gpu", "Run the GPU tests, and record the result in the checkout.")
+    found.add_argument("--device", default="cuda:0", help="the GPU (cuda:0)")
+    found.add_argument(
+        "-n", "--numprocesses", type=positive, default=1, metavar="N",
+        help="test processes (1); a first run mostly compiles, which several do faster",
     )  # fmt: skip
-    which = parser.add_mutually_exclusive_group()
-    simulated.add_option(which)
-    which.add_argument("--all", action="store_true", help="each architecture that is asked for")
-    parser.add_argument("--no-speeds", action="store_true", help="tests only, no benchmark")
-    parser.add_argument("-o", "--output", type=Path, default=RECORD, help=f"({RECORD.name})")
-    return parser
+    which = found.add_mutually_exclusive_group()
+    add_option(which)
+    which.add_argument("--all", action="store_true", help="every architecture of the record")
+    found.add_argument("--no-speeds", action="store_true", help="run the tests, but no benchmark")
+    found.add_argument(
+        "-o", "--output", type=Path, default=RECORD, metavar="FILE",
+        help=f"the record (tests/{RECORD.name})",
+    )  # fmt: skip
+    return found
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`ggpy show FILE`: print a GGUF file's metadata and tensors as a table, or as JSON.
+"""`ggpy show MODEL`: print the metadata and tensors of a GGUF file.
 
 Opens the file as the runtime does, so what is printed here has passed all of its checks. Nothing of
 the tensors' data is read.
@@ -6,7 +6,6 @@ the tensors' data is read.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
@@ -14,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from ggpy.cli.parser import MODEL, Parser
 from ggpy.util.outcome import ended
 
 if TYPE_CHECKING:
@@ -26,25 +26,23 @@ MB = 1e6
 def main(argv: list[str] | None = None) -> int:
     """Run the program; its exit status: 0, or 2 for a file that cannot be read."""
     options = parser().parse_args(argv)
-    return ended(lambda: show(options.file, options.json))
+    return ended(lambda: show(options.model, options.json), program="ggpy show")
 
 
-def show(path: str, in_json: bool) -> int:
+def show(model: str, in_json: bool) -> int:
+    """Print a file, or a known model's; HubError, GGUFError, OSError."""
+    from ggpy import hub
     from ggpy.gguf import File  # --help needs no numpy
 
-    with File(path) as file:
+    with File(hub.resolve(model)) as file:
         for line in as_json(file) if in_json else as_text(file):
             print(line)
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
-        prog="ggpy show", description="Print a GGUF file's metadata and tensors."
-    )
-    found.add_argument(
-        "file", metavar="FILE", help="a .gguf file, or the first part of a split one"
-    )
+def parser() -> Parser:
+    found = Parser("show", "Print the metadata and tensors of a GGUF file.")
+    found.add_argument("model", metavar="MODEL", help=f"{MODEL}; of a split file the first part")
     found.add_argument("--json", action="store_true", help="everything, arrays in full, as JSON")
     return found
 

@@ -5,20 +5,17 @@ This module knows the engine and stderr. What becomes of the text is the caller'
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import options as command_line
-from .prompts import spoken
-
 if TYPE_CHECKING:
     from ..backends.interface import Ops
-    from ..runtime.engine import Engine, Sequence
+    from ..runtime.engine import Engine
+    from ..runtime.sequence import Sequence as Answer
     from ..sampling import SamplingParams
     from ..tokenizer import Tokenizer
 
@@ -85,8 +82,8 @@ def peak_memory() -> int | None:
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How every answer of this run is made."""
+class AnswerSettings:
+    """How every answer of this run is made; ValueError for stops that are too many or too long."""
 
     params: SamplingParams
     max_tokens: int | None = None
@@ -94,65 +91,51 @@ class Settings:
     context_shift: bool = False
     keep: int = 0  # first tokens that a context shift keeps; -1 is the whole prompt
 
+    def __post_init__(self) -> None:
+        from ..runtime.sequence import checked_stops
+
+        checked_stops(self.stop)  # so that it is told before the model is loaded
+
     def add(
         self,
         engine: Engine,
         ids: list[int],
         *,
-        previous: Sequence | None = None,
+        previous: Answer | None = None,
         keep: bool = False,
-    ) -> Sequence:
-        """A sequence of the engine that answers ids; ValueError where they do not fit."""
+    ) -> Answer:
+        """A sequence of the engine that answers ids; ContextOverflow where they do not fit."""
+        from ..runtime.engine import ContextOverflow
+
         n_keep = len(ids) if self.keep < 0 else min(self.keep, len(ids))
-        return engine.add(
-            ids,
-            self.params,
-            max_tokens=self.max_tokens,
-            stop=self.stop,
-            context_shift=self.context_shift,
-            n_keep=min(n_keep, engine.n_ctx - 1),
-            keep=keep,
-            previous=previous,
-        )
+        try:
+            return engine.add(
+                ids,
+                self.params,
+                max_tokens=self.max_tokens,
+                stop=self.stop,
+                context_shift=self.context_shift,
+                n_keep=min(n_keep, engine.n_ctx - 1),
+                keep=keep,
+                previous=previous,
+            )
+        except ContextOverflow as error:
+            told = f"context is {error.n_ctx} tokens, the prompt has {error.n_prompt}"
+            error.args = (f"{told}: raise -c or shorten it",)
+            raise
 
 
-def settings(options: argparse.Namespace, tokenizer: Tokenizer) -> Settings:
-    """What the command line says about answers; ValueError for a parameter out of range."""
-    from ..runtime.sequence import StopStrings
-    from ..sampling import SamplingParams
+def dry_breakers(texts: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Token sequences of DRY's sequence breakers, for `SamplingParams.dry_breakers`."""
+    from ..sampling import breaker_sequences
 
-    given = command_line.sampling(options)
-    bias = dict.fromkeys(tokenizer.end_ids, float("-inf")) if options.ignore_eos else {}
-    bias.update(options.logit_bias)
-    params = SamplingParams(**given, logit_bias=bias)
-    if params.uses_dry:
-        breakers = dry_breakers(options, tokenizer)
-        params = SamplingParams(**given, logit_bias=bias, dry_breakers=breakers)
-    stop = [spoken(options, text, "-r") for text in options.reverse_prompt]
-    StopStrings(stop)  # what it refuses is told before the model is loaded
-    return Settings(
-        params=params,
-        max_tokens=options.predict if options.predict >= 0 else None,
-        stop=stop,
-        context_shift=options.context_shift,
-        keep=options.keep,
-    )
-
-
-def dry_breakers(options: argparse.Namespace, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Token sequences of the sequence breakers that were given, or else of llama.cpp's."""
-    from ..sampling import DRY_SEQUENCE_BREAKERS
-    from ..sampling.links import breaker_sequences
-
-    given = options.dry_sequence_breaker or DRY_SEQUENCE_BREAKERS
-    texts = [] if "none" in given else [spoken(options, text, "a breaker") for text in given]
     pieces = [tokenizer.piece(id, special=True) for id in range(tokenizer.n_vocab)]
     return breaker_sequences(texts, pieces, lambda text: tokenizer.encode(text, add_special=False))
 
 
 def stream(
     engine: Engine,
-    sequence: Sequence,
+    sequence: Answer,
     write: Callable[[str], None],
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Figures:
@@ -162,7 +145,7 @@ def stream(
     """
     from ..util.progress import Bar
 
-    clock = Clock(sequence)
+    clock = AnswerClock(sequence)
     with Bar("prompt", sequence.n_prompt, "tokens") as bar:
         while not sequence.pieces and sequence.finish is None and not cancelled():
             engine.step()
@@ -180,10 +163,10 @@ def stream(
     return clock.figures()
 
 
-class Clock:
+class AnswerClock:
     """When the first and the last token of a sequence came."""
 
-    def __init__(self, sequence: Sequence):
+    def __init__(self, sequence: Answer):
         self.sequence = sequence
         self.started = time.perf_counter()
         self.first = self.last = self.started

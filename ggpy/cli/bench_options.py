@@ -12,7 +12,9 @@ from itertools import product
 
 from ..bench.workload import Test
 from ..cache_types import AUTO, CACHE_TYPES
-from ..util import simulated
+from . import llama_cpp, simulated
+from .options import GEMM
+from .parser import MODEL, Parser, positive
 
 FORMATS = ("md", "csv", "json", "jsonl", "sql")
 DEFAULT_PROMPT, DEFAULT_GEN = 512, 128
@@ -32,45 +34,42 @@ def combinations(options: argparse.Namespace) -> Iterator[Test]:
             yield from (Test(p, n, *rest, n_seq, *kinds) for p, n in options.pg)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """All options."""
-    p = argparse.ArgumentParser(
-        prog="ggpy bench",
-        allow_abbrev=False,
-        description="Measure tokens a second, beside what this machine could do at most. "
-        "The options that llama-bench has too mean the same.",
-        epilog="Numbers may be lists and ranges: 1,2,4  128-512+128  1-64*2. "
-        "A limit is the time to read the weights and the context once, or to multiply them, "
-        "at the speed that was measured on this machine.",
+    p = Parser(
+        "bench",
+        "Measure tokens a second, beside the most that this machine could do.",
+        epilog="N may be a list or a range: 1,2,4 or 128-512+128 or 1-64*2. The limit is the speed "
+        "at which the weights and the context could be read once, or multiplied, at the bandwidth "
+        "and matrix rate that were measured on this machine.\n\nOptions that llama-bench has mean "
+        "the same here. Those that have no effect here (-ngl, -fa, -mmp, ...) are accepted; -ngl 0 "
+        "means the CPU.",
     )
     _add_models(p)
     _add_tests(p)
     _add_output(p)
+    llama_cpp.add_bench_options(p)
     return p
 
 
 def _add_models(p: argparse.ArgumentParser) -> None:
-    group = p.add_argument_group("models, each in turn")
+    group = p.add_argument_group("models; several are separated by commas")
     group.add_argument(
-        "-m", "--model", metavar="FILE", dest="models", action=_Add, default=[],
-        help="GGUF files, or names that `ggpy run` knows",
-    )  # fmt: skip
+        "-m", "--model", metavar="MODEL", dest="models", action=_Add, default=[], help=MODEL
+    )
     group.add_argument(
         "--synthetic", metavar="SHAPE:TYPE", dest="models", action=_Add,
-        help="random weights in a known model's shape, as Llama-3.1-8B:Q4_K_M or tiny:Q8_0; "
-        "TYPE/OUTPUT sets the output's own type (models/shapes.json)",
+        help="random weights in the shape of a model, as Llama-3.1-8B:Q4_K_M or tiny:Q8_0; "
+        "SHAPE:TYPE/OUTPUT also sets the type of the output matrix",
     )  # fmt: skip
-    group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
     simulated.add_option(group)
-    group.add_argument(
-        "--gemm", choices=["auto", "cublas"], default="auto", help="as for `ggpy run`"
-    )
-    group.add_argument("-t", "--threads", type=_positive, metavar="N", help="of the CPU")
-    group.add_argument("-ngl", "-fa", "-mg", "-sm", action=_Theirs, help=argparse.SUPPRESS)
+    group.add_argument("--gemm", choices=["auto", "cublas"], default="auto", help=GEMM)
+    group.add_argument("-t", "--threads", type=positive, metavar="N", help="CPU threads")
 
 
 def _add_tests(p: argparse.ArgumentParser) -> None:
-    group = p.add_argument_group("tests, in all combinations")
+    group = p.add_argument_group("tests: all combinations of these (defaults in brackets)")
 
     def numbers(*names: str, default: list[int], low: int, text: str) -> None:
         group.add_argument(
@@ -80,38 +79,48 @@ def _add_tests(p: argparse.ArgumentParser) -> None:
 
     numbers("-p", "--n-prompt", default=[DEFAULT_PROMPT], low=0, text="prompt tokens; 0 is none")
     numbers("-n", "--n-gen", default=[DEFAULT_GEN], low=0, text="generated tokens; 0 is none")
-    group.add_argument("-pg", metavar="P,N", action=_Pair, default=[], help="both in one test")
-    numbers("-d", "--n-depth", default=[0], low=0, text="tokens already in the context")
-    numbers("-b", "--batch-size", default=[2048], low=1, text="tokens handed over together")
+    group.add_argument(
+        "-pg", metavar="P,N", action=_PromptAndGen, default=[],
+        help="a test of P prompt tokens and N generated tokens",
+    )  # fmt: skip
+    numbers("-d", "--n-depth", default=[0], low=0, text="tokens in the context before the test")
+    numbers("-b", "--batch-size", default=[2048], low=1, text="tokens given to the engine together")
     numbers("-ub", "--ubatch-size", default=[512], low=1, text="tokens of a step, at most -b")
-    numbers("--batch", default=[1], low=1, text="sequences that generate together")
+    numbers("--batch", default=[1], low=1, text="sequences that are generated together")
     for letter, name in (("k", "keys"), ("v", "values")):
         group.add_argument(
             f"-ct{letter}", f"--cache-type-{letter}", metavar="TYPE", action=_Types, default=[AUTO],
-            help=f"how {name} are kept: {', '.join(CACHE_TYPES)} (f16; f32 on the CPU)",
+            help=f"type of the KV cache's {name}: {', '.join(CACHE_TYPES)} (f16; f32 on the CPU)",
         )  # fmt: skip
     group.add_argument(
-        "-r", "--repetitions", type=_positive, default=5, metavar="N", help="of each test (5)"
+        "-r", "--repetitions", type=positive, default=5, metavar="N", help="runs of each test (5)"
     )
-    group.add_argument("--no-warmup", action="store_true", help="count the first run of a test too")
-    group.add_argument("--delay", type=float, default=0, metavar="S", help="seconds before a test")
+    group.add_argument("--no-warmup", action="store_true", help="no run before those that count")
+    group.add_argument(
+        "--delay", type=float, default=0, metavar="S", help="seconds to wait before each test (0)"
+    )
 
 
 def _add_output(p: argparse.ArgumentParser) -> None:
     group = p.add_argument_group("output")
-    group.add_argument("-o", "--output", choices=FORMATS, default="md", help="on stdout (md)")
-    group.add_argument("-oe", "--output-err", choices=FORMATS, help="on stderr too")
+    group.add_argument("-o", "--output", choices=FORMATS, default="md", help="to stdout (md)")
+    group.add_argument("-oe", "--output-err", choices=FORMATS, help="to stderr as well")
     group.add_argument("--plot", metavar="FILE", help="draw the results (needs matplotlib)")
     group.add_argument(
         "--profile", action="store_true",
-        help="instead of speeds, where the microseconds of a generating step go: the last one of "
-        "every test of -n, -d and --batch (on a GPU; -o md or json)",
+        help="print the microseconds of each op in the last decode step of every test of -n, -d "
+        "and --batch, instead of speeds (on a GPU; -o md or json)",
     )  # fmt: skip
-    group.add_argument("--progress", action="store_true", help="say on stderr what runs")
-    group.add_argument("--fresh", action="store_true", help="measure the GPU's ceilings again")
+    group.add_argument(
+        "--plan", metavar="MODEL", action="append", default=[],
+        help="measure nothing; print the kernels that the steps of -p and --batch take: of a file, a "
+        "known model or a SHAPE:TYPE, on this GPU or that of --as",
+    )  # fmt: skip
+    group.add_argument("--progress", action="store_true", help="print what runs on stderr")
+    group.add_argument("--fresh", action="store_true", help="measure the GPU's limits again")
     group.add_argument(
         "--report", metavar="FOLDER", nargs="?", const="benchmarks",
-        help="only write BENCHMARKS.md beside FOLDER (benchmarks) from the JSON files in it",
+        help="measure nothing; write BENCHMARKS.md beside FOLDER (benchmarks) from its JSON files",
     )  # fmt: skip
 
 
@@ -166,14 +175,7 @@ class _Types(argparse.Action):
         setattr(namespace, self.dest, found if before is self.default else before + found)
 
 
-class _Theirs(argparse.Action):
-    def __call__(self, parser, namespace, values, option_string=None) -> None:  # type: ignore[no-untyped-def]
-        parser.error(
-            f"{option_string} is llama-bench's: here --device chooses, and all layers are on it"
-        )
-
-
-class _Pair(argparse.Action):
+class _PromptAndGen(argparse.Action):
     def __call__(self, parser, namespace, values, option_string=None) -> None:  # type: ignore[no-untyped-def]
         match = re.fullmatch(r"([1-9]\d*),([1-9]\d*)", values)
         if match is None:
@@ -188,9 +190,3 @@ class _Add(argparse.Action):
     def __call__(self, parser, namespace, values, option_string=None) -> None:  # type: ignore[no-untyped-def]
         found = [(option_string == "--synthetic", name) for name in values.split(",") if name]
         setattr(namespace, self.dest, [*getattr(namespace, self.dest), *found])
-
-
-def _positive(text: str) -> int:
-    if not re.fullmatch(r"0*[1-9]\d*", text):
-        raise argparse.ArgumentTypeError(f"{text!r}: give 1 or more")
-    return int(text)

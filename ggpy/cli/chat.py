@@ -1,7 +1,7 @@
-"""An interactive chat on the terminal: questions from stdin, answers to stdout.
+"""An interactive chat: questions from a terminal or a pipe, answers to stdout.
 
-A line that ends in a backslash goes on in the next one. Ctrl-C stops an answer, Ctrl-D ends the
-chat. Pages of the last answer are kept, so that only what is new of a conversation is evaluated.
+Ctrl-C stops an answer, Ctrl-D ends the chat. The KV cache of the last answer is kept, so that only
+what is new in a conversation is evaluated.
 """
 
 from __future__ import annotations
@@ -9,27 +9,20 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ..util.outcome import one_line
-from .answer import Figures, Settings, stream
-from .prompts import Conversation, decode
+from .answer import AnswerSettings, Figures, stream
+from .options import PROGRAM
 
 if TYPE_CHECKING:
     from ..runtime.engine import Engine, Sequence
+    from ..tokenizer.conversation import Conversation
 
-HELP = """\
-/help   this page
-/clear  forget the conversation
-/regen  answer the last question again
-/exit   end the chat, as Ctrl-D does
-End a line with \\ to go on in the next one. Ctrl-C stops an answer."""
-
-
-def remark(text: str) -> None:
-    """Say something that is not an answer."""
-    print(text, file=sys.stderr, flush=True)
+WELCOME = "Ask something. /help lists commands and keys, Ctrl-D ends the chat."
+RESTART = (
+    "or start again with a larger -c, or with --context-shift, which forgets the oldest questions"
+)
 
 
 class Interrupt:
@@ -61,7 +54,7 @@ class Chat:
         self,
         engine: Engine,
         conversation: Conversation,
-        settings: Settings,
+        settings: AnswerSettings,
         write: Callable[[str], None],
     ):
         self.engine = engine
@@ -70,63 +63,55 @@ class Chat:
         self.write = write
         self.figures = Figures()
         self.last: Sequence | None = None  # whose pages are kept
+        self.is_over = False
 
     def loop(self, first: str | None = None) -> Figures:
         """Answer `first`, then what the user says; the figures of all answers."""
-        _prepare_terminal()
+        from . import commands  # later, because --help needs none of this
+        from .line_editor import open_reader
+
+        reader = open_reader(commands.names())
+        if sys.stdin.isatty():
+            self.remark(WELCOME)
         if first is not None:
             self.ask(first)
-        while True:
+        while not self.is_over:
             try:
-                text = read_message()
+                self.handle(reader.read())
             except KeyboardInterrupt:
-                remark("\n(/exit or Ctrl-D ends the chat)")
-                continue
+                self.remark("(/exit or Ctrl-D ends the chat)")
             except EOFError:
-                if sys.stdin.isatty():
-                    remark("")  # ends the line of the prompt
-                return self.figures
-            except ValueError as error:
-                remark(f"ggpy: error: {one_line(error)}")
-                continue
-            if text.strip() in ("/exit", "/quit"):
-                return self.figures
-            self.handle(text)
+                break
+            except (ValueError, OSError) as error:
+                self.refuse(one_line(error))
+        return self.figures
 
     def handle(self, text: str) -> None:
-        """Do what a line says: a command, a question, or nothing."""
-        word = text.strip()
-        if word == "/clear":
-            self.conversation.clear()
-            remark("(the conversation is forgotten)")
-        elif word == "/regen":
-            self.regenerate()
-        elif word == "/help":
-            remark(HELP)
-        elif word.startswith("/") and " " not in word and "/" not in word[1:]:
-            remark(f"unknown command {word}; /help lists them")
-        elif word:
+        """Do what a message says: a command, a question, or nothing; ValueError, OSError."""
+        from . import commands
+
+        if text.strip() and not commands.run(self, text):
             self.ask(text)
 
-    def regenerate(self) -> None:
-        """Answer the last question again."""
-        self.conversation.take_back("assistant")
-        question = self.conversation.take_back("user")
-        if question is None:
-            remark("nothing was asked yet")
-        else:
-            self.ask(question)
+    def remark(self, text: str) -> None:
+        """Say something that is not an answer."""
+        print(text, file=sys.stderr, flush=True)
 
-    def ask(self, question: str) -> None:
-        """Answer a question; one that cannot be answered is taken back."""
+    def refuse(self, reason: str) -> None:
+        """Say why something was not done."""
+        self.remark(f"{PROGRAM}: error: {reason}")
+
+    def ask(self, question: str) -> bool:
+        """Answer a question; one that cannot be answered is taken back, and False returned."""
         self.conversation.say("user", question)
         try:
             answer = self.answer()
         except ValueError as error:  # too long for the context, or refused by the template
             self.conversation.take_back("user")
-            remark(f"ggpy: error: {one_line(error)}")
-        else:
-            self.conversation.say("assistant", answer)
+            self.refuse(one_line(error))
+            return False
+        self.conversation.say("assistant", answer)
+        return True
 
     def answer(self) -> str:
         """Generate and show the answer to the conversation so far; as much of it as came."""
@@ -146,51 +131,36 @@ class Chat:
                 if sequence:
                     self.engine.release(sequence)  # its pages may hold half of a step
                 self.last = None
-        self.write("\n")
+        # On a terminal an empty line stands between an answer and the next question.
+        self.write("\n\n" if sys.stdout.isatty() else "\n")
         if sequence and sequence.finish == "context":
-            remark("(the context is full: /clear, raise -c, or use --context-shift)")
+            self.remark(
+                f"(the context of {self.engine.n_ctx} tokens is full, and the answer ends here: "
+                f"/clear forgets the conversation, {RESTART})"
+            )
         return "".join(parts)
 
     def _sequence(self) -> Sequence:
+        """A sequence that answers the conversation; ValueError says what the user can do."""
         from ..runtime.engine import ContextOverflow
 
         while True:
+            ids = self.conversation.ids()
             try:
-                ids = self.conversation.ids()
                 return self.settings.add(self.engine, ids, previous=self.last, keep=True)
             except ContextOverflow:
                 if not (self.settings.context_shift and self.conversation.forget_oldest()):
-                    raise
+                    raise ValueError(self._overflow(len(ids))) from None
 
-
-def _prepare_terminal() -> None:
-    with suppress(ImportError):
-        import readline  # noqa: F401  (line editing and history of this chat for `input`)
-    if hasattr(sys.stdin, "reconfigure"):
-        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
-    if sys.stdin.isatty():
-        remark("Say something; /help lists commands.")
-
-
-def read_message() -> str:
-    """One message of the user, of several lines if they end in a backslash; EOFError at the end."""
-    lines = [read_line("> ")]
-    while lines[-1].endswith("\\"):
-        lines[-1] = lines[-1][:-1]
-        lines.append(read_line(". "))
-    return "\n".join(lines)
-
-
-def read_line(prompt: str) -> str:
-    """A line of stdin; the prompt is shown on a terminal only, and never goes into a file."""
-    if not sys.stdin.isatty():
-        line = sys.stdin.readline()
-        if not line:
-            raise EOFError
-        line = line.removesuffix("\n")
-    elif sys.stdout.isatty():
-        line = input(prompt)
-    else:
-        print(prompt, end="", file=sys.stderr, flush=True)
-        line = input()
-    return decode(line.encode("utf-8", "surrogateescape"), "the line")
+    def _overflow(self, n_tokens: int) -> str:
+        n_ctx = self.engine.n_ctx
+        questions = sum(message["role"] == "user" for message in self.conversation.messages)
+        if questions > 1:
+            return (
+                f"the conversation has {n_tokens} tokens, the context {n_ctx}: /clear forgets the "
+                f"conversation, {RESTART}"
+            )
+        return (
+            f"the question has {n_tokens} tokens, the context {n_ctx}: ask a shorter one, or start "
+            "again with a larger -c"
+        )

@@ -1,9 +1,8 @@
-"""`ggpy run`: open the file, take its tokenizer, choose the ops, load the architecture onto them,
-generate, print.
+"""`ggpy run`: read the prompt, open the file, choose the device, load the model, generate, print.
 
-This is the program in one page. Text goes to stdout and nothing else does; what the user should
-know besides goes to stderr. What costs time to import is imported when it is needed, so that --help
-and mistakes are answered at once.
+This is the program in one page. Options become values here: nothing that is called sees them. Text
+goes to stdout and nothing else does; remarks and figures go to stderr. Modules that take time to
+import are imported when they are needed, so that --help and mistakes are answered at once.
 """
 
 from __future__ import annotations
@@ -12,17 +11,20 @@ import argparse
 import os
 import sys
 import time
+from dataclasses import replace
+from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import hub
 from ..util.messages import escaped
 from ..util.outcome import ended
 from ..util.progress import Bar
+from ..util.streams import is_stdout_stderr
 from . import answer, chat, prompts
 from . import options as command_line
 
 if TYPE_CHECKING:
-    from ..backends.interface import Ops
     from ..gguf import File
     from ..model import Model
     from ..tokenizer import Tokenizer
@@ -31,73 +33,131 @@ if TYPE_CHECKING:
 def main(arguments: list[str] | None = None) -> int:
     """Run the program; its exit status."""
     options = command_line.parse(arguments)
-    return ended(lambda: run(options), is_bug=lambda error: options.verbose or is_bug(error))
+    return ended(
+        lambda: run(options),
+        is_bug=lambda error: options.verbose or is_bug(error),
+        program=command_line.PROGRAM,
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Do what the options say; ValueError, OSError or MemoryError where that cannot be done."""
     if not options.hf_repo:
         hub.find(options.model)  # a wrong name is told before standard input is read
-    prompt = prompts.read_prompt(options)
+    prompt = prompts.read_prompt(source(options))
     path = hub.fetch_from_hub(options.hf_repo) if options.hf_repo else hub.resolve(options.model)
 
     from .. import arch
-    from ..backends import choose
     from ..gguf import File
     from ..tokenizer import Tokenizer
 
     with File(path) as file:
         arch.find(file)  # first of all: another architecture's tokenizer may be unknown as well
         tokenizer = Tokenizer.from_gguf(file)
-        settings = answer.settings(options, tokenizer)
+        settings, asked = answer_settings(options, tokenizer), chat_settings(options)
         chatting = prompt is None or options.chat
-        ids = [] if chatting else prompts.single(options, tokenizer, prompt or "")
-        conversation = prompts.converse(options, tokenizer) if chatting else None
-        kinds = options.batch_invariant, options.activations, options.gemm
-        ops = choose(options.device, options.threads, note, *kinds)
-        model = load(file, tokenizer, ops, options)
+        ids = [] if chatting else prompts.single(asked, tokenizer, prompt or "")
+        conversation = prompts.converse(asked, tokenizer) if chatting else None
+        model = load(file, tokenizer, options)
         if conversation:
             talk = chat.Chat(model.engine, conversation, settings, write)
             figures = talk.loop(prompt)
         else:
             figures = continue_text(model, ids, settings, options)
     if not options.no_perf:
-        say(*figures.lines(), *answer.memory_lines(ops))
+        say(*figures.lines(), *answer.memory_lines(model.ops))
     return 0
 
 
-def load(file: File, tokenizer: Tokenizer, ops: Ops, options: argparse.Namespace) -> Model:
-    """The model on its device, with a bar while that takes time."""
-    from .. import arch
-    from ..cache_types import CacheTypes
-    from ..model import Model
+# Options as values
 
-    n_ctx = arch.context_length(file) if options.ctx_size == 0 else options.ctx_size
+
+def source(options: argparse.Namespace) -> prompts.PromptSource:
+    """Where the prompt is; escapes are replaced in -p only: a file is meant as it is."""
+    text = None if options.prompt is None else spoken(options, options.prompt, "-p")
+    return prompts.PromptSource(text, options.file, chat=bool(options.chat))
+
+
+def chat_settings(options: argparse.Namespace) -> prompts.ChatSettings:
+    """What is said about chats; OSError, PromptError, ChatTemplateError for a template."""
+    if options.chat is False:
+        return prompts.ChatSettings(wanted=False)
+    template, system = None, options.system_prompt
+    if options.chat_template_file:
+        path = Path(options.chat_template_file)
+        template = prompts.decode(path.read_bytes(), options.chat_template_file)
+    elif options.chat_template:
+        from ..tokenizer.templates import choose
+
+        template = choose(options.chat_template)
+    system = None if system is None else spoken(options, system, "-sys")
+    return prompts.ChatSettings(options.chat, template, system)
+
+
+def answer_settings(options: argparse.Namespace, tokenizer: Tokenizer) -> answer.AnswerSettings:
+    """What is said about answers; ValueError for a parameter out of range."""
+    from ..sampling import DRY_SEQUENCE_BREAKERS, SamplingParams
+
+    given = command_line.sampling(options)
+    given["logit_bias"] = dict.fromkeys(tokenizer.end_ids, -inf) if options.ignore_eos else {}
+    given["logit_bias"].update(options.logit_bias)
+    params = SamplingParams(**given)
+    if params.uses_dry:
+        texts = options.dry_sequence_breaker or DRY_SEQUENCE_BREAKERS
+        texts = [] if "none" in texts else [spoken(options, t, "a breaker") for t in texts]
+        params = replace(params, dry_breakers=answer.dry_breakers(texts, tokenizer))
+    return answer.AnswerSettings(
+        params=params,
+        max_tokens=options.predict if options.predict >= 0 else None,
+        stop=[spoken(options, text, "-r") for text in options.reverse_prompt],
+        context_shift=options.context_shift,
+        keep=options.keep,
+    )
+
+
+def spoken(options: argparse.Namespace, text: str, source: str) -> str:
+    """A text of the command line, with escapes replaced if the options say so."""
+    text = prompts.decode(text.encode("utf-8", "surrogateescape"), source)
+    return command_line.unescape(text) if options.escape else text
+
+
+# Work
+
+
+def load(file: File, tokenizer: Tokenizer, options: argparse.Namespace) -> Model:
+    """The model on its device, with a bar while that takes time."""
+    from .. import arch, model
+    from ..backends import choose
+
+    kinds = options.batch_invariant, options.activations, options.gemm
+    ops = choose(options.device, options.threads, note, *kinds)
     say(f"device: {ops.name} ({ops.reason})")
     if options.check:
         from ..backends.check import Checked
 
         ops = Checked(ops)
     started = time.perf_counter()
+    n_ctx = arch.context_length(file) if options.ctx_size == 0 else options.ctx_size
     with Bar(f"loading {file.path.name}", file.nbytes / 1e6, "MB") as bar:
-        model = Model(
+        loaded = model.load(
             file,
-            tokenizer,
             ops,
             n_ctx=n_ctx or None,
             n_batch=options.batch_size,
-            cache_types=CacheTypes(options.cache_type_k, options.cache_type_v),
+            cache_type_k=options.cache_type_k,
+            cache_type_v=options.cache_type_v,
+            tokenizer=tokenizer,
             progress=lambda done, total: bar.update(done / 1e6),
         )
     say(f"model: {file.path.name}, {file.nbytes / 1e6:.0f} MB in {_since(started)}")
     if options.check:
-        model.logits([tokenizer.bos_id or 0])
+        loaded.logits([tokenizer.bos_id or 0])
         note("the model's numbers are finite, and every step's will be looked at, which is slow")
-    if model.n_ctx_train and model.n_ctx > model.n_ctx_train:
-        note(f"context of {model.n_ctx} tokens, but the model knows {model.n_ctx_train}")
+    if loaded.n_ctx_train and loaded.n_ctx > loaded.n_ctx_train:
+        note(f"context of {loaded.n_ctx} tokens, but the model knows {loaded.n_ctx_train}")
     if options.verbose:
-        say(*details(model))
-    return model
+        say(*details(loaded))
+    return loaded
 
 
 def details(model: Model) -> list[str]:
@@ -108,34 +168,32 @@ def details(model: Model) -> list[str]:
     for tensor in model.file.tensors.values():
         kinds[tensor.format.name] = kinds.get(tensor.format.name, 0) + 1
     counts = ", ".join(f"{n} {name}" for name, n in kinds.items())
-    cache = model.decoder.cache_shape(1)
-    kept = cache.types.resolved(ON_GPU if model.ops.asynchronous else IN_NUMPY)
-    cached = cache.n_layer * cache.n_head_kv * kept.nbytes(cache.head_size)
+    usual = ON_GPU if model.ops.asynchronous else IN_NUMPY
     return [
         f"architecture: {model.file.architecture}, {model.tokenizer.n_vocab} tokens",
         f"tensors: {counts}",
         f"context: {model.n_ctx} tokens; trained for {model.n_ctx_train or 'an unknown number'}",
         f"steps: {model.engine.n_batch} tokens at most",
-        f"keys and values: {kept.k} and {kept.v}, {cached} bytes for each position of the context",
+        *model.engine.cache.describe(usual),
         *(f"note: {escaped(warning)}" for warning in model.tokenizer.warnings),
     ]
 
 
 def continue_text(
-    model: Model, ids: list[int], settings: answer.Settings, options: argparse.Namespace
+    model: Model, ids: list[int], settings: answer.AnswerSettings, options: argparse.Namespace
 ) -> answer.Figures:
     """Generate what follows ids and write it."""
     if options.verbose_prompt:
         say(*(f"{id:7d} {model.tokenizer.piece(id, special=True)!r}" for id in ids))
     only_prompt = settings.max_tokens == 0  # evaluated as if for one token, which is not shown
     if only_prompt:
-        settings = answer.Settings(settings.params, max_tokens=1)
+        settings = answer.AnswerSettings(settings.params, max_tokens=1)
     sequence = settings.add(model.engine, ids)
     if options.verbose:
         say(f"seed: {sequence.sampler.seed}")
     figures = answer.stream(model.engine, sequence, (lambda text: None) if only_prompt else write)
-    if sys.stdout.isatty() and not only_prompt:
-        write("\n")
+    if (sys.stdout.isatty() or is_stdout_stderr()) and not only_prompt:
+        write("\n")  # what follows, on a terminal or in the same file, is not part of the answer
     if only_prompt:
         figures.n_generated = 0
     elif sequence.finish == "context":

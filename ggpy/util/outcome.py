@@ -37,12 +37,14 @@ def ended(
     work: Callable[[], int],
     left: str = "",
     is_bug: Callable[[Exception], bool] = lambda error: False,
+    program: str = "ggpy",
 ) -> int:
     """The exit status of a program that does `work`, which returns one when nothing goes wrong.
 
     A reader of stdout that stops reading (`| head`) ends it, and is no error; see `tell`. left:
-    what is to be said of a work that was stopped or for which the machine failed, ": nothing was
-    written". is_bug: which errors are told with their traceback.
+    what is said after the message when the work was stopped or the machine failed, as ": nothing
+    was written". is_bug: which errors are told with their traceback. program: what a message
+    begins with, as "ggpy show".
     """
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # for a terminal without ± and Δ
@@ -52,20 +54,20 @@ def ended(
             status = work()
             sys.stdout.flush()
         except KeyboardInterrupt:
-            return _say(f"ggpy: interrupted{left}", INTERRUPTED)
+            return _say(f"{program}: interrupted{left}", INTERRUPTED)
         except Stopped as stop:
-            return _say(f"ggpy: ended by {stop.signal}{left}", stop.status)
+            return _say(f"{program}: ended by {stop.signal}{left}", stop.status)
         except BrokenPipeError:
             discard(sys.stdout, sys.stderr)
             return 0
         except (ValueError, OSError, MemoryError) as error:
             _trace(error, is_bug)
             told = f"{one_line(error)}{left if isinstance(error, OSError) else ''}"
-            return _say(f"ggpy: error: {told}", REFUSED)
+            return _say(f"{program}: error: {told}", REFUSED)
         except (RuntimeError, ArithmeticError) as error:
             _trace(error, is_bug)
             # A compiler's log keeps its lines, which matter.
-            return _say(f"ggpy: error: {messages.lines(str(error))}{left}", FAILED)
+            return _say(f"{program}: error: {messages.lines(str(error))}{left}", FAILED)
     return status
 
 

@@ -10,6 +10,8 @@ import os
 import stat
 from pathlib import Path
 
+from .version import __version__
+
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -61,10 +63,5 @@ def is_private(folder: Path) -> bool:
 
 
 def version() -> str:
-    """The version of this installation; "unknown" in a checkout that was not installed."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("ggpy")
-    except PackageNotFoundError:
-        return "unknown (not installed)"
+    """The version of ggpy."""
+    return __version__

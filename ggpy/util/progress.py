@@ -1,15 +1,21 @@
-"""Progress on a terminal's last line; a single line per task where stderr is a file or a pipe.
+"""Progress on a terminal's last line; nothing where stderr is a file or a pipe.
 
-This module knows nothing about what progresses. It writes to stderr alone: stdout is for text.
+The line is never wider than the terminal, because a line that wraps cannot be drawn over. This
+module knows nothing about what progresses. It writes to stderr alone: stdout is for text.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import TextIO
+from unicodedata import east_asian_width
 
-WIDTH = 24  # characters of a bar
+from .messages import escaped
+
+WIDTH, LEAST_WIDTH = 24, 8  # characters of a bar; with less room there is none
+USUAL_COLUMNS = 80  # of a terminal that does not tell
 INTERVAL = 0.1  # seconds between two drawings
 
 
@@ -17,12 +23,12 @@ class Bar:
     """`label [####----] 1.2 of 3.4 unit`, drawn while a task runs, and wiped when it ends."""
 
     def __init__(self, label: str, total: float, unit: str = "", stream: TextIO | None = None):
-        self.label = label
+        self.label = escaped(label)
         self.total = total
         self.unit = unit
         self.stream = stream or sys.stderr
         self.drawn_at = 0.0
-        self.length = 0  # characters on the line
+        self.length = 0  # columns on the line
         self.is_terminal = self.stream.isatty()
 
     def update(self, done: float) -> None:
@@ -30,20 +36,22 @@ class Bar:
         now = time.monotonic()
         if self.is_terminal and now - self.drawn_at >= INTERVAL:
             self.drawn_at = now
-            self._draw(self.line(done))
+            self._draw(self.line(done, self._columns()))
 
     def close(self) -> None:
         """Wipe the bar."""
         if self.length:
             self._draw("")
 
-    def line(self, done: float) -> str:
-        """The text of the bar."""
-        share = min(max(done / self.total, 0.0), 1.0) if self.total else 1.0
-        filled = round(share * WIDTH)
-        bar = "#" * filled + "-" * (WIDTH - filled)
+    def line(self, done: float, columns: int = USUAL_COLUMNS) -> str:
+        """The text of the bar: without the bar, then with less of the label, as columns are few."""
         digits = 0 if self.total >= 100 else 1
-        return f"{self.label} [{bar}] {done:.{digits}f} of {self.total:.{digits}f} {self.unit}"
+        amount = f"{done:.{digits}f} of {self.total:.{digits}f} {self.unit}".rstrip()
+        room = columns - 1  # in the last column some terminals wrap already
+        width = min(WIDTH, room - columns_of(self.label) - len(amount) - len(" [] "))
+        if width >= LEAST_WIDTH:
+            return f"{self.label} {self._bar(done, width)} {amount}"
+        return _cut(f"{_cut(self.label, room - len(amount) - 1)} {amount}".lstrip(), room)
 
     def __enter__(self) -> Bar:
         return self
@@ -51,8 +59,40 @@ class Bar:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _bar(self, done: float, width: int) -> str:
+        share = min(max(done / self.total, 0.0), 1.0) if self.total else 1.0
+        filled = round(share * width)
+        return f"[{'#' * filled}{'-' * (width - filled)}]"
+
+    def _columns(self) -> int:
+        try:
+            return os.get_terminal_size(self.stream.fileno()).columns or USUAL_COLUMNS
+        except (OSError, ValueError):
+            return USUAL_COLUMNS
+
     def _draw(self, text: str) -> None:
-        blanks = " " * max(0, self.length - len(text))
+        length = columns_of(text)
+        blanks = " " * (min(self.length, self._columns() - 1) - length)
         self.stream.write(f"\r{text}{blanks}" + ("" if text else "\r"))
         self.stream.flush()
-        self.length = len(text)
+        self.length = length
+
+
+def columns_of(text: str) -> int:
+    """The columns that a text takes on a terminal at most."""
+    return sum(map(_width, text))
+
+
+def _width(character: str) -> int:
+    return 2 if east_asian_width(character) in "WF" else 1
+
+
+def _cut(text: str, columns: int) -> str:
+    """As much of a text as columns have room for."""
+    end = used = 0
+    for character in text:
+        used += _width(character)
+        if used > columns:
+            break
+        end += 1
+    return text[:end]

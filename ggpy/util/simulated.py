@@ -1,19 +1,17 @@
-"""Older GPUs that a newer one can be used as: `--as sm_80`, or GGPY_AS=sm_80 for any program.
+"""Older GPUs that a newer GPU can be used as: GGPY_AS=sm_80 for any program.
 
-Kernels are chosen, and compiled to PTX, for the older architecture; the driver compiles the PTX for
-the GPU at hand. So every line that owners of such a GPU run is run, with its shared memory and its
-launch features; the speed of memory and the number of SMs stay those of the GPU. Only names and
-sizes: which GPU there is, is the business of `device.probe`.
+Kernels are selected, and compiled to PTX, for the older architecture, and the driver compiles the
+PTX for the actual GPU. So exactly the code that an owner of the older GPU runs is run, within its
+shared memory and launch features; memory bandwidth and the number of SMs stay those of the actual
+GPU. Only names and sizes are here: `device.probe` finds GPUs, and `cli.simulated` is the option.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
-from typing import Any
 
 VARIABLE = "GGPY_AS"
-SHARED_BYTES = {  # architecture -> bytes of shared memory that a CTA may have
+SHARED_BYTES = {  # architecture -> maximum bytes of shared memory of a CTA
     "sm_75": 64 << 10,
     "sm_80": 163 << 10,
     "sm_86": 99 << 10,
@@ -23,33 +21,13 @@ SHARED_BYTES = {  # architecture -> bytes of shared memory that a CTA may have
 
 
 def asked() -> str | None:
-    """The architecture that the environment asks for."""
+    """Returns the architecture that the environment asks for."""
     return os.environ.get(VARIABLE) or None
 
 
 def ask(arch: str | None) -> None:
-    """Ask for an architecture, None being the GPU's own, here and in processes started later."""
+    """Asks for an architecture, in this process and its children; None is the GPU's own."""
     if arch is None:
         os.environ.pop(VARIABLE, None)
     else:
         os.environ[VARIABLE] = arch
-
-
-def add_option(parser: Any) -> None:
-    """Give an argparse parser, or a group of one, the option --as."""
-    parser.add_argument(
-        "--as",
-        action=_As,
-        dest="simulated",
-        choices=list(SHARED_BYTES),
-        metavar="ARCH",
-        help=f"use the GPU as if it were an older one: {', '.join(SHARED_BYTES)}",
-    )
-
-
-class _As(argparse.Action):
-    """Asks for the architecture."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
-        ask(values)
-        setattr(namespace, self.dest, values)

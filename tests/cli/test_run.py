@@ -110,6 +110,7 @@ def test_the_chat_template_is_used_unless_told_otherwise(cli: Cli) -> None:
     assert n_prompt() > 6
     assert n_prompt("-sys", "the model") > n_prompt()
     assert n_prompt("--chat-template", "{{ messages[0].content }}") == 2
+    assert n_prompt("--no-chat", "--chat-template", "nonsense") == 2
     assert (
         n_prompt("--chat-template", "chatml") == n_prompt() != n_prompt("--chat-template", "phi3")
     )
@@ -155,7 +156,7 @@ def test_logit_bias_and_dry_reach_the_sampler(cli: Cli) -> None:
 def test_an_answer_without_a_token_is_one_line(cli: Cli) -> None:
     nothing = [part for id in range(453) for part in ("-l", f"{id}-inf")]
     result = cli(*RAW, "-p", "hello", "-n", "3", *nothing)
-    line = "ggpy: error: the highest logit is -inf: no token can be chosen"
+    line = "ggpy run: error: the highest logit is -inf: no token can be chosen"
     assert (result.status, result.out, result.err.splitlines()[-1]) == (2, "", line)
     chat = cli(*CHAT, *nothing, stdin=b"hello\nworld\n")
     assert chat.status == 0 and chat.err.count(line) == 2
@@ -173,6 +174,17 @@ def test_the_context_may_be_the_model_s_own_or_larger(cli: Cli) -> None:
     assert "context: 256 tokens" in told and "steps: 256 tokens at most" in told
     assert "steps: 7 tokens at most" in cli(*RAW, "-p", "a", "-n", "1", "-v", "-ub", "7").err
     assert "the model knows 256" in cli(*RAW, "-p", "a", "-n", "1", "-c", "300").err
+
+
+def test_the_command_line_loads_as_the_library_does(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ggpy import model
+
+    load, loaded = model.load, []
+    monkeypatch.setattr(model, "load", lambda *a, **k: (loaded.append(a), load(*a, **k))[1])
+    assert cli(*RAW, "-p", "a", "-n", "1").status == 0
+    assert len(loaded) == 1
 
 
 # Where prompts come from
@@ -264,7 +276,7 @@ def test_bad_usage_is_one_line(cli: Cli, arguments: list[str], words: list[str])
 def check_refusal(result: Result, *words: str) -> None:
     assert (result.status, result.out) == (2, "")
     *before, last = result.err.splitlines()
-    assert last.startswith("ggpy: error: ")
+    assert last.startswith("ggpy run: error: ")
     assert all(line.startswith(("device:", "model:", "note:")) for line in before)
     assert all(word in last for word in words), last
 
@@ -276,7 +288,8 @@ def test_invalid_utf8_on_stdin_is_refused(cli: Cli) -> None:
 def test_without_a_template_a_chat_is_refused(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "base.gguf"
     path.write_bytes(Path(LLAMA).read_bytes().replace(b"tokenizer.chat_template", b"t" * 23))
-    check_refusal(cli(str(path), "-cnv"), "cannot chat: this model has no template")
+    check_refusal(cli(str(path), "-cnv"), "this model has no chat template", "--chat-template")
+    assert cli(str(path), "-cnv", "--chat-template", "chatml", stdin=b"/exit\n").status == 0
     check_refusal(cli(str(path), "-p", "x", "-sys", "y"), "-sys needs a chat template")
     assert cli(str(path), "-p", "hello", "-n", "2").status == 0
 
@@ -284,7 +297,7 @@ def test_without_a_template_a_chat_is_refused(cli: Cli, tmp_path: Path) -> None:
 def test_verbose_shows_where_an_error_came_from(cli: Cli) -> None:
     result = cli("missing.gguf", "-v")
     assert result.status == 2
-    assert "Traceback" in result.err and result.err.splitlines()[-1].startswith("ggpy: error: ")
+    assert "Traceback" in result.err and result.err.splitlines()[-1].startswith("ggpy run: error: ")
 
 
 # Pipes and Ctrl-C
@@ -320,7 +333,7 @@ def test_ctrl_c_keeps_what_was_written() -> None:
     rest, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert len(first + rest) >= 20
-    assert err.splitlines()[-1] == b"ggpy: interrupted"
+    assert err.splitlines()[-1] == b"ggpy run: interrupted"
     assert b"Traceback" not in err
 
 
@@ -332,108 +345,7 @@ def test_ctrl_c_before_the_first_token(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(f"ggpy.cli.run.{where}", interrupted)
-    assert cli(*RAW, "-p", "hello") == (130, "", "ggpy: interrupted\n")
-
-
-# The chat
-
-
-def test_a_chat_answers_each_line(cli: Cli) -> None:
-    result = cli(*CHAT, stdin=b"hello\n\nworld\n/exit\nnever\n")
-    assert result.status == 0
-    assert len(re.findall(r"\n", result.out)) >= 2
-    assert "answer: 12 tokens" in result.err
-    assert re.search(r"prompt: \d+ tokens \(\d+ more reused\)", result.err)
-
-
-def test_a_chat_s_first_answer_is_that_of_a_single_prompt(cli: Cli) -> None:
-    alone = cli(*MODEL, "-p", "hello", "-n", "6", "--temp", "0", "--ignore-eos").out
-    assert cli(*CHAT, stdin=b"hello\n").out == alone + "\n"
-    assert cli(*CHAT, "-p", "hello").out == alone + "\n"
-
-
-def test_commands_of_a_chat(cli: Cli) -> None:
-    once = cli(*CHAT, stdin=b"hello\n").out
-    assert cli(*CHAT, stdin=b"hello\n/regen\n").out == once * 2
-    assert cli(*CHAT, stdin=b"hello\n/clear\nhello\n").out == once * 2
-    assert cli(*CHAT, stdin=b"hello\nhello\n").out != once * 2
-    words = cli(*CHAT, stdin=b"/help\n/regen\n/nonsense\n").err
-    for part in ("/clear", "nothing was asked yet", "unknown command /nonsense"):
-        assert part in words
-
-
-def test_a_backslash_goes_on_in_the_next_line(cli: Cli) -> None:
-    several = cli(*CHAT, stdin=b"hello\\\nworld\n")
-    assert several.out == cli(*CHAT, "-p", r"hello\nworld").out
-
-
-def test_reusing_pages_does_not_change_a_chat(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ggpy.runtime.scheduler import Scheduler
-
-    talk = b"hello\nthe world\none two three\n"
-    reused = cli(*CHAT, stdin=talk).out
-    monkeypatch.setattr(Scheduler, "_take_over", lambda *_: None)
-    monkeypatch.setattr(Scheduler, "_share", lambda *_: None)
-    assert cli(*CHAT, stdin=talk).out == reused
-
-
-def test_what_cannot_be_asked_is_taken_back(cli: Cli) -> None:
-    long = b"hello " * 300
-    result = cli(*CHAT, stdin=long + b"\nhello\n")
-    assert "ggpy: error: context is 256 tokens" in result.err
-    assert result.out == cli(*CHAT, stdin=b"hello\n").out
-    broken = cli(*CHAT, stdin=b"\xff\nhello\n")
-    assert "is not UTF-8" in broken.err and broken.out == result.out
-
-
-def test_a_shifting_chat_forgets_the_oldest_questions(cli: Cli) -> None:
-    talk = (b"hello " * 40 + b"\n") * 8
-    stuck, shifting = cli(*CHAT, stdin=talk), cli(*CHAT, "--context-shift", stdin=talk)
-    assert "ggpy: error: context is 256 tokens" in stuck.err
-    assert "error" not in shifting.err and "answer: 48 tokens" in shifting.err
-
-
-@posix
-def test_ctrl_c_in_a_chat_stops_the_answer_and_not_the_program() -> None:
-    import pty
-
-    terminal, end = pty.openpty()
-    command = [sys.executable, "-m", "ggpy.run", *MODEL, "--ignore-eos", "--context-shift"]
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdin=end, stdout=end, stderr=subprocess.PIPE, start_new_session=True
-    )
-    os.close(end)
-    screen = Screen(terminal)
-    screen.wait_for(b"> ")
-    os.write(terminal, b"hello\n")
-    screen.wait_for(b"hello\r\n")
-    screen.wait_for_more(30)  # an answer is coming, and would never end
-    process.send_signal(signal.SIGINT)
-    screen.wait_for(b"\r\n> ")
-    os.write(terminal, b"\x04")
-    assert process.stderr
-    assert b"answer: " in process.stderr.read()
-    assert process.wait(timeout=60) == 0
-    os.close(terminal)
-
-
-class Screen:
-    """What a program shows on a pseudo-terminal."""
-
-    def __init__(self, terminal: int):
-        self.terminal = terminal
-        self.shown = b""
-
-    def wait_for(self, text: bytes) -> None:
-        """Read on until the text comes; what is before its end is forgotten."""
-        while text not in self.shown:
-            self.shown += os.read(self.terminal, 1000)
-        self.shown = self.shown[self.shown.index(text) + len(text) :]
-
-    def wait_for_more(self, n: int) -> None:
-        """Read on until there are n more bytes."""
-        while len(self.shown) < n:
-            self.shown += os.read(self.terminal, 1000)
+    assert cli(*RAW, "-p", "hello") == (130, "", "ggpy run: interrupted\n")
 
 
 # Help, options and the dispatcher
@@ -480,7 +392,7 @@ def test_ggpy_lists_and_finds_its_programs(capsys: pytest.CaptureFixture[str]) -
         assert re.search(rf"^  {name} +\S", text, re.M)
     assert dispatcher.main([]) == 2
     assert dispatcher.main(["nonsense"]) == 2
-    assert "unknown program nonsense; there are: run" in capsys.readouterr().err
+    assert "unknown program 'nonsense'; there are: run" in capsys.readouterr().err
 
 
 def test_ggpy_runs_a_program() -> None:
@@ -489,4 +401,4 @@ def test_ggpy_runs_a_program() -> None:
     assert result.returncode == 0 and result.stdout
     tool = [sys.executable, "-m", "ggpy", "make_tiny", "--help"]
     shown = subprocess.run(tool, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert shown.stdout.startswith("usage: make_tiny")
+    assert shown.stdout.startswith("usage: ggpy make_tiny")

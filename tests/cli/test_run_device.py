@@ -38,8 +38,8 @@ def test_auto_takes_the_cpu_and_gives_the_reason(cli: Run) -> None:
 def test_cuda_without_a_gpu_is_refused_in_one_line(cli: Run, asked: str) -> None:
     status, out, err = cli(LLAMA, *ANSWER, "--device", asked)
     assert (status, out) == (2, "")
-    words = f"device '{asked}' cannot be used: {REASON}; --device cpu needs none"
-    assert err == f"ggpy: error: {words}\n"
+    words = f"device '{asked}' cannot be used: {REASON}; device cpu needs none"
+    assert err == f"ggpy run: error: {words}\n"
 
 
 def test_memory_of_a_device_is_shown(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,14 +52,15 @@ def test_a_model_that_is_too_large_is_refused(cli: Run, monkeypatch: pytest.Monk
     monkeypatch.setattr("ggpy.backends.host.available_memory", lambda: 100_000)
     status, out, err = cli(LLAMA, *ANSWER, "--device", "cpu")
     assert (status, out) == (2, "")
-    assert re.search(r"ggpy: error: 256 positions .* an n_ctx of \d+ would fit\n$", err)
+    words = r"ggpy run: error: the KV cache of 256 positions .* context of \d+ tokens would fit\n$"
+    assert re.search(words, err)
 
 
 ERRORS = [
     CudaError("launching kernel paged_attention<64>, grid (8, 1, 1): CUDA_ERROR_ILLEGAL_ADDRESS"),
     OutOfMemory("keys", 5 << 30, 1 << 20),
     CompileError(
-        "cuda/attention/paged_attention.cu does not compile (-x):\nattend.cu(12): error: expected a ;"
+        "cuda/attention/paged_attention.cu does not compile (-x):\na.cu(12): error: expected a ;"
     ),
 ]
 
@@ -71,10 +72,10 @@ def test_a_device_that_fails_at_work_is_an_error_and_no_traceback(
     def fail(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(Reference, "attend", fail)
+    monkeypatch.setattr(Reference, "mix", fail)
     status, out, err = cli(LLAMA, *ANSWER)
     assert (status, out) == (1, "")
-    assert err.endswith(f"\nggpy: error: {error}\n") and "Traceback" not in err
+    assert err.endswith(f"\nggpy run: error: {error}\n") and "Traceback" not in err
     assert "Traceback" in cli(LLAMA, *ANSWER, "-v")[2]
 
 
@@ -82,16 +83,16 @@ def test_a_bug_keeps_its_traceback(cli: Run, monkeypatch: pytest.MonkeyPatch) ->
     def fail(*_: Any) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(Reference, "attend", fail)
+    monkeypatch.setattr(Reference, "mix", fail)
     status, _, err = cli(LLAMA, *ANSWER)
-    assert status == 1 and "Traceback" in err and err.endswith("ggpy: error: a bug\n")
+    assert status == 1 and "Traceback" in err and err.endswith("ggpy run: error: a bug\n")
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_check_names_the_layer_where_numbers_end(cli: Run, overflowing: Path) -> None:
     status, out, err = cli(str(overflowing), *ANSWER, "--check")
     assert (status, out) == (1, "")
-    words = r"ggpy: error: \d+ logits are NaN or infinite; the first are in layer 1, ffn, \d+ of"
+    words = r"ggpy run: error: \d+ logits are NaN or infinite; the first are in layer 1, ffn_act, "
     assert re.search(f"^{words}", err.splitlines()[-1])
     assert "Traceback" not in err
 

@@ -37,10 +37,14 @@ def refused(program: ModuleType, capsys: pytest.CaptureFixture[str]) -> Callable
     """What the program says when it exits with 2: the last line; nothing is on stdout."""
 
     def line(*words: object) -> str:
-        assert program.main(list(map(str, words))) == 2
+        try:
+            status = program.main(list(map(str, words)))
+        except SystemExit as end:  # of the parser
+            status = end.code
+        assert status == 2
         captured = capsys.readouterr()
         last = captured.err.splitlines()[-1]
-        assert captured.out == "" and last.startswith("ggpy: error: ")
+        assert captured.out == "" and last.startswith(f"ggpy {program.__name__}: error: ")
         return last
 
     return line

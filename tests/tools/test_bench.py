@@ -15,7 +15,7 @@ from timed_device import TimedDevice
 from ggpy.backends.cuda.backend import Cuda
 from ggpy.bench.kernels.ceilings import Ceilings
 from ggpy.bench.table import FIELDS, SAMPLES
-from ggpy.util import paths
+from ggpy.util import paths, simulated
 
 ROOT = paths.data_dir("tools").parent
 QUICK = ["--device", "cpu", "-p", "8", "-n", "2", "-r", "2"]
@@ -118,11 +118,12 @@ def test_a_profile(
     assert found["kind"] == "ggpy bench --profile" and found["gpu"] == "A GPU"
     assert [row["test"] for row in found["profiles"]] == ["tg3", "tg3 x2"]
     ops = {op["op"]: op for op in found["profiles"][1]["ops"]}
-    assert ops["attend"]["us"] == pytest.approx(20.0) and ops["attend"]["count"] == 2
+    assert ops["sample"]["us"] == pytest.approx(10.0) and ops["sample"]["count"] == 1
+    assert ops["qkv"]["us"] == pytest.approx(10.0 * ops["qkv"]["count"])
     assert "none.gguf" in captured.err
     assert program.main([*words[:2], "-n", "3", "--batch", "2", "--profile"]) == 0
     out = capsys.readouterr().out
-    assert "tiny:Q8_0, tg3 x2: a step takes " in out and "| attend | 2 | 20.0 | 10.00 |" in out
+    assert "tiny:Q8_0, tg3 x2: a step takes " in out and "| sample | 1 | 10.0 | 10.00 |" in out
 
 
 @pytest.mark.parametrize(
@@ -151,3 +152,28 @@ def test_closed_pipe_is_no_error() -> None:
         check=False,
     )
     assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_the_plan_of_a_model_needs_no_gpu(
+    tool: Callable[[str], ModuleType],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(simulated.VARIABLE, "")  # what --as asks for ends with the test
+    words = ["--plan", "Llama-3.2-1B:Q8_0", "--as", "sm_89", "--batch", "1", "-p", "512"]
+    assert tool("bench").main(words) == 0
+    title, _, head, _, *rows = capsys.readouterr().out.splitlines()
+    assert title == "Llama-3.2-1B:Q8_0 on sm_89 with 128 SMs"
+    assert head.split() == [
+        "|", "tokens", "|", "layers", "|", "tensor", "|", "kernel", "|", "x", "|", "norm", "|",
+        "rope", "|", "epilogue", "|", "schedule", "|", "workspace", "|",
+    ]  # fmt: skip
+    kernels = {row.split("|")[4].strip() for row in rows if row}
+    assert kernels == {"gemm_decode", "decode_attention", "gemm_prefill", "prefill_attention"}
+
+
+def test_a_plan_of_no_model_is_an_error(
+    tool: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tool("bench").main(["--plan", "no-such-model"]) == 2
+    assert "no-such-model is neither a file nor a known model" in capsys.readouterr().err

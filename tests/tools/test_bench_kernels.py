@@ -29,7 +29,7 @@ def program(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(module, "open_gpu", lambda name: TimedDevice(cost))
     ceilings = Ceilings(1e12, 1e14, "A GPU")
     monkeypatch.setattr("ggpy.bench.kernels.ceilings.ceilings_of", lambda ops, fresh: ceilings)
-    monkeypatch.setattr("ggpy.bench.kernels.compile_ahead", lambda *_: None)
+    monkeypatch.setattr("ggpy.bench.kernels.runs.compile_ahead", lambda *_: None)
     monkeypatch.setattr("ggpy.device.toolkit.nvrtc_version", lambda: "13.0")
     US[0] = 10.0
     return module
@@ -51,7 +51,9 @@ def test_every_declared_case_has_a_name(
     cases = program.load_cases()
     assert len(set(names)) == len(names)
     for kernel in cases.KERNELS:
-        listed = [name for name in names if name.startswith(f"{kernel} tests/support/cases.py ")]
+        listed = [
+            name for name in names if name.startswith(f"{kernel} tests/support/kernels/cases.py ")
+        ]
         assert len(listed) == len(set(map(str, cases.gpu_cases(kernel)))) > 100
         large = [name for name in names if name.startswith(f"{kernel} Llama-3.1-8B ")]
         assert len(large) == len(cases.NUMBERS.get(kernel, ("",))) * len(supported_formats())

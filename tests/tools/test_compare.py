@@ -160,7 +160,7 @@ def test_rows_of_other_tests_are_not_compared(program: ModuleType) -> None:
     [
         (["-m", "x.gguf"], "there is no such program"),
         ([], "nothing to measure"),
-        (["-m", "x.gguf", "--rounds", "0"], "--rounds 0: give 1 or more"),
+        (["-m", "x.gguf", "--rounds", "0"], "--rounds: '0' is not a whole number of 1 or more"),
         (["-m", "x.gguf", "--plot", "x.png"], "there is no such program"),
     ],
 )

@@ -135,7 +135,7 @@ def test_smoothquant(folder: Path, tmp_path: Path, run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--smoothquant", "0.5"], "--smoothquant ALPHA and --calibration TEXT belong together"),
+        (["--smoothquant", "0.5"], "--smoothquant ALPHA and --calibration FILE belong together"),
         (["--calibration", "TEXT"], "belong together"),
         (["--smoothquant", "2", "--calibration", "TEXT"], "--smoothquant 2: give 0 to 1"),
         (
@@ -217,7 +217,7 @@ def test_errors_are_one_line_and_leave_nothing(
     status, said = run(*(word.format(folder=folder) for word in words))
     assert status == 2 and message in said
     if not said.startswith("usage:"):
-        assert said.startswith("ggpy: error: ") and said.count("\n") == 1
+        assert said.startswith("ggpy convert: error: ") and said.count("\n") == 1
     assert not list(tmp_path.iterdir())
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
@@ -232,7 +232,9 @@ def test_a_full_disk(folder: Path, tmp_path: Path, run: Run, monkeypatch: Any) -
     status, said = run(folder, tmp_path / "out.gguf")
     last = said.splitlines()[-1]
     assert status == 2 and not list(tmp_path.iterdir())
-    wanted = f"ggpy: error: {tmp_path}/out.gguf: No space left on device: nothing was written"
+    wanted = (
+        f"ggpy convert: error: {tmp_path}/out.gguf: No space left on device: nothing was written"
+    )
     assert last == wanted
 
 
@@ -302,7 +304,8 @@ def test_a_repository_is_fetched(folder: Path, tmp_path: Path, run: Run, monkeyp
 
 def test_a_repository_that_cannot_be_fetched(tmp_path: Path, run: Run, monkeypatch: Any) -> None:
     pytest.importorskip("huggingface_hub")
-    monkeypatch.setattr(hub, "_unreachable", lambda endpoint: "the hub cannot be reached")
+    away = "the hub cannot be reached"
+    monkeypatch.setattr("ggpy.hub.hugging_face._unreachable", lambda endpoint: away)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     status, said = run("user/no-such-repo", tmp_path / "out.gguf")
     assert status == 2 and "there is no folder user/no-such-repo; cannot fetch it" in said

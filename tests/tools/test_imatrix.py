@@ -56,7 +56,7 @@ def test_collecting_goes_on_from_a_file(program, tiny_path, tmp_path) -> None:
     ("words", "message"),
     [
         ([], "no text: name a file with -f FILE, or matrices to combine with --in-file"),
-        (["-f", "text"], "no model: name a file with -m FILE"),
+        (["-f", "text"], "no model: name one with -m MODEL"),
         (["m.gguf", "-f", "text", "--chunks", "0"], "--chunks 0: give 1 or more"),
         (["m.gguf", "-f", "text", "-o", "no/such/x.gguf"], "there is no folder no/such"),
         (["m.gguf", "-f", "text", "-o", "."], ".: is a directory: name a file in it"),

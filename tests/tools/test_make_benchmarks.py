@@ -25,7 +25,9 @@ def test_its_runs_are_valid_commands(
             assert all(synthetic and parse(model) for synthetic, model in options.models)
         else:
             names = [case.name for case in kernels.chosen(words[2])]
-            assert len(names) > 300 and not any("tests/support/cases.py" in name for name in names)
+            assert len(names) > 300 and not any(
+                "tests/support/kernels/cases.py" in name for name in names
+            )
 
 
 def test_every_format_that_weights_have_is_measured(program: ModuleType) -> None:

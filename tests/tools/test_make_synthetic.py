@@ -56,6 +56,18 @@ def test_bad_usage(words: list[str], message: str, refused: Callable[..., str]) 
     assert message in refused(*words)
 
 
+def test_a_file_is_overwritten_only_when_told(
+    program: ModuleType, refused: Callable[..., str], tmp_path: Path
+) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_text("mine")
+    said = refused("tiny:Q8_0", path)
+    assert said.endswith(f"error: {path}: exists already: --force overwrites it")
+    assert path.read_text() == "mine"
+    assert program.main(["tiny:Q8_0", str(path), "--force"]) == 0
+    assert path.read_bytes()[:4] == b"GGUF"
+
+
 def test_a_disk_that_is_too_small_leaves_nothing(
     refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -355,9 +355,10 @@ def test_what_cannot_be_done(
 ) -> None:
     model, short = tiny_path("llama"), tmp_path / "short.txt"
     short.write_text("hello world\n", encoding="utf-8")
-    assert "no model: name a file with -m FILE" in refused("-f", TEXT)
+    assert "no model: name one with -m MODEL" in refused("-f", TEXT)
     assert "no text: name a file with -f FILE" in refused(model)
-    assert "needs a text of 128, it has" in refused(model, "-f", short, *QUICK)
+    said = refused(model, "-f", short, *QUICK)
+    assert "needs a text of 128, it has" in said and said.endswith("give a longer text")
     assert "has none to score: give -c 3" in refused(model, "-f", TEXT, *CPU, "-c", "2")
     assert "give -b 1 or more" in refused(model, "-f", TEXT, *QUICK, "-b", "0")
     assert "--plot draws a table over types" in refused(model, "-f", TEXT, "--plot", "x.png")

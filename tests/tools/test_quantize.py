@@ -19,6 +19,7 @@ from types import ModuleType
 import pytest
 from quantize_cases import CASES, WEIGHTS, digest_of_file, importance_of, write_case
 
+from ggpy import hub
 from ggpy.gguf import File
 from ggpy.quantization.importance import write_gguf
 from ggpy.util import paths
@@ -57,7 +58,7 @@ def refused(program: ModuleType, folder: Path, capsys) -> Callable[[str], str]:
         assert program.main(words.split()) == 2
         assert sorted(folder.iterdir()) == before
         last = capsys.readouterr().err.splitlines()[-1]
-        assert last.startswith("ggpy: error: ")
+        assert last.startswith("ggpy quantize: error: ")
         return last
 
     return message
@@ -99,7 +100,7 @@ def test_which_weights_are_used(run, folder: Path) -> None:
 def test_two_workers_in_a_process_of_its_own(folder: Path) -> None:
     """As a user calls it: the processes that quantise start from there."""
     command = [sys.executable, "-m", "ggpy", "quantize", "weights.gguf", "out.gguf", "q4_k_m", "2"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(paths.__file__).parent.parent)}
+    environment = {**os.environ, "PYTHONPATH": str(paths.data_dir("tools").parent)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0
     assert re.match(r"ggpy quantize: device: (cpu|cuda:0) \(.+\)\n", done.stderr)
@@ -218,19 +219,34 @@ def test_long_names_are_shortened_as_in_llama_cpp(run, folder: Path) -> None:
         assert file.metadata["quantize.imatrix.file"] == "ä" * 63
 
 
+def test_a_known_model_is_quantised_into_the_current_folder(
+    run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own folder is the cache."""
+    cache = folder / "cache"
+    cache.mkdir()
+    (folder / "weights.gguf").rename(cache / "x.gguf")
+    monkeypatch.setattr(hub, "fetch", lambda model: cache / "x.gguf")
+    out = run("smollm2 q4_0 1")
+    assert "to 'ggml-model-Q4_0.gguf' as Q4_0" in out
+    assert [path.name for path in cache.iterdir()] == ["x.gguf"]
+    with File("ggml-model-Q4_0.gguf") as file:
+        assert "Q4_0" in {tensor.format.name for tensor in file.tensors.values()}
+
+
 # What is refused
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("", "usage: ggpy quantize IN [OUT] TYPE [THREADS]"),
-        ("weights.gguf", "usage: ggpy quantize IN [OUT] TYPE [THREADS]"),
+        ("", "needed: ggpy quantize [options] MODEL [OUT] TYPE [THREADS]"),
+        ("weights.gguf", "needed: ggpy quantize [options] MODEL [OUT] TYPE [THREADS]"),
         ("weights.gguf q4_x", "unknown type 'q4_x': there are F32, F16"),
         ("weights.gguf out.gguf q4_x", "unknown type 'q4_x': there are F32, F16"),
         ("weights.gguf out.gguf q4_0 many", "'many': what follows the type is a number of threads"),
         ("weights.gguf out.gguf q4_0 1 2", "'1 2': what follows the type is a number of threads"),
-        ("none.gguf q4_0", "none.gguf: there is no such file"),
+        ("none.gguf q4_0", "there is no file none.gguf"),
         ("weights.gguf . q4_0 1", ".: is a directory: name a file in it"),
         ("weights.gguf no/such/out.gguf q4_0 1", "No such file or directory"),
         ("weights.gguf weights.gguf q4_0 1", "input and output files are the same: weights.gguf"),
@@ -272,7 +288,7 @@ def test_ctrl_c_leaves_nothing(folder: Path, seconds: float) -> None:
     before = sorted(folder.iterdir())
     words = "quantize --device cpu large.gguf out.gguf iq3_s 2"
     command = [sys.executable, "-m", "ggpy", *words.split()]
-    environment = {**os.environ, "PYTHONPATH": str(Path(paths.__file__).parent.parent)}
+    environment = {**os.environ, "PYTHONPATH": str(paths.data_dir("tools").parent)}
     child = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
@@ -280,6 +296,7 @@ def test_ctrl_c_leaves_nothing(folder: Path, seconds: float) -> None:
     try:
         deadline = time.monotonic() + 60
         while not any(folder.glob("out.gguf.*.part")) and time.monotonic() < deadline:
+            assert child.poll() is None, child.communicate()
             time.sleep(0.02)
         time.sleep(seconds)
         os.killpg(child.pid, signal.SIGINT)  # as a terminal does: to all of them
@@ -287,7 +304,7 @@ def test_ctrl_c_leaves_nothing(folder: Path, seconds: float) -> None:
     finally:
         child.kill()
     assert child.returncode == 130
-    assert errors == "ggpy quantize: device: cpu (as asked)\nggpy: interrupted\n"
+    assert errors == "ggpy quantize: device: cpu (as asked)\nggpy quantize: interrupted\n"
     assert sorted(folder.iterdir()) == before
 
 

@@ -26,6 +26,7 @@ from gguf_files import (
     u32,
 )
 
+from ggpy import hub
 from ggpy.util import paths
 
 ROOT = paths.data_dir("tools").parent
@@ -126,8 +127,17 @@ def test_bad_file_is_one_line_and_status_2(
     assert captured.out == ""
     assert (
         captured.err
-        == f"ggpy: error: {tmp_path / 'none.gguf'}: there is no such file: check the path\n"
+        == f"ggpy show: error: there is no file {tmp_path / 'none.gguf'}; known models: "
+        f"{hub.known_names()}\n"
     )
+
+
+def test_a_known_model_is_shown_by_its_name(
+    program: ModuleType, path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setattr(hub, "fetch", lambda model: path)
+    assert program.main(["smollm2"]) == 0
+    assert capsys.readouterr().out.startswith("tiny.gguf\n")
 
 
 def run(command: str) -> subprocess.CompletedProcess[str]:

@@ -15,12 +15,12 @@ from ggpy.util.outcome import FAILED, INTERRUPTED, REFUSED, ended
 @pytest.mark.parametrize(
     ("error", "status", "line"),
     [
-        (ValueError("a\n  b"), REFUSED, "ggpy: error: a b\n"),
-        (FileNotFoundError(2, "No such file", "x.gguf"), REFUSED, "ggpy: error: x.gguf: No such f"),
-        (MemoryError(), REFUSED, "ggpy: error: MemoryError\n"),
-        (RuntimeError("a\nb"), FAILED, "ggpy: error: a\nb\n"),
-        (OverflowError("x"), FAILED, "ggpy: error: x\n"),
-        (KeyboardInterrupt(), INTERRUPTED, "ggpy: interrupted\n"),
+        (ValueError("a\n  b"), REFUSED, "ggpy show: error: a b\n"),
+        (FileNotFoundError(2, "No such file", "x.gguf"), REFUSED, "ggpy show: error: x.gguf: No"),
+        (MemoryError(), REFUSED, "ggpy show: error: MemoryError\n"),
+        (RuntimeError("a\nb"), FAILED, "ggpy show: error: a\nb\n"),
+        (OverflowError("x"), FAILED, "ggpy show: error: x\n"),
+        (KeyboardInterrupt(), INTERRUPTED, "ggpy show: interrupted\n"),
     ],
 )
 def test_errors(
@@ -29,7 +29,7 @@ def test_errors(
     def work() -> int:
         raise error
 
-    assert ended(work) == status
+    assert ended(work, program="ggpy show") == status
     said = capsys.readouterr()
     assert said.out == "" and said.err.startswith(line)
 

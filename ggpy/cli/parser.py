@@ -1,0 +1,74 @@
+"""The command-line parser of all programs, and the kinds of numbers that options take.
+
+An error is one line, `ggpy PROGRAM: error: ...`, with exit status 2. Nothing that takes time to
+import is imported here, so that --help answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import textwrap
+from typing import Any, NoReturn
+
+from ..hub import known_names
+from ..util.messages import one_line
+from ..util.outcome import REFUSED
+
+MODEL = f"a .gguf file, or a known model: {known_names()}"  # what MODEL means in every program
+
+
+class Parser(argparse.ArgumentParser):
+    """The parser of `ggpy NAME`: errors in one line, no abbreviated options."""
+
+    def __init__(self, name: str, description: str, **more: Any) -> None:
+        super().__init__(
+            prog=f"ggpy {name}",
+            description=description,
+            allow_abbrev=False,
+            formatter_class=_Formatter,
+            **more,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong in one line and exit with 2."""
+        print(f"{self.prog}: error: {one_line(message)} (see {self.prog} --help)", file=sys.stderr)
+        raise SystemExit(REFUSED)
+
+
+class Version(argparse.Action):
+    """Prints the version, which is looked up only then."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from ..util.paths import version
+
+        print(f"ggpy {version()}")
+        parser.exit()
+
+
+def positive(text: str) -> int:
+    """A whole number of 1 or more; ArgumentTypeError."""
+    return _whole(text, 1)
+
+
+def natural(text: str) -> int:
+    """A whole number of 0 or more; ArgumentTypeError."""
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {least} or more")
+    return int(text)
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Keeps paragraphs apart, and never breaks a line within a word such as --top-k."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        filled = ("\n".join(self._split_lines(part, width)) for part in text.split("\n\n"))
+        return textwrap.indent("\n\n".join(filled), indent)

@@ -1,0 +1,65 @@
+"""What all command lines share: errors in one line, numbers, and help that keeps words whole."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from ggpy.cli import options
+from ggpy.cli.parser import Parser, natural, positive
+
+
+@pytest.mark.parametrize(("text", "number"), [("1", 1), ("007", 7), ("999999999", 999999999)])
+def test_whole_numbers(text: str, number: int) -> None:
+    assert positive(text) == natural(text) == number
+
+
+@pytest.mark.parametrize("text", ["abc", "-1", "1.5", "", " 1", "1e3", "٣", "9999999999"])
+@pytest.mark.parametrize(("kind", "least"), [(positive, 1), (natural, 0)])
+def test_what_is_no_whole_number_is_refused(kind, least: int, text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError) as caught:
+        kind(text)
+    assert str(caught.value) == f"{text!r} is not a whole number of {least} or more"
+
+
+@pytest.mark.parametrize("text", ["abc", "0", "-3"])
+def test_the_number_of_threads_is_told_the_same_whatever_is_wrong(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        options.parse(["-t", text] if text[0] != "-" else [f"-t={text}"])
+    told = capsys.readouterr().err
+    assert "-t/--threads: " in told and "is not a whole number of 1 or more" in told
+
+
+def test_zero_may_be_allowed() -> None:
+    assert natural("0") == 0
+    with pytest.raises(argparse.ArgumentTypeError):
+        positive("0")
+
+
+def test_an_error_is_one_line_that_a_terminal_can_show(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = Parser("show", "Show.")
+    with pytest.raises(SystemExit) as end:
+        parser.parse_args(["--no\x1b[2J\nsuch"])
+    assert end.value.code == 2
+    line = r"ggpy show: error: unrecognized arguments: --no\x1b[2J such (see ggpy show --help)"
+    assert capsys.readouterr().err == line + "\n"
+
+
+def test_options_are_not_abbreviated(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = Parser("show", "Show.")
+    parser.add_argument("--json", action="store_true")
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--js"])
+
+
+def test_help_keeps_words_and_paragraphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    word = "ggml-model-TYPE.gguf"
+    parser = Parser("x", "Do.", epilog=f"The name of the file is {word}.\n\nSecond part.")
+    parser.add_argument("--long", help=f"the file that is made is {word} in the folder")
+    text = parser.format_help()
+    assert text.count(word) == 2 and max(map(len, text.splitlines())) <= 40
+    assert text.endswith(f"{word}.\n\nSecond part.\n")
