@@ -12,22 +12,22 @@ from cases import nmse
 
 import ggpy
 from ggpy import arch
-from ggpy.backends.cuda import memory
 from ggpy.backends.cuda.backend import Cuda
-from ggpy.backends.interface import CacheShape, Demand, Step
+from ggpy.backends.interface import CacheGroup, CacheShape, PagedKV, Step
 from ggpy.backends.numpy import kv_pages
 from ggpy.backends.numpy.backend import Reference
 from ggpy.cache_types import CACHE_TYPES, USUAL, CacheTypes
 from ggpy.cli import run
 from ggpy.formats import by_name
 from ggpy.gguf import File
-from ggpy.kernels.attention.prefill_attention import AttendPrompt
+from ggpy.kernels.attention.prefill_attention import PrefillAttention
 
 TINY = Path(__file__).resolve().parent.parent / "models" / "tiny"
 # Of single rows of logits, whatever the types; beyond that, a number that rounding sends to the
 # next code is off by as much as the type is coarse.
 BETWEEN_BACKENDS = 4e-5
-SHAPE = CacheShape(2, 3, 2, 64, 4)
+GROUP = CacheGroup(PagedKV(4, 2, 64, 64), layers=(0, 1), n_pages=3)
+SHAPE = CacheShape((GROUP,))
 IDS = np.random.default_rng(0).integers(5, 350, 80).tolist()
 
 
@@ -35,8 +35,9 @@ def logits_of(ops: Any, model: str, types: CacheTypes) -> list[np.ndarray]:
     """Of a prompt of 70 tokens, of the same in one step with a second sequence, and of 3 steps."""
     with File(TINY / f"{model}.gguf") as file:
         decoder = arch.load(file, ops, 128, n_seq=2, cache_types=types)
-    ops.allocate_cache(decoder.cache_shape(6))
-    tables = np.array([[3, 1], [0, 2]], np.int32)
+    shape = decoder.cache_shape(2, 128, 128)
+    ops.allocate_cache(shape)
+    tables = (np.array([[3, 1], [0, 2]], np.int32),) * len(shape.groups)
 
     def logits(parts: list[tuple[int, int, int]]) -> np.ndarray:
         """parts: sequence, first position, tokens."""
@@ -66,7 +67,7 @@ def test_both_backends_keep_the_same(machine, monkeypatch, model, k, v, prompts_
     """A GPU is much nearer to numpy with the same types than numpy is to itself without them;
     whether prompts have attention of their own, or not.
     """
-    monkeypatch.setattr(AttendPrompt, "from_tokens", prompts_from)
+    monkeypatch.setattr(PrefillAttention, "min_tokens", prompts_from)
     types = CacheTypes(k, v)
     got = logits_of(Cuda(machine), model, types)
     wanted, exact = (logits_of(Reference(1), model, t) for t in (types, USUAL))
@@ -87,7 +88,7 @@ def test_numpy_keeps_float32_unless_asked():
 @pytest.mark.parametrize("type", CACHE_TYPES)
 def test_pages_of_numpy(type):
     """What is read is what the format makes of what was written, position by position."""
-    pages = kv_pages.Pages(SHAPE, type)
+    pages = kv_pages.Pages(GROUP, 64, type)
     x = np.random.default_rng(1).standard_normal((70, 2, 64)).astype(np.float32)
     places = np.arange(70)
     pages.write(1, np.array([2, 0])[places // 64], places % 64, x)
@@ -99,7 +100,7 @@ def test_pages_of_numpy(type):
 
 @pytest.mark.parametrize("type, limit", [("f16", 65504), ("q8_0", 65500), ("q4_1", 65500)])
 def test_pages_of_numpy_saturate(type, limit):
-    pages = kv_pages.Pages(SHAPE, type)
+    pages = kv_pages.Pages(GROUP, 64, type)
     x = np.full((1, 2, 64), 1e6, np.float32)
     x[0, 0, 0], x[0, 1, 40] = -np.inf, np.nan
     pages.write(0, np.zeros(1, int), np.zeros(1, int), x)
@@ -122,24 +123,26 @@ def test_spreading_keeps_products_and_shares_out_what_is_large():
 # Memory
 
 
-def test_sizes_follow_the_types():
-    demand = Demand([], replace(SHAPE, types=CacheTypes("q8_0", "q4_1")), 1, 1, 1, 64, 64, 64)
-    need = memory.needed(demand, 64)
-    assert need.cache_page == 2 * 64 * 2 * 2 * (34 + 20)  # layers, positions, heads, blocks
-    with_prompts = memory.needed(demand, 64, halved=True)
-    assert with_prompts.cache_page == need.cache_page + 64 * 2 * 64 * 2 * 2  # halves of a layer
-    usual = memory.needed(replace(demand, cache=SHAPE), 64)
-    assert usual.cache_page == 2 * 64 * 2 * 64 * 2 * 2
+def shape_of(types: CacheTypes) -> CacheShape:
+    return CacheShape((replace(GROUP, spec=replace(GROUP.spec, types=types)),))
+
+
+def test_sizes_follow_the_types_of_keys_and_of_values():
+    types = CacheTypes("q8_0", "q4_1")
+    assert types.nbytes(64) == 2 * (34 + 20)
+    assert types.nbytes(96, 32) == 3 * 34 + 20
+    types.check_head(32, 64)
+    with pytest.raises(ValueError, match=r"-ctv q4_1 keeps 32 elements .* heads have 48: choose"):
+        types.check_head(32, 48)
 
 
 def test_a_full_machine_says_what_fits_in_the_type(monkeypatch):
     free = 64 * 2 * 2 * 2 * (34 + 34) * 2  # two pages
     monkeypatch.setattr(kv_pages.host, "available_memory", lambda: free)
-    shape = replace(SHAPE, types=CacheTypes("q8_0", "q8_0"))
-    with pytest.raises(MemoryError, match=r"192 positions .* an n_ctx of 128 would fit"):
-        kv_pages.check_room(shape)
-    with pytest.raises(MemoryError, match="an n_ctx of 0 would fit"):
-        kv_pages.check_room(SHAPE)
+    with pytest.raises(MemoryError, match=r"192 positions .* a context of 128 tokens would fit"):
+        kv_pages.check_memory(shape_of(CacheTypes("q8_0", "q8_0")))
+    with pytest.raises(MemoryError, match="no context would fit"):
+        kv_pages.check_memory(SHAPE)
 
 
 # What cannot be
@@ -166,15 +169,16 @@ def test_unknown_types_are_refused():
 
 def test_a_library_user_may_choose():
     with ggpy.load(TINY / "qwen3.gguf", "cpu", n_ctx=64, cache_type_k="q8_0") as model:
-        assert model.decoder.cache_shape(1).types == CacheTypes("q8_0", "auto")
+        (group,) = model.engine.cache.shape.groups
+        assert group.spec.types == CacheTypes("q8_0", "auto")
         assert len(list(model.generate("hello", max_tokens=3, temperature=0))) == 3
 
 
 def test_run_takes_the_options_and_tells_with_v(capsys):
     words = [str(TINY / "qwen3.gguf"), "--device", "cpu", "--no-chat", "-p", "hello", "-n", "2"]
     assert run.main([*words, "-v", "-ctk", "q8_0"]) == 0
-    said = f"keys and values: q8_0 and f32, {2 * 2 * (34 + 128)} bytes for each position"
-    assert said in capsys.readouterr().err
+    said = f"KV cache: q8_0 and f32, {2 * 2 * (34 + 128)} bytes a position, 256 positions for 2"
+    assert f"{said} layers\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -51,12 +51,42 @@ def test_the_digest_is_of_contents(copy: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["cuda/lib/common.cuh", "cuda/formats/q4_k.cuh", "ggpy/kernels/layout/tile.py"]
 )
-def test_every_change_of_a_kernel_changes_the_digest(copy: Path, name: str) -> None:
+def test_every_change_of_code_changes_the_digest(copy: Path, name: str) -> None:
+    expected, path = record_gpu.digest(), copy / name
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text + "\nx = 1\n", encoding="utf-8")
+    assert record_gpu.digest(copy) != expected
+    path.unlink()
+    assert record_gpu.digest(copy) != expected
+
+
+def test_comments_and_docstrings_do_not_change_the_digest(copy: Path) -> None:
     expected = record_gpu.digest()
-    (copy / name).write_bytes((copy / name).read_bytes() + b"\n")
-    assert record_gpu.digest(copy) != expected
-    (copy / name).unlink()
-    assert record_gpu.digest(copy) != expected
+    for name, mark in (("cuda/lib/mma.cuh", "//"), ("ggpy/kernels/layout/tile.py", "#")):
+        path = copy / name
+        text = path.read_text(encoding="utf-8").replace(f" {mark} ", f" {mark} Another word: ")
+        path.write_text(f"{text}\n{mark} The end.\n", encoding="utf-8")
+    assert record_gpu.digest(copy) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("int a = 1;  // one\n/* two\n */ int  b;", "int a = 1 ; int b ;"),
+        ('x("// no comment", \'"\');', 'x ( "// no comment" , \'"\' ) ;'),
+        ("#pragma once // once\n#include <a>\nint\na", "#pragma once #include <a> int a"),
+        ("#define F(x) \\\n  x\ny", "#define F(x) \\ x y"),
+    ],
+)
+def test_tokens_of_cuda(text: str, code: str) -> None:
+    assert record_gpu.cuda_code(text).split() == code.split()
+
+
+def test_python_without_docstrings() -> None:
+    plain = record_gpu.python_code("def f(x):\n    return '# x'\n")
+    text = '"""A."""\n\ndef f(x):\n    """B.\n\n    C.\n    """\n    return \'# x\'  # D\n'
+    assert record_gpu.python_code(text) == plain == "def f(x):\n    return '# x'"
+    assert record_gpu.python_code("def f(x):\n    return -x\n") != plain
 
 
 def test_a_renamed_file_is_a_change(copy: Path) -> None:
@@ -70,10 +100,10 @@ def test_counts_of_a_report() -> None:
 
 
 def test_without_a_gpu_nothing_is_recorded(monkeypatch, tmp_path: Path, capsys) -> None:
-    monkeypatch.setattr(record_gpu, "probe", lambda ordinal: NoGpu("no driver"))
+    monkeypatch.setattr("ggpy.device.probe", lambda ordinal: NoGpu("no driver"))
     path = tmp_path / "record.json"
     assert record_gpu.main(["-o", str(path)]) == 2
-    assert capsys.readouterr().err == "ggpy: error: no GPU to test on: no driver\n"
+    assert capsys.readouterr().err == "ggpy record_gpu: error: no GPU to test on: no driver\n"
     assert not path.exists()
 
 
@@ -90,10 +120,10 @@ def hopper(monkeypatch) -> None:
         return {"passed": 5, "failed": failed, "skipped": 0, "seconds": 1}
 
     monkeypatch.setenv(simulated.VARIABLE, "")  # what is asked for ends with the test
-    monkeypatch.setattr(record_gpu, "probe", used)
+    monkeypatch.setattr("ggpy.device.probe", used)
     monkeypatch.setattr(record_gpu, "run_tests", tests)
     monkeypatch.setattr(record_gpu, "_driver_version", lambda ordinal: "580.1")
-    monkeypatch.setattr(record_gpu.toolkit, "nvrtc_version", lambda: "13.0")
+    monkeypatch.setattr("ggpy.device.toolkit.nvrtc_version", lambda: "13.0")
     monkeypatch.setattr(record_gpu, "speeds", lambda device: {f"x on {device}": 5.0})
 
 

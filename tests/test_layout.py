@@ -1,4 +1,4 @@
-"""The shape of the project: who imports whom, what stands where, and that the README says so."""
+"""The shape of the project: who imports whom, what is where, and that the README says so."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import ast
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from statistics import median
 
@@ -18,71 +21,159 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "ggpy"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-# Imports go down only: to the own folder, or to something earlier in this list.
+# A module imports its own folder, or lower floors.
 FLOORS = (
-    *("util", "formats", "cache_types"),
-    *("gguf", "tokenizer", "hub"),
-    *("sampling", "device"),
-    "kernels",
-    "backends",
-    "arch",
-    "runtime",
-    "model",
-    *("quantization", "evaluate"),
-    *("convert", "bench"),
-    *("cli", "run", "__main__"),
-    "__init__",
+    {"util", "formats"},
+    {"gguf", "hub", "cache_types", "sampling"},
+    {"tokenizer", "device"},
+    {"kernels"},
+    {"backends"},
+    {"arch"},
+    {"runtime"},
+    {"model", "quantization"},
+    {"evaluate", "convert"},
+    {"bench"},
+    {"cli"},
+    {"run", "__main__", "__init__"},
 )
-# Packages from elsewhere and who may import them; numpy is everybody's.
+FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
+MAX_FILES = 15  # in a folder
+# Folders of one file per format or per architecture.
+ONE_FILE_PER = {"ggpy/formats", "ggpy/arch", "cuda/formats", "cuda/quantize"}
+# Packages from elsewhere and who may import them.
 OUTSIDE = {
     "cuda": {"device"},
     "gguf": {"formats", "convert"},
     "huggingface_hub": {"hub"},
     "jinja2": {"tokenizer"},
     "matplotlib": {"bench"},
-    "numpy": set(FLOORS),
+    "numpy": set(FLOOR),
+    "prompt_toolkit": {"cli"},
     "nvmath": {"device"},
     "sentencepiece": {"tokenizer", "convert"},
     "tokenizers": {"tokenizer", "convert"},
 }
 
 
-def floor_of(path: Path) -> str:
-    """The name in FLOORS under which a module stands."""
+def folder_of(path: Path) -> str:
+    """The folder or module of the package to which a file belongs: a name in FLOORS."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def imported(path: Path) -> Iterator[str]:
-    """Dotted names of all modules that a file imports, wherever in it; relative ones made whole."""
+@cache
+def syntax(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported(path: Path, nodes: Iterator[ast.AST] | None = None) -> Iterator[str]:
+    """Dotted names of all that a file imports, wherever in it or in `nodes`; relative ones made
+    whole, with the name after `from . import`.
+    """
     package = ("ggpy", *path.relative_to(PACKAGE).parts[:-1])
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes or ast.walk(syntax(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else ()
             name = ".".join([*base, *([node.module] if node.module else [])])
-            yield from (
-                (f"{name}.{alias.name}" for alias in node.names) if name == "ggpy" else [name]
-            )
+            yield from (f"{name}.{alias.name}" for alias in node.names)
+
+
+def heads(path: Path) -> set[str]:
+    """The first part of each import, two parts if it is ggpy's."""
+    parts = [name.split(".") for name in imported(path)]
+    return {".".join(p[: 2 if p[0] == "ggpy" else 1]) for p in parts}
+
+
+def test_every_folder_has_its_floor() -> None:
+    assert {folder_of(path) for path in MODULES} == FLOOR.keys()
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_imports_go_down(path: Path) -> None:
-    here = floor_of(path)
-    for name in imported(path):
-        top, _, rest = name.partition(".")
+    here = folder_of(path)
+    for name in heads(path):
+        top, _, there = name.partition(".")
         if top == "ggpy":
-            there = rest.split(".")[0]
-            assert there == here or FLOORS.index(there) < FLOORS.index(here), f"imports {name}"
+            assert there == here or FLOOR[there] < FLOOR[here], f"imports {name}"
         elif top not in sys.stdlib_module_names:
             assert here in OUTSIDE.get(top, ()), f"{here} may not import {name}"
 
 
-def test_the_check_of_imports_sees_what_it_must() -> None:
-    assert "ggpy.gguf" in set(imported(PACKAGE / "cli" / "run.py"))
-    assert "ggpy.formats" in set(imported(PACKAGE / "gguf" / "file.py"))
-    assert "huggingface_hub" in set(imported(PACKAGE / "hub.py"))
-    assert "ggpy.gguf" in set(imported(PACKAGE / "backends" / "interface.py"))
+def at_module_level(tree: ast.Module) -> Iterator[ast.AST]:
+    """Statements that run when a module is imported; not those of functions, or for types alone."""
+    todo: list[ast.AST] = list(tree.body)
+    while todo:
+        node = todo.pop()
+        yield node
+        for_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        if not for_types and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            todo += ast.iter_child_nodes(node)
+
+
+def dotted(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def import_graph(files: list[Path]) -> dict[str, set[str]]:
+    """Module -> modules that it imports when it is imported itself."""
+    names = {dotted(path) for path in files}
+    graph = {}
+    for path in files:
+        found = set(imported(path, at_module_level(syntax(path))))
+        whole = {name if name in names else name.rpartition(".")[0] for name in found}
+        graph[dotted(path)] = whole & names - {dotted(path)}
+    return graph
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    try:
+        TopologicalSorter(import_graph(MODULES)).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_backends_do_not_import_each_other() -> None:
+    for here, there in (("cuda", "numpy"), ("numpy", "cuda")):
+        for path in (PACKAGE / "backends" / here).rglob("*.py"):
+            names = {name for name in imported(path) if f"ggpy.backends.{there}" in name}
+            assert not names, f"{path.relative_to(ROOT)} imports {names}"
+
+
+def test_argparse_is_read_by_the_command_line_alone() -> None:
+    readers = [path for path in MODULES if "argparse" in heads(path)]
+    assert {folder_of(path) for path in readers} == {"cli"}
+
+
+def test_no_class_name_is_used_twice() -> None:
+    where = defaultdict(list)
+    for path in MODULES:
+        for node in ast.walk(syntax(path)):
+            if isinstance(node, ast.ClassDef):
+                where[node.name].append(str(path.relative_to(PACKAGE)))
+    assert not {name: found for name, found in where.items() if len(found) > 1}
+
+
+def test_folders_hold_few_files() -> None:
+    counts: dict[str, int] = defaultdict(int)
+    for top in ("ggpy", "cuda", "tests"):
+        for path in (ROOT / top).rglob("*"):
+            if path.is_file() and path.suffix != ".pyc":
+                counts[str(path.parent.relative_to(ROOT))] += 1
+    assert counts.keys() >= ONE_FILE_PER
+    assert not {n: k for n, k in counts.items() if k > MAX_FILES and n not in ONE_FILE_PER}
+
+
+def test_the_checks_of_imports_see_what_they_must() -> None:
+    assert {"argparse", "ggpy.gguf", "ggpy.hub"} <= heads(PACKAGE / "cli" / "run.py")
+    assert "ggpy.formats" in heads(PACKAGE / "gguf" / "file.py")
+    assert "huggingface_hub" in heads(PACKAGE / "hub" / "hugging_face.py")
+    assert "ggpy.gguf" in heads(PACKAGE / "backends" / "interface.py")
+    graph = import_graph(MODULES)
+    assert "ggpy.gguf.header" in graph["ggpy.gguf.file"]
+    assert "ggpy.sampling.links" in graph["ggpy.sampling.sampler"]
+    assert "ggpy.gguf" not in graph["ggpy.cli.run"], "a function imports it"
 
 
 def test_the_folder_cuda_has_no_python() -> None:
@@ -92,15 +183,14 @@ def test_the_folder_cuda_has_no_python() -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_modules_open_with_a_paragraph_and_stay_short(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert ast.get_docstring(ast.parse(text)), "it says nothing about itself"
-    assert len(text.splitlines()) <= 400
+    assert ast.get_docstring(syntax(path)), "it says nothing about itself"
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
 
 
 def test_functions_stay_short() -> None:
     lengths = {}
     for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(syntax(path)):
             if isinstance(node, ast.FunctionDef):
                 assert node.end_lineno is not None
                 lengths[f"{path.stem}.{node.name}"] = node.end_lineno - node.lineno + 1

@@ -55,7 +55,7 @@ def test_every_architecture_loads_as_a_file_does(architecture: str) -> None:
     loaded: list[str] = []
 
     class Names(Reference):
-        def weight(self, tensor, lookup=False, scale=None, activations="f16"):  # type: ignore[no-untyped-def]
+        def weight(self, tensor, role, scale=None, activations="f16"):  # type: ignore[no-untyped-def]
             loaded.append(tensor.name)
             return tensor
 
@@ -82,9 +82,9 @@ def test_types_with_a_scale_for_each_row(type: str) -> None:
         handed: dict[str, tuple[Tensor, Tensor, str]] = {}
 
         class Given(Reference):
-            def weight(self, tensor, lookup=False, scale=None, activations="f16"):  # type: ignore[no-untyped-def]
+            def weight(self, tensor, role, scale=None, activations="f16"):  # type: ignore[no-untyped-def]
                 handed[tensor.name] = tensor, scale, activations
-                return super().weight(tensor, lookup, scale, activations)
+                return super().weight(tensor, role, scale, activations)
 
         arch.load(model, Given(1), 64)  # type: ignore[arg-type]
         tensor, scale, activations = handed["blk.0.ffn_down.weight"]
