@@ -113,7 +113,7 @@ def _add_output(p: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--plan", metavar="MODEL", action="append", default=[],
-        help="measure nothing; print the kernels that the steps of -p and --batch take: of a file, a "
+        help="measure nothing; print the kernels of the steps of -p and --batch: of a file, a "
         "known model or a SHAPE:TYPE, on this GPU or that of --as",
     )  # fmt: skip
     group.add_argument("--progress", action="store_true", help="print what runs on stderr")

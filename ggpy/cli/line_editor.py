@@ -11,11 +11,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..util.outcome import Stopped
 from ..util.output_file import OutputFile
 from ..util.paths import cache_dir, make_cache_dir
 from .prompts import decode
@@ -94,10 +96,32 @@ class Editor:
         )
 
     def read(self) -> str:
-        text = str(self.session.prompt())
+        restore = _terminal_restorer()
+        try:
+            text = str(self.session.prompt())
+        except Stopped:
+            restore()  # the signal may come while the editor changes the terminal's mode
+            # The signal may come before a coroutine of the editor is awaited. The program ends now,
+            # so Python need not warn about the coroutine.
+            warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+            raise
         if text.strip():
             self.history.add(text)
         return decode(text.encode("utf-8", "surrogateescape"), "the message")
+
+
+def _terminal_restorer() -> Callable[[], None]:
+    """A function that gives the terminal of stdin its present mode again."""
+    if sys.platform == "win32":
+        return lambda: None
+    import termios
+
+    try:
+        terminal = sys.stdin.fileno()
+        mode = termios.tcgetattr(terminal)
+    except (OSError, ValueError, termios.error):  # no terminal
+        return lambda: None
+    return lambda: termios.tcsetattr(terminal, termios.TCSANOW, mode)
 
 
 def _continuation(width: int, line_number: int, wrap_count: int) -> AnyFormattedText:

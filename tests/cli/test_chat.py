@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,9 @@ from typing import NamedTuple
 import pytest
 
 from ggpy.cli import run
+from ggpy.cli.line_editor import Editor
 from ggpy.util import paths
+from ggpy.util.outcome import Stopped
 
 ROOT = paths.data_dir("tools").parent
 MODEL = (str(ROOT / "models" / "tiny" / "llama.gguf"), "--device", "cpu")
@@ -328,6 +331,24 @@ def test_questions_are_marked_unless_colours_are_unwanted(
         screen.type(b"\x04")
     assert b"> " in question
     assert bool(re.search(rb"\x1b\[[\d;]*\b32[;m]", question)) is green
+
+
+def test_a_signal_before_the_editor_awaits_a_coroutine_leaves_no_warning() -> None:
+    async def key() -> None: ...
+
+    class Session:
+        def prompt(self) -> str:
+            self.waiting = key()
+            raise Stopped(signal.SIGTERM)
+
+    editor = Editor.__new__(Editor)
+    editor.session = Session()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with pytest.raises(Stopped):
+            editor.read()
+        del editor.session  # and with it the coroutine
+    assert not warned
 
 
 @posix
