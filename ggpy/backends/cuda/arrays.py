@@ -5,6 +5,7 @@ Addresses, types and sizes only; nothing here launches or allocates.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,7 +123,7 @@ class Sampled:
             self.ids, self.event = self.ids.copy(), None
 
 
-def one_layout(weights: list[Matrix]) -> bool:
+def one_layout(weights: Sequence[Matrix]) -> bool:
     """Whether all weights are in tiles of the same layout."""
     first = weights[0].tiles
     if first is None:

@@ -57,6 +57,11 @@ def has_prefill_attention(device: Any, heads: Heads, batch_invariant: bool) -> b
     return not batch_invariant and PrefillAttention.fits(device, heads)
 
 
+def converts_pages(device: Any, heads: Heads, batch_invariant: bool) -> bool:
+    """Whether pages of these heads are converted to f16 for prefill attention."""
+    return has_prefill_attention(device, heads, batch_invariant) and not heads.is_f16
+
+
 class AttentionOps:
     """Executes the plans of attention layers."""
 
@@ -71,14 +76,15 @@ class AttentionOps:
                 self.kernels.append(HeadKernels(device, heads, max_split_tokens, batch_invariant))
         known = [k.heads for k in self.kernels]
         self.kernel_of_group = [known.index(heads) for heads in shapes]
-        converts = [
-            has_prefill_attention(device, heads, batch_invariant) and not heads.is_f16
-            for heads in shapes
-        ]
+        converts = [converts_pages(device, heads, batch_invariant) for heads in shapes]
         self.pages = PageMemory(device, shape, converts)
         self._angles: dict[bytes, Buffer] = {}  # by RoPE frequencies
         self._rotations: dict[Layer, Rotation] = {}
         self.begin()
+
+    def kernels_of(self, group: int) -> HeadKernels:
+        """The kernels of a group of the KV cache."""
+        return self.kernels[self.kernel_of_group[group]]
 
     def begin(self) -> None:
         """Begin a step."""
@@ -87,7 +93,7 @@ class AttentionOps:
     def mix(self, x: Array, layer: Layer) -> Array:
         """x[T, D] with the layer's attention added."""
         c, a = self._context, layer.mixer
-        kernels = self.kernels[self.kernel_of_group[a.group]]
+        kernels = self.kernels_of(a.group)
         plan = c.planner.attention(layer, c.s, c.stream, kernels)
         c.stream = plan.after
         q = self.qkv(x, layer, plan, kernels)
@@ -180,9 +186,7 @@ class AttentionOps:
     def attn_out(self, o: Array, x: Array, layer: Layer, plan: AttentionPlan) -> Array:
         """x + post_norm(o wo^T)."""
         a = layer.mixer
-        successor = layer.ffn or (layer.next.mixer if layer.next else None)
-        norm = successor.norm if successor else None
-        return self._context.output_product(plan.out, o, a.wo, x, a.post_norm, norm)
+        return self._context.output_product(plan.out, o, a.wo, x, a.post_norm)
 
     # RoPE
 

@@ -26,7 +26,7 @@ from ...sampling import Sampler
 from ..interface import ActivationType, CacheShape, Demand, Head, Layer, Probe, Role, Step
 from . import memory
 from .arrays import Array, Matrix, Sampled
-from .attention import AttentionOps, has_prefill_attention
+from .attention import AttentionOps, converts_pages
 from .context import StepContext
 from .dense import DenseOps
 from .graphs import Graphs
@@ -89,7 +89,7 @@ class Cuda:
     def _converts(self, heads: Heads) -> bool:
         """Whether pages of these heads are converted to f16 for prefill attention."""
         invariant = self.context.planner.batch_invariant
-        return has_prefill_attention(self.device, heads, invariant) and not heads.is_f16
+        return converts_pages(self.device, heads, invariant)
 
     def device_bytes(self) -> int:
         """Bytes of GPU memory that are allocated."""

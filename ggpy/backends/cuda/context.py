@@ -113,18 +113,15 @@ class StepContext:
         w: Matrix,
         x: Array,
         post_norm: Norm | None,
-        successor: Norm | None,
     ) -> Array:
-        """x + post_norm(h w^T), in place or in other memory. successor: the norm of the next layer
-        part.
-        """
+        """x + post_norm(h w^T), in place or in other memory."""
         if x.sum is not None:  # the previous input product has computed the sum
             x = replace(x, sum=None)
         if plan.post_norm is NormIn.NONE:
             deferred = None
-            if plan.deferred != PLAIN:
-                assert successor is not None
-                deferred = self.norms.defer(successor, x, plan.deferred, plan.square_columns)
+            if plan.deferred_norm is not None:
+                sizes = plan.deferred, plan.square_columns
+                deferred = self.norms.defer(plan.deferred_norm, x, *sizes)
             self.gemms.run(plan.product, h, [w], [x], ProductOperands(deferred=deferred))
             return x
         assert post_norm is not None

@@ -45,5 +45,4 @@ class DenseOps:
         """x + post_norm(h w_down^T)."""
         f = layer.ffn
         assert f is not None
-        successor = layer.next.mixer.norm if layer.next else None
-        return self._context.output_product(plan.down, h, f.w_down, x, f.post_norm, successor)
+        return self._context.output_product(plan.down, h, f.w_down, x, f.post_norm)

@@ -6,7 +6,7 @@ Nothing is decided here: plan/ says which kernel multiplies which matrices.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...device.base import Buffer
@@ -46,6 +46,31 @@ class ProductOperands:
 
 
 NOTHING = ProductOperands()
+
+
+@dataclass(frozen=True)
+class GemmCall:
+    """One launch of a product: what it multiplies and where the outputs go."""
+
+    plan: ProductPlan
+    launch: LaunchPlan
+    x: Array
+    weights: Sequence[Matrix]
+    outs: Sequence[Array]
+    operands: ProductOperands
+
+    @property
+    def tiles(self) -> list[TiledMatrix]:
+        """The weights, which are all in tiles."""
+        return [w.tiles for w in self.weights if w.tiles is not None]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of the kernels that add and cap in their epilogue."""
+        epilogue, o = self.plan.epilogue, self.operands
+        residual = self.outs[0].data if epilogue == "ADD" else None
+        options: dict[str, Any] = {"epilogue": epilogue, "activation": o.activation}
+        return options | {"residual": residual, "soft_cap": o.soft_cap}
 
 
 class Gemms:
@@ -94,18 +119,12 @@ class Gemms:
         """
         for launch in plan.launches:
             dst = outs if plan.epilogue == "GLU" else outs[launch.part]
-            self._launchers[launch.kernel](plan, launch, x, weights[launch.part], dst, operands)
+            call = GemmCall(plan, launch, x, weights[launch.part], dst, operands)
+            self._launchers[launch.kernel](call)
 
-    def _decode(
-        self,
-        plan: ProductPlan,
-        launch: LaunchPlan,
-        x: Array,
-        weights: Sequence[Matrix],
-        outs: Sequence[Array],
-        o: ProductOperands,
-    ) -> None:
-        options = self._options(plan, o, outs)
+    def _decode(self, c: GemmCall) -> None:
+        o, x = c.operands, c.x
+        options = c.options
         if o.norm:
             options |= {"norm": o.norm.weight, "eps": o.norm.eps}
         source = x.data
@@ -114,170 +133,102 @@ class Gemms:
             options["post_norm"] = PostNorm(x.sum.y, post.weight, post.eps, x.data)
         if o.rope is not None:
             options["rope_epilogue"] = o.rope
-        dst = [out.data for out in outs]
-        n, slow = plan.n_tokens, x.slow_producer
-        self._kernels.decode.launch(_tiles(weights), source, dst, n, slow_producer=slow, **options)
+        dst, n, slow = [out.data for out in c.outs], c.plan.n_tokens, x.slow_producer
+        self._kernels.decode.launch(c.tiles, source, dst, n, slow_producer=slow, **options)
 
-    def _prefill(
-        self,
-        plan: ProductPlan,
-        launch: LaunchPlan,
-        x: Array,
-        weights: Sequence[Matrix],
-        outs: Sequence[Array],
-        o: ProductOperands,
-    ) -> None:
-        options, dst = self._options(plan, o, outs), [out.data for out in outs]
-        self._kernels.prefill.launch(_tiles(weights), x.data, dst, plan.n_tokens, **options)
+    def _prefill(self, c: GemmCall) -> None:
+        dst, n = [out.data for out in c.outs], c.plan.n_tokens
+        self._kernels.prefill.launch(c.tiles, c.x.data, dst, n, **c.options)
 
-    def _hopper(
-        self,
-        plan: ProductPlan,
-        launch: LaunchPlan,
-        x: Array,
-        weights: Sequence[Matrix],
-        outs: Sequence[Array],
-        o: ProductOperands,
-        pdl: bool = True,
-    ) -> None:
-        tiles, n = _tiles(weights), plan.n_tokens
+    def _hopper(self, c: GemmCall, pdl: bool = True) -> None:
+        o, x, tiles, n = c.operands, c.x, c.tiles, c.plan.n_tokens
+        dst = [out.data for out in c.outs]
         layout = order_of(tiles[0].layout)
         packed = x.data if x.layout == layout else self._packed(x, n, layout)
-        options: dict[str, Any] = {"epilogue": plan.epilogue, "activation": o.activation}
+        options: dict[str, Any] = {"epilogue": c.plan.epilogue, "activation": o.activation}
         options |= {
-            "order": outs[0].layout,
+            "order": c.outs[0].layout,
             "slow_producer": x.slow_producer,
             "deferred_norm": o.deferred,
         }
-        dst = [out.data for out in outs]
-        if launch.kernel == "gemm_skinny":
+        if c.launch.kernel == "gemm_skinny":
             self._kernels.skinny.launch(tiles, packed, dst, n, pdl=pdl, **options)
         else:
             options |= {"rope_epilogue": o.rope, "pdl": pdl}
             self._kernels.wgmma.launch(tiles, packed, dst, n, **options)
-        if o.soft_cap:
-            self._cap(outs[0], o.soft_cap)
+        self._cap(c)
 
-    def _w8a8(
-        self,
-        plan: ProductPlan,
-        launch: LaunchPlan,
-        x: Array,
-        weights: Sequence[Matrix],
-        outs: Sequence[Array],
-        o: ProductOperands,
-    ) -> None:
-        tiles, dst, n = _tiles(weights), [out.data for out in outs], plan.n_tokens
-        kind: Any = weights[0].activations
-        options = self._options(plan, o, outs)
+    def _w8a8(self, c: GemmCall) -> None:
+        o, x, n, tiles = c.operands, c.x, c.plan.n_tokens, c.tiles
+        dst = [out.data for out in c.outs]
+        kind: Any = c.weights[0].activations
         if n == 1 and o.rows is None:  # the kernel quantises a single token itself
             normed = (o.norm.weight, o.norm.eps) if o.norm else ()
             row = Row(kind, x.shape[-1], x.data, *normed)
-            self._kernels.w8a8_decode.launch(tiles, row, dst, **options)
+            self._kernels.w8a8_decode.launch(tiles, row, dst, **c.options)
             return
         codes = self._quantized_rows(x, n, kind, o)
-        if launch.kernel == "w8a8_wgmma":
-            options = {
-                "epilogue": plan.epilogue,
+        if c.launch.kernel == "w8a8_wgmma":
+            options: dict[str, Any] = {
+                "epilogue": c.plan.epilogue,
                 "activation": o.activation,
                 "rope_epilogue": o.rope,
             }
             self._kernels.w8a8_wgmma.launch(tiles, codes, dst, **options)
-            if o.soft_cap:
-                self._cap(outs[0], o.soft_cap)
-        elif launch.kernel == "w8a8_prefill":
-            self._kernels.w8a8_prefill.launch(tiles, codes, dst, **options)
+            self._cap(c)
+        elif c.launch.kernel == "w8a8_prefill":
+            self._kernels.w8a8_prefill.launch(tiles, codes, dst, **c.options)
         else:
-            self._kernels.w8a8_decode.launch(tiles, codes, dst, **options)
+            self._kernels.w8a8_decode.launch(tiles, codes, dst, **c.options)
 
-    def _blocks_to_f16(
-        self,
-        plan: ProductPlan,
-        launch: LaunchPlan,
-        x: Array,
-        weights: Sequence[Matrix],
-        outs: Sequence[Array],
-        o: ProductOperands,
-    ) -> None:
+    def _blocks_to_f16(self, c: GemmCall) -> None:
         """Converts weights to f16 tiles before the GEMM: all at once, or in pieces if one is too
         large.
         """
-        inner = launch.inner
+        weights, inner = list(c.weights), c.launch.inner
         assert inner is not None
-        if len(weights) > 1 or fit_scratch(list(weights)):
-            tiles = self._f16_tiles.make(list(weights))
+        if len(weights) > 1 or fit_scratch(weights):
+            tiles = self._f16_tiles.make(weights)
             made = [Matrix(w.n_rows, w.k, t, None) for w, t in zip(weights, tiles, strict=True)]
-            self._inner(plan, inner, x, made, outs, o)
+            self._inner(replace(c, launch=inner, weights=made))
             return
-        w = weights[0]
-        for tile, out in self._f16_tiles.parts(w, outs[0]):
+        w, operands = weights[0], ProductOperands(activation=c.operands.activation)
+        for tile, out in self._f16_tiles.parts(w, c.outs[0]):
             piece = [Matrix(w.n_rows, w.k, tile, None)]
-            self._inner(plan, inner, x, piece, [out], ProductOperands(activation=o.activation))
-        if o.soft_cap:
-            self._cap(outs[0], o.soft_cap)
+            self._inner(replace(c, launch=inner, weights=piece, outs=[out], operands=operands))
+        self._cap(c)
 
-    def _inner(
-        self,
-        plan: ProductPlan,
-        launch: LaunchPlan,
-        x: Array,
-        weights: Sequence[Matrix],
-        outs: Sequence[Array],
-        o: ProductOperands,
-    ) -> None:
+    def _inner(self, c: GemmCall) -> None:
         """Launch the GEMM without PDL where it would read weights early: the previous kernel writes
         them.
         """
-        pdl = {"pdl": False} if self._launchers[launch.kernel] == self._hopper else {}
-        self._launchers[launch.kernel](plan, launch, x, weights, outs, o, **pdl)
+        launcher = self._launchers[c.launch.kernel]
+        pdl = {"pdl": False} if launcher == self._hopper else {}
+        launcher(c, **pdl)
 
-    def _blocks(
-        self,
-        plan: ProductPlan,
-        launch: LaunchPlan,
-        x: Array,
-        weights: Sequence[Matrix],
-        outs: Sequence[Array],
-        o: ProductOperands,
-    ) -> None:
-        w, y, n = weights[0].in_blocks, outs[0], plan.n_tokens
-        residual = y.data if plan.epilogue == "ADD" else None
+    def _blocks(self, c: GemmCall) -> None:
+        w, y, n = c.weights[0].in_blocks, c.outs[0], c.plan.n_tokens
+        residual = y.data if c.plan.epilogue == "ADD" else None
         dst: dict[str, Any] = {"y": y.data, "n_tokens": n, "residual": residual, "pdl": True}
-        if launch.kernel == "mul_mat_vec_q":
-            first = not _quantised_before(plan, launch)
-            mul_mat_vec_q(self.device, w, self._q8_1(x, n, w.columns, first), **dst)
+        if c.launch.kernel == "mul_mat_vec_q":
+            first = not _quantised_before(c.plan, c.launch)
+            mul_mat_vec_q(self.device, w, self._q8_1(c.x, n, w.columns, first), **dst)
         else:
-            dequantize_mul_mat_vec(self.device, w, x.data, **dst)
-        if o.soft_cap:
-            self._cap(y, o.soft_cap)
+            dequantize_mul_mat_vec(self.device, w, c.x.data, **dst)
+        self._cap(c)
 
-    def _by_cublas(
-        self,
-        plan: ProductPlan,
-        launch: LaunchPlan,
-        x: Array,
-        weights: Sequence[Matrix],
-        outs: Sequence[Array],
-        o: ProductOperands,
-    ) -> None:
+    def _by_cublas(self, c: GemmCall) -> None:
         """Converts the matrix to f16 rows, piece by piece, and multiplies each with cuBLAS."""
-        if x.layout != PLAIN:
+        if c.x.layout != PLAIN:
             raise RuntimeError("activations were packed for tiles")
-        w, y, add = weights[0], outs[0], plan.epilogue == "ADD"
+        w, y, add = c.weights[0], c.outs[0], c.plan.epilogue == "ADD"
         for rows, first, count in self._f16_rows.parts(w):
             out, row = columns_of(y, first).data, y.shape[1]
-            shape = plan.n_tokens, count, w.k
-            self._cublas.multiply(x.data, rows, out, *shape, stride=row, add=add)
-        if o.soft_cap:
-            self._cap(y, o.soft_cap)
+            shape = c.plan.n_tokens, count, w.k
+            self._cublas.multiply(c.x.data, rows, out, *shape, stride=row, add=add)
+        self._cap(c)
 
     # Operands
-
-    @staticmethod
-    def _options(plan: ProductPlan, o: ProductOperands, outs: Sequence[Array]) -> dict[str, Any]:
-        residual = outs[0].data if plan.epilogue == "ADD" else None
-        options: dict[str, Any] = {"epilogue": plan.epilogue, "activation": o.activation}
-        return options | {"residual": residual, "soft_cap": o.soft_cap}
 
     def _packed(self, x: Array, n_tokens: int, layout: int) -> Memory:
         if x.layout != PLAIN:
@@ -307,13 +258,11 @@ class Gemms:
             quantize_q8_1(self.device, x.data, out, n_tokens, k, x_type="half", pdl=True)
         return out
 
-    def _cap(self, y: Array, soft_cap: float) -> None:
-        """y = soft_cap * tanh(y / soft_cap), by a kernel of its own."""
-        self._elementwise.soft_cap(y.data, y.shape[0] * y.shape[1], soft_cap)
-
-
-def _tiles(weights: Sequence[Matrix]) -> list[TiledMatrix]:
-    return [w.tiles for w in weights if w.tiles is not None]
+    def _cap(self, c: GemmCall) -> None:
+        """y = soft_cap * tanh(y / soft_cap), by a kernel of its own, if the product is capped."""
+        if soft_cap := c.operands.soft_cap:
+            y = c.outs[0]
+            self._elementwise.soft_cap(y.data, y.shape[0] * y.shape[1], soft_cap)
 
 
 def _quantised_before(plan: ProductPlan, launch: LaunchPlan) -> bool:

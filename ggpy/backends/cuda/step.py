@@ -137,7 +137,7 @@ class StepUpload:
             host[offset : offset + part.size] = part.ravel()
         place = self.n_steps % PLACES if decode else PLACES
         self._send(host[: offsets[-1]], place, copied)
-        splits = [_parts(int(t[:, 2].max())) if decode else MAX_SPLIT for t in tiles]
+        splits = [_launched_splits(int(t[:, 2].max())) if decode else MAX_SPLIT for t in tiles]
         shape = (*sizes.values(), len(tables[0]), *splits)
         key = shape, place
         if key not in self._batches:
@@ -299,7 +299,7 @@ def _padded(tables: Ints) -> Ints:
     return padded
 
 
-def _parts(n: int) -> int:
+def _launched_splits(n: int) -> int:
     """Splits to launch for contexts of n splits: few distinct numbers, so that few shapes are
     captured. MAX_SPLIT only for n = MAX_SPLIT, because PagedAttention.strips requires that.
     """

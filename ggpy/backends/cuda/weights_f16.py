@@ -7,7 +7,7 @@ and saturate at +-65504: an MXFP4 scale may be as large as 2^127 and would give 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -75,7 +75,7 @@ def pieces(n_rows: int, row_bytes: int, unit: int = ROWS) -> Iterator[tuple[int,
         yield first, min(at_once, n_rows - first)
 
 
-def fit_scratch(weights: list[Matrix]) -> bool:
+def fit_scratch(weights: Sequence[Matrix]) -> bool:
     """Whether the f16 tiles of all weights fit in the scratch memory at the same time."""
     return sum(F16_TILES.nbytes(w.n_rows, w.k) for w in weights) <= SCRATCH
 

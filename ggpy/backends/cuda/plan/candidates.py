@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ....kernels.gemm.gemm_decode import NORM_TOKENS
-from ....kernels.layout.blocks_to_f16 import F16_TILES as F16_TILES
+from ....kernels.layout.blocks_to_f16 import F16_TILES
 from ....kernels.layout.pack import PLAIN, UNIT
 from ....kernels.layout.tile import TiledMatrix
 from ....kernels.w8a8.w8a8_decode import COLUMNS as W8A8_COLUMNS
@@ -49,7 +49,7 @@ class GemmDecodeTwoCandidate(Candidate):
         n = p.n_tokens
         if not p.whole or p.epilogue not in ("STORE", "QKV") or planner.batch_invariant:
             return False
-        if one_layout(list(p.weights)) or (p.norm and n > NORM_TOKENS):
+        if one_layout(p.weights) or (p.norm and n > NORM_TOKENS):
             return False
         tiles = [w.tiles for w in p.weights if w.tiles is not None and w.activations == "f16"]
         if len(tiles) < len(p.weights) or any(planner.on_hopper(n, w) for w in tiles):
@@ -75,7 +75,7 @@ class W8A8Candidate(Candidate):
 
     def fits(self, planner: ProductPlanner, p: Problem) -> LaunchPlan | None:
         kind = p.weights[0].activations
-        if kind == "f16" or not one_layout(list(p.weights)):
+        if kind == "f16" or not one_layout(p.weights):
             return None
         free = kind == "int8" or not planner.batch_invariant
         if free and planner.has_wgmma and p.n_tokens > W8A8_COLUMNS[-1]:
@@ -92,7 +92,7 @@ class GemmSkinnyCandidate(Candidate):
 
     def takes(self, planner: ProductPlanner, p: Problem) -> bool:
         first = p.weights[0].tiles
-        if first is None or not one_layout(list(p.weights)) or not planner.has_skinny:
+        if first is None or not one_layout(p.weights) or not planner.has_skinny:
             return False
         packs = p.epilogue == "GLU" and p.out_layout != PLAIN
         return planner.is_skinny(first, p.n_tokens) and not (packs and first.n_rows % UNIT)
@@ -105,11 +105,7 @@ class GemmWgmmaCandidate(Candidate):
 
     def takes(self, planner: ProductPlanner, p: Problem) -> bool:
         first = p.weights[0].tiles
-        return (
-            first is not None
-            and one_layout(list(p.weights))
-            and planner.on_hopper(p.n_tokens, first)
-        )
+        return first is not None and one_layout(p.weights) and planner.on_hopper(p.n_tokens, first)
 
 
 class GemmPrefillCandidate(Candidate):
@@ -118,7 +114,7 @@ class GemmPrefillCandidate(Candidate):
     name = "gemm_prefill"
 
     def takes(self, planner: ProductPlanner, p: Problem) -> bool:
-        return p.prefill and p.n_tokens >= PREFILL_TOKENS and one_layout(list(p.weights))
+        return p.prefill and p.n_tokens >= PREFILL_TOKENS and one_layout(p.weights)
 
 
 class GemmDecodeCandidate(Candidate):
@@ -127,7 +123,7 @@ class GemmDecodeCandidate(Candidate):
     name = "gemm_decode"
 
     def takes(self, planner: ProductPlanner, p: Problem) -> bool:
-        return one_layout(list(p.weights))
+        return one_layout(p.weights)
 
 
 class BlocksToF16Candidate(Candidate):
@@ -139,7 +135,7 @@ class BlocksToF16Candidate(Candidate):
         n = p.n_tokens
         if not all(planner.becomes_f16(w, n, p.prefill) for w in p.weights):
             return None
-        if len(p.weights) > 1 and not fit_scratch(list(p.weights)):
+        if len(p.weights) > 1 and not fit_scratch(p.weights):
             return None
         tiled = [replace(w, tiles=_f16(w), blocks=None) for w in p.weights]
         inner = planner.choose(replace(p, weights=tiled, norm=False))

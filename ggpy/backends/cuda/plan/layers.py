@@ -49,12 +49,14 @@ class OutputPlan:
 
     post_norm: where the post-norm of the product is computed; PROLOGUE: the next product computes
     it and the sum. deferred: the layout of the next norm's output, which this product stores, or
-    PLAIN if no norm is deferred. square_columns: columns per sum of squares.
+    PLAIN if no norm is deferred. deferred_norm: the next norm, if it is deferred. square_columns:
+    columns per sum of squares.
     """
 
     product: ProductPlan
     post_norm: NormIn = NormIn.NONE
     deferred: int = PLAIN
+    deferred_norm: Norm | None = None
     square_columns: int = 0
 
 
@@ -192,11 +194,12 @@ class Planner(ProductPlanner):
         product, layout = self.product([w], s, "ADD"), PLAIN
         if successor is not None and x.factors:
             layout = self._deferred_layout(w, successor.projections, s)
-        if layout == PLAIN:
+        if successor is None or layout == PLAIN:
             return OutputPlan(product), x
         assert w.tiles is not None
         columns = self.kernels.square_columns(self.is_skinny(w.tiles, s.n_tokens))
-        return OutputPlan(product, NormIn.NONE, layout, columns), x._replace(deferred=True)
+        out = OutputPlan(product, NormIn.NONE, layout, successor.norm, columns)
+        return out, x._replace(deferred=True)
 
     def _deferred_layout(self, w: Matrix, successor: Sequence[Matrix], s: StepClass) -> int:
         """Layout in which a GEMM with w stores the deferred norm for the products in `successor`;

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from ....kernels.gemm.gemm import Epilogue
 from ....kernels.layout.pack import PLAIN
-from ....kernels.layout.tile import TiledMatrix
 from ..arrays import Matrix
 
 
@@ -47,11 +46,6 @@ class Problem:
     prefill: bool = False
     out_layout: int = PLAIN
     whole: bool = True  # `weights` are all weights of the product
-
-    @property
-    def tiles(self) -> list[TiledMatrix]:
-        """The weights that are in tiles."""
-        return [w.tiles for w in self.weights if w.tiles is not None]
 
 
 @dataclass(frozen=True, eq=False)

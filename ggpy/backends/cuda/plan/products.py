@@ -14,7 +14,7 @@ from ....formats import Format
 from ....kernels.gemm.gemm import Epilogue
 from ....kernels.gemm.gemm_decode import NORM_TOKENS
 from ....kernels.gemm.hopper import has_wgmma
-from ....kernels.layout.blocks_to_f16 import F16_TILES as F16_TILES
+from ....kernels.layout.blocks_to_f16 import F16_TILES
 from ....kernels.layout.pack import PLAIN, UNIT, order_of
 from ....kernels.layout.tile import Layout, TiledMatrix, grows
 from ....kernels.norm.deferred_norm import MAX_TOKENS as DEFERRED_TOKENS
@@ -182,7 +182,7 @@ class ProductPlanner:
         differs from that of a norm kernel.
         """
         two = Problem(weights, n, "STORE", norm=True)
-        if not (one_layout(list(weights)) or GemmDecodeTwoCandidate().takes(self, two)):
+        if not (one_layout(weights) or GemmDecodeTwoCandidate().takes(self, two)):
             return False
         if all(w.activations != "f16" for w in weights):
             return True
