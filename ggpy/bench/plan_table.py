@@ -17,10 +17,11 @@ from ..backends.cuda.arrays import Matrix
 from ..backends.cuda.attention import HeadKernels
 from ..backends.cuda.backend import Cuda
 from ..backends.cuda.plan import LaunchPlan, NormIn, ProductPlan, ResidualState, RopeIn, StepClass
+from ..backends.cuda.weights import Uploader
 from ..backends.cuda.weights_f16 import SCRATCH
-from ..backends.interface import ActivationType, Role
+from ..device.base import Buffer
 from ..gguf import Tensor
-from ..kernels.blocks.block_kernel import BlockMatrix
+from ..kernels.layout.blocks_to_f16 import F16_TILES
 from ..kernels.layout.pack import PLAIN
 from ..kernels.layout.tile import ROWS, TiledMatrix, layout_of
 from ..util.simulated import SHARED_BYTES
@@ -103,33 +104,28 @@ class _Device(Wishes):
         return self.event()
 
 
+class _NoUpload(Uploader):
+    """Gives weights an address and no memory."""
+
+    def __init__(self, device: Any) -> None:
+        self.device = device
+
+    def upload(self, tensor: Tensor, tiled: bool) -> tuple[TiledMatrix | None, Buffer | None]:
+        """As Uploader.upload, without the copy."""
+        memory, (n_rows, k) = self.device.alloc(1 << 40), tensor.shape[-2:]
+        layout = layout_of(tensor.format, k) if tiled else None
+        return (TiledMatrix(layout, n_rows, k, memory), None) if layout else (None, memory)
+
+
 class _Planned(Cuda):
     """A backend whose weights have shapes and no memory."""
 
-    def weight(
-        self,
-        tensor: Tensor,
-        role: Role,
-        scale: Tensor | None = None,
-        activations: ActivationType = "f16",
-    ) -> Any:
-        """As Cuda.weight, without the upload."""
-        memory = self.device.alloc(1 << 40)
-        if len(tensor.shape) == 1:
-            return memory
-        *experts, n_rows, k = tensor.shape
-        planner = self.context.planner
-        tiled = scale is not None or not (role.lookup or planner.keeps_blocks(tensor.format))
-        layout = layout_of(tensor.format, k) if tiled else None
-        tiles = TiledMatrix(layout, n_rows, k, memory) if layout else None
-        n_experts = experts[0] if experts else 1
-        blocks = None
-        if tiles is None:
-            blocks = BlockMatrix(tensor.format, n_experts * n_rows, k, memory)
-        if not planner.runs_w8a8(activations, tiles):
-            activations = "f16"
-        by_row = memory if scale is not None else None
-        return Matrix(n_rows, k, tiles, blocks, by_row, activations, n_experts)
+    def __init__(self, device: Any, **policy: Any) -> None:
+        super().__init__(device, **policy)
+        self._uploader = _NoUpload(device)
+
+    def _vector(self, tensor: Tensor) -> Buffer:
+        return self.device.alloc(4 * tensor.shape[0], tensor.name)
 
 
 def table(file: Any, device: Any, steps: Sequence[StepClass], **policy: Any) -> list[PlanRow]:
@@ -155,7 +151,7 @@ def _rows(ops: Cuda, decoder: Any, s: StepClass) -> Iterator[tuple[int, PlanRow]
     stream = ResidualState()
     for layer in decoder.layers:
         a = layer.mixer
-        kernels = attention.kernels[attention.kernel_of_group[a.group]]
+        kernels = attention.kernels_of(a.group)
         plan = planner.attention(layer, s, stream, kernels)
         names, o = ("attn_q", "attn_k", "attn_v"), plan.out
         yield from _product(ops, layer.index, n, plan.qkv, names, a.projections, plan.rope)
@@ -232,7 +228,7 @@ def _schedule(
     tiles = [w.tiles for w in weights if w.tiles is not None]
     if launch.inner is not None:
         inner = launch.inner
-        layout = layout_of_f16()
+        layout = F16_TILES
         tiles = [TiledMatrix(layout, w.n_rows, w.k, w.in_blocks.data) for w in weights]
         nbytes = min(SCRATCH, sum(layout.nbytes(w.n_rows, w.k) for w in weights))
     n, epilogue = plan.n_tokens, plan.epilogue
@@ -252,13 +248,6 @@ def _schedule(
         rows = sum(-(-w.n_rows // ROWS) for w in tiles)
         return f"{min(rows, ops.device.sm_count)} CTAs", nbytes
     return "-", nbytes
-
-
-def layout_of_f16() -> Any:
-    """The layout of weights that become f16."""
-    from ..kernels.layout.blocks_to_f16 import F16_TILES
-
-    return F16_TILES
 
 
 def _merged(found: list[tuple[int, PlanRow]]) -> Iterator[PlanRow]:
