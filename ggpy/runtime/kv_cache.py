@@ -119,7 +119,8 @@ class PageTable:
                 f"{n_free} of {pool.n_pages} are free: "
                 "end a sequence or load with a larger n_ctx"
             )
-        self._drop(behind, n_finite)
+        if behind:
+            self._drop(behind, n_finite)
         self.pages += [pool.take() for _ in range(missing)]
 
     def _drop(self, n_pages: int, n_finite: int) -> None:

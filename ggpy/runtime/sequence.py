@@ -240,7 +240,7 @@ def checked_prompt(ids: Seq[int], n_ctx: int, n_vocab: int) -> list[int]:
     try:
         if isinstance(ids, (str, bytes)):
             raise TypeError
-        prompt = [index(i) for i in ids]
+        prompt = list(map(index, ids))
     except TypeError:
         raise ValueError(
             f"the prompt is {ids!r:.60}: give ids of tokens; tokenizer.encode makes them of text"
@@ -250,10 +250,10 @@ def checked_prompt(ids: Seq[int], n_ctx: int, n_vocab: int) -> list[int]:
     if len(prompt) > n_ctx:
         told = f"context is {n_ctx} tokens, the prompt has {len(prompt)}"
         raise ContextOverflow(f"{told}: raise n_ctx or shorten it", n_ctx, len(prompt))
-    outside = [i for i in prompt if not 0 <= i < n_vocab]
-    if outside:
+    if min(prompt) < 0 or max(prompt) >= n_vocab:
+        outside = next(i for i in prompt if not 0 <= i < n_vocab)
         raise ValueError(
-            f"token id {outside[0]} is not in the vocabulary: ids go from 0 to {n_vocab - 1}"
+            f"token id {outside} is not in the vocabulary: ids go from 0 to {n_vocab - 1}"
         )
     return prompt
 

@@ -69,7 +69,7 @@ class Sampler:
         self.params = params
         self.chain = Chain(params)
         self.n_vocab = n_vocab
-        self.history = [int(token) for token in history]
+        self.history = list(map(int, history))
         self.n_drawn = 0
         self.seed = params.seed if params.seed >= 0 else int.from_bytes(os.urandom(4), "little")
         self.error: Exception | None = None  # why `try_sample` chose no token

@@ -68,7 +68,7 @@ class SamplingPlan:
         self.edits = np.zeros(0, np.int32)
         self.look_back: dict[int, int] = {}  # row -> tokens of the history, where there are any
         for i, (sampler, k) in enumerate(zip(samplers, kept, strict=True)):
-            if k:
+            if k and not self.argmax_only:  # whose kernel has no parameters
                 self._describe(self.rows[i], sampler, k)
                 if n := _look_back(sampler):
                     self.look_back[i] = n

@@ -21,7 +21,7 @@ from ...kernels.attention.paged_attention import MAX_SPLIT, POSITIONS_PER_SPLIT,
 from ...kernels.attention.pages_to_f16 import plan_f16_pages
 from ...kernels.attention.prefill_attention import plan_prefill_tiles
 from ...kernels.attention.rope_kv import AttentionMetadata, Heads
-from ..interface import Step
+from ..interface import PAGE_SIZE, Step
 from .arrays import Memory
 from .plan import StepClass
 
@@ -162,7 +162,8 @@ class StepUpload:
         groups = range(len(tables))
         yield "ids", step.ids
         yield "positions", step.positions
-        yield from ((f"pages {g}", step.pages(g)) for g in groups)
+        numbers = step.positions // PAGE_SIZE
+        yield from ((f"pages {g}", step.page_tables[g][step.sequences, numbers]) for g in groups)
         yield "sequences", sequences
         yield "rows", step.rows
         yield from ((f"tables {g}", tables[g]) for g in groups)
@@ -193,14 +194,14 @@ class StepUpload:
         """
         tokens = step.positions, step.sequences
         if len(step.page_tables[0]) < len(step.ids):
-            tiles, prefill = [], []
-            for k in self._kernels:
-                least = k.prefill_tokens
-                prefill.append(
-                    NO_TILES if least is None else plan_prefill_tiles(*tokens, k.heads, least)
-                )
-                most = self._max_split_tokens
-                tiles.append(plan_tiles(*tokens, k.heads, below=least, max_split_tokens=most))
+            fewest, most = _span_of_lengths(step.sequences)
+            tiles, prefill = [NO_TILES] * len(self._kernels), [NO_TILES] * len(self._kernels)
+            for i, k in enumerate(self._kernels):
+                least, split = k.prefill_tokens, self._max_split_tokens
+                if least is None or fewest < least:
+                    tiles[i] = plan_tiles(*tokens, k.heads, below=least, max_split_tokens=split)
+                if least is not None and most >= least:
+                    prefill[i] = plan_prefill_tiles(*tokens, k.heads, least)
             return tiles, prefill
         depths = (step.positions // POSITIONS_PER_SPLIT).tobytes()
         if depths != self._depths:
@@ -287,6 +288,13 @@ def _group(g: int, at: Mapping[str, Memory], sizes: Mapping[str, int], stride: i
         return GroupBatch(memory, memory, None, 0)
     into_f16 = replace(memory, page_tables=at[f"f16 tables {g}"])
     return GroupBatch(memory, into_f16, at[f"f16 pages {g}"], n_f16)
+
+
+def _span_of_lengths(sequences: Ints) -> tuple[int, int]:
+    """The fewest and the most tokens that a sequence has in a step."""
+    lengths = np.bincount(sequences)
+    lengths = lengths[lengths > 0]
+    return int(lengths.min()), int(lengths.max())
 
 
 def _padded(tables: Ints) -> Ints:
