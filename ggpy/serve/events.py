@@ -1,0 +1,132 @@
+"""What an answer consists of while it is made: the events that every API renders in its own form.
+
+A request of any API becomes a ChatRequest or a list of ids, the service answers it with events, and
+the API writes each event as it wants. Nothing here knows HTTP, JSON or the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..runtime.sequence import Piece
+from ..sampling import SamplingParams
+
+ConstraintKind = Literal["json_object", "json_schema", "gbnf", "lark", "regex"]
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """What a whole answer must match. `text`: a grammar, a regular expression, or JSON of a schema;
+    "" for json_object.
+    """
+
+    kind: ConstraintKind
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """How an answer is sampled and where it ends.
+
+    max_tokens: None is until the model ends it or the context is full. top_logprobs: None is no
+    log probabilities, 0 those of the sampled tokens alone. timeout: seconds, None is the server's.
+    """
+
+    params: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    top_logprobs: int | None = None
+    constraint: Constraint | None = None
+    timeout: float | None = None
+    cache_prompt: bool = True  # whether pages of other requests with the same beginning are reused
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """A conversation to be answered.
+
+    messages: in OpenAI's form, checked: "role", "content" (a text or None), and for tools
+    "tool_calls" and "tool_call_id". tools: in OpenAI's form, {"type": "function", "function":
+    {"name", "description", "parameters", "strict"}}. tool_choice: "auto", "none", "required", or
+    the name of a tool after "name:". template_variables: for the chat template (enable_thinking,
+    ...). reasoning: whether reasoning is told apart from the answer.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    generation: Generation = field(default_factory=Generation)
+    tools: Sequence[Mapping[str, Any]] = ()
+    tool_choice: str = "auto"
+    parallel_tool_calls: bool = True
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    reasoning: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """More of the answer's text. pieces: its tokens, where log probabilities were asked for."""
+
+    text: str
+    pieces: tuple[Piece, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """More of what the model thinks before it answers."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """The model calls a tool. index: 0 for the first call of an answer."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """More of the JSON text of a call's arguments."""
+
+    index: int
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a request. n_cached: of the prompt, taken from the prefix cache. n_reasoning: of
+    the answer.
+    """
+
+    n_prompt: int = 0
+    n_cached: int = 0
+    n_generated: int = 0
+    n_reasoning: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerTimings:
+    """Seconds of a request's prefill (with its wait in the queue apart) and of its decode."""
+
+    queued: float = 0.0
+    prefill: float = 0.0
+    decode: float = 0.0
+
+
+AnswerEnd = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event. stop: the stop string that ended the answer, None where the model did."""
+
+    reason: AnswerEnd
+    usage: Usage
+    timings: AnswerTimings
+    stop: str | None = None
+
+
+Event = TextDelta | ReasoningDelta | CallStart | CallDelta | Finished
