@@ -27,7 +27,7 @@ class Constraint:
 
 
 @dataclass(frozen=True)
-class Generation:
+class AnswerOptions:
     """How an answer is sampled and where it ends.
 
     max_tokens: None is until the model ends it or the context is full. top_logprobs: None is no
@@ -55,7 +55,7 @@ class ChatRequest:
     """
 
     messages: Sequence[Mapping[str, Any]]
-    generation: Generation = field(default_factory=Generation)
+    options: AnswerOptions = field(default_factory=AnswerOptions)
     tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: str = "auto"
     parallel_tool_calls: bool = True
