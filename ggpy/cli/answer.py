@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ..runtime.engine import Engine
     from ..runtime.sequence import Sequence as Answer
     from ..sampling import SamplingParams
-    from ..tokenizer import Tokenizer
 
 
 @dataclass
@@ -123,14 +122,6 @@ class AnswerSettings:
             told = f"context is {error.n_ctx} tokens, the prompt has {error.n_prompt}"
             error.args = (f"{told}: raise -c or shorten it",)
             raise
-
-
-def dry_breakers(texts: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Token sequences of DRY's sequence breakers, for `SamplingParams.dry_breakers`."""
-    from ..sampling import breaker_sequences
-
-    pieces = [tokenizer.piece(id, special=True) for id in range(tokenizer.n_vocab)]
-    return breaker_sequences(texts, pieces, lambda text: tokenizer.encode(text, add_special=False))
 
 
 def stream(

@@ -82,21 +82,27 @@ def chat_settings(options: argparse.Namespace) -> prompts.ChatSettings:
     """What is said about chats; OSError, PromptError, ChatTemplateError for a template."""
     if options.chat is False:
         return prompts.ChatSettings(wanted=False)
-    template, system = None, options.system_prompt
+    system = options.system_prompt
+    system = None if system is None else spoken(options, system, "-sys")
+    return prompts.ChatSettings(options.chat, chat_template(options), system)
+
+
+def chat_template(options: argparse.Namespace) -> str | None:
+    """The template that the options name; OSError, PromptError, ChatTemplateError."""
     if options.chat_template_file:
         path = Path(options.chat_template_file)
-        template = prompts.decode(path.read_bytes(), options.chat_template_file)
-    elif options.chat_template:
+        return prompts.decode(path.read_bytes(), options.chat_template_file)
+    if options.chat_template:
         from ..tokenizer.templates import choose
 
-        template = choose(options.chat_template)
-    system = None if system is None else spoken(options, system, "-sys")
-    return prompts.ChatSettings(options.chat, template, system)
+        return choose(options.chat_template)
+    return None
 
 
 def answer_settings(options: argparse.Namespace, tokenizer: Tokenizer) -> answer.AnswerSettings:
     """What is said about answers; ValueError for a parameter out of range."""
     from ..sampling import DRY_SEQUENCE_BREAKERS, SamplingParams
+    from ..tokenizer.breakers import dry_breakers
 
     given = command_line.sampling(options)
     given["logit_bias"] = dict.fromkeys(tokenizer.end_ids, -inf) if options.ignore_eos else {}
@@ -105,7 +111,7 @@ def answer_settings(options: argparse.Namespace, tokenizer: Tokenizer) -> answer
     if params.uses_dry:
         texts = options.dry_sequence_breaker or DRY_SEQUENCE_BREAKERS
         texts = [] if "none" in texts else [spoken(options, t, "a breaker") for t in texts]
-        params = replace(params, dry_breakers=answer.dry_breakers(texts, tokenizer))
+        params = replace(params, dry_breakers=dry_breakers(texts, tokenizer))
     return answer.AnswerSettings(
         params=params,
         max_tokens=options.predict if options.predict >= 0 else None,

@@ -92,15 +92,17 @@ class StopStrings:
     def __init__(self, stops: str | Iterable[str]) -> None:
         self._stops = [s for s in checked_stops(stops) if s]
         self._held = ""
+        self.found: str | None = None  # the stop string that ended the text
 
     def add(self, text: str) -> tuple[str, bool]:
         """(what may be shown, whether a stop string was found); its beginnings are held back."""
         if not self._stops:
             return text, False
         self._held += text
-        found = [at for s in self._stops if (at := self._held.find(s)) >= 0]
+        found = [(at, s) for s in self._stops if (at := self._held.find(s)) >= 0]
         if found:
-            shown, self._held = self._held[: min(found)], ""
+            at, self.found = min(found)
+            shown, self._held = self._held[:at], ""
             return shown, True
         cut = len(self._held) - self._beginning()
         shown, self._held = self._held[:cut], self._held[cut:]

@@ -1,0 +1,195 @@
+"""`ggpy serve`: read the options, listen, load the model, serve until a signal comes.
+
+Options become values here. Remarks go to stderr. Modules that take time to import are imported
+when they are needed, so that --help and mistakes are answered at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import hub
+from ..util.messages import escaped
+from ..util.outcome import ended
+from . import options as run_options
+from . import prompts, serve_options
+from .run import chat_template, is_bug, note, say
+
+if TYPE_CHECKING:
+    from ..model import Model
+    from ..serve.service import ModelService
+    from ..serve.settings import ServerSettings
+
+OPEN_TO_ALL = ("0.0.0.0", "::")
+N_PARALLEL = {"gpu": 64, "cpu": 4}
+PREFILL_TOKENS = {"gpu": 512, "cpu": 128}
+N_CTX_CPU = 16384  # positions, where neither the user nor the model asks for fewer
+LEAST_CTX = 4096  # positions that a context which does not fit is not shrunk below
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the program; its exit status."""
+    options = serve_options.parse(arguments)
+    return ended(
+        lambda: serve(options),
+        is_bug=lambda error: options.verbose or is_bug(error),
+        program=serve_options.PROGRAM,
+    )
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Do what the options say; ValueError, OSError or MemoryError where that cannot be done."""
+    if not options.hf_repo:
+        hub.find(options.model)
+    settings = server_settings(options)
+    from ..serve.process import ServerProcess, listen
+
+    with listen(settings) as sock:
+        where = address(settings, sock.getsockname())
+        say(f"listening on {where}; loading the model")
+        if settings.host in OPEN_TO_ALL and not settings.api_keys:
+            note("everybody in the network may ask, and no --api-key is needed")
+
+        def ready(service: ModelService) -> None:
+            engine = service.engine
+            say(
+                f"ready: {service.model_name}, {engine.n_seq} answers at a time, "
+                f"{engine.n_ctx} tokens of context each"
+            )
+            if settings.with_ui:
+                say(f"page: {where}/")
+
+        return ServerProcess(settings, lambda: load(options), ready).run(sock)
+
+
+def address(settings: ServerSettings, bound: Any) -> str:
+    """Where a client finds the server."""
+    if settings.socket:
+        return f"unix:{settings.socket}"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    scheme = "https" if settings.ssl_key else "http"
+    return f"{scheme}://{host}:{bound[1]}{settings.api_prefix}"
+
+
+# Options as values
+
+
+def server_settings(options: argparse.Namespace) -> ServerSettings:
+    """What the options say of the server; ValueError, OSError."""
+    from ..sampling import SamplingParams
+    from ..serve.settings import ServerSettings
+
+    socket = options.host.removeprefix("unix:") if options.host.endswith(".sock") else None
+    return ServerSettings(
+        host=options.host,
+        port=options.port,
+        socket=socket,
+        api_prefix=options.api_prefix.rstrip("/"),
+        api_keys=api_keys(options),
+        cors_origins=tuple(o.strip() for o in options.cors_origins.split(",") if o.strip()),
+        alias=options.alias,
+        timeout=float(options.timeout),
+        deadline=options.deadline,
+        ping_seconds=float(options.sse_ping_interval),
+        drain_seconds=float(options.drain),
+        n_waiting=options.queue,
+        metrics=options.metrics,
+        slots=options.slots,
+        ui=Path(options.ui) if options.ui else None,
+        with_ui=not options.no_ui,
+        ssl_key=Path(options.ssl_key_file) if options.ssl_key_file else None,
+        ssl_certificate=Path(options.ssl_cert_file) if options.ssl_cert_file else None,
+        chat_template=chat_template(options),
+        template_variables=template_variables(options.chat_template_kwargs),
+        tool_format=options.tool_format,
+        reasoning_format=options.reasoning_format,
+        reasoning_budget=options.reasoning_budget,
+        sampling=SamplingParams(**run_options.sampling(options)),
+        max_tokens=options.predict if options.predict >= 0 else None,
+        pooling=options.pooling,
+        cache_prompt=options.cache_prompt,
+    )
+
+
+def api_keys(options: argparse.Namespace) -> tuple[str, ...]:
+    """The keys of the options, and of a file of them; ValueError for a file without any."""
+    keys = [key.strip() for key in (options.api_key or "").split(",")]
+    if options.api_key_file:
+        data = Path(options.api_key_file).read_bytes()
+        lines = prompts.decode(data, options.api_key_file).splitlines()
+        found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        if not found:
+            raise ValueError(f"{options.api_key_file} has no keys: put one in each line")
+        keys += found
+    return tuple(key for key in keys if key)
+
+
+def template_variables(text: str | None) -> dict[str, Any]:
+    """--chat-template-kwargs; ValueError if it is no JSON object."""
+    if not text:
+        return {}
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"--chat-template-kwargs is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError("--chat-template-kwargs must be a JSON object")
+    return found
+
+
+# The model
+
+
+def load(options: argparse.Namespace) -> Model:
+    """The model on its device. A context that was not asked for shrinks until it fits."""
+    from .. import arch, model
+    from ..backends import choose
+    from ..gguf import File
+
+    started = time.perf_counter()
+    path = hub.fetch_from_hub(options.hf_repo) if options.hf_repo else hub.resolve(options.model)
+    kinds = options.batch_invariant, options.activations, options.gemm
+    ops = choose(options.device, options.threads, note, *kinds)
+    say(f"device: {ops.name} ({ops.reason})")
+    kind = "gpu" if ops.asynchronous else "cpu"
+    file = File(path)
+    n_positions = options.ctx_size or default_positions(arch.context_length(file), kind)
+    while True:
+        try:
+            loaded = model.load(
+                file,
+                ops,
+                n_ctx=min(options.ctx_seq or n_positions, n_positions),
+                n_batch=options.batch_size,
+                n_seq=options.parallel or N_PARALLEL[kind],
+                n_positions=n_positions,
+                prefill_tokens=options.prefill_tokens or PREFILL_TOKENS[kind],
+                prefix_cache=options.cache_prompt,
+                cache_type_k=options.cache_type_k,
+                cache_type_v=options.cache_type_v,
+            )
+            break
+        except MemoryError:
+            if options.ctx_size or n_positions // 2 < LEAST_CTX:
+                raise
+            n_positions //= 2
+            file = File(path)  # a failed load closes it
+    say(f"model: {path.name}, {loaded.file.nbytes / 1e6:.0f} MB in {since(started)}")
+    for warning in loaded.tokenizer.warnings:
+        note(escaped(warning))
+    return loaded
+
+
+def default_positions(n_ctx_train: int, kind: str) -> int:
+    """Positions of the KV cache where --ctx-size says nothing."""
+    n = n_ctx_train or LEAST_CTX
+    return min(n, N_CTX_CPU) if kind == "cpu" else n
+
+
+def since(started: float) -> str:
+    """Seconds since a time, as a message says them."""
+    return f"{time.perf_counter() - started:.2f} s"

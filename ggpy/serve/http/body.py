@@ -1,0 +1,69 @@
+"""Reads the body of a request: bounded in size and time, and a JSON object."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from ..errors import ApiError
+from ..fields import Fields
+
+LONG_BODY = 256 << 10  # bytes from which parsing leaves the event loop
+
+
+async def read_body(request: Request, most: int, timeout: float) -> Fields:
+    """The JSON object of a body of at most `most` bytes, sent within `timeout` seconds; ApiError.
+
+    An empty body is an empty object.
+    """
+    try:
+        data = await asyncio.wait_for(_bytes(request, most), timeout)
+    except asyncio.TimeoutError:
+        raise ApiError(408, f"the body was not there after {timeout:g} s") from None
+    except ClientDisconnect:
+        raise ApiError(400, "the client closed the connection within the body") from None
+    if not data:
+        return Fields({})
+    if len(data) < LONG_BODY:
+        return _object(data)
+    return await asyncio.to_thread(_object, data)
+
+
+async def _bytes(request: Request, most: int) -> bytes:
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > most:
+        raise _too_large(most)
+    parts: list[bytes] = []
+    n = 0
+    async for part in request.stream():
+        n += len(part)
+        if n > most:
+            raise _too_large(most)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _too_large(most: int) -> ApiError:
+    return ApiError(413, f"the body is larger than {most} bytes, which is the limit")
+
+
+def _object(data: bytes) -> Fields:
+    value: Any
+    try:
+        value = json.loads(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        told = f"the body is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}"
+        raise ApiError(400, told) from None
+    except json.JSONDecodeError as error:
+        told = f"the body is not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+        raise ApiError(400, told) from None
+    except RecursionError:
+        raise ApiError(400, "the body nests its lists and objects too deeply") from None
+    except ValueError as error:  # a number with thousands of digits
+        raise ApiError(400, f"the body is not JSON that can be read: {error}") from None
+    if not isinstance(value, dict):
+        raise ApiError(400, "the body must be a JSON object")
+    return Fields(value)

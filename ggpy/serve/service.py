@@ -1,0 +1,281 @@
+"""One loaded model as the APIs see it: requests in, events out.
+
+Renders conversations, encodes prompts, hands sequences to the engine's thread and turns their
+pieces into events. Nothing here knows HTTP or the form of any API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..chat_formats import ChatFormat, by_name, detect
+from ..chat_formats.constraint import call_grammar
+from ..grammar import GrammarError, Grammars
+from ..model import Model
+from ..runtime.sequence import ContextOverflow
+from ..sampling import SamplingParams
+from ..sampling.params import MASK64
+from ..tokenizer import Tokenizer
+from ..tokenizer.chat import ChatTemplateError
+from .answers.answer import Answering
+from .answers.merge import cancel_all
+from .answers.worker import EngineWorker, Full, Ticket
+from .api.native import Infill
+from .errors import ApiError
+from .events import AnswerOptions, ChatRequest, Constraint
+from .fields import Fields
+from .settings import ServerSettings
+
+if TYPE_CHECKING:
+    from ..sampling.mask import TokenMask
+
+LONG_TEXT = 2000  # characters from which encoding leaves the event loop
+RETRY_AFTER = 5  # seconds
+
+Result = TypeVar("Result")
+
+
+class ModelService:
+    """A model, its chat template and format, and the thread that runs its engine."""
+
+    def __init__(self, model: Model, settings: ServerSettings, worker: EngineWorker) -> None:
+        self.model, self.settings, self.worker = model, settings, worker
+        self.tokenizer, self.engine = model.tokenizer, model.engine
+        self.template = settings.chat_template or model.tokenizer.chat_template
+        self.format = self._chat_format()
+        self.infill = Infill(model.tokenizer)
+        self.created = int(time.time())
+        self._grammars = Grammars(model.tokenizer)
+
+    @property
+    def model_name(self) -> str:
+        """The model as answers name it."""
+        return self.settings.alias or self.model.file.path.stem
+
+    def sampling_defaults(self) -> SamplingParams:
+        """The parameters of requests that give none."""
+        return self.settings.sampling
+
+    def check_model(self, name: str | None) -> None:
+        """Any name is accepted, as llama-server does: there is one model."""
+
+    # Answers
+
+    async def chat_all(self, request: ChatRequest, client: str, n: int = 1) -> list[Answering]:
+        """Begin n answers to a conversation; ApiError where that is impossible.
+
+        client: who asks; clients take turns, and only requests of one client share cached pages.
+        """
+        request = self._checked(request)
+        rendered = await self._render(request)
+        ids = await self._encoded(rendered)
+        functions = [tool["function"] for tool in request.tools]
+        tools = {f["name"]: f.get("parameters") or {} for f in functions}
+        constraint = self._chat_constraint(request)
+        special = self.format.needs_special(self.tokenizer)
+        answers: list[Answering] = []
+        with _all_or_none(answers):
+            for options in _seeded(request.options, n):
+                parser = self.format.parser(
+                    tools=tools if tools and request.tool_choice != "none" else None,
+                    reasoning=request.reasoning and self.settings.reasoning_format != "none",
+                    reasoning_open=self.format.opens_reasoning(rendered),
+                )
+                grammar = await self._mask(constraint)
+                ticket = self._begin(ids, options, client, grammar, special)
+                answers.append(Answering(ticket, options, parser, self.format.name == "mistral"))
+        return answers
+
+    async def complete_all(
+        self, prompts: Sequence[str | Sequence[int]], options: AnswerOptions, client: str, n: int
+    ) -> list[Answering]:
+        """Begin n answers for each of some texts, or ids, continued as they are; ApiError."""
+        answers: list[Answering] = []
+        with _all_or_none(answers):
+            for prompt in prompts:
+                ids = await self._ids(prompt)
+                for seeded in _seeded(options, n):
+                    grammar = await self._mask(options.constraint)
+                    answers.append(Answering(self._begin(ids, seeded, client, grammar), seeded))
+        return answers
+
+    async def count_chat_tokens(self, request: ChatRequest) -> int:
+        """Tokens of the prompt that a conversation becomes."""
+        return len(await self._encoded(await self._render(self._checked(request))))
+
+    async def render(self, request: ChatRequest) -> str:
+        """The prompt that a conversation becomes."""
+        return await self._render(self._checked(request))
+
+    def _begin(
+        self,
+        ids: Sequence[int],
+        options: AnswerOptions,
+        client: str,
+        grammar: TokenMask | None,
+        special: bool = False,
+    ) -> Ticket:
+        """Hand a sequence to the engine's thread."""
+        try:
+            sequence = self.engine.prepare(
+                ids,
+                options.params,
+                max_tokens=options.max_tokens,
+                stop=options.stop,
+                logprobs=options.top_logprobs is not None,
+                top_logprobs=options.top_logprobs or 0,
+                client=client,
+                salt=hashlib.blake2b(client.encode()).digest(),
+                cache=options.cache_prompt and self.settings.cache_prompt,
+                grammar=grammar,
+                special=special,
+            )
+            return self.worker.submit(sequence)
+        except ContextOverflow as error:
+            raise context_error(error) from None
+        except ValueError as error:
+            raise ApiError(400, str(error)) from None
+        except (Full, RuntimeError) as error:
+            raise ApiError(503, str(error), retry_after=RETRY_AFTER) from None
+
+    # Prompts
+
+    async def aside(
+        self, work: Callable[[Fields, Tokenizer], Result], body: Fields, tokenizer: Tokenizer
+    ) -> Result:
+        """What work returns; a long body is worked on in another thread."""
+        if len(str(body.raw("content", ""))) < LONG_TEXT:
+            return work(body, tokenizer)
+        return await asyncio.to_thread(work, body, tokenizer)
+
+    async def _ids(self, prompt: str | Sequence[int]) -> Sequence[int]:
+        if not isinstance(prompt, str):
+            return prompt
+        if len(prompt) < LONG_TEXT:
+            return self.tokenizer.encode(prompt, parse_special=True)
+        return await asyncio.to_thread(self.tokenizer.encode, prompt, parse_special=True)
+
+    async def _encoded(self, rendered: str) -> list[int]:
+        if len(rendered) < LONG_TEXT:
+            return self.tokenizer.encode_chat(rendered)
+        return await asyncio.to_thread(self.tokenizer.encode_chat, rendered)
+
+    async def _render(self, request: ChatRequest) -> str:
+        if self.template is None:
+            raise ApiError(
+                400,
+                "this model has no chat template: start the server with --chat-template, or use "
+                "/v1/completions",
+            )
+        tools = request.tools if request.tool_choice != "none" else ()
+        try:
+            return await asyncio.to_thread(
+                self.tokenizer.apply_chat_template,
+                request.messages,
+                self.template,
+                tools=tools or None,
+                variables=request.template_variables,
+            )
+        except ChatTemplateError as error:
+            raise ApiError(400, str(error), param="messages") from None
+        except ValueError as error:
+            raise ApiError(400, str(error), param="messages") from None
+
+    def _checked(self, request: ChatRequest) -> ChatRequest:
+        """The request with the server's template variables; a constraint turns reasoning off,
+        because a grammar holds from the first token on.
+        """
+        variables: dict[str, Any] = dict(self.settings.template_variables)
+        constrained = request.options.constraint is not None or request.tool_choice not in (
+            "auto",
+            "none",
+        )
+        if self.settings.reasoning_budget == 0 or constrained:
+            variables["enable_thinking"] = False
+        given = request.template_variables
+        return replace(request, template_variables={**variables, **given})
+
+    # Constraints
+
+    def _chat_constraint(self, request: ChatRequest) -> Constraint | None:
+        """The grammar of an answer that must call a tool, or what the options ask for."""
+        if request.tool_choice in ("auto", "none"):
+            return request.options.constraint
+        if request.options.constraint is not None:
+            raise ApiError(
+                400,
+                "tool_choice demands a call, and response_format or grammar a text: give one",
+                param="tool_choice",
+            )
+        name = request.tool_choice.removeprefix("name:")
+        tools = [t for t in request.tools if name in ("required", t["function"]["name"])]
+        if not tools:
+            told = (
+                "names no tool of tools" if request.tools else "demands a call, but tools is empty"
+            )
+            raise ApiError(400, f"tool_choice {told}", param="tool_choice")
+        return Constraint("lark", call_grammar(self.format, tools, request.parallel_tool_calls))
+
+    async def _mask(self, constraint: Constraint | None) -> TokenMask | None:
+        if constraint is None:
+            return None
+        try:
+            return await asyncio.to_thread(self._grammars.compile, constraint.kind, constraint.text)
+        except GrammarError as error:
+            param = {"gbnf": "grammar", "lark": "grammar"}.get(constraint.kind, "response_format")
+            raise ApiError(400, str(error), param=param) from None
+
+    # The model
+
+    def _chat_format(self) -> ChatFormat:
+        """How the model writes tool calls and reasoning."""
+        if self.settings.tool_format is not None:
+            return by_name(self.settings.tool_format)
+
+        def render(
+            messages: Sequence[Mapping[str, Any]],
+            tools: Sequence[Mapping[str, Any]] | None = None,
+            variables: Mapping[str, Any] | None = None,
+        ) -> str:
+            return self.tokenizer.apply_chat_template(
+                messages, self.template, tools=tools, variables=variables
+            )
+
+        return detect(render)
+
+
+def _seeded(options: AnswerOptions, n: int) -> Iterator[AnswerOptions]:
+    """The options of n answers, whose seeds differ."""
+    seed = options.params.seed
+    for i in range(n):
+        yield options if seed < 0 or not i else _with_seed(options, (seed + i) & MASK64)
+
+
+def _with_seed(options: AnswerOptions, seed: int) -> AnswerOptions:
+    return replace(options, params=replace(options.params, seed=seed))
+
+
+@contextmanager
+def _all_or_none(answers: list[Answering]) -> Iterator[None]:
+    """If one answer cannot begin, those before it are cancelled."""
+    try:
+        yield
+    except BaseException:
+        cancel_all(answers)
+        raise
+
+
+def context_error(error: ContextOverflow) -> ApiError:
+    """A prompt that is longer than the context, in OpenAI's code and llama.cpp's fields."""
+    told = (
+        f"the prompt has {error.n_prompt} tokens, and the context {error.n_ctx}: shorten it, or "
+        "start the server with a larger --ctx-size"
+    )
+    more = {"n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx}
+    return ApiError(400, told, code="context_length_exceeded", more=more)
