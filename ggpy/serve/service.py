@@ -22,7 +22,6 @@ from ..runtime.sequence import ContextOverflow
 from ..sampling import SamplingParams
 from ..sampling.params import MASK64
 from ..tokenizer import Tokenizer
-from ..tokenizer.chat import ChatTemplateError
 from .answers.answer import Answering
 from .answers.merge import cancel_all
 from .answers.worker import EngineWorker, Full, Ticket
@@ -81,7 +80,7 @@ class ModelService:
         special = self.format.needs_special(self.tokenizer)
         answers: list[Answering] = []
         with _all_or_none(answers):
-            for options in _seeded(request.options, n):
+            for options in _seeded(self._timed(request.options), n):
                 parser = self.format.parser(
                     tools=tools if tools and request.tool_choice != "none" else None,
                     reasoning=request.reasoning and self.settings.reasoning_format != "none",
@@ -100,7 +99,7 @@ class ModelService:
         with _all_or_none(answers):
             for prompt in prompts:
                 ids = await self._ids(prompt)
-                for seeded in _seeded(options, n):
+                for seeded in _seeded(self._timed(options), n):
                     grammar = await self._mask(options.constraint)
                     answers.append(Answering(self._begin(ids, seeded, client, grammar), seeded))
         return answers
@@ -174,18 +173,24 @@ class ModelService:
                 "/v1/completions",
             )
         tools = request.tools if request.tool_choice != "none" else ()
+        messages, begun = _begun(request.messages)
         try:
-            return await asyncio.to_thread(
+            rendered = await asyncio.to_thread(
                 self.tokenizer.apply_chat_template,
-                request.messages,
+                messages,
                 self.template,
                 tools=tools or None,
                 variables=request.template_variables,
             )
-        except ChatTemplateError as error:
+        except ValueError as error:  # ChatTemplateError is one
             raise ApiError(400, str(error), param="messages") from None
-        except ValueError as error:
-            raise ApiError(400, str(error), param="messages") from None
+        return rendered + begun
+
+    def _timed(self, options: AnswerOptions) -> AnswerOptions:
+        """The options, with the server's limit of time where they have none."""
+        if options.timeout is not None or self.settings.deadline is None:
+            return options
+        return replace(options, timeout=self.settings.deadline)
 
     def _checked(self, request: ChatRequest) -> ChatRequest:
         """The request with the server's template variables; a constraint turns reasoning off,
@@ -248,6 +253,18 @@ class ModelService:
             )
 
         return detect(render)
+
+
+def _begun(
+    messages: Sequence[Mapping[str, Any]],
+) -> tuple[Sequence[Mapping[str, Any]], str]:
+    """The messages to render, and the text of a last assistant message, which the answer goes on
+    with.
+    """
+    last = messages[-1]
+    if last["role"] != "assistant" or last.get("tool_calls") or len(messages) < 2:
+        return messages, ""
+    return messages[:-1], last["content"] or ""
 
 
 def _seeded(options: AnswerOptions, n: int) -> Iterator[AnswerOptions]:
