@@ -61,8 +61,9 @@ class Engine:
 
     n_batch: tokens in one step at most. run_ahead: hand over a step before the last one's tokens
     are read; by default what the backend is good for. n_rewind: positions beyond n_batch by which a
-    sequence with windows may be taken back without being evaluated again. `add`, `cancel` and
-    `release` may be called from any thread: while another one is in `step` they take effect before
+    sequence with windows may be taken back without being evaluated again. n_positions: of the KV
+    cache, which all sequences share, at least n_ctx, else ValueError; None reserves n_ctx for each.
+    `add`, `cancel` and `release` may be called from any thread: while another one is in `step` they take effect before
     its next step.
     """
 
@@ -76,6 +77,7 @@ class Engine:
         n_seq: int = 1,
         run_ahead: bool | None = None,
         n_rewind: int = 0,
+        n_positions: int | None = None,
     ) -> None:
         if min(n_ctx, n_batch, n_seq) < 1:
             raise ValueError(
@@ -86,9 +88,9 @@ class Engine:
         self.n_ctx, self.n_seq = n_ctx, n_seq
         self.n_batch = max(n_batch, n_seq)
         self.run_ahead = ops.asynchronous if run_ahead is None else run_ahead
-        shape = decoder.cache_shape(n_seq, n_ctx, self.n_batch + n_rewind)
+        shape = decoder.cache_shape(n_seq, n_ctx, self.n_batch + n_rewind, n_positions)
         ops.allocate_cache(shape)
-        self.cache = KVCache(shape, n_seq)
+        self.cache = KVCache(shape)
         self._scheduler = Scheduler(self.cache, n_seq)
         self._tables = TableStack()
         self._flight: _Flight | None = None

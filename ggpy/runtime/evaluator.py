@@ -60,7 +60,7 @@ class Evaluator:
         self.n_vocab = self.decoder.sizes.n_vocab
         shape = self.decoder.cache_shape(self.n_seq, n_ctx, self.n_step)
         ops.allocate_cache(shape)
-        self._cache = KVCache(shape, self.n_seq)
+        self._cache = KVCache(shape)
 
     def logits(self, chunks: Ids) -> Iterator[F32]:
         """l[K, V] of each of the chunks[N, C]; RuntimeError for NaN or infinity."""

@@ -28,12 +28,12 @@ class OutOfPages(MemoryError):
 class PagePool:
     """The pages of one group, each free or referenced by one or more tables.
 
-    window: positions that a token sees, itself included; 0 is all. limit: pages that a table with a
-    window holds at most.
+    window: positions that a token sees, itself included; 0 is all. limit: pages that a table holds
+    at most, which gives back those behind its window in time; 0 is all.
     """
 
     def __init__(self, n_pages: int, window: int = 0, limit: int = 0) -> None:
-        self.n_pages, self.window, self.limit = n_pages, window, limit
+        self.n_pages, self.window, self.limit = n_pages, window, limit or n_pages
         self.suspects: set[int] = set()  # may hold NaN or infinity: to be cleared before use
         self._references = [0] * n_pages
         # The lowest number is taken first: neighbours stay neighbours.
@@ -183,13 +183,12 @@ class PageTable:
 
 
 class KVCache:
-    """The pools of all groups, whose pages n_seq sequences share evenly."""
+    """The pools of all groups."""
 
-    def __init__(self, shape: CacheShape, n_seq: int) -> None:
+    def __init__(self, shape: CacheShape) -> None:
         self.shape = shape
         self.pools = [
-            PagePool(group.n_pages, group.spec.window, group.n_pages // n_seq)
-            for group in shape.groups
+            PagePool(group.n_pages, group.spec.window, group.limit) for group in shape.groups
         ]
 
     @property

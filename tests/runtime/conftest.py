@@ -18,9 +18,14 @@ def make_cache() -> Callable[..., KVCache]:
         n_pages: int, windows: Sequence[int] = (0,), limit: int = 0, n_seq: int = 1
     ) -> KVCache:
         groups = [
-            CacheGroup(PagedKV(1, 1, 8, 8, window), (i,), limit * n_seq if window else n_pages)
+            CacheGroup(
+                PagedKV(1, 1, 8, 8, window),
+                (i,),
+                limit * n_seq if window else n_pages,
+                limit if window else 0,
+            )
             for i, window in enumerate(windows)
         ]
-        return KVCache(CacheShape(tuple(groups)), n_seq)
+        return KVCache(CacheShape(tuple(groups)))
 
     return make
