@@ -21,7 +21,7 @@ from ggpy.backends.numpy.backend import Reference
 from ggpy.device.base import CudaError
 from ggpy.gguf import File
 from ggpy.runtime.engine import ContextOverflow, Engine, Piece, StopStrings
-from ggpy.runtime.kv_cache import OutOfPages
+from ggpy.runtime.page_pool import OutOfPages
 from ggpy.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0)
