@@ -53,9 +53,13 @@ class Decoder:
             next=self.layers[0] if self.layers else None,
         )
 
-    def cache_shape(self, n_seq: int, n_ctx: int, n_batch: int) -> CacheShape:
-        """The KV cache of n_seq sequences of n_ctx positions, in steps of n_batch tokens."""
-        return self.cache.shape(n_seq, n_ctx, n_batch)
+    def cache_shape(
+        self, n_seq: int, n_ctx: int, n_batch: int, n_positions: int | None = None
+    ) -> CacheShape:
+        """The KV cache of n_seq sequences of n_ctx positions, in steps of n_batch tokens, which
+        share n_positions; ValueError: see CacheGroups.shape.
+        """
+        return self.cache.shape(n_seq, n_ctx, n_batch, n_positions)
 
     def run(self, step: Step) -> Array:
         """l[R, V] of step.rows."""

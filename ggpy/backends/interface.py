@@ -213,7 +213,8 @@ class CacheGroup:
 
     spec: PagedKV
     layers: tuple[int, ...]  # indices of layers, in the order of Attention.slot
-    n_pages: int
+    n_pages: int  # that all sequences share
+    limit: int = 0  # pages that one sequence holds at most; 0 is all of them
 
     @property
     def n_layer(self) -> int:

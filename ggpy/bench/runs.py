@@ -80,7 +80,7 @@ class NoText:
 
     end_ids: frozenset[int] = frozenset()
 
-    def stream(self) -> NoText:
+    def stream(self, special: bool = False) -> NoText:
         """Return self: there is no state."""
         return self
 

@@ -57,24 +57,35 @@ class Batch:
         self.lengths: list[int] = []  # of each sequence
         self.owners: list[Sequence] = []  # whose last tokens are among them
         self.rows: list[int] = []  # where these are
+        self.n_ones = 0  # of the sequences: with a single token
+        self.n_prompt_tokens = 0
 
-    def add_ones(self, sequences: list[Sequence], ids: list[int]) -> None:
-        """The only token that each of these has to evaluate; before any prompt."""
+    def add_ones(self, sequences: list[Sequence], ids: list[int], n_prompts: int = 0) -> None:
+        """The only token that each of these has to evaluate; before any prompt. n_prompts: of
+        these, last tokens of prompts.
+        """
         n = len(ids)
         self.sequences, self.ids, self.lengths = sequences, ids, [1] * n
         self.owners, self.rows = sequences.copy(), list(range(n))
+        self.n_ones, self.n_prompt_tokens = n, n_prompts
 
-    def add_prompt(self, s: Sequence, limit: int) -> None:
-        """Up to `limit` tokens that a sequence has to evaluate."""
+    def add_prompt(self, s: Sequence, limit: int) -> int:
+        """Up to `limit` tokens that a sequence has to evaluate; how many these are."""
         tokens = s.ids[s.n_evaluated : s.n_evaluated + limit]
         if not tokens:
-            return
+            return 0
         self.sequences.append(s)
         self.ids += tokens
         self.lengths.append(len(tokens))
+        self.n_prompt_tokens += len(tokens)
         if s.n_evaluated + len(tokens) == len(s.ids):
             self.owners.append(s)
             self.rows.append(len(self.ids) - 1)
+        return len(tokens)
+
+    def prompts(self) -> list[Sequence]:
+        """The sequences behind those of a single token."""
+        return self.sequences[self.n_ones :]
 
     def spans(self) -> Iterator[Span]:
         """What the step writes of each sequence."""

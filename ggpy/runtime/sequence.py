@@ -12,11 +12,14 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, fields
 from itertools import islice
 from operator import index
+from time import perf_counter
 from typing import Literal, Protocol
 
+from ..backends.interface import PAGE_SIZE
 from ..sampling import Sampler
 from .kv_cache import SequencePages
 from .logprobs import TokenBytes, TokenLogprob
+from .prefix import PrefixHashes
 
 Finish = Literal["stop", "length", "context", "cancelled", "error"]
 
@@ -38,7 +41,7 @@ class TokenizerLike(TokenBytes, Protocol):
     @property
     def end_ids(self) -> frozenset[int]: ...
 
-    def stream(self) -> TextStream: ...
+    def stream(self, special: bool = False) -> TextStream: ...
 
 
 class ContextOverflow(ValueError):
@@ -139,7 +142,7 @@ def checked_stops(stops: object) -> list[str]:
     return given
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Sequence:
     """One text being continued. Callers take `pieces` from the left and look at `finish`.
 
@@ -158,8 +161,14 @@ class Sequence:
     n_keep: int  # first tokens that a context shift keeps
     keep: bool  # pages outlive the end, for a sequence that continues this one
     n_prompt: int
+    client: str = ""  # whose turns it takes
+    cache: bool = True  # other sequences may use its pages, and it theirs
+    hashes: PrefixHashes = field(default_factory=PrefixHashes)  # of its ids
     n_evaluated: int = 0  # leading ids with keys and values, counting steps that are under way
     n_finite: int = 0  # of these: up to the last whose logits were seen, and were finite
+    n_shared: int = 0  # of these: in pages that were published when it was admitted
+    n_published: int = 0  # leading pages that others may find
+    n_trusted: int = 0  # of these: known to be finite
     n_reused: int = 0  # of the prompt: taken from another sequence
     n_generated: int = 0
     pieces: deque[Piece] = field(default_factory=deque)
@@ -167,6 +176,17 @@ class Sequence:
     error: BaseException | None = None  # why it could not go on, where `finish` is "error"
     notify: Callable[[], None] | None = None  # called after each piece, and at the end
     index: int = 0  # of its pieces: the place of its prompt in a list
+    # time.perf_counter() when it was begun, first admitted, and its first token accepted; 0 before.
+    t_begun: float = 0.0
+    t_admitted: float = 0.0
+    t_first: float = 0.0
+
+    # The step behind a token cannot be handed over before the token is known: its logits would be
+    # overwritten, or a mask follows from it.
+    needs_tokens: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.needs_tokens = self.logprobs or self.sampler.mask is not None
 
     def accept(
         self,
@@ -179,6 +199,8 @@ class Sequence:
         """Append a sampled token and its piece; why the sequence ends with it, if it does."""
         self.sampler.accept(token)
         self.ids.append(token)
+        if not self.n_generated:
+            self.t_first = perf_counter()
         self.n_generated += 1
         end = token in end_ids
         text, stopped = self.stops.add("" if end else self.stream.add(token))
@@ -204,6 +226,18 @@ class Sequence:
         del self.ids[self.n_keep : self.n_keep + dropped]
         kept = self.pages.truncate(min(self.n_keep, self.n_evaluated))
         self.n_evaluated = self.n_finite = kept
+        self.hashes.cut(self.n_keep)
+        self.n_published = min(self.n_published, kept // PAGE_SIZE)
+        self.n_trusted = min(self.n_trusted, kept // PAGE_SIZE)
+
+    def forget(self) -> None:
+        """Give all pages back: what was evaluated is to be evaluated again, if it goes on."""
+        if self.error is not None or self.n_evaluated > self.n_finite:
+            self.pages.suspect(self.n_finite)
+        self.pages.release()
+        self.n_evaluated = self.n_finite = self.n_shared = self.n_published = self.n_trusted = 0
+        if not self.n_generated:
+            self.n_reused = 0
 
     def follow(self, advance: Callable[[], object]) -> Iterator[Piece]:
         """Take all pieces as they come, and raise `error` if it ends so: `follow` of it alone."""

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from .filters import Candidates
 from .links import ADJUSTMENTS, FILTERS
+from .mask import TokenMask
 from .params import MASK64, SamplingParams
 from .ranking import Ids, Logits, Probabilities, prefix, weights
 
@@ -59,16 +60,24 @@ class Sampler:
     Draw i uses uniform(seed, 2 i) for the token and uniform(seed, 2 i + 1) for filters that apply
     by chance, so a backend that samples by itself needs `seed` and `n_drawn` and adds to the
     latter. `history` is the prompt and every accepted token; a last one ~r is what the step under
-    way samples at its row r. ValueError where a biased id is not in the vocabulary.
+    way samples at its row r. mask: is told every accepted token. ValueError where a biased id is
+    not in the vocabulary.
     """
 
-    def __init__(self, params: SamplingParams, n_vocab: int, history: Iterable[int] = ()):
+    def __init__(
+        self,
+        params: SamplingParams,
+        n_vocab: int,
+        history: Iterable[int] = (),
+        mask: TokenMask | None = None,
+    ) -> None:
         beyond = [token for token in params.logit_bias if not 0 <= token < n_vocab]
         if beyond:
             raise ValueError(f"logit_bias names token {beyond[0]}: ids go from 0 to {n_vocab - 1}")
         self.params = params
         self.chain = Chain(params)
         self.n_vocab = n_vocab
+        self.mask = mask
         self.history = list(map(int, history))
         self.n_drawn = 0
         self.seed = params.seed if params.seed >= 0 else int.from_bytes(os.urandom(4), "little")
@@ -77,6 +86,8 @@ class Sampler:
 
     def accept(self, token: int) -> None:
         """Append a token to the history, or put it where one is expected."""
+        if self.mask is not None:
+            self.mask.accept(token)
         if self._expects:
             self.history[-1] = int(token)
             self._expects = False

@@ -13,7 +13,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from ggpy import arch
-from ggpy.backends.interface import PAGE_SIZE, CacheGroup, CacheShape, PagedKV, Step
+from ggpy.arch.cache import CacheGroups
+from ggpy.backends.interface import PAGE_SIZE, CacheShape, PagedKV, Step
 from ggpy.backends.numpy.backend import Reference
 from ggpy.bench.runs import NoText
 from ggpy.gguf import File
@@ -179,12 +180,10 @@ class Pages:
         self.sizes = SimpleNamespace(n_vocab=V)
         self.sampled = np.zeros(0, np.int64)
 
-    def cache_shape(self, n_seq: int, n_ctx: int, n_batch: int) -> CacheShape:
-        groups = [
-            CacheGroup(spec, (i,), n_seq * spec.pages(n_ctx, n_batch))
-            for i, spec in enumerate(self.specs)
-        ]
-        return CacheShape(tuple(groups))
+    def cache_shape(
+        self, n_seq: int, n_ctx: int, n_batch: int, n_positions: int | None = None
+    ) -> CacheShape:
+        return CacheGroups(self.specs).shape(n_seq, n_ctx, n_batch, n_positions)
 
     def allocate_cache(self, shape: CacheShape) -> None:
         sizes = [(group.n_pages, PAGE_SIZE) for group in shape.groups]
