@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
+from .chat_format import ChatFormat
 from .deltas import CallArguments, CallBegin, CallEnd, Delta, ReasoningPart, TextPart
 from .detect import NAMES, by_name, detect
 from .parser import ChatParser
-from .table import ChatFormat
 
 __all__ = [
     "NAMES",

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from .chat_format import ChatFormat
 from .deltas import CallArguments, CallBegin, TextPart
 from .json_calls import JsonObjects
-from .table import TABLE, ChatFormat
+from .table import TABLE
 
 Render = Callable[[Sequence[Mapping[str, Any]], Any, Mapping[str, Any]], str]
 NAMES = tuple(TABLE)

@@ -43,6 +43,8 @@ class JsonObjects:
     wrappers: tuple[str, ...] = ("function",)
     key_is_name: bool = False
     first: tuple[str, ...] = ()  # keys that a bare object must begin with; any, where empty
+    before: str = ""  # members that a grammar writes before the name
+    after: str = ""  # and behind the arguments, as a rule of it
 
     def read(self, reader: Reader) -> Steps[None]:
         """One object, with its deltas."""

@@ -15,7 +15,7 @@ from .deltas import Delta, TextPart
 from .reader import MalformedCall, Reader, Steps, markers_pattern
 
 if TYPE_CHECKING:
-    from .table import ChatFormat
+    from .chat_format import ChatFormat
 
 _AFTER_CALL = re.compile(
     r"[\s\]}),;`]*"
