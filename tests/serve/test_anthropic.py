@@ -464,6 +464,7 @@ def test_a_schema_of_the_answer() -> None:
     form = {"format": {"type": "json_schema", "schema": schema}}
     expected = Constraint("json_schema", json.dumps(schema))
     assert read(output_config=form).options.constraint == expected
+    assert read(output_format=form["format"]).options.constraint == expected
 
 
 def test_what_a_coding_agent_sends(client: Any, service: ScriptedService) -> None:
@@ -649,6 +650,14 @@ def test_errors_say_what_to_do() -> None:
     ):
         with pytest.raises(ApiError, match=told):
             api.read(Fields(replaced(full_body(), path, value)), ScriptedService())
+
+
+@pytest.mark.parametrize("content", [[], [{"type": "redacted_thinking", "data": "x"}]])
+def test_there_must_be_something_to_answer(content: list[Any]) -> None:
+    for system in (None, "x"):
+        with pytest.raises(ApiError, match="at least one message") as caught:
+            messages_of({"role": "assistant", "content": content}, system=system)
+        assert caught.value.param == "messages"
 
 
 def test_any_tool_needs_tools() -> None:

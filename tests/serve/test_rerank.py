@@ -16,7 +16,7 @@ DOCUMENTS = ["a cat", "a red dog", "a red cat"]
 BODY: dict[str, Any] = {"model": "tiny", "query": "red cat", "documents": DOCUMENTS}
 
 
-def ranked(**more: Any) -> dict[str, Any]:
+def ranked(**more: Any) -> Any:
     """The answer to relevances of 0.5, 0.25 and 1."""
     call = api.read(Fields({**BODY, **more}), ScriptedService())
     return api.answer([(0.5, 2), (0.25, 3), (1.0, 4)], call, "tiny")
@@ -57,8 +57,11 @@ def test_documents_come_back_where_they_are_wanted() -> None:
         assert results[0]["document"] == {"text": "a red cat"}
 
 
-def test_texts_is_another_name_of_documents() -> None:
-    assert ranked(documents=None, texts=DOCUMENTS) == ranked()
+def test_texts_are_answered_with_a_bare_list() -> None:
+    """The form of Text Embeddings Inference."""
+    bare = {"documents": None, "texts": DOCUMENTS}
+    assert ranked(**bare, top_n=2) == [{"index": 2, "score": 1.0}, {"index": 0, "score": 0.5}]
+    assert ranked(**bare, return_text=True)[0]["text"] == "a red cat"
 
 
 @pytest.mark.parametrize(

@@ -69,9 +69,11 @@ def _options(fields: Fields, defaults: SamplingParams, counting: bool) -> Answer
 
 
 def _constraint(fields: Fields) -> Constraint | None:
-    """output_config.format: a JSON schema that the answer must match."""
+    """output_config.format, or output_format as it was called before: a JSON schema that the answer
+    must match.
+    """
     config = fields.object("output_config")
-    form = config and config.object("format")
+    form = (config and config.object("format")) or fields.object("output_format")
     if not form:
         return None
     form.one_of("type", ("json_schema",), "json_schema")
@@ -136,11 +138,10 @@ def _messages(fields: Fields) -> list[dict[str, Any]]:
     kept = [text for text in (BILLING.sub("", text) for text in system) if text]
     if kept:
         messages.say("system", "\n".join(kept))
-    items = list(fields.items("messages"))
-    if not items:
-        refuse(fields, "messages", "there are none: give at least one")
-    for message in items:
+    for message in fields.items("messages"):
         _add_message(messages, message)
+    if all(message["role"] == "system" for message in messages.messages):
+        refuse(fields, "messages", "there is nothing to answer: give at least one message")
     return messages.messages
 
 

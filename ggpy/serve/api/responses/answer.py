@@ -153,7 +153,8 @@ class ResponseWriter:
         """A delta, written out because there is one for each token."""
         name, number = DELTAS[block.kind], self._next_number()
         where = "" if block.kind == "call" else '"content_index":0,'
-        logprobs = f',"logprobs":{dumps(_logprobs(pieces))}' if block.kind == "text" else ""
+        scored = dumps(_logprobs(pieces)) if pieces else "[]"
+        logprobs = f',"logprobs":{scored}' if block.kind == "text" else ""
         return framed(
             name,
             f'{{"type":"{name}","sequence_number":{number},"output_index":{block.index},{where}'
