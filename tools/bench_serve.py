@@ -11,7 +11,6 @@ then is printed.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import shlex
 import sys
@@ -49,7 +48,7 @@ def measure(options: argparse.Namespace, command: str) -> int:
     test = load_test(options)
     head = {"command": command, "time": now(), **settings(options, test)}
     with Bar("load", test.n, "requests") as bar:
-        run, about = asyncio.run(runs.run(replace(test, step=bar.update)))
+        run, about = runs.run(replace(test, step=bar.update))
     found = summary.summary(run, {**head, **about}, detailed=bool(options.json))
     for line in table.lines(found):
         print(line)

@@ -1,7 +1,8 @@
 """Connections of the load client: one request at a time on each, kept open for the next.
 
-A protocol instead of a stream reader: the time is taken in the callback of the read, before any
-task is woken. What a response means is known to the sink alone.
+A protocol instead of a stream reader: what comes is handled in the callback of the read, without
+waking a task, and read into one buffer that all connections share. What a response means is known
+to the sink alone.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import ssl
 from collections.abc import Callable
 from time import perf_counter
 
+from .clock import Clock
 from .http1 import LoadTarget, MalformedResponse, ResponseReader
 
+BUFFER = 64 << 10  # bytes that are read at once
 # Takes the response, a part of its body and the time of the read; False ends the connection.
 Sink = Callable[[ResponseReader, bytes, float], bool]
 
@@ -25,10 +28,11 @@ class CutOff(Exception):
     """The sink had enough."""
 
 
-class LoadConnection(asyncio.Protocol):
-    """A connection, which reads one response after the other."""
+class LoadConnection(asyncio.BufferedProtocol):
+    """A connection, which reads one response after the other. clock: the time of a read."""
 
-    def __init__(self) -> None:
+    def __init__(self, buffer: memoryview, clock: Clock) -> None:
+        self._buffer, self._clock = buffer, clock
         self.transport: asyncio.Transport | None = None
         self.n_requests = 0
         self._sink: Sink | None = None
@@ -69,8 +73,11 @@ class LoadConnection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
 
-    def data_received(self, data: bytes) -> None:
-        now = perf_counter()
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        now, data = self._clock(), bytes(self._buffer[:nbytes])
         if self._sink is None or self._end is None or self._end.done():
             self.close()  # nothing was asked
             return
@@ -102,8 +109,9 @@ class LoadConnection(asyncio.Protocol):
 class ConnectionPool:
     """Connections to one server: those that wait for a request, and new ones."""
 
-    def __init__(self, target: LoadTarget) -> None:
+    def __init__(self, target: LoadTarget, clock: Clock = perf_counter) -> None:
         self.target = target
+        self._clock, self._buffer = clock, memoryview(bytearray(BUFFER))
         self.n_opened = 0
         self._idle: list[LoadConnection] = []
         self._tls = ssl.create_default_context() if target.is_tls else None
@@ -133,7 +141,9 @@ class ConnectionPool:
         target = self.target
         self.n_opened += 1
         _, connection = await loop.create_connection(
-            LoadConnection, target.host, target.port, ssl=self._tls
+            lambda: LoadConnection(self._buffer, self._clock),
+            *(target.host, target.port),
+            ssl=self._tls,
         )
         return connection
 

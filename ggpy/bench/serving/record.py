@@ -7,6 +7,7 @@ than text, so that hundreds of streams cost the client little. Nothing here open
 from __future__ import annotations
 
 import json
+import re
 from array import array
 from typing import Any
 
@@ -19,12 +20,8 @@ ENDED = (OK, CUT, UNFINISHED)  # outcomes that are no failures
 DONE = b"[DONE]"
 LONGEST_ERROR = 64 << 10  # bytes that are kept of the body of an error
 TEXTS = ("content", "reasoning_content", "reasoning", "refusal", "tool_calls")
-# An event with none of these is more text. A quote within text is escaped, so these are keys.
-NULLS = (b'"usage":null', b'"usage": null')
-SIGNS = (
-    *(b'"finish_reason":"', b'"finish_reason": "', b'"error":'),
-    *(b'"content":""', b'"content": ""', b'"text":""', b'"text": ""'),
-)
+# An event without any of these is more text. A quote within text is escaped, so these are keys.
+SIGNS = re.compile(rb'":\s*""|"finish_reason":\s*"|"error":|"usage":\s*\{')
 
 
 class StreamRecord:
@@ -86,7 +83,7 @@ class StreamRecord:
             return False
         if self.is_kept:
             self.kept.append(event)
-        if self.n_events and not _is_special(event):
+        if self.n_events and not SIGNS.search(event):
             return True
         try:
             return self._read(json.loads(event))
@@ -136,12 +133,6 @@ class StreamRecord:
             said = self._error[:200].decode(errors="replace")
         self.has_retry_after = "retry-after" in response.headers
         self._fail(f"HTTP {response.status}", said)
-
-
-def _is_special(event: bytes) -> bool:
-    if b'"usage":' in event and not any(null in event for null in NULLS):
-        return True
-    return any(sign in event for sign in SIGNS)
 
 
 def text_of(choice: dict[str, Any]) -> Any:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from . import clock
 from .client import LoadClient, LoadPlan, LoadRun, allow_connections
 from .connection import ConnectionPool
 from .http1 import LoadTarget, MalformedResponse
@@ -41,11 +42,15 @@ class LoadTest:
     step: Callable[[int], None] = field(default=lambda n: None)
 
 
-async def run(test: LoadTest) -> tuple[LoadRun, Document]:
+def run(test: LoadTest) -> tuple[LoadRun, Document]:
     """(what was measured, what is said about it). ValueError, OSError, RuntimeError before that."""
+    return clock.run(lambda stamp: _run(test, stamp))
+
+
+async def _run(test: LoadTest, stamp: clock.Clock) -> tuple[LoadRun, Document]:
     streams = test.plan.concurrency if test.plan.rate is None else test.n
     allow_connections(streams)
-    pool = ConnectionPool(test.target)
+    pool = ConnectionPool(test.target, stamp)
     try:
         model = test.options.model or await first_model(pool)
         maker = PromptMaker()

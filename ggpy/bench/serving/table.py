@@ -12,7 +12,7 @@ from ...util.messages import one_line
 from .summary import PERCENTS, TIMES, Document
 
 BUSY = 0.8  # share of a core from which the client may delay what it measures
-LATE = 5.0  # ms by which its timers may be late in 99 % of cases
+LATE = 10.0  # ms by which its timers may be late in 99 % of cases
 BUSY_NOTE = "! the client was short of time, which is part of these times: give it a quiet core"
 
 
