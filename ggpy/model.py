@@ -80,6 +80,9 @@ class Model:
         n_ctx: int | None = None,
         n_batch: int | None = None,
         n_seq: int = 1,
+        n_positions: int | None = None,
+        prefill_tokens: int | None = None,
+        prefix_cache: bool = False,
         progress: Callable[[int, int], None] | None = None,
         cache_types: CacheTypes = USUAL,
     ) -> None:
@@ -87,9 +90,19 @@ class Model:
         self.n_ctx_train = arch.context_length(file)
         self.n_ctx = n_ctx or min(self.n_ctx_train or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
         sizes: dict[str, Any] = {"n_batch": n_batch, "n_seq": n_seq, "cache_types": cache_types}
+        sizes["n_positions"] = n_positions
         self.decoder = arch.load(file, ops, self.n_ctx, progress, **sizes)
-        n_batch = self.decoder.n_batch
-        self.engine = Engine(self.decoder, ops, tokenizer, self.n_ctx, n_batch, n_seq)
+        self.engine = Engine(
+            self.decoder,
+            ops,
+            tokenizer,
+            self.n_ctx,
+            self.decoder.n_batch,
+            n_seq,
+            n_positions=n_positions,
+            prefill_tokens=prefill_tokens,
+            prefix_cache=prefix_cache,
+        )
         self._runner: Runner | None = None
         self._starting = threading.Lock()
 
@@ -319,6 +332,9 @@ def load(
     n_ctx: int | None = None,
     n_batch: int | None = None,
     n_seq: int = 1,
+    n_positions: int | None = None,
+    prefill_tokens: int | None = None,
+    prefix_cache: bool = False,
     n_threads: int | None = None,
     cache_type_k: str = AUTO,
     cache_type_v: str = AUTO,
@@ -340,6 +356,11 @@ def load(
     n_ctx: tokens of context for each of n_seq sequences; None is the model's, at most 4096.
     n_batch: tokens in a step at most; None is 2048 on a GPU with room for that, else 512.
     n_seq: sequences in a step at most; more wait.
+    n_positions: positions of the KV cache, which all sequences share; None is n_ctx for each. When
+    they run out, the youngest sequence waits and is evaluated again.
+    prefill_tokens: tokens of prompts at most in a step in which other sequences go on; None is
+    n_batch.
+    prefix_cache: keep the pages of ended sequences for prompts that begin alike.
     n_threads: of the CPU.
     cache_type_k, cache_type_v: types of the KV cache, "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0",
     "q4_1" or "q4_0"; "auto" is f16 on a GPU and f32 on the CPU.
@@ -351,6 +372,7 @@ def load(
     ValueError for a device that cannot be used and for a wrong argument.
     """
     counts = {"n_ctx": n_ctx, "n_batch": n_batch, "n_seq": n_seq, "n_threads": n_threads}
+    counts |= {"n_positions": n_positions, "prefill_tokens": prefill_tokens}
     for name, value in counts.items():
         if value is not None:
             whole(name, value, least=1)
@@ -362,6 +384,8 @@ def load(
         if isinstance(device, (str, int)):  # a number, which torch takes, is refused there
             device = choose(str(device), n_threads, note)
         sizes: dict[str, Any] = {"n_ctx": n_ctx, "n_batch": n_batch, "n_seq": n_seq}
+        sizes |= {"n_positions": n_positions, "prefill_tokens": prefill_tokens}
+        sizes |= {"prefix_cache": prefix_cache}
         return Model(file, tokenizer, device, **sizes, progress=progress, cache_types=cache_types)
     except BaseException:
         file.close()

@@ -32,11 +32,13 @@ def build(
     n_batch: int | None = None,
     n_seq: int = 1,
     cache_types: CacheTypes = USUAL,
+    n_positions: int | None = None,
 ) -> Decoder:
     """Check all the file says, then hand its weights over; GGUFError names what is wrong.
 
-    n_seq sequences of n_ctx tokens, n_batch in a step, or as many as are fast: MemoryError where
-    they do not fit. ValueError for types of the KV cache that the model's heads are too small for.
+    n_seq sequences of n_ctx tokens, which share n_positions of the KV cache where that is given,
+    n_batch in a step, or as many as are fast: MemoryError where they do not fit. ValueError for
+    types of the KV cache that the model's heads are too small for.
     """
     config = Config(file.metadata, architecture.name, file.path)
     sizes = architecture.dimensions(config, _n_vocab(file))
@@ -57,7 +59,7 @@ def build(
         n_embd=sizes.n_embd,
         n_ff=max(layer.n_ff for layer in sizes.layers),
         n_vocab=sizes.n_vocab,
-        cache=lambda n_batch: groups.shape(n_seq, n_ctx, n_batch),
+        cache=lambda n_batch: groups.shape(n_seq, n_ctx, n_batch, n_positions),
     )
     n_batch = ops.plan_memory(demand)
     read = [weights[name].tensor if name in weights else x for name, x in tensors.items()]

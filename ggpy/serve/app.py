@@ -7,7 +7,7 @@ in `api` know the forms. Nothing here knows the engine, and no process or socket
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -68,8 +68,8 @@ class Server:
         answers = await service.chat_all(call.request, client_of(request), call.n)
         events, id = self._counted(answers), new_id("chatcmpl-")
         if call.stream:
-            return self._stream(chat.chat_chunks(events, call, id, service.model_name), answers)
-        return await self._whole(
+            return self.stream(chat.chat_chunks(events, call, id, service.model_name), answers)
+        return await self.whole(
             request, chat.whole_chat(events, call, id, service.model_name), answers
         )
 
@@ -84,8 +84,8 @@ class Server:
         said = completions.Said(call, service.tokenizer)
         told = (events, call, id, service.model_name, said)
         if call.stream:
-            return self._stream(completions.completion_chunks(*told), answers)
-        return await self._whole(request, completions.whole_completion(*told), answers)
+            return self.stream(completions.completion_chunks(*told), answers)
+        return await self.whole(request, completions.whole_completion(*told), answers)
 
     # llama.cpp
 
@@ -111,10 +111,10 @@ class Server:
         answers = await service.complete_all([prompt], options, client_of(request), 1)
         events = self._counted(answers)
         if body.flag("stream", False):
-            return self._stream(native.answer_chunks(events, service.model_name), answers)
+            return self.stream(native.answer_chunks(events, service.model_name), answers)
         text = prompt if isinstance(prompt, str) else service.tokenizer.decode(prompt, special=True)
         whole = native.whole_answer(events, service.model_name, text)
-        return await self._whole(request, whole, answers)
+        return await self.whole(request, whole, answers)
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize"""
@@ -180,7 +180,7 @@ class Server:
                 self.metrics.answered(event)
             yield i, event
 
-    def _stream(
+    def stream(
         self, chunks: AsyncIterator[bytes], answers: Sequence[Answering], ping: bytes = PING
     ) -> Any:
         """A response of server-sent events."""
@@ -192,18 +192,18 @@ class Server:
             timeout=self.settings.timeout,
         )
 
-    async def _whole(
+    async def whole(
         self, request: Request, work: Awaitable[dict[str, Any]], answers: Sequence[Answering]
     ) -> Response:
         """A response of one object."""
         found = await while_connected(request.receive, work, lambda: cancel_all(answers))
         return JSONResponse(found)
 
-    async def stream_of(
+    async def answer(
         self, request: ChatRequest, client: str
     ) -> tuple[AsyncIterator[Event], Answering]:
-        """The events of one answer to a conversation, for the other APIs."""
-        (answer,) = await self.ready().chat_all(request, client, 1)
+        """The events of one answer to a conversation, and the answer itself."""
+        (answer,) = await self.ready().chat_all(request, client)
 
         async def events() -> AsyncIterator[Event]:
             async for _, event in self._counted([answer]):
@@ -222,10 +222,15 @@ def client_of(request: Request) -> str:
     return str(request.scope.get("state", {}).get("client", ""))
 
 
-def make_app(server: Server, more: Sequence[Route] = ()) -> ASGIApp:
-    """The application. more: routes of the page and of further APIs."""
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def make_app(
+    server: Server, more: Mapping[str, Endpoint] | None = None, page: Sequence[Route] = ()
+) -> ASGIApp:
+    """The application. more: path -> endpoint of a POST, of further APIs. page: its routes."""
     settings, prefix = server.settings, server.settings.api_prefix
-    post: dict[str, Callable[[Request], Awaitable[Response]]] = {
+    post: dict[str, Endpoint] = {
         "/v1/chat/completions": server.chat,
         "/chat/completions": server.chat,
         "/v1/completions": server.complete,
@@ -235,6 +240,7 @@ def make_app(server: Server, more: Sequence[Route] = ()) -> ASGIApp:
         "/tokenize": server.tokenize,
         "/detokenize": server.detokenize,
         "/apply-template": server.apply_template,
+        **(more or {}),
     }
     get = {
         "/health": server.health,
@@ -251,9 +257,9 @@ def make_app(server: Server, more: Sequence[Route] = ()) -> ASGIApp:
         for path, f in post.items()
     ]
     routes += [Route(prefix + path, f, methods=["GET"]) for path, f in get.items()]
-    routes += more
+    routes += page
     app = Starlette(routes=routes, exception_handlers=_handlers(server))
-    files = [route.path.removeprefix(prefix) for route in more if "GET" in (route.methods or ())]
+    files = [route.path.removeprefix(prefix) for route in page if "GET" in (route.methods or ())]
     app.add_middleware(RequireKey, keys=settings.api_keys, prefix=prefix, files=files)
     if settings.cors_origins:
         app.add_middleware(

@@ -14,9 +14,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..chat_formats import ChatFormat, by_name, detect
+from ..chat_formats import ChatFormat, detect
 from ..chat_formats.constraint import call_grammar
-from ..grammar import GrammarError, Grammars
 from ..model import Model
 from ..runtime.sequence import ContextOverflow
 from ..sampling import SamplingParams
@@ -48,9 +47,10 @@ class ModelService:
         self.tokenizer, self.engine = model.tokenizer, model.engine
         self.template = settings.chat_template or model.tokenizer.chat_template
         self.format = self._chat_format()
+        self._markers = self.format.control_markers(model.tokenizer)
         self.infill = Infill(model.tokenizer)
         self.created = int(time.time())
-        self._grammars = Grammars(model.tokenizer)
+        self._grammars = None
 
     @property
     def model_name(self) -> str:
@@ -74,20 +74,18 @@ class ModelService:
         request = self._checked(request)
         rendered = await self._render(request)
         ids = await self._encoded(rendered)
-        functions = [tool["function"] for tool in request.tools]
-        tools = {f["name"]: f.get("parameters") or {} for f in functions}
-        constraint = self._chat_constraint(request)
-        special = self.format.needs_special(self.tokenizer)
+        opened = self.format.opens_reasoning(rendered)
+        constraint = self._chat_constraint(request, opened)
         answers: list[Answering] = []
         with _all_or_none(answers):
             for options in _seeded(self._timed(request.options), n):
                 parser = self.format.parser(
-                    tools=tools if tools and request.tool_choice != "none" else None,
+                    tools=schemas(request.tools) or None,
                     reasoning=request.reasoning and self.settings.reasoning_format != "none",
-                    reasoning_open=self.format.opens_reasoning(rendered),
+                    reasoning_open=opened,
                 )
                 grammar = await self._mask(constraint)
-                ticket = self._begin(ids, options, client, grammar, special)
+                ticket = self._begin(ids, options, client, grammar, bool(self._markers))
                 answers.append(Answering(ticket, options, parser, self.format.name == "mistral"))
         return answers
 
@@ -145,13 +143,11 @@ class ModelService:
 
     # Prompts
 
-    async def aside(
-        self, work: Callable[[Fields, Tokenizer], Result], body: Fields, tokenizer: Tokenizer
-    ) -> Result:
+    async def aside(self, work: Callable[[Fields, Tokenizer], Result], body: Fields) -> Result:
         """What work returns; a long body is worked on in another thread."""
         if len(str(body.raw("content", ""))) < LONG_TEXT:
-            return work(body, tokenizer)
-        return await asyncio.to_thread(work, body, tokenizer)
+            return work(body, self.tokenizer)
+        return await asyncio.to_thread(work, body, self.tokenizer)
 
     async def _ids(self, prompt: str | Sequence[int]) -> Sequence[int]:
         if not isinstance(prompt, str):
@@ -172,14 +168,13 @@ class ModelService:
                 "this model has no chat template: start the server with --chat-template, or use "
                 "/v1/completions",
             )
-        tools = request.tools if request.tool_choice != "none" else ()
         messages, begun = _begun(request.messages)
         try:
             rendered = await asyncio.to_thread(
                 self.tokenizer.apply_chat_template,
                 messages,
                 self.template,
-                tools=tools or None,
+                tools=request.tools or None,
                 variables=request.template_variables,
             )
         except ValueError as error:  # ChatTemplateError is one
@@ -193,22 +188,25 @@ class ModelService:
         return replace(options, timeout=self.settings.deadline)
 
     def _checked(self, request: ChatRequest) -> ChatRequest:
-        """The request with the server's template variables; a constraint turns reasoning off,
-        because a grammar holds from the first token on.
+        """The request as it is answered: without tools that may not be called, with the server's
+        template variables, and with instructions where the template says nothing of tools.
+
+        A constraint turns reasoning off, because it holds from the first token on.
         """
         variables: dict[str, Any] = dict(self.settings.template_variables)
-        constrained = request.options.constraint is not None or request.tool_choice not in (
-            "auto",
-            "none",
-        )
-        if self.settings.reasoning_budget == 0 or constrained:
+        if self.settings.reasoning_budget == 0 or request.options.constraint is not None:
             variables["enable_thinking"] = False
+        tools = () if request.tool_choice == "none" else request.tools
+        messages = request.messages
+        if tools and (told := self.format.instructions(tools)):
+            messages = with_instructions(messages, told)
         given = request.template_variables
-        return replace(request, template_variables={**variables, **given})
+        variables |= given
+        return replace(request, messages=messages, tools=tools, template_variables=variables)
 
     # Constraints
 
-    def _chat_constraint(self, request: ChatRequest) -> Constraint | None:
+    def _chat_constraint(self, request: ChatRequest, opened: bool) -> Constraint | None:
         """The grammar of an answer that must call a tool, or what the options ask for."""
         if request.tool_choice in ("auto", "none"):
             return request.options.constraint
@@ -219,17 +217,25 @@ class ModelService:
                 param="tool_choice",
             )
         name = request.tool_choice.removeprefix("name:")
-        tools = [t for t in request.tools if name in ("required", t["function"]["name"])]
+        tools = {n: s for n, s in schemas(request.tools).items() if name in ("required", n)}
         if not tools:
-            told = (
-                "names no tool of tools" if request.tools else "demands a call, but tools is empty"
+            told = "tool_choice demands a call of a tool that is not in tools"
+            raise ApiError(400, told, param="tool_choice")
+        parallel = request.parallel_tool_calls and name == "required"
+        try:
+            text = call_grammar(
+                self.format, tools, parallel, special=self._markers, reasoning_open=opened
             )
-            raise ApiError(400, f"tool_choice {told}", param="tool_choice")
-        return Constraint("lark", call_grammar(self.format, tools, request.parallel_tool_calls))
+        except ValueError as error:
+            raise ApiError(400, str(error), param="tool_choice") from None
+        return Constraint("lark", text)
 
     async def _mask(self, constraint: Constraint | None) -> TokenMask | None:
         if constraint is None:
             return None
+        from ..grammar import GrammarError, Grammars
+
+        self._grammars = self._grammars or Grammars(self.tokenizer)
         try:
             return await asyncio.to_thread(self._grammars.compile, constraint.kind, constraint.text)
         except GrammarError as error:
@@ -240,8 +246,6 @@ class ModelService:
 
     def _chat_format(self) -> ChatFormat:
         """How the model writes tool calls and reasoning."""
-        if self.settings.tool_format is not None:
-            return by_name(self.settings.tool_format)
 
         def render(
             messages: Sequence[Mapping[str, Any]],
@@ -252,7 +256,21 @@ class ModelService:
                 messages, self.template, tools=tools, variables=variables
             )
 
-        return detect(render)
+        return detect(render, self.settings.tool_format)
+
+
+def schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Name -> JSON schema of the arguments, of tools in OpenAI's form."""
+    functions = [tool["function"] for tool in tools]
+    return {f["name"]: f.get("parameters") or {} for f in functions}
+
+
+def with_instructions(messages: Sequence[Mapping[str, Any]], told: str) -> list[Mapping[str, Any]]:
+    """The messages with a text in their system message, which is the first."""
+    first, *rest = messages
+    if first["role"] in ("system", "developer"):
+        return [{**first, "content": f"{first['content']}\n\n{told}"}, *rest]
+    return [{"role": "system", "content": told}, *messages]
 
 
 def _begun(

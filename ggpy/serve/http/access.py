@@ -13,7 +13,8 @@ from typing import Any
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..errors import ApiError, anthropic_error, openai_error
+from ..api.anthropic import error_body
+from ..errors import ApiError, openai_error
 
 PUBLIC = ("/health", "/v1/health", "/models", "/v1/models", "/", "/index.html")
 ANTHROPIC = "/v1/messages"
@@ -21,7 +22,7 @@ ANTHROPIC = "/v1/messages"
 
 def error_response(path: str, error: ApiError) -> JSONResponse:
     """An error in the form of the API to which the path belongs."""
-    form = anthropic_error if path.startswith(ANTHROPIC) else openai_error
+    form = error_body if path.startswith(ANTHROPIC) else openai_error
     return JSONResponse(form(error), error.status, headers=error.headers)
 
 
