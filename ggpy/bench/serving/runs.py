@@ -123,6 +123,9 @@ async def ask(
         raise RuntimeError(f"{method} {path}: no answer within {LOOK:g} s") from None
     except MalformedResponse as error:
         raise RuntimeError(f"{method} {path}: no HTTP: {error}") from None
+    except OSError as error:
+        where = f"{pool.target.host}:{pool.target.port}"
+        raise ConnectionError(f"no server at {where}: {error}: start it, or give --url") from None
     try:
         found = json.loads(answer)
     except ValueError:

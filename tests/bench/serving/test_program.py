@@ -153,7 +153,7 @@ def test_a_server_that_refuses_at_once(
     ("words", "message"),
     [
         (["--url", "host"], "is no address"),
-        (["--url", "http://127.0.0.1:1"], "error: "),
+        (["--url", "http://127.0.0.1:1"], "no server at 127.0.0.1:1: "),
         (["--rate", "0"], "'0' is not a number of requests"),
         (["--rate", "5", "--concurrency", "2"], "not allowed with"),
         (["--abort", "1.5"], "a share from 0 to 1"),
