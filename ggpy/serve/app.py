@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -26,7 +26,7 @@ from .errors import ApiError
 from .events import AnswerOptions, ChatRequest, Event, Finished
 from .fields import Fields
 from .http.access import RequireKey, error_response
-from .http.body import read_body
+from .http.body import JsonAnswer, read_body
 from .http.sse import PING, EventStream, while_connected
 from .metrics import Metrics
 from .service import ModelService
@@ -119,29 +119,29 @@ class Server:
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize"""
         service, body = self.ready(), await self.body(request)
-        return JSONResponse(await service.aside(native.tokenized, body))
+        return JsonAnswer(await service.aside(native.tokenized, body))
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize"""
         service, body = self.ready(), await self.body(request)
-        return JSONResponse(await service.aside(native.detokenized, body))
+        return JsonAnswer(await service.aside(native.detokenized, body))
 
     async def apply_template(self, request: Request) -> Response:
         """POST /apply-template"""
         service, body = self.ready(), await self.body(request)
         call = chat.read_chat(body, service.tokenizer, *self._defaults())
-        return JSONResponse({"prompt": await service.render(call.request)})
+        return JsonAnswer({"prompt": await service.render(call.request)})
 
     # State
 
     async def health(self, request: Request) -> Response:
         """GET /health"""
         self.ready()
-        return JSONResponse({"status": "ok"})
+        return JsonAnswer({"status": "ok"})
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models"""
-        return JSONResponse(status.models(self.ready()))
+        return JsonAnswer(status.models(self.ready()))
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/NAME"""
@@ -149,17 +149,17 @@ class Server:
         name = request.path_params["name"]
         if name != found["id"]:
             raise ApiError(404, f"there is no model {name!r}: there is {found['id']!r}")
-        return JSONResponse(found)
+        return JsonAnswer(found)
 
     async def props(self, request: Request) -> Response:
         """GET /props"""
-        return JSONResponse(status.props(self.ready()))
+        return JsonAnswer(status.props(self.ready()))
 
     async def slots(self, request: Request) -> Response:
         """GET /slots"""
         if not self.settings.slots:
             raise ApiError(501, "the server was started without --slots")
-        return JSONResponse(status.slots(self.ready()))
+        return JsonAnswer(status.slots(self.ready()))
 
     async def metrics_text(self, request: Request) -> Response:
         """GET /metrics"""
@@ -197,7 +197,7 @@ class Server:
     ) -> Response:
         """A response of one object."""
         found = await while_connected(request.receive, work, lambda: cancel_all(answers))
-        return JSONResponse(found)
+        return JsonAnswer(found)
 
     async def answer(
         self, request: ChatRequest, client: str

@@ -10,12 +10,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from .api import anthropic, embeddings, rerank, responses
 from .app import Server, client_of, make_app
 from .events import Usage
+from .http.body import JsonAnswer
 
 
 class FurtherApis:
@@ -55,7 +56,7 @@ class FurtherApis:
         service, body = self.server.ready(), await self.server.body(request)
         call = anthropic.read(body, service, counting=True)
         n = await service.count_chat_tokens(call.request)
-        return JSONResponse(anthropic.token_count(n))
+        return JsonAnswer(anthropic.token_count(n))
 
     async def responses(self, request: Request) -> Response:
         """POST /v1/responses"""
@@ -73,14 +74,14 @@ class FurtherApis:
         """POST /v1/responses/input_tokens"""
         service, body = self.server.ready(), await self.server.body(request)
         n = await service.count_chat_tokens(responses.read(body, service).request)
-        return JSONResponse(responses.token_count(n))
+        return JsonAnswer(responses.token_count(n))
 
     async def embeddings(self, request: Request) -> Response:
         """POST /v1/embeddings"""
         service, body = self.server.ready(), await self.server.body(request)
         call = embeddings.read(body, service)
         vectors = await service.embed(call.inputs, client_of(request))
-        return JSONResponse(embeddings.answer(vectors, call, service.model_name))
+        return JsonAnswer(embeddings.answer(vectors, call, service.model_name))
 
     async def rerank(self, request: Request) -> Response:
         """POST /v1/rerank"""
@@ -88,7 +89,7 @@ class FurtherApis:
         call = rerank.read(body, service)
         scores = await service.relevance(call.query, call.documents, client_of(request))
         answer: Any = rerank.answer(scores, call, service.model_name)
-        return JSONResponse(answer)
+        return JsonAnswer(answer)
 
 
 def make_routed_app(server: Server) -> ASGIApp:

@@ -10,20 +10,20 @@ import hmac
 from collections.abc import Sequence
 from typing import Any
 
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..api.anthropic import error_body
 from ..errors import ApiError, openai_error
+from .body import JsonAnswer
 
 PUBLIC = ("/health", "/v1/health", "/models", "/v1/models", "/", "/index.html")
 ANTHROPIC = "/v1/messages"
 
 
-def error_response(path: str, error: ApiError) -> JSONResponse:
+def error_response(path: str, error: ApiError) -> JsonAnswer:
     """An error in the form of the API to which the path belongs."""
     form = error_body if path.startswith(ANTHROPIC) else openai_error
-    return JSONResponse(form(error), error.status, headers=error.headers)
+    return JsonAnswer(form(error), error.status, headers=error.headers)
 
 
 class RequireKey:

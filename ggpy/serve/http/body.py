@@ -1,4 +1,4 @@
-"""Reads the body of a request: bounded in size and time, and a JSON object."""
+"""JSON in and out: a request's body, bounded in size and time, and an answer's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
 
 from ..errors import ApiError
 from ..fields import Fields
@@ -46,6 +47,19 @@ async def _bytes(request: Request, most: int) -> bytes:
     return b"".join(parts)
 
 
+class JsonAnswer(JSONResponse):
+    """JSON in ASCII, which also a lone surrogate from a client's text cannot break."""
+
+    def render(self, content: Any) -> bytes:
+        """The bytes of the body."""
+        return json.dumps(content, separators=(",", ":")).encode()
+
+
+def _refuse_constant(name: str) -> None:
+    """NaN and Infinity, which Python reads and JSON does not have."""
+    raise ValueError(f"{name} is no number of JSON")
+
+
 def _too_large(most: int) -> ApiError:
     return ApiError(413, f"the body is larger than {most} bytes, which is the limit")
 
@@ -53,7 +67,7 @@ def _too_large(most: int) -> ApiError:
 def _object(data: bytes) -> Fields:
     value: Any
     try:
-        value = json.loads(data.decode("utf-8"))
+        value = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
         told = f"the body is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}"
         raise ApiError(400, told) from None
