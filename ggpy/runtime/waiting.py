@@ -28,6 +28,10 @@ class WaitingQueue:
         came = sorted(chain(*self._queues.values()), key=lambda entry: entry[0])
         return iter([*self._first, *(s for _, s in came)])
 
+    def __contains__(self, s: Sequence) -> bool:
+        queue = self._queues.get(s.client, ())
+        return s in self._first or any(other is s for _, other in queue)
+
     def append(self, s: Sequence) -> None:
         """A new sequence, behind the others of its client."""
         self._queues.setdefault(s.client, deque()).append((self._n_came, s))

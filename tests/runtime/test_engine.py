@@ -843,6 +843,7 @@ class AnyOrder:
             ops = Reference(1)
             decoder = arch.load(file, ops, CONTEXT)
         options = {"n_batch": choose([7, 100]), "n_seq": choose([1, 2, 3])}
+        options |= {"n_positions": choose([None, CONTEXT]), "prefix_cache": choose([False, True])}
         tokens = Choking(range(0, 350, 40))
         run_ahead = choose([False, True])
         self.engine = Engine(decoder, ops, tokens, CONTEXT, run_ahead=run_ahead, **options)

@@ -249,8 +249,10 @@ class AnyOrder:
         choose = self.random.choice
         ops: Any = Pages(choose([[0, 70], [0, 1], [0, 200, 64]]))
         options = {"n_batch": choose([7, 64, 100]), "run_ahead": choose([False, True])}
-        options["n_rewind"] = choose([0, 0, 50])
-        self.engine = Engine(ops, ops, NoText(), CONTEXT, n_seq=choose([1, 2, 3]), **options)
+        options |= {"n_rewind": choose([0, 0, 50]), "n_seq": choose([1, 2, 3, 5])}
+        options |= {"n_positions": choose([None, CONTEXT, CONTEXT, 2 * CONTEXT])}
+        options |= {"prefix_cache": choose([False, True]), "prefill_tokens": choose([None, 5])}
+        self.engine = Engine(ops, ops, NoText(), CONTEXT, **options)
         self.all: list[Sequence] = []
         self.whole: list[Sequence] = []  # their texts are never cut
 
@@ -279,6 +281,8 @@ class AnyOrder:
             "context_shift": shifts,
             "n_keep": choose([0, 4, 80]),
             "keep": choose([1, 1, 0]),
+            "cache": choose([True, True, False]),
+            "client": choose("ab"),
         }
         s = self.engine.add(ids[:CONTEXT], GREEDY, max_tokens=n, **options)
         self.all.append(s)
@@ -311,10 +315,15 @@ class AnyOrder:
             assert s.finish != "error" or wrong
         for s in self.all:
             self.engine.release(s)
-        assert self.engine.cache.n_free == self.engine.cache.n_pages
+        stats = self.engine.stats()
+        assert self.engine.cache.n_free == self.engine.cache.n_pages == stats.n_pages_free
+        assert stats.generated_tokens_total == sum(s.n_generated for s in self.all)
+        answered = [s for s in self.all if s.n_generated]
+        assert stats.query_tokens_total == sum(s.n_prompt for s in answered)
+        assert stats.cached_tokens_total == sum(s.n_reused for s in answered)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, phases=[Phase.generate])
+@settings(max_examples=100, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(seed=st.integers(0, 2**32))
 def test_every_step_sees_its_own_text_and_no_nan_of_others(seed):
     engine = AnyOrder(seed)
