@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ..arch.decoder import Decoder
 from ..backends.interface import PAGE_SIZE, Array, Ops
-from ..sampling import NO_TOKEN, Sampler, SamplingParams
+from ..sampling import NO_TOKEN, Sampler, SamplingParams, TokenMask
 from .batch import Batch, TableStack, ragged
 from .kv_cache import KVCache, SequencePages
 from .logprobs import scores
@@ -124,12 +124,14 @@ class Engine:
         context_shift: bool = False,
         n_keep: int = 0,
         keep: bool = False,
+        grammar: TokenMask | None = None,
     ) -> Sequence:
         """A checked sequence that continues ids, for `begin`; it holds nothing of the engine.
 
         max_tokens: None is until the model or the context ends. context_shift: drop the older half
         of what follows the first n_keep tokens when the context is full. keep: its pages outlive
-        its end. ContextOverflow when the ids do not fit; ValueError; RuntimeError after `close`.
+        its end. grammar: which tokens may follow. ContextOverflow when the ids do not fit;
+        ValueError; RuntimeError after `close`.
         """
         self._check_open()
         n_vocab = self.decoder.sizes.n_vocab
@@ -138,7 +140,7 @@ class Engine:
             raise ValueError(f"n_keep is {n_keep}: it must be 0 to {self.n_ctx - 1}")
         return Sequence(
             ids=prompt,
-            sampler=Sampler(params or SamplingParams(), n_vocab, prompt),
+            sampler=Sampler(params or SamplingParams(), n_vocab, prompt, mask=grammar),
             pages=SequencePages(self.cache),
             stream=self.tokenizer.stream(),
             stops=StopStrings(stop),
@@ -339,9 +341,10 @@ class Engine:
 
     def _may_run_ahead(self, flight: _Flight) -> bool:
         """Whether the next step depends on the tokens under way only through their ids."""
-        return self.run_ahead and not any(
-            [s.logprobs or (s.context_shift and len(s.ids) == self.n_ctx) for s in flight.owners]
-        )
+        return self.run_ahead and not any([self._must_wait(s) for s in flight.owners])
+
+    def _must_wait(self, s: Sequence) -> bool:
+        return bool(s.logprobs or s.sampler.mask or (s.context_shift and len(s.ids) == self.n_ctx))
 
     def _collect_all(self) -> None:
         """Read the steps that are under way, without handing over more."""
@@ -380,8 +383,6 @@ class Engine:
                 raise
             changed.append(s)
         return changed
-
-    # TokenizerLike
 
     def _accept(self, s: Sequence, token: int, logits: NDArray[np.float32] | None) -> None:
         """Append a sampled token; end the sequence if it is the last."""
