@@ -1,6 +1,9 @@
-"""What a grammar allows next: a mask over the vocabulary, which follows the tokens of one text.
+"""Masks of tokens that may follow: what a sampler asks of a grammar, and how bits become tokens.
 
-Nothing here knows grammars, logits or backends.
+A row is a bitmask of 32-bit words: bit t % 32 of word t / 32 stands for token t, and is set if the
+token is allowed. This module knows no grammar.
+
+Letters: V vocabulary.
 """
 
 from __future__ import annotations
@@ -10,16 +13,44 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+WORD_BITS = 32
+
+NOTHING_ALLOWED = (
+    "the grammar allows no token here: no text that matches it can be written with the tokens of "
+    "this model"
+)
+
 
 class TokenMask(Protocol):
-    """The tokens that may come next in one text."""
+    """Which tokens may follow in one sequence; its state is the tokens accepted so far."""
 
     @property
     def finished(self) -> bool:
-        """Whether the text is complete, so that nothing but its end may follow."""
+        """Whether the text is complete and nothing but an end token may follow."""
+        ...
 
     def fill(self, row: NDArray[np.int32]) -> None:
-        """Write a bitmask: bit t % 32 of word t // 32 is set where token t is allowed."""
+        """Writes row[n_words(V)] for the next token; bits past V are 0. Raises what is wrong."""
+        ...
 
     def accept(self, token: int) -> None:
-        """The text goes on with this token."""
+        """Takes the sampled token; ValueError if it is not allowed."""
+        ...
+
+
+def n_words(n_vocab: int) -> int:
+    """Words of a row."""
+    return -(-n_vocab // WORD_BITS)
+
+
+def fill_checked(mask: TokenMask, row: NDArray[np.int32]) -> None:
+    """`fill`; ValueError where no token is allowed."""
+    mask.fill(row)
+    if not row.any():
+        raise ValueError(NOTHING_ALLOWED)
+
+
+def allowed_tokens(row: NDArray[np.int32], n_vocab: int) -> NDArray[np.bool_]:
+    """Returns allowed[V] of row[n_words(V)]."""
+    words = np.ascontiguousarray(row, "<u4").view(np.uint8)
+    return np.unpackbits(words, count=n_vocab, bitorder="little").view(np.bool_)
