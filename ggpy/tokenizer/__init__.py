@@ -16,7 +16,7 @@ from typing import Any
 
 from ..gguf import File, GGUFError
 from .bpe import BpeEncoder, RawBpeEncoder, byte_alphabet
-from .chat import ChatTemplateError, checked_messages, render
+from .chat import ChatTemplateError, checked_messages, checked_variables, form_of, render
 from .special import Splitter, mark
 from .spm import SpmEncoder
 from .stream import StreamDecoder
@@ -127,16 +127,20 @@ class Tokenizer:
 
     def apply_chat_template(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         chat_template: str | None = None,
         *,
         add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt for messages as text, for `encode_chat`; ChatTemplateError, ValueError.
 
-        messages: dicts with "role" ("system", "user" or "assistant") and "content".
+        messages: dicts with "role" ("system", "developer", "user", "assistant", "tool") and
+        "content", and of an assistant "tool_calls" and "reasoning_content", in OpenAI's form.
         chat_template: Jinja; None is the model's own. It runs in a process of its own, with bounds.
         add_generation_prompt: end where the model's answer begins.
+        tools: in OpenAI's form. variables: further ones of the template, like enable_thinking.
         """
         template = self.chat_template if chat_template is None else chat_template
         if template is None:
@@ -146,12 +150,15 @@ class Tokenizer:
             )
         named = self._vocab.named
         bos, eos = (self.text(named[name]) if name in named else "" for name in ("bos", "eos"))
+        checked = checked_messages(messages)
         return render(
             template,
-            checked_messages(messages),
+            form_of(template).adapted(checked),
             bos=bos,
             eos=eos,
             add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            variables=checked_variables(variables),
         )
 
     def encode_chat(self, rendered: str) -> list[int]:
