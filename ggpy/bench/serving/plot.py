@@ -13,6 +13,7 @@ from .summary import TIMES, Document, percentile, samples_of
 from .table import has_token_times, load_of
 
 WIDTH, HEIGHT = 11.0, 3.2  # inches, of a row of panels
+LEAST = 1e-3  # ms that a logarithmic axis shows
 BINS = 200  # of the time axis at most
 
 
@@ -37,10 +38,11 @@ def draw(run: LoadRun, found: Document, path: str) -> int:
 
 
 def _cumulated(axis: Any, meaning: str, ordered: Sequence[float]) -> None:
-    """The share of samples below each time, with p50 and p99 marked."""
+    """The share of samples below each time, which is logarithmic; p50 and p99 are marked."""
     n = len(ordered)
-    places = range(0, n, max(1, n // 2000))
-    axis.step([1e3 * ordered[i] for i in places], [100 * (i + 1) / n for i in places], where="post")
+    places = [*range(0, n, max(1, n // 2000)), n - 1]
+    ms_of = [max(LEAST, 1e3 * ordered[i]) for i in places]
+    axis.step(ms_of, [100 * (i + 1) / n for i in places], where="post")
     for percent, style in ((50, ":"), (99, "--")):
         ms = 1e3 * percentile(ordered, percent)
         axis.axvline(ms, color="0.5", linestyle=style, label=f"p{percent} {ms:.4g} ms")
@@ -48,7 +50,8 @@ def _cumulated(axis: Any, meaning: str, ordered: Sequence[float]) -> None:
     axis.set_xlabel("ms")
     axis.set_ylabel("% below")
     axis.set_ylim(0, 101)
-    axis.set_xlim(left=0)
+    axis.set_xscale("log")
+    axis.grid(alpha=0.3)
     axis.legend(fontsize=7, loc="lower right")
 
 

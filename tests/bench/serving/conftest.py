@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -18,10 +18,9 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding
 class FakeServer:
     """answer: (path, body, number of the request) -> steps. What came is kept."""
 
-    def __init__(self, answer: Callable[[str, dict[str, Any], int], Sequence[Step]]) -> None:
+    def __init__(self, answer: Callable[[str, dict[str, Any], int], Iterable[Step]]) -> None:
         self.answer = answer
         self.bodies: list[dict[str, Any]] = []
-        self.times: list[float] = []  # when each request came
         self.headers: list[str] = []
         self.n_now = self.peak = self.n_connections = self.n_lost = 0
         self.url = ""
@@ -42,7 +41,6 @@ class FakeServer:
         self.headers.append(head)
         if path.startswith("/v1/c"):
             self.bodies.append(json.loads(body))
-            self.times.append(asyncio.get_running_loop().time())
         self.n_now += 1
         self.peak = max(self.peak, self.n_now)
         try:
