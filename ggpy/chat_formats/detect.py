@@ -105,7 +105,7 @@ def _assistant(count: int = 0, content: str | None = _TEXT, **more: Any) -> dict
 
 
 def _calls(render: Render) -> ChatFormat:
-    generic, written = TABLE["generic"], False
+    generic, written, in_words = TABLE["generic"], False, False
     for count, answer in _answers(render):
         readers = [
             (left, row)
@@ -113,14 +113,15 @@ def _calls(render: Render) -> ChatFormat:
             if (left := _left_over(row, answer, count)) is not None
         ]
         if len(readers) == 1 and readers[0][1] is generic:
-            continue  # the template knows no calls: messages say them in words
+            in_words = True  # the template knows no calls: messages say them in words
+            continue
         if readers:
             return min(readers, key=lambda found: found[0])[1]
         derived = _derived(answer)
         if derived is not None and _left_over(derived, answer, count) is not None:
             return derived
         written = written or _CALLS[0][0] in answer
-    return generic if written else _hinted(render)
+    return generic if written and not in_words else _hinted(render)
 
 
 def _answers(render: Render) -> Iterator[tuple[int, str]]:
@@ -134,9 +135,10 @@ def _answers(render: Render) -> Iterator[tuple[int, str]]:
         for messages in (asked, [*asked, *_RESULTS[:count]]):
             calls = _attempt(render, messages, _TOOLS)
             if calls and text:
-                head = _whole_markers(_common(calls, text))
-                tail = len(_common(calls[head:][::-1], text[head:][::-1]))
-                yield count, calls[head : len(calls) - tail]
+                common = _common(calls, text)
+                for head in dict.fromkeys((_whole_markers(common), _before_markers(common))):
+                    tail = len(_common(calls[head:][::-1], text[head:][::-1]))
+                    yield count, calls[head : len(calls) - tail]
 
 
 def _common(a: str, b: str) -> str:
@@ -149,6 +151,13 @@ def _whole_markers(common: str) -> int:
     """Length of a common beginning without a marker that only begins in it."""
     begun = re.search(r"[<\[][^<>\[\]\s]*$", common)
     return begun.start() if begun else len(common)
+
+
+def _before_markers(common: str) -> int:
+    """Length of a common beginning without the markers at its end, which a call may begin with."""
+    length = _whole_markers(common)
+    begun = re.search(r"(<[^<>\s]+>)+$", common[:length])
+    return begun.start() if begun else length
 
 
 def _left_over(row: ChatFormat, answer: str, count: int) -> int | None:
