@@ -15,7 +15,7 @@ from .harmony import Harmony
 from .json_calls import JsonObjects, NameThenJson
 from .parser import ChatParser
 from .python_calls import GemmaCalls, PythonCalls
-from .reader import Reader, Steps
+from .reader import AnswerReader, Steps
 from .xml_calls import Tags
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class ChatFormat:
         texts += getattr(self.syntax, "closers", ())
         return tuple(dict.fromkeys(t.strip() for t in texts if t.strip()))
 
-    def read_call(self, reader: Reader) -> Steps[None]:
+    def read_call(self, reader: AnswerReader) -> Steps[None]:
         """One call of the format's syntax, read from behind its opener."""
         if self.syntax is not None:
             yield from self.syntax.read(reader)

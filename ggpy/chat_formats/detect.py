@@ -57,6 +57,12 @@ _TOOLS = [_tool(name, arguments) for name, arguments in _CALLS]
 _SCHEMAS = {t["function"]["name"]: t["function"]["parameters"] for t in _TOOLS}
 
 
+_RESULTS = [
+    {"role": "tool", "content": "Done.", "tool_call_id": f"call{i:05}", "name": name}
+    for i, (name, _) in enumerate(_CALLS)
+]
+
+
 def by_name(name: str) -> ChatFormat:
     """The format of a name in NAMES; ValueError lists them."""
     if name not in TABLE:
@@ -99,28 +105,40 @@ def _assistant(count: int = 0, content: str | None = _TEXT, **more: Any) -> dict
 
 
 def _calls(render: Render) -> ChatFormat:
-    written = False
+    generic, written, in_words = TABLE["generic"], False, False
     for count, answer in _answers(render):
-        readers = [(left, row) for row in TABLE.values()
-                   if (left := _left_over(row, answer, count)) is not None]  # fmt: skip
+        readers = [
+            (left, row)
+            for row in TABLE.values()
+            if (left := _left_over(row, answer, count)) is not None
+        ]
+        if len(readers) == 1 and readers[0][1] is generic:
+            in_words = True  # the template knows no calls: messages say them in words
+            continue
         if readers:
             return min(readers, key=lambda found: found[0])[1]
         derived = _derived(answer)
         if derived is not None and _left_over(derived, answer, count) is not None:
             return derived
         written = written or _CALLS[0][0] in answer
-    return TABLE["generic"] if written else _hinted(render)
+    return generic if written and not in_words else _hinted(render)
 
 
 def _answers(render: Render) -> Iterator[tuple[int, str]]:
-    """How the template writes two calls, one call: what differs from an answer of text."""
+    """How the template writes two calls, one call: what differs from an answer of text.
+
+    Some templates leave out an assistant's message that is the last one, so results follow then.
+    """
     text = _attempt(render, [_QUESTION, _assistant()], _TOOLS)
     for count in (2, 1):
-        calls = _attempt(render, [_QUESTION, _assistant(count, None)], _TOOLS)
-        if calls and text:
-            head = _whole_markers(_common(calls, text))
-            tail = len(_common(calls[head:][::-1], text[head:][::-1]))
-            yield count, calls[head : len(calls) - tail]
+        asked = [_QUESTION, _assistant(count, None)]
+        for messages in (asked, [*asked, *_RESULTS[:count]]):
+            calls = _attempt(render, messages, _TOOLS)
+            if calls and text:
+                common = _common(calls, text)
+                for head in dict.fromkeys((_whole_markers(common), _before_markers(common))):
+                    tail = len(_common(calls[head:][::-1], text[head:][::-1]))
+                    yield count, calls[head : len(calls) - tail]
 
 
 def _common(a: str, b: str) -> str:
@@ -133,6 +151,13 @@ def _whole_markers(common: str) -> int:
     """Length of a common beginning without a marker that only begins in it."""
     begun = re.search(r"[<\[][^<>\[\]\s]*$", common)
     return begun.start() if begun else len(common)
+
+
+def _before_markers(common: str) -> int:
+    """Length of a common beginning without the markers at its end, which a call may begin with."""
+    length = _whole_markers(common)
+    begun = re.search(r"(<[^<>\s]+>)+$", common[:length])
+    return begun.start() if begun else length
 
 
 def _left_over(row: ChatFormat, answer: str, count: int) -> int | None:

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from .json_calls import Emit, json_value
-from .reader import MAX_HEADER, MalformedCall, Reader, Steps, markers_pattern
+from .reader import MAX_HEADER, AnswerReader, MalformedCall, Steps, markers_pattern
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 CONSTRAIN, END, RETURN, CALL = "<|constrain|>", "<|end|>", "<|return|>", "<|call|>"
@@ -25,7 +25,7 @@ _HEADER = re.compile(r"\s*(<\||to=|assistant)")
 class Harmony:
     """The channels of harmony, the format of gpt-oss."""
 
-    def read(self, reader: Reader, reasoning: bool) -> Steps[None]:
+    def read(self, reader: AnswerReader, reasoning: bool) -> Steps[None]:
         """A whole answer with its deltas. `reasoning`: tell analysis from the text."""
         before = ""  # the marker that ended the last message, if it begins a header
         while (yield from reader.peek()):
@@ -40,7 +40,7 @@ class Harmony:
                 ended = yield from self._body(reader, reader.say)
             before = ended if ended in (START, CHANNEL) else ""
 
-    def _header(self, reader: Reader, before: str) -> Steps[str]:
+    def _header(self, reader: AnswerReader, before: str) -> Steps[str]:
         """All up to <|message|>; "" where other text follows, or no more."""
         if not before:
             beginning = yield from reader.peek(len("assistant"))
@@ -55,7 +55,7 @@ class Harmony:
         reader.settle()
         return text + MESSAGE
 
-    def _message(self, reader: Reader, header: str, reasoning: bool) -> Steps[str]:
+    def _message(self, reader: AnswerReader, header: str, reasoning: bool) -> Steps[str]:
         channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
         if recipient and reader.tools is not None and recipient[1] in reader.tools:
             return (yield from self._call(reader, recipient[1]))
@@ -71,7 +71,7 @@ class Harmony:
             reader.say(ended)
         return ended
 
-    def _call(self, reader: Reader, name: str) -> Steps[str]:
+    def _call(self, reader: AnswerReader, name: str) -> Steps[str]:
         reader.begin_call(name)
         try:
             yield from reader.space()
@@ -82,7 +82,7 @@ class Harmony:
         reader.end_call()
         return (yield from self._body(reader, lambda _: None))
 
-    def _body(self, reader: Reader, emit: Emit) -> Steps[str]:
+    def _body(self, reader: AnswerReader, emit: Emit) -> Steps[str]:
         """Text up to what ends a message, given to `emit`; the marker, or "" at the end."""
         pattern = markers_pattern(_ENDS)
         while True:

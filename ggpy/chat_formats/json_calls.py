@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .reader import MAX_HEADER, MalformedCall, Reader, Steps
+from .reader import MAX_HEADER, AnswerReader, MalformedCall, Steps
 from .values import dumped
 
 _PLAIN = re.compile(r"[\s,:0-9A-Za-z+\-.]*")  # JSON outside strings, without brackets
@@ -46,7 +46,7 @@ class JsonObjects:
     before: str = ""  # members that a grammar writes before the name
     after: str = ""  # and behind the arguments, as a rule of it
 
-    def read(self, reader: Reader) -> Steps[None]:
+    def read(self, reader: AnswerReader) -> Steps[None]:
         """One object, with its deltas."""
         call = _Call(self, reader)
         yield from call.members(self.first)
@@ -56,7 +56,7 @@ class JsonObjects:
 class _Call:
     """One object as it is read: what it said so far."""
 
-    def __init__(self, syntax: JsonObjects, reader: Reader) -> None:
+    def __init__(self, syntax: JsonObjects, reader: AnswerReader) -> None:
         self.syntax, self.reader = syntax, reader
         self.name: str | None = None
         self.arguments: str | None = None  # given before the name
@@ -132,7 +132,7 @@ class NameThenJson:
     header: str = r"\s*(?P<name>\S+)\s*"
     written: str = "{name}"
 
-    def read(self, reader: Reader) -> Steps[None]:
+    def read(self, reader: AnswerReader) -> Steps[None]:
         """One name and its arguments, with their deltas."""
         text, _ = yield from reader.until((self.opener,), MAX_HEADER)
         match = re.fullmatch(self.header, text, re.S)
@@ -147,7 +147,7 @@ class NameThenJson:
         reader.end_call()
 
 
-def _string(reader: Reader) -> Steps[str]:
+def _string(reader: AnswerReader) -> Steps[str]:
     """The text of a JSON string that is next."""
     if (yield from reader.peek()) != '"':
         raise MalformedCall("no string")
@@ -160,7 +160,7 @@ def _string(reader: Reader) -> Steps[str]:
     return str(text)
 
 
-def arguments_value(reader: Reader, emit: Emit) -> Steps[None]:
+def arguments_value(reader: AnswerReader, emit: Emit) -> Steps[None]:
     """Arguments: an object as it comes, one that is written in a string, or null for none."""
     following = yield from reader.peek()
     if following == '"':
@@ -186,7 +186,7 @@ def _object_in(text: str) -> str:
         raise MalformedCall("arguments that JSON cannot write") from None
 
 
-def json_value(reader: Reader, emit: Emit) -> Steps[None]:
+def json_value(reader: AnswerReader, emit: Emit) -> Steps[None]:
     """One JSON value, given to `emit` as it comes; MalformedCall at what JSON cannot have."""
     brackets: list[str] = []
     while True:
@@ -212,7 +212,7 @@ def json_value(reader: Reader, emit: Emit) -> Steps[None]:
             return
 
 
-def _plain(reader: Reader, emit: Emit) -> Steps[None]:
+def _plain(reader: AnswerReader, emit: Emit) -> Steps[None]:
     while True:
         match = _PLAIN.match(reader.text, reader.pos)
         if match and match[0]:
@@ -222,7 +222,7 @@ def _plain(reader: Reader, emit: Emit) -> Steps[None]:
             return
 
 
-def _scalar(reader: Reader, emit: Emit) -> Steps[None]:
+def _scalar(reader: AnswerReader, emit: Emit) -> Steps[None]:
     length = 0
     while True:
         match = _SCALAR.match(reader.text, reader.pos)
@@ -236,7 +236,7 @@ def _scalar(reader: Reader, emit: Emit) -> Steps[None]:
         raise MalformedCall("no value")
 
 
-def _rest_of_string(reader: Reader, emit: Emit) -> Steps[None]:
+def _rest_of_string(reader: AnswerReader, emit: Emit) -> Steps[None]:
     """A string after its first quote, to its last one."""
     while True:
         match = _IN_STRING.match(reader.text, reader.pos)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .deltas import Delta, TextPart
-from .reader import MalformedCall, Reader, Steps, markers_pattern
+from .reader import AnswerReader, MalformedCall, Steps, markers_pattern
 
 if TYPE_CHECKING:
     from .chat_format import ChatFormat
@@ -38,7 +38,7 @@ class ChatParser:
         reasoning_open: bool = False,
     ) -> None:
         self._format = chat_format
-        self._reader = Reader(tools)
+        self._reader = AnswerReader(tools)
         self._reasoning = reasoning and chat_format.has_reasoning
         self._in_reasoning = self._reasoning and reasoning_open
         self._as_it_is = tools is None and not self._reasoning and not chat_format.channels

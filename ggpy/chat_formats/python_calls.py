@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from .reader import MAX_HEADER, MalformedCall, Reader, Steps
+from .reader import MAX_HEADER, AnswerReader, MalformedCall, Steps
 from .values import escaped_json, gemma_json, keys_of, python_json, typed, types_of
 
 _NAME = re.compile(r"[\w.\-]*")
@@ -21,7 +21,7 @@ _PIECE = re.compile(r"""[^'"()\[\]{},\\<]+|.""", re.S)
 class PythonCalls:
     """name(key=value, ...), several with commas between them."""
 
-    def read(self, reader: Reader) -> Steps[None]:
+    def read(self, reader: AnswerReader) -> Steps[None]:
         """One call with its deltas; `print(` around it is no call."""
         name = yield from self._name(reader)
         if name == "print" and name not in (reader.tools or ()):
@@ -44,7 +44,7 @@ class PythonCalls:
         reader.argue("{}" if separator == "{" else "}")
         reader.end_call()
 
-    def _name(self, reader: Reader) -> Steps[str]:
+    def _name(self, reader: AnswerReader) -> Steps[str]:
         yield from reader.space()
         name = yield from reader.skip(_NAME)
         yield from reader.expect("(")
@@ -57,7 +57,7 @@ class GemmaCalls:
 
     quote: str = '<|"|>'
 
-    def read(self, reader: Reader) -> Steps[None]:
+    def read(self, reader: AnswerReader) -> Steps[None]:
         """One call with its deltas."""
         yield from reader.expect("call:")
         header, _ = yield from reader.until(("{",), MAX_HEADER)
@@ -83,10 +83,10 @@ class GemmaCalls:
         return typed(text.strip(), types_of(schema, key)) if plain else gemma_json(text, self.quote)
 
 
-def expression(reader: Reader, closer: str, quote: str = "") -> Steps[tuple[str, str]]:
+def expression(reader: AnswerReader, closer: str, quote: str = "") -> Steps[tuple[str, str]]:
     """Text up to a comma or `closer` outside brackets and strings, and which of the two it was.
 
-    quote: what strings stand between; Python's quotes, where empty.
+    quote: what strings stand between, or in brackets JSON's quotes; Python's quotes, where empty.
     """
     found: list[str] = []
     brackets: list[str] = []
@@ -100,13 +100,13 @@ def expression(reader: Reader, closer: str, quote: str = "") -> Steps[tuple[str,
         if quote and (yield from reader.accept(quote)):
             text, _ = yield from reader.until((quote,))
             found.append(quote + text + quote)
-        elif not quote and char in "'\"":
+        elif char in ('"' if brackets else "") if quote else char in "'\"":
             found.append((yield from _quoted(reader, char)))
         else:
             found.append(_piece(reader, brackets))
 
 
-def _piece(reader: Reader, brackets: list[str]) -> str:
+def _piece(reader: AnswerReader, brackets: list[str]) -> str:
     match = _PIECE.match(reader.text, reader.pos)
     assert match is not None
     reader.pos = match.end()
@@ -118,7 +118,7 @@ def _piece(reader: Reader, brackets: list[str]) -> str:
     return char
 
 
-def _quoted(reader: Reader, quote: str) -> Steps[str]:
+def _quoted(reader: AnswerReader, quote: str) -> Steps[str]:
     """A string of Python that is next, with its quotes."""
     long = yield from reader.peek(3)
     marker = quote * 3 if long == quote * 3 else quote

@@ -1,7 +1,7 @@
 """Text that arrives in pieces, read by generators that wait for more, and the deltas made of it.
 
 A generator here consumes text and yields where it needs more, so what reads one syntax is written
-as if the whole answer were there. It must not keep an index into `Reader.text` over a yield: text
+as if the whole answer were there. It must not keep an index into `AnswerReader.text` over a yield: text
 that was read is dropped between pieces. Nothing here knows a syntax.
 """
 
@@ -42,7 +42,7 @@ def _begun(marker: str) -> str:
     return re.escape(marker[0]) + tail
 
 
-class Reader:
+class AnswerReader:
     """The text of one answer. tools: name -> JSON schema of its arguments; None reads no calls."""
 
     def __init__(self, tools: Mapping[str, Any] | None) -> None:

@@ -96,7 +96,7 @@ _ROWS = (
     ChatFormat("pythonic", PythonCalls(), "<|python_start|>", "<|python_end|>",
                bare_calls="[", listed=True, between=", "),
     ChatFormat("lfm2", PythonCalls(), "<|tool_call_start|>", "<|tool_call_end|>",
-               listed=True, between=", ", hints=("<|tool_list_start|>",)),
+               listed=True, between=", ", hints=("<|tool_list_start|>", "List of tools: [")),
     ChatFormat("harmony", _OBJECTS, reasoning_open="", reasoning_close="", channels=Harmony()),
     ChatFormat("gemma3", PythonCalls(), "```tool_code", "```", section_gap="\n",
                between="\n", hints=("tool_code",)),

@@ -15,7 +15,9 @@ from typing import Any
 
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 _STRING_OR_WORD = re.compile(r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|\b(true|false|null)\b""", re.S)
-_NUMBERED_OR_KEY = re.compile(r""""(\d+)"|([^\s"{}\[\],:][^"{}\[\],:]*?)\s*(?=:)""")
+_NUMBERED_OR_KEY = re.compile(
+    r"""\0(\d+)\0|"(?:[^"\\]|\\.)*"|([^\s"{}\[\],:\0][^"{}\[\],:\0]*?)\s*(?=:)""", re.S
+)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _DEEPEST = 64
 
@@ -122,11 +124,13 @@ def gemma_json(text: str, quote: str = '<|"|>') -> str:
     parts = text.split(quote)
     if len(parts) % 2 == 0:
         return _string(text)
-    # A string becomes its number in quotes, so that keys can be found outside strings.
-    bare = "".join(p if i % 2 == 0 else f'"{i}"' for i, p in enumerate(parts))
+    # A string becomes its number between zeros, so that keys can be found outside strings.
+    bare = "".join(p if i % 2 == 0 else f"\0{i}\0" for i, p in enumerate(parts))
 
     def quoted(match: re.Match[str]) -> str:
-        return _string(parts[int(match[1])] if match[1] else match[2])
+        if match[1]:
+            return _string(parts[int(match[1])])
+        return _string(match[2]) if match[2] else match[0]
 
     whole = _NUMBERED_OR_KEY.sub(quoted, bare).strip()
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from .reader import MAX_HEADER, MalformedCall, Reader, Steps, markers_pattern
+from .reader import MAX_HEADER, AnswerReader, MalformedCall, Steps, markers_pattern
 from .values import escaped_json, is_string, typed, types_of
 
 
@@ -33,7 +33,7 @@ class Tags:
     lines: bool = False
     bare_name: bool = False  # nothing closes the name but the first key or the end
 
-    def read(self, reader: Reader) -> Steps[None]:
+    def read(self, reader: AnswerReader) -> Steps[None]:
         """One call, from its name to what closes it, with its deltas."""
         ends = (self.key_open, *self.closers) if self.bare_name else (self.name_close,)
         name, end = yield from reader.until(ends, MAX_HEADER)
@@ -49,17 +49,17 @@ class Tags:
         reader.argue("{}" if separator == "{" else "}")
         reader.end_call()
 
-    def _next(self, reader: Reader) -> Steps[str]:
+    def _next(self, reader: AnswerReader) -> Steps[str]:
         """The marker that follows white space: of a key, of the end, or "" for other text."""
         yield from reader.space()
         for marker in (self.key_open, *self.closers):
             if (yield from reader.accept(marker)):
                 return marker
-        if not (yield from reader.peek()):
+        if not (yield from reader.peek()) or reader.starved:
             raise MalformedCall("no further argument")
         return ""
 
-    def _argument(self, reader: Reader, schema: object, separator: str) -> Steps[str]:
+    def _argument(self, reader: AnswerReader, schema: object, separator: str) -> Steps[str]:
         header, _ = yield from reader.until((self.key_close,), MAX_HEADER)
         match = re.fullmatch(self.key, header, re.S)
         if not match:
@@ -79,7 +79,7 @@ class Tags:
             reader.argue(opening + typed(self._trimmed(text), types))
         return ", "
 
-    def _after_key(self, reader: Reader) -> Steps[None]:
+    def _after_key(self, reader: AnswerReader) -> Steps[None]:
         """What stands between the key and its value."""
         if self.lines:
             yield from reader.accept("\n")
@@ -87,7 +87,7 @@ class Tags:
     def _trimmed(self, text: str) -> str:
         return text.removesuffix("\n") if self.lines else text
 
-    def _streamed(self, reader: Reader) -> Steps[None]:
+    def _streamed(self, reader: AnswerReader) -> Steps[None]:
         """A string as it comes; a line break before its end belongs to the markup."""
         breaks = ("\n" + self.value_close,) if self.lines else ()
         pattern = markers_pattern((self.value_close, *breaks))
@@ -100,8 +100,6 @@ class Tags:
                 reader.pos = match.end()
                 return
             if not (yield from reader.more()):
-                reader.argue(escaped_json(reader.text[reader.pos :]))
-                reader.pos = len(reader.text)
                 raise MalformedCall("a value without end")
 
 
@@ -111,6 +109,6 @@ class KeyedTags(Tags):
 
     value_open: str = ""
 
-    def _after_key(self, reader: Reader) -> Steps[None]:
+    def _after_key(self, reader: AnswerReader) -> Steps[None]:
         yield from reader.space()
         yield from reader.expect(self.value_open)

@@ -185,6 +185,8 @@ _CALLS = [
     {"id": "call00001", "type": "function",
      "function": {"name": _NAME, "arguments": {_KEY: _VALUE}}}
 ]  # fmt: skip
+_CALLER = {"role": "assistant", "content": None, "tool_calls": _CALLS}
+_RESULT = {"role": "tool", "content": "Rkwz", "tool_call_id": "call00001", "name": _NAME}
 _SCHEMA = {"type": "object", "properties": {_KEY: {"type": "string", "description": "A value."}}}
 _TOOLS = [
     {"type": "function",
@@ -216,15 +218,17 @@ def _replaced(form: TemplateForm, **changes: bool) -> TemplateForm:
 
 
 def _shows_calls(form: TemplateForm, rendered: Callable[..., str], user: Message) -> bool:
-    caller = {"role": "assistant", "content": None, "tool_calls": _CALLS}
-    calls = rendered(form.adapted([user, caller]), _TOOLS)
     plain = rendered(form.adapted([user, {"role": "assistant", "content": _VALUE}]), _TOOLS)
-    as_repr = f"{{'{_KEY}'" in calls
-    return calls.count(_NAME) > plain.count(_NAME) and _VALUE in calls and not as_repr
+    as_repr = f"{{'{_KEY}'"
+    # Some templates leave out an assistant's message that is the last one.
+    for messages in ([user, _CALLER], [user, _CALLER, _RESULT]):
+        calls = rendered(form.adapted(messages), _TOOLS)
+        written = calls.count(_NAME) > plain.count(_NAME) and _VALUE in calls
+        if written and calls.count(as_repr) <= plain.count(as_repr):
+            return True
+    return False
 
 
 def _with_results(form: TemplateForm, rendered: Callable[..., str], user: Message) -> TemplateForm:
-    caller = {"role": "assistant", "content": None, "tool_calls": _CALLS}
-    result = {"role": "tool", "content": "Rkwz", "tool_call_id": "call00001", "name": _NAME}
-    shown = "Rkwz" in rendered(form.adapted([user, caller, result]), _TOOLS)
+    shown = _RESULT["content"] in rendered(form.adapted([user, _CALLER, _RESULT]), _TOOLS)
     return form if shown else _replaced(form, knows_results=False)
