@@ -358,8 +358,8 @@ def load(
     n_seq: sequences in a step at most; more wait.
     n_positions: positions of the KV cache, which all sequences share; None is n_ctx for each. When
     they run out, the youngest sequence waits and is evaluated again.
-    prefill_tokens: tokens of prompts at most in a step in which other sequences go on; None is
-    n_batch.
+    prefill_tokens: tokens at most of a step with prompts in which other sequences go on, so that
+    these keep their pace; None is n_batch.
     prefix_cache: keep the pages of ended sequences for prompts that begin alike.
     n_threads: of the CPU.
     cache_type_k, cache_type_v: types of the KV cache, "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0",

@@ -20,6 +20,7 @@ from . import prompts, serve_options
 from .run import chat_template, is_bug, note, say
 
 if TYPE_CHECKING:
+    from ..gguf import File
     from ..model import Model
     from ..serve.service import ModelService
     from ..serve.settings import ServerSettings
@@ -157,6 +158,8 @@ def load(options: argparse.Namespace) -> Model:
     say(f"device: {ops.name} ({ops.reason})")
     kind = "gpu" if ops.asynchronous else "cpu"
     file = File(path)
+    if ops.asynchronous:
+        compile_kernels(file, ops, options)
     n_positions = options.ctx_size or default_positions(arch.context_length(file), kind)
     while True:
         try:
@@ -182,6 +185,21 @@ def load(options: argparse.Namespace) -> Model:
     for warning in loaded.tokenizer.warnings:
         note(escaped(warning))
     return loaded
+
+
+def compile_kernels(file: File, ops: Any, options: argparse.Namespace) -> None:
+    """Compile all kernels now, in several processes, so that no request waits for one."""
+    from ..bench.planned import compile_steps
+    from ..cache_types import CacheTypes
+
+    types = CacheTypes(options.cache_type_k, options.cache_type_v)
+    n_seq = options.parallel or N_PARALLEL["gpu"]
+    policy = {
+        "batch_invariant": options.batch_invariant,
+        "activations": options.activations,
+        "gemm": options.gemm,
+    }
+    compile_steps(file, ops.device, n_seq, types, note, **policy)
 
 
 def default_positions(n_ctx_train: int, kind: str) -> int:

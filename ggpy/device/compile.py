@@ -60,8 +60,7 @@ def compile_cubin(
     folder = folder or cuda_dir()
     made = {path: text.encode() for path, text in (headers or {}).items()}
     source = read_source(folder, source_name, extra_source)
-    macros = [f"-D{name}={value}" for name, value in (defines or {}).items()]
-    flags = [f"--gpu-architecture={arch}", *_OPTIONS, *macros, *options]
+    flags = _flags(arch, defines, options)
     key = cache_key(folder, source_name, source, flags, expressions, made)
     cubin = cache.load(key)
     if cubin is None:
@@ -69,6 +68,29 @@ def compile_cubin(
         cubin = _compile(folder, source_name, source, flags, expressions, made)
         cache.store(key, cubin)
     return cubin
+
+
+def is_compiled(
+    source_name: str,
+    arch: str,
+    *,
+    defines: Mapping[str, str | int] | None = None,
+    expressions: Sequence[str] = (),
+    extra_source: str = "",
+    options: Sequence[str] = (),
+    headers: Mapping[str, str] | None = None,
+) -> bool:
+    """Whether `compile_cubin` with the same arguments finds its result in the cache."""
+    folder, made = cuda_dir(), {path: text.encode() for path, text in (headers or {}).items()}
+    source = read_source(folder, source_name, extra_source)
+    flags = _flags(arch, defines, options)
+    return cache.load(cache_key(folder, source_name, source, flags, expressions, made)) is not None
+
+
+def _flags(arch: str, defines: Mapping[str, str | int] | None, options: Sequence[str]) -> list[str]:
+    """The options of NVRTC."""
+    macros = [f"-D{name}={value}" for name, value in (defines or {}).items()]
+    return [f"--gpu-architecture={arch}", *_OPTIONS, *macros, *options]
 
 
 def read_source(folder: Path, name: str, extra_source: str) -> bytes:

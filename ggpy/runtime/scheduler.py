@@ -22,11 +22,14 @@ from .sequence import Finish, Sequence
 from .stats import EngineStats, Totals
 from .waiting import WaitingQueue
 
+LEAST_SHARE = 4
+
 
 class Scheduler:
     """Up to n_seq sequences of up to n_ctx tokens run, n_batch tokens in a step; more wait.
 
-    prefill_tokens: tokens of prompts in a step at most while some sequence decodes; None: n_batch.
+    prefill_tokens: tokens of a step with prompts while some sequence decodes, those of the decoding
+    sequences included; None: n_batch. Prompts get a LEAST_SHARE-th of it, however many decode.
     """
 
     def __init__(
@@ -250,7 +253,8 @@ class Scheduler:
         batch.add_ones(ones, ids, n_last)
         room = self.n_batch - len(ids)
         if len(ids) > n_last:
-            room = min(room, self.prefill_tokens)
+            least = self.prefill_tokens // LEAST_SHARE
+            room = min(room, max(self.prefill_tokens - len(ids), least))
         for s in prompts:
             if room and s.n_evaluated == s.n_shared:
                 self._share(s)  # others may have got further since it was admitted

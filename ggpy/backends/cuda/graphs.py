@@ -12,7 +12,7 @@ from typing import Any
 
 from .arrays import Array
 
-RARE_KEPT = 16  # graphs kept of shapes that seldom repeat
+RARE_KEPT = 64  # graphs kept of shapes that seldom repeat
 MOST_SHAPES = 1024  # shapes remembered without a graph
 
 Key = tuple[Hashable, int]  # shape of a step, and index of the memory that holds its integers
@@ -55,8 +55,7 @@ class Graphs:
     def _make_room(self) -> None:
         """Drop the oldest graphs of rare shapes until one more may be kept."""
         while len(self._rare) >= RARE_KEPT:
-            oldest = next(iter(self._rare))
-            self.device.synchronize()
+            oldest = next(iter(self._rare))  # the driver frees a graph that runs when it has ended
             del self._rare[oldest], self._graphs[oldest]
             self._seen.discard(oldest[0])
 
