@@ -24,6 +24,7 @@ from .backends import choose
 from .backends.interface import Ops
 from .cache_types import AUTO, USUAL, CacheTypes
 from .gguf import File
+from .grammar import Grammars, kind_and_text
 from .runtime.engine import Engine, Occupied
 from .runtime.runner import Runner
 from .runtime.sequence import Piece, checked_stops, follow, whole
@@ -52,6 +53,8 @@ class GenerateKeywords(SamplingKeywords, total=False):
     context_shift: bool
     n_keep: int
     params: SamplingParams | None
+    grammar: str | None
+    json_schema: str | Mapping[str, Any] | None
 
 
 class Model:
@@ -61,8 +64,9 @@ class Model:
     >>> with ggpy.load("models/tiny/llama.gguf", device="cpu") as model:
     ...     answer = "".join(map(str, model.generate("hello", max_tokens=4)))
 
-    Its parts: `file`, `tokenizer`, `ops` (the backend), `decoder`, `engine`. `n_ctx`: the context
-    in tokens. `n_ctx_train`: the context that the model was trained for, 0 if the file has none.
+    Its parts: `file`, `tokenizer`, `ops` (the backend), `decoder`, `engine`, `grammars`. `n_ctx`:
+    the context in tokens. `n_ctx_train`: the context that the model was trained for, 0 if the file
+    has none.
 
     Threads: any number of threads may call `generate`, `chat`, `logits` and `close` of one model at
     the same time. Each thread gets its own pieces and its own errors; up to `n_seq` texts are
@@ -103,6 +107,7 @@ class Model:
             prefill_tokens=prefill_tokens,
             prefix_cache=prefix_cache,
         )
+        self.grammars = Grammars(tokenizer)
         self._runner: Runner | None = None
         self._starting = threading.Lock()
 
@@ -136,6 +141,8 @@ class Model:
         context_shift: bool = False,
         n_keep: int = 0,
         params: SamplingParams | None = None,
+        grammar: str | None = None,
+        json_schema: str | Mapping[str, Any] | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> Generator[Piece, None, None]:
         """Continue a prompt, or each of a list: an iterator of pieces, one for each token.
@@ -170,6 +177,14 @@ class Model:
         context_shift: when the context is full, forget the older half of what follows the first
         n_keep tokens, and go on.
         params: sampling parameters; keywords (temperature=0, seed=1, ...) replace single ones.
+        grammar: GBNF, llama.cpp's notation, that the whole answer must match.
+        json_schema: a JSON schema instead, as a dict or as a text. What of a schema cannot be
+        enforced is refused. Both need `pip install 'ggpy[grammar]'`.
+
+        >>> "".join(map(str, model.generate("hello", grammar='root ::= "yes" | "no"', seed=1)))
+        'no'
+        >>> "".join(map(str, model.generate("hello", json_schema={"enum": [["a"]]}, seed=1)))
+        '["a"]'
 
         >>> (piece,) = model.generate("hello", max_tokens=1, temperature=0, top_logprobs=2)
         >>> [(best.text, round(best.logprob, 2)) for best in piece.top_logprobs]
@@ -190,12 +205,18 @@ class Model:
         options |= {"logprobs": logprobs, "top_logprobs": top_logprobs}
         options |= {"context_shift": context_shift, "n_keep": n_keep}
         chosen = _sampling(params, sampling)
+        constraint = kind_and_text(grammar, json_schema)
+
+        def prepare(one: Any) -> Answer:
+            mask = None if constraint is None else self.grammars.compile(*constraint)
+            return self.engine.prepare(self._ids(one), chosen, grammar=mask, **options)
+
         if not _is_list_of_prompts(prompt):
-            return self._pieces([self.engine.prepare(self._ids(prompt), chosen, **options)])
+            return self._pieces([prepare(prompt)])
         sequences = []
         for i, one in enumerate(prompt):
             try:
-                sequences.append(self.engine.prepare(self._ids(one), chosen, **options))
+                sequences.append(prepare(one))
             except ValueError as error:
                 error.args = (f"prompt {i} of the list: {error}",)
                 raise

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..backends.interface import Ops
     from ..runtime.engine import Engine
     from ..runtime.sequence import Sequence as Answer
-    from ..sampling import SamplingParams
+    from ..sampling import SamplingParams, TokenMask
 
 
 @dataclass
@@ -89,6 +89,7 @@ class AnswerSettings:
     stop: list[str] = field(default_factory=list)
     context_shift: bool = False
     keep: int = 0  # first tokens that a context shift keeps; -1 is the whole prompt
+    mask: Callable[[], TokenMask] | None = None  # what an answer must match: makes one for each
 
     def __post_init__(self) -> None:
         from ..runtime.sequence import checked_stops
@@ -117,6 +118,7 @@ class AnswerSettings:
                 n_keep=min(n_keep, engine.n_ctx - 1),
                 keep=keep,
                 previous=previous,
+                grammar=self.mask() if self.mask else None,
             )
         except ContextOverflow as error:
             told = f"context is {error.n_ctx} tokens, the prompt has {error.n_prompt}"

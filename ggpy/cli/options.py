@@ -30,6 +30,8 @@ GEMM = (
     "cuBLAS on dequantised weights"
 )
 
+GRAMMARS = ("grammar", "grammar_file", "json_schema", "json_schema_file")
+
 # Flags, name in SamplingParams, type, default as the help shows it, meaning.
 SAMPLING: tuple[tuple[tuple[str, ...], str, Any, str, str], ...] = (
     (("-s", "--seed"), "seed", int, "-1", "seed of the random numbers; -1 chooses one at random"),
@@ -267,6 +269,19 @@ def _generation(parser: Parser) -> None:
         metavar="TEXT",
         help="stop before this text; may be repeated",
     )
+    constraint = group.add_mutually_exclusive_group()
+    constraint.add_argument(
+        "--grammar", metavar="TEXT", help="the answer must match this grammar, in GBNF"
+    )
+    constraint.add_argument("--grammar-file", metavar="FILE", help="the same, from a file")
+    constraint.add_argument(
+        *("-j", "--json-schema"),
+        metavar="SCHEMA",
+        help="the answer must be JSON that matches this schema; {} is any object",
+    )
+    constraint.add_argument(
+        *("-jf", "--json-schema-file"), metavar="FILE", help="the same, from a file"
+    )
     group.add_argument("--ignore-eos", action="store_true", help="do not let the model end")
     group.add_argument(
         "--context-shift",
@@ -318,6 +333,8 @@ def _check(parser: Parser, options: argparse.Namespace) -> None:
         parser.error("give --chat-template or --chat-template-file, not both")
     if options.chat is False and options.system_prompt is not None:
         parser.error("-sys is part of a chat, which --no-chat turns off: put it into the prompt")
+    if options.ignore_eos and any(getattr(options, name) is not None for name in GRAMMARS):
+        parser.error("--ignore-eos leaves no token where a grammar is complete: give one of them")
     if options.predict < -2:
         parser.error(f"-n is {options.predict}: give 0 or more, or -1 for no limit")
     if options.keep < -1:

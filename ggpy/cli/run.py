@@ -11,7 +11,9 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +29,7 @@ from . import options as command_line
 if TYPE_CHECKING:
     from ..gguf import File
     from ..model import Model
+    from ..sampling import TokenMask
     from ..tokenizer import Tokenizer
 
 
@@ -118,7 +121,26 @@ def answer_settings(options: argparse.Namespace, tokenizer: Tokenizer) -> answer
         stop=[spoken(options, text, "-r") for text in options.reverse_prompt],
         context_shift=options.context_shift,
         keep=options.keep,
+        mask=answer_mask(options, tokenizer),
     )
+
+
+def answer_mask(
+    options: argparse.Namespace, tokenizer: Tokenizer
+) -> Callable[[], TokenMask] | None:
+    """Makes the mask of an answer, if there is a grammar; ValueError, OSError for a wrong one."""
+    from ..grammar import Grammars, kind_and_text
+
+    grammar = prompts.argument_or_file(options.grammar, "--grammar", options.grammar_file)
+    schema = prompts.argument_or_file(options.json_schema, "-j", options.json_schema_file)
+    constraint = kind_and_text(grammar, schema)
+    if constraint is None:
+        return None
+    if schema is not None and "".join(schema.split()) == "{}":  # as llama.cpp reads it
+        constraint = "json_object", ""
+    grammars = Grammars(tokenizer)
+    grammars.compile(*constraint)  # so that a mistake is told before the model is loaded
+    return partial(grammars.compile, *constraint)
 
 
 def spoken(options: argparse.Namespace, text: str, source: str) -> str:
