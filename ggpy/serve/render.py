@@ -18,6 +18,7 @@ from xml.etree.ElementTree import Element
 from latex2mathml.converter import convert_to_element
 from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
+from markdown_it.ruler import RuleOptionsType
 from markdown_it.rules_block import StateBlock
 from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token
@@ -28,7 +29,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 from pygments.util import ClassNotFound
 
-MAX_CHARACTERS = 400_000  # of a text
+MAX_CHARACTERS = 200_000  # of a text
 MAX_SECONDS = 2.0  # for a text
 MAX_NESTING = 24  # quotes in lists in quotes ...
 MAX_CODE = 60_000  # characters of a code block that is highlighted
@@ -38,19 +39,31 @@ MAX_FORMULA_LINES = 80
 
 _LINK = re.compile(r"(?:https?://|mailto:)[^\s]", re.I)
 _NEW_TAB = 'target="_blank" rel="noopener noreferrer"'
-_MATHML = frozenset(
-    "math menclose mfrac mi mmultiscripts mn mo mover mpadded mphantom mprescripts mroot mrow ms "
-    "mspace msqrt mstyle msub msubsup msup mtable mtd mtext mtr munder munderover none".split()
-)
-_MATHML_ATTRIBUTES = frozenset(
-    "accent accentunder columnalign columnlines columnspacing depth display displaystyle fence form "
-    "height linethickness lspace mathcolor mathsize mathvariant maxsize minsize movablelimits "
-    "notation rowlines rowspacing rspace scriptlevel separator stretchy symmetric voffset "
-    "width".split()
-)
+_MATHML = """
+    math menclose mfrac mi mmultiscripts mn mo mover mpadded mphantom mprescripts mroot mrow ms
+    mspace msqrt mstyle msub msubsup msup mtable mtd mtext mtr munder munderover none
+"""
+_ATTRIBUTES = """
+    accent accentunder columnalign columnlines columnspacing depth display displaystyle fence form
+    height linethickness lspace mathcolor mathsize mathvariant maxsize minsize movablelimits
+    notation rowlines rowspacing rspace scriptlevel separator stretchy symmetric voffset width
+"""
+MATHML, MATHML_ATTRIBUTES = frozenset(_MATHML.split()), frozenset(_ATTRIBUTES.split())
 # Operators whose subscripts stand below them in a displayed formula, as TeX has them.
 _WITH_LIMITS = frozenset(
-    "lim min max sup inf argmax argmin Pr gcd det \u22c3 \u22c2 \u2a01 \u2a02 \u22c1 \u22c0".split()
+    [
+        "lim",
+        "min",
+        "max",
+        "sup",
+        "inf",
+        "argmax",
+        "argmin",
+        "Pr",
+        "gcd",
+        "det",
+        *"\u22c3\u22c2\u2a01\u2a02\u22c1\u22c0",
+    ]
 )
 _BELOW = {"msub": "munder", "msup": "mover", "msubsup": "munderover"}
 _HARMLESS = re.compile(r"[\w .,%#+-]{0,60}")
@@ -87,7 +100,7 @@ def _parser() -> MarkdownIt:
     md.use(dollarmath_plugin, allow_space=False, allow_digits=False, double_inline=True)
     md.use(tasklists_plugin)
     md.inline.ruler.before("escape", "bracket_math", _bracket_math)
-    interrupts = {"alt": ["paragraph", "reference", "blockquote", "list"]}
+    interrupts: RuleOptionsType = {"alt": ["paragraph", "reference", "blockquote", "list"]}
     md.block.ruler.before("fence", "bracket_math_block", _bracket_math_block, interrupts)
     md.inline.ruler.before("text", "deadline", _inline_deadline)
     md.block.ruler.before("table", "deadline", _block_deadline)
@@ -185,14 +198,14 @@ def _depth(latex: str) -> int:
 
 def _mathml(node: Element) -> Iterator[str]:
     """A MathML element of known names and harmless attributes; others keep their content alone."""
-    known, tag = node.tag in _MATHML, node.tag
+    known, tag = node.tag in MATHML, node.tag
     if tag in _BELOW and len(node) and unescape(node[0].text or "") in _WITH_LIMITS:
         tag = _BELOW[tag]
         node[0].set("movablelimits", "true")
     if known:
         yield f"<{tag}"
         for name, value in node.attrib.items():
-            if name in _MATHML_ATTRIBUTES and _HARMLESS.fullmatch(value):
+            if name in MATHML_ATTRIBUTES and _HARMLESS.fullmatch(value):
                 yield f' {name}="{escape(value)}"'
         yield ">"
     yield escape(unescape(node.text or ""))  # the converter writes symbols as &#x...;

@@ -96,7 +96,9 @@ def page_files(folder: Path | None = None) -> dict[str, WebFile]:
     """
     root = (folder or OWN_PAGE).resolve()
     if not (root / "index.html").is_file():
-        raise FileNotFoundError(f"{folder or OWN_PAGE} has no index.html: --ui takes a page's folder")
+        raise FileNotFoundError(
+            f"{folder or OWN_PAGE} has no index.html: --ui takes a page's folder"
+        )
     files: dict[str, WebFile] = {}
     total = 0
     for path in _visible(root):

@@ -53,7 +53,16 @@ def test_a_file_that_the_browser_has_is_not_sent_again() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/../render.py", "/..", "//etc/passwd", "/page.css/", "/./page.css", "/%2e%2e/x", "/\0", "/no"],
+    [
+        "/../render.py",
+        "/..",
+        "//etc/passwd",
+        "/page.css/",
+        "/./page.css",
+        "/%2e%2e/x",
+        "/\0",
+        "/no",
+    ],
 )
 def test_other_paths_have_no_answer(path: str) -> None:
     assert WebPage().answer(path) is None
@@ -67,7 +76,9 @@ def test_a_users_folder_is_another_page(tmp_path: Path) -> None:
     assert page.answer("/page.css") is None
     answer = page.answer("/")
     assert answer is not None
-    assert "default-src" not in answer.headers["Content-Security-Policy"], "it may be stricter itself"
+    assert "default-src" not in answer.headers["Content-Security-Policy"], (
+        "it may be stricter itself"
+    )
 
 
 def test_nothing_outside_of_the_folder_and_nothing_hidden_is_a_file(tmp_path: Path) -> None:
@@ -79,7 +90,9 @@ def test_nothing_outside_of_the_folder_and_nothing_hidden_is_a_file(tmp_path: Pa
     assert set(page_files(root)) == {"index.html", "in.txt"}
 
 
-def test_a_folder_that_is_no_page_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_no_page_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(FileNotFoundError, match=r"no index\.html"):
         WebPage(tmp_path)
     monkeypatch.setattr("ggpy.serve.static.MAX_FILES", 1)

@@ -79,16 +79,21 @@ async function take(found) {
   const known = found && messages.some((m) => m.id === found.current);
   current = known ? found.current : leafBelow(messages, null);
   draw();
-  checkOrphans();
+  watchOthers();
 }
 
-async function checkOrphans() {
-  const id = conversation?.id;
-  const foreign = messages.filter((m) => m.state === "streaming" && !live.has(m.id));
-  if (!foreign.length) return;
-  const gone = await Promise.all(foreign.map(store.interruptOrphan));
-  if (gone.includes(true)) return void reload(id);
-  setTimeout(() => conversation?.id === id && checkOrphans(), 3000);
+let watching = null;
+
+/** Where another tab receives an answer and nothing new has come for a second, asks whether it lives. */
+function watchOthers() {
+  clearTimeout(watching);
+  const others = messages.filter((m) => m.state === "streaming" && !live.has(m.id));
+  if (!others.length) return;
+  watching = setTimeout(async () => {
+    const gone = await Promise.all(others.map(store.interruptOrphan));
+    if (gone.includes(true)) reload();
+    else watchOthers();
+  }, 1000);
 }
 
 /** Reads the shown conversation again, if it is this one (null: whichever). */
@@ -144,9 +149,10 @@ function drawChanged() {
 
 /** Chooses another version of a message, with the newest branch below it. */
 async function choose(message) {
-  current = leafBelow(messages, message.id);
+  const chosen = leafBelow(messages, message.id);
+  await store.changeConversation(conversation.id, { current: chosen });
+  current = chosen;
   draw();
-  await store.changeConversation(conversation.id, { current });
 }
 
 // Questions and answers

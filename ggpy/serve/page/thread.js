@@ -76,7 +76,7 @@ class Prose {
     try {
       this.paint(text ? await htmlOf(text, this.live) : "");
       this.done = text;
-      this.next = Math.max(this.next, start + 2 * (performance.now() - start));
+      this.next = Math.max(this.next, start + 4 * (performance.now() - start));
     } catch {
       this.host.textContent = this.text;
       this.host.classList.add("plain");
@@ -114,9 +114,12 @@ class Prose {
     const done = this.done ?? "";
     const more = this.text.startsWith(done) ? this.text.slice(done.length) : "";
     const place = more ? this.tailPlace() : null;
-    if (!place) return void this.tail?.remove();
+    const verbatim = place?.matches("code, .prose");
+    // A new line may begin anything: it waits for its rendering.
+    if (!place || (!verbatim && done.endsWith("\n"))) return void this.tail?.remove();
     this.tail ??= document.createTextNode("");
-    this.tail.data = place.matches("code, .prose") ? more : more.split("\n\n")[0];
+    const space = done.endsWith(" ") ? " " : ""; // which the renderer drops at the end
+    this.tail.data = verbatim ? more : space + more.split("\n")[0];
     if (this.tail.parentNode !== place) place.append(this.tail);
   }
 
@@ -341,7 +344,7 @@ class Reply extends MessageView {
     const key = `${state} ${finish} ${error?.message}`;
     if (this.shownNotice === key) return;
     this.shownNotice = key;
-    const told = noticeOf(this.message);
+    const told = noticeOf(this.message, this.actions.left());
     this.notice.hidden = !told;
     this.notice.classList.toggle("error", state === "failed");
     this.notice.replaceChildren(el("span", { text: told ?? "" }));
@@ -366,11 +369,13 @@ class Reply extends MessageView {
   }
 }
 
-function noticeOf({ state, error, finish }) {
+function noticeOf({ state, error, finish }, left) {
   if (state === "failed") return error?.message ?? "The answer failed.";
   if (state === "interrupted") return "The page was closed before the answer ended.";
   if (state === "stopped") return "Stopped.";
-  return finish === "length" ? "The answer ended at its limit of tokens." : null;
+  if (finish !== "length") return null;
+  if (left !== null && left < 2) return "The context is full: start a new chat, or edit a question.";
+  return "The answer ended at its limit of tokens.";
 }
 
 function callView(call) {

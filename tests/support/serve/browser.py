@@ -131,7 +131,7 @@ class Browser:
 
 
 class Tab:
-    """A page. requests: URLs that it asked for; complaints: errors of scripts and of the console."""
+    """A page. requests: URLs it asked for; complaints: errors of scripts and of the console."""
 
     def __init__(self, browser: Browser, session: str, target: str) -> None:
         self._browser, self._session, self.target = browser, session, target
@@ -182,7 +182,9 @@ class Tab:
         options = {"expression": code, "awaitPromise": True, "returnByValue": True}
         answer = self.call("Runtime.evaluate", **options)
         if "exceptionDetails" in answer:
-            raise AssertionError(f"{code}: {answer['exceptionDetails']['exception']['description']}")
+            raise AssertionError(
+                f"{code}: {answer['exceptionDetails']['exception']['description']}"
+            )
         return answer["result"].get("value")
 
     def wait(self, code: str, seconds: float = 15) -> None:

@@ -1,4 +1,4 @@
-"""A server that speaks the page's dialect with scripted answers, so that a test knows each piece."""
+"""A server that speaks the page's dialect, with scripted answers: a test knows every piece."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ class PageServer:
     """
 
     def __init__(self, script: dict[str, list[Any]] | None = None, seconds: float = 0.01) -> None:
+        self.model = "SmolLM2-135M-Instruct"
         self.script, self.seconds, self.key = script or {}, seconds, ""
         self.bodies: list[dict[str, Any]] = []  # of chat completions
         self.renderings = 0
@@ -80,7 +81,7 @@ class PageServer:
 
     async def _props(self, request: Request) -> Response:
         settings = {"default_generation_settings": {"n_ctx": N_CTX}, "total_slots": 4}
-        known = {"model_alias": "SmolLM2-135M-Instruct", "chat_template_caps": {}}
+        known = {"model_alias": self.model, "chat_template_caps": {}}
         return self._refused(request) or JSONResponse({**settings, **known})
 
     async def _models(self, request: Request) -> Response:

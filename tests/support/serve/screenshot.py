@@ -6,13 +6,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-from support.serve.browser import Browser
+from support.serve.browser import CTRL, Browser
 from support.serve.page_server import PageServer
 
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "img"
+PICTURE = Path(__file__).resolve().parents[3] / "docs" / "img" / "serve-page.png"
 QUESTION = "How do I fit a line through noisy points?"
-REASONING = "They want least squares. Show the formula, then a few lines of numpy, and when it fails."
-ANSWER = r"""**Least squares** takes the line whose squared vertical distances to the points are smallest:
+REASONING = (
+    "They want least squares. Show the formula, then a few lines of numpy, and when it fails."
+)
+ANSWER = r"""**Least squares** takes the line whose squared distances to the points add up to least:
 
 \[
 \min_{a,\,b} \sum_{i=1}^{n} \left( y_i - a x_i - b \right)^2,
@@ -52,46 +54,29 @@ def pieces(text: str, size: int = 12) -> list[str]:
     return [text[i : i + size] for i in range(0, len(text), size)]
 
 
-def main(folder: Path) -> None:
-    """Writes the picture in light and dark, and narrow ones."""
+def main(path: Path) -> None:
+    """Writes the picture: a conversation whose answer is scripted."""
     thoughts = [{"reasoning_content": piece} for piece in pieces(REASONING)]
     server = PageServer({QUESTION: [*thoughts, *pieces(ANSWER)]}, seconds=0.012)
+    server.model = "example-8B-Q4_K_M"
     with tempfile.TemporaryDirectory() as profile:
         browser = Browser(Path(profile))
         tab = browser.open(server.url, browser.context(), 1180, 880)
         tab.prefer("light")
         tab.wait("document.querySelector('#about').textContent.includes('ready')")
-        tab.screenshot(folder / "welcome.png")
         for question in (*OTHERS, QUESTION):
-            tab.press("k", 2)
-            tab.wait("document.querySelectorAll('.message').length === 0")
+            tab.press("k", CTRL)
+            tab.wait("!document.querySelector('#welcome').hidden")
             tab.type(question)
             tab.press("Enter")
-            tab.wait("document.querySelector('.reply[aria-busy=false] .stats')")
-        tab.wait("document.querySelector('.reply math') && document.querySelector('.reply table')")
-        tab.evaluate("new Promise((r) => setTimeout(r, 700))")
-        tab.screenshot(folder / "light.png")
+            tab.wait("document.querySelector('.reply[aria-busy=false] > .prose > *')")
+        tab.wait("document.querySelector('.reply table') && !document.querySelector('.dot')")
         tab.evaluate("document.querySelector('#scroll').scrollTop = 0")
-        tab.evaluate("new Promise((r) => setTimeout(r, 100))")
-        tab.screenshot(folder / "serve-page.png")
-        tab.prefer("dark")
-        tab.evaluate("new Promise((r) => setTimeout(r, 300))")
-        tab.screenshot(folder / "dark.png")
-        tab.resize(360, 740)
-        tab.evaluate("new Promise((r) => setTimeout(r, 300))")
-        tab.screenshot(folder / "narrow.png")
-        tab.click("#open-sidebar")
-        tab.evaluate("new Promise((r) => setTimeout(r, 400))")
-        tab.screenshot(folder / "drawer.png")
-        tab.resize(1180, 860)
-        tab.prefer("light")
-        tab.click("#open-settings")
-        tab.evaluate("new Promise((r) => setTimeout(r, 300))")
-        tab.screenshot(folder / "settings.png")
-        print(tab.complaints, [u for u in tab.requests if not u.startswith(server.url)])
+        tab.evaluate("new Promise((resolve) => setTimeout(resolve, 200))")
+        tab.screenshot(path)
         browser.close()
     server.close()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else DOCS)
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else PICTURE)
