@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(executable() is None, reason="no Chromium on thi
 CODE = "Here:\n\n```python\nx = 1\n```\n\nand $a^2$ <b>\n"
 LONG = [f"word{i} " for i in range(3000)]
 SCRIPT: dict[str, list[Any]] = {
-    "code": [CODE[i : i + 5] for i in range(0, len(CODE), 5)],
+    "code": [*(CODE[i : i + 5] for i in range(0, len(CODE), 5)), "<wait>", "The end."],
     "long": LONG,
     "lines": [f"line {i}\n\n" for i in range(150)],
     "think": [{"reasoning_content": "Let me "}, {"reasoning_content": "see."}, "Yes."],
@@ -53,6 +53,7 @@ def server(running: PageServer) -> PageServer:
     running.key, running.seconds, running.render_fails, running.renderings = "", 0.01, False, 0
     running.bodies.clear()
     running.left.clear()
+    running.go.set()
     return running
 
 
@@ -99,9 +100,13 @@ def texts(tab: Tab) -> list[str]:
 
 
 def test_an_answer_streams_and_is_rendered(tab: Tab, server: PageServer) -> None:
+    server.go.clear()
     send(tab, "code")
-    tab.wait("document.querySelector('.reply[aria-busy=true] .prose').innerText.includes('Here')")
-    tab.wait(f"{DONE} && {DONE}.querySelector('math')")
+    tab.wait("document.querySelector('.reply[aria-busy=true] .prose math')")
+    assert "The end." not in tab.text(".reply .prose")
+    assert tab.text(".stats"), "the speed is known while the answer grows"
+    server.go.set()
+    tab.wait(f"{DONE} && document.querySelector('.reply .prose').innerText.includes('The end.')")
     assert tab.text(".code code") == "x = 1"
     assert tab.count(".code .mi") == 1, "highlighted"
     assert "<b>" in tab.text(".reply .prose")

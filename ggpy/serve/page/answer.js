@@ -49,28 +49,29 @@ export class Answer {
   /** Resolves when the answer is complete, stopped or failed, and stored. */
   async run() {
     this.started = performance.now();
-    try {
-      await streamChat(this.body, this.abort.signal, (chunk) => this.take(chunk));
-      this.record.state = "done";
-    } catch (error) {
-      this.fail(error);
-    }
+    const state = await this.receive();
     if (this.record.thought === null) this.endThought();
     clearTimeout(this.storing);
-    this.storing = null;
-    await putMessage({ ...this.record }).finally(() => disown(this.record.id));
-    this.changed(this.record);
+    try {
+      await putMessage({ ...this.record, state });
+    } finally {
+      this.record.state = state; // after it is stored: what is shown as complete can be relied on
+      disown(this.record.id);
+    }
   }
 
-  fail(error) {
-    if (this.stopped || error.name === "AbortError") {
-      this.record.state = "stopped";
-      return;
+  /** The state in which the answer ends. */
+  async receive() {
+    try {
+      await streamChat(this.body, this.abort.signal, (chunk) => this.take(chunk));
+      return "done";
+    } catch (error) {
+      if (this.stopped || error.name === "AbortError") return "stopped";
+      const { message, status = 0 } = error;
+      const full = error instanceof ServerError && error.isContextFull;
+      this.record.error = { message, status, full };
+      return "failed";
     }
-    const { message, status = 0 } = error;
-    const full = error instanceof ServerError && error.isContextFull;
-    this.record.state = "failed";
-    this.record.error = { message, status, full };
   }
 
   take(chunk) {

@@ -188,8 +188,10 @@ async function answer(parent, id = newId(), question = null) {
     await made.run();
   } catch (error) {
     toast(`The conversation could not be stored: ${error.message}`);
+    if (record.state === "streaming") Object.assign(record, { state: "failed", error });
   }
   live.delete(id);
+  changed.delete(record);
   ended(record);
 }
 

@@ -33,7 +33,8 @@ class PageServer:
     """The page and its endpoints on a port of this machine.
 
     script: question -> pieces of the answer; a question that is not in it is answered with itself.
-    A piece is a text, or a delta of OpenAI's. seconds: between pieces. key: what clients must give.
+    A piece is a text, a delta of OpenAI's, or what is to happen: "<wait>", "<break>", "<error>".
+    seconds: between pieces. key: what clients must give.
     """
 
     def __init__(self, script: dict[str, list[Any]] | None = None, seconds: float = 0.01) -> None:
@@ -43,6 +44,7 @@ class PageServer:
         self.renderings = 0
         self.render_fails = False
         self.left = threading.Event()  # a client went before the end of its answer
+        self.go = threading.Event()  # the piece "<wait>" waits for it
         self._page = WebPage()
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/"
@@ -116,6 +118,10 @@ class PageServer:
             yield _chunk({"role": "assistant", "content": None}) + ": ping\n\n"
             for piece in pieces:
                 await asyncio.sleep(self.seconds)
+                if piece == "<wait>":
+                    while not self.go.is_set():
+                        await asyncio.sleep(0.005)
+                    continue
                 if piece == "<break>":
                     raise ConnectionAbortedError
                 if piece == "<error>":
