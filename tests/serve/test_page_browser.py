@@ -119,6 +119,21 @@ def test_an_answer_streams_and_is_rendered(tab: Tab, server: PageServer) -> None
     assert not {"temperature", "top_k", "seed", "max_tokens"} & body.keys()
 
 
+def test_a_question_may_come_before_the_page_is_ready(tab: Tab, server: PageServer) -> None:
+    """The key is pressed in the very task that begins to open the storage."""
+    code = """document.addEventListener("DOMContentLoaded", () => {
+        const area = document.querySelector("#question");
+        area.value = "early";
+        area.dispatchEvent(new Event("input"));
+        document.querySelector("#composer").requestSubmit();
+    });"""
+    tab.call("Page.addScriptToEvaluateOnNewDocument", source=code)
+    tab.reload()
+    tab.wait(DONE)
+    assert "You said: early" in tab.text(".message:last-child")
+    assert tab.text("#conversations .name") == "early" and not tab.complaints
+
+
 def test_a_conversation_is_sent_whole(tab: Tab, server: PageServer) -> None:
     ask(tab, "one")
     assert "You said: two" in ask(tab, "two")
@@ -258,6 +273,18 @@ def test_a_tab_that_is_gone_leaves_an_interrupted_answer(
     tab.wait("document.querySelector('.reply[aria-busy=true]')")
     other.close()
     tab.wait(f"{DONE} && document.querySelector('.notice').innerText.includes('closed before')")
+
+
+def test_deleting_stops_the_answer(
+    browser: Browser, server: PageServer, context: str, tab: Tab
+) -> None:
+    send(tab, "long")
+    other = browser.open(server.url, context)
+    other.wait("document.querySelector('#conversations a')")
+    other.click("#conversations [aria-label^=Delete]")
+    tab.wait("!document.querySelector('#welcome').hidden && !location.hash")
+    assert server.left.wait(5)
+    other.close()
 
 
 def test_delete_can_be_undone(tab: Tab) -> None:

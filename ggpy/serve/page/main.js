@@ -63,21 +63,29 @@ async function route() {
   composer.focus();
 }
 
+let turns = 0; // what is opened last wins, even if it is found first
+
 async function open(id) {
+  const turn = ++turns;
   const found = id ? await store.getConversation(id) : null;
+  if (turn !== turns) return;
   if (id && !found) history.replaceState(null, "", location.pathname + location.search);
-  await take(found);
+  await take(found, turn);
   sidebar.open = conversation?.id ?? null;
   sidebar.show();
 }
 
 /** Shows a conversation as it is stored, with the answers that arrive here. */
-async function take(found) {
+async function take(found, turn) {
   const stored = found ? await store.getMessages(found.id) : [];
+  if (turn !== turns) return;
+  const again = found && conversation?.id === found.id;
+  const known = new Set(stored.map((m) => m.id));
+  const asked = again ? messages.filter((m) => !known.has(m.id)) : []; // a moment ago, here
+  const wanted = again && actions.isLive(found.id) ? current : found?.current;
   conversation = found;
-  messages = stored.map((m) => live.get(m.id)?.record ?? m);
-  const known = found && messages.some((m) => m.id === found.current);
-  current = known ? found.current : leafBelow(messages, null);
+  messages = [...stored.map((m) => live.get(m.id)?.record ?? m), ...asked];
+  current = messages.some((m) => m.id === wanted) ? wanted : leafBelow(messages, null);
   draw();
   watchOthers();
 }
@@ -99,12 +107,13 @@ function watchOthers() {
 /** Reads the shown conversation again, if it is this one (null: whichever). */
 async function reload(id = null) {
   if (!conversation || (id && id !== conversation.id)) return;
-  const wanted = conversation.id;
-  const found = await store.getConversation(wanted);
-  if (conversation?.id !== wanted) return;
-  if (!found) return void go(null);
-  const here = actions.isLive(wanted) ? current : found.current;
-  await take({ ...found, current: here });
+  const turn = turns;
+  const shown = conversation.id;
+  const found = await store.getConversation(shown);
+  if (turn !== turns) return;
+  if (found) return void (await take(found, turn));
+  live.forEach((made) => made.record.conversation === shown && made.stop());
+  await go(null); // it was deleted
 }
 
 function draw() {

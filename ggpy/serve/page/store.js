@@ -9,6 +9,9 @@ const UNDO_SECONDS = 60;
 const UNFINISHED = "ggpy.unfinished.";
 
 let database;
+let settle;
+const opened = new Promise((resolve, reject) => (settle = { resolve, reject }));
+opened.catch(() => {}); // openStore() reports it
 const channel = "BroadcastChannel" in window ? new BroadcastChannel("ggpy") : null;
 const listeners = new Set();
 const owned = new Set(); // ids of messages that this tab is receiving
@@ -38,6 +41,7 @@ function promised(request) {
 
 /** Runs `work(conversations, messages)` in a transaction; its result once that is durable. */
 async function transaction(mode, work) {
+  await opened;
   const t = database.transaction(["conversations", "messages"], mode);
   const done = new Promise((resolve, reject) => {
     t.oncomplete = resolve;
@@ -56,7 +60,13 @@ export async function openStore() {
     const messages = request.result.createObjectStore("messages", { keyPath: "id" });
     messages.createIndex("conversation", "conversation");
   };
-  database = await promised(request);
+  try {
+    database = await promised(request);
+    settle.resolve();
+  } catch (error) {
+    settle.reject(error);
+    throw error;
+  }
   database.onversionchange = () => database.close();
   await takeUnfinished();
   await purge();

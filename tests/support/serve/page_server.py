@@ -48,7 +48,9 @@ class PageServer:
         self._page = WebPage()
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/"
-        config = uvicorn.Config(self._app(), log_level="error", timeout_graceful_shutdown=1)
+        config = uvicorn.Config(
+            self._app(), http="h11", log_level="error", timeout_graceful_shutdown=1
+        )
         self._server = uvicorn.Server(config)
         run = {"sockets": [self._socket]}
         self._thread = threading.Thread(target=self._server.run, kwargs=run, daemon=True)
