@@ -77,11 +77,14 @@ def requests(options: RequestOptions, n: int, maker: PromptMaker) -> Iterator[Lo
             n_input = options.input_len.draw(texts)
             row = {"prompt": f"{shared} {maker.text(n_input, texts)}".strip()}
         row.setdefault("max_tokens", options.output_len.draw(texts))
-        body = _common(options) | (_drawn(draws) if options.has_random_params else {})
-        body |= _asked(options, row) | dict(options.extra)
-        cut_at, delay = _cut(options, int(body["max_tokens"]), draws)
-        data = json.dumps(body, ensure_ascii=False).encode()
-        yield LoadRequest(data, n_input, int(body["max_tokens"]), cut_at, delay)
+        asked = _asked(options, row) | dict(options.extra)
+        most = int(asked["max_tokens"])
+        cut_at, delay = _cut(options, most, draws)
+        drawn = _drawn(draws) if options.has_random_params else {}
+        if cut_at is not None:
+            drawn.pop("stop", None)  # which would end the answer before
+        data = json.dumps(_common(options) | drawn | asked, ensure_ascii=False).encode()
+        yield LoadRequest(data, n_input, most, cut_at, delay)
 
 
 def _common(options: RequestOptions) -> dict[str, Any]:
@@ -117,7 +120,10 @@ def _drawn(draws: random.Random) -> dict[str, Any]:
 
 
 def _cut(options: RequestOptions, most: int, draws: random.Random) -> tuple[int | None, float]:
-    """(events after which a request is cut off, seconds after which where that is 0)."""
+    """(events after which a request is cut off, seconds after which where that is 0).
+
+    In the first half, because an answer may have fewer events than it has tokens.
+    """
     if draws.random() >= options.abort_share:
         return None, 0.0
-    return draws.randrange(most), draws.uniform(0, LATEST_CUT)
+    return draws.randrange((most + 1) // 2), draws.uniform(0, LATEST_CUT)

@@ -97,7 +97,7 @@ def test_a_seed_repeats_the_requests() -> None:
 def test_the_share_that_is_cut_off() -> None:
     found = made(2000, abort_share=0.3, output_len=TokenRange(8, 8), input_len=TokenRange(1, 1))
     cuts = [request.cut_at for request in found if request.cut_at is not None]
-    assert len(cuts) == pytest.approx(600, rel=0.1) and {*cuts} == {*range(8)}
+    assert len(cuts) == pytest.approx(600, rel=0.1) and {*cuts} == {*range(4)}
     assert not any(request.cut_at is not None for request in made(99))
     assert all(request.cut_at is not None for request in made(99, abort_share=1.0))
 
@@ -108,6 +108,8 @@ def test_random_parameters() -> None:
         values = {json.dumps(fields[name]) for fields in found if name in fields}
         assert len(values) >= 3, name
         assert 90 < sum(name in fields for fields in found) < 210, name
+    cut = made(100, has_random_params=True, abort_share=1.0)
+    assert not any("stop" in body(request) for request in cut)
 
 
 def test_prompts_of_a_file(tmp_path: Path) -> None:
