@@ -25,6 +25,8 @@ from .backends.interface import Ops
 from .cache_types import AUTO, USUAL, CacheTypes
 from .gguf import File
 from .grammar import Grammars, kind_and_text
+from .runtime import embedding
+from .runtime.embedding import Pooling
 from .runtime.engine import Engine, Occupied
 from .runtime.runner import Runner
 from .runtime.sequence import Piece, checked_stops, follow, whole
@@ -129,6 +131,26 @@ class Model:
         (3, 453)
         """
         return self.engine.logits(ids)
+
+    def embed(
+        self, texts: Prompt | Sequence[Prompt], *, pooling: Pooling | None = None
+    ) -> NDArray[np.float32]:
+        """Embeddings [N, D] of N texts, each of length 1: their dot products are cosines.
+
+        >>> import ggpy
+        >>> with ggpy.load("models/tiny/llama.gguf", device="cpu") as model:
+        ...     x = model.embed(["hello", "hello world", "goodbye"])
+        >>> x.shape
+        (3, 64)
+        >>> [f"{cosine:.2f}" for cosine in x @ x[0]]
+        ['1.00', '0.15', '0.02']
+
+        texts: one or a list, as for `generate`. pooling: which hidden states are averaged, "mean",
+        "last" or "cls" (the first); None is the model's own, or "last". Errors: `embedding.embed`.
+        """
+        prompts = [self._ids(x) for x in (texts if _is_list_of_prompts(texts) else [texts])]
+        own = embedding.pooling_of(self.metadata) if pooling is None else pooling
+        return embedding.embed(self.engine, prompts, own)
 
     def generate(
         self,

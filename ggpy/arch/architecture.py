@@ -24,6 +24,7 @@ GLOBAL = {"token_embd.weight": "V D", "output_norm.weight": "D"}
 LAYER = {**attention.TENSORS, **dense.TENSORS}
 POST_NORM = {**attention.POST_NORM, **dense.POST_NORM}
 OUTPUT = {"output.weight": "V D"}  # optional: without it the embedding table is used
+CLASSIFIER = {"cls.output.weight": "C D"}  # optional: what a reranker makes of the hidden state
 ROPE_FREQS = {"rope_freqs.weight": "R/2"}
 ROPE_FACTORS = {"rope_factors_long.weight": "R/2", "rope_factors_short.weight": "R/2"}
 NORM_BIAS = {"output_norm.bias": "D"}

@@ -196,6 +196,7 @@ class Dimensions:
     eps: float
     layers: tuple[LayerSizes, ...]
     layer_norm: bool = False  # norms are layer norms
+    n_class: int = 1  # C, of the classifier, where there is one
 
     @property
     def n_layer(self) -> int:
@@ -212,7 +213,7 @@ class Dimensions:
 
     def letters(self, layer: int | None = None) -> dict[str, int]:
         """Sizes by the names that declarations of tensors use: of a layer, or outside of all."""
-        sizes = {"D": self.n_embd, "V": self.n_vocab, "R/2": self.n_rot // 2}
+        sizes = {"D": self.n_embd, "V": self.n_vocab, "R/2": self.n_rot // 2, "C": self.n_class}
         return sizes if layer is None else {**sizes, **self.layers[layer].letters()}
 
 
@@ -238,7 +239,18 @@ def read_dimensions(
         eps=config.real(f"attention.layer_norm_{'' if layer_norm else 'rms_'}epsilon", high=1.0),
         layers=layers,
         layer_norm=layer_norm,
+        n_class=_n_class(config),
     )
+
+
+def _n_class(config: Config) -> int:
+    """How many classes the file has labels for, as many as llama.cpp assumes where it has none."""
+    key = "classifier.output_labels"
+    labels = config.raw(key) if config.has(key) else [""]
+    if not isinstance(labels, list) or not labels:
+        at = f"{config.path}: {config.architecture}.{key}"
+        raise GGUFError(f"{at} = {short(labels)}: expected an array of strings")
+    return len(labels)
 
 
 def _layer_sizes(config: Config, understood: Collection[str]) -> tuple[LayerSizes, ...]:

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..backends.interface import Demand, Ops, Role, Weight
 from ..cache_types import USUAL, CacheTypes
 from ..gguf import File, GGUFError, Tensor
-from .architecture import ROPE_FACTORS, ROPE_FREQS, Architecture, Context, Declared
+from .architecture import CLASSIFIER, ROPE_FACTORS, ROPE_FREQS, Architecture, Context, Declared
 from .collect import check_vocabulary, collect
 from .config import Config
 from .decoder import Decoder, cache_groups
@@ -65,7 +68,9 @@ def build(
     read = [weights[name].tensor if name in weights else x for name, x in tensors.items()]
     with ThreadPoolExecutor(READERS) as pool:  # the first error in the file's order is raised
         list(pool.map(lambda tensor: tensor.check_scales(), read))
-    return Decoder(sizes, settings, ops, _hand_over(weights, ops, progress), n_batch, cache_types)
+    handed = _hand_over(weights, ops, progress)
+    classifier = _classifier(tensors)
+    return Decoder(sizes, settings, ops, handed, n_batch, cache_types, classifier)
 
 
 def _n_vocab(file: File) -> int:
@@ -78,12 +83,18 @@ def _n_vocab(file: File) -> int:
     return table.shape[0]
 
 
+def _classifier(tensors: Mapping[str, Tensor]) -> NDArray[np.float32] | None:
+    """[C, D]; it is so small that the host computes it."""
+    (name,) = CLASSIFIER
+    return np.array(tensors[name].dequantize(), np.float32) if name in tensors else None
+
+
 def _weights(collected: Mapping[str, tuple[Tensor, Declared]], scheme: Scheme) -> dict[str, Given]:
     """The tensors that become weights, with the scales of their rows."""
     found = {}
     for name, (tensor, declared) in collected.items():
-        if name in ROPE_FREQS or name in ROPE_FACTORS or name.endswith(SCALE):
-            continue  # these are in the settings, or with their matrix
+        if name in {**ROPE_FREQS, **ROPE_FACTORS, **CLASSIFIER} or name.endswith(SCALE):
+            continue  # these are in the settings, on the host, or with their matrix
         lookup = name == "token_embd.weight" and "output.weight" in collected
         scale, _ = collected.get(scale_of(name), (None, None))
         found[name] = scheme.given(tensor, Role(declared.axes, lookup), scale)

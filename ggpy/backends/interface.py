@@ -46,7 +46,8 @@ class Step:
     """One ragged batch. Prefill, decode and a mix of both are the same call.
 
     Tokens of one sequence are adjacent and in rising position. A negative id, ~r, stands for the
-    token that the previous step sampled at its row r: it may still be on the device.
+    token that the previous step sampled at its row r: it may still be on the device. hidden: it
+    ends with the hidden state x[T, D] behind the last layer, not with logits.
     """
 
     ids: NDArray[np.int32]  # [T]
@@ -56,6 +57,7 @@ class Step:
     # (behind the last position, or before the window) are 0.
     page_tables: tuple[NDArray[np.int32], ...]
     rows: NDArray[np.int32]  # [R], indices into the T tokens
+    hidden: bool = False
 
     def pages(self, group: int = 0) -> NDArray[np.int32]:
         """[T], the pages of a group that hold the tokens' own positions."""
@@ -331,7 +333,7 @@ class Ops(Protocol):
         """
 
     def read(self, array: Array) -> NDArray[Any]:
-        """The array on the host, once it is computed."""
+        """The array on the host, once it is computed; or a vector that `weight` returned."""
 
     def device_bytes(self) -> int:
         """Bytes of a memory of its own that it holds now; 0 where that is the process's memory."""

@@ -9,7 +9,7 @@ where prompts come from, or who reads the text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,7 @@ from .batch import Batch, TableStack
 from .evaluator import logits_of
 from .kv_cache import KVCache, SequencePages
 from .logprobs import scores
-from .mailbox import Mailbox, Occupied
+from .mailbox import Mailbox, Occupied, Result
 from .prefix import PrefixHashes
 from .scheduler import Scheduler
 from .sequence import (
@@ -283,6 +283,11 @@ class Engine:
         self._check_open()
         prompt = checked_prompt(ids, self.n_ctx, self.decoder.sizes.n_vocab)
         return self._mailbox.call(partial(self._logits, prompt))
+
+    def apart(self, work: Callable[[Callable[[int], SequencePages]], Result]) -> Result:
+        """What work(Scheduler.make_room) returns, between two steps; RuntimeError after `close`."""
+        self._check_open()
+        return self._mailbox.call(partial(work, self._scheduler.make_room), self._collect_all)
 
     def _logits(self, prompt: list[int]) -> NDArray[np.float32]:
         self._collect_all()

@@ -81,6 +81,9 @@ class Model:
     def logits(self, step: Step) -> np.ndarray:
         return self.ops.read(self.decoder.run(for_groups(step, self.shape)))
 
+    def hidden(self, step: Step) -> np.ndarray:
+        return self.ops.read(self.decoder.hidden(for_groups(step, self.shape)))
+
     def op_by_op(self, step: Step) -> np.ndarray:
         """The same, of which every op's output could be read."""
         given = for_groups(step, self.shape), self.decoder.forward
@@ -292,6 +295,34 @@ def test_op_by_op_equals_fused_across_ops(pair):
     fused = model.logits(step)
     apart = model.op_by_op(step)
     assert np.array_equal(fused, apart)
+
+
+@pytest.mark.parametrize("pair", ["llama", "gemma2"], indirect=True)
+def test_hidden_states(pair, captures):
+    """Of prompts and of single tokens, between steps of the same shape that end with logits: each
+    is recorded apart, and each tells what numpy does.
+    """
+    lengths, n_captures = (5, 12, 1), []
+    prompts = [(ids_of(n, n), 0, t) for n, t in zip(lengths, PAGES, strict=False)]
+    single = [([40 + i], n, t) for i, (n, t) in enumerate(zip(lengths, PAGES, strict=False))]
+    many = [([20 + i], 0, [i]) for i in range(12)]
+    for chunks, n_steps in ((prompts, 2), (single, 3), (many, 1)):
+        step = step_of(chunks, list(range(sum(len(ids) for ids, _, _ in chunks))))
+        expected = pair.reference.hidden(step)
+        for _ in range(n_steps):
+            pair.step(chunks, step.rows)
+            for _ in range(2):  # in each of the places in turn
+                found = pair.gpu.hidden(step)
+                assert found.dtype == np.float32 and found.shape == expected.shape
+                assert nmse(found, expected) <= TOLERANCE
+        n_captures.append(len(captures))
+    assert n_captures == [2, 2 + 2 * PLACES, 2 + 2 * PLACES + 1]
+
+
+@pytest.mark.parametrize("pair", ["llama", "gemma2"], indirect=True)
+def test_the_norm_behind_hidden_states_is_read(pair):
+    mine, same = (model.decoder.final_norm for model in (pair.gpu, pair.reference))
+    assert np.array_equal(mine.weight, same.weight) and mine.eps == same.eps
 
 
 # A layer of weights in mixed formats
