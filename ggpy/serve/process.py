@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from ..util.outcome import FAILED
+from ..util.outcome import FAILED, Stopped
 from .answers.worker import EngineWorker
 from .app import Server
 from .http.protocol import bounded
@@ -72,7 +72,8 @@ class ServerProcess:
         allow_open_files()
         sock = listening or listen(self.settings)
         try:
-            self._uvicorn.run([sock])
+            with suppress(KeyboardInterrupt, Stopped):  # uvicorn has done what a signal asks for
+                self._uvicorn.run([sock])
         finally:
             sock.close()
             self._close()

@@ -6,17 +6,22 @@ Anthropic's messages, OpenAI's responses, embeddings and rerank, in the manner o
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from .api import anthropic, embeddings, rerank, responses
 from .app import Server, client_of, make_app
+from .errors import ApiError
 from .events import Usage
 from .http.body import JsonAnswer
+from .render import render_markdown
+from .static import WebPage
 
 
 class FurtherApis:
@@ -38,6 +43,7 @@ class FurtherApis:
             "/rerank": self.rerank,
             "/v1/reranking": self.rerank,
             "/reranking": self.rerank,
+            **({"/render": self.render} if self.server.settings.with_ui else {}),
         }
 
     async def messages(self, request: Request) -> Response:
@@ -91,7 +97,30 @@ class FurtherApis:
         answer: Any = rerank.answer(scores, call, service.model_name)
         return JsonAnswer(answer)
 
+    async def render(self, request: Request) -> Response:
+        """POST /render: Markdown to HTML, for the page."""
+        body = await self.server.body(request)
+        html = await asyncio.to_thread(render_markdown, body.text("text", "") or "")
+        return JsonAnswer({"html": html})
+
+
+def page_routes(server: Server) -> list[Route]:
+    """The page's files; FileNotFoundError, ValueError for a folder that has no page."""
+    if not server.settings.with_ui:
+        return []
+    page = WebPage(server.settings.ui)
+    prefix = server.settings.api_prefix
+
+    async def file(request: Request) -> Response:
+        path = request.url.path.removeprefix(prefix)
+        answer = page.answer(path, request.headers.get("if-none-match"))
+        if answer is None:
+            raise ApiError(404, f"there is no file {path}")
+        return Response(answer.body, answer.status, answer.headers)
+
+    return [Route(f"{prefix}/{name}", file, methods=["GET"]) for name in ("", *page.files)]
+
 
 def make_routed_app(server: Server) -> ASGIApp:
     """The application with every API."""
-    return make_app(server, FurtherApis(server).routes())
+    return make_app(server, FurtherApis(server).routes(), page_routes(server))

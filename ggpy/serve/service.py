@@ -14,8 +14,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..chat_formats import ChatFormat, detect
 from ..chat_formats.constraint import call_grammar
+from ..grammar import GrammarError
 from ..model import Model
 from ..runtime.sequence import ContextOverflow
 from ..sampling import SamplingParams
@@ -23,6 +27,7 @@ from ..sampling.params import MASK64
 from ..tokenizer import Tokenizer
 from .answers.answer import Answering
 from .answers.merge import cancel_all
+from .answers.vectors import Vectors
 from .answers.worker import EngineWorker, Full, Ticket
 from .api.native import Infill
 from .errors import ApiError
@@ -50,7 +55,7 @@ class ModelService:
         self._markers = self.format.control_markers(model.tokenizer)
         self.infill = Infill(model.tokenizer)
         self.created = int(time.time())
-        self._grammars = None
+        self._vectors = Vectors(model, worker, settings.pooling)
 
     @property
     def model_name(self) -> str:
@@ -109,6 +114,18 @@ class ModelService:
     async def render(self, request: ChatRequest) -> str:
         """The prompt that a conversation becomes."""
         return await self._render(self._checked(request))
+
+    async def embed(
+        self, inputs: Sequence[str | list[int]], client: str
+    ) -> list[tuple[NDArray[np.float32], int]]:
+        """(vector[D], tokens) of each text or list of ids; ApiError."""
+        return await self._vectors.embed(inputs)
+
+    async def relevance(
+        self, query: str, documents: Sequence[str], client: str
+    ) -> list[tuple[float, int]]:
+        """(relevance, tokens) of each document; ApiError."""
+        return await self._vectors.relevance(query, documents)
 
     def _begin(
         self,
@@ -233,11 +250,10 @@ class ModelService:
     async def _mask(self, constraint: Constraint | None) -> TokenMask | None:
         if constraint is None:
             return None
-        from ..grammar import GrammarError, Grammars
-
-        self._grammars = self._grammars or Grammars(self.tokenizer)
         try:
-            return await asyncio.to_thread(self._grammars.compile, constraint.kind, constraint.text)
+            return await asyncio.to_thread(
+                self.model.grammars.compile, constraint.kind, constraint.text
+            )
         except GrammarError as error:
             param = {"gbnf": "grammar", "lark": "grammar"}.get(constraint.kind, "response_format")
             raise ApiError(400, str(error), param=param) from None

@@ -1,0 +1,100 @@
+"""Embeddings and relevance between the steps of the engine: a few prompts at a time, so that the
+answers under way go on in between.
+
+Nothing here knows HTTP or the form of any API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...model import Model
+from ...runtime import embedding
+from ...runtime.embedding.relevance import relevance
+from ...runtime.sequence import ContextOverflow
+from ..errors import ApiError
+from .worker import EngineWorker
+
+AT_ONCE = 8  # documents that are ranked between two steps
+
+
+class Vectors:
+    """What a model makes of texts besides answers."""
+
+    def __init__(self, model: Model, worker: EngineWorker, pooling: str | None) -> None:
+        """pooling: None is the model's own."""
+        self._model, self._worker, self._pooling = model, worker, pooling
+
+    async def embed(
+        self, inputs: Sequence[str | Sequence[int]]
+    ) -> list[tuple[NDArray[np.float32], int]]:
+        """(vector[D], tokens) of each text or list of ids; ApiError."""
+        model = self._model
+        prompts = await asyncio.to_thread(lambda: [self._ids(entry) for entry in inputs])
+        pooling: embedding.Pooling = self._pooling or embedding.pooling_of(model.metadata)  # type: ignore[assignment]
+        found: list[NDArray[np.float32]] = []
+        for group in _groups(prompts, model.engine.n_batch):
+            with _told("input"):
+                found += list(
+                    await self._worker.call(
+                        lambda group=group: embedding.embed(model.engine, group, pooling)
+                    )
+                )
+        return [(vector, len(ids)) for vector, ids in zip(found, prompts, strict=True)]
+
+    async def relevance(self, query: str, documents: Sequence[str]) -> list[tuple[float, int]]:
+        """(relevance, tokens) of each document; ApiError."""
+        model, tokenizer = self._model, self._model.tokenizer
+        scores: list[float] = []
+        for start in range(0, len(documents), AT_ONCE):
+            some = documents[start : start + AT_ONCE]
+            with _told("documents"):
+                scores += await self._worker.call(
+                    lambda some=some: relevance(
+                        model.engine, tokenizer, model.metadata, query, some
+                    )
+                )
+        n_query = len(tokenizer.encode(query))
+        return [
+            (score, n_query + len(tokenizer.encode(document)))
+            for score, document in zip(scores, documents, strict=True)
+        ]
+
+    def _ids(self, entry: str | Sequence[int]) -> Sequence[int]:
+        return self._model.tokenizer.encode(entry) if isinstance(entry, str) else entry
+
+
+class _told:
+    """Errors of the runtime as those of an API; they are about the field."""
+
+    def __init__(self, field: str) -> None:
+        self._field = field
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ContextOverflow):
+            more = {"n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx}
+            code = "context_length_exceeded"
+            raise ApiError(400, str(error), param=self._field, code=code, more=more) from None
+        if isinstance(error, ValueError):
+            raise ApiError(400, str(error), param=self._field) from None
+        if isinstance(error, RuntimeError):
+            raise ApiError(503, str(error), retry_after=5) from None
+
+
+def _groups(prompts: Sequence[Sequence[int]], most: int) -> Iterator[list[Sequence[int]]]:
+    """The prompts in groups of at most `most` tokens, or of one prompt."""
+    group: list[Sequence[int]] = []
+    for ids in prompts:
+        if group and sum(map(len, group)) + len(ids) > most:
+            yield group
+            group = []
+        group.append(ids)
+    if group:
+        yield group
