@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggpy.cache_types import AUTO
 from ggpy.cli import llama_cpp
-from ggpy.cli.bench_options import combinations, parser
+from ggpy.cli.benchmarks.bench_options import combinations, parser
 from ggpy.util.outcome import ended
 
 if TYPE_CHECKING:

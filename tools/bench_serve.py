@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ggpy.cli.bench_serve_options import key_of, parser, schema_of, without_key
+from ggpy.cli.benchmarks.bench_serve_options import key_of, parser, schema_of, without_key
 from ggpy.util.outcome import ended
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""`ggpy serve [MODEL]`: serve a model to OpenAI's, Anthropic's and llama.cpp's clients.
+"""`ggpy serve [MODEL]`: serve a model over HTTP, with OpenAI's endpoints and a page.
 
     ggpy serve smollm2
     ggpy serve -m model.gguf -np 64 -c 131072 --api-key-file keys --metrics

@@ -47,7 +47,7 @@ def parser() -> Parser:
     """All options of `ggpy serve`."""
     found = Parser(
         "serve",
-        "Serve a GGUF model over HTTP: the endpoints of OpenAI, Anthropic, llama.cpp; and a page.",
+        "Serve a model over HTTP, with OpenAI's endpoints and a page.",
         usage="%(prog)s [MODEL] [options]",
         epilog=EPILOG,
         add_help=False,

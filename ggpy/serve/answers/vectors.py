@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,11 +40,8 @@ class Vectors:
         found: list[NDArray[np.float32]] = []
         for group in _groups(prompts, model.engine.n_batch):
             with _told("input"):
-                found += list(
-                    await self._worker.call(
-                        lambda group=group: embedding.embed(model.engine, group, pooling)
-                    )
-                )
+                work = partial(embedding.embed, model.engine, group, pooling)
+                found += list(await self._worker.call(work))
         return [(vector, len(ids)) for vector, ids in zip(found, prompts, strict=True)]
 
     async def relevance(self, query: str, documents: Sequence[str]) -> list[tuple[float, int]]:
@@ -53,11 +51,8 @@ class Vectors:
         for start in range(0, len(documents), AT_ONCE):
             some = documents[start : start + AT_ONCE]
             with _told("documents"):
-                scores += await self._worker.call(
-                    lambda some=some: relevance(
-                        model.engine, tokenizer, model.metadata, query, some
-                    )
-                )
+                work = partial(relevance, model.engine, tokenizer, model.metadata, query, some)
+                scores += await self._worker.call(work)
         n_query = len(tokenizer.encode(query))
         return [
             (score, n_query + len(tokenizer.encode(document)))

@@ -12,8 +12,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..bench.serving import lengths
-from .parser import Parser, natural, positive
+from ...bench.serving import lengths
+from ..parser import Parser, natural, positive
 
 API_KEY = "LLAMA_API_KEY"  # the environment variable of llama-server
 DEFAULT_URL = "http://127.0.0.1:8080"
