@@ -1,8 +1,8 @@
 """Text that arrives in pieces, read by generators that wait for more, and the deltas made of it.
 
 A generator here consumes text and yields where it needs more, so what reads one syntax is written
-as if the whole answer were there. It must not keep an index into `AnswerReader.text` over a yield: text
-that was read is dropped between pieces. Nothing here knows a syntax.
+as if the whole answer were there. It must not keep an index into `AnswerReader.text` over a yield:
+text that was read is dropped between pieces. Nothing here knows a syntax.
 """
 
 from __future__ import annotations
