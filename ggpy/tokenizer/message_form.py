@@ -67,8 +67,9 @@ def _checked_content(content: object, where: str, may_be_none: bool) -> str | No
         kind = part.get("type") if isinstance(part, Mapping) else None
         text = part.get("text") if isinstance(part, Mapping) else None
         if kind != "text" or not isinstance(text, str):
-            must = 'it must be {"type": "text", "text": ...}'
-            raise ValueError(f"{where}.content[{i}] is {kind or part!r:.60}: {must}")
+            must = f'content[{i}] must be {{"type": "text", "text": ...}}'
+            shown = f"of type {kind!r:.60}" if kind else f"{content!r:.60}"
+            raise ValueError(f"{where} has the content {shown}: {must}")
         texts.append(text)
     return "\n".join(texts)
 

@@ -35,9 +35,9 @@ def tokenizer(tiny_path: Callable[[str], Path]) -> Tokenizer:
         ({"role": "tool", "content": 5}, r"messages\[1\] has the content 5"),
         (
             {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]},
-            r"messages\[1\]\.content\[1\] is 'image_url': it must be",
+            r"messages\[1\] has the content of type 'image_url': content\[1\] must be",
         ),
-        ({"role": "user", "content": ["a"]}, r"messages\[1\]\.content\[0\] is 'a'"),
+        ({"role": "user", "content": ["a"]}, r"has the content \['a'\]: content\[0\] must be"),
         ({**CALLER, "tool_calls": "f"}, r"messages\[1\]\.tool_calls is 'f': it must be a list"),
         ({**CALLER, "tool_calls": [3]}, r"messages\[1\]\.tool_calls\[0\] is 3: it must be"),
         (
