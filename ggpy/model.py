@@ -11,8 +11,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +21,7 @@ from . import arch, hub
 from .backends import choose
 from .backends.interface import Ops
 from .cache_types import AUTO, USUAL, CacheTypes
+from .generate_options import GenerateKeywords, Prompt, chosen_sampling, is_list_of_prompts
 from .gguf import File
 from .grammar import Grammars, kind_and_text
 from .runtime import embedding
@@ -41,22 +40,6 @@ if TYPE_CHECKING:
 
 DEFAULT_CONTEXT = 4096  # tokens, where neither the caller nor the model asks for fewer
 DEFAULT_MAX_TOKENS = 512
-
-Prompt = str | Sequence[int]
-
-
-class GenerateKeywords(SamplingKeywords, total=False):
-    """The keyword arguments of `Model.generate`, which `Model.chat` takes too."""
-
-    max_tokens: int | None
-    stop: str | Iterable[str]
-    logprobs: bool
-    top_logprobs: int
-    context_shift: bool
-    n_keep: int
-    params: SamplingParams | None
-    grammar: str | None
-    json_schema: str | Mapping[str, Any] | None
 
 
 class Model:
@@ -148,7 +131,7 @@ class Model:
         texts: one or a list, as for `generate`. pooling: which hidden states are averaged, "mean",
         "last" or "cls" (the first); None is the model's own, or "last". Errors: `embedding.embed`.
         """
-        prompts = [self._ids(x) for x in (texts if _is_list_of_prompts(texts) else [texts])]
+        prompts = [self._ids(x) for x in (texts if is_list_of_prompts(texts) else [texts])]
         own = embedding.pooling_of(self.metadata) if pooling is None else pooling
         return embedding.embed(self.engine, prompts, own)
 
@@ -226,14 +209,14 @@ class Model:
         options: dict[str, Any] = {"max_tokens": max_tokens, "stop": checked_stops(stop)}
         options |= {"logprobs": logprobs, "top_logprobs": top_logprobs}
         options |= {"context_shift": context_shift, "n_keep": n_keep}
-        chosen = _sampling(params, sampling)
+        chosen = chosen_sampling(params, sampling)
         constraint = kind_and_text(grammar, json_schema)
 
         def prepare(one: Any) -> Answer:
             mask = None if constraint is None else self.grammars.compile(*constraint)
             return self.engine.prepare(self._ids(one), chosen, grammar=mask, **options)
 
-        if not _is_list_of_prompts(prompt):
+        if not is_list_of_prompts(prompt):
             return self._pieces([prepare(prompt)])
         sequences = []
         for i, one in enumerate(prompt):
@@ -332,27 +315,6 @@ class Model:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _is_list_of_prompts(prompt: Any) -> bool:
-    """Whether the elements of a prompt are prompts, not ids of tokens."""
-    several = isinstance(prompt, (list, tuple)) and len(prompt) > 0
-    return several and isinstance(prompt[0], (str, list, tuple, Mapping, np.ndarray))
-
-
-def _sampling(params: SamplingParams | None, given: Mapping[str, Any]) -> SamplingParams:
-    """The parameters with those that were given by name."""
-    if params is None:
-        params = SamplingParams()
-    elif not isinstance(params, SamplingParams):
-        raise ValueError(f"params is {params!r:.60}: give a SamplingParams, or keywords")
-    names = [f.name for f in fields(SamplingParams)]
-    for name in given:
-        if name not in names:
-            similar = get_close_matches(name, [*names, *GenerateKeywords.__annotations__], 1)
-            hint = f": did you mean {similar[0]}?" if similar else ""
-            raise TypeError(f"generate has no parameter {name}{hint}")
-    return replace(params, **given)
 
 
 def _open(path: str | os.PathLike[str]) -> File:

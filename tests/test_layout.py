@@ -25,6 +25,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = (
     {"util", "formats"},
     {"gguf", "hub", "cache_types", "sampling"},
+    {"generate_options"},
     {"tokenizer", "device"},
     {"kernels", "grammar", "chat_formats"},
     {"backends"},
