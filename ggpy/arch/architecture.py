@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..backends.interface import Activation
+from ..backends.interface import GatedActivation
 from ..gguf import Tensor
 from .config import Config, Dimensions, read_dimensions, refuse_variants
 from .hugging_face import HuggingFace
 from .layers import attention, dense
 from .layers.attention import AttentionSettings
 from .layers.dense import DenseSettings
+from .layers.moe import MoESettings
 
 # What every architecture has, sized by Dimensions.letters; LAYER stands below "blk.0." and so on.
 GLOBAL = {"token_embd.weight": "V D", "output_norm.weight": "D"}
@@ -30,9 +31,10 @@ ROPE_FACTORS = {"rope_factors_long.weight": "R/2", "rope_factors_short.weight": 
 NORM_BIAS = {"output_norm.bias": "D"}
 LAYER_NORM_BIAS = {**attention.NORM_BIAS, **dense.NORM_BIAS}
 
-ACTIVATION_NAMES: dict[Activation, tuple[str, ...]] = {
+ACTIVATION_NAMES: dict[GatedActivation, tuple[str, ...]] = {
     "silu": ("silu", "swish"),
     "gelu_tanh": ("gelu_pytorch_tanh", "gelu_tanh", "gelu"),
+    "swiglu_oai": ("swiglu_oai",),
 }
 
 
@@ -41,7 +43,7 @@ class LayerSettings:
     """What the settings of a file say about one layer."""
 
     mixer: AttentionSettings
-    ffn: DenseSettings | None
+    ffn: DenseSettings | MoESettings | None
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class Architecture:
     name: str
     read: Callable[[Context], ModelSettings]
     layer: Mapping[str, str] = field(default_factory=lambda: LAYER)
+    expert_layer: Mapping[str, str] | None = None  # of layers with experts, if there are others
     optional: Mapping[str, str] = field(default_factory=lambda: OUTPUT)
     optional_layer: Mapping[str, str] = field(default_factory=dict)
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -107,11 +110,16 @@ class Architecture:
         config.refuse_unread()
         return settings
 
+    def layer_of(self, sizes: Dimensions, i: int) -> Mapping[str, str]:
+        """The tensors that layer i has to have."""
+        has_experts = sizes.layers[i].n_expert > 0
+        return self.layer if self.expert_layer is None or not has_experts else self.expert_layer
+
     def tensors(self, sizes: Dimensions) -> tuple[Declarations, Declarations]:
         """What a file needs and what it may have, by name; fused tensors in parts."""
         needed, allowed = declare(GLOBAL, sizes), declare(self.optional, sizes)
         for i in range(sizes.n_layer):
-            needed |= declare(self.layer, sizes, i)
+            needed |= declare(self.layer_of(sizes, i), sizes, i)
             allowed |= declare(self.optional_layer, sizes, i)
         return needed, allowed
 
@@ -124,7 +132,7 @@ class Architecture:
         needed = shapes(declare(GLOBAL if tied else {**GLOBAL, **OUTPUT}, sizes))
         allowed = shapes(declare(optional, sizes))
         for i in range(sizes.n_layer):
-            layer = shapes(declare(self.layer, sizes, i))
+            layer = shapes(declare(self.layer_of(sizes, i), sizes, i))
             for name, parts in self.fused.items():
                 whole = [layer.pop(f"blk.{i}.{part}") for part in parts]
                 layer[f"blk.{i}.{name}"] = (sum(rows for rows, *_ in whole), *whole[0][1:])

@@ -45,6 +45,7 @@ VARIANTS: dict[str, tuple[object, ...]] = {
 
 # More is a damaged file.
 MAX_LAYERS, MAX_WIDTH, MAX_HEADS, MAX_HEAD_SIZE, MAX_CONTEXT = 4096, 1 << 20, 4096, 65536, 1 << 28
+MAX_EXPERTS = 4096
 
 
 class UnsupportedModel(GGUFError):
@@ -122,6 +123,21 @@ class Config:
             raise self._wrong(key, value, "a string")
         return value
 
+    def windowed_layers(self, n_layer: int, period: int) -> list[bool]:
+        """Which layers have a window: from a period, whose last layer has none, or one bool for
+        each layer. period: where the file does not say.
+        """
+        key = "attention.sliding_window_pattern"
+        pattern = self.raw(key)
+        if isinstance(pattern, np.ndarray):
+            if pattern.dtype != np.bool_ or len(pattern) < n_layer:
+                raise UnsupportedModel(
+                    f"{self._at(key)} must be one bool for each of {n_layer} layers"
+                )
+            return [bool(x) for x in pattern[:n_layer]]
+        period = self.integer(key, period, low=0)
+        return [period == 0 or i % period < period - 1 for i in range(n_layer)]
+
     def raw(self, key: str) -> Any:
         """The value as the file has it, or None; the caller checks it."""
         return self._value(key, None) if self.has(key) else None
@@ -177,12 +193,16 @@ class LayerSizes:
     key_size: int  # E
     value_size: int  # Ev
     n_ff: int  # F
+    n_expert: int = 0  # X; 0: the feed-forward is dense
+    n_ff_expert: int = 0  # Fx, F of each expert
+    n_ff_shared: int = 0  # Fs, F of the shared expert
 
     def letters(self) -> dict[str, int]:
         """Sizes by the names that declarations of a layer's tensors use."""
         h, g, e, ev = self.n_head, self.n_head_kv, self.key_size, self.value_size
         products = {"HE": h * e, "GE": g * e, "HEv": h * ev, "GEv": g * ev}
-        return {"H": h, "E": e, "F": self.n_ff, **products}
+        widths = {"F": self.n_ff, "Fx": self.n_ff_expert, "Fs": self.n_ff_shared}
+        return {"H": h, "E": e, "X": self.n_expert, **widths, **products}
 
 
 @dataclass(frozen=True)
@@ -274,8 +294,30 @@ def _layer_sizes(config: Config, understood: Collection[str]) -> tuple[LayerSize
             " supported"
         )
     widths = read("feed_forward_length", None, MAX_WIDTH)
-    columns = zip(heads, heads_kv, keys, values, widths, strict=True)
-    return tuple(LayerSizes(*sizes) for sizes in columns)
+    experts = _expert_sizes(config, widths, understood)
+    columns = zip(heads, heads_kv, keys, values, widths, experts, strict=True)
+    return tuple(LayerSizes(*sizes, *of_experts) for *sizes, of_experts in columns)
+
+
+def _expert_sizes(
+    config: Config, widths: tuple[int, ...], understood: Collection[str]
+) -> list[tuple[int, int, int]]:
+    """(X, Fx, Fs) of each layer; zeros where the feed-forward is dense."""
+    n_layer, dense = len(widths), (0, 0, 0)
+    if "expert_count" not in understood:
+        return [dense] * n_layer
+    n_expert = config.integer("expert_count", 0, low=0, high=MAX_EXPERTS)
+    if n_expert == 0:
+        return [dense] * n_layer
+    n_dense = 0
+    if "leading_dense_block_count" in understood:
+        n_dense = config.integer("leading_dense_block_count", 0, low=0, high=n_layer)
+    found = config.integers("expert_feed_forward_length", n_layer, widths)
+    shared: tuple[int, ...] = (0,) * n_layer
+    if "expert_shared_feed_forward_length" in understood:
+        shared = config.integers("expert_shared_feed_forward_length", n_layer, widths)
+    sizes = zip([n_expert] * n_layer, found, shared, strict=True)
+    return [dense if i < n_dense else x for i, x in enumerate(sizes)]
 
 
 def _divided(config: Config, heads: tuple[int, ...]) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ from .scheme import SCALE, Given, Scheme, read_scheme, scale_of
 
 Progress = Callable[[int, int], None]  # bytes of weights handed over, of all
 MOST_BATCH, LEAST_BATCH = 2048, 512  # tokens of a step: on a GPU prefill gains 14 % by the former
+BIAS = ".bias"
 READERS = 8  # threads that check scales: one alone reads a mapped file slower than a bus is
 
 
@@ -96,6 +97,7 @@ def _weights(collected: Mapping[str, tuple[Tensor, Declared]], scheme: Scheme) -
         if name in {**ROPE_FREQS, **ROPE_FACTORS, **CLASSIFIER} or name.endswith(SCALE):
             continue  # these are in the settings, on the host, or with their matrix
         lookup = name == "token_embd.weight" and "output.weight" in collected
+        lookup = lookup or (name.endswith(BIAS) and len(tensor.shape) == 2)  # a row for each expert
         scale, _ = collected.get(scale_of(name), (None, None))
         found[name] = scheme.given(tensor, Role(declared.axes, lookup), scale)
     return found

@@ -7,7 +7,8 @@ policy, or which machine it is.
 
 Letters: T tokens in the batch (of all sequences together), S sequences, R rows whose logits are
 wanted, D width, H query heads, G key/value heads, E key size (of a query or key head), Ev value
-size, F feed-forward width, V vocabulary, X experts, P pages of a sequence.
+size, F feed-forward width, V vocabulary, X experts, J experts that a token chooses, P pages of a
+sequence.
 """
 
 from __future__ import annotations
@@ -27,13 +28,17 @@ Array = Any  # an activation where the backend keeps it: numpy float32, or devic
 Weight = Any  # what `Ops.weight` returned: opaque to the decoder
 
 Activation = Literal["silu", "gelu_tanh"]
+# What experts make of gate and up: Activation(gate) * up, or what gpt-oss has.
+GatedActivation = Literal["silu", "gelu_tanh", "swiglu_oai"]
+Score = Literal["softmax", "sigmoid", "softmax_chosen"]  # of a router's logits: see Router
 ActivationType = Literal["f16", "int8", "e4m3"]  # what a product rounds its input to: Ops.weight
 Probe = Callable[[int, str, Array], None]  # is told a layer's index, a name of INNER, and the array
 
 PAGE_SIZE = 64  # positions in a page of the KV cache
 # What a Probe is told of a layer: q[T, H, E] as it meets the keys; o[T, H*Ev]; x[T, D] with the
-# output of the mixer; h[T, F], which meets w_down; x[T, D] with the output of the feed-forward.
-INNER = ("qkv", "attention", "attn_out", "ffn_act", "ffn_out")
+# output of the mixer; h[T, F], which meets w_down; x[T, D] with the output of the feed-forward. Of
+# experts, before h, which is [T, J, F]: ids[T, J] of those chosen, h[T, F] of the shared expert.
+INNER = ("qkv", "attention", "attn_out", "experts", "shared_act", "ffn_act", "ffn_out")
 
 
 def pages_for(n_positions: int) -> int:
@@ -182,8 +187,83 @@ class Dense:
         return [self.w_gate, self.w_up]
 
 
+@dataclass(frozen=True)
+class Router:
+    """Which experts a token chooses, and the weights that their outputs get.
+
+    l = n weight^T + bias; p = score(l): a softmax over all X, or a sigmoid. The n_used experts with
+    the largest p + choice_bias are chosen, of equal ones the first, in falling order; their weights
+    are their p. With "softmax_chosen" those with the largest l are, and the weights are a softmax
+    over these alone. normalise: weights are divided by their sum, which is LEAST_SUM at least. All
+    are multiplied by `scale`. groups (m, n): experts are m groups of neighbours, and only the n
+    groups are looked at whose two best experts have the largest sum.
+    """
+
+    weight: Weight  # [X, D]
+    n_used: int  # J
+    score: Score = "softmax"
+    bias: Weight | None = None  # [X], of the logits
+    choice_bias: Weight | None = None  # [X], of the choice alone
+    normalise: bool = False
+    scale: float = 1.0
+    groups: tuple[int, int] = (1, 1)
+
+
+LEAST_SUM = 2.0**-14  # the smallest normal f16, as in llama.cpp's build_moe_ffn
+
+
+@dataclass(frozen=True)
+class Experts:
+    """X feed-forwards: (act(n w_gate^T + b_gate, n w_up^T + b_up)) w_down^T + b_down of each.
+
+    act is activation(gate) * up; "swiglu_oai" is g sigmoid(OAI_ALPHA g) (u + 1) with g = min(gate,
+    OAI_LIMIT) and u = up between -OAI_LIMIT and OAI_LIMIT.
+    """
+
+    w_gate: Weight  # [X, F, D]
+    w_up: Weight  # [X, F, D]
+    w_down: Weight  # [X, D, F]
+    activation: GatedActivation
+    b_gate: Weight | None = None  # [X, F]
+    b_up: Weight | None = None  # [X, F]
+    b_down: Weight | None = None  # [X, D]
+
+
+OAI_ALPHA, OAI_LIMIT = 1.702, 7.0
+
+
+@dataclass(frozen=True)
+class SharedExpert:
+    """A feed-forward that every token takes: sigmoid(n gate) * (silu(n w_gate^T) * (n w_up^T))
+    w_down^T, without the sigmoid where there is no gate.
+    """
+
+    w_gate: Weight  # [F, D]
+    w_up: Weight  # [F, D]
+    w_down: Weight  # [D, F]
+    gate: Weight | None = None  # [D]
+
+
+@dataclass(frozen=True)
+class MoE:
+    """A mixture of experts: x + sum of weight * expert(n) over the chosen ones, in the order of the
+    choice, and the shared expert last, with n = norm(x).
+    """
+
+    norm: Norm
+    router: Router
+    experts: Experts
+    shared: SharedExpert | None = None
+
+    @property
+    def projections(self) -> list[Weight]:
+        """What multiplies the normalised x of all tokens."""
+        shared = self.shared
+        return [self.router.weight, *([shared.w_gate, shared.w_up] if shared else [])]
+
+
 Mixer = Attention
-FeedForward = Dense
+FeedForward = Dense | MoE
 
 
 @dataclass(frozen=True, eq=False)

@@ -190,7 +190,9 @@ def _formats(
         return {name: _format_of(model, name, shape) for name, shape in shapes.items()}
     counts = sizes.n_layer, sizes.layer.n_head, sizes.layer.n_head_kv
     output = by_name(model.output_format)
-    mix = Mix(model.format, model.architecture, *counts, model.shape.tied, output_type=output)
+    n_expert = max(layer.n_expert for layer in sizes.layers)
+    tied = model.shape.tied
+    mix = Mix(model.format, model.architecture, *counts, tied, n_expert, output_type=output)
     vectors = by_name("F32")
     return {name: mix.choose(name, shapes[name]) or vectors for name in in_order(shapes)}
 

@@ -16,8 +16,8 @@ from ...formats.base import F32
 from ...gguf import Tensor
 from ...sampling import Sampler
 from .. import host
-from ..interface import ActivationType, CacheShape, Demand, Head, Layer, Probe, Role, Step
-from . import attention, dense
+from ..interface import ActivationType, CacheShape, Demand, Head, Layer, MoE, Probe, Role, Step
+from . import attention, dense, moe
 from .functions import normalised, soft_capped
 from .kv_pages import GroupPages, check_memory
 from .matrix import HostMatrix, dequantized
@@ -119,8 +119,11 @@ class Reference:
 
     def feed_forward(self, x: F32, layer: Layer, step: Step) -> F32:
         """x[T, D] with the output of layer.ffn added."""
-        assert layer.ffn is not None
-        return dense.feed_forward(x, layer.ffn, partial(self._probe, layer.index))
+        ffn, probe = layer.ffn, partial(self._probe, layer.index)
+        assert ffn is not None
+        if isinstance(ffn, MoE):
+            return moe.feed_forward(x, ffn, probe)
+        return dense.feed_forward(x, ffn, probe)
 
     def logits(self, x: F32, head: Head, step: Step) -> F32:
         """l[R, V] of step.rows."""
