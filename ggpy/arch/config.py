@@ -308,6 +308,7 @@ def _expert_sizes(
         return [dense] * n_layer
     n_expert = config.integer("expert_count", 0, low=0, high=MAX_EXPERTS)
     if n_expert == 0:
+        config.only("expert_used_count", 0)
         return [dense] * n_layer
     n_dense = 0
     if "leading_dense_block_count" in understood:

@@ -36,9 +36,11 @@ Probe = Callable[[int, str, Array], None]  # is told a layer's index, a name of 
 
 PAGE_SIZE = 64  # positions in a page of the KV cache
 # What a Probe is told of a layer: q[T, H, E] as it meets the keys; o[T, H*Ev]; x[T, D] with the
-# output of the mixer; h[T, F], which meets w_down; x[T, D] with the output of the feed-forward. Of
-# experts, before h, which is [T, J, F]: ids[T, J] of those chosen, h[T, F] of the shared expert.
-INNER = ("qkv", "attention", "attn_out", "experts", "shared_act", "ffn_act", "ffn_out")
+# output of the mixer; h[T, F], which meets w_down; x[T, D] with the output of the feed-forward.
+INNER = ("qkv", "attention", "attn_out", "ffn_act", "ffn_out")
+# Of a MoE besides, before "ffn_act", which is h[T, J, F] there: ids[T, J] of the chosen experts,
+# and h[T, F] of the shared one.
+INNER_OF_MOE = ("experts", "shared_act")
 
 
 def pages_for(n_positions: int) -> int:

@@ -104,11 +104,11 @@ def read_router(
     number = next(number for number, name in GATING.items() if name == score)
     config.only("expert_gating_func", number)
     config.only("expert_weights_norm", normalise)
+    config.only("expert_weights_scale", 0, 1)
     return RouterSettings(
         n_used=config.integer("expert_used_count", high=min(n_expert, MAX_EXPERTS)),
         score=score,
         normalise=normalise,
-        scale=config.real("expert_weights_scale", 0.0) or 1.0,
         groups=_groups(config, n_expert),
     )
 
