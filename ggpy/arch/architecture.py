@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..backends.interface import GatedActivation
+from ..backends.experts import GatedActivation
 from ..gguf import Tensor
 from .config import Config, Dimensions, read_dimensions, refuse_variants
 from .hugging_face import HuggingFace

@@ -27,9 +27,10 @@ from ..quantization.mix import in_order
 from ..quantization.requantize import QUANTIZATION_VERSION
 from ..util.messages import escaped, shown
 from .checkpoint import Checkpoint
-from .experts import Gathered, Microscaled, gathered
+from .experts import Gathered, gathered
+from .experts.tensors import Microscaled
 from .folder import ConvertError, Folder
-from .general import general_metadata
+from .general import Counts, general_metadata
 from .packed import Packed
 from .scaled import Scaled
 from .special import special_metadata, verify
@@ -171,14 +172,22 @@ def read_model(
     sources = _sources(architecture, sizes, tied, made, checkpoint)
     warnings = list(checkpoint.quantization.warnings)
     tokens = read_tokens(folder, n_vocab)
-    n_params = sum(prod(source.shape) for source in sources)
-    metadata = general_metadata(folder, config, architecture.name, n_params, name)
+    metadata = general_metadata(folder, config, architecture.name, _counts(sources), name)
     metadata |= {f"{architecture.name}.{key}": typed for key, typed in values.items()}
     metadata["general.quantization_version"] = ("u32", QUANTIZATION_VERSION)
     metadata |= {**tokens.metadata(), **special_metadata(folder, config, tokens, warnings)}
     verify(metadata, tokens, warnings)
     activations = checkpoint.quantization.activations
     return ModelConversion(architecture.name, sizes, tied, sources, metadata, warnings, activations)
+
+
+def _counts(sources: Iterable[Source]) -> Counts:
+    """How many weights there are; experts' biases count as shared, as llama.cpp has it."""
+    of_experts = [source.shape for source in sources if len(source.shape) == 3]
+    total = sum(prod(source.shape) for source in sources)
+    expert = sum(prod(shape[1:]) for shape in of_experts)
+    shared = total - sum(map(prod, of_experts))
+    return Counts(total, shared, expert, of_experts[0][0] if of_experts else 0)
 
 
 def _values(config: dict[str, Any], source: HuggingFace, kind: str, path: Path) -> dict[str, Any]:

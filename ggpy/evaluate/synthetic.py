@@ -208,9 +208,9 @@ def _format_of(model: Synthetic, name: str, shape: tuple[int, ...]) -> Format:
         return by_name("F32")
     is_output = name == ("token_embd.weight" if model.shape.tied else "output.weight")
     is_table = is_output or name == "token_embd.weight"
-    by_row = model.rows is not None and len(shape) == 2 and not is_table
-    if by_row and shape[1] % model.rows.block_size == 0:
-        return model.rows
+    rows = model.rows if len(shape) == 2 and not is_table else None
+    if rows is not None and shape[1] % rows.block_size == 0:
+        return rows
     usual = OUTPUT_OF_ROWS if model.rows is not None else model.format
     format = by_name(model.output_format if is_output else usual)
     if shape[-1] % format.block_size:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...backends.interface import Experts, GatedActivation, MoE, Router, Score, SharedExpert
+from ...backends.experts import Experts, GatedActivation, Router, Score, SharedExpert
+from ...backends.interface import MoE
 from ..config import MAX_EXPERTS, Config, Dimensions, UnsupportedModel
 from .weights import LayerWeights
 
@@ -38,7 +39,7 @@ GATING: dict[int, Score] = {1: "softmax", 2: "sigmoid", 3: "softmax_chosen"}  # 
 
 @dataclass(frozen=True)
 class RouterSettings:
-    """What the settings of a file say about a router; see backends.interface.Router."""
+    """What the settings of a file say about a router; see backends.experts.Router."""
 
     n_used: int
     score: Score = "softmax"

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...formats.base import F32
-from ..interface import LEAST_SUM, OAI_ALPHA, OAI_LIMIT, Experts, MoE, Router, SharedExpert
+from ..experts import LEAST_SUM, OAI_ALPHA, OAI_LIMIT, Experts, Router, SharedExpert
+from ..interface import MoE
 from .functions import ACTIVATIONS, normalised, sigmoid, softmax
 from .matrix import HostMatrix
 

@@ -7,7 +7,7 @@ import plain_layers
 import pytest
 from random_moe import FORMS, Form, random_moe, random_x
 
-from ggpy.backends.interface import LEAST_SUM
+from ggpy.backends.experts import LEAST_SUM
 from ggpy.backends.numpy import moe
 from ggpy.backends.numpy.backend import Reference
 from ggpy.formats import Format

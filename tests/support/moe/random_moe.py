@@ -8,16 +8,8 @@ from typing import Any
 import numpy as np
 from cases import random_rows
 
-from ggpy.backends.interface import (
-    Experts,
-    GatedActivation,
-    MoE,
-    Norm,
-    Role,
-    Router,
-    Score,
-    SharedExpert,
-)
+from ggpy.backends.experts import Experts, GatedActivation, Router, Score, SharedExpert
+from ggpy.backends.interface import MoE, Norm, Role
 from ggpy.formats import by_name
 from ggpy.gguf import Tensor
 
