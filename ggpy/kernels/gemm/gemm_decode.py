@@ -224,6 +224,14 @@ class GemmDecode:
             kernel = self._kernel([first], config, prologue, epilogue, rope_epilogue)
             kernel.launch(grid, config.warps * 32, (args,), smem=config.shared, pdl=pdl)
 
+    def warps(self, w: TiledMatrix, tile_rows: int) -> int:
+        """Warps of a CTA that has so many tile rows of matrices like w, and no norm."""
+        return self._warps(w, tile_rows, False)
+
+    def config(self, w: TiledMatrix, warps: int) -> GemmDecodeConfig:
+        """How one token without a norm is multiplied with w."""
+        return self._config(w, 1, False, warps)
+
     def _warps(self, w: TiledMatrix, tile_rows: int, norm: bool) -> int:
         """Warps of a CTA that has so many tile rows of matrices like w."""
         few = self.limits.few_chunks_with_norm if norm else self.limits.few_chunks
