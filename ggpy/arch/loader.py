@@ -15,10 +15,19 @@ from numpy.typing import NDArray
 from ..backends.interface import Demand, Ops, Role, Weight
 from ..cache_types import USUAL, CacheTypes
 from ..gguf import File, GGUFError, Tensor
-from .architecture import CLASSIFIER, ROPE_FACTORS, ROPE_FREQS, Architecture, Context, Declared
+from .architecture import (
+    CLASSIFIER,
+    ROPE_FACTORS,
+    ROPE_FREQS,
+    Architecture,
+    Context,
+    Declared,
+    LayerSettings,
+)
 from .collect import check_vocabulary, collect
 from .config import Config
 from .decoder import Decoder, cache_groups
+from .layers.moe import MoESettings
 from .scheme import SCALE, Given, Scheme, read_scheme, scale_of
 
 Progress = Callable[[int, int], None]  # bytes of weights handed over, of all
@@ -61,9 +70,11 @@ def build(
         n_batch=most,
         least_batch=least,
         n_embd=sizes.n_embd,
-        n_ff=max(layer.n_ff for layer in sizes.layers),
+        n_ff=max(max(layer.n_ff, layer.n_ff_shared) for layer in sizes.layers),
         n_vocab=sizes.n_vocab,
         cache=lambda n_batch: groups.shape(n_seq, n_ctx, n_batch, n_positions),
+        n_used=max(map(_n_used, settings.layers)),
+        n_ff_expert=max(layer.n_ff_expert for layer in sizes.layers),
     )
     n_batch = ops.plan_memory(demand)
     read = [weights[name].tensor if name in weights else x for name, x in tensors.items()]
@@ -72,6 +83,11 @@ def build(
     handed = _hand_over(weights, ops, progress)
     classifier = _classifier(tensors)
     return Decoder(sizes, settings, ops, handed, n_batch, cache_types, classifier)
+
+
+def _n_used(layer: LayerSettings) -> int:
+    """Experts of a token."""
+    return layer.ffn.router.n_used if isinstance(layer.ffn, MoESettings) else 0
 
 
 def _n_vocab(file: File) -> int:

@@ -279,6 +279,8 @@ class Demand:
     n_ff: int  # F, of the widest layer
     n_vocab: int  # V
     cache: Callable[[int], CacheShape]  # of the KV cache, by the tokens of a step
+    n_used: int = 0  # J, experts of a token; 0: none has experts
+    n_ff_expert: int = 0  # F, of the widest experts
 
 
 class Ops(Protocol):

@@ -26,8 +26,7 @@ PREFETCH_BYTES = 16 << 20  # weights of an ADD from which a warp requests two ch
 NORM_TOKENS = 2  # tokens that a GEMM normalises itself at most: every CTA does, a launch is saved
 
 
-# The parameter structures of cuda/gemm/gemm_decode.cu.
-class PostNormArgs(ctypes.Structure):
+class PostNormArgs(ctypes.Structure):  # this and the next ones: of cuda/gemm/gemm_decode.cu
     _fields_ = (
         ("y", ctypes.c_uint64),
         ("weight", ctypes.c_uint64),
@@ -103,8 +102,7 @@ class PostNorm:
 @dataclass(frozen=True)
 class GemmDecodeConfig:
     """A launch: its tokens, COLS of the instance, warps of a CTA, stages of each warp's pipeline,
-    columns of x in shared memory at a time (slab), and bytes of dynamic shared memory of a CTA.
-    """
+    columns of x in shared memory (slab), and bytes of dynamic shared memory of a CTA."""
 
     n_tokens: int
     columns: int
@@ -119,8 +117,7 @@ class Limits:
     """Limits of all launches on one GPU: bytes of dynamic shared memory of a CTA, SMs, and at most
     so many pipeline stages and warps of a CTA; `warps` determines the order of sums. few_chunks: a
     CTA with at most so many chunks is faster with half the warps, which reach the barrier sooner;
-    few_chunks_with_norm: the same for a GEMM with a norm, which has more barriers.
-    """
+    few_chunks_with_norm: the same for a GEMM with a norm, which has more barriers."""
 
     shared: int
     n_sms: int
@@ -224,13 +221,9 @@ class GemmDecode:
             kernel = self._kernel([first], config, prologue, epilogue, rope_epilogue)
             kernel.launch(grid, config.warps * 32, (args,), smem=config.shared, pdl=pdl)
 
-    def warps(self, w: TiledMatrix, tile_rows: int) -> int:
-        """Warps of a CTA that has so many tile rows of matrices like w, and no norm."""
-        return self._warps(w, tile_rows, False)
-
-    def config(self, w: TiledMatrix, warps: int) -> GemmDecodeConfig:
-        """How one token without a norm is multiplied with w."""
-        return self._config(w, 1, False, warps)
+    def config_of_one(self, w: TiledMatrix, tile_rows: int) -> GemmDecodeConfig:
+        """How a CTA with so many tile rows like w's multiplies one token, without a norm."""
+        return self._config(w, 1, False, self._warps(w, tile_rows, False))
 
     def _warps(self, w: TiledMatrix, tile_rows: int, norm: bool) -> int:
         """Warps of a CTA that has so many tile rows of matrices like w."""

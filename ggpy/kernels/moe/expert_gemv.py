@@ -62,8 +62,7 @@ class ExpertGemv:
         # not by the number of pairs: the order of sums would change
         ctas = min(args.n_tiles, max(1, self._decode.limits.n_sms // n_used))
         tile_rows = args.split(ctas) * (2 if epilogue == "GLU" else 1)
-        warps = self._decode.warps(first, tile_rows)
-        config = self._decode.config(first, warps)
+        config = self._decode.config_of_one(first, tile_rows)
         args.slab = config.slab
         kernel = self._kernel(first, config, epilogue)
         grid = ctas, n_pairs
