@@ -30,7 +30,7 @@ from .attention import AttentionOps, converts_pages
 from .context import StepContext
 from .dense import DenseOps
 from .graphs import Graphs
-from .moe import MoEOps
+from .moe.layer import MoEOps
 from .plan import Activations, GemmChoice
 from .sampling import Sampling
 from .step import StepUpload

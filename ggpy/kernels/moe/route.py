@@ -34,7 +34,7 @@ ASSERTS = struct_asserts(RouteArgs)
 
 
 @dataclass(frozen=True)
-class Choice:
+class RouterChoice:
     """How experts are chosen, but for the weights of the router: see backends/experts.py."""
 
     n_expert: int
@@ -92,7 +92,7 @@ class Route:
         self._kernels: dict[tuple[int, int], Kernel] = {}
 
     def launch(
-        self, x: Address, w: RouterWeights, choice: Choice, out: Routes, n_tokens: int, k: int
+        self, x: Address, w: RouterWeights, choice: RouterChoice, out: Routes, n_tokens: int, k: int
     ) -> None:
         """Enqueue the routing of x, f32 [n_tokens, k]. ValueError for what the kernel cannot do."""
         if k % 8 or choice.problem:

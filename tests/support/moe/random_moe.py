@@ -33,6 +33,7 @@ class Form:
     shared: str = ""  # "", "plain" or "gated"
     type: str = "Q8_0"
     down_type: str = ""  # "": as `type`
+    up_type: str = ""
 
 
 FORMS = {
@@ -50,6 +51,7 @@ FORMS = {
     "all experts": Form(J=8),
     "one of one": Form(X=1, J=1),
     "two types": Form(type="Q4_0", down_type="Q8_0", D=96, F=160),
+    "three types": Form(type="Q4_0", up_type="Q5_0", down_type="MXFP4", expert_bias=True, F=96),
 }
 
 
@@ -91,7 +93,7 @@ def random_moe(ops: Any, f: Form, seed: int = 1) -> MoE:
     )
     experts = Experts(
         m.matrix("gate", f.type, f.X, f.F, f.D),
-        m.matrix("up", f.type, f.X, f.F, f.D),
+        m.matrix("up", f.up_type or f.type, f.X, f.F, f.D),
         m.matrix("down", f.down_type or f.type, f.X, f.D, f.F),
         f.activation,
         *(

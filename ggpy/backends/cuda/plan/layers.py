@@ -16,7 +16,7 @@ from ....gguf import GGUFError
 from ....kernels.attention.rope_kv import Rotation
 from ....kernels.gemm.gemm import Epilogue
 from ....kernels.layout.pack import PLAIN, UNIT
-from ....kernels.moe.route import Choice
+from ....kernels.moe.route import RouterChoice
 from ...experts import LEAST_SUM
 from ...interface import Attention, Dense, Head, Layer, MoE, Norm
 from ..arrays import Matrix, one_layout
@@ -90,12 +90,13 @@ class DensePlan:
 @dataclass(frozen=True, eq=False)
 class MoEPlan:
     """The plan of a layer's experts. choice: what the router is asked for. grouped: pairs of tokens
-    and experts are sorted, for a GEMM; else each is a GEMV. glu: gate and up are one launch, which
-    applies the activation. shared: the products of the shared expert, gate and up and down.
+    and experts are sorted, for a GEMM; else each is a GEMV. together: gate and up are one launch;
+    glu: which applies the activation. shared: the products of the shared expert.
     """
 
-    choice: Choice
+    choice: RouterChoice
     grouped: bool
+    together: bool
     glu: bool
     shared: tuple[ProductPlan, ProductPlan] | None
     after: ResidualState
@@ -205,18 +206,19 @@ class Planner(ProductPlanner):
     def _moe(self, layer: Layer, s: StepClass) -> MoEPlan:
         f = layer.ffn
         assert isinstance(f, MoE)
-        e, r, choice = f.experts, f.router, choice_of(f)
         refuse(f)
+        e = f.experts
         biased = e.b_gate is not None or e.b_up is not None
-        glu = one_layout([e.w_gate, e.w_up]) and not biased and e.activation != "swiglu_oai"
+        together = one_layout([e.w_gate, e.w_up])
+        glu = together and not biased and e.activation != "swiglu_oai"
         grouped = self.is_prefill(s) and s.fused and s.n_tokens >= PREFILL_TOKENS
         shared = None
         if f.shared is not None:
             gate_up = [f.shared.w_gate, f.shared.w_up]
             epilogue: Epilogue = "GLU" if self.takes_glu(gate_up, s) else "STORE"
             shared = self.product(gate_up, s, epilogue), self.product([f.shared.w_down], s)
-        assert r.n_used == choice.n_used
-        return MoEPlan(choice, grouped, glu, shared, ResidualState())
+        choice = choice_of(f)
+        return MoEPlan(choice, grouped, together, glu, shared, ResidualState())
 
     def output(
         self,
@@ -266,10 +268,10 @@ class Planner(ProductPlanner):
         self._plans.clear()
 
 
-def choice_of(f: MoE) -> Choice:
+def choice_of(f: MoE) -> RouterChoice:
     """What a router is asked for."""
     r, n_expert = f.router, f.experts.w_up.n_experts
-    return Choice(n_expert, r.n_used, r.score, r.normalise, r.scale, r.groups, LEAST_SUM)
+    return RouterChoice(n_expert, r.n_used, r.score, r.normalise, r.scale, r.groups, LEAST_SUM)
 
 
 def refuse(part: Attention | Dense | MoE | Head) -> None:

@@ -9,18 +9,17 @@ import numpy as np
 import pytest
 from cases import nmse
 from random_moe import FORMS, Form, random_moe, random_x
-from steps import for_groups
 
 from ggpy import arch
 from ggpy.backends.cuda.backend import Cuda
 from ggpy.backends.cuda.step import PLACES
-from ggpy.backends.interface import Layer, Step
+from ggpy.backends.interface import Layer
 from ggpy.backends.numpy import moe as reference
 from ggpy.backends.numpy.backend import Reference
 from ggpy.gguf import File, GGUFError
 from tools import make_tiny
 
-from .test_backend import PAGES, Model, ids_of, step_of
+from ..test_backend import PAGES, Model, ids_of, step_of
 
 MODELS = [name for name, model in make_tiny.MODELS.items() if model.experts]
 # A GPU rounds activations to halves: where two experts are liked nearly alike, it may choose the
@@ -191,7 +190,7 @@ def test_memory_is_counted(tiny_path) -> None:
     assert _expert_bytes(demand) == 2 * each + 4 * 64 + 4
 
 
-def test_a_step_of_no_group(machine, tiny_path) -> None:
+def test_greedy_ids(machine, tiny_path) -> None:
     """A whole model answers as the reference does: greedy ids."""
     ids = ids_of(6, 3)
     found = []
@@ -204,4 +203,3 @@ def test_a_step_of_no_group(machine, tiny_path) -> None:
             step = step_of([([at[-1]], len(at) - 1, [0])])
         found.append(at)
     assert found[0] == found[1]
-    assert isinstance(for_groups(step, model.shape), Step)

@@ -13,19 +13,19 @@ from functools import cached_property
 
 import numpy as np
 
-from ...kernels.gemm.gemm import Epilogue
-from ...kernels.layout.tile import TiledMatrix
-from ...kernels.moe.combine import Combine, ExpertOutputs
-from ...kernels.moe.expert_gemm import ExpertGemm
-from ...kernels.moe.expert_gemv import ExpertGemv
-from ...kernels.moe.route import Route, RouterWeights, Routes
-from ...kernels.moe.sort import WORK_BYTES, SortedPairs, SortPairs, work_tiles
-from ..experts import Experts, SharedExpert
-from ..interface import Layer, MoE
-from .arrays import Array, Matrix, Memory
-from .context import StepContext
-from .gemm import ProductOperands
-from .plan import MoEPlan
+from ....kernels.gemm.gemm import Epilogue
+from ....kernels.layout.tile import TiledMatrix
+from ....kernels.moe.combine import Combine, ExpertOutputs
+from ....kernels.moe.expert_gemm import ExpertGemm
+from ....kernels.moe.expert_gemv import ExpertGemv
+from ....kernels.moe.route import Route, RouterWeights, Routes
+from ....kernels.moe.sort import WORK_BYTES, SortedPairs, SortPairs, work_tiles
+from ...experts import Experts, SharedExpert
+from ...interface import Layer, MoE
+from ..arrays import Array, Matrix, Memory
+from ..context import StepContext
+from ..gemm import ProductOperands
+from ..plan import MoEPlan
 
 
 @dataclass(frozen=True)
@@ -65,22 +65,22 @@ class MoEOps:
         assert isinstance(f, MoE)
         plan = c.planner.moe(layer, c.s)
         c.stream = plan.after
-        routes = self._routes(x, f, plan)
+        routes = self.route(x, f, plan)
         if c.probe:
             n_used = plan.choice.n_used
             c.probe(layer.index, "experts", Array(routes.ids, np.int32, (n, n_used), n_used))
-        shared = None if f.shared is None else self._shared(routes, f.shared, layer, plan, n)
+        shared = None if f.shared is None else self.shared_expert(routes, f.shared, layer, plan, n)
         pairs = self._pairs(routes, x, plan)
-        h = self._hidden(pairs, f.experts)
+        h = self.expert_act(pairs, f.experts)
         if c.probe:
             shape = n, plan.choice.n_used, h.row
             c.probe(layer.index, "ffn_act", Array(h.data, np.float16, shape, h.row))
-        self._add(x, h, pairs, f.experts, shared)
+        self.expert_out(x, h, pairs, f.experts, shared)
         if c.probe:
             c.probe(layer.index, "ffn_out", x)
         return x
 
-    def _routes(self, x: Array, f: MoE, plan: MoEPlan) -> Routes:
+    def route(self, x: Array, f: MoE, plan: MoEPlan) -> Routes:
         """norm(x) in f16, and the experts of each token."""
         c, (n, k), r = self._context, x.shape, f.router
         gate = f.shared.gate if f.shared else None
@@ -94,7 +94,7 @@ class MoEOps:
         self._route.launch(x.data, weights, plan.choice, out, n, k)
         return out
 
-    def _shared(
+    def shared_expert(
         self, routes: Routes, e: SharedExpert, layer: Layer, plan: MoEPlan, n: int
     ) -> Array:
         """f32 [T, D], without the strength of its gate."""
@@ -132,17 +132,19 @@ class MoEOps:
         self._sort.gather(routes.normed, order.pair_of, rows, n_pairs, choice.n_used, k)
         return ChosenPairs(routes, rows, n_pairs, plan, order)
 
-    def _hidden(self, pairs: ChosenPairs, e: Experts) -> Array:
+    def expert_act(self, pairs: ChosenPairs, e: Experts) -> Array:
         """h f16 [pairs, F], which meets w_down."""
         c, n, n_ff = self._context, pairs.n, e.w_up.n_rows
-        h = c.f16("expert h", n, n_ff)
+        h, both = c.f16("expert h", n, n_ff), [e.w_gate, e.w_up]
         if pairs.plan.glu:
-            both = [e.w_gate, e.w_up]
             self._multiply(both, pairs, pairs.x, [h], True, "GLU", e.activation)
             return h
         parts = [c.f32(f"expert {name}", n, n_ff) for name in ("gate", "up")]
-        for w, part in zip((e.w_gate, e.w_up), parts, strict=True):
-            self._multiply([w], pairs, pairs.x, [part], True)
+        if pairs.plan.together:
+            self._multiply(both, pairs, pairs.x, parts, True)
+        else:
+            for w, part in zip(both, parts, strict=True):
+                self._multiply([w], pairs, pairs.x, [part], True)
         gate, up = (part.data for part in parts)
         pair_of = pairs.order.pair_of if pairs.order else None
         biases = _rows(e.b_gate), _rows(e.b_up)
@@ -150,7 +152,7 @@ class MoEOps:
         self._combine.glu((gate, up), biases, pairs.routes.ids, pair_of, h.data, *shape)
         return h
 
-    def _add(
+    def expert_out(
         self, x: Array, h: Array, pairs: ChosenPairs, e: Experts, shared: Array | None
     ) -> None:
         """x += the weighted outputs."""
