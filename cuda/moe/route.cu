@@ -14,9 +14,8 @@
 
 enum Score { SOFTMAX, SIGMOID, SOFTMAX_CHOSEN };
 
-constexpr int MAX_USED = 32;  // one lane for each chosen expert
 constexpr float LOWEST = -3.402823466e38f;
-constexpr float REMOVED = -INFINITY;
+constexpr float REMOVED = LOWEST;  // what is never chosen
 
 struct RouteArgs {
     const float* x;            // [n_tokens, k]
