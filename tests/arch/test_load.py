@@ -424,6 +424,13 @@ def test_settings_of_experts(case, message, tmp_path):
         load(make_tiny.write(tmp_path / "t.gguf", architecture, settings))
 
 
+def test_experts_are_chosen_from_the_groups_that_are_looked_at(tmp_path):
+    settings = {"expert_group_count": 4, "expert_group_used_count": 1, "expert_used_count": 3}
+    path = make_tiny.write(tmp_path / "t.gguf", "qwen3moe", settings)
+    with pytest.raises(GGUFError, match="expert_used_count = 3: expected between 1 and 2"):
+        load(path)
+
+
 def test_a_model_of_experts_has_some(tmp_path):
     path = make_tiny.write(
         tmp_path / "t.gguf", "qwen3moe", {"expert_count": 0, "expert_used_count": 0}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ...backends.experts import Experts, GatedActivation, Router, Score, SharedExpert
 from ...backends.interface import MoE
-from ..config import MAX_EXPERTS, Config, Dimensions, UnsupportedModel
+from ..config import Config, Dimensions, UnsupportedModel
 from .weights import LayerWeights
 
 # Sized by Dimensions.letters.
@@ -106,12 +106,10 @@ def read_router(
     config.only("expert_gating_func", number)
     config.only("expert_weights_norm", normalise)
     config.only("expert_weights_scale", 0, 1)
-    return RouterSettings(
-        n_used=config.integer("expert_used_count", high=min(n_expert, MAX_EXPERTS)),
-        score=score,
-        normalise=normalise,
-        groups=_groups(config, n_expert),
-    )
+    groups = _groups(config, n_expert)
+    there = n_expert // groups[0] * groups[1]  # experts that are looked at
+    n_used = config.integer("expert_used_count", high=there)
+    return RouterSettings(n_used, score, normalise, groups=groups)
 
 
 def _groups(config: Config, n_expert: int) -> tuple[int, int]:
