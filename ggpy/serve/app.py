@@ -27,7 +27,7 @@ from .events import AnswerOptions, ChatRequest, Event, Finished
 from .fields import Fields
 from .http.access import RequireKey, error_response
 from .http.body import JsonAnswer, read_body
-from .http.sse import PING, EventStream, while_connected
+from .http.sse import PING, DirectSend, EventStream, while_connected
 from .metrics import Metrics
 from .service import ModelService
 from .settings import ServerSettings
@@ -268,7 +268,7 @@ def make_app(
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
         )
-    return app
+    return DirectSend(app)
 
 
 def _counting(server: Server, path: str, endpoint: Any) -> Any:

@@ -5,6 +5,7 @@ Nothing here knows HTTP or how an answer is made.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
@@ -141,9 +142,15 @@ async def completion_chunks(
         "system_fingerprint": FINGERPRINT,
     }
 
+    head = b"data: " + json.dumps(base)[:-1].encode() + b', "choices": [{"text": '
+
     def chunk(i: int, text: str, logprobs: Any = None, reason: str | None = None) -> bytes:
-        choice = {"text": text, "index": i, "logprobs": logprobs, "finish_reason": reason}
-        return sse({**base, "choices": [choice]})
+        rest = {"index": i, "logprobs": logprobs, "finish_reason": reason}
+        return sse({**base, "choices": [{"text": text, **rest}]})
+
+    def plain(i: int, text: str) -> bytes:  # the usual chunk, of which little is new
+        tail = b', "index": %d, "logprobs": null, "finish_reason": null}]}\n\n' % i
+        return head + json.dumps(text).encode() + tail
 
     ends: list[Finished] = []
     try:
@@ -151,7 +158,9 @@ async def completion_chunks(
             if said.before(i):
                 yield chunk(i, said.before(i))
         async for i, event in events:
-            if isinstance(event, TextDelta):
+            if isinstance(event, TextDelta) and not event.pieces:
+                yield plain(i, event.text)
+            elif isinstance(event, TextDelta):
                 yield chunk(i, event.text, _logprobs(event.pieces, call))
             elif isinstance(event, Finished):
                 ends.append(event)

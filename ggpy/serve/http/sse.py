@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
+DIRECT_SEND = "ggpy.send"  # in a request's scope: the server's own `send`, behind no middleware
+
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -48,7 +50,7 @@ class EventStream:
         watch = asyncio.create_task(self._watch(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
-            await self._send_chunks(send)
+            await self._send_chunks(scope.get(DIRECT_SEND, send))
         finally:
             watch.cancel()
             self._cancel()
@@ -98,6 +100,19 @@ class EventStream:
             else:
                 self._sent_at = loop.time()
                 await send({"type": "http.response.body", "body": self._ping, "more_body": True})
+
+
+class DirectSend:
+    """ASGI middleware, the outermost: streams send chunks past all others, which have nothing to do
+    with them once the headers are sent.
+    """
+
+    def __init__(self, app: Callable[[Message, Receive, Send], Awaitable[None]]) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        scope[DIRECT_SEND] = send
+        await self._app(scope, receive, send)
 
 
 async def while_connected(
