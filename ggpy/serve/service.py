@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 LONG_TEXT = 2000  # characters from which encoding leaves the event loop
 RETRY_AFTER = 5  # seconds
+CHARACTERS_PER_TOKEN = 4  # about as many, in most languages and vocabularies
 
 Result = TypeVar("Result")
 
@@ -241,11 +242,29 @@ class ModelService:
         parallel = request.parallel_tool_calls and name == "required"
         try:
             text = call_grammar(
-                self.format, tools, parallel, special=self._markers, reasoning_open=opened
+                self.format,
+                tools,
+                parallel,
+                special=self._markers,
+                reasoning_open=opened,
+                reasoning_limit=self._reasoning_limit(request, opened),
             )
         except ValueError as error:
             raise ApiError(400, str(error), param="tool_choice") from None
         return Constraint("lark", text)
+
+    def _reasoning_limit(self, request: ChatRequest, opened: bool) -> int | None:
+        """Characters of reasoning before a call that is demanded: about half of the answer's
+        tokens. There is none if the template does not know it, or it is turned off.
+        """
+        known = self.format.channels is not None or self.format.reasoning_close in (
+            self.template or ""
+        )
+        enabled = request.template_variables.get("enable_thinking") is not False
+        if not opened and not (known and enabled):
+            return 0
+        n = request.options.max_tokens
+        return None if n is None else n * CHARACTERS_PER_TOKEN // 2
 
     async def _mask(self, constraint: Constraint | None) -> TokenMask | None:
         if constraint is None:
