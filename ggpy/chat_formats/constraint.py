@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ..grammar.lark import JSON_OPTIONS
 from .chat_format import ChatFormat
 from .harmony import CHANNEL, CONSTRAIN, END, MESSAGE, START
 from .json_calls import JsonObjects, NameThenJson
@@ -101,8 +102,12 @@ class _Grammar:
         return self._in_order(self.rule(text, f"[suffix={suffix}]"), self.literal(closer[plain:]))
 
     def json(self, schema: Any) -> str:
-        """A JSON value of a schema."""
-        return "%json " + json.dumps(schema)
+        """A JSON value of a schema, with bounded blanks; ValueError for one that is too deep."""
+        read = {**schema, "x-guidance": JSON_OPTIONS} if isinstance(schema, Mapping) else schema
+        try:
+            return "%json " + json.dumps(read)
+        except RecursionError:
+            raise ValueError("a tool's schema nests its lists and objects too deeply") from None
 
     # What stands around calls
 

@@ -82,6 +82,7 @@ class ModelService:
         ids = await self._encoded(rendered)
         opened = self.format.opens_reasoning(rendered)
         constraint = self._chat_constraint(request, opened)
+        called = constraint is not request.options.constraint
         answers: list[Answering] = []
         with _all_or_none(answers):
             for options in _seeded(self._timed(request.options), n):
@@ -90,7 +91,7 @@ class ModelService:
                     reasoning=request.reasoning and self.settings.reasoning_format != "none",
                     reasoning_open=opened,
                 )
-                grammar = await self._mask(constraint)
+                grammar = await self._mask(constraint, called)
                 ticket = self._begin(ids, options, client, grammar, bool(self._markers))
                 answers.append(Answering(ticket, options, parser, self.format.name == "mistral"))
         return answers
@@ -266,15 +267,17 @@ class ModelService:
         n = request.options.max_tokens
         return None if n is None else n * CHARACTERS_PER_TOKEN // 2
 
-    async def _mask(self, constraint: Constraint | None) -> TokenMask | None:
+    async def _mask(self, constraint: Constraint | None, called: bool = False) -> TokenMask | None:
+        """The compiled grammar. called: whether it is that of tools, which errors then name."""
         if constraint is None:
             return None
+        kinds = {"gbnf": "grammar", "lark": "grammar"}
+        param = "tools" if called else kinds.get(constraint.kind, "response_format")
         try:
             return await asyncio.to_thread(
                 self.model.grammars.compile, constraint.kind, constraint.text
             )
         except GrammarError as error:
-            param = {"gbnf": "grammar", "lark": "grammar"}.get(constraint.kind, "response_format")
             raise ApiError(400, str(error), param=param) from None
 
     # The model
