@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,3 +82,19 @@ def running(
         yield server
     finally:
         server.close()
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 10) -> bool:
+    """Whether something holds within some seconds."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if holds():
+            return True
+        time.sleep(0.01)
+    return holds()
+
+
+def idle(server: RunningServer) -> bool:
+    """Whether no sequence runs or waits, and every page is free."""
+    stats = server.engine.stats()
+    return stats.n_running == stats.n_waiting == 0 and stats.n_pages_free == stats.n_pages
