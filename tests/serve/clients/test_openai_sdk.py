@@ -13,7 +13,7 @@ from typing import Any
 
 import openai
 import pytest
-from clients_of_servers import HELLO, TOOLS, Clock, Weather, check, schema_of
+from clients_of_servers import HELLO, TOOLS, Clock, Weather, check
 from running_server import RunningServer, eventually, idle, running
 
 OPTIONS: dict[str, Any] = {"model": "tiny", "temperature": 0, "max_tokens": 200}
@@ -195,10 +195,11 @@ def test_the_round_trip_of_a_response_s_call(client: openai.OpenAI) -> None:
     tool: Any = {
         "type": "function",
         "name": "Weather",
-        "parameters": schema_of(Weather),
+        "parameters": Weather.model_json_schema(),
         "strict": True,
     }
     options: dict[str, Any] = {"model": "tiny", "tools": [tool], "temperature": 0}
+    options["parallel_tool_calls"] = False
     first = client.responses.create(
         input=HELLO, tool_choice="required", max_output_tokens=200, **options
     )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 
 
 class Weather(BaseModel):
     """The weather of a city."""
+
+    model_config = ConfigDict(extra="forbid")  # a random model would add properties for ever
 
     city: Literal["Paris", "Rome"]
     days: int = Field(ge=0, le=9)
@@ -19,17 +21,15 @@ class Weather(BaseModel):
 class Clock(BaseModel):
     """The time of a zone."""
 
+    model_config = ConfigDict(extra="forbid")
+
     zone: Literal["UTC", "CET"]
-
-
-def schema_of(model: type[BaseModel]) -> dict[str, Any]:
-    """The JSON schema of a model, without further properties."""
-    return {**model.model_json_schema(), "additionalProperties": False}
 
 
 def function(model: type[BaseModel]) -> dict[str, Any]:
     """A tool in OpenAI's form, whose arguments are those of a model."""
-    told = {"name": model.__name__, "description": model.__doc__, "parameters": schema_of(model)}
+    schema = model.model_json_schema()
+    told = {"name": model.__name__, "description": model.__doc__, "parameters": schema}
     return {"type": "function", "function": told}
 
 
