@@ -60,9 +60,15 @@ class RunningServer:
 
 @contextmanager
 def running(
-    architecture: str = "llama", n_seq: int = 4, n_ctx: int = 256, **settings: Any
+    architecture: str = "llama",
+    n_seq: int = 4,
+    n_ctx: int = 256,
+    n_positions: int | None = None,
+    **settings: Any,
 ) -> Iterator[RunningServer]:
-    """A server of a tiny model that has been loaded."""
+    """A server of a tiny model that has been loaded. n_positions: of the KV cache, None is enough
+    for all sequences.
+    """
 
     def load() -> model.Model:
         return model.load(
@@ -71,7 +77,7 @@ def running(
             n_ctx=n_ctx,
             n_seq=n_seq,
             n_batch=64,
-            n_positions=n_seq * n_ctx,
+            n_positions=n_positions or n_seq * n_ctx,
             prefill_tokens=32,
             prefix_cache=True,
         )
