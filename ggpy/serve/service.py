@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 LONG_TEXT = 2000  # characters from which encoding leaves the event loop
 RETRY_AFTER = 5  # seconds
+CHARACTERS_PER_TOKEN = 4  # about as many, in most languages and vocabularies
 
 Result = TypeVar("Result")
 
@@ -81,6 +82,7 @@ class ModelService:
         ids = await self._encoded(rendered)
         opened = self.format.opens_reasoning(rendered)
         constraint = self._chat_constraint(request, opened)
+        called = constraint is not request.options.constraint
         answers: list[Answering] = []
         with _all_or_none(answers):
             for options in _seeded(self._timed(request.options), n):
@@ -89,7 +91,7 @@ class ModelService:
                     reasoning=request.reasoning and self.settings.reasoning_format != "none",
                     reasoning_open=opened,
                 )
-                grammar = await self._mask(constraint)
+                grammar = await self._mask(constraint, called)
                 ticket = self._begin(ids, options, client, grammar, bool(self._markers))
                 answers.append(Answering(ticket, options, parser, self.format.name == "mistral"))
         return answers
@@ -241,21 +243,41 @@ class ModelService:
         parallel = request.parallel_tool_calls and name == "required"
         try:
             text = call_grammar(
-                self.format, tools, parallel, special=self._markers, reasoning_open=opened
+                self.format,
+                tools,
+                parallel,
+                special=self._markers,
+                reasoning_open=opened,
+                reasoning_limit=self._reasoning_limit(request, opened),
             )
         except ValueError as error:
             raise ApiError(400, str(error), param="tool_choice") from None
         return Constraint("lark", text)
 
-    async def _mask(self, constraint: Constraint | None) -> TokenMask | None:
+    def _reasoning_limit(self, request: ChatRequest, opened: bool) -> int | None:
+        """Characters of reasoning before a call that is demanded: about half of the answer's
+        tokens. There is none if the template does not know it, or it is turned off.
+        """
+        known = self.format.channels is not None or self.format.reasoning_close in (
+            self.template or ""
+        )
+        enabled = request.template_variables.get("enable_thinking") is not False
+        if not opened and not (known and enabled):
+            return 0
+        n = request.options.max_tokens
+        return None if n is None else n * CHARACTERS_PER_TOKEN // 2
+
+    async def _mask(self, constraint: Constraint | None, called: bool = False) -> TokenMask | None:
+        """The compiled grammar. called: whether it is that of tools, which errors then name."""
         if constraint is None:
             return None
+        kinds = {"gbnf": "grammar", "lark": "grammar"}
+        param = "tools" if called else kinds.get(constraint.kind, "response_format")
         try:
             return await asyncio.to_thread(
                 self.model.grammars.compile, constraint.kind, constraint.text
             )
         except GrammarError as error:
-            param = {"gbnf": "grammar", "lark": "grammar"}.get(constraint.kind, "response_format")
             raise ApiError(400, str(error), param=param) from None
 
     # The model

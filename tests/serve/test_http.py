@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from typing import Any
 
 import httpx
 import pytest
-from running_server import RunningServer, running
+from running_server import RunningServer, eventually, idle, running
 
 from ggpy import model
 from ggpy.serve.http import protocol
@@ -94,20 +93,6 @@ def test_pages_of_other_origins(server: RunningServer) -> None:
     answer = server.client.request("OPTIONS", CHAT, headers=asked)
     assert answer.status_code == 200
     assert answer.headers["access-control-allow-origin"] == "*"
-
-
-def eventually(holds: Any, seconds: float = 10) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if holds():
-            return True
-        time.sleep(0.01)
-    return bool(holds())
-
-
-def idle(server: RunningServer) -> bool:
-    stats = server.engine.stats()
-    return stats.n_running == stats.n_waiting == 0 and stats.n_pages_free == stats.n_pages
 
 
 @pytest.mark.parametrize("stream", [True, False])
