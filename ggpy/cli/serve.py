@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from errno import ENOENT
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,10 +118,14 @@ def address(settings: ServerSettings, bound: Any) -> str:
 
 def server_settings(options: argparse.Namespace) -> ServerSettings:
     """What the options say of the server; ValueError, OSError."""
+    from .. import chat_formats
     from ..sampling import SamplingParams
     from ..serve.settings import ServerSettings
 
     socket = options.host.removeprefix("unix:") if options.host.endswith(".sock") else None
+    check_certificate(options.ssl_key_file, options.ssl_cert_file)
+    if options.tool_format:  # before the model is loaded, which takes time
+        chat_formats.by_name(options.tool_format)
     return ServerSettings(
         host=options.host,
         port=options.port,
@@ -150,6 +155,24 @@ def server_settings(options: argparse.Namespace) -> ServerSettings:
         pooling=options.pooling,
         cache_prompt=options.cache_prompt,
     )
+
+
+def check_certificate(key: str | None, certificate: str | None) -> None:
+    """ValueError for files that https cannot use."""
+    if not (key and certificate):
+        return
+    import ssl
+
+    for path in (key, certificate):
+        if not Path(path).is_file():
+            raise FileNotFoundError(ENOENT, "there is no such file", path)
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
+    except (ssl.SSLError, OSError) as error:
+        reason = getattr(error, "reason", None) or error.strerror
+        raise ValueError(
+            f"--ssl-key-file {key} and --ssl-cert-file {certificate}: {reason}"
+        ) from None
 
 
 def api_keys(options: argparse.Namespace) -> tuple[str, ...]:

@@ -144,13 +144,36 @@ def _http(parser: Parser) -> None:
     add = group.add_argument
     add("--host", default="127.0.0.1", metavar="HOST", help="address, or a .sock file (127.0.0.1)")
     add("--port", type=natural, default=8080, metavar="PORT", help="0 takes a free one (8080)")
-    add("--api-prefix", default="", metavar="PATH", help="before every path, without / at the end")
+    add(
+        "--api-prefix",
+        default="",
+        metavar="/X",
+        help="what all paths begin with, without / at the end",
+    )
     add("--api-key", metavar="KEY", help="key that clients must send; several with commas between")
     add("--api-key-file", metavar="FILE", help="file of keys, one in a line")
     add("--cors-origins", default="*", metavar="LIST", help="origins whose pages may ask (*)")
-    add("-to", "--timeout", type=positive, default=600, metavar="S", help="of a slow client (600)")
-    add("--sse-ping-interval", type=positive, default=30, metavar="S", help="(30)")
-    add("--drain", type=natural, default=30, metavar="S", help="for answers after SIGTERM (30)")
+    add(
+        *("-to", "--timeout"),
+        type=positive,
+        default=600,
+        metavar="S",
+        help="seconds that a client may take to send a request, or to read what is sent (600)",
+    )
+    add(
+        "--sse-ping-interval",
+        type=positive,
+        default=30,
+        metavar="S",
+        help="seconds after which a stream without news sends a comment (30)",
+    )
+    add(
+        "--drain",
+        type=natural,
+        default=30,
+        metavar="S",
+        help="seconds that requests may go on after SIGTERM or Ctrl-C (30)",
+    )
     add("--ssl-key-file", metavar="FILE", help="private key, for https")
     add("--ssl-cert-file", metavar="FILE", help="its certificate")
     add("--metrics", action="store_true", help="answer /metrics, for Prometheus")
@@ -209,7 +232,12 @@ def _chat(parser: Parser) -> None:
         metavar="JSON",
         help="""variables of the template, as '{"enable_thinking": false}'""",
     )
-    add("--tool-format", metavar="NAME", help="how the model calls tools, if its template misleads")
+    add(
+        "--tool-format",
+        metavar="NAME",
+        help="how the model calls tools, if its template misleads: hermes, mistral, llama3, ...; a "
+        "wrong NAME lists all",
+    )
     add(
         "--reasoning-format",
         choices=["auto", "none", "deepseek", "deepseek-legacy"],

@@ -102,3 +102,21 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
         port = sock.getsockname()[1]
         assert serve.main(["models/tiny/llama.gguf", "--port", str(port)]) == 2
     assert f"127.0.0.1:{port}" in capsys.readouterr().err
+
+
+def test_what_is_wrong_is_told_before_anything_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = "models/tiny/llama.gguf"
+    assert serve.main([model, "--tool-format", "telepathy"]) == 2
+    told = capsys.readouterr().err
+    assert "'telepathy'" in told and "hermes" in told and "listening" not in told
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    key.write_text("no key")
+    words = ["--ssl-key-file", str(key), "--ssl-cert-file", str(certificate)]
+    assert serve.main([model, *words]) == 2
+    assert f"{certificate}: there is no such file" in capsys.readouterr().err
+    certificate.write_text("none")
+    assert serve.main([model, *words]) == 2
+    told = capsys.readouterr().err
+    assert str(certificate) in told and "listening" not in told
