@@ -84,7 +84,10 @@ def _from_environment(found: Parser, environment: Mapping[str, str]) -> dict[str
         else:
             continue
         if option in actions and text:
-            values[actions[option].dest] = _value(found, actions[option], variable, text)
+            action = actions[option]
+            value = _value(found, action, variable, text)
+            negated = isinstance(action, argparse.BooleanOptionalAction) and option[:5] == "--no-"
+            values[action.dest] = not value if negated else value
     return values
 
 
@@ -113,7 +116,7 @@ def _general(parser: Parser) -> None:
 def _model(parser: Parser) -> None:
     group = parser.add_argument_group("model")
     add = group.add_argument
-    add("model", metavar="MODEL", nargs="?", help=MODEL)
+    add("model", metavar="MODEL", nargs="?", help=f"{MODEL} (the first of these)")
     add("-m", "--model", dest="model_flag", metavar="MODEL", help="the same")
     add(
         *("-hf", "--hf-repo"),
@@ -210,9 +213,15 @@ def _scheduler(parser: Parser) -> None:
         "--prefill-tokens",
         type=positive,
         metavar="N",
-        help="tokens of prompts in a step in which answers go on (512; 128 on the CPU)",
+        help="tokens of a step that reads prompts while answers go on (512; 128 on the CPU)",
     )
-    add("--queue", type=natural, default=1024, metavar="N", help="requests that may wait (1024)")
+    add(
+        "--queue",
+        type=natural,
+        default=1024,
+        metavar="N",
+        help="answers that may wait beside those that run; more get 503 (1024)",
+    )
     add(
         "--cache-prompt",
         action=argparse.BooleanOptionalAction,

@@ -41,6 +41,14 @@ def test_the_environment_gives_what_the_command_line_does_not() -> None:
     assert (options.parallel, options.ctx_size) == (7, 999)
 
 
+def test_a_variable_that_says_no() -> None:
+    environment = {"LLAMA_ARG_NO_SLOTS": "1", "LLAMA_ARG_NO_CACHE_PROMPT": "0"}
+    options = serve_options.parse(["m.gguf"], environment)
+    assert (options.slots, options.cache_prompt) == (False, True)
+    options = serve_options.parse(["m.gguf"], {"LLAMA_ARG_SLOTS": "0"})
+    assert options.slots is False
+
+
 @pytest.mark.parametrize(
     "environment", [{"LLAMA_ARG_PORT": "x"}, {"LLAMA_ARG_ENDPOINT_METRICS": "maybe"}]
 )
