@@ -84,7 +84,10 @@ def _from_environment(found: Parser, environment: Mapping[str, str]) -> dict[str
         else:
             continue
         if option in actions and text:
-            values[actions[option].dest] = _value(found, actions[option], variable, text)
+            action = actions[option]
+            value = _value(found, action, variable, text)
+            negated = isinstance(action, argparse.BooleanOptionalAction) and option[:5] == "--no-"
+            values[action.dest] = not value if negated else value
     return values
 
 
@@ -113,7 +116,7 @@ def _general(parser: Parser) -> None:
 def _model(parser: Parser) -> None:
     group = parser.add_argument_group("model")
     add = group.add_argument
-    add("model", metavar="MODEL", nargs="?", help=MODEL)
+    add("model", metavar="MODEL", nargs="?", help=f"{MODEL} (the first of these)")
     add("-m", "--model", dest="model_flag", metavar="MODEL", help="the same")
     add(
         *("-hf", "--hf-repo"),
@@ -144,13 +147,36 @@ def _http(parser: Parser) -> None:
     add = group.add_argument
     add("--host", default="127.0.0.1", metavar="HOST", help="address, or a .sock file (127.0.0.1)")
     add("--port", type=natural, default=8080, metavar="PORT", help="0 takes a free one (8080)")
-    add("--api-prefix", default="", metavar="PATH", help="before every path, without / at the end")
+    add(
+        "--api-prefix",
+        default="",
+        metavar="/X",
+        help="what all paths begin with, without / at the end",
+    )
     add("--api-key", metavar="KEY", help="key that clients must send; several with commas between")
     add("--api-key-file", metavar="FILE", help="file of keys, one in a line")
     add("--cors-origins", default="*", metavar="LIST", help="origins whose pages may ask (*)")
-    add("-to", "--timeout", type=positive, default=600, metavar="S", help="of a slow client (600)")
-    add("--sse-ping-interval", type=positive, default=30, metavar="S", help="(30)")
-    add("--drain", type=natural, default=30, metavar="S", help="for answers after SIGTERM (30)")
+    add(
+        *("-to", "--timeout"),
+        type=positive,
+        default=600,
+        metavar="S",
+        help="seconds that a client may take to send a request, or to read what is sent (600)",
+    )
+    add(
+        "--sse-ping-interval",
+        type=positive,
+        default=30,
+        metavar="S",
+        help="seconds after which a stream without news sends a comment (30)",
+    )
+    add(
+        "--drain",
+        type=natural,
+        default=30,
+        metavar="S",
+        help="seconds that requests may go on after SIGTERM or Ctrl-C (30)",
+    )
     add("--ssl-key-file", metavar="FILE", help="private key, for https")
     add("--ssl-cert-file", metavar="FILE", help="its certificate")
     add("--metrics", action="store_true", help="answer /metrics, for Prometheus")
@@ -187,9 +213,15 @@ def _scheduler(parser: Parser) -> None:
         "--prefill-tokens",
         type=positive,
         metavar="N",
-        help="tokens of prompts in a step in which answers go on (512; 128 on the CPU)",
+        help="tokens of a step that reads prompts while answers go on (512; 128 on the CPU)",
     )
-    add("--queue", type=natural, default=1024, metavar="N", help="requests that may wait (1024)")
+    add(
+        "--queue",
+        type=natural,
+        default=1024,
+        metavar="N",
+        help="answers that may wait beside those that run; more get 503 (1024)",
+    )
     add(
         "--cache-prompt",
         action=argparse.BooleanOptionalAction,
@@ -209,7 +241,12 @@ def _chat(parser: Parser) -> None:
         metavar="JSON",
         help="""variables of the template, as '{"enable_thinking": false}'""",
     )
-    add("--tool-format", metavar="NAME", help="how the model calls tools, if its template misleads")
+    add(
+        "--tool-format",
+        metavar="NAME",
+        help="how the model calls tools, if its template misleads: hermes, mistral, llama3, ...; a "
+        "wrong NAME lists all",
+    )
     add(
         "--reasoning-format",
         choices=["auto", "none", "deepseek", "deepseek-legacy"],

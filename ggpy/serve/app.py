@@ -68,7 +68,8 @@ class Server:
         answers = await service.chat_all(call.request, client_of(request), call.n)
         events, id = self._counted(answers), new_id("chatcmpl-")
         if call.stream:
-            return self.stream(chat.chat_chunks(events, call, id, service.model_name), answers)
+            told = (events, call, id, service.model_name, lambda i: answers[i].so_far())
+            return self.stream(chat.chat_chunks(*told), answers)
         return await self.whole(
             request, chat.whole_chat(events, call, id, service.model_name), answers
         )
@@ -301,6 +302,8 @@ def _handlers(server: Server) -> dict[Any, Any]:
         assert isinstance(error, HTTPException)
         path = path_of(request)
         told = f"{request.method} {path} is not known here"
+        if allowed := (error.headers or {}).get("Allow"):
+            told = f"{path} does not take {request.method}: send {allowed}"
         return error_response(path, ApiError(error.status_code, told))
 
     async def unexpected(request: Request, error: Exception) -> Response:

@@ -52,6 +52,19 @@ def test_without_include_usage_no_chunk_has_usage(client: openai.OpenAI) -> None
     assert all(c.usage is None and c.choices for c in ask(client, stream=True))
 
 
+@pytest.mark.parametrize("more", [{}, {"logprobs": True}])
+def test_timings_with_every_token(client: openai.OpenAI, more: dict[str, Any]) -> None:
+    """As llama.cpp's page and ggpy's want them."""
+    asked = {"timings_per_token": True}
+    chunks = list(ask(client, stream=True, extra_body=asked, **more))[1:]
+    counts = [c.timings["predicted_n"] for c in chunks]
+    assert counts == sorted(counts) and counts[0] >= 1 and counts[-1] == 8
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == library_text()
+    assert all(bool(c.choices[0].logprobs) == bool(more) for c in chunks[:-1])
+    plain = list(ask(client, stream=True))
+    assert [hasattr(c, "timings") for c in plain] == [False] * (len(plain) - 1) + [True]
+
+
 def test_several_answers(client: openai.OpenAI) -> None:
     answer = ask(client, n=3, temperature=1.5, seed=5, max_tokens=12)
     texts = [choice.message.content for choice in answer.choices]

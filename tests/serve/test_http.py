@@ -38,7 +38,9 @@ def test_bodies_that_are_no_objects(server: RunningServer, body: bytes, told: st
 
 def test_unknown_paths_and_methods(server: RunningServer) -> None:
     assert server.client.get("/nothing").status_code == 404
-    assert server.client.get(CHAT).status_code == 405
+    wrong = server.client.get(CHAT)
+    assert wrong.status_code == 405
+    assert wrong.json()["error"]["message"] == f"{CHAT} does not take GET: send POST"
     assert server.client.get("/nothing").json()["error"]["type"] == "not_found_error"
 
 

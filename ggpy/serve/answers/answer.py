@@ -60,6 +60,19 @@ class Answering:
     def __anext__(self) -> Any:
         return self._events.__anext__()
 
+    def so_far(self) -> Finished:
+        """The last event, if the answer ended now."""
+        s = self.ticket.sequence
+        reason: AnswerEnd = "stop" if s.finish == "stop" else "length"
+        if self._calls and reason == "stop":
+            reason = "tool_calls"
+        usage = Usage(s.n_prompt, s.n_reused, s.n_generated, self._n_reasoning)
+        begun, admitted, first, now = s.t_begun, s.t_admitted, s.t_first, time.perf_counter()
+        admitted = admitted or now
+        first = first or now
+        timings = AnswerTimings(admitted - begun, first - admitted, now - first)
+        return Finished(reason, usage, timings, s.stops.found)
+
     def cancel(self) -> None:
         """End the answer: the client is gone."""
         self.ticket.cancel()
@@ -76,7 +89,7 @@ class Answering:
                     yield event
             for event in self._rest():
                 yield event
-            yield self._finished()
+            yield self.so_far()
         finally:
             self.ticket.cancel()
             if timer is not None:
@@ -137,15 +150,3 @@ class Answering:
     def _call_id(self) -> str:
         letters = "".join(secrets.choice(LETTERS) for _ in range(self._id_length))
         return letters if self._id_length == 9 else f"call_{letters}"
-
-    def _finished(self) -> Finished:
-        s = self.ticket.sequence
-        reason: AnswerEnd = "stop" if s.finish == "stop" else "length"
-        if self._calls and reason == "stop":
-            reason = "tool_calls"
-        usage = Usage(s.n_prompt, s.n_reused, s.n_generated, self._n_reasoning)
-        begun, admitted, first, now = s.t_begun, s.t_admitted, s.t_first, time.perf_counter()
-        admitted = admitted or now
-        first = first or now
-        timings = AnswerTimings(admitted - begun, first - admitted, now - first)
-        return Finished(reason, usage, timings, s.stops.found)

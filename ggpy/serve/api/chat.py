@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,6 +42,7 @@ class ChatCall:
     n: int = 1
     stream: bool = False
     include_usage: bool = False
+    timings_per_token: bool = False
 
 
 def read_chat(
@@ -65,6 +66,7 @@ def read_chat(
         n=body.integer("n", 1, 1, MAX_N) or 1,
         stream=body.flag("stream", False),
         include_usage=asked is not None and asked.flag("include_usage", False),
+        timings_per_token=body.flag("timings_per_token", False),
     )
 
 
@@ -190,28 +192,28 @@ class ChunkWriter:
 
 
 async def chat_chunks(
-    events: AsyncIterator[tuple[int, Event]], call: ChatCall, id: str, model: str
+    events: AsyncIterator[tuple[int, Event]],
+    call: ChatCall,
+    id: str,
+    model: str,
+    so_far: Callable[[int], Finished],
 ) -> AsyncIterator[bytes]:
-    """The answer as server-sent events."""
+    """The answer as server-sent events. so_far(i): what answer i has cost until now."""
     writer = ChunkWriter(id, model)
     ends: list[Finished] = []
     for i in range(call.n):
         yield writer.choice(i, {"role": "assistant", "content": ""})
     try:
         async for i, event in events:
-            if isinstance(event, TextDelta) and not event.pieces:
-                yield writer.text(i, "content", event.text)
-            elif isinstance(event, ReasoningDelta):
-                yield writer.text(i, "reasoning_content", event.text)
-            elif isinstance(event, Finished):
+            if isinstance(event, Finished):
                 ends.append(event)
                 timings = {} if call.include_usage else {"timings": timings_of(event)}
                 yield writer.choice(i, {}, finish_reason=event.reason, **timings)
-            elif isinstance(event, TextDelta):
-                scored = {"content": token_logprobs(event.pieces)}
-                yield writer.choice(i, {"content": event.text}, logprobs=scored)
+            elif call.timings_per_token:
+                more = {"timings": timings_of(so_far(i))}
+                yield writer.choice(i, _delta(event), logprobs=_logprobs(event), **more)
             else:
-                yield writer.choice(i, _delta(event))
+                yield _chunk(writer, i, event)
         if call.include_usage:
             last = {"choices": [], "usage": usage_of(ends), "timings": timings_of(ends[0])}
             yield sse({**writer.base, **last})
@@ -221,8 +223,31 @@ async def chat_chunks(
     yield DONE
 
 
-def _delta(event: CallStart | CallDelta) -> dict[str, Any]:
-    """The delta of a tool call."""
+Delta = TextDelta | ReasoningDelta | CallStart | CallDelta
+
+
+def _chunk(writer: ChunkWriter, i: int, event: Delta) -> bytes:
+    """The chunk of an event that is not the last."""
+    if isinstance(event, TextDelta) and not event.pieces:
+        return writer.text(i, "content", event.text)
+    if isinstance(event, ReasoningDelta):
+        return writer.text(i, "reasoning_content", event.text)
+    return writer.choice(i, _delta(event), logprobs=_logprobs(event))
+
+
+def _logprobs(event: Delta) -> dict[str, Any] | None:
+    """The log probabilities of a piece of text, where they were asked for."""
+    if isinstance(event, TextDelta) and event.pieces:
+        return {"content": token_logprobs(event.pieces)}
+    return None
+
+
+def _delta(event: Delta) -> dict[str, Any]:
+    """What an event adds to the message."""
+    if isinstance(event, TextDelta):
+        return {"content": event.text}
+    if isinstance(event, ReasoningDelta):
+        return {"reasoning_content": event.text}
     call: dict[str, Any]
     if isinstance(event, CallStart):
         function = {"name": event.name, "arguments": ""}
