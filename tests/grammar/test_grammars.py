@@ -114,6 +114,21 @@ def test_a_row_may_be_longer_and_must_not_be_shorter(grammars):
         grammars.compile("regex", "a").fill(np.zeros(14, np.int32))
 
 
+@pytest.mark.parametrize("cores", [1, 8])
+def test_many_masks_together_are_those_one_by_one(grammars, tokenizer, monkeypatch, cores):
+    monkeypatch.setattr(masks.os, "cpu_count", lambda: cores)
+    made = [grammars.compile("regex", "[ab]{2,5}c") for _ in range(5)]
+    for i, mask in enumerate(made):
+        for id in tokenizer.encode("abab"[:i], add_special=False):
+            mask.accept(id)
+    n = masks.n_words(tokenizer.n_vocab)
+    rows, alone = np.full((2, 5, n), -1, np.int32)
+    assert masks.GrammarMask.fill_many(made, rows) == [None] * 5
+    for mask, row in zip(made, alone, strict=True):
+        mask.fill(row)
+    assert np.array_equal(rows, alone) and len({row.tobytes() for row in rows}) > 1
+
+
 def test_sequences_have_masks_of_their_own(grammars, tokenizer):
     first, second = (grammars.compile("gbnf", 'root ::= "yes" | "no"') for _ in range(2))
     first.accept(int(allowed(first, tokenizer)[0]))
