@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 LONG_TEXT = 2000  # characters from which encoding leaves the event loop
 RETRY_AFTER = 5  # seconds
+UNWANTED = -1e6  # the bias of a token that is chosen only if there is no other
 CHARACTERS_PER_TOKEN = 4  # about as many, in most languages and vocabularies
 
 Result = TypeVar("Result")
@@ -82,7 +84,6 @@ class ModelService:
         ids = await self._encoded(rendered)
         opened = self.format.opens_reasoning(rendered)
         constraint = self._chat_constraint(request, opened)
-        called = constraint is not request.options.constraint
         answers: list[Answering] = []
         with _all_or_none(answers):
             for options in _seeded(self._timed(request.options), n):
@@ -91,7 +92,7 @@ class ModelService:
                     reasoning=request.reasoning and self.settings.reasoning_format != "none",
                     reasoning_open=opened,
                 )
-                grammar = await self._mask(constraint, called)
+                grammar = await self._mask(constraint)
                 ticket = self._begin(ids, options, client, grammar, bool(self._markers))
                 answers.append(Answering(ticket, options, parser, self.format.name == "mistral"))
         return answers
@@ -138,10 +139,11 @@ class ModelService:
         special: bool = False,
     ) -> Ticket:
         """Hand a sequence to the engine's thread."""
+        params = options.params if grammar is None else self._may_end(options.params)
         try:
             sequence = self.engine.prepare(
                 ids,
-                options.params,
+                params,
                 max_tokens=options.max_tokens,
                 stop=options.stop,
                 logprobs=options.top_logprobs is not None,
@@ -159,6 +161,11 @@ class ModelService:
             raise ApiError(400, str(error)) from None
         except (Full, RuntimeError) as error:
             raise ApiError(503, str(error), retry_after=RETRY_AFTER) from None
+
+    def _may_end(self, params: SamplingParams) -> SamplingParams:
+        """Parameters under which an answer can end where its grammar allows nothing else."""
+        end = {id for id in self.tokenizer.end_ids if params.logit_bias.get(id) == -inf}
+        return replace(params, logit_bias={**params.logit_bias, **dict.fromkeys(end, UNWANTED)})
 
     # Prompts
 
@@ -252,7 +259,7 @@ class ModelService:
             )
         except ValueError as error:
             raise ApiError(400, str(error), param="tool_choice") from None
-        return Constraint("lark", text)
+        return Constraint("lark", text, "tools")
 
     def _reasoning_limit(self, request: ChatRequest, opened: bool) -> int | None:
         """Characters of reasoning before a call that is demanded: about half of the answer's
@@ -267,18 +274,15 @@ class ModelService:
         n = request.options.max_tokens
         return None if n is None else n * CHARACTERS_PER_TOKEN // 2
 
-    async def _mask(self, constraint: Constraint | None, called: bool = False) -> TokenMask | None:
-        """The compiled grammar. called: whether it is that of tools, which errors then name."""
+    async def _mask(self, constraint: Constraint | None) -> TokenMask | None:
         if constraint is None:
             return None
-        kinds = {"gbnf": "grammar", "lark": "grammar"}
-        param = "tools" if called else kinds.get(constraint.kind, "response_format")
         try:
             return await asyncio.to_thread(
                 self.model.grammars.compile, constraint.kind, constraint.text
             )
         except GrammarError as error:
-            raise ApiError(400, str(error), param=param) from None
+            raise ApiError(400, str(error), param=constraint.param) from None
 
     # The model
 

@@ -138,7 +138,7 @@ def test_a_bad_schema_is_refused_by_name(client: openai.OpenAI) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "wrong"}}}
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, response_format=form)
-    assert caught.value.param == "response_format"
+    assert caught.value.param == "response_format.json_schema.schema"
 
 
 def test_many_at_once_have_the_text_of_one(client: openai.OpenAI) -> None:

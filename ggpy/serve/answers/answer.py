@@ -11,6 +11,7 @@ import secrets
 import string
 import time
 from collections.abc import AsyncIterator, Iterable
+from math import inf
 from typing import Any
 
 from ...chat_formats.deltas import CallArguments, CallBegin, CallEnd, ReasoningPart, TextPart
@@ -99,6 +100,9 @@ class Answering:
         try:
             return await self.ticket.pieces()
         except (ValueError, MemoryError) as error:
+            if -inf in self._options.params.logit_bias.values():
+                told = "logit_bias forbids all tokens that could come next: allow one"
+                raise ApiError(400, told, param="logit_bias") from None
             raise ApiError(500, str(error)) from None
         except RuntimeError as error:
             raise ApiError(503, str(error), retry_after=5) from None
