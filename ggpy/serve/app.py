@@ -303,7 +303,8 @@ def _handlers(server: Server) -> dict[Any, Any]:
         path = path_of(request)
         told = f"{request.method} {path} is not known here"
         if allowed := (error.headers or {}).get("Allow"):
-            told = f"{path} does not take {request.method}: send {allowed}"
+            methods = sorted({*allowed.split(", ")} - {"HEAD"})
+            told = f"{path} does not take {request.method}: send {' or '.join(methods)}"
         return error_response(path, ApiError(error.status_code, told))
 
     async def unexpected(request: Request, error: Exception) -> Response:
