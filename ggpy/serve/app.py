@@ -175,7 +175,7 @@ class Server:
         return self.settings.sampling, self.settings.max_tokens
 
     async def _counted(self, answers: Sequence[Answering]) -> AsyncIterator[tuple[int, Event]]:
-        """The events of answers, which the metrics see."""
+        """The events of answers; the metrics count each answer that ends."""
         async for i, event in merged(answers):
             if isinstance(event, Finished):
                 self.metrics.answered(event)
@@ -288,7 +288,7 @@ def _counting(server: Server, path: str, endpoint: Any) -> Any:
 
 
 def _handlers(server: Server) -> dict[Any, Any]:
-    """How errors are told."""
+    """Handlers of errors; each writes its error in the form of the API."""
     prefix = server.settings.api_prefix
 
     def path_of(request: Request) -> str:

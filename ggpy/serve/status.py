@@ -1,4 +1,4 @@
-"""What the server tells of its model and its state: /v1/models, /props and /slots.
+"""What the server says about its model and its state: /v1/models, /props and /slots.
 
 The forms are llama-server's. Nothing here knows HTTP.
 """
