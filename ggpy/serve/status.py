@@ -49,7 +49,8 @@ def props(service: ModelService) -> dict[str, Any]:
         "modalities": {"vision": False, "audio": False},
         "chat_template": service.template or "",
         "chat_template_caps": {
-            "supports_tools": service.format.name != "plain",
+            "supports_system_role": service.takes_system,
+            "supports_tools": service.format.name != "content",
             "supports_reasoning": service.format.has_reasoning,
         },
         "bos_token": bos,

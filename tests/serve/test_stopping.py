@@ -1,4 +1,4 @@
-"""How a server ends: what is told, what running answers get, and the exit status."""
+"""How a server begins and ends: what is told, what running answers get, and the exit status."""
 
 from __future__ import annotations
 
