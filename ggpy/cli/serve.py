@@ -71,13 +71,14 @@ def serve(options: argparse.Namespace) -> int:
         where = address(settings, sock.getsockname())
         say(f"listening: {where}; the status is 503 until the model is loaded")
         if settings.host in OPEN_TO_ALL and not settings.api_keys:
-            note("everybody in the network may ask, and no --api-key is needed")
+            note("no --api-key is set, so everybody in the network may ask")
 
         def ready(service: ModelService) -> None:
             say(*described(service.engine))
-            if settings.with_ui:
+            if settings.with_ui and not settings.socket:
                 say(f"page: {where}/")
-            say(f"ready: clients use {where}/v1; Ctrl-C stops the server")
+            base = where if settings.socket else f"{where}/v1"
+            say(f"ready: clients use {base}; Ctrl-C stops the server")
 
         return ServerProcess(settings, lambda: load(path, options), ready, say).run(sock)
 

@@ -175,7 +175,7 @@ class Server:
         return self.settings.sampling, self.settings.max_tokens
 
     async def _counted(self, answers: Sequence[Answering]) -> AsyncIterator[tuple[int, Event]]:
-        """The events of answers, which the metrics see."""
+        """The events of answers; the metrics count each answer that ends."""
         async for i, event in merged(answers):
             if isinstance(event, Finished):
                 self.metrics.answered(event)
@@ -288,7 +288,7 @@ def _counting(server: Server, path: str, endpoint: Any) -> Any:
 
 
 def _handlers(server: Server) -> dict[Any, Any]:
-    """How errors are told."""
+    """Handlers of errors; each writes its error in the form of the API."""
     prefix = server.settings.api_prefix
 
     def path_of(request: Request) -> str:
@@ -303,7 +303,8 @@ def _handlers(server: Server) -> dict[Any, Any]:
         path = path_of(request)
         told = f"{request.method} {path} is not known here"
         if allowed := (error.headers or {}).get("Allow"):
-            told = f"{path} does not take {request.method}: send {allowed}"
+            methods = sorted({*allowed.split(", ")} - {"HEAD"})
+            told = f"{path} does not take {request.method}: send {' or '.join(methods)}"
         return error_response(path, ApiError(error.status_code, told))
 
     async def unexpected(request: Request, error: Exception) -> Response:

@@ -110,7 +110,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class AnswerTimings:
-    """Seconds of a request's prefill (with its wait in the queue apart) and of its decode."""
+    """Seconds of a request: its wait in the queue, its prefill, its decode."""
 
     queued: float = 0.0
     prefill: float = 0.0

@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +98,8 @@ class ServerProcess:
             self._uvicorn.run([sock])
         finally:
             sock.close()
+            if self.settings.socket:
+                Path(self.settings.socket).unlink(missing_ok=True)
             self._close()
         if self._error is not None:
             raise self._error
@@ -192,6 +195,7 @@ class ServerProcess:
 def listen(settings: ServerSettings) -> socket.socket:
     """The listening socket; ServeError says why there is none."""
     if settings.socket:
+        remove_left_over(settings.socket)
         sock = socket.socket(socket.AF_UNIX)
         where: Any = settings.socket
     else:
@@ -204,9 +208,24 @@ def listen(settings: ServerSettings) -> socket.socket:
         sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
-        shown = settings.socket or f"{settings.host}:{settings.port}"
+        if settings.socket:
+            raise ServeError(f"cannot listen on {settings.socket}: {error.strerror}") from None
+        shown = f"{settings.host}:{settings.port}"
         raise ServeError(f"cannot listen on {shown}: {_reason(error)}") from None
     return sock
+
+
+def remove_left_over(path: str) -> None:
+    """Remove a socket that a process left behind which is gone: nobody answers there."""
+    if not Path(path).is_socket():
+        return
+    with socket.socket(socket.AF_UNIX) as client:
+        try:
+            client.connect(path)
+        except ConnectionRefusedError:
+            Path(path).unlink(missing_ok=True)
+        except OSError:  # bind says what is wrong
+            pass
 
 
 def _reason(error: OSError) -> str:

@@ -55,6 +55,7 @@ class ModelService:
         self.tokenizer, self.engine = model.tokenizer, model.engine
         self.template = settings.chat_template or model.tokenizer.chat_template
         self.format = self._chat_format()
+        self.takes_system = self._takes_system()
         self._markers = self.format.control_markers(model.tokenizer)
         self.infill = Infill(model.tokenizer)
         self.created = int(time.time())
@@ -285,6 +286,15 @@ class ModelService:
             raise ApiError(400, str(error), param=constraint.param) from None
 
     # The model
+
+    def _takes_system(self) -> bool:
+        """Whether the chat template has a place for system messages."""
+        mark = "Qmvx"
+        messages = [{"role": "system", "content": mark}, {"role": "user", "content": "Rkwz"}]
+        try:
+            return mark in self.tokenizer.apply_chat_template(messages, self.template)
+        except ValueError:  # it refuses them, or there is none
+            return False
 
     def _chat_format(self) -> ChatFormat:
         """How the model writes tool calls and reasoning."""

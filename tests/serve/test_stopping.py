@@ -1,8 +1,9 @@
-"""How a server ends: what is told, what running answers get, and the exit status."""
+"""How a server begins and ends: what is told, what running answers get, and the exit status."""
 
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from running_server import TINY, RunningServer
 
 from ggpy import model
 from ggpy.cli import serve
+from ggpy.serve.process import ServeError, ServerProcess, listen
 from ggpy.serve.settings import ServerSettings
 
 LONG = {"prompt": "a b", "stream": True, "n_predict": -1, "ignore_eos": True}
@@ -104,15 +106,15 @@ def test_a_model_that_is_being_loaded_is_waited_for() -> None:
         return load()
 
     server = RunningServer(ServerSettings(port=0), slow)
-    told: list[str] = []
-    server.process._say = told.append
+    told: queue.Queue[str] = queue.Queue()
+    server.process._say = told.put
     assert begun.wait(30)
     assert server.client.get("/health").status_code == 503
     stop(server)
+    assert told.get(timeout=10) == "stopping, once the model is loaded; Ctrl-C leaves now"
     go.set()
     server.join()
     assert server.status == 0 and not server.ready.is_set()
-    assert told == ["stopping, once the model is loaded; Ctrl-C leaves now"]
     server.client.close()
 
 
@@ -166,3 +168,18 @@ def test_what_a_port_that_cannot_be_had_calls_for(capsys: pytest.CaptureFixture[
     words = [str(TINY / "llama.gguf"), "--host", "192.0.2.1"]  # an address of nobody
     assert serve.main(words) == 2
     assert "no such address: give another --host" in capsys.readouterr().err
+
+
+def test_a_socket_file_goes_and_one_that_was_left_is_no_hindrance(tmp_path: Path) -> None:
+    path = tmp_path / "ggpy.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    settings = ServerSettings(socket=str(path))
+    with listen(settings):
+        with pytest.raises(ServeError, match=f"cannot listen on {path}: Address already in use"):
+            listen(settings)
+        assert path.is_socket(), "it is another server's"
+    process = ServerProcess(settings, load)
+    threading.Timer(0.5, process.stop).start()
+    assert process.run() == 0
+    assert not path.exists()

@@ -24,7 +24,7 @@ AT_ONCE = 8  # documents that are ranked between two steps
 
 
 class Vectors:
-    """What a model makes of texts besides answers."""
+    """What a model makes of texts, apart from answers."""
 
     def __init__(self, model: Model, worker: EngineWorker, pooling: str | None) -> None:
         """pooling: None is the model's own."""
@@ -64,7 +64,7 @@ class Vectors:
 
 
 class _told:
-    """Errors of the runtime as those of an API; they are about the field."""
+    """Turns errors of the runtime into ApiErrors that name a field."""
 
     def __init__(self, field: str) -> None:
         self._field = field

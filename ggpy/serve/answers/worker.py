@@ -83,9 +83,11 @@ class EngineWorker:
         self.engine, self._loop = engine, loop
         self._most = engine.n_seq + n_waiting
         self._failed = failed
-        self.tickets: set[Ticket] = set()  # that have not ended; the event loop's
+        self.tickets: set[Ticket] = (
+            set()
+        )  # of sequences that have not ended; the event loop alone uses it
         self._inbox: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self._news: dict[Ticket, None] = {}  # with pieces of this step; the thread's
+        self._news: dict[Ticket, None] = {}  # with news in this step; the thread alone uses it
         self._stopped = False
         self._thread = Thread(target=self._run, name="ggpy engine", daemon=True)
         self._thread.start()
@@ -183,7 +185,7 @@ class EngineWorker:
         news: list[News] = []
         for ticket in self._news:
             s = ticket.sequence
-            finish = s.finish  # before the pieces: who reads it first has all of them
+            finish = s.finish  # read before the pieces, so that none of them is missed
             pieces = [s.pieces.popleft() for _ in range(len(s.pieces))]
             news.append((ticket, pieces, finish))
         self._news.clear()

@@ -26,7 +26,7 @@ async def read_body(request: Request, most: int, timeout: float) -> Fields:
     try:
         data = await asyncio.wait_for(_bytes(request, most), timeout)
     except asyncio.TimeoutError:
-        raise ApiError(408, f"the body was not there after {timeout:g} s") from None
+        raise ApiError(408, f"the body had not arrived after {timeout:g} s") from None
     except ClientDisconnect:
         raise ApiError(400, "the client closed the connection within the body") from None
     if not data:
@@ -51,7 +51,7 @@ async def _bytes(request: Request, most: int) -> bytes:
 
 
 class JsonAnswer(JSONResponse):
-    """JSON in ASCII, which also a lone surrogate from a client's text cannot break."""
+    """JSON in ASCII, so that a lone surrogate in a client's text cannot break it."""
 
     def render(self, content: Any) -> bytes:
         """The bytes of the body."""

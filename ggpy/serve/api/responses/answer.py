@@ -26,7 +26,7 @@ ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded", 503: "rate_lim
 async def response(
     events: AsyncIterator[Event], model: str, echo: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The response object of a whole answer. echo: of the ApiCall. ApiError is the events'."""
+    """The response object of a whole answer. echo: of the ApiCall. Raises what the events raise."""
     shape = ResponseShape(model, echo)
     blocks, end = await collected(events)
     return shape.ended(blocks, end)
@@ -162,7 +162,7 @@ class ResponseWriter:
         )
 
     def closed(self, block: AnswerBlock) -> bytes:
-        """What a block is as a whole: its text, its part, its item."""
+        """The events that repeat a finished block: its text, its part, its item."""
         cut = self._end is not None and self._end.reason == "length"
         item = self._shape.item(block, status(cut), whole=True)
         told = self._contents_done(block)
