@@ -41,6 +41,7 @@ class LayerSettings:
 
     mixer: AttentionSettings
     ffn: DenseSettings | None
+    parallel: bool = False  # both take the same x
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class ModelSettings:
     embedding_scale: float = 1.0
     soft_cap: float = 0.0  # of logits
     logit_scale: float = 1.0
+    eps: float | None = None  # of all norms, where it is not the file's
 
 
 @dataclass(frozen=True)
