@@ -24,13 +24,12 @@ Converted = Callable[[str], Path]
 # Where we write more or else than llama.cpp's converter does, and why.
 UNKNOWN = "tokenizer.ggml.unknown_token_id"  # sentencepiece knows it, even if no file says it
 ADDS = {f"tokenizer.ggml.add_{name}_token" for name in ("bos", "eos", "sep")}  # always said
-OURS = {
-    "llama": ADDS,
+OURS = {  # of those that are not here, ADDS
     "llama-linear": {UNKNOWN},
     "mistral": {UNKNOWN, "llama.attention.sliding_window"},  # the window that Mistral has
-    "qwen2": ADDS,
-    "qwen3": ADDS,
-    **{name: {UNKNOWN} for name in ("gemma2", "gemma3", "phi3")},
+    **{name: {UNKNOWN} for name in ("gemma2", "gemma3", "phi3", "ernie4_5")},
+    "olmo3": {*ADDS, "olmo2.rope.scaling.yarn_attn_factor"},  # what it is in any case
+    "qwen3vl": {*ADDS, "tokenizer.ggml.padding_token_id"},
 }
 # Tokens are listed up to the rows of the embedding table: a shorter list would not load.
 LONGER = {"mistral": {f"tokenizer.ggml.{x}" for x in ("tokens", "scores", "token_type")}}
@@ -71,7 +70,7 @@ def test_tensors_and_metadata_are_those_of_llama_cpp(name: str, converted: Conve
     theirs = THEIRS[name]
     assert digests == theirs["tensors"]
     for ours, wanted, but in (
-        (scalars, theirs["metadata"], OURS[name]),
+        (scalars, theirs["metadata"], OURS.get(name, ADDS)),
         (arrays, theirs["arrays"], LONGER.get(name, set())),
     ):
         differing = {k for k in ours.keys() | wanted.keys() if ours.get(k) != wanted.get(k)}
@@ -85,6 +84,8 @@ def test_llama_cpp_continues_a_text_alike(name: str, converted: Converted) -> No
     from oracle import Oracle
 
     # llama.cpp has no windows for Mistral and Phi-3: there the text stays inside the first one.
+    if name == "exaone4-window":
+        pytest.skip("llama.cpp knows windows of models with 64 layers only")
     ids, n = {"mistral": ([5, 300], 6)}.get(name, ([5, 300, 17, 99, 401, 260], 9))
     theirs = Oracle(converted(name)).greedy(ids, n).ids
     with ggpy.load(str(converted(name)), device="cpu", n_ctx=256) as model:
