@@ -15,7 +15,7 @@ from .config import MAX_CONTEXT
 PERIOD = 4  # every fourth layer sees everything
 UNUSED = (  # what every one of them has
     *("order_of_interleaved_layers", "position_embedding_type", "use_embedding_sharing"),
-    *("use_gated_activation", "use_parallel_block", "use_parallel_embedding"),
+    *("use_gated_activation", "use_parallel_block", "use_parallel_embedding", "layer_switch"),
 )
 
 
@@ -35,7 +35,7 @@ def settings(s: hf.CheckpointSettings) -> hf.Metadata:
     if hf.windows_in_layers(s, PERIOD) != [(i + 1) % PERIOD != 0 for i in range(n_layer)]:
         key = "layer_types" if s.has("layer_types") else "sliding_window_pattern"
         raise s.refuse(key, f"only every {PERIOD}th layer can be without a window")
-    found = usual_settings(s, 10000.0, ("rotary_pct",))
+    found = usual_settings(s, 10000.0)
     share = s.real("rotary_pct", 1.0, high=1.0)
     for key in UNUSED:
         s.raw(key)

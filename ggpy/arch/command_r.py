@@ -6,11 +6,10 @@ Rope's pairs are neighbours in its checkpoints too, so that converters permute n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from . import architecture, llama
 from . import hugging_face as hf
 from .architecture import Architecture, Context, LayerSettings, ModelSettings
+from .config import MAX_CONTEXT
 from .layers.dense import DenseSettings
 
 LOGIT_SCALE = "logit_scale"
@@ -36,18 +35,17 @@ def settings(s: hf.CheckpointSettings) -> hf.Metadata:
     """Aya's and Command R's; Command R+ has norms on q and k that are not supported."""
     s.only("use_qk_norm", False)
     found = usual_settings(s, THETA)
-    length = s.raw("model_max_length")  # the context, where max_position_embeddings is too low
-    return found if length is None else {**found, "context_length": ("u32", length)}
+    if s.has("model_max_length"):  # the context, where max_position_embeddings is too low
+        found["context_length"] = ("u32", s.integer("model_max_length", high=MAX_CONTEXT))
+    return found
 
 
-def usual_settings(
-    s: hf.CheckpointSettings, theta: float, known: Iterable[str] = ()
-) -> hf.Metadata:
-    """Of both kinds of Command R; theta, known: see hf.rope."""
+def usual_settings(s: hf.CheckpointSettings, theta: float) -> hf.Metadata:
+    """Of both kinds of Command R; theta: rope's base."""
     s.only("hidden_act", "silu", "swish")
     return {
         **hf.sizes(s, layer_norm=True),
-        **hf.rope(s, theta, known),
+        **hf.rope(s, theta),
         "logit_scale": ("f32", s.real("logit_scale", low=1e-6)),
         "rope.scaling.type": ("str", "none"),
     }

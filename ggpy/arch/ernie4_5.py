@@ -16,6 +16,7 @@ def settings(s: hf.CheckpointSettings) -> hf.Metadata:
     """use_bias adds biases to all matrices, which a file cannot have."""
     s.only("hidden_act", "silu", "swish")
     s.only("use_bias", False)
+    s.only("compression_ratio", 1)
     return {**hf.sizes(s), **hf.rope(s, THETA), **hf.head_sizes(s)}
 
 

@@ -33,7 +33,8 @@ def settings(s: hf.CheckpointSettings) -> hf.Metadata:
     window = hf.window_of(s)
     if s.flag("use_sliding_window", False) and window and any(hf.sliding_layers(s) or [True]):
         raise s.refuse("use_sliding_window", "a file cannot say which layers have a window")
-    s.raw("layer_types")
+    for key in ("layer_types", "max_window_layers"):
+        s.raw(key)
     return llama.usual_settings(s, THETA)
 
 

@@ -101,19 +101,30 @@ def test_several_files_are_one_model(tmp_path: Path, converted: Converted) -> No
     assert to_gguf(folder, tmp_path / "out.gguf").read_bytes() == converted("llama").read_bytes()
 
 
-def test_a_text_model_beside_others_is_taken_out(tmp_path: Path, converted: Converted) -> None:
-    """Gemma 3 with an image encoder: its names and its settings lie a level deeper."""
-    folder = write(tmp_path / "gemma3", "gemma3")
-    text = {k: v for k, v in config_of(KINDS["gemma3"]).items() if k != "architectures"}
-    top = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}
+@pytest.mark.parametrize(
+    ("name", "kind", "inside"),
+    [
+        ("gemma3", "Gemma3ForConditionalGeneration", ("", "language_model.")),
+        ("mistral3", "Mistral3ForConditionalGeneration", ("model.", "model.language_model.")),
+    ],
+)
+def test_a_text_model_beside_others_is_taken_out(
+    name: str, kind: str, inside: tuple[str, str], tmp_path: Path, converted: Converted
+) -> None:
+    """Models with an image encoder: names and settings of the text model lie a level deeper."""
+    folder = write(tmp_path / name, name)
+    text = {k: v for k, v in config_of(KINDS[name]).items() if k != "architectures"}
+    top = {"architectures": [kind], "model_type": name}
     top |= {"text_config": text, "vision_config": {"hidden_size": 8}, "mm_tokens_per_image": 256}
     (folder / "config.json").write_text(json.dumps(top))
-    weights = {f"language_model.{name}": array for name, array in weights_of("gemma3").items()}
+    old, new = inside
+    weights = {new + key.removeprefix(old) if key.startswith(old) else key: array
+               for key, array in weights_of(name).items()}  # fmt: skip
     weights |= {f"{x}.w.weight": np.ones((2, 2), np.float32)
                 for x in ("vision_tower", "multi_modal_projector")}  # fmt: skip
     write_weights(folder, weights, "bfloat16")
     ours = described(to_gguf(folder, tmp_path / "out.gguf"))
-    assert ours[1:] == described(converted("gemma3"))[1:]
+    assert ours[1:] == described(converted(name))[1:]
 
 
 def test_a_tied_model_needs_no_copy_of_its_table(tmp_path: Path, converted: Converted) -> None:
