@@ -2,7 +2,7 @@
 
     ggpy make_tiny models/tiny
 
-A model has two random layers and a tokenizer that works; its text is noise. Tests run these models
+A model has two random layers, or four where the fourth differs, and a tokenizer that works; its text is noise. Tests run these models
 where a real one would be too slow or is not to be had. They have every peculiarity of their
 architectures: biases, windows, soft caps, fused tensors, partial rotation, LongRoPE factors.
 """
@@ -110,7 +110,7 @@ MODELS = {
     "olmo2": Tiny(
         "bpe",
         F=32,
-        n_layer=5,
+        n_layer=4,
         layer=SANDWICH + QK_NORM,
         without=BEFORE,
         norm_whole=True,
@@ -148,7 +148,7 @@ MODELS = {
     "cohere2": Tiny(
         "bpe",
         F=32,
-        n_layer=5,
+        n_layer=4,
         without=("ffn_norm.weight",),
         settings={
             **{"attention.layer_norm_rms_epsilon": None, "attention.layer_norm_epsilon": 1e-5},
