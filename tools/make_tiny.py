@@ -2,9 +2,10 @@
 
     ggpy make_tiny models/tiny
 
-A model has two random layers, or four where the fourth differs, and a tokenizer that works; its text is noise. Tests run these models
-where a real one would be too slow or is not to be had. They have every peculiarity of their
-architectures: biases, windows, soft caps, fused tensors, partial rotation, LongRoPE factors.
+A model has two random layers, or four where the fourth differs, and a tokenizer that works; its
+text is noise. Tests run these models where a real one would be too slow or is not to be had. They
+have every peculiarity of their architectures: biases, windows, soft caps, fused tensors, partial
+rotation, LongRoPE factors.
 """
 
 from __future__ import annotations
