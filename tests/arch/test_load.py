@@ -387,3 +387,12 @@ def test_config_names_every_unread_setting_but_not_endlessly():
         UnsupportedModel, match=r"file: not supported: a.k0 = 0, a.k2 = 2, .*, \.\.\.$"
     ):
         config.refuse_unread()
+
+
+def test_queries_grow_only_in_contexts_longer_than_the_original(tmp_path):
+    """So that a GPU can run shorter ones."""
+    path = make_tiny.write(tmp_path / "t.gguf", "mistral3")
+    for n_ctx, grows in ((16, False), (17, True)):
+        with File(path) as file:
+            decoder = arch.load(file, Reference(1), n_ctx)
+        assert (decoder.layers[1].mixer.temperature is not None) == grows

@@ -11,7 +11,7 @@ import numpy as np
 import plain_layers
 import pytest
 from numpy_ops import random, shape_of, step, tensor
-from random_decoder import DIFFERING, EVERYTHING, USUAL, V, random_decoder
+from random_decoder import BEHIND, DIFFERING, EVERYTHING, USUAL, V, random_decoder
 
 from ggpy.backends.interface import (
     INNER,
@@ -200,7 +200,9 @@ def test_a_probe_is_told_what_layers_compute_inside():
 
 
 @pytest.mark.parametrize(
-    "variation", [USUAL, DIFFERING, EVERYTHING], ids=["usual", "differing", "everything"]
+    "variation",
+    [USUAL, BEHIND, DIFFERING, EVERYTHING],
+    ids=["usual", "behind", "differing", "everything"],
 )
 @pytest.mark.parametrize("n_batch", [16, 512])
 def test_a_decoder_whose_layers_differ(variation, n_batch):
@@ -209,7 +211,7 @@ def test_a_decoder_whose_layers_differ(variation, n_batch):
     decoder = random_decoder(ops, {"attn_q": "F32", "ffn_down": "Q4_0"}, variation=variation)
     groups = decoder.cache_shape(1, n, n_batch).groups
     assert [group.layers for group in groups] == (
-        [(0, 1, 2)] if variation is USUAL else [(0, 3), (1,), (2,)]
+        [(0, 1, 2)] if variation in (USUAL, BEHIND) else [(0, 3), (1,), (2,)]
     )
     ids = np.random.default_rng(5).integers(0, V, n).tolist()
     got = Engine(decoder, ops, NoText(), n, n_batch).logits(ids)

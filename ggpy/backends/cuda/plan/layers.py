@@ -233,14 +233,15 @@ class Planner(ProductPlanner):
 def refuse(part: Attention | Dense | Head) -> None:
     """Raises GGUFError for what no kernel computes."""
     norms = [part.norm, getattr(part, "post_norm", None)]
-    whole = getattr(part, "norm_whole", False)
+    whole, temperature = getattr(part, "norm_whole", False), getattr(part, "temperature", None)
+    length = temperature.length if temperature else 0
     found = {
         "layer norms and norms with a bias": any(n and not n.is_rms for n in norms),
         "a bias of the attention's output": getattr(part, "bo", None) is not None,
         "a scale of what is added to the residual stream": getattr(part, "residual_scale", 1) != 1,
         "norms of heads behind RoPE": getattr(part, "norm_after_rope", False),
         "norms of all heads with a bias": whole and getattr(part, "bq", None) is not None,
-        "queries that grow with their position": getattr(part, "temperature", None) is not None,
+        f"queries that grow with their position (none do up to -c {length})": length > 0,
     }
     for what, there in found.items():
         if there:
