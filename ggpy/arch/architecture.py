@@ -80,7 +80,8 @@ Shapes = dict[str, tuple[int, ...]]
 class Architecture:
     """One `general.architecture`: its tensors and its reading of the settings.
 
-    `fused` maps a layer's tensor to those that it is made of, from the first row on.
+    `fused` maps a layer's tensor to those that it is made of, from the first row on; a tensor with
+    one part has another name in files.
     `understands` are settings that most architectures refuse: those of config.VARIANTS, and sizes
     that differ from layer to layer (config.read_dimensions).
     """

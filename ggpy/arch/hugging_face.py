@@ -145,7 +145,8 @@ class HuggingFace:
     tensors: Callable[[CheckpointSettings], dict[str, NDArray[np.float32]]] = lambda s: {}
     permuted: tuple[str, ...] = ()
     norm_offset: float = 0.0  # what files have more than checkpoints
-    tied: bool = False  # tie_word_embeddings, where config.json does not say
+    # tie_word_embeddings, where config.json does not say; None: as there is an output matrix
+    tied: bool | None = False
     inserted: str = ""  # what names of the text model have in them beside other models
     others: tuple[str, ...] = ()  # how the names of those begin
     beside: tuple[str, ...] = ()  # settings of those that the text model's file has to have

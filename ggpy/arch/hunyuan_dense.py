@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..gguf import GGUFError
 from . import hugging_face as hf
 from .architecture import LAYER, OUTPUT, Architecture, Context, LayerSettings, ModelSettings
 from .layers.attention import QK_NORM, AttentionSettings
@@ -31,6 +32,8 @@ def read(c: Context) -> ModelSettings:
     rope = read_rope(c.config, c.sizes, "neox")
     size = c.sizes.layer.key_size
     if alpha := c.config.real("rope.scaling.alpha", 0.0):
+        if size <= 2:
+            raise GGUFError(f"{c.config.path}: heads of {size} cannot have a rope.scaling.alpha")
         rope = replace(rope, base=stretched(rope.base, alpha, size))
     mixer = AttentionSettings(size**-0.5, build_rope(rope), norm_after_rope=True)
     return ModelSettings([LayerSettings(mixer, DenseSettings("silu"))] * c.sizes.n_layer)

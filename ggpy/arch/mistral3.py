@@ -57,7 +57,9 @@ ARCHITECTURE = Architecture(
     hugging_face=hf.HuggingFace(
         classes={"Ministral3ForCausalLM": DEFAULTS, "Mistral3ForConditionalGeneration": DEFAULTS},
         settings=settings,
+        tensors=hf.rope_freqs,
         permuted=hf.PERMUTED,
+        tied=None,
         inserted="language_model.",
         others=tuple(f"{a}{b}." for a in ("", "model.") for b in OTHERS),
     ),

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..arch import Architecture, architectures
 from ..arch.architecture import OUTPUT, Context
 from ..arch.config import Config, Dimensions
-from ..arch.hugging_face import GLOBAL, CheckpointSettings, HuggingFace
+from ..arch.hugging_face import GLOBAL, CheckpointSettings, HuggingFace, rope_freqs
 from ..arch.scheme import scale_of
 from ..backends.interface import ActivationType
 from ..formats import Format, by_name
@@ -161,7 +161,11 @@ def read_model(
     settings = CheckpointSettings(_values(config, source, kind, path), path, "", ignored)
     values = source.settings(settings)
     made = source.tensors(settings)
-    tied = settings.flag(TIE, source.tied)
+    if not made and rope_freqs(settings):
+        key = "rope_parameters" if settings.has("rope_parameters") else "rope_scaling"
+        raise settings.refuse(key, f"files of {architecture.name} have no factors of rope")
+    has_output = any(name.endswith(GLOBAL["output.weight"]) for name in checkpoint.tensors)
+    tied = settings.flag(TIE, not has_output if source.tied is None else source.tied)
     if not tied and not set(OUTPUT) <= set(architecture.optional):
         raise settings.refuse(TIE, "the embedding table is the output matrix")
     n_vocab = settings.integer("vocab_size", high=MAX_VOCAB)

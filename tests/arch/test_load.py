@@ -9,6 +9,7 @@ import plain_layers
 import pytest
 
 from ggpy import arch
+from ggpy.arch import hunyuan_dense
 from ggpy.arch.architecture import (
     LAYER_NORM_BIAS,
     NORM_BIAS,
@@ -18,7 +19,7 @@ from ggpy.arch.architecture import (
     LayerSettings,
     ModelSettings,
 )
-from ggpy.arch.config import Config, LayerSizes, UnsupportedModel
+from ggpy.arch.config import Config, Dimensions, LayerSizes, UnsupportedModel
 from ggpy.arch.layers.attention import OUTPUT_BIAS, AttentionSettings
 from ggpy.arch.layers.dense import DenseSettings
 from ggpy.arch.loader import build
@@ -396,3 +397,10 @@ def test_queries_grow_only_in_contexts_longer_than_the_original(tmp_path):
         with File(path) as file:
             decoder = arch.load(file, Reference(1), n_ctx)
         assert (decoder.layers[1].mixer.temperature is not None) == grows
+
+
+def test_heads_of_two_cannot_have_a_stretched_base():
+    sizes = Dimensions(64, 96, 2, 256, 1e-5, (LayerSizes(4, 2, 2, 2, 96),))
+    config = Config({"hunyuan-dense.rope.scaling.alpha": 10.0}, "hunyuan-dense")
+    with pytest.raises(GGUFError, match="heads of 2 cannot have"):
+        hunyuan_dense.read(Context(config, sizes, {}, 64))

@@ -127,6 +127,17 @@ def test_a_text_model_beside_others_is_taken_out(
     assert ours[1:] == described(converted(name))[1:]
 
 
+def test_the_table_is_the_output_of_a_model_that_says_nothing_and_has_none(tmp_path: Path) -> None:
+    folder = write(tmp_path / "mistral3", "mistral3", tie_word_embeddings=None)
+    weights = weights_of("mistral3")
+    write_weights(folder, weights, "bfloat16")
+    names = described(to_gguf(folder, tmp_path / "both.gguf"))[2]
+    assert "output.weight" in names
+    write_weights(folder, {k: v for k, v in weights.items() if k != "lm_head.weight"}, "bfloat16")
+    tied = described(to_gguf(folder, tmp_path / "tied.gguf"))[2]
+    assert tied == {name: digest for name, digest in names.items() if name != "output.weight"}
+
+
 def test_a_tied_model_needs_no_copy_of_its_table(tmp_path: Path, converted: Converted) -> None:
     folder = write(tmp_path / "qwen3", "qwen3")
     weights = weights_of("qwen3")
@@ -206,6 +217,8 @@ def _mixed_weights(folder: Path, weights: dict[str, np.ndarray]) -> None:
                    "rope_scaling": None}, "partial_rotary_factor = 0.5"),
         ("llama", {"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM is not supported; su"),
         ("llama", {"architectures": []}, r"architectures = \[\]"),
+        ("qwen3", {"rope_scaling": LLAMA3, "rope_parameters": None}, "rope_scaling = .*qwen3 have"),
+        ("glm4", {"rope_scaling": LLAMA3}, "rope_scaling = .*files of glm4 have no factors"),
         ("llama", {"quantization_config": {"quant_method": "quip"}}, "quantised with 'quip'"),
         ("llama", {"vocab_size": 500}, "the shape .512, 64., config.json says .500, 64."),
         ("llama", {"num_hidden_layers": 3}, "no tensor for 'blk.2.attn_norm.weight', and 8 more"),

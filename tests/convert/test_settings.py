@@ -137,7 +137,7 @@ def settings(kind: str, config: dict[str, Any]) -> dict[str, Any]:
     values = {**hf.classes[kind], **BASE, **config, "architectures": [kind]}
     s = CheckpointSettings(values, "config.json")
     found = hf.settings(s)
-    s.flag("tie_word_embeddings", hf.tied)
+    s.flag("tie_word_embeddings", bool(hf.tied))
     s.integer("vocab_size")
     s.refuse_unread()
     return {key: value for key, (_, value) in found.items()}
