@@ -122,6 +122,21 @@ class Config:
             raise self._wrong(key, value, "a string")
         return value
 
+    def windowed_layers(self, n_layer: int, period: int) -> list[bool]:
+        """Which layers have a window: from a period, whose last layer has none, or one bool for
+        each layer. period: where the file does not say.
+        """
+        key = "attention.sliding_window_pattern"
+        pattern = self.raw(key)
+        if isinstance(pattern, np.ndarray):
+            if pattern.dtype != np.bool_ or len(pattern) < n_layer:
+                raise UnsupportedModel(
+                    f"{self._at(key)} must be one bool for each of {n_layer} layers"
+                )
+            return [bool(x) for x in pattern[:n_layer]]
+        period = self.integer(key, period, low=0)
+        return [period == 0 or i % period < period - 1 for i in range(n_layer)]
+
     def raw(self, key: str) -> Any:
         """The value as the file has it, or None; the caller checks it."""
         return self._value(key, None) if self.has(key) else None
