@@ -43,9 +43,13 @@ def settings(s: hf.CheckpointSettings) -> hf.Metadata:
 def usual_settings(s: hf.CheckpointSettings, theta: float) -> hf.Metadata:
     """Of both kinds of Command R; theta: rope's base."""
     s.only("hidden_act", "silu", "swish")
+    rope = hf.rope(s, theta)
+    if hf.rope_kind(hf.rope_part(s, theta)) != "default":
+        key = "rope_parameters" if s.has("rope_parameters") else "rope_scaling"
+        raise s.refuse(key, "only rope without scaling is")
     return {
         **hf.sizes(s, layer_norm=True),
-        **hf.rope(s, theta),
+        **rope,
         "logit_scale": ("f32", s.real("logit_scale", low=1e-6)),
         "rope.scaling.type": ("str", "none"),
     }

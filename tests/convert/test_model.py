@@ -250,7 +250,7 @@ def test_settings_that_cannot_be_kept_are_refused(
     assert not list(tmp_path.glob("out*"))
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "phi3"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "phi3", "exaone4-window", "hunyuan-dense"])
 def test_whatever_a_config_says_ends_in_a_model_or_in_a_line(name: str, tmp_path: Path) -> None:
     from ggpy.convert import Checkpoint, Folder, read_config, read_model
 

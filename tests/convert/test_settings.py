@@ -169,6 +169,11 @@ WINDOWS = {"use_sliding_window": True, "sliding_window": 9, "layer_types": LLLG 
         ("Mistral3ForConditionalGeneration", {"sliding_window": 5}, "sliding_window = 5"),
         ("Cohere2ForCausalLM", {"sliding_window_pattern": 3}, "sliding_window_pattern = 3"),
         ("CohereForCausalLM", {"use_qk_norm": True}, "use_qk_norm = True"),
+        (
+            "CohereForCausalLM",
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            "rope_scaling = .*without scaling",
+        ),
         ("Olmo3ForCausalLM", {"clip_qkv": 8}, "clip_qkv = 8"),
         ("Exaone4ForCausalLM", {"num_nextn_predict_layers": 1}, "num_nextn_predict_layers = 1"),
         ("GraniteForCausalLM", {"residual_multiplier": 0}, "residual_multiplier = 0"),
