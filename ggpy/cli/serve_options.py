@@ -22,8 +22,10 @@ option that is not given is read from the environment: LLAMA_ARG_ and its long n
 LLAMA_ARG_CTX_SIZE; the command line wins. Options of llama-server that have no effect here are
 accepted.
 
+SIGTERM or Ctrl-C lets running requests end (--drain); a second one ends them, a third the process.
+
 Exit status: 0 after SIGTERM or Ctrl-C; 1 if the engine fails; 2 for bad usage, a bad file, a port
-that is taken, or a device or memory that is not there."""
+that is taken, or a device or memory that is not there; 130 after a third signal."""
 # llama.cpp's variables whose names are not those of the options.
 VARIABLES = {
     "LLAMA_ARG_N_PARALLEL": "--parallel",

@@ -1,8 +1,8 @@
 """The server's process: the socket, uvicorn, loading the model, draining and failing.
 
-The socket answers at once, with 503 until the model is loaded. SIGTERM or Ctrl-C lets running
-requests end within a time; a second signal ends them with an error, a third the process. An engine
-that fails ends the process with status 1.
+The socket answers at once, with 503 until the model is loaded. SIGTERM, SIGHUP or Ctrl-C lets
+running requests end within a time; a second signal ends them with an error, a third the process. An
+engine that fails ends the process with status 1.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -60,6 +62,23 @@ class _Uvicorn(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await asyncio.gather(super().shutdown(sockets), self._drain())
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """SIGHUP, by which a terminal ends, is answered as uvicorn answers the others, unless it is
+        ignored (`nohup`).
+        """
+        number = getattr(signal, "SIGHUP", None)
+        in_main = threading.current_thread() is threading.main_thread()
+        if not in_main or number is None or signal.getsignal(number) is signal.SIG_IGN:
+            number = None
+        with super().capture_signals():
+            before = None if number is None else signal.signal(number, self.handle_exit)
+            try:
+                yield
+            finally:
+                if number is not None:
+                    signal.signal(number, before)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Count a signal. uvicorn would raise it again in the end."""
@@ -163,7 +182,8 @@ class ServerProcess:
         n, seconds = len(state.tasks), self.settings.drain_seconds
         if n and self.server.failure is None:
             told = "request" if n == 1 else "requests"
-            self._say(f"stopping: {n} {told} may go on for {seconds:g} s; Ctrl-C ends them now")
+            with suppress(OSError):  # a terminal that is gone
+                self._say(f"stopping: {n} {told} may go on for {seconds:g} s; Ctrl-C ends them now")
         until = now() + seconds
         while state.tasks and self._uvicorn.n_signals < 2 and now() < until:
             await asyncio.sleep(0.05)
@@ -180,7 +200,8 @@ class ServerProcess:
         if self._loading is None or self._loading.done():
             return
         self._uvicorn.n_most = 1
-        self._say("stopping, once the model is loaded; Ctrl-C leaves now")
+        with suppress(OSError):
+            self._say("stopping, once the model is loaded; Ctrl-C leaves now")
         await asyncio.wait([self._loading])
         self._uvicorn.n_most = 2
 

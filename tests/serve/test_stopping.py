@@ -137,7 +137,7 @@ def test_the_process_says_what_it_does_and_ends_with_0() -> None:
         with httpx.stream("POST", f"{url}/completion", json=LONG, timeout=30) as response:
             got = response.iter_lines()
             next(got)
-            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGHUP)
             assert process.stderr.readline().startswith("stopping: 1 request may go on for 30 s")
             process.send_signal(signal.SIGINT)
             assert "the server is stopping" in "".join(got)
