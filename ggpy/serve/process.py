@@ -141,7 +141,7 @@ class ServerProcess:
             access_log=False,
             log_level="warning",
             backlog=BACKLOG,
-            timeout_keep_alive=int(min(settings.timeout, 75)),
+            timeout_keep_alive=int(min(max(settings.timeout, 1), 75)),
             timeout_graceful_shutdown=None,  # _drain bounds the time
             server_header=False,
             proxy_headers=False,
