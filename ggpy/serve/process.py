@@ -7,7 +7,10 @@ within a time; a second signal ends them. An engine that fails ends the process 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
+import stat
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from .settings import ServerSettings
 
 BACKLOG = 2048
+TELL_SECONDS = 2.0  # for clients to be told that their answers end
 OPEN_FILES = 65536  # connections and files that the process asks to be allowed
 
 
@@ -35,16 +39,45 @@ class ServeError(ValueError):
 
 
 class _Uvicorn(uvicorn.Server):
-    """Starts loading once the socket answers."""
+    """Starts loading once the socket answers; ends answers some time after the first signal, and at
+    once after the second.
+    """
 
-    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        started: Callable[[], None],
+        end_answers: Callable[[], None],
+        drain_seconds: float,
+    ) -> None:
         super().__init__(config)
-        self._tell = started
+        self._tell, self._end_answers, self._drain_seconds = started, end_answers, drain_seconds
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started:
             self._tell()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        timer = asyncio.get_running_loop().call_later(self._drain_seconds, self._end_answers)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """In the main thread, between two instructions of whatever runs there."""
+        again = self.should_exit
+        super().handle_exit(signal.SIGTERM if again else sig, frame)  # SIGINT would tell nobody
+        if again and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._hurry)
+
+    def _hurry(self) -> None:
+        """End all answers, and wait no longer than it takes to tell their clients."""
+        self._end_answers()
+        asyncio.get_running_loop().call_later(TELL_SECONDS, setattr, self, "force_exit", True)
 
 
 class ServerProcess:
@@ -65,7 +98,9 @@ class ServerProcess:
         self._error: BaseException | None = None
         self._loading: asyncio.Task[None] | None = None
         self._model: Model | None = None
-        self._uvicorn = _Uvicorn(self._config(), self._begin_loading)
+        self._uvicorn = _Uvicorn(
+            self._config(), self._begin_loading, self._end_answers, settings.drain_seconds
+        )
 
     def run(self, listening: socket.socket | None = None) -> int:
         """Serve; the exit status. Raises what loading the model raises; ServeError, OSError."""
@@ -77,6 +112,9 @@ class ServerProcess:
         finally:
             sock.close()
             self._close()
+            if self.settings.socket:
+                with suppress(OSError):
+                    os.unlink(self.settings.socket)
         if self._error is not None:
             raise self._error
         return FAILED if self.server.failure is not None else 0
@@ -99,7 +137,7 @@ class ServerProcess:
             log_level="warning",
             backlog=BACKLOG,
             timeout_keep_alive=int(min(max(settings.timeout, 1), 75)),
-            timeout_graceful_shutdown=int(settings.drain_seconds),
+            timeout_graceful_shutdown=int(settings.drain_seconds + TELL_SECONDS + 1),
             server_header=False,
             proxy_headers=False,
             **tls,
@@ -131,6 +169,11 @@ class ServerProcess:
         print(f"ggpy serve: error: the engine failed: {error}", file=sys.stderr, flush=True)
         self.stop()
 
+    def _end_answers(self) -> None:
+        """Tell the clients of running answers that the server stops."""
+        if self.server.service is not None:
+            self.server.service.worker.stop()
+
     def _close(self) -> None:
         if self.server.service is not None:
             self.server.service.worker.close()
@@ -142,6 +185,7 @@ class ServerProcess:
 def listen(settings: ServerSettings) -> socket.socket:
     """The listening socket; ServeError says why there is none."""
     if settings.socket:
+        _remove_stale(settings.socket)
         sock = socket.socket(socket.AF_UNIX)
         where: Any = settings.socket
     else:
@@ -157,6 +201,17 @@ def listen(settings: ServerSettings) -> socket.socket:
         shown = settings.socket or f"{settings.host}:{settings.port}"
         raise ServeError(f"cannot listen on {shown}: {error.strerror or error}") from None
     return sock
+
+
+def _remove_stale(path: str) -> None:
+    """Remove the socket of a server that was killed: nobody answers there."""
+    if not os.path.exists(path) or not stat.S_ISSOCK(os.stat(path).st_mode):
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
 
 
 def allow_open_files() -> None:
