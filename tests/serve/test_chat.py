@@ -161,6 +161,13 @@ def test_a_prompt_of_parts_and_a_prefilled_answer(server: RunningServer) -> None
     assert more["choices"][0]["message"]["content"]
 
 
+def test_tokens_are_counted_without_an_answer(server: RunningServer) -> None:
+    body = {"messages": HELLO, "max_tokens": 1}
+    answer = server.post("/v1/chat/completions", **body).json()
+    counted = server.post("/v1/chat/completions/input_tokens", **body).json()
+    assert counted["input_tokens"] == answer["usage"]["prompt_tokens"]
+
+
 WRONG: dict[str, Any] = {
     "messages": [None, "hello", {}, [], [1], [{"role": "user"}], [{"role": "x", "content": "a"}]],
     "model": [],

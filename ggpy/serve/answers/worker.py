@@ -135,10 +135,14 @@ class EngineWorker:
         self._inbox.put(request)
         return await done
 
-    def close(self) -> None:
-        """End all sequences and the thread, after the step that is under way."""
+    def stop(self) -> None:
+        """End all sequences after the step that is under way, with an error that says why."""
         self._stopped = True
         self._inbox.put(None)
+
+    def close(self) -> None:
+        """End all sequences and the thread."""
+        self.stop()
         if current_thread() is not self._thread:
             self._thread.join()
 

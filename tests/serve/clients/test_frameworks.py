@@ -10,6 +10,7 @@ import pytest
 from clients_of_servers import HELLO, TOOLS, Clock, Weather, check
 from running_server import RunningServer
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the frameworks about themselves
 OPTIONS: dict[str, Any] = {"temperature": 0, "max_tokens": 200}
 SHORT = {**OPTIONS, "max_tokens": 8}
 
