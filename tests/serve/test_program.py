@@ -40,7 +40,7 @@ class Program:
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1", **environment},
         )
         self.lines: list[str] = []
-        self.where = self._until("listening on ").split(";")[0]
+        self.where = self._until("listening: ").split(";")[0]
         self._until("ready: ")
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -112,7 +112,7 @@ def test_the_environment_a_file_of_keys_and_a_port_in_use(tmp_path: Path) -> Non
         assert httpx.get(f"http://127.0.0.1:{port}/health").status_code in (401, 404)
         second = run("--port", port)
         assert second.returncode == 2
-        assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in second.stderr
+        assert f"cannot listen on 127.0.0.1:{port}: it is in use" in second.stderr
         assert "Traceback" not in second.stderr
         assert client.get("/health").json() == {"status": "ok"}
         assert server.end(signal.SIGINT) in (0, 130)
