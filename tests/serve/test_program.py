@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
+from running_server import eventually
 
 MODEL = "models/tiny/llama.gguf"
 CHAT = "/v1/chat/completions"
@@ -55,7 +56,12 @@ class Program:
 
     def _read(self) -> None:
         assert self.process.stderr is not None
-        self.lines += list(self.process.stderr)
+        for line in self.process.stderr:
+            self.lines.append(line)
+
+    def said(self, begin: str) -> None:
+        """Wait for a line that begins so."""
+        assert eventually(lambda: any(line.startswith(begin) for line in list(self.lines)))
 
     def end(self, sign: int = signal.SIGTERM) -> int:
         """Send a signal; the exit status."""
@@ -189,6 +195,7 @@ def test_answers_are_ended_by_a_second_signal_or_after_a_time(wait: str) -> None
             server.process.send_signal(signal.SIGTERM)
             next(lines)
             if wait == "--drain=60":
+                server.said("stopping")  # two signals at once would be one
                 server.process.send_signal(signal.SIGTERM)
             *_, last, _ = lines
         assert "the server is stopping" in last, "clients are told"
