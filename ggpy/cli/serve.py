@@ -20,7 +20,7 @@ from ..util.outcome import ended
 from ..util.progress import Bar
 from . import options as run_options
 from . import prompts, serve_options
-from .run import chat_template, is_bug, note, say
+from .run import chat_template, is_bug, note, say, since
 
 if TYPE_CHECKING:
     from ..gguf import File
@@ -275,8 +275,3 @@ def default_positions(n_ctx_train: int, kind: str) -> int:
     """Positions of the KV cache where --ctx-size says nothing."""
     n = n_ctx_train or LEAST_CTX
     return min(n, N_CTX_CPU) if kind == "cpu" else n
-
-
-def since(started: float) -> str:
-    """Seconds since a time, as a message says them."""
-    return f"{time.perf_counter() - started:.2f} s"

@@ -11,8 +11,15 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from . import llama_cpp, simulated
-from .options import GEMM, SAMPLING, add_cache_types
+from . import llama_cpp
+from .options import (
+    add_batch_size,
+    add_cache_types,
+    add_chat_template,
+    add_machine,
+    add_sampling,
+    check_model,
+)
 from .parser import MODEL, Parser, Version, natural, positive
 
 PROGRAM = "ggpy serve"
@@ -67,9 +74,7 @@ def parse(
     found = parser()
     found.set_defaults(**_from_environment(found, environment))
     options = llama_cpp.parse(found, arguments)
-    if options.model and options.model_flag:
-        found.error("the model is given twice: as MODEL and with -m")
-    options.model = options.model or options.model_flag
+    check_model(found, options)
     _check(found, options)
     return options
 
@@ -126,21 +131,7 @@ def _model(parser: Parser) -> None:
         help="a model of the Hugging Face hub",
     )
     add("-a", "--alias", metavar="NAME", help="the model's name in answers (its file's name)")
-    add(
-        *("--device", "-dev"),
-        default="auto",
-        metavar="DEVICE",
-        help="auto, cpu, cuda or cuda:N (auto)",
-    )
-    simulated.add_option(group)
-    add("-t", "--threads", type=positive, metavar="N", help="CPU threads")
-    add(
-        "--batch-invariant",
-        action="store_true",
-        help="on a GPU: a token's bits never depend on the batch, which is slower",
-    )
-    add("--activations", choices=["f16", "q8_1"], default="f16", help="as of ggpy run (f16)")
-    add("--gemm", choices=["auto", "cublas"], default="auto", help=GEMM)
+    add_machine(group)
     add_cache_types(group)
 
 
@@ -205,12 +196,7 @@ def _scheduler(parser: Parser) -> None:
         "for, as far as there is memory)",
     )
     add("--ctx-seq", type=positive, metavar="N", help="positions of one answer at most (-c)")
-    add(
-        *("-b", "--batch-size", "-ub", "--ubatch-size"),
-        type=positive,
-        metavar="N",
-        help="tokens of a step at most (2048 on a GPU with memory for it, else 512)",
-    )
+    add_batch_size(group)
     add(
         "--prefill-tokens",
         type=positive,
@@ -236,8 +222,7 @@ def _scheduler(parser: Parser) -> None:
 def _chat(parser: Parser) -> None:
     group = parser.add_argument_group("chat")
     add = group.add_argument
-    add("--chat-template", metavar="TEMPLATE", help="instead of the model's: a name, Jinja, a file")
-    add("--chat-template-file", metavar="FILE", help="the same, always a file")
+    add_chat_template(group)
     add(
         *("--chat-template-kwargs",),
         metavar="JSON",
@@ -282,22 +267,10 @@ def _chat(parser: Parser) -> None:
 
 def _sampling(parser: Parser) -> None:
     group = parser.add_argument_group("sampling of requests that give nothing else")
-    for flags, name, kind, default, meaning in SAMPLING:
-        group.add_argument(
-            *flags,
-            dest=name,
-            type=kind,
-            default=argparse.SUPPRESS,
-            metavar="N",
-            help=f"{meaning} ({default})",
-        )
+    add_sampling(group)
 
 
 def _check(parser: Parser, options: argparse.Namespace) -> None:
-    if options.model and options.hf_repo:
-        parser.error("give a MODEL or -hf, not both")
-    if options.chat_template and options.chat_template_file:
-        parser.error("give --chat-template or --chat-template-file, not both")
     if bool(options.ssl_key_file) != bool(options.ssl_cert_file):
         parser.error("https needs both --ssl-key-file and --ssl-cert-file")
     if options.port > 65535:

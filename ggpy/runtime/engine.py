@@ -275,17 +275,16 @@ class Engine:
         """l[T, V] of every token of a text, apart from all sequences, between their steps."""
         self._check_open()
         prompt = checked_prompt(ids, self.n_ctx, self.decoder.sizes.n_vocab)
-        return self._mailbox.call(partial(self._logits, prompt))
+        return self.apart(
+            lambda make_room: logits_of(
+                self.decoder, self.ops, make_room(len(prompt)), prompt, self.n_batch
+            )
+        )
 
     def apart(self, work: Callable[[Callable[[int], SequencePages]], Result]) -> Result:
         """What work(Scheduler.make_room) returns, between two steps; RuntimeError after `close`."""
         self._check_open()
         return self._mailbox.call(partial(work, self._scheduler.make_room), self._collect_all)
-
-    def _logits(self, prompt: list[int]) -> NDArray[np.float32]:
-        self._collect_all()
-        pages = self._scheduler.make_room(len(prompt))
-        return logits_of(self.decoder, self.ops, pages, prompt, self.n_batch)
 
     def _submit(self) -> Flight | None:
         """Hand over the next step, if there is anything to evaluate."""

@@ -22,7 +22,7 @@ from . import status
 from .answers.answer import Answering
 from .answers.merge import cancel_all, merged
 from .api import chat, completions, native
-from .errors import ApiError
+from .errors import RETRY_AFTER, ApiError
 from .events import AnswerOptions, ChatRequest, Event, Finished
 from .fields import Fields
 from .http.access import RequireKey, error_response
@@ -32,7 +32,6 @@ from .metrics import Metrics
 from .service import ModelService
 from .settings import ServerSettings
 
-LOADING = ApiError(503, "the model is being loaded", retry_after=5)
 BODY_SECONDS = 120.0  # for a request's body, whatever --timeout says
 
 
@@ -51,7 +50,7 @@ class Server:
         if self.failure is not None:
             raise ApiError(503, f"the engine failed: {self.failure}")
         if self.service is None:
-            raise LOADING
+            raise ApiError(503, "the model is being loaded", retry_after=RETRY_AFTER)
         return self.service
 
     async def body(self, request: Request) -> Fields:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,7 +32,7 @@ from .answers.merge import cancel_all
 from .answers.vectors import Vectors
 from .answers.worker import EngineWorker, Full, Ticket
 from .api.native import Infill
-from .errors import ApiError
+from .errors import RETRY_AFTER, ApiError, overflow_error
 from .events import AnswerOptions, ChatRequest, Constraint
 from .fields import Fields
 from .settings import ServerSettings
@@ -39,8 +40,7 @@ from .settings import ServerSettings
 if TYPE_CHECKING:
     from ..sampling.mask import TokenMask
 
-LONG_TEXT = 2000  # characters from which encoding leaves the event loop
-RETRY_AFTER = 5  # seconds
+LONG_TEXT = 2000  # characters, or tokens, from which work on them leaves the event loop
 UNWANTED = -1e6  # the bias of a token that is chosen only if there is no other
 CHARACTERS_PER_TOKEN = 4  # about as many, in most languages and vocabularies
 
@@ -171,22 +171,18 @@ class ModelService:
     # Prompts
 
     async def aside(self, work: Callable[[Fields, Tokenizer], Result], body: Fields) -> Result:
-        """What work returns; a long body is worked on in another thread."""
-        if len(str(body.raw("content", ""))) < LONG_TEXT:
-            return work(body, self.tokenizer)
-        return await asyncio.to_thread(work, body, self.tokenizer)
+        """What work returns; a long text, or list of tokens, is worked on in another thread."""
+        sizes = [len(v) for v in body.values.values() if isinstance(v, (str, list))]
+        return await _aside(max(sizes, default=0), work, body, self.tokenizer)
 
     async def _ids(self, prompt: str | Sequence[int]) -> Sequence[int]:
         if not isinstance(prompt, str):
             return prompt
-        if len(prompt) < LONG_TEXT:
-            return self.tokenizer.encode(prompt, parse_special=True)
-        return await asyncio.to_thread(self.tokenizer.encode, prompt, parse_special=True)
+        encode = partial(self.tokenizer.encode, parse_special=True)
+        return await _aside(len(prompt), encode, prompt)
 
     async def _encoded(self, rendered: str) -> list[int]:
-        if len(rendered) < LONG_TEXT:
-            return self.tokenizer.encode_chat(rendered)
-        return await asyncio.to_thread(self.tokenizer.encode_chat, rendered)
+        return await _aside(len(rendered), self.tokenizer.encode_chat, rendered)
 
     async def _render(self, request: ChatRequest) -> str:
         if self.template is None:
@@ -311,6 +307,11 @@ class ModelService:
         return detect(render, self.settings.tool_format)
 
 
+async def _aside(size: int, work: Callable[..., Result], *args: Any) -> Result:
+    """What work(*args) returns, in another thread if its input has LONG_TEXT characters or more."""
+    return work(*args) if size < LONG_TEXT else await asyncio.to_thread(work, *args)
+
+
 def schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Name -> JSON schema of the arguments, of tools in OpenAI's form."""
     functions = [tool["function"] for tool in tools]
@@ -359,10 +360,9 @@ def _all_or_none(answers: list[Answering]) -> Iterator[None]:
 
 
 def context_error(error: ContextOverflow) -> ApiError:
-    """A prompt that is longer than the context, in OpenAI's code and llama.cpp's fields."""
+    """A prompt that is longer than the context."""
     told = (
         f"the prompt has {error.n_prompt} tokens, and the context {error.n_ctx}: shorten it, or "
         "start the server with a larger --ctx-size"
     )
-    more = {"n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx}
-    return ApiError(400, told, code="context_length_exceeded", more=more)
+    return overflow_error(error.n_prompt, error.n_ctx, told)

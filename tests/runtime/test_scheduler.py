@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from steps import finish
 
 from ggpy import arch
 from ggpy.backends.interface import PAGE_SIZE
@@ -35,12 +36,6 @@ def make(tiny_path) -> Callable[..., Engine]:
 
 def ids_of(n: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(5, 350, n).tolist()
-
-
-def finish(engine: Engine, *sequences: Sequence) -> list[list[int]]:
-    while engine.busy:
-        engine.step()
-    return [[p.id for p in s.pieces] for s in sequences]
 
 
 def sizes_of_steps(engine: Engine) -> list[int]:

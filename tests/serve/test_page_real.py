@@ -7,19 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 from running_server import RunningServer, running
-from support.serve.browser import Browser, Tab, executable
+from support.serve.browser import DONE, Browser, Tab, executable, send
 
 pytestmark = pytest.mark.skipif(executable() is None, reason="no Chromium on this machine")
 
-DONE = "document.querySelector('.message:last-child[aria-busy=false]')"
 SETTINGS = {"temperature": 0, "max_tokens": 20}
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    made = Browser(tmp_path_factory.mktemp("profile"))
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +38,6 @@ def choose(tab: Tab, **settings: float) -> None:
         tab.evaluate(f"document.querySelector('#set-{name}').select()")
         tab.type(str(value))
     tab.press("Escape")
-
-
-def send(tab: Tab, text: str) -> None:
-    n = tab.count(".message")
-    tab.evaluate("document.querySelector('#question').focus()")
-    tab.type(text)
-    tab.press("Enter")
-    tab.wait(f"document.querySelectorAll('.message').length === {n + 2}")
 
 
 def stored(tab: Tab) -> list[dict]:

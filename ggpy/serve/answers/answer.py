@@ -16,7 +16,7 @@ from typing import Any
 
 from ...chat_formats.deltas import CallArguments, CallBegin, CallEnd, ReasoningPart, TextPart
 from ...runtime.sequence import Piece
-from ..errors import ApiError
+from ..errors import RETRY_AFTER, ApiError
 from ..events import (
     AnswerEnd,
     AnswerOptions,
@@ -47,7 +47,6 @@ class Answering:
         self._id_length = 9 if short_ids else 24
         self._n_reasoning = 0
         self._calls = False
-        self._late = False
         self._events = self._run()
 
     @property
@@ -57,9 +56,6 @@ class Answering:
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self._events
-
-    def __anext__(self) -> Any:
-        return self._events.__anext__()
 
     def so_far(self) -> Finished:
         """The last event, if the answer ended now."""
@@ -75,12 +71,8 @@ class Answering:
         return Finished(reason, usage, timings, s.stops.found)
 
     def cancel(self) -> None:
-        """End the answer: the client is gone."""
+        """End the answer, if it has not ended."""
         self.ticket.cancel()
-
-    async def aclose(self) -> None:
-        """Cancel, as of an asynchronous generator."""
-        self.cancel()
 
     async def _run(self) -> AsyncIterator[Event]:
         timer = self._deadline()
@@ -105,16 +97,12 @@ class Answering:
                 raise ApiError(400, told, param="logit_bias") from None
             raise ApiError(500, str(error)) from None
         except RuntimeError as error:
-            raise ApiError(503, str(error), retry_after=5) from None
+            raise ApiError(503, str(error), retry_after=RETRY_AFTER) from None
 
     def _deadline(self) -> asyncio.TimerHandle | None:
         if self._options.timeout is None:
             return None
-        return asyncio.get_running_loop().call_later(self._options.timeout, self._expire)
-
-    def _expire(self) -> None:
-        self._late = True
-        self.ticket.cancel()
+        return asyncio.get_running_loop().call_later(self._options.timeout, self.cancel)
 
     # Events
 

@@ -35,7 +35,6 @@ class Ticket:
     def __init__(self, sequence: Sequence, worker: EngineWorker) -> None:
         self.sequence, self._worker = sequence, worker
         self.finish: Finish | None = None
-        self.told = 0  # pieces that were handed out
         self._unread: list[Piece] = []
         self._waiter: asyncio.Future[None] | None = None
 
@@ -49,7 +48,6 @@ class Ticket:
         unread, self._unread = self._unread, []
         if not unread and self.sequence.error is not None:
             raise self.sequence.error
-        self.told += len(unread)
         return unread
 
     def cancel(self) -> None:
@@ -83,9 +81,8 @@ class EngineWorker:
         self.engine, self._loop = engine, loop
         self._most = engine.n_seq + n_waiting
         self._failed = failed
-        self.tickets: set[Ticket] = (
-            set()
-        )  # of sequences that have not ended; the event loop alone uses it
+        # of sequences that have not ended; the event loop alone uses it
+        self.tickets: set[Ticket] = set()
         self._inbox: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._news: dict[Ticket, None] = {}  # with news in this step; the thread alone uses it
         self._stopped = False

@@ -32,6 +32,7 @@ from .timings import timings_of, usage_of
 
 MAX_N = 64
 FINGERPRINT = "ggpy"
+LEAST_LOGPROB = -9999.0  # OpenAI's figure for a probability of 0, which JSON has no number for
 
 
 @dataclass(frozen=True)
@@ -60,14 +61,19 @@ def read_chat(
         template_variables=_variables(body),
         reasoning=body.text("reasoning_format", "auto") != "none",
     )
-    asked = body.object("stream_options")
     return ChatCall(
         request,
         n=body.integer("n", 1, 1, MAX_N) or 1,
         stream=body.flag("stream", False),
-        include_usage=asked is not None and asked.flag("include_usage", False),
+        include_usage=wants_usage(body),
         timings_per_token=body.flag("timings_per_token", False),
     )
+
+
+def wants_usage(body: Fields) -> bool:
+    """Whether a stream ends with a chunk of usage."""
+    asked = body.object("stream_options")
+    return asked is not None and asked.flag("include_usage", False)
 
 
 def _variables(body: Fields) -> dict[str, Any]:
@@ -141,11 +147,7 @@ async def whole_chat(
     ends = [c.end for c in choices if c.end is not None]
     logprobs = call.request.options.top_logprobs is not None
     return {
-        "id": id,
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": model,
-        "system_fingerprint": FINGERPRINT,
+        **head_of(id, "chat.completion", model),
         "choices": [
             {
                 "index": i,
@@ -160,17 +162,17 @@ async def whole_chat(
     }
 
 
+def head_of(id: str, kind: str, model: str) -> dict[str, Any]:
+    """What an answer, or each chunk of one, begins with."""
+    head = {"id": id, "object": kind, "created": int(time.time()), "model": model}
+    return {**head, "system_fingerprint": FINGERPRINT}
+
+
 class ChunkWriter:
     """Writes the chunks of a stream. What is equal in all of them is written once."""
 
-    def __init__(self, id: str, model: str, kind: str = "chat.completion.chunk") -> None:
-        self.base = {
-            "id": id,
-            "object": kind,
-            "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": FINGERPRINT,
-        }
+    def __init__(self, id: str, model: str) -> None:
+        self.base = head_of(id, "chat.completion.chunk", model)
         start = json.dumps(self.base)[:-1].encode()
         self._head = b"data: " + start + b', "choices": [{"index": '
 
@@ -261,18 +263,20 @@ def token_logprobs(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
     """OpenAI's logprobs.content of some pieces."""
     return [
         {
-            **_token(p.text, p.logprob),
+            **token_logprob(p.text, p.logprob),
             "id": p.id,
-            "top_logprobs": [{**_token(t.text, t.logprob), "id": t.id} for t in p.top_logprobs],
+            "top_logprobs": [
+                {**token_logprob(t.text, t.logprob), "id": t.id} for t in p.top_logprobs
+            ],
         }
         for p in pieces
     ]
 
 
-def _token(text: str, logprob: float | None) -> dict[str, Any]:
-    """Finite: JSON has no infinity."""
-    value = -9999.0 if logprob is None else max(logprob, -9999.0)
-    return {"token": text, "logprob": value, "bytes": list(text.encode())}
+def token_logprob(text: str, logprob: float | None) -> dict[str, Any]:
+    """A token and its log probability, which is finite: JSON has no infinity."""
+    value = LEAST_LOGPROB if logprob is None else max(logprob, LEAST_LOGPROB)
+    return {"token": text, "logprob": value, "bytes": list(text.encode("utf-8", "replace"))}
 
 
 def sse(data: Any) -> bytes:

@@ -85,8 +85,7 @@ class EventStream:
 
     async def _watch(self, receive: Receive) -> None:
         """Wait for the client to go away."""
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await _gone(receive)
         self._give_up()
 
     async def _send_pings(self, send: Send) -> None:
@@ -115,14 +114,19 @@ class DirectSend:
         await self._app(scope, receive, send)
 
 
+async def _gone(receive: Receive) -> None:
+    """Wait until the client has gone away."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 async def while_connected(
     receive: Receive, work: Awaitable[Result], cancel: Callable[[], None]
 ) -> Result:
     """What `work` returns; `cancel()` is called if the client goes away before."""
 
     async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await _gone(receive)
         cancel()
 
     watching = asyncio.create_task(watch())
