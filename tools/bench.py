@@ -68,7 +68,7 @@ def plan(options: argparse.Namespace) -> int:
     if gpu is not None:
         device = planned.device_of(gpu.arch, gpu.sm_count)
     else:
-        device = planned.device_of(options.simulated or planned.DEFAULT)
+        device = planned.device_of(options.simulated or plan_table.DEFAULT)
     steps = plan_table.steps_of(options.batch, [n for n in options.n_prompt if n])
     for name in options.plan:
         shape, _, kind = name.partition(":")

@@ -2,9 +2,10 @@
 
     ggpy make_tiny models/tiny
 
-A model has two random layers and a tokenizer that works; its text is noise. Tests run these models
-where a real one would be too slow or is not to be had. They have every peculiarity of their
-architectures: biases, windows, soft caps, fused tensors, partial rotation, LongRoPE factors.
+A model has two random layers, or four where the fourth differs, and a tokenizer that works; its
+text is noise. Tests run these models where a real one would be too slow or is not to be had. They
+have every peculiarity of their architectures: biases, windows, soft caps, fused tensors, partial
+rotation, LongRoPE factors.
 """
 
 from __future__ import annotations
@@ -49,8 +50,11 @@ class Tiny:
     n_layer: int = 2
     settings: Mapping[str, Any] = field(default_factory=dict)
     layer: tuple[str, ...] = ()  # tensors beyond those of llama
+    without: tuple[str, ...] = ()  # those of llama that it has not
     tied: bool = True
-    fused: bool = False
+    fused: tuple[str, ...] = ()
+    rope_factors: bool = False
+    norm_whole: bool = False  # of q and k
     experts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # in place of ffn_*.weight
     types: Mapping[str, str] = field(default_factory=dict)  # of tensors with this in their names
 
@@ -58,7 +62,9 @@ class Tiny:
 SANDWICH = ("post_attention_norm.weight", "post_ffw_norm.weight")
 QK_NORM = ("attn_q_norm.weight", "attn_k_norm.weight")
 BIAS = ("attn_q.bias", "attn_k.bias", "attn_v.bias")
+BEFORE = ("attn_norm.weight", "ffn_norm.weight")
 OUTPUT_BIAS, SINKS = "attn_output.bias", "attn_sinks.weight"
+DENSE = ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight")
 X, J, FX = 8, 2, 32  # experts, those that a token chooses, and their width
 COUNTS = {"expert_count": X, "expert_used_count": J, "expert_feed_forward_length": FX}
 EXPERTS = {
@@ -108,7 +114,8 @@ MODELS = {
     ),
     "phi3": Tiny(
         tied=False,
-        fused=True,
+        fused=("attn_qkv.weight", "ffn_up.weight"),
+        rope_factors=True,
         settings={
             "context_length": 512,
             "rope.dimension_count": 12,
@@ -130,6 +137,7 @@ MODELS = {
     "gpt-oss": Tiny(
         "bpe",
         layer=(*BIAS, OUTPUT_BIAS, SINKS, SANDWICH[0]),
+        without=("ffn_norm.weight",),  # it has another name
         tied=False,
         experts={**EXPERTS, **EXPERT_BIAS},
         types={"_exps.weight": "MXFP4"},
@@ -137,6 +145,79 @@ MODELS = {
             **{**COUNTS, "attention.sliding_window": 8, "rope.freq_base": 1.5e5},
             **{"rope.scaling.type": "yarn", "rope.scaling.factor": 32.0},
             "rope.scaling.original_context_length": 64,
+        },
+    ),
+    "smollm3": Tiny("bpe", F=32, n_layer=4, settings={"rope.freq_base": 5e6}),
+    "granite": Tiny(
+        "bpe",
+        settings={
+            **{"attention.scale": 0.2, "embedding_scale": 12.0, "logit_scale": 8.0},
+            **{"residual_scale": 0.22, "attention.layer_norm_rms_epsilon": 1e-3},
+        },
+    ),
+    "olmo2": Tiny(
+        "bpe",
+        F=32,
+        n_layer=4,
+        layer=SANDWICH + QK_NORM,
+        without=BEFORE,
+        norm_whole=True,
+        tied=False,
+        settings={
+            **{"attention.sliding_window": 8, "rope.freq_base": 5e5, "rope.scaling.type": "yarn"},
+            **{"rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64},
+        },
+    ),
+    "seed_oss": Tiny(
+        "bpe",
+        E=32,
+        layer=(*BIAS, SANDWICH[0]),
+        without=("ffn_norm.weight",),
+        settings={"rope.freq_base": 1e7},
+    ),
+    "ernie4_5": Tiny(E=32, settings={"rope.freq_base": 5e5}),
+    "hunyuan-dense": Tiny("bpe", E=32, layer=QK_NORM, settings={"rope.scaling.alpha": 1000.0}),
+    "mistral3": Tiny(
+        "bpe",
+        E=32,
+        settings={
+            **{"rope.scaling.type": "yarn", "rope.scaling.factor": 16.0, "rope.freq_base": 1e6},
+            **{"rope.scaling.yarn_log_multiplier": 1.0, "attention.temperature_scale": 0.5},
+            "rope.scaling.original_context_length": 16,
+        },
+    ),
+    "exaone4": Tiny("bpe", layer=SANDWICH + QK_NORM, without=BEFORE),
+    "glm4": Tiny(
+        "bpe",
+        layer=SANDWICH + BIAS,
+        fused=("ffn_up.weight",),
+        settings={"rope.dimension_count": 8},
+    ),
+    "cohere2": Tiny(
+        "bpe",
+        F=32,
+        n_layer=4,
+        without=("ffn_norm.weight",),
+        settings={
+            **{"attention.layer_norm_rms_epsilon": None, "attention.layer_norm_epsilon": 1e-5},
+            **{"attention.sliding_window": 8, "logit_scale": 0.25, "rope.freq_base": 5e4},
+        },
+    ),
+    "command-r": Tiny(
+        "bpe",
+        without=("ffn_norm.weight",),
+        settings={
+            **{"attention.layer_norm_rms_epsilon": None, "attention.layer_norm_epsilon": 1e-5},
+            **{"logit_scale": 0.5, "rope.freq_base": 8e6},
+        },
+    ),
+    "qwen3vl": Tiny(
+        "bpe",
+        E=32,
+        layer=QK_NORM,
+        settings={
+            **{"rope.dimension_sections": [6, 5, 5, 0], "n_deepstack_layers": 1},
+            "rope.freq_base": 5e6,
         },
     ),
 }
@@ -227,7 +308,7 @@ def tensors_of(m: Tiny, n_vocab: int) -> dict[str, np.ndarray]:
     out = {"token_embd.weight": matrix(n_vocab, m.D), "output_norm.weight": vector(m.D)}
     if not m.tied:
         out["output.weight"] = matrix(n_vocab, m.D)
-    if m.fused:
+    if m.rope_factors:
         out["rope_factors_long.weight"] = np.linspace(2, 6, 6, dtype=np.float32)
         out["rope_factors_short.weight"] = np.linspace(1, 1.5, 6, dtype=np.float32)
     shapes = _layer_shapes(m)
@@ -248,32 +329,26 @@ def experts_of(architecture: str) -> dict[str, np.ndarray | None]:
 
 def _layer_shapes(m: Tiny) -> dict[str, tuple[int, ...]]:
     q, kv = m.H * m.E, m.G * m.E
-    if m.fused:
-        projections = {"attn_qkv.weight": (q + 2 * kv, m.D), "ffn_up.weight": (2 * m.F, m.D)}
-    else:
-        projections = {
-            "attn_q.weight": (q, m.D),
-            "attn_k.weight": (kv, m.D),
-            "attn_v.weight": (kv, m.D),
-            "ffn_gate.weight": (m.F, m.D),
-            "ffn_up.weight": (m.F, m.D),
-        }
+    qkv = {"attn_q.weight": (q, m.D), "attn_k.weight": (kv, m.D), "attn_v.weight": (kv, m.D)}
+    gate_up = {"ffn_gate.weight": (m.F, m.D), "ffn_up.weight": (m.F, m.D)}
+    if "attn_qkv.weight" in m.fused:
+        qkv = {"attn_qkv.weight": (q + 2 * kv, m.D)}
+    if "ffn_up.weight" in m.fused:
+        gate_up = {"ffn_up.weight": (2 * m.F, m.D)}
     sizes = {"attn_q.bias": q, "attn_k.bias": kv, "attn_v.bias": kv, **dict.fromkeys(SANDWICH, m.D)}
-    sizes |= dict.fromkeys(QK_NORM, m.E)
+    sizes |= dict(zip(QK_NORM, (q, kv) if m.norm_whole else (m.E, m.E), strict=True))
     sizes |= {OUTPUT_BIAS: m.D, SINKS: m.H}
     found = {
         "attn_norm.weight": (m.D,),
         "ffn_norm.weight": (m.D,),
-        **projections,
+        **qkv,
+        **gate_up,
         "attn_output.weight": (m.D, q),
         "ffn_down.weight": (m.D, m.F),
         **{name: (sizes[name],) for name in m.layer},
     }
-    if not m.experts:
-        return found
-    dense = ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight")
-    dense += ("ffn_norm.weight",) if SINKS in m.layer else ()  # gpt-oss has it under another name
-    return {**{name: found[name] for name in found if name not in dense}, **m.experts}
+    without = {*m.without, *(DENSE if m.experts else ())}
+    return {name: x for name, x in found.items() if name not in without} | dict(m.experts)
 
 
 def tokenizer(kind: str) -> dict[str, Any]:

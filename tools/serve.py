@@ -13,6 +13,9 @@ from __future__ import annotations
 import sys
 
 from ggpy.cli.serve import main
+from ggpy.cli.serve_options import parser
+
+__all__ = ["main", "parser"]
 
 if __name__ == "__main__":
     sys.exit(main())

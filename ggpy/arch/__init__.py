@@ -15,13 +15,14 @@ from ..util.messages import shown
 from .architecture import Architecture
 from .config import UnsupportedModel
 from .decoder import Decoder
-from .loader import Progress, build
+from .loader import Progress, build, understood
 
 __all__ = [
     "Architecture",
     "Decoder",
     "UnsupportedModel",
     "architectures",
+    "check",
     "context_length",
     "find",
     "load",
@@ -50,6 +51,14 @@ def find(file: File) -> Architecture:
             f" supported are: {', '.join(known)}"
         )
     return known[file.architecture]
+
+
+def check(file: File) -> None:
+    """GGUFError, or UnsupportedModel, for a file that `load` would refuse, whatever the backend.
+
+    Nothing of the weights is read, so that a scale that is not a number is not found.
+    """
+    understood(find(file), file, context_length(file) or 1)
 
 
 def load(

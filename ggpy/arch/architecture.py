@@ -44,6 +44,7 @@ class LayerSettings:
 
     mixer: AttentionSettings
     ffn: DenseSettings | MoESettings | None
+    parallel: bool = False  # both take the same x
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class ModelSettings:
     embedding_scale: float = 1.0
     soft_cap: float = 0.0  # of logits
     logit_scale: float = 1.0
+    eps: float | None = None  # of all norms, where it is not the file's
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,8 @@ Shapes = dict[str, tuple[int, ...]]
 class Architecture:
     """One `general.architecture`: its tensors and its reading of the settings.
 
-    `fused` maps a layer's tensor to those that it is made of, from the first row on.
+    `fused` maps a layer's tensor to those that it is made of, from the first row on; a tensor with
+    one part has another name in files.
     `understands` are settings that most architectures refuse: those of config.VARIANTS, and sizes
     that differ from layer to layer (config.read_dimensions).
     """

@@ -42,8 +42,9 @@ class Decoder:
         self.sizes, self.settings, self.ops, self.n_batch = sizes, settings, ops, n_batch
         self.cache = cache_groups(sizes, settings, cache_types)
         self.table = weights["token_embd.weight"]
+        self._eps = sizes.eps if settings.eps is None else settings.eps
         self.head = Head(
-            norm=LayerWeights(weights, "", sizes.eps, sizes.layer_norm).norm("output_norm"),
+            norm=LayerWeights(weights, "", self._eps, sizes.layer_norm).norm("output_norm"),
             weight=weights.get("output.weight", self.table),
             soft_cap=settings.soft_cap,
             scale=settings.logit_scale,
@@ -53,12 +54,13 @@ class Decoder:
             self.layers.insert(0, self._layer(i, weights))
 
     def _layer(self, i: int, weights: Mapping[str, Weight]) -> Layer:
-        w = LayerWeights(weights, f"blk.{i}.", self.sizes.eps, self.sizes.layer_norm)
+        w = LayerWeights(weights, f"blk.{i}.", self._eps, self.sizes.layer_norm)
         mixer, ffn = self.settings.layers[i].mixer, self.settings.layers[i].ffn
         return Layer(
             index=i,
             mixer=mixer.build(w, *self.cache.place(i)),
             ffn=None if ffn is None else ffn.build(w),
+            parallel=self.settings.layers[i].parallel,
             next=self.layers[0] if self.layers else None,
         )
 
@@ -95,7 +97,7 @@ class Decoder:
         x = ops.embed(step, self.table, self.settings.embedding_scale)
         for layer in self.layers:
             x = ops.mix(x, layer, step)
-            if layer.ffn is not None:
+            if layer.ffn is not None and not layer.parallel:
                 x = ops.feed_forward(x, layer, step)
         return x
 

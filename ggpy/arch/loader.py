@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +24,10 @@ from .architecture import (
     Context,
     Declared,
     LayerSettings,
+    ModelSettings,
 )
 from .collect import check_vocabulary, collect
-from .config import Config
+from .config import Config, Dimensions
 from .decoder import Decoder, cache_groups
 from .layers.moe import MoESettings
 from .scheme import SCALE, Given, Scheme, read_scheme, scale_of
@@ -34,6 +36,15 @@ Progress = Callable[[int, int], None]  # bytes of weights handed over, of all
 MOST_BATCH, LEAST_BATCH = 2048, 512  # tokens of a step: on a GPU prefill gains 14 % by the former
 BIAS = ".bias"
 READERS = 8  # threads that check scales: one alone reads a mapped file slower than a bus is
+
+
+class Understood(NamedTuple):
+    """What a file says."""
+
+    sizes: Dimensions
+    settings: ModelSettings
+    collected: dict[str, tuple[Tensor, Declared]]  # tensors by name, fused ones taken apart
+    scheme: Scheme
 
 
 def build(
@@ -53,13 +64,8 @@ def build(
     n_batch in a step, or as many as are fast: MemoryError where they do not fit. ValueError for
     types of the KV cache that the model's heads are too small for.
     """
-    config = Config(file.metadata, architecture.name, file.path)
-    sizes = architecture.dimensions(config, _n_vocab(file))
-    check_vocabulary(file, sizes.n_vocab)
-    scheme = read_scheme(file.metadata, file.path)
-    collected = collect(architecture, file, sizes)
+    sizes, settings, collected, scheme = understood(architecture, file, n_ctx)
     tensors = {name: tensor for name, (tensor, _) in collected.items()}
-    settings = architecture.settings(Context(config, sizes, tensors, n_ctx))
     weights = _weights(collected, scheme)
     steps = (MOST_BATCH, LEAST_BATCH) if n_batch is None else (n_batch, n_batch)
     most, least = (min(n, n_seq * n_ctx) for n in steps)
@@ -83,6 +89,18 @@ def build(
     handed = _hand_over(weights, ops, progress)
     classifier = _classifier(tensors)
     return Decoder(sizes, settings, ops, handed, n_batch, cache_types, classifier)
+
+
+def understood(architecture: Architecture, file: File, n_ctx: int) -> Understood:
+    """All that the file says, checked; weights are not read. GGUFError names what is wrong."""
+    config = Config(file.metadata, architecture.name, file.path)
+    sizes = architecture.dimensions(config, _n_vocab(file))
+    check_vocabulary(file, sizes.n_vocab)
+    scheme = read_scheme(file.metadata, file.path)
+    collected = collect(architecture, file, sizes)
+    tensors = {name: tensor for name, (tensor, _) in collected.items()}
+    settings = architecture.settings(Context(config, sizes, tensors, n_ctx))
+    return Understood(sizes, settings, collected, scheme)
 
 
 def _n_used(layer: LayerSettings) -> int:

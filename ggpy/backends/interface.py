@@ -112,6 +112,14 @@ class Norm:
 
 
 @dataclass(frozen=True)
+class AttentionTemperature:
+    """Later tokens attend more sharply: q at position p times 1 + scale * ln(1 + p // length)."""
+
+    scale: float
+    length: int  # positions
+
+
+@dataclass(frozen=True)
 class PagedKV:
     """The state of one attention layer: keys and values in pages of PAGE_SIZE positions.
 
@@ -143,7 +151,7 @@ class Attention:
     spec: PagedKV
     group: int  # the layer's group in the cache
     slot: int  # and its place among the layers of the group
-    norm: Norm  # of x, before the projections
+    norm: Norm | None  # of x, before the projections; None: x is projected as it is
     wq: Weight  # [H*E, D]
     wk: Weight  # [G*E, D]
     wv: Weight  # [G*Ev, D]
@@ -156,6 +164,9 @@ class Attention:
     bo: Weight | None = None  # [D]
     q_norm: Norm | None = None  # over E, per head, before rope
     k_norm: Norm | None = None
+    norm_whole: bool = False  # these norms are over all heads together: H*E and G*E
+    norm_after_rope: bool = False
+    temperature: AttentionTemperature | None = None  # of q, after rope
     soft_cap: float = 0.0  # c * tanh(s / c); 0 is none
     sinks: Weight | None = None  # [H], one logit per head that takes weight and gives nothing
     post_norm: Norm | None = None  # of what is added to x
@@ -173,7 +184,7 @@ class Dense:
     n = norm(x).
     """
 
-    norm: Norm
+    norm: Norm | None  # None: n is x
     w_gate: Weight  # [F, D]
     w_up: Weight  # [F, D]
     w_down: Weight  # [D, F]
@@ -213,12 +224,14 @@ FeedForward = Dense | MoE
 class Layer:
     """One layer; a backend that fuses looks at what comes next.
 
-    `next` is the layer behind, or None for the last one.
+    `next` is the layer behind, or None for the last one. parallel: mixer and ffn take the same x,
+    and `mix` adds the outputs of both.
     """
 
     index: int
     mixer: Mixer
     ffn: FeedForward | None
+    parallel: bool = False
     next: Layer | None = field(default=None, repr=False)
 
 
@@ -335,7 +348,8 @@ class Ops(Protocol):
         """x[T, D] = table[ids] * scale."""
 
     def mix(self, x: Array, layer: Layer, step: Step) -> Array:
-        """x[T, D] with the output of layer.mixer added; the old x may be overwritten.
+        """x[T, D] with the output of layer.mixer added, and that of layer.ffn if the layer is
+        parallel; the old x may be overwritten.
 
         Attention normalises x, projects, adds bias, normalises heads, rotates q and k, writes k and
         v to their pages, and attends over the pages of each token's sequence. Where keys are kept
@@ -343,7 +357,9 @@ class Ops(Protocol):
         """
 
     def feed_forward(self, x: Array, layer: Layer, step: Step) -> Array:
-        """x[T, D] with the output of layer.ffn added; the old x may be overwritten."""
+        """x[T, D] with the output of layer.ffn added; the old x may be overwritten. Parallel layers
+        do not come here.
+        """
 
     def logits(self, x: Array, head: Head, step: Step) -> Array:
         """l[R, V] of the rows that the step asks for."""

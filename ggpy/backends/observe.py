@@ -15,7 +15,20 @@ from numpy.typing import NDArray
 
 from ..gguf import Tensor
 from .forwarding import Forwarding, chained
-from .interface import ActivationType, Array, Head, Layer, MoE, Norm, Ops, Probe, Role, Step, Weight
+from .interface import (
+    ActivationType,
+    Array,
+    FeedForward,
+    Head,
+    Layer,
+    MoE,
+    Norm,
+    Ops,
+    Probe,
+    Role,
+    Step,
+    Weight,
+)
 from .numpy.functions import normalised
 
 F32 = NDArray[np.float32]
@@ -64,19 +77,25 @@ class ObservedOps(Forwarding):
     def mix(self, x: Array, layer: Layer, step: Step) -> Array:
         self._show(self._normalised(x, layer.mixer.norm), *layer.mixer.projections)
         self._meets, self._moe = {"attention": layer.mixer.wo}, None
+        if layer.parallel and layer.ffn is not None:
+            self._show_inputs(x, layer.ffn)
         return super().mix(x, layer, step)
 
     def feed_forward(self, x: Array, layer: Layer, step: Step) -> Array:
-        ffn = layer.ffn
-        assert ffn is not None
+        assert layer.ffn is not None
+        self._meets = {}
+        self._show_inputs(x, layer.ffn)
+        return super().feed_forward(x, layer, step)
+
+    def _show_inputs(self, x: Array, ffn: FeedForward) -> None:
+        """What a feed-forward multiplies; inner outputs come later."""
         n = self._normalised(x, ffn.norm)
         self._show(n, *ffn.projections)
         self._moe = (ffn, n) if isinstance(ffn, MoE) else None
         if not isinstance(ffn, MoE):
-            self._meets = {"ffn_act": ffn.w_down}
-        else:
-            self._meets = {"shared_act": ffn.shared.w_down} if ffn.shared else {}
-        return super().feed_forward(x, layer, step)
+            self._meets["ffn_act"] = ffn.w_down
+        elif ffn.shared:
+            self._meets["shared_act"] = ffn.shared.w_down
 
     def logits(self, x: Array, head: Head, step: Step) -> Array:
         self._show(self._normalised(x, head.norm), head.weight)
@@ -111,7 +130,9 @@ class ObservedOps(Forwarding):
         values = np.asarray(self.read(x), np.float32)
         return values.reshape(len(values), -1)
 
-    def _normalised(self, x: Array, norm: Norm) -> F32:
+    def _normalised(self, x: Array, norm: Norm | None) -> F32:
+        if norm is None:
+            return self._host(x)
         weight, bias = (
             None if w is None else self._tensors[id(w)][1].dequantize()
             for w in (norm.weight, norm.bias)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ..grammar.lark import JSON_OPTIONS
 from .chat_format import ChatFormat
 from .harmony import CHANNEL, CONSTRAIN, END, MESSAGE, START
 from .json_calls import JsonObjects, NameThenJson
@@ -22,6 +23,7 @@ from .xml_calls import KeyedTags, Tags
 _LINE = r"/\n?/"  # a line break that may be missing
 _INDENT = r"/\n? {0,4}/"
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+_LONGEST_COUNT = 16_000  # characters that llguidance's lexer counts at a bearable cost
 
 
 def call_grammar(
@@ -31,18 +33,21 @@ def call_grammar(
     *,
     special: Mapping[str, int] | None = None,
     reasoning_open: bool = False,
+    reasoning_limit: int | None = None,
 ) -> str:
     """A Lark grammar of one call or, if `parallel`, of one or more calls.
 
     tools: name -> JSON schema of the arguments, of those that may be called. special: markers that
     are control tokens, with their ids (`ChatFormat.control_markers`). reasoning_open: the prompt
-    ended inside reasoning. ValueError: the format has no calls, or there is no tool.
+    ended inside reasoning. reasoning_limit: characters of reasoning at most; None is no limit, and
+    0 is no reasoning. ValueError: the format has no calls, or there is no tool.
     """
     if not tools:
         raise ValueError("no tool may be called: give at least one")
     if chat_format.syntax is None:
         raise ValueError(f"the format {chat_format.name!r} has no tool calls")
-    return _Grammar(chat_format, special or {}).written(tools, parallel, reasoning_open)
+    grammar = _Grammar(chat_format, special or {})
+    return grammar.written(tools, parallel, reasoning_open, reasoning_limit)
 
 
 class _Grammar:
@@ -52,11 +57,13 @@ class _Grammar:
         self.format, self.special = chat_format, special
         self.rules: list[str] = []
 
-    def written(self, tools: Mapping[str, Any], parallel: bool, reasoning_open: bool) -> str:
+    def written(
+        self, tools: Mapping[str, Any], parallel: bool, reasoning_open: bool, limit: int | None
+    ) -> str:
         """The whole grammar."""
         bodies = [self.body(name, schema) for name, schema in tools.items()]
         self.rules.append("call: " + "\n    | ".join(bodies))
-        start = f"start: {self.reasoning(reasoning_open)} {self.calls(parallel)}"
+        start = f"start: {self.reasoning(reasoning_open, limit)} {self.calls(parallel)}"
         return "\n".join([start, *self.rules]) + "\n"
 
     def rule(self, text: str, attributes: str = "") -> str:
@@ -84,25 +91,31 @@ class _Grammar:
         known = part in self.special
         return f"<[{self.special[part]}]>" if known else json.dumps(part, ensure_ascii=False)
 
-    def text_until(self, closer: str) -> str:
-        """Any text, then `closer`, the first one."""
+    def text_until(self, closer: str, limit: int | None = None) -> str:
+        """Any text of at most `limit` characters, then `closer`, the first one."""
+        text = f"/(?s:.{{0,{limit}}})/" if limit is not None else "/(?s:.*)/"
         marks = [closer.index(marker) for marker in self.special if marker in closer]
         plain = min(marks, default=len(closer))
         if not plain:
-            return f"/(?s:.*)/ {self.literal(closer)}"
+            return f"{text} {self.literal(closer)}"
         suffix = json.dumps(closer[:plain], ensure_ascii=False)
-        return self._in_order(
-            self.rule("/(?s:.*)/", f"[suffix={suffix}]"), self.literal(closer[plain:])
-        )
+        return self._in_order(self.rule(text, f"[suffix={suffix}]"), self.literal(closer[plain:]))
 
     def json(self, schema: Any) -> str:
-        """A JSON value of a schema."""
-        return "%json " + json.dumps(schema)
+        """A JSON value of a schema, with bounded blanks; ValueError for one that is too deep."""
+        read = {**schema, "x-guidance": JSON_OPTIONS} if isinstance(schema, Mapping) else schema
+        try:
+            return "%json " + json.dumps(read)
+        except RecursionError:
+            raise ValueError("a tool's schema nests its lists and objects too deeply") from None
 
     # What stands around calls
 
-    def reasoning(self, is_open: bool) -> str:
+    def reasoning(self, is_open: bool, limit: int | None) -> str:
         """Reasoning before the calls, which may be missing unless the prompt opened it."""
+        if limit == 0 and not is_open:
+            return ""
+        limit = limit if limit is not None and limit <= _LONGEST_COUNT else None
         chat_format = self.format
         if chat_format.channels is not None:
             opener, closer = f"{CHANNEL}analysis{MESSAGE}", END
@@ -112,7 +125,7 @@ class _Grammar:
             after = r"/\s*/"
         if not closer or not (opener or is_open):
             return ""
-        thought = f"{self.text_until(closer)} {after}"
+        thought = f"{self.text_until(closer, limit)} {after}"
         return thought if is_open else f"({self.literal(opener)} {thought})?"
 
     def calls(self, parallel: bool) -> str:

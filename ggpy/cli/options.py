@@ -105,9 +105,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options as a namespace; SystemExit 2 for what cannot be understood, 0 after --help."""
     found = parser()
     options = llama_cpp.parse(found, arguments)
-    if options.model and options.model_flag:
-        found.error("the model is given twice: as MODEL and with -m")
-    options.model = options.model or options.model_flag
+    check_model(found, options)
     _check(found, options)
     return options
 
@@ -147,6 +145,75 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
     llama_cpp.add_options(parser)
 
 
+def add_machine(group: Any) -> None:
+    """The options for the device and how it computes."""
+    group.add_argument(
+        *("--device", "-dev"),
+        default="auto",
+        metavar="DEVICE",
+        help="auto, cpu, cuda or cuda:N (auto)",
+    )
+    simulated.add_option(group)
+    group.add_argument("-t", "--threads", type=positive, metavar="N", help="CPU threads")
+    group.add_argument(
+        "--batch-invariant",
+        action="store_true",
+        help="on a GPU: a token's bits never depend on the batch; prompts, and batches of more "
+        "than 8 sequences, take 3 to 5 times as long",
+    )
+    group.add_argument(
+        "--activations",
+        choices=["f16", "q8_1"],
+        default="f16",
+        help="on a GPU: the type of activations that are multiplied with quantised weights (f16)",
+    )
+    group.add_argument("--gemm", choices=["auto", "cublas"], default="auto", help=GEMM)
+
+
+def add_batch_size(group: Any) -> None:
+    """The option for the tokens of a step."""
+    group.add_argument(
+        *("-b", "--batch-size", "-ub", "--ubatch-size"),
+        type=positive,
+        metavar="N",
+        help="tokens of a step at most (2048 on a GPU with memory for it, else 512)",
+    )
+
+
+def add_chat_template(group: Any) -> None:
+    """The options that name a chat template."""
+    group.add_argument(
+        "--chat-template",
+        metavar="TEMPLATE",
+        help="chat template instead of the model's: a name (chatml, llama3, ...), Jinja, or a file",
+    )
+    group.add_argument("--chat-template-file", metavar="FILE", help="the same, always a file")
+
+
+def add_sampling(group: Any) -> None:
+    """The options of SAMPLING, without a default: one that is not given is not in the namespace."""
+    for flags, name, kind, default, meaning in SAMPLING:
+        group.add_argument(
+            *flags,
+            dest=name,
+            type=kind,
+            default=argparse.SUPPRESS,
+            metavar="P" if name in ("top_p", "min_p", "xtc_threshold") else "N",
+            help=f"{meaning} ({default})",
+        )
+
+
+def check_model(parser: Parser, options: argparse.Namespace) -> None:
+    """SystemExit 2 where the model or its chat template is given twice; MODEL becomes `model`."""
+    if options.model and options.model_flag:
+        parser.error("the model is given twice: as MODEL and with -m")
+    options.model = options.model or options.model_flag
+    if options.model and options.hf_repo:
+        parser.error("give a MODEL or -hf, not both")
+    if options.chat_template and options.chat_template_file:
+        parser.error("give --chat-template or --chat-template-file, not both")
+
+
 def add_cache_types(parser: Any) -> None:
     """The options for the types of the KV cache."""
     for letter, name in (("k", "keys"), ("v", "values")):
@@ -180,27 +247,7 @@ def _model(parser: Parser) -> None:
     group.add_argument(
         "-hf", "--hf-repo", metavar="USER/REPO[:QUANT]", help="a model of the Hugging Face hub"
     )
-    group.add_argument(
-        *("--device", "-dev"),
-        default="auto",
-        metavar="DEVICE",
-        help="auto, cpu, cuda or cuda:N (auto)",
-    )
-    simulated.add_option(group)
-    group.add_argument("-t", "--threads", type=positive, metavar="N", help="CPU threads")
-    group.add_argument(
-        "--batch-invariant",
-        action="store_true",
-        help="on a GPU: a token's bits never depend on the batch; prompts, and batches of more "
-        "than 8 sequences, take 3 to 5 times as long",
-    )
-    group.add_argument(
-        "--activations",
-        choices=["f16", "q8_1"],
-        default="f16",
-        help="on a GPU: the type of activations that are multiplied with quantised weights (f16)",
-    )
-    group.add_argument("--gemm", choices=["auto", "cublas"], default="auto", help=GEMM)
+    add_machine(group)
     group.add_argument(
         *("-c", "--ctx-size"),
         type=natural,
@@ -209,12 +256,7 @@ def _model(parser: Parser) -> None:
         "limit",
     )
     add_cache_types(group)
-    group.add_argument(
-        *("-b", "--batch-size", "-ub", "--ubatch-size"),
-        type=positive,
-        metavar="N",
-        help="tokens of a step at most (2048 on a GPU with memory for it, else 512)",
-    )
+    add_batch_size(group)
 
 
 def _prompt(parser: Parser) -> None:
@@ -237,12 +279,7 @@ def _prompt(parser: Parser) -> None:
         action="store_false",
         help="continue the prompt as raw text, without the chat template",
     )
-    group.add_argument(
-        "--chat-template",
-        metavar="TEMPLATE",
-        help="chat template instead of the model's: a name (chatml, llama3, ...), Jinja, or a file",
-    )
-    group.add_argument("--chat-template-file", metavar="FILE", help="the same, always a file")
+    add_chat_template(group)
     group.add_argument(
         *("-e", "--escape"),
         action=argparse.BooleanOptionalAction,
@@ -300,15 +337,7 @@ def _generation(parser: Parser) -> None:
 
 def _sampling(parser: Parser) -> None:
     group = parser.add_argument_group("sampling (defaults in brackets)")
-    for flags, name, kind, default, meaning in SAMPLING:
-        group.add_argument(
-            *flags,
-            dest=name,
-            type=kind,
-            default=argparse.SUPPRESS,
-            metavar="P" if name in ("top_p", "min_p", "xtc_threshold") else "N",
-            help=f"{meaning} ({default})",
-        )
+    add_sampling(group)
     group.add_argument(
         "--dry-sequence-breaker",
         action="append",
@@ -327,10 +356,6 @@ def _sampling(parser: Parser) -> None:
 
 
 def _check(parser: Parser, options: argparse.Namespace) -> None:
-    if options.model and options.hf_repo:
-        parser.error("give a MODEL or -hf, not both")
-    if options.chat_template and options.chat_template_file:
-        parser.error("give --chat-template or --chat-template-file, not both")
     if options.chat is False and options.system_prompt is not None:
         parser.error("-sys is part of a chat, which --no-chat turns off: put it into the prompt")
     if options.ignore_eos and any(getattr(options, name) is not None for name in GRAMMARS):

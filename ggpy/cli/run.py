@@ -177,7 +177,7 @@ def load(file: File, tokenizer: Tokenizer, options: argparse.Namespace) -> Model
             tokenizer=tokenizer,
             progress=lambda done, total: bar.update(done / 1e6),
         )
-    say(f"model: {file.path.name}, {file.nbytes / 1e6:.0f} MB in {_since(started)}")
+    say(f"model: {file.path.name}, {file.nbytes / 1e6:.0f} MB in {since(started)}")
     if options.check:
         loaded.logits([tokenizer.bos_id or 0])
         note("the model's numbers are finite, and every step's will be looked at, which is slow")
@@ -259,7 +259,8 @@ def is_bug(error: Exception) -> bool:
     return not isinstance(error, (CompileError, CudaError, NvrtcMissing, NotFinite))
 
 
-def _since(started: float) -> str:
+def since(started: float) -> str:
+    """Seconds since a time, as a message says them."""
     return f"{time.perf_counter() - started:.2f} s"
 
 

@@ -9,27 +9,43 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from errno import ENOENT
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import hub
 from ..util.messages import escaped
 from ..util.outcome import ended
+from ..util.progress import Bar
 from . import options as run_options
 from . import prompts, serve_options
-from .run import chat_template, is_bug, note, say
+from .run import chat_template, is_bug, note, say, since
 
 if TYPE_CHECKING:
     from ..gguf import File
     from ..model import Model
+    from ..runtime.engine import Engine
     from ..serve.service import ModelService
     from ..serve.settings import ServerSettings
 
+PACKAGES = (  # of the extra `server`, as they are imported
+    "starlette",
+    "uvicorn",
+    "markdown_it",
+    "mdit_py_plugins",
+    "pygments",
+    "latex2mathml",
+)
 OPEN_TO_ALL = ("0.0.0.0", "::")
 N_PARALLEL = {"gpu": 64, "cpu": 4}
 PREFILL_TOKENS = {"gpu": 512, "cpu": 128}
 N_CTX_CPU = 16384  # positions, where neither the user nor the model asks for fewer
 LEAST_CTX = 4096  # positions that a context which does not fit is not shrunk below
+
+
+class ServerPackagesMissing(ValueError):
+    """The extra `server` is not installed."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -47,24 +63,46 @@ def serve(options: argparse.Namespace) -> int:
     if not options.hf_repo:
         hub.find(options.model)
     settings = server_settings(options)
+    need_packages()
     from ..serve.process import ServerProcess, listen
 
+    path = hub.fetch_from_hub(options.hf_repo) if options.hf_repo else hub.resolve(options.model)
     with listen(settings) as sock:
         where = address(settings, sock.getsockname())
-        say(f"listening on {where}; loading the model")
+        say(f"listening: {where}; the status is 503 until the model is loaded")
         if settings.host in OPEN_TO_ALL and not settings.api_keys:
-            note("everybody in the network may ask, and no --api-key is needed")
+            note("no --api-key is set, so everybody in the network may ask")
 
         def ready(service: ModelService) -> None:
-            engine = service.engine
-            say(
-                f"ready: {service.model_name}, {engine.n_seq} answers at a time, "
-                f"{engine.n_ctx} tokens of context each"
-            )
-            if settings.with_ui:
+            say(*described(service.engine))
+            if settings.with_ui and not settings.socket:
                 say(f"page: {where}/")
+            base = where if settings.socket else f"{where}/v1"
+            say(f"ready: clients use {base}; Ctrl-C stops the server")
 
-        return ServerProcess(settings, lambda: load(options), ready).run(sock)
+        return ServerProcess(settings, lambda: load(path, options), ready, say).run(sock)
+
+
+def need_packages() -> None:
+    """ServerPackagesMissing, unless the packages of the extra `server` are there."""
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise ServerPackagesMissing(
+            f"the server needs packages that are not installed ({', '.join(missing)}): "
+            "pip install 'ggpy[server]'"
+        )
+
+
+def described(engine: Engine) -> list[str]:
+    """What the engine has for answers."""
+    from ..backends.interface import PAGE_SIZE
+
+    n_positions = max(pool.n_pages for pool in engine.cache.pools) * PAGE_SIZE
+    each = f", and one may have {engine.n_ctx}" if engine.n_ctx < n_positions else ""
+    return [
+        f"answers: {engine.n_seq} at a time; more wait",
+        f"context: {n_positions} tokens, which all answers share{each}",
+    ]
 
 
 def address(settings: ServerSettings, bound: Any) -> str:
@@ -81,10 +119,14 @@ def address(settings: ServerSettings, bound: Any) -> str:
 
 def server_settings(options: argparse.Namespace) -> ServerSettings:
     """What the options say of the server; ValueError, OSError."""
+    from .. import chat_formats
     from ..sampling import SamplingParams
     from ..serve.settings import ServerSettings
 
     socket = options.host.removeprefix("unix:") if options.host.endswith(".sock") else None
+    check_certificate(options.ssl_key_file, options.ssl_cert_file)
+    if options.tool_format:  # before the model is loaded, which takes time
+        chat_formats.by_name(options.tool_format)
     return ServerSettings(
         host=options.host,
         port=options.port,
@@ -116,6 +158,24 @@ def server_settings(options: argparse.Namespace) -> ServerSettings:
     )
 
 
+def check_certificate(key: str | None, certificate: str | None) -> None:
+    """ValueError for files that https cannot use."""
+    if not (key and certificate):
+        return
+    import ssl
+
+    for path in (key, certificate):
+        if not Path(path).is_file():
+            raise FileNotFoundError(ENOENT, "there is no such file", path)
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
+    except (ssl.SSLError, OSError) as error:
+        reason = getattr(error, "reason", None) or error.strerror
+        raise ValueError(
+            f"--ssl-key-file {key} and --ssl-cert-file {certificate}: {reason}"
+        ) from None
+
+
 def api_keys(options: argparse.Namespace) -> tuple[str, ...]:
     """The keys of the options, and of a file of them; ValueError for a file without any."""
     keys = [key.strip() for key in (options.api_key or "").split(",")]
@@ -145,14 +205,13 @@ def template_variables(text: str | None) -> dict[str, Any]:
 # The model
 
 
-def load(options: argparse.Namespace) -> Model:
+def load(path: Path, options: argparse.Namespace) -> Model:
     """The model on its device. A context that was not asked for shrinks until it fits."""
-    from .. import arch, model
+    from .. import arch
     from ..backends import choose
     from ..gguf import File
 
     started = time.perf_counter()
-    path = hub.fetch_from_hub(options.hf_repo) if options.hf_repo else hub.resolve(options.model)
     kinds = options.batch_invariant, options.activations, options.gemm
     ops = choose(options.device, options.threads, note, *kinds)
     say(f"device: {ops.name} ({ops.reason})")
@@ -163,18 +222,7 @@ def load(options: argparse.Namespace) -> Model:
     n_positions = options.ctx_size or default_positions(arch.context_length(file), kind)
     while True:
         try:
-            loaded = model.load(
-                file,
-                ops,
-                n_ctx=min(options.ctx_seq or n_positions, n_positions),
-                n_batch=options.batch_size,
-                n_seq=options.parallel or N_PARALLEL[kind],
-                n_positions=n_positions,
-                prefill_tokens=options.prefill_tokens or PREFILL_TOKENS[kind],
-                prefix_cache=options.cache_prompt,
-                cache_type_k=options.cache_type_k,
-                cache_type_v=options.cache_type_v,
-            )
+            loaded = load_with(file, ops, options, n_positions)
             break
         except MemoryError:
             if options.ctx_size or n_positions // 2 < LEAST_CTX:
@@ -185,6 +233,27 @@ def load(options: argparse.Namespace) -> Model:
     for warning in loaded.tokenizer.warnings:
         note(escaped(warning))
     return loaded
+
+
+def load_with(file: File, ops: Any, options: argparse.Namespace, n_positions: int) -> Model:
+    """The model, with a bar while that takes time; MemoryError for too many positions."""
+    from .. import model
+
+    kind = "gpu" if ops.asynchronous else "cpu"
+    with Bar(f"loading {file.path.name}", file.nbytes / 1e6, "MB") as bar:
+        return model.load(
+            file,
+            ops,
+            n_ctx=min(options.ctx_seq or n_positions, n_positions),
+            n_batch=options.batch_size,
+            n_seq=options.parallel or N_PARALLEL[kind],
+            n_positions=n_positions,
+            prefill_tokens=options.prefill_tokens or PREFILL_TOKENS[kind],
+            prefix_cache=options.cache_prompt,
+            cache_type_k=options.cache_type_k,
+            cache_type_v=options.cache_type_v,
+            progress=lambda done, total: bar.update(done / 1e6),
+        )
 
 
 def compile_kernels(file: File, ops: Any, options: argparse.Namespace) -> None:
@@ -206,8 +275,3 @@ def default_positions(n_ctx_train: int, kind: str) -> int:
     """Positions of the KV cache where --ctx-size says nothing."""
     n = n_ctx_train or LEAST_CTX
     return min(n, N_CTX_CPU) if kind == "cpu" else n
-
-
-def since(started: float) -> str:
-    """Seconds since a time, as a message says them."""
-    return f"{time.perf_counter() - started:.2f} s"

@@ -11,8 +11,15 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from . import llama_cpp, simulated
-from .options import GEMM, SAMPLING, add_cache_types
+from . import llama_cpp
+from .options import (
+    add_batch_size,
+    add_cache_types,
+    add_chat_template,
+    add_machine,
+    add_sampling,
+    check_model,
+)
 from .parser import MODEL, Parser, Version, natural, positive
 
 PROGRAM = "ggpy serve"
@@ -22,8 +29,10 @@ option that is not given is read from the environment: LLAMA_ARG_ and its long n
 LLAMA_ARG_CTX_SIZE; the command line wins. Options of llama-server that have no effect here are
 accepted.
 
+SIGTERM or Ctrl-C lets running requests end (--drain); a second one ends them, a third the process.
+
 Exit status: 0 after SIGTERM or Ctrl-C; 1 if the engine fails; 2 for bad usage, a bad file, a port
-that is taken, or a device or memory that is not there."""
+that is taken, or a device or memory that is not there; 130 after a third signal."""
 # llama.cpp's variables whose names are not those of the options.
 VARIABLES = {
     "LLAMA_ARG_N_PARALLEL": "--parallel",
@@ -65,9 +74,7 @@ def parse(
     found = parser()
     found.set_defaults(**_from_environment(found, environment))
     options = llama_cpp.parse(found, arguments)
-    if options.model and options.model_flag:
-        found.error("the model is given twice: as MODEL and with -m")
-    options.model = options.model or options.model_flag
+    check_model(found, options)
     _check(found, options)
     return options
 
@@ -84,7 +91,10 @@ def _from_environment(found: Parser, environment: Mapping[str, str]) -> dict[str
         else:
             continue
         if option in actions and text:
-            values[actions[option].dest] = _value(found, actions[option], variable, text)
+            action = actions[option]
+            value = _value(found, action, variable, text)
+            negated = isinstance(action, argparse.BooleanOptionalAction) and option[:5] == "--no-"
+            values[action.dest] = not value if negated else value
     return values
 
 
@@ -113,7 +123,7 @@ def _general(parser: Parser) -> None:
 def _model(parser: Parser) -> None:
     group = parser.add_argument_group("model")
     add = group.add_argument
-    add("model", metavar="MODEL", nargs="?", help=MODEL)
+    add("model", metavar="MODEL", nargs="?", help=f"{MODEL} (the first of these)")
     add("-m", "--model", dest="model_flag", metavar="MODEL", help="the same")
     add(
         *("-hf", "--hf-repo"),
@@ -121,21 +131,7 @@ def _model(parser: Parser) -> None:
         help="a model of the Hugging Face hub",
     )
     add("-a", "--alias", metavar="NAME", help="the model's name in answers (its file's name)")
-    add(
-        *("--device", "-dev"),
-        default="auto",
-        metavar="DEVICE",
-        help="auto, cpu, cuda or cuda:N (auto)",
-    )
-    simulated.add_option(group)
-    add("-t", "--threads", type=positive, metavar="N", help="CPU threads")
-    add(
-        "--batch-invariant",
-        action="store_true",
-        help="on a GPU: a token's bits never depend on the batch, which is slower",
-    )
-    add("--activations", choices=["f16", "q8_1"], default="f16", help="as of ggpy run (f16)")
-    add("--gemm", choices=["auto", "cublas"], default="auto", help=GEMM)
+    add_machine(group)
     add_cache_types(group)
 
 
@@ -144,13 +140,36 @@ def _http(parser: Parser) -> None:
     add = group.add_argument
     add("--host", default="127.0.0.1", metavar="HOST", help="address, or a .sock file (127.0.0.1)")
     add("--port", type=natural, default=8080, metavar="PORT", help="0 takes a free one (8080)")
-    add("--api-prefix", default="", metavar="PATH", help="before every path, without / at the end")
+    add(
+        "--api-prefix",
+        default="",
+        metavar="/X",
+        help="what all paths begin with, without / at the end",
+    )
     add("--api-key", metavar="KEY", help="key that clients must send; several with commas between")
     add("--api-key-file", metavar="FILE", help="file of keys, one in a line")
     add("--cors-origins", default="*", metavar="LIST", help="origins whose pages may ask (*)")
-    add("-to", "--timeout", type=positive, default=600, metavar="S", help="of a slow client (600)")
-    add("--sse-ping-interval", type=positive, default=30, metavar="S", help="(30)")
-    add("--drain", type=natural, default=30, metavar="S", help="for answers after SIGTERM (30)")
+    add(
+        *("-to", "--timeout"),
+        type=positive,
+        default=600,
+        metavar="S",
+        help="seconds that a client may take to send a request, or to read what is sent (600)",
+    )
+    add(
+        "--sse-ping-interval",
+        type=positive,
+        default=30,
+        metavar="S",
+        help="seconds after which a stream without news sends a comment (30)",
+    )
+    add(
+        "--drain",
+        type=natural,
+        default=30,
+        metavar="S",
+        help="seconds that requests may go on after SIGTERM or Ctrl-C (30)",
+    )
     add("--ssl-key-file", metavar="FILE", help="private key, for https")
     add("--ssl-cert-file", metavar="FILE", help="its certificate")
     add("--metrics", action="store_true", help="answer /metrics, for Prometheus")
@@ -177,19 +196,20 @@ def _scheduler(parser: Parser) -> None:
         "for, as far as there is memory)",
     )
     add("--ctx-seq", type=positive, metavar="N", help="positions of one answer at most (-c)")
-    add(
-        *("-b", "--batch-size", "-ub", "--ubatch-size"),
-        type=positive,
-        metavar="N",
-        help="tokens of a step at most (2048 on a GPU with memory for it, else 512)",
-    )
+    add_batch_size(group)
     add(
         "--prefill-tokens",
         type=positive,
         metavar="N",
-        help="tokens of prompts in a step in which answers go on (512; 128 on the CPU)",
+        help="tokens of a step that reads prompts while answers go on (512; 128 on the CPU)",
     )
-    add("--queue", type=natural, default=1024, metavar="N", help="requests that may wait (1024)")
+    add(
+        "--queue",
+        type=natural,
+        default=1024,
+        metavar="N",
+        help="answers that may wait beside those that run; more get 503 (1024)",
+    )
     add(
         "--cache-prompt",
         action=argparse.BooleanOptionalAction,
@@ -202,14 +222,18 @@ def _scheduler(parser: Parser) -> None:
 def _chat(parser: Parser) -> None:
     group = parser.add_argument_group("chat")
     add = group.add_argument
-    add("--chat-template", metavar="TEMPLATE", help="instead of the model's: a name, Jinja, a file")
-    add("--chat-template-file", metavar="FILE", help="the same, always a file")
+    add_chat_template(group)
     add(
         *("--chat-template-kwargs",),
         metavar="JSON",
         help="""variables of the template, as '{"enable_thinking": false}'""",
     )
-    add("--tool-format", metavar="NAME", help="how the model calls tools, if its template misleads")
+    add(
+        "--tool-format",
+        metavar="NAME",
+        help="how the model calls tools, if its template misleads: hermes, mistral, llama3, ...; a "
+        "wrong NAME lists all",
+    )
     add(
         "--reasoning-format",
         choices=["auto", "none", "deepseek", "deepseek-legacy"],
@@ -243,22 +267,10 @@ def _chat(parser: Parser) -> None:
 
 def _sampling(parser: Parser) -> None:
     group = parser.add_argument_group("sampling of requests that give nothing else")
-    for flags, name, kind, default, meaning in SAMPLING:
-        group.add_argument(
-            *flags,
-            dest=name,
-            type=kind,
-            default=argparse.SUPPRESS,
-            metavar="N",
-            help=f"{meaning} ({default})",
-        )
+    add_sampling(group)
 
 
 def _check(parser: Parser, options: argparse.Namespace) -> None:
-    if options.model and options.hf_repo:
-        parser.error("give a MODEL or -hf, not both")
-    if options.chat_template and options.chat_template_file:
-        parser.error("give --chat-template or --chat-template-file, not both")
     if bool(options.ssl_key_file) != bool(options.ssl_cert_file):
         parser.error("https needs both --ssl-key-file and --ssl-cert-file")
     if options.port > 65535:

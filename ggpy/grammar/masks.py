@@ -6,9 +6,11 @@ models, samplers or engines.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from .lark import to_lark
 from .trial import STACK, Trial
 
 MAX_KEPT = 64  # compiled grammars of a tokenizer
+ENOUGH_CORES = 4  # for threads that make masks
 
 _trial = Trial()
 _stack_lock = threading.Lock()
@@ -46,6 +49,22 @@ class GrammarMask:
         if self._matcher.is_error():  # its mask then allows to end, which the grammar may not
             raise _too_complex(self._matcher.get_error())
 
+    @staticmethod
+    def fill_many(masks: Sequence[GrammarMask], rows: NDArray[np.int32]) -> list[Exception | None]:
+        """Writes rows[k, n_words(V)] of k masks; the error of each, or None. In threads, where
+        there are cores for them: bounded strings take a tenth of a millisecond each.
+        """
+        if rows.shape[1] != masks[0]._n or not rows.flags.c_contiguous:
+            raise ValueError(f"masks have {masks[0]._n} words each, the rows {rows.shape}")
+        matchers, nbytes = [mask._matcher for mask in masks], 4 * masks[0]._n
+        if len(masks) == 1 or (os.cpu_count() or 1) < ENOUGH_CORES:
+            for matcher, row in zip(matchers, rows, strict=True):
+                matcher.unsafe_compute_mask_ptr(row.ctypes.data, nbytes)
+        else:
+            places = [(matcher, i) for i, matcher in enumerate(matchers)]
+            _executor().unsafe_compute_mask_ptr(places, rows.ctypes.data, nbytes, len(masks))
+        return [_too_complex(m.get_error()) if m.is_error() else None for m in matchers]
+
     def accept(self, token: int) -> None:
         """Takes the next token of the sequence; GrammarError if the grammar does not allow it."""
         if not self._matcher.consume_token(token):
@@ -53,6 +72,12 @@ class GrammarMask:
             if "doesn't satisfy" in wrong or "parser stopped" in wrong:
                 raise GrammarError(f"the grammar does not allow token {token} here")
             raise _too_complex(wrong)
+
+
+@cache
+def _executor() -> Any:
+    """The threads that make masks."""
+    return library().LLExecutor()
 
 
 def _too_complex(message: str) -> GrammarError:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.interface import Step
+from ..backends.interface import Array, Step
 from .kv_cache import SequencePages, Span, stack
 from .sequence import Sequence
 
@@ -105,6 +106,26 @@ class Batch:
         positions = np.concatenate([np.arange(p, p + t, dtype=np.int32) for p, t in spans])
         sequences = np.repeat(_count(len(first)), self.lengths)
         return Step(ids, positions, sequences, page_tables, np.array(self.rows, np.int32))
+
+
+@dataclass
+class Flight:
+    """A step that was handed over and whose tokens nobody has read; logits[R, V] of its rows."""
+
+    owners: list[Sequence]  # of each row
+    logits: Array
+    ids: Array | None = None  # None until the tokens are drawn
+    n_collected: int = 0  # rows whose tokens were accepted, or refused
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether some row is drawn under a mask."""
+        return any([s.sampler.mask is not None for s in self.owners])
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the logits are read, too."""
+        return any([s.logprobs for s in self.owners])
 
 
 @lru_cache(maxsize=64)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -20,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arch.decoder import Decoder
-from ..backends.interface import PAGE_SIZE, Array, Ops
+from ..backends.interface import PAGE_SIZE, Ops
 from ..sampling import NO_TOKEN, Sampler, SamplingParams
 from ..sampling.mask import TokenMask
-from .batch import Batch, TableStack
+from .batch import Batch, Flight, TableStack
 from .evaluator import logits_of
 from .kv_cache import KVCache, SequencePages
 from .logprobs import scores
@@ -48,16 +47,6 @@ NOT_FINITE = (
     "the highest logit is NaN or infinite: no token can be chosen; "
     "`ggpy run --check` finds the op where that begins"
 )
-
-
-@dataclass
-class _Flight:
-    """A step that was handed over and whose tokens nobody has read."""
-
-    owners: list[Sequence]  # of each row
-    ids: Array | None
-    logits: Array | None  # kept only where a logprob is wanted
-    n_collected: int = 0  # rows whose tokens were accepted, or refused
 
 
 class Engine:
@@ -105,8 +94,8 @@ class Engine:
         self.cache = KVCache(shape, prefix_cache)
         self._scheduler = Scheduler(self.cache, n_seq, n_ctx, self.n_batch, prefill_tokens)
         self._tables = TableStack()
-        self._flight: _Flight | None = None
-        self._ahead: _Flight | None = None  # the step after it
+        self._flight: Flight | None = None
+        self._ahead: Flight | None = None  # the step after it
         self._lost = False  # whether the step after it was interrupted
         self._mailbox = Mailbox()
         self._closed = False
@@ -274,27 +263,30 @@ class Engine:
         self._flight = self._flight or self._submit()
         if self._flight is None:
             return []
+        self._sample(self._flight)
         if self._ahead is None and not self._lost and self._may_run_ahead(self._flight):
             self._ahead = self._submit()
-        return self._collect_first()
+        changed = self._collect_first()
+        if self._flight is not None:
+            self._sample(self._flight)  # now, so that the device need not wait for the next call
+        return changed
 
     def logits(self, ids: Seq[int]) -> NDArray[np.float32]:
         """l[T, V] of every token of a text, apart from all sequences, between their steps."""
         self._check_open()
         prompt = checked_prompt(ids, self.n_ctx, self.decoder.sizes.n_vocab)
-        return self._mailbox.call(partial(self._logits, prompt))
+        return self.apart(
+            lambda make_room: logits_of(
+                self.decoder, self.ops, make_room(len(prompt)), prompt, self.n_batch
+            )
+        )
 
     def apart(self, work: Callable[[Callable[[int], SequencePages]], Result]) -> Result:
         """What work(Scheduler.make_room) returns, between two steps; RuntimeError after `close`."""
         self._check_open()
         return self._mailbox.call(partial(work, self._scheduler.make_room), self._collect_all)
 
-    def _logits(self, prompt: list[int]) -> NDArray[np.float32]:
-        self._collect_all()
-        pages = self._scheduler.make_room(len(prompt))
-        return logits_of(self.decoder, self.ops, pages, prompt, self.n_batch)
-
-    def _submit(self) -> _Flight | None:
+    def _submit(self) -> Flight | None:
         """Hand over the next step, if there is anything to evaluate."""
         batch = self._scheduler.next_batch(self._flight.owners if self._flight else None)
         if batch is None:
@@ -305,7 +297,9 @@ class Engine:
                     s.sampler.expect(~id)
             with self.cache.cleared(self.ops.clear_pages, batch.spans()):
                 logits = self.decoder.run(batch.step(self._tables))
-            flight = self._sample(logits, batch.owners)
+            flight = Flight(batch.owners, logits)
+            if self._flight is None or not flight.has_masks:
+                self._sample(flight)
         except BaseException:
             self._take_back(batch)
             raise
@@ -322,19 +316,17 @@ class Engine:
         for s in batch.owners:
             s.sampler.n_drawn = s.n_generated + (s in late)
 
-    def _sample(self, logits: Array, owners: list[Sequence]) -> _Flight:
-        if not owners:
-            return _Flight([], None, None)
-        ids = self.ops.sample(logits, [s.sampler for s in owners])
-        return _Flight(owners, ids, logits if any([s.logprobs for s in owners]) else None)
+    def _sample(self, flight: Flight) -> None:
+        """Draw a step's tokens, if that was not done: masks follow from the tokens before."""
+        if flight.owners and flight.ids is None:
+            flight.ids = self.ops.sample(flight.logits, [s.sampler for s in flight.owners])
 
-    def _may_run_ahead(self, flight: _Flight) -> bool:
-        """Whether the next step depends on the tokens under way only through their ids."""
+    def _may_run_ahead(self, flight: Flight) -> bool:
+        """Whether the next step depends on the tokens under way only through their ids, and their
+        logits need not be kept. Masks depend on the tokens too, but only its draws do: see _sample.
+        """
         return self.run_ahead and not any(
-            [
-                s.needs_tokens or (s.context_shift and len(s.ids) == self.n_ctx)
-                for s in flight.owners
-            ]
+            [s.logprobs or (s.context_shift and len(s.ids) == self.n_ctx) for s in flight.owners]
         )
 
     def _collect_all(self) -> None:
@@ -345,17 +337,19 @@ class Engine:
     def _collect_first(self) -> list[Sequence]:
         """Read the step that was handed over first; the sequences that have a token of it."""
         flight = self._flight
-        changed = self._collect(flight) if flight and flight.ids is not None else []
+        if flight is not None:
+            self._sample(flight)
+        changed = self._collect(flight) if flight and flight.owners else []
         self._flight, self._ahead, self._lost = self._ahead, None, False
         return changed
 
-    def _collect(self, flight: _Flight) -> list[Sequence]:
+    def _collect(self, flight: Flight) -> list[Sequence]:
         """Accept a step's tokens, each once; those of sequences that ended meanwhile are forgotten.
 
         What goes wrong with one ends its sequence. An interrupted step is collected further.
         """
         ids = self.ops.read(flight.ids).tolist()
-        logits = None if flight.logits is None else self.ops.read(flight.logits)
+        logits = self.ops.read(flight.logits) if flight.wants_logprobs else None
         changed = []
         for row in range(flight.n_collected, len(ids)):
             s = flight.owners[row]
@@ -376,8 +370,6 @@ class Engine:
                 raise
             changed.append(s)
         return changed
-
-    # TokenizerLike
 
     def _accept(self, s: Sequence, token: int, logits: NDArray[np.float32] | None) -> None:
         """Append a sampled token; end the sequence if it is the last."""

@@ -181,13 +181,6 @@ class Sequence:
     t_admitted: float = 0.0
     t_first: float = 0.0
 
-    # The step behind a token cannot be handed over before the token is known: its logits would be
-    # overwritten, or a mask follows from it.
-    needs_tokens: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.needs_tokens = self.logprobs or self.sampler.mask is not None
-
     def accept(
         self,
         token: int,

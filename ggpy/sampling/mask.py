@@ -8,6 +8,7 @@ Letters: V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -48,6 +49,33 @@ def fill_checked(mask: TokenMask, row: NDArray[np.int32]) -> None:
     mask.fill(row)
     if not row.any():
         raise ValueError(NOTHING_ALLOWED)
+
+
+def fill_together(masks: Sequence[TokenMask], rows: NDArray[np.int32]) -> list[Exception | None]:
+    """Writes rows[k, n_words(V)] of k masks, zeros where something is wrong; what it is, of each.
+
+    A kind of mask that fills many faster than one by one has a static method `fill_many(masks,
+    rows)`, which returns the errors.
+    """
+    fill_many = getattr(type(masks[0]), "fill_many", None)
+    if fill_many is not None and len({type(mask) for mask in masks}) == 1:
+        errors: list[Exception | None] = fill_many(masks, rows)
+    else:
+        errors = [_error_of(mask, row) for mask, row in zip(masks, rows, strict=True)]
+    for i in np.flatnonzero(~rows.any(axis=1)).tolist():
+        errors[i] = errors[i] or ValueError(NOTHING_ALLOWED)
+    for i, error in enumerate(errors):
+        if error is not None:
+            rows[i] = 0
+    return errors
+
+
+def _error_of(mask: TokenMask, row: NDArray[np.int32]) -> Exception | None:
+    try:
+        mask.fill(row)
+    except Exception as error:
+        return error
+    return None
 
 
 def allowed_tokens(row: NDArray[np.int32], n_vocab: int) -> NDArray[np.bool_]:

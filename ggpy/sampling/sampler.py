@@ -108,18 +108,6 @@ class Sampler:
         if self._expects and self.history[-1] < 0:
             self.history[-1] = int(sampled[~self.history[-1]])
 
-    def fill_mask(self, row: NDArray[np.int32]) -> None:
-        """Write the mask's row[n_words(V)]; zeros, and `error` says why, where no token may follow.
-
-        For a backend that samples by itself: its draw from no token is NO_TOKEN.
-        """
-        assert self.mask is not None
-        try:
-            fill_checked(self.mask, row)
-        except Exception as error:
-            row[:] = 0
-            self.error = error
-
     def recent(self, n: int) -> list[int]:
         """Returns the last n tokens of the history; -1 is all."""
         return self.history if n < 0 else self.history[max(0, len(self.history) - n) :]

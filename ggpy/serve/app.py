@@ -22,17 +22,16 @@ from . import status
 from .answers.answer import Answering
 from .answers.merge import cancel_all, merged
 from .api import chat, completions, native
-from .errors import ApiError
+from .errors import RETRY_AFTER, ApiError
 from .events import AnswerOptions, ChatRequest, Event, Finished
 from .fields import Fields
 from .http.access import RequireKey, error_response
 from .http.body import JsonAnswer, read_body
-from .http.sse import PING, EventStream, while_connected
+from .http.sse import PING, DirectSend, EventStream, while_connected
 from .metrics import Metrics
 from .service import ModelService
 from .settings import ServerSettings
 
-LOADING = ApiError(503, "the model is being loaded", retry_after=5)
 BODY_SECONDS = 120.0  # for a request's body, whatever --timeout says
 
 
@@ -51,7 +50,7 @@ class Server:
         if self.failure is not None:
             raise ApiError(503, f"the engine failed: {self.failure}")
         if self.service is None:
-            raise LOADING
+            raise ApiError(503, "the model is being loaded", retry_after=RETRY_AFTER)
         return self.service
 
     async def body(self, request: Request) -> Fields:
@@ -68,7 +67,8 @@ class Server:
         answers = await service.chat_all(call.request, client_of(request), call.n)
         events, id = self._counted(answers), new_id("chatcmpl-")
         if call.stream:
-            return self.stream(chat.chat_chunks(events, call, id, service.model_name), answers)
+            told = (events, call, id, service.model_name, lambda i: answers[i].so_far())
+            return self.stream(chat.chat_chunks(*told), answers)
         return await self.whole(
             request, chat.whole_chat(events, call, id, service.model_name), answers
         )
@@ -174,7 +174,7 @@ class Server:
         return self.settings.sampling, self.settings.max_tokens
 
     async def _counted(self, answers: Sequence[Answering]) -> AsyncIterator[tuple[int, Event]]:
-        """The events of answers, which the metrics see."""
+        """The events of answers; the metrics count each answer that ends."""
         async for i, event in merged(answers):
             if isinstance(event, Finished):
                 self.metrics.answered(event)
@@ -268,7 +268,7 @@ def make_app(
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
         )
-    return app
+    return DirectSend(app)
 
 
 def _counting(server: Server, path: str, endpoint: Any) -> Any:
@@ -287,7 +287,7 @@ def _counting(server: Server, path: str, endpoint: Any) -> Any:
 
 
 def _handlers(server: Server) -> dict[Any, Any]:
-    """How errors are told."""
+    """Handlers of errors; each writes its error in the form of the API."""
     prefix = server.settings.api_prefix
 
     def path_of(request: Request) -> str:
@@ -301,6 +301,9 @@ def _handlers(server: Server) -> dict[Any, Any]:
         assert isinstance(error, HTTPException)
         path = path_of(request)
         told = f"{request.method} {path} is not known here"
+        if allowed := (error.headers or {}).get("Allow"):
+            methods = sorted({*allowed.split(", ")} - {"HEAD"})
+            told = f"{path} does not take {request.method}: send {' or '.join(methods)}"
         return error_response(path, ApiError(error.status_code, told))
 
     async def unexpected(request: Request, error: Exception) -> Response:

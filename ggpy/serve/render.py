@@ -72,7 +72,7 @@ Env = MutableMapping[str, Any]
 
 
 class RenderTimeout(Exception):
-    """A text takes longer than MAX_SECONDS."""
+    """Rendering a text takes longer than MAX_SECONDS."""
 
 
 def render_markdown(text: str) -> str:
@@ -236,7 +236,7 @@ def _math_block(
 
 @lru_cache(maxsize=128)
 def _code(code: str, language: str) -> str:
-    """A code block: its language, a button that the page makes copy it, and the code."""
+    """A code block: its language, the code, and a button, which the page makes copy the code."""
     label = escape(language[:40])
     return (
         f'<figure class="code"><figcaption><span class="language">{label or "text"}</span>'

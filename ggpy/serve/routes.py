@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from .api import anthropic, embeddings, rerank, responses
+from .api import anthropic, chat, embeddings, rerank, responses
 from .app import Server, client_of, make_app
 from .errors import ApiError
 from .events import Usage
@@ -36,7 +36,11 @@ class FurtherApis:
             "/v1/messages": self.messages,
             "/v1/messages/count_tokens": self.count_tokens,
             "/v1/responses": self.responses,
+            "/responses": self.responses,
             "/v1/responses/input_tokens": self.input_tokens,
+            "/responses/input_tokens": self.input_tokens,
+            "/v1/chat/completions/input_tokens": self.chat_tokens,
+            "/chat/completions/input_tokens": self.chat_tokens,
             "/v1/embeddings": self.embeddings,
             "/embeddings": self.embeddings,
             "/v1/rerank": self.rerank,
@@ -80,6 +84,14 @@ class FurtherApis:
         """POST /v1/responses/input_tokens"""
         service, body = self.server.ready(), await self.server.body(request)
         n = await service.count_chat_tokens(responses.read(body, service).request)
+        return JsonAnswer(responses.token_count(n))
+
+    async def chat_tokens(self, request: Request) -> Response:
+        """POST /v1/chat/completions/input_tokens"""
+        service, body = self.server.ready(), await self.server.body(request)
+        settings = self.server.settings
+        call = chat.read_chat(body, service.tokenizer, settings.sampling, settings.max_tokens)
+        n = await service.count_chat_tokens(call.request)
         return JsonAnswer(responses.token_count(n))
 
     async def embeddings(self, request: Request) -> Response:

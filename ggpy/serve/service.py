@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -30,7 +32,7 @@ from .answers.merge import cancel_all
 from .answers.vectors import Vectors
 from .answers.worker import EngineWorker, Full, Ticket
 from .api.native import Infill
-from .errors import ApiError
+from .errors import RETRY_AFTER, ApiError, overflow_error
 from .events import AnswerOptions, ChatRequest, Constraint
 from .fields import Fields
 from .settings import ServerSettings
@@ -38,8 +40,9 @@ from .settings import ServerSettings
 if TYPE_CHECKING:
     from ..sampling.mask import TokenMask
 
-LONG_TEXT = 2000  # characters from which encoding leaves the event loop
-RETRY_AFTER = 5  # seconds
+LONG_TEXT = 2000  # characters, or tokens, from which work on them leaves the event loop
+UNWANTED = -1e6  # the bias of a token that is chosen only if there is no other
+CHARACTERS_PER_TOKEN = 4  # about as many, in most languages and vocabularies
 
 Result = TypeVar("Result")
 
@@ -52,6 +55,7 @@ class ModelService:
         self.tokenizer, self.engine = model.tokenizer, model.engine
         self.template = settings.chat_template or model.tokenizer.chat_template
         self.format = self._chat_format()
+        self.takes_system = self._takes_system()
         self._markers = self.format.control_markers(model.tokenizer)
         self.infill = Infill(model.tokenizer)
         self.created = int(time.time())
@@ -136,10 +140,11 @@ class ModelService:
         special: bool = False,
     ) -> Ticket:
         """Hand a sequence to the engine's thread."""
+        params = options.params if grammar is None else self._may_end(options.params)
         try:
             sequence = self.engine.prepare(
                 ids,
-                options.params,
+                params,
                 max_tokens=options.max_tokens,
                 stop=options.stop,
                 logprobs=options.top_logprobs is not None,
@@ -158,25 +163,26 @@ class ModelService:
         except (Full, RuntimeError) as error:
             raise ApiError(503, str(error), retry_after=RETRY_AFTER) from None
 
+    def _may_end(self, params: SamplingParams) -> SamplingParams:
+        """Parameters under which an answer can end where its grammar allows nothing else."""
+        end = {id for id in self.tokenizer.end_ids if params.logit_bias.get(id) == -inf}
+        return replace(params, logit_bias={**params.logit_bias, **dict.fromkeys(end, UNWANTED)})
+
     # Prompts
 
     async def aside(self, work: Callable[[Fields, Tokenizer], Result], body: Fields) -> Result:
-        """What work returns; a long body is worked on in another thread."""
-        if len(str(body.raw("content", ""))) < LONG_TEXT:
-            return work(body, self.tokenizer)
-        return await asyncio.to_thread(work, body, self.tokenizer)
+        """What work returns; a long text, or list of tokens, is worked on in another thread."""
+        sizes = [len(v) for v in body.values.values() if isinstance(v, (str, list))]
+        return await _aside(max(sizes, default=0), work, body, self.tokenizer)
 
     async def _ids(self, prompt: str | Sequence[int]) -> Sequence[int]:
         if not isinstance(prompt, str):
             return prompt
-        if len(prompt) < LONG_TEXT:
-            return self.tokenizer.encode(prompt, parse_special=True)
-        return await asyncio.to_thread(self.tokenizer.encode, prompt, parse_special=True)
+        encode = partial(self.tokenizer.encode, parse_special=True)
+        return await _aside(len(prompt), encode, prompt)
 
     async def _encoded(self, rendered: str) -> list[int]:
-        if len(rendered) < LONG_TEXT:
-            return self.tokenizer.encode_chat(rendered)
-        return await asyncio.to_thread(self.tokenizer.encode_chat, rendered)
+        return await _aside(len(rendered), self.tokenizer.encode_chat, rendered)
 
     async def _render(self, request: ChatRequest) -> str:
         if self.template is None:
@@ -241,11 +247,29 @@ class ModelService:
         parallel = request.parallel_tool_calls and name == "required"
         try:
             text = call_grammar(
-                self.format, tools, parallel, special=self._markers, reasoning_open=opened
+                self.format,
+                tools,
+                parallel,
+                special=self._markers,
+                reasoning_open=opened,
+                reasoning_limit=self._reasoning_limit(request, opened),
             )
         except ValueError as error:
             raise ApiError(400, str(error), param="tool_choice") from None
-        return Constraint("lark", text)
+        return Constraint("lark", text, "tools")
+
+    def _reasoning_limit(self, request: ChatRequest, opened: bool) -> int | None:
+        """Characters of reasoning before a call that is demanded: about half of the answer's
+        tokens. There is none if the template does not know it, or it is turned off.
+        """
+        known = self.format.channels is not None or self.format.reasoning_close in (
+            self.template or ""
+        )
+        enabled = request.template_variables.get("enable_thinking") is not False
+        if not opened and not (known and enabled):
+            return 0
+        n = request.options.max_tokens
+        return None if n is None else n * CHARACTERS_PER_TOKEN // 2
 
     async def _mask(self, constraint: Constraint | None) -> TokenMask | None:
         if constraint is None:
@@ -255,10 +279,18 @@ class ModelService:
                 self.model.grammars.compile, constraint.kind, constraint.text
             )
         except GrammarError as error:
-            param = {"gbnf": "grammar", "lark": "grammar"}.get(constraint.kind, "response_format")
-            raise ApiError(400, str(error), param=param) from None
+            raise ApiError(400, str(error), param=constraint.param) from None
 
     # The model
+
+    def _takes_system(self) -> bool:
+        """Whether the chat template has a place for system messages."""
+        mark = "Qmvx"
+        messages = [{"role": "system", "content": mark}, {"role": "user", "content": "Rkwz"}]
+        try:
+            return mark in self.tokenizer.apply_chat_template(messages, self.template)
+        except ValueError:  # it refuses them, or there is none
+            return False
 
     def _chat_format(self) -> ChatFormat:
         """How the model writes tool calls and reasoning."""
@@ -273,6 +305,11 @@ class ModelService:
             )
 
         return detect(render, self.settings.tool_format)
+
+
+async def _aside(size: int, work: Callable[..., Result], *args: Any) -> Result:
+    """What work(*args) returns, in another thread if its input has LONG_TEXT characters or more."""
+    return work(*args) if size < LONG_TEXT else await asyncio.to_thread(work, *args)
 
 
 def schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -323,10 +360,9 @@ def _all_or_none(answers: list[Answering]) -> Iterator[None]:
 
 
 def context_error(error: ContextOverflow) -> ApiError:
-    """A prompt that is longer than the context, in OpenAI's code and llama.cpp's fields."""
+    """A prompt that is longer than the context."""
     told = (
         f"the prompt has {error.n_prompt} tokens, and the context {error.n_ctx}: shorten it, or "
         "start the server with a larger --ctx-size"
     )
-    more = {"n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx}
-    return ApiError(400, told, code="context_length_exceeded", more=more)
+    return overflow_error(error.n_prompt, error.n_ctx, told)

@@ -22,8 +22,8 @@ class ServerSettings:
 
     api_keys: none means that anybody may ask. timeout: seconds that a client may take to send a
     request or to read a part of its answer. deadline: seconds that an answer may take, None is no
-    limit. n_waiting: requests that may wait for a sequence; more are refused with 503. ui: a folder
-    instead of the page of the package; None is that page, "" is none.
+    limit. n_waiting: sequences that may wait beside those that run; more are refused with 503. ui:
+    a folder with a page; None is the package's own page.
     """
 
     host: str = HOST
@@ -41,7 +41,6 @@ class ServerSettings:
     max_body: int = 32 << 20
     metrics: bool = False
     slots: bool = True
-    props: bool = True
     ui: Path | None = None
     with_ui: bool = True
     ssl_key: Path | None = None

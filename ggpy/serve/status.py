@@ -1,4 +1,4 @@
-"""What the server tells of its model and its state: /v1/models, /props and /slots.
+"""What the server says about its model and its state: /v1/models, /props and /slots.
 
 The forms are llama-server's. Nothing here knows HTTP.
 """
@@ -49,7 +49,8 @@ def props(service: ModelService) -> dict[str, Any]:
         "modalities": {"vision": False, "audio": False},
         "chat_template": service.template or "",
         "chat_template_caps": {
-            "supports_tools": service.format.name != "plain",
+            "supports_system_role": service.takes_system,
+            "supports_tools": service.format.name != "content",
             "supports_reasoning": service.format.has_reasoning,
         },
         "bos_token": bos,

@@ -55,6 +55,7 @@ class Tokenizer:
             self._encoder = _encoder(self._vocab)
         except GGUFError as error:
             raise GGUFError(f"{path}: {error}" if path else str(error)) from None
+        self._pieces = _PieceTable(self, False), _PieceTable(self, True)
 
     @classmethod
     def from_gguf(cls, source: str | os.PathLike[str] | File) -> Tokenizer:
@@ -195,13 +196,25 @@ class Tokenizer:
     def stream(self, special: bool = False, continues: bool = True) -> StreamDecoder:
         """A decoder that takes ids one by one; an answer continues its prompt, so blanks stay."""
         drop_blank = self._vocab.add_space_prefix and not continues
-        return StreamDecoder(lambda id: self.piece(id, special), drop_blank)
+        return StreamDecoder(self._pieces[special].__getitem__, drop_blank)
 
     def _checked(self, id: int) -> int:
         if not 0 <= id < self.n_vocab:
             last = self.n_vocab - 1
             raise ValueError(f"token id {id} is not in the vocabulary: ids are 0 to {last}")
         return id
+
+
+class _PieceTable(dict[int, bytes]):
+    """The bytes of tokens, looked up once: a stream asks for each token that is generated."""
+
+    def __init__(self, tokenizer: Tokenizer, special: bool) -> None:
+        super().__init__()
+        self._tokenizer, self._special = tokenizer, special
+
+    def __missing__(self, id: int) -> bytes:
+        self[id] = piece = self._tokenizer.piece(id, self._special)
+        return piece
 
 
 def _encoder(vocab: Vocabulary) -> SpmEncoder | BpeEncoder:

@@ -138,3 +138,34 @@ def test_no_grammar_without_calls_or_tools() -> None:
         call_grammar(by_name("content"), STRICT)
     with pytest.raises(ValueError, match="no tool may be called"):
         call_grammar(by_name("hermes"), {})
+
+
+def test_reasoning_before_a_call_has_a_limit() -> None:
+    call = f"<tool_call>\n{NOTE}\n</tool_call>"
+    ten = call_grammar(by_name("hermes"), STRICT, reasoning_limit=10)
+    assert accepts(ten, call)
+    assert accepts(ten, f"<think>{'x' * 10}</think>{call}")
+    assert not accepts(ten, f"<think>{'x' * 11}</think>{call}")
+    none = call_grammar(by_name("hermes"), STRICT, reasoning_limit=0)
+    assert accepts(none, call)
+    assert not accepts(none, f"<think>x</think>{call}")
+    opened = call_grammar(by_name("hermes"), STRICT, reasoning_open=True, reasoning_limit=10)
+    assert accepts(opened, f"{'x' * 10}</think>{call}")
+    assert not accepts(opened, f"{'x' * 11}</think>{call}")
+    long = call_grammar(by_name("hermes"), STRICT, reasoning_limit=10**6)
+    assert accepts(long, f"<think>{'x' * 30_000}</think>{call}")
+
+
+def test_blanks_between_arguments_have_a_limit() -> None:
+    grammar = call_grammar(by_name("mistral-args"), STRICT)
+    assert accepts(grammar, '[TOOL_CALLS]add_note[ARGS]{ "text" :\n\n  "x" }')
+    assert not accepts(grammar, '[TOOL_CALLS]add_note[ARGS]{  "text": "x"}')
+    assert not accepts(grammar, '[TOOL_CALLS]add_note[ARGS]{\n\n\n"text": "x"}')
+
+
+def test_a_schema_that_is_too_deep_is_an_error() -> None:
+    schema: dict = {"type": "object"}
+    for _ in range(20_000):
+        schema = {"properties": {"a": schema}}
+    with pytest.raises(ValueError, match="too deep"):
+        call_grammar(by_name("hermes"), {"f": schema})

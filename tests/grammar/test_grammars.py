@@ -14,6 +14,7 @@ from grammar.walks import accepts, allowed, random_text
 from ggpy.grammar import KINDS, GrammarError, Grammars, kind_and_text, masks
 from ggpy.grammar.lark import to_lark
 from ggpy.grammar.trial import Trial
+from ggpy.sampling import allowed_tokens
 
 
 @pytest.fixture
@@ -112,6 +113,23 @@ def test_a_row_may_be_longer_and_must_not_be_shorter(grammars):
     assert row[:15].any() and not row[15:].any()
     with pytest.raises(ValueError, match="15 words, the row 14"):
         grammars.compile("regex", "a").fill(np.zeros(14, np.int32))
+
+
+@pytest.mark.parametrize("cores", [1, 8])
+def test_many_masks_together_are_those_one_by_one(grammars, tokenizer, monkeypatch, cores):
+    monkeypatch.setattr(masks.os, "cpu_count", lambda: cores)
+    made = [grammars.compile("regex", "[ab]{2,5}c") for _ in range(5)]
+    n = masks.n_words(tokenizer.n_vocab)
+    for i, mask in enumerate(made):
+        for _ in range(i):
+            row = np.zeros(n, np.int32)
+            mask.fill(row)
+            mask.accept(int(allowed_tokens(row, tokenizer.n_vocab).argmax()))
+    rows, alone = np.full((2, 5, n), -1, np.int32)
+    assert masks.GrammarMask.fill_many(made, rows) == [None] * 5
+    for mask, row in zip(made, alone, strict=True):
+        mask.fill(row)
+    assert np.array_equal(rows, alone) and len({row.tobytes() for row in rows}) > 1
 
 
 def test_sequences_have_masks_of_their_own(grammars, tokenizer):

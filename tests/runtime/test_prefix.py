@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from steps import finish
 
 from ggpy import arch
 from ggpy.backends.interface import PAGE_SIZE
@@ -15,7 +16,6 @@ from ggpy.gguf import File
 from ggpy.runtime.engine import Engine
 from ggpy.runtime.page_pool import OutOfPages, PagePool
 from ggpy.runtime.prefix import PrefixHashes, longest
-from ggpy.runtime.sequence import Sequence
 from ggpy.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0)
@@ -35,12 +35,6 @@ def make(tiny_path) -> Callable[..., Engine]:
 
 def ids_of(n: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(5, 350, n).tolist()
-
-
-def finish(engine: Engine, *sequences: Sequence) -> list[list[int]]:
-    while engine.busy:
-        engine.step()
-    return [[p.id for p in s.pieces] for s in sequences]
 
 
 def answer(engine: Engine, ids: list[int], **options) -> tuple[int, list[int]]:

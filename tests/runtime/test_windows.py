@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from steps import finish
 
 from ggpy import arch
 from ggpy.arch.cache import CacheGroups
@@ -42,12 +43,6 @@ def make(tiny_path, request) -> Callable[..., Engine]:
 
 def ids_of(n: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(5, 450, n).tolist()
-
-
-def finish(engine: Engine, *sequences: Sequence) -> list[list[int]]:
-    while engine.busy:
-        engine.step()
-    return [[p.id for p in s.pieces] for s in sequences]
 
 
 def answer(engine: Engine, ids: list[int], **options) -> list[int]:

@@ -15,6 +15,7 @@ from sampling_cases import (
 )
 
 from ggpy.sampling import NO_TOKEN, Sampler, SamplingParams, allowed_tokens, n_words
+from ggpy.sampling.mask import fill_together
 
 V = 453
 CHAINS = [
@@ -84,11 +85,34 @@ def test_no_allowed_token_is_an_error_of_the_sequence(temperature):
         assert words in str(sampler.error) and sampler.n_drawn == 0
 
 
-def test_a_backend_gets_zeros_where_there_is_no_mask():
-    row = np.full(n_words(V), -1, np.int32)
-    sampler = Sampler(SamplingParams(), V, (), FailingMask())
-    sampler.fill_mask(row)
-    assert not row.any() and str(sampler.error) == "too complex"
+def test_masks_together_are_zeros_where_something_is_wrong():
+    rows = np.full((4, n_words(V)), -1, np.int32)
+    masks = [AllowedTokens(40), FailingMask(), AllowedTokens(), AllowedTokens(3)]
+    errors = fill_together(masks, rows)
+    assert errors[0] is errors[3] is None
+    assert str(errors[1]) == "too complex" and "allows no token" in str(errors[2])
+    assert not rows[1:3].any() and allowed_tokens(rows[0], V).nonzero()[0].tolist() == [40]
+
+
+class FilledTogether(AllowedTokens):
+    """A kind of mask that fills many at a time."""
+
+    calls = 0
+
+    @staticmethod
+    def fill_many(masks, rows):
+        FilledTogether.calls += 1
+        for mask, row in zip(masks, rows, strict=True):
+            mask.fill(row)
+        return [None] * len(masks)
+
+
+def test_a_kind_of_mask_may_fill_many_at_a_time():
+    rows = np.full((2, n_words(V)), -1, np.int32)
+    assert fill_together([FilledTogether(40), FilledTogether()], rows)[0] is None
+    assert FilledTogether.calls == 1 and rows[0].any() and not rows[1].any()
+    assert fill_together([FilledTogether(40), AllowedTokens(41)], rows) == [None, None]
+    assert FilledTogether.calls == 1
 
 
 def test_a_token_that_is_not_allowed_is_not_accepted():

@@ -21,7 +21,6 @@ from scripted_service import (
     field_of,
     odd_bodies,
     replaced,
-    serving,
     sse,
 )
 
@@ -39,19 +38,6 @@ WEATHER = {
 }
 ASK = [{"role": "user", "content": "Hello"}]
 BODY: dict[str, Any] = {"model": "tiny", "max_tokens": 50, "messages": ASK}
-
-
-@pytest.fixture(scope="module")
-def scripted() -> Iterator[tuple[ScriptedService, str]]:
-    service = ScriptedService()
-    with serving(service) as address:
-        yield service, address
-
-
-@pytest.fixture
-def service(scripted: tuple[ScriptedService, str]) -> ScriptedService:
-    scripted[0].__init__()  # type: ignore[misc]
-    return scripted[0]
 
 
 @pytest.fixture(scope="module")

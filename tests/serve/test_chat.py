@@ -52,6 +52,19 @@ def test_without_include_usage_no_chunk_has_usage(client: openai.OpenAI) -> None
     assert all(c.usage is None and c.choices for c in ask(client, stream=True))
 
 
+@pytest.mark.parametrize("more", [{}, {"logprobs": True}])
+def test_timings_with_every_token(client: openai.OpenAI, more: dict[str, Any]) -> None:
+    """As llama.cpp's page and ggpy's want them."""
+    asked = {"timings_per_token": True}
+    chunks = list(ask(client, stream=True, extra_body=asked, **more))[1:]
+    counts = [c.timings["predicted_n"] for c in chunks]
+    assert counts == sorted(counts) and counts[0] >= 1 and counts[-1] == 8
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == library_text()
+    assert all(bool(c.choices[0].logprobs) == bool(more) for c in chunks[:-1])
+    plain = list(ask(client, stream=True))
+    assert [hasattr(c, "timings") for c in plain] == [False] * (len(plain) - 1) + [True]
+
+
 def test_several_answers(client: openai.OpenAI) -> None:
     answer = ask(client, n=3, temperature=1.5, seed=5, max_tokens=12)
     texts = [choice.message.content for choice in answer.choices]
@@ -125,7 +138,7 @@ def test_a_bad_schema_is_refused_by_name(client: openai.OpenAI) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "wrong"}}}
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, response_format=form)
-    assert caught.value.param == "response_format"
+    assert caught.value.param == "response_format.json_schema.schema"
 
 
 def test_many_at_once_have_the_text_of_one(client: openai.OpenAI) -> None:
@@ -146,6 +159,13 @@ def test_a_prompt_of_parts_and_a_prefilled_answer(server: RunningServer) -> None
     whole = sixteen.json()["choices"][0]["message"]["content"]
     assert whole.startswith(plain["choices"][0]["message"]["content"])
     assert more["choices"][0]["message"]["content"]
+
+
+def test_tokens_are_counted_without_an_answer(server: RunningServer) -> None:
+    body = {"messages": HELLO, "max_tokens": 1}
+    answer = server.post("/v1/chat/completions", **body).json()
+    counted = server.post("/v1/chat/completions/input_tokens", **body).json()
+    assert counted["input_tokens"] == answer["usage"]["prompt_tokens"]
 
 
 WRONG: dict[str, Any] = {

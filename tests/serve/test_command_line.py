@@ -41,6 +41,14 @@ def test_the_environment_gives_what_the_command_line_does_not() -> None:
     assert (options.parallel, options.ctx_size) == (7, 999)
 
 
+def test_a_variable_that_says_no() -> None:
+    environment = {"LLAMA_ARG_NO_SLOTS": "1", "LLAMA_ARG_NO_CACHE_PROMPT": "0"}
+    options = serve_options.parse(["m.gguf"], environment)
+    assert (options.slots, options.cache_prompt) == (False, True)
+    options = serve_options.parse(["m.gguf"], {"LLAMA_ARG_SLOTS": "0"})
+    assert options.slots is False
+
+
 @pytest.mark.parametrize(
     "environment", [{"LLAMA_ARG_PORT": "x"}, {"LLAMA_ARG_ENDPOINT_METRICS": "maybe"}]
 )
@@ -102,3 +110,21 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
         port = sock.getsockname()[1]
         assert serve.main(["models/tiny/llama.gguf", "--port", str(port)]) == 2
     assert f"127.0.0.1:{port}" in capsys.readouterr().err
+
+
+def test_what_is_wrong_is_told_before_anything_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = "models/tiny/llama.gguf"
+    assert serve.main([model, "--tool-format", "telepathy"]) == 2
+    told = capsys.readouterr().err
+    assert "'telepathy'" in told and "hermes" in told and "listening" not in told
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    key.write_text("no key")
+    words = ["--ssl-key-file", str(key), "--ssl-cert-file", str(certificate)]
+    assert serve.main([model, *words]) == 2
+    assert f"{certificate}: there is no such file" in capsys.readouterr().err
+    certificate.write_text("none")
+    assert serve.main([model, *words]) == 2
+    told = capsys.readouterr().err
+    assert str(certificate) in told and "listening" not in told

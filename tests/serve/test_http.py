@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from typing import Any
 
 import httpx
 import pytest
-from running_server import RunningServer, running
+from running_server import RunningServer, eventually, idle, running
 
 from ggpy import model
 from ggpy.serve.http import protocol
@@ -39,7 +38,11 @@ def test_bodies_that_are_no_objects(server: RunningServer, body: bytes, told: st
 
 def test_unknown_paths_and_methods(server: RunningServer) -> None:
     assert server.client.get("/nothing").status_code == 404
-    assert server.client.get(CHAT).status_code == 405
+    wrong = server.client.get(CHAT)
+    assert wrong.status_code == 405
+    assert wrong.json()["error"]["message"] == f"{CHAT} does not take GET: send POST"
+    wrong = server.client.delete("/v1/models")
+    assert wrong.json()["error"]["message"] == "/v1/models does not take DELETE: send GET"
     assert server.client.get("/nothing").json()["error"]["type"] == "not_found_error"
 
 
@@ -94,20 +97,6 @@ def test_pages_of_other_origins(server: RunningServer) -> None:
     answer = server.client.request("OPTIONS", CHAT, headers=asked)
     assert answer.status_code == 200
     assert answer.headers["access-control-allow-origin"] == "*"
-
-
-def eventually(holds: Any, seconds: float = 10) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if holds():
-            return True
-        time.sleep(0.01)
-    return bool(holds())
-
-
-def idle(server: RunningServer) -> bool:
-    stats = server.engine.stats()
-    return stats.n_running == stats.n_waiting == 0 and stats.n_pages_free == stats.n_pages
 
 
 @pytest.mark.parametrize("stream", [True, False])

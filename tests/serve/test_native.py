@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import openai
-from running_server import RunningServer
+import pytest
+from running_server import RunningServer, running
 
 import ggpy
 
@@ -111,3 +113,21 @@ def test_the_same_prompt_again_is_cached(server: RunningServer) -> None:
     cached = [u["prompt_tokens_details"]["cached_tokens"] for u in usage]
     assert cached[1] >= 64
     assert cached[1] % 64 == 0
+
+
+def test_props_say_what_the_template_can() -> None:
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}Q: "
+    for name, template, can in (("hermes", None, True), ("content", refuses, False)):
+        with running(tool_format=name, chat_template=template) as found:
+            caps = found.client.get("/props").json()["chat_template_caps"]
+            assert (caps["supports_tools"], caps["supports_system_role"]) == (can, can)
+
+
+def test_a_constraint_needs_the_library(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    answer = server.post("/completion", prompt="a", grammar='root ::= "not compiled before"')
+    assert answer.status_code == 400
+    told = answer.json()["error"]
+    assert "pip install 'ggpy[grammar]'" in told["message"] and told["param"] == "grammar"

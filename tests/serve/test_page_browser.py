@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.serve.browser import CTRL, SHIFT, Browser, Tab, executable
+from support.serve.browser import CTRL, DONE, SHIFT, Browser, Tab, executable, send
 from support.serve.page_server import PageServer
 
 pytestmark = pytest.mark.skipif(executable() is None, reason="no Chromium on this machine")
@@ -31,14 +31,6 @@ SCRIPT: dict[str, list[Any]] = {
     "break": ["some ", "text", "<break>"],
     "error": ["begun ", "<error>"],
 }
-DONE = "document.querySelector('.message:last-child[aria-busy=false]')"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    made = Browser(tmp_path_factory.mktemp("profile"))
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")
@@ -73,15 +65,6 @@ def tab(browser: Browser, server: PageServer, context: str) -> Iterator[Tab]:
 def ready(tab: Tab) -> None:
     tab.wait("document.querySelector('#about').textContent.includes('ready')")
     tab.wait("!document.querySelector('#welcome').hidden || document.querySelector('.message')")
-
-
-def send(tab: Tab, text: str) -> None:
-    """Asks as a user does; the answer has not ended yet."""
-    n = tab.count(".message")
-    tab.evaluate("document.querySelector('#question').focus()")
-    tab.type(text)
-    tab.press("Enter")
-    tab.wait(f"document.querySelectorAll('.message').length === {n + 2}")
 
 
 def ask(tab: Tab, text: str) -> str:

@@ -18,7 +18,6 @@ from scripted_service import (
     field_of,
     odd_bodies,
     replaced,
-    serving,
     sse,
 )
 
@@ -42,19 +41,6 @@ TIME = {"type": "function", "name": "time", "parameters": None, "strict": True}
 HOSTED = [{"type": "web_search"}, {"type": "custom", "name": "apply_patch"}]
 BODY: dict[str, Any] = {"model": "tiny", "input": "Hello"}
 LOGPROBS = ["message.output_text.logprobs"]
-
-
-@pytest.fixture(scope="module")
-def scripted() -> Iterator[tuple[ScriptedService, str]]:
-    service = ScriptedService()
-    with serving(service) as address:
-        yield service, address
-
-
-@pytest.fixture
-def service(scripted: tuple[ScriptedService, str]) -> ScriptedService:
-    scripted[0].__init__()  # type: ignore[misc]
-    return scripted[0]
 
 
 @pytest.fixture(scope="module")

@@ -213,6 +213,8 @@ class Cuda:
     def logits(self, x: Array, head: Head, step: Step) -> Array:
         """Logits f32 [R, V]."""
         c, w = self.context, head.weight
+        if head.scale != 1:
+            head = replace(head, norm=c.norms.scaled(head.norm, w.k, head.scale), scale=1.0)
         batch = c.batch
         logits = c.f32("logits", batch.n_rows, w.n_rows)
         if batch.n_rows:

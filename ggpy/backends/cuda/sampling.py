@@ -25,6 +25,7 @@ from ...device.base import Buffer
 from ...kernels.sampling.argmax import Argmax
 from ...kernels.sampling.sample import MAX_TOP_K, ROW, Sample, best_bytes
 from ...sampling import ADJUSTMENTS, FILTERS, Sampler, n_words
+from ...sampling.mask import fill_together
 from .arrays import Array, Memory, Sampled
 from .step import IN_FLIGHT, PLACES
 
@@ -101,12 +102,22 @@ class SamplingPlan:
             rows[i]["recent"], rows[i]["n_recent"] = end, len(tokens)
             dst[n + end : n + end + len(tokens)] = tokens
             end += len(tokens)
-        for i, n_mask in self.masked.items():
-            rows[i]["mask"] = end
-            self.samplers[i].fill_mask(dst[n + end : n + end + n_mask])
-            end += n_mask
+        if self.masked:
+            end = self._write_masks(dst[n:], end)
         dst[:n] = rows.view(np.int32)
         return n + end
+
+    def _write_masks(self, edits: NDArray[np.int32], end: int) -> int:
+        """Writes the masks at edits[end:], a row for each; returns where they end."""
+        samplers = [self.samplers[i] for i in self.masked]
+        size = next(iter(self.masked.values()))
+        masks = edits[end : end + size * len(samplers)].reshape(-1, size)
+        for place, i in enumerate(self.masked):
+            self.rows[i]["mask"] = end + place * size
+        errors = fill_together([s.mask for s in samplers if s.mask is not None], masks)
+        for sampler, error in zip(samplers, errors, strict=True):
+            sampler.error = error or sampler.error
+        return end + masks.size
 
 
 @dataclass

@@ -16,7 +16,18 @@ from ...formats.base import F32
 from ...gguf import Tensor
 from ...sampling import Sampler
 from .. import host
-from ..interface import ActivationType, CacheShape, Demand, Head, Layer, MoE, Probe, Role, Step
+from ..interface import (
+    ActivationType,
+    CacheShape,
+    Demand,
+    FeedForward,
+    Head,
+    Layer,
+    MoE,
+    Probe,
+    Role,
+    Step,
+)
 from . import attention, dense, moe
 from .functions import normalised, soft_capped
 from .kv_pages import GroupPages, check_memory
@@ -113,17 +124,17 @@ class Reference:
         return table.rows(ids) * np.float32(scale)
 
     def mix(self, x: F32, layer: Layer, step: Step) -> F32:
-        """x[T, D] with the output of layer.mixer added."""
-        pages = self._pages(layer.mixer.group)
-        return attention.mix(x, layer.mixer, step, pages, partial(self._probe, layer.index))
+        """x[T, D] with the output of layer.mixer added, and layer.ffn's if they are parallel."""
+        pages, probe = self._pages(layer.mixer.group), partial(self._probe, layer.index)
+        y = attention.mix(x, layer.mixer, step, pages, probe)
+        if layer.parallel and layer.ffn is not None:
+            return _feed_forward(y, layer.ffn, probe, of=x)
+        return y
 
     def feed_forward(self, x: F32, layer: Layer, step: Step) -> F32:
         """x[T, D] with the output of layer.ffn added."""
-        ffn, probe = layer.ffn, partial(self._probe, layer.index)
-        assert ffn is not None
-        if isinstance(ffn, MoE):
-            return moe.feed_forward(x, ffn, probe)
-        return dense.feed_forward(x, ffn, probe)
+        assert layer.ffn is not None
+        return _feed_forward(x, layer.ffn, partial(self._probe, layer.index))
 
     def logits(self, x: F32, head: Head, step: Step) -> F32:
         """l[R, V] of step.rows."""
@@ -151,6 +162,15 @@ class Reference:
         if not self._cache:
             raise RuntimeError("allocate_cache comes before the first step")
         return self._cache[group]
+
+
+def _feed_forward(
+    x: F32, ffn: FeedForward, probe: Callable[[str, NDArray], None], of: F32 | None = None
+) -> F32:
+    """x with what a feed-forward makes of norm(of), or norm(x)."""
+    if isinstance(ffn, MoE):
+        return moe.feed_forward(x, ffn, probe, of)
+    return dense.feed_forward(x, ffn, probe, of)
 
 
 def _unobserved(layer: int, name: str, array: F32) -> None:

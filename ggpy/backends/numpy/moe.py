@@ -21,9 +21,13 @@ from .matrix import HostMatrix
 Ids = NDArray[np.int32]
 
 
-def feed_forward(x: F32, ffn: MoE, probe: Callable[[str, NDArray], None]) -> F32:
-    """x[T, D] + sum over the chosen experts, in their order, and the shared one."""
-    n = normalised(x, ffn.norm)
+def feed_forward(
+    x: F32, ffn: MoE, probe: Callable[[str, NDArray], None], of: F32 | None = None
+) -> F32:
+    """x[T, D] + sum over the chosen experts, in their order, and the shared one, with n =
+    norm(of), or norm(x).
+    """
+    n = normalised(x if of is None else of, ffn.norm)
     ids, weights = route(n, ffn.router)
     probe("experts", ids)
     y, h = shared_output(n, ffn.shared)

@@ -11,11 +11,12 @@ import secrets
 import string
 import time
 from collections.abc import AsyncIterator, Iterable
+from math import inf
 from typing import Any
 
 from ...chat_formats.deltas import CallArguments, CallBegin, CallEnd, ReasoningPart, TextPart
 from ...runtime.sequence import Piece
-from ..errors import ApiError
+from ..errors import RETRY_AFTER, ApiError
 from ..events import (
     AnswerEnd,
     AnswerOptions,
@@ -46,7 +47,6 @@ class Answering:
         self._id_length = 9 if short_ids else 24
         self._n_reasoning = 0
         self._calls = False
-        self._late = False
         self._events = self._run()
 
     @property
@@ -57,16 +57,22 @@ class Answering:
     def __aiter__(self) -> AsyncIterator[Event]:
         return self._events
 
-    def __anext__(self) -> Any:
-        return self._events.__anext__()
+    def so_far(self) -> Finished:
+        """The last event, if the answer ended now."""
+        s = self.ticket.sequence
+        reason: AnswerEnd = "stop" if s.finish == "stop" else "length"
+        if self._calls and reason == "stop":
+            reason = "tool_calls"
+        usage = Usage(s.n_prompt, s.n_reused, s.n_generated, self._n_reasoning)
+        begun, admitted, first, now = s.t_begun, s.t_admitted, s.t_first, time.perf_counter()
+        admitted = admitted or now
+        first = first or now
+        timings = AnswerTimings(admitted - begun, first - admitted, now - first)
+        return Finished(reason, usage, timings, s.stops.found)
 
     def cancel(self) -> None:
-        """End the answer: the client is gone."""
+        """End the answer, if it has not ended."""
         self.ticket.cancel()
-
-    async def aclose(self) -> None:
-        """Cancel, as of an asynchronous generator."""
-        self.cancel()
 
     async def _run(self) -> AsyncIterator[Event]:
         timer = self._deadline()
@@ -76,7 +82,7 @@ class Answering:
                     yield event
             for event in self._rest():
                 yield event
-            yield self._finished()
+            yield self.so_far()
         finally:
             self.ticket.cancel()
             if timer is not None:
@@ -86,18 +92,17 @@ class Answering:
         try:
             return await self.ticket.pieces()
         except (ValueError, MemoryError) as error:
+            if -inf in self._options.params.logit_bias.values():
+                told = "logit_bias forbids all tokens that could come next: allow one"
+                raise ApiError(400, told, param="logit_bias") from None
             raise ApiError(500, str(error)) from None
         except RuntimeError as error:
-            raise ApiError(503, str(error), retry_after=5) from None
+            raise ApiError(503, str(error), retry_after=RETRY_AFTER) from None
 
     def _deadline(self) -> asyncio.TimerHandle | None:
         if self._options.timeout is None:
             return None
-        return asyncio.get_running_loop().call_later(self._options.timeout, self._expire)
-
-    def _expire(self) -> None:
-        self._late = True
-        self.ticket.cancel()
+        return asyncio.get_running_loop().call_later(self._options.timeout, self.cancel)
 
     # Events
 
@@ -137,15 +142,3 @@ class Answering:
     def _call_id(self) -> str:
         letters = "".join(secrets.choice(LETTERS) for _ in range(self._id_length))
         return letters if self._id_length == 9 else f"call_{letters}"
-
-    def _finished(self) -> Finished:
-        s = self.ticket.sequence
-        reason: AnswerEnd = "stop" if s.finish == "stop" else "length"
-        if self._calls and reason == "stop":
-            reason = "tool_calls"
-        usage = Usage(s.n_prompt, s.n_reused, s.n_generated, self._n_reasoning)
-        begun, admitted, first, now = s.t_begun, s.t_admitted, s.t_first, time.perf_counter()
-        admitted = admitted or now
-        first = first or now
-        timings = AnswerTimings(admitted - begun, first - admitted, now - first)
-        return Finished(reason, usage, timings, s.stops.found)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -17,14 +18,14 @@ from ...model import Model
 from ...runtime import embedding
 from ...runtime.embedding.relevance import relevance
 from ...runtime.sequence import ContextOverflow
-from ..errors import ApiError
+from ..errors import RETRY_AFTER, ApiError, overflow_error
 from .worker import EngineWorker
 
 AT_ONCE = 8  # documents that are ranked between two steps
 
 
 class Vectors:
-    """What a model makes of texts besides answers."""
+    """What a model makes of texts, apart from answers."""
 
     def __init__(self, model: Model, worker: EngineWorker, pooling: str | None) -> None:
         """pooling: None is the model's own."""
@@ -63,24 +64,17 @@ class Vectors:
         return self._model.tokenizer.encode(entry) if isinstance(entry, str) else entry
 
 
-class _told:
-    """Errors of the runtime as those of an API; they are about the field."""
-
-    def __init__(self, field: str) -> None:
-        self._field = field
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, ContextOverflow):
-            more = {"n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx}
-            code = "context_length_exceeded"
-            raise ApiError(400, str(error), param=self._field, code=code, more=more) from None
-        if isinstance(error, ValueError):
-            raise ApiError(400, str(error), param=self._field) from None
-        if isinstance(error, RuntimeError):
-            raise ApiError(503, str(error), retry_after=5) from None
+@contextmanager
+def _told(field: str) -> Iterator[None]:
+    """Turns errors of the runtime into ApiErrors that name a field."""
+    try:
+        yield
+    except ContextOverflow as error:
+        raise overflow_error(error.n_prompt, error.n_ctx, str(error), field) from None
+    except ValueError as error:
+        raise ApiError(400, str(error), param=field) from None
+    except RuntimeError as error:
+        raise ApiError(503, str(error), retry_after=RETRY_AFTER) from None
 
 
 def _groups(prompts: Sequence[Sequence[int]], most: int) -> Iterator[list[Sequence[int]]]:

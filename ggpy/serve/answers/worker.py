@@ -35,7 +35,6 @@ class Ticket:
     def __init__(self, sequence: Sequence, worker: EngineWorker) -> None:
         self.sequence, self._worker = sequence, worker
         self.finish: Finish | None = None
-        self.told = 0  # pieces that were handed out
         self._unread: list[Piece] = []
         self._waiter: asyncio.Future[None] | None = None
 
@@ -49,7 +48,6 @@ class Ticket:
         unread, self._unread = self._unread, []
         if not unread and self.sequence.error is not None:
             raise self.sequence.error
-        self.told += len(unread)
         return unread
 
     def cancel(self) -> None:
@@ -83,9 +81,10 @@ class EngineWorker:
         self.engine, self._loop = engine, loop
         self._most = engine.n_seq + n_waiting
         self._failed = failed
-        self.tickets: set[Ticket] = set()  # that have not ended; the event loop's
+        # of sequences that have not ended; the event loop alone uses it
+        self.tickets: set[Ticket] = set()
         self._inbox: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self._news: dict[Ticket, None] = {}  # with pieces of this step; the thread's
+        self._news: dict[Ticket, None] = {}  # with news in this step; the thread alone uses it
         self._stopped = False
         self._thread = Thread(target=self._run, name="ggpy engine", daemon=True)
         self._thread.start()
@@ -133,10 +132,14 @@ class EngineWorker:
         self._inbox.put(request)
         return await done
 
-    def close(self) -> None:
-        """End all sequences and the thread, after the step that is under way."""
+    def stop(self) -> None:
+        """End all sequences after the step that is under way, with an error that says why."""
         self._stopped = True
         self._inbox.put(None)
+
+    def close(self) -> None:
+        """End all sequences and the thread."""
+        self.stop()
         if current_thread() is not self._thread:
             self._thread.join()
 
@@ -183,7 +186,7 @@ class EngineWorker:
         news: list[News] = []
         for ticket in self._news:
             s = ticket.sequence
-            finish = s.finish  # before the pieces: who reads it first has all of them
+            finish = s.finish  # read before the pieces, so that none of them is missed
             pieces = [s.pieces.popleft() for _ in range(len(s.pieces))]
             news.append((ticket, pieces, finish))
         self._news.clear()

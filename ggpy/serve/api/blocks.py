@@ -96,7 +96,7 @@ class Blocks:
 
 
 async def collected(events: AsyncIterator[Event]) -> tuple[list[AnswerBlock], Finished]:
-    """A whole answer. ApiError is what the events raise."""
+    """Collect a whole answer. Raises the ApiError that the events raise."""
     blocks = Blocks()
     async with closing(events):
         async for event in events:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,6 +32,7 @@ from .timings import timings_of, usage_of
 
 MAX_N = 64
 FINGERPRINT = "ggpy"
+LEAST_LOGPROB = -9999.0  # OpenAI's figure for a probability of 0, which JSON has no number for
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class ChatCall:
     n: int = 1
     stream: bool = False
     include_usage: bool = False
+    timings_per_token: bool = False
 
 
 def read_chat(
@@ -59,13 +61,19 @@ def read_chat(
         template_variables=_variables(body),
         reasoning=body.text("reasoning_format", "auto") != "none",
     )
-    asked = body.object("stream_options")
     return ChatCall(
         request,
         n=body.integer("n", 1, 1, MAX_N) or 1,
         stream=body.flag("stream", False),
-        include_usage=asked is not None and asked.flag("include_usage", False),
+        include_usage=wants_usage(body),
+        timings_per_token=body.flag("timings_per_token", False),
     )
+
+
+def wants_usage(body: Fields) -> bool:
+    """Whether a stream ends with a chunk of usage."""
+    asked = body.object("stream_options")
+    return asked is not None and asked.flag("include_usage", False)
 
 
 def _variables(body: Fields) -> dict[str, Any]:
@@ -139,11 +147,7 @@ async def whole_chat(
     ends = [c.end for c in choices if c.end is not None]
     logprobs = call.request.options.top_logprobs is not None
     return {
-        "id": id,
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": model,
-        "system_fingerprint": FINGERPRINT,
+        **head_of(id, "chat.completion", model),
         "choices": [
             {
                 "index": i,
@@ -158,17 +162,17 @@ async def whole_chat(
     }
 
 
+def head_of(id: str, kind: str, model: str) -> dict[str, Any]:
+    """What an answer, or each chunk of one, begins with."""
+    head = {"id": id, "object": kind, "created": int(time.time()), "model": model}
+    return {**head, "system_fingerprint": FINGERPRINT}
+
+
 class ChunkWriter:
     """Writes the chunks of a stream. What is equal in all of them is written once."""
 
-    def __init__(self, id: str, model: str, kind: str = "chat.completion.chunk") -> None:
-        self.base = {
-            "id": id,
-            "object": kind,
-            "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": FINGERPRINT,
-        }
+    def __init__(self, id: str, model: str) -> None:
+        self.base = head_of(id, "chat.completion.chunk", model)
         start = json.dumps(self.base)[:-1].encode()
         self._head = b"data: " + start + b', "choices": [{"index": '
 
@@ -190,28 +194,28 @@ class ChunkWriter:
 
 
 async def chat_chunks(
-    events: AsyncIterator[tuple[int, Event]], call: ChatCall, id: str, model: str
+    events: AsyncIterator[tuple[int, Event]],
+    call: ChatCall,
+    id: str,
+    model: str,
+    so_far: Callable[[int], Finished],
 ) -> AsyncIterator[bytes]:
-    """The answer as server-sent events."""
+    """The answer as server-sent events. so_far(i): what answer i has cost until now."""
     writer = ChunkWriter(id, model)
     ends: list[Finished] = []
     for i in range(call.n):
         yield writer.choice(i, {"role": "assistant", "content": ""})
     try:
         async for i, event in events:
-            if isinstance(event, TextDelta) and not event.pieces:
-                yield writer.text(i, "content", event.text)
-            elif isinstance(event, ReasoningDelta):
-                yield writer.text(i, "reasoning_content", event.text)
-            elif isinstance(event, Finished):
+            if isinstance(event, Finished):
                 ends.append(event)
                 timings = {} if call.include_usage else {"timings": timings_of(event)}
                 yield writer.choice(i, {}, finish_reason=event.reason, **timings)
-            elif isinstance(event, TextDelta):
-                scored = {"content": token_logprobs(event.pieces)}
-                yield writer.choice(i, {"content": event.text}, logprobs=scored)
+            elif call.timings_per_token:
+                more = {"timings": timings_of(so_far(i))}
+                yield writer.choice(i, _delta(event), logprobs=_logprobs(event), **more)
             else:
-                yield writer.choice(i, _delta(event))
+                yield _chunk(writer, i, event)
         if call.include_usage:
             last = {"choices": [], "usage": usage_of(ends), "timings": timings_of(ends[0])}
             yield sse({**writer.base, **last})
@@ -221,8 +225,31 @@ async def chat_chunks(
     yield DONE
 
 
-def _delta(event: CallStart | CallDelta) -> dict[str, Any]:
-    """The delta of a tool call."""
+Delta = TextDelta | ReasoningDelta | CallStart | CallDelta
+
+
+def _chunk(writer: ChunkWriter, i: int, event: Delta) -> bytes:
+    """The chunk of an event that is not the last."""
+    if isinstance(event, TextDelta) and not event.pieces:
+        return writer.text(i, "content", event.text)
+    if isinstance(event, ReasoningDelta):
+        return writer.text(i, "reasoning_content", event.text)
+    return writer.choice(i, _delta(event), logprobs=_logprobs(event))
+
+
+def _logprobs(event: Delta) -> dict[str, Any] | None:
+    """The log probabilities of a piece of text, where they were asked for."""
+    if isinstance(event, TextDelta) and event.pieces:
+        return {"content": token_logprobs(event.pieces)}
+    return None
+
+
+def _delta(event: Delta) -> dict[str, Any]:
+    """What an event adds to the message."""
+    if isinstance(event, TextDelta):
+        return {"content": event.text}
+    if isinstance(event, ReasoningDelta):
+        return {"reasoning_content": event.text}
     call: dict[str, Any]
     if isinstance(event, CallStart):
         function = {"name": event.name, "arguments": ""}
@@ -236,18 +263,20 @@ def token_logprobs(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
     """OpenAI's logprobs.content of some pieces."""
     return [
         {
-            **_token(p.text, p.logprob),
+            **token_logprob(p.text, p.logprob),
             "id": p.id,
-            "top_logprobs": [{**_token(t.text, t.logprob), "id": t.id} for t in p.top_logprobs],
+            "top_logprobs": [
+                {**token_logprob(t.text, t.logprob), "id": t.id} for t in p.top_logprobs
+            ],
         }
         for p in pieces
     ]
 
 
-def _token(text: str, logprob: float | None) -> dict[str, Any]:
-    """Finite: JSON has no infinity."""
-    value = -9999.0 if logprob is None else max(logprob, -9999.0)
-    return {"token": text, "logprob": value, "bytes": list(text.encode())}
+def token_logprob(text: str, logprob: float | None) -> dict[str, Any]:
+    """A token and its log probability, which is finite: JSON has no infinity."""
+    value = LEAST_LOGPROB if logprob is None else max(logprob, LEAST_LOGPROB)
+    return {"token": text, "logprob": value, "bytes": list(text.encode("utf-8", "replace"))}
 
 
 def sse(data: Any) -> bytes:

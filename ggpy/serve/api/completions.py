@@ -5,7 +5,7 @@ Nothing here knows HTTP or how an answer is made.
 
 from __future__ import annotations
 
-import time
+import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +17,7 @@ from ..errors import ApiError, openai_error
 from ..events import AnswerOptions, Event, Finished, TextDelta
 from ..fields import Fields
 from ..http.sse import DONE
-from .chat import FINGERPRINT, MAX_N, ChoiceText, sse
+from .chat import MAX_N, ChoiceText, head_of, sse, wants_usage
 from .options import MAX_TOP_LOGPROBS, answer_options
 from .timings import timings_of, usage_of
 
@@ -51,14 +51,13 @@ def read_completion(
     best_of = body.integer("best_of", n, 1, MAX_N)
     if best_of != n:
         raise ApiError(400, f"best_of is {best_of}: it must be n, which is {n}", param="best_of")
-    asked = body.object("stream_options")
     return CompletionCall(
         prompts=read_prompts(body, tokenizer.n_vocab),
         options=replace(options, top_logprobs=top),
         n=n,
         echo=body.flag("echo", False),
         stream=body.flag("stream", False),
-        include_usage=asked is not None and asked.flag("include_usage", False),
+        include_usage=wants_usage(body),
     )
 
 
@@ -96,11 +95,7 @@ async def whole_completion(
         choices[i].add(event)
     ends = [c.end for c in choices if c.end is not None]
     return {
-        "id": id,
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": model,
-        "system_fingerprint": FINGERPRINT,
+        **head_of(id, "text_completion", model),
         "choices": [
             {
                 "text": said.before(i) + c.text,
@@ -133,17 +128,16 @@ async def completion_chunks(
     events: AsyncIterator[tuple[int, Event]], call: CompletionCall, id: str, model: str, said: Said
 ) -> AsyncIterator[bytes]:
     """The answer as server-sent events."""
-    base = {
-        "id": id,
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": model,
-        "system_fingerprint": FINGERPRINT,
-    }
+    base = head_of(id, "text_completion", model)
+    head = b"data: " + json.dumps(base)[:-1].encode() + b', "choices": [{"text": '
 
     def chunk(i: int, text: str, logprobs: Any = None, reason: str | None = None) -> bytes:
-        choice = {"text": text, "index": i, "logprobs": logprobs, "finish_reason": reason}
-        return sse({**base, "choices": [choice]})
+        rest = {"index": i, "logprobs": logprobs, "finish_reason": reason}
+        return sse({**base, "choices": [{"text": text, **rest}]})
+
+    def plain(i: int, text: str) -> bytes:  # the usual chunk, of which little is new
+        tail = b', "index": %d, "logprobs": null, "finish_reason": null}]}\n\n' % i
+        return head + json.dumps(text).encode() + tail
 
     ends: list[Finished] = []
     try:
@@ -151,7 +145,9 @@ async def completion_chunks(
             if said.before(i):
                 yield chunk(i, said.before(i))
         async for i, event in events:
-            if isinstance(event, TextDelta):
+            if isinstance(event, TextDelta) and not event.pieces:
+                yield plain(i, event.text)
+            elif isinstance(event, TextDelta):
                 yield chunk(i, event.text, _logprobs(event.pieces, call))
             elif isinstance(event, Finished):
                 ends.append(event)

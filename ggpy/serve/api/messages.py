@@ -68,7 +68,7 @@ def _call(given: Fields) -> dict[str, Any]:
     arguments = function.raw("arguments", "")
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments)
-    called = {"name": function.needed_text("name"), "arguments": arguments}
+    called = {"name": function.filled_text("name"), "arguments": arguments}
     return {"id": given.text("id", ""), "type": "function", "function": called}
 
 
@@ -85,7 +85,7 @@ def _tool(given: Fields) -> dict[str, Any]:
     function = given.object("function")
     if function is None:
         raise given.error("function", "an object with a name")
-    function.needed_text("name")
+    function.filled_text("name")
     function.text("description")
     function.object("parameters")
     return {"type": "function", "function": dict(function.values)}

@@ -11,11 +11,12 @@ from dataclasses import fields, replace
 from math import inf
 from typing import Any
 
+from ...runtime.sequence import MAX_STOP_CHARS
 from ...sampling import DRY_SEQUENCE_BREAKERS, SamplingParams
 from ...tokenizer import Tokenizer
 from ...tokenizer.breakers import dry_breakers
 from ..errors import ApiError
-from ..events import AnswerOptions, Constraint
+from ..events import AnswerOptions, Constraint, ConstraintKind
 from ..fields import Fields
 
 NAMES = [f.name for f in fields(SamplingParams) if f.metadata]
@@ -38,7 +39,7 @@ def answer_options(
     return AnswerOptions(
         params=sampling_params(body, tokenizer, defaults),
         max_tokens=_max_tokens(body, max_tokens),
-        stop=tuple(text for text in body.texts("stop") if text),
+        stop=tuple(text for text in body.texts("stop", longest=MAX_STOP_CHARS) if text),
         constraint=constraint(body),
         timeout=_timeout(body),
         cache_prompt=body.flag("cache_prompt", True),
@@ -82,7 +83,7 @@ def json_constraint(schema: Any, path: str) -> Constraint:
     text = json.dumps(schema)
     if len(text) > MAX_TEXT:
         raise ApiError(400, f"{path} has {len(text)} characters: at most {MAX_TEXT}", param=path)
-    return Constraint("json_schema", text)
+    return Constraint("json_schema", text, path)
 
 
 def _response_format(body: Fields) -> Constraint | None:
@@ -93,7 +94,7 @@ def _response_format(body: Fields) -> Constraint | None:
     if kind == "text":
         return None
     if kind == "grammar":
-        return Constraint("gbnf", form.needed_text("grammar"))
+        return Constraint("gbnf", form.needed_text("grammar"), form.path("grammar"))
     if kind == "json_object":
         schema = form.raw("schema")  # llama.cpp takes a schema here
         if schema is None:
@@ -121,7 +122,8 @@ def _grammar(body: Fields) -> Constraint | None:
     if len(text) > MAX_TEXT:
         path = body.path("grammar")
         raise ApiError(400, f"{path} has {len(text)} characters: at most {MAX_TEXT}", param=path)
-    return Constraint("lark" if text.lstrip().startswith("%llguidance") else "gbnf", text)
+    kind: ConstraintKind = "lark" if text.lstrip().startswith("%llguidance") else "gbnf"
+    return Constraint(kind, text, body.path("grammar"))
 
 
 def _max_tokens(body: Fields, default: int | None) -> int | None:

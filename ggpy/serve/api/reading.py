@@ -1,7 +1,7 @@
 """Reads what the APIs have in common: the body, sampling parameters, tools, the conversation.
 
-Every error names the field. Nothing here knows how an API calls its fields, but for the sampling
-parameters, which have llama.cpp's names in all of them.
+Every error names the field. Nothing here knows the names of an API's fields, except those of
+sampling parameters: they are llama.cpp's in all APIs.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ def read(fields: Fields, service: ServedModel) -> RerankCall:
 def answer(
     scores: Sequence[tuple[float, int]], call: RerankCall, model: str
 ) -> dict[str, Any] | list[dict[str, Any]]:
-    """The body of the answer to (relevance, tokens) of each document, the best first; equals stay
-    in the order of the body.
+    """The body of the answer to (relevance, tokens) of each document, the best first. Documents of
+    equal relevance keep their order.
     """
     order = sorted(range(len(scores)), key=lambda i: -scores[i][0])
     results = [_result(i, scores[i][0], call) for i in order[: call.top_n]]

@@ -23,21 +23,25 @@ def usage_of(ends: Sequence[Finished]) -> dict[str, Any]:
 
 
 def timings_of(end: Finished) -> dict[str, Any]:
-    """What llama.cpp's clients show of an answer."""
+    """What llama.cpp's clients show of an answer.
+
+    The time of the decode begins with the first token, so that its speed is that of the others.
+    """
     usage, seconds = end.usage, end.timings
     n_prompt = usage.n_prompt - usage.n_cached
     return {
         "cache_n": usage.n_cached,
-        **_phase("prompt", n_prompt, seconds.prefill),
-        **_phase("predicted", usage.n_generated, seconds.decode),
+        **_phase("prompt", n_prompt, n_prompt, seconds.prefill),
+        **_phase("predicted", usage.n_generated, usage.n_generated - 1, seconds.decode),
         "queued_ms": round(1e3 * seconds.queued, 3),
     }
 
 
-def _phase(name: str, n: int, seconds: float) -> dict[str, Any]:
+def _phase(name: str, n: int, n_timed: int, seconds: float) -> dict[str, Any]:
+    timed = n_timed > 0 and seconds > 0
     return {
         f"{name}_n": n,
         f"{name}_ms": round(1e3 * seconds, 3),
-        f"{name}_per_token_ms": round(1e3 * seconds / n, 3) if n else 0.0,
-        f"{name}_per_second": round(n / seconds, 3) if seconds > 0 else 0.0,
+        f"{name}_per_token_ms": round(1e3 * seconds / n_timed, 3) if timed else 0.0,
+        f"{name}_per_second": round(n_timed / seconds, 3) if timed else 0.0,
     }

@@ -1,4 +1,4 @@
-"""Who may ask: API keys, and the origins whose pages may (CORS). ASGI middleware.
+"""Who may ask: API keys, as ASGI middleware.
 
 Nothing here knows endpoints beyond which of them are public.
 """

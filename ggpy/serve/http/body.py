@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -13,6 +14,8 @@ from ..errors import ApiError
 from ..fields import Fields
 
 LONG_BODY = 256 << 10  # bytes from which parsing leaves the event loop
+MAX_DEPTH = 200  # of lists and objects in each other: Python's JSON recurses
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # as JSON escapes one
 
 
 async def read_body(request: Request, most: int, timeout: float) -> Fields:
@@ -23,7 +26,7 @@ async def read_body(request: Request, most: int, timeout: float) -> Fields:
     try:
         data = await asyncio.wait_for(_bytes(request, most), timeout)
     except asyncio.TimeoutError:
-        raise ApiError(408, f"the body was not there after {timeout:g} s") from None
+        raise ApiError(408, f"the body had not arrived after {timeout:g} s") from None
     except ClientDisconnect:
         raise ApiError(400, "the client closed the connection within the body") from None
     if not data:
@@ -48,7 +51,7 @@ async def _bytes(request: Request, most: int) -> bytes:
 
 
 class JsonAnswer(JSONResponse):
-    """JSON in ASCII, which also a lone surrogate from a client's text cannot break."""
+    """JSON in ASCII, so that a lone surrogate in a client's text cannot break it."""
 
     def render(self, content: Any) -> bytes:
         """The bytes of the body."""
@@ -75,9 +78,43 @@ def _object(data: bytes) -> Fields:
         told = f"the body is not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
         raise ApiError(400, told) from None
     except RecursionError:
-        raise ApiError(400, "the body nests its lists and objects too deeply") from None
+        raise _too_deep() from None
     except ValueError as error:  # a number with thousands of digits
         raise ApiError(400, f"the body is not JSON that can be read: {error}") from None
     if not isinstance(value, dict):
         raise ApiError(400, "the body must be a JSON object")
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _is_deeper(value, MAX_DEPTH):
+        raise _too_deep()
+    if SURROGATE.search(data):
+        _refuse_surrogates(value)
     return Fields(value)
+
+
+def _too_deep() -> ApiError:
+    return ApiError(400, f"the body nests its lists and objects too deeply: at most {MAX_DEPTH}")
+
+
+def _is_deeper(value: Any, most: int) -> bool:
+    """Whether lists and objects stand in more than `most` others."""
+    level = [value]
+    for _ in range(most):
+        inner = [v.values() if isinstance(v, dict) else v for v in level]
+        level = [v for values in inner for v in values if isinstance(v, (dict, list))]
+        if not level:
+            return False
+    return True
+
+
+def _refuse_surrogates(value: Any) -> None:
+    """ApiError names the text that has half of a surrogate pair, which is no character."""
+    left = [("", value)]
+    while left:
+        path, value = left.pop()
+        if isinstance(value, dict):
+            left += [(path or "the body", key) for key in value]
+            left += [(f"{path}.{key}" if path else key, inner) for key, inner in value.items()]
+        elif isinstance(value, list):
+            left += [(f"{path}[{i}]", inner) for i, inner in enumerate(value)]
+        elif isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
+            told = f"{path} has half of a surrogate pair, which is no character: leave it out"
+            raise ApiError(400, told, param=path)

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
+DIRECT_SEND = "ggpy.send"  # in a request's scope: the server's own `send`, behind no middleware
+
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -48,7 +50,7 @@ class EventStream:
         watch = asyncio.create_task(self._watch(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
-            await self._send_chunks(send)
+            await self._send_chunks(scope.get(DIRECT_SEND, send))
         finally:
             watch.cancel()
             self._cancel()
@@ -83,8 +85,7 @@ class EventStream:
 
     async def _watch(self, receive: Receive) -> None:
         """Wait for the client to go away."""
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await _gone(receive)
         self._give_up()
 
     async def _send_pings(self, send: Send) -> None:
@@ -100,14 +101,32 @@ class EventStream:
                 await send({"type": "http.response.body", "body": self._ping, "more_body": True})
 
 
+class DirectSend:
+    """ASGI middleware, the outermost: streams send chunks past all others, which have nothing to do
+    with them once the headers are sent.
+    """
+
+    def __init__(self, app: Callable[[Message, Receive, Send], Awaitable[None]]) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        scope[DIRECT_SEND] = send
+        await self._app(scope, receive, send)
+
+
+async def _gone(receive: Receive) -> None:
+    """Wait until the client has gone away."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 async def while_connected(
     receive: Receive, work: Awaitable[Result], cancel: Callable[[], None]
 ) -> Result:
     """What `work` returns; `cancel()` is called if the client goes away before."""
 
     async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await _gone(receive)
         cancel()
 
     watching = asyncio.create_task(watch())

@@ -19,7 +19,7 @@ from random_decoder import LAYERS, V, decode_step, random_decoder
 from ggpy.backends.cuda.backend import Cuda
 from ggpy.backends.cuda.plan import CANDIDATES
 from ggpy.backends.interface import Layer, Norm
-from ggpy.bench import plan_table
+from ggpy.bench import plan_table, planned
 from ggpy.gguf import GGUFError
 from ggpy.sampling import Sampler, SamplingParams
 
@@ -125,13 +125,13 @@ def plan_table_model(name: str) -> Iterator[list[plan_table.PlanRow]]:
     from ggpy.evaluate.synthetic import Synthetic
 
     with Synthetic(name) as file:
-        device = plan_table.device_of("sm_89")
+        device = planned.device_of("sm_89")
         yield plan_table.table(file, device, plan_table.steps_of((1, 4), (64,)))
 
 
 def test_an_unknown_architecture() -> None:
     with pytest.raises(ValueError, match="sm_61 is not known: take one of sm_75"):
-        plan_table.device_of("sm_61")
+        planned.device_of("sm_61")
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,15 @@ def test_every_form(name: str, memory: int) -> None:
     np.testing.assert_allclose(moe.feed_forward(x, ffn, silent), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_halves_in_parallel() -> None:
+    """The experts see x, and what they make of it is added to something else."""
+    form = FORMS["gated shared"]
+    ffn, x, y = random_moe(Reference(1), form), random_x(form, 9), random_x(form, 9, seed=3)
+    expected = y + plain_layers.fed_forward(x.astype(np.float64), ffn) - x
+    got = moe.feed_forward(y, ffn, silent, of=x)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["softmax", "choice bias", "groups", "softmax of chosen"])
 def test_routes(name: str) -> None:
     ffn, n = random_moe(Reference(1), FORMS[name]), random_x(FORMS[name], 20)

@@ -230,3 +230,17 @@ class Tab:
     def screenshot(self, path: Path) -> None:
         """A PNG of the window."""
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
+
+
+# The page
+
+DONE = "document.querySelector('.message:last-child[aria-busy=false]')"
+
+
+def send(tab: Tab, text: str) -> None:
+    """Asks as a user does; the answer has not ended yet."""
+    n = tab.count(".message")
+    tab.evaluate("document.querySelector('#question').focus()")
+    tab.type(text)
+    tab.press("Enter")
+    tab.wait(f"document.querySelectorAll('.message').length === {n + 2}")

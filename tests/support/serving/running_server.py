@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,9 +60,15 @@ class RunningServer:
 
 @contextmanager
 def running(
-    architecture: str = "llama", n_seq: int = 4, n_ctx: int = 256, **settings: Any
+    architecture: str = "llama",
+    n_seq: int = 4,
+    n_ctx: int = 256,
+    n_positions: int | None = None,
+    **settings: Any,
 ) -> Iterator[RunningServer]:
-    """A server of a tiny model that has been loaded."""
+    """A server of a tiny model that has been loaded. n_positions: of the KV cache, None is enough
+    for all sequences.
+    """
 
     def load() -> model.Model:
         return model.load(
@@ -70,7 +77,7 @@ def running(
             n_ctx=n_ctx,
             n_seq=n_seq,
             n_batch=64,
-            n_positions=n_seq * n_ctx,
+            n_positions=n_positions or n_seq * n_ctx,
             prefill_tokens=32,
             prefix_cache=True,
         )
@@ -81,3 +88,19 @@ def running(
         yield server
     finally:
         server.close()
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 10) -> bool:
+    """Whether something holds within some seconds."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if holds():
+            return True
+        time.sleep(0.01)
+    return holds()
+
+
+def idle(server: RunningServer) -> bool:
+    """Whether no sequence runs or waits, and every page is free."""
+    stats = server.engine.stats()
+    return stats.n_running == stats.n_waiting == 0 and stats.n_pages_free == stats.n_pages

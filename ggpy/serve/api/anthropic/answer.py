@@ -29,7 +29,7 @@ DELTAS = {  # kind of a block -> type and field of its delta
 
 
 async def message(events: AsyncIterator[Event], model: str) -> dict[str, Any]:
-    """The message of a whole answer. ApiError is what the events raise."""
+    """The message of a whole answer. Raises the ApiError that the events raise."""
     blocks, end = await collected(events)
     content = [_content(block) for block in blocks]
     return {**_message(model, end.usage), "content": content, **_stop(end)}

@@ -10,6 +10,7 @@ import json
 import re
 from typing import Any
 
+from ....runtime.sequence import MAX_STOP_CHARS
 from ....sampling import SamplingParams
 from ...events import AnswerOptions, ChatRequest, Constraint
 from ...fields import Fields
@@ -63,7 +64,7 @@ def _options(fields: Fields, defaults: SamplingParams, counting: bool) -> Answer
     return AnswerOptions(
         params=sampling(fields, defaults, RANGES),
         max_tokens=max_tokens,
-        stop=fields.texts("stop_sequences"),
+        stop=fields.texts("stop_sequences", longest=MAX_STOP_CHARS),
         constraint=_constraint(fields),
     )
 
@@ -79,7 +80,7 @@ def _constraint(fields: Fields) -> Constraint | None:
     form.one_of("type", ("json_schema",), "json_schema")
     if form.object("schema") is None:
         raise form.error("schema", "an object")
-    return Constraint("json_schema", json.dumps(form.raw("schema")))
+    return Constraint("json_schema", json.dumps(form.raw("schema")), form.path("schema"))
 
 
 def _template_variables(fields: Fields) -> dict[str, Any]:
@@ -106,7 +107,7 @@ def _template_variables(fields: Fields) -> dict[str, Any]:
 def _tool(tool: Fields) -> dict[str, Any]:
     if (tool.text("type") or "custom") != "custom":
         refuse(tool, "type", "a tool of Anthropic's: leave it out, or give one with input_schema")
-    name = tool.needed_text("name")
+    name = tool.filled_text("name")
     schema = tool.object("input_schema")
     if schema is None:
         raise tool.error("input_schema", "an object")
@@ -168,7 +169,7 @@ def _add_message(messages: ChatMessages, message: Fields) -> None:
 
 
 def _add_tool_use(messages: ChatMessages, block: Fields) -> None:
-    id, name, given = block.needed_text("id"), block.needed_text("name"), block.object("input")
+    id, name, given = block.needed_text("id"), block.filled_text("name"), block.object("input")
     if given is None:
         raise block.error("input", "an object")
     messages.call(id, name, json.dumps(given.values, ensure_ascii=False))

@@ -15,18 +15,18 @@ from ....runtime.sequence import Piece
 from ...errors import ApiError
 from ...events import Event, Finished, Usage
 from ..blocks import AnswerBlock, Blocks, collected
+from ..chat import token_logprob
 from ..sse import dumps, framed, written
 from .request import sealed
 
 ID_PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
-LEAST_LOGPROB = -9999.0  # OpenAI's figure for a probability of 0, which JSON has no number for
 ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded", 503: "rate_limit_exceeded"}
 
 
 async def response(
     events: AsyncIterator[Event], model: str, echo: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The response object of a whole answer. echo: of the ApiCall. ApiError is the events'."""
+    """The response object of a whole answer. echo: of the ApiCall. Raises what the events raise."""
     shape = ResponseShape(model, echo)
     blocks, end = await collected(events)
     return shape.ended(blocks, end)
@@ -162,7 +162,7 @@ class ResponseWriter:
         )
 
     def closed(self, block: AnswerBlock) -> bytes:
-        """What a block is as a whole: its text, its part, its item."""
+        """The events that repeat a finished block: its text, its part, its item."""
         cut = self._end is not None and self._end.reason == "length"
         item = self._shape.item(block, status(cut), whole=True)
         told = self._contents_done(block)
@@ -225,13 +225,8 @@ def _logprobs(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
     """Log probabilities of tokens, each with the tokens that were most probable."""
     told = []
     for piece in pieces:
-        best = [_logprob(top.text, top.logprob) for top in piece.top_logprobs]
+        best = [token_logprob(top.text, top.logprob) for top in piece.top_logprobs]
         # A piece's text is empty while a character is incomplete; the token's own is not.
         text = next((top.text for top in piece.top_logprobs if top.id == piece.id), piece.text)
-        told.append({**_logprob(text, piece.logprob or 0.0), "top_logprobs": best})
+        told.append({**token_logprob(text, piece.logprob or 0.0), "top_logprobs": best})
     return told
-
-
-def _logprob(token: str, logprob: float) -> dict[str, Any]:
-    least = max(logprob, LEAST_LOGPROB)
-    return {"token": token, "bytes": list(token.encode("utf-8", "replace")), "logprob": least}

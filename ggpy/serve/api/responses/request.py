@@ -115,7 +115,7 @@ def _constraint(fields: Fields) -> Constraint | None:
         form.flag("strict", True)
         if form.object("schema") is None:
             raise form.error("schema", "an object")
-        return Constraint("json_schema", json.dumps(form.raw("schema")))
+        return Constraint("json_schema", json.dumps(form.raw("schema")), form.path("schema"))
     return Constraint("json_object") if kind == "json_object" else None
 
 
@@ -137,7 +137,7 @@ def _tool(tool: Fields) -> dict[str, Any] | None:
     if tool.needed_text("type") != "function":
         return None
     schema = tool.object("parameters")
-    name, description = tool.needed_text("name"), tool.text("description") or ""
+    name, description = tool.filled_text("name"), tool.text("description") or ""
     strict = tool.flag("strict", False)
     return function_tool(name, description, {} if schema is None else schema.values, strict)
 
@@ -208,7 +208,7 @@ def _add_message(messages: ChatMessages, item: Fields) -> None:
 
 
 def _add_call(messages: ChatMessages, item: Fields) -> None:
-    id, name = item.needed_text("call_id"), item.needed_text("name")
+    id, name = item.needed_text("call_id"), item.filled_text("name")
     messages.call(id, name, item.needed_text("arguments"))
 
 
