@@ -1,0 +1,210 @@
+"""The ops on the CPU by numba kernels over the blocks of the file.
+
+It is the numpy backend with its work replaced: each half of a layer becomes a program of the pool,
+if its norms, heads and cache have kernels; what does not is computed in numpy, with products by
+kernels. Nothing here knows a model file's names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...formats.base import F32
+from ...gguf import Tensor
+from .. import host
+from ..interface import ActivationType, CacheShape, Head, Layer, Probe, Role, Rope, Step
+from ..numpy.backend import Reference
+from ..numpy.functions import soft_capped
+from ..numpy.matrix import HostMatrix
+from . import kernels, layers
+from .compiled import progress
+from .jobs import Buffers, Matrix, Program
+from .matrix import BlockMatrix
+from .pool import Pool, address_of, usable_cores
+from .step import StepArrays
+
+CpuActivations = Literal["q8", "f32"]
+Note = Callable[[str], None]
+
+REPEATED = 8  # tokens of a step at most whose programs are kept
+RETAINED = 64  # programs that run once are kept so long: a late thread may look at them
+
+
+class Cpu(Reference):
+    """Ops on the CPU.
+
+    n_threads: None is as many as there are cores for this process; more than these is too many.
+    activations: what is multiplied with blocks, for few tokens: "q8", with a scale for each 32, or
+    "f32".
+    """
+
+    def __init__(
+        self,
+        n_threads: int | None = None,
+        *,
+        reason: str = "numba on the CPU",
+        note: Note = lambda message: None,
+        activations: CpuActivations = "q8",
+    ) -> None:
+        super().__init__(1, reason=reason, note=note, weight_memory=0)
+        self.pool = Pool(_threads(n_threads, note))
+        self.activations = activations
+        self._buffers = Buffers(self.pool)
+        self._programs: dict[tuple[object, str, int], Program] = {}
+        self._generation = 0
+        self._once: list[Program] = []
+        self._step: StepArrays | None = None
+        self._is_probed = False
+        self._ropes: dict[str, Rope] = {}
+
+    # Weights
+
+    def weight(
+        self,
+        tensor: Tensor,
+        role: Role,
+        scale: Tensor | None = None,
+        activations: ActivationType = "f16",
+    ) -> HostMatrix | F32:
+        """A vector as an array; a matrix in its blocks, where the file is mapped."""
+        plain = scale is None and activations == "f16" and len(tensor.shape) == 2
+        if not plain or role.lookup or not kernels.can_expand(tensor.format):
+            return super().weight(tensor, role, scale, activations)
+        kernels.prepare(tensor.format, self.activations == "q8")
+        return BlockMatrix(tensor, self.multiply)
+
+    def weights_ready(self) -> None:
+        """Compile what every step needs."""
+        for name in kernels.COMMON:
+            kernels.common(name)
+        progress.close()
+
+    def allocate_cache(self, shape: CacheShape) -> None:
+        """Zeroed pages, which take memory as they are written."""
+        self._forget()
+        super().allocate_cache(shape)
+
+    # Steps
+
+    def run(self, step: Step, forward: Callable[[Step], F32], probe: Probe | None = None) -> F32:
+        """forward(step), with the pool's threads awake."""
+        self._is_probed = probe is not None
+        self._step = StepArrays(step, self._buffers, self._ropes)
+        self.pool.begin()
+        try:
+            return super().run(step, forward, probe)
+        finally:
+            self.pool.end()
+
+    def mix(self, x: F32, layer: Layer, step: Step) -> F32:
+        """x[T, D] with the output of layer.mixer added."""
+        pages = self._pages(layer.mixer.group)
+        if self._is_probed or not layers.has_attention(layer.mixer, pages):
+            return super().mix(x, layer, step)
+        arrays = self._arrays(step)
+        x = self._own(x)
+        self._program(
+            layer, "mix", len(x), lambda p: layers.attention(p, layer.mixer, arrays, pages)
+        )
+        return x
+
+    def feed_forward(self, x: F32, layer: Layer, step: Step) -> F32:
+        """x[T, D] with the output of layer.ffn added."""
+        ffn = layer.ffn
+        assert ffn is not None
+        if self._is_probed or not layers.has_dense(ffn):
+            return super().feed_forward(x, layer, step)
+        x = self._own(x)
+        self._program(layer, "ffn", len(x), lambda p: layers.dense(p, ffn, len(x)))
+        return x
+
+    def logits(self, x: F32, head: Head, step: Step) -> F32:
+        """l[R, V] of step.rows."""
+        if not layers.has_head(head):
+            return super().logits(x, head, step)
+        rows = np.ascontiguousarray(x[step.rows], np.float32)
+        y = np.empty((layers.rounded_up(len(rows), 16), head.weight.blocks.n), np.float32)
+        program = self._new()
+        layers.head(program, head, rows, y)
+        self._run_once(program)
+        y = y[: len(rows)]
+        return soft_capped(y if head.scale == 1 else y * np.float32(head.scale), head.soft_cap)
+
+    def multiply(self, matrix: Matrix, x: F32) -> F32:
+        """x[T, K] w^T[K, N]."""
+        shape = x.shape[:-1]
+        x = np.ascontiguousarray(x, np.float32).reshape(-1, matrix.k)
+        program = self._new()
+        source = self._buffers.floats("source", len(x), matrix.k)
+        self._buffers.view("source", *x.shape)[:] = x
+        out = np.empty((layers.rounded_up(len(x), 16), matrix.n), np.float32)
+        program.product(matrix, source, len(x), address_of(out))
+        program.keep += [x, out]
+        self._run_once(program)
+        return out[: len(x)].reshape(*shape, matrix.n)
+
+    # Programs
+
+    def _arrays(self, step: Step) -> StepArrays:
+        if self._step is None or self._step.step is not step:
+            self._step = StepArrays(step, self._buffers, self._ropes)
+        return self._step
+
+    def _own(self, x: F32) -> F32:
+        """x in the buffer of that name."""
+        address = self._buffers.floats("x", *x.shape)
+        view = self._buffers.view("x", *x.shape)
+        if address_of(x) != address:
+            view[:] = x
+        return view
+
+    def _new(self) -> Program:
+        return Program(self.pool, self._buffers, self.activations == "q8")
+
+    def _program(
+        self, layer: Layer, half: str, n_tokens: int, build: Callable[[Program], None]
+    ) -> None:
+        """Run a layer's jobs, from the last time where there are few tokens."""
+        if self._generation != self._buffers.generation:
+            self._forget()
+        key = layer, half, n_tokens
+        program = self._programs.get(key)
+        if program is None:
+            program = self._new()
+            build(program)
+            if self._generation != self._buffers.generation:
+                self._forget()
+                program = self._new()  # memory moved while it was built
+                build(program)
+            if n_tokens > REPEATED:
+                self._run_once(program)
+                return
+            self._programs[key] = program
+        program.run()
+
+    def _run_once(self, program: Program) -> None:
+        program.run()
+        self._once.append(program)
+        if len(self._once) >= RETAINED:
+            self.pool.settle()
+            self._once.clear()
+
+    def _forget(self) -> None:
+        """Programs whose addresses are not right any more."""
+        self.pool.settle()
+        self._programs.clear()
+        self._generation = self._buffers.generation
+
+
+def _threads(n_threads: int | None, note: Note) -> int:
+    cores = usable_cores()
+    if n_threads is not None and n_threads > cores:
+        note(f"{n_threads} threads are more than the {cores} cores of this process: {cores} run")
+    return min(n_threads or cores, cores)
+
+
+__all__ = ["Cpu", "NDArray", "Sequence", "host"]

@@ -1,0 +1,184 @@
+"""The halves of a layer as jobs of the pool: attention, the dense feed-forward, and the head.
+
+Each function adds to a program what numpy/attention.py or numpy/dense.py computes, on buffers with
+fixed places; x[T, D] is in buffer "x". `has_...` says whether there are kernels for all of it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...cache_types import IN_NUMPY
+from ...formats import by_name
+from ...formats.base import F32
+from ..interface import PAGE_SIZE, Attention, Dense, Head, Norm
+from ..numpy.kv_pages import GroupPages, Pages
+from . import kernels
+from .attention import MAX_HEAD, PANEL_ROWS
+from .gemm import PITCH, ROWS
+from .jobs import Array, Program, rounded_up
+from .kv_pages import KINDS
+from .matrix import BlockMatrix
+from .pool import address_of
+from .simd import f32_bits
+from .step import StepArrays
+
+
+def has_norm(norm: Norm | None) -> bool:
+    """Whether a norm is none, or an RMS norm without a bias."""
+    return norm is None or norm.is_rms
+
+
+def has_attention(a: Attention, pages: GroupPages) -> bool:
+    """Whether all of an attention layer has kernels."""
+    matrices = (a.wq, a.wk, a.wv, a.wo)
+    return (
+        all(isinstance(m, BlockMatrix) for m in matrices)
+        and all(has_norm(n) for n in (a.norm, a.q_norm, a.k_norm, a.post_norm))
+        and max(a.spec.key_size, a.spec.value_size) <= MAX_HEAD
+        and pages.keys.type in KINDS
+        and pages.values.type in KINDS
+    )
+
+
+def has_dense(ffn: Dense) -> bool:
+    """Whether all of a feed-forward has kernels."""
+    matrices = (ffn.w_gate, ffn.w_up, ffn.w_down)
+    return all(isinstance(m, BlockMatrix) for m in matrices) and all(
+        has_norm(n) for n in (ffn.norm, ffn.post_norm)
+    )
+
+
+def has_head(head: Head) -> bool:
+    """Whether the head has kernels."""
+    return isinstance(head.weight, BlockMatrix) and has_norm(head.norm)
+
+
+def normalised(p: Program, x: int, rows: int, width: int, norm: Norm, name: str) -> int:
+    """norm(x[rows, width]) in the buffer of this name."""
+    out = p.buffers.floats(name, rows, width)
+    weight = np.ascontiguousarray(norm.weight, np.float32)
+    p.keep.append(weight)
+    p.add("rms_norm", rows, out, 4 * width, x, width, address_of(weight), f32_bits(norm.eps))
+    return out
+
+
+def added(p: Program, y: int, rows: int, width: int, norm: Norm | None, scale: float) -> None:
+    """x += norm(y) * scale."""
+    x = p.buffers.floats("x", rows, width)
+    weight, eps = (0, 0) if norm is None else (address_of(norm.weight), f32_bits(norm.eps))
+    p.keep.append(norm)
+    given = x, y, width, f32_bits(scale), weight, eps
+    p.add("add_rows", rows, x, 4 * width, *given, private=4 * width)
+
+
+def affine(p: Program, m: BlockMatrix, x: int, rows: int, bias: Array | None, name: str) -> int:
+    """x w^T + bias in the buffer of this name."""
+    n = m.blocks.n
+    out = p.buffers.floats(name, rows, n)
+    p.product(m.blocks, x, rows, out)
+    if bias is not None:
+        p.keep.append(bias)
+        p.add("add_bias", rows, out, 4 * n, out, n, address_of(bias))
+    return out
+
+
+def attention(p: Program, a: Attention, step: StepArrays, pages: GroupPages) -> None:
+    """x + post_norm(softmax(mask(cap(q k^T * scale))) v wo^T) * residual_scale."""
+    s, rows, width = a.spec, step.n_tokens, a.wq.blocks.k
+    n = normalised(p, p.buffers.floats("x", rows, width), rows, width, a.norm, "n")
+    q = affine(p, a.wq, n, rows, a.bq, "q")
+    k = affine(p, a.wk, n, rows, a.bk, "k")
+    v = affine(p, a.wv, n, rows, a.bv, "v")
+    heads(p, a, q, s.n_head, a.q_norm, step)
+    heads(p, a, k, s.n_head_kv, a.k_norm, step)
+    if pages.keys.spreads:
+        for at, n_head in ((q, s.n_head), (k, s.n_head_kv)):
+            p.add("spread", rows * n_head * s.key_size // 32, 0, 0, at)
+    written(p, a, k, s.key_size, pages.keys, step)
+    written(p, a, v, s.value_size, pages.values, step)
+    o = attended(p, a, q, pages, step)
+    y = affine(p, a.wo, o, rows, a.bo, "y")
+    added(p, y, rows, width, a.post_norm, a.residual_scale)
+
+
+def heads(
+    p: Program, a: Attention, x: int, n_head: int, norm: Norm | None, step: StepArrays
+) -> None:
+    """Norm and rotate x[T, n_head, E] in place."""
+    if norm is None and a.rope is None:
+        return
+    weight, eps = (0, 0) if norm is None else (address_of(norm.weight), f32_bits(norm.eps))
+    pairs, neighbours, cos, sin = 0, 0, 0, 0
+    if a.rope is not None:
+        pairs, neighbours = len(a.rope.inv_freq), int(a.rope.style == "norm")
+        cos, sin = step.angles(a.rope)
+    given = x, n_head, a.spec.key_size, weight, eps, pairs, neighbours, cos, sin
+    p.add("prepare_heads", step.n_tokens, 0, 0, *given)
+
+
+def written(
+    p: Program, a: Attention, x: int, size: int, pages: Pages, step: StepArrays
+) -> None:
+    """x[T, G, size] to the pages of the tokens."""
+    first, page_bytes, position_bytes, head_bytes = places(pages, a.slot)
+    numbers, _ = step.pages(a.group)
+    given = x, a.spec.n_head_kv, size, KINDS[pages.type], first, page_bytes, position_bytes
+    p.add("write_pages", step.n_tokens, 0, 0, *given, head_bytes, numbers, step.offsets)
+
+
+def places(pages: Pages, slot: int) -> tuple[int, int, int, int]:
+    """The layer's first page, and bytes of a page, a position and a head."""
+    layer = pages.array[slot]
+    return address_of(layer), *layer.strides[:3]
+
+
+def attended(p: Program, a: Attention, q: int, pages: GroupPages, step: StepArrays) -> int:
+    """o[T, H*Ev]."""
+    s, rows = a.spec, step.n_tokens
+    share = s.n_head // s.n_head_kv
+    out = p.buffers.floats("o", rows, s.n_head * s.value_size)
+    sinks = 0 if a.sinks is None else address_of(a.sinks)
+    p.keep += [a.sinks, pages]
+    given = [q, step.positions, step.pages(a.group)[1], s.n_head, s.n_head_kv, s.key_size]
+    given += [s.value_size, f32_bits(a.scale), f32_bits(a.soft_cap), s.window, sinks]
+    for x in (pages.keys, pages.values):
+        given += [*places(x, a.slot), kernels.expand(by_name(x.type))]
+    panels = 2 * PANEL_ROWS * PITCH
+    if step.n_blocks == 0:
+        private = panels + share * (4 * PAGE_SIZE + 8 + PITCH) + 128
+        width = 4 * share * s.value_size
+        p.add("attend_token", rows * s.n_head_kv, out, width, *given, private=private)
+    else:
+        acc = rounded_up(s.value_size, ROWS) * 64
+        private = panels + PANEL_ROWS * 64 + share * (s.key_size * 64 + 128 + acc) + 256
+        given += [step.block_address, out]
+        p.add("attend_block", step.n_blocks * s.n_head_kv, 0, 0, *given, grain=1, private=private)
+    return out
+
+
+def dense(p: Program, ffn: Dense, rows: int) -> None:
+    """x + post_norm((act(n w_gate^T) * (n w_up^T)) w_down^T) * residual_scale."""
+    width = ffn.w_gate.blocks.k
+    n = normalised(p, p.buffers.floats("x", rows, width), rows, width, ffn.norm, "n")
+    gate = affine(p, ffn.w_gate, n, rows, None, "gate")
+    up = affine(p, ffn.w_up, n, rows, None, "up")
+    numbers = rows * ffn.w_gate.blocks.n
+    h = p.buffers.floats("h", rows, ffn.w_gate.blocks.n)
+    p.add(
+        *("gated", -(-numbers // 16), h, 64, gate, up, int(ffn.activation == "gelu_tanh")),
+        grain=max(512, p.pool.chunk(-(-numbers // 16))),
+    )
+    y = affine(p, ffn.w_down, h, rows, None, "y")
+    added(p, y, rows, width, ffn.post_norm, ffn.residual_scale)
+
+
+def head(p: Program, h: Head, x: F32, out: F32) -> None:
+    """out[R, V] = norm(x) w^T, without the scale and the cap."""
+    rows, width = x.shape
+    n = normalised(p, address_of(x), rows, width, h.norm, "n")
+    p.product(h.weight.blocks, n, rows, address_of(out))
+    p.keep += [x, out]
+
+
+__all__ = ["IN_NUMPY", "attention", "dense", "head"]
