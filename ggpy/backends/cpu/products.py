@@ -33,6 +33,8 @@ fma, mul, add, total, to_f32 = simd.fma, simd.mul, simd.add, simd.total, simd.to
 zeros4 = simd.zeros_of(4)
 zeros16 = simd.zeros
 
+AHEAD = 4096  # bytes
+
 # Activations in 8 bits: for each column, with K rounded up to 256, K bytes; K/4 int32, -128 times
 # the sum of 4 neighbours; K/32 scales f32; K/16 sums of 16 neighbours, times the scale, f32.
 
@@ -96,11 +98,24 @@ def quantize_columns(arguments, begin, end, out, scratch):
 # One row times one column of bytes
 
 
+def prefetching(nbytes: int) -> Any:
+    """fetch(p): ask for the memory of later rows, which the processor would guess too late."""
+    prefetch = simd.prefetch
+
+    @njit
+    def fetch(p):
+        for at in range(AHEAD, AHEAD + nbytes, 64):
+            prefetch(p + at)
+
+    return fetch
+
+
 def row_of_pairs(d: Declaration, nbytes: int) -> Any:
     """dot(row, n_blocks, x, padded) of blocks of 32 weights, two at a time."""
     codes, scales, minimums, dot = d.codes, d.scales, d.minimums, simd.dot(d.offset)
     has_minimum = minimums is not None
     minimums = minimums or scales
+    fetch = prefetching(2 * nbytes)
 
     @njit
     def row_dot(row, n_blocks, x, padded):
@@ -111,6 +126,7 @@ def row_of_pairs(d: Declaration, nbytes: int) -> Any:
         for i in range((n_blocks + 1) // 2):
             p = row + 2 * nbytes * i
             q = min(p + nbytes, last)  # where the last one has no neighbour, x is zeros
+            fetch(p)
             products = dot(codes(p, q), load_u8x64(x + 64 * i), load_i32x16(sums + 64 * i))
             scale = mul(scales(p, q), load2(s + 8 * i))
             acc = fma(to_f32(products), pair_lanes(scale), acc)
@@ -128,6 +144,7 @@ def row_of_superblocks(d: Declaration, nbytes: int, groups: int) -> Any:
     minimums = minimums or scales
     s0, s1, s2, s3 = of_32 if groups == 8 else of_16
     by_32 = groups == 8
+    fetch = prefetching(nbytes)
 
     @njit
     def row_dot(row, n_blocks, x, padded):
@@ -136,6 +153,7 @@ def row_of_superblocks(d: Declaration, nbytes: int, groups: int) -> Any:
         m = s + padded // 8
         for i in range(n_blocks):
             p, u, v = row + nbytes * i, x + 256 * i, sums + 256 * i
+            fetch(p)
             a, b, c, d = codes(p)
             of_x = load8(s + 32 * i)
             scale = mul(scales(p), of_x if by_32 else twice(of_x))

@@ -146,6 +146,15 @@ def _store(builder: Any, address: Any, value: Any, *_: Any) -> Any:
     return cgutils.get_null_value(ir.IntType(64))
 
 
+def _prefetch(builder: Any, address: Any, _: Any) -> Any:
+    byte, numbers = builder.inttoptr(address, ir.IntType(8).as_pointer()), [I32(n) for n in (0, 3, 1)]
+    kind = ir.FunctionType(ir.VoidType(), [byte.type, *[I32] * 3])
+    name = "llvm.prefetch.p0"
+    builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [byte, *numbers])
+    return cgutils.get_null_value(ir.IntType(64))
+
+
+prefetch = op(_prefetch, lambda address: types.int64, 1)  # an address that need not exist
 store = op(_store, lambda address, value: types.int64, 2)
 load_i64 = load_number(ir.IntType(64), types.int64)
 load_i32 = load_number(ir.IntType(32), types.int64)
