@@ -7,12 +7,12 @@ kernels. Nothing here knows a model file's names.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...formats import by_name
 from ...formats.base import F32
 from ...gguf import Tensor
 from .. import host
@@ -24,11 +24,12 @@ from . import kernels, layers
 from .compiled import progress
 from .jobs import Buffers, Matrix, Program
 from .matrix import BlockMatrix
-from .pool import Pool, address_of, usable_cores
+from .pool import Pool, address_of
 from .step import StepArrays
 
 CpuActivations = Literal["q8", "f32"]
 Note = Callable[[str], None]
+IN_FLOATS = by_name("F32")
 
 REPEATED = 8  # tokens of a step at most whose programs are kept
 RETAINED = 64  # programs that run once are kept so long: a late thread may look at them
@@ -49,17 +50,21 @@ class Cpu(Reference):
         reason: str = "numba on the CPU",
         note: Note = lambda message: None,
         activations: CpuActivations = "q8",
+        weight_memory: int | None = None,
     ) -> None:
-        super().__init__(1, reason=reason, note=note, weight_memory=0)
-        self.pool = Pool(_threads(n_threads, note))
+        super().__init__(1, reason=reason, note=note, weight_memory=weight_memory)
+        self.n_threads = host.checked_threads(n_threads or host.usable_cores(), note)
+        self.pool = Pool(self.n_threads)
         self.activations = activations
         self._buffers = Buffers(self.pool)
-        self._programs: dict[tuple[object, str, int], Program] = {}
+        self._programs: dict[tuple[Layer, str, int], Program] = {}
         self._generation = 0
         self._once: list[Program] = []
         self._step: StepArrays | None = None
         self._is_probed = False
         self._ropes: dict[str, Rope] = {}
+        self._with_kernels: dict[tuple[Layer, str], bool] = {}
+        self._x: F32 | None = None  # what `_own` returned
 
     # Weights
 
@@ -70,12 +75,18 @@ class Cpu(Reference):
         scale: Tensor | None = None,
         activations: ActivationType = "f16",
     ) -> HostMatrix | F32:
-        """A vector as an array; a matrix in its blocks, where the file is mapped."""
+        """A vector as an array; a matrix in its blocks, where the file is mapped; in float32, if
+        that fits in memory, where its format has no kernels.
+        """
         plain = scale is None and activations == "f16" and len(tensor.shape) == 2
-        if not plain or role.lookup or not kernels.can_expand(tensor.format):
-            return super().weight(tensor, role, scale, activations)
-        kernels.prepare(tensor.format, self.activations == "q8")
-        return BlockMatrix(tensor, self.multiply)
+        if plain and not role.lookup and kernels.can_expand(tensor.format):
+            kernels.prepare(tensor.format, self.activations == "q8")
+            return BlockMatrix(tensor, self.multiply)
+        found = super().weight(tensor, role, scale, activations)
+        if plain and isinstance(found, HostMatrix) and found.array is not None:
+            kernels.prepare(IN_FLOATS, False)
+            return BlockMatrix(Tensor(tensor.name, tensor.shape, IN_FLOATS, found.array), self.multiply)
+        return found
 
     def weights_ready(self) -> None:
         """Compile what every step needs."""
@@ -86,6 +97,7 @@ class Cpu(Reference):
     def allocate_cache(self, shape: CacheShape) -> None:
         """Zeroed pages, which take memory as they are written."""
         self._forget()
+        self._with_kernels.clear()
         super().allocate_cache(shape)
 
     # Steps
@@ -102,25 +114,20 @@ class Cpu(Reference):
 
     def mix(self, x: F32, layer: Layer, step: Step) -> F32:
         """x[T, D] with the output of layer.mixer added."""
-        pages = self._pages(layer.mixer.group)
-        if self._is_probed or not layers.has_attention(layer.mixer, pages):
+        if not self._has_kernels(layer, "mix"):
             return super().mix(x, layer, step)
-        arrays = self._arrays(step)
-        x = self._own(x)
-        self._program(
-            layer, "mix", len(x), lambda p: layers.attention(p, layer.mixer, arrays, pages)
+        arrays, pages = self._arrays(step), self._pages(layer.mixer.group)
+        return self._through(
+            x, layer, "mix", lambda p: layers.attention(p, layer.mixer, arrays, pages)
         )
-        return x
 
     def feed_forward(self, x: F32, layer: Layer, step: Step) -> F32:
         """x[T, D] with the output of layer.ffn added."""
         ffn = layer.ffn
         assert ffn is not None
-        if self._is_probed or not layers.has_dense(ffn):
+        if not self._has_kernels(layer, "ffn"):
             return super().feed_forward(x, layer, step)
-        x = self._own(x)
-        self._program(layer, "ffn", len(x), lambda p: layers.dense(p, ffn, len(x)))
-        return x
+        return self._through(x, layer, "ffn", lambda p: layers.dense(p, ffn, len(x)))
 
     def logits(self, x: F32, head: Head, step: Step) -> F32:
         """l[R, V] of step.rows."""
@@ -154,37 +161,57 @@ class Cpu(Reference):
             self._step = StepArrays(step, self._buffers, self._ropes)
         return self._step
 
+    def _has_kernels(self, layer: Layer, half: str) -> bool:
+        """Whether half of a layer is computed by kernels; a probe sees what numpy computes."""
+        key = layer, half
+        if key not in self._with_kernels:
+            if half == "mix":
+                pages = self._pages(layer.mixer.group)
+                self._with_kernels[key] = layers.has_attention(layer.mixer, pages)
+            else:
+                self._with_kernels[key] = layers.has_dense(layer.ffn)
+        return self._with_kernels[key] and not self._is_probed
+
     def _own(self, x: F32) -> F32:
-        """x in the buffer of that name."""
-        address = self._buffers.floats("x", *x.shape)
-        view = self._buffers.view("x", *x.shape)
-        if address_of(x) != address:
-            view[:] = x
-        return view
+        """x in the buffer of that name, where programs look for it."""
+        if x is self._x:
+            return x
+        self._buffers.floats("x", *x.shape)
+        self._x = self._buffers.view("x", *x.shape)
+        self._x[:] = x
+        return self._x
 
     def _new(self) -> Program:
         return Program(self.pool, self._buffers, self.activations == "q8")
 
-    def _program(
-        self, layer: Layer, half: str, n_tokens: int, build: Callable[[Program], None]
-    ) -> None:
-        """Run a layer's jobs, from the last time where there are few tokens."""
+    def _through(
+        self, x: F32, layer: Layer, half: str, build: Callable[[Program], None]
+    ) -> F32:
+        """x changed by half a layer's jobs, which are kept where there are few tokens."""
+        x = self._own(x)
         if self._generation != self._buffers.generation:
             self._forget()
-        key = layer, half, n_tokens
+        key = layer, half, len(x)
         program = self._programs.get(key)
-        if program is None:
-            program = self._new()
-            build(program)
-            if self._generation != self._buffers.generation:
-                self._forget()
-                program = self._new()  # memory moved while it was built
-                build(program)
-            if n_tokens > REPEATED:
-                self._run_once(program)
-                return
+        if program is not None:
+            program.run()
+            return x
+        program = self._new()
+        build(program)
+        if self._generation != self._buffers.generation:
+            return self._again(x, layer, half, build)
+        if len(x) > REPEATED:
+            self._run_once(program)
+        else:
             self._programs[key] = program
-        program.run()
+            program.run()
+        return x
+
+    def _again(self, x: F32, layer: Layer, half: str, build: Callable[[Program], None]) -> F32:
+        """The same after memory moved while the jobs were made; x may have moved, too."""
+        self._forget()
+        self._x = None
+        return self._through(x, layer, half, build)
 
     def _run_once(self, program: Program) -> None:
         program.run()
@@ -198,13 +225,3 @@ class Cpu(Reference):
         self.pool.settle()
         self._programs.clear()
         self._generation = self._buffers.generation
-
-
-def _threads(n_threads: int | None, note: Note) -> int:
-    cores = usable_cores()
-    if n_threads is not None and n_threads > cores:
-        note(f"{n_threads} threads are more than the {cores} cores of this process: {cores} run")
-    return min(n_threads or cores, cores)
-
-
-__all__ = ["Cpu", "NDArray", "Sequence", "host"]

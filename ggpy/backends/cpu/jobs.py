@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ...formats.base import Format
 from . import gemm, kernels
-from .pool import ARGUMENTS, JOB, Pool, address_of, aligned
+from .pool import JOB, MAX_CHUNKS, Pool, address_of, aligned
 
 LANES = 16
 FEW_BYTES = 5  # columns at most that are multiplied one by one, in 8 bits
@@ -91,7 +91,7 @@ class Program:
         grain: int = 0,
         private: int = 0,
     ) -> None:
-        grain = grain or self.pool.chunk(n_items)
+        grain = max(grain or self.pool.chunk(n_items), -(-n_items // MAX_CHUNKS))
         self.pool.reserve(private + min(grain, n_items) * width + 4096)
         self.rows.append([function, n_items, grain, width, out, private, *arguments])
 
@@ -151,7 +151,7 @@ class Program:
         self.add(
             *("multiply_rows", items, y, rows * 64 * vectors),
             *arguments,
-            grain=max(1, items // 1000),
+            grain=1,
             private=private,
         )
         self.add("unpack_columns", vectors, out, 64 * m.n, y, 64 * vectors, m.n, grain=1)

@@ -9,7 +9,6 @@ wait by spinning during a step, and sleep between steps. Nothing here knows what
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -176,7 +175,7 @@ class Pool:
     def chunk(self, n_items: int, least: int = 1) -> int:
         """Items of a chunk, at least so many where there are enough."""
         share = -(-n_items // (CHUNKS_PER_THREAD * self.n_threads))
-        return max(least, share, -(-n_items // MAX_CHUNKS))
+        return max(least, share)
 
     def settle(self) -> None:
         """Wait until no worker computes anything, late chunks included: then memory may go."""
@@ -254,39 +253,3 @@ def aligned(nbytes: int) -> NDArray[Any]:
 def address_of(array: NDArray[Any]) -> int:
     """Where an array's first number is."""
     return int(array.__array_interface__["data"][0])
-
-
-def usable_cores() -> int:
-    """Physical cores that this process may use: by affinity, siblings counted once, and quota."""
-    if hasattr(os, "sched_getaffinity"):
-        cpus = os.sched_getaffinity(0)
-    else:
-        cpus = set(range(os.cpu_count() or 1))
-    cores = {_siblings(cpu) for cpu in cpus}
-    return max(1, min(len(cores), _quota() or len(cores)))
-
-
-def _siblings(cpu: int) -> str:
-    try:
-        with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as file:
-            return file.read().strip()
-    except OSError:
-        return str(cpu)
-
-
-def _quota() -> int | None:
-    """Cores' worth of time of a container (cgroup v2, then v1), rounded up; None without limit."""
-    try:
-        with open("/sys/fs/cgroup/cpu.max") as file:
-            limit, period = file.read().split()
-    except (OSError, ValueError):
-        try:
-            with open("/sys/fs/cgroup/cpu/cpu.cfs_quota_us") as first:
-                limit = first.read().strip()
-            with open("/sys/fs/cgroup/cpu/cpu.cfs_period_us") as second:
-                period = second.read().strip()
-        except OSError:
-            return None
-    if limit in ("max", "-1"):
-        return None
-    return max(1, -(-int(limit) // int(period)))
