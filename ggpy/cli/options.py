@@ -194,9 +194,10 @@ def _model(parser: Parser) -> None:
     )
     group.add_argument(
         "--activations",
-        choices=["f16", "q8_1"],
-        default="f16",
-        help="on a GPU: the type of activations that are multiplied with quantised weights (f16)",
+        choices=["auto", "f16", "q8_1", "q16", "q8", "f32"],
+        default="auto",
+        help="type of activations that are multiplied with quantised weights: f16 or q8_1 on a GPU "
+        "(f16); q16, q8 or f32 on the CPU (q16)",
     )
     group.add_argument("--gemm", choices=["auto", "cublas"], default="auto", help=GEMM)
     group.add_argument(

@@ -27,7 +27,7 @@ from .matrix import BlockMatrix
 from .pool import Pool, address_of
 from .step import StepArrays
 
-CpuActivations = Literal["q8", "f32"]
+CpuActivations = Literal["q16", "q8", "f32"]
 Note = Callable[[str], None]
 IN_FLOATS = by_name("F32")
 
@@ -39,8 +39,8 @@ class Cpu(Reference):
     """Ops on the CPU.
 
     n_threads: None is as many as there are cores for this process; more than these is too many.
-    activations: what is multiplied with blocks, for few tokens: "q8", with a scale for each 32, or
-    "f32".
+    activations: what is multiplied with blocks where there are few tokens: whole numbers with a
+    scale for each 32, of 15 bits ("q16") or 8 ("q8"), or "f32".
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Cpu(Reference):
         *,
         reason: str = "numba on the CPU",
         note: Note = lambda message: None,
-        activations: CpuActivations = "q8",
+        activations: CpuActivations = "q16",
         weight_memory: int | None = None,
     ) -> None:
         super().__init__(1, reason=reason, note=note, weight_memory=weight_memory)
@@ -80,12 +80,15 @@ class Cpu(Reference):
         """
         plain = scale is None and activations == "f16" and len(tensor.shape) == 2
         if plain and not role.lookup and kernels.can_expand(tensor.format):
-            kernels.prepare(tensor.format, self.activations == "q8")
+            kernels.prepare(tensor.format, self.activations)
             return BlockMatrix(tensor, self.multiply)
         found = super().weight(tensor, role, scale, activations)
         if plain and isinstance(found, HostMatrix) and found.array is not None:
-            kernels.prepare(IN_FLOATS, False)
-            return BlockMatrix(Tensor(tensor.name, tensor.shape, IN_FLOATS, found.array), self.multiply)
+            kernels.prepare(IN_FLOATS, "f32")
+            return BlockMatrix(
+                Tensor(tensor.name, tensor.shape, IN_FLOATS, found.array.view(np.uint8)),
+                self.multiply,
+            )
         return found
 
     def weights_ready(self) -> None:
@@ -154,6 +157,10 @@ class Cpu(Reference):
         self._run_once(program)
         return out[: len(x)].reshape(*shape, matrix.n)
 
+    def read(self, array: F32) -> F32:
+        """The array; of x, which the next op changes, a copy."""
+        return array.copy() if array is self._x else array
+
     # Programs
 
     def _arrays(self, step: Step) -> StepArrays:
@@ -169,7 +176,7 @@ class Cpu(Reference):
                 pages = self._pages(layer.mixer.group)
                 self._with_kernels[key] = layers.has_attention(layer.mixer, pages)
             else:
-                self._with_kernels[key] = layers.has_dense(layer.ffn)
+                self._with_kernels[key] = layers.has_dense(layer.ffn)  # type: ignore[arg-type]
         return self._with_kernels[key] and not self._is_probed
 
     def _own(self, x: F32) -> F32:
@@ -182,11 +189,9 @@ class Cpu(Reference):
         return self._x
 
     def _new(self) -> Program:
-        return Program(self.pool, self._buffers, self.activations == "q8")
+        return Program(self.pool, self._buffers, self.activations)
 
-    def _through(
-        self, x: F32, layer: Layer, half: str, build: Callable[[Program], None]
-    ) -> F32:
+    def _through(self, x: F32, layer: Layer, half: str, build: Callable[[Program], None]) -> F32:
         """x changed by half a layer's jobs, which are kept where there are few tokens."""
         x = self._own(x)
         if self._generation != self._buffers.generation:

@@ -160,9 +160,8 @@ def k_minimums(p):
 
 @njit
 def q4_k_codes(p):
-    p += 16
-    v = nibbles(load32(p)), nibbles(load32(p + 32)), nibbles(load32(p + 64)), nibbles(load32(p + 96))
-    return v
+    a, b = nibbles(load32(p + 16)), nibbles(load32(p + 48))
+    return a, b, nibbles(load32(p + 80)), nibbles(load32(p + 112))
 
 
 one = simd.with_number("and_", 1)

@@ -35,7 +35,7 @@ EXPECTED_SECONDS = 12.0  # of compiling what a usual file needs
 def folder() -> Path:
     """Where kernels of these sources are."""
     digest = hashlib.sha256(f"{numba.__version__} {platform.python_version()}".encode())
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return cache_dir("numba") / digest.hexdigest()[:16]
 
@@ -72,7 +72,7 @@ class DiskCache:
         return folder() / f"{self.name}-{hashlib.sha256(machine.encode()).hexdigest()[:16]}"
 
 
-class Progress:
+class CompileProgress:
     """Seconds of compiling, on a terminal's last line."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Progress:
             self._bar = None
 
 
-progress = Progress()
+progress = CompileProgress()
 
 
 def compiled(dispatcher: Any, signature: Sequence[Any]) -> Callable[..., Any]:

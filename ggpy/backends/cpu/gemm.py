@@ -76,7 +76,9 @@ def _emit_tile(builder: Any, values: Any, rows: int, vectors: int, row_step: int
         found.append(simd.call(builder, "llvm.fma.v16f32", VECTOR, [w, x[v], acc]))
     following = builder.add(k, I64(1)), builder.add(row, k_step), builder.add(columns, I64(64))
     builder.cbranch(builder.icmp_signed("<", following[0], n), loop, after)
-    pairs = zip((k, row, columns, *sums), (I64(0), a, I64(0), *starts), (*following, *found))
+    pairs = zip(
+        (k, row, columns, *sums), (I64(0), a, I64(0), *starts), (*following, *found), strict=True
+    )
     for phi, start, stepped in pairs:
         phi.add_incoming(start, before)
         phi.add_incoming(stepped, loop)
@@ -175,8 +177,8 @@ def unpack_columns(arguments, begin, end, out, scratch):
 
 @njit
 def multiply_few(arguments, begin, end, out, scratch):
-    """Arguments: rows, bytes of one, K, columns, bytes of one, columns' data in f32, expand. An item
-    is a row: out[row, column].
+    """Arguments: rows, bytes of one, K, columns, bytes of one, data in f32, expand. An item is a
+    row: out[row, column].
     """
     rows, row_bytes = load_i64(arguments), load_i64(arguments + 8)
     k, columns, pitch = (

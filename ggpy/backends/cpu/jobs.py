@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...formats.base import Format
-from . import gemm, kernels
+from . import gemm, kernels, products
 from .pool import JOB, MAX_CHUNKS, Pool, address_of, aligned
 
 LANES = 16
-FEW_BYTES = 5  # columns at most that are multiplied one by one, in 8 bits
+FEW_BYTES = 5  # columns at most that are multiplied one by one, as whole numbers
 FEW_FLOATS = 3  # and in float32
 LEAST_BYTES = 1 << 14  # bytes of weights in a chunk, where there are enough
 Array = NDArray[Any]
@@ -45,7 +45,7 @@ class Buffers:
         return address_of(found)
 
     def floats(self, name: str, *shape: int) -> int:
-        """The address of float32 numbers; the first axis is rounded up to 16, for vectors of rows."""
+        """The address of float32 numbers; the first axis is rounded up to 16."""
         n = rounded_up(shape[0], LANES) * int(np.prod(shape[1:], dtype=np.int64))
         return self.bytes(name, 4 * n)
 
@@ -61,8 +61,8 @@ class Buffers:
 class Program:
     """Jobs in their order; `keep` is what must live as long as they do."""
 
-    def __init__(self, pool: Pool, buffers: Buffers, in_bytes: bool) -> None:
-        self.pool, self.buffers, self.in_bytes = pool, buffers, in_bytes
+    def __init__(self, pool: Pool, buffers: Buffers, activations: str) -> None:
+        self.pool, self.buffers, self.activations = pool, buffers, activations
         self.rows: list[list[int]] = []
         self.keep: list[Any] = []
         self._packed: tuple[str, int] | None = None  # what the buffers hold of columns
@@ -107,7 +107,7 @@ class Program:
 
     def product(self, matrix: Matrix, x: int, columns: int, out: int) -> None:
         """out[T, N] = x[T, K] w^T; memory of x and out is there for T rounded up to 16."""
-        few = FEW_BYTES if self.in_bytes and matrix.has_dot else FEW_FLOATS
+        few = FEW_BYTES if self._in_bytes(matrix) else FEW_FLOATS
         if columns > few:
             self._gemm(matrix, x, columns, out)
         else:
@@ -116,16 +116,14 @@ class Program:
     def _few(self, m: Matrix, x: int, columns: int, out: int) -> None:
         y = out if columns == 1 else self.buffers.bytes("few", 4 * m.n * columns + 64)
         grain = max(self.pool.chunk(m.n), LEAST_BYTES // m.row_bytes)
-        if self.in_bytes and (function := kernels.dot(m.format) if m.has_dot else None):
+        if self._in_bytes(m):
             padded = rounded_up(m.k, 256)
-            column = 2 * padded + padded // 8 + padded // 4
-            q = self.buffers.bytes("bytes", LANES * column)
-            if self._packed != ("bytes", x):
-                given = x, 4 * m.k, m.k, padded
-                self.add("quantize_columns", columns, q, column, *given, private=128)
-                self._packed = "bytes", x
+            column = products.column_bytes(padded)
+            q = self._quantized(x, columns, m.k, padded, column)
             blocks = m.k // m.format.block_size
             arguments = m.address, m.row_bytes, blocks, columns, column, padded, q
+            function = kernels.dot(m.format, self.activations)
+            assert function is not None
             self._add(function, m.n, y, 4 * columns, arguments, grain)
         else:
             arguments = m.address, m.row_bytes, m.k, columns, 4 * m.k, x, kernels.expand(m.format)
@@ -134,6 +132,19 @@ class Program:
             self._add(few, m.n, y, 4 * columns, arguments, grain, private)
         if columns > 1:
             self.add("unpack_columns", 1, out, 4 * LANES * m.n, y, 4 * columns, m.n)
+
+    def _in_bytes(self, m: Matrix) -> bool:
+        """Whether few columns are whole numbers, and not float32."""
+        return self.activations != "f32" and m.has_dot
+
+    def _quantized(self, x: int, columns: int, k: int, padded: int, nbytes: int) -> int:
+        """Where columns are as whole numbers."""
+        q = self.buffers.bytes("bytes", LANES * nbytes)
+        if self._packed != ("bytes", x):
+            given = x, 4 * k, k, padded, products.LARGEST[self.activations], nbytes
+            self.add("quantize_columns", columns, q, nbytes, *given, private=128)
+            self._packed = "bytes", x
+        return q
 
     def _gemm(self, m: Matrix, x: int, columns: int, out: int) -> None:
         vectors = -(-columns // LANES)
@@ -146,7 +157,16 @@ class Program:
         rows = next((r for r in (96, 48) if m.n // r >= wanted), 24)
         items = -(-m.n // rows)
         y = self.buffers.bytes("gemm", items * rows * 64 * vectors + 64)
-        arguments = m.address, m.row_bytes, m.n, m.k, kernels.expand(m.format), packed, vectors, rows
+        arguments = (
+            m.address,
+            m.row_bytes,
+            m.n,
+            m.k,
+            kernels.expand(m.format),
+            packed,
+            vectors,
+            rows,
+        )
         private = rows * gemm.PITCH + 512
         self.add(
             *("multiply_rows", items, y, rows * 64 * vectors),

@@ -41,26 +41,26 @@ def expand(format: Format) -> int:
     return address(f"expand_{format.name}", lambda: _expand(format), 4)
 
 
-def dot(format: Format) -> int | None:
-    """Rows times columns of 8 bits; None for formats without blocks."""
+def dot(format: Format, activations: str) -> int | None:
+    """Rows times columns of "q8" or "q16"; None for formats without blocks."""
     d = declaration(format)
     if d is None:
         return None
 
     def make() -> Any:
         if format.block_size == 32:
-            return products.rows_of_bytes(products.row_of_pairs(d, format.nbytes))
-        rows = products.row_of_superblocks(d, format.nbytes, _groups(format))
+            return products.rows_of_bytes(products.row_of_pairs(d, format.nbytes, activations))
+        rows = products.row_of_superblocks(d, format.nbytes, _groups(format), activations)
         return products.rows_of_bytes(rows)
 
-    return address(f"dot_{format.name}", make)
+    return address(f"dot_{format.name}_{activations}", make)
 
 
-def prepare(format: Format, in_bytes: bool) -> None:
+def prepare(format: Format, activations: str) -> None:
     """Compile what products with the format need."""
     expand(format)
-    if in_bytes:
-        dot(format)
+    if activations != "f32":
+        dot(format, activations)
 
 
 def _expand(format: Format) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...cache_types import IN_NUMPY
 from ...formats import by_name
 from ...formats.base import F32
 from ..interface import PAGE_SIZE, Attention, Dense, Head, Norm
@@ -117,9 +116,7 @@ def heads(
     p.add("prepare_heads", step.n_tokens, 0, 0, *given)
 
 
-def written(
-    p: Program, a: Attention, x: int, size: int, pages: Pages, step: StepArrays
-) -> None:
+def written(p: Program, a: Attention, x: int, size: int, pages: Pages, step: StepArrays) -> None:
     """x[T, G, size] to the pages of the tokens."""
     first, page_bytes, position_bytes, head_bytes = places(pages, a.slot)
     numbers, _ = step.pages(a.group)
@@ -179,6 +176,3 @@ def head(p: Program, h: Head, x: F32, out: F32) -> None:
     n = normalised(p, address_of(x), rows, width, h.norm, "n")
     p.product(h.weight.blocks, n, rows, address_of(out))
     p.keep += [x, out]
-
-
-__all__ = ["IN_NUMPY", "attention", "dense", "head"]

@@ -13,7 +13,7 @@ import numpy as np
 from ...formats.base import F32
 from ...gguf import Tensor
 from ..numpy.matrix import HostMatrix
-from .jobs import Array, Matrix
+from .jobs import Matrix
 
 Multiply = Callable[[Matrix, F32], F32]
 
@@ -30,8 +30,3 @@ class BlockMatrix(HostMatrix):
 
     def _product(self, x: F32) -> F32:
         return self._multiply(self.blocks, x)
-
-
-def vector(weight: Array) -> Array:
-    """A vector in float32, to be read by its address."""
-    return np.ascontiguousarray(weight, np.float32)

@@ -18,8 +18,9 @@ import numpy as np
 from numba import njit, types
 from numpy.typing import NDArray
 
-from . import atomics, simd
+from . import simd
 from .compiled import compiled
+from .simd import atomics
 
 # A job is a row of int64.
 FUNCTION, N_ITEMS, GRAIN, WIDTH, OUT, PRIVATE, ARGUMENTS = range(7)
@@ -179,7 +180,7 @@ class Pool:
 
     def settle(self) -> None:
         """Wait until no worker computes anything, late chunks included: then memory may go."""
-        flags = self._shared.view(np.int64)[IN_FLIGHT :: LINE]
+        flags = self._shared.view(np.int64)[IN_FLIGHT::LINE]
         while flags.any():
             threading.Event().wait(1e-4)
 

@@ -9,7 +9,6 @@ multiplied from the first cache. Each number is summed in one order, whichever t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from numba import njit, types
@@ -17,9 +16,8 @@ from numba import njit, types
 from . import simd
 from .blocks import Declaration
 
-I64 = types.int64
-KERNEL = types.void(I64, I64, I64, I64, I64)
-EXPAND = types.void(I64, I64, I64, I64)
+F32 = types.float32
+load_i64 = simd.load_i64
 
 load_u8x64, load_i32x16 = simd.load("u8", 64), simd.load("i32", 16)
 load2, load4, load8, load16 = (simd.load("f32", n) for n in (2, 4, 8, 16))
@@ -35,64 +33,80 @@ zeros16 = simd.zeros
 
 AHEAD = 4096  # bytes
 
-# Activations in 8 bits: for each column, with K rounded up to 256, K bytes; K/4 int32, -128 times
-# the sum of 4 neighbours; K/32 scales f32; K/16 sums of 16 neighbours, times the scale, f32.
+# Activations as whole numbers with a scale for each 32, of 8 bits ("q8") or of 15 ("q16": 128 times
+# one byte and another). A column, with K rounded up to 256, is K bytes, which are the high ones of
+# q16; its low bytes; K/4 int32, -128 times the sum of 4 neighbours; K/32 scales f32; and K/16 sums
+# of 16 neighbours, times the scale, f32.
+LARGEST = {"q8": 127, "q16": 127 * 128}
+
+
+def column_bytes(padded: int) -> int:
+    """Bytes of a column."""
+    return 3 * padded + padded // 8 + padded // 4
 
 
 @njit
-def column_bytes(padded):
-    """Bytes of a column of 8-bit activations."""
-    return 2 * padded + padded // 8 + padded // 4
-
-
-absolute = simd.absolute
-whole = simd.rounded
-bytes_of_whole = simd.low_bytes
-fours = simd.sums_of_fours
-
-
-@njit
-def _quantize_32(x, q, sums, scales, minimums):
-    """32 numbers at x -> bytes, their sums, a scale, and sums in float32."""
+def quantize_32(x, limit, q, padded, sums, scale_at, below):
+    """32 numbers at x -> whole numbers up to limit, their sums, and a scale."""
     a, b = load16(x), load16(x + 64)
-    largest = simd.greatest(simd.larger(absolute(a), absolute(b)))
-    scale = largest / types.float32(127)
-    inverse = types.float32(1) / scale if scale > 0 else types.float32(0)
-    if inverse > types.float32(3e38):
-        inverse = types.float32(0)
-    u, v = whole(mul(a, simd.splat(inverse))), whole(mul(b, simd.splat(inverse)))
-    simd.store(q, bytes_of_whole(u))
-    simd.store(q + 16, bytes_of_whole(v))
-    simd.store(sums, fours(u))
-    simd.store(sums + 16, fours(v))
-    simd.store(scales, scale)
-    simd.store(minimums, total(to_f32(u)) * scale)
-    simd.store(minimums + 4, total(to_f32(v)) * scale)
+    largest = simd.greatest(simd.larger(simd.absolute(a), simd.absolute(b)))
+    scale = largest / limit
+    inverse = F32(1) / scale if scale > F32(0) else F32(0)
+    if inverse > F32(3e38):
+        inverse = F32(0)
+    wide = simd.splat(inverse)
+    u, v = simd.rounded(mul(a, wide)), simd.rounded(mul(b, wide))
+    write_bytes(u, limit, q, padded)
+    write_bytes(v, limit, q + 16, padded)
+    simd.store(sums, simd.sums_of_fours(u))
+    simd.store(sums + 16, simd.sums_of_fours(v))
+    simd.store(scale_at, scale)
+    simd.store(below, total(to_f32(u)) * scale)
+    simd.store(below + 4, total(to_f32(v)) * scale)
+
+
+plus_64, by_128, times_128 = (
+    simd.with_number(name, n) for name, n in (("add", 64), ("ashr", 7), ("shl", 7))
+)
+difference = simd.binary("sub")
+
+
+@njit
+def write_bytes(u, limit, q, padded):
+    """16 whole numbers as bytes, or as high and low bytes, -64..63."""
+    if limit == F32(127):
+        simd.store(q, simd.low_bytes(u))
+    else:
+        high = by_128(plus_64(u))
+        simd.store(q, simd.low_bytes(high))
+        simd.store(q + padded, simd.low_bytes(difference(u, times_128(high))))
 
 
 @njit
 def quantize_columns(arguments, begin, end, out, scratch):
-    """Arguments: x f32, bytes between its columns, K, K rounded up. An item is a column."""
-    x, pitch, k, padded = (
-        simd.load_i64(arguments),
-        simd.load_i64(arguments + 8),
-        simd.load_i64(arguments + 16),
-        simd.load_i64(arguments + 24),
-    )
-    for column in range(end - begin):
-        source = x + (begin + column) * pitch
-        q = out + column * column_bytes(padded)
-        scales = q + 2 * padded
+    """Arguments: x f32, bytes between its columns, K, K rounded up, the largest number, bytes of a
+    column. An item is a column.
+    """
+    x, pitch, k = load_i64(arguments), load_i64(arguments + 8), load_i64(arguments + 16)
+    padded, limit = load_i64(arguments + 24), F32(load_i64(arguments + 32))
+    for column in range(begin, end):
+        source = x + column * pitch
+        sums, scales = out + 2 * padded, out + 3 * padded
         for i in range(padded // 32):
-            if i * 32 + 32 <= k:
-                at = source + 128 * i
-            else:
-                at = scratch  # zeros, and what is left of x
-                for j in range(32):
-                    value = simd.load_f32(source + 4 * (32 * i + j)) if 32 * i + j < k else 0.0
-                    simd.store(scratch + 4 * j, types.float32(value))
+            at = source + 128 * i
+            if i * 32 + 32 > k:
+                at = scratch  # what is left of x, then zeros
+                for j in range(32 * i, 32 * i + 32):
+                    simd.store(scratch + 4 * (j - 32 * i), rest_of(source, j, k))
             below = scales + padded // 8 + 8 * i
-            _quantize_32(at, q + 32 * i, q + padded + 32 * i, scales + 4 * i, below)
+            quantize_32(at, limit, out + 32 * i, padded, sums + 32 * i, scales + 4 * i, below)
+        out += load_i64(arguments + 40)
+
+
+@njit
+def rest_of(x, i, n):
+    """x[i], and 0 from n on."""
+    return simd.load_f32(x + 4 * i) if i < n else F32(0)
 
 
 # One row times one column of bytes
@@ -110,9 +124,25 @@ def prefetching(nbytes: int) -> Any:
     return fetch
 
 
-def row_of_pairs(d: Declaration, nbytes: int) -> Any:
+def multiplied(offset: int, activations: str) -> Any:
+    """dot(codes, x, padded, sums): 64 codes less the offset times 64 numbers at x, i32x16."""
+    narrow, wide = simd.dot(offset), simd.wide_dot(offset)
+
+    @njit
+    def of_bytes(codes, x, padded, sums):
+        return narrow(codes, load_u8x64(x), load_i32x16(sums))
+
+    @njit
+    def of_pairs(codes, x, padded, sums):
+        return wide(codes, load_u8x64(x), load_u8x64(x + padded), load_i32x16(sums))
+
+    return of_bytes if activations == "q8" else of_pairs
+
+
+def row_of_pairs(d: Declaration, nbytes: int, activations: str) -> Any:
     """dot(row, n_blocks, x, padded) of blocks of 32 weights, two at a time."""
-    codes, scales, minimums, dot = d.codes, d.scales, d.minimums, simd.dot(d.offset)
+    codes, scales, minimums = d.codes, d.scales, d.minimums
+    dot = multiplied(d.offset, activations)
     has_minimum = minimums is not None
     minimums = minimums or scales
     fetch = prefetching(2 * nbytes)
@@ -121,13 +151,13 @@ def row_of_pairs(d: Declaration, nbytes: int) -> Any:
     def row_dot(row, n_blocks, x, padded):
         acc, below = zeros16(), zeros4()
         last = row + (n_blocks - 1) * nbytes
-        sums, s = x + padded, x + 2 * padded
+        sums, s = x + 2 * padded, x + 3 * padded
         m = s + padded // 8
         for i in range((n_blocks + 1) // 2):
             p = row + 2 * nbytes * i
             q = min(p + nbytes, last)  # where the last one has no neighbour, x is zeros
             fetch(p)
-            products = dot(codes(p, q), load_u8x64(x + 64 * i), load_i32x16(sums + 64 * i))
+            products = dot(codes(p, q), x + 64 * i, padded, sums + 64 * i)
             scale = mul(scales(p, q), load2(s + 8 * i))
             acc = fma(to_f32(products), pair_lanes(scale), acc)
             if has_minimum:
@@ -137,9 +167,10 @@ def row_of_pairs(d: Declaration, nbytes: int) -> Any:
     return row_dot
 
 
-def row_of_superblocks(d: Declaration, nbytes: int, groups: int) -> Any:
+def row_of_superblocks(d: Declaration, nbytes: int, groups: int, activations: str) -> Any:
     """dot(row, n_blocks, x, padded) of blocks of 256 weights with 8 or 16 scales."""
-    codes, scales, minimums, dot = d.codes, d.scales, d.minimums, simd.dot(d.offset)
+    codes, scales, minimums = d.codes, d.scales, d.minimums
+    dot = multiplied(d.offset, activations)
     has_minimum = minimums is not None
     minimums = minimums or scales
     s0, s1, s2, s3 = of_32 if groups == 8 else of_16
@@ -149,7 +180,7 @@ def row_of_superblocks(d: Declaration, nbytes: int, groups: int) -> Any:
     @njit
     def row_dot(row, n_blocks, x, padded):
         acc, more, below = zeros16(), zeros16(), zeros16()
-        sums, s = x + padded, x + 2 * padded
+        sums, s = x + 2 * padded, x + 3 * padded
         m = s + padded // 8
         for i in range(n_blocks):
             p, u, v = row + nbytes * i, x + 256 * i, sums + 256 * i
@@ -157,10 +188,10 @@ def row_of_superblocks(d: Declaration, nbytes: int, groups: int) -> Any:
             a, b, c, d = codes(p)
             of_x = load8(s + 32 * i)
             scale = mul(scales(p), of_x if by_32 else twice(of_x))
-            acc = fma(to_f32(dot(a, load_u8x64(u), load_i32x16(v))), s0(scale), acc)
-            more = fma(to_f32(dot(b, load_u8x64(u + 64), load_i32x16(v + 64))), s1(scale), more)
-            acc = fma(to_f32(dot(c, load_u8x64(u + 128), load_i32x16(v + 128))), s2(scale), acc)
-            more = fma(to_f32(dot(d, load_u8x64(u + 192), load_i32x16(v + 192))), s3(scale), more)
+            acc = fma(to_f32(dot(a, u, padded, v)), s0(scale), acc)
+            more = fma(to_f32(dot(b, u + 64, padded, v + 64)), s1(scale), more)
+            acc = fma(to_f32(dot(c, u + 128, padded, v + 128)), s2(scale), acc)
+            more = fma(to_f32(dot(d, u + 192, padded, v + 192)), s3(scale), more)
             if has_minimum:
                 low = minimums(p)
                 below = fma(twice(low) if by_32 else low, load16(m + 64 * i), below)
@@ -170,7 +201,7 @@ def row_of_superblocks(d: Declaration, nbytes: int, groups: int) -> Any:
 
 
 def rows_of_bytes(row_dot: Any) -> Any:
-    """Arguments: rows, bytes of one, its blocks, columns, bytes of one, K rounded up, columns' data.
+    """Arguments: rows, bytes of one, its blocks, columns, bytes of one, K rounded up, their data.
     An item is a row: out[row, column].
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,6 @@ from numpy.typing import NDArray
 from ..interface import PAGE_SIZE, Rope, Step
 from ..numpy.functions import angles
 from .jobs import Buffers
-from .pool import address_of
 
 BLOCK = 16  # tokens that attend together
 LONE = 4  # tokens of a sequence at most that attend one by one
@@ -68,7 +68,7 @@ class StepArrays:
             return np.zeros((0, 2), np.int64)
         found = [
             (start, min(BLOCK, stop - start))
-            for begin, stop in zip(borders, borders[1:], strict=False)
+            for begin, stop in pairwise(borders)
             for start in range(begin, stop, BLOCK)
         ]
         blocks = np.array(found, np.int64)
@@ -80,6 +80,3 @@ class StepArrays:
         at = self._buffers.bytes(name, max(array.nbytes, 256))
         self._buffers.raw(name)[: array.nbytes] = array.reshape(-1).view(np.uint8)
         return at
-
-
-__all__ = ["StepArrays", "address_of"]

@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from . import simd
+from .vector import call, op
 
 I64 = ir.IntType(64)
 
@@ -46,9 +46,9 @@ def _copied(builder: Any, to: Any, source: Any, nbytes: Any, *_: Any) -> Any:
 
 def _relax(builder: Any) -> Any:
     if platform.machine() in ("x86_64", "AMD64"):
-        simd.call(builder, "llvm.x86.sse2.pause", ir.VoidType(), [])
+        call(builder, "llvm.x86.sse2.pause", ir.VoidType(), [])
     elif platform.machine() in ("aarch64", "arm64"):
-        simd.call(builder, "llvm.aarch64.hint", ir.VoidType(), [ir.IntType(32)(1)])
+        call(builder, "llvm.aarch64.hint", ir.VoidType(), [ir.IntType(32)(1)])
     return I64(0)
 
 
@@ -56,9 +56,9 @@ def _number(*_: Any) -> Any:
     return types.int64
 
 
-got = simd.op(_got, _number, 1)
-put = simd.op(_put, _number, 2)
-added = simd.op(_added, _number, 2)
-exchanged = simd.op(_exchanged, _number, 3)  # 1 if the word was `old` and is `new` now
-copied = simd.op(_copied, _number, 3)
-relax = simd.op(_relax, _number, 0)  # tells the core that it waits
+got = op(_got, _number, 1)
+put = op(_put, _number, 2)
+added = op(_added, _number, 2)
+exchanged = op(_exchanged, _number, 3)  # 1 if the word was `old` and is `new` now
+copied = op(_copied, _number, 3)
+relax = op(_relax, _number, 0)  # tells the core that it waits
