@@ -50,7 +50,8 @@ def quantize_32(x, limit, q, padded, sums, scale_at, below):
     """32 numbers at x -> whole numbers up to limit, their sums, and a scale."""
     a, b = load16(x), load16(x + 64)
     largest = simd.greatest(simd.larger(simd.absolute(a), simd.absolute(b)))
-    scale = largest / limit
+    none = simd.zeros()  # times x, which is NaN where x is no number
+    scale = largest / limit + total(add(mul(a, none), mul(b, none)))
     inverse = F32(1) / scale if scale > F32(0) else F32(0)
     if inverse > F32(3e38):
         inverse = F32(0)
