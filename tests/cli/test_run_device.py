@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ggpy.backends.cpu.backend import Cpu
 from ggpy.backends.numpy.backend import Reference
 from ggpy.cli import run
 from ggpy.device import CompileError, CudaError, NoGpu, OutOfMemory
@@ -72,7 +73,7 @@ def test_a_device_that_fails_at_work_is_an_error_and_no_traceback(
     def fail(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(Reference, "mix", fail)
+    monkeypatch.setattr(Cpu, "mix", fail)
     status, out, err = cli(LLAMA, *ANSWER)
     assert (status, out) == (1, "")
     assert err.endswith(f"\nggpy run: error: {error}\n") and "Traceback" not in err
@@ -83,7 +84,7 @@ def test_a_bug_keeps_its_traceback(cli: Run, monkeypatch: pytest.MonkeyPatch) ->
     def fail(*_: Any) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(Reference, "mix", fail)
+    monkeypatch.setattr(Cpu, "mix", fail)
     status, _, err = cli(LLAMA, *ANSWER)
     assert status == 1 and "Traceback" in err and err.endswith("ggpy run: error: a bug\n")
 

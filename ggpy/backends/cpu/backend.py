@@ -22,9 +22,9 @@ from ..numpy.functions import soft_capped
 from ..numpy.matrix import HostMatrix
 from . import kernels, layers
 from .compiled import progress
-from .jobs import Buffers, Matrix, Program
-from .matrix import BlockMatrix
-from .pool import Pool, address_of
+from .jobs import BlockRows, Buffers, JobList
+from .matrix import MappedMatrix
+from .pool import ThreadPool, address_of
 from .step import StepArrays
 
 CpuActivations = Literal["q16", "q8", "f32"]
@@ -54,12 +54,12 @@ class Cpu(Reference):
     ) -> None:
         super().__init__(1, reason=reason, note=note, weight_memory=weight_memory)
         self.n_threads = host.checked_threads(n_threads or host.usable_cores(), note)
-        self.pool = Pool(self.n_threads)
+        self.pool = ThreadPool(self.n_threads)
         self.activations = activations
         self._buffers = Buffers(self.pool)
-        self._programs: dict[tuple[Layer, str, int], Program] = {}
+        self._programs: dict[tuple[Layer, str, int], JobList] = {}
         self._generation = 0
-        self._once: list[Program] = []
+        self._once: list[JobList] = []
         self._step: StepArrays | None = None
         self._is_probed = False
         self._ropes: dict[str, Rope] = {}
@@ -81,11 +81,11 @@ class Cpu(Reference):
         plain = scale is None and activations == "f16" and len(tensor.shape) == 2
         if plain and not role.lookup and kernels.can_expand(tensor.format):
             kernels.prepare(tensor.format, self.activations)
-            return BlockMatrix(tensor, self.multiply)
+            return MappedMatrix(tensor, self.multiply)
         found = super().weight(tensor, role, scale, activations)
         if plain and isinstance(found, HostMatrix) and found.array is not None:
             kernels.prepare(IN_FLOATS, "f32")
-            return BlockMatrix(
+            return MappedMatrix(
                 Tensor(tensor.name, tensor.shape, IN_FLOATS, found.array.view(np.uint8)),
                 self.multiply,
             )
@@ -144,7 +144,7 @@ class Cpu(Reference):
         y = y[: len(rows)]
         return soft_capped(y if head.scale == 1 else y * np.float32(head.scale), head.soft_cap)
 
-    def multiply(self, matrix: Matrix, x: F32) -> F32:
+    def multiply(self, matrix: BlockRows, x: F32) -> F32:
         """x[T, K] w^T[K, N]."""
         shape = x.shape[:-1]
         x = np.ascontiguousarray(x, np.float32).reshape(-1, matrix.k)
@@ -188,10 +188,10 @@ class Cpu(Reference):
         self._x[:] = x
         return self._x
 
-    def _new(self) -> Program:
-        return Program(self.pool, self._buffers, self.activations)
+    def _new(self) -> JobList:
+        return JobList(self.pool, self._buffers, self.activations)
 
-    def _through(self, x: F32, layer: Layer, half: str, build: Callable[[Program], None]) -> F32:
+    def _through(self, x: F32, layer: Layer, half: str, build: Callable[[JobList], None]) -> F32:
         """x changed by half a layer's jobs, which are kept where there are few tokens."""
         x = self._own(x)
         if self._generation != self._buffers.generation:
@@ -212,13 +212,13 @@ class Cpu(Reference):
             program.run()
         return x
 
-    def _again(self, x: F32, layer: Layer, half: str, build: Callable[[Program], None]) -> F32:
+    def _again(self, x: F32, layer: Layer, half: str, build: Callable[[JobList], None]) -> F32:
         """The same after memory moved while the jobs were made; x may have moved, too."""
         self._forget()
         self._x = None
         return self._through(x, layer, half, build)
 
-    def _run_once(self, program: Program) -> None:
+    def _run_once(self, program: JobList) -> None:
         program.run()
         self._once.append(program)
         if len(self._once) >= RETAINED:

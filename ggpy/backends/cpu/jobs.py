@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ...formats.base import Format
 from . import gemm, kernels, products
-from .pool import JOB, MAX_CHUNKS, Pool, address_of, aligned
+from .pool import JOB, MAX_CHUNKS, ThreadPool, address_of, aligned
 
 LANES = 16
 FEW_BYTES = 5  # columns at most that are multiplied one by one, as whole numbers
@@ -30,7 +30,7 @@ def rounded_up(n: int, unit: int) -> int:
 class Buffers:
     """Memory by name, which stays where it is until a larger piece is needed."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: ThreadPool) -> None:
         self._pool = pool
         self._arrays: dict[str, Array] = {}
         self.generation = 0  # goes up when something moves
@@ -58,10 +58,10 @@ class Buffers:
         return self._arrays[name][: 4 * int(np.prod(shape))].view(np.float32).reshape(shape)
 
 
-class Program:
+class JobList:
     """Jobs in their order; `keep` is what must live as long as they do."""
 
-    def __init__(self, pool: Pool, buffers: Buffers, activations: str) -> None:
+    def __init__(self, pool: ThreadPool, buffers: Buffers, activations: str) -> None:
         self.pool, self.buffers, self.activations = pool, buffers, activations
         self.rows: list[list[int]] = []
         self.keep: list[Any] = []
@@ -105,7 +105,7 @@ class Program:
 
     # Products
 
-    def product(self, matrix: Matrix, x: int, columns: int, out: int) -> None:
+    def product(self, matrix: BlockRows, x: int, columns: int, out: int) -> None:
         """out[T, N] = x[T, K] w^T; memory of x and out is there for T rounded up to 16."""
         few = FEW_BYTES if self._in_bytes(matrix) else FEW_FLOATS
         if columns > few:
@@ -113,7 +113,7 @@ class Program:
         else:
             self._few(matrix, x, columns, out)
 
-    def _few(self, m: Matrix, x: int, columns: int, out: int) -> None:
+    def _few(self, m: BlockRows, x: int, columns: int, out: int) -> None:
         y = out if columns == 1 else self.buffers.bytes("few", 4 * m.n * columns + 64)
         grain = max(self.pool.chunk(m.n), LEAST_BYTES // m.row_bytes)
         if self._in_bytes(m):
@@ -133,7 +133,7 @@ class Program:
         if columns > 1:
             self.add("unpack_columns", 1, out, 4 * LANES * m.n, y, 4 * columns, m.n)
 
-    def _in_bytes(self, m: Matrix) -> bool:
+    def _in_bytes(self, m: BlockRows) -> bool:
         """Whether few columns are whole numbers, and not float32."""
         return self.activations != "f32" and m.has_dot
 
@@ -146,7 +146,7 @@ class Program:
             self._packed = "bytes", x
         return q
 
-    def _gemm(self, m: Matrix, x: int, columns: int, out: int) -> None:
+    def _gemm(self, m: BlockRows, x: int, columns: int, out: int) -> None:
         vectors = -(-columns // LANES)
         packed = self.buffers.bytes("packed", 64 * vectors * m.k)
         if self._packed != ("packed", x):
@@ -177,7 +177,7 @@ class Program:
         self.add("unpack_columns", vectors, out, 64 * m.n, y, 64 * vectors, m.n, grain=1)
 
 
-class Matrix:
+class BlockRows:
     """Blocks of a file in memory: w[N, K], where its rows are."""
 
     def __init__(self, format: Format, data: Array, k: int) -> None:

@@ -15,9 +15,9 @@ from ..numpy.kv_pages import GroupPages, Pages
 from . import kernels
 from .attention import MAX_HEAD, PANEL_ROWS
 from .gemm import PITCH, ROWS
-from .jobs import Array, Program, rounded_up
+from .jobs import Array, JobList, rounded_up
 from .kv_pages import KINDS
-from .matrix import BlockMatrix
+from .matrix import MappedMatrix
 from .pool import address_of
 from .simd import f32_bits
 from .step import StepArrays
@@ -32,7 +32,7 @@ def has_attention(a: Attention, pages: GroupPages) -> bool:
     """Whether all of an attention layer has kernels."""
     matrices = (a.wq, a.wk, a.wv, a.wo)
     return (
-        all(isinstance(m, BlockMatrix) for m in matrices)
+        all(isinstance(m, MappedMatrix) for m in matrices)
         and all(has_norm(n) for n in (a.norm, a.q_norm, a.k_norm, a.post_norm))
         and max(a.spec.key_size, a.spec.value_size) <= MAX_HEAD
         and pages.keys.type in KINDS
@@ -43,17 +43,17 @@ def has_attention(a: Attention, pages: GroupPages) -> bool:
 def has_dense(ffn: Dense) -> bool:
     """Whether all of a feed-forward has kernels."""
     matrices = (ffn.w_gate, ffn.w_up, ffn.w_down)
-    return all(isinstance(m, BlockMatrix) for m in matrices) and all(
+    return all(isinstance(m, MappedMatrix) for m in matrices) and all(
         has_norm(n) for n in (ffn.norm, ffn.post_norm)
     )
 
 
 def has_head(head: Head) -> bool:
     """Whether the head has kernels."""
-    return isinstance(head.weight, BlockMatrix) and has_norm(head.norm)
+    return isinstance(head.weight, MappedMatrix) and has_norm(head.norm)
 
 
-def normalised(p: Program, x: int, rows: int, width: int, norm: Norm, name: str) -> int:
+def normalised(p: JobList, x: int, rows: int, width: int, norm: Norm, name: str) -> int:
     """norm(x[rows, width]) in the buffer of this name."""
     out = p.buffers.floats(name, rows, width)
     weight = np.ascontiguousarray(norm.weight, np.float32)
@@ -62,7 +62,7 @@ def normalised(p: Program, x: int, rows: int, width: int, norm: Norm, name: str)
     return out
 
 
-def added(p: Program, y: int, rows: int, width: int, norm: Norm | None, scale: float) -> None:
+def added(p: JobList, y: int, rows: int, width: int, norm: Norm | None, scale: float) -> None:
     """x += norm(y) * scale."""
     x = p.buffers.floats("x", rows, width)
     weight, eps = (0, 0) if norm is None else (address_of(norm.weight), f32_bits(norm.eps))
@@ -71,7 +71,7 @@ def added(p: Program, y: int, rows: int, width: int, norm: Norm | None, scale: f
     p.add("add_rows", rows, x, 4 * width, *given, private=4 * width)
 
 
-def affine(p: Program, m: BlockMatrix, x: int, rows: int, bias: Array | None, name: str) -> int:
+def affine(p: JobList, m: MappedMatrix, x: int, rows: int, bias: Array | None, name: str) -> int:
     """x w^T + bias in the buffer of this name."""
     n = m.blocks.n
     out = p.buffers.floats(name, rows, n)
@@ -82,7 +82,7 @@ def affine(p: Program, m: BlockMatrix, x: int, rows: int, bias: Array | None, na
     return out
 
 
-def attention(p: Program, a: Attention, step: StepArrays, pages: GroupPages) -> None:
+def attention(p: JobList, a: Attention, step: StepArrays, pages: GroupPages) -> None:
     """x + post_norm(softmax(mask(cap(q k^T * scale))) v wo^T) * residual_scale."""
     s, rows, width = a.spec, step.n_tokens, a.wq.blocks.k
     n = normalised(p, p.buffers.floats("x", rows, width), rows, width, a.norm, "n")
@@ -102,7 +102,7 @@ def attention(p: Program, a: Attention, step: StepArrays, pages: GroupPages) -> 
 
 
 def heads(
-    p: Program, a: Attention, x: int, n_head: int, norm: Norm | None, step: StepArrays
+    p: JobList, a: Attention, x: int, n_head: int, norm: Norm | None, step: StepArrays
 ) -> None:
     """Norm and rotate x[T, n_head, E] in place."""
     if norm is None and a.rope is None:
@@ -116,7 +116,7 @@ def heads(
     p.add("prepare_heads", step.n_tokens, 0, 0, *given)
 
 
-def written(p: Program, a: Attention, x: int, size: int, pages: Pages, step: StepArrays) -> None:
+def written(p: JobList, a: Attention, x: int, size: int, pages: Pages, step: StepArrays) -> None:
     """x[T, G, size] to the pages of the tokens."""
     first, page_bytes, position_bytes, head_bytes = places(pages, a.slot)
     numbers, _ = step.pages(a.group)
@@ -130,7 +130,7 @@ def places(pages: Pages, slot: int) -> tuple[int, int, int, int]:
     return address_of(layer), *layer.strides[:3]
 
 
-def attended(p: Program, a: Attention, q: int, pages: GroupPages, step: StepArrays) -> int:
+def attended(p: JobList, a: Attention, q: int, pages: GroupPages, step: StepArrays) -> int:
     """o[T, H*Ev]."""
     s, rows = a.spec, step.n_tokens
     share = s.n_head // s.n_head_kv
@@ -154,7 +154,7 @@ def attended(p: Program, a: Attention, q: int, pages: GroupPages, step: StepArra
     return out
 
 
-def dense(p: Program, ffn: Dense, rows: int) -> None:
+def dense(p: JobList, ffn: Dense, rows: int) -> None:
     """x + post_norm((act(n w_gate^T) * (n w_up^T)) w_down^T) * residual_scale."""
     width = ffn.w_gate.blocks.k
     n = normalised(p, p.buffers.floats("x", rows, width), rows, width, ffn.norm, "n")
@@ -170,7 +170,7 @@ def dense(p: Program, ffn: Dense, rows: int) -> None:
     added(p, y, rows, width, ffn.post_norm, ffn.residual_scale)
 
 
-def head(p: Program, h: Head, x: F32, out: F32) -> None:
+def head(p: JobList, h: Head, x: F32, out: F32) -> None:
     """out[R, V] = norm(x) w^T, without the scale and the cap."""
     rows, width = x.shape
     n = normalised(p, address_of(x), rows, width, h.norm, "n")

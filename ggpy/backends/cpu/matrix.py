@@ -13,19 +13,19 @@ import numpy as np
 from ...formats.base import F32
 from ...gguf import Tensor
 from ..numpy.matrix import HostMatrix
-from .jobs import Matrix
+from .jobs import BlockRows
 
-Multiply = Callable[[Matrix, F32], F32]
+Multiply = Callable[[BlockRows, F32], F32]
 
 
-class BlockMatrix(HostMatrix):
+class MappedMatrix(HostMatrix):
     """w[N, K] in a format that has kernels; `multiply` is the backend's."""
 
     def __init__(self, tensor: Tensor, multiply: Multiply) -> None:
         super().__init__(tensor, None)
         n, k = tensor.shape
         data = np.ascontiguousarray(tensor.data).view(np.uint8).reshape(n, -1)
-        self.blocks = Matrix(tensor.format, data, k)
+        self.blocks = BlockRows(tensor.format, data, k)
         self._multiply = multiply
 
     def _product(self, x: F32) -> F32:

@@ -37,9 +37,11 @@ CLOSED = 0xFFFFFFFF  # a ticket whose chunks are gone
 CHUNKS_PER_THREAD = 8
 
 PATIENCE = 400  # looks at a chunk of another thread before it is computed again
+POLITE = 2048  # looks for a job before a thread that waits for its core gets it
 GRACE = 20000  # looks for a job after a step before a worker sleeps
 WAITING, TAKEN, COMPLETE = 0, 1, 2  # states of a chunk, added to 4 * epoch
 
+let_others_run = types.ExternalFunction("sched_yield", types.int32())
 load, store, at = simd.load_i64, simd.store, atomics
 
 
@@ -131,9 +133,10 @@ def run_jobs(pool, jobs, n, n_threads):
 def work(pool, thread):
     """A worker, until no step is being computed."""
     flag = pool + 8 * (IN_FLIGHT + LINE * thread)
-    looks = 0
+    looks = idle = 0
     while looks < GRACE:
         looks += 1
+        idle += 1
         if at.got(pool + 8 * ACTIVE):
             looks = 0
         if at.got(pool + 8 * STOP):
@@ -142,10 +145,14 @@ def work(pool, thread):
             at.put(flag, 1)
             take_chunks(pool, thread)
             at.put(flag, 0)
+            idle = 0
+        if idle >= POLITE:
+            idle = 0
+            let_others_run()
         at.relax()
 
 
-class Pool:
+class ThreadPool:
     """n_threads threads, of which the caller's is one; `run` is for one caller at a time."""
 
     def __init__(self, n_threads: int) -> None:
@@ -222,7 +229,7 @@ def _worker(
     wake: threading.Semaphore,
     sleeps: list[bool],
 ) -> None:
-    """A thread's life: compute, sleep, and so on; it must not hold the Pool, which stops it."""
+    """A thread's life: compute, sleep, and so on; it must not hold the pool, which stops it."""
     shared = memory.view(np.int64)
     while not shared[STOP]:
         work(pool, thread)

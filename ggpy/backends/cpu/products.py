@@ -1,4 +1,4 @@
-"""Matrix products from the blocks of a file, as kernels of the pool.
+"""BlockRows products from the blocks of a file, as kernels of the pool.
 
 A kernel computes items begin..end of a job: kernel(arguments, begin, end, out, scratch), all of
 them addresses or counts; out is where item `begin` goes. Products of few columns are row by row:

@@ -1,4 +1,4 @@
-"""A program of test_compiled.py: vector operations against numpy; prints the level of the processor."""
+"""A program of test_compiled.py: vectors against numpy; prints the level of the processor."""
 
 import numpy as np
 from numba import njit

@@ -1,4 +1,4 @@
-"""Compiled kernels on disk: loaded by the next process, and not when others could have made them."""
+"""Compiled kernels on disk: loaded by the next process, unless others could have made them."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from numba import njit
 
 from ggpy.backends.cpu import simd
 from ggpy.backends.cpu.compiled import address
-from ggpy.backends.cpu.pool import JOB, MAX_CHUNKS, Pool, address_of, aligned
+from ggpy.backends.cpu.pool import JOB, MAX_CHUNKS, ThreadPool, address_of, aligned
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -54,7 +54,7 @@ def rows(*jobs: list[int]) -> np.ndarray:
 
 @pytest.mark.parametrize("n_threads", [1, 2, 3, 8])
 def test_every_item_is_computed(n_threads: int) -> None:
-    pool = Pool(n_threads)
+    pool = ThreadPool(n_threads)
     out = aligned(8 * 5000).view(np.int64)
     for n in (1, 2, 7, 64, 1000, 4999):
         program = rows(
@@ -70,7 +70,7 @@ def test_every_item_is_computed(n_threads: int) -> None:
 
 def test_what_writes_in_place_runs_once() -> None:
     """20 000 jobs on threads that overtake each other."""
-    pool, numbers = Pool(4), aligned(8 * 64).view(np.int64)
+    pool, numbers = ThreadPool(4), aligned(8 * 64).view(np.int64)
     program = rows(*[job("add_one", add_one, 64, 4, 0, 0, address_of(numbers))] * 100)
     pool.begin()
     for _ in range(200):
@@ -81,7 +81,7 @@ def test_what_writes_in_place_runs_once() -> None:
 
 def test_threads_sleep_between_steps_and_wake() -> None:
     """A pool that waits takes no time of any core."""
-    pool, out = Pool(3), aligned(8 * 300).view(np.int64)
+    pool, out = ThreadPool(3), aligned(8 * 300).view(np.int64)
     program = rows(job("count_items", count_items, 300, 3, 8, address_of(out), 50))
     for _ in range(3):
         pool.begin()
@@ -98,7 +98,7 @@ def test_threads_sleep_between_steps_and_wake() -> None:
 
 def test_a_pool_that_nobody_holds_ends_its_threads() -> None:
     before = set(threading.enumerate())
-    pool = Pool(3)
+    pool = ThreadPool(3)
     pool.begin()
     pool.end()
     started = set(threading.enumerate()) - before
@@ -112,8 +112,8 @@ def test_a_pool_that_nobody_holds_ends_its_threads() -> None:
 
 def test_a_process_ends_while_threads_wait() -> None:
     code = (
-        "from ggpy.backends.cpu.pool import Pool\n"
-        "pools = [Pool(4) for _ in range(3)]\n"
+        "from ggpy.backends.cpu.pool import ThreadPool\n"
+        "pools = [ThreadPool(4) for _ in range(3)]\n"
         "for pool in pools: pool.begin()\n"
         "print('done')"
     )

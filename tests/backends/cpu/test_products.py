@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +14,8 @@ from ggpy.backends.cpu import kernels
 from ggpy.backends.cpu.backend import Cpu
 from ggpy.backends.cpu.blocks import DECLARATIONS
 from ggpy.backends.cpu.compiled import progress
-from ggpy.backends.cpu.jobs import Matrix, Program
-from ggpy.backends.cpu.pool import Pool, address_of, aligned
+from ggpy.backends.cpu.jobs import BlockRows, Buffers, JobList
+from ggpy.backends.cpu.pool import ThreadPool, address_of, aligned
 from ggpy.backends.cpu.products import NUMBERS
 from ggpy.backends.interface import Role
 from ggpy.formats import all_formats, by_name
@@ -26,9 +28,9 @@ TOLERANCE = {"f32": 3e-6, "q16": 2e-4, "q8": 2e-2}
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3, 4])
-def pool(request: pytest.FixtureRequest) -> Pool:
+def pool(request: pytest.FixtureRequest) -> ThreadPool:
     """Threads, which may be more than this machine has."""
-    return Pool(request.param)
+    return ThreadPool(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +64,7 @@ def test_rows_in_float32_are_the_formats_own(name: str) -> None:
             np.testing.assert_array_equal(out[: k - first], expected[r, first:])
 
 
-def ctypes_function(address: int):
-    import ctypes
-
+def ctypes_function(address: int) -> Any:
     return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(address)
 
 
@@ -89,25 +89,24 @@ def test_activations_are_as_exact_as_they_say(few: dict[str, Cpu]) -> None:
     """q16 is a hundred times nearer to float32 than q8, and not float32 itself."""
     w, x = tensor(by_name("Q4_0"), 200, 512), columns(1, 512)
     exact = x @ w.dequantize().T
-    error = {name: np.abs(ops.weight(w, Role("F D")).multiply(x) - exact).max() for name, ops in few.items()}
+    found = {name: ops.weight(w, Role("F D")).multiply(x) for name, ops in few.items()}
+    error = {name: np.abs(y - exact).max() for name, y in found.items()}
     assert error["f32"] < error["q16"] < error["q8"] / 50
 
 
 @pytest.mark.parametrize("t", [1, 3, 33])
-def test_bits_are_the_same_for_any_number_of_threads(pool: Pool, t: int) -> None:
-    from ggpy.backends.cpu.jobs import Buffers
-
+def test_bits_are_the_same_for_any_number_of_threads(pool: ThreadPool, t: int) -> None:
     for name in ("Q8_0", "Q4_K", "F16"):
         format, k = by_name(name), 512
         w = tensor(format, 700, k).data
         results = []
-        for threads in (pool, Pool(1)):
+        for threads in (pool, ThreadPool(1)):
             buffers = Buffers(threads)
             source = buffers.floats("source", t, k)
             buffers.view("source", t, k)[:] = columns(t, k)
             out = aligned(4 * 700 * (t + 16)).view(np.float32)
-            program = Program(threads, buffers, "q16")
-            program.product(Matrix(format, w, k), source, t, address_of(out))
+            program = JobList(threads, buffers, "q16")
+            program.product(BlockRows(format, w, k), source, t, address_of(out))
             threads.begin()
             for _ in range(5):
                 program.run()
