@@ -15,7 +15,7 @@ from .compiled import address
 COMMON = {
     kernel.py_func.__name__: kernel
     for kernel in (
-        *(products.quantize_columns, gemm.pack_columns, gemm.unpack_columns),
+        *(products.add_up, products.quantize_columns, gemm.pack_columns, gemm.unpack_columns),
         *(gemm.multiply_rows, gemm.multiply_few),
         *(elementwise.rms_norm, elementwise.add_rows, elementwise.add_bias),
         *(elementwise.gated, elementwise.prepare_heads),
