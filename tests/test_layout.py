@@ -259,7 +259,7 @@ def test_the_readme_shows_the_real_tree() -> None:
 def test_the_readme_has_one_command_for_tests_and_one_to_run() -> None:
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert len([line for line in lines if line.startswith("pip install '.[test]' && ")]) == 1
-    assert any(line.startswith("pip install . && python -m ggpy.run -p ") for line in lines)
+    assert any(line.startswith("pip install '.[cpu]' && python -m ggpy.run -p ") for line in lines)
 
 
 # Where things are, and what importing costs

@@ -120,7 +120,7 @@ def attend_token(arguments, begin, end, out, scratch):
             for s in range(share):
                 row = scores + s * 4 * PAGE
                 score_page(arguments, q + 4 * e * s, keys, skipped, n, row)
-                take_page(row, values, n, ev, state + 8 * s, acc + s * PITCH)
+                take_page(row, values, skipped, n, ev, state + 8 * s, acc + s * PITCH)
         for s in range(share):
             scale_row(acc + s * PITCH, ev, F32(1) / load_f32(state + 8 * s + 4))
             for i in range(ev):
@@ -157,7 +157,7 @@ def score_page(arguments, q, keys, skipped, n, scores):
 
 
 @njit
-def take_page(scores, values, n, ev, state, acc):
+def take_page(scores, values, skipped, n, ev, state, acc):
     """Add a page's values by the softmax of its scores."""
     a, b = load16(scores), load16(scores + 64)
     c, d = load16(scores + 128), load16(scores + 192)
@@ -176,7 +176,7 @@ def take_page(scores, values, n, ev, state, acc):
     store(state + 4, load_f32(state + 4) * factor + total)
     if factor != F32(1):
         scale_row(acc, ev, factor)
-    for j in range(n):
+    for j in range(skipped, n):
         add_row(acc, values + j * PITCH, ev, load_f32(scores + 4 * j))
 
 
@@ -217,11 +217,13 @@ def attend_block(arguments, begin, end, out, scratch):
         begin_at = max(0, load_i64(positions) - window + 1) if window != 0 else 0
         for p in range(begin_at // PAGE, last // PAGE + 1):
             page, n = load_i32(table + 4 * p), min(PAGE, last + 1 - p * PAGE)
+            skipped = max(0, begin_at - p * PAGE)
             fetch(arguments, K_PAGES, page, head, n, e, keys)
             fetch(arguments, V_PAGES, page, head, n, ev, values)
             for s in range(share):
                 lane_scores(arguments, keys, queries + s * e * 64, p * PAGE, n, low, scores)
-                take_lanes(scores, values, n, ev, state + s * 128, acc + s * acc_bytes)
+                to = acc + s * acc_bytes
+                take_lanes(scores, values, skipped, n, ev, state + s * 128, to)
         for s in range(share):
             to = argument(arguments, BLOCKS + 1) + 4 * ev * (first * h + head * share + s)
             write_lanes(acc + s * acc_bytes, state + s * 128, count, ev, 4 * ev * h, to)
@@ -265,14 +267,14 @@ def lane_scores(arguments, keys, queries, start, n, low, scores):
 
 
 @njit
-def take_lanes(scores, values, n, ev, state, acc):
+def take_lanes(scores, values, skipped, n, ev, state, acc):
     """Add a page's values by the softmax of its scores, for 16 tokens."""
     before = load16(state)
     top = before
-    for j in range(n):
+    for j in range(skipped, n):
         top = simd.larger(top, load16(scores + 64 * j))
     total = simd.zeros()
-    for j in range(n):
+    for j in range(skipped, n):
         weight = exp(sub(load16(scores + 64 * j), top))
         store(scores + 64 * j, weight)
         total = add(total, weight)
@@ -282,7 +284,8 @@ def take_lanes(scores, values, n, ev, state, acc):
     for i in range(ev):
         store(acc + 64 * i, mul(load16(acc + 64 * i), factor))
     for r in range(0, ev, ROWS):
-        value_tile(values + 4 * r, PITCH, scores, scores, n, acc + 64 * r, 64, 0)
+        a, b = values + 4 * r + skipped * PITCH, scores + 64 * skipped
+        value_tile(a, PITCH, b, b, n - skipped, acc + 64 * r, 64, 0)
 
 
 @njit
