@@ -17,6 +17,7 @@ from numba import njit
 from ggpy.backends.cpu import simd
 from ggpy.backends.cpu.compiled import address
 from ggpy.backends.cpu.pool import JOB, MAX_CHUNKS, ThreadPool, address_of, aligned
+from ggpy.backends.cpu.simd import atomics
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -38,6 +39,23 @@ def add_one(arguments, begin, end, out, scratch):
     for i in range(begin, end):
         at = simd.load_i64(arguments) + 8 * i
         simd.store(at, simd.load_i64(at) + 1)
+
+
+@njit
+def wait_for_another(arguments, begin, end, out, scratch):
+    """Arguments: the caller's own memory, and a word for each item. A worker does not come back
+    until the caller has computed its items.
+    """
+    for i in range(begin, end):
+        word = simd.load_i64(arguments + 8) + 8 * i
+        if scratch == simd.load_i64(arguments):
+            atomics.put(word, 1)
+        else:
+            atomics.put(simd.load_i64(arguments + 16), 1)
+            while atomics.got(word) == 0:
+                atomics.relax()
+        simd.store(out, i + 1)
+        out += 8
 
 
 def job(name: str, kernel, n: int, grain: int, width: int, out: int, *arguments: int) -> list[int]:
@@ -66,6 +84,25 @@ def test_every_item_is_computed(n_threads: int) -> None:
             pool.run(address_of(program), 1)
             assert (out[:n] == np.arange(1, n + 1)).all() and not out[n:5000].any()
         pool.end()
+
+
+def test_what_a_thread_does_not_finish_is_computed_again() -> None:
+    """Workers are kept in their chunks until the caller has computed these."""
+    pool = ThreadPool(3)
+    out, words = (aligned(8 * 4000).view(np.int64) for _ in range(2))
+    caught = aligned(64).view(np.int64)
+    own = address_of(pool._scratch[0])
+    given = own, address_of(words), address_of(caught)
+    program = rows(job("wait", wait_for_another, 4000, 4, 8, address_of(out), *given))
+    pool.begin()
+    deadline = time.monotonic() + 60
+    while not caught[0] and time.monotonic() < deadline:
+        out[:], words[:] = 0, 0
+        pool.run(address_of(program), 1)
+        assert (out[:4000] == np.arange(1, 4001)).all()
+        pool.settle()
+    pool.end()
+    assert caught[0], "no worker ever took a chunk"
 
 
 def test_what_writes_in_place_runs_once() -> None:
