@@ -15,7 +15,7 @@ f32x16, f16x16 = simd.load("f32", 16), simd.load("f16", 16)
 
 
 @njit
-def run(codes, high, low, sums, both, numbers, halves, out):
+def run(codes, high, low, sums, both, numbers, halves, singles, out):
     small, large = load64(codes), load64(codes + 64)
     simd.store(out, dot0(small, load64(high), load16(sums)))
     simd.store(out + 64, dot8(small, load64(high), load16(sums)))
@@ -26,6 +26,7 @@ def run(codes, high, low, sums, both, numbers, halves, out):
     simd.store(out + 384, triple(small))
     simd.store(out + 448, simd.exp(f32x16(numbers)))
     simd.store(out + 512, simd.widened(f16x16(halves)))
+    simd.store(out + 576, simd.narrowed(f32x16(singles)))
 
 
 def fours(x):
@@ -41,8 +42,12 @@ numbers = np.array([-np.inf, -90, -87.5, -20, -1, -0.1, 0, 1e-8, 0.5, 1, 3, 20, 
 numbers = numbers.astype(np.float32)
 halves = np.array([0, -0.0, 1, -1.5, 65504, 6e-8, -6e-5, 1e-4, np.inf, -np.inf] + [0.1] * 6)
 halves = halves.astype(np.float16)
-given = [codes, high, low, -128 * fours(high), -128 * fours(x), numbers, halves]
-out = np.zeros(576, np.uint8)
+singles = np.array(
+    [0, -0.0, 1, 1 + 2**-11, 1 + 3 * 2**-11, 65504, 65519.9, 65520, 6e-8, 2e-8, -6.1e-5]
+)
+singles = np.append(singles, [1e-4, np.inf, -np.nan, -1e30, -0.1]).astype(np.float32)
+given = [codes, high, low, -128 * fours(high), -128 * fours(x), numbers, halves, singles]
+out = np.zeros(640, np.uint8)
 run(*(a.__array_interface__["data"][0] for a in (*given, out)))
 found = out.view(np.int32).reshape(-1, 16)
 small, large = codes[:64].astype(np.int32), codes[64:].astype(np.int32) - 128
@@ -52,5 +57,8 @@ assert (out[384:448] == 3 * codes[:64]).all()
 with np.errstate(all="ignore"):
     exact = np.where(numbers > -87, np.exp(numbers.astype(np.float64)), 0)
 assert np.allclose(out[448:512].view(np.float32), exact, rtol=2e-7, atol=0)
-assert (out[512:].view(np.float32) == halves.astype(np.float32)).all()
+assert (out[512:576].view(np.float32) == halves.astype(np.float32)).all()
+with np.errstate(all="ignore"):
+    nearest = singles.astype(np.float16)
+assert np.array_equal(out[576:608].view(np.float16), nearest, equal_nan=True)
 print(simd.dot_level())

@@ -44,7 +44,31 @@ widened = op(
 
 
 def _narrowed(builder: Any, value: Any, type: Vector) -> Any:
-    return builder.fptrunc(value, ir.VectorType(ir.HalfType(), type.lanes))
+    """f32 -> f16, to nearest, ties to even: an instruction, or by the bits where there is none."""
+    half = ir.VectorType(ir.HalfType(), type.lanes)
+    if features() & {"f16c", "neon", "fullfp16"}:
+        return builder.fptrunc(value, half)
+    whole = ir.VectorType(I32, type.lanes)
+
+    def number(n: int) -> Any:
+        return constant(whole, n)
+
+    bits = builder.bitcast(value, whole)
+    sign = builder.lshr(builder.and_(bits, number(-(1 << 31))), number(16))
+    magnitude = builder.and_(bits, number(0x7FFFFFFF))
+    odd = builder.and_(builder.lshr(magnitude, number(13)), number(1))
+    normal = builder.add(builder.add(magnitude, odd), number(0xFFF - (112 << 23)))
+    normal = builder.lshr(normal, number(13))
+    aligned = builder.fadd(builder.bitcast(magnitude, value.type), constant(value.type, 0.5))
+    small = builder.sub(builder.bitcast(aligned, whole), number(0x3F000000))
+    is_small = builder.icmp_unsigned("<", magnitude, number(113 << 23))
+    is_nan = builder.icmp_unsigned(">", magnitude, number(255 << 23))
+    too_large = builder.select(is_nan, number(0x7E00), number(0x7C00))
+    found = builder.select(is_small, small, normal)
+    is_large = builder.icmp_unsigned(">=", normal, number(0x7C00))
+    is_large = builder.and_(is_large, builder.not_(is_small))
+    found = builder.or_(builder.select(is_large, too_large, found), sign)
+    return builder.bitcast(builder.trunc(found, ir.VectorType(ir.IntType(16), type.lanes)), half)
 
 
 narrowed = op(_narrowed, lambda v: Vector("f16", v.lanes), 1)  # f32 -> f16, nearest
