@@ -108,6 +108,7 @@ class Cpu(Reference):
     def run(self, step: Step, forward: Callable[[Step], F32], probe: Probe | None = None) -> F32:
         """forward(step), with the pool's threads awake."""
         self._is_probed = probe is not None
+        self.pool.settle()  # a late thread may still look at the tables of the step before
         self._step = StepArrays(step, self._buffers, self._ropes)
         self.pool.begin()
         try:
