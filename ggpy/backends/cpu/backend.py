@@ -185,8 +185,9 @@ class Cpu(Reference):
         key = layer, half
         if key not in self._with_kernels:
             if half == "mix":
-                pages = self._pages(layer.mixer.group)
-                self._with_kernels[key] = layers.has_attention(layer.mixer, pages)
+                self._with_kernels[key] = layers.is_read(layer.mixer) and layers.has_attention(
+                    layer.mixer, self._pages(layer.mixer.group)
+                )
             else:
                 self._with_kernels[key] = layers.has_dense(layer.ffn)  # type: ignore[arg-type]
         return self._with_kernels[key] and not self._is_probed

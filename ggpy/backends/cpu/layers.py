@@ -6,11 +6,14 @@ fixed places; x[T, D] is in buffer "x". `has_...` says whether there are kernels
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import Any
+
 import numpy as np
 
 from ...formats import by_name
 from ...formats.base import F32
-from ..interface import PAGE_SIZE, Attention, Dense, Head, Norm
+from ..interface import PAGE_SIZE, Attention, Dense, Head, Norm, PagedKV, Rope
 from ..numpy.kv_pages import GroupPages, Pages
 from . import kernels
 from .attention import MAX_HEAD, PANEL_ROWS
@@ -28,11 +31,34 @@ def has_norm(norm: Norm | None) -> bool:
     return norm is None or norm.is_rms
 
 
+# What these functions read of a layer: one that has more is computed in numpy.
+READ = {
+    Attention: {
+        *("spec", "group", "slot", "norm", "wq", "wk", "wv", "wo", "scale", "rope", "bq", "bk"),
+        *("bv", "bo", "q_norm", "k_norm", "soft_cap", "sinks", "post_norm", "residual_scale"),
+    },
+    PagedKV: {"n_head", "n_head_kv", "key_size", "value_size", "window", "types"},
+    Rope: {"style", "inv_freq", "magnitude"},
+    Dense: {*("norm", "w_gate", "w_up", "w_down", "activation", "post_norm", "residual_scale")},
+    Head: {"norm", "weight", "soft_cap", "scale"},
+}
+
+
+def is_read(part: Any) -> bool:
+    """Whether all that a part of a layer says is computed here."""
+    known = READ.get(type(part))
+    return known is not None and all(
+        f.name in known or getattr(part, f.name) == f.default for f in fields(part)
+    )
+
+
 def has_attention(a: Attention, pages: GroupPages) -> bool:
     """Whether all of an attention layer has kernels."""
     matrices = (a.wq, a.wk, a.wv, a.wo)
     return (
-        all(isinstance(m, MappedMatrix) for m in matrices)
+        is_read(a.spec)
+        and (a.rope is None or is_read(a.rope))
+        and all(isinstance(m, MappedMatrix) for m in matrices)
         and all(has_norm(n) for n in (a.norm, a.q_norm, a.k_norm, a.post_norm))
         and max(a.spec.key_size, a.spec.value_size) <= MAX_HEAD
         and pages.keys.type in KINDS
@@ -42,6 +68,8 @@ def has_attention(a: Attention, pages: GroupPages) -> bool:
 
 def has_dense(ffn: Dense) -> bool:
     """Whether all of a feed-forward has kernels."""
+    if not is_read(ffn) or ffn.activation not in ("silu", "gelu_tanh"):
+        return False
     matrices = (ffn.w_gate, ffn.w_up, ffn.w_down)
     return all(isinstance(m, MappedMatrix) for m in matrices) and all(
         has_norm(n) for n in (ffn.norm, ffn.post_norm)
@@ -50,7 +78,7 @@ def has_dense(ffn: Dense) -> bool:
 
 def has_head(head: Head) -> bool:
     """Whether the head has kernels."""
-    return isinstance(head.weight, MappedMatrix) and has_norm(head.norm)
+    return is_read(head) and isinstance(head.weight, MappedMatrix) and has_norm(head.norm)
 
 
 def normalised(p: JobList, x: int, rows: int, width: int, norm: Norm, name: str) -> int:
