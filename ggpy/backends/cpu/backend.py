@@ -185,7 +185,8 @@ class Cpu(Reference):
         key = layer, half
         if key not in self._with_kernels:
             if half == "mix":
-                self._with_kernels[key] = layers.is_read(layer.mixer) and layers.has_attention(
+                is_read = layers.is_read(layer) and layers.is_read(layer.mixer)
+                self._with_kernels[key] = is_read and layers.has_attention(
                     layer.mixer, self._pages(layer.mixer.group)
                 )
             else:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...formats import by_name
 from ...formats.base import F32
-from ..interface import PAGE_SIZE, Attention, Dense, Head, Norm, PagedKV, Rope
+from ..interface import PAGE_SIZE, Attention, Dense, Head, Layer, Norm, PagedKV, Rope
 from ..numpy.kv_pages import GroupPages, Pages
 from . import kernels
 from .attention import MAX_HEAD, PANEL_ROWS
@@ -41,6 +41,7 @@ READ = {
     Rope: {"style", "inv_freq", "magnitude"},
     Dense: {*("norm", "w_gate", "w_up", "w_down", "activation", "post_norm", "residual_scale")},
     Head: {"norm", "weight", "soft_cap", "scale"},
+    Layer: {"index", "mixer", "ffn", "next"},
 }
 
 
@@ -57,6 +58,7 @@ def has_attention(a: Attention, pages: GroupPages) -> bool:
     matrices = (a.wq, a.wk, a.wv, a.wo)
     return (
         is_read(a.spec)
+        and a.norm is not None
         and (a.rope is None or is_read(a.rope))
         and all(isinstance(m, MappedMatrix) for m in matrices)
         and all(has_norm(n) for n in (a.norm, a.q_norm, a.k_norm, a.post_norm))
@@ -68,7 +70,7 @@ def has_attention(a: Attention, pages: GroupPages) -> bool:
 
 def has_dense(ffn: Dense) -> bool:
     """Whether all of a feed-forward has kernels."""
-    if not is_read(ffn) or ffn.activation not in ("silu", "gelu_tanh"):
+    if not is_read(ffn) or ffn.norm is None or ffn.activation not in ("silu", "gelu_tanh"):
         return False
     matrices = (ffn.w_gate, ffn.w_up, ffn.w_down)
     return all(isinstance(m, MappedMatrix) for m in matrices) and all(
