@@ -11,8 +11,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +21,11 @@ from . import arch, hub
 from .backends import choose
 from .backends.interface import Ops
 from .cache_types import AUTO, USUAL, CacheTypes
+from .generate_options import GenerateKeywords, Prompt, chosen_sampling, is_list_of_prompts
 from .gguf import File
+from .grammar import Grammars, kind_and_text
+from .runtime import embedding
+from .runtime.embedding import Pooling
 from .runtime.engine import Engine, Occupied
 from .runtime.runner import Runner
 from .runtime.sequence import Piece, checked_stops, follow, whole
@@ -39,20 +41,6 @@ if TYPE_CHECKING:
 DEFAULT_CONTEXT = 4096  # tokens, where neither the caller nor the model asks for fewer
 DEFAULT_MAX_TOKENS = 512
 
-Prompt = str | Sequence[int]
-
-
-class GenerateKeywords(SamplingKeywords, total=False):
-    """The keyword arguments of `Model.generate`, which `Model.chat` takes too."""
-
-    max_tokens: int | None
-    stop: str | Iterable[str]
-    logprobs: bool
-    top_logprobs: int
-    context_shift: bool
-    n_keep: int
-    params: SamplingParams | None
-
 
 class Model:
     """An open model; `load` makes one.
@@ -61,8 +49,9 @@ class Model:
     >>> with ggpy.load("models/tiny/llama.gguf", device="cpu") as model:
     ...     answer = "".join(map(str, model.generate("hello", max_tokens=4)))
 
-    Its parts: `file`, `tokenizer`, `ops` (the backend), `decoder`, `engine`. `n_ctx`: the context
-    in tokens. `n_ctx_train`: the context that the model was trained for, 0 if the file has none.
+    Its parts: `file`, `tokenizer`, `ops` (the backend), `decoder`, `engine`, `grammars`. `n_ctx`:
+    the context in tokens. `n_ctx_train`: the context that the model was trained for, 0 if the file
+    has none.
 
     Threads: any number of threads may call `generate`, `chat`, `logits` and `close` of one model at
     the same time. Each thread gets its own pieces and its own errors; up to `n_seq` texts are
@@ -80,6 +69,9 @@ class Model:
         n_ctx: int | None = None,
         n_batch: int | None = None,
         n_seq: int = 1,
+        n_positions: int | None = None,
+        prefill_tokens: int | None = None,
+        prefix_cache: bool = False,
         progress: Callable[[int, int], None] | None = None,
         cache_types: CacheTypes = USUAL,
     ) -> None:
@@ -87,9 +79,20 @@ class Model:
         self.n_ctx_train = arch.context_length(file)
         self.n_ctx = n_ctx or min(self.n_ctx_train or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
         sizes: dict[str, Any] = {"n_batch": n_batch, "n_seq": n_seq, "cache_types": cache_types}
+        sizes["n_positions"] = n_positions
         self.decoder = arch.load(file, ops, self.n_ctx, progress, **sizes)
-        n_batch = self.decoder.n_batch
-        self.engine = Engine(self.decoder, ops, tokenizer, self.n_ctx, n_batch, n_seq)
+        self.engine = Engine(
+            self.decoder,
+            ops,
+            tokenizer,
+            self.n_ctx,
+            self.decoder.n_batch,
+            n_seq,
+            n_positions=n_positions,
+            prefill_tokens=prefill_tokens,
+            prefix_cache=prefix_cache,
+        )
+        self.grammars = Grammars(tokenizer)
         self._runner: Runner | None = None
         self._starting = threading.Lock()
 
@@ -112,6 +115,26 @@ class Model:
         """
         return self.engine.logits(ids)
 
+    def embed(
+        self, texts: Prompt | Sequence[Prompt], *, pooling: Pooling | None = None
+    ) -> NDArray[np.float32]:
+        """Embeddings [N, D] of N texts, each of length 1: their dot products are cosines.
+
+        >>> import ggpy
+        >>> with ggpy.load("models/tiny/llama.gguf", device="cpu") as model:
+        ...     x = model.embed(["hello", "hello world", "goodbye"])
+        >>> x.shape
+        (3, 64)
+        >>> [f"{cosine:.2f}" for cosine in x @ x[0]]
+        ['1.00', '0.15', '0.02']
+
+        texts: one or a list, as for `generate`. pooling: which hidden states are averaged, "mean",
+        "last" or "cls" (the first); None is the model's own, or "last". Errors: `embedding.embed`.
+        """
+        prompts = [self._ids(x) for x in (texts if is_list_of_prompts(texts) else [texts])]
+        own = embedding.pooling_of(self.metadata) if pooling is None else pooling
+        return embedding.embed(self.engine, prompts, own)
+
     def generate(
         self,
         prompt: Prompt | Sequence[Prompt],
@@ -123,6 +146,8 @@ class Model:
         context_shift: bool = False,
         n_keep: int = 0,
         params: SamplingParams | None = None,
+        grammar: str | None = None,
+        json_schema: str | Mapping[str, Any] | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> Generator[Piece, None, None]:
         """Continue a prompt, or each of a list: an iterator of pieces, one for each token.
@@ -157,6 +182,14 @@ class Model:
         context_shift: when the context is full, forget the older half of what follows the first
         n_keep tokens, and go on.
         params: sampling parameters; keywords (temperature=0, seed=1, ...) replace single ones.
+        grammar: GBNF, llama.cpp's notation, that the whole answer must match.
+        json_schema: a JSON schema instead, as a dict or as a text. What of a schema cannot be
+        enforced is refused. Both need `pip install 'ggpy[grammar]'`.
+
+        >>> "".join(map(str, model.generate("hello", grammar='root ::= "yes" | "no"', seed=1)))
+        'no'
+        >>> "".join(map(str, model.generate("hello", json_schema={"enum": [["a"]]}, seed=1)))
+        '["a"]'
 
         >>> (piece,) = model.generate("hello", max_tokens=1, temperature=0, top_logprobs=2)
         >>> [(best.text, round(best.logprob, 2)) for best in piece.top_logprobs]
@@ -176,13 +209,19 @@ class Model:
         options: dict[str, Any] = {"max_tokens": max_tokens, "stop": checked_stops(stop)}
         options |= {"logprobs": logprobs, "top_logprobs": top_logprobs}
         options |= {"context_shift": context_shift, "n_keep": n_keep}
-        chosen = _sampling(params, sampling)
-        if not _is_list_of_prompts(prompt):
-            return self._pieces([self.engine.prepare(self._ids(prompt), chosen, **options)])
+        chosen = chosen_sampling(params, sampling)
+        constraint = kind_and_text(grammar, json_schema)
+
+        def prepare(one: Any) -> Answer:
+            mask = None if constraint is None else self.grammars.compile(*constraint)
+            return self.engine.prepare(self._ids(one), chosen, grammar=mask, **options)
+
+        if not is_list_of_prompts(prompt):
+            return self._pieces([prepare(prompt)])
         sequences = []
         for i, one in enumerate(prompt):
             try:
-                sequences.append(self.engine.prepare(self._ids(one), chosen, **options))
+                sequences.append(prepare(one))
             except ValueError as error:
                 error.args = (f"prompt {i} of the list: {error}",)
                 raise
@@ -278,27 +317,6 @@ class Model:
         self.close()
 
 
-def _is_list_of_prompts(prompt: Any) -> bool:
-    """Whether the elements of a prompt are prompts, not ids of tokens."""
-    several = isinstance(prompt, (list, tuple)) and len(prompt) > 0
-    return several and isinstance(prompt[0], (str, list, tuple, Mapping, np.ndarray))
-
-
-def _sampling(params: SamplingParams | None, given: Mapping[str, Any]) -> SamplingParams:
-    """The parameters with those that were given by name."""
-    if params is None:
-        params = SamplingParams()
-    elif not isinstance(params, SamplingParams):
-        raise ValueError(f"params is {params!r:.60}: give a SamplingParams, or keywords")
-    names = [f.name for f in fields(SamplingParams)]
-    for name in given:
-        if name not in names:
-            similar = get_close_matches(name, [*names, *GenerateKeywords.__annotations__], 1)
-            hint = f": did you mean {similar[0]}?" if similar else ""
-            raise TypeError(f"generate has no parameter {name}{hint}")
-    return replace(params, **given)
-
-
 def _open(path: str | os.PathLike[str]) -> File:
     """The file of a path, or of a known model's name where no file is called so."""
     if isinstance(path, str):
@@ -319,6 +337,9 @@ def load(
     n_ctx: int | None = None,
     n_batch: int | None = None,
     n_seq: int = 1,
+    n_positions: int | None = None,
+    prefill_tokens: int | None = None,
+    prefix_cache: bool = False,
     n_threads: int | None = None,
     cache_type_k: str = AUTO,
     cache_type_v: str = AUTO,
@@ -340,6 +361,11 @@ def load(
     n_ctx: tokens of context for each of n_seq sequences; None is the model's, at most 4096.
     n_batch: tokens in a step at most; None is 2048 on a GPU with room for that, else 512.
     n_seq: sequences in a step at most; more wait.
+    n_positions: positions of the KV cache, which all sequences share; None is n_ctx for each. When
+    they run out, the youngest sequence waits and is evaluated again.
+    prefill_tokens: tokens at most of a step with prompts in which other sequences go on, so that
+    these keep their pace; None is n_batch.
+    prefix_cache: keep the pages of ended sequences for prompts that begin alike.
     n_threads: of the CPU.
     cache_type_k, cache_type_v: types of the KV cache, "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0",
     "q4_1" or "q4_0"; "auto" is f16 on a GPU and f32 on the CPU.
@@ -351,6 +377,7 @@ def load(
     ValueError for a device that cannot be used and for a wrong argument.
     """
     counts = {"n_ctx": n_ctx, "n_batch": n_batch, "n_seq": n_seq, "n_threads": n_threads}
+    counts |= {"n_positions": n_positions, "prefill_tokens": prefill_tokens}
     for name, value in counts.items():
         if value is not None:
             whole(name, value, least=1)
@@ -362,6 +389,8 @@ def load(
         if isinstance(device, (str, int)):  # a number, which torch takes, is refused there
             device = choose(str(device), n_threads, note)
         sizes: dict[str, Any] = {"n_ctx": n_ctx, "n_batch": n_batch, "n_seq": n_seq}
+        sizes |= {"n_positions": n_positions, "prefill_tokens": prefill_tokens}
+        sizes |= {"prefix_cache": prefix_cache}
         return Model(file, tokenizer, device, **sizes, progress=progress, cache_types=cache_types)
     except BaseException:
         file.close()

@@ -25,7 +25,7 @@ EXAMPLES = {
 
 def test_public_names_have_examples() -> None:
     names = {f"ggpy.{name}" for name in ggpy.__all__ if name not in WITHOUT}
-    methods = {f"ggpy.Model.{name}" for name in ("generate", "chat", "logits")}
+    methods = {f"ggpy.Model.{name}" for name in ("generate", "chat", "logits", "embed")}
     assert EXAMPLES.keys() >= {"ggpy", *names, *methods}
 
 

@@ -26,7 +26,7 @@ def test_the_kernels_are_those_that_ran_on_a_gpu(arch: str) -> None:
         f"cuda/ or ggpy/kernels/ changed after the last run as {arch}, which was on {run['date']}"
         f" ({run['gpu']}): {RENEW}"
     )
-    assert tests["passed"] > 0 == tests["failed"], f"that run was no success: {tests}; {RENEW}"
+    assert tests["passed"] > 0 and not record_gpu.bad(tests), f"no success: {tests}; {RENEW}"
     assert run["gpu"] and run["cuda compiler"]
     assert run["compiled for"].partition("_")[2] == arch.partition("_")[2]
 
@@ -94,9 +94,29 @@ def test_a_renamed_file_is_a_change(copy: Path) -> None:
     assert record_gpu.digest(copy) != record_gpu.digest()
 
 
-def test_counts_of_a_report() -> None:
-    suites = '<testsuites><testsuite tests="10" failures="2" errors="1" skipped="3"/></testsuites>'
-    assert record_gpu.counts(suites) == {"passed": 4, "failed": 3, "skipped": 3}
+def test_results_of_a_report() -> None:
+    def case(module: str, name: str, inside: str = "") -> str:
+        return f'<testcase classname="{module}" name="{name}">{inside}</testcase>'
+
+    cases = [
+        case("tests.kernels.a", "one"),
+        case("tests.kernels.a", "two", '<skipped message="no"/>'),
+        case("tests.kernels.a", "three", '<failure message="wrong"/>'),
+        case("tests.kernels.a", "four", '<error message="failed on setup"/>'),
+        case("", "tests.serve.test_chat", '<error message="collection failure"/>'),
+        case("tests.tools.test_bench_kernels", "test_on_a_gpu", '<failure message="111"/>'),
+    ]
+    tests = record_gpu.results(f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>")
+    failed = ["tests.kernels.a::three", "tests.kernels.a::four", *record_gpu.TIMED]
+    assert tests == {
+        "passed": 1,
+        "failed": failed,
+        "skipped": 1,
+        "not imported": ["tests.serve.test_chat"],
+    }
+    assert record_gpu.bad(tests) == failed[:2]
+    missing = ["tests.kernels.b"]
+    assert record_gpu.bad({"failed": [], "not imported": missing}) == missing
 
 
 def test_without_a_gpu_nothing_is_recorded(monkeypatch, tmp_path: Path, capsys) -> None:
@@ -116,8 +136,8 @@ def hopper(monkeypatch) -> None:
         return simulate(gpu, arch) if (arch := simulated.asked()) else gpu
 
     def tests(processes: int) -> dict[str, int]:
-        failed = 2 if simulated.asked() == "sm_80" else 0
-        return {"passed": 5, "failed": failed, "skipped": 0, "seconds": 1}
+        failed = ["tests.a::b", "tests.a::c"] if simulated.asked() == "sm_80" else []
+        return {"passed": 5, "failed": failed, "skipped": 0, "not imported": [], "seconds": 1}
 
     monkeypatch.setenv(simulated.VARIABLE, "")  # what is asked for ends with the test
     monkeypatch.setattr("ggpy.device.probe", used)
@@ -142,12 +162,12 @@ def test_a_run_is_recorded_beside_those_as_others(tmp_path: Path) -> None:
         "cuda of the driver": "13.0",
         "cuda compiler": "13.0",
         "digest": record_gpu.digest(),
-        "tests": {"passed": 5, "failed": 0, "skipped": 0, "seconds": 1},
+        "tests": {"passed": 5, "failed": [], "skipped": 0, "not imported": [], "seconds": 1},
         "speeds": {"x on cuda:0": 5.0},
     }
     older = runs["sm_80"]
     assert (older["compiled for"], older["speeds"]) == ("compute_80", {})
-    assert older["tests"]["failed"] == 2
+    assert len(older["tests"]["failed"]) == 2
 
 
 @pytest.mark.usefixtures("hopper")

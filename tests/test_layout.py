@@ -25,9 +25,10 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = (
     {"util", "formats"},
     {"gguf", "hub", "cache_types", "sampling"},
+    {"generate_options"},
     {"tokenizer", "device"},
-    {"kernels", "grammar", "chat_formats"},
-    {"backends"},
+    {"kernels", "grammar"},
+    {"backends", "chat_formats"},
     {"arch"},
     {"runtime"},
     {"model", "quantization"},

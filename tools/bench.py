@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggpy.cache_types import AUTO
 from ggpy.cli import llama_cpp
-from ggpy.cli.bench_options import combinations, parser
+from ggpy.cli.benchmarks.bench_options import combinations, parser
 from ggpy.util.outcome import ended
 
 if TYPE_CHECKING:
@@ -61,14 +61,14 @@ def report(folder: Path) -> int:
 def plan(options: argparse.Namespace) -> int:
     """Print which kernels the steps of models take; a GPU is not needed."""
     from ggpy.backends import choose_gpu
-    from ggpy.bench import plan_table
+    from ggpy.bench import plan_table, planned
     from ggpy.evaluate.synthetic import shapes
 
     gpu = None if options.simulated else choose_gpu(options.device)[0]
     if gpu is not None:
-        device = plan_table.device_of(gpu.arch, gpu.sm_count)
+        device = planned.device_of(gpu.arch, gpu.sm_count)
     else:
-        device = plan_table.device_of(options.simulated or plan_table.DEFAULT)
+        device = planned.device_of(options.simulated or plan_table.DEFAULT)
     steps = plan_table.steps_of(options.batch, [n for n in options.n_prompt if n])
     for name in options.plan:
         shape, _, kind = name.partition(":")

@@ -67,7 +67,7 @@ def say(message: str) -> None:
 def check(options: argparse.Namespace, tests: Sequence[str]) -> None:
     """ValueError, OSError for what can be known to be wrong before anything runs."""
     from ggpy import hub
-    from ggpy.cli.bench_options import parser as bench_parser
+    from ggpy.cli.benchmarks.bench_options import parser as bench_parser
 
     if not options.model:
         raise ValueError("nothing to measure: name a file with -m FILE")

@@ -2,9 +2,10 @@
 
     ggpy make_tiny models/tiny
 
-A model has two random layers and a tokenizer that works; its text is noise. Tests run these models
-where a real one would be too slow or is not to be had. They have every peculiarity of their
-architectures: biases, windows, soft caps, fused tensors, partial rotation, LongRoPE factors.
+A model has two random layers, or four where the fourth differs, and a tokenizer that works; its
+text is noise. Tests run these models where a real one would be too slow or is not to be had. They
+have every peculiarity of their architectures: biases, windows, soft caps, fused tensors, partial
+rotation, LongRoPE factors.
 """
 
 from __future__ import annotations
@@ -49,13 +50,17 @@ class Tiny:
     n_layer: int = 2
     settings: Mapping[str, Any] = field(default_factory=dict)
     layer: tuple[str, ...] = ()  # tensors beyond those of llama
+    without: tuple[str, ...] = ()  # those of llama that it has not
     tied: bool = True
-    fused: bool = False
+    fused: tuple[str, ...] = ()
+    rope_factors: bool = False
+    norm_whole: bool = False  # of q and k
 
 
 SANDWICH = ("post_attention_norm.weight", "post_ffw_norm.weight")
 QK_NORM = ("attn_q_norm.weight", "attn_k_norm.weight")
 BIAS = ("attn_q.bias", "attn_k.bias", "attn_v.bias")
+BEFORE = ("attn_norm.weight", "ffn_norm.weight")
 MODELS = {
     "llama": Tiny(tied=False),
     "qwen2": Tiny("bpe", layer=BIAS, tied=False, settings={"rope.freq_base": 1e6}),
@@ -85,13 +90,87 @@ MODELS = {
     ),
     "phi3": Tiny(
         tied=False,
-        fused=True,
+        fused=("attn_qkv.weight", "ffn_up.weight"),
+        rope_factors=True,
         settings={
             "context_length": 512,
             "rope.dimension_count": 12,
             "rope.scaling.original_context_length": 256,
             "rope.scaling.attn_factor": 1.19,
             "attention.sliding_window": 0,
+        },
+    ),
+    "smollm3": Tiny("bpe", F=32, n_layer=4, settings={"rope.freq_base": 5e6}),
+    "granite": Tiny(
+        "bpe",
+        settings={
+            **{"attention.scale": 0.2, "embedding_scale": 12.0, "logit_scale": 8.0},
+            **{"residual_scale": 0.22, "attention.layer_norm_rms_epsilon": 1e-3},
+        },
+    ),
+    "olmo2": Tiny(
+        "bpe",
+        F=32,
+        n_layer=4,
+        layer=SANDWICH + QK_NORM,
+        without=BEFORE,
+        norm_whole=True,
+        tied=False,
+        settings={
+            **{"attention.sliding_window": 8, "rope.freq_base": 5e5, "rope.scaling.type": "yarn"},
+            **{"rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64},
+        },
+    ),
+    "seed_oss": Tiny(
+        "bpe",
+        E=32,
+        layer=(*BIAS, SANDWICH[0]),
+        without=("ffn_norm.weight",),
+        settings={"rope.freq_base": 1e7},
+    ),
+    "ernie4_5": Tiny(E=32, settings={"rope.freq_base": 5e5}),
+    "hunyuan-dense": Tiny("bpe", E=32, layer=QK_NORM, settings={"rope.scaling.alpha": 1000.0}),
+    "mistral3": Tiny(
+        "bpe",
+        E=32,
+        settings={
+            **{"rope.scaling.type": "yarn", "rope.scaling.factor": 16.0, "rope.freq_base": 1e6},
+            **{"rope.scaling.yarn_log_multiplier": 1.0, "attention.temperature_scale": 0.5},
+            "rope.scaling.original_context_length": 16,
+        },
+    ),
+    "exaone4": Tiny("bpe", layer=SANDWICH + QK_NORM, without=BEFORE),
+    "glm4": Tiny(
+        "bpe",
+        layer=SANDWICH + BIAS,
+        fused=("ffn_up.weight",),
+        settings={"rope.dimension_count": 8},
+    ),
+    "cohere2": Tiny(
+        "bpe",
+        F=32,
+        n_layer=4,
+        without=("ffn_norm.weight",),
+        settings={
+            **{"attention.layer_norm_rms_epsilon": None, "attention.layer_norm_epsilon": 1e-5},
+            **{"attention.sliding_window": 8, "logit_scale": 0.25, "rope.freq_base": 5e4},
+        },
+    ),
+    "command-r": Tiny(
+        "bpe",
+        without=("ffn_norm.weight",),
+        settings={
+            **{"attention.layer_norm_rms_epsilon": None, "attention.layer_norm_epsilon": 1e-5},
+            **{"logit_scale": 0.5, "rope.freq_base": 8e6},
+        },
+    ),
+    "qwen3vl": Tiny(
+        "bpe",
+        E=32,
+        layer=QK_NORM,
+        settings={
+            **{"rope.dimension_sections": [6, 5, 5, 0], "n_deepstack_layers": 1},
+            "rope.freq_base": 5e6,
         },
     ),
 }
@@ -179,7 +258,7 @@ def tensors_of(m: Tiny, n_vocab: int) -> dict[str, np.ndarray]:
     out = {"token_embd.weight": matrix(n_vocab, m.D), "output_norm.weight": vector(m.D)}
     if not m.tied:
         out["output.weight"] = matrix(n_vocab, m.D)
-    if m.fused:
+    if m.rope_factors:
         out["rope_factors_long.weight"] = np.linspace(2, 6, 6, dtype=np.float32)
         out["rope_factors_short.weight"] = np.linspace(1, 1.5, 6, dtype=np.float32)
     shapes = _layer_shapes(m)
@@ -192,26 +271,24 @@ def tensors_of(m: Tiny, n_vocab: int) -> dict[str, np.ndarray]:
 
 def _layer_shapes(m: Tiny) -> dict[str, tuple[int, ...]]:
     q, kv = m.H * m.E, m.G * m.E
-    if m.fused:
-        projections = {"attn_qkv.weight": (q + 2 * kv, m.D), "ffn_up.weight": (2 * m.F, m.D)}
-    else:
-        projections = {
-            "attn_q.weight": (q, m.D),
-            "attn_k.weight": (kv, m.D),
-            "attn_v.weight": (kv, m.D),
-            "ffn_gate.weight": (m.F, m.D),
-            "ffn_up.weight": (m.F, m.D),
-        }
+    qkv = {"attn_q.weight": (q, m.D), "attn_k.weight": (kv, m.D), "attn_v.weight": (kv, m.D)}
+    gate_up = {"ffn_gate.weight": (m.F, m.D), "ffn_up.weight": (m.F, m.D)}
+    if "attn_qkv.weight" in m.fused:
+        qkv = {"attn_qkv.weight": (q + 2 * kv, m.D)}
+    if "ffn_up.weight" in m.fused:
+        gate_up = {"ffn_up.weight": (2 * m.F, m.D)}
     sizes = {"attn_q.bias": q, "attn_k.bias": kv, "attn_v.bias": kv, **dict.fromkeys(SANDWICH, m.D)}
-    sizes |= dict.fromkeys(QK_NORM, m.E)
-    return {
+    sizes |= dict(zip(QK_NORM, (q, kv) if m.norm_whole else (m.E, m.E), strict=True))
+    found = {
         "attn_norm.weight": (m.D,),
         "ffn_norm.weight": (m.D,),
-        **projections,
+        **qkv,
+        **gate_up,
         "attn_output.weight": (m.D, q),
         "ffn_down.weight": (m.D, m.F),
         **{name: (sizes[name],) for name in m.layer},
     }
+    return {name: shape for name, shape in found.items() if name not in m.without}
 
 
 def tokenizer(kind: str) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""`ggpy show MODEL`: print the metadata and tensors of a GGUF file.
+"""`ggpy show MODEL`: print metadata and tensors of a GGUF file, and whether it can be run.
 
-Opens the file as the runtime does, so what is printed here has passed all of its checks. Nothing of
-the tensors' data is read.
+Opens the file as the runtime does, so what is printed here has passed all of its checks of files.
+Whether the model is one that the runtime knows is said in a line, with what is missing if not.
+Nothing of the tensors' data is read.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def show(model: str, in_json: bool) -> int:
 
 
 def parser() -> Parser:
-    found = Parser("show", "Print the metadata and tensors of a GGUF file.")
+    found = Parser("show", "Print metadata and tensors of a GGUF file, and whether it can be run.")
     found.add_argument("model", metavar="MODEL", help=f"{MODEL}; of a split file the first part")
     found.add_argument("--json", action="store_true", help="everything, arrays in full, as JSON")
     return found
@@ -54,6 +55,7 @@ def as_text(file: File) -> Iterator[str]:
     """The lines of the tables."""
     yield printable(file.path.name)
     yield summary(file)
+    yield f"can be run: {why_not(file) or 'yes'}"
     yield ""
     yield from table(
         [
@@ -79,6 +81,18 @@ def summary(file: File) -> str:
         bits = 8 * sum(t.nbytes for t in tensors) / weights
         facts += [f"{weights / 1e6:.1f} million weights", f"{bits:.2f} bits a weight"]
     return ", ".join(facts)
+
+
+def why_not(file: File) -> str:
+    """What is in the way of running the model; empty if nothing is."""
+    from ggpy import arch
+    from ggpy.gguf import GGUFError
+
+    try:
+        arch.check(file)
+    except GGUFError as error:
+        return "no, " + str(error).removeprefix(f"{file.path}: ")
+    return ""
 
 
 def tensor_row(tensor: Tensor) -> tuple[str, ...]:
@@ -155,6 +169,7 @@ def as_json(file: File) -> Iterator[str]:
         for tensor in file.tensors.values()
     ]
     found = {"file": str(file.path), "version": file.version, "nbytes": file.nbytes}
+    found["why_not_run"] = why_not(file).removeprefix("no, ") or None
     yield json.dumps({**found, "metadata": metadata, "tensors": tensors}, allow_nan=False)
 
 

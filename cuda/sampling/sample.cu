@@ -1,5 +1,5 @@
-// Samples one token per row of logits [rows, n_vocab]: bias, penalties, top-k, top-p, min-p, XTC, temperature and the
-// draw, with the same bits as ggpy/sampling/. Every rounding is one operation there, so nothing here may be fused or
+// Samples one token per row of logits [rows, n_vocab]: bias, penalties, mask, top-k, top-p, min-p, XTC, temperature and
+// the draw, with the same bits as ggpy/sampling/. A token that the mask forbids has key 0, and is no candidate. Every rounding is one operation there, so nothing here may be fused or
 // reordered, except sums of weights, which are integers.
 //
 // kernel         grid              a CTA
@@ -24,6 +24,7 @@ struct SampleRow {
     int top_k;             // 0: the row is skipped, its sampler runs elsewhere
     int recent, n_recent;  // range in `edits` of the penalised ids; ~r stands for ids[r] of the previous step
     int bias, n_bias;      // range in `edits` of pairs (id, bias as float)
+    int mask;              // where in `edits` the bits of allowed tokens begin, token 0 lowest; -1: all are allowed
 };
 
 // Bitonic sort in falling order; n is a power of two and the same for all threads. Pairs at most 32 apart belong to the
@@ -109,9 +110,15 @@ extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
             if (counts[i] > 0) keys[i] = ranking_key(penalized(logit_of(keys[i]), counts[i], row), first + i);
         __syncthreads();
     }
+    if (row.mask >= 0) {
+        const int* words = edits + row.mask + first / 32;
+        for (int i = threadIdx.x; i < n; i += SELECT_THREADS)
+            if (!(uint32_t(words[i / 32]) >> i % 32 & 1)) keys[i] = 0;
+    }
     uint64_t largest = 0;
     for (int i = threadIdx.x; i < n; i += SELECT_THREADS) largest = keys[i] > largest ? keys[i] : largest;
-    const uint64_t bound = bound_of(largest, row.top_k, SELECT_THREADS);
+    uint64_t bound = bound_of(largest, row.top_k, SELECT_THREADS);
+    bound = bound > 0 ? bound : 1;
     for (int i = threadIdx.x; i < n; i += SELECT_THREADS)
         if (keys[i] >= bound) kept[atomicAdd(&n_kept, 1)] = keys[i];
     __syncthreads();
@@ -255,9 +262,9 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS)
     grid_dependency_wait();
     const SampleRow row = rows[blockIdx.x];
     if (row.top_k == 0) return;
-    const int k = min(row.top_k, n_vocab);
-    largest_keys(best + size_t(blockIdx.x) * n_best, n_best, k, keys, &count);
+    largest_keys(best + size_t(blockIdx.x) * n_best, n_best, min(row.top_k, n_vocab), keys, &count);
     if (threadIdx.x >= 32) return;
-    const int chosen = isfinite(logit_of(keys[0])) ? draw(keys, k, row, keys + CAPACITY / 2) : 0;
-    if (threadIdx.x == 0) store_token(ids, results, blockIdx.x, keys[0], index_of(keys[chosen]));
+    const int n = count;  // fewer than top_k where few tokens are allowed
+    const int chosen = n > 0 && isfinite(logit_of(keys[0])) ? draw(keys, n, row, keys + CAPACITY / 2) : 0;
+    if (threadIdx.x == 0) store_token(ids, results, blockIdx.x, keys[0], n > 0 ? index_of(keys[chosen]) : 0);
 }

@@ -15,13 +15,14 @@ from ..util.messages import shown
 from .architecture import Architecture
 from .config import UnsupportedModel
 from .decoder import Decoder
-from .loader import Progress, build
+from .loader import Progress, build, understood
 
 __all__ = [
     "Architecture",
     "Decoder",
     "UnsupportedModel",
     "architectures",
+    "check",
     "context_length",
     "find",
     "load",
@@ -52,6 +53,14 @@ def find(file: File) -> Architecture:
     return known[file.architecture]
 
 
+def check(file: File) -> None:
+    """GGUFError, or UnsupportedModel, for a file that `load` would refuse, whatever the backend.
+
+    Nothing of the weights is read, so that a scale that is not a number is not found.
+    """
+    understood(find(file), file, context_length(file) or 1)
+
+
 def load(
     file: File,
     ops: Ops,
@@ -60,12 +69,14 @@ def load(
     *,
     n_batch: int | None = None,
     n_seq: int = 1,
+    n_positions: int | None = None,
     cache_types: CacheTypes = USUAL,
 ) -> Decoder:
     """Check the file and hand its weights to the ops; GGUFError or UnsupportedModel.
 
-    For n_seq sequences of n_ctx tokens, n_batch in a step at most, or as many as are fast there;
-    MemoryError if they do not fit, ValueError if the model's heads are too small for blocks of the
-    cache's types.
+    For n_seq sequences of n_ctx tokens, which share n_positions of the KV cache where that is
+    given, n_batch in a step at most, or as many as are fast there; MemoryError if they do not fit,
+    ValueError if the model's heads are too small for blocks of the cache's types.
     """
-    return build(find(file), file, ops, n_ctx, progress, n_batch, n_seq, cache_types)
+    sizes = n_batch, n_seq, cache_types, n_positions
+    return build(find(file), file, ops, n_ctx, progress, *sizes)

@@ -24,6 +24,7 @@ GLOBAL = {"token_embd.weight": "V D", "output_norm.weight": "D"}
 LAYER = {**attention.TENSORS, **dense.TENSORS}
 POST_NORM = {**attention.POST_NORM, **dense.POST_NORM}
 OUTPUT = {"output.weight": "V D"}  # optional: without it the embedding table is used
+CLASSIFIER = {"cls.output.weight": "C D"}  # optional: what a reranker makes of the hidden state
 ROPE_FREQS = {"rope_freqs.weight": "R/2"}
 ROPE_FACTORS = {"rope_factors_long.weight": "R/2", "rope_factors_short.weight": "R/2"}
 NORM_BIAS = {"output_norm.bias": "D"}
@@ -41,6 +42,7 @@ class LayerSettings:
 
     mixer: AttentionSettings
     ffn: DenseSettings | None
+    parallel: bool = False  # both take the same x
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class ModelSettings:
     embedding_scale: float = 1.0
     soft_cap: float = 0.0  # of logits
     logit_scale: float = 1.0
+    eps: float | None = None  # of all norms, where it is not the file's
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,8 @@ Shapes = dict[str, tuple[int, ...]]
 class Architecture:
     """One `general.architecture`: its tensors and its reading of the settings.
 
-    `fused` maps a layer's tensor to those that it is made of, from the first row on.
+    `fused` maps a layer's tensor to those that it is made of, from the first row on; a tensor with
+    one part has another name in files.
     `understands` are settings that most architectures refuse: those of config.VARIANTS, and sizes
     that differ from layer to layer (config.read_dimensions).
     """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..backends.interface import CacheGroup, CacheShape, PagedKV
+from ..backends.interface import CacheGroup, CacheShape, PagedKV, pages_for
 
 
 class CacheGroups:
@@ -26,11 +26,30 @@ class CacheGroups:
                 return spec, group, layers.index(layer)
         raise IndexError(f"there is no layer {layer}")
 
-    def shape(self, n_seq: int, n_ctx: int, n_batch: int) -> CacheShape:
-        """For n_seq sequences of n_ctx positions, in steps of n_batch tokens."""
-        return CacheShape(
-            tuple(
-                CacheGroup(spec, tuple(layers), n_seq * spec.pages(n_ctx, n_batch))
-                for spec, layers in self._layers.items()
+    def shape(
+        self, n_seq: int, n_ctx: int, n_batch: int, n_positions: int | None = None
+    ) -> CacheShape:
+        """For n_seq sequences of n_ctx positions, in steps of n_batch tokens.
+
+        n_positions: what all sequences share, at least n_ctx, else ValueError; None reserves n_ctx
+        for each of them.
+        """
+        if n_positions is not None and n_positions < n_ctx:
+            raise ValueError(
+                f"the KV cache has {n_positions} positions, a context {n_ctx}: "
+                "raise n_positions or lower n_ctx"
             )
-        )
+        groups = []
+        for spec, layers in self._layers.items():
+            limit = spec.pages(n_ctx, n_batch)
+            n_pages = _n_pages(spec, n_seq * limit, n_positions)
+            groups.append(CacheGroup(spec, tuple(layers), n_pages, limit))
+        return CacheShape(tuple(groups))
+
+
+def _n_pages(spec: PagedKV, reserved: int, n_positions: int | None) -> int:
+    """Pages of a group. reserved: those with which no sequence can lack one."""
+    if n_positions is None:
+        return reserved
+    shared = pages_for(n_positions)
+    return min(reserved, shared) if spec.window else shared

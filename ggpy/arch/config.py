@@ -122,6 +122,21 @@ class Config:
             raise self._wrong(key, value, "a string")
         return value
 
+    def windowed_layers(self, n_layer: int, period: int) -> list[bool]:
+        """Which layers have a window: from a period, whose last layer has none, or one bool for
+        each layer. period: where the file does not say.
+        """
+        key = "attention.sliding_window_pattern"
+        pattern = self.raw(key)
+        if isinstance(pattern, np.ndarray):
+            if pattern.dtype != np.bool_ or len(pattern) < n_layer:
+                raise UnsupportedModel(
+                    f"{self._at(key)} must be one bool for each of {n_layer} layers"
+                )
+            return [bool(x) for x in pattern[:n_layer]]
+        period = self.integer(key, period, low=0)
+        return [period == 0 or i % period < period - 1 for i in range(n_layer)]
+
     def raw(self, key: str) -> Any:
         """The value as the file has it, or None; the caller checks it."""
         return self._value(key, None) if self.has(key) else None
@@ -196,6 +211,7 @@ class Dimensions:
     eps: float
     layers: tuple[LayerSizes, ...]
     layer_norm: bool = False  # norms are layer norms
+    n_class: int = 1  # C, of the classifier, where there is one
 
     @property
     def n_layer(self) -> int:
@@ -212,7 +228,7 @@ class Dimensions:
 
     def letters(self, layer: int | None = None) -> dict[str, int]:
         """Sizes by the names that declarations of tensors use: of a layer, or outside of all."""
-        sizes = {"D": self.n_embd, "V": self.n_vocab, "R/2": self.n_rot // 2}
+        sizes = {"D": self.n_embd, "V": self.n_vocab, "R/2": self.n_rot // 2, "C": self.n_class}
         return sizes if layer is None else {**sizes, **self.layers[layer].letters()}
 
 
@@ -238,7 +254,18 @@ def read_dimensions(
         eps=config.real(f"attention.layer_norm_{'' if layer_norm else 'rms_'}epsilon", high=1.0),
         layers=layers,
         layer_norm=layer_norm,
+        n_class=_n_class(config),
     )
+
+
+def _n_class(config: Config) -> int:
+    """How many classes the file has labels for, as many as llama.cpp assumes where it has none."""
+    key = "classifier.output_labels"
+    labels = config.raw(key) if config.has(key) else [""]
+    if not isinstance(labels, list) or not labels:
+        at = f"{config.path}: {config.architecture}.{key}"
+        raise GGUFError(f"{at} = {short(labels)}: expected an array of strings")
+    return len(labels)
 
 
 def _layer_sizes(config: Config, understood: Collection[str]) -> tuple[LayerSizes, ...]:

@@ -8,8 +8,13 @@ runs, what a token means, or how sequences are scheduled.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
 
-from ..backends.interface import Array, CacheShape, Head, Layer, Ops, Step, Weight
+import numpy as np
+from numpy.typing import NDArray
+
+from ..backends.interface import Array, CacheShape, Head, Layer, Norm, Ops, Step, Weight
 from ..cache_types import USUAL, CacheTypes
 from .architecture import ModelSettings
 from .cache import CacheGroups
@@ -18,7 +23,7 @@ from .layers.weights import LayerWeights
 
 
 class Decoder:
-    """A model on a backend: steps in, logits out."""
+    """A model on a backend: steps in, logits or hidden states out."""
 
     def __init__(
         self,
@@ -28,13 +33,18 @@ class Decoder:
         weights: Mapping[str, Weight],
         n_batch: int,
         cache_types: CacheTypes = USUAL,
+        classifier: NDArray[np.float32] | None = None,
     ) -> None:
-        """n_batch: tokens of a step at most, for which the ops have memory."""
+        """n_batch: tokens of a step at most, for which the ops have memory. classifier[C, D]: of
+        the normalised hidden state, on the host.
+        """
+        self.classifier = classifier
         self.sizes, self.settings, self.ops, self.n_batch = sizes, settings, ops, n_batch
         self.cache = cache_groups(sizes, settings, cache_types)
         self.table = weights["token_embd.weight"]
+        self._eps = sizes.eps if settings.eps is None else settings.eps
         self.head = Head(
-            norm=LayerWeights(weights, "", sizes.eps, sizes.layer_norm).norm("output_norm"),
+            norm=LayerWeights(weights, "", self._eps, sizes.layer_norm).norm("output_norm"),
             weight=weights.get("output.weight", self.table),
             soft_cap=settings.soft_cap,
             scale=settings.logit_scale,
@@ -44,32 +54,52 @@ class Decoder:
             self.layers.insert(0, self._layer(i, weights))
 
     def _layer(self, i: int, weights: Mapping[str, Weight]) -> Layer:
-        w = LayerWeights(weights, f"blk.{i}.", self.sizes.eps, self.sizes.layer_norm)
+        w = LayerWeights(weights, f"blk.{i}.", self._eps, self.sizes.layer_norm)
         mixer, ffn = self.settings.layers[i].mixer, self.settings.layers[i].ffn
         return Layer(
             index=i,
             mixer=mixer.build(w, *self.cache.place(i)),
             ffn=None if ffn is None else ffn.build(w),
+            parallel=self.settings.layers[i].parallel,
             next=self.layers[0] if self.layers else None,
         )
 
-    def cache_shape(self, n_seq: int, n_ctx: int, n_batch: int) -> CacheShape:
-        """The KV cache of n_seq sequences of n_ctx positions, in steps of n_batch tokens."""
-        return self.cache.shape(n_seq, n_ctx, n_batch)
+    def cache_shape(
+        self, n_seq: int, n_ctx: int, n_batch: int, n_positions: int | None = None
+    ) -> CacheShape:
+        """The KV cache of n_seq sequences of n_ctx positions, in steps of n_batch tokens, which
+        share n_positions; ValueError: see CacheGroups.shape.
+        """
+        return self.cache.shape(n_seq, n_ctx, n_batch, n_positions)
 
     def run(self, step: Step) -> Array:
         """l[R, V] of step.rows."""
         return self.ops.run(step, self.forward)
 
+    def hidden(self, step: Step) -> Array:
+        """x[T, D] of all tokens behind the last layer, before the final norm."""
+        return self.ops.run(replace(step, hidden=True), self.residual)
+
+    @cached_property
+    def final_norm(self) -> Norm:
+        """The norm of the hidden state before the head, with its weights on the host."""
+        norm, read = self.head.norm, self.ops.read
+        bias = None if norm.bias is None else read(norm.bias)
+        return replace(norm, weight=read(norm.weight), bias=bias)
+
     def forward(self, step: Step) -> Array:
         """The whole network, op by op."""
+        return self.ops.logits(self.residual(step), self.head, step)
+
+    def residual(self, step: Step) -> Array:
+        """The network up to the head: the residual stream x[T, D]."""
         ops = self.ops
         x = ops.embed(step, self.table, self.settings.embedding_scale)
         for layer in self.layers:
             x = ops.mix(x, layer, step)
-            if layer.ffn is not None:
+            if layer.ffn is not None and not layer.parallel:
                 x = ops.feed_forward(x, layer, step)
-        return ops.logits(x, self.head, step)
+        return x
 
 
 def cache_groups(sizes: Dimensions, settings: ModelSettings, types: CacheTypes) -> CacheGroups:

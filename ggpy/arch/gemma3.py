@@ -5,8 +5,6 @@ The windowed layers have their own rope base and are never scaled. Only the text
 
 from __future__ import annotations
 
-import numpy as np
-
 from . import hugging_face as hf
 from .architecture import (
     LAYER,
@@ -17,7 +15,7 @@ from .architecture import (
     LayerSettings,
     ModelSettings,
 )
-from .config import MAX_CONTEXT, Config, UnsupportedModel
+from .config import MAX_CONTEXT
 from .gemma2 import attention_scale, check_scale
 from .layers.attention import QK_NORM, AttentionSettings
 from .layers.dense import DenseSettings
@@ -42,27 +40,13 @@ def read(c: Context) -> ModelSettings:
     cap = config.real("attn_logit_softcapping", 0.0)
     whole = AttentionSettings(scale, build_rope(rope), 0, cap)
     windowed = AttentionSettings(scale, build_rope(rope.with_base(base)), window, cap)
-    local = [window > 0 and x for x in _local_layers(config, c.sizes.n_layer)]
+    local = [window > 0 and x for x in config.windowed_layers(c.sizes.n_layer, PERIOD)]
     ffn = DenseSettings("gelu_tanh")
     return ModelSettings(
         [LayerSettings(windowed if x else whole, ffn) for x in local],
         embedding_scale=c.sizes.n_embd**0.5,
         soft_cap=config.real("final_logit_softcapping", 0.0),
     )
-
-
-def _local_layers(config: Config, n_layer: int) -> list[bool]:
-    """Which layers have a window: from a period, or one bool for each layer."""
-    key = "attention.sliding_window_pattern"
-    pattern = config.raw(key)
-    if isinstance(pattern, np.ndarray):
-        if pattern.dtype != np.bool_ or len(pattern) < n_layer:
-            raise UnsupportedModel(
-                f"{config.path}: gemma3.{key} must be one bool for each of {n_layer} layers"
-            )
-        return [bool(x) for x in pattern[:n_layer]]
-    period = config.integer(key, PERIOD, low=0)
-    return [period == 0 or i % period < period - 1 for i in range(n_layer)]
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:

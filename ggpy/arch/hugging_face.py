@@ -145,16 +145,20 @@ class HuggingFace:
     tensors: Callable[[CheckpointSettings], dict[str, NDArray[np.float32]]] = lambda s: {}
     permuted: tuple[str, ...] = ()
     norm_offset: float = 0.0  # what files have more than checkpoints
-    tied: bool = False  # tie_word_embeddings, where config.json does not say
+    # tie_word_embeddings, where config.json does not say; None: as there is an output matrix
+    tied: bool | None = False
     inserted: str = ""  # what names of the text model have in them beside other models
     others: tuple[str, ...] = ()  # how the names of those begin
+    beside: tuple[str, ...] = ()  # settings of those that the text model's file has to have
 
 
 # Settings that most have
 
 
-def sizes(s: CheckpointSettings) -> Metadata:
-    """Widths and counts; UnsupportedModel unless attention looks back only."""
+def sizes(s: CheckpointSettings, layer_norm: bool = False) -> Metadata:
+    """Widths and counts; UnsupportedModel unless attention looks back only. layer_norm: norms are
+    layer norms, whose eps has names of its own.
+    """
     s.only("is_causal", True)
     n_head = s.integer("num_attention_heads", high=MAX_HEADS)
     n_head_kv = s.integer("num_key_value_heads", n_head, high=MAX_HEADS)
@@ -165,8 +169,14 @@ def sizes(s: CheckpointSettings) -> Metadata:
         "feed_forward_length": ("u32", s.integer("intermediate_size")),
         "attention.head_count": ("u32", n_head),
         "attention.head_count_kv": ("u32", n_head_kv),
-        "attention.layer_norm_rms_epsilon": ("f32", s.real("rms_norm_eps", 1e-6, high=1.0)),
+        **_eps(s, layer_norm),
     }
+
+
+def _eps(s: CheckpointSettings, layer_norm: bool) -> Metadata:
+    if layer_norm:
+        return {"attention.layer_norm_epsilon": ("f32", s.real("layer_norm_eps", 1e-5, high=1.0))}
+    return {"attention.layer_norm_rms_epsilon": ("f32", s.real("rms_norm_eps", 1e-6, high=1.0))}
 
 
 def head_size(s: CheckpointSettings) -> int:
@@ -199,6 +209,13 @@ def sliding_layers(s: CheckpointSettings) -> list[bool] | None:
     return [known[str(x)] for x in types]
 
 
+def windows_in_layers(s: CheckpointSettings, period: int) -> list[bool]:
+    """Which layers have a window, of layer_types or of a period, whose last layer has none."""
+    period = s.integer("sliding_window_pattern", period)
+    usual = [(i + 1) % period != 0 for i in range(s.integer("num_hidden_layers"))]
+    return sliding_layers(s) or usual
+
+
 # Rope
 
 
@@ -221,8 +238,11 @@ def rope_kind(rope: CheckpointSettings) -> str:
     return "longrope" if kind == "su" else kind
 
 
-def rope(s: CheckpointSettings, theta: float = 10000.0) -> Metadata:
-    """Base and scaling: none, linear, YaRN, and Llama 3's, whose factors `rope_freqs` makes."""
+def rope(s: CheckpointSettings, theta: float = 10000.0, known: Iterable[str] = ()) -> Metadata:
+    """Base and scaling: none, linear, YaRN, and Llama 3's, whose factors `rope_freqs` makes.
+
+    known: settings among those of rope that the caller understands.
+    """
     part = rope_part(s, theta)
     found: Metadata = {"rope.freq_base": ("f32", part.real("rope_theta", low=1.000001))}
     kind = rope_kind(part)
@@ -230,7 +250,11 @@ def rope(s: CheckpointSettings, theta: float = 10000.0) -> Metadata:
         known = ", ".join(_SCALINGS)
         raise part.refuse("rope_type" if part.has("rope_type") else "type", f"{known} are")
     found |= _SCALINGS[kind](part, s)
-    part.only("partial_rotary_factor", 1)
+    known = set(known)
+    if "partial_rotary_factor" not in known:
+        part.only("partial_rotary_factor", 1)
+    for key in known:
+        part.raw(key)
     part.refuse_unread()
     return found
 

@@ -8,19 +8,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..backends.interface import Demand, Ops, Role, Weight
 from ..cache_types import USUAL, CacheTypes
 from ..gguf import File, GGUFError, Tensor
-from .architecture import ROPE_FACTORS, ROPE_FREQS, Architecture, Context, Declared
+from .architecture import (
+    CLASSIFIER,
+    ROPE_FACTORS,
+    ROPE_FREQS,
+    Architecture,
+    Context,
+    Declared,
+    ModelSettings,
+)
 from .collect import check_vocabulary, collect
-from .config import Config
+from .config import Config, Dimensions
 from .decoder import Decoder, cache_groups
 from .scheme import SCALE, Given, Scheme, read_scheme, scale_of
 
 Progress = Callable[[int, int], None]  # bytes of weights handed over, of all
 MOST_BATCH, LEAST_BATCH = 2048, 512  # tokens of a step: on a GPU prefill gains 14 % by the former
 READERS = 8  # threads that check scales: one alone reads a mapped file slower than a bus is
+
+
+class Understood(NamedTuple):
+    """What a file says."""
+
+    sizes: Dimensions
+    settings: ModelSettings
+    collected: dict[str, tuple[Tensor, Declared]]  # tensors by name, fused ones taken apart
+    scheme: Scheme
 
 
 def build(
@@ -32,19 +53,16 @@ def build(
     n_batch: int | None = None,
     n_seq: int = 1,
     cache_types: CacheTypes = USUAL,
+    n_positions: int | None = None,
 ) -> Decoder:
     """Check all the file says, then hand its weights over; GGUFError names what is wrong.
 
-    n_seq sequences of n_ctx tokens, n_batch in a step, or as many as are fast: MemoryError where
-    they do not fit. ValueError for types of the KV cache that the model's heads are too small for.
+    n_seq sequences of n_ctx tokens, which share n_positions of the KV cache where that is given,
+    n_batch in a step, or as many as are fast: MemoryError where they do not fit. ValueError for
+    types of the KV cache that the model's heads are too small for.
     """
-    config = Config(file.metadata, architecture.name, file.path)
-    sizes = architecture.dimensions(config, _n_vocab(file))
-    check_vocabulary(file, sizes.n_vocab)
-    scheme = read_scheme(file.metadata, file.path)
-    collected = collect(architecture, file, sizes)
+    sizes, settings, collected, scheme = understood(architecture, file, n_ctx)
     tensors = {name: tensor for name, (tensor, _) in collected.items()}
-    settings = architecture.settings(Context(config, sizes, tensors, n_ctx))
     weights = _weights(collected, scheme)
     steps = (MOST_BATCH, LEAST_BATCH) if n_batch is None else (n_batch, n_batch)
     most, least = (min(n, n_seq * n_ctx) for n in steps)
@@ -57,13 +75,27 @@ def build(
         n_embd=sizes.n_embd,
         n_ff=max(layer.n_ff for layer in sizes.layers),
         n_vocab=sizes.n_vocab,
-        cache=lambda n_batch: groups.shape(n_seq, n_ctx, n_batch),
+        cache=lambda n_batch: groups.shape(n_seq, n_ctx, n_batch, n_positions),
     )
     n_batch = ops.plan_memory(demand)
     read = [weights[name].tensor if name in weights else x for name, x in tensors.items()]
     with ThreadPoolExecutor(READERS) as pool:  # the first error in the file's order is raised
         list(pool.map(lambda tensor: tensor.check_scales(), read))
-    return Decoder(sizes, settings, ops, _hand_over(weights, ops, progress), n_batch, cache_types)
+    handed = _hand_over(weights, ops, progress)
+    classifier = _classifier(tensors)
+    return Decoder(sizes, settings, ops, handed, n_batch, cache_types, classifier)
+
+
+def understood(architecture: Architecture, file: File, n_ctx: int) -> Understood:
+    """All that the file says, checked; weights are not read. GGUFError names what is wrong."""
+    config = Config(file.metadata, architecture.name, file.path)
+    sizes = architecture.dimensions(config, _n_vocab(file))
+    check_vocabulary(file, sizes.n_vocab)
+    scheme = read_scheme(file.metadata, file.path)
+    collected = collect(architecture, file, sizes)
+    tensors = {name: tensor for name, (tensor, _) in collected.items()}
+    settings = architecture.settings(Context(config, sizes, tensors, n_ctx))
+    return Understood(sizes, settings, collected, scheme)
 
 
 def _n_vocab(file: File) -> int:
@@ -76,12 +108,18 @@ def _n_vocab(file: File) -> int:
     return table.shape[0]
 
 
+def _classifier(tensors: Mapping[str, Tensor]) -> NDArray[np.float32] | None:
+    """[C, D]; it is so small that the host computes it."""
+    (name,) = CLASSIFIER
+    return np.array(tensors[name].dequantize(), np.float32) if name in tensors else None
+
+
 def _weights(collected: Mapping[str, tuple[Tensor, Declared]], scheme: Scheme) -> dict[str, Given]:
     """The tensors that become weights, with the scales of their rows."""
     found = {}
     for name, (tensor, declared) in collected.items():
-        if name in ROPE_FREQS or name in ROPE_FACTORS or name.endswith(SCALE):
-            continue  # these are in the settings, or with their matrix
+        if name in {**ROPE_FREQS, **ROPE_FACTORS, **CLASSIFIER} or name.endswith(SCALE):
+            continue  # these are in the settings, on the host, or with their matrix
         lookup = name == "token_embd.weight" and "output.weight" in collected
         scale, _ = collected.get(scale_of(name), (None, None))
         found[name] = scheme.given(tensor, Role(declared.axes, lookup), scale)

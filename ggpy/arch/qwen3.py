@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import hugging_face as hf
-from .architecture import LAYER, Architecture
+from .architecture import CLASSIFIER, LAYER, OUTPUT, Architecture
 from .layers.attention import QK_NORM
 from .qwen2 import read, settings
 
@@ -11,6 +11,7 @@ ARCHITECTURE = Architecture(
     "qwen3",
     read,
     layer={**LAYER, **QK_NORM},
+    optional={**OUTPUT, **CLASSIFIER},
     hugging_face=hf.HuggingFace(
         classes={"Qwen3ForCausalLM": {"num_key_value_heads": 32, "head_dim": 128}},
         settings=settings,

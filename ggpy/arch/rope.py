@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from ..backends.interface import Rope
 from ..gguf import GGUFError, Tensor
-from .config import Config, Dimensions
+from .config import Config, Dimensions, UnsupportedModel
 
+Style = Literal["norm", "neox"]
 SCALING_TYPES = ("none", "linear", "yarn", "longrope")
 
 
@@ -26,7 +27,7 @@ SCALING_TYPES = ("none", "linear", "yarn", "longrope")
 class RopeSettings:
     """The `rope.*` settings of a file; `factor` is by how much the context was stretched."""
 
-    style: Literal["norm", "neox"]
+    style: Style
     n_rot: int
     base: float
     scaling: str = "none"
@@ -41,10 +42,11 @@ class RopeSettings:
         return replace(self, base=base, scaling="none", factor=1.0)
 
 
-def read_rope(config: Config, sizes: Dimensions, style: Literal["norm", "neox"]) -> RopeSettings:
+def read_rope(config: Config, sizes: Dimensions, style: Style) -> RopeSettings:
     """All `rope.*` settings; a scaling type that is not one of SCALING_TYPES is refused."""
     config.only("rope.scaling.type", *SCALING_TYPES)
     old_factor = config.real("rope.scale_linear", 0.0)
+    _check_magnitude(config)
     return RopeSettings(
         style=style,
         n_rot=sizes.n_rot,
@@ -58,6 +60,22 @@ def read_rope(config: Config, sizes: Dimensions, style: Literal["norm", "neox"])
         beta_fast=config.real("rope.scaling.yarn_beta_fast", 32.0, low=1e-6),
         beta_slow=config.real("rope.scaling.yarn_beta_slow", 1.0, low=1e-6),
     )
+
+
+def _check_magnitude(config: Config) -> None:
+    """YaRN's magnitude is implied; converters may say it too, and then it has to be the usual."""
+    usual = yarn_magnitude(config.real("rope.scaling.factor", 1.0))
+    said = config.real("rope.scaling.yarn_attn_factor", usual)
+    if abs(said - usual) > 1e-4 * usual:
+        raise UnsupportedModel(
+            f"{config.path}: rope.scaling.yarn_attn_factor = {said:g} is not supported (only the"
+            f" usual {usual:g} is)"
+        )
+
+
+def yarn_magnitude(factor: float, multiplier: float = 1.0) -> float:
+    """How much longer YaRN makes q and k: 1 + 0.1 * multiplier * ln(factor)."""
+    return 1 + 0.1 * multiplier * log(max(factor, 1.0))
 
 
 def choose_factors(
@@ -88,7 +106,7 @@ def build_rope(settings: RopeSettings, factors: NDArray | None = None) -> Rope:
     if settings.scaling == "yarn":
         extrapolated = _yarn_ramp(settings)
         inv_freq = inv_freq * (extrapolated + (1 - extrapolated) / settings.factor)
-        magnitude *= 1 + 0.1 * log(max(settings.factor, 1.0))
+        magnitude *= yarn_magnitude(settings.factor)
     elif settings.scaling != "none":
         inv_freq = inv_freq / settings.factor
     return Rope(settings.style, inv_freq, magnitude)

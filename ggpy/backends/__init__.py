@@ -77,8 +77,10 @@ def _on_cpu(
     if device != "numpy":
         try:
             from .cpu.backend import Cpu
+        except ModuleNotFoundError:
+            note("numpy computes, which is slow: pip install 'ggpy[cpu]' adds numba")
         except ImportError as error:
-            note(f"numpy computes, which is slow ({error}): pip install 'ggpy[cpu]' adds numba")
+            note(f"numpy computes, which is slow: numba cannot be imported ({error})")
         else:
             return Cpu(n_threads, reason=reason, note=note, activations=activations)
     from .numpy.backend import Reference

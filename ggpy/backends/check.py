@@ -1,8 +1,8 @@
 """Ops that stop at the first number that is none: what `--check` puts around a backend.
 
-Each step's logits are read and looked at. Only if one of them is NaN or infinite is the step run
-again, op by op, to find where such a value comes up first. It works on any backend, and knows
-nothing about how that computes.
+Each step's logits, or hidden states, are read and looked at. Only if one of them is NaN or infinite
+is the step run again, op by op, to find where such a value comes up first. It works on any backend,
+and knows nothing about how that computes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class NotFinite(ArithmeticError):
 
 
 class Checked(Trace):
-    """A backend whose steps end in NotFinite unless all logits are finite."""
+    """A backend whose steps end in NotFinite unless all that they return is finite."""
 
     def __init__(self, ops: Ops) -> None:
         super().__init__(ops)
@@ -31,14 +31,15 @@ class Checked(Trace):
         self, step: Step, forward: Callable[[Step], Array], probe: Probe | None = None
     ) -> Array:
         """What forward(step) returns, looked at; NotFinite names the layer and the op."""
-        logits = self._ops.run(step, forward, probe)
-        n_bad = _n_bad(self.read(logits))
+        output = self._ops.run(step, forward, probe)
+        n_bad = _n_bad(self.read(output))
         if n_bad:
+            what = "values of the hidden state" if step.hidden else "logits"
             raise NotFinite(
-                f"{n_bad} logits are NaN or infinite; {self._where(step, forward)}: "
+                f"{n_bad} {what} are NaN or infinite; {self._where(step, forward)}: "
                 "the file is damaged, or this model needs more range than the device computes with"
             )
-        return logits
+        return output
 
     def _where(self, step: Step, forward: Callable[[Step], Array]) -> str:
         """Where the first such value of the step is, found by running it again."""

@@ -46,7 +46,8 @@ class Step:
     """One ragged batch. Prefill, decode and a mix of both are the same call.
 
     Tokens of one sequence are adjacent and in rising position. A negative id, ~r, stands for the
-    token that the previous step sampled at its row r: it may still be on the device.
+    token that the previous step sampled at its row r: it may still be on the device. hidden: it
+    ends with the hidden state x[T, D] behind the last layer, not with logits.
     """
 
     ids: NDArray[np.int32]  # [T]
@@ -56,6 +57,7 @@ class Step:
     # (behind the last position, or before the window) are 0.
     page_tables: tuple[NDArray[np.int32], ...]
     rows: NDArray[np.int32]  # [R], indices into the T tokens
+    hidden: bool = False
 
     def pages(self, group: int = 0) -> NDArray[np.int32]:
         """[T], the pages of a group that hold the tokens' own positions."""
@@ -105,6 +107,14 @@ class Norm:
 
 
 @dataclass(frozen=True)
+class AttentionTemperature:
+    """Later tokens attend more sharply: q at position p times 1 + scale * ln(1 + p // length)."""
+
+    scale: float
+    length: int  # positions
+
+
+@dataclass(frozen=True)
 class PagedKV:
     """The state of one attention layer: keys and values in pages of PAGE_SIZE positions.
 
@@ -136,7 +146,7 @@ class Attention:
     spec: PagedKV
     group: int  # the layer's group in the cache
     slot: int  # and its place among the layers of the group
-    norm: Norm  # of x, before the projections
+    norm: Norm | None  # of x, before the projections; None: x is projected as it is
     wq: Weight  # [H*E, D]
     wk: Weight  # [G*E, D]
     wv: Weight  # [G*Ev, D]
@@ -149,6 +159,9 @@ class Attention:
     bo: Weight | None = None  # [D]
     q_norm: Norm | None = None  # over E, per head, before rope
     k_norm: Norm | None = None
+    norm_whole: bool = False  # these norms are over all heads together: H*E and G*E
+    norm_after_rope: bool = False
+    temperature: AttentionTemperature | None = None  # of q, after rope
     soft_cap: float = 0.0  # c * tanh(s / c); 0 is none
     sinks: Weight | None = None  # [H], one logit per head that takes weight and gives nothing
     post_norm: Norm | None = None  # of what is added to x
@@ -166,7 +179,7 @@ class Dense:
     n = norm(x).
     """
 
-    norm: Norm
+    norm: Norm | None  # None: n is x
     w_gate: Weight  # [F, D]
     w_up: Weight  # [F, D]
     w_down: Weight  # [D, F]
@@ -188,12 +201,14 @@ FeedForward = Dense
 class Layer:
     """One layer; a backend that fuses looks at what comes next.
 
-    `next` is the layer behind, or None for the last one.
+    `next` is the layer behind, or None for the last one. parallel: mixer and ffn take the same x,
+    and `mix` adds the outputs of both.
     """
 
     index: int
     mixer: Mixer
     ffn: FeedForward | None
+    parallel: bool = False
     next: Layer | None = field(default=None, repr=False)
 
 
@@ -213,7 +228,8 @@ class CacheGroup:
 
     spec: PagedKV
     layers: tuple[int, ...]  # indices of layers, in the order of Attention.slot
-    n_pages: int
+    n_pages: int  # that all sequences share
+    limit: int = 0  # pages that one sequence holds at most; 0 is all of them
 
     @property
     def n_layer(self) -> int:
@@ -307,7 +323,8 @@ class Ops(Protocol):
         """x[T, D] = table[ids] * scale."""
 
     def mix(self, x: Array, layer: Layer, step: Step) -> Array:
-        """x[T, D] with the output of layer.mixer added; the old x may be overwritten.
+        """x[T, D] with the output of layer.mixer added, and that of layer.ffn if the layer is
+        parallel; the old x may be overwritten.
 
         Attention normalises x, projects, adds bias, normalises heads, rotates q and k, writes k and
         v to their pages, and attends over the pages of each token's sequence. Where keys are kept
@@ -315,7 +332,9 @@ class Ops(Protocol):
         """
 
     def feed_forward(self, x: Array, layer: Layer, step: Step) -> Array:
-        """x[T, D] with the output of layer.ffn added; the old x may be overwritten."""
+        """x[T, D] with the output of layer.ffn added; the old x may be overwritten. Parallel layers
+        do not come here.
+        """
 
     def logits(self, x: Array, head: Head, step: Step) -> Array:
         """l[R, V] of the rows that the step asks for."""
@@ -330,7 +349,7 @@ class Ops(Protocol):
         """
 
     def read(self, array: Array) -> NDArray[Any]:
-        """The array on the host, once it is computed."""
+        """The array on the host, once it is computed; or a vector that `weight` returned."""
 
     def device_bytes(self) -> int:
         """Bytes of a memory of its own that it holds now; 0 where that is the process's memory."""

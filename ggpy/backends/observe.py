@@ -55,6 +55,9 @@ class ObservedOps(Forwarding):
     def mix(self, x: Array, layer: Layer, step: Step) -> Array:
         self._show(self._normalised(x, layer.mixer.norm), *layer.mixer.projections)
         self._meets = {"attention": layer.mixer.wo}
+        if layer.parallel and layer.ffn is not None:
+            self._show(self._normalised(x, layer.ffn.norm), *layer.ffn.projections)
+            self._meets["ffn_act"] = layer.ffn.w_down
         return super().mix(x, layer, step)
 
     def feed_forward(self, x: Array, layer: Layer, step: Step) -> Array:
@@ -79,7 +82,9 @@ class ObservedOps(Forwarding):
         values = np.asarray(self.read(x), np.float32)
         return values.reshape(len(values), -1)
 
-    def _normalised(self, x: Array, norm: Norm) -> F32:
+    def _normalised(self, x: Array, norm: Norm | None) -> F32:
+        if norm is None:
+            return self._host(x)
         weight, bias = (
             None if w is None else self._tensors[id(w)][1].dequantize()
             for w in (norm.weight, norm.bias)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import groupby
-from types import SimpleNamespace
 from typing import Any
 
 from .. import arch
@@ -17,34 +16,15 @@ from ..backends.cuda.arrays import Matrix
 from ..backends.cuda.attention import HeadKernels
 from ..backends.cuda.backend import Cuda
 from ..backends.cuda.plan import LaunchPlan, NormIn, ProductPlan, ResidualState, RopeIn, StepClass
-from ..backends.cuda.weights import Uploader
 from ..backends.cuda.weights_f16 import SCRATCH
-from ..device.base import Buffer
-from ..gguf import Tensor
 from ..kernels.layout.blocks_to_f16 import F16_TILES
 from ..kernels.layout.pack import PLAIN
-from ..kernels.layout.tile import ROWS, TiledMatrix, layout_of
-from ..util.simulated import SHARED_BYTES
-from .compile_ahead import Wishes
+from ..kernels.layout.tile import ROWS, TiledMatrix
+from .planned import N_CTX, PlannedCuda
 
-LARGE_SHARED = (
-    227 << 10
-)  # bytes of shared memory of a CTA on Hopper and the data centres' Blackwell
-GPUS = {  # architecture -> SMs of a common GPU of it, where no other is at hand
-    "sm_75": 40,
-    "sm_80": 108,
-    "sm_86": 82,
-    "sm_89": 128,
-    "sm_90": 132,
-    "sm_90a": 132,
-    "sm_100": 148,
-    "sm_120": 170,
-}
-SMALL_SHARED = {"sm_120": 99 << 10}
 DECODE = (1, 2, 4, 8, 16, 32, 64)  # sequences
 PREFILL = (512,)  # tokens of a prompt
 LAYOUTS = ("rows", "codes", "f16")  # of activations, by kernels/layout/pack.py
-N_CTX = 4096
 DEFAULT = "sm_90a"  # where there is no GPU and none is asked for
 
 
@@ -68,69 +48,9 @@ TITLES = ("tokens", "layers", "tensor", "kernel", "x", "norm", "rope", "epilogue
 HEADER = PlanRow(*TITLES, "workspace")
 
 
-def device_of(architecture: str, sm_count: int | None = None) -> Any:
-    """A device of an architecture that computes nothing; ValueError for one that is not known."""
-    if architecture not in GPUS:
-        raise ValueError(f"{architecture} is not known: take one of {', '.join(GPUS)}")
-    shared = SMALL_SHARED.get(architecture) or SHARED_BYTES.get(architecture, LARGE_SHARED)
-    facts = SimpleNamespace(
-        arch=architecture, sm_count=sm_count or GPUS[architecture], shared_bytes=shared
-    )
-    return _Device(facts)
-
-
-class _Device(Wishes):
-    """Wishes that also stand in for streams and pinned memory."""
-
-    used_bytes = 0
-
-    def pinned(self, nbytes: int) -> Any:
-        """Memory of the host."""
-        import numpy as np
-
-        return np.zeros(nbytes, np.uint8)
-
-    def mapped(self, nbytes: int) -> Any:
-        """The same, with an address."""
-        return self.pinned(nbytes), self.alloc(nbytes).at(0)
-
-    def new_stream(self) -> Any:
-        """A stream on which nothing happens."""
-        return self.event()
-
-    @property
-    def stream(self) -> Any:
-        """The device's own."""
-        return self.event()
-
-
-class _NoUpload(Uploader):
-    """Gives weights an address and no memory."""
-
-    def __init__(self, device: Any) -> None:
-        self.device = device
-
-    def upload(self, tensor: Tensor, tiled: bool) -> tuple[TiledMatrix | None, Buffer | None]:
-        """As Uploader.upload, without the copy."""
-        memory, (n_rows, k) = self.device.alloc(1 << 40), tensor.shape[-2:]
-        layout = layout_of(tensor.format, k) if tiled else None
-        return (TiledMatrix(layout, n_rows, k, memory), None) if layout else (None, memory)
-
-
-class _Planned(Cuda):
-    """A backend whose weights have shapes and no memory."""
-
-    def __init__(self, device: Any, **policy: Any) -> None:
-        super().__init__(device, **policy)
-        self._uploader = _NoUpload(device)
-
-    def _vector(self, tensor: Tensor) -> Buffer:
-        return self.device.alloc(4 * tensor.shape[0], tensor.name)
-
-
 def table(file: Any, device: Any, steps: Sequence[StepClass], **policy: Any) -> list[PlanRow]:
     """The rows of a model's steps; policy: see Cuda."""
-    ops = _Planned(device, **policy)
+    ops = PlannedCuda(device, **policy)
     n_seq = max(s.n_tokens for s in steps if s.decode) if any(s.decode for s in steps) else 1
     decoder = arch.load(file, ops, N_CTX, n_seq=n_seq)
     ops.allocate_cache(decoder.cache_shape(n_seq, N_CTX, decoder.n_batch))

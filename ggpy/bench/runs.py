@@ -1,6 +1,6 @@
 """Runs the tests of one model through the engine, as a user would: greedy, one step ahead.
 
-Each test runs once or twice before it is timed. Its context is evaluated once, and every repetition
+Each test runs before it is timed. Its context is evaluated once, and every repetition
 reuses it. The clock stops when the host has read the last token. A test that cannot run (no memory,
 a broken file) gives a result with an error, and the other tests go on. Nothing here prints.
 """
@@ -80,7 +80,7 @@ class NoText:
 
     end_ids: frozenset[int] = frozenset()
 
-    def stream(self) -> NoText:
+    def stream(self, special: bool = False) -> NoText:
         """Return self: there is no state."""
         return self
 
@@ -243,8 +243,8 @@ def _message(error: Exception) -> str:
 def _measure(loaded: Loaded, test: Test, bench: Bench) -> Result:
     run = Run(loaded, test)
     times = []
-    for _ in range((2 if loaded.ops.asynchronous else 1) if bench.warm else 0):
-        run.once()  # twice on a GPU: the second run records graphs
+    for _ in range((3 if loaded.ops.asynchronous else 1) if bench.warm else 0):
+        run.once()  # more on a GPU: the second or third run records graphs
     for _ in range(bench.repetitions):
         times.append(run.once())
     return Result(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from ..backends.interface import Ops
     from ..runtime.engine import Engine
     from ..runtime.sequence import Sequence as Answer
-    from ..sampling import SamplingParams
-    from ..tokenizer import Tokenizer
+    from ..sampling import SamplingParams, TokenMask
 
 
 @dataclass
@@ -90,6 +89,7 @@ class AnswerSettings:
     stop: list[str] = field(default_factory=list)
     context_shift: bool = False
     keep: int = 0  # first tokens that a context shift keeps; -1 is the whole prompt
+    mask: Callable[[], TokenMask] | None = None  # what an answer must match: makes one for each
 
     def __post_init__(self) -> None:
         from ..runtime.sequence import checked_stops
@@ -118,19 +118,12 @@ class AnswerSettings:
                 n_keep=min(n_keep, engine.n_ctx - 1),
                 keep=keep,
                 previous=previous,
+                grammar=self.mask() if self.mask else None,
             )
         except ContextOverflow as error:
             told = f"context is {error.n_ctx} tokens, the prompt has {error.n_prompt}"
             error.args = (f"{told}: raise -c or shorten it",)
             raise
-
-
-def dry_breakers(texts: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Token sequences of DRY's sequence breakers, for `SamplingParams.dry_breakers`."""
-    from ..sampling import breaker_sequences
-
-    pieces = [tokenizer.piece(id, special=True) for id in range(tokenizer.n_vocab)]
-    return breaker_sequences(texts, pieces, lambda text: tokenizer.encode(text, add_special=False))
 
 
 def stream(

@@ -13,7 +13,8 @@ from ..cache_types import CACHE_TYPES
 from ..hub import KNOWN
 from ..quantization.names import TABLE
 
-FILES = {"MODEL", "FILE", "FOLDER", "CHECKPOINT", "OUT", "PATH", "OLD.json", "NEW.json"}  # metavars
+# Metavars that stand for files and folders.
+FILES = {"MODEL", "FILE", "FOLDER", "DIR", "CHECKPOINT", "OUT", "PATH", "OLD.json", "NEW.json"}
 DEVICES = ("auto", "cpu", "cuda")
 MODELS = tuple(model.name for model in KNOWN)
 
@@ -62,7 +63,7 @@ def command_line(name: str, purpose: str, parser: argparse.ArgumentParser) -> Co
 def _value(action: argparse.Action) -> Value:
     """What an action takes, by its choices, its destination and its metavar."""
     name = action.metavar if isinstance(action.metavar, str) else action.dest
-    kinds = set(name.replace("[", "").replace("]", "").split())
+    kinds = set(name.replace("[", "").replace("]", "").replace("|", " ").split())
     words = tuple(map(str, action.choices or ()))
     if action.dest.startswith("device"):
         words = DEVICES

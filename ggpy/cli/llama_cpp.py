@@ -27,15 +27,18 @@ FLAGS = (
     *(("-i", "--interactive"), ("-if", "--interactive-first"), ("-mli", "--multiline-input")),
     *(("-st", "--single-turn"), ("--simple-io",), ("--jinja",), ("--log-disable",)),
     *(("--display-prompt",), ("--no-display-prompt",)),
+    *(("--embeddings", "--embedding"), ("--rerank", "--reranking")),
 )
 # llama-bench gives a value to what is a flag elsewhere.
 OF_BENCH = (("-mmp", "--mmap"), ("-nkvo", "--no-kv-offload"))
 HIDDEN: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Give a parser the options of llama-cli and its kin that have no effect here."""
-    _add_shared(parser)
+def add_options(parser: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
+    """Give a parser the options of llama-cli and its kin that have no effect here, but for those
+    that the program has itself.
+    """
+    _add_shared(parser, without)
     for names in FLAGS:
         parser.add_argument(*names, action=_Unused, nargs=0, **HIDDEN)
 
@@ -47,10 +50,12 @@ def add_bench_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(*names, action=_Unused, **HIDDEN)
 
 
-def _add_shared(parser: argparse.ArgumentParser) -> None:
+def _add_shared(parser: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
     parser.add_argument(*GPU_LAYERS, action=_GpuLayers, **HIDDEN)
     parser.add_argument(*MAIN_GPU, action=_MainGpu, **HIDDEN)
     for names in (*OPTIONAL, *WITH_VALUE):
+        if set(names) & set(without):
+            continue
         parser.add_argument(*names, action=_Unused, **HIDDEN)
 
 

@@ -30,6 +30,8 @@ GEMM = (
     "cuBLAS on dequantised weights"
 )
 
+GRAMMARS = ("grammar", "grammar_file", "json_schema", "json_schema_file")
+
 # Flags, name in SamplingParams, type, default as the help shows it, meaning.
 SAMPLING: tuple[tuple[tuple[str, ...], str, Any, str, str], ...] = (
     (("-s", "--seed"), "seed", int, "-1", "seed of the random numbers; -1 chooses one at random"),
@@ -103,9 +105,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options as a namespace; SystemExit 2 for what cannot be understood, 0 after --help."""
     found = parser()
     options = llama_cpp.parse(found, arguments)
-    if options.model and options.model_flag:
-        found.error("the model is given twice: as MODEL and with -m")
-    options.model = options.model or options.model_flag
+    check_model(found, options)
     _check(found, options)
     return options
 
@@ -145,6 +145,76 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
     llama_cpp.add_options(parser)
 
 
+def add_machine(group: Any) -> None:
+    """The options for the device and how it computes."""
+    group.add_argument(
+        *("--device", "-dev"),
+        default="auto",
+        metavar="DEVICE",
+        help="auto, cpu, cuda or cuda:N (auto)",
+    )
+    simulated.add_option(group)
+    group.add_argument("-t", "--threads", type=positive, metavar="N", help="CPU threads")
+    group.add_argument(
+        "--batch-invariant",
+        action="store_true",
+        help="on a GPU: a token's bits never depend on the batch; prompts, and batches of more "
+        "than 8 sequences, take 3 to 5 times as long",
+    )
+    group.add_argument(
+        "--activations",
+        choices=["auto", "f16", "q8_1", "q16", "q8", "f32"],
+        default="auto",
+        help="type of activations that are multiplied with quantised weights: f16 or q8_1 on a GPU "
+        "(f16); q16, q8 or f32 on the CPU (q16)",
+    )
+    group.add_argument("--gemm", choices=["auto", "cublas"], default="auto", help=GEMM)
+
+
+def add_batch_size(group: Any) -> None:
+    """The option for the tokens of a step."""
+    group.add_argument(
+        *("-b", "--batch-size", "-ub", "--ubatch-size"),
+        type=positive,
+        metavar="N",
+        help="tokens of a step at most (2048 on a GPU with memory for it, else 512)",
+    )
+
+
+def add_chat_template(group: Any) -> None:
+    """The options that name a chat template."""
+    group.add_argument(
+        "--chat-template",
+        metavar="TEMPLATE",
+        help="chat template instead of the model's: a name (chatml, llama3, ...), Jinja, or a file",
+    )
+    group.add_argument("--chat-template-file", metavar="FILE", help="the same, always a file")
+
+
+def add_sampling(group: Any) -> None:
+    """The options of SAMPLING, without a default: one that is not given is not in the namespace."""
+    for flags, name, kind, default, meaning in SAMPLING:
+        group.add_argument(
+            *flags,
+            dest=name,
+            type=kind,
+            default=argparse.SUPPRESS,
+            metavar="P" if name in ("top_p", "min_p", "xtc_threshold") else "N",
+            help=f"{meaning} ({default})",
+        )
+
+
+def check_model(parser: Parser, options: argparse.Namespace) -> None:
+    """SystemExit 2 where the model or its chat template is given twice; MODEL becomes `model`."""
+    if options.model and options.model_flag:
+        parser.error("the model is given twice: as MODEL and with -m")
+    options.model = options.model or options.model_flag
+    if options.model and options.hf_repo:
+        parser.error("give a MODEL or -hf, not both")
+    if options.chat_template and options.chat_template_file:
+        parser.error("give --chat-template or --chat-template-file, not both")
+
+
 def add_cache_types(parser: Any) -> None:
     """The options for the types of the KV cache."""
     for letter, name in (("k", "keys"), ("v", "values")):
@@ -178,28 +248,7 @@ def _model(parser: Parser) -> None:
     group.add_argument(
         "-hf", "--hf-repo", metavar="USER/REPO[:QUANT]", help="a model of the Hugging Face hub"
     )
-    group.add_argument(
-        *("--device", "-dev"),
-        default="auto",
-        metavar="DEVICE",
-        help="auto, cpu, cuda or cuda:N (auto)",
-    )
-    simulated.add_option(group)
-    group.add_argument("-t", "--threads", type=positive, metavar="N", help="CPU threads")
-    group.add_argument(
-        "--batch-invariant",
-        action="store_true",
-        help="on a GPU: a token's bits never depend on the batch; prompts, and batches of more "
-        "than 8 sequences, take 3 to 5 times as long",
-    )
-    group.add_argument(
-        "--activations",
-        choices=["auto", "f16", "q8_1", "q16", "q8", "f32"],
-        default="auto",
-        help="type of activations that are multiplied with quantised weights: f16 or q8_1 on a GPU "
-        "(f16); q16, q8 or f32 on the CPU (q16)",
-    )
-    group.add_argument("--gemm", choices=["auto", "cublas"], default="auto", help=GEMM)
+    add_machine(group)
     group.add_argument(
         *("-c", "--ctx-size"),
         type=natural,
@@ -208,12 +257,7 @@ def _model(parser: Parser) -> None:
         "limit",
     )
     add_cache_types(group)
-    group.add_argument(
-        *("-b", "--batch-size", "-ub", "--ubatch-size"),
-        type=positive,
-        metavar="N",
-        help="tokens of a step at most (2048 on a GPU with memory for it, else 512)",
-    )
+    add_batch_size(group)
 
 
 def _prompt(parser: Parser) -> None:
@@ -236,12 +280,7 @@ def _prompt(parser: Parser) -> None:
         action="store_false",
         help="continue the prompt as raw text, without the chat template",
     )
-    group.add_argument(
-        "--chat-template",
-        metavar="TEMPLATE",
-        help="chat template instead of the model's: a name (chatml, llama3, ...), Jinja, or a file",
-    )
-    group.add_argument("--chat-template-file", metavar="FILE", help="the same, always a file")
+    add_chat_template(group)
     group.add_argument(
         *("-e", "--escape"),
         action=argparse.BooleanOptionalAction,
@@ -268,6 +307,19 @@ def _generation(parser: Parser) -> None:
         metavar="TEXT",
         help="stop before this text; may be repeated",
     )
+    constraint = group.add_mutually_exclusive_group()
+    constraint.add_argument(
+        "--grammar", metavar="TEXT", help="the answer must match this grammar, in GBNF"
+    )
+    constraint.add_argument("--grammar-file", metavar="FILE", help="the same, from a file")
+    constraint.add_argument(
+        *("-j", "--json-schema"),
+        metavar="SCHEMA",
+        help="the answer must be JSON that matches this schema; {} is any object",
+    )
+    constraint.add_argument(
+        *("-jf", "--json-schema-file"), metavar="FILE", help="the same, from a file"
+    )
     group.add_argument("--ignore-eos", action="store_true", help="do not let the model end")
     group.add_argument(
         "--context-shift",
@@ -286,15 +338,7 @@ def _generation(parser: Parser) -> None:
 
 def _sampling(parser: Parser) -> None:
     group = parser.add_argument_group("sampling (defaults in brackets)")
-    for flags, name, kind, default, meaning in SAMPLING:
-        group.add_argument(
-            *flags,
-            dest=name,
-            type=kind,
-            default=argparse.SUPPRESS,
-            metavar="P" if name in ("top_p", "min_p", "xtc_threshold") else "N",
-            help=f"{meaning} ({default})",
-        )
+    add_sampling(group)
     group.add_argument(
         "--dry-sequence-breaker",
         action="append",
@@ -313,12 +357,10 @@ def _sampling(parser: Parser) -> None:
 
 
 def _check(parser: Parser, options: argparse.Namespace) -> None:
-    if options.model and options.hf_repo:
-        parser.error("give a MODEL or -hf, not both")
-    if options.chat_template and options.chat_template_file:
-        parser.error("give --chat-template or --chat-template-file, not both")
     if options.chat is False and options.system_prompt is not None:
         parser.error("-sys is part of a chat, which --no-chat turns off: put it into the prompt")
+    if options.ignore_eos and any(getattr(options, name) is not None for name in GRAMMARS):
+        parser.error("--ignore-eos leaves no token where a grammar is complete: give one of them")
     if options.predict < -2:
         parser.error(f"-n is {options.predict}: give 0 or more, or -1 for no limit")
     if options.keep < -1:

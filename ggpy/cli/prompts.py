@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class PromptError(ValueError):
-    """A prompt that cannot be read, or that this model has no use for."""
+    """A prompt or another text that cannot be read, or that this model has no use for."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,13 @@ def read_prompt(source: PromptSource) -> str | None:
     else:
         return None
     return text.removesuffix("\n")
+
+
+def argument_or_file(text: str | None, flag: str, file: str | None) -> str | None:
+    """A text of the command line or of a file, as it is; None for neither. PromptError, OSError."""
+    if text is not None:
+        return decode(text.encode("utf-8", "surrogateescape"), flag)
+    return None if file is None else decode(Path(file).read_bytes(), file)
 
 
 def decode(data: bytes, source: str) -> str:

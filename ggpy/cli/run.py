@@ -11,7 +11,9 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +29,7 @@ from . import options as command_line
 if TYPE_CHECKING:
     from ..gguf import File
     from ..model import Model
+    from ..sampling import TokenMask
     from ..tokenizer import Tokenizer
 
 
@@ -82,21 +85,27 @@ def chat_settings(options: argparse.Namespace) -> prompts.ChatSettings:
     """What is said about chats; OSError, PromptError, ChatTemplateError for a template."""
     if options.chat is False:
         return prompts.ChatSettings(wanted=False)
-    template, system = None, options.system_prompt
+    system = options.system_prompt
+    system = None if system is None else spoken(options, system, "-sys")
+    return prompts.ChatSettings(options.chat, chat_template(options), system)
+
+
+def chat_template(options: argparse.Namespace) -> str | None:
+    """The template that the options name; OSError, PromptError, ChatTemplateError."""
     if options.chat_template_file:
         path = Path(options.chat_template_file)
-        template = prompts.decode(path.read_bytes(), options.chat_template_file)
-    elif options.chat_template:
+        return prompts.decode(path.read_bytes(), options.chat_template_file)
+    if options.chat_template:
         from ..tokenizer.templates import choose
 
-        template = choose(options.chat_template)
-    system = None if system is None else spoken(options, system, "-sys")
-    return prompts.ChatSettings(options.chat, template, system)
+        return choose(options.chat_template)
+    return None
 
 
 def answer_settings(options: argparse.Namespace, tokenizer: Tokenizer) -> answer.AnswerSettings:
     """What is said about answers; ValueError for a parameter out of range."""
     from ..sampling import DRY_SEQUENCE_BREAKERS, SamplingParams
+    from ..tokenizer.breakers import dry_breakers
 
     given = command_line.sampling(options)
     given["logit_bias"] = dict.fromkeys(tokenizer.end_ids, -inf) if options.ignore_eos else {}
@@ -105,14 +114,33 @@ def answer_settings(options: argparse.Namespace, tokenizer: Tokenizer) -> answer
     if params.uses_dry:
         texts = options.dry_sequence_breaker or DRY_SEQUENCE_BREAKERS
         texts = [] if "none" in texts else [spoken(options, t, "a breaker") for t in texts]
-        params = replace(params, dry_breakers=answer.dry_breakers(texts, tokenizer))
+        params = replace(params, dry_breakers=dry_breakers(texts, tokenizer))
     return answer.AnswerSettings(
         params=params,
         max_tokens=options.predict if options.predict >= 0 else None,
         stop=[spoken(options, text, "-r") for text in options.reverse_prompt],
         context_shift=options.context_shift,
         keep=options.keep,
+        mask=answer_mask(options, tokenizer),
     )
+
+
+def answer_mask(
+    options: argparse.Namespace, tokenizer: Tokenizer
+) -> Callable[[], TokenMask] | None:
+    """Makes the mask of an answer, if there is a grammar; ValueError, OSError for a wrong one."""
+    from ..grammar import Grammars, kind_and_text
+
+    grammar = prompts.argument_or_file(options.grammar, "--grammar", options.grammar_file)
+    schema = prompts.argument_or_file(options.json_schema, "-j", options.json_schema_file)
+    constraint = kind_and_text(grammar, schema)
+    if constraint is None:
+        return None
+    if schema is not None and "".join(schema.split()) == "{}":  # as llama.cpp reads it
+        constraint = "json_object", ""
+    grammars = Grammars(tokenizer)
+    grammars.compile(*constraint)  # so that a mistake is told before the model is loaded
+    return partial(grammars.compile, *constraint)
 
 
 def spoken(options: argparse.Namespace, text: str, source: str) -> str:
@@ -149,7 +177,7 @@ def load(file: File, tokenizer: Tokenizer, options: argparse.Namespace) -> Model
             tokenizer=tokenizer,
             progress=lambda done, total: bar.update(done / 1e6),
         )
-    say(f"model: {file.path.name}, {file.nbytes / 1e6:.0f} MB in {_since(started)}")
+    say(f"model: {file.path.name}, {file.nbytes / 1e6:.0f} MB in {since(started)}")
     if options.check:
         loaded.logits([tokenizer.bos_id or 0])
         note("the model's numbers are finite, and every step's will be looked at, which is slow")
@@ -231,7 +259,8 @@ def is_bug(error: Exception) -> bool:
     return not isinstance(error, (CompileError, CudaError, NvrtcMissing, NotFinite))
 
 
-def _since(started: float) -> str:
+def since(started: float) -> str:
+    """Seconds since a time, as a message says them."""
     return f"{time.perf_counter() - started:.2f} s"
 
 

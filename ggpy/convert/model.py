@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..arch import Architecture, architectures
 from ..arch.architecture import OUTPUT, Context
 from ..arch.config import Config, Dimensions
-from ..arch.hugging_face import GLOBAL, CheckpointSettings, HuggingFace
+from ..arch.hugging_face import GLOBAL, CheckpointSettings, HuggingFace, rope_freqs
 from ..arch.scheme import scale_of
 from ..backends.interface import ActivationType
 from ..formats import Format, by_name
@@ -38,6 +38,7 @@ from .weights import Weights
 
 UNUSED = ("rotary_emb.inv_freq",)  # ends of names: what the settings already say
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.*)")
+TIE = "tie_word_embeddings"
 Metadata = dict[str, tuple[str, Any]]
 
 
@@ -160,9 +161,13 @@ def read_model(
     settings = CheckpointSettings(_values(config, source, kind, path), path, "", ignored)
     values = source.settings(settings)
     made = source.tensors(settings)
-    tied = settings.flag("tie_word_embeddings", source.tied)
+    if not made and rope_freqs(settings):
+        key = "rope_parameters" if settings.has("rope_parameters") else "rope_scaling"
+        raise settings.refuse(key, f"files of {architecture.name} have no factors of rope")
+    has_output = any(name.endswith(GLOBAL["output.weight"]) for name in checkpoint.tensors)
+    tied = settings.flag(TIE, not has_output if source.tied is None else source.tied)
     if not tied and not set(OUTPUT) <= set(architecture.optional):
-        raise settings.refuse("tie_word_embeddings", "the embedding table is the output matrix")
+        raise settings.refuse(TIE, "the embedding table is the output matrix")
     n_vocab = settings.integer("vocab_size", high=MAX_VOCAB)
     settings.refuse_unread()
     sizes = _dimensions(architecture, values, n_vocab, folder)
@@ -184,7 +189,11 @@ def _values(config: dict[str, Any], source: HuggingFace, kind: str, path: Path) 
     text = config.get("text_config")
     if text is not None and not isinstance(text, dict):
         raise ConvertError(f"{path}: text_config is {type(text).__name__}, not an object")
-    return {**source.classes[kind], **(config if text is None else text), "architectures": [kind]}
+    found = {**source.classes[kind], **(config if text is None else text), "architectures": [kind]}
+    for key in (TIE, *source.beside):  # settings of the whole, where the text model has none
+        if key in config:
+            found.setdefault(key, config[key])
+    return found
 
 
 def _dimensions(

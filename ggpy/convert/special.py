@@ -70,6 +70,8 @@ def _ids(
             id = tokens.named.get(name)
         if type(id) is int and id >= 0:
             found[name] = id
+    if type(end := config.get("eod_token_id")) is int and end >= 0:  # Hunyuan's
+        found["eos"] = end
     return found
 
 

@@ -57,18 +57,38 @@ def compile_cubin(
 
     CompileError if the source does not compile; toolkit.NvrtcMissing without NVRTC.
     """
+    given = _given(source_name, arch, defines, expressions, extra_source, options, headers, folder)
+    key = cache_key(*given)
+    cubin = cache.load(key)
+    if cubin is None:
+        on_compile()
+        cubin = _compile(*given)
+        cache.store(key, cubin)
+    return cubin
+
+
+def is_compiled(source_name: str, arch: str, **options: Any) -> bool:
+    """Whether `compile_cubin` with the same arguments finds its result in the cache."""
+    return cache.load(cache_key(*_given(source_name, arch, **options))) is not None
+
+
+def _given(
+    source_name: str,
+    arch: str,
+    defines: Mapping[str, str | int] | None = None,
+    expressions: Sequence[str] = (),
+    extra_source: str = "",
+    options: Sequence[str] = (),
+    headers: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> tuple[Path, str, bytes, list[str], Sequence[str], dict[str, bytes]]:
+    """The arguments of cache_key and _compile."""
     folder = folder or cuda_dir()
     made = {path: text.encode() for path, text in (headers or {}).items()}
     source = read_source(folder, source_name, extra_source)
     macros = [f"-D{name}={value}" for name, value in (defines or {}).items()]
     flags = [f"--gpu-architecture={arch}", *_OPTIONS, *macros, *options]
-    key = cache_key(folder, source_name, source, flags, expressions, made)
-    cubin = cache.load(key)
-    if cubin is None:
-        on_compile()
-        cubin = _compile(folder, source_name, source, flags, expressions, made)
-        cache.store(key, cubin)
-    return cubin
+    return folder, source_name, source, flags, expressions, made
 
 
 def read_source(folder: Path, name: str, extra_source: str) -> bytes:

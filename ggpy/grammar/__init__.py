@@ -1,1 +1,15 @@
 """Answers that match a JSON schema, a grammar or a regular expression: masks of allowed tokens."""
+
+from .errors import GrammarError, GrammarLibraryMissing
+from .lark import KINDS, Kind, kind_and_text
+from .masks import GrammarMask, Grammars
+
+__all__ = [
+    "KINDS",
+    "GrammarError",
+    "GrammarLibraryMissing",
+    "GrammarMask",
+    "Grammars",
+    "Kind",
+    "kind_and_text",
+]

@@ -32,10 +32,12 @@ LEAST = 16  # tokens
 SMALLEST = 1e-5  # factor
 SLAB = 1 << 20  # weights whose magnitudes are looked at together
 # Norms, and the matrices that are multiplied with what they make
+FIRST = "attn_norm.weight"
 NORMS = {
-    "attn_norm.weight": ("attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_qkv.weight"),
+    FIRST: ("attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_qkv.weight"),
     "ffn_norm.weight": ("ffn_gate.weight", "ffn_up.weight"),
 }
+OWN = ("ffn_norm.weight", "post_attention_norm.weight")  # what a feed-forward may have of its own
 UP, DOWN = "ffn_up.weight", "ffn_down.weight"
 VALUES, ALL, OUT = "attn_v.weight", "attn_qkv.weight", "attn_output.weight"
 
@@ -133,7 +135,10 @@ def _pairs(file: File) -> Iterator[_NormPair]:
     layers = sorted({name.split(".")[1] for name in file.tensors if name.startswith("blk.")})
     for layer in layers:
         at = f"blk.{layer}."
+        own = any(at + norm in file.tensors for norm in OWN)
         for norm, names in NORMS.items():
+            if norm == FIRST and not own:  # both halves of the layer take this norm
+                names += NORMS["ffn_norm.weight"]
             matrices = [file.tensors[at + name] for name in names if at + name in file.tensors]
             if matrices and at + norm in file.tensors:
                 yield _NormPair(matrices, file.tensors[at + norm])

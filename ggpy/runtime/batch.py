@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.interface import Step
+from ..backends.interface import Array, Step
 from .kv_cache import SequencePages, Span, stack
 from .sequence import Sequence
 
@@ -57,24 +58,35 @@ class Batch:
         self.lengths: list[int] = []  # of each sequence
         self.owners: list[Sequence] = []  # whose last tokens are among them
         self.rows: list[int] = []  # where these are
+        self.n_ones = 0  # of the sequences: with a single token
+        self.n_prompt_tokens = 0
 
-    def add_ones(self, sequences: list[Sequence], ids: list[int]) -> None:
-        """The only token that each of these has to evaluate; before any prompt."""
+    def add_ones(self, sequences: list[Sequence], ids: list[int], n_prompts: int = 0) -> None:
+        """The only token that each of these has to evaluate; before any prompt. n_prompts: of
+        these, last tokens of prompts.
+        """
         n = len(ids)
         self.sequences, self.ids, self.lengths = sequences, ids, [1] * n
         self.owners, self.rows = sequences.copy(), list(range(n))
+        self.n_ones, self.n_prompt_tokens = n, n_prompts
 
-    def add_prompt(self, s: Sequence, limit: int) -> None:
-        """Up to `limit` tokens that a sequence has to evaluate."""
+    def add_prompt(self, s: Sequence, limit: int) -> int:
+        """Up to `limit` tokens that a sequence has to evaluate; how many these are."""
         tokens = s.ids[s.n_evaluated : s.n_evaluated + limit]
         if not tokens:
-            return
+            return 0
         self.sequences.append(s)
         self.ids += tokens
         self.lengths.append(len(tokens))
+        self.n_prompt_tokens += len(tokens)
         if s.n_evaluated + len(tokens) == len(s.ids):
             self.owners.append(s)
             self.rows.append(len(self.ids) - 1)
+        return len(tokens)
+
+    def prompts(self) -> list[Sequence]:
+        """The sequences behind those of a single token."""
+        return self.sequences[self.n_ones :]
 
     def spans(self) -> Iterator[Span]:
         """What the step writes of each sequence."""
@@ -94,6 +106,26 @@ class Batch:
         positions = np.concatenate([np.arange(p, p + t, dtype=np.int32) for p, t in spans])
         sequences = np.repeat(_count(len(first)), self.lengths)
         return Step(ids, positions, sequences, page_tables, np.array(self.rows, np.int32))
+
+
+@dataclass
+class Flight:
+    """A step that was handed over and whose tokens nobody has read; logits[R, V] of its rows."""
+
+    owners: list[Sequence]  # of each row
+    logits: Array
+    ids: Array | None = None  # None until the tokens are drawn
+    n_collected: int = 0  # rows whose tokens were accepted, or refused
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether some row is drawn under a mask."""
+        return any([s.sampler.mask is not None for s in self.owners])
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the logits are read, too."""
+        return any([s.logprobs for s in self.owners])
 
 
 @lru_cache(maxsize=64)

@@ -9,23 +9,25 @@ where prompts come from, or who reads the text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..arch.decoder import Decoder
-from ..backends.interface import PAGE_SIZE, Array, Ops
+from ..backends.interface import PAGE_SIZE, Ops
 from ..sampling import NO_TOKEN, Sampler, SamplingParams
-from .batch import Batch, TableStack, ragged
+from ..sampling.mask import TokenMask
+from .batch import Batch, Flight, TableStack
+from .evaluator import logits_of
 from .kv_cache import KVCache, SequencePages
 from .logprobs import scores
-from .mailbox import Mailbox, Occupied
+from .mailbox import Mailbox, Occupied, Result
+from .prefix import PrefixHashes
 from .scheduler import Scheduler
 from .sequence import (
     ContextOverflow,
@@ -36,6 +38,7 @@ from .sequence import (
     checked_prompt,
     whole,
 )
+from .stats import EngineStats
 
 __all__ = ["ContextOverflow", "Engine", "Occupied", "Piece", "Sequence", "StopStrings"]
 
@@ -46,24 +49,19 @@ NOT_FINITE = (
 )
 
 
-@dataclass
-class _Flight:
-    """A step that was handed over and whose tokens nobody has read."""
-
-    owners: list[Sequence]  # of each row
-    ids: Array | None
-    logits: Array | None  # kept only where a logprob is wanted
-    n_collected: int = 0  # rows whose tokens were accepted, or refused
-
-
 class Engine:
     """Runs up to n_seq sequences of up to n_ctx tokens; more wait.
 
     n_batch: tokens in one step at most. run_ahead: hand over a step before the last one's tokens
     are read; by default what the backend is good for. n_rewind: positions beyond n_batch by which a
-    sequence with windows may be taken back without being evaluated again. `add`, `cancel` and
-    `release` may be called from any thread: while another one is in `step` they take effect before
-    its next step.
+    sequence with windows may be taken back without being evaluated again. n_positions: of the KV
+    cache, which all sequences share, at least n_ctx, else ValueError; None reserves n_ctx for each.
+    Where fewer run out, the youngest sequence waits and is evaluated again. prefill_tokens: of
+    prompts, in a step in which a sequence decodes (chunked prefill); None is n_batch. prefix_cache:
+    pages of ended sequences stay while nobody needs them, for prompts that begin alike.
+
+    `add`, `cancel` and `release` may be called from any thread: while another one is in `step` they
+    take effect before its next step.
     """
 
     def __init__(
@@ -76,23 +74,28 @@ class Engine:
         n_seq: int = 1,
         run_ahead: bool | None = None,
         n_rewind: int = 0,
+        n_positions: int | None = None,
+        prefill_tokens: int | None = None,
+        prefix_cache: bool = False,
     ) -> None:
         if min(n_ctx, n_batch, n_seq) < 1:
             raise ValueError(
                 f"n_ctx {n_ctx}, n_batch {n_batch} and n_seq {n_seq} must be 1 or more"
             )
+        if prefill_tokens is not None:
+            whole("prefill_tokens", prefill_tokens, least=1)
         self.decoder, self.ops, self.tokenizer = decoder, ops, tokenizer
         self._end_ids = tokenizer.end_ids
         self.n_ctx, self.n_seq = n_ctx, n_seq
         self.n_batch = max(n_batch, n_seq)
         self.run_ahead = ops.asynchronous if run_ahead is None else run_ahead
-        shape = decoder.cache_shape(n_seq, n_ctx, self.n_batch + n_rewind)
+        shape = decoder.cache_shape(n_seq, n_ctx, self.n_batch + n_rewind, n_positions)
         ops.allocate_cache(shape)
-        self.cache = KVCache(shape, n_seq)
-        self._scheduler = Scheduler(self.cache, n_seq)
+        self.cache = KVCache(shape, prefix_cache)
+        self._scheduler = Scheduler(self.cache, n_seq, n_ctx, self.n_batch, prefill_tokens)
         self._tables = TableStack()
-        self._flight: _Flight | None = None
-        self._ahead: _Flight | None = None  # the step after it
+        self._flight: Flight | None = None
+        self._ahead: Flight | None = None  # the step after it
         self._lost = False  # whether the step after it was interrupted
         self._mailbox = Mailbox()
         self._closed = False
@@ -124,23 +127,34 @@ class Engine:
         context_shift: bool = False,
         n_keep: int = 0,
         keep: bool = False,
+        cache: bool = True,
+        salt: bytes = b"",
+        client: str = "",
+        special: bool = False,
+        grammar: TokenMask | None = None,
     ) -> Sequence:
         """A checked sequence that continues ids, for `begin`; it holds nothing of the engine.
 
         max_tokens: None is until the model or the context ends. context_shift: drop the older half
         of what follows the first n_keep tokens when the context is full. keep: its pages outlive
-        its end. ContextOverflow when the ids do not fit; ValueError; RuntimeError after `close`.
+        its end. cache: it shares pages with sequences of the same salt that begin alike. client:
+        the one with the fewest running sequences comes next. special: its text has control tokens,
+        but not those that end it. grammar: what may come next.
+
+        ContextOverflow when the ids do not fit; ValueError; RuntimeError after `close`.
         """
         self._check_open()
         n_vocab = self.decoder.sizes.n_vocab
         prompt = checked_prompt(ids, self.n_ctx, n_vocab)
         if not 0 <= whole("n_keep", n_keep) < self.n_ctx:
             raise ValueError(f"n_keep is {n_keep}: it must be 0 to {self.n_ctx - 1}")
+        if not isinstance(salt, bytes):
+            raise ValueError(f"salt is {salt!r:.60}: give bytes")
         return Sequence(
             ids=prompt,
-            sampler=Sampler(params or SamplingParams(), n_vocab, prompt),
+            sampler=Sampler(params or SamplingParams(), n_vocab, prompt, mask=grammar),
             pages=SequencePages(self.cache),
-            stream=self.tokenizer.stream(),
+            stream=self.tokenizer.stream(special=True) if special else self.tokenizer.stream(),
             stops=StopStrings(stop),
             max_tokens=None if max_tokens is None else whole("max_tokens", max_tokens),
             logprobs=bool(logprobs or top_logprobs),
@@ -149,6 +163,9 @@ class Engine:
             n_keep=n_keep,
             keep=keep,
             n_prompt=len(prompt),
+            client=client,
+            cache=cache,
+            hashes=PrefixHashes(salt),
         )
 
     def begin(self, sequence: Sequence, previous: Sequence | None = None) -> None:
@@ -165,6 +182,7 @@ class Engine:
                     "the previous sequence is still running: cancel it or wait for its end"
                 )
         self._check_open()
+        sequence.t_begun = perf_counter()
         self._mailbox.post(partial(self._begin, sequence, previous))
 
     def _begin(self, s: Sequence, previous: Sequence | None) -> None:
@@ -216,6 +234,10 @@ class Engine:
         """Whether some sequence has not ended."""
         return bool(self._scheduler.waiting or self._scheduler.running or self._mailbox.pending)
 
+    def stats(self) -> EngineStats:
+        """What is there and what was done, as of now; cheap, and for any thread."""
+        return self._scheduler.stats()
+
     # Steps
 
     def step(self, wait: bool = False) -> list[Sequence]:
@@ -241,57 +263,47 @@ class Engine:
         self._flight = self._flight or self._submit()
         if self._flight is None:
             return []
+        self._sample(self._flight)
         if self._ahead is None and not self._lost and self._may_run_ahead(self._flight):
             self._ahead = self._submit()
-        return self._collect_first()
+        changed = self._collect_first()
+        if self._flight is not None:
+            self._sample(self._flight)  # now, so that the device need not wait for the next call
+        return changed
 
     def logits(self, ids: Seq[int]) -> NDArray[np.float32]:
         """l[T, V] of every token of a text, apart from all sequences, between their steps."""
         self._check_open()
         prompt = checked_prompt(ids, self.n_ctx, self.decoder.sizes.n_vocab)
-        return self._mailbox.call(partial(self._logits, prompt))
+        return self.apart(
+            lambda make_room: logits_of(
+                self.decoder, self.ops, make_room(len(prompt)), prompt, self.n_batch
+            )
+        )
 
-    def _logits(self, prompt: list[int]) -> NDArray[np.float32]:
-        self._collect_all()
-        pages, n_finite = self._scheduler.make_room(len(prompt)), 0
-        out = np.empty((len(prompt), self.decoder.sizes.n_vocab), np.float32)
-        try:
-            for start in range(0, len(prompt), self.n_batch):
-                part = slice(start, min(start + self.n_batch, len(prompt)))
-                pages.grow(start, part.stop, n_finite)
-                rows = np.arange(part.stop - start, dtype=np.int32)
-                step = ragged([(pages, prompt[part], start)], rows)
-                with self.cache.cleared(self.ops.clear_pages, [(pages, start, part.stop)]):
-                    out[part] = self.ops.read(self.decoder.run(step))
-                if n_finite == start and np.isfinite(out[part].max(axis=1)).all():
-                    n_finite = part.stop
-        finally:
-            if n_finite < len(prompt):  # NaN, or not evaluated
-                pages.suspect(n_finite)
-            pages.release()
-        return out
+    def apart(self, work: Callable[[Callable[[int], SequencePages]], Result]) -> Result:
+        """What work(Scheduler.make_room) returns, between two steps; RuntimeError after `close`."""
+        self._check_open()
+        return self._mailbox.call(partial(work, self._scheduler.make_room), self._collect_all)
 
-    def _submit(self) -> _Flight | None:
+    def _submit(self) -> Flight | None:
         """Hand over the next step, if there is anything to evaluate."""
-        batch = self._schedule()
-        if not batch.sequences:
+        batch = self._scheduler.next_batch(self._flight.owners if self._flight else None)
+        if batch is None:
             return None
-        for s, length in zip(batch.sequences, batch.lengths, strict=True):
-            fits = length == 1 and s.n_evaluated % PAGE_SIZE  # it goes to a page that is there
-            if not fits and not self._scheduler.grow(s, length):
-                return self._submit()  # of the others
         try:
             for s, id in zip(batch.sequences, batch.ids, strict=False):  # of one token are first
                 if id < 0:
                     s.sampler.expect(~id)
             with self.cache.cleared(self.ops.clear_pages, batch.spans()):
                 logits = self.decoder.run(batch.step(self._tables))
-            flight = self._sample(logits, batch.owners)
+            flight = Flight(batch.owners, logits)
+            if self._flight is None or not flight.has_masks:
+                self._sample(flight)
         except BaseException:
             self._take_back(batch)
             raise
-        for s, length in zip(batch.sequences, batch.lengths, strict=True):
-            s.n_evaluated += length  # only now: an interrupted step is not evaluated
+        self._scheduler.evaluated(batch)  # only now: an interrupted step is not evaluated
         return flight
 
     def _take_back(self, batch: Batch) -> None:
@@ -304,41 +316,15 @@ class Engine:
         for s in batch.owners:
             s.sampler.n_drawn = s.n_generated + (s in late)
 
-    def _sample(self, logits: Array, owners: list[Sequence]) -> _Flight:
-        if not owners:
-            return _Flight([], None, None)
-        ids = self.ops.sample(logits, [s.sampler for s in owners])
-        return _Flight(owners, ids, logits if any([s.logprobs for s in owners]) else None)
+    def _sample(self, flight: Flight) -> None:
+        """Draw a step's tokens, if that was not done: masks follow from the tokens before."""
+        if flight.owners and flight.ids is None:
+            flight.ids = self.ops.sample(flight.logits, [s.sampler for s in flight.owners])
 
-    def _schedule(self) -> Batch:
-        """One token of each sequence that has but one, then prompts as far as there is room.
-
-        The token that the step under way still samples at its row r is ~r.
+    def _may_run_ahead(self, flight: Flight) -> bool:
+        """Whether the next step depends on the tokens under way only through their ids, and their
+        logits need not be kept. Masks depend on the tokens too, but only its draws do: see _sample.
         """
-        late = dict(zip(self._flight.owners, count(), strict=False)) if self._flight else {}
-        ones: list[Sequence] = []
-        ids: list[int] = []
-        prompts = []
-        for s in self._scheduler.running:
-            if s in late:
-                if s.n_generated + 1 == s.max_tokens or len(s.ids) == self.n_ctx:
-                    continue
-                id = ~late[s]
-            elif len(s.ids) == s.n_evaluated + 1:
-                id = s.ids[-1]
-            else:
-                prompts.append(s)
-                continue
-            ones.append(s)
-            ids.append(id)
-        batch = Batch()
-        batch.add_ones(ones, ids)
-        for s in prompts:
-            batch.add_prompt(s, self.n_batch - len(batch.ids))
-        return batch
-
-    def _may_run_ahead(self, flight: _Flight) -> bool:
-        """Whether the next step depends on the tokens under way only through their ids."""
         return self.run_ahead and not any(
             [s.logprobs or (s.context_shift and len(s.ids) == self.n_ctx) for s in flight.owners]
         )
@@ -351,17 +337,19 @@ class Engine:
     def _collect_first(self) -> list[Sequence]:
         """Read the step that was handed over first; the sequences that have a token of it."""
         flight = self._flight
-        changed = self._collect(flight) if flight and flight.ids is not None else []
+        if flight is not None:
+            self._sample(flight)
+        changed = self._collect(flight) if flight and flight.owners else []
         self._flight, self._ahead, self._lost = self._ahead, None, False
         return changed
 
-    def _collect(self, flight: _Flight) -> list[Sequence]:
+    def _collect(self, flight: Flight) -> list[Sequence]:
         """Accept a step's tokens, each once; those of sequences that ended meanwhile are forgotten.
 
         What goes wrong with one ends its sequence. An interrupted step is collected further.
         """
         ids = self.ops.read(flight.ids).tolist()
-        logits = None if flight.logits is None else self.ops.read(flight.logits)
+        logits = self.ops.read(flight.logits) if flight.wants_logprobs else None
         changed = []
         for row in range(flight.n_collected, len(ids)):
             s = flight.owners[row]
@@ -369,6 +357,8 @@ class Engine:
                 flight.n_collected = row + 1
                 if ids[row] != NO_TOKEN and s.n_evaluated:
                     s.n_finite = len(s.ids)
+                    if s.n_finite // PAGE_SIZE > s.n_trusted:
+                        self._scheduler.trust(s)
                 if s.finish is not None:
                     s.sampler.n_drawn -= 1
                     continue
@@ -381,8 +371,6 @@ class Engine:
             changed.append(s)
         return changed
 
-    # TokenizerLike
-
     def _accept(self, s: Sequence, token: int, logits: NDArray[np.float32] | None) -> None:
         """Append a sampled token; end the sequence if it is the last."""
         if token == NO_TOKEN:
@@ -391,6 +379,10 @@ class Engine:
         if s.logprobs and logits is not None:
             logprobs = scores(logits, token, s.top_logprobs, self.tokenizer)
         finish = s.accept(token, self._end_ids, self.n_ctx, *logprobs)
+        self._scheduler.totals.generated_tokens += 1
+        if s.n_generated == 1:
+            self._scheduler.totals.query_tokens += s.n_prompt
+            self._scheduler.totals.cached_tokens += s.n_reused
         if finish:
             self._scheduler.end(s, finish)
             return

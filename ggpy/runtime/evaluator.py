@@ -1,6 +1,7 @@
-"""The logits of chunks of a text, apart from any sequence that answers.
+"""The logits of a text, or of chunks of one, apart from any sequence that answers.
 
-Perplexity is computed from these logits, and calibration sees the activations on the way to them.
+Perplexity is computed from those of chunks, and calibration sees the activations on the way to
+them.
 
 Letters: N chunks of C tokens, K scored tokens in a chunk, S chunks at a time, V vocabulary.
 """
@@ -14,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import arch
+from ..arch.decoder import Decoder
 from ..backends.interface import Ops, Step
 from ..cache_types import USUAL, CacheTypes
+from .batch import ragged
 from .kv_cache import KVCache, SequencePages, stack
 
 F32 = NDArray[np.float32]
@@ -60,7 +63,7 @@ class Evaluator:
         self.n_vocab = self.decoder.sizes.n_vocab
         shape = self.decoder.cache_shape(self.n_seq, n_ctx, self.n_step)
         ops.allocate_cache(shape)
-        self._cache = KVCache(shape, self.n_seq)
+        self._cache = KVCache(shape)
 
     def logits(self, chunks: Ids) -> Iterator[F32]:
         """l[K, V] of each of the chunks[N, C]; RuntimeError for NaN or infinity."""
@@ -93,6 +96,29 @@ class Evaluator:
             for pages in sequences:
                 pages.release()
         return out
+
+
+def logits_of(
+    decoder: Decoder, ops: Ops, pages: SequencePages, ids: Sequence[int], n_batch: int
+) -> F32:
+    """l[T, V] of every token of a text, in pages that are empty before it and after it."""
+    n_finite, clear = 0, ops.clear_pages
+    out = np.empty((len(ids), decoder.sizes.n_vocab), np.float32)
+    try:
+        for start in range(0, len(ids), n_batch):
+            part = slice(start, min(start + n_batch, len(ids)))
+            pages.grow(start, part.stop, n_finite)
+            rows = np.arange(part.stop - start, dtype=np.int32)
+            step = ragged([(pages, list(ids[part]), start)], rows)
+            with pages.cache.cleared(clear, [(pages, start, part.stop)]):
+                out[part] = ops.read(decoder.run(step))
+            if n_finite == start and np.isfinite(out[part].max(axis=1)).all():
+                n_finite = part.stop
+    finally:
+        if n_finite < len(ids):  # NaN, or not evaluated
+            pages.suspect(n_finite)
+        pages.release()
+    return out
 
 
 def _step(chunks: Ids, start: int, stop: int, sequences: Sequence[SequencePages]) -> Step:

@@ -1,4 +1,4 @@
-"""Pages of the KV cache: who owns which, how often a page is shared, and which are free.
+"""Pages of the KV cache: which of them a sequence holds, in the order of its positions.
 
 Only bookkeeping: the storage belongs to the ops, and a page is a number here. The cache has a pool
 of pages for each group of layers, and a sequence has a `PageTable` in each of them. Tables that
@@ -16,67 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.interface import PAGE_SIZE, CacheShape, pages_for
+from .page_pool import OutOfPages, PagePool
 
 Clear = Callable[[int, Sequence[int]], None]  # Ops.clear_pages
 Span = tuple["SequencePages", int, int]  # positions start:stop of a sequence
-
-
-class OutOfPages(MemoryError):
-    """Every page is in use."""
-
-
-class PagePool:
-    """The pages of one group, each free or referenced by one or more tables.
-
-    window: positions that a token sees, itself included; 0 is all. limit: pages that a table with a
-    window holds at most.
-    """
-
-    def __init__(self, n_pages: int, window: int = 0, limit: int = 0) -> None:
-        self.n_pages, self.window, self.limit = n_pages, window, limit
-        self.suspects: set[int] = set()  # may hold NaN or infinity: to be cleared before use
-        self._references = [0] * n_pages
-        # The lowest number is taken first: neighbours stay neighbours.
-        self._free = list(range(n_pages - 1, -1, -1))
-
-    @property
-    def n_free(self) -> int:
-        """Pages that nobody references."""
-        return len(self._free)
-
-    def first_seen(self, position: int) -> int:
-        """The first page, in the order of positions, that a token at a position sees."""
-        return max(0, position - self.window + 1) // PAGE_SIZE if self.window else 0
-
-    def take(self) -> int:
-        """A free page, now referenced once; OutOfPages when there is none."""
-        if not self._free:
-            size = self.n_pages * PAGE_SIZE
-            raise OutOfPages(
-                f"all {self.n_pages} pages ({size} positions) of the context are in use: "
-                "end a sequence or load with a larger n_ctx"
-            )
-        page = self._free.pop()
-        self._references[page] = 1
-        return page
-
-    def share(self, page: int) -> None:
-        """One more reference to a page in use."""
-        if not self._references[page]:
-            raise ValueError(f"page {page} is free: it cannot be shared")
-        self._references[page] += 1
-
-    def release(self, page: int) -> None:
-        """One reference less; the last one frees the page."""
-        if not self._references[page]:
-            raise ValueError(f"page {page} is already free")
-        self._references[page] -= 1
-        if not self._references[page]:
-            self._free.append(page)
-
-    def references(self, page: int) -> int:
-        """How many tables hold the page."""
-        return self._references[page]
 
 
 class PageTable:
@@ -126,9 +69,8 @@ class PageTable:
     def _drop(self, n_pages: int, n_finite: int) -> None:
         """Give back the first pages."""
         known = max(0, min(n_pages, n_finite // PAGE_SIZE - self.first))
-        self._suspect(self.pages[known:n_pages])
-        for page in self.pages[:n_pages]:
-            self.pool.release(page)
+        self.pool.suspect(self.pages[known:n_pages])
+        self._release(self.pages[:n_pages])
         del self.pages[:n_pages]
         self.first += n_pages
 
@@ -146,17 +88,23 @@ class PageTable:
     def truncate(self, n_positions: int) -> None:
         """Give back the pages beyond n_positions, which are keepable."""
         kept = max(0, pages_for(n_positions) - self.first)
-        for page in self.pages[kept:]:
-            self.pool.release(page)
+        self._release(self.pages[kept:])
         del self.pages[kept:]
+        if n_positions % PAGE_SIZE and 0 < kept == len(self.pages):
+            self.pool.rewrite(self.pages[-1])
         if not n_positions:
             self.first = 0
+
+    def _release(self, pages: Sequence[int]) -> None:
+        """The last page first: a cached text is taken from its end."""
+        for page in reversed(pages):
+            self.pool.release(page)
 
     def suspect(self, first_position: int) -> None:
         """From this position on, what the pages hold may be NaN; pages of other tables, too, are
         theirs to suspect.
         """
-        self._suspect(self.pages[max(0, first_position // PAGE_SIZE - self.first) :])
+        self.pool.suspect(self.pages[max(0, first_position // PAGE_SIZE - self.first) :])
 
     def filled(self, start: int, stop: int) -> list[int]:
         """The pages all of whose positions are in start:stop."""
@@ -170,25 +118,35 @@ class PageTable:
         row[self.first : self.end] = self.pages
         row[self.end :] = 0
 
-    def _suspect(self, pages: Sequence[int]) -> None:
-        self.pool.suspects.update(p for p in pages if self.pool.references(p) == 1)
+    def missing(self, n_positions: int) -> int:
+        """Pages at most that the table takes to grow up to a position."""
+        missing = pages_for(n_positions) - self.end
+        return max(0, min(missing, self.pool.limit - len(self.pages)))
 
-    def fork(self, n_pages: int) -> PageTable:
-        """A table that shares all pages that there are before the n-th."""
-        child = PageTable(self.pool)
-        child.first, child.pages = self.first, self.pages[: n_pages - self.first]
-        for page in child.pages:
+    def publish(self, page: int, text: bytes, finite: bool) -> None:
+        """Let others find a full page, given in the order of positions, if it is there still."""
+        if page >= self.first:
+            number = self.pages[page - self.first]
+            self.pool.publish(number, text)
+            if finite:
+                self.pool.trust(number)
+
+    def reuse(self, texts: Sequence[bytes]) -> None:
+        """Begin, in an empty table, with the published pages that a token behind them sees."""
+        first = self.pool.first_seen(len(texts) * PAGE_SIZE)
+        pages = [self.pool.find(text) for text in texts[first:]]
+        self.first, self.pages = first, [page for page in pages if page is not None]
+        for page in self.pages:
             self.pool.share(page)
-        return child
 
 
 class KVCache:
-    """The pools of all groups, whose pages n_seq sequences share evenly."""
+    """The pools of all groups. caches: published pages stay when nobody references them."""
 
-    def __init__(self, shape: CacheShape, n_seq: int) -> None:
+    def __init__(self, shape: CacheShape, caches: bool = False) -> None:
         self.shape = shape
         self.pools = [
-            PagePool(group.n_pages, group.spec.window, group.n_pages // n_seq)
+            PagePool(group.n_pages, group.spec.window, group.limit, caches)
             for group in shape.groups
         ]
 
@@ -201,6 +159,11 @@ class KVCache:
     def n_free(self) -> int:
         """Pages of all groups that nobody references."""
         return sum(pool.n_free for pool in self.pools)
+
+    @property
+    def n_cached(self) -> int:
+        """Of the free pages: those that hold a published text."""
+        return sum(pool.n_cached for pool in self.pools)
 
     def describe(self, usual: str) -> list[str]:
         """A line for each group. usual: the type of what was left open."""
@@ -290,21 +253,18 @@ class SequencePages:
         for table in self.tables:
             table.suspect(first_position)
 
-    def forkable(self, n_positions: int) -> int:
-        """How many of the first n_positions a fork shares: those of full pages, or none where a
-        window's pages before them are gone.
+    def publish(self, page: int, text: bytes, finite: bool) -> None:
+        """Let others find a full page, given in the order of positions, by the hash of the text up
+        to its end. finite: it is known that the page holds no NaN.
         """
-        n = n_positions // PAGE_SIZE * PAGE_SIZE
-        whole = all(t.first <= t.pool.first_seen(n) and n <= t.capacity for t in self.tables)
-        return n if whole else 0
+        for table in self.tables:
+            table.publish(page, text, finite)
 
-    def fork(self, n_positions: int) -> SequencePages:
-        """Pages that are shared as far as they are forkable."""
-        n = self.forkable(n_positions)
-        child = SequencePages(self.cache)
-        if n:
-            child.tables = [table.fork(n // PAGE_SIZE) for table in self.tables]
-        return child
+    def reuse(self, texts: Sequence[bytes]) -> None:
+        """Begin, while nothing is held, with published pages; see `prefix.longest`."""
+        self.version += 1
+        for table in self.tables:
+            table.reuse(texts)
 
     def release(self) -> None:
         """Give back every page."""

@@ -50,12 +50,15 @@ class Mailbox:
             with self.inside:
                 self.apply()
 
-    def call(self, work: Callable[[], Result]) -> Result:
-        """What work() returns or raises, once it was done; who is at work must not call this."""
+    def call(self, work: Callable[[], Result], first: Callable[[], None] = lambda: None) -> Result:
+        """What work() returns or raises, once first() and it were done; who is at work must not
+        call this.
+        """
         done: SimpleQueue[tuple[Result | None, BaseException | None]] = SimpleQueue()
 
         def request() -> None:
             try:
+                first()
                 done.put((work(), None))
             except BaseException as error:
                 done.put((None, error))

@@ -1,5 +1,7 @@
 """Which sequences wait, run, or have ended and keep pages; and whose pages those are.
 
+A waiting sequence is admitted when there is a row for it and pages for its prompt. When the pages
+run out, the youngest sequence is preempted: its pages are taken, and it is evaluated again later.
 Every sequence begins and ends here, so that no page is held by one that nobody knows. Nothing here
 evaluates tokens or knows threads: one at a time may call.
 """
@@ -7,20 +9,46 @@ evaluates tokens or knows threads: one at a time may call.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
+from itertools import count
+from time import perf_counter
 
 from ..backends.interface import PAGE_SIZE
-from .kv_cache import KVCache, OutOfPages, SequencePages
+from .batch import Batch
+from .kv_cache import KVCache, SequencePages
+from .page_pool import OutOfPages
+from .prefix import longest
 from .sequence import Finish, Sequence
+from .stats import EngineStats, Totals
+from .waiting import WaitingQueue
+
+LEAST_SHARE = 4
 
 
 class Scheduler:
-    """Up to n_seq sequences run and keep pages of the cache; more wait."""
+    """Up to n_seq sequences of up to n_ctx tokens run, n_batch tokens in a step; more wait.
 
-    def __init__(self, cache: KVCache, n_seq: int) -> None:
-        self.cache, self.n_seq = cache, n_seq
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
+    prefill_tokens: tokens of a step with prompts while some sequence decodes, those of the decoding
+    sequences included; None: n_batch. Prompts get a LEAST_SHARE-th of it, however many decode.
+    """
+
+    def __init__(
+        self,
+        cache: KVCache,
+        n_seq: int,
+        n_ctx: int,
+        n_batch: int,
+        prefill_tokens: int | None = None,
+    ) -> None:
+        self.cache, self.n_seq, self.n_ctx, self.n_batch = cache, n_seq, n_ctx, n_batch
+        self.prefill_tokens = prefill_tokens or n_batch
+        self.waiting = WaitingQueue()
+        self.running: list[Sequence] = []  # in the order of admission
         self.kept: deque[Sequence] = deque()  # ended, oldest first
+        self.totals = Totals()
+        self._holding: list[Sequence] = []  # waiting, with pages that they took over
+        self._reserved = all(pool.n_pages >= n_seq * pool.limit for pool in cache.pools)
+        self._refused: tuple[Sequence | None, list[int]] = (None, [])  # and pages free at that time
 
     # Beginnings and ends
 
@@ -30,8 +58,10 @@ class Scheduler:
             self._take_over(s, previous)
         if s.max_tokens is not None and s.max_tokens <= 0:
             self.end(s, "length")
-        else:
-            self.waiting.append(s)
+            return
+        self.waiting.append(s)
+        if s.pages.n_held:
+            self._holding.append(s)
 
     def cancel(self, s: Sequence) -> None:
         """End a sequence, if it has not ended."""
@@ -43,7 +73,7 @@ class Scheduler:
         self.cancel(s)
         if s in self.kept:
             self.kept.remove(s)
-        _forget(s)
+        s.forget()
 
     def fail(self, s: Sequence, error: BaseException) -> None:
         """End a sequence that cannot go on; what it evaluated may be wrong, and is not kept."""
@@ -56,41 +86,204 @@ class Scheduler:
         for s in [*self.running, *self.waiting]:
             self.fail(s, error)
         while self.kept:
-            _forget(self.kept.popleft())
+            self.kept.popleft().forget()
 
     def end(self, s: Sequence, finish: Finish) -> None:
         """Take a sequence out, and say so last."""
         if s in self.running:
             self.running.remove(s)
-        if s in self.waiting:
-            self.waiting.remove(s)
+        elif s in self.waiting:
+            self._take_out(s)
         if s.keep:
             self.kept.append(s)
         else:
-            _forget(s)
+            s.forget()
+        self._refused = None, []
         s.finish = finish
         s.tell()
 
-    # Pages
+    def _take_out(self, s: Sequence) -> None:
+        """Of those that wait."""
+        self.waiting.remove(s)
+        if s in self._holding:
+            self._holding.remove(s)
+
+    # Admission and preemption
 
     def admit(self) -> None:
-        """Let waiting sequences run, the oldest first; kept pages make room."""
-        while self.waiting and len(self.running) < self.n_seq:
-            sequence = self.waiting.popleft()
-            self._share(sequence)
-            self.running.append(sequence)
-        holding = [s for s in self.waiting if s.pages.n_held]
-        while len(self.running) + len(self.kept) + len(holding) > self.n_seq:
-            _forget(self.kept.popleft() if self.kept else holding.pop())
+        """Let waiting sequences run while there are rows and pages; kept pages make room."""
+        while len(self.running) < self.n_seq:
+            s = self.waiting.next(self.running)
+            if s is None or not self._fits(s):
+                break
+            self._take_out(s)
+            self.running.append(s)
+            s.t_admitted = s.t_admitted or perf_counter()
+        while len(self.running) + len(self.kept) + len(self._holding) > self.n_seq:
+            self._reclaim()
 
-    def grow(self, s: Sequence, n_tokens: int) -> bool:
-        """Pages for the tokens that a sequence has in the next step; it fails if there are none."""
-        try:
-            s.pages.grow(s.n_evaluated, s.n_evaluated + n_tokens, s.n_finite)
-        except OutOfPages as error:
-            self.fail(s, error)
+    def _fits(self, s: Sequence) -> bool:
+        """Whether a waiting sequence, which now begins with a published prefix, finds the pages of
+        its prompt and one more, beside what was promised to the running ones.
+        """
+        free = [pool.n_free for pool in self.cache.pools]
+        refused, before = self._refused
+        if refused is s and all(now <= then for now, then in zip(free, before, strict=True)):
             return False
+        self._share(s)
+        while not self._has_room(s):
+            if not self._reclaim(but=s):
+                if s not in self._holding:
+                    s.forget()
+                self._refused = s, free
+                return False
+        self._refused = None, []
         return True
+
+    def _has_room(self, s: Sequence) -> bool:
+        if self._reserved or not self.running:
+            return True
+        for i, pool in enumerate(self.cache.pools):
+            promised = sum(other.pages.tables[i].missing(len(other.ids)) for other in self.running)
+            needed = s.pages.tables[i].missing(len(s.ids) + PAGE_SIZE)
+            if needed + promised > pool.n_free:
+                return False
+        return True
+
+    def _reclaim(self, but: Sequence | None = None) -> bool:
+        """Take the pages of a sequence that does not run; False where none has any."""
+        if self.kept:
+            self.kept.popleft().forget()
+            return True
+        for s in reversed(self._holding):
+            if s is not but:
+                s.forget()
+                self._holding.remove(s)
+                return True
+        return False
+
+    def _grow(self, s: Sequence, n_tokens: int, settled: bool) -> bool:
+        """Pages for the tokens that a running sequence has in the next step.
+
+        False where there are none. If no token is under way (settled), then the youngest sequence
+        was preempted, or this one failed that is alone: the step is to be chosen again.
+        """
+        while True:
+            try:
+                s.pages.grow(s.n_evaluated, s.n_evaluated + n_tokens, s.n_finite)
+                return True
+            except OutOfPages as error:
+                if self._reclaim():
+                    continue
+                if settled and len(self.running) == 1:
+                    self.fail(s, error)
+                elif settled:
+                    self._preempt(self.running[-1])
+                return False
+
+    def _preempt(self, s: Sequence) -> None:
+        """Take the pages of a running sequence, which waits before all others."""
+        self.running.remove(s)
+        s.forget()
+        self.waiting.put_first(s)
+        self.totals.preemptions += 1
+
+    def stats(self) -> EngineStats:
+        """What is there and what was done; for any thread."""
+        return EngineStats(
+            n_running=len(self.running),
+            n_waiting=len(self.waiting),
+            n_pages=self.cache.n_pages,
+            n_pages_free=self.cache.n_free,
+            n_pages_cached=self.cache.n_cached,
+            **{f"{name}_total": value for name, value in vars(self.totals).items()},
+        )
+
+    # Steps
+
+    def next_batch(self, under_way: list[Sequence] | None) -> Batch | None:
+        """What is evaluated next, with pages for it. under_way: the owners of the rows of a step
+        whose tokens nobody has read; None: there is no such step.
+
+        None where there is nothing to do, or where pages are missing while a step is under way: its
+        sequences are not preempted.
+        """
+        late = dict(zip(under_way or (), count(), strict=False))
+        while True:
+            batch = self._chosen(late)
+            if not batch.sequences:
+                return None
+            if self._has_pages(batch, settled=under_way is None):
+                return batch
+            if under_way is not None:
+                return None
+
+    def _has_pages(self, batch: Batch, settled: bool) -> bool:
+        """Whether all sequences of a batch got the pages for their tokens; see `_grow`."""
+        for s, length in zip(batch.sequences, batch.lengths, strict=True):
+            fits = length == 1 and s.n_evaluated % PAGE_SIZE  # it goes to a page that is there
+            if not fits and not self._grow(s, length, settled):
+                return False
+        return True
+
+    def _chosen(self, late: Mapping[Sequence, int]) -> Batch:
+        """One token of each sequence that has but one, then prompts as far as there is room.
+
+        late: sequences whose token the step under way still samples, at which of its rows r: that
+        token is ~r.
+        """
+        ones: list[Sequence] = []
+        ids: list[int] = []
+        prompts = []
+        n_last = 0  # tokens of `ones` that end a prompt
+        for s in self.running:
+            if s in late:
+                if s.n_generated + 1 == s.max_tokens or len(s.ids) == self.n_ctx:
+                    continue
+                id = ~late[s]
+            elif len(s.ids) == s.n_evaluated + 1:
+                id = s.ids[-1]
+                n_last += not s.n_generated
+            else:
+                prompts.append(s)
+                continue
+            ones.append(s)
+            ids.append(id)
+        batch = Batch()
+        batch.add_ones(ones, ids, n_last)
+        room = self.n_batch - len(ids)
+        if len(ids) > n_last:
+            least = self.prefill_tokens // LEAST_SHARE
+            room = min(room, max(self.prefill_tokens - len(ids), least))
+        for s in prompts:
+            if room and s.n_evaluated == s.n_shared:
+                self._share(s)  # others may have got further since it was admitted
+            room -= batch.add_prompt(s, room)
+        return batch
+
+    def evaluated(self, batch: Batch) -> None:
+        """A step was handed over: its prompts may be shared, though nobody has seen logits."""
+        for s, length in zip(batch.sequences, batch.lengths, strict=True):
+            s.n_evaluated += length
+        for s in batch.prompts():
+            self._publish(s, s.n_evaluated // PAGE_SIZE, finite=False)
+        self.totals.prompt_tokens += batch.n_prompt_tokens
+        self.totals.steps += 1
+
+    # Pages
+
+    def trust(self, s: Sequence) -> None:
+        """Full pages more of a sequence are known to be finite: they may stay cached."""
+        self._publish(s, s.n_finite // PAGE_SIZE, finite=True)
+
+    def _publish(self, s: Sequence, n_pages: int, finite: bool) -> None:
+        """Let others find the first pages of a sequence."""
+        if s.cache:
+            for page in range(s.n_trusted if finite else s.n_published, n_pages):
+                s.pages.publish(page, s.hashes.of(page, s.ids), finite)
+        s.n_published = n_pages
+        if finite:
+            s.n_trusted = n_pages
 
     def make_room(self, n_positions: int) -> SequencePages:
         """Pages for so many positions, none of which is taken yet; kept sequences give theirs up,
@@ -98,18 +291,27 @@ class Scheduler:
         """
         others = iter([*self.waiting, *self.running])
         while not self.cache.fits(n_positions):
-            _forget(self.kept.popleft() if self.kept else next(others))
+            (self.kept.popleft() if self.kept else next(others)).forget()
+        self._holding = [s for s in self._holding if s.pages.n_held]
         return SequencePages(self.cache)
 
     def _share(self, s: Sequence) -> None:
-        """Begin with the full pages of the sequence that has most of the same tokens evaluated."""
-        found = [*self.running, *self.kept]
-        others = [(other.pages.forkable(_common(s, other)), other) for other in found]
-        n, other = max(others, key=lambda x: x[0], default=(0, None))
-        if other and n > s.n_evaluated:
-            s.pages.release()
-            s.pages = other.pages.fork(n)  # only what is used is forked: nobody releases it else
-            s.n_evaluated = s.n_reused = n
+        """Begin with published pages, if these are more than the sequence has; its last token is
+        always evaluated.
+        """
+        if not s.cache:
+            return
+        most = (len(s.ids) - 1) // PAGE_SIZE
+        n = longest(self.cache.pools, (s.hashes.of(page, s.ids) for page in range(most)))
+        if n * PAGE_SIZE <= s.n_evaluated:
+            return
+        pages = SequencePages(self.cache)
+        pages.reuse([s.hashes.of(page, s.ids) for page in range(n)])  # before its own may go
+        s.pages.release()
+        s.pages, s.n_published, s.n_trusted = pages, n, 0
+        s.n_evaluated = s.n_shared = n * PAGE_SIZE
+        if not s.n_generated:
+            s.n_reused = s.n_shared
 
     def _take_over(self, s: Sequence, previous: Sequence) -> None:
         """Continue in the pages of an ended sequence."""
@@ -122,7 +324,7 @@ class Scheduler:
         previous.n_evaluated = 0
         if previous in self.kept:
             self.kept.remove(previous)
-        _forget(previous)
+        previous.forget()
 
 
 def _common(s: Sequence, other: Sequence) -> int:
@@ -130,12 +332,3 @@ def _common(s: Sequence, other: Sequence) -> int:
     n = min(other.n_evaluated, len(other.ids), len(s.ids) - 1)
     pairs = zip(s.ids[:n], other.ids, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), n)
-
-
-def _forget(s: Sequence) -> None:
-    if s.error is not None or s.n_evaluated > s.n_finite:
-        s.pages.suspect(s.n_finite)
-    s.pages.release()
-    s.n_evaluated = s.n_finite = 0
-    if not s.n_generated:
-        s.n_reused = 0

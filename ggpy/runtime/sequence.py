@@ -12,11 +12,14 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, fields
 from itertools import islice
 from operator import index
+from time import perf_counter
 from typing import Literal, Protocol
 
+from ..backends.interface import PAGE_SIZE
 from ..sampling import Sampler
 from .kv_cache import SequencePages
 from .logprobs import TokenBytes, TokenLogprob
+from .prefix import PrefixHashes
 
 Finish = Literal["stop", "length", "context", "cancelled", "error"]
 
@@ -38,7 +41,7 @@ class TokenizerLike(TokenBytes, Protocol):
     @property
     def end_ids(self) -> frozenset[int]: ...
 
-    def stream(self) -> TextStream: ...
+    def stream(self, special: bool = False) -> TextStream: ...
 
 
 class ContextOverflow(ValueError):
@@ -92,15 +95,17 @@ class StopStrings:
     def __init__(self, stops: str | Iterable[str]) -> None:
         self._stops = [s for s in checked_stops(stops) if s]
         self._held = ""
+        self.found: str | None = None  # the stop string that ended the text
 
     def add(self, text: str) -> tuple[str, bool]:
         """(what may be shown, whether a stop string was found); its beginnings are held back."""
         if not self._stops:
             return text, False
         self._held += text
-        found = [at for s in self._stops if (at := self._held.find(s)) >= 0]
+        found = [(at, s) for s in self._stops if (at := self._held.find(s)) >= 0]
         if found:
-            shown, self._held = self._held[: min(found)], ""
+            at, self.found = min(found)
+            shown, self._held = self._held[:at], ""
             return shown, True
         cut = len(self._held) - self._beginning()
         shown, self._held = self._held[:cut], self._held[cut:]
@@ -137,7 +142,7 @@ def checked_stops(stops: object) -> list[str]:
     return given
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Sequence:
     """One text being continued. Callers take `pieces` from the left and look at `finish`.
 
@@ -156,8 +161,14 @@ class Sequence:
     n_keep: int  # first tokens that a context shift keeps
     keep: bool  # pages outlive the end, for a sequence that continues this one
     n_prompt: int
+    client: str = ""  # whose turns it takes
+    cache: bool = True  # other sequences may use its pages, and it theirs
+    hashes: PrefixHashes = field(default_factory=PrefixHashes)  # of its ids
     n_evaluated: int = 0  # leading ids with keys and values, counting steps that are under way
     n_finite: int = 0  # of these: up to the last whose logits were seen, and were finite
+    n_shared: int = 0  # of these: in pages that were published when it was admitted
+    n_published: int = 0  # leading pages that others may find
+    n_trusted: int = 0  # of these: known to be finite
     n_reused: int = 0  # of the prompt: taken from another sequence
     n_generated: int = 0
     pieces: deque[Piece] = field(default_factory=deque)
@@ -165,6 +176,10 @@ class Sequence:
     error: BaseException | None = None  # why it could not go on, where `finish` is "error"
     notify: Callable[[], None] | None = None  # called after each piece, and at the end
     index: int = 0  # of its pieces: the place of its prompt in a list
+    # time.perf_counter() when it was begun, first admitted, and its first token accepted; 0 before.
+    t_begun: float = 0.0
+    t_admitted: float = 0.0
+    t_first: float = 0.0
 
     def accept(
         self,
@@ -177,6 +192,8 @@ class Sequence:
         """Append a sampled token and its piece; why the sequence ends with it, if it does."""
         self.sampler.accept(token)
         self.ids.append(token)
+        if not self.n_generated:
+            self.t_first = perf_counter()
         self.n_generated += 1
         end = token in end_ids
         text, stopped = self.stops.add("" if end else self.stream.add(token))
@@ -202,6 +219,18 @@ class Sequence:
         del self.ids[self.n_keep : self.n_keep + dropped]
         kept = self.pages.truncate(min(self.n_keep, self.n_evaluated))
         self.n_evaluated = self.n_finite = kept
+        self.hashes.cut(self.n_keep)
+        self.n_published = min(self.n_published, kept // PAGE_SIZE)
+        self.n_trusted = min(self.n_trusted, kept // PAGE_SIZE)
+
+    def forget(self) -> None:
+        """Give all pages back: what was evaluated is to be evaluated again, if it goes on."""
+        if self.error is not None or self.n_evaluated > self.n_finite:
+            self.pages.suspect(self.n_finite)
+        self.pages.release()
+        self.n_evaluated = self.n_finite = self.n_shared = self.n_published = self.n_trusted = 0
+        if not self.n_generated:
+            self.n_reused = 0
 
     def follow(self, advance: Callable[[], object]) -> Iterator[Piece]:
         """Take all pieces as they come, and raise `error` if it ends so: `follow` of it alone."""

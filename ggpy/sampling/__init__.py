@@ -2,6 +2,7 @@
 
 from .dry import breaker_sequences
 from .links import ADJUSTMENTS, FILTERS, Adjustment, Filter, Link
+from .mask import TokenMask, allowed_tokens, n_words
 from .params import (
     DRY_SEQUENCE_BREAKERS,
     LARGEST,
@@ -29,6 +30,9 @@ __all__ = [
     "Link",
     "Sampler",
     "SamplingParams",
+    "TokenMask",
+    "allowed_tokens",
     "breaker_sequences",
+    "n_words",
     "uniform",
 ]

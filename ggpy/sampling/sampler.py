@@ -11,13 +11,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from functools import cache
-from math import isfinite
+from math import inf, isfinite
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .filters import Candidates
 from .links import ADJUSTMENTS, FILTERS
+from .mask import TokenMask, allowed_tokens, fill_checked, n_words
 from .params import MASK64, SamplingParams
 from .ranking import Ids, Logits, Probabilities, prefix, weights
 
@@ -59,10 +60,17 @@ class Sampler:
     Draw i uses uniform(seed, 2 i) for the token and uniform(seed, 2 i + 1) for filters that apply
     by chance, so a backend that samples by itself needs `seed` and `n_drawn` and adds to the
     latter. `history` is the prompt and every accepted token; a last one ~r is what the step under
-    way samples at its row r. ValueError where a biased id is not in the vocabulary.
+    way samples at its row r. `mask` drops tokens before everything else, and sees every accepted
+    token but not the prompt. ValueError where a biased id is not in the vocabulary.
     """
 
-    def __init__(self, params: SamplingParams, n_vocab: int, history: Iterable[int] = ()):
+    def __init__(
+        self,
+        params: SamplingParams,
+        n_vocab: int,
+        history: Iterable[int] = (),
+        mask: TokenMask | None = None,
+    ):
         beyond = [token for token in params.logit_bias if not 0 <= token < n_vocab]
         if beyond:
             raise ValueError(f"logit_bias names token {beyond[0]}: ids go from 0 to {n_vocab - 1}")
@@ -70,13 +78,19 @@ class Sampler:
         self.chain = Chain(params)
         self.n_vocab = n_vocab
         self.history = list(map(int, history))
+        self.mask = mask
         self.n_drawn = 0
         self.seed = params.seed if params.seed >= 0 else int.from_bytes(os.urandom(4), "little")
         self.error: Exception | None = None  # why `try_sample` chose no token
         self._expects = False  # whether the last of the history is not accepted yet
 
     def accept(self, token: int) -> None:
-        """Append a token to the history, or put it where one is expected."""
+        """Append a token to the history, or put it where one is expected.
+
+        ValueError, and nothing is appended, where the mask does not allow the token.
+        """
+        if self.mask is not None:
+            self.mask.accept(int(token))
         if self._expects:
             self.history[-1] = int(token)
             self._expects = False
@@ -107,7 +121,11 @@ class Sampler:
 
     def candidates(self, logits: Logits) -> Candidates:
         """Returns (ids[k], scaled logits[k]) that the chain leaves of logits[V], in rising id."""
-        found = _all_ids(self.n_vocab), self._adjusted(logits)
+        allowed = self._allowed()
+        logits = self._adjusted(logits, allowed)
+        found = _all_ids(self.n_vocab), logits
+        if allowed is not None:
+            found = np.flatnonzero(allowed), logits[allowed]
         chance = uniform(self.seed, 2 * self.n_drawn + 1)
         for link in self.chain.filters:
             found = link.apply(found, self.params, chance)
@@ -124,10 +142,13 @@ class Sampler:
         """Draw an id from logits[V] and count the draw; the id is not accepted.
 
         The first candidate in falling probability, ties by id, at which the sum of weights exceeds
-        `uniform` times their total. ValueError where logits are NaN or all -inf.
+        `uniform` times their total. ValueError where logits are NaN or all -inf, or no token is
+        allowed.
         """
-        greedy = self.chain.greedy
-        token = int(np.argmax(self._adjusted(logits))) if greedy else self._draw(logits)
+        if self.chain.greedy:
+            token = int(np.argmax(self._adjusted(logits, self._allowed())))
+        else:
+            token = self._draw(logits)
         self.n_drawn += 1
         return token
 
@@ -145,9 +166,19 @@ class Sampler:
         mass = uniform(self.seed, 2 * self.n_drawn) * float(w.sum())
         return int(ids[prefix(kept, w, mass, side="right")[-1]])
 
-    def _adjusted(self, logits: Logits) -> Logits:
+    def _allowed(self) -> NDArray[np.bool_] | None:
+        """Returns allowed[V] of the next token; None without a mask."""
+        if self.mask is None:
+            return None
+        row = np.empty(n_words(self.n_vocab), np.int32)
+        fill_checked(self.mask, row)
+        return allowed_tokens(row, self.n_vocab)
+
+    def _adjusted(self, logits: Logits, allowed: NDArray[np.bool_] | None) -> Logits:
         if logits.shape != (self.n_vocab,):
             raise ValueError(f"logits have shape {logits.shape}, the vocabulary {self.n_vocab} ids")
+        if allowed is not None:  # not even NaN counts where a token is not allowed
+            logits = np.where(allowed, logits, np.float32(-inf))
         logits = self.adjust(logits)
         if not isfinite(best := logits.max()):
             raise ValueError(f"the highest logit is {best}: no token can be chosen")

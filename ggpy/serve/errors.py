@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+RETRY_AFTER = 5  # seconds after which a client may ask again
 KINDS = {  # status -> OpenAI's type, Anthropic's type
     400: ("invalid_request_error", "invalid_request_error"),
     401: ("authentication_error", "authentication_error"),
@@ -47,6 +48,12 @@ class ApiError(Exception):
     def headers(self) -> dict[str, str]:
         """HTTP headers of the answer."""
         return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+
+
+def overflow_error(n_prompt: int, n_ctx: int, message: str, param: str | None = None) -> ApiError:
+    """A prompt that is longer than the context, in OpenAI's code and llama.cpp's fields."""
+    more = {"n_prompt_tokens": n_prompt, "n_ctx": n_ctx}
+    return ApiError(400, message, param=param, code="context_length_exceeded", more=more)
 
 
 def openai_error(error: ApiError) -> dict[str, Any]:

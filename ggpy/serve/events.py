@@ -19,11 +19,12 @@ ConstraintKind = Literal["json_object", "json_schema", "gbnf", "lark", "regex"]
 @dataclass(frozen=True)
 class Constraint:
     """What a whole answer must match. `text`: a grammar, a regular expression, or JSON of a schema;
-    "" for json_object.
+    "" for json_object. param: the field that says it, for errors.
     """
 
     kind: ConstraintKind
     text: str = ""
+    param: str = field(default="response_format", compare=False)
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class AnswerTimings:
-    """Seconds of a request's prefill (with its wait in the queue apart) and of its decode."""
+    """Seconds of a request: its wait in the queue, its prefill, its decode."""
 
     queued: float = 0.0
     prefill: float = 0.0

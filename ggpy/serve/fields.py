@@ -53,6 +53,13 @@ class Fields:
             raise self.error(name, "a string")
         return value
 
+    def filled_text(self, name: str) -> str:
+        """A text that must be there and not be empty."""
+        value = self.needed_text(name)
+        if not value:
+            raise self.error(name, "a string of at least one character")
+        return value
+
     def one_of(self, name: str, known: Collection[str], default: str) -> str:
         """One of some texts."""
         value = self.values.get(name)
@@ -94,20 +101,20 @@ class Fields:
             raise self.error(name, f"a number from {low:g} to {high:g}")
         return float(value)
 
-    def texts(self, name: str, most: int = 64) -> tuple[str, ...]:
-        """A text or a list of at most `most` texts."""
+    def texts(self, name: str, most: int = 64, longest: int = 1 << 30) -> tuple[str, ...]:
+        """A text or a list of at most `most` texts, of at most `longest` characters each."""
         value = self.values.get(name)
         if value is None:
             return ()
         given = [value] if isinstance(value, str) else value
         if not isinstance(given, list) or not all(isinstance(t, str) for t in given):
             raise self.error(name, "a string or a list of strings")
+        path, length = self.path(name), max(map(len, given), default=0)
         if len(given) > most:
-            raise ApiError(
-                400,
-                f"{self.path(name)} has {len(given)} strings: give at most {most}",
-                param=self.path(name),
-            )
+            raise ApiError(400, f"{path} has {len(given)} strings: give at most {most}", param=path)
+        if length > longest:
+            told = f"{path} has a string of {length} characters: give at most {longest}"
+            raise ApiError(400, told, param=path)
         return tuple(given)
 
     def object(self, name: str) -> Fields | None:

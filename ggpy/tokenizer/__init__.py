@@ -16,7 +16,7 @@ from typing import Any
 
 from ..gguf import File, GGUFError
 from .bpe import BpeEncoder, RawBpeEncoder, byte_alphabet
-from .chat import ChatTemplateError, checked_messages, render
+from .chat import ChatTemplateError, checked_messages, checked_variables, form_of, render
 from .special import Splitter, mark
 from .spm import SpmEncoder
 from .stream import StreamDecoder
@@ -55,6 +55,7 @@ class Tokenizer:
             self._encoder = _encoder(self._vocab)
         except GGUFError as error:
             raise GGUFError(f"{path}: {error}" if path else str(error)) from None
+        self._pieces = _PieceTable(self, False), _PieceTable(self, True)
 
     @classmethod
     def from_gguf(cls, source: str | os.PathLike[str] | File) -> Tokenizer:
@@ -127,16 +128,20 @@ class Tokenizer:
 
     def apply_chat_template(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         chat_template: str | None = None,
         *,
         add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt for messages as text, for `encode_chat`; ChatTemplateError, ValueError.
 
-        messages: dicts with "role" ("system", "user" or "assistant") and "content".
+        messages: dicts with "role" ("system", "developer", "user", "assistant", "tool") and
+        "content", and of an assistant "tool_calls" and "reasoning_content", in OpenAI's form.
         chat_template: Jinja; None is the model's own. It runs in a process of its own, with bounds.
         add_generation_prompt: end where the model's answer begins.
+        tools: in OpenAI's form. variables: further ones of the template, like enable_thinking.
         """
         template = self.chat_template if chat_template is None else chat_template
         if template is None:
@@ -146,12 +151,15 @@ class Tokenizer:
             )
         named = self._vocab.named
         bos, eos = (self.text(named[name]) if name in named else "" for name in ("bos", "eos"))
+        checked = checked_messages(messages)
         return render(
             template,
-            checked_messages(messages),
+            form_of(template).adapted(checked),
             bos=bos,
             eos=eos,
             add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            variables=checked_variables(variables),
         )
 
     def encode_chat(self, rendered: str) -> list[int]:
@@ -188,13 +196,25 @@ class Tokenizer:
     def stream(self, special: bool = False, continues: bool = True) -> StreamDecoder:
         """A decoder that takes ids one by one; an answer continues its prompt, so blanks stay."""
         drop_blank = self._vocab.add_space_prefix and not continues
-        return StreamDecoder(lambda id: self.piece(id, special), drop_blank)
+        return StreamDecoder(self._pieces[special].__getitem__, drop_blank)
 
     def _checked(self, id: int) -> int:
         if not 0 <= id < self.n_vocab:
             last = self.n_vocab - 1
             raise ValueError(f"token id {id} is not in the vocabulary: ids are 0 to {last}")
         return id
+
+
+class _PieceTable(dict[int, bytes]):
+    """The bytes of tokens, looked up once: a stream asks for each token that is generated."""
+
+    def __init__(self, tokenizer: Tokenizer, special: bool) -> None:
+        super().__init__()
+        self._tokenizer, self._special = tokenizer, special
+
+    def __missing__(self, id: int) -> bytes:
+        self[id] = piece = self._tokenizer.piece(id, self._special)
+        return piece
 
 
 def _encoder(vocab: Vocabulary) -> SpmEncoder | BpeEncoder:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer, models
 
 _BLANK = "\u2581"
+LONG_TEXT = 1000  # characters, which take some milliseconds
 _LINES = re.compile(r"\n+|[^\n]+")
 
 
@@ -32,8 +33,12 @@ class BpeEncoder:
         self._tokenizer = _library_tokenizer(vocab, vocab.pre)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of text without special tokens."""
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        """Ids of text without special tokens; a long text lets other threads work meanwhile."""
+        if len(text) < LONG_TEXT:
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
+        # The package holds Python's lock in `encode`, but not in `encode_batch`.
+        (found,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
+        return found.ids
 
 
 class RawBpeEncoder(BpeEncoder):

@@ -1,38 +1,61 @@
-"""The process in which one chat template runs: a request on stdin, an answer on stdout, both JSON.
+"""The process in which one chat template runs: frames on stdin, frames on stdout.
 
-`chat` starts it as a program, isolated, so it imports nothing of ggpy. What it may use is set
-before the template is read, and enforced by the system: the kernel ends it at the time limit, an
-allocation beyond the memory limit fails. It must not know who asks.
+`renderer` starts it as a program, isolated, so it imports nothing of ggpy. It compiles the template
+and then answers requests, each in a process forked from it, so that no request sees another. What
+either may use is set before it begins, and enforced by the system: the kernel ends it at the time
+limit, an allocation beyond the memory limit fails. Where the system cannot fork, it answers one
+request itself. It must not know who asks.
 
-Arguments: seconds of processor time, bytes of address space, folders to import jinja2 and
-markupsafe from.
+Arguments: folders to import jinja2 and markupsafe from. A frame's header is REQUEST or ANSWER.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import struct
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
 OUT_OF_MEMORY = 70
+REQUEST = struct.Struct(">QdQ")  # bytes that follow, seconds of processor time, bytes of memory
+ANSWER = struct.Struct(">iQ")  # exit status as of subprocess, bytes that follow
 OLDEST = (3, 1, 6)  # jinja2: earlier sandboxes let templates out (CVE-2025-27516)
 _NAME = "<template>"  # what jinja2 calls a template from a string, in tracebacks
+_WALL = 5.0  # a request may take this many times its processor time, and a second
 
 
-def limit(seconds: float, memory: int) -> None:
-    """Bound what this process may use; starting it counts, but leaves at least half of the time."""
+def limit(seconds: float, memory: int, last: bool = True) -> None:
+    """Bound what this process may use; starting it counts, but leaves at least half of the time.
+
+    last: what it may use never grows again.
+    """
     try:
         import resource
         import signal
     except ImportError:  # Windows: the caller's clock is all there is
         return
     with suppress(ValueError, OSError):  # macOS, or a lower limit that is there already
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        hard = memory if last else resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (memory, hard))
     signal.setitimer(signal.ITIMER_PROF, max(seconds - time.process_time(), seconds / 2, 0.01))
+
+
+def unlimit() -> None:
+    """Take back a `limit` that was not the last."""
+    try:
+        import resource
+        import signal
+    except ImportError:
+        return
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    with suppress(ValueError, OSError):
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
 
 
 def too_old() -> str:
@@ -97,18 +120,34 @@ def join(pieces: Iterable[str], max_chars: int) -> str:
     return "".join(kept)
 
 
-def answer(request: dict[str, Any], made: Any) -> dict[str, Any]:
+def compiled(source: str, made: Any) -> tuple[Any, dict[str, Any] | None]:
+    """The template, or {"error", "line"}."""
+    try:
+        return made.from_string(source), None
+    except MemoryError:
+        raise
+    except Exception as error:
+        return None, told(error)
+
+
+def answer(request: dict[str, Any], template: Any) -> dict[str, Any]:
     """{"text"} of the rendered template, or {"error", "line"}."""
     try:
-        template = made.from_string(request["template"])
         pieces = template.generate(**request["variables"])
         return {"text": join(pieces, request["max_chars"])}
     except MemoryError:
         raise
-    except RecursionError as error:
-        return {"error": "calls itself too deeply", "line": line_of(error)}
     except Exception as error:
-        return {"error": described(error), "line": line_of(error)}
+        return told(error)
+
+
+def told(error: Exception) -> dict[str, Any]:
+    """What is wrong, and where in the template."""
+    deep = isinstance(error, RecursionError)
+    return {
+        "error": "calls itself too deeply" if deep else described(error),
+        "line": line_of(error),
+    }
 
 
 def described(error: Exception) -> str:
@@ -129,24 +168,95 @@ def line_of(error: BaseException) -> int | None:
     return line
 
 
-def main(write: Callable[[bytes], object]) -> int:
-    """Answer one request; the exit status tells what no message could."""
-    seconds, memory, *folders = sys.argv[1:]
-    sys.path += folders
+# Frames
+
+
+def read_request() -> tuple[bytes, float, int] | None:
+    """The next frame with its limits; None when the asker is gone."""
+    header = sys.stdin.buffer.read(REQUEST.size)
+    if len(header) < REQUEST.size:
+        return None
+    length, seconds, memory = REQUEST.unpack(header)
+    body = sys.stdin.buffer.read(length)
+    return (body, seconds, memory) if len(body) == length else None
+
+
+def write_answer(status: int, body: bytes) -> None:
+    """A frame of what a request came to."""
+    sys.stdout.buffer.write(ANSWER.pack(status, len(body)) + body)
+    sys.stdout.buffer.flush()
+
+
+def in_a_fork(body: bytes, seconds: float, memory: int, template: Any) -> tuple[int, bytes]:
+    """Exit status and answer of a process that renders one request."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            for descriptor in (reading, 0, 1):
+                os.close(descriptor)
+            last_moment(seconds)
+            limit(seconds, memory)
+            with open(writing, "wb") as file:
+                file.write(json.dumps(answer(json.loads(body), template)).encode())
+            status = 0
+        except MemoryError:
+            status = OUT_OF_MEMORY
+        finally:
+            os._exit(status)  # nothing to clean up, and no memory to do it with
+    os.close(writing)
+    with open(reading, "rb") as file:
+        data = file.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), data
+
+
+def last_moment(seconds: float) -> None:
+    """End this process by the clock, should nobody be there any more to do it."""
+    import signal
+
+    signal.setitimer(signal.ITIMER_REAL, _WALL * seconds + 1)
+
+
+def serve(template: Any, failed: dict[str, Any] | None) -> None:
+    """Answer requests until no more come; one, where the system cannot fork."""
+    forks = hasattr(os, "fork")
+    while request := read_request():
+        if failed is not None:
+            write_answer(0, json.dumps(failed).encode())
+        elif forks:
+            write_answer(*in_a_fork(*request, template))
+        else:
+            write_answer(0, json.dumps(answer(json.loads(request[0]), template)).encode())
+        if not forks:
+            return
+
+
+def main() -> int:
+    """Compile a template and answer requests; the exit status tells what no message could."""
+    sys.path += sys.argv[1:]
     try:
-        if old := too_old():
-            write(json.dumps({"error": old, "line": None}).encode())
+        old = too_old()
+        made = None if old else environment()
+        first = read_request()
+        if first is None:
             return 0
-        made = environment()
-        request = json.loads(sys.stdin.buffer.read())
-        limit(float(seconds), int(memory))
-        write(json.dumps(answer(request, made)).encode())
+        source, seconds, memory = first
+        template: Any = None
+        failed: dict[str, Any] | None = {"error": old, "line": None}
+        if made is not None:
+            limit(seconds, memory, last=False)
+            template, failed = compiled(source.decode(), made)
+            unlimit()
+        gc.freeze()  # forks share what is there
+        serve(template, failed)
     except MemoryError:
         return OUT_OF_MEMORY
     return 0
 
 
 if __name__ == "__main__":
-    status = main(sys.stdout.buffer.write)
-    sys.stdout.buffer.flush()
+    status = main()
+    with suppress(OSError):
+        sys.stdout.buffer.flush()
     os._exit(status)  # nothing to clean up, and no memory to do it with

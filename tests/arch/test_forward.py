@@ -53,11 +53,24 @@ VARIANTS = {
     "gemma3-no-window": Variant("gemma3", {"attention.sliding_window": None}),
     "gemma3-base-swa": Variant("gemma3", {"rope.freq_base_swa": 500.0}),
     "gemma3-period-6": Variant("gemma3", {"attention.sliding_window_pattern": None}),
+    "granite-no-rope": Variant("granite", {"rope.scaling.finetuned": False}),
+    "granite-no-scales": Variant("granite", {"residual_scale": None, "embedding_scale": None}),
+    "olmo2-no-window": Variant("olmo2", {"attention.sliding_window": None}),
+    "olmo2-period": Variant("olmo2", {"attention.sliding_window_pattern": 2}),
+    "mistral3-cold": Variant("mistral3", {"attention.temperature_scale": None}),
+    "mistral3-no-log": Variant("mistral3", {"rope.scaling.yarn_log_multiplier": None}),
+    "hunyuan-no-alpha": Variant("hunyuan-dense", {"rope.scaling.alpha": None}),
+    "exaone4-window": Variant("exaone4", {"attention.sliding_window": 8, "block_count": 5}),
+    "exaone4-period": Variant(
+        "exaone4", {"attention.sliding_window": 8, "attention.sliding_window_pattern": 2}
+    ),
+    "cohere2-period": Variant("cohere2", {"attention.sliding_window_pattern": 3}),
 }
 NOT_IN_ORACLE = {
     "phi3-window": "it ignores phi3's window",
     "gemma2-27b-scale": "46 layers of noise are too far apart in float32",
     "gemma3-27b-scale": "62 layers of noise are too far apart in float32",
+    **dict.fromkeys(("exaone4-window", "exaone4-period"), "it has windows for 64 layers only"),
 }
 
 
@@ -74,7 +87,7 @@ def extra_tensors(v: Variant) -> dict:
     m = make_tiny.MODELS[v.architecture]
     base = make_tiny.tensors_of(m, len(make_tiny.tokenizer(m.tokenizer)["tokenizer.ggml.tokens"]))
     extra = dict(v.tensors)
-    for i in range(2, v.settings.get("block_count", 2)):
+    for i in range(m.n_layer, v.settings.get("block_count", m.n_layer)):
         copies = {k: a for k, a in base.items() if k.startswith(f"blk.{i % 2}.")}
         extra |= {k.replace(f"blk.{i % 2}.", f"blk.{i}."): a for k, a in copies.items()}
     if v.settings.get("attention.head_count_kv", m.G) > m.G:
@@ -101,7 +114,16 @@ def test_logits_equal_the_plain_float64_decoder(tiny):
     np.testing.assert_allclose(our_logits(path, v.n_ctx, IDS), expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("a, b", [("llama", "llama-yarn"), ("llama", "llama-rope_freqs")])
+@pytest.mark.parametrize(
+    "a, b",
+    [
+        *(("llama", "llama-yarn"), ("llama", "llama-rope_freqs"), ("granite", "granite-no-rope")),
+        *(("granite", "granite-no-scales"), ("olmo2", "olmo2-no-window")),
+        *(("olmo2", "olmo2-period"), ("mistral3", "mistral3-cold")),
+        *(("mistral3", "mistral3-no-log"), ("hunyuan-dense", "hunyuan-no-alpha")),
+        *(("exaone4", "exaone4-period"), ("cohere2", "cohere2-period")),
+    ],
+)
 def test_variants_differ_from_the_plain_model(a, b, tmp_path):
     """Else the test above would pass with a setting that is ignored on both sides."""
     logits = []

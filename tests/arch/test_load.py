@@ -9,6 +9,7 @@ import plain_layers
 import pytest
 
 from ggpy import arch
+from ggpy.arch import hunyuan_dense
 from ggpy.arch.architecture import (
     LAYER_NORM_BIAS,
     NORM_BIAS,
@@ -18,7 +19,7 @@ from ggpy.arch.architecture import (
     LayerSettings,
     ModelSettings,
 )
-from ggpy.arch.config import Config, LayerSizes, UnsupportedModel
+from ggpy.arch.config import Config, Dimensions, LayerSizes, UnsupportedModel
 from ggpy.arch.layers.attention import OUTPUT_BIAS, AttentionSettings
 from ggpy.arch.layers.dense import DenseSettings
 from ggpy.arch.loader import build
@@ -179,7 +180,7 @@ def test_an_unknown_architecture_lists_what_exists(tmp_path):
     path = make_tiny.write(tmp_path / "t.gguf", "llama")
     data = path.read_bytes().replace(b"llama", b"mamba", 1)
     path.write_bytes(data)
-    expected = "architecture 'mamba' is not supported; supported are: gemma2, gemma3, llama, phi3"
+    expected = "architecture 'mamba' is not supported; supported are: cohere2, command-r, ernie4_5"
     with pytest.raises(UnsupportedModel, match=expected):
         load(path)
 
@@ -387,3 +388,19 @@ def test_config_names_every_unread_setting_but_not_endlessly():
         UnsupportedModel, match=r"file: not supported: a.k0 = 0, a.k2 = 2, .*, \.\.\.$"
     ):
         config.refuse_unread()
+
+
+def test_queries_grow_only_in_contexts_longer_than_the_original(tmp_path):
+    """So that a GPU can run shorter ones."""
+    path = make_tiny.write(tmp_path / "t.gguf", "mistral3")
+    for n_ctx, grows in ((16, False), (17, True)):
+        with File(path) as file:
+            decoder = arch.load(file, Reference(1), n_ctx)
+        assert (decoder.layers[1].mixer.temperature is not None) == grows
+
+
+def test_heads_of_two_cannot_have_a_stretched_base():
+    sizes = Dimensions(64, 96, 2, 256, 1e-5, (LayerSizes(4, 2, 2, 2, 96),))
+    config = Config({"hunyuan-dense.rope.scaling.alpha": 10.0}, "hunyuan-dense")
+    with pytest.raises(GGUFError, match="heads of 2 cannot have"):
+        hunyuan_dense.read(Context(config, sizes, {}, 64))

@@ -91,6 +91,16 @@ def test_the_first_op_with_nan_is_named(model_on, op: str, layer: int, words: st
     assert ops.probed == [False, True]
 
 
+def test_hidden_states_are_looked_at(model_on) -> None:
+    ops = Spoiled("ffn_out", 1)
+    model = model_on(ops)
+    assert model.embed([5, 6]).shape == (1, 64)
+    ops.spoils = True
+    words = "1 values of the hidden state are NaN or infinite; the first are in layer 1, ffn_out"
+    with pytest.raises(NotFinite, match=words):
+        model.embed([5, 6])
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_the_token_is_named_by_its_position(model_on) -> None:
     ops = Spoiled("attention", 0, np.inf, row=2)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from ggpy.backends import choose, describe
-from ggpy.backends.cpu.backend import Cpu
 from ggpy.backends.numpy.backend import Reference
 from ggpy.device import CudaError, Gpu, NoGpu
 
@@ -52,7 +51,6 @@ def test_the_cpu_is_taken_without_looking_for_a_gpu(machine: Any) -> None:
 def test_numpy_can_be_asked_for(machine: Any) -> None:
     asked = machine(NoGpu("no reason"))
     assert type(choose("numpy", 1)) is Reference
-    assert type(choose("cpu", 1)) is Cpu
     assert asked == []
 
 

@@ -12,6 +12,7 @@ from ggpy.backends.observe import ObservedOps
 from ggpy.gguf import File
 from ggpy.model import Model
 from ggpy.tokenizer import Tokenizer
+from tools.make_tiny import MODELS
 
 IDS = list(range(10, 20))
 
@@ -41,7 +42,7 @@ def open_model(path, ops) -> Model:
     return Model(file, Tokenizer.from_gguf(file), ops, n_ctx=64)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"])
+@pytest.mark.parametrize("name", MODELS)
 def test_what_is_shown_is_what_is_multiplied(name: str, tiny_path) -> None:
     seen: list[tuple[str, np.ndarray]] = []
     watched = Watched()

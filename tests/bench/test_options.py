@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ggpy.bench.workload import Test
-from ggpy.cli.bench_options import combinations, numbers, parser
+from ggpy.cli.benchmarks.bench_options import combinations, numbers, parser
 
 
 def names(*words: str) -> list[str]:

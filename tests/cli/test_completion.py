@@ -91,6 +91,12 @@ def test_what_is_offered(name: str, script, tmp_path: Path) -> None:
     assert offered("ggpy run -n ") == offered("ggpy list ") == set()
     assert offered("ggpy convert --type q4_k_") >= {"q4_k_m", "q4_k_s"}  # fish adds Q4_K_M
     assert offered("ggpy completion z") == {"zsh"}
+    assert offered("ggpy serve --api-k") == {"--api-key", "--api-key-file"}
+    assert offered("ggpy serve sm") == {"smollm2", "small one.gguf"}
+    assert offered("ggpy serve --pooling ") == {"cls", "last", "mean"}
+    assert offered("ggpy serve --ssl-key-file oth") == {"other.gguf"}
+    assert offered("ggpy bench_serve --endpoint ") == {"chat", "completions"}
+    assert offered("ggpy bench_serve --input-len oth") == {"other.gguf"}
 
 
 def test_zsh_describes_options(script) -> None:

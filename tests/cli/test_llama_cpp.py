@@ -6,7 +6,8 @@ import argparse
 
 import pytest
 
-from ggpy.cli import bench_options, llama_cpp, options
+from ggpy.cli import llama_cpp, options
+from ggpy.cli.benchmarks import bench_options
 
 
 def parsed(words: str) -> argparse.Namespace:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from running_server import running
 
 from ggpy.util import paths
 
@@ -60,6 +61,16 @@ def test_generate_streams_a_text_then_a_chat() -> None:
 def test_generate_continues_with_the_same_text_each_time() -> None:
     first, again = (output_of("generate", "-n", "8", "--device", "cpu") for _ in range(2))
     assert first[2] == again[2] and first[2].startswith("The sky is")
+
+
+def test_client_streams_an_answer_and_tells_an_error() -> None:
+    with running(api_keys=("k",)) as server:
+        arguments = ["hello", "--url", server.url, "--key", "k", "-n", "6"]
+        text = "\n".join(output_of("client", *arguments))
+        assert re.search(r"^.+\n\n6 tokens in [\d.]+ s, the first after [\d.]+ s$", text, re.S)
+        wrong = [sys.executable, "examples/client.py", "hello", "--url", server.url]
+        result = subprocess.run(wrong, cwd=ROOT, capture_output=True, encoding="utf-8")
+    assert result.returncode == 1 and "the API key is missing or wrong" in result.stderr
 
 
 def test_quantization_error_has_a_row_for_each_type_and_a_plot(tmp_path: Path) -> None:

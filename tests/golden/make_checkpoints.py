@@ -1,12 +1,14 @@
 """Write tests/golden/checkpoints.npz and .json: what transformers computes with the checkpoints of
 tests/checkpoints.py, and what llama.cpp's converter writes for them.
 
-    PYTHONPATH=.:tests python tests/golden/make_checkpoints.py LLAMA_CPP
+    PYTHONPATH=.:tests/support python tests/golden/make_checkpoints.py LLAMA_CPP [KIND ...]
 
-wants torch (the CPU's is enough), transformers and safetensors, and a folder with llama.cpp's
-sources, whose conversion/ is called as it is but for the names of pre-tokenizers: it knows them by
-digests, which vocabularies as small as these are not among. The .npz has the ids and the logits of
-the last places in float32, the .json all metadata but the tokens, and a digest of each tensor.
+makes all, or those of some kinds, and wants torch (the CPU's is enough), transformers and
+safetensors, and a folder with llama.cpp's sources, whose conversion/ is called as it is but for the
+names of pre-tokenizers, which it knows by digests that vocabularies as small as these are not
+among, and for GLM-4's special tokens, which these vocabularies have not. The .npz has the ids and
+the logits of the last places in float32, the .json all metadata but the tokens, and a digest of
+each tensor.
 """
 
 from __future__ import annotations
@@ -31,11 +33,13 @@ N_TOKENS = 40
 def logits(folder: Path, name: str) -> dict[str, np.ndarray]:
     """What transformers computes, by "name/length/ids" and "name/length/logits"."""
     import torch
-    from transformers import AutoModelForCausalLM
+    import transformers
 
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    model = (
+        getattr(transformers, KINDS[name].classes)
+        .from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        .eval()
+    )
     found = {}
     for n in LENGTHS.get(name, (N_TOKENS,)):
         ids = np.random.default_rng(n).integers(3, N_VOCAB, n)
@@ -51,8 +55,10 @@ def converted(folder: Path, out: Path, pre: str) -> Path:
     import torch
     from conversion import ModelBase, get_model_class
     from conversion.base import TextModel, get_model_architecture
+    from conversion.glm import Glm4Model
 
     TextModel.get_vocab_base_pre = lambda self, tokenizer: pre
+    Glm4Model.set_vocab = TextModel.set_vocab
     settings = ModelBase.load_hparams(folder, False)
     kind = get_model_class(get_model_architecture(settings, TextModel.model_type))
     with torch.inference_mode():
@@ -79,14 +85,20 @@ def described(path: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    if len(sys.argv) != 2:
+    if len(sys.argv) < 2:
         print(__doc__, file=sys.stderr)
         return 2
     sys.path[:0] = [sys.argv[1], str(Path(sys.argv[1], "gguf-py"))]
     arrays: dict[str, np.ndarray] = {}
-    files = {}
+    files, wanted = {}, sys.argv[2:]
+    old = np.load(GOLDEN / "checkpoints.npz")
+    described_before = json.loads((GOLDEN / "checkpoints.json").read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as work:
         for name, kind in KINDS.items():
+            if wanted and name not in wanted:
+                arrays |= {key: found for key, found in old.items() if key.startswith(name + "/")}
+                files[name] = described_before["files"][name]
+                continue
             folder = write(Path(work, name), name)
             arrays |= logits(folder, name)
             files[name] = described(converted(folder, Path(work, f"{name}.gguf"), kind.pre))

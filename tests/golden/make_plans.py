@@ -13,7 +13,8 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 sys.path[:0] = [str(FOLDER.parent.parent)]
 
-from ggpy.bench.plan_table import device_of, lines, steps_of, table  # noqa: E402
+from ggpy.bench.plan_table import lines, steps_of, table  # noqa: E402
+from ggpy.bench.planned import device_of  # noqa: E402
 from ggpy.evaluate.synthetic import Synthetic  # noqa: E402
 
 PLANS = FOLDER / "plans"

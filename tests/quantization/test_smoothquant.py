@@ -224,6 +224,15 @@ def test_smoothing_changes_no_logits(name: str, source, tmp_path: Path) -> None:
     assert {"blk.1.attn_norm.weight", "blk.1.ffn_norm.weight", "blk.1.ffn_down.weight"} <= changed
 
 
+@pytest.mark.parametrize("name", ["command-r", "exaone4", "granite", "olmo2", "seed_oss"])
+def test_smoothing_heeds_where_norms_are(name: str, source, tmp_path: Path) -> None:
+    """Of parallel halves, behind halves, or under another name."""
+    path = source(name)
+    moved = smoothed(path, 0.5)
+    assert ("blk.1.ffn_gate.weight" in moved.columns) == (name in ("command-r", "granite"))
+    assert error(quantized(path, tmp_path / "out.gguf", "f32", moved), path) < 1e-9
+
+
 @pytest.mark.parametrize("name", ["qwen2", "phi3"])
 def test_values_that_are_not_shared_are_smoothed_too(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -20,7 +20,7 @@ def make(make_cache):
     def sequence(ids: list[int], n_evaluated: int = 0) -> SimpleNamespace:
         pages = SequencePages(cache)
         for start in range(0, len(ids), PAGE_SIZE):
-            pages.grow(start, min(start + PAGE_SIZE, len(ids)), 0)
+            pages.grow(start, min(start + PAGE_SIZE, len(ids)), start)
         return SimpleNamespace(ids=ids, n_evaluated=n_evaluated, pages=pages)
 
     return sequence
@@ -63,7 +63,7 @@ def test_spans_are_the_positions_of_the_step(make):
     assert list(batch.spans()) == [(one.pages, 1, 2), (long.pages, 3, 23)]
 
 
-def test_tables_are_those_of_now_however_they_changed(make):
+def test_tables_are_those_of_now_however_they_changed(make, fork):
     sequences, kept = [make([0] * n).pages for n in (10, 100, 500)], TableStack()
 
     def check() -> None:
@@ -76,7 +76,7 @@ def test_tables_are_those_of_now_however_they_changed(make):
     sequences[0].grow(10, 3 * PAGE_SIZE, 0)  # fits beside the longest
     check()
     assert sequences[2].tables[1].first > 0
-    sequences[2].grow(8 * PAGE_SIZE, 9 * PAGE_SIZE, 0)  # does not, and a window's page goes
+    sequences[2].grow(8 * PAGE_SIZE, 9 * PAGE_SIZE, 500)  # does not, and a window's page goes
     check()
     sequences[1].truncate(2)
     check()
@@ -84,7 +84,8 @@ def test_tables_are_those_of_now_however_they_changed(make):
     check()
     sequences.pop()
     check()
-    sequences[0] = sequences[0].fork(8 * PAGE_SIZE)
+    sequences[0] = fork(sequences[0], 8 * PAGE_SIZE)
+    assert sequences[0].n_held
     check()
     sequences[0].release()
     check()

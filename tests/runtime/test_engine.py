@@ -21,7 +21,7 @@ from ggpy.backends.numpy.backend import Reference
 from ggpy.device.base import CudaError
 from ggpy.gguf import File
 from ggpy.runtime.engine import ContextOverflow, Engine, Piece, StopStrings
-from ggpy.runtime.kv_cache import OutOfPages
+from ggpy.runtime.page_pool import OutOfPages
 from ggpy.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0)
@@ -95,7 +95,7 @@ def test_logits_of_a_ragged_step_equal_those_alone(architecture, tiny_path):
         decoder = arch.load(file, ops, 256)
     shape = decoder.cache_shape(4, 256, 256)
     ops.allocate_cache(shape)
-    prompts, cache = [ids_of(n, n) for n in (3, 100, 1, 70)], KVCache(shape, 4)
+    prompts, cache = [ids_of(n, n) for n in (3, 100, 1, 70)], KVCache(shape)
     alone = []
     for p in prompts:
         t = SequencePages(cache)
@@ -843,6 +843,7 @@ class AnyOrder:
             ops = Reference(1)
             decoder = arch.load(file, ops, CONTEXT)
         options = {"n_batch": choose([7, 100]), "n_seq": choose([1, 2, 3])}
+        options |= {"n_positions": choose([None, CONTEXT]), "prefix_cache": choose([False, True])}
         tokens = Choking(range(0, 350, 40))
         run_ahead = choose([False, True])
         self.engine = Engine(decoder, ops, tokens, CONTEXT, run_ahead=run_ahead, **options)

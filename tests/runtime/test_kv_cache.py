@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ggpy.backends.interface import PAGE_SIZE, PagedKV, pages_for
-from ggpy.runtime.kv_cache import OutOfPages, PagePool, PageTable, SequencePages, stack
+from ggpy.runtime.kv_cache import PageTable, SequencePages, stack
+from ggpy.runtime.page_pool import OutOfPages, PagePool
 
 W = 100  # a window that is no whole number of pages
 
@@ -74,11 +75,11 @@ def sequence(make_cache):
     return make
 
 
-def test_fork_shares_full_pages_only(sequence):
+def test_full_pages_alone_are_shared(sequence, fork):
     parent = sequence(3 * PAGE_SIZE)
-    child, pool = parent.fork(2 * PAGE_SIZE + 10), parent.cache.pools[0]
+    child, pool = fork(parent, 2 * PAGE_SIZE + 10), parent.cache.pools[0]
     assert child.tables[0].pages == parent.tables[0].pages[:2]
-    assert child.capacity == parent.forkable(2 * PAGE_SIZE + 10) == 2 * PAGE_SIZE
+    assert child.capacity == 2 * PAGE_SIZE
     assert [pool.references(p) for p in parent.tables[0].pages] == [2, 2, 1]
     parent.release()
     assert pool.n_free == 8 - 2
@@ -94,9 +95,9 @@ def test_truncate_gives_back_what_is_beyond(sequence):
     assert pages.truncate(0) == 0 and pages.cache.n_free == 8
 
 
-def test_truncate_does_not_leave_a_shared_page_to_be_written_on(sequence):
+def test_truncate_does_not_leave_a_shared_page_to_be_written_on(sequence, fork):
     parent = sequence(2 * PAGE_SIZE)
-    child, pool = parent.fork(2 * PAGE_SIZE), parent.cache.pools[0]
+    child, pool = fork(parent, 2 * PAGE_SIZE), parent.cache.pools[0]
     assert parent.truncate(PAGE_SIZE + 9) == PAGE_SIZE
     assert parent.n_held == 1 and pool.references(child.tables[0].pages[1]) == 1
     assert child.truncate(PAGE_SIZE + 9) == PAGE_SIZE + 9
@@ -153,8 +154,11 @@ def test_pages_behind_the_window_go_where_the_pool_needs_them():
 
 def test_a_shared_page_that_is_given_back_frees_nothing():
     pool = PagePool(4, W, limit=4)
-    t = table(pool, 4 * PAGE_SIZE)
-    child = t.fork(2)
+    t, child = table(pool, 4 * PAGE_SIZE), PageTable(pool)
+    for page in (0, 1):
+        t.publish(page, b"%d" % page, finite=True)
+    child.reuse([b"0", b"1"])
+    assert (child.first, child.pages) == (0, [0, 1])
     with pytest.raises(OutOfPages, match="0 of 4 are free"):
         t.grow(4 * PAGE_SIZE, 5 * PAGE_SIZE, 0)
     child.truncate(0)
@@ -197,34 +201,32 @@ def test_going_back_a_little_keeps_all_and_far_keeps_nothing(windowed):
     assert pages.cache.n_free == pages.cache.n_pages
 
 
-def test_a_prefix_is_shared_as_far_as_the_window_is_there(windowed):
+def test_a_prefix_is_shared_as_far_as_the_window_is_there(windowed, fork):
     pages = windowed(10 * PAGE_SIZE)
     assert pages.tables[1].first == 5
-    assert pages.forkable(6 * PAGE_SIZE) == 0, "its window begins in the page before"
-    assert pages.forkable(7 * PAGE_SIZE + 63) == 7 * PAGE_SIZE
-    child = pages.fork(7 * PAGE_SIZE + 63)
+    assert fork(pages, 6 * PAGE_SIZE).n_held == 0, "its window begins in the page before"
+    child = fork(pages, 7 * PAGE_SIZE + 63)
     assert [(t.first, t.end) for t in child.tables] == [(0, 7), (5, 7)]
     assert child.tables[1].pages == pages.tables[1].pages[:2]
-    assert pages.fork(6 * PAGE_SIZE).n_held == 0
-    assert pages.forkable(11 * PAGE_SIZE) == 0, "there is no such page yet"
+    assert fork(pages, 11 * PAGE_SIZE).capacity == 10 * PAGE_SIZE, "as much as there is"
 
 
-def test_a_shared_last_page_and_a_window(windowed):
+def test_a_shared_last_page_and_a_window(windowed, fork):
     """Going back to the page's beginning needs the window before that."""
     pages = windowed(9 * PAGE_SIZE)
-    children = [pages.fork(9 * PAGE_SIZE) for _ in range(2)]
-    assert pages.tables[1].first == 4
+    children = [fork(pages, 9 * PAGE_SIZE) for _ in range(2)]
+    assert (pages.tables[1].first, children[0].tables[1].first) == (4, 7)
     assert pages.truncate(8 * PAGE_SIZE + 9) == 8 * PAGE_SIZE
-    last = 6 * PAGE_SIZE - 1  # sees page 4 and what follows, but 5 * 64 sees page 3
+    last = 9 * PAGE_SIZE - 1  # sees page 7, but 8 * 64 sees page 6
     assert children[0].truncate(last) == 0
     pages.release()
     assert children[1].truncate(last) == last, "nobody shares the page now"
 
 
-def test_what_one_group_cannot_keep_the_others_may_not_keep_either(windowed):
+def test_what_one_group_cannot_keep_the_others_may_not_keep_either(windowed, fork):
     """The page is shared in one group alone, and the window before its beginning is gone."""
     pages = windowed(9 * PAGE_SIZE)
-    child = pages.fork(9 * PAGE_SIZE)
+    child = fork(pages, 9 * PAGE_SIZE)
     for start in range(9 * PAGE_SIZE, 12 * PAGE_SIZE, PAGE_SIZE):
         child.grow(start, start + PAGE_SIZE, start)
     last = 6 * PAGE_SIZE - 1
@@ -274,22 +276,22 @@ def test_what_a_step_does_not_write_whole_is_cleared_before_it(windowed):
 
 @settings(max_examples=100, deadline=None)
 @given(
+    st.booleans(),
     st.sampled_from([[0], [W], [0, W], [30, 0, 200]]),
     st.lists(
-        st.tuples(st.sampled_from(["grow", "truncate", "fork", "release"]), st.integers(0, 700))
+        st.tuples(st.sampled_from(["grow", "truncate", "share", "release"]), st.integers(0, 700))
     ),
 )
-def test_no_page_is_lost_or_freed_twice(make_cache, windows, actions):
-    cache = make_cache(12, windows, limit=6, n_seq=2)
+def test_no_page_is_lost_or_freed_twice(make_cache, fork, caches, windows, actions):
+    cache = make_cache(12, windows, limit=6, n_seq=2, caches=caches)
     sequences = [SequencePages(cache)]
     lengths = [0]
     for action, n in actions:
         i = n % len(sequences)
         s = sequences[i]
-        if action == "fork":
-            lengths.append(s.forkable(min(n, lengths[i])))
-            sequences.append(s.fork(min(n, lengths[i])))
-            assert sequences[-1].capacity == lengths[-1]
+        if action == "share":
+            sequences.append(fork(s, min(n, lengths[i])))
+            lengths.append(sequences[-1].capacity)
         elif action == "grow":
             with suppress(OutOfPages):
                 stop = lengths[i] + n % 130
@@ -302,5 +304,6 @@ def test_no_page_is_lost_or_freed_twice(make_cache, windows, actions):
         held = Counter(p for s in sequences for p in s.tables[group].pages)
         assert all(pool.references(p) == held[p] for p in range(pool.n_pages))
         assert pool.n_free == pool.n_pages - len(held)
+        assert caches or not pool.n_cached
         for s, length in zip(sequences, lengths, strict=True):
             assert s.tables[group].first <= pool.first_seen(length), "what is seen is there"

@@ -362,5 +362,6 @@ def test_requests_are_done_once_and_in_order_by_who_is_inside():
     mailbox.settle()
     assert done[-1] == "late"
     assert together(*[lambda i=i: mailbox.call(lambda: i) for i in range(4)]) == [0, 1, 2, 3]
+    assert mailbox.call(lambda: done[-1], lambda: done.append("first")) == "first"
     with pytest.raises(ZeroDivisionError):
         mailbox.call(lambda: 1 // 0)

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from steps import finish
 
 from ggpy import arch
-from ggpy.backends.interface import PAGE_SIZE, CacheGroup, CacheShape, PagedKV, Step
+from ggpy.arch.cache import CacheGroups
+from ggpy.backends.interface import PAGE_SIZE, CacheShape, PagedKV, Step
 from ggpy.backends.numpy.backend import Reference
 from ggpy.bench.runs import NoText
 from ggpy.gguf import File
@@ -41,12 +43,6 @@ def make(tiny_path, request) -> Callable[..., Engine]:
 
 def ids_of(n: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(5, 450, n).tolist()
-
-
-def finish(engine: Engine, *sequences: Sequence) -> list[list[int]]:
-    while engine.busy:
-        engine.step()
-    return [[p.id for p in s.pieces] for s in sequences]
 
 
 def answer(engine: Engine, ids: list[int], **options) -> list[int]:
@@ -179,12 +175,10 @@ class Pages:
         self.sizes = SimpleNamespace(n_vocab=V)
         self.sampled = np.zeros(0, np.int64)
 
-    def cache_shape(self, n_seq: int, n_ctx: int, n_batch: int) -> CacheShape:
-        groups = [
-            CacheGroup(spec, (i,), n_seq * spec.pages(n_ctx, n_batch))
-            for i, spec in enumerate(self.specs)
-        ]
-        return CacheShape(tuple(groups))
+    def cache_shape(
+        self, n_seq: int, n_ctx: int, n_batch: int, n_positions: int | None = None
+    ) -> CacheShape:
+        return CacheGroups(self.specs).shape(n_seq, n_ctx, n_batch, n_positions)
 
     def allocate_cache(self, shape: CacheShape) -> None:
         sizes = [(group.n_pages, PAGE_SIZE) for group in shape.groups]
@@ -250,8 +244,10 @@ class AnyOrder:
         choose = self.random.choice
         ops: Any = Pages(choose([[0, 70], [0, 1], [0, 200, 64]]))
         options = {"n_batch": choose([7, 64, 100]), "run_ahead": choose([False, True])}
-        options["n_rewind"] = choose([0, 0, 50])
-        self.engine = Engine(ops, ops, NoText(), CONTEXT, n_seq=choose([1, 2, 3]), **options)
+        options |= {"n_rewind": choose([0, 0, 50]), "n_seq": choose([1, 2, 3, 5])}
+        options |= {"n_positions": choose([None, CONTEXT, CONTEXT, 2 * CONTEXT])}
+        options |= {"prefix_cache": choose([False, True]), "prefill_tokens": choose([None, 5])}
+        self.engine = Engine(ops, ops, NoText(), CONTEXT, **options)
         self.all: list[Sequence] = []
         self.whole: list[Sequence] = []  # their texts are never cut
 
@@ -280,6 +276,8 @@ class AnyOrder:
             "context_shift": shifts,
             "n_keep": choose([0, 4, 80]),
             "keep": choose([1, 1, 0]),
+            "cache": choose([True, True, False]),
+            "client": choose("ab"),
         }
         s = self.engine.add(ids[:CONTEXT], GREEDY, max_tokens=n, **options)
         self.all.append(s)
@@ -312,13 +310,51 @@ class AnyOrder:
             assert s.finish != "error" or wrong
         for s in self.all:
             self.engine.release(s)
-        assert self.engine.cache.n_free == self.engine.cache.n_pages
+        stats = self.engine.stats()
+        assert self.engine.cache.n_free == self.engine.cache.n_pages == stats.n_pages_free
+        assert stats.generated_tokens_total == sum(s.n_generated for s in self.all)
+        answered = [s for s in self.all if s.n_generated]
+        assert stats.query_tokens_total == sum(s.n_prompt for s in answered)
+        assert stats.cached_tokens_total == sum(s.n_reused for s in answered)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, phases=[Phase.generate])
+@settings(max_examples=40, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(seed=st.integers(0, 2**32))
 def test_every_step_sees_its_own_text_and_no_nan_of_others(seed):
     engine = AnyOrder(seed)
     for _ in range(40):
         engine.call()
     engine.finish()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_many_that_begin_alike_with_few_pages(seed):
+    """Each of them is admitted, and most are preempted; some leave, and some fail."""
+    choose = random.Random(seed).choice
+    ops: Any = Pages([[0], [0, 70], [0, 200, 64]][seed % 3])
+    options: dict[str, Any] = {"n_seq": 6, "n_batch": choose([16, 100]), "prefill_tokens": 10}
+    options |= {"n_positions": 9 * PAGE_SIZE, "prefix_cache": seed % 2 == 0, "run_ahead": seed > 2}
+    engine = Engine(ops, ops, NoText(), CONTEXT, **options)
+    sequences = []
+    for i in range(14):
+        prompt = [5] * choose([10, 40, 80]) + [choose([20, 21])] * choose([1, 30])
+        prompt += [BAD] * (i == 7)
+        sequences.append(engine.add(prompt, GREEDY, max_tokens=200, client=choose("abc")))
+    while engine.busy:
+        engine.step()
+        if choose(range(100)) == 0:
+            engine.cancel(choose(sequences))
+        held = [
+            {p for s in sequences for p in s.pages.tables[g].pages} for g in range(len(ops.specs))
+        ]
+        for pool, pages in zip(engine.cache.pools, held, strict=True):
+            assert pool.n_free == pool.n_pages - len(pages) and pool.n_cached <= pool.n_free
+    for s in sequences:
+        content = 0
+        for i, id in enumerate(s.ids):
+            assert i < s.n_prompt or id == token_after(content)
+            content = chained(content, id)
+        assert s.finish == "cancelled" or (s.finish == "error") == (BAD in s.ids)
+    stats = engine.stats()
+    assert stats.preemptions_total > 2 and stats.n_pages_free == stats.n_pages
+    assert bool(stats.n_pages_cached) == options["prefix_cache"]

@@ -19,7 +19,7 @@ from zlib import crc32
 import numpy as np
 from small_vocab import TEXTS
 
-N_VOCAB = 512
+N_VOCAB, TIE = 512, "tie_word_embeddings"
 BASE = {
     "vocab_size": N_VOCAB,
     "hidden_size": 64,
@@ -49,6 +49,7 @@ GEMMA = {
     **{"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 8},
     **{"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False},
 }
+LAYER_NORM = {"layer_norm_eps": 1e-5, "rms_norm_eps": None}
 GEMMA3 = {
     **{**GEMMA, "num_hidden_layers": 7, "num_key_value_heads": 1, "rope_theta": 1e6},
     **{"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_local_base_freq": 10000.0},
@@ -69,6 +70,9 @@ class Kind:
     dtype: str = "bfloat16"
     tied: bool = False
     shards: int = 1
+    inside: Mapping[str, Any] | None = (
+        None  # of a model with images: what config.json says of these
+    )
 
 
 KINDS = {
@@ -114,7 +118,124 @@ KINDS = {
         *("spm", ""),
         dtype="float32",
     ),
+    "smollm3": Kind(
+        *("smollm3", "SmolLM3ForCausalLM", "smollm3"),
+        {"num_hidden_layers": 5, "rope_theta": 5e6, "no_rope_layers": [1, 1, 1, 0, 1]},
+        tied=True,
+    ),
+    "granite": Kind(
+        *("granite", "GraniteForCausalLM", "granite"),
+        {
+            **{"attention_multiplier": 0.2, "embedding_multiplier": 12.0},
+            **{"residual_multiplier": 0.22, "logits_scaling": 8.0, "rms_norm_eps": 1e-3},
+        },
+        tied=True,
+    ),
+    "olmo2": Kind("olmo2", "Olmo2ForCausalLM", "olmo2", {"rope_theta": 5e5}),
+    "olmo3": Kind(
+        *("olmo2", "Olmo3ForCausalLM", "olmo3"),
+        {
+            **{"num_hidden_layers": 5, "sliding_window": 8, "rope_theta": 5e5},
+            "rope_scaling": {
+                **{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+                **{"attention_factor": 1.1386294361119891, "beta_fast": 32.0, "beta_slow": 1.0},
+            },
+        },
+    ),
+    "seed_oss": Kind(
+        *("seed_oss", "SeedOssForCausalLM", "seed_oss"),
+        {"head_dim": 24, "attention_bias": True, "attention_out_bias": False, "rope_theta": 1e7},
+    ),
+    "ernie4_5": Kind(
+        *("ernie4_5", "Ernie4_5ForCausalLM", "ernie4_5"),
+        {"head_dim": 24, "use_bias": False, "rope_theta": 5e5},
+        *("spm", ""),
+        tied=True,
+    ),
+    "hunyuan-dense": Kind(
+        *("hunyuan-dense", "HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense"),
+        {
+            **{"head_dim": 24, "max_position_embeddings": 32768, "use_qk_norm": True},
+            **{"rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}},
+            "eod_token_id": 2,
+        },
+        tied=True,
+    ),
+    "mistral3": Kind(
+        *("mistral3", "Ministral3ForCausalLM", "ministral3"),
+        {
+            "head_dim": 24,
+            "rope_parameters": {
+                **{"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "mscale": 1.0},
+                **{"original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.5},
+                **{"beta_fast": 32.0, "beta_slow": 1.0, "mscale_all_dim": 1.0},
+            },
+        },
+    ),
+    "exaone4": Kind(
+        *("exaone4", "Exaone4ForCausalLM", "exaone4"),
+        {
+            **{"sliding_window": None, "layer_types": ["full_attention"] * 2},
+            **{"rope_scaling": LLAMA3, "rope_theta": 1e6},
+        },
+        tied=True,
+    ),
+    "exaone4-window": Kind(
+        *("exaone4", "Exaone4ForCausalLM", "exaone4"),
+        {
+            **{"num_hidden_layers": 5, "sliding_window": 8, "sliding_window_pattern": "LLLG"},
+            "layer_types": [f"{x}_attention" for x in (*("sliding",) * 3, "full", "sliding")],
+        },
+    ),
+    "glm4": Kind(
+        *("glm4", "Glm4ForCausalLM", "glm4"),
+        {"head_dim": 24, "attention_bias": True, "partial_rotary_factor": 0.5},
+    ),
+    "cohere2": Kind(
+        *("cohere2", "Cohere2ForCausalLM", "cohere2"),
+        {
+            **{"num_hidden_layers": 5, "sliding_window": 8, "sliding_window_pattern": 4},
+            **{**LAYER_NORM, "logit_scale": 0.25, "rope_theta": 5e4, "rotary_pct": 1.0},
+        },
+        tied=True,
+    ),
+    "command-r": Kind(
+        *("command-r", "CohereForCausalLM", "cohere"),
+        {**LAYER_NORM, "logit_scale": 0.0625, "rope_theta": 8e6, "use_qk_norm": False},
+        tied=True,
+    ),
+    "qwen3vl": Kind(
+        *("qwen3vl", "Qwen3VLForConditionalGeneration", "qwen3_vl_text"),
+        {
+            "head_dim": 32,
+            "rope_theta": 5e6,
+            "rope_scaling": {
+                **{"rope_type": "default", "mrope_section": [6, 5, 5], "mrope_interleaved": True}
+            },
+        },
+        pre="qwen2",
+        tied=True,
+        inside={
+            "model_type": "qwen3_vl",
+            "vision_config": {
+                **{"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16},
+                **{"out_hidden_size": 64, "deepstack_visual_indexes": [0]},
+            },
+        },
+    ),
 }
+NORMS = {  # of layers, by architecture; None are those that most have
+    None: ("input", "post_attention"),
+    **dict.fromkeys(("olmo2", "exaone4"), ("post_attention", "post_feedforward")),
+    **dict.fromkeys(("cohere2", "command-r"), ("input",)),
+    "glm4": ("input", "post_self_attn", "post_attention", "post_mlp"),
+}
+FUSED = {"phi3": ("qkv", "gate_up"), "glm4": ("gate_up",)}
+QK_NORMS = {
+    **dict.fromkeys(("qwen3", "gemma3", "exaone4", "olmo2", "qwen3vl"), ("q_norm", "k_norm")),
+    "hunyuan-dense": ("query_layernorm", "key_layernorm"),
+}
+BIASES = ("qwen2", "seed_oss", "glm4")
 
 
 def write(folder: Path, name: str, *, tokenizer: bool = True, **changes: Any) -> Path:
@@ -122,6 +243,10 @@ def write(folder: Path, name: str, *, tokenizer: bool = True, **changes: Any) ->
     kind = KINDS[name]
     folder.mkdir(parents=True, exist_ok=True)
     config = {**config_of(kind), **changes}
+    if kind.inside is not None:
+        text_config = {k: v for k, v in config.items() if k not in ("architectures", TIE)}
+        config = {"architectures": [kind.classes], TIE: kind.tied, **kind.inside}
+        config["text_config"] = text_config
     text = json.dumps({key: value for key, value in config.items() if value is not None})
     (folder / "config.json").write_text(text)
     write_weights(folder, weights_of(name), kind.dtype, kind.shards)
@@ -133,7 +258,7 @@ def write(folder: Path, name: str, *, tokenizer: bool = True, **changes: Any) ->
 def config_of(kind: Kind) -> dict[str, Any]:
     found = {**BASE, "architectures": [kind.classes], "model_type": kind.model_type}
     found |= {"hidden_act": "silu"} if "gemma" not in kind.architecture else {}
-    return {**found, "tie_word_embeddings": kind.tied, "torch_dtype": kind.dtype, **kind.config}
+    return {**found, TIE: kind.tied, "torch_dtype": kind.dtype, **kind.config}
 
 
 def to_gguf(folder: Path, out: Path, type: str = "f32", keep: bool = False, **options: Any) -> Path:
@@ -183,22 +308,28 @@ def shapes_of(kind: Kind) -> dict[str, tuple[int, ...]]:
     )
     size = config.get("head_dim", width // n_head)
     q, kv = n_head * size, config["num_key_value_heads"] * size
-    layer = {"input_layernorm": (width,), "post_attention_layernorm": (width,)}
-    if kind.architecture == "phi3":
-        layer |= {"self_attn.qkv_proj": (q + 2 * kv, width), "mlp.gate_up_proj": (2 * ffn, width)}
+    norms, fused = NORMS.get(kind.architecture, NORMS[None]), FUSED.get(kind.architecture, ())
+    layer: dict[str, tuple[int, ...]] = {f"{norm}_layernorm": (width,) for norm in norms}
+    if "qkv" in fused:
+        layer |= {"self_attn.qkv_proj": (q + 2 * kv, width)}
     else:
         layer |= {f"self_attn.{x}_proj": (n, width) for x, n in (("q", q), ("k", kv), ("v", kv))}
+    if "gate_up" in fused:
+        layer |= {"mlp.gate_up_proj": (2 * ffn, width)}
+    else:
         layer |= {"mlp.gate_proj": (ffn, width), "mlp.up_proj": (ffn, width)}
     layer |= {"self_attn.o_proj": (width, q), "mlp.down_proj": (width, ffn)}
     if "gemma" in kind.architecture:
         layer |= {f"{x}_feedforward_layernorm": (width,) for x in ("pre", "post")}
-    if kind.architecture in ("qwen3", "gemma3"):
-        layer |= {f"self_attn.{x}_norm": (size,) for x in "qk"}
-    found = {"model.embed_tokens.weight": (N_VOCAB, width), "model.norm.weight": (width,)}
+    widths = (q, kv) if kind.architecture == "olmo2" else (size, size)
+    pairs = zip(QK_NORMS.get(kind.architecture, ()), widths, strict=False)
+    layer |= {f"self_attn.{name}": (n,) for name, n in pairs}
+    model = "model." if kind.inside is None else "model.language_model."
+    found = {f"{model}embed_tokens.weight": (N_VOCAB, width), f"{model}norm.weight": (width,)}
     for i in range(config["num_hidden_layers"]):
-        found |= {f"model.layers.{i}.{name}.weight": shape for name, shape in layer.items()}
-        if kind.architecture == "qwen2":
-            at = f"model.layers.{i}.self_attn."
+        found |= {f"{model}layers.{i}.{name}.weight": shape for name, shape in layer.items()}
+        if kind.architecture in BIASES:
+            at = f"{model}layers.{i}.self_attn."
             found |= {f"{at}{x}_proj.bias": (n,) for x, n in (("q", q), ("k", kv), ("v", kv))}
     return found if kind.tied else {**found, "lm_head.weight": (N_VOCAB, width)}
 

@@ -28,9 +28,14 @@ class Continuation:
 
 
 class Oracle:
-    """A loaded model. Its KV cache is float32 unless f32_cache is False."""
+    """A loaded model. Its KV cache is float32 unless f32_cache is False.
 
-    def __init__(self, path: Path, n_ctx: int = 256, f32_cache: bool = True) -> None:
+    pooling: "mean", "last", "cls" or "rank"; it then answers `embeddings`, or `rerank`, alone.
+    """
+
+    def __init__(
+        self, path: Path, n_ctx: int = 256, f32_cache: bool = True, pooling: str = ""
+    ) -> None:
         params = xllamacpp.CommonParams()
         params.model.path = str(path)
         params.n_ctx = n_ctx
@@ -41,6 +46,10 @@ class Oracle:
         if f32_cache:
             params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
         params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        if pooling:
+            kinds, params.embedding = xllamacpp.llama_pooling_type, True
+            params.pooling_type = getattr(kinds, f"LLAMA_POOLING_TYPE_{pooling.upper()}")
+            params.n_batch = params.n_ubatch = n_ctx  # a text is one step there
         self._server = xllamacpp.Server(params)
 
     def greedy(self, ids: list[int], n: int, n_probs: int = 2) -> Continuation:
@@ -54,6 +63,16 @@ class Oracle:
             answer["content"],
             [{x["id"]: x["logprob"] for x in t["top_logprobs"]} for t in probabilities],
         )
+
+    def embeddings(self, prompts: list[list[int]]) -> list[list[float]]:
+        """A vector of length 1 for each of several lists of ids."""
+        found = self._post("/v1/embeddings", {"input": prompts})["data"]
+        return [x["embedding"] for x in found]
+
+    def rerank(self, query: str, documents: list[str]) -> list[float]:
+        """The relevance of each document."""
+        found = self._post("/v1/rerank", {"query": query, "documents": documents})["results"]
+        return [x["relevance_score"] for x in sorted(found, key=lambda x: x["index"])]
 
     def tokenize(self, text: str) -> list[int]:
         """The ids of a text, with special tokens parsed and the model's BOS token in front."""

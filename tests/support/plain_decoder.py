@@ -12,7 +12,11 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-NEOX = {"qwen2", "qwen3", "gemma2", "gemma3", "phi3"}  # RoPE of the others pairs neighbours
+# RoPE of the others pairs neighbours.
+NEOX = {"qwen2", "qwen3", "gemma2", "gemma3", "phi3"}
+NEOX |= {"olmo2", "seed_oss", "exaone4", "hunyuan-dense", "qwen3vl"}
+PERIOD = {"gemma3": 6, "olmo2": 4, "exaone4": 4, "cohere2": 4}  # the last of so many has no window
+PARALLEL = ("command-r", "cohere2")
 
 
 class Plain:
@@ -33,7 +37,9 @@ class Plain:
         self.n_kv = self.key("attention.head_count_kv", self.n_head)
         self.head = self.key("attention.key_length", self.n_embd // self.n_head)
         self.n_ff = self.key("feed_forward_length")
-        self.eps = self.key("attention.layer_norm_rms_epsilon")
+        self.windows = self.key("attention.sliding_window", 0) > 0
+        kind = "" if self.arch in PARALLEL else "rms_"
+        self.eps = self.key(f"attention.layer_norm_{kind}epsilon")
 
     def key(self, name, default=None):
         return self.fields.get(f"{self.arch}.{name}", default)
@@ -43,12 +49,14 @@ class Plain:
         x = self.w["token_embd.weight"][ids]
         if self.gemma:
             x = x * math.sqrt(self.n_embd)
+        x, added = x * self.key("embedding_scale", 1.0), self.key("residual_scale", 1.0)
         for i in range(self.n_layer):
-            x = x + self.attention(i, x)
-            x = x + self.feed_forward(i, x)
+            y = x + self.attention(i, x) * added
+            x = y + self.feed_forward(i, x if self.arch in PARALLEL else y) * added
         x = self.norm(x, "output_norm.weight")
         out = self.w.get("output.weight", self.w["token_embd.weight"])
-        return cap(x @ out.T, self.final_cap())
+        scale = self.key("logit_scale", 1.0)
+        return cap(x @ out.T * (1 / scale if self.arch == "granite" else scale), self.final_cap())
 
     def final_cap(self) -> float:
         return self.key("final_logit_softcapping", 30.0 if self.arch == "gemma2" else 0.0)
@@ -57,6 +65,10 @@ class Plain:
         return self.key("attn_logit_softcapping", 50.0 if self.arch == "gemma2" else 0.0)
 
     def norm(self, x: np.ndarray, name: str) -> np.ndarray:
+        """x as it is where there is no such norm."""
+        if name not in self.w:
+            return x
+        x = x - x.mean(-1, keepdims=True) if self.arch in PARALLEL else x
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + self.eps) * self.w[name]
 
     def project(self, i: int, x: np.ndarray) -> list[np.ndarray]:
@@ -69,28 +81,33 @@ class Plain:
     def attention(self, i: int, x: np.ndarray) -> np.ndarray:
         n = len(x)
         q, k, v = self.project(i, self.norm(x, f"blk.{i}.attn_norm.weight"))
+        names = [f"blk.{i}.attn_{c}_norm.weight" for c in "qk"]
+        if self.arch == "olmo2":
+            q, k = self.norm(q, names[0]), self.norm(k, names[1])
         q, k = q.reshape(n, self.n_head, -1), k.reshape(n, self.n_kv, -1)
         v = v.reshape(n, self.n_kv, -1)
-        if f"blk.{i}.attn_q_norm.weight" in self.w:
-            q = self.norm(q, f"blk.{i}.attn_q_norm.weight")
-            k = self.norm(k, f"blk.{i}.attn_k_norm.weight")
+        if self.arch not in ("olmo2", "hunyuan-dense"):
+            q, k = self.norm(q, names[0]), self.norm(k, names[1])
+        q = np.array([[self.rotate(i, q[p, h], p) for h in range(self.n_head)] for p in range(n)])
+        k = np.array([[self.rotate(i, k[p, g], p) for g in range(self.n_kv)] for p in range(n)])
+        if self.arch == "hunyuan-dense":
+            q, k = self.norm(q, names[0]), self.norm(k, names[1])
         out = np.zeros((n, self.n_head, self.head))
         for h in range(self.n_head):
             g = h // (self.n_head // self.n_kv)
             for p in range(n):
                 first = 0 if not self.window(i) else max(0, p - self.window(i) + 1)
                 seen = range(first, p + 1)
-                query = self.rotate(i, q[p, h], p)
-                s = np.array([query @ self.rotate(i, k[j, g], j) for j in seen]) * self.scale()
+                s = np.array([q[p, h] @ k[j, g] for j in seen]) * self.scale() * self.sharp(p)
                 s = cap(s, self.attention_cap())
                 a = np.exp(s - s.max())
                 out[p, h] = (a / a.sum()) @ v[first : p + 1, g]
         y = out.reshape(n, -1) @ self.w[f"blk.{i}.attn_output.weight"].T
-        post = f"blk.{i}.post_attention_norm.weight"
-        return self.norm(y, post) if post in self.w else y
+        return y if self.arch == "seed_oss" else self.norm(y, f"blk.{i}.post_attention_norm.weight")
 
     def feed_forward(self, i: int, x: np.ndarray) -> np.ndarray:
-        x = self.norm(x, f"blk.{i}.ffn_norm.weight")
+        others = {"seed_oss": "post_attention_norm", **dict.fromkeys(PARALLEL, "attn_norm")}
+        x = self.norm(x, f"blk.{i}.{others.get(self.arch, 'ffn_norm')}.weight")
         up = x @ self.w[f"blk.{i}.ffn_up.weight"].T
         if f"blk.{i}.ffn_gate.weight" in self.w:
             gate = x @ self.w[f"blk.{i}.ffn_gate.weight"].T
@@ -101,23 +118,34 @@ class Plain:
         else:
             gate = gate / (1 + np.exp(-gate))
         y = (gate * up) @ self.w[f"blk.{i}.ffn_down.weight"].T
-        post = f"blk.{i}.post_ffw_norm.weight"
-        return self.norm(y, post) if post in self.w else y
+        return self.norm(y, f"blk.{i}.post_ffw_norm.weight")
+
+    def sharp(self, position: int) -> float:
+        """What scores of a query at a position are multiplied with."""
+        return 1 + self.key("attention.temperature_scale", 0.0) * math.log(
+            1 + position // self.original()
+        )
 
     def window(self, i: int) -> int:
         size = self.key("attention.sliding_window", 4096 if self.arch == "gemma2" else 0)
-        pattern = self.key("attention.sliding_window_pattern", 6)
-        if self.arch == "gemma3":
+        pattern = self.key("attention.sliding_window_pattern", PERIOD.get(self.arch))
+        if self.arch in PERIOD:
             local = pattern[i] if isinstance(pattern, list) else (i + 1) % pattern != 0
             return size if local else 0
         return size if self.arch != "gemma2" or i % 2 == 0 else 0
 
     def scale(self) -> float:
+        if said := self.key("attention.scale"):
+            return said
         big = (self.arch, self.n_layer) in (("gemma2", 46), ("gemma3", 62))
         return 1 / math.sqrt(self.n_embd / self.n_head if big else self.head)
 
     def rotate(self, i: int, x: np.ndarray, position: int) -> np.ndarray:
         """x[E] of one head at a position."""
+        if (self.arch == "smollm3" and i % 4 == 3) or not self.key("rope.scaling.finetuned", True):
+            return x
+        if self.arch in ("cohere2", "exaone4") and self.windows and not self.window(i):
+            return x
         n = self.key("rope.dimension_count", self.head)
         out = x.copy()
         for pair in range(n // 2):
@@ -130,8 +158,9 @@ class Plain:
     def angle(self, i: int, pair: int, n: int, position: int) -> tuple[float, float]:
         """(radians, magnitude) of a pair at a position."""
         base = self.key("rope.freq_base", 10000.0)
-        if self.arch == "gemma3" and self.window(i):
-            base = self.key("rope.freq_base_swa", 10000.0)
+        base *= self.key("rope.scaling.alpha", 1.0) ** (self.head / (self.head - 2))
+        if self.arch in ("gemma3", "olmo2") and self.window(i):
+            base = self.key("rope.freq_base_swa", 10000.0 if self.arch == "gemma3" else base)
             return position * base ** (-2 * pair / n), self.key("rope.scaling.attn_factor", 1.0)
         freq = base ** (-2 * pair / n) / self.factor(pair)
         kind = self.key("rope.scaling.type", "linear")
@@ -150,7 +179,9 @@ class Plain:
         high = min(n - 1, math.ceil(dimension(self.key("rope.scaling.yarn_beta_slow", 1.0))))
         ramp = 1 - min(1, max(0, (pair - low) / max(0.001, high - low)))
         mixed = freq / stretch * (1 - ramp) + freq * ramp
-        return position * mixed, magnitude * (1 + 0.1 * math.log(stretch))
+        magnitude *= 1 + 0.1 * math.log(stretch)
+        multiplier = self.key("rope.scaling.yarn_log_multiplier", 0.0)
+        return position * mixed, magnitude / (1 + 0.1 * multiplier * math.log(stretch))
 
     def factor(self, pair: int) -> float:
         if "rope_freqs.weight" in self.w:

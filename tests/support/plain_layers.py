@@ -24,9 +24,11 @@ def logits(decoder: Any, ids: list[int], weight: Weights = arrays) -> np.ndarray
     """l[T, V] of a whole text."""
     x = weight(decoder.table)[ids] * decoder.settings.embedding_scale
     for layer in decoder.layers:
-        x = mixed(x, layer.mixer, weight)
+        y = mixed(x, layer.mixer, weight)
         if layer.ffn is not None:
-            x = fed_forward(x, layer.ffn, weight)
+            of = x if layer.parallel else y
+            y = y + fed_forward(of, layer.ffn, weight) - of
+        x = y
     head = decoder.head
     y = norm(x, head.norm, weight) @ weight(head.weight).T * head.scale
     return capped(y, head.soft_cap)
@@ -37,16 +39,23 @@ def mixed(x: np.ndarray, a: Any, weight: Weights = arrays) -> np.ndarray:
     s, n = a.spec, len(x)
     normed = norm(x, a.norm, weight)
     q, k, v = (
-        (normed @ weight(w).T + (0 if b is None else weight(b))).reshape(n, heads, size)
-        for w, b, heads, size in (
-            (a.wq, a.bq, s.n_head, s.key_size),
-            (a.wk, a.bk, s.n_head_kv, s.key_size),
-            (a.wv, a.bv, s.n_head_kv, s.value_size),
-        )
+        normed @ weight(w).T + (0 if b is None else weight(b))
+        for w, b in ((a.wq, a.bq), (a.wk, a.bk), (a.wv, a.bv))
     )
-    q, k = (y if m is None else norm(y, m, weight) for y, m in ((q, a.q_norm), (k, a.k_norm)))
+    if a.norm_whole:
+        q, k = norm(q, a.q_norm, weight), norm(k, a.k_norm, weight)
+    q, k = q.reshape(n, s.n_head, s.key_size), k.reshape(n, s.n_head_kv, s.key_size)
+    v = v.reshape(n, s.n_head_kv, s.value_size)
+    per_head = not a.norm_whole and not a.norm_after_rope
+    q, k = (norm(q, a.q_norm, weight), norm(k, a.k_norm, weight)) if per_head else (q, k)
     if a.rope is not None:
         q, k = (np.array([rotated(y[p], a.rope, p) for p in range(n)]) for y in (q, k))
+    if a.norm_after_rope:
+        q, k = norm(q, a.q_norm, weight), norm(k, a.k_norm, weight)
+    if a.temperature is not None:
+        t = a.temperature
+        factors = [1 + t.scale * math.log(1 + math.floor(p / t.length)) for p in range(n)]
+        q = q * np.array(factors)[:, None, None]
     o = np.zeros((n, s.n_head, s.value_size))
     for h in range(s.n_head):
         g = h // (s.n_head // s.n_head_kv)
@@ -71,12 +80,13 @@ def fed_forward(x: np.ndarray, ffn: Any, weight: Weights = arrays) -> np.ndarray
 
 
 def post(y: np.ndarray, part: Any, weight: Weights) -> np.ndarray:
-    normed = y if part.post_norm is None else norm(y, part.post_norm, weight)
-    return normed * part.residual_scale
+    return norm(y, part.post_norm, weight) * part.residual_scale
 
 
 def norm(x: np.ndarray, n: Any, weight: Weights = arrays) -> np.ndarray:
-    """The norm over the last axis."""
+    """The norm over the last axis; without one, x."""
+    if n is None:
+        return x
     y = x - x.mean(-1, keepdims=True) if n.centred else x
     y = y / np.sqrt((y * y).mean(-1, keepdims=True) + n.eps) * weight(n.weight)
     return y if n.bias is None else y + weight(n.bias)

@@ -19,7 +19,14 @@ from ggpy.arch.architecture import (
 )
 from ggpy.arch.config import Dimensions, LayerSizes
 from ggpy.arch.decoder import Decoder
-from ggpy.arch.layers.attention import OUTPUT_BIAS, QK_NORM, QKV_BIAS, SINKS, AttentionSettings
+from ggpy.arch.layers.attention import (
+    OUTPUT_BIAS,
+    QK_NORM,
+    QKV_BIAS,
+    SINKS,
+    WHOLE_QK_NORM,
+    AttentionSettings,
+)
 from ggpy.arch.layers.dense import DenseSettings
 from ggpy.backends.interface import PAGE_SIZE, Activation, Role, Rope, Step
 from ggpy.formats import by_name
@@ -46,6 +53,8 @@ class Variation:
 
     layers: tuple[Shape, ...] = (Shape(),) * LAYERS
     tensors: tuple[tuple[str, str], ...] = ()
+    without: tuple[str, ...] = ()  # usual tensors that no layer has
+    norm_whole: bool = False
     layer_norm: bool = False
     activation: Activation = "silu"
     embedding_scale: float = 1.0
@@ -64,6 +73,13 @@ DIFFERING = Variation(
         Shape(LayerSizes(2, 2, 96, 64, 256), window=70, soft_cap=3.0),
         Shape(LayerSizes(4, 2, 64, 32, 256), window=40),
     )
+)
+# Norms behind the halves of layers only, and of all heads of q and k together.
+BEHIND = Variation(
+    tensors=tuple({**POST_NORM, **WHOLE_QK_NORM}.items()),
+    without=("attn_norm.weight", "ffn_norm.weight"),
+    norm_whole=True,
+    logit_scale=0.25,
 )
 # All optional parts of a layer, with layer norms.
 EVERYTHING = Variation(
@@ -101,7 +117,10 @@ def random_decoder(
     )
     settings = _settings(variation, style)
     architecture = Architecture(
-        "random", lambda context: settings, layer={**LAYER, **extra}, optional=outside
+        "random",
+        lambda context: settings,
+        layer={k: v for k, v in {**LAYER, **extra}.items() if k not in variation.without},
+        optional=outside,
     )
     needed, allowed = architecture.tensors(sizes)
     rng = np.random.default_rng(1)
@@ -123,7 +142,9 @@ def _settings(v: Variation, style: Literal["norm", "neox"]) -> ModelSettings:
     for x in v.layers:
         size = x.sizes.key_size
         rope = Rope(style, 100.0 ** (-np.arange(0, size, 2) / size)) if x.has_rope else None
-        mixer = AttentionSettings(size**-0.5, rope, x.window, x.soft_cap, v.residual_scale)
+        mixer = AttentionSettings(
+            *(size**-0.5, rope, x.window, x.soft_cap, v.residual_scale), norm_whole=v.norm_whole
+        )
         layers.append(LayerSettings(mixer, DenseSettings(v.activation, v.residual_scale)))
     return ModelSettings(layers, v.embedding_scale, v.soft_cap, v.logit_scale)
 

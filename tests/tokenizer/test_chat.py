@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ggpy.tokenizer import chat
+from ggpy.tokenizer import chat, renderer
 from ggpy.tokenizer.chat import MAX_TEMPLATE, ChatTemplateError, render
 
 HI = [{"role": "user", "content": "hi"}]
@@ -29,6 +30,14 @@ CHATML = """{{ bos_token }}{% for message in messages %}
 {%- if add_generation_prompt %}
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}"""
+
+
+@pytest.fixture
+def cold() -> Iterator[None]:
+    """No process waits with a template, before and after."""
+    chat._RENDERER.close()
+    yield
+    chat._RENDERER.close()
 
 
 def test_a_conversation_is_rendered() -> None:
@@ -185,40 +194,42 @@ def test_messages_that_are_no_data_are_refused() -> None:
 
 
 def test_the_clock_stops_what_uses_no_processor(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cold: None
 ) -> None:
     asleep = tmp_path / "asleep.py"
     asleep.write_text("import time\ntime.sleep(60)\n")
-    monkeypatch.setattr("ggpy.tokenizer.chat._CHILD", asleep)
+    monkeypatch.setattr("ggpy.tokenizer.renderer._CHILD", asleep)
     with pytest.raises(ChatTemplateError, match=r"was not done after 1\.\d* s"):
         render("x", HI, timeout=0.05)
 
 
-def test_a_renderer_that_dies_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_renderer_that_dies_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cold: None
+) -> None:
     dying = tmp_path / "dying.py"
     dying.write_text("raise SystemExit(3)\n")
-    monkeypatch.setattr("ggpy.tokenizer.chat._CHILD", dying)
+    monkeypatch.setattr("ggpy.tokenizer.renderer._CHILD", dying)
     with pytest.raises(ChatTemplateError, match="ended with status 3"):
         render("x", HI)
 
 
 def test_a_template_finds_nothing_of_the_user_s_environment(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, cold: None
 ) -> None:
     """Not even one that leaves the sandbox: the process it runs in has none."""
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     environments = []
-    real = subprocess.run
+    real = subprocess.Popen
 
-    def run(command: list[str], **options: Any) -> Any:
+    def start(command: list[str], **options: Any) -> Any:
         environments.append(options["env"])
         code = "import os; print(sorted(os.environ))"
         seen = real([sys.executable, "-I", "-S", "-c", code], env=options["env"],
                     stdout=subprocess.PIPE, text=True)  # fmt: skip
-        environments.append(seen.stdout)
+        environments.append(seen.communicate()[0])
         return real(command, **options)
 
-    monkeypatch.setattr(chat.subprocess, "run", run)
+    monkeypatch.setattr(renderer.subprocess, "Popen", start)
     assert render("{{ 'a' }}", []) == "a"
     if os.name == "posix":
         assert environments[0] == {}
@@ -240,11 +251,11 @@ def test_a_sandbox_with_a_hole_is_not_used(
     assert (chat_child.too_old() == "") == good
 
 
-def test_an_old_jinja_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_jinja_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cold: None) -> None:
     (tmp_path / "jinja2").mkdir()
     (tmp_path / "jinja2" / "__init__.py").write_text("__version__ = '3.1.5'")
-    folders = [str(tmp_path), *chat._library_folders()]
-    monkeypatch.setattr(chat, "_library_folders", lambda: folders)
+    folders = [str(tmp_path), *renderer._library_folders()]
+    monkeypatch.setattr(renderer, "_library_folders", lambda: folders)
     with pytest.raises(ChatTemplateError, match=r"jinja2 3\.1\.5 has a hole in its sandbox"):
         render("a", [])
 

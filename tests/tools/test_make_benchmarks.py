@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from ggpy.cli.bench_options import combinations, parser
+from ggpy.cli.benchmarks.bench_options import combinations, parser
 from ggpy.evaluate.synthetic import parse
 from ggpy.kernels.blocks.block_kernel import supported_formats
 

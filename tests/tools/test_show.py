@@ -156,3 +156,46 @@ def test_from_the_command_line(path: Path) -> None:
 def test_closed_pipe_is_no_error(path: Path) -> None:
     result = run(f"set -o pipefail; '{sys.executable}' -m ggpy show '{path}' | true")
     assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("model", sorted((ROOT / "models" / "tiny").glob("*.gguf")), ids=str)
+def test_every_tiny_model_can_be_run(
+    model: Path, program: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert program.main([str(model)]) == 0
+    assert "can be run: yes\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("settings", "tensors", "why"),
+    [
+        ({"expert_count": 8}, {}, "llama.expert_count = 8 is not supported (only 0 is)"),
+        ({"magic": 3}, {}, "not supported: llama.magic = 3"),
+        ({}, {"blk.1.ffn_up.weight": None}, "llama needs tensor 'blk.1.ffn_up.weight'"),
+        ({"block_count": 3}, {}, "llama needs tensor 'blk.2.attn_norm.weight' and 8 more"),
+    ],
+)
+def test_what_is_missing_is_said(
+    settings: dict,
+    tensors: dict,
+    why: str,
+    program: ModuleType,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from tools import make_tiny
+
+    path = make_tiny.write(tmp_path / "t.gguf", "llama", settings, tensors)
+    assert program.main([str(path)]) == 0
+    assert f"can be run: no, {why}" in capsys.readouterr().out
+    assert program.main([str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["why_not_run"].startswith(why)
+
+
+def test_an_architecture_that_is_not_here_is_named(
+    program: ModuleType, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path.write_bytes(path.read_bytes().replace(b"llama", b"mamba", 1))
+    assert program.main([str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "can be run: no, architecture 'mamba' is not supported; supported are: cohere2" in said

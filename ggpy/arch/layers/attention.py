@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...backends.interface import Attention, PagedKV, Rope
+from ...backends.interface import Attention, AttentionTemperature, PagedKV, Rope
 from ...cache_types import CacheTypes
 from ..config import LayerSizes
 from .weights import LayerWeights
@@ -21,6 +21,7 @@ QKV_BIAS = {"attn_q.bias": "HE", "attn_k.bias": "GE", "attn_v.bias": "GEv"}
 OUTPUT_BIAS = {"attn_output.bias": "D"}
 NORM_BIAS = {"attn_norm.bias": "D"}
 QK_NORM = {"attn_q_norm.weight": "E", "attn_k_norm.weight": "E"}
+WHOLE_QK_NORM = {"attn_q_norm.weight": "HE", "attn_k_norm.weight": "GE"}
 SINKS = {"attn_sinks.weight": "H"}
 POST_NORM = {"post_attention_norm.weight": "D"}
 
@@ -34,6 +35,9 @@ class AttentionSettings:
     window: int = 0  # positions seen by a token, itself included; 0 is all
     soft_cap: float = 0.0  # of scores; 0 is none
     residual_scale: float = 1.0
+    norm_whole: bool = False  # the norms of q and k are over all heads together
+    norm_after_rope: bool = False
+    temperature: AttentionTemperature | None = None
 
     def state(self, sizes: LayerSizes, types: CacheTypes) -> PagedKV:
         """What the layer keeps of each position."""
@@ -47,7 +51,7 @@ class AttentionSettings:
             spec=spec,
             group=group,
             slot=slot,
-            norm=w.norm("attn_norm"),
+            norm=w.get_norm("attn_norm"),
             wq=w["attn_q.weight"],
             wk=w["attn_k.weight"],
             wv=w["attn_v.weight"],
@@ -60,6 +64,9 @@ class AttentionSettings:
             bo=w.get("attn_output.bias"),
             q_norm=w.get_norm("attn_q_norm"),
             k_norm=w.get_norm("attn_k_norm"),
+            norm_whole=self.norm_whole,
+            norm_after_rope=self.norm_after_rope,
+            temperature=self.temperature,
             soft_cap=self.soft_cap,
             sinks=w.get("attn_sinks.weight"),
             post_norm=w.get_norm("post_attention_norm"),

@@ -24,11 +24,14 @@ class DenseSettings:
 
     activation: Activation
     residual_scale: float = 1.0
+    norm: str = (
+        "ffn_norm"  # the stem of its norm's tensors: parallel layers share that of attention
+    )
 
     def build(self, w: LayerWeights) -> Dense:
         """The feed-forward."""
         return Dense(
-            norm=w.norm("ffn_norm"),
+            norm=w.get_norm(self.norm),
             w_gate=w["ffn_gate.weight"],
             w_up=w["ffn_up.weight"],
             w_down=w["ffn_down.weight"],

@@ -16,7 +16,7 @@ from ...formats import by_name
 from ...formats.base import F32
 from ...gguf import Tensor
 from .. import host
-from ..interface import ActivationType, CacheShape, Head, Layer, Probe, Role, Rope, Step
+from ..interface import ActivationType, CacheShape, Head, Layer, Probe, Role, Step
 from ..numpy.backend import Reference
 from ..numpy.functions import soft_capped
 from ..numpy.matrix import HostMatrix
@@ -25,7 +25,7 @@ from .compiled import progress
 from .jobs import BlockRows, Buffers, JobList
 from .matrix import MappedMatrix
 from .pool import ThreadPool, address_of
-from .step import StepArrays
+from .step import StepArrays, Tables
 
 CpuActivations = Literal["q16", "q8", "f32"]
 Note = Callable[[str], None]
@@ -62,7 +62,7 @@ class Cpu(Reference):
         self._once: list[JobList] = []
         self._step: StepArrays | None = None
         self._is_probed = False
-        self._ropes: dict[str, Rope] = {}
+        self._tables: Tables = {}
         self._with_kernels: dict[tuple[Layer, str], bool] = {}
         self._x: F32 | None = None  # what `_own` returned
 
@@ -109,7 +109,7 @@ class Cpu(Reference):
         """forward(step), with the pool's threads awake."""
         self._is_probed = probe is not None
         self.pool.settle()  # a late thread may still look at the tables of the step before
-        self._step = StepArrays(step, self._buffers, self._ropes)
+        self._step = StepArrays(step, self._buffers, self._tables)
         self.pool.begin()
         try:
             return super().run(step, forward, probe)
@@ -117,13 +117,11 @@ class Cpu(Reference):
             self.pool.end()
 
     def mix(self, x: F32, layer: Layer, step: Step) -> F32:
-        """x[T, D] with the output of layer.mixer added."""
+        """x[T, D] with the output of layer.mixer added, and layer.ffn's if they are parallel."""
         if not self._has_kernels(layer, "mix"):
             return super().mix(x, layer, step)
         arrays, pages = self._arrays(step), self._pages(layer.mixer.group)
-        return self._through(
-            x, layer, "mix", lambda p: layers.attention(p, layer.mixer, arrays, pages)
-        )
+        return self._through(x, layer, "mix", lambda p: layers.mix(p, layer, arrays, pages))
 
     def feed_forward(self, x: F32, layer: Layer, step: Step) -> F32:
         """x[T, D] with the output of layer.ffn added."""
@@ -177,7 +175,7 @@ class Cpu(Reference):
 
     def _arrays(self, step: Step) -> StepArrays:
         if self._step is None or self._step.step is not step:
-            self._step = StepArrays(step, self._buffers, self._ropes)
+            self._step = StepArrays(step, self._buffers, self._tables)
         return self._step
 
     def _has_kernels(self, layer: Layer, half: str) -> bool:
@@ -185,10 +183,8 @@ class Cpu(Reference):
         key = layer, half
         if key not in self._with_kernels:
             if half == "mix":
-                is_read = layers.is_read(layer) and layers.is_read(layer.mixer)
-                self._with_kernels[key] = is_read and layers.has_attention(
-                    layer.mixer, self._pages(layer.mixer.group)
-                )
+                pages = self._pages(layer.mixer.group)
+                self._with_kernels[key] = layers.has_mix(layer, pages)
             else:
                 self._with_kernels[key] = layers.has_dense(layer.ffn)  # type: ignore[arg-type]
         return self._with_kernels[key] and not self._is_probed

@@ -19,52 +19,68 @@ CUBIC, ROOT = simd.f32_bits(0.044715), simd.f32_bits(0.7978845608028654)
 
 
 @njit
-def sum_of_squares(x, n):
-    """The sum of x[i]^2."""
-    acc = simd.zeros()
+def mean_of(x, n):
+    """The mean of n numbers."""
+    acc, rest = simd.zeros(), F32(0)
     for i in range(n // 16):
-        v = load16(x + 64 * i)
-        acc = fma(v, v, acc)
-    rest = F32(0)
+        acc = add(acc, load16(x + 64 * i))
     for i in range(n // 16 * 16, n):
-        rest += load_f32(x + 4 * i) * load_f32(x + 4 * i)
+        rest += load_f32(x + 4 * i)
+    return (simd.total(acc) + rest) / F32(n)
+
+
+@njit
+def sum_of_squares(x, n, centre):
+    """The sum of (x[i] - centre)^2."""
+    acc, rest, wide = simd.zeros(), F32(0), splat(centre)
+    for i in range(n // 16):
+        v = sub(load16(x + 64 * i), wide)
+        acc = fma(v, v, acc)
+    for i in range(n // 16 * 16, n):
+        v = load_f32(x + 4 * i) - centre
+        rest += v * v
     return simd.total(acc) + rest
 
 
 @njit
-def normalise(x, weight, n, eps, out):
-    """out = x / sqrt(mean(x^2) + eps) * weight."""
-    scale = F32(1) / F32((sum_of_squares(x, n) / F32(n) + eps) ** F32(0.5))
-    wide = splat(scale)
+def normalise(x, n, norm, out):
+    """out = norm(x) of n numbers. At norm: its weight, eps, 1 if centred, its bias or 0."""
+    weight, eps = load_i64(norm), f32_of(load_i64(norm + 8))
+    centre = mean_of(x, n) if load_i64(norm + 16) != 0 else F32(0)
+    scale = F32(1) / F32((sum_of_squares(x, n, centre) / F32(n) + eps) ** F32(0.5))
+    middle, wide = splat(centre), splat(scale)
     for i in range(n // 16):
-        store(out + 64 * i, mul(mul(load16(x + 64 * i), wide), load16(weight + 64 * i)))
+        v = sub(load16(x + 64 * i), middle)
+        store(out + 64 * i, mul(mul(v, wide), load16(weight + 64 * i)))
     for i in range(n // 16 * 16, n):
-        store(out + 4 * i, load_f32(x + 4 * i) * scale * load_f32(weight + 4 * i))
+        store(out + 4 * i, (load_f32(x + 4 * i) - centre) * scale * load_f32(weight + 4 * i))
+    bias = load_i64(norm + 24)
+    if bias != 0:
+        for i in range(n):
+            store(out + 4 * i, load_f32(out + 4 * i) + load_f32(bias + 4 * i))
 
 
 @njit
-def rms_norm(arguments, begin, end, out, scratch):
-    """Arguments: x, numbers of a row, weight, eps. An item is a row."""
+def normalise_rows(arguments, begin, end, out, scratch):
+    """Arguments: x, numbers of a row, the norm's four. An item is a row."""
     x, n = load_i64(arguments), load_i64(arguments + 8)
-    weight, eps = load_i64(arguments + 16), f32_of(load_i64(arguments + 24))
     for row in range(begin, end):
-        normalise(x + 4 * n * row, weight, n, eps, out)
+        normalise(x + 4 * n * row, n, arguments + 16, out)
         out += 4 * n
 
 
 @njit
 def add_rows(arguments, begin, end, out, scratch):
-    """Arguments: x, y, numbers of a row, scale, weight of y's norm or 0, its eps. An item is a row:
+    """Arguments: x, y, numbers of a row, scale, the four of y's norm or 0. An item is a row:
     out = x + norm(y) * scale.
     """
     x, y, n = load_i64(arguments), load_i64(arguments + 8), load_i64(arguments + 16)
-    scale, weight = f32_of(load_i64(arguments + 24)), load_i64(arguments + 32)
-    eps = f32_of(load_i64(arguments + 40))
+    scale, has_norm = f32_of(load_i64(arguments + 24)), load_i64(arguments + 32) != 0
     wide = splat(scale)
     for row in range(begin, end):
         a, b = x + 4 * n * row, y + 4 * n * row
-        if weight != 0:
-            normalise(b, weight, n, eps, scratch)
+        if has_norm:
+            normalise(b, n, arguments + 32, scratch)
             b = scratch
         for i in range(n // 16):
             store(out + 64 * i, fma(load16(b + 64 * i), wide, load16(a + 64 * i)))
@@ -132,18 +148,32 @@ def turn(x, pairs, neighbours, cos, sin):
 
 
 @njit
-def prepare_heads(arguments, begin, end, out, scratch):
-    """Arguments: x, heads of a token, size, weight of their norm or 0, eps, pairs to rotate, 1 for
-    neighbours, cosines and sines of each token. An item is a token, changed in place.
+def normalise_heads(arguments, begin, end, out, scratch):
+    """Arguments: x, numbers of a row, the norm's four. An item is a row, changed in place."""
+    x, n = load_i64(arguments), load_i64(arguments + 8)
+    for row in range(begin, end):
+        normalise(x + 4 * n * row, n, arguments + 16, x + 4 * n * row)
+
+
+@njit
+def turn_heads(arguments, begin, end, out, scratch):
+    """Arguments: x, heads of a token, size, pairs to rotate, 1 for neighbours, cosines and sines of
+    each token. An item is a token, changed in place.
     """
     x, heads, size = load_i64(arguments), load_i64(arguments + 8), load_i64(arguments + 16)
-    weight, eps = load_i64(arguments + 24), f32_of(load_i64(arguments + 32))
-    pairs, neighbours = load_i64(arguments + 40), load_i64(arguments + 48)
-    cos, sin = load_i64(arguments + 56), load_i64(arguments + 64)
+    pairs, neighbours = load_i64(arguments + 24), load_i64(arguments + 32)
+    cos, sin = load_i64(arguments + 40), load_i64(arguments + 48)
     for token in range(begin, end):
         for head in range(heads):
             at = x + 4 * size * (token * heads + head)
-            if weight != 0:
-                normalise(at, weight, size, eps, at)
-            if pairs != 0:
-                turn(at, pairs, neighbours, cos + 4 * pairs * token, sin + 4 * pairs * token)
+            turn(at, pairs, neighbours, cos + 4 * pairs * token, sin + 4 * pairs * token)
+
+
+@njit
+def scale_rows(arguments, begin, end, out, scratch):
+    """Arguments: x, numbers of a row, a factor of each row. An item is a row, changed in place."""
+    x, n, factors = load_i64(arguments), load_i64(arguments + 8), load_i64(arguments + 16)
+    for row in range(begin, end):
+        factor = load_f32(factors + 4 * row)
+        for i in range(n * row, n * (row + 1)):
+            store(x + 4 * i, load_f32(x + 4 * i) * factor)

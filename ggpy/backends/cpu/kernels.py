@@ -17,8 +17,9 @@ COMMON = {
     for kernel in (
         *(products.add_up, products.quantize_columns, gemm.pack_columns, gemm.unpack_columns),
         *(gemm.multiply_rows, gemm.multiply_few),
-        *(elementwise.rms_norm, elementwise.add_rows, elementwise.add_bias),
-        *(elementwise.gated, elementwise.prepare_heads),
+        *(elementwise.normalise_rows, elementwise.add_rows, elementwise.add_bias),
+        *(elementwise.normalise_heads, elementwise.turn_heads, elementwise.scale_rows),
+        elementwise.gated,
         *(kv_pages.spread, kv_pages.write_pages),
         *(attention.attend_token, attention.attend_block),
     )

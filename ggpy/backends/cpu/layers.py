@@ -13,7 +13,17 @@ import numpy as np
 
 from ...formats import by_name
 from ...formats.base import F32
-from ..interface import PAGE_SIZE, Attention, Dense, Head, Layer, Norm, PagedKV, Rope
+from ..interface import (
+    PAGE_SIZE,
+    Attention,
+    AttentionTemperature,
+    Dense,
+    Head,
+    Layer,
+    Norm,
+    PagedKV,
+    Rope,
+)
 from ..numpy.kv_pages import GroupPages, Pages
 from . import kernels
 from .attention import MAX_HEAD, PANEL_ROWS
@@ -25,43 +35,39 @@ from .pool import address_of
 from .simd import f32_bits
 from .step import StepArrays
 
-
-def has_norm(norm: Norm | None) -> bool:
-    """Whether a norm is none, or an RMS norm without a bias."""
-    return norm is None or norm.is_rms
-
-
 # What these functions read of a layer: one that has more is computed in numpy.
 READ = {
     Attention: {
         *("spec", "group", "slot", "norm", "wq", "wk", "wv", "wo", "scale", "rope", "bq", "bk"),
-        *("bv", "bo", "q_norm", "k_norm", "soft_cap", "sinks", "post_norm", "residual_scale"),
+        *("bv", "bo", "q_norm", "k_norm", "norm_whole", "norm_after_rope", "temperature"),
+        *("soft_cap", "sinks", "post_norm", "residual_scale"),
     },
+    AttentionTemperature: {"scale", "length"},
+    Norm: {"weight", "eps", "bias", "centred"},
     PagedKV: {"n_head", "n_head_kv", "key_size", "value_size", "window", "types"},
     Rope: {"style", "inv_freq", "magnitude"},
     Dense: {*("norm", "w_gate", "w_up", "w_down", "activation", "post_norm", "residual_scale")},
     Head: {"norm", "weight", "soft_cap", "scale"},
-    Layer: {"index", "mixer", "ffn", "next"},
+    Layer: {"index", "mixer", "ffn", "parallel", "next"},
 }
 
 
 def is_read(part: Any) -> bool:
-    """Whether all that a part of a layer says is computed here."""
-    known = READ.get(type(part))
-    return known is not None and all(
-        f.name in known or getattr(part, f.name) == f.default for f in fields(part)
+    """Whether all that a part of a layer says is computed here; None says nothing."""
+    known = READ.get(type(part), set())
+    return part is None or (
+        bool(known)
+        and all(f.name in known or getattr(part, f.name) == f.default for f in fields(part))
     )
 
 
 def has_attention(a: Attention, pages: GroupPages) -> bool:
     """Whether all of an attention layer has kernels."""
     matrices = (a.wq, a.wk, a.wv, a.wo)
+    parts = (a, a.spec, a.rope, a.temperature, a.norm, a.q_norm, a.k_norm, a.post_norm)
     return (
-        is_read(a.spec)
-        and a.norm is not None
-        and (a.rope is None or is_read(a.rope))
+        all(is_read(part) for part in parts)
         and all(isinstance(m, MappedMatrix) for m in matrices)
-        and all(has_norm(n) for n in (a.norm, a.q_norm, a.k_norm, a.post_norm))
         and max(a.spec.key_size, a.spec.value_size) <= MAX_HEAD
         and pages.keys.type in KINDS
         and pages.values.type in KINDS
@@ -70,35 +76,55 @@ def has_attention(a: Attention, pages: GroupPages) -> bool:
 
 def has_dense(ffn: Dense) -> bool:
     """Whether all of a feed-forward has kernels."""
-    if not is_read(ffn) or ffn.norm is None or ffn.activation not in ("silu", "gelu_tanh"):
+    if not is_read(ffn) or ffn.activation not in ("silu", "gelu_tanh"):
         return False
     matrices = (ffn.w_gate, ffn.w_up, ffn.w_down)
     return all(isinstance(m, MappedMatrix) for m in matrices) and all(
-        has_norm(n) for n in (ffn.norm, ffn.post_norm)
+        is_read(n) for n in (ffn.norm, ffn.post_norm)
     )
+
+
+def has_mix(layer: Layer, pages: GroupPages) -> bool:
+    """Whether all that `mix` computes has kernels: the feed-forward too, if it is parallel."""
+    if not is_read(layer) or not has_attention(layer.mixer, pages):
+        return False
+    ffn = layer.ffn if layer.parallel else None
+    return ffn is None or (has_dense(ffn) and ffn.norm is not None)
 
 
 def has_head(head: Head) -> bool:
     """Whether the head has kernels."""
-    return is_read(head) and isinstance(head.weight, MappedMatrix) and has_norm(head.norm)
+    return is_read(head) and isinstance(head.weight, MappedMatrix) and is_read(head.norm)
 
 
-def normalised(p: JobList, x: int, rows: int, width: int, norm: Norm, name: str) -> int:
-    """norm(x[rows, width]) in the buffer of this name."""
+def numbers_of(p: JobList, norm: Norm) -> tuple[int, int, int, int]:
+    """What kernels read of a norm."""
+    weight, bias = (address_of_vector(p, w) for w in (norm.weight, norm.bias))
+    return weight, f32_bits(norm.eps), int(norm.centred), bias
+
+
+def address_of_vector(p: JobList, vector: Array | None) -> int:
+    """Where float32 numbers are that live as long as the jobs; 0 for None."""
+    if vector is None:
+        return 0
+    p.keep.append(np.ascontiguousarray(vector, np.float32))
+    return address_of(p.keep[-1])
+
+
+def normalised(p: JobList, x: int, rows: int, width: int, norm: Norm | None, name: str) -> int:
+    """norm(x[rows, width]) in the buffer of this name; x itself without a norm."""
+    if norm is None:
+        return x
     out = p.buffers.floats(name, rows, width)
-    weight = np.ascontiguousarray(norm.weight, np.float32)
-    p.keep.append(weight)
-    p.add("rms_norm", rows, out, 4 * width, x, width, address_of(weight), f32_bits(norm.eps))
+    p.add("normalise_rows", rows, out, 4 * width, x, width, *numbers_of(p, norm))
     return out
 
 
 def added(p: JobList, y: int, rows: int, width: int, norm: Norm | None, scale: float) -> None:
     """x += norm(y) * scale."""
     x = p.buffers.floats("x", rows, width)
-    weight, eps = (0, 0) if norm is None else (address_of(norm.weight), f32_bits(norm.eps))
-    p.keep.append(norm)
-    given = x, y, width, f32_bits(scale), weight, eps
-    p.add("add_rows", rows, x, 4 * width, *given, private=4 * width)
+    numbers = (0,) if norm is None else numbers_of(p, norm)
+    p.add("add_rows", rows, x, 4 * width, x, y, width, f32_bits(scale), *numbers, private=4 * width)
 
 
 def affine(p: JobList, m: MappedMatrix, x: int, rows: int, bias: Array | None, name: str) -> int:
@@ -112,6 +138,18 @@ def affine(p: JobList, m: MappedMatrix, x: int, rows: int, bias: Array | None, n
     return out
 
 
+def mix(p: JobList, layer: Layer, step: StepArrays, pages: GroupPages) -> None:
+    """Attention, and a feed-forward of the same x where they are parallel."""
+    a, ffn, rows = layer.mixer, layer.ffn, step.n_tokens
+    if not layer.parallel or ffn is None:
+        attention(p, a, step, pages)
+        return
+    width = a.wq.blocks.k
+    n = normalised(p, p.buffers.floats("x", rows, width), rows, width, ffn.norm, "n of ffn")
+    attention(p, a, step, pages)
+    gated_product(p, ffn, n, rows)
+
+
 def attention(p: JobList, a: Attention, step: StepArrays, pages: GroupPages) -> None:
     """x + post_norm(softmax(mask(cap(q k^T * scale))) v wo^T) * residual_scale."""
     s, rows, width = a.spec, step.n_tokens, a.wq.blocks.k
@@ -121,6 +159,9 @@ def attention(p: JobList, a: Attention, step: StepArrays, pages: GroupPages) -> 
     v = affine(p, a.wv, n, rows, a.bv, "v")
     heads(p, a, q, s.n_head, a.q_norm, step)
     heads(p, a, k, s.n_head_kv, a.k_norm, step)
+    if a.temperature is not None:
+        factors = step.sharpness(a.temperature)
+        p.add("scale_rows", rows, 0, 0, q, s.n_head * s.key_size, factors)
     if pages.keys.spreads:
         for at, n_head in ((q, s.n_head), (k, s.n_head_kv)):
             p.add("spread", rows * n_head * s.key_size // 32, 0, 0, at)
@@ -135,15 +176,26 @@ def heads(
     p: JobList, a: Attention, x: int, n_head: int, norm: Norm | None, step: StepArrays
 ) -> None:
     """Norm and rotate x[T, n_head, E] in place."""
-    if norm is None and a.rope is None:
+    rope = a.rope
+    if not a.norm_after_rope:
+        head_norm(p, a, x, n_head, norm, step)
+    if rope is not None:
+        given = n_head, a.spec.key_size, len(rope.inv_freq), int(rope.style == "norm")
+        p.add("turn_heads", step.n_tokens, 0, 0, x, *given, *step.angles(rope))
+    if a.norm_after_rope:
+        head_norm(p, a, x, n_head, norm, step)
+
+
+def head_norm(
+    p: JobList, a: Attention, x: int, n_head: int, norm: Norm | None, step: StepArrays
+) -> None:
+    """Each head of x[T, n_head, E] with its norm, or the heads together with one, in place."""
+    if norm is None:
         return
-    weight, eps = (0, 0) if norm is None else (address_of(norm.weight), f32_bits(norm.eps))
-    pairs, neighbours, cos, sin = 0, 0, 0, 0
-    if a.rope is not None:
-        pairs, neighbours = len(a.rope.inv_freq), int(a.rope.style == "norm")
-        cos, sin = step.angles(a.rope)
-    given = x, n_head, a.spec.key_size, weight, eps, pairs, neighbours, cos, sin
-    p.add("prepare_heads", step.n_tokens, 0, 0, *given)
+    together = n_head if a.norm_whole else 1
+    rows, width = step.n_tokens * n_head // together, together * a.spec.key_size
+    grain = max(n_head // together, p.pool.chunk(rows))  # the heads of a token at least
+    p.add("normalise_heads", rows, 0, 0, x, width, *numbers_of(p, norm), grain=grain)
 
 
 def written(p: JobList, a: Attention, x: int, size: int, pages: Pages, step: StepArrays) -> None:
@@ -185,9 +237,14 @@ def attended(p: JobList, a: Attention, q: int, pages: GroupPages, step: StepArra
 
 
 def dense(p: JobList, ffn: Dense, rows: int) -> None:
-    """x + post_norm((act(n w_gate^T) * (n w_up^T)) w_down^T) * residual_scale."""
+    """x + post_norm((act(n w_gate^T) * (n w_up^T)) w_down^T) * residual_scale, with n = norm(x)."""
     width = ffn.w_gate.blocks.k
-    n = normalised(p, p.buffers.floats("x", rows, width), rows, width, ffn.norm, "n")
+    x = p.buffers.floats("x", rows, width)
+    gated_product(p, ffn, normalised(p, x, rows, width, ffn.norm, "n"), rows)
+
+
+def gated_product(p: JobList, ffn: Dense, n: int, rows: int) -> None:
+    """The same of what is normalised already, n[rows, D]."""
     gate = affine(p, ffn.w_gate, n, rows, None, "gate")
     up = affine(p, ffn.w_up, n, rows, None, "up")
     numbers = rows * ffn.w_gate.blocks.n
@@ -197,7 +254,7 @@ def dense(p: JobList, ffn: Dense, rows: int) -> None:
         grain=max(512, p.pool.chunk(-(-numbers // 16))),
     )
     y = affine(p, ffn.w_down, h, rows, None, "y")
-    added(p, y, rows, width, ffn.post_norm, ffn.residual_scale)
+    added(p, y, rows, ffn.w_gate.blocks.k, ffn.post_norm, ffn.residual_scale)
 
 
 def head(p: JobList, h: Head, x: F32, out: F32) -> None:

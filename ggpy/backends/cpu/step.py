@@ -1,4 +1,4 @@
-"""What the kernels of a step read of it: positions, pages, tables, and angles, in fixed places."""
+"""What the kernels of a step read of it: positions, pages, angles, in places that stay."""
 
 from __future__ import annotations
 
@@ -8,25 +8,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..interface import PAGE_SIZE, Rope, Step
-from ..numpy.functions import angles
+from ..interface import PAGE_SIZE, AttentionTemperature, Rope, Step
+from ..numpy.functions import angles, sharpness
 from .jobs import Buffers
 
 BLOCK = 16  # tokens that attend together
 LONE = 4  # tokens of a sequence at most that attend one by one
 
+Tables = dict[str, Rope | AttentionTemperature]  # what numbers of a step are made of, by name
+
 
 class StepArrays:
     """A step's numbers as int64, copied to buffers so that their addresses can be in programs."""
 
-    def __init__(self, step: Step, buffers: Buffers, ropes: dict[str, Rope]) -> None:
-        """ropes: those of the layers, by their names, which `angles` adds to."""
-        self.step, self._buffers, self._ropes = step, buffers, ropes
+    def __init__(self, step: Step, buffers: Buffers, tables: Tables) -> None:
+        """tables: those of the layers, which `angles` and `sharpness` add to: programs that are
+        kept read their numbers of every step.
+        """
+        self.step, self._buffers, self._tables = step, buffers, tables
         self.n_tokens = len(step.ids)
         self.positions = self._put("positions", step.positions)
         self.offsets = self._put("offsets", step.positions % PAGE_SIZE)
         self._groups: dict[int, tuple[int, int]] = {}
-        self._angles = {name: self._turned(name, rope) for name, rope in ropes.items()}
+        self._made = {name: self._numbers(name, table) for name, table in tables.items()}
         for group in range(len(step.page_tables)):
             self.pages(group)
         self.blocks = self._blocks()
@@ -43,17 +47,24 @@ class StepArrays:
             )
         return self._groups[group]
 
-    def angles(self, rope: Rope) -> tuple[int, int]:
+    def angles(self, rope: Rope) -> tuple[int, ...]:
         """Addresses of cosines and sines [T, pairs]."""
-        name = f"{rope.inv_freq.tobytes().hex()} {rope.magnitude}"
-        if name not in self._angles:
-            self._ropes[name] = rope
-            self._angles[name] = self._turned(name, rope)
-        return self._angles[name]
+        return self._table(f"{rope.inv_freq.tobytes().hex()} {rope.magnitude}", rope)
 
-    def _turned(self, name: str, rope: Rope) -> tuple[int, int]:
-        cos, sin = angles(rope, self.step.positions)
-        return self._put(f"cos {name}", cos, np.float32), self._put(f"sin {name}", sin, np.float32)
+    def sharpness(self, temperature: AttentionTemperature) -> int:
+        """The address of the factors [T] of queries."""
+        return self._table(repr(temperature), temperature)[0]
+
+    def _table(self, name: str, table: Rope | AttentionTemperature) -> tuple[int, ...]:
+        if name not in self._made:
+            self._tables[name] = table
+            self._made[name] = self._numbers(name, table)
+        return self._made[name]
+
+    def _numbers(self, name: str, table: Rope | AttentionTemperature) -> tuple[int, ...]:
+        at = self.step.positions
+        made = angles(table, at) if isinstance(table, Rope) else (sharpness(table, at),)
+        return tuple(self._put(f"{name} {i}", x, np.float32) for i, x in enumerate(made))
 
     @property
     def n_blocks(self) -> int:

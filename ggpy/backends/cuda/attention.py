@@ -24,7 +24,7 @@ from ...kernels.attention.rope_kv import (
     angles,
     angles_bytes,
 )
-from ..interface import CacheShape, Layer, Rope
+from ..interface import Attention, CacheShape, Layer, Rope
 from .arrays import Array, Projected
 from .context import StepContext
 from .kv_pages import PageMemory, heads_of
@@ -132,11 +132,24 @@ class AttentionOps:
         named = zip("qkv", weights, strict=True)
         parts = [c.f32(f"projected {name}", n, w.n_rows) for name, w in named]
         c.input_product(plan.qkv, x, a.norm, weights, parts)
+        if a.norm_whole:
+            parts[:2] = self._normed(parts[0], parts[1], a)
         projected = [part.data for part in parts]
         if plan.rope is RopeIn.ATTENTION:
             return Projected(projected, rotation)
         kernels.rope.launch(projected, rotation, batch, n, pages, memory)
         return q
+
+    def _normed(self, q: Array, k: Array, a: Attention) -> tuple[Array, Array]:
+        """q and k, each normalised over all heads: q to the memory of what layers add to x, which
+        is free now, and k to that of q.
+        """
+        c = self._context
+        assert a.q_norm is not None and a.k_norm is not None
+        n, k_columns = k.shape
+        spare = c.scratch("y", 4 * n * q.shape[1])
+        normed = c.norms.to_f32(q, a.q_norm, spare)
+        return normed, c.norms.to_f32(k, a.k_norm, c.scratch("projected q", 4 * n * k_columns))
 
     def attention(
         self, q: Array | Projected, layer: Layer, plan: AttentionPlan, kernels: HeadKernels
@@ -195,7 +208,7 @@ class AttentionOps:
         if layer not in self._rotations:
             a = layer.mixer
             rope = a.rope or Rope("norm", np.zeros(a.spec.key_size // 2))  # an angle of 0
-            norms = (a.q_norm, a.k_norm)
+            norms = (None, None) if a.norm_whole else (a.q_norm, a.k_norm)
             self._rotations[layer] = Rotation(
                 angles=self._angles_of(rope),
                 n_pairs=len(rope.inv_freq),

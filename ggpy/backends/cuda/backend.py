@@ -162,19 +162,21 @@ class Cuda:
         batch = self._steps.upload(step)
         self.context.begin(batch, probe)
         self.attention.begin()
-        fused = batch.decode and probe is None
+        fused = batch.decode and probe is None and not step.hidden
         best = self._sampling.begin(batch.place if fused else None, batch.n_rows)
-        rare = not (batch.decode and batch.all_rows and batch.n_tokens <= GRAPH_TOKENS)
+        often = batch.decode and batch.all_rows and batch.n_tokens <= GRAPH_TOKENS
+        rare = step.hidden or not often
 
         def launch() -> Array:
-            logits = forward(step)
+            output = forward(step)
             if best:
-                self.find_best(logits)
-            return logits
+                self.find_best(output)
+            return output
 
         if probe is not None or (rare and self.context.planner.gemm == "cublas"):
             return launch()
-        return self._graphs.run((*batch.shape, best), batch.place, rare, launch)
+        shape = (*batch.shape, best, step.hidden)
+        return self._graphs.run(shape, batch.place, rare, launch)
 
     # Ops
 
@@ -202,6 +204,8 @@ class Cuda:
     def logits(self, x: Array, head: Head, step: Step) -> Array:
         """Logits f32 [R, V]."""
         c, w = self.context, head.weight
+        if head.scale != 1:
+            head = replace(head, norm=c.norms.scaled(head.norm, w.k, head.scale), scale=1.0)
         batch = c.batch
         logits = c.f32("logits", batch.n_rows, w.n_rows)
         if batch.n_rows:
@@ -219,9 +223,11 @@ class Cuda:
         """ids[R], drawn on the device, or by numpy for samplers with a link that has no kernel."""
         return self._sampling.draw(logits, samplers)
 
-    def read(self, array: Array | Sampled) -> NDArray:
+    def read(self, array: Array | Sampled | Buffer) -> NDArray:
         """The values on the host: int32 ids, or float32."""
         if isinstance(array, Sampled):
             return array.read()
+        if isinstance(array, Buffer):  # a vector
+            return self.device.download(array, np.float32, array.nbytes // 4)
         full = self.device.download(array.data, array.dtype, (*array.shape[:-1], array.row))
         return full[..., : array.shape[-1]].astype(np.float32)

@@ -35,7 +35,7 @@ class StepContext:
         self.planner = Planner(kernels, device.arch, **policy)
         self.elementwise = Elementwise(device)
         self.gemms = Gemms(device, kernels, self.elementwise, self.scratch)
-        self.norms = Norms(RmsNorm(device, kernels.warps), self.f16, self.scratch)
+        self.norms = Norms(device, RmsNorm(device, kernels.warps), self.f16, self.scratch)
         self._memory: dict[str, Buffer] = {}
         self._batch: StepBatch | None = None
         self.probe: Probe | None = None
@@ -87,7 +87,7 @@ class StepContext:
         self,
         plan: ProductPlan,
         x: Array,
-        norm: Norm,
+        norm: Norm | None,
         weights: Sequence[Matrix],
         outs: Sequence[Array],
         **options: Any,
@@ -95,6 +95,7 @@ class StepContext:
         """outs = epilogue(norm(x[rows]) W^T), with the norm where the plan places it. options: of
         ProductOperands.
         """
+        norm = norm or self.norms.identity(x.shape[1])
         if plan.norm is NormIn.PROLOGUE:
             self.gemms.run(plan, x, weights, outs, ProductOperands(norm=norm, **options))
             return

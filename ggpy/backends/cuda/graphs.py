@@ -12,7 +12,8 @@ from typing import Any
 
 from .arrays import Array
 
-RARE_KEPT = 16  # graphs kept of shapes that seldom repeat
+RARE_KEPT = 64  # graphs kept of shapes that seldom repeat
+RARE_FIRST = 2  # steps of such a shape that run without a graph: recording takes as long as a step
 MOST_SHAPES = 1024  # shapes remembered without a graph
 
 Key = tuple[Hashable, int]  # shape of a step, and index of the memory that holds its integers
@@ -25,23 +26,25 @@ class Graphs:
         self.device = device
         self._graphs: dict[Key, tuple[Any, Array]] = {}
         self._rare: dict[Key, None] = {}  # rare shapes that have graphs, oldest first
-        self._seen: set[Hashable] = set()
+        self._seen: dict[Hashable, int] = {}  # shape -> steps that ran without a graph
 
     def run(self, shape: Hashable, place: int, rare: bool, launch: Callable[[], Array]) -> Array:
         """Calls launch() for the first step of a shape, and replays a graph of it from the second
         step on; the result then has the same address each time. place: index of the memory that
-        holds the step's integers. rare: only the newest RARE_KEPT graphs of such shapes are kept.
+        holds the step's integers. rare: graphs come after RARE_FIRST steps, and only the newest
+        RARE_KEPT of them are kept.
         """
         key = shape, place
         if key in self._graphs:
             graph, result = self._graphs[key]
             graph.launch()
             return result
-        if shape not in self._seen:
+        if self._seen.get(shape, 0) < (RARE_FIRST if rare else 1):
             result = launch()  # compiles and allocates, which a capture must not do
             if len(self._seen) >= MOST_SHAPES:
                 self._seen.clear()
-            self._seen.add(shape)  # after launch(), whose allocations may call forget()
+            # after launch(), whose allocations may call forget()
+            self._seen[shape] = self._seen.get(shape, 0) + 1
             return result
         if rare:
             self._make_room()
@@ -55,10 +58,9 @@ class Graphs:
     def _make_room(self) -> None:
         """Drop the oldest graphs of rare shapes until one more may be kept."""
         while len(self._rare) >= RARE_KEPT:
-            oldest = next(iter(self._rare))
-            self.device.synchronize()
+            oldest = next(iter(self._rare))  # the driver frees a graph that runs when it has ended
             del self._rare[oldest], self._graphs[oldest]
-            self._seen.discard(oldest[0])
+            self._seen.pop(oldest[0], None)
 
     def forget(self) -> None:
         """Wait for the steps in flight and drop all graphs."""

@@ -9,6 +9,11 @@ by.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ...device.base import Buffer
 from ...kernels.norm.deferred_norm import MAX_TOKENS, DeferredNorm, squares_bytes
@@ -22,10 +27,16 @@ class Norms:
     """One step at a time: call begin, then the norms in the order of the network."""
 
     def __init__(
-        self, kernel: RmsNorm, f16: Callable[[str, int, int, int], Array], scratch: Scratch
+        self,
+        device: Any,
+        kernel: RmsNorm,
+        f16: Callable[[str, int, int, int], Array],
+        scratch: Scratch,
     ) -> None:
         """f16(name, rows, columns, layout) and scratch(name, bytes) return scratch memory."""
-        self._kernel, self._f16, self._scratch = kernel, f16, scratch
+        self._device, self._kernel, self._f16, self._scratch = device, kernel, f16, scratch
+        self._identities: dict[int, Norm] = {}  # by columns
+        self._scaled: dict[Norm, Norm] = {}
         self.begin()
 
     def begin(self) -> None:
@@ -46,6 +57,36 @@ class Norms:
         sizes = n, k, norm.eps, layout
         self._kernel.to_f16(x.data, rows, norm.weight, normed.data, *sizes, factors)
         return normed
+
+    def identity(self, k: int) -> Norm:
+        """The RMS norm of rows of k columns that leaves x as it is, up to rounding: with eps 2^100
+        and weights 2^50, mean(x^2) does not count.
+        """
+        if k not in self._identities:
+            self._identities[k] = Norm(self._vector(np.full(k, 2.0**50), "no norm"), 2.0**100)
+        return self._identities[k]
+
+    def scaled(self, norm: Norm, k: int, scale: float) -> Norm:
+        """The norm with the scale in its weights[k]. The first call copies these to the host."""
+        if norm not in self._scaled:
+            weights = self._device.download(norm.weight, np.float32, (k,))
+            scaled = self._vector(np.float32(scale) * weights, "scaled norm")
+            self._scaled[norm] = replace(norm, weight=scaled)
+        return self._scaled[norm]
+
+    def _vector(self, values: NDArray, name: str) -> Buffer:
+        array = np.ascontiguousarray(values, np.float32)
+        buffer: Buffer = self._device.alloc(array.nbytes, name)
+        self._device.upload(buffer, array)
+        return buffer
+
+    def to_f32(self, y: Array, norm: Norm, memory: Buffer) -> Array:
+        """norm(y) in f32, in other memory than y: added to zeros."""
+        n, k = y.shape
+        self._device.fill(memory.part(0, 4 * n * k), 0)
+        out = Array(memory, np.float32, (n, k), k)
+        self.add(out, y, norm)
+        return out
 
     def add(self, x: Array, y: Array, norm: Norm) -> None:
         """x += norm(y), in place."""

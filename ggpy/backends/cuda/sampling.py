@@ -2,9 +2,11 @@
 
 | row | drawn by |
 |---|---|
-| greedy, no adjustment, as all rows of the step | the argmax kernel |
+| greedy, no adjustment, no mask, as all rows of the step | the argmax kernel |
 | every active link has a kernel, and the row fits | the sample kernels, bitwise equal to numpy |
 | any other | numpy, after a copy of the row's logits to the host |
+
+Masks are filled while the step's logits are computed, straight into page-locked memory.
 
 The argmax kernel ends a decode step if all rows of the previous step were greedy. Each sequence's
 chain decides for its own row. Nothing here depends on how logits are computed, or on a single link.
@@ -22,7 +24,8 @@ from numpy.typing import NDArray
 from ...device.base import Buffer
 from ...kernels.sampling.argmax import Argmax
 from ...kernels.sampling.sample import MAX_TOP_K, ROW, Sample, best_bytes
-from ...sampling import ADJUSTMENTS, FILTERS, Sampler
+from ...sampling import ADJUSTMENTS, FILTERS, Sampler, n_words
+from ...sampling.mask import fill_together
 from .arrays import Array, Memory, Sampled
 from .step import IN_FLIGHT, PLACES
 
@@ -58,7 +61,7 @@ class SamplingPlan:
         self.samplers = list(samplers)
         kept = [n_candidates(s) for s in samplers]
         self.argmax_only = all(
-            k and s.chain.greedy and not s.chain.adjustments
+            k and s.chain.greedy and not s.chain.adjustments and s.mask is None
             for s, k in zip(samplers, kept, strict=True)
         )
         self.width = max(kept, default=0)
@@ -67,16 +70,17 @@ class SamplingPlan:
         self.rows = np.zeros(len(samplers), ROW)
         self.edits = np.zeros(0, np.int32)
         self.look_back: dict[int, int] = {}  # row -> tokens of the history, where there are any
+        self.masked = {i: n_words(s.n_vocab) for i, s in enumerate(samplers) if kept[i] and s.mask}
         for i, (sampler, k) in enumerate(zip(samplers, kept, strict=True)):
             if k and not self.argmax_only:  # whose kernel has no parameters
                 self._describe(self.rows[i], sampler, k)
                 if n := _look_back(sampler):
                     self.look_back[i] = n
-        n_recent = sum(self.look_back.values())
-        self.n_ints = self.rows.nbytes // 4 + len(self.edits) + n_recent  # at most
+        n_last = sum(self.look_back.values()) + sum(self.masked.values())
+        self.n_ints = self.rows.nbytes // 4 + len(self.edits) + n_last  # at most
 
     def _describe(self, row: np.void, sampler: Sampler, k: int) -> None:
-        row["seed"], row["top_k"] = sampler.seed, k
+        row["seed"], row["top_k"], row["mask"] = sampler.seed, k, -1
         for link in KERNEL_LINKS:
             for name, value in link.row(sampler.params).items():
                 if isinstance(value, np.ndarray):
@@ -86,7 +90,7 @@ class SamplingPlan:
                     row[name] = value
 
     def write(self, dst: NDArray[np.int32]) -> int:
-        """Writes rows and edits (biases, then the histories' last tokens); returns how many
+        """Writes rows and edits (biases, the histories' last tokens, masks); returns how many
         integers.
         """
         rows, n = self.rows, self.rows.nbytes // 4
@@ -98,8 +102,22 @@ class SamplingPlan:
             rows[i]["recent"], rows[i]["n_recent"] = end, len(tokens)
             dst[n + end : n + end + len(tokens)] = tokens
             end += len(tokens)
+        if self.masked:
+            end = self._write_masks(dst[n:], end)
         dst[:n] = rows.view(np.int32)
         return n + end
+
+    def _write_masks(self, edits: NDArray[np.int32], end: int) -> int:
+        """Writes the masks at edits[end:], a row for each; returns where they end."""
+        samplers = [self.samplers[i] for i in self.masked]
+        size = next(iter(self.masked.values()))
+        masks = edits[end : end + size * len(samplers)].reshape(-1, size)
+        for place, i in enumerate(self.masked):
+            self.rows[i]["mask"] = end + place * size
+        errors = fill_together([s.mask for s in samplers if s.mask is not None], masks)
+        for sampler, error in zip(samplers, errors, strict=True):
+            sampler.error = error or sampler.error
+        return end + masks.size
 
 
 @dataclass

@@ -27,7 +27,7 @@ from .plan import StepClass
 
 IN_FLIGHT = 4  # steps whose uploads and results may be in flight
 PLACES = 2  # device buffers of decode steps, used alternately; all other steps share one
-SMALLEST = 1 << 16  # least bytes of a device buffer
+SMALLEST = 1 << 22  # least bytes of a device buffer: growing later would drop all graphs
 MAX_KEPT = 256  # step shapes whose addresses are kept
 NO_TILES = np.zeros((0, 4), np.int32)
 NOTHING = np.zeros(0, np.int32), np.zeros(0, np.int32)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ...formats.base import F32
 from ..interface import PAGE_SIZE, Attention, Step
-from .functions import added, angles, normalised, rotated, soft_capped, softmax
+from .functions import added, angles, normalised, rotated, sharpness, soft_capped, softmax
 from .kv_pages import GroupPages, spread
 
 CHUNK_SCORES = 1 << 22  # attention scores held at a time
@@ -34,23 +34,35 @@ def mix(
 
 def project(x: F32, a: Attention, step: Step, pages: GroupPages) -> F32:
     """q[T, H, E]; k and v go to their pages."""
-    n = normalised(x, a.norm)
-    q = _heads(a.wq.affine(n, a.bq), a.spec.n_head)
-    k = _heads(a.wk.affine(n, a.bk), a.spec.n_head_kv)
-    v = _heads(a.wv.affine(n, a.bv), a.spec.n_head_kv)
-    if a.q_norm is not None:
-        q = normalised(q, a.q_norm)
-    if a.k_norm is not None:
-        k = normalised(k, a.k_norm)
+    n = x if a.norm is None else normalised(x, a.norm)
+    q, k, v = a.wq.affine(n, a.bq), a.wk.affine(n, a.bk), a.wv.affine(n, a.bv)
+    if a.norm_whole:
+        q, k = _normed(q, k, a)
+    q, k, v = (
+        _heads(y, n_head)
+        for y, n_head in ((q, a.spec.n_head), (k, a.spec.n_head_kv), (v, a.spec.n_head_kv))
+    )
+    if not a.norm_whole and not a.norm_after_rope:
+        q, k = _normed(q, k, a)
     if a.rope is not None:
         cos, sin = angles(a.rope, step.positions)
-        q, k = (rotated(x, a.rope, cos, sin) for x in (q, k))
+        q, k = (rotated(y, a.rope, cos, sin) for y in (q, k))
+    if a.norm_after_rope:
+        q, k = _normed(q, k, a)
+    if a.temperature is not None:
+        q = q * sharpness(a.temperature, step.positions)
     if pages.keys.spreads:
         q, k = spread(q), spread(k)
     page, offset = step.pages(a.group), step.positions % PAGE_SIZE
     pages.keys.write(a.slot, page, offset, k)
     pages.values.write(a.slot, page, offset, v)
     return q
+
+
+def _normed(q: F32, k: F32, a: Attention) -> tuple[F32, F32]:
+    """q and k, each with its norm, if it has one."""
+    q = q if a.q_norm is None else normalised(q, a.q_norm)
+    return q, k if a.k_norm is None else normalised(k, a.k_norm)
 
 
 def attend(q: F32, a: Attention, step: Step, pages: GroupPages) -> F32:

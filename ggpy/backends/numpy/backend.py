@@ -114,9 +114,12 @@ class Reference:
         return table.rows(ids) * np.float32(scale)
 
     def mix(self, x: F32, layer: Layer, step: Step) -> F32:
-        """x[T, D] with the output of layer.mixer added."""
-        pages = self._pages(layer.mixer.group)
-        return attention.mix(x, layer.mixer, step, pages, partial(self._probe, layer.index))
+        """x[T, D] with the output of layer.mixer added, and layer.ffn's if they are parallel."""
+        pages, probe = self._pages(layer.mixer.group), partial(self._probe, layer.index)
+        y = attention.mix(x, layer.mixer, step, pages, probe)
+        if layer.parallel and layer.ffn is not None:
+            return dense.feed_forward(y, layer.ffn, probe, of=x)
+        return y
 
     def feed_forward(self, x: F32, layer: Layer, step: Step) -> F32:
         """x[T, D] with the output of layer.ffn added."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...formats.base import F32
-from ..interface import Norm, Rope
+from ..interface import AttentionTemperature, Norm, Rope
 
 
 def normalised(x: F32, norm: Norm) -> F32:
@@ -47,6 +47,12 @@ def rotated(x: F32, rope: Rope, cos: F32, sin: F32) -> F32:
     out[..., first] = x[..., first] * cos - x[..., second] * sin
     out[..., second] = x[..., first] * sin + x[..., second] * cos
     return out
+
+
+def sharpness(t: AttentionTemperature, positions: NDArray) -> F32:
+    """[T, 1, 1], the factors of q: 1 + scale * ln(1 + position // length)."""
+    factors = 1 + t.scale * np.log(1 + positions // t.length)
+    return factors.astype(np.float32)[:, None, None]
 
 
 def softmax(scores: F32, sinks: F32 | None) -> F32:

@@ -17,8 +17,9 @@ SEGMENT = 2048  # logits per CTA of sample_select
 SELECT_THREADS, DRAW_THREADS = 256, 512
 MAX_TOP_K = 1024  # half of SEGMENT, a quarter of the keys that sample_draw sorts at once
 
-# SampleRow of cuda/sampling/sample.cu. min_p is ln(min_p); top_k 0 skips the row. `recent` and
-# `bias` are the offsets in the edits of the row's ids and of its pairs (id, bias as float32).
+# SampleRow of cuda/sampling/sample.cu. min_p is ln(min_p); top_k 0 skips the row. `recent`, `bias`
+# and `mask` are the offsets in the edits of the row's ids, of its pairs (id, bias as float32), and
+# of its bitmask of allowed tokens; a mask of -1 allows all.
 ROW = np.dtype(
     [
         *((name, "<u8") for name in ("seed", "n_drawn")),
@@ -26,7 +27,9 @@ ROW = np.dtype(
         *((name, "<f8") for name in ("xtc_probability", "xtc_threshold")),  # 0: XTC is off
         *((name, "<f4") for name in ("min_p", "temperature", "repeat")),
         *((name, "<i4") for name in ("top_k", "recent", "n_recent", "bias", "n_bias")),
-    ]
+        ("mask", "<i4"),
+    ],
+    align=True,
 )
 
 
@@ -68,7 +71,7 @@ class Sample:
         width: the largest top_k of the rows, at most MAX_TOP_K; ValueError otherwise. best:
         workspace of best_bytes bytes. The edits may name an id of the previous step as ~row; the
         kernel reads those ids before it writes ids. results equal ids, but are -1 where the largest
-        logit is NaN or infinite.
+        logit is NaN or infinite, or no token is allowed.
         """
         if not 1 <= width <= min(MAX_TOP_K, n_vocab):
             raise ValueError(f"top_k is {width}: it must be from 1 to {min(MAX_TOP_K, n_vocab)}")

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from random_decoder import DIFFERING, EVERYTHING, USUAL, V, Variation, random_decoder
+from random_decoder import BEHIND, DIFFERING, EVERYTHING, USUAL, V, Variation, random_decoder
 
 from ggpy.arch.layers.attention import OUTPUT_BIAS, QKV_BIAS, SINKS
+from ggpy.backends import choose
 from ggpy.backends.cpu.backend import Cpu
 from ggpy.backends.interface import PAGE_SIZE, Role, Step
 from ggpy.backends.numpy.backend import Reference
@@ -20,7 +21,8 @@ from ggpy.gguf import File
 from ggpy.model import Model
 from ggpy.model import load as load_model
 
-ARCHITECTURES = ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"]
+TINY = Path(__file__).resolve().parents[3] / "models" / "tiny"
+ARCHITECTURES = sorted(path.stem for path in TINY.glob("*.gguf"))
 IDS = [1, *range(20, 110)]
 BIASES = Variation(
     layers=DIFFERING.layers, tensors=tuple({**QKV_BIAS, **OUTPUT_BIAS, **SINKS}.items())
@@ -31,6 +33,11 @@ def opened(path: Path, ops, **options) -> Model:
     return load_model(File(path), ops, n_ctx=256, **options)
 
 
+def test_numba_is_taken_where_it_is_installed() -> None:
+    assert type(choose("cpu", 1)) is Cpu
+    assert type(choose("numpy", 1)) is Reference
+
+
 def text_of(model: Model, n: int = 40) -> list[int]:
     return [p.id for p in model.generate([5, 30, 77], max_tokens=n, temperature=0)]
 
@@ -39,7 +46,7 @@ def text_of(model: Model, n: int = 40) -> list[int]:
 def test_logits_and_greedy_text_are_the_references(
     tiny_path: Callable[[str], Path], architecture: str
 ) -> None:
-    """Prompts of one to many tokens; text of decode steps, in float32 and in 15 bits."""
+    """Prompts of one to many tokens; text of decode steps. Every layer has kernels."""
     path = tiny_path(architecture)
     reference = opened(path, Reference(1))
     expected, text = reference.logits(IDS), text_of(reference)
@@ -50,6 +57,7 @@ def test_logits_and_greedy_text_are_the_references(
             np.testing.assert_allclose(found, expected[:n], atol=tolerance * np.abs(expected).max())
         if activations == "f32":
             assert text_of(model) == text
+        assert model.ops._with_kernels and all(model.ops._with_kernels.values())
 
 
 def test_few_tokens_in_8_bits_are_near(tiny_path: Callable[[str], Path]) -> None:
@@ -100,7 +108,9 @@ def steps() -> list[Step]:
 
 
 @pytest.mark.parametrize(
-    "variation", [USUAL, DIFFERING, EVERYTHING, BIASES], ids=["usual", "differing", "all", "biases"]
+    "variation",
+    [USUAL, DIFFERING, EVERYTHING, BIASES, BEHIND],
+    ids=["usual", "differing", "all", "biases", "behind"],
 )
 @pytest.mark.parametrize("norms", [False, True])
 def test_layers_of_every_kind(variation: Variation, norms: bool) -> None:
@@ -108,7 +118,7 @@ def test_layers_of_every_kind(variation: Variation, norms: bool) -> None:
     types = {"attn_q": "Q4_K", "ffn_gate": "Q6_K", "attn_output": "Q8_0", "ffn_down": "F16"}
     if variation is not USUAL:
         types = {"attn_q": "Q4_K", "ffn_down": "Q5_1"}
-    options = {"norms": norms and variation is not EVERYTHING, "post_norms": norms}
+    options = {"norms": norms and variation not in (EVERYTHING, BEHIND), "post_norms": norms}
     decoders = [
         random_decoder(ops, types, "neox", variation=variation, **options)
         for ops in (Reference(1), Cpu(2, activations="f32"))

@@ -104,7 +104,7 @@ def test_a_deferred_norm_is_taken_once():
     def f16(name: str, rows: int, columns: int, layout: int) -> Array:
         return Array(scratch(name, 1 << 12), np.float16, (rows, columns), columns, layout)
 
-    norms = Norms(RmsNorm(device), f16, scratch)
+    norms = Norms(device, RmsNorm(device), f16, scratch)
     norm = Norm(device.alloc(4 * D), 1e-5)
     x = Array(device.alloc(1 << 14), np.float32, (8, D), D)
     norms.compute(x, norm, 8, CODES, None, True)

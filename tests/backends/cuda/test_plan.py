@@ -11,15 +11,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 from counting_device import LaunchesOnHopper
-from random_decoder import LAYERS, decode_step, random_decoder
+from random_decoder import LAYERS, V, decode_step, random_decoder
 
 from ggpy.backends.cuda.backend import Cuda
 from ggpy.backends.cuda.plan import CANDIDATES
 from ggpy.backends.interface import Layer, Norm
-from ggpy.bench import plan_table
+from ggpy.bench import plan_table, planned
 from ggpy.gguf import GGUFError
+from ggpy.sampling import Sampler, SamplingParams
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 REMAKE = "if that is meant, run `python tests/golden/make_plans.py` and say why in the commit"
@@ -86,6 +88,28 @@ def test_a_decode_step_decides_nothing_twice(n: int, monkeypatch: pytest.MonkeyP
     assert calls[folders[1]] < MOST_CALLS
 
 
+@pytest.mark.parametrize("post_norms", [False, True])
+@pytest.mark.parametrize("n", [1, 4, 16])
+def test_hidden_states_take_the_same_kernels_but_the_heads(n: int, post_norms: bool) -> None:
+    """Nothing is left to the head: the last layer adds to the residual stream itself. Nor is a
+    token chosen, though the last step's were the best ones.
+    """
+    device = LaunchesOnHopper()
+    ops = Cuda(device)
+    decoder = random_decoder(ops, post_norms=post_norms)
+    greedy = [Sampler(SamplingParams(temperature=0), V) for _ in range(n)]
+    ops.sample(decoder.run(decode_step(n)), greedy)
+    device.launched.clear()
+    decoder.run(decode_step(n))
+    with_head = [x for x in device.launched if "argmax" not in x[0]]
+    assert len(with_head) < len(device.launched)
+    device.launched.clear()
+    x = decoder.hidden(decode_step(n))
+    assert x.sum is None and x.dtype is np.float32
+    assert device.launched and device.launched == with_head[: len(device.launched)]
+    assert 1 <= len(with_head) - len(device.launched) <= 2, "a norm and a product"
+
+
 def test_the_table_has_a_row_for_each_product() -> None:
     with plan_table_model("SmolLM2-135M:Q8_0") as rows:
         tensors = [row.tensor for row in rows if row.tokens == "1"]
@@ -101,13 +125,13 @@ def plan_table_model(name: str) -> Iterator[list[plan_table.PlanRow]]:
     from ggpy.evaluate.synthetic import Synthetic
 
     with Synthetic(name) as file:
-        device = plan_table.device_of("sm_89")
+        device = planned.device_of("sm_89")
         yield plan_table.table(file, device, plan_table.steps_of((1, 4), (64,)))
 
 
 def test_an_unknown_architecture() -> None:
     with pytest.raises(ValueError, match="sm_61 is not known: take one of sm_75"):
-        plan_table.device_of("sm_61")
+        planned.device_of("sm_61")
 
 
 @pytest.mark.parametrize(

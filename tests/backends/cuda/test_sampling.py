@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from kernel_buffers import upload
+from sampling_cases import AllowedTokens, FailingMask, random_mask
 
 from ggpy import arch
 from ggpy.backends.cuda import backend as cuda
@@ -212,6 +213,44 @@ def test_nobody_waits_for_the_default_chain(machine, monkeypatch):
         assert check.sample(values[0]) == token
         check.accept(token)
     assert first != second
+
+
+def test_masks_change_every_step(machine):
+    """The same samplers, step after step, some of which numpy draws: plans are kept, masks not."""
+    sampling, n_vocab = Sampling(machine), 3000
+    chains = [{}, {"temperature": 0.0}, {"typical_p": 0.9}, {"temperature": 1.5, "top_k": 300}]
+    params = [SamplingParams(seed=i, **c) for i, c in enumerate([*chains, *chains])]
+    masks = [random_mask(n_vocab, 5) if i != 5 else None for i in range(8)]
+    ours = [Sampler(p, n_vocab, (), m) for p, m in zip(params, masks, strict=True)]
+    theirs = [Sampler(p, n_vocab, (), m) for p, m in zip(params, masks, strict=True)]
+    for step in range(6):
+        for i, mask in enumerate(masks):
+            if mask:
+                mask.allowed = random_mask(n_vocab, [3, 1, 2000][(step + i) % 3], i).allowed
+        values, logits = rows_on(machine, 8, n_vocab, step)
+        drawn = sampling.draw(logits, ours).read().tolist()
+        assert drawn == [s.sample(row) for s, row in zip(theirs, values, strict=True)]
+        assert all(
+            mask is None or id in mask.allowed for id, mask in zip(drawn, masks, strict=True)
+        )
+    assert {i for i, mask in enumerate(masks) if mask} >= sampling._plan.masked.keys()
+
+
+def test_greedy_rows_with_a_mask_leave_the_argmax_kernel():
+    greedy = SamplingParams(temperature=0)
+    plan = SamplingPlan([Sampler(greedy, V), Sampler(greedy, V, (), AllowedTokens(1))])
+    assert not plan.argmax_only and plan.width == 1 and plan.host_rows == []
+    assert SamplingPlan([Sampler(greedy, V)]).argmax_only
+
+
+@pytest.mark.parametrize("params", [DEFAULTS, SamplingParams(seed=1, typical_p=0.9)])
+def test_a_mask_without_a_token_leaves_the_others_alone(machine, params):
+    values, logits = rows_on(machine, 4, 200)
+    masks = [AllowedTokens(3), AllowedTokens(), FailingMask(), None]
+    ours = [Sampler(params, 200, (), mask) for mask in masks]
+    ids = Sampling(machine).draw(logits, ours).read().tolist()
+    assert ids == [3, NO_TOKEN, NO_TOKEN, Sampler(params, 200).sample(values[3])]
+    assert "allows no token" in str(ours[1].error) and str(ours[2].error) == "too complex"
 
 
 IN_NUMPY_ALONE = SamplingParams(seed=1, typical_p=0.9)

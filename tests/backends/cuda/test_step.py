@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ggpy.backends.cuda.step import IN_FLIGHT, PLACES, StepUpload
+from ggpy.backends.cuda.step import IN_FLIGHT, PLACES, SMALLEST, StepUpload
 from ggpy.backends.interface import Step
 from ggpy.device import Buffer
 from ggpy.kernels.attention.rope_kv import Heads
@@ -158,7 +158,7 @@ def test_pinned_memory_is_waited_for(device: Device, steps: StepUpload) -> None:
 def test_larger_steps_move_all_places(device: Device, steps: StepUpload) -> None:
     steps.upload(single())
     before = device.run()
-    steps.upload(single(2, 1 << 14))
+    steps.upload(single(2, SMALLEST // 8))
     assert device.run() != before and device.moved == 2
 
 

@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import nmse
 from counting_device import LaunchesOnHopper
-from random_decoder import LAYERS, decode_step, random_decoder
+from random_decoder import BEHIND, LAYERS, decode_step, random_decoder
 
 from ggpy.backends.cuda.backend import Cuda
 from ggpy.backends.cuda.plan import products
+from ggpy.backends.numpy.backend import Reference
 
 
 @pytest.mark.parametrize(
@@ -46,3 +48,27 @@ def test_the_bits_are_the_same(machine: Any, monkeypatch: pytest.MonkeyPatch, n:
         found.append([ops.read(decoder.run(decode_step(n, i))) for i in range(4)])
     for a, b in zip(*found, strict=True):
         assert np.array_equal(a, b) and np.isfinite(a).all()
+
+
+@pytest.mark.parametrize(("n", "behind"), [(1, 1), (3, 2 * LAYERS), (32, 2 * LAYERS)])
+def test_norms_of_all_heads_have_kernels_of_their_own(n: int, behind: int) -> None:
+    """Two in each layer, beside those behind the halves that no product computes."""
+    device = LaunchesOnHopper()
+    ops = Cuda(device)
+    decoder = random_decoder(ops, variation=BEHIND)
+    ops.run(decode_step(n), decoder.forward)
+    norms = device.times("add_rms_norm") + device.times("add_rms_norm_rows")
+    assert norms == 2 * LAYERS + behind
+    assert device.times("rope_kv") + device.times("rope_kv_whole") == LAYERS
+
+
+@pytest.mark.parametrize("n", [1, 9])
+def test_layers_without_norms_are_those_of_the_reference(machine: Any, n: int) -> None:
+    """Step after step, the later ones as graphs."""
+    gpu, cpu = Cuda(machine), Reference(1)
+    ours, theirs = (random_decoder(ops, variation=BEHIND) for ops in (gpu, cpu))
+    for i in range(4):
+        step = decode_step(n, i)
+        wanted = theirs.run(step)
+        assert wanted.std() > 0.1
+        assert nmse(gpu.read(ours.run(step)), wanted) <= 4e-5

@@ -11,12 +11,13 @@ import numpy as np
 import plain_layers
 import pytest
 from numpy_ops import random, shape_of, step, tensor
-from random_decoder import DIFFERING, EVERYTHING, USUAL, V, random_decoder
+from random_decoder import BEHIND, DIFFERING, EVERYTHING, USUAL, V, random_decoder
 
 from ggpy.backends.interface import (
     INNER,
     PAGE_SIZE,
     Attention,
+    AttentionTemperature,
     Dense,
     Layer,
     Norm,
@@ -71,6 +72,16 @@ MIXERS = {
     "layer norm": {"norm": Norm(random(D), 1e-3, random(D, seed=5), True)},
     "post norm": {"post_norm": Norm(random(D), 1e-3)},
     "residual scale": {"residual_scale": 0.3, "bo": random(D)},
+    "no norm": {"norm": None},
+    "norms of all heads": {
+        **{"q_norm": Norm(random(H * E) + 2, 1e-6), "k_norm": Norm(random(G * E) + 1, 0.1)},
+        "norm_whole": True,
+    },
+    "norms behind rope": {
+        **{"q_norm": Norm(random(E) + 2, 1e-6), "k_norm": Norm(random(E, seed=1), 0.1)},
+        "norm_after_rope": True,
+    },
+    "temperature": {"temperature": AttentionTemperature(0.5, 40)},
     "all of it": {
         **{name: random(n, seed=9) for name, n in BIASES.items()},
         **{"soft_cap": 3.0, "sinks": random(H), "spec": replace(SPEC, window=40)},
@@ -140,8 +151,9 @@ def test_keys_and_values_go_to_their_slot_and_pages():
         {"norm": Norm(random(D), 1e-3, random(D, seed=5), True)},
         {"post_norm": Norm(random(D), 1e-3)},
         {"residual_scale": 0.3},
+        {"norm": None},
     ],
-    ids=["usual", "layer norm", "post norm", "residual scale"],
+    ids=["usual", "layer norm", "post norm", "residual scale", "no norm"],
 )
 def test_dense(name, changes):
     weights = {"w_gate": matrix(F, D, 1), "w_up": matrix(F, D, 2), "w_down": matrix(D, F, 3)}
@@ -149,6 +161,21 @@ def test_dense(name, changes):
     x = random(5, D) * 3
     got = OPS.feed_forward(x, Layer(0, mixer(), ffn), step([0] * 5, [0] * 5, [[0]]))
     np.testing.assert_allclose(got, plain_layers.fed_forward(x.astype(float), ffn), atol=1e-4)
+
+
+def test_parallel_halves_take_the_same_x():
+    weights = {"w_gate": matrix(F, D, 1), "w_up": matrix(F, D, 2), "w_down": matrix(D, F, 3)}
+    ffn = Dense(norm=NORM, activation="silu", **weights)
+    a, ops, x = mixer(), Reference(1), random(5, D)
+    ops.allocate_cache(shape_of(1, a.spec))
+    given = step(list(range(5)), [0] * 5, [[0]])
+    got = ops.mix(x, Layer(0, a, ffn, parallel=True), given)
+    both = plain_layers.mixed(x.astype(float), a) + plain_layers.fed_forward(x.astype(float), ffn)
+    np.testing.assert_allclose(got, both - x, atol=1e-4, rtol=1e-4)
+    told = []
+    layer = Layer(0, a, ffn, parallel=True)
+    ops.run(given, lambda s: ops.mix(x, layer, s), lambda *seen: told.append(seen[1]))
+    assert told == list(INNER)
 
 
 def test_a_probe_is_told_what_layers_compute_inside():
@@ -173,7 +200,9 @@ def test_a_probe_is_told_what_layers_compute_inside():
 
 
 @pytest.mark.parametrize(
-    "variation", [USUAL, DIFFERING, EVERYTHING], ids=["usual", "differing", "everything"]
+    "variation",
+    [USUAL, BEHIND, DIFFERING, EVERYTHING],
+    ids=["usual", "behind", "differing", "everything"],
 )
 @pytest.mark.parametrize("n_batch", [16, 512])
 def test_a_decoder_whose_layers_differ(variation, n_batch):
@@ -182,7 +211,7 @@ def test_a_decoder_whose_layers_differ(variation, n_batch):
     decoder = random_decoder(ops, {"attn_q": "F32", "ffn_down": "Q4_0"}, variation=variation)
     groups = decoder.cache_shape(1, n, n_batch).groups
     assert [group.layers for group in groups] == (
-        [(0, 1, 2)] if variation is USUAL else [(0, 3), (1,), (2,)]
+        [(0, 1, 2)] if variation in (USUAL, BEHIND) else [(0, 3), (1,), (2,)]
     )
     ids = np.random.default_rng(5).integers(0, V, n).tolist()
     got = Engine(decoder, ops, NoText(), n, n_batch).logits(ids)

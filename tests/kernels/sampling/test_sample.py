@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from kernel_buffers import Output, upload
+from sampling_cases import AllowedTokens, FailingMask, random_mask
 
 from ggpy.backends.cuda.sampling import SamplingPlan
 from ggpy.kernels.sampling.sample import MAX_TOP_K, ROW, SEGMENT, Sample, best_bytes
@@ -32,10 +33,13 @@ def draw(device, logits: np.ndarray, samplers: Sequence[Sampler], before: Sequen
     return ids.read(np.int32, (n,)), results.read(np.int32, (n,))
 
 
-def check(device, logits: np.ndarray, params: Sequence[SamplingParams], history=()) -> None:
+def check(
+    device, logits: np.ndarray, params: Sequence[SamplingParams], history=(), masks=None
+) -> None:
     """One row per SamplingParams: the kernel's ids equal numpy's, draw after draw."""
     n_vocab = logits.shape[1]
-    samplers = [Sampler(p, n_vocab, history) for p in params]
+    masks = masks or [None] * len(params)
+    samplers = [Sampler(p, n_vocab, history, m) for p, m in zip(params, masks, strict=True)]
     for first in range(0, 30, 10):
         for s in samplers:
             s.n_drawn = first
@@ -155,6 +159,66 @@ def test_tokens_that_nobody_has_read_count(machine):
     assert ids.tolist() == [2, 0, 0]
 
 
+@pytest.mark.parametrize("n_vocab", [31, 32, 453, SEGMENT + 33, 3 * SEGMENT - 7, 32003])
+def test_masks(machine, n_vocab):
+    """Of many and of few tokens, fewer than top_k and fewer than a segment, beside rows without."""
+    settings = SETTINGS if n_vocab < 10000 else SETTINGS[:4]
+    params = [SamplingParams(seed=i, **options) for i, options in enumerate(settings)]
+    counts = [n_vocab, n_vocab - 1, n_vocab // 2, 20, 3, 2, 1]
+    logits = random_rows(len(params), n_vocab, n_vocab)
+    for first in range(3):
+        ours = [counts[(i + first) % len(counts)] for i in range(len(params))]
+        masks = [random_mask(n_vocab, n, i) if i % 4 else None for i, n in enumerate(ours)]
+        check(machine, logits, params, masks=masks)
+
+
+def test_one_token_is_allowed_wherever_it_is(machine):
+    """The last of a word, of a segment, of the vocabulary; the worst of all; a greedy row too."""
+    n_vocab = 2 * SEGMENT + 33
+    tokens = [0, 31, 32, SEGMENT - 1, SEGMENT, n_vocab - 2, n_vocab - 1]
+    logits = random_rows(len(tokens), n_vocab)
+    logits[range(len(tokens)), tokens] = -50
+    for temperature in (0.0, 1.0):
+        params = [SamplingParams(seed=3, temperature=temperature)] * len(tokens)
+        samplers = [
+            Sampler(p, n_vocab, (), AllowedTokens(t)) for p, t in zip(params, tokens, strict=True)
+        ]
+        ids, results = draw(machine, logits, samplers)
+        assert ids.tolist() == results.tolist() == tokens
+
+
+def test_masks_with_penalties_and_biases(machine):
+    params = [SamplingParams(seed=3, **{"temperature": 1.1, **p}) for p in PENALTIES]
+    history = [*np.random.default_rng(1).integers(0, 2200, 150).tolist(), 5, 5, 2100, 9, 5]
+    masks = [random_mask(2300, 2 + 40 * i, i) for i in range(len(params))]
+    for mask in masks[1::2]:
+        mask.allowed |= {5, 9, 17, 2100}
+    check(machine, random_rows(len(params), 2300) * 0.5, params, history, masks)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_allowed_may_be_broken(machine, bad):
+    logits = random_rows(2, 300)
+    logits[:, 7] = bad
+    params = [SamplingParams(seed=1), SamplingParams(temperature=0)]
+    check(machine, logits, params, masks=[AllowedTokens(1, 2, 299), AllowedTokens(3, 100)])
+    samplers = [Sampler(p, 300, (), AllowedTokens(1, 7)) for p in params]
+    assert draw(machine, logits, samplers)[1].tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_mask_without_a_token_draws_none(machine, temperature):
+    """The next step can use the id all the same, and the sampler says why there is none."""
+    masks = [None, AllowedTokens(), FailingMask()]
+    params = SamplingParams(seed=1, temperature=temperature)
+    samplers = [Sampler(params, 300, (), mask) for mask in masks]
+    logits = random_rows(3, 300)
+    ids, results = draw(machine, logits, samplers)
+    assert results.tolist() == [samplers[0].sample(logits[0]), -1, -1]
+    assert ids.min() >= 0 and ids.max() < 300
+    assert "allows no token" in str(samplers[1].error) and str(samplers[2].error) == "too complex"
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_broken_rows_are_told(machine, bad):
     logits = random_rows(4, 300)
@@ -191,3 +255,5 @@ def test_under_sanitizers(emulated):
     check(emulated, hard_rows(3000), [SamplingParams(seed=i, top_k=50) for i in range(8)])
     params = [SamplingParams(seed=3, top_k=800, **p) for p in PENALTIES[:3]]
     check(emulated, random_rows(3, 2300), params, [1, 2, 3, 2, 2299])
+    masks = [random_mask(2300, n, n) for n in (1, 30, 2000)]
+    check(emulated, random_rows(3, 2300), params, [1, 2, 3, 2, 2299], masks)

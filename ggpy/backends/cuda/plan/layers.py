@@ -105,7 +105,11 @@ class Planner(ProductPlanner):
         return NormIn.KERNEL, ResidualState(factors=self.defers(n))
 
     def rope(self, a: Attention, s: StepClass, kernel: Any) -> RopeIn:
-        """Where q and k are rotated; kernel: the RopeKv of the layer's heads."""
+        """Where q and k are rotated; kernel: the RopeKv of the layer's heads. Norms of all heads
+        together are computed before that, by kernels of their own.
+        """
+        if a.norm_whole:
+            return RopeIn.KERNEL
         norms = (a.q_norm, a.k_norm)
         n_pairs = len(a.rope.inv_freq) if a.rope else a.spec.key_size // 2
         neox = a.rope is not None and a.rope.style == "neox"
@@ -137,6 +141,8 @@ class Planner(ProductPlanner):
     def _attention(self, layer: Layer, s: StepClass, x: ResidualState, heads: Any) -> AttentionPlan:
         a = layer.mixer
         refuse(a)
+        if layer.parallel:
+            raise lacking("attention and feed-forward in parallel")
         weights, n = a.projections, s.n_tokens
         rope = self.rope(a, s, heads.rope)
         norm, x = self.input_norm(weights, s, x, n, True)
@@ -192,11 +198,11 @@ class Planner(ProductPlanner):
             where = NormIn.PROLOGUE if left else NormIn.KERNEL
             return OutputPlan(self.product([w], s), where), x
         product, layout = self.product([w], s, "ADD"), PLAIN
-        if successor is not None and x.factors:
+        if successor is not None and successor.norm is not None and x.factors:
             layout = self._deferred_layout(w, successor.projections, s)
         if successor is None or layout == PLAIN:
             return OutputPlan(product), x
-        assert w.tiles is not None
+        assert w.tiles is not None and successor.norm is not None
         columns = self.kernels.square_columns(self.is_skinny(w.tiles, s.n_tokens))
         out = OutputPlan(product, NormIn.NONE, layout, successor.norm, columns)
         return out, x._replace(deferred=True)
@@ -227,12 +233,21 @@ class Planner(ProductPlanner):
 def refuse(part: Attention | Dense | Head) -> None:
     """Raises GGUFError for what no kernel computes."""
     norms = [part.norm, getattr(part, "post_norm", None)]
+    whole, temperature = getattr(part, "norm_whole", False), getattr(part, "temperature", None)
+    length = temperature.length if temperature else 0
     found = {
         "layer norms and norms with a bias": any(n and not n.is_rms for n in norms),
         "a bias of the attention's output": getattr(part, "bo", None) is not None,
         "a scale of what is added to the residual stream": getattr(part, "residual_scale", 1) != 1,
-        "a scale of logits": getattr(part, "scale", 1) != 1 and isinstance(part, Head),
+        "norms of heads behind RoPE": getattr(part, "norm_after_rope", False),
+        "norms of all heads with a bias": whole and getattr(part, "bq", None) is not None,
+        f"queries that grow with their position (none do up to -c {length})": length > 0,
     }
     for what, there in found.items():
         if there:
-            raise GGUFError(f"the CUDA backend has no kernel for {what}: use --device cpu")
+            raise lacking(what)
+
+
+def lacking(what: str) -> GGUFError:
+    """The error for what no kernel computes."""
+    return GGUFError(f"the CUDA backend has no kernel for {what}: use --device cpu")

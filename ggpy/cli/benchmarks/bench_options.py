@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterator
 from itertools import product
 
-from ..bench.workload import Test
-from ..cache_types import AUTO, CACHE_TYPES
-from . import llama_cpp, simulated
-from .options import GEMM
-from .parser import MODEL, Parser, positive
+from ...bench.workload import Test
+from ...cache_types import AUTO, CACHE_TYPES
+from .. import llama_cpp, simulated
+from ..options import GEMM
+from ..parser import MODEL, Parser, positive
 
 FORMATS = ("md", "csv", "json", "jsonl", "sql")
 DEFAULT_PROMPT, DEFAULT_GEN = 512, 128

@@ -1,0 +1,51 @@
+"""glm4: the dense GLM-4 and Z1: sandwich norms, biases on q, k and v, gate and up in one tensor.
+
+Rope is on half of each head; its pairs are neighbours in checkpoints too.
+"""
+
+from __future__ import annotations
+
+from . import hugging_face as hf
+from .architecture import LAYER, OUTPUT, POST_NORM, Architecture
+from .layers.attention import QKV_BIAS
+from .llama import read
+
+HALF = "partial_rotary_factor"
+PARTS = ("ffn_gate.weight", "ffn_up.weight")
+SANDWICH = {
+    "post_attention_norm.weight": "post_self_attn_layernorm.weight",
+    "ffn_norm.weight": "post_attention_layernorm.weight",
+    "post_ffw_norm.weight": "post_mlp_layernorm.weight",
+    "ffn_up.weight": "mlp.gate_up_proj.weight",
+}
+
+
+def settings(s: hf.CheckpointSettings) -> hf.Metadata:
+    """The share of a head that is rotated stands among rope's settings or beside them."""
+    s.only("hidden_act", "silu", "swish")
+    share = hf.rope_part(s, 10000.0).real(HALF, s.real(HALF, 0.5, high=1.0), high=1.0)
+    found = {**hf.sizes(s), **hf.rope(s, known=(HALF,)), **hf.head_sizes(s)}
+    return {**found, "rope.dimension_count": ("u32", int(share * hf.head_size(s)))}
+
+
+ARCHITECTURE = Architecture(
+    "glm4",
+    read,
+    layer={**LAYER, **POST_NORM},
+    optional=OUTPUT,
+    optional_layer=QKV_BIAS,
+    fused={"ffn_up.weight": PARTS},
+    hugging_face=hf.HuggingFace(
+        classes={
+            "Glm4ForCausalLM": {
+                **{"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1.5625e-7},
+                **{"max_position_embeddings": 131072, "vocab_size": 151552},
+            }
+        },
+        settings=settings,
+        layer={
+            **{k: v for k, v in {**hf.LAYER, **hf.QKV_BIAS}.items() if k not in PARTS},
+            **SANDWICH,
+        },
+    ),
+)

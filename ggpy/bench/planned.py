@@ -1,0 +1,148 @@
+"""A CUDA backend that computes nothing: it plans, and records which kernels it would launch.
+
+Its weights have shapes and no memory. `ggpy bench --plan` shows its plans; `compile_steps` compiles
+the kernels of a model's steps before they are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from .. import arch
+from ..backends.cuda.backend import Cuda
+from ..backends.cuda.weights import Uploader
+from ..backends.interface import Step, pages_for
+from ..cache_types import CacheTypes
+from ..device.base import Buffer
+from ..device.compile import is_compiled
+from ..gguf import Tensor
+from ..kernels.layout.tile import TiledMatrix, layout_of
+from ..sampling import Sampler, SamplingParams
+from ..util.simulated import SHARED_BYTES
+from .compile_ahead import Wishes, compile_ahead
+
+LARGE_SHARED = (
+    227 << 10
+)  # bytes of shared memory of a CTA on Hopper and the data centres' Blackwell
+GPUS = {  # architecture -> SMs of a common GPU of it, where no other is at hand
+    "sm_75": 40,
+    "sm_80": 108,
+    "sm_86": 82,
+    "sm_89": 128,
+    "sm_90": 132,
+    "sm_90a": 132,
+    "sm_100": 148,
+    "sm_120": 170,
+}
+SMALL_SHARED = {"sm_120": 99 << 10}
+N_CTX = 4096
+# Sequences that decode together, and tokens of prompts, between which the kernels change.
+SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048)
+
+
+def device_of(architecture: str, sm_count: int | None = None) -> Any:
+    """A device of an architecture that computes nothing; ValueError for one that is not known."""
+    if architecture not in GPUS:
+        raise ValueError(f"{architecture} is not known: take one of {', '.join(GPUS)}")
+    shared = SMALL_SHARED.get(architecture) or SHARED_BYTES.get(architecture, LARGE_SHARED)
+    facts = SimpleNamespace(
+        arch=architecture, sm_count=sm_count or GPUS[architecture], shared_bytes=shared
+    )
+    return PlannedDevice(facts)
+
+
+class PlannedDevice(Wishes):
+    """Wishes that also stand in for streams and pinned memory."""
+
+    used_bytes = 0
+
+    def pinned(self, nbytes: int) -> Any:
+        """Memory of the host."""
+        return np.zeros(nbytes, np.uint8)
+
+    def mapped(self, nbytes: int) -> Any:
+        """The same, with an address."""
+        return self.pinned(nbytes), self.alloc(nbytes).at(0)
+
+    def new_stream(self) -> Any:
+        """A stream on which nothing happens."""
+        return self.event()
+
+    @property
+    def stream(self) -> Any:
+        """The device's own."""
+        return self.event()
+
+
+class NoUpload(Uploader):
+    """Gives weights an address and no memory."""
+
+    def __init__(self, device: Any) -> None:
+        self.device = device
+
+    def upload(self, tensor: Tensor, tiled: bool) -> tuple[TiledMatrix | None, Buffer | None]:
+        """As Uploader.upload, without the copy."""
+        memory, (n_rows, k) = self.device.alloc(1 << 40), tensor.shape[-2:]
+        layout = layout_of(tensor.format, k) if tiled else None
+        return (TiledMatrix(layout, n_rows, k, memory), None) if layout else (None, memory)
+
+
+class PlannedCuda(Cuda):
+    """A backend whose weights have shapes and no memory."""
+
+    def __init__(self, device: Any, **policy: Any) -> None:
+        super().__init__(device, **policy)
+        self._uploader = NoUpload(device)
+
+    def _vector(self, tensor: Tensor) -> Buffer:
+        return self.device.alloc(4 * tensor.shape[0], tensor.name)
+
+
+def compile_steps(
+    file: Any,
+    device: Any,
+    n_seq: int,
+    cache_types: CacheTypes,
+    say: Callable[[str], None],
+    **policy: Any,
+) -> None:
+    """Compile what a model's steps need on a GPU, in several processes, where the cache has none.
+
+    n_seq: sequences that decode together at most. policy: see Cuda.
+    """
+    planned = PlannedDevice(device)
+    ops = PlannedCuda(planned, **policy)
+    decoder = arch.load(file, ops, N_CTX, n_seq=n_seq, cache_types=cache_types)
+    ops.allocate_cache(decoder.cache_shape(n_seq, N_CTX, decoder.n_batch))
+    for n in SIZES:
+        if n <= n_seq:
+            _run(ops, decoder, [1] * n)
+        if n <= decoder.n_batch:
+            _run(ops, decoder, [n])
+            _run(ops, decoder, [*[1] * min(n_seq - 1, 4), max(1, n - 4)])
+    missing = [w for w in planned.wishes if not is_compiled(arch=device.target, **w)]
+    if missing:
+        compile_ahead(missing, device.target, None, say)
+
+
+def _run(ops: Cuda, decoder: Any, lengths: Sequence[int]) -> None:
+    """A step of sequences with so many new tokens each, sampled greedily and not."""
+    width = pages_for(max(lengths))
+    n = len(lengths)
+    tables = np.zeros((n, width), np.int32)
+    last = np.cumsum(lengths, dtype=np.int32) - 1
+    step = Step(
+        ids=np.zeros(sum(lengths), np.int32),
+        positions=np.concatenate([np.arange(k, dtype=np.int32) for k in lengths]),
+        sequences=np.repeat(np.arange(n, dtype=np.int32), lengths),
+        page_tables=(tables,) * len(decoder.cache_shape(1, N_CTX, 1).groups),
+        rows=last,
+    )
+    logits = decoder.run(step)
+    n_vocab = decoder.sizes.n_vocab
+    for params in (SamplingParams(temperature=0), SamplingParams()):
+        ops.sample(logits, [Sampler(params, n_vocab) for _ in range(min(n, 8))])

@@ -1,0 +1,269 @@
+"""Grammars that force an answer to be calls of certain tools, in llguidance's dialect of Lark.
+
+A grammar writes calls as the format's template does, with the tool's JSON schema for the arguments;
+reasoning may come first. It must not know a tokenizer: which markers are control tokens is given.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ..grammar.lark import JSON_OPTIONS
+from .chat_format import ChatFormat
+from .harmony import CHANNEL, CONSTRAIN, END, MESSAGE, START
+from .json_calls import JsonObjects, NameThenJson
+from .python_calls import GemmaCalls
+from .reader import markers_pattern
+from .values import is_string, types_of
+from .xml_calls import KeyedTags, Tags
+
+_LINE = r"/\n?/"  # a line break that may be missing
+_INDENT = r"/\n? {0,4}/"
+_ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+_LONGEST_COUNT = 16_000  # characters that llguidance's lexer counts at a bearable cost
+
+
+def call_grammar(
+    chat_format: ChatFormat,
+    tools: Mapping[str, Any],
+    parallel: bool = False,
+    *,
+    special: Mapping[str, int] | None = None,
+    reasoning_open: bool = False,
+    reasoning_limit: int | None = None,
+) -> str:
+    """A Lark grammar of one call or, if `parallel`, of one or more calls.
+
+    tools: name -> JSON schema of the arguments, of those that may be called. special: markers that
+    are control tokens, with their ids (`ChatFormat.control_markers`). reasoning_open: the prompt
+    ended inside reasoning. reasoning_limit: characters of reasoning at most; None is no limit, and
+    0 is no reasoning. ValueError: the format has no calls, or there is no tool.
+    """
+    if not tools:
+        raise ValueError("no tool may be called: give at least one")
+    if chat_format.syntax is None:
+        raise ValueError(f"the format {chat_format.name!r} has no tool calls")
+    grammar = _Grammar(chat_format, special or {})
+    return grammar.written(tools, parallel, reasoning_open, reasoning_limit)
+
+
+class _Grammar:
+    """Rules as they are collected for one format."""
+
+    def __init__(self, chat_format: ChatFormat, special: Mapping[str, int]) -> None:
+        self.format, self.special = chat_format, special
+        self.rules: list[str] = []
+
+    def written(
+        self, tools: Mapping[str, Any], parallel: bool, reasoning_open: bool, limit: int | None
+    ) -> str:
+        """The whole grammar."""
+        bodies = [self.body(name, schema) for name, schema in tools.items()]
+        self.rules.append("call: " + "\n    | ".join(bodies))
+        start = f"start: {self.reasoning(reasoning_open, limit)} {self.calls(parallel)}"
+        return "\n".join([start, *self.rules]) + "\n"
+
+    def rule(self, text: str, attributes: str = "") -> str:
+        """A new rule with this text; its name."""
+        name = f"r{len(self.rules)}"
+        self.rules.append(f"{name}{attributes}: {text}")
+        return name
+
+    def literal(self, text: str) -> str:
+        """Text as it is, control tokens in it by their ids.
+
+        Line breaks are terms of their own, because the lexer takes the longest term: one that is
+        the beginning of another would never match.
+        """
+        parts, pos = [], 0
+        for match in markers_pattern(tuple(self.special)).finditer(text) if self.special else ():
+            if match[1]:
+                parts += [text[pos : match.start()], match[1]]
+                pos = match.end()
+        parts.append(text[pos:])
+        lines = [line for part in parts for line in re.split("(\n)", part)]
+        return " ".join(self._term(line) for line in lines if line)
+
+    def _term(self, part: str) -> str:
+        known = part in self.special
+        return f"<[{self.special[part]}]>" if known else json.dumps(part, ensure_ascii=False)
+
+    def text_until(self, closer: str, limit: int | None = None) -> str:
+        """Any text of at most `limit` characters, then `closer`, the first one."""
+        text = f"/(?s:.{{0,{limit}}})/" if limit is not None else "/(?s:.*)/"
+        marks = [closer.index(marker) for marker in self.special if marker in closer]
+        plain = min(marks, default=len(closer))
+        if not plain:
+            return f"{text} {self.literal(closer)}"
+        suffix = json.dumps(closer[:plain], ensure_ascii=False)
+        return self._in_order(self.rule(text, f"[suffix={suffix}]"), self.literal(closer[plain:]))
+
+    def json(self, schema: Any) -> str:
+        """A JSON value of a schema, with bounded blanks; ValueError for one that is too deep."""
+        read = {**schema, "x-guidance": JSON_OPTIONS} if isinstance(schema, Mapping) else schema
+        try:
+            return "%json " + json.dumps(read)
+        except RecursionError:
+            raise ValueError("a tool's schema nests its lists and objects too deeply") from None
+
+    # What stands around calls
+
+    def reasoning(self, is_open: bool, limit: int | None) -> str:
+        """Reasoning before the calls, which may be missing unless the prompt opened it."""
+        if limit == 0 and not is_open:
+            return ""
+        limit = limit if limit is not None and limit <= _LONGEST_COUNT else None
+        chat_format = self.format
+        if chat_format.channels is not None:
+            opener, closer = f"{CHANNEL}analysis{MESSAGE}", END
+            after = self.literal(f"{START}assistant")
+        else:
+            opener, closer = chat_format.reasoning_open, chat_format.reasoning_close
+            after = r"/\s*/"
+        if not closer or not (opener or is_open):
+            return ""
+        thought = f"{self.text_until(closer, limit)} {after}"
+        return thought if is_open else f"({self.literal(opener)} {thought})?"
+
+    def calls(self, parallel: bool) -> str:
+        """The calls with their markers."""
+        chat_format = self.format
+        if chat_format.channels is not None:
+            return "call"  # a message is one call
+        opener, closer = chat_format.call_gap
+        call = self._in_order(
+            self.literal("" if chat_format.bare_calls else chat_format.call_open + opener),
+            "call",
+            self.literal(closer + chat_format.call_close),
+        )
+        call = self._section(call) if chat_format.section_each else call
+        if parallel:
+            between = self._between()
+            call = f"{call} ({self._in_order(between, call)})*"
+        if chat_format.listed:
+            call = f'"[" {_INDENT} {call} {_LINE} "]"'
+        return call if chat_format.section_each else self._section(call)
+
+    def _between(self) -> str:
+        """What stands between calls; templates of one format differ in line breaks."""
+        between = self.format.between
+        if between == "\n":
+            return _LINE
+        return f'"," {_INDENT}' if self.format.listed else self.literal(between)
+
+    def _section(self, calls: str) -> str:
+        chat_format = self.format
+        if chat_format.bare_calls:
+            return calls
+        gap = chat_format.section_gap
+        opener = self.literal(chat_format.section_open + gap)
+        return self._in_order(opener, calls, self.literal(gap + chat_format.section_close))
+
+    def _in_order(self, *parts: str) -> str:
+        return " ".join(part for part in parts if part)
+
+    # One call
+
+    def body(self, name: str, schema: Any) -> str:
+        """A call of one tool, without the markers around it."""
+        syntax = self.format.syntax
+        schema = schema if isinstance(schema, Mapping) and schema else _ANY_OBJECT
+        if self.format.channels is not None:
+            channel = f"{CHANNEL}commentary to=functions.{name} {CONSTRAIN}json{MESSAGE}"
+            role = f" to=functions.{name}{CHANNEL}commentary json{MESSAGE}"
+            return f"({self.literal(channel)} | {self.literal(role)}) {self.json(schema)}"
+        if isinstance(syntax, JsonObjects):
+            return self._object(syntax, name, schema)
+        if isinstance(syntax, NameThenJson):
+            header = syntax.written.format(name=name) + syntax.opener
+            return f"{self.literal(header)} {self.json(schema)}"
+        if isinstance(syntax, Tags):
+            return self._tags(syntax, name, schema)
+        gemma = isinstance(syntax, GemmaCalls)
+        opener, closer = (f"call:{name}{{", "}") if gemma else (f"{name}(", ")")
+        inside = self._listed_arguments(schema, gemma)
+        return self._in_order(self.literal(opener), inside, self.literal(closer))
+
+    def _object(self, syntax: JsonObjects, name: str, schema: Any) -> str:
+        written = json.dumps(name)
+        if syntax.key_is_name:
+            head, tail = f"{{{written}: ", "}"
+        else:
+            head = f'{{{syntax.before}"{syntax.names[0]}": {written}, "{syntax.arguments[0]}": '
+            tail = "}"
+        if self.format.needs_instructions:
+            head, tail = '{"tool_call": ' + head, tail + "}"
+        return self._in_order(
+            self.literal(head), self.json(schema), syntax.after, self.literal(tail)
+        )
+
+    def _tags(self, syntax: Tags, name: str, schema: Any) -> str:
+        line = _LINE if not syntax.lines else self.literal("\n")
+        parts = [self.literal(name + syntax.name_close), line]
+        required = _required(schema)
+        for key, value_schema in _properties(schema).items():
+            string = is_string(types_of(schema, key))
+            written = syntax.written_key.format(key=key, string="true" if string else "false")
+            head = [self.literal(syntax.key_open + written + syntax.key_close)]
+            if isinstance(syntax, KeyedTags):
+                head += [_LINE, self.literal(syntax.value_open)]
+            ending = ("\n" if syntax.lines else "") + syntax.value_close
+            head += [self.literal("\n")] if syntax.lines else []
+            value = self._text_value(value_schema, ending) if string else None
+            if value is None:
+                value = f"{self.json(_within(schema, value_schema))} {self.literal(ending)}"
+            argument = self._in_order(*head, value, line)
+            parts.append(argument if key in required else f"({argument})?")
+        return self._in_order(*parts, self.literal(syntax.closers[0]))
+
+    def _text_value(self, schema: Any, ending: str) -> str:
+        """A string as plain text, up to `ending`."""
+        options = schema.get("enum") if isinstance(schema, Mapping) else None
+        if isinstance(options, list) and options:
+            texts = " | ".join(self.literal(str(option)) for option in options)
+            return f"({texts}) {self.literal(ending)}"
+        return self.text_until(ending)
+
+    def _listed_arguments(self, schema: Any, gemma: bool) -> str:
+        """key=value with commas between them: those that are required first."""
+        properties, required = _properties(schema), _required(schema)
+        written = {
+            key: self._argument(key, schema, value, gemma) for key, value in properties.items()
+        }
+        comma = '"," ' if gemma else '", " '
+        first = [written[key] for key in written if key in required]
+        others = [written[key] for key in written if key not in required]
+        if first:
+            return f" {comma}".join(first) + "".join(f" ({comma}{other})?" for other in others)
+        starts = [
+            other + "".join(f" ({comma}{later})?" for later in others[i + 1 :])
+            for i, other in enumerate(others)
+        ]
+        return f"({' | '.join(starts)})?" if starts else ""
+
+    def _argument(self, key: str, schema: Any, value: Any, gemma: bool) -> str:
+        if not gemma:
+            return f"{self.literal(key + '=')} {self.json(_within(schema, value))}"
+        quote = self.format.syntax.quote  # type: ignore[union-attr]
+        if is_string(types_of(schema, key)):
+            return f"{self.literal(key + ':' + quote)} {self._text_value(value, quote)}"
+        return f"{self.literal(key + ':')} {self.json(_within(schema, value))}"
+
+
+def _properties(schema: Any) -> Mapping[str, Any]:
+    found = schema.get("properties")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _required(schema: Any) -> frozenset[str]:
+    found = schema.get("required")
+    return frozenset(key for key in found if isinstance(key, str)) if found else frozenset()
+
+
+def _within(root: Any, schema: Any) -> Any:
+    """A property's schema with the definitions that it may refer to."""
+    definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    return {**definitions, **schema} if isinstance(schema, Mapping) else schema

@@ -1,0 +1,114 @@
+"""Calls written with tags: a name, and for each argument a key and a value as plain text.
+
+The tool's schema says which values are strings: these are passed on as they come, as JSON; others
+when they are complete. Nothing here knows what stands around a call.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from .reader import MAX_HEADER, AnswerReader, MalformedCall, Steps, markers_pattern
+from .values import escaped_json, is_string, typed, types_of
+
+
+@dataclass(frozen=True)
+class Tags:
+    """Behind a call's opener: NAME name_close, then key_open KEY key_close VALUE value_close ...
+
+    name_close and key_close may begin with a quote. closers: what ends the call; the first is how
+    it is written. key: pattern of what stands between key_open and key_close, with a group `key`,
+    and `string`, "true" where the text says itself that the value is a string. lines: a value
+    stands on lines of its own.
+    """
+
+    name_close: str
+    key_open: str
+    key_close: str
+    value_close: str
+    closers: tuple[str, ...]
+    key: str = r"\s*(?P<key>.*?)\s*"
+    written_key: str = "{key}"  # how a grammar writes it
+    lines: bool = False
+    bare_name: bool = False  # nothing closes the name but the first key or the end
+
+    def read(self, reader: AnswerReader) -> Steps[None]:
+        """One call, from its name to what closes it, with its deltas."""
+        ends = (self.key_open, *self.closers) if self.bare_name else (self.name_close,)
+        name, end = yield from reader.until(ends, MAX_HEADER)
+        name = reader.known(name.strip())
+        reader.begin_call(name)
+        schema = reader.tools[name] if reader.tools else None
+        if not self.bare_name:
+            end = yield from self._next(reader)
+        separator = "{"
+        while end == self.key_open:
+            separator = yield from self._argument(reader, schema, separator)
+            end = yield from self._next(reader)
+        reader.argue("{}" if separator == "{" else "}")
+        reader.end_call()
+
+    def _next(self, reader: AnswerReader) -> Steps[str]:
+        """The marker that follows white space: of a key, of the end, or "" for other text."""
+        yield from reader.space()
+        for marker in (self.key_open, *self.closers):
+            if (yield from reader.accept(marker)):
+                return marker
+        if not (yield from reader.peek()) or reader.starved:
+            raise MalformedCall("no further argument")
+        return ""
+
+    def _argument(self, reader: AnswerReader, schema: object, separator: str) -> Steps[str]:
+        header, _ = yield from reader.until((self.key_close,), MAX_HEADER)
+        match = re.fullmatch(self.key, header, re.S)
+        if not match:
+            raise MalformedCall(f"no key in {header!r:.60}")
+        key, groups = match["key"], match.groupdict()
+        types = types_of(schema, key)
+        if groups.get("string") == "true":
+            types = frozenset({"string"})
+        yield from self._after_key(reader)
+        opening = f'{separator}"{escaped_json(key)}": '
+        if is_string(types):
+            reader.argue(opening + '"')
+            yield from self._streamed(reader)
+            reader.argue('"')
+        else:
+            text, _ = yield from reader.until((self.value_close,))
+            reader.argue(opening + typed(self._trimmed(text), types))
+        return ", "
+
+    def _after_key(self, reader: AnswerReader) -> Steps[None]:
+        """What stands between the key and its value."""
+        if self.lines:
+            yield from reader.accept("\n")
+
+    def _trimmed(self, text: str) -> str:
+        return text.removesuffix("\n") if self.lines else text
+
+    def _streamed(self, reader: AnswerReader) -> Steps[None]:
+        """A string as it comes; a line break before its end belongs to the markup."""
+        breaks = ("\n" + self.value_close,) if self.lines else ()
+        pattern = markers_pattern((self.value_close, *breaks))
+        while True:
+            match = pattern.search(reader.text, reader.pos)
+            end = match.start() if match else len(reader.text)
+            reader.argue(escaped_json(reader.text[reader.pos : end]))
+            reader.pos = end
+            if match and match[1]:
+                reader.pos = match.end()
+                return
+            if not (yield from reader.more()):
+                raise MalformedCall("a value without end")
+
+
+@dataclass(frozen=True)
+class KeyedTags(Tags):
+    """Tags in which a value has an opening marker of its own, as in GLM's <arg_value>."""
+
+    value_open: str = ""
+
+    def _after_key(self, reader: AnswerReader) -> Steps[None]:
+        yield from reader.space()
+        yield from reader.expect(self.value_open)

@@ -1,0 +1,1 @@
+"""The command lines of `ggpy bench`, `ggpy compare` and `ggpy bench_serve`."""

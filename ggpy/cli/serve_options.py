@@ -1,0 +1,279 @@
+"""The command line of `ggpy serve`, in llama-server's words; each option may also be given as a
+variable LLAMA_ARG_*.
+
+Nothing that takes time to import is imported here, so that --help answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from . import llama_cpp
+from .options import (
+    add_batch_size,
+    add_cache_types,
+    add_chat_template,
+    add_machine,
+    add_sampling,
+    check_model,
+)
+from .parser import MODEL, Parser, Version, natural, positive
+
+PROGRAM = "ggpy serve"
+EPILOG = """\
+The server binds to 127.0.0.1 unless --host says otherwise. Its page is at http://HOST:PORT/. An
+option that is not given is read from the environment: LLAMA_ARG_ and its long name in capitals, as
+LLAMA_ARG_CTX_SIZE; the command line wins. Options of llama-server that have no effect here are
+accepted.
+
+SIGTERM or Ctrl-C lets running requests end (--drain); a second one ends them, a third the process.
+
+Exit status: 0 after SIGTERM or Ctrl-C; 1 if the engine fails; 2 for bad usage, a bad file, a port
+that is taken, or a device or memory that is not there; 130 after a third signal."""
+# llama.cpp's variables whose names are not those of the options.
+VARIABLES = {
+    "LLAMA_ARG_N_PARALLEL": "--parallel",
+    "LLAMA_ARG_BATCH": "--batch-size",
+    "LLAMA_ARG_N_PREDICT": "--predict",
+    "LLAMA_ARG_ENDPOINT_METRICS": "--metrics",
+    "LLAMA_ARG_NO_UI": "--no-ui",
+    "LLAMA_ARG_NO_WEBUI": "--no-ui",
+    "LLAMA_ARG_HF_REPO": "--hf-repo",
+    "LLAMA_ARG_THINK": "--reasoning-format",
+    "LLAMA_ARG_THINK_BUDGET": "--reasoning-budget",
+    "LLAMA_API_KEY": "--api-key",
+}
+
+
+ON = ("1", "true", "on", "yes", "enabled")
+OFF = ("0", "false", "off", "no", "disabled")
+
+
+def parser() -> Parser:
+    """All options of `ggpy serve`."""
+    found = Parser(
+        "serve",
+        "Serve a model over HTTP, with OpenAI's endpoints and a page.",
+        usage="%(prog)s [MODEL] [options]",
+        epilog=EPILOG,
+        add_help=False,
+    )
+    for add in (_general, _model, _http, _scheduler, _chat, _sampling):
+        add(found)
+    llama_cpp.add_options(found, without=["--parallel"])
+    return found
+
+
+def parse(
+    arguments: list[str] | None = None, environment: Mapping[str, str] = os.environ
+) -> argparse.Namespace:
+    """The options as a namespace; SystemExit 2 for what cannot be understood, 0 after --help."""
+    found = parser()
+    found.set_defaults(**_from_environment(found, environment))
+    options = llama_cpp.parse(found, arguments)
+    check_model(found, options)
+    _check(found, options)
+    return options
+
+
+def _from_environment(found: Parser, environment: Mapping[str, str]) -> dict[str, Any]:
+    """The values of LLAMA_ARG_* by the names of options in the namespace."""
+    actions = {name: a for a in found._actions for name in a.option_strings}
+    values: dict[str, Any] = {}
+    for variable, text in environment.items():
+        if variable in VARIABLES:
+            option = VARIABLES[variable]
+        elif variable.startswith("LLAMA_ARG_"):
+            option = "--" + variable.removeprefix("LLAMA_ARG_").lower().replace("_", "-")
+        else:
+            continue
+        if option in actions and text:
+            action = actions[option]
+            value = _value(found, action, variable, text)
+            negated = isinstance(action, argparse.BooleanOptionalAction) and option[:5] == "--no-"
+            values[action.dest] = not value if negated else value
+    return values
+
+
+def _value(found: Parser, action: argparse.Action, variable: str, text: str) -> Any:
+    """The value of a variable, as the option would read it."""
+    if action.nargs == 0:
+        if text.lower() not in (*ON, *OFF):
+            found.error(f"{variable} is {text!r}: give 1 or 0")
+        return text.lower() in ON
+    try:
+        value = action.type(text) if callable(action.type) else text
+    except (ValueError, argparse.ArgumentTypeError) as error:
+        found.error(f"{variable}: {error}")
+    if action.choices is not None and value not in action.choices:
+        found.error(f"{variable} is {text!r}: choose from {', '.join(map(str, action.choices))}")
+    return value
+
+
+def _general(parser: Parser) -> None:
+    group = parser.add_argument_group("general")
+    group.add_argument("-h", "--help", action="help", help="show this page")
+    group.add_argument("--version", action=Version, nargs=0, help="show the version")
+    group.add_argument("-v", "--verbose", action="store_true", help="print more about errors")
+
+
+def _model(parser: Parser) -> None:
+    group = parser.add_argument_group("model")
+    add = group.add_argument
+    add("model", metavar="MODEL", nargs="?", help=f"{MODEL} (the first of these)")
+    add("-m", "--model", dest="model_flag", metavar="MODEL", help="the same")
+    add(
+        *("-hf", "--hf-repo"),
+        metavar="USER/REPO[:QUANT]",
+        help="a model of the Hugging Face hub",
+    )
+    add("-a", "--alias", metavar="NAME", help="the model's name in answers (its file's name)")
+    add_machine(group)
+    add_cache_types(group)
+
+
+def _http(parser: Parser) -> None:
+    group = parser.add_argument_group("HTTP")
+    add = group.add_argument
+    add("--host", default="127.0.0.1", metavar="HOST", help="address, or a .sock file (127.0.0.1)")
+    add("--port", type=natural, default=8080, metavar="PORT", help="0 takes a free one (8080)")
+    add(
+        "--api-prefix",
+        default="",
+        metavar="/X",
+        help="what all paths begin with, without / at the end",
+    )
+    add("--api-key", metavar="KEY", help="key that clients must send; several with commas between")
+    add("--api-key-file", metavar="FILE", help="file of keys, one in a line")
+    add("--cors-origins", default="*", metavar="LIST", help="origins whose pages may ask (*)")
+    add(
+        *("-to", "--timeout"),
+        type=positive,
+        default=600,
+        metavar="S",
+        help="seconds that a client may take to send a request, or to read what is sent (600)",
+    )
+    add(
+        "--sse-ping-interval",
+        type=positive,
+        default=30,
+        metavar="S",
+        help="seconds after which a stream without news sends a comment (30)",
+    )
+    add(
+        "--drain",
+        type=natural,
+        default=30,
+        metavar="S",
+        help="seconds that requests may go on after SIGTERM or Ctrl-C (30)",
+    )
+    add("--ssl-key-file", metavar="FILE", help="private key, for https")
+    add("--ssl-cert-file", metavar="FILE", help="its certificate")
+    add("--metrics", action="store_true", help="answer /metrics, for Prometheus")
+    add("--slots", action=argparse.BooleanOptionalAction, default=True, help="answer /slots (yes)")
+    add("--no-ui", "--no-webui", dest="no_ui", action="store_true", help="no page")
+    add("--ui", "--path", dest="ui", metavar="DIR", help="another page, from this folder")
+
+
+def _scheduler(parser: Parser) -> None:
+    group = parser.add_argument_group("batching and KV cache")
+    add = group.add_argument
+    add(
+        *("-np", "--parallel"),
+        type=positive,
+        metavar="N",
+        help="answers at the same time (64 on a GPU, 4 on the CPU); more wait",
+    )
+    add(
+        *("-c", "--ctx-size"),
+        type=natural,
+        default=0,
+        metavar="N",
+        help="positions of the KV cache, which all answers share (0: what the model was trained "
+        "for, as far as there is memory)",
+    )
+    add("--ctx-seq", type=positive, metavar="N", help="positions of one answer at most (-c)")
+    add_batch_size(group)
+    add(
+        "--prefill-tokens",
+        type=positive,
+        metavar="N",
+        help="tokens of a step that reads prompts while answers go on (512; 128 on the CPU)",
+    )
+    add(
+        "--queue",
+        type=natural,
+        default=1024,
+        metavar="N",
+        help="answers that may wait beside those that run; more get 503 (1024)",
+    )
+    add(
+        "--cache-prompt",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="keep pages of prompts for later requests that begin alike (yes)",
+    )
+    add("--deadline", type=positive, metavar="S", help="seconds for an answer at most (no limit)")
+
+
+def _chat(parser: Parser) -> None:
+    group = parser.add_argument_group("chat")
+    add = group.add_argument
+    add_chat_template(group)
+    add(
+        *("--chat-template-kwargs",),
+        metavar="JSON",
+        help="""variables of the template, as '{"enable_thinking": false}'""",
+    )
+    add(
+        "--tool-format",
+        metavar="NAME",
+        help="how the model calls tools, if its template misleads: hermes, mistral, llama3, ...; a "
+        "wrong NAME lists all",
+    )
+    add(
+        "--reasoning-format",
+        choices=["auto", "none", "deepseek", "deepseek-legacy"],
+        default="auto",
+        help="none leaves reasoning in the text (auto: in reasoning_content)",
+    )
+    add(
+        "--reasoning-budget",
+        type=int,
+        choices=[-1, 0],
+        default=-1,
+        metavar="N",
+        help="-1: as the model likes; 0: none",
+    )
+    add(
+        "-n",
+        "--predict",
+        "--n-predict",
+        type=int,
+        default=-1,
+        metavar="N",
+        help="tokens of an answer at most, where a request gives none (-1: no limit)",
+    )
+    add(
+        "--pooling",
+        choices=["mean", "last", "cls"],
+        metavar="KIND",
+        help="of embeddings (the model's)",
+    )
+
+
+def _sampling(parser: Parser) -> None:
+    group = parser.add_argument_group("sampling of requests that give nothing else")
+    add_sampling(group)
+
+
+def _check(parser: Parser, options: argparse.Namespace) -> None:
+    if bool(options.ssl_key_file) != bool(options.ssl_cert_file):
+        parser.error("https needs both --ssl-key-file and --ssl-cert-file")
+    if options.port > 65535:
+        parser.error(f"--port is {options.port}: give 0 to 65535")
+    if options.api_prefix and not options.api_prefix.startswith("/"):
+        parser.error(f"--api-prefix is {options.api_prefix!r}: it must begin with /")

@@ -1,0 +1,103 @@
+"""Embeddings: a vector of length 1 for each text, of what a decoder makes of its tokens.
+
+The hidden states behind the last layer are normalised as before the head, pooled over the tokens,
+and divided by their length, so that the dot product of two embeddings is the cosine of their angle.
+Nothing here knows texts, or what embeddings are compared for.
+
+Letters: N prompts, T tokens of a step, R of them that are pooled, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...backends.interface import Step
+from ...backends.numpy.functions import normalised
+from ...util.messages import shown
+from .prompts import F32, Ids, Run, Wanted, checked_prompts, evaluate, last_token
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+
+Pooling = Literal["mean", "last", "cls"]
+
+# Which hidden states are added up: the mean has the same direction as their sum.
+POOLED: dict[Pooling, Wanted] = {"mean": range, "last": last_token, "cls": lambda n: range(1)}
+
+# gguf.PoolingType; a reranker's classifier looks at the last token.
+POOLING_TYPES: dict[int, Pooling] = {0: "last", 1: "mean", 2: "cls", 3: "last", 4: "last"}
+RANK = 4
+
+
+def pooling_type(metadata: Mapping[str, Any]) -> int:
+    """The file's <architecture>.pooling_type, 0 where it has none; ValueError for no number."""
+    key = f"{metadata.get('general.architecture')}.pooling_type"
+    value = metadata.get(key, 0)
+    if not isinstance(value, int) or value not in POOLING_TYPES:
+        raise ValueError(f"{key} = {shown(value, 60)}: 0 to 4 are known, give a pooling")
+    return value
+
+
+def pooling_of(metadata: Mapping[str, Any]) -> Pooling:
+    """The pooling that a file asks for.
+
+    Where it asks for none it is "last": each token of a decoder sees only the tokens before it, so
+    the last one alone sees the whole text, and the mean is mostly of tokens that saw little.
+    """
+    return POOLING_TYPES[pooling_type(metadata)]
+
+
+def embed(engine: Engine, prompts: Sequence[Sequence[int]], pooling: Pooling) -> F32:
+    """The embeddings [N, D] of N prompts, in order, each of length 1.
+
+    They are evaluated apart from the engine's sequences, between their steps, for any thread.
+    pooling: "mean" of all tokens, the "last" one, or the first one ("cls"). ValueError for another
+    pooling, for a prompt without tokens or with one outside the vocabulary, and for a hidden state
+    that is NaN or infinite; ContextOverflow, a ValueError, for a prompt that is longer than the
+    context; RuntimeError after `close`.
+    """
+    if pooling not in POOLED:
+        known = ", ".join(get_args(Pooling))
+        raise ValueError(f"pooling is {pooling!r:.60}: it must be one of {known}")
+    return _unit(sums(engine, checked_prompts(engine, prompts), POOLED[pooling]))
+
+
+def sums(engine: Engine, prompts: Sequence[Ids], wanted: Wanted) -> NDArray[np.float64]:
+    """The sums [N, D] of the normalised hidden states of the wanted tokens."""
+    norm = engine.decoder.final_norm
+    total = np.zeros((len(prompts), engine.decoder.sizes.n_embd))
+
+    def take(i: int, x: F32) -> None:
+        total[i] += normalised(x, norm).sum(axis=0, dtype=np.float64)
+
+    with np.errstate(all="ignore"):  # whether they are finite is looked at in the end
+        evaluate(engine, prompts, wanted, _hidden(engine), take)
+    for i in np.flatnonzero(~np.isfinite(total).all(axis=1)):
+        raise ValueError(
+            f"prompt {i} of the list: its hidden state is NaN or infinite; "
+            "`ggpy run --check` finds the op where that begins"
+        )
+    return total
+
+
+def _hidden(engine: Engine) -> Run:
+    """Returns a function that runs a step, and returns the hidden states x[R, D] of its rows."""
+
+    def run(step: Step) -> F32:
+        x: F32 = engine.ops.read(engine.decoder.hidden(step))
+        return x[step.rows]
+
+    return run
+
+
+def _unit(x: NDArray[np.float64]) -> F32:
+    """x[N, D] / |x|; ValueError for 0."""
+    length = np.sqrt(np.square(x).sum(axis=1, keepdims=True))
+    for i in np.flatnonzero(length == 0):
+        raise ValueError(f"prompt {i} of the list: its hidden state is 0, which has no direction")
+    unit: F32 = (x / length).astype(np.float32)
+    return unit

@@ -1,0 +1,139 @@
+"""The pages of one group of layers: free, referenced by tables, or kept as a prefix cache.
+
+A full page may be published under a hash of the text up to its end. Who begins with that text takes
+a reference to it, and once the last reference is gone the page stays, if the pool caches and the
+page is known to be finite, until others need it: the least recently used one goes first. Nothing
+here knows what is hashed, tokens, or layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..backends.interface import PAGE_SIZE
+
+
+class OutOfPages(MemoryError):
+    """Every page is in use."""
+
+
+class PagePool:
+    """The pages of one group.
+
+    window: positions that a token sees, itself included; 0 is all. limit: pages that a table holds
+    at most, which gives back those behind its window in time; 0 is all. caches: published pages
+    stay when nobody references them.
+    """
+
+    def __init__(self, n_pages: int, window: int = 0, limit: int = 0, caches: bool = False) -> None:
+        self.n_pages, self.window, self.limit = n_pages, window, limit or n_pages
+        self.caches = caches
+        self.suspects: set[int] = set()  # may hold NaN or infinity: to be cleared before use
+        self._references = [0] * n_pages
+        # The lowest number is taken first: neighbours stay neighbours.
+        self._free = list(range(n_pages - 1, -1, -1))
+        self._hashes: dict[int, bytes] = {}  # of published pages
+        self._published: dict[bytes, list[int]] = {}  # the same, by hash
+        self._finite: set[int] = set()  # of these: known to hold no NaN
+        self._cached: dict[int, None] = {}  # without a reference, the least recently used first
+
+    @property
+    def n_free(self) -> int:
+        """Pages that nobody references."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def n_cached(self) -> int:
+        """Of the free pages: those that hold a published text."""
+        return len(self._cached)
+
+    def first_seen(self, position: int) -> int:
+        """The first page, in the order of positions, that a token at a position sees."""
+        return max(0, position - self.window + 1) // PAGE_SIZE if self.window else 0
+
+    def take(self) -> int:
+        """A free page, now referenced once; OutOfPages when there is none."""
+        if self._free:
+            page = self._free.pop()
+        elif self._cached:
+            page = next(iter(self._cached))
+            del self._cached[page]
+            self._withdraw(page)
+        else:
+            size = self.n_pages * PAGE_SIZE
+            raise OutOfPages(
+                f"all {self.n_pages} pages ({size} positions) of the context are in use: "
+                "end a sequence or load with a larger n_ctx"
+            )
+        self._references[page] = 1
+        return page
+
+    def share(self, page: int) -> None:
+        """One more reference to a page that is in use, or cached."""
+        if page in self._cached:
+            del self._cached[page]
+        elif not self._references[page]:
+            raise ValueError(f"page {page} is free: it cannot be shared")
+        self._references[page] += 1
+
+    def release(self, page: int) -> None:
+        """One reference less; the last one frees the page, or leaves it cached."""
+        if not self._references[page]:
+            raise ValueError(f"page {page} is already free")
+        self._references[page] -= 1
+        if self._references[page]:
+            return
+        alone = page in self._finite and len(self._published[self._hashes[page]]) == 1
+        if self.caches and alone:
+            self._cached[page] = None
+        else:
+            self._withdraw(page)
+            self._free.append(page)
+
+    def references(self, page: int) -> int:
+        """How many tables hold the page."""
+        return self._references[page]
+
+    # Published pages
+
+    def publish(self, page: int, text: bytes) -> None:
+        """Let others find a full page in use by the hash of the text up to its end, unless it has
+        one, or may hold NaN.
+        """
+        if page not in self._hashes and page not in self.suspects:
+            self._hashes[page] = text
+            self._published.setdefault(text, []).append(page)
+
+    def trust(self, page: int) -> None:
+        """A page in use holds no NaN: if it is published, it may stay cached."""
+        if page in self._hashes:
+            self._finite.add(page)
+
+    def find(self, text: bytes) -> int | None:
+        """A published page, in use or cached."""
+        pages = self._published.get(text)
+        return pages[0] if pages else None
+
+    def suspect(self, pages: Sequence[int]) -> None:
+        """Pages of one table may hold NaN, unless it is known that they do not; those of other
+        tables, too, are theirs to suspect.
+        """
+        for page in pages:
+            if self._references[page] == 1 and page not in self._finite:
+                self._withdraw(page)
+                self.suspects.add(page)
+
+    def rewrite(self, page: int) -> None:
+        """A page in use is going to hold another text."""
+        self._withdraw(page)
+
+    def _withdraw(self, page: int) -> None:
+        """Nobody finds the page any more."""
+        text = self._hashes.pop(page, None)
+        if text is None:
+            return
+        self._finite.discard(page)
+        pages = self._published[text]
+        pages.remove(page)
+        if not pages:
+            del self._published[text]

@@ -1,0 +1,1 @@
+"""Answers under way: the engine's thread, and the events that its pieces become."""

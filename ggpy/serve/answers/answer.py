@@ -1,0 +1,144 @@
+"""One answer under way: the pieces of its sequence become events.
+
+What is there is handed out at once, so that a client that reads slowly gets fewer and larger
+events. Nothing here knows HTTP or the form of any API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import string
+import time
+from collections.abc import AsyncIterator, Iterable
+from math import inf
+from typing import Any
+
+from ...chat_formats.deltas import CallArguments, CallBegin, CallEnd, ReasoningPart, TextPart
+from ...runtime.sequence import Piece
+from ..errors import RETRY_AFTER, ApiError
+from ..events import (
+    AnswerEnd,
+    AnswerOptions,
+    AnswerTimings,
+    CallDelta,
+    CallStart,
+    Event,
+    Finished,
+    ReasoningDelta,
+    TextDelta,
+    Usage,
+)
+from .worker import Ticket
+
+LETTERS = string.ascii_letters + string.digits
+
+
+class Answering:
+    """An asynchronous iterator of events, the last of which is Finished; `cancel` ends it."""
+
+    def __init__(
+        self, ticket: Ticket, options: AnswerOptions, parser: Any = None, short_ids: bool = False
+    ) -> None:
+        """parser: a chat_formats parser; None is plain text. short_ids: calls get ids of nine
+        characters, which Mistral's templates demand.
+        """
+        self.ticket, self._options, self._parser = ticket, options, parser
+        self._id_length = 9 if short_ids else 24
+        self._n_reasoning = 0
+        self._calls = False
+        self._events = self._run()
+
+    @property
+    def n_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return self.ticket.sequence.n_prompt
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self._events
+
+    def so_far(self) -> Finished:
+        """The last event, if the answer ended now."""
+        s = self.ticket.sequence
+        reason: AnswerEnd = "stop" if s.finish == "stop" else "length"
+        if self._calls and reason == "stop":
+            reason = "tool_calls"
+        usage = Usage(s.n_prompt, s.n_reused, s.n_generated, self._n_reasoning)
+        begun, admitted, first, now = s.t_begun, s.t_admitted, s.t_first, time.perf_counter()
+        admitted = admitted or now
+        first = first or now
+        timings = AnswerTimings(admitted - begun, first - admitted, now - first)
+        return Finished(reason, usage, timings, s.stops.found)
+
+    def cancel(self) -> None:
+        """End the answer, if it has not ended."""
+        self.ticket.cancel()
+
+    async def _run(self) -> AsyncIterator[Event]:
+        timer = self._deadline()
+        try:
+            while pieces := await self._pieces():
+                for event in self._read(pieces):
+                    yield event
+            for event in self._rest():
+                yield event
+            yield self.so_far()
+        finally:
+            self.ticket.cancel()
+            if timer is not None:
+                timer.cancel()
+
+    async def _pieces(self) -> list[Piece]:
+        try:
+            return await self.ticket.pieces()
+        except (ValueError, MemoryError) as error:
+            if -inf in self._options.params.logit_bias.values():
+                told = "logit_bias forbids all tokens that could come next: allow one"
+                raise ApiError(400, told, param="logit_bias") from None
+            raise ApiError(500, str(error)) from None
+        except RuntimeError as error:
+            raise ApiError(503, str(error), retry_after=RETRY_AFTER) from None
+
+    def _deadline(self) -> asyncio.TimerHandle | None:
+        if self._options.timeout is None:
+            return None
+        return asyncio.get_running_loop().call_later(self._options.timeout, self.cancel)
+
+    # Events
+
+    def _read(self, pieces: list[Piece]) -> Iterable[Event]:
+        """The events of some pieces."""
+        text = "".join([piece.text for piece in pieces])
+        kept = tuple(pieces) if self._options.top_logprobs is not None else ()
+        if self._parser is None:
+            return (TextDelta(text, kept),) if text or kept else ()
+        return self._told(self._parser.feed(text), len(pieces), kept)
+
+    def _rest(self) -> Iterable[Event]:
+        """What the parser held back."""
+        return () if self._parser is None else self._told(self._parser.finish(), 0, ())
+
+    def _told(self, deltas: Iterable[Any], n: int, kept: tuple[Piece, ...]) -> list[Event]:
+        events: list[Event] = []
+        for delta in deltas:
+            if isinstance(delta, TextPart):
+                events.append(TextDelta(delta.text, kept))
+                kept = ()
+            elif isinstance(delta, ReasoningPart):
+                events.append(ReasoningDelta(delta.text))
+            elif isinstance(delta, CallBegin):
+                self._calls = True
+                events.append(CallStart(delta.index, self._call_id(), delta.name))
+            elif isinstance(delta, CallArguments):
+                events.append(CallDelta(delta.index, delta.text))
+            else:
+                assert isinstance(delta, CallEnd)
+        if events and isinstance(events[-1], ReasoningDelta):
+            self._n_reasoning += n
+        elif kept:
+            events.append(TextDelta("", kept))
+        return events
+
+    def _call_id(self) -> str:
+        letters = "".join(secrets.choice(LETTERS) for _ in range(self._id_length))
+        return letters if self._id_length == 9 else f"call_{letters}"

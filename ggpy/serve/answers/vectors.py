@@ -1,0 +1,89 @@
+"""Embeddings and relevance between the steps of the engine: a few prompts at a time, so that the
+answers under way go on in between.
+
+Nothing here knows HTTP or the form of any API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...model import Model
+from ...runtime import embedding
+from ...runtime.embedding.relevance import relevance
+from ...runtime.sequence import ContextOverflow
+from ..errors import RETRY_AFTER, ApiError, overflow_error
+from .worker import EngineWorker
+
+AT_ONCE = 8  # documents that are ranked between two steps
+
+
+class Vectors:
+    """What a model makes of texts, apart from answers."""
+
+    def __init__(self, model: Model, worker: EngineWorker, pooling: str | None) -> None:
+        """pooling: None is the model's own."""
+        self._model, self._worker, self._pooling = model, worker, pooling
+
+    async def embed(
+        self, inputs: Sequence[str | Sequence[int]]
+    ) -> list[tuple[NDArray[np.float32], int]]:
+        """(vector[D], tokens) of each text or list of ids; ApiError."""
+        model = self._model
+        prompts = await asyncio.to_thread(lambda: [self._ids(entry) for entry in inputs])
+        pooling: embedding.Pooling = self._pooling or embedding.pooling_of(model.metadata)  # type: ignore[assignment]
+        found: list[NDArray[np.float32]] = []
+        for group in _groups(prompts, model.engine.n_batch):
+            with _told("input"):
+                work = partial(embedding.embed, model.engine, group, pooling)
+                found += list(await self._worker.call(work))
+        return [(vector, len(ids)) for vector, ids in zip(found, prompts, strict=True)]
+
+    async def relevance(self, query: str, documents: Sequence[str]) -> list[tuple[float, int]]:
+        """(relevance, tokens) of each document; ApiError."""
+        model, tokenizer = self._model, self._model.tokenizer
+        scores: list[float] = []
+        for start in range(0, len(documents), AT_ONCE):
+            some = documents[start : start + AT_ONCE]
+            with _told("documents"):
+                work = partial(relevance, model.engine, tokenizer, model.metadata, query, some)
+                scores += await self._worker.call(work)
+        n_query = len(tokenizer.encode(query))
+        return [
+            (score, n_query + len(tokenizer.encode(document)))
+            for score, document in zip(scores, documents, strict=True)
+        ]
+
+    def _ids(self, entry: str | Sequence[int]) -> Sequence[int]:
+        return self._model.tokenizer.encode(entry) if isinstance(entry, str) else entry
+
+
+@contextmanager
+def _told(field: str) -> Iterator[None]:
+    """Turns errors of the runtime into ApiErrors that name a field."""
+    try:
+        yield
+    except ContextOverflow as error:
+        raise overflow_error(error.n_prompt, error.n_ctx, str(error), field) from None
+    except ValueError as error:
+        raise ApiError(400, str(error), param=field) from None
+    except RuntimeError as error:
+        raise ApiError(503, str(error), retry_after=RETRY_AFTER) from None
+
+
+def _groups(prompts: Sequence[Sequence[int]], most: int) -> Iterator[list[Sequence[int]]]:
+    """The prompts in groups of at most `most` tokens, or of one prompt."""
+    group: list[Sequence[int]] = []
+    for ids in prompts:
+        if group and sum(map(len, group)) + len(ids) > most:
+            yield group
+            group = []
+        group.append(ids)
+    if group:
+        yield group

@@ -1,0 +1,284 @@
+"""OpenAI's chat completions, with llama.cpp's additions: reads requests, writes answers.
+
+Nothing here knows HTTP or how an answer is made.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...runtime.sequence import Piece
+from ...sampling import SamplingParams
+from ...tokenizer import Tokenizer
+from ..errors import ApiError, openai_error
+from ..events import (
+    CallDelta,
+    CallStart,
+    ChatRequest,
+    Event,
+    Finished,
+    ReasoningDelta,
+    TextDelta,
+)
+from ..fields import Fields
+from ..http.sse import DONE
+from .messages import read_messages, read_tool_choice, read_tools
+from .options import MAX_TOP_LOGPROBS, answer_options
+from .timings import timings_of, usage_of
+
+MAX_N = 64
+FINGERPRINT = "ggpy"
+LEAST_LOGPROB = -9999.0  # OpenAI's figure for a probability of 0, which JSON has no number for
+
+
+@dataclass(frozen=True)
+class ChatCall:
+    """A chat request, and how its answer is wanted."""
+
+    request: ChatRequest
+    n: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    timings_per_token: bool = False
+
+
+def read_chat(
+    body: Fields, tokenizer: Tokenizer, defaults: SamplingParams, max_tokens: int | None
+) -> ChatCall:
+    """The request of a body; ApiError 400 names the field that is wrong."""
+    options = answer_options(body, tokenizer, defaults, max_tokens)
+    options = replace(options, top_logprobs=_top_logprobs(body))
+    request = ChatRequest(
+        messages=read_messages(body),
+        options=options,
+        tools=read_tools(body),
+        tool_choice=read_tool_choice(body),
+        parallel_tool_calls=body.flag("parallel_tool_calls", True),
+        template_variables=_variables(body),
+        reasoning=body.text("reasoning_format", "auto") != "none",
+    )
+    return ChatCall(
+        request,
+        n=body.integer("n", 1, 1, MAX_N) or 1,
+        stream=body.flag("stream", False),
+        include_usage=wants_usage(body),
+        timings_per_token=body.flag("timings_per_token", False),
+    )
+
+
+def wants_usage(body: Fields) -> bool:
+    """Whether a stream ends with a chunk of usage."""
+    asked = body.object("stream_options")
+    return asked is not None and asked.flag("include_usage", False)
+
+
+def _variables(body: Fields) -> dict[str, Any]:
+    """Variables of the chat template."""
+    given = body.object("chat_template_kwargs")
+    variables = dict(given.values) if given is not None else {}
+    effort = body.text("reasoning_effort")
+    if effort is not None:
+        variables.setdefault("reasoning_effort", effort)
+        if effort == "none":
+            variables.setdefault("enable_thinking", False)
+    return variables
+
+
+def _top_logprobs(body: Fields) -> int | None:
+    if not body.flag("logprobs", False):
+        if "top_logprobs" in body:
+            raise ApiError(
+                400, "top_logprobs needs logprobs: set logprobs to true", param="logprobs"
+            )
+        return body.integer("n_probs", None, 0, MAX_TOP_LOGPROBS) or None
+    return body.integer("top_logprobs", 0, 0, MAX_TOP_LOGPROBS)
+
+
+# Answers
+
+
+@dataclass
+class ChoiceText:
+    """What an answer has so far."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    end: Finished | None = None
+
+    def add(self, event: Event) -> None:
+        """Take an event."""
+        if isinstance(event, TextDelta):
+            self.text += event.text
+            self.pieces += event.pieces
+        elif isinstance(event, ReasoningDelta):
+            self.reasoning += event.text
+        elif isinstance(event, CallStart):
+            function = {"name": event.name, "arguments": ""}
+            self.calls.append({"id": event.id, "type": "function", "function": function})
+        elif isinstance(event, CallDelta):
+            self.calls[event.index]["function"]["arguments"] += event.arguments
+        else:
+            self.end = event
+
+    def message(self) -> dict[str, Any]:
+        """The message of a choice."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.calls:
+            message["content"] = self.text or None
+            message["tool_calls"] = self.calls
+        return message
+
+
+async def whole_chat(
+    events: AsyncIterator[tuple[int, Event]], call: ChatCall, id: str, model: str
+) -> dict[str, Any]:
+    """The answer as one object."""
+    choices = [ChoiceText() for _ in range(call.n)]
+    async for i, event in events:
+        choices[i].add(event)
+    ends = [c.end for c in choices if c.end is not None]
+    logprobs = call.request.options.top_logprobs is not None
+    return {
+        **head_of(id, "chat.completion", model),
+        "choices": [
+            {
+                "index": i,
+                "message": c.message(),
+                "logprobs": {"content": token_logprobs(c.pieces)} if logprobs else None,
+                "finish_reason": c.end.reason if c.end else "stop",
+            }
+            for i, c in enumerate(choices)
+        ],
+        "usage": usage_of(ends),
+        "timings": timings_of(ends[0]),
+    }
+
+
+def head_of(id: str, kind: str, model: str) -> dict[str, Any]:
+    """What an answer, or each chunk of one, begins with."""
+    head = {"id": id, "object": kind, "created": int(time.time()), "model": model}
+    return {**head, "system_fingerprint": FINGERPRINT}
+
+
+class ChunkWriter:
+    """Writes the chunks of a stream. What is equal in all of them is written once."""
+
+    def __init__(self, id: str, model: str) -> None:
+        self.base = head_of(id, "chat.completion.chunk", model)
+        start = json.dumps(self.base)[:-1].encode()
+        self._head = b"data: " + start + b', "choices": [{"index": '
+
+    def text(self, i: int, name: str, text: str) -> bytes:
+        """The chunk of a delta that has one text; the usual one."""
+        return b'%b%d, "delta": {"%b": %b}, "logprobs": null, "finish_reason": null}]}\n\n' % (
+            self._head,
+            i,
+            name.encode(),
+            json.dumps(text).encode(),
+        )
+
+    def choice(self, i: int, delta: dict[str, Any], **more: Any) -> bytes:
+        """Any chunk of a choice."""
+        choice = {"index": i, "delta": delta, "logprobs": None, "finish_reason": None}
+        choice.update({k: v for k, v in more.items() if k in choice})
+        rest = {k: v for k, v in more.items() if k not in choice}
+        return sse({**self.base, "choices": [choice], **rest})
+
+
+async def chat_chunks(
+    events: AsyncIterator[tuple[int, Event]],
+    call: ChatCall,
+    id: str,
+    model: str,
+    so_far: Callable[[int], Finished],
+) -> AsyncIterator[bytes]:
+    """The answer as server-sent events. so_far(i): what answer i has cost until now."""
+    writer = ChunkWriter(id, model)
+    ends: list[Finished] = []
+    for i in range(call.n):
+        yield writer.choice(i, {"role": "assistant", "content": ""})
+    try:
+        async for i, event in events:
+            if isinstance(event, Finished):
+                ends.append(event)
+                timings = {} if call.include_usage else {"timings": timings_of(event)}
+                yield writer.choice(i, {}, finish_reason=event.reason, **timings)
+            elif call.timings_per_token:
+                more = {"timings": timings_of(so_far(i))}
+                yield writer.choice(i, _delta(event), logprobs=_logprobs(event), **more)
+            else:
+                yield _chunk(writer, i, event)
+        if call.include_usage:
+            last = {"choices": [], "usage": usage_of(ends), "timings": timings_of(ends[0])}
+            yield sse({**writer.base, **last})
+    except ApiError as error:
+        yield sse(openai_error(error))
+        return
+    yield DONE
+
+
+Delta = TextDelta | ReasoningDelta | CallStart | CallDelta
+
+
+def _chunk(writer: ChunkWriter, i: int, event: Delta) -> bytes:
+    """The chunk of an event that is not the last."""
+    if isinstance(event, TextDelta) and not event.pieces:
+        return writer.text(i, "content", event.text)
+    if isinstance(event, ReasoningDelta):
+        return writer.text(i, "reasoning_content", event.text)
+    return writer.choice(i, _delta(event), logprobs=_logprobs(event))
+
+
+def _logprobs(event: Delta) -> dict[str, Any] | None:
+    """The log probabilities of a piece of text, where they were asked for."""
+    if isinstance(event, TextDelta) and event.pieces:
+        return {"content": token_logprobs(event.pieces)}
+    return None
+
+
+def _delta(event: Delta) -> dict[str, Any]:
+    """What an event adds to the message."""
+    if isinstance(event, TextDelta):
+        return {"content": event.text}
+    if isinstance(event, ReasoningDelta):
+        return {"reasoning_content": event.text}
+    call: dict[str, Any]
+    if isinstance(event, CallStart):
+        function = {"name": event.name, "arguments": ""}
+        call = {"index": event.index, "id": event.id, "type": "function", "function": function}
+    else:
+        call = {"index": event.index, "function": {"arguments": event.arguments}}
+    return {"tool_calls": [call]}
+
+
+def token_logprobs(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
+    """OpenAI's logprobs.content of some pieces."""
+    return [
+        {
+            **token_logprob(p.text, p.logprob),
+            "id": p.id,
+            "top_logprobs": [
+                {**token_logprob(t.text, t.logprob), "id": t.id} for t in p.top_logprobs
+            ],
+        }
+        for p in pieces
+    ]
+
+
+def token_logprob(text: str, logprob: float | None) -> dict[str, Any]:
+    """A token and its log probability, which is finite: JSON has no infinity."""
+    value = LEAST_LOGPROB if logprob is None else max(logprob, LEAST_LOGPROB)
+    return {"token": text, "logprob": value, "bytes": list(text.encode("utf-8", "replace"))}
+
+
+def sse(data: Any) -> bytes:
+    """One server-sent event."""
+    return b"data: " + json.dumps(data).encode() + b"\n\n"

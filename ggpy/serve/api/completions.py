@@ -1,0 +1,186 @@
+"""OpenAI's text completions: reads requests, writes answers.
+
+Nothing here knows HTTP or how an answer is made.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...runtime.sequence import Piece
+from ...sampling import SamplingParams
+from ...tokenizer import Tokenizer
+from ..errors import ApiError, openai_error
+from ..events import AnswerOptions, Event, Finished, TextDelta
+from ..fields import Fields
+from ..http.sse import DONE
+from .chat import MAX_N, ChoiceText, head_of, sse, wants_usage
+from .options import MAX_TOP_LOGPROBS, answer_options
+from .timings import timings_of, usage_of
+
+MAX_PROMPTS = 256
+DEFAULT_TOKENS = 16  # OpenAI's, for /v1/completions
+
+PromptIds = str | list[int]
+
+
+@dataclass(frozen=True)
+class CompletionCall:
+    """A request to continue prompts, and how the answer is wanted."""
+
+    prompts: list[PromptIds]
+    options: AnswerOptions
+    n: int = 1
+    echo: bool = False
+    stream: bool = False
+    include_usage: bool = False
+
+
+def read_completion(
+    body: Fields, tokenizer: Tokenizer, defaults: SamplingParams, max_tokens: int | None
+) -> CompletionCall:
+    """The request of a body; ApiError 400 names the field that is wrong."""
+    options = answer_options(body, tokenizer, defaults, max_tokens)
+    top = body.integer("logprobs", None, 0, MAX_TOP_LOGPROBS)
+    if body.text("suffix"):
+        raise ApiError(400, "suffix is not supported here: use /infill", param="suffix")
+    n = body.integer("n", 1, 1, MAX_N) or 1
+    best_of = body.integer("best_of", n, 1, MAX_N)
+    if best_of != n:
+        raise ApiError(400, f"best_of is {best_of}: it must be n, which is {n}", param="best_of")
+    return CompletionCall(
+        prompts=read_prompts(body, tokenizer.n_vocab),
+        options=replace(options, top_logprobs=top),
+        n=n,
+        echo=body.flag("echo", False),
+        stream=body.flag("stream", False),
+        include_usage=wants_usage(body),
+    )
+
+
+def read_prompts(body: Fields, n_vocab: int) -> list[PromptIds]:
+    """A text, ids, or a list of texts or of lists of ids."""
+    prompt = body.raw("prompt")
+    if prompt is None or prompt == []:
+        raise body.error("prompt", "a string, token ids, or a list of these")
+    if isinstance(prompt, str) or _is_ids(prompt):
+        prompt = [prompt]
+    if not isinstance(prompt, list) or not all(isinstance(p, str) or _is_ids(p) for p in prompt):
+        raise body.error("prompt", "a string, token ids, or a list of these")
+    if len(prompt) > MAX_PROMPTS:
+        told = f"prompt has {len(prompt)} entries: give at most {MAX_PROMPTS}"
+        raise ApiError(400, told, param="prompt")
+    for ids in prompt:
+        if not isinstance(ids, str) and not all(0 <= id < n_vocab for id in ids):
+            told = f"prompt has ids that are not in the vocabulary: they go from 0 to {n_vocab - 1}"
+            raise ApiError(400, told, param="prompt")
+    return prompt
+
+
+def _is_ids(value: Any) -> bool:
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(id, int) and not isinstance(id, bool) for id in value)
+
+
+async def whole_completion(
+    events: AsyncIterator[tuple[int, Event]], call: CompletionCall, id: str, model: str, said: Said
+) -> dict[str, Any]:
+    """The answer as one object. said: what `echo` repeats."""
+    choices = [ChoiceText() for _ in range(call.n * len(call.prompts))]
+    async for i, event in events:
+        choices[i].add(event)
+    ends = [c.end for c in choices if c.end is not None]
+    return {
+        **head_of(id, "text_completion", model),
+        "choices": [
+            {
+                "text": said.before(i) + c.text,
+                "index": i,
+                "logprobs": _logprobs(c.pieces, call),
+                "finish_reason": c.end.reason if c.end else "stop",
+            }
+            for i, c in enumerate(choices)
+        ],
+        "usage": _usage(ends, call),
+        "timings": timings_of(ends[0]),
+    }
+
+
+class Said:
+    """The prompts of a call, as `echo` repeats them before each choice."""
+
+    def __init__(self, call: CompletionCall, tokenizer: Tokenizer) -> None:
+        self._texts = [""] * len(call.prompts)
+        self._n = call.n
+        if call.echo:
+            self._texts = [p if isinstance(p, str) else tokenizer.decode(p) for p in call.prompts]
+
+    def before(self, i: int) -> str:
+        """What stands before choice i."""
+        return self._texts[i // self._n]
+
+
+async def completion_chunks(
+    events: AsyncIterator[tuple[int, Event]], call: CompletionCall, id: str, model: str, said: Said
+) -> AsyncIterator[bytes]:
+    """The answer as server-sent events."""
+    base = head_of(id, "text_completion", model)
+    head = b"data: " + json.dumps(base)[:-1].encode() + b', "choices": [{"text": '
+
+    def chunk(i: int, text: str, logprobs: Any = None, reason: str | None = None) -> bytes:
+        rest = {"index": i, "logprobs": logprobs, "finish_reason": reason}
+        return sse({**base, "choices": [{"text": text, **rest}]})
+
+    def plain(i: int, text: str) -> bytes:  # the usual chunk, of which little is new
+        tail = b', "index": %d, "logprobs": null, "finish_reason": null}]}\n\n' % i
+        return head + json.dumps(text).encode() + tail
+
+    ends: list[Finished] = []
+    try:
+        for i in range(call.n * len(call.prompts)):
+            if said.before(i):
+                yield chunk(i, said.before(i))
+        async for i, event in events:
+            if isinstance(event, TextDelta) and not event.pieces:
+                yield plain(i, event.text)
+            elif isinstance(event, TextDelta):
+                yield chunk(i, event.text, _logprobs(event.pieces, call))
+            elif isinstance(event, Finished):
+                ends.append(event)
+                yield chunk(i, "", reason=event.reason)
+        if call.include_usage:
+            last = {"usage": _usage(ends, call), "timings": timings_of(ends[0])}
+            yield sse({**base, "choices": [], **last})
+    except ApiError as error:
+        yield sse(openai_error(error))
+        return
+    yield DONE
+
+
+def _usage(ends: Sequence[Finished], call: CompletionCall) -> dict[str, Any]:
+    """Each prompt counts once."""
+    usage = usage_of(ends)
+    n_prompt = sum(end.usage.n_prompt for end in ends) // call.n
+    usage["prompt_tokens"] = n_prompt
+    usage["total_tokens"] = n_prompt + usage["completion_tokens"]
+    return usage
+
+
+def _logprobs(pieces: Sequence[Piece], call: CompletionCall) -> dict[str, Any] | None:
+    """OpenAI's older form: lists of the same length."""
+    if call.options.top_logprobs is None:
+        return None
+    offsets, at = [], 0
+    for piece in pieces:
+        offsets.append(at)
+        at += len(piece.text)
+    return {
+        "tokens": [p.text for p in pieces],
+        "token_logprobs": [p.logprob for p in pieces],
+        "top_logprobs": [{t.text: t.logprob for t in p.top_logprobs} for p in pieces],
+        "text_offset": offsets,
+    }

@@ -1,0 +1,189 @@
+"""llama.cpp's own endpoints: /completion, /infill, /tokenize, /detokenize and /apply-template.
+
+Reads requests and writes answers. Nothing here knows HTTP or how an answer is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+from ...sampling import SamplingParams
+from ...tokenizer import Tokenizer
+from ..errors import ApiError, openai_error
+from ..events import AnswerOptions, Event, Finished, TextDelta
+from ..fields import Fields
+from .chat import ChoiceText, sse
+from .options import MAX_TOP_LOGPROBS, answer_options
+from .timings import timings_of
+
+STOPS = {"stop": "eos", "length": "limit", "tool_calls": "eos"}
+# Roles of a fill-in-the-middle prompt and the names of their tokens in the models that have them.
+FIM = {
+    "pre": ("<|fim_prefix|>", "<fim_prefix>", "<|fim_begin|>", "<PRE>", "▁<PRE>", "[PREFIX]"),
+    "suf": ("<|fim_suffix|>", "<fim_suffix>", "<|fim_hole|>", "<SUF>", "▁<SUF>", "[SUFFIX]"),
+    "mid": ("<|fim_middle|>", "<fim_middle>", "<|fim_end|>", "<MID>", "▁<MID>", "[MIDDLE]"),
+}
+FILE = ("<|file_sep|>", "<file_sep>")
+
+
+def read_options(
+    body: Fields, tokenizer: Tokenizer, defaults: SamplingParams, max_tokens: int | None
+) -> AnswerOptions:
+    """The options of /completion and /infill."""
+    options = answer_options(body, tokenizer, defaults, max_tokens)
+    n_probs = body.integer("n_probs", 0, 0, MAX_TOP_LOGPROBS)
+    return replace(options, top_logprobs=n_probs or None)
+
+
+async def whole_answer(
+    events: AsyncIterator[tuple[int, Event]], model: str, prompt: str
+) -> dict[str, Any]:
+    """The answer of /completion as one object."""
+    found = ChoiceText()
+    async for _, event in events:
+        found.add(event)
+    assert found.end is not None
+    return {
+        "index": 0,
+        "content": found.text,
+        "tokens": [],
+        "prompt": prompt,
+        "completion_probabilities": _probabilities(found.pieces),
+        **_end(found.end, model),
+    }
+
+
+async def answer_chunks(
+    events: AsyncIterator[tuple[int, Event]], model: str
+) -> AsyncIterator[bytes]:
+    """The answer of /completion as server-sent events."""
+    try:
+        async for i, event in events:
+            if isinstance(event, TextDelta):
+                ids = [piece.id for piece in event.pieces]
+                chunk = {"index": i, "content": event.text, "tokens": ids, "stop": False}
+                if event.pieces:
+                    chunk["completion_probabilities"] = _probabilities(event.pieces)
+                yield sse(chunk)
+            elif isinstance(event, Finished):
+                yield sse({"index": i, "content": "", "tokens": [], **_end(event, model)})
+    except ApiError as error:
+        yield sse(openai_error(error))
+
+
+def _end(end: Finished, model: str) -> dict[str, Any]:
+    usage = end.usage
+    return {
+        "stop": True,
+        "model": model,
+        "tokens_predicted": usage.n_generated,
+        "tokens_evaluated": usage.n_prompt,
+        "tokens_cached": usage.n_cached,
+        "has_new_line": False,
+        "truncated": False,
+        "stop_type": "word" if end.stop else STOPS[end.reason],
+        "stopping_word": end.stop or "",
+        "timings": timings_of(end),
+    }
+
+
+def _probabilities(pieces: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": p.id,
+            "token": p.text,
+            "bytes": list(p.text.encode()),
+            "logprob": p.logprob,
+            "top_logprobs": [
+                {"id": t.id, "token": t.text, "bytes": list(t.text.encode()), "logprob": t.logprob}
+                for t in p.top_logprobs
+            ],
+        }
+        for p in pieces
+    ]
+
+
+# Tokens
+
+
+def tokenized(body: Fields, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The answer of /tokenize."""
+    text = body.text("content", "") or ""
+    add, parse = body.flag("add_special", False), body.flag("parse_special", True)
+    ids = tokenizer.encode(text, add_special=add, parse_special=parse)
+    if not body.flag("with_pieces", False):
+        return {"tokens": ids}
+    return {"tokens": [{"id": id, "piece": _piece(tokenizer.piece(id, True))} for id in ids]}
+
+
+def _piece(data: bytes) -> str | list[int]:
+    """A text, or bytes that are not UTF-8, as llama.cpp gives them."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)
+
+
+def detokenized(body: Fields, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The answer of /detokenize."""
+    ids = body.raw("tokens", [])
+    in_range = isinstance(ids, list) and all(
+        isinstance(id, int) and not isinstance(id, bool) and 0 <= id < tokenizer.n_vocab
+        for id in ids
+    )
+    if not in_range:
+        raise body.error("tokens", f"a list of ids from 0 to {tokenizer.n_vocab - 1}")
+    return {"content": tokenizer.decode(ids, special=True)}
+
+
+# Infill
+
+
+class Infill:
+    """Makes fill-in-the-middle prompts, for a model that has the tokens for it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        ids = {tokenizer.text(id): id for id in range(tokenizer.n_vocab)}
+        named = {
+            role: next((ids[n] for n in names if n in ids), None) for role, names in FIM.items()
+        }
+        self._tokens = {role: id for role, id in named.items() if id is not None}
+        self._file = next((ids[name] for name in FILE if name in ids), None)
+        self._tokenizer = tokenizer
+
+    @property
+    def supported(self) -> bool:
+        """Whether the vocabulary has the tokens."""
+        return len(self._tokens) == len(FIM)
+
+    def prompt(self, body: Fields) -> list[int]:
+        """Ids of a request's prompt; ApiError 501 where the model has no tokens for it."""
+        if not self.supported:
+            raise ApiError(501, "this model has no fill-in-the-middle tokens: /infill needs them")
+        prefix = body.text("input_prefix", "") or ""
+        suffix = body.text("input_suffix", "") or ""
+        prompt = body.text("prompt", "") or ""
+        ids = self._context(body)
+        if self._tokenizer.add_bos and self._tokenizer.bos_id is not None:
+            ids.insert(0, self._tokenizer.bos_id)
+        ids += [self._tokens["pre"], *self._plain(prefix)]
+        ids += [self._tokens["suf"], *self._plain(suffix)]
+        return [*ids, self._tokens["mid"], *self._plain(prompt)]
+
+    def _context(self, body: Fields) -> list[int]:
+        """Other files, which llama.cpp's editors send as input_extra."""
+        ids: list[int] = []
+        for file in body.items("input_extra"):
+            name, text = file.text("filename", "") or "tmp", file.text("text", "") or ""
+            if self._file is not None:
+                ids += [self._file, *self._plain(f"{name}\n{text}")]
+            else:
+                ids += self._plain(f"\n\n--- {name}\n{text}")
+        if ids and self._file is not None:
+            ids += [self._file, *self._plain("filename\n")]
+        return ids
+
+    def _plain(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special=False)

@@ -1,0 +1,145 @@
+"""Reads what the APIs have in common: the body, sampling parameters, tools, the conversation.
+
+Every error names the field. Nothing here knows the names of an API's fields, except those of
+sampling parameters: they are llama.cpp's in all APIs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
+
+from ...sampling import SamplingParams
+from ...sampling.params import INTEGERS, RANGES
+from ..errors import ApiError
+from ..events import ChatRequest
+from ..fields import Fields
+
+# llama.cpp's parameters that bodies of all APIs may have: name -> lowest, highest value.
+EXTRA_RANGES = {name: RANGES[name][:2] for name in ("seed", "top_k", "min_p")}
+
+
+@dataclass(frozen=True)
+class ApiCall:
+    """A body, read. stream: whether a stream is wanted. echo: fields that the answer repeats."""
+
+    request: ChatRequest
+    stream: bool = False
+    echo: Mapping[str, Any] = field(default_factory=dict)
+
+
+def refuse(fields: Fields, name: str, why: str) -> NoReturn:
+    """Raises the error that a value is well-formed but cannot be served. why: with the remedy."""
+    path, value = fields.path(name), fields.raw(name)
+    shown = f" is {value!r:.60}" if isinstance(value, (str, int, float)) else ""
+    raise ApiError(400, f"{path}{shown}: {why}", param=path)
+
+
+def sampling(
+    fields: Fields, defaults: SamplingParams, ranges: Mapping[str, tuple[float, float]]
+) -> SamplingParams:
+    """The defaults, with the parameters that a body gives; ranges: those that are read."""
+    given: dict[str, Any] = {}
+    for name, (low, high) in ranges.items():
+        if name in fields:
+            if name in INTEGERS:
+                given[name] = fields.integer(name, None, int(low), int(high))
+            else:
+                given[name] = fields.number(name, None, low, high)
+    return replace(defaults, **given)
+
+
+def texts_of(
+    fields: Fields, name: str, kinds: Mapping[str, str], sort: str = "part"
+) -> list[str] | None:
+    """The texts of a field that is a string or a list of typed parts; None where it is missing.
+
+    kinds: type of a part -> the name of its text. sort: what the API calls a part.
+    """
+    value = fields.raw(name)
+    if value is None or isinstance(value, str):
+        return None if value is None else [value]
+    if not isinstance(value, list):
+        raise fields.error(name, f"a string or a list of {sort}s")
+    return [part.needed_text(kinds[part_type(part, kinds)]) for part in fields.items(name)]
+
+
+def part_type(part: Fields, known: Collection[str]) -> str:
+    """The type of a part, one of those known. An error says that pictures cannot be read."""
+    kind = part.needed_text("type")
+    if kind in known:
+        return kind
+    if any(word in kind for word in ("image", "document", "file", "audio")):
+        refuse(part, "type", "this model reads text only: leave it out or give its text")
+    raise part.error("type", "one of " + ", ".join(known))
+
+
+def function_tool(name: str, description: str, parameters: Any, strict: bool) -> dict[str, Any]:
+    """A tool in OpenAI's form. "strict" is there only where it is true: templates print tools."""
+    told = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": {**told, "strict": True} if strict else told}
+
+
+def tool_names(tools: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Names of tools in OpenAI's form."""
+    return [tool["function"]["name"] for tool in tools]
+
+
+def unique_tools(fields: Fields, read: Callable[[Fields], dict | None]) -> tuple[dict, ...]:
+    """The field "tools", of which `read` reads one; None is one to leave out."""
+    tools: dict[str, dict] = {}
+    for item in fields.items("tools"):
+        tool = read(item)
+        if tool is not None:
+            name = tool["function"]["name"]
+            if name in tools:
+                refuse(item, "name", "another tool has this name: rename one of them")
+            tools[name] = tool
+    return tuple(tools.values())
+
+
+def chosen_tool(choice: Fields, tools: Iterable[Mapping[str, Any]]) -> str:
+    """A tool_choice that names a tool: "name:X". It must be one of the tools."""
+    name, known = choice.needed_text("name"), tool_names(tools)
+    if name not in known:
+        refuse(choice, "name", "no such tool: give one of " + (", ".join(known) or "tools"))
+    return f"name:{name}"
+
+
+class ChatMessages:
+    """Collects messages in OpenAI's form.
+
+    Neighbours of one role become one message: chat templates may refuse two. What an assistant
+    thinks, says and calls between two other messages is one message too.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+
+    def say(self, role: str, text: str) -> None:
+        """A message of a system, a user or an assistant."""
+        message = self._last(role)
+        before = message["content"]
+        message["content"] = f"{before}\n\n{text}" if before else text
+
+    def think(self, text: str) -> None:
+        """What an assistant thought."""
+        message = self._last("assistant")
+        message["reasoning_content"] = message.get("reasoning_content", "") + text
+
+    def call(self, id: str, name: str, arguments: str) -> None:
+        """An assistant's call of a tool. arguments: JSON text."""
+        function = {"name": name, "arguments": arguments}
+        calls = self._last("assistant").setdefault("tool_calls", [])
+        calls.append({"id": id, "type": "function", "function": function})
+
+    def result(self, id: str, text: str) -> None:
+        """What a call returned."""
+        self.messages.append({"role": "tool", "tool_call_id": id, "content": text})
+
+    def _last(self, role: str) -> dict[str, Any]:
+        """The last message, if it has this role, else a new one."""
+        if not self.messages or self.messages[-1]["role"] != role:
+            self.messages.append({"role": role, "content": ""})
+        return self.messages[-1]

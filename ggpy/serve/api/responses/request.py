@@ -1,0 +1,284 @@
+"""Reads a body of OpenAI's Responses API into a ChatRequest.
+
+Nothing is stored here, so whatever refers to an earlier response is refused. Tools that run on
+OpenAI's servers, or whose calls are not JSON, are left out as llama-server does: coding agents list
+them in every request, and work with the functions that remain.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from typing import Any
+
+from ....sampling import SamplingParams
+from ...errors import ApiError
+from ...events import AnswerOptions, ChatRequest, Constraint
+from ...fields import Fields
+from ..reading import (
+    EXTRA_RANGES,
+    ApiCall,
+    ChatMessages,
+    chosen_tool,
+    function_tool,
+    part_type,
+    refuse,
+    sampling,
+    texts_of,
+    tool_names,
+    unique_tools,
+)
+from ..service import ServedModel
+
+ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+RANGES = {**EXTRA_RANGES, "temperature": (0, 2), "top_p": (0, 1)}
+STORED = {
+    "previous_response_id": "responses are not stored: send the whole conversation as input",
+    "conversation": "conversations are not stored: send the whole conversation as input",
+    "prompt": "prompts are not stored: send their text as instructions",
+}
+SEALED = "ggpy:"  # begins the encrypted_content that was made here
+
+
+def read(fields: Fields, service: ServedModel, max_tokens: int | None = None) -> ApiCall:
+    """Reads a body, or that of input_tokens. ApiError. max_tokens: of answers for which the body
+    gives no max_output_tokens.
+    """
+    service.check_model(fields.text("model"))
+    _refuse_stored(fields)
+    tools = unique_tools(fields, _tool)
+    choice, tools = _tool_choice(fields, tools)
+    request = ChatRequest(
+        messages=_messages(fields),
+        options=_options(fields, service.sampling_defaults(), max_tokens),
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=fields.flag("parallel_tool_calls", True),
+        template_variables=_template_variables(fields),
+    )
+    return ApiCall(request, fields.flag("stream", False), _echo(fields, request))
+
+
+def sealed(text: str) -> str:
+    """What an agent is given as encrypted_content of reasoning: it hides nothing, but agents send
+    back that field alone.
+    """
+    return SEALED + b64encode(text.encode("utf-8", "replace")).decode()
+
+
+def unsealed(content: str | None) -> str:
+    """The text of encrypted_content; "" for another server's."""
+    if content is None or not content.startswith(SEALED):
+        return ""
+    try:
+        return b64decode(content[len(SEALED) :], validate=True).decode()
+    except ValueError:
+        return ""
+
+
+def _refuse_stored(fields: Fields) -> None:
+    for name, why in STORED.items():
+        if name in fields:
+            refuse(fields, name, why)
+    if fields.flag("background", False):
+        refuse(fields, "background", "answers are not stored: leave it out, or stream the answer")
+    fields.flag("store", False)
+
+
+def _options(fields: Fields, defaults: SamplingParams, max_tokens: int | None) -> AnswerOptions:
+    top_logprobs = fields.integer("top_logprobs", None, 0, 20)
+    if "message.output_text.logprobs" not in fields.texts("include"):
+        top_logprobs = top_logprobs or None
+    elif top_logprobs is None:
+        top_logprobs = 0
+    return AnswerOptions(
+        params=sampling(fields, defaults, RANGES),
+        max_tokens=fields.integer("max_output_tokens", max_tokens, 1),
+        top_logprobs=top_logprobs,
+        constraint=_constraint(fields),
+    )
+
+
+def _constraint(fields: Fields) -> Constraint | None:
+    """text.format: whether the answer must be JSON, or match a schema."""
+    text = fields.object("text")
+    form = text and text.object("format")
+    if not form:
+        return None
+    kind = form.one_of("type", ("text", "json_object", "json_schema"), "")
+    if not kind:
+        raise form.error("type", "one of text, json_object, json_schema")
+    if kind == "json_schema":
+        form.text("name")
+        form.flag("strict", True)
+        if form.object("schema") is None:
+            raise form.error("schema", "an object")
+        return Constraint("json_schema", json.dumps(form.raw("schema")), form.path("schema"))
+    return Constraint("json_object") if kind == "json_object" else None
+
+
+def _template_variables(fields: Fields) -> dict[str, Any]:
+    """reasoning_effort, or enable_thinking where it is none; and any of chat_template_kwargs."""
+    reasoning = fields.object("reasoning")
+    effort = reasoning and reasoning.text("effort")
+    variables: dict[str, Any] = {}
+    if effort == "none":
+        variables["enable_thinking"] = False
+    elif effort:
+        variables["reasoning_effort"] = effort
+    extra = fields.object("chat_template_kwargs")
+    return variables if extra is None else {**variables, **extra.values}
+
+
+def _tool(tool: Fields) -> dict[str, Any] | None:
+    """A function; None for any other tool."""
+    if tool.needed_text("type") != "function":
+        return None
+    schema = tool.object("parameters")
+    name, description = tool.filled_text("name"), tool.text("description") or ""
+    strict = tool.flag("strict", False)
+    return function_tool(name, description, {} if schema is None else schema.values, strict)
+
+
+def _tool_choice(fields: Fields, tools: tuple[dict, ...]) -> tuple[str, tuple[dict, ...]]:
+    """(tool_choice of a ChatRequest, the tools among which it chooses)."""
+    value = fields.raw("tool_choice", "auto")
+    if isinstance(value, dict):
+        choice = Fields(value, "tool_choice")
+        kind = choice.one_of("type", ("function", "allowed_tools"), "")
+        if kind == "function":
+            return chosen_tool(choice, tools), tools
+        if kind == "allowed_tools":
+            return _allowed(choice, tools)
+        raise choice.error("type", "function or allowed_tools")
+    mode = fields.one_of("tool_choice", ("auto", "none", "required"), "auto")
+    if mode == "required" and not tools:
+        refuse(fields, "tool_choice", "there are no functions among the tools: give some")
+    return mode, tools
+
+
+def _allowed(choice: Fields, tools: tuple[dict, ...]) -> tuple[str, tuple[dict, ...]]:
+    """allowed_tools: the functions that it names."""
+    mode = choice.one_of("mode", ("auto", "required"), "auto")
+    allowed = [t for t in choice.items("tools") if t.needed_text("type") == "function"]
+    names = {chosen_tool(item, tools) for item in allowed}
+    kept = tuple(t for t in tools if f"name:{t['function']['name']}" in names)
+    if mode == "required" and not kept:
+        refuse(choice, "tools", "it names no function: name at least one")
+    return mode, kept
+
+
+def _messages(fields: Fields) -> list[dict[str, Any]]:
+    messages = ChatMessages()
+    instructions = fields.text("instructions")
+    if instructions:
+        messages.say("system", instructions)
+    given = fields.raw("input")
+    if isinstance(given, str):
+        messages.say("user", given)
+    elif isinstance(given, list):
+        for item in fields.items("input"):
+            _add_item(messages, item)
+    else:
+        raise fields.error("input", "a string or a list of items")
+    if not messages.messages:
+        refuse(fields, "input", "there is nothing to answer: give at least one message")
+    return messages.messages
+
+
+def _add_item(messages: ChatMessages, item: Fields) -> None:
+    kind = item.text("type") or "message"
+    if kind == "item_reference":
+        refuse(item, "type", "responses are not stored: send the item itself")
+    if kind not in ADD:
+        raise item.error("type", "one of " + ", ".join(ADD))
+    ADD[kind](messages, item)
+
+
+def _add_message(messages: ChatMessages, item: Fields) -> None:
+    role = ROLES.get(item.one_of("role", ROLES, ""))
+    if role is None:
+        raise item.error("role", "one of " + ", ".join(ROLES))
+    texts = texts_of(item, "content", PARTS)
+    if texts is None:
+        raise item.error("content", "a string or a list of parts")
+    messages.say(role, "\n".join(texts))
+
+
+def _add_call(messages: ChatMessages, item: Fields) -> None:
+    id, name = item.needed_text("call_id"), item.filled_text("name")
+    messages.call(id, name, item.needed_text("arguments"))
+
+
+def _add_output(messages: ChatMessages, item: Fields) -> None:
+    texts = texts_of(item, "output", PARTS)
+    if texts is None:
+        raise item.error("output", "a string or a list of parts")
+    messages.result(item.needed_text("call_id"), "\n".join(texts))
+
+
+def _add_reasoning(messages: ChatMessages, item: Fields) -> None:
+    """What the model thought: the text itself, or that sealed here, or a summary."""
+    content = [_part_text(part, ("reasoning_text", "text")) for part in item.items("content")]
+    summary = [_part_text(part, ("summary_text",)) for part in item.items("summary")]
+    text = "".join(content) or unsealed(item.text("encrypted_content")) or "\n".join(summary)
+    if text:
+        messages.think(text)
+
+
+def _part_text(part: Fields, kinds: tuple[str, ...]) -> str:
+    part_type(part, kinds)
+    return part.needed_text("text")
+
+
+ADD = {
+    "message": _add_message,
+    "function_call": _add_call,
+    "function_call_output": _add_output,
+    "reasoning": _add_reasoning,
+}
+
+
+def _echo(fields: Fields, request: ChatRequest) -> dict[str, Any]:
+    """Fields of the body that a response repeats, with the values that are in effect."""
+    params, options = request.options.params, request.options
+    reasoning, text = fields.object("reasoning"), fields.object("text")
+    form = (text and text.raw("format")) or {"type": "text"}
+    effort = reasoning and reasoning.text("effort")
+    fields.one_of("truncation", ("auto", "disabled"), "disabled")
+    return {
+        "instructions": fields.text("instructions"),
+        "max_output_tokens": options.max_tokens,
+        "metadata": _metadata(fields),
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "reasoning": {"effort": effort, "summary": None},
+        "sealed": "reasoning.encrypted_content" in fields.texts("include"),
+        "temperature": params.temperature,
+        "text": {"format": form},
+        "tool_choice": fields.raw("tool_choice", "auto"),
+        "tools": _echoed_tools(fields, request),
+        "top_logprobs": options.top_logprobs or 0,
+        "top_p": params.top_p,
+        "user": fields.text("user"),
+    }
+
+
+def _echoed_tools(fields: Fields, request: ChatRequest) -> list[Mapping[str, Any]]:
+    """The tools that the model was given, as the body gave them."""
+    names = set(tool_names(request.tools))
+    functions = [t.values for t in fields.items("tools") if t.raw("type") == "function"]
+    return [{"strict": False, "parameters": {}, **t} for t in functions if t["name"] in names]
+
+
+def _metadata(fields: Fields) -> Mapping[str, Any]:
+    metadata = fields.object("metadata")
+    if metadata is None:
+        return {}
+    for name in metadata.values:
+        metadata.text(name)
+    if len(metadata.values) > 16:
+        told = f"metadata has {len(metadata.values)} entries: give at most 16"
+        raise ApiError(400, told, param="metadata")
+    return metadata.values

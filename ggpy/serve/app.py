@@ -1,0 +1,312 @@
+"""The ASGI application: routes, and what each endpoint does with a request.
+
+An endpoint reads its fields, asks the service, and writes the answer in its API's form; the modules
+in `api` know the forms. Nothing here knows the engine, and no process or socket.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from . import status
+from .answers.answer import Answering
+from .answers.merge import cancel_all, merged
+from .api import chat, completions, native
+from .errors import RETRY_AFTER, ApiError
+from .events import AnswerOptions, ChatRequest, Event, Finished
+from .fields import Fields
+from .http.access import RequireKey, error_response
+from .http.body import JsonAnswer, read_body
+from .http.sse import PING, DirectSend, EventStream, while_connected
+from .metrics import Metrics
+from .service import ModelService
+from .settings import ServerSettings
+
+BODY_SECONDS = 120.0  # for a request's body, whatever --timeout says
+
+
+class Server:
+    """What the endpoints share. `service` is None while the model is being loaded; `failure` is
+    why the engine cannot go on.
+    """
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings, self.metrics = settings, Metrics()
+        self.service: ModelService | None = None
+        self.failure: BaseException | None = None
+
+    def ready(self) -> ModelService:
+        """The service; ApiError 503 while there is none."""
+        if self.failure is not None:
+            raise ApiError(503, f"the engine failed: {self.failure}")
+        if self.service is None:
+            raise ApiError(503, "the model is being loaded", retry_after=RETRY_AFTER)
+        return self.service
+
+    async def body(self, request: Request) -> Fields:
+        """The JSON object of a request."""
+        timeout = min(BODY_SECONDS, self.settings.timeout)
+        return await read_body(request, self.settings.max_body, timeout)
+
+    # OpenAI
+
+    async def chat(self, request: Request) -> Response:
+        """POST /v1/chat/completions"""
+        service, body = self.ready(), await self.body(request)
+        call = chat.read_chat(body, service.tokenizer, *self._defaults())
+        answers = await service.chat_all(call.request, client_of(request), call.n)
+        events, id = self._counted(answers), new_id("chatcmpl-")
+        if call.stream:
+            told = (events, call, id, service.model_name, lambda i: answers[i].so_far())
+            return self.stream(chat.chat_chunks(*told), answers)
+        return await self.whole(
+            request, chat.whole_chat(events, call, id, service.model_name), answers
+        )
+
+    async def complete(self, request: Request) -> Response:
+        """POST /v1/completions"""
+        service, body = self.ready(), await self.body(request)
+        options, default = self._defaults()
+        default = completions.DEFAULT_TOKENS if default is None else default
+        call = completions.read_completion(body, service.tokenizer, options, default)
+        answers = await service.complete_all(call.prompts, call.options, client_of(request), call.n)
+        events, id = self._counted(answers), new_id("cmpl-")
+        said = completions.Said(call, service.tokenizer)
+        told = (events, call, id, service.model_name, said)
+        if call.stream:
+            return self.stream(completions.completion_chunks(*told), answers)
+        return await self.whole(request, completions.whole_completion(*told), answers)
+
+    # llama.cpp
+
+    async def completion(self, request: Request) -> Response:
+        """POST /completion"""
+        service, body = self.ready(), await self.body(request)
+        options = native.read_options(body, service.tokenizer, *self._defaults())
+        prompts = completions.read_prompts(body, service.tokenizer.n_vocab)
+        if len(prompts) > 1:
+            raise ApiError(400, "prompt has several entries: use /v1/completions", param="prompt")
+        return await self._native(request, body, prompts[0], options)
+
+    async def infill(self, request: Request) -> Response:
+        """POST /infill"""
+        service, body = self.ready(), await self.body(request)
+        options = native.read_options(body, service.tokenizer, *self._defaults())
+        return await self._native(request, body, service.infill.prompt(body), options)
+
+    async def _native(
+        self, request: Request, body: Fields, prompt: str | list[int], options: AnswerOptions
+    ) -> Response:
+        service = self.ready()
+        answers = await service.complete_all([prompt], options, client_of(request), 1)
+        events = self._counted(answers)
+        if body.flag("stream", False):
+            return self.stream(native.answer_chunks(events, service.model_name), answers)
+        text = prompt if isinstance(prompt, str) else service.tokenizer.decode(prompt, special=True)
+        whole = native.whole_answer(events, service.model_name, text)
+        return await self.whole(request, whole, answers)
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize"""
+        service, body = self.ready(), await self.body(request)
+        return JsonAnswer(await service.aside(native.tokenized, body))
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize"""
+        service, body = self.ready(), await self.body(request)
+        return JsonAnswer(await service.aside(native.detokenized, body))
+
+    async def apply_template(self, request: Request) -> Response:
+        """POST /apply-template"""
+        service, body = self.ready(), await self.body(request)
+        call = chat.read_chat(body, service.tokenizer, *self._defaults())
+        return JsonAnswer({"prompt": await service.render(call.request)})
+
+    # State
+
+    async def health(self, request: Request) -> Response:
+        """GET /health"""
+        self.ready()
+        return JsonAnswer({"status": "ok"})
+
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models"""
+        return JsonAnswer(status.models(self.ready()))
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/NAME"""
+        (found,) = status.models(self.ready())["data"]
+        name = request.path_params["name"]
+        if name != found["id"]:
+            raise ApiError(404, f"there is no model {name!r}: there is {found['id']!r}")
+        return JsonAnswer(found)
+
+    async def props(self, request: Request) -> Response:
+        """GET /props"""
+        return JsonAnswer(status.props(self.ready()))
+
+    async def slots(self, request: Request) -> Response:
+        """GET /slots"""
+        if not self.settings.slots:
+            raise ApiError(501, "the server was started without --slots")
+        return JsonAnswer(status.slots(self.ready()))
+
+    async def metrics_text(self, request: Request) -> Response:
+        """GET /metrics"""
+        if not self.settings.metrics:
+            raise ApiError(501, "the server was started without --metrics")
+        text = self.metrics.text(self.ready().engine.stats())
+        return Response(text, media_type="text/plain; version=0.0.4")
+
+    # Answers
+
+    def _defaults(self) -> tuple[Any, int | None]:
+        return self.settings.sampling, self.settings.max_tokens
+
+    async def _counted(self, answers: Sequence[Answering]) -> AsyncIterator[tuple[int, Event]]:
+        """The events of answers; the metrics count each answer that ends."""
+        async for i, event in merged(answers):
+            if isinstance(event, Finished):
+                self.metrics.answered(event)
+            yield i, event
+
+    def stream(
+        self, chunks: AsyncIterator[bytes], answers: Sequence[Answering], ping: bytes = PING
+    ) -> Any:
+        """A response of server-sent events."""
+        return EventStream(
+            chunks,
+            lambda: cancel_all(answers),
+            ping=ping,
+            ping_seconds=self.settings.ping_seconds,
+            timeout=self.settings.timeout,
+        )
+
+    async def whole(
+        self, request: Request, work: Awaitable[dict[str, Any]], answers: Sequence[Answering]
+    ) -> Response:
+        """A response of one object."""
+        found = await while_connected(request.receive, work, lambda: cancel_all(answers))
+        return JsonAnswer(found)
+
+    async def answer(
+        self, request: ChatRequest, client: str
+    ) -> tuple[AsyncIterator[Event], Answering]:
+        """The events of one answer to a conversation, and the answer itself."""
+        (answer,) = await self.ready().chat_all(request, client)
+
+        async def events() -> AsyncIterator[Event]:
+            async for _, event in self._counted([answer]):
+                yield event
+
+        return events(), answer
+
+
+def new_id(prefix: str) -> str:
+    """An id that no other answer has."""
+    return prefix + secrets.token_hex(16)
+
+
+def client_of(request: Request) -> str:
+    """The client, as RequireKey names it."""
+    return str(request.scope.get("state", {}).get("client", ""))
+
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def make_app(
+    server: Server, more: Mapping[str, Endpoint] | None = None, page: Sequence[Route] = ()
+) -> ASGIApp:
+    """The application. more: path -> endpoint of a POST, of further APIs. page: its routes."""
+    settings, prefix = server.settings, server.settings.api_prefix
+    post: dict[str, Endpoint] = {
+        "/v1/chat/completions": server.chat,
+        "/chat/completions": server.chat,
+        "/v1/completions": server.complete,
+        "/completions": server.completion,
+        "/completion": server.completion,
+        "/infill": server.infill,
+        "/tokenize": server.tokenize,
+        "/detokenize": server.detokenize,
+        "/apply-template": server.apply_template,
+        **(more or {}),
+    }
+    get = {
+        "/health": server.health,
+        "/v1/health": server.health,
+        "/models": server.models,
+        "/v1/models": server.models,
+        "/v1/models/{name:path}": server.model,
+        "/props": server.props,
+        "/slots": server.slots,
+        "/metrics": server.metrics_text,
+    }
+    routes = [
+        Route(prefix + path, _counting(server, path, f), methods=["POST"])
+        for path, f in post.items()
+    ]
+    routes += [Route(prefix + path, f, methods=["GET"]) for path, f in get.items()]
+    routes += page
+    app = Starlette(routes=routes, exception_handlers=_handlers(server))
+    files = [route.path.removeprefix(prefix) for route in page if "GET" in (route.methods or ())]
+    app.add_middleware(RequireKey, keys=settings.api_keys, prefix=prefix, files=files)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+        )
+    return DirectSend(app)
+
+
+def _counting(server: Server, path: str, endpoint: Any) -> Any:
+    """The endpoint, whose answers the metrics count by status."""
+
+    async def counted(request: Request) -> Response:
+        try:
+            response: Response = await endpoint(request)
+        except ApiError as error:
+            server.metrics.requests[path, error.status] += 1
+            raise
+        server.metrics.requests[path, getattr(response, "status_code", 200)] += 1
+        return response
+
+    return counted
+
+
+def _handlers(server: Server) -> dict[Any, Any]:
+    """Handlers of errors; each writes its error in the form of the API."""
+    prefix = server.settings.api_prefix
+
+    def path_of(request: Request) -> str:
+        return request.url.path.removeprefix(prefix)
+
+    async def told(request: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        return error_response(path_of(request), error)
+
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        path = path_of(request)
+        told = f"{request.method} {path} is not known here"
+        if allowed := (error.headers or {}).get("Allow"):
+            methods = sorted({*allowed.split(", ")} - {"HEAD"})
+            told = f"{path} does not take {request.method}: send {' or '.join(methods)}"
+        return error_response(path, ApiError(error.status_code, told))
+
+    async def unexpected(request: Request, error: Exception) -> Response:
+        return error_response(path_of(request), ApiError(500, f"{type(error).__name__}: {error}"))
+
+    return {ApiError: told, HTTPException: http, Exception: unexpected}

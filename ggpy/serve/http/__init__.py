@@ -1,0 +1,1 @@
+"""The HTTP side: bodies, access, server-sent events, and a bounded protocol."""

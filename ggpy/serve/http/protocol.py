@@ -1,0 +1,90 @@
+"""uvicorn's HTTP protocol, with bounds on the time and the size of a request's head.
+
+Without them a client that sends a byte now and then keeps a connection for ever, and one that sends
+headers without end takes all memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+HEAD_SECONDS = 20.0
+HEAD_BYTES = 64 << 10  # beside those of the packet in which the head begins
+_TOLD = (
+    b'{"error":{"message":"the headers are larger than %d bytes, which is the limit","code":431}}'
+)
+_TOO_LARGE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n"
+    b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+)
+
+
+def bounded() -> type[asyncio.Protocol]:
+    """The class of uvicorn's protocol, bounded; httptools where that is installed."""
+    try:
+        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as Base
+    except ImportError:
+        from uvicorn.protocols.http.h11_impl import H11Protocol as Base  # type: ignore[assignment]
+
+    class BoundedProtocol(Base):  # type: ignore[misc, valid-type]
+        """Closes a connection whose next request has no complete head after HEAD_SECONDS, or after
+        HEAD_BYTES.
+        """
+
+        _head_timer: asyncio.TimerHandle | None = None
+        _in_head = False  # httptools alone says so; h11 has a bound of its own
+        _n_head = 0  # bytes
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._wait_for_head()
+
+        def data_received(self, data: bytes) -> None:
+            if self._head_timer is None and self._between_requests():
+                self._wait_for_head()
+            began_before = self._in_head
+            super().data_received(data)
+            if self._in_head and began_before:
+                self._count_head(len(data))
+            if not self._between_requests():
+                self._stop_waiting()
+
+        def on_message_begin(self) -> None:
+            self._in_head, self._n_head = True, 0
+            super().on_message_begin()
+
+        def on_headers_complete(self) -> None:
+            self._in_head = False
+            super().on_headers_complete()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_waiting()
+            super().connection_lost(exc)
+
+        def _between_requests(self) -> bool:
+            return self.cycle is None or self.cycle.response_complete
+
+        def _count_head(self, n: int) -> None:
+            self._n_head += n
+            if self._n_head <= HEAD_BYTES or self.transport.is_closing():
+                return
+            if self._between_requests():
+                told = _TOLD % HEAD_BYTES
+                self.transport.write(_TOO_LARGE % (len(told), told))
+            self.transport.close()
+
+        def _wait_for_head(self) -> None:
+            self._head_timer = self.loop.call_later(HEAD_SECONDS, self._give_up)
+
+        def _stop_waiting(self) -> None:
+            if self._head_timer is not None:
+                self._head_timer.cancel()
+                self._head_timer = None
+
+        def _give_up(self) -> None:
+            self._head_timer = None
+            if self._between_requests() and not self.transport.is_closing():
+                self.transport.close()
+
+    return BoundedProtocol

@@ -1,0 +1,138 @@
+"""Sends a stream of server-sent events, and notices a client that goes away.
+
+An ASGI application for one answer: chunks of bytes in, HTTP out. While no chunk comes, a comment
+goes out now and then, so that proxies keep the connection. Nothing here knows what is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from contextlib import suppress
+from typing import Any, TypeVar
+
+DIRECT_SEND = "ggpy.send"  # in a request's scope: the server's own `send`, behind no middleware
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Result = TypeVar("Result")
+
+PING = b": ping\n\n"
+DONE = b"data: [DONE]\n\n"
+HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx must not collect the events
+)
+
+
+class EventStream:
+    """The answer to a request: chunks as they come. `cancel()` is called if the client goes away,
+    or takes longer than `timeout` seconds to read; the chunks then end.
+    """
+
+    def __init__(
+        self,
+        chunks: AsyncIterator[bytes],
+        cancel: Callable[[], None],
+        *,
+        ping: bytes = PING,
+        ping_seconds: float = 30.0,
+        timeout: float = 600.0,
+    ) -> None:
+        self._chunks, self._cancel = chunks, cancel
+        self._ping, self._ping_seconds, self._timeout = ping, ping_seconds, timeout
+        self._gone = False
+        self._sent_at = 0.0
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        watch = asyncio.create_task(self._watch(receive))
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+            await self._send_chunks(scope.get(DIRECT_SEND, send))
+        finally:
+            watch.cancel()
+            self._cancel()
+
+    async def _send_chunks(self, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        self._sent_at = loop.time()
+        pings = asyncio.create_task(self._send_pings(send))
+        try:
+            async for chunk in self._chunks:
+                if self._gone:
+                    continue  # the sequence is cancelled: the chunks end soon
+                self._sent_at = loop.time()
+                await self._sent(send, chunk)
+            if not self._gone:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            pings.cancel()
+
+    async def _sent(self, send: Send, chunk: bytes) -> None:
+        """Send, which returns at once unless the client is slow to read."""
+        sending = send({"type": "http.response.body", "body": chunk, "more_body": True})
+        timer = asyncio.get_running_loop().call_later(self._timeout, self._give_up)
+        try:
+            await sending
+        finally:
+            timer.cancel()
+
+    def _give_up(self) -> None:
+        self._gone = True
+        self._cancel()
+
+    async def _watch(self, receive: Receive) -> None:
+        """Wait for the client to go away."""
+        await _gone(receive)
+        self._give_up()
+
+    async def _send_pings(self, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            wait = self._sent_at + self._ping_seconds - loop.time()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            elif self._gone:
+                return
+            else:
+                self._sent_at = loop.time()
+                await send({"type": "http.response.body", "body": self._ping, "more_body": True})
+
+
+class DirectSend:
+    """ASGI middleware, the outermost: streams send chunks past all others, which have nothing to do
+    with them once the headers are sent.
+    """
+
+    def __init__(self, app: Callable[[Message, Receive, Send], Awaitable[None]]) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        scope[DIRECT_SEND] = send
+        await self._app(scope, receive, send)
+
+
+async def _gone(receive: Receive) -> None:
+    """Wait until the client has gone away."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def while_connected(
+    receive: Receive, work: Awaitable[Result], cancel: Callable[[], None]
+) -> Result:
+    """What `work` returns; `cancel()` is called if the client goes away before."""
+
+    async def watch() -> None:
+        await _gone(receive)
+        cancel()
+
+    watching = asyncio.create_task(watch())
+    try:
+        return await work
+    finally:
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching

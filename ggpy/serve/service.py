@@ -1,0 +1,368 @@
+"""One loaded model as the APIs see it: requests in, events out.
+
+Renders conversations, encodes prompts, hands sequences to the engine's thread and turns their
+pieces into events. Nothing here knows HTTP or the form of any API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..chat_formats import ChatFormat, detect
+from ..chat_formats.constraint import call_grammar
+from ..grammar import GrammarError
+from ..model import Model
+from ..runtime.sequence import ContextOverflow
+from ..sampling import SamplingParams
+from ..sampling.params import MASK64
+from ..tokenizer import Tokenizer
+from .answers.answer import Answering
+from .answers.merge import cancel_all
+from .answers.vectors import Vectors
+from .answers.worker import EngineWorker, Full, Ticket
+from .api.native import Infill
+from .errors import RETRY_AFTER, ApiError, overflow_error
+from .events import AnswerOptions, ChatRequest, Constraint
+from .fields import Fields
+from .settings import ServerSettings
+
+if TYPE_CHECKING:
+    from ..sampling.mask import TokenMask
+
+LONG_TEXT = 2000  # characters, or tokens, from which work on them leaves the event loop
+UNWANTED = -1e6  # the bias of a token that is chosen only if there is no other
+CHARACTERS_PER_TOKEN = 4  # about as many, in most languages and vocabularies
+
+Result = TypeVar("Result")
+
+
+class ModelService:
+    """A model, its chat template and format, and the thread that runs its engine."""
+
+    def __init__(self, model: Model, settings: ServerSettings, worker: EngineWorker) -> None:
+        self.model, self.settings, self.worker = model, settings, worker
+        self.tokenizer, self.engine = model.tokenizer, model.engine
+        self.template = settings.chat_template or model.tokenizer.chat_template
+        self.format = self._chat_format()
+        self.takes_system = self._takes_system()
+        self._markers = self.format.control_markers(model.tokenizer)
+        self.infill = Infill(model.tokenizer)
+        self.created = int(time.time())
+        self._vectors = Vectors(model, worker, settings.pooling)
+
+    @property
+    def model_name(self) -> str:
+        """The model as answers name it."""
+        return self.settings.alias or self.model.file.path.stem
+
+    def sampling_defaults(self) -> SamplingParams:
+        """The parameters of requests that give none."""
+        return self.settings.sampling
+
+    def check_model(self, name: str | None) -> None:
+        """Any name is accepted, as llama-server does: there is one model."""
+
+    # Answers
+
+    async def chat_all(self, request: ChatRequest, client: str, n: int = 1) -> list[Answering]:
+        """Begin n answers to a conversation; ApiError where that is impossible.
+
+        client: who asks; clients take turns, and only requests of one client share cached pages.
+        """
+        request = self._checked(request)
+        rendered = await self._render(request)
+        ids = await self._encoded(rendered)
+        opened = self.format.opens_reasoning(rendered)
+        constraint = self._chat_constraint(request, opened)
+        answers: list[Answering] = []
+        with _all_or_none(answers):
+            for options in _seeded(self._timed(request.options), n):
+                parser = self.format.parser(
+                    tools=schemas(request.tools) or None,
+                    reasoning=request.reasoning and self.settings.reasoning_format != "none",
+                    reasoning_open=opened,
+                )
+                grammar = await self._mask(constraint)
+                ticket = self._begin(ids, options, client, grammar, bool(self._markers))
+                answers.append(Answering(ticket, options, parser, self.format.name == "mistral"))
+        return answers
+
+    async def complete_all(
+        self, prompts: Sequence[str | Sequence[int]], options: AnswerOptions, client: str, n: int
+    ) -> list[Answering]:
+        """Begin n answers for each of some texts, or ids, continued as they are; ApiError."""
+        answers: list[Answering] = []
+        with _all_or_none(answers):
+            for prompt in prompts:
+                ids = await self._ids(prompt)
+                for seeded in _seeded(self._timed(options), n):
+                    grammar = await self._mask(options.constraint)
+                    answers.append(Answering(self._begin(ids, seeded, client, grammar), seeded))
+        return answers
+
+    async def count_chat_tokens(self, request: ChatRequest) -> int:
+        """Tokens of the prompt that a conversation becomes."""
+        return len(await self._encoded(await self._render(self._checked(request))))
+
+    async def render(self, request: ChatRequest) -> str:
+        """The prompt that a conversation becomes."""
+        return await self._render(self._checked(request))
+
+    async def embed(
+        self, inputs: Sequence[str | list[int]], client: str
+    ) -> list[tuple[NDArray[np.float32], int]]:
+        """(vector[D], tokens) of each text or list of ids; ApiError."""
+        return await self._vectors.embed(inputs)
+
+    async def relevance(
+        self, query: str, documents: Sequence[str], client: str
+    ) -> list[tuple[float, int]]:
+        """(relevance, tokens) of each document; ApiError."""
+        return await self._vectors.relevance(query, documents)
+
+    def _begin(
+        self,
+        ids: Sequence[int],
+        options: AnswerOptions,
+        client: str,
+        grammar: TokenMask | None,
+        special: bool = False,
+    ) -> Ticket:
+        """Hand a sequence to the engine's thread."""
+        params = options.params if grammar is None else self._may_end(options.params)
+        try:
+            sequence = self.engine.prepare(
+                ids,
+                params,
+                max_tokens=options.max_tokens,
+                stop=options.stop,
+                logprobs=options.top_logprobs is not None,
+                top_logprobs=options.top_logprobs or 0,
+                client=client,
+                salt=hashlib.blake2b(client.encode()).digest(),
+                cache=options.cache_prompt and self.settings.cache_prompt,
+                grammar=grammar,
+                special=special,
+            )
+            return self.worker.submit(sequence)
+        except ContextOverflow as error:
+            raise context_error(error) from None
+        except ValueError as error:
+            raise ApiError(400, str(error)) from None
+        except (Full, RuntimeError) as error:
+            raise ApiError(503, str(error), retry_after=RETRY_AFTER) from None
+
+    def _may_end(self, params: SamplingParams) -> SamplingParams:
+        """Parameters under which an answer can end where its grammar allows nothing else."""
+        end = {id for id in self.tokenizer.end_ids if params.logit_bias.get(id) == -inf}
+        return replace(params, logit_bias={**params.logit_bias, **dict.fromkeys(end, UNWANTED)})
+
+    # Prompts
+
+    async def aside(self, work: Callable[[Fields, Tokenizer], Result], body: Fields) -> Result:
+        """What work returns; a long text, or list of tokens, is worked on in another thread."""
+        sizes = [len(v) for v in body.values.values() if isinstance(v, (str, list))]
+        return await _aside(max(sizes, default=0), work, body, self.tokenizer)
+
+    async def _ids(self, prompt: str | Sequence[int]) -> Sequence[int]:
+        if not isinstance(prompt, str):
+            return prompt
+        encode = partial(self.tokenizer.encode, parse_special=True)
+        return await _aside(len(prompt), encode, prompt)
+
+    async def _encoded(self, rendered: str) -> list[int]:
+        return await _aside(len(rendered), self.tokenizer.encode_chat, rendered)
+
+    async def _render(self, request: ChatRequest) -> str:
+        if self.template is None:
+            raise ApiError(
+                400,
+                "this model has no chat template: start the server with --chat-template, or use "
+                "/v1/completions",
+            )
+        messages, begun = _begun(request.messages)
+        try:
+            rendered = await asyncio.to_thread(
+                self.tokenizer.apply_chat_template,
+                messages,
+                self.template,
+                tools=request.tools or None,
+                variables=request.template_variables,
+            )
+        except ValueError as error:  # ChatTemplateError is one
+            raise ApiError(400, str(error), param="messages") from None
+        return rendered + begun
+
+    def _timed(self, options: AnswerOptions) -> AnswerOptions:
+        """The options, with the server's limit of time where they have none."""
+        if options.timeout is not None or self.settings.deadline is None:
+            return options
+        return replace(options, timeout=self.settings.deadline)
+
+    def _checked(self, request: ChatRequest) -> ChatRequest:
+        """The request as it is answered: without tools that may not be called, with the server's
+        template variables, and with instructions where the template says nothing of tools.
+
+        A constraint turns reasoning off, because it holds from the first token on.
+        """
+        variables: dict[str, Any] = dict(self.settings.template_variables)
+        if self.settings.reasoning_budget == 0 or request.options.constraint is not None:
+            variables["enable_thinking"] = False
+        tools = () if request.tool_choice == "none" else request.tools
+        messages = request.messages
+        if tools and (told := self.format.instructions(tools)):
+            messages = with_instructions(messages, told)
+        given = request.template_variables
+        variables |= given
+        return replace(request, messages=messages, tools=tools, template_variables=variables)
+
+    # Constraints
+
+    def _chat_constraint(self, request: ChatRequest, opened: bool) -> Constraint | None:
+        """The grammar of an answer that must call a tool, or what the options ask for."""
+        if request.tool_choice in ("auto", "none"):
+            return request.options.constraint
+        if request.options.constraint is not None:
+            raise ApiError(
+                400,
+                "tool_choice demands a call, and response_format or grammar a text: give one",
+                param="tool_choice",
+            )
+        name = request.tool_choice.removeprefix("name:")
+        tools = {n: s for n, s in schemas(request.tools).items() if name in ("required", n)}
+        if not tools:
+            told = "tool_choice demands a call of a tool that is not in tools"
+            raise ApiError(400, told, param="tool_choice")
+        parallel = request.parallel_tool_calls and name == "required"
+        try:
+            text = call_grammar(
+                self.format,
+                tools,
+                parallel,
+                special=self._markers,
+                reasoning_open=opened,
+                reasoning_limit=self._reasoning_limit(request, opened),
+            )
+        except ValueError as error:
+            raise ApiError(400, str(error), param="tool_choice") from None
+        return Constraint("lark", text, "tools")
+
+    def _reasoning_limit(self, request: ChatRequest, opened: bool) -> int | None:
+        """Characters of reasoning before a call that is demanded: about half of the answer's
+        tokens. There is none if the template does not know it, or it is turned off.
+        """
+        known = self.format.channels is not None or self.format.reasoning_close in (
+            self.template or ""
+        )
+        enabled = request.template_variables.get("enable_thinking") is not False
+        if not opened and not (known and enabled):
+            return 0
+        n = request.options.max_tokens
+        return None if n is None else n * CHARACTERS_PER_TOKEN // 2
+
+    async def _mask(self, constraint: Constraint | None) -> TokenMask | None:
+        if constraint is None:
+            return None
+        try:
+            return await asyncio.to_thread(
+                self.model.grammars.compile, constraint.kind, constraint.text
+            )
+        except GrammarError as error:
+            raise ApiError(400, str(error), param=constraint.param) from None
+
+    # The model
+
+    def _takes_system(self) -> bool:
+        """Whether the chat template has a place for system messages."""
+        mark = "Qmvx"
+        messages = [{"role": "system", "content": mark}, {"role": "user", "content": "Rkwz"}]
+        try:
+            return mark in self.tokenizer.apply_chat_template(messages, self.template)
+        except ValueError:  # it refuses them, or there is none
+            return False
+
+    def _chat_format(self) -> ChatFormat:
+        """How the model writes tool calls and reasoning."""
+
+        def render(
+            messages: Sequence[Mapping[str, Any]],
+            tools: Sequence[Mapping[str, Any]] | None = None,
+            variables: Mapping[str, Any] | None = None,
+        ) -> str:
+            return self.tokenizer.apply_chat_template(
+                messages, self.template, tools=tools, variables=variables
+            )
+
+        return detect(render, self.settings.tool_format)
+
+
+async def _aside(size: int, work: Callable[..., Result], *args: Any) -> Result:
+    """What work(*args) returns, in another thread if its input has LONG_TEXT characters or more."""
+    return work(*args) if size < LONG_TEXT else await asyncio.to_thread(work, *args)
+
+
+def schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Name -> JSON schema of the arguments, of tools in OpenAI's form."""
+    functions = [tool["function"] for tool in tools]
+    return {f["name"]: f.get("parameters") or {} for f in functions}
+
+
+def with_instructions(messages: Sequence[Mapping[str, Any]], told: str) -> list[Mapping[str, Any]]:
+    """The messages with a text in their system message, which is the first."""
+    first, *rest = messages
+    if first["role"] in ("system", "developer"):
+        return [{**first, "content": f"{first['content']}\n\n{told}"}, *rest]
+    return [{"role": "system", "content": told}, *messages]
+
+
+def _begun(
+    messages: Sequence[Mapping[str, Any]],
+) -> tuple[Sequence[Mapping[str, Any]], str]:
+    """The messages to render, and the text of a last assistant message, which the answer goes on
+    with.
+    """
+    last = messages[-1]
+    if last["role"] != "assistant" or last.get("tool_calls") or len(messages) < 2:
+        return messages, ""
+    return messages[:-1], last["content"] or ""
+
+
+def _seeded(options: AnswerOptions, n: int) -> Iterator[AnswerOptions]:
+    """The options of n answers, whose seeds differ."""
+    seed = options.params.seed
+    for i in range(n):
+        yield options if seed < 0 or not i else _with_seed(options, (seed + i) & MASK64)
+
+
+def _with_seed(options: AnswerOptions, seed: int) -> AnswerOptions:
+    return replace(options, params=replace(options.params, seed=seed))
+
+
+@contextmanager
+def _all_or_none(answers: list[Answering]) -> Iterator[None]:
+    """If one answer cannot begin, those before it are cancelled."""
+    try:
+        yield
+    except BaseException:
+        cancel_all(answers)
+        raise
+
+
+def context_error(error: ContextOverflow) -> ApiError:
+    """A prompt that is longer than the context."""
+    told = (
+        f"the prompt has {error.n_prompt} tokens, and the context {error.n_ctx}: shorten it, or "
+        "start the server with a larger --ctx-size"
+    )
+    return overflow_error(error.n_prompt, error.n_ctx, told)

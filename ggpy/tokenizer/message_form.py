@@ -1,0 +1,235 @@
+"""Messages in OpenAI's form, checked, and in the form that a chat template wants.
+
+Templates differ: some want the arguments of calls as a dict and some as JSON text, some want a
+missing content as "" and some as none, some iterate over parts of a content, some know no tools at
+all. `probes` finds out by rendering, `TemplateForm.adapted` rewrites. Nothing here renders itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+RESERVED = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
+_EXAMPLE = '{"role": "user", "content": "Hello"}'
+_CALL = '{"type": "function", "function": {"name": ..., "arguments": ...}}'
+
+Message = dict[str, Any]
+
+
+# Checks
+
+
+def checked_messages(messages: object) -> list[Message]:
+    """A copy of messages, dicts with "role" and "content"; ValueError says which one is wrong.
+
+    A content of text parts becomes one text, arguments of calls become a dict where they are JSON
+    of one, and a tool's message without a name gets that of its call.
+    """
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        raise ValueError(f"messages is {messages!r:.60}: give a list of dicts like {_EXAMPLE}")
+    if not messages:
+        raise ValueError(f"messages is empty: give at least one, like {_EXAMPLE}")
+    checked = [_checked(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    _name_results(checked)
+    return checked
+
+
+def _checked(message: object, where: str) -> Message:
+    if not isinstance(message, Mapping):
+        raise ValueError(f"{where} is {message!r:.60}: give a dict like {_EXAMPLE}")
+    if (role := message.get("role")) not in ROLES:
+        known = ", ".join(ROLES)
+        raise ValueError(f"{where} has the role {role!r:.60}: it must be one of {known}")
+    copy = dict(message)
+    for name in ("tool_calls", "reasoning_content", "name", "tool_call_id"):
+        if copy.get(name) is None:
+            copy.pop(name, None)
+        elif name != "tool_calls" and not isinstance(copy[name], str):
+            raise ValueError(f"{where}.{name} is {copy[name]!r:.60}: it must be a text")
+    if role == "assistant" and "tool_calls" in copy:
+        copy["tool_calls"] = _checked_calls(copy["tool_calls"], f"{where}.tool_calls")
+    silent = role == "assistant" and (copy.get("tool_calls") or "reasoning_content" in copy)
+    copy["content"] = _checked_content(copy.get("content"), where, bool(silent))
+    return copy
+
+
+def _checked_content(content: object, where: str, may_be_none: bool) -> str | None:
+    if isinstance(content, str) or (content is None and may_be_none):
+        return content
+    if not isinstance(content, list):
+        raise ValueError(f"{where} has the content {content!r:.60}: it must be a text")
+    texts = []
+    for i, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        text = part.get("text") if isinstance(part, Mapping) else None
+        if kind != "text" or not isinstance(text, str):
+            must = f'content[{i}] must be {{"type": "text", "text": ...}}'
+            shown = f"of type {kind!r:.60}" if kind else f"{content!r:.60}"
+            raise ValueError(f"{where} has the content {shown}: {must}")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _checked_calls(calls: object, where: str) -> list[Message]:
+    if not isinstance(calls, list):
+        raise ValueError(f"{where} is {calls!r:.60}: it must be a list of {_CALL}")
+    return [_checked_call(call, f"{where}[{i}]") for i, call in enumerate(calls)]
+
+
+def _checked_call(call: object, where: str) -> Message:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+        raise ValueError(f"{where} is {call!r:.60}: it must be {_CALL}")
+    if not isinstance(name := function.get("name"), str) or not name:
+        raise ValueError(f"{where}.function.name is {name!r:.60}: it must be a text")
+    arguments = function.get("arguments")
+    if arguments is not None and not isinstance(arguments, (str, Mapping)):
+        must = "it must be a JSON text of an object"
+        raise ValueError(f"{where}.function.arguments is {arguments!r:.60}: {must}")
+    function = {**function, "arguments": _as_dict(arguments)}
+    return {"type": "function", **call, "function": function}
+
+
+def _as_dict(arguments: Any) -> Any:
+    """Arguments as a dict, where they are JSON of one; else the text."""
+    if not isinstance(arguments, str):
+        return dict(arguments or {})
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def _name_results(messages: list[Message]) -> None:
+    """Give a tool's message the name of the call that it answers."""
+    names: dict[str, str] = {}
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            names[str(call.get("id"))] = call["function"]["name"]
+        if message["role"] == "tool" and message.get("tool_call_id") in names:
+            message.setdefault("name", names[message["tool_call_id"]])
+
+
+# Forms
+
+
+@dataclass(frozen=True)
+class TemplateForm:
+    """What a template wants. knows_*: it writes them; else messages say it in words."""
+
+    arguments_as_text: bool = False
+    content_none: bool = False  # of an assistant that calls; else ""
+    content_parts: bool = False
+    knows_calls: bool = True
+    knows_results: bool = True
+    knows_developer: bool = False
+    thinking: bool = False  # reasoning is called so
+
+    def adapted(self, messages: Sequence[Message]) -> list[Message]:
+        """Checked messages as the template wants them."""
+        return [self._adapted(message) for message in messages]
+
+    def _adapted(self, message: Message) -> Message:
+        copy = dict(message)
+        if copy["role"] == "developer" and not self.knows_developer:
+            copy["role"] = "system"
+        if copy["role"] == "tool" and not self.knows_results:
+            copy = {"role": "user", "content": _result_in_words(copy)}
+        if copy.get("tool_calls"):
+            copy = self._with_calls(copy)
+        elif copy["content"] is None:
+            copy["content"] = ""
+        if self.thinking and "reasoning_content" in copy:
+            copy["thinking"] = copy["reasoning_content"]
+        if self.content_parts and isinstance(copy["content"], str):
+            copy["content"] = [{"type": "text", "text": copy["content"]}]
+        return copy
+
+    def _with_calls(self, message: Message) -> Message:
+        calls = message["tool_calls"]
+        if not self.knows_calls:
+            said = [message["content"]] if message["content"] else []
+            said += [_call_in_words(call["function"]) for call in calls]
+            rest = {k: v for k, v in message.items() if k != "tool_calls"}
+            return {**rest, "content": "\n".join(said)}
+        if self.arguments_as_text:
+            calls = [{**call, "function": _with_text(call["function"])} for call in calls]
+        none = None if self.content_none else ""
+        return {**message, "tool_calls": calls, "content": message["content"] or none}
+
+
+def _with_text(function: Message) -> Message:
+    arguments = function["arguments"]
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {**function, "arguments": text}
+
+
+def _call_in_words(function: Message) -> str:
+    call = {"name": function["name"], "arguments": function["arguments"]}
+    return json.dumps({"tool_call": call}, ensure_ascii=False)
+
+
+def _result_in_words(message: Message) -> str:
+    result = {"name": message.get("name"), "content": message["content"]}
+    return json.dumps({"tool_response": result}, ensure_ascii=False)
+
+
+# Probes
+
+_NAME, _KEY, _VALUE, _WORD = "probe_tool", "probe_key", "Vzqx", "Qmvx"
+_CALLS = [
+    {"id": "call00001", "type": "function",
+     "function": {"name": _NAME, "arguments": {_KEY: _VALUE}}}
+]  # fmt: skip
+_CALLER = {"role": "assistant", "content": None, "tool_calls": _CALLS}
+_RESULT = {"role": "tool", "content": "Rkwz", "tool_call_id": "call00001", "name": _NAME}
+_SCHEMA = {"type": "object", "properties": {_KEY: {"type": "string", "description": "A value."}}}
+_TOOLS = [
+    {"type": "function",
+     "function": {"name": _NAME, "description": "A tool.", "parameters": _SCHEMA}}
+]  # fmt: skip
+
+
+def probes(template: str, rendered: Callable[[Sequence[Message], Any], str]) -> TemplateForm:
+    """The form of a template. rendered: the prompt of messages and tools, "" where it refuses."""
+    user = {"role": "user", "content": _WORD}
+    parts = {"role": "user", "content": [{"type": "text", "text": _WORD}]}
+    in_parts = _WORD not in rendered([user], None) and _WORD in rendered([parts], None)
+    base = TemplateForm(
+        content_parts=in_parts,
+        knows_developer="developer" in template,
+        thinking="thinking" in template and "reasoning_content" not in template,
+    )
+    if "tool" not in template:
+        return _replaced(base, knows_calls=False, knows_results=False)
+    for text, none in ((False, False), (False, True), (True, False), (True, True)):
+        form = _replaced(base, arguments_as_text=text, content_none=none)
+        if _shows_calls(form, rendered, user):
+            return _with_results(form, rendered, user)
+    return _with_results(_replaced(base, knows_calls=False), rendered, user)
+
+
+def _replaced(form: TemplateForm, **changes: bool) -> TemplateForm:
+    return TemplateForm(**{**form.__dict__, **changes})
+
+
+def _shows_calls(form: TemplateForm, rendered: Callable[..., str], user: Message) -> bool:
+    plain = rendered(form.adapted([user, {"role": "assistant", "content": _VALUE}]), _TOOLS)
+    as_repr = f"{{'{_KEY}'"
+    # Some templates leave out an assistant's message that is the last one.
+    for messages in ([user, _CALLER], [user, _CALLER, _RESULT]):
+        calls = rendered(form.adapted(messages), _TOOLS)
+        written = calls.count(_NAME) > plain.count(_NAME) and _VALUE in calls
+        if written and calls.count(as_repr) <= plain.count(as_repr):
+            return True
+    return False
+
+
+def _with_results(form: TemplateForm, rendered: Callable[..., str], user: Message) -> TemplateForm:
+    shown = _RESULT["content"] in rendered(form.adapted([user, _CALLER, _RESULT]), _TOOLS)
+    return form if shown else _replaced(form, knows_results=False)

@@ -1,0 +1,171 @@
+"""Grammars that force calls: llguidance accepts what the format writes, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+from chat_formats.families import SCHEMAS, read
+
+from ggpy.chat_formats import NAMES, by_name
+from ggpy.chat_formats.constraint import call_grammar
+
+llguidance = pytest.importorskip("llguidance", reason="needs the extra 'grammar'")
+BYTES = llguidance.LLTokenizer("byte")
+STRICT = {name: {**schema, "additionalProperties": False} for name, schema in SCHEMAS.items()}
+CALLING = [name for name in NAMES if name != "content"]
+
+NOTE = '{"name": "add_note", "arguments": {"text": "x"}}'
+ACCEPTED = {
+    "hermes": [f"<tool_call>\n{NOTE}\n</tool_call>", f"<think>a</think>\n\n<tool_call>\n{NOTE}\n"
+               "</tool_call>"],
+    "llama3": ['{"name": "add_note", "parameters": {"text": "x"}}'],
+    "mistral": [f"[TOOL_CALLS][{NOTE}]",
+                f'[TOOL_CALLS][{NOTE[:-1]}, "id": "abcd12345"}}]'],
+    "mistral-args": ['[TOOL_CALLS]add_note[ARGS]{"text": "x"}'],
+    "qwen3-coder": ["<tool_call>\n<function=add_note>\n<parameter=text>\nx\n</parameter>\n"
+                    "</function>\n</tool_call>"],
+    "glm": ["<tool_call>add_note\n<arg_key>text</arg_key>\n<arg_value>x</arg_value>\n</tool_call>"],
+    "pythonic": ['[add_note(text="x")]'],
+    "gemma4": ['<|tool_call>call:add_note{text:<|"|>x<|"|>}<tool_call|>'],
+    "harmony": ['<|channel|>commentary to=functions.add_note <|constrain|>json<|message|>'
+                '{"text": "x"}',
+                '<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=functions.add_note'
+                '<|channel|>commentary json<|message|>{"text": "x"}'],
+    "generic": ['{"tool_call": {"name": "add_note", "arguments": {"text": "x"}}}'],
+}  # fmt: skip
+REFUSED = {
+    "hermes": ["Hello", NOTE, '<tool_call>\n{"name": "rm", "arguments": {}}\n</tool_call>',
+               '<tool_call>\n{"name": "add_note", "arguments": {"text": 3}}\n</tool_call>',
+               '<tool_call>\n{"name": "add_note", "arguments": {}}\n</tool_call>'],
+    "llama3": ['{"name": "add_note", "arguments": {"text": "x"}}', "Hello"],
+    "mistral": ["[TOOL_CALLS][]", f"[TOOL_CALLS]{NOTE}"],
+    "mistral-args": ["[TOOL_CALLS]rm[ARGS]{}", '[TOOL_CALLS]add_note[ARGS]{"t": "x"}'],
+    "qwen3-coder": ["<tool_call>\n<function=add_note>\n</function>\n</tool_call>",
+                    "<tool_call>\n<function=rm>\n</function>\n</tool_call>",
+                    "<tool_call>\n<function=get_weather>\n<parameter=city>\nx\n</parameter>\n"
+                    "<parameter=days>\nmany\n</parameter>\n</function>\n</tool_call>"],
+}  # fmt: skip
+CASES = [(name, text, True) for name, texts in ACCEPTED.items() for text in texts]
+CASES += [(name, text, False) for name, texts in REFUSED.items() for text in texts]
+
+
+def accepts(grammar: str, text: str) -> bool:
+    lark = llguidance.LLMatcher.grammar_from_lark(grammar)
+    matcher = llguidance.LLMatcher(BYTES, lark)
+    assert not matcher.get_error(), matcher.get_error()
+    ids = BYTES.tokenize_str(text)
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("name", CALLING)
+@pytest.mark.parametrize("parallel", [False, True])
+def test_every_format_has_a_valid_grammar(name: str, parallel: bool) -> None:
+    lark = call_grammar(by_name(name), STRICT, parallel)
+    grammar = llguidance.LLMatcher.grammar_from_lark(lark)
+    assert llguidance.LLMatcher.validate_grammar(grammar, BYTES) == ""
+
+
+@pytest.mark.parametrize(("name", "text", "good"), CASES)
+def test_calls_as_the_format_writes_them(name: str, text: str, good: bool) -> None:
+    assert accepts(call_grammar(by_name(name), STRICT), text) == good
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_what_the_grammar_accepts_the_parser_reads(name: str) -> None:
+    for text in ACCEPTED[name]:
+        assert read(by_name(name), [text]).parsed() == [("add_note", {"text": "x"})]
+
+
+@pytest.mark.parametrize(
+    ("name", "two"),
+    [
+        ("hermes", "\n".join([f"<tool_call>\n{NOTE}\n</tool_call>"] * 2)),
+        ("mistral", f"[TOOL_CALLS][{NOTE}, {NOTE}]"),
+        ("llama3", "; ".join(ACCEPTED["llama3"] * 2)),
+        ("qwen3-coder", "\n".join(ACCEPTED["qwen3-coder"] * 2)),
+        ("pythonic", '[add_note(text="x"), add_note(text="x")]'),
+    ],
+)
+def test_several_calls_only_if_parallel(name: str, two: str) -> None:
+    assert accepts(call_grammar(by_name(name), STRICT, True), two)
+    assert not accepts(call_grammar(by_name(name), STRICT, False), two)
+    assert len(read(by_name(name), [two]).calls) == 2
+
+
+def test_only_the_tools_that_are_given_may_be_called() -> None:
+    grammar = call_grammar(by_name("hermes"), {"get_weather": STRICT["get_weather"]})
+    assert not accepts(grammar, ACCEPTED["hermes"][0])
+
+
+def test_reasoning_that_is_open_is_closed_first() -> None:
+    grammar = call_grammar(by_name("hermes"), STRICT, reasoning_open=True)
+    call = f"<tool_call>\n{NOTE}\n</tool_call>"
+    assert accepts(grammar, f"I think.\n</think>\n\n{call}")
+    assert not accepts(grammar, call)
+
+
+def test_control_tokens_are_named_by_their_ids() -> None:
+    grammar = call_grammar(by_name("hermes"), STRICT, special={"<tool_call>": 7, "</think>": 9})
+    assert '<[7]> "\\n"' in grammar and "/(?s:.*)/ <[9]>" in grammar
+    assert '"<tool_call>' not in grammar
+
+
+def test_optional_arguments_of_python_calls() -> None:
+    schema = {"type": "object", "properties": {k: {"type": "integer"} for k in "abc"}}
+    grammar = call_grammar(by_name("pythonic"), {"f": {**schema, "required": ["b"]}})
+    for text, good in {
+        "[f(b=1)]": True, "[f(b=1, a=2, c=3)]": True, "[f(b=1, c=3)]": True,
+        "[f(a=2)]": False, "[f()]": False, "[f(b=1, d=4)]": False,
+    }.items():  # fmt: skip
+        assert accepts(grammar, text) == good, text
+    free = call_grammar(by_name("pythonic"), {"f": schema})
+    assert accepts(free, "[f()]") and accepts(free, "[f(b=1, c=3)]")
+
+
+def test_definitions_reach_the_arguments_that_refer_to_them() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/small"}},
+        "required": ["a"],
+        "$defs": {"small": {"type": "integer", "maximum": 9}},
+    }
+    grammar = call_grammar(by_name("qwen3-coder"), {"f": schema})
+    text = "<tool_call>\n<function=f>\n<parameter=a>\n{}\n</parameter>\n</function>\n</tool_call>"
+    assert accepts(grammar, text.format(9)) and not accepts(grammar, text.format(10))
+
+
+def test_no_grammar_without_calls_or_tools() -> None:
+    with pytest.raises(ValueError, match="'content' has no tool calls"):
+        call_grammar(by_name("content"), STRICT)
+    with pytest.raises(ValueError, match="no tool may be called"):
+        call_grammar(by_name("hermes"), {})
+
+
+def test_reasoning_before_a_call_has_a_limit() -> None:
+    call = f"<tool_call>\n{NOTE}\n</tool_call>"
+    ten = call_grammar(by_name("hermes"), STRICT, reasoning_limit=10)
+    assert accepts(ten, call)
+    assert accepts(ten, f"<think>{'x' * 10}</think>{call}")
+    assert not accepts(ten, f"<think>{'x' * 11}</think>{call}")
+    none = call_grammar(by_name("hermes"), STRICT, reasoning_limit=0)
+    assert accepts(none, call)
+    assert not accepts(none, f"<think>x</think>{call}")
+    opened = call_grammar(by_name("hermes"), STRICT, reasoning_open=True, reasoning_limit=10)
+    assert accepts(opened, f"{'x' * 10}</think>{call}")
+    assert not accepts(opened, f"{'x' * 11}</think>{call}")
+    long = call_grammar(by_name("hermes"), STRICT, reasoning_limit=10**6)
+    assert accepts(long, f"<think>{'x' * 30_000}</think>{call}")
+
+
+def test_blanks_between_arguments_have_a_limit() -> None:
+    grammar = call_grammar(by_name("mistral-args"), STRICT)
+    assert accepts(grammar, '[TOOL_CALLS]add_note[ARGS]{ "text" :\n\n  "x" }')
+    assert not accepts(grammar, '[TOOL_CALLS]add_note[ARGS]{  "text": "x"}')
+    assert not accepts(grammar, '[TOOL_CALLS]add_note[ARGS]{\n\n\n"text": "x"}')
+
+
+def test_a_schema_that_is_too_deep_is_an_error() -> None:
+    schema: dict = {"type": "object"}
+    for _ in range(20_000):
+        schema = {"properties": {"a": schema}}
+    with pytest.raises(ValueError, match="too deep"):
+        call_grammar(by_name("hermes"), {"f": schema})

@@ -1,0 +1,184 @@
+"""config.json of released models of the dense families: every key is understood, and what the less
+obvious ones become.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ggpy.arch import UnsupportedModel, architectures
+from ggpy.arch.hugging_face import CheckpointSettings
+from ggpy.gguf import GGUFError
+
+BASE = {
+    **{"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 8},
+    **{"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 100352},
+    **{"max_position_embeddings": 65536, "hidden_act": "silu", "use_cache": True},
+    **{"attention_dropout": 0.0, "initializer_range": 0.02, "torch_dtype": "bfloat16"},
+    **{"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "transformers_version": "4.57.0"},
+}
+RMS = {"rms_norm_eps": 1e-5}
+LAYER_NORM = {"layer_norm_eps": 1e-5}
+LLLG = ["sliding_attention"] * 3 + ["full_attention"]
+YARN_OLMO = {
+    **{"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192},
+    **{"attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0},
+}
+YARN_MINISTRAL = {
+    **{"type": "yarn", "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0},
+    **{"original_max_position_embeddings": 16384, "max_position_embeddings": 262144},
+    **{"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+    "llama_4_scaling_beta": 0.1,
+}
+ALPHA = {
+    **{"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1},
+    **{"mscale": 1.0, "mscale_all_dim": 0.0},
+}
+LLAMA3 = {
+    **{"rope_type": "llama3", "factor": 16.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0},
+    "original_max_position_embeddings": 8192,
+}
+SECTIONS = {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"}
+# Class: what its config.json has beyond BASE, and settings that this becomes.
+RELEASED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "SmolLM3ForCausalLM": (
+        {
+            **{**RMS, "rope_theta": 5e6, "rope_scaling": None, "sliding_window": None},
+            **{"use_sliding_window": False, "max_window_layers": 28, "no_rope_layer_interval": 4},
+            **{"layer_types": ["full_attention"] * 8, "no_rope_layers": [1, 1, 1, 0] * 2},
+            **{"attention_bias": False, "mlp_bias": False, "pretraining_tp": 2},
+        },
+        {"rope.freq_base": 5e6},
+    ),
+    "GraniteForCausalLM": (
+        {
+            **{**RMS, "attention_multiplier": 0.0078125, "embedding_multiplier": 12.0},
+            **{"residual_multiplier": 0.22, "logits_scaling": 16.0, "rope_theta": 1e7},
+        },
+        {"attention.scale": 0.0078125, "residual_scale": 0.22, "logit_scale": 16.0},
+    ),
+    "Olmo3ForCausalLM": (
+        {**RMS, "layer_types": LLLG * 2, "rope_scaling": YARN_OLMO, "rope_theta": 5e5},
+        {"attention.sliding_window": 4096, "rope.scaling.factor": 8.0},
+    ),
+    "SeedOssForCausalLM": (
+        {
+            **{**RMS, "attention_bias": True, "attention_out_bias": False, "head_dim": 128},
+            **{"residual_dropout": 0.1, "rope_scaling": {"rope_type": "default"}},
+        },
+        {"attention.key_length": 128},
+    ),
+    "Ernie4_5ForCausalLM": (
+        {**RMS, "head_dim": 128, "use_bias": False, "compression_ratio": 1.0, "rope_scaling": None},
+        {"rope.freq_base": 5e5},
+    ),
+    "HunYuanDenseV1ForCausalLM": (
+        {
+            **{**RMS, "rope_scaling": ALPHA, "head_dim": 128, "attention_head_dim": 128},
+            **{"max_position_embeddings": 32768, "use_qk_norm": True, "use_cla": False},
+            **{"cla_share_factor": 2, "dense_list": [4096, 0], "norm_type": "rms"},
+            **{"org_vocab_size": 128167, "pool_type": "last", "eod_token_id": 127967},
+            **{"position_embedding_xdrope": False, "use_rotary_pos_emb": True},
+        },
+        {"context_length": 262144, "rope.freq_base": pytest.approx(10000 * 1000 ** (128 / 126))},
+    ),
+    "Mistral3ForConditionalGeneration": (
+        {**RMS, "model_type": "ministral3", "head_dim": 128, "rope_parameters": YARN_MINISTRAL},
+        {"attention.temperature_scale": 0.1, "rope.scaling.yarn_log_multiplier": 1.0},
+    ),
+    "Exaone4ForCausalLM": (
+        {
+            **{**RMS, "head_dim": 128, "sliding_window": 4096, "sliding_window_pattern": "LLLG"},
+            **{"layer_types": LLLG * 2, "rope_scaling": LLAMA3, "rope_theta": 1000000},
+        },
+        {"attention.sliding_window_pattern": [True, True, True, False] * 2},
+    ),
+    "Glm4ForCausalLM": (
+        {**RMS, "attention_bias": True, "head_dim": 128, "partial_rotary_factor": 0.5},
+        {"rope.dimension_count": 64},
+    ),
+    "Cohere2ForCausalLM": (
+        {
+            **{**LAYER_NORM, "cache_implementation": "hybrid", "head_dim": 128, "layer_switch": 4},
+            **{"logit_scale": 0.25, "order_of_interleaved_layers": "local_attn_first"},
+            **{"position_embedding_type": "rope_gptj", "rope_theta": 50000, "rotary_pct": 1.0},
+            **{"sliding_window": 4096, "sliding_window_pattern": 4, "use_parallel_block": True},
+            **{"use_gated_activation": True, "use_embedding_sharing": True},
+        },
+        {"attention.sliding_window": 4096, "logit_scale": 0.25},
+    ),
+    "CohereForCausalLM": (
+        {
+            **{**LAYER_NORM, "logit_scale": 0.0625, "rope_theta": 8e6, "use_qk_norm": False},
+            "model_max_length": 131072,
+        },
+        {"context_length": 131072, "rope.scaling.type": "none"},
+    ),
+    "Qwen3VLForConditionalGeneration": (
+        {
+            **{**RMS, "attention_bias": False, "head_dim": 128, "rope_theta": 5000000},
+            "rope_scaling": SECTIONS,
+            "vision_config": {"depth": 24, "deepstack_visual_indexes": [5, 11, 17]},
+        },
+        {"rope.dimension_sections": [24, 20, 20, 0], "n_deepstack_layers": 3},
+    ),
+}
+
+
+def settings(kind: str, config: dict[str, Any]) -> dict[str, Any]:
+    """Values by the keys that files have below the architecture."""
+    hf = next(
+        a.hugging_face
+        for a in architectures().values()
+        if a.hugging_face and kind in a.hugging_face.classes
+    )
+    values = {**hf.classes[kind], **BASE, **config, "architectures": [kind]}
+    s = CheckpointSettings(values, "config.json")
+    found = hf.settings(s)
+    s.flag("tie_word_embeddings", bool(hf.tied))
+    s.integer("vocab_size")
+    s.refuse_unread()
+    return {key: value for key, (_, value) in found.items()}
+
+
+@pytest.mark.parametrize("kind", RELEASED)
+def test_every_key_of_a_released_model_is_understood(kind: str) -> None:
+    config, wanted = RELEASED[kind]
+    found = settings(kind, config)
+    assert {key: found.get(key) for key in wanted} == wanted
+
+
+WINDOWS = {"use_sliding_window": True, "sliding_window": 9, "layer_types": LLLG * 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [0] * 8}, "no_rope_layers = .*every 4th"),
+        ("SmolLM3ForCausalLM", WINDOWS, "use_sliding_window = True"),
+        ("SeedOssForCausalLM", {"attention_out_bias": True}, "attention_out_bias = True"),
+        ("Ernie4_5ForCausalLM", {"use_bias": True}, "use_bias = True"),
+        ("HunYuanDenseV1ForCausalLM", {"use_cla": True}, "use_cla = True"),
+        (
+            "Mistral3ForConditionalGeneration",
+            {"rope_parameters": {**YARN_MINISTRAL, "mscale": 0.5}},
+            r"rope_parameters\.mscale = 0\.5",
+        ),
+        ("Mistral3ForConditionalGeneration", {"sliding_window": 5}, "sliding_window = 5"),
+        ("Cohere2ForCausalLM", {"sliding_window_pattern": 3}, "sliding_window_pattern = 3"),
+        ("CohereForCausalLM", {"use_qk_norm": True}, "use_qk_norm = True"),
+        (
+            "CohereForCausalLM",
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            "rope_scaling = .*without scaling",
+        ),
+        ("Olmo3ForCausalLM", {"clip_qkv": 8}, "clip_qkv = 8"),
+        ("Exaone4ForCausalLM", {"num_nextn_predict_layers": 1}, "num_nextn_predict_layers = 1"),
+        ("GraniteForCausalLM", {"residual_multiplier": 0}, "residual_multiplier = 0"),
+    ],
+)
+def test_what_a_file_cannot_say_is_refused(kind: str, changes: dict, message: str) -> None:
+    with pytest.raises((UnsupportedModel, GGUFError), match=message):
+        settings(kind, {**RELEASED[kind][0], **changes})

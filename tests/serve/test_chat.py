@@ -1,0 +1,215 @@
+"""Chat completions through OpenAI's SDK, and what it cannot say through plain requests."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+from running_server import RunningServer
+
+import ggpy
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture
+def client(server: RunningServer) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+def ask(client: openai.OpenAI, **options: Any) -> Any:
+    options = {"temperature": 0, "max_tokens": 8, "messages": HELLO, "model": "tiny", **options}
+    return client.chat.completions.create(**options)
+
+
+def library_text(n: int = 8, **options: Any) -> str:
+    with ggpy.load("models/tiny/llama.gguf", device="cpu", n_ctx=256) as model:
+        return "".join(map(str, model.chat(HELLO, max_tokens=n, temperature=0, **options)))
+
+
+def test_the_answer_is_the_library_s(client: openai.OpenAI) -> None:
+    answer = ask(client)
+    assert answer.choices[0].message.content == library_text()
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.completion_tokens == 8
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 8
+
+
+def test_a_stream_has_the_same_text(client: openai.OpenAI) -> None:
+    chunks = list(ask(client, stream=True, stream_options={"include_usage": True}))
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == library_text()
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "length"
+    assert chunks[-1].usage.completion_tokens == 8
+    assert len({c.id for c in chunks}) == 1
+
+
+def test_without_include_usage_no_chunk_has_usage(client: openai.OpenAI) -> None:
+    assert all(c.usage is None and c.choices for c in ask(client, stream=True))
+
+
+@pytest.mark.parametrize("more", [{}, {"logprobs": True}])
+def test_timings_with_every_token(client: openai.OpenAI, more: dict[str, Any]) -> None:
+    """As llama.cpp's page and ggpy's want them."""
+    asked = {"timings_per_token": True}
+    chunks = list(ask(client, stream=True, extra_body=asked, **more))[1:]
+    counts = [c.timings["predicted_n"] for c in chunks]
+    assert counts == sorted(counts) and counts[0] >= 1 and counts[-1] == 8
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == library_text()
+    assert all(bool(c.choices[0].logprobs) == bool(more) for c in chunks[:-1])
+    plain = list(ask(client, stream=True))
+    assert [hasattr(c, "timings") for c in plain] == [False] * (len(plain) - 1) + [True]
+
+
+def test_several_answers(client: openai.OpenAI) -> None:
+    answer = ask(client, n=3, temperature=1.5, seed=5, max_tokens=12)
+    texts = [choice.message.content for choice in answer.choices]
+    assert len(set(texts)) == 3
+    again = ask(client, n=3, temperature=1.5, seed=5, max_tokens=12)
+    assert [choice.message.content for choice in again.choices] == texts
+    assert answer.usage.completion_tokens == 36
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+
+
+def test_several_streamed_answers(client: openai.OpenAI) -> None:
+    texts = ["", ""]
+    for chunk in ask(client, n=2, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert texts == [library_text()] * 2
+
+
+def test_log_probabilities(client: openai.OpenAI) -> None:
+    answer = ask(client, logprobs=True, top_logprobs=3, max_tokens=4)
+    content = answer.choices[0].logprobs.content
+    assert len(content) == 4
+    for token in content:
+        assert len(token.top_logprobs) == 3
+        assert token.logprob == token.top_logprobs[0].logprob <= 0
+    streamed = [
+        token
+        for chunk in ask(client, logprobs=True, top_logprobs=3, max_tokens=4, stream=True)
+        if chunk.choices and chunk.choices[0].logprobs
+        for token in chunk.choices[0].logprobs.content
+    ]
+    assert [t.logprob for t in streamed] == pytest.approx([t.logprob for t in content])
+
+
+def test_a_stop_string_ends_the_answer(client: openai.OpenAI) -> None:
+    whole = library_text()
+    stop = whole[3:5]
+    answer = ask(client, stop=[stop])
+    assert answer.choices[0].message.content == whole[: whole.index(stop)]
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_logit_bias_and_seed(client: openai.OpenAI, server: RunningServer) -> None:
+    token = server.post("/tokenize", content="d").json()["tokens"][-1]
+    answer = ask(client, logit_bias={str(token): 100}, max_tokens=3)
+    assert answer.choices[0].message.content == "ddd"
+    texts = {ask(client, temperature=2, seed=9).choices[0].message.content for _ in range(3)}
+    assert len(texts) == 1
+
+
+def test_llama_cpp_s_fields(client: openai.OpenAI) -> None:
+    extra = {"top_k": 1, "min_p": 0.1, "repeat_penalty": 1.1, "dry_multiplier": 0.8, "seed": 3}
+    answer = ask(client, temperature=1, extra_body=extra)
+    assert answer.choices[0].message.content
+    assert answer.timings["predicted_n"] == 8
+
+
+def test_json_answers(client: openai.OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}, "n": {"type": "integer", "maximum": 9}},
+        "required": ["ok", "n"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    answer = ask(client, response_format=form, max_tokens=100, temperature=0.5)
+    assert answer.choices[0].finish_reason == "stop"
+    assert json.loads(answer.choices[0].message.content).keys() == {"ok", "n"}
+
+
+def test_a_bad_schema_is_refused_by_name(client: openai.OpenAI) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "wrong"}}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, response_format=form)
+    assert caught.value.param == "response_format.json_schema.schema"
+
+
+def test_many_at_once_have_the_text_of_one(client: openai.OpenAI) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda _: ask(client), range(32)))
+    assert {a.choices[0].message.content for a in answers} == {library_text()}
+
+
+def test_a_prompt_of_parts_and_a_prefilled_answer(server: RunningServer) -> None:
+    parts = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
+    options = {"temperature": 0, "max_tokens": 8}
+    plain = server.post("/v1/chat/completions", messages=HELLO, **options).json()
+    same = server.post("/v1/chat/completions", messages=parts, **options).json()
+    assert plain["choices"][0]["message"] == same["choices"][0]["message"]
+    begun = [*HELLO, {"role": "assistant", "content": plain["choices"][0]["message"]["content"]}]
+    more = server.post("/v1/chat/completions", messages=begun, **options).json()
+    sixteen = server.post("/v1/chat/completions", messages=HELLO, temperature=0, max_tokens=16)
+    whole = sixteen.json()["choices"][0]["message"]["content"]
+    assert whole.startswith(plain["choices"][0]["message"]["content"])
+    assert more["choices"][0]["message"]["content"]
+
+
+def test_tokens_are_counted_without_an_answer(server: RunningServer) -> None:
+    body = {"messages": HELLO, "max_tokens": 1}
+    answer = server.post("/v1/chat/completions", **body).json()
+    counted = server.post("/v1/chat/completions/input_tokens", **body).json()
+    assert counted["input_tokens"] == answer["usage"]["prompt_tokens"]
+
+
+WRONG: dict[str, Any] = {
+    "messages": [None, "hello", {}, [], [1], [{"role": "user"}], [{"role": "x", "content": "a"}]],
+    "model": [],
+    "temperature": ["hot", [], True, 1e300],
+    "top_p": [2, -1, "x"],
+    "top_k": ["x", {}],
+    "min_p": [7],
+    "seed": ["x", -5],
+    "n": [0, "x", 1000, 1.5],
+    "stop": [1, [1], ["x"] * 100],
+    "max_tokens": ["x", -7, 1.5],
+    "stream": ["yes", 1],
+    "stream_options": [1, []],
+    "logprobs": ["x", 3],
+    "logit_bias": ["x", {"x1": 1, "-3": 1}, {"5": "x"}, [[1]]],
+    "response_format": ["json", {"type": "xml"}, {"type": "json_schema"}],
+    "json_schema": [3, "x"],
+    "grammar": [1, "root ::= ["],
+    "tools": [1, [1], [{"type": "function"}], [{"type": "function", "function": {}}]],
+    "tool_choice": ["maybe", {"type": "function"}, "required"],
+    "chat_template_kwargs": [1],
+    "repeat_penalty": [0, "x"],
+    "repeat_last_n": [1.5],
+    "cache_prompt": ["x"],
+    "ignore_eos": [3],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, vs in WRONG.items() for v in vs])
+def test_a_wrong_value_is_an_error_that_names_its_field(
+    server: RunningServer, name: str, value: Any
+) -> None:
+    body = {"messages": HELLO, "max_tokens": 2, name: value}
+    answer = server.client.post("/v1/chat/completions", content=json.dumps(body))
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert str(error["param"]).startswith(name) or name in error["message"]
+
+
+def test_a_prompt_beyond_the_context(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, messages=[{"role": "user", "content": "hello " * 400}])
+    assert caught.value.code == "context_length_exceeded"
+    assert "256" in str(caught.value)

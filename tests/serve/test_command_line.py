@@ -1,0 +1,130 @@
+"""The options of `ggpy serve`, the environment, and the settings that they become."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ggpy.cli import serve, serve_options
+
+
+def settings(words: list[str], **environment: str):
+    return serve.server_settings(serve_options.parse(words, environment))
+
+
+def test_defaults() -> None:
+    found = settings(["model.gguf"])
+    assert (found.host, found.port) == ("127.0.0.1", 8080)
+    assert found.api_keys == ()
+    assert found.with_ui
+    assert not found.metrics
+
+
+def test_the_environment_gives_what_the_command_line_does_not() -> None:
+    environment = {
+        "LLAMA_ARG_HOST": "0.0.0.0",
+        "LLAMA_ARG_PORT": "9000",
+        "LLAMA_ARG_ENDPOINT_METRICS": "1",
+        "LLAMA_ARG_NO_UI": "true",
+        "LLAMA_ARG_N_PARALLEL": "7",
+        "LLAMA_ARG_CTX_SIZE": "999",
+        "LLAMA_API_KEY": "k",
+        "LLAMA_ARG_UNKNOWN": "x",
+    }
+    options = serve_options.parse(["m.gguf", "--port", "9001"], environment)
+    found = serve.server_settings(options)
+    assert (found.host, found.port) == ("0.0.0.0", 9001)
+    assert found.metrics
+    assert not found.with_ui
+    assert found.api_keys == ("k",)
+    assert (options.parallel, options.ctx_size) == (7, 999)
+
+
+def test_a_variable_that_says_no() -> None:
+    environment = {"LLAMA_ARG_NO_SLOTS": "1", "LLAMA_ARG_NO_CACHE_PROMPT": "0"}
+    options = serve_options.parse(["m.gguf"], environment)
+    assert (options.slots, options.cache_prompt) == (False, True)
+    options = serve_options.parse(["m.gguf"], {"LLAMA_ARG_SLOTS": "0"})
+    assert options.slots is False
+
+
+@pytest.mark.parametrize(
+    "environment", [{"LLAMA_ARG_PORT": "x"}, {"LLAMA_ARG_ENDPOINT_METRICS": "maybe"}]
+)
+def test_a_wrong_variable_is_named(
+    environment: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        serve_options.parse(["m.gguf"], environment)
+    assert caught.value.code == 2
+    assert next(iter(environment)) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["a.gguf", "-m", "b.gguf"],
+        ["a.gguf", "--ssl-key-file", "k"],
+        ["a.gguf", "--port", "70000"],
+        ["a.gguf", "--api-prefix", "x"],
+        ["a.gguf", "--chat-template", "a", "--chat-template-file", "b"],
+        ["a.gguf", "--reasoning-budget", "5"],
+    ],
+)
+def test_what_cannot_be_is_refused(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        serve_options.parse(words, {})
+    assert caught.value.code == 2
+
+
+def test_keys_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# mine\nalpha\n\n  beta \n")
+    found = settings(["m.gguf", "--api-key-file", str(path), "--api-key", "gamma,delta"])
+    assert found.api_keys == ("gamma", "delta", "alpha", "beta")
+    path.write_text("# none\n")
+    with pytest.raises(ValueError, match="no keys"):
+        settings(["m.gguf", "--api-key-file", str(path)])
+
+
+def test_variables_of_the_template() -> None:
+    found = settings(["m.gguf", "--chat-template-kwargs", '{"enable_thinking": false}'])
+    assert found.template_variables == {"enable_thinking": False}
+    for text in ("{", "[]"):
+        with pytest.raises(ValueError, match="chat-template-kwargs"):
+            settings(["m.gguf", "--chat-template-kwargs", text])
+
+
+def test_sampling_defaults_are_the_options() -> None:
+    found = settings(["m.gguf", "--temp", "0.3", "--top-k", "7", "-n", "99"])
+    assert (found.sampling.temperature, found.sampling.top_k, found.max_tokens) == (0.3, 7, 99)
+
+
+def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    import socket
+
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        port = sock.getsockname()[1]
+        assert serve.main(["models/tiny/llama.gguf", "--port", str(port)]) == 2
+    assert f"127.0.0.1:{port}" in capsys.readouterr().err
+
+
+def test_what_is_wrong_is_told_before_anything_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = "models/tiny/llama.gguf"
+    assert serve.main([model, "--tool-format", "telepathy"]) == 2
+    told = capsys.readouterr().err
+    assert "'telepathy'" in told and "hermes" in told and "listening" not in told
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    key.write_text("no key")
+    words = ["--ssl-key-file", str(key), "--ssl-cert-file", str(certificate)]
+    assert serve.main([model, *words]) == 2
+    assert f"{certificate}: there is no such file" in capsys.readouterr().err
+    certificate.write_text("none")
+    assert serve.main([model, *words]) == 2
+    told = capsys.readouterr().err
+    assert str(certificate) in told and "listening" not in told

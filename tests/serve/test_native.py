@@ -1,0 +1,133 @@
+"""llama.cpp's own endpoints, text completions, and the state of the server."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import openai
+import pytest
+from running_server import RunningServer, running
+
+import ggpy
+
+
+def library_text(prompt: str, n: int) -> str:
+    with ggpy.load("models/tiny/llama.gguf", device="cpu", n_ctx=256) as model:
+        return "".join(map(str, model.generate(prompt, max_tokens=n, temperature=0)))
+
+
+def test_completion_is_the_library_s(server: RunningServer) -> None:
+    answer = server.post("/completion", prompt="hello", n_predict=6, temperature=0).json()
+    assert answer["content"] == library_text("hello", 6)
+    assert answer["stop"] is True
+    assert answer["stop_type"] == "limit"
+    assert answer["timings"]["predicted_n"] == answer["tokens_predicted"] == 6
+
+
+def test_streamed_completion(server: RunningServer) -> None:
+    body = {"prompt": "hello", "n_predict": 6, "temperature": 0, "stream": True}
+    with server.client.stream("POST", "/completion", json=body) as answer:
+        events = [json.loads(line[6:]) for line in answer.iter_lines() if line]
+    assert "".join(event["content"] for event in events) == library_text("hello", 6)
+    assert [event["stop"] for event in events][-2:] == [False, True]
+
+
+def test_the_stop_string_is_named(server: RunningServer) -> None:
+    whole = library_text("hello", 8)
+    body = {"prompt": "hello", "n_predict": 8, "temperature": 0, "stop": [whole[4]]}
+    answer = server.post("/completion", **body).json()
+    assert answer["stop_type"] == "word"
+    assert answer["stopping_word"] == whole[4]
+
+
+def test_text_completions_of_the_sdk(server: RunningServer) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+    prompts = ["hello", "world"]
+    answer = client.completions.create(
+        model="tiny", prompt=prompts, max_tokens=4, temperature=0, echo=True, logprobs=2
+    )
+    assert [c.text for c in answer.choices] == [p + library_text(p, 4) for p in prompts]
+    assert len(answer.choices[0].logprobs.tokens) == 4
+    assert answer.usage.completion_tokens == 8
+    chunks = client.completions.create(
+        model="tiny", prompt=[1, 30, 31], max_tokens=4, temperature=0, stream=True
+    )
+    assert len([c for c in chunks if c.choices]) >= 2
+
+
+def test_tokens_there_and_back(server: RunningServer) -> None:
+    ids = server.post("/tokenize", content="hello world").json()["tokens"]
+    assert server.post("/detokenize", tokens=ids).json()["content"].strip() == "hello world"
+    with_pieces = server.post("/tokenize", content="hello", with_pieces=True).json()["tokens"]
+    assert "".join(token["piece"] for token in with_pieces).strip() == "hello"
+    refused = server.post("/detokenize", tokens=[10**9])
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "tokens"
+
+
+def test_apply_template(server: RunningServer) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    prompt = server.post("/apply-template", messages=messages).json()["prompt"]
+    assert prompt == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_infill_needs_tokens_for_it(server: RunningServer) -> None:
+    answer = server.post("/infill", input_prefix="a", input_suffix="b")
+    assert answer.status_code == 501
+    assert "fill-in-the-middle" in answer.json()["error"]["message"]
+
+
+def test_state(server: RunningServer) -> None:
+    assert server.client.get("/health").json() == {"status": "ok"}
+    (model,) = server.client.get("/v1/models").json()["data"]
+    assert model["id"] == "llama"
+    assert server.client.get("/v1/models/llama").json() == model
+    assert server.client.get("/v1/models/other").status_code == 404
+    props = server.client.get("/props").json()
+    assert props["default_generation_settings"]["n_ctx"] == 256
+    assert props["total_slots"] == 4
+    assert len(server.client.get("/slots").json()) == 4
+
+
+def test_metrics(server: RunningServer) -> None:
+    def values() -> dict[str, float]:
+        lines = server.client.get("/metrics").text.splitlines()
+        return {k: float(v) for k, _, v in (x.rpartition(" ") for x in lines if x[0] != "#")}
+
+    before = values()
+    server.post("/completion", prompt="hello", n_predict=6, temperature=0)
+    after = values()
+    name = "llamacpp:tokens_predicted_total"
+    assert after[name] == before[name] + 6
+    assert after["ggpy:kv_pages"] > 0
+    assert after['ggpy:request_seconds_bucket{le="+Inf"}'] == after["ggpy:request_seconds_count"]
+
+
+def test_the_same_prompt_again_is_cached(server: RunningServer) -> None:
+    prompt = "the prefix of a prompt that is longer than a page " * 4
+    usage = [
+        server.post("/v1/completions", prompt=prompt, max_tokens=2, temperature=0).json()["usage"]
+        for _ in range(2)
+    ]
+    cached = [u["prompt_tokens_details"]["cached_tokens"] for u in usage]
+    assert cached[1] >= 64
+    assert cached[1] % 64 == 0
+
+
+def test_props_say_what_the_template_can() -> None:
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}Q: "
+    for name, template, can in (("hermes", None, True), ("content", refuses, False)):
+        with running(tool_format=name, chat_template=template) as found:
+            caps = found.client.get("/props").json()["chat_template_caps"]
+            assert (caps["supports_tools"], caps["supports_system_role"]) == (can, can)
+
+
+def test_a_constraint_needs_the_library(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    answer = server.post("/completion", prompt="a", grammar='root ::= "not compiled before"')
+    assert answer.status_code == 400
+    told = answer.json()["error"]
+    assert "pip install 'ggpy[grammar]'" in told["message"] and told["param"] == "grammar"

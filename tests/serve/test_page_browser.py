@@ -1,0 +1,472 @@
+"""The page in a browser, as a user meets it, against a server whose answers are known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.serve.browser import CTRL, DONE, SHIFT, Browser, Tab, executable, send
+from support.serve.page_server import PageServer
+
+pytestmark = pytest.mark.skipif(executable() is None, reason="no Chromium on this machine")
+
+CODE = "Here:\n\n```python\nx = 1\n```\n\nand $a^2$ <b>\n"
+LONG = [f"word{i} " for i in range(3000)]
+SCRIPT: dict[str, list[Any]] = {
+    "code": [*(CODE[i : i + 5] for i in range(0, len(CODE), 5)), "<wait>", "The end."],
+    "long": LONG,
+    "lines": [f"line {i}\n\n" for i in range(150)],
+    "think": [{"reasoning_content": "Let me "}, {"reasoning_content": "see."}, "Yes."],
+    "tool": [
+        {
+            "tool_calls": [
+                {"index": 0, "id": "c1", "type": "function", "function": {"name": "weather"}}
+            ]
+        },
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"city":'}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": ' "Oslo"}'}}]},
+    ],
+    "break": ["some ", "text", "<break>"],
+    "error": ["begun ", "<error>"],
+}
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[PageServer]:
+    made = PageServer(SCRIPT)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def server(running: PageServer) -> PageServer:
+    running.key, running.seconds, running.render_fails, running.renderings = "", 0.01, False, 0
+    running.bodies.clear()
+    running.left.clear()
+    running.go.set()
+    return running
+
+
+@pytest.fixture
+def context(browser: Browser) -> str:
+    return browser.context()
+
+
+@pytest.fixture
+def tab(browser: Browser, server: PageServer, context: str) -> Iterator[Tab]:
+    made = browser.open(server.url, context)
+    ready(made)
+    yield made
+    made.close()
+
+
+def ready(tab: Tab) -> None:
+    tab.wait("document.querySelector('#about').textContent.includes('ready')")
+    tab.wait("!document.querySelector('#welcome').hidden || document.querySelector('.message')")
+
+
+def ask(tab: Tab, text: str) -> str:
+    """Asks, and returns the visible text of the complete answer."""
+    send(tab, text)
+    tab.wait(DONE)
+    ended = ":scope > .prose > *, .call, .error"
+    tab.wait(f"{DONE}.querySelector('{ended}')")
+    return tab.text(".message:last-child")
+
+
+def texts(tab: Tab) -> list[str]:
+    """The questions and answers that are shown, without what stands around them."""
+    code = "[...document.querySelectorAll('.message')].map((m) => "
+    return list(tab.evaluate(code + "m.querySelector('.text, :scope > .prose').innerText.trim())"))
+
+
+def test_an_answer_streams_and_is_rendered(tab: Tab, server: PageServer) -> None:
+    server.go.clear()
+    send(tab, "code")
+    tab.wait("document.querySelector('.reply[aria-busy=true] .prose math')")
+    assert "The end." not in tab.text(".reply .prose")
+    assert tab.text(".stats"), "the speed is known while the answer grows"
+    server.go.set()
+    tab.wait(f"{DONE} && document.querySelector('.reply .prose').innerText.includes('The end.')")
+    assert tab.text(".code code") == "x = 1"
+    assert tab.count(".code .mi") == 1, "highlighted"
+    assert "<b>" in tab.text(".reply .prose")
+    assert "80.0 tokens/s" in tab.text(".stats") and "first after" in tab.text(".stats")
+    assert tab.text("#context-text").endswith(" / 8,192")
+    assert tab.text("#conversations .name") == "code"
+    body = server.bodies[0]
+    assert body["stream"] is True and body["stream_options"] == {"include_usage": True}
+    assert body["messages"] == [{"role": "user", "content": "code"}]
+    assert not {"temperature", "top_k", "seed", "max_tokens"} & body.keys()
+
+
+def test_a_question_may_come_before_the_page_is_ready(tab: Tab, server: PageServer) -> None:
+    """The key is pressed in the very task that begins to open the storage."""
+    code = """document.addEventListener("DOMContentLoaded", () => {
+        const area = document.querySelector("#question");
+        area.value = "early";
+        area.dispatchEvent(new Event("input"));
+        document.querySelector("#composer").requestSubmit();
+    });"""
+    tab.call("Page.addScriptToEvaluateOnNewDocument", source=code)
+    tab.reload()
+    tab.wait(DONE)
+    assert "You said: early" in tab.text(".message:last-child")
+    assert tab.text("#conversations .name") == "early" and not tab.complaints
+
+
+def test_a_conversation_is_sent_whole(tab: Tab, server: PageServer) -> None:
+    ask(tab, "one")
+    assert "You said: two" in ask(tab, "two")
+    sent = [(m["role"], m["content"]) for m in server.bodies[1]["messages"]]
+    assert sent == [("user", "one"), ("assistant", "You said: one"), ("user", "two")]
+
+
+def test_nothing_foreign_is_asked_for_and_no_policy_is_broken(tab: Tab, server: PageServer) -> None:
+    ask(tab, "code")
+    ask(tab, "think")
+    ask(tab, "tool")
+    tab.click("#open-settings")
+    assert len(tab.requests) > 15
+    foreign = [url for url in tab.requests if not url.startswith((server.url, "blob:"))]
+    assert not foreign and not tab.complaints
+    tab.evaluate("document.body.insertAdjacentHTML('beforeend', '<p style=\"color:red\">x</p>')")
+    tab.evaluate("fetch('http://127.0.0.2:1/').catch(() => 0)")
+    assert len(tab.complaints) >= 2, "the policy is in force, and this test sees it"
+
+
+def test_the_renderer_is_asked_at_most_five_times_a_second(tab: Tab, server: PageServer) -> None:
+    send(tab, "long")
+    tab.wait("document.querySelector('.reply .prose').innerText.includes('word20')")
+    before = server.renderings
+    tab.evaluate("new Promise((resolve) => setTimeout(resolve, 1000))")
+    assert 1 <= server.renderings - before <= 6
+    tab.press("Escape")
+    tab.wait(DONE)
+
+
+def test_without_a_renderer_the_text_is_plain(tab: Tab, server: PageServer) -> None:
+    server.render_fails = True
+    send(tab, "code")
+    tab.wait(f"{DONE} && document.querySelector('.prose.plain')")
+    assert tab.text(".reply .prose").startswith("Here:\n\n```python\nx = 1")
+    server.render_fails = False
+    tab.complaints.clear()
+    tab.reload()
+    tab.wait("document.querySelector('.code')")
+
+
+def test_escape_stops_and_keeps_the_text(tab: Tab, server: PageServer) -> None:
+    send(tab, "long")
+    tab.wait("document.querySelector('.reply .prose').innerText.includes('word20')")
+    assert not tab.evaluate("document.querySelector('#stop').hidden")
+    tab.press("Escape")
+    tab.wait(DONE)
+    assert server.left.wait(5), "the server sees that the client left"
+    assert "Stopped." in tab.text(".notice") and "word20" in tab.text(".reply .prose")
+    assert tab.evaluate("document.querySelector('#stop').hidden")
+    shown = texts(tab)
+    tab.reload()
+    tab.wait("document.querySelector('.reply .prose p')")
+    assert [text.split() for text in texts(tab)] == [text.split() for text in shown]
+
+
+def test_regenerate_makes_a_second_version(tab: Tab, server: PageServer) -> None:
+    ask(tab, "one")
+    tab.click(".reply [aria-label=Regenerate]")
+    tab.wait(f"document.querySelector('.reply .siblings') && {DONE}")
+    tab.wait("document.querySelector('.reply .siblings').innerText.includes('2/2')")
+    assert [len(body["messages"]) for body in server.bodies] == [1, 1]
+    tab.click(".reply [aria-label='Previous version']")
+    tab.wait("document.querySelector('.reply .siblings').innerText.includes('1/2')")
+    assert tab.evaluate("document.querySelector('[aria-label=\"Previous version\"]').disabled")
+
+
+def test_an_edited_question_is_a_branch(tab: Tab, server: PageServer) -> None:
+    ask(tab, "one")
+    ask(tab, "two")
+    tab.press("ArrowUp")
+    tab.wait("document.querySelector('.edit textarea') === document.activeElement")
+    tab.evaluate("document.activeElement.select()")
+    tab.type("three")
+    tab.press("Enter")
+    tab.wait(f"{DONE} && document.querySelectorAll('.message')[3]?.innerText.includes('three')")
+    assert [m["content"] for m in server.bodies[2]["messages"]] == ["one", "You said: one", "three"]
+    tab.wait("document.querySelectorAll('.message')[2].innerText.includes('2/2')")
+    tab.click(".question [aria-label='Previous version']")
+    tab.wait("document.querySelectorAll('.message')[3].innerText.includes('You said: two')")
+    tab.reload()
+    tab.wait("document.querySelectorAll('.message')[3]?.innerText.includes('You said: two')")
+
+
+def test_a_reload_keeps_what_had_arrived(tab: Tab, server: PageServer) -> None:
+    send(tab, "long")
+    tab.wait("document.querySelector('.reply .prose').innerText.includes('word40')")
+    tab.reload()
+    tab.wait(f"{DONE} && document.querySelector('.notice').innerText.includes('closed before')")
+    tab.wait("document.querySelector('.reply .prose p')")
+    assert "word40" in tab.text(".reply .prose")
+    assert server.left.wait(5)
+    tab.click(".notice .link")
+    tab.wait("document.querySelector('.reply .siblings').innerText.includes('2/2')")
+    tab.press("Escape")
+    tab.wait(DONE)
+
+
+def test_two_tabs_are_in_step_and_lose_nothing(
+    browser: Browser, server: PageServer, context: str, tab: Tab
+) -> None:
+    ask(tab, "one")
+    other = browser.open(tab.evaluate("location.href"), context)
+    other.wait("document.querySelectorAll('.message').length === 2")
+    send(tab, "long")
+    other.wait("document.querySelectorAll('.message').length === 4")
+    other.wait("document.querySelector('.message:last-child').innerText.includes('word30')")
+    assert other.count(".message[aria-busy=true]") == 1, "it is not taken for an orphan"
+    tab.evaluate("document.querySelector('#stop').click()")
+    other.wait(DONE)
+    # Both ask at the same place at the same time: two branches.
+    for page in (tab, other):
+        page.evaluate("document.querySelector('#question').value = 'both'")
+        page.evaluate("document.querySelector('#question').dispatchEvent(new Event('input'))")
+    for page in (tab, other):
+        page.evaluate("document.querySelector('#send').click()")
+    for page in (tab, other):
+        page.wait(f"{DONE} && document.querySelectorAll('.message').length === 6")
+        page.wait("document.querySelectorAll('.message')[4].innerText.includes('/2')")
+    other.evaluate("document.querySelector('#conversations li .icon').click()")
+    other.wait("document.activeElement.matches('#conversations input')")
+    other.evaluate("document.activeElement.select()")
+    other.type("Renamed")
+    other.press("Enter")
+    tab.wait("document.querySelector('#conversations .name').innerText === 'Renamed'")
+    other.close()
+
+
+def test_a_tab_that_is_gone_leaves_an_interrupted_answer(
+    browser: Browser, server: PageServer, context: str, tab: Tab
+) -> None:
+    other = browser.open(server.url, context)
+    ready(other)
+    send(other, "long")
+    other.wait("document.querySelector('.reply .prose').innerText.includes('word30')")
+    tab.click("#conversations a")
+    tab.wait("document.querySelector('.reply[aria-busy=true]')")
+    other.close()
+    tab.wait(f"{DONE} && document.querySelector('.notice').innerText.includes('closed before')")
+
+
+def test_deleting_stops_the_answer(
+    browser: Browser, server: PageServer, context: str, tab: Tab
+) -> None:
+    send(tab, "long")
+    other = browser.open(server.url, context)
+    other.wait("document.querySelector('#conversations a')")
+    other.click("#conversations [aria-label^=Delete]")
+    tab.wait("!document.querySelector('#welcome').hidden && !location.hash")
+    assert server.left.wait(5)
+    other.close()
+
+
+def test_delete_can_be_undone(tab: Tab) -> None:
+    ask(tab, "one")
+    tab.click("#conversations [aria-label^=Delete]")
+    tab.wait("document.querySelector('#conversations .none')")
+    tab.wait("!document.querySelector('#welcome').hidden")
+    tab.click(".toast .link")
+    tab.click("#conversations a")
+    tab.wait("document.querySelectorAll('.message').length === 2")
+
+
+def test_search_finds_words_of_answers(tab: Tab) -> None:
+    ask(tab, "code")
+    tab.press("k", CTRL)
+    tab.wait("!document.querySelector('#welcome').hidden")
+    ask(tab, "something else")
+    tab.evaluate("document.querySelector('#search').focus()")
+    tab.type("PYTHON")
+    tab.wait("document.querySelectorAll('#conversations li').length === 1")
+    assert "x = 1" in tab.text("#conversations small")
+    tab.press("Escape")
+    tab.wait("document.querySelectorAll('#conversations li').length === 2")
+
+
+CAUGHT = """
+    globalThis.saved = [];
+    URL.createObjectURL = (blob) => (blob.text().then((text) => saved.push(text)), "blob:x");
+    HTMLAnchorElement.prototype.click = () => {};
+"""
+IMPORT = """
+    (() => {
+        const files = new DataTransfer();
+        files.items.add(new File([%s], "x.json"));
+        const input = document.querySelector("#import-file");
+        input.files = files.files;
+        input.dispatchEvent(new Event("change"));
+    })()
+"""
+
+
+def test_what_is_exported_can_be_imported(browser: Browser, server: PageServer, tab: Tab) -> None:
+    ask(tab, "think")
+    tab.click(".reply [aria-label=Regenerate]")
+    tab.wait(f"document.querySelector('.reply .siblings').innerText.includes('2/2') && {DONE}")
+    tab.evaluate(CAUGHT)
+    tab.click("#export")
+    tab.wait("saved.length")
+    text = tab.evaluate("saved[0]")
+    data = json.loads(text)
+    assert [len(c["messages"]) for c in data["conversations"]] == [3]
+    assert "<b>" not in text
+    fresh = browser.open(server.url, browser.context())
+    ready(fresh)
+    for _ in range(2):  # again: nothing doubles
+        fresh.evaluate(IMPORT % json.dumps(text))
+        fresh.wait("document.querySelectorAll('#conversations li').length === 1")
+    fresh.click("#conversations a")
+    fresh.wait("document.querySelector('.reply .prose p')")
+    assert texts(fresh) == texts(tab)
+    assert "2/2" in fresh.text(".reply .siblings")
+    fresh.evaluate(IMPORT % json.dumps('{"format": "other"}'))
+    fresh.wait("document.querySelector('#toasts').innerText.includes('no conversations')")
+    fresh.close()
+
+
+def test_settings_are_sent_and_kept(tab: Tab, server: PageServer) -> None:
+    tab.click("#open-settings")
+    given = {"system": "Be brief.", "temperature": "0.3", "top_k": "7", "seed": "5", "top_p": "9"}
+    for name, value in given.items():
+        tab.evaluate(f"document.querySelector('#set-{name}').focus()")
+        tab.type(value)
+    tab.press("Escape")
+    tab.reload()
+    ready(tab)
+    ask(tab, "one")
+    body = server.bodies[0]
+    assert body["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert (body["temperature"], body["top_k"], body["seed"]) == (0.3, 7, 5)
+    assert not {"top_p", "min_p", "repeat_penalty", "max_tokens"} & body.keys(), "9 is no share"
+
+
+def test_reasoning_is_folded_and_tool_calls_are_shown(tab: Tab) -> None:
+    ask(tab, "think")
+    assert not tab.evaluate("document.querySelector('.thought').open")
+    assert tab.text(".thought summary").startswith("Thought for ")
+    tab.click(".thought summary")
+    tab.wait("document.querySelector('.thought .prose').innerText.includes('Let me see.')")
+    assert texts(tab)[-1] == "Yes."
+    ask(tab, "tool")
+    assert tab.text(".call summary") == "Calls weather"
+    assert json.loads(tab.text(".call pre")) == {"city": "Oslo"}
+
+
+def test_errors_are_shown_in_place_with_a_second_try(tab: Tab, server: PageServer) -> None:
+    send(tab, "too long")
+    tab.wait("document.querySelector('.notice.error')")
+    assert "the prompt has 9000 tokens, the context 8192" in tab.text(".notice.error")
+    assert "New chat" in tab.text(".notice.error")
+    tab.press("k", CTRL)
+    tab.wait("!document.querySelector('#welcome').hidden")
+    ask(tab, "error")
+    assert "the GPU failed" in tab.text(".notice.error") and "begun" in tab.text(".reply .prose")
+    server.script["error"] = ["all well"]
+    tab.click(".notice .link")
+    tab.wait(f"{DONE} && document.querySelector('.reply .prose').innerText.includes('all well')")
+    server.script["error"] = SCRIPT["error"]
+
+
+def test_a_lost_connection_is_told(tab: Tab) -> None:
+    ask(tab, "break")
+    assert "connection was lost" in tab.text(".notice.error")
+    assert "some text" in tab.text(".reply .prose")
+    assert tab.text(".notice .link") == "Try again"
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_key_is_asked_for_and_kept_as_chosen(
+    browser: Browser, server: PageServer, context: str, keep: bool
+) -> None:
+    server.key = "secret"
+    tab = browser.open(server.url, context)
+    tab.wait("document.querySelector('#key').open")
+    tab.type("wrong")
+    tab.press("Enter")
+    tab.wait(
+        "document.querySelector('#key').open && "
+        "document.querySelector('#key-note').innerText.includes('does not know')"
+    )
+    tab.type("secret")
+    if keep:
+        tab.click("#key-keep")
+    tab.click("#key .primary")
+    ready(tab)
+    assert "You said: one" in ask(tab, "one")
+    stored = tab.evaluate("[localStorage['ggpy.key'] ?? null, sessionStorage['ggpy.key'] ?? null]")
+    assert stored == (["secret", None] if keep else [None, "secret"])
+    tab.close()
+
+
+def test_the_page_follows_only_a_reader_at_its_end(tab: Tab) -> None:
+    send(tab, "lines")
+    end = (
+        "((s) => s.scrollHeight - s.scrollTop - s.clientHeight)(document.querySelector('#scroll'))"
+    )
+    tab.wait("document.querySelector('.reply .prose').innerText.includes('line 60')")
+    tab.wait(f"{end} < 48")
+    tab.evaluate("document.querySelector('#scroll').scrollTop = 0")
+    tab.wait("!document.querySelector('#to-end').hidden")
+    tab.wait(f"{DONE} && document.querySelector('.reply .prose').innerText.includes('line 149')")
+    assert tab.evaluate("document.querySelector('#scroll').scrollTop") == 0
+    tab.click("#to-end")
+    tab.wait(f"{end} < 48 && document.querySelector('#to-end').hidden")
+
+
+def test_a_narrow_window_has_a_drawer_and_no_sideways_scroll(tab: Tab, server: PageServer) -> None:
+    formula = "$" + "+".join("abcdefghij" * 4) + "$"
+    code, table = "```\n" + "y" * 300 + "\n```", "|a|b|\n|-|-|\n|" + "z" * 200
+    server.script["wide"] = ["x" * 300, "\n\n", code, "\n\n", formula, "\n\n", table]
+    tab.resize(360, 640)
+    ask(tab, "wide")
+    wide = "[document.documentElement, document.querySelector('#scroll')]"
+    wide += ".some((x) => x.scrollWidth > x.clientWidth)"
+    assert not tab.evaluate(wide)
+    assert tab.evaluate("document.querySelector('#sidebar').inert")
+    tab.click("#open-sidebar")
+    tab.wait("document.body.classList.contains('drawer')")
+    assert not tab.evaluate(f"document.querySelector('#sidebar').inert || {wide}")
+    tab.press("Escape")
+    tab.wait("document.activeElement.id === 'open-sidebar'")
+    tab.click("#open-settings")
+    assert not tab.evaluate(
+        "((d) => d.scrollWidth > d.clientWidth)(document.querySelector('#settings'))"
+    )
+
+
+def test_keys_and_roles(tab: Tab) -> None:
+    tab.type("a")
+    tab.press("Enter", SHIFT)
+    tab.call("Input.insertText", text="b")
+    assert tab.count(".message") == 0
+    unnamed = """[...document.querySelectorAll('button, input, textarea')].filter((x) =>
+        !(x.ariaLabel || x.labels?.length || x.textContent.trim() || x.hidden)).length"""
+    assert tab.evaluate(unnamed) == 0
+    log = "document.querySelector('#thread')"
+    assert tab.evaluate(f"[{log}.role, {log}.ariaLive]") == ["log", "polite"]
+
+
+def test_the_theme_is_chosen_and_kept(tab: Tab) -> None:
+    back = "getComputedStyle(document.body).backgroundColor"
+    tab.prefer("light")
+    light = tab.evaluate(back)
+    tab.prefer("dark")
+    dark = tab.evaluate(back)
+    assert light != dark
+    tab.click("#theme")
+    assert tab.evaluate(back) == light
+    tab.reload()
+    assert tab.evaluate(back) == light
+    tab.click("#theme")
+    assert tab.evaluate(back) == dark
+    assert tab.evaluate("document.querySelector('#theme').ariaLabel") == "Theme: dark"

@@ -1,0 +1,106 @@
+"""Servers of tiny models, in threads of the test's process, on free ports."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from ggpy import model
+from ggpy.serve.process import ServerProcess, listen
+from ggpy.serve.settings import ServerSettings
+
+TINY = Path(__file__).resolve().parents[3] / "models" / "tiny"
+
+
+class RunningServer:
+    """A server in a thread; `client` speaks to it."""
+
+    def __init__(self, settings: ServerSettings, load: Callable[[], model.Model]) -> None:
+        self.ready = threading.Event()
+        self.process = ServerProcess(settings, load, lambda service: self.ready.set())
+        self._sock = listen(settings)
+        self.port = self._sock.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.status: int | None = None
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        headers = {"Authorization": f"Bearer {settings.api_keys[0]}"} if settings.api_keys else {}
+        self.client = httpx.Client(base_url=self.url, timeout=60, headers=headers)
+
+    def _run(self) -> None:
+        try:
+            self.status = self.process.run(self._sock)
+        except BaseException as error:
+            self.error = error
+
+    @property
+    def engine(self) -> Any:
+        assert self.process.server.service is not None
+        return self.process.server.service.engine
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return self.client.post(path, json=body)
+
+    def join(self) -> None:
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+    def close(self) -> None:
+        self.client.close()
+        self.process.stop()
+        self.join()
+
+
+@contextmanager
+def running(
+    architecture: str = "llama",
+    n_seq: int = 4,
+    n_ctx: int = 256,
+    n_positions: int | None = None,
+    **settings: Any,
+) -> Iterator[RunningServer]:
+    """A server of a tiny model that has been loaded. n_positions: of the KV cache, None is enough
+    for all sequences.
+    """
+
+    def load() -> model.Model:
+        return model.load(
+            TINY / f"{architecture}.gguf",
+            "cpu",
+            n_ctx=n_ctx,
+            n_seq=n_seq,
+            n_batch=64,
+            n_positions=n_positions or n_seq * n_ctx,
+            prefill_tokens=32,
+            prefix_cache=True,
+        )
+
+    server = RunningServer(ServerSettings(port=0, drain_seconds=5, **settings), load)
+    try:
+        assert server.ready.wait(60), server.error
+        yield server
+    finally:
+        server.close()
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 10) -> bool:
+    """Whether something holds within some seconds."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if holds():
+            return True
+        time.sleep(0.01)
+    return holds()
+
+
+def idle(server: RunningServer) -> bool:
+    """Whether no sequence runs or waits, and every page is free."""
+    stats = server.engine.stats()
+    return stats.n_running == stats.n_waiting == 0 and stats.n_pages_free == stats.n_pages

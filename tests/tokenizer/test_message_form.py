@@ -1,0 +1,149 @@
+"""Messages in OpenAI's form: what is wrong with them, and the form that a template wants."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ggpy.tokenizer import Tokenizer
+from ggpy.tokenizer.chat import ChatTemplateError, form_of
+from ggpy.tokenizer.message_form import checked_messages
+
+USER = {"role": "user", "content": "Weather?"}
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+CALLER = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+RESULT = {"role": "tool", "tool_call_id": "c1", "content": "22"}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_path: Callable[[str], Path]) -> Tokenizer:
+    return Tokenizer.from_gguf(tiny_path("llama"))
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        ("hi", r"messages\[1\] is 'hi': give a dict"),
+        ({"role": "judge", "content": ""}, r"messages\[1\] has the role 'judge'.*developer"),
+        ({"role": "user"}, r"messages\[1\] has the content None: it must be a text"),
+        ({"role": "assistant", "content": None}, r"messages\[1\] has the content None"),
+        ({"role": "tool", "content": 5}, r"messages\[1\] has the content 5"),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]},
+            r"messages\[1\] has the content of type 'image_url': content\[1\] must be",
+        ),
+        ({"role": "user", "content": ["a"]}, r"has the content \['a'\]: content\[0\] must be"),
+        ({**CALLER, "tool_calls": "f"}, r"messages\[1\]\.tool_calls is 'f': it must be a list"),
+        ({**CALLER, "tool_calls": [3]}, r"messages\[1\]\.tool_calls\[0\] is 3: it must be"),
+        (
+            {**CALLER, "tool_calls": [CALL, {"function": {"arguments": "{}"}}]},
+            r"messages\[1\]\.tool_calls\[1\]\.function\.name is None",
+        ),
+        (
+            {**CALLER, "tool_calls": [{"function": {"name": "f", "arguments": 3}}]},
+            r"tool_calls\[0\]\.function\.arguments is 3: it must be a JSON text",
+        ),
+        ({**CALLER, "reasoning_content": 3}, r"messages\[1\]\.reasoning_content is 3"),
+        ({**RESULT, "tool_call_id": 3}, r"messages\[1\]\.tool_call_id is 3: it must be a text"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(message: Any, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        checked_messages([USER, message])
+
+
+def test_what_checking_makes_of_messages() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    odd = {"function": {"name": "g", "arguments": "no JSON"}}
+    found = checked_messages(
+        [
+            {"role": "developer", "content": parts, "name": None},
+            {**CALLER, "tool_calls": [CALL, odd]},
+            RESULT,
+        ]
+    )
+    assert found[0] == {"role": "developer", "content": "a\nb"}
+    assert [c["function"]["arguments"] for c in found[1]["tool_calls"]] == [{"a": 1}, "no JSON"]
+    assert found[1]["tool_calls"][1]["type"] == "function"
+    assert found[2]["name"] == "f"
+    assert CALL["function"]["arguments"] == '{"a": 1}', "the caller's messages are left alone"
+
+
+MANY = "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+LOOP = MANY + "{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+ENDS = "{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt"),
+    [
+        (LOOP + "{{ c.function.arguments|tojson }}" + ENDS, '[assistant]f{"a": 1}[tool]22'),
+        (LOOP + "({{ '' + c.function.arguments }})" + ENDS, '[assistant]f({"a": 1})[tool]22'),
+        (
+            "{% for m in messages %}[{{ m.role }}]{% if m.content is none %}"
+            "{% for c in m.tool_calls %}{{ c.function.name }}{{ c.function.arguments|tojson }}"
+            "{% endfor %}{% else %}{{ m.content }}{% endif %}{% endfor %}",
+            '[assistant]f{"a": 1}[tool]22',
+        ),
+        (
+            MANY + "{% endfor %}",
+            '[assistant]{"tool_call": {"name": "f", "arguments": {"a": 1}}}'
+            '[user]{"tool_response": {"name": "f", "content": "22"}}',
+        ),
+        (
+            "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}"
+            "{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}",
+            '[assistant]{"tool_call": {"name": "f", "arguments": {"a": 1}}}'
+            '[user]{"tool_response": {"name": "f", "content": "22"}}',
+        ),
+    ],
+)
+def test_templates_get_calls_as_they_want_them(
+    tokenizer: Tokenizer, template: str, prompt: str
+) -> None:
+    rendered = tokenizer.apply_chat_template([USER, CALLER, RESULT], template, tools=TOOLS)
+    assert rendered == "[user]Weather?" + prompt
+
+
+def test_templates_that_iterate_over_parts_get_parts(tokenizer: Tokenizer) -> None:
+    template = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
+    assert tokenizer.apply_chat_template([USER], template) == "Weather?"
+
+
+def test_a_developer_is_the_system_where_the_template_knows_none(tokenizer: Tokenizer) -> None:
+    messages = [{"role": "developer", "content": "x"}]
+    assert tokenizer.apply_chat_template(messages, "{{ messages[0].role }}") == "system"
+    knows = "{% if messages[0].role == 'developer' %}yes{% endif %}"
+    assert tokenizer.apply_chat_template(messages, knows) == "yes"
+
+
+def test_reasoning_has_the_name_that_the_template_uses(tokenizer: Tokenizer) -> None:
+    message = {"role": "assistant", "content": "x", "reasoning_content": "Hm."}
+    assert tokenizer.apply_chat_template([message], "{{ messages[0].thinking }}") == "Hm."
+    assert tokenizer.apply_chat_template([message], "{{ messages[0].reasoning_content }}") == "Hm."
+
+
+def test_variables_and_tools_reach_the_template(tokenizer: Tokenizer) -> None:
+    template = "{{ tools|tojson }} {{ enable_thinking }} {{ effort }}"
+    rendered = tokenizer.apply_chat_template(
+        [USER], template, tools=TOOLS, variables={"enable_thinking": False, "effort": "low"}
+    )
+    assert rendered == f"{json.dumps(TOOLS)} False low"
+    assert tokenizer.apply_chat_template([USER], "{{ tools is none }}", tools=[]) == "True"
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "bos_token", "eos_token"])
+def test_variables_replace_nothing(tokenizer: Tokenizer, name: str) -> None:
+    with pytest.raises(ValueError, match=f"the template variable '{name}' cannot be set"):
+        tokenizer.apply_chat_template([USER], "x", variables={name: "y"})
+
+
+def test_a_template_that_needs_too_much_is_not_probed_again_and_again() -> None:
+    loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %} tool"
+    with pytest.raises(ChatTemplateError, match="processor time"):
+        form_of(loops)
