@@ -119,7 +119,7 @@ def address(name: str, make: Callable[[], Any], n_arguments: int = 5) -> int:
 
 def _kernel(name: str, dispatcher: Any, n_arguments: int) -> CFunc:
     signature = ((types.int64,) * n_arguments, types.void)
-    made = CFunc(dispatcher.py_func, signature, locals={}, options={"error_model": "numpy"})
+    made: Any = CFunc(dispatcher.py_func, signature, locals={}, options={"error_model": "numpy"})
     made._cache = DiskCache(name)
     made.compile()
     return made
