@@ -1,4 +1,4 @@
-"""Compiled kernels on disk, in the user's cache folder: numba/<digest>/<name>.
+"""Compiled kernels on disk, in the user's cache folder: numba/<digest>/<name>, as machine code.
 
 The digest is of this folder's sources, numba and Python, because numba itself would look at the
 file of the outermost function alone. Several processes may use the folder: a file appears whole or
@@ -9,20 +9,23 @@ runs as the user. This module does not know what it compiles.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import pickle
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numba
+from llvmlite.binding import add_symbol
 from numba.core import types
 from numba.core.ccallback import CFunc
-from numba.core.compiler import CompileResult
-from numba.core.serialize import dumps
+from numba.core.registry import cpu_target
+from numba.core.runtime import _nrt_python
 
 from ...util.output_file import write_whole
 from ...util.paths import cache_dir, is_private, make_cache_dir
@@ -40,36 +43,50 @@ def folder() -> Path:
     return cache_dir("numba") / digest.hexdigest()[:16]
 
 
-class DiskCache:
-    """What numba asks of a function's cache."""
+@dataclass(frozen=True)
+class Code:
+    """Machine code of a kernel, and where in memory it begins."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    library: Any  # what keeps it in memory
+    address: int
 
-    def load_overload(self, signature: Any, context: Any) -> Any:
-        """The compiled function, or None."""
-        path = self._path(signature, context)
-        try:
-            if not (is_private(folder()) and is_private(path)):
-                return None
-            payload = pickle.loads(path.read_bytes())
-            context.refresh()
-            return CompileResult._rebuild(context, *payload)
-        except Exception:  # a file of another numba or a broken one: whatever it raises
+
+def _stored(path: Path) -> Code | None:
+    """The code of this file, which is a digest and the code; None where it cannot be used."""
+    try:
+        if not (is_private(folder()) and is_private(path)):
             return None
+        content = path.read_bytes()
+        if hashlib.sha256(content[32:]).digest() != content[:32]:
+            return None
+        symbol, state = pickle.loads(content[32:])
+        return _code(_codegen().unserialize_library(state), symbol)
+    except Exception:  # a file of another numba or a broken one: whatever it raises
+        return None
 
-    def save_overload(self, signature: Any, result: Any) -> None:
-        """Store it, if it can be stored and the folder can be written."""
-        if result.library.has_dynamic_globals:
-            return
-        with contextlib.suppress(OSError):
-            make_cache_dir(folder())
-            path = self._path(signature, result.target_context)
-            write_whole(path, dumps(result._reduce()), alone=False)
 
-    def _path(self, signature: Any, context: Any) -> Path:
-        machine = repr((str(signature), context.codegen().magic_tuple()))
-        return folder() / f"{self.name}-{hashlib.sha256(machine.encode()).hexdigest()[:16]}"
+def _store(path: Path, library: Any, symbol: str) -> None:
+    """Write the code, if it can be stored and the folder can be written."""
+    if library.has_dynamic_globals:
+        return
+    content = pickle.dumps((symbol, library.serialize_using_object_code()))
+    with contextlib.suppress(OSError):
+        make_cache_dir(folder())
+        write_whole(path, hashlib.sha256(content).digest() + content, alone=False)
+
+
+@cache
+def _codegen() -> Any:
+    """numba's compiler for this processor, without its tables of functions, which take 35 MB and
+    are there when something is compiled; loaded code refers to symbols of its runtime alone.
+    """
+    for name, at in _nrt_python.c_helpers.items():
+        add_symbol(name if name.startswith("_") else f"NRT_{name}", at)
+    return cpu_target.target_context.codegen()
+
+
+def _code(library: Any, symbol: str) -> Code:
+    return Code(library, library.get_pointer_to_function(symbol))
 
 
 class CompileProgress:
@@ -98,28 +115,33 @@ class CompileProgress:
 progress = CompileProgress()
 
 
-def compiled(dispatcher: Any, signature: Sequence[Any]) -> Callable[..., Any]:
-    """The njit function, compiled for arguments of these types or loaded."""
-    if not dispatcher.signatures:
-        dispatcher._cache = DiskCache(dispatcher.py_func.__name__)
-        progress.during(lambda: dispatcher.compile(tuple(signature)))
-        dispatcher.disable_compile()
-    return dispatcher
-
-
-_kernels: dict[str, Any] = {}
+_kernels: dict[str, Code] = {}
 
 
 def address(name: str, make: Callable[[], Any], n_arguments: int = 5) -> int:
-    """Where the compiled kernel of this name is: of the njit function that `make` returns."""
+    """Where the compiled kernel of this name is: of the njit function that `make` returns, whose
+    arguments are int64.
+    """
     if name not in _kernels:
-        _kernels[name] = progress.during(lambda: _kernel(name, make(), n_arguments))
-    return int(_kernels[name].address)
+        _kernels[name] = progress.during(lambda: _kernel(name, make, n_arguments))
+    return _kernels[name].address
 
 
-def _kernel(name: str, dispatcher: Any, n_arguments: int) -> CFunc:
+def called(name: str, make: Callable[[], Any], n_arguments: int) -> Callable[..., None]:
+    """The same as a function of Python, which gives Python's lock away while it runs."""
+    type = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * n_arguments)
+    return type(address(name, make, n_arguments))
+
+
+def _kernel(name: str, make: Callable[[], Any], n_arguments: int) -> Code:
+    machine = repr((n_arguments, _codegen().magic_tuple()))
+    path = folder() / f"{name}-{hashlib.sha256(machine.encode()).hexdigest()[:16]}"
+    return _stored(path) or _compiled(path, make(), n_arguments)
+
+
+def _compiled(path: Path, dispatcher: Any, n_arguments: int) -> Code:
     signature = ((types.int64,) * n_arguments, types.void)
     made: Any = CFunc(dispatcher.py_func, signature, locals={}, options={"error_model": "numpy"})
-    made._cache = DiskCache(name)
     made.compile()
-    return made
+    _store(path, made._library, made.native_name)
+    return _code(made._library, made.native_name)

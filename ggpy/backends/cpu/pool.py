@@ -19,7 +19,7 @@ from numba import njit, types
 from numpy.typing import NDArray
 
 from . import simd
-from .compiled import compiled
+from .compiled import called
 from .simd import atomics
 
 # A job is a row of int64.
@@ -122,14 +122,14 @@ def compute_again(pool, job, chunks, epoch):
                 execute_chunk(pool, job, chunk, epoch, 0)
 
 
-@njit(nogil=True)
+@njit
 def run_jobs(pool, jobs, n, n_threads):
     """n jobs, one after the other; addresses."""
     for i in range(n):
         run_job(pool, jobs + 8 * JOB * i, n_threads)
 
 
-@njit(nogil=True)
+@njit
 def work(pool, thread):
     """A worker, until no step is being computed."""
     flag = pool + 8 * (IN_FLIGHT + LINE * thread)
@@ -161,8 +161,8 @@ class ThreadPool:
         self._shared.view(np.int64)[TICKET] = CLOSED
         self.address = address_of(self._shared)
         self._scratch: list[NDArray[Any]] = []
-        self._run = compiled(run_jobs, (types.int64,) * 4)
-        self._work = compiled(work, (types.int64,) * 2)
+        self._run = called("run_jobs", lambda: run_jobs, 4)
+        self._work = called("work", lambda: work, 2)
         self._asleep = [threading.Semaphore(0) for _ in range(n_threads - 1)]
         self._sleeps = [False] * (n_threads - 1)
         self._threads: list[threading.Thread] = []
