@@ -140,7 +140,7 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
         help="tokens of a step; a multiple of -c evaluates several chunks together (512)",
     )  # fmt: skip
     add("-t", "--threads", type=positive, metavar="N", help="CPU threads")
-    add("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
+    add("--device", default="auto", help="auto, cpu, numpy, cuda or cuda:N (auto)")
     simulated.add_option(parser)
     llama_cpp.add_options(parser)
 
@@ -151,7 +151,7 @@ def add_machine(group: Any) -> None:
         *("--device", "-dev"),
         default="auto",
         metavar="DEVICE",
-        help="auto, cpu, cuda or cuda:N (auto)",
+        help="auto, cpu, numpy, cuda or cuda:N (auto)",
     )
     simulated.add_option(group)
     group.add_argument("-t", "--threads", type=positive, metavar="N", help="CPU threads")
