@@ -16,7 +16,7 @@ from ...formats import by_name
 from ...formats.base import F32
 from ...gguf import Tensor
 from .. import host
-from ..interface import ActivationType, CacheShape, Head, Layer, Probe, Role, Step
+from ..interface import ActivationType, CacheShape, Dense, Head, Layer, Probe, Role, Step
 from ..numpy.backend import Reference
 from ..numpy.functions import soft_capped
 from ..numpy.matrix import HostMatrix
@@ -126,8 +126,7 @@ class Cpu(Reference):
     def feed_forward(self, x: F32, layer: Layer, step: Step) -> F32:
         """x[T, D] with the output of layer.ffn added."""
         ffn = layer.ffn
-        assert ffn is not None
-        if not self._has_kernels(layer, "ffn"):
+        if not self._has_kernels(layer, "ffn") or not isinstance(ffn, Dense):
             return super().feed_forward(x, layer, step)
         return self._through(x, layer, "ffn", lambda p: layers.dense(p, ffn, len(x)))
 
@@ -186,7 +185,7 @@ class Cpu(Reference):
                 pages = self._pages(layer.mixer.group)
                 self._with_kernels[key] = layers.has_mix(layer, pages)
             else:
-                self._with_kernels[key] = layers.has_dense(layer.ffn)  # type: ignore[arg-type]
+                self._with_kernels[key] = layers.has_dense(layer.ffn)
         return self._with_kernels[key] and not self._is_probed
 
     def _own(self, x: F32) -> F32:

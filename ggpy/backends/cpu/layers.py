@@ -74,9 +74,11 @@ def has_attention(a: Attention, pages: GroupPages) -> bool:
     )
 
 
-def has_dense(ffn: Dense) -> bool:
-    """Whether all of a feed-forward has kernels."""
-    if not is_read(ffn) or ffn.activation not in ("silu", "gelu_tanh"):
+def has_dense(ffn: Any) -> bool:
+    """Whether a feed-forward is dense and all of it has kernels."""
+    if not isinstance(ffn, Dense) or not is_read(ffn):
+        return False
+    if ffn.activation not in ("silu", "gelu_tanh"):
         return False
     matrices = (ffn.w_gate, ffn.w_up, ffn.w_down)
     return all(isinstance(m, MappedMatrix) for m in matrices) and all(
@@ -141,7 +143,7 @@ def affine(p: JobList, m: MappedMatrix, x: int, rows: int, bias: Array | None, n
 def mix(p: JobList, layer: Layer, step: StepArrays, pages: GroupPages) -> None:
     """Attention, and a feed-forward of the same x where they are parallel."""
     a, ffn, rows = layer.mixer, layer.ffn, step.n_tokens
-    if not layer.parallel or ffn is None:
+    if not layer.parallel or not isinstance(ffn, Dense):
         attention(p, a, step, pages)
         return
     width = a.wq.blocks.k
