@@ -56,6 +56,7 @@ class Tiny:
     rope_factors: bool = False
     norm_whole: bool = False  # of q and k
     experts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # in place of ffn_*.weight
+    n_dense: int = 0  # layers before those with experts
     types: Mapping[str, str] = field(default_factory=dict)  # of tensors with this in their names
 
 
@@ -79,6 +80,8 @@ SHARED = {
     "ffn_up_shexp.weight": (FX, 64),
     "ffn_down_shexp.weight": (64, FX),
 }
+CHOICE_BIAS = {"exp_probs_b.bias": (X,)}
+UNGATED = {name: shape for name, shape in SHARED.items() if "inp" not in name}
 EXPERT_BIAS = {
     "ffn_gate_inp.bias": (X,),
     "ffn_gate_exps.bias": (X, FX),
@@ -145,6 +148,20 @@ MODELS = {
             **{**COUNTS, "attention.sliding_window": 8, "rope.freq_base": 1.5e5},
             **{"rope.scaling.type": "yarn", "rope.scaling.factor": 32.0},
             "rope.scaling.original_context_length": 64,
+        },
+    ),
+    "glm4moe": Tiny(
+        "bpe",
+        E=32,
+        layer=(*BIAS, *QK_NORM, SANDWICH[0]),
+        without=("ffn_norm.weight",),
+        tied=False,
+        experts={**EXPERTS, **CHOICE_BIAS, **UNGATED},
+        n_dense=1,
+        settings={
+            **{**COUNTS, "expert_shared_count": 1, "leading_dense_block_count": 1},
+            **{"expert_gating_func": 2, "expert_weights_norm": True, "rope.freq_base": 1e6},
+            **{"expert_weights_scale": 1.5, "rope.dimension_count": 16},
         },
     ),
     "smollm3": Tiny("bpe", F=32, n_layer=4, settings={"rope.freq_base": 5e6}),
@@ -311,9 +328,8 @@ def tensors_of(m: Tiny, n_vocab: int) -> dict[str, np.ndarray]:
     if m.rope_factors:
         out["rope_factors_long.weight"] = np.linspace(2, 6, 6, dtype=np.float32)
         out["rope_factors_short.weight"] = np.linspace(1, 1.5, 6, dtype=np.float32)
-    shapes = _layer_shapes(m)
     for i in range(m.n_layer):
-        for name, shape in shapes.items():
+        for name, shape in _layer_shapes(m, i).items():
             mean = 0.0 if name.endswith("bias") else 1.0
             out[f"blk.{i}.{name}"] = vector(*shape, mean) if len(shape) == 1 else matrix(*shape)
     return out
@@ -327,7 +343,7 @@ def experts_of(architecture: str) -> dict[str, np.ndarray | None]:
     return {**dense, **{name: array for name, array in made.items() if ".ffn_" in name}}
 
 
-def _layer_shapes(m: Tiny) -> dict[str, tuple[int, ...]]:
+def _layer_shapes(m: Tiny, i: int) -> dict[str, tuple[int, ...]]:
     q, kv = m.H * m.E, m.G * m.E
     qkv = {"attn_q.weight": (q, m.D), "attn_k.weight": (kv, m.D), "attn_v.weight": (kv, m.D)}
     gate_up = {"ffn_gate.weight": (m.F, m.D), "ffn_up.weight": (m.F, m.D)}
@@ -347,8 +363,9 @@ def _layer_shapes(m: Tiny) -> dict[str, tuple[int, ...]]:
         "ffn_down.weight": (m.D, m.F),
         **{name: (sizes[name],) for name in m.layer},
     }
-    without = {*m.without, *(DENSE if m.experts else ())}
-    return {name: x for name, x in found.items() if name not in without} | dict(m.experts)
+    experts = dict(m.experts) if i >= m.n_dense else {}
+    without = {*m.without, *(DENSE if experts else ())}
+    return {name: x for name, x in found.items() if name not in without} | experts
 
 
 def tokenizer(kind: str) -> dict[str, Any]:

@@ -96,6 +96,7 @@ class Architecture:
     optional: Mapping[str, str] = field(default_factory=lambda: OUTPUT)
     optional_layer: Mapping[str, str] = field(default_factory=dict)
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    behind: frozenset[str] = frozenset()  # what blocks behind the layers have, which is not used
     understands: frozenset[str] = frozenset()
     layer_norm: bool = False  # its norms are layer norms
     hugging_face: HuggingFace | None = None  # checkpoints that can be converted
@@ -115,8 +116,11 @@ class Architecture:
 
     def layer_of(self, sizes: Dimensions, i: int) -> Mapping[str, str]:
         """The tensors that layer i has to have."""
-        has_experts = sizes.layers[i].n_expert > 0
-        return self.layer if self.expert_layer is None or not has_experts else self.expert_layer
+        of = sizes.layers[i]
+        if self.expert_layer is None or of.n_expert == 0:
+            return self.layer
+        shared = of.n_ff_shared > 0
+        return {k: x for k, x in self.expert_layer.items() if shared or "Fs" not in x.split()}
 
     def tensors(self, sizes: Dimensions) -> tuple[Declarations, Declarations]:
         """What a file needs and what it may have, by name; fused tensors in parts."""

@@ -30,6 +30,10 @@ def collect(
             rows = {at + part: wanted[at + part].shape[0] for part in parts}
             _split(file, found, at + name, rows)
             _split(file, found, scale_of(at + name), {scale_of(x): n for x, n in rows.items()})
+    for i in range(sizes.n_layer, sizes.n_layer + sizes.n_nextn):
+        for name in architecture.behind:
+            found.pop(f"blk.{i}.{name}", None)
+            found.pop(scale_of(f"blk.{i}.{name}"), None)
     missing = [name for name in wanted if name not in found]
     if missing:
         raise GGUFError(

@@ -7,8 +7,8 @@ understands it. Nothing here knows what a setting does.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -217,6 +217,7 @@ class Dimensions:
     layers: tuple[LayerSizes, ...]
     layer_norm: bool = False  # norms are layer norms
     n_class: int = 1  # C, of the classifier, where there is one
+    n_nextn: int = 0  # blocks behind the layers, which predict the tokens after the next
 
     @property
     def n_layer(self) -> int:
@@ -226,15 +227,25 @@ class Dimensions:
     @property
     def layer(self) -> LayerSizes:
         """The sizes of every layer; ValueError where layers differ."""
-        first, *others = dict.fromkeys(self.layers)
-        if others:
-            raise ValueError(f"layers of {1 + len(others)} sizes, where all have to have one")
-        return first
+        return _common(self.layers)
+
+    @property
+    def attention(self) -> LayerSizes:
+        """The sizes of heads, which all layers have to have alike, else ValueError."""
+        widths = {"n_ff": 0, "n_expert": 0, "n_ff_expert": 0, "n_ff_shared": 0}
+        return _common(replace(layer, **widths) for layer in self.layers)
 
     def letters(self, layer: int | None = None) -> dict[str, int]:
         """Sizes by the names that declarations of tensors use: of a layer, or outside of all."""
         sizes = {"D": self.n_embd, "V": self.n_vocab, "R/2": self.n_rot // 2, "C": self.n_class}
         return sizes if layer is None else {**sizes, **self.layers[layer].letters()}
+
+
+def _common(layers: Iterable[LayerSizes]) -> LayerSizes:
+    first, *others = dict.fromkeys(layers)
+    if others:
+        raise ValueError(f"layers of {1 + len(others)} sizes, where all have to have one")
+    return first
 
 
 def read_dimensions(
@@ -250,7 +261,8 @@ def read_dimensions(
         raise GGUFError(
             f"{config.path}: vocab_size is {size}, but the embedding table has {n_vocab} rows"
         )
-    layers = _layer_sizes(config, understood)
+    n_nextn = _n_nextn(config, understood)
+    layers = _layer_sizes(config, understood, n_nextn)
     return Dimensions(
         n_embd=config.integer("embedding_length"),
         n_vocab=n_vocab,
@@ -260,6 +272,7 @@ def read_dimensions(
         layers=layers,
         layer_norm=layer_norm,
         n_class=_n_class(config),
+        n_nextn=n_nextn,
     )
 
 
@@ -273,8 +286,16 @@ def _n_class(config: Config) -> int:
     return len(labels)
 
 
-def _layer_sizes(config: Config, understood: Collection[str]) -> tuple[LayerSizes, ...]:
-    n_layer = config.integer("block_count", high=MAX_LAYERS)
+def _n_nextn(config: Config, understood: Collection[str]) -> int:
+    """Blocks that are counted among a file's, and are no layers."""
+    key = "nextn_predict_layers"
+    return config.integer(key, 0, low=0, high=MAX_LAYERS) if key in understood else 0
+
+
+def _layer_sizes(
+    config: Config, understood: Collection[str], n_nextn: int
+) -> tuple[LayerSizes, ...]:
+    n_layer = config.integer("block_count", low=1 + n_nextn, high=MAX_LAYERS) - n_nextn
 
     def read(key: str, default: tuple[int, ...] | None, high: int) -> tuple[int, ...]:
         return config.integers(key, n_layer, default, high=high, same=key not in understood)
@@ -310,15 +331,36 @@ def _expert_sizes(
     if n_expert == 0:
         config.only("expert_used_count", 0)
         return [dense] * n_layer
-    n_dense = 0
-    if "leading_dense_block_count" in understood:
-        n_dense = config.integer("leading_dense_block_count", 0, low=0, high=n_layer)
+    has_experts = _layers_with_experts(config, n_layer, understood)
     found = config.integers("expert_feed_forward_length", n_layer, widths)
-    shared: tuple[int, ...] = (0,) * n_layer
-    if "expert_shared_feed_forward_length" in understood:
-        shared = config.integers("expert_shared_feed_forward_length", n_layer, widths)
+    shared = _shared_widths(config, found, widths, understood)
     sizes = zip([n_expert] * n_layer, found, shared, strict=True)
-    return [dense if i < n_dense else x for i, x in enumerate(sizes)]
+    return [x if has else dense for x, has in zip(sizes, has_experts, strict=True)]
+
+
+def _layers_with_experts(config: Config, n_layer: int, understood: Collection[str]) -> list[bool]:
+    """All but the first ones, or but those between; UnsupportedModel if no layer has experts."""
+    first, period = "leading_dense_block_count", "interleave_moe_layer_step"
+    n_dense = config.integer(first, 0, low=0, high=n_layer) if first in understood else 0
+    step = config.integer(period, 1, high=MAX_LAYERS) if period in understood else 1
+    found = [i >= n_dense and (i + 1) % step == 0 for i in range(n_layer)]
+    if not any(found):
+        raise UnsupportedModel(
+            f"{config.path}: none of {n_layer} layers has experts: {first} = {n_dense}, {period} ="
+            f" {step}"
+        )
+    return found
+
+
+def _shared_widths(
+    config: Config, of_experts: tuple[int, ...], dense: tuple[int, ...], understood: Collection[str]
+) -> tuple[int, ...]:
+    """Of the shared expert of each layer: its own, or that of so many experts; 0 without one."""
+    width, count = "expert_shared_feed_forward_length", "expert_shared_count"
+    n = config.integer(count, 0, low=0, high=MAX_EXPERTS) if count in understood else 0
+    if width in understood and (config.has(width) or count not in understood):
+        return config.integers(width, len(dense), dense)
+    return tuple(n * x for x in of_experts)
 
 
 def _divided(config: Config, heads: tuple[int, ...]) -> tuple[int, ...]:

@@ -17,7 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..util.messages import escaped
-from .config import MAX_CONTEXT, MAX_EXPERTS, MAX_HEADS, MAX_LAYERS, Config, UnsupportedModel, short
+from .config import (
+    MAX_CONTEXT,
+    MAX_EXPERTS,
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_WIDTH,
+    Config,
+    UnsupportedModel,
+    short,
+)
 
 Metadata = dict[str, tuple[str, Any]]  # key below "<architecture>." -> type as in File.types, value
 
@@ -58,12 +67,16 @@ LAYER = {  # below "model.layers.0." and so on
     "ffn_down.weight": "mlp.down_proj.weight",
 }
 ATTENTION = {ours: theirs for ours, theirs in LAYER.items() if not theirs.startswith("mlp.")}
+# What settings are called; transformers 5 has the first for all models
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+USED_COUNTS = ("num_experts_per_tok", "moe_topk", "moe_k")
 EXPERTS = {  # the names that convert/experts.py gives to tensors of all experts
     "ffn_gate_inp.weight": "mlp.gate.weight",
     "ffn_gate_exps.weight": "mlp.experts.gate_proj.weight",
     "ffn_up_exps.weight": "mlp.experts.up_proj.weight",
     "ffn_down_exps.weight": "mlp.experts.down_proj.weight",
 }
+PARTS = ("gate", "up", "down")  # of a feed-forward
 QKV_BIAS = {
     "attn_q.bias": "self_attn.q_proj.bias",
     "attn_k.bias": "self_attn.k_proj.bias",
@@ -159,6 +172,7 @@ class HuggingFace:
     others: tuple[str, ...] = ()  # how the names of those begin
     # Rows of gate and up take turns in the tensors of all experts, which are transposed
     interleaved: bool = False
+    nextn: tuple[str, ...] = ()  # settings with the number of blocks behind the layers: left out
     beside: tuple[str, ...] = ()  # settings of those that the text model's file has to have
 
 
@@ -205,15 +219,31 @@ def experts(s: CheckpointSettings) -> Metadata:
     """Counts and widths of experts that every layer has; UnsupportedModel if some have none."""
     s.only("decoder_sparse_step", 1)
     s.only("mlp_only_layers", [])
-    keys = "num_local_experts", "num_experts"  # transformers 5 has the former for all models
-    n_expert = [s.integer(key, high=MAX_EXPERTS) for key in keys if s.has(key)]
     found = {
-        "expert_count": n_expert[0] if n_expert else s.integer(keys[0]),
-        "expert_used_count": s.integer("num_experts_per_tok", high=MAX_EXPERTS),
+        "expert_count": _count(s, *EXPERT_COUNTS),
+        "expert_used_count": _count(s, *USED_COUNTS),
     }
     if s.has("moe_intermediate_size"):
-        found["expert_feed_forward_length"] = s.integer("moe_intermediate_size")
+        found["expert_feed_forward_length"] = same_of_layers(s, "moe_intermediate_size")
     return {key: ("u32", n) for key, n in found.items()}
+
+
+def _count(s: CheckpointSettings, *keys: str) -> int:
+    """The first of these counts that there is; all are read."""
+    found = [same_of_layers(s, key, high=MAX_EXPERTS) for key in keys if s.has(key)]
+    return found[0] if found else s.integer(keys[0])
+
+
+def same_of_layers(s: CheckpointSettings, key: str, low: int = 1, high: int = MAX_WIDTH) -> int:
+    """A whole number, or a list with one that all layers have; UnsupportedModel if they differ."""
+    value = s.raw(key)
+    if not isinstance(value, list):
+        return s.integer(key, low=low, high=high)
+    if not value or any(type(x) is not int or x != value[0] for x in value):
+        raise s.refuse(key, "one number for all layers is")
+    if not low <= value[0] <= high:
+        raise s.refuse(key, f"numbers between {low} and {high} are")
+    return value[0]
 
 
 def window_of(s: CheckpointSettings) -> int:

@@ -172,9 +172,10 @@ def read_model(
     if not tied and not set(OUTPUT) <= set(architecture.optional):
         raise settings.refuse(TIE, "the embedding table is the output matrix")
     n_vocab = settings.integer("vocab_size", high=MAX_VOCAB)
+    n_nextn = max((settings.integer(key, 0, low=0) for key in source.nextn), default=0)
     settings.refuse_unread()
     sizes = _dimensions(architecture, values, n_vocab, folder)
-    sources = _sources(architecture, sizes, tied, made, checkpoint)
+    sources = _sources(architecture, sizes, tied, made, checkpoint, n_nextn)
     warnings = list(checkpoint.quantization.warnings)
     tokens = read_tokens(folder, n_vocab)
     metadata = general_metadata(folder, config, architecture.name, _counts(sources), name)
@@ -230,11 +231,15 @@ def _sources(
     tied: bool,
     made: Mapping[str, NDArray[np.float32]],
     checkpoint: Checkpoint,
+    n_nextn: int,
 ) -> list[Source]:
-    """The tensors of the file; ConvertError unless all that is needed is there, and no other."""
+    """The tensors of the file; ConvertError unless all that is needed is there, and no other than
+    those of the n_nextn blocks behind the layers.
+    """
     hf = architecture.hugging_face
     assert hf is not None
-    named = _by_gguf_name(hf, checkpoint, tied)
+    behind = range(sizes.n_layer, sizes.n_layer + n_nextn)
+    named = _by_gguf_name(hf, checkpoint, tied, behind)
     required, optional = architecture.stored(sizes, tied)
     missing = [name for name in required if name not in named]
     if missing:
@@ -254,15 +259,17 @@ def _sources(
                 f" config.json says {shape}"
             )
         stem = name.split(".")[2] if name.startswith("blk.") else name
-        head = sizes.layer.key_size if stem in hf.permuted else 0
+        head = sizes.attention.key_size if stem in hf.permuted else 0
         offset = hf.norm_offset if name.endswith("_norm.weight") else 0.0
         found[name] = Source(name, shape, weights, head, offset)
     found |= {name: Source(name, array.shape, array) for name, array in made.items()}
     return [found[name] for name in in_order(found)]
 
 
-def _by_gguf_name(hf: HuggingFace, checkpoint: Checkpoint, tied: bool) -> dict[str, Gathered]:
-    """The text model's tensors by the names they get."""
+def _by_gguf_name(
+    hf: HuggingFace, checkpoint: Checkpoint, tied: bool, left_out: range
+) -> dict[str, Gathered]:
+    """The text model's tensors by the names they get. left_out: layers."""
     layer = {theirs: ours for ours, theirs in hf.layer.items()}
     outside = {theirs: ours for ours, theirs in GLOBAL.items()}
     found: dict[str, Gathered] = {}
@@ -270,7 +277,10 @@ def _by_gguf_name(hf: HuggingFace, checkpoint: Checkpoint, tied: bool) -> dict[s
         if name.endswith(UNUSED) or (hf.others and name.startswith(hf.others)):
             continue
         plain = name.replace(hf.inserted, "", 1) if hf.inserted else name
-        if match := LAYER.fullmatch(plain):
+        match = LAYER.fullmatch(plain)
+        if match and int(match[1]) in left_out:
+            continue
+        if match:
             ours = layer.get(match[2])
             ours = ours and f"blk.{int(match[1])}.{ours}"
         else:

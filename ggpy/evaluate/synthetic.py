@@ -191,7 +191,7 @@ def _formats(
     """Of each tensor."""
     if model.format not in OF_SEVERAL:
         return {name: _format_of(model, name, shape) for name, shape in shapes.items()}
-    counts = sizes.n_layer, sizes.layer.n_head, sizes.layer.n_head_kv
+    counts = sizes.n_layer, sizes.attention.n_head, sizes.attention.n_head_kv
     output = by_name(model.output_format)
     n_expert = max(layer.n_expert for layer in sizes.layers)
     tied = model.shape.tied

@@ -58,6 +58,10 @@ VARIANTS = {
     "qwen3moe-groups": Variant(
         "qwen3moe", {"expert_group_count": 4, "expert_group_used_count": 2, "expert_used_count": 3}
     ),
+    "glm4moe-softmax": Variant("glm4moe", {"expert_gating_func": 1, "expert_weights_norm": False}),
+    "glm4moe-groups": Variant(
+        "glm4moe", {"expert_group_count": 4, "expert_group_used_count": 1, "expert_gating_func": 0}
+    ),
     "gemma3-period-6": Variant("gemma3", {"attention.sliding_window_pattern": None}),
     "granite-no-rope": Variant("granite", {"rope.scaling.finetuned": False}),
     "granite-no-scales": Variant("granite", {"residual_scale": None, "embedding_scale": None}),
@@ -124,6 +128,7 @@ def test_logits_equal_the_plain_float64_decoder(tiny):
     "a, b",
     [
         *(("gpt-oss", "gpt-oss-base-swa"), ("qwen3moe", "qwen3moe-groups")),
+        *(("glm4moe", "glm4moe-softmax"), ("glm4moe", "glm4moe-groups")),
         *(("llama", "llama-yarn"), ("llama", "llama-rope_freqs"), ("granite", "granite-no-rope")),
         *(("granite", "granite-no-scales"), ("olmo2", "olmo2-no-window")),
         *(("olmo2", "olmo2-period"), ("mistral3", "mistral3-cold")),

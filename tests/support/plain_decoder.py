@@ -15,7 +15,9 @@ import numpy as np
 # RoPE of the others pairs neighbours.
 NEOX = {"qwen2", "qwen3", "gemma2", "gemma3", "phi3"}
 NEOX |= {"olmo2", "seed_oss", "exaone4", "hunyuan-dense", "qwen3vl"}
+WHOLE_NORM, NORM_BEHIND_ROPE = ["olmo2"], ["hunyuan-dense"]  # of q and k
 PERIOD = {"gemma3": 6, "olmo2": 4, "exaone4": 4, "cohere2": 4}  # the last of so many has no window
+NORM_BEFORE_FFN = ("seed_oss", "glm4moe")  # have it under the name of one behind the attention
 PARALLEL = ("command-r", "cohere2")
 
 
@@ -82,15 +84,15 @@ class Plain:
         n = len(x)
         q, k, v = self.project(i, self.norm(x, f"blk.{i}.attn_norm.weight"))
         names = [f"blk.{i}.attn_{c}_norm.weight" for c in "qk"]
-        if self.arch == "olmo2":
+        if self.arch in WHOLE_NORM:
             q, k = self.norm(q, names[0]), self.norm(k, names[1])
         q, k = q.reshape(n, self.n_head, -1), k.reshape(n, self.n_kv, -1)
         v = v.reshape(n, self.n_kv, -1)
-        if self.arch not in ("olmo2", "hunyuan-dense"):
+        if self.arch not in (*WHOLE_NORM, *NORM_BEHIND_ROPE):
             q, k = self.norm(q, names[0]), self.norm(k, names[1])
         q = np.array([[self.rotate(i, q[p, h], p) for h in range(self.n_head)] for p in range(n)])
         k = np.array([[self.rotate(i, k[p, g], p) for g in range(self.n_kv)] for p in range(n)])
-        if self.arch == "hunyuan-dense":
+        if self.arch in NORM_BEHIND_ROPE:
             q, k = self.norm(q, names[0]), self.norm(k, names[1])
         out = np.zeros((n, self.n_head, self.head))
         for h in range(self.n_head):
@@ -103,10 +105,17 @@ class Plain:
                 a = np.exp(s - s.max())
                 out[p, h] = (a / a.sum()) @ v[first : p + 1, g]
         y = out.reshape(n, -1) @ self.w[f"blk.{i}.attn_output.weight"].T
-        return y if self.arch == "seed_oss" else self.norm(y, f"blk.{i}.post_attention_norm.weight")
+        return (
+            y
+            if self.arch in NORM_BEFORE_FFN
+            else self.norm(y, f"blk.{i}.post_attention_norm.weight")
+        )
 
     def feed_forward(self, i: int, x: np.ndarray) -> np.ndarray:
-        others = {"seed_oss": "post_attention_norm", **dict.fromkeys(PARALLEL, "attn_norm")}
+        others = {
+            **dict.fromkeys(NORM_BEFORE_FFN, "post_attention_norm"),
+            **dict.fromkeys(PARALLEL, "attn_norm"),
+        }
         x = self.norm(x, f"blk.{i}.{others.get(self.arch, 'ffn_norm')}.weight")
         up = x @ self.w[f"blk.{i}.ffn_up.weight"].T
         if f"blk.{i}.ffn_gate.weight" in self.w:

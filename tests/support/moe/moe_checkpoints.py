@@ -42,6 +42,16 @@ MOE_KINDS = {
         },
         pre="gpt-4o",
     ),
+    "glm4moe": Kind(  # with a block that predicts the token after the next
+        *("glm4moe", "Glm4MoeForCausalLM", "glm4_moe"),
+        {
+            **{"n_routed_experts": X, "num_experts_per_tok": 2, "moe_intermediate_size": FX},
+            **{"n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5},
+            **{"n_group": 2, "topk_group": 1, "norm_topk_prob": True, "use_qk_norm": True},
+            **{"head_dim": 24, "attention_bias": True, "rope_theta": 1e6},
+            **{"partial_rotary_factor": 0.5, "num_nextn_predict_layers": 1},
+        },
+    ),
 }
 
 
@@ -71,6 +81,15 @@ def moe_weights_of(name: str) -> dict[str, np.ndarray]:
 
 def moe_shapes_of(name: str) -> dict[str, tuple[int, ...]]:
     """{name in transformers: shape}."""
+    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (N_VOCAB, D)}
+    found |= {"model.norm.weight": (D,), "lm_head.weight": (N_VOCAB, D)}
+    for i in range(2 + (name == "glm4moe")):
+        found |= {f"model.layers.{i}.{x}": shape for x, shape in _layer(name, i).items()}
+    return found
+
+
+def _layer(name: str, i: int) -> dict[str, tuple[int, ...]]:
+    """Of layer i, or of the block behind the last."""
     size = config_of(MOE_KINDS[name]).get("head_dim", D // H)
     q, kv = H * size, G * size
     widths = {"q_proj": (q, D), "k_proj": (kv, D), "v_proj": (kv, D), "o_proj": (D, q)}
@@ -78,24 +97,43 @@ def moe_shapes_of(name: str) -> dict[str, tuple[int, ...]]:
         f"{x}_layernorm.weight": (D,) for x in ("input", "post_attention")
     }
     layer |= {f"self_attn.{x}.weight": shape for x, shape in widths.items()}
-    biases = {"qwen2moe": ("q_proj", "k_proj", "v_proj"), "gpt-oss": tuple(widths)}.get(name, ())
+    qkv = ("q_proj", "k_proj", "v_proj")
+    biases = {"qwen2moe": qkv, "gpt-oss": tuple(widths), "glm4moe": qkv}.get(name, ())
     layer |= {f"self_attn.{x}.bias": widths[x][:1] for x in biases}
-    if name == "qwen3moe":
+    if name in ("qwen3moe", "glm4moe"):
         layer |= {f"self_attn.{x}_norm.weight": (size,) for x in "qk"}
+    if name == "glm4moe":
+        return layer | _glm(i)
     layer |= {"mixtral": _mixtral, "gpt-oss": _gpt_oss}.get(name, _qwen)()
     if name == "qwen2moe":
         layer |= {f"mlp.shared_expert.{x}_proj.weight": (48, D) for x in ("gate", "up")}
         layer["mlp.shared_expert.down_proj.weight"] = (D, 48)
         layer["mlp.shared_expert_gate.weight"] = (1, D)
-    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (N_VOCAB, D)}
-    found |= {"model.norm.weight": (D,), "lm_head.weight": (N_VOCAB, D)}
-    return found | {f"model.layers.{i}.{x}": shape for i in range(2) for x, shape in layer.items()}
+    return layer
 
 
 def _qwen() -> dict[str, tuple[int, ...]]:
     shapes = {"gate_proj": (FX, D), "up_proj": (FX, D), "down_proj": (D, FX)}
     experts = {f"mlp.experts.{e}.{x}.weight": s for e in range(X) for x, s in shapes.items()}
     return {"mlp.gate.weight": (X, D), **experts}
+
+
+def _dense(at: str = "mlp.", f: int = F) -> dict[str, tuple[int, ...]]:
+    shapes = {"gate_proj": (f, D), "up_proj": (f, D), "down_proj": (D, f)}
+    return {f"{at}{x}.weight": s for x, s in shapes.items()}
+
+
+def _glm(i: int) -> dict[str, tuple[int, ...]]:
+    """A dense layer, one of experts, and the block behind them."""
+    if i == 0:
+        return _dense()
+    bias = {"mlp.gate.e_score_correction_bias": (X,)}
+    found = {**_qwen(), **bias, **_dense("mlp.shared_experts.", 2 * FX)}
+    if i == 1:
+        return found
+    head = {"embed_tokens.weight": (N_VOCAB, D), "shared_head.head.weight": (N_VOCAB, D)}
+    norms = {f"{x}.weight": (D,) for x in ("enorm", "hnorm", "shared_head.norm")}
+    return {**found, **head, **norms, "eh_proj.weight": (D, 2 * D)}
 
 
 def _mixtral() -> dict[str, tuple[int, ...]]:

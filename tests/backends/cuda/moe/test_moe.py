@@ -38,9 +38,12 @@ class Margins:
         route = reference.route
 
         def watched(n: np.ndarray, router: Any) -> Any:
-            logits = np.sort(router.weight.affine(n, router.bias), axis=-1)
-            k = logits.shape[1] - router.n_used
-            gap = (logits[:, k] - logits[:, k - 1]) / (logits[:, -1] - logits[:, 0] + 1e-9)
+            likes = router.weight.affine(n, router.bias)
+            if router.choice_bias is not None:
+                likes = reference.SCORES[router.score](likes) + router.choice_bias
+            likes = np.sort(likes, axis=-1)
+            k = likes.shape[1] - router.n_used
+            gap = (likes[:, k] - likes[:, k - 1]) / (likes[:, -1] - likes[:, 0] + 1e-9)
             same = len(self.least) == len(gap)
             self.least = np.minimum(self.least, gap) if same else gap
             return route(n, router)
