@@ -164,6 +164,40 @@ MODELS = {
             **{"expert_weights_scale": 1.5, "rope.dimension_count": 16},
         },
     ),
+    "ernie4_5-moe": Tiny(
+        E=32,
+        experts={**EXPERTS, **CHOICE_BIAS, **UNGATED},
+        n_dense=1,
+        settings={
+            **{**COUNTS, "expert_shared_count": 1, "leading_dense_block_count": 1},
+            **{"expert_shared_feed_forward_length": FX, "interleave_moe_layer_step": 1},
+            "rope.freq_base": 5e5,
+        },
+    ),
+    "hunyuan-moe": Tiny(
+        "bpe",
+        E=32,
+        F=FX,
+        layer=QK_NORM,
+        experts={**EXPERTS, **UNGATED},
+        settings={
+            **{**COUNTS, "expert_shared_count": 1, "expert_shared_feed_forward_length": FX},
+            "rope.freq_base": 1.1e7,
+        },
+    ),
+    "minimax-m2": Tiny(
+        "bpe",
+        E=32,
+        F=FX,
+        layer=QK_NORM,
+        norm_whole=True,
+        tied=False,
+        experts={**EXPERTS, **CHOICE_BIAS},
+        settings={
+            **{**COUNTS, "expert_gating_func": 2, "rope.dimension_count": 16},
+            "rope.freq_base": 5e6,
+        },
+    ),
     "smollm3": Tiny("bpe", F=32, n_layer=4, settings={"rope.freq_base": 5e6}),
     "granite": Tiny(
         "bpe",

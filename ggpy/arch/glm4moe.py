@@ -24,8 +24,7 @@ BLOCK = (*attention.TENSORS, *QKV_BIAS, *QK_NORM, *EXPERTS, STORED_AS)
 HEAD = ("eh_proj", "enorm", "hnorm", "embed_tokens", "shared_head_head", "shared_head_norm")
 CHECKPOINT = {
     **{k: v for k, v in {**hf.LAYER, **hf.EXPERTS}.items() if k != NORM},
-    **{**hf.QKV_BIAS, **hf.QK_NORM, STORED_AS: hf.LAYER[NORM]},
-    **{f"ffn_{x}_shexp.weight": f"mlp.shared_experts.{x}_proj.weight" for x in hf.PARTS},
+    **{**hf.SHARED, **hf.QKV_BIAS, **hf.QK_NORM, STORED_AS: hf.LAYER[NORM]},
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
 }
 

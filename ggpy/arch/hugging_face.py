@@ -77,6 +77,7 @@ EXPERTS = {  # the names that convert/experts.py gives to tensors of all experts
     "ffn_down_exps.weight": "mlp.experts.down_proj.weight",
 }
 PARTS = ("gate", "up", "down")  # of a feed-forward
+SHARED = {f"ffn_{x}_shexp.weight": f"mlp.shared_experts.{x}_proj.weight" for x in PARTS}
 QKV_BIAS = {
     "attn_q.bias": "self_attn.q_proj.bias",
     "attn_k.bias": "self_attn.k_proj.bias",

@@ -62,6 +62,12 @@ VARIANTS = {
     "glm4moe-groups": Variant(
         "glm4moe", {"expert_group_count": 4, "expert_group_used_count": 1, "expert_gating_func": 0}
     ),
+    "ernie4_5-moe-no-shared": Variant(
+        "ernie4_5-moe",
+        {"expert_shared_count": 0, "expert_shared_feed_forward_length": None},
+        dict.fromkeys(f"blk.1.{name}" for name in make_tiny.UNGATED),
+    ),
+    "minimax-m2-softmax": Variant("minimax-m2", {"expert_gating_func": 1}),
     "gemma3-period-6": Variant("gemma3", {"attention.sliding_window_pattern": None}),
     "granite-no-rope": Variant("granite", {"rope.scaling.finetuned": False}),
     "granite-no-scales": Variant("granite", {"residual_scale": None, "embedding_scale": None}),
@@ -128,6 +134,7 @@ def test_logits_equal_the_plain_float64_decoder(tiny):
     "a, b",
     [
         *(("gpt-oss", "gpt-oss-base-swa"), ("qwen3moe", "qwen3moe-groups")),
+        *(("ernie4_5-moe", "ernie4_5-moe-no-shared"), ("minimax-m2", "minimax-m2-softmax")),
         *(("glm4moe", "glm4moe-softmax"), ("glm4moe", "glm4moe-groups")),
         *(("llama", "llama-yarn"), ("llama", "llama-rope_freqs"), ("granite", "granite-no-rope")),
         *(("granite", "granite-no-scales"), ("olmo2", "olmo2-no-window")),

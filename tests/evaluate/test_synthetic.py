@@ -25,7 +25,8 @@ PARAMETERS = {  # in thousands of millions, as their makers say
     **{"Seed-OSS-36B": 36.151, "ERNIE-4.5-0.3B": 0.3607, "Hunyuan-7B": 7.505},
     **{"Ministral-3-8B": 8.490, "EXAONE-4.0-32B": 32.003, "GLM-4-9B": 9.400},
     **{"Command-R7B": 8.028, "Command-R-32B": 32.296, "Qwen3-VL-8B": 8.191},
-    **{"GLM-4.5-Air": 106.85},
+    **{"GLM-4.5-Air": 106.85, "ERNIE-4.5-21B-A3B": 21.825, "Hunyuan-A13B": 80.393},
+    **{"MiniMax-M2": 228.690},
 }
 
 

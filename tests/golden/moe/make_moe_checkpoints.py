@@ -30,9 +30,11 @@ def main() -> int:
     sys.path[:0] = [sys.argv[1], str(Path(sys.argv[1], "gguf-py"))]
     from conversion import ModelBase
     from conversion.base import TextModel
+    from conversion.hunyuan import HunYuanMoEModel
 
     ModelBase.no_mtp = True  # as --no-mtp
     TextModel._set_vocab_glm = TextModel._set_vocab_gpt2  # these vocabularies have no <|user|>
+    HunYuanMoEModel.set_vocab = TextModel.set_vocab  # nor have they tiktoken's ranks
     KINDS.update(MOE_KINDS)  # where `logits` looks
     wanted = sys.argv[2:] or list(MOE_KINDS)
     old = json.loads((GOLDEN / "checkpoints.json").read_text(encoding="utf-8"))["files"]

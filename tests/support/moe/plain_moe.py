@@ -13,9 +13,11 @@ import numpy as np
 import plain_decoder
 from plain_decoder import Plain
 
-plain_decoder.NEOX |= {"qwen3moe", "qwen2moe", "gpt-oss", "glm4moe"}
-NORMALISED = ("qwen3moe", "llama")
-SIGMOID = ("glm4moe",)
+plain_decoder.NEOX |= {"qwen3moe", "qwen2moe", "gpt-oss", "glm4moe", "hunyuan-moe", "minimax-m2"}
+plain_decoder.WHOLE_NORM.append("minimax-m2")
+plain_decoder.NORM_BEHIND_ROPE.append("hunyuan-moe")
+NORMALISED = ("qwen3moe", "llama", "ernie4_5-moe", "hunyuan-moe", "minimax-m2")
+SIGMOID = ("glm4moe", "minimax-m2")
 
 
 def plain(path: Path, n_ctx: int) -> Plain:
