@@ -179,6 +179,10 @@ def _tensors(model: Synthetic, seed: int) -> dict[str, Tensor]:
     return found
 
 
+def _repeated(pool: NDArray[np.uint8], times: int) -> NDArray[np.uint8]:
+    return np.tile(pool, times)
+
+
 def _constant(name: str, shape: tuple[int, ...], value: float) -> Tensor:
     """A vector of one value: norms that change nothing, scales of rows."""
     data = np.full(shape, value, np.float32).view(np.uint8)
@@ -241,7 +245,7 @@ class _Pool:
             values = format.dequantize(blocks.view(np.uint8))
             self.row_scale = rms / float(np.sqrt(np.mean(np.square(values))))
         pool = blocks.view(np.uint8).reshape(-1)
-        self._bytes: NDArray[np.uint8] = np.tile(pool, 1 + -(-nbytes // pool.size))
+        self._bytes = _repeated(pool, 1 + -(-nbytes // pool.size))
         self._bytes.flags.writeable = False
         self._n_blocks, self._start = n, 0
 
