@@ -404,3 +404,18 @@ def test_heads_of_two_cannot_have_a_stretched_base():
     config = Config({"hunyuan-dense.rope.scaling.alpha": 10.0}, "hunyuan-dense")
     with pytest.raises(GGUFError, match="heads of 2 cannot have"):
         hunyuan_dense.read(Context(config, sizes, {}, 64))
+
+
+@pytest.mark.parametrize(
+    ("settings", "tensors", "message"),
+    [
+        ({"dense_2_feat_in": 63}, {}, "dense_2_feat_in = 63, but the matrix is given .* of 64"),
+        ({"dense_3_feat_out": 63}, {}, r"'dense_3.weight' has shape .64, 96., .* .63, 96."),
+        ({}, {"dense_2.weight": None}, "give 'dense_2.weight' 96 rows, it is missing"),
+        ({"attention.causal": True}, {}, "attention.causal = True is not supported .only False is"),
+    ],
+)
+def test_what_makes_embeddings_fits_together(settings, tensors, message, tmp_path):
+    path = make_tiny.write(tmp_path / "x.gguf", "gemma-embedding", settings, tensors)
+    with pytest.raises(GGUFError, match=message):
+        load(path)

@@ -237,6 +237,7 @@ def refuse(part: Attention | Dense | Head) -> None:
     length = temperature.length if temperature else 0
     found = {
         "layer norms and norms with a bias": any(n and not n.is_rms for n in norms),
+        "attention to later tokens": not getattr(part, "causal", True),
         "a bias of the attention's output": getattr(part, "bo", None) is not None,
         "a scale of what is added to the residual stream": getattr(part, "residual_scale", 1) != 1,
         "norms of heads behind RoPE": getattr(part, "norm_after_rope", False),
