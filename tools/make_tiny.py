@@ -57,6 +57,7 @@ class Tiny:
     norm_whole: bool = False  # of q and k
     experts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # in place of ffn_*.weight
     types: Mapping[str, str] = field(default_factory=dict)  # of tensors with this in their names
+    dense: int = 0  # rows between the two matrices of an embedding
 
 
 SANDWICH = ("post_attention_norm.weight", "post_ffw_norm.weight")
@@ -110,6 +111,19 @@ MODELS = {
             "rope.freq_base": 1e6,
             "rope.scaling.type": "linear",
             "rope.scaling.factor": 4.0,
+        },
+    ),
+    "gemma-embedding": Tiny(
+        "spm",
+        E=32,
+        G=1,
+        layer=SANDWICH + QK_NORM,
+        dense=96,
+        settings={
+            **{"attention.sliding_window": 9, "attention.sliding_window_pattern": 2},
+            **{"rope.freq_base": 1e6, "pooling_type": 1},
+            **{f"dense_2_feat_{x}": n for x, n in (("in", 64), ("out", 96))},
+            **{f"dense_3_feat_{x}": n for x, n in (("in", 96), ("out", 64))},
         },
     ),
     "phi3": Tiny(
@@ -311,6 +325,8 @@ def tensors_of(m: Tiny, n_vocab: int) -> dict[str, np.ndarray]:
     if m.rope_factors:
         out["rope_factors_long.weight"] = np.linspace(2, 6, 6, dtype=np.float32)
         out["rope_factors_short.weight"] = np.linspace(1, 1.5, 6, dtype=np.float32)
+    if m.dense:
+        out["dense_2.weight"], out["dense_3.weight"] = matrix(m.dense, m.D), matrix(m.D, m.dense)
     shapes = _layer_shapes(m)
     for i in range(m.n_layer):
         for name, shape in shapes.items():

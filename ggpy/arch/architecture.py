@@ -26,6 +26,8 @@ LAYER = {**attention.TENSORS, **dense.TENSORS}
 POST_NORM = {**attention.POST_NORM, **dense.POST_NORM}
 OUTPUT = {"output.weight": "V D"}  # optional: without it the embedding table is used
 CLASSIFIER = {"cls.output.weight": "C D"}  # optional: what a reranker makes of the hidden state
+# optional: what turns a pooled hidden state into an embedding
+DENSE = {"dense_2.weight": "D2 D", "dense_3.weight": "D3 D2"}
 ROPE_FREQS = {"rope_freqs.weight": "R/2"}
 ROPE_FACTORS = {"rope_factors_long.weight": "R/2", "rope_factors_short.weight": "R/2"}
 NORM_BIAS = {"output_norm.bias": "D"}
@@ -56,6 +58,11 @@ class ModelSettings:
     soft_cap: float = 0.0  # of logits
     logit_scale: float = 1.0
     eps: float | None = None  # of all norms, where it is not the file's
+
+    @property
+    def causal(self) -> bool:
+        """Whether no token sees a later one; otherwise a step has whole texts."""
+        return all(layer.mixer.causal for layer in self.layers)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ Whatever is missing, of another shape, or of no use is refused by name. Knows no
 from __future__ import annotations
 
 from ..gguf import File, GGUFError, Tensor
-from .architecture import CLASSIFIER, Architecture, Declared
+from .architecture import CLASSIFIER, DENSE, Architecture, Declared
 from .config import Dimensions, UnsupportedModel, short
 from .scheme import SCALE, scale_of, scales_of
 
@@ -22,7 +22,8 @@ def collect(
 ) -> dict[str, tuple[Tensor, Declared]]:
     """The tensors by name, fused ones taken apart; GGUFError unless all are as declared."""
     wanted, allowed = architecture.tensors(sizes)
-    allowed |= scales_of(wanted | {n: x for n, x in allowed.items() if n not in CLASSIFIER})
+    on_host = {**CLASSIFIER, **DENSE}
+    allowed |= scales_of(wanted | {n: x for n, x in allowed.items() if n not in on_host})
     found = dict(file.tensors)
     for i in range(sizes.n_layer):
         at = f"blk.{i}."

@@ -217,6 +217,7 @@ class Dimensions:
     layers: tuple[LayerSizes, ...]
     layer_norm: bool = False  # norms are layer norms
     n_class: int = 1  # C, of the classifier, where there is one
+    dense: tuple[int, int] = (0, 0)  # D2, D3: rows of the matrices of embeddings, if there are any
 
     @property
     def n_layer(self) -> int:
@@ -234,6 +235,7 @@ class Dimensions:
     def letters(self, layer: int | None = None) -> dict[str, int]:
         """Sizes by the names that declarations of tensors use: of a layer, or outside of all."""
         sizes = {"D": self.n_embd, "V": self.n_vocab, "R/2": self.n_rot // 2, "C": self.n_class}
+        sizes |= dict(zip(("D2", "D3"), self.dense, strict=True))
         return sizes if layer is None else {**sizes, **self.layers[layer].letters()}
 
 
@@ -260,6 +262,7 @@ def read_dimensions(
         layers=layers,
         layer_norm=layer_norm,
         n_class=_n_class(config),
+        dense=_dense(config),
     )
 
 
@@ -271,6 +274,20 @@ def _n_class(config: Config) -> int:
         at = f"{config.path}: {config.architecture}.{key}"
         raise GGUFError(f"{at} = {short(labels)}: expected an array of strings")
     return len(labels)
+
+
+def _dense(config: Config) -> tuple[int, int]:
+    """Rows of dense_2.weight and dense_3.weight, each of which takes what the one before gives."""
+    width = config.integer("embedding_length")
+    rows = []
+    for name in ("dense_2", "dense_3"):
+        n_in = config.integer(f"{name}_feat_in", width)
+        if n_in != width:
+            at = f"{config.path}: {config.architecture}.{name}_feat_in"
+            raise GGUFError(f"{at} = {n_in}, but the matrix is given vectors of {width}")
+        width = config.integer(f"{name}_feat_out", width)
+        rows.append(width)
+    return rows[0], rows[1]
 
 
 def _layer_sizes(config: Config, understood: Collection[str]) -> tuple[LayerSizes, ...]:

@@ -130,7 +130,7 @@ class PagedKV:
     n_head_kv: int  # G
     key_size: int  # E
     value_size: int  # Ev
-    window: int = 0  # positions seen by a token, itself included; 0 is all
+    window: int = 0  # positions seen by a token, itself included; 0 is all; see Attention.causal
     types: CacheTypes = USUAL
 
     def pages(self, n_ctx: int, n_batch: int) -> int:
@@ -171,6 +171,9 @@ class Attention:
     sinks: Weight | None = None  # [H], one logit per head that takes weight and gives nothing
     post_norm: Norm | None = None  # of what is added to x
     residual_scale: float = 1.0
+    # False: a token sees later ones too, with a window of W those up to W // 2 away on either side.
+    # The step then has the whole text.
+    causal: bool = True
 
     @property
     def projections(self) -> list[Weight]:

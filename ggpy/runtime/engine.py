@@ -144,6 +144,8 @@ class Engine:
         ContextOverflow when the ids do not fit; ValueError; RuntimeError after `close`.
         """
         self._check_open()
+        if not self.decoder.causal:
+            raise ValueError("this model makes embeddings, and continues no text: embed the text")
         n_vocab = self.decoder.sizes.n_vocab
         prompt = checked_prompt(ids, self.n_ctx, n_vocab)
         if not 0 <= whole("n_keep", n_keep) < self.n_ctx:

@@ -167,7 +167,7 @@ class Pages:
     not be.
     """
 
-    asynchronous = True
+    asynchronous = causal = True
 
     def __init__(self, windows: list[int]) -> None:
         """windows: of each group; the first sees everything."""

@@ -13,9 +13,10 @@ import gguf
 import numpy as np
 
 # RoPE of the others pairs neighbours.
-NEOX = {"qwen2", "qwen3", "gemma2", "gemma3", "phi3"}
+NEOX = {"qwen2", "qwen3", "gemma2", "gemma3", "gemma-embedding", "phi3"}
 NEOX |= {"olmo2", "seed_oss", "exaone4", "hunyuan-dense", "qwen3vl"}
-PERIOD = {"gemma3": 6, "olmo2": 4, "exaone4": 4, "cohere2": 4}  # the last of so many has no window
+# The last of so many has no window.
+PERIOD = {"gemma3": 6, "gemma-embedding": 6, "olmo2": 4, "exaone4": 4, "cohere2": 4}
 PARALLEL = ("command-r", "cohere2")
 
 
@@ -96,12 +97,11 @@ class Plain:
         for h in range(self.n_head):
             g = h // (self.n_head // self.n_kv)
             for p in range(n):
-                first = 0 if not self.window(i) else max(0, p - self.window(i) + 1)
-                seen = range(first, p + 1)
+                seen = self.seen(p, n, self.window(i))
                 s = np.array([q[p, h] @ k[j, g] for j in seen]) * self.scale() * self.sharp(p)
                 s = cap(s, self.attention_cap())
                 a = np.exp(s - s.max())
-                out[p, h] = (a / a.sum()) @ v[first : p + 1, g]
+                out[p, h] = (a / a.sum()) @ v[seen.start : seen.stop, g]
         y = out.reshape(n, -1) @ self.w[f"blk.{i}.attn_output.weight"].T
         return y if self.arch == "seed_oss" else self.norm(y, f"blk.{i}.post_attention_norm.weight")
 
@@ -119,6 +119,13 @@ class Plain:
             gate = gate / (1 + np.exp(-gate))
         y = (gate * up) @ self.w[f"blk.{i}.ffn_down.weight"].T
         return self.norm(y, f"blk.{i}.post_ffw_norm.weight")
+
+    def seen(self, p: int, n: int, window: int) -> range:
+        """What position p of n sees."""
+        if self.arch == "gemma-embedding":
+            half = window // 2 if window else n
+            return range(max(0, p - half), min(n, p + half + 1))
+        return range(max(0, p - window + 1) if window else 0, p + 1)
 
     def sharp(self, position: int) -> float:
         """What scores of a query at a position are multiplied with."""
@@ -159,8 +166,8 @@ class Plain:
         """(radians, magnitude) of a pair at a position."""
         base = self.key("rope.freq_base", 10000.0)
         base *= self.key("rope.scaling.alpha", 1.0) ** (self.head / (self.head - 2))
-        if self.arch in ("gemma3", "olmo2") and self.window(i):
-            base = self.key("rope.freq_base_swa", 10000.0 if self.arch == "gemma3" else base)
+        if self.arch in ("gemma3", "gemma-embedding", "olmo2") and self.window(i):
+            base = self.key("rope.freq_base_swa", 10000.0 if self.gemma else base)
             return position * base ** (-2 * pair / n), self.key("rope.scaling.attn_factor", 1.0)
         freq = base ** (-2 * pair / n) / self.factor(pair)
         kind = self.key("rope.scaling.type", "linear")

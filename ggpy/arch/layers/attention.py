@@ -38,6 +38,7 @@ class AttentionSettings:
     norm_whole: bool = False  # the norms of q and k are over all heads together
     norm_after_rope: bool = False
     temperature: AttentionTemperature | None = None
+    causal: bool = True
 
     def state(self, sizes: LayerSizes, types: CacheTypes) -> PagedKV:
         """What the layer keeps of each position."""
@@ -71,4 +72,5 @@ class AttentionSettings:
             sinks=w.get("attn_sinks.weight"),
             post_norm=w.get_norm("post_attention_norm"),
             residual_scale=self.residual_scale,
+            causal=self.causal,
         )

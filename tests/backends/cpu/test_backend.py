@@ -22,7 +22,8 @@ from ggpy.model import Model
 from ggpy.model import load as load_model
 
 TINY = Path(__file__).resolve().parents[3] / "models" / "tiny"
-ARCHITECTURES = sorted(path.stem for path in TINY.glob("*.gguf"))
+EMBEDS = "gemma-embedding"  # and continues no text
+ARCHITECTURES = sorted(path.stem for path in TINY.glob("*.gguf") if path.stem != EMBEDS)
 IDS = [1, *range(20, 110)]
 BIASES = Variation(
     layers=DIFFERING.layers, tensors=tuple({**QKV_BIAS, **OUTPUT_BIAS, **SINKS}.items())
@@ -61,6 +62,14 @@ def test_logits_and_greedy_text_are_the_references(
         dense = [has for (layer, _), has in halves if isinstance(layer.ffn, Dense)]
         mixers = [has for (_, half), has in halves if half == "mix"]
         assert mixers and all(mixers + dense)
+
+
+def test_embeddings_are_the_references(tiny_path: Callable[[str], Path]) -> None:
+    """Tokens see those behind them too, which numpy's code computes."""
+    path, texts = tiny_path(EMBEDS), [IDS[:7], IDS]
+    expected = opened(path, Reference(1)).embed(texts)
+    found = opened(path, Cpu(1, activations="f32")).embed(texts)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_few_tokens_in_8_bits_are_near(tiny_path: Callable[[str], Path]) -> None:

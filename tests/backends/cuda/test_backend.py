@@ -45,6 +45,7 @@ TOLERANCE, OF_A_ROW = 1e-5, 4e-5
 REFUSED = {  # what they have that no kernel computes
     **dict.fromkeys(("command-r", "cohere2"), "layer norms"),
     "hunyuan-dense": "norms of heads behind RoPE",
+    "gemma-embedding": "attention to later tokens",
     "mistral3": "queries that grow with their position",
 }
 GREEDY = SamplingParams(temperature=0)

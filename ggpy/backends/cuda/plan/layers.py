@@ -290,6 +290,7 @@ def refuse(part: Attention | Dense | MoE | Head) -> None:
     found = {
         "layer norms and norms with a bias": any(n and not n.is_rms for n in norms),
         "a bias of the attention's output before a norm": biased,
+        "attention to later tokens": not getattr(part, "causal", True),
         "a scale of what is added to the residual stream": getattr(part, "residual_scale", 1) != 1,
         "norms of heads behind RoPE": getattr(part, "norm_after_rope", False),
         "norms of all heads with a bias": whole and getattr(part, "bq", None) is not None,
