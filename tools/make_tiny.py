@@ -55,6 +55,8 @@ class Tiny:
     fused: tuple[str, ...] = ()
     rope_factors: bool = False
     norm_whole: bool = False  # of q and k
+    # Of layers with a gated delta net, which is all but every fourth: Hk, Hv, S, taps
+    delta: tuple[int, int, int, int] | None = None
 
 
 SANDWICH = ("post_attention_norm.weight", "post_ffw_norm.weight")
@@ -176,6 +178,22 @@ MODELS = {
 }
 
 
+MODELS["qwen35"] = Tiny(
+    "bpe",
+    E=32,
+    n_layer=4,
+    layer=(*QK_NORM, SANDWICH[0]),
+    without=("ffn_norm.weight",),
+    delta=(2, 4, 16, 4),
+    settings={
+        **{"ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2},
+        **{"ssm.time_step_rank": 4, "ssm.inner_size": 64, "full_attention_interval": 4},
+        **{"rope.dimension_count": 16, "rope.dimension_sections": [3, 3, 2, 0]},
+        **{"rope.freq_base": 1e7, "attention.layer_norm_rms_epsilon": 1e-6},
+    },
+)
+
+
 def write(
     path: Path,
     architecture: str,
@@ -236,7 +254,7 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 def _kind(name: str, array: np.ndarray) -> str:
     """The format of a tensor."""
-    if array.ndim == 1:
+    if array.ndim == 1 or "conv1d" in name:
         return "F32"
     if "attn_k" in name:
         return "F16"
@@ -261,12 +279,34 @@ def tensors_of(m: Tiny, n_vocab: int) -> dict[str, np.ndarray]:
     if m.rope_factors:
         out["rope_factors_long.weight"] = np.linspace(2, 6, 6, dtype=np.float32)
         out["rope_factors_short.weight"] = np.linspace(1, 1.5, 6, dtype=np.float32)
-    shapes = _layer_shapes(m)
     for i in range(m.n_layer):
-        for name, shape in shapes.items():
-            mean = 0.0 if name.endswith("bias") else 1.0
+        for name, shape in _shapes_of(m, i).items():
+            mean = {"ssm_a": -1.0}.get(name, 0.0 if name.endswith("bias") else 1.0)
             out[f"blk.{i}.{name}"] = matrix(*shape) if len(shape) == 2 else vector(*shape, mean)
     return out
+
+
+def _shapes_of(m: Tiny, layer: int) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of one layer's tensors."""
+    found = _layer_shapes(m)
+    if m.delta is None:
+        return found
+    if layer % 4 == 3:
+        return {**found, "attn_q.weight": (2 * m.H * m.E, m.D)}  # each head's gate behind it
+    n_k, n_v, size, taps = m.delta
+    channels, values = (2 * n_k + n_v) * size, n_v * size
+    rest = {k: x for k, x in found.items() if not k.startswith("attn_") or k == "attn_norm.weight"}
+    return {
+        **rest,
+        **{"attn_qkv.weight": (channels, m.D), "attn_gate.weight": (values, m.D)},
+        **{"ssm_beta.weight": (n_v, m.D), "ssm_alpha.weight": (n_v, m.D), "ssm_a": (n_v,)},
+        **{
+            "ssm_conv1d.weight": (channels, taps),
+            "ssm_dt.bias": (n_v,),
+            "ssm_norm.weight": (size,),
+        },
+        "ssm_out.weight": (m.D, values),
+    }
 
 
 def _layer_shapes(m: Tiny) -> dict[str, tuple[int, ...]]:

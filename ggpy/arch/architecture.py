@@ -15,8 +15,9 @@ from ..backends.interface import Activation
 from ..gguf import Tensor
 from .config import Config, Dimensions, read_dimensions, refuse_variants
 from .hugging_face import HuggingFace
-from .layers import attention, dense
+from .layers import attention, delta, dense
 from .layers.attention import AttentionSettings
+from .layers.delta import DeltaSettings
 from .layers.dense import DenseSettings
 
 # What every architecture has, sized by Dimensions.letters; LAYER stands below "blk.0." and so on.
@@ -40,7 +41,7 @@ ACTIVATION_NAMES: dict[Activation, tuple[str, ...]] = {
 class LayerSettings:
     """What the settings of a file say about one layer."""
 
-    mixer: AttentionSettings
+    mixer: AttentionSettings | DeltaSettings
     ffn: DenseSettings | None
     parallel: bool = False  # both take the same x
 
@@ -83,6 +84,8 @@ class Architecture:
 
     `fused` maps a layer's tensor to those that it is made of, from the first row on; a tensor with
     one part has another name in files.
+    `turns` maps a layer's tensor to the letter of how many heads there are, and to the tensors
+    whose rows take turns in it, a head of each.
     `understands` are settings that most architectures refuse: those of config.VARIANTS, and sizes
     that differ from layer to layer (config.read_dimensions).
     """
@@ -90,9 +93,12 @@ class Architecture:
     name: str
     read: Callable[[Context], ModelSettings]
     layer: Mapping[str, str] = field(default_factory=lambda: LAYER)
+    recurrent_layer: Mapping[str, str] | None = None  # of layers with a state, if there are any
     optional: Mapping[str, str] = field(default_factory=lambda: OUTPUT)
     optional_layer: Mapping[str, str] = field(default_factory=dict)
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    turns: Mapping[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+    behind: frozenset[str] = frozenset()  # what blocks behind the layers have, which is not used
     understands: frozenset[str] = frozenset()
     layer_norm: bool = False  # its norms are layer norms
     hugging_face: HuggingFace | None = None  # checkpoints that can be converted
@@ -100,7 +106,8 @@ class Architecture:
     def dimensions(self, config: Config, n_vocab: int) -> Dimensions:
         """The sizes of a file; GGUFError for what cannot be, or is not understood."""
         refuse_variants(config, self.understands)
-        return read_dimensions(config, n_vocab, self.understands, self.layer_norm)
+        sizes = read_dimensions(config, n_vocab, self.understands, self.layer_norm)
+        return sizes if self.recurrent_layer is None else delta.read_sizes(config, sizes)
 
     def settings(self, context: Context) -> ModelSettings:
         """All other settings of a file; UnsupportedModel names one that is not understood."""
@@ -110,11 +117,23 @@ class Architecture:
         config.refuse_unread()
         return settings
 
+    def layer_of(self, sizes: Dimensions, i: int) -> Mapping[str, str]:
+        """The tensors that layer i has to have."""
+        if self.recurrent_layer is None or sizes.layers[i].recurrent is None:
+            return self.layer
+        return self.recurrent_layer
+
+    def parts_of(self, sizes: Dimensions, i: int) -> dict[str, tuple[str, ...]]:
+        """The tensors of layer i that files have in one, by the name of that."""
+        found = {**self.fused, **{name: parts for name, (_, parts) in self.turns.items()}}
+        layer = self.layer_of(sizes, i)
+        return {name: parts for name, parts in found.items() if set(parts) <= set(layer)}
+
     def tensors(self, sizes: Dimensions) -> tuple[Declarations, Declarations]:
         """What a file needs and what it may have, by name; fused tensors in parts."""
         needed, allowed = declare(GLOBAL, sizes), declare(self.optional, sizes)
         for i in range(sizes.n_layer):
-            needed |= declare(self.layer, sizes, i)
+            needed |= declare(self.layer_of(sizes, i), sizes, i)
             allowed |= declare(self.optional_layer, sizes, i)
         return needed, allowed
 
@@ -127,8 +146,8 @@ class Architecture:
         needed = shapes(declare(GLOBAL if tied else {**GLOBAL, **OUTPUT}, sizes))
         allowed = shapes(declare(optional, sizes))
         for i in range(sizes.n_layer):
-            layer = shapes(declare(self.layer, sizes, i))
-            for name, parts in self.fused.items():
+            layer = shapes(declare(self.layer_of(sizes, i), sizes, i))
+            for name, parts in self.parts_of(sizes, i).items():
                 whole = [layer.pop(f"blk.{i}.{part}") for part in parts]
                 layer[f"blk.{i}.{name}"] = (sum(rows for rows, *_ in whole), *whole[0][1:])
             needed |= layer

@@ -8,11 +8,12 @@ understands it. Nothing here knows what a setting does.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from ..backends.states import Recurrent
 from ..gguf import GGUFError
 from ..util.messages import escaped, shown
 
@@ -192,12 +193,20 @@ class LayerSizes:
     key_size: int  # E
     value_size: int  # Ev
     n_ff: int  # F
+    recurrent: Recurrent | None = None  # the state that it has instead of keys and values
 
     def letters(self) -> dict[str, int]:
         """Sizes by the names that declarations of a layer's tensors use."""
         h, g, e, ev = self.n_head, self.n_head_kv, self.key_size, self.value_size
         products = {"HE": h * e, "GE": g * e, "HEv": h * ev, "GEv": g * ev}
-        return {"H": h, "E": e, "F": self.n_ff, **products}
+        return {"H": h, "E": e, "F": self.n_ff, **products, **self._recurrent_letters()}
+
+    def _recurrent_letters(self) -> dict[str, int]:
+        r = self.recurrent
+        if r is None:
+            return {}
+        heads = {"Hk": r.n_k_head, "Hv": r.n_v_head, "2Hv": 2 * r.n_v_head}
+        return {**heads, "S": r.size, "HvS": r.n_v_head * r.size, "K": r.channels, "taps": r.taps}
 
 
 @dataclass(frozen=True)
@@ -212,6 +221,7 @@ class Dimensions:
     layers: tuple[LayerSizes, ...]
     layer_norm: bool = False  # norms are layer norms
     n_class: int = 1  # C, of the classifier, where there is one
+    n_nextn: int = 0  # blocks behind the layers, which predict the tokens after the next
 
     @property
     def n_layer(self) -> int:
@@ -220,8 +230,8 @@ class Dimensions:
 
     @property
     def layer(self) -> LayerSizes:
-        """The sizes of every layer; ValueError where layers differ."""
-        first, *others = dict.fromkeys(self.layers)
+        """The sizes of every layer, but for its state; ValueError where layers differ."""
+        first, *others = dict.fromkeys(replace(layer, recurrent=None) for layer in self.layers)
         if others:
             raise ValueError(f"layers of {1 + len(others)} sizes, where all have to have one")
         return first
@@ -245,7 +255,8 @@ def read_dimensions(
         raise GGUFError(
             f"{config.path}: vocab_size is {size}, but the embedding table has {n_vocab} rows"
         )
-    layers = _layer_sizes(config, understood)
+    n_nextn = _n_nextn(config, understood)
+    layers = _layer_sizes(config, understood, n_nextn)
     return Dimensions(
         n_embd=config.integer("embedding_length"),
         n_vocab=n_vocab,
@@ -255,6 +266,7 @@ def read_dimensions(
         layers=layers,
         layer_norm=layer_norm,
         n_class=_n_class(config),
+        n_nextn=n_nextn,
     )
 
 
@@ -268,8 +280,16 @@ def _n_class(config: Config) -> int:
     return len(labels)
 
 
-def _layer_sizes(config: Config, understood: Collection[str]) -> tuple[LayerSizes, ...]:
-    n_layer = config.integer("block_count", high=MAX_LAYERS)
+def _n_nextn(config: Config, understood: Collection[str]) -> int:
+    """Blocks that are counted among a file's, and are no layers."""
+    key = "nextn_predict_layers"
+    return config.integer(key, 0, low=0, high=MAX_LAYERS) if key in understood else 0
+
+
+def _layer_sizes(
+    config: Config, understood: Collection[str], n_nextn: int
+) -> tuple[LayerSizes, ...]:
+    n_layer = config.integer("block_count", low=1 + n_nextn, high=MAX_LAYERS) - n_nextn
 
     def read(key: str, default: tuple[int, ...] | None, high: int) -> tuple[int, ...]:
         return config.integers(key, n_layer, default, high=high, same=key not in understood)

@@ -17,7 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..util.messages import escaped
-from .config import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, Config, UnsupportedModel, short
+from .config import (
+    MAX_CONTEXT,
+    MAX_HEADS,
+    MAX_LAYERS,
+    Config,
+    LayerSizes,
+    UnsupportedModel,
+    short,
+)
 
 Metadata = dict[str, tuple[str, Any]]  # key below "<architecture>." -> type as in File.types, value
 
@@ -132,6 +140,15 @@ class CheckpointSettings(Config):
         return f"{self.path}: {self._part}{key}"
 
 
+@dataclass(frozen=True, eq=False)
+class Transform:
+    """How a tensor of a file is made of a checkpoint's."""
+
+    rows: NDArray[np.intp] | None = None  # of the checkpoint, in the file's order
+    columns: NDArray[np.intp] | None = None
+    function: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = None  # of each number
+
+
 @dataclass(frozen=True)
 class HuggingFace:
     """Checkpoints of one architecture: their classes, settings, and where its tensors are."""
@@ -144,7 +161,8 @@ class HuggingFace:
     # Tensors that are made of settings: rope's factors
     tensors: Callable[[CheckpointSettings], dict[str, NDArray[np.float32]]] = lambda s: {}
     permuted: tuple[str, ...] = ()
-    norm_offset: float = 0.0  # what files have more than checkpoints
+    norm_offset: float = 0.0  # what files have more than checkpoints, but not in ssm_norm
+    transforms: Callable[[LayerSizes], Mapping[str, Transform]] = lambda sizes: {}  # by stem
     # tie_word_embeddings, where config.json does not say; None: as there is an output matrix
     tied: bool | None = False
     inserted: str = ""  # what names of the text model have in them beside other models

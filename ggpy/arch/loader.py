@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +28,7 @@ from .architecture import (
     ModelSettings,
 )
 from .collect import check_vocabulary, collect
-from .config import Config, Dimensions
+from .config import Config, Dimensions, UnsupportedModel
 from .decoder import Decoder, cache_groups
 from .scheme import SCALE, Given, Scheme, read_scheme, scale_of
 
@@ -122,8 +124,20 @@ def _weights(collected: Mapping[str, tuple[Tensor, Declared]], scheme: Scheme) -
             continue  # these are in the settings, on the host, or with their matrix
         lookup = name == "token_embd.weight" and "output.weight" in collected
         scale, _ = collected.get(scale_of(name), (None, None))
+        if declared.axes.endswith(" taps"):  # a small table that nothing is multiplied with
+            tensor = _flat(tensor)
         found[name] = scheme.given(tensor, Role(declared.axes, lookup), scale)
     return found
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """A matrix of floats as a vector; UnsupportedModel for blocks."""
+    if tensor.format.block_size > 1:
+        raise UnsupportedModel(
+            f"{tensor.path}: tensor {tensor.name!r} is {tensor.format.name}: only floats are"
+            " supported there"
+        )
+    return replace(tensor, shape=(prod(tensor.shape),), data=tensor.data.reshape(-1))
 
 
 def _parts(weights: Mapping[str, Given]) -> list[tuple[Tensor, Role]]:

@@ -19,7 +19,13 @@ from numpy.typing import NDArray
 from ..arch import Architecture, architectures
 from ..arch.architecture import OUTPUT, Context
 from ..arch.config import Config, Dimensions
-from ..arch.hugging_face import GLOBAL, CheckpointSettings, HuggingFace, rope_freqs
+from ..arch.hugging_face import (
+    GLOBAL,
+    CheckpointSettings,
+    HuggingFace,
+    Transform,
+    rope_freqs,
+)
 from ..arch.scheme import scale_of
 from ..backends.interface import ActivationType
 from ..formats import Format, by_name
@@ -52,18 +58,26 @@ class Source:
     weights: Stored | NDArray[np.float32] | Callable[[], NDArray[np.float32]]
     head_size: int = 0  # rows of heads whose halves are to be interleaved; 0: they stay
     offset: float = 0.0  # to be added
+    transform: Transform | None = None
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether its numbers are made of the checkpoint's, not copied."""
+        t = self.transform
+        moved = t is not None and (t.columns is not None or t.function is not None)
+        return bool(self.offset) or moved
 
     @property
     def format(self) -> Format:
         """The format that its rows come in."""
-        if isinstance(self.weights, np.ndarray) or callable(self.weights) or self.offset:
+        if isinstance(self.weights, np.ndarray) or callable(self.weights) or self.is_computed:
             return by_name("F32")
         return self.weights.format
 
     @property
     def is_quantised(self) -> bool:
         """Whether the checkpoint has it in a form that a file can keep."""
-        return isinstance(self.weights, (Packed, Scaled))
+        return isinstance(self.weights, (Packed, Scaled)) and not self.is_computed
 
     def kept(self) -> list[Source]:
         """The tensors that a file has to have to keep the checkpoint's own numbers."""
@@ -77,6 +91,8 @@ class Source:
 
     def order(self, n_rows: int) -> NDArray[np.intp]:
         """Which of the checkpoint's rows, of whole heads, each of the file's is."""
+        if self.transform is not None and self.transform.rows is not None:
+            return self.transform.rows[:n_rows]
         rows = np.arange(n_rows)
         if not self.head_size:
             return rows
@@ -237,17 +253,27 @@ def _sources(
         shape = required.get(name, optional.get(name))
         if shape is None:
             raise _unknown(checkpoint, weights.name, architecture.name)
-        if weights.shape != shape:
+        stem = name.split(".")[2] if name.startswith("blk.") else name
+        transform = _transform(hf, sizes, name)
+        ours = tuple(n for n in weights.shape if n > 1) if transform else weights.shape
+        if ours != shape:
             raise ConvertError(
                 f"{weights.shard.path}: tensor {shown(weights.name)} has the shape {weights.shape},"
                 f" config.json says {shape}"
             )
-        stem = name.split(".")[2] if name.startswith("blk.") else name
         head = sizes.layer.key_size if stem in hf.permuted else 0
-        offset = hf.norm_offset if name.endswith("_norm.weight") else 0.0
-        found[name] = Source(name, shape, weights, head, offset)
+        offset = hf.norm_offset if name.endswith("_norm.weight") and stem != "ssm_norm" else 0.0
+        found[name] = Source(name, shape, weights, head, offset, transform)
     found |= {name: Source(name, array.shape, array) for name, array in made.items()}
     return [found[name] for name in in_order(found)]
+
+
+def _transform(hf: HuggingFace, sizes: Dimensions, name: str) -> Transform | None:
+    """How a tensor is made, if it is not copied."""
+    if not name.startswith("blk."):
+        return None
+    _, layer, stem, *_ = name.split(".")
+    return hf.transforms(sizes.layers[int(layer)]).get(stem)
 
 
 def _by_gguf_name(hf: HuggingFace, checkpoint: Checkpoint, tied: bool) -> dict[str, Stored]:

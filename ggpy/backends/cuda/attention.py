@@ -62,6 +62,12 @@ def converts_pages(device: Any, heads: Heads, batch_invariant: bool) -> bool:
     return has_prefill_attention(device, heads, batch_invariant) and not heads.is_f16
 
 
+def attention_of(layer: Layer) -> Attention:
+    """The mixer of a layer that attends."""
+    assert isinstance(layer.mixer, Attention)
+    return layer.mixer
+
+
 class AttentionOps:
     """Executes the plans of attention layers."""
 
@@ -92,7 +98,7 @@ class AttentionOps:
 
     def mix(self, x: Array, layer: Layer) -> Array:
         """x[T, D] with the layer's attention added."""
-        c, a = self._context, layer.mixer
+        c, a = self._context, attention_of(layer)
         kernels = self.kernels_of(a.group)
         plan = c.planner.attention(layer, c.s, c.stream, kernels)
         c.stream = plan.after
@@ -113,7 +119,7 @@ class AttentionOps:
         """q f16 [T, H, E] after RoPE, with k and v in their pages; or q, k and v for attention to
         rotate.
         """
-        c, a, n = self._context, layer.mixer, x.shape[0]
+        c, a, n = self._context, attention_of(layer), x.shape[0]
         rotation, row = self._rotation(layer), kernels.heads.row
         weights, pages = a.projections, self.pages.of(a.group, a.slot)
         n_head = a.spec.n_head
@@ -155,7 +161,7 @@ class AttentionOps:
         self, q: Array | Projected, layer: Layer, plan: AttentionPlan, kernels: HeadKernels
     ) -> Array:
         """o f16 [T, H*Ev]."""
-        c, a = self._context, layer.mixer
+        c, a = self._context, attention_of(layer)
         batch, spec = c.batch, a.spec
         group, kind = batch.groups[a.group], batch.tilings[self.kernel_of_group[a.group]]
         n, columns = batch.n_tokens, spec.n_head * spec.value_size
@@ -186,7 +192,7 @@ class AttentionOps:
         """Prefill attention for the sequences with many tokens; pages of other types become f16
         first.
         """
-        batch, a = self._context.batch, layer.mixer
+        batch, a = self._context.batch, attention_of(layer)
         group, kind = batch.groups[a.group], batch.tilings[self.kernel_of_group[a.group]]
         assert kernels.prefill is not None
         scratch = self.pages.f16_scratch
@@ -198,7 +204,7 @@ class AttentionOps:
 
     def attn_out(self, o: Array, x: Array, layer: Layer, plan: AttentionPlan) -> Array:
         """x + post_norm(o wo^T)."""
-        a = layer.mixer
+        a = attention_of(layer)
         return self._context.output_product(plan.out, o, a.wo, x, a.post_norm)
 
     # RoPE
@@ -206,7 +212,7 @@ class AttentionOps:
     def _rotation(self, layer: Layer) -> Rotation:
         """The layer's RoPE, with the biases and norms that precede it."""
         if layer not in self._rotations:
-            a = layer.mixer
+            a = attention_of(layer)
             rope = a.rope or Rope("norm", np.zeros(a.spec.key_size // 2))  # an angle of 0
             norms = (None, None) if a.norm_whole else (a.q_norm, a.k_norm)
             self._rotations[layer] = Rotation(
@@ -224,7 +230,7 @@ class AttentionOps:
         self, layer: Layer, kernels: HeadKernels, rotation: Rotation
     ) -> RopeEpilogue:
         """The RoPE epilogue of a prefill GEMM. A step computes the angles of each RoPE once."""
-        c, a = self._context, layer.mixer
+        c, a = self._context, attention_of(layer)
         key, n = (id(rotation.angles), a.group), c.batch.n_tokens
         if key not in self._step_angles:
             i = len(self._step_angles)

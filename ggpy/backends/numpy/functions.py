@@ -72,7 +72,17 @@ def soft_capped(x: F32, cap: float) -> F32:
 
 def silu(x: F32) -> F32:
     """x / (1 + exp(-x)), by way of tanh: exp would overflow."""
-    return x * (np.float32(0.5) * np.tanh(np.float32(0.5) * x) + np.float32(0.5))
+    return x * sigmoid(x)
+
+
+def sigmoid(x: F32) -> F32:
+    """1 / (1 + exp(-x)), by way of tanh."""
+    return np.float32(0.5) * np.tanh(np.float32(0.5) * x) + np.float32(0.5)
+
+
+def softplus(x: F32) -> F32:
+    """ln(1 + exp(x))."""
+    return np.logaddexp(np.float32(0), x)
 
 
 def gelu_tanh(x: F32) -> F32:

@@ -16,7 +16,7 @@ from ....gguf import GGUFError
 from ....kernels.attention.rope_kv import Rotation
 from ....kernels.gemm.gemm import Epilogue
 from ....kernels.layout.pack import PLAIN, UNIT
-from ...interface import Attention, Dense, Head, Layer, Norm
+from ...interface import Attention, Dense, FeedForward, Head, Layer, Mixer, Norm
 from ..arrays import Matrix, one_layout
 from .problem import NormIn, Problem, ProductPlan, StepClass
 from .products import ProductPlanner
@@ -140,6 +140,7 @@ class Planner(ProductPlanner):
 
     def _attention(self, layer: Layer, s: StepClass, x: ResidualState, heads: Any) -> AttentionPlan:
         a = layer.mixer
+        assert isinstance(a, Attention)
         refuse(a)
         if layer.parallel:
             raise lacking("attention and feed-forward in parallel")
@@ -186,7 +187,7 @@ class Planner(ProductPlanner):
         self,
         w: Matrix,
         post_norm: Norm | None,
-        successor: Attention | Dense | None,
+        successor: Mixer | FeedForward | None,
         s: StepClass,
         x: ResidualState,
     ) -> tuple[OutputPlan, ResidualState]:
@@ -237,6 +238,8 @@ def refuse(part: Attention | Dense | Head) -> None:
     length = temperature.length if temperature else 0
     found = {
         "layer norms and norms with a bias": any(n and not n.is_rms for n in norms),
+        "a gate of the attention's output": getattr(part, "w_gate", None) is not None
+        and not isinstance(part, Dense),
         "a bias of the attention's output": getattr(part, "bo", None) is not None,
         "a scale of what is added to the residual stream": getattr(part, "residual_scale", 1) != 1,
         "norms of heads behind RoPE": getattr(part, "norm_after_rope", False),

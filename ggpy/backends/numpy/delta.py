@@ -1,0 +1,106 @@
+"""The gated delta net in numpy: what a `GatedDeltaNet` layer computes, token by token.
+
+Nothing here knows which place of the cache is whose: a step says for each of its sequences where
+the state is taken from, and where the new one goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ...formats.base import F32
+from .. import host
+from ..interface import CacheGroup, GatedDeltaNet, Recurrent, Step
+from ..states import NO_STATE
+from .attention import sequences
+from .functions import added, normalised, sigmoid, silu, softplus
+
+UNIT_EPS = np.float32(1e-6)  # added to the square of the length of q and k
+
+
+class GroupStates:
+    """Zeroed states of the layers of a group, by their slots; they take memory as they are
+    written.
+    """
+
+    def __init__(self, group: CacheGroup) -> None:
+        spec = group.spec
+        assert isinstance(spec, Recurrent)
+        size = group.n_layer, group.n_pages
+        self.conv = host.lazy_zeros((*size, *spec.conv_shape))
+        self.matrix = host.lazy_zeros((*size, *spec.matrix_shape))
+
+    def read(self, slot: int, page: int) -> tuple[F32, F32]:
+        """(conv[taps - 1, C], M[Hv, S, S]), copies; zeros for NO_STATE."""
+        if page == NO_STATE:
+            return np.zeros_like(self.conv[slot, 0]), np.zeros_like(self.matrix[slot, 0])
+        return self.conv[slot, page].copy(), self.matrix[slot, page].copy()
+
+    def write(self, slot: int, page: int, conv: F32, matrix: F32) -> None:
+        """Keep a state."""
+        self.conv[slot, page], self.matrix[slot, page] = conv, matrix
+
+
+def mix(
+    x: F32, d: GatedDeltaNet, step: Step, states: GroupStates, probe: Callable[[str, F32], None]
+) -> F32:
+    """x[T, D] + (norm(o) * silu(n w_gate^T)) wo^T."""
+    n = normalised(x, d.norm)
+    projected, gate = d.w_qkv.multiply(n), d.w_gate.multiply(n)
+    beta = sigmoid(d.w_beta.multiply(n))
+    decay = np.exp(d.a * softplus(d.w_alpha.multiply(n) + d.dt))
+    u, o = np.empty_like(projected), np.empty_like(gate)
+    for tokens in sequences(step):
+        old, new = step.page_tables[d.group][step.sequences[tokens.start]]
+        conv, matrix = states.read(d.slot, old)
+        seen = np.concatenate([conv, projected[tokens]])
+        u[tokens] = silu(convolved(seen, d.conv.reshape(-1, d.spec.taps)))
+        o[tokens], matrix = scan(u[tokens], beta[tokens], decay[tokens], matrix, d)
+        states.write(d.slot, new, seen[len(seen) - d.spec.taps + 1 :], matrix)
+    probe("qkv", u)
+    heads = normalised(o.reshape(len(x), -1, d.spec.size), d.out_norm)
+    o = heads.reshape(len(x), -1) * silu(gate)
+    probe("attention", o)
+    x = added(x, d.wo.multiply(o), d.post_norm, d.residual_scale)
+    probe("attn_out", x)
+    return x
+
+
+def convolved(seen: F32, taps: F32) -> F32:
+    """y[T, C] of seen[taps - 1 + T, C]: each token with those before it, by taps[C, taps]."""
+    n = taps.shape[1]
+    stop = len(seen) - n + 1
+    y = seen[:stop] * taps[:, 0]
+    for i in range(1, n):
+        y = y + seen[i : stop + i] * taps[:, i]
+    return y
+
+
+def scan(u: F32, beta: F32, decay: F32, matrix: F32, d: GatedDeltaNet) -> tuple[F32, F32]:
+    """(o[T, Hv*S], the last M) of u[T, C], beta[T, Hv] and decay[T, Hv], from M[Hv, S, S] on."""
+    q, k, v = heads_of(u, d)
+    o = np.empty_like(v)
+    for t in range(len(u)):
+        matrix = matrix * decay[t, :, None, None]
+        read = (k[t, :, None] @ matrix)[:, 0]
+        matrix = matrix + k[t, :, :, None] * (beta[t, :, None] * (v[t] - read))[:, None]
+        o[t] = (q[t, :, None] @ matrix)[:, 0]
+    return o.reshape(len(u), -1), matrix
+
+
+def heads_of(u: F32, d: GatedDeltaNet) -> tuple[F32, F32, F32]:
+    """q, k and v [T, Hv, S]: q and k of the key head of each value head, with length 1."""
+    s, n = d.spec, len(u)
+    q, k = (unit(y.reshape(n, s.n_k_head, s.size)) for y in np.split(u, [s.n_k_head * s.size,
+            2 * s.n_k_head * s.size], axis=1)[:2])  # fmt: skip
+    of = np.arange(s.n_v_head)
+    of = of % s.n_k_head if d.tiled else of // (s.n_v_head // s.n_k_head)
+    v = u[:, 2 * s.n_k_head * s.size :].reshape(n, s.n_v_head, s.size)
+    return (q * np.float32(s.size**-0.5))[:, of], k[:, of], v
+
+
+def unit(x: F32) -> F32:
+    """x / |x| over the last axis."""
+    return x / np.sqrt(np.square(x).sum(axis=-1, keepdims=True) + UNIT_EPS)
