@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import hugging_face as hf
-from .config import MAX_HEAD_SIZE, MAX_HEADS, LayerSizes
+from .config import MAX_HEAD_SIZE, MAX_HEADS, MAX_LAYERS, LayerSizes
 from .layers import delta
 from .layers.delta import MAX_SIZE, MAX_TAPS
 
@@ -97,12 +97,13 @@ def _states(s: hf.CheckpointSettings) -> hf.Metadata:
 
 
 def _layers(s: hf.CheckpointSettings) -> hf.Metadata:
-    """Which layers have a state, where layer_types says."""
-    types = s.raw("layer_types")
+    """Which layers have a state: layer_types says, or the interval."""
+    types, n_layer = s.raw("layer_types"), s.integer("num_hidden_layers", high=MAX_LAYERS)
+    interval = s.integer(delta.INTERVAL, delta.USUAL_INTERVAL)
     if types is None:
-        return {}
+        return {delta.LAYERS: ("arr[bool]", [(i + 1) % interval != 0 for i in range(n_layer)])}
     known = {"linear_attention": True, "full_attention": False}
-    if not isinstance(types, list) or len(types) != s.integer("num_hidden_layers"):
+    if not isinstance(types, list) or len(types) != n_layer:
         raise s.refuse("layer_types", "one type for each layer is")
     if not set(map(str, types)) <= set(known):
         raise s.refuse("layer_types", f"only {' and '.join(known)} are")
