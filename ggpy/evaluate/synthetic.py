@@ -170,14 +170,19 @@ def _tensors(model: Synthetic, seed: int) -> dict[str, Tensor]:
     found = {}
     for name, size in shapes.items():
         pool = pools.get(formats[name].name) if len(size) > 1 else None
-        found[name] = pool.tensor(name, size) if pool else _constant(name, size, 1.0)
+        found[name] = pool.tensor(name, size) if pool else _constant(name, size, _value(name))
         if pool and pool.row_scale:
             found[scale_of(name)] = _constant(scale_of(name), size[:1], pool.row_scale)
     return found
 
 
+def _value(name: str) -> float:
+    """Of the numbers of a vector: norms change nothing, and states decay."""
+    return -1.0 if name.endswith("ssm_a") else 1.0
+
+
 def _constant(name: str, shape: tuple[int, ...], value: float) -> Tensor:
-    """A vector of one value: norms that change nothing, scales of rows."""
+    """A vector of one value."""
     data = np.full(shape, value, np.float32).view(np.uint8)
     return Tensor(name, shape, by_name("F32"), data)
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import KINDS, to_gguf, weights_of, write, write_weights
+from hybrid_checkpoints import HYBRID_KINDS
 
 from ggpy.convert import Checkpoint, ConversionPlan, Folder, mix_of, read_config, read_model
 from ggpy.convert import plan as plan_of
@@ -282,5 +283,5 @@ def test_sampling_of_the_authors(tmp_path: Path) -> None:
 def test_every_architecture_has_a_checkpoint() -> None:
     from ggpy.arch import architectures
 
-    kinds = {kind.architecture for kind in KINDS.values()}
+    kinds = {kind.architecture for kind in (*KINDS.values(), *HYBRID_KINDS.values())}
     assert kinds == {name for name, found in architectures().items() if found.hugging_face}

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+from plain_delta import delta_net
 
 # RoPE of the others pairs neighbours.
 NEOX = {"qwen2", "qwen3", "gemma2", "gemma3", "phi3"}
-NEOX |= {"olmo2", "seed_oss", "exaone4", "hunyuan-dense", "qwen3vl"}
+NEOX |= {"olmo2", "seed_oss", "exaone4", "hunyuan-dense", "qwen3vl", "qwen35"}
 PERIOD = {"gemma3": 6, "olmo2": 4, "exaone4": 4, "cohere2": 4}  # the last of so many has no window
 PARALLEL = ("command-r", "cohere2")
 
@@ -76,10 +77,27 @@ class Plain:
         nq, nk = self.n_head * self.head, self.n_kv * self.head
         if at + "qkv.weight" in self.w:
             return np.split(x @ self.w[at + "qkv.weight"].T, [nq, nq + nk], axis=1)
-        return [x @ self.w[at + c + ".weight"].T + self.w.get(at + c + ".bias", 0) for c in "qkv"]
+        q, k, v = (x @ self.w[f"{at}{c}.weight"].T + self.w.get(f"{at}{c}.bias", 0) for c in "qkv")
+        if self.arch == "qwen35":
+            q = q.reshape(len(x), self.n_head, 2, self.head)[:, :, 0].reshape(len(x), -1)
+        return [q, k, v]
+
+    def gate(self, i: int, x: np.ndarray) -> np.ndarray:
+        """[T, H, E]: what stands behind each head of q."""
+        x = self.norm(x, f"blk.{i}.attn_norm.weight")
+        q = x @ self.w[f"blk.{i}.attn_q.weight"].T
+        return q.reshape(len(x), self.n_head, 2, self.head)[:, :, 1]
+
+    def delta_net(self, i: int, n: np.ndarray) -> np.ndarray:
+        at, n_k_head = f"blk.{i}.", self.key("ssm.group_count")
+        w = {name.removeprefix(at): x for name, x in self.w.items() if name.startswith(at)}
+        return delta_net(w, n, n_k_head, self.eps, lambda h: h % n_k_head)
 
     def attention(self, i: int, x: np.ndarray) -> np.ndarray:
+        """What the layer's mixer adds to x."""
         n = len(x)
+        if f"blk.{i}.ssm_a" in self.w:
+            return self.delta_net(i, self.norm(x, f"blk.{i}.attn_norm.weight"))
         q, k, v = self.project(i, self.norm(x, f"blk.{i}.attn_norm.weight"))
         names = [f"blk.{i}.attn_{c}_norm.weight" for c in "qk"]
         if self.arch == "olmo2":
@@ -102,11 +120,21 @@ class Plain:
                 s = cap(s, self.attention_cap())
                 a = np.exp(s - s.max())
                 out[p, h] = (a / a.sum()) @ v[first : p + 1, g]
+        if self.arch == "qwen35":
+            out = out / (1 + np.exp(-self.gate(i, x)))
         y = out.reshape(n, -1) @ self.w[f"blk.{i}.attn_output.weight"].T
-        return y if self.arch == "seed_oss" else self.norm(y, f"blk.{i}.post_attention_norm.weight")
+        return (
+            y
+            if self.arch in ("seed_oss", "qwen35")
+            else self.norm(y, f"blk.{i}.post_attention_norm.weight")
+        )
 
     def feed_forward(self, i: int, x: np.ndarray) -> np.ndarray:
-        others = {"seed_oss": "post_attention_norm", **dict.fromkeys(PARALLEL, "attn_norm")}
+        others = {
+            "seed_oss": "post_attention_norm",
+            "qwen35": "post_attention_norm",
+            **dict.fromkeys(PARALLEL, "attn_norm"),
+        }
         x = self.norm(x, f"blk.{i}.{others.get(self.arch, 'ffn_norm')}.weight")
         up = x @ self.w[f"blk.{i}.ffn_up.weight"].T
         if f"blk.{i}.ffn_gate.weight" in self.w:
