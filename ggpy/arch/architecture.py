@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..backends.interface import Activation
+from ..backends.experts import GatedActivation
 from ..gguf import Tensor
 from .config import Config, Dimensions, read_dimensions, refuse_variants
 from .hugging_face import HuggingFace
@@ -19,6 +19,7 @@ from .layers import attention, delta, dense
 from .layers.attention import AttentionSettings
 from .layers.delta import DeltaSettings
 from .layers.dense import DenseSettings
+from .layers.moe import MoESettings
 
 # What every architecture has, sized by Dimensions.letters; LAYER stands below "blk.0." and so on.
 GLOBAL = {"token_embd.weight": "V D", "output_norm.weight": "D"}
@@ -31,9 +32,10 @@ ROPE_FACTORS = {"rope_factors_long.weight": "R/2", "rope_factors_short.weight": 
 NORM_BIAS = {"output_norm.bias": "D"}
 LAYER_NORM_BIAS = {**attention.NORM_BIAS, **dense.NORM_BIAS}
 
-ACTIVATION_NAMES: dict[Activation, tuple[str, ...]] = {
+ACTIVATION_NAMES: dict[GatedActivation, tuple[str, ...]] = {
     "silu": ("silu", "swish"),
     "gelu_tanh": ("gelu_pytorch_tanh", "gelu_tanh", "gelu"),
+    "swiglu_oai": ("swiglu_oai",),
 }
 
 
@@ -42,7 +44,7 @@ class LayerSettings:
     """What the settings of a file say about one layer."""
 
     mixer: AttentionSettings | DeltaSettings
-    ffn: DenseSettings | None
+    ffn: DenseSettings | MoESettings | None
     parallel: bool = False  # both take the same x
 
 
@@ -94,6 +96,7 @@ class Architecture:
     read: Callable[[Context], ModelSettings]
     layer: Mapping[str, str] = field(default_factory=lambda: LAYER)
     recurrent_layer: Mapping[str, str] | None = None  # of layers with a state, if there are any
+    expert_layer: Mapping[str, str] | None = None  # of layers with experts, if there are others
     optional: Mapping[str, str] = field(default_factory=lambda: OUTPUT)
     optional_layer: Mapping[str, str] = field(default_factory=dict)
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -119,9 +122,10 @@ class Architecture:
 
     def layer_of(self, sizes: Dimensions, i: int) -> Mapping[str, str]:
         """The tensors that layer i has to have."""
-        if self.recurrent_layer is None or sizes.layers[i].recurrent is None:
-            return self.layer
-        return self.recurrent_layer
+        if self.recurrent_layer is not None and sizes.layers[i].recurrent is not None:
+            return self.recurrent_layer
+        has_experts = sizes.layers[i].n_expert > 0
+        return self.layer if self.expert_layer is None or not has_experts else self.expert_layer
 
     def parts_of(self, sizes: Dimensions, i: int) -> dict[str, tuple[str, ...]]:
         """The tensors of layer i that files have in one, by the name of that."""

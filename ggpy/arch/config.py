@@ -46,6 +46,7 @@ VARIANTS: dict[str, tuple[object, ...]] = {
 
 # More is a damaged file.
 MAX_LAYERS, MAX_WIDTH, MAX_HEADS, MAX_HEAD_SIZE, MAX_CONTEXT = 4096, 1 << 20, 4096, 65536, 1 << 28
+MAX_EXPERTS = 4096
 
 
 class UnsupportedModel(GGUFError):
@@ -193,13 +194,18 @@ class LayerSizes:
     key_size: int  # E
     value_size: int  # Ev
     n_ff: int  # F
+    n_expert: int = 0  # X; 0: the feed-forward is dense
+    n_ff_expert: int = 0  # Fx, F of each expert
+    n_ff_shared: int = 0  # Fs, F of the shared expert
     recurrent: Recurrent | None = None  # the state that it has instead of keys and values
 
     def letters(self) -> dict[str, int]:
         """Sizes by the names that declarations of a layer's tensors use."""
         h, g, e, ev = self.n_head, self.n_head_kv, self.key_size, self.value_size
         products = {"HE": h * e, "GE": g * e, "HEv": h * ev, "GEv": g * ev}
-        return {"H": h, "E": e, "F": self.n_ff, **products, **self._recurrent_letters()}
+        widths = {"F": self.n_ff, "Fx": self.n_ff_expert, "Fs": self.n_ff_shared}
+        found = {"H": h, "E": e, "X": self.n_expert, **widths, **products}
+        return {**found, **self._recurrent_letters()}
 
     def _recurrent_letters(self) -> dict[str, int]:
         r = self.recurrent
@@ -309,8 +315,31 @@ def _layer_sizes(
             " supported"
         )
     widths = read("feed_forward_length", None, MAX_WIDTH)
-    columns = zip(heads, heads_kv, keys, values, widths, strict=True)
-    return tuple(LayerSizes(*sizes) for sizes in columns)
+    experts = _expert_sizes(config, widths, understood)
+    columns = zip(heads, heads_kv, keys, values, widths, experts, strict=True)
+    return tuple(LayerSizes(*sizes, *of_experts) for *sizes, of_experts in columns)
+
+
+def _expert_sizes(
+    config: Config, widths: tuple[int, ...], understood: Collection[str]
+) -> list[tuple[int, int, int]]:
+    """(X, Fx, Fs) of each layer; zeros where the feed-forward is dense."""
+    n_layer, dense = len(widths), (0, 0, 0)
+    if "expert_count" not in understood:
+        return [dense] * n_layer
+    n_expert = config.integer("expert_count", 0, low=0, high=MAX_EXPERTS)
+    if n_expert == 0:
+        config.only("expert_used_count", 0)
+        return [dense] * n_layer
+    n_dense = 0
+    if "leading_dense_block_count" in understood:
+        n_dense = config.integer("leading_dense_block_count", 0, low=0, high=n_layer)
+    found = config.integers("expert_feed_forward_length", n_layer, widths)
+    shared: tuple[int, ...] = (0,) * n_layer
+    if "expert_shared_feed_forward_length" in understood:
+        shared = config.integers("expert_shared_feed_forward_length", n_layer, widths)
+    sizes = zip([n_expert] * n_layer, found, shared, strict=True)
+    return [dense if i < n_dense else x for i, x in enumerate(sizes)]
 
 
 def _divided(config: Config, heads: tuple[int, ...]) -> tuple[int, ...]:

@@ -7,8 +7,9 @@ policy, or which machine it is.
 
 Letters: T tokens in the batch (of all sequences together), S sequences, R rows whose logits are
 wanted, D width, H query heads, G key/value heads, E key size (of a query or key head), Ev value
-size, F feed-forward width, V vocabulary, X experts, P pages of a sequence. Of a gated delta net: Hk
-key heads, Hv value heads, S size of a head, C channels of its convolution, 2*Hk*S + Hv*S.
+size, F feed-forward width, V vocabulary, X experts, J experts that a token chooses, P pages of a
+sequence. Of a gated delta net: Hk key heads, Hv value heads, S size of a head, C channels of its
+convolution, 2*Hk*S + Hv*S.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 
 from ..gguf import Tensor
 from ..sampling import Sampler
+from .experts import Experts, Router, SharedExpert
 from .states import PAGE_SIZE as PAGE_SIZE
 from .states import CacheGroup as CacheGroup
 from .states import CacheShape as CacheShape
@@ -40,6 +42,9 @@ Probe = Callable[[int, str, Array], None]  # is told a layer's index, a name of 
 # What a Probe is told of a layer: q[T, H, E] as it meets the keys; o[T, H*Ev]; x[T, D] with the
 # output of the mixer; h[T, F], which meets w_down; x[T, D] with the output of the feed-forward.
 INNER = ("qkv", "attention", "attn_out", "ffn_act", "ffn_out")
+# Of a MoE besides, before "ffn_act", which is h[T, J, F] there: ids[T, J] of the chosen experts,
+# and h[T, F] of the shared one.
+INNER_OF_MOE = ("experts", "shared_act")
 
 
 @dataclass(frozen=True)
@@ -207,8 +212,26 @@ class Dense:
         return [self.w_gate, self.w_up]
 
 
+@dataclass(frozen=True)
+class MoE:
+    """A mixture of experts: x + sum of weight * expert(n) over the chosen ones, in the order of the
+    choice, and the shared expert last, with n = norm(x).
+    """
+
+    norm: Norm
+    router: Router
+    experts: Experts
+    shared: SharedExpert | None = None
+
+    @property
+    def projections(self) -> list[Weight]:
+        """What multiplies the normalised x of all tokens."""
+        shared = self.shared
+        return [self.router.weight, *([shared.w_gate, shared.w_up] if shared else [])]
+
+
 Mixer = Attention | GatedDeltaNet
-FeedForward = Dense
+FeedForward = Dense | MoE
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,6 +271,8 @@ class Demand:
     n_ff: int  # F, of the widest layer
     n_vocab: int  # V
     cache: Callable[[int], CacheShape]  # of the KV cache, by the tokens of a step
+    n_used: int = 0  # J, experts of a token; 0: none has experts
+    n_ff_expert: int = 0  # F, of the widest experts
 
 
 class Ops(Protocol):

@@ -27,7 +27,7 @@ from ..quantization.mix import Mix, file_type, is_values
 from ..quantization.requantize import part_name
 from ..quantization.workers import SLAB, Task, Workers, scales_of_rows
 from ..util.messages import shown
-from .assemble import Stored
+from .experts import Gathered
 from .folder import ConvertError
 from .model import ModelConversion, Source
 
@@ -86,6 +86,7 @@ def mix_of(model: ModelConversion, name: str, **options: Any) -> Mix:
         n_head=model.sizes.layer.n_head,
         n_head_kv=model.sizes.layer.n_head_kv,
         tied=model.tied,
+        n_expert=max(layer.n_expert for layer in model.sizes.layers),
         n_values=sum(is_values(source.name) for source in model.sources),
         **options,
     )
@@ -252,7 +253,7 @@ def _rows(source: Source, start: int, stop: int) -> U8:
     return data.reshape(1, -1) if vector else data
 
 
-def _gathered(weights: Stored, rows: NDArray[np.intp]) -> U8:
+def _gathered(weights: Gathered, rows: NDArray[np.intp]) -> U8:
     """Rows in any order, those that are neighbours read together."""
     borders = np.flatnonzero(np.diff(rows) != 1) + 1
     runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(rows, borders)]

@@ -203,9 +203,12 @@ class AttentionOps:
         kernels.prefill.launch(params, kind.prefill_tiles, kind.n_prefill_tiles)
 
     def attn_out(self, o: Array, x: Array, layer: Layer, plan: AttentionPlan) -> Array:
-        """x + post_norm(o wo^T)."""
-        a = attention_of(layer)
-        return self._context.output_product(plan.out, o, a.wo, x, a.post_norm)
+        """x + post_norm(o wo^T), or x + o wo^T + bo."""
+        c, a = self._context, attention_of(layer)
+        x = c.output_product(plan.out, o, a.wo, x, a.post_norm)
+        if a.bo is not None:
+            c.elementwise.add_bias(x.data, a.bo, *x.shape)
+        return x
 
     # RoPE
 

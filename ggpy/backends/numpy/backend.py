@@ -21,15 +21,17 @@ from ..interface import (
     CacheGroup,
     CacheShape,
     Demand,
+    FeedForward,
     GatedDeltaNet,
     Head,
     Layer,
+    MoE,
     Probe,
     Recurrent,
     Role,
     Step,
 )
-from . import attention, delta, dense
+from . import attention, delta, dense, moe
 from .delta import GroupStates
 from .functions import normalised, soft_capped
 from .kv_pages import GroupPages, check_memory
@@ -136,13 +138,13 @@ class Reference:
             assert isinstance(memory, GroupPages)
             y = attention.mix(x, mixer, step, memory, probe)
         if layer.parallel and layer.ffn is not None:
-            return dense.feed_forward(y, layer.ffn, probe, of=x)
+            return _feed_forward(y, layer.ffn, probe, of=x)
         return y
 
     def feed_forward(self, x: F32, layer: Layer, step: Step) -> F32:
         """x[T, D] with the output of layer.ffn added."""
         assert layer.ffn is not None
-        return dense.feed_forward(x, layer.ffn, partial(self._probe, layer.index))
+        return _feed_forward(x, layer.ffn, partial(self._probe, layer.index))
 
     def logits(self, x: F32, head: Head, step: Step) -> F32:
         """l[R, V] of step.rows."""
@@ -174,6 +176,15 @@ class Reference:
 
 def _memory_of(group: CacheGroup) -> GroupPages | GroupStates:
     return GroupStates(group) if isinstance(group.spec, Recurrent) else GroupPages(group)
+
+
+def _feed_forward(
+    x: F32, ffn: FeedForward, probe: Callable[[str, NDArray], None], of: F32 | None = None
+) -> F32:
+    """x with what a feed-forward makes of norm(of), or norm(x)."""
+    if isinstance(ffn, MoE):
+        return moe.feed_forward(x, ffn, probe, of)
+    return dense.feed_forward(x, ffn, probe, of)
 
 
 def _unobserved(layer: int, name: str, array: F32) -> None:
