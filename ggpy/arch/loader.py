@@ -37,6 +37,7 @@ from .scheme import SCALE, Given, Scheme, read_scheme, scale_of
 Progress = Callable[[int, int], None]  # bytes of weights handed over, of all
 MOST_BATCH, LEAST_BATCH = 2048, 512  # tokens of a step: on a GPU prefill gains 14 % by the former
 BIAS = ".bias"
+FLOATS = ("F64", "F32", "F16", "BF16")
 READERS = 8  # threads that check scales: one alone reads a mapped file slower than a bus is
 
 
@@ -143,7 +144,7 @@ def _weights(collected: Mapping[str, tuple[Tensor, Declared]], scheme: Scheme) -
 
 def _flat(tensor: Tensor) -> Tensor:
     """A matrix of floats as a vector; UnsupportedModel for blocks."""
-    if tensor.format.block_size > 1:
+    if tensor.format.name not in FLOATS:
         raise UnsupportedModel(
             f"{tensor.path}: tensor {tensor.name!r} is {tensor.format.name}: only floats are"
             " supported there"

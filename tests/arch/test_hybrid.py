@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from ggpy import arch
 from ggpy.arch.hybrid import NEXTN
 from ggpy.backends.interface import Attention, GatedDeltaNet, PagedKV, Recurrent
 from ggpy.backends.numpy.backend import Reference
+from ggpy.formats import by_name
 from ggpy.gguf import File, GGUFError
 from tools import make_tiny, show
 
@@ -150,3 +152,14 @@ def test_show_says_that_it_can_be_run(tiny_path, write: Write, capsys) -> None:
     assert "can be run: yes" in capsys.readouterr().out
     assert show.main([str(write({"ssm.conv_kernel": 1}))]) == 0
     assert "can be run: no, qwen35.ssm.conv_kernel = 1" in capsys.readouterr().out
+
+
+def test_taps_in_blocks_are_refused(write: Write, weights) -> None:
+    """A format in which four of them cannot be is no matter: the file's reader refuses it."""
+    path = write()
+    with File(path) as file:
+        tensor = file.tensors["blk.0.ssm_conv1d.weight"]
+        codes = np.zeros(tensor.shape, np.int8).view(np.uint8)
+        file.tensors[tensor.name] = replace(tensor, format=by_name("I8"), data=codes)
+        with pytest.raises(GGUFError, match=r"ssm_conv1d.weight' is I8: only floats"):
+            arch.load(file, Reference(1), 64)

@@ -24,8 +24,7 @@ def heads_of(spec: StateSpec) -> Heads:
     """
     if not isinstance(spec, PagedKV):
         raise GGUFError(
-            "the CUDA backend has no kernel for recurrent states (gated delta nets): use --device "
-            "cpu"
+            "the CUDA backend keeps no recurrent state in pages: it belongs to cuda/delta"
         )
     if spec.key_size != spec.value_size:
         raise GGUFError(

@@ -56,7 +56,7 @@ def mix(
         old, new = step.page_tables[d.group][step.sequences[tokens.start]]
         conv, matrix = states.read(d.slot, old)
         seen = np.concatenate([conv, projected[tokens]])
-        u[tokens] = silu(convolved(seen, d.conv.reshape(-1, d.spec.taps)))
+        u[tokens] = unit_heads(silu(convolved(seen, d.conv.reshape(-1, d.spec.taps))), d)
         o[tokens], matrix = scan(u[tokens], beta[tokens], decay[tokens], matrix, d)
         states.write(d.slot, new, seen[len(seen) - d.spec.taps + 1 :], matrix)
     probe("qkv", u)
@@ -90,17 +90,19 @@ def scan(u: F32, beta: F32, decay: F32, matrix: F32, d: GatedDeltaNet) -> tuple[
     return o.reshape(len(u), -1), matrix
 
 
+def unit_heads(u: F32, d: GatedDeltaNet) -> F32:
+    """u[T, C] with heads of q and k of length 1, and q over sqrt(S)."""
+    n, size = 2 * d.spec.n_k_head, d.spec.size
+    heads = u[:, : n * size].reshape(len(u), n, size)
+    heads = heads / np.sqrt(np.square(heads).sum(axis=-1, keepdims=True) + UNIT_EPS)
+    heads[:, : n // 2] *= np.float32(size**-0.5)
+    return np.concatenate([heads.reshape(len(u), -1), u[:, n * size :]], axis=1)
+
+
 def heads_of(u: F32, d: GatedDeltaNet) -> tuple[F32, F32, F32]:
-    """q, k and v [T, Hv, S]: q and k of the key head of each value head, with length 1."""
-    s, n = d.spec, len(u)
-    q, k = (unit(y.reshape(n, s.n_k_head, s.size)) for y in np.split(u, [s.n_k_head * s.size,
-            2 * s.n_k_head * s.size], axis=1)[:2])  # fmt: skip
-    of = np.arange(s.n_v_head)
-    of = of % s.n_k_head if d.tiled else of // (s.n_v_head // s.n_k_head)
-    v = u[:, 2 * s.n_k_head * s.size :].reshape(n, s.n_v_head, s.size)
-    return (q * np.float32(s.size**-0.5))[:, of], k[:, of], v
-
-
-def unit(x: F32) -> F32:
-    """x / |x| over the last axis."""
-    return x / np.sqrt(np.square(x).sum(axis=-1, keepdims=True) + UNIT_EPS)
+    """q, k and v [T, Hv, S]: q and k of the key head of each value head."""
+    n_k, n_v = d.spec.n_k_head, d.spec.n_v_head
+    heads = u.reshape(len(u), 2 * n_k + n_v, d.spec.size)
+    of = np.arange(n_v)
+    of = of % n_k if d.tiled else of // (n_v // n_k)
+    return heads[:, of], heads[:, n_k + of], heads[:, 2 * n_k :]

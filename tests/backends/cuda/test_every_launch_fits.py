@@ -40,8 +40,6 @@ LAYERS = {"gemma3": 7, "gemma2": 3, "qwen35": 4}  # of other kinds of attention;
 TYPES = ("Q8_0", "Q4_K_M", "F16", "W8A8")
 REFUSED = {  # shapes of architectures for which there are no kernels, and what they lack
     "Hunyuan-7B": "norms of heads behind RoPE",
-    "Qwen3.5-9B": "recurrent states",
-    "Qwen3.5-27B": "recurrent states",
     "Command-R7B": "layer norms",
     "Command-R-32B": "layer norms",
 }
