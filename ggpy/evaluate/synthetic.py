@@ -207,8 +207,8 @@ def _formats(
 
 
 def _format_of(model: Synthetic, name: str, shape: tuple[int, ...]) -> Format:
-    """F32 for vectors, routers, biases and taps; a smaller block where the rows are no multiple of the
-    format's own.
+    """F32 for vectors, routers, biases and taps; a smaller block where the rows are no multiple of
+    the format's own.
     """
     if len(shape) == 1 or name.endswith((".bias", "ffn_gate_inp.weight", TAPS)):
         return by_name("F32")
