@@ -61,7 +61,8 @@ class Reference:
     ) -> None:
         self.reason = reason
         self._note = note
-        host.set_blas_threads(n_threads or host.default_threads())
+        self.n_threads = host.checked_threads(n_threads or host.default_threads(), note)
+        host.set_blas_threads(self.n_threads)
         self._budget = _default_budget() if weight_memory is None else weight_memory
         self._in_blocks = 0  # bytes of float32 that did not fit
         self._sampled = np.zeros(0, np.int64)
