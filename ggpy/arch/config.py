@@ -314,7 +314,8 @@ def _layer_sizes(
             f"{config.path}: heads of {keys[0]} for keys and {values[0]} for values are not"
             " supported"
         )
-    widths = read("feed_forward_length", None, MAX_WIDTH)
+    none = (0,) * n_layer if "expert_count" in understood else None  # all layers have experts
+    widths = read("feed_forward_length", none, MAX_WIDTH)
     experts = _expert_sizes(config, widths, understood)
     columns = zip(heads, heads_kv, keys, values, widths, experts, strict=True)
     return tuple(LayerSizes(*sizes, *of_experts) for *sizes, of_experts in columns)
@@ -334,7 +335,7 @@ def _expert_sizes(
     n_dense = 0
     if "leading_dense_block_count" in understood:
         n_dense = config.integer("leading_dense_block_count", 0, low=0, high=n_layer)
-    found = config.integers("expert_feed_forward_length", n_layer, widths)
+    found = config.integers("expert_feed_forward_length", n_layer, widths if all(widths) else None)
     shared: tuple[int, ...] = (0,) * n_layer
     if "expert_shared_feed_forward_length" in understood:
         shared = config.integers("expert_shared_feed_forward_length", n_layer, widths)

@@ -154,6 +154,7 @@ class Transform:
     """How a tensor of a file is made of a checkpoint's."""
 
     rows: NDArray[np.intp] | None = None  # of the checkpoint, in the file's order
+    n_rows: int | None = None  # of the checkpoint's tensor, if not all of them are the file's
     columns: NDArray[np.intp] | None = None
     function: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = None  # of each number
 
@@ -184,9 +185,9 @@ class HuggingFace:
 # Settings that most have
 
 
-def sizes(s: CheckpointSettings, layer_norm: bool = False) -> Metadata:
+def sizes(s: CheckpointSettings, layer_norm: bool = False, is_dense: bool = True) -> Metadata:
     """Widths and counts; UnsupportedModel unless attention looks back only. layer_norm: norms are
-    layer norms, whose eps has names of its own.
+    layer norms, whose eps has names of its own. is_dense: there is a width of feed-forwards.
     """
     s.only("is_causal", True)
     n_head = s.integer("num_attention_heads", high=MAX_HEADS)
@@ -195,7 +196,7 @@ def sizes(s: CheckpointSettings, layer_norm: bool = False) -> Metadata:
         "block_count": ("u32", s.integer("num_hidden_layers", high=MAX_LAYERS)),
         "context_length": ("u32", s.integer("max_position_embeddings", high=MAX_CONTEXT)),
         "embedding_length": ("u32", s.integer("hidden_size")),
-        "feed_forward_length": ("u32", s.integer("intermediate_size")),
+        **({"feed_forward_length": ("u32", s.integer("intermediate_size"))} if is_dense else {}),
         "attention.head_count": ("u32", n_head),
         "attention.head_count_kv": ("u32", n_head_kv),
         **_eps(s, layer_norm),

@@ -6,13 +6,20 @@ key head h % Hk is that of value head h. Knows no single architecture.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from numpy.typing import NDArray
 
 from . import hugging_face as hf
+from . import llama
+from .architecture import Context, LayerSettings, ModelSettings
 from .config import MAX_HEAD_SIZE, MAX_HEADS, MAX_LAYERS, LayerSizes
-from .layers import delta
-from .layers.delta import MAX_SIZE, MAX_TAPS
+from .layers import attention, delta, moe
+from .layers.attention import QK_NORM
+from .layers.delta import MAX_SIZE, MAX_TAPS, DeltaSettings
+from .layers.dense import DenseSettings
+from .layers.moe import MoESettings
 
 SECTIONS = "rope.dimension_sections"
 USUAL_SECTIONS = [11, 11, 10]
@@ -26,12 +33,23 @@ NEXTN = frozenset(
         "nextn.shared_head_norm.weight",
     }
 )
-QWEN35 = ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration")
+FUSED_NORM = {STORED_NORM: ("ffn_norm.weight",)}
+BEHIND = NEXTN | frozenset(hf.LAYER) | frozenset(hf.QK_NORM)
+BEHIND_EXPERTS = BEHIND | frozenset({**moe.TENSORS, **moe.SHARED, **moe.SHARED_GATE})
+EXPERTS = {**moe.TENSORS, **moe.SHARED, **moe.SHARED_GATE}
+ATTENDS = {**attention.TENSORS, **QK_NORM, **attention.GATE}
+UNDERSTOOD = frozenset({"nextn_predict_layers"})
+OTHERS = ("model.visual.", "visual.", "mtp.", "model.mtp.")  # beside the text model
+KINDS = ("CausalLM", "ConditionalGeneration")  # classes: of texts, and of images too
 DEFAULTS = {
-    **{"vocab_size": 248320, "hidden_size": 4096, "intermediate_size": 12288, "head_dim": 256},
-    **{"num_hidden_layers": 32, "num_attention_heads": 16, "num_key_value_heads": 4},
-    **{"max_position_embeddings": 32768, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128},
-    **{"linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32},
+    **{"hidden_size": 4096, "head_dim": 256, "num_hidden_layers": 32, "num_attention_heads": 16},
+    **{"num_key_value_heads": 4, "max_position_embeddings": 32768, "linear_conv_kernel_dim": 4},
+    **{"linear_key_head_dim": 128, "linear_value_head_dim": 128},
+    **{"linear_num_key_heads": 16, "linear_num_value_heads": 32},
+}
+DEFAULT_EXPERTS = {
+    **{"hidden_size": 2048, "num_key_value_heads": 2, "norm_topk_prob": True},
+    **{"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512},
 }
 SHARE = 0.25  # of a head that rope rotates
 FFN = {name: theirs for name, theirs in hf.LAYER.items() if theirs.startswith("mlp.")}
@@ -56,6 +74,14 @@ UNUSED = (  # of training, of what computes, and of blocks that predict further 
 )
 
 
+def read(c: Context, ffn: DenseSettings | MoESettings, tiled: bool) -> ModelSettings:
+    """The sections of rope are read, and not used: in a text all axes have the same position."""
+    c.config.raw(SECTIONS)
+    attends = llama.attention(c, "neox")
+    mixers = [attends if x.recurrent is None else DeltaSettings(tiled) for x in c.sizes.layers]
+    return ModelSettings([LayerSettings(mixer, ffn) for mixer in mixers])
+
+
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
     """Heads, rope and states."""
     s.only("hidden_act", "silu", "swish")
@@ -77,6 +103,13 @@ def sections(s: hf.CheckpointSettings) -> hf.Metadata:
     """Of rope, for the axes of images: four numbers."""
     found = [int(x) for x in hf.rope_part(s, 1e4).numbers("mrope_section")] or USUAL_SECTIONS
     return {SECTIONS: ("arr[i32]", (found + [0] * 4)[:4])}
+
+
+def experts(s: hf.CheckpointSettings) -> hf.Metadata:
+    """Counts and widths of experts, with one more that every token takes."""
+    s.only("norm_topk_prob", True)
+    width = s.integer("shared_expert_intermediate_size")
+    return {**hf.experts(s), moe.SHARED_WIDTH: ("u32", width)}
 
 
 def _states(s: hf.CheckpointSettings) -> hf.Metadata:
@@ -117,26 +150,36 @@ def reordered(sizes: LayerSizes) -> dict[str, hf.Transform]:
     """How the tensors of a file are made of a checkpoint's: value heads in the order of files."""
     r = sizes.recurrent
     if r is None:
-        return plain(sizes)
+        return {}
     heads = np.arange(r.n_v_head).reshape(r.n_k_head, -1).T.reshape(-1)
     rows = _rows(heads, r.size)
     behind = np.concatenate([np.arange(r.channels - len(rows)), rows + r.channels - len(rows)])
-    orders: dict[str, dict[str, NDArray[np.intp]]] = {
-        "attn_qkv": {"rows": behind},
-        "attn_gate": {"rows": rows},
-        "ssm_conv1d": {"rows": behind},
-        "ssm_out": {"columns": rows},
-        **{stem: {"rows": heads} for stem in ("ssm_beta", "ssm_alpha", "ssm_a", "ssm_dt")},
-    }
     return {
-        stem: hf.Transform(function=_decay if stem == "ssm_a" else None, **order)
-        for stem, order in orders.items()
+        **{stem: hf.Transform(behind) for stem in ("attn_qkv", "ssm_conv1d")},
+        "attn_gate": hf.Transform(rows),
+        **{stem: hf.Transform(heads) for stem in ("ssm_beta", "ssm_alpha", "ssm_dt")},
+        "ssm_a": hf.Transform(heads, function=_decay),
+        "ssm_out": hf.Transform(columns=rows),
     }
 
 
-def plain(sizes: LayerSizes) -> dict[str, hf.Transform]:
-    """The same without another order of heads."""
-    return {"ssm_a": hf.Transform(function=_decay)} if sizes.recurrent else {}
+def taken_apart(sizes: LayerSizes) -> dict[str, hf.Transform]:
+    """The tensors of a file of Qwen3-Next: its heads have no other order, but in one tensor stand,
+    for each key head, its q, k, v and z.
+    """
+    r = sizes.recurrent
+    if r is None:
+        return {}
+    shares = np.cumsum([0, r.size, r.size, *[r.n_v_head // r.n_k_head * r.size] * 2])
+    starts = np.arange(r.n_k_head)[:, None] * shares[-1]
+    q, k, v, z = ((starts + np.arange(a, b)).reshape(-1) for a, b in pairwise(shares))
+    whole = int(shares[-1]) * r.n_k_head
+    return {
+        "attn_qkv": hf.Transform(np.concatenate([q, k, v]), whole),
+        "attn_gate": hf.Transform(z, whole),
+        "ssm_conv1d": hf.Transform(),
+        "ssm_a": hf.Transform(function=_decay),
+    }
 
 
 def _decay(log: NDArray[np.float32]) -> NDArray[np.float32]:

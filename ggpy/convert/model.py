@@ -266,11 +266,14 @@ def _sources(
             raise _unknown(weights, architecture.name)
         stem = name.split(".")[2] if name.startswith("blk.") else name
         transform = _transform(hf, sizes, name)
-        ours = tuple(n for n in weights.shape if n > 1) if transform else weights.shape
-        if ours != shape:
+        ours, wanted = weights.shape, shape
+        if transform is not None:
+            ours = tuple(n for n in ours if n > 1)
+            wanted = (transform.n_rows or shape[0], *shape[1:])
+        if ours != wanted:
             raise ConvertError(
                 f"{weights.shard.path}: tensor {shown(weights.name)} has the shape {weights.shape},"
-                f" config.json says {shape}"
+                f" config.json says {wanted}"
             )
         head = sizes.layer.key_size if stem in hf.permuted else 0
         offset = hf.norm_offset if name.endswith("_norm.weight") and stem != "ssm_norm" else 0.0
@@ -289,7 +292,9 @@ def _transform(hf: HuggingFace, sizes: Dimensions, name: str) -> Transform | Non
 
 def _by_gguf_name(hf: HuggingFace, checkpoint: Checkpoint, tied: bool) -> dict[str, Gathered]:
     """The text model's tensors by the names they get."""
-    layer = {theirs: ours for ours, theirs in hf.layer.items()}
+    layer: dict[str, list[str]] = {}
+    for ours, theirs in hf.layer.items():
+        layer.setdefault(theirs, []).append(ours)
     outside = {theirs: ours for ours, theirs in GLOBAL.items()}
     found: dict[str, Gathered] = {}
     for name, weights in gathered(checkpoint.tensors, hf.interleaved).items():
@@ -297,16 +302,15 @@ def _by_gguf_name(hf: HuggingFace, checkpoint: Checkpoint, tied: bool) -> dict[s
             continue
         plain = name.replace(hf.inserted, "", 1) if hf.inserted else name
         if match := LAYER.fullmatch(plain):
-            ours = layer.get(match[2])
-            ours = ours and f"blk.{int(match[1])}.{ours}"
+            names = [f"blk.{int(match[1])}.{x}" for x in layer.get(match[2], ())]
         else:
-            ours = outside.get(plain)
-        if ours is None and _is_idle_bias(checkpoint, name):
+            names = [outside[plain]] if plain in outside else []
+        if not names and _is_idle_bias(checkpoint, name):
             continue
-        if ours is None or ours in found:
+        if not names or names[0] in found:
             raise _unknown(weights, "this architecture")
-        if not (tied and ours == "output.weight"):  # a copy of the table, which is not used
-            found[ours] = weights
+        if not (tied and names == ["output.weight"]):  # a copy of the table, which is not used
+            found |= dict.fromkeys(names, weights)
     return found
 
 

@@ -13,6 +13,7 @@ from checkpoints import N_VOCAB, TIE, Kind, config_of, write_tokenizer, write_we
 
 D, F, H, G, E = 64, 96, 4, 2, 32
 HK, HV, S, TAPS = 2, 6, 16, 4
+X, FX, FS = 8, 32, 48
 LAYERS = ["linear_attention", "linear_attention", "full_attention", "linear_attention"]
 STATES = {
     **{"linear_num_key_heads": HK, "linear_num_value_heads": HV, "linear_key_head_dim": S},
@@ -44,6 +45,28 @@ HYBRID_KINDS = {
         },
     ),
 }
+EXPERTS = {
+    **{"num_experts": X, "num_experts_per_tok": 2, "moe_intermediate_size": FX},
+    **{"shared_expert_intermediate_size": FS},
+}
+HYBRID_KINDS["qwen35moe"] = Kind(
+    *("qwen35moe", "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"),
+    {
+        **{**STATES, **EXPERTS, "rope_parameters": ROPE, "layer_types": LAYERS},
+        "intermediate_size": None,
+    },
+    pre="qwen35",
+)
+HYBRID_KINDS["qwen3next"] = Kind(
+    *("qwen3next", "Qwen3NextForCausalLM", "qwen3_next"),
+    {
+        **{**STATES, **EXPERTS, "rope_theta": 1e7, "partial_rotary_factor": 0.5},
+        **{"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
+        **{"layer_types": LAYERS, "full_attention_interval": 4},
+    },
+    pre="qwen2",
+)
+NORMS = {f"{x}_layernorm.weight": (D,) for x in ("input", "post_attention")}
 RANGES = {"A_log": (0.0, 1.0), "dt_bias": (0.0, 0.5), "linear_attn.norm": (1.0, 0.2)}
 
 
@@ -87,8 +110,9 @@ def shapes_of(name: str) -> dict[str, tuple[int, ...]]:
         f"{model}norm.weight": (D,),
     }
     for i, type in enumerate(types):
-        mixer = _delta(config["linear_num_value_heads"]) if "linear" in type else _attention()
-        layer = {**mixer, **_feed_forward()}
+        delta = _delta_next if name == "qwen3next" else _delta
+        mixer = delta(config["linear_num_value_heads"]) if "linear" in type else _attention()
+        layer = {**mixer, **NORMS, **(_experts() if "num_experts" in config else _feed_forward())}
         found |= {f"{model}layers.{i}.{key}": shape for key, shape in layer.items()}
     return found if kind.tied else {**found, "lm_head.weight": (N_VOCAB, D)}
 
@@ -104,6 +128,14 @@ def _delta(n_v_head: int) -> dict[str, tuple[int, ...]]:
     }
 
 
+def _delta_next(n_v_head: int) -> dict[str, tuple[int, ...]]:
+    """The same with z beside q, k and v, and alpha beside beta."""
+    found, at = _delta(n_v_head), "linear_attn.in_proj_"
+    (qkv, _), (z, _) = (found.pop(f"{at}{x}.weight") for x in ("qkv", "z"))
+    del found[f"{at}b.weight"], found[f"{at}a.weight"]
+    return {**found, f"{at}qkvz.weight": (qkv + z, D), f"{at}ba.weight": (2 * n_v_head, D)}
+
+
 def _attention() -> dict[str, tuple[int, ...]]:
     at = "self_attn."
     return {
@@ -114,6 +146,16 @@ def _attention() -> dict[str, tuple[int, ...]]:
 
 
 def _feed_forward() -> dict[str, tuple[int, ...]]:
-    norms = {f"{x}_layernorm.weight": (D,) for x in ("input", "post_attention")}
     up = {f"mlp.{x}_proj.weight": (F, D) for x in ("gate", "up")}
-    return {**norms, **up, "mlp.down_proj.weight": (D, F)}
+    return {**up, "mlp.down_proj.weight": (D, F)}
+
+
+def _experts() -> dict[str, tuple[int, ...]]:
+    shapes = {"gate_proj": (FX, D), "up_proj": (FX, D), "down_proj": (D, FX)}
+    found = {f"mlp.experts.{e}.{x}.weight": s for e in range(X) for x, s in shapes.items()}
+    at = "mlp.shared_expert"
+    return {
+        **{"mlp.gate.weight": (X, D), **found, f"{at}_gate.weight": (1, D)},
+        **{f"{at}.gate_proj.weight": (FS, D), f"{at}.up_proj.weight": (FS, D)},
+        f"{at}.down_proj.weight": (D, FS),
+    }
