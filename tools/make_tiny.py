@@ -59,6 +59,7 @@ class Tiny:
     types: Mapping[str, str] = field(default_factory=dict)  # of tensors with this in their names
     # Of layers with a gated delta net, which is all but every fourth: Hk, Hv, S, taps
     delta: tuple[int, int, int, int] | None = None
+    gates_together: bool = False  # of such a net: beta and alpha are one tensor
 
 
 SANDWICH = ("post_attention_norm.weight", "post_ffw_norm.weight")
@@ -225,7 +226,7 @@ MODELS = {
 }
 
 
-MODELS["qwen35"] = Tiny(
+HYBRID = Tiny(
     "bpe",
     E=32,
     n_layer=4,
@@ -235,9 +236,23 @@ MODELS["qwen35"] = Tiny(
     settings={
         **{"ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2},
         **{"ssm.time_step_rank": 4, "ssm.inner_size": 64, "full_attention_interval": 4},
-        **{"rope.dimension_count": 16, "rope.dimension_sections": [3, 3, 2, 0]},
-        **{"rope.freq_base": 1e7, "attention.layer_norm_rms_epsilon": 1e-6},
+        **{"rope.dimension_count": 16, "rope.freq_base": 1e7},
+        "attention.layer_norm_rms_epsilon": 1e-6,
     },
+)
+SECTIONS = {"rope.dimension_sections": [3, 3, 2, 0]}
+SHARED_COUNTS = {**COUNTS, "expert_shared_feed_forward_length": FX}
+MODELS["qwen35"] = replace(HYBRID, settings={**HYBRID.settings, **SECTIONS})
+MODELS["qwen35moe"] = replace(
+    HYBRID,
+    experts={**EXPERTS, **SHARED},
+    settings={**HYBRID.settings, **SECTIONS, **SHARED_COUNTS, "feed_forward_length": None},
+)
+MODELS["qwen3next"] = replace(
+    HYBRID,
+    experts={**EXPERTS, **SHARED},
+    gates_together=True,
+    settings={**HYBRID.settings, **SHARED_COUNTS},
 )
 
 
@@ -346,10 +361,12 @@ def _shapes_of(m: Tiny, layer: int) -> dict[str, tuple[int, ...]]:
     n_k, n_v, size, taps = m.delta
     channels, values = (2 * n_k + n_v) * size, n_v * size
     rest = {k: x for k, x in found.items() if not k.startswith("attn_") or k == "attn_norm.weight"}
+    gates = {"ssm_beta.weight": (n_v, m.D), "ssm_alpha.weight": (n_v, m.D)}
     return {
         **rest,
         **{"attn_qkv.weight": (channels, m.D), "attn_gate.weight": (values, m.D)},
-        **{"ssm_beta.weight": (n_v, m.D), "ssm_alpha.weight": (n_v, m.D), "ssm_a": (n_v,)},
+        **({"ssm_ba.weight": (2 * n_v, m.D)} if m.gates_together else gates),
+        "ssm_a": (n_v,),
         **{
             "ssm_conv1d.weight": (channels, taps),
             "ssm_dt.bias": (n_v,),

@@ -25,6 +25,7 @@ PARAMETERS = {  # in thousands of millions, as their makers say
     **{"Seed-OSS-36B": 36.151, "ERNIE-4.5-0.3B": 0.3607, "Hunyuan-7B": 7.505},
     **{"Ministral-3-8B": 8.490, "EXAONE-4.0-32B": 32.003, "GLM-4-9B": 9.400},
     **{"Qwen3.5-9B": 8.954, "Qwen3.5-27B": 26.896},  # without images and further tokens
+    **{"Qwen3.5-35B-A3B": 34.661, "Qwen3-Next-80B-A3B": 79.674},
     **{"Command-R7B": 8.028, "Command-R-32B": 32.296, "Qwen3-VL-8B": 8.191},
 }
 

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-from plain_delta import delta_net
+from plain_delta import delta_net, taken_apart
 
 # RoPE of the others pairs neighbours.
 NEOX = {"qwen2", "qwen3", "gemma2", "gemma3", "phi3"}
-NEOX |= {"olmo2", "seed_oss", "exaone4", "hunyuan-dense", "qwen3vl", "qwen35"}
+NEOX |= {"olmo2", "seed_oss", "exaone4", "hunyuan-dense", "qwen3vl"}
 PERIOD = {"gemma3": 6, "olmo2": 4, "exaone4": 4, "cohere2": 4}  # the last of so many has no window
+HYBRID = ("qwen35", "qwen35moe", "qwen3next")
+NEOX |= {*HYBRID}
 PARALLEL = ("command-r", "cohere2")
 
 
@@ -78,7 +80,7 @@ class Plain:
         if at + "qkv.weight" in self.w:
             return np.split(x @ self.w[at + "qkv.weight"].T, [nq, nq + nk], axis=1)
         q, k, v = (x @ self.w[f"{at}{c}.weight"].T + self.w.get(f"{at}{c}.bias", 0) for c in "qkv")
-        if self.arch == "qwen35":
+        if self.arch in HYBRID:
             q = q.reshape(len(x), self.n_head, 2, self.head)[:, :, 0].reshape(len(x), -1)
         return [q, k, v]
 
@@ -91,6 +93,10 @@ class Plain:
     def delta_net(self, i: int, n: np.ndarray) -> np.ndarray:
         at, n_k_head = f"blk.{i}.", self.key("ssm.group_count")
         w = {name.removeprefix(at): x for name, x in self.w.items() if name.startswith(at)}
+        share = self.key("ssm.time_step_rank") // n_k_head
+        if self.arch == "qwen3next":
+            w = taken_apart(w, n_k_head)
+            return delta_net(w, n, n_k_head, self.eps, lambda h: h // share)
         return delta_net(w, n, n_k_head, self.eps, lambda h: h % n_k_head)
 
     def attention(self, i: int, x: np.ndarray) -> np.ndarray:
@@ -120,12 +126,12 @@ class Plain:
                 s = cap(s, self.attention_cap())
                 a = np.exp(s - s.max())
                 out[p, h] = (a / a.sum()) @ v[first : p + 1, g]
-        if self.arch == "qwen35":
+        if self.arch in HYBRID:
             out = out / (1 + np.exp(-self.gate(i, x)))
         y = out.reshape(n, -1) @ self.w[f"blk.{i}.attn_output.weight"].T
         return (
             y
-            if self.arch in ("seed_oss", "qwen35")
+            if self.arch in ("seed_oss", *HYBRID)
             else self.norm(y, f"blk.{i}.post_attention_norm.weight")
         )
 

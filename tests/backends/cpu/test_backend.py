@@ -24,7 +24,11 @@ from ggpy.model import load as load_model
 TINY = Path(__file__).resolve().parents[3] / "models" / "tiny"
 ARCHITECTURES = sorted(path.stem for path in TINY.glob("*.gguf"))
 IDS = [1, *range(20, 110)]
-IN_NUMPY = ("qwen35",)  # whose mixers have no kernels: only the products of their matrices do
+IN_NUMPY = (
+    "qwen35",
+    "qwen35moe",
+    "qwen3next",
+)  # whose mixers have no kernels: only the products of their matrices do
 BIASES = Variation(
     layers=DIFFERING.layers, tensors=tuple({**QKV_BIAS, **OUTPUT_BIAS, **SINKS}.items())
 )

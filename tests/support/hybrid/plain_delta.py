@@ -49,3 +49,10 @@ def delta_net(
 
 def unit(x: np.ndarray) -> np.ndarray:
     return x / math.sqrt(x @ x + 1e-6)
+
+
+def taken_apart(w: Mapping[str, np.ndarray], n_k_head: int) -> dict[str, np.ndarray]:
+    """The tensors with alpha and beta apart, which stand together for each key head."""
+    both = w["ssm_ba.weight"].reshape(n_k_head, 2, -1, w["ssm_ba.weight"].shape[1])
+    beta, alpha = (both[:, i].reshape(-1, both.shape[-1]) for i in range(2))
+    return {**w, "ssm_beta.weight": beta, "ssm_alpha.weight": alpha}
