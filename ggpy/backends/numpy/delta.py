@@ -1,4 +1,5 @@
-"""The gated delta net in numpy: what a `GatedDeltaNet` layer computes, token by token.
+"""The gated delta net in numpy: what a `GatedDeltaNet` layer computes, token by token (`recur`), or
+by chunks of tokens (`scan_chunk`), which is the same but for rounding, and faster for prompts.
 
 Nothing here knows which place of the cache is whose: a step says for each of its sequences where
 the state is taken from, and where the new one goes.
@@ -17,6 +18,7 @@ from ..states import NO_STATE
 from .attention import sequences
 from .functions import added, normalised, sigmoid, silu, softplus
 
+CHUNK, LEAST = 64, 8  # tokens of a chunk, at most and at least
 UNIT_EPS = np.float32(1e-6)  # added to the square of the length of q and k
 
 
@@ -50,7 +52,7 @@ def mix(
     n = normalised(x, d.norm)
     projected, gate = d.w_qkv.multiply(n), d.w_gate.multiply(n)
     beta = sigmoid(d.w_beta.multiply(n))
-    decay = np.exp(d.a * softplus(d.w_alpha.multiply(n) + d.dt))
+    decay = d.a * softplus(d.w_alpha.multiply(n) + d.dt)
     u, o = np.empty_like(projected), np.empty_like(gate)
     for tokens in sequences(step):
         old, new = step.page_tables[d.group][step.sequences[tokens.start]]
@@ -79,15 +81,45 @@ def convolved(seen: F32, taps: F32) -> F32:
 
 
 def scan(u: F32, beta: F32, decay: F32, matrix: F32, d: GatedDeltaNet) -> tuple[F32, F32]:
-    """(o[T, Hv*S], the last M) of u[T, C], beta[T, Hv] and decay[T, Hv], from M[Hv, S, S] on."""
-    q, k, v = heads_of(u, d)
+    """(o[T, Hv*S], the last M) of u[T, C], beta[T, Hv] and decay[T, Hv], from M[Hv, S, S] on; M is
+    multiplied with exp(decay).
+    """
+    q, k, v = (x.swapaxes(0, 1) for x in heads_of(u, d))
     o = np.empty_like(v)
-    for t in range(len(u)):
-        matrix = matrix * decay[t, :, None, None]
-        read = (k[t, :, None] @ matrix)[:, 0]
-        matrix = matrix + k[t, :, :, None] * (beta[t, :, None] * (v[t] - read))[:, None]
-        o[t] = (q[t, :, None] @ matrix)[:, 0]
-    return o.reshape(len(u), -1), matrix
+    for start in range(0, len(u), CHUNK):
+        part = slice(start, start + CHUNK)
+        scanned = scan_chunk if len(u[part]) >= LEAST else recur
+        inputs = q[:, part], k[:, part], v[:, part], beta[part].T, decay[part].T
+        o[:, part], matrix = scanned(*inputs, matrix)
+    return o.swapaxes(0, 1).reshape(len(u), -1), matrix
+
+
+def recur(q: F32, k: F32, v: F32, beta: F32, decay: F32, m: F32) -> tuple[F32, F32]:
+    """(o[Hv, T, S], the last M) of q, k, v[Hv, T, S] and beta, decay[Hv, T]: the definition."""
+    o = np.empty_like(v)
+    for t in range(v.shape[1]):
+        m = m * np.exp(decay[:, t, None, None])
+        read = (k[:, t, None] @ m)[:, 0]
+        m = m + k[:, t, :, None] * (beta[:, t, None] * (v[:, t] - read))[:, None]
+        o[:, t] = (q[:, t, None] @ m)[:, 0]
+    return o, m
+
+
+def scan_chunk(q: F32, k: F32, v: F32, beta: F32, decay: F32, m: F32) -> tuple[F32, F32]:
+    """The same at once. With e(t, j) the decay from token j to t, what the tokens change M by are
+    k d^T, where d solves d_t + beta_t sum_(j < t) e(t, j) (k_t k_j) d_j = beta_t (v_t - e(t, 0) M^T
+    k_t). Source: Yang et al. 2024, section 3.
+    """
+    total = np.cumsum(decay.astype(np.float64), axis=1)
+    ahead = np.triu(np.ones((k.shape[1], k.shape[1]), bool), 1)
+    since = np.where(ahead, -np.inf, total[:, :, None] - total[:, None])
+    between, before = np.exp(since).astype(np.float32), np.exp(total).astype(np.float32)[..., None]
+    keys, weight = k.swapaxes(1, 2), beta[..., None]
+    system = np.tril(weight * between * (k @ keys), -1) + np.eye(k.shape[1], dtype=np.float32)
+    change = np.linalg.solve(system, weight * (v - before * (k @ m)))
+    o = before * (q @ m) + (between * (q @ keys)) @ change
+    kept = between[:, -1][..., None]
+    return o, before[:, -1:] * m + keys @ (kept * change)
 
 
 def unit_heads(u: F32, d: GatedDeltaNet) -> F32:

@@ -64,7 +64,7 @@ class Case:
             spec=SimpleNamespace(n_k_head=s.n_k_head, n_v_head=s.n_v_head, size=s.size),
             tiled=self.tiled,
         )
-        beta, decay = sigmoid(self.beta), np.exp(self.a * softplus(self.alpha + self.dt))
+        beta, decay = sigmoid(self.beta), self.a * softplus(self.alpha + self.dt)
         u, o = np.empty_like(self.projected), np.empty_like(self.gate)
         conv, matrix = self.conv.copy(), self.matrix.copy()
         stop = 0
