@@ -8,11 +8,12 @@ understands it. Nothing here knows what a setting does.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from ..backends.states import Recurrent
 from ..gguf import GGUFError
 from ..util.messages import escaped, shown
 
@@ -196,13 +197,22 @@ class LayerSizes:
     n_expert: int = 0  # X; 0: the feed-forward is dense
     n_ff_expert: int = 0  # Fx, F of each expert
     n_ff_shared: int = 0  # Fs, F of the shared expert
+    recurrent: Recurrent | None = None  # the state that it has instead of keys and values
 
     def letters(self) -> dict[str, int]:
         """Sizes by the names that declarations of a layer's tensors use."""
         h, g, e, ev = self.n_head, self.n_head_kv, self.key_size, self.value_size
         products = {"HE": h * e, "GE": g * e, "HEv": h * ev, "GEv": g * ev}
         widths = {"F": self.n_ff, "Fx": self.n_ff_expert, "Fs": self.n_ff_shared}
-        return {"H": h, "E": e, "X": self.n_expert, **widths, **products}
+        found = {"H": h, "E": e, "X": self.n_expert, **widths, **products}
+        return {**found, **self._recurrent_letters()}
+
+    def _recurrent_letters(self) -> dict[str, int]:
+        r = self.recurrent
+        if r is None:
+            return {}
+        heads = {"Hk": r.n_k_head, "Hv": r.n_v_head, "2Hv": 2 * r.n_v_head}
+        return {**heads, "S": r.size, "HvS": r.n_v_head * r.size, "K": r.channels, "taps": r.taps}
 
 
 @dataclass(frozen=True)
@@ -218,6 +228,7 @@ class Dimensions:
     layer_norm: bool = False  # norms are layer norms
     n_class: int = 1  # C, of the classifier, where there is one
     dense: tuple[int, int] = (0, 0)  # D2, D3: rows of the matrices of embeddings, if there are any
+    n_nextn: int = 0  # blocks behind the layers, which predict the tokens after the next
 
     @property
     def n_layer(self) -> int:
@@ -226,8 +237,8 @@ class Dimensions:
 
     @property
     def layer(self) -> LayerSizes:
-        """The sizes of every layer; ValueError where layers differ."""
-        first, *others = dict.fromkeys(self.layers)
+        """The sizes of every layer, but for its state; ValueError where layers differ."""
+        first, *others = dict.fromkeys(replace(layer, recurrent=None) for layer in self.layers)
         if others:
             raise ValueError(f"layers of {1 + len(others)} sizes, where all have to have one")
         return first
@@ -252,7 +263,8 @@ def read_dimensions(
         raise GGUFError(
             f"{config.path}: vocab_size is {size}, but the embedding table has {n_vocab} rows"
         )
-    layers = _layer_sizes(config, understood)
+    n_nextn = _n_nextn(config, understood)
+    layers = _layer_sizes(config, understood, n_nextn)
     return Dimensions(
         n_embd=config.integer("embedding_length"),
         n_vocab=n_vocab,
@@ -263,6 +275,7 @@ def read_dimensions(
         layer_norm=layer_norm,
         n_class=_n_class(config),
         dense=_dense(config),
+        n_nextn=n_nextn,
     )
 
 
@@ -290,8 +303,16 @@ def _dense(config: Config) -> tuple[int, int]:
     return rows[0], rows[1]
 
 
-def _layer_sizes(config: Config, understood: Collection[str]) -> tuple[LayerSizes, ...]:
-    n_layer = config.integer("block_count", high=MAX_LAYERS)
+def _n_nextn(config: Config, understood: Collection[str]) -> int:
+    """Blocks that are counted among a file's, and are no layers."""
+    key = "nextn_predict_layers"
+    return config.integer(key, 0, low=0, high=MAX_LAYERS) if key in understood else 0
+
+
+def _layer_sizes(
+    config: Config, understood: Collection[str], n_nextn: int
+) -> tuple[LayerSizes, ...]:
+    n_layer = config.integer("block_count", low=1 + n_nextn, high=MAX_LAYERS) - n_nextn
 
     def read(key: str, default: tuple[int, ...] | None, high: int) -> tuple[int, ...]:
         return config.integers(key, n_layer, default, high=high, same=key not in understood)
@@ -310,7 +331,8 @@ def _layer_sizes(config: Config, understood: Collection[str]) -> tuple[LayerSize
             f"{config.path}: heads of {keys[0]} for keys and {values[0]} for values are not"
             " supported"
         )
-    widths = read("feed_forward_length", None, MAX_WIDTH)
+    none = (0,) * n_layer if "expert_count" in understood else None  # all layers have experts
+    widths = read("feed_forward_length", none, MAX_WIDTH)
     experts = _expert_sizes(config, widths, understood)
     columns = zip(heads, heads_kv, keys, values, widths, experts, strict=True)
     return tuple(LayerSizes(*sizes, *of_experts) for *sizes, of_experts in columns)
@@ -330,7 +352,7 @@ def _expert_sizes(
     n_dense = 0
     if "leading_dense_block_count" in understood:
         n_dense = config.integer("leading_dense_block_count", 0, low=0, high=n_layer)
-    found = config.integers("expert_feed_forward_length", n_layer, widths)
+    found = config.integers("expert_feed_forward_length", n_layer, widths if all(widths) else None)
     shared: tuple[int, ...] = (0,) * n_layer
     if "expert_shared_feed_forward_length" in understood:
         shared = config.integers("expert_shared_feed_forward_length", n_layer, widths)

@@ -8,17 +8,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .architecture import DENSE, LAYER, POST_NORM, Architecture, Context, ModelSettings
+from .architecture import (
+    DENSE,
+    LAYER,
+    POST_NORM,
+    Architecture,
+    Context,
+    LayerSettings,
+    ModelSettings,
+)
 from .gemma3 import read as read_gemma3
-from .layers.attention import QK_NORM
+from .layers.attention import QK_NORM, AttentionSettings
 
 
 def read(c: Context) -> ModelSettings:
     """gemma3's, on both sides; files need not say so."""
     c.config.only("attention.causal", False)
     found = read_gemma3(c)
-    layers = [replace(x, mixer=replace(x.mixer, causal=False)) for x in found.layers]
-    return replace(found, layers=layers)
+    return replace(found, layers=[_both_sided(layer) for layer in found.layers])
+
+
+def _both_sided(layer: LayerSettings) -> LayerSettings:
+    assert isinstance(layer.mixer, AttentionSettings)
+    return replace(layer, mixer=replace(layer.mixer, causal=False))
 
 
 ARCHITECTURE = Architecture(

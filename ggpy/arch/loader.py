@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +30,7 @@ from .architecture import (
     ModelSettings,
 )
 from .collect import check_vocabulary, collect
-from .config import Config, Dimensions
+from .config import Config, Dimensions, UnsupportedModel
 from .decoder import Decoder, cache_groups
 from .layers.moe import MoESettings
 from .scheme import SCALE, Given, Scheme, read_scheme, scale_of
@@ -36,6 +38,7 @@ from .scheme import SCALE, Given, Scheme, read_scheme, scale_of
 Progress = Callable[[int, int], None]  # bytes of weights handed over, of all
 MOST_BATCH, LEAST_BATCH = 2048, 512  # tokens of a step: on a GPU prefill gains 14 % by the former
 BIAS = ".bias"
+FLOATS = ("F64", "F32", "F16", "BF16")
 READERS = 8  # threads that check scales: one alone reads a mapped file slower than a bus is
 
 
@@ -144,8 +147,20 @@ def _weights(collected: Mapping[str, tuple[Tensor, Declared]], scheme: Scheme) -
         lookup = name == "token_embd.weight" and "output.weight" in collected
         lookup = lookup or (name.endswith(BIAS) and len(tensor.shape) == 2)  # a row for each expert
         scale, _ = collected.get(scale_of(name), (None, None))
+        if declared.axes.endswith(" taps"):  # a small table that nothing is multiplied with
+            tensor = _flat(tensor)
         found[name] = scheme.given(tensor, Role(declared.axes, lookup), scale)
     return found
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """A matrix of floats as a vector; UnsupportedModel for blocks."""
+    if tensor.format.name not in FLOATS:
+        raise UnsupportedModel(
+            f"{tensor.path}: tensor {tensor.name!r} is {tensor.format.name}: only floats are"
+            " supported there"
+        )
+    return replace(tensor, shape=(prod(tensor.shape),), data=tensor.data.reshape(-1))
 
 
 def _parts(weights: Mapping[str, Given]) -> list[tuple[Tensor, Role]]:

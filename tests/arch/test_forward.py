@@ -71,6 +71,7 @@ VARIANTS = {
     "exaone4-period": Variant(
         "exaone4", {"attention.sliding_window": 8, "attention.sliding_window_pattern": 2}
     ),
+    "qwen35-layers": Variant("qwen35", {"attention.recurrent_layers": [True] * 3 + [False]}),
     "cohere2-period": Variant("cohere2", {"attention.sliding_window_pattern": 3}),
 }
 NOT_IN_ORACLE = {

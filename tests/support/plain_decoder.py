@@ -11,12 +11,15 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+from plain_delta import delta_net, taken_apart
 
 # RoPE of the others pairs neighbours.
 NEOX = {"qwen2", "qwen3", "gemma2", "gemma3", "gemma-embedding", "phi3"}
 NEOX |= {"olmo2", "seed_oss", "exaone4", "hunyuan-dense", "qwen3vl"}
 # The last of so many has no window.
 PERIOD = {"gemma3": 6, "gemma-embedding": 6, "olmo2": 4, "exaone4": 4, "cohere2": 4}
+HYBRID = ("qwen35", "qwen35moe", "qwen3next")
+NEOX |= {*HYBRID}
 PARALLEL = ("command-r", "cohere2")
 
 
@@ -77,10 +80,31 @@ class Plain:
         nq, nk = self.n_head * self.head, self.n_kv * self.head
         if at + "qkv.weight" in self.w:
             return np.split(x @ self.w[at + "qkv.weight"].T, [nq, nq + nk], axis=1)
-        return [x @ self.w[at + c + ".weight"].T + self.w.get(at + c + ".bias", 0) for c in "qkv"]
+        q, k, v = (x @ self.w[f"{at}{c}.weight"].T + self.w.get(f"{at}{c}.bias", 0) for c in "qkv")
+        if self.arch in HYBRID:
+            q = q.reshape(len(x), self.n_head, 2, self.head)[:, :, 0].reshape(len(x), -1)
+        return [q, k, v]
+
+    def gate(self, i: int, x: np.ndarray) -> np.ndarray:
+        """[T, H, E]: what stands behind each head of q."""
+        x = self.norm(x, f"blk.{i}.attn_norm.weight")
+        q = x @ self.w[f"blk.{i}.attn_q.weight"].T
+        return q.reshape(len(x), self.n_head, 2, self.head)[:, :, 1]
+
+    def delta_net(self, i: int, n: np.ndarray) -> np.ndarray:
+        at, n_k_head = f"blk.{i}.", self.key("ssm.group_count")
+        w = {name.removeprefix(at): x for name, x in self.w.items() if name.startswith(at)}
+        share = self.key("ssm.time_step_rank") // n_k_head
+        if self.arch == "qwen3next":
+            w = taken_apart(w, n_k_head)
+            return delta_net(w, n, n_k_head, self.eps, lambda h: h // share)
+        return delta_net(w, n, n_k_head, self.eps, lambda h: h % n_k_head)
 
     def attention(self, i: int, x: np.ndarray) -> np.ndarray:
+        """What the layer's mixer adds to x."""
         n = len(x)
+        if f"blk.{i}.ssm_a" in self.w:
+            return self.delta_net(i, self.norm(x, f"blk.{i}.attn_norm.weight"))
         q, k, v = self.project(i, self.norm(x, f"blk.{i}.attn_norm.weight"))
         names = [f"blk.{i}.attn_{c}_norm.weight" for c in "qk"]
         if self.arch == "olmo2":
@@ -102,11 +126,21 @@ class Plain:
                 s = cap(s, self.attention_cap())
                 a = np.exp(s - s.max())
                 out[p, h] = (a / a.sum()) @ v[seen.start : seen.stop, g]
+        if self.arch in HYBRID:
+            out = out / (1 + np.exp(-self.gate(i, x)))
         y = out.reshape(n, -1) @ self.w[f"blk.{i}.attn_output.weight"].T
-        return y if self.arch == "seed_oss" else self.norm(y, f"blk.{i}.post_attention_norm.weight")
+        return (
+            y
+            if self.arch in ("seed_oss", *HYBRID)
+            else self.norm(y, f"blk.{i}.post_attention_norm.weight")
+        )
 
     def feed_forward(self, i: int, x: np.ndarray) -> np.ndarray:
-        others = {"seed_oss": "post_attention_norm", **dict.fromkeys(PARALLEL, "attn_norm")}
+        others = {
+            "seed_oss": "post_attention_norm",
+            "qwen35": "post_attention_norm",
+            **dict.fromkeys(PARALLEL, "attn_norm"),
+        }
         x = self.norm(x, f"blk.{i}.{others.get(self.arch, 'ffn_norm')}.weight")
         up = x @ self.w[f"blk.{i}.ffn_up.weight"].T
         if f"blk.{i}.ffn_gate.weight" in self.w:

@@ -13,7 +13,16 @@ from numpy.typing import NDArray
 
 from ...formats.base import F32
 from ..interface import PAGE_SIZE, Attention, Step
-from .functions import added, angles, normalised, rotated, sharpness, soft_capped, softmax
+from .functions import (
+    added,
+    angles,
+    normalised,
+    rotated,
+    sharpness,
+    sigmoid,
+    soft_capped,
+    softmax,
+)
 from .kv_pages import GroupPages, spread
 
 CHUNK_SCORES = 1 << 22  # attention scores held at a time
@@ -22,19 +31,23 @@ CHUNK_SCORES = 1 << 22  # attention scores held at a time
 def mix(
     x: F32, a: Attention, step: Step, pages: GroupPages, probe: Callable[[str, F32], None]
 ) -> F32:
-    """x[T, D] + post_norm(softmax(mask(cap(q k^T * scale))) v wo^T) * residual_scale."""
-    q = project(x, a, step, pages)
+    """x[T, D] + post_norm(softmax(mask(cap(q k^T * scale))) v wo^T) * residual_scale, perhaps with
+    a gate before wo.
+    """
+    n = x if a.norm is None else normalised(x, a.norm)
+    q = project(n, a, step, pages)
     probe("qkv", q)
     o = attend(q, a, step, pages)
+    if a.w_gate is not None:
+        o = o * sigmoid(a.w_gate.multiply(n))
     probe("attention", o)
     x = added(x, a.wo.affine(o, a.bo), a.post_norm, a.residual_scale)
     probe("attn_out", x)
     return x
 
 
-def project(x: F32, a: Attention, step: Step, pages: GroupPages) -> F32:
-    """q[T, H, E]; k and v go to their pages."""
-    n = x if a.norm is None else normalised(x, a.norm)
+def project(n: F32, a: Attention, step: Step, pages: GroupPages) -> F32:
+    """q[T, H, E] of n[T, D]; k and v go to their pages."""
     q, k, v = a.wq.affine(n, a.bq), a.wk.affine(n, a.bk), a.wv.affine(n, a.bv)
     if a.norm_whole:
         q, k = _normed(q, k, a)
@@ -68,7 +81,7 @@ def _normed(q: F32, k: F32, a: Attention) -> tuple[F32, F32]:
 def attend(q: F32, a: Attention, step: Step, pages: GroupPages) -> F32:
     """o[T, H*Ev], one sequence and one block of queries at a time."""
     out = np.empty((len(q), a.spec.n_head * a.spec.value_size), np.float32)
-    for tokens in _sequences(step):
+    for tokens in sequences(step):
         table = step.page_tables[a.group][step.sequences[tokens.start]]
         longest = int(step.positions[tokens.stop - 1]) + 1
         size = max(1, CHUNK_SCORES // (a.spec.n_head * longest))
@@ -122,7 +135,7 @@ def _heads(x: F32, n_head: int) -> F32:
     return x.reshape(len(x), n_head, -1)
 
 
-def _sequences(step: Step) -> Iterator[slice]:
+def sequences(step: Step) -> Iterator[slice]:
     """The tokens of each sequence in turn."""
     borders = np.flatnonzero(np.diff(step.sequences)) + 1
     for start, stop in zip([0, *borders], [*borders, len(step.sequences)], strict=True):

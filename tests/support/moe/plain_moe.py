@@ -14,7 +14,7 @@ import plain_decoder
 from plain_decoder import Plain
 
 plain_decoder.NEOX |= {"qwen3moe", "qwen2moe", "gpt-oss"}
-NORMALISED = ("qwen3moe", "llama")
+NORMALISED = ("qwen3moe", "llama", "qwen35moe", "qwen3next")
 
 
 def plain(path: Path, n_ctx: int) -> Plain:
@@ -31,8 +31,8 @@ class PlainMoE(Plain):
         return self.key("expert_count", 0)
 
     def feed_forward(self, i: int, x: np.ndarray) -> np.ndarray:
-        oss = self.arch == "gpt-oss"
-        name = "post_attention_norm" if oss else "ffn_norm"
+        before = f"blk.{i}.ffn_norm.weight" in self.w
+        name = "ffn_norm" if before else "post_attention_norm"
         n = self.norm(x, f"blk.{i}.{name}.weight")
         return np.array([self.one_token(i, token) for token in n])
 

@@ -18,7 +18,17 @@ from ....kernels.gemm.gemm import Epilogue
 from ....kernels.layout.pack import PLAIN, UNIT
 from ....kernels.moe.route import RouterChoice
 from ...experts import LEAST_SUM
-from ...interface import Attention, Dense, Head, Layer, MoE, Norm
+from ...interface import (
+    Attention,
+    Dense,
+    FeedForward,
+    GatedDeltaNet,
+    Head,
+    Layer,
+    Mixer,
+    MoE,
+    Norm,
+)
 from ..arrays import Matrix, one_layout
 from .candidates import PREFILL_TOKENS
 from .problem import NormIn, Problem, ProductPlan, StepClass
@@ -70,6 +80,15 @@ class AttentionPlan:
     qkv: ProductPlan
     rope: RopeIn
     o_layout: int
+    out: OutputPlan
+    after: ResidualState
+
+
+@dataclass(frozen=True, eq=False)
+class DeltaPlan:
+    """The plan of a layer's gated delta net. after: state of the residual stream after it."""
+
+    projections: ProductPlan
     out: OutputPlan
     after: ResidualState
 
@@ -128,6 +147,8 @@ class Planner(ProductPlanner):
         """
         if a.norm_whole:
             return RopeIn.KERNEL
+        if a.w_gate is not None:  # a fourth matrix, which no epilogue knows
+            return RopeIn.ATTENTION if s.decode and s.fused else RopeIn.KERNEL
         norms = (a.q_norm, a.k_norm)
         n_pairs = len(a.rope.inv_freq) if a.rope else a.spec.key_size // 2
         neox = a.rope is not None and a.rope.style == "neox"
@@ -158,6 +179,7 @@ class Planner(ProductPlanner):
 
     def _attention(self, layer: Layer, s: StepClass, x: ResidualState, heads: Any) -> AttentionPlan:
         a = layer.mixer
+        assert isinstance(a, Attention)
         refuse(a)
         if layer.parallel:
             raise lacking("attention and feed-forward in parallel")
@@ -166,13 +188,29 @@ class Planner(ProductPlanner):
         norm, x = self.input_norm(weights, s, x, n, True)
         epilogue: Epilogue = "QKV" if rope is RopeIn.EPILOGUE else "STORE"
         qkv = self.product(weights, s, epilogue, norm)
-        packs = s.fused and heads.packs
+        packs = s.fused and heads.packs and a.w_gate is None
         o_layout = self.x_layout([a.wo], s) if packs else PLAIN
-        successor = layer.ffn or (layer.next.mixer if layer.next else None)
-        if isinstance(successor, MoE) or a.bo is not None:  # what follows takes x as it is
-            successor = None
+        successor = None if a.bo is not None else successor_of(layer)
         out, x = self.output(a.wo, a.post_norm, successor, s, x)
         return AttentionPlan(qkv, rope, o_layout, out, x)
+
+    def delta(self, layer: Layer, s: StepClass, x: ResidualState) -> DeltaPlan:
+        """The plan of a layer's gated delta net."""
+        key = layer, s, x
+        if key not in self._plans:
+            self._plans[key] = self._delta(layer, s, x)
+        return self._plans[key]
+
+    def _delta(self, layer: Layer, s: StepClass, x: ResidualState) -> DeltaPlan:
+        d = layer.mixer
+        assert isinstance(d, GatedDeltaNet)
+        refuse(d)
+        if layer.parallel:
+            raise lacking("a gated delta net and a feed-forward in parallel")
+        norm, x = self.input_norm(d.projections, s, x, s.n_tokens, True)
+        projections = self.product(d.projections, s, "STORE", norm)
+        out, x = self.output(d.wo, d.post_norm, successor_of(layer), s, x)
+        return DeltaPlan(projections, out, x)
 
     def takes_glu(self, weights: Sequence[Matrix], s: StepClass) -> bool:
         """Whether one launch computes act(gate) * up."""
@@ -230,7 +268,7 @@ class Planner(ProductPlanner):
         self,
         w: Matrix,
         post_norm: Norm | None,
-        successor: Attention | Dense | None,
+        successor: Mixer | FeedForward | None,
         s: StepClass,
         x: ResidualState,
     ) -> tuple[OutputPlan, ResidualState]:
@@ -280,7 +318,13 @@ def choice_of(f: MoE) -> RouterChoice:
     return RouterChoice(n_expert, r.n_used, r.score, r.normalise, r.scale, r.groups, LEAST_SUM)
 
 
-def refuse(part: Attention | Dense | MoE | Head) -> None:
+def successor_of(layer: Layer) -> Mixer | FeedForward | None:
+    """What takes x behind a layer's mixer; None for experts, which take x as it is."""
+    successor = layer.ffn or (layer.next.mixer if layer.next else None)
+    return None if isinstance(successor, MoE) else successor
+
+
+def refuse(part: Mixer | FeedForward | Head) -> None:
     """Raises GGUFError for what no kernel computes."""
     norms = [part.norm, getattr(part, "post_norm", None)]
     whole, temperature = getattr(part, "norm_whole", False), getattr(part, "temperature", None)

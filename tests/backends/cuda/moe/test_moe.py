@@ -26,6 +26,8 @@ MODELS = [name for name, model in make_tiny.MODELS.items() if model.experts]
 # other one. Tokens are compared whose last choice is by so much better than the next best.
 MARGIN = 0.02
 OF_A_ROW, OF_ALL = 1.5e-4, 2e-5
+# Norms of heads that begin near 0 enlarge what was rounded before them.
+SLACK = dict.fromkeys(("qwen35moe", "qwen3next"), 10)
 
 
 class Margins:
@@ -58,7 +60,7 @@ class MoEPair:
 
     def __init__(self, device: Any, path: Any, monkeypatch: pytest.MonkeyPatch, **options: Any):
         self.gpu, self.cpu = Model(Cuda(device, **options), path), Model(Reference(1), path)
-        self.margins = Margins(monkeypatch)
+        self.margins, self.slack = Margins(monkeypatch), SLACK.get(path.stem, 1)
 
     def step(self, chunks: list, rows: list[int] | None = None) -> np.ndarray:
         step = step_of(chunks, rows)
@@ -66,9 +68,10 @@ class MoEPair:
         clear = self.margins.take()[step.rows] > MARGIN
         assert clear.mean() > 0.6 or len(clear) < 4
         for a, b in zip(got[clear], expected[clear], strict=True):
-            assert nmse(a, b) <= OF_A_ROW
+            assert nmse(a, b) <= self.slack * OF_A_ROW
         if clear.any():
-            assert nmse(got[clear], expected[clear]) <= (OF_ALL if len(clear) > 20 else OF_A_ROW)
+            most = OF_ALL if len(clear) > 20 else OF_A_ROW
+            assert nmse(got[clear], expected[clear]) <= self.slack * most
         return got
 
 
