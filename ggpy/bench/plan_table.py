@@ -127,8 +127,8 @@ def _experts(ops: Cuda, layer: Layer, tokens: str, s: StepClass) -> Iterator[tup
     assert isinstance(f, MoE)
     choice, e = plan.choice, f.experts
     n_pairs = s.n_tokens * choice.n_used
-    kernel = "expert_gemm" if plan.grouped else "expert_gemv"
-    deal = f"{n_pairs} pairs" + (", sorted" if plan.grouped else "")
+    kernel = "expert_gemm" if plan.tile_rows else "expert_gemv"
+    deal = f"{n_pairs} pairs" + (f" by {plan.tile_rows}" if plan.tile_rows else "")
 
     def row(tensor: str, kernel: str, norm: str, epilogue: str, schedule: str) -> PlanRow:
         return PlanRow(tokens, str(at), tensor, kernel, "plain", norm, "-", epilogue, schedule, "-")
