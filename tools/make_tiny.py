@@ -58,6 +58,10 @@ class Tiny:
     experts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # in place of ffn_*.weight
     n_dense: int = 0  # layers before those with experts
     types: Mapping[str, str] = field(default_factory=dict)  # of tensors with this in their names
+    dense: int = 0  # rows between the two matrices of an embedding
+    # Of layers with a gated delta net, which is all but every fourth: Hk, Hv, S, taps
+    delta: tuple[int, int, int, int] | None = None
+    gates_together: bool = False  # of such a net: beta and alpha are one tensor
 
 
 SANDWICH = ("post_attention_norm.weight", "post_ffw_norm.weight")
@@ -113,6 +117,19 @@ MODELS = {
             "rope.freq_base": 1e6,
             "rope.scaling.type": "linear",
             "rope.scaling.factor": 4.0,
+        },
+    ),
+    "gemma-embedding": Tiny(
+        "spm",
+        E=32,
+        G=1,
+        layer=SANDWICH + QK_NORM,
+        dense=96,
+        settings={
+            **{"attention.sliding_window": 9, "attention.sliding_window_pattern": 2},
+            **{"rope.freq_base": 1e6, "pooling_type": 1},
+            **{f"dense_2_feat_{x}": n for x, n in (("in", 64), ("out", 96))},
+            **{f"dense_3_feat_{x}": n for x, n in (("in", 96), ("out", 64))},
         },
     ),
     "phi3": Tiny(
@@ -274,6 +291,36 @@ MODELS = {
 }
 
 
+HYBRID = Tiny(
+    "bpe",
+    E=32,
+    n_layer=4,
+    layer=(*QK_NORM, SANDWICH[0]),
+    without=("ffn_norm.weight",),
+    delta=(2, 4, 16, 4),
+    settings={
+        **{"ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2},
+        **{"ssm.time_step_rank": 4, "ssm.inner_size": 64, "full_attention_interval": 4},
+        **{"rope.dimension_count": 16, "rope.freq_base": 1e7},
+        "attention.layer_norm_rms_epsilon": 1e-6,
+    },
+)
+SECTIONS = {"rope.dimension_sections": [3, 3, 2, 0]}
+SHARED_COUNTS = {**COUNTS, "expert_shared_feed_forward_length": FX}
+MODELS["qwen35"] = replace(HYBRID, settings={**HYBRID.settings, **SECTIONS})
+MODELS["qwen35moe"] = replace(
+    HYBRID,
+    experts={**EXPERTS, **SHARED},
+    settings={**HYBRID.settings, **SECTIONS, **SHARED_COUNTS, "feed_forward_length": None},
+)
+MODELS["qwen3next"] = replace(
+    HYBRID,
+    experts={**EXPERTS, **SHARED},
+    gates_together=True,
+    settings={**HYBRID.settings, **SHARED_COUNTS},
+)
+
+
 def write(
     path: Path,
     architecture: str,
@@ -334,7 +381,7 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 def _kind(m: Tiny, name: str, array: np.ndarray) -> str:
     """The format of a tensor."""
-    if array.ndim == 1 or name.endswith(("bias", "ffn_gate_inp.weight")):
+    if array.ndim == 1 or name.endswith(("bias", "ffn_gate_inp.weight")) or "conv1d" in name:
         return "F32"
     for part, kind in m.types.items():
         if part in name:
@@ -362,11 +409,38 @@ def tensors_of(m: Tiny, n_vocab: int) -> dict[str, np.ndarray]:
     if m.rope_factors:
         out["rope_factors_long.weight"] = np.linspace(2, 6, 6, dtype=np.float32)
         out["rope_factors_short.weight"] = np.linspace(1, 1.5, 6, dtype=np.float32)
+    if m.dense:
+        out["dense_2.weight"], out["dense_3.weight"] = matrix(m.dense, m.D), matrix(m.D, m.dense)
     for i in range(m.n_layer):
-        for name, shape in _layer_shapes(m, i).items():
-            mean = 0.0 if name.endswith("bias") else 1.0
+        for name, shape in _shapes_of(m, i).items():
+            mean = {"ssm_a": -1.0}.get(name, 0.0 if name.endswith("bias") else 1.0)
             out[f"blk.{i}.{name}"] = vector(*shape, mean) if len(shape) == 1 else matrix(*shape)
     return out
+
+
+def _shapes_of(m: Tiny, layer: int) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of one layer's tensors."""
+    found = _layer_shapes(m, layer)
+    if m.delta is None:
+        return found
+    if layer % 4 == 3:
+        return {**found, "attn_q.weight": (2 * m.H * m.E, m.D)}  # each head's gate behind it
+    n_k, n_v, size, taps = m.delta
+    channels, values = (2 * n_k + n_v) * size, n_v * size
+    rest = {k: x for k, x in found.items() if not k.startswith("attn_") or k == "attn_norm.weight"}
+    gates = {"ssm_beta.weight": (n_v, m.D), "ssm_alpha.weight": (n_v, m.D)}
+    return {
+        **rest,
+        **{"attn_qkv.weight": (channels, m.D), "attn_gate.weight": (values, m.D)},
+        **({"ssm_ba.weight": (2 * n_v, m.D)} if m.gates_together else gates),
+        "ssm_a": (n_v,),
+        **{
+            "ssm_conv1d.weight": (channels, taps),
+            "ssm_dt.bias": (n_v,),
+            "ssm_norm.weight": (size,),
+        },
+        "ssm_out.weight": (m.D, values),
+    }
 
 
 def experts_of(architecture: str) -> dict[str, np.ndarray | None]:

@@ -6,10 +6,12 @@
 // The n_used experts with the largest p + choice_bias are chosen, of equal ones the first, in falling order; their
 // weights are p, or a softmax over the chosen l. Experts outside of the best n_group_used groups are not looked at.
 //
-// Launch: one CTA of WARPS warps per TOKENS tokens. All warps normalise one token after another; then warp w has the
-// experts w, w + WARPS, ... for all tokens of the CTA, so that a row of the router is read once for them; then warp t
-// chooses for token t. The operations of a token do not depend on the others. Everything is f32; n is also stored as
-// f16, which the experts multiply.
+// Grid (blocks of TOKENS tokens, parts); a CTA has WARPS warps. All warps normalise one token after another; then warp w
+// of part p has the experts p WARPS + w, and every parts WARPS-th after that, for all tokens of the CTA, so that a row of
+// the router is read once for them; then warp t chooses for token t. Of several parts, the last one to arrive chooses
+// from the logits of all: few tokens would otherwise leave one CTA to read the whole router. The operations of a token
+// depend neither on the other tokens nor on the parts. Everything is f32; n is also stored as f16, which the experts
+// multiply.
 #include "norm/norm.cuh"
 
 enum Score { SOFTMAX, SIGMOID, SOFTMAX_CHOSEN };
@@ -28,6 +30,8 @@ struct RouteArgs {
     int* ids;                  // [n_tokens, n_used]
     float* weights;            // [n_tokens, n_used]
     float* strength;           // [n_tokens], sigmoid(n shared_gate)
+    float* logits;             // [n_tokens, n_expert], for several parts
+    uint32_t* arrived;         // [blocks of tokens], parts that have arrived; zero before and after
     int n_tokens, k, n_expert, n_used;
     int score;  // enum Score
     int normalise;
@@ -48,6 +52,7 @@ template <int TOKENS>
 __device__ __forceinline__ void products(const float* row, const float* n, int k, float (&sum)[TOKENS]) {
 #pragma unroll
     for (int t = 0; t < TOKENS; ++t) sum[t] = 0.0f;
+#pragma unroll(TOKENS == 1 ? 8 : 1)
     for (int column = threadIdx.x % 32 * 4; column < k; column += 128) {
         const float4 w = __ldg(reinterpret_cast<const float4*>(row + column));
 #pragma unroll
@@ -141,6 +146,20 @@ __device__ __forceinline__ void choose(const RouteArgs& p, int token, float* sco
     p.weights[token * p.n_used + lane] = weight * p.scale;
 }
 
+// Row e of the router; the one after the last expert's is the gate of the shared expert.
+__device__ __forceinline__ const float* router_row(const RouteArgs& p, int e) {
+    return e < p.n_expert ? p.weight + static_cast<size_t>(e) * p.k : p.shared_gate;
+}
+
+// Whether this CTA is the last part of its block of tokens to arrive; it then sees the logits of all parts.
+__device__ __forceinline__ bool is_last_part(const RouteArgs& p) {
+    __shared__ bool last;
+    if (threadIdx.x == 0) last = add_acquire_release(p.arrived + blockIdx.x, 1) == gridDim.y - 1;
+    __syncthreads();
+    if (last && threadIdx.x == 0) p.arrived[blockIdx.x] = 0;
+    return last;
+}
+
 // Dynamic shared memory: n[TOKENS][k], score[TOKENS][n_expert], choice[TOKENS][n_expert].
 template <int TOKENS>
 __global__ void __launch_bounds__(THREADS) route(const RouteArgs p) {
@@ -149,7 +168,11 @@ __global__ void __launch_bounds__(THREADS) route(const RouteArgs p) {
     float* score = n + TOKENS * p.k;
     float* choice = score + TOKENS * p.n_expert;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = blockIdx.x * TOKENS;
+    const int parts = gridDim.y, n_rows = p.n_expert + (p.shared_gate != nullptr);
+    const int first_row = blockIdx.y * WARPS + warp, row_stride = parts * WARPS;
     grid_dependency_launch();
+    for (int e = first_row; e < n_rows; e += row_stride)  // no earlier kernel writes the weights
+        for (int column = lane * 32; column < p.k; column += 32 * 32) prefetch_l2(router_row(p, e) + column);
     RmsNorm norm;
     norm.load_weight(p.norm, p.k);
     grid_dependency_wait();
@@ -163,26 +186,34 @@ __global__ void __launch_bounds__(THREADS) route(const RouteArgs p) {
             if (column >= p.k) continue;
 #pragma unroll
             for (int j = 0; j < 8; ++j) n[t * p.k + column + j] = norm.value(i, j);
-            if (first + t < p.n_tokens) *reinterpret_cast<uint4*>(p.normed + row + column) = norm.f16x8(i);
+            if (blockIdx.y == 0 && first + t < p.n_tokens)
+                *reinterpret_cast<uint4*>(p.normed + row + column) = norm.f16x8(i);
         }
     }
     __syncthreads();
-    for (int e = warp; e < p.n_expert; e += WARPS) {
+    for (int e = first_row; e < n_rows; e += row_stride) {
         float sum[TOKENS];
-        products<TOKENS>(p.weight + static_cast<size_t>(e) * p.k, n, p.k, sum);
-        const float bias = p.bias ? __ldg(p.bias + e) : 0.0f;
+        products<TOKENS>(router_row(p, e), n, p.k, sum);
+        const float bias = e < p.n_expert && p.bias ? __ldg(p.bias + e) : 0.0f;
 #pragma unroll
-        for (int t = 0; t < TOKENS; ++t)
-            if (lane == t) score[t * p.n_expert + e] = sum[t] + bias;
-    }
-    if (p.shared_gate && warp == 0) {
-        float sum[TOKENS];
-        products<TOKENS>(p.shared_gate, n, p.k, sum);
-#pragma unroll
-        for (int t = 0; t < TOKENS; ++t)
-            if (lane == t && first + t < p.n_tokens) p.strength[first + t] = sigmoid(sum[t]);
+        for (int t = 0; t < TOKENS; ++t) {
+            if (lane != t || first + t >= p.n_tokens) continue;
+            if (e == p.n_expert)
+                p.strength[first + t] = sigmoid(sum[t]);
+            else if (parts == 1)
+                score[t * p.n_expert + e] = sum[t] + bias;
+            else
+                p.logits[static_cast<size_t>(first + t) * p.n_expert + e] = sum[t] + bias;
+        }
     }
     __syncthreads();
-    if (warp < TOKENS && first + warp < p.n_tokens)
-        choose(p, first + warp, score + warp * p.n_expert, choice + warp * p.n_expert);
+    if (parts > 1 && !is_last_part(p)) return;
+    if (warp >= TOKENS || first + warp >= p.n_tokens) return;
+    score += warp * p.n_expert;
+    if (parts > 1) {
+        const float* logits = p.logits + static_cast<size_t>(first + warp) * p.n_expert;
+        for (int e = lane; e < p.n_expert; e += 32) score[e] = __ldcg(logits + e);
+        __syncwarp();
+    }
+    choose(p, first + warp, score, choice + warp * p.n_expert);
 }

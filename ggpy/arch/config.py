@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from ..backends.states import Recurrent
 from ..gguf import GGUFError
 from ..util.messages import escaped, shown
+from .expert_sizes import expert_sizes
 
 # Settings that change nothing in what a decoder computes.
 HARMLESS = frozenset(
@@ -45,7 +47,6 @@ VARIANTS: dict[str, tuple[object, ...]] = {
 
 # More is a damaged file.
 MAX_LAYERS, MAX_WIDTH, MAX_HEADS, MAX_HEAD_SIZE, MAX_CONTEXT = 4096, 1 << 20, 4096, 65536, 1 << 28
-MAX_EXPERTS = 4096
 
 
 class UnsupportedModel(GGUFError):
@@ -196,13 +197,22 @@ class LayerSizes:
     n_expert: int = 0  # X; 0: the feed-forward is dense
     n_ff_expert: int = 0  # Fx, F of each expert
     n_ff_shared: int = 0  # Fs, F of the shared expert
+    recurrent: Recurrent | None = None  # the state that it has instead of keys and values
 
     def letters(self) -> dict[str, int]:
         """Sizes by the names that declarations of a layer's tensors use."""
         h, g, e, ev = self.n_head, self.n_head_kv, self.key_size, self.value_size
         products = {"HE": h * e, "GE": g * e, "HEv": h * ev, "GEv": g * ev}
         widths = {"F": self.n_ff, "Fx": self.n_ff_expert, "Fs": self.n_ff_shared}
-        return {"H": h, "E": e, "X": self.n_expert, **widths, **products}
+        found = {"H": h, "E": e, "X": self.n_expert, **widths, **products}
+        return {**found, **self._recurrent_letters()}
+
+    def _recurrent_letters(self) -> dict[str, int]:
+        r = self.recurrent
+        if r is None:
+            return {}
+        heads = {"Hk": r.n_k_head, "Hv": r.n_v_head, "2Hv": 2 * r.n_v_head}
+        return {**heads, "S": r.size, "HvS": r.n_v_head * r.size, "K": r.channels, "taps": r.taps}
 
 
 @dataclass(frozen=True)
@@ -217,6 +227,7 @@ class Dimensions:
     layers: tuple[LayerSizes, ...]
     layer_norm: bool = False  # norms are layer norms
     n_class: int = 1  # C, of the classifier, where there is one
+    dense: tuple[int, int] = (0, 0)  # D2, D3: rows of the matrices of embeddings, if there are any
     n_nextn: int = 0  # blocks behind the layers, which predict the tokens after the next
 
     @property
@@ -226,18 +237,19 @@ class Dimensions:
 
     @property
     def layer(self) -> LayerSizes:
-        """The sizes of every layer; ValueError where layers differ."""
-        return _common(self.layers)
+        """The sizes of every layer, but for its state; ValueError where layers differ."""
+        return _common(replace(layer, recurrent=None) for layer in self.layers)
 
     @property
     def attention(self) -> LayerSizes:
         """The sizes of heads, which all layers have to have alike, else ValueError."""
         widths = {"n_ff": 0, "n_expert": 0, "n_ff_expert": 0, "n_ff_shared": 0}
-        return _common(replace(layer, **widths) for layer in self.layers)
+        return _common(replace(layer, recurrent=None, **widths) for layer in self.layers)
 
     def letters(self, layer: int | None = None) -> dict[str, int]:
         """Sizes by the names that declarations of tensors use: of a layer, or outside of all."""
         sizes = {"D": self.n_embd, "V": self.n_vocab, "R/2": self.n_rot // 2, "C": self.n_class}
+        sizes |= dict(zip(("D2", "D3"), self.dense, strict=True))
         return sizes if layer is None else {**sizes, **self.layers[layer].letters()}
 
 
@@ -272,6 +284,7 @@ def read_dimensions(
         layers=layers,
         layer_norm=layer_norm,
         n_class=_n_class(config),
+        dense=_dense(config),
         n_nextn=n_nextn,
     )
 
@@ -284,6 +297,20 @@ def _n_class(config: Config) -> int:
         at = f"{config.path}: {config.architecture}.{key}"
         raise GGUFError(f"{at} = {short(labels)}: expected an array of strings")
     return len(labels)
+
+
+def _dense(config: Config) -> tuple[int, int]:
+    """Rows of dense_2.weight and dense_3.weight, each of which takes what the one before gives."""
+    width = config.integer("embedding_length")
+    rows = []
+    for name in ("dense_2", "dense_3"):
+        n_in = config.integer(f"{name}_feat_in", width)
+        if n_in != width:
+            at = f"{config.path}: {config.architecture}.{name}_feat_in"
+            raise GGUFError(f"{at} = {n_in}, but the matrix is given vectors of {width}")
+        width = config.integer(f"{name}_feat_out", width)
+        rows.append(width)
+    return rows[0], rows[1]
 
 
 def _n_nextn(config: Config, understood: Collection[str]) -> int:
@@ -314,53 +341,11 @@ def _layer_sizes(
             f"{config.path}: heads of {keys[0]} for keys and {values[0]} for values are not"
             " supported"
         )
-    widths = read("feed_forward_length", None, MAX_WIDTH)
-    experts = _expert_sizes(config, widths, understood)
+    none = (0,) * n_layer if "expert_count" in understood else None  # all layers have experts
+    widths = read("feed_forward_length", none, MAX_WIDTH)
+    experts = expert_sizes(config, widths, understood)
     columns = zip(heads, heads_kv, keys, values, widths, experts, strict=True)
     return tuple(LayerSizes(*sizes, *of_experts) for *sizes, of_experts in columns)
-
-
-def _expert_sizes(
-    config: Config, widths: tuple[int, ...], understood: Collection[str]
-) -> list[tuple[int, int, int]]:
-    """(X, Fx, Fs) of each layer; zeros where the feed-forward is dense."""
-    n_layer, dense = len(widths), (0, 0, 0)
-    if "expert_count" not in understood:
-        return [dense] * n_layer
-    n_expert = config.integer("expert_count", 0, low=0, high=MAX_EXPERTS)
-    if n_expert == 0:
-        config.only("expert_used_count", 0)
-        return [dense] * n_layer
-    has_experts = _layers_with_experts(config, n_layer, understood)
-    found = config.integers("expert_feed_forward_length", n_layer, widths)
-    shared = _shared_widths(config, found, widths, understood)
-    sizes = zip([n_expert] * n_layer, found, shared, strict=True)
-    return [x if has else dense for x, has in zip(sizes, has_experts, strict=True)]
-
-
-def _layers_with_experts(config: Config, n_layer: int, understood: Collection[str]) -> list[bool]:
-    """All but the first ones, or but those between; UnsupportedModel if no layer has experts."""
-    first, period = "leading_dense_block_count", "interleave_moe_layer_step"
-    n_dense = config.integer(first, 0, low=0, high=n_layer) if first in understood else 0
-    step = config.integer(period, 1, high=MAX_LAYERS) if period in understood else 1
-    found = [i >= n_dense and (i + 1) % step == 0 for i in range(n_layer)]
-    if not any(found):
-        raise UnsupportedModel(
-            f"{config.path}: none of {n_layer} layers has experts: {first} = {n_dense}, {period} ="
-            f" {step}"
-        )
-    return found
-
-
-def _shared_widths(
-    config: Config, of_experts: tuple[int, ...], dense: tuple[int, ...], understood: Collection[str]
-) -> tuple[int, ...]:
-    """Of the shared expert of each layer: its own, or that of so many experts; 0 without one."""
-    width, count = "expert_shared_feed_forward_length", "expert_shared_count"
-    n = config.integer(count, 0, low=0, high=MAX_EXPERTS) if count in understood else 0
-    if width in understood and (config.has(width) or count not in understood):
-        return config.integers(width, len(dense), dense)
-    return tuple(n * x for x in of_experts)
 
 
 def _divided(config: Config, heads: tuple[int, ...]) -> tuple[int, ...]:

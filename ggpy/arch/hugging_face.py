@@ -19,14 +19,15 @@ from numpy.typing import NDArray
 from ..util.messages import escaped
 from .config import (
     MAX_CONTEXT,
-    MAX_EXPERTS,
     MAX_HEADS,
     MAX_LAYERS,
     MAX_WIDTH,
     Config,
+    LayerSizes,
     UnsupportedModel,
     short,
 )
+from .expert_sizes import MAX_EXPERTS
 
 Metadata = dict[str, tuple[str, Any]]  # key below "<architecture>." -> type as in File.types, value
 
@@ -154,6 +155,16 @@ class CheckpointSettings(Config):
         return f"{self.path}: {self._part}{key}"
 
 
+@dataclass(frozen=True, eq=False)
+class Transform:
+    """How a tensor of a file is made of a checkpoint's."""
+
+    rows: NDArray[np.intp] | None = None  # of the checkpoint, in the file's order
+    n_rows: int | None = None  # of the checkpoint's tensor, if not all of them are the file's
+    columns: NDArray[np.intp] | None = None
+    function: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = None  # of each number
+
+
 @dataclass(frozen=True)
 class HuggingFace:
     """Checkpoints of one architecture: their classes, settings, and where its tensors are."""
@@ -166,7 +177,8 @@ class HuggingFace:
     # Tensors that are made of settings: rope's factors
     tensors: Callable[[CheckpointSettings], dict[str, NDArray[np.float32]]] = lambda s: {}
     permuted: tuple[str, ...] = ()
-    norm_offset: float = 0.0  # what files have more than checkpoints
+    norm_offset: float = 0.0  # what files have more than checkpoints, but not in ssm_norm
+    transforms: Callable[[LayerSizes], Mapping[str, Transform]] = lambda sizes: {}  # by stem
     # tie_word_embeddings, where config.json does not say; None: as there is an output matrix
     tied: bool | None = False
     inserted: str = ""  # what names of the text model have in them beside other models
@@ -180,9 +192,9 @@ class HuggingFace:
 # Settings that most have
 
 
-def sizes(s: CheckpointSettings, layer_norm: bool = False) -> Metadata:
+def sizes(s: CheckpointSettings, layer_norm: bool = False, is_dense: bool = True) -> Metadata:
     """Widths and counts; UnsupportedModel unless attention looks back only. layer_norm: norms are
-    layer norms, whose eps has names of its own.
+    layer norms, whose eps has names of its own. is_dense: there is a width of feed-forwards.
     """
     s.only("is_causal", True)
     n_head = s.integer("num_attention_heads", high=MAX_HEADS)
@@ -191,7 +203,7 @@ def sizes(s: CheckpointSettings, layer_norm: bool = False) -> Metadata:
         "block_count": ("u32", s.integer("num_hidden_layers", high=MAX_LAYERS)),
         "context_length": ("u32", s.integer("max_position_embeddings", high=MAX_CONTEXT)),
         "embedding_length": ("u32", s.integer("hidden_size")),
-        "feed_forward_length": ("u32", s.integer("intermediate_size")),
+        **({"feed_forward_length": ("u32", s.integer("intermediate_size"))} if is_dense else {}),
         "attention.head_count": ("u32", n_head),
         "attention.head_count_kv": ("u32", n_head_kv),
         **_eps(s, layer_norm),

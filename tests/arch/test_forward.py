@@ -51,6 +51,7 @@ VARIANTS = {
         "gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}
     ),
     "gemma2-27b-scale": Variant("gemma2", {"block_count": 46}),
+    "gemma-embedding-no-window": Variant("gemma-embedding", {"attention.sliding_window": None}),
     "gemma3-27b-scale": Variant("gemma3", {"block_count": 62}),
     "gemma3-no-window": Variant("gemma3", {"attention.sliding_window": None}),
     "gemma3-base-swa": Variant("gemma3", {"rope.freq_base_swa": 500.0}),
@@ -80,9 +81,11 @@ VARIANTS = {
     "exaone4-period": Variant(
         "exaone4", {"attention.sliding_window": 8, "attention.sliding_window_pattern": 2}
     ),
+    "qwen35-layers": Variant("qwen35", {"attention.recurrent_layers": [True] * 3 + [False]}),
     "cohere2-period": Variant("cohere2", {"attention.sliding_window_pattern": 3}),
 }
 NOT_IN_ORACLE = {
+    **dict.fromkeys(("gemma-embedding", "gemma-embedding-no-window"), "it continues no text"),
     "phi3-window": "it ignores phi3's window",
     "gemma2-27b-scale": "46 layers of noise are too far apart in float32",
     "gemma3-27b-scale": "62 layers of noise are too far apart in float32",
@@ -141,6 +144,7 @@ def test_logits_equal_the_plain_float64_decoder(tiny):
         *(("olmo2", "olmo2-period"), ("mistral3", "mistral3-cold")),
         *(("mistral3", "mistral3-no-log"), ("hunyuan-dense", "hunyuan-no-alpha")),
         *(("exaone4", "exaone4-period"), ("cohere2", "cohere2-period")),
+        ("gemma-embedding", "gemma-embedding-no-window"),
     ],
 )
 def test_variants_differ_from_the_plain_model(a, b, tmp_path):

@@ -486,3 +486,18 @@ def test_tensors_of_experts(case, tmp_path):
     name, array, message = case
     with pytest.raises(GGUFError, match=message):
         load(make_tiny.write(tmp_path / "t.gguf", "qwen3moe", tensors={name: array}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "tensors", "message"),
+    [
+        ({"dense_2_feat_in": 63}, {}, "dense_2_feat_in = 63, but the matrix is given .* of 64"),
+        ({"dense_3_feat_out": 63}, {}, r"'dense_3.weight' has shape .64, 96., .* .63, 96."),
+        ({}, {"dense_2.weight": None}, "give 'dense_2.weight' 96 rows, it is missing"),
+        ({"attention.causal": True}, {}, "attention.causal = True is not supported .only False is"),
+    ],
+)
+def test_what_makes_embeddings_fits_together(settings, tensors, message, tmp_path):
+    path = make_tiny.write(tmp_path / "x.gguf", "gemma-embedding", settings, tensors)
+    with pytest.raises(GGUFError, match=message):
+        load(path)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import KINDS, to_gguf, weights_of, write, write_weights
+from hybrid_checkpoints import HYBRID_KINDS
 from moe_checkpoints import MOE_KINDS
 
 from ggpy.convert import Checkpoint, ConversionPlan, Folder, mix_of, read_config, read_model
@@ -283,5 +284,6 @@ def test_sampling_of_the_authors(tmp_path: Path) -> None:
 def test_every_architecture_has_a_checkpoint() -> None:
     from ggpy.arch import architectures
 
-    kinds = {kind.architecture for kind in (*KINDS.values(), *MOE_KINDS.values())}
-    assert kinds == {name for name, found in architectures().items() if found.hugging_face}
+    kinds = (*KINDS.values(), *MOE_KINDS.values(), *HYBRID_KINDS.values())
+    known = {kind.architecture for kind in kinds}
+    assert known == {name for name, found in architectures().items() if found.hugging_face}

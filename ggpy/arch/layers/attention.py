@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...backends.interface import Attention, AttentionTemperature, PagedKV, Rope
+from ...backends.interface import Attention, AttentionTemperature, PagedKV, Rope, StateSpec
 from ...cache_types import CacheTypes
 from ..config import LayerSizes
 from .weights import LayerWeights
@@ -23,6 +23,7 @@ NORM_BIAS = {"attn_norm.bias": "D"}
 QK_NORM = {"attn_q_norm.weight": "E", "attn_k_norm.weight": "E"}
 WHOLE_QK_NORM = {"attn_q_norm.weight": "HE", "attn_k_norm.weight": "GE"}
 SINKS = {"attn_sinks.weight": "H"}
+GATE = {"attn_gate.weight": "HEv D"}
 POST_NORM = {"post_attention_norm.weight": "D"}
 
 
@@ -38,6 +39,7 @@ class AttentionSettings:
     norm_whole: bool = False  # the norms of q and k are over all heads together
     norm_after_rope: bool = False
     temperature: AttentionTemperature | None = None
+    causal: bool = True
 
     def state(self, sizes: LayerSizes, types: CacheTypes) -> PagedKV:
         """What the layer keeps of each position."""
@@ -45,8 +47,9 @@ class AttentionSettings:
         heads = s.n_head, s.n_head_kv, s.key_size, s.value_size
         return PagedKV(*heads, self.window, types)
 
-    def build(self, w: LayerWeights, spec: PagedKV, group: int, slot: int) -> Attention:
+    def build(self, w: LayerWeights, spec: StateSpec, group: int, slot: int) -> Attention:
         """The mixer, whose state is at a slot of a group of the cache."""
+        assert isinstance(spec, PagedKV)
         return Attention(
             spec=spec,
             group=group,
@@ -62,6 +65,7 @@ class AttentionSettings:
             bk=w.get("attn_k.bias"),
             bv=w.get("attn_v.bias"),
             bo=w.get("attn_output.bias"),
+            w_gate=w.get("attn_gate.weight"),
             q_norm=w.get_norm("attn_q_norm"),
             k_norm=w.get_norm("attn_k_norm"),
             norm_whole=self.norm_whole,
@@ -71,4 +75,5 @@ class AttentionSettings:
             sinks=w.get("attn_sinks.weight"),
             post_norm=w.get_norm("post_attention_norm"),
             residual_scale=self.residual_scale,
+            causal=self.causal,
         )

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from functools import cached_property
 
-from ...device.base import Device, Kernel
+from ...device.base import Buffer, Device, Kernel
 from ..address import Address, address
 from ..struct_asserts import struct_asserts
 
 WARPS = 8
-TOKENS = (1, 4)  # of a CTA: for few tokens, and from MANY on
-MANY = 64
+# Tokens of a CTA, and from how many tokens on: a CTA reads the router once for all of its tokens.
+TOKENS = {1: 1, 4: 8, 8: 512}
 MAX_USED, MAX_GROUPS, MAX_EXPERTS = 32, 32, 1024
 SCORES = {"softmax": 0, "sigmoid": 1, "softmax_chosen": 2}
 STATIC_SHARED = 1 << 10
@@ -23,7 +24,7 @@ class RouteArgs(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_uint64) for name in ("x", "norm", "weight", "bias", "choice_bias")),
         *((name, ctypes.c_uint64) for name in ("shared_gate", "normed", "ids", "weights")),
-        ("strength", ctypes.c_uint64),
+        *((name, ctypes.c_uint64) for name in ("strength", "logits", "arrived")),
         *((name, ctypes.c_int) for name in ("n_tokens", "k", "n_expert", "n_used", "score")),
         *((name, ctypes.c_int) for name in ("normalise", "n_group", "n_group_used")),
         *((name, ctypes.c_float) for name in ("scale", "least_sum", "eps")),
@@ -91,6 +92,17 @@ class Route:
         self.device = device
         self._kernels: dict[tuple[int, int], Kernel] = {}
 
+    @cached_property
+    def _logits(self) -> Buffer:
+        """f32 [tokens, MAX_EXPERTS] of launches with several parts."""
+        most = max(TOKENS) * self.device.sm_count
+        return self.device.alloc(4 * most * MAX_EXPERTS, "router logits")
+
+    @cached_property
+    def _arrived(self) -> Buffer:
+        """uint32, one per CTA that may have parts: zero between launches."""
+        return self.device.zeros(4 * self.device.sm_count, "router parts")
+
     def launch(
         self, x: Address, w: RouterWeights, choice: RouterChoice, out: Routes, n_tokens: int, k: int
     ) -> None:
@@ -100,15 +112,20 @@ class Route:
         args = RouteArgs(
             *map(address, (x, w.norm, w.weight, w.bias, w.choice_bias, w.shared_gate)),
             *map(address, (out.normed, out.ids, out.weights, out.strength)),
+            *(self._logits.address, self._arrived.address),
             *(n_tokens, k, choice.n_expert, choice.n_used, SCORES[choice.score]),
             *(choice.normalise, *choice.groups),
             *(choice.scale, choice.least_sum, w.eps),
         )
-        shared = [4 * n * (k + 2 * choice.n_expert) for n in TOKENS]
-        many = n_tokens >= MANY and shared[1] + STATIC_SHARED <= self.device.shared_bytes
-        kernel = self._kernel(TOKENS[many], -(-k // (8 * 32 * WARPS)))
-        grid = -(-n_tokens // TOKENS[many])
-        kernel.launch(grid, 32 * WARPS, (args,), smem=shared[many], pdl=True)
+        shared = {n: 4 * n * (k + 2 * choice.n_expert) for n in TOKENS}
+        most = self.device.shared_bytes - STATIC_SHARED
+        tokens = max(
+            n for n, least in TOKENS.items() if n == 1 or (n_tokens >= least and shared[n] <= most)
+        )
+        blocks = -(-n_tokens // tokens)
+        parts = min(-(-choice.n_expert // WARPS), max(self.device.sm_count // blocks, 1))
+        kernel = self._kernel(tokens, -(-k // (8 * 32 * WARPS)))
+        kernel.launch((blocks, parts), 32 * WARPS, (args,), smem=shared[tokens], pdl=True)
 
     def _kernel(self, tokens: int, pieces: int) -> Kernel:
         key = tokens, pieces

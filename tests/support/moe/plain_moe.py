@@ -16,7 +16,8 @@ from plain_decoder import Plain
 plain_decoder.NEOX |= {"qwen3moe", "qwen2moe", "gpt-oss", "glm4moe", "hunyuan-moe", "minimax-m2"}
 plain_decoder.WHOLE_NORM.append("minimax-m2")
 plain_decoder.NORM_BEHIND_ROPE.append("hunyuan-moe")
-NORMALISED = ("qwen3moe", "llama", "ernie4_5-moe", "hunyuan-moe", "minimax-m2")
+NORMALISED = ("qwen3moe", "llama", "qwen35moe", "qwen3next")
+NORMALISED += ("ernie4_5-moe", "hunyuan-moe", "minimax-m2")
 SIGMOID = ("glm4moe", "minimax-m2")
 
 
@@ -36,8 +37,8 @@ class PlainMoE(Plain):
     def feed_forward(self, i: int, x: np.ndarray) -> np.ndarray:
         if f"blk.{i}.ffn_gate_inp.weight" not in self.w:
             return super().feed_forward(i, x)
-        named = self.arch in ("gpt-oss", *plain_decoder.NORM_BEFORE_FFN)
-        name = "post_attention_norm" if named else "ffn_norm"
+        before = f"blk.{i}.ffn_norm.weight" in self.w
+        name = "ffn_norm" if before else "post_attention_norm"
         n = self.norm(x, f"blk.{i}.{name}.weight")
         return np.array([self.one_token(i, token) for token in n])
 

@@ -8,7 +8,16 @@ it, and `table` prints both (`ggpy bench --plan`).
 
 from .candidates import CANDIDATES
 from .kernels import GemmKernels
-from .layers import AttentionPlan, DensePlan, MoEPlan, OutputPlan, Planner, ResidualState, RopeIn
+from .layers import (
+    AttentionPlan,
+    DeltaPlan,
+    DensePlan,
+    MoEPlan,
+    OutputPlan,
+    Planner,
+    ResidualState,
+    RopeIn,
+)
 from .problem import LaunchPlan, NormIn, ProductPlan, StepClass
 from .products import Activations, GemmChoice
 
@@ -16,6 +25,7 @@ __all__ = [
     "CANDIDATES",
     "Activations",
     "AttentionPlan",
+    "DeltaPlan",
     "DensePlan",
     "GemmChoice",
     "GemmKernels",
