@@ -6,11 +6,11 @@
 // The n_used experts with the largest p + choice_bias are chosen, of equal ones the first, in falling order; their
 // weights are p, or a softmax over the chosen l. Experts outside of the best n_group_used groups are not looked at.
 //
-// Launch: grid (CTAs of the experts, ceil(tokens / TOKENS)) of WARPS warps. One SM would read the router's rows too slowly
-// for few tokens, so they are dealt to CTAs, each of which normalises its TOKENS tokens itself. A warp multiplies ROWS
-// experts at a time; a single one's row is requested before grid_dependency_wait. Logits go to global memory; the CTA
-// that arrives last at the counter of its tokens chooses, warp t for token t. The operations of a token do not depend
-// on the others, nor on the launch. Everything is f32; n is also stored as f16, which the experts multiply.
+// Launch: grid (CTAs of the experts, ceil(tokens / TOKENS)) of WARPS warps. One SM would read the router's rows too
+// slowly for few tokens, so they are dealt to CTAs, each of which normalises its TOKENS tokens itself. A warp multiplies
+// ROWS experts at a time; a single one's row is requested before grid_dependency_wait. Logits go to global memory; the
+// CTA that arrives last at the counter of its tokens chooses, warp t for token t. The operations of a token do not
+// depend on the others, nor on the launch. Everything is f32; n is also stored as f16, which the experts multiply.
 #include "norm/norm.cuh"
 
 enum Score { SOFTMAX, SIGMOID, SOFTMAX_CHOSEN };
