@@ -9,8 +9,8 @@
 // Launch: grid (CTAs of the experts, ceil(tokens / TOKENS)) of WARPS warps. One SM would read the router's rows too
 // slowly for few tokens, so they are dealt to CTAs, each of which normalises its TOKENS tokens itself. A warp multiplies
 // ROWS experts at a time; a single one's row is requested before grid_dependency_wait. Logits go to global memory; the
-// CTA that arrives last at the counter of its tokens chooses, warp t for token t. The operations of a token do not
-// depend on the others, nor on the launch. Everything is f32; n is also stored as f16, which the experts multiply.
+// CTA that arrives last at the counter of its tokens chooses. The operations of a token do not depend on the others, nor
+// on the launch. Everything is f32; n is also stored as f16, which the experts multiply.
 #include "norm/norm.cuh"
 
 enum Score { SOFTMAX, SIGMOID, SOFTMAX_CHOSEN };
@@ -137,27 +137,14 @@ __device__ __forceinline__ void keep_best_groups(const RouteArgs& p, float* choi
     __syncwarp();
 }
 
-// The expert with the largest choice, of equal ones the first; it is removed. Without a number it is expert 0.
-__device__ __forceinline__ int take_best(int n_expert, float* choice) {
-    const int lane = threadIdx.x % 32;
-    float best = REMOVED;
-    int id = n_expert;
-    for (int e = lane; e < n_expert; e += 32)
-        if (choice[e] > best) best = choice[e], id = e;
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) {
-        const float other = __shfl_xor_sync(0xffffffffu, best, offset);
-        const int other_id = __shfl_xor_sync(0xffffffffu, id, offset);
-        if (other > best || (other == best && other_id < id)) best = other, id = other_id;
-    }
-    id = id < n_expert ? id : 0;
-    if (lane == id % 32) choice[id] = REMOVED;
-    __syncwarp();
-    return id;
+// A number that grows with v; what is no number is below all others.
+__device__ __forceinline__ uint32_t order_of(float v) {
+    const uint32_t bits = __float_as_uint(v + 0.0f);  // both zeros are equal
+    return v != v ? 0 : bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-// Chooses for one token; score[] and choice[] are for this function.
-__device__ __forceinline__ void choose(const RouteArgs& p, int token, float* score, float* choice) {
+// Warp t turns the logits of token first + t into scores, and into what the choice is made by.
+__device__ __forceinline__ void score_token(const RouteArgs& p, int token, float* score, float* choice) {
     const int lane = threadIdx.x % 32;
     for (int e = lane; e < p.n_expert; e += 32)
         score[e] = __ldcg(p.logits + static_cast<size_t>(token) * p.n_expert + e);
@@ -166,12 +153,31 @@ __device__ __forceinline__ void choose(const RouteArgs& p, int token, float* sco
         choice[e] = score[e] + (p.choice_bias ? __ldg(p.choice_bias + e) : 0.0f);
     __syncwarp();
     if (p.n_group > 1) keep_best_groups(p, choice);
-    int id = 0;
-    for (int j = 0; j < p.n_used; ++j) {
-        const int best = take_best(p.n_expert, choice);
-        if (lane == j) id = best;
+    for (int e = lane; e < p.n_expert; e += 32) choice[e] = __uint_as_float(order_of(choice[e]));
+}
+
+// chosen[token][rank], for count tokens. A thread counts the experts before one: those with a larger choice, or the same
+// and a smaller number.
+__device__ __forceinline__ void rank_experts(const RouteArgs& p, const float* choice, int count, int* chosen) {
+    for (int i = threadIdx.x; i < count * p.n_expert; i += THREADS) {
+        const int t = i / p.n_expert, e = i - t * p.n_expert;
+        const float* of_token = choice + t * p.n_expert;
+        const uint32_t own = __float_as_uint(of_token[e]);
+        int rank = 0;
+#pragma unroll 8
+        for (int other = 0; other < p.n_expert; ++other) {
+            const uint32_t v = __float_as_uint(of_token[other]);
+            rank += v > own || (v == own && other < e);
+        }
+        if (rank < p.n_used) chosen[t * p.n_used + rank] = e;
     }
+}
+
+// Stores the experts of a token and their weights.
+__device__ __forceinline__ void store_choice(const RouteArgs& p, int token, const float* score, const int* chosen) {
+    const int lane = threadIdx.x % 32;
     const bool valid = lane < p.n_used;
+    const int id = valid ? chosen[lane] : 0;
     float weight = valid ? score[id] : 0.0f;
     if (p.score == SOFTMAX_CHOSEN) {
         const float most = warp_max(valid ? weight : LOWEST);
@@ -274,6 +280,11 @@ __global__ void __launch_bounds__(THREADS, 1) route(const RouteArgs p) {
     __syncthreads();
     store_logits<TOKENS>(p, rows, e, first, n);
     if (!arrives_last(p.arrived + blockIdx.y)) return;
-    if (warp < TOKENS && first + warp < p.n_tokens)
-        choose(p, first + warp, score + warp * p.n_expert, choice + warp * p.n_expert);
+    const int count = min(TOKENS, p.n_tokens - first);
+    int* chosen = reinterpret_cast<int*>(n);  // [TOKENS][n_used], where n is no longer needed
+    if (warp < count) score_token(p, first + warp, score + warp * p.n_expert, choice + warp * p.n_expert);
+    __syncthreads();
+    rank_experts(p, choice, count, chosen);
+    __syncthreads();
+    if (warp < count) store_choice(p, first + warp, score + warp * p.n_expert, chosen + warp * p.n_used);
 }

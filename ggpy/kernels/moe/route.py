@@ -104,8 +104,9 @@ class Route:
         self, x: Address, w: RouterWeights, choice: RouterChoice, out: Routes, n_tokens: int, k: int
     ) -> None:
         """Enqueue the routing of x, f32 [n_tokens, k]. ValueError for what the kernel cannot do."""
-        if k % 8 or choice.problem:
-            raise ValueError(choice.problem or f"rows of {k} columns: a multiple of 8 is needed")
+        if k % 8 or k < MAX_USED or choice.problem:
+            wanted = f"rows of {k} columns: a multiple of 8 from {MAX_USED} on is needed"
+            raise ValueError(choice.problem or wanted)
         args = RouteArgs(
             *map(address, (x, w.norm, w.weight, w.bias, w.choice_bias, w.shared_gate)),
             *map(address, (out.normed, out.ids, out.weights, out.strength)),
