@@ -20,8 +20,8 @@ __device__ __forceinline__ float expert_gated(int activation, float gate, float 
 // One thread per element of a row; grid (columns / blockDim, rows). Biases [n_expert, columns] may be null.
 extern "C" __global__ void expert_glu(const float* gate, const float* up, const float* b_gate, const float* b_up,
                                       const int* ids, const int* pair_of, __half* h, int columns, int activation) {
-    grid_dependency_launch();
     grid_dependency_wait();
+    grid_dependency_launch();  // after the wait: the next kernel reads ids without waiting (ExpertGemvArgs::ids_ready)
     const int column = blockIdx.x * blockDim.x + threadIdx.x;
     if (column >= columns) return;
     const int row = blockIdx.y, expert = __ldcg(ids + (pair_of ? __ldcg(pair_of + row) : row));

@@ -193,6 +193,7 @@ class MoEOps:
         self._gemv.launch(
             *(tiles, pairs.routes.ids, x, dst, pairs.n, choice.n_used),
             per_token=per_token,
+            ids_ready=not per_token,
             epilogue=epilogue,
             activation=activation,
         )
