@@ -17,9 +17,10 @@ struct ExpertGemmArgs : GemmPrefillArgs {
     int pairs_per_x;        // pairs that multiply the same row of x
 };
 
-// Registers: CTAS is the CTAs of an SM. With few tokens three of four warps keep 55 KB of codes in flight, more than the
-// 35 KB that hide a microsecond at 4.6 TB/s; they hide the loads of scales too, which the others request a chunk ahead.
-constexpr int CTAS = TOKENS <= 16 ? 3 : TOKENS <= 32 ? 2 : 1;
+// With few tokens the registers are enough for three CTAs of four warps, which keep 55 KB of codes in flight, more than
+// the 35 KB that hide a microsecond at 4.6 TB/s. They hide the loads of scales too; the others request those a chunk
+// ahead.
+constexpr int CTAS = TOKENS <= 16 ? 3 : TOKENS <= 32 ? 2 : 1;  // of an SM
 constexpr bool SCALES_AHEAD = TOKENS > 16;
 constexpr int CODES_AHEAD = TOKENS <= 32 ? 4 : 2;  // steps at most
 

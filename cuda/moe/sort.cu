@@ -1,5 +1,5 @@
-// The (token, expert) pairs of a step by expert, for a grouped GEMM: a counting sort. Nothing is read back: the GEMM's grid is an
-// upper bound of its work tiles, and tiles without work end at once.
+// The (token, expert) pairs of a step by expert, for a grouped GEMM: a counting sort. Nothing is read back: the GEMM's
+// grid is an upper bound of its work tiles, and tiles without work end at once.
 //
 // Pair t * n_used + j is the j-th expert of token t. Rows of one expert are in no fixed order: what is computed of a row
 // does not depend on where it is.
@@ -29,6 +29,23 @@ __device__ __forceinline__ int2 prefix_sums(int2 v) {
     return make_int2(own.x + __shfl_sync(0xffffffffu, v.x, warp - 1), own.y + __shfl_sync(0xffffffffu, v.y, warp - 1));
 }
 
+// Calls f(pair, expert) for the pairs of this thread, AT_ONCE of which it loads together.
+template <class Function>
+__device__ __forceinline__ void for_pairs(const int* ids, int n_pairs, Function f) {
+    constexpr int AT_ONCE = 8;
+    for (int first = threadIdx.x; first < n_pairs; first += AT_ONCE * SORT_THREADS) {
+        int expert[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int pair = first + i * SORT_THREADS;
+            expert[i] = pair < n_pairs ? __ldcg(ids + pair) : -1;
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i)
+            if (expert[i] >= 0) f(first + i * SORT_THREADS, expert[i]);
+    }
+}
+
 // One CTA. pair_of[n_pairs]: of each row; row_of[n_pairs]: of each pair; work[n_work]: (expert, first row, end row, 0) of
 // up to tile_rows rows, expert -1 where there is none.
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
@@ -39,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     next[thread] = 0;
     grid_dependency_wait();
     __syncthreads();
-    for (int pair = thread; pair < n_pairs; pair += SORT_THREADS) atomicAdd(&next[__ldcg(ids + pair)], 1);
+    for_pairs(ids, n_pairs, [&](int, int expert) { atomicAdd(&next[expert], 1); });
     __syncthreads();
     const int count = next[thread], n_tiles = (count + tile_rows - 1) / tile_rows;
     const int2 end = prefix_sums(make_int2(count, n_tiles));
@@ -51,8 +68,8 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     if (thread == SORT_THREADS - 1) n_made = end.y;
     __syncthreads();
     for (int i = n_made + thread; i < n_work; i += SORT_THREADS) work[i] = make_int4(-1, 0, 0, 0);
-    for (int pair = thread; pair < n_pairs; pair += SORT_THREADS) {
-        const int row = atomicAdd(&next[__ldcg(ids + pair)], 1);
+    for_pairs(ids, n_pairs, [&](int pair, int expert) {
+        const int row = atomicAdd(&next[expert], 1);
         pair_of[row] = pair, row_of[pair] = row;
-    }
+    });
 }

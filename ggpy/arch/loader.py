@@ -85,6 +85,7 @@ def build(
         cache=lambda n_batch: groups.shape(n_seq, n_ctx, n_batch, n_positions),
         n_used=max(map(_n_used, settings.layers)),
         n_ff_expert=max(layer.n_ff_expert for layer in sizes.layers),
+        n_expert=max(layer.n_expert for layer in sizes.layers),
     )
     n_batch = ops.plan_memory(demand)
     read = [weights[name].tensor if name in weights else x for name, x in tensors.items()]

@@ -276,6 +276,7 @@ class Demand:
     cache: Callable[[int], CacheShape]  # of the KV cache, by the tokens of a step
     n_used: int = 0  # J, experts of a token; 0: none has experts
     n_ff_expert: int = 0  # F, of the widest experts
+    n_expert: int = 0  # X, of which a token has J
 
 
 class Ops(Protocol):

@@ -192,12 +192,12 @@ def step_bytes(demand: Demand, shapes: Sequence[Heads], specs: Sequence[StateSpe
 
 
 def _expert_bytes(demand: Demand) -> int:
-    """Bytes per token of what its experts make: gate, up and h, outputs, ids, weights and the
-    orders of a sorted step; and the outputs of a shared expert.
+    """Bytes per token of what its experts make: logits, gate, up and h, outputs, ids, weights and
+    the orders of a sorted step; and the outputs of a shared expert.
     """
     d, f = demand.n_embd, demand.n_ff_expert
     each = (4 + 4 + 2) * f + 4 * d + 4 * 4
-    return demand.n_used * each + (4 * d + 4 if demand.n_used else 0)
+    return demand.n_used * each + 4 * demand.n_expert + (4 * d + 4 if demand.n_used else 0)
 
 
 def _delta_bytes(spec: Recurrent) -> int:

@@ -89,7 +89,8 @@ class MoEOps:
         each = 4 * n * plan.choice.n_used
         ids, strengths = c.scratch("expert ids", each), c.scratch("expert weights", each)
         gates = c.scratch("shared strength", 4 * n) if gate is not None else None
-        out = Routes(c.f16("normed", n, k).data, ids, strengths, gates)
+        logits = c.scratch("expert logits", 4 * n * plan.choice.n_expert)
+        out = Routes(c.f16("normed", n, k).data, ids, strengths, logits, gates)
         self._route.launch(x.data, weights, plan.choice, out, n, k)
         return out
 
@@ -192,6 +193,7 @@ class MoEOps:
         self._gemv.launch(
             *(tiles, pairs.routes.ids, x, dst, pairs.n, choice.n_used),
             per_token=per_token,
+            ids_ready=not per_token,
             epilogue=epilogue,
             activation=activation,
         )

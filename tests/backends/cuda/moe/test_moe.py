@@ -216,7 +216,7 @@ def test_memory_is_counted(tiny_path) -> None:
     (demand,) = demands
     assert (demand.n_used, demand.n_ff_expert, demand.n_ff) == (2, 32, 96)
     each = (4 + 4 + 2) * 32 + 4 * 64 + 16
-    assert _expert_bytes(demand) == 2 * each + 4 * 64 + 4
+    assert _expert_bytes(demand) == 2 * each + 4 * demand.n_expert + 4 * 64 + 4
 
 
 def test_greedy_ids(machine, tiny_path) -> None:
