@@ -19,7 +19,7 @@ from ggpy.backends.numpy.functions import normalised, sigmoid
 from ggpy.kernels.gemm.gemm_decode import GemmDecode
 from ggpy.kernels.layout.tile import TiledMatrix, repack
 from ggpy.kernels.moe.combine import Combine, ExpertOutputs
-from ggpy.kernels.moe.expert_gemm import ExpertGemm
+from ggpy.kernels.moe.expert_gemm import CHUNK_STEPS, STATIC_SHARED, ExpertGemm, x_bytes
 from ggpy.kernels.moe.expert_gemv import ExpertGemv
 from ggpy.kernels.moe.route import Route, RouterChoice, RouterWeights, Routes
 from ggpy.kernels.moe.sort import SortedPairs, SortPairs, work_tiles
@@ -217,6 +217,8 @@ def test_gemv_has_the_same_bits_in_a_larger_batch(machine):
 
 def gemm(device, experts, ids, x, tile, n_used=0, epilogue="STORE"):
     """Outputs in the order of pairs, and pair_of; n_used: x has a row for so many pairs."""
+    if x_bytes(tile, CHUNK_STEPS) > device.shared_bytes - STATIC_SHARED:
+        pytest.skip(f"tiles of {tile} rows do not fit into the shared memory of {device.arch}")
     memory, (pair_of, row_of, _) = sorted_pairs(device, ids, len(experts[0].each), tile)
     rows, glu = experts[0].tiles.n_rows, epilogue == "GLU"
     dtype = np.float16 if glu else np.float32
