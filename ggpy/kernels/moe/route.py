@@ -54,6 +54,8 @@ class RouterChoice:
             ("experts of a token", self.n_used, MAX_USED),
             ("groups of experts", self.groups[0], MAX_GROUPS),
         )
+        if self.score not in SCORES:
+            return f"routers with the score {self.score!r}"
         return next(
             (f"{n} {what}, {most} are the most" for what, n, most in limits if n > most), ""
         )
