@@ -99,10 +99,10 @@ class Rope:
 @dataclass(frozen=True)
 class Norm:
     """RMS norm: x / sqrt(mean(x^2) + eps) * weight; with `centred`, x - mean(x) instead of x
-    (layer norm). `bias` is added at the end.
+    (layer norm). `bias` is added at the end. Without a weight nothing is multiplied.
     """
 
-    weight: Weight
+    weight: Weight  # or None
     eps: float
     bias: Weight | None = None
     centred: bool = False
@@ -115,10 +115,13 @@ class Norm:
 
 @dataclass(frozen=True)
 class AttentionTemperature:
-    """Later tokens attend more sharply: q at position p times 1 + scale * ln(1 + p // length)."""
+    """Later tokens attend more sharply: q at position p times 1 + scale * ln(1 + (p + offset) //
+    length).
+    """
 
     scale: float
     length: int  # positions
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,8 @@ class Attention:
     # False: a token sees later ones too, with a window of W those up to W // 2 away on either side.
     # The step then has the whole text.
     causal: bool = True
+    # With a window: a token sees what is in its own chunk, of `window` positions from a multiple on
+    chunked: bool = False
 
     @property
     def projections(self) -> list[Weight]:

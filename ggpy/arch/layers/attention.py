@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...backends.interface import Attention, AttentionTemperature, PagedKV, Rope, StateSpec
+from ...backends.interface import Attention, AttentionTemperature, Norm, PagedKV, Rope, StateSpec
 from ...cache_types import CacheTypes
 from ..config import LayerSizes
 from .weights import LayerWeights
@@ -40,6 +40,8 @@ class AttentionSettings:
     norm_after_rope: bool = False
     temperature: AttentionTemperature | None = None
     causal: bool = True
+    chunked: bool = False  # see interface.Attention
+    unit_norm: bool = False  # norms of each head of q and k, without weights
 
     def state(self, sizes: LayerSizes, types: CacheTypes) -> PagedKV:
         """What the layer keeps of each position."""
@@ -66,8 +68,8 @@ class AttentionSettings:
             bv=w.get("attn_v.bias"),
             bo=w.get("attn_output.bias"),
             w_gate=w.get("attn_gate.weight"),
-            q_norm=w.get_norm("attn_q_norm"),
-            k_norm=w.get_norm("attn_k_norm"),
+            q_norm=Norm(None, w.eps) if self.unit_norm else w.get_norm("attn_q_norm"),
+            k_norm=Norm(None, w.eps) if self.unit_norm else w.get_norm("attn_k_norm"),
             norm_whole=self.norm_whole,
             norm_after_rope=self.norm_after_rope,
             temperature=self.temperature,
@@ -76,4 +78,5 @@ class AttentionSettings:
             post_norm=w.get_norm("post_attention_norm"),
             residual_scale=self.residual_scale,
             causal=self.causal,
+            chunked=self.chunked,
         )
