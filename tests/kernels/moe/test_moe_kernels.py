@@ -21,7 +21,7 @@ from ggpy.kernels.layout.tile import TiledMatrix, repack
 from ggpy.kernels.moe.combine import Combine, ExpertOutputs
 from ggpy.kernels.moe.expert_gemm import CHUNK_STEPS, STATIC_SHARED, ExpertGemm, x_bytes
 from ggpy.kernels.moe.expert_gemv import ExpertGemv
-from ggpy.kernels.moe.route import Route, RouterChoice, RouterWeights, Routes
+from ggpy.kernels.moe.route import SCORES, Route, RouterChoice, RouterWeights, Routes
 from ggpy.kernels.moe.sort import SortedPairs, SortPairs, work_tiles
 
 ROUNDED = 1e-6  # weights of prefill GEMMs are rounded to halves
@@ -74,7 +74,9 @@ def routed(device, f: Form, x: np.ndarray):
 
 
 ROUTERS = {
-    name: f for name, f in FORMS.items() if "types" not in name and name not in ("gelu", "shared")
+    name: f
+    for name, f in FORMS.items()
+    if "types" not in name and name not in ("gelu", "shared") and f.score in SCORES
 }
 ROUTERS["many"] = Form(X=130, J=8, D=264, normalise=True, type="F16")
 ROUTERS["many in groups"] = Form(
