@@ -18,6 +18,9 @@ from .hugging_face import HuggingFace
 from .layers import attention, dense
 from .layers.attention import AttentionSettings
 from .layers.dense import DenseSettings
+from .layers.inputs import InputSettings
+
+TensorsOf = Callable[[Dimensions, int | None], Mapping[str, str]]
 
 # What every architecture has, sized by Dimensions.letters; LAYER stands below "blk.0." and so on.
 GLOBAL = {"token_embd.weight": "V D", "output_norm.weight": "D"}
@@ -43,6 +46,8 @@ class LayerSettings:
     mixer: AttentionSettings
     ffn: DenseSettings | None
     parallel: bool = False  # both take the same x
+    input: InputSettings | None = None  # the layer has an input of its own
+    scale: float = 1.0  # of x behind the layer
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,8 @@ class Architecture:
 
     `fused` maps a layer's tensor to those that it is made of, from the first row on; a tensor with
     one part has another name in files.
+    `more` are tensors that a layer, or with None the model, has to have by its sizes; `idle` those
+    that it may have, and that nothing reads.
     `understands` are settings that most architectures refuse: those of config.VARIANTS, and sizes
     that differ from layer to layer (config.read_dimensions).
     """
@@ -92,6 +99,8 @@ class Architecture:
     layer: Mapping[str, str] = field(default_factory=lambda: LAYER)
     optional: Mapping[str, str] = field(default_factory=lambda: OUTPUT)
     optional_layer: Mapping[str, str] = field(default_factory=dict)
+    more: TensorsOf = lambda sizes, layer: {}
+    idle: TensorsOf = lambda sizes, layer: {}
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     understands: frozenset[str] = frozenset()
     layer_norm: bool = False  # its norms are layer norms
@@ -112,11 +121,24 @@ class Architecture:
 
     def tensors(self, sizes: Dimensions) -> tuple[Declarations, Declarations]:
         """What a file needs and what it may have, by name; fused tensors in parts."""
-        needed, allowed = declare(GLOBAL, sizes), declare(self.optional, sizes)
+        needed = declare({**GLOBAL, **self.more(sizes, None)}, sizes)
+        allowed = declare(self.optional, sizes)
         for i in range(sizes.n_layer):
-            needed |= declare(self.layer, sizes, i)
+            needed |= declare(self.layer_of(sizes, i), sizes, i)
             allowed |= declare(self.optional_layer, sizes, i)
-        return needed, allowed
+        unread = self.unread(sizes)
+        return needed, {name: x for name, x in allowed.items() if name not in unread}
+
+    def layer_of(self, sizes: Dimensions, i: int) -> Mapping[str, str]:
+        """The tensors that layer i has to have."""
+        return {**self.layer, **self.more(sizes, i)}
+
+    def unread(self, sizes: Dimensions) -> Declarations:
+        """What a file may have without any effect."""
+        found: Declarations = {}
+        for i in (None, *range(sizes.n_layer)):
+            found |= declare(self.idle(sizes, i), sizes, i)
+        return found
 
     def stored(self, sizes: Dimensions, tied: bool) -> tuple[Shapes, Shapes]:
         """(shapes that a file needs, shapes that it may have) by name; fused tensors are one.
@@ -124,16 +146,17 @@ class Architecture:
         tied: the embedding table is the output, so there is no other.
         """
         optional = {name: axes for name, axes in self.optional.items() if name not in OUTPUT}
-        needed = shapes(declare(GLOBAL if tied else {**GLOBAL, **OUTPUT}, sizes))
+        outside = {**GLOBAL, **self.more(sizes, None)}
+        needed = shapes(declare(outside if tied else {**outside, **OUTPUT}, sizes))
         allowed = shapes(declare(optional, sizes))
         for i in range(sizes.n_layer):
-            layer = shapes(declare(self.layer, sizes, i))
+            layer = shapes(declare(self.layer_of(sizes, i), sizes, i))
             for name, parts in self.fused.items():
                 whole = [layer.pop(f"blk.{i}.{part}") for part in parts]
                 layer[f"blk.{i}.{name}"] = (sum(rows for rows, *_ in whole), *whole[0][1:])
             needed |= layer
             allowed |= shapes(declare(self.optional_layer, sizes, i))
-        return needed, allowed
+        return needed, {**allowed, **shapes(self.unread(sizes))}
 
 
 def declare(axes: Mapping[str, str], sizes: Dimensions, layer: int | None = None) -> Declarations:

@@ -5,7 +5,7 @@ Knows sizes and windows; which pages a sequence holds is the runtime's matter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ..backends.interface import CacheGroup, CacheShape, PagedKV, pages_for
 
@@ -13,14 +13,19 @@ from ..backends.interface import CacheGroup, CacheShape, PagedKV, pages_for
 class CacheGroups:
     """The states of all layers; groups are in the order of their first layers."""
 
-    def __init__(self, specs: Iterable[PagedKV]) -> None:
-        """specs: of each layer."""
+    def __init__(self, specs: Iterable[PagedKV], owners: Mapping[int, int] | None = None) -> None:
+        """specs: of each layer. owners: of layers that have no state of their own, the layer whose
+        state they read.
+        """
         self._layers: dict[PagedKV, list[int]] = {}
+        self._owners = dict(owners or {})
         for layer, spec in enumerate(specs):
-            self._layers.setdefault(spec, []).append(layer)
+            if layer not in self._owners:
+                self._layers.setdefault(spec, []).append(layer)
 
     def place(self, layer: int) -> tuple[PagedKV, int, int]:
-        """A layer's spec, its group, and its slot among the layers of that."""
+        """A layer's spec, its group, and its slot among the layers of that, or its owner's."""
+        layer = self._owners.get(layer, layer)
         for group, (spec, layers) in enumerate(self._layers.items()):
             if layer in layers:
                 return spec, group, layers.index(layer)

@@ -23,7 +23,8 @@ def collect(
     """The tensors by name, fused ones taken apart; GGUFError unless all are as declared."""
     wanted, allowed = architecture.tensors(sizes)
     allowed |= scales_of(wanted | {n: x for n, x in allowed.items() if n not in CLASSIFIER})
-    found = dict(file.tensors)
+    unread = architecture.unread(sizes)
+    found = {name: x for name, x in file.tensors.items() if name not in unread}
     for i in range(sizes.n_layer):
         at = f"blk.{i}."
         for name, parts in architecture.fused.items():
@@ -41,6 +42,8 @@ def collect(
             f"{file.path}: {architecture.name} has no use for tensor {unknown[0]!r}{_more(unknown)}"
             ": this variant is not supported"
         )
+    for name in unread.keys() & file.tensors.keys():
+        _check_shape(file, file.tensors[name], name, unread[name].shape)
     collected = {}
     for name, declared in {**wanted, **allowed}.items():
         if name in found:

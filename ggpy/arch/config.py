@@ -43,6 +43,10 @@ VARIANTS: dict[str, tuple[object, ...]] = {
     "use_parallel_residual": (False,),
 }
 
+# Settings that change sizes, which only architectures with such layers understand.
+KEY_LENGTH_SWA, SHARED_LAYERS = "attention.key_length_swa", "attention.shared_kv_layers"
+INPUT = "embedding_length_per_layer_input"
+
 # More is a damaged file.
 MAX_LAYERS, MAX_WIDTH, MAX_HEADS, MAX_HEAD_SIZE, MAX_CONTEXT = 4096, 1 << 20, 4096, 65536, 1 << 28
 
@@ -122,14 +126,15 @@ class Config:
             raise self._wrong(key, value, "a string")
         return value
 
-    def windowed_layers(self, n_layer: int, period: int) -> list[bool]:
+    def windowed_layers(self, n_layer: int, period: int | None = None) -> list[bool]:
         """Which layers have a window: from a period, whose last layer has none, or one bool for
-        each layer. period: where the file does not say.
+        each layer. period: where the file does not say; without one it has to have bools.
         """
         key = "attention.sliding_window_pattern"
         pattern = self.raw(key)
-        if isinstance(pattern, np.ndarray):
-            if pattern.dtype != np.bool_ or len(pattern) < n_layer:
+        if isinstance(pattern, np.ndarray) or period is None:
+            pattern = np.asarray(pattern)
+            if pattern.dtype != np.bool_ or pattern.ndim != 1 or len(pattern) < n_layer:
                 raise UnsupportedModel(
                     f"{self._at(key)} must be one bool for each of {n_layer} layers"
                 )
@@ -192,12 +197,14 @@ class LayerSizes:
     key_size: int  # E
     value_size: int  # Ev
     n_ff: int  # F
+    windowed: bool = False
+    shares_keys: bool = False  # it has no keys and values of its own
 
     def letters(self) -> dict[str, int]:
         """Sizes by the names that declarations of a layer's tensors use."""
         h, g, e, ev = self.n_head, self.n_head_kv, self.key_size, self.value_size
         products = {"HE": h * e, "GE": g * e, "HEv": h * ev, "GEv": g * ev}
-        return {"H": h, "E": e, "F": self.n_ff, **products}
+        return {"H": h, "E": e, "F": self.n_ff, "1": 1, **products}
 
 
 @dataclass(frozen=True)
@@ -212,6 +219,7 @@ class Dimensions:
     layers: tuple[LayerSizes, ...]
     layer_norm: bool = False  # norms are layer norms
     n_class: int = 1  # C, of the classifier, where there is one
+    n_input: int = 0  # I, size of the input that each layer has of its own; 0: they have none
 
     @property
     def n_layer(self) -> int:
@@ -228,7 +236,9 @@ class Dimensions:
 
     def letters(self, layer: int | None = None) -> dict[str, int]:
         """Sizes by the names that declarations of tensors use: of a layer, or outside of all."""
+        i, n_layer = self.n_input, self.n_layer
         sizes = {"D": self.n_embd, "V": self.n_vocab, "R/2": self.n_rot // 2, "C": self.n_class}
+        sizes |= {"I": i, "LI": i * n_layer}
         return sizes if layer is None else {**sizes, **self.layers[layer].letters()}
 
 
@@ -238,7 +248,8 @@ def read_dimensions(
     """The sizes; GGUFError unless heads divide and the vocabulary has n_vocab tokens.
 
     understood: settings that may differ from layer to layer; with attention.value_length among
-    them, value size and key size may differ. layer_norm: norms are layer norms.
+    them, value size and key size may differ; with attention.key_length_swa, heads of layers with a
+    window have sizes of their own. layer_norm: norms are layer norms.
     """
     size = config.integer("vocab_size", n_vocab, high=1 << 31)
     if size != n_vocab:
@@ -249,12 +260,13 @@ def read_dimensions(
     return Dimensions(
         n_embd=config.integer("embedding_length"),
         n_vocab=n_vocab,
-        n_rot=_n_rot(config, min(layer.key_size for layer in layers)),
+        n_rot=_n_rot(config, layers, understood),
         n_ctx_train=config.integer("context_length", high=MAX_CONTEXT),
         eps=config.real(f"attention.layer_norm_{'' if layer_norm else 'rms_'}epsilon", high=1.0),
         layers=layers,
         layer_norm=layer_norm,
         n_class=_n_class(config),
+        n_input=config.integer(INPUT, 0, low=0) if INPUT in understood else 0,
     )
 
 
@@ -288,8 +300,17 @@ def _layer_sizes(config: Config, understood: Collection[str]) -> tuple[LayerSize
             f"{config.path}: heads of {keys[0]} for keys and {values[0]} for values are not"
             " supported"
         )
+    windowed, shares = [False] * n_layer, [False] * n_layer
+    if KEY_LENGTH_SWA in understood:
+        windowed = config.windowed_layers(n_layer)
+        size = config.integer(KEY_LENGTH_SWA, high=MAX_HEAD_SIZE)
+        config.only("attention.value_length_swa", size)
+        keys = values = tuple(size if x else n for x, n in zip(windowed, keys, strict=True))
+    if SHARED_LAYERS in understood:
+        n_shared = config.integer(SHARED_LAYERS, 0, low=0, high=n_layer - 1)
+        shares = [i >= n_layer - n_shared for i in range(n_layer)]
     widths = read("feed_forward_length", None, MAX_WIDTH)
-    columns = zip(heads, heads_kv, keys, values, widths, strict=True)
+    columns = zip(heads, heads_kv, keys, values, widths, windowed, shares, strict=True)
     return tuple(LayerSizes(*sizes) for sizes in columns)
 
 
@@ -302,7 +323,10 @@ def _divided(config: Config, heads: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(n_embd // n_head for n_head in heads)
 
 
-def _n_rot(config: Config, key_size: int) -> int:
+def _n_rot(config: Config, layers: Collection[LayerSizes], understood: Collection[str]) -> int:
+    """Of layers without a window, where heads of others have another size."""
+    sizes = [x.key_size for x in layers if not (x.windowed and KEY_LENGTH_SWA in understood)]
+    key_size = min(sizes or [x.key_size for x in layers])
     n_rot = config.integer("rope.dimension_count", key_size, low=2, high=key_size)
     if n_rot % 2:
         raise GGUFError(

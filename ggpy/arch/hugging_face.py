@@ -141,6 +141,7 @@ class HuggingFace:
     classes: Mapping[str, Mapping[str, Any]]
     settings: Callable[[CheckpointSettings], Metadata]
     layer: Mapping[str, str] = field(default_factory=lambda: LAYER)
+    outside: Mapping[str, str] = field(default_factory=lambda: GLOBAL)
     # Tensors that are made of settings: rope's factors
     tensors: Callable[[CheckpointSettings], dict[str, NDArray[np.float32]]] = lambda s: {}
     permuted: tuple[str, ...] = ()
@@ -149,6 +150,7 @@ class HuggingFace:
     tied: bool | None = False
     inserted: str = ""  # what names of the text model have in them beside other models
     others: tuple[str, ...] = ()  # how the names of those begin
+    characters: bool = False  # its tokens are merged of characters, not of bytes or pieces
     beside: tuple[str, ...] = ()  # settings of those that the text model's file has to have
 
 

@@ -28,10 +28,12 @@ from .architecture import (
 from .collect import check_vocabulary, collect
 from .config import Config, Dimensions
 from .decoder import Decoder, cache_groups
+from .layers import inputs
 from .scheme import SCALE, Given, Scheme, read_scheme, scale_of
 
 Progress = Callable[[int, int], None]  # bytes of weights handed over, of all
 MOST_BATCH, LEAST_BATCH = 2048, 512  # tokens of a step: on a GPU prefill gains 14 % by the former
+IN_SETTINGS = (SCALE, *inputs.SCALE)  # ends of names
 READERS = 8  # threads that check scales: one alone reads a mapped file slower than a bus is
 
 
@@ -76,6 +78,8 @@ def build(
         n_ff=max(layer.n_ff for layer in sizes.layers),
         n_vocab=sizes.n_vocab,
         cache=lambda n_batch: groups.shape(n_seq, n_ctx, n_batch, n_positions),
+        n_input=sizes.n_input,
+        n_layer=sizes.n_layer,
     )
     n_batch = ops.plan_memory(demand)
     read = [weights[name].tensor if name in weights else x for name, x in tensors.items()]
@@ -118,11 +122,12 @@ def _weights(collected: Mapping[str, tuple[Tensor, Declared]], scheme: Scheme) -
     """The tensors that become weights, with the scales of their rows."""
     found = {}
     for name, (tensor, declared) in collected.items():
-        if name in {**ROPE_FREQS, **ROPE_FACTORS, **CLASSIFIER} or name.endswith(SCALE):
+        if name in {**ROPE_FREQS, **ROPE_FACTORS, **CLASSIFIER} or name.endswith(IN_SETTINGS):
             continue  # these are in the settings, on the host, or with their matrix
-        lookup = name == "token_embd.weight" and "output.weight" in collected
+        on_host = name == inputs.ON_HOST
+        lookup = on_host or (name == "token_embd.weight" and "output.weight" in collected)
         scale, _ = collected.get(scale_of(name), (None, None))
-        found[name] = scheme.given(tensor, Role(declared.axes, lookup), scale)
+        found[name] = scheme.given(tensor, Role(declared.axes, lookup, on_host), scale)
     return found
 
 

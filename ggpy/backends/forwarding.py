@@ -19,6 +19,7 @@ from .interface import (
     Demand,
     Head,
     Layer,
+    LayerInputs,
     Ops,
     Probe,
     Role,
@@ -68,6 +69,12 @@ class Forwarding:
 
     def feed_forward(self, x: Array, layer: Layer, step: Step) -> Array:
         return self._ops.feed_forward(x, layer, step)
+
+    def layer_inputs(self, x: Array, inputs: LayerInputs, step: Step) -> Array:
+        return self._ops.layer_inputs(x, inputs, step)
+
+    def end_layer(self, x: Array, layer: Layer, inputs: Array | None, step: Step) -> Array:
+        return self._ops.end_layer(x, layer, inputs, step)
 
     def logits(self, x: Array, head: Head, step: Step) -> Array:
         return self._ops.logits(x, head, step)

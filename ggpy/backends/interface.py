@@ -7,7 +7,8 @@ policy, or which machine it is.
 
 Letters: T tokens in the batch (of all sequences together), S sequences, R rows whose logits are
 wanted, D width, H query heads, G key/value heads, E key size (of a query or key head), Ev value
-size, F feed-forward width, V vocabulary, X experts, P pages of a sequence.
+size, F feed-forward width, V vocabulary, X experts, P pages of a sequence, L layers, I size of a
+layer's input.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ PAGE_SIZE = 64  # positions in a page of the KV cache
 # What a Probe is told of a layer: q[T, H, E] as it meets the keys; o[T, H*Ev]; x[T, D] with the
 # output of the mixer; h[T, F], which meets w_down; x[T, D] with the output of the feed-forward.
 INNER = ("qkv", "attention", "attn_out", "ffn_act", "ffn_out")
+# Of a layer with an input besides: i[T, I], which meets LayerInput.w; x[T, D] with its output.
+INNER_OF_INPUT = ("input_act", "input_out")
 
 
 def pages_for(n_positions: int) -> int:
@@ -69,11 +72,13 @@ class Role:
     """What a weight is for: its axes in letters, outermost first ("HE D", "D F", "X F D").
 
     A device that holds a shard of a model knows from the letters what to keep. lookup: only rows of
-    the matrix are ever used, by `embed`; it is never multiplied with.
+    the matrix are ever used; it is never multiplied with. on_host: these are so few of so large a
+    table that a device need not hold it.
     """
 
     axes: str
     lookup: bool = False
+    on_host: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,10 +97,10 @@ class Rope:
 @dataclass(frozen=True)
 class Norm:
     """RMS norm: x / sqrt(mean(x^2) + eps) * weight; with `centred`, x - mean(x) instead of x
-    (layer norm). `bias` is added at the end.
+    (layer norm). `bias` is added at the end. Without a weight nothing is multiplied.
     """
 
-    weight: Weight
+    weight: Weight | None
     eps: float
     bias: Weight | None = None
     centred: bool = False
@@ -141,15 +146,20 @@ StateSpec = PagedKV
 
 @dataclass(frozen=True)
 class Attention:
-    """A mixer: x + post_norm(softmax(mask(cap(q k^T * scale))) v wo^T) * residual_scale."""
+    """A mixer: x + post_norm(softmax(mask(cap(q k^T * scale))) v wo^T) * residual_scale.
+
+    Without wk it attends to the keys and values that an earlier layer with the same group and slot
+    has written in this step and before, and writes none. Without wv alone, values are what wk
+    makes, before the norm and the rotation of keys.
+    """
 
     spec: PagedKV
-    group: int  # the layer's group in the cache
-    slot: int  # and its place among the layers of the group
+    group: int  # the group in the cache of the keys and values
+    slot: int  # and their place among the layers of the group
     norm: Norm | None  # of x, before the projections; None: x is projected as it is
     wq: Weight  # [H*E, D]
-    wk: Weight  # [G*E, D]
-    wv: Weight  # [G*Ev, D]
+    wk: Weight | None  # [G*E, D]
+    wv: Weight | None  # [G*Ev, D]
     wo: Weight  # [D, H*Ev]
     scale: float  # of q.k, before the soft cap
     rope: Rope | None = None  # None: positions are not encoded
@@ -159,7 +169,8 @@ class Attention:
     bo: Weight | None = None  # [D]
     q_norm: Norm | None = None  # over E, per head, before rope
     k_norm: Norm | None = None
-    norm_whole: bool = False  # these norms are over all heads together: H*E and G*E
+    v_norm: Norm | None = None  # over Ev, per head
+    norm_whole: bool = False  # those of q and k are over all heads together: H*E and G*E
     norm_after_rope: bool = False
     temperature: AttentionTemperature | None = None  # of q, after rope
     soft_cap: float = 0.0  # c * tanh(s / c); 0 is none
@@ -170,7 +181,7 @@ class Attention:
     @property
     def projections(self) -> list[Weight]:
         """What multiplies the normalised x."""
-        return [self.wq, self.wk, self.wv]
+        return [w for w in (self.wq, self.wk, self.wv) if w is not None]
 
 
 @dataclass(frozen=True)
@@ -193,6 +204,30 @@ class Dense:
         return [self.w_gate, self.w_up]
 
 
+@dataclass(frozen=True)
+class LayerInput:
+    """What a layer makes of an input of its own: x + norm((act(x gate^T) * p) w^T), where p[T, I]
+    is what `Ops.layer_inputs` has for it.
+    """
+
+    gate: Weight  # [I, D]
+    w: Weight  # [D, I]
+    norm: Norm
+    activation: Activation
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """What the inputs of all layers are made of: the embedded token x[T, D], and a table.
+
+    p[T, L, I] = (norm(x w^T / sqrt(D)) + table[ids] * sqrt(I)) / sqrt(2), with the norm over I.
+    """
+
+    table: Weight  # [V, L*I]
+    w: Weight  # [L*I, D]
+    norm: Norm
+
+
 Mixer = Attention
 FeedForward = Dense
 
@@ -202,13 +237,15 @@ class Layer:
     """One layer; a backend that fuses looks at what comes next.
 
     `next` is the layer behind, or None for the last one. parallel: mixer and ffn take the same x,
-    and `mix` adds the outputs of both.
+    and `mix` adds the outputs of both. `input` and `scale` are what `end_layer` computes.
     """
 
     index: int
     mixer: Mixer
     ffn: FeedForward | None
     parallel: bool = False
+    input: LayerInput | None = None
+    scale: float = 1.0
     next: Layer | None = field(default=None, repr=False)
 
 
@@ -269,6 +306,8 @@ class Demand:
     n_ff: int  # F, of the widest layer
     n_vocab: int  # V
     cache: Callable[[int], CacheShape]  # of the KV cache, by the tokens of a step
+    n_input: int = 0  # I; 0: layers have no inputs of their own
+    n_layer: int = 0  # L, where they have
 
 
 class Ops(Protocol):
@@ -334,6 +373,14 @@ class Ops(Protocol):
     def feed_forward(self, x: Array, layer: Layer, step: Step) -> Array:
         """x[T, D] with the output of layer.ffn added; the old x may be overwritten. Parallel layers
         do not come here.
+        """
+
+    def layer_inputs(self, x: Array, inputs: LayerInputs, step: Step) -> Array:
+        """p[T, L, I], the inputs of all layers, of what `embed` returned."""
+
+    def end_layer(self, x: Array, layer: Layer, inputs: Array | None, step: Step) -> Array:
+        """(x[T, D] with the output of layer.input added) * layer.scale, behind all else of a layer
+        that has one of them; inputs: of all layers, if there are any. The old x may be overwritten.
         """
 
     def logits(self, x: Array, head: Head, step: Step) -> Array:

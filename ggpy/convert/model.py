@@ -173,7 +173,7 @@ def read_model(
     sizes = _dimensions(architecture, values, n_vocab, folder)
     sources = _sources(architecture, sizes, tied, made, checkpoint)
     warnings = list(checkpoint.quantization.warnings)
-    tokens = read_tokens(folder, n_vocab)
+    tokens = read_tokens(folder, n_vocab, source.characters)
     n_params = sum(prod(source.shape) for source in sources)
     metadata = general_metadata(folder, config, architecture.name, n_params, name)
     metadata |= {f"{architecture.name}.{key}": typed for key, typed in values.items()}
@@ -225,7 +225,7 @@ def _sources(
     assert hf is not None
     named = _by_gguf_name(hf, checkpoint, tied)
     required, optional = architecture.stored(sizes, tied)
-    missing = [name for name in required if name not in named]
+    missing = [name for name in required if name not in named and name not in made]
     if missing:
         more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ConvertError(
@@ -253,7 +253,7 @@ def _sources(
 def _by_gguf_name(hf: HuggingFace, checkpoint: Checkpoint, tied: bool) -> dict[str, Stored]:
     """The text model's tensors by the names they get."""
     layer = {theirs: ours for ours, theirs in hf.layer.items()}
-    outside = {theirs: ours for ours, theirs in GLOBAL.items()}
+    outside = {theirs: ours for ours, theirs in hf.outside.items()}
     found: dict[str, Stored] = {}
     for name, weights in checkpoint.tensors.items():
         if name.endswith(UNUSED) or (hf.others and name.startswith(hf.others)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...backends.interface import Attention, AttentionTemperature, PagedKV, Rope
+from ...backends.interface import Attention, AttentionTemperature, Norm, PagedKV, Rope
 from ...cache_types import CacheTypes
 from ..config import LayerSizes
 from .weights import LayerWeights
@@ -38,6 +38,8 @@ class AttentionSettings:
     norm_whole: bool = False  # the norms of q and k are over all heads together
     norm_after_rope: bool = False
     temperature: AttentionTemperature | None = None
+    v_norm_eps: float | None = None  # of an RMS norm of each head of v, without weights
+    keys_of: int | None = None  # the layer whose keys and values it reads, if not its own
 
     def state(self, sizes: LayerSizes, types: CacheTypes) -> PagedKV:
         """What the layer keeps of each position."""
@@ -53,8 +55,8 @@ class AttentionSettings:
             slot=slot,
             norm=w.get_norm("attn_norm"),
             wq=w["attn_q.weight"],
-            wk=w["attn_k.weight"],
-            wv=w["attn_v.weight"],
+            wk=w.get("attn_k.weight"),
+            wv=w.get("attn_v.weight"),
             wo=w["attn_output.weight"],
             scale=self.scale,
             rope=self.rope,
@@ -64,6 +66,7 @@ class AttentionSettings:
             bo=w.get("attn_output.bias"),
             q_norm=w.get_norm("attn_q_norm"),
             k_norm=w.get_norm("attn_k_norm"),
+            v_norm=None if self.v_norm_eps is None else Norm(None, self.v_norm_eps),
             norm_whole=self.norm_whole,
             norm_after_rope=self.norm_after_rope,
             temperature=self.temperature,

@@ -18,7 +18,8 @@ def normalised(x: F32, norm: Norm) -> F32:
     if norm.centred:
         x = x - np.mean(x, axis=-1, keepdims=True)
     mean = np.mean(np.square(x), axis=-1, keepdims=True)
-    y = x / np.sqrt(mean + np.float32(norm.eps)) * norm.weight
+    y = x / np.sqrt(mean + np.float32(norm.eps))
+    y = y if norm.weight is None else y * norm.weight
     return y if norm.bias is None else y + norm.bias
 
 
