@@ -224,7 +224,6 @@ def open_ops(options: argparse.Namespace) -> Ops:
 
 def describe(options: argparse.Namespace, command: str) -> Machine:
     """What all rows say about the machine, its ceilings among it; ValueError for --device."""
-    from ggpy.backends.host import default_threads
     from ggpy.bench.kernels.ceilings import Ceilings, ceilings_of
     from ggpy.bench.machine import commit, cpu_name, now
     from ggpy.bench.table import Machine
@@ -243,7 +242,7 @@ def describe(options: argparse.Namespace, command: str) -> Machine:
         cpu=cpu_name(),
         gpu=gpu.name if gpu else "",
         driver=gpu.driver if gpu else "",
-        n_threads=options.threads or default_threads(),
+        n_threads=getattr(ops, "n_threads", None) or options.threads or 1,
         ordinal=gpu.ordinal if gpu else 0,
         commit=commit(),
         command=command,

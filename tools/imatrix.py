@@ -120,7 +120,7 @@ def scores(file: File, options: argparse.Namespace, collector: Collector) -> Ite
 
     chunks = read_chunks(file, options)
     ops = choose(options.device, options.threads, say)
-    observed = ObservedOps(ops, collector.see)
+    observed = ObservedOps(ops, collector.see, collector.see_experts)
     n_ctx, n_batch = options.ctx_size, options.batch_size
     model = Evaluator(file, observed, n_ctx, n_batch, whole=True)
     say(f"on {ops.name} ({ops.reason}), n_ctx={n_ctx}, {model.n_seq} chunks together")

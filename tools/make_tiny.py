@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,12 +55,36 @@ class Tiny:
     fused: tuple[str, ...] = ()
     rope_factors: bool = False
     norm_whole: bool = False  # of q and k
+    experts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # in place of ffn_*.weight
+    types: Mapping[str, str] = field(default_factory=dict)  # of tensors with this in their names
 
 
 SANDWICH = ("post_attention_norm.weight", "post_ffw_norm.weight")
 QK_NORM = ("attn_q_norm.weight", "attn_k_norm.weight")
 BIAS = ("attn_q.bias", "attn_k.bias", "attn_v.bias")
 BEFORE = ("attn_norm.weight", "ffn_norm.weight")
+OUTPUT_BIAS, SINKS = "attn_output.bias", "attn_sinks.weight"
+DENSE = ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight")
+X, J, FX = 8, 2, 32  # experts, those that a token chooses, and their width
+COUNTS = {"expert_count": X, "expert_used_count": J, "expert_feed_forward_length": FX}
+EXPERTS = {
+    "ffn_gate_inp.weight": (X, 64),
+    "ffn_gate_exps.weight": (X, FX, 64),
+    "ffn_up_exps.weight": (X, FX, 64),
+    "ffn_down_exps.weight": (X, 64, FX),
+}
+SHARED = {
+    "ffn_gate_inp_shexp.weight": (64,),
+    "ffn_gate_shexp.weight": (FX, 64),
+    "ffn_up_shexp.weight": (FX, 64),
+    "ffn_down_shexp.weight": (64, FX),
+}
+EXPERT_BIAS = {
+    "ffn_gate_inp.bias": (X,),
+    "ffn_gate_exps.bias": (X, FX),
+    "ffn_up_exps.bias": (X, FX),
+    "ffn_down_exps.bias": (X, 64),
+}
 MODELS = {
     "llama": Tiny(tied=False),
     "qwen2": Tiny("bpe", layer=BIAS, tied=False, settings={"rope.freq_base": 1e6}),
@@ -98,6 +122,29 @@ MODELS = {
             "rope.scaling.original_context_length": 256,
             "rope.scaling.attn_factor": 1.19,
             "attention.sliding_window": 0,
+        },
+    ),
+    "qwen3moe": Tiny(
+        "bpe", E=32, layer=QK_NORM, experts=EXPERTS, settings={**COUNTS, "rope.freq_base": 1e6}
+    ),
+    "qwen2moe": Tiny(
+        "bpe",
+        layer=BIAS,
+        tied=False,
+        experts={**EXPERTS, **SHARED},
+        settings={**COUNTS, "expert_shared_feed_forward_length": FX, "rope.freq_base": 1e6},
+    ),
+    "gpt-oss": Tiny(
+        "bpe",
+        layer=(*BIAS, OUTPUT_BIAS, SINKS, SANDWICH[0]),
+        without=("ffn_norm.weight",),  # it has another name
+        tied=False,
+        experts={**EXPERTS, **EXPERT_BIAS},
+        types={"_exps.weight": "MXFP4"},
+        settings={
+            **{**COUNTS, "attention.sliding_window": 8, "rope.freq_base": 1.5e5},
+            **{"rope.scaling.type": "yarn", "rope.scaling.factor": 32.0},
+            "rope.scaling.original_context_length": 64,
         },
     ),
     "smollm3": Tiny("bpe", F=32, n_layer=4, settings={"rope.freq_base": 5e6}),
@@ -197,7 +244,7 @@ def write(
     arrays = tensors_of(model, len(tokens["tokenizer.ggml.tokens"]))
     for name, array in {**arrays, **(tensors or {})}.items():
         if array is not None:
-            kind = gguf.GGMLQuantizationType[_kind(name, array)]
+            kind = gguf.GGMLQuantizationType[_kind(model, name, array)]
             writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
     with tempfile.TemporaryDirectory() as folder:  # that writer's file grows under its own name
         made = Path(folder, "made")
@@ -234,10 +281,13 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_key_value(key, value, gguf.GGUFValueType[kind])
 
 
-def _kind(name: str, array: np.ndarray) -> str:
+def _kind(m: Tiny, name: str, array: np.ndarray) -> str:
     """The format of a tensor."""
-    if array.ndim == 1:
+    if array.ndim == 1 or name.endswith(("bias", "ffn_gate_inp.weight")):
         return "F32"
+    for part, kind in m.types.items():
+        if part in name:
+            return kind
     if "attn_k" in name:
         return "F16"
     return "Q4_0" if "ffn_down" in name else "Q8_0"
@@ -265,8 +315,16 @@ def tensors_of(m: Tiny, n_vocab: int) -> dict[str, np.ndarray]:
     for i in range(m.n_layer):
         for name, shape in shapes.items():
             mean = 0.0 if name.endswith("bias") else 1.0
-            out[f"blk.{i}.{name}"] = matrix(*shape) if len(shape) == 2 else vector(*shape, mean)
+            out[f"blk.{i}.{name}"] = vector(*shape, mean) if len(shape) == 1 else matrix(*shape)
     return out
+
+
+def experts_of(architecture: str) -> dict[str, np.ndarray | None]:
+    """What makes a dense model a mixture of experts: tensors to add, and to leave out (None)."""
+    m = MODELS[architecture]
+    made = tensors_of(replace(m, experts=EXPERTS), 0)
+    dense = {name: None for name in tensors_of(m, 0) if name not in made}
+    return {**dense, **{name: array for name, array in made.items() if ".ffn_" in name}}
 
 
 def _layer_shapes(m: Tiny) -> dict[str, tuple[int, ...]]:
@@ -279,6 +337,7 @@ def _layer_shapes(m: Tiny) -> dict[str, tuple[int, ...]]:
         gate_up = {"ffn_up.weight": (2 * m.F, m.D)}
     sizes = {"attn_q.bias": q, "attn_k.bias": kv, "attn_v.bias": kv, **dict.fromkeys(SANDWICH, m.D)}
     sizes |= dict(zip(QK_NORM, (q, kv) if m.norm_whole else (m.E, m.E), strict=True))
+    sizes |= {OUTPUT_BIAS: m.D, SINKS: m.H}
     found = {
         "attn_norm.weight": (m.D,),
         "ffn_norm.weight": (m.D,),
@@ -288,7 +347,8 @@ def _layer_shapes(m: Tiny) -> dict[str, tuple[int, ...]]:
         "ffn_down.weight": (m.D, m.F),
         **{name: (sizes[name],) for name in m.layer},
     }
-    return {name: shape for name, shape in found.items() if name not in m.without}
+    without = {*m.without, *(DENSE if m.experts else ())}
+    return {name: x for name, x in found.items() if name not in without} | dict(m.experts)
 
 
 def tokenizer(kind: str) -> dict[str, Any]:

@@ -18,3 +18,13 @@ extern "C" __global__ void soft_cap(float* x, int64_t n, float cap) {
     const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i < n) x[i] = cap * tanhf(__ldcg(x + i) / cap);
 }
+
+// x[rows, columns] += bias[columns]; grid (columns / blockDim, rows).
+extern "C" __global__ void add_bias(float* x, const float* bias, int columns) {
+    grid_dependency_launch();
+    grid_dependency_wait();
+    const int column = blockIdx.x * blockDim.x + threadIdx.x;
+    if (column >= columns) return;
+    float* at = x + static_cast<size_t>(blockIdx.y) * columns + column;
+    *at = __ldcg(at) + __ldg(bias + column);
+}

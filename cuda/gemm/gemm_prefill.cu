@@ -190,21 +190,21 @@ __device__ __forceinline__ void write_one(const GemmPrefillArgs& p, const TileRo
         static_cast<float*>(segment.out)[index] = p.soft_cap > 0.0f ? p.soft_cap * tanhf(y / p.soft_cap) : y;
 }
 
-// grid (ceil(tokens / TOKENS), ceil(tile rows / 8; GLU: / 4)), Q_THREADS threads
+// One CTA's part of the outputs: token block and row block as blockIdx of gemm_prefill.
 template <class T, int EPILOGUE>
-__global__ void __launch_bounds__(Q_THREADS, 1) gemm_prefill(const GemmPrefillArgs p) {
+__device__ __forceinline__ void prefill_tile(const GemmPrefillArgs& p, int token_block, int row_block) {
     SHARED_DYNAMIC(__half, stages);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, m_warp = warp % M_WARPS, n_warp = warp / M_WARPS;
     TileRow tiles[2];
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
         const int i = EPILOGUE == GLU ? m * (TILE_ROWS_PER_CTA / 2) + m_warp : m_warp * 2 + m;
-        tiles[m] = TileRow::of<EPILOGUE, TILE_ROWS_PER_CTA>(p, blockIdx.y, i, T::BYTES);
+        tiles[m] = TileRow::of<EPILOGUE, TILE_ROWS_PER_CTA>(p, row_block, i, T::BYTES);
     }
     grid_dependency_launch();
     grid_dependency_wait();
     GemmPrefillMainloop<T> mainloop{p, stages, {tiles[0].chunks, tiles[1].chunks}};
-    mainloop.first_token = blockIdx.x * TOKENS, mainloop.token = n_warp * WARP_TOKENS;
+    mainloop.first_token = token_block * TOKENS, mainloop.token = n_warp * WARP_TOKENS;
     mainloop.g = lane / 4, mainloop.t = lane % 4, mainloop.lane = lane,
     mainloop.n_steps = p.n_chunk * GemmPrefillMainloop<T>::STEPS;
     mainloop.run();
@@ -218,4 +218,10 @@ __global__ void __launch_bounds__(Q_THREADS, 1) gemm_prefill(const GemmPrefillAr
             write_one<EPILOGUE>(p, tiles[0], row, token, first, second);
             if (EPILOGUE != GLU) write_one<EPILOGUE>(p, tiles[1], row, token, second, 0.0f);
         }
+}
+
+// grid (ceil(tokens / TOKENS), ceil(tile rows / 8; GLU: / 4)), Q_THREADS threads
+template <class T, int EPILOGUE>
+__global__ void __launch_bounds__(Q_THREADS, 1) gemm_prefill(const GemmPrefillArgs p) {
+    prefill_tile<T, EPILOGUE>(p, blockIdx.x, blockIdx.y);
 }

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..backends.interface import Activation
+from ..backends.experts import GatedActivation
 from ..gguf import Tensor
 from .config import Config, Dimensions, read_dimensions, refuse_variants
 from .hugging_face import HuggingFace
@@ -19,6 +19,7 @@ from .layers import attention, dense
 from .layers.attention import AttentionSettings
 from .layers.dense import DenseSettings
 from .layers.inputs import InputSettings
+from .layers.moe import MoESettings
 
 TensorsOf = Callable[[Dimensions, int | None], Mapping[str, str]]
 
@@ -33,9 +34,10 @@ ROPE_FACTORS = {"rope_factors_long.weight": "R/2", "rope_factors_short.weight": 
 NORM_BIAS = {"output_norm.bias": "D"}
 LAYER_NORM_BIAS = {**attention.NORM_BIAS, **dense.NORM_BIAS}
 
-ACTIVATION_NAMES: dict[Activation, tuple[str, ...]] = {
+ACTIVATION_NAMES: dict[GatedActivation, tuple[str, ...]] = {
     "silu": ("silu", "swish"),
     "gelu_tanh": ("gelu_pytorch_tanh", "gelu_tanh", "gelu"),
+    "swiglu_oai": ("swiglu_oai",),
 }
 
 
@@ -44,7 +46,7 @@ class LayerSettings:
     """What the settings of a file say about one layer."""
 
     mixer: AttentionSettings
-    ffn: DenseSettings | None
+    ffn: DenseSettings | MoESettings | None
     parallel: bool = False  # both take the same x
     input: InputSettings | None = None  # the layer has an input of its own
     scale: float = 1.0  # of x behind the layer
@@ -97,6 +99,7 @@ class Architecture:
     name: str
     read: Callable[[Context], ModelSettings]
     layer: Mapping[str, str] = field(default_factory=lambda: LAYER)
+    expert_layer: Mapping[str, str] | None = None  # of layers with experts, if there are others
     optional: Mapping[str, str] = field(default_factory=lambda: OUTPUT)
     optional_layer: Mapping[str, str] = field(default_factory=dict)
     more: TensorsOf = lambda sizes, layer: {}
@@ -119,6 +122,12 @@ class Architecture:
         config.refuse_unread()
         return settings
 
+    def layer_of(self, sizes: Dimensions, i: int) -> Mapping[str, str]:
+        """The tensors that layer i has to have."""
+        has_experts = sizes.layers[i].n_expert > 0
+        layer = self.layer if self.expert_layer is None or not has_experts else self.expert_layer
+        return {**layer, **self.more(sizes, i)}
+
     def tensors(self, sizes: Dimensions) -> tuple[Declarations, Declarations]:
         """What a file needs and what it may have, by name; fused tensors in parts."""
         needed = declare({**GLOBAL, **self.more(sizes, None)}, sizes)
@@ -128,10 +137,6 @@ class Architecture:
             allowed |= declare(self.optional_layer, sizes, i)
         unread = self.unread(sizes)
         return needed, {name: x for name, x in allowed.items() if name not in unread}
-
-    def layer_of(self, sizes: Dimensions, i: int) -> Mapping[str, str]:
-        """The tensors that layer i has to have."""
-        return {**self.layer, **self.more(sizes, i)}
 
     def unread(self, sizes: Dimensions) -> Declarations:
         """What a file may have without any effect."""

@@ -49,6 +49,7 @@ INPUT = "embedding_length_per_layer_input"
 
 # More is a damaged file.
 MAX_LAYERS, MAX_WIDTH, MAX_HEADS, MAX_HEAD_SIZE, MAX_CONTEXT = 4096, 1 << 20, 4096, 65536, 1 << 28
+MAX_EXPERTS = 4096
 
 
 class UnsupportedModel(GGUFError):
@@ -197,6 +198,9 @@ class LayerSizes:
     key_size: int  # E
     value_size: int  # Ev
     n_ff: int  # F
+    n_expert: int = 0  # X; 0: the feed-forward is dense
+    n_ff_expert: int = 0  # Fx, F of each expert
+    n_ff_shared: int = 0  # Fs, F of the shared expert
     windowed: bool = False
     shares_keys: bool = False  # it has no keys and values of its own
 
@@ -204,7 +208,8 @@ class LayerSizes:
         """Sizes by the names that declarations of a layer's tensors use."""
         h, g, e, ev = self.n_head, self.n_head_kv, self.key_size, self.value_size
         products = {"HE": h * e, "GE": g * e, "HEv": h * ev, "GEv": g * ev}
-        return {"H": h, "E": e, "F": self.n_ff, "1": 1, **products}
+        widths = {"F": self.n_ff, "Fx": self.n_ff_expert, "Fs": self.n_ff_shared}
+        return {"H": h, "E": e, "X": self.n_expert, "1": 1, **widths, **products}
 
 
 @dataclass(frozen=True)
@@ -310,8 +315,32 @@ def _layer_sizes(config: Config, understood: Collection[str]) -> tuple[LayerSize
         n_shared = config.integer(SHARED_LAYERS, 0, low=0, high=n_layer - 1)
         shares = [i >= n_layer - n_shared for i in range(n_layer)]
     widths = read("feed_forward_length", None, MAX_WIDTH)
-    columns = zip(heads, heads_kv, keys, values, widths, windowed, shares, strict=True)
-    return tuple(LayerSizes(*sizes) for sizes in columns)
+    experts = _expert_sizes(config, widths, understood)
+    kinds = zip(windowed, shares, strict=True)
+    columns = zip(heads, heads_kv, keys, values, widths, experts, kinds, strict=True)
+    return tuple(LayerSizes(*sizes, *more, *kind) for *sizes, more, kind in columns)
+
+
+def _expert_sizes(
+    config: Config, widths: tuple[int, ...], understood: Collection[str]
+) -> list[tuple[int, int, int]]:
+    """(X, Fx, Fs) of each layer; zeros where the feed-forward is dense."""
+    n_layer, dense = len(widths), (0, 0, 0)
+    if "expert_count" not in understood:
+        return [dense] * n_layer
+    n_expert = config.integer("expert_count", 0, low=0, high=MAX_EXPERTS)
+    if n_expert == 0:
+        config.only("expert_used_count", 0)
+        return [dense] * n_layer
+    n_dense = 0
+    if "leading_dense_block_count" in understood:
+        n_dense = config.integer("leading_dense_block_count", 0, low=0, high=n_layer)
+    found = config.integers("expert_feed_forward_length", n_layer, widths)
+    shared: tuple[int, ...] = (0,) * n_layer
+    if "expert_shared_feed_forward_length" in understood:
+        shared = config.integers("expert_shared_feed_forward_length", n_layer, widths)
+    sizes = zip([n_expert] * n_layer, found, shared, strict=True)
+    return [dense if i < n_dense else x for i, x in enumerate(sizes)]
 
 
 def _divided(config: Config, heads: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,5 +1,5 @@
-"""gemma4: layers of two kinds, with a window and heads of one size, or with neither; q, k and v have
-a norm, and what a layer returns has a scale.
+"""gemma4: layers of two kinds, with a window or without one, whose heads differ in size; q, k and v
+have a norm, and what a layer returns has a scale.
 
 The smallest models (E2B, E4B) have an input of each layer from a table, and their last layers read
 the keys and values of earlier ones. The larger ones make keys and values of one matrix where a
@@ -36,7 +36,7 @@ from .rope import Rope, build_rope, choose_factors, read_rope
 LOCAL_BASE, WHOLE_HEAD, PERIOD = 10000.0, 512, 6
 NEVER = 1e30  # a factor of pairs that are not rotated
 PATTERN = "attention.sliding_window_pattern"
-KEYS = {"attn_k.weight": LAYER["attn_k.weight"], "attn_k_norm.weight": QK_NORM["attn_k_norm.weight"]}
+KEYS = {name: {**LAYER, **QK_NORM}[name] for name in ("attn_k.weight", "attn_k_norm.weight")}
 VALUES = {"attn_v.weight": LAYER["attn_v.weight"]}
 OWN = {**KEYS, **VALUES}  # of layers with keys and values of their own
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..util.messages import escaped
-from .config import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, Config, UnsupportedModel, short
+from .config import MAX_CONTEXT, MAX_EXPERTS, MAX_HEADS, MAX_LAYERS, Config, UnsupportedModel, short
 
 Metadata = dict[str, tuple[str, Any]]  # key below "<architecture>." -> type as in File.types, value
 
@@ -36,6 +36,7 @@ HARMLESS = frozenset(
         *("repetition_penalty", "length_penalty", "num_return_sequences", "diversity_penalty"),
         *("num_beam_groups", "tokenizer_class", "model_max_length", "unsloth_version"),
         *("unsloth_fixed", "is_llama_config", "transformers.js_config", "quantization_config"),
+        *("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),  # training
         *("attention_bias", "mlp_bias"),  # the tensors say it: one that is not known is refused
     }
 )
@@ -55,6 +56,13 @@ LAYER = {  # below "model.layers.0." and so on
     "ffn_gate.weight": "mlp.gate_proj.weight",
     "ffn_up.weight": "mlp.up_proj.weight",
     "ffn_down.weight": "mlp.down_proj.weight",
+}
+ATTENTION = {ours: theirs for ours, theirs in LAYER.items() if not theirs.startswith("mlp.")}
+EXPERTS = {  # the names that convert/experts.py gives to tensors of all experts
+    "ffn_gate_inp.weight": "mlp.gate.weight",
+    "ffn_gate_exps.weight": "mlp.experts.gate_proj.weight",
+    "ffn_up_exps.weight": "mlp.experts.up_proj.weight",
+    "ffn_down_exps.weight": "mlp.experts.down_proj.weight",
 }
 QKV_BIAS = {
     "attn_q.bias": "self_attn.q_proj.bias",
@@ -150,6 +158,8 @@ class HuggingFace:
     tied: bool | None = False
     inserted: str = ""  # what names of the text model have in them beside other models
     others: tuple[str, ...] = ()  # how the names of those begin
+    # Rows of gate and up take turns in the tensors of all experts, which are transposed
+    interleaved: bool = False
     characters: bool = False  # its tokens are merged of characters, not of bytes or pieces
     beside: tuple[str, ...] = ()  # settings of those that the text model's file has to have
 
@@ -191,6 +201,21 @@ def head_sizes(s: CheckpointSettings) -> Metadata:
     """Of keys and of values."""
     size = head_size(s)
     return {"attention.key_length": ("u32", size), "attention.value_length": ("u32", size)}
+
+
+def experts(s: CheckpointSettings) -> Metadata:
+    """Counts and widths of experts that every layer has; UnsupportedModel if some have none."""
+    s.only("decoder_sparse_step", 1)
+    s.only("mlp_only_layers", [])
+    keys = "num_local_experts", "num_experts"  # transformers 5 has the former for all models
+    n_expert = [s.integer(key, high=MAX_EXPERTS) for key in keys if s.has(key)]
+    found = {
+        "expert_count": n_expert[0] if n_expert else s.integer(keys[0]),
+        "expert_used_count": s.integer("num_experts_per_tok", high=MAX_EXPERTS),
+    }
+    if s.has("moe_intermediate_size"):
+        found["expert_feed_forward_length"] = s.integer("moe_intermediate_size")
+    return {key: ("u32", n) for key, n in found.items()}
 
 
 def window_of(s: CheckpointSettings) -> int:
@@ -253,8 +278,9 @@ def rope(s: CheckpointSettings, theta: float = 10000.0, known: Iterable[str] = (
         raise part.refuse("rope_type" if part.has("rope_type") else "type", f"{known} are")
     found |= _SCALINGS[kind](part, s)
     known = set(known)
-    if "partial_rotary_factor" not in known:
-        part.only("partial_rotary_factor", 1)
+    for key, value in (("partial_rotary_factor", 1), ("truncate", True)):
+        if key not in known:
+            part.only(key, value)
     for key in known:
         part.raw(key)
     part.refuse_unread()
@@ -282,7 +308,6 @@ def _yarn(part: CheckpointSettings, s: CheckpointSettings) -> Metadata:
     for key in ("beta_fast", "beta_slow"):
         if part.has(key):
             found[f"rope.scaling.yarn_{key}"] = ("f32", part.real(key, low=1e-6))
-    part.only("truncate", True)
     return found
 
 

@@ -23,17 +23,20 @@ from .architecture import (
     Architecture,
     Context,
     Declared,
+    LayerSettings,
     ModelSettings,
 )
 from .collect import check_vocabulary, collect
 from .config import Config, Dimensions
 from .decoder import Decoder, cache_groups
 from .layers import inputs
+from .layers.moe import MoESettings
 from .scheme import SCALE, Given, Scheme, read_scheme, scale_of
 
 Progress = Callable[[int, int], None]  # bytes of weights handed over, of all
 MOST_BATCH, LEAST_BATCH = 2048, 512  # tokens of a step: on a GPU prefill gains 14 % by the former
 IN_SETTINGS = (SCALE, *inputs.SCALE)  # ends of names
+BIAS = ".bias"
 READERS = 8  # threads that check scales: one alone reads a mapped file slower than a bus is
 
 
@@ -75,11 +78,12 @@ def build(
         n_batch=most,
         least_batch=least,
         n_embd=sizes.n_embd,
-        n_ff=max(layer.n_ff for layer in sizes.layers),
+        n_ff=max(max(layer.n_ff, layer.n_ff_shared) for layer in sizes.layers),
         n_vocab=sizes.n_vocab,
         cache=lambda n_batch: groups.shape(n_seq, n_ctx, n_batch, n_positions),
-        n_input=sizes.n_input,
-        n_layer=sizes.n_layer,
+        n_used=max(map(_n_used, settings.layers)),
+        n_ff_expert=max(layer.n_ff_expert for layer in sizes.layers),
+        n_inputs=sizes.letters()["LI"],
     )
     n_batch = ops.plan_memory(demand)
     read = [weights[name].tensor if name in weights else x for name, x in tensors.items()]
@@ -100,6 +104,11 @@ def understood(architecture: Architecture, file: File, n_ctx: int) -> Understood
     tensors = {name: tensor for name, (tensor, _) in collected.items()}
     settings = architecture.settings(Context(config, sizes, tensors, n_ctx))
     return Understood(sizes, settings, collected, scheme)
+
+
+def _n_used(layer: LayerSettings) -> int:
+    """Experts of a token."""
+    return layer.ffn.router.n_used if isinstance(layer.ffn, MoESettings) else 0
 
 
 def _n_vocab(file: File) -> int:
@@ -126,6 +135,7 @@ def _weights(collected: Mapping[str, tuple[Tensor, Declared]], scheme: Scheme) -
             continue  # these are in the settings, on the host, or with their matrix
         on_host = name == inputs.ON_HOST
         lookup = on_host or (name == "token_embd.weight" and "output.weight" in collected)
+        lookup = lookup or (name.endswith(BIAS) and len(tensor.shape) == 2)  # a row for each expert
         scale, _ = collected.get(scale_of(name), (None, None))
         found[name] = scheme.given(tensor, Role(declared.axes, lookup, on_host), scale)
     return found

@@ -1,7 +1,8 @@
 """Backends: `choose` is the one place that decides which machine computes.
 
-A GPU is taken where there is a usable one, and what makes it unusable is told. Nothing of CUDA is
-imported for the CPU.
+A GPU is taken where there is a usable one, and what makes it unusable is told. On the CPU that is
+numba's kernels where numba is installed, and numpy where not. Nothing of CUDA is imported for the
+CPU, and no numba for a GPU.
 """
 
 from __future__ import annotations
@@ -13,11 +14,18 @@ from ..util import simulated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any, Literal
 
     from ..device.gpu import CudaDevice
     from ..device.probe import Gpu
+    from .cpu.backend import CpuActivations
     from .cuda.plan import Activations, GemmChoice
     from .interface import Ops
+
+    ActivationChoice = Literal["auto", "f16", "q8_1", "q8", "q16", "f32"]
+
+GPU_ACTIVATIONS = {"auto": "f16", "f16": "f16", "q8_1": "q8_1", "q8": "q8_1"}
+CPU_ACTIVATIONS = {"auto": "q16", "q16": "q16", "q8": "q8", "q8_1": "q8", "f32": "f32"}
 
 
 def choose(
@@ -25,19 +33,22 @@ def choose(
     n_threads: int | None = None,
     note: Callable[[str], None] | None = None,
     batch_invariant: bool = False,
-    activations: Activations = "f16",
+    activations: ActivationChoice = "auto",
     gemm: GemmChoice = "auto",
 ) -> Ops:
-    """The ops for "auto", "cpu", "cuda" or "cuda:N"; ValueError when that device cannot be had.
+    """The ops for "auto", "cpu", "numpy", "cuda" or "cuda:N"; ValueError when that device cannot be
+    had.
 
-    "auto" is the first GPU if it is usable, else the CPU, whose `reason` says why. n_threads: of
-    the CPU's matrix products; None is a modest number. note: gets one-line remarks for the user.
+    "auto" is the first GPU if it is usable, else the CPU, whose `reason` says why. "numpy" is the
+    CPU without numba: the specification. n_threads: of the CPU; None is one for each core that the
+    process may use, or with numpy half as many. note: gets one-line remarks for the user.
     batch_invariant: on a GPU, prompts and large batches too have the same bits whatever else is in
     a step.
-    activations: on a GPU, what is multiplied with quantised weights, "f16" or "q8_1".
+    activations: what is multiplied with quantised weights: "f16" or "q8_1" on a GPU; "q16",
+    "q8" or "f32" on the CPU; "auto" is f16 on a GPU and q16 on the CPU.
     gemm: what multiplies many tokens; "cublas" is for a GPU, with f16 and without batch_invariant.
     """
-    if gemm == "cublas" and (batch_invariant or activations != "f16"):
+    if gemm == "cublas" and (batch_invariant or activations not in ("auto", "f16")):
         raise ValueError(
             "--gemm cublas rounds weights to halves: it goes with neither --batch-invariant nor "
             "--activations q8_1"
@@ -47,12 +58,42 @@ def choose(
     if gpu is not None:
         from .cuda.backend import Cuda
 
-        return Cuda(gpu, gpu_name(device), reason, batch_invariant, activations, gemm, note)
+        of_gpu: Activations = _activations(activations, GPU_ACTIVATIONS, "a GPU")
+        return Cuda(gpu, gpu_name(device), reason, batch_invariant, of_gpu, gemm, note)
     if gemm == "cublas":
         raise ValueError(f"--gemm cublas needs a GPU, the device is cpu ({reason}): leave it away")
+    of_cpu: CpuActivations = _activations(activations, CPU_ACTIVATIONS, "the CPU")
+    return _on_cpu(device, n_threads, reason, note, of_cpu)
+
+
+def _on_cpu(
+    device: str,
+    n_threads: int | None,
+    reason: str,
+    note: Callable[[str], None],
+    activations: CpuActivations,
+) -> Ops:
+    """The ops of numba, if it is there and not declined, else those of numpy."""
+    if device != "numpy":
+        try:
+            from .cpu.backend import Cpu
+        except ModuleNotFoundError:
+            note("numpy computes, which is slow: pip install 'ggpy[cpu]' adds numba")
+        except ImportError as error:
+            note(f"numpy computes, which is slow: numba cannot be imported ({error})")
+        else:
+            return Cpu(n_threads, reason=reason, note=note, activations=activations)
     from .numpy.backend import Reference
 
     return Reference(n_threads, reason=reason, note=note)
+
+
+def _activations(asked: str, known: dict[str, Any], where: str) -> Any:
+    """What the backend calls the type of activations; ValueError for another device's."""
+    if asked not in known:
+        can = ", ".join(name for name in known if name != "auto")
+        raise ValueError(f"--activations {asked} is nothing for {where}: it has {can}")
+    return known[asked]
 
 
 def choose_gpu(
@@ -62,9 +103,9 @@ def choose_gpu(
 
     Of a GPU the reason says what it is.
     """
-    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,9})?", device):
+    if not re.fullmatch(r"auto|cpu|numpy|cuda(:\d{1,9})?", device):
         raise ValueError(f"unknown device {device!r}: use auto, cpu, cuda or cuda:N")
-    if device == "cpu":
+    if device in ("cpu", "numpy"):
         return None, "as asked"
     gpu, reason = _open_gpu(_ordinal(device), note)
     if gpu is None and simulated.asked():

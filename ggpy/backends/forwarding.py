@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..gguf import Tensor
 from ..sampling import Sampler
+from .inputs import LayerInputs
 from .interface import (
     ActivationType,
     Array,
@@ -19,7 +20,6 @@ from .interface import (
     Demand,
     Head,
     Layer,
-    LayerInputs,
     Ops,
     Probe,
     Role,

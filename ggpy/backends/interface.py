@@ -7,8 +7,8 @@ policy, or which machine it is.
 
 Letters: T tokens in the batch (of all sequences together), S sequences, R rows whose logits are
 wanted, D width, H query heads, G key/value heads, E key size (of a query or key head), Ev value
-size, F feed-forward width, V vocabulary, X experts, P pages of a sequence, L layers, I size of a
-layer's input.
+size, F feed-forward width, V vocabulary, X experts, J experts that a token chooses, P pages of a
+sequence, L layers, I size of a layer's input.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 from ..cache_types import USUAL, CacheTypes
 from ..gguf import Tensor
 from ..sampling import Sampler
+from .experts import Experts, Router, SharedExpert
+from .inputs import LayerInput, LayerInputs
 
 Array = Any  # an activation where the backend keeps it: numpy float32, or device memory
 Weight = Any  # what `Ops.weight` returned: opaque to the decoder
@@ -35,6 +37,9 @@ PAGE_SIZE = 64  # positions in a page of the KV cache
 # What a Probe is told of a layer: q[T, H, E] as it meets the keys; o[T, H*Ev]; x[T, D] with the
 # output of the mixer; h[T, F], which meets w_down; x[T, D] with the output of the feed-forward.
 INNER = ("qkv", "attention", "attn_out", "ffn_act", "ffn_out")
+# Of a MoE besides, before "ffn_act", which is h[T, J, F] there: ids[T, J] of the chosen experts,
+# and h[T, F] of the shared one.
+INNER_OF_MOE = ("experts", "shared_act")
 # Of a layer with an input besides: i[T, I], which meets LayerInput.w; x[T, D] with its output.
 INNER_OF_INPUT = ("input_act", "input_out")
 
@@ -72,8 +77,7 @@ class Role:
     """What a weight is for: its axes in letters, outermost first ("HE D", "D F", "X F D").
 
     A device that holds a shard of a model knows from the letters what to keep. lookup: only rows of
-    the matrix are ever used; it is never multiplied with. on_host: these are so few of so large a
-    table that a device need not hold it.
+    the matrix are ever used; it is never multiplied with. on_host: a device need not hold it.
     """
 
     axes: str
@@ -148,9 +152,8 @@ StateSpec = PagedKV
 class Attention:
     """A mixer: x + post_norm(softmax(mask(cap(q k^T * scale))) v wo^T) * residual_scale.
 
-    Without wk it attends to the keys and values that an earlier layer with the same group and slot
-    has written in this step and before, and writes none. Without wv alone, values are what wk
-    makes, before the norm and the rotation of keys.
+    Without wk it attends to what an earlier layer with the same group and slot writes. Without wv
+    alone, values are what wk makes, before the norm and the rotation of keys.
     """
 
     spec: PagedKV
@@ -205,31 +208,25 @@ class Dense:
 
 
 @dataclass(frozen=True)
-class LayerInput:
-    """What a layer makes of an input of its own: x + norm((act(x gate^T) * p) w^T), where p[T, I]
-    is what `Ops.layer_inputs` has for it.
+class MoE:
+    """A mixture of experts: x + sum of weight * expert(n) over the chosen ones, in the order of the
+    choice, and the shared expert last, with n = norm(x).
     """
 
-    gate: Weight  # [I, D]
-    w: Weight  # [D, I]
     norm: Norm
-    activation: Activation
+    router: Router
+    experts: Experts
+    shared: SharedExpert | None = None
 
-
-@dataclass(frozen=True)
-class LayerInputs:
-    """What the inputs of all layers are made of: the embedded token x[T, D], and a table.
-
-    p[T, L, I] = (norm(x w^T / sqrt(D)) + table[ids] * sqrt(I)) / sqrt(2), with the norm over I.
-    """
-
-    table: Weight  # [V, L*I]
-    w: Weight  # [L*I, D]
-    norm: Norm
+    @property
+    def projections(self) -> list[Weight]:
+        """What multiplies the normalised x of all tokens."""
+        shared = self.shared
+        return [self.router.weight, *([shared.w_gate, shared.w_up] if shared else [])]
 
 
 Mixer = Attention
-FeedForward = Dense
+FeedForward = Dense | MoE
 
 
 @dataclass(frozen=True, eq=False)
@@ -306,8 +303,9 @@ class Demand:
     n_ff: int  # F, of the widest layer
     n_vocab: int  # V
     cache: Callable[[int], CacheShape]  # of the KV cache, by the tokens of a step
-    n_input: int = 0  # I; 0: layers have no inputs of their own
-    n_layer: int = 0  # L, where they have
+    n_used: int = 0  # J, experts of a token; 0: none has experts
+    n_ff_expert: int = 0  # F, of the widest experts
+    n_inputs: int = 0  # L*I, of the inputs of layers; 0: they have none
 
 
 class Ops(Protocol):
@@ -379,8 +377,8 @@ class Ops(Protocol):
         """p[T, L, I], the inputs of all layers, of what `embed` returned."""
 
     def end_layer(self, x: Array, layer: Layer, inputs: Array | None, step: Step) -> Array:
-        """(x[T, D] with the output of layer.input added) * layer.scale, behind all else of a layer
-        that has one of them; inputs: of all layers, if there are any. The old x may be overwritten.
+        """(x[T, D] with the output of layer.input added) * layer.scale, if a layer has one of them;
+        inputs: of all layers. The old x may be overwritten.
         """
 
     def logits(self, x: Array, head: Head, step: Step) -> Array:

@@ -15,23 +15,45 @@ from numpy.typing import NDArray
 
 from ..gguf import Tensor
 from .forwarding import Forwarding, chained
-from .interface import ActivationType, Array, Head, Layer, Norm, Ops, Probe, Role, Step, Weight
+from .interface import (
+    ActivationType,
+    Array,
+    FeedForward,
+    Head,
+    Layer,
+    MoE,
+    Norm,
+    Ops,
+    Probe,
+    Role,
+    Step,
+    Weight,
+)
 from .numpy.functions import normalised
 
 F32 = NDArray[np.float32]
+Ids = NDArray[np.int32]
 See = Callable[[str, F32], None]  # a tensor's name, and x[T, K] that is multiplied with it
+# A tensor of X experts, X, x[T, J, K], and ids[T, J] of the experts that it is multiplied with
+SeeExperts = Callable[[str, int, F32, Ids], None]
 
 
 class ObservedOps(Forwarding):
     """A backend that calls see(name, x[T, K]) for the matrices of each product, then computes.
 
-    Parts of a tensor that a file holds fused have its name, and are shown once.
+    Parts of a tensor that a file holds fused have its name, and are shown once. see_experts: is
+    called for tensors of experts; without it `see` is, with x[T * J, K].
     """
 
-    def __init__(self, ops: Ops, see: See) -> None:
+    def __init__(self, ops: Ops, see: See, see_experts: SeeExperts | None = None) -> None:
         super().__init__(ops)
         self.asynchronous = False  # every input is waited for
         self._see = see
+        self._see_experts = see_experts or (
+            lambda name, n, x, ids: see(name, x.reshape(ids.size, -1))
+        )
+        self._moe: tuple[MoE, F32] | None = None  # of this layer, and what it multiplies
+        self._ids: Ids = np.zeros((0, 0), np.int32)  # of its chosen experts
         # The weight is kept so that its id stays its own.
         self._tensors: dict[int, tuple[Weight, Tensor]] = {}
         self._meets: dict[str, Weight] = {}  # what multiplies an inner output of the layer
@@ -54,17 +76,26 @@ class ObservedOps(Forwarding):
 
     def mix(self, x: Array, layer: Layer, step: Step) -> Array:
         self._show(self._normalised(x, layer.mixer.norm), *layer.mixer.projections)
-        self._meets = {"attention": layer.mixer.wo}
+        self._meets, self._moe = {"attention": layer.mixer.wo}, None
         if layer.parallel and layer.ffn is not None:
-            self._show(self._normalised(x, layer.ffn.norm), *layer.ffn.projections)
-            self._meets["ffn_act"] = layer.ffn.w_down
+            self._show_inputs(x, layer.ffn)
         return super().mix(x, layer, step)
 
     def feed_forward(self, x: Array, layer: Layer, step: Step) -> Array:
         assert layer.ffn is not None
-        self._show(self._normalised(x, layer.ffn.norm), *layer.ffn.projections)
-        self._meets = {"ffn_act": layer.ffn.w_down}
+        self._meets = {}
+        self._show_inputs(x, layer.ffn)
         return super().feed_forward(x, layer, step)
+
+    def _show_inputs(self, x: Array, ffn: FeedForward) -> None:
+        """What a feed-forward multiplies; inner outputs come later."""
+        n = self._normalised(x, ffn.norm)
+        self._show(n, *ffn.projections)
+        self._moe = (ffn, n) if isinstance(ffn, MoE) else None
+        if not isinstance(ffn, MoE):
+            self._meets["ffn_act"] = ffn.w_down
+        elif ffn.shared:
+            self._meets["shared_act"] = ffn.shared.w_down
 
     def logits(self, x: Array, head: Head, step: Step) -> Array:
         self._show(self._normalised(x, head.norm), head.weight)
@@ -73,6 +104,23 @@ class ObservedOps(Forwarding):
     def _show_inner(self, layer: int, name: str, array: Array) -> None:
         if name in self._meets:
             self._show(self._host(array), self._meets[name])
+        elif self._moe is not None:
+            self._show_experts(*self._moe, name, array)
+
+    def _show_experts(self, ffn: MoE, n: F32, name: str, array: Array) -> None:
+        """n[T, D] to gate and up of the chosen experts, and h[T, J, F] to down."""
+        e = ffn.experts
+        if name == "experts":
+            self._ids = np.asarray(self.read(array)).astype(np.int32)
+            shape = (*self._ids.shape, n.shape[-1])
+            self._show_to(np.broadcast_to(n[:, None], shape), e.w_gate, e.w_up)
+        elif name == "ffn_act":
+            h = np.asarray(self.read(array), np.float32)
+            self._show_to(h.reshape(*self._ids.shape, -1), e.w_down)
+
+    def _show_to(self, x: F32, *weights: Weight) -> None:
+        for tensor in (self._tensors[id(w)][1] for w in weights):
+            self._see_experts(tensor.name, tensor.shape[0], x, self._ids)
 
     def _show(self, x: F32, *weights: Weight) -> None:
         for name in dict.fromkeys(self._tensors[id(w)][1].name for w in weights):

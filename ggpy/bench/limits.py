@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ..backends.interface import MoE
 from .kernels.ceilings import Ceilings
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class Work:
     layer_flops: int  # operations per token, without attention
     output_flops: int  # operations per row of logits
     layers: Sequence[LayerWork]
+    expert_bytes: int = 0  # of all experts, beside weight_bytes
+    share: float = 0.0  # of the experts that a token chooses
 
     def step_seconds(
         self, positions: NDArray[np.int64], n_rows: int, n_sequences: int, ceilings: Ceilings
@@ -67,7 +70,8 @@ class Work:
             last, first = int(positions[-1]) + 1, int(positions[0])
             read = min(last, window + last - first - 1) if window else last
             kv_bytes += layer.kv_bytes * read
-        nbytes = self.weight_bytes + n_sequences * kv_bytes
+        missed = (1 - self.share) ** (n_sequences * len(positions))  # by all tokens, on average
+        nbytes = self.weight_bytes + int(self.expert_bytes * (1 - missed)) + n_sequences * kv_bytes
         flops = n_sequences * (len(positions) * self.layer_flops + attention_flops)
         flops += n_rows * self.output_flops
         return max(nbytes / ceilings.bandwidth, flops / ceilings.matrix_rate)
@@ -94,12 +98,25 @@ def work_of(tensors: Mapping[str, Tensor], decoder: Decoder, types: CacheTypes) 
     """The work of a loaded model with these KV cache types."""
     head = OUTPUT if OUTPUT in tensors else TABLE
     layers = [t for name, t in tensors.items() if name not in (TABLE, OUTPUT)]
+    experts = [t for t in layers if len(t.shape) == 3]
+    shared = [t for t in layers if len(t.shape) < 3]
+    share = _share_of(decoder)
+    matrices = n_weights(t for t in shared if len(t.shape) > 1)
     return Work(
-        weight_bytes=sum(t.nbytes for t in layers) + tensors[head].nbytes,
-        layer_flops=2 * n_weights(t for t in layers if len(t.shape) > 1),
+        weight_bytes=sum(t.nbytes for t in shared) + tensors[head].nbytes,
+        layer_flops=2 * (matrices + round(share * n_weights(experts))),
         output_flops=2 * n_weights([tensors[head]]),
         layers=[_layer_work(layer.mixer.spec, types) for layer in decoder.layers],
+        expert_bytes=sum(t.nbytes for t in experts),
+        share=share,
     )
+
+
+def _share_of(decoder: Decoder) -> float:
+    """Experts that a token chooses, of all; 0 without experts."""
+    pairs = zip(decoder.layers, decoder.sizes.layers, strict=True)
+    found = [x.ffn.router.n_used / n.n_expert for x, n in pairs if isinstance(x.ffn, MoE)]
+    return max(found, default=0.0)
 
 
 def _layer_work(spec: PagedKV, types: CacheTypes) -> LayerWork:

@@ -17,6 +17,7 @@ from ..backends.cuda.attention import HeadKernels
 from ..backends.cuda.backend import Cuda
 from ..backends.cuda.plan import LaunchPlan, NormIn, ProductPlan, ResidualState, RopeIn, StepClass
 from ..backends.cuda.weights_f16 import SCRATCH
+from ..backends.interface import Layer, MoE
 from ..kernels.layout.blocks_to_f16 import F16_TILES
 from ..kernels.layout.pack import PLAIN
 from ..kernels.layout.tile import ROWS, TiledMatrix
@@ -78,7 +79,10 @@ def _rows(ops: Cuda, decoder: Any, s: StepClass) -> Iterator[tuple[int, PlanRow]
         yield layer.index, _attention(kernels, layer.index, n, s)
         yield from _product(ops, layer.index, n, o.product, ("attn_output",), [a.wo], out=o)
         stream = plan.after
-        if layer.ffn is not None:
+        if isinstance(layer.ffn, MoE):
+            yield from _experts(ops, layer, n, s)
+            stream = planner.moe(layer, s).after
+        elif layer.ffn is not None:
             f, dense = layer.ffn, planner.dense(layer, s, stream)
             d, gated = dense.down, ("ffn_gate", "ffn_up")
             yield from _product(ops, layer.index, n, dense.gate_up, gated, f.projections)
@@ -87,6 +91,36 @@ def _rows(ops: Cuda, decoder: Any, s: StepClass) -> Iterator[tuple[int, PlanRow]
     head = planner.head(decoder.head, s, stream)
     index = len(decoder.layers)
     yield from _product(ops, index, n, head, ("output",), [decoder.head.weight])
+
+
+def _experts(ops: Cuda, layer: Layer, tokens: str, s: StepClass) -> Iterator[tuple[int, PlanRow]]:
+    """The rows of a layer's experts."""
+    f, plan, at = layer.ffn, ops.context.planner.moe(layer, s), layer.index
+    assert isinstance(f, MoE)
+    choice, e = plan.choice, f.experts
+    n_pairs = s.n_tokens * choice.n_used
+    kernel = "expert_gemm" if plan.grouped else "expert_gemv"
+    deal = f"{n_pairs} pairs" + (", sorted" if plan.grouped else "")
+
+    def row(tensor: str, kernel: str, norm: str, epilogue: str, schedule: str) -> PlanRow:
+        return PlanRow(tokens, str(at), tensor, kernel, "plain", norm, "-", epilogue, schedule, "-")
+
+    chosen = f"{choice.n_used} of {choice.n_expert}"
+    yield at, row("ffn_gate_inp", "route", "kernel", choice.score, chosen)
+    if plan.shared is not None and f.shared is not None:
+        gate_up, down = plan.shared
+        weights = [f.shared.w_gate, f.shared.w_up]
+        yield from _product(ops, at, tokens, gate_up, ("ffn_gate_shexp", "ffn_up_shexp"), weights)
+        yield from _product(ops, at, tokens, down, ("ffn_down_shexp",), [f.shared.w_down])
+    if plan.glu:
+        yield at, row("ffn_gate_exps, ffn_up_exps", kernel, "-", "glu", deal)
+    else:
+        names = ("ffn_gate_exps", "ffn_up_exps")
+        for name in [", ".join(names)] if plan.together else names:
+            yield at, row(name, kernel, "-", "store", deal)
+        yield at, row("-", "expert_glu", "-", e.activation, "-")
+    yield at, row("ffn_down_exps", kernel, "-", "store", deal)
+    yield at, row("-", "combine", "-", "add", "-")
 
 
 def _attention(kernels: HeadKernels, layer: int, tokens: str, s: StepClass) -> PlanRow:

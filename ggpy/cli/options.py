@@ -140,7 +140,7 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
         help="tokens of a step; a multiple of -c evaluates several chunks together (512)",
     )  # fmt: skip
     add("-t", "--threads", type=positive, metavar="N", help="CPU threads")
-    add("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
+    add("--device", default="auto", help="auto, cpu, numpy, cuda or cuda:N (auto)")
     simulated.add_option(parser)
     llama_cpp.add_options(parser)
 
@@ -151,7 +151,7 @@ def add_machine(group: Any) -> None:
         *("--device", "-dev"),
         default="auto",
         metavar="DEVICE",
-        help="auto, cpu, cuda or cuda:N (auto)",
+        help="auto, cpu, numpy, cuda or cuda:N (auto)",
     )
     simulated.add_option(group)
     group.add_argument("-t", "--threads", type=positive, metavar="N", help="CPU threads")
@@ -163,9 +163,10 @@ def add_machine(group: Any) -> None:
     )
     group.add_argument(
         "--activations",
-        choices=["f16", "q8_1"],
-        default="f16",
-        help="on a GPU: the type of activations that are multiplied with quantised weights (f16)",
+        choices=["auto", "f16", "q8_1", "q16", "q8", "f32"],
+        default="auto",
+        help="type of activations that are multiplied with quantised weights: f16 or q8_1 on a GPU "
+        "(f16); q16, q8 or f32 on the CPU (q16)",
     )
     group.add_argument("--gemm", choices=["auto", "cublas"], default="auto", help=GEMM)
 

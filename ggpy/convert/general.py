@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .folder import Folder
 
@@ -27,8 +27,17 @@ SAMPLING = {  # generation_config.json -> below general.sampling, type
 TYPES = {"UINT32": "u32", "INT32": "i32", "FLOAT32": "f32", "BOOL": "bool", "STRING": "str"}
 
 
+class Counts(NamedTuple):
+    """Weights of a model: all, those outside of experts, those of one expert; and the experts."""
+
+    all: int
+    shared: int
+    expert: int = 0
+    n_expert: int = 0
+
+
 def general_metadata(
-    folder: Folder, config: dict[str, Any], architecture: str, n_params: int, name: str | None
+    folder: Folder, config: dict[str, Any], architecture: str, counts: Counts, name: str | None
 ) -> Metadata:
     """Keys, types and values, in llama.cpp's order."""
     import gguf
@@ -40,10 +49,10 @@ def general_metadata(
         _card(folder),
         {"_name_or_path": origin} if isinstance(origin, str) else None,
         Path(folder.name),
-        n_params,
+        counts.all,
     )
     about.name = name or about.name or folder.name
-    about.size_label = about.size_label or gguf.size_label(n_params, n_params, 0, 0)
+    about.size_label = about.size_label or gguf.size_label(*counts)
     writer = gguf.GGUFWriter(None, architecture)
     about.set_gguf_meta_model(writer)
     values = {key: _typed(value) for key, value in writer.kv_data[0].items()}

@@ -26,10 +26,11 @@ from ..formats import Format, by_name
 from ..quantization.mix import in_order
 from ..quantization.requantize import QUANTIZATION_VERSION
 from ..util.messages import escaped, shown
-from .assemble import Stored
 from .checkpoint import Checkpoint
+from .experts import Gathered, gathered
+from .experts.tensors import Microscaled
 from .folder import ConvertError, Folder
-from .general import general_metadata
+from .general import Counts, general_metadata
 from .packed import Packed
 from .scaled import Scaled
 from .special import special_metadata, verify
@@ -37,6 +38,7 @@ from .vocabulary import MAX_VOCAB, read_tokens
 from .weights import Weights
 
 UNUSED = ("rotary_emb.inv_freq",)  # ends of names: what the settings already say
+KEPT = (Packed, Scaled, Microscaled)  # what a file can have without rounding again
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.*)")
 TIE = "tie_word_embeddings"
 Metadata = dict[str, tuple[str, Any]]
@@ -49,7 +51,7 @@ class Source:
     name: str
     shape: tuple[int, ...]
     # An array is made of settings, or scales of rows; these may be found only when they are written
-    weights: Stored | NDArray[np.float32] | Callable[[], NDArray[np.float32]]
+    weights: Gathered | NDArray[np.float32] | Callable[[], NDArray[np.float32]]
     head_size: int = 0  # rows of heads whose halves are to be interleaved; 0: they stay
     offset: float = 0.0  # to be added
 
@@ -63,11 +65,11 @@ class Source:
     @property
     def is_quantised(self) -> bool:
         """Whether the checkpoint has it in a form that a file can keep."""
-        return isinstance(self.weights, (Packed, Scaled))
+        return isinstance(self.weights, KEPT)
 
     def kept(self) -> list[Source]:
         """The tensors that a file has to have to keep the checkpoint's own numbers."""
-        assert isinstance(self.weights, (Packed, Scaled))
+        assert isinstance(self.weights, KEPT)
         values = self.weights.kept
         found = [replace(self, weights=values)]
         if values.scale is not None:
@@ -109,7 +111,8 @@ class ModelConversion:
         rounded = self.activations != "f16"
         for name, type in (("I8", "W8A8" if rounded else "W8A16"),
                            ("F8_E4M3", "W8A8_FP8" if rounded else "W8A16_FP8"),
-                           ("Q4_1", "Q4_1"), ("Q4_0", "Q4_0")):  # fmt: skip
+                           ("Q4_1", "Q4_1"), ("Q4_0", "Q4_0"),
+                           ("MXFP4", "MXFP4_MOE")):  # fmt: skip
             if name in formats:
                 return type
         return ""
@@ -174,14 +177,22 @@ def read_model(
     sources = _sources(architecture, sizes, tied, made, checkpoint)
     warnings = list(checkpoint.quantization.warnings)
     tokens = read_tokens(folder, n_vocab, source.characters)
-    n_params = sum(prod(source.shape) for source in sources)
-    metadata = general_metadata(folder, config, architecture.name, n_params, name)
+    metadata = general_metadata(folder, config, architecture.name, _counts(sources), name)
     metadata |= {f"{architecture.name}.{key}": typed for key, typed in values.items()}
     metadata["general.quantization_version"] = ("u32", QUANTIZATION_VERSION)
     metadata |= {**tokens.metadata(), **special_metadata(folder, config, tokens, warnings)}
     verify(metadata, tokens, warnings)
     activations = checkpoint.quantization.activations
     return ModelConversion(architecture.name, sizes, tied, sources, metadata, warnings, activations)
+
+
+def _counts(sources: Iterable[Source]) -> Counts:
+    """How many weights there are; experts' biases count as shared, as llama.cpp has it."""
+    of_experts = [source.shape for source in sources if len(source.shape) == 3]
+    total = sum(prod(source.shape) for source in sources)
+    expert = sum(prod(shape[1:]) for shape in of_experts)
+    shared = total - sum(map(prod, of_experts))
+    return Counts(total, shared, expert, of_experts[0][0] if of_experts else 0)
 
 
 def _values(config: dict[str, Any], source: HuggingFace, kind: str, path: Path) -> dict[str, Any]:
@@ -236,7 +247,7 @@ def _sources(
     for name, weights in named.items():
         shape = required.get(name, optional.get(name))
         if shape is None:
-            raise _unknown(checkpoint, weights.name, architecture.name)
+            raise _unknown(weights, architecture.name)
         if weights.shape != shape:
             raise ConvertError(
                 f"{weights.shard.path}: tensor {shown(weights.name)} has the shape {weights.shape},"
@@ -250,12 +261,12 @@ def _sources(
     return [found[name] for name in in_order(found)]
 
 
-def _by_gguf_name(hf: HuggingFace, checkpoint: Checkpoint, tied: bool) -> dict[str, Stored]:
+def _by_gguf_name(hf: HuggingFace, checkpoint: Checkpoint, tied: bool) -> dict[str, Gathered]:
     """The text model's tensors by the names they get."""
     layer = {theirs: ours for ours, theirs in hf.layer.items()}
     outside = {theirs: ours for ours, theirs in hf.outside.items()}
-    found: dict[str, Stored] = {}
-    for name, weights in checkpoint.tensors.items():
+    found: dict[str, Gathered] = {}
+    for name, weights in gathered(checkpoint.tensors, hf.interleaved).items():
         if name.endswith(UNUSED) or (hf.others and name.startswith(hf.others)):
             continue
         plain = name.replace(hf.inserted, "", 1) if hf.inserted else name
@@ -267,7 +278,7 @@ def _by_gguf_name(hf: HuggingFace, checkpoint: Checkpoint, tied: bool) -> dict[s
         if ours is None and _is_idle_bias(checkpoint, name):
             continue
         if ours is None or ours in found:
-            raise _unknown(checkpoint, name, "this architecture")
+            raise _unknown(weights, "this architecture")
         if not (tied and ours == "output.weight"):  # a copy of the table, which is not used
             found[ours] = weights
     return found
@@ -276,14 +287,16 @@ def _by_gguf_name(hf: HuggingFace, checkpoint: Checkpoint, tied: bool) -> dict[s
 def _is_idle_bias(checkpoint: Checkpoint, name: str) -> bool:
     """Whether a tensor is the bias of zeros that GPTQ's tools give to any matrix."""
     matrix = checkpoint.tensors.get(name.removesuffix(".bias") + ".weight")
-    bias = checkpoint.tensors[name]
-    if not (name.endswith(".bias") and isinstance(matrix, Packed) and len(bias.shape) == 1):
+    bias = checkpoint.tensors.get(name)
+    if bias is None or not (name.endswith(".bias") and isinstance(matrix, Packed)):
+        return False
+    if len(bias.shape) != 1:
         return False
     return not bias.format.dequantize(bias.rows(0, bias.shape[0])).any()
 
 
-def _unknown(checkpoint: Checkpoint, name: str, architecture: str) -> ConvertError:
-    path = checkpoint.tensors[name].shard.path
+def _unknown(weights: Gathered, architecture: str) -> ConvertError:
     return ConvertError(
-        f"{path}: {architecture} has no use for tensor {shown(name)}: not supported"
+        f"{weights.shard.path}: {architecture} has no use for tensor {shown(weights.name)}: "
+        "not supported"
     )

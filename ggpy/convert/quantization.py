@@ -14,7 +14,7 @@ from ..backends.interface import ActivationType
 from ..util.messages import shown
 from .folder import ConvertError, Folder
 
-METHODS = ("fp8", "fbgemm_fp8", "gptq", "awq", "compressed-tensors")
+METHODS = ("fp8", "fbgemm_fp8", "gptq", "awq", "compressed-tensors", "mxfp4")
 OWN_FILES = {"gptq": "quantize_config.json", "awq": "quant_config.json"}
 CT_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "dense")
 # By what the numbers of input_activations are

@@ -84,6 +84,7 @@ def mix_of(model: ModelConversion, name: str, **options: Any) -> Mix:
         n_head=model.sizes.layers[0].n_head,
         n_head_kv=model.sizes.layers[0].n_head_kv,
         tied=model.tied,
+        n_expert=max(layer.n_expert for layer in model.sizes.layers),
         n_values=sum(is_values(source.name) for source in model.sources),
         **options,
     )

@@ -35,6 +35,8 @@ SMALLER = {"Q6_K": "Q8_0", "Q5_K": "Q5_1", "Q4_K": "Q5_0"}  # for rows that are 
 SMALLEST = "Q4_0"  # what the others of 256 weights become there
 OUTPUT_OF_ROWS = "Q8_0"  # of types with a scale for each row, and the embedding table
 VALUES = 100.0  # root mean square of numbers of 8 bits that have a scale for each row
+EXPERT_MIX, OUTPUT_OF_EXPERT_MIX = "MXFP4_MOE", "Q8_0"  # as gpt-oss has it
+OF_SEVERAL = (*MIXED, EXPERT_MIX)
 OUTPUT_OF_K = "Q6_K"  # of models in Q2_K to Q5_K, as files usually have it
 
 
@@ -65,7 +67,7 @@ def dimensions(shape: Shape) -> Dimensions:
 def parse(spec: str) -> tuple[Shape, str, str]:
     """(shape, type, format of the output) of "SHAPE:TYPE" or "SHAPE:TYPE/OUTPUT"; ValueError.
 
-    The type is a format, one of `mix.MIXED`, whose matrices have several, or one of `mix.BY_ROW`,
+    The type is a format, one of OF_SEVERAL, whose matrices have several, or one of `mix.BY_ROW`,
     whose matrices have a scale for each row.
     """
     name, colon, types = spec.rpartition(":")
@@ -78,8 +80,9 @@ def parse(spec: str) -> tuple[Shape, str, str]:
     first, _, output = types.partition("/")
     if first.upper() in BY_ROW:
         format, usual = first.upper(), OUTPUT_OF_ROWS
-    elif first.upper() in MIXED:
-        format, usual = first.upper(), OUTPUT_OF_K
+    elif first.upper() in OF_SEVERAL:
+        format = first.upper()
+        usual = OUTPUT_OF_EXPERT_MIX if format == EXPERT_MIX else OUTPUT_OF_K
     else:
         format = usual = _format(first).name
         usual = OUTPUT_OF_K if format in ("Q2_K", "Q3_K", "Q4_K", "Q5_K") else format
@@ -90,7 +93,7 @@ def _format(name: str) -> Format:
     scaled = [f for f in all_formats() if f.scales(np.zeros(1, f.dtype)).shape[1]]  # no integers
     known = {f.name.lower(): f for f in scaled if not f.is_private}
     if name.lower() not in known:
-        there = ", ".join([*(f.name for f in known.values()), *MIXED, *BY_ROW])
+        there = ", ".join([*(f.name for f in known.values()), *OF_SEVERAL, *BY_ROW])
         raise ValueError(f"unknown type {name!r}: there are {there}")
     return known[name.lower()]
 
@@ -146,7 +149,7 @@ def _metadata(shape: Shape) -> dict[str, Any]:
 
 def _scheme(model: Synthetic) -> dict[str, Any]:
     """What the metadata says of a mix, and of a type with a scale for each row."""
-    if model.format in MIXED:
+    if model.format in OF_SEVERAL:
         return {"general.file_type": file_type(model.format)}
     if model.rows is None:
         return {}
@@ -186,28 +189,33 @@ def _formats(
     model: Synthetic, sizes: Dimensions, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Format]:
     """Of each tensor."""
-    if model.format not in MIXED:
+    if model.format not in OF_SEVERAL:
         return {name: _format_of(model, name, shape) for name, shape in shapes.items()}
     counts = sizes.n_layer, sizes.layer.n_head, sizes.layer.n_head_kv
     output = by_name(model.output_format)
-    mix = Mix(model.format, model.architecture, *counts, model.shape.tied, output_type=output)
+    n_expert = max(layer.n_expert for layer in sizes.layers)
+    tied = model.shape.tied
+    mix = Mix(model.format, model.architecture, *counts, tied, n_expert, output_type=output)
     vectors = by_name("F32")
     return {name: mix.choose(name, shapes[name]) or vectors for name in in_order(shapes)}
 
 
 def _format_of(model: Synthetic, name: str, shape: tuple[int, ...]) -> Format:
-    """F32 for vectors; a smaller block where the rows are no multiple of the format's own."""
-    if len(shape) == 1:
+    """F32 for vectors, routers and biases; a smaller block where the rows are no multiple of the
+    format's own.
+    """
+    if len(shape) == 1 or name.endswith((".bias", "ffn_gate_inp.weight")):
         return by_name("F32")
     is_output = name == ("token_embd.weight" if model.shape.tied else "output.weight")
     is_table = is_output or name == "token_embd.weight"
-    if model.rows is not None and not is_table and shape[1] % model.rows.block_size == 0:
-        return model.rows
+    rows = model.rows if len(shape) == 2 and not is_table else None
+    if rows is not None and shape[1] % rows.block_size == 0:
+        return rows
     usual = OUTPUT_OF_ROWS if model.rows is not None else model.format
     format = by_name(model.output_format if is_output else usual)
-    if shape[1] % format.block_size:
+    if shape[-1] % format.block_size:
         format = by_name(SMALLER.get(format.name, SMALLEST))
-    return format if shape[1] % format.block_size == 0 else by_name("F16")
+    return format if shape[-1] % format.block_size == 0 else by_name("F16")
 
 
 def _nbytes(format: Format, shape: tuple[int, ...]) -> int:

@@ -92,33 +92,45 @@ class ImportanceMatrix:
 
 
 class Collector:
-    """Sums the squares of what meets each matrix: hand `see` to `ops.observe.ObservedOps`.
+    """Sums the squares of what meets each matrix: hand `see` and `see_experts` to
+    `ops.observe.ObservedOps`.
 
     Of the layers' matrices alone, and of the output's if that is wanted.
     """
 
     def __init__(self, with_output: bool = False) -> None:
         self._with_output = with_output
-        self._sums: dict[str, NDArray[np.float64]] = {}
-        self._counts: dict[str, int] = {}
+        self._sums: dict[str, NDArray[np.float64]] = {}  # [X, K]
+        self._counts: dict[str, I64] = {}  # [X]
 
     def see(self, name: str, x: F32) -> None:
         """x[T, K] meets the tensor `name`; ArithmeticError for NaN or infinity."""
         if not (name.startswith("blk.") or (self._with_output and name == "output.weight")):
             return
+        self._add(name, 1, 0, x)
+
+    def see_experts(self, name: str, n_expert: int, x: F32, ids: NDArray[np.int32]) -> None:
+        """x[T, J, K] meets the experts ids[T, J] of a tensor; ArithmeticError as above."""
+        for expert in np.unique(ids):
+            self._add(name, n_expert, int(expert), x[ids == expert])
+
+    def _add(self, name: str, n_expert: int, expert: int, x: F32) -> None:
         squares = np.square(x, dtype=np.float64).sum(axis=0)
         if not np.isfinite(squares).all():
             raise ArithmeticError(
                 f"what meets {escaped(name)} is NaN or infinite: `ggpy run --check` finds where"
                 " that begins"
             )
-        self._sums[name] = self._sums.get(name, 0) + squares
-        self._counts[name] = self._counts.get(name, 0) + len(x)
+        if name not in self._sums:
+            self._sums[name] = np.zeros((n_expert, len(squares)))
+            self._counts[name] = np.zeros(n_expert, np.int64)
+        self._sums[name][expert] += squares
+        self._counts[name][expert] += len(x)
 
     def matrix(self, datasets: Sequence[str], chunk_size: int) -> ImportanceMatrix:
         """All that was seen so far."""
         entries = {
-            name: Entry(sums.astype(np.float32)[None], np.array([self._counts[name]], np.int64))
+            name: Entry(sums.astype(np.float32), self._counts[name].copy())
             for name, sums in self._sums.items()
         }
         found = ImportanceMatrix(entries, list(datasets), chunk_size=chunk_size)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from plain_decoder import Plain
+from plain_moe import plain
 
 from ggpy import arch
 from ggpy.backends.numpy.backend import Reference
@@ -33,8 +33,10 @@ YARN = {
     "rope.scaling.factor": 4.0,
     "rope.scaling.original_context_length": 64,
 }
+MIXTRAL = {"expert_count": 8, "expert_used_count": 2, "feed_forward_length": 32}
 VARIANTS = {
     **{name: Variant(name) for name in make_tiny.MODELS},
+    "mixtral": Variant("llama", MIXTRAL, make_tiny.experts_of("llama")),
     "llama-rope_freqs": Variant("llama", tensors={"rope_freqs.weight": RAMP}),
     "llama-linear": Variant("llama", {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}),
     "llama-old-linear": Variant("llama", {"rope.scale_linear": 2.0}),
@@ -52,6 +54,10 @@ VARIANTS = {
     "gemma3-27b-scale": Variant("gemma3", {"block_count": 62}),
     "gemma3-no-window": Variant("gemma3", {"attention.sliding_window": None}),
     "gemma3-base-swa": Variant("gemma3", {"rope.freq_base_swa": 500.0}),
+    "gpt-oss-base-swa": Variant("gpt-oss", {"rope.freq_base_swa": 500.0}),
+    "qwen3moe-groups": Variant(
+        "qwen3moe", {"expert_group_count": 4, "expert_group_used_count": 2, "expert_used_count": 3}
+    ),
     "gemma3-period-6": Variant("gemma3", {"attention.sliding_window_pattern": None}),
     "granite-no-rope": Variant("granite", {"rope.scaling.finetuned": False}),
     "granite-no-scales": Variant("granite", {"residual_scale": None, "embedding_scale": None}),
@@ -109,7 +115,7 @@ def our_logits(path: Path, n_ctx: int, ids: list[int]) -> np.ndarray:
 @pytest.mark.parametrize("tiny", VARIANTS, indirect=True)
 def test_logits_equal_the_plain_float64_decoder(tiny):
     path, v = tiny
-    expected = Plain(path, v.n_ctx).logits(IDS)
+    expected = plain(path, v.n_ctx).logits(IDS)
     assert np.std(expected) > 0.1, "the logits say nothing"
     np.testing.assert_allclose(our_logits(path, v.n_ctx, IDS), expected, atol=1e-4, rtol=1e-4)
 
@@ -117,6 +123,7 @@ def test_logits_equal_the_plain_float64_decoder(tiny):
 @pytest.mark.parametrize(
     "a, b",
     [
+        *(("gpt-oss", "gpt-oss-base-swa"), ("qwen3moe", "qwen3moe-groups")),
         *(("llama", "llama-yarn"), ("llama", "llama-rope_freqs"), ("granite", "granite-no-rope")),
         *(("granite", "granite-no-scales"), ("olmo2", "olmo2-no-window")),
         *(("olmo2", "olmo2-period"), ("mistral3", "mistral3-cold")),

@@ -50,7 +50,6 @@ def zeros(*shape: int) -> np.ndarray:
 
 REFUSED_SETTINGS = {
     # key, value -> what the message must say
-    ("expert_count", 8): r"llama.expert_count = 8 is not supported \(only 0 is\)",
     ("rope.scaling.type", "magic"): "llama.rope.scaling.type = 'magic' is not supported .*yarn",
     ("expert_used_count", (0, 0)): r"expert_used_count = \[0, 0\] is not supported",
     ("rope.scaling.type", 3): "= 3 is not supported",
@@ -69,6 +68,8 @@ REFUSED_SETTINGS = {
     ("embedding_scale", 2.0): "embedding_scale = 2.0 is not supported",
 }
 BAD_SETTINGS = {
+    ("expert_count", 8): "llama needs tensor 'blk.0.ffn_gate_inp.weight' and 7 more",
+    ("expert_count", 5000): "expert_count = 5000: expected between 0 and 4096",
     ("block_count", None): "llama.block_count is missing",
     ("block_count", 0): "llama.block_count = 0: expected between 1 and 4096",
     ("block_count", 3): "llama needs tensor 'blk.2.attn_norm.weight' and 8 more",
@@ -404,3 +405,66 @@ def test_heads_of_two_cannot_have_a_stretched_base():
     config = Config({"hunyuan-dense.rope.scaling.alpha": 10.0}, "hunyuan-dense")
     with pytest.raises(GGUFError, match="heads of 2 cannot have"):
         hunyuan_dense.read(Context(config, sizes, {}, 64))
+
+
+BAD_EXPERTS = {
+    # architecture, settings -> what the message must say
+    ("qwen3moe", "expert_used_count", 9): "expert_used_count = 9: expected between 1 and 8",
+    ("qwen3moe", "expert_used_count", 0): "expert_used_count = 0: expected between 1 and 8",
+    ("qwen3moe", "expert_used_count", (2, 1)): r"\[2, 1\] differs from layer to layer",
+    ("qwen3moe", "expert_used_count", None): "expert_used_count is missing",
+    ("qwen3moe", "expert_count", 4): r"'blk.0.ffn_gate_inp.weight' has shape \(8, 64\), .* \(4, 64",
+    ("qwen3moe", "expert_feed_forward_length", 16): r"gate_exps.weight' has shape \(8, 32, 64\)",
+    ("qwen3moe", "expert_feed_forward_length", (32, 16)): "'blk.1.ffn_gate_exps.weight' has shape",
+    ("qwen3moe", "expert_feed_forward_length", (32,)): r"\[32\]: expected 2 integers",
+    ("qwen3moe", "expert_group_count", 3): "8 experts cannot be 3 groups of two experts or more",
+    ("qwen3moe", "expert_group_count", 8): "8 experts cannot be 8 groups",
+    ("qwen3moe", "expert_group_used_count", 2): "expert_group_used_count = 2: expected between 0 a",
+    ("qwen3moe", "expert_gating_func", 2): r"expert_gating_func = 2 is not supported \(only 1 is",
+    ("qwen3moe", "expert_weights_norm", False): "expert_weights_norm = False is not supported",
+    ("qwen3moe", "expert_weights_scale", 2.5): "expert_weights_scale = 2.5 is not supported",
+    ("qwen3moe", "expert_shared_count", 1): r"expert_shared_count = 1 is not supported",
+    ("qwen3moe", "leading_dense_block_count", 1): "leading_dense_block_count = 1 is not supported",
+    ("qwen3moe", "interleave_moe_layer_step", 2): "not supported: qwen3moe.interleave_moe_layer",
+    ("gpt-oss", "attention.sliding_window", None): "attention.sliding_window is missing",
+    ("gpt-oss", "attention.sliding_window_pattern", (True,)): "one bool for each of 2 layers",
+}
+
+
+@pytest.mark.parametrize("case, message", BAD_EXPERTS.items(), ids=str)
+def test_settings_of_experts(case, message, tmp_path):
+    architecture, key, value = case
+    settings = {key: list(value) if isinstance(value, tuple) else value}
+    with pytest.raises(GGUFError, match=message):
+        load(make_tiny.write(tmp_path / "t.gguf", architecture, settings))
+
+
+def test_experts_are_chosen_from_the_groups_that_are_looked_at(tmp_path):
+    settings = {"expert_group_count": 4, "expert_group_used_count": 1, "expert_used_count": 3}
+    path = make_tiny.write(tmp_path / "t.gguf", "qwen3moe", settings)
+    with pytest.raises(GGUFError, match="expert_used_count = 3: expected between 1 and 2"):
+        load(path)
+
+
+def test_a_model_of_experts_has_some(tmp_path):
+    path = make_tiny.write(
+        tmp_path / "t.gguf", "qwen3moe", {"expert_count": 0, "expert_used_count": 0}
+    )
+    with pytest.raises(GGUFError, match=r"ffn_gate_inp.weight' has shape .* \(0, 64\)"):
+        load(path)
+
+
+BAD_EXPERT_TENSORS = {
+    "missing": ("blk.0.ffn_down_exps.weight", None, "needs tensor 'blk.0.ffn_down_exps.weight'$"),
+    "two axes": ("blk.0.ffn_up_exps.weight", zeros(256, 64), r"has shape \(256, 64\)"),
+    "dense": ("blk.0.ffn_up.weight", zeros(96, 64), "no use for tensor 'blk.0.ffn_up.weight'"),
+    "bias": ("blk.0.ffn_up_exps.bias", zeros(8, 32), "no use for tensor 'blk.0.ffn_up_exps.bias'"),
+    "an expert": ("blk.0.ffn_up.3.weight", zeros(32, 64), "no use for tensor 'blk.0.ffn_up.3"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_EXPERT_TENSORS.values(), ids=BAD_EXPERT_TENSORS)
+def test_tensors_of_experts(case, tmp_path):
+    name, array, message = case
+    with pytest.raises(GGUFError, match=message):
+        load(make_tiny.write(tmp_path / "t.gguf", "qwen3moe", tensors={name: array}))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ggpy.backends import choose, describe
+from ggpy.backends.numpy.backend import Reference
 from ggpy.device import CudaError, Gpu, NoGpu
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,6 +46,43 @@ def test_the_cpu_is_taken_without_looking_for_a_gpu(machine: Any) -> None:
     asked = machine(NoGpu("no reason"))
     ops = choose("cpu", 1)
     assert (ops.name, ops.reason, asked) == ("cpu", "as asked", [])
+
+
+def test_numpy_can_be_asked_for(machine: Any) -> None:
+    asked = machine(NoGpu("no reason"))
+    assert type(choose("numpy", 1)) is Reference
+    assert asked == []
+
+
+def test_without_numba_numpy_computes_and_says_so(
+    machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(NoGpu("no reason"))
+    for name in [n for n in sys.modules if n.startswith("ggpy.backends.cpu")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "numba", None)
+    told: list[str] = []
+    assert type(choose("auto", 1, told.append)) is Reference
+    assert len(told) == 1 and told[0].endswith("pip install 'ggpy[cpu]' adds numba")
+
+
+@pytest.mark.parametrize(
+    ("found", "activations", "words"),
+    [
+        (
+            NoGpu("none"),
+            "f16",
+            "--activations f16 is nothing for the CPU: it has q16, q8",
+        ),
+        (GPU, "f32", "--activations f32 is nothing for a GPU: it has f16, q8_1, q8"),
+    ],
+)
+def test_activations_of_another_device_are_refused(
+    machine: Any, found: Any, activations: Any, words: str
+) -> None:
+    machine(found, SimpleNamespace())
+    with pytest.raises(ValueError, match=words):
+        choose("auto", 1, activations=activations)
 
 
 def test_without_a_gpu_auto_is_the_cpu_and_says_why(machine: Any) -> None:

@@ -42,7 +42,7 @@ def open_model(path, ops) -> Model:
     return Model(file, Tokenizer.from_gguf(file), ops, n_ctx=64)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name, model in MODELS.items() if not model.experts])
 def test_what_is_shown_is_what_is_multiplied(name: str, tiny_path) -> None:
     seen: list[tuple[str, np.ndarray]] = []
     watched = Watched()
@@ -64,3 +64,58 @@ def test_the_output_is_shown_all_tokens(tiny_path) -> None:
     for _ in open_model(tiny_path("llama"), ops).generate("Once upon", max_tokens=1):
         pass
     assert seen["output.weight"] == seen["blk.0.attn_q.weight"] > 1
+
+
+class WatchedExperts(Reference):
+    """Keeps what meets each expert, in the order in which it is multiplied."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.inputs: dict[tuple[str, int], np.ndarray] = {}
+
+    def weight(self, tensor, role, scale=None, activations="f16"):
+        weight = super().weight(tensor, role)
+        if len(tensor.shape) == 3:
+            expert_of = weight.expert
+
+            def watched(index):
+                matrix = expert_of(index)
+                multiply = matrix.multiply
+
+                def multiply_watched(x):
+                    self.inputs[tensor.name, index] = x
+                    return multiply(x)
+
+                matrix.multiply = multiply_watched
+                return matrix
+
+            weight.expert = watched
+        return weight
+
+
+@pytest.mark.parametrize("name", ["qwen3moe", "qwen2moe", "gpt-oss"])
+def test_what_meets_each_expert_is_shown(name: str, tiny_path) -> None:
+    dense: dict[str, np.ndarray] = {}
+    shown: dict[tuple[str, int], np.ndarray] = {}
+
+    def see_experts(tensor: str, n: int, x: np.ndarray, ids: np.ndarray) -> None:
+        assert n == 8 and x.shape[:2] == ids.shape == (len(IDS), 2)
+        shown.update({(tensor, int(e)): x[ids == e] for e in np.unique(ids)})
+
+    watched = WatchedExperts()
+    ops = ObservedOps(watched, lambda name, x: dense.update({name: x}), see_experts)
+    logits = open_model(tiny_path(name), ops).logits(IDS)
+    assert np.array_equal(logits, open_model(tiny_path(name), Reference(1)).logits(IDS))
+    assert shown.keys() == watched.inputs.keys()
+    for key, x in shown.items():
+        np.testing.assert_allclose(x, watched.inputs[key], rtol=1e-6, err_msg=str(key))
+    assert ("blk.1.ffn_down_shexp.weight" in dense) == (name == "qwen2moe")
+    assert "blk.1.ffn_gate_inp.weight" in dense and not any("_exps" in x for x in dense)
+
+
+def test_without_a_word_for_experts_all_that_meets_a_tensor_is_shown(tiny_path) -> None:
+    seen: dict[str, tuple[int, ...]] = {}
+    ops = ObservedOps(Reference(1), lambda name, x: seen.update({name: x.shape}))
+    open_model(tiny_path("qwen3moe"), ops).logits(IDS)
+    assert seen["blk.0.ffn_gate_exps.weight"] == (20, 64)
+    assert seen["blk.0.ffn_down_exps.weight"] == (20, 32)

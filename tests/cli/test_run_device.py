@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ggpy.backends.numpy.backend import Reference
+from ggpy.backends import choose
 from ggpy.cli import run
 from ggpy.device import CompileError, CudaError, NoGpu, OutOfMemory
 
@@ -43,7 +43,7 @@ def test_cuda_without_a_gpu_is_refused_in_one_line(cli: Run, asked: str) -> None
 
 
 def test_memory_of_a_device_is_shown(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Reference, "device_bytes", lambda self: 5_400_000_000)
+    monkeypatch.setattr(type(choose("cpu", 1)), "device_bytes", lambda self: 5_400_000_000)
     *_, err = cli(LLAMA, *ANSWER)
     assert re.search(r"^memory: \d+ MB at most, 5400 MB on cpu$", err, re.M)
 
@@ -72,7 +72,7 @@ def test_a_device_that_fails_at_work_is_an_error_and_no_traceback(
     def fail(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(Reference, "mix", fail)
+    monkeypatch.setattr(type(choose("cpu", 1)), "mix", fail)
     status, out, err = cli(LLAMA, *ANSWER)
     assert (status, out) == (1, "")
     assert err.endswith(f"\nggpy run: error: {error}\n") and "Traceback" not in err
@@ -83,7 +83,7 @@ def test_a_bug_keeps_its_traceback(cli: Run, monkeypatch: pytest.MonkeyPatch) ->
     def fail(*_: Any) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(Reference, "mix", fail)
+    monkeypatch.setattr(type(choose("cpu", 1)), "mix", fail)
     status, _, err = cli(LLAMA, *ANSWER)
     assert status == 1 and "Traceback" in err and err.endswith("ggpy run: error: a bug\n")
 

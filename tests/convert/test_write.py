@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import KINDS, to_gguf, weights_of, write, write_weights
+from gemma4_checkpoints import GEMMA4_KINDS
+from moe_checkpoints import MOE_KINDS
 
 from ggpy.convert import Checkpoint, ConversionPlan, Folder, mix_of, read_config, read_model
 from ggpy.convert import plan as plan_of
 from ggpy.convert import write as write_plan
-from ggpy.convert.general import general_metadata
+from ggpy.convert.general import Counts, general_metadata
 from ggpy.formats import by_name
 from ggpy.gguf import File
 from ggpy.gguf.writer import Writer
@@ -238,7 +240,7 @@ def test_nan_is_refused_by_name_and_row(value: float, type: str, tmp_path: Path)
 
 
 def general(folder: Path, n_params: int = 1_235_000_000) -> dict[str, Any]:
-    found = general_metadata(Folder(folder), {}, "llama", n_params, None)
+    found = general_metadata(Folder(folder), {}, "llama", Counts(n_params, n_params), None)
     return {key.removeprefix("general."): value for key, (_, value) in found.items()}
 
 
@@ -282,5 +284,6 @@ def test_sampling_of_the_authors(tmp_path: Path) -> None:
 def test_every_architecture_has_a_checkpoint() -> None:
     from ggpy.arch import architectures
 
-    kinds = {kind.architecture for kind in KINDS.values()}
+    all_kinds = {**KINDS, **MOE_KINDS, **GEMMA4_KINDS}
+    kinds = {kind.architecture for kind in all_kinds.values()}
     assert kinds == {name for name, found in architectures().items() if found.hugging_face}

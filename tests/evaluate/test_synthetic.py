@@ -19,6 +19,8 @@ PARAMETERS = {  # in thousands of millions, as their makers say
     **{"Qwen3-0.6B": 0.596, "Qwen3-4B": 4.022, "Qwen3-8B": 8.191},
     **{"Qwen3-14B": 14.768, "Qwen3-32B": 32.762},
     **{"Gemma-3-1B": 1.000, "Gemma-3-4B": 3.880, "Gemma-3-12B": 11.766, "Gemma-3-27B": 27.009},
+    **{"Mixtral-8x7B": 46.703, "Qwen1.5-MoE-A2.7B": 14.316, "Qwen3-30B-A3B": 30.532},
+    **{"Qwen3-235B-A22B": 235.094, "gpt-oss-20b": 20.915, "gpt-oss-120b": 116.829},
     **{"Phi-4": 14.660, "SmolLM3-3B": 3.075, "Granite-3.3-8B": 8.171, "OLMo-3-7B": 7.298},
     **{"Seed-OSS-36B": 36.151, "ERNIE-4.5-0.3B": 0.3607, "Hunyuan-7B": 7.505},
     **{"Ministral-3-8B": 8.490, "EXAONE-4.0-32B": 32.003, "GLM-4-9B": 9.400},
@@ -66,6 +68,24 @@ def test_every_architecture_loads_as_a_file_does(architecture: str) -> None:
     assert decoder.sizes.n_vocab == shape.n_vocab
     assert len(decoder.layers) == shape.settings["block_count"]
     assert ("output.weight" in loaded) is not shape.tied
+
+
+def test_experts_in_mxfp4_and_the_rest_in_q8_0() -> None:
+    with Synthetic("gpt-oss-20b:MXFP4_MOE") as model:
+        kinds = {name.split(".", 2)[-1]: t.format.name for name, t in model.tensors.items()}
+        assert model.nbytes / 2**30 == pytest.approx(11.27, abs=0.02)  # as the usual file
+        output = model.tensors["output.weight"].format.name
+    of_experts = {kind for name, kind in kinds.items() if name.endswith("_exps.weight")}
+    assert of_experts == {"MXFP4"} and kinds["attn_q.weight"] == output == "Q8_0"
+    assert kinds["ffn_gate_inp.weight"] == kinds["ffn_up_exps.bias"] == "F32"
+
+
+@pytest.mark.parametrize("type", ["Q4_K_M", "W8A8", "IQ2_XS"])
+def test_types_of_a_mixture_of_experts(type: str) -> None:
+    with Synthetic(f"Qwen1.5-MoE-A2.7B:{type}") as model:
+        assert model.tensors["blk.0.ffn_gate_inp.weight"].format.name == "F32"
+        assert all(t.shape[-1] % t.format.block_size == 0 for t in model.tensors.values())
+        assert not any("_exps.scale" in name for name in model.tensors)
 
 
 @pytest.mark.parametrize("type", ["Q8_0", "Q4_K", "F16", "BF16", "IQ2_XS", "TQ1_0", "MXFP4"])

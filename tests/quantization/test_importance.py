@@ -207,3 +207,22 @@ def test_entries_that_are_no_entries(tmp_path: Path) -> None:
         read(write(path, {}))
     with pytest.raises(ValueError, match="is no such"):
         read(write(path, {"a.in_sum2": sums, "a.counts": np.ones(1)}, chunk_size=("str", "512")))
+
+
+def test_experts_are_seen_each_by_itself(tiny_path, tmp_path: Path) -> None:
+    """The counts of an expert's tokens, in files too; those of all are tokens times chosen."""
+    collector = Collector()
+    with File(tiny_path("gpt-oss")) as file:
+        text = (GOLDEN / "text.txt").read_text(encoding="utf-8")
+        chunks = chunks_of(text, Tokenizer.from_gguf(file), 64, 4)
+        ops = ObservedOps(Reference(1), collector.see, collector.see_experts)
+        for _ in Evaluator(file, ops, 64, 64, whole=True).logits(chunks):
+            pass
+    write_gguf(tmp_path / "experts.gguf", collector.matrix(["text.txt"], 64))
+    entries = read(tmp_path / "experts.gguf").entries
+    gate, down = (entries[f"blk.1.ffn_{x}_exps.weight"] for x in ("gate", "down"))
+    assert gate.sums.shape == (8, 64) and down.sums.shape == (8, 32)
+    assert gate.counts.tolist() == down.counts.tolist() and gate.counts.sum() == 2 * 256
+    assert len(set(gate.counts)) > 2, "all experts are chosen equally often"
+    router = entries["blk.1.ffn_gate_inp.weight"]
+    np.testing.assert_allclose(gate.sums.sum(0), 2 * router.sums[0], rtol=1e-4)

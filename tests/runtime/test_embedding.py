@@ -33,7 +33,7 @@ LENGTHS = (3, 1, 70, 64, 9, 130, 2)  # of PROMPTS
 def load(tiny_path) -> Callable[..., Model]:
     def make(architecture: str = "llama", n_ctx: int = 256, **options: Any) -> Model:
         path = tiny_path(architecture)
-        return ggpy.load(path, device="cpu", n_threads=1, n_ctx=n_ctx, **options)
+        return ggpy.load(path, device="numpy", n_threads=1, n_ctx=n_ctx, **options)
 
     return make
 

@@ -184,7 +184,7 @@ def test_a_document_that_is_too_long_is_named(converted):
 
 def test_numbers_that_are_none_are_named(converted, plain):
     for path in (converted, plain):
-        with ggpy.load(path, device="cpu", n_threads=1) as model:
+        with ggpy.load(path, device="numpy", n_threads=1) as model:
             model.decoder.layers[1].ffn.w_down.array[:] = np.nan
             with pytest.raises(ValueError, match=r"0 of the list: .* NaN or infinite"):
                 relevance(model.engine, model.tokenizer, model.metadata, "a", ["b"])

@@ -72,11 +72,58 @@ def mixed(x: np.ndarray, a: Any, weight: Weights = arrays) -> np.ndarray:
 def fed_forward(x: np.ndarray, ffn: Any, weight: Weights = arrays) -> np.ndarray:
     """x[T, D] with the feed-forward added."""
     n = norm(x, ffn.norm, weight)
+    if hasattr(ffn, "experts"):
+        return x + np.array([mixture(token, ffn, weight) for token in n])
     z = n @ weight(ffn.w_gate).T
     inner = math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)
     act = {"silu": z / (1 + np.exp(-z)), "gelu_tanh": z / 2 * (1 + np.tanh(inner))}
     y = (act[ffn.activation] * (n @ weight(ffn.w_up).T)) @ weight(ffn.w_down).T
     return x + post(y, ffn, weight)
+
+
+def mixture(n: np.ndarray, moe: Any, weight: Weights = arrays) -> np.ndarray:
+    """What experts make of one normalised token n[D]."""
+    y = np.zeros(len(n))
+    for expert, strength in routed(n, moe.router, weight):
+        y += strength * one_expert(n, moe.experts, expert, weight)
+    if (shared := moe.shared) is not None:
+        gate, up = weight(shared.w_gate) @ n, weight(shared.w_up) @ n
+        out = weight(shared.w_down) @ (gate / (1 + np.exp(-gate)) * up)
+        y += out if shared.gate is None else out / (1 + math.exp(-(weight(shared.gate) @ n)))
+    return y
+
+
+def routed(n: np.ndarray, r: Any, weight: Weights = arrays) -> list[tuple[int, float]]:
+    """The chosen experts of a token and their weights, in order."""
+    logits = weight(r.weight) @ n + (0 if r.bias is None else weight(r.bias))
+    p = {
+        "softmax": lambda: np.exp(logits) / np.exp(logits).sum(),
+        "sigmoid": lambda: 1 / (1 + np.exp(-logits)),
+        "softmax_chosen": lambda: logits,
+    }[r.score]()
+    liking = p + (0 if r.choice_bias is None else weight(r.choice_bias))
+    groups = np.array_split(np.arange(len(p)), r.groups[0])
+    groups = sorted(groups, key=lambda g: -sum(sorted(liking[g])[-2:]))[: r.groups[1]]
+    chosen = sorted((int(e) for g in groups for e in g), key=lambda e: (-liking[e], e))[: r.n_used]
+    found = np.array([math.exp(p[e]) if r.score == "softmax_chosen" else p[e] for e in chosen])
+    if r.normalise or r.score == "softmax_chosen":
+        found /= found.sum()
+    return list(zip(chosen, found * r.scale, strict=True))
+
+
+def one_expert(n: np.ndarray, e: Any, i: int, weight: Weights = arrays) -> np.ndarray:
+    """Expert i of n[D]."""
+    biases = (0 if b is None else weight(b)[i] for b in (e.b_gate, e.b_up, e.b_down))
+    b_gate, b_up, b_down = biases
+    gate, up = weight(e.w_gate)[i] @ n + b_gate, weight(e.w_up)[i] @ n + b_up
+    if e.activation == "swiglu_oai":
+        gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
+        h = gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+    else:
+        inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
+        act = {"silu": gate / (1 + np.exp(-gate)), "gelu_tanh": gate / 2 * (1 + np.tanh(inner))}
+        h = act[e.activation] * up
+    return weight(e.w_down)[i] @ h + b_down
 
 
 def post(y: np.ndarray, part: Any, weight: Weights) -> np.ndarray:

@@ -1,10 +1,11 @@
-"""Inputs that layers have of their own, besides the residual stream: of each token, from a table."""
+"""Inputs that layers have of their own besides the residual stream: of each token, from a table."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...backends.interface import Activation, LayerInput, LayerInputs
+from ...backends.inputs import LayerInput, LayerInputs
+from ...backends.interface import Activation
 from .weights import LayerWeights
 
 # Sized by Dimensions.letters; TABLE stands outside of all layers.

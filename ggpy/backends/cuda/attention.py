@@ -197,9 +197,12 @@ class AttentionOps:
         kernels.prefill.launch(params, kind.prefill_tiles, kind.n_prefill_tiles)
 
     def attn_out(self, o: Array, x: Array, layer: Layer, plan: AttentionPlan) -> Array:
-        """x + post_norm(o wo^T)."""
-        a = layer.mixer
-        return self._context.output_product(plan.out, o, a.wo, x, a.post_norm)
+        """x + post_norm(o wo^T), or x + o wo^T + bo."""
+        c, a = self._context, layer.mixer
+        x = c.output_product(plan.out, o, a.wo, x, a.post_norm)
+        if a.bo is not None:
+            c.elementwise.add_bias(x.data, a.bo, *x.shape)
+        return x
 
     # RoPE
 

@@ -23,18 +23,20 @@ from ...kernels.blocks.block_kernel import BlockMatrix
 from ...kernels.blocks.get_rows import get_rows
 from ...kernels.layout.embed_tile import EmbedTile
 from ...sampling import Sampler
-from ..interface import ActivationType, CacheShape, Demand, Head, Layer, Probe, Role, Step
+from ..interface import ActivationType, CacheShape, Demand, Head, Layer, MoE, Probe, Role, Step
 from . import memory
 from .arrays import Array, Matrix, Sampled
 from .attention import AttentionOps, converts_pages
 from .context import StepContext
 from .dense import DenseOps
 from .graphs import Graphs
+from .moe.layer import MoEOps
 from .plan import Activations, GemmChoice
 from .sampling import Sampling
 from .step import StepUpload
-from .weights import Uploader
+from .weights import Uploader, in_f32
 
+ROWS_IN_F32 = ("X D", "X Fx")  # routers, and biases of experts
 GRAPH_TOKENS = 64  # graphs of all decode steps of at most this many tokens are kept
 
 
@@ -67,7 +69,7 @@ class Cuda:
         self._embed_tile = EmbedTile(device)
         self._sampling = Sampling(device)
         self._uploader: Uploader | None = Uploader(device)
-        self.dense = DenseOps(self.context)
+        self.dense, self.moe = DenseOps(self.context), MoEOps(self.context)
         self.attention: AttentionOps | None = None  # set when the KV cache is allocated
         self._steps: StepUpload | None = None
         self._max_split_tokens = GRAPH_TOKENS  # sequences whose context may be split over CTAs
@@ -108,9 +110,15 @@ class Cuda:
         if self._uploader is None:
             raise RuntimeError("weight() was called after weights_ready()")
         *experts, n_rows, k = tensor.shape
+        tensor = tensor if role.axes not in ROWS_IN_F32 else in_f32(tensor)
         tiled = not (role.lookup or self.context.planner.keeps_blocks(tensor.format))
-        # Only kernels on tiles support row scales.
-        tiles, blocks = self._uploader.upload(tensor, tiled or scale is not None)
+        # Only kernels on tiles support row scales and experts.
+        tiles, blocks = self._uploader.upload(tensor, tiled or scale is not None or bool(experts))
+        if experts and tiles is None:
+            raise GGUFError(
+                f"{tensor.path}: tensor {tensor.name!r} has experts in {tensor.format.name} with "
+                f"{k} columns, which no kernel multiplies on a GPU: use --device cpu"
+            )
         by_row = None if scale is None else self._vector(scale)
         if tiles is None and by_row is not None:
             raise GGUFError(
@@ -199,7 +207,8 @@ class Cuda:
 
     def feed_forward(self, x: Array, layer: Layer, step: Step) -> Array:
         """x[T, D] with the output of the layer's feed-forward added."""
-        return self.dense.feed_forward(x, layer)
+        ops = self.moe if isinstance(layer.ffn, MoE) else self.dense
+        return ops.feed_forward(x, layer)
 
     def logits(self, x: Array, head: Head, step: Step) -> Array:
         """Logits f32 [R, V]."""

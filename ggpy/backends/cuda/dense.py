@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..interface import Layer
+from ..interface import Dense, Layer
 from .arrays import Array
 from .context import StepContext
 from .plan import DensePlan
@@ -30,7 +30,7 @@ class DenseOps:
     def ffn_act(self, x: Array, layer: Layer, plan: DensePlan) -> Array:
         """h f16 [T, F] = act(n w_gate^T) * (n w_up^T), with n = norm(x)."""
         c, f, n = self._context, layer.ffn, x.shape[0]
-        assert f is not None
+        assert isinstance(f, Dense)
         weights, n_ff = f.projections, f.w_gate.n_rows
         h = c.f16("h", n, n_ff, plan.h_layout)
         if plan.glu:
@@ -44,5 +44,5 @@ class DenseOps:
     def ffn_out(self, h: Array, x: Array, layer: Layer, plan: DensePlan) -> Array:
         """x + post_norm(h w_down^T)."""
         f = layer.ffn
-        assert f is not None
+        assert isinstance(f, Dense)
         return self._context.output_product(plan.down, h, f.w_down, x, f.post_norm)

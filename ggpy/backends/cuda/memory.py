@@ -85,7 +85,7 @@ def needed(
     kept = sum(g.n_pages * page_bytes(h, g.n_layer) for g, h in whole)
     return Need(
         weights=sum(
-            allocated(weight_bytes(w, role.lookup or keeps_blocks(w.format)))
+            allocated(weight_bytes(w, role.lookup or (len(w.shape) < 3 and keeps_blocks(w.format))))
             for w, role in demand.weights
         ),
         cache=windowed + kept + f16,
@@ -170,8 +170,17 @@ def step_bytes(demand: Demand, shapes: Sequence[Heads]) -> int:
     d, f = demand.n_embd, demand.n_ff
     stream = (4 + 4 + 2) * d  # x, what is added to x, and norm(x)
     gated = (4 + 4 + 2) * f  # gate and up if separate, and act(gate) * up
-    per_token = stream + gated + max(map(_head_bytes, shapes))
+    per_token = stream + gated + max(map(_head_bytes, shapes)) + _expert_bytes(demand)
     return demand.n_batch * per_token + 4 * demand.n_seq * demand.n_vocab
+
+
+def _expert_bytes(demand: Demand) -> int:
+    """Bytes per token of what its experts take and make: x in their order, gate, up and h, outputs,
+    ids, weights and the orders of a sorted step; and the outputs of a shared expert.
+    """
+    d, f = demand.n_embd, demand.n_ff_expert
+    each = 2 * d + (4 + 4 + 2) * f + 4 * d + 4 * 4
+    return demand.n_used * each + (4 * d + 4 if demand.n_used else 0)
 
 
 def _head_bytes(heads: Heads) -> int:

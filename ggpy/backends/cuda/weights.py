@@ -6,13 +6,14 @@ is for or how tiles look.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...device.base import Buffer, Ptr
-from ...formats import Format
+from ...formats import Format, by_name
 from ...gguf import Tensor
 from ...kernels.layout.tile import ROWS, Layout, TiledMatrix, layout_of, repack
 from .. import host
@@ -22,6 +23,13 @@ PARTS = 2  # parts in flight
 WORTH_THREADS = 1 << 20  # bytes from which several threads copy a part
 # threads that copy a part: a single one reads a mapped file at a third of the bus's speed
 COPIERS = 4
+
+
+def in_f32(tensor: Tensor) -> Tensor:
+    """The tensor with its weights in float32."""
+    values = np.ascontiguousarray(tensor.dequantize(), np.float32)
+    data = values.view(np.uint8).reshape(*tensor.shape[:-1], -1)
+    return replace(tensor, format=by_name("F32"), data=data)
 
 
 class Uploader:

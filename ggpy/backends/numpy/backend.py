@@ -16,18 +16,20 @@ from ...formats.base import F32
 from ...gguf import Tensor
 from ...sampling import Sampler
 from .. import host
+from ..inputs import LayerInputs
 from ..interface import (
     ActivationType,
     CacheShape,
     Demand,
+    FeedForward,
     Head,
     Layer,
-    LayerInputs,
+    MoE,
     Probe,
     Role,
     Step,
 )
-from . import attention, dense, layer_inputs
+from . import attention, dense, layer_inputs, moe
 from .functions import normalised, soft_capped
 from .kv_pages import GroupPages, check_memory
 from .matrix import HostMatrix, dequantized
@@ -56,7 +58,8 @@ class Reference:
     ) -> None:
         self.reason = reason
         self._note = note
-        host.set_blas_threads(n_threads or host.default_threads())
+        self.n_threads = host.checked_threads(n_threads or host.default_threads(), note)
+        host.set_blas_threads(self.n_threads)
         self._budget = _default_budget() if weight_memory is None else weight_memory
         self._in_blocks = 0  # bytes of float32 that did not fit
         self._sampled = np.zeros(0, np.int64)
@@ -128,13 +131,13 @@ class Reference:
         pages, probe = self._pages(layer.mixer.group), partial(self._probe, layer.index)
         y = attention.mix(x, layer.mixer, step, pages, probe)
         if layer.parallel and layer.ffn is not None:
-            return dense.feed_forward(y, layer.ffn, probe, of=x)
+            return _feed_forward(y, layer.ffn, probe, of=x)
         return y
 
     def feed_forward(self, x: F32, layer: Layer, step: Step) -> F32:
         """x[T, D] with the output of layer.ffn added."""
         assert layer.ffn is not None
-        return dense.feed_forward(x, layer.ffn, partial(self._probe, layer.index))
+        return _feed_forward(x, layer.ffn, partial(self._probe, layer.index))
 
     def end_layer(self, x: F32, layer: Layer, inputs: F32 | None, step: Step) -> F32:
         """(x[T, D] with the output of layer.input added) * layer.scale."""
@@ -173,6 +176,15 @@ class Reference:
         if not self._cache:
             raise RuntimeError("allocate_cache comes before the first step")
         return self._cache[group]
+
+
+def _feed_forward(
+    x: F32, ffn: FeedForward, probe: Callable[[str, NDArray], None], of: F32 | None = None
+) -> F32:
+    """x with what a feed-forward makes of norm(of), or norm(x)."""
+    if isinstance(ffn, MoE):
+        return moe.feed_forward(x, ffn, probe, of)
+    return dense.feed_forward(x, ffn, probe, of)
 
 
 def _unobserved(layer: int, name: str, array: F32) -> None:

@@ -71,9 +71,14 @@ def soft_capped(x: F32, cap: float) -> F32:
     return np.float32(cap) * np.tanh(x / np.float32(cap)) if cap else x
 
 
+def sigmoid(x: F32) -> F32:
+    """1 / (1 + exp(-x)), by way of tanh: exp would overflow."""
+    return np.float32(0.5) * np.tanh(np.float32(0.5) * x) + np.float32(0.5)
+
+
 def silu(x: F32) -> F32:
-    """x / (1 + exp(-x)), by way of tanh: exp would overflow."""
-    return x * (np.float32(0.5) * np.tanh(np.float32(0.5) * x) + np.float32(0.5))
+    """x / (1 + exp(-x))."""
+    return x * sigmoid(x)
 
 
 def gelu_tanh(x: F32) -> F32:

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...formats.base import F32
-from ..interface import Layer, LayerInputs
+from ..inputs import LayerInputs
+from ..interface import Layer
 from .functions import ACTIVATIONS, added, normalised
 
 
@@ -21,9 +22,7 @@ def layer_inputs(x: F32, inputs: LayerInputs, ids: NDArray) -> F32:
     return (n + of_token.reshape(n.shape)) * np.float32(2**-0.5)
 
 
-def end_layer(
-    x: F32, layer: Layer, inputs: F32 | None, probe: Callable[[str, F32], None]
-) -> F32:
+def end_layer(x: F32, layer: Layer, inputs: F32 | None, probe: Callable[[str, F32], None]) -> F32:
     """(x[T, D] + norm((act(x gate^T) * p) w^T)) * scale; inputs[T, L, I]: of all layers."""
     own = layer.input
     if own is not None and inputs is not None:

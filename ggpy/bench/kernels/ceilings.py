@@ -1,7 +1,7 @@
 """The limits of this machine: bytes read per second, and MMA operations per second.
 
-On a GPU two kernels measure them once and the user's cache keeps the result. On the CPU numpy
-measures them each time, because other programs change them. Nothing here depends on models.
+On a GPU two kernels measure them once and the user's cache keeps the result. On the CPU they
+are measured each time, because other programs change them. Nothing here depends on models.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MATRIX_SECONDS = 0.02  # approximate duration of one measurement
 GUESS = (
     5e12  # operations per second of a small GPU: only the duration of the first try depends on it
 )
-CPU_BYTES, CPU_ROWS = 64 << 20, 1024
+CPU_BYTES, CPU_ROWS, CPU_READ = 64 << 20, 1024, 512 << 20
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def ceilings_of(ops: Ops, fresh: bool = False) -> Ceilings:
     """The ceilings of the machine that the ops run on; `fresh` measures a GPU again."""
     device = getattr(ops, "device", None)
     if device is None:
-        return measure_cpu()
+        return measure_cpu(ops)
     path = _path(device)
     kept = None if fresh else _load(path)
     if kept is None:
@@ -168,14 +168,37 @@ def _seconds(device: Any, enqueue: Callable[[], None]) -> float:
 # The CPU
 
 
-def measure_cpu() -> Ceilings:
-    """The speed of numpy's copy (bytes read plus bytes written) and of its f32 matrix product."""
+def measure_cpu(ops: Any = None) -> Ceilings:
+    """The speed of reading and of the f32 matrix product: of the numba backend's threads, or of
+    numpy, whose reading is that of a copy (bytes read plus bytes written).
+    """
+    if hasattr(ops, "add_up"):
+        return _measure_threads(ops)
     source = np.ones(CPU_BYTES // 4, np.float32)
     target = np.empty_like(source)
     a = np.random.default_rng(0).standard_normal((CPU_ROWS, CPU_ROWS)).astype(np.float32)
     copy = _cpu_seconds(lambda: np.copyto(target, source))
     product = _cpu_seconds(lambda: a @ a)
     return Ceilings(2 * CPU_BYTES / copy, 2 * CPU_ROWS**3 / product, "cpu")
+
+
+def _measure_threads(ops: Any) -> Ceilings:
+    """More bytes than caches hold, and a product of as many columns as a prompt has."""
+    from ...backends.interface import Role
+    from ...formats import by_name
+    from ...gguf import Tensor
+
+    source = np.ones(CPU_READ // 4, np.float32)
+    a = np.random.default_rng(0).standard_normal((CPU_ROWS, CPU_ROWS)).astype(np.float32)
+    w = ops.weight(Tensor("w", a.shape, by_name("F32"), a.view(np.uint8)), Role("F D"))
+
+    def multiply() -> None:
+        ops.pool.begin()
+        w.multiply(a)
+        ops.pool.end()
+
+    read, product = _cpu_seconds(lambda: ops.add_up(source)), _cpu_seconds(multiply)
+    return Ceilings(CPU_READ / read, 2 * CPU_ROWS**3 / product, "cpu")
 
 
 def _cpu_seconds(call: Callable[[], object]) -> float:

@@ -28,12 +28,17 @@ from .observed import ObservedDevice, Operation
 METHODS = ("run", "embed", "logits", "sample", "find_best")  # of a backend that are parts
 ATTENTION = ("qkv", "attention", "attn_out")  # of its attention layers
 DENSE = ("ffn_act", "ffn_out")  # of its feed-forward layers
+MOE = ("route", "shared_expert", "expert_act", "expert_out")  # of those with experts
 # The weights that a part reads, of the operands that it is called with.
 READS: dict[str, Callable[..., Sequence[Any]]] = {
     "qkv": lambda x, layer, *_: layer.mixer.projections,
     "attn_out": lambda o, x, layer, *_: (layer.mixer.wo,),
     "ffn_act": lambda x, layer, *_: layer.ffn.projections,
     "ffn_out": lambda h, x, layer, *_: (layer.ffn.w_down,),
+    "route": lambda x, ffn, *_: (ffn.router.weight,),
+    "shared_expert": lambda routes, e, *_: (e.w_gate, e.w_up, e.w_down),
+    "expert_act": lambda pairs, e: (e.w_gate, e.w_up) * min(pairs.n, e.w_up.n_experts),
+    "expert_out": lambda x, h, pairs, e, *_: (e.w_down,) * min(pairs.n, e.w_down.n_experts),
     "logits": lambda x, head, step: (head.weight,),
 }
 STEP_RUNS = 5  # of the engine
@@ -82,6 +87,7 @@ class Watcher:
         self._counted: dict[str, int] = {}
         self._wrap(ops, METHODS)
         self._wrap(ops.dense, DENSE)
+        self._wrap(ops.moe, MOE)
         allocate = ops.allocate_cache
 
         def allocate_cache(shape: CacheShape) -> None:
@@ -116,7 +122,7 @@ def weight_bytes(matrix: Matrix) -> int:
     tiles = matrix.tiles
     if tiles is None:
         return matrix.in_blocks.nbytes
-    return tiles.layout.read_bytes(tiles.n_rows, tiles.k)
+    return tiles.layout.read_bytes(tiles.n_rows, tiles.k)  # of one expert, where there are several
 
 
 def profiles(

@@ -13,7 +13,8 @@ class Elementwise:
     """Elementwise kernels, one thread per element."""
 
     def __init__(self, device: Device) -> None:
-        self._glu, self._soft_cap = device.kernels("gemm/elementwise.cu", ["glu", "soft_cap"])
+        names = ["glu", "soft_cap", "add_bias"]
+        self._glu, self._soft_cap, self._add_bias = device.kernels("gemm/elementwise.cu", names)
 
     def glu(self, gate: Address, up: Address, h: Address, n: int, activation: str) -> None:
         """Enqueue f16 h[n] = activation(gate[n]) * up[n]; gate and up are f32."""
@@ -24,3 +25,8 @@ class Elementwise:
     def soft_cap(self, x: Address, n: int, cap: float) -> None:
         """Enqueue f32 x[n] = cap * tanh(x / cap), in place."""
         self._soft_cap.launch(-(-n // THREADS), THREADS, (x, n, float(cap)), pdl=True)
+
+    def add_bias(self, x: Address, bias: Address, n_rows: int, columns: int) -> None:
+        """Enqueue f32 x[n_rows, columns] += bias[columns]."""
+        grid = -(-columns // THREADS), n_rows
+        self._add_bias.launch(grid, THREADS, (x, bias, columns), pdl=True)

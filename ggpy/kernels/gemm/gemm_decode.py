@@ -26,8 +26,7 @@ PREFETCH_BYTES = 16 << 20  # weights of an ADD from which a warp requests two ch
 NORM_TOKENS = 2  # tokens that a GEMM normalises itself at most: every CTA does, a launch is saved
 
 
-# The parameter structures of cuda/gemm/gemm_decode.cu.
-class PostNormArgs(ctypes.Structure):
+class PostNormArgs(ctypes.Structure):  # as those below, of cuda/gemm/gemm_decode.cu
     _fields_ = (
         ("y", ctypes.c_uint64),
         ("weight", ctypes.c_uint64),
@@ -102,9 +101,8 @@ class PostNorm:
 
 @dataclass(frozen=True)
 class GemmDecodeConfig:
-    """A launch: its tokens, COLS of the instance, warps of a CTA, stages of each warp's pipeline,
-    columns of x in shared memory at a time (slab), and bytes of dynamic shared memory of a CTA.
-    """
+    """A launch: tokens, COLS of the instance, warps of a CTA, stages of each warp's pipeline,
+    columns of x in shared memory (slab), and bytes of dynamic shared memory."""
 
     n_tokens: int
     columns: int
@@ -119,8 +117,7 @@ class Limits:
     """Limits of all launches on one GPU: bytes of dynamic shared memory of a CTA, SMs, and at most
     so many pipeline stages and warps of a CTA; `warps` determines the order of sums. few_chunks: a
     CTA with at most so many chunks is faster with half the warps, which reach the barrier sooner;
-    few_chunks_with_norm: the same for a GEMM with a norm, which has more barriers.
-    """
+    few_chunks_with_norm: the same for a GEMM with a norm, which has more barriers."""
 
     shared: int
     n_sms: int
@@ -224,11 +221,15 @@ class GemmDecode:
             kernel = self._kernel([first], config, prologue, epilogue, rope_epilogue)
             kernel.launch(grid, config.warps * 32, (args,), smem=config.shared, pdl=pdl)
 
+    def config_of_one(self, w: TiledMatrix, tile_rows: int) -> GemmDecodeConfig:
+        """How a CTA with so many tile rows of w multiplies one token, without a norm."""
+        return self._config(w, 1, False, self._warps(w, tile_rows, False))
+
     def _warps(self, w: TiledMatrix, tile_rows: int, norm: bool) -> int:
         """Warps of a CTA that has so many tile rows of matrices like w."""
         few = self.limits.few_chunks_with_norm if norm else self.limits.few_chunks
-        is_few = tile_rows * w.layout.chunks(w.k) <= few
-        return min(WARPS // 2 if is_few else WARPS, self.limits.warps)
+        most = WARPS // 2 if tile_rows * w.layout.chunks(w.k) <= few else WARPS
+        return min(most, self.limits.warps)
 
     def supports_two_layouts(
         self, weights: Sequence[TiledMatrix], n_tokens: int, norm: bool = False
@@ -281,7 +282,7 @@ class GemmDecode:
         return config.n_tokens == n_tokens and config.slab >= padded_k(w)
 
     def tokens_per_launch(self, w: TiledMatrix, n_tokens: int, norm: bool, warps: int) -> int:
-        """Tokens of a launch: at most max(COLUMNS), or as many as fit in shared memory."""
+        """Tokens of a launch: max(COLUMNS), or as many as fit in shared memory."""
         return self._config(w, min(n_tokens, COLUMNS[-1]), norm, warps).n_tokens
 
     def _config(self, w: TiledMatrix, n_tokens: int, norm: bool, warps: int) -> GemmDecodeConfig:
@@ -367,8 +368,7 @@ def _prefetches_two(w: TiledMatrix, epilogue: Epilogue) -> bool:
 
 def first_of_other_layout(weights: Sequence[TiledMatrix]) -> int | None:
     """Index of the first weight whose layout differs from weights[0]'s, or None."""
-    others = (i for i, w in enumerate(weights) if w.layout != weights[0].layout)
-    return next(others, None)
+    return next((i for i, w in enumerate(weights) if w.layout != weights[0].layout), None)
 
 
 @cache

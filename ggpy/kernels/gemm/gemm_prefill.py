@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
 from ...device.base import Device, Kernel
 from ..address import Address, address
@@ -21,7 +22,7 @@ STAGES = (3, 2)  # as many as fit: two in the 64 KB of Turing
 class GemmPrefillArgs(GemmArgs):
     """struct GemmPrefillArgs of cuda/gemm/gemm_prefill.cu."""
 
-    _fields_ = (
+    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
         ("x", ctypes.c_uint64),
         ("residual", ctypes.c_uint64),
         ("soft_cap", ctypes.c_float),

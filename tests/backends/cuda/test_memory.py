@@ -174,7 +174,9 @@ def test_weights_that_do_not_fit_say_so() -> None:
 
 
 @pytest.mark.parametrize("types", [USUAL, CacheTypes("bf16", "f32")], ids=["f16", "others"])
-@pytest.mark.parametrize("architecture", ["llama", "gemma3", "phi3", "qwen2"])
+@pytest.mark.parametrize(
+    "architecture", ["llama", "gemma3", "phi3", "qwen2", "qwen3moe", "qwen2moe", "gpt-oss"]
+)
 def test_a_backend_allocates_no_more_than_was_foreseen(tiny_path, architecture, types) -> None:  # type: ignore[no-untyped-def]
     """Of weights and pages exactly that, up to the driver's rounding."""
     device = CountingDevice()

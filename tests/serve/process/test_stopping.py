@@ -120,7 +120,7 @@ def test_a_model_that_is_being_loaded_is_waited_for() -> None:
 
 def test_the_process_says_what_it_does_and_ends_with_0() -> None:
     command = [sys.executable, "-m", "ggpy", "serve", str(TINY / "llama.gguf")]
-    command += ["--device", "cpu", "--port", "0", "-c", str(N_CTX), "-np", "2"]
+    command += ["--device", "numpy", "--port", "0", "-c", str(N_CTX), "-np", "2"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None

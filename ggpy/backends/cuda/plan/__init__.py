@@ -8,7 +8,7 @@ it, and `table` prints both (`ggpy bench --plan`).
 
 from .candidates import CANDIDATES
 from .kernels import GemmKernels
-from .layers import AttentionPlan, DensePlan, OutputPlan, Planner, ResidualState, RopeIn
+from .layers import AttentionPlan, DensePlan, MoEPlan, OutputPlan, Planner, ResidualState, RopeIn
 from .problem import LaunchPlan, NormIn, ProductPlan, StepClass
 from .products import Activations, GemmChoice
 
@@ -20,6 +20,7 @@ __all__ = [
     "GemmChoice",
     "GemmKernels",
     "LaunchPlan",
+    "MoEPlan",
     "NormIn",
     "OutputPlan",
     "Planner",

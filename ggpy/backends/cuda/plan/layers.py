@@ -16,8 +16,11 @@ from ....gguf import GGUFError
 from ....kernels.attention.rope_kv import Rotation
 from ....kernels.gemm.gemm import Epilogue
 from ....kernels.layout.pack import PLAIN, UNIT
-from ...interface import Attention, Dense, Head, Layer, Norm
+from ....kernels.moe.route import RouterChoice
+from ...experts import LEAST_SUM
+from ...interface import Attention, Dense, Head, Layer, MoE, Norm
 from ..arrays import Matrix, one_layout
+from .candidates import PREFILL_TOKENS
 from .problem import NormIn, Problem, ProductPlan, StepClass
 from .products import ProductPlanner
 
@@ -81,6 +84,21 @@ class DensePlan:
     glu: bool
     h_layout: int
     down: OutputPlan
+    after: ResidualState
+
+
+@dataclass(frozen=True, eq=False)
+class MoEPlan:
+    """The plan of a layer's experts. choice: what the router is asked for. grouped: pairs of tokens
+    and experts are sorted, for a GEMM; else each is a GEMV. together: gate and up are one launch;
+    glu: which applies the activation. shared: the products of the shared expert.
+    """
+
+    choice: RouterChoice
+    grouped: bool
+    together: bool
+    glu: bool
+    shared: tuple[ProductPlan, ProductPlan] | None
     after: ResidualState
 
 
@@ -151,6 +169,8 @@ class Planner(ProductPlanner):
         packs = s.fused and heads.packs
         o_layout = self.x_layout([a.wo], s) if packs else PLAIN
         successor = layer.ffn or (layer.next.mixer if layer.next else None)
+        if isinstance(successor, MoE) or a.bo is not None:  # what follows takes x as it is
+            successor = None
         out, x = self.output(a.wo, a.post_norm, successor, s, x)
         return AttentionPlan(qkv, rope, o_layout, out, x)
 
@@ -168,7 +188,7 @@ class Planner(ProductPlanner):
 
     def _dense(self, layer: Layer, s: StepClass, x: ResidualState) -> DensePlan:
         f = layer.ffn
-        assert f is not None
+        assert isinstance(f, Dense)
         refuse(f)
         weights, n = f.projections, s.n_tokens
         norm, x = self.input_norm(weights, s, x, n, True)
@@ -181,6 +201,30 @@ class Planner(ProductPlanner):
         successor = layer.next.mixer if layer.next else None
         down, x = self.output(f.w_down, f.post_norm, successor, s, x)
         return DensePlan(gate_up, glu, h_layout, down, x)
+
+    def moe(self, layer: Layer, s: StepClass) -> MoEPlan:
+        """A layer's experts. What precedes them defers no norm, and neither do they."""
+        key = layer.ffn, s
+        if key not in self._plans:
+            self._plans[key] = self._moe(layer, s)
+        return self._plans[key]
+
+    def _moe(self, layer: Layer, s: StepClass) -> MoEPlan:
+        f = layer.ffn
+        assert isinstance(f, MoE)
+        refuse(f)
+        e = f.experts
+        biased = e.b_gate is not None or e.b_up is not None
+        together = one_layout([e.w_gate, e.w_up])
+        glu = together and not biased and e.activation != "swiglu_oai"
+        grouped = self.is_prefill(s) and s.fused and s.n_tokens >= PREFILL_TOKENS
+        shared = None
+        if f.shared is not None:
+            gate_up = [f.shared.w_gate, f.shared.w_up]
+            epilogue: Epilogue = "GLU" if self.takes_glu(gate_up, s) else "STORE"
+            shared = self.product(gate_up, s, epilogue), self.product([f.shared.w_down], s)
+        choice = choice_of(f)
+        return MoEPlan(choice, grouped, together, glu, shared, ResidualState())
 
     def output(
         self,
@@ -230,18 +274,27 @@ class Planner(ProductPlanner):
         self._plans.clear()
 
 
-def refuse(part: Attention | Dense | Head) -> None:
+def choice_of(f: MoE) -> RouterChoice:
+    """What a router is asked for."""
+    r, n_expert = f.router, f.experts.w_up.n_experts
+    return RouterChoice(n_expert, r.n_used, r.score, r.normalise, r.scale, r.groups, LEAST_SUM)
+
+
+def refuse(part: Attention | Dense | MoE | Head) -> None:
     """Raises GGUFError for what no kernel computes."""
     norms = [part.norm, getattr(part, "post_norm", None)]
     whole, temperature = getattr(part, "norm_whole", False), getattr(part, "temperature", None)
     length = temperature.length if temperature else 0
+    biased = getattr(part, "bo", None) is not None and norms[1] is not None
+    problem = choice_of(part).problem if isinstance(part, MoE) else ""
     found = {
         "layer norms and norms with a bias": any(n and not n.is_rms for n in norms),
-        "a bias of the attention's output": getattr(part, "bo", None) is not None,
+        "a bias of the attention's output before a norm": biased,
         "a scale of what is added to the residual stream": getattr(part, "residual_scale", 1) != 1,
         "norms of heads behind RoPE": getattr(part, "norm_after_rope", False),
         "norms of all heads with a bias": whole and getattr(part, "bq", None) is not None,
         f"queries that grow with their position (none do up to -c {length})": length > 0,
+        problem: bool(problem),
     }
     for what, there in found.items():
         if there:

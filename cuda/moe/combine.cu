@@ -1,0 +1,64 @@
+// What stands between and behind the products of experts, elementwise.
+//
+// | kernel     | computes                                                                                  |
+// | expert_glu | h = act(gate + b_gate[expert], up + b_up[expert]), f16                                    |
+// | combine    | x += sum of weight * (y + b_down[expert]) over a token's experts, in order, + shared part |
+//
+// Pair t * n_used + j is the j-th expert of token t. Row r of gate, up, h and y is pair r, or pair_of[r] of a sorted
+// step (sort.cu), in which pair i has the row row_of[i].
+#include "lib/activation.cuh"
+
+enum ExpertActivation { EXPERT_SILU, EXPERT_GELU_TANH, SWIGLU_OAI };
+constexpr float OAI_ALPHA = 1.702f, OAI_LIMIT = 7.0f;
+
+__device__ __forceinline__ float expert_gated(int activation, float gate, float up) {
+    if (activation != SWIGLU_OAI) return activate(activation, gate) * up;
+    const float g = fminf(gate, OAI_LIMIT), u = fminf(fmaxf(up, -OAI_LIMIT), OAI_LIMIT);
+    return g / (1.0f + expf(-OAI_ALPHA * g)) * (u + 1.0f);
+}
+
+// One thread per element of a row; grid (columns / blockDim, rows). Biases [n_expert, columns] may be null.
+extern "C" __global__ void expert_glu(const float* gate, const float* up, const float* b_gate, const float* b_up,
+                                      const int* ids, const int* pair_of, __half* h, int columns, int activation) {
+    grid_dependency_launch();
+    grid_dependency_wait();
+    const int column = blockIdx.x * blockDim.x + threadIdx.x;
+    if (column >= columns) return;
+    const int row = blockIdx.y, expert = __ldcg(ids + (pair_of ? __ldcg(pair_of + row) : row));
+    const size_t at = static_cast<size_t>(row) * columns + column;
+    const size_t bias = static_cast<size_t>(expert) * columns + column;
+    const float g = __ldcg(gate + at) + (b_gate ? __ldg(b_gate + bias) : 0.0f);
+    const float u = __ldcg(up + at) + (b_up ? __ldg(b_up + bias) : 0.0f);
+    h[at] = saturated_half(expert_gated(activation, g, u));
+}
+
+struct CombineArgs {
+    float* x;               // [n_tokens, columns]
+    const float* y;         // [n_tokens * n_used, columns]
+    const float* bias;      // [n_expert, columns], or null
+    const int* ids;         // [n_tokens * n_used]
+    const float* weights;   // [n_tokens * n_used]
+    const int* row_of;      // [n_tokens * n_used], or null: a pair's row is its number
+    const float* shared;    // [n_tokens, columns], or null
+    const float* strength;  // [n_tokens], of the shared part, or null
+    int columns, n_used;
+};
+
+// One thread per element; grid (columns / blockDim, tokens).
+extern "C" __global__ void combine(const CombineArgs p) {
+    grid_dependency_launch();
+    grid_dependency_wait();
+    const int column = blockIdx.x * blockDim.x + threadIdx.x, token = blockIdx.y;
+    if (column >= p.columns) return;
+    float total = 0.0f;
+    for (int j = 0; j < p.n_used; ++j) {
+        const int pair = token * p.n_used + j;
+        const size_t row = p.row_of ? __ldcg(p.row_of + pair) : pair;
+        float y = __ldcg(p.y + row * p.columns + column);
+        if (p.bias) y += __ldg(p.bias + static_cast<size_t>(__ldcg(p.ids + pair)) * p.columns + column);
+        total = fmaf(__ldcg(p.weights + pair), y, total);
+    }
+    const size_t at = static_cast<size_t>(token) * p.columns + column;
+    if (p.shared) total = fmaf(p.strength ? __ldcg(p.strength + token) : 1.0f, __ldcg(p.shared + at), total);
+    p.x[at] = __ldcg(p.x + at) + total;
+}

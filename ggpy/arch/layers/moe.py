@@ -1,0 +1,123 @@
+"""The mixture of experts: a router, experts in tensors of three axes, perhaps a shared expert."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...backends.experts import Experts, GatedActivation, Router, Score, SharedExpert
+from ...backends.interface import MoE
+from ..config import Config, Dimensions, UnsupportedModel
+from .weights import LayerWeights
+
+# Sized by Dimensions.letters.
+TENSORS = {
+    "ffn_norm.weight": "D",
+    "ffn_gate_inp.weight": "X D",
+    "ffn_gate_exps.weight": "X Fx D",
+    "ffn_up_exps.weight": "X Fx D",
+    "ffn_down_exps.weight": "X D Fx",
+}
+ROUTER_BIAS = {"ffn_gate_inp.bias": "X"}
+CHOICE_BIAS = {"exp_probs_b.bias": "X"}
+EXPERT_BIAS = {
+    "ffn_gate_exps.bias": "X Fx",
+    "ffn_up_exps.bias": "X Fx",
+    "ffn_down_exps.bias": "X D",
+}
+SHARED = {
+    "ffn_gate_shexp.weight": "Fs D",
+    "ffn_up_shexp.weight": "Fs D",
+    "ffn_down_shexp.weight": "D Fs",
+}
+SHARED_GATE = {"ffn_gate_inp_shexp.weight": "D"}
+
+# Settings of config.VARIANTS that models with experts have, and the width of a shared expert.
+UNDERSTOOD = frozenset({"expert_count", "expert_used_count"})
+SHARED_WIDTH = "expert_shared_feed_forward_length"
+GATING: dict[int, Score] = {1: "softmax", 2: "sigmoid", 3: "softmax_chosen"}  # expert_gating_func
+
+
+@dataclass(frozen=True)
+class RouterSettings:
+    """What the settings of a file say about a router; see backends.experts.Router."""
+
+    n_used: int
+    score: Score = "softmax"
+    normalise: bool = False
+    scale: float = 1.0
+    groups: tuple[int, int] = (1, 1)
+
+
+@dataclass(frozen=True)
+class MoESettings:
+    """What the settings of a file say about the experts of one layer."""
+
+    router: RouterSettings
+    activation: GatedActivation = "silu"
+
+    def build(self, w: LayerWeights) -> MoE:
+        """The feed-forward."""
+        r = self.router
+        router = Router(
+            weight=w["ffn_gate_inp.weight"],
+            n_used=r.n_used,
+            score=r.score,
+            bias=w.get("ffn_gate_inp.bias"),
+            choice_bias=w.get("exp_probs_b.bias"),
+            normalise=r.normalise,
+            scale=r.scale,
+            groups=r.groups,
+        )
+        return MoE(w.norm("ffn_norm"), router, self._experts(w), _shared(w))
+
+    def _experts(self, w: LayerWeights) -> Experts:
+        return Experts(
+            w_gate=w["ffn_gate_exps.weight"],
+            w_up=w["ffn_up_exps.weight"],
+            w_down=w["ffn_down_exps.weight"],
+            activation=self.activation,
+            b_gate=w.get("ffn_gate_exps.bias"),
+            b_up=w.get("ffn_up_exps.bias"),
+            b_down=w.get("ffn_down_exps.bias"),
+        )
+
+
+def _shared(w: LayerWeights) -> SharedExpert | None:
+    if w.get("ffn_up_shexp.weight") is None:
+        return None
+    return SharedExpert(
+        w_gate=w["ffn_gate_shexp.weight"],
+        w_up=w["ffn_up_shexp.weight"],
+        w_down=w["ffn_down_shexp.weight"],
+        gate=w.get("ffn_gate_inp_shexp.weight"),
+    )
+
+
+def read_router(
+    config: Config, sizes: Dimensions, score: Score = "softmax", normalise: bool = False
+) -> RouterSettings:
+    """The router of a file whose architecture has one score; GGUFError for counts that cannot be,
+    UnsupportedModel for another score or norm.
+    """
+    n_expert = max(layer.n_expert for layer in sizes.layers)
+    if n_expert == 0:
+        raise UnsupportedModel(f"{config.path}: {config.architecture} without experts")
+    number = next(number for number, name in GATING.items() if name == score)
+    config.only("expert_gating_func", number)
+    config.only("expert_weights_norm", normalise)
+    config.only("expert_weights_scale", 0, 1)
+    groups = _groups(config, n_expert)
+    there = n_expert // groups[0] * groups[1]  # experts that are looked at
+    n_used = config.integer("expert_used_count", high=there)
+    return RouterSettings(n_used, score, normalise, groups=groups)
+
+
+def _groups(config: Config, n_expert: int) -> tuple[int, int]:
+    """(groups, those that are looked at); all experts are one where the file does not say."""
+    n = config.integer("expert_group_count", 1, low=0, high=n_expert) or 1
+    used = config.integer("expert_group_used_count", n, low=0, high=n) or n
+    if n > 1 and (n_expert % n or n_expert // n < 2):
+        raise UnsupportedModel(
+            f"{config.path}: {n_expert} experts cannot be {n} groups of two experts or more"
+        )
+    return n, used

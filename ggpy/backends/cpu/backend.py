@@ -1,0 +1,241 @@
+"""The ops on the CPU by numba kernels over the blocks of the file.
+
+It is the numpy backend with its work replaced: each half of a layer becomes a program of the pool,
+if its norms, heads and cache have kernels; what does not is computed in numpy, with products by
+kernels. Nothing here knows a model file's names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+
+from ...formats import by_name
+from ...formats.base import F32
+from ...gguf import Tensor
+from .. import host
+from ..interface import ActivationType, CacheShape, Dense, Head, Layer, Probe, Role, Step
+from ..numpy.backend import Reference
+from ..numpy.functions import soft_capped
+from ..numpy.matrix import HostMatrix
+from . import kernels, layers
+from .compiled import progress
+from .jobs import BlockRows, Buffers, JobList
+from .matrix import MappedMatrix
+from .pool import ThreadPool, address_of
+from .step import StepArrays, Tables
+
+CpuActivations = Literal["q16", "q8", "f32"]
+Note = Callable[[str], None]
+IN_FLOATS = by_name("F32")
+
+REPEATED = 8  # tokens of a step at most whose programs are kept
+RETAINED = 64  # programs that run once are kept so long: a late thread may look at them
+
+
+class Cpu(Reference):
+    """Ops on the CPU.
+
+    n_threads: None is as many as there are cores for this process; more than these is too many.
+    activations: what is multiplied with blocks where there are few tokens: whole numbers with a
+    scale for each 32, of 15 bits ("q16") or 8 ("q8"), or "f32".
+    """
+
+    def __init__(
+        self,
+        n_threads: int | None = None,
+        *,
+        reason: str = "numba on the CPU",
+        note: Note = lambda message: None,
+        activations: CpuActivations = "q16",
+        weight_memory: int | None = None,
+    ) -> None:
+        super().__init__(1, reason=reason, note=note, weight_memory=weight_memory)
+        self.n_threads = host.checked_threads(n_threads or host.usable_cores(), note)
+        self.pool = ThreadPool(self.n_threads)
+        self.activations = activations
+        self._buffers = Buffers(self.pool)
+        self._programs: dict[tuple[Layer, str, int], JobList] = {}
+        self._generation = 0
+        self._once: list[JobList] = []
+        self._step: StepArrays | None = None
+        self._is_probed = False
+        self._tables: Tables = {}
+        self._with_kernels: dict[tuple[Layer, str], bool] = {}
+        self._x: F32 | None = None  # what `_own` returned
+
+    # Weights
+
+    def weight(
+        self,
+        tensor: Tensor,
+        role: Role,
+        scale: Tensor | None = None,
+        activations: ActivationType = "f16",
+    ) -> HostMatrix | F32:
+        """A vector as an array; a matrix in its blocks, where the file is mapped; in float32, if
+        that fits in memory, where its format has no kernels.
+        """
+        plain = scale is None and activations == "f16" and len(tensor.shape) == 2
+        if plain and not role.lookup and kernels.can_expand(tensor.format):
+            kernels.prepare(tensor.format, self.activations)
+            return MappedMatrix(tensor, self.multiply)
+        found = super().weight(tensor, role, scale, activations)
+        if plain and isinstance(found, HostMatrix) and found.array is not None:
+            kernels.prepare(IN_FLOATS, "f32")
+            return MappedMatrix(
+                Tensor(tensor.name, tensor.shape, IN_FLOATS, found.array.view(np.uint8)),
+                self.multiply,
+            )
+        return found
+
+    def weights_ready(self) -> None:
+        """Compile what every step needs."""
+        for name in kernels.COMMON:
+            kernels.common(name)
+        progress.close()
+
+    def allocate_cache(self, shape: CacheShape) -> None:
+        """Zeroed pages, which take memory as they are written."""
+        self._forget()
+        self._with_kernels.clear()
+        super().allocate_cache(shape)
+
+    # Steps
+
+    def run(self, step: Step, forward: Callable[[Step], F32], probe: Probe | None = None) -> F32:
+        """forward(step), with the pool's threads awake."""
+        self._is_probed = probe is not None
+        self.pool.settle()  # a late thread may still look at the tables of the step before
+        self._step = StepArrays(step, self._buffers, self._tables)
+        self.pool.begin()
+        try:
+            return super().run(step, forward, probe)
+        finally:
+            self.pool.end()
+
+    def mix(self, x: F32, layer: Layer, step: Step) -> F32:
+        """x[T, D] with the output of layer.mixer added, and layer.ffn's if they are parallel."""
+        if not self._has_kernels(layer, "mix"):
+            return super().mix(x, layer, step)
+        arrays, pages = self._arrays(step), self._pages(layer.mixer.group)
+        return self._through(x, layer, "mix", lambda p: layers.mix(p, layer, arrays, pages))
+
+    def feed_forward(self, x: F32, layer: Layer, step: Step) -> F32:
+        """x[T, D] with the output of layer.ffn added."""
+        ffn = layer.ffn
+        if not self._has_kernels(layer, "ffn") or not isinstance(ffn, Dense):
+            return super().feed_forward(x, layer, step)
+        return self._through(x, layer, "ffn", lambda p: layers.dense(p, ffn, len(x)))
+
+    def logits(self, x: F32, head: Head, step: Step) -> F32:
+        """l[R, V] of step.rows."""
+        if not layers.has_head(head):
+            return super().logits(x, head, step)
+        rows = np.ascontiguousarray(x[step.rows], np.float32)
+        y = np.empty((layers.rounded_up(len(rows), 16), head.weight.blocks.n), np.float32)
+        program = self._new()
+        layers.head(program, head, rows, y)
+        self._run_once(program)
+        y = y[: len(rows)]
+        return soft_capped(y if head.scale == 1 else y * np.float32(head.scale), head.soft_cap)
+
+    def multiply(self, matrix: BlockRows, x: F32) -> F32:
+        """x[T, K] w^T[K, N]."""
+        shape = x.shape[:-1]
+        x = np.ascontiguousarray(x, np.float32).reshape(-1, matrix.k)
+        program = self._new()
+        source = self._buffers.floats("source", len(x), matrix.k)
+        self._buffers.view("source", *x.shape)[:] = x
+        out = np.empty((layers.rounded_up(len(x), 16), matrix.n), np.float32)
+        program.product(matrix, source, len(x), address_of(out))
+        program.keep += [x, out]
+        self._run_once(program)
+        return out[: len(x)].reshape(*shape, matrix.n)
+
+    def read(self, array: F32) -> F32:
+        """The array; of x, which the next op changes, a copy."""
+        return array.copy() if array is self._x else array
+
+    def add_up(self, x: F32) -> F32:
+        """Sums of each 1024 numbers of x, by all threads: how fast memory can be read."""
+        out = np.empty(x.size // 1024, np.float32)
+        jobs = self._new()
+        jobs.add("add_up", len(out), address_of(out), 4, address_of(x))
+        jobs.keep += [x, out]
+        self.pool.begin()
+        self._run_once(jobs)
+        self.pool.end()
+        return out
+
+    # Programs
+
+    def _arrays(self, step: Step) -> StepArrays:
+        if self._step is None or self._step.step is not step:
+            self._step = StepArrays(step, self._buffers, self._tables)
+        return self._step
+
+    def _has_kernels(self, layer: Layer, half: str) -> bool:
+        """Whether half of a layer is computed by kernels; a probe sees what numpy computes."""
+        key = layer, half
+        if key not in self._with_kernels:
+            if half == "mix":
+                pages = self._pages(layer.mixer.group)
+                self._with_kernels[key] = layers.has_mix(layer, pages)
+            else:
+                self._with_kernels[key] = layers.has_dense(layer.ffn)
+        return self._with_kernels[key] and not self._is_probed
+
+    def _own(self, x: F32) -> F32:
+        """x in the buffer of that name, where programs look for it."""
+        if x is self._x:
+            return x
+        self._buffers.floats("x", *x.shape)
+        self._x = self._buffers.view("x", *x.shape)
+        self._x[:] = x
+        return self._x
+
+    def _new(self) -> JobList:
+        return JobList(self.pool, self._buffers, self.activations)
+
+    def _through(self, x: F32, layer: Layer, half: str, build: Callable[[JobList], None]) -> F32:
+        """x changed by half a layer's jobs, which are kept where there are few tokens."""
+        x = self._own(x)
+        if self._generation != self._buffers.generation:
+            self._forget()
+        key = layer, half, len(x)
+        program = self._programs.get(key)
+        if program is not None:
+            program.run()
+            return x
+        program = self._new()
+        build(program)
+        if self._generation != self._buffers.generation:
+            return self._again(x, layer, half, build)
+        if len(x) > REPEATED:
+            self._run_once(program)
+        else:
+            self._programs[key] = program
+            program.run()
+        return x
+
+    def _again(self, x: F32, layer: Layer, half: str, build: Callable[[JobList], None]) -> F32:
+        """The same after memory moved while the jobs were made; x may have moved, too."""
+        self._forget()
+        self._x = None
+        return self._through(x, layer, half, build)
+
+    def _run_once(self, program: JobList) -> None:
+        program.run()
+        self._once.append(program)
+        if len(self._once) >= RETAINED:
+            self.pool.settle()
+            self._once.clear()
+
+    def _forget(self) -> None:
+        """Programs whose addresses are not right any more."""
+        self.pool.settle()
+        self._programs.clear()
+        self._generation = self._buffers.generation

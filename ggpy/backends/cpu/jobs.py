@@ -1,0 +1,188 @@
+"""Jobs of the pool: rows of numbers with a kernel, its items, and addresses; and memory for them.
+
+A list of jobs is a program, which the pool runs without coming back to Python. Nothing here knows
+layers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...formats.base import Format
+from . import gemm, kernels, products
+from .pool import JOB, MAX_CHUNKS, ThreadPool, address_of, aligned
+
+LANES = 16
+FEW_BYTES = 5  # columns at most that are multiplied one by one, as whole numbers
+FEW_FLOATS = 3  # and in float32
+LEAST_BYTES = 1 << 14  # bytes of weights in a chunk, where there are enough
+Array = NDArray[Any]
+
+
+def rounded_up(n: int, unit: int) -> int:
+    """The multiple of unit that is n or the next."""
+    return -(-n // unit) * unit
+
+
+class Buffers:
+    """Memory by name, which stays where it is until a larger piece is needed."""
+
+    def __init__(self, pool: ThreadPool) -> None:
+        self._pool = pool
+        self._arrays: dict[str, Array] = {}
+        self.generation = 0  # goes up when something moves
+
+    def bytes(self, name: str, nbytes: int) -> int:
+        """The address of at least so many bytes."""
+        found = self._arrays.get(name)
+        if found is None or len(found) < nbytes + 64:
+            self._pool.settle()
+            self._arrays[name] = found = aligned(nbytes)
+            self.generation += 1
+        return address_of(found)
+
+    def floats(self, name: str, *shape: int) -> int:
+        """The address of float32 numbers; the first axis is rounded up to 16."""
+        n = rounded_up(shape[0], LANES) * int(np.prod(shape[1:], dtype=np.int64))
+        return self.bytes(name, 4 * n)
+
+    def raw(self, name: str) -> Array:
+        """The bytes of a buffer."""
+        return self._arrays[name]
+
+    def view(self, name: str, *shape: int) -> Array:
+        """The first numbers of a buffer as float32."""
+        return self._arrays[name][: 4 * int(np.prod(shape))].view(np.float32).reshape(shape)
+
+
+class JobList:
+    """Jobs in their order; `keep` is what must live as long as they do."""
+
+    def __init__(self, pool: ThreadPool, buffers: Buffers, activations: str) -> None:
+        self.pool, self.buffers, self.activations = pool, buffers, activations
+        self.rows: list[list[int]] = []
+        self.keep: list[Any] = []
+        self._packed: tuple[str, int] | None = None  # what the buffers hold of columns
+        self._array: Array | None = None
+
+    def add(
+        self,
+        name: str,
+        n_items: int,
+        out: int,
+        width: int,
+        *arguments: int,
+        grain: int = 0,
+        private: int = 0,
+    ) -> None:
+        """A common kernel; width: bytes of an item's results, 0 where it writes by itself."""
+        self._add(kernels.common(name), n_items, out, width, arguments, grain, private)
+
+    def _add(
+        self,
+        function: int,
+        n_items: int,
+        out: int,
+        width: int,
+        arguments: tuple[int, ...],
+        grain: int = 0,
+        private: int = 0,
+    ) -> None:
+        grain = max(grain or self.pool.chunk(n_items), -(-n_items // MAX_CHUNKS))
+        self.pool.reserve(private + min(grain, n_items) * width + 4096)
+        self.rows.append([function, n_items, grain, width, out, private, *arguments])
+
+    def run(self) -> None:
+        """All jobs, now."""
+        if self._array is None:
+            self._array = aligned(8 * JOB * len(self.rows)).view(np.int64)
+            for i, row in enumerate(self.rows):
+                self._array[JOB * i : JOB * i + len(row)] = row
+        self.pool.run(address_of(self._array), len(self.rows))
+
+    # Products
+
+    def product(self, matrix: BlockRows, x: int, columns: int, out: int) -> None:
+        """out[T, N] = x[T, K] w^T; memory of x and out is there for T rounded up to 16."""
+        few = FEW_BYTES if self._in_bytes(matrix) else FEW_FLOATS
+        if columns > few:
+            self._gemm(matrix, x, columns, out)
+        else:
+            self._few(matrix, x, columns, out)
+
+    def _few(self, m: BlockRows, x: int, columns: int, out: int) -> None:
+        y = out if columns == 1 else self.buffers.bytes("few", 4 * m.n * columns + 64)
+        grain = max(self.pool.chunk(m.n), LEAST_BYTES // m.row_bytes)
+        if self._in_bytes(m):
+            padded = rounded_up(m.k, 256)
+            column = products.column_bytes(padded)
+            q = self._quantized(x, columns, m.k, padded, column)
+            blocks = m.k // m.format.block_size
+            arguments = m.address, m.row_bytes, blocks, columns, column, padded, q
+            function = kernels.dot(m.format, self.activations)
+            assert function is not None
+            self._add(function, m.n, y, 4 * columns, arguments, grain)
+        else:
+            arguments = m.address, m.row_bytes, m.k, columns, 4 * m.k, x, kernels.expand(m.format)
+            private = 4 * rounded_up(m.k, 64) + 256
+            few = kernels.common("multiply_few")
+            self._add(few, m.n, y, 4 * columns, arguments, grain, private)
+        if columns > 1:
+            self.add("unpack_columns", 1, out, 4 * LANES * m.n, y, 4 * columns, m.n)
+
+    def _in_bytes(self, m: BlockRows) -> bool:
+        """Whether few columns are whole numbers, and not float32."""
+        return self.activations != "f32" and m.has_dot
+
+    def _quantized(self, x: int, columns: int, k: int, padded: int, nbytes: int) -> int:
+        """Where columns are as whole numbers."""
+        q = self.buffers.bytes("bytes", LANES * nbytes)
+        if self._packed != ("bytes", x):
+            given = x, 4 * k, k, padded, products.LARGEST[self.activations], nbytes
+            self.add("quantize_columns", columns, q, nbytes, *given, private=128)
+            self._packed = "bytes", x
+        return q
+
+    def _gemm(self, m: BlockRows, x: int, columns: int, out: int) -> None:
+        vectors = -(-columns // LANES)
+        packed = self.buffers.bytes("packed", 64 * vectors * m.k)
+        if self._packed != ("packed", x):
+            given = x, 4 * m.k, columns, m.k
+            self.add("pack_columns", vectors, packed, 64 * m.k, *given, grain=1)
+            self._packed = "packed", x
+        wanted = 4 * self.pool.n_threads
+        rows = next((r for r in (96, 48) if m.n // r >= wanted), 24)
+        items = -(-m.n // rows)
+        y = self.buffers.bytes("gemm", items * rows * 64 * vectors + 64)
+        arguments = (
+            m.address,
+            m.row_bytes,
+            m.n,
+            m.k,
+            kernels.expand(m.format),
+            packed,
+            vectors,
+            rows,
+        )
+        private = rows * gemm.PITCH + 512
+        self.add(
+            *("multiply_rows", items, y, rows * 64 * vectors),
+            *arguments,
+            grain=1,
+            private=private,
+        )
+        self.add("unpack_columns", vectors, out, 64 * m.n, y, 64 * vectors, m.n, grain=1)
+
+
+class BlockRows:
+    """Blocks of a file in memory: w[N, K], where its rows are."""
+
+    def __init__(self, format: Format, data: Array, k: int) -> None:
+        self.format, self.data = format, data
+        self.n, self.row_bytes = data.shape
+        self.k = k
+        self.address = address_of(data)
+        self.has_dot = kernels.declaration(format) is not None

@@ -1,0 +1,267 @@
+"""The halves of a layer as jobs of the pool: attention, the dense feed-forward, and the head.
+
+Each function adds to a program what numpy/attention.py or numpy/dense.py computes, on buffers with
+fixed places; x[T, D] is in buffer "x". `has_...` says whether there are kernels for all of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from ...formats import by_name
+from ...formats.base import F32
+from ..interface import (
+    PAGE_SIZE,
+    Attention,
+    AttentionTemperature,
+    Dense,
+    Head,
+    Layer,
+    Norm,
+    PagedKV,
+    Rope,
+)
+from ..numpy.kv_pages import GroupPages, Pages
+from . import kernels
+from .attention import MAX_HEAD, PANEL_ROWS
+from .gemm import PITCH, ROWS
+from .jobs import Array, JobList, rounded_up
+from .kv_pages import KINDS
+from .matrix import MappedMatrix
+from .pool import address_of
+from .simd import f32_bits
+from .step import StepArrays
+
+# What these functions read of a layer: one that has more is computed in numpy.
+READ = {
+    Attention: {
+        *("spec", "group", "slot", "norm", "wq", "wk", "wv", "wo", "scale", "rope", "bq", "bk"),
+        *("bv", "bo", "q_norm", "k_norm", "norm_whole", "norm_after_rope", "temperature"),
+        *("soft_cap", "sinks", "post_norm", "residual_scale"),
+    },
+    AttentionTemperature: {"scale", "length"},
+    Norm: {"weight", "eps", "bias", "centred"},
+    PagedKV: {"n_head", "n_head_kv", "key_size", "value_size", "window", "types"},
+    Rope: {"style", "inv_freq", "magnitude"},
+    Dense: {*("norm", "w_gate", "w_up", "w_down", "activation", "post_norm", "residual_scale")},
+    Head: {"norm", "weight", "soft_cap", "scale"},
+    Layer: {"index", "mixer", "ffn", "parallel", "next", "input", "scale"},  # the last two: numpy
+}
+
+
+def is_read(part: Any) -> bool:
+    """Whether all that a part of a layer says is computed here; None says nothing."""
+    known = READ.get(type(part), set())
+    return part is None or (
+        bool(known)
+        and all(f.name in known or getattr(part, f.name) == f.default for f in fields(part))
+    )
+
+
+def has_attention(a: Attention, pages: GroupPages) -> bool:
+    """Whether all of an attention layer has kernels."""
+    matrices = (a.wq, a.wk, a.wv, a.wo)
+    parts = (a, a.spec, a.rope, a.temperature, a.norm, a.q_norm, a.k_norm, a.post_norm)
+    return (
+        all(is_read(part) for part in parts)
+        and all(isinstance(m, MappedMatrix) for m in matrices)
+        and max(a.spec.key_size, a.spec.value_size) <= MAX_HEAD
+        and pages.keys.type in KINDS
+        and pages.values.type in KINDS
+    )
+
+
+def has_dense(ffn: Any) -> bool:
+    """Whether a feed-forward is dense and all of it has kernels."""
+    if not isinstance(ffn, Dense) or not is_read(ffn):
+        return False
+    if ffn.activation not in ("silu", "gelu_tanh"):
+        return False
+    matrices = (ffn.w_gate, ffn.w_up, ffn.w_down)
+    return all(isinstance(m, MappedMatrix) for m in matrices) and all(
+        is_read(n) for n in (ffn.norm, ffn.post_norm)
+    )
+
+
+def has_mix(layer: Layer, pages: GroupPages) -> bool:
+    """Whether all that `mix` computes has kernels: the feed-forward too, if it is parallel."""
+    if not is_read(layer) or not has_attention(layer.mixer, pages):
+        return False
+    ffn = layer.ffn if layer.parallel else None
+    return ffn is None or (has_dense(ffn) and ffn.norm is not None)
+
+
+def has_head(head: Head) -> bool:
+    """Whether the head has kernels."""
+    return is_read(head) and isinstance(head.weight, MappedMatrix) and is_read(head.norm)
+
+
+def numbers_of(p: JobList, norm: Norm) -> tuple[int, int, int, int]:
+    """What kernels read of a norm."""
+    weight, bias = (address_of_vector(p, w) for w in (norm.weight, norm.bias))
+    return weight, f32_bits(norm.eps), int(norm.centred), bias
+
+
+def address_of_vector(p: JobList, vector: Array | None) -> int:
+    """Where float32 numbers are that live as long as the jobs; 0 for None."""
+    if vector is None:
+        return 0
+    p.keep.append(np.ascontiguousarray(vector, np.float32))
+    return address_of(p.keep[-1])
+
+
+def normalised(p: JobList, x: int, rows: int, width: int, norm: Norm | None, name: str) -> int:
+    """norm(x[rows, width]) in the buffer of this name; x itself without a norm."""
+    if norm is None:
+        return x
+    out = p.buffers.floats(name, rows, width)
+    p.add("normalise_rows", rows, out, 4 * width, x, width, *numbers_of(p, norm))
+    return out
+
+
+def added(p: JobList, y: int, rows: int, width: int, norm: Norm | None, scale: float) -> None:
+    """x += norm(y) * scale."""
+    x = p.buffers.floats("x", rows, width)
+    numbers = (0,) if norm is None else numbers_of(p, norm)
+    p.add("add_rows", rows, x, 4 * width, x, y, width, f32_bits(scale), *numbers, private=4 * width)
+
+
+def affine(p: JobList, m: MappedMatrix, x: int, rows: int, bias: Array | None, name: str) -> int:
+    """x w^T + bias in the buffer of this name."""
+    n = m.blocks.n
+    out = p.buffers.floats(name, rows, n)
+    p.product(m.blocks, x, rows, out)
+    if bias is not None:
+        p.keep.append(bias)
+        p.add("add_bias", rows, out, 4 * n, out, n, address_of(bias))
+    return out
+
+
+def mix(p: JobList, layer: Layer, step: StepArrays, pages: GroupPages) -> None:
+    """Attention, and a feed-forward of the same x where they are parallel."""
+    a, ffn, rows = layer.mixer, layer.ffn, step.n_tokens
+    if not layer.parallel or not isinstance(ffn, Dense):
+        attention(p, a, step, pages)
+        return
+    width = a.wq.blocks.k
+    n = normalised(p, p.buffers.floats("x", rows, width), rows, width, ffn.norm, "n of ffn")
+    attention(p, a, step, pages)
+    gated_product(p, ffn, n, rows)
+
+
+def attention(p: JobList, a: Attention, step: StepArrays, pages: GroupPages) -> None:
+    """x + post_norm(softmax(mask(cap(q k^T * scale))) v wo^T) * residual_scale."""
+    s, rows, width = a.spec, step.n_tokens, a.wq.blocks.k
+    n = normalised(p, p.buffers.floats("x", rows, width), rows, width, a.norm, "n")
+    q = affine(p, a.wq, n, rows, a.bq, "q")
+    k = affine(p, a.wk, n, rows, a.bk, "k")
+    v = affine(p, a.wv, n, rows, a.bv, "v")
+    heads(p, a, q, s.n_head, a.q_norm, step)
+    heads(p, a, k, s.n_head_kv, a.k_norm, step)
+    if a.temperature is not None:
+        factors = step.sharpness(a.temperature)
+        p.add("scale_rows", rows, 0, 0, q, s.n_head * s.key_size, factors)
+    if pages.keys.spreads:
+        for at, n_head in ((q, s.n_head), (k, s.n_head_kv)):
+            p.add("spread", rows * n_head * s.key_size // 32, 0, 0, at)
+    written(p, a, k, s.key_size, pages.keys, step)
+    written(p, a, v, s.value_size, pages.values, step)
+    o = attended(p, a, q, pages, step)
+    y = affine(p, a.wo, o, rows, a.bo, "y")
+    added(p, y, rows, width, a.post_norm, a.residual_scale)
+
+
+def heads(
+    p: JobList, a: Attention, x: int, n_head: int, norm: Norm | None, step: StepArrays
+) -> None:
+    """Norm and rotate x[T, n_head, E] in place."""
+    rope = a.rope
+    if not a.norm_after_rope:
+        head_norm(p, a, x, n_head, norm, step)
+    if rope is not None:
+        given = n_head, a.spec.key_size, len(rope.inv_freq), int(rope.style == "norm")
+        p.add("turn_heads", step.n_tokens, 0, 0, x, *given, *step.angles(rope))
+    if a.norm_after_rope:
+        head_norm(p, a, x, n_head, norm, step)
+
+
+def head_norm(
+    p: JobList, a: Attention, x: int, n_head: int, norm: Norm | None, step: StepArrays
+) -> None:
+    """Each head of x[T, n_head, E] with its norm, or the heads together with one, in place."""
+    if norm is None:
+        return
+    together = n_head if a.norm_whole else 1
+    rows, width = step.n_tokens * n_head // together, together * a.spec.key_size
+    grain = max(n_head // together, p.pool.chunk(rows))  # the heads of a token at least
+    p.add("normalise_heads", rows, 0, 0, x, width, *numbers_of(p, norm), grain=grain)
+
+
+def written(p: JobList, a: Attention, x: int, size: int, pages: Pages, step: StepArrays) -> None:
+    """x[T, G, size] to the pages of the tokens."""
+    first, page_bytes, position_bytes, head_bytes = places(pages, a.slot)
+    numbers, _ = step.pages(a.group)
+    given = x, a.spec.n_head_kv, size, KINDS[pages.type], first, page_bytes, position_bytes
+    p.add("write_pages", step.n_tokens, 0, 0, *given, head_bytes, numbers, step.offsets)
+
+
+def places(pages: Pages, slot: int) -> tuple[int, int, int, int]:
+    """The layer's first page, and bytes of a page, a position and a head."""
+    layer = pages.array[slot]
+    return address_of(layer), *layer.strides[:3]
+
+
+def attended(p: JobList, a: Attention, q: int, pages: GroupPages, step: StepArrays) -> int:
+    """o[T, H*Ev]."""
+    s, rows = a.spec, step.n_tokens
+    share = s.n_head // s.n_head_kv
+    out = p.buffers.floats("o", rows, s.n_head * s.value_size)
+    sinks = 0 if a.sinks is None else address_of(a.sinks)
+    p.keep += [a.sinks, pages]
+    given = [q, step.positions, step.pages(a.group)[1], s.n_head, s.n_head_kv, s.key_size]
+    given += [s.value_size, f32_bits(a.scale), f32_bits(a.soft_cap), s.window, sinks]
+    for x in (pages.keys, pages.values):
+        given += [*places(x, a.slot), kernels.expand(by_name(x.type))]
+    panels = 2 * PANEL_ROWS * PITCH
+    if step.n_blocks == 0:
+        private = panels + share * (4 * PAGE_SIZE + 8 + PITCH) + 128
+        width = 4 * share * s.value_size
+        p.add("attend_token", rows * s.n_head_kv, out, width, *given, private=private)
+    else:
+        acc = rounded_up(s.value_size, ROWS) * 64
+        private = panels + PANEL_ROWS * 64 + share * (s.key_size * 64 + 128 + acc) + 256
+        given += [step.block_address, out]
+        p.add("attend_block", step.n_blocks * s.n_head_kv, 0, 0, *given, grain=1, private=private)
+    return out
+
+
+def dense(p: JobList, ffn: Dense, rows: int) -> None:
+    """x + post_norm((act(n w_gate^T) * (n w_up^T)) w_down^T) * residual_scale, with n = norm(x)."""
+    width = ffn.w_gate.blocks.k
+    x = p.buffers.floats("x", rows, width)
+    gated_product(p, ffn, normalised(p, x, rows, width, ffn.norm, "n"), rows)
+
+
+def gated_product(p: JobList, ffn: Dense, n: int, rows: int) -> None:
+    """The same of what is normalised already, n[rows, D]."""
+    gate = affine(p, ffn.w_gate, n, rows, None, "gate")
+    up = affine(p, ffn.w_up, n, rows, None, "up")
+    numbers = rows * ffn.w_gate.blocks.n
+    h = p.buffers.floats("h", rows, ffn.w_gate.blocks.n)
+    p.add(
+        *("gated", -(-numbers // 16), h, 64, gate, up, int(ffn.activation == "gelu_tanh")),
+        grain=max(512, p.pool.chunk(-(-numbers // 16))),
+    )
+    y = affine(p, ffn.w_down, h, rows, None, "y")
+    added(p, y, rows, ffn.w_gate.blocks.k, ffn.post_norm, ffn.residual_scale)
+
+
+def head(p: JobList, h: Head, x: F32, out: F32) -> None:
+    """out[R, V] = norm(x) w^T, without the scale and the cap."""
+    rows, width = x.shape
+    n = normalised(p, address_of(x), rows, width, h.norm, "n")
+    p.product(h.weight.blocks, n, rows, address_of(out))
+    p.keep += [x, out]

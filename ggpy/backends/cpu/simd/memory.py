@@ -1,0 +1,94 @@
+"""Loads, stores and calls by addresses, which are int64: views of arrays cost more than that."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from .vector import I32, Vector, op
+
+# Memory
+
+
+def f32_bits(number: float) -> int:
+    """The bits of a number as f32: how kernels take one."""
+    return int(struct.unpack("<I", struct.pack("<f", number))[0])
+
+
+def load(kind: str, lanes: int) -> Any:
+    """load(address) -> Vector."""
+    vector = Vector(kind, lanes)
+
+    def emit(builder: Any, address: Any, _: Any) -> Any:
+        return builder.load(builder.inttoptr(address, vector.llvm.as_pointer()), align=1)
+
+    return op(emit, lambda address: vector, 1)
+
+
+def load_number(type: ir.Type, numba_type: types.Type, signed: bool = True) -> Any:
+    """load(address) -> a number; whole ones become int64."""
+
+    def emit(builder: Any, address: Any, _: Any) -> Any:
+        value = builder.load(builder.inttoptr(address, type.as_pointer()), align=1)
+        if not isinstance(type, ir.IntType) or type.width == 64:
+            return value
+        return (builder.sext if signed else builder.zext)(value, ir.IntType(64))
+
+    return op(emit, lambda address: numba_type, 1)
+
+
+def _store(builder: Any, address: Any, value: Any, *_: Any) -> Any:
+    builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=1)
+    return cgutils.get_null_value(ir.IntType(64))
+
+
+def _prefetch(builder: Any, address: Any, _: Any) -> Any:
+    byte = builder.inttoptr(address, ir.IntType(8).as_pointer())
+    numbers = [I32(n) for n in (0, 3, 1)]  # to be read, as near as can be, data
+    kind = ir.FunctionType(ir.VoidType(), [byte.type, *[I32] * 3])
+    name = "llvm.prefetch.p0"
+    builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [byte, *numbers])
+    return cgutils.get_null_value(ir.IntType(64))
+
+
+prefetch = op(_prefetch, lambda address: types.int64, 1)  # an address that need not exist
+store = op(_store, lambda address, value: types.int64, 2)
+load_i64 = load_number(ir.IntType(64), types.int64)
+load_i32 = load_number(ir.IntType(32), types.int64)
+load_u16 = load_number(ir.IntType(16), types.int64, signed=False)
+load_u8 = load_number(ir.IntType(8), types.int64, signed=False)
+load_u32 = load_number(I32, types.int64, signed=False)
+load_f32 = load_number(ir.FloatType(), types.float32)
+
+
+def _scatter(builder: Any, value: Any, address: Any, step: Any, type: Vector, *_: Any) -> Any:
+    for lane in range(type.lanes):
+        one = builder.extract_element(value, I32(lane))
+        builder.store(one, builder.inttoptr(address, one.type.as_pointer()), align=1)
+        address = builder.add(address, step)
+    return cgutils.get_null_value(ir.IntType(64))
+
+
+scatter = op(_scatter, lambda *_: types.int64, 3)  # lanes of v, `step` bytes apart
+
+
+def caller(n: int) -> Any:
+    """call(function, *n int64) of what returns nothing, by its address."""
+    kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * n).as_pointer()
+
+    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        builder.call(builder.inttoptr(values[0], kind), values[1:])
+        return cgutils.get_null_value(ir.IntType(64))
+
+    signature = types.int64(*[types.int64] * (n + 1))
+    if n == 4:
+        return intrinsic(lambda context, f, a, b, c, d: (signature, generate))
+    return intrinsic(lambda context, f, a, b, c, d, e: (signature, generate))
+
+
+call_expand, call_kernel = caller(4), caller(5)

@@ -1,0 +1,114 @@
+"""Vectors as values in numba functions, and how an intrinsic is made.
+
+A Vector is a numba type that LLVM keeps in registers. LLVM splits one that is wider than the
+machine's. What intrinsics compute stands beside this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import llvmlite.binding
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils, config
+from numba.extending import intrinsic, models, register_model
+
+BITS = {"u8": 8, "i16": 16, "i32": 32, "i64": 64}
+I32 = ir.IntType(32)
+
+
+class Vector(types.Type):
+    """`lanes` numbers of one kind: "u8", "i16", "i32", "f16" or "f32"."""
+
+    def __init__(self, kind: str, lanes: int) -> None:
+        self.kind, self.lanes = kind, lanes
+        super().__init__(f"{kind}x{lanes}")
+
+    @property
+    def element(self) -> ir.Type:
+        """LLVM's type of one lane."""
+        floats = {"f16": ir.HalfType(), "f32": ir.FloatType()}
+        return floats.get(self.kind) or ir.IntType(BITS[self.kind])
+
+    @property
+    def llvm(self) -> ir.Type:
+        """LLVM's type of the vector."""
+        return ir.VectorType(self.element, self.lanes)
+
+
+@register_model(Vector)
+class VectorModel(models.PrimitiveModel):
+    """A vector is one LLVM value."""
+
+    def __init__(self, manager: Any, type: Vector) -> None:
+        super().__init__(manager, type, type.llvm)
+
+
+@cache
+def features() -> frozenset[str]:
+    """What the processor for which numba compiles can do, in LLVM's names."""
+    if config.CPU_FEATURES is not None:
+        return frozenset(f[1:] for f in config.CPU_FEATURES.split(",") if f.startswith("+"))
+    found = dict(llvmlite.binding.get_host_cpu_features())
+    return frozenset(name for name, there in found.items() if there)
+
+
+def dot_level() -> str:
+    """The instruction that multiplies bytes: "vnni512", "vnni", "avx2", "neon" or "generic"."""
+    has = features()
+    if {"avx512vnni", "avx512bw"} <= has:
+        return "vnni512"
+    if "avxvnni" in has or {"avx512vnni", "avx512vl"} <= has:
+        return "vnni"
+    return "avx2" if "avx2" in has else "neon" if "dotprod" in has else "generic"
+
+
+def op(emit: Callable[..., Any], result: Callable[..., types.Type], n: int) -> Any:
+    """An intrinsic of n arguments: emit(builder, *values and their types) gives the LLVM value of
+    type result(*types).
+    """
+
+    def typed(arguments: tuple[Any, ...]) -> tuple[Any, Any]:
+        signature = result(*arguments)(*arguments)
+
+        def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+            return emit(builder, *values, *sig.args)
+
+        return signature, generate
+
+    if n == 0:
+        return intrinsic(lambda context: typed(()))
+    if n == 1:
+        return intrinsic(lambda context, a: typed((a,)))
+    if n == 2:
+        return intrinsic(lambda context, a, b: typed((a, b)))
+    if n == 3:
+        return intrinsic(lambda context, a, b, c: typed((a, b, c)))
+    return intrinsic(lambda context, a, b, c, d: typed((a, b, c, d)))
+
+
+def call(builder: Any, name: str, result: ir.Type, values: Sequence[Any]) -> Any:
+    """A call of the LLVM intrinsic of this name."""
+    kind = ir.FunctionType(result, [v.type for v in values])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), values)
+
+
+def shuffled(builder: Any, a: Any, lanes: Sequence[int], b: Any = None) -> Any:
+    """The lanes of a, and from len(a) on of b, with these numbers."""
+    mask = ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes))
+    return builder.shuffle_vector(a, ir.Constant(a.type, ir.Undefined) if b is None else b, mask)
+
+
+def constant(type: ir.Type, value: float | Sequence[float]) -> Any:
+    """A vector of one number in all lanes, or of a number for each."""
+    values = value if isinstance(value, Sequence) else [value] * type.count
+    return ir.Constant(type, list(values))
+
+
+def broadcast(builder: Any, value: Any, lanes: int) -> Any:
+    """LLVM's vector with a number in all lanes."""
+    one = ir.Constant(ir.VectorType(value.type, 1), ir.Undefined)
+    return shuffled(builder, builder.insert_element(one, value, I32(0)), [0] * lanes)

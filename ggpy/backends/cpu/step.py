@@ -1,0 +1,93 @@
+"""What the kernels of a step read of it: positions, pages, angles, in places that stay."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..interface import PAGE_SIZE, AttentionTemperature, Rope, Step
+from ..numpy.functions import angles, sharpness
+from .jobs import Buffers
+
+BLOCK = 16  # tokens that attend together
+LONE = 4  # tokens of a sequence at most that attend one by one
+
+Tables = dict[str, Rope | AttentionTemperature]  # what numbers of a step are made of, by name
+
+
+class StepArrays:
+    """A step's numbers as int64, copied to buffers so that their addresses can be in programs."""
+
+    def __init__(self, step: Step, buffers: Buffers, tables: Tables) -> None:
+        """tables: those of the layers, which `angles` and `sharpness` add to: programs that are
+        kept read their numbers of every step.
+        """
+        self.step, self._buffers, self._tables = step, buffers, tables
+        self.n_tokens = len(step.ids)
+        self.positions = self._put("positions", step.positions)
+        self.offsets = self._put("offsets", step.positions % PAGE_SIZE)
+        self._groups: dict[int, tuple[int, int]] = {}
+        self._made = {name: self._numbers(name, table) for name, table in tables.items()}
+        for group in range(len(step.page_tables)):
+            self.pages(group)
+        self.blocks = self._blocks()
+
+    def pages(self, group: int) -> tuple[int, int]:
+        """Addresses of the page of each token, and of the table of each token."""
+        if group not in self._groups:
+            tables = np.ascontiguousarray(self.step.page_tables[group], np.int32)
+            at = self._put(f"tables {group}", tables, np.int32)
+            where = at + self.step.sequences.astype(np.int64) * tables.strides[0]
+            self._groups[group] = (
+                self._put(f"pages {group}", self.step.pages(group)),
+                self._put(f"where {group}", where),
+            )
+        return self._groups[group]
+
+    def angles(self, rope: Rope) -> tuple[int, ...]:
+        """Addresses of cosines and sines [T, pairs]."""
+        return self._table(f"{rope.inv_freq.tobytes().hex()} {rope.magnitude}", rope)
+
+    def sharpness(self, temperature: AttentionTemperature) -> int:
+        """The address of the factors [T] of queries."""
+        return self._table(repr(temperature), temperature)[0]
+
+    def _table(self, name: str, table: Rope | AttentionTemperature) -> tuple[int, ...]:
+        if name not in self._made:
+            self._tables[name] = table
+            self._made[name] = self._numbers(name, table)
+        return self._made[name]
+
+    def _numbers(self, name: str, table: Rope | AttentionTemperature) -> tuple[int, ...]:
+        at = self.step.positions
+        made = angles(table, at) if isinstance(table, Rope) else (sharpness(table, at),)
+        return tuple(self._put(f"{name} {i}", x, np.float32) for i, x in enumerate(made))
+
+    @property
+    def n_blocks(self) -> int:
+        """Blocks of tokens that attend together; 0 where each attends alone."""
+        return len(self.blocks)
+
+    def _blocks(self) -> NDArray[np.int64]:
+        """[n, 2]: the first token of each block of a sequence, and how many it has."""
+        borders = [0, *(np.flatnonzero(np.diff(self.step.sequences)) + 1), self.n_tokens]
+        lengths = np.diff(borders)
+        if lengths.max() <= LONE:
+            return np.zeros((0, 2), np.int64)
+        found = [
+            (start, min(BLOCK, stop - start))
+            for begin, stop in pairwise(borders)
+            for start in range(begin, stop, BLOCK)
+        ]
+        blocks = np.array(found, np.int64)
+        self.block_address = self._put("blocks", blocks)
+        return blocks
+
+    def _put(self, name: str, values: NDArray[Any], type: Any = np.int64) -> int:
+        array = np.ascontiguousarray(values, type)
+        at = self._buffers.bytes(name, max(array.nbytes, 256))
+        self._buffers.raw(name)[: array.nbytes] = array.reshape(-1).view(np.uint8)
+        return at

@@ -1,0 +1,203 @@
+"""Mixtures of experts on a GPU: router, products of the chosen experts, their sum.
+
+In decode each pair of a token and an expert is a GEMV; in prefill pairs are sorted by expert, for a
+grouped GEMM. Which experts are chosen stays on the device. Nothing is decided here: plan/ says how
+a layer is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ....kernels.gemm.gemm import Epilogue
+from ....kernels.layout.tile import TiledMatrix
+from ....kernels.moe.combine import Combine, ExpertOutputs
+from ....kernels.moe.expert_gemm import ExpertGemm
+from ....kernels.moe.expert_gemv import ExpertGemv
+from ....kernels.moe.route import Route, RouterWeights, Routes
+from ....kernels.moe.sort import WORK_BYTES, SortedPairs, SortPairs, work_tiles
+from ...experts import Experts, SharedExpert
+from ...interface import Layer, MoE
+from ..arrays import Array, Matrix, Memory
+from ..context import StepContext
+from ..gemm import ProductOperands
+from ..plan import MoEPlan
+
+
+@dataclass(frozen=True)
+class ChosenPairs:
+    """The pairs of a step, each of a token and an expert: what the router says of them, what is
+    multiplied (f16, rows of tokens, or of sorted pairs), and their order in a sorted step.
+    """
+
+    routes: Routes
+    x: Memory
+    n: int
+    plan: MoEPlan
+    order: SortedPairs | None = None
+
+
+class MoEOps:
+    """Executes the plans of mixtures of experts."""
+
+    def __init__(self, context: StepContext) -> None:
+        """Compiles nothing."""
+        self._context, self.device = context, context.device
+        self._route = Route(self.device)
+        self._gemv = ExpertGemv(self.device, context.planner.kernels.decode)
+        self._gemm = ExpertGemm(self.device)
+
+    @cached_property
+    def _sort(self) -> SortPairs:
+        return SortPairs(self.device)
+
+    @cached_property
+    def _combine(self) -> Combine:
+        return Combine(self.device)
+
+    def feed_forward(self, x: Array, layer: Layer) -> Array:
+        """x[T, D] with the outputs of the chosen experts and of the shared one added."""
+        c, f, n = self._context, layer.ffn, x.shape[0]
+        assert isinstance(f, MoE)
+        plan = c.planner.moe(layer, c.s)
+        c.stream = plan.after
+        routes = self.route(x, f, plan)
+        if c.probe:
+            n_used = plan.choice.n_used
+            c.probe(layer.index, "experts", Array(routes.ids, np.int32, (n, n_used), n_used))
+        shared = None if f.shared is None else self.shared_expert(routes, f.shared, layer, plan, n)
+        pairs = self._pairs(routes, x, plan)
+        h = self.expert_act(pairs, f.experts)
+        if c.probe:
+            shape = n, plan.choice.n_used, h.row
+            c.probe(layer.index, "ffn_act", Array(h.data, np.float16, shape, h.row))
+        self.expert_out(x, h, pairs, f.experts, shared)
+        if c.probe:
+            c.probe(layer.index, "ffn_out", x)
+        return x
+
+    def route(self, x: Array, f: MoE, plan: MoEPlan) -> Routes:
+        """norm(x) in f16, and the experts of each token."""
+        c, (n, k), r = self._context, x.shape, f.router
+        gate = f.shared.gate if f.shared else None
+        weights = RouterWeights(
+            f.norm.weight, f.norm.eps, r.weight.in_blocks.data, r.bias, r.choice_bias, gate
+        )
+        each = 4 * n * plan.choice.n_used
+        ids, strengths = c.scratch("expert ids", each), c.scratch("expert weights", each)
+        gates = c.scratch("shared strength", 4 * n) if gate is not None else None
+        out = Routes(c.f16("normed", n, k).data, ids, strengths, gates)
+        self._route.launch(x.data, weights, plan.choice, out, n, k)
+        return out
+
+    def shared_expert(
+        self, routes: Routes, e: SharedExpert, layer: Layer, plan: MoEPlan, n: int
+    ) -> Array:
+        """f32 [T, D], without the strength of its gate."""
+        c = self._context
+        assert plan.shared is not None
+        gate_up, down = plan.shared
+        weights, n_ff, k = [e.w_gate, e.w_up], e.w_gate.n_rows, e.w_gate.k
+        x, h = Array(routes.normed, np.float16, (n, k), k), c.f16("h", n, n_ff)
+        if gate_up.epilogue == "GLU":
+            c.gemms.run(gate_up, x, weights, [h], ProductOperands(activation="silu"))
+        else:
+            gate, up = parts = [c.f32(name, n, n_ff) for name in ("gate", "up")]
+            c.gemms.run(gate_up, x, weights, parts)
+            c.elementwise.glu(gate.data, up.data, h.data, n * n_ff, "silu")
+        if c.probe:
+            c.probe(layer.index, "shared_act", h)
+        y = c.f32("shared y", n, e.w_down.n_rows)
+        c.gemms.run(down, h, [e.w_down], [y])
+        return y
+
+    def _pairs(self, routes: Routes, x: Array, plan: MoEPlan) -> ChosenPairs:
+        """The pairs in the order in which they are multiplied."""
+        c, (n, k), choice = self._context, x.shape, plan.choice
+        n_pairs = n * choice.n_used
+        if not plan.grouped:
+            return ChosenPairs(routes, routes.normed, n_pairs, plan)
+        n_work = work_tiles(n_pairs, choice.n_expert)
+        order = SortedPairs(
+            c.scratch("pair of row", 4 * n_pairs),
+            c.scratch("row of pair", 4 * n_pairs),
+            c.scratch("expert work", WORK_BYTES * n_work),
+        )
+        self._sort.launch(routes.ids, order, n_pairs, choice.n_expert)
+        rows = c.f16("x by expert", n_pairs, k).data
+        self._sort.gather(routes.normed, order.pair_of, rows, n_pairs, choice.n_used, k)
+        return ChosenPairs(routes, rows, n_pairs, plan, order)
+
+    def expert_act(self, pairs: ChosenPairs, e: Experts) -> Array:
+        """h f16 [pairs, F], which meets w_down."""
+        c, n, n_ff = self._context, pairs.n, e.w_up.n_rows
+        h, both = c.f16("expert h", n, n_ff), [e.w_gate, e.w_up]
+        if pairs.plan.glu:
+            self._multiply(both, pairs, pairs.x, [h], True, "GLU", e.activation)
+            return h
+        parts = [c.f32(f"expert {name}", n, n_ff) for name in ("gate", "up")]
+        if pairs.plan.together:
+            self._multiply(both, pairs, pairs.x, parts, True)
+        else:
+            for w, part in zip(both, parts, strict=True):
+                self._multiply([w], pairs, pairs.x, [part], True)
+        gate, up = (part.data for part in parts)
+        pair_of = pairs.order.pair_of if pairs.order else None
+        biases = _rows(e.b_gate), _rows(e.b_up)
+        shape = n, n_ff, e.activation
+        self._combine.glu((gate, up), biases, pairs.routes.ids, pair_of, h.data, *shape)
+        return h
+
+    def expert_out(
+        self, x: Array, h: Array, pairs: ChosenPairs, e: Experts, shared: Array | None
+    ) -> None:
+        """x += the weighted outputs."""
+        c, routes, (n, k) = self._context, pairs.routes, x.shape
+        y = c.f32("expert y", pairs.n, k)
+        self._multiply([e.w_down], pairs, h.data, [y], False)
+        outputs = ExpertOutputs(
+            y.data,
+            routes.ids,
+            routes.weights,
+            _rows(e.b_down),
+            pairs.order.row_of if pairs.order else None,
+            shared.data if shared else None,
+            routes.strength,
+        )
+        self._combine.launch(x.data, outputs, n, pairs.plan.choice.n_used, k)
+
+    def _multiply(
+        self,
+        weights: Sequence[Matrix],
+        pairs: ChosenPairs,
+        x: Memory,
+        outs: Sequence[Array],
+        per_token: bool,
+        epilogue: Epilogue = "STORE",
+        activation: str = "silu",
+    ) -> None:
+        """outs[i][pair] = x[row] weights[i][expert]^T; per_token: see ExpertGemv."""
+        tiles: list[TiledMatrix] = [w.tiles for w in weights if w.tiles is not None]
+        dst, choice = [out.data for out in outs], pairs.plan.choice
+        if pairs.order is not None:
+            self._gemm.launch(
+                *(tiles, pairs.order.work, x, dst, pairs.n, choice.n_expert),
+                epilogue=epilogue,
+                activation=activation,
+            )
+            return
+        self._gemv.launch(
+            *(tiles, pairs.routes.ids, x, dst, pairs.n, choice.n_used),
+            per_token=per_token,
+            epilogue=epilogue,
+            activation=activation,
+        )
+
+
+def _rows(bias: Matrix | None) -> Memory | None:
+    """The biases of all experts, f32."""
+    return None if bias is None else bias.in_blocks.data

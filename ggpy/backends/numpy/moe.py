@@ -1,0 +1,129 @@
+"""Mixtures of experts in numpy: what a `MoE` layer computes.
+
+An expert's matrices are looked at only if a token chose it: where weights stay in blocks, no others
+are read or dequantised. Each expert multiplies all of its tokens at once, and what comes out is
+added token by token in the order of the choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...formats.base import F32
+from ..experts import LEAST_SUM, OAI_ALPHA, OAI_LIMIT, Experts, Router, SharedExpert
+from ..interface import MoE
+from .functions import ACTIVATIONS, normalised, sigmoid, softmax
+from .matrix import HostMatrix
+
+Ids = NDArray[np.int32]
+
+
+def feed_forward(
+    x: F32, ffn: MoE, probe: Callable[[str, NDArray], None], of: F32 | None = None
+) -> F32:
+    """x[T, D] + sum over the chosen experts, in their order, and the shared one, with n =
+    norm(of), or norm(x).
+    """
+    n = normalised(x if of is None else of, ffn.norm)
+    ids, weights = route(n, ffn.router)
+    probe("experts", ids)
+    y, h = shared_output(n, ffn.shared)
+    if h is not None:
+        probe("shared_act", h)
+    h = hidden(n, ids, ffn.experts)
+    probe("ffn_act", h)
+    outputs = down(h, ids, ffn.experts)
+    total = np.zeros_like(x)
+    for place in range(ids.shape[1]):
+        total += weights[:, place, None] * outputs[:, place]
+    x = x + (total if y is None else total + y)
+    probe("ffn_out", x)
+    return x
+
+
+def route(n: F32, router: Router) -> tuple[Ids, F32]:
+    """ids[T, J] of the chosen experts and their weights[T, J], in falling order of the choice."""
+    logits = router.weight.affine(n, router.bias)
+    by_logits = router.score == "softmax_chosen"
+    score = logits if by_logits else SCORES[router.score](logits)
+    choice = score if router.choice_bias is None else score + router.choice_bias
+    choice = in_groups(choice, *router.groups)
+    ids = np.argsort(-choice, axis=-1, kind="stable")[:, : router.n_used]
+    weights = np.take_along_axis(score, ids, axis=-1)
+    if by_logits:
+        weights = _softmax(weights)
+    if router.normalise:
+        weights = weights / np.maximum(weights.sum(-1, keepdims=True), np.float32(LEAST_SUM))
+    return ids.astype(np.int32), weights * np.float32(router.scale)
+
+
+def in_groups(choice: F32, n_group: int, n_used: int) -> F32:
+    """choice[T, X], -inf outside of the n_used groups whose two best have the largest sum."""
+    if n_group == 1:
+        return choice
+    groups = choice.reshape(len(choice), n_group, -1)
+    best = np.sort(groups, axis=-1)[..., -2:].sum(-1)
+    order = np.argsort(-best, axis=-1, kind="stable")
+    left = np.full_like(groups, -np.inf)
+    rows = np.arange(len(choice))[:, None]
+    left[rows, order[:, :n_used]] = groups[rows, order[:, :n_used]]
+    return left.reshape(choice.shape)
+
+
+def hidden(n: F32, ids: Ids, e: Experts) -> F32:
+    """h[T, J, F]: what meets w_down of each token's experts."""
+    h = np.empty((*ids.shape, e.w_gate.tensor.shape[1]), np.float32)
+    for expert, at in _chosen(ids):
+        inputs = n[at[0]]
+        gate = _affine(e.w_gate, e.b_gate, expert, inputs)
+        h[at] = gated(e.activation, gate, _affine(e.w_up, e.b_up, expert, inputs))
+    return h
+
+
+def down(h: F32, ids: Ids, e: Experts) -> F32:
+    """y[T, J, D] of each token's experts, without their weights."""
+    y = np.empty((*ids.shape, e.w_down.tensor.shape[1]), np.float32)
+    for expert, at in _chosen(ids):
+        y[at] = _affine(e.w_down, e.b_down, expert, h[at])
+    return y
+
+
+def shared_output(n: F32, shared: SharedExpert | None) -> tuple[F32, F32] | tuple[None, None]:
+    """(y[T, D], h[T, F]) of the shared expert, if there is one."""
+    if shared is None:
+        return None, None
+    h = gated("silu", shared.w_gate.multiply(n), shared.w_up.multiply(n))
+    y = shared.w_down.multiply(h)
+    return (y if shared.gate is None else y * sigmoid(n @ shared.gate)[:, None]), h
+
+
+def gated(activation: str, gate: F32, up: F32) -> F32:
+    """What a gate and the rows beside it become."""
+    if activation != "swiglu_oai":
+        return ACTIVATIONS[activation](gate) * up
+    limit = np.float32(OAI_LIMIT)
+    g, u = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    return g * sigmoid(np.float32(OAI_ALPHA) * g) * (u + 1)
+
+
+def _affine(w: HostMatrix, bias: HostMatrix | None, expert: int, x: F32) -> F32:
+    """x w[expert]^T + bias[expert]."""
+    y = w.expert(expert).multiply(x)
+    return y if bias is None else y + bias.rows(np.array([expert]))
+
+
+def _chosen(ids: Ids) -> Iterator[tuple[int, tuple[NDArray, NDArray]]]:
+    """Each expert that was chosen, and (tokens, places) where."""
+    for expert in np.unique(ids):
+        tokens, places = np.nonzero(ids == expert)
+        yield int(expert), (tokens, places)
+
+
+def _softmax(x: F32) -> F32:
+    return softmax(x, None)
+
+
+SCORES: dict[str, Callable[[F32], F32]] = {"softmax": _softmax, "sigmoid": sigmoid}

@@ -1,0 +1,111 @@
+"""The matrices of all experts as one tensor of three axes, whichever way a checkpoint has them.
+
+Released checkpoints have a tensor for each expert, X.experts.3.gate_proj.weight. Others have one
+for all, X.experts.gate_up_proj [X, 2 N, K], with the rows of gate before those of up; in those of
+gpt-oss the rows take turns and the last two axes are exchanged, or codes and scales of MXFP4 are
+two tensors. All become X.experts.gate_proj.weight, .up_proj.weight and .down_proj.weight.
+
+Letters: X experts, N rows of a matrix, K columns.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from ...formats.mxfp4 import QK_MXFP4
+from ...util.messages import shown
+from ..assemble import Stored
+from ..folder import ConvertError
+from ..weights import Weights
+from .tensors import Cut, Microscaled, SingleRow, Stacked
+
+APART = re.compile(r"(.*\.experts)\.(\d{1,5})\.(.*)")
+TOGETHER = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(\.weight|_bias|_blocks|)")
+SHARED_GATE = ".shared_expert_gate.weight"
+SCALES = "_scales"  # beside _blocks
+ALL = slice(None)
+
+Gathered = Stored | Stacked | Cut | SingleRow | Microscaled
+Found = dict[str, Gathered]
+
+
+def gathered(tensors: Mapping[str, Stored], interleaved: bool) -> Found:
+    """The tensors by name, with one for the same matrices of all experts; ConvertError if an expert
+    is missing. interleaved: see the top.
+    """
+    found: Found = {}
+    apart: dict[str, dict[int, Stored]] = {}
+    for name, weights in tensors.items():
+        if match := APART.fullmatch(name):
+            apart.setdefault(f"{match[1]}.{match[3]}", {})[int(match[2])] = weights
+        elif (match := TOGETHER.fullmatch(name)) and isinstance(weights, Weights):
+            found |= _taken_apart(match, weights, tensors, interleaved)
+        elif name.endswith(SHARED_GATE) and isinstance(weights, Weights) and weights.shape[0] == 1:
+            found[name] = SingleRow(weights)
+        elif not (name.endswith(SCALES) and name.removesuffix(SCALES) + "_blocks" in tensors):
+            found[name] = weights
+    return {**found, **{name: _stacked(name, parts) for name, parts in apart.items()}}
+
+
+def _taken_apart(
+    match: re.Match[str], weights: Weights, tensors: Mapping[str, Stored], interleaved: bool
+) -> Found:
+    """The parts of one tensor of all experts."""
+    stem, kind, ending = match[1], match[2], match[3]
+    scales = None
+    if ending == "_blocks":
+        scales = _scales_of(weights, tensors.get(f"{stem}.{kind}{SCALES}"))
+    n_axes, ours = (2, ".bias") if ending == "_bias" else (3 if scales is None else 4, ".weight")
+    transposed = interleaved and n_axes == 3
+    m = weights.shape[-1 if transposed else 1] if len(weights.shape) == n_axes else 1
+    if len(weights.shape) != n_axes or (kind == "gate_up_proj" and m % 2):
+        raise ConvertError(
+            f"{weights.shard.path}: tensor {shown(weights.name)} has the shape {weights.shape}, "
+            f"expected {n_axes} axes, experts first, and as many rows of gate as of up"
+        )
+    found: Found = {}
+    for part, rows in _parts(kind, m, interleaved).items():
+        cut = Cut(weights.name, weights, rows, transposed)
+        whole = cut if scales is None else Microscaled(weights.name, weights, scales, rows)
+        found[f"{stem}.{part}{ours}"] = whole
+    return found
+
+
+def _parts(kind: str, m: int, interleaved: bool) -> dict[str, slice]:
+    """Which of m rows belong to which matrix."""
+    if kind == "down_proj":
+        return {kind: ALL}
+    if interleaved:
+        return {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)}
+    return {"gate_proj": slice(0, m // 2), "up_proj": slice(m // 2, None)}
+
+
+def _scales_of(codes: Weights, scales: Stored | None) -> Weights:
+    """The scales of MXFP4 codes; ConvertError unless both are what they should be."""
+    good = isinstance(scales, Weights) and {codes.dtype, scales.dtype} == {"U8"}
+    if not good or (*scales.shape, QK_MXFP4 // 2) != codes.shape:  # type: ignore[union-attr]
+        raise ConvertError(
+            f"{codes.shard.path}: tensor {shown(codes.name)}, {codes.dtype} {codes.shape}, has no"
+            " scales that fit to it"
+        )
+    assert isinstance(scales, Weights)
+    return scales
+
+
+def _stacked(name: str, parts: Mapping[int, Stored]) -> Stacked:
+    """One tensor of several, which are of the experts 0, 1, .."""
+    first = next(iter(parts.values()))
+    missing = next((i for i in range(len(parts)) if i not in parts), None)
+    if missing is not None:
+        raise ConvertError(
+            f"{first.shard.path}: there is no {shown(name)} of expert {missing}, but of"
+            f" {len(parts)} others: the checkpoint is not whole"
+        )
+    shapes = {part.shape for part in parts.values()}
+    if len(shapes) > 1 or len(first.shape) != 2:
+        raise ConvertError(
+            f"{first.shard.path}: {shown(name)} has the shapes {sorted(shapes)}: one of two axes is"
+            " expected"
+        )
+    return Stacked(name, tuple(parts[i] for i in range(len(parts))))

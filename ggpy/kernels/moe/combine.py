@@ -1,0 +1,78 @@
+"""Launches cuda/moe/combine.cu: what stands between and behind the products of experts."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+from ...device.base import Device
+from ..address import Address, address
+from ..struct_asserts import struct_asserts
+
+THREADS = 256
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "swiglu_oai": 2}
+
+
+class CombineArgs(ctypes.Structure):
+    """struct CombineArgs of cuda/moe/combine.cu."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in ("x", "y", "bias", "ids", "weights", "row_of")),
+        *((name, ctypes.c_uint64) for name in ("shared", "strength")),
+        *((name, ctypes.c_int) for name in ("columns", "n_used")),
+    )
+
+
+ASSERTS = struct_asserts(CombineArgs)
+
+
+@dataclass(frozen=True)
+class ExpertOutputs:
+    """What `combine` adds up: f32 y[T * n_used, columns] and bias[n_expert, columns] of the chosen
+    experts, int ids and f32 weights [T * n_used], int row_of[T * n_used] of a sorted step, and f32
+    shared[T, columns] times strength[T].
+    """
+
+    y: Address
+    ids: Address
+    weights: Address
+    bias: Address | None = None
+    row_of: Address | None = None
+    shared: Address | None = None
+    strength: Address | None = None
+
+
+class Combine:
+    """The elementwise kernels of experts."""
+
+    def __init__(self, device: Device) -> None:
+        names = ["expert_glu", "combine"]
+        found = device.kernels("moe/combine.cu", names, extra_source=ASSERTS)
+        self._glu, self._combine = found
+
+    def glu(
+        self,
+        parts: tuple[Address, Address],
+        biases: tuple[Address | None, Address | None],
+        ids: Address,
+        pair_of: Address | None,
+        h: Address,
+        n_rows: int,
+        columns: int,
+        activation: str,
+    ) -> None:
+        """Enqueue f16 h[n_rows, columns] of gate and up, f32, and their biases [n_expert, columns].
+
+        pair_of: int [n_rows] of a sorted step; None: row r is of pair r.
+        """
+        grid = -(-columns // THREADS), n_rows
+        args = (*parts, *biases, ids, pair_of, h, columns, ACTIVATIONS[activation])
+        self._glu.launch(grid, THREADS, args, pdl=True)
+
+    def launch(
+        self, x: Address, o: ExpertOutputs, n_tokens: int, n_used: int, columns: int
+    ) -> None:
+        """Enqueue x += the outputs of the experts of each token; x is f32 [n_tokens, columns]."""
+        memory = x, o.y, o.bias, o.ids, o.weights, o.row_of, o.shared, o.strength
+        args = CombineArgs(*map(address, memory), columns, n_used)
+        self._combine.launch((-(-columns // THREADS), n_tokens), THREADS, (args,), pdl=True)

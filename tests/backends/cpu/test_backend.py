@@ -1,0 +1,176 @@
+"""The numba backend against the numpy one: logits and greedy text of whole models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from random_decoder import BEHIND, DIFFERING, EVERYTHING, USUAL, V, Variation, random_decoder
+
+from ggpy.arch.layers.attention import OUTPUT_BIAS, QKV_BIAS, SINKS
+from ggpy.backends import choose
+from ggpy.backends.cpu.backend import Cpu
+from ggpy.backends.interface import PAGE_SIZE, Dense, Role, Step
+from ggpy.backends.numpy.backend import Reference
+from ggpy.backends.observe import ObservedOps
+from ggpy.gguf import File
+from ggpy.model import Model
+from ggpy.model import load as load_model
+
+TINY = Path(__file__).resolve().parents[3] / "models" / "tiny"
+ARCHITECTURES = sorted(path.stem for path in TINY.glob("*.gguf"))
+IDS = [1, *range(20, 110)]
+BIASES = Variation(
+    layers=DIFFERING.layers, tensors=tuple({**QKV_BIAS, **OUTPUT_BIAS, **SINKS}.items())
+)
+
+
+def opened(path: Path, ops, **options) -> Model:
+    return load_model(File(path), ops, n_ctx=256, **options)
+
+
+def test_numba_is_taken_where_it_is_installed() -> None:
+    assert type(choose("cpu", 1)) is Cpu
+    assert type(choose("numpy", 1)) is Reference
+
+
+def text_of(model: Model, n: int = 40) -> list[int]:
+    return [p.id for p in model.generate([5, 30, 77], max_tokens=n, temperature=0)]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_logits_and_greedy_text_are_the_references(
+    tiny_path: Callable[[str], Path], architecture: str
+) -> None:
+    """Prompts of one to many tokens; text of decode steps. Attention and dense have kernels."""
+    path = tiny_path(architecture)
+    reference = opened(path, Reference(1))
+    expected, text = reference.logits(IDS), text_of(reference)
+    for activations, tolerance in (("f32", 1e-5), ("q16", 5e-4)):
+        model = opened(path, Cpu(2, activations=activations))
+        for n in (1, 4, 7, len(IDS)):
+            found = model.logits(IDS[:n])
+            np.testing.assert_allclose(found, expected[:n], atol=tolerance * np.abs(expected).max())
+        if activations == "f32":
+            assert text_of(model) == text
+        halves = model.ops._with_kernels.items()
+        dense = [has for (layer, _), has in halves if isinstance(layer.ffn, Dense)]
+        mixers = [has for (_, half), has in halves if half == "mix"]
+        assert mixers and all(mixers + dense)
+
+
+def test_few_tokens_in_8_bits_are_near(tiny_path: Callable[[str], Path]) -> None:
+    path = tiny_path("llama")
+    expected = opened(path, Reference(1)).logits(IDS[:5])
+    found = opened(path, Cpu(1, activations="q8")).logits(IDS[:5])
+    error = np.abs(found - expected).max() / np.abs(expected).max()
+    assert 1e-4 < error < 0.1
+
+
+@pytest.mark.parametrize(
+    "k, v", [("f16", "f16"), ("q8_0", "q8_0"), ("q8_0", "f32"), ("q4_0", "q5_1")]
+)
+def test_types_of_the_cache(tiny_path: Callable[[str], Path], k: str, v: str) -> None:
+    """Kernels for f16 and q8_0 write what numpy does, but for a rounding here and there."""
+    types = {"cache_type_k": k, "cache_type_v": v, "n_batch": 30}
+    path = tiny_path("qwen3")
+    numpy, mine = (opened(path, ops, **types) for ops in (Reference(1), Cpu(2, activations="f32")))
+    expected, found = numpy.logits(IDS), mine.logits(IDS)
+    same, written = (model.ops._cache[0] for model in (numpy, mine))
+    for a, b in ((same.keys, written.keys), (same.values, written.values)):
+        x, y = (p.format.dequantize_blocks(p.array.reshape(-1)) for p in (a, b))
+        assert x.any() and (np.abs(x - y) > 1e-4).mean() < 0.02
+    assert np.abs(found - expected).max() < 2e-2 * np.abs(expected).max()
+
+
+def steps() -> list[Step]:
+    """A prompt of 90 tokens in two steps beside another, then tokens of both."""
+    tables = np.array([[3, 1], [0, 2]], np.int32)
+
+    def step(parts: list[tuple[int, int, int]]) -> tuple:
+        positions = np.concatenate([np.arange(first, first + n) for _, first, n in parts])
+        sequences = np.repeat([s for s, _, _ in parts], [n for _, _, n in parts])
+        ids = (positions * 7 + 3) % V
+        every = np.arange(len(ids))
+        return tuple(a.astype(np.int32) for a in (ids, positions, sequences)), tables, every
+
+    parts = [
+        [(0, 0, 70)],
+        [(0, 70, 20), (1, 0, 9)],
+        [(0, 90, 1), (1, 9, 3)],
+        [(0, 91, 1), (1, 12, 1)],
+    ]
+    found = []
+    for numbers, table, every in map(step, parts):
+        found.append(Step(*numbers, (table,), every.astype(np.int32)))
+    return found
+
+
+@pytest.mark.parametrize(
+    "variation",
+    [USUAL, DIFFERING, EVERYTHING, BIASES, BEHIND],
+    ids=["usual", "differing", "all", "biases", "behind"],
+)
+@pytest.mark.parametrize("norms", [False, True])
+def test_layers_of_every_kind(variation: Variation, norms: bool) -> None:
+    """Windows, soft caps, sinks, biases, norms of heads, values of another size than keys."""
+    types = {"attn_q": "Q4_K", "ffn_gate": "Q6_K", "attn_output": "Q8_0", "ffn_down": "F16"}
+    if variation is not USUAL:
+        types = {"attn_q": "Q4_K", "ffn_down": "Q5_1"}
+    options = {"norms": norms and variation not in (EVERYTHING, BEHIND), "post_norms": norms}
+    decoders = [
+        random_decoder(ops, types, "neox", variation=variation, **options)
+        for ops in (Reference(1), Cpu(2, activations="f32"))
+    ]
+    for step in steps():
+        groups = len(decoders[0].cache_shape(32, PAGE_SIZE, PAGE_SIZE).groups)
+        step = replace(step, page_tables=step.page_tables * groups)
+        expected, found = (np.array(d.ops.read(d.run(step))) for d in decoders)
+        np.testing.assert_allclose(found, expected, atol=3e-5 * np.abs(expected).max())
+
+
+def observed(ops, path: Path) -> dict[str, np.ndarray]:
+    """What a probe of the model is told last, by name."""
+    found: dict[str, np.ndarray] = {}
+    opened(path, ObservedOps(ops, lambda name, x: found.update({name: x.copy()}))).logits([1, 2, 3])
+    return found
+
+
+def test_a_probe_sees_what_numpys_layers_compute(tiny_path: Callable[[str], Path]) -> None:
+    path = tiny_path("llama")
+    expected, found = (observed(ops, path) for ops in (Reference(1), Cpu(1, activations="f32")))
+    assert expected.keys() == found.keys() and len(expected) > 4
+    for name, x in expected.items():
+        np.testing.assert_allclose(found[name], x, atol=1e-5 * np.abs(x).max(), err_msg=name)
+
+
+def test_too_many_threads_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ggpy.backends.host.usable_cores", lambda: 2)
+    notes: list[str] = []
+    assert Cpu(16, note=notes.append).n_threads == 2
+    assert Reference(16, note=notes.append).n_threads == 2
+    text = "16 threads are too many: this process has 2 cores, and uses 2"
+    assert notes == [text, text]
+    assert Cpu(note=notes.append).n_threads == 2 and len(notes) == 2
+
+
+def test_weights_stay_in_the_file(tiny_path: Callable[[str], Path]) -> None:
+    """Matrices are views of the mapped file."""
+    with File(tiny_path("llama")) as file:
+        tensor = file.tensors["blk.0.ffn_down.weight"]
+        matrix = Cpu(1).weight(tensor, Role("D F"))
+        assert np.shares_memory(matrix.blocks.data, tensor.data)
+        del matrix, tensor
+
+
+def test_two_models_at_once(tiny_path: Callable[[str], Path]) -> None:
+    """Pools of two models, in two threads, do not get in each other's way."""
+    models = [opened(tiny_path(name), Cpu(2, activations="f32")) for name in ("llama", "qwen3")]
+    alone = [text_of(model) for model in models]
+    with ThreadPoolExecutor(2) as threads:
+        together = [list(threads.map(text_of, models)) for _ in range(3)]
+    assert together == [alone] * 3

@@ -1,0 +1,74 @@
+"""Compiled kernels on disk: loaded by the next process, unless others could have made them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+CODE = """
+import numpy as np
+from ggpy.backends.cpu import kernels, compiled
+from ggpy.backends.cpu.pool import address_of, aligned
+from ggpy.formats import by_name
+import ctypes
+made = []
+plain = compiled.CFunc._compile_uncached
+compiled.CFunc._compile_uncached = lambda self: made.append(1) or plain(self)
+format = by_name("Q8_0")
+call = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(kernels.expand(format))
+x = np.arange(64, dtype=np.float32)[None]
+out = aligned(256).view(np.float32)
+rows = format.quantize(x)
+call(address_of(rows), 0, 64, address_of(out))
+assert (out[:64] == format.dequantize(rows)[0]).all()
+print(len(made))
+"""
+
+
+def compiled_in(cache: Path, **more: str) -> int:
+    """Kernels that a new process compiles."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache)} | more
+    done = subprocess.run(
+        [sys.executable, "-c", CODE], capture_output=True, text=True, timeout=120, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+def test_kernels_are_kept_and_broken_files_are_not_used(tmp_path: Path) -> None:
+    assert compiled_in(tmp_path) == 1
+    assert compiled_in(tmp_path) == 0
+    (file,) = [p for p in tmp_path.rglob("expand_Q8_0-*")]
+    assert file.stat().st_mode & 0o022 == 0
+    file.write_bytes(file.read_bytes()[:100])
+    assert compiled_in(tmp_path) == 1
+    file.chmod(0o666)
+    assert compiled_in(tmp_path) == 1
+
+
+@pytest.mark.parametrize(
+    "features",
+    ["+avx2,+fma,+f16c,+avx,+sse4.1,+ssse3,+bmi,+bmi2,+popcnt", ""],
+    ids=["AVX2", "generic"],
+)
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="these are features of x86")
+def test_other_processors_give_the_same_sums(tmp_path: Path, features: str) -> None:
+    """Dot products and tables, compiled as for an older processor, which is nearly as good on this
+    one as if it were that.
+    """
+    from ggpy.backends.cpu.simd import features as present
+
+    if not {f[1:] for f in features.split(",") if f} <= present():
+        pytest.skip("this processor has no AVX2")
+    code = Path(__file__).with_name("sums.py").read_text()
+    more = {"NUMBA_CPU_NAME": "haswell" if features else "generic", "NUMBA_CPU_FEATURES": features}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)} | more
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment
+    )
+    assert done.stdout == ("avx2" if features else "generic") + "\n", done.stderr

@@ -1,0 +1,143 @@
+"""Products from the blocks of a file against numpy: every format, odd shapes, any threads."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import random_rows
+
+from ggpy.backends.cpu import kernels
+from ggpy.backends.cpu.backend import Cpu
+from ggpy.backends.cpu.blocks import DECLARATIONS
+from ggpy.backends.cpu.compiled import progress
+from ggpy.backends.cpu.jobs import BlockRows, Buffers, JobList
+from ggpy.backends.cpu.pool import ThreadPool, address_of, aligned
+from ggpy.backends.cpu.products import NUMBERS
+from ggpy.backends.interface import Role
+from ggpy.formats import all_formats, by_name
+from ggpy.formats.base import Format
+from ggpy.gguf import Tensor
+
+FORMATS = [*DECLARATIONS, *NUMBERS]
+# Of what a product may differ by, the largest result being 1. q8 rounds to 1 part in 254.
+TOLERANCE = {"f32": 3e-6, "q16": 2e-4, "q8": 2e-2}
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3, 4])
+def pool(request: pytest.FixtureRequest) -> ThreadPool:
+    """Threads, which may be more than this machine has."""
+    return ThreadPool(request.param)
+
+
+@pytest.fixture(scope="module")
+def few() -> Iterator[dict[str, Cpu]]:
+    """A backend for each type of activations."""
+    yield {name: Cpu(2, activations=name) for name in TOLERANCE}
+    progress.close()
+
+
+def tensor(format: Format, n: int, k: int, seed: int = 0) -> Tensor:
+    rng = np.random.default_rng(seed)
+    return Tensor("w", (n, k), format, random_rows(format, n, k, rng, rms=0.05))
+
+
+def columns(n: int, k: int) -> np.ndarray:
+    return np.random.default_rng(n).standard_normal((n, k)).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_rows_in_float32_are_the_formats_own(name: str) -> None:
+    """Bit for bit, from any 256th weight on."""
+    format = by_name(name)
+    k = 256 * 2 + (format.block_size if format.block_size < 256 else 256)
+    rows = tensor(format, 5, k).data
+    expected = format.dequantize(rows)
+    call = ctypes_function(kernels.expand(format))
+    for r in range(5):
+        for first in (0, 256):
+            out = aligned(4 * k).view(np.float32)
+            call(address_of(rows[r]), first, k - first, address_of(out))
+            np.testing.assert_array_equal(out[: k - first], expected[r, first:])
+
+
+def ctypes_function(address: int) -> Any:
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(address)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_products_equal_numpys(name: str, few: dict[str, Cpu]) -> None:
+    """Rows that are no multiple of anything, and every way to multiply."""
+    format = by_name(name)
+    shapes = [(37, 3 * max(format.block_size, 32)), (130, 1024)]
+    shapes += [(9, 45)] if format.block_size == 1 else []
+    for activations, ops in few.items():
+        for n, k in shapes:
+            w = tensor(format, n, k)
+            matrix = ops.weight(w, Role("F D"))
+            for t in (1, 2, 5, 6, 17, 64):
+                x = columns(t, k)
+                expected = x.astype(np.float64) @ format.dequantize(w.data).astype(np.float64).T
+                error = np.abs(matrix.multiply(x) - expected).max() / np.abs(expected).max()
+                assert error < TOLERANCE[activations], (activations, n, k, t)
+
+
+def test_activations_are_as_exact_as_they_say(few: dict[str, Cpu]) -> None:
+    """q16 is a hundred times nearer to float32 than q8, and not float32 itself."""
+    w, x = tensor(by_name("Q4_0"), 200, 512), columns(1, 512)
+    exact = x @ w.dequantize().T
+    found = {name: ops.weight(w, Role("F D")).multiply(x) for name, ops in few.items()}
+    error = {name: np.abs(y - exact).max() for name, y in found.items()}
+    assert error["f32"] < error["q16"] < error["q8"] / 50
+
+
+@pytest.mark.parametrize("t", [1, 3, 33])
+def test_bits_are_the_same_for_any_number_of_threads(pool: ThreadPool, t: int) -> None:
+    for name in ("Q8_0", "Q4_K", "F16"):
+        format, k = by_name(name), 512
+        w = tensor(format, 700, k).data
+        results = []
+        for threads in (pool, ThreadPool(1)):
+            buffers = Buffers(threads)
+            source = buffers.floats("source", t, k)
+            buffers.view("source", t, k)[:] = columns(t, k)
+            out = aligned(4 * 700 * (t + 16)).view(np.float32)
+            program = JobList(threads, buffers, "q16")
+            program.product(BlockRows(format, w, k), source, t, address_of(out))
+            threads.begin()
+            for _ in range(5):
+                program.run()
+            threads.end()
+            threads.settle()
+            results.append(out[: t * 700].copy())
+        np.testing.assert_array_equal(*results)
+
+
+def test_large_and_odd_activations(few: dict[str, Cpu]) -> None:
+    """Zeros, numbers whose scale's inverse is infinite, and one NaN, which stays in its column."""
+    w = tensor(by_name("Q8_0"), 64, 64)
+    for activations, ops in few.items():
+        matrix = ops.weight(w, Role("F D"))
+        assert not matrix.multiply(np.zeros((1, 64), np.float32)).any()
+        tiny = matrix.multiply(np.full((1, 64), 1e-42, np.float32))
+        assert np.abs(tiny).max() < 1e-38, activations
+        x = columns(2, 64)
+        clean = matrix.multiply(x)
+        x[0, 5] = np.nan
+        spoiled = matrix.multiply(x)
+        np.testing.assert_array_equal(spoiled[1], clean[1])
+        assert np.isnan(spoiled[0]).all(), activations
+
+
+def test_a_format_without_kernels_is_dequantised(few: dict[str, Cpu]) -> None:
+    """Once, where that fits in memory; at each use, where not."""
+    others = [f for f in all_formats() if not kernels.can_expand(f)]
+    assert {"IQ2_XXS", "TQ1_0", "NVFP4"} <= {f.name for f in others}
+    w = tensor(by_name("NVFP4"), 20, 128)
+    x = columns(3, 128)
+    for ops in (few["q16"], Cpu(1, weight_memory=0)):
+        found = ops.weight(w, Role("F D")).multiply(x)
+        np.testing.assert_allclose(found, x @ w.dequantize().T, atol=1e-5)

@@ -1,0 +1,205 @@
+"""Mixtures of experts on a GPU against the reference: forms of a layer, steps of whole models."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import nmse
+from random_moe import FORMS, Form, random_moe, random_x
+
+from ggpy import arch
+from ggpy.backends.cuda.backend import Cuda
+from ggpy.backends.cuda.step import PLACES
+from ggpy.backends.interface import Layer
+from ggpy.backends.numpy import moe as reference
+from ggpy.backends.numpy.backend import Reference
+from ggpy.gguf import File, GGUFError
+from tools import make_tiny
+
+from ..test_backend import PAGES, Model, ids_of, step_of
+
+MODELS = [name for name, model in make_tiny.MODELS.items() if model.experts]
+# A GPU rounds activations to halves: where two experts are liked nearly alike, it may choose the
+# other one. Tokens are compared whose last choice is by so much better than the next best.
+MARGIN = 0.02
+OF_A_ROW, OF_ALL = 1.5e-4, 2e-5
+
+
+class Margins:
+    """By how much, of the largest, each token's worst choice beats what it left; the least of all
+    layers.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.least = np.zeros(0)
+        route = reference.route
+
+        def watched(n: np.ndarray, router: Any) -> Any:
+            logits = np.sort(router.weight.affine(n, router.bias), axis=-1)
+            k = logits.shape[1] - router.n_used
+            gap = (logits[:, k] - logits[:, k - 1]) / (logits[:, -1] - logits[:, 0] + 1e-9)
+            same = len(self.least) == len(gap)
+            self.least = np.minimum(self.least, gap) if same else gap
+            return route(n, router)
+
+        monkeypatch.setattr(reference, "route", watched)
+
+    def take(self) -> np.ndarray:
+        """Those of the last step."""
+        found, self.least = self.least, np.zeros(0)
+        return found
+
+
+class MoEPair:
+    """A model on both backends."""
+
+    def __init__(self, device: Any, path: Any, monkeypatch: pytest.MonkeyPatch, **options: Any):
+        self.gpu, self.cpu = Model(Cuda(device, **options), path), Model(Reference(1), path)
+        self.margins = Margins(monkeypatch)
+
+    def step(self, chunks: list, rows: list[int] | None = None) -> np.ndarray:
+        step = step_of(chunks, rows)
+        got, expected = self.gpu.logits(step), self.cpu.logits(step)
+        clear = self.margins.take()[step.rows] > MARGIN
+        assert clear.mean() > 0.6 or len(clear) < 4
+        for a, b in zip(got[clear], expected[clear], strict=True):
+            assert nmse(a, b) <= OF_A_ROW
+        if clear.any():
+            assert nmse(got[clear], expected[clear]) <= (OF_ALL if len(clear) > 20 else OF_A_ROW)
+        return got
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_steps_of_every_kind(machine, tiny_path, monkeypatch, name) -> None:
+    """Prefill by sorted pairs, decode of one to three tokens in graphs, and a mix."""
+    counted, capture = [], machine.capture
+    monkeypatch.setattr(machine, "capture", lambda: (counted.append(1), capture())[1])
+    pair = MoEPair(machine, tiny_path(name), monkeypatch)
+    lengths = [5, 66, 1]
+    pair.step([(ids_of(n, n), 0, t) for n, t in zip(lengths, PAGES, strict=False)], list(range(72)))
+    for _ in range(5):  # decode: directly, recorded for each place, replayed
+        pair.step([([40 + n], n, t) for n, t in zip(lengths, PAGES, strict=False)])
+        lengths = [n + 1 for n in lengths]
+    assert len(counted) == PLACES
+    mixed = [([9], lengths[0], PAGES[0]), (ids_of(3), 0, PAGES[3]), ([8], lengths[2], PAGES[2])]
+    pair.step(mixed)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_decode_has_the_same_bits_alone_and_in_a_batch(machine, tiny_path, name) -> None:
+    found = []
+    for n in (1, 2, 5):
+        model = Model(Cuda(machine, batch_invariant=True), tiny_path(name))
+        model.logits(step_of([(ids_of(3, 7 + i), 0, [i]) for i in range(n)]))
+        steps = [
+            model.logits(step_of([([20 + j + i], 3 + j, [i]) for i in range(n)]))[0]
+            for j in range(3)
+        ]
+        found.append(steps)
+    for steps in found[1:]:
+        assert all(np.array_equal(a, b) for a, b in zip(steps, found[0], strict=True))
+
+
+class OneLayer:
+    """One mixture of experts on a backend."""
+
+    def __init__(self, ops: Any, form: Form) -> None:
+        self.ops, self.form = ops, form
+        layer = SimpleNamespace(index=0, mixer=None, ffn=random_moe(ops, form), next=None)
+        self.layer: Layer = layer  # type: ignore[assignment]
+
+    def run(self, x: np.ndarray, decode: bool, probe: Any = None) -> np.ndarray:
+        """x with its output, on a GPU."""
+        n, ops = len(x), self.ops
+        batch = SimpleNamespace(n_tokens=n)
+        c = ops.context
+        from ggpy.backends.cuda.plan import StepClass
+
+        c._batch, c.probe, c.s = batch, probe, StepClass(n, n, decode, True, probe is None)
+        c.norms.begin()
+        memory = c.f32("x", n, self.form.D)
+        ops.device.upload(memory.data, x)
+        return ops.read(ops.moe.feed_forward(memory, self.layer))
+
+
+@pytest.mark.parametrize("n_tokens", [1, 3, 40])
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_of_a_layer(emulator, name, n_tokens) -> None:
+    form, x = FORMS[name], random_x(FORMS[name], n_tokens)
+    expected = reference.feed_forward(x, random_moe(Reference(1), form), lambda *_: None)
+    y = OneLayer(Cuda(emulator), form).run(x, n_tokens < 40)
+    assert nmse(y - x, (expected - x).astype(np.float64)) <= 3e-6
+
+
+@pytest.mark.parametrize("name", ["normalised", "gated shared", "gpt-oss"])
+def test_a_probe_is_told_what_is_inside(emulator, name) -> None:
+    form, x = FORMS[name], random_x(FORMS[name], 40)
+    told: dict[str, np.ndarray] = {}
+    ours: dict[str, np.ndarray] = {}
+    ffn = random_moe(Reference(1), form)
+    reference.feed_forward(x, ffn, lambda what, array: told.update({what: array.copy()}))
+    ops = Cuda(emulator)
+    OneLayer(ops, form).run(
+        x, False, lambda layer, what, array: ours.update({what: ops.read(array)})
+    )
+    assert list(ours) == list(told)
+    assert np.array_equal(ours["experts"], told["experts"])
+    for what in told.keys() - {"experts"}:
+        assert ours[what].shape == told[what].shape
+        assert nmse(ours[what], told[what].astype(np.float64)) <= 3e-6
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        (Form(type="F32"), "has experts in F32 with 64 columns, which no kernel multiplies"),
+        (Form(D=72, type="F16", F=36), "has experts in F16 with 36 columns"),
+    ],
+)
+def test_experts_that_no_kernel_multiplies(emulator, form, message) -> None:
+    with pytest.raises(GGUFError, match=message):
+        random_moe(Cuda(emulator), form)
+
+
+def test_routers_beyond_the_kernel_are_refused_by_name(emulator) -> None:
+    form = Form(X=40, J=33)
+    layer = OneLayer(Cuda(emulator), form)
+    with pytest.raises(GGUFError, match="no kernel for 33 experts of a token, 32 are the most"):
+        layer.run(random_x(form, 1), True)
+
+
+def test_memory_is_counted(tiny_path) -> None:
+    """What a step allocates for experts is not more than what is planned for it."""
+    from ggpy.backends.cuda.memory import _expert_bytes
+
+    demands: list[Any] = []
+
+    class Counting(Reference):
+        def plan_memory(self, demand: Any) -> int:
+            demands.append(demand)
+            return super().plan_memory(demand)
+
+    with File(tiny_path("gpt-oss")) as file:
+        arch.load(file, Counting(1), 64)
+    (demand,) = demands
+    assert (demand.n_used, demand.n_ff_expert, demand.n_ff) == (2, 32, 96)
+    each = 2 * 64 + (4 + 4 + 2) * 32 + 4 * 64 + 16
+    assert _expert_bytes(demand) == 2 * each + 4 * 64 + 4
+
+
+def test_greedy_ids(machine, tiny_path) -> None:
+    """A whole model answers as the reference does: greedy ids."""
+    ids = ids_of(6, 3)
+    found = []
+    for ops in (Cuda(machine), Reference(1)):
+        model, at = Model(ops, tiny_path("qwen3moe")), list(ids)
+        step = step_of([(at, 0, [0])])
+        for _ in range(6):
+            logits = model.logits(step)
+            at.append(int(np.argmax(logits[-1])))
+            step = step_of([([at[-1]], len(at) - 1, [0])])
+        found.append(at)
+    assert found[0] == found[1]

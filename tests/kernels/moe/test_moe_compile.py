@@ -1,0 +1,41 @@
+"""The kernels of experts compile for every architecture, without spilling."""
+
+from __future__ import annotations
+
+import pytest
+from static_shared import most_static
+from tile_cases import PRODUCT, tile_types
+
+from ggpy.device.compile import compile_cubin
+from ggpy.kernels.moe import combine, expert_gemm, expert_gemv, route
+from ggpy.kernels.moe.route import STATIC_SHARED
+
+pytestmark = pytest.mark.usefixtures("nvrtc")
+
+TYPES = tile_types("Q8_0", "MXFP4", "Q4_K", "Q6_K", "F16")
+NORM = {"WARPS": route.WARPS, "NORM_PIECES": 2}
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a", "sm_120"])
+def test_they_compile(arch: str) -> None:
+    few = TYPES if arch == "sm_90a" else TYPES[:2]
+    names = [f"expert_gemv<{t}, {e}, true>" for t in few for e in ("STORE", "GLU")]
+    names.append(f"expert_gemv<{TYPES[0]}, STORE, false>")
+    gemv = compile_cubin("moe/expert_gemv.cu", arch, expressions=names, defines=PRODUCT,
+                         extra_source=expert_gemv.ASSERTS).resources  # fmt: skip
+    names = [f"expert_gemm<{t}, {e}>" for t in few[:2] for e in ("STORE", "GLU")]
+    gemm = compile_cubin("moe/expert_gemm.cu", arch, expressions=names,
+                         extra_source=expert_gemm.ASSERTS).resources  # fmt: skip
+    names = [f"route<{n}>" for n in route.TOKENS]
+    routes = compile_cubin("moe/route.cu", arch, expressions=names, defines=NORM,
+                           extra_source=route.ASSERTS).resources  # fmt: skip
+    small = compile_cubin("moe/sort.cu", arch).resources
+    small |= compile_cubin("moe/combine.cu", arch, extra_source=combine.ASSERTS).resources
+    limits = [(gemv, 128), (gemm, 255), (routes, 255), (small, 64)]
+    for found, registers in limits:
+        for name, r in found.items():
+            assert max(r.spill_loads, r.spill_stores) == 0, f"{name} spills: {r}"
+            assert r.registers <= registers, f"{name} takes {r.registers} registers"
+    assert all(r.shared <= most_static("moe/expert_gemv.cu", n) for n, r in gemv.items())
+    assert all(r.shared <= STATIC_SHARED for r in routes.values())
+    assert small["sort_pairs"].shared <= 48 << 10

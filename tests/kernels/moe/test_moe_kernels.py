@@ -1,0 +1,313 @@
+"""The kernels of a mixture of experts against numpy: router, sorting, products, sums."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cases import nmse
+from kernel_buffers import Output, upload
+from random_moe import FORMS, Form, random_moe, random_x
+from tile_cases import Weights, bound, exact, limits, tokens
+
+from ggpy.backends.experts import LEAST_SUM
+from ggpy.backends.numpy import moe as reference
+from ggpy.backends.numpy.backend import Reference
+from ggpy.backends.numpy.functions import normalised, sigmoid
+from ggpy.kernels.gemm.gemm_decode import GemmDecode
+from ggpy.kernels.layout.tile import TiledMatrix, repack
+from ggpy.kernels.moe.combine import Combine, ExpertOutputs
+from ggpy.kernels.moe.expert_gemm import ExpertGemm
+from ggpy.kernels.moe.expert_gemv import ExpertGemv
+from ggpy.kernels.moe.route import Route, RouterChoice, RouterWeights, Routes
+from ggpy.kernels.moe.sort import TILE_ROWS, SortedPairs, SortPairs, work_tiles
+
+ROUNDED = 1e-6  # weights of prefill GEMMs are rounded to halves
+
+
+class Experts:
+    """X random matrices [rows, columns] of one format, one after the other in tiles."""
+
+    def __init__(self, device, name: str, n: int, rows: int, columns: int, seed: int = 0) -> None:
+        self.each = [Weights(name, rows, columns, 100 * seed + i) for i in range(n)]
+        layout = self.each[0].layout
+        nbytes = layout.nbytes(rows, columns)
+        data = device.alloc(n * nbytes, "experts")
+        for i, w in enumerate(self.each):
+            raw = upload(device, w.blocks)
+            repack(device, w.format, raw, rows, columns, data.at(i * nbytes))
+        self.tiles = TiledMatrix(layout, rows, columns, data)
+
+    def exact(self, ids: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """float64 y[pair] of x[pair]."""
+        return np.stack([exact(self.each[e], row[None])[0] for e, row in zip(ids, x, strict=True)])
+
+
+def routed(device, f: Form, x: np.ndarray):
+    """(normed, ids, weights, strength) of the kernel, and the reference's."""
+    ffn = random_moe(Reference(1), f)
+    r, t = ffn.router, len(x)
+    up = {name: None if a is None else upload(device, a) for name, a in (
+        ("bias", r.bias), ("choice_bias", r.choice_bias),
+        ("shared_gate", ffn.shared and ffn.shared.gate))}  # fmt: skip
+    weights = RouterWeights(
+        upload(device, ffn.norm.weight), ffn.norm.eps, upload(device, r.weight.array), **up
+    )
+    sizes = {"normed": 2 * f.D, "ids": 4 * f.J, "weights": 4 * f.J}
+    if up["shared_gate"] is not None:
+        sizes["strength"] = 4
+    outs = {name: Output(device, t * n) for name, n in sizes.items()}
+    choice = RouterChoice(f.X, f.J, f.score, f.normalise, f.scale, f.groups, LEAST_SUM)
+    routes = Routes(**{name: out.buffer for name, out in outs.items()})
+    Route(device).launch(upload(device, x), weights, choice, routes, t, f.D)
+    got = (
+        outs["normed"].read(np.float16, (t, f.D)),
+        outs["ids"].read(np.int32, (t, f.J)),
+        outs["weights"].read(np.float32, (t, f.J)),
+        outs["strength"].read(np.float32, (t,)) if "strength" in outs else None,
+    )
+    n = normalised(x, ffn.norm)
+    strength = sigmoid(n @ ffn.shared.gate) if up["shared_gate"] is not None else None
+    return got, (n, *reference.route(n, r), strength)
+
+
+ROUTERS = {
+    name: f for name, f in FORMS.items() if "types" not in name and name not in ("gelu", "shared")
+}
+ROUTERS["many"] = Form(X=130, J=8, D=264, normalise=True, type="F16")
+ROUTERS["many in groups"] = Form(
+    X=64, J=6, score="sigmoid", choice_bias=True, normalise=True, groups=(8, 4), scale=2.5
+)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 70])
+@pytest.mark.parametrize("name", ROUTERS)
+def test_router(machine, name, n_tokens):
+    f = ROUTERS[name]
+    (normed, ids, weights, strength), expected = routed(machine, f, random_x(f, n_tokens))
+    assert np.array_equal(ids, expected[1])
+    np.testing.assert_allclose(weights, expected[2], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(normed.astype(np.float32), expected[0], rtol=1e-3, atol=1e-3)
+    if strength is not None:
+        np.testing.assert_allclose(strength, expected[3], rtol=1e-5)
+
+
+def test_a_token_is_routed_alike_alone_and_among_others(machine):
+    f = ROUTERS["many"]
+    x = random_x(f, 66)
+    together, alone = routed(machine, f, x)[0], routed(machine, f, x[5:6])[0]
+    for a, b in zip(together[:3], alone[:3], strict=True):
+        assert np.array_equal(a[5:6], b)
+
+
+def test_of_equal_experts_the_first_are_chosen_and_nan_chooses_some(machine):
+    f = Form(J=3)
+    x = np.zeros((2, f.D), np.float32)
+    x[1] = np.nan
+    (_, ids, weights, _), _ = routed(machine, f, x)
+    assert ids[0].tolist() == [0, 1, 2] and (ids[1] < 8).all() and (ids[1] >= 0).all()
+    np.testing.assert_allclose(weights[0], 1 / 8, rtol=1e-6)
+    assert np.isnan(weights[1]).all()
+
+
+@pytest.mark.parametrize(
+    ("choice", "k", "message"),
+    [
+        (RouterChoice(2000, 2), 64, "2000 experts, 1024 are the most"),
+        (RouterChoice(64, 33), 64, "33 experts of a token, 32 are the most"),
+        (RouterChoice(128, 2, groups=(64, 2)), 64, "64 groups of experts, 32 are the most"),
+        (RouterChoice(8, 2), 60, "rows of 60 columns"),
+    ],
+)
+def test_routers_that_are_too_large(emulator, choice, k, message):
+    x = emulator.alloc(16, "x")
+    with pytest.raises(ValueError, match=message):
+        Route(emulator).launch(x, RouterWeights(x, 0, x), choice, Routes(x, x, x), 1, k)
+
+
+def sorted_pairs(device, ids: np.ndarray, n_expert: int):
+    """pair_of, row_of and work tiles."""
+    n, n_work = len(ids), work_tiles(len(ids), n_expert)
+    outs = [Output(device, 4 * n), Output(device, 4 * n), Output(device, 16 * n_work)]
+    memory = SortedPairs(*(out.buffer for out in outs))
+    SortPairs(device).launch(upload(device, ids), memory, n, n_expert)
+    arrays = [out.read(np.int32, shape) for out, shape in zip(outs, ((n,), (n,), (n_work, 4)),
+                                                             strict=True)]  # fmt: skip
+    return memory, arrays
+
+
+@pytest.mark.parametrize(("n_pairs", "n_expert"), [(64, 8), (1500, 7), (300, 1), (40, 200)])
+def test_sorting(machine, n_pairs, n_expert):
+    ids = np.random.default_rng(n_pairs).integers(0, n_expert, n_pairs).astype(np.int32)
+    _, (pair_of, row_of, work) = sorted_pairs(machine, ids, n_expert)
+    assert np.array_equal(np.sort(pair_of), np.arange(n_pairs))
+    assert np.array_equal(row_of[pair_of], np.arange(n_pairs))
+    assert (np.diff(ids[pair_of]) >= 0).all()
+    tiles = work[work[:, 0] >= 0]
+    assert (work[len(tiles) :, 0] == -1).all(), "tiles without work are the last"
+    for expert, first, end, _ in tiles:
+        assert 0 < end - first <= TILE_ROWS and set(ids[pair_of[first:end]]) == {expert}
+    covered = np.concatenate([np.arange(first, end) for _, first, end, _ in tiles])
+    assert np.array_equal(covered, np.arange(n_pairs))
+
+
+KINDS = ["Q8_0", "Q4_0", "MXFP4", "Q6_K", "F16"]
+
+
+def gemv(device, experts, ids, x, n_used, per_token, epilogue="STORE"):
+    glu = epilogue == "GLU"
+    rows = experts[0].tiles.n_rows
+    dtype = np.float16 if glu else np.float32
+    outs = [
+        Output(device, len(ids) * rows * np.dtype(dtype).itemsize)
+        for _ in (experts[:1] if glu else experts)
+    ]
+    bounds = replace(limits(device), n_sms=6)
+    ExpertGemv(device, GemmDecode(device, bounds)).launch(
+        [e.tiles for e in experts],
+        upload(device, ids),
+        upload(device, x),
+        [out.buffer for out in outs],
+        len(ids),
+        n_used,
+        per_token=per_token,
+        epilogue=epilogue,
+    )
+    return [out.read(dtype, (len(ids), rows)).astype(np.float32) for out in outs]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_gemv_of_every_kind(machine, name):
+    """Rows that fill no tile, each token with two experts."""
+    experts = Experts(machine, name, 5, 37, 256)
+    ids, x = np.array([3, 0, 4, 3, 1, 2], np.int32), tokens(3, 256)
+    (y,) = gemv(machine, [experts], ids, x, 2, per_token=True)
+    assert nmse(y, experts.exact(ids, np.repeat(x, 2, axis=0))) <= bound(experts.each[0])
+    rows = tokens(6, 256)
+    (y,) = gemv(machine, [experts], ids, rows, 2, per_token=False)
+    assert nmse(y, experts.exact(ids, rows)) <= bound(experts.each[0])
+
+
+def test_gemv_of_gate_and_up(machine):
+    gate, up = (Experts(machine, "Q8_0", 4, 48, 96, seed) for seed in (1, 2))
+    ids, x = np.array([3, 0, 2, 3], np.int32), (tokens(2, 96) / 16).astype(np.float16)
+    rows = np.repeat(x, 2, axis=0)
+    (h,) = gemv(machine, [gate, up], ids, x, 2, True, "GLU")
+    g, u = gate.exact(ids, rows), up.exact(ids, rows)
+    assert nmse(h, g / (1 + np.exp(-g)) * u) <= 1e-6
+    for y, expected in zip(gemv(machine, [gate, up], ids, x, 2, True), (g, u), strict=True):
+        assert nmse(y, expected) <= bound(gate.each[0])
+
+
+def test_gemv_has_the_same_bits_in_a_larger_batch(machine):
+    experts, x = Experts(machine, "Q4_0", 4, 80, 512), tokens(3, 512)
+    ids = np.array([3, 0, 2, 3, 1, 0], np.int32)
+    (all_,) = gemv(machine, [experts], ids, x, 2, True)
+    (one,) = gemv(machine, [experts], ids[2:4], x[1:2], 2, True)
+    assert np.array_equal(all_[2:4], one)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_gemm_of_every_kind(machine, name):
+    """More rows of one expert than a tile has, and an expert without any."""
+    experts = Experts(machine, name, 4, 150, 256)
+    ids = np.random.default_rng(0).choice([0, 1, 3], 180, p=[0.8, 0.1, 0.1]).astype(np.int32)
+    memory, (pair_of, _, _) = sorted_pairs(machine, ids, 4)
+    x = tokens(len(ids), 256)
+    out = Output(machine, 4 * len(ids) * 150)
+    sizes = len(ids), 4
+    ExpertGemm(machine).launch(
+        [experts.tiles], memory.work, upload(machine, x), [out.buffer], *sizes
+    )
+    y = out.read(np.float32, (len(ids), 150))
+    assert nmse(y, experts.exact(ids[pair_of], x)) <= ROUNDED
+
+
+def test_gemm_of_gate_and_up(machine):
+    gate, up = (Experts(machine, "Q8_0", 3, 48, 96, seed) for seed in (1, 2))
+    ids = np.random.default_rng(1).integers(0, 3, 50).astype(np.int32)
+    memory, (pair_of, _, _) = sorted_pairs(machine, ids, 3)
+    x = (tokens(50, 96) / 16).astype(np.float16)
+    out = Output(machine, 2 * 50 * 48)
+    tiles, sizes = [gate.tiles, up.tiles], (50, 3)
+    ExpertGemm(machine).launch(
+        tiles, memory.work, upload(machine, x), [out.buffer], *sizes, epilogue="GLU"
+    )
+    g, u = gate.exact(ids[pair_of], x), up.exact(ids[pair_of], x)
+    h = out.read(np.float16, (50, 48)).astype(np.float32)
+    assert nmse(h, g / (1 + np.exp(-g)) * u) <= ROUNDED
+
+
+def test_gathered_rows(machine):
+    x = tokens(5, 72)
+    pair_of = np.random.default_rng(2).permutation(10).astype(np.int32)
+    out = Output(machine, 10 * 72 * 2)
+    SortPairs(machine).gather(upload(machine, x), upload(machine, pair_of), out.buffer, 10, 2, 72)
+    assert np.array_equal(out.read(np.float16, (10, 72)), x[pair_of // 2])
+
+
+@pytest.mark.parametrize("is_sorted", [False, True])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "swiglu_oai"])
+def test_activations_with_biases(machine, activation, is_sorted):
+    rng = np.random.default_rng(3)
+    gate, up = (rng.standard_normal((6, 300)).astype(np.float32) * 6 for _ in range(2))
+    biases = [rng.standard_normal((4, 300)).astype(np.float32) for _ in range(2)]
+    ids, pair_of = np.array([3, 0, 1, 2, 1, 0], np.int32), np.array([5, 3, 0, 1, 4, 2], np.int32)
+    out = Output(machine, 2 * gate.size)
+    parts, added = ([upload(machine, a) for a in arrays] for arrays in ((gate, up), biases))
+    order = upload(machine, pair_of) if is_sorted else None
+    args = upload(machine, ids), order, out.buffer, 6, 300, activation
+    Combine(machine).glu(tuple(parts), tuple(added), *args)
+    experts = ids[pair_of] if is_sorted else ids
+    expected = reference.gated(activation, gate + biases[0][experts], up + biases[1][experts])
+    assert nmse(out.read(np.float16, gate.shape), expected.astype(np.float64)) <= 2e-7
+
+
+@pytest.mark.parametrize("parts", [(), ("bias",), ("row_of", "shared"), ("shared", "strength")])
+def test_sums_of_outputs(machine, parts):
+    rng = np.random.default_rng(4)
+    t, j, d = 5, 3, 300
+    x, shared = (rng.standard_normal((t, d)).astype(np.float32) for _ in range(2))
+    y, weights = rng.standard_normal((t * j, d)).astype(np.float32), rng.random(t * j, np.float32)
+    given = {
+        "bias": rng.standard_normal((4, d)).astype(np.float32),
+        "row_of": rng.permutation(t * j).astype(np.int32),
+        "shared": shared,
+        "strength": rng.random(t, np.float32),
+    }
+    given = {name: array for name, array in given.items() if name in parts}
+    ids = rng.integers(0, 4, t * j).astype(np.int32)
+    out = Output(machine, x.nbytes)
+    machine.upload(out.buffer, x)
+    memory = [upload(machine, a) for a in (y, ids, weights)]
+    some = {name: upload(machine, array) for name, array in given.items()}
+    Combine(machine).launch(out.buffer, ExpertOutputs(*memory, **some), t, j, d)
+    rows = y[given["row_of"]] if "row_of" in given else y
+    rows = rows + given["bias"][ids] if "bias" in given else rows
+    expected = x + (rows * weights[:, None]).reshape(t, j, d).sum(1)
+    if "shared" in given:
+        expected += shared * given.get("strength", np.ones(t, np.float32))[:, None]
+    np.testing.assert_allclose(out.read(np.float32, (t, d)), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_under_sanitizers(emulated):
+    """Every kernel once: an access out of bounds is an error there."""
+    f = replace(FORMS["gated shared"], X=9, D=72, J=3, type="F16")
+    (_, ids, _, _), expected = routed(emulated, f, random_x(f, 3))
+    assert np.array_equal(ids, expected[1])
+    experts, flat, x = Experts(emulated, "Q8_0", 9, 20, 96), ids.reshape(-1), tokens(9, 96)
+    (y,) = gemv(emulated, [experts], flat, x, 3, per_token=False)
+    assert nmse(y, experts.exact(flat, x)) <= bound(experts.each[0])
+    memory, (pair_of, row_of, _) = sorted_pairs(emulated, flat, 9)
+    out, sums = Output(emulated, 4 * 9 * 20), Output(emulated, 4 * 3 * 20)
+    up = upload(emulated, x)
+    ExpertGemm(emulated).launch([experts.tiles], memory.work, up, [out.buffer], 9, 9)
+    y = out.read(np.float32, (9, 20))
+    assert nmse(y, experts.exact(flat[pair_of], x)) <= ROUNDED
+    emulated.upload(sums.buffer, np.zeros((3, 20), np.float32))
+    ones, order = upload(emulated, np.ones(9, np.float32)), upload(emulated, row_of)
+    given = ExpertOutputs(out.buffer, upload(emulated, flat), ones, row_of=order)
+    Combine(emulated).launch(sums.buffer, given, 3, 3, 20)
+    expected = y[row_of].reshape(3, 3, 20).sum(1)
+    np.testing.assert_allclose(sums.read(np.float32, (3, 20)), expected, rtol=1e-4, atol=1e-4)
