@@ -52,6 +52,10 @@ DEFAULTS = {
     **{"sliding_window": 512, "max_position_embeddings": 131072, "vocab_size": 262144},
     **{"hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262144},
 }
+UNIFIED = {  # 12B
+    **{key: x for key, x in DEFAULTS.items() if "per_layer" not in key},
+    **{"sliding_window": 1024, "max_position_embeddings": 262144},
+}
 TABLE = {
     "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
     "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
@@ -65,6 +69,7 @@ INPUT_NAMES = {
 }
 OTHERS = (  # beside the text model
     *("vision_tower", "multi_modal_projector", "audio_tower", "embed_vision", "embed_audio"),
+    "vision_embedder",
 )
 
 
@@ -245,7 +250,11 @@ ARCHITECTURE = Architecture(
         {KEY_LENGTH_SWA, SHARED_LAYERS, INPUT, "attention.head_count_kv", "feed_forward_length"}
     ),
     hugging_face=hf.HuggingFace(
-        classes={"Gemma4ForCausalLM": DEFAULTS, "Gemma4ForConditionalGeneration": DEFAULTS},
+        classes={
+            "Gemma4ForCausalLM": DEFAULTS,
+            "Gemma4ForConditionalGeneration": DEFAULTS,
+            "Gemma4UnifiedForConditionalGeneration": UNIFIED,
+        },
         settings=settings,
         outside={**hf.GLOBAL, **TABLE},
         layer={**hf.LAYER, **hf.SANDWICH, **hf.QK_NORM, **INPUT_NAMES},

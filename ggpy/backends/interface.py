@@ -104,7 +104,7 @@ class Norm:
     (layer norm). `bias` is added at the end. Without a weight nothing is multiplied.
     """
 
-    weight: Weight | None
+    weight: Weight  # or None
     eps: float
     bias: Weight | None = None
     centred: bool = False
@@ -161,8 +161,8 @@ class Attention:
     slot: int  # and their place among the layers of the group
     norm: Norm | None  # of x, before the projections; None: x is projected as it is
     wq: Weight  # [H*E, D]
-    wk: Weight | None  # [G*E, D]
-    wv: Weight | None  # [G*Ev, D]
+    wk: Weight  # [G*E, D], or None
+    wv: Weight  # [G*Ev, D], or None
     wo: Weight  # [D, H*Ev]
     scale: float  # of q.k, before the soft cap
     rope: Rope | None = None  # None: positions are not encoded

@@ -81,23 +81,31 @@ def test_tokens_are_merged_of_characters(gemma4_file: Converted) -> None:
         assert texts.index("<|channel>") in ids and texts.index("<0x0A>") in ids
 
 
-def test_a_text_model_beside_others_is_taken_out(tmp_path: Path, gemma4_file: Converted) -> None:
+@pytest.mark.parametrize("kind", ["Gemma4", "Gemma4Unified"])
+def test_a_text_model_beside_others_is_taken_out(
+    kind: str, tmp_path: Path, gemma4_file: Converted
+) -> None:
     """Names and settings lie a level deeper; sizes of some layers may stand in an object."""
     from checkpoints import config_of, write_weights
 
     name = "gemma4-kv"
     folder = write_gemma4(tmp_path / name, name)
-    text = {k: v for k, v in config_of(GEMMA4_KINDS[name]).items() if k != "architectures"}
+    unused = ("architectures", "hidden_size_per_layer_input", "vocab_size_per_layer_input")
+    text = {
+        k: v
+        for k, v in config_of(GEMMA4_KINDS[name]).items()
+        if k not in unused[: 1 + 2 * (kind != "Gemma4")]
+    }
     own = {"head_dim": text.pop("global_head_dim")}
     own["num_key_value_heads"] = text.pop("num_global_key_value_heads")
     text["per_layer_config"] = {"5": own}
-    top = {"architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4"}
+    top = {"architectures": [f"{kind}ForConditionalGeneration"], "model_type": "gemma4"}
     top |= {"text_config": text, "vision_config": {"hidden_size": 8}, "image_token_id": 4}
     (folder / "config.json").write_text(json.dumps(top))
     weights = {k.replace("model.", "model.language_model.", 1): v
                for k, v in gemma4_weights_of(name).items()}  # fmt: skip
     weights |= {f"model.{x}.w.weight": np.ones((2, 2), np.float32)
-                for x in ("vision_tower", "embed_vision", "audio_tower")}  # fmt: skip
+                for x in ("vision_tower", "vision_embedder", "embed_audio")}  # fmt: skip
     write_weights(folder, weights, "float32")
     ours = described(to_gguf(folder, tmp_path / "out.gguf"))
     assert ours[1:] == described(gemma4_file(name))[1:]

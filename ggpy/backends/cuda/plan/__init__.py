@@ -8,7 +8,16 @@ it, and `table` prints both (`ggpy bench --plan`).
 
 from .candidates import CANDIDATES
 from .kernels import GemmKernels
-from .layers import AttentionPlan, DensePlan, MoEPlan, OutputPlan, Planner, ResidualState, RopeIn
+from .layers import (
+    AttentionPlan,
+    DensePlan,
+    MoEPlan,
+    OutputPlan,
+    Planner,
+    ResidualState,
+    RopeIn,
+    lacking,
+)
 from .problem import LaunchPlan, NormIn, ProductPlan, StepClass
 from .products import Activations, GemmChoice
 
@@ -28,4 +37,5 @@ __all__ = [
     "ResidualState",
     "RopeIn",
     "StepClass",
+    "lacking",
 ]

@@ -293,6 +293,9 @@ def refuse(part: Attention | Dense | MoE | Head) -> None:
         "a scale of what is added to the residual stream": getattr(part, "residual_scale", 1) != 1,
         "norms of heads behind RoPE": getattr(part, "norm_after_rope", False),
         "norms of all heads with a bias": whole and getattr(part, "bq", None) is not None,
+        "norms of values": getattr(part, "v_norm", None) is not None,
+        "keys that are values, or another layer's": isinstance(part, Attention)
+        and (part.wk is None or part.wv is None),
         f"queries that grow with their position (none do up to -c {length})": length > 0,
         problem: bool(problem),
     }
