@@ -67,7 +67,9 @@ def test_settings_that_cannot_be_are_refused(
 
 def test_keys_of_no_layer_cannot_be_shared(tmp_path: Path) -> None:
     settings = {"attention.shared_kv_layers": 3}
-    with pytest.raises(UnsupportedModel, match=r"no layer with no window has any: gemma4\.attention"):
+    with pytest.raises(
+        UnsupportedModel, match=r"no layer with no window has any: gemma4\.attention"
+    ):
         load(make_tiny.write(tmp_path / "t.gguf", "gemma4", settings))
 
 
