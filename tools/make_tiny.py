@@ -57,7 +57,12 @@ class Tiny:
     norm_whole: bool = False  # of q and k
     declared: tuple[str, ...] = ()  # its architecture knows all tensors; some that it may leave out
     experts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # in place of ffn_*.weight
+    n_dense: int = 0  # layers before those with experts
     types: Mapping[str, str] = field(default_factory=dict)  # of tensors with this in their names
+    dense: int = 0  # rows between the two matrices of an embedding
+    # Of layers with a gated delta net, which is all but every fourth: Hk, Hv, S, taps
+    delta: tuple[int, int, int, int] | None = None
+    gates_together: bool = False  # of such a net: beta and alpha are one tensor
 
 
 SANDWICH = ("post_attention_norm.weight", "post_ffw_norm.weight")
@@ -80,6 +85,8 @@ SHARED = {
     "ffn_up_shexp.weight": (FX, 64),
     "ffn_down_shexp.weight": (64, FX),
 }
+CHOICE_BIAS = {"exp_probs_b.bias": (X,)}
+UNGATED = {name: shape for name, shape in SHARED.items() if "inp" not in name}
 EXPERT_BIAS = {
     "ffn_gate_inp.bias": (X,),
     "ffn_gate_exps.bias": (X, FX),
@@ -111,6 +118,19 @@ MODELS = {
             "rope.freq_base": 1e6,
             "rope.scaling.type": "linear",
             "rope.scaling.factor": 4.0,
+        },
+    ),
+    "gemma-embedding": Tiny(
+        "spm",
+        E=32,
+        G=1,
+        layer=SANDWICH + QK_NORM,
+        dense=96,
+        settings={
+            **{"attention.sliding_window": 9, "attention.sliding_window_pattern": 2},
+            **{"rope.freq_base": 1e6, "pooling_type": 1},
+            **{f"dense_2_feat_{x}": n for x, n in (("in", 64), ("out", 96))},
+            **{f"dense_3_feat_{x}": n for x, n in (("in", 96), ("out", 64))},
         },
     ),
     "phi3": Tiny(
@@ -146,6 +166,54 @@ MODELS = {
             **{**COUNTS, "attention.sliding_window": 8, "rope.freq_base": 1.5e5},
             **{"rope.scaling.type": "yarn", "rope.scaling.factor": 32.0},
             "rope.scaling.original_context_length": 64,
+        },
+    ),
+    "glm4moe": Tiny(
+        "bpe",
+        E=32,
+        layer=(*BIAS, *QK_NORM, SANDWICH[0]),
+        without=("ffn_norm.weight",),
+        tied=False,
+        experts={**EXPERTS, **CHOICE_BIAS, **UNGATED},
+        n_dense=1,
+        settings={
+            **{**COUNTS, "expert_shared_count": 1, "leading_dense_block_count": 1},
+            **{"expert_gating_func": 2, "expert_weights_norm": True, "rope.freq_base": 1e6},
+            **{"expert_weights_scale": 1.5, "rope.dimension_count": 16},
+        },
+    ),
+    "ernie4_5-moe": Tiny(
+        E=32,
+        experts={**EXPERTS, **CHOICE_BIAS, **UNGATED},
+        n_dense=1,
+        settings={
+            **{**COUNTS, "expert_shared_count": 1, "leading_dense_block_count": 1},
+            **{"expert_shared_feed_forward_length": FX, "interleave_moe_layer_step": 1},
+            "rope.freq_base": 5e5,
+        },
+    ),
+    "hunyuan-moe": Tiny(
+        "bpe",
+        E=32,
+        F=FX,
+        layer=QK_NORM,
+        experts={**EXPERTS, **UNGATED},
+        settings={
+            **{**COUNTS, "expert_shared_count": 1, "expert_shared_feed_forward_length": FX},
+            "rope.freq_base": 1.1e7,
+        },
+    ),
+    "minimax-m2": Tiny(
+        "bpe",
+        E=32,
+        F=FX,
+        layer=QK_NORM,
+        norm_whole=True,
+        tied=False,
+        experts={**EXPERTS, **CHOICE_BIAS},
+        settings={
+            **{**COUNTS, "expert_gating_func": 2, "rope.dimension_count": 16},
+            "rope.freq_base": 5e6,
         },
     ),
     "smollm3": Tiny("bpe", F=32, n_layer=4, settings={"rope.freq_base": 5e6}),
@@ -241,6 +309,36 @@ MODELS = {
 }
 
 
+HYBRID = Tiny(
+    "bpe",
+    E=32,
+    n_layer=4,
+    layer=(*QK_NORM, SANDWICH[0]),
+    without=("ffn_norm.weight",),
+    delta=(2, 4, 16, 4),
+    settings={
+        **{"ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2},
+        **{"ssm.time_step_rank": 4, "ssm.inner_size": 64, "full_attention_interval": 4},
+        **{"rope.dimension_count": 16, "rope.freq_base": 1e7},
+        "attention.layer_norm_rms_epsilon": 1e-6,
+    },
+)
+SECTIONS = {"rope.dimension_sections": [3, 3, 2, 0]}
+SHARED_COUNTS = {**COUNTS, "expert_shared_feed_forward_length": FX}
+MODELS["qwen35"] = replace(HYBRID, settings={**HYBRID.settings, **SECTIONS})
+MODELS["qwen35moe"] = replace(
+    HYBRID,
+    experts={**EXPERTS, **SHARED},
+    settings={**HYBRID.settings, **SECTIONS, **SHARED_COUNTS, "feed_forward_length": None},
+)
+MODELS["qwen3next"] = replace(
+    HYBRID,
+    experts={**EXPERTS, **SHARED},
+    gates_together=True,
+    settings={**HYBRID.settings, **SHARED_COUNTS},
+)
+
+
 def write(
     path: Path,
     architecture: str,
@@ -301,7 +399,7 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 def _kind(m: Tiny, name: str, array: np.ndarray) -> str:
     """The format of a tensor."""
-    if array.ndim == 1 or name.endswith(("bias", "ffn_gate_inp.weight")):
+    if array.ndim == 1 or name.endswith(("bias", "ffn_gate_inp.weight")) or "conv1d" in name:
         return "F32"
     for part, kind in m.types.items():
         if part in name:
@@ -329,13 +427,14 @@ def tensors_of(m: Tiny, n_vocab: int) -> dict[str, np.ndarray]:
     if m.rope_factors:
         out["rope_factors_long.weight"] = np.linspace(2, 6, 6, dtype=np.float32)
         out["rope_factors_short.weight"] = np.linspace(1, 1.5, 6, dtype=np.float32)
+    if m.dense:
+        out["dense_2.weight"], out["dense_3.weight"] = matrix(m.dense, m.D), matrix(m.D, m.dense)
     if m.declared:
         shapes = _declared_shapes(m, n_vocab)
         return {name: _declared(name, shape, matrix, vector) for name, shape in shapes.items()}
-    shapes = _layer_shapes(m)
     for i in range(m.n_layer):
-        for name, shape in shapes.items():
-            mean = 0.0 if name.endswith("bias") else 1.0
+        for name, shape in _shapes_of(m, i).items():
+            mean = {"ssm_a": -1.0}.get(name, 0.0 if name.endswith("bias") else 1.0)
             out[f"blk.{i}.{name}"] = vector(*shape, mean) if len(shape) == 1 else matrix(*shape)
     return out
 
@@ -370,6 +469,31 @@ def _declared(
     return array
 
 
+def _shapes_of(m: Tiny, layer: int) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of one layer's tensors."""
+    found = _layer_shapes(m, layer)
+    if m.delta is None:
+        return found
+    if layer % 4 == 3:
+        return {**found, "attn_q.weight": (2 * m.H * m.E, m.D)}  # each head's gate behind it
+    n_k, n_v, size, taps = m.delta
+    channels, values = (2 * n_k + n_v) * size, n_v * size
+    rest = {k: x for k, x in found.items() if not k.startswith("attn_") or k == "attn_norm.weight"}
+    gates = {"ssm_beta.weight": (n_v, m.D), "ssm_alpha.weight": (n_v, m.D)}
+    return {
+        **rest,
+        **{"attn_qkv.weight": (channels, m.D), "attn_gate.weight": (values, m.D)},
+        **({"ssm_ba.weight": (2 * n_v, m.D)} if m.gates_together else gates),
+        "ssm_a": (n_v,),
+        **{
+            "ssm_conv1d.weight": (channels, taps),
+            "ssm_dt.bias": (n_v,),
+            "ssm_norm.weight": (size,),
+        },
+        "ssm_out.weight": (m.D, values),
+    }
+
+
 def experts_of(architecture: str) -> dict[str, np.ndarray | None]:
     """What makes a dense model a mixture of experts: tensors to add, and to leave out (None)."""
     m = MODELS[architecture]
@@ -378,7 +502,7 @@ def experts_of(architecture: str) -> dict[str, np.ndarray | None]:
     return {**dense, **{name: array for name, array in made.items() if ".ffn_" in name}}
 
 
-def _layer_shapes(m: Tiny) -> dict[str, tuple[int, ...]]:
+def _layer_shapes(m: Tiny, i: int) -> dict[str, tuple[int, ...]]:
     q, kv = m.H * m.E, m.G * m.E
     qkv = {"attn_q.weight": (q, m.D), "attn_k.weight": (kv, m.D), "attn_v.weight": (kv, m.D)}
     gate_up = {"ffn_gate.weight": (m.F, m.D), "ffn_up.weight": (m.F, m.D)}
@@ -398,8 +522,9 @@ def _layer_shapes(m: Tiny) -> dict[str, tuple[int, ...]]:
         "ffn_down.weight": (m.D, m.F),
         **{name: (sizes[name],) for name in m.layer},
     }
-    without = {*m.without, *(DENSE if m.experts else ())}
-    return {name: x for name, x in found.items() if name not in without} | dict(m.experts)
+    experts = dict(m.experts) if i >= m.n_dense else {}
+    without = {*m.without, *(DENSE if experts else ())}
+    return {name: x for name, x in found.items() if name not in without} | experts
 
 
 def tokenizer(kind: str) -> dict[str, Any]:

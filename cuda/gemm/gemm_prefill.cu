@@ -22,13 +22,16 @@
 #ifndef X_STAGES
 #define X_STAGES 3
 #endif
+#ifndef TILE_TOKENS  // fewer for experts (moe/expert_gemm.cu): all warps are then along the rows
+#define TILE_TOKENS 128
+#endif
 
-constexpr int Q_WARPS = 8;
+constexpr int TOKENS = TILE_TOKENS;  // tokens of a CTA
+constexpr int Q_WARPS = TOKENS <= 32 ? 4 : 8;
 constexpr int Q_THREADS = Q_WARPS * 32;
-constexpr int M_WARPS = 4;
-constexpr int TILE_ROWS_PER_CTA = 8;
-constexpr int TOKENS = 128;  // tokens of a CTA
-constexpr int WARP_TOKENS = 64;
+constexpr int M_WARPS = TOKENS < 128 ? Q_WARPS : 4;
+constexpr int TILE_ROWS_PER_CTA = 2 * M_WARPS;
+constexpr int WARP_TOKENS = TOKENS / (Q_WARPS / M_WARPS);
 constexpr int N_TILES = WARP_TOKENS / 8;
 constexpr int STEP = 64;  // columns of a stage
 // f16 elements per token; the padding puts the rows of eight tokens on different banks
@@ -77,8 +80,8 @@ __device__ __forceinline__ void operand(const ChunkCodes<Step>& codes, const Chu
     }
 }
 
-// acc += two tile rows x 32 columns x 64 tokens. `x` points at the first token of this lane.
-template <class T, class Step, int P, int J>
+// acc += two tile rows x 32 columns x N * 8 tokens. `x` points at the first token of this lane.
+template <class T, class Step, int P, int J, int N = N_TILES>
 __device__ __forceinline__ void multiply_columns(const ChunkCodes<Step> (&codes)[2], const ChunkScales<T> (&scales)[2],
                                                  const __half* x, int t, float (&acc)[2][N_TILES][4]) {
     uint32_t a[2][2][4];
@@ -87,9 +90,9 @@ __device__ __forceinline__ void multiply_columns(const ChunkCodes<Step> (&codes)
         operand<T, Step, P, J, 0>(codes[m], scales[m], a[m][0]);
         operand<T, Step, P, J, 1>(codes[m], scales[m], a[m][1]);
     }
-    uint4 b[N_TILES];
+    uint4 b[N];
 #pragma unroll
-    for (int n = 0; n < N_TILES; ++n) {
+    for (int n = 0; n < N; ++n) {
         const __half* src = x + n * 8 * X_STRIDE + J * 32;
         if constexpr (T::GROUP == 16 || T::FLOAT) {
             const uint2 low = *reinterpret_cast<const uint2*>(src + 4 * t);
@@ -101,11 +104,11 @@ __device__ __forceinline__ void multiply_columns(const ChunkCodes<Step> (&codes)
     }
     // MMAs that add to the same accumulators are far apart, so that they do not wait for each other.
 #pragma unroll
-    for (int n = 0; n < N_TILES; ++n)
+    for (int n = 0; n < N; ++n)
 #pragma unroll
         for (int m = 0; m < 2; ++m) mma_m16n8k16_f16(acc[m][n], a[m][0], {b[n].x, b[n].y});
 #pragma unroll
-    for (int n = 0; n < N_TILES; ++n)
+    for (int n = 0; n < N; ++n)
 #pragma unroll
         for (int m = 0; m < 2; ++m) mma_m16n8k16_f16(acc[m][n], a[m][1], {b[n].z, b[n].w});
 }
@@ -175,10 +178,10 @@ struct GemmPrefillMainloop {
 
 template <int EPILOGUE>
 __device__ __forceinline__ void write_one(const GemmPrefillArgs& p, const TileRow& tile, int row_in_tile, int token,
-                                          float y, float up) {
+                                          int end, float y, float up) {
     const Segment& segment = p.segment[tile.segment];
     const int row = tile.row + row_in_tile;
-    if (!tile.valid || row >= segment.n_rows || token >= p.n_tokens) return;
+    if (!tile.valid || row >= segment.n_rows || token >= end) return;
     const size_t index = static_cast<size_t>(token) * segment.n_rows + row;
     y = scaled_row(segment, row, y);
     if constexpr (EPILOGUE == GLU) up = scaled_row(p.segment[1], row, up);
@@ -190,24 +193,20 @@ __device__ __forceinline__ void write_one(const GemmPrefillArgs& p, const TileRo
         static_cast<float*>(segment.out)[index] = p.soft_cap > 0.0f ? p.soft_cap * tanhf(y / p.soft_cap) : y;
 }
 
-// One CTA's part of the outputs: token block and row block as blockIdx of gemm_prefill.
+// The two tile rows of warp m_warp in a row block (blockIdx.y).
 template <class T, int EPILOGUE>
-__device__ __forceinline__ void prefill_tile(const GemmPrefillArgs& p, int token_block, int row_block) {
-    SHARED_DYNAMIC(__half, stages);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, m_warp = warp % M_WARPS, n_warp = warp / M_WARPS;
-    TileRow tiles[2];
+__device__ __forceinline__ void find_tiles(const GemmPrefillArgs& p, int row_block, int m_warp, TileRow (&tiles)[2]) {
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
         const int i = EPILOGUE == GLU ? m * (TILE_ROWS_PER_CTA / 2) + m_warp : m_warp * 2 + m;
         tiles[m] = TileRow::of<EPILOGUE, TILE_ROWS_PER_CTA>(p, row_block, i, T::BYTES);
     }
-    grid_dependency_launch();
-    grid_dependency_wait();
-    GemmPrefillMainloop<T> mainloop{p, stages, {tiles[0].chunks, tiles[1].chunks}};
-    mainloop.first_token = token_block * TOKENS, mainloop.token = n_warp * WARP_TOKENS;
-    mainloop.g = lane / 4, mainloop.t = lane % 4, mainloop.lane = lane,
-    mainloop.n_steps = p.n_chunk * GemmPrefillMainloop<T>::STEPS;
-    mainloop.run();
+}
+
+// Stores the sums of a warp for the tokens before `end`.
+template <int EPILOGUE, class Mainloop>
+__device__ __forceinline__ void write_tile(const GemmPrefillArgs& p, const TileRow (&tiles)[2],
+                                           const Mainloop& mainloop, int end) {
 #pragma unroll
     for (int n = 0; n < N_TILES; ++n)
 #pragma unroll
@@ -215,13 +214,24 @@ __device__ __forceinline__ void prefill_tile(const GemmPrefillArgs& p, int token
             const int row = mainloop.g + (e >> 1) * 8,
                       token = mainloop.first_token + mainloop.token + n * 8 + 2 * mainloop.t + (e & 1);
             const float first = mainloop.acc[0][n][e], second = mainloop.acc[1][n][e];
-            write_one<EPILOGUE>(p, tiles[0], row, token, first, second);
-            if (EPILOGUE != GLU) write_one<EPILOGUE>(p, tiles[1], row, token, second, 0.0f);
+            write_one<EPILOGUE>(p, tiles[0], row, token, end, first, second);
+            if (EPILOGUE != GLU) write_one<EPILOGUE>(p, tiles[1], row, token, end, second, 0.0f);
         }
 }
 
 // grid (ceil(tokens / TOKENS), ceil(tile rows / 8; GLU: / 4)), Q_THREADS threads
 template <class T, int EPILOGUE>
 __global__ void __launch_bounds__(Q_THREADS, 1) gemm_prefill(const GemmPrefillArgs p) {
-    prefill_tile<T, EPILOGUE>(p, blockIdx.x, blockIdx.y);
+    SHARED_DYNAMIC(__half, stages);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, m_warp = warp % M_WARPS, n_warp = warp / M_WARPS;
+    TileRow tiles[2];
+    find_tiles<T, EPILOGUE>(p, blockIdx.y, m_warp, tiles);
+    grid_dependency_launch();
+    grid_dependency_wait();
+    GemmPrefillMainloop<T> mainloop{p, stages, {tiles[0].chunks, tiles[1].chunks}};
+    mainloop.first_token = blockIdx.x * TOKENS, mainloop.token = n_warp * WARP_TOKENS;
+    mainloop.g = lane / 4, mainloop.t = lane % 4, mainloop.lane = lane,
+    mainloop.n_steps = p.n_chunk * GemmPrefillMainloop<T>::STEPS;
+    mainloop.run();
+    write_tile<EPILOGUE>(p, tiles, mainloop, p.n_tokens);
 }

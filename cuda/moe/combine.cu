@@ -20,8 +20,8 @@ __device__ __forceinline__ float expert_gated(int activation, float gate, float 
 // One thread per element of a row; grid (columns / blockDim, rows). Biases [n_expert, columns] may be null.
 extern "C" __global__ void expert_glu(const float* gate, const float* up, const float* b_gate, const float* b_up,
                                       const int* ids, const int* pair_of, __half* h, int columns, int activation) {
-    grid_dependency_launch();
     grid_dependency_wait();
+    grid_dependency_launch();  // after the wait: the next kernel reads ids without waiting (ExpertGemvArgs::ids_ready)
     const int column = blockIdx.x * blockDim.x + threadIdx.x;
     if (column >= columns) return;
     const int row = blockIdx.y, expert = __ldcg(ids + (pair_of ? __ldcg(pair_of + row) : row));
@@ -44,6 +44,8 @@ struct CombineArgs {
     int columns, n_used;
 };
 
+constexpr int AT_ONCE = 8;  // outputs in flight: experts of a token, of most models all of them
+
 // One thread per element; grid (columns / blockDim, tokens).
 extern "C" __global__ void combine(const CombineArgs p) {
     grid_dependency_launch();
@@ -51,14 +53,29 @@ extern "C" __global__ void combine(const CombineArgs p) {
     const int column = blockIdx.x * blockDim.x + threadIdx.x, token = blockIdx.y;
     if (column >= p.columns) return;
     float total = 0.0f;
-    for (int j = 0; j < p.n_used; ++j) {
-        const int pair = token * p.n_used + j;
-        const size_t row = p.row_of ? __ldcg(p.row_of + pair) : pair;
-        float y = __ldcg(p.y + row * p.columns + column);
-        if (p.bias) y += __ldg(p.bias + static_cast<size_t>(__ldcg(p.ids + pair)) * p.columns + column);
-        total = fmaf(__ldcg(p.weights + pair), y, total);
-    }
     const size_t at = static_cast<size_t>(token) * p.columns + column;
+    const float old = __ldcg(p.x + at);
+    for (int first = 0; first < p.n_used; first += AT_ONCE) {
+        int row[AT_ONCE];
+        float y[AT_ONCE], weight[AT_ONCE], bias[AT_ONCE] = {};
+        const int count = min(AT_ONCE, p.n_used - first), pair = token * p.n_used + first;
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; ++j)
+            if (j < count) row[j] = p.row_of ? __ldcg(p.row_of + pair + j) : pair + j;
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; ++j)
+            if (j < count) {
+                y[j] = __ldcg(p.y + static_cast<size_t>(row[j]) * p.columns + column);
+                weight[j] = __ldcg(p.weights + pair + j);
+            }
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; ++j)
+            if (p.bias && j < count)
+                bias[j] = __ldg(p.bias + static_cast<size_t>(__ldcg(p.ids + pair + j)) * p.columns + column);
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; ++j)
+            if (j < count) total = fmaf(weight[j], y[j] + bias[j], total);
+    }
     if (p.shared) total = fmaf(p.strength ? __ldcg(p.strength + token) : 1.0f, __ldcg(p.shared + at), total);
-    p.x[at] = __ldcg(p.x + at) + total;
+    p.x[at] = old + total;
 }

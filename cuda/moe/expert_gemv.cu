@@ -9,11 +9,12 @@ struct ExpertGemvArgs : GemmDecodeArgs {
     const int* ids;         // [pairs]
     uint64_t expert_bytes;  // from the tiles of one expert to those of the next
     int pairs_per_x;        // pairs that multiply the same row of x
+    int ids_ready;          // the kernel before this one lets it start only when ids are there
 };
 
 template <class T, int EPILOGUE, bool WHOLE>
 __global__ void __launch_bounds__(THREADS, 1) expert_gemv(const ExpertGemvArgs p) {
-    grid_dependency_wait();  // ids
+    if (!p.ids_ready) grid_dependency_wait();  // else the first weights are requested before x is there
     const int pair = blockIdx.y;
     GemmDecodeArgs q = p;
     q.x = static_cast<const __half*>(p.x) + static_cast<size_t>(pair / p.pairs_per_x) * p.k;

@@ -15,8 +15,10 @@ from ..backends.experts import GatedActivation
 from ..gguf import Tensor
 from .config import Config, Dimensions, read_dimensions, refuse_variants
 from .hugging_face import HuggingFace
-from .layers import attention, dense
+from .kinds import KEY_LENGTH_SWA, read_kinds
+from .layers import attention, delta, dense
 from .layers.attention import AttentionSettings
+from .layers.delta import DeltaSettings
 from .layers.dense import DenseSettings
 from .layers.inputs import InputSettings
 from .layers.moe import MoESettings
@@ -29,6 +31,8 @@ LAYER = {**attention.TENSORS, **dense.TENSORS}
 POST_NORM = {**attention.POST_NORM, **dense.POST_NORM}
 OUTPUT = {"output.weight": "V D"}  # optional: without it the embedding table is used
 CLASSIFIER = {"cls.output.weight": "C D"}  # optional: what a reranker makes of the hidden state
+# optional: what turns a pooled hidden state into an embedding
+DENSE = {"dense_2.weight": "D2 D", "dense_3.weight": "D3 D2"}
 ROPE_FREQS = {"rope_freqs.weight": "R/2"}
 ROPE_FACTORS = {"rope_factors_long.weight": "R/2", "rope_factors_short.weight": "R/2"}
 NORM_BIAS = {"output_norm.bias": "D"}
@@ -45,7 +49,7 @@ ACTIVATION_NAMES: dict[GatedActivation, tuple[str, ...]] = {
 class LayerSettings:
     """What the settings of a file say about one layer."""
 
-    mixer: AttentionSettings
+    mixer: AttentionSettings | DeltaSettings
     ffn: DenseSettings | MoESettings | None
     parallel: bool = False  # both take the same x
     input: InputSettings | None = None  # the layer has an input of its own
@@ -61,6 +65,12 @@ class ModelSettings:
     soft_cap: float = 0.0  # of logits
     logit_scale: float = 1.0
     eps: float | None = None  # of all norms, where it is not the file's
+
+    @property
+    def causal(self) -> bool:
+        """Whether no token sees a later one; otherwise a step has whole texts."""
+        mixers = [layer.mixer for layer in self.layers]
+        return all(m.causal for m in mixers if isinstance(m, AttentionSettings))
 
 
 @dataclass(frozen=True)
@@ -90,6 +100,8 @@ class Architecture:
 
     `fused` maps a layer's tensor to those that it is made of, from the first row on; a tensor with
     one part has another name in files.
+    `turns` maps a layer's tensor to the letter of how many heads there are, and to the tensors
+    whose rows take turns in it, a head of each.
     `more` are tensors that a layer, or with None the model, has to have by its sizes; `idle` those
     that it may have, and that nothing reads.
     `understands` are settings that most architectures refuse: those of config.VARIANTS, and sizes
@@ -99,12 +111,15 @@ class Architecture:
     name: str
     read: Callable[[Context], ModelSettings]
     layer: Mapping[str, str] = field(default_factory=lambda: LAYER)
+    recurrent_layer: Mapping[str, str] | None = None  # of layers with a state, if there are any
     expert_layer: Mapping[str, str] | None = None  # of layers with experts, if there are others
     optional: Mapping[str, str] = field(default_factory=lambda: OUTPUT)
     optional_layer: Mapping[str, str] = field(default_factory=dict)
     more: TensorsOf = lambda sizes, layer: {}
     idle: TensorsOf = lambda sizes, layer: {}
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    turns: Mapping[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+    behind: frozenset[str] = frozenset()  # what blocks behind the layers have, which is not used
     understands: frozenset[str] = frozenset()
     layer_norm: bool = False  # its norms are layer norms
     hugging_face: HuggingFace | None = None  # checkpoints that can be converted
@@ -112,7 +127,10 @@ class Architecture:
     def dimensions(self, config: Config, n_vocab: int) -> Dimensions:
         """The sizes of a file; GGUFError for what cannot be, or is not understood."""
         refuse_variants(config, self.understands)
-        return read_dimensions(config, n_vocab, self.understands, self.layer_norm)
+        sizes = read_dimensions(config, n_vocab, self.understands, self.layer_norm)
+        if KEY_LENGTH_SWA in self.understands:
+            sizes = read_kinds(config, sizes)
+        return sizes if self.recurrent_layer is None else delta.read_sizes(config, sizes)
 
     def settings(self, context: Context) -> ModelSettings:
         """All other settings of a file; UnsupportedModel names one that is not understood."""
@@ -124,9 +142,22 @@ class Architecture:
 
     def layer_of(self, sizes: Dimensions, i: int) -> Mapping[str, str]:
         """The tensors that layer i has to have."""
-        has_experts = sizes.layers[i].n_expert > 0
-        layer = self.layer if self.expert_layer is None or not has_experts else self.expert_layer
-        return {**layer, **self.more(sizes, i)}
+        return {**self._kind_of(sizes, i), **self.more(sizes, i)}
+
+    def _kind_of(self, sizes: Dimensions, i: int) -> Mapping[str, str]:
+        of = sizes.layers[i]
+        if self.recurrent_layer is not None and of.recurrent is not None:
+            return self.recurrent_layer
+        if self.expert_layer is None or of.n_expert == 0:
+            return self.layer
+        shared = of.n_ff_shared > 0
+        return {k: x for k, x in self.expert_layer.items() if shared or "Fs" not in x.split()}
+
+    def parts_of(self, sizes: Dimensions, i: int) -> dict[str, tuple[str, ...]]:
+        """The tensors of layer i that files have in one, by the name of that."""
+        found = {**self.fused, **{name: parts for name, (_, parts) in self.turns.items()}}
+        layer = self.layer_of(sizes, i)
+        return {name: parts for name, parts in found.items() if set(parts) <= set(layer)}
 
     def tensors(self, sizes: Dimensions) -> tuple[Declarations, Declarations]:
         """What a file needs and what it may have, by name; fused tensors in parts."""
@@ -156,7 +187,7 @@ class Architecture:
         allowed = shapes(declare(optional, sizes))
         for i in range(sizes.n_layer):
             layer = shapes(declare(self.layer_of(sizes, i), sizes, i))
-            for name, parts in self.fused.items():
+            for name, parts in self.parts_of(sizes, i).items():
                 whole = [layer.pop(f"blk.{i}.{part}") for part in parts]
                 layer[f"blk.{i}.{name}"] = (sum(rows for rows, *_ in whole), *whole[0][1:])
             needed |= layer

@@ -7,23 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ..backends.interface import CacheGroup, CacheShape, PagedKV, pages_for
+from ..backends.interface import CacheGroup, CacheShape, Recurrent, StateSpec, pages_for
+from ..backends.states import SPARE_STATES
 
 
 class CacheGroups:
-    """The states of all layers; groups are in the order of their first layers."""
+    """The states of all layers; groups are in the order of their first layers, those of recurrent
+    states last.
+    """
 
-    def __init__(self, specs: Iterable[PagedKV], owners: Mapping[int, int] | None = None) -> None:
+    def __init__(self, specs: Iterable[StateSpec], owners: Mapping[int, int] | None = None) -> None:
         """specs: of each layer. owners: of layers that have no state of their own, the layer whose
         state they read.
         """
-        self._layers: dict[PagedKV, list[int]] = {}
+        self._layers: dict[StateSpec, list[int]] = {}
         self._owners = dict(owners or {})
-        for layer, spec in enumerate(specs):
-            if layer not in self._owners:
-                self._layers.setdefault(spec, []).append(layer)
+        found = [(i, spec) for i, spec in enumerate(specs) if i not in self._owners]
+        for layer, spec in sorted(found, key=lambda pair: isinstance(pair[1], Recurrent)):
+            self._layers.setdefault(spec, []).append(layer)
 
-    def place(self, layer: int) -> tuple[PagedKV, int, int]:
+    def place(self, layer: int) -> tuple[StateSpec, int, int]:
         """A layer's spec, its group, and its slot among the layers of that, or its owner's."""
         layer = self._owners.get(layer, layer)
         for group, (spec, layers) in enumerate(self._layers.items()):
@@ -48,13 +51,14 @@ class CacheGroups:
         for spec, layers in self._layers.items():
             limit = spec.pages(n_ctx, n_batch)
             n_pages = _n_pages(spec, n_seq * limit, n_positions)
+            n_pages += min(n_seq, SPARE_STATES) if isinstance(spec, Recurrent) else 0
             groups.append(CacheGroup(spec, tuple(layers), n_pages, limit))
         return CacheShape(tuple(groups))
 
 
-def _n_pages(spec: PagedKV, reserved: int, n_positions: int | None) -> int:
+def _n_pages(spec: StateSpec, reserved: int, n_positions: int | None) -> int:
     """Pages of a group. reserved: those with which no sequence can lack one."""
-    if n_positions is None:
+    if n_positions is None or isinstance(spec, Recurrent):
         return reserved
     shared = pages_for(n_positions)
-    return min(reserved, shared) if spec.window else shared
+    return min(reserved, shared) if spec.is_bounded else shared

@@ -6,8 +6,12 @@ Whatever is missing, of another shape, or of no use is refused by name. Knows no
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+
 from ..gguf import File, GGUFError, Tensor
-from .architecture import CLASSIFIER, Architecture, Declared
+from .architecture import CLASSIFIER, DENSE, Architecture, Declared
 from .config import Dimensions, UnsupportedModel, short
 from .scheme import SCALE, scale_of, scales_of
 
@@ -22,15 +26,23 @@ def collect(
 ) -> dict[str, tuple[Tensor, Declared]]:
     """The tensors by name, fused ones taken apart; GGUFError unless all are as declared."""
     wanted, allowed = architecture.tensors(sizes)
-    allowed |= scales_of(wanted | {n: x for n, x in allowed.items() if n not in CLASSIFIER})
+    on_host = {**CLASSIFIER, **DENSE}
+    allowed |= scales_of(wanted | {n: x for n, x in allowed.items() if n not in on_host})
     unread = architecture.unread(sizes)
     found = {name: x for name, x in file.tensors.items() if name not in unread}
     for i in range(sizes.n_layer):
         at = f"blk.{i}."
-        for name, parts in architecture.fused.items():
+        for name, parts in architecture.parts_of(sizes, i).items():
             rows = {at + part: wanted[at + part].shape[0] for part in parts}
-            _split(file, found, at + name, rows)
-            _split(file, found, scale_of(at + name), {scale_of(x): n for x, n in rows.items()})
+            letter, _ = architecture.turns.get(name, ("", ()))
+            n_heads = sizes.letters(i)[letter] if letter else 1
+            scales = {scale_of(x): n for x, n in rows.items()}
+            _split(file, found, at + name, rows, n_heads)
+            _split(file, found, scale_of(at + name), scales, n_heads)
+    for i in range(sizes.n_layer, sizes.n_layer + sizes.n_nextn):
+        for name in architecture.behind:
+            found.pop(f"blk.{i}.{name}", None)
+            found.pop(scale_of(f"blk.{i}.{name}"), None)
     missing = [name for name in wanted if name not in found]
     if missing:
         raise GGUFError(
@@ -54,10 +66,12 @@ def collect(
     return collected
 
 
-def _split(file: File, found: dict[str, Tensor], name: str, parts: dict[str, int]) -> None:
+def _split(
+    file: File, found: dict[str, Tensor], name: str, parts: dict[str, int], n_heads: int = 1
+) -> None:
     """Replace a fused tensor by its parts; with only the rows of its own part it is not fused.
 
-    parts: rows by name.
+    parts: rows by name. n_heads: the parts take so many turns.
     """
     tensor = found.get(name)
     if tensor is None or tensor.shape[0] == parts.get(name):
@@ -70,8 +84,21 @@ def _split(file: File, found: dict[str, Tensor], name: str, parts: dict[str, int
     del found[name]
     start = 0
     for part, rows in parts.items():
-        found[part] = tensor.rows(start, start + rows)
+        found[part] = _turns(tensor, n_heads, start, rows)
         start += rows
+
+
+def _turns(tensor: Tensor, n_heads: int, start: int, n_rows: int) -> Tensor:
+    """The part of n_rows rows whose place in each turn is that of rows start:start + n_rows when
+    there is one turn.
+    """
+    if n_heads == 1:
+        return tensor.rows(start, start + n_rows)
+    turns = tensor.data.reshape(n_heads, tensor.shape[0] // n_heads, -1)
+    data = turns[:, start // n_heads : (start + n_rows) // n_heads]
+    shape = (n_rows, *tensor.shape[1:])
+    rest = (-1,) if len(shape) == 1 else (n_rows, -1)
+    return replace(tensor, shape=shape, data=np.ascontiguousarray(data).reshape(rest))
 
 
 def _check_shape(file: File, tensor: Tensor, name: str, expected: tuple[int, ...]) -> None:

@@ -7,14 +7,16 @@ understands it. Nothing here knows what a setting does.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from ..backends.states import Recurrent
 from ..gguf import GGUFError
 from ..util.messages import escaped, shown
+from .expert_sizes import expert_sizes
 
 # Settings that change nothing in what a decoder computes.
 HARMLESS = frozenset(
@@ -43,13 +45,8 @@ VARIANTS: dict[str, tuple[object, ...]] = {
     "use_parallel_residual": (False,),
 }
 
-# Settings that change sizes, which only architectures with such layers understand.
-KEY_LENGTH_SWA, SHARED_LAYERS = "attention.key_length_swa", "attention.shared_kv_layers"
-INPUT = "embedding_length_per_layer_input"
-
 # More is a damaged file.
 MAX_LAYERS, MAX_WIDTH, MAX_HEADS, MAX_HEAD_SIZE, MAX_CONTEXT = 4096, 1 << 20, 4096, 65536, 1 << 28
-MAX_EXPERTS = 4096
 
 
 class UnsupportedModel(GGUFError):
@@ -201,6 +198,7 @@ class LayerSizes:
     n_expert: int = 0  # X; 0: the feed-forward is dense
     n_ff_expert: int = 0  # Fx, F of each expert
     n_ff_shared: int = 0  # Fs, F of the shared expert
+    recurrent: Recurrent | None = None  # the state that it has instead of keys and values
     windowed: bool = False
     shares_keys: bool = False  # it has no keys and values of its own
 
@@ -209,7 +207,15 @@ class LayerSizes:
         h, g, e, ev = self.n_head, self.n_head_kv, self.key_size, self.value_size
         products = {"HE": h * e, "GE": g * e, "HEv": h * ev, "GEv": g * ev}
         widths = {"F": self.n_ff, "Fx": self.n_ff_expert, "Fs": self.n_ff_shared}
-        return {"H": h, "E": e, "X": self.n_expert, "1": 1, **widths, **products}
+        found = {"H": h, "E": e, "X": self.n_expert, "1": 1, **widths, **products}
+        return {**found, **self._recurrent_letters()}
+
+    def _recurrent_letters(self) -> dict[str, int]:
+        r = self.recurrent
+        if r is None:
+            return {}
+        heads = {"Hk": r.n_k_head, "Hv": r.n_v_head, "2Hv": 2 * r.n_v_head}
+        return {**heads, "S": r.size, "HvS": r.n_v_head * r.size, "K": r.channels, "taps": r.taps}
 
 
 @dataclass(frozen=True)
@@ -224,6 +230,8 @@ class Dimensions:
     layers: tuple[LayerSizes, ...]
     layer_norm: bool = False  # norms are layer norms
     n_class: int = 1  # C, of the classifier, where there is one
+    dense: tuple[int, int] = (0, 0)  # D2, D3: rows of the matrices of embeddings, if there are any
+    n_nextn: int = 0  # blocks behind the layers, which predict the tokens after the next
     n_input: int = 0  # I, size of the input that each layer has of its own; 0: they have none
 
     @property
@@ -233,18 +241,28 @@ class Dimensions:
 
     @property
     def layer(self) -> LayerSizes:
-        """The sizes of every layer; ValueError where layers differ."""
-        first, *others = dict.fromkeys(self.layers)
-        if others:
-            raise ValueError(f"layers of {1 + len(others)} sizes, where all have to have one")
-        return first
+        """The sizes of every layer, but for its state; ValueError where layers differ."""
+        return _common(replace(layer, recurrent=None) for layer in self.layers)
+
+    @property
+    def attention(self) -> LayerSizes:
+        """The sizes of heads, which all layers have to have alike, else ValueError."""
+        widths: dict[str, Any] = {"n_ff": 0, "n_expert": 0, "n_ff_expert": 0, "n_ff_shared": 0}
+        return _common(replace(layer, recurrent=None, **widths) for layer in self.layers)
 
     def letters(self, layer: int | None = None) -> dict[str, int]:
         """Sizes by the names that declarations of tensors use: of a layer, or outside of all."""
         i, n_layer = self.n_input, self.n_layer
         sizes = {"D": self.n_embd, "V": self.n_vocab, "R/2": self.n_rot // 2, "C": self.n_class}
-        sizes |= {"I": i, "LI": i * n_layer}
+        sizes |= {"I": i, "LI": i * n_layer, **dict(zip(("D2", "D3"), self.dense, strict=True))}
         return sizes if layer is None else {**sizes, **self.layers[layer].letters()}
+
+
+def _common(layers: Iterable[LayerSizes]) -> LayerSizes:
+    first, *others = dict.fromkeys(layers)
+    if others:
+        raise ValueError(f"layers of {1 + len(others)} sizes, where all have to have one")
+    return first
 
 
 def read_dimensions(
@@ -253,25 +271,26 @@ def read_dimensions(
     """The sizes; GGUFError unless heads divide and the vocabulary has n_vocab tokens.
 
     understood: settings that may differ from layer to layer; with attention.value_length among
-    them, value size and key size may differ; with attention.key_length_swa, heads of layers with a
-    window have sizes of their own. layer_norm: norms are layer norms.
+    them, value size and key size may differ. layer_norm: norms are layer norms.
     """
     size = config.integer("vocab_size", n_vocab, high=1 << 31)
     if size != n_vocab:
         raise GGUFError(
             f"{config.path}: vocab_size is {size}, but the embedding table has {n_vocab} rows"
         )
-    layers = _layer_sizes(config, understood)
+    n_nextn = _n_nextn(config, understood)
+    layers = _layer_sizes(config, understood, n_nextn)
     return Dimensions(
         n_embd=config.integer("embedding_length"),
         n_vocab=n_vocab,
-        n_rot=_n_rot(config, layers, understood),
+        n_rot=_n_rot(config, min(layer.key_size for layer in layers)),
         n_ctx_train=config.integer("context_length", high=MAX_CONTEXT),
         eps=config.real(f"attention.layer_norm_{'' if layer_norm else 'rms_'}epsilon", high=1.0),
         layers=layers,
         layer_norm=layer_norm,
         n_class=_n_class(config),
-        n_input=config.integer(INPUT, 0, low=0) if INPUT in understood else 0,
+        dense=_dense(config),
+        n_nextn=n_nextn,
     )
 
 
@@ -285,8 +304,30 @@ def _n_class(config: Config) -> int:
     return len(labels)
 
 
-def _layer_sizes(config: Config, understood: Collection[str]) -> tuple[LayerSizes, ...]:
-    n_layer = config.integer("block_count", high=MAX_LAYERS)
+def _dense(config: Config) -> tuple[int, int]:
+    """Rows of dense_2.weight and dense_3.weight, each of which takes what the one before gives."""
+    width = config.integer("embedding_length")
+    rows = []
+    for name in ("dense_2", "dense_3"):
+        n_in = config.integer(f"{name}_feat_in", width)
+        if n_in != width:
+            at = f"{config.path}: {config.architecture}.{name}_feat_in"
+            raise GGUFError(f"{at} = {n_in}, but the matrix is given vectors of {width}")
+        width = config.integer(f"{name}_feat_out", width)
+        rows.append(width)
+    return rows[0], rows[1]
+
+
+def _n_nextn(config: Config, understood: Collection[str]) -> int:
+    """Blocks that are counted among a file's, and are no layers."""
+    key = "nextn_predict_layers"
+    return config.integer(key, 0, low=0, high=MAX_LAYERS) if key in understood else 0
+
+
+def _layer_sizes(
+    config: Config, understood: Collection[str], n_nextn: int
+) -> tuple[LayerSizes, ...]:
+    n_layer = config.integer("block_count", low=1 + n_nextn, high=MAX_LAYERS) - n_nextn
 
     def read(key: str, default: tuple[int, ...] | None, high: int) -> tuple[int, ...]:
         return config.integers(key, n_layer, default, high=high, same=key not in understood)
@@ -305,42 +346,11 @@ def _layer_sizes(config: Config, understood: Collection[str]) -> tuple[LayerSize
             f"{config.path}: heads of {keys[0]} for keys and {values[0]} for values are not"
             " supported"
         )
-    windowed, shares = [False] * n_layer, [False] * n_layer
-    if KEY_LENGTH_SWA in understood:
-        windowed = config.windowed_layers(n_layer)
-        size = config.integer(KEY_LENGTH_SWA, high=MAX_HEAD_SIZE)
-        config.only("attention.value_length_swa", size)
-        keys = values = tuple(size if x else n for x, n in zip(windowed, keys, strict=True))
-    if SHARED_LAYERS in understood:
-        n_shared = config.integer(SHARED_LAYERS, 0, low=0, high=n_layer - 1)
-        shares = [i >= n_layer - n_shared for i in range(n_layer)]
-    widths = read("feed_forward_length", None, MAX_WIDTH)
-    experts = _expert_sizes(config, widths, understood)
-    kinds = zip(windowed, shares, strict=True)
-    columns = zip(heads, heads_kv, keys, values, widths, experts, kinds, strict=True)
-    return tuple(LayerSizes(*sizes, *more, *kind) for *sizes, more, kind in columns)
-
-
-def _expert_sizes(
-    config: Config, widths: tuple[int, ...], understood: Collection[str]
-) -> list[tuple[int, int, int]]:
-    """(X, Fx, Fs) of each layer; zeros where the feed-forward is dense."""
-    n_layer, dense = len(widths), (0, 0, 0)
-    if "expert_count" not in understood:
-        return [dense] * n_layer
-    n_expert = config.integer("expert_count", 0, low=0, high=MAX_EXPERTS)
-    if n_expert == 0:
-        config.only("expert_used_count", 0)
-        return [dense] * n_layer
-    n_dense = 0
-    if "leading_dense_block_count" in understood:
-        n_dense = config.integer("leading_dense_block_count", 0, low=0, high=n_layer)
-    found = config.integers("expert_feed_forward_length", n_layer, widths)
-    shared: tuple[int, ...] = (0,) * n_layer
-    if "expert_shared_feed_forward_length" in understood:
-        shared = config.integers("expert_shared_feed_forward_length", n_layer, widths)
-    sizes = zip([n_expert] * n_layer, found, shared, strict=True)
-    return [dense if i < n_dense else x for i, x in enumerate(sizes)]
+    none = (0,) * n_layer if "expert_count" in understood else None  # all layers have experts
+    widths = read("feed_forward_length", none, MAX_WIDTH)
+    experts = expert_sizes(config, widths, understood)
+    columns = zip(heads, heads_kv, keys, values, widths, experts, strict=True)
+    return tuple(LayerSizes(*sizes, *of_experts) for *sizes, of_experts in columns)
 
 
 def _divided(config: Config, heads: tuple[int, ...]) -> tuple[int, ...]:
@@ -352,10 +362,7 @@ def _divided(config: Config, heads: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(n_embd // n_head for n_head in heads)
 
 
-def _n_rot(config: Config, layers: Collection[LayerSizes], understood: Collection[str]) -> int:
-    """Of layers without a window, where heads of others have another size."""
-    sizes = [x.key_size for x in layers if not (x.windowed and KEY_LENGTH_SWA in understood)]
-    key_size = min(sizes or [x.key_size for x in layers])
+def _n_rot(config: Config, key_size: int) -> int:
     n_rot = config.integer("rope.dimension_count", key_size, low=2, high=key_size)
     if n_rot % 2:
         raise GGUFError(

@@ -7,7 +7,7 @@ runs, what a token means, or how sequences are scheduled.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -19,6 +19,7 @@ from ..cache_types import USUAL, CacheTypes
 from .architecture import ModelSettings
 from .cache import CacheGroups
 from .config import Dimensions
+from .layers.attention import AttentionSettings
 from .layers.inputs import build_inputs
 from .layers.weights import LayerWeights
 
@@ -35,11 +36,13 @@ class Decoder:
         n_batch: int,
         cache_types: CacheTypes = USUAL,
         classifier: NDArray[np.float32] | None = None,
+        dense: Sequence[NDArray[np.float32]] = (),
     ) -> None:
         """n_batch: tokens of a step at most, for which the ops have memory. classifier[C, D]: of
-        the normalised hidden state, on the host.
+        the normalised hidden state, on the host. dense: what multiplies a pooled hidden state,
+        [D2, D] and [D3, D2] or none, on the host.
         """
-        self.classifier = classifier
+        self.classifier, self.dense = classifier, dense
         self.sizes, self.settings, self.ops, self.n_batch = sizes, settings, ops, n_batch
         self.cache = cache_groups(sizes, settings, cache_types)
         self.table = weights["token_embd.weight"]
@@ -68,6 +71,13 @@ class Decoder:
             scale=settings.scale,
             next=self.layers[0] if self.layers else None,
         )
+
+    @property
+    def causal(self) -> bool:
+        """Whether no token sees a later one; otherwise a step has whole texts, and the model
+        answers nothing.
+        """
+        return self.settings.causal
 
     def cache_shape(
         self, n_seq: int, n_ctx: int, n_batch: int, n_positions: int | None = None
@@ -113,6 +123,10 @@ class Decoder:
 def cache_groups(sizes: Dimensions, settings: ModelSettings, types: CacheTypes) -> CacheGroups:
     """The states of a model's layers."""
     mixers = [layer.mixer for layer in settings.layers]
-    owners = {i: x.keys_of for i, x in enumerate(mixers) if x.keys_of is not None}
+    owners = {
+        i: x.keys_of
+        for i, x in enumerate(mixers)
+        if isinstance(x, AttentionSettings) and x.keys_of is not None
+    }
     pairs = zip(mixers, sizes.layers, strict=True)
     return CacheGroups((mixer.state(size, types) for mixer, size in pairs), owners)

@@ -26,7 +26,9 @@ from .architecture import (
     LayerSettings,
     ModelSettings,
 )
-from .config import INPUT, KEY_LENGTH_SWA, MAX_CONTEXT, SHARED_LAYERS, Dimensions, UnsupportedModel
+from .config import MAX_CONTEXT, Dimensions, UnsupportedModel
+from .kinds import INPUT, SHARED_LAYERS
+from .kinds import UNDERSTOOD as KINDS
 from .layers import inputs
 from .layers.attention import QK_NORM, AttentionSettings
 from .layers.dense import DenseSettings
@@ -246,9 +248,7 @@ ARCHITECTURE = Architecture(
     optional_layer={**VALUES, **inputs.SCALE},
     more=more,
     idle=idle,
-    understands=frozenset(
-        {KEY_LENGTH_SWA, SHARED_LAYERS, INPUT, "attention.head_count_kv", "feed_forward_length"}
-    ),
+    understands=KINDS | {"attention.head_count_kv", "feed_forward_length"},
     hugging_face=hf.HuggingFace(
         classes={
             "Gemma4ForCausalLM": DEFAULTS,

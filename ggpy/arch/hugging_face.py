@@ -17,7 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..util.messages import escaped
-from .config import MAX_CONTEXT, MAX_EXPERTS, MAX_HEADS, MAX_LAYERS, Config, UnsupportedModel, short
+from .config import (
+    MAX_CONTEXT,
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_WIDTH,
+    Config,
+    LayerSizes,
+    UnsupportedModel,
+    short,
+)
+from .expert_sizes import MAX_EXPERTS
 
 Metadata = dict[str, tuple[str, Any]]  # key below "<architecture>." -> type as in File.types, value
 
@@ -58,12 +68,17 @@ LAYER = {  # below "model.layers.0." and so on
     "ffn_down.weight": "mlp.down_proj.weight",
 }
 ATTENTION = {ours: theirs for ours, theirs in LAYER.items() if not theirs.startswith("mlp.")}
+# What settings are called; transformers 5 has the first for all models
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+USED_COUNTS = ("num_experts_per_tok", "moe_topk", "moe_k")
 EXPERTS = {  # the names that convert/experts.py gives to tensors of all experts
     "ffn_gate_inp.weight": "mlp.gate.weight",
     "ffn_gate_exps.weight": "mlp.experts.gate_proj.weight",
     "ffn_up_exps.weight": "mlp.experts.up_proj.weight",
     "ffn_down_exps.weight": "mlp.experts.down_proj.weight",
 }
+PARTS = ("gate", "up", "down")  # of a feed-forward
+SHARED = {f"ffn_{x}_shexp.weight": f"mlp.shared_experts.{x}_proj.weight" for x in PARTS}
 QKV_BIAS = {
     "attn_q.bias": "self_attn.q_proj.bias",
     "attn_k.bias": "self_attn.k_proj.bias",
@@ -140,6 +155,16 @@ class CheckpointSettings(Config):
         return f"{self.path}: {self._part}{key}"
 
 
+@dataclass(frozen=True, eq=False)
+class Transform:
+    """How a tensor of a file is made of a checkpoint's."""
+
+    rows: NDArray[np.intp] | None = None  # of the checkpoint, in the file's order
+    n_rows: int | None = None  # of the checkpoint's tensor, if not all of them are the file's
+    columns: NDArray[np.intp] | None = None
+    function: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = None  # of each number
+
+
 @dataclass(frozen=True)
 class HuggingFace:
     """Checkpoints of one architecture: their classes, settings, and where its tensors are."""
@@ -153,7 +178,8 @@ class HuggingFace:
     # Tensors that are made of settings: rope's factors
     tensors: Callable[[CheckpointSettings], dict[str, NDArray[np.float32]]] = lambda s: {}
     permuted: tuple[str, ...] = ()
-    norm_offset: float = 0.0  # what files have more than checkpoints
+    norm_offset: float = 0.0  # what files have more than checkpoints, but not in ssm_norm
+    transforms: Callable[[LayerSizes], Mapping[str, Transform]] = lambda sizes: {}  # by stem
     # tie_word_embeddings, where config.json does not say; None: as there is an output matrix
     tied: bool | None = False
     inserted: str = ""  # what names of the text model have in them beside other models
@@ -161,15 +187,16 @@ class HuggingFace:
     # Rows of gate and up take turns in the tensors of all experts, which are transposed
     interleaved: bool = False
     characters: bool = False  # its tokens are merged of characters, not of bytes or pieces
+    nextn: tuple[str, ...] = ()  # settings with the number of blocks behind the layers: left out
     beside: tuple[str, ...] = ()  # settings of those that the text model's file has to have
 
 
 # Settings that most have
 
 
-def sizes(s: CheckpointSettings, layer_norm: bool = False) -> Metadata:
+def sizes(s: CheckpointSettings, layer_norm: bool = False, is_dense: bool = True) -> Metadata:
     """Widths and counts; UnsupportedModel unless attention looks back only. layer_norm: norms are
-    layer norms, whose eps has names of its own.
+    layer norms, whose eps has names of its own. is_dense: there is a width of feed-forwards.
     """
     s.only("is_causal", True)
     n_head = s.integer("num_attention_heads", high=MAX_HEADS)
@@ -178,7 +205,7 @@ def sizes(s: CheckpointSettings, layer_norm: bool = False) -> Metadata:
         "block_count": ("u32", s.integer("num_hidden_layers", high=MAX_LAYERS)),
         "context_length": ("u32", s.integer("max_position_embeddings", high=MAX_CONTEXT)),
         "embedding_length": ("u32", s.integer("hidden_size")),
-        "feed_forward_length": ("u32", s.integer("intermediate_size")),
+        **({"feed_forward_length": ("u32", s.integer("intermediate_size"))} if is_dense else {}),
         "attention.head_count": ("u32", n_head),
         "attention.head_count_kv": ("u32", n_head_kv),
         **_eps(s, layer_norm),
@@ -207,15 +234,31 @@ def experts(s: CheckpointSettings) -> Metadata:
     """Counts and widths of experts that every layer has; UnsupportedModel if some have none."""
     s.only("decoder_sparse_step", 1)
     s.only("mlp_only_layers", [])
-    keys = "num_local_experts", "num_experts"  # transformers 5 has the former for all models
-    n_expert = [s.integer(key, high=MAX_EXPERTS) for key in keys if s.has(key)]
     found = {
-        "expert_count": n_expert[0] if n_expert else s.integer(keys[0]),
-        "expert_used_count": s.integer("num_experts_per_tok", high=MAX_EXPERTS),
+        "expert_count": _count(s, *EXPERT_COUNTS),
+        "expert_used_count": _count(s, *USED_COUNTS),
     }
     if s.has("moe_intermediate_size"):
-        found["expert_feed_forward_length"] = s.integer("moe_intermediate_size")
+        found["expert_feed_forward_length"] = same_of_layers(s, "moe_intermediate_size")
     return {key: ("u32", n) for key, n in found.items()}
+
+
+def _count(s: CheckpointSettings, *keys: str) -> int:
+    """The first of these counts that there is; all are read."""
+    found = [same_of_layers(s, key, high=MAX_EXPERTS) for key in keys if s.has(key)]
+    return found[0] if found else s.integer(keys[0])
+
+
+def same_of_layers(s: CheckpointSettings, key: str, low: int = 1, high: int = MAX_WIDTH) -> int:
+    """A whole number, or a list with one that all layers have; UnsupportedModel if they differ."""
+    value = s.raw(key)
+    if not isinstance(value, list):
+        return s.integer(key, low=low, high=high)
+    if not value or any(type(x) is not int or x != value[0] for x in value):
+        raise s.refuse(key, "one number for all layers is")
+    if not low <= value[0] <= high:
+        raise s.refuse(key, f"numbers between {low} and {high} are")
+    return value[0]
 
 
 def window_of(s: CheckpointSettings) -> int:

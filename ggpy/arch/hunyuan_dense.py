@@ -11,7 +11,7 @@ from . import hugging_face as hf
 from .architecture import LAYER, OUTPUT, Architecture, Context, LayerSettings, ModelSettings
 from .layers.attention import QK_NORM, AttentionSettings
 from .layers.dense import DenseSettings
-from .rope import build_rope, read_rope
+from .rope import RopeSettings, build_rope, read_rope
 
 CONTEXT = 256 * 1024  # tokens of models with a stretched base: their config.json has other numbers
 NORMS = {
@@ -35,8 +35,13 @@ def read(c: Context) -> ModelSettings:
         if size <= 2:
             raise GGUFError(f"{c.config.path}: heads of {size} cannot have a rope.scaling.alpha")
         rope = replace(rope, base=stretched(rope.base, alpha, size))
-    mixer = AttentionSettings(size**-0.5, build_rope(rope), norm_after_rope=True)
-    return ModelSettings([LayerSettings(mixer, DenseSettings("silu"))] * c.sizes.n_layer)
+    return ModelSettings([LayerSettings(mixer(c, rope), DenseSettings("silu"))] * c.sizes.n_layer)
+
+
+def mixer(c: Context, rope: RopeSettings) -> AttentionSettings:
+    """Attention with that rope."""
+    scale = c.sizes.layer.key_size**-0.5
+    return AttentionSettings(scale, build_rope(rope), norm_after_rope=True)
 
 
 def stretched(base: float, alpha: float, size: int) -> float:

@@ -48,7 +48,7 @@ def attention(c: Context, style: Style = "norm") -> AttentionSettings:
     """Over the whole context, with rope in any scaling."""
     settings = read_rope(c.config, c.sizes, style)
     rope = build_rope(settings, choose_factors(settings, c.tensors, c.n_ctx))
-    scale = c.config.real("attention.scale", 0.0) or c.sizes.layer.key_size**-0.5
+    scale = c.config.real("attention.scale", 0.0) or c.sizes.attention.key_size**-0.5
     return AttentionSettings(scale, rope)
 
 

@@ -6,8 +6,10 @@ Nothing here knows what one architecture asks for, or what a backend makes of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +20,7 @@ from ..cache_types import USUAL, CacheTypes
 from ..gguf import File, GGUFError, Tensor
 from .architecture import (
     CLASSIFIER,
+    DENSE,
     ROPE_FACTORS,
     ROPE_FREQS,
     Architecture,
@@ -27,7 +30,7 @@ from .architecture import (
     ModelSettings,
 )
 from .collect import check_vocabulary, collect
-from .config import Config, Dimensions
+from .config import Config, Dimensions, UnsupportedModel
 from .decoder import Decoder, cache_groups
 from .layers import inputs
 from .layers.moe import MoESettings
@@ -37,6 +40,7 @@ Progress = Callable[[int, int], None]  # bytes of weights handed over, of all
 MOST_BATCH, LEAST_BATCH = 2048, 512  # tokens of a step: on a GPU prefill gains 14 % by the former
 IN_SETTINGS = (SCALE, *inputs.SCALE)  # ends of names
 BIAS = ".bias"
+FLOATS = ("F64", "F32", "F16", "BF16")
 READERS = 8  # threads that check scales: one alone reads a mapped file slower than a bus is
 
 
@@ -69,7 +73,7 @@ def build(
     sizes, settings, collected, scheme = understood(architecture, file, n_ctx)
     tensors = {name: tensor for name, (tensor, _) in collected.items()}
     weights = _weights(collected, scheme)
-    steps = (MOST_BATCH, LEAST_BATCH) if n_batch is None else (n_batch, n_batch)
+    steps = _steps(n_batch, n_ctx, settings.causal)
     most, least = (min(n, n_seq * n_ctx) for n in steps)
     groups = cache_groups(sizes, settings, cache_types)
     demand = Demand(
@@ -84,14 +88,23 @@ def build(
         n_used=max(map(_n_used, settings.layers)),
         n_ff_expert=max(layer.n_ff_expert for layer in sizes.layers),
         n_inputs=sizes.letters()["LI"],
+        n_expert=max(layer.n_expert for layer in sizes.layers),
     )
     n_batch = ops.plan_memory(demand)
     read = [weights[name].tensor if name in weights else x for name, x in tensors.items()]
     with ThreadPoolExecutor(READERS) as pool:  # the first error in the file's order is raised
         list(pool.map(lambda tensor: tensor.check_scales(), read))
     handed = _hand_over(weights, ops, progress)
-    classifier = _classifier(tensors)
-    return Decoder(sizes, settings, ops, handed, n_batch, cache_types, classifier)
+    classifier = next(iter(_on_host(tensors, CLASSIFIER)), None)
+    dense = _on_host(tensors, DENSE)
+    return Decoder(sizes, settings, ops, handed, n_batch, cache_types, classifier, dense)
+
+
+def _steps(n_batch: int | None, n_ctx: int, causal: bool) -> tuple[int, int]:
+    """Tokens of a step at most and at least; a text that is not read causally is one step."""
+    if n_batch is not None:
+        return n_batch, n_batch
+    return (MOST_BATCH, LEAST_BATCH) if causal else (n_ctx, n_ctx)
 
 
 def understood(architecture: Architecture, file: File, n_ctx: int) -> Understood:
@@ -102,6 +115,9 @@ def understood(architecture: Architecture, file: File, n_ctx: int) -> Understood
     scheme = read_scheme(file.metadata, file.path)
     collected = collect(architecture, file, sizes)
     tensors = {name: tensor for name, (tensor, _) in collected.items()}
+    for name, rows in zip(DENSE, sizes.dense, strict=True):
+        if rows != sizes.n_embd and name not in tensors:
+            raise GGUFError(f"{file.path}: the settings give {name!r} {rows} rows, it is missing")
     settings = architecture.settings(Context(config, sizes, tensors, n_ctx))
     return Understood(sizes, settings, collected, scheme)
 
@@ -121,24 +137,37 @@ def _n_vocab(file: File) -> int:
     return table.shape[0]
 
 
-def _classifier(tensors: Mapping[str, Tensor]) -> NDArray[np.float32] | None:
-    """[C, D]; it is so small that the host computes it."""
-    (name,) = CLASSIFIER
-    return np.array(tensors[name].dequantize(), np.float32) if name in tensors else None
+def _on_host(tensors: Mapping[str, Tensor], names: Iterable[str]) -> list[NDArray[np.float32]]:
+    """Those that are there; they are multiplied with so little that the host computes it."""
+    return [np.array(tensors[x].dequantize(), np.float32) for x in names if x in tensors]
 
 
 def _weights(collected: Mapping[str, tuple[Tensor, Declared]], scheme: Scheme) -> dict[str, Given]:
     """The tensors that become weights, with the scales of their rows."""
     found = {}
     for name, (tensor, declared) in collected.items():
-        if name in {**ROPE_FREQS, **ROPE_FACTORS, **CLASSIFIER} or name.endswith(IN_SETTINGS):
+        if name in {**ROPE_FREQS, **ROPE_FACTORS, **CLASSIFIER, **DENSE}:
+            continue  # these are in the settings, or on the host
+        if name.endswith(IN_SETTINGS):
             continue  # these are in the settings, on the host, or with their matrix
         on_host = name == inputs.ON_HOST
         lookup = on_host or (name == "token_embd.weight" and "output.weight" in collected)
         lookup = lookup or (name.endswith(BIAS) and len(tensor.shape) == 2)  # a row for each expert
         scale, _ = collected.get(scale_of(name), (None, None))
+        if declared.axes.endswith(" taps"):  # a small table that nothing is multiplied with
+            tensor = _flat(tensor)
         found[name] = scheme.given(tensor, Role(declared.axes, lookup, on_host), scale)
     return found
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """A matrix of floats as a vector; UnsupportedModel for blocks."""
+    if tensor.format.name not in FLOATS:
+        raise UnsupportedModel(
+            f"{tensor.path}: tensor {tensor.name!r} is {tensor.format.name}: only floats are"
+            " supported there"
+        )
+    return replace(tensor, shape=(prod(tensor.shape),), data=tensor.data.reshape(-1))
 
 
 def _parts(weights: Mapping[str, Given]) -> list[tuple[Tensor, Role]]:

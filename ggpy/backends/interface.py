@@ -8,7 +8,8 @@ policy, or which machine it is.
 Letters: T tokens in the batch (of all sequences together), S sequences, R rows whose logits are
 wanted, D width, H query heads, G key/value heads, E key size (of a query or key head), Ev value
 size, F feed-forward width, V vocabulary, X experts, J experts that a token chooses, P pages of a
-sequence, L layers, I size of a layer's input.
+sequence, L layers, I size of a layer's input. Of a gated delta net: Hk key heads, Hv value heads,
+S size of a head, C channels of its convolution, 2*Hk*S + Hv*S.
 """
 
 from __future__ import annotations
@@ -20,11 +21,17 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache_types import USUAL, CacheTypes
 from ..gguf import Tensor
 from ..sampling import Sampler
 from .experts import Experts, Router, SharedExpert
 from .inputs import LayerInput, LayerInputs
+from .states import PAGE_SIZE as PAGE_SIZE
+from .states import CacheGroup as CacheGroup
+from .states import CacheShape as CacheShape
+from .states import PagedKV as PagedKV
+from .states import Recurrent as Recurrent
+from .states import StateSpec as StateSpec
+from .states import pages_for as pages_for
 
 Array = Any  # an activation where the backend keeps it: numpy float32, or device memory
 Weight = Any  # what `Ops.weight` returned: opaque to the decoder
@@ -33,7 +40,6 @@ Activation = Literal["silu", "gelu_tanh"]
 ActivationType = Literal["f16", "int8", "e4m3"]  # what a product rounds its input to: Ops.weight
 Probe = Callable[[int, str, Array], None]  # is told a layer's index, a name of INNER, and the array
 
-PAGE_SIZE = 64  # positions in a page of the KV cache
 # What a Probe is told of a layer: q[T, H, E] as it meets the keys; o[T, H*Ev]; x[T, D] with the
 # output of the mixer; h[T, F], which meets w_down; x[T, D] with the output of the feed-forward.
 INNER = ("qkv", "attention", "attn_out", "ffn_act", "ffn_out")
@@ -42,11 +48,6 @@ INNER = ("qkv", "attention", "attn_out", "ffn_act", "ffn_out")
 INNER_OF_MOE = ("experts", "shared_act")
 # Of a layer with an input besides: i[T, I], which meets LayerInput.w; x[T, D] with its output.
 INNER_OF_INPUT = ("input_act", "input_out")
-
-
-def pages_for(n_positions: int) -> int:
-    """Pages that hold so many positions."""
-    return -(-n_positions // PAGE_SIZE)
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ class Step:
     positions: NDArray[np.int32]  # [T]
     sequences: NDArray[np.int32]  # [T], rows of the page tables
     # Of each group of the cache [S, P], page numbers. Entries that no token of the step sees
-    # (behind the last position, or before the window) are 0.
+    # (behind the last position, or before the window) are 0. Of a group of recurrent states [S, 2]:
+    # the state that a sequence begins with, NO_STATE for none, and the one that it leaves behind.
     page_tables: tuple[NDArray[np.int32], ...]
     rows: NDArray[np.int32]  # [R], indices into the T tokens
     hidden: bool = False
@@ -124,31 +126,6 @@ class AttentionTemperature:
 
 
 @dataclass(frozen=True)
-class PagedKV:
-    """The state of one attention layer: keys and values in pages of PAGE_SIZE positions.
-
-    Layers with equal specs are one group: they share page tables.
-    """
-
-    n_head: int  # H, query heads that read it
-    n_head_kv: int  # G
-    key_size: int  # E
-    value_size: int  # Ev
-    window: int = 0  # positions seen by a token, itself included; 0 is all
-    types: CacheTypes = USUAL
-
-    def pages(self, n_ctx: int, n_batch: int) -> int:
-        """Pages that a sequence of n_ctx positions holds at most, in steps of n_batch tokens: with
-        a window, those of the step and of what its first token sees.
-        """
-        whole = pages_for(n_ctx)
-        return min(whole, pages_for(self.window + n_batch) + 1) if self.window else whole
-
-
-StateSpec = PagedKV
-
-
-@dataclass(frozen=True)
 class Attention:
     """A mixer: x + post_norm(softmax(mask(cap(q k^T * scale))) v wo^T) * residual_scale.
 
@@ -170,6 +147,7 @@ class Attention:
     bk: Weight | None = None  # [G*E]
     bv: Weight | None = None  # [G*Ev]
     bo: Weight | None = None  # [D]
+    w_gate: Weight | None = None  # [H*Ev, D]: wo multiplies o * sigmoid(n w_gate^T)
     q_norm: Norm | None = None  # over E, per head, before rope
     k_norm: Norm | None = None
     v_norm: Norm | None = None  # over Ev, per head
@@ -180,11 +158,50 @@ class Attention:
     sinks: Weight | None = None  # [H], one logit per head that takes weight and gives nothing
     post_norm: Norm | None = None  # of what is added to x
     residual_scale: float = 1.0
+    # False: a token sees later ones too, with a window of W those up to W // 2 away on either side.
+    # The step then has the whole text.
+    causal: bool = True
 
     @property
     def projections(self) -> list[Weight]:
         """What multiplies the normalised x."""
-        return [w for w in (self.wq, self.wk, self.wv) if w is not None]
+        gate = [] if self.w_gate is None else [self.w_gate]
+        return [w for w in (self.wq, self.wk, self.wv, *gate) if w is not None]
+
+
+@dataclass(frozen=True)
+class GatedDeltaNet:
+    """A mixer: x + (norm(o) * silu(n w_gate^T)) wo^T, with o[T, Hv, S] of the gated delta rule
+    (Yang et al. 2024, arXiv 2412.06464), and n = norm(x).
+
+    q[Hk, S], k[Hk, S] and v[Hv, S] are silu(conv(n w_qkv^T)), over the last `taps` tokens of each
+    channel; q and k have length 1, q is divided by sqrt(S). A value head has the state M[S, S], and
+    each token makes of it, in this order, M = exp(a * softplus(n w_alpha^T + dt)) M, then
+    M = M + k (sigmoid(n w_beta^T) (v - M^T k))^T, and o = M^T q.
+    """
+
+    spec: Recurrent
+    group: int  # the layer's group in the cache
+    slot: int  # and its place among the layers of the group
+    norm: Norm  # of x
+    w_qkv: Weight  # [C, D]
+    w_gate: Weight  # [Hv*S, D]
+    w_beta: Weight  # [Hv, D]
+    w_alpha: Weight  # [Hv, D]
+    conv: Weight  # [C*taps], of each channel the oldest token's first
+    a: Weight  # [Hv], below 0
+    dt: Weight  # [Hv]
+    out_norm: Norm  # over S, of each head
+    wo: Weight  # [D, Hv*S]
+    # The key head of value head h: h % Hk, or h // (Hv / Hk)
+    tiled: bool
+    post_norm: Norm | None = None  # there is none, as in Attention
+    residual_scale: float = 1.0
+
+    @property
+    def projections(self) -> list[Weight]:
+        """What multiplies the normalised x."""
+        return [self.w_qkv, self.w_gate, self.w_beta, self.w_alpha]
 
 
 @dataclass(frozen=True)
@@ -225,7 +242,7 @@ class MoE:
         return [self.router.weight, *([shared.w_gate, shared.w_up] if shared else [])]
 
 
-Mixer = Attention
+Mixer = Attention | GatedDeltaNet
 FeedForward = Dense | MoE
 
 
@@ -257,41 +274,6 @@ class Head:
 
 
 @dataclass(frozen=True)
-class CacheGroup:
-    """Layers with one spec: for each of them n_pages pages, and a page table per sequence."""
-
-    spec: PagedKV
-    layers: tuple[int, ...]  # indices of layers, in the order of Attention.slot
-    n_pages: int  # that all sequences share
-    limit: int = 0  # pages that one sequence holds at most; 0 is all of them
-
-    @property
-    def n_layer(self) -> int:
-        """Layers that the group holds."""
-        return len(self.layers)
-
-
-@dataclass(frozen=True)
-class CacheShape:
-    """The KV cache of a model: its groups, in the order of Attention.group."""
-
-    groups: tuple[CacheGroup, ...]
-
-    def too_large(self, page_bytes: Sequence[int], free: int) -> MemoryError:
-        """Where pages that take so many bytes in all layers of each group exceed free bytes."""
-        sizes = [n * g.n_pages for n, g in zip(page_bytes, self.groups, strict=True)]
-        whole = [(n, g) for n, g in zip(page_bytes, self.groups, strict=True) if not g.spec.window]
-        windowed = sum(sizes) - sum(n * g.n_pages for n, g in whole)
-        longest = max(g.n_pages for g in self.groups) * PAGE_SIZE
-        fit = max(0, free - windowed) // max(1, sum(n for n, _ in whole)) * PAGE_SIZE
-        return MemoryError(
-            f"the KV cache of {longest} positions needs {sum(sizes) / 1e9:.1f} GB, "
-            f"{free / 1e9:.1f} GB are free: "
-            + (f"a context of {fit} tokens would fit" if fit else "no context would fit")
-        )
-
-
-@dataclass(frozen=True)
 class Demand:
     """What a model is going to ask of a backend, known before any of it is handed over."""
 
@@ -306,6 +288,7 @@ class Demand:
     n_used: int = 0  # J, experts of a token; 0: none has experts
     n_ff_expert: int = 0  # F, of the widest experts
     n_inputs: int = 0  # L*I, of the inputs of layers; 0: they have none
+    n_expert: int = 0  # X, of which a token has J
 
 
 class Ops(Protocol):
@@ -366,6 +349,9 @@ class Ops(Protocol):
         Attention normalises x, projects, adds bias, normalises heads, rotates q and k, writes k and
         v to their pages, and attends over the pages of each token's sequence. Where keys are kept
         in blocks of 32, q and k are spread before (numpy/kv_pages.py spread).
+
+        A gated delta net takes the state of each sequence from one place and writes the new one to
+        another, so that a step that is run twice does the same twice.
         """
 
     def feed_forward(self, x: Array, layer: Layer, step: Step) -> Array:

@@ -18,11 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.interface import MoE
+from ..backends.states import PagedKV
 from .kernels.ceilings import Ceilings
 
 if TYPE_CHECKING:
     from ..arch.decoder import Decoder
-    from ..backends.interface import PagedKV
+    from ..backends.interface import StateSpec
     from ..cache_types import CacheTypes
     from ..gguf import Tensor
 
@@ -36,6 +37,7 @@ class LayerWork:
     kv_bytes: int  # bytes of the KV cache per position
     flops: int  # operations per pair of a query and a position
     window: int  # positions that a token attends to; 0: all
+    state_bytes: int = 0  # of a recurrent state, which a step reads and writes once
 
     def seen(self, n: int) -> int:
         """The number of positions that the last of n tokens attends to."""
@@ -69,7 +71,7 @@ class Work:
             )
             last, first = int(positions[-1]) + 1, int(positions[0])
             read = min(last, window + last - first - 1) if window else last
-            kv_bytes += layer.kv_bytes * read
+            kv_bytes += layer.kv_bytes * read + 2 * layer.state_bytes
         missed = (1 - self.share) ** (n_sequences * len(positions))  # by all tokens, on average
         nbytes = self.weight_bytes + int(self.expert_bytes * (1 - missed)) + n_sequences * kv_bytes
         flops = n_sequences * (len(positions) * self.layer_flops + attention_flops)
@@ -119,7 +121,10 @@ def _share_of(decoder: Decoder) -> float:
     return max(found, default=0.0)
 
 
-def _layer_work(spec: PagedKV, types: CacheTypes) -> LayerWork:
+def _layer_work(spec: StateSpec, types: CacheTypes) -> LayerWork:
+    if not isinstance(spec, PagedKV):  # a token decays, reads, changes and reads each matrix
+        flops = 7 * spec.n_v_head * spec.size**2 + 2 * spec.channels * spec.taps
+        return LayerWork(0, flops, 1, spec.nbytes)
     e, ev = spec.key_size, spec.value_size
     return LayerWork(spec.n_head_kv * types.nbytes(e, ev), 2 * spec.n_head * (e + ev), spec.window)
 

@@ -17,7 +17,7 @@ from ..backends.cuda.attention import HeadKernels
 from ..backends.cuda.backend import Cuda
 from ..backends.cuda.plan import LaunchPlan, NormIn, ProductPlan, ResidualState, RopeIn, StepClass
 from ..backends.cuda.weights_f16 import SCRATCH
-from ..backends.interface import Layer, MoE
+from ..backends.interface import GatedDeltaNet, Layer, MoE
 from ..kernels.layout.blocks_to_f16 import F16_TILES
 from ..kernels.layout.pack import PLAIN
 from ..kernels.layout.tile import ROWS, TiledMatrix
@@ -72,13 +72,12 @@ def _rows(ops: Cuda, decoder: Any, s: StepClass) -> Iterator[tuple[int, PlanRow]
     stream = ResidualState()
     for layer in decoder.layers:
         a = layer.mixer
-        kernels = attention.kernels_of(a.group)
-        plan = planner.attention(layer, s, stream, kernels)
-        names, o = ("attn_q", "attn_k", "attn_v"), plan.out
-        yield from _product(ops, layer.index, n, plan.qkv, names, a.projections, plan.rope)
-        yield layer.index, _attention(kernels, layer.index, n, s)
-        yield from _product(ops, layer.index, n, o.product, ("attn_output",), [a.wo], out=o)
-        stream = plan.after
+        if isinstance(a, GatedDeltaNet):
+            yield from _delta(ops, layer, n, s, stream)
+            stream = planner.delta(layer, s, stream).after
+        else:
+            yield from _attends(ops, layer, n, s, stream)
+            stream = planner.attention(layer, s, stream, attention.kernels_of(a.group)).after
         if isinstance(layer.ffn, MoE):
             yield from _experts(ops, layer, n, s)
             stream = planner.moe(layer, s).after
@@ -93,14 +92,43 @@ def _rows(ops: Cuda, decoder: Any, s: StepClass) -> Iterator[tuple[int, PlanRow]
     yield from _product(ops, index, n, head, ("output",), [decoder.head.weight])
 
 
+def _attends(
+    ops: Cuda, layer: Layer, tokens: str, s: StepClass, stream: ResidualState
+) -> Iterator[tuple[int, PlanRow]]:
+    """The rows of a layer's attention."""
+    a, attention, at = layer.mixer, ops.attention, layer.index
+    assert attention is not None
+    kernels = attention.kernels_of(a.group)
+    plan = ops.context.planner.attention(layer, s, stream, kernels)
+    names, o = ("attn_q", "attn_k", "attn_v", "attn_gate"), plan.out
+    weights = a.projections
+    yield from _product(ops, at, tokens, plan.qkv, names[: len(weights)], weights, plan.rope)
+    yield at, _attention(kernels, at, tokens, s)
+    yield from _product(ops, at, tokens, o.product, ("attn_output",), [a.wo], out=o)
+
+
+def _delta(
+    ops: Cuda, layer: Layer, tokens: str, s: StepClass, stream: ResidualState
+) -> Iterator[tuple[int, PlanRow]]:
+    """The rows of a layer's gated delta net."""
+    d, at = layer.mixer, layer.index
+    plan = ops.context.planner.delta(layer, s, stream)
+    names, o = ("attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha"), plan.out
+    yield from _product(ops, at, tokens, plan.projections, names, d.projections)
+    for kernel in ("delta_conv", "delta_scan", "delta_norm"):
+        row = tokens, str(at), "-", kernel, *["-"] * 4, "recurrent state", "-"
+        yield at, PlanRow(*row)
+    yield from _product(ops, at, tokens, o.product, ("ssm_out",), [d.wo], out=o)
+
+
 def _experts(ops: Cuda, layer: Layer, tokens: str, s: StepClass) -> Iterator[tuple[int, PlanRow]]:
     """The rows of a layer's experts."""
     f, plan, at = layer.ffn, ops.context.planner.moe(layer, s), layer.index
     assert isinstance(f, MoE)
     choice, e = plan.choice, f.experts
     n_pairs = s.n_tokens * choice.n_used
-    kernel = "expert_gemm" if plan.grouped else "expert_gemv"
-    deal = f"{n_pairs} pairs" + (", sorted" if plan.grouped else "")
+    kernel = "expert_gemm" if plan.tile_rows else "expert_gemv"
+    deal = f"{n_pairs} pairs" + (f" by {plan.tile_rows}" if plan.tile_rows else "")
 
     def row(tensor: str, kernel: str, norm: str, epilogue: str, schedule: str) -> PlanRow:
         return PlanRow(tokens, str(at), tensor, kernel, "plain", norm, "-", epilogue, schedule, "-")

@@ -19,7 +19,13 @@ from numpy.typing import NDArray
 from ..arch import Architecture, architectures
 from ..arch.architecture import OUTPUT, Context
 from ..arch.config import Config, Dimensions
-from ..arch.hugging_face import GLOBAL, CheckpointSettings, HuggingFace, rope_freqs
+from ..arch.hugging_face import (
+    GLOBAL,
+    CheckpointSettings,
+    HuggingFace,
+    Transform,
+    rope_freqs,
+)
 from ..arch.scheme import scale_of
 from ..backends.interface import ActivationType
 from ..formats import Format, by_name
@@ -54,18 +60,26 @@ class Source:
     weights: Gathered | NDArray[np.float32] | Callable[[], NDArray[np.float32]]
     head_size: int = 0  # rows of heads whose halves are to be interleaved; 0: they stay
     offset: float = 0.0  # to be added
+    transform: Transform | None = None
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether its numbers are made of the checkpoint's, not copied."""
+        t = self.transform
+        moved = t is not None and (t.columns is not None or t.function is not None)
+        return bool(self.offset) or moved
 
     @property
     def format(self) -> Format:
         """The format that its rows come in."""
-        if isinstance(self.weights, np.ndarray) or callable(self.weights) or self.offset:
+        if isinstance(self.weights, np.ndarray) or callable(self.weights) or self.is_computed:
             return by_name("F32")
         return self.weights.format
 
     @property
     def is_quantised(self) -> bool:
         """Whether the checkpoint has it in a form that a file can keep."""
-        return isinstance(self.weights, KEPT)
+        return isinstance(self.weights, KEPT) and not self.is_computed
 
     def kept(self) -> list[Source]:
         """The tensors that a file has to have to keep the checkpoint's own numbers."""
@@ -79,6 +93,8 @@ class Source:
 
     def order(self, n_rows: int) -> NDArray[np.intp]:
         """Which of the checkpoint's rows, of whole heads, each of the file's is."""
+        if self.transform is not None and self.transform.rows is not None:
+            return self.transform.rows[:n_rows]
         rows = np.arange(n_rows)
         if not self.head_size:
             return rows
@@ -172,9 +188,10 @@ def read_model(
     if not tied and not set(OUTPUT) <= set(architecture.optional):
         raise settings.refuse(TIE, "the embedding table is the output matrix")
     n_vocab = settings.integer("vocab_size", high=MAX_VOCAB)
+    n_nextn = max((settings.integer(key, 0, low=0) for key in source.nextn), default=0)
     settings.refuse_unread()
     sizes = _dimensions(architecture, values, n_vocab, folder)
-    sources = _sources(architecture, sizes, tied, made, checkpoint)
+    sources = _sources(architecture, sizes, tied, made, checkpoint, n_nextn)
     warnings = list(checkpoint.quantization.warnings)
     tokens = read_tokens(folder, n_vocab, source.characters)
     metadata = general_metadata(folder, config, architecture.name, _counts(sources), name)
@@ -230,11 +247,15 @@ def _sources(
     tied: bool,
     made: Mapping[str, NDArray[np.float32]],
     checkpoint: Checkpoint,
+    n_nextn: int,
 ) -> list[Source]:
-    """The tensors of the file; ConvertError unless all that is needed is there, and no other."""
+    """The tensors of the file; ConvertError unless all that is needed is there, and no other than
+    those of the n_nextn blocks behind the layers.
+    """
     hf = architecture.hugging_face
     assert hf is not None
-    named = _by_gguf_name(hf, checkpoint, tied)
+    behind = range(sizes.n_layer, sizes.n_layer + n_nextn)
+    named = _by_gguf_name(hf, checkpoint, tied, behind)
     required, optional = architecture.stored(sizes, tied)
     missing = [name for name in required if name not in named and name not in made]
     if missing:
@@ -248,39 +269,58 @@ def _sources(
         shape = required.get(name, optional.get(name))
         if shape is None:
             raise _unknown(weights, architecture.name)
-        if weights.shape != shape:
+        stem = name.split(".")[2] if name.startswith("blk.") else name
+        transform = _transform(hf, sizes, name)
+        ours, wanted = weights.shape, shape
+        if transform is not None:
+            ours = tuple(n for n in ours if n > 1)
+            wanted = (transform.n_rows or shape[0], *shape[1:])
+        if ours != wanted:
             raise ConvertError(
                 f"{weights.shard.path}: tensor {shown(weights.name)} has the shape {weights.shape},"
-                f" config.json says {shape}"
+                f" config.json says {wanted}"
             )
-        stem = name.split(".")[2] if name.startswith("blk.") else name
-        head = sizes.layer.key_size if stem in hf.permuted else 0
-        offset = hf.norm_offset if name.endswith("_norm.weight") else 0.0
-        found[name] = Source(name, shape, weights, head, offset)
+        head = sizes.attention.key_size if stem in hf.permuted else 0
+        offset = hf.norm_offset if name.endswith("_norm.weight") and stem != "ssm_norm" else 0.0
+        found[name] = Source(name, shape, weights, head, offset, transform)
     found |= {name: Source(name, array.shape, array) for name, array in made.items()}
     return [found[name] for name in in_order(found)]
 
 
-def _by_gguf_name(hf: HuggingFace, checkpoint: Checkpoint, tied: bool) -> dict[str, Gathered]:
-    """The text model's tensors by the names they get."""
-    layer = {theirs: ours for ours, theirs in hf.layer.items()}
+def _transform(hf: HuggingFace, sizes: Dimensions, name: str) -> Transform | None:
+    """How a tensor is made, if it is not copied."""
+    if not name.startswith("blk."):
+        return None
+    _, layer, stem, *_ = name.split(".")
+    return hf.transforms(sizes.layers[int(layer)]).get(stem)
+
+
+def _by_gguf_name(
+    hf: HuggingFace, checkpoint: Checkpoint, tied: bool, left_out: range
+) -> dict[str, Gathered]:
+    """The text model's tensors by the names they get. left_out: layers."""
+    layer: dict[str, list[str]] = {}
+    for ours, theirs in hf.layer.items():
+        layer.setdefault(theirs, []).append(ours)
     outside = {theirs: ours for ours, theirs in hf.outside.items()}
     found: dict[str, Gathered] = {}
     for name, weights in gathered(checkpoint.tensors, hf.interleaved).items():
         if name.endswith(UNUSED) or (hf.others and name.startswith(hf.others)):
             continue
         plain = name.replace(hf.inserted, "", 1) if hf.inserted else name
-        if match := LAYER.fullmatch(plain):
-            ours = layer.get(match[2])
-            ours = ours and f"blk.{int(match[1])}.{ours}"
-        else:
-            ours = outside.get(plain)
-        if ours is None and _is_idle_bias(checkpoint, name):
+        match = LAYER.fullmatch(plain)
+        if match and int(match[1]) in left_out:
             continue
-        if ours is None or ours in found:
+        if match:
+            names = [f"blk.{int(match[1])}.{x}" for x in layer.get(match[2], ())]
+        else:
+            names = [outside[plain]] if plain in outside else []
+        if not names and _is_idle_bias(checkpoint, name):
+            continue
+        if not names or names[0] in found:
             raise _unknown(weights, "this architecture")
-        if not (tied and ours == "output.weight"):  # a copy of the table, which is not used
-            found[ours] = weights
+        if not (tied and names == ["output.weight"]):  # a copy of the table, which is not used
+            found |= dict.fromkeys(names, weights)
     return found
 
 

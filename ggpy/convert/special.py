@@ -72,8 +72,10 @@ def _ids(
             id = tokens.named.get(name)
         if type(id) is int and id >= 0:
             found[name] = id
-    if type(end := config.get("eod_token_id")) is int and end >= 0:  # Hunyuan's
-        found["eos"] = end
+    if config.get("model_type") == "hunyuan_v1_dense":
+        end = config.get("eod_token_id")
+        if type(end) is int and end >= 0:
+            found["eos"] = end
     return found
 
 

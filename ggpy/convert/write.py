@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..arch.scheme import scale_of, settings_for
 from ..formats import Format, by_name
@@ -26,6 +27,7 @@ from ..quantization.mix import Mix, file_type, is_values
 from ..quantization.requantize import part_name
 from ..quantization.workers import SLAB, Task, Workers, scales_of_rows
 from ..util.messages import shown
+from .experts import Gathered
 from .folder import ConvertError
 from .model import ModelConversion, Source
 
@@ -241,11 +243,31 @@ def _rows(source: Source, start: int, stop: int) -> U8:
     vector = len(source.shape) == 1
     if vector:  # one row to a file, but as many to the checkpoint as it has weights
         start, stop = 0, source.shape[0]
-    order = source.order(stop - start) if source.head_size else None
-    data = weights.rows(start, stop, order)
-    if source.offset:
-        data = (weights.format.dequantize(data) + np.float32(source.offset)).view(np.uint8)
+    if source.transform is not None and source.transform.rows is not None:
+        data = _gathered(weights, source.transform.rows[start:stop])
+    else:
+        order = source.order(stop - start) if source.head_size else None
+        data = weights.rows(start, stop, order)
+    if source.is_computed:
+        data = _computed(source, weights.format.dequantize(data)).view(np.uint8)
     return data.reshape(1, -1) if vector else data
+
+
+def _gathered(weights: Gathered, rows: NDArray[np.intp]) -> U8:
+    """Rows in any order, those that are neighbours read together."""
+    borders = np.flatnonzero(np.diff(rows) != 1) + 1
+    runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(rows, borders)]
+    return np.concatenate([weights.rows(start, stop) for start, stop in runs])
+
+
+def _computed(source: Source, values: F32) -> F32:
+    """What the file has, of the checkpoint's values[rows, columns] in the file's order of rows."""
+    t = source.transform
+    if t is not None and t.function is not None:
+        values = t.function(values)
+    if t is not None and t.columns is not None:
+        values = values[:, t.columns]
+    return np.ascontiguousarray(values + np.float32(source.offset))
 
 
 def _check(source: Source, data: U8, first: int) -> None:

@@ -37,6 +37,7 @@ OUTPUT_OF_ROWS = "Q8_0"  # of types with a scale for each row, and the embedding
 VALUES = 100.0  # root mean square of numbers of 8 bits that have a scale for each row
 EXPERT_MIX, OUTPUT_OF_EXPERT_MIX = "MXFP4_MOE", "Q8_0"  # as gpt-oss has it
 OF_SEVERAL = (*MIXED, EXPERT_MIX)
+TAPS = "ssm_conv1d.weight"  # always floats
 OUTPUT_OF_K = "Q6_K"  # of models in Q2_K to Q5_K, as files usually have it
 
 
@@ -176,14 +177,23 @@ def _tensors(model: Synthetic, seed: int) -> dict[str, Tensor]:
     found = {}
     for name, size in shapes.items():
         pool = pools.get(formats[name].name) if len(size) > 1 else None
-        found[name] = pool.tensor(name, size) if pool else _constant(name, size, 1.0)
+        found[name] = pool.tensor(name, size) if pool else _constant(name, size, _value(name))
         if pool and pool.row_scale:
             found[scale_of(name)] = _constant(scale_of(name), size[:1], pool.row_scale)
     return found
 
 
+def _repeated(pool: NDArray[np.uint8], times: int) -> NDArray[np.uint8]:
+    return np.tile(pool, times)
+
+
+def _value(name: str) -> float:
+    """Of the numbers of a vector: norms change nothing, and states decay."""
+    return -1.0 if name.endswith("ssm_a") else 1.0
+
+
 def _constant(name: str, shape: tuple[int, ...], value: float) -> Tensor:
-    """A vector of one value: norms that change nothing, scales of rows."""
+    """A vector of one value."""
     data = np.full(shape, value, np.float32).view(np.uint8)
     return Tensor(name, shape, by_name("F32"), data)
 
@@ -204,10 +214,10 @@ def _formats(
 
 
 def _format_of(model: Synthetic, name: str, shape: tuple[int, ...]) -> Format:
-    """F32 for vectors, routers and biases; a smaller block where the rows are no multiple of the
-    format's own.
+    """F32 for vectors, routers, biases and taps; a smaller block where the rows are no multiple of
+    the format's own.
     """
-    if len(shape) == 1 or name.endswith((".bias", "ffn_gate_inp.weight")):
+    if len(shape) == 1 or name.endswith((".bias", "ffn_gate_inp.weight", TAPS)):
         return by_name("F32")
     is_output = name == ("token_embd.weight" if model.shape.tied else "output.weight")
     is_table = is_output or name == "token_embd.weight"
@@ -244,7 +254,7 @@ class _Pool:
             values = format.dequantize(blocks.view(np.uint8))
             self.row_scale = rms / float(np.sqrt(np.mean(np.square(values))))
         pool = blocks.view(np.uint8).reshape(-1)
-        self._bytes: NDArray[np.uint8] = np.tile(pool, 1 + -(-nbytes // pool.size))
+        self._bytes = _repeated(pool, 1 + -(-nbytes // pool.size))
         self._bytes.flags.writeable = False
         self._n_blocks, self._start = n, 0
 

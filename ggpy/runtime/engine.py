@@ -141,9 +141,17 @@ class Engine:
         the one with the fewest running sequences comes next. special: its text has control tokens,
         but not those that end it. grammar: what may come next.
 
-        ContextOverflow when the ids do not fit; ValueError; RuntimeError after `close`.
+        ContextOverflow when the ids do not fit; ValueError, also for a context shift where layers
+        have recurrent states, of which no part can be dropped; RuntimeError after `close`.
         """
         self._check_open()
+        if not self.decoder.causal:
+            raise ValueError("this model makes embeddings, and continues no text: embed the text")
+        if context_shift and self.cache.has_states:
+            raise ValueError(
+                "this model has recurrent states, of which the older half cannot be dropped: leave "
+                "context_shift (--context-shift) away, or raise n_ctx (-c)"
+            )
         n_vocab = self.decoder.sizes.n_vocab
         prompt = checked_prompt(ids, self.n_ctx, n_vocab)
         if not 0 <= whole("n_keep", n_keep) < self.n_ctx:

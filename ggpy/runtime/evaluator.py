@@ -60,6 +60,8 @@ class Evaluator:
         self.n_seq, self.n_step = max(1, n_batch // n_ctx), min(n_batch, n_ctx)
         sizes: dict[str, Any] = {"n_batch": self.n_seq * self.n_step, "n_seq": self.n_seq}
         self.decoder = arch.load(file, ops, n_ctx, progress, **sizes, cache_types=cache_types)
+        if not self.decoder.causal:
+            raise ValueError("this model makes embeddings: its logits predict nothing")
         self.n_vocab = self.decoder.sizes.n_vocab
         shape = self.decoder.cache_shape(self.n_seq, n_ctx, self.n_step)
         ops.allocate_cache(shape)
@@ -98,6 +100,15 @@ class Evaluator:
         return out
 
 
+def check_step(decoder: Decoder, n: int, n_batch: int) -> None:
+    """ValueError where a text of n tokens has to be one step, and is more than one."""
+    if n > n_batch and not decoder.causal:
+        raise ValueError(
+            f"a step is {n_batch} tokens, the text has {n}: each token of this model sees the whole"
+            " text, which has to be one step: raise n_batch (-b) or shorten it"
+        )
+
+
 def logits_of(
     decoder: Decoder, ops: Ops, pages: SequencePages, ids: Sequence[int], n_batch: int
 ) -> F32:
@@ -105,6 +116,7 @@ def logits_of(
     n_finite, clear = 0, ops.clear_pages
     out = np.empty((len(ids), decoder.sizes.n_vocab), np.float32)
     try:
+        check_step(decoder, len(ids), n_batch)
         for start in range(0, len(ids), n_batch):
             part = slice(start, min(start + n_batch, len(ids)))
             pages.grow(start, part.stop, n_finite)

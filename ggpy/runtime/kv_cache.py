@@ -15,8 +15,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.interface import PAGE_SIZE, CacheShape, pages_for
+from ..backends.interface import PAGE_SIZE, CacheShape, Recurrent, StateSpec, pages_for
 from .page_pool import OutOfPages, PagePool
+from .state_table import StateTable
 
 Clear = Callable[[int, Sequence[int]], None]  # Ops.clear_pages
 Span = tuple["SequencePages", int, int]  # positions start:stop of a sequence
@@ -144,11 +145,22 @@ class KVCache:
     """The pools of all groups. caches: published pages stay when nobody references them."""
 
     def __init__(self, shape: CacheShape, caches: bool = False) -> None:
-        self.shape = shape
+        self.shape, self.caches = shape, caches
         self.pools = [
-            PagePool(group.n_pages, group.spec.window, group.limit, caches)
+            PagePool(group.n_pages, _seen(group.spec), group.limit, caches)
             for group in shape.groups
         ]
+        self._has_states = [isinstance(group.spec, Recurrent) for group in shape.groups]
+
+    @property
+    def has_states(self) -> bool:
+        """Whether some layers have recurrent states, which cannot be cut back to any position."""
+        return any(self._has_states)
+
+    def tables(self) -> list[PageTable | StateTable]:
+        """Empty ones, of a sequence."""
+        pairs = zip(self.pools, self._has_states, strict=True)
+        return [StateTable(pool) if has else PageTable(pool) for pool, has in pairs]
 
     @property
     def n_pages(self) -> int:
@@ -169,7 +181,14 @@ class KVCache:
         """A line for each group. usual: the type of what was left open."""
         found = []
         for group in self.shape.groups:
-            spec, types = group.spec, group.spec.types.resolved(usual)
+            spec = group.spec
+            if isinstance(spec, Recurrent):
+                size = group.n_layer * spec.nbytes / 1e6
+                found.append(
+                    f"recurrent states: {group.n_pages} of {size:.1f} MB for {group.n_layer} layers"
+                )
+                continue
+            types = spec.types.resolved(usual)
             head = types.nbytes(spec.key_size, spec.value_size)
             n, seen = group.n_pages * PAGE_SIZE, f", which see {spec.window}" if spec.window else ""
             found.append(
@@ -206,7 +225,10 @@ class KVCache:
     def fits(self, n_positions: int) -> bool:
         """Whether a new sequence of so many positions finds its pages."""
         n_pages = pages_for(n_positions)
-        return all(min(n_pages, pool.limit) <= pool.n_free for pool in self.pools)
+        return all(
+            pool.n_free >= (pool.limit if has_states else min(n_pages, pool.limit))
+            for pool, has_states in zip(self.pools, self._has_states, strict=True)
+        )
 
 
 class SequencePages:
@@ -214,7 +236,7 @@ class SequencePages:
 
     def __init__(self, cache: KVCache) -> None:
         self.cache, self.version = cache, 0
-        self.tables = [PageTable(pool) for pool in cache.pools]
+        self.tables = cache.tables()
 
     @property
     def capacity(self) -> int:
@@ -271,12 +293,17 @@ class SequencePages:
         self.truncate(0)
 
 
+def _seen(spec: StateSpec) -> int:
+    """The window of a pool: who goes on behind a page needs no state but that behind it."""
+    return PAGE_SIZE + 1 if isinstance(spec, Recurrent) else spec.window
+
+
 def stack(sequences: Sequence[SequencePages]) -> tuple[NDArray[np.int32], ...]:
     """Step.page_tables: of each group [S, P], as wide as its longest table."""
     return tuple(_stack(tables) for tables in zip(*(s.tables for s in sequences), strict=True))
 
 
-def _stack(tables: Sequence[PageTable]) -> NDArray[np.int32]:
+def _stack(tables: Sequence[PageTable | StateTable]) -> NDArray[np.int32]:
     rows = np.empty((len(tables), max(1, *(table.end for table in tables))), np.int32)
     for row, table in zip(rows, tables, strict=True):
         table.write(row)

@@ -118,10 +118,16 @@ class PagePool:
         """Pages of one table may hold NaN, unless it is known that they do not; those of other
         tables, too, are theirs to suspect.
         """
-        for page in pages:
-            if self._references[page] == 1 and page not in self._finite:
-                self._withdraw(page)
-                self.suspects.add(page)
+        self.suspects.update(self.doubt(pages))
+
+    def doubt(self, pages: Sequence[int]) -> list[int]:
+        """Nobody finds these pages of one table any more, unless they are known to hold no NaN, or
+        other tables hold them too; which pages these are.
+        """
+        found = [p for p in pages if self._references[p] == 1 and p not in self._finite]
+        for page in found:
+            self._withdraw(page)
+        return found
 
     def rewrite(self, page: int) -> None:
         """A page in use is going to hold another text."""

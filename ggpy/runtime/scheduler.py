@@ -222,6 +222,7 @@ class Scheduler:
         """Whether all sequences of a batch got the pages for their tokens; see `_grow`."""
         for s, length in zip(batch.sequences, batch.lengths, strict=True):
             fits = length == 1 and s.n_evaluated % PAGE_SIZE  # it goes to a page that is there
+            fits = fits and not self.cache.has_states  # of which each step takes one
             if not fits and not self._grow(s, length, settled):
                 return False
         return True
@@ -258,8 +259,19 @@ class Scheduler:
         for s in prompts:
             if room and s.n_evaluated == s.n_shared:
                 self._share(s)  # others may have got further since it was admitted
-            room -= batch.add_prompt(s, room)
+            room -= batch.add_prompt(s, self._piece(s, room))
         return batch
+
+    def _piece(self, s: Sequence, room: int) -> int:
+        """Tokens of a prompt that are evaluated together, if there is room: where states are kept
+        for others, or for the next turn of a chat, up to the end of a page, and that of the last
+        full one at most.
+        """
+        if not self.cache.has_states or not s.cache or not (s.keep or self.cache.caches):
+            return room
+        first, last = s.n_evaluated, (len(s.ids) - 1) // PAGE_SIZE * PAGE_SIZE
+        stop = min(last, (first + room) // PAGE_SIZE * PAGE_SIZE)
+        return stop - first if stop > first else room
 
     def evaluated(self, batch: Batch) -> None:
         """A step was handed over: its prompts may be shared, though nobody has seen logits."""

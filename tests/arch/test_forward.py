@@ -51,6 +51,7 @@ VARIANTS = {
         "gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}
     ),
     "gemma2-27b-scale": Variant("gemma2", {"block_count": 46}),
+    "gemma-embedding-no-window": Variant("gemma-embedding", {"attention.sliding_window": None}),
     "gemma3-27b-scale": Variant("gemma3", {"block_count": 62}),
     "gemma3-no-window": Variant("gemma3", {"attention.sliding_window": None}),
     "gemma3-base-swa": Variant("gemma3", {"rope.freq_base_swa": 500.0}),
@@ -58,6 +59,16 @@ VARIANTS = {
     "qwen3moe-groups": Variant(
         "qwen3moe", {"expert_group_count": 4, "expert_group_used_count": 2, "expert_used_count": 3}
     ),
+    "glm4moe-softmax": Variant("glm4moe", {"expert_gating_func": 1, "expert_weights_norm": False}),
+    "glm4moe-groups": Variant(
+        "glm4moe", {"expert_group_count": 4, "expert_group_used_count": 1, "expert_gating_func": 0}
+    ),
+    "ernie4_5-moe-no-shared": Variant(
+        "ernie4_5-moe",
+        {"expert_shared_count": 0, "expert_shared_feed_forward_length": None},
+        dict.fromkeys(f"blk.1.{name}" for name in make_tiny.UNGATED),
+    ),
+    "minimax-m2-softmax": Variant("minimax-m2", {"expert_gating_func": 1}),
     "gemma3-period-6": Variant("gemma3", {"attention.sliding_window_pattern": None}),
     "granite-no-rope": Variant("granite", {"rope.scaling.finetuned": False}),
     "granite-no-scales": Variant("granite", {"residual_scale": None, "embedding_scale": None}),
@@ -70,6 +81,7 @@ VARIANTS = {
     "exaone4-period": Variant(
         "exaone4", {"attention.sliding_window": 8, "attention.sliding_window_pattern": 2}
     ),
+    "qwen35-layers": Variant("qwen35", {"attention.recurrent_layers": [True] * 3 + [False]}),
     "cohere2-period": Variant("cohere2", {"attention.sliding_window_pattern": 3}),
     "gemma4-no-cap": Variant("gemma4", {"final_logit_softcapping": None}),
     "gemma4-base-swa": Variant("gemma4", {"rope.freq_base_swa": 100.0}),
@@ -78,6 +90,7 @@ VARIANTS = {
     ),
 }
 NOT_IN_ORACLE = {
+    **dict.fromkeys(("gemma-embedding", "gemma-embedding-no-window"), "it continues no text"),
     "phi3-window": "it ignores phi3's window",
     "gemma2-27b-scale": "46 layers of noise are too far apart in float32",
     "gemma3-27b-scale": "62 layers of noise are too far apart in float32",
@@ -130,6 +143,8 @@ def test_logits_equal_the_plain_float64_decoder(tiny):
     "a, b",
     [
         *(("gpt-oss", "gpt-oss-base-swa"), ("qwen3moe", "qwen3moe-groups")),
+        *(("ernie4_5-moe", "ernie4_5-moe-no-shared"), ("minimax-m2", "minimax-m2-softmax")),
+        *(("glm4moe", "glm4moe-softmax"), ("glm4moe", "glm4moe-groups")),
         *(("llama", "llama-yarn"), ("llama", "llama-rope_freqs"), ("granite", "granite-no-rope")),
         *(("granite", "granite-no-scales"), ("olmo2", "olmo2-no-window")),
         *(("olmo2", "olmo2-period"), ("mistral3", "mistral3-cold")),
@@ -137,6 +152,7 @@ def test_logits_equal_the_plain_float64_decoder(tiny):
         *(("exaone4", "exaone4-period"), ("cohere2", "cohere2-period")),
         *(("gemma4", "gemma4-no-cap"), ("gemma4", "gemma4-base-swa")),
         ("gemma4", "gemma4-no-scale"),
+        ("gemma-embedding", "gemma-embedding-no-window"),
     ],
 )
 def test_variants_differ_from_the_plain_model(a, b, tmp_path):

@@ -409,6 +409,24 @@ def test_heads_of_two_cannot_have_a_stretched_base():
 
 BAD_EXPERTS = {
     # architecture, settings -> what the message must say
+    ("glm4moe", "leading_dense_block_count", 2): "none of 2 layers has experts: leading",
+    (
+        "glm4moe",
+        "leading_dense_block_count",
+        3,
+    ): "leading_dense_block_count = 3: expected between 0 ",
+    ("glm4moe", "leading_dense_block_count", 0): "glm4moe needs tensor 'blk.0.ffn_gate_inp.weight'",
+    ("glm4moe", "expert_shared_count", 0): "no use for tensor 'blk.1.ffn_gate_shexp.weight' and 2 ",
+    ("glm4moe", "expert_shared_count", 2): r"shexp.weight' has shape \(.*, the settings say \(.*64",
+    (
+        "glm4moe",
+        "expert_gating_func",
+        4,
+    ): r"expert_gating_func = 4 is not supported \(only 0 or 1 or",
+    ("glm4moe", "expert_weights_norm", 2): "expert_weights_norm = 2 is not supported",
+    ("glm4moe", "expert_weights_scale", -1.0): "expert_weights_scale = -1.0: expected between 0",
+    ("glm4moe", "nextn_predict_layers", 2): "block_count = 2: expected between 3 and 4096",
+    ("glm4moe", "nextn_predict_layers", 1): "none of 1 layers has experts",
     ("qwen3moe", "expert_used_count", 9): "expert_used_count = 9: expected between 1 and 8",
     ("qwen3moe", "expert_used_count", 0): "expert_used_count = 0: expected between 1 and 8",
     ("qwen3moe", "expert_used_count", (2, 1)): r"\[2, 1\] differs from layer to layer",
@@ -468,3 +486,18 @@ def test_tensors_of_experts(case, tmp_path):
     name, array, message = case
     with pytest.raises(GGUFError, match=message):
         load(make_tiny.write(tmp_path / "t.gguf", "qwen3moe", tensors={name: array}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "tensors", "message"),
+    [
+        ({"dense_2_feat_in": 63}, {}, "dense_2_feat_in = 63, but the matrix is given .* of 64"),
+        ({"dense_3_feat_out": 63}, {}, r"'dense_3.weight' has shape .64, 96., .* .63, 96."),
+        ({}, {"dense_2.weight": None}, "give 'dense_2.weight' 96 rows, it is missing"),
+        ({"attention.causal": True}, {}, "attention.causal = True is not supported .only False is"),
+    ],
+)
+def test_what_makes_embeddings_fits_together(settings, tensors, message, tmp_path):
+    path = make_tiny.write(tmp_path / "x.gguf", "gemma-embedding", settings, tensors)
+    with pytest.raises(GGUFError, match=message):
+        load(path)

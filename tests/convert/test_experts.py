@@ -15,11 +15,10 @@ from moe_checkpoints import FX, MOE_KINDS, D, X, moe_weights_of, write_moe
 from safetensors.numpy import save_file
 
 import ggpy
-from ggpy.arch.config import UnsupportedModel
 from ggpy.convert import ConvertError
 from ggpy.gguf import File
 
-from .test_model import ADDS, NMSE, described
+from .test_model import ADDS, NMSE, UNKNOWN, described
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "moe"
 LOGITS = np.load(GOLDEN / "checkpoints.npz")
@@ -27,7 +26,7 @@ THEIRS = json.loads((GOLDEN / "checkpoints.json").read_text(encoding="utf-8"))["
 Converted = Callable[[str], Path]
 # Where we write more than llama.cpp's converter does
 SIZES = {f"llama.attention.{name}_length" for name in ("key", "value")}
-OURS = {**dict.fromkeys(MOE_KINDS, ADDS), "mixtral": ADDS | SIZES}
+OURS = {**dict.fromkeys(MOE_KINDS, ADDS), "mixtral": ADDS | SIZES, "ernie4_5-moe": {UNKNOWN}}
 MAGNITUDES = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
 E2M1 = np.array([*MAGNITUDES, *(-x for x in MAGNITUDES)], np.float32)
 
@@ -182,6 +181,15 @@ def test_weights_that_do_not_fit(case: Any, tmp_path: Path) -> None:
         ("qwen3moe", {"mlp_only_layers": [1]}, r"mlp_only_layers = \[1\] is not supported"),
         ("qwen3moe", {"num_experts_per_tok": 9}, "expert_used_count = 9: expected between 1 and 8"),
         ("qwen2moe", {"norm_topk_prob": True}, "norm_topk_prob = True is not supported"),
+        ("glm4moe", {"num_nextn_predict_layers": 0}, r"no use for tensor 'model\.layers\.2\."),
+        ("glm4moe", {"norm_topk_prob": "yes"}, "norm_topk_prob = 'yes': expected true or false"),
+        ("ernie4_5-moe", {"moe_layer_end_index": 0}, "moe_layer_end_index = 0 is not supported"),
+        ("ernie4_5-moe", {"moe_layer_interval": 3}, "interleave_moe_layer_step = 3: expected"),
+        ("hunyuan-moe", {"moe_topk": [2, 1]}, r"moe_topk = \[2, 1\] is not supported: one number"),
+        ("hunyuan-moe", {"moe_intermediate_size": [16, 16]}, "intermediate_size is 96, and exper"),
+        ("hunyuan-moe", {"num_shared_expert": [2, 2]}, "num_shared_expert = .* not supported"),
+        ("minimax-m2", {"scoring_func": "softmax"}, "scoring_func = 'softmax' is not supported"),
+        ("minimax-m2", {"attn_type_list": [0, 1]}, r"attn_type_list = \[0, 1\] is not supported"),
         ("gpt-oss", {"swiglu_limit": 5.0}, "swiglu_limit = 5.0 is not supported"),
         (
             "gpt-oss",
@@ -193,7 +201,7 @@ def test_weights_that_do_not_fit(case: Any, tmp_path: Path) -> None:
 def test_settings_that_are_not_supported(
     name: str, changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises((UnsupportedModel, ggpy.GGUFError), match=message):
+    with pytest.raises((ConvertError, ggpy.GGUFError), match=message):
         to_gguf(write_moe(tmp_path / "bad", name, **changes), tmp_path / "out.gguf")
 
 

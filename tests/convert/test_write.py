@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from checkpoints import KINDS, to_gguf, weights_of, write, write_weights
 from gemma4_checkpoints import GEMMA4_KINDS
+from hybrid_checkpoints import HYBRID_KINDS
 from moe_checkpoints import MOE_KINDS
 
 from ggpy.convert import Checkpoint, ConversionPlan, Folder, mix_of, read_config, read_model
@@ -284,6 +285,6 @@ def test_sampling_of_the_authors(tmp_path: Path) -> None:
 def test_every_architecture_has_a_checkpoint() -> None:
     from ggpy.arch import architectures
 
-    all_kinds = {**KINDS, **MOE_KINDS, **GEMMA4_KINDS}
-    kinds = {kind.architecture for kind in all_kinds.values()}
-    assert kinds == {name for name, found in architectures().items() if found.hugging_face}
+    all_kinds = {**KINDS, **MOE_KINDS, **HYBRID_KINDS, **GEMMA4_KINDS}
+    known = {kind.architecture for kind in all_kinds.values()}
+    assert known == {name for name, found in architectures().items() if found.hugging_face}

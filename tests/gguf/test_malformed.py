@@ -252,7 +252,7 @@ def test_mutants_are_read_or_refused(tmp_path: Path) -> None:
     read = refused = 0
     slowest, largest = 0.0, 0
     tracemalloc.start()
-    for i, data in enumerate(mutants(valid, 10_000)):
+    for i, data in enumerate(mutants(valid, 4_000)):
         path = tmp_path / f"{i}.gguf"
         path.write_bytes(data)
         tracemalloc.reset_peak()
@@ -270,4 +270,4 @@ def test_mutants_are_read_or_refused(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert slowest < 1
     assert largest < OVERHEAD
-    assert read > 500 and refused > 3000  # the mutations are neither harmless nor all fatal
+    assert read > 200 and refused > 1200  # the mutations are neither harmless nor all fatal

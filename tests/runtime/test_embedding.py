@@ -18,7 +18,7 @@ from ggpy.backends.numpy.backend import Reference
 from ggpy.backends.numpy.functions import normalised
 from ggpy.gguf import File
 from ggpy.model import Model
-from ggpy.runtime.embedding import embed, pooling_of
+from ggpy.runtime.embedding import embed, pooled, pooling_of, scaled, token_states
 from ggpy.runtime.embedding.prompts import evaluate
 from ggpy.sampling import SamplingParams
 from ggpy.tokenizer import Tokenizer
@@ -319,3 +319,64 @@ def test_finite_pages_are_not_cleared(load):
     for pooling in ("mean", "last"):
         embed(model.engine, PROMPTS, pooling)
     assert not cleared and not any(pool.suspects for pool in model.engine.cache.pools)
+
+
+# Models in which a token sees later ones
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_llama_cpp_gives_the_same_on_both_sides(tiny_path, tmp_path, pooling):
+    pytest.importorskip("xllamacpp", reason="llama.cpp is not installed")
+    from oracle import Oracle, in_float32
+
+    path, prompts = in_float32(tiny_path("gemma-embedding"), tmp_path / "f32.gguf"), PROMPTS[:4]
+    theirs = Oracle(path, pooling=pooling).embeddings(prompts)
+    with ggpy.load(path, device="cpu", n_threads=1) as model:
+        # llama.cpp computes GELU from a table of halves
+        np.testing.assert_allclose(embed(model.engine, prompts, pooling), theirs, atol=3e-4)
+
+
+def test_texts_that_share_a_step_see_nothing_of_each_other(load):
+    model = load("gemma-embedding", n_seq=3)
+    expected = np.concatenate([embed(model.engine, [p], "mean") for p in PROMPTS])
+    steps = steps_of(model)
+    np.testing.assert_allclose(embed(model.engine, PROMPTS, "mean"), expected, atol=1e-5)
+    assert len(steps) < len(PROMPTS) and all_free(model)
+
+
+def test_the_dense_matrices_come_after_pooling(load, tiny_path):
+    model, ids = load("gemma-embedding"), ids_of(20)
+    with File(tiny_path("gemma-embedding")) as file:
+        second, third = (file.tensors[f"dense_{i}.weight"].dequantize() for i in (2, 3))
+    x = hidden_of(model, ids).mean(axis=0) @ second.T @ third.T
+    assert pooling_of(model.metadata) == "mean"
+    np.testing.assert_allclose(pooled(model.engine, [ids], "mean")[0], x, atol=1e-5)
+
+
+def test_a_text_on_both_sides_is_one_step(load):
+    assert load("gemma-embedding", n_ctx=200).engine.n_batch == 200
+    model = load("gemma-embedding", n_batch=64)
+    for call in (lambda: model.embed([ids_of(65)]), lambda: model.logits(ids_of(65))):
+        with pytest.raises(ValueError, match=r"a step is 64 tokens, the text has 65: .* n_batch"):
+            call()
+    assert all_free(model) and model.embed([ids_of(64)]).shape == (1, 64)
+    with pytest.raises(ValueError, match="makes embeddings, and continues no text"):
+        model.generate("hello")
+
+
+# What is not pooled, or not of length 1
+
+
+def test_states_of_all_tokens(load):
+    model = load(n_batch=16)
+    found = token_states(model.engine, PROMPTS[:3])
+    assert [len(x) for x in found] == list(LENGTHS[:3])
+    np.testing.assert_allclose(found[2], hidden_of(model, PROMPTS[2]), atol=1e-5)
+
+
+def test_scales_of_llama_cpp():
+    x = np.array([[3.0, -4.0], [0.0, 0.0]])
+    wanted = {-1: (3, -4), 0: (3 / 4 * 32760, -32760), 1: (3 / 7, -4 / 7), 2: (0.6, -0.8)}
+    wanted[3] = (3 / 91 ** (1 / 3), -4 / 91 ** (1 / 3))
+    for norm, row in wanted.items():
+        np.testing.assert_allclose(scaled(x, norm), [row, (0, 0)], rtol=1e-6)

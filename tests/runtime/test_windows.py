@@ -166,7 +166,7 @@ class Pages:
     not be.
     """
 
-    asynchronous = True
+    asynchronous = causal = True
 
     def __init__(self, windows: list[int]) -> None:
         """windows: of each group; the first sees everything."""
@@ -238,10 +238,14 @@ class Pages:
 class AnyOrder:
     """An engine on such pages in any order of calls, with texts that begin alike."""
 
+    windows = ([0, 70], [0, 1], [0, 200, 64])
+    kind: Any = Pages
+    shifts = (False, False, True)
+
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         choose = self.random.choice
-        ops: Any = Pages(choose([[0, 70], [0, 1], [0, 200, 64]]))
+        ops = self.kind(choose(self.windows))
         options = {"n_batch": choose([7, 64, 100]), "run_ahead": choose([False, True])}
         options |= {"n_rewind": choose([0, 0, 50]), "n_seq": choose([1, 2, 3, 5])}
         options |= {"n_positions": choose([None, CONTEXT, CONTEXT, 2 * CONTEXT])}
@@ -258,7 +262,7 @@ class AnyOrder:
         choose = self.random.choice
         prompt = [choose([5, 5, 6])] * choose([PAGE_SIZE + 6, 3 * PAGE_SIZE, 0])
         prompt += [choose([*range(20, 30), BAD])] * choose([1, 8, 70])
-        self._begin(prompt, choose([False, False, True]))
+        self._begin(prompt, choose(self.shifts))
 
     def go_on(self) -> None:
         choose, ended = self.random.choice, [s for s in self.all if s.finish]

@@ -11,11 +11,18 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+from plain_delta import delta_net, taken_apart
 
 # RoPE of the others pairs neighbours.
-NEOX = {"qwen2", "qwen3", "gemma2", "gemma3", "phi3"}
+NEOX = {"qwen2", "qwen3", "gemma2", "gemma3", "gemma-embedding", "phi3"}
 NEOX |= {"olmo2", "seed_oss", "exaone4", "hunyuan-dense", "qwen3vl"}
-PERIOD = {"gemma3": 6, "olmo2": 4, "exaone4": 4, "cohere2": 4}  # the last of so many has no window
+WHOLE_NORM, NORM_BEHIND_ROPE = ["olmo2"], ["hunyuan-dense"]  # of q and k
+# The last of so many has no window.
+PERIOD = {"gemma3": 6, "gemma-embedding": 6, "olmo2": 4, "exaone4": 4, "cohere2": 4}
+HYBRID = ("qwen35", "qwen35moe", "qwen3next")
+NEOX |= {*HYBRID}
+# These have the norm of the feed-forward under the name of one behind the attention.
+NORM_BEFORE_FFN = ("seed_oss", "glm4moe", *HYBRID)
 PARALLEL = ("command-r", "cohere2")
 
 
@@ -76,37 +83,66 @@ class Plain:
         nq, nk = self.n_head * self.head, self.n_kv * self.head
         if at + "qkv.weight" in self.w:
             return np.split(x @ self.w[at + "qkv.weight"].T, [nq, nq + nk], axis=1)
-        return [x @ self.w[at + c + ".weight"].T + self.w.get(at + c + ".bias", 0) for c in "qkv"]
+        q, k, v = (x @ self.w[f"{at}{c}.weight"].T + self.w.get(f"{at}{c}.bias", 0) for c in "qkv")
+        if self.arch in HYBRID:
+            q = q.reshape(len(x), self.n_head, 2, self.head)[:, :, 0].reshape(len(x), -1)
+        return [q, k, v]
+
+    def gate(self, i: int, x: np.ndarray) -> np.ndarray:
+        """[T, H, E]: what stands behind each head of q."""
+        x = self.norm(x, f"blk.{i}.attn_norm.weight")
+        q = x @ self.w[f"blk.{i}.attn_q.weight"].T
+        return q.reshape(len(x), self.n_head, 2, self.head)[:, :, 1]
+
+    def delta_net(self, i: int, n: np.ndarray) -> np.ndarray:
+        at, n_k_head = f"blk.{i}.", self.key("ssm.group_count")
+        w = {name.removeprefix(at): x for name, x in self.w.items() if name.startswith(at)}
+        share = self.key("ssm.time_step_rank") // n_k_head
+        if self.arch == "qwen3next":
+            w = taken_apart(w, n_k_head)
+            return delta_net(w, n, n_k_head, self.eps, lambda h: h // share)
+        return delta_net(w, n, n_k_head, self.eps, lambda h: h % n_k_head)
 
     def attention(self, i: int, x: np.ndarray) -> np.ndarray:
+        """What the layer's mixer adds to x."""
         n = len(x)
+        if f"blk.{i}.ssm_a" in self.w:
+            return self.delta_net(i, self.norm(x, f"blk.{i}.attn_norm.weight"))
         q, k, v = self.project(i, self.norm(x, f"blk.{i}.attn_norm.weight"))
         names = [f"blk.{i}.attn_{c}_norm.weight" for c in "qk"]
-        if self.arch == "olmo2":
+        if self.arch in WHOLE_NORM:
             q, k = self.norm(q, names[0]), self.norm(k, names[1])
         q, k = q.reshape(n, self.n_head, -1), k.reshape(n, self.n_kv, -1)
         v = v.reshape(n, self.n_kv, -1)
-        if self.arch not in ("olmo2", "hunyuan-dense"):
+        if self.arch not in (*WHOLE_NORM, *NORM_BEHIND_ROPE):
             q, k = self.norm(q, names[0]), self.norm(k, names[1])
         q = np.array([[self.rotate(i, q[p, h], p) for h in range(self.n_head)] for p in range(n)])
         k = np.array([[self.rotate(i, k[p, g], p) for g in range(self.n_kv)] for p in range(n)])
-        if self.arch == "hunyuan-dense":
+        if self.arch in NORM_BEHIND_ROPE:
             q, k = self.norm(q, names[0]), self.norm(k, names[1])
         out = np.zeros((n, self.n_head, self.head))
         for h in range(self.n_head):
             g = h // (self.n_head // self.n_kv)
             for p in range(n):
-                first = 0 if not self.window(i) else max(0, p - self.window(i) + 1)
-                seen = range(first, p + 1)
+                seen = self.seen(p, n, self.window(i))
                 s = np.array([q[p, h] @ k[j, g] for j in seen]) * self.scale() * self.sharp(p)
                 s = cap(s, self.attention_cap())
                 a = np.exp(s - s.max())
-                out[p, h] = (a / a.sum()) @ v[first : p + 1, g]
+                out[p, h] = (a / a.sum()) @ v[seen.start : seen.stop, g]
+        if self.arch in HYBRID:
+            out = out / (1 + np.exp(-self.gate(i, x)))
         y = out.reshape(n, -1) @ self.w[f"blk.{i}.attn_output.weight"].T
-        return y if self.arch == "seed_oss" else self.norm(y, f"blk.{i}.post_attention_norm.weight")
+        return (
+            y
+            if self.arch in NORM_BEFORE_FFN
+            else self.norm(y, f"blk.{i}.post_attention_norm.weight")
+        )
 
     def feed_forward(self, i: int, x: np.ndarray) -> np.ndarray:
-        others = {"seed_oss": "post_attention_norm", **dict.fromkeys(PARALLEL, "attn_norm")}
+        others = {
+            **dict.fromkeys(NORM_BEFORE_FFN, "post_attention_norm"),
+            **dict.fromkeys(PARALLEL, "attn_norm"),
+        }
         x = self.norm(x, f"blk.{i}.{others.get(self.arch, 'ffn_norm')}.weight")
         up = x @ self.w[f"blk.{i}.ffn_up.weight"].T
         if f"blk.{i}.ffn_gate.weight" in self.w:
@@ -119,6 +155,13 @@ class Plain:
             gate = gate / (1 + np.exp(-gate))
         y = (gate * up) @ self.w[f"blk.{i}.ffn_down.weight"].T
         return self.norm(y, f"blk.{i}.post_ffw_norm.weight")
+
+    def seen(self, p: int, n: int, window: int) -> range:
+        """What position p of n sees."""
+        if self.arch == "gemma-embedding":
+            half = window // 2 if window else n
+            return range(max(0, p - half), min(n, p + half + 1))
+        return range(max(0, p - window + 1) if window else 0, p + 1)
 
     def sharp(self, position: int) -> float:
         """What scores of a query at a position are multiplied with."""
@@ -159,8 +202,8 @@ class Plain:
         """(radians, magnitude) of a pair at a position."""
         base = self.key("rope.freq_base", 10000.0)
         base *= self.key("rope.scaling.alpha", 1.0) ** (self.head / (self.head - 2))
-        if self.arch in ("gemma3", "olmo2") and self.window(i):
-            base = self.key("rope.freq_base_swa", 10000.0 if self.arch == "gemma3" else base)
+        if self.arch in ("gemma3", "gemma-embedding", "olmo2") and self.window(i):
+            base = self.key("rope.freq_base_swa", 10000.0 if self.gemma else base)
             return position * base ** (-2 * pair / n), self.key("rope.scaling.attn_factor", 1.0)
         freq = base ** (-2 * pair / n) / self.factor(pair)
         kind = self.key("rope.scaling.type", "linear")

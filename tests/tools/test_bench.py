@@ -18,7 +18,7 @@ from ggpy.bench.table import FIELDS, SAMPLES
 from ggpy.util import paths, simulated
 
 ROOT = paths.data_dir("tools").parent
-QUICK = ["--device", "cpu", "-p", "8", "-n", "2", "-r", "2"]
+QUICK = ["--device", "numpy", "-p", "8", "-n", "2", "-r", "2"]
 
 
 def test_json_of_a_file_and_a_shape(
@@ -34,7 +34,7 @@ def test_json_of_a_file_and_a_shape(
         assert [*row] == [*FIELDS, *SAMPLES]
         assert not row["error"] and len(row["samples_ns"]) == 2
         assert row["percent_of_limit"] > 0 and row["load_s"] > 0
-        assert row["command"].startswith("ggpy bench --device cpu") and row["backends"] == "CPU"
+        assert row["command"].startswith("ggpy bench --device numpy") and row["backends"] == "CPU"
     assert [json.loads(line) for line in captured.err.splitlines()] == rows
 
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...backends.interface import Attention, AttentionTemperature, Norm, PagedKV, Rope
+from ...backends.interface import (
+    Attention,
+    AttentionTemperature,
+    Norm,
+    PagedKV,
+    Rope,
+    StateSpec,
+)
 from ...cache_types import CacheTypes
 from ..config import LayerSizes
 from .weights import LayerWeights
@@ -23,6 +30,7 @@ NORM_BIAS = {"attn_norm.bias": "D"}
 QK_NORM = {"attn_q_norm.weight": "E", "attn_k_norm.weight": "E"}
 WHOLE_QK_NORM = {"attn_q_norm.weight": "HE", "attn_k_norm.weight": "GE"}
 SINKS = {"attn_sinks.weight": "H"}
+GATE = {"attn_gate.weight": "HEv D"}
 POST_NORM = {"post_attention_norm.weight": "D"}
 
 
@@ -40,6 +48,7 @@ class AttentionSettings:
     temperature: AttentionTemperature | None = None
     v_norm_eps: float | None = None  # of an RMS norm of each head of v, without weights
     keys_of: int | None = None  # the layer whose keys and values it reads, if not its own
+    causal: bool = True
 
     def state(self, sizes: LayerSizes, types: CacheTypes) -> PagedKV:
         """What the layer keeps of each position."""
@@ -47,8 +56,9 @@ class AttentionSettings:
         heads = s.n_head, s.n_head_kv, s.key_size, s.value_size
         return PagedKV(*heads, self.window, types)
 
-    def build(self, w: LayerWeights, spec: PagedKV, group: int, slot: int) -> Attention:
+    def build(self, w: LayerWeights, spec: StateSpec, group: int, slot: int) -> Attention:
         """The mixer, whose state is at a slot of a group of the cache."""
+        assert isinstance(spec, PagedKV)
         return Attention(
             spec=spec,
             group=group,
@@ -64,6 +74,7 @@ class AttentionSettings:
             bk=w.get("attn_k.bias"),
             bv=w.get("attn_v.bias"),
             bo=w.get("attn_output.bias"),
+            w_gate=w.get("attn_gate.weight"),
             q_norm=w.get_norm("attn_q_norm"),
             k_norm=w.get_norm("attn_k_norm"),
             v_norm=None if self.v_norm_eps is None else Norm(None, self.v_norm_eps),
@@ -74,4 +85,5 @@ class AttentionSettings:
             sinks=w.get("attn_sinks.weight"),
             post_norm=w.get_norm("post_attention_norm"),
             residual_scale=self.residual_scale,
+            causal=self.causal,
         )

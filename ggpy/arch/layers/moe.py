@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from ...backends.experts import Experts, GatedActivation, Router, Score, SharedExpert
@@ -31,10 +32,15 @@ SHARED = {
 }
 SHARED_GATE = {"ffn_gate_inp_shexp.weight": "D"}
 
-# Settings of config.VARIANTS that models with experts have, and the width of a shared expert.
+# Settings of config.VARIANTS that models with experts have, the number and the width of shared
+# experts, and which layers have none.
 UNDERSTOOD = frozenset({"expert_count", "expert_used_count"})
-SHARED_WIDTH = "expert_shared_feed_forward_length"
-GATING: dict[int, Score] = {1: "softmax", 2: "sigmoid", 3: "softmax_chosen"}  # expert_gating_func
+SHARED_COUNT, SHARED_WIDTH = "expert_shared_count", "expert_shared_feed_forward_length"
+N_DENSE, PERIOD = "leading_dense_block_count", "interleave_moe_layer_step"
+SCORE, NORM, SCALE = "expert_gating_func", "expert_weights_norm", "expert_weights_scale"
+GATING: dict[int, Score] = {1: "softmax", 2: "sigmoid", 3: "softmax_chosen"}  # SCORE
+SETTINGS = frozenset({SCORE, NORM, SCALE})
+BY_FILE = (0, 1, 2)  # of SCORE, where files may choose; 0 is what the architecture has
 
 
 @dataclass(frozen=True)
@@ -94,22 +100,32 @@ def _shared(w: LayerWeights) -> SharedExpert | None:
 
 
 def read_router(
-    config: Config, sizes: Dimensions, score: Score = "softmax", normalise: bool = False
+    config: Config,
+    sizes: Dimensions,
+    score: Score = "softmax",
+    normalise: bool = False,
+    says: Collection[str] = (),
 ) -> RouterSettings:
-    """The router of a file whose architecture has one score; GGUFError for counts that cannot be,
-    UnsupportedModel for another score or norm.
+    """The router of a file; GGUFError for counts that cannot be, UnsupportedModel for another score
+    or norm than those of its architecture.
+
+    says: of SCORE, NORM and SCALE those that the file may set.
     """
     n_expert = max(layer.n_expert for layer in sizes.layers)
     if n_expert == 0:
         raise UnsupportedModel(f"{config.path}: {config.architecture} without experts")
     number = next(number for number, name in GATING.items() if name == score)
-    config.only("expert_gating_func", number)
-    config.only("expert_weights_norm", normalise)
-    config.only("expert_weights_scale", 0, 1)
+    config.only(SCORE, *(BY_FILE if SCORE in says else (number,)))
+    config.only(NORM, *((False, True) if NORM in says else (normalise,)))
+    if SCALE not in says:
+        config.only(SCALE, 0, 1)
+    score = GATING[config.integer(SCORE, number, low=0) or number]
+    normalise = bool(config.raw(NORM)) if config.has(NORM) else normalise
+    scale = config.real(SCALE, 1.0) or 1.0  # 0 stands for none
     groups = _groups(config, n_expert)
     there = n_expert // groups[0] * groups[1]  # experts that are looked at
     n_used = config.integer("expert_used_count", high=there)
-    return RouterSettings(n_used, score, normalise, groups=groups)
+    return RouterSettings(n_used, score, normalise, scale, groups)
 
 
 def _groups(config: Config, n_expert: int) -> tuple[int, int]:

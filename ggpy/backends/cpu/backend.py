@@ -16,9 +16,10 @@ from ...formats import by_name
 from ...formats.base import F32
 from ...gguf import Tensor
 from .. import host
-from ..interface import ActivationType, CacheShape, Dense, Head, Layer, Probe, Role, Step
+from ..interface import ActivationType, CacheShape, Dense, Head, Layer, PagedKV, Probe, Role, Step
 from ..numpy.backend import Reference
 from ..numpy.functions import soft_capped
+from ..numpy.kv_pages import GroupPages
 from ..numpy.matrix import HostMatrix
 from . import kernels, layers
 from .compiled import progress
@@ -64,6 +65,7 @@ class Cpu(Reference):
         self._is_probed = False
         self._tables: Tables = {}
         self._with_kernels: dict[tuple[Layer, str], bool] = {}
+        self._n_paged = 0  # groups of the cache that have pages
         self._x: F32 | None = None  # what `_own` returned
 
     # Weights
@@ -102,6 +104,7 @@ class Cpu(Reference):
         self._forget()
         self._with_kernels.clear()
         super().allocate_cache(shape)
+        self._n_paged = sum(isinstance(group.spec, PagedKV) for group in shape.groups)
 
     # Steps
 
@@ -109,7 +112,7 @@ class Cpu(Reference):
         """forward(step), with the pool's threads awake."""
         self._is_probed = probe is not None
         self.pool.settle()  # a late thread may still look at the tables of the step before
-        self._step = StepArrays(step, self._buffers, self._tables)
+        self._step = StepArrays(step, self._buffers, self._tables, self._n_paged)
         self.pool.begin()
         try:
             return super().run(step, forward, probe)
@@ -120,7 +123,8 @@ class Cpu(Reference):
         """x[T, D] with the output of layer.mixer added, and layer.ffn's if they are parallel."""
         if not self._has_kernels(layer, "mix"):
             return super().mix(x, layer, step)
-        arrays, pages = self._arrays(step), self._pages(layer.mixer.group)
+        arrays, pages = self._arrays(step), self._memory(layer.mixer.group)
+        assert isinstance(pages, GroupPages)
         return self._through(x, layer, "mix", lambda p: layers.mix(p, layer, arrays, pages))
 
     def feed_forward(self, x: F32, layer: Layer, step: Step) -> F32:
@@ -174,7 +178,7 @@ class Cpu(Reference):
 
     def _arrays(self, step: Step) -> StepArrays:
         if self._step is None or self._step.step is not step:
-            self._step = StepArrays(step, self._buffers, self._tables)
+            self._step = StepArrays(step, self._buffers, self._tables, self._n_paged)
         return self._step
 
     def _has_kernels(self, layer: Layer, half: str) -> bool:
@@ -182,8 +186,8 @@ class Cpu(Reference):
         key = layer, half
         if key not in self._with_kernels:
             if half == "mix":
-                pages = self._pages(layer.mixer.group)
-                self._with_kernels[key] = layers.has_mix(layer, pages)
+                memory = self._memory(layer.mixer.group)
+                self._with_kernels[key] = layers.has_mix(layer, memory)
             else:
                 self._with_kernels[key] = layers.has_dense(layer.ffn)
         return self._with_kernels[key] and not self._is_probed

@@ -86,9 +86,13 @@ def has_dense(ffn: Any) -> bool:
     )
 
 
-def has_mix(layer: Layer, pages: GroupPages) -> bool:
-    """Whether all that `mix` computes has kernels: the feed-forward too, if it is parallel."""
-    if not is_read(layer) or not has_attention(layer.mixer, pages):
+def has_mix(layer: Layer, memory: Any) -> bool:
+    """Whether all that `mix` computes has kernels: the feed-forward too, if it is parallel. memory:
+    of the mixer's group, GroupPages of attention.
+    """
+    if not isinstance(layer.mixer, Attention) or not is_read(layer):
+        return False
+    if not has_attention(layer.mixer, memory):
         return False
     ffn = layer.ffn if layer.parallel else None
     return ffn is None or (has_dense(ffn) and ffn.norm is not None)
@@ -143,6 +147,7 @@ def affine(p: JobList, m: MappedMatrix, x: int, rows: int, bias: Array | None, n
 def mix(p: JobList, layer: Layer, step: StepArrays, pages: GroupPages) -> None:
     """Attention, and a feed-forward of the same x where they are parallel."""
     a, ffn, rows = layer.mixer, layer.ffn, step.n_tokens
+    assert isinstance(a, Attention)
     if not layer.parallel or not isinstance(ffn, Dense):
         attention(p, a, step, pages)
         return

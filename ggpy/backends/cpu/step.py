@@ -21,9 +21,9 @@ Tables = dict[str, Rope | AttentionTemperature]  # what numbers of a step are ma
 class StepArrays:
     """A step's numbers as int64, copied to buffers so that their addresses can be in programs."""
 
-    def __init__(self, step: Step, buffers: Buffers, tables: Tables) -> None:
+    def __init__(self, step: Step, buffers: Buffers, tables: Tables, n_groups: int) -> None:
         """tables: those of the layers, which `angles` and `sharpness` add to: programs that are
-        kept read their numbers of every step.
+        kept read their numbers of every step. n_groups: of the cache, the first, that have pages.
         """
         self.step, self._buffers, self._tables = step, buffers, tables
         self.n_tokens = len(step.ids)
@@ -31,7 +31,7 @@ class StepArrays:
         self.offsets = self._put("offsets", step.positions % PAGE_SIZE)
         self._groups: dict[int, tuple[int, int]] = {}
         self._made = {name: self._numbers(name, table) for name, table in tables.items()}
-        for group in range(len(step.page_tables)):
+        for group in range(n_groups):
             self.pages(group)
         self.blocks = self._blocks()
 

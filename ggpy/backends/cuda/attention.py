@@ -30,6 +30,8 @@ from .context import StepContext
 from .kv_pages import PageMemory, heads_of
 from .plan import AttentionPlan, RopeIn
 
+PROJECTED = ("q", "k", "v", "gate")  # names of scratch memory
+
 
 class HeadKernels:
     """The attention kernels for one head shape.
@@ -93,6 +95,7 @@ class AttentionOps:
     def mix(self, x: Array, layer: Layer) -> Array:
         """x[T, D] with the layer's attention added."""
         c, a = self._context, layer.mixer
+        assert isinstance(a, Attention)
         kernels = self.kernels_of(a.group)
         plan = c.planner.attention(layer, c.s, c.stream, kernels)
         c.stream = plan.after
@@ -114,6 +117,7 @@ class AttentionOps:
         rotate.
         """
         c, a, n = self._context, layer.mixer, x.shape[0]
+        assert isinstance(a, Attention)
         rotation, row = self._rotation(layer), kernels.heads.row
         weights, pages = a.projections, self.pages.of(a.group, a.slot)
         n_head = a.spec.n_head
@@ -129,12 +133,12 @@ class AttentionOps:
             outs = [Array(to, np.float16, (n, row), row) for to in (memory, *pages)]
             c.input_product(plan.qkv, x, a.norm, weights, outs, rope=epilogue)
             return q
-        named = zip("qkv", weights, strict=True)
+        named = zip(PROJECTED, weights, strict=False)
         parts = [c.f32(f"projected {name}", n, w.n_rows) for name, w in named]
         c.input_product(plan.qkv, x, a.norm, weights, parts)
         if a.norm_whole:
             parts[:2] = self._normed(parts[0], parts[1], a)
-        projected = [part.data for part in parts]
+        projected = [part.data for part in parts[:3]]
         if plan.rope is RopeIn.ATTENTION:
             return Projected(projected, rotation)
         kernels.rope.launch(projected, rotation, batch, n, pages, memory)
@@ -156,6 +160,7 @@ class AttentionOps:
     ) -> Array:
         """o f16 [T, H*Ev]."""
         c, a = self._context, layer.mixer
+        assert isinstance(a, Attention)
         batch, spec = c.batch, a.spec
         group, kind = batch.groups[a.group], batch.tilings[self.kernel_of_group[a.group]]
         n, columns = batch.n_tokens, spec.n_head * spec.value_size
@@ -180,6 +185,9 @@ class AttentionOps:
             self._prefill(params, layer, kernels)
         if kind.n_tiles:
             kernels.decode.launch(params, kind.tiles, kind.n_tiles, kind.n_split)
+        if a.w_gate is not None:
+            gate = c.f32(f"projected {PROJECTED[3]}", n, columns)
+            c.elementwise.gate(o.data, gate.data, n * columns)
         return o
 
     def _prefill(self, params: AttentionParams, layer: Layer, kernels: HeadKernels) -> None:
@@ -187,6 +195,7 @@ class AttentionOps:
         first.
         """
         batch, a = self._context.batch, layer.mixer
+        assert isinstance(a, Attention)
         group, kind = batch.groups[a.group], batch.tilings[self.kernel_of_group[a.group]]
         assert kernels.prefill is not None
         scratch = self.pages.f16_scratch
@@ -199,6 +208,7 @@ class AttentionOps:
     def attn_out(self, o: Array, x: Array, layer: Layer, plan: AttentionPlan) -> Array:
         """x + post_norm(o wo^T), or x + o wo^T + bo."""
         c, a = self._context, layer.mixer
+        assert isinstance(a, Attention)
         x = c.output_product(plan.out, o, a.wo, x, a.post_norm)
         if a.bo is not None:
             c.elementwise.add_bias(x.data, a.bo, *x.shape)
@@ -210,6 +220,7 @@ class AttentionOps:
         """The layer's RoPE, with the biases and norms that precede it."""
         if layer not in self._rotations:
             a = layer.mixer
+            assert isinstance(a, Attention)
             rope = a.rope or Rope("norm", np.zeros(a.spec.key_size // 2))  # an angle of 0
             norms = (None, None) if a.norm_whole else (a.q_norm, a.k_norm)
             self._rotations[layer] = Rotation(
@@ -228,6 +239,7 @@ class AttentionOps:
     ) -> RopeEpilogue:
         """The RoPE epilogue of a prefill GEMM. A step computes the angles of each RoPE once."""
         c, a = self._context, layer.mixer
+        assert isinstance(a, Attention)
         key, n = (id(rotation.angles), a.group), c.batch.n_tokens
         if key not in self._step_angles:
             i = len(self._step_angles)

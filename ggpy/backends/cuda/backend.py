@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...device.base import Buffer
+from ...device.base import Buffer, OutOfMemory
 from ...gguf import GGUFError, Tensor
 from ...kernels.attention.rope_kv import Heads
 from ...kernels.blocks.block_kernel import BlockMatrix
@@ -24,11 +24,24 @@ from ...kernels.blocks.get_rows import get_rows
 from ...kernels.layout.embed_tile import EmbedTile
 from ...sampling import Sampler
 from ..inputs import LayerInputs
-from ..interface import ActivationType, CacheShape, Demand, Head, Layer, MoE, Probe, Role, Step
+from ..interface import (
+    ActivationType,
+    CacheShape,
+    Demand,
+    GatedDeltaNet,
+    Head,
+    Layer,
+    MoE,
+    PagedKV,
+    Probe,
+    Role,
+    Step,
+)
 from . import memory
 from .arrays import Array, Matrix, Sampled
 from .attention import AttentionOps, converts_pages
 from .context import StepContext
+from .delta.layer import DeltaOps
 from .dense import DenseOps
 from .graphs import Graphs
 from .moe.layer import MoEOps
@@ -73,6 +86,7 @@ class Cuda:
         self._uploader: Uploader | None = Uploader(device)
         self.dense, self.moe = DenseOps(self.context), MoEOps(self.context)
         self.attention: AttentionOps | None = None  # set when the KV cache is allocated
+        self.delta: DeltaOps | None = None  # and so is this
         self._steps: StepUpload | None = None
         self._max_split_tokens = GRAPH_TOKENS  # sequences whose context may be split over CTAs
 
@@ -152,7 +166,13 @@ class Cuda:
         """Allocate the pages of the KV cache; raises MemoryError if they do not fit."""
         if self.attention is not None:
             raise RuntimeError("the cache was allocated before")
-        attention = self.attention = AttentionOps(self.context, shape, self._max_split_tokens)
+        paged = CacheShape(tuple(g for g in shape.groups if isinstance(g.spec, PagedKV)))
+        rest = [g for g in shape.groups if not isinstance(g.spec, PagedKV)]
+        try:
+            self.delta = DeltaOps(self.context, rest, len(paged.groups))
+        except OutOfMemory as error:
+            raise shape.too_large(memory.page_sizes(shape), error.free) from None
+        attention = self.attention = AttentionOps(self.context, paged, self._max_split_tokens)
         kernels = attention.kernels, attention.kernel_of_group
         self._steps = StepUpload(self.device, *kernels, self._graphs.forget, self._max_split_tokens)
 
@@ -205,8 +225,10 @@ class Cuda:
         return x
 
     def mix(self, x: Array, layer: Layer, step: Step) -> Array:
-        """x[T, D] with the output of the layer's attention added."""
-        assert self.attention is not None
+        """x[T, D] with the output of the layer's mixer added."""
+        assert self.attention is not None and self.delta is not None
+        if isinstance(layer.mixer, GatedDeltaNet):
+            return self.delta.mix(x, layer)
         return self.attention.mix(x, layer)
 
     def feed_forward(self, x: Array, layer: Layer, step: Step) -> Array:

@@ -15,13 +15,17 @@ from ...device.base import Buffer, OutOfMemory, Ptr
 from ...gguf import GGUFError
 from ...kernels.attention.pages_to_f16 import as_f16
 from ...kernels.attention.rope_kv import Heads
-from ..interface import PAGE_SIZE, CacheShape, PagedKV
+from ..interface import PAGE_SIZE, CacheShape, PagedKV, StateSpec
 
 
-def heads_of(spec: PagedKV) -> Heads:
+def heads_of(spec: StateSpec) -> Heads:
     """The heads of a layer's KV cache, f16 unless another type is requested. Raises ValueError if
     the head size does not fit a type, GGUFError if no kernel supports the heads.
     """
+    if not isinstance(spec, PagedKV):
+        raise GGUFError(
+            "the CUDA backend keeps no recurrent state in pages: it belongs to cuda/delta"
+        )
     if spec.key_size != spec.value_size:
         raise GGUFError(
             f"keys have {spec.key_size} elements and values {spec.value_size}: the CUDA backend "

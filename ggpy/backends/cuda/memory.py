@@ -17,7 +17,8 @@ from ...kernels.attention.paged_attention import MAX_SPLIT
 from ...kernels.attention.paged_attention import ROWS as ATTEND_ROWS
 from ...kernels.attention.rope_kv import Heads
 from ...kernels.layout.tile import grows, layout_of
-from ..interface import PAGE_SIZE, Demand
+from ..interface import PAGE_SIZE, CacheShape, Demand, PagedKV, Recurrent, StateSpec
+from .delta.states import state_bytes
 from .kv_pages import f16_page_bytes, heads_of, page_bytes
 
 LARGE = 1 << 20  # allocations from this size on are rounded up to whole pages by the driver
@@ -37,7 +38,7 @@ class Need:
     weights: int
     cache: int
     page: int
-    windowed: int  # part of `cache` that does not grow with the context
+    windowed: int  # part of `cache` that does not grow with the context: windows, and states
     work: int  # activations, partial sums of attention, kernels
 
     @property
@@ -74,8 +75,11 @@ def needed(
     prefill attention.
     """
     groups = demand.cache(demand.n_batch).groups
-    shapes = [heads_of(group.spec) for group in groups]
-    pairs = list(zip(groups, shapes, strict=True))
+    paged = [group for group in groups if isinstance(group.spec, PagedKV)]
+    shapes = [heads_of(group.spec) for group in paged]
+    pairs = list(zip(paged, shapes, strict=True))
+    sizes = zip(groups, page_sizes(CacheShape(groups)), strict=True)
+    states = sum(g.n_pages * n for g, n in sizes if isinstance(g.spec, Recurrent))
     f16 = max((g.n_pages * f16_page_bytes(h) for g, h in pairs if converts(h)), default=0)
     windowed = sum(g.n_pages * page_bytes(h, g.n_layer) for g, h in pairs if g.spec.window)
     whole = [(g, h) for g, h in pairs if not g.spec.window]
@@ -88,14 +92,25 @@ def needed(
             allocated(weight_bytes(w, role.lookup or (len(w.shape) < 3 and keeps_blocks(w.format))))
             for w, role in demand.weights
         ),
-        cache=windowed + kept + f16,
+        cache=windowed + kept + f16 + states,
         page=page,
-        windowed=windowed,
-        work=step_bytes(demand, shapes)
+        windowed=windowed + states,
+        work=step_bytes(demand, shapes, [g.spec for g in groups])
         + sum(attention_bytes(heads, max_split_tokens) for heads in dict.fromkeys(shapes))
         + allocated(scratch)
         + KERNELS,
     )
+
+
+def page_sizes(shape: CacheShape) -> list[int]:
+    """Bytes of a page in all layers of each group; of recurrent states, of a state."""
+    found = []
+    for g in shape.groups:
+        if isinstance(g.spec, Recurrent):
+            found.append(g.n_layer * state_bytes(g.spec))
+        else:
+            found.append(page_bytes(heads_of(g.spec), g.n_layer))
+    return found
 
 
 def check(need: Need, demand: Demand, free: int, device: str) -> None:
@@ -104,7 +119,8 @@ def check(need: Need, demand: Demand, free: int, device: str) -> None:
     """
     if need.total <= free:
         return
-    longest = max(group.n_pages for group in demand.cache(demand.n_batch).groups)
+    groups = demand.cache(demand.n_batch).groups
+    longest = max(group.n_pages for group in groups if isinstance(group.spec, PagedKV))
     raise MemoryError(
         f"the model needs {_gigabytes(need.total)} ({need.total} bytes) of GPU memory: "
         f"{_gigabytes(need.weights)} for weights, {_gigabytes(need.cache)} for the KV cache of "
@@ -165,22 +181,31 @@ def weight_bytes(tensor: Tensor, in_blocks: bool) -> int:
     return tensor.nbytes if layout is None else prod(experts) * layout.nbytes(n_rows, k)
 
 
-def step_bytes(demand: Demand, shapes: Sequence[Heads]) -> int:
+def step_bytes(demand: Demand, shapes: Sequence[Heads], specs: Sequence[StateSpec] = ()) -> int:
     """Bytes of a step's activations: the output of every op, and the logits of the sampled rows."""
     d, f = demand.n_embd, demand.n_ff
     stream = (4 + 4 + 2) * d  # x, what is added to x, and norm(x)
     gated = (4 + 4 + 2) * f  # gate and up if separate, and act(gate) * up
     per_token = stream + gated + max(map(_head_bytes, shapes)) + _expert_bytes(demand)
+    per_token += max((_delta_bytes(x) for x in specs if isinstance(x, Recurrent)), default=0)
     return demand.n_batch * per_token + 4 * demand.n_seq * demand.n_vocab
 
 
 def _expert_bytes(demand: Demand) -> int:
-    """Bytes per token of what its experts take and make: x in their order, gate, up and h, outputs,
-    ids, weights and the orders of a sorted step; and the outputs of a shared expert.
+    """Bytes per token of what its experts make: logits, gate, up and h, outputs, ids, weights and
+    the orders of a sorted step; and the outputs of a shared expert.
     """
     d, f = demand.n_embd, demand.n_ff_expert
-    each = 2 * d + (4 + 4 + 2) * f + 4 * d + 4 * 4
-    return demand.n_used * each + (4 * d + 4 if demand.n_used else 0)
+    each = (4 + 4 + 2) * f + 4 * d + 4 * 4
+    return demand.n_used * each + 4 * demand.n_expert + (4 * d + 4 if demand.n_used else 0)
+
+
+def _delta_bytes(spec: Recurrent) -> int:
+    """Bytes per token of a gated delta net: what is projected, u, decays, o before and after the
+    norm; and the gate of attention, which models with states have, at most as wide as o.
+    """
+    values = spec.n_v_head * spec.size
+    return 2 * 4 * spec.channels + (4 + 4 + 2 + 4) * values + (4 + 4 + 8) * spec.n_v_head
 
 
 def _head_bytes(heads: Heads) -> int:

@@ -80,12 +80,17 @@ class StepBatch:
     groups: tuple[GroupBatch, ...]
     step_class: StepClass
     unfused_class: StepClass
+    sequences: Memory  # [T]
+    first: Memory  # [S + 1], the first token of each sequence, if there are states
+    states: tuple[Memory, ...]  # [S, 2], of each group of recurrent states: read, written
+    n_sequences: int
 
 
 class StepUpload:
     """Uploads steps. `moving()` is called before the destination addresses change.
 
-    kernels: one per head shape. kernel_of_group: index into `kernels` per group of the KV cache.
+    kernels: one per head shape. kernel_of_group: index into `kernels` per group of the KV cache
+    that has pages; groups of recurrent states stand behind these.
     max_split_tokens: sequences whose context may be split over CTAs.
     """
 
@@ -120,13 +125,16 @@ class StepUpload:
         """Upload ids, positions and their pages, sequences, rows, page tables and attention
         tiles.
         """
-        tables, sequences = [_padded(table) for table in step.page_tables], step.sequences
+        n_paged, sequences = len(self._kernel_of_group), step.sequences
+        tables = [_padded(table) for table in step.page_tables[:n_paged]]
+        states = list(step.page_tables[n_paged:])
         tiles, prefill = self._plan(step)
         decode = len(tables[0]) == len(step.ids)
         if decode:  # row i is token i's, which saves kernels a dependent load
-            tables = [table[sequences] for table in tables]
+            tables, states = ([table[sequences] for table in x] for x in (tables, states))
             sequences = np.arange(len(step.ids), dtype=np.int32)
         parts = dict(self._parts(step, tables, sequences, tiles, prefill))
+        parts |= _parts_of_states(states, sequences)
         sizes = {name: part.size for name, part in parts.items()}
         padded = (-(-n // 4) * 4 for n in sizes.values())  # rounded up to 16 bytes
         offsets = list(accumulate(padded, initial=0))
@@ -265,7 +273,20 @@ class StepUpload:
             ),
             step_class=step_class,
             unfused_class=step_class._replace(fused=False),
+            sequences=at["sequences"],
+            first=at.get("first", at["sequences"]),
+            states=tuple(at[name] for name in at if name.startswith("states")),
+            n_sequences=tables[0],
         )
+
+
+def _parts_of_states(states: Sequence[Ints], sequences: Ints) -> dict[str, Ints]:
+    """What kernels with recurrent states take of a step."""
+    if not states:
+        return {}
+    numbers = np.arange(len(states[0]) + 1)
+    first = np.searchsorted(sequences, numbers).astype(np.int32)
+    return {"first": first, **{f"states {i}": pages for i, pages in enumerate(states)}}
 
 
 def _tiling(

@@ -19,17 +19,21 @@ from .. import host
 from ..inputs import LayerInputs
 from ..interface import (
     ActivationType,
+    CacheGroup,
     CacheShape,
     Demand,
     FeedForward,
+    GatedDeltaNet,
     Head,
     Layer,
     MoE,
     Probe,
+    Recurrent,
     Role,
     Step,
 )
-from . import attention, dense, layer_inputs, moe
+from . import attention, delta, dense, layer_inputs, moe
+from .delta import GroupStates
 from .functions import normalised, soft_capped
 from .kv_pages import GroupPages, check_memory
 from .matrix import HostMatrix, dequantized
@@ -63,7 +67,7 @@ class Reference:
         self._budget = _default_budget() if weight_memory is None else weight_memory
         self._in_blocks = 0  # bytes of float32 that did not fit
         self._sampled = np.zeros(0, np.int64)
-        self._cache: list[GroupPages] = []
+        self._cache: list[GroupPages | GroupStates] = []
         self._probe: Probe = _unobserved
 
     # Weights
@@ -106,7 +110,7 @@ class Reference:
     def allocate_cache(self, shape: CacheShape) -> None:
         """Zeroed pages, which take memory as they are written."""
         check_memory(shape)
-        self._cache = [GroupPages(group) for group in shape.groups]
+        self._cache = [_memory_of(group) for group in shape.groups]
 
     def clear_pages(self, group: int, pages: Sequence[int]) -> None:
         """Nothing: positions that were not written are not read."""
@@ -128,8 +132,14 @@ class Reference:
 
     def mix(self, x: F32, layer: Layer, step: Step) -> F32:
         """x[T, D] with the output of layer.mixer added, and layer.ffn's if they are parallel."""
-        pages, probe = self._pages(layer.mixer.group), partial(self._probe, layer.index)
-        y = attention.mix(x, layer.mixer, step, pages, probe)
+        mixer, probe = layer.mixer, partial(self._probe, layer.index)
+        memory = self._memory(mixer.group)
+        if isinstance(mixer, GatedDeltaNet):
+            assert isinstance(memory, GroupStates)
+            y = delta.mix(x, mixer, step, memory, probe)
+        else:
+            assert isinstance(memory, GroupPages)
+            y = attention.mix(x, mixer, step, memory, probe)
         if layer.parallel and layer.ffn is not None:
             return _feed_forward(y, layer.ffn, probe, of=x)
         return y
@@ -172,10 +182,14 @@ class Reference:
         ids[late] = self._sampled[~ids[late]]
         return ids
 
-    def _pages(self, group: int) -> GroupPages:
+    def _memory(self, group: int) -> GroupPages | GroupStates:
         if not self._cache:
             raise RuntimeError("allocate_cache comes before the first step")
         return self._cache[group]
+
+
+def _memory_of(group: CacheGroup) -> GroupPages | GroupStates:
+    return GroupStates(group) if isinstance(group.spec, Recurrent) else GroupPages(group)
 
 
 def _feed_forward(

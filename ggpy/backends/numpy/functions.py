@@ -81,6 +81,11 @@ def silu(x: F32) -> F32:
     return x * sigmoid(x)
 
 
+def softplus(x: F32) -> F32:
+    """ln(1 + exp(x))."""
+    return np.logaddexp(np.float32(0), x)
+
+
 def gelu_tanh(x: F32) -> F32:
     """x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
     inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x)

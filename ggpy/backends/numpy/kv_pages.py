@@ -13,7 +13,7 @@ from ...cache_types import IN_NUMPY, CacheTypes
 from ...formats import by_name
 from ...formats.base import F32
 from .. import host
-from ..interface import PAGE_SIZE, CacheGroup, CacheShape, PagedKV
+from ..interface import PAGE_SIZE, CacheGroup, CacheShape, PagedKV, Recurrent
 
 HALF_LIMIT = 65504.0  # what is larger becomes this
 NORM = np.float32(32**-0.5)
@@ -30,6 +30,7 @@ class Pages:
     def __init__(self, group: CacheGroup, head_size: int, type: str) -> None:
         self.format, self.type, self.head_size = by_name(type), type, head_size
         blocks = head_size // self.format.block_size
+        assert isinstance(group.spec, PagedKV)
         size = (group.n_layer, group.n_pages, PAGE_SIZE, group.spec.n_head_kv, blocks)
         self.array = host.lazy_zeros(size, self.format.dtype)
 
@@ -76,6 +77,7 @@ class GroupPages:
     """Zeroed pages of one group of the cache, which take memory as they are written."""
 
     def __init__(self, group: CacheGroup) -> None:
+        assert isinstance(group.spec, PagedKV)
         types = resolved(group.spec)
         self.keys = Pages(group, group.spec.key_size, types.k)
         self.values = Pages(group, group.spec.value_size, types.v)
@@ -114,6 +116,8 @@ def check_memory(shape: CacheShape) -> None:
 def _page_bytes(group: CacheGroup) -> int:
     """Bytes of a page in all layers of a group."""
     spec = group.spec
+    if isinstance(spec, Recurrent):
+        return group.n_layer * spec.nbytes
     head = resolved(spec).nbytes(spec.key_size, spec.value_size)
     return group.n_layer * PAGE_SIZE * spec.n_head_kv * head
 

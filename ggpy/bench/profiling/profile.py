@@ -27,12 +27,15 @@ from .observed import ObservedDevice, Operation
 
 METHODS = ("run", "embed", "logits", "sample", "find_best")  # of a backend that are parts
 ATTENTION = ("qkv", "attention", "attn_out")  # of its attention layers
+DELTA = ("delta_in", "delta_net", "delta_out")  # of its gated delta nets
 DENSE = ("ffn_act", "ffn_out")  # of its feed-forward layers
 MOE = ("route", "shared_expert", "expert_act", "expert_out")  # of those with experts
 # The weights that a part reads, of the operands that it is called with.
 READS: dict[str, Callable[..., Sequence[Any]]] = {
     "qkv": lambda x, layer, *_: layer.mixer.projections,
     "attn_out": lambda o, x, layer, *_: (layer.mixer.wo,),
+    "delta_in": lambda x, mixer, *_: mixer.projections,
+    "delta_out": lambda o, x, mixer, *_: (mixer.wo,),
     "ffn_act": lambda x, layer, *_: layer.ffn.projections,
     "ffn_out": lambda h, x, layer, *_: (layer.ffn.w_down,),
     "route": lambda x, ffn, *_: (ffn.router.weight,),
@@ -93,6 +96,7 @@ class Watcher:
         def allocate_cache(shape: CacheShape) -> None:
             allocate(shape)
             self._wrap(ops.attention, ATTENTION)
+            self._wrap(ops.delta, DELTA)
 
         ops.allocate_cache = allocate_cache
 

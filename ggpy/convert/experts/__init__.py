@@ -22,7 +22,7 @@ from .tensors import Cut, Microscaled, SingleRow, Stacked
 
 APART = re.compile(r"(.*\.experts)\.(\d{1,5})\.(.*)")
 TOGETHER = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(\.weight|_bias|_blocks|)")
-SHARED_GATE = ".shared_expert_gate.weight"
+SINGLE_ROWS = (".shared_expert_gate.weight", ".moe_statics.e_score_correction_bias")
 SCALES = "_scales"  # beside _blocks
 ALL = slice(None)
 
@@ -41,7 +41,7 @@ def gathered(tensors: Mapping[str, Stored], interleaved: bool) -> Found:
             apart.setdefault(f"{match[1]}.{match[3]}", {})[int(match[2])] = weights
         elif (match := TOGETHER.fullmatch(name)) and isinstance(weights, Weights):
             found |= _taken_apart(match, weights, tensors, interleaved)
-        elif name.endswith(SHARED_GATE) and isinstance(weights, Weights) and weights.shape[0] == 1:
+        elif name.endswith(SINGLE_ROWS) and isinstance(weights, Weights) and weights.shape[0] == 1:
             found[name] = SingleRow(weights)
         elif not (name.endswith(SCALES) and name.removesuffix(SCALES) + "_blocks" in tensors):
             found[name] = weights

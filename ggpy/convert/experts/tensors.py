@@ -109,7 +109,7 @@ class Cut:
 
 @dataclass(frozen=True, eq=False)
 class SingleRow:
-    """The vector v[K] of a matrix [1, K]: the gate of a shared expert."""
+    """The vector v[K] of a matrix [1, K]: the gate of a shared expert, a bias."""
 
     whole: Weights
 

@@ -15,7 +15,8 @@ from .gemm import Epilogue, GemmArgs
 THREADS = 256
 TOKENS = 128  # tokens of a CTA
 TILE_ROWS = 8  # tile rows of a CTA
-STAGE_BYTES = TOKENS * (64 + 32) * 2  # 64 columns of f16 x per token, and 32 of padding
+X_BYTES = (64 + 32) * 2  # of a token in a stage: 64 columns of f16 x, and 32 of padding
+STAGE_BYTES = TOKENS * X_BYTES
 STAGES = (3, 2)  # as many as fit: two in the 64 KB of Turing
 
 

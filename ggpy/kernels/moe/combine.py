@@ -9,7 +9,7 @@ from ...device.base import Device
 from ..address import Address, address
 from ..struct_asserts import struct_asserts
 
-THREADS = 256
+THREADS = 128  # of a CTA: with a token alone, more SMs take part
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "swiglu_oai": 2}
 
 

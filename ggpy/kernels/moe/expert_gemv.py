@@ -21,6 +21,7 @@ class ExpertGemvArgs(GemmDecodeArgs):
         ("ids", ctypes.c_uint64),
         ("expert_bytes", ctypes.c_uint64),
         ("pairs_per_x", ctypes.c_int),
+        ("ids_ready", ctypes.c_int),
     )
 
 
@@ -45,6 +46,7 @@ class ExpertGemv:
         n_used: int,
         *,
         per_token: bool,
+        ids_ready: bool = False,
         epilogue: Epilogue = "STORE",
         activation: str = "silu",
     ) -> None:
@@ -52,13 +54,15 @@ class ExpertGemv:
 
         weights: the first of the experts, which follow each other; all have one shape and layout.
         x: f16 rows of k columns. per_token: row is pair / n_used, else the pair itself. Epilogues:
-        STORE, f32, or GLU, one f16 output of gate and up.
+        STORE, f32, or GLU, one f16 output of gate and up. ids_ready: the kernel before this one is
+        an ExpertGemv without ids_ready or Combine.glu: both let the next kernel start only when all
+        before them have ended, so ids may be read at once.
         """
         first = weights[0]
         args = ExpertGemvArgs(x=address(x), ids=address(ids))
         args.set_matrices(weights, outs, 1, epilogue, activation)
         args.expert_bytes = first.layout.nbytes(first.n_rows, first.k)
-        args.pairs_per_x = n_used if per_token else 1
+        args.pairs_per_x, args.ids_ready = n_used if per_token else 1, ids_ready
         # not by the number of pairs: the order of sums would change
         ctas = min(args.n_tiles, max(1, self._decode.limits.n_sms // n_used))
         tile_rows = args.split(ctas) * (2 if epilogue == "GLU" else 1)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
-from ...device.base import Device, Kernel
+from ...device.base import Buffer, Device, Kernel
 from ..address import Address, address
 from ..struct_asserts import struct_asserts
 
 WARPS = 8
-TOKENS = (1, 4)  # of a CTA: for few tokens, and from MANY on
-MANY = 64
+# (tokens, experts of a warp at a time) of a CTA, and the least number of tokens of the step: one
+# token needs all rows in flight at once; with many, reading them and x from shared memory bounds
+SHAPES = ((8, 4, 512), (4, 1, 32), (1, 1, 1))
+CTAS_PER_SM = 2  # that are dealt the experts
 MAX_USED, MAX_GROUPS, MAX_EXPERTS = 32, 32, 1024
 SCORES = {"softmax": 0, "sigmoid": 1, "softmax_chosen": 2}
 STATIC_SHARED = 1 << 10
@@ -23,7 +25,7 @@ class RouteArgs(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_uint64) for name in ("x", "norm", "weight", "bias", "choice_bias")),
         *((name, ctypes.c_uint64) for name in ("shared_gate", "normed", "ids", "weights")),
-        ("strength", ctypes.c_uint64),
+        *((name, ctypes.c_uint64) for name in ("strength", "logits", "arrived")),
         *((name, ctypes.c_int) for name in ("n_tokens", "k", "n_expert", "n_used", "score")),
         *((name, ctypes.c_int) for name in ("normalise", "n_group", "n_group_used")),
         *((name, ctypes.c_float) for name in ("scale", "least_sum", "eps")),
@@ -53,6 +55,8 @@ class RouterChoice:
             ("experts of a token", self.n_used, MAX_USED),
             ("groups of experts", self.groups[0], MAX_GROUPS),
         )
+        if self.score not in SCORES:
+            return f"routers with the score {self.score!r}"
         return next(
             (f"{n} {what}, {most} are the most" for what, n, most in limits if n > most), ""
         )
@@ -74,14 +78,20 @@ class RouterWeights:
 
 @dataclass(frozen=True)
 class Routes:
-    """Outputs of the router: f16 normed[T, k], int ids[T, n_used], f32 weights[T, n_used], and f32
-    strength[T] of the shared expert, if that has a gate.
+    """Outputs of the router: f16 normed[T, k], int ids[T, n_used], f32 weights[T, n_used], f32
+    logits[T, n_expert], and f32 strength[T] of the shared expert, if that has a gate.
     """
 
     normed: Address
     ids: Address
     weights: Address
+    logits: Address
     strength: Address | None = None
+
+
+def shared_bytes(tokens: int, k: int, n_expert: int) -> int:
+    """Bytes of dynamic shared memory of a CTA."""
+    return 4 * tokens * (k + 2 * n_expert)
 
 
 class Route:
@@ -89,33 +99,53 @@ class Route:
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self._kernels: dict[tuple[int, int], Kernel] = {}
+        self._kernels: dict[tuple[int, int, int], Kernel] = {}
+        self._arrived: Buffer | None = None
 
     def launch(
         self, x: Address, w: RouterWeights, choice: RouterChoice, out: Routes, n_tokens: int, k: int
     ) -> None:
         """Enqueue the routing of x, f32 [n_tokens, k]. ValueError for what the kernel cannot do."""
-        if k % 8 or choice.problem:
-            raise ValueError(choice.problem or f"rows of {k} columns: a multiple of 8 is needed")
+        if k % 8 or k < MAX_USED or choice.problem:
+            wanted = f"rows of {k} columns: a multiple of 8 from {MAX_USED} on is needed"
+            raise ValueError(choice.problem or wanted)
         args = RouteArgs(
             *map(address, (x, w.norm, w.weight, w.bias, w.choice_bias, w.shared_gate)),
             *map(address, (out.normed, out.ids, out.weights, out.strength)),
+            *map(address, (out.logits, self._counters())),
             *(n_tokens, k, choice.n_expert, choice.n_used, SCORES[choice.score]),
             *(choice.normalise, *choice.groups),
             *(choice.scale, choice.least_sum, w.eps),
         )
-        shared = [4 * n * (k + 2 * choice.n_expert) for n in TOKENS]
-        many = n_tokens >= MANY and shared[1] + STATIC_SHARED <= self.device.shared_bytes
-        kernel = self._kernel(TOKENS[many], -(-k // (8 * 32 * WARPS)))
-        grid = -(-n_tokens // TOKENS[many])
-        kernel.launch(grid, 32 * WARPS, (args,), smem=shared[many], pdl=True)
+        tokens, rows = self._shape(n_tokens, k, choice.n_expert)
+        blocks, limit = -(-n_tokens // tokens), CTAS_PER_SM * self.device.sm_count
+        ctas = min(-(-choice.n_expert // (WARPS * rows)), max(1, limit // blocks))
+        kernel = self._kernel(tokens, rows, -(-k // (8 * 32 * WARPS)))
+        shared = shared_bytes(tokens, k, choice.n_expert)
+        kernel.launch((ctas, blocks), 32 * WARPS, (args,), smem=shared, pdl=True)
 
-    def _kernel(self, tokens: int, pieces: int) -> Kernel:
-        key = tokens, pieces
+    def _shape(self, n_tokens: int, k: int, n_expert: int) -> tuple[int, int]:
+        """Tokens of a CTA and experts of a warp at a time."""
+        for tokens, rows, least in SHAPES[:-1]:
+            shared = shared_bytes(tokens, k, n_expert) + STATIC_SHARED
+            if n_tokens >= least and shared <= self.device.shared_bytes:
+                return tokens, rows
+        return SHAPES[-1][:2]
+
+    def _counters(self) -> Buffer:
+        """A counter for the tokens of a CTA, if several CTAs have them."""
+        if self._arrived is None:
+            nbytes = 4 * CTAS_PER_SM * self.device.sm_count
+            self._arrived = self.device.alloc(nbytes, "arrived CTAs")
+            self.device.fill(self._arrived, 0)
+        return self._arrived
+
+    def _kernel(self, tokens: int, rows: int, pieces: int) -> Kernel:
+        key = tokens, rows, pieces
         if key not in self._kernels:
             self._kernels[key] = self.device.kernel(
                 "moe/route.cu",
-                f"route<{tokens}>",
+                f"route<{tokens}, {rows}>",
                 defines={"WARPS": WARPS, "NORM_PIECES": pieces},
                 extra_source=ASSERTS,
             )

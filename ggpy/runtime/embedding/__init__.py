@@ -1,7 +1,8 @@
 """Embeddings: a vector of length 1 for each text, of what a decoder makes of its tokens.
 
 The hidden states behind the last layer are normalised as before the head, pooled over the tokens,
-and divided by their length, so that the dot product of two embeddings is the cosine of their angle.
+multiplied with the matrices that some models have for this, and divided by their length, so that
+the dot product of two embeddings is the cosine of their angle.
 Nothing here knows texts, or what embeddings are compared for.
 
 Letters: N prompts, T tokens of a step, R of them that are pooled, D width.
@@ -23,9 +24,10 @@ from .prompts import F32, Ids, Run, Wanted, checked_prompts, evaluate, last_toke
 if TYPE_CHECKING:
     from ..engine import Engine
 
+F64 = NDArray[np.float64]
 Pooling = Literal["mean", "last", "cls"]
 
-# Which hidden states are added up: the mean has the same direction as their sum.
+# Which hidden states the mean is of.
 POOLED: dict[Pooling, Wanted] = {"mean": range, "last": last_token, "cls": lambda n: range(1)}
 
 # gguf.PoolingType; a reranker's classifier looks at the last token.
@@ -54,6 +56,14 @@ def pooling_of(metadata: Mapping[str, Any]) -> Pooling:
 def embed(engine: Engine, prompts: Sequence[Sequence[int]], pooling: Pooling) -> F32:
     """The embeddings [N, D] of N prompts, in order, each of length 1.
 
+    Errors: see `pooled`; ValueError for a hidden state that is 0 too.
+    """
+    return _unit(pooled(engine, prompts, pooling))
+
+
+def pooled(engine: Engine, prompts: Sequence[Sequence[int]], pooling: Pooling) -> F64:
+    """The pooled hidden states [N, D] of N prompts, in order, times the model's dense matrices.
+
     They are evaluated apart from the engine's sequences, between their steps, for any thread.
     pooling: "mean" of all tokens, the "last" one, or the first one ("cls"). ValueError for another
     pooling, for a prompt without tokens or with one outside the vocabulary, and for a hidden state
@@ -63,10 +73,39 @@ def embed(engine: Engine, prompts: Sequence[Sequence[int]], pooling: Pooling) ->
     if pooling not in POOLED:
         known = ", ".join(get_args(Pooling))
         raise ValueError(f"pooling is {pooling!r:.60}: it must be one of {known}")
-    return _unit(sums(engine, checked_prompts(engine, prompts), POOLED[pooling]))
+    checked, wanted = checked_prompts(engine, prompts), POOLED[pooling]
+    counts = np.array([len(wanted(len(ids))) for ids in checked], np.float64)
+    return _projected(engine, sums(engine, checked, wanted) / counts[:, None])
 
 
-def sums(engine: Engine, prompts: Sequence[Ids], wanted: Wanted) -> NDArray[np.float64]:
+def token_states(engine: Engine, prompts: Sequence[Sequence[int]]) -> list[F64]:
+    """The normalised hidden states [T, D] of all tokens of each prompt, which are not pooled, times
+    the model's dense matrices. Errors: see `pooled`.
+    """
+    checked, norm = checked_prompts(engine, prompts), engine.decoder.final_norm
+    parts: list[list[F32]] = [[] for _ in checked]
+    with np.errstate(all="ignore"):
+        evaluate(engine, checked, range, _hidden(engine), lambda i, x: parts[i].append(x))
+        states = [normalised(np.concatenate(x), norm).astype(np.float64) for x in parts]
+    _check_finite(np.array([np.isfinite(x).all() for x in states], np.bool_))
+    return [_projected(engine, x) for x in states]
+
+
+def scaled(x: F64, norm: int) -> F32:
+    """x[N, D] divided by the p-norm of each row, for norm = p; 0: by what makes the largest value
+    32760, the range of 16-bit integers; -1: as it is. Rows of 0 stay. These are llama.cpp's.
+    """
+    if norm < 0:
+        return x.astype(np.float32)
+    size = np.abs(x)
+    if norm == 0:
+        length = size.max(axis=1, keepdims=True) / 32760
+    else:
+        length = (size**norm).sum(axis=1, keepdims=True) ** (1 / norm)
+    return (x / np.where(length > 0, length, 1)).astype(np.float32)
+
+
+def sums(engine: Engine, prompts: Sequence[Ids], wanted: Wanted) -> F64:
     """The sums [N, D] of the normalised hidden states of the wanted tokens."""
     norm = engine.decoder.final_norm
     total = np.zeros((len(prompts), engine.decoder.sizes.n_embd))
@@ -76,12 +115,24 @@ def sums(engine: Engine, prompts: Sequence[Ids], wanted: Wanted) -> NDArray[np.f
 
     with np.errstate(all="ignore"):  # whether they are finite is looked at in the end
         evaluate(engine, prompts, wanted, _hidden(engine), take)
-    for i in np.flatnonzero(~np.isfinite(total).all(axis=1)):
+    _check_finite(np.isfinite(total).all(axis=1))
+    return total
+
+
+def _check_finite(good: Any) -> None:
+    """good[N]: of each prompt."""
+    for i in np.flatnonzero(~good):
         raise ValueError(
             f"prompt {i} of the list: its hidden state is NaN or infinite; "
             "`ggpy run --check` finds the op where that begins"
         )
-    return total
+
+
+def _projected(engine: Engine, x: F64) -> F64:
+    """x[N, D] through the model's dense matrices, if it has some."""
+    for matrix in engine.decoder.dense:
+        x = x @ matrix.T.astype(np.float64)
+    return x
 
 
 def _hidden(engine: Engine) -> Run:
@@ -94,7 +145,7 @@ def _hidden(engine: Engine) -> Run:
     return run
 
 
-def _unit(x: NDArray[np.float64]) -> F32:
+def _unit(x: F64) -> F32:
     """x[N, D] / |x|; ValueError for 0."""
     length = np.sqrt(np.square(x).sum(axis=1, keepdims=True))
     for i in np.flatnonzero(length == 0):

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ...backends.interface import Step
 from ..batch import ragged
+from ..evaluator import check_step
 from ..kv_cache import SequencePages
 from ..sequence import checked_prompt
 
@@ -32,12 +33,14 @@ MakeRoom = Callable[[int], SequencePages]
 
 def checked_prompts(engine: Engine, prompts: Sequence[Any], name: str = "prompt") -> list[Ids]:
     """The ids of each prompt as lists; ValueError, which has the name and the index of the first
-    that is empty, longer than the context, or has an id outside the vocabulary.
+    that is empty, longer than the context, or than a step that has to hold it, or has an id
+    outside the vocabulary.
     """
     checked = []
     for i, ids in enumerate(prompts):
         try:
             checked.append(checked_prompt(ids, engine.n_ctx, engine.decoder.sizes.n_vocab))
+            check_step(engine.decoder, len(checked[-1]), engine.n_batch)
         except ValueError as error:
             error.args = (f"{name} {i} of the list: {error}",)
             raise

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import nmse, random_rows
-from steps import for_groups
+from steps import StatesOf, for_groups
 
 from ggpy import arch
 from ggpy.backends.cuda import backend as cuda
@@ -46,8 +46,12 @@ REFUSED = {  # what they have that no kernel computes
     **dict.fromkeys(("command-r", "cohere2"), "layer norms"),
     "gemma4": "inputs of layers from a table",
     "hunyuan-dense": "norms of heads behind RoPE",
+    "gemma-embedding": "attention to later tokens",
     "mistral3": "queries that grow with their position",
 }
+# Heads of a gated delta net begin near 0, and have a norm: of random weights it makes what was
+# rounded before it much larger.
+SLACK = {"qwen35": 10}
 GREEDY = SamplingParams(temperature=0)
 DENSE = [name for name, model in MODELS.items() if not model.experts]  # the others: test_moe.py
 
@@ -83,17 +87,18 @@ class Model:
             self.decoder = arch.load(file, ops, 256)
         self.shape = self.decoder.cache_shape(n_pages, PAGE_SIZE, 1)
         ops.allocate_cache(self.shape)
+        self.states = StatesOf()
         self.n_vocab = self.decoder.sizes.n_vocab
 
     def logits(self, step: Step) -> np.ndarray:
-        return self.ops.read(self.decoder.run(for_groups(step, self.shape)))
+        return self.ops.read(self.decoder.run(for_groups(step, self.shape, self.states)))
 
     def hidden(self, step: Step) -> np.ndarray:
-        return self.ops.read(self.decoder.hidden(for_groups(step, self.shape)))
+        return self.ops.read(self.decoder.hidden(for_groups(step, self.shape, self.states)))
 
     def op_by_op(self, step: Step) -> np.ndarray:
         """The same, of which every op's output could be read."""
-        given = for_groups(step, self.shape), self.decoder.forward
+        given = for_groups(step, self.shape, self.states), self.decoder.forward
         return self.ops.read(self.ops.run(*given, lambda *_: None))
 
 
@@ -102,7 +107,7 @@ class Pair:
 
     def __init__(self, device, path) -> None:
         self.gpu, self.reference = Model(cuda.Cuda(device), path), Model(Reference(1), path)
-        self.n_vocab = self.gpu.n_vocab
+        self.n_vocab, self.slack = self.gpu.n_vocab, SLACK.get(path.stem, 1)
 
     def step(self, chunks, rows=None, known: dict[int, int] | None = None) -> np.ndarray:
         """The GPU's logits; known: what the negative ids of this step stand for."""
@@ -112,7 +117,8 @@ class Pair:
         expected = self.reference.logits(replace(step, ids=ids))
         assert result.shape == expected.shape
         if len(result):
-            assert nmse(result, expected) <= (TOLERANCE if len(result) > 20 else OF_A_ROW)
+            tolerance = TOLERANCE if len(result) > 20 else OF_A_ROW
+            assert nmse(result, expected) <= self.slack * tolerance
         return result
 
 
@@ -158,7 +164,7 @@ def test_what_has_no_kernel_is_refused_by_name(machine, tiny_path, model, what):
         Model(cuda.Cuda(machine), tiny_path(model)).logits(step_of([([5], 0, [0])]))
 
 
-@pytest.mark.parametrize("pair", ["llama", "gemma3"], indirect=True)
+@pytest.mark.parametrize("pair", ["llama", "gemma3", "qwen35"], indirect=True)
 def test_sampled_ids_are_used_before_anyone_reads_them(pair, captures):
     """Two sequences swap their places from step to step, as far as the ids are concerned."""
     samplers = [Sampler(GREEDY, pair.n_vocab), Sampler(GREEDY, pair.n_vocab)]
@@ -218,7 +224,7 @@ def test_graphs_are_recorded_again_when_memory_moves(pair, captures):
     assert len(captures) == 2 * PLACES, "the large step moved memory, the last one did not"
 
 
-@pytest.mark.parametrize("pair", ["llama", "gemma2"], indirect=True)
+@pytest.mark.parametrize("pair", ["llama", "gemma2", "qwen35"], indirect=True)
 def test_parts_of_a_long_prompt_are_recorded(pair, captures):
     """Parts of one shape, at other positions; between them sequences of other lengths, with as many
     tokens in all, whose logits are wanted each second time. Each shape is recorded once.
@@ -251,7 +257,7 @@ def test_more_sequences_than_have_room_to_be_split(emulator, tiny_path, monkeypa
     pair.step([*(([9], 131, p) for p in pages), (ids_of(4), 0, [9])])
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma2"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "qwen35"])
 def test_a_sequence_does_not_depend_on_the_batch(machine, tiny_path, architecture):
     """The same bits alone, beside one and beside seven others, and beside a prompt: when asked for
     in prompts, always in steps of single tokens.
@@ -300,7 +306,7 @@ def test_a_large_batch_equals_the_exact_products_but_for_rounding(machine, tiny_
     assert np.array_equal(found[0], found[1]) and np.array_equal(found[1], found[2])
 
 
-@pytest.mark.parametrize("pair", ["llama"], indirect=True)
+@pytest.mark.parametrize("pair", ["llama", "qwen35"], indirect=True)
 def test_op_by_op_equals_fused_across_ops(pair):
     """Where single outputs are going to be read nothing is fused across ops: the same bits."""
     model = pair.gpu

@@ -36,10 +36,15 @@ SMS = {"sm_75": 40, "sm_80": 108, "sm_86": 28, "sm_89": 128, "sm_120": 170}  # e
 TOKENS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 64, 96, 192, 512, 2048)  # of a sequence
 SEQUENCES = (1, 2, 3, 4, 8, 16, 33, 64)  # that decode together
 MOST_IDS = 32_001  # rows of the output change no shared memory
-LAYERS = {"gemma3": 7, "gemma2": 3}  # of other kinds of attention; else 2
+LAYERS = {
+    "gemma3": 7,
+    "gemma2": 3,
+    **dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), 4),
+}  # of other kinds of attention; else 2
 TYPES = ("Q8_0", "Q4_K_M", "F16", "W8A8")
 REFUSED = {  # shapes of architectures for which there are no kernels, and what they lack
     "Hunyuan-7B": "norms of heads behind RoPE",
+    "Hunyuan-A13B": "norms of heads behind RoPE",
     "Command-R7B": "layer norms",
     "Command-R-32B": "layer norms",
 }
@@ -100,7 +105,10 @@ def shallow(name: str) -> synthetic.Shape:
 
 @pytest.fixture
 def models(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A function from "SHAPE:TYPE" to a file of few layers, none of whose weights are copied."""
+    """A function from "SHAPE:TYPE" to a file of few layers, none of whose weights are made, or
+    copied.
+    """
+    monkeypatch.setattr(synthetic, "_repeated", lambda pool, n: np.zeros(n * pool.size, np.uint8))
     monkeypatch.setattr(Uploader, "_copy", lambda *_: setattr(_[0], "_next", _[0]._next + 1))
     made = {name: shallow(name) for name in synthetic.shapes()}
     monkeypatch.setattr(synthetic, "shapes", lambda: made)

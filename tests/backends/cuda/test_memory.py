@@ -175,7 +175,11 @@ def test_weights_that_do_not_fit_say_so() -> None:
 
 @pytest.mark.parametrize("types", [USUAL, CacheTypes("bf16", "f32")], ids=["f16", "others"])
 @pytest.mark.parametrize(
-    "architecture", ["llama", "gemma3", "phi3", "qwen2", "qwen3moe", "qwen2moe", "gpt-oss"]
+    "architecture",
+    [
+        *("llama", "gemma3", "phi3", "qwen2", "qwen3moe", "qwen2moe", "gpt-oss"),
+        *("qwen35", "qwen35moe"),
+    ],
 )
 def test_a_backend_allocates_no_more_than_was_foreseen(tiny_path, architecture, types) -> None:  # type: ignore[no-untyped-def]
     """Of weights and pages exactly that, up to the driver's rounding."""
@@ -205,10 +209,13 @@ def test_a_backend_allocates_no_more_than_was_foreseen(tiny_path, architecture, 
         kept[tensor.name] += memory.weight_bytes(tensor, role.lookup)
     assert {name: device.allocated[name] for name in kept} == kept
     cache = ("keys", "values", "keys as f16", "values as f16")
-    assert sum(device.allocated[name] for name in cache) == need.cache
+    states = ("inputs of convolutions", "recurrent states")
+    assert sum(device.allocated[name] for name in (*cache, *states)) == need.cache
+    assert bool(device.allocated[states[0]]) == (architecture in ("qwen35", "qwen35moe"))
     assert bool(device.allocated[cache[3]]) == (fits and types is not USUAL)
     activations = need.work - memory.KERNELS - device.allocated["attention workspace"]
-    assert activations >= sum(device.allocated[n] for n in ("x", "o", "normed", "logits"))
+    names = ("x", "o", "normed", "logits", "mixed", "z", "beta", "alpha", "u", "decay", "heads")
+    assert activations >= sum(device.allocated[n] for n in names)
 
 
 def test_all_sequences_have_room_to_be_split(tiny_path) -> None:

@@ -25,7 +25,7 @@ from ggpy.backends.interface import (
     Role,
     Rope,
 )
-from ggpy.backends.numpy import attention
+from ggpy.backends.numpy import attention, delta
 from ggpy.backends.numpy.backend import Reference
 from ggpy.bench.runs import NoText
 from ggpy.runtime.engine import Engine
@@ -218,3 +218,21 @@ def test_a_decoder_whose_layers_differ(variation, n_batch):
     expected = plain_layers.logits(decoder, ids)
     assert expected.std() > 0.1
     np.testing.assert_allclose(got, expected, atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("n", [1, 9, 64])
+def test_chunks_of_a_gated_delta_net_are_the_recurrence(n):
+    """Also where a state decays to nothing within a few tokens."""
+    rng = np.random.default_rng(n)
+    q, k, v = (rng.standard_normal((3, n, 8)).astype(np.float32) for _ in range(3))
+    k /= np.linalg.norm(k, axis=-1, keepdims=True)
+    beta = rng.random((3, n)).astype(np.float32)
+    decay = -(np.array([[0.01], [1], [200]]) * rng.random((3, n))).astype(np.float32)
+    m = rng.standard_normal((3, 8, 8)).astype(np.float32)
+    for found, expected in zip(
+        delta.scan_chunk(q, k, v, beta, decay, m),
+        delta.recur(q, k, v, beta, decay, m),
+        strict=True,
+    ):
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, expected, atol=2e-5)

@@ -1,9 +1,10 @@
 """Write tests/golden/moe/checkpoints.npz and .json: make_checkpoints.py, of experts.
 
     S=tests/support PYTHONPATH=.:$S:$S/moe:tests/golden \\
-        python tests/golden/moe/make_moe_checkpoints.py LLAMA_CPP
+        python tests/golden/moe/make_moe_checkpoints.py LLAMA_CPP [KIND ...]
 
-wants what make_checkpoints.py does, with transformers 5 (whose experts are in one tensor).
+makes all, or those of some kinds, and wants what make_checkpoints.py does, with transformers 5
+(whose experts are in one tensor).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+from checkpoints import KINDS
 from make_checkpoints import converted, described, logits
 from moe_checkpoints import MOE_KINDS, write_moe
 
@@ -22,15 +24,27 @@ GOLDEN = Path(__file__).resolve().parent
 
 
 def main() -> int:
-    if len(sys.argv) != 2:
+    if len(sys.argv) < 2:
         print(__doc__, file=sys.stderr)
         return 2
     sys.path[:0] = [sys.argv[1], str(Path(sys.argv[1], "gguf-py"))]
-    arrays: dict[str, np.ndarray] = {}
-    files = {}
+    from conversion import ModelBase
+    from conversion.base import TextModel
+    from conversion.hunyuan import HunYuanMoEModel
+
+    ModelBase.no_mtp = True  # as --no-mtp
+    TextModel._set_vocab_glm = TextModel._set_vocab_gpt2  # these vocabularies have no <|user|>
+    HunYuanMoEModel.set_vocab = TextModel.set_vocab  # nor have they tiktoken's ranks
+    KINDS.update(MOE_KINDS)  # where `logits` looks
+    wanted = sys.argv[2:] or list(MOE_KINDS)
+    old = json.loads((GOLDEN / "checkpoints.json").read_text(encoding="utf-8"))["files"]
+    arrays = {key: found for key, found in np.load(GOLDEN / "checkpoints.npz").items()
+              if key.partition("/")[0] not in wanted}  # fmt: skip
+    files = {name: found for name, found in old.items() if name not in wanted}
     with tempfile.TemporaryDirectory() as work:
-        for name, kind in MOE_KINDS.items():
-            folder = write_moe(Path(work, name), name)
+        for name in wanted:
+            kind, folder = MOE_KINDS[name], Path(work, name)
+            write_moe(folder, name)
             arrays |= logits(folder, name)
             files[name] = described(converted(folder, Path(work, f"{name}.gguf"), kind.pre))
     np.savez_compressed(GOLDEN / "checkpoints.npz", **arrays)

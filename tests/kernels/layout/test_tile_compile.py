@@ -9,7 +9,7 @@ from ggpy.device.compile import compile_cubin
 from ggpy.formats import by_name
 from ggpy.kernels.blocks.block_kernel import compile_options, expression
 
-EVERY_INSTANCE, EVERY_KERNEL = ("75", "80", "90a", "120"), ("86", "89", "90", "100")
+EVERY_INSTANCE, EVERY_KERNEL = ("75", "80", "90a"), ("89", "100", "120")
 INSTANCES = ["1, NORM, GLU, true", "1, PLAIN, ADD, true", "8, PLAIN, STORE, true"]
 INSTANCES += ["2, NORM, GLU, true", "4, PLAIN, STORE, true", "1, POST_NORM, GLU, true"]
 SOME = tile_types("Q8_0", "Q4_0", "Q6_K")

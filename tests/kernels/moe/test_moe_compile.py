@@ -23,19 +23,22 @@ def test_they_compile(arch: str) -> None:
     names.append(f"expert_gemv<{TYPES[0]}, STORE, false>")
     gemv = compile_cubin("moe/expert_gemv.cu", arch, expressions=names, defines=PRODUCT,
                          extra_source=expert_gemv.ASSERTS).resources  # fmt: skip
-    names = [f"expert_gemm<{t}, {e}>" for t in few[:2] for e in ("STORE", "GLU")]
-    gemm = compile_cubin("moe/expert_gemm.cu", arch, expressions=names,
-                         extra_source=expert_gemm.ASSERTS).resources  # fmt: skip
-    names = [f"route<{n}>" for n in route.TOKENS]
+    names = [f"expert_gemm<{t}, {e}>" for t in few[:3] for e in ("STORE", "GLU")]
+    tiles = [n for n, _ in expert_gemm.TILES] if arch == "sm_90a" else [64]
+    gemms = [compile_cubin("moe/expert_gemm.cu", arch, expressions=names,
+                           defines={"TILE_TOKENS": n}, extra_source=expert_gemm.ASSERTS).resources
+             for n in tiles]  # fmt: skip
+    names = [f"route<{n}, {rows}>" for n, rows, _ in route.SHAPES]
     routes = compile_cubin("moe/route.cu", arch, expressions=names, defines=NORM,
                            extra_source=route.ASSERTS).resources  # fmt: skip
     small = compile_cubin("moe/sort.cu", arch).resources
     small |= compile_cubin("moe/combine.cu", arch, extra_source=combine.ASSERTS).resources
-    limits = [(gemv, 128), (gemm, 255), (routes, 255), (small, 64)]
+    limits = [(gemv, 128), *((gemm, 255) for gemm in gemms), (routes, 255), (small, 80)]
     for found, registers in limits:
         for name, r in found.items():
             assert max(r.spill_loads, r.spill_stores) == 0, f"{name} spills: {r}"
             assert r.registers <= registers, f"{name} takes {r.registers} registers"
     assert all(r.shared <= most_static("moe/expert_gemv.cu", n) for n, r in gemv.items())
     assert all(r.shared <= STATIC_SHARED for r in routes.values())
+    assert all(r.shared <= expert_gemm.STATIC_SHARED for gemm in gemms for r in gemm.values())
     assert small["sort_pairs"].shared <= 48 << 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,10 +19,10 @@ from ggpy.backends.numpy.functions import normalised, sigmoid
 from ggpy.kernels.gemm.gemm_decode import GemmDecode
 from ggpy.kernels.layout.tile import TiledMatrix, repack
 from ggpy.kernels.moe.combine import Combine, ExpertOutputs
-from ggpy.kernels.moe.expert_gemm import ExpertGemm
+from ggpy.kernels.moe.expert_gemm import CHUNK_STEPS, STATIC_SHARED, ExpertGemm, x_bytes
 from ggpy.kernels.moe.expert_gemv import ExpertGemv
 from ggpy.kernels.moe.route import Route, RouterChoice, RouterWeights, Routes
-from ggpy.kernels.moe.sort import TILE_ROWS, SortedPairs, SortPairs, work_tiles
+from ggpy.kernels.moe.sort import SortedPairs, SortPairs, work_tiles
 
 ROUNDED = 1e-6  # weights of prefill GEMMs are rounded to halves
 
@@ -54,7 +55,7 @@ def routed(device, f: Form, x: np.ndarray):
     weights = RouterWeights(
         upload(device, ffn.norm.weight), ffn.norm.eps, upload(device, r.weight.array), **up
     )
-    sizes = {"normed": 2 * f.D, "ids": 4 * f.J, "weights": 4 * f.J}
+    sizes = {"normed": 2 * f.D, "ids": 4 * f.J, "weights": 4 * f.J, "logits": 4 * f.X}
     if up["shared_gate"] is not None:
         sizes["strength"] = 4
     outs = {name: Output(device, t * n) for name, n in sizes.items()}
@@ -81,7 +82,7 @@ ROUTERS["many in groups"] = Form(
 )
 
 
-@pytest.mark.parametrize("n_tokens", [1, 70])
+@pytest.mark.parametrize("n_tokens", [1, 35, 515])
 @pytest.mark.parametrize("name", ROUTERS)
 def test_router(machine, name, n_tokens):
     f = ROUTERS[name]
@@ -95,10 +96,12 @@ def test_router(machine, name, n_tokens):
 
 def test_a_token_is_routed_alike_alone_and_among_others(machine):
     f = ROUTERS["many"]
-    x = random_x(f, 66)
-    together, alone = routed(machine, f, x)[0], routed(machine, f, x[5:6])[0]
-    for a, b in zip(together[:3], alone[:3], strict=True):
-        assert np.array_equal(a[5:6], b)
+    x = random_x(f, 516)
+    alone = routed(machine, f, x[5:6])[0]
+    for n in (8, 40, 516):
+        together = routed(machine, f, x[:n])[0]
+        for a, b in zip(together[:3], alone[:3], strict=True):
+            assert np.array_equal(a[5:6], b)
 
 
 def test_of_equal_experts_the_first_are_chosen_and_nan_chooses_some(machine):
@@ -123,31 +126,35 @@ def test_of_equal_experts_the_first_are_chosen_and_nan_chooses_some(machine):
 def test_routers_that_are_too_large(emulator, choice, k, message):
     x = emulator.alloc(16, "x")
     with pytest.raises(ValueError, match=message):
-        Route(emulator).launch(x, RouterWeights(x, 0, x), choice, Routes(x, x, x), 1, k)
+        Route(emulator).launch(x, RouterWeights(x, 0, x), choice, Routes(x, x, x, x), 1, k)
 
 
-def sorted_pairs(device, ids: np.ndarray, n_expert: int):
+TILES = [16, 32, 64]  # rows of a work tile
+
+
+def sorted_pairs(device, ids: np.ndarray, n_expert: int, tile: int = 16):
     """pair_of, row_of and work tiles."""
-    n, n_work = len(ids), work_tiles(len(ids), n_expert)
+    n, n_work = len(ids), work_tiles(len(ids), n_expert, tile)
     outs = [Output(device, 4 * n), Output(device, 4 * n), Output(device, 16 * n_work)]
-    memory = SortedPairs(*(out.buffer for out in outs))
+    memory = SortedPairs(*(out.buffer for out in outs), tile)
     SortPairs(device).launch(upload(device, ids), memory, n, n_expert)
     arrays = [out.read(np.int32, shape) for out, shape in zip(outs, ((n,), (n,), (n_work, 4)),
                                                              strict=True)]  # fmt: skip
     return memory, arrays
 
 
-@pytest.mark.parametrize(("n_pairs", "n_expert"), [(64, 8), (1500, 7), (300, 1), (40, 200)])
-def test_sorting(machine, n_pairs, n_expert):
+@pytest.mark.parametrize("tile", [16, 64])
+@pytest.mark.parametrize(("n_pairs", "n_expert"), [(64, 8), (1500, 7), (300, 1), (40, 1024)])
+def test_sorting(machine, n_pairs, n_expert, tile):
     ids = np.random.default_rng(n_pairs).integers(0, n_expert, n_pairs).astype(np.int32)
-    _, (pair_of, row_of, work) = sorted_pairs(machine, ids, n_expert)
+    _, (pair_of, row_of, work) = sorted_pairs(machine, ids, n_expert, tile)
     assert np.array_equal(np.sort(pair_of), np.arange(n_pairs))
     assert np.array_equal(row_of[pair_of], np.arange(n_pairs))
     assert (np.diff(ids[pair_of]) >= 0).all()
     tiles = work[work[:, 0] >= 0]
     assert (work[len(tiles) :, 0] == -1).all(), "tiles without work are the last"
     for expert, first, end, _ in tiles:
-        assert 0 < end - first <= TILE_ROWS and set(ids[pair_of[first:end]]) == {expert}
+        assert 0 < end - first <= tile and set(ids[pair_of[first:end]]) == {expert}
     covered = np.concatenate([np.arange(first, end) for _, first, end, _ in tiles])
     assert np.array_equal(covered, np.arange(n_pairs))
 
@@ -208,43 +215,78 @@ def test_gemv_has_the_same_bits_in_a_larger_batch(machine):
     assert np.array_equal(all_[2:4], one)
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_gemm_of_every_kind(machine, name):
-    """More rows of one expert than a tile has, and an expert without any."""
-    experts = Experts(machine, name, 4, 150, 256)
-    ids = np.random.default_rng(0).choice([0, 1, 3], 180, p=[0.8, 0.1, 0.1]).astype(np.int32)
-    memory, (pair_of, _, _) = sorted_pairs(machine, ids, 4)
-    x = tokens(len(ids), 256)
-    out = Output(machine, 4 * len(ids) * 150)
-    sizes = len(ids), 4
-    ExpertGemm(machine).launch(
-        [experts.tiles], memory.work, upload(machine, x), [out.buffer], *sizes
+def gemm(device, experts, ids, x, tile, n_used=0, epilogue="STORE"):
+    """Outputs in the order of pairs, and pair_of; n_used: x has a row for so many pairs."""
+    if x_bytes(tile, CHUNK_STEPS) > device.shared_bytes - STATIC_SHARED:
+        pytest.skip(f"tiles of {tile} rows do not fit into the shared memory of {device.arch}")
+    memory, (pair_of, row_of, _) = sorted_pairs(device, ids, len(experts[0].each), tile)
+    rows, glu = experts[0].tiles.n_rows, epilogue == "GLU"
+    dtype = np.float16 if glu else np.float32
+    outs = [
+        Output(device, len(ids) * rows * np.dtype(dtype).itemsize)
+        for _ in (experts[:1] if glu else experts)
+    ]
+    ExpertGemm(device).launch(
+        [e.tiles for e in experts],
+        memory,
+        upload(device, x if n_used else x[pair_of]),
+        [out.buffer for out in outs],
+        len(ids),
+        len(experts[0].each),
+        n_used=n_used,
+        epilogue=epilogue,
     )
-    y = out.read(np.float32, (len(ids), 150))
-    assert nmse(y, experts.exact(ids[pair_of], x)) <= ROUNDED
+    return [out.read(dtype, (len(ids), rows)).astype(np.float32)[row_of] for out in outs]
 
 
-def test_gemm_of_gate_and_up(machine):
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("name", KINDS)
+def test_gemm_of_every_kind(machine, name, tile):
+    """More rows of one expert than a tile has, a few of another, and an expert without any."""
+    experts = Experts(machine, name, 4, 150, 512)
+    ids = np.random.default_rng(0).choice([0, 1, 3], 90, p=[0.8, 0.1, 0.1]).astype(np.int32)
+    x = tokens(len(ids), 512)
+    (y,) = gemm(machine, [experts], ids, x, tile)
+    assert nmse(y, experts.exact(ids, x)) <= ROUNDED
+
+
+@pytest.mark.parametrize("tile", TILES)
+def test_gemm_of_the_rows_of_tokens(machine, tile):
+    """Each row is multiplied by three experts; of gate and up."""
+    gate, up = (Experts(machine, "Q4_K", 5, 20, 768, seed) for seed in (1, 2))
+    ids = np.random.default_rng(5).integers(0, 5, 63).astype(np.int32)
+    x = (tokens(21, 768) / 16).astype(np.float16)
+    rows = np.repeat(x, 3, axis=0)
+    for y, w in zip(gemm(machine, [gate, up], ids, x, tile, 3), (gate, up), strict=True):
+        assert nmse(y, w.exact(ids, rows)) <= ROUNDED
+
+
+def test_gemms_of_all_tiles_have_the_same_bits(machine):
+    experts, x = Experts(machine, "Q4_K", 3, 40, 512), tokens(70, 512)
+    ids = np.random.default_rng(6).integers(0, 3, 70).astype(np.int32)
+    first, *others = (gemm(machine, [experts], ids, x, tile)[0] for tile in TILES)
+    assert all(np.array_equal(first, y) for y in others)
+    (few,) = gemm(machine, [experts], ids[:9], x[:9], 64)
+    assert np.array_equal(few, first[:9])
+
+
+def test_rows_of_work_tiles():
+    """By the pairs of an expert, and by shared memory."""
+    hopper, turing = (ExpertGemm(SimpleNamespace(shared_bytes=n << 10)) for n in (227, 64))
+    assert [hopper.tile_rows(n * 128, 128) for n in (1, 4, 8, 9, 18, 19, 500)] == [
+        *(16, 16, 16, 32, 32, 64, 64)
+    ]
+    assert turing.tile_rows(500 * 128, 128) == 32
+
+
+@pytest.mark.parametrize("tile", TILES)
+def test_gemm_of_gate_and_up(machine, tile):
     gate, up = (Experts(machine, "Q8_0", 3, 48, 96, seed) for seed in (1, 2))
     ids = np.random.default_rng(1).integers(0, 3, 50).astype(np.int32)
-    memory, (pair_of, _, _) = sorted_pairs(machine, ids, 3)
     x = (tokens(50, 96) / 16).astype(np.float16)
-    out = Output(machine, 2 * 50 * 48)
-    tiles, sizes = [gate.tiles, up.tiles], (50, 3)
-    ExpertGemm(machine).launch(
-        tiles, memory.work, upload(machine, x), [out.buffer], *sizes, epilogue="GLU"
-    )
-    g, u = gate.exact(ids[pair_of], x), up.exact(ids[pair_of], x)
-    h = out.read(np.float16, (50, 48)).astype(np.float32)
+    (h,) = gemm(machine, [gate, up], ids, x, tile, epilogue="GLU")
+    g, u = gate.exact(ids, x), up.exact(ids, x)
     assert nmse(h, g / (1 + np.exp(-g)) * u) <= ROUNDED
-
-
-def test_gathered_rows(machine):
-    x = tokens(5, 72)
-    pair_of = np.random.default_rng(2).permutation(10).astype(np.int32)
-    out = Output(machine, 10 * 72 * 2)
-    SortPairs(machine).gather(upload(machine, x), upload(machine, pair_of), out.buffer, 10, 2, 72)
-    assert np.array_equal(out.read(np.float16, (10, 72)), x[pair_of // 2])
 
 
 @pytest.mark.parametrize("is_sorted", [False, True])
@@ -302,7 +344,7 @@ def test_under_sanitizers(emulated):
     memory, (pair_of, row_of, _) = sorted_pairs(emulated, flat, 9)
     out, sums = Output(emulated, 4 * 9 * 20), Output(emulated, 4 * 3 * 20)
     up = upload(emulated, x)
-    ExpertGemm(emulated).launch([experts.tiles], memory.work, up, [out.buffer], 9, 9)
+    ExpertGemm(emulated).launch([experts.tiles], memory, up, [out.buffer], 9, 9)
     y = out.read(np.float32, (9, 20))
     assert nmse(y, experts.exact(flat[pair_of], x)) <= ROUNDED
     emulated.upload(sums.buffer, np.zeros((3, 20), np.float32))

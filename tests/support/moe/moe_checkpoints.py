@@ -42,6 +42,43 @@ MOE_KINDS = {
         },
         pre="gpt-4o",
     ),
+    "glm4moe": Kind(  # with a block that predicts the token after the next
+        *("glm4moe", "Glm4MoeForCausalLM", "glm4_moe"),
+        {
+            **{"n_routed_experts": X, "num_experts_per_tok": 2, "moe_intermediate_size": FX},
+            **{"n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5},
+            **{"n_group": 2, "topk_group": 1, "norm_topk_prob": True, "use_qk_norm": True},
+            **{"head_dim": 24, "attention_bias": True, "rope_theta": 1e6},
+            **{"partial_rotary_factor": 0.5, "num_nextn_predict_layers": 1},
+        },
+    ),
+    "ernie4_5-moe": Kind(
+        *("ernie4_5-moe", "Ernie4_5_MoeForCausalLM", "ernie4_5_moe"),
+        {
+            **{"moe_num_experts": X, "moe_k": 2, "moe_intermediate_size": 24, "head_dim": 24},
+            **{"moe_num_shared_experts": 2, "moe_layer_start_index": 1, "use_bias": False},
+            **{"moe_layer_interval": 1, "moe_layer_end_index": -1, "rope_theta": 5e5},
+        },
+        *("spm", ""),
+        tied=True,
+    ),
+    "hunyuan-moe": Kind(
+        *("hunyuan-moe", "HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe"),
+        {
+            **{"num_experts": X, "moe_topk": [2, 2], "moe_intermediate_size": [F, F]},
+            **{"num_shared_expert": [1, 1], "use_mixed_mlp_moe": True, "eod_token_id": 2},
+            **{"head_dim": 24, "use_qk_norm": True, "rope_theta": 10000.0},
+        },
+    ),
+    "minimax-m2": Kind(
+        *("minimax-m2", "MiniMaxM2ForCausalLM", "minimax_m2"),
+        {
+            **{"num_local_experts": X, "num_experts_per_tok": 2, "intermediate_size": FX},
+            **{"head_dim": 24, "rotary_dim": 12, "rope_theta": 5e6, "scoring_func": "sigmoid"},
+            **{"use_qk_norm": True, "use_routing_bias": True, "attn_type_list": [1, 1]},
+        },
+        shards=2,
+    ),
 }
 
 
@@ -71,6 +108,17 @@ def moe_weights_of(name: str) -> dict[str, np.ndarray]:
 
 def moe_shapes_of(name: str) -> dict[str, tuple[int, ...]]:
     """{name in transformers: shape}."""
+    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (N_VOCAB, D)}
+    found["model.norm.weight"] = (D,)
+    if not MOE_KINDS[name].tied:
+        found["lm_head.weight"] = (N_VOCAB, D)
+    for i in range(2 + (name == "glm4moe")):
+        found |= {f"model.layers.{i}.{x}": shape for x, shape in _layer(name, i).items()}
+    return found
+
+
+def _layer(name: str, i: int) -> dict[str, tuple[int, ...]]:
+    """Of layer i, or of the block behind the last."""
     size = config_of(MOE_KINDS[name]).get("head_dim", D // H)
     q, kv = H * size, G * size
     widths = {"q_proj": (q, D), "k_proj": (kv, D), "v_proj": (kv, D), "o_proj": (D, q)}
@@ -78,28 +126,69 @@ def moe_shapes_of(name: str) -> dict[str, tuple[int, ...]]:
         f"{x}_layernorm.weight": (D,) for x in ("input", "post_attention")
     }
     layer |= {f"self_attn.{x}.weight": shape for x, shape in widths.items()}
-    biases = {"qwen2moe": ("q_proj", "k_proj", "v_proj"), "gpt-oss": tuple(widths)}.get(name, ())
+    qkv = ("q_proj", "k_proj", "v_proj")
+    biases = {"qwen2moe": qkv, "gpt-oss": tuple(widths), "glm4moe": qkv}.get(name, ())
     layer |= {f"self_attn.{x}.bias": widths[x][:1] for x in biases}
-    if name == "qwen3moe":
-        layer |= {f"self_attn.{x}_norm.weight": (size,) for x in "qk"}
-    layer |= {"mixtral": _mixtral, "gpt-oss": _gpt_oss}.get(name, _qwen)()
+    widths_of_norms = {"minimax-m2": (q, kv)}.get(name, (size, size))
+    if name in ("qwen3moe", "glm4moe", "minimax-m2"):
+        pairs = zip("qk", widths_of_norms, strict=True)
+        layer |= {f"self_attn.{x}_norm.weight": (n,) for x, n in pairs}
+    if name == "hunyuan-moe":
+        layer |= {f"self_attn.{x}_layernorm.weight": (size,) for x in ("query", "key")}
+    if found := {"glm4moe": _glm, "ernie4_5-moe": _ernie}.get(name):
+        return layer | found(i)
+    others = {"mixtral": _mixtral, "gpt-oss": _gpt_oss, "hunyuan-moe": _hunyuan}
+    layer |= {**others, "minimax-m2": _minimax}.get(name, _qwen)()
     if name == "qwen2moe":
         layer |= {f"mlp.shared_expert.{x}_proj.weight": (48, D) for x in ("gate", "up")}
         layer["mlp.shared_expert.down_proj.weight"] = (D, 48)
         layer["mlp.shared_expert_gate.weight"] = (1, D)
-    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (N_VOCAB, D)}
-    found |= {"model.norm.weight": (D,), "lm_head.weight": (N_VOCAB, D)}
-    return found | {f"model.layers.{i}.{x}": shape for i in range(2) for x, shape in layer.items()}
+    return layer
 
 
-def _qwen() -> dict[str, tuple[int, ...]]:
-    shapes = {"gate_proj": (FX, D), "up_proj": (FX, D), "down_proj": (D, FX)}
+def _ernie(i: int) -> dict[str, tuple[int, ...]]:
+    """A dense layer, and one of experts."""
+    if i == 0:
+        return _dense()
+    bias = {"mlp.moe_statics.e_score_correction_bias": (1, X)}
+    return {**_qwen(24), **bias, **_dense("mlp.shared_experts.", 48)}
+
+
+def _hunyuan() -> dict[str, tuple[int, ...]]:
+    found = {**_qwen(F), "mlp.gate.wg.weight": (X, D), **_dense("mlp.shared_mlp.", F)}
+    return {key: shape for key, shape in found.items() if key != "mlp.gate.weight"}
+
+
+def _minimax() -> dict[str, tuple[int, ...]]:
+    return {**_mixtral(FX), "block_sparse_moe.e_score_correction_bias": (X,)}
+
+
+def _qwen(f: int = FX) -> dict[str, tuple[int, ...]]:
+    shapes = {"gate_proj": (f, D), "up_proj": (f, D), "down_proj": (D, f)}
     experts = {f"mlp.experts.{e}.{x}.weight": s for e in range(X) for x, s in shapes.items()}
     return {"mlp.gate.weight": (X, D), **experts}
 
 
-def _mixtral() -> dict[str, tuple[int, ...]]:
-    shapes, at = {"w1": (F, D), "w2": (D, F), "w3": (F, D)}, "block_sparse_moe."
+def _dense(at: str = "mlp.", f: int = F) -> dict[str, tuple[int, ...]]:
+    shapes = {"gate_proj": (f, D), "up_proj": (f, D), "down_proj": (D, f)}
+    return {f"{at}{x}.weight": s for x, s in shapes.items()}
+
+
+def _glm(i: int) -> dict[str, tuple[int, ...]]:
+    """A dense layer, one of experts, and the block behind them."""
+    if i == 0:
+        return _dense()
+    bias = {"mlp.gate.e_score_correction_bias": (X,)}
+    found = {**_qwen(), **bias, **_dense("mlp.shared_experts.", 2 * FX)}
+    if i == 1:
+        return found
+    head = {"embed_tokens.weight": (N_VOCAB, D), "shared_head.head.weight": (N_VOCAB, D)}
+    norms = {f"{x}.weight": (D,) for x in ("enorm", "hnorm", "shared_head.norm")}
+    return {**found, **head, **norms, "eh_proj.weight": (D, 2 * D)}
+
+
+def _mixtral(f: int = F) -> dict[str, tuple[int, ...]]:
+    shapes, at = {"w1": (f, D), "w2": (D, f), "w3": (f, D)}, "block_sparse_moe."
     experts = {f"{at}experts.{e}.{x}.weight": s for e in range(X) for x, s in shapes.items()}
     return {f"{at}gate.weight": (X, D), **experts}
 

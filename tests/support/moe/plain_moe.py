@@ -13,8 +13,12 @@ import numpy as np
 import plain_decoder
 from plain_decoder import Plain
 
-plain_decoder.NEOX |= {"qwen3moe", "qwen2moe", "gpt-oss"}
-NORMALISED = ("qwen3moe", "llama")
+plain_decoder.NEOX |= {"qwen3moe", "qwen2moe", "gpt-oss", "glm4moe", "hunyuan-moe", "minimax-m2"}
+plain_decoder.WHOLE_NORM.append("minimax-m2")
+plain_decoder.NORM_BEHIND_ROPE.append("hunyuan-moe")
+NORMALISED = ("qwen3moe", "llama", "qwen35moe", "qwen3next")
+NORMALISED += ("ernie4_5-moe", "hunyuan-moe", "minimax-m2")
+SIGMOID = ("glm4moe", "minimax-m2")
 
 
 def plain(path: Path, n_ctx: int) -> Plain:
@@ -31,35 +35,45 @@ class PlainMoE(Plain):
         return self.key("expert_count", 0)
 
     def feed_forward(self, i: int, x: np.ndarray) -> np.ndarray:
-        oss = self.arch == "gpt-oss"
-        name = "post_attention_norm" if oss else "ffn_norm"
+        if f"blk.{i}.ffn_gate_inp.weight" not in self.w:
+            return super().feed_forward(i, x)
+        before = f"blk.{i}.ffn_norm.weight" in self.w
+        name = "ffn_norm" if before else "post_attention_norm"
         n = self.norm(x, f"blk.{i}.{name}.weight")
         return np.array([self.one_token(i, token) for token in n])
 
     def one_token(self, i: int, n: np.ndarray) -> np.ndarray:
         at, w, oss = f"blk.{i}.ffn_", self.w, self.arch == "gpt-oss"
         logits = w[at + "gate_inp.weight"] @ n + w.get(at + "gate_inp.bias", 0)
-        chosen = sorted(self.candidates(logits), key=lambda e: -logits[e])
+        likes = self.scores(logits) + w.get(f"blk.{i}.exp_probs_b.bias", 0)
+        chosen = sorted(self.candidates(likes), key=lambda e: -likes[e])
         chosen = chosen[: self.key("expert_used_count")]
-        over = chosen if oss else range(self.n_expert)
-        total = sum(math.exp(logits[e]) for e in over)
-        p = {e: math.exp(logits[e]) / total for e in chosen}
-        if self.arch in NORMALISED:
+        p = {e: self.scores(logits[chosen if oss else slice(None)])[j if oss else e]
+             for j, e in enumerate(chosen)}  # fmt: skip
+        if self.key("expert_weights_norm", self.arch in NORMALISED):
             p = {e: v / sum(p.values()) for e, v in p.items()}
-        y = sum(p[e] * self.expert(i, e, n) for e in chosen)
+        scale = self.key("expert_weights_scale", 1.0)
+        y = sum(p[e] * scale * self.expert(i, e, n) for e in chosen)
         if at + "up_shexp.weight" in w:
             gate, up = (w[f"{at}{x}_shexp.weight"] @ n for x in ("gate", "up"))
             h = gate / (1 + np.exp(-gate)) * up
-            strength = 1 / (1 + math.exp(-(w[at + "gate_inp_shexp.weight"] @ n)))
+            gate = at + "gate_inp_shexp.weight"
+            strength = 1 / (1 + math.exp(-(w[gate] @ n))) if gate in w else 1.0
             y = y + strength * (w[at + "down_shexp.weight"] @ h)
         return y
 
-    def candidates(self, logits: np.ndarray) -> list[int]:
-        """Experts of the groups whose two best have the largest sum of probabilities."""
+    def scores(self, logits: np.ndarray) -> np.ndarray:
+        """The file's, or those of the architecture."""
+        usual = 2 if self.arch in SIGMOID else 1
+        if (self.key("expert_gating_func") or usual) == 2:
+            return 1 / (1 + np.exp(-logits))
+        return np.exp(logits) / np.exp(logits).sum()
+
+    def candidates(self, likes: np.ndarray) -> list[int]:
+        """Experts of the groups whose two best have the largest sum."""
         n, used = self.key("expert_group_count", 1), self.key("expert_group_used_count", 1)
-        p = np.exp(logits) / np.exp(logits).sum()
         groups = np.array_split(np.arange(self.n_expert), n)
-        best = sorted(groups, key=lambda group: -sum(sorted(p[group])[-2:]))
+        best = sorted(groups, key=lambda group: -sum(sorted(likes[group])[-2:]))
         return [int(e) for group in best[:used] for e in group]
 
     def expert(self, i: int, e: int, n: np.ndarray) -> np.ndarray:

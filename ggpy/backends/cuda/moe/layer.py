@@ -1,8 +1,8 @@
 """Mixtures of experts on a GPU: router, products of the chosen experts, their sum.
 
-In decode each pair of a token and an expert is a GEMV; in prefill pairs are sorted by expert, for a
-grouped GEMM. Which experts are chosen stays on the device. Nothing is decided here: plan/ says how
-a layer is computed.
+A few pairs of a token and an expert are each a GEMV; many are sorted by expert, for a grouped GEMM.
+Which experts are chosen stays on the device. Nothing is decided here: plan/ says how a layer is
+computed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import numpy as np
 from ....kernels.gemm.gemm import Epilogue
 from ....kernels.layout.tile import TiledMatrix
 from ....kernels.moe.combine import Combine, ExpertOutputs
-from ....kernels.moe.expert_gemm import ExpertGemm
 from ....kernels.moe.expert_gemv import ExpertGemv
 from ....kernels.moe.route import Route, RouterWeights, Routes
 from ....kernels.moe.sort import WORK_BYTES, SortedPairs, SortPairs, work_tiles
@@ -31,7 +30,7 @@ from ..plan import MoEPlan
 @dataclass(frozen=True)
 class ChosenPairs:
     """The pairs of a step, each of a token and an expert: what the router says of them, what is
-    multiplied (f16, rows of tokens, or of sorted pairs), and their order in a sorted step.
+    multiplied (f16, rows of tokens), and their order in a sorted step.
     """
 
     routes: Routes
@@ -49,7 +48,7 @@ class MoEOps:
         self._context, self.device = context, context.device
         self._route = Route(self.device)
         self._gemv = ExpertGemv(self.device, context.planner.kernels.decode)
-        self._gemm = ExpertGemm(self.device)
+        self._gemm = context.planner.kernels.experts
 
     @cached_property
     def _sort(self) -> SortPairs:
@@ -90,7 +89,8 @@ class MoEOps:
         each = 4 * n * plan.choice.n_used
         ids, strengths = c.scratch("expert ids", each), c.scratch("expert weights", each)
         gates = c.scratch("shared strength", 4 * n) if gate is not None else None
-        out = Routes(c.f16("normed", n, k).data, ids, strengths, gates)
+        logits = c.scratch("expert logits", 4 * n * plan.choice.n_expert)
+        out = Routes(c.f16("normed", n, k).data, ids, strengths, logits, gates)
         self._route.launch(x.data, weights, plan.choice, out, n, k)
         return out
 
@@ -117,20 +117,19 @@ class MoEOps:
 
     def _pairs(self, routes: Routes, x: Array, plan: MoEPlan) -> ChosenPairs:
         """The pairs in the order in which they are multiplied."""
-        c, (n, k), choice = self._context, x.shape, plan.choice
-        n_pairs = n * choice.n_used
-        if not plan.grouped:
+        c, choice = self._context, plan.choice
+        n_pairs = x.shape[0] * choice.n_used
+        if not plan.tile_rows:
             return ChosenPairs(routes, routes.normed, n_pairs, plan)
-        n_work = work_tiles(n_pairs, choice.n_expert)
+        n_work = work_tiles(n_pairs, choice.n_expert, plan.tile_rows)
         order = SortedPairs(
             c.scratch("pair of row", 4 * n_pairs),
             c.scratch("row of pair", 4 * n_pairs),
             c.scratch("expert work", WORK_BYTES * n_work),
+            plan.tile_rows,
         )
         self._sort.launch(routes.ids, order, n_pairs, choice.n_expert)
-        rows = c.f16("x by expert", n_pairs, k).data
-        self._sort.gather(routes.normed, order.pair_of, rows, n_pairs, choice.n_used, k)
-        return ChosenPairs(routes, rows, n_pairs, plan, order)
+        return ChosenPairs(routes, routes.normed, n_pairs, plan, order)
 
     def expert_act(self, pairs: ChosenPairs, e: Experts) -> Array:
         """h f16 [pairs, F], which meets w_down."""
@@ -185,7 +184,8 @@ class MoEOps:
         dst, choice = [out.data for out in outs], pairs.plan.choice
         if pairs.order is not None:
             self._gemm.launch(
-                *(tiles, pairs.order.work, x, dst, pairs.n, choice.n_expert),
+                *(tiles, pairs.order, x, dst, pairs.n, choice.n_expert),
+                n_used=choice.n_used if per_token else 0,
                 epilogue=epilogue,
                 activation=activation,
             )
@@ -193,6 +193,7 @@ class MoEOps:
         self._gemv.launch(
             *(tiles, pairs.routes.ids, x, dst, pairs.n, choice.n_used),
             per_token=per_token,
+            ids_ready=not per_token,
             epilogue=epilogue,
             activation=activation,
         )

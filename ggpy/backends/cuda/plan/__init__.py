@@ -10,6 +10,7 @@ from .candidates import CANDIDATES
 from .kernels import GemmKernels
 from .layers import (
     AttentionPlan,
+    DeltaPlan,
     DensePlan,
     MoEPlan,
     OutputPlan,
@@ -25,6 +26,7 @@ __all__ = [
     "CANDIDATES",
     "Activations",
     "AttentionPlan",
+    "DeltaPlan",
     "DensePlan",
     "GemmChoice",
     "GemmKernels",

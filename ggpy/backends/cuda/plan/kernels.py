@@ -15,6 +15,7 @@ from ....kernels.gemm.gemm_wgmma import DEFERRED_NORM_TOKENS, GemmWgmma
 from ....kernels.gemm.hopper import ROW_BLOCK, SplitKWorkspace
 from ....kernels.layout.pack import Pack
 from ....kernels.layout.tile import ROWS
+from ....kernels.moe.expert_gemm import ExpertGemm
 from ....kernels.w8a8.quantize_rows import QuantizeRows
 from ....kernels.w8a8.w8a8_decode import W8A8Decode
 from ....kernels.w8a8.w8a8_prefill import W8A8Prefill
@@ -38,6 +39,7 @@ class GemmKernels:
         self.skinny = GemmSkinny(device, n_sms, workspace)
         self.wgmma = GemmWgmma(device, n_sms, workspace)
         self.prefill = GemmPrefill(device)
+        self.experts = ExpertGemm(device)
         self.pack = Pack(device)
         self.w8a8_decode = W8A8Decode(device, limits)
         self.w8a8_prefill = W8A8Prefill(device)

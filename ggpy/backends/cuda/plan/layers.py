@@ -18,9 +18,18 @@ from ....kernels.gemm.gemm import Epilogue
 from ....kernels.layout.pack import PLAIN, UNIT
 from ....kernels.moe.route import RouterChoice
 from ...experts import LEAST_SUM
-from ...interface import Attention, Dense, Head, Layer, MoE, Norm
+from ...interface import (
+    Attention,
+    Dense,
+    FeedForward,
+    GatedDeltaNet,
+    Head,
+    Layer,
+    Mixer,
+    MoE,
+    Norm,
+)
 from ..arrays import Matrix, one_layout
-from .candidates import PREFILL_TOKENS
 from .problem import NormIn, Problem, ProductPlan, StepClass
 from .products import ProductPlanner
 
@@ -75,6 +84,15 @@ class AttentionPlan:
 
 
 @dataclass(frozen=True, eq=False)
+class DeltaPlan:
+    """The plan of a layer's gated delta net. after: state of the residual stream after it."""
+
+    projections: ProductPlan
+    out: OutputPlan
+    after: ResidualState
+
+
+@dataclass(frozen=True, eq=False)
 class DensePlan:
     """The plan of a layer's feed-forward. glu: gate and up are one launch; otherwise a kernel
     multiplies them. after: state of the residual stream after it.
@@ -89,13 +107,14 @@ class DensePlan:
 
 @dataclass(frozen=True, eq=False)
 class MoEPlan:
-    """The plan of a layer's experts. choice: what the router is asked for. grouped: pairs of tokens
-    and experts are sorted, for a GEMM; else each is a GEMV. together: gate and up are one launch;
-    glu: which applies the activation. shared: the products of the shared expert.
+    """The plan of a layer's experts. choice: what the router is asked for. tile_rows: of the work
+    tiles of pairs that are sorted by expert, for a GEMM; 0: each pair is a GEMV. together: gate
+    and up are one launch; glu: which applies the activation. shared: the products of the shared
+    expert.
     """
 
     choice: RouterChoice
-    grouped: bool
+    tile_rows: int
     together: bool
     glu: bool
     shared: tuple[ProductPlan, ProductPlan] | None
@@ -128,6 +147,8 @@ class Planner(ProductPlanner):
         """
         if a.norm_whole:
             return RopeIn.KERNEL
+        if a.w_gate is not None:  # a fourth matrix, which no epilogue knows
+            return RopeIn.ATTENTION if s.decode and s.fused else RopeIn.KERNEL
         norms = (a.q_norm, a.k_norm)
         n_pairs = len(a.rope.inv_freq) if a.rope else a.spec.key_size // 2
         neox = a.rope is not None and a.rope.style == "neox"
@@ -158,6 +179,7 @@ class Planner(ProductPlanner):
 
     def _attention(self, layer: Layer, s: StepClass, x: ResidualState, heads: Any) -> AttentionPlan:
         a = layer.mixer
+        assert isinstance(a, Attention)
         refuse(a)
         if layer.parallel:
             raise lacking("attention and feed-forward in parallel")
@@ -166,13 +188,29 @@ class Planner(ProductPlanner):
         norm, x = self.input_norm(weights, s, x, n, True)
         epilogue: Epilogue = "QKV" if rope is RopeIn.EPILOGUE else "STORE"
         qkv = self.product(weights, s, epilogue, norm)
-        packs = s.fused and heads.packs
+        packs = s.fused and heads.packs and a.w_gate is None
         o_layout = self.x_layout([a.wo], s) if packs else PLAIN
-        successor = layer.ffn or (layer.next.mixer if layer.next else None)
-        if isinstance(successor, MoE) or a.bo is not None:  # what follows takes x as it is
-            successor = None
+        successor = None if a.bo is not None else successor_of(layer)
         out, x = self.output(a.wo, a.post_norm, successor, s, x)
         return AttentionPlan(qkv, rope, o_layout, out, x)
+
+    def delta(self, layer: Layer, s: StepClass, x: ResidualState) -> DeltaPlan:
+        """The plan of a layer's gated delta net."""
+        key = layer, s, x
+        if key not in self._plans:
+            self._plans[key] = self._delta(layer, s, x)
+        return self._plans[key]
+
+    def _delta(self, layer: Layer, s: StepClass, x: ResidualState) -> DeltaPlan:
+        d = layer.mixer
+        assert isinstance(d, GatedDeltaNet)
+        refuse(d)
+        if layer.parallel:
+            raise lacking("a gated delta net and a feed-forward in parallel")
+        norm, x = self.input_norm(d.projections, s, x, s.n_tokens, True)
+        projections = self.product(d.projections, s, "STORE", norm)
+        out, x = self.output(d.wo, d.post_norm, successor_of(layer), s, x)
+        return DeltaPlan(projections, out, x)
 
     def takes_glu(self, weights: Sequence[Matrix], s: StepClass) -> bool:
         """Whether one launch computes act(gate) * up."""
@@ -209,6 +247,15 @@ class Planner(ProductPlanner):
             self._plans[key] = self._moe(layer, s)
         return self._plans[key]
 
+    def expert_tile(self, choice: RouterChoice, s: StepClass) -> int:
+        """Rows of a work tile of sorted pairs; 0: pairs are not sorted. A probe reads them in the
+        order of tokens. With a pair an expert, sorting saves a third of the reads of weights.
+        """
+        n_pairs = s.n_tokens * choice.n_used
+        if self.batch_invariant or not s.fused or n_pairs < choice.n_expert:
+            return 0
+        return self.kernels.experts.tile_rows(n_pairs, choice.n_expert)
+
     def _moe(self, layer: Layer, s: StepClass) -> MoEPlan:
         f = layer.ffn
         assert isinstance(f, MoE)
@@ -217,20 +264,19 @@ class Planner(ProductPlanner):
         biased = e.b_gate is not None or e.b_up is not None
         together = one_layout([e.w_gate, e.w_up])
         glu = together and not biased and e.activation != "swiglu_oai"
-        grouped = self.is_prefill(s) and s.fused and s.n_tokens >= PREFILL_TOKENS
         shared = None
         if f.shared is not None:
             gate_up = [f.shared.w_gate, f.shared.w_up]
             epilogue: Epilogue = "GLU" if self.takes_glu(gate_up, s) else "STORE"
             shared = self.product(gate_up, s, epilogue), self.product([f.shared.w_down], s)
         choice = choice_of(f)
-        return MoEPlan(choice, grouped, together, glu, shared, ResidualState())
+        return MoEPlan(choice, self.expert_tile(choice, s), together, glu, shared, ResidualState())
 
     def output(
         self,
         w: Matrix,
         post_norm: Norm | None,
-        successor: Attention | Dense | None,
+        successor: Mixer | FeedForward | None,
         s: StepClass,
         x: ResidualState,
     ) -> tuple[OutputPlan, ResidualState]:
@@ -280,7 +326,13 @@ def choice_of(f: MoE) -> RouterChoice:
     return RouterChoice(n_expert, r.n_used, r.score, r.normalise, r.scale, r.groups, LEAST_SUM)
 
 
-def refuse(part: Attention | Dense | MoE | Head) -> None:
+def successor_of(layer: Layer) -> Mixer | FeedForward | None:
+    """What takes x behind a layer's mixer; None for experts, which take x as it is."""
+    successor = layer.ffn or (layer.next.mixer if layer.next else None)
+    return None if isinstance(successor, MoE) else successor
+
+
+def refuse(part: Mixer | FeedForward | Head) -> None:
     """Raises GGUFError for what no kernel computes."""
     norms = [part.norm, getattr(part, "post_norm", None)]
     whole, temperature = getattr(part, "norm_whole", False), getattr(part, "temperature", None)
@@ -290,6 +342,7 @@ def refuse(part: Attention | Dense | MoE | Head) -> None:
     found = {
         "layer norms and norms with a bias": any(n and not n.is_rms for n in norms),
         "a bias of the attention's output before a norm": biased,
+        "attention to later tokens": not getattr(part, "causal", True),
         "a scale of what is added to the residual stream": getattr(part, "residual_scale", 1) != 1,
         "norms of heads behind RoPE": getattr(part, "norm_after_rope", False),
         "norms of all heads with a bias": whole and getattr(part, "bq", None) is not None,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Literal
 
 from ....formats import Format
-from ....kernels.gemm.gemm import Epilogue
+from ....kernels.gemm.gemm import SEGMENTS, Epilogue
 from ....kernels.gemm.gemm_decode import NORM_TOKENS
 from ....kernels.gemm.hopper import has_wgmma
 from ....kernels.layout.blocks_to_f16 import F16_TILES
@@ -147,7 +147,7 @@ class ProductPlanner:
         launches: list[LaunchPlan] = []
         start = 0
         while start < len(weights):
-            for stop in range(len(weights), start, -1):
+            for stop in range(min(len(weights), start + SEGMENTS), start, -1):
                 whole = (start, stop) == (0, len(weights))
                 options = norm is NormIn.PROLOGUE, self.is_prefill(s), out_layout, whole
                 plan = self.choose(Problem(weights[start:stop], n, epilogue, *options))
@@ -181,6 +181,8 @@ class ProductPlanner:
         """Whether one launch for all weights also computes the norm of x. The order of sums then
         differs from that of a norm kernel.
         """
+        if len(weights) > SEGMENTS:
+            return False
         two = Problem(weights, n, "STORE", norm=True)
         if not (one_layout(weights) or GemmDecodeTwoCandidate().takes(self, two)):
             return False

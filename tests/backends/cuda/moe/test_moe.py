@@ -17,15 +17,20 @@ from ggpy.backends.interface import Layer
 from ggpy.backends.numpy import moe as reference
 from ggpy.backends.numpy.backend import Reference
 from ggpy.gguf import File, GGUFError
+from ggpy.kernels.moe.route import RouterChoice
 from tools import make_tiny
 
 from ..test_backend import PAGES, Model, ids_of, step_of
 
-MODELS = [name for name, model in make_tiny.MODELS.items() if model.experts]
+REFUSED = {"hunyuan-moe": "norms of heads behind RoPE"}
+MODELS = [name for name, model in make_tiny.MODELS.items() if model.experts and name not in REFUSED]
+BATCHED = ("qwen3moe", "qwen2moe", "gpt-oss")  # of each way to combine the kernels of experts
 # A GPU rounds activations to halves: where two experts are liked nearly alike, it may choose the
 # other one. Tokens are compared whose last choice is by so much better than the next best.
 MARGIN = 0.02
 OF_A_ROW, OF_ALL = 1.5e-4, 2e-5
+# Norms of heads that begin near 0 enlarge what was rounded before them.
+SLACK = dict.fromkeys(("qwen35moe", "qwen3next"), 10)
 
 
 class Margins:
@@ -38,9 +43,12 @@ class Margins:
         route = reference.route
 
         def watched(n: np.ndarray, router: Any) -> Any:
-            logits = np.sort(router.weight.affine(n, router.bias), axis=-1)
-            k = logits.shape[1] - router.n_used
-            gap = (logits[:, k] - logits[:, k - 1]) / (logits[:, -1] - logits[:, 0] + 1e-9)
+            likes = router.weight.affine(n, router.bias)
+            if router.choice_bias is not None:
+                likes = reference.SCORES[router.score](likes) + router.choice_bias
+            likes = np.sort(likes, axis=-1)
+            k = likes.shape[1] - router.n_used
+            gap = (likes[:, k] - likes[:, k - 1]) / (likes[:, -1] - likes[:, 0] + 1e-9)
             same = len(self.least) == len(gap)
             self.least = np.minimum(self.least, gap) if same else gap
             return route(n, router)
@@ -58,7 +66,7 @@ class MoEPair:
 
     def __init__(self, device: Any, path: Any, monkeypatch: pytest.MonkeyPatch, **options: Any):
         self.gpu, self.cpu = Model(Cuda(device, **options), path), Model(Reference(1), path)
-        self.margins = Margins(monkeypatch)
+        self.margins, self.slack = Margins(monkeypatch), SLACK.get(path.stem, 1)
 
     def step(self, chunks: list, rows: list[int] | None = None) -> np.ndarray:
         step = step_of(chunks, rows)
@@ -66,9 +74,10 @@ class MoEPair:
         clear = self.margins.take()[step.rows] > MARGIN
         assert clear.mean() > 0.6 or len(clear) < 4
         for a, b in zip(got[clear], expected[clear], strict=True):
-            assert nmse(a, b) <= OF_A_ROW
+            assert nmse(a, b) <= self.slack * OF_A_ROW
         if clear.any():
-            assert nmse(got[clear], expected[clear]) <= (OF_ALL if len(clear) > 20 else OF_A_ROW)
+            most = OF_ALL if len(clear) > 20 else OF_A_ROW
+            assert nmse(got[clear], expected[clear]) <= self.slack * most
         return got
 
 
@@ -88,7 +97,7 @@ def test_steps_of_every_kind(machine, tiny_path, monkeypatch, name) -> None:
     pair.step(mixed)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", BATCHED)
 def test_decode_has_the_same_bits_alone_and_in_a_batch(machine, tiny_path, name) -> None:
     found = []
     for n in (1, 2, 5):
@@ -125,13 +134,26 @@ class OneLayer:
         return ops.read(ops.moe.feed_forward(memory, self.layer))
 
 
-@pytest.mark.parametrize("n_tokens", [1, 3, 40])
+@pytest.mark.parametrize(("n_tokens", "decode"), [(1, True), (9, True), (40, False)])
 @pytest.mark.parametrize("name", FORMS)
-def test_every_form_of_a_layer(emulator, name, n_tokens) -> None:
+def test_every_form_of_a_layer(emulator, name, n_tokens, decode) -> None:
+    """By pairs, and sorted in decode and in prefill."""
     form, x = FORMS[name], random_x(FORMS[name], n_tokens)
     expected = reference.feed_forward(x, random_moe(Reference(1), form), lambda *_: None)
-    y = OneLayer(Cuda(emulator), form).run(x, n_tokens < 40)
+    y = OneLayer(Cuda(emulator), form).run(x, decode)
     assert nmse(y - x, (expected - x).astype(np.float64)) <= 3e-6
+
+
+def test_pairs_are_sorted_if_there_is_one_for_each_expert(emulator) -> None:
+    from ggpy.backends.cuda.plan import StepClass
+
+    def tile(n: int, n_expert: int = 128, fused: bool = True, **options: Any) -> int:
+        choice = RouterChoice(n_expert, 8)
+        step = StepClass(n, n, True, True, fused)
+        return Cuda(emulator, **options).context.planner.expert_tile(choice, step)
+
+    assert [tile(n) for n in (1, 15, 16, 64, 2048)] == [0, 0, 16, 16, 64]
+    assert tile(64, fused=False) == tile(64, batch_invariant=True) == 0
 
 
 @pytest.mark.parametrize("name", ["normalised", "gated shared", "gpt-oss"])
@@ -164,6 +186,13 @@ def test_experts_that_no_kernel_multiplies(emulator, form, message) -> None:
         random_moe(Cuda(emulator), form)
 
 
+@pytest.mark.parametrize("name", REFUSED)
+def test_models_that_are_refused_by_name(emulator, tiny_path, name) -> None:
+    model = Model(Cuda(emulator), tiny_path(name))
+    with pytest.raises(GGUFError, match=f"no kernel for {REFUSED[name]}: use --device cpu"):
+        model.logits(step_of([([5], 0, [0])]))
+
+
 def test_routers_beyond_the_kernel_are_refused_by_name(emulator) -> None:
     form = Form(X=40, J=33)
     layer = OneLayer(Cuda(emulator), form)
@@ -186,8 +215,8 @@ def test_memory_is_counted(tiny_path) -> None:
         arch.load(file, Counting(1), 64)
     (demand,) = demands
     assert (demand.n_used, demand.n_ff_expert, demand.n_ff) == (2, 32, 96)
-    each = 2 * 64 + (4 + 4 + 2) * 32 + 4 * 64 + 16
-    assert _expert_bytes(demand) == 2 * each + 4 * 64 + 4
+    each = (4 + 4 + 2) * 32 + 4 * 64 + 16
+    assert _expert_bytes(demand) == 2 * each + 4 * demand.n_expert + 4 * 64 + 4
 
 
 def test_greedy_ids(machine, tiny_path) -> None:

@@ -1,0 +1,81 @@
+"""glm4moe: GLM-4.5 to 4.7: experts behind a few dense layers, chosen by sigmoids with a bias of the
+choice, and a shared one.
+
+Half of each head is rotated. Blocks that predict further tokens stand behind the layers of some
+files; they are not used.
+"""
+
+from __future__ import annotations
+
+from . import hugging_face as hf
+from . import llama
+from .architecture import Architecture, Context, LayerSettings, ModelSettings
+from .layers import attention, dense, moe
+from .layers.attention import QK_NORM, QKV_BIAS
+from .layers.dense import DenseSettings
+from .layers.moe import MoESettings, read_router
+
+NEXTN = "nextn_predict_layers"
+HALF = "partial_rotary_factor"
+NORM, STORED_AS = "ffn_norm.weight", "post_attention_norm.weight"
+EXPERTS = {**moe.TENSORS, **moe.CHOICE_BIAS, **moe.SHARED}
+# Of a block behind the layers
+BLOCK = (*attention.TENSORS, *QKV_BIAS, *QK_NORM, *EXPERTS, STORED_AS)
+HEAD = ("eh_proj", "enorm", "hnorm", "embed_tokens", "shared_head_head", "shared_head_norm")
+CHECKPOINT = {
+    **{k: v for k, v in {**hf.LAYER, **hf.EXPERTS}.items() if k != NORM},
+    **{**hf.SHARED, **hf.QKV_BIAS, **hf.QK_NORM, STORED_AS: hf.LAYER[NORM]},
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+}
+
+
+def read(c: Context) -> ModelSettings:
+    """The file may set the score, whether weights add up to 1, and their scale."""
+    mixer = llama.attention(c, "neox")
+    experts = MoESettings(read_router(c.config, c.sizes, "sigmoid", says=moe.SETTINGS))
+    ffns = [experts if x.n_expert else DenseSettings("silu") for x in c.sizes.layers]
+    return ModelSettings([LayerSettings(mixer, ffn) for ffn in ffns])
+
+
+def settings(s: hf.CheckpointSettings) -> hf.Metadata:
+    """The share of a head that is rotated stands among rope's settings or beside them."""
+    s.only("hidden_act", "silu", "swish")
+    s.raw("use_qk_norm")  # the tensors say it
+    share = hf.rope_part(s, 10000.0).real(HALF, s.real(HALF, 0.5, high=1.0), high=1.0)
+    return {
+        **{**hf.sizes(s), **hf.rope(s, known=(HALF,)), **hf.head_sizes(s), **hf.experts(s)},
+        "rope.dimension_count": ("u32", int(share * hf.head_size(s))),
+        "expert_group_count": ("u32", s.integer("n_group")),
+        "expert_group_used_count": ("u32", s.integer("topk_group")),
+        moe.SHARED_COUNT: ("u32", s.integer("n_shared_experts", low=0)),
+        moe.N_DENSE: ("u32", s.integer("first_k_dense_replace", low=0)),
+        moe.SCORE: ("u32", 2),
+        moe.SCALE: ("f32", s.real("routed_scaling_factor")),
+        moe.NORM: ("bool", s.flag("norm_topk_prob", True)),
+    }
+
+
+ARCHITECTURE = Architecture(
+    "glm4moe",
+    read,
+    layer={**attention.TENSORS, **dense.TENSORS},
+    expert_layer={**attention.TENSORS, **EXPERTS},
+    optional_layer={**QKV_BIAS, **QK_NORM},
+    fused={STORED_AS: (NORM,)},
+    behind=frozenset({*BLOCK, *(f"nextn.{x}.weight" for x in HEAD)}),
+    understands=moe.UNDERSTOOD | {moe.SHARED_COUNT, moe.N_DENSE, NEXTN},
+    hugging_face=hf.HuggingFace(
+        classes={
+            "Glm4MoeForCausalLM": {
+                **{"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "n_routed_experts": 128},
+                **{"num_experts_per_tok": 8, "moe_intermediate_size": 1408, "n_group": 1},
+                **{"topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1},
+                **{"routed_scaling_factor": 1.0, "max_position_embeddings": 131072},
+                "num_nextn_predict_layers": 1,
+            }
+        },
+        settings=settings,
+        layer=CHECKPOINT,
+        nextn=("num_nextn_predict_layers", "num_mtp_layers"),
+    ),
+)

@@ -1,0 +1,82 @@
+"""Gated delta nets on a GPU: four products of the normalised x, the kernels of kernels/delta, and
+the product that adds to x. Nothing is decided here: plan/ says how the products are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ....kernels.delta.delta_net import (
+    DeltaBuffers,
+    DeltaNet,
+    DeltaShape,
+    DeltaStep,
+    DeltaWeights,
+)
+from ...interface import CacheGroup, GatedDeltaNet, Layer
+from ..arrays import Array
+from ..context import StepContext
+from ..plan import DeltaPlan
+from .states import StateMemory, shape_of
+
+PROJECTED = ("mixed", "z", "beta", "alpha")  # names of scratch memory
+
+
+class DeltaOps:
+    """Executes the plans of gated delta nets."""
+
+    def __init__(self, context: StepContext, groups: Sequence[CacheGroup], n_paged: int) -> None:
+        """Allocates the states of the groups, which stand behind n_paged others; raises
+        OutOfMemory.
+        """
+        self._context, self._n_paged = context, n_paged
+        self.states = StateMemory(context.device, groups)
+        self._kernels: dict[DeltaShape, DeltaNet] = {}
+
+    def mix(self, x: Array, layer: Layer) -> Array:
+        """x[T, D] with the layer's gated delta net added."""
+        c, d = self._context, layer.mixer
+        assert isinstance(d, GatedDeltaNet)
+        plan = c.planner.delta(layer, c.s, c.stream)
+        c.stream = plan.after
+        parts = self.delta_in(x, d, plan)
+        u, out = self.delta_net(parts, layer, d)
+        if c.probe:
+            c.probe(layer.index, "qkv", u)
+            c.probe(layer.index, "attention", out)
+        x = self.delta_out(out, x, d, plan)
+        if c.probe:
+            c.probe(layer.index, "attn_out", x)
+        return x
+
+    def delta_in(self, x: Array, d: GatedDeltaNet, plan: DeltaPlan) -> list[Array]:
+        """f32 [T, C], [T, Hv*S], [T, Hv] and [T, Hv] of the normalised x."""
+        c, n = self._context, x.shape[0]
+        named = zip(PROJECTED, d.projections, strict=True)
+        parts = [c.f32(name, n, w.n_rows) for name, w in named]
+        c.input_product(plan.projections, x, d.norm, d.projections, parts)
+        return parts
+
+    def delta_net(self, parts: list[Array], layer: Layer, d: GatedDeltaNet) -> tuple[Array, Array]:
+        """(u f32 [T, C], what wo multiplies, f16 [T, Hv*S]); the new states are written."""
+        c, shape = self._context, shape_of(d.spec)
+        mixed, gate, beta, alpha = (part.data for part in parts)
+        n, values = c.batch.n_tokens, shape.n_v_head * shape.size
+        u, o = c.f32("u", n, shape.channels), c.f32("heads", n, values)
+        decay, out = c.f32("decay", n, 2 * shape.n_v_head), c.f16("o", n, values)
+        group = d.group - self._n_paged
+        batch = c.batch
+        step = DeltaStep(batch.sequences, batch.first, batch.states[group], n, batch.n_sequences)
+        weights = DeltaWeights(d.conv, d.a, d.dt, d.out_norm.weight, d.out_norm.eps, d.tiled)
+        buffers = DeltaBuffers(mixed, gate, beta, alpha, u.data, decay.data, o.data, out.data)
+        self._kernel(shape).launch(step, self.states.of(group, d.slot), weights, buffers)
+        return u, out
+
+    def delta_out(self, o: Array, x: Array, d: GatedDeltaNet, plan: DeltaPlan) -> Array:
+        """x + o wo^T."""
+        return self._context.output_product(plan.out, o, d.wo, x, d.post_norm)
+
+    def _kernel(self, shape: DeltaShape) -> DeltaNet:
+        if shape not in self._kernels:
+            self._kernels[shape] = DeltaNet(self._context.device, shape)
+        return self._kernels[shape]
