@@ -58,6 +58,7 @@ class Tiny:
     declared: tuple[str, ...] = ()  # its architecture knows all tensors; some that it may leave out
     experts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # in place of ffn_*.weight
     n_dense: int = 0  # layers before those with experts
+    period: int = 1  # the last of so many layers has experts
     types: Mapping[str, str] = field(default_factory=dict)  # of tensors with this in their names
     dense: int = 0  # rows between the two matrices of an embedding
     # Of layers with a gated delta net, which is all but every fourth: Hk, Hv, S, taps
@@ -202,6 +203,14 @@ MODELS = {
             **{**COUNTS, "expert_shared_count": 1, "expert_shared_feed_forward_length": FX},
             "rope.freq_base": 1.1e7,
         },
+    ),
+    "llama4": Tiny(
+        "bpe",
+        F=32,
+        n_layer=4,
+        experts={**EXPERTS, **UNGATED},
+        period=2,
+        settings={**COUNTS, "expert_used_count": 1, "interleave_moe_layer_step": 2},
     ),
     "minimax-m2": Tiny(
         "bpe",
@@ -522,7 +531,7 @@ def _layer_shapes(m: Tiny, i: int) -> dict[str, tuple[int, ...]]:
         "ffn_down.weight": (m.D, m.F),
         **{name: (sizes[name],) for name in m.layer},
     }
-    experts = dict(m.experts) if i >= m.n_dense else {}
+    experts = dict(m.experts) if i >= m.n_dense and (i + 1) % m.period == 0 else {}
     without = {*m.without, *(DENSE if experts else ())}
     return {name: x for name, x in found.items() if name not in without} | experts
 

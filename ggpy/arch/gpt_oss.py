@@ -86,6 +86,7 @@ ARCHITECTURE = Architecture(
             "ffn_gate_inp.bias": "mlp.router.bias",
             **{f"ffn_{x}_exps.bias": f"mlp.experts.{x}_proj.bias" for x in ("gate", "up", "down")},
         },
+        transposed=True,
         interleaved=True,
     ),
 )

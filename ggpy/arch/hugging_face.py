@@ -184,7 +184,8 @@ class HuggingFace:
     tied: bool | None = False
     inserted: str = ""  # what names of the text model have in them beside other models
     others: tuple[str, ...] = ()  # how the names of those begin
-    # Rows of gate and up take turns in the tensors of all experts, which are transposed
+    # Tensors of all experts are transposed; rows of gate and up take turns there
+    transposed: bool = False
     interleaved: bool = False
     characters: bool = False  # its tokens are merged of characters, not of bytes or pieces
     nextn: tuple[str, ...] = ()  # settings with the number of blocks behind the layers: left out
@@ -377,15 +378,15 @@ def rope_freqs(s: CheckpointSettings) -> dict[str, NDArray[np.float32]]:
 
 def llama3_factors(rope: CheckpointSettings, n_rot: int) -> NDArray[np.float32]:
     """factors[n_rot / 2] that divide frequencies: 1 for fast pairs, `factor` for slow ones, and a
-    ramp between. Source: transformers' _compute_llama3_parameters.
+    ramp between, or a step (Llama 4). Source: transformers' _compute_llama3_parameters.
     """
     factor = rope.real("factor", 8.0, low=1e-6)
     low = rope.real("low_freq_factor", 1.0, low=1e-6)
     high = rope.real("high_freq_factor", 4.0, low=1e-6)
     n_ctx = rope.integer("original_max_position_embeddings", 8192, high=MAX_CONTEXT)
-    if high <= low:
+    if high < low:
         raise rope.refuse("high_freq_factor", f"low_freq_factor is {low:g}")
     base = rope.real("rope_theta", low=1.000001)
     turns = n_ctx / (2 * pi) * base ** (-np.arange(0, n_rot, 2) / n_rot)  # in that context
-    smooth = np.clip((turns - low) / (high - low), 0, 1)
+    smooth = np.clip((turns - low) / (high - low), 0, 1) if high > low else turns > low
     return (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)

@@ -12,7 +12,9 @@ Weight = Any  # as in interface.py
 
 # What experts make of gate and up: Activation(gate) * up, or what gpt-oss has.
 GatedActivation = Literal["silu", "gelu_tanh", "swiglu_oai"]
-Score = Literal["softmax", "sigmoid", "softmax_chosen"]  # of a router's logits: see Router
+Score = Literal[
+    "softmax", "sigmoid", "softmax_chosen", "sigmoid_chosen"
+]  # of a router's logits: see Router
 LEAST_SUM = 2.0**-14  # the smallest normal f16, as in llama.cpp's build_moe_ffn
 OAI_ALPHA, OAI_LIMIT = 1.702, 7.0
 
@@ -24,9 +26,10 @@ class Router:
     l = n weight^T + bias; p = score(l): a softmax over all X, or a sigmoid. The n_used experts with
     the largest p + choice_bias are chosen, of equal ones the first, in falling order; their weights
     are their p. With "softmax_chosen" those with the largest l are, and the weights are a softmax
-    over these alone. normalise: weights are divided by their sum, which is LEAST_SUM at least. All
-    are multiplied by `scale`. groups (m, n): experts are m groups of neighbours, and only the n
-    groups are looked at whose two best experts have the largest sum.
+    over these alone; with "sigmoid_chosen", sigmoids of these. normalise: weights are divided by
+    their sum, which is LEAST_SUM at least. All are multiplied by `scale`. groups (m, n): experts
+    are m groups of neighbours, and only the n groups are looked at whose two best experts have the
+    largest sum.
     """
 
     weight: Weight  # [X, D]
@@ -37,6 +40,7 @@ class Router:
     normalise: bool = False
     scale: float = 1.0
     groups: tuple[int, int] = (1, 1)
+    weighs_input: bool = False  # weights multiply what experts take, not what they return
 
 
 @dataclass(frozen=True)

@@ -119,10 +119,13 @@ class Norm:
 
 @dataclass(frozen=True)
 class AttentionTemperature:
-    """Later tokens attend more sharply: q at position p times 1 + scale * ln(1 + p // length)."""
+    """Later tokens attend more sharply: q at position p times 1 + scale * ln(1 + (p + offset) //
+    length).
+    """
 
     scale: float
     length: int  # positions
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,8 @@ class Attention:
     # False: a token sees later ones too, with a window of W those up to W // 2 away on either side.
     # The step then has the whole text.
     causal: bool = True
+    # With a window: a token sees what is in its own chunk, of `window` positions from a multiple on
+    chunked: bool = False
 
     @property
     def projections(self) -> list[Weight]:

@@ -304,7 +304,7 @@ def _by_gguf_name(
         layer.setdefault(theirs, []).append(ours)
     outside = {theirs: ours for ours, theirs in hf.outside.items()}
     found: dict[str, Gathered] = {}
-    for name, weights in gathered(checkpoint.tensors, hf.interleaved).items():
+    for name, weights in gathered(checkpoint.tensors, hf.transposed, hf.interleaved).items():
         if name.endswith(UNUSED) or (hf.others and name.startswith(hf.others)):
             continue
         plain = name.replace(hf.inserted, "", 1) if hf.inserted else name

@@ -30,7 +30,7 @@ PARAMETERS = {  # in thousands of millions, as their makers say
     **{"Qwen3.5-35B-A3B": 34.661, "Qwen3-Next-80B-A3B": 79.674},
     **{"Command-R7B": 8.028, "Command-R-32B": 32.296, "Qwen3-VL-8B": 8.191},
     **{"GLM-4.5-Air": 106.85, "ERNIE-4.5-21B-A3B": 21.825, "Hunyuan-A13B": 80.393},
-    **{"MiniMax-M2": 228.690},
+    **{"MiniMax-M2": 228.690, "Llama-4-Scout": 107.77},
 }
 
 

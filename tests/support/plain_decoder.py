@@ -29,6 +29,8 @@ PARALLEL = ("command-r", "cohere2")
 class Plain:
     """A model file with its tensors in float64."""
 
+    chunk = 0  # positions, in three of four layers
+
     def __init__(self, path: Path, n_ctx: int) -> None:
         reader = gguf.GGUFReader(path)
         self.arch = reader.fields["general.architecture"].contents()
@@ -120,11 +122,15 @@ class Plain:
         k = np.array([[self.rotate(i, k[p, g], p) for g in range(self.n_kv)] for p in range(n)])
         if self.arch in NORM_BEHIND_ROPE:
             q, k = self.norm(q, names[0]), self.norm(k, names[1])
+        if self.arch == "llama4" and (i + 1) % 4 != 0:
+            q, k = (y / np.sqrt((y * y).mean(-1, keepdims=True) + self.eps) for y in (q, k))
         out = np.zeros((n, self.n_head, self.head))
         for h in range(self.n_head):
             g = h // (self.n_head // self.n_kv)
             for p in range(n):
                 seen = self.seen(p, n, self.window(i))
+                if self.chunk and (i + 1) % 4 != 0:
+                    seen = range(p - p % self.chunk, p + 1)
                 s = np.array([q[p, h] @ k[j, g] for j in seen]) * self.scale() * self.sharp(p)
                 s = cap(s, self.attention_cap())
                 a = np.exp(s - s.max())
@@ -185,7 +191,9 @@ class Plain:
 
     def rotate(self, i: int, x: np.ndarray, position: int) -> np.ndarray:
         """x[E] of one head at a position."""
-        if (self.arch == "smollm3" and i % 4 == 3) or not self.key("rope.scaling.finetuned", True):
+        if (self.arch in ("smollm3", "llama4") and i % 4 == 3) or not self.key(
+            "rope.scaling.finetuned", True
+        ):
             return x
         if self.arch in ("cohere2", "exaone4") and self.windows and not self.window(i):
             return x

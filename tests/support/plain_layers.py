@@ -54,13 +54,14 @@ def mixed(x: np.ndarray, a: Any, weight: Weights = arrays) -> np.ndarray:
         q, k = norm(q, a.q_norm, weight), norm(k, a.k_norm, weight)
     if a.temperature is not None:
         t = a.temperature
-        factors = [1 + t.scale * math.log(1 + math.floor(p / t.length)) for p in range(n)]
+        factors = [1 + t.scale * math.log(1 + (p + t.offset) // t.length) for p in range(n)]
         q = q * np.array(factors)[:, None, None]
     o = np.zeros((n, s.n_head, s.value_size))
     for h in range(s.n_head):
         g = h // (s.n_head // s.n_head_kv)
         for p in range(n):
             first = max(0, p - s.window + 1) if s.window else 0
+            first = p - p % s.window if a.chunked else first
             scores = capped(k[first : p + 1, g] @ q[p, h] * a.scale, a.soft_cap)
             e = np.exp(scores)
             total = e.sum() + (0 if a.sinks is None else math.exp(weight(a.sinks)[h]))
@@ -85,7 +86,8 @@ def mixture(n: np.ndarray, moe: Any, weight: Weights = arrays) -> np.ndarray:
     """What experts make of one normalised token n[D]."""
     y = np.zeros(len(n))
     for expert, strength in routed(n, moe.router, weight):
-        y += strength * one_expert(n, moe.experts, expert, weight)
+        taken, given = (strength, 1) if moe.router.weighs_input else (1, strength)
+        y += given * one_expert(taken * n, moe.experts, expert, weight)
     if (shared := moe.shared) is not None:
         gate, up = weight(shared.w_gate) @ n, weight(shared.w_up) @ n
         out = weight(shared.w_down) @ (gate / (1 + np.exp(-gate)) * up)
@@ -100,12 +102,15 @@ def routed(n: np.ndarray, r: Any, weight: Weights = arrays) -> list[tuple[int, f
         "softmax": lambda: np.exp(logits) / np.exp(logits).sum(),
         "sigmoid": lambda: 1 / (1 + np.exp(-logits)),
         "softmax_chosen": lambda: logits,
+        "sigmoid_chosen": lambda: logits,
     }[r.score]()
     liking = p + (0 if r.choice_bias is None else weight(r.choice_bias))
     groups = np.array_split(np.arange(len(p)), r.groups[0])
     groups = sorted(groups, key=lambda g: -sum(sorted(liking[g])[-2:]))[: r.groups[1]]
     chosen = sorted((int(e) for g in groups for e in g), key=lambda e: (-liking[e], e))[: r.n_used]
     found = np.array([math.exp(p[e]) if r.score == "softmax_chosen" else p[e] for e in chosen])
+    if r.score == "sigmoid_chosen":
+        found = 1 / (1 + np.exp(-found))
     if r.normalise or r.score == "softmax_chosen":
         found /= found.sum()
     return list(zip(chosen, found * r.scale, strict=True))

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...backends.interface import (
-    Attention,
-    AttentionTemperature,
-    Norm,
-    PagedKV,
-    Rope,
-    StateSpec,
-)
+from ...backends.interface import Attention, AttentionTemperature, Norm, PagedKV, Rope, StateSpec
 from ...cache_types import CacheTypes
 from ..config import LayerSizes
 from .weights import LayerWeights
@@ -49,6 +42,8 @@ class AttentionSettings:
     v_norm_eps: float | None = None  # of an RMS norm of each head of v, without weights
     keys_of: int | None = None  # the layer whose keys and values it reads, if not its own
     causal: bool = True
+    chunked: bool = False  # see interface.Attention
+    unit_norm: bool = False  # norms of each head of q and k, without weights
 
     def state(self, sizes: LayerSizes, types: CacheTypes) -> PagedKV:
         """What the layer keeps of each position."""
@@ -75,8 +70,8 @@ class AttentionSettings:
             bv=w.get("attn_v.bias"),
             bo=w.get("attn_output.bias"),
             w_gate=w.get("attn_gate.weight"),
-            q_norm=w.get_norm("attn_q_norm"),
-            k_norm=w.get_norm("attn_k_norm"),
+            q_norm=Norm(None, w.eps) if self.unit_norm else w.get_norm("attn_q_norm"),
+            k_norm=Norm(None, w.eps) if self.unit_norm else w.get_norm("attn_k_norm"),
             v_norm=None if self.v_norm_eps is None else Norm(None, self.v_norm_eps),
             norm_whole=self.norm_whole,
             norm_after_rope=self.norm_after_rope,
@@ -86,4 +81,5 @@ class AttentionSettings:
             post_norm=w.get_norm("post_attention_norm"),
             residual_scale=self.residual_scale,
             causal=self.causal,
+            chunked=self.chunked,
         )

@@ -52,6 +52,7 @@ class RouterSettings:
     normalise: bool = False
     scale: float = 1.0
     groups: tuple[int, int] = (1, 1)
+    weighs_input: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class MoESettings:
             normalise=r.normalise,
             scale=r.scale,
             groups=r.groups,
+            weighs_input=r.weighs_input,
         )
         return MoE(w.norm("ffn_norm"), router, self._experts(w), _shared(w))
 

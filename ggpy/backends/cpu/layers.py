@@ -55,6 +55,8 @@ READ = {
 def is_read(part: Any) -> bool:
     """Whether all that a part of a layer says is computed here; None says nothing."""
     known = READ.get(type(part), set())
+    if isinstance(part, Norm) and part.weight is None:
+        return False
     return part is None or (
         bool(known)
         and all(f.name in known or getattr(part, f.name) == f.default for f in fields(part))

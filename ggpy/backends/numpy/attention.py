@@ -118,9 +118,11 @@ def _seen(positions: NDArray, a: Attention, end: int) -> tuple[int, int]:
 
 def _visible(positions: NDArray, others: NDArray, a: Attention) -> NDArray[np.bool_]:
     """mask[t, n]: position p sees itself and earlier ones, only the last `window` if not 0; on
-    both sides half of it, where attention is not causal.
+    both sides half of it, where attention is not causal; or what is in its chunk.
     """
     distance, window = positions[:, None] - others, a.spec.window
+    if a.chunked:
+        return (distance >= 0) & (positions[:, None] // window == others // window)
     if not a.causal:
         return np.abs(distance) <= window // 2 if window else np.ones(distance.shape, np.bool_)
     return (distance >= 0) & (distance < window) if window else distance >= 0

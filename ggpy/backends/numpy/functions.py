@@ -51,8 +51,8 @@ def rotated(x: F32, rope: Rope, cos: F32, sin: F32) -> F32:
 
 
 def sharpness(t: AttentionTemperature, positions: NDArray) -> F32:
-    """[T, 1, 1], the factors of q: 1 + scale * ln(1 + position // length)."""
-    factors = 1 + t.scale * np.log(1 + positions // t.length)
+    """[T, 1, 1], the factors of q: 1 + scale * ln(1 + (position + offset) // length)."""
+    factors = 1 + t.scale * np.log(1 + (positions + t.offset) // t.length)
     return factors.astype(np.float32)[:, None, None]
 
 

@@ -33,12 +33,14 @@ def feed_forward(
     y, h = shared_output(n, ffn.shared)
     if h is not None:
         probe("shared_act", h)
-    h = hidden(n, ids, ffn.experts)
+    before = weights if ffn.router.weighs_input else None
+    h = hidden(n, ids, ffn.experts, before)
     probe("ffn_act", h)
     outputs = down(h, ids, ffn.experts)
     total = np.zeros_like(x)
     for place in range(ids.shape[1]):
-        total += weights[:, place, None] * outputs[:, place]
+        of_output = weights[:, place, None] if before is None else np.float32(1)
+        total += of_output * outputs[:, place]
     x = x + (total if y is None else total + y)
     probe("ffn_out", x)
     return x
@@ -47,14 +49,14 @@ def feed_forward(
 def route(n: F32, router: Router) -> tuple[Ids, F32]:
     """ids[T, J] of the chosen experts and their weights[T, J], in falling order of the choice."""
     logits = router.weight.affine(n, router.bias)
-    by_logits = router.score == "softmax_chosen"
+    by_logits = router.score in OF_CHOSEN
     score = logits if by_logits else SCORES[router.score](logits)
     choice = score if router.choice_bias is None else score + router.choice_bias
     choice = in_groups(choice, *router.groups)
     ids = np.argsort(-choice, axis=-1, kind="stable")[:, : router.n_used]
     weights = np.take_along_axis(score, ids, axis=-1)
     if by_logits:
-        weights = _softmax(weights)
+        weights = OF_CHOSEN[router.score](weights)
     if router.normalise:
         weights = weights / np.maximum(weights.sum(-1, keepdims=True), np.float32(LEAST_SUM))
     return ids.astype(np.int32), weights * np.float32(router.scale)
@@ -73,11 +75,11 @@ def in_groups(choice: F32, n_group: int, n_used: int) -> F32:
     return left.reshape(choice.shape)
 
 
-def hidden(n: F32, ids: Ids, e: Experts) -> F32:
-    """h[T, J, F]: what meets w_down of each token's experts."""
+def hidden(n: F32, ids: Ids, e: Experts, weights: F32 | None = None) -> F32:
+    """h[T, J, F]: what meets w_down of each token's experts, which take n times weights[T, J]."""
     h = np.empty((*ids.shape, e.w_gate.tensor.shape[1]), np.float32)
     for expert, at in _chosen(ids):
-        inputs = n[at[0]]
+        inputs = n[at[0]] if weights is None else n[at[0]] * weights[at][:, None]
         gate = _affine(e.w_gate, e.b_gate, expert, inputs)
         h[at] = gated(e.activation, gate, _affine(e.w_up, e.b_up, expert, inputs))
     return h
@@ -126,4 +128,9 @@ def _softmax(x: F32) -> F32:
     return softmax(x, None)
 
 
+# Scores of the chosen experts alone, which are those with the largest logits
+OF_CHOSEN: dict[str, Callable[[F32], F32]] = {
+    "softmax_chosen": _softmax,
+    "sigmoid_chosen": sigmoid,
+}
 SCORES: dict[str, Callable[[F32], F32]] = {"softmax": _softmax, "sigmoid": sigmoid}

@@ -1,8 +1,8 @@
 """The matrices of all experts as one tensor of three axes, whichever way a checkpoint has them.
 
 Released checkpoints have a tensor for each expert, X.experts.3.gate_proj.weight. Others have one
-for all, X.experts.gate_up_proj [X, 2 N, K], with the rows of gate before those of up; in those of
-gpt-oss the rows take turns and the last two axes are exchanged, or codes and scales of MXFP4 are
+for all, X.experts.gate_up_proj [X, 2 N, K], with the rows of gate before those of up. Llama 4 and
+gpt-oss exchange the last two axes; of gpt-oss the rows take turns, or codes and scales of MXFP4 are
 two tensors. All become X.experts.gate_proj.weight, .up_proj.weight and .down_proj.weight.
 
 Letters: X experts, N rows of a matrix, K columns.
@@ -30,9 +30,9 @@ Gathered = Stored | Stacked | Cut | SingleRow | Microscaled
 Found = dict[str, Gathered]
 
 
-def gathered(tensors: Mapping[str, Stored], interleaved: bool) -> Found:
+def gathered(tensors: Mapping[str, Stored], transposed: bool, interleaved: bool) -> Found:
     """The tensors by name, with one for the same matrices of all experts; ConvertError if an expert
-    is missing. interleaved: see the top.
+    is missing. transposed, interleaved: see the top.
     """
     found: Found = {}
     apart: dict[str, dict[int, Stored]] = {}
@@ -40,7 +40,7 @@ def gathered(tensors: Mapping[str, Stored], interleaved: bool) -> Found:
         if match := APART.fullmatch(name):
             apart.setdefault(f"{match[1]}.{match[3]}", {})[int(match[2])] = weights
         elif (match := TOGETHER.fullmatch(name)) and isinstance(weights, Weights):
-            found |= _taken_apart(match, weights, tensors, interleaved)
+            found |= _taken_apart(match, weights, tensors, transposed, interleaved)
         elif name.endswith(SINGLE_ROWS) and isinstance(weights, Weights) and weights.shape[0] == 1:
             found[name] = SingleRow(weights)
         elif not (name.endswith(SCALES) and name.removesuffix(SCALES) + "_blocks" in tensors):
@@ -49,7 +49,11 @@ def gathered(tensors: Mapping[str, Stored], interleaved: bool) -> Found:
 
 
 def _taken_apart(
-    match: re.Match[str], weights: Weights, tensors: Mapping[str, Stored], interleaved: bool
+    match: re.Match[str],
+    weights: Weights,
+    tensors: Mapping[str, Stored],
+    transposed: bool,
+    interleaved: bool,
 ) -> Found:
     """The parts of one tensor of all experts."""
     stem, kind, ending = match[1], match[2], match[3]
@@ -57,7 +61,7 @@ def _taken_apart(
     if ending == "_blocks":
         scales = _scales_of(weights, tensors.get(f"{stem}.{kind}{SCALES}"))
     n_axes, ours = (2, ".bias") if ending == "_bias" else (3 if scales is None else 4, ".weight")
-    transposed = interleaved and n_axes == 3
+    transposed = transposed and n_axes == 3
     m = weights.shape[-1 if transposed else 1] if len(weights.shape) == n_axes else 1
     if len(weights.shape) != n_axes or (kind == "gate_up_proj" and m % 2):
         raise ConvertError(

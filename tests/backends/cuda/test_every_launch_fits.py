@@ -45,6 +45,7 @@ TYPES = ("Q8_0", "Q4_K_M", "F16", "W8A8")
 REFUSED = {  # shapes of architectures for which there are no kernels, and what they lack
     "Hunyuan-7B": "norms of heads behind RoPE",
     "Hunyuan-A13B": "norms of heads behind RoPE",
+    "Llama-4-Scout": "norms of heads behind RoPE",
     "Command-R7B": "layer norms",
     "Command-R-32B": "layer norms",
 }

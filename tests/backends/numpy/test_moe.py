@@ -35,7 +35,9 @@ def test_halves_in_parallel() -> None:
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["softmax", "choice bias", "groups", "softmax of chosen"])
+@pytest.mark.parametrize(
+    "name", ["softmax", "choice bias", "groups", "softmax of chosen", "llama4"]
+)
 def test_routes(name: str) -> None:
     ffn, n = random_moe(Reference(1), FORMS[name]), random_x(FORMS[name], 20)
     ids, weights = moe.route(n, ffn.router)

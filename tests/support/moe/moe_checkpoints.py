@@ -9,7 +9,7 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
-from checkpoints import N_VOCAB, Kind, _random, config_of, write_tokenizer, write_weights
+from checkpoints import LLAMA3, N_VOCAB, Kind, _random, config_of, write_tokenizer, write_weights
 
 D, F, H, G, X, FX = 64, 96, 4, 2, 8, 32
 EXPERTS = {"num_experts": X, "num_experts_per_tok": 2, "moe_intermediate_size": FX}
@@ -79,6 +79,18 @@ MOE_KINDS = {
         },
         shards=2,
     ),
+    "llama4": Kind(
+        *("llama4", "Llama4ForCausalLM", "llama4_text"),
+        {
+            **{"num_local_experts": X, "num_experts_per_tok": 1, "intermediate_size": FX},
+            **{"intermediate_size_mlp": F, "interleave_moe_layer_step": 2, "head_dim": 24},
+            **{"num_hidden_layers": 4, "attention_chunk_size": 8192, "floor_scale": 8192},
+            **{"use_qk_norm": True, "attn_temperature_tuning": True, "attn_scale": 0.1},
+            **{"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}, "rope_theta": 5e5},
+            "no_rope_layers": [],
+            **{"attention_bias": False, "moe_layers": [1, 3]},
+        },
+    ),
 }
 
 
@@ -112,7 +124,7 @@ def moe_shapes_of(name: str) -> dict[str, tuple[int, ...]]:
     found["model.norm.weight"] = (D,)
     if not MOE_KINDS[name].tied:
         found["lm_head.weight"] = (N_VOCAB, D)
-    for i in range(2 + (name == "glm4moe")):
+    for i in range(config_of(MOE_KINDS[name])["num_hidden_layers"] + (name == "glm4moe")):
         found |= {f"model.layers.{i}.{x}": shape for x, shape in _layer(name, i).items()}
     return found
 
@@ -135,7 +147,7 @@ def _layer(name: str, i: int) -> dict[str, tuple[int, ...]]:
         layer |= {f"self_attn.{x}_norm.weight": (n,) for x, n in pairs}
     if name == "hunyuan-moe":
         layer |= {f"self_attn.{x}_layernorm.weight": (size,) for x in ("query", "key")}
-    if found := {"glm4moe": _glm, "ernie4_5-moe": _ernie}.get(name):
+    if found := {"glm4moe": _glm, "ernie4_5-moe": _ernie, "llama4": _llama4}.get(name):
         return layer | found(i)
     others = {"mixtral": _mixtral, "gpt-oss": _gpt_oss, "hunyuan-moe": _hunyuan}
     layer |= {**others, "minimax-m2": _minimax}.get(name, _qwen)()
@@ -152,6 +164,16 @@ def _ernie(i: int) -> dict[str, tuple[int, ...]]:
         return _dense()
     bias = {"mlp.moe_statics.e_score_correction_bias": (1, X)}
     return {**_qwen(24), **bias, **_dense("mlp.shared_experts.", 48)}
+
+
+def _llama4(i: int) -> dict[str, tuple[int, ...]]:
+    """Dense layers and such of experts take turns."""
+    at = "feed_forward."
+    if i % 2 == 0:
+        return _dense(at)
+    experts = {"gate_up_proj": (X, D, 2 * FX), "down_proj": (X, FX, D)}
+    found = {f"{at}experts.{x}": shape for x, shape in experts.items()}
+    return {**found, f"{at}router.weight": (X, D), **_dense(f"{at}shared_expert.", FX)}
 
 
 def _hunyuan() -> dict[str, tuple[int, ...]]:

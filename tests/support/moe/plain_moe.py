@@ -18,7 +18,7 @@ plain_decoder.WHOLE_NORM.append("minimax-m2")
 plain_decoder.NORM_BEHIND_ROPE.append("hunyuan-moe")
 NORMALISED = ("qwen3moe", "llama", "qwen35moe", "qwen3next")
 NORMALISED += ("ernie4_5-moe", "hunyuan-moe", "minimax-m2")
-SIGMOID = ("glm4moe", "minimax-m2")
+SIGMOID = ("glm4moe", "minimax-m2", "llama4")
 
 
 def plain(path: Path, n_ctx: int) -> Plain:
@@ -53,7 +53,10 @@ class PlainMoE(Plain):
         if self.key("expert_weights_norm", self.arch in NORMALISED):
             p = {e: v / sum(p.values()) for e, v in p.items()}
         scale = self.key("expert_weights_scale", 1.0)
-        y = sum(p[e] * scale * self.expert(i, e, n) for e in chosen)
+        if self.arch == "llama4":
+            y = sum(self.expert(i, e, n * p[e]) for e in chosen)
+        else:
+            y = sum(p[e] * scale * self.expert(i, e, n) for e in chosen)
         if at + "up_shexp.weight" in w:
             gate, up = (w[f"{at}{x}_shexp.weight"] @ n for x in ("gate", "up"))
             h = gate / (1 + np.exp(-gate)) * up

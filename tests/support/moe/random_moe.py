@@ -28,6 +28,7 @@ class Form:
     normalise: bool = False
     scale: float = 1.0
     groups: tuple[int, int] = (1, 1)
+    weighs_input: bool = False
     activation: GatedActivation = "silu"
     expert_bias: bool = False
     shared: str = ""  # "", "plain" or "gated"
@@ -48,6 +49,7 @@ FORMS = {
     "gelu": Form(activation="gelu_tanh", bias=True),
     "shared": Form(shared="plain"),
     "gated shared": Form(shared="gated", normalise=True),
+    "llama4": Form(score="sigmoid_chosen", weighs_input=True, shared="plain"),
     "all experts": Form(J=8),
     "one of one": Form(X=1, J=1),
     "two types": Form(type="Q4_0", down_type="Q8_0", D=96, F=160),
@@ -90,6 +92,7 @@ def random_moe(ops: Any, f: Form, seed: int = 1) -> MoE:
         f.normalise,
         f.scale,
         f.groups,
+        f.weighs_input,
     )
     experts = Experts(
         m.matrix("gate", f.type, f.X, f.F, f.D),

@@ -345,6 +345,8 @@ def refuse(part: Mixer | FeedForward | Head) -> None:
         "attention to later tokens": not getattr(part, "causal", True),
         "a scale of what is added to the residual stream": getattr(part, "residual_scale", 1) != 1,
         "norms of heads behind RoPE": getattr(part, "norm_after_rope", False),
+        "attention in chunks": getattr(part, "chunked", False),
+        "weights of experts on what they take": isinstance(part, MoE) and part.router.weighs_input,
         "norms of all heads with a bias": whole and getattr(part, "bq", None) is not None,
         "norms of values": getattr(part, "v_norm", None) is not None,
         "keys that are values, or another layer's": isinstance(part, Attention)
