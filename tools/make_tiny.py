@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,6 +55,7 @@ class Tiny:
     fused: tuple[str, ...] = ()
     rope_factors: bool = False
     norm_whole: bool = False  # of q and k
+    declared: tuple[str, ...] = ()  # its architecture knows all tensors; some that it may leave out
     experts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # in place of ffn_*.weight
     n_dense: int = 0  # layers before those with experts
     period: int = 1  # the last of so many layers has experts
@@ -288,6 +289,23 @@ MODELS = {
             **{"logit_scale": 0.5, "rope.freq_base": 8e6},
         },
     ),
+    "gemma4": Tiny(
+        "spm",
+        n_layer=4,
+        declared=(
+            *(f"blk.{i}.layer_output_scale.weight" for i in range(3)),
+            "blk.2.attn_k.weight",  # of a layer that has the keys of another
+        ),
+        settings={
+            **{"attention.key_length": 32, "attention.value_length": 32},
+            **{"attention.key_length_swa": 16, "attention.value_length_swa": 16},
+            **{"attention.head_count_kv": [2, 1, 2, 1], "feed_forward_length": [32, 32, 64, 64]},
+            **{"attention.sliding_window": 8, "attention.shared_kv_layers": 2},
+            **{"attention.sliding_window_pattern": [True, False] * 2, "rope.freq_base": 1e6},
+            **{"rope.dimension_count": 32, "rope.dimension_count_swa": 16},
+            **{"embedding_length_per_layer_input": 32, "final_logit_softcapping": 3.0},
+        },
+    ),
     "qwen3vl": Tiny(
         "bpe",
         E=32,
@@ -420,11 +438,44 @@ def tensors_of(m: Tiny, n_vocab: int) -> dict[str, np.ndarray]:
         out["rope_factors_short.weight"] = np.linspace(1, 1.5, 6, dtype=np.float32)
     if m.dense:
         out["dense_2.weight"], out["dense_3.weight"] = matrix(m.dense, m.D), matrix(m.D, m.dense)
+    if m.declared:
+        shapes = _declared_shapes(m, n_vocab)
+        return {name: _declared(name, shape, matrix, vector) for name, shape in shapes.items()}
     for i in range(m.n_layer):
         for name, shape in _shapes_of(m, i).items():
             mean = {"ssm_a": -1.0}.get(name, 0.0 if name.endswith("bias") else 1.0)
             out[f"blk.{i}.{name}"] = vector(*shape, mean) if len(shape) == 1 else matrix(*shape)
     return out
+
+
+def _declared_shapes(m: Tiny, n_vocab: int) -> dict[str, tuple[int, ...]]:
+    """What the architecture of a model with these settings asks for, by name."""
+    import numpy as np
+
+    from ggpy.arch import architectures
+    from ggpy.arch.config import Config
+
+    (name,) = (name for name, model in MODELS.items() if model is m)
+    values = {k: np.array(v) if isinstance(v, list) else v for k, v in _settings(m).items()}
+    config = Config({f"{name}.{key}": value for key, value in values.items()}, name)
+    needed, allowed = architectures()[name].stored(
+        architectures()[name].dimensions(config, n_vocab), m.tied
+    )
+    return {**needed, **{name: allowed[name] for name in m.declared}}
+
+
+def _declared(
+    name: str, shape: tuple[int, ...], matrix: Callable[..., Any], vector: Callable[..., Any]
+) -> np.ndarray:
+    """One of these tensors; rope's factors turn a quarter of the pairs."""
+    import numpy as np
+
+    if name == "rope_freqs.weight":
+        factors = np.full(shape, 1e30, np.float32)
+        factors[: shape[0] // 4] = 1
+        return factors
+    array: np.ndarray = vector(*shape) if len(shape) == 1 else matrix(*shape)
+    return array
 
 
 def _shapes_of(m: Tiny, layer: int) -> dict[str, tuple[int, ...]]:

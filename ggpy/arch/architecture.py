@@ -15,11 +15,15 @@ from ..backends.experts import GatedActivation
 from ..gguf import Tensor
 from .config import Config, Dimensions, read_dimensions, refuse_variants
 from .hugging_face import HuggingFace
+from .kinds import KEY_LENGTH_SWA, read_kinds
 from .layers import attention, delta, dense
 from .layers.attention import AttentionSettings
 from .layers.delta import DeltaSettings
 from .layers.dense import DenseSettings
+from .layers.inputs import InputSettings
 from .layers.moe import MoESettings
+
+TensorsOf = Callable[[Dimensions, int | None], Mapping[str, str]]
 
 # What every architecture has, sized by Dimensions.letters; LAYER stands below "blk.0." and so on.
 GLOBAL = {"token_embd.weight": "V D", "output_norm.weight": "D"}
@@ -48,6 +52,8 @@ class LayerSettings:
     mixer: AttentionSettings | DeltaSettings
     ffn: DenseSettings | MoESettings | None
     parallel: bool = False  # both take the same x
+    input: InputSettings | None = None  # the layer has an input of its own
+    scale: float = 1.0  # of x behind the layer
 
 
 @dataclass(frozen=True)
@@ -96,6 +102,8 @@ class Architecture:
     one part has another name in files.
     `turns` maps a layer's tensor to the letter of how many heads there are, and to the tensors
     whose rows take turns in it, a head of each.
+    `more` are tensors that a layer, or with None the model, has to have by its sizes; `idle` those
+    that it may have, and that nothing reads.
     `understands` are settings that most architectures refuse: those of config.VARIANTS, and sizes
     that differ from layer to layer (config.read_dimensions).
     """
@@ -107,6 +115,8 @@ class Architecture:
     expert_layer: Mapping[str, str] | None = None  # of layers with experts, if there are others
     optional: Mapping[str, str] = field(default_factory=lambda: OUTPUT)
     optional_layer: Mapping[str, str] = field(default_factory=dict)
+    more: TensorsOf = lambda sizes, layer: {}
+    idle: TensorsOf = lambda sizes, layer: {}
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     turns: Mapping[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
     behind: frozenset[str] = frozenset()  # what blocks behind the layers have, which is not used
@@ -118,6 +128,8 @@ class Architecture:
         """The sizes of a file; GGUFError for what cannot be, or is not understood."""
         refuse_variants(config, self.understands)
         sizes = read_dimensions(config, n_vocab, self.understands, self.layer_norm)
+        if KEY_LENGTH_SWA in self.understands:
+            sizes = read_kinds(config, sizes)
         return sizes if self.recurrent_layer is None else delta.read_sizes(config, sizes)
 
     def settings(self, context: Context) -> ModelSettings:
@@ -130,6 +142,9 @@ class Architecture:
 
     def layer_of(self, sizes: Dimensions, i: int) -> Mapping[str, str]:
         """The tensors that layer i has to have."""
+        return {**self._kind_of(sizes, i), **self.more(sizes, i)}
+
+    def _kind_of(self, sizes: Dimensions, i: int) -> Mapping[str, str]:
         of = sizes.layers[i]
         if self.recurrent_layer is not None and of.recurrent is not None:
             return self.recurrent_layer
@@ -146,11 +161,20 @@ class Architecture:
 
     def tensors(self, sizes: Dimensions) -> tuple[Declarations, Declarations]:
         """What a file needs and what it may have, by name; fused tensors in parts."""
-        needed, allowed = declare(GLOBAL, sizes), declare(self.optional, sizes)
+        needed = declare({**GLOBAL, **self.more(sizes, None)}, sizes)
+        allowed = declare(self.optional, sizes)
         for i in range(sizes.n_layer):
             needed |= declare(self.layer_of(sizes, i), sizes, i)
             allowed |= declare(self.optional_layer, sizes, i)
-        return needed, allowed
+        unread = self.unread(sizes)
+        return needed, {name: x for name, x in allowed.items() if name not in unread}
+
+    def unread(self, sizes: Dimensions) -> Declarations:
+        """What a file may have without any effect."""
+        found: Declarations = {}
+        for i in (None, *range(sizes.n_layer)):
+            found |= declare(self.idle(sizes, i), sizes, i)
+        return found
 
     def stored(self, sizes: Dimensions, tied: bool) -> tuple[Shapes, Shapes]:
         """(shapes that a file needs, shapes that it may have) by name; fused tensors are one.
@@ -158,7 +182,8 @@ class Architecture:
         tied: the embedding table is the output, so there is no other.
         """
         optional = {name: axes for name, axes in self.optional.items() if name not in OUTPUT}
-        needed = shapes(declare(GLOBAL if tied else {**GLOBAL, **OUTPUT}, sizes))
+        outside = {**GLOBAL, **self.more(sizes, None)}
+        needed = shapes(declare(outside if tied else {**outside, **OUTPUT}, sizes))
         allowed = shapes(declare(optional, sizes))
         for i in range(sizes.n_layer):
             layer = shapes(declare(self.layer_of(sizes, i), sizes, i))
@@ -167,7 +192,7 @@ class Architecture:
                 layer[f"blk.{i}.{name}"] = (sum(rows for rows, *_ in whole), *whole[0][1:])
             needed |= layer
             allowed |= shapes(declare(self.optional_layer, sizes, i))
-        return needed, allowed
+        return needed, {**allowed, **shapes(self.unread(sizes))}
 
 
 def declare(axes: Mapping[str, str], sizes: Dimensions, layer: int | None = None) -> Declarations:

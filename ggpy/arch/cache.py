@@ -5,7 +5,7 @@ Knows sizes and windows; which pages a sequence holds is the runtime's matter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ..backends.interface import CacheGroup, CacheShape, Recurrent, StateSpec, pages_for
 from ..backends.states import SPARE_STATES
@@ -16,15 +16,19 @@ class CacheGroups:
     states last.
     """
 
-    def __init__(self, specs: Iterable[StateSpec]) -> None:
-        """specs: of each layer."""
+    def __init__(self, specs: Iterable[StateSpec], owners: Mapping[int, int] | None = None) -> None:
+        """specs: of each layer. owners: of layers that have no state of their own, the layer whose
+        state they read.
+        """
         self._layers: dict[StateSpec, list[int]] = {}
-        found = list(enumerate(specs))
+        self._owners = dict(owners or {})
+        found = [(i, spec) for i, spec in enumerate(specs) if i not in self._owners]
         for layer, spec in sorted(found, key=lambda pair: isinstance(pair[1], Recurrent)):
             self._layers.setdefault(spec, []).append(layer)
 
     def place(self, layer: int) -> tuple[StateSpec, int, int]:
-        """A layer's spec, its group, and its slot among the layers of that."""
+        """A layer's spec, its group, and its slot among the layers of that, or its owner's."""
+        layer = self._owners.get(layer, layer)
         for group, (spec, layers) in enumerate(self._layers.items()):
             if layer in layers:
                 return spec, group, layers.index(layer)

@@ -28,7 +28,8 @@ def collect(
     wanted, allowed = architecture.tensors(sizes)
     on_host = {**CLASSIFIER, **DENSE}
     allowed |= scales_of(wanted | {n: x for n, x in allowed.items() if n not in on_host})
-    found = dict(file.tensors)
+    unread = architecture.unread(sizes)
+    found = {name: x for name, x in file.tensors.items() if name not in unread}
     for i in range(sizes.n_layer):
         at = f"blk.{i}."
         for name, parts in architecture.parts_of(sizes, i).items():
@@ -53,6 +54,8 @@ def collect(
             f"{file.path}: {architecture.name} has no use for tensor {unknown[0]!r}{_more(unknown)}"
             ": this variant is not supported"
         )
+    for name in unread.keys() & file.tensors.keys():
+        _check_shape(file, file.tensors[name], name, unread[name].shape)
     collected = {}
     for name, declared in {**wanted, **allowed}.items():
         if name in found:

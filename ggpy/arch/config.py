@@ -124,14 +124,15 @@ class Config:
             raise self._wrong(key, value, "a string")
         return value
 
-    def windowed_layers(self, n_layer: int, period: int) -> list[bool]:
+    def windowed_layers(self, n_layer: int, period: int | None = None) -> list[bool]:
         """Which layers have a window: from a period, whose last layer has none, or one bool for
-        each layer. period: where the file does not say.
+        each layer. period: where the file does not say; without one it has to have bools.
         """
         key = "attention.sliding_window_pattern"
         pattern = self.raw(key)
-        if isinstance(pattern, np.ndarray):
-            if pattern.dtype != np.bool_ or len(pattern) < n_layer:
+        if isinstance(pattern, np.ndarray) or period is None:
+            pattern = np.asarray(pattern)
+            if pattern.dtype != np.bool_ or pattern.ndim != 1 or len(pattern) < n_layer:
                 raise UnsupportedModel(
                     f"{self._at(key)} must be one bool for each of {n_layer} layers"
                 )
@@ -198,13 +199,15 @@ class LayerSizes:
     n_ff_expert: int = 0  # Fx, F of each expert
     n_ff_shared: int = 0  # Fs, F of the shared expert
     recurrent: Recurrent | None = None  # the state that it has instead of keys and values
+    windowed: bool = False
+    shares_keys: bool = False  # it has no keys and values of its own
 
     def letters(self) -> dict[str, int]:
         """Sizes by the names that declarations of a layer's tensors use."""
         h, g, e, ev = self.n_head, self.n_head_kv, self.key_size, self.value_size
         products = {"HE": h * e, "GE": g * e, "HEv": h * ev, "GEv": g * ev}
         widths = {"F": self.n_ff, "Fx": self.n_ff_expert, "Fs": self.n_ff_shared}
-        found = {"H": h, "E": e, "X": self.n_expert, **widths, **products}
+        found = {"H": h, "E": e, "X": self.n_expert, "1": 1, **widths, **products}
         return {**found, **self._recurrent_letters()}
 
     def _recurrent_letters(self) -> dict[str, int]:
@@ -229,6 +232,7 @@ class Dimensions:
     n_class: int = 1  # C, of the classifier, where there is one
     dense: tuple[int, int] = (0, 0)  # D2, D3: rows of the matrices of embeddings, if there are any
     n_nextn: int = 0  # blocks behind the layers, which predict the tokens after the next
+    n_input: int = 0  # I, size of the input that each layer has of its own; 0: they have none
 
     @property
     def n_layer(self) -> int:
@@ -243,13 +247,14 @@ class Dimensions:
     @property
     def attention(self) -> LayerSizes:
         """The sizes of heads, which all layers have to have alike, else ValueError."""
-        widths = {"n_ff": 0, "n_expert": 0, "n_ff_expert": 0, "n_ff_shared": 0}
+        widths: dict[str, Any] = {"n_ff": 0, "n_expert": 0, "n_ff_expert": 0, "n_ff_shared": 0}
         return _common(replace(layer, recurrent=None, **widths) for layer in self.layers)
 
     def letters(self, layer: int | None = None) -> dict[str, int]:
         """Sizes by the names that declarations of tensors use: of a layer, or outside of all."""
+        i, n_layer = self.n_input, self.n_layer
         sizes = {"D": self.n_embd, "V": self.n_vocab, "R/2": self.n_rot // 2, "C": self.n_class}
-        sizes |= dict(zip(("D2", "D3"), self.dense, strict=True))
+        sizes |= {"I": i, "LI": i * n_layer, **dict(zip(("D2", "D3"), self.dense, strict=True))}
         return sizes if layer is None else {**sizes, **self.layers[layer].letters()}
 
 

@@ -19,6 +19,8 @@ from ..cache_types import USUAL, CacheTypes
 from .architecture import ModelSettings
 from .cache import CacheGroups
 from .config import Dimensions
+from .layers.attention import AttentionSettings
+from .layers.inputs import build_inputs
 from .layers.weights import LayerWeights
 
 
@@ -45,8 +47,10 @@ class Decoder:
         self.cache = cache_groups(sizes, settings, cache_types)
         self.table = weights["token_embd.weight"]
         self._eps = sizes.eps if settings.eps is None else settings.eps
+        outside = LayerWeights(weights, "", self._eps, sizes.layer_norm)
+        self.inputs = build_inputs(outside)
         self.head = Head(
-            norm=LayerWeights(weights, "", self._eps, sizes.layer_norm).norm("output_norm"),
+            norm=outside.norm("output_norm"),
             weight=weights.get("output.weight", self.table),
             soft_cap=settings.soft_cap,
             scale=settings.logit_scale,
@@ -57,12 +61,14 @@ class Decoder:
 
     def _layer(self, i: int, weights: Mapping[str, Weight]) -> Layer:
         w = LayerWeights(weights, f"blk.{i}.", self._eps, self.sizes.layer_norm)
-        mixer, ffn = self.settings.layers[i].mixer, self.settings.layers[i].ffn
+        settings = self.settings.layers[i]
         return Layer(
             index=i,
-            mixer=mixer.build(w, *self.cache.place(i)),
-            ffn=None if ffn is None else ffn.build(w),
-            parallel=self.settings.layers[i].parallel,
+            mixer=settings.mixer.build(w, *self.cache.place(i)),
+            ffn=None if settings.ffn is None else settings.ffn.build(w),
+            parallel=settings.parallel,
+            input=None if settings.input is None else settings.input.build(w),
+            scale=settings.scale,
             next=self.layers[0] if self.layers else None,
         )
 
@@ -104,14 +110,23 @@ class Decoder:
         """The network up to the head: the residual stream x[T, D]."""
         ops = self.ops
         x = ops.embed(step, self.table, self.settings.embedding_scale)
+        inputs = None if self.inputs is None else ops.layer_inputs(x, self.inputs, step)
         for layer in self.layers:
             x = ops.mix(x, layer, step)
             if layer.ffn is not None and not layer.parallel:
                 x = ops.feed_forward(x, layer, step)
+            if layer.input is not None or layer.scale != 1:
+                x = ops.end_layer(x, layer, inputs, step)
         return x
 
 
 def cache_groups(sizes: Dimensions, settings: ModelSettings, types: CacheTypes) -> CacheGroups:
     """The states of a model's layers."""
-    pairs = zip(settings.layers, sizes.layers, strict=True)
-    return CacheGroups(layer.mixer.state(size, types) for layer, size in pairs)
+    mixers = [layer.mixer for layer in settings.layers]
+    owners = {
+        i: x.keys_of
+        for i, x in enumerate(mixers)
+        if isinstance(x, AttentionSettings) and x.keys_of is not None
+    }
+    pairs = zip(mixers, sizes.layers, strict=True)
+    return CacheGroups((mixer.state(size, types) for mixer, size in pairs), owners)

@@ -174,6 +174,7 @@ class HuggingFace:
     classes: Mapping[str, Mapping[str, Any]]
     settings: Callable[[CheckpointSettings], Metadata]
     layer: Mapping[str, str] = field(default_factory=lambda: LAYER)
+    outside: Mapping[str, str] = field(default_factory=lambda: GLOBAL)
     # Tensors that are made of settings: rope's factors
     tensors: Callable[[CheckpointSettings], dict[str, NDArray[np.float32]]] = lambda s: {}
     permuted: tuple[str, ...] = ()
@@ -186,6 +187,7 @@ class HuggingFace:
     # Tensors of all experts are transposed; rows of gate and up take turns there
     transposed: bool = False
     interleaved: bool = False
+    characters: bool = False  # its tokens are merged of characters, not of bytes or pieces
     nextn: tuple[str, ...] = ()  # settings with the number of blocks behind the layers: left out
     beside: tuple[str, ...] = ()  # settings of those that the text model's file has to have
 

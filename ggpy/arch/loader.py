@@ -32,11 +32,13 @@ from .architecture import (
 from .collect import check_vocabulary, collect
 from .config import Config, Dimensions, UnsupportedModel
 from .decoder import Decoder, cache_groups
+from .layers import inputs
 from .layers.moe import MoESettings
 from .scheme import SCALE, Given, Scheme, read_scheme, scale_of
 
 Progress = Callable[[int, int], None]  # bytes of weights handed over, of all
 MOST_BATCH, LEAST_BATCH = 2048, 512  # tokens of a step: on a GPU prefill gains 14 % by the former
+IN_SETTINGS = (SCALE, *inputs.SCALE)  # ends of names
 BIAS = ".bias"
 FLOATS = ("F64", "F32", "F16", "BF16")
 READERS = 8  # threads that check scales: one alone reads a mapped file slower than a bus is
@@ -85,6 +87,7 @@ def build(
         cache=lambda n_batch: groups.shape(n_seq, n_ctx, n_batch, n_positions),
         n_used=max(map(_n_used, settings.layers)),
         n_ff_expert=max(layer.n_ff_expert for layer in sizes.layers),
+        n_inputs=sizes.letters()["LI"],
         n_expert=max(layer.n_expert for layer in sizes.layers),
     )
     n_batch = ops.plan_memory(demand)
@@ -143,14 +146,17 @@ def _weights(collected: Mapping[str, tuple[Tensor, Declared]], scheme: Scheme) -
     """The tensors that become weights, with the scales of their rows."""
     found = {}
     for name, (tensor, declared) in collected.items():
-        if name in {**ROPE_FREQS, **ROPE_FACTORS, **CLASSIFIER, **DENSE} or name.endswith(SCALE):
+        if name in {**ROPE_FREQS, **ROPE_FACTORS, **CLASSIFIER, **DENSE}:
+            continue  # these are in the settings, or on the host
+        if name.endswith(IN_SETTINGS):
             continue  # these are in the settings, on the host, or with their matrix
-        lookup = name == "token_embd.weight" and "output.weight" in collected
+        on_host = name == inputs.ON_HOST
+        lookup = on_host or (name == "token_embd.weight" and "output.weight" in collected)
         lookup = lookup or (name.endswith(BIAS) and len(tensor.shape) == 2)  # a row for each expert
         scale, _ = collected.get(scale_of(name), (None, None))
         if declared.axes.endswith(" taps"):  # a small table that nothing is multiplied with
             tensor = _flat(tensor)
-        found[name] = scheme.given(tensor, Role(declared.axes, lookup), scale)
+        found[name] = scheme.given(tensor, Role(declared.axes, lookup, on_host), scale)
     return found
 
 

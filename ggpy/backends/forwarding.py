@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..gguf import Tensor
 from ..sampling import Sampler
+from .inputs import LayerInputs
 from .interface import (
     ActivationType,
     Array,
@@ -68,6 +69,12 @@ class Forwarding:
 
     def feed_forward(self, x: Array, layer: Layer, step: Step) -> Array:
         return self._ops.feed_forward(x, layer, step)
+
+    def layer_inputs(self, x: Array, inputs: LayerInputs, step: Step) -> Array:
+        return self._ops.layer_inputs(x, inputs, step)
+
+    def end_layer(self, x: Array, layer: Layer, inputs: Array | None, step: Step) -> Array:
+        return self._ops.end_layer(x, layer, inputs, step)
 
     def logits(self, x: Array, head: Head, step: Step) -> Array:
         return self._ops.logits(x, head, step)

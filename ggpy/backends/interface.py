@@ -8,8 +8,8 @@ policy, or which machine it is.
 Letters: T tokens in the batch (of all sequences together), S sequences, R rows whose logits are
 wanted, D width, H query heads, G key/value heads, E key size (of a query or key head), Ev value
 size, F feed-forward width, V vocabulary, X experts, J experts that a token chooses, P pages of a
-sequence. Of a gated delta net: Hk key heads, Hv value heads, S size of a head, C channels of its
-convolution, 2*Hk*S + Hv*S.
+sequence, L layers, I size of a layer's input. Of a gated delta net: Hk key heads, Hv value heads,
+S size of a head, C channels of its convolution, 2*Hk*S + Hv*S.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from ..gguf import Tensor
 from ..sampling import Sampler
 from .experts import Experts, Router, SharedExpert
+from .inputs import LayerInput, LayerInputs
 from .states import PAGE_SIZE as PAGE_SIZE
 from .states import CacheGroup as CacheGroup
 from .states import CacheShape as CacheShape
@@ -45,6 +46,8 @@ INNER = ("qkv", "attention", "attn_out", "ffn_act", "ffn_out")
 # Of a MoE besides, before "ffn_act", which is h[T, J, F] there: ids[T, J] of the chosen experts,
 # and h[T, F] of the shared one.
 INNER_OF_MOE = ("experts", "shared_act")
+# Of a layer with an input besides: i[T, I], which meets LayerInput.w; x[T, D] with its output.
+INNER_OF_INPUT = ("input_act", "input_out")
 
 
 @dataclass(frozen=True)
@@ -76,11 +79,12 @@ class Role:
     """What a weight is for: its axes in letters, outermost first ("HE D", "D F", "X F D").
 
     A device that holds a shard of a model knows from the letters what to keep. lookup: only rows of
-    the matrix are ever used, by `embed`; it is never multiplied with.
+    the matrix are ever used; it is never multiplied with. on_host: a device need not hold it.
     """
 
     axes: str
     lookup: bool = False
+    on_host: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,15 +130,19 @@ class AttentionTemperature:
 
 @dataclass(frozen=True)
 class Attention:
-    """A mixer: x + post_norm(softmax(mask(cap(q k^T * scale))) v wo^T) * residual_scale."""
+    """A mixer: x + post_norm(softmax(mask(cap(q k^T * scale))) v wo^T) * residual_scale.
+
+    Without wk it attends to what an earlier layer with the same group and slot writes. Without wv
+    alone, values are what wk makes, before the norm and the rotation of keys.
+    """
 
     spec: PagedKV
-    group: int  # the layer's group in the cache
-    slot: int  # and its place among the layers of the group
+    group: int  # the group in the cache of the keys and values
+    slot: int  # and their place among the layers of the group
     norm: Norm | None  # of x, before the projections; None: x is projected as it is
     wq: Weight  # [H*E, D]
-    wk: Weight  # [G*E, D]
-    wv: Weight  # [G*Ev, D]
+    wk: Weight  # [G*E, D], or None
+    wv: Weight  # [G*Ev, D], or None
     wo: Weight  # [D, H*Ev]
     scale: float  # of q.k, before the soft cap
     rope: Rope | None = None  # None: positions are not encoded
@@ -145,7 +153,8 @@ class Attention:
     w_gate: Weight | None = None  # [H*Ev, D]: wo multiplies o * sigmoid(n w_gate^T)
     q_norm: Norm | None = None  # over E, per head, before rope
     k_norm: Norm | None = None
-    norm_whole: bool = False  # these norms are over all heads together: H*E and G*E
+    v_norm: Norm | None = None  # over Ev, per head
+    norm_whole: bool = False  # those of q and k are over all heads together: H*E and G*E
     norm_after_rope: bool = False
     temperature: AttentionTemperature | None = None  # of q, after rope
     soft_cap: float = 0.0  # c * tanh(s / c); 0 is none
@@ -162,7 +171,7 @@ class Attention:
     def projections(self) -> list[Weight]:
         """What multiplies the normalised x."""
         gate = [] if self.w_gate is None else [self.w_gate]
-        return [self.wq, self.wk, self.wv, *gate]
+        return [w for w in (self.wq, self.wk, self.wv, *gate) if w is not None]
 
 
 @dataclass(frozen=True)
@@ -247,13 +256,15 @@ class Layer:
     """One layer; a backend that fuses looks at what comes next.
 
     `next` is the layer behind, or None for the last one. parallel: mixer and ffn take the same x,
-    and `mix` adds the outputs of both.
+    and `mix` adds the outputs of both. `input` and `scale` are what `end_layer` computes.
     """
 
     index: int
     mixer: Mixer
     ffn: FeedForward | None
     parallel: bool = False
+    input: LayerInput | None = None
+    scale: float = 1.0
     next: Layer | None = field(default=None, repr=False)
 
 
@@ -281,6 +292,7 @@ class Demand:
     cache: Callable[[int], CacheShape]  # of the KV cache, by the tokens of a step
     n_used: int = 0  # J, experts of a token; 0: none has experts
     n_ff_expert: int = 0  # F, of the widest experts
+    n_inputs: int = 0  # L*I, of the inputs of layers; 0: they have none
     n_expert: int = 0  # X, of which a token has J
 
 
@@ -350,6 +362,14 @@ class Ops(Protocol):
     def feed_forward(self, x: Array, layer: Layer, step: Step) -> Array:
         """x[T, D] with the output of layer.ffn added; the old x may be overwritten. Parallel layers
         do not come here.
+        """
+
+    def layer_inputs(self, x: Array, inputs: LayerInputs, step: Step) -> Array:
+        """p[T, L, I], the inputs of all layers, of what `embed` returned."""
+
+    def end_layer(self, x: Array, layer: Layer, inputs: Array | None, step: Step) -> Array:
+        """(x[T, D] with the output of layer.input added) * layer.scale, if a layer has one of them;
+        inputs: of all layers. The old x may be overwritten.
         """
 
     def logits(self, x: Array, head: Head, step: Step) -> Array:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..gguf import Tensor
 from .forwarding import Forwarding, chained
+from .inputs import LayerInputs
 from .interface import (
     ActivationType,
     Array,
@@ -96,6 +97,17 @@ class ObservedOps(Forwarding):
             self._meets["ffn_act"] = ffn.w_down
         elif ffn.shared:
             self._meets["shared_act"] = ffn.shared.w_down
+
+    def layer_inputs(self, x: Array, inputs: LayerInputs, step: Step) -> Array:
+        self._show(self._host(x), inputs.w)
+        return super().layer_inputs(x, inputs, step)
+
+    def end_layer(self, x: Array, layer: Layer, inputs: Array | None, step: Step) -> Array:
+        self._meets, self._moe = {}, None
+        if layer.input is not None:
+            self._show(self._host(x), layer.input.gate)
+            self._meets = {"input_act": layer.input.w}
+        return super().end_layer(x, layer, inputs, step)
 
     def logits(self, x: Array, head: Head, step: Step) -> Array:
         self._show(self._normalised(x, head.norm), head.weight)

@@ -193,7 +193,7 @@ def read_model(
     sizes = _dimensions(architecture, values, n_vocab, folder)
     sources = _sources(architecture, sizes, tied, made, checkpoint, n_nextn)
     warnings = list(checkpoint.quantization.warnings)
-    tokens = read_tokens(folder, n_vocab)
+    tokens = read_tokens(folder, n_vocab, source.characters)
     metadata = general_metadata(folder, config, architecture.name, _counts(sources), name)
     metadata |= {f"{architecture.name}.{key}": typed for key, typed in values.items()}
     metadata["general.quantization_version"] = ("u32", QUANTIZATION_VERSION)
@@ -257,7 +257,7 @@ def _sources(
     behind = range(sizes.n_layer, sizes.n_layer + n_nextn)
     named = _by_gguf_name(hf, checkpoint, tied, behind)
     required, optional = architecture.stored(sizes, tied)
-    missing = [name for name in required if name not in named]
+    missing = [name for name in required if name not in named and name not in made]
     if missing:
         more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ConvertError(
@@ -302,7 +302,7 @@ def _by_gguf_name(
     layer: dict[str, list[str]] = {}
     for ours, theirs in hf.layer.items():
         layer.setdefault(theirs, []).append(ours)
-    outside = {theirs: ours for ours, theirs in GLOBAL.items()}
+    outside = {theirs: ours for ours, theirs in hf.outside.items()}
     found: dict[str, Gathered] = {}
     for name, weights in gathered(checkpoint.tensors, hf.transposed, hf.interleaved).items():
         if name.endswith(UNUSED) or (hf.others and name.startswith(hf.others)):

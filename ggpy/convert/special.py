@@ -45,6 +45,8 @@ def special_metadata(
             value = settings.get(f"add_{name}_token")
         if value is None and tokens.model == "gpt2":
             value = False  # some pre-tokenizers of GGUF would add a BOS
+        if tokens.model == "gemma4" and name == "bos":
+            value = True
         if isinstance(value, bool):
             found[f"tokenizer.ggml.add_{name}_token"] = ("bool", value and name in ids)
     return {**found, **_templates(folder, settings)}

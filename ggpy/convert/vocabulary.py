@@ -35,6 +35,10 @@ PADDING_SCORE, ADDED_SCORE = -10000.0, -1000.0  # llama.cpp's
 NOT_IN_GGUF = ("continuing_subword_prefix", "end_of_word_suffix", "dropout")
 BYTE = re.compile("<0x[0-9A-F]{2}>")
 # Taken for control tokens although files call them not special: Gemma's, deepseek-coder's.
+# Gemma 4's, which the parts of an answer are told apart by.
+VISIBLE = tuple(f"<{a}{x}{b}>" for x in ("channel", "tool_call", "tool_response")
+                for a, b in (("|", ""), ("", "|")))  # fmt: skip
+VISIBLE += ('<|"|>',)
 LOOK_SPECIAL = ("<pad>", "<mask>", "<2mass>", "[@BOS@]")
 
 
@@ -42,8 +46,8 @@ LOOK_SPECIAL = ("<pad>", "<mask>", "<2mass>", "[@BOS@]")
 class Tokens:
     """What a file will say about its tokens."""
 
-    model: str  # "llama" or "gpt2"
-    pre: str
+    model: str  # "llama", "gpt2" or "gemma4"
+    pre: str  # empty where the model says it
     texts: list[str]
     types: list[int]
     scores: list[float] | None = None  # of sentencepiece
@@ -56,7 +60,7 @@ class Tokens:
         """Keys, types and values, but for special tokens."""
         found: dict[str, tuple[str, Any]] = {
             "tokenizer.ggml.model": ("str", self.model),
-            "tokenizer.ggml.pre": ("str", self.pre),
+            **({"tokenizer.ggml.pre": ("str", self.pre)} if self.pre else {}),
             "tokenizer.ggml.tokens": ("arr[str]", self.texts),
         }
         if self.scores is not None:
@@ -69,9 +73,12 @@ class Tokens:
         return found
 
 
-def read_tokens(folder: Folder, n_vocab: int) -> Tokens:
-    """The tokens of a folder, n_vocab of them; ConvertError for a kind that is not known."""
-    if (model := folder.read(MODEL, MAX_MODEL)) is not None:
+def read_tokens(folder: Folder, n_vocab: int, characters: bool = False) -> Tokens:
+    """The tokens of a folder, n_vocab of them; ConvertError for a kind that is not known.
+
+    characters: tokens are merged of characters, as a tokenizer.json says.
+    """
+    if not characters and (model := folder.read(MODEL, MAX_MODEL)) is not None:
         return _sentencepiece(folder, model, n_vocab)
     content = folder.json(JSON, JSON_LIMIT)
     if content is None:
@@ -88,6 +95,8 @@ def read_tokens(folder: Folder, n_vocab: int) -> Tokens:
                 f"{folder.path / JSON}: model.{key} = {shown(kind[key], 40)} is not supported"
             )
     check_growth(content, folder.path / JSON)
+    if characters:
+        return _merged_characters(folder, content, n_vocab)
     return (_merged_pieces if kind.get("byte_fallback") else _byte_level)(folder, content, n_vocab)
 
 
@@ -280,6 +289,28 @@ def _merged_pieces(folder: Folder, content: dict[str, Any], n_vocab: int) -> Tok
     with refused(path):
         first = library.encode("a", add_special_tokens=False).tokens[0]
     found.space_prefix = first.startswith(BLANK)
+    return found
+
+
+def _merged_characters(folder: Folder, content: dict[str, Any], n_vocab: int) -> Tokens:
+    """BPE over characters, with a token for each byte. Added tokens that are in the vocabulary are
+    plain, unless they are special or a reader of answers has to see them.
+    """
+    path = folder.path / JSON
+    library = _library(folder)
+    texts, types = _listed(content, n_vocab, path)
+    types = [int(TokenType.BYTE) if BYTE.fullmatch(t) else k for t, k in zip(texts, types)]  # noqa: B905
+    found = Tokens("gemma4", "", texts, types, [ADDED_SCORE] * n_vocab)
+    for id, text, special in added_entries(content.get("added_tokens") or [], path):
+        _check_id(id, n_vocab, text, path)
+        if text in VISIBLE or (texts[id] != text and not special):
+            found.types[id] = int(TokenType.USER_DEFINED)
+        elif special:
+            found.types[id] = int(TokenType.CONTROL)
+        texts[id] = text
+    found.merges = [_joined(merge, path) for merge in content["model"].get("merges") or []]
+    found.space_prefix = False
+    found.encode = lambda text: library.encode(text, add_special_tokens=False).ids
     return found
 
 

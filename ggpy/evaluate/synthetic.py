@@ -139,7 +139,10 @@ class Synthetic:
 
 def _metadata(shape: Shape) -> dict[str, Any]:
     """There is no tokenizer: benchmarks make ids of their own."""
-    settings = {f"{shape.architecture}.{key}": value for key, value in shape.settings.items()}
+    settings = {
+        f"{shape.architecture}.{key}": np.array(value) if isinstance(value, list) else value
+        for key, value in shape.settings.items()
+    }
     return {
         "general.architecture": shape.architecture,
         "general.name": f"{shape.name} (synthetic)",
@@ -201,7 +204,7 @@ def _formats(
     """Of each tensor."""
     if model.format not in OF_SEVERAL:
         return {name: _format_of(model, name, shape) for name, shape in shapes.items()}
-    counts = sizes.n_layer, sizes.attention.n_head, sizes.attention.n_head_kv
+    counts = sizes.n_layer, sizes.layers[0].n_head, sizes.layers[0].n_head_kv
     output = by_name(model.output_format)
     n_expert = max(layer.n_expert for layer in sizes.layers)
     tied = model.shape.tied

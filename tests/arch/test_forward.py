@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from plain_moe import plain
+from plain_gemma4 import plain
 
 from ggpy import arch
 from ggpy.backends.numpy.backend import Reference
@@ -83,12 +83,18 @@ VARIANTS = {
     ),
     "qwen35-layers": Variant("qwen35", {"attention.recurrent_layers": [True] * 3 + [False]}),
     "cohere2-period": Variant("cohere2", {"attention.sliding_window_pattern": 3}),
+    "gemma4-no-cap": Variant("gemma4", {"final_logit_softcapping": None}),
+    "gemma4-base-swa": Variant("gemma4", {"rope.freq_base_swa": 100.0}),
+    "gemma4-no-scale": Variant(
+        "gemma4", tensors={f"blk.{i}.layer_output_scale.weight": None for i in range(3)}
+    ),
 }
 NOT_IN_ORACLE = {
     **dict.fromkeys(("gemma-embedding", "gemma-embedding-no-window"), "it continues no text"),
     "phi3-window": "it ignores phi3's window",
     "gemma2-27b-scale": "46 layers of noise are too far apart in float32",
     "gemma3-27b-scale": "62 layers of noise are too far apart in float32",
+    "gemma4-no-cap": "it caps logits at 30 where a file does not say",
     **dict.fromkeys(("exaone4-window", "exaone4-period"), "it has windows for 64 layers only"),
 }
 
@@ -144,6 +150,8 @@ def test_logits_equal_the_plain_float64_decoder(tiny):
         *(("olmo2", "olmo2-period"), ("mistral3", "mistral3-cold")),
         *(("mistral3", "mistral3-no-log"), ("hunyuan-dense", "hunyuan-no-alpha")),
         *(("exaone4", "exaone4-period"), ("cohere2", "cohere2-period")),
+        *(("gemma4", "gemma4-no-cap"), ("gemma4", "gemma4-base-swa")),
+        ("gemma4", "gemma4-no-scale"),
         ("gemma-embedding", "gemma-embedding-no-window"),
     ],
 )
@@ -171,4 +179,6 @@ def test_log_probabilities_equal_llama_cpp(tiny, tmp_path):
         ours = our_logits(path, v.n_ctx, IDS[:n])[-1].astype(np.float64)
         ours -= ours.max()
         ours -= np.log(np.exp(ours).sum())
-        np.testing.assert_allclose(ours[list(theirs)], list(theirs.values()), atol=2e-3)
+        # ggml's gelu is a table in f16, whose error grows with each layer's input.
+        atol = 4e-3 if v.architecture == "gemma4" else 2e-3
+        np.testing.assert_allclose(ours[list(theirs)], list(theirs.values()), atol=atol)

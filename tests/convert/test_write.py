@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import KINDS, to_gguf, weights_of, write, write_weights
+from gemma4_checkpoints import GEMMA4_KINDS
 from hybrid_checkpoints import HYBRID_KINDS
 from moe_checkpoints import MOE_KINDS
 
@@ -284,6 +285,6 @@ def test_sampling_of_the_authors(tmp_path: Path) -> None:
 def test_every_architecture_has_a_checkpoint() -> None:
     from ggpy.arch import architectures
 
-    kinds = (*KINDS.values(), *MOE_KINDS.values(), *HYBRID_KINDS.values())
-    known = {kind.architecture for kind in kinds}
+    all_kinds = {**KINDS, **MOE_KINDS, **HYBRID_KINDS, **GEMMA4_KINDS}
+    known = {kind.architecture for kind in all_kinds.values()}
     assert known == {name for name, found in architectures().items() if found.hugging_face}

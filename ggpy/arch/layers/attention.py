@@ -39,6 +39,8 @@ class AttentionSettings:
     norm_whole: bool = False  # the norms of q and k are over all heads together
     norm_after_rope: bool = False
     temperature: AttentionTemperature | None = None
+    v_norm_eps: float | None = None  # of an RMS norm of each head of v, without weights
+    keys_of: int | None = None  # the layer whose keys and values it reads, if not its own
     causal: bool = True
     chunked: bool = False  # see interface.Attention
     unit_norm: bool = False  # norms of each head of q and k, without weights
@@ -58,8 +60,8 @@ class AttentionSettings:
             slot=slot,
             norm=w.get_norm("attn_norm"),
             wq=w["attn_q.weight"],
-            wk=w["attn_k.weight"],
-            wv=w["attn_v.weight"],
+            wk=w.get("attn_k.weight"),
+            wv=w.get("attn_v.weight"),
             wo=w["attn_output.weight"],
             scale=self.scale,
             rope=self.rope,
@@ -70,6 +72,7 @@ class AttentionSettings:
             w_gate=w.get("attn_gate.weight"),
             q_norm=Norm(None, w.eps) if self.unit_norm else w.get_norm("attn_q_norm"),
             k_norm=Norm(None, w.eps) if self.unit_norm else w.get_norm("attn_k_norm"),
+            v_norm=None if self.v_norm_eps is None else Norm(None, self.v_norm_eps),
             norm_whole=self.norm_whole,
             norm_after_rope=self.norm_after_rope,
             temperature=self.temperature,

@@ -48,7 +48,7 @@ READ = {
     Rope: {"style", "inv_freq", "magnitude"},
     Dense: {*("norm", "w_gate", "w_up", "w_down", "activation", "post_norm", "residual_scale")},
     Head: {"norm", "weight", "soft_cap", "scale"},
-    Layer: {"index", "mixer", "ffn", "parallel", "next"},
+    Layer: {"index", "mixer", "ffn", "parallel", "next", "input", "scale"},  # the last two: numpy
 }
 
 

@@ -23,6 +23,7 @@ from ...kernels.blocks.block_kernel import BlockMatrix
 from ...kernels.blocks.get_rows import get_rows
 from ...kernels.layout.embed_tile import EmbedTile
 from ...sampling import Sampler
+from ..inputs import LayerInputs
 from ..interface import (
     ActivationType,
     CacheShape,
@@ -44,12 +45,13 @@ from .delta.layer import DeltaOps
 from .dense import DenseOps
 from .graphs import Graphs
 from .moe.layer import MoEOps
-from .plan import Activations, GemmChoice
+from .plan import Activations, GemmChoice, lacking
 from .sampling import Sampling
 from .step import StepUpload
 from .weights import Uploader, in_f32
 
 ROWS_IN_F32 = ("X D", "X Fx")  # routers, and biases of experts
+INPUTS = "inputs of layers from a table"  # what plan.lacking says
 GRAPH_TOKENS = 64  # graphs of all decode steps of at most this many tokens are kept
 
 
@@ -94,6 +96,8 @@ class Cuda:
         """The batch size (tokens per step) to use. Raises MemoryError if too little GPU memory is
         free.
         """
+        if demand.n_inputs:
+            raise lacking(INPUTS)
         self._max_split_tokens = max(GRAPH_TOKENS, demand.n_seq)
         sizes = demand, self._max_split_tokens, self._converts
         free = self.device.free_bytes
@@ -231,6 +235,14 @@ class Cuda:
         """x[T, D] with the output of the layer's feed-forward added."""
         ops = self.moe if isinstance(layer.ffn, MoE) else self.dense
         return ops.feed_forward(x, layer)
+
+    def layer_inputs(self, x: Array, inputs: LayerInputs, step: Step) -> Array:
+        """Raises GGUFError."""
+        raise lacking(INPUTS)
+
+    def end_layer(self, x: Array, layer: Layer, inputs: Array | None, step: Step) -> Array:
+        """Raises GGUFError."""
+        raise lacking(INPUTS if layer.input else "a scale of what a layer returns")
 
     def logits(self, x: Array, head: Head, step: Step) -> Array:
         """Logits f32 [R, V]."""

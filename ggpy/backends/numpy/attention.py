@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...formats.base import F32
-from ..interface import PAGE_SIZE, Attention, Step
+from ..interface import PAGE_SIZE, Attention, Norm, Step
 from .functions import (
     added,
     angles,
@@ -47,35 +47,31 @@ def mix(
 
 
 def project(n: F32, a: Attention, step: Step, pages: GroupPages) -> F32:
-    """q[T, H, E] of n[T, D]; k and v go to their pages."""
-    q, k, v = a.wq.affine(n, a.bq), a.wk.affine(n, a.bk), a.wv.affine(n, a.bv)
-    if a.norm_whole:
-        q, k = _normed(q, k, a)
-    q, k, v = (
-        _heads(y, n_head)
-        for y, n_head in ((q, a.spec.n_head), (k, a.spec.n_head_kv), (v, a.spec.n_head_kv))
-    )
-    if not a.norm_whole and not a.norm_after_rope:
-        q, k = _normed(q, k, a)
-    if a.rope is not None:
-        cos, sin = angles(a.rope, step.positions)
-        q, k = (rotated(y, a.rope, cos, sin) for y in (q, k))
-    if a.norm_after_rope:
-        q, k = _normed(q, k, a)
+    """q[T, H, E] of n[T, D]; k and v, if the layer has them, go to their pages."""
+    q = _placed(a.wq.affine(n, a.bq), a.spec.n_head, a.q_norm, a, step)
     if a.temperature is not None:
         q = q * sharpness(a.temperature, step.positions)
-    if pages.keys.spreads:
-        q, k = spread(q), spread(k)
-    page, offset = step.pages(a.group), step.positions % PAGE_SIZE
-    pages.keys.write(a.slot, page, offset, k)
-    pages.values.write(a.slot, page, offset, v)
-    return q
+    if a.wk is not None:
+        key = a.wk.affine(n, a.bk)
+        v = _heads(key if a.wv is None else a.wv.affine(n, a.bv), a.spec.n_head_kv)
+        v = v if a.v_norm is None else normalised(v, a.v_norm)
+        k = _placed(key, a.spec.n_head_kv, a.k_norm, a, step)
+        page, offset = step.pages(a.group), step.positions % PAGE_SIZE
+        pages.keys.write(a.slot, page, offset, spread(k) if pages.keys.spreads else k)
+        pages.values.write(a.slot, page, offset, v)
+    return spread(q) if pages.keys.spreads else q
 
 
-def _normed(q: F32, k: F32, a: Attention) -> tuple[F32, F32]:
-    """q and k, each with its norm, if it has one."""
-    q = q if a.q_norm is None else normalised(q, a.q_norm)
-    return q, k if a.k_norm is None else normalised(k, a.k_norm)
+def _placed(y: F32, n_head: int, norm: Norm | None, a: Attention, step: Step) -> F32:
+    """y[T, n_head*E] as heads [T, n_head, E], with norm and rotation."""
+    if norm is not None and a.norm_whole:
+        y = normalised(y, norm)
+    y = _heads(y, n_head)
+    if norm is not None and not a.norm_whole and not a.norm_after_rope:
+        y = normalised(y, norm)
+    if a.rope is not None:
+        y = rotated(y, a.rope, *angles(a.rope, step.positions))
+    return normalised(y, norm) if norm is not None and a.norm_after_rope else y
 
 
 def attend(q: F32, a: Attention, step: Step, pages: GroupPages) -> F32:

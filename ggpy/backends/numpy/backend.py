@@ -16,6 +16,7 @@ from ...formats.base import F32
 from ...gguf import Tensor
 from ...sampling import Sampler
 from .. import host
+from ..inputs import LayerInputs
 from ..interface import (
     ActivationType,
     CacheGroup,
@@ -31,7 +32,7 @@ from ..interface import (
     Role,
     Step,
 )
-from . import attention, delta, dense, moe
+from . import attention, delta, dense, layer_inputs, moe
 from .delta import GroupStates
 from .functions import normalised, soft_capped
 from .kv_pages import GroupPages, check_memory
@@ -123,10 +124,11 @@ class Reference:
 
     def embed(self, step: Step, table: HostMatrix, scale: float = 1.0) -> F32:
         """x[T, D] = table[ids] * scale."""
-        ids = step.ids.astype(np.int64)
-        late = ids < 0
-        ids[late] = self._sampled[~ids[late]]
-        return table.rows(ids) * np.float32(scale)
+        return table.rows(self._ids(step)) * np.float32(scale)
+
+    def layer_inputs(self, x: F32, inputs: LayerInputs, step: Step) -> F32:
+        """p[T, L, I], the inputs of all layers."""
+        return layer_inputs.layer_inputs(x, inputs, self._ids(step))
 
     def mix(self, x: F32, layer: Layer, step: Step) -> F32:
         """x[T, D] with the output of layer.mixer added, and layer.ffn's if they are parallel."""
@@ -146,6 +148,10 @@ class Reference:
         """x[T, D] with the output of layer.ffn added."""
         assert layer.ffn is not None
         return _feed_forward(x, layer.ffn, partial(self._probe, layer.index))
+
+    def end_layer(self, x: F32, layer: Layer, inputs: F32 | None, step: Step) -> F32:
+        """(x[T, D] with the output of layer.input added) * layer.scale."""
+        return layer_inputs.end_layer(x, layer, inputs, partial(self._probe, layer.index))
 
     def logits(self, x: F32, head: Head, step: Step) -> F32:
         """l[R, V] of step.rows."""
@@ -168,6 +174,13 @@ class Reference:
     def device_bytes(self) -> int:
         """None but the process's."""
         return 0
+
+    def _ids(self, step: Step) -> NDArray[np.int64]:
+        """[T], with what was sampled in the place of ~r."""
+        ids = step.ids.astype(np.int64)
+        late = ids < 0
+        ids[late] = self._sampled[~ids[late]]
+        return ids
 
     def _memory(self, group: int) -> GroupPages | GroupStates:
         if not self._cache:

@@ -44,6 +44,7 @@ from tools.make_tiny import MODELS
 TOLERANCE, OF_A_ROW = 1e-5, 4e-5
 REFUSED = {  # what they have that no kernel computes
     **dict.fromkeys(("command-r", "cohere2"), "layer norms"),
+    "gemma4": "inputs of layers from a table",
     "hunyuan-dense": "norms of heads behind RoPE",
     "gemma-embedding": "attention to later tokens",
     "mistral3": "queries that grow with their position",

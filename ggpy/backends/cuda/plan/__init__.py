@@ -17,6 +17,7 @@ from .layers import (
     Planner,
     ResidualState,
     RopeIn,
+    lacking,
 )
 from .problem import LaunchPlan, NormIn, ProductPlan, StepClass
 from .products import Activations, GemmChoice
@@ -38,4 +39,5 @@ __all__ = [
     "ResidualState",
     "RopeIn",
     "StepClass",
+    "lacking",
 ]

@@ -348,6 +348,9 @@ def refuse(part: Mixer | FeedForward | Head) -> None:
         "attention in chunks": getattr(part, "chunked", False),
         "weights of experts on what they take": isinstance(part, MoE) and part.router.weighs_input,
         "norms of all heads with a bias": whole and getattr(part, "bq", None) is not None,
+        "norms of values": getattr(part, "v_norm", None) is not None,
+        "keys that are values, or another layer's": isinstance(part, Attention)
+        and (part.wk is None or part.wv is None),
         f"queries that grow with their position (none do up to -c {length})": length > 0,
         problem: bool(problem),
     }

@@ -1,0 +1,36 @@
+"""Inputs that layers have of their own (interface.Layer.input), and what they are made of.
+
+They are weights and settings only; numpy/layer_inputs.py is the specification of what is computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .interface import Activation, Norm
+
+Weight = Any  # as in interface.py
+
+
+@dataclass(frozen=True)
+class LayerInput:
+    """What a layer makes of its input p[T, I]: x + norm((act(x gate^T) * p) w^T)."""
+
+    gate: Weight  # [I, D]
+    w: Weight  # [D, I]
+    norm: Norm
+    activation: Activation
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """What the inputs of all layers are made of: the embedded token x[T, D], and a table.
+
+    p[T, L, I] = (norm(x w^T / sqrt(D)) + table[ids] * sqrt(I)) / sqrt(2), with the norm over I.
+    """
+
+    table: Weight  # [V, L*I]
+    w: Weight  # [L*I, D]
+    norm: Norm

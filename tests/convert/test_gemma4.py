@@ -1,0 +1,141 @@
+"""Gemma 4's checkpoints: the logits of transformers, llama.cpp's metadata, bytes and texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints import to_gguf
+from gemma4_checkpoints import GEMMA4_KINDS, MARKS, gemma4_weights_of, write_gemma4
+
+import ggpy
+from ggpy.arch.config import UnsupportedModel
+from ggpy.convert import ConvertError
+from ggpy.gguf import File
+from ggpy.tokenizer import TokenType
+
+from .test_model import NMSE, described
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "gemma4"
+LOGITS = np.load(GOLDEN / "checkpoints.npz")
+THEIRS = json.loads((GOLDEN / "checkpoints.json").read_text(encoding="utf-8"))["files"]
+UNKNOWN = "tokenizer.ggml.unknown_token_id"  # tokenizer.json knows it
+Converted = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def gemma4_file(tmp_path_factory: pytest.TempPathFactory) -> Converted:
+    """The file in F32 of a kind."""
+    root = tmp_path_factory.mktemp("gemma4")
+    return cache(lambda name: to_gguf(write_gemma4(root / name, name), root / f"{name}.gguf"))
+
+
+@pytest.mark.parametrize("key", [key for key in LOGITS.files if key.endswith("/logits")])
+def test_logits_are_those_of_transformers(key: str, gemma4_file: Converted) -> None:
+    name, length, _ = key.split("/")
+    ids, wanted = LOGITS[f"{name}/{length}/ids"], LOGITS[key]
+    with ggpy.load(str(gemma4_file(name)), device="cpu", n_ctx=256) as model:
+        got = model.logits(ids.tolist())[-len(wanted) :]
+    assert np.std(wanted) > 0.1
+    assert np.square(got - wanted).sum() / np.square(wanted).sum() <= NMSE
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", GEMMA4_KINDS)
+def test_tensors_and_metadata_are_those_of_llama_cpp(name: str, gemma4_file: Converted) -> None:
+    scalars, arrays, digests = described(gemma4_file(name))
+    theirs = THEIRS[name]
+    assert digests == theirs["tensors"]
+    assert scalars == theirs["metadata"] and arrays == theirs["arrays"]
+
+
+@pytest.mark.parametrize("name", GEMMA4_KINDS)
+def test_llama_cpp_continues_a_text_alike(name: str, gemma4_file: Converted) -> None:
+    pytest.importorskip("xllamacpp", reason="the oracle wheel is not installed")
+    from oracle import Oracle
+
+    ids, n = [5, 300, 17, 99, 401, 260], 12
+    theirs = Oracle(gemma4_file(name)).greedy(ids, n).ids
+    with ggpy.load(str(gemma4_file(name)), device="cpu", n_ctx=256) as model:
+        ours = [piece.id for piece in model.generate(ids, max_tokens=n, temperature=0)]
+    assert theirs == ours and len(ours) >= 5
+
+
+def test_tokens_are_merged_of_characters(gemma4_file: Converted) -> None:
+    """What tells the parts of an answer apart is visible, what ends a turn is not."""
+    with File(gemma4_file("gemma4-kv")) as file:
+        texts = file.metadata["tokenizer.ggml.tokens"]
+        types = file.metadata["tokenizer.ggml.token_type"]
+        assert file.metadata["tokenizer.ggml.model"] == "gemma4"
+    kinds = {text: types[texts.index(text)] for text in MARKS}
+    control = {"<|turn>", "<turn|>", "<|think|>"}
+    assert {text for text, kind in kinds.items() if kind == TokenType.CONTROL} == control
+    assert {kinds[text] for text in kinds if text not in control} == {TokenType.USER_DEFINED}
+    with ggpy.load(str(gemma4_file("gemma4-kv")), device="cpu", n_ctx=64) as model:
+        ids = model.tokenizer.encode("a <|channel>b\n")
+        assert texts.index("<|channel>") in ids and texts.index("<0x0A>") in ids
+
+
+@pytest.mark.parametrize("kind", ["Gemma4", "Gemma4Unified"])
+def test_a_text_model_beside_others_is_taken_out(
+    kind: str, tmp_path: Path, gemma4_file: Converted
+) -> None:
+    """Names and settings lie a level deeper; sizes of some layers may stand in an object."""
+    from checkpoints import config_of, write_weights
+
+    name = "gemma4-kv"
+    folder = write_gemma4(tmp_path / name, name)
+    unused = ("architectures", "hidden_size_per_layer_input", "vocab_size_per_layer_input")
+    text = {
+        k: v
+        for k, v in config_of(GEMMA4_KINDS[name]).items()
+        if k not in unused[: 1 + 2 * (kind != "Gemma4")]
+    }
+    own = {"head_dim": text.pop("global_head_dim")}
+    own["num_key_value_heads"] = text.pop("num_global_key_value_heads")
+    text["per_layer_config"] = {"5": own}
+    top = {"architectures": [f"{kind}ForConditionalGeneration"], "model_type": "gemma4"}
+    top |= {"text_config": text, "vision_config": {"hidden_size": 8}, "image_token_id": 4}
+    (folder / "config.json").write_text(json.dumps(top))
+    weights = {k.replace("model.", "model.language_model.", 1): v
+               for k, v in gemma4_weights_of(name).items()}  # fmt: skip
+    weights |= {f"model.{x}.w.weight": np.ones((2, 2), np.float32)
+                for x in ("vision_tower", "vision_embedder", "embed_audio")}  # fmt: skip
+    write_weights(folder, weights, "float32")
+    ours = described(to_gguf(folder, tmp_path / "out.gguf"))
+    assert ours[1:] == described(gemma4_file(name))[1:]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention = 'all'"),
+        ({"vocab_size_per_layer_input": 500}, "only 512, as vocab_size, is"),
+        (
+            {"num_kv_shared_layers": 5},
+            "layer 1 shares keys and values, but no layer with no window",
+        ),
+        ({"num_kv_shared_layers": 6}, "num_kv_shared_layers = 6: expected between 0 and 5"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_type = 'yarn'"),
+        (
+            {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
+            "rope_type = 'linear'",
+        ),
+        ({"per_layer_config": {"1": {"head_dim": 32}, "3": {"head_dim": 64}}}, "one head_dim of"),
+        ({"global_head_dim": 64}, "has the shape (32,), config.json says (64,)"),
+        ({"hidden_activation": "silu"}, "hidden_activation = 'silu'"),
+        ({"altup_num_inputs": 4}, "altup_num_inputs = 4"),
+    ],
+)
+def test_settings_that_a_file_cannot_have(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    folder = write_gemma4(tmp_path / "a", "gemma4-inputs", **changes)
+    with pytest.raises((UnsupportedModel, ConvertError, ggpy.GGUFError)) as info:
+        to_gguf(folder, tmp_path / "out.gguf")
+    assert said in str(info.value)
