@@ -91,6 +91,11 @@ def parser() -> Parser:
         *("--ignore-setting",), action="append", default=[], metavar="NAME",
         help="convert although this setting of config.json is unknown; may be repeated",
     )  # fmt: skip
+    add(
+        *("--reranker",), action=argparse.BooleanOptionalAction, default=None,
+        help="write a reranker that answers yes or no, as Qwen3-Reranker, or do not "
+        "(as the checkpoint's name or model card says)",
+    )  # fmt: skip
     return found
 
 
@@ -116,6 +121,7 @@ def run(options: argparse.Namespace) -> int:
             *(folder, config, architecture, kind, checkpoint),
             name=options.name,
             ignored=options.ignore_setting,
+            reranker=options.reranker,
         )
         for warning in model.warnings:
             say(f"warning: {escaped(warning)}")

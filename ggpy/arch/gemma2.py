@@ -59,11 +59,11 @@ def settings(s: hf.CheckpointSettings) -> hf.Metadata:
     return found
 
 
-def check_scale(s: hf.CheckpointSettings, n_layer_27b: int) -> None:
+def check_scale(s: hf.CheckpointSettings, n_layer_27b: int, both_sides: bool = False) -> None:
     """Refuse what the gemmas' files cannot say: another scale, activation, or direction."""
     s.only("hidden_activation", "gelu_pytorch_tanh")
     s.only("hidden_act", "gelu_pytorch_tanh", "gelu")  # transformers reads the other one
-    s.only("use_bidirectional_attention", False)
+    s.only("use_bidirectional_attention", both_sides)
     size = hf.head_size(s)
     if s.integer("num_hidden_layers") == n_layer_27b:
         size = s.integer("hidden_size") // s.integer("num_attention_heads")

@@ -49,9 +49,9 @@ def read(c: Context) -> ModelSettings:
     )
 
 
-def settings(s: hf.CheckpointSettings) -> hf.Metadata:
+def settings(s: hf.CheckpointSettings, both_sides: bool = False) -> hf.Metadata:
     """Windows in the usual five of six layers are not mentioned in a file, others are."""
-    check_scale(s, N_LAYER_27B)
+    check_scale(s, N_LAYER_27B, both_sides)
     s.only("attn_logit_softcapping", 0)
     base = s.real("rope_local_base_freq", LOCAL_BASE, low=1.000001)
     if s.part("rope_parameters").has("sliding_attention"):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from . import gemma3
+from . import hugging_face as hf
 from .architecture import (
     DENSE,
     LAYER,
@@ -17,14 +19,15 @@ from .architecture import (
     LayerSettings,
     ModelSettings,
 )
-from .gemma3 import read as read_gemma3
 from .layers.attention import QK_NORM, AttentionSettings
+
+BOTH_SIDES = "use_bidirectional_attention"
 
 
 def read(c: Context) -> ModelSettings:
     """gemma3's, on both sides; files need not say so."""
     c.config.only("attention.causal", False)
-    found = read_gemma3(c)
+    found = gemma3.read(c)
     return replace(found, layers=[_both_sided(layer) for layer in found.layers])
 
 
@@ -33,10 +36,24 @@ def _both_sided(layer: LayerSettings) -> LayerSettings:
     return replace(layer, mixer=replace(layer.mixer, causal=False))
 
 
+def settings(s: hf.CheckpointSettings) -> hf.Metadata:
+    """gemma3's; the window is the whole width, of which half lies before a token."""
+    if not s.flag(BOTH_SIDES, False):
+        raise s.refuse(BOTH_SIDES, "a model without a head has to see both sides")
+    return gemma3.settings(s, both_sides=True)
+
+
 ARCHITECTURE = Architecture(
     "gemma-embedding",
     read,
     layer={**LAYER, **POST_NORM, **QK_NORM},
     optional=DENSE,
     understands=frozenset({"attention.causal"}),
+    hugging_face=hf.HuggingFace(
+        classes={"Gemma3TextModel": gemma3.DEFAULTS},
+        settings=settings,
+        layer={**hf.LAYER, **hf.SANDWICH, **hf.QK_NORM},
+        norm_offset=1.0,
+        tied=True,
+    ),
 )

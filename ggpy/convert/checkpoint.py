@@ -38,6 +38,10 @@ class Checkpoint:
             self.tensors = assemble(self._open(stack), self.quantization)
             self._open_files = stack.pop_all()
 
+    def beside(self, folder: Folder) -> Checkpoint:
+        """The weights of another folder, unquantised, which are closed with these."""
+        return self._open_files.enter_context(Checkpoint(folder))
+
     def close(self) -> None:
         self._open_files.close()
 

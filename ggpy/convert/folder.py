@@ -9,6 +9,7 @@ file and 90 in memory. This module knows no file by name.
 from __future__ import annotations
 
 import json
+import os
 import stat
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +37,8 @@ class ConvertError(ValueError):
 class Folder:
     """A folder with a checkpoint; ConvertError unless there is one."""
 
+    _inside: list[Path]  # where the files may be that names and links lead to
+
     def __init__(self, path: Path) -> None:
         self.path = path
         if not path.is_dir():
@@ -49,6 +52,25 @@ class Folder:
 
     def find(self, name: str) -> Path | None:
         """The file `name`, if it is there; ConvertError for a name or a link that leads outside."""
+        path, status = self._place(name)
+        if status is not None and not stat.S_ISREG(status.st_mode):
+            raise ConvertError(f"{path}: is no plain file")
+        return None if status is None else path
+
+    def inner(self, name: str) -> Folder | None:
+        """The folder `name` in this one, if it is there; its files may be where this one's may.
+
+        ConvertError for a name or a link that leads outside.
+        """
+        path, status = self._place(name)
+        if status is None:
+            return None
+        found = Folder(path)
+        found._inside = self._inside
+        return found
+
+    def _place(self, name: str) -> tuple[Path, os.stat_result | None]:
+        """What is called `name`, and what it is, None where there is nothing."""
         if not name or name in (".", "..") or any(c in name for c in '/\\:\0"'):
             raise ConvertError(
                 f"{self.path}: {shown(name)} is not the name of a file in this folder: it is not"
@@ -59,14 +81,12 @@ class Folder:
             real = path.resolve(strict=True)
             status = real.stat()
         except FileNotFoundError:
-            return None
+            return path, None
         except (OSError, RuntimeError, ValueError) as error:  # a loop of links, no permission
             raise ConvertError(f"{path}: cannot be read: {error}") from None
         if not any(real.is_relative_to(folder) for folder in self._inside):
             raise ConvertError(f"{path}: is a link to {real}, outside the folder: it is not opened")
-        if not stat.S_ISREG(status.st_mode):
-            raise ConvertError(f"{path}: is no plain file")
-        return path
+        return path, status
 
     def names(self) -> list[str]:
         """Names of all files, sorted."""
@@ -98,6 +118,16 @@ class Folder:
         data = self.read(name, limit.nbytes)
         return None if data is None else parse_object(data, self.path / name, limit)
 
+    def objects(self, name: str, limit: Limit = SMALL) -> list[dict[str, Any]] | None:
+        """The objects of an array in a file, if it is there; ConvertError beyond the limit."""
+        data = self.read(name, limit.nbytes)
+        if data is None:
+            return None
+        found = _parse(data, self.path / name, limit)
+        if not isinstance(found, list) or not all(isinstance(x, dict) for x in found):
+            raise ConvertError(f"{self.path / name}: is not an array of objects")
+        return found
+
     def required(self, name: str) -> dict[str, Any]:
         """The object in a file that has to be there."""
         found = self.json(name)
@@ -108,19 +138,23 @@ class Folder:
 
 def parse_object(data: bytes, path: object, limit: Limit = SMALL) -> dict[str, Any]:
     """A JSON object, in which no key is there twice; ConvertError names the file."""
+    found = _parse(data, path, limit)
+    if not isinstance(found, dict):
+        raise ConvertError(f"{path}: is {type(found).__name__}, not an object")
+    return found
+
+
+def _parse(data: bytes, path: object, limit: Limit) -> Any:
     counts = data.count(b"{") + data.count(b"["), data.count(b",")
     for count, most, what in zip(counts, limit[1:], ("objects", "values"), strict=True):
         if count > most:
             raise ConvertError(f"{path}: has {count} {what}, {most} are the most that is read")
     try:
-        found = json.loads(data.decode("utf-8"), object_pairs_hook=_unique)
+        return json.loads(data.decode("utf-8"), object_pairs_hook=_unique)
     except RecursionError:
         raise ConvertError(f"{path}: is nested too deeply") from None
     except ValueError as error:
         raise ConvertError(f"{path}: is not the JSON it should be: {error}") from None
-    if not isinstance(found, dict):
-        raise ConvertError(f"{path}: is {type(found).__name__}, not an object")
-    return found
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -33,6 +33,8 @@ from ..quantization.mix import in_order
 from ..quantization.requantize import QUANTIZATION_VERSION
 from ..util.messages import escaped, shown
 from .checkpoint import Checkpoint
+from .embedders.reranker import CLASSIFIER, PROMPT, SETTINGS, answer_rows, is_reranker
+from .embedders.sentences import read_modules
 from .experts import Gathered, gathered
 from .experts.tensors import Microscaled
 from .folder import ConvertError, Folder
@@ -46,6 +48,7 @@ from .weights import Weights
 UNUSED = ("rotary_emb.inv_freq",)  # ends of names: what the settings already say
 KEPT = (Packed, Scaled, Microscaled)  # what a file can have without rounding again
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.*)")
+TABLE = GLOBAL["token_embd.weight"].removeprefix("model.")
 TIE = "tie_word_embeddings"
 Metadata = dict[str, tuple[str, Any]]
 
@@ -172,8 +175,12 @@ def read_model(
     *,
     name: str | None = None,
     ignored: Iterable[str] = (),
+    reranker: bool | None = None,
 ) -> ModelConversion:
-    """Everything about a checkpoint of a class; ConvertError, GGUFError for what is not right."""
+    """Everything about a checkpoint of a class; ConvertError, GGUFError for what is not right.
+
+    reranker: whether it is one that answers "yes" or "no"; None: as its name and card say.
+    """
     source = architecture.hugging_face
     assert source is not None
     path = folder.path / "config.json"
@@ -183,24 +190,44 @@ def read_model(
     if not made and rope_freqs(settings):
         key = "rope_parameters" if settings.has("rope_parameters") else "rope_scaling"
         raise settings.refuse(key, f"files of {architecture.name} have no factors of rope")
+    modules = read_modules(folder, checkpoint)
+    values |= modules.metadata
+    ranks = _ranks(reranker, architecture, folder, config)
+    values |= SETTINGS if ranks else {}
     has_output = any(name.endswith(GLOBAL["output.weight"]) for name in checkpoint.tensors)
     tied = settings.flag(TIE, not has_output if source.tied is None else source.tied)
+    if not has_output and (modules.is_embedder or _is_bare(checkpoint.tensors)):
+        tied = True  # a model without a head, whatever its settings say of one
     if not tied and not set(OUTPUT) <= set(architecture.optional):
         raise settings.refuse(TIE, "the embedding table is the output matrix")
     n_vocab = settings.integer("vocab_size", high=MAX_VOCAB)
     n_nextn = max((settings.integer(key, 0, low=0) for key in source.nextn), default=0)
     settings.refuse_unread()
     sizes = _dimensions(architecture, values, n_vocab, folder)
-    sources = _sources(architecture, sizes, tied, made, checkpoint, n_nextn)
-    warnings = list(checkpoint.quantization.warnings)
     tokens = read_tokens(folder, n_vocab, source.characters)
+    rows = answer_rows(tokens, folder) if ranks else None
+    parts = SourceParts(made, modules.dense, rows, n_nextn)
+    sources = _sources(architecture, sizes, tied, parts, checkpoint)
+    tied = tied or ranks
+    warnings = list(checkpoint.quantization.warnings)
     metadata = general_metadata(folder, config, architecture.name, _counts(sources), name)
     metadata |= {f"{architecture.name}.{key}": typed for key, typed in values.items()}
     metadata["general.quantization_version"] = ("u32", QUANTIZATION_VERSION)
     metadata |= {**tokens.metadata(), **special_metadata(folder, config, tokens, warnings)}
+    metadata |= PROMPT if ranks else {}
     verify(metadata, tokens, warnings)
     activations = checkpoint.quantization.activations
     return ModelConversion(architecture.name, sizes, tied, sources, metadata, warnings, activations)
+
+
+def _ranks(
+    wanted: bool | None, architecture: Architecture, folder: Folder, config: dict[str, Any]
+) -> bool:
+    """Whether the file is to be a reranker's; ConvertError if its architecture has none."""
+    possible = CLASSIFIER in architecture.optional
+    if wanted and not possible:
+        raise ConvertError(f"{folder.path}: {architecture.name} cannot be converted as a reranker")
+    return possible and (is_reranker(folder, config) if wanted is None else wanted)
 
 
 def _counts(sources: Iterable[Source]) -> Counts:
@@ -224,14 +251,16 @@ def _values(config: dict[str, Any], source: HuggingFace, kind: str, path: Path) 
     return found
 
 
+def _plain(kind: str, value: Any) -> Any:
+    """A value as a file's reader has it."""
+    return np.array(value) if isinstance(value, list) and kind != "arr[str]" else value
+
+
 def _dimensions(
     architecture: Architecture, values: Metadata, n_vocab: int, folder: Folder
 ) -> Dimensions:
     """The sizes; what the runtime would refuse of the settings is refused already."""
-    plain = {
-        f"{architecture.name}.{key}": np.array(v) if isinstance(v, list) else v
-        for key, (_, v) in values.items()
-    }
+    plain = {f"{architecture.name}.{key}": _plain(kind, v) for key, (kind, v) in values.items()}
     config = Config(plain, architecture.name, folder.path / "config.json")
     sizes = architecture.dimensions(config, n_vocab)
     architecture.settings(Context(config, sizes, {}, sizes.n_ctx_train))
@@ -241,23 +270,35 @@ def _dimensions(
 # Tensors
 
 
+@dataclass(frozen=True)
+class SourceParts:
+    """What a file has beside the tensors of the model that are found by their names."""
+
+    made: Mapping[str, NDArray[np.float32]]  # of settings
+    dense: Mapping[str, Gathered]  # behind the pooling
+    classifier: Transform | None  # of the output matrix, which is left out
+    n_nextn: int  # blocks behind the layers, which are left out
+
+
 def _sources(
     architecture: Architecture,
     sizes: Dimensions,
     tied: bool,
-    made: Mapping[str, NDArray[np.float32]],
+    parts: SourceParts,
     checkpoint: Checkpoint,
-    n_nextn: int,
 ) -> list[Source]:
     """The tensors of the file; ConvertError unless all that is needed is there, and no other than
     those of the n_nextn blocks behind the layers.
     """
     hf = architecture.hugging_face
     assert hf is not None
-    behind = range(sizes.n_layer, sizes.n_layer + n_nextn)
-    named = _by_gguf_name(hf, checkpoint, tied, behind)
+    behind = range(sizes.n_layer, sizes.n_layer + parts.n_nextn)
+    named = {**_by_gguf_name(hf, checkpoint, tied, behind), **parts.dense}
+    if parts.classifier is not None:
+        named[CLASSIFIER] = named.pop("output.weight", named["token_embd.weight"])
+        tied = True
     required, optional = architecture.stored(sizes, tied)
-    missing = [name for name in required if name not in named and name not in made]
+    missing = [name for name in required if name not in named and name not in parts.made]
     if missing:
         more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ConvertError(
@@ -270,7 +311,7 @@ def _sources(
         if shape is None:
             raise _unknown(weights, architecture.name)
         stem = name.split(".")[2] if name.startswith("blk.") else name
-        transform = _transform(hf, sizes, name)
+        transform = parts.classifier if name == CLASSIFIER else _transform(hf, sizes, name)
         ours, wanted = weights.shape, shape
         if transform is not None:
             ours = tuple(n for n in ours if n > 1)
@@ -283,7 +324,7 @@ def _sources(
         head = sizes.attention.key_size if stem in hf.permuted else 0
         offset = hf.norm_offset if name.endswith("_norm.weight") and stem != "ssm_norm" else 0.0
         found[name] = Source(name, shape, weights, head, offset, transform)
-    found |= {name: Source(name, array.shape, array) for name, array in made.items()}
+    found |= {name: Source(name, array.shape, array) for name, array in parts.made.items()}
     return [found[name] for name in in_order(found)]
 
 
@@ -304,10 +345,12 @@ def _by_gguf_name(
         layer.setdefault(theirs, []).append(ours)
     outside = {theirs: ours for ours, theirs in hf.outside.items()}
     found: dict[str, Gathered] = {}
+    bare = _is_bare(checkpoint.tensors)
     for name, weights in gathered(checkpoint.tensors, hf.transposed, hf.interleaved).items():
         if name.endswith(UNUSED) or (hf.others and name.startswith(hf.others)):
             continue
         plain = name.replace(hf.inserted, "", 1) if hf.inserted else name
+        plain = f"model.{plain}" if bare else plain
         match = LAYER.fullmatch(plain)
         if match and int(match[1]) in left_out:
             continue
@@ -322,6 +365,11 @@ def _by_gguf_name(
         if not (tied and names == ["output.weight"]):  # a copy of the table, which is not used
             found |= dict.fromkeys(names, weights)
     return found
+
+
+def _is_bare(names: Iterable[str]) -> bool:
+    """Whether the tensors are a model's that was saved without a head, and without "model."."""
+    return TABLE in names
 
 
 def _is_idle_bias(checkpoint: Checkpoint, name: str) -> bool:

@@ -33,10 +33,11 @@ def special_metadata(
     content = folder.json(JSON, JSON_LIMIT) or {}
     settings = folder.json(CONFIG) or {}
     ids = _ids(folder, content, settings, config, tokens)
+    ids = _with_last(ids, content, tokens)
     found: Metadata = {}
     for name, id in ids.items():
         if id < len(tokens.texts):
-            found[f"tokenizer.ggml.{NAMES[name]}_token_id"] = ("u32", id)
+            found[f"tokenizer.ggml.{NAMES.get(name, name)}_token_id"] = ("u32", id)
         else:
             warnings.append(f"{name} token {id} is outside the vocabulary: left out")
     added = {"bos": None, "eos": None, **_processed(content, settings, ids, tokens)}
@@ -79,22 +80,36 @@ def _ids(
     return found
 
 
+def _with_last(ids: dict[str, int], content: dict[str, Any], tokens: Tokens) -> dict[str, int]:
+    """The token that is put behind a text is EOS in a file; another that ends answers is EOT."""
+    text = _around(content)[1]
+    if text is None or text not in tokens.texts or "eos" not in ids:
+        return ids
+    id = tokens.texts.index(text)
+    return ids if id == ids["eos"] else {**ids, "eos": id, "eot": ids["eos"]}
+
+
+def _around(content: dict[str, Any]) -> tuple[str | None, str | None]:
+    """The special tokens that the post-processor puts before a text and behind it."""
+    first = last = None
+    for step in steps_of(content.get("post_processor"), "processors"):
+        single = step.get("single") if step.get("type") == "TemplateProcessing" else None
+        if isinstance(single, list) and len(single) > 1:
+            first, last = _special_text(single[0]) or first, _special_text(single[-1]) or last
+    return first, last
+
+
 def _processed(
     content: dict[str, Any], settings: dict[str, Any], ids: dict[str, int], tokens: Tokens
 ) -> dict[str, bool]:
     """Whether the post-processor puts BOS before a text and EOS after it, where it says."""
     found: dict[str, bool] = {}
     for step in steps_of(content.get("post_processor"), "processors"):
-        kind = step.get("type")
-        if kind == "ByteLevel":
+        if step.get("type") == "ByteLevel":
             found = {"bos": False, "eos": False, **found}
-        elif kind == "TemplateProcessing":
-            single = step.get("single")
-            single = single if isinstance(single, list) else []
-            for name, at in (("bos", 0), ("eos", -1)):
-                text = _special_text(single[at]) if len(single) > 1 else None
-                if text is not None:
-                    found[name] = name in ids and tokens.texts[ids[name]] == text
+    for name, text in zip(("bos", "eos"), _around(content), strict=True):
+        if text is not None:
+            found[name] = name in ids and tokens.texts[ids[name]] == text
     return found
 
 
