@@ -23,6 +23,8 @@ from ggpy.model import load as load_model
 
 TINY = Path(__file__).resolve().parents[3] / "models" / "tiny"
 EMBEDS = "gemma-embedding"  # and continues no text
+# numpy's code computes chunks of attention, keys of earlier layers, and values that are keys.
+IN_PART = ("gemma4", "llama4")
 ARCHITECTURES = sorted(path.stem for path in TINY.glob("*.gguf") if path.stem != EMBEDS)
 IDS = [1, *range(20, 110)]
 IN_NUMPY = (
