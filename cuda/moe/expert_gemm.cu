@@ -62,7 +62,7 @@ struct ExpertMainloop {
 #pragma unroll
         for (int m = 0; m < 2; ++m)
             codes[step % AHEAD][m].load(at[m] + offset + step * Step::BASE_BYTES,
-                                at[m] + offset + T::BASE_BYTES + step * Step::EXTRA_BYTES, lane);
+                                        at[m] + offset + T::BASE_BYTES + step * Step::EXTRA_BYTES, lane);
     }
     __device__ __forceinline__ void load_scales(int chunk, ChunkScales<T> (&dst)[2]) const {
         if constexpr (T::SCALED)
