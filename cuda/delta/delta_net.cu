@@ -6,9 +6,10 @@
 // delta_norm    (Hv, T)                             one head of one token
 //
 // Hk key heads, Hv value heads of S elements, C = (2 Hk + Hv) S channels. The columns of a head's matrix M[S, S] do not
-// depend on each other: o and v of a column meet that column alone. So delta_scan holds a column in the registers of
-// LANES lanes, which share its rows, and nothing leaves the chip between two tokens. In memory a column is contiguous,
-// and as long as P, which is S rounded up to 32: a warp reads 128 bytes of each of its columns at a time.
+// depend on each other: an element of v changes one column, and that column makes one element of o. So delta_scan holds
+// a column in the registers of LANES lanes, which share its rows, and nothing leaves the chip between two tokens. In
+// memory a column is contiguous, and as long as P, which is S rounded up to 32: a warp reads 128 bytes of each of its
+// columns at a time.
 //
 // States are read from one page and written to another (ggpy/backends/states.py), so that CTAs need not wait for each
 // other, and a step can be repeated.
@@ -46,7 +47,7 @@ struct DeltaArgs {
 __device__ __forceinline__ float sigmoid(float v) { return 1.0f / (1.0f + expf(-v)); }
 __device__ __forceinline__ float silu(float v) { return v / (1.0f + expf(-v)); }
 
-// The sum over all threads of the CTA, of which there are whole warps; `shared` holds a float for each warp.
+// The sum of v over all threads of the CTA. The CTA has whole warps; `shared` holds a float for each warp.
 __device__ __forceinline__ float sum_of_cta(float v, float* shared) {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) v += __shfl_xor_sync(0xffffffffu, v, step);

@@ -1,4 +1,4 @@
-// What stands between and behind the products of experts, elementwise.
+// Elementwise kernels between the GEMMs of experts, and after the last one.
 //
 // | kernel     | computes                                                                                  |
 // | expert_glu | h = act(gate + b_gate[expert], up + b_up[expert]), f16                                    |

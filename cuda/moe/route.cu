@@ -7,10 +7,10 @@
 // weights are p, or a softmax over the chosen l. Experts outside of the best n_group_used groups are not looked at.
 //
 // Launch: grid (CTAs of the experts, ceil(tokens / TOKENS)) of WARPS warps. One SM would read the router's rows too
-// slowly for few tokens, so they are dealt to CTAs, each of which normalises its TOKENS tokens itself. A warp multiplies
-// ROWS experts at a time; a single one's row is requested before grid_dependency_wait. Logits go to global memory; the
-// CTA that arrives last at the counter of its tokens chooses. The operations of a token do not depend on the others, nor
-// on the launch. Everything is f32; n is also stored as f16, which the experts multiply.
+// slowly for few tokens, so they are spread over CTAs, each of which normalises its TOKENS tokens itself. A warp
+// multiplies ROWS experts at a time; a single one's row is requested before grid_dependency_wait. Logits go to global
+// memory; the CTA that arrives last at the counter of its tokens chooses. The operations of a token do not depend on the
+// others, nor on the launch. Everything is f32; n is also stored as f16, which the experts multiply.
 #include "norm/norm.cuh"
 
 enum Score { SOFTMAX, SIGMOID, SOFTMAX_CHOSEN };
@@ -137,7 +137,7 @@ __device__ __forceinline__ void keep_best_groups(const RouteArgs& p, float* choi
     __syncwarp();
 }
 
-// A number that grows with v; what is no number is below all others.
+// An integer that grows with v; that of NaN is below all others.
 __device__ __forceinline__ uint32_t order_of(float v) {
     const uint32_t bits = __float_as_uint(v + 0.0f);  // both zeros are equal
     return v != v ? 0 : bits >> 31 ? ~bits : bits | 0x80000000u;

@@ -138,9 +138,9 @@ def test_gemma_that_looks_back_only_is_refused(tmp_path: Path) -> None:
         to_gguf(folder, tmp_path / "x.gguf")
 
 
-def reranker(folder: Path, tied: bool) -> Path:
+def reranker(folder: Path) -> Path:
     """A checkpoint whose vocabulary has "yes" and "no"."""
-    folder = write(folder, "qwen3" if tied else "qwen2")
+    folder = write(folder, "qwen3")
     path = folder / "tokenizer.json"
     content = json.loads(path.read_text())
     vocab = content["model"]["vocab"]
@@ -150,7 +150,7 @@ def reranker(folder: Path, tied: bool) -> Path:
 
 
 def test_a_reranker_has_the_rows_of_its_answers(tmp_path: Path) -> None:
-    folder = reranker(tmp_path / "Qwen3-Reranker-tiny", True)
+    folder = reranker(tmp_path / "Qwen3-Reranker-tiny")
     no = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]["no"]
     with File(to_gguf(folder, tmp_path / "x.gguf")) as file:
         found, tensors = dict(file.metadata), file.tensors
@@ -167,7 +167,7 @@ def test_a_reranker_has_the_rows_of_its_answers(tmp_path: Path) -> None:
 def test_relevance_is_that_of_yes_and_no(tmp_path: Path) -> None:
     from ggpy.runtime.embedding.relevance import QWEN3_RERANKER, prompt_ids, relevance
 
-    folder = reranker(tmp_path / "x", True)
+    folder = reranker(tmp_path / "x")
     with ggpy.load(str(to_gguf(folder, tmp_path / "x.gguf", reranker=True)), device="cpu",
                    n_threads=1, n_ctx=1024) as model:  # fmt: skip
         got = relevance(model.engine, model.tokenizer, model.metadata, "a question", [TEXT])

@@ -17,12 +17,13 @@ import hashlib
 import json
 import sys
 import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from checkpoints import KINDS, N_VOCAB, write
+from checkpoints import KINDS, N_VOCAB, Kind, write
 
 GOLDEN = Path(__file__).resolve().parent
 ROWS = 3  # places whose logits are kept
@@ -84,30 +85,45 @@ def described(path: Path) -> dict[str, Any]:
         }
 
 
-def main() -> int:
-    if len(sys.argv) < 2:
-        print(__doc__, file=sys.stderr)
-        return 2
-    sys.path[:0] = [sys.argv[1], str(Path(sys.argv[1], "gguf-py"))]
+def make(
+    golden: Path,
+    kinds: Mapping[str, Kind],
+    write_kind: Callable[[Path, str], Path],
+    wanted: Sequence[str] = (),
+) -> None:
+    """Write golden/checkpoints.npz and .json of these kinds; where some are wanted, what is there
+    of the others stays.
+    """
+    KINDS.update(kinds)  # where `logits` looks
     arrays: dict[str, np.ndarray] = {}
-    files, wanted = {}, sys.argv[2:]
-    old = np.load(GOLDEN / "checkpoints.npz")
-    described_before = json.loads((GOLDEN / "checkpoints.json").read_text(encoding="utf-8"))
+    files: dict[str, Any] = {}
+    old = dict(np.load(golden / "checkpoints.npz")) if wanted else {}
+    before = json.loads((golden / "checkpoints.json").read_text(encoding="utf-8")) if wanted else {}
     with tempfile.TemporaryDirectory() as work:
-        for name, kind in KINDS.items():
+        for name, kind in kinds.items():
             if wanted and name not in wanted:
-                arrays |= {key: found for key, found in old.items() if key.startswith(name + "/")}
-                files[name] = described_before["files"][name]
+                arrays |= {key: x for key, x in old.items() if key.partition("/")[0] == name}
+                files[name] = before["files"][name]
                 continue
-            folder = write(Path(work, name), name)
+            folder = write_kind(Path(work, name), name)
             arrays |= logits(folder, name)
             files[name] = described(converted(folder, Path(work, f"{name}.gguf"), kind.pre))
-    np.savez_compressed(GOLDEN / "checkpoints.npz", **arrays)
+    np.savez_compressed(golden / "checkpoints.npz", **arrays)
     made_by = {name: version(name) for name in ("torch", "transformers")}
     text = json.dumps({"made_by": made_by, "files": files}, indent=1)
-    (GOLDEN / "checkpoints.json").write_text(text + "\n", encoding="utf-8")
-    return 0
+    (golden / "checkpoints.json").write_text(text + "\n", encoding="utf-8")
+
+
+def use_llama_cpp(doc: str | None) -> list[str]:
+    """The kinds that the command line asks for, llama.cpp's conversion importable; exits if there
+    is no folder of it.
+    """
+    if len(sys.argv) < 2:
+        print(doc, file=sys.stderr)
+        sys.exit(2)
+    sys.path[:0] = [sys.argv[1], str(Path(sys.argv[1], "gguf-py"))]
+    return sys.argv[2:]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    make(GOLDEN, dict(KINDS), write, use_llama_cpp(__doc__))

@@ -66,24 +66,12 @@ class Stacked:
         return _ordered(np.concatenate(found), order)
 
 
-@dataclass(frozen=True, eq=False)
-class Cut:
-    """w[X, N, K] of t[X, M, K], or of t[X, K, M] if that is transposed; or b[X, N] of t[X, M]."""
+class _OfWhole:
+    """What a part has of the tensor `whole`."""
 
-    name: str
     whole: Weights
-    part: slice  # of M
-    transposed: bool
-
     kept = None
     scale = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """[X, N, K], or [X, N]."""
-        n_expert, *axes = self.whole.shape
-        m, *k = axes[::-1] if self.transposed else axes
-        return n_expert, len(range(m)[self.part]), *k
 
     @property
     def shard(self) -> Shard:
@@ -94,6 +82,23 @@ class Cut:
     def format(self) -> Format:
         """The format that `rows` are in."""
         return self.whole.format
+
+
+@dataclass(frozen=True, eq=False)
+class Cut(_OfWhole):
+    """w[X, N, K] of t[X, M, K], or of t[X, K, M] if that is transposed; or b[X, N] of t[X, M]."""
+
+    name: str
+    whole: Weights
+    part: slice  # of M
+    transposed: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[X, N, K], or [X, N]."""
+        n_expert, *axes = self.whole.shape
+        m, *k = axes[::-1] if self.transposed else axes
+        return n_expert, len(range(m)[self.part]), *k
 
     def rows(self, start: int, stop: int, order: NDArray[np.intp] | None = None) -> U8:
         """See Stacked."""
@@ -108,13 +113,10 @@ class Cut:
 
 
 @dataclass(frozen=True, eq=False)
-class SingleRow:
+class SingleRow(_OfWhole):
     """The vector v[K] of a matrix [1, K]: the gate of a shared expert, a bias."""
 
     whole: Weights
-
-    kept = None
-    scale = None
 
     @property
     def name(self) -> str:
@@ -125,16 +127,6 @@ class SingleRow:
     def shape(self) -> tuple[int, ...]:
         """[K]."""
         return self.whole.shape[1:]
-
-    @property
-    def shard(self) -> Shard:
-        """Where it is."""
-        return self.whole.shard
-
-    @property
-    def format(self) -> Format:
-        """The format that `rows` are in."""
-        return self.whole.format
 
     def rows(self, start: int, stop: int, order: NDArray[np.intp] | None = None) -> U8:
         """Elements start:stop, a row for each."""

@@ -13,7 +13,7 @@ WARPS = 8
 # (tokens, experts of a warp at a time) of a CTA, and the least number of tokens of the step: one
 # token needs all rows in flight at once; with many, reading them and x from shared memory bounds
 SHAPES = ((8, 4, 512), (4, 1, 32), (1, 1, 1))
-CTAS_PER_SM = 2  # that are dealt the experts
+CTAS_PER_SM = 2  # over which the experts are spread
 MAX_USED, MAX_GROUPS, MAX_EXPERTS = 32, 32, 1024
 SCORES = {"softmax": 0, "sigmoid": 1, "softmax_chosen": 2}
 STATIC_SHARED = 1 << 10
