@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 BACKLOG = 2048
 OPEN_FILES = 65536  # connections and files that the process asks to be allowed
 LAST_SECONDS = 1.0  # that clients have to read the end of what was ended
+# Seconds after which a thread that runs Python lets another one run. With Python's 5 ms the engine
+# waits for the event loop at every call of the driver while many streams are written.
+SWITCH_INTERVAL = 0.0002
 
 
 class ServeError(ValueError):
@@ -112,6 +115,7 @@ class ServerProcess:
     def run(self, listening: socket.socket | None = None) -> int:
         """Serve; the exit status. Raises what loading the model raises; ServeError, OSError."""
         allow_open_files()
+        sys.setswitchinterval(SWITCH_INTERVAL)
         sock = listening or listen(self.settings)
         try:
             self._uvicorn.run([sock])

@@ -43,11 +43,11 @@ from .attention import AttentionOps, converts_pages
 from .context import StepContext
 from .delta.layer import DeltaOps
 from .dense import DenseOps
-from .graphs import Graphs
 from .moe.layer import MoEOps
 from .plan import Activations, GemmChoice, lacking
 from .sampling import Sampling
-from .step import StepUpload
+from .steps.graphs import Graphs
+from .steps.upload import StepUpload
 from .weights import Uploader, in_f32
 
 ROWS_IN_F32 = ("X D", "X Fx")  # routers, and biases of experts
@@ -89,6 +89,7 @@ class Cuda:
         self.delta: DeltaOps | None = None  # and so is this
         self._steps: StepUpload | None = None
         self._max_split_tokens = GRAPH_TOKENS  # sequences whose context may be split over CTAs
+        self._n_batch = 0  # tokens for which memory was planned
 
     # Weights
 
@@ -104,6 +105,7 @@ class Cuda:
         n_batch, remark = memory.plan_batch(self.context.planner, *sizes, free, self.name)
         if remark:
             self._note(remark)
+        self._n_batch = n_batch
         return n_batch
 
     def _converts(self, heads: Heads) -> bool:
@@ -173,7 +175,7 @@ class Cuda:
         except OutOfMemory as error:
             raise shape.too_large(memory.page_sizes(shape), error.free) from None
         attention = self.attention = AttentionOps(self.context, paged, self._max_split_tokens)
-        kernels = attention.kernels, attention.kernel_of_group
+        kernels = attention.kernels, attention.kernel_of_group, attention.pages.spare
         self._steps = StepUpload(self.device, *kernels, self._graphs.forget, self._max_split_tokens)
 
     def clear_pages(self, group: int, pages: Sequence[int]) -> None:
@@ -187,11 +189,12 @@ class Cuda:
         self, step: Step, forward: Callable[[Step], Array], probe: Probe | None = None
     ) -> Array:
         """Run forward(step). The second step of a shape is captured as a graph, later ones replay
-        it.
+        it; steps with prompts are padded, so that few shapes exist.
         """
         if self._steps is None or self.attention is None:
             raise RuntimeError("allocate_cache comes before the first step")
-        batch = self._steps.upload(step)
+        pads = probe is None and not step.hidden and self.context.planner.gemm != "cublas"
+        batch = self._steps.upload(step, self._n_batch if pads else 0)
         self.context.begin(batch, probe)
         self.attention.begin()
         fused = batch.decode and probe is None and not step.hidden
@@ -208,7 +211,10 @@ class Cuda:
         if probe is not None or (rare and self.context.planner.gemm == "cublas"):
             return launch()
         shape = (*batch.shape, best, step.hidden)
-        return self._graphs.run(shape, batch.place, rare, launch)
+        output = self._graphs.run(shape, batch.place, rare, launch)
+        if batch.n_rows == len(step.rows) or step.hidden:
+            return output
+        return replace(output, shape=(len(step.rows), *output.shape[1:]))
 
     # Ops
 

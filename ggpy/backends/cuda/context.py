@@ -19,10 +19,10 @@ from ...kernels.norm.rms_norm import RmsNorm
 from ..interface import Norm, Probe
 from .arrays import Array, Matrix, Sum
 from .gemm import Gemms, ProductOperands
-from .graphs import Graphs
 from .norm import Norms
 from .plan import GemmKernels, NormIn, OutputPlan, Planner, ProductPlan, ResidualState, StepClass
-from .step import StepBatch
+from .steps.graphs import Graphs
+from .steps.upload import StepBatch
 
 
 class StepContext:

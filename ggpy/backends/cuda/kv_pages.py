@@ -67,8 +67,8 @@ class _Group:
 
 
 class PageMemory:
-    """The pages of all groups. Zero-initialised: kernels multiply masked values by 0, so these must
-    be finite.
+    """The pages of all groups, and one more of each, for tokens that pad a step (padding.py).
+    Zero-initialised: kernels multiply masked values by 0, so these must be finite.
     """
 
     def __init__(self, device: Any, shape: CacheShape, converts: Sequence[bool]) -> None:
@@ -80,7 +80,7 @@ class PageMemory:
         try:
             self.f16_scratch = self._scratch(shape, shapes, converts)
             self._groups = [
-                self._allocate(heads, group.n_layer, group.n_pages)
+                self._allocate(heads, group.n_layer, group.n_pages + 1)
                 for heads, group in zip(shapes, shape.groups, strict=True)
             ]
         except OutOfMemory as error:
@@ -109,6 +109,11 @@ class PageMemory:
         keys = self._device.zeros(n_layer * n_pages * heads.key_bytes, "keys")
         values = self._device.zeros(n_layer * n_pages * heads.value_bytes, "values")
         return _Group(keys, values, heads, n_layer, n_pages)
+
+    @property
+    def spare(self) -> list[int]:
+        """Of each group: the page that no sequence has."""
+        return [group.n_pages - 1 for group in self._groups]
 
     def clear(self, group: int, pages: Sequence[int]) -> None:
         """Enqueue zeroing of these pages in all layers of a group."""

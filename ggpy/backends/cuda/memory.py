@@ -38,7 +38,7 @@ class Need:
     weights: int
     cache: int
     page: int
-    windowed: int  # part of `cache` that does not grow with the context: windows, and states
+    windowed: int  # part of `cache` that does not grow with the context: windows, states, spare
     work: int  # activations, partial sums of attention, kernels
 
     @property
@@ -87,14 +87,15 @@ def needed(
     if whole and f16:
         page += max(f16_page_bytes(h) for _, h in whole)
     kept = sum(g.n_pages * page_bytes(h, g.n_layer) for g, h in whole)
+    fixed = windowed + states + sum(page_bytes(h, g.n_layer) for g, h in pairs)  # a spare page each
     return Need(
         weights=sum(
             allocated(weight_bytes(w, role.lookup or (len(w.shape) < 3 and keeps_blocks(w.format))))
             for w, role in demand.weights
         ),
-        cache=windowed + kept + f16 + states,
+        cache=fixed + kept + f16,
         page=page,
-        windowed=windowed + states,
+        windowed=fixed,
         work=step_bytes(demand, shapes, [g.spec for g in groups])
         + sum(attention_bytes(heads, max_split_tokens) for heads in dict.fromkeys(shapes))
         + allocated(scratch)

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ from ...kernels.sampling.sample import MAX_TOP_K, ROW, Sample, best_bytes
 from ...sampling import ADJUSTMENTS, FILTERS, Sampler, n_words
 from ...sampling.mask import fill_together
 from .arrays import Array, Memory, Sampled
-from .step import IN_FLIGHT, PLACES
+from .steps.upload import IN_FLIGHT, PLACES
 
 MAX_ROWS = 1024  # sampled rows of a step
 MAX_RECENT = 4096  # tokens of the history that a kernel's row may refer to
@@ -52,6 +53,41 @@ def _look_back(sampler: Sampler) -> int:
     return -1 if -1 in counts else max(counts, default=0)
 
 
+class SamplerRow:
+    """What the kernels need to know of one sampler, and no step changes; made once for each."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.n_kept = n_candidates(sampler)
+        self.look_back = _look_back(sampler) if self.n_kept else 0
+        chain, mask = sampler.chain, sampler.mask
+        self.argmax = self.n_kept > 0 and chain.greedy and not chain.adjustments and mask is None
+        self.row = np.zeros(1, ROW)
+        self.edits: list[tuple[str, NDArray[np.int32]]] = []  # arrays that stand beside the row
+        if self.n_kept:
+            self._describe(sampler)
+
+    def _describe(self, sampler: Sampler) -> None:
+        row = self.row[0]
+        row["seed"], row["top_k"], row["mask"] = sampler.seed, self.n_kept, -1
+        for link in KERNEL_LINKS:
+            for name, value in link.row(sampler.params).items():
+                if isinstance(value, np.ndarray):
+                    row[f"n_{name}"] = len(value)
+                    self.edits.append((name, value.ravel()))
+                else:
+                    row[name] = value
+
+
+_ROWS: WeakKeyDictionary[Sampler, SamplerRow] = WeakKeyDictionary()
+
+
+def _row_of(sampler: Sampler) -> SamplerRow:
+    found = _ROWS.get(sampler)
+    if found is None:
+        found = _ROWS[sampler] = SamplerRow(sampler)
+    return found
+
+
 class SamplingPlan:
     """Which kernels, or numpy, draw the rows of these samplers, and the kernel parameters that no
     step changes.
@@ -59,35 +95,32 @@ class SamplingPlan:
 
     def __init__(self, samplers: Sequence[Sampler]) -> None:
         self.samplers = list(samplers)
-        kept = [n_candidates(s) for s in samplers]
-        self.argmax_only = all(
-            k and s.chain.greedy and not s.chain.adjustments and s.mask is None
-            for s, k in zip(samplers, kept, strict=True)
-        )
-        self.width = max(kept, default=0)
-        self.host_rows = [i for i, k in enumerate(kept) if k == 0]
-        self.device_samplers = [s for s, k in zip(samplers, kept, strict=True) if k]
-        self.rows = np.zeros(len(samplers), ROW)
-        self.edits = np.zeros(0, np.int32)
-        self.look_back: dict[int, int] = {}  # row -> tokens of the history, where there are any
-        self.masked = {i: n_words(s.n_vocab) for i, s in enumerate(samplers) if kept[i] and s.mask}
-        for i, (sampler, k) in enumerate(zip(samplers, kept, strict=True)):
-            if k and not self.argmax_only:  # whose kernel has no parameters
-                self._describe(self.rows[i], sampler, k)
-                if n := _look_back(sampler):
-                    self.look_back[i] = n
+        rows = [_row_of(s) for s in samplers]
+        self.argmax_only = all([row.argmax for row in rows])
+        self.width = max([row.n_kept for row in rows], default=0)
+        self.host_rows = [i for i, row in enumerate(rows) if not row.n_kept]
+        self.device_samplers = [s for s, row in zip(samplers, rows, strict=True) if row.n_kept]
+        self.rows = np.concatenate([row.row for row in rows]) if rows else np.zeros(0, ROW)
+        # row -> tokens of the history, where there are any
+        self.look_back = {i: row.look_back for i, row in enumerate(rows) if row.look_back}
+        self.masked = {
+            i: n_words(s.n_vocab)
+            for i, (s, row) in enumerate(zip(samplers, rows, strict=True))
+            if row.n_kept and s.mask
+        }
+        self.edits = self._edits(rows)
         n_last = sum(self.look_back.values()) + sum(self.masked.values())
         self.n_ints = self.rows.nbytes // 4 + len(self.edits) + n_last  # at most
 
-    def _describe(self, row: np.void, sampler: Sampler, k: int) -> None:
-        row["seed"], row["top_k"], row["mask"] = sampler.seed, k, -1
-        for link in KERNEL_LINKS:
-            for name, value in link.row(sampler.params).items():
-                if isinstance(value, np.ndarray):
-                    row[name], row[f"n_{name}"] = len(self.edits), len(value)
-                    self.edits = np.concatenate([self.edits, value.ravel()])
-                else:
-                    row[name] = value
+    def _edits(self, rows: Sequence[SamplerRow]) -> NDArray[np.int32]:
+        """The arrays that stand beside the rows, one after the other; the rows say where."""
+        parts, end = [np.zeros(0, np.int32)], 0
+        for i, row in enumerate(rows):
+            for name, values in row.edits:
+                self.rows[i][name] = end
+                parts.append(values)
+                end += len(values)
+        return np.concatenate(parts)
 
     def write(self, dst: NDArray[np.int32]) -> int:
         """Writes rows and edits (biases, the histories' last tokens, masks); returns how many

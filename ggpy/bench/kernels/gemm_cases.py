@@ -13,8 +13,8 @@ from ...arch.config import Dimensions
 from ...backends.cuda.arrays import Array
 from ...backends.cuda.context import StepContext
 from ...backends.cuda.gemm import ProductOperands
-from ...backends.cuda.graphs import Graphs
 from ...backends.cuda.plan import NormIn, StepClass
+from ...backends.cuda.steps.graphs import Graphs
 from ...backends.interface import Norm
 from ...evaluate.synthetic import dimensions, shapes
 from ...formats import Format

@@ -15,7 +15,7 @@ from steps import StatesOf, for_groups
 from ggpy import arch
 from ggpy.backends.cuda import backend as cuda
 from ggpy.backends.cuda import weights
-from ggpy.backends.cuda.step import PLACES
+from ggpy.backends.cuda.steps.upload import PLACES
 from ggpy.backends.interface import (
     PAGE_SIZE,
     Attention,
@@ -234,6 +234,19 @@ def test_parts_of_a_long_prompt_are_recorded(pair, captures):
         pair.step([(ids_of(16, i), 16 * i, [7, 1])])
         pair.step([(ids_of(9, i), 0, [3, 4]), (ids_of(7, i), 0, [0, 2])], [8, 15] if i % 2 else [])
     assert len(captures) == 3
+
+
+@pytest.mark.parametrize("pair", ["llama", "gemma3"], indirect=True)
+def test_prompts_of_other_lengths_beside_other_numbers_of_answers_share_a_graph(pair, captures):
+    """Their steps are padded to one shape, and their logits are those of the steps as they are."""
+    pair.step([(ids_of(40), 0, [5, 6])], list(range(40)))  # memory stays where it is from here on
+    for i in range(3):
+        pair.step([(ids_of(3 + i, i), 0, PAGES[i])])
+    captures.clear()
+    for i, n_prompt in enumerate((17, 20, 21, 19)):
+        answers = [([7 + i + s], 3 + i + s, PAGES[s]) for s in range(3)]
+        pair.step([*answers[: 2 + i % 2], (ids_of(n_prompt, i), 0, [8, 9])])
+    assert len(captures) == 1
 
 
 @pytest.mark.parametrize("pair", ["qwen3"], indirect=True)

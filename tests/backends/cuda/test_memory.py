@@ -13,7 +13,15 @@ from ggpy import arch
 from ggpy.backends.cuda import memory
 from ggpy.backends.cuda.backend import GRAPH_TOKENS, Cuda
 from ggpy.backends.cuda.kv_pages import heads_of
-from ggpy.backends.interface import CacheGroup, CacheShape, Demand, PagedKV, Role, pages_for
+from ggpy.backends.interface import (
+    PAGE_SIZE,
+    CacheGroup,
+    CacheShape,
+    Demand,
+    PagedKV,
+    Role,
+    pages_for,
+)
 from ggpy.backends.numpy.backend import Reference
 from ggpy.cache_types import USUAL, CacheTypes
 from ggpy.formats import by_name
@@ -56,7 +64,8 @@ def need_of(demand: Demand, converts: bool = False) -> memory.Need:
 def test_a_well_known_model_takes_what_it_is_known_to_take() -> None:
     need = need_of(llama_8b(8192))
     assert 8.53 * GB < need.weights < 8.53 * GB * 1.03  # 8.03e9 weights of 8.5 bits, whole pages
-    assert need.cache == 8192 * 2 * 32 * 8 * 128 * 2  # positions, K and V, layers, heads, halves
+    positions = 8192 + PAGE_SIZE  # and the page of tokens that pad a step
+    assert need.cache == positions * 2 * 32 * 8 * 128 * 2  # K and V, layers, heads, halves
     assert need.work < 500e6
 
 
@@ -94,7 +103,8 @@ def test_what_fits_is_let_through_to_the_byte() -> None:
 
 def test_pages_as_halves_take_what_a_layer_of_halves_takes() -> None:
     demand = llama_8b(8192, types=CacheTypes("q8_0", "q4_0"))
-    blocks, halves = 8192 * 8 * 128 // 32 * (34 + 18), 8192 * 8 * 128 * 2 * 2
+    blocks = (8192 + PAGE_SIZE) * 8 * 128 // 32 * (34 + 18)  # one page for tokens that pad a step
+    halves = 8192 * 8 * 128 * 2 * 2
     assert need_of(demand).cache == 32 * blocks
     assert need_of(demand, True).cache == 32 * blocks + halves
 

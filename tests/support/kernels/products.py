@@ -8,8 +8,8 @@ from typing import Any
 from ggpy.backends.cuda.arrays import Array, Matrix
 from ggpy.backends.cuda.context import StepContext
 from ggpy.backends.cuda.gemm import ProductOperands
-from ggpy.backends.cuda.graphs import Graphs
 from ggpy.backends.cuda.plan import NormIn, ProductPlan, StepClass
+from ggpy.backends.cuda.steps.graphs import Graphs
 
 
 class Products:

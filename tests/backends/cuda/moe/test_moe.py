@@ -12,7 +12,7 @@ from random_moe import FORMS, Form, random_moe, random_x
 
 from ggpy import arch
 from ggpy.backends.cuda.backend import Cuda
-from ggpy.backends.cuda.step import PLACES
+from ggpy.backends.cuda.steps.upload import PLACES
 from ggpy.backends.interface import Layer
 from ggpy.backends.numpy import moe as reference
 from ggpy.backends.numpy.backend import Reference

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from .arrays import Array
+from ..arrays import Array
 
-RARE_KEPT = 64  # graphs kept of shapes that seldom repeat
-RARE_FIRST = 2  # steps of such a shape that run without a graph: recording takes as long as a step
+RARE_KEPT = 128  # graphs kept of shapes that seldom repeat
 MOST_SHAPES = 1024  # shapes remembered without a graph
 
 Key = tuple[Hashable, int]  # shape of a step, and index of the memory that holds its integers
@@ -25,26 +24,26 @@ class Graphs:
     def __init__(self, device: Any) -> None:
         self.device = device
         self._graphs: dict[Key, tuple[Any, Array]] = {}
-        self._rare: dict[Key, None] = {}  # rare shapes that have graphs, oldest first
-        self._seen: dict[Hashable, int] = {}  # shape -> steps that ran without a graph
+        self._rare: dict[Key, None] = {}  # rare shapes that have graphs, the last used last
+        self._seen: dict[Hashable, None] = {}  # shapes of steps that ran without a graph
 
     def run(self, shape: Hashable, place: int, rare: bool, launch: Callable[[], Array]) -> Array:
         """Calls launch() for the first step of a shape, and replays a graph of it from the second
         step on; the result then has the same address each time. place: index of the memory that
-        holds the step's integers. rare: graphs come after RARE_FIRST steps, and only the newest
-        RARE_KEPT of them are kept.
+        holds the step's integers. rare: only the RARE_KEPT graphs used last are kept.
         """
         key = shape, place
         if key in self._graphs:
+            if rare:
+                self._rare[key] = self._rare.pop(key, None)
             graph, result = self._graphs[key]
             graph.launch()
             return result
-        if self._seen.get(shape, 0) < (RARE_FIRST if rare else 1):
+        if shape not in self._seen:
             result = launch()  # compiles and allocates, which a capture must not do
             if len(self._seen) >= MOST_SHAPES:
                 self._seen.clear()
-            # after launch(), whose allocations may call forget()
-            self._seen[shape] = self._seen.get(shape, 0) + 1
+            self._seen[shape] = None  # after launch(), whose allocations may call forget()
             return result
         if rare:
             self._make_room()
@@ -56,7 +55,7 @@ class Graphs:
         return result
 
     def _make_room(self) -> None:
-        """Drop the oldest graphs of rare shapes until one more may be kept."""
+        """Drop graphs of rare shapes until one more may be kept."""
         while len(self._rare) >= RARE_KEPT:
             oldest = next(iter(self._rare))  # the driver frees a graph that runs when it has ended
             del self._rare[oldest], self._graphs[oldest]

@@ -16,14 +16,15 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ...device.base import Buffer
-from ...kernels.attention.paged_attention import MAX_SPLIT, POSITIONS_PER_SPLIT, plan_tiles
-from ...kernels.attention.pages_to_f16 import plan_f16_pages
-from ...kernels.attention.prefill_attention import plan_prefill_tiles
-from ...kernels.attention.rope_kv import AttentionMetadata, Heads
-from ..interface import PAGE_SIZE, Step
-from .arrays import Memory
-from .plan import StepClass
+from ....device.base import Buffer
+from ....kernels.attention.paged_attention import MAX_SPLIT, POSITIONS_PER_SPLIT, plan_tiles
+from ....kernels.attention.pages_to_f16 import plan_f16_pages
+from ....kernels.attention.prefill_attention import plan_prefill_tiles
+from ....kernels.attention.rope_kv import AttentionMetadata, Heads
+from ...interface import PAGE_SIZE, Step
+from ..arrays import Memory
+from ..plan import StepClass
+from .padding import filled, padded
 
 IN_FLIGHT = 4  # steps whose uploads and results may be in flight
 PLACES = 2  # device buffers of decode steps, used alternately; all other steps share one
@@ -90,8 +91,8 @@ class StepUpload:
     """Uploads steps. `moving()` is called before the destination addresses change.
 
     kernels: one per head shape. kernel_of_group: index into `kernels` per group of the KV cache
-    that has pages; groups of recurrent states stand behind these.
-    max_split_tokens: sequences whose context may be split over CTAs.
+    that has pages; groups of recurrent states stand behind these. spare: per such group, the page
+    of tokens that pad a step. max_split_tokens: sequences whose context may be split over CTAs.
     """
 
     def __init__(
@@ -99,9 +100,11 @@ class StepUpload:
         device: Any,
         kernels: Sequence[Kernels],
         kernel_of_group: Sequence[int],
+        spare: Sequence[int],
         moving: Callable[[], None],
         max_split_tokens: int,
     ) -> None:
+        self._spare = spare
         self.device, self._kernels, self._kernel_of_group = device, kernels, kernel_of_group
         of_groups = [kernels[i] for i in kernel_of_group]
         self._converted = [  # groups whose pages become f16 for prefill attention
@@ -121,14 +124,19 @@ class StepUpload:
         self._depths = b""  # of the last decode step that was planned
         self._tiles: list[Ints] = []
 
-    def upload(self, step: Step) -> StepBatch:
+    def upload(self, step: Step, pad_to: int = 0) -> StepBatch:
         """Upload ids, positions and their pages, sequences, rows, page tables and attention
-        tiles.
+        tiles. pad_to: tokens to which a step with prompts is padded at most; 0: none is.
         """
-        n_paged, sequences = len(self._kernel_of_group), step.sequences
+        n_paged = len(self._kernel_of_group)
+        pads = pad_to and not self._converted and len(step.page_tables) == n_paged
+        step = padded(step, self._spare, pad_to) if pads else step
+        sequences = step.sequences
         tables = [_padded(table) for table in step.page_tables[:n_paged]]
         states = list(step.page_tables[n_paged:])
         tiles, prefill = self._plan(step)
+        if pads and len(tables[0]) < len(step.ids):
+            tiles, prefill = ([filled(t, step.positions) for t in x] for x in (tiles, prefill))
         decode = len(tables[0]) == len(step.ids)
         if decode:  # row i is token i's, which saves kernels a dependent load
             tables, states = ([table[sequences] for table in x] for x in (tables, states))
@@ -136,8 +144,8 @@ class StepUpload:
         parts = dict(self._parts(step, tables, sequences, tiles, prefill))
         parts |= _parts_of_states(states, sequences)
         sizes = {name: part.size for name, part in parts.items()}
-        padded = (-(-n // 4) * 4 for n in sizes.values())  # rounded up to 16 bytes
-        offsets = list(accumulate(padded, initial=0))
+        aligned = (-(-n // 4) * 4 for n in sizes.values())  # rounded up to 16 bytes
+        offsets = list(accumulate(aligned, initial=0))
         self._make_room(4 * offsets[-1])
         host, copied = self._staging[self.n_steps % IN_FLIGHT]
         copied.synchronize()

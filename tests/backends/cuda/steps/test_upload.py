@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ggpy.backends.cuda.step import IN_FLIGHT, PLACES, SMALLEST, StepUpload
+from ggpy.backends.cuda.steps.upload import IN_FLIGHT, PLACES, SMALLEST, StepUpload
 from ggpy.backends.interface import Step
 from ggpy.device import Buffer
 from ggpy.kernels.attention.rope_kv import Heads
@@ -85,6 +85,7 @@ class Device:
 
 
 HEADS = Heads(n_head=4, n_head_kv=2, head_size=64, page_size=64)
+SPARE = 99  # the page of tokens that pad a step
 
 
 @pytest.fixture
@@ -99,7 +100,7 @@ def steps(device: Device) -> StepUpload:
 
     decode = SimpleNamespace(resident_splits=lambda n: None)
     kernels = SimpleNamespace(heads=HEADS, decode=decode, prefill_tokens=None)
-    return StepUpload(device, [kernels], [0], moving, 64)
+    return StepUpload(device, [kernels], [0], [SPARE], moving, 64)
 
 
 def single(n: int = 2, pages: int = 1, position: int = 5) -> Step:

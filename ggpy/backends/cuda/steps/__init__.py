@@ -1,0 +1,1 @@
+"""Steps on their way to the GPU: padded, uploaded, recorded as graphs."""

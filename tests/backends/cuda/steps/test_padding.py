@@ -1,0 +1,95 @@
+"""Steps with prompts are padded to few shapes, and what is computed for real tokens is the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ggpy.backends.cuda.steps.padding import filled, padded, rounded
+from ggpy.backends.interface import Step
+
+SPARE = (99, 55)  # pages of the tokens that pad a step, of two groups
+
+
+def mixed(lengths: list[int], base: int = 70) -> Step:
+    """A step of sequences of these lengths, whose last tokens are rows."""
+    n = len(lengths)
+    positions = [np.arange(base, base + k, dtype=np.int32) for k in lengths]
+    tables = np.arange(3 * n, dtype=np.int32).reshape(n, 3)
+    return Step(
+        ids=np.arange(sum(lengths), dtype=np.int32),
+        positions=np.concatenate(positions),
+        sequences=np.repeat(np.arange(n, dtype=np.int32), lengths),
+        page_tables=(tables, tables + 1),
+        rows=(np.cumsum(lengths) - 1).astype(np.int32),
+    )
+
+
+def sizes(step: Step) -> tuple[int, ...]:
+    return len(step.ids), len(step.page_tables[0]), len(step.rows)
+
+
+@pytest.mark.parametrize("n", [1, 7, 8, 9, 64, 65, 128, 129, 500, 2047, 2048])
+def test_rounded_up_by_an_eighth_at_most(n: int) -> None:
+    to = rounded(n)
+    assert n <= to <= max(n + 7, n * 9 / 8) and rounded(to) == to
+
+
+def test_what_was_there_stays_in_front() -> None:
+    step = mixed([1, 1, 30])
+    out = padded(step, SPARE, 512)
+    n, n_seq, n_rows = sizes(step)
+    assert sizes(out) == (32, 16, 4)
+    assert (out.ids[:n] == step.ids).all() and (out.positions[:n] == step.positions).all()
+    assert (out.rows[:n_rows] == step.rows).all() and (out.rows[n_rows:] == step.rows[-1]).all()
+    for table, before in zip(out.page_tables, step.page_tables, strict=True):
+        assert (table[:n_seq] == before).all()
+
+
+def test_mixed_with_a_prompt_of_more_tokens() -> None:
+    """The tokens that pad it are at position 0 of one more sequence, in the spare pages."""
+    out = padded(mixed([1, 1, 37]), SPARE, 512)
+    assert sizes(out) == (40, 16, 4)
+    assert (out.sequences[39:] == 3).all() and (out.positions[39:] == 0).all()
+    assert [page[-1] for page in (out.pages(0), out.pages(1))] == list(SPARE)
+
+
+def test_few_shapes() -> None:
+    """Of prompts of 60 to 70 tokens beside 57 to 64 that decode."""
+    shapes = {
+        sizes(padded(mixed([1] * n + [k]), SPARE, 512))
+        for n in range(57, 64)
+        for k in range(60, 70)
+    }
+    assert shapes == {(120, 72, 64), (128, 72, 64), (144, 72, 64)}
+
+
+def test_decode_steps_stay() -> None:
+    step = mixed([1, 1, 1])
+    assert padded(step, SPARE, 512) is step
+
+
+def test_steps_whose_tokens_are_all_rows_stay() -> None:
+    step = replace(mixed([3]), rows=np.arange(3, dtype=np.int32))
+    assert padded(step, SPARE, 512) is step
+
+
+@pytest.mark.parametrize("lengths", [[2], [1, 2], [1] * 6 + [2], [1] * 15 + [2]])
+def test_never_becomes_a_step_of_another_kind(lengths: list[int]) -> None:
+    for most in (sum(lengths), 512):
+        n, n_seq, n_rows = sizes(padded(mixed(lengths), SPARE, most))
+        assert n_seq < n and n_rows < n and n <= max(most, sum(lengths))
+
+
+def test_tiles_are_filled_with_the_cheapest_that_is_not_split() -> None:
+    tiles = np.array([[0, 1, 4, 0], [1, 16, 1, -1], [17, 3, 1, -1]], np.int32)
+    positions = np.array([900, *range(300, 316), 5, 6, 7], np.int32)
+    out = filled(tiles, positions)
+    assert len(out) == 8 and (out[:3] == tiles).all() and (out[3:] == tiles[2]).all()
+
+
+def test_tiles_that_are_all_split_stay() -> None:
+    tiles = np.array([[0, 1, 4, 0]], np.int32)
+    assert filled(tiles, np.array([900], np.int32)) is tiles
