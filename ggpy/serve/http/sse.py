@@ -45,6 +45,7 @@ class EventStream:
         self._ping, self._ping_seconds, self._timeout = ping, ping_seconds, timeout
         self._gone = False
         self._sent_at = 0.0
+        self._sending = False
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         watch = asyncio.create_task(self._watch(receive))
@@ -58,24 +59,17 @@ class EventStream:
     async def _send_chunks(self, send: Send) -> None:
         loop = asyncio.get_running_loop()
         self._sent_at = loop.time()
-        pings = asyncio.create_task(self._send_pings(send))
+        timer = asyncio.create_task(self._keep_time(send))
         try:
             async for chunk in self._chunks:
                 if self._gone:
                     continue  # the sequence is cancelled: the chunks end soon
-                self._sent_at = loop.time()
-                await self._sent(send, chunk)
+                # Returns at once, unless the client is slow to read.
+                self._sent_at, self._sending = loop.time(), True
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                self._sending = False
             if not self._gone:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
-        finally:
-            pings.cancel()
-
-    async def _sent(self, send: Send, chunk: bytes) -> None:
-        """Send, which returns at once unless the client is slow to read."""
-        sending = send({"type": "http.response.body", "body": chunk, "more_body": True})
-        timer = asyncio.get_running_loop().call_later(self._timeout, self._give_up)
-        try:
-            await sending
         finally:
             timer.cancel()
 
@@ -88,17 +82,28 @@ class EventStream:
         await _gone(receive)
         self._give_up()
 
-    async def _send_pings(self, send: Send) -> None:
+    async def _keep_time(self, send: Send) -> None:
+        """Give up a client that takes too long to read, and send a comment where nothing else was
+        sent. One task does it, because a timer for each chunk would cost as much as the chunk.
+        """
         loop = asyncio.get_running_loop()
-        while True:
-            wait = self._sent_at + self._ping_seconds - loop.time()
+        while not self._gone:
+            limit = self._timeout if self._sending else self._ping_seconds
+            wait = self._sent_at + limit - loop.time()
             if wait > 0:
-                await asyncio.sleep(wait)
-            elif self._gone:
-                return
+                await asyncio.sleep(min(wait, self._timeout))
+            elif self._sending:
+                self._give_up()
             else:
-                self._sent_at = loop.time()
-                await send({"type": "http.response.body", "body": self._ping, "more_body": True})
+                await self._send_ping(send)
+
+    async def _send_ping(self, send: Send) -> None:
+        self._sent_at = asyncio.get_running_loop().time()
+        ping = {"type": "http.response.body", "body": self._ping, "more_body": True}
+        try:
+            await asyncio.wait_for(send(ping), self._timeout)
+        except asyncio.TimeoutError:  # not the built-in one before Python 3.11
+            self._give_up()
 
 
 class DirectSend:
