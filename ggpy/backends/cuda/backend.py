@@ -22,7 +22,9 @@ from ...kernels.attention.rope_kv import Heads
 from ...kernels.blocks.block_kernel import BlockMatrix
 from ...kernels.blocks.get_rows import get_rows
 from ...kernels.layout.embed_tile import EmbedTile
+from ...kernels.moe.route import RouterChoice
 from ...sampling import Sampler
+from .. import host
 from ..inputs import LayerInputs
 from ..interface import (
     ActivationType,
@@ -88,13 +90,14 @@ class Cuda:
         self.attention: AttentionOps | None = None  # set when the KV cache is allocated
         self.delta: DeltaOps | None = None  # and so is this
         self._steps: StepUpload | None = None
+        self._offloaded: RouterChoice | None = None  # what is asked of experts in host memory
         self._max_split_tokens = GRAPH_TOKENS  # sequences whose context may be split over CTAs
 
     # Weights
 
     def plan_memory(self, demand: Demand) -> int:
-        """The batch size (tokens per step) to use. Raises MemoryError if too little GPU memory is
-        free.
+        """The batch size (tokens per step) to use. Raises MemoryError if too little memory is free,
+        of the GPU or, for experts, of the host.
         """
         if demand.n_inputs:
             raise lacking(INPUTS)
@@ -102,8 +105,12 @@ class Cuda:
         sizes = demand, self._max_split_tokens, self._converts
         free = self.device.free_bytes
         n_batch, remark = memory.plan_batch(self.context.planner, *sizes, free, self.name)
-        if remark:
-            self._note(remark)
+        on_host = memory.check_host(demand, host.available_memory())
+        for message in (remark, on_host):
+            if message:
+                self._note(message)
+        if on_host:
+            self._offloaded = RouterChoice(demand.n_expert, demand.n_used)
         return n_batch
 
     def _converts(self, heads: Heads) -> bool:
@@ -130,8 +137,10 @@ class Cuda:
         *experts, n_rows, k = tensor.shape
         tensor = tensor if role.axes not in ROWS_IN_F32 else in_f32(tensor)
         tiled = not (role.lookup or self.context.planner.keeps_blocks(tensor.format))
+        on_host = memory.is_offloaded(tensor, role)
         # Only kernels on tiles support row scales and experts.
-        tiles, blocks = self._uploader.upload(tensor, tiled or scale is not None or bool(experts))
+        tiled = tiled or scale is not None or bool(experts)
+        tiles, blocks = self._uploader.upload(tensor, tiled, on_host)
         if experts and tiles is None:
             raise GGUFError(
                 f"{tensor.path}: tensor {tensor.name!r} has experts in {tensor.format.name} with "
@@ -148,7 +157,7 @@ class Cuda:
         raw = BlockMatrix(tensor.format, n_experts * n_rows, k, blocks) if blocks else None
         if not self.context.planner.runs_w8a8(activations, tiles):
             activations = "f16"
-        return Matrix(n_rows, k, tiles, raw, by_row, activations, n_experts)
+        return Matrix(n_rows, k, tiles, raw, by_row, activations, n_experts, on_host)
 
     def _vector(self, tensor: Tensor) -> Buffer:
         """The vector as f32 in device memory."""
@@ -194,6 +203,7 @@ class Cuda:
         batch = self._steps.upload(step)
         self.context.begin(batch, probe)
         self.attention.begin()
+        self.moe.staging.begin()
         fused = batch.decode and probe is None and not step.hidden
         best = self._sampling.begin(batch.place if fused else None, batch.n_rows)
         often = batch.decode and batch.all_rows and batch.n_tokens <= GRAPH_TOKENS
@@ -207,8 +217,15 @@ class Cuda:
 
         if probe is not None or (rare and self.context.planner.gemm == "cublas"):
             return launch()
+        if self._copies_experts():  # takes so long that a graph saves nothing
+            return launch()
         shape = (*batch.shape, best, step.hidden)
         return self._graphs.run(shape, batch.place, rare, launch)
+
+    def _copies_experts(self) -> bool:
+        """Whether the step copies experts from host memory."""
+        planner, choice = self.context.planner, self._offloaded
+        return choice is not None and planner.copies_experts(choice, self.context.s)
 
     # Ops
 

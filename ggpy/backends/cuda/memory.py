@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import prod
 from typing import Protocol
 
@@ -17,13 +18,16 @@ from ...kernels.attention.paged_attention import MAX_SPLIT
 from ...kernels.attention.paged_attention import ROWS as ATTEND_ROWS
 from ...kernels.attention.rope_kv import Heads
 from ...kernels.layout.tile import grows, layout_of
-from ..interface import PAGE_SIZE, CacheShape, Demand, PagedKV, Recurrent, StateSpec
+from ..interface import PAGE_SIZE, CacheShape, Demand, PagedKV, Recurrent, Role, StateSpec
 from .delta.states import state_bytes
 from .kv_pages import f16_page_bytes, heads_of, page_bytes
+from .moe.staging import SLOTS
 
 LARGE = 1 << 20  # allocations from this size on are rounded up to whole pages by the driver
 PAGE = 2 << 20  # bytes of a page of GPU memory
-STAGING = 64 << 20  # blocks to repack; freed before the KV cache is allocated
+STAGING = (
+    96 << 20
+)  # blocks to repack, and tiles on their way to the host; freed before the KV cache is allocated
 KERNELS = 128 << 20  # machine code, graphs, and the driver's memory for them
 
 
@@ -39,7 +43,7 @@ class Need:
     cache: int
     page: int
     windowed: int  # part of `cache` that does not grow with the context: windows, and states
-    work: int  # activations, partial sums of attention, kernels
+    work: int  # activations, partial sums of attention, experts that are copied, kernels
 
     @property
     def total(self) -> int:
@@ -91,6 +95,7 @@ def needed(
         weights=sum(
             allocated(weight_bytes(w, role.lookup or (len(w.shape) < 3 and keeps_blocks(w.format))))
             for w, role in demand.weights
+            if not is_offloaded(w, role)
         ),
         cache=windowed + kept + f16 + states,
         page=page,
@@ -98,8 +103,24 @@ def needed(
         work=step_bytes(demand, shapes, [g.spec for g in groups])
         + sum(attention_bytes(heads, max_split_tokens) for heads in dict.fromkeys(shapes))
         + allocated(scratch)
+        + copied_bytes(demand)
         + KERNELS,
     )
+
+
+def is_offloaded(tensor: Tensor, role: Role) -> bool:
+    """Whether a weight stays in host memory: experts that need not be on the device."""
+    return role.on_host and len(tensor.shape) == 3
+
+
+def copied_bytes(demand: Demand) -> int:
+    """Bytes of the buffers for experts that are copied from host memory, where a step may have a
+    pair for each expert.
+    """
+    if demand.n_batch * demand.n_used < demand.n_expert:
+        return 0
+    sizes = (weight_bytes(w, False) for w, role in demand.weights if is_offloaded(w, role))
+    return SLOTS * allocated(max(sizes, default=0))
 
 
 def page_sizes(shape: CacheShape) -> list[int]:
@@ -232,10 +253,79 @@ def allocated(nbytes: int) -> int:
 
 
 def _remedy(need: Need, free: int, demand: Demand) -> str:
+    n_layers, rest = layers_to_offload(need, free, demand)
+    found = [_context(need, free, demand)]
+    if n_layers:
+        found.append(
+            f"the experts of the first {_layers(n_layers)} in the memory of the host make room "
+            f"(--n-cpu-moe {n_layers}; --cpu-moe: of all layers)"
+        )
+    elif rest is not need and _context(rest, free, demand):
+        found.append(f"{_context(rest, free, demand)} with --cpu-moe")
+    texts = [text for text in dict.fromkeys(found) if text]
+    return ", or ".join(texts) or "no context would fit: take a smaller model or --device cpu"
+
+
+def _context(need: Need, free: int, demand: Demand) -> str:
     n_ctx = fitting_context(need, free, demand.n_seq)
-    if n_ctx:
-        return f"a context of {n_ctx} tokens would fit (-c {n_ctx})"
-    return "no context would fit: take a smaller model or --device cpu"
+    return f"a context of {n_ctx} tokens would fit (-c {n_ctx})" if n_ctx else ""
+
+
+def layers_to_offload(need: Need, free: int, demand: Demand) -> tuple[int, Need]:
+    """(the least number of layers, from the first on, whose experts in host memory leave enough for
+    the rest, 0 if none does; the need then, or with the experts of all layers there).
+    """
+    experts = [role for w, role in demand.weights if len(w.shape) == 3 and not role.on_host]
+    rest = need
+    for layer in sorted({role.layer for role in experts if role.layer is not None}):
+        rest = _offloaded(need, demand, layer + 1)
+        if rest.total <= free:
+            return layer + 1, rest
+    return 0, rest
+
+
+def _offloaded(need: Need, demand: Demand, n_layers: int) -> Need:
+    """The need with the experts of the first n_layers layers in host memory."""
+    experts = [(w, role) for w, role in demand.weights if len(w.shape) == 3]
+    moved = [
+        (w, role if (role.layer or 0) >= n_layers else replace(role, on_host=True))
+        for w, role in experts
+    ]
+    saved = _held(experts) - _held(moved)
+    copied = copied_bytes(replace(demand, weights=moved)) - copied_bytes(demand)
+    return replace(need, weights=need.weights - saved, work=need.work + copied)
+
+
+def _held(experts: Sequence[tuple[Tensor, Role]]) -> int:
+    """Bytes of those on the device."""
+    sizes = (weight_bytes(w, False) for w, role in experts if not role.on_host)
+    return sum(map(allocated, sizes))
+
+
+def check_host(demand: Demand, available: int | None) -> str:
+    """A remark about the experts that stay in host memory, "" if none do. Raises MemoryError if
+    they need more than `available` bytes; None is not known.
+    """
+    sizes: dict[int, int] = {}
+    for w, role in demand.weights:
+        if is_offloaded(w, role):
+            layer = role.layer or 0
+            sizes[layer] = sizes.get(layer, 0) + weight_bytes(w, False)
+    total = sum(sizes.values())
+    what = f"the experts of {_layers(len(sizes))}, {_gigabytes(total)},"
+    if available is None or total <= available:
+        return f"{what} stay in host memory, and are read through the bus" if sizes else ""
+    sums = zip(sorted(sizes), accumulate(sizes[i] for i in sorted(sizes)), strict=True)
+    fits = max((layer + 1 for layer, nbytes in sums if nbytes <= available), default=0)
+    raise MemoryError(
+        f"{what} do not fit into host memory, of which {_gigabytes(available)} "
+        f"({available} bytes) are available: "
+        + (f"keep fewer there (--n-cpu-moe {fits})" if fits else "take a smaller model")
+    )
+
+
+def _layers(n: int) -> str:
+    return f"{n} layer{'s' * (n != 1)}"
 
 
 def _gigabytes(nbytes: int) -> str:
