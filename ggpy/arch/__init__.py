@@ -16,11 +16,9 @@ from .architecture import Architecture
 from .config import UnsupportedModel
 from .decoder import Decoder
 from .loader import Progress, build, understood
-from .placement import ALL_LAYERS
-from .placement import remark as offload_remark
+from .placement import remark_offload
 
 __all__ = [
-    "ALL_LAYERS",
     "Architecture",
     "Decoder",
     "UnsupportedModel",
@@ -29,7 +27,7 @@ __all__ = [
     "context_length",
     "find",
     "load",
-    "offload_remark",
+    "remark_offload",
 ]
 
 

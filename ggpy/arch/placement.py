@@ -6,11 +6,10 @@ A layer has its number in the names of its tensors; what a backend does with the
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from ..gguf import Tensor
 from .config import Dimensions
-
-ALL_LAYERS = 999  # more than any model has
 
 
 def layer_of(name: str) -> int | None:
@@ -24,14 +23,15 @@ def stays_on_host(tensor: Tensor, layer: int | None, n_cpu_moe: int) -> bool:
     return len(tensor.shape) == 3 and layer is not None and layer < n_cpu_moe
 
 
-def remark(sizes: Dimensions, n_cpu_moe: int) -> str:
-    """What to tell a user whose n_cpu_moe changes nothing; "" if it changes something."""
-    with_experts = [i for i, layer in enumerate(sizes.layers) if layer.n_expert]
-    if not n_cpu_moe or (with_experts and with_experts[0] < n_cpu_moe):
-        return ""
-    if not with_experts:
-        return "this model has no experts: --n-cpu-moe and --cpu-moe change nothing"
-    return (
-        f"the first layer with experts is layer {with_experts[0]}, counted from 0: --n-cpu-moe "
-        f"{n_cpu_moe} changes nothing, take {with_experts[0] + 1} or more"
+def remark_offload(sizes: Dimensions, n_cpu_moe: int, note: Callable[[str], None] | None) -> None:
+    """Tell a user if n_cpu_moe layers have no experts."""
+    first = next((i for i, layer in enumerate(sizes.layers) if layer.n_expert), None)
+    if note is None or n_cpu_moe == 0 or (first is not None and first < n_cpu_moe):
+        return
+    if first is None:
+        note("this model has no experts: --n-cpu-moe and --cpu-moe change nothing")
+        return
+    note(
+        f"the first {n_cpu_moe} layers of this model have no experts: --n-cpu-moe changes "
+        f"something from {first + 1} on"
     )

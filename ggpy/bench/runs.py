@@ -128,6 +128,7 @@ class Loaded:
             n_ctx, n_seq = largest.n_ctx, largest.n_seq
             types = CacheTypes(largest.type_k, largest.type_v)
             sizes: dict[str, Any] = {"n_batch": n_batch, "n_seq": n_seq, "cache_types": types}
+            sizes["n_cpu_moe"] = largest.n_cpu_moe
             self.decoder: Decoder = arch.load(file, self.ops, n_ctx, **sizes)
             shape = _largest(cache_shape(self.decoder, test) for test in tests)
             self.ops.allocate_cache(shape)
@@ -187,15 +188,17 @@ def _mix(metadata: Mapping[str, Any], most: str) -> str:
 
 
 def run_model(bench: Bench, tests: Sequence[Test], ceilings: Ceilings) -> Iterator[Result]:
-    """Yields a result for each test. Tests with the same KV cache types share a loaded model."""
+    """Yields a result for each test. Tests that load a model alike share it."""
     for group in alike(tests):
         yield from _run_alike(bench, group, ceilings)
         gc.collect()  # the next group needs the memory
 
 
 def alike(tests: Sequence[Test]) -> Iterator[list[Test]]:
-    """Groups consecutive tests with the same KV cache types: they can share a loaded model."""
-    for _, group in groupby(tests, lambda test: (test.type_k, test.type_v)):
+    """Groups consecutive tests with the same KV cache types and experts in host memory: they can
+    share a loaded model.
+    """
+    for _, group in groupby(tests, lambda test: (test.type_k, test.type_v, test.n_cpu_moe)):
         yield list(group)
 
 
@@ -258,9 +261,11 @@ def _measure(loaded: Loaded, test: Test, bench: Bench) -> Result:
 
 
 def _limit(loaded: Loaded, test: Test) -> float | None:
-    """Minimum seconds of one repetition at the ceilings; None if the ceilings are unknown."""
+    """Minimum seconds of one repetition at the ceilings; None if the ceilings are unknown, as that
+    of the bus is, through which experts in host memory are read.
+    """
     work, ceilings = loaded.work, loaded.ceilings
-    if not ceilings.known:
+    if not ceilings.known or (loaded.ops.asynchronous and test.n_cpu_moe and work.expert_bytes):
         return None
     total = 0.0
     if test.n_prompt:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
+from math import prod
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,11 +18,13 @@ from ggpy.backends.cuda.backend import GRAPH_TOKENS, Cuda
 from ggpy.backends.cuda.moe.staging import SLOTS, ExpertStaging
 from ggpy.backends.cuda.plan import StepClass
 from ggpy.backends.cuda.step import PLACES
-from ggpy.backends.interface import Demand
+from ggpy.backends.interface import CacheGroup, CacheShape, Demand, PagedKV, Role, pages_for
+from ggpy.formats import by_name
 from ggpy.kernels.moe.route import RouterChoice
 
 from ..test_backend import Model, ids_of, step_of
 
+GB = 10**9
 N_LAYERS = 2  # of the tiny models
 MATRICES = 3 * N_LAYERS  # of experts: more than SLOTS, so that buffers are used again
 # Model -> layers whose experts are in host memory. Gate and up in one launch, and biases; in two,
@@ -182,6 +188,76 @@ def test_memory_is_foreseen(tiny_path) -> None:
     assert copies == [memory.allocated(max(nbytes))] * SLOTS
     assert memory.copied_bytes(ops.demand) == sum(copies)
     assert memory.copied_bytes(replace(ops.demand, n_batch=1)) == 0, "too few pairs"
+
+
+def large(n_layers: int = 0) -> tuple[Foreseeing, Demand]:
+    """48 layers of 128 experts, 1.4 GB each, of which the first have none; and what they ask."""
+    ops = Foreseeing(CountingDevice())
+    q8 = by_name("Q8_0")
+
+    def tensor(*shape: int) -> Any:
+        nbytes = prod(shape[:-1]) * q8.row_bytes(shape[-1])
+        return SimpleNamespace(shape=shape, format=q8, nbytes=nbytes)
+
+    weights = [(tensor(150000, 2048), Role("V D", lookup)) for lookup in (True, False)]
+    for layer in range(2, 50):
+        weights += [(tensor(8192, 2048), Role("F D", layer=layer))]
+        role = Role("X Fx D", on_host=layer < n_layers, layer=layer)
+        weights += [(tensor(128, 1536, 2048), role)] * 2 + [(tensor(128, 2048, 1536), role)]
+    group = CacheGroup(PagedKV(32, 4, 128, 128), tuple(range(48)), pages_for(32768))
+    sizes = {"n_embd": 2048, "n_ff": 6144, "n_vocab": 150000, "n_seq": 1}
+    sizes |= {"n_batch": 2048, "least_batch": 512}
+    sizes |= {"n_used": 8, "n_ff_expert": 1536, "n_expert": 128}
+    return ops, Demand(weights, **sizes, cache=lambda n_batch: CacheShape((group,)))
+
+
+@pytest.fixture
+def plan_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Plans the memory of a device, and of a host, that have so many bytes free."""
+
+    def plan(on_device: int, n_layers: int = 0, on_host: int | None = None) -> None:
+        monkeypatch.setattr("ggpy.backends.host.available_memory", lambda: on_host)
+        ops, demand = large(n_layers)
+        ops.device.total = ops.device.used_bytes + on_device
+        ops.plan_memory(demand)
+
+    return plan
+
+
+def test_a_model_that_does_not_fit_is_told_how_many_layers_to_offload(plan_with) -> None:
+    """And it fits with these, and not with one fewer."""
+    with pytest.raises(MemoryError) as refusal:
+        plan_with(24 * GB)
+    words = r"the experts of the first (\d+) layers in the memory of the host make room"
+    (n,) = map(int, re.findall(words, str(refusal.value)))
+    assert 2 < n < 50 and f"(--n-cpu-moe {n}; --cpu-moe: of all layers)" in str(refusal.value)
+    plan_with(24 * GB, n)
+    with pytest.raises(MemoryError):
+        plan_with(24 * GB, n - 1)
+
+
+def test_a_smaller_context_is_the_other_remedy(plan_with) -> None:
+    """A layer has 1.28 GB, and copies as much again."""
+    everything = memory.needed(large()[1], GRAPH_TOKENS).total
+    with pytest.raises(MemoryError, match=r"would fit \(-c \d+\), or the experts of the first 4 l"):
+        plan_with(everything - GB)
+    with pytest.raises(MemoryError, match=r"context of \d+ tokens would fit \(-c \d+\) with --cpu"):
+        plan_with(5 * GB)
+    with pytest.raises(MemoryError, match="no context would fit: take a smaller model or --device"):
+        plan_with(GB)
+
+
+def test_host_memory_is_foreseen_too(plan_with) -> None:
+    plan_with(999 * GB, 20, 30 * GB)
+    words = r"the experts of 48 layers, 61\.61 GB, do not fit into host memory, of which 30\.00 GB "
+    with pytest.raises(MemoryError, match=words) as refusal:
+        plan_with(999 * GB, 50, 30 * GB)
+    (n,) = map(int, re.findall(r"keep fewer there \(--n-cpu-moe (\d+)\)", str(refusal.value)))
+    plan_with(999 * GB, n, 30 * GB)
+    with pytest.raises(MemoryError):
+        plan_with(999 * GB, n + 1, 30 * GB)
+    with pytest.raises(MemoryError, match="take a smaller model"):
+        plan_with(999 * GB, 50, GB)
 
 
 @pytest.mark.parametrize(
