@@ -203,7 +203,6 @@ class Cuda:
         batch = self._steps.upload(step)
         self.context.begin(batch, probe)
         self.attention.begin()
-        self.moe.staging.begin()
         fused = batch.decode and probe is None and not step.hidden
         best = self._sampling.begin(batch.place if fused else None, batch.n_rows)
         often = batch.decode and batch.all_rows and batch.n_tokens <= GRAPH_TOKENS
@@ -215,17 +214,17 @@ class Cuda:
                 self.find_best(output)
             return output
 
-        if probe is not None or (rare and self.context.planner.gemm == "cublas"):
-            return launch()
-        if self._copies_experts():  # takes so long that a graph saves nothing
+        # copies of experts take so long that a graph saves nothing
+        copies = self._offloaded is not None and self._begin_copies(self._offloaded)
+        if probe is not None or copies or (rare and self.context.planner.gemm == "cublas"):
             return launch()
         shape = (*batch.shape, best, step.hidden)
         return self._graphs.run(shape, batch.place, rare, launch)
 
-    def _copies_experts(self) -> bool:
-        """Whether the step copies experts from host memory."""
-        planner, choice = self.context.planner, self._offloaded
-        return choice is not None and planner.copies_experts(choice, self.context.s)
+    def _begin_copies(self, choice: RouterChoice) -> bool:
+        """Whether the step copies experts from host memory, with the first of them to come."""
+        self.moe.staging.begin()
+        return self.context.planner.copies_experts(choice, self.context.s)
 
     # Ops
 
