@@ -134,9 +134,10 @@ def page_sizes(shape: CacheShape) -> list[int]:
     return found
 
 
-def check(need: Need, demand: Demand, free: int, device: str) -> None:
+def check(need: Need, demand: Demand, free: int, device: str, fast: Need | None = None) -> None:
     """Raises MemoryError if the demand needs more than `free` bytes; the message says which context
-    would fit.
+    would fit, or of how many layers the experts would have to go. fast: the need with larger steps,
+    which copies of experts are worth.
     """
     if need.total <= free:
         return
@@ -146,7 +147,8 @@ def check(need: Need, demand: Demand, free: int, device: str) -> None:
         f"the model needs {_gigabytes(need.total)} ({need.total} bytes) of GPU memory: "
         f"{_gigabytes(need.weights)} for weights, {_gigabytes(need.cache)} for the KV cache of "
         f"{longest * PAGE_SIZE} positions, {_gigabytes(need.work)} to work in; "
-        f"{_gigabytes(free)} ({free} bytes) are free on {device}: " + _remedy(need, free, demand)
+        f"{_gigabytes(free)} ({free} bytes) are free on {device}: "
+        + _remedy(need, free, demand, fast or need)
     )
 
 
@@ -175,7 +177,7 @@ def plan_batch(
         if missing <= 0:
             return n_batch, ""
     layouts.compact = True
-    check(need(least), replace(demand, n_batch=least), free, device)
+    check(need(least), replace(demand, n_batch=least), free, device, need(demand.n_batch))
     names = sorted(
         {w.format.name for w, role in demand.weights if not role.lookup and grows(w.format)}
     )
@@ -252,8 +254,9 @@ def allocated(nbytes: int) -> int:
     return -(-nbytes // unit) * unit
 
 
-def _remedy(need: Need, free: int, demand: Demand) -> str:
-    n_layers, rest = layers_to_offload(need, free, demand)
+def _remedy(need: Need, free: int, demand: Demand, fast: Need) -> str:
+    tries = [layers_to_offload(x, free, demand) for x in (fast, need)]
+    n_layers, rest = next((found for found in tries if found[0]), tries[-1])
     found = [_context(need, free, demand)]
     if n_layers:
         found.append(

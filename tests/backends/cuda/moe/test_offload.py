@@ -212,28 +212,29 @@ def large(n_layers: int = 0) -> tuple[Foreseeing, Demand]:
 
 
 @pytest.fixture
-def plan_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Plans the memory of a device, and of a host, that have so many bytes free."""
+def plan_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Plans the memory of a device, and of a host, that have so many bytes free: tokens of a
+    step.
+    """
 
-    def plan(on_device: int, n_layers: int = 0, on_host: int | None = None) -> None:
+    def plan(on_device: int, n_layers: int = 0, on_host: int | None = None) -> int:
         monkeypatch.setattr("ggpy.backends.host.available_memory", lambda: on_host)
         ops, demand = large(n_layers)
         ops.device.total = ops.device.used_bytes + on_device
-        ops.plan_memory(demand)
+        return ops.plan_memory(demand)
 
     return plan
 
 
 def test_a_model_that_does_not_fit_is_told_how_many_layers_to_offload(plan_with) -> None:
-    """And it fits with these, and not with one fewer."""
-    with pytest.raises(MemoryError) as refusal:
-        plan_with(24 * GB)
-    words = r"the experts of the first (\d+) layers in the memory of the host make room"
-    (n,) = map(int, re.findall(words, str(refusal.value)))
-    assert 2 < n < 50 and f"(--n-cpu-moe {n}; --cpu-moe: of all layers)" in str(refusal.value)
-    plan_with(24 * GB, n)
-    with pytest.raises(MemoryError):
-        plan_with(24 * GB, n - 1)
+    """So many that steps are large, which copies are worth; with one fewer they are smaller."""
+    free = memory.needed(replace(large(20)[1], n_batch=512), GRAPH_TOKENS).total
+    words = "experts of the first 21 layers in the memory of the host make room "
+    with pytest.raises(MemoryError, match=words + r"\(--n-cpu-moe 21; --cpu-moe: of all layers\)"):
+        plan_with(free)
+    assert (plan_with(free, 21), plan_with(free, 20)) == (2048, 512)
+    with pytest.raises(MemoryError, match=words):
+        plan_with(free - 1, 20)
 
 
 def test_a_smaller_context_is_the_other_remedy(plan_with) -> None:
