@@ -140,6 +140,13 @@ class Loaded:
         self.shared: Any = Shared(self.ops, shape)
         self.ceilings = ceilings
 
+    def knows_limit(self, test: Test) -> bool:
+        """Whether the ceilings bound a test. A GPU reads experts in host memory through the bus,
+        whose speed is not measured.
+        """
+        by_bus = self.ops.asynchronous and test.n_cpu_moe > 0 and self.work.expert_bytes > 0
+        return self.ceilings.known and not by_bus
+
 
 def n_pages(test: Test) -> int:
     """Pages of a layer without a window: the size of a test."""
@@ -261,11 +268,9 @@ def _measure(loaded: Loaded, test: Test, bench: Bench) -> Result:
 
 
 def _limit(loaded: Loaded, test: Test) -> float | None:
-    """Minimum seconds of one repetition at the ceilings; None if the ceilings are unknown, as that
-    of the bus is, through which experts in host memory are read.
-    """
+    """Minimum seconds of one repetition at the ceilings; None if they are unknown."""
     work, ceilings = loaded.work, loaded.ceilings
-    if not ceilings.known or (loaded.ops.asynchronous and test.n_cpu_moe and work.expert_bytes):
+    if not loaded.knows_limit(test):
         return None
     total = 0.0
     if test.n_prompt:
