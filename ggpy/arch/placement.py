@@ -32,6 +32,6 @@ def remark_offload(sizes: Dimensions, n_cpu_moe: int, note: Callable[[str], None
         note("this model has no experts: --n-cpu-moe and --cpu-moe change nothing")
         return
     note(
-        f"the first {n_cpu_moe} layers of this model have no experts: --n-cpu-moe changes "
-        f"something from {first + 1} on"
+        f"--n-cpu-moe {n_cpu_moe} changes nothing: before layer {first + 1}, this model has no "
+        f"experts; take {first + 1} or more"
     )
