@@ -74,12 +74,13 @@ class Model:
         prefix_cache: bool = False,
         progress: Callable[[int, int], None] | None = None,
         cache_types: CacheTypes = USUAL,
+        n_cpu_moe: int = 0,
     ) -> None:
         self.file, self.tokenizer, self.ops = file, tokenizer, ops
         self.n_ctx_train = arch.context_length(file)
         self.n_ctx = n_ctx or min(self.n_ctx_train or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
         sizes: dict[str, Any] = {"n_batch": n_batch, "n_seq": n_seq, "cache_types": cache_types}
-        sizes["n_positions"] = n_positions
+        sizes |= {"n_positions": n_positions, "n_cpu_moe": n_cpu_moe}
         self.decoder = arch.load(file, ops, self.n_ctx, progress, **sizes)
         self.engine = Engine(
             self.decoder,
@@ -343,6 +344,7 @@ def load(
     n_threads: int | None = None,
     cache_type_k: str = AUTO,
     cache_type_v: str = AUTO,
+    n_cpu_moe: int = 0,
     tokenizer: Tokenizer | None = None,
     progress: Callable[[int, int], None] | None = None,
     note: Callable[[str], None] | None = None,
@@ -360,15 +362,15 @@ def load(
     `ggpy.backends.choose`, which has more options for a GPU.
     n_ctx: tokens of context for each of n_seq sequences; None is the model's, at most 4096.
     n_batch: tokens in a step at most; None is 2048 on a GPU with room for that, else 512.
-    n_seq: sequences in a step at most; more wait.
+    n_seq: sequences in a step at most; more wait. n_threads: of the CPU.
     n_positions: positions of the KV cache, which all sequences share; None is n_ctx for each. When
     they run out, the youngest sequence waits and is evaluated again.
     prefill_tokens: tokens at most of a step with prompts in which other sequences go on, so that
     these keep their pace; None is n_batch.
     prefix_cache: keep the pages of ended sequences for prompts that begin alike.
-    n_threads: of the CPU.
     cache_type_k, cache_type_v: types of the KV cache, "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0",
     "q4_1" or "q4_0"; "auto" is f16 on a GPU and f32 on the CPU.
+    n_cpu_moe: on a GPU, the experts of the first N layers stay in the host's memory (999: of all).
     tokenizer: the file's, for a caller that has it already.
     progress(done, total): is called with bytes of weights. note(message): with remarks.
 
@@ -378,9 +380,9 @@ def load(
     """
     counts = {"n_ctx": n_ctx, "n_batch": n_batch, "n_seq": n_seq, "n_threads": n_threads}
     counts |= {"n_positions": n_positions, "prefill_tokens": prefill_tokens}
-    for name, value in counts.items():
+    for name, value in {**counts, "n_cpu_moe": n_cpu_moe}.items():
         if value is not None:
-            whole(name, value, least=1)
+            whole(name, value, least=int(name in counts))
     cache_types = CacheTypes(cache_type_k, cache_type_v)
     file = path if isinstance(path, File) else _open(path)
     try:
@@ -388,10 +390,11 @@ def load(
         tokenizer = tokenizer or Tokenizer.from_gguf(file)
         if isinstance(device, (str, int)):  # a number, which torch takes, is refused there
             device = choose(str(device), n_threads, note)
-        sizes: dict[str, Any] = {"n_ctx": n_ctx, "n_batch": n_batch, "n_seq": n_seq}
-        sizes |= {"n_positions": n_positions, "prefill_tokens": prefill_tokens}
-        sizes |= {"prefix_cache": prefix_cache}
-        return Model(file, tokenizer, device, **sizes, progress=progress, cache_types=cache_types)
+        sizes: dict[str, Any] = {k: n for k, n in counts.items() if k != "n_threads"}
+        sizes |= {"prefix_cache": prefix_cache, "n_cpu_moe": n_cpu_moe}
+        model = Model(file, tokenizer, device, **sizes, progress=progress, cache_types=cache_types)
+        arch.remark_offload(model.decoder.sizes, n_cpu_moe, note)
+        return model
     except BaseException:
         file.close()
         raise

@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 
 
 # Columns of a Markdown table that are there only if a test has something else.
-USUAL = (("n_batch", 2048), ("n_ubatch", 512), ("type_k", AUTO), ("type_v", AUTO))
+USUAL = (
+    *(("n_batch", 2048), ("n_ubatch", 512), ("type_k", AUTO), ("type_v", AUTO)),
+    ("n_cpu_moe", 0),
+)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -16,6 +16,7 @@ from .architecture import Architecture
 from .config import UnsupportedModel
 from .decoder import Decoder
 from .loader import Progress, build, understood
+from .placement import remark_offload
 
 __all__ = [
     "Architecture",
@@ -26,6 +27,7 @@ __all__ = [
     "context_length",
     "find",
     "load",
+    "remark_offload",
 ]
 
 
@@ -71,12 +73,14 @@ def load(
     n_seq: int = 1,
     n_positions: int | None = None,
     cache_types: CacheTypes = USUAL,
+    n_cpu_moe: int = 0,
 ) -> Decoder:
     """Check the file and hand its weights to the ops; GGUFError or UnsupportedModel.
 
     For n_seq sequences of n_ctx tokens, which share n_positions of the KV cache where that is
     given, n_batch in a step at most, or as many as are fast there; MemoryError if they do not fit,
-    ValueError if the model's heads are too small for blocks of the cache's types.
+    ValueError if the model's heads are too small for blocks of the cache's types. n_cpu_moe: a GPU
+    leaves the experts of so many layers, from the first on, in the memory of the host.
     """
-    sizes = n_batch, n_seq, cache_types, n_positions
+    sizes = n_batch, n_seq, cache_types, n_positions, n_cpu_moe
     return build(find(file), file, ops, n_ctx, progress, *sizes)

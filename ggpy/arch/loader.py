@@ -34,6 +34,7 @@ from .config import Config, Dimensions, UnsupportedModel
 from .decoder import Decoder, cache_groups
 from .layers import inputs
 from .layers.moe import MoESettings
+from .placement import layer_of, stays_on_host
 from .scheme import SCALE, Given, Scheme, read_scheme, scale_of
 
 Progress = Callable[[int, int], None]  # bytes of weights handed over, of all
@@ -63,16 +64,17 @@ def build(
     n_seq: int = 1,
     cache_types: CacheTypes = USUAL,
     n_positions: int | None = None,
+    n_cpu_moe: int = 0,
 ) -> Decoder:
     """Check all the file says, then hand its weights over; GGUFError names what is wrong.
 
     n_seq sequences of n_ctx tokens, which share n_positions of the KV cache where that is given,
     n_batch in a step, or as many as are fast: MemoryError where they do not fit. ValueError for
-    types of the KV cache that the model's heads are too small for.
+    types of the KV cache that the model's heads are too small for. n_cpu_moe: see placement.py.
     """
     sizes, settings, collected, scheme = understood(architecture, file, n_ctx)
     tensors = {name: tensor for name, (tensor, _) in collected.items()}
-    weights = _weights(collected, scheme)
+    weights = _weights(collected, scheme, n_cpu_moe)
     steps = _steps(n_batch, n_ctx, settings.causal)
     most, least = (min(n, n_seq * n_ctx) for n in steps)
     groups = cache_groups(sizes, settings, cache_types)
@@ -142,7 +144,9 @@ def _on_host(tensors: Mapping[str, Tensor], names: Iterable[str]) -> list[NDArra
     return [np.array(tensors[x].dequantize(), np.float32) for x in names if x in tensors]
 
 
-def _weights(collected: Mapping[str, tuple[Tensor, Declared]], scheme: Scheme) -> dict[str, Given]:
+def _weights(
+    collected: Mapping[str, tuple[Tensor, Declared]], scheme: Scheme, n_cpu_moe: int
+) -> dict[str, Given]:
     """The tensors that become weights, with the scales of their rows."""
     found = {}
     for name, (tensor, declared) in collected.items():
@@ -156,7 +160,9 @@ def _weights(collected: Mapping[str, tuple[Tensor, Declared]], scheme: Scheme) -
         scale, _ = collected.get(scale_of(name), (None, None))
         if declared.axes.endswith(" taps"):  # a small table that nothing is multiplied with
             tensor = _flat(tensor)
-        found[name] = scheme.given(tensor, Role(declared.axes, lookup, on_host), scale)
+        layer = layer_of(name)
+        on_host = on_host or stays_on_host(tensor, layer, n_cpu_moe)
+        found[name] = scheme.given(tensor, Role(declared.axes, lookup, on_host, layer), scale)
     return found
 
 

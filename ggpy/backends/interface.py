@@ -79,12 +79,14 @@ class Role:
     """What a weight is for: its axes in letters, outermost first ("HE D", "D F", "X F D").
 
     A device that holds a shard of a model knows from the letters what to keep. lookup: only rows of
-    the matrix are ever used; it is never multiplied with. on_host: a device need not hold it.
+    the matrix are ever used; it is never multiplied with. on_host: a device need not hold it, and
+    leaves experts in the host's memory. layer: whose weight it is, None for one of no layer.
     """
 
     axes: str
     lookup: bool = False
     on_host: bool = False
+    layer: int | None = None
 
 
 @dataclass(frozen=True)

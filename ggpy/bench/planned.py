@@ -84,7 +84,9 @@ class NoUpload(Uploader):
     def __init__(self, device: Any) -> None:
         self.device = device
 
-    def upload(self, tensor: Tensor, tiled: bool) -> tuple[TiledMatrix | None, Buffer | None]:
+    def upload(
+        self, tensor: Tensor, tiled: bool, on_host: bool = False
+    ) -> tuple[TiledMatrix | None, Buffer | None]:
         """As Uploader.upload, without the copy."""
         memory, (n_rows, k) = self.device.alloc(1 << 40), tensor.shape[-2:]
         layout = layout_of(tensor.format, k) if tiled else None

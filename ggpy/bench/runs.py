@@ -128,6 +128,7 @@ class Loaded:
             n_ctx, n_seq = largest.n_ctx, largest.n_seq
             types = CacheTypes(largest.type_k, largest.type_v)
             sizes: dict[str, Any] = {"n_batch": n_batch, "n_seq": n_seq, "cache_types": types}
+            sizes["n_cpu_moe"] = largest.n_cpu_moe
             self.decoder: Decoder = arch.load(file, self.ops, n_ctx, **sizes)
             shape = _largest(cache_shape(self.decoder, test) for test in tests)
             self.ops.allocate_cache(shape)
@@ -138,6 +139,13 @@ class Loaded:
             self.file.close()
         self.shared: Any = Shared(self.ops, shape)
         self.ceilings = ceilings
+
+    def knows_limit(self, test: Test) -> bool:
+        """Whether the ceilings bound a test. A GPU reads experts in host memory through the bus,
+        whose speed is not measured.
+        """
+        by_bus = self.ops.asynchronous and test.n_cpu_moe > 0 and self.work.expert_bytes > 0
+        return self.ceilings.known and not by_bus
 
 
 def n_pages(test: Test) -> int:
@@ -187,15 +195,17 @@ def _mix(metadata: Mapping[str, Any], most: str) -> str:
 
 
 def run_model(bench: Bench, tests: Sequence[Test], ceilings: Ceilings) -> Iterator[Result]:
-    """Yields a result for each test. Tests with the same KV cache types share a loaded model."""
+    """Yields a result for each test. Tests that load a model alike share it."""
     for group in alike(tests):
         yield from _run_alike(bench, group, ceilings)
         gc.collect()  # the next group needs the memory
 
 
 def alike(tests: Sequence[Test]) -> Iterator[list[Test]]:
-    """Groups consecutive tests with the same KV cache types: they can share a loaded model."""
-    for _, group in groupby(tests, lambda test: (test.type_k, test.type_v)):
+    """Groups consecutive tests with the same KV cache types and experts in host memory: they can
+    share a loaded model.
+    """
+    for _, group in groupby(tests, lambda test: (test.type_k, test.type_v, test.n_cpu_moe)):
         yield list(group)
 
 
@@ -258,9 +268,9 @@ def _measure(loaded: Loaded, test: Test, bench: Bench) -> Result:
 
 
 def _limit(loaded: Loaded, test: Test) -> float | None:
-    """Minimum seconds of one repetition at the ceilings; None if the ceilings are unknown."""
+    """Minimum seconds of one repetition at the ceilings; None if they are unknown."""
     work, ceilings = loaded.work, loaded.ceilings
-    if not ceilings.known:
+    if not loaded.knows_limit(test):
         return None
     total = 0.0
     if test.n_prompt:

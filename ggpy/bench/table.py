@@ -85,7 +85,7 @@ def row_of(result: Result, machine: Machine) -> Row:
     types = CacheTypes(test.type_k, test.type_v)
     types = types.resolved(IN_NUMPY if machine.backend == "CPU" else ON_GPU)
     row |= {"type_k": types.k, "type_v": types.v}
-    for name in ("n_prompt", "n_gen", "n_depth", "n_batch", "n_ubatch", "n_seq"):
+    for name in ("n_prompt", "n_gen", "n_depth", "n_batch", "n_ubatch", "n_seq", "n_cpu_moe"):
         row[name] = getattr(test, name)
     row |= {"test": test.name, "test_time": machine.time(), "error": result.error}
     return row | (_speeds(result) if result.samples_ns else {"samples_ns": [], "samples_ts": []})
@@ -105,7 +105,6 @@ def _constants(machine: Machine) -> Row:
         "cpu_strict": False,
         "poll": 0,
         "n_gpu_layers": -1 if on_gpu else 0,
-        "n_cpu_moe": 0,
         "split_mode": "none",
         "main_gpu": machine.ordinal,
         "no_kv_offload": False,
@@ -218,6 +217,7 @@ def _quoted(value: Any) -> str:
 WIDTHS = {
     **{"model": -30, "size": 10, "params": 10, "backend": -10, "ngl": 3, "threads": 7},
     **{"n_batch": 7, "n_ubatch": 8, "type_k": 6, "type_v": 6, "test": 15},
+    **{"n_cpu_moe": 9},
     **{"t/s": 20, "limit": 9, "% of limit": 10},
 }
 
@@ -267,6 +267,7 @@ def _cells(row: Row) -> dict[str, str]:
         "n_ubatch": str(row["n_ubatch"]),
         "type_k": row["type_k"],
         "type_v": row["type_v"],
+        "n_cpu_moe": str(row["n_cpu_moe"]),
         "test": row["test"],
         "t/s": speed,
         "limit": f"{limit:.0f}" if limit else "",

@@ -24,6 +24,7 @@ class Test:
     n_seq: int = 1  # sequences that run at the same time
     type_k: str = AUTO  # KV cache types
     type_v: str = AUTO
+    n_cpu_moe: int = 0  # layers whose experts stay in the memory of the host
 
     @property
     def name(self) -> str:

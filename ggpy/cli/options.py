@@ -30,6 +30,13 @@ GEMM = (
     "cuBLAS on dequantised weights"
 )
 
+CPU_MOE, N_CPU_MOE = ("-cmoe", "--cpu-moe"), ("-ncmoe", "--n-cpu-moe")
+CPU_MOE_HELP = (
+    "on a GPU: keep the experts of all layers in the memory of the host, where kernels read them "
+    "through the bus; for models that the GPU has no memory for"
+)
+ALL_LAYERS = 999  # more than any model has
+
 GRAMMARS = ("grammar", "grammar_file", "json_schema", "json_schema_file")
 
 # Flags, name in SamplingParams, type, default as the help shows it, meaning.
@@ -169,6 +176,19 @@ def add_machine(group: Any) -> None:
         "(f16); q16, q8 or f32 on the CPU (q16)",
     )
     group.add_argument("--gemm", choices=["auto", "cublas"], default="auto", help=GEMM)
+    group.add_argument(*CPU_MOE, action="store_true", help=CPU_MOE_HELP)
+    group.add_argument(
+        *N_CPU_MOE,
+        type=natural,
+        default=0,
+        metavar="N",
+        help="the same for the experts of the first N layers (0)",
+    )
+
+
+def n_cpu_moe(options: argparse.Namespace) -> int:
+    """Layers whose experts stay in the memory of the host."""
+    return ALL_LAYERS if options.cpu_moe else int(options.n_cpu_moe)
 
 
 def add_batch_size(group: Any) -> None:

@@ -174,8 +174,10 @@ def load(file: File, tokenizer: Tokenizer, options: argparse.Namespace) -> Model
             n_batch=options.batch_size,
             cache_type_k=options.cache_type_k,
             cache_type_v=options.cache_type_v,
+            n_cpu_moe=command_line.n_cpu_moe(options),
             tokenizer=tokenizer,
             progress=lambda done, total: bar.update(done / 1e6),
+            note=note,
         )
     say(f"model: {file.path.name}, {file.nbytes / 1e6:.0f} MB in {since(started)}")
     if options.check:

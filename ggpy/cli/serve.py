@@ -252,7 +252,9 @@ def load_with(file: File, ops: Any, options: argparse.Namespace, n_positions: in
             prefix_cache=options.cache_prompt,
             cache_type_k=options.cache_type_k,
             cache_type_v=options.cache_type_v,
+            n_cpu_moe=run_options.n_cpu_moe(options),
             progress=lambda done, total: bar.update(done / 1e6),
+            note=note,
         )
 
 

@@ -4,7 +4,15 @@ The only package that imports `cuda`, and only inside functions: importing this 
 works without a GPU.
 """
 
-from ggpy.device.base import Buffer, CudaError, Device, Kernel, OutOfMemory, Ptr
+from ggpy.device.base import (
+    Buffer,
+    CudaError,
+    Device,
+    Kernel,
+    OutOfHostMemory,
+    OutOfMemory,
+    Ptr,
+)
 from ggpy.device.compile import CompileError
 from ggpy.device.probe import Gpu, NoGpu, list_gpus, probe
 from ggpy.device.toolkit import NvrtcMissing
@@ -18,6 +26,7 @@ __all__ = [
     "Kernel",
     "NoGpu",
     "NvrtcMissing",
+    "OutOfHostMemory",
     "OutOfMemory",
     "Ptr",
     "list_gpus",

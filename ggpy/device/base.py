@@ -41,9 +41,21 @@ class OutOfMemory(CudaError):
         )
 
 
+class OutOfHostMemory(CudaError):
+    """The machine has less memory that can be page-locked than the program asked for."""
+
+    def __init__(self, name: str, needed: int) -> None:
+        """`needed` in bytes."""
+        self.needed = needed
+        super().__init__(
+            f"out of host memory: {name or 'a buffer'} needs {needed / 2**20:.1f} MiB that can be "
+            "page-locked; keep fewer layers there (--n-cpu-moe), or stop other programs"
+        )
+
+
 class Buffer:
-    """Device memory: `ptr` is its address, `nbytes` its size in bytes. `free()` or the last
-    reference frees it.
+    """Device memory, or memory of the host that kernels reach: `ptr` is its address, `nbytes` its
+    size in bytes. `free()` or the last reference frees it.
     """
 
     __slots__ = ("__weakref__", "_release", "name", "nbytes", "pins", "ptr")
@@ -297,6 +309,14 @@ class Device(Protocol):
 
     def zeros(self, nbytes: int, name: str = "") -> Buffer:
         """Allocates memory and fills it with zeros; OutOfMemory."""
+
+    def alloc_host(self, nbytes: int, name: str = "") -> Buffer:
+        """Allocates uninitialised, page-locked memory of the host, which kernels read and `copy`
+        takes; OutOfHostMemory.
+        """
+
+    def copy(self, to: Buffer | Ptr, source: Buffer | Ptr, nbytes: int, stream: Any = None) -> None:
+        """Copies from buffer to buffer, in stream order."""
 
     def fill(self, buffer: Buffer, byte: int) -> None:
         """Sets every byte, in stream order."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ggpy.device.base import Buffer, CudaError, OutOfMemory, Ptr, buffers_of
+from ggpy.device.base import Buffer, CudaError, OutOfHostMemory, OutOfMemory, Ptr, buffers_of
 from ggpy.device.compile import compile_cubin
 from ggpy.device.launch import CudaKernel
 from ggpy.device.probe import NoGpu, driver, probe
@@ -26,6 +26,7 @@ from ggpy.device.stream import Event, Graph, Stream
 from ggpy.util.paths import cuda_dir
 
 _REMEMBERED = 32  # maximum number of kernels that an error names
+_PORTABLE, _MAPPED = 1, 2  # flags of cuMemHostAlloc
 _CURRENT = threading.local()  # .device: the device whose context the thread uses
 
 
@@ -40,7 +41,7 @@ class CudaDevice:
         self.gpu = found
         self.cu = driver()
         self.cuda = cuda or cuda_dir()
-        self.used_bytes = 0
+        self.used_bytes = self.host_bytes = 0
         self.on_compile: Callable[[], None] = lambda: None  # called before a kernel is compiled
         self._recent: deque[str] = deque(maxlen=_REMEMBERED)
         self._kernels: dict[tuple, dict[str, CudaKernel]] = {}
@@ -115,12 +116,23 @@ class CudaDevice:
         speed and asynchronously.
         """
         self.make_current()
-        portable = 1
-        result = self.cu.cuMemHostAlloc(max(1, nbytes), portable)
+        result = self.cu.cuMemHostAlloc(max(1, nbytes), _PORTABLE)
         ptr = int(self.check(result, f"allocating {nbytes} bytes of page-locked host memory"))
         memory = (ctypes.c_uint8 * nbytes).from_address(ptr)
         weakref.finalize(memory, _free_pinned, self.cu, self._context, ptr)
         return np.ctypeslib.as_array(memory)
+
+    def alloc_host(self, nbytes: int, name: str = "") -> Buffer:
+        """Allocates uninitialised, page-locked host memory that kernels read through the bus, at
+        the address that the host has for it too; OutOfHostMemory.
+        """
+        self.make_current()
+        result = self.cu.cuMemHostAlloc(max(1, nbytes), _PORTABLE | _MAPPED)
+        if result[0] == self.cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            raise OutOfHostMemory(name, nbytes)
+        ptr = int(self.check(result, f"allocating {nbytes} bytes of page-locked host memory"))
+        self.host_bytes += nbytes
+        return Buffer(ptr, nbytes, name, self._release_host)
 
     def mapped(self, nbytes: int) -> tuple[np.ndarray, Ptr]:
         """Allocates page-locked host memory (uint8) that kernels can write; returns the array and
@@ -174,9 +186,9 @@ class CudaDevice:
     def copy(
         self, to: Buffer | Ptr, source: Buffer | Ptr, nbytes: int, stream: Stream | None = None
     ) -> None:
-        """Copies from device memory to device memory, in stream order."""
+        """Copies between buffers on the device or of `alloc_host`, in stream order."""
         stream = self._enter(stream, buffers_of([to, source]))
-        result = self.cu.cuMemcpyDtoDAsync(
+        result = self.cu.cuMemcpyAsync(
             _address(to, 0, nbytes), _address(source, 0, nbytes), nbytes, stream.handle
         )
         self.check(result, f"copying {nbytes} bytes")
@@ -212,6 +224,12 @@ class CudaDevice:
         with contextlib.suppress(CudaError, AttributeError, TypeError):
             self.make_current()
             self.cu.cuMemFree(ptr)
+
+    def _release_host(self, ptr: int, nbytes: int) -> None:
+        self.host_bytes -= nbytes
+        with contextlib.suppress(CudaError, AttributeError, TypeError):
+            self.make_current()
+            self.cu.cuMemFreeHost(ptr)
 
     # ---- kernels ----
 

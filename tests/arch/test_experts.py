@@ -1,13 +1,16 @@
-"""What layers with experts have besides: blocks behind them."""
+"""What layers with experts have besides: blocks behind them, and a place in host memory."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ggpy import arch
+from ggpy.arch.placement import layer_of
+from ggpy.backends.interface import Demand
 from ggpy.backends.numpy.backend import Reference
 from ggpy.gguf import File, GGUFError
 from tools import make_tiny
@@ -40,3 +43,35 @@ def test_other_tensors_behind_the_layers_are_refused(tmp_path: Path) -> None:
     path = make_tiny.write(tmp_path / "bad.gguf", "glm4moe", NEXTN, tensors)
     with File(path) as file, pytest.raises(GGUFError, match=r"for tensor 'blk.2.attn_sinks"):
         arch.check(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "n_cpu_moe", "layers"),
+    [
+        *(("qwen2moe", 0, set()), ("qwen2moe", 1, {0}), ("qwen2moe", 999, {0, 1})),
+        *(("glm4moe", 1, set()), ("glm4moe", 2, {1}), ("llama", 999, set())),
+    ],
+)
+def test_experts_of_the_first_layers_stay_on_the_host(
+    tiny_path: Any, name: str, n_cpu_moe: int, layers: set[int]
+) -> None:
+    """Not the shared expert, the router, or biases; the first layer of glm4moe is dense."""
+    demands: list[Demand] = []
+
+    class Asked(Reference):
+        def plan_memory(self, demand: Demand) -> int:
+            demands.append(demand)
+            return super().plan_memory(demand)
+
+    with File(tiny_path(name)) as file:
+        arch.load(file, Asked(1), 64, n_cpu_moe=n_cpu_moe)
+    found = {tensor.name for tensor, role in demands[0].weights if role.on_host}
+    parts = ("gate", "up", "down")
+    assert found == {f"blk.{i}.ffn_{part}_exps.weight" for i in layers for part in parts}
+    for tensor, role in demands[0].weights:
+        assert role.layer == layer_of(tensor.name)
+
+
+def test_layers_of_names() -> None:
+    names = ("blk.12.ffn_up_exps.weight", "blk.0.attn_q.weight", "output.weight", "blk.x.weight")
+    assert [layer_of(name) for name in names] == [12, 0, None, None]

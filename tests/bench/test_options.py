@@ -6,6 +6,7 @@ import pytest
 
 from ggpy.bench.workload import Test
 from ggpy.cli.benchmarks.bench_options import combinations, numbers, parser
+from ggpy.cli.options import ALL_LAYERS
 
 
 def names(*words: str) -> list[str]:
@@ -36,6 +37,16 @@ def test_types_of_keys_and_values() -> None:
     assert [(t.n_depth, t.type_k, t.type_v) for t in tests] == [
         *((0, "f16", "q4_0"), (4, "f16", "q4_0"), (0, "q8_0", "q4_0"), (4, "q8_0", "q4_0"))
     ]
+
+
+def test_experts_in_host_memory() -> None:
+    def layers(*words: str) -> list[int]:
+        tests = combinations(parser().parse_args(["-n", "0", "-p", "8", *words]))
+        return [t.n_cpu_moe for t in tests]
+
+    assert layers() == [0]
+    assert layers("-ncmoe", "0,12") == layers("--n-cpu-moe", "0-12+12") == [0, 12]
+    assert layers("-cmoe") == layers("--cpu-moe") == [ALL_LAYERS]
 
 
 def test_numbers() -> None:

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from counting_device import CountingDevice
 from devices import open_device
 
+from ggpy.backends.cuda.backend import Cuda
 from ggpy.backends.numpy.backend import Reference
 from ggpy.bench.kernels.ceilings import Ceilings
 from ggpy.bench.runs import Bench, Loaded, Result, Run, n_pages, run_model
 from ggpy.bench.workload import Test
+from ggpy.evaluate import synthetic
 from ggpy.evaluate.synthetic import Synthetic
 from ggpy.gguf import File
 
@@ -108,12 +111,31 @@ def device(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 def test_on_a_gpu(device: Any) -> None:
     """Graphs are recorded and replayed, pages are shared between the tests' engines."""
-    from ggpy.backends.cuda.backend import Cuda
-
     tests = [Test(5, 0), Test(0, 3), Test(0, 2, n_seq=2)]
     for result in run_model(bench(lambda: Cuda(device), repetitions=1), tests, CEILINGS):
         check(result, 1)
         assert result.device_bytes
+
+
+def test_experts_in_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of random weights too; the speed of the bus is not known, and so no limit."""
+    sizes = {"block_count": 2, "embedding_length": 128, "feed_forward_length": 128}
+    sizes |= {"attention.head_count": 2, "attention.head_count_kv": 1, "context_length": 64}
+    sizes |= {"attention.key_length": 32, "attention.value_length": 32}
+    sizes |= {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 128}
+    sizes |= {"attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 10000.0}
+    shape = synthetic.Shape("few", "qwen3moe", 256, False, sizes)
+    monkeypatch.setattr(synthetic, "shapes", lambda: {"few": shape})
+    device = CountingDevice()
+    case = Bench(lambda: Synthetic("few:Q8_0"), lambda: Cuda(device), "few", repetitions=1)
+    tests = [Test(0, 2), Test(20, 0, n_cpu_moe=1), Test(0, 2, n_cpu_moe=2)]
+    on_host = []
+    for result in run_model(case, tests, CEILINGS):
+        assert not result.error
+        assert (result.limit_s is None) == (result.test.n_cpu_moe > 0)
+        on_host.append(device.host_bytes)
+    each = 3 * 4 * 128 * 136  # gate, up and down of 4 experts, of 128 rows of 4 blocks
+    assert on_host == [0, each, 2 * each]
 
 
 class Small(Reference):

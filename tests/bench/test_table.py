@@ -50,7 +50,7 @@ MACHINE = Machine(
 )
 GENERATION = Result(
     FACTS,
-    Test(0, 100, n_seq=2),
+    Test(0, 100, n_seq=2, n_cpu_moe=5),
     samples_ns=[400_000_000, 500_000_000, 410_000_000],
     limit_s=0.2,
     device_bytes=9 << 30,

@@ -56,6 +56,24 @@ def test_a_model_that_is_too_large_is_refused(cli: Run, monkeypatch: pytest.Monk
     assert re.search(words, err)
 
 
+@pytest.mark.parametrize(
+    ("model", "words", "remark"),
+    [
+        ("llama", ["-ncmoe", "3"], "this model has no experts: --n-cpu-moe and --cpu-moe change "),
+        ("llama", ["--cpu-moe"], "this model has no experts"),
+        ("glm4moe", ["--n-cpu-moe", "1"], "note: --n-cpu-moe 1 changes nothing: before layer 2, "),
+        ("glm4moe", ["-ncmoe", "1"], "this model has no experts; take 2 or more"),
+        *(("gpt-oss", ["-ncmoe", "1"], ""), ("llama", [], ""), ("llama", ["-ncmoe", "0"], "")),
+    ],
+)
+def test_experts_that_are_not_there(cli: Run, model: str, words: list[str], remark: str) -> None:
+    """On the CPU all experts lie in the host's memory anyway, and nothing is said of that."""
+    path = str(Path(LLAMA).with_stem(model))
+    status, out, err = cli(path, *ANSWER, *words, "--device", "numpy")
+    assert (status, len(out) > 0) == (0, True)
+    assert remark in err if remark else "experts" not in err
+
+
 ERRORS = [
     CudaError("launching kernel paged_attention<64>, grid (8, 1, 1): CUDA_ERROR_ILLEGAL_ADDRESS"),
     OutOfMemory("keys", 5 << 30, 1 << 20),

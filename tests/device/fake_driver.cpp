@@ -159,8 +159,9 @@ int cuMemFree(void* pointer) {
     free(pointer);
     return 0;
 }
-int cuMemHostAlloc(void** pointer, size_t bytes, unsigned) {
+int cuMemHostAlloc(void** pointer, size_t bytes, unsigned flags) {
     STATUS;
+    record = "host memory with flags " + std::to_string(flags);
     *pointer = malloc(bytes);
     return 0;
 }
@@ -186,7 +187,7 @@ int cuMemcpyDtoHAsync(void* to, const void* from, size_t bytes, void*) {
     STATUS;
     return copy(to, from, bytes);
 }
-int cuMemcpyDtoDAsync(void* to, const void* from, size_t bytes, void*) {
+int cuMemcpyAsync(void* to, const void* from, size_t bytes, void*) {
     STATUS;
     return copy(to, from, bytes);
 }

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ggpy.device import toolkit
-from ggpy.device.base import CudaError, OutOfMemory
+from ggpy.device.base import CudaError, OutOfHostMemory, OutOfMemory
 from ggpy.device.gpu import CudaDevice
 from ggpy.device.probe import Gpu, NoGpu, list_gpus, probe
 from ggpy.util.simulated import SHARED_BYTES
@@ -357,3 +357,30 @@ def test_other_threads_may_use_the_device(device):
     thread.start()
     thread.join()
     assert results == [0]
+
+
+def test_memory_of_the_host_that_kernels_read(device):
+    used, left = device.used_bytes, FAKE.fake_memory_left()
+    first = device.alloc_host(64, "experts")
+    assert record() == "host memory with flags 3", "portable, and mapped"
+    assert (device.host_bytes, device.used_bytes) == (64, used)
+    source = device.upload_array(np.arange(16, dtype=np.float32))
+    device.copy(first.at(8), source, 56)
+    back = device.zeros(64)
+    device.copy(back, first.at(8), 56, stream=device.new_stream())
+    assert device.download(back, np.float32, 14).tolist() == list(range(14))
+    with pytest.raises(ValueError, match="57 bytes at offset 8 are outside buffer 'experts'"):
+        device.copy(back, first.at(8), 57)
+    first.free()
+    assert record() == "freed host memory" and device.host_bytes == 0
+    source.free(), back.free()
+    assert FAKE.fake_memory_left() == left
+
+
+def test_out_of_host_memory_has_its_numbers(device):
+    fail("cuMemHostAlloc", 2)
+    with pytest.raises(
+        OutOfHostMemory, match=r"experts needs 3\.0 MiB .* \(--n-cpu-moe\)"
+    ) as error:
+        device.alloc_host(3 << 20, "experts")
+    assert error.value.needed == 3 << 20 and device.host_bytes == 0

@@ -170,7 +170,7 @@ class Emulated:
         self.shared_bytes = 227 << 10  # per CTA, as on sm_90
         self.arch = "sm_80"  # the features that wrappers may use; sm_90 is not emulated
         self.stream = EmulatedStream()
-        self.used_bytes = 0
+        self.used_bytes = self.host_bytes = 0
         self.host = Host(build.host_program(sanitize))
         self._libraries: dict[tuple, dict[str, EmulatedKernel]] = {}
         self._graph: EmulatedGraph | None = None
@@ -204,6 +204,12 @@ class Emulated:
     def pinned(self, nbytes: int) -> np.ndarray:
         """Host memory."""
         return np.empty(nbytes, np.uint8)
+
+    def alloc_host(self, nbytes: int, name: str = "") -> Buffer:
+        """Memory that stands for page-locked memory of the host."""
+        (ptr,) = struct.unpack("<Q", self.host.ask("A", nbytes))
+        self.host_bytes += nbytes
+        return Buffer(ptr, nbytes, name, self._release_host)
 
     def mapped(self, nbytes: int) -> tuple[np.ndarray, Buffer]:
         """Host memory, and the device address of the same memory."""
@@ -341,6 +347,10 @@ class Emulated:
                 f"{nbytes} bytes at offset {address - owner.address} are outside {owner!r}"
             )
         return address
+
+    def _release_host(self, ptr: int, nbytes: int) -> None:
+        self.host_bytes -= nbytes
+        self.host.free(ptr)
 
     def _release(self, ptr: int, nbytes: int) -> None:
         self._mapped.pop(ptr, None)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ggpy.cli import serve, serve_options
+from ggpy.cli.options import ALL_LAYERS, n_cpu_moe
 
 
 def settings(words: list[str], **environment: str):
@@ -39,6 +40,21 @@ def test_the_environment_gives_what_the_command_line_does_not() -> None:
     assert not found.with_ui
     assert found.api_keys == ("k",)
     assert (options.parallel, options.ctx_size) == (7, 999)
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "n_layers"),
+    [
+        *(([], {}, 0), (["-ncmoe", "7"], {"LLAMA_ARG_N_CPU_MOE": "9"}, 7)),
+        *(([], {"LLAMA_ARG_N_CPU_MOE": "9"}, 9), (["--cpu-moe"], {}, ALL_LAYERS)),
+        ([], {"LLAMA_ARG_CPU_MOE": "1", "LLAMA_ARG_N_CPU_MOE": "9"}, ALL_LAYERS),
+        (["-ncmoe", "7"], {"LLAMA_ARG_CPU_MOE": "0"}, 7),
+    ],
+)
+def test_layers_with_experts_in_host_memory(
+    words: list[str], environment: dict[str, str], n_layers: int
+) -> None:
+    assert n_cpu_moe(serve_options.parse(["m.gguf", *words], environment)) == n_layers
 
 
 def test_a_variable_that_says_no() -> None:

@@ -35,7 +35,7 @@ class CountingDevice:
 
     def __init__(self, total: int = 1 << 40) -> None:
         self.total = total
-        self.used_bytes = self.most_bytes = 0
+        self.used_bytes = self.most_bytes = self.host_bytes = 0
         self.allocated: Counter[str] = Counter()  # name -> bytes, including freed memory
         self._addresses = count(1 << 50, 1 << 42)
         self.stream = Nothing()
@@ -54,8 +54,16 @@ class CountingDevice:
 
     zeros = alloc
 
+    def alloc_host(self, nbytes: int, name: str = "") -> Buffer:
+        self.host_bytes += nbytes
+        self.allocated[name] += nbytes
+        return Buffer(next(self._addresses), nbytes, name, self._release_host)
+
     def _release(self, ptr: int, nbytes: int) -> None:
         self.used_bytes -= nbytes
+
+    def _release_host(self, ptr: int, nbytes: int) -> None:
+        self.host_bytes -= nbytes
 
     def pinned(self, nbytes: int) -> np.ndarray:
         return np.zeros(nbytes, np.uint8)
@@ -66,7 +74,7 @@ class CountingDevice:
     def upload(self, *_: Any, **__: Any) -> None:
         pass
 
-    fill = upload
+    copy = fill = upload
 
     def download(self, source: Any, dtype: Any, shape: Any, offset: int = 0) -> np.ndarray:
         return np.zeros(shape, dtype)

@@ -65,7 +65,7 @@ class Matrix:
 
     Blocks are for formats without tiles, and for tables of which only rows are read. A weight with
     a row scale, f32 [n_rows], is in tiles, which hold the scale too. activations: see Ops.weight.
-    Experts [n_experts, n_rows, k] are contiguous.
+    Experts [n_experts, n_rows, k] are contiguous; on_host: in host memory, which kernels can read.
     """
 
     n_rows: int
@@ -75,6 +75,7 @@ class Matrix:
     scale: Buffer | None = None
     activations: ActivationType = "f16"
     n_experts: int = 1
+    on_host: bool = False
 
     @property
     def in_blocks(self) -> BlockMatrix:
@@ -82,6 +83,18 @@ class Matrix:
         if self.blocks is None:
             raise RuntimeError("a matrix in tiles is used as if it were in blocks")
         return self.blocks
+
+    @property
+    def in_tiles(self) -> TiledMatrix:
+        """The tiles; RuntimeError if the weight is in blocks."""
+        if self.tiles is None:
+            raise RuntimeError("a matrix in blocks is used as if it were in tiles")
+        return self.tiles
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tiles of all experts."""
+        return self.n_experts * self.in_tiles.layout.nbytes(self.n_rows, self.k)
 
     def expert(self, i: int) -> Matrix:
         """Expert i, a view of the same memory; IndexError if there is no expert i."""

@@ -22,7 +22,9 @@ from ...kernels.attention.rope_kv import Heads
 from ...kernels.blocks.block_kernel import BlockMatrix
 from ...kernels.blocks.get_rows import get_rows
 from ...kernels.layout.embed_tile import EmbedTile
+from ...kernels.moe.route import RouterChoice
 from ...sampling import Sampler
+from .. import host
 from ..inputs import LayerInputs
 from ..interface import (
     ActivationType,
@@ -88,14 +90,15 @@ class Cuda:
         self.attention: AttentionOps | None = None  # set when the KV cache is allocated
         self.delta: DeltaOps | None = None  # and so is this
         self._steps: StepUpload | None = None
+        self._offloaded: RouterChoice | None = None  # what is asked of experts in host memory
         self._max_split_tokens = GRAPH_TOKENS  # sequences whose context may be split over CTAs
         self._n_batch = 0  # tokens for which memory was planned
 
     # Weights
 
     def plan_memory(self, demand: Demand) -> int:
-        """The batch size (tokens per step) to use. Raises MemoryError if too little GPU memory is
-        free.
+        """The batch size (tokens per step) to use. Raises MemoryError if too little memory is free,
+        of the GPU or, for experts, of the host.
         """
         if demand.n_inputs:
             raise lacking(INPUTS)
@@ -103,8 +106,12 @@ class Cuda:
         sizes = demand, self._max_split_tokens, self._converts
         free = self.device.free_bytes
         n_batch, remark = memory.plan_batch(self.context.planner, *sizes, free, self.name)
-        if remark:
-            self._note(remark)
+        on_host = memory.check_host(demand, host.available_memory())
+        for message in (remark, on_host):
+            if message:
+                self._note(message)
+        if on_host:
+            self._offloaded = RouterChoice(demand.n_expert, demand.n_used)
         self._n_batch = n_batch
         return n_batch
 
@@ -132,8 +139,10 @@ class Cuda:
         *experts, n_rows, k = tensor.shape
         tensor = tensor if role.axes not in ROWS_IN_F32 else in_f32(tensor)
         tiled = not (role.lookup or self.context.planner.keeps_blocks(tensor.format))
+        on_host = memory.is_offloaded(tensor, role)
         # Only kernels on tiles support row scales and experts.
-        tiles, blocks = self._uploader.upload(tensor, tiled or scale is not None or bool(experts))
+        tiled = tiled or scale is not None or bool(experts)
+        tiles, blocks = self._uploader.upload(tensor, tiled, on_host)
         if experts and tiles is None:
             raise GGUFError(
                 f"{tensor.path}: tensor {tensor.name!r} has experts in {tensor.format.name} with "
@@ -150,7 +159,7 @@ class Cuda:
         raw = BlockMatrix(tensor.format, n_experts * n_rows, k, blocks) if blocks else None
         if not self.context.planner.runs_w8a8(activations, tiles):
             activations = "f16"
-        return Matrix(n_rows, k, tiles, raw, by_row, activations, n_experts)
+        return Matrix(n_rows, k, tiles, raw, by_row, activations, n_experts, on_host)
 
     def _vector(self, tensor: Tensor) -> Buffer:
         """The vector as f32 in device memory."""
@@ -208,13 +217,19 @@ class Cuda:
                 self.find_best(output)
             return output
 
-        if probe is not None or (rare and self.context.planner.gemm == "cublas"):
-            return launch()
+        # copies of experts take so long that a graph saves nothing
+        copies = self._offloaded is not None and self._begin_copies(self._offloaded)
+        eager = probe is not None or copies or (rare and self.context.planner.gemm == "cublas")
         shape = (*batch.shape, best, step.hidden)
-        output = self._graphs.run(shape, batch.place, rare, launch)
+        output = launch() if eager else self._graphs.run(shape, batch.place, rare, launch)
         if batch.n_rows == len(step.rows) or step.hidden:
             return output
         return replace(output, shape=(len(step.rows), *output.shape[1:]))
+
+    def _begin_copies(self, choice: RouterChoice) -> bool:
+        """Whether the step copies experts from host memory, with the first of them to come."""
+        self.moe.staging.begin()
+        return self.context.planner.copies_experts(choice, self.context.s)
 
     # Ops
 

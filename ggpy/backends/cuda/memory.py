@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import prod
 from typing import Protocol
 
@@ -17,13 +18,16 @@ from ...kernels.attention.paged_attention import MAX_SPLIT
 from ...kernels.attention.paged_attention import ROWS as ATTEND_ROWS
 from ...kernels.attention.rope_kv import Heads
 from ...kernels.layout.tile import grows, layout_of
-from ..interface import PAGE_SIZE, CacheShape, Demand, PagedKV, Recurrent, StateSpec
+from ..interface import PAGE_SIZE, CacheShape, Demand, PagedKV, Recurrent, Role, StateSpec
 from .delta.states import state_bytes
 from .kv_pages import f16_page_bytes, heads_of, page_bytes
+from .moe.staging import SLOTS
 
 LARGE = 1 << 20  # allocations from this size on are rounded up to whole pages by the driver
 PAGE = 2 << 20  # bytes of a page of GPU memory
-STAGING = 64 << 20  # blocks to repack; freed before the KV cache is allocated
+STAGING = (
+    96 << 20
+)  # blocks to repack, and tiles on their way to the host; freed before the KV cache is allocated
 KERNELS = 128 << 20  # machine code, graphs, and the driver's memory for them
 
 
@@ -39,7 +43,7 @@ class Need:
     cache: int
     page: int
     windowed: int  # part of `cache` that does not grow with the context: windows, states, spare
-    work: int  # activations, partial sums of attention, kernels
+    work: int  # activations, partial sums of attention, experts that are copied, kernels
 
     @property
     def total(self) -> int:
@@ -92,6 +96,7 @@ def needed(
         weights=sum(
             allocated(weight_bytes(w, role.lookup or (len(w.shape) < 3 and keeps_blocks(w.format))))
             for w, role in demand.weights
+            if not is_offloaded(w, role)
         ),
         cache=fixed + kept + f16,
         page=page,
@@ -99,8 +104,24 @@ def needed(
         work=step_bytes(demand, shapes, [g.spec for g in groups])
         + sum(attention_bytes(heads, max_split_tokens) for heads in dict.fromkeys(shapes))
         + allocated(scratch)
+        + copied_bytes(demand)
         + KERNELS,
     )
+
+
+def is_offloaded(tensor: Tensor, role: Role) -> bool:
+    """Whether a weight stays in host memory: experts that need not be on the device."""
+    return role.on_host and len(tensor.shape) == 3
+
+
+def copied_bytes(demand: Demand) -> int:
+    """Bytes of the buffers for experts that are copied from host memory, where a step may have a
+    pair for each expert.
+    """
+    if demand.n_batch * demand.n_used < demand.n_expert:
+        return 0
+    sizes = (weight_bytes(w, False) for w, role in demand.weights if is_offloaded(w, role))
+    return SLOTS * allocated(max(sizes, default=0))
 
 
 def page_sizes(shape: CacheShape) -> list[int]:
@@ -114,9 +135,10 @@ def page_sizes(shape: CacheShape) -> list[int]:
     return found
 
 
-def check(need: Need, demand: Demand, free: int, device: str) -> None:
+def check(need: Need, demand: Demand, free: int, device: str, fast: Need | None = None) -> None:
     """Raises MemoryError if the demand needs more than `free` bytes; the message says which context
-    would fit.
+    would fit, or of how many layers the experts would have to go. fast: the need with larger steps,
+    which copies of experts are worth.
     """
     if need.total <= free:
         return
@@ -126,7 +148,8 @@ def check(need: Need, demand: Demand, free: int, device: str) -> None:
         f"the model needs {_gigabytes(need.total)} ({need.total} bytes) of GPU memory: "
         f"{_gigabytes(need.weights)} for weights, {_gigabytes(need.cache)} for the KV cache of "
         f"{longest * PAGE_SIZE} positions, {_gigabytes(need.work)} to work in; "
-        f"{_gigabytes(free)} ({free} bytes) are free on {device}: " + _remedy(need, free, demand)
+        f"{_gigabytes(free)} ({free} bytes) are free on {device}: "
+        + _remedy(need, free, demand, fast or need)
     )
 
 
@@ -155,7 +178,7 @@ def plan_batch(
         if missing <= 0:
             return n_batch, ""
     layouts.compact = True
-    check(need(least), replace(demand, n_batch=least), free, device)
+    check(need(least), replace(demand, n_batch=least), free, device, need(demand.n_batch))
     names = sorted(
         {w.format.name for w, role in demand.weights if not role.lookup and grows(w.format)}
     )
@@ -232,11 +255,81 @@ def allocated(nbytes: int) -> int:
     return -(-nbytes // unit) * unit
 
 
-def _remedy(need: Need, free: int, demand: Demand) -> str:
+def _remedy(need: Need, free: int, demand: Demand, fast: Need) -> str:
+    tries = [layers_to_offload(x, free, demand) for x in (fast, need)]
+    n_layers, rest = next((found for found in tries if found[0]), tries[-1])
+    found = [_context(need, free, demand)]
+    if n_layers:
+        found.append(
+            f"the experts of the first {_layers(n_layers)} in the memory of the host make room "
+            f"(--n-cpu-moe {n_layers}; --cpu-moe: of all layers)"
+        )
+    elif rest is not need and _context(rest, free, demand):
+        found.append(f"{_context(rest, free, demand)} with --cpu-moe")
+    texts = [text for text in dict.fromkeys(found) if text]
+    return ", or ".join(texts) or "no context would fit: take a smaller model or --device cpu"
+
+
+def _context(need: Need, free: int, demand: Demand) -> str:
     n_ctx = fitting_context(need, free, demand.n_seq)
-    if n_ctx:
-        return f"a context of {n_ctx} tokens would fit (-c {n_ctx})"
-    return "no context would fit: take a smaller model or --device cpu"
+    return f"a context of {n_ctx} tokens would fit (-c {n_ctx})" if n_ctx else ""
+
+
+def layers_to_offload(need: Need, free: int, demand: Demand) -> tuple[int, Need]:
+    """(the least number of layers, from the first on, whose experts in host memory leave enough for
+    the rest, 0 if none does; the need then, or with the experts of all layers there).
+    """
+    experts = [role for w, role in demand.weights if len(w.shape) == 3 and not role.on_host]
+    rest = need
+    for layer in sorted({role.layer for role in experts if role.layer is not None}):
+        rest = _offloaded(need, demand, layer + 1)
+        if rest.total <= free:
+            return layer + 1, rest
+    return 0, rest
+
+
+def _offloaded(need: Need, demand: Demand, n_layers: int) -> Need:
+    """The need with the experts of the first n_layers layers in host memory."""
+    experts = [(w, role) for w, role in demand.weights if len(w.shape) == 3]
+    moved = [
+        (w, role if (role.layer or 0) >= n_layers else replace(role, on_host=True))
+        for w, role in experts
+    ]
+    saved = _held(experts) - _held(moved)
+    copied = copied_bytes(replace(demand, weights=moved)) - copied_bytes(demand)
+    return replace(need, weights=need.weights - saved, work=need.work + copied)
+
+
+def _held(experts: Sequence[tuple[Tensor, Role]]) -> int:
+    """Bytes of those on the device."""
+    sizes = (weight_bytes(w, False) for w, role in experts if not role.on_host)
+    return sum(map(allocated, sizes))
+
+
+def check_host(demand: Demand, available: int | None) -> str:
+    """A remark about the experts that stay in host memory, "" if none do. Raises MemoryError if
+    they need more than `available` bytes; None is not known.
+    """
+    sizes: dict[int, int] = {}
+    for w, role in demand.weights:
+        if is_offloaded(w, role):
+            layer = role.layer or 0
+            sizes[layer] = sizes.get(layer, 0) + weight_bytes(w, False)
+    total = sum(sizes.values())
+    what = f"the experts of {_layers(len(sizes))}, {_gigabytes(total)},"
+    if available is None or total <= available:
+        return f"{what} stay in host memory, and are read through the bus" if sizes else ""
+    sums = zip(sorted(sizes), accumulate(sizes[i] for i in sorted(sizes)), strict=True)
+    fits = max((layer + 1 for layer, nbytes in sums if nbytes <= available), default=0)
+    raise MemoryError(
+        f"{what} do not fit into host memory, of which {_gigabytes(available)} "
+        f"({available} bytes) are available: "
+        + (f"keep fewer there (--n-cpu-moe {fits})" if fits else "take a smaller model")
+    )
+
+
+def _layers(n: int) -> str:
+    return f"{n} layer{'s' * (n != 1)}"
 
 
 def _gigabytes(nbytes: int) -> str:

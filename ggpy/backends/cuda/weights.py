@@ -40,12 +40,15 @@ class Uploader:
         self._pinned = [device.pinned(PART) for _ in range(PARTS)]
         self._copiers = ThreadPoolExecutor(COPIERS)
         self._raw: list[Buffer] = []
+        self._tiles: Buffer | None = None
         self._done: list[Any] = [None] * PARTS
         self._next = 0
 
-    def upload(self, tensor: Tensor, tiled: bool) -> tuple[TiledMatrix | None, Buffer | None]:
+    def upload(
+        self, tensor: Tensor, tiled: bool, on_host: bool = False
+    ) -> tuple[TiledMatrix | None, Buffer | None]:
         """Returns (the matrix in tiles, None), or (None, its blocks) if not tiled or its format has
-        no tiles.
+        no tiles. on_host: tiles are made on the device, and kept in host memory.
         """
         n_rows, k = tensor.shape[-2:]
         layout = layout_of(tensor.format, k) if tiled else None
@@ -54,9 +57,11 @@ class Uploader:
         # all experts, or a single matrix
         matrices = tensor.data.reshape(-1, n_rows, tensor.data.shape[-1])
         nbytes = layout.nbytes(n_rows, k)
-        out = self.device.alloc(len(matrices) * nbytes, tensor.name)
+        alloc = self.device.alloc_host if on_host else self.device.alloc
+        out = alloc(len(matrices) * nbytes, tensor.name)
+        repack_into = self._repack_on_host if on_host else self._repack
         for i, rows in enumerate(matrices):
-            self._repack(tensor.format, layout, rows, k, out.at(i * nbytes))
+            repack_into(tensor.format, layout, rows, k, out.at(i * nbytes))
         host.drop_pages(tensor.data)
         return TiledMatrix(layout, n_rows, k, out), None
 
@@ -71,6 +76,22 @@ class Uploader:
             dst = out + layout.nbytes(start, k)
             repack(self.device, format, raw, len(rows), k, dst)
             self._done[(self._next - 1) % PARTS] = self.device.event().record()
+
+    def _repack_on_host(
+        self, format: Format, layout: Layout, matrix: NDArray[np.uint8], k: int, out: Ptr
+    ) -> None:
+        """Repacks a matrix as `_repack` does, and copies its tiles into host memory."""
+        row_bytes = -(-layout.nbytes(ROWS, k) // ROWS)
+        rows_at_once = max(ROWS, PART // max(row_bytes, matrix.shape[1]) // ROWS * ROWS)
+        nbytes = layout.nbytes(min(rows_at_once, len(matrix)), k)
+        if self._tiles is None or self._tiles.nbytes < nbytes:
+            self.device.synchronize()
+            self._tiles = self.device.alloc(nbytes, "tiles for the host")
+        for start in range(0, len(matrix), rows_at_once):
+            rows = matrix[start : start + rows_at_once]
+            self._repack(format, layout, rows, k, self._tiles.at(0))
+            to = out + layout.nbytes(start, k)
+            self.device.copy(to, self._tiles, layout.nbytes(len(rows), k))
 
     def _copy_blocks(self, tensor: Tensor) -> Buffer:
         buffer = self.device.alloc(tensor.nbytes, tensor.name)

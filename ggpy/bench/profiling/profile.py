@@ -227,7 +227,7 @@ def _kv_bytes(loaded: Loaded, test: Test) -> int:
 
 
 def _limit_us(loaded: Loaded, test: Test) -> float | None:
-    if not loaded.ceilings.known:
+    if not loaded.knows_limit(test):
         return None
     position = np.array([_position(test)])
     return 1e6 * loaded.work.step_seconds(position, test.n_seq, test.n_seq, loaded.ceilings)

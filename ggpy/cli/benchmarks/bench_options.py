@@ -13,7 +13,7 @@ from itertools import product
 from ...bench.workload import Test
 from ...cache_types import AUTO, CACHE_TYPES
 from .. import llama_cpp, simulated
-from ..options import GEMM
+from ..options import ALL_LAYERS, CPU_MOE, GEMM, N_CPU_MOE
 from ..parser import MODEL, Parser, positive
 
 FORMATS = ("md", "csv", "json", "jsonl", "sql")
@@ -22,9 +22,9 @@ DEFAULT_PROMPT, DEFAULT_GEN = 512, 128
 
 def combinations(options: argparse.Namespace) -> Iterator[Test]:
     """All combinations, in llama-bench's order: prompts, generation, then both; by depth; and all
-    of that by the types of keys and values.
+    of that by the types of keys and values, and by layers with experts in host memory.
     """
-    types = product(options.cache_type_k, options.cache_type_v)
+    types = product(options.cache_type_k, options.cache_type_v, options.n_cpu_moe)
     sizes = product(types, options.n_depth, options.batch_size, options.ubatch_size)
     for kinds, depth, n_batch, n_ubatch in sizes:
         rest = depth, n_batch, n_ubatch
@@ -92,6 +92,14 @@ def _add_tests(p: argparse.ArgumentParser) -> None:
             f"-ct{letter}", f"--cache-type-{letter}", metavar="TYPE", action=_Types, default=[AUTO],
             help=f"type of the KV cache's {name}: {', '.join(CACHE_TYPES)} (f16; f32 on the CPU)",
         )  # fmt: skip
+    numbers(
+        *N_CPU_MOE, default=[0], low=0,
+        text="layers, from the first on, whose experts stay in the memory of the host",
+    )  # fmt: skip
+    group.add_argument(
+        *CPU_MOE, dest="n_cpu_moe", action="store_const", const=[ALL_LAYERS],
+        help=f"the experts of all layers, as -ncmoe {ALL_LAYERS}",
+    )  # fmt: skip
     group.add_argument(
         "-r", "--repetitions", type=positive, default=5, metavar="N", help="runs of each test (5)"
     )

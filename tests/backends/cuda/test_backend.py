@@ -81,10 +81,10 @@ def step_of(chunks: list[tuple[list[int], int, list[int]]], rows=None) -> Step:
 class Model:
     """A tiny model on one backend, and the sequences whose tokens it has seen."""
 
-    def __init__(self, ops, path, n_pages: int = 24) -> None:
+    def __init__(self, ops, path, n_pages: int = 24, n_cpu_moe: int = 0) -> None:
         self.ops = ops
         with File(path) as file:
-            self.decoder = arch.load(file, ops, 256)
+            self.decoder = arch.load(file, ops, 256, n_cpu_moe=n_cpu_moe)
         self.shape = self.decoder.cache_shape(n_pages, PAGE_SIZE, 1)
         ops.allocate_cache(self.shape)
         self.states = StatesOf()

@@ -25,6 +25,7 @@ from ..arrays import Array, Matrix, Memory
 from ..context import StepContext
 from ..gemm import ProductOperands
 from ..plan import MoEPlan
+from .staging import ExpertStaging
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class MoEOps:
         self._route = Route(self.device)
         self._gemv = ExpertGemv(self.device, context.planner.kernels.decode)
         self._gemm = context.planner.kernels.experts
+        self.staging = ExpertStaging(self.device, context.scratch)
 
     @cached_property
     def _sort(self) -> SortPairs:
@@ -64,6 +66,8 @@ class MoEOps:
         assert isinstance(f, MoE)
         plan = c.planner.moe(layer, c.s)
         c.stream = plan.after
+        if plan.copied:
+            self.staging.enter(layer)
         routes = self.route(x, f, plan)
         if c.probe:
             n_used = plan.choice.n_used
@@ -180,8 +184,24 @@ class MoEOps:
         activation: str = "silu",
     ) -> None:
         """outs[i][pair] = x[row] weights[i][expert]^T; per_token: see ExpertGemv."""
-        tiles: list[TiledMatrix] = [w.tiles for w in weights if w.tiles is not None]
-        dst, choice = [out.data for out in outs], pairs.plan.choice
+        copied = pairs.plan.copied
+        tiles = self.staging.take(weights) if copied else [w.in_tiles for w in weights]
+        dst = [out.data for out in outs]
+        self._launch(tiles, pairs, x, dst, per_token, epilogue, activation)
+        if copied:
+            self.staging.done()
+
+    def _launch(
+        self,
+        tiles: Sequence[TiledMatrix],
+        pairs: ChosenPairs,
+        x: Memory,
+        dst: Sequence[Memory],
+        per_token: bool,
+        epilogue: Epilogue,
+        activation: str,
+    ) -> None:
+        choice = pairs.plan.choice
         if pairs.order is not None:
             self._gemm.launch(
                 *(tiles, pairs.order, x, dst, pairs.n, choice.n_expert),
