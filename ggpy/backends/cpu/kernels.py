@@ -9,7 +9,7 @@ from typing import Any
 
 from ...formats.base import Format
 from . import attention, elementwise, gemm, kv_pages, products
-from .blocks import declaration
+from .blocks import declaration, expansion
 from .compiled import address
 
 COMMON = {
@@ -24,7 +24,8 @@ COMMON = {
         *(attention.attend_token, attention.attend_block),
     )
 }
-SIXTEENTHS = {"Q2_K", "Q3_K", "Q6_K"}  # formats of 256 with a scale for each 16
+ROWS_OF = {32: products.row_of_pairs, 64: products.row_of_64s, 256: products.row_of_superblocks}
+EXPANDS = {32: expansion.of_pairs, 64: expansion.of_64s, 256: expansion.of_superblocks}
 
 
 def common(name: str) -> int:
@@ -34,7 +35,7 @@ def common(name: str) -> int:
 
 def can_expand(format: Format) -> bool:
     """Whether there are kernels for the format's blocks."""
-    return declaration(format) is not None or format.name in products.NUMBERS
+    return declaration(format) is not None or format.name in expansion.NUMBERS
 
 
 def expand(format: Format) -> int:
@@ -49,10 +50,7 @@ def dot(format: Format, activations: str) -> int | None:
         return None
 
     def make() -> Any:
-        if format.block_size == 32:
-            return products.rows_of_bytes(products.row_of_pairs(d, format.nbytes, activations))
-        rows = products.row_of_superblocks(d, format.nbytes, _groups(format), activations)
-        return products.rows_of_bytes(rows)
+        return products.rows_of_bytes(ROWS_OF[format.block_size](d, format.nbytes, activations))
 
     return address(f"dot_{format.name}_{activations}", make)
 
@@ -67,11 +65,5 @@ def prepare(format: Format, activations: str) -> None:
 def _expand(format: Format) -> Any:
     d = declaration(format)
     if d is None:
-        return products.expand_numbers(format.nbytes, format.name)
-    if format.block_size == 32:
-        return products.expand_pairs(d, format.nbytes)
-    return products.expand_superblocks(d, format.nbytes, _groups(format))
-
-
-def _groups(format: Format) -> int:
-    return 16 if format.name in SIXTEENTHS else 8
+        return expansion.of_numbers(format.nbytes, format.name)
+    return EXPANDS[format.block_size](d, format.nbytes)

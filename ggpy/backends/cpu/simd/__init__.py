@@ -7,8 +7,10 @@ from .arithmetic import (
     absolute,
     add,
     add_whole,
+    at_least,
     binary,
     bit_or,
+    chosen,
     clamped,
     div,
     exp,
@@ -36,6 +38,7 @@ from .conversion import (
     as_byte,
     bits_as,
     bytes_of,
+    f16_of,
     f32_of,
     from_bf16,
     i8_to_f32,
@@ -63,6 +66,7 @@ from .memory import (
     store,
 )
 from .products import dot, lookup, wide_dot
+from .tables import number_of, points
 from .vector import Vector, broadcast, call, dot_level, features, op
 
 __all__ = [
@@ -71,6 +75,7 @@ __all__ = [
     "add",
     "add_whole",
     "as_byte",
+    "at_least",
     "binary",
     "bit_or",
     "bits_as",
@@ -79,11 +84,13 @@ __all__ = [
     "call",
     "call_expand",
     "call_kernel",
+    "chosen",
     "clamped",
     "div",
     "dot",
     "dot_level",
     "exp",
+    "f16_of",
     "f32_bits",
     "f32_of",
     "features",
@@ -108,9 +115,11 @@ __all__ = [
     "mul",
     "narrowed",
     "nibbles",
+    "number_of",
     "one_lane",
     "op",
     "pair",
+    "points",
     "prefetch",
     "rounded",
     "scatter",
