@@ -16,6 +16,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from . import simd
+from .products import expert_of
 
 I64, PTR = ir.IntType(64), ir.FloatType().as_pointer()
 VECTOR = ir.VectorType(ir.FloatType(), 16)
@@ -177,18 +178,17 @@ def unpack_columns(arguments, begin, end, out, scratch):
 
 @njit
 def multiply_few(arguments, begin, end, out, scratch):
-    """Arguments: rows, bytes of one, K, columns, bytes of one, data in f32, expand. An item is a
-    row: out[row, column].
+    """Arguments: w's rows, bytes of one, K, columns, bytes of one, data in f32, expand, N, ids,
+    pairs of a column. Items are those of products.rows_of_bytes.
     """
-    rows, row_bytes = load_i64(arguments), load_i64(arguments + 8)
-    k, columns, pitch = (
-        load_i64(arguments + 16),
-        load_i64(arguments + 24),
-        load_i64(arguments + 32),
-    )
-    x, expand = load_i64(arguments + 40), load_i64(arguments + 48)
-    for r in range(begin, end):
-        simd.call_expand(expand, rows + r * row_bytes, 0, k, scratch)
+    row_bytes, k = load_i64(arguments + 8), load_i64(arguments + 16)
+    columns, pitch = load_i64(arguments + 24), load_i64(arguments + 32)
+    expand, n_rows = load_i64(arguments + 48), load_i64(arguments + 56)
+    for item in range(begin, end):
+        pair = item // n_rows
+        row = expert_of(arguments + 64, pair) * n_rows + item - pair * n_rows
+        x = load_i64(arguments + 40) + pair // load_i64(arguments + 72) * pitch
+        simd.call_expand(expand, load_i64(arguments) + row * row_bytes, 0, k, scratch)
         for c in range(columns):
             store(out, dot_f32(scratch, x + c * pitch, k))
             out += 4

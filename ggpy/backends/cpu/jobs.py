@@ -6,6 +6,7 @@ layers.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,14 @@ class Buffers:
         return self._arrays[name][: 4 * int(np.prod(shape))].view(np.float32).reshape(shape)
 
 
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of a token and one of its experts: how many, and where ids[P] of experts are (i32)."""
+
+    count: int
+    ids: int
+
+
 class JobList:
     """Jobs in their order; `keep` is what must live as long as they do."""
 
@@ -107,7 +116,7 @@ class JobList:
 
     def product(self, matrix: BlockRows, x: int, columns: int, out: int) -> None:
         """out[T, N] = x[T, K] w^T; memory of x and out is there for T rounded up to 16."""
-        few = FEW_BYTES if self._in_bytes(matrix) else FEW_FLOATS
+        few = FEW_BYTES if self.in_bytes(matrix) else FEW_FLOATS
         if columns > few:
             self._gemm(matrix, x, columns, out)
         else:
@@ -115,31 +124,52 @@ class JobList:
 
     def _few(self, m: BlockRows, x: int, columns: int, out: int) -> None:
         y = out if columns == 1 else self.buffers.bytes("few", 4 * m.n * columns + 64)
-        grain = max(self.pool.chunk(m.n), LEAST_BYTES // m.row_bytes)
-        if self._in_bytes(m):
+        self._rows(m, m.n, x, columns, y, columns, (m.n, 0, 1))
+        if columns > 1:
+            self.add("unpack_columns", 1, out, 4 * LANES * m.n, y, 4 * columns, m.n)
+
+    def chosen(self, experts: BlockRows, x: int, columns: int, pairs: Pairs, out: int) -> None:
+        """out[P, N] = x[columns, K] w[ids[P]]^T, in one job; a column is of P / columns pairs."""
+        items = experts.n * pairs.count
+        self._rows(
+            experts, items, x, columns, out, 1, (experts.n, pairs.ids, pairs.count // columns)
+        )
+
+    def _rows(
+        self,
+        m: BlockRows,
+        n_items: int,
+        x: int,
+        columns: int,
+        out: int,
+        of_item: int,
+        of_experts: tuple[int, int, int],
+    ) -> None:
+        """Rows times columns of x, of which an item takes `of_item`."""
+        grain = max(self.pool.chunk(n_items), LEAST_BYTES // m.row_bytes)
+        if self.in_bytes(m):
             padded = rounded_up(m.k, 256)
             column = products.column_bytes(padded)
             q = self._quantized(x, columns, m.k, padded, column)
             blocks = m.k // m.format.block_size
-            arguments = m.address, m.row_bytes, blocks, columns, column, padded, q
+            arguments = m.address, m.row_bytes, blocks, of_item, column, padded, q, *of_experts
             function = kernels.dot(m.format, self.activations)
             assert function is not None
-            self._add(function, m.n, y, 4 * columns, arguments, grain)
+            self._add(function, n_items, out, 4 * of_item, arguments, grain)
         else:
-            arguments = m.address, m.row_bytes, m.k, columns, 4 * m.k, x, kernels.expand(m.format)
+            expand = kernels.expand(m.format)
+            arguments = m.address, m.row_bytes, m.k, of_item, 4 * m.k, x, expand, *of_experts
             private = 4 * rounded_up(m.k, 64) + 256
             few = kernels.common("multiply_few")
-            self._add(few, m.n, y, 4 * columns, arguments, grain, private)
-        if columns > 1:
-            self.add("unpack_columns", 1, out, 4 * LANES * m.n, y, 4 * columns, m.n)
+            self._add(few, n_items, out, 4 * of_item, arguments, grain, private)
 
-    def _in_bytes(self, m: BlockRows) -> bool:
+    def in_bytes(self, m: BlockRows) -> bool:
         """Whether few columns are whole numbers, and not float32."""
         return self.activations != "f32" and m.has_dot
 
     def _quantized(self, x: int, columns: int, k: int, padded: int, nbytes: int) -> int:
         """Where columns are as whole numbers."""
-        q = self.buffers.bytes("bytes", LANES * nbytes)
+        q = self.buffers.bytes("bytes", rounded_up(columns, LANES) * nbytes)
         if self._packed != ("bytes", x):
             given = x, 4 * k, k, padded, products.LARGEST[self.activations], nbytes
             self.add("quantize_columns", columns, q, nbytes, *given, private=128)
@@ -168,21 +198,17 @@ class JobList:
             rows,
         )
         private = rows * gemm.PITCH + 512
-        self.add(
-            *("multiply_rows", items, y, rows * 64 * vectors),
-            *arguments,
-            grain=1,
-            private=private,
-        )
+        width = rows * 64 * vectors
+        self.add("multiply_rows", items, y, width, *arguments, grain=1, private=private)
         self.add("unpack_columns", vectors, out, 64 * m.n, y, 64 * vectors, m.n, grain=1)
 
 
 class BlockRows:
-    """Blocks of a file in memory: w[N, K], where its rows are."""
+    """Blocks of a file in memory: w[N, K], where its rows are; or w[X, N, K] of experts."""
 
     def __init__(self, format: Format, data: Array, k: int) -> None:
         self.format, self.data = format, data
-        self.n, self.row_bytes = data.shape
+        self.n, self.row_bytes = data.shape[-2:]
         self.k = k
         self.address = address_of(data)
         self.has_dot = kernels.declaration(format) is not None

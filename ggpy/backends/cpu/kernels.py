@@ -11,6 +11,7 @@ from ...formats.base import Format
 from . import attention, elementwise, gemm, kv_pages, products
 from .blocks import declaration, expansion
 from .compiled import address
+from .experts import kernels as experts
 
 COMMON = {
     kernel.py_func.__name__: kernel
@@ -22,6 +23,9 @@ COMMON = {
         elementwise.gated,
         *(kv_pages.spread, kv_pages.write_pages),
         *(attention.attend_token, attention.attend_block),
+        *(experts.route, experts.weigh_rows, experts.add_chosen, experts.gate_rows),
+        *(experts.combine, experts.pack_pairs, experts.multiply_blocks, experts.gated_blocks),
+        experts.unpack_pairs,
     )
 }
 ROWS_OF = {32: products.row_of_pairs, 64: products.row_of_64s, 256: products.row_of_superblocks}

@@ -13,6 +13,7 @@ import numpy as np
 
 from ...formats import by_name
 from ...formats.base import F32
+from ..experts import Experts, Router, SharedExpert
 from ..interface import (
     PAGE_SIZE,
     Attention,
@@ -20,6 +21,7 @@ from ..interface import (
     Dense,
     Head,
     Layer,
+    MoE,
     Norm,
     PagedKV,
     Rope,
@@ -27,8 +29,9 @@ from ..interface import (
 from ..numpy.kv_pages import GroupPages, Pages
 from . import kernels
 from .attention import MAX_HEAD, PANEL_ROWS
+from .elementwise import ACTIVATIONS
 from .gemm import PITCH, ROWS
-from .jobs import Array, JobList, rounded_up
+from .jobs import LANES, Array, JobList, rounded_up
 from .kv_pages import KINDS
 from .matrix import MappedMatrix
 from .pool import address_of
@@ -47,6 +50,13 @@ READ = {
     PagedKV: {"n_head", "n_head_kv", "key_size", "value_size", "window", "types"},
     Rope: {"style", "inv_freq", "magnitude"},
     Dense: {*("norm", "w_gate", "w_up", "w_down", "activation", "post_norm", "residual_scale")},
+    MoE: {"norm", "router", "experts", "shared"},
+    Router: {
+        *("weight", "n_used", "score", "bias", "choice_bias", "normalise", "scale", "groups"),
+        "weighs_input",
+    },
+    Experts: {"w_gate", "w_up", "w_down", "activation", "b_gate", "b_up", "b_down"},
+    SharedExpert: {"w_gate", "w_up", "w_down", "gate"},
     Head: {"norm", "weight", "soft_cap", "scale"},
     Layer: {"index", "mixer", "ffn", "parallel", "next", "input", "scale"},  # the last two: numpy
 }
@@ -80,7 +90,7 @@ def has_dense(ffn: Any) -> bool:
     """Whether a feed-forward is dense and all of it has kernels."""
     if not isinstance(ffn, Dense) or not is_read(ffn):
         return False
-    if ffn.activation not in ("silu", "gelu_tanh"):
+    if ffn.activation not in ACTIVATIONS:
         return False
     matrices = (ffn.w_gate, ffn.w_up, ffn.w_down)
     return all(isinstance(m, MappedMatrix) for m in matrices) and all(
@@ -256,14 +266,18 @@ def gated_product(p: JobList, ffn: Dense, n: int, rows: int) -> None:
     """The same of what is normalised already, n[rows, D]."""
     gate = affine(p, ffn.w_gate, n, rows, None, "gate")
     up = affine(p, ffn.w_up, n, rows, None, "up")
-    numbers = rows * ffn.w_gate.blocks.n
-    h = p.buffers.floats("h", rows, ffn.w_gate.blocks.n)
-    p.add(
-        *("gated", -(-numbers // 16), h, 64, gate, up, int(ffn.activation == "gelu_tanh")),
-        grain=max(512, p.pool.chunk(-(-numbers // 16))),
-    )
+    h = gated_rows(p, ffn.activation, gate, up, rows * ffn.w_gate.blocks.n)
     y = affine(p, ffn.w_down, h, rows, None, "y")
     added(p, y, rows, ffn.w_gate.blocks.k, ffn.post_norm, ffn.residual_scale)
+
+
+def gated_rows(p: JobList, activation: str, gate: int, up: int, numbers: int) -> int:
+    """h of as many numbers of the gate and of the rows beside it."""
+    items = -(-numbers // LANES)
+    h = p.buffers.floats("h", numbers)
+    grain = max(512, p.pool.chunk(items))
+    p.add("gated", items, h, 64, gate, up, ACTIVATIONS[activation], grain=grain)
+    return h
 
 
 def head(p: JobList, h: Head, x: F32, out: F32) -> None:

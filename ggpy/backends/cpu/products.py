@@ -223,23 +223,37 @@ def row_of_superblocks(d: Declaration, nbytes: int, activations: str) -> Any:
 
 
 def rows_of_bytes(row_dot: Any) -> Any:
-    """Arguments: rows, bytes of one, its blocks, columns, bytes of one, K rounded up, their data.
-    An item is a row: out[row, column].
+    """Arguments: w's rows, bytes of one, its blocks, columns, bytes of one, K rounded up, their
+    data, N, ids, pairs of a column. An item is a row: out[row, column]; or, of experts w[X, N, K],
+    a row of the expert ids[pair] (i32), for each pair, times the column that is the pair's.
     """
 
     @njit
     def kernel(arguments, begin, end, out, scratch):
-        rows, row_bytes = simd.load_i64(arguments), simd.load_i64(arguments + 8)
-        n_blocks, columns = simd.load_i64(arguments + 16), simd.load_i64(arguments + 24)
-        pitch, padded = simd.load_i64(arguments + 32), simd.load_i64(arguments + 40)
-        x = simd.load_i64(arguments + 48)
-        for r in range(begin, end):
-            for c in range(columns):
-                value = row_dot(rows + r * row_bytes, n_blocks, x + c * pitch, padded)
-                simd.store(out, value)
-                out += 4
+        row_bytes, n_blocks = simd.load_i64(arguments + 8), simd.load_i64(arguments + 16)
+        columns, pitch = simd.load_i64(arguments + 24), simd.load_i64(arguments + 32)
+        padded, n_rows = simd.load_i64(arguments + 40), simd.load_i64(arguments + 56)
+        while begin < end:
+            pair = begin // n_rows
+            first = begin - pair * n_rows
+            rows = simd.load_i64(arguments) + expert_of(arguments + 64, pair) * n_rows * row_bytes
+            x = simd.load_i64(arguments + 48) + pair // simd.load_i64(arguments + 72) * pitch
+            last = min(n_rows, first + end - begin)
+            for r in range(first, last):
+                for c in range(columns):
+                    value = row_dot(rows + r * row_bytes, n_blocks, x + c * pitch, padded)
+                    simd.store(out, value)
+                    out += 4
+            begin += last - first
 
     return kernel
+
+
+@njit
+def expert_of(at, pair):
+    """ids[pair] of the ids whose address is there; 0 where that is 0."""
+    ids = load_i64(at)
+    return simd.load_i32(ids + 4 * pair) if ids != 0 else 0
 
 
 @njit

@@ -64,6 +64,7 @@ from .memory import (
     prefetch,
     scatter,
     store,
+    store_i32,
 )
 from .products import dot, lookup, wide_dot
 from .tables import number_of, points
@@ -126,6 +127,7 @@ __all__ = [
     "splat",
     "splat_of",
     "store",
+    "store_i32",
     "sub",
     "sums_of_fours",
     "to_f32",

@@ -47,6 +47,10 @@ def _store(builder: Any, address: Any, value: Any, *_: Any) -> Any:
     return cgutils.get_null_value(ir.IntType(64))
 
 
+def _store_i32(builder: Any, address: Any, value: Any, *_: Any) -> Any:
+    return _store(builder, address, builder.trunc(value, I32))
+
+
 def _prefetch(builder: Any, address: Any, _: Any) -> Any:
     byte = builder.inttoptr(address, ir.IntType(8).as_pointer())
     numbers = [I32(n) for n in (0, 3, 1)]  # to be read, as near as can be, data
@@ -57,6 +61,7 @@ def _prefetch(builder: Any, address: Any, _: Any) -> Any:
 
 
 prefetch = op(_prefetch, lambda address: types.int64, 1)  # an address that need not exist
+store_i32 = op(_store_i32, lambda address, value: types.int64, 2)  # of an int64
 store = op(_store, lambda address, value: types.int64, 2)
 load_i64 = load_number(ir.IntType(64), types.int64)
 load_i32 = load_number(ir.IntType(32), types.int64)
