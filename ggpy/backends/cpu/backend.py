@@ -23,7 +23,6 @@ from ..interface import (
     Head,
     Layer,
     MoE,
-    PagedKV,
     Probe,
     Role,
     Step,
@@ -36,6 +35,7 @@ from . import kernels, layers
 from .compiled import progress
 from .experts import layer as experts
 from .jobs import BlockRows, Buffers, JobList
+from .kv_pages import KINDS
 from .matrix import MappedMatrix
 from .pool import ThreadPool, address_of
 from .step import StepArrays, Tables
@@ -76,6 +76,7 @@ class Cpu(Reference):
         self._once: list[JobList] = []
         self._step: StepArrays | None = None
         self._is_probed = False
+        self._has_experts = False
         self._tables: Tables = {}
         self._with_kernels: dict[tuple[Layer, str], bool] = {}
         self._n_paged = 0  # groups of the cache that have pages
@@ -94,6 +95,7 @@ class Cpu(Reference):
         that fits in memory, where its format has no kernels.
         """
         plain = scale is None and activations == "f16" and len(tensor.shape) > 1
+        self._has_experts |= len(tensor.shape) > 2
         if plain and not role.lookup and kernels.can_expand(tensor.format):
             kernels.prepare(tensor.format, self.activations)
             return MappedMatrix(tensor, self.multiply)
@@ -108,8 +110,7 @@ class Cpu(Reference):
 
     def weights_ready(self) -> None:
         """Compile what every step needs."""
-        for name in kernels.COMMON:
-            kernels.common(name)
+        kernels.prepare_common(self._has_experts)
         progress.close()
 
     def allocate_cache(self, shape: CacheShape) -> None:
@@ -117,7 +118,12 @@ class Cpu(Reference):
         self._forget()
         self._with_kernels.clear()
         super().allocate_cache(shape)
-        self._n_paged = sum(isinstance(group.spec, PagedKV) for group in shape.groups)
+        paged = [group for group in self._cache if isinstance(group, GroupPages)]
+        self._n_paged = len(paged)
+        for name in {x.type for group in paged for x in (group.keys, group.values)} & KINDS.keys():
+            kernels.expand(by_name(name))
+        progress.close()
+        host.drop_library("llvmlite")  # what loaded kernels, of which 40 MB were looked at
 
     # Steps
 

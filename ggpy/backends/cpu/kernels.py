@@ -13,21 +13,21 @@ from .blocks import declaration, expansion
 from .compiled import address
 from .experts import kernels as experts
 
-COMMON = {
-    kernel.py_func.__name__: kernel
-    for kernel in (
-        *(products.add_up, products.quantize_columns, gemm.pack_columns, gemm.unpack_columns),
-        *(gemm.multiply_rows, gemm.multiply_few),
-        *(elementwise.normalise_rows, elementwise.add_rows, elementwise.add_bias),
-        *(elementwise.normalise_heads, elementwise.turn_heads, elementwise.scale_rows),
-        elementwise.gated,
-        *(kv_pages.spread, kv_pages.write_pages),
-        *(attention.attend_token, attention.attend_block),
-        *(experts.route, experts.weigh_rows, experts.add_chosen, experts.gate_rows),
-        *(experts.combine, experts.pack_pairs, experts.multiply_blocks, experts.gated_blocks),
-        experts.unpack_pairs,
-    )
-}
+KERNELS = (
+    *(products.add_up, products.quantize_columns, gemm.pack_columns, gemm.unpack_columns),
+    *(gemm.multiply_rows, gemm.multiply_few),
+    *(elementwise.normalise_rows, elementwise.add_rows, elementwise.add_bias),
+    *(elementwise.normalise_heads, elementwise.turn_heads, elementwise.scale_rows),
+    elementwise.gated,
+    *(kv_pages.spread, kv_pages.write_pages),
+    *(attention.attend_token, attention.attend_block),
+)
+OF_EXPERTS = (
+    *(experts.route, experts.weigh_rows, experts.add_chosen, experts.gate_rows),
+    *(experts.combine, experts.pack_pairs, experts.multiply_blocks, experts.gated_blocks),
+    experts.unpack_pairs,
+)
+COMMON = {kernel.py_func.__name__: kernel for kernel in (*KERNELS, *OF_EXPERTS)}
 ROWS_OF = {32: products.row_of_pairs, 64: products.row_of_64s, 256: products.row_of_superblocks}
 EXPANDS = {32: expansion.of_pairs, 64: expansion.of_64s, 256: expansion.of_superblocks}
 
@@ -35,6 +35,12 @@ EXPANDS = {32: expansion.of_pairs, 64: expansion.of_64s, 256: expansion.of_super
 def common(name: str) -> int:
     """A kernel that knows no format."""
     return address(name, lambda: COMMON[name])
+
+
+def prepare_common(with_experts: bool) -> None:
+    """Compile the kernels that know no format; those of experts only if there are any."""
+    for kernel in (*KERNELS, *(OF_EXPERTS if with_experts else ())):
+        common(kernel.py_func.__name__)
 
 
 def can_expand(format: Format) -> bool:
