@@ -79,6 +79,7 @@ class Cpu(Reference):
         self._has_experts = False
         self._tables: Tables = {}
         self._with_kernels: dict[tuple[Layer, str], bool] = {}
+        self._told: set[str] = set()  # kinds of layers that numpy computes
         self._n_paged = 0  # groups of the cache that have pages
         self._x: F32 | None = None  # what `_own` returned
 
@@ -217,13 +218,17 @@ class Cpu(Reference):
         """Whether half of a layer is computed by kernels; a probe sees what numpy computes."""
         key = layer, half
         if key not in self._with_kernels:
-            if half == "mix":
-                memory = self._memory(layer.mixer.group)
-                self._with_kernels[key] = layers.has_mix(layer, memory)
-            else:
-                ffn = layer.ffn
-                self._with_kernels[key] = layers.has_dense(ffn) or experts.has_experts(ffn)
+            self._with_kernels[key] = found = self._find_kernels(layer, half)
+            kind = layers.kind_of(layer, half)
+            if not found and kind not in self._told:
+                self._told.add(kind)
+                self._note(f"numpy computes {kind} of this model: only their products are fast")
         return self._with_kernels[key] and not self._is_probed
+
+    def _find_kernels(self, layer: Layer, half: str) -> bool:
+        if half == "mix":
+            return layers.has_mix(layer, self._memory(layer.mixer.group))
+        return layers.has_dense(layer.ffn) or experts.has_experts(layer.ffn)
 
     def _own(self, x: F32) -> F32:
         """x in the buffer of that name, where programs look for it."""

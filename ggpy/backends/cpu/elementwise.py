@@ -135,7 +135,7 @@ def swiglu_oai(gate, up):
 
 
 # Numbers of what a gate and the rows beside it become
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "swiglu_oai": 2}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "swiglu_oai": 2, "sigmoid": 3}
 
 
 @njit
@@ -145,7 +145,10 @@ def activated(kind, gate, up):
         return mul(silu(gate), up)
     if kind == 1:
         return mul(gelu_tanh(gate), up)
-    return swiglu_oai(gate, up)
+    if kind == 2:
+        return swiglu_oai(gate, up)
+    one = splat(f32_of(ONE))
+    return div(up, add(one, exp(sub(simd.zeros(), gate))))
 
 
 @njit

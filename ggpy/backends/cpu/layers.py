@@ -43,7 +43,7 @@ READ = {
     Attention: {
         *("spec", "group", "slot", "norm", "wq", "wk", "wv", "wo", "scale", "rope", "bq", "bk"),
         *("bv", "bo", "q_norm", "k_norm", "norm_whole", "norm_after_rope", "temperature"),
-        *("soft_cap", "sinks", "post_norm", "residual_scale"),
+        *("soft_cap", "sinks", "post_norm", "residual_scale", "w_gate"),
     },
     AttentionTemperature: {"scale", "length"},
     Norm: {"weight", "eps", "bias", "centred"},
@@ -75,10 +75,12 @@ def is_read(part: Any) -> bool:
 
 def has_attention(a: Attention, pages: GroupPages) -> bool:
     """Whether all of an attention layer has kernels."""
-    matrices = (a.wq, a.wk, a.wv, a.wo)
+    matrices = [a.wo, *a.projections]
     parts = (a, a.spec, a.rope, a.temperature, a.norm, a.q_norm, a.k_norm, a.post_norm)
     return (
         all(is_read(part) for part in parts)
+        and a.wk is not None
+        and a.wv is not None
         and all(isinstance(m, MappedMatrix) for m in matrices)
         and max(a.spec.key_size, a.spec.value_size) <= MAX_HEAD
         and pages.keys.type in KINDS
@@ -108,6 +110,13 @@ def has_mix(layer: Layer, memory: Any) -> bool:
         return False
     ffn = layer.ffn if layer.parallel else None
     return ffn is None or (has_dense(ffn) and ffn.norm is not None)
+
+
+def kind_of(layer: Layer, half: str) -> str:
+    """What half of a layer is, in words."""
+    if half == "ffn":
+        return "mixtures of experts" if isinstance(layer.ffn, MoE) else "feed-forwards"
+    return "attention" if isinstance(layer.mixer, Attention) else "gated delta nets"
 
 
 def has_head(head: Head) -> bool:
@@ -170,7 +179,9 @@ def mix(p: JobList, layer: Layer, step: StepArrays, pages: GroupPages) -> None:
 
 
 def attention(p: JobList, a: Attention, step: StepArrays, pages: GroupPages) -> None:
-    """x + post_norm(softmax(mask(cap(q k^T * scale))) v wo^T) * residual_scale."""
+    """x + post_norm(softmax(mask(cap(q k^T * scale))) v wo^T) * residual_scale; wo multiplies this
+    times sigmoid(n w_gate^T) where there is a gate.
+    """
     s, rows, width = a.spec, step.n_tokens, a.wq.blocks.k
     n = normalised(p, p.buffers.floats("x", rows, width), rows, width, a.norm, "n")
     q = affine(p, a.wq, n, rows, a.bq, "q")
@@ -187,6 +198,9 @@ def attention(p: JobList, a: Attention, step: StepArrays, pages: GroupPages) -> 
     written(p, a, k, s.key_size, pages.keys, step)
     written(p, a, v, s.value_size, pages.values, step)
     o = attended(p, a, q, pages, step)
+    if a.w_gate is not None:
+        gate = affine(p, a.w_gate, n, rows, None, "gate")
+        o = gated_rows(p, "sigmoid", gate, o, rows * s.n_head * s.value_size)
     y = affine(p, a.wo, o, rows, a.bo, "y")
     added(p, y, rows, width, a.post_norm, a.residual_scale)
 

@@ -28,7 +28,7 @@ IDS = [1, *range(20, 110)]
 DELTA_NETS = ("qwen35", "qwen35moe", "qwen3next")
 # Layers whose mixers have kernels, of architectures where numpy's code computes others: delta nets,
 # norms of values, attention in chunks.
-MIXERS = {**dict.fromkeys((*DELTA_NETS, "gemma4"), 0), "llama4": 1}
+MIXERS = {**dict.fromkeys((*DELTA_NETS, "llama4"), 1), "gemma4": 0}
 BIASES = Variation(
     layers=DIFFERING.layers, tensors=tuple({**QKV_BIAS, **OUTPUT_BIAS, **SINKS}.items())
 )
@@ -69,6 +69,16 @@ def test_logits_and_greedy_text_are_the_references(
         mixers = [has for (_, half), has in halves if half == "mix"]
         assert mixers and all(feeds)
         assert sum(mixers) == MIXERS.get(architecture, len(mixers))
+
+
+def test_layers_that_numpy_computes_are_said_once(tiny_path: Callable[[str], Path]) -> None:
+    kinds = {"qwen3next": "gated delta nets", "gemma4": "attention", "qwen3moe": None}
+    for architecture, kind in kinds.items():
+        notes: list[str] = []
+        model = opened(tiny_path(architecture), Cpu(1, note=notes.append))
+        text_of(model, 3)
+        text = f"numpy computes {kind} of this model: only their products are fast"
+        assert notes == ([text] if kind else [])
 
 
 def test_embeddings_are_the_references(tiny_path: Callable[[str], Path]) -> None:
