@@ -31,13 +31,12 @@ from ..numpy.backend import Reference
 from ..numpy.functions import soft_capped
 from ..numpy.kv_pages import GroupPages
 from ..numpy.matrix import HostMatrix
-from . import kernels, layers
+from . import experts, kernels, layers
 from .compiled import progress
-from .experts import layer as experts
 from .jobs import BlockRows, Buffers, JobList
-from .kv_pages import KINDS
 from .matrix import MappedMatrix
 from .pool import ThreadPool, address_of
+from .sizes import KINDS
 from .step import StepArrays, Tables
 
 CpuActivations = Literal["q16", "q8", "f32"]

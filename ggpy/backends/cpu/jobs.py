@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...formats.base import Format
-from . import gemm, kernels, products
-from .pool import JOB, MAX_CHUNKS, ThreadPool, address_of, aligned
+from . import kernels
+from .pool import ThreadPool, address_of, aligned
+from .sizes import JOB, LANES, LARGEST, MAX_CHUNKS, PITCH, column_bytes
 
-LANES = 16
 FEW_BYTES = 5  # columns at most that are multiplied one by one, as whole numbers
 FEW_FLOATS = 3  # and in float32
 LEAST_BYTES = 1 << 14  # bytes of weights in a chunk, where there are enough
@@ -149,12 +149,11 @@ class JobList:
         grain = max(self.pool.chunk(n_items), LEAST_BYTES // m.row_bytes)
         if self.in_bytes(m):
             padded = rounded_up(m.k, 256)
-            column = products.column_bytes(padded)
+            column = column_bytes(padded)
             q = self._quantized(x, columns, m.k, padded, column)
             blocks = m.k // m.format.block_size
             arguments = m.address, m.row_bytes, blocks, of_item, column, padded, q, *of_experts
             function = kernels.dot(m.format, self.activations)
-            assert function is not None
             self._add(function, n_items, out, 4 * of_item, arguments, grain)
         else:
             expand = kernels.expand(m.format)
@@ -171,7 +170,7 @@ class JobList:
         """Where columns are as whole numbers."""
         q = self.buffers.bytes("bytes", rounded_up(columns, LANES) * nbytes)
         if self._packed != ("bytes", x):
-            given = x, 4 * k, k, padded, products.LARGEST[self.activations], nbytes
+            given = x, 4 * k, k, padded, LARGEST[self.activations], nbytes
             self.add("quantize_columns", columns, q, nbytes, *given, private=128)
             self._packed = "bytes", x
         return q
@@ -197,7 +196,7 @@ class JobList:
             vectors,
             rows,
         )
-        private = rows * gemm.PITCH + 512
+        private = rows * PITCH + 512
         width = rows * 64 * vectors
         self.add("multiply_rows", items, y, width, *arguments, grain=1, private=private)
         self.add("unpack_columns", vectors, out, 64 * m.n, y, 64 * vectors, m.n, grain=1)
@@ -211,4 +210,4 @@ class BlockRows:
         self.n, self.row_bytes = data.shape[-2:]
         self.k = k
         self.address = address_of(data)
-        self.has_dot = kernels.declaration(format) is not None
+        self.has_dot = kernels.has_dot(format)

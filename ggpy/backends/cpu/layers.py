@@ -28,14 +28,10 @@ from ..interface import (
 )
 from ..numpy.kv_pages import GroupPages, Pages
 from . import kernels
-from .attention import MAX_HEAD, PANEL_ROWS
-from .elementwise import ACTIVATIONS
-from .gemm import PITCH, ROWS
-from .jobs import LANES, Array, JobList, rounded_up
-from .kv_pages import KINDS
+from .jobs import Array, JobList, rounded_up
 from .matrix import MappedMatrix
 from .pool import address_of
-from .simd import f32_bits
+from .sizes import ACTIVATIONS, KINDS, LANES, MAX_HEAD, PANEL_ROWS, PITCH, ROWS, f32_bits
 from .step import StepArrays
 
 # What these functions read of a layer: one that has more is computed in numpy.

@@ -5,7 +5,8 @@ import ctypes
 import numpy as np
 from numba import njit
 
-from ggpy.backends.cpu import kernels, simd
+from ggpy.backends.cpu import kernels
+from ggpy.backends.cpu.loops import simd
 from ggpy.formats import by_name
 from ggpy.formats.random_blocks import random_blocks
 

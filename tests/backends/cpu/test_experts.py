@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from random_moe import FORMS, Form, random_moe, random_x
 
+from ggpy.backends.cpu import experts
 from ggpy.backends.cpu.backend import Cpu
 from ggpy.backends.cpu.compiled import progress
-from ggpy.backends.cpu.experts import layer as experts
 from ggpy.backends.cpu.jobs import Buffers
 from ggpy.backends.cpu.pool import ThreadPool
 from ggpy.backends.interface import Layer, MoE, Role

@@ -12,10 +12,10 @@ from cases import random_rows
 
 from ggpy.backends.cpu import kernels
 from ggpy.backends.cpu.backend import Cpu
-from ggpy.backends.cpu.blocks import DECLARATIONS
-from ggpy.backends.cpu.blocks.expansion import NUMBERS
 from ggpy.backends.cpu.compiled import progress
 from ggpy.backends.cpu.jobs import BlockRows, Buffers, JobList
+from ggpy.backends.cpu.loops.blocks import DECLARATIONS
+from ggpy.backends.cpu.loops.blocks.expansion import NUMBERS
 from ggpy.backends.cpu.pool import ThreadPool, address_of, aligned
 from ggpy.backends.interface import Role
 from ggpy.formats import all_formats, by_name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 from llvmlite import ir
@@ -13,11 +12,6 @@ from numba.extending import intrinsic
 from .vector import I32, Vector, op
 
 # Memory
-
-
-def f32_bits(number: float) -> int:
-    """The bits of a number as f32: how kernels take one."""
-    return int(struct.unpack("<I", struct.pack("<f", number))[0])
 
 
 def load(kind: str, lanes: int) -> Any:

@@ -15,20 +15,12 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from ..sizes import BLOCK_K, PITCH, ROWS, VECTORS
 from . import simd
 from .products import expert_of
 
 I64, PTR = ir.IntType(64), ir.FloatType().as_pointer()
 VECTOR = ir.VectorType(ir.FloatType(), 16)
-
-BLOCK_K = 256  # weights of a row that are dequantised at a time: a multiple of every block
-PITCH = 4 * (BLOCK_K + 16)  # bytes between rows of a panel: neighbours in different cache sets
-LANES = 16  # columns of a vector
-
-
-def tile_shape() -> tuple[int, int]:
-    """Rows and vectors of columns of a tile, for as many registers as the processor has."""
-    return (12, 2) if "avx512f" in simd.features() else (6, 1)
 
 
 def tile(rows: int, vectors: int, row_step: int) -> Any:
@@ -98,7 +90,6 @@ def _vector(builder: Any, address: Any) -> Any:
     return builder.load(builder.inttoptr(address, VECTOR.as_pointer()), align=1)
 
 
-ROWS, VECTORS = tile_shape()
 wide_tile, narrow_tile = tile(ROWS, VECTORS, PITCH), tile(ROWS, 1, PITCH)
 load_i64, load_f32, store = simd.load_i64, simd.load_f32, simd.store
 load16 = simd.load("f32", 16)

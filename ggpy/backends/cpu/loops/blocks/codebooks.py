@@ -10,7 +10,7 @@ from typing import Any
 
 from numba import njit
 
-from ....formats.grids import grid
+from .....formats.grids import grid
 from .. import simd
 from .declared import Declaration, f16, joined, splat8, splat16
 

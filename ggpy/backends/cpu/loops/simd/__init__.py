@@ -3,6 +3,8 @@
 Nothing here knows block formats.
 """
 
+from ...processor import dot_level, features
+from ...sizes import f32_bits
 from .arithmetic import (
     absolute,
     add,
@@ -53,7 +55,6 @@ from .conversion import (
 from .memory import (
     call_expand,
     call_kernel,
-    f32_bits,
     load,
     load_f32,
     load_i32,
@@ -68,7 +69,7 @@ from .memory import (
 )
 from .products import dot, lookup, wide_dot
 from .tables import number_of, points
-from .vector import Vector, broadcast, call, dot_level, features, op
+from .vector import Vector, broadcast, call, op
 
 __all__ = [
     "Vector",

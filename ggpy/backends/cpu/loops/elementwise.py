@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from numba import njit, types
 
-from ..experts import OAI_ALPHA, OAI_LIMIT
+from ...experts import OAI_ALPHA, OAI_LIMIT
 from . import simd
 
 F32 = types.float32
@@ -134,13 +134,9 @@ def swiglu_oai(gate, up):
     return mul(div(g, add(one, steep)), add(simd.clamped(up, lowest, limit), one))
 
 
-# Numbers of what a gate and the rows beside it become
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "swiglu_oai": 2, "sigmoid": 3}
-
-
 @njit
 def activated(kind, gate, up):
-    """activation(gate) * up, or what gpt-oss has; kind: of ACTIVATIONS."""
+    """activation(gate) * up, or what gpt-oss has; kind: of sizes.ACTIVATIONS."""
     if kind == 0:
         return mul(silu(gate), up)
     if kind == 1:

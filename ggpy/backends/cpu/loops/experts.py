@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from numba import njit, types
 
-from .. import simd
-from ..elementwise import activated
-from ..gemm import BLOCK_K, PITCH, dot_f32, multiply_panel
+from ..sizes import BLOCK_K, PITCH
+from . import simd
+from .elementwise import activated
+from .gemm import dot_f32, multiply_panel
 
 F32 = types.float32
 load_i64, load_i32, load_f32, store = simd.load_i64, simd.load_i32, simd.load_f32, simd.store
@@ -20,9 +21,6 @@ load16, splat, f32_of = simd.load("f32", 16), simd.splat, simd.f32_of
 fma, mul, add, sub, div, exp = simd.fma, simd.mul, simd.add, simd.sub, simd.div, simd.exp
 LOWEST, ONE = simd.f32_bits(float("-inf")), simd.f32_bits(1.0)
 LEAST_SUM = simd.f32_bits(2.0**-14)  # as experts.LEAST_SUM
-
-# Numbers of the scores of a router
-SCORES = {"softmax": 0, "sigmoid": 1, "softmax_chosen": 2, "sigmoid_chosen": 3}
 
 
 @njit
@@ -98,7 +96,7 @@ def copied(source, n, out):
 
 @njit
 def route(arguments, begin, end, out, scratch):
-    """Arguments: logits, X, J, the number of the score, biases of the choice or 0, 1 to normalise,
+    """Arguments: logits, X, J, a number of sizes.SCORES, biases of the choice or 0, 1 to normalise,
     the scale, groups, how many of them, ids i32, weights f32. An item is a token.
     """
     logits, n, used = load_i64(arguments), load_i64(arguments + 8), load_i64(arguments + 16)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from numba import njit
 
-from ....formats.iq4_nl import VALUES
-from ....formats.mxfp4 import E2M1_DOUBLED
-from ....formats.nvfp4 import half_scale_table
+from .....formats.iq4_nl import VALUES
+from .....formats.mxfp4 import E2M1_DOUBLED
+from .....formats.nvfp4 import half_scale_table
 from .. import simd
 from .declared import Declaration, either, f16, joined, load16, load32, nibbles
 

@@ -7,7 +7,8 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from .vector import I32, Vector, call, constant, features, op
+from ...processor import features
+from .vector import I32, Vector, call, constant, op
 
 
 def _f16_to_f32(builder: Any, value: Any) -> Any:

@@ -7,7 +7,7 @@ two neighbouring blocks p and q, the others one. Nothing here knows activations.
 
 from __future__ import annotations
 
-from ....formats.base import Format
+from .....formats.base import Format
 from . import codebooks, pairs, superblocks
 from .declared import Declaration as Declaration
 

@@ -13,16 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...interface import MoE
-from .. import kernels
-from ..elementwise import ACTIVATIONS
-from ..gemm import PITCH
-from ..jobs import FEW_BYTES, FEW_FLOATS, BlockRows, JobList, Pairs, rounded_up
-from ..layers import address_of_vector, affine, gated_rows, is_read, normalised
-from ..matrix import MappedMatrix
-from ..pool import address_of
-from ..simd import f32_bits
-from .kernels import SCORES
+from ..interface import MoE
+from . import kernels
+from .jobs import FEW_BYTES, FEW_FLOATS, BlockRows, JobList, Pairs, rounded_up
+from .layers import address_of_vector, affine, gated_rows, is_read, normalised
+from .matrix import MappedMatrix
+from .pool import address_of
+from .sizes import ACTIVATIONS, PITCH, SCORES, f32_bits
 
 MAX_VECTORS = 4  # of 16 columns, that are multiplied with a panel of rows
 WAVE_BYTES = 8 << 20  # of columns that are gathered at a time

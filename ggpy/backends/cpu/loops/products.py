@@ -33,16 +33,7 @@ zeros16 = simd.zeros
 
 AHEAD = 4096  # bytes
 
-# Activations as whole numbers with a scale for each 32, of 8 bits ("q8") or of 15 ("q16": 128 times
-# one byte and another). A column, with K rounded up to 256, is K bytes, which are the high ones of
-# q16; its low bytes; K/4 int32, -128 times the sum of 4 neighbours; K/32 scales f32; and K/16 sums
-# of 16 neighbours, times the scale, f32.
-LARGEST = {"q8": 127, "q16": 127 * 128}
-
-
-def column_bytes(padded: int) -> int:
-    """Bytes of a column."""
-    return 3 * padded + padded // 8 + padded // 4
+# What a column of whole numbers is, sizes.py says.
 
 
 @njit

@@ -1,1 +1,0 @@
-"""Mixtures of experts by kernels: the router, the chosen experts' products, and their sum."""
