@@ -8,6 +8,7 @@ CPU, and no numba for a GPU.
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from ..util import simulated
@@ -75,14 +76,15 @@ def _on_cpu(
 ) -> Ops:
     """The ops of numba, if it is there and not declined, else those of numpy."""
     if device != "numpy":
-        try:
-            from .cpu.backend import Cpu
-        except ModuleNotFoundError:
+        if find_spec("numba") is None:
             note("numpy computes, which is slow: pip install 'ggpy[cpu]' adds numba")
-        except ImportError as error:
-            note(f"numpy computes, which is slow: numba cannot be imported ({error})")
         else:
-            return Cpu(n_threads, reason=reason, note=note, activations=activations)
+            try:
+                from .cpu.backend import Cpu
+
+                return Cpu(n_threads, reason=reason, note=note, activations=activations)
+            except ImportError as error:
+                note(f"numpy computes, which is slow: numba cannot be imported ({error})")
     from .numpy.backend import Reference
 
     return Reference(n_threads, reason=reason, note=note)

@@ -10,7 +10,7 @@ import ctypes
 import mmap
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from math import prod
 from pathlib import Path
@@ -127,6 +127,30 @@ def drop_pages(view: np.ndarray) -> None:
     length = (begin + view.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
     if length > 0:
         owner.madvise(mmap.MADV_DONTNEED, first, length)
+
+
+def drop_library(part: str) -> None:
+    """Let the system drop the code of libraries whose path has this part from memory; using it
+    reads it again. Nothing happens where the system cannot do it.
+    """
+    if sys.platform != "linux":
+        return
+    with suppress(OSError):
+        madvise = ctypes.CDLL(None).madvise
+        for begin, length in _unchanged_pages(Path("/proc/self/smaps").read_text(), part):
+            madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), mmap.MADV_DONTNEED)
+
+
+def _unchanged_pages(smaps: str, part: str) -> Iterator[tuple[int, int]]:
+    """(address, bytes) of mappings that nobody can write to, and of which no page was changed."""
+    begin = end = 0
+    for line in smaps.splitlines():
+        fields = line.split(maxsplit=5)
+        if "-" in fields[0]:
+            is_wanted = len(fields) == 6 and part in fields[5] and "w" not in fields[1]
+            begin, end = (int(x, 16) for x in fields[0].split("-")) if is_wanted else (0, 0)
+        elif end and fields[0] == "Anonymous:" and fields[1] == "0":
+            yield begin, end - begin
 
 
 def _openblas_paths() -> list[Path]:

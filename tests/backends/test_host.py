@@ -79,3 +79,40 @@ def test_memory_that_is_no_file_is_left_alone():
     host.drop_pages(array)
     host.drop_pages(array[5000:])
     assert array.all()
+
+
+SMAPS = """\
+7f00-8f00 r--p 00000000 fe:00 12  /usr/lib/libone.so
+Rss:                  16 kB
+Anonymous:             0 kB
+8f00-9f00 r-xp 00001000 fe:00 12  /usr/lib/libone.so
+Anonymous:             0 kB
+9f00-af00 r--p 00002000 fe:00 12  /usr/lib/libone.so
+Anonymous:             4 kB
+af00-bf00 rw-p 00003000 fe:00 12  /usr/lib/libone.so
+Anonymous:             0 kB
+bf00-cf00 r-xp 00000000 fe:00 13  /usr/lib/libtwo.so
+Anonymous:             0 kB
+cf00-df00 r--p 00000000 00:00 0
+Anonymous:             0 kB
+"""
+
+
+def test_pages_of_a_library_are_dropped_if_they_are_those_of_the_file():
+    """Not what the loader changed, nor what anyone may change."""
+    found = list(host._unchanged_pages(SMAPS, "libone"))
+    assert found == [(0x7F00, 0x1000), (0x8F00, 0x1000)]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="needs Linux")
+def test_a_library_works_after_it_was_dropped():
+    def resident() -> int:
+        status = Path("/proc/self/status").read_text()
+        return int(status.partition("RssFile:")[2].split()[0])  # KB
+
+    x = np.random.default_rng(0).standard_normal((50, 50))
+    expected = np.sort(np.exp(x) @ x, axis=0)
+    before = resident()
+    host.drop_library("_multiarray_umath")
+    assert resident() < before - 500
+    np.testing.assert_array_equal(np.sort(np.exp(x) @ x, axis=0), expected)

@@ -16,20 +16,32 @@ from ...formats import by_name
 from ...formats.base import F32
 from ...gguf import Tensor
 from .. import host
-from ..interface import ActivationType, CacheShape, Dense, Head, Layer, PagedKV, Probe, Role, Step
+from ..interface import (
+    ActivationType,
+    CacheShape,
+    Dense,
+    Head,
+    Layer,
+    MoE,
+    Probe,
+    Role,
+    Step,
+)
 from ..numpy.backend import Reference
 from ..numpy.functions import soft_capped
 from ..numpy.kv_pages import GroupPages
 from ..numpy.matrix import HostMatrix
-from . import kernels, layers
+from . import experts, kernels, layers
 from .compiled import progress
 from .jobs import BlockRows, Buffers, JobList
 from .matrix import MappedMatrix
 from .pool import ThreadPool, address_of
+from .sizes import KINDS
 from .step import StepArrays, Tables
 
 CpuActivations = Literal["q16", "q8", "f32"]
 Note = Callable[[str], None]
+Build = Callable[[JobList], None]
 IN_FLOATS = by_name("F32")
 
 REPEATED = 8  # tokens of a step at most whose programs are kept
@@ -63,8 +75,10 @@ class Cpu(Reference):
         self._once: list[JobList] = []
         self._step: StepArrays | None = None
         self._is_probed = False
+        self._has_experts = False
         self._tables: Tables = {}
         self._with_kernels: dict[tuple[Layer, str], bool] = {}
+        self._told: set[str] = set()  # kinds of layers that numpy computes
         self._n_paged = 0  # groups of the cache that have pages
         self._x: F32 | None = None  # what `_own` returned
 
@@ -80,7 +94,8 @@ class Cpu(Reference):
         """A vector as an array; a matrix in its blocks, where the file is mapped; in float32, if
         that fits in memory, where its format has no kernels.
         """
-        plain = scale is None and activations == "f16" and len(tensor.shape) == 2
+        plain = scale is None and activations == "f16" and len(tensor.shape) > 1
+        self._has_experts |= len(tensor.shape) > 2
         if plain and not role.lookup and kernels.can_expand(tensor.format):
             kernels.prepare(tensor.format, self.activations)
             return MappedMatrix(tensor, self.multiply)
@@ -95,8 +110,7 @@ class Cpu(Reference):
 
     def weights_ready(self) -> None:
         """Compile what every step needs."""
-        for name in kernels.COMMON:
-            kernels.common(name)
+        kernels.prepare_common(self._has_experts)
         progress.close()
 
     def allocate_cache(self, shape: CacheShape) -> None:
@@ -104,7 +118,12 @@ class Cpu(Reference):
         self._forget()
         self._with_kernels.clear()
         super().allocate_cache(shape)
-        self._n_paged = sum(isinstance(group.spec, PagedKV) for group in shape.groups)
+        paged = [group for group in self._cache if isinstance(group, GroupPages)]
+        self._n_paged = len(paged)
+        for name in {x.type for group in paged for x in (group.keys, group.values)} & KINDS.keys():
+            kernels.expand(by_name(name))
+        progress.close()
+        host.drop_library("llvmlite")  # what loaded kernels, of which 40 MB were looked at
 
     # Steps
 
@@ -130,9 +149,22 @@ class Cpu(Reference):
     def feed_forward(self, x: F32, layer: Layer, step: Step) -> F32:
         """x[T, D] with the output of layer.ffn added."""
         ffn = layer.ffn
-        if not self._has_kernels(layer, "ffn") or not isinstance(ffn, Dense):
+        if ffn is None or not self._has_kernels(layer, "ffn"):
             return super().feed_forward(x, layer, step)
-        return self._through(x, layer, "ffn", lambda p: layers.dense(p, ffn, len(x)))
+        if isinstance(ffn, Dense):
+            return self._through(x, layer, "ffn", lambda p: layers.dense(p, ffn, len(x)))
+        return self._experts(x, layer, ffn)
+
+    def _experts(self, x: F32, layer: Layer, ffn: MoE) -> F32:
+        """x[T, D] with the outputs of experts added."""
+        rows = len(x)
+        if experts.are_few(self._new(), ffn, rows):
+            return self._through(x, layer, "ffn", lambda p: experts.experts(p, ffn, rows))
+        x = self._through(x, layer, "route", lambda p: _route(p, ffn, rows))
+        ids = self._buffers.raw("ids").view(np.int32)[: rows * ffn.router.n_used].copy()
+        return self._through(
+            x, layer, "", lambda p: experts.experts_of_many(p, ffn, rows, ids), keep=False
+        )
 
     def logits(self, x: F32, head: Head, step: Step) -> F32:
         """l[R, V] of step.rows."""
@@ -185,12 +217,17 @@ class Cpu(Reference):
         """Whether half of a layer is computed by kernels; a probe sees what numpy computes."""
         key = layer, half
         if key not in self._with_kernels:
-            if half == "mix":
-                memory = self._memory(layer.mixer.group)
-                self._with_kernels[key] = layers.has_mix(layer, memory)
-            else:
-                self._with_kernels[key] = layers.has_dense(layer.ffn)
+            self._with_kernels[key] = found = self._find_kernels(layer, half)
+            kind = layers.kind_of(layer, half)
+            if not found and kind not in self._told:
+                self._told.add(kind)
+                self._note(f"numpy computes {kind} of this model: only their products are fast")
         return self._with_kernels[key] and not self._is_probed
+
+    def _find_kernels(self, layer: Layer, half: str) -> bool:
+        if half == "mix":
+            return layers.has_mix(layer, self._memory(layer.mixer.group))
+        return layers.has_dense(layer.ffn) or experts.has_experts(layer.ffn)
 
     def _own(self, x: F32) -> F32:
         """x in the buffer of that name, where programs look for it."""
@@ -204,7 +241,7 @@ class Cpu(Reference):
     def _new(self) -> JobList:
         return JobList(self.pool, self._buffers, self.activations)
 
-    def _through(self, x: F32, layer: Layer, half: str, build: Callable[[JobList], None]) -> F32:
+    def _through(self, x: F32, layer: Layer, half: str, build: Build, keep: bool = True) -> F32:
         """x changed by half a layer's jobs, which are kept where there are few tokens."""
         x = self._own(x)
         if self._generation != self._buffers.generation:
@@ -217,19 +254,19 @@ class Cpu(Reference):
         program = self._new()
         build(program)
         if self._generation != self._buffers.generation:
-            return self._again(x, layer, half, build)
-        if len(x) > REPEATED:
+            return self._again(x, layer, half, build, keep)
+        if len(x) > REPEATED or not keep:
             self._run_once(program)
         else:
             self._programs[key] = program
             program.run()
         return x
 
-    def _again(self, x: F32, layer: Layer, half: str, build: Callable[[JobList], None]) -> F32:
+    def _again(self, x: F32, layer: Layer, half: str, build: Build, keep: bool) -> F32:
         """The same after memory moved while the jobs were made; x may have moved, too."""
         self._forget()
         self._x = None
-        return self._through(x, layer, half, build)
+        return self._through(x, layer, half, build, keep)
 
     def _run_once(self, program: JobList) -> None:
         program.run()
@@ -243,3 +280,7 @@ class Cpu(Reference):
         self.pool.settle()
         self._programs.clear()
         self._generation = self._buffers.generation
+
+
+def _route(p: JobList, ffn: MoE, rows: int) -> None:
+    experts.routed(p, ffn, rows)

@@ -11,25 +11,22 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
-import pickle
+import json
 import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numba
-from llvmlite.binding import add_symbol
-from numba.core import types
-from numba.core.ccallback import CFunc
-from numba.core.registry import cpu_target
-from numba.core.runtime import _nrt_python
+from llvmlite import binding
 
 from ...util.output_file import write_whole
 from ...util.paths import cache_dir, is_private, make_cache_dir
 from ...util.progress import Bar
+from . import processor
 
 EXPECTED_SECONDS = 12.0  # of compiling what a usual file needs
 
@@ -37,56 +34,79 @@ EXPECTED_SECONDS = 12.0  # of compiling what a usual file needs
 @cache
 def folder() -> Path:
     """Where kernels of these sources are."""
-    digest = hashlib.sha256(f"{numba.__version__} {platform.python_version()}".encode())
+    digest = hashlib.sha256(f"{version('numba')} {platform.python_version()}".encode())
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return cache_dir("numba") / digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True)
-class Code:
-    """Machine code of a kernel, and where in memory it begins."""
+class ObjectCode:
+    """An object file: the symbol where the kernel is, and symbols of numba that it refers to."""
 
-    library: Any  # what keeps it in memory
-    address: int
+    symbol: str
+    of_numba: list[str]
+    code: bytes
+
+    def load(self) -> int:
+        """The kernel's address, when it is linked. numba's symbols are for exceptions, which
+        kernels do not raise, so that they need not be there.
+        """
+        engine = _engine()
+        abort = ctypes.cast(ctypes.CDLL(None).abort, ctypes.c_void_p).value
+        for name in self.of_numba:
+            if binding.address_of_symbol(name) is None:
+                binding.add_symbol(name, abort)
+        engine.add_object_file(binding.ObjectFileRef.from_data(self.code))
+        engine.finalize_object()
+        address: int = engine.get_function_address(self.symbol)
+        return address
 
 
-def _stored(path: Path) -> Code | None:
-    """The code of this file, which is a digest and the code; None where it cannot be used."""
+@cache
+def _engine() -> Any:
+    """What links machine code, and keeps it."""
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    machine = binding.Target.from_default_triple().create_target_machine(jit=True)
+    return binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
+
+
+def is_stored(name: str, n_arguments: int = 5) -> bool:
+    """Whether a kernel's machine code is on disk."""
+    return _path(name, n_arguments).is_file()
+
+
+def _path(name: str, n_arguments: int) -> Path:
+    machine = repr((n_arguments, processor.name()))
+    digest = hashlib.sha256(machine.encode()).hexdigest()[:16]
+    return folder() / f"{name.replace(' ', '_')}-{digest}"
+
+
+def _stored(path: Path) -> int | None:
+    """Where the code of this file is now; None where it cannot be used. The file is a digest, a
+    line of JSON, and an object file.
+    """
     try:
         if not (is_private(folder()) and is_private(path)):
             return None
         content = path.read_bytes()
         if hashlib.sha256(content[32:]).digest() != content[:32]:
             return None
-        symbol, state = pickle.loads(content[32:])
-        return _code(_codegen().unserialize_library(state), symbol)
-    except Exception:  # a file of another numba or a broken one: whatever it raises
+        line, _, code = content[32:].partition(b"\n")
+        symbol, of_numba = json.loads(line)
+        return ObjectCode(symbol, of_numba, code).load()
+    except (OSError, ValueError, TypeError, RuntimeError):  # gone, or code of something else
         return None
 
 
-def _store(path: Path, library: Any, symbol: str) -> None:
-    """Write the code, if it can be stored and the folder can be written."""
-    if library.has_dynamic_globals:
-        return
-    content = pickle.dumps((symbol, library.serialize_using_object_code()))
+def _store(path: Path, found: ObjectCode) -> None:
+    """Write the code, if the folder can be written."""
+    line = json.dumps([found.symbol, found.of_numba]).encode()
+    content = line + b"\n" + found.code
     with contextlib.suppress(OSError):
         make_cache_dir(folder())
         write_whole(path, hashlib.sha256(content).digest() + content, alone=False)
-
-
-@cache
-def _codegen() -> Any:
-    """numba's compiler for this processor, without its tables of functions, which take 35 MB and
-    are there when something is compiled; loaded code refers to symbols of its runtime alone.
-    """
-    for name, at in _nrt_python.c_helpers.items():
-        add_symbol(name if name.startswith("_") else f"NRT_{name}", at)
-    return cpu_target.target_context.codegen()
-
-
-def _code(library: Any, symbol: str) -> Code:
-    return Code(library, library.get_pointer_to_function(symbol))
 
 
 class CompileProgress:
@@ -115,33 +135,33 @@ class CompileProgress:
 progress = CompileProgress()
 
 
-_kernels: dict[str, Code] = {}
+_kernels: dict[str, int] = {}
 
 
-def address(name: str, make: Callable[[], Any], n_arguments: int = 5) -> int:
-    """Where the compiled kernel of this name is: of the njit function that `make` returns, whose
-    arguments are int64.
+def address(name: str, n_arguments: int = 5) -> int:
+    """Where the compiled kernel of this name is: of loops.function(name), whose arguments are
+    int64.
     """
     if name not in _kernels:
-        _kernels[name] = progress.during(lambda: _kernel(name, make, n_arguments))
-    return _kernels[name].address
+        _kernels[name] = progress.during(lambda: _kernel(name, n_arguments))
+    return _kernels[name]
 
 
-def called(name: str, make: Callable[[], Any], n_arguments: int) -> Callable[..., None]:
+def called(name: str, n_arguments: int) -> Callable[..., None]:
     """The same as a function of Python, which gives Python's lock away while it runs."""
     type = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * n_arguments)
-    return type(address(name, make, n_arguments))
+    return type(address(name, n_arguments))
 
 
-def _kernel(name: str, make: Callable[[], Any], n_arguments: int) -> Code:
-    machine = repr((n_arguments, _codegen().magic_tuple()))
-    path = folder() / f"{name}-{hashlib.sha256(machine.encode()).hexdigest()[:16]}"
-    return _stored(path) or _compiled(path, make(), n_arguments)
+def _kernel(name: str, n_arguments: int) -> int:
+    path = _path(name, n_arguments)
+    return _stored(path) or _compiled(path, name, n_arguments)
 
 
-def _compiled(path: Path, dispatcher: Any, n_arguments: int) -> Code:
-    signature = ((types.int64,) * n_arguments, types.void)
-    made: Any = CFunc(dispatcher.py_func, signature, locals={}, options={"error_model": "numpy"})
-    made.compile()
-    _store(path, made._library, made.native_name)
-    return _code(made._library, made.native_name)
+def _compiled(path: Path, name: str, n_arguments: int) -> int:
+    from . import loops
+    from .compiling import machine_code
+
+    found = ObjectCode(*machine_code(loops.function(name), n_arguments))
+    _store(path, found)
+    return found.load()

@@ -6,16 +6,17 @@ layers.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...formats.base import Format
-from . import gemm, kernels, products
-from .pool import JOB, MAX_CHUNKS, ThreadPool, address_of, aligned
+from . import kernels
+from .pool import ThreadPool, address_of, aligned
+from .sizes import JOB, LANES, LARGEST, MAX_CHUNKS, PITCH, column_bytes
 
-LANES = 16
 FEW_BYTES = 5  # columns at most that are multiplied one by one, as whole numbers
 FEW_FLOATS = 3  # and in float32
 LEAST_BYTES = 1 << 14  # bytes of weights in a chunk, where there are enough
@@ -56,6 +57,14 @@ class Buffers:
     def view(self, name: str, *shape: int) -> Array:
         """The first numbers of a buffer as float32."""
         return self._arrays[name][: 4 * int(np.prod(shape))].view(np.float32).reshape(shape)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of a token and one of its experts: how many, and where ids[P] of experts are (i32)."""
+
+    count: int
+    ids: int
 
 
 class JobList:
@@ -107,7 +116,7 @@ class JobList:
 
     def product(self, matrix: BlockRows, x: int, columns: int, out: int) -> None:
         """out[T, N] = x[T, K] w^T; memory of x and out is there for T rounded up to 16."""
-        few = FEW_BYTES if self._in_bytes(matrix) else FEW_FLOATS
+        few = FEW_BYTES if self.in_bytes(matrix) else FEW_FLOATS
         if columns > few:
             self._gemm(matrix, x, columns, out)
         else:
@@ -115,33 +124,53 @@ class JobList:
 
     def _few(self, m: BlockRows, x: int, columns: int, out: int) -> None:
         y = out if columns == 1 else self.buffers.bytes("few", 4 * m.n * columns + 64)
-        grain = max(self.pool.chunk(m.n), LEAST_BYTES // m.row_bytes)
-        if self._in_bytes(m):
-            padded = rounded_up(m.k, 256)
-            column = products.column_bytes(padded)
-            q = self._quantized(x, columns, m.k, padded, column)
-            blocks = m.k // m.format.block_size
-            arguments = m.address, m.row_bytes, blocks, columns, column, padded, q
-            function = kernels.dot(m.format, self.activations)
-            assert function is not None
-            self._add(function, m.n, y, 4 * columns, arguments, grain)
-        else:
-            arguments = m.address, m.row_bytes, m.k, columns, 4 * m.k, x, kernels.expand(m.format)
-            private = 4 * rounded_up(m.k, 64) + 256
-            few = kernels.common("multiply_few")
-            self._add(few, m.n, y, 4 * columns, arguments, grain, private)
+        self._rows(m, m.n, x, columns, y, columns, (m.n, 0, 1))
         if columns > 1:
             self.add("unpack_columns", 1, out, 4 * LANES * m.n, y, 4 * columns, m.n)
 
-    def _in_bytes(self, m: BlockRows) -> bool:
+    def chosen(self, experts: BlockRows, x: int, columns: int, pairs: Pairs, out: int) -> None:
+        """out[P, N] = x[columns, K] w[ids[P]]^T, in one job; a column is of P / columns pairs."""
+        items = experts.n * pairs.count
+        self._rows(
+            experts, items, x, columns, out, 1, (experts.n, pairs.ids, pairs.count // columns)
+        )
+
+    def _rows(
+        self,
+        m: BlockRows,
+        n_items: int,
+        x: int,
+        columns: int,
+        out: int,
+        of_item: int,
+        of_experts: tuple[int, int, int],
+    ) -> None:
+        """Rows times columns of x, of which an item takes `of_item`."""
+        grain = max(self.pool.chunk(n_items), LEAST_BYTES // m.row_bytes)
+        if self.in_bytes(m):
+            padded = rounded_up(m.k, 256)
+            column = column_bytes(padded)
+            q = self._quantized(x, columns, m.k, padded, column)
+            blocks = m.k // m.format.block_size
+            arguments = m.address, m.row_bytes, blocks, of_item, column, padded, q, *of_experts
+            function = kernels.dot(m.format, self.activations)
+            self._add(function, n_items, out, 4 * of_item, arguments, grain)
+        else:
+            expand = kernels.expand(m.format)
+            arguments = m.address, m.row_bytes, m.k, of_item, 4 * m.k, x, expand, *of_experts
+            private = 4 * rounded_up(m.k, 64) + 256
+            few = kernels.common("multiply_few")
+            self._add(few, n_items, out, 4 * of_item, arguments, grain, private)
+
+    def in_bytes(self, m: BlockRows) -> bool:
         """Whether few columns are whole numbers, and not float32."""
         return self.activations != "f32" and m.has_dot
 
     def _quantized(self, x: int, columns: int, k: int, padded: int, nbytes: int) -> int:
         """Where columns are as whole numbers."""
-        q = self.buffers.bytes("bytes", LANES * nbytes)
+        q = self.buffers.bytes("bytes", rounded_up(columns, LANES) * nbytes)
         if self._packed != ("bytes", x):
-            given = x, 4 * k, k, padded, products.LARGEST[self.activations], nbytes
+            given = x, 4 * k, k, padded, LARGEST[self.activations], nbytes
             self.add("quantize_columns", columns, q, nbytes, *given, private=128)
             self._packed = "bytes", x
         return q
@@ -167,22 +196,18 @@ class JobList:
             vectors,
             rows,
         )
-        private = rows * gemm.PITCH + 512
-        self.add(
-            *("multiply_rows", items, y, rows * 64 * vectors),
-            *arguments,
-            grain=1,
-            private=private,
-        )
+        private = rows * PITCH + 512
+        width = rows * 64 * vectors
+        self.add("multiply_rows", items, y, width, *arguments, grain=1, private=private)
         self.add("unpack_columns", vectors, out, 64 * m.n, y, 64 * vectors, m.n, grain=1)
 
 
 class BlockRows:
-    """Blocks of a file in memory: w[N, K], where its rows are."""
+    """Blocks of a file in memory: w[N, K], where its rows are; or w[X, N, K] of experts."""
 
     def __init__(self, format: Format, data: Array, k: int) -> None:
         self.format, self.data = format, data
-        self.n, self.row_bytes = data.shape
+        self.n, self.row_bytes = data.shape[-2:]
         self.k = k
         self.address = address_of(data)
-        self.has_dot = kernels.declaration(format) is not None
+        self.has_dot = kernels.has_dot(format)

@@ -1,77 +1,65 @@
 """Where each compiled kernel is: compiled when it is first asked for.
 
-A format's kernels are made from its declaration. Nothing here knows jobs.
+Kernels are functions of `loops`, which is not imported where their machine code is on disk. Nothing
+here knows jobs.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cache
 
 from ...formats.base import Format
-from . import attention, elementwise, gemm, kv_pages, products
-from .blocks import declaration
-from .compiled import address
+from .compiled import address, is_stored
 
-COMMON = {
-    kernel.py_func.__name__: kernel
-    for kernel in (
-        *(products.add_up, products.quantize_columns, gemm.pack_columns, gemm.unpack_columns),
-        *(gemm.multiply_rows, gemm.multiply_few),
-        *(elementwise.normalise_rows, elementwise.add_rows, elementwise.add_bias),
-        *(elementwise.normalise_heads, elementwise.turn_heads, elementwise.scale_rows),
-        elementwise.gated,
-        *(kv_pages.spread, kv_pages.write_pages),
-        *(attention.attend_token, attention.attend_block),
-    )
-}
-SIXTEENTHS = {"Q2_K", "Q3_K", "Q6_K"}  # formats of 256 with a scale for each 16
+KERNELS = (
+    *("add_up", "quantize_columns", "pack_columns", "unpack_columns", "multiply_rows"),
+    *("multiply_few", "normalise_rows", "add_rows", "add_bias", "normalise_heads", "turn_heads"),
+    *("scale_rows", "gated", "spread", "write_pages", "attend_token", "attend_block"),
+)
+OF_EXPERTS = (
+    *("route", "weigh_rows", "add_chosen", "gate_rows", "combine", "pack_pairs"),
+    *("multiply_blocks", "gated_blocks", "unpack_pairs"),
+)
 
 
 def common(name: str) -> int:
     """A kernel that knows no format."""
-    return address(name, lambda: COMMON[name])
+    return address(name)
 
 
+def prepare_common(with_experts: bool) -> None:
+    """Compile the kernels that know no format; those of experts only if there are any."""
+    for name in (*KERNELS, *(OF_EXPERTS if with_experts else ())):
+        common(name)
+
+
+@cache
 def can_expand(format: Format) -> bool:
     """Whether there are kernels for the format's blocks."""
-    return declaration(format) is not None or format.name in products.NUMBERS
+    if is_stored(f"expand {format.name}", 4):
+        return True
+    from .loops import has_blocks
+
+    return has_blocks(format.name)
 
 
 def expand(format: Format) -> int:
     """expand(row, first, n, out): weights of a row in float32."""
-    return address(f"expand_{format.name}", lambda: _expand(format), 4)
+    return address(f"expand {format.name}", 4)
 
 
-def dot(format: Format, activations: str) -> int | None:
-    """Rows times columns of "q8" or "q16"; None for formats without blocks."""
-    d = declaration(format)
-    if d is None:
-        return None
+def has_dot(format: Format) -> bool:
+    """Whether rows can be multiplied as whole numbers: those that are blocks."""
+    return format.block_size > 1 and can_expand(format)
 
-    def make() -> Any:
-        if format.block_size == 32:
-            return products.rows_of_bytes(products.row_of_pairs(d, format.nbytes, activations))
-        rows = products.row_of_superblocks(d, format.nbytes, _groups(format), activations)
-        return products.rows_of_bytes(rows)
 
-    return address(f"dot_{format.name}_{activations}", make)
+def dot(format: Format, activations: str) -> int:
+    """Rows times columns of "q8" or "q16", for a format that has it."""
+    return address(f"dot {format.name} {activations}")
 
 
 def prepare(format: Format, activations: str) -> None:
     """Compile what products with the format need."""
     expand(format)
-    if activations != "f32":
+    if activations != "f32" and has_dot(format):
         dot(format, activations)
-
-
-def _expand(format: Format) -> Any:
-    d = declaration(format)
-    if d is None:
-        return products.expand_numbers(format.nbytes, format.name)
-    if format.block_size == 32:
-        return products.expand_pairs(d, format.nbytes)
-    return products.expand_superblocks(d, format.nbytes, _groups(format))
-
-
-def _groups(format: Format) -> int:
-    return 16 if format.name in SIXTEENTHS else 8

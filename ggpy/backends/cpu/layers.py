@@ -13,6 +13,7 @@ import numpy as np
 
 from ...formats import by_name
 from ...formats.base import F32
+from ..experts import Experts, Router, SharedExpert
 from ..interface import (
     PAGE_SIZE,
     Attention,
@@ -20,19 +21,17 @@ from ..interface import (
     Dense,
     Head,
     Layer,
+    MoE,
     Norm,
     PagedKV,
     Rope,
 )
 from ..numpy.kv_pages import GroupPages, Pages
 from . import kernels
-from .attention import MAX_HEAD, PANEL_ROWS
-from .gemm import PITCH, ROWS
 from .jobs import Array, JobList, rounded_up
-from .kv_pages import KINDS
 from .matrix import MappedMatrix
 from .pool import address_of
-from .simd import f32_bits
+from .sizes import ACTIVATIONS, KINDS, LANES, MAX_HEAD, PANEL_ROWS, PITCH, ROWS, f32_bits
 from .step import StepArrays
 
 # What these functions read of a layer: one that has more is computed in numpy.
@@ -40,13 +39,20 @@ READ = {
     Attention: {
         *("spec", "group", "slot", "norm", "wq", "wk", "wv", "wo", "scale", "rope", "bq", "bk"),
         *("bv", "bo", "q_norm", "k_norm", "norm_whole", "norm_after_rope", "temperature"),
-        *("soft_cap", "sinks", "post_norm", "residual_scale"),
+        *("soft_cap", "sinks", "post_norm", "residual_scale", "w_gate"),
     },
     AttentionTemperature: {"scale", "length"},
     Norm: {"weight", "eps", "bias", "centred"},
     PagedKV: {"n_head", "n_head_kv", "key_size", "value_size", "window", "types"},
     Rope: {"style", "inv_freq", "magnitude"},
     Dense: {*("norm", "w_gate", "w_up", "w_down", "activation", "post_norm", "residual_scale")},
+    MoE: {"norm", "router", "experts", "shared"},
+    Router: {
+        *("weight", "n_used", "score", "bias", "choice_bias", "normalise", "scale", "groups"),
+        "weighs_input",
+    },
+    Experts: {"w_gate", "w_up", "w_down", "activation", "b_gate", "b_up", "b_down"},
+    SharedExpert: {"w_gate", "w_up", "w_down", "gate"},
     Head: {"norm", "weight", "soft_cap", "scale"},
     Layer: {"index", "mixer", "ffn", "parallel", "next", "input", "scale"},  # the last two: numpy
 }
@@ -65,10 +71,12 @@ def is_read(part: Any) -> bool:
 
 def has_attention(a: Attention, pages: GroupPages) -> bool:
     """Whether all of an attention layer has kernels."""
-    matrices = (a.wq, a.wk, a.wv, a.wo)
+    matrices = [a.wo, *a.projections]
     parts = (a, a.spec, a.rope, a.temperature, a.norm, a.q_norm, a.k_norm, a.post_norm)
     return (
         all(is_read(part) for part in parts)
+        and a.wk is not None
+        and a.wv is not None
         and all(isinstance(m, MappedMatrix) for m in matrices)
         and max(a.spec.key_size, a.spec.value_size) <= MAX_HEAD
         and pages.keys.type in KINDS
@@ -80,7 +88,7 @@ def has_dense(ffn: Any) -> bool:
     """Whether a feed-forward is dense and all of it has kernels."""
     if not isinstance(ffn, Dense) or not is_read(ffn):
         return False
-    if ffn.activation not in ("silu", "gelu_tanh"):
+    if ffn.activation not in ACTIVATIONS:
         return False
     matrices = (ffn.w_gate, ffn.w_up, ffn.w_down)
     return all(isinstance(m, MappedMatrix) for m in matrices) and all(
@@ -98,6 +106,13 @@ def has_mix(layer: Layer, memory: Any) -> bool:
         return False
     ffn = layer.ffn if layer.parallel else None
     return ffn is None or (has_dense(ffn) and ffn.norm is not None)
+
+
+def kind_of(layer: Layer, half: str) -> str:
+    """What half of a layer is, in words."""
+    if half == "ffn":
+        return "mixtures of experts" if isinstance(layer.ffn, MoE) else "feed-forwards"
+    return "attention" if isinstance(layer.mixer, Attention) else "gated delta nets"
 
 
 def has_head(head: Head) -> bool:
@@ -160,7 +175,9 @@ def mix(p: JobList, layer: Layer, step: StepArrays, pages: GroupPages) -> None:
 
 
 def attention(p: JobList, a: Attention, step: StepArrays, pages: GroupPages) -> None:
-    """x + post_norm(softmax(mask(cap(q k^T * scale))) v wo^T) * residual_scale."""
+    """x + post_norm(softmax(mask(cap(q k^T * scale))) v wo^T) * residual_scale; wo multiplies this
+    times sigmoid(n w_gate^T) where there is a gate.
+    """
     s, rows, width = a.spec, step.n_tokens, a.wq.blocks.k
     n = normalised(p, p.buffers.floats("x", rows, width), rows, width, a.norm, "n")
     q = affine(p, a.wq, n, rows, a.bq, "q")
@@ -177,6 +194,9 @@ def attention(p: JobList, a: Attention, step: StepArrays, pages: GroupPages) -> 
     written(p, a, k, s.key_size, pages.keys, step)
     written(p, a, v, s.value_size, pages.values, step)
     o = attended(p, a, q, pages, step)
+    if a.w_gate is not None:
+        gate = affine(p, a.w_gate, n, rows, None, "gate")
+        o = gated_rows(p, "sigmoid", gate, o, rows * s.n_head * s.value_size)
     y = affine(p, a.wo, o, rows, a.bo, "y")
     added(p, y, rows, width, a.post_norm, a.residual_scale)
 
@@ -256,14 +276,18 @@ def gated_product(p: JobList, ffn: Dense, n: int, rows: int) -> None:
     """The same of what is normalised already, n[rows, D]."""
     gate = affine(p, ffn.w_gate, n, rows, None, "gate")
     up = affine(p, ffn.w_up, n, rows, None, "up")
-    numbers = rows * ffn.w_gate.blocks.n
-    h = p.buffers.floats("h", rows, ffn.w_gate.blocks.n)
-    p.add(
-        *("gated", -(-numbers // 16), h, 64, gate, up, int(ffn.activation == "gelu_tanh")),
-        grain=max(512, p.pool.chunk(-(-numbers // 16))),
-    )
+    h = gated_rows(p, ffn.activation, gate, up, rows * ffn.w_gate.blocks.n)
     y = affine(p, ffn.w_down, h, rows, None, "y")
     added(p, y, rows, ffn.w_gate.blocks.k, ffn.post_norm, ffn.residual_scale)
+
+
+def gated_rows(p: JobList, activation: str, gate: int, up: int, numbers: int) -> int:
+    """h of as many numbers of the gate and of the rows beside it."""
+    items = -(-numbers // LANES)
+    h = p.buffers.floats("h", numbers)
+    grain = max(512, p.pool.chunk(items))
+    p.add("gated", items, h, 64, gate, up, ACTIVATIONS[activation], grain=grain)
+    return h
 
 
 def head(p: JobList, h: Head, x: F32, out: F32) -> None:

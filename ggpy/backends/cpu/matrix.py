@@ -7,6 +7,7 @@ there. Nothing here knows what a weight is for.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,14 +20,20 @@ Multiply = Callable[[BlockRows, F32], F32]
 
 
 class MappedMatrix(HostMatrix):
-    """w[N, K] in a format that has kernels; `multiply` is the backend's."""
+    """w[N, K], or w[X, N, K] of experts, in a format that has kernels; `multiply` is the
+    backend's, for one w[N, K].
+    """
 
     def __init__(self, tensor: Tensor, multiply: Multiply) -> None:
         super().__init__(tensor, None)
-        n, k = tensor.shape
-        data = np.ascontiguousarray(tensor.data).view(np.uint8).reshape(n, -1)
-        self.blocks = BlockRows(tensor.format, data, k)
+        data = np.ascontiguousarray(tensor.data).view(np.uint8).reshape(*tensor.shape[:-1], -1)
+        self.blocks = BlockRows(tensor.format, data, tensor.shape[-1])
         self._multiply = multiply
+
+    def expert(self, index: int) -> MappedMatrix:
+        """w[index] of w[X, N, K]."""
+        tensor, data = self.tensor, self.blocks.data[index]
+        return MappedMatrix(replace(tensor, shape=tensor.shape[1:], data=data), self._multiply)
 
     def _product(self, x: F32) -> F32:
         return self._multiply(self.blocks, x)

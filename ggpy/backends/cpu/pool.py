@@ -15,141 +15,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import njit, types
 from numpy.typing import NDArray
 
-from . import simd
 from .compiled import called
-from .simd import atomics
+from .sizes import ACTIVE, CLOSED, IN_FLIGHT, LINE, STOP, TICKET
 
-# A job is a row of int64.
-FUNCTION, N_ITEMS, GRAIN, WIDTH, OUT, PRIVATE, ARGUMENTS = range(7)
-JOB = 32  # numbers of a job
-# WIDTH: bytes of an item's results, which go to OUT; 0: the kernel writes where it wants to, and no
-# chunk is computed twice. PRIVATE: bytes that the kernel needs for itself.
-
-# The pool's own int64, a cache line of 8 for what is written by different threads.
-TICKET, CURRENT, CHUNKS, DONE, ACTIVE, STOP, EPOCH, STATES = 0, 8, 9, 16, 24, 25, 32, 64
-MAX_CHUNKS = 1024
-IN_FLIGHT = STATES + MAX_CHUNKS  # of each thread a line: it may hold a chunk; its memory
-LINE = 8
-CLOSED = 0xFFFFFFFF  # a ticket whose chunks are gone
 CHUNKS_PER_THREAD = 8
-
-PATIENCE = 400  # looks at a chunk of another thread before it is computed again
-POLITE = 2048  # looks for a job before a thread that waits for its core gets it
-GRACE = 20000  # looks for a job after a step before a worker sleeps
-WAITING, TAKEN, COMPLETE = 0, 1, 2  # states of a chunk, added to 4 * epoch
-
-let_others_run = types.ExternalFunction("sched_yield", types.int32())
-load, store, at = simd.load_i64, simd.store, atomics
-
-
-@njit
-def execute_chunk(pool, job, chunk, epoch, thread):
-    """Compute a chunk in the thread's memory, and copy it if nobody else did."""
-    grain, width = load(job + 8 * GRAIN), load(job + 8 * WIDTH)
-    function, out = load(job + 8 * FUNCTION), load(job + 8 * OUT)
-    arguments = job + 8 * ARGUMENTS
-    begin = chunk * grain
-    end = min(begin + grain, load(job + 8 * N_ITEMS))
-    scratch = load(pool + 8 * (IN_FLIGHT + LINE * thread + 1))
-    state, waiting = pool + 8 * (STATES + chunk), 4 * epoch
-    if width == 0:
-        if at.exchanged(state, waiting, waiting + TAKEN):
-            simd.call_kernel(function, arguments, begin, end, out, scratch)
-            at.put(state, waiting + COMPLETE)
-            at.added(pool + 8 * DONE, 1)
-        return
-    result = scratch + load(job + 8 * PRIVATE)
-    simd.call_kernel(function, arguments, begin, end, result, scratch)
-    if at.exchanged(state, waiting, waiting + TAKEN):
-        at.copied(out + begin * width, result, (end - begin) * width)
-        at.put(state, waiting + COMPLETE)
-        at.added(pool + 8 * DONE, 1)
-
-
-@njit
-def take_chunks(pool, thread):
-    """Compute chunks of the job while there are any."""
-    ticket = pool + 8 * TICKET
-    while True:
-        now = at.got(ticket)
-        chunk, epoch = now & CLOSED, now >> 32
-        job = load(pool + 8 * CURRENT)
-        if chunk >= load(pool + 8 * CHUNKS):
-            return
-        # Job and chunks are those of the ticket if nobody changed it.
-        if at.exchanged(ticket, now, now + 1):
-            execute_chunk(pool, job, chunk, epoch, thread)
-
-
-@njit
-def run_job(pool, job, n_threads):
-    """All items of a job; the caller is thread 0."""
-    items, grain = load(job + 8 * N_ITEMS), load(job + 8 * GRAIN)
-    chunks = (items + grain - 1) // grain
-    if chunks <= 1 or n_threads == 1:
-        scratch = load(pool + 8 * (IN_FLIGHT + 1))
-        function, out = load(job + 8 * FUNCTION), load(job + 8 * OUT)
-        simd.call_kernel(function, job + 8 * ARGUMENTS, 0, items, out, scratch)
-        return
-    epoch = (load(pool + 8 * EPOCH) + 1) & 0x3FFFFFFF
-    store(pool + 8 * EPOCH, epoch)
-    at.put(pool + 8 * TICKET, (epoch << 32) | CLOSED)
-    store(pool + 8 * CURRENT, job)
-    store(pool + 8 * CHUNKS, chunks)
-    store(pool + 8 * DONE, 0)
-    for chunk in range(chunks):
-        store(pool + 8 * (STATES + chunk), 4 * epoch)
-    at.put(pool + 8 * TICKET, epoch << 32)
-    take_chunks(pool, 0)
-    looks = 0
-    while at.got(pool + 8 * DONE) != chunks:
-        at.relax()
-        looks += 1
-        if looks >= PATIENCE:
-            compute_again(pool, job, chunks, epoch)
-            looks = 0
-
-
-@njit
-def compute_again(pool, job, chunks, epoch):
-    """The chunks that others have taken and not completed."""
-    if load(job + 8 * WIDTH) != 0:
-        for chunk in range(chunks):
-            if at.got(pool + 8 * (STATES + chunk)) == 4 * epoch:
-                execute_chunk(pool, job, chunk, epoch, 0)
-
-
-@njit
-def run_jobs(pool, jobs, n, n_threads):
-    """n jobs, one after the other; addresses."""
-    for i in range(n):
-        run_job(pool, jobs + 8 * JOB * i, n_threads)
-
-
-@njit
-def work(pool, thread):
-    """A worker, until no step is being computed."""
-    flag = pool + 8 * (IN_FLIGHT + LINE * thread)
-    looks = idle = 0
-    while looks < GRACE:
-        looks += 1
-        idle += 1
-        if at.got(pool + 8 * ACTIVE):
-            looks = 0
-        if at.got(pool + 8 * STOP):
-            return
-        if (at.got(pool + 8 * TICKET) & CLOSED) < load(pool + 8 * CHUNKS):
-            at.put(flag, 1)
-            take_chunks(pool, thread)
-            at.put(flag, 0)
-            idle = 0
-        if idle >= POLITE:
-            idle = 0
-            let_others_run()
-        at.relax()
 
 
 class ThreadPool:
@@ -161,8 +32,8 @@ class ThreadPool:
         self._shared.view(np.int64)[TICKET] = CLOSED
         self.address = address_of(self._shared)
         self._scratch: list[NDArray[Any]] = []
-        self._run = called("run_jobs", lambda: run_jobs, 4)
-        self._work = called("work", lambda: work, 2)
+        self._run = called("run_jobs", 4)
+        self._work = called("work", 2)
         self._asleep = [threading.Semaphore(0) for _ in range(n_threads - 1)]
         self._sleeps = [False] * (n_threads - 1)
         self._threads: list[threading.Thread] = []

@@ -17,8 +17,8 @@ from ggpy.backends.cpu.pool import address_of, aligned
 from ggpy.formats import by_name
 import ctypes
 made = []
-plain = compiled.CFunc._compile_uncached
-compiled.CFunc._compile_uncached = lambda self: made.append(1) or plain(self)
+plain = compiled._compiled
+compiled._compiled = lambda *given: made.append(1) or plain(*given)
 format = by_name("Q8_0")
 call = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(kernels.expand(format))
 x = np.arange(64, dtype=np.float32)[None]
@@ -61,7 +61,7 @@ def test_other_processors_give_the_same_sums(tmp_path: Path, features: str) -> N
     """Dot products and tables, compiled as for an older processor, which is nearly as good on this
     one as if it were that.
     """
-    from ggpy.backends.cpu.simd import features as present
+    from ggpy.backends.cpu.processor import features as present
 
     if not {f[1:] for f in features.split(",") if f} <= present():
         pytest.skip("this processor has no AVX2")
@@ -72,3 +72,26 @@ def test_other_processors_give_the_same_sums(tmp_path: Path, features: str) -> N
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment
     )
     assert done.stdout == ("avx2" if features else "generic") + "\n", done.stderr
+
+
+WITHOUT = """
+import sys
+from ggpy import load
+model = load(sys.argv[1], device="cpu", n_threads=1)
+print("".join(p.text for p in model.generate("Hello", max_tokens=5, temperature=0)))
+print("numba" in sys.modules)
+"""
+
+
+def test_numba_is_imported_only_to_compile() -> None:
+    """A process that finds all kernels on disk starts without it, and answers the same."""
+    model = ROOT / "models" / "tiny" / "qwen3moe.gguf"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", WITHOUT, str(model)]
+    first, second = (
+        subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+        for _ in range(2)
+    )
+    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
+    assert second.stdout.endswith("False\n")
+    assert first.stdout.split("\n")[:-2] == second.stdout.split("\n")[:-2]

@@ -8,16 +8,20 @@ import subprocess
 import sys
 import threading
 import time
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numba import njit
 
-from ggpy.backends.cpu import simd
-from ggpy.backends.cpu.compiled import address
-from ggpy.backends.cpu.pool import JOB, MAX_CHUNKS, ThreadPool, address_of, aligned
-from ggpy.backends.cpu.simd import atomics
+from ggpy.backends.cpu.compiled import ObjectCode
+from ggpy.backends.cpu.compiling import machine_code
+from ggpy.backends.cpu.loops import simd
+from ggpy.backends.cpu.loops.simd import atomics
+from ggpy.backends.cpu.pool import ThreadPool, address_of, aligned
+from ggpy.backends.cpu.sizes import JOB, MAX_CHUNKS
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -58,8 +62,13 @@ def wait_for_another(arguments, begin, end, out, scratch):
         out += 8
 
 
-def job(name: str, kernel, n: int, grain: int, width: int, out: int, *arguments: int) -> list[int]:
-    where = address(f"test_{name}", lambda: kernel)
+@cache
+def compiled(kernel: Any) -> int:
+    return ObjectCode(*machine_code(kernel, 5)).load()
+
+
+def job(kernel, n: int, grain: int, width: int, out: int, *arguments: int) -> list[int]:
+    where = compiled(kernel)
     return [where, n, grain, width, out, 64, *arguments]
 
 
@@ -75,9 +84,7 @@ def test_every_item_is_computed(n_threads: int) -> None:
     pool = ThreadPool(n_threads)
     out = aligned(8 * 5000).view(np.int64)
     for n in (1, 2, 7, 64, 1000, 4999):
-        program = rows(
-            job("count_items", count_items, n, max(3, -(-n // MAX_CHUNKS)), 8, address_of(out), 50)
-        )
+        program = rows(job(count_items, n, max(3, -(-n // MAX_CHUNKS)), 8, address_of(out), 50))
         pool.begin()
         for _ in range(20):
             out[:] = 0
@@ -93,7 +100,7 @@ def test_what_a_thread_does_not_finish_is_computed_again() -> None:
     caught = aligned(64).view(np.int64)
     own = address_of(pool._scratch[0])
     given = own, address_of(words), address_of(caught)
-    program = rows(job("wait", wait_for_another, 4000, 4, 8, address_of(out), *given))
+    program = rows(job(wait_for_another, 4000, 4, 8, address_of(out), *given))
     pool.begin()
     deadline = time.monotonic() + 60
     while not caught[0] and time.monotonic() < deadline:
@@ -108,7 +115,7 @@ def test_what_a_thread_does_not_finish_is_computed_again() -> None:
 def test_what_writes_in_place_runs_once() -> None:
     """20 000 jobs on threads that overtake each other."""
     pool, numbers = ThreadPool(4), aligned(8 * 64).view(np.int64)
-    program = rows(*[job("add_one", add_one, 64, 4, 0, 0, address_of(numbers))] * 100)
+    program = rows(*[job(add_one, 64, 4, 0, 0, address_of(numbers))] * 100)
     pool.begin()
     for _ in range(200):
         pool.run(address_of(program), 100)
@@ -119,7 +126,7 @@ def test_what_writes_in_place_runs_once() -> None:
 def test_threads_sleep_between_steps_and_wake() -> None:
     """A pool that waits takes no time of any core."""
     pool, out = ThreadPool(3), aligned(8 * 300).view(np.int64)
-    program = rows(job("count_items", count_items, 300, 3, 8, address_of(out), 50))
+    program = rows(job(count_items, 300, 3, 8, address_of(out), 50))
     for _ in range(3):
         pool.begin()
         pool.run(address_of(program), 1)

@@ -11,7 +11,8 @@ from typing import Any
 import llvmlite.binding
 from llvmlite import ir
 
-from .vector import I32, call, constant, dot_level, features, op, shuffled
+from ...processor import dot_level, features
+from .vector import I32, call, constant, op, shuffled
 
 
 def dot(offset: int) -> Any:

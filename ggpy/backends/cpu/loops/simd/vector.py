@@ -7,13 +7,11 @@ machine's. What intrinsics compute stands beside this module.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
-import llvmlite.binding
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils, config
+from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
 BITS = {"u8": 8, "i16": 16, "i32": 32, "i64": 64}
@@ -45,25 +43,6 @@ class VectorModel(models.PrimitiveModel):
 
     def __init__(self, manager: Any, type: Vector) -> None:
         super().__init__(manager, type, type.llvm)
-
-
-@cache
-def features() -> frozenset[str]:
-    """What the processor for which numba compiles can do, in LLVM's names."""
-    if config.CPU_FEATURES is not None:
-        return frozenset(f[1:] for f in config.CPU_FEATURES.split(",") if f.startswith("+"))
-    found = dict(llvmlite.binding.get_host_cpu_features())
-    return frozenset(name for name, there in found.items() if there)
-
-
-def dot_level() -> str:
-    """The instruction that multiplies bytes: "vnni512", "vnni", "avx2", "neon" or "generic"."""
-    has = features()
-    if {"avx512vnni", "avx512bw"} <= has:
-        return "vnni512"
-    if "avxvnni" in has or {"avx512vnni", "avx512vl"} <= has:
-        return "vnni"
-    return "avx2" if "avx2" in has else "neon" if "dotprod" in has else "generic"
 
 
 def op(emit: Callable[..., Any], result: Callable[..., types.Type], n: int) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 from llvmlite import ir
@@ -13,11 +12,6 @@ from numba.extending import intrinsic
 from .vector import I32, Vector, op
 
 # Memory
-
-
-def f32_bits(number: float) -> int:
-    """The bits of a number as f32: how kernels take one."""
-    return int(struct.unpack("<I", struct.pack("<f", number))[0])
 
 
 def load(kind: str, lanes: int) -> Any:
@@ -47,6 +41,10 @@ def _store(builder: Any, address: Any, value: Any, *_: Any) -> Any:
     return cgutils.get_null_value(ir.IntType(64))
 
 
+def _store_i32(builder: Any, address: Any, value: Any, *_: Any) -> Any:
+    return _store(builder, address, builder.trunc(value, I32))
+
+
 def _prefetch(builder: Any, address: Any, _: Any) -> Any:
     byte = builder.inttoptr(address, ir.IntType(8).as_pointer())
     numbers = [I32(n) for n in (0, 3, 1)]  # to be read, as near as can be, data
@@ -57,6 +55,7 @@ def _prefetch(builder: Any, address: Any, _: Any) -> Any:
 
 
 prefetch = op(_prefetch, lambda address: types.int64, 1)  # an address that need not exist
+store_i32 = op(_store_i32, lambda address, value: types.int64, 2)  # of an int64
 store = op(_store, lambda address, value: types.int64, 2)
 load_i64 = load_number(ir.IntType(64), types.int64)
 load_i32 = load_number(ir.IntType(32), types.int64)

@@ -15,19 +15,12 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from ..sizes import BLOCK_K, PITCH, ROWS, VECTORS
 from . import simd
+from .products import expert_of
 
 I64, PTR = ir.IntType(64), ir.FloatType().as_pointer()
 VECTOR = ir.VectorType(ir.FloatType(), 16)
-
-BLOCK_K = 256  # weights of a row that are dequantised at a time: a multiple of every block
-PITCH = 4 * (BLOCK_K + 16)  # bytes between rows of a panel: neighbours in different cache sets
-LANES = 16  # columns of a vector
-
-
-def tile_shape() -> tuple[int, int]:
-    """Rows and vectors of columns of a tile, for as many registers as the processor has."""
-    return (12, 2) if "avx512f" in simd.features() else (6, 1)
 
 
 def tile(rows: int, vectors: int, row_step: int) -> Any:
@@ -97,7 +90,6 @@ def _vector(builder: Any, address: Any) -> Any:
     return builder.load(builder.inttoptr(address, VECTOR.as_pointer()), align=1)
 
 
-ROWS, VECTORS = tile_shape()
 wide_tile, narrow_tile = tile(ROWS, VECTORS, PITCH), tile(ROWS, 1, PITCH)
 load_i64, load_f32, store = simd.load_i64, simd.load_f32, simd.store
 load16 = simd.load("f32", 16)
@@ -177,18 +169,17 @@ def unpack_columns(arguments, begin, end, out, scratch):
 
 @njit
 def multiply_few(arguments, begin, end, out, scratch):
-    """Arguments: rows, bytes of one, K, columns, bytes of one, data in f32, expand. An item is a
-    row: out[row, column].
+    """Arguments: w's rows, bytes of one, K, columns, bytes of one, data in f32, expand, N, ids,
+    pairs of a column. Items are those of products.rows_of_bytes.
     """
-    rows, row_bytes = load_i64(arguments), load_i64(arguments + 8)
-    k, columns, pitch = (
-        load_i64(arguments + 16),
-        load_i64(arguments + 24),
-        load_i64(arguments + 32),
-    )
-    x, expand = load_i64(arguments + 40), load_i64(arguments + 48)
-    for r in range(begin, end):
-        simd.call_expand(expand, rows + r * row_bytes, 0, k, scratch)
+    row_bytes, k = load_i64(arguments + 8), load_i64(arguments + 16)
+    columns, pitch = load_i64(arguments + 24), load_i64(arguments + 32)
+    expand, n_rows = load_i64(arguments + 48), load_i64(arguments + 56)
+    for item in range(begin, end):
+        pair = item // n_rows
+        row = expert_of(arguments + 64, pair) * n_rows + item - pair * n_rows
+        x = load_i64(arguments + 40) + pair // load_i64(arguments + 72) * pitch
+        simd.call_expand(expand, load_i64(arguments) + row * row_bytes, 0, k, scratch)
         for c in range(columns):
             store(out, dot_f32(scratch, x + c * pitch, k))
             out += 4

@@ -137,6 +137,23 @@ def _within(builder: Any, value: Any, number: Any, low: Any, high: Any, *_: Any)
     return builder.select(inside, value, constant(value.type, float("-inf")))
 
 
+def at_least(number: int) -> Any:
+    """op(v u8) -> 1 where v >= number, else 0."""
+
+    def emit(builder: Any, value: Any, _: Any) -> Any:
+        found = builder.icmp_unsigned(">=", value, constant(value.type, number))
+        return builder.zext(found, value.type)
+
+    return op(emit, _same, 1)
+
+
+def _chosen(builder: Any, bits: Any, a: Any, b: Any, *_: Any) -> Any:
+    """a where a bit of the int64 is set, b elsewhere; u8x64."""
+    mask = builder.bitcast(bits, ir.VectorType(ir.IntType(1), 64))
+    return builder.select(mask, a, b)
+
+
+chosen = op(_chosen, lambda bits, a, b: a, 3)
 exp = op(_exp, _same, 1)
 within = op(_within, _same, 4)
 

@@ -3,12 +3,16 @@
 Nothing here knows block formats.
 """
 
+from ...processor import dot_level, features
+from ...sizes import f32_bits
 from .arithmetic import (
     absolute,
     add,
     add_whole,
+    at_least,
     binary,
     bit_or,
+    chosen,
     clamped,
     div,
     exp,
@@ -36,6 +40,7 @@ from .conversion import (
     as_byte,
     bits_as,
     bytes_of,
+    f16_of,
     f32_of,
     from_bf16,
     i8_to_f32,
@@ -50,7 +55,6 @@ from .conversion import (
 from .memory import (
     call_expand,
     call_kernel,
-    f32_bits,
     load,
     load_f32,
     load_i32,
@@ -61,9 +65,11 @@ from .memory import (
     prefetch,
     scatter,
     store,
+    store_i32,
 )
 from .products import dot, lookup, wide_dot
-from .vector import Vector, broadcast, call, dot_level, features, op
+from .tables import number_of, points
+from .vector import Vector, broadcast, call, op
 
 __all__ = [
     "Vector",
@@ -71,6 +77,7 @@ __all__ = [
     "add",
     "add_whole",
     "as_byte",
+    "at_least",
     "binary",
     "bit_or",
     "bits_as",
@@ -79,11 +86,13 @@ __all__ = [
     "call",
     "call_expand",
     "call_kernel",
+    "chosen",
     "clamped",
     "div",
     "dot",
     "dot_level",
     "exp",
+    "f16_of",
     "f32_bits",
     "f32_of",
     "features",
@@ -108,15 +117,18 @@ __all__ = [
     "mul",
     "narrowed",
     "nibbles",
+    "number_of",
     "one_lane",
     "op",
     "pair",
+    "points",
     "prefetch",
     "rounded",
     "scatter",
     "splat",
     "splat_of",
     "store",
+    "store_i32",
     "sub",
     "sums_of_fours",
     "to_f32",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from numba import njit, types
 
+from ...experts import OAI_ALPHA, OAI_LIMIT
 from . import simd
 
 F32 = types.float32
@@ -15,6 +16,8 @@ load_i64, load_f32, store, f32_of = simd.load_i64, simd.load_f32, simd.store, si
 load16, splat = simd.load("f32", 16), simd.splat
 fma, mul, add, sub, div, exp = simd.fma, simd.mul, simd.add, simd.sub, simd.div, simd.exp
 ONE, TWO, HALF = (simd.f32_bits(x) for x in (1.0, 2.0, 0.5))
+ALPHA, LIMIT = simd.f32_bits(OAI_ALPHA), simd.f32_bits(OAI_LIMIT)
+MINUS_LIMIT, LOWEST = simd.f32_bits(-OAI_LIMIT), simd.f32_bits(float("-inf"))
 CUBIC, ROOT = simd.f32_bits(0.044715), simd.f32_bits(0.7978845608028654)
 
 
@@ -122,16 +125,36 @@ def gelu_tanh(x):
 
 
 @njit
+def swiglu_oai(gate, up):
+    """g sigmoid(alpha g) (u + 1), with g = min(gate, limit) and u = up within the limit."""
+    one, limit = splat(f32_of(ONE)), splat(f32_of(LIMIT))
+    lowest = splat(f32_of(MINUS_LIMIT))
+    g = simd.clamped(gate, splat(f32_of(LOWEST)), limit)
+    steep = exp(sub(simd.zeros(), mul(splat(f32_of(ALPHA)), g)))
+    return mul(div(g, add(one, steep)), add(simd.clamped(up, lowest, limit), one))
+
+
+@njit
+def activated(kind, gate, up):
+    """activation(gate) * up, or what gpt-oss has; kind: of sizes.ACTIVATIONS."""
+    if kind == 0:
+        return mul(silu(gate), up)
+    if kind == 1:
+        return mul(gelu_tanh(gate), up)
+    if kind == 2:
+        return swiglu_oai(gate, up)
+    one = splat(f32_of(ONE))
+    return div(up, add(one, exp(sub(simd.zeros(), gate))))
+
+
+@njit
 def gated(arguments, begin, end, out, scratch):
-    """Arguments: gate, up, numbers of both, 1 for gelu. An item is 16 numbers of silu(gate) * up;
-    memory is there for whole items.
+    """Arguments: gate, up, the number of the activation. An item is 16 numbers; memory is there for
+    whole items.
     """
-    gate, up = load_i64(arguments), load_i64(arguments + 8)
-    is_gelu = load_i64(arguments + 16)
+    gate, up, kind = load_i64(arguments), load_i64(arguments + 8), load_i64(arguments + 16)
     for i in range(begin, end):
-        g = load16(gate + 64 * i)
-        a = gelu_tanh(g) if is_gelu != 0 else silu(g)
-        store(out, mul(a, load16(up + 64 * i)))
+        store(out, activated(kind, load16(gate + 64 * i), load16(up + 64 * i)))
         out += 64
 
 

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 from numba import njit, types
 
+from ..sizes import PAGE, PANEL_ROWS, PITCH, ROWS
 from . import simd
 from .elementwise import tanh
-from .gemm import PITCH, ROWS, dot_f32, tile
+from .gemm import dot_f32, tile
 
 F32 = types.float32
-PAGE = 64
 load_i64, load_i32, load_f32, store = simd.load_i64, simd.load_i32, simd.load_f32, simd.store
 f32_of, load16, splat = simd.f32_of, simd.load("f32", 16), simd.splat
 mul, add, sub, div, fma, exp = simd.mul, simd.add, simd.sub, simd.div, simd.fma, simd.exp
-PANEL_ROWS = (PAGE + ROWS - 1) // ROWS * ROWS
-MAX_HEAD = 256  # numbers of a head that a panel's rows have room for
 LOWEST = simd.f32_bits(-3.0e38)  # of a running maximum: a difference of two is no NaN
 
 score_tile, value_tile = tile(ROWS, 1, PITCH), tile(ROWS, 1, 4)

@@ -7,7 +7,8 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from .vector import I32, Vector, call, constant, features, op
+from ...processor import features
+from .vector import I32, Vector, call, constant, op
 
 
 def _f16_to_f32(builder: Any, value: Any) -> Any:
@@ -135,6 +136,14 @@ def _as_byte(builder: Any, value: Any, _: Any) -> Any:
 
 
 as_byte = op(_as_byte, lambda value: Vector("u8", 1), 1)
+
+
+def _f16_of(builder: Any, value: Any, _: Any) -> Any:
+    half = builder.bitcast(builder.trunc(value, ir.IntType(16)), ir.HalfType())
+    return _f16_to_f32(builder, half)
+
+
+f16_of = op(_f16_of, lambda value: types.float32, 1)  # the half with the low 16 bits, as f32
 
 
 def bits_as(factor: int) -> Any:

@@ -22,27 +22,18 @@ load_i64 = simd.load_i64
 load_u8x64, load_i32x16 = simd.load("u8", 64), simd.load("i32", 16)
 load2, load4, load8, load16 = (simd.load("f32", n) for n in (2, 4, 8, 16))
 pair_lanes = simd.lanes(*[0] * 8, *[1] * 8)
-minimum_lanes = simd.lanes(0, 0, 1, 1)
+each_twice = simd.lanes(0, 0, 1, 1)
 of_32 = [simd.lanes(*[2 * j] * 8, *[2 * j + 1] * 8) for j in range(4)]
 of_16 = [simd.lanes(*[4 * j + i // 4 for i in range(16)]) for j in range(4)]
+of_four = simd.lanes(*[i // 4 for i in range(16)])
 twice = simd.lanes(*[i // 2 for i in range(16)])
-quarters = [simd.lanes(*range(16 * j, 16 * j + 16)) for j in range(4)]
 fma, mul, add, total, to_f32 = simd.fma, simd.mul, simd.add, simd.total, simd.to_f32
 zeros4 = simd.zeros_of(4)
 zeros16 = simd.zeros
 
 AHEAD = 4096  # bytes
 
-# Activations as whole numbers with a scale for each 32, of 8 bits ("q8") or of 15 ("q16": 128 times
-# one byte and another). A column, with K rounded up to 256, is K bytes, which are the high ones of
-# q16; its low bytes; K/4 int32, -128 times the sum of 4 neighbours; K/32 scales f32; and K/16 sums
-# of 16 neighbours, times the scale, f32.
-LARGEST = {"q8": 127, "q16": 127 * 128}
-
-
-def column_bytes(padded: int) -> int:
-    """Bytes of a column."""
-    return 3 * padded + padded // 8 + padded // 4
+# What a column of whole numbers is, sizes.py says.
 
 
 @njit
@@ -162,20 +153,41 @@ def row_of_pairs(d: Declaration, nbytes: int, activations: str) -> Any:
             scale = mul(scales(p, q), load2(s + 8 * i))
             acc = fma(to_f32(products), pair_lanes(scale), acc)
             if has_minimum:
-                below = fma(minimum_lanes(minimums(p, q)), load4(m + 16 * i), below)
+                below = fma(each_twice(minimums(p, q)), load4(m + 16 * i), below)
         return total(acc) + total(below) if has_minimum else total(acc)
 
     return row_dot
 
 
-def row_of_superblocks(d: Declaration, nbytes: int, groups: int, activations: str) -> Any:
+def row_of_64s(d: Declaration, nbytes: int, activations: str) -> Any:
+    """dot(row, n_blocks, x, padded) of blocks of 64 weights with 4 scales."""
+    codes, scales = d.codes, d.scales
+    dot = multiplied(d.offset, activations)
+    fetch = prefetching(nbytes)
+
+    @njit
+    def row_dot(row, n_blocks, x, padded):
+        acc = zeros16()
+        sums, s = x + 2 * padded, x + 3 * padded
+        for i in range(n_blocks):
+            p = row + nbytes * i
+            fetch(p)
+            products = dot(codes(p), x + 64 * i, padded, sums + 64 * i)
+            scale = mul(scales(p), each_twice(load2(s + 8 * i)))
+            acc = fma(to_f32(products), of_four(scale), acc)
+        return total(acc)
+
+    return row_dot
+
+
+def row_of_superblocks(d: Declaration, nbytes: int, activations: str) -> Any:
     """dot(row, n_blocks, x, padded) of blocks of 256 weights with 8 or 16 scales."""
     codes, scales, minimums = d.codes, d.scales, d.minimums
     dot = multiplied(d.offset, activations)
     has_minimum = minimums is not None
     minimums = minimums or scales
-    s0, s1, s2, s3 = of_32 if groups == 8 else of_16
-    by_32 = groups == 8
+    s0, s1, s2, s3 = of_32 if d.group == 32 else of_16
+    by_32 = d.group == 32
     fetch = prefetching(nbytes)
 
     @njit
@@ -202,148 +214,37 @@ def row_of_superblocks(d: Declaration, nbytes: int, groups: int, activations: st
 
 
 def rows_of_bytes(row_dot: Any) -> Any:
-    """Arguments: rows, bytes of one, its blocks, columns, bytes of one, K rounded up, their data.
-    An item is a row: out[row, column].
+    """Arguments: w's rows, bytes of one, its blocks, columns, bytes of one, K rounded up, their
+    data, N, ids, pairs of a column. An item is a row: out[row, column]; or, of experts w[X, N, K],
+    a row of the expert ids[pair] (i32), for each pair, times the column that is the pair's.
     """
 
     @njit
     def kernel(arguments, begin, end, out, scratch):
-        rows, row_bytes = simd.load_i64(arguments), simd.load_i64(arguments + 8)
-        n_blocks, columns = simd.load_i64(arguments + 16), simd.load_i64(arguments + 24)
-        pitch, padded = simd.load_i64(arguments + 32), simd.load_i64(arguments + 40)
-        x = simd.load_i64(arguments + 48)
-        for r in range(begin, end):
-            for c in range(columns):
-                value = row_dot(rows + r * row_bytes, n_blocks, x + c * pitch, padded)
-                simd.store(out, value)
-                out += 4
+        row_bytes, n_blocks = simd.load_i64(arguments + 8), simd.load_i64(arguments + 16)
+        columns, pitch = simd.load_i64(arguments + 24), simd.load_i64(arguments + 32)
+        padded, n_rows = simd.load_i64(arguments + 40), simd.load_i64(arguments + 56)
+        while begin < end:
+            pair = begin // n_rows
+            first = begin - pair * n_rows
+            rows = simd.load_i64(arguments) + expert_of(arguments + 64, pair) * n_rows * row_bytes
+            x = simd.load_i64(arguments + 48) + pair // simd.load_i64(arguments + 72) * pitch
+            last = min(n_rows, first + end - begin)
+            for r in range(first, last):
+                for c in range(columns):
+                    value = row_dot(rows + r * row_bytes, n_blocks, x + c * pitch, padded)
+                    simd.store(out, value)
+                    out += 4
+            begin += last - first
 
     return kernel
 
 
-# Rows in float32: expand(row, first, n, out) writes weights first..first + n of a row
-
-
-def expand_pairs(d: Declaration, nbytes: int) -> Any:
-    """Of blocks of 32; an odd number of them ends with what has no meaning."""
-    codes, scales, minimums, offset = d.codes, d.scales, d.minimums, simd.f32_of
-    has_minimum = minimums is not None
-    minimums = minimums or scales
-    bits = simd.f32_bits(d.offset)
-    low, high = simd.lanes(*[0] * 16), simd.lanes(*[1] * 16)
-
-    @njit
-    def expand(row, first, n, out):
-        last = row + ((first + n) // 32 - 1) * nbytes
-        zero = simd.splat(offset(bits))
-        for i in range((n + 63) // 64):
-            p = row + (first // 32 + 2 * i) * nbytes
-            q = min(p + nbytes, last)
-            c, s, m = codes(p, q), scales(p, q), minimums(p, q)
-            if has_minimum:
-                expanded(c, low(s), low(s), high(s), high(s), low(m), low(m), high(m), high(m), out)
-            else:
-                shifted(c, low(s), low(s), high(s), high(s), zero, out)
-            out += 256
-
-    return expand
-
-
-q0, q1, q2, q3 = quarters
-u8_to_f32, sub = simd.u8_to_f32, simd.sub
-
-
 @njit
-def shifted(codes, s0, s1, s2, s3, zero, out):
-    """(code - zero) * scale of 64 codes."""
-    simd.store(out, mul(sub(u8_to_f32(q0(codes)), zero), s0))
-    simd.store(out + 64, mul(sub(u8_to_f32(q1(codes)), zero), s1))
-    simd.store(out + 128, mul(sub(u8_to_f32(q2(codes)), zero), s2))
-    simd.store(out + 192, mul(sub(u8_to_f32(q3(codes)), zero), s3))
-
-
-@njit
-def expanded(codes, s0, s1, s2, s3, m0, m1, m2, m3, out):
-    """code * scale + minimum of 64 codes, each rounded, as ggpy.formats does."""
-    simd.store(out, add(mul(u8_to_f32(q0(codes)), s0), m0))
-    simd.store(out + 64, add(mul(u8_to_f32(q1(codes)), s1), m1))
-    simd.store(out + 128, add(mul(u8_to_f32(q2(codes)), s2), m2))
-    simd.store(out + 192, add(mul(u8_to_f32(q3(codes)), s3), m3))
-
-
-def expand_superblocks(d: Declaration, nbytes: int, groups: int) -> Any:
-    """Of blocks of 256."""
-    codes, scales, minimums, offset = d.codes, d.scales, d.minimums, simd.f32_of
-    has_minimum = minimums is not None
-    minimums = minimums or scales
-    bits = simd.f32_bits(d.offset)
-    spread = [simd.lanes(*[i * groups // 16] * 16) for i in range(16)]
-    a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3 = spread
-
-    @njit
-    def four(c, s, m, zero, out, f0, f1, f2, f3):
-        if has_minimum:
-            expanded(c, f0(s), f1(s), f2(s), f3(s), f0(m), f1(m), f2(m), f3(m), out)
-        else:
-            shifted(c, f0(s), f1(s), f2(s), f3(s), zero, out)
-
-    @njit
-    def expand(row, first, n, out):
-        zero = simd.splat(offset(bits))
-        for i in range(n // 256):
-            p = row + (first // 256 + i) * nbytes
-            a, b, c, d = codes(p)
-            s, m = scales(p), minimums(p)
-            four(a, s, m, zero, out, a0, a1, a2, a3)
-            four(b, s, m, zero, out + 256, b0, b1, b2, b3)
-            four(c, s, m, zero, out + 512, c0, c1, c2, c3)
-            four(d, s, m, zero, out + 768, d0, d1, d2, d3)
-            out += 1024
-
-    return expand
-
-
-# Numbers without blocks
-
-
-def expand_numbers(size: int, kind: str) -> Any:
-    """Of F32, F16 and BF16, of `size` bytes each."""
-    read, one = NUMBERS[kind]
-
-    @njit
-    def expand(row, first, n, out):
-        row += first * size
-        for i in range(n // 16):
-            simd.store(out + 64 * i, read(row + 16 * size * i))
-        for i in range(n // 16 * 16, n):
-            simd.store(out + 4 * i, one(row + size * i))
-
-    return expand
-
-
-load_halves, load_words = simd.load("f16", 16), simd.load("i16", 16)
-
-
-@njit
-def halves(p):
-    return simd.widened(load_halves(p))
-
-
-@njit
-def brains(p):
-    return simd.from_bf16(load_words(p))
-
-
-@njit
-def brain(p):
-    return simd.f32_of(simd.load_u16(p) << 16)
-
-
-NUMBERS = {
-    "F32": (load16, simd.load_f32),
-    "F16": (halves, simd.load_f16),
-    "BF16": (brains, brain),
-}
+def expert_of(at, pair):
+    """ids[pair] of the ids whose address is there; 0 where that is 0."""
+    ids = load_i64(at)
+    return simd.load_i32(ids + 4 * pair) if ids != 0 else 0
 
 
 @njit

@@ -13,7 +13,6 @@ F32 = types.float32
 load_i64, load_f32, store, f32_of = simd.load_i64, simd.load_f32, simd.store, simd.f32_of
 load16, splat = simd.load("f32", 16), simd.splat
 
-KINDS = {"f32": 0, "f16": 1, "q8_0": 2}
 NORM = simd.f32_bits(32**-0.5)
 HALF_LIMIT, BLOCK_LIMIT = simd.f32_bits(65504.0), simd.f32_bits(65408.0)
 NEARLY_HALF = simd.f32_bits(0.49999997)

@@ -1,0 +1,236 @@
+"""A mixture of experts as jobs of the pool.
+
+Few pairs of a token and an expert: rows of all chosen experts are items of one job. Many: Python
+reads which experts were chosen, and columns of an expert are multiplied together. What is computed
+is in numpy/moe.py; x[T, D] is in buffer "x".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..interface import MoE
+from . import kernels
+from .jobs import FEW_BYTES, FEW_FLOATS, BlockRows, JobList, Pairs, rounded_up
+from .layers import address_of_vector, affine, gated_rows, is_read, normalised
+from .matrix import MappedMatrix
+from .pool import address_of
+from .sizes import ACTIVATIONS, PITCH, SCORES, f32_bits
+
+MAX_VECTORS = 4  # of 16 columns, that are multiplied with a panel of rows
+WAVE_BYTES = 8 << 20  # of columns that are gathered at a time
+Ids = NDArray[np.int32]
+
+
+def has_experts(ffn: Any) -> bool:
+    """Whether a feed-forward is a mixture of experts and all of it has kernels."""
+    if not isinstance(ffn, MoE):
+        return False
+    r, e, s = ffn.router, ffn.experts, ffn.shared
+    matrices = [r.weight, e.w_gate, e.w_up, e.w_down]
+    matrices += [s.w_gate, s.w_up, s.w_down] if s else []
+    biases = [b for b in (e.b_gate, e.b_up, e.b_down) if b is not None]
+    return (
+        all(is_read(part) for part in (ffn, r, e, s, ffn.norm))
+        and all(isinstance(m, MappedMatrix) for m in matrices)
+        and r.score in SCORES
+        and e.activation in ACTIVATIONS
+        and (e.b_gate is None) == (e.b_up is None)
+        and all(b.tensor.format.name == "F32" and b.scale is None for b in biases)
+    )
+
+
+def are_few(p: JobList, ffn: MoE, rows: int) -> bool:
+    """Whether an expert has so few tokens that they are multiplied one by one."""
+    e = ffn.experts
+    pairs = rows * ffn.router.n_used
+    blocks = [m.blocks for m in (e.w_gate, e.w_up, e.w_down)]
+    few = FEW_BYTES if all(p.in_bytes(b) for b in blocks) else FEW_FLOATS
+    return pairs <= few * min(pairs, e.w_gate.tensor.shape[0])
+
+
+@dataclass(frozen=True)
+class Routed:
+    """Where the route of rows tokens lies in buffers."""
+
+    rows: int
+    pairs: Pairs
+    weights: int  # of the outputs of pairs; 0 where they were taken by the inputs
+    n: int  # norm(x)[T, D]
+    inputs: int  # of experts: n, or what is as many rows as pairs
+    columns: int  # rows of inputs
+
+
+def places(p: JobList, ffn: MoE, rows: int) -> Routed:
+    """Buffers for the route of so many tokens."""
+    r, width = ffn.router, ffn.experts.w_gate.blocks.k
+    count = rows * r.n_used
+    pairs = Pairs(count, p.buffers.bytes("ids", 4 * count))
+    weights = p.buffers.floats("weights", count)
+    n = p.buffers.floats("n of experts", rows, width)
+    if not r.weighs_input:
+        return Routed(rows, pairs, weights, n, n, rows)
+    return Routed(rows, pairs, 0, n, p.buffers.floats("inputs", count, width), count)
+
+
+def routed(p: JobList, ffn: MoE, rows: int) -> Routed:
+    """Which experts each token takes, and what they take of it."""
+    r, at, width = ffn.router, places(p, ffn, rows), ffn.experts.w_gate.blocks.k
+    x = p.buffers.floats("x", rows, width)
+    normalised(p, x, rows, width, ffn.norm, "n of experts")
+    logits = affine(p, r.weight, at.n, rows, r.bias, "router")
+    n_expert, weights = r.weight.blocks.n, p.buffers.floats("weights", at.pairs.count)
+    given = [logits, n_expert, r.n_used, SCORES[r.score], address_of_vector(p, r.choice_bias)]
+    given += [int(r.normalise), f32_bits(r.scale), *r.groups, at.pairs.ids, weights]
+    private = 4 * (2 * rounded_up(n_expert, 16) + rounded_up(max(r.n_used, r.groups[0]), 16))
+    p.add("route", rows, 0, 0, *given, private=private)
+    if r.weighs_input:
+        given = [at.n, width, r.n_used, weights]
+        p.add("weigh_rows", at.columns, at.inputs, 4 * width, *given)
+    return at
+
+
+def experts(p: JobList, ffn: MoE, rows: int) -> None:
+    """x with the outputs of experts added, where an expert has few tokens."""
+    e, at = ffn.experts, routed(p, ffn, rows)
+    count, size = at.pairs.count, e.w_gate.blocks.n
+    gate = chosen(p, e.w_gate, e.b_gate, at.inputs, at.columns, at.pairs, "gate")
+    up = chosen(p, e.w_up, e.b_up, at.inputs, at.columns, at.pairs, "up")
+    h = gated_rows(p, e.activation, gate, up, count * size)
+    y = chosen(p, e.w_down, e.b_down, h, count, at.pairs, "y of pairs")
+    combined(p, ffn, at, y)
+
+
+def chosen(
+    p: JobList, w: MappedMatrix, bias: Any, x: int, columns: int, pairs: Pairs, name: str
+) -> int:
+    """out[P, N] of each pair's expert in the buffer of this name."""
+    n = w.blocks.n
+    out = p.buffers.floats(name, pairs.count, n)
+    p.chosen(w.blocks, x, columns, pairs, out)
+    biased(p, bias, out, n, pairs)
+    return out
+
+
+def biased(p: JobList, bias: Any, y: int, n: int, pairs: Pairs) -> None:
+    """y[P, N] += bias[X, N] of each pair's expert."""
+    if bias is not None:
+        given = y, n, rows_of(p, bias), pairs.ids
+        p.add("add_chosen", pairs.count, y, 4 * n, *given)
+
+
+def rows_of(p: JobList, bias: Any) -> int:
+    """Where bias[X, N] is, in float32; 0 for None."""
+    if bias is None:
+        return 0
+    p.keep.append(np.ascontiguousarray(bias.tensor.data))
+    return address_of(p.keep[-1])
+
+
+def combined(p: JobList, ffn: MoE, at: Routed, y: int) -> None:
+    """x + the sum of y[P, D] times weights, and of the shared expert."""
+    width, rows = ffn.experts.w_gate.blocks.k, at.rows
+    shared = of_shared(p, ffn, at)
+    x = p.buffers.floats("x", rows, width)
+    given = x, width, y, ffn.router.n_used, at.weights, shared
+    p.add("combine", rows, x, 4 * width, *given, private=4 * width)
+
+
+def of_shared(p: JobList, ffn: MoE, at: Routed) -> int:
+    """y[T, D] of the shared expert; 0 without one."""
+    shared, width, rows = ffn.shared, ffn.experts.w_gate.blocks.k, at.rows
+    if shared is None:
+        return 0
+    gate = affine(p, shared.w_gate, at.n, rows, None, "gate")
+    up = affine(p, shared.w_up, at.n, rows, None, "up")
+    h = gated_rows(p, "silu", gate, up, rows * shared.w_gate.blocks.n)
+    y = affine(p, shared.w_down, h, rows, None, "y")
+    if shared.gate is not None:
+        given = y, width, at.n, width, address_of_vector(p, shared.gate)
+        p.add("gate_rows", rows, y, 4 * width, *given)
+    return y
+
+
+# Many pairs
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """Pairs by their experts: blocks[B, 2] are an expert and its columns, lanes[B, V, 16] pairs, -1
+    for none; of `vectors` vectors each.
+    """
+
+    blocks: Ids
+    lanes: Ids
+    vectors: int
+
+
+def grouped(ids: Ids, n_expert: int) -> Grouped:
+    """ids[P] of pairs in blocks of one expert, in falling order of their size within an expert."""
+    counts = np.bincount(ids, minlength=n_expert)
+    mean = len(ids) / np.count_nonzero(counts)
+    vectors = int(np.clip(-(-mean // 16), 1, MAX_VECTORS))
+    size = 16 * vectors
+    n_blocks = -(-counts // size)
+    first_block = np.cumsum(n_blocks) - n_blocks
+    order = np.argsort(ids, kind="stable")
+    expert = ids[order]
+    place = np.arange(len(ids)) - (np.cumsum(counts) - counts)[expert]
+    lanes = np.full((n_blocks.sum(), size), -1, np.int32)
+    block = first_block[expert] + place // size
+    lanes[block, place % size] = order
+    experts = np.repeat(np.arange(n_expert), n_blocks)
+    blocks = np.stack([experts, (lanes >= 0).sum(1)], axis=1).astype(np.int32)
+    return Grouped(blocks, lanes.reshape(-1, vectors, 16), vectors)
+
+
+def experts_of_many(p: JobList, ffn: MoE, rows: int, ids: Ids) -> None:
+    """The same where an expert has many tokens, after `routed` ran: ids[P]."""
+    e, at = ffn.experts, places(p, ffn, rows)
+    groups = grouped(ids, e.w_gate.tensor.shape[0])
+    widest = max(e.w_gate.blocks.k, e.w_gate.blocks.n)
+    step = max(1, WAVE_BYTES // (64 * groups.vectors * widest))
+    y = p.buffers.floats("y of pairs", at.pairs.count, e.w_down.blocks.n)
+    for first in range(0, len(groups.blocks), step):
+        part = slice(first, first + step)
+        wave(p, ffn, at, Grouped(groups.blocks[part], groups.lanes[part], groups.vectors), y)
+    biased(p, e.b_down, y, e.w_down.blocks.n, at.pairs)
+    combined(p, ffn, at, y)
+
+
+def wave(p: JobList, ffn: MoE, at: Routed, groups: Grouped, y: int) -> None:
+    """y[P, D] of the pairs of some blocks."""
+    e, v, n_blocks = ffn.experts, groups.vectors, len(groups.blocks)
+    k, size, width = e.w_gate.blocks.k, e.w_gate.blocks.n, e.w_down.blocks.n
+    blocks, lanes = address_of(groups.blocks), address_of(groups.lanes)
+    p.keep.append(groups)
+    packed = p.buffers.bytes("packed pairs", 64 * v * n_blocks * k)
+    given = [at.inputs, 4 * k, k, lanes, at.pairs.count // at.columns]
+    p.add("pack_pairs", v * n_blocks, packed, 64 * k, *given, grain=1)
+    gate, rows = by_blocks(p, e.w_gate.blocks, packed, groups, "gate of pairs")
+    up, _ = by_blocks(p, e.w_up.blocks, packed, groups, "up of pairs")
+    h = p.buffers.bytes("h of pairs", 64 * v * n_blocks * size)
+    given = [gate, up, rows, v, size, ACTIVATIONS[e.activation]]
+    given += [rows_of(p, e.b_gate), rows_of(p, e.b_up), blocks]
+    p.add("gated_blocks", v * n_blocks, h, 64 * size, *given, grain=1)
+    out, rows = by_blocks(p, e.w_down.blocks, h, groups, "down of pairs")
+    p.add("unpack_pairs", v * n_blocks, 0, 0, out, rows, v, width, lanes, y, grain=1)
+
+
+def by_blocks(p: JobList, w: BlockRows, x: int, groups: Grouped, name: str) -> tuple[int, int]:
+    """out[B, rows, V, 16] of packed columns, and the rows, some more than N."""
+    v, n_blocks = groups.vectors, len(groups.blocks)
+    wanted = 4 * p.pool.n_threads
+    item_rows = next((r for r in (96, 48) if n_blocks * (w.n // r) >= wanted), 24)
+    panels = -(-w.n // item_rows)
+    nbytes = item_rows * 64 * v
+    out = p.buffers.bytes(name, n_blocks * panels * nbytes + 64)
+    given = [w.address, w.row_bytes, w.n, w.k, kernels.expand(w.format), x, v, item_rows, panels]
+    given.append(address_of(groups.blocks))
+    private = item_rows * PITCH + 512
+    p.add("multiply_blocks", n_blocks * panels, out, nbytes, *given, grain=1, private=private)
+    return out, panels * item_rows

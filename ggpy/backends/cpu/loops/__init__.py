@@ -1,0 +1,49 @@
+"""What numba compiles: kernels, the loops of the pool's threads, and the vectors in them.
+
+A function is found by the name of its machine code. Importing this folder imports numba, so it is
+imported when something must be compiled, and not when all machine code is on disk.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....formats import by_name
+from . import attention, chunks, elementwise, experts, gemm, kv_pages, products
+from .blocks import declaration, expansion
+
+MODULES = (attention, chunks, elementwise, experts, gemm, kv_pages, products)
+ROWS_OF = {32: products.row_of_pairs, 64: products.row_of_64s, 256: products.row_of_superblocks}
+EXPANDS = {32: expansion.of_pairs, 64: expansion.of_64s, 256: expansion.of_superblocks}
+
+
+def function(name: str) -> Any:
+    """The njit function: of a format and its activations for "dot FORMAT q8", of a format for
+    "expand FORMAT"; of one of the modules for another name.
+    """
+    kind, _, rest = name.partition(" ")
+    if kind == "dot":
+        return _dot(*rest.split())
+    if kind == "expand":
+        return _expand(rest)
+    return next(getattr(module, name) for module in MODULES if hasattr(module, name))
+
+
+def has_blocks(name: str) -> bool:
+    """Whether rows of a format can be expanded."""
+    return declaration(by_name(name)) is not None or name in expansion.NUMBERS
+
+
+def _dot(name: str, activations: str) -> Any:
+    format = by_name(name)
+    d = declaration(format)
+    assert d is not None, f"{name} has no blocks"
+    return products.rows_of_bytes(ROWS_OF[format.block_size](d, format.nbytes, activations))
+
+
+def _expand(name: str) -> Any:
+    format = by_name(name)
+    d = declaration(format)
+    if d is None:
+        return expansion.of_numbers(format.nbytes, name)
+    return EXPANDS[format.block_size](d, format.nbytes)

@@ -1,0 +1,148 @@
+"""The loops of the pool's threads: taking chunks of a job, computing them, waiting for them.
+
+What pool.py says of chunks and threads is done here, on numbers in memory whose places are in
+sizes.py. Nothing here knows what kernels compute.
+"""
+
+from __future__ import annotations
+
+from numba import njit, types
+
+from ..sizes import (
+    ACTIVE,
+    ARGUMENTS,
+    CHUNKS,
+    CLOSED,
+    CURRENT,
+    DONE,
+    EPOCH,
+    FUNCTION,
+    GRAIN,
+    IN_FLIGHT,
+    JOB,
+    LINE,
+    N_ITEMS,
+    OUT,
+    PRIVATE,
+    STATES,
+    STOP,
+    TICKET,
+    WIDTH,
+)
+from . import simd
+from .simd import atomics
+
+PATIENCE = 400  # looks at a chunk of another thread before it is computed again
+POLITE = 2048  # looks for a job before a thread that waits for its core gets it
+GRACE = 20000  # looks for a job after a step before a worker sleeps
+WAITING, TAKEN, COMPLETE = 0, 1, 2  # states of a chunk, added to 4 * epoch
+
+let_others_run = types.ExternalFunction("sched_yield", types.int32())
+load, store, at = simd.load_i64, simd.store, atomics
+
+
+@njit
+def execute_chunk(pool, job, chunk, epoch, thread):
+    """Compute a chunk in the thread's memory, and copy it if nobody else did."""
+    grain, width = load(job + 8 * GRAIN), load(job + 8 * WIDTH)
+    function, out = load(job + 8 * FUNCTION), load(job + 8 * OUT)
+    arguments = job + 8 * ARGUMENTS
+    begin = chunk * grain
+    end = min(begin + grain, load(job + 8 * N_ITEMS))
+    scratch = load(pool + 8 * (IN_FLIGHT + LINE * thread + 1))
+    state, waiting = pool + 8 * (STATES + chunk), 4 * epoch
+    if width == 0:
+        if at.exchanged(state, waiting, waiting + TAKEN):
+            simd.call_kernel(function, arguments, begin, end, out, scratch)
+            at.put(state, waiting + COMPLETE)
+            at.added(pool + 8 * DONE, 1)
+        return
+    result = scratch + load(job + 8 * PRIVATE)
+    simd.call_kernel(function, arguments, begin, end, result, scratch)
+    if at.exchanged(state, waiting, waiting + TAKEN):
+        at.copied(out + begin * width, result, (end - begin) * width)
+        at.put(state, waiting + COMPLETE)
+        at.added(pool + 8 * DONE, 1)
+
+
+@njit
+def take_chunks(pool, thread):
+    """Compute chunks of the job while there are any."""
+    ticket = pool + 8 * TICKET
+    while True:
+        now = at.got(ticket)
+        chunk, epoch = now & CLOSED, now >> 32
+        job = load(pool + 8 * CURRENT)
+        if chunk >= load(pool + 8 * CHUNKS):
+            return
+        # Job and chunks are those of the ticket if nobody changed it.
+        if at.exchanged(ticket, now, now + 1):
+            execute_chunk(pool, job, chunk, epoch, thread)
+
+
+@njit
+def run_job(pool, job, n_threads):
+    """All items of a job; the caller is thread 0."""
+    items, grain = load(job + 8 * N_ITEMS), load(job + 8 * GRAIN)
+    chunks = (items + grain - 1) // grain
+    if chunks <= 1 or n_threads == 1:
+        scratch = load(pool + 8 * (IN_FLIGHT + 1))
+        function, out = load(job + 8 * FUNCTION), load(job + 8 * OUT)
+        simd.call_kernel(function, job + 8 * ARGUMENTS, 0, items, out, scratch)
+        return
+    epoch = (load(pool + 8 * EPOCH) + 1) & 0x3FFFFFFF
+    store(pool + 8 * EPOCH, epoch)
+    at.put(pool + 8 * TICKET, (epoch << 32) | CLOSED)
+    store(pool + 8 * CURRENT, job)
+    store(pool + 8 * CHUNKS, chunks)
+    store(pool + 8 * DONE, 0)
+    for chunk in range(chunks):
+        store(pool + 8 * (STATES + chunk), 4 * epoch)
+    at.put(pool + 8 * TICKET, epoch << 32)
+    take_chunks(pool, 0)
+    looks = 0
+    while at.got(pool + 8 * DONE) != chunks:
+        at.relax()
+        looks += 1
+        if looks >= PATIENCE:
+            compute_again(pool, job, chunks, epoch)
+            looks = 0
+
+
+@njit
+def compute_again(pool, job, chunks, epoch):
+    """The chunks that others have taken and not completed."""
+    if load(job + 8 * WIDTH) != 0:
+        for chunk in range(chunks):
+            if at.got(pool + 8 * (STATES + chunk)) == 4 * epoch:
+                execute_chunk(pool, job, chunk, epoch, 0)
+
+
+@njit
+def run_jobs(pool, jobs, n, n_threads):
+    """n jobs, one after the other; addresses."""
+    for i in range(n):
+        run_job(pool, jobs + 8 * JOB * i, n_threads)
+
+
+@njit
+def work(pool, thread):
+    """A worker, until no step is being computed."""
+    flag = pool + 8 * (IN_FLIGHT + LINE * thread)
+    looks = idle = 0
+    while looks < GRACE:
+        looks += 1
+        idle += 1
+        if at.got(pool + 8 * ACTIVE):
+            looks = 0
+        if at.got(pool + 8 * STOP):
+            return
+        if (at.got(pool + 8 * TICKET) & CLOSED) < load(pool + 8 * CHUNKS):
+            at.put(flag, 1)
+            take_chunks(pool, thread)
+            at.put(flag, 0)
+            idle = 0
+        if idle >= POLITE:
+            idle = 0
+            let_others_run()
+        at.relax()

@@ -1,0 +1,59 @@
+"""What kernels and those who call them must agree on: sizes, places, and numbers of kinds.
+
+This module imports no numba: a process whose kernels are on disk does without it.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from .processor import tile_shape
+
+# Products
+
+BLOCK_K = 256  # weights of a row that are dequantised at a time: a multiple of every block
+PITCH = 4 * (BLOCK_K + 16)  # bytes between rows of a panel: neighbours in different cache sets
+LANES = 16  # columns of a vector
+ROWS, VECTORS = tile_shape()  # of a tile
+
+# Activations as whole numbers with a scale for each 32, of 8 bits ("q8") or of 15 ("q16": 128 times
+# one byte and another). A column, with K rounded up to 256, is K bytes, which are the high ones of
+# q16; its low bytes; K/4 int32, -128 times the sum of 4 neighbours; K/32 scales f32; and K/16 sums
+# of 16 neighbours, times the scale, f32.
+LARGEST = {"q8": 127, "q16": 127 * 128}
+
+
+def column_bytes(padded: int) -> int:
+    """Bytes of a column."""
+    return 3 * padded + padded // 8 + padded // 4
+
+
+def f32_bits(number: float) -> int:
+    """The bits of a number as f32: how kernels take one."""
+    return int(struct.unpack("<I", struct.pack("<f", number))[0])
+
+
+# Attention
+
+PAGE = 64
+PANEL_ROWS = (PAGE + ROWS - 1) // ROWS * ROWS
+MAX_HEAD = 256  # numbers of a head that a panel's rows have room for
+
+# Numbers of types of the cache, of what a gate and the rows beside it become, and of a router's
+# scores
+KINDS = {"f32": 0, "f16": 1, "q8_0": 2}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "swiglu_oai": 2, "sigmoid": 3}
+SCORES = {"softmax": 0, "sigmoid": 1, "softmax_chosen": 2, "sigmoid_chosen": 3}
+
+# A job of the pool is a row of int64.
+FUNCTION, N_ITEMS, GRAIN, WIDTH, OUT, PRIVATE, ARGUMENTS = range(7)
+JOB = 32  # numbers of a job
+# WIDTH: bytes of an item's results, which go to OUT; 0: the kernel writes where it wants to, and no
+# chunk is computed twice. PRIVATE: bytes that the kernel needs for itself.
+
+# The pool's own int64, a cache line of 8 for what is written by different threads.
+TICKET, CURRENT, CHUNKS, DONE, ACTIVE, STOP, EPOCH, STATES = 0, 8, 9, 16, 24, 25, 32, 64
+MAX_CHUNKS = 1024
+IN_FLIGHT = STATES + MAX_CHUNKS  # of each thread a line: it may hold a chunk; its memory
+LINE = 8
+CLOSED = 0xFFFFFFFF  # a ticket whose chunks are gone
