@@ -2,7 +2,8 @@
 
 Templates differ: some want the arguments of calls as a dict and some as JSON text, some want a
 missing content as "" and some as none, some iterate over parts of a content, some know no tools at
-all. `probes` finds out by rendering, `TemplateForm.adapted` rewrites. Nothing here renders itself.
+all, some no system message, or none behind the first message. `probes` finds out by rendering,
+`TemplateForm.adapted` rewrites. Nothing here renders itself.
 """
 
 from __future__ import annotations
@@ -128,18 +129,45 @@ class TemplateForm:
     knows_calls: bool = True
     knows_results: bool = True
     knows_developer: bool = False
+    knows_system: bool = True  # a first message of it
+    knows_late_system: bool = True  # one behind others
     thinking: bool = False  # reasoning is called so
 
     def adapted(self, messages: Sequence[Message]) -> list[Message]:
         """Checked messages as the template wants them."""
-        return [self._adapted(message) for message in messages]
+        known = [self._in_known_role(message) for message in messages]
+        if not (self.knows_system and self.knows_late_system):
+            known = self._without_system(known)
+        return [self._adapted(message) for message in known]
+
+    def _in_known_role(self, message: Message) -> Message:
+        if message["role"] == "developer" and not self.knows_developer:
+            return {**message, "role": "system"}
+        if message["role"] == "tool" and not self.knows_results:
+            return {"role": "user", "content": _result_in_words(message)}
+        return message
+
+    def _without_system(self, messages: Sequence[Message]) -> list[Message]:
+        """The texts of system messages that the template does not know, in their neighbours: behind
+        what was asked or returned before, or else before what is asked next.
+        """
+        found: list[Message] = []
+        waiting: list[str] = []
+        for i, message in enumerate(messages):
+            known = self.knows_late_system if i else self.knows_system
+            if message["role"] not in ("system", "developer") or known:
+                if waiting and message["role"] == "user":
+                    message = _joined(message, [*waiting, message["content"]])
+                    waiting = []
+                found.append(message)
+            elif found and found[-1]["role"] != "assistant":
+                found[-1] = _joined(found[-1], [found[-1]["content"], message["content"]])
+            else:
+                waiting.append(message["content"])
+        return [*found, {"role": "user", "content": "\n\n".join(waiting)}] if waiting else found
 
     def _adapted(self, message: Message) -> Message:
         copy = dict(message)
-        if copy["role"] == "developer" and not self.knows_developer:
-            copy["role"] = "system"
-        if copy["role"] == "tool" and not self.knows_results:
-            copy = {"role": "user", "content": _result_in_words(copy)}
         if copy.get("tool_calls"):
             copy = self._with_calls(copy)
         elif copy["content"] is None:
@@ -161,6 +189,10 @@ class TemplateForm:
             calls = [{**call, "function": _with_text(call["function"])} for call in calls]
         none = None if self.content_none else ""
         return {**message, "tool_calls": calls, "content": message["content"] or none}
+
+
+def _joined(message: Message, texts: Sequence[str]) -> Message:
+    return {**message, "content": "\n\n".join(text for text in texts if text)}
 
 
 def _with_text(function: Message) -> Message:
@@ -205,6 +237,7 @@ def probes(template: str, rendered: Callable[[Sequence[Message], Any], str]) -> 
         knows_developer="developer" in template,
         thinking="thinking" in template and "reasoning_content" not in template,
     )
+    base = _with_system(base, rendered, user)
     if "tool" not in template:
         return _replaced(base, knows_calls=False, knows_results=False)
     for text, none in ((False, False), (False, True), (True, False), (True, True)):
@@ -216,6 +249,21 @@ def probes(template: str, rendered: Callable[[Sequence[Message], Any], str]) -> 
 
 def _replaced(form: TemplateForm, **changes: bool) -> TemplateForm:
     return TemplateForm(**{**form.__dict__, **changes})
+
+
+def _with_system(form: TemplateForm, rendered: Callable[..., str], user: Message) -> TemplateForm:
+    """Where the template takes system messages: it shows them, if it shows any message."""
+    system = {"role": "system", "content": _VALUE}
+    alone = rendered(form.adapted([user]), None)
+    if not alone:
+        return form  # it refuses whatever the roles are
+
+    def takes(*messages: Message) -> bool:
+        text = rendered(form.adapted(messages), None)
+        return _VALUE in text if _WORD in alone else bool(text)
+
+    first, late = takes(system, user), takes(user, system)
+    return _replaced(form, knows_system=first, knows_late_system=late)
 
 
 def _shows_calls(form: TemplateForm, rendered: Callable[..., str], user: Message) -> bool:

@@ -147,3 +147,61 @@ def test_a_template_that_needs_too_much_is_not_probed_again_and_again() -> None:
     loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %} tool"
     with pytest.raises(ChatTemplateError, match="processor time"):
         form_of(loops)
+
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+AT_THE_START = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{% endfor %}{# tool_calls #}"
+)
+NONE_AT_ALL = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}"
+    "{% elif (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('alternate') }}"
+    "{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+LEFT_OUT = (
+    "{% for m in messages %}{% if m.role != 'system' or loop.first %}[{{ m.role }}]{{ m.content }}"
+    "{% endif %}{% endfor %}"
+)
+ANSWER = {"role": "assistant", "content": "Why?"}
+BOTH = "Weather?\n\nBe brief."
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "prompt"),
+    [
+        (MANY + "{% endfor %}", [USER, SYSTEM], "[user]Weather?[system]Be brief."),
+        (AT_THE_START, [SYSTEM, USER], "[system]Be brief.[user]Weather?"),
+        (AT_THE_START, [SYSTEM, SYSTEM, USER], "[system]Be brief.\n\nBe brief.[user]Weather?"),
+        (AT_THE_START, [USER, SYSTEM], "[user]" + BOTH),
+        (AT_THE_START, [USER, {**SYSTEM, "role": "developer"}], "[user]" + BOTH),
+        (AT_THE_START, [USER, SYSTEM, ANSWER, USER], f"[user]{BOTH}[assistant]Why?[user]Weather?"),
+        (
+            AT_THE_START,
+            [USER, ANSWER, SYSTEM, USER],
+            "[user]Weather?[assistant]Why?[user]Be brief.\n\nWeather?",
+        ),
+        (
+            AT_THE_START,
+            [USER, ANSWER, SYSTEM],
+            "[user]Weather?[assistant]Why?[user]Be brief.",
+        ),
+        (NONE_AT_ALL, [SYSTEM, USER, ANSWER], "[user]Be brief.\n\nWeather?[assistant]Why?"),
+        (NONE_AT_ALL, [SYSTEM], "[user]Be brief."),
+        (LEFT_OUT, [SYSTEM, USER, SYSTEM], "[system]Be brief.[user]" + BOTH),
+    ],
+)
+def test_a_system_message_stands_where_the_template_knows_it(
+    tokenizer: Tokenizer, template: str, messages: list[Any], prompt: str
+) -> None:
+    before = [dict(message) for message in messages]
+    assert tokenizer.apply_chat_template(messages, template) == prompt
+    assert messages == before, "the caller's messages are left alone"
+
+
+def test_a_late_system_message_may_follow_a_result(tokenizer: Tokenizer) -> None:
+    template = AT_THE_START.replace("{% endfor %}", "{{ m.tool_calls }}{% endfor %}")
+    prompt = tokenizer.apply_chat_template([USER, CALLER, RESULT, SYSTEM], template, tools=TOOLS)
+    assert prompt.endswith("22\n\nBe brief.")
+    assert form_of(template).knows_system and not form_of(template).knows_late_system
