@@ -220,6 +220,8 @@ _CALLS = [
 ]  # fmt: skip
 _CALLER = {"role": "assistant", "content": None, "tool_calls": _CALLS}
 _RESULT = {"role": "tool", "content": "Rkwz", "tool_call_id": "call00001", "name": _NAME}
+_SYSTEM, _LATE = ({"role": "system", "content": text} for text in ("Gjwk", "Xpfy"))
+_SAID = {"role": "assistant", "content": _VALUE}
 _SCHEMA = {"type": "object", "properties": {_KEY: {"type": "string", "description": "A value."}}}
 _TOOLS = [
     {"type": "function",
@@ -237,14 +239,7 @@ def probes(template: str, rendered: Callable[[Sequence[Message], Any], str]) -> 
         knows_developer="developer" in template,
         thinking="thinking" in template and "reasoning_content" not in template,
     )
-    base = _with_system(base, rendered, user)
-    if "tool" not in template:
-        return _replaced(base, knows_calls=False, knows_results=False)
-    for text, none in ((False, False), (False, True), (True, False), (True, True)):
-        form = _replaced(base, arguments_as_text=text, content_none=none)
-        if _shows_calls(form, rendered, user):
-            return _with_results(form, rendered, user)
-    return _with_results(_replaced(base, knows_calls=False), rendered, user)
+    return _with_system(_with_tools(base, template, rendered, user), rendered, user)
 
 
 def _replaced(form: TemplateForm, **changes: bool) -> TemplateForm:
@@ -253,21 +248,38 @@ def _replaced(form: TemplateForm, **changes: bool) -> TemplateForm:
 
 def _with_system(form: TemplateForm, rendered: Callable[..., str], user: Message) -> TemplateForm:
     """Where the template takes system messages: it shows them, if it shows any message."""
-    system = {"role": "system", "content": _VALUE}
     alone = rendered(form.adapted([user]), None)
     if not alone:
         return form  # it refuses whatever the roles are
 
     def takes(*messages: Message) -> bool:
-        text = rendered(form.adapted(messages), None)
-        return _VALUE in text if _WORD in alone else bool(text)
+        text = rendered(form.adapted(messages), _TOOLS if _RESULT in messages else None)
+        told = [m["content"] for m in messages if m["role"] == "system"]
+        return all(x in text for x in told) if _WORD in alone else bool(text)
 
-    first, late = takes(system, user), takes(user, system)
+    first = takes(_SYSTEM, user)
+    before = (_SYSTEM, user) if first else (user,)
+    late = takes(*before, _LATE, _SAID, user)
+    if form.knows_calls and form.knows_results:
+        late = late and takes(*before, _CALLER, _RESULT, _LATE)
     return _replaced(form, knows_system=first, knows_late_system=late)
 
 
+def _with_tools(
+    form: TemplateForm, template: str, rendered: Callable[..., str], user: Message
+) -> TemplateForm:
+    """How the template takes calls and results."""
+    if "tool" not in template:
+        return _replaced(form, knows_calls=False, knows_results=False)
+    for text, none in ((False, False), (False, True), (True, False), (True, True)):
+        found = _replaced(form, arguments_as_text=text, content_none=none)
+        if _shows_calls(found, rendered, user):
+            return _with_results(found, rendered, user)
+    return _with_results(_replaced(form, knows_calls=False), rendered, user)
+
+
 def _shows_calls(form: TemplateForm, rendered: Callable[..., str], user: Message) -> bool:
-    plain = rendered(form.adapted([user, {"role": "assistant", "content": _VALUE}]), _TOOLS)
+    plain = rendered(form.adapted([user, _SAID]), _TOOLS)
     as_repr = f"{{'{_KEY}'"
     # Some templates leave out an assistant's message that is the last one.
     for messages in ([user, _CALLER], [user, _CALLER, _RESULT]):

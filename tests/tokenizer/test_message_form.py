@@ -164,6 +164,17 @@ LEFT_OUT = (
     "{% for m in messages %}{% if m.role != 'system' or loop.first %}[{{ m.role }}]{{ m.content }}"
     "{% endif %}{% endfor %}"
 )
+ALTERNATES = (  # a system message is counted as an answer
+    "{% for m in messages %}{% if not (loop.first and m.role == 'system') and (m.role == 'user')"
+    " != ((loop.index0 - (messages[0].role == 'system')) % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}[{{ m.role }}]{{ m.content }}"
+    "{% endfor %}"
+)
+LAST_ONE_WINS = (  # as DeepSeek-R1's distilled models
+    "{% set ns = namespace(text='') %}{% for m in messages if m.role == 'system' %}"
+    "{% set ns.text = m.content %}{% endfor %}{{ ns.text }}"
+    "{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
 ANSWER = {"role": "assistant", "content": "Why?"}
 BOTH = "Weather?\n\nBe brief."
 
@@ -189,6 +200,9 @@ BOTH = "Weather?\n\nBe brief."
         ),
         (NONE_AT_ALL, [SYSTEM, USER, ANSWER], "[user]Be brief.\n\nWeather?[assistant]Why?"),
         (NONE_AT_ALL, [SYSTEM], "[user]Be brief."),
+        (ALTERNATES, [SYSTEM, USER, SYSTEM], "[system]Be brief.[user]" + BOTH),
+        (ALTERNATES, [USER, SYSTEM, ANSWER], f"[user]{BOTH}[assistant]Why?"),
+        (LAST_ONE_WINS, [{**SYSTEM, "content": "Hi"}, USER, SYSTEM], "Hi[user]" + BOTH),
         (LEFT_OUT, [SYSTEM, USER, SYSTEM], "[system]Be brief.[user]" + BOTH),
     ],
 )
@@ -201,7 +215,10 @@ def test_a_system_message_stands_where_the_template_knows_it(
 
 
 def test_a_late_system_message_may_follow_a_result(tokenizer: Tokenizer) -> None:
-    template = AT_THE_START.replace("{% endfor %}", "{{ m.tool_calls }}{% endfor %}")
+    shown = "[{{ m.role }}]{{ m.content }}{{ m.tool_calls|tojson if m.tool_calls }}{% endfor %}"
+    refuses = "{% if m.role == 'system' and loop.index0 and loop.previtem.role == 'tool' %}"
+    refuses += "{{ raise_exception('no system here') }}{% endif %}"
+    template = "{% for m in messages %}" + refuses + shown
     prompt = tokenizer.apply_chat_template([USER, CALLER, RESULT, SYSTEM], template, tools=TOOLS)
-    assert prompt.endswith("22\n\nBe brief.")
+    assert prompt.endswith("[tool]22\n\nBe brief.")
     assert form_of(template).knows_system and not form_of(template).knows_late_system
