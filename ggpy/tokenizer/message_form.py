@@ -131,6 +131,7 @@ class TemplateForm:
     knows_developer: bool = False
     knows_system: bool = True  # a first message of it
     knows_late_system: bool = True  # one behind others
+    knows_question_after_result: bool = True  # before an answer comes
     thinking: bool = False  # reasoning is called so
 
     def adapted(self, messages: Sequence[Message]) -> list[Message]:
@@ -138,6 +139,8 @@ class TemplateForm:
         known = [self._in_known_role(message) for message in messages]
         if not (self.knows_system and self.knows_late_system):
             known = self._without_system(known)
+        if not self.knows_question_after_result:
+            known = _questions_in_results(known)
         return [self._adapted(message) for message in known]
 
     def _in_known_role(self, message: Message) -> Message:
@@ -191,6 +194,17 @@ class TemplateForm:
         return {**message, "tool_calls": calls, "content": message["content"] or none}
 
 
+def _questions_in_results(messages: Sequence[Message]) -> list[Message]:
+    """Each user's message behind a result, or behind another of a user's, is a part of it."""
+    found: list[Message] = []
+    for message in messages:
+        if message["role"] == "user" and found and found[-1]["role"] in ("tool", "user"):
+            found[-1] = _joined(found[-1], [found[-1]["content"], message["content"]])
+        else:
+            found.append(message)
+    return found
+
+
 def _joined(message: Message, texts: Sequence[str]) -> Message:
     return {**message, "content": "\n\n".join(text for text in texts if text)}
 
@@ -222,6 +236,7 @@ _CALLER = {"role": "assistant", "content": None, "tool_calls": _CALLS}
 _RESULT = {"role": "tool", "content": "Rkwz", "tool_call_id": "call00001", "name": _NAME}
 _SYSTEM, _LATE = ({"role": "system", "content": text} for text in ("Gjwk", "Xpfy"))
 _SAID = {"role": "assistant", "content": _VALUE}
+_NEXT = {"role": "user", "content": "Wjqt"}
 _SCHEMA = {"type": "object", "properties": {_KEY: {"type": "string", "description": "A value."}}}
 _TOOLS = [
     {"type": "function",
@@ -239,7 +254,10 @@ def probes(template: str, rendered: Callable[[Sequence[Message], Any], str]) -> 
         knows_developer="developer" in template,
         thinking="thinking" in template and "reasoning_content" not in template,
     )
-    return _with_system(_with_tools(base, template, rendered, user), rendered, user)
+    form = _with_tools(base, template, rendered, user)
+    if not rendered(form.adapted([user]), None):
+        return form  # it refuses a question alone: there is nothing to compare with
+    return _with_system(_with_questions(form, rendered, user), rendered, user)
 
 
 def _replaced(form: TemplateForm, **changes: bool) -> TemplateForm:
@@ -248,14 +266,12 @@ def _replaced(form: TemplateForm, **changes: bool) -> TemplateForm:
 
 def _with_system(form: TemplateForm, rendered: Callable[..., str], user: Message) -> TemplateForm:
     """Where the template takes system messages: it shows them, if it shows any message."""
-    alone = rendered(form.adapted([user]), None)
-    if not alone:
-        return form  # it refuses whatever the roles are
+    shows = _WORD in rendered(form.adapted([user]), None)
 
     def takes(*messages: Message) -> bool:
         text = rendered(form.adapted(messages), _TOOLS if _RESULT in messages else None)
         told = [m["content"] for m in messages if m["role"] == "system"]
-        return all(x in text for x in told) if _WORD in alone else bool(text)
+        return all(x in text for x in told) if shows else bool(text)
 
     first = takes(_SYSTEM, user)
     before = (_SYSTEM, user) if first else (user,)
@@ -276,6 +292,15 @@ def _with_tools(
         if _shows_calls(found, rendered, user):
             return _with_results(found, rendered, user)
     return _with_results(_replaced(form, knows_calls=False), rendered, user)
+
+
+def _with_questions(
+    form: TemplateForm, rendered: Callable[..., str], user: Message
+) -> TemplateForm:
+    """Whether the template takes a question behind a result: some want an answer in between."""
+    text = rendered(form.adapted([user, _CALLER, _RESULT, _NEXT]), _TOOLS)
+    known = _NEXT["content"] in text or _WORD not in rendered(form.adapted([user]), None)
+    return _replaced(form, knows_question_after_result=known)
 
 
 def _shows_calls(form: TemplateForm, rendered: Callable[..., str], user: Message) -> bool:

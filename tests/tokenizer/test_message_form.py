@@ -222,3 +222,34 @@ def test_a_late_system_message_may_follow_a_result(tokenizer: Tokenizer) -> None
     prompt = tokenizer.apply_chat_template([USER, CALLER, RESULT, SYSTEM], template, tools=TOOLS)
     assert prompt.endswith("[tool]22\n\nBe brief.")
     assert form_of(template).knows_system and not form_of(template).knows_late_system
+
+
+AFTER_ANSWERS = (  # as Mistral's models: calls and results are no turns
+    "{% set ns = namespace(n=0) %}{% for m in messages %}"
+    "{% if m.role in ('user', 'assistant') and not m.tool_calls %}"
+    "{% if (m.role == 'user') != (ns.n % 2 == 0) %}{{ raise_exception('alternate') }}{% endif %}"
+    "{% set ns.n = ns.n + 1 %}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{{ m.tool_calls|tojson if m.tool_calls }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [
+        (AFTER_ANSWERS, "[tool]22\n\nWeather?"),
+        (NONE_AT_ALL, '"content": "22"}}\n\nWeather?'),
+        (MANY + "{% endfor %}", '"content": "22"}}[user]Weather?'),
+        (AT_THE_START, "[tool]22[user]Weather?"),
+    ],
+)
+def test_a_question_behind_a_result(tokenizer: Tokenizer, template: str, end: str) -> None:
+    messages = [USER, CALLER, RESULT, USER]
+    assert tokenizer.apply_chat_template(messages, template, tools=TOOLS).endswith(end)
+    later = tokenizer.apply_chat_template([*messages, ANSWER, USER], template, tools=TOOLS)
+    assert later.endswith(end + "[assistant]Why?[user]Weather?")
+
+
+def test_two_results_where_the_template_knows_none(tokenizer: Tokenizer) -> None:
+    messages = [USER, {**CALLER, "tool_calls": [CALL, {**CALL, "id": "c2"}]}, RESULT, RESULT]
+    prompt = tokenizer.apply_chat_template(messages, NONE_AT_ALL)
+    assert prompt.count("[user]") == 2 and prompt.count('"content": "22"') == 2
