@@ -108,12 +108,13 @@ class Server:
         self, request: Request, body: Fields, prompt: str | list[int], options: AnswerOptions
     ) -> Response:
         service = self.ready()
+        stream, paths = body.flag("stream", False), body.texts("response_fields")
         answers = await service.complete_all([prompt], options, client_of(request), 1)
         events = self._counted(answers)
-        if body.flag("stream", False):
-            return self.stream(native.answer_chunks(events, service.model_name), answers)
+        if stream:
+            return self.stream(native.answer_chunks(events, service.model_name, paths), answers)
         text = prompt if isinstance(prompt, str) else service.tokenizer.decode(prompt, special=True)
-        whole = native.whole_answer(events, service.model_name, text)
+        whole = native.whole_answer(events, service.model_name, text, paths)
         return await self.whole(request, whole, answers)
 
     async def tokenize(self, request: Request) -> Response:

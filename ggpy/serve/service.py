@@ -27,6 +27,7 @@ from ..runtime.sequence import ContextOverflow
 from ..sampling import SamplingParams
 from ..sampling.params import MASK64
 from ..tokenizer import Tokenizer
+from ..tokenizer.chat import form_of
 from .answers.answer import Answering
 from .answers.merge import cancel_all
 from .answers.vectors import Vectors
@@ -285,11 +286,9 @@ class ModelService:
 
     def _takes_system(self) -> bool:
         """Whether the chat template has a place for system messages."""
-        mark = "Qmvx"
-        messages = [{"role": "system", "content": mark}, {"role": "user", "content": "Rkwz"}]
         try:
-            return mark in self.tokenizer.apply_chat_template(messages, self.template)
-        except ValueError:  # it refuses them, or there is none
+            return self.template is not None and form_of(self.template).knows_system
+        except ValueError:  # it cannot be rendered
             return False
 
     def _chat_format(self) -> ChatFormat:

@@ -17,7 +17,7 @@ import os
 import struct
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -105,8 +105,20 @@ def to_json(
 ) -> str:
     """JSON as models saw it in training: jinja2's own filter escapes for HTML."""
     return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        value,
+        default=listed,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
     )
+
+
+def listed(value: Any) -> list[Any]:
+    """What `map` and `select` make, as llama.cpp's Jinja has it; TypeError for anything else."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} is no JSON")
 
 
 def join(pieces: Iterable[str], max_chars: int) -> str:

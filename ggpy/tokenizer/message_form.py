@@ -2,7 +2,8 @@
 
 Templates differ: some want the arguments of calls as a dict and some as JSON text, some want a
 missing content as "" and some as none, some iterate over parts of a content, some know no tools at
-all. `probes` finds out by rendering, `TemplateForm.adapted` rewrites. Nothing here renders itself.
+all, some no system message, or none behind the first message. `probes` finds out by rendering,
+`TemplateForm.adapted` rewrites. Nothing here renders itself.
 """
 
 from __future__ import annotations
@@ -128,18 +129,48 @@ class TemplateForm:
     knows_calls: bool = True
     knows_results: bool = True
     knows_developer: bool = False
+    knows_system: bool = True  # a first message of it
+    knows_late_system: bool = True  # one behind others
+    knows_question_after_result: bool = True  # before an answer comes
     thinking: bool = False  # reasoning is called so
 
     def adapted(self, messages: Sequence[Message]) -> list[Message]:
         """Checked messages as the template wants them."""
-        return [self._adapted(message) for message in messages]
+        known = [self._in_known_role(message) for message in messages]
+        if not (self.knows_system and self.knows_late_system):
+            known = self._without_system(known)
+        if not self.knows_question_after_result:
+            known = _questions_in_results(known)
+        return [self._adapted(message) for message in known]
+
+    def _in_known_role(self, message: Message) -> Message:
+        if message["role"] == "developer" and not self.knows_developer:
+            return {**message, "role": "system"}
+        if message["role"] == "tool" and not self.knows_results:
+            return {"role": "user", "content": _result_in_words(message)}
+        return message
+
+    def _without_system(self, messages: Sequence[Message]) -> list[Message]:
+        """The texts of system messages that the template does not know, in their neighbours: behind
+        what was asked or returned before, or else before what is asked next.
+        """
+        found: list[Message] = []
+        waiting: list[str] = []
+        for i, message in enumerate(messages):
+            known = self.knows_late_system if i else self.knows_system
+            if message["role"] not in ("system", "developer") or known:
+                if waiting and message["role"] == "user":
+                    message = _joined(message, [*waiting, message["content"]])
+                    waiting = []
+                found.append(message)
+            elif found and found[-1]["role"] != "assistant":
+                found[-1] = _joined(found[-1], [found[-1]["content"], message["content"]])
+            else:
+                waiting.append(message["content"])
+        return [*found, {"role": "user", "content": "\n\n".join(waiting)}] if waiting else found
 
     def _adapted(self, message: Message) -> Message:
         copy = dict(message)
-        if copy["role"] == "developer" and not self.knows_developer:
-            copy["role"] = "system"
-        if copy["role"] == "tool" and not self.knows_results:
-            copy = {"role": "user", "content": _result_in_words(copy)}
         if copy.get("tool_calls"):
             copy = self._with_calls(copy)
         elif copy["content"] is None:
@@ -161,6 +192,21 @@ class TemplateForm:
             calls = [{**call, "function": _with_text(call["function"])} for call in calls]
         none = None if self.content_none else ""
         return {**message, "tool_calls": calls, "content": message["content"] or none}
+
+
+def _questions_in_results(messages: Sequence[Message]) -> list[Message]:
+    """Each user's message behind a result, or behind another of a user's, is a part of it."""
+    found: list[Message] = []
+    for message in messages:
+        if message["role"] == "user" and found and found[-1]["role"] in ("tool", "user"):
+            found[-1] = _joined(found[-1], [found[-1]["content"], message["content"]])
+        else:
+            found.append(message)
+    return found
+
+
+def _joined(message: Message, texts: Sequence[str]) -> Message:
+    return {**message, "content": "\n\n".join(text for text in texts if text)}
 
 
 def _with_text(function: Message) -> Message:
@@ -188,6 +234,9 @@ _CALLS = [
 ]  # fmt: skip
 _CALLER = {"role": "assistant", "content": None, "tool_calls": _CALLS}
 _RESULT = {"role": "tool", "content": "Rkwz", "tool_call_id": "call00001", "name": _NAME}
+_SYSTEM, _LATE = ({"role": "system", "content": text} for text in ("Gjwk", "Xpfy"))
+_SAID = {"role": "assistant", "content": _VALUE}
+_NEXT = {"role": "user", "content": "Wjqt"}
 _SCHEMA = {"type": "object", "properties": {_KEY: {"type": "string", "description": "A value."}}}
 _TOOLS = [
     {"type": "function",
@@ -205,21 +254,57 @@ def probes(template: str, rendered: Callable[[Sequence[Message], Any], str]) -> 
         knows_developer="developer" in template,
         thinking="thinking" in template and "reasoning_content" not in template,
     )
-    if "tool" not in template:
-        return _replaced(base, knows_calls=False, knows_results=False)
-    for text, none in ((False, False), (False, True), (True, False), (True, True)):
-        form = _replaced(base, arguments_as_text=text, content_none=none)
-        if _shows_calls(form, rendered, user):
-            return _with_results(form, rendered, user)
-    return _with_results(_replaced(base, knows_calls=False), rendered, user)
+    form = _with_tools(base, template, rendered, user)
+    if not rendered(form.adapted([user]), None):
+        return form  # it refuses a question alone: there is nothing to compare with
+    return _with_system(_with_questions(form, rendered, user), rendered, user)
 
 
 def _replaced(form: TemplateForm, **changes: bool) -> TemplateForm:
     return TemplateForm(**{**form.__dict__, **changes})
 
 
+def _with_system(form: TemplateForm, rendered: Callable[..., str], user: Message) -> TemplateForm:
+    """Where the template takes system messages: it shows them, if it shows any message."""
+    shows = _WORD in rendered(form.adapted([user]), None)
+
+    def takes(*messages: Message) -> bool:
+        text = rendered(form.adapted(messages), _TOOLS if _RESULT in messages else None)
+        told = [m["content"] for m in messages if m["role"] == "system"]
+        return all(x in text for x in told) if shows else bool(text)
+
+    first = takes(_SYSTEM, user)
+    before = (_SYSTEM, user) if first else (user,)
+    late = takes(*before, _LATE, _SAID, user)
+    if form.knows_calls and form.knows_results:
+        late = late and takes(*before, _CALLER, _RESULT, _LATE)
+    return _replaced(form, knows_system=first, knows_late_system=late)
+
+
+def _with_tools(
+    form: TemplateForm, template: str, rendered: Callable[..., str], user: Message
+) -> TemplateForm:
+    """How the template takes calls and results."""
+    if "tool" not in template:
+        return _replaced(form, knows_calls=False, knows_results=False)
+    for text, none in ((False, False), (False, True), (True, False), (True, True)):
+        found = _replaced(form, arguments_as_text=text, content_none=none)
+        if _shows_calls(found, rendered, user):
+            return _with_results(found, rendered, user)
+    return _with_results(_replaced(form, knows_calls=False), rendered, user)
+
+
+def _with_questions(
+    form: TemplateForm, rendered: Callable[..., str], user: Message
+) -> TemplateForm:
+    """Whether the template takes a question behind a result: some want an answer in between."""
+    text = rendered(form.adapted([user, _CALLER, _RESULT, _NEXT]), _TOOLS)
+    known = _NEXT["content"] in text or _WORD not in rendered(form.adapted([user]), None)
+    return _replaced(form, knows_question_after_result=known)
+
+
 def _shows_calls(form: TemplateForm, rendered: Callable[..., str], user: Message) -> bool:
-    plain = rendered(form.adapted([user, {"role": "assistant", "content": _VALUE}]), _TOOLS)
+    plain = rendered(form.adapted([user, _SAID]), _TOOLS)
     as_repr = f"{{'{_KEY}'"
     # Some templates leave out an assistant's message that is the last one.
     for messages in ([user, _CALLER], [user, _CALLER, _RESULT]):

@@ -179,12 +179,26 @@ def test_the_system_message(talk: Talk) -> None:
 
 def test_a_system_message_that_the_template_refuses(talk: Talk) -> None:
     template = (
-        "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system') }}"
+        "{% for m in messages %}{% if m['content'] == 'x' %}{{ raise_exception('no x here') }}"
         "{% endif %}{{ m['content'] }}{% endfor %}"
     )
     result = talk(b"/system x\nhello\n", "--chat-template", template)
-    assert len(errors(result)) == 1 and "no system" in errors(result)[0]
+    assert len(errors(result)) == 1 and "no x here" in errors(result)[0]
     assert result.out == talk(b"hello\n", "--chat-template", template).out
+
+
+def test_the_first_question_has_the_words_of_a_system_that_the_template_does_not_know(
+    talk: Talk,
+) -> None:
+    refuses = "{% if m['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    template = "{% for m in messages %}" + refuses + "{{ m['content'] }}{% endfor %}"
+    given = talk(b"/system the model\nhello\n", "--chat-template", template)
+    assert errors(given) == [] and given.out != talk(b"hello\n", "--chat-template", template).out
+    whole = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    joined = "{% if messages[0].role == 'system' %}{{ messages[0].content }}\n\n{% endif %}"
+    rest = "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}"
+    assert given.out != talk(b"/system the model\nhello\n", "--chat-template", whole).out
+    assert given.out == talk(b"/system the model\nhello\n", "--chat-template", joined + rest).out
 
 
 def test_a_conversation_is_saved_and_loaded(talk: Talk, tmp_path: Path) -> None:

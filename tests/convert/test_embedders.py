@@ -7,78 +7,40 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from checkpoints import KINDS, to_gguf, weights_of, write, write_weights
+from checkpoints import to_gguf, weights_of
+from embedder_checkpoints import DENSE, NO, YES, gemma_embedder, head, qwen3_embedder, reranker
 
 import ggpy
 from ggpy.convert import ConvertError
 from ggpy.gguf import File
+from ggpy.runtime.embedding.relevance import relevance
 
 TEXT = "Hello world, this is a text"
-IDENTITY = "torch.nn.modules.linear.Identity"
+GOLDEN = np.load(Path(__file__).resolve().parent.parent / "golden" / "embedders" / "embedders.npz")
 
 
-def bare(folder: Path, name: str) -> None:
-    """Weights of a model that was saved without a head."""
-    weights = {
-        k.removeprefix("model."): v for k, v in weights_of(name).items() if "lm_head" not in k
-    }
-    write_weights(folder, weights, KINDS[name].dtype)
+class GivenIds:
+    """A tokenizer that encodes the prompt of a reranker as given ids: all in its first part."""
+
+    def __init__(self, ids: list[int]) -> None:
+        self._parts = iter([ids, [], []])
+
+    def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        return next(self._parts)
 
 
-def modules(folder: Path, pooling: str, dense: list[np.ndarray]) -> None:
-    """modules.json and the folders that it names."""
-    steps = [("Transformer", "", {}), ("Pooling", "1_Pooling", {f"pooling_mode_{pooling}": True})]
-    for i, w in enumerate(dense, 2):
-        config = {"in_features": w.shape[1], "out_features": w.shape[0], "bias": False}
-        steps.append(("Dense", f"{i}_Dense", {**config, "activation_function": IDENTITY}))
-    for _, path, config in steps[1:]:
-        (folder / path).mkdir()
-        (folder / path / "config.json").write_text(json.dumps(config))
-    for i, w in enumerate(dense, 2):
-        write_weights(folder / f"{i}_Dense", {"linear.weight": w}, "float32")
-    listed = [{"idx": i, "path": path, "type": f"sentence_transformers.models.{kind}"}
-              for i, (kind, path, _) in enumerate(steps)]  # fmt: skip
-    (folder / "modules.json").write_text(json.dumps(listed))
-
-
-def end_with(folder: Path, text: str) -> None:
-    """Put a token behind each text, as the post-processor says."""
-    path = folder / "tokenizer.json"
-    content = json.loads(path.read_text())
-    id = next(x["id"] for x in content["added_tokens"] if x["content"] == text)
-    single = [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": text, "type_id": 0}}]
-    pair = [*single, {"Sequence": {"id": "B", "type_id": 1}}]
-    special = {text: {"id": text, "ids": [id], "tokens": [text]}}
-    content["post_processor"] = {
-        **{"type": "TemplateProcessing", "single": single, "pair": pair},
-        "special_tokens": special,
-    }
-    path.write_text(json.dumps(content))
-
-
-def hidden(folder: Path, kind: str, ids: list[int]) -> np.ndarray:
-    """The hidden states [T, D] of transformers."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    model = getattr(transformers, kind).from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    )
-    with torch.inference_mode():
-        return model.eval()(torch.tensor(ids)[None]).last_hidden_state[0].numpy()
-
-
-def difference(got: np.ndarray, wanted: np.ndarray) -> float:
-    wanted = wanted / np.linalg.norm(wanted)
-    return float(np.abs(got - wanted).max() / np.abs(wanted).max())
+def check_vectors(path: Path, name: str) -> None:
+    """The embeddings are those of transformers."""
+    ids, wanted = GOLDEN[f"{name}/ids"], GOLDEN[f"{name}/vectors"]
+    with ggpy.load(str(path), device="cpu", n_threads=1) as model:
+        got = model.embed(ids.tolist())
+    assert np.abs(wanted[0] - wanted[1]).max() > 0.1, "not all alike"
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=2e-5)
 
 
 @pytest.fixture
 def qwen3(tmp_path: Path) -> Path:
-    folder = write(tmp_path / "embedder", "qwen3")
-    bare(folder, "qwen3")
-    modules(folder, "lasttoken", [])
-    end_with(folder, "<s>")
-    return folder
+    return qwen3_embedder(tmp_path / "embedder")
 
 
 def test_the_token_behind_a_text_is_the_tokenizers(qwen3: Path, tmp_path: Path) -> None:
@@ -95,22 +57,12 @@ def test_the_token_behind_a_text_is_the_tokenizers(qwen3: Path, tmp_path: Path) 
 
 
 def test_qwen3_embedding(qwen3: Path, tmp_path: Path) -> None:
-    with ggpy.load(str(to_gguf(qwen3, tmp_path / "x.gguf")), device="cpu", n_threads=1) as model:
-        ids, got = model.tokenizer.encode(TEXT), model.embed([TEXT])[0]
-    assert difference(got, hidden(qwen3, "Qwen3Model", ids)[-1]) < 1e-4
+    check_vectors(to_gguf(qwen3, tmp_path / "x.gguf"), "qwen3-embedding")
 
 
 @pytest.fixture
 def gemma(tmp_path: Path) -> Path:
-    changes = {"architectures": ["Gemma3TextModel"], "use_bidirectional_attention": True}
-    folder = write(tmp_path / "gemma", "gemma3", **changes)
-    bare(folder, "gemma3")
-    modules(folder, "mean_tokens", DENSE)
-    return folder
-
-
-RNG = np.random.default_rng(1)
-DENSE = [RNG.standard_normal((96, 64)).astype("f4"), RNG.standard_normal((32, 96)).astype("f4")]
+    return gemma_embedder(tmp_path / "gemma")
 
 
 def test_embedding_gemma_in_a_file(gemma: Path, tmp_path: Path) -> None:
@@ -124,57 +76,45 @@ def test_embedding_gemma_in_a_file(gemma: Path, tmp_path: Path) -> None:
 
 
 def test_embedding_gemma(gemma: Path, tmp_path: Path) -> None:
-    text = " ".join([TEXT] * 4)  # several windows
-    with ggpy.load(str(to_gguf(gemma, tmp_path / "x.gguf")), device="cpu", n_threads=1) as model:
-        ids, got = model.tokenizer.encode(text), model.embed([text])[0]
-    mean = hidden(gemma, "Gemma3TextModel", ids).mean(axis=0)
-    assert difference(got, DENSE[1] @ (DENSE[0] @ mean)) < 1e-4
+    check_vectors(to_gguf(gemma, tmp_path / "x.gguf"), "embedding-gemma")
 
 
 def test_gemma_that_looks_back_only_is_refused(tmp_path: Path) -> None:
-    folder = write(tmp_path / "gemma", "gemma3", architectures=["Gemma3TextModel"])
-    bare(folder, "gemma3")
+    folder = gemma_embedder(tmp_path / "gemma")
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    del config["use_bidirectional_attention"]
+    path.write_text(json.dumps(config))
     with pytest.raises(ggpy.GGUFError, match="use_bidirectional_attention"):
         to_gguf(folder, tmp_path / "x.gguf")
 
 
-def reranker(folder: Path) -> Path:
-    """A checkpoint whose vocabulary has "yes" and "no"."""
-    folder = write(folder, "qwen3")
-    path = folder / "tokenizer.json"
-    content = json.loads(path.read_text())
-    vocab = content["model"]["vocab"]
-    vocab |= {"yes": 490, "no": vocab.get("no", 491)}
-    path.write_text(json.dumps(content))
-    return folder
-
-
-def test_a_reranker_has_the_rows_of_its_answers(tmp_path: Path) -> None:
-    folder = reranker(tmp_path / "Qwen3-Reranker-tiny")
-    no = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]["no"]
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_reranker_has_the_rows_of_its_answers(tied: bool, tmp_path: Path) -> None:
+    folder = reranker(tmp_path / "Qwen3-Reranker-tiny", tied)
+    table = weights_of("qwen3")["model.embed_tokens.weight"] if tied else head()
     with File(to_gguf(folder, tmp_path / "x.gguf")) as file:
         found, tensors = dict(file.metadata), file.tensors
         got = np.array(tensors["cls.output.weight"].data).view("f4").reshape(2, 64)
-        table = np.array(tensors["token_embd.weight"].data).view("f4").reshape(512, 64)
-    np.testing.assert_array_equal(got, table[[490, no]])
+    np.testing.assert_array_equal(got, table[[YES, NO]])
     assert found["qwen3.pooling_type"] == 4 and "output.weight" not in tensors
     assert list(found["qwen3.classifier.output_labels"]) == ["yes", "no"]
     assert "{document}" in found["tokenizer.chat_template.rerank"]
     with File(to_gguf(folder, tmp_path / "y.gguf", reranker=False)) as file:
         assert "cls.output.weight" not in file.tensors
+        assert ("output.weight" in file.tensors) != tied
 
 
-def test_relevance_is_that_of_yes_and_no(tmp_path: Path) -> None:
-    from ggpy.runtime.embedding.relevance import QWEN3_RERANKER, prompt_ids, relevance
-
-    folder = reranker(tmp_path / "x")
-    with ggpy.load(str(to_gguf(folder, tmp_path / "x.gguf", reranker=True)), device="cpu",
-                   n_threads=1, n_ctx=1024) as model:  # fmt: skip
-        got = relevance(model.engine, model.tokenizer, model.metadata, "a question", [TEXT])
-        ids = prompt_ids(model.tokenizer, QWEN3_RERANKER, "a question", TEXT)
-    no = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]["no"]
-    x = hidden(folder, "Qwen3Model", ids)[-1] @ weights_of("qwen3")["model.embed_tokens.weight"].T
-    assert np.isclose(got[0], 1 / (1 + np.exp(x[no] - x[490])), rtol=1e-4)
+@pytest.mark.parametrize("tied", [True, False])
+def test_relevance_is_that_of_yes_and_no(tied: bool, tmp_path: Path) -> None:
+    name = "qwen3-reranker" if tied else "qwen3-reranker-untied"
+    path = to_gguf(reranker(tmp_path / "x", tied), tmp_path / "x.gguf", reranker=True)
+    with ggpy.load(str(path), device="cpu", n_threads=1, n_ctx=256) as model:
+        got = [
+            relevance(model.engine, GivenIds(ids), model.metadata, "a question", [TEXT])[0]
+            for ids in GOLDEN[f"{name}/ids"].tolist()
+        ]
+    np.testing.assert_allclose(got, GOLDEN[f"{name}/yes"], rtol=1e-4)
 
 
 @pytest.mark.parametrize("path", ["../other", "/etc", "..", "1_Pooling/../.."])

@@ -25,6 +25,7 @@ from scripted_service import (
 )
 
 from ggpy.serve.api import anthropic as api
+from ggpy.serve.api.reading import UNREAD
 from ggpy.serve.errors import ApiError
 from ggpy.serve.events import CallDelta, CallStart, Constraint, Finished, TextDelta, Usage
 from ggpy.serve.fields import Fields
@@ -365,6 +366,15 @@ def test_results_of_tools_come_before_what_the_user_says() -> None:
 def test_a_result_that_is_an_error_says_so(content: str | None, told: str) -> None:
     result = {"type": "tool_result", "tool_use_id": "c1", "content": content, "is_error": True}
     assert messages_of(user(result)) == [{"role": "tool", "tool_call_id": "c1", "content": told}]
+
+
+@pytest.mark.parametrize("kind", ["image", "document"])
+def test_the_model_is_told_of_a_result_that_it_cannot_read(kind: str) -> None:
+    """An agent that read a picture would get an error for ever, as it sends all of its results."""
+    source = {"type": "base64", "media_type": "image/png", "data": "aGk="}
+    content = [{"type": kind, "source": source}, text("hello.png")]
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": content}
+    assert messages_of(user(result))[0]["content"] == f"{UNREAD}\nhello.png"
 
 
 def test_thinking_is_kept_and_what_is_redacted_is_not() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from running_server import RunningServer
 from scripted_service import ScriptedService, serving
 
 from ggpy.serve.api import embeddings as api
@@ -123,3 +124,11 @@ def test_a_vector_that_is_not_finite_is_an_error() -> None:
         with pytest.raises(ApiError, match="not a finite number"):
             vector = np.array([1, np.nan], np.float32)
             api.answer([(vector, 1)], read("x", encoding_format=form), "tiny")
+
+
+def test_an_input_that_is_too_long_is_named(server: RunningServer) -> None:
+    """By its place among all inputs, which are evaluated in groups."""
+    answer = server.post("/v1/embeddings", input=["one two " * 9] * 5 + ["one " * 300])
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["n_ctx"]) == (400, "input", 256)
+    assert error["message"].startswith("input 5 of the list: context is 256 tokens")

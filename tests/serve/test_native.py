@@ -33,6 +33,25 @@ def test_streamed_completion(server: RunningServer) -> None:
     assert [event["stop"] for event in events][-2:] == [False, True]
 
 
+def test_response_fields_are_a_choice(server: RunningServer) -> None:
+    """Editors ask for them with each infill, by paths."""
+    body = {"prompt": "hello", "n_predict": 3, "temperature": 0}
+    paths = ["content", "timings/predicted_n", "tokens_cached", "absent", "stop/x", "timings/x"]
+    answer = server.post("/completion", **body, response_fields=paths).json()
+    assert answer == {
+        "content": library_text("hello", 3),
+        "timings/predicted_n": 3,
+        "tokens_cached": 0,
+    }
+    body |= {"stream": True, "response_fields": ["stop_type"]}
+    with server.client.stream("POST", "/completion", json=body) as streamed:
+        events = [json.loads(line[6:]) for line in streamed.iter_lines() if line]
+    assert "".join(event.get("content", "") for event in events) == answer["content"]
+    assert events[-1] == {"stop_type": "limit"}
+    refused = server.post("/completion", prompt="a", response_fields=[1])
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "response_fields")
+
+
 def test_the_stop_string_is_named(server: RunningServer) -> None:
     whole = library_text("hello", 8)
     body = {"prompt": "hello", "n_predict": 8, "temperature": 0, "stop": [whole[4]]}

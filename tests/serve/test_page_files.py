@@ -134,3 +134,12 @@ def test_the_wheel_has_the_page() -> None:
     ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").split()
     suffixes = {path.suffix for path in OWN_PAGE.iterdir()}
     assert not [line for line in ignored if line.lstrip("*") in suffixes or "page" in line]
+
+
+def test_the_recipe_for_nginx_lets_the_page_ask_for_all_that_it_needs() -> None:
+    scripts = "".join(path.read_text() for path in OWN_PAGE.glob("*.js"))
+    asked = set(re.findall(r'\bsend\("([^"]+)"', scripts))
+    assert {"props", "v1/models", "render"} <= asked
+    recipe = (ROOT / "docs" / "deploy" / "nginx.conf").read_text()
+    closed = re.findall(r"location ~ (\S+) \{\s+allow 127\.0\.0\.1;\s+deny all;", recipe)
+    assert closed and not [name for name in asked if re.search(closed[0], f"/{name}")]

@@ -1,13 +1,18 @@
-"""The rerank API over given relevances: over HTTP, and body by body."""
+"""The rerank API: over given relevances, over HTTP and body by body; and over a reranker."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
+from checkpoints import to_gguf
+from embedder_checkpoints import reranker
+from running_server import RunningServer, idle, running
 from scripted_service import ScriptedService, serving
 
+from ggpy.runtime.embedding.relevance import document_prompts, relevance
 from ggpy.serve.api import rerank as api
 from ggpy.serve.errors import ApiError
 from ggpy.serve.fields import Fields
@@ -94,3 +99,48 @@ def test_a_relevance_that_is_not_finite_is_an_error() -> None:
     call = api.read(Fields(BODY), ScriptedService())
     with pytest.raises(ApiError, match=r"documents\[1\]"):
         api.answer([(0.5, 1), (float("nan"), 1), (1.0, 1)], call, "tiny")
+
+
+# A converted checkpoint
+
+
+@pytest.fixture(scope="module", params=["tied", "untied"])
+def ranker(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server of a Qwen3-Reranker with random weights, whose output matrix is its table or not."""
+    folder = tmp_path_factory.mktemp("reranker")
+    reranker(folder / "checkpoint", tied=request.param == "tied")
+    path = to_gguf(folder / "checkpoint", folder / "x.gguf", reranker=True)
+    with running(path=path, n_ctx=1024, n_seq=2) as found:
+        yield found
+
+
+def test_a_converted_reranker_ranks(ranker: RunningServer) -> None:
+    """More documents than are ranked between two steps of the engine."""
+    documents = [f"{text} {i}" for i, text in enumerate(DOCUMENTS * 4)]
+    body = ranker.post("/v1/rerank", query="red cat", documents=documents).json()
+    service = ranker.process.server.service
+    assert service is not None
+    model = service.model
+    wanted = relevance(model.engine, model.tokenizer, model.metadata, "red cat", documents)
+    got = {result["index"]: result["relevance_score"] for result in body["results"]}
+    assert [got[i] for i in range(len(documents))] == pytest.approx(wanted, rel=1e-5)
+    assert list(got.values()) == sorted(got.values(), reverse=True)
+    assert max(wanted) > min(wanted) * 1.01
+    prompts = document_prompts(model.engine, model.tokenizer, model.metadata, "red cat", documents)
+    assert body["usage"]["prompt_tokens"] == sum(map(len, prompts))
+    assert idle(ranker)
+
+
+def test_a_document_that_is_too_long_is_named(ranker: RunningServer) -> None:
+    documents = ["a"] * 9 + ["cat " * 2000]
+    answer = ranker.post("/v1/rerank", query="cat", documents=documents)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "documents")
+    assert (error["code"], error["n_ctx"]) == ("context_length_exceeded", 1024)
+    assert error["message"].startswith("document 9 of the list: context is 1024 tokens")
+
+
+def test_a_model_that_is_no_reranker_says_so(server: RunningServer) -> None:
+    answer = server.post("/v1/rerank", query="cat", documents=["a"])
+    assert answer.status_code == 400
+    assert "cannot rank documents" in answer.json()["error"]["message"]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 from scripted_service import (
+    CALLED,
     CALLS,
     CUT,
     END,
@@ -24,6 +25,7 @@ from scripted_service import (
 from ggpy.runtime.logprobs import TokenLogprob
 from ggpy.runtime.sequence import Piece
 from ggpy.serve.api import responses as api
+from ggpy.serve.api.reading import UNREAD
 from ggpy.serve.api.responses.request import sealed, unsealed
 from ggpy.serve.errors import ApiError
 from ggpy.serve.events import CallDelta, CallStart, Constraint, ReasoningDelta, TextDelta
@@ -446,7 +448,68 @@ def test_tools_that_cannot_run_here_are_left_out() -> None:
     assert clock == {"name": "time", "description": "", "parameters": {}, "strict": True}
 
 
+# Codex lists the tools of an MCP server so.
+SPACE = {"type": "namespace", "name": "mcp__w", "tools": [WEATHER, HOSTED[1], TIME]}
+CALL_THERE = (CallStart(0, "call_a", "mcp__w__weather"), CallDelta(0, "{}"), CALLED)
+
+
+def test_the_model_is_given_the_functions_of_a_namespace() -> None:
+    request = read(tools=[WEATHER, SPACE])
+    names = ["weather", "mcp__w__weather", "mcp__w__time"]
+    assert [t["function"]["name"] for t in request.tools] == names
+    assert request.tools[1]["function"]["parameters"] == WEATHER["parameters"]
+    older = read(tools=[{**SPACE, "name": "mcp__w__"}])
+    assert [t["function"]["name"] for t in older.tools] == names[1:]
+
+
+def test_a_call_names_its_namespace(client: Any, service: ScriptedService) -> None:
+    service.script = CALL_THERE
+    whole = client.responses.create(**BODY, tools=[SPACE]).to_dict()
+    with client.responses.stream(**BODY, tools=[SPACE]) as stream:
+        events = list(stream)
+        streamed = stream.get_final_response().to_dict()
+    for response in (whole, streamed):
+        (call,) = response["output"]
+        assert (call["namespace"], call["name"]) == ("mcp__w", "weather")
+        assert "namespaces" not in response and response["tools"][0]["name"] == "mcp__w"
+    done = next(e for e in events if e.type == "response.function_call_arguments.done")
+    assert done.name == "weather"
+    service.script = CALLS
+    (*_, plain, _) = client.responses.create(**BODY, tools=[WEATHER, SPACE]).to_dict()["output"]
+    assert plain["name"] == "weather" and "namespace" not in plain
+
+
+def test_a_call_in_a_namespace_comes_back() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"}
+    messages = messages_of(said("user", "a"), {**call, "namespace": "mcp__w"}, tools=[SPACE])
+    assert messages[1]["tool_calls"][0]["function"]["name"] == "mcp__w__weather"
+
+
+@pytest.mark.parametrize(
+    ("tools", "path"),
+    [
+        ([{**SPACE, "name": ""}], "tools[0].name"),
+        ([{**SPACE, "tools": {}}], "tools[0].tools"),
+        ([WEATHER, {**SPACE, "tools": [{"type": 1}]}], "tools[1].tools[0].type"),
+        ([{**SPACE, "tools": [{"type": "function"}]}], "tools[0].tools[0].name"),
+        ([SPACE, {**SPACE, "name": "mcp__w__"}], "tools[1].tools[0].name"),
+    ],
+)
+def test_a_namespace_that_is_wrong(tools: list[Any], path: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        read(tools=tools)
+    assert caught.value.param == path
+
+
+@pytest.mark.parametrize("kind", ["input_image", "input_file"])
+def test_the_model_is_told_of_a_result_that_it_cannot_read(kind: str) -> None:
+    output = [{"type": kind, "image_url": "data:"}, {"type": "input_text", "text": "b"}]
+    told = messages_of({"type": "function_call_output", "call_id": "c", "output": output})
+    assert told[0]["content"] == f"{UNREAD}\nb"
+
+
 ALLOWED = {"type": "allowed_tools", "mode": "required", "tools": [TIME, *HOSTED]}
+THERE = {"type": "function", "name": "time", "namespace": "mcp__w"}
 
 
 @pytest.mark.parametrize(
@@ -464,6 +527,13 @@ def test_tool_choice(choice: Any, expected: str, names: list[str]) -> None:
     request = read(tools=[WEATHER, TIME], tool_choice=choice, parallel_tool_calls=False)
     assert request.tool_choice == expected and request.parallel_tool_calls is False
     assert [t["function"]["name"] for t in request.tools] == names
+
+
+def test_tool_choice_in_a_namespace() -> None:
+    request = read(tools=[TIME, SPACE], tool_choice=THERE)
+    assert request.tool_choice == "name:mcp__w__time"
+    request = read(tools=[TIME, SPACE], tool_choice={**ALLOWED, "tools": [THERE]})
+    assert [t["function"]["name"] for t in request.tools] == ["mcp__w__time"]
 
 
 @pytest.mark.parametrize(
@@ -528,7 +598,8 @@ def test_what_a_coding_agent_sends(client: Any, service: ScriptedService) -> Non
     assert [event.type for event in stream][-1] == "response.completed"
     roles = [m["role"] for m in service.requests[0].messages]
     assert roles == ["system", "user", "assistant", "tool"]
-    assert len(service.requests[0].tools) == 1
+    names = [tool["function"]["name"] for tool in service.requests[0].tools]
+    assert names == ["weather", "mcp__weather"]
 
 
 # Bad bodies
@@ -561,7 +632,6 @@ WRONG: list[tuple[str, Any]] = [
     ("input[2].call_id", None),
     ("input[2].output", None),
     ("input[2].output", 1),
-    ("input[2].output[0].type", "input_image"),
     ("input[2].output[0].text", 1),
     ("input[3].content", "hm"),
     ("input[3].content[0].type", "output_text"),

@@ -60,6 +60,7 @@ def test_a_conversation_is_rendered() -> None:
         ("{% for i in range(9) %}{% if i > 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "012"),
         ("{{ {'b': '<\u00e9>', 'a': 1}|tojson }}", '{"b": "<\u00e9>", "a": 1}'),
         ("{{ [1]|tojson(indent=2) }}", "[\n  1\n]"),
+        ("{{ [{'a': 1}]|map(attribute='a')|tojson }}", "[1]"),
         ("{% generation %}{{ messages[0].content }}{% endgeneration %}!", "hi!"),
         ("{{ messages[0].content|trim|upper }} {{ 'a b'.split()[1] }}", "HI b"),
         ("{{ strftime_now('%Y') | int > 2000 }}", "True"),

@@ -147,3 +147,109 @@ def test_a_template_that_needs_too_much_is_not_probed_again_and_again() -> None:
     loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %} tool"
     with pytest.raises(ChatTemplateError, match="processor time"):
         form_of(loops)
+
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+AT_THE_START = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{% endfor %}{# tool_calls #}"
+)
+NONE_AT_ALL = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}"
+    "{% elif (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('alternate') }}"
+    "{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+LEFT_OUT = (
+    "{% for m in messages %}{% if m.role != 'system' or loop.first %}[{{ m.role }}]{{ m.content }}"
+    "{% endif %}{% endfor %}"
+)
+ALTERNATES = (  # a system message is counted as an answer
+    "{% for m in messages %}{% if not (loop.first and m.role == 'system') and (m.role == 'user')"
+    " != ((loop.index0 - (messages[0].role == 'system')) % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}[{{ m.role }}]{{ m.content }}"
+    "{% endfor %}"
+)
+LAST_ONE_WINS = (  # as DeepSeek-R1's distilled models
+    "{% set ns = namespace(text='') %}{% for m in messages if m.role == 'system' %}"
+    "{% set ns.text = m.content %}{% endfor %}{{ ns.text }}"
+    "{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+ANSWER = {"role": "assistant", "content": "Why?"}
+BOTH = "Weather?\n\nBe brief."
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "prompt"),
+    [
+        (MANY + "{% endfor %}", [USER, SYSTEM], "[user]Weather?[system]Be brief."),
+        (AT_THE_START, [SYSTEM, USER], "[system]Be brief.[user]Weather?"),
+        (AT_THE_START, [SYSTEM, SYSTEM, USER], "[system]Be brief.\n\nBe brief.[user]Weather?"),
+        (AT_THE_START, [USER, SYSTEM], "[user]" + BOTH),
+        (AT_THE_START, [USER, {**SYSTEM, "role": "developer"}], "[user]" + BOTH),
+        (AT_THE_START, [USER, SYSTEM, ANSWER, USER], f"[user]{BOTH}[assistant]Why?[user]Weather?"),
+        (
+            AT_THE_START,
+            [USER, ANSWER, SYSTEM, USER],
+            "[user]Weather?[assistant]Why?[user]Be brief.\n\nWeather?",
+        ),
+        (
+            AT_THE_START,
+            [USER, ANSWER, SYSTEM],
+            "[user]Weather?[assistant]Why?[user]Be brief.",
+        ),
+        (NONE_AT_ALL, [SYSTEM, USER, ANSWER], "[user]Be brief.\n\nWeather?[assistant]Why?"),
+        (NONE_AT_ALL, [SYSTEM], "[user]Be brief."),
+        (ALTERNATES, [SYSTEM, USER, SYSTEM], "[system]Be brief.[user]" + BOTH),
+        (ALTERNATES, [USER, SYSTEM, ANSWER], f"[user]{BOTH}[assistant]Why?"),
+        (LAST_ONE_WINS, [{**SYSTEM, "content": "Hi"}, USER, SYSTEM], "Hi[user]" + BOTH),
+        (LEFT_OUT, [SYSTEM, USER, SYSTEM], "[system]Be brief.[user]" + BOTH),
+    ],
+)
+def test_a_system_message_stands_where_the_template_knows_it(
+    tokenizer: Tokenizer, template: str, messages: list[Any], prompt: str
+) -> None:
+    before = [dict(message) for message in messages]
+    assert tokenizer.apply_chat_template(messages, template) == prompt
+    assert messages == before, "the caller's messages are left alone"
+
+
+def test_a_late_system_message_may_follow_a_result(tokenizer: Tokenizer) -> None:
+    shown = "[{{ m.role }}]{{ m.content }}{{ m.tool_calls|tojson if m.tool_calls }}{% endfor %}"
+    refuses = "{% if m.role == 'system' and loop.index0 and loop.previtem.role == 'tool' %}"
+    refuses += "{{ raise_exception('no system here') }}{% endif %}"
+    template = "{% for m in messages %}" + refuses + shown
+    prompt = tokenizer.apply_chat_template([USER, CALLER, RESULT, SYSTEM], template, tools=TOOLS)
+    assert prompt.endswith("[tool]22\n\nBe brief.")
+    assert form_of(template).knows_system and not form_of(template).knows_late_system
+
+
+AFTER_ANSWERS = (  # as Mistral's models: calls and results are no turns
+    "{% set ns = namespace(n=0) %}{% for m in messages %}"
+    "{% if m.role in ('user', 'assistant') and not m.tool_calls %}"
+    "{% if (m.role == 'user') != (ns.n % 2 == 0) %}{{ raise_exception('alternate') }}{% endif %}"
+    "{% set ns.n = ns.n + 1 %}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{{ m.tool_calls|tojson if m.tool_calls }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [
+        (AFTER_ANSWERS, "[tool]22\n\nWeather?"),
+        (NONE_AT_ALL, '"content": "22"}}\n\nWeather?'),
+        (MANY + "{% endfor %}", '"content": "22"}}[user]Weather?'),
+        (AT_THE_START, "[tool]22[user]Weather?"),
+    ],
+)
+def test_a_question_behind_a_result(tokenizer: Tokenizer, template: str, end: str) -> None:
+    messages = [USER, CALLER, RESULT, USER]
+    assert tokenizer.apply_chat_template(messages, template, tools=TOOLS).endswith(end)
+    later = tokenizer.apply_chat_template([*messages, ANSWER, USER], template, tools=TOOLS)
+    assert later.endswith(end + "[assistant]Why?[user]Weather?")
+
+
+def test_two_results_where_the_template_knows_none(tokenizer: Tokenizer) -> None:
+    messages = [USER, {**CALLER, "tool_calls": [CALL, {**CALL, "id": "c2"}]}, RESULT, RESULT]
+    prompt = tokenizer.apply_chat_template(messages, NONE_AT_ALL)
+    assert prompt.count("[user]") == 2 and prompt.count('"content": "22"') == 2

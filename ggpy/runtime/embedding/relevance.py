@@ -66,10 +66,24 @@ def relevance(
 ) -> list[float]:
     """The relevance of each document to the query, 0 to 1, in the order of the documents.
 
-    It is the probability of "yes". The query and the documents are text: special tokens in them
-    are not read. For any thread, like `embedding.embed`. ValueError for a model that is no reranker
-    and for logits that are NaN; ContextOverflow, a ValueError, for a document that does not fit in
-    the context with the query and the prompt; RuntimeError after `close`.
+    Errors: of `document_prompts` and of `ranked`.
+    """
+    prompts = document_prompts(engine, tokenizer, metadata, query, documents)
+    return ranked(engine, tokenizer, metadata, prompts)
+
+
+def document_prompts(
+    engine: Engine,
+    tokenizer: Encoder,
+    metadata: Mapping[str, Any],
+    query: str,
+    documents: Sequence[str],
+) -> list[Ids]:
+    """The prompt of the query with each document.
+
+    The query and the documents are text: special tokens in them are not read. ValueError for a
+    model that is no reranker; ContextOverflow, a ValueError, for a document that does not fit in
+    the context with the query and the prompt.
     """
     if not can_rank(engine, metadata):
         raise ValueError(
@@ -78,13 +92,27 @@ def relevance(
         )
     template = str(metadata.get(TEMPLATE, QWEN3_RERANKER))
     texts = [prompt_ids(tokenizer, template, query, document) for document in documents]
-    prompts = checked_prompts(engine, texts, "document")
+    return checked_prompts(engine, texts, "document")
+
+
+def ranked(
+    engine: Engine,
+    tokenizer: Encoder,
+    metadata: Mapping[str, Any],
+    prompts: Sequence[Ids],
+    first: int = 0,
+) -> list[float]:
+    """The probability of "yes" after each of some prompts that were made by `document_prompts`.
+
+    For any thread, like `embedding.embed`. first: which document the first prompt is of, as errors
+    name it. ValueError for logits that are NaN; RuntimeError after `close`.
+    """
     classifier = engine.decoder.classifier
     if classifier is None:
         scores = _yes_and_no(engine, tokenizer, prompts)
     else:
         scores = _classified(engine, classifier, _yes_class(metadata), prompts)
-    return [float(p) for p in _finite(scores)]
+    return [float(p) for p in _finite(scores, first)]
 
 
 def prompt_ids(tokenizer: Encoder, template: str, query: str, document: str) -> Ids:
@@ -148,10 +176,10 @@ def _single(tokenizer: Encoder, text: str) -> int:
     return ids[0]
 
 
-def _finite(scores: F32) -> F32:
+def _finite(scores: F32, first: int) -> F32:
     for i in np.flatnonzero(~np.isfinite(scores)):
         raise ValueError(
-            f"document {i} of the list: its score is NaN or infinite; "
+            f"document {first + i} of the list: its score is NaN or infinite; "
             "`ggpy run --check` finds the op where that begins"
         )
     return scores

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from ...model import Model
 from ...runtime import embedding
-from ...runtime.embedding.relevance import relevance
+from ...runtime.embedding.prompts import checked_prompts
+from ...runtime.embedding.relevance import document_prompts, ranked
 from ...runtime.sequence import ContextOverflow
 from ..errors import RETRY_AFTER, ApiError, overflow_error
 from .worker import EngineWorker
@@ -36,7 +37,8 @@ class Vectors:
     ) -> list[tuple[NDArray[np.float32], int]]:
         """(vector[D], tokens) of each text or list of ids; ApiError."""
         model = self._model
-        prompts = await asyncio.to_thread(lambda: [self._ids(entry) for entry in inputs])
+        with _told("input"):
+            prompts = await asyncio.to_thread(self._prompts, inputs)
         pooling: embedding.Pooling = self._pooling or embedding.pooling_of(model.metadata)  # type: ignore[assignment]
         found: list[NDArray[np.float32]] = []
         for group in _groups(prompts, model.engine.n_batch):
@@ -46,19 +48,22 @@ class Vectors:
         return [(vector, len(ids)) for vector, ids in zip(found, prompts, strict=True)]
 
     async def relevance(self, query: str, documents: Sequence[str]) -> list[tuple[float, int]]:
-        """(relevance, tokens) of each document; ApiError."""
-        model, tokenizer = self._model, self._model.tokenizer
+        """(relevance, tokens of the prompt) of each document; ApiError."""
+        model = self._model
+        engine, tokenizer, metadata = model.engine, model.tokenizer, model.metadata
         scores: list[float] = []
-        for start in range(0, len(documents), AT_ONCE):
-            some = documents[start : start + AT_ONCE]
-            with _told("documents"):
-                work = partial(relevance, model.engine, tokenizer, model.metadata, query, some)
+        with _told("documents"):
+            made = partial(document_prompts, engine, tokenizer, metadata, query, documents)
+            prompts = await asyncio.to_thread(made)
+            for first in range(0, len(prompts), AT_ONCE):
+                some = prompts[first : first + AT_ONCE]
+                work = partial(ranked, engine, tokenizer, metadata, some, first)
                 scores += await self._worker.call(work)
-        n_query = len(tokenizer.encode(query))
-        return [
-            (score, n_query + len(tokenizer.encode(document)))
-            for score, document in zip(scores, documents, strict=True)
-        ]
+        return [(score, len(ids)) for score, ids in zip(scores, prompts, strict=True)]
+
+    def _prompts(self, inputs: Sequence[str | Sequence[int]]) -> list[list[int]]:
+        """The ids of each text; errors name its place among all, not in a group."""
+        return checked_prompts(self._model.engine, [self._ids(x) for x in inputs], "input")
 
     def _ids(self, entry: str | Sequence[int]) -> Sequence[int]:
         return self._model.tokenizer.encode(entry) if isinstance(entry, str) else entry
@@ -77,9 +82,9 @@ def _told(field: str) -> Iterator[None]:
         raise ApiError(503, str(error), retry_after=RETRY_AFTER) from None
 
 
-def _groups(prompts: Sequence[Sequence[int]], most: int) -> Iterator[list[Sequence[int]]]:
+def _groups(prompts: Sequence[list[int]], most: int) -> Iterator[list[list[int]]]:
     """The prompts in groups of at most `most` tokens, or of one prompt."""
-    group: list[Sequence[int]] = []
+    group: list[list[int]] = []
     for ids in prompts:
         if group and sum(map(len, group)) + len(ids) > most:
             yield group

@@ -5,7 +5,7 @@ Reads requests and writes answers. Nothing here knows HTTP or how an answer is m
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,7 @@ FIM = {
     "suf": ("<|fim_suffix|>", "<fim_suffix>", "<|fim_hole|>", "<SUF>", "▁<SUF>", "[SUFFIX]"),
     "mid": ("<|fim_middle|>", "<fim_middle>", "<|fim_end|>", "<MID>", "▁<MID>", "[MIDDLE]"),
 }
+MISSING = object()  # no value of a field
 FILE = ("<|file_sep|>", "<file_sep>")
 
 
@@ -37,15 +38,31 @@ def read_options(
     return replace(options, top_logprobs=n_probs or None)
 
 
+def selected(answer: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
+    """The fields of an answer that response_fields names, each under its path ("timings/prompt_n");
+    all fields where it names none.
+    """
+    if not paths:
+        return dict(answer)
+    found: dict[str, Any] = {}
+    for path in paths:
+        value: Any = answer
+        for name in path.split("/"):
+            value = value.get(name, MISSING) if isinstance(value, Mapping) else MISSING
+        if value is not MISSING:
+            found[path] = value
+    return found
+
+
 async def whole_answer(
-    events: AsyncIterator[tuple[int, Event]], model: str, prompt: str
+    events: AsyncIterator[tuple[int, Event]], model: str, prompt: str, paths: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The answer of /completion as one object."""
+    """The answer of /completion as one object; paths: response_fields."""
     found = ChoiceText()
     async for _, event in events:
         found.add(event)
     assert found.end is not None
-    return {
+    whole = {
         "index": 0,
         "content": found.text,
         "tokens": [],
@@ -53,12 +70,13 @@ async def whole_answer(
         "completion_probabilities": _probabilities(found.pieces),
         **_end(found.end, model),
     }
+    return selected(whole, paths)
 
 
 async def answer_chunks(
-    events: AsyncIterator[tuple[int, Event]], model: str
+    events: AsyncIterator[tuple[int, Event]], model: str, paths: Sequence[str] = ()
 ) -> AsyncIterator[bytes]:
-    """The answer of /completion as server-sent events."""
+    """The answer of /completion as server-sent events; paths: response_fields, of the last one."""
     try:
         async for i, event in events:
             if isinstance(event, TextDelta):
@@ -68,7 +86,8 @@ async def answer_chunks(
                     chunk["completion_probabilities"] = _probabilities(event.pieces)
                 yield sse(chunk)
             elif isinstance(event, Finished):
-                yield sse({"index": i, "content": "", "tokens": [], **_end(event, model)})
+                last = {"index": i, "content": "", "tokens": [], **_end(event, model)}
+                yield sse(selected(last, paths))
     except ApiError as error:
         yield sse(openai_error(error))
 

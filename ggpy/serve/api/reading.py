@@ -18,6 +18,8 @@ from ..fields import Fields
 
 # llama.cpp's parameters that bodies of all APIs may have: name -> lowest, highest value.
 EXTRA_RANGES = {name: RANGES[name][:2] for name in ("seed", "top_k", "min_p")}
+OTHER_MEDIA = ("image", "document", "file", "audio")  # in the types of parts
+UNREAD = "(This model reads text only: it cannot see what the tool returned.)"
 
 
 @dataclass(frozen=True)
@@ -65,12 +67,36 @@ def texts_of(
     return [part.needed_text(kinds[part_type(part, kinds)]) for part in fields.items(name)]
 
 
+def result_of(
+    fields: Fields, name: str, kinds: Mapping[str, str], sort: str = "part"
+) -> str | None:
+    """What a tool returned, as one text; None where it is missing. Arguments as of `texts_of`.
+
+    A picture or a file becomes UNREAD, which tells the model: an agent sends the whole conversation
+    in every request, so an error would end it for good.
+    """
+    value = fields.raw(name)
+    if not isinstance(value, list):
+        texts = texts_of(fields, name, kinds, sort)
+        return None if texts is None else texts[0]
+    return "\n".join(
+        UNREAD if is_unread(part, kinds) else part.needed_text(kinds[part_type(part, kinds)])
+        for part in fields.items(name)
+    )
+
+
+def is_unread(part: Fields, known: Collection[str]) -> bool:
+    """Whether a part is a picture, a document or a sound, which no model here can take."""
+    kind = part.needed_text("type")
+    return kind not in known and any(word in kind for word in OTHER_MEDIA)
+
+
 def part_type(part: Fields, known: Collection[str]) -> str:
     """The type of a part, one of those known. An error says that pictures cannot be read."""
     kind = part.needed_text("type")
     if kind in known:
         return kind
-    if any(word in kind for word in ("image", "document", "file", "audio")):
+    if is_unread(part, known):
         refuse(part, "type", "this model reads text only: leave it out or give its text")
     raise part.error("type", "one of " + ", ".join(known))
 
@@ -86,16 +112,15 @@ def tool_names(tools: Iterable[Mapping[str, Any]]) -> list[str]:
     return [tool["function"]["name"] for tool in tools]
 
 
-def unique_tools(fields: Fields, read: Callable[[Fields], dict | None]) -> tuple[dict, ...]:
-    """The field "tools", of which `read` reads one; None is one to leave out."""
+def unique_tools(items: Iterable[Fields], read: Callable[[Fields], dict]) -> tuple[dict, ...]:
+    """Tools, of which `read` reads one."""
     tools: dict[str, dict] = {}
-    for item in fields.items("tools"):
+    for item in items:
         tool = read(item)
-        if tool is not None:
-            name = tool["function"]["name"]
-            if name in tools:
-                refuse(item, "name", "another tool has this name: rename one of them")
-            tools[name] = tool
+        name = tool["function"]["name"]
+        if name in tools:
+            refuse(item, "name", "another tool has this name: rename one of them")
+        tools[name] = tool
     return tuple(tools.values())
 
 

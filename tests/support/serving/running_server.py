@@ -64,15 +64,16 @@ def running(
     n_seq: int = 4,
     n_ctx: int = 256,
     n_positions: int | None = None,
+    path: Path | None = None,
     **settings: Any,
 ) -> Iterator[RunningServer]:
-    """A server of a tiny model that has been loaded. n_positions: of the KV cache, None is enough
-    for all sequences.
+    """A server of a model that has been loaded: of path, or the tiny one of an architecture.
+    n_positions: of the KV cache, None is enough for all sequences.
     """
 
     def load() -> model.Model:
         return model.load(
-            TINY / f"{architecture}.gguf",
+            path or TINY / f"{architecture}.gguf",
             "cpu",
             n_ctx=n_ctx,
             n_seq=n_seq,

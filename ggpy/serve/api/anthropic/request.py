@@ -22,6 +22,7 @@ from ..reading import (
     function_tool,
     part_type,
     refuse,
+    result_of,
     sampling,
     texts_of,
     unique_tools,
@@ -44,7 +45,7 @@ def read(fields: Fields, service: ServedModel, counting: bool = False) -> ApiCal
     """Reads a body, or that of count_tokens, which needs no max_tokens. ApiError."""
     service.check_model(fields.text("model"))
     fields.object("metadata")
-    tools = unique_tools(fields, _tool)
+    tools = unique_tools(fields.items("tools"), _tool)
     choice, parallel = _tool_choice(fields, tools)
     request = ChatRequest(
         messages=_messages(fields),
@@ -178,7 +179,7 @@ def _add_tool_use(messages: ChatMessages, block: Fields) -> None:
 def _add_tool_result(messages: ChatMessages, block: Fields) -> None:
     """Says in the text that a result is an error: no chat template has a place for it."""
     id = block.needed_text("tool_use_id")
-    text = "\n".join(texts_of(block, "content", TEXT, "block") or [])
+    text = result_of(block, "content", TEXT, "block") or ""
     if block.flag("is_error", False) and "error" not in text[:40].lower():
         text = f"Error: {text}"
     messages.result(id, text)

@@ -20,6 +20,7 @@ from ..sse import dumps, framed, written
 from .request import sealed
 
 ID_PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
+UNSAID = ("namespaces", "sealed")  # of what a call repeats
 ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded", 503: "rate_limit_exceeded"}
 
 
@@ -51,6 +52,7 @@ class ResponseShape:
         self._id = f"resp_{uuid4().hex}"
         self._item_ids: dict[int, str] = {}
         self._sealed = bool(echo.get("sealed"))
+        self._namespaces: Mapping[str, tuple[str, str]] = echo.get("namespaces", {})
         self._fields: dict[str, Any] = {
             "id": self._id,
             "object": "response",
@@ -61,7 +63,7 @@ class ResponseShape:
             "service_tier": "default",
             "store": False,
             "truncation": "disabled",
-            **{name: value for name, value in echo.items() if name != "sealed"},
+            **{name: value for name, value in echo.items() if name not in UNSAID},
         }
 
     def at(self, status: str, output: Sequence[Any] = (), **more: Any) -> dict[str, Any]:
@@ -94,7 +96,7 @@ class ResponseShape:
         named = {"id": self.item_id(block), "status": status}
         if block.kind == "call":
             arguments = block.text if whole else ""
-            call = {"call_id": block.id, "name": block.name, "arguments": arguments}
+            call = {"call_id": block.id, **self.called(block), "arguments": arguments}
             return {**named, "type": "function_call", **call}
         content = [self.part(block, whole=True)] if whole else []
         if block.kind == "text":
@@ -102,6 +104,11 @@ class ResponseShape:
         kept = sealed(block.text) if whole and self._sealed else None
         hidden = {"encrypted_content": kept} if kept else {}
         return {**named, "type": "reasoning", "summary": [], "content": content, **hidden}
+
+    def called(self, block: AnswerBlock) -> dict[str, str]:
+        """The name of the function that a block calls, and its namespace if it has one."""
+        space, name = self._namespaces.get(block.name, ("", block.name))
+        return {"namespace": space, "name": name} if space else {"name": name}
 
     def part(self, block: AnswerBlock, whole: bool) -> dict[str, Any]:
         """The only part of a message or of reasoning."""
@@ -171,7 +178,7 @@ class ResponseWriter:
     def _contents_done(self, block: AnswerBlock) -> bytes:
         if block.kind == "call":
             where = {"output_index": block.index, "item_id": self._shape.item_id(block)}
-            call = {"name": block.name, "arguments": block.text}
+            call = {"name": self._shape.called(block)["name"], "arguments": block.text}
             return self._event("response.function_call_arguments.done", **where, **call)
         part = self._shape.part(block, whole=True)
         if block.kind == "text":

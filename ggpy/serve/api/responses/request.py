@@ -1,8 +1,7 @@
 """Reads a body of OpenAI's Responses API into a ChatRequest.
 
-Nothing is stored here, so whatever refers to an earlier response is refused. Tools that run on
-OpenAI's servers, or whose calls are not JSON, are left out as llama-server does: coding agents list
-them in every request, and work with the functions that remain.
+Nothing is stored here, so whatever refers to an earlier response is refused. Tools are read in
+`tools`.
 """
 
 from __future__ import annotations
@@ -20,16 +19,14 @@ from ..reading import (
     EXTRA_RANGES,
     ApiCall,
     ChatMessages,
-    chosen_tool,
-    function_tool,
     part_type,
     refuse,
+    result_of,
     sampling,
     texts_of,
-    tool_names,
-    unique_tools,
 )
 from ..service import ServedModel
+from .tools import called_name, echoed_tools, namespaces, read_tool_choice, read_tools
 
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
@@ -48,8 +45,8 @@ def read(fields: Fields, service: ServedModel, max_tokens: int | None = None) ->
     """
     service.check_model(fields.text("model"))
     _refuse_stored(fields)
-    tools = unique_tools(fields, _tool)
-    choice, tools = _tool_choice(fields, tools)
+    tools = read_tools(fields)
+    choice, tools = read_tool_choice(fields, tools)
     request = ChatRequest(
         messages=_messages(fields),
         options=_options(fields, service.sampling_defaults(), max_tokens),
@@ -132,44 +129,6 @@ def _template_variables(fields: Fields) -> dict[str, Any]:
     return variables if extra is None else {**variables, **extra.values}
 
 
-def _tool(tool: Fields) -> dict[str, Any] | None:
-    """A function; None for any other tool."""
-    if tool.needed_text("type") != "function":
-        return None
-    schema = tool.object("parameters")
-    name, description = tool.filled_text("name"), tool.text("description") or ""
-    strict = tool.flag("strict", False)
-    return function_tool(name, description, {} if schema is None else schema.values, strict)
-
-
-def _tool_choice(fields: Fields, tools: tuple[dict, ...]) -> tuple[str, tuple[dict, ...]]:
-    """(tool_choice of a ChatRequest, the tools among which it chooses)."""
-    value = fields.raw("tool_choice", "auto")
-    if isinstance(value, dict):
-        choice = Fields(value, "tool_choice")
-        kind = choice.one_of("type", ("function", "allowed_tools"), "")
-        if kind == "function":
-            return chosen_tool(choice, tools), tools
-        if kind == "allowed_tools":
-            return _allowed(choice, tools)
-        raise choice.error("type", "function or allowed_tools")
-    mode = fields.one_of("tool_choice", ("auto", "none", "required"), "auto")
-    if mode == "required" and not tools:
-        refuse(fields, "tool_choice", "there are no functions among the tools: give some")
-    return mode, tools
-
-
-def _allowed(choice: Fields, tools: tuple[dict, ...]) -> tuple[str, tuple[dict, ...]]:
-    """allowed_tools: the functions that it names."""
-    mode = choice.one_of("mode", ("auto", "required"), "auto")
-    allowed = [t for t in choice.items("tools") if t.needed_text("type") == "function"]
-    names = {chosen_tool(item, tools) for item in allowed}
-    kept = tuple(t for t in tools if f"name:{t['function']['name']}" in names)
-    if mode == "required" and not kept:
-        refuse(choice, "tools", "it names no function: name at least one")
-    return mode, kept
-
-
 def _messages(fields: Fields) -> list[dict[str, Any]]:
     messages = ChatMessages()
     instructions = fields.text("instructions")
@@ -208,15 +167,15 @@ def _add_message(messages: ChatMessages, item: Fields) -> None:
 
 
 def _add_call(messages: ChatMessages, item: Fields) -> None:
-    id, name = item.needed_text("call_id"), item.filled_text("name")
+    id, name = item.needed_text("call_id"), called_name(item)
     messages.call(id, name, item.needed_text("arguments"))
 
 
 def _add_output(messages: ChatMessages, item: Fields) -> None:
-    texts = texts_of(item, "output", PARTS)
-    if texts is None:
+    output = result_of(item, "output", PARTS)
+    if output is None:
         raise item.error("output", "a string or a list of parts")
-    messages.result(item.needed_text("call_id"), "\n".join(texts))
+    messages.result(item.needed_text("call_id"), output)
 
 
 def _add_reasoning(messages: ChatMessages, item: Fields) -> None:
@@ -252,24 +211,18 @@ def _echo(fields: Fields, request: ChatRequest) -> dict[str, Any]:
         "instructions": fields.text("instructions"),
         "max_output_tokens": options.max_tokens,
         "metadata": _metadata(fields),
+        "namespaces": namespaces(fields),
         "parallel_tool_calls": request.parallel_tool_calls,
         "reasoning": {"effort": effort, "summary": None},
         "sealed": "reasoning.encrypted_content" in fields.texts("include"),
         "temperature": params.temperature,
         "text": {"format": form},
         "tool_choice": fields.raw("tool_choice", "auto"),
-        "tools": _echoed_tools(fields, request),
+        "tools": echoed_tools(fields, request.tools),
         "top_logprobs": options.top_logprobs or 0,
         "top_p": params.top_p,
         "user": fields.text("user"),
     }
-
-
-def _echoed_tools(fields: Fields, request: ChatRequest) -> list[Mapping[str, Any]]:
-    """The tools that the model was given, as the body gave them."""
-    names = set(tool_names(request.tools))
-    functions = [t.values for t in fields.items("tools") if t.raw("type") == "function"]
-    return [{"strict": False, "parameters": {}, **t} for t in functions if t["name"] in names]
 
 
 def _metadata(fields: Fields) -> Mapping[str, Any]:
