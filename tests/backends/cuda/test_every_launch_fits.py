@@ -33,8 +33,8 @@ from ggpy.util.simulated import SHARED_BYTES
 
 GPUS = {**SHARED_BYTES, "sm_90a": 227 << 10, "sm_100": 227 << 10, "sm_120": 99 << 10}
 SMS = {"sm_75": 40, "sm_80": 108, "sm_86": 28, "sm_89": 128, "sm_120": 170}  # else 132
-TOKENS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 64, 96, 192, 512, 2048)  # of a sequence
-SEQUENCES = (1, 2, 3, 4, 8, 16, 33, 64)  # that decode together
+TOKENS = (1, 2, 4, 8, 9, 16, 32, 64, 192, 2048)  # of a sequence
+SEQUENCES = (1, 2, 4, 8, 16, 64)  # that decode together
 MOST_IDS = 32_001  # rows of the output change no shared memory
 LAYERS = {
     "gemma3": 7,
