@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ..backends.interface import Demand, Ops, Role, Weight
 from ..cache_types import USUAL, CacheTypes
 from ..gguf import File, GGUFError, Tensor
+from ..gguf.names import layer_of
 from .architecture import (
     CLASSIFIER,
     DENSE,
@@ -34,7 +35,7 @@ from .config import Config, Dimensions, UnsupportedModel
 from .decoder import Decoder, cache_groups
 from .layers import inputs
 from .layers.moe import MoESettings
-from .placement import layer_of, stays_on_host
+from .placement import stays_on_host
 from .scheme import SCALE, Given, Scheme, read_scheme, scale_of
 
 Progress = Callable[[int, int], None]  # bytes of weights handed over, of all

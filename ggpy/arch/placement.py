@@ -1,21 +1,14 @@
 """Which weights stay in the memory of the host: the experts of a model's first layers.
 
-A layer has its number in the names of its tensors; what a backend does with the wish is its own.
+What a backend does with the wish is its own.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 from ..gguf import Tensor
 from .config import Dimensions
-
-
-def layer_of(name: str) -> int | None:
-    """The layer whose tensor this is; None for a tensor of no layer."""
-    match = re.match(r"blk\.(\d+)\.", name)
-    return int(match[1]) if match else None
 
 
 def stays_on_host(tensor: Tensor, layer: int | None, n_cpu_moe: int) -> bool:

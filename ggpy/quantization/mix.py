@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from ..formats import Format, by_name
+from ..gguf.names import layer_of
 from ..util.messages import escaped, shown
 from .names import ALIASES, TABLE
 
@@ -120,12 +121,6 @@ def in_order(names: Iterable[str]) -> list[str]:
         return (-1 if layer is None else layer), name.encode()
 
     return sorted(names, key=place)
-
-
-def layer_of(name: str) -> int | None:
-    """7 for "blk.7.ffn_up.weight"; None for what is in no layer."""
-    match = re.match(r"blk\.(\d+)\.", name)
-    return int(match[1]) if match else None
 
 
 def is_values(name: str) -> bool:

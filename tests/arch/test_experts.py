@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from ggpy import arch
-from ggpy.arch.placement import layer_of
 from ggpy.backends.interface import Demand
 from ggpy.backends.numpy.backend import Reference
 from ggpy.gguf import File, GGUFError
+from ggpy.gguf.names import layer_of
 from tools import make_tiny
 
 from .test_forward import IDS, our_logits

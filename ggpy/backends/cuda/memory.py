@@ -25,9 +25,8 @@ from .moe.staging import SLOTS
 
 LARGE = 1 << 20  # allocations from this size on are rounded up to whole pages by the driver
 PAGE = 2 << 20  # bytes of a page of GPU memory
-STAGING = (
-    96 << 20
-)  # blocks to repack, and tiles on their way to the host; freed before the KV cache is allocated
+# Blocks to repack, and tiles on their way to the host; freed before the KV cache is allocated.
+STAGING = 96 << 20
 KERNELS = 128 << 20  # machine code, graphs, and the driver's memory for them
 
 

@@ -28,7 +28,7 @@ def rounded(n: int) -> int:
     """n, at least 1, rounded up to a multiple of LEAST, or of the sixteenth of a power of two that
     is not less: by an eighth at most.
     """
-    unit = max(LEAST, _power_of_two(n) // 16)
+    unit = max(LEAST, power_of_two(n) // 16)
     return -(-n // unit) * unit
 
 
@@ -77,10 +77,11 @@ def filled(tiles: Ints, positions: Ints) -> Ints:
 
 def _few(n: int) -> int:
     """n rounded up, in smaller steps where the head's kernels are for few rows."""
-    return rounded(n) if n > LEAST else _power_of_two(n)
+    return rounded(n) if n > LEAST else power_of_two(n)
 
 
-def _power_of_two(n: int) -> int:
+def power_of_two(n: int) -> int:
+    """n rounded up to a power of two."""
     return 1 << (n - 1).bit_length()
 
 

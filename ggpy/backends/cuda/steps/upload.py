@@ -24,7 +24,7 @@ from ....kernels.attention.rope_kv import AttentionMetadata, Heads
 from ...interface import PAGE_SIZE, Step
 from ..arrays import Memory
 from ..plan import StepClass
-from .padding import filled, padded
+from .padding import filled, padded, power_of_two
 
 IN_FLIGHT = 4  # steps whose uploads and results may be in flight
 PLACES = 2  # device buffers of decode steps, used alternately; all other steps share one
@@ -132,7 +132,7 @@ class StepUpload:
         pads = pad_to and not self._converted and len(step.page_tables) == n_paged
         step = padded(step, self._spare, pad_to) if pads else step
         sequences = step.sequences
-        tables = [_padded(table) for table in step.page_tables[:n_paged]]
+        tables = [_widened(table) for table in step.page_tables[:n_paged]]
         states = list(step.page_tables[n_paged:])
         tiles, prefill = self._plan(step)
         if pads and len(tables[0]) < len(step.ids):
@@ -326,23 +326,18 @@ def _span_of_lengths(sequences: Ints) -> tuple[int, int]:
     return int(lengths.min()), int(lengths.max())
 
 
-def _padded(tables: Ints) -> Ints:
+def _widened(tables: Ints) -> Ints:
     """page_tables[S, P] with P rounded up to a power of two, so that few shapes are captured."""
     width = tables.shape[1]
-    if _power_of_two(width) == width:
+    if power_of_two(width) == width:
         return tables
-    padded = np.zeros((len(tables), _power_of_two(width)), np.int32)
-    padded[:, :width] = tables
-    return padded
+    wide = np.zeros((len(tables), power_of_two(width)), np.int32)
+    wide[:, :width] = tables
+    return wide
 
 
 def _launched_splits(n: int) -> int:
     """Splits to launch for contexts of n splits: few distinct numbers, so that few shapes are
     captured. MAX_SPLIT only for n = MAX_SPLIT, because PagedAttention.strips requires that.
     """
-    return n if n == MAX_SPLIT else min(_power_of_two(n), MAX_SPLIT - 1)
-
-
-def _power_of_two(n: int) -> int:
-    """n rounded up to a power of two."""
-    return 1 << (n - 1).bit_length()
+    return n if n == MAX_SPLIT else min(power_of_two(n), MAX_SPLIT - 1)
