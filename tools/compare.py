@@ -1,6 +1,7 @@
 """`ggpy compare`: compare the speed of ggpy with that of llama.cpp's llama-bench.
 
     ggpy compare --llama-bench ~/llama.cpp/build/bin/llama-bench -m model.gguf -p 512 -n 128
+    ggpy compare -m model.gguf --device cpu             # llama.cpp of the wheel xllamacpp
 
 The options -p, -n, -pg, -d, -b, -ub and -r mean the same to both programs and go to both. The
 programs alternate, so that a machine that grows warmer or busier does so for both, and the figures
@@ -27,6 +28,7 @@ from ggpy.util.outcome import ended
 
 KEY = ("n_prompt", "n_gen", "n_depth", "n_batch", "n_ubatch")
 OURS = [sys.executable, "-m", "ggpy", "bench"]
+FROM_WHEEL = [sys.executable, "-m", "ggpy", "llama_bench"]
 Row = dict[str, Any]
 
 
@@ -45,7 +47,10 @@ def parser() -> Parser:
         epilog="-p -n -pg -d -b -ub -r and their long names go to both programs.",
     )
     add = found.add_argument
-    add("--llama-bench", metavar="PATH", required=True, help="the program to compare with")
+    add(
+        "--llama-bench", metavar="PATH",
+        help="the program to compare with (on a CPU: llama.cpp of the wheel xllamacpp)",
+    )  # fmt: skip
     add("-m", "--model", metavar="MODEL", action="append", default=[],
         help=f"{MODEL}; may be repeated")  # fmt: skip
     add("--rounds", type=positive, default=2, metavar="N", help="runs of each program (2)")
@@ -71,8 +76,7 @@ def check(options: argparse.Namespace, tests: Sequence[str]) -> None:
 
     if not options.model:
         raise ValueError("nothing to measure: name a file with -m FILE")
-    if not os.access(options.llama_bench, os.X_OK) or Path(options.llama_bench).is_dir():
-        raise ValueError(f"--llama-bench {options.llama_bench}: there is no such program")
+    check_program(options)
     common = ("-p", "-n", "-pg", "-d", "-b", "-ub", "-r")
     long = ("--n-prompt", "--n-gen", "--n-depth", "--batch-size", "--ubatch-size", "--repetitions")
     for word in tests:
@@ -83,6 +87,19 @@ def check(options: argparse.Namespace, tests: Sequence[str]) -> None:
     checker.prog = "ggpy compare"
     checker.parse_args(list(tests))  # exits with 2 if they are wrong
     options.model = [os.fspath(hub.resolve(name)) for name in options.model]
+
+
+def check_program(options: argparse.Namespace) -> None:
+    """ValueError if there is no program to compare with."""
+    from ggpy.bench import xllamacpp
+
+    path = options.llama_bench
+    if path is not None and (not os.access(path, os.X_OK) or Path(path).is_dir()):
+        raise ValueError(f"--llama-bench {path}: there is no such program")
+    if path is None and options.device != "cpu":
+        raise ValueError("name llama.cpp's program with --llama-bench PATH, or add --device cpu")
+    if path is None and not xllamacpp.is_installed():
+        raise ValueError(f"name llama.cpp's program with --llama-bench PATH; {xllamacpp.MISSING}")
 
 
 def compare(options: argparse.Namespace, tests: Sequence[str], command: str) -> int:
@@ -113,9 +130,9 @@ def alternate(
         say(f"{path}: round {n + 1} of {options.rounds}, ggpy")
         ours += run([*OURS, "-m", path, *our_options(options), *tests, "-o", "json"])
         say(f"{path}: round {n + 1} of {options.rounds}, llama-bench")
-        program = os.path.abspath(options.llama_bench)
+        program = [os.path.abspath(options.llama_bench)] if options.llama_bench else FROM_WHEEL
         theirs += run(
-            [program, "-m", path, *their_options(options, ours[-1]), *tests, "-o", "json"]
+            [*program, "-m", path, *their_options(options, ours[-1]), *tests, "-o", "json"]
         )
     return ours, theirs
 
@@ -129,7 +146,9 @@ def our_options(options: argparse.Namespace) -> list[str]:
 def their_options(options: argparse.Namespace, ours: Row) -> list[str]:
     """Options of theirs alone: what makes them do the same work as a row of ours did."""
     usual = "-ngl 0 -dev none"  # a build for GPUs uses one for prompts if there is any
-    if ours["backends"] != "CPU":  # without -sm none, all GPUs share the layers
+    if options.llama_bench is None:
+        usual = ""  # the wheel has no GPU
+    elif ours["backends"] != "CPU":  # without -sm none, all GPUs share the layers
         usual = f"-ngl 99 -fa 1 -sm none -mg {ours['main_gpu']}"
     words = shlex.split(usual if options.llama_args is None else options.llama_args)
     return [*words, "-t", str(ours["n_threads"])]

@@ -183,22 +183,24 @@ def measure_cpu(ops: Any = None) -> Ceilings:
 
 
 def _measure_threads(ops: Any) -> Ceilings:
-    """More bytes than caches hold, and a product of as many columns as a prompt has."""
+    """More bytes than caches hold, and a product of the size that a prompt and a layer make."""
     from ...backends.interface import Role
     from ...formats import by_name
     from ...gguf import Tensor
 
     source = np.ones(CPU_READ // 4, np.float32)
-    a = np.random.default_rng(0).standard_normal((CPU_ROWS, CPU_ROWS)).astype(np.float32)
+    shape = 2 * CPU_ROWS, 2 * CPU_ROWS
+    a = np.random.default_rng(0).standard_normal(shape, np.float32)
+    x = a[: CPU_ROWS // 2]
     w = ops.weight(Tensor("w", a.shape, by_name("F32"), a.view(np.uint8)), Role("F D"))
 
     def multiply() -> None:
         ops.pool.begin()
-        w.multiply(a)
+        w.multiply(x)
         ops.pool.end()
 
     read, product = _cpu_seconds(lambda: ops.add_up(source)), _cpu_seconds(multiply)
-    return Ceilings(CPU_READ / read, 2 * CPU_ROWS**3 / product, "cpu")
+    return Ceilings(CPU_READ / read, 2 * len(x) * a.size / product, "cpu")
 
 
 def _cpu_seconds(call: Callable[[], object]) -> float:
