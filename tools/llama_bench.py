@@ -43,9 +43,9 @@ def parser() -> argparse.ArgumentParser:
 def measure(options: argparse.Namespace) -> int:
     """Run all tests on all models and print; ValueError, RuntimeError."""
     from ggpy import hub
-    from ggpy.backends.host import usable_cores
     from ggpy.bench import xllamacpp
     from ggpy.bench.machine import cpu_name, now
+    from ggpy.util.cores import usable_cores
 
     tests = checked(options)
     if not xllamacpp.is_installed():
