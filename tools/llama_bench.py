@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     """The options of `ggpy bench`; `measure` refuses those that are not llama-bench's."""
     found = bench_options.parser()
     found.prog = "ggpy llama_bench"
-    found.description = "Measure llama.cpp on the CPU, from the wheel xllamacpp."
+    found.description = "Measure llama.cpp on the CPU from a wheel, with llama-bench's options."
     found.epilog = "Of these options, those that llama-bench has are taken; the rest is refused."
     found.set_defaults(output="json")
     return found
