@@ -56,7 +56,11 @@ class LlamaBatch(c.Structure):
     )
 
 
+Log = c.CFUNCTYPE(None, c.c_int, c.c_char_p, c.c_void_p)
+_quiet = Log(lambda level, text, user: None)  # llama.cpp calls it as long as it is loaded
+
 FUNCTIONS: tuple[tuple[Any, ...], ...] = (  # name, type of the result, types of the arguments
+    ("llama_log_set", None, Log, c.c_void_p),
     ("llama_model_default_params", OpaqueParams),
     ("llama_context_default_params", OpaqueParams),
     ("llama_model_load_from_file", c.c_void_p, c.c_char_p, OpaqueParams),
@@ -87,7 +91,10 @@ def is_installed() -> bool:
 
 
 def library(more: Sequence[tuple[Any, ...]] = ()) -> c.CDLL:
-    """llama.cpp with the types of FUNCTIONS set, and of `more`; RuntimeError without the wheel."""
+    """llama.cpp, which then logs nothing, with the types of FUNCTIONS set, and of `more`.
+
+    Raises RuntimeError without the wheel.
+    """
     spec = importlib.util.find_spec("xllamacpp")
     if spec is None or spec.origin is None:
         raise RuntimeError(MISSING)
@@ -95,6 +102,7 @@ def library(more: Sequence[tuple[Any, ...]] = ()) -> c.CDLL:
     for name, result, *arguments in (*FUNCTIONS, *more):
         function = getattr(found, name)
         function.restype, function.argtypes = result, arguments
+    found.llama_log_set(_quiet, None)
     return found
 
 
