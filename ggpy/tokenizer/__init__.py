@@ -49,12 +49,12 @@ class Tokenizer:
         """Build it from the metadata of a file; GGUFError says what is missing or wrong in it."""
         self._vocab = read_vocabulary(metadata, path)
         self.end_ids = mark(self._vocab)
-        self._types = self._vocab.types.tolist()
         self._splitter = Splitter(self._vocab)
         try:
             self._encoder = _encoder(self._vocab)
         except GGUFError as error:
             raise GGUFError(f"{path}: {error}" if path else str(error)) from None
+        self._vocab.forget_tables()
         self._pieces = _PieceTable(self, False), _PieceTable(self, True)
 
     @classmethod
@@ -171,7 +171,7 @@ class Tokenizer:
 
     def piece(self, id: int, special: bool = False) -> bytes:
         """The bytes that a token adds to text; control and unknown ones have some for `special`."""
-        text, kind = self._vocab.tokens[self._checked(id)], self._types[id]
+        text, kind = self._vocab.tokens[self._checked(id)], self._vocab.types[id]
         if kind in _HIDDEN or (not special and kind in (TokenType.CONTROL, TokenType.UNKNOWN)):
             return b""
         if kind in _AS_WRITTEN:

@@ -46,14 +46,14 @@ class RawBpeEncoder(BpeEncoder):
 
     def __init__(self, vocab: Vocabulary) -> None:
         super().__init__(vocab)
-        self._ids = vocab.ids
+        self._newlines = {text: id for text, id in vocab.ids.items() if text.strip("\n") == ""}
 
     def encode(self, text: str) -> list[int]:
         """Ids of text without special tokens; newlines that are one token are not merged."""
         ids: list[int] = []
         for line in _LINES.findall(text.replace(" ", _BLANK)):
-            if line[0] == "\n" and line in self._ids:
-                ids.append(self._ids[line])
+            if line in self._newlines:
+                ids.append(self._newlines[line])
             else:
                 ids += super().encode(line)
         return ids

@@ -36,7 +36,9 @@ class TokenType(IntEnum):
 
 @dataclass
 class Vocabulary:
-    """The tokens of one file; `special.mark` corrects `types`, the rest is as the file says."""
+    """The tokens of one file; `special.mark` corrects `types`, the rest is as the file says, until
+    forget_tables().
+    """
 
     model: str  # "llama" (sentencepiece), "gpt2" (byte-level BPE) or "gemma4" (BPE over characters)
     tokens: list[str]
@@ -61,6 +63,10 @@ class Vocabulary:
     def of_type(self, *types: TokenType) -> list[int]:
         """The ids of the tokens of these types, rising."""
         return np.flatnonzero(np.isin(self.types, types)).tolist()
+
+    def forget_tables(self) -> None:
+        """Let go of `ids` and `merges`: tens of megabytes that only encoders read, when made."""
+        self.ids, self.merges = {}, []
 
     def byte_ids(self) -> list[int] | None:
         """The ids of <0x00> to <0xFF>, or None unless all 256 are there."""

@@ -19,7 +19,7 @@ def allowed(mask: GrammarMask, tokenizer: Tokenizer) -> np.ndarray:
 def accepts(mask: GrammarMask, tokenizer: Tokenizer, text: str) -> bool:
     """Whether the text, in tokens of one byte, can be written to its end."""
     for byte in text.encode():
-        token = int(tokenizer._vocab.ids[f"<0x{byte:02X}>"])
+        token = tokenizer._vocab.tokens.index(f"<0x{byte:02X}>")
         if token not in allowed(mask, tokenizer):
             return False
         mask.accept(token)
