@@ -20,6 +20,7 @@ OF_EXPERTS = (
     *("route", "weigh_rows", "add_chosen", "gate_rows", "combine", "pack_pairs"),
     *("multiply_blocks", "gated_blocks", "unpack_pairs"),
 )
+OF_STATES = ("convolve", "recur")
 
 
 def common(name: str) -> int:
@@ -30,6 +31,12 @@ def common(name: str) -> int:
 def prepare_common(with_experts: bool) -> None:
     """Compile the kernels that know no format; those of experts only if there are any."""
     for name in (*KERNELS, *(OF_EXPERTS if with_experts else ())):
+        common(name)
+
+
+def prepare_states() -> None:
+    """Compile the kernels of gated delta nets."""
+    for name in OF_STATES:
         common(name)
 
 

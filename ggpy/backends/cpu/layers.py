@@ -19,11 +19,13 @@ from ..interface import (
     Attention,
     AttentionTemperature,
     Dense,
+    GatedDeltaNet,
     Head,
     Layer,
     MoE,
     Norm,
     PagedKV,
+    Recurrent,
     Rope,
 )
 from ..numpy.kv_pages import GroupPages, Pages
@@ -43,6 +45,11 @@ READ = {
     },
     AttentionTemperature: {"scale", "length"},
     Norm: {"weight", "eps", "bias", "centred"},
+    GatedDeltaNet: {
+        *("spec", "group", "slot", "norm", "w_qkv", "w_gate", "w_beta", "w_alpha", "conv", "a"),
+        *("dt", "out_norm", "wo", "tiled", "post_norm", "residual_scale"),
+    },
+    Recurrent: {"n_k_head", "n_v_head", "size", "taps"},
     PagedKV: {"n_head", "n_head_kv", "key_size", "value_size", "window", "types"},
     Rope: {"style", "inv_freq", "magnitude"},
     Dense: {*("norm", "w_gate", "w_up", "w_down", "activation", "post_norm", "residual_scale")},

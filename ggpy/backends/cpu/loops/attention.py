@@ -12,7 +12,7 @@ from numba import njit, types
 
 from ..sizes import PAGE, PANEL_ROWS, PITCH, ROWS
 from . import simd
-from .elementwise import tanh
+from .elementwise import scale_row, tanh
 from .gemm import dot_f32, tile
 
 F32 = types.float32
@@ -70,14 +70,6 @@ def capped(x, cap):
     """cap * tanh(x / cap), in all lanes."""
     wide = splat(cap)
     return mul(wide, tanh(div(x, wide)))
-
-
-@njit
-def scale_row(x, n, factor):
-    """x *= factor for n numbers, rounded up to 16."""
-    wide = splat(factor)
-    for i in range((n + 15) // 16):
-        store(x + 64 * i, mul(load16(x + 64 * i), wide))
 
 
 @njit

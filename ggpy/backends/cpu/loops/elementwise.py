@@ -193,6 +193,14 @@ def turn_heads(arguments, begin, end, out, scratch):
 
 
 @njit
+def scale_row(x, n, factor):
+    """x *= factor for n numbers, rounded up to 16."""
+    wide = splat(factor)
+    for i in range((n + 15) // 16):
+        store(x + 64 * i, mul(load16(x + 64 * i), wide))
+
+
+@njit
 def scale_rows(arguments, begin, end, out, scratch):
     """Arguments: x, numbers of a row, a factor of each row. An item is a row, changed in place."""
     x, n, factors = load_i64(arguments), load_i64(arguments + 8), load_i64(arguments + 16)
