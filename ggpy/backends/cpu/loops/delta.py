@@ -24,7 +24,8 @@ ONE, TWO, EPS = (simd.f32_bits(x) for x in (1.0, 2.0, float(UNIT_EPS)))
 # Of log(1 + y) = 2 artanh(z), z = y / (2 + y), by powers of z^2: enough for y up to 1
 LOG_TERMS = [simd.f32_bits(2 / n) for n in (13, 11, 9, 7, 5, 3, 1)]
 L13, L11, L9, L7, L5, L3, L1 = LOG_TERMS
-NO_PAGE = NO_STATE
+NO_PAGE, prefetch = NO_STATE, simd.prefetch
+AHEAD = 3  # tokens whose q, k and v are asked for
 
 
 # The convolution
@@ -35,6 +36,13 @@ def copy_row(source, to, n):
     """n numbers, a multiple of 16."""
     for i in range(0, 4 * n, 64):
         store(to + i, load16(source + i))
+
+
+@njit
+def ask_for(row, n):
+    """Memory of n numbers, which the processor would guess too late: tokens are far apart."""
+    for i in range(0, 4 * n, 64):
+        prefetch(row + i)
 
 
 @njit
@@ -98,6 +106,7 @@ def convolve(arguments, begin, end, out, scratch):
             last = seen_row(scratch, before, at, pitch, size, count + i)
             copy_row(last, states + new * state_bytes + i * pitch + of_head, size)
         for t in range(count - 1, -1, -1):
+            ask_for(at + (t - taps - AHEAD) * pitch, size)
             convolve_row(scratch, at, pitch, size, taps, weights + of_head, t)
             if head < 2 * n_k_head:
                 make_unit(at + t * pitch, size, head < n_k_head)
@@ -249,5 +258,8 @@ def of_run(arguments, run, head, key, column, width, scratch):
         following = pitch if t + 1 < count else 0
         to, step = (columns, 128) if t + 1 < count else (last, 4 * size)
         next_k, next_q = k + following, q + following
+        ask_for(q + AHEAD * pitch, size)
+        ask_for(k + AHEAD * pitch, size)
+        ask_for(v + AHEAD * pitch, width)
         pass_columns(width, columns, 128, to, step, size, decay, k, change, next_k, next_q, sums)
         q, k, v, o = next_q, next_k, v + pitch, o + 4 * size * n_v
