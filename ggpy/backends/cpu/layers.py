@@ -34,16 +34,16 @@ from .jobs import Array, JobList, rounded_up
 from .matrix import MappedMatrix
 from .pool import address_of
 from .sizes import ACTIVATIONS, KINDS, LANES, MAX_HEAD, PANEL_ROWS, PITCH, ROWS, f32_bits
-from .step import StepArrays
+from .step import Sight, StepArrays
 
 # What these functions read of a layer: one that has more is computed in numpy.
 READ = {
     Attention: {
         *("spec", "group", "slot", "norm", "wq", "wk", "wv", "wo", "scale", "rope", "bq", "bk"),
         *("bv", "bo", "q_norm", "k_norm", "norm_whole", "norm_after_rope", "temperature"),
-        *("soft_cap", "sinks", "post_norm", "residual_scale", "w_gate"),
+        *("soft_cap", "sinks", "post_norm", "residual_scale", "w_gate", "causal", "chunked"),
     },
-    AttentionTemperature: {"scale", "length"},
+    AttentionTemperature: {"scale", "length", "offset"},
     Norm: {"weight", "eps", "bias", "centred"},
     GatedDeltaNet: {
         *("spec", "group", "slot", "norm", "w_qkv", "w_gate", "w_beta", "w_alpha", "conv", "a"),
@@ -68,8 +68,6 @@ READ = {
 def is_read(part: Any) -> bool:
     """Whether all that a part of a layer says is computed here; None says nothing."""
     known = READ.get(type(part), set())
-    if isinstance(part, Norm) and part.weight is None:
-        return False
     return part is None or (
         bool(known)
         and all(f.name in known or getattr(part, f.name) == f.default for f in fields(part))
@@ -153,7 +151,7 @@ def normalised(p: JobList, x: int, rows: int, width: int, norm: Norm | None, nam
 def added(p: JobList, y: int, rows: int, width: int, norm: Norm | None, scale: float) -> None:
     """x += norm(y) * scale."""
     x = p.buffers.floats("x", rows, width)
-    numbers = (0,) if norm is None else numbers_of(p, norm)
+    numbers = (0,) if norm is None else (1, *numbers_of(p, norm))
     p.add("add_rows", rows, x, 4 * width, x, y, width, f32_bits(scale), *numbers, private=4 * width)
 
 
@@ -255,8 +253,9 @@ def attended(p: JobList, a: Attention, q: int, pages: GroupPages, step: StepArra
     out = p.buffers.floats("o", rows, s.n_head * s.value_size)
     sinks = 0 if a.sinks is None else address_of(a.sinks)
     p.keep += [a.sinks, pages]
-    given = [q, step.positions, step.pages(a.group)[1], s.n_head, s.n_head_kv, s.key_size]
-    given += [s.value_size, f32_bits(a.scale), f32_bits(a.soft_cap), s.window, sinks]
+    seen = step.seen(Sight(s.window, a.causal, a.chunked))
+    given = [q, *seen, step.pages(a.group)[1], s.n_head, s.n_head_kv, s.key_size, s.value_size]
+    given += [f32_bits(a.scale), f32_bits(a.soft_cap), sinks]
     for x in (pages.keys, pages.values):
         given += [*places(x, a.slot), kernels.expand(by_name(x.type))]
     panels = 2 * PANEL_ROWS * PITCH

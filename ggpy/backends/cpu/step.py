@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -18,8 +19,33 @@ from .jobs import Buffers
 BLOCK = 16  # tokens that attend together
 LONE = 4  # tokens of a sequence at most that attend one by one
 
+Numbers = NDArray[Any]
 Memory = GroupPages | GroupStates  # of a group of layers
-Tables = dict[str, Rope | AttentionTemperature]  # what numbers of a step are made of, by name
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What a token sees of its sequence: see Attention."""
+
+    window: int
+    causal: bool
+    chunked: bool
+
+    def span(self, positions: Numbers, last: Numbers) -> tuple[Numbers, Numbers]:
+        """The first and the last position [T] that tokens see; last: of their sequences."""
+        window = self.window
+        if self.chunked:
+            return positions // window * window, positions
+        if self.causal:
+            return np.maximum(0, positions - window + 1) if window else 0 * positions, positions
+        if not window:
+            return 0 * positions, last
+        side = window // 2
+        return np.maximum(0, positions - side), np.minimum(last, positions + side)
+
+
+Table = Rope | AttentionTemperature | Sight
+Tables = dict[str, Table]  # what numbers of a step are made of, by name
 
 
 class StepArrays:
@@ -33,14 +59,13 @@ class StepArrays:
         """
         self.step, self._buffers, self._tables = step, buffers, tables
         self.n_tokens = len(step.ids)
-        self.positions = self._put("positions", step.positions)
         self.offsets = self._put("offsets", step.positions % PAGE_SIZE)
         self._groups: dict[int, tuple[int, int]] = {}
         self._states: dict[int, int] = {}
-        self._made = {name: self._numbers(name, table) for name, table in tables.items()}
         self._borders = [0, *(np.flatnonzero(np.diff(step.sequences)) + 1), self.n_tokens]
         self.n_runs = len(self._borders) - 1
         self.runs = self._put("runs", self._runs())
+        self._made = {name: self._numbers(name, table) for name, table in tables.items()}
         for group, memory in enumerate(groups):
             if isinstance(memory, GroupStates):
                 self.states(group)
@@ -80,16 +105,28 @@ class StepArrays:
         """The address of the factors [T] of queries."""
         return self._table(repr(temperature), temperature)[0]
 
-    def _table(self, name: str, table: Rope | AttentionTemperature) -> tuple[int, ...]:
+    def seen(self, sight: Sight) -> tuple[int, ...]:
+        """Addresses of the first and the last positions [T] that tokens see."""
+        return self._table(repr(sight), sight)
+
+    def _table(self, name: str, table: Table) -> tuple[int, ...]:
         if name not in self._made:
             self._tables[name] = table
             self._made[name] = self._numbers(name, table)
         return self._made[name]
 
-    def _numbers(self, name: str, table: Rope | AttentionTemperature) -> tuple[int, ...]:
+    def _numbers(self, name: str, table: Table) -> tuple[int, ...]:
+        made, type = self._computed(table), np.int64 if isinstance(table, Sight) else np.float32
+        return tuple(self._put(f"{name} {i}", x, type) for i, x in enumerate(made))
+
+    def _computed(self, table: Table) -> tuple[Numbers, ...]:
         at = self.step.positions
-        made = angles(table, at) if isinstance(table, Rope) else (sharpness(table, at),)
-        return tuple(self._put(f"{name} {i}", x, np.float32) for i, x in enumerate(made))
+        if isinstance(table, Rope):
+            return angles(table, at)
+        if isinstance(table, AttentionTemperature):
+            return (sharpness(table, at),)
+        ends = np.array(self._borders[1:])
+        return table.span(at, np.repeat(at[ends - 1], np.diff(self._borders)))
 
     @property
     def n_blocks(self) -> int:

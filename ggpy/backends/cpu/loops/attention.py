@@ -26,7 +26,8 @@ score_tile, value_tile = tile(ROWS, 1, PITCH), tile(ROWS, 1, 4)
 # Arguments of `attend_token` and `attend_block`, in this order
 (
     Q,  # f32 [T, H, E]
-    POSITIONS,  # int64 [T]
+    SINCE,  # int64 [T]: the first position that a token sees
+    UNTIL,  # int64 [T]: and the last one
     TABLES,  # int64 [T]: the address of the token's page table, int32
     H,
     G,
@@ -34,7 +35,6 @@ score_tile, value_tile = tile(ROWS, 1, PITCH), tile(ROWS, 1, 4)
     EV,
     SCALE,
     CAP,
-    WINDOW,
     SINKS,  # f32 [H], or 0
     K_PAGES,  # address of the layer's first page; its bytes of a page, a position, a head; expand
     K_PAGE,
@@ -97,13 +97,12 @@ def attend_token(arguments, begin, end, out, scratch):
             start_state(arguments, head * share + s, state + 8 * s)
             for i in range((ev + 15) // 16):
                 store(acc + s * PITCH + 64 * i, simd.zeros())
-        position = load_i64(argument(arguments, POSITIONS) + 8 * token)
+        first = load_i64(argument(arguments, SINCE) + 8 * token)
+        last = load_i64(argument(arguments, UNTIL) + 8 * token)
         table = load_i64(argument(arguments, TABLES) + 8 * token)
-        window = argument(arguments, WINDOW)
-        first = max(0, position - window + 1) if window != 0 else 0
-        for p in range(first // PAGE, position // PAGE + 1):
+        for p in range(first // PAGE, last // PAGE + 1):
             page = load_i32(table + 4 * p)
-            n = min(PAGE, position + 1 - p * PAGE)
+            n = min(PAGE, last + 1 - p * PAGE)
             skipped = max(0, first - p * PAGE)
             fetch(arguments, K_PAGES, page, head, n, e, keys)
             fetch(arguments, V_PAGES, page, head, n, ev, values)
@@ -180,7 +179,7 @@ def attend_block(arguments, begin, end, out, scratch):
     """
     h, g = argument(arguments, H), argument(arguments, G)
     e, ev = argument(arguments, E), argument(arguments, EV)
-    share, window = h // g, argument(arguments, WINDOW)
+    share = h // g
     keys, values = scratch, scratch + PANEL_ROWS * PITCH
     scores = values + PANEL_ROWS * PITCH  # [PANEL_ROWS, 16]
     queries = scores + PANEL_ROWS * 64  # [share, E, 16]
@@ -190,7 +189,7 @@ def attend_block(arguments, begin, end, out, scratch):
     for item in range(begin, end):
         block, head = argument(arguments, BLOCKS) + 16 * (item // g), item % g
         first, count = load_i64(block), load_i64(block + 8)
-        low = acc + share * acc_bytes  # first position that each token sees, then its own
+        low = acc + share * acc_bytes  # first position that each token sees, then the last
         start_block(arguments, first, count, low)
         for s in range(share):
             at = head * share + s
@@ -201,10 +200,9 @@ def attend_block(arguments, begin, end, out, scratch):
             store(state + s * 128 + 64, splat(weight))
             for i in range(0, acc_bytes, 64):
                 store(acc + s * acc_bytes + i, simd.zeros())
-        positions = argument(arguments, POSITIONS) + 8 * first
         table = load_i64(argument(arguments, TABLES) + 8 * first)
-        last = load_i64(positions + 8 * (count - 1))
-        begin_at = max(0, load_i64(positions) - window + 1) if window != 0 else 0
+        begin_at = load_i64(argument(arguments, SINCE) + 8 * first)
+        last = load_i64(argument(arguments, UNTIL) + 8 * (first + count - 1))
         for p in range(begin_at // PAGE, last // PAGE + 1):
             page, n = load_i32(table + 4 * p), min(PAGE, last + 1 - p * PAGE)
             skipped = max(0, begin_at - p * PAGE)
@@ -222,13 +220,10 @@ def attend_block(arguments, begin, end, out, scratch):
 @njit
 def start_block(arguments, first, count, low):
     """low[2, 16]: the first and the last position that each token sees, in float32."""
-    window = argument(arguments, WINDOW)
     for lane in range(16):
         token = first + min(lane, count - 1)
-        position = load_i64(argument(arguments, POSITIONS) + 8 * token)
-        since = max(0, position - window + 1) if window != 0 else 0
-        store(low + 4 * lane, F32(since))
-        store(low + 64 + 4 * lane, F32(position))
+        store(low + 4 * lane, F32(load_i64(argument(arguments, SINCE) + 8 * token)))
+        store(low + 64 + 4 * lane, F32(load_i64(argument(arguments, UNTIL) + 8 * token)))
 
 
 @njit
