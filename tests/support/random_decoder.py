@@ -47,6 +47,7 @@ class Shape:
     soft_cap: float = 0.0
     causal: bool = True
     chunked: bool = False
+    v_norm: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,14 @@ CHUNKS = Variation(
 )
 BOTH_SIDES = Variation(
     layers=(Shape(window=9, causal=False), Shape(causal=False), Shape(window=75, causal=False))
+)
+# Heads wider than a panel of products, and values that are keys before norm and rotation.
+WIDE_HEADS = Variation(
+    (Shape(LayerSizes(2, 1, 512, 512, 128)), Shape(LayerSizes(4, 2, 320, 272, 128), window=40))
+)
+KEYS_AS_VALUES = Variation(
+    layers=(Shape(v_norm=True), Shape(), Shape(LayerSizes(4, 1, 32, 32, 128), v_norm=True)),
+    without=("attn_v.weight",),
 )
 # Norms behind the halves of layers only, and of all heads of q and k together.
 BEHIND = Variation(
@@ -156,6 +165,7 @@ def _settings(v: Variation, style: Literal["norm", "neox"]) -> ModelSettings:
             norm_whole=v.norm_whole,
             causal=x.causal,
             chunked=x.chunked,
+            v_norm_eps=EPS if x.v_norm else None,
         )
         layers.append(LayerSettings(mixer, DenseSettings(v.activation, v.residual_scale)))
     return ModelSettings(layers, v.embedding_scale, v.soft_cap, v.logit_scale)

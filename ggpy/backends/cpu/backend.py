@@ -17,6 +17,7 @@ from ...formats import by_name
 from ...formats.base import F32
 from ...gguf import Tensor
 from .. import host
+from ..inputs import LayerInputs
 from ..interface import (
     ActivationType,
     CacheShape,
@@ -34,7 +35,7 @@ from ..numpy.delta import GroupStates
 from ..numpy.functions import soft_capped
 from ..numpy.kv_pages import GroupPages
 from ..numpy.matrix import HostMatrix
-from . import delta, experts, kernels, layers
+from . import delta, experts, kernels, layer_inputs, layers
 from .compiled import progress
 from .jobs import BlockRows, Buffers, JobList
 from .matrix import MappedMatrix
@@ -83,6 +84,7 @@ class Cpu(Reference):
         self._with_kernels: dict[tuple[Layer, str], bool] = {}
         self._told: set[str] = set()  # kinds of layers that numpy computes
         self._x: F32 | None = None  # what `_own` returned
+        self._inputs: F32 | None = None  # of layers, in a buffer
 
     # Weights
 
@@ -169,6 +171,20 @@ class Cpu(Reference):
             x, layer, "", lambda p: experts.experts_of_many(p, ffn, rows, ids), keep=False
         )
 
+    def layer_inputs(self, x: F32, inputs: LayerInputs, step: Step) -> F32:
+        """p[T, L, I], the inputs of all layers, where programs look for it."""
+        self._inputs = self._in_buffer("inputs", super().layer_inputs(x, inputs, step))
+        return self._inputs
+
+    def end_layer(self, x: F32, layer: Layer, inputs: F32 | None, step: Step) -> F32:
+        """(x[T, D] with the output of layer.input added) * layer.scale."""
+        if not self._has_kernels(layer, "end") or (layer.input and inputs is None):
+            return super().end_layer(x, layer, inputs, step)
+        if inputs is not None and inputs is not self._inputs:
+            self._inputs = inputs = self._in_buffer("inputs", inputs)
+        build = partial(layer_inputs.end, layer=layer, shape=x.shape, inputs=inputs)
+        return self._through(x, layer, "end", build)
+
     def logits(self, x: F32, head: Head, step: Step) -> F32:
         """l[R, V] of step.rows."""
         if not layers.has_head(head):
@@ -231,16 +247,22 @@ class Cpu(Reference):
         if half == "mix":
             memory = self._memory(layer.mixer.group)
             return delta.has_delta(layer) or layers.has_mix(layer, memory)
+        if half == "end":
+            return layer_inputs.has_end(layer)
         return layers.has_dense(layer.ffn) or experts.has_experts(layer.ffn)
 
     def _own(self, x: F32) -> F32:
         """x in the buffer of that name, where programs look for it."""
         if x is self._x:
             return x
-        self._buffers.floats("x", *x.shape)
-        self._x = self._buffers.view("x", *x.shape)
-        self._x[:] = x
+        self._x = self._in_buffer("x", x)
         return self._x
+
+    def _in_buffer(self, name: str, x: F32) -> F32:
+        self._buffers.floats(name, *x.shape)
+        copy = self._buffers.view(name, *x.shape)
+        copy[:] = x
+        return copy
 
     def _new(self) -> JobList:
         return JobList(self.pool, self._buffers, self.activations)

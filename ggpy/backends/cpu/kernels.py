@@ -14,7 +14,8 @@ from .compiled import address, is_stored
 KERNELS = (
     *("add_up", "quantize_columns", "pack_columns", "unpack_columns", "multiply_rows"),
     *("multiply_few", "normalise_rows", "add_rows", "add_bias", "normalise_heads", "turn_heads"),
-    *("scale_rows", "gated", "spread", "write_pages", "attend_token", "attend_block"),
+    *("scale_rows", "gated", "gate_inputs", "spread", "write_pages", "attend_token"),
+    *("attend_block",),
 )
 OF_EXPERTS = (
     *("route", "weigh_rows", "add_chosen", "gate_rows", "combine", "pack_pairs"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from numba import njit, types
 
-from ..sizes import PAGE, PANEL_ROWS, PITCH, ROWS
+from ..sizes import HEAD_PITCH, PAGE, PANEL_ROWS, ROWS
 from . import simd
 from .elementwise import scale_row, tanh
 from .gemm import dot_f32, tile
@@ -21,7 +21,7 @@ f32_of, load16, splat = simd.f32_of, simd.load("f32", 16), simd.splat
 mul, add, sub, div, fma, exp = simd.mul, simd.add, simd.sub, simd.div, simd.fma, simd.exp
 LOWEST = simd.f32_bits(-3.0e38)  # of a running maximum: a difference of two is no NaN
 
-score_tile, value_tile = tile(ROWS, 1, PITCH), tile(ROWS, 1, 4)
+score_tile, value_tile = tile(ROWS, 1, HEAD_PITCH), tile(ROWS, 1, 4)
 
 # Arguments of `attend_token` and `attend_block`, in this order
 (
@@ -57,12 +57,12 @@ def argument(arguments, i):
 
 @njit
 def fetch(arguments, first, page, head, n, size, to):
-    """n positions of a head of a page in float32, PITCH bytes apart; first: K_PAGES or V_PAGES."""
+    """n positions of a head of a page in float32, HEAD_PITCH apart; first: K_PAGES or V_PAGES."""
     at = argument(arguments, first) + page * argument(arguments, first + 1)
     at += head * argument(arguments, first + 3)
     step, expand = argument(arguments, first + 2), argument(arguments, first + 4)
     for i in range(n):
-        simd.call_expand(expand, at + i * step, 0, size, to + i * PITCH)
+        simd.call_expand(expand, at + i * step, 0, size, to + i * HEAD_PITCH)
 
 
 @njit
@@ -86,17 +86,17 @@ def attend_token(arguments, begin, end, out, scratch):
     h, g = argument(arguments, H), argument(arguments, G)
     e, ev = argument(arguments, E), argument(arguments, EV)
     share = h // g
-    keys, values = scratch, scratch + PANEL_ROWS * PITCH
-    scores = values + PANEL_ROWS * PITCH  # [share, 64]
+    keys, values = scratch, scratch + PANEL_ROWS * HEAD_PITCH
+    scores = values + PANEL_ROWS * HEAD_PITCH  # [share, 64]
     state = scores + share * 4 * PAGE  # [share, 2]: the largest score, the sum of weights
-    acc = state + (8 * share + 63) // 64 * 64  # [share, PITCH]
+    acc = state + (8 * share + 63) // 64 * 64  # [share, HEAD_PITCH]
     for item in range(begin, end):
         token, head = item // g, item % g
         q = argument(arguments, Q) + 4 * e * (token * h + head * share)
         for s in range(share):
             start_state(arguments, head * share + s, state + 8 * s)
             for i in range((ev + 15) // 16):
-                store(acc + s * PITCH + 64 * i, simd.zeros())
+                store(acc + s * HEAD_PITCH + 64 * i, simd.zeros())
         first = load_i64(argument(arguments, SINCE) + 8 * token)
         last = load_i64(argument(arguments, UNTIL) + 8 * token)
         table = load_i64(argument(arguments, TABLES) + 8 * token)
@@ -109,11 +109,11 @@ def attend_token(arguments, begin, end, out, scratch):
             for s in range(share):
                 row = scores + s * 4 * PAGE
                 score_page(arguments, q + 4 * e * s, keys, skipped, n, row)
-                take_page(row, values, skipped, n, ev, state + 8 * s, acc + s * PITCH)
+                take_page(row, values, skipped, n, ev, state + 8 * s, acc + s * HEAD_PITCH)
         for s in range(share):
-            scale_row(acc + s * PITCH, ev, F32(1) / load_f32(state + 8 * s + 4))
+            scale_row(acc + s * HEAD_PITCH, ev, F32(1) / load_f32(state + 8 * s + 4))
             for i in range(ev):
-                store(out + 4 * i, load_f32(acc + s * PITCH + 4 * i))
+                store(out + 4 * i, load_f32(acc + s * HEAD_PITCH + 4 * i))
             out += 4 * ev
 
 
@@ -135,7 +135,7 @@ def score_page(arguments, q, keys, skipped, n, scores):
     e, scale = argument(arguments, E), f32_of(argument(arguments, SCALE))
     cap = f32_of(argument(arguments, CAP))
     for j in range(n):
-        store(scores + 4 * j, dot_f32(q, keys + j * PITCH, e) * scale)
+        store(scores + 4 * j, dot_f32(q, keys + j * HEAD_PITCH, e) * scale)
     if cap != F32(0):
         for i in range((n + 15) // 16):
             store(scores + 64 * i, capped(load16(scores + 64 * i), cap))
@@ -166,7 +166,7 @@ def take_page(scores, values, skipped, n, ev, state, acc):
     if factor != F32(1):
         scale_row(acc, ev, factor)
     for j in range(skipped, n):
-        add_row(acc, values + j * PITCH, ev, load_f32(scores + 4 * j))
+        add_row(acc, values + j * HEAD_PITCH, ev, load_f32(scores + 4 * j))
 
 
 first_lane = simd.first
@@ -180,8 +180,8 @@ def attend_block(arguments, begin, end, out, scratch):
     h, g = argument(arguments, H), argument(arguments, G)
     e, ev = argument(arguments, E), argument(arguments, EV)
     share = h // g
-    keys, values = scratch, scratch + PANEL_ROWS * PITCH
-    scores = values + PANEL_ROWS * PITCH  # [PANEL_ROWS, 16]
+    keys, values = scratch, scratch + PANEL_ROWS * HEAD_PITCH
+    scores = values + PANEL_ROWS * HEAD_PITCH  # [PANEL_ROWS, 16]
     queries = scores + PANEL_ROWS * 64  # [share, E, 16]
     state = queries + share * e * 64  # [share, 2, 16]
     acc = state + share * 128  # [share, Ev rounded up, 16]
@@ -243,7 +243,7 @@ def lane_scores(arguments, keys, queries, start, n, low, scores):
     cap = f32_of(argument(arguments, CAP))
     since, until = load16(low), load16(low + 64)
     for r in range(0, n, ROWS):
-        score_tile(keys + r * PITCH, 4, queries, queries, e, scores + 64 * r, 64, 1)
+        score_tile(keys + r * HEAD_PITCH, 4, queries, queries, e, scores + 64 * r, 64, 1)
     for j in range(n):
         value = mul(load16(scores + 64 * j), scale)
         if cap != F32(0):
@@ -269,8 +269,8 @@ def take_lanes(scores, values, skipped, n, ev, state, acc):
     for i in range(ev):
         store(acc + 64 * i, mul(load16(acc + 64 * i), factor))
     for r in range(0, ev, ROWS):
-        a, b = values + 4 * r + skipped * PITCH, scores + 64 * skipped
-        value_tile(a, PITCH, b, b, n - skipped, acc + 64 * r, 64, 0)
+        a, b = values + 4 * r + skipped * HEAD_PITCH, scores + 64 * skipped
+        value_tile(a, HEAD_PITCH, b, b, n - skipped, acc + 64 * r, 64, 0)
 
 
 @njit

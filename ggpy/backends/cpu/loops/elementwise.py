@@ -160,6 +160,23 @@ def gated(arguments, begin, end, out, scratch):
 
 
 @njit
+def gate_inputs(arguments, begin, end, out, scratch):
+    """Arguments: gate, numbers of a row, inputs, bytes between rows of these, the number of the
+    activation. An item is a row.
+    """
+    gate, n, inputs = load_i64(arguments), load_i64(arguments + 8), load_i64(arguments + 16)
+    pitch, kind = load_i64(arguments + 24), load_i64(arguments + 32)
+    for row in range(begin, end):
+        g, u = gate + 4 * n * row, inputs + pitch * row
+        for i in range(n // 16):
+            store(out + 64 * i, activated(kind, load16(g + 64 * i), load16(u + 64 * i)))
+        for i in range(n // 16 * 16, n):
+            one = activated(kind, splat(load_f32(g + 4 * i)), splat(load_f32(u + 4 * i)))
+            store(out + 4 * i, simd.first(one))
+        out += 4 * n
+
+
+@njit
 def turn(x, pairs, neighbours, cos, sin):
     """Rotate `pairs` pairs of a head at x: neighbours, or elements i and i + pairs."""
     step, other = (8, 4) if neighbours != 0 else (4, 4 * pairs)
