@@ -136,12 +136,14 @@ def softplus(x):
 
 
 @njit
-def load_gates(beta, alpha, a, dt, step, n, to):
-    """to[2, 16]: sigmoid(beta) and exp(a softplus(alpha + dt)) of n tokens, `step` bytes apart."""
+def load_gates(arguments, token, head, n, to):
+    """to[2, 16]: sigmoid(beta) and exp(a softplus(alpha + dt)) of a head and up to 16 tokens."""
+    n_v, a = load_i64(arguments + 32), load_f32(load_i64(arguments + 64) + 4 * head)
+    dt = load_f32(load_i64(arguments + 72) + 4 * head)
     for i in range(16):
-        at = step * min(i, n - 1)
-        store(to + 4 * i, load_f32(beta + at))
-        store(to + 64 + 4 * i, load_f32(alpha + at) + dt)
+        at = 4 * ((token + min(i, n - 1)) * n_v + head)
+        store(to + 4 * i, load_f32(load_i64(arguments + 48) + at))
+        store(to + 64 + 4 * i, load_f32(load_i64(arguments + 56) + at) + dt)
     one = splat(f32_of(ONE))
     store(to, div(one, add(one, exp(sub(zeros(), load16(to))))))
     store(to + 64, exp(mul(splat(a), softplus(load16(to + 64)))))
@@ -183,15 +185,6 @@ def pass_16(source, source_step, to, to_step, n, decay, k, change, next_k, next_
         source, to = source + source_step, to + to_step
     store(sums, r0)
     store(sums + 128, p0)
-
-
-@njit
-def pass_columns(width, source, step, to, to_step, n, decay, k, change, next_k, next_q, sums):
-    """Of 32 or 16 columns."""
-    if width == 32:
-        pass_32(source, step, to, to_step, n, decay, k, change, next_k, next_q, sums)
-    else:
-        pass_16(source, step, to, to_step, n, decay, k, change, next_k, next_q, sums)
 
 
 @njit
@@ -245,21 +238,22 @@ def of_run(arguments, run, head, key, column, width, scratch):
             store(columns + i, zeros())
     store(change, zeros())
     store(change + 64, zeros())
-    pass_columns(width, source, step, columns, 128, size, F32(1), k, change, k, q, sums)
-    for t in range(count):
-        if t % 16 == 0:
-            at = 4 * ((first + t) * n_v + head)
-            beta, alpha = load_i64(arguments + 48) + at, load_i64(arguments + 56) + at
-            a = load_f32(load_i64(arguments + 64) + 4 * head)
-            dt = load_f32(load_i64(arguments + 72) + 4 * head)
-            load_gates(beta, alpha, a, dt, 4 * n_v, count - t, gates)
-        beta_t, decay = load_f32(gates + t % 16 * 4), load_f32(gates + 64 + t % 16 * 4)
-        take_token(v, sums, beta_t, decay, dot_f32(q, k, size), width, change, o)
-        following = pitch if t + 1 < count else 0
-        to, step = (columns, 128) if t + 1 < count else (last, 4 * size)
+    decay = F32(1)
+    for t in range(-1, count):  # at first nothing but what token 0 reads
+        if t >= 0:
+            if t % 16 == 0:
+                load_gates(arguments, first + t, head, count - t, gates)
+            beta, decay = load_f32(gates + t % 16 * 4), load_f32(gates + 64 + t % 16 * 4)
+            take_token(v, sums, beta, decay, dot_f32(q, k, size), width, change, o)
+            ask_for(q + AHEAD * pitch, size)
+            ask_for(k + AHEAD * pitch, size)
+            ask_for(v + AHEAD * pitch, width)
+            v, o = v + pitch, o + 4 * size * n_v
+        following = pitch if 0 <= t < count - 1 else 0
+        to, to_step = (columns, 128) if t + 1 < count else (last, 4 * size)
         next_k, next_q = k + following, q + following
-        ask_for(q + AHEAD * pitch, size)
-        ask_for(k + AHEAD * pitch, size)
-        ask_for(v + AHEAD * pitch, width)
-        pass_columns(width, columns, 128, to, step, size, decay, k, change, next_k, next_q, sums)
-        q, k, v, o = next_q, next_k, v + pitch, o + 4 * size * n_v
+        if width == 32:
+            pass_32(source, step, to, to_step, size, decay, k, change, next_k, next_q, sums)
+        else:
+            pass_16(source, step, to, to_step, size, decay, k, change, next_k, next_q, sums)
+        q, k, source, step = next_q, next_k, columns, 128
