@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     """The options of `ggpy bench`; `measure` refuses those that are not llama-bench's."""
     found = bench_options.parser()
     found.prog = "ggpy llama_bench"
-    found.description = "Measure llama.cpp on the CPU, from the wheel xllamacpp."
+    found.description = "Measure llama.cpp on the CPU from a wheel, with llama-bench's options."
     found.epilog = "Of these options, those that llama-bench has are taken; the rest is refused."
     found.set_defaults(output="json")
     return found
@@ -43,9 +43,9 @@ def parser() -> argparse.ArgumentParser:
 def measure(options: argparse.Namespace) -> int:
     """Run all tests on all models and print; ValueError, RuntimeError."""
     from ggpy import hub
-    from ggpy.backends.host import usable_cores
     from ggpy.bench import xllamacpp
     from ggpy.bench.machine import cpu_name, now
+    from ggpy.util.cores import usable_cores
 
     tests = checked(options)
     if not xllamacpp.is_installed():

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..util.cores import usable_cores
+
 F32 = np.dtype(np.float32)
 
 SET_THREADS = (
@@ -42,50 +44,16 @@ def default_threads() -> int:
     return max(1, min(4, usable_cores() // 2))
 
 
-def checked_threads(asked: int, note: Callable[[str], None]) -> int:
+def checked_threads(asked: int | None, note: Callable[[str], None]) -> int:
     """As many as asked for, but no more than cores: `note` is told, since a thread without a core
-    of its own makes the others wait.
+    of its own makes the others wait. None is one for each core.
     """
     cores = usable_cores()
+    if asked is None:
+        return cores
     if asked > cores:
         note(f"{asked} threads are too many: this process has {cores} cores, and uses {cores}")
     return min(asked, cores)
-
-
-def usable_cores() -> int:
-    """Physical cores that this process may use: by affinity, siblings counted once, and quota."""
-    if hasattr(os, "sched_getaffinity"):
-        cpus = os.sched_getaffinity(0)
-    else:
-        cpus = set(range(os.cpu_count() or 1))
-    cores = {_siblings(cpu) for cpu in cpus}
-    return max(1, min(len(cores), _quota() or len(cores)))
-
-
-def _siblings(cpu: int) -> str:
-    try:
-        with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as file:
-            return file.read().strip()
-    except OSError:
-        return str(cpu)
-
-
-def _quota() -> int | None:
-    """Cores' worth of time of a container (cgroup v2, then v1), rounded up; None without limit."""
-    try:
-        with open("/sys/fs/cgroup/cpu.max") as file:
-            limit, period = file.read().split()
-    except (OSError, ValueError):
-        try:
-            with open("/sys/fs/cgroup/cpu/cpu.cfs_quota_us") as first:
-                limit = first.read().strip()
-            with open("/sys/fs/cgroup/cpu/cpu.cfs_period_us") as second:
-                period = second.read().strip()
-        except OSError:
-            return None
-    if limit in ("max", "-1"):
-        return None
-    return max(1, -(-int(limit) // int(period)))
 
 
 def set_blas_threads(n_threads: int) -> bool:

@@ -7,7 +7,6 @@ a program, this module compiles the sources that stdin lists into the user's cac
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..device.base import Buffer
+from ..util.cores import usable_cores
 
 Wish = dict[str, Any]  # arguments of compile_cubin
 
@@ -96,7 +96,7 @@ def compile_ahead(
 
     Compile errors are printed, not raised: the compilation fails again when the kernel is used.
     """
-    n = min(processes or os.cpu_count() or 1, 1 + len(wishes) // 4)
+    n = min(processes or usable_cores(), 1 + len(wishes) // 4)
     say(f"compiling {len(wishes)} sources for {arch} in {n} processes, where the cache has none")
     command = [sys.executable, "-m", __name__, arch]
     running = [subprocess.Popen(command, stdin=subprocess.PIPE, text=True) for _ in range(n)]

@@ -26,7 +26,7 @@ MISSING = "llama.cpp's wheel is not installed: pip install xllamacpp"
 class OpaqueParams(c.Structure):
     """Parameters of a model or a context: larger than both structures, and only passed on."""
 
-    _fields_ = (("words", c.c_uint32 * 128),)
+    _fields_ = (("words", c.c_uint32 * 256),)
 
 
 class ThreadpoolParams(c.Structure):
@@ -48,15 +48,19 @@ class LlamaBatch(c.Structure):
     _fields_ = (
         ("n_tokens", c.c_int32),
         ("token", c.POINTER(c.c_int32)),
-        ("embd", c.c_void_p),
-        ("pos", c.c_void_p),
-        ("n_seq_id", c.c_void_p),
-        ("seq_id", c.c_void_p),
-        ("logits", c.c_void_p),
+        ("embd", c.POINTER(c.c_float)),
+        ("pos", c.POINTER(c.c_int32)),
+        ("n_seq_id", c.POINTER(c.c_int32)),
+        ("seq_id", c.POINTER(c.POINTER(c.c_int32))),
+        ("logits", c.POINTER(c.c_int8)),
     )
 
 
+Log = c.CFUNCTYPE(None, c.c_int, c.c_char_p, c.c_void_p)
+_quiet = Log(lambda level, text, user: None)  # llama.cpp calls it as long as it is loaded
+
 FUNCTIONS: tuple[tuple[Any, ...], ...] = (  # name, type of the result, types of the arguments
+    ("llama_log_set", None, Log, c.c_void_p),
     ("llama_model_default_params", OpaqueParams),
     ("llama_context_default_params", OpaqueParams),
     ("llama_model_load_from_file", c.c_void_p, c.c_char_p, OpaqueParams),
@@ -86,15 +90,19 @@ def is_installed() -> bool:
     return importlib.util.find_spec("xllamacpp") is not None
 
 
-def library() -> c.CDLL:
-    """llama.cpp with the types of the functions set; RuntimeError without the wheel."""
+def library(more: Sequence[tuple[Any, ...]] = ()) -> c.CDLL:
+    """llama.cpp, which then logs nothing, with the types of FUNCTIONS set, and of `more`.
+
+    Raises RuntimeError without the wheel.
+    """
     spec = importlib.util.find_spec("xllamacpp")
     if spec is None or spec.origin is None:
         raise RuntimeError(MISSING)
     found = c.CDLL(str(next(Path(spec.origin).parent.glob("xllamacpp*.so"))))
-    for name, result, *arguments in FUNCTIONS:
+    for name, result, *arguments in (*FUNCTIONS, *more):
         function = getattr(found, name)
         function.restype, function.argtypes = result, arguments
+    found.llama_log_set(_quiet, None)
     return found
 
 

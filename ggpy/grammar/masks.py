@@ -6,7 +6,6 @@ models, samplers or engines.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -18,12 +17,14 @@ from numpy.typing import NDArray
 
 from ..sampling.mask import n_words
 from ..tokenizer import Tokenizer
+from ..util.cores import usable_cores
 from .errors import GrammarError, library, reason
 from .lark import to_lark
 from .trial import STACK, Trial
 
 MAX_KEPT = 64  # compiled grammars of a tokenizer
 ENOUGH_CORES = 4  # for threads that make masks
+MAX_THREADS = 8  # that make masks: 64 masks of strings take less than a millisecond then
 
 _trial = Trial()
 _stack_lock = threading.Lock()
@@ -57,7 +58,7 @@ class GrammarMask:
         if rows.shape[1] != masks[0]._n or not rows.flags.c_contiguous:
             raise ValueError(f"masks have {masks[0]._n} words each, the rows {rows.shape}")
         matchers, nbytes = [mask._matcher for mask in masks], 4 * masks[0]._n
-        if len(masks) == 1 or (os.cpu_count() or 1) < ENOUGH_CORES:
+        if len(masks) == 1 or usable_cores() < ENOUGH_CORES:
             for matcher, row in zip(matchers, rows, strict=True):
                 matcher.unsafe_compute_mask_ptr(row.ctypes.data, nbytes)
         else:
@@ -76,8 +77,8 @@ class GrammarMask:
 
 @cache
 def _executor() -> Any:
-    """The threads that make masks."""
-    return library().LLExecutor()
+    """The threads that make masks. Two cores are left, for the engine and for the server."""
+    return library().LLExecutor(num_threads=min(MAX_THREADS, usable_cores() - 2))
 
 
 def _too_complex(message: str) -> GrammarError:

@@ -23,6 +23,7 @@ import numpy as np
 from ..formats import Format, by_name
 from ..formats.base import F32, U8
 from ..formats.rows import encode_rows, row_scales
+from ..util.cores import usable_cores
 
 SLAB = 1 << 20  # weights of a task, about
 SEARCH_SLAB = 1 << 18  # where scales are searched for, which takes twenty times as long
@@ -40,18 +41,11 @@ class Task(NamedTuple):
     scales: F32 | None = None  # [rows], that the target's values are to be multiplied with
 
 
-def n_cores() -> int:
-    """The CPUs that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 class Workers:
     """`n` of them, by default one for each core; use them in a `with`."""
 
     def __init__(self, n: int | None = None) -> None:
-        self.n = n_cores() if not n or n < 1 else n
+        self.n = usable_cores() if not n or n < 1 else n
         self.ahead = 2 * self.n  # tasks that are taken before the first of them is asked for
         self.search_slab = SEARCH_SLAB
         self._threads: Executor | None = None

@@ -45,11 +45,11 @@ def test_both_backends_agree_beyond_the_window(
     engines = [engine_on(tiny_path(model), ops) for ops in (Cuda(machine), Reference(1))]
     pool = next(pool for pool in engines[0].cache.pools if pool.window)
     assert pool.n_pages < 2 * N_CTX // PAGE_SIZE
-    got, wanted = (engine.logits(IDS) for engine in engines)
+    got, wanted = (engine.logits(IDS[:200]) for engine in engines)
     assert nmse(got, wanted) < 1e-4
     texts = []
     for engine in engines:
-        answers = [engine.add(IDS[:n], GREEDY, max_tokens=40) for n in (250, 30)]
+        answers = [engine.add(IDS[:n], GREEDY, max_tokens=8) for n in (190, 126)]  # over a page
         finish(engine)
         texts.append([[p.id for p in s.pieces] for s in answers])
     assert texts[0] == texts[1]

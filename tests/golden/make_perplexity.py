@@ -17,66 +17,31 @@ import sys
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+
+from ggpy.bench.xllamacpp import LlamaBatch, library
 
 GOLDEN = Path(__file__).resolve().parent
 N_CTX = 512
 
-
-class Opaque(c.Structure):
-    """Parameters by value: larger than any of llama.cpp's, and always the last argument."""
-
-    _fields_ = (("words", c.c_uint32 * 256),)
-
-
-class Batch(c.Structure):
-    """llama_batch."""
-
-    _fields_ = (
-        ("n_tokens", c.c_int32),
-        ("token", c.POINTER(c.c_int32)),
-        ("embd", c.c_void_p),
-        ("pos", c.POINTER(c.c_int32)),
-        ("n_seq_id", c.POINTER(c.c_int32)),
-        ("seq_id", c.POINTER(c.POINTER(c.c_int32))),
-        ("logits", c.POINTER(c.c_int8)),
-    )
-
-
-def library() -> c.CDLL:
-    import xllamacpp
-
-    found = next(Path(xllamacpp.__file__).parent.glob("xllamacpp*.so"))
-    lib = c.CDLL(str(found))
-    for name, result, *arguments in (
-        ("llama_model_default_params", Opaque),
-        ("llama_context_default_params", Opaque),
-        ("llama_model_load_from_file", c.c_void_p, c.c_char_p, Opaque),
-        ("llama_init_from_model", c.c_void_p, c.c_void_p, Opaque),
-        ("llama_model_get_vocab", c.c_void_p, c.c_void_p),
-        ("llama_vocab_n_tokens", c.c_int32, c.c_void_p),
-        ("llama_vocab_get_add_bos", c.c_bool, c.c_void_p),
-        ("llama_vocab_bos", c.c_int32, c.c_void_p),
-        ("llama_get_memory", c.c_void_p, c.c_void_p),
-        ("llama_memory_clear", None, c.c_void_p, c.c_bool),
-        ("llama_decode", c.c_int32, c.c_void_p, Batch),
-        ("llama_get_logits_ith", c.POINTER(c.c_float), c.c_void_p, c.c_int32),
-        (
-            *("llama_tokenize", c.c_int32, c.c_void_p, c.c_char_p, c.c_int32),
-            *(c.POINTER(c.c_int32), c.c_int32, c.c_bool, c.c_bool),
-        ),
-    ):
-        function = getattr(lib, name)
-        function.restype, function.argtypes = result, arguments
-    return lib
+FUNCTIONS: tuple[tuple[Any, ...], ...] = (
+    ("llama_vocab_get_add_bos", c.c_bool, c.c_void_p),
+    ("llama_vocab_bos", c.c_int32, c.c_void_p),
+    ("llama_get_logits_ith", c.POINTER(c.c_float), c.c_void_p, c.c_int32),
+    (
+        *("llama_tokenize", c.c_int32, c.c_void_p, c.c_char_p, c.c_int32),
+        *(c.POINTER(c.c_int32), c.c_int32, c.c_bool, c.c_bool),
+    ),
+)
 
 
 class Model:
     """A model in llama.cpp with one sequence of N_CTX tokens."""
 
     def __init__(self, path: Path) -> None:
-        self.lib = lib = library()
+        self.lib = lib = library(FUNCTIONS)
         model = lib.llama_model_load_from_file(str(path).encode(), lib.llama_model_default_params())
         assert model, path
         params = lib.llama_context_default_params()
@@ -100,7 +65,7 @@ class Model:
             evaluated[0] = self.lib.llama_vocab_bos(self.vocab)
         zero = (c.c_int32 * 1)(0)
         pointer = c.cast(zero, c.POINTER(c.c_int32))
-        batch = Batch(
+        batch = LlamaBatch(
             n,
             (c.c_int32 * n)(*evaluated),
             None,

@@ -70,7 +70,7 @@ class Cpu(Reference):
         weight_memory: int | None = None,
     ) -> None:
         super().__init__(1, reason=reason, note=note, weight_memory=weight_memory)
-        self.n_threads = host.checked_threads(n_threads or host.usable_cores(), note)
+        self.n_threads = host.checked_threads(n_threads, note)
         self.pool = ThreadPool(self.n_threads)
         self.activations = activations
         self._buffers = Buffers(self.pool)

@@ -189,7 +189,7 @@ def _measure_threads(ops: Any) -> Ceilings:
     from ...gguf import Tensor
 
     source = np.ones(CPU_READ // 4, np.float32)
-    shape = 2 * CPU_ROWS, 2 * CPU_ROWS
+    shape = 2 * CPU_ROWS, 8 * CPU_ROWS
     a = np.random.default_rng(0).standard_normal(shape, np.float32)
     x = a[: CPU_ROWS // 2]
     w = ops.weight(Tensor("w", a.shape, by_name("F32"), a.view(np.uint8)), Role("F D"))

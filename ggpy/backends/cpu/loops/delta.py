@@ -24,7 +24,7 @@ ONE, TWO, EPS = (simd.f32_bits(x) for x in (1.0, 2.0, float(UNIT_EPS)))
 # Of log(1 + y) = 2 artanh(z), z = y / (2 + y), by powers of z^2: enough for y up to 1
 LOG_TERMS = [simd.f32_bits(2 / n) for n in (13, 11, 9, 7, 5, 3, 1)]
 L13, L11, L9, L7, L5, L3, L1 = LOG_TERMS
-NO_PAGE, prefetch = NO_STATE, simd.prefetch
+NO_PAGE, prefetch = NO_STATE, simd.prefetch(3)
 AHEAD = 3  # tokens whose q, k and v are asked for
 
 

@@ -31,7 +31,10 @@ fma, mul, add, total, to_f32 = simd.fma, simd.mul, simd.add, simd.total, simd.to
 zeros4 = simd.zeros_of(4)
 zeros16 = simd.zeros
 
-AHEAD = 4096  # bytes
+# Bytes ahead of what is multiplied: in the second cache, and in the first one. The first cache has
+# too few requests in flight to hide memory alone.
+FAR, NEAR = 16384, 1024
+prefetch_far, prefetch_near = simd.prefetch(2), simd.prefetch(3)
 
 # What a column of whole numbers is, sizes.py says.
 
@@ -106,12 +109,12 @@ def rest_of(x, i, n):
 
 def prefetching(nbytes: int) -> Any:
     """fetch(p): ask for the memory of later rows, which the processor would guess too late."""
-    prefetch = simd.prefetch
 
     @njit
     def fetch(p):
-        for at in range(AHEAD, AHEAD + nbytes, 64):
-            prefetch(p + at)
+        for at in range(0, nbytes, 64):
+            prefetch_far(p + FAR + at)
+            prefetch_near(p + NEAR + at)
 
     return fetch
 
@@ -254,11 +257,9 @@ def add_up(arguments, begin, end, out, scratch):
         acc, more = zeros16(), zeros16()
         at = load_i64(arguments) + 4096 * item
         for i in range(0, 4096, 128):
-            prefetch(at + i + AHEAD)
-            prefetch(at + i + AHEAD + 64)
+            for line in (i, i + 64):
+                prefetch_far(at + FAR + line)
+                prefetch_near(at + NEAR + line)
             acc, more = add(acc, load16(at + i)), add(more, load16(at + i + 64))
         simd.store(out, total(add(acc, more)))
         out += 4
-
-
-prefetch = simd.prefetch

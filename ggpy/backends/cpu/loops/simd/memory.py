@@ -45,16 +45,20 @@ def _store_i32(builder: Any, address: Any, value: Any, *_: Any) -> Any:
     return _store(builder, address, builder.trunc(value, I32))
 
 
-def _prefetch(builder: Any, address: Any, _: Any) -> Any:
-    byte = builder.inttoptr(address, ir.IntType(8).as_pointer())
-    numbers = [I32(n) for n in (0, 3, 1)]  # to be read, as near as can be, data
-    kind = ir.FunctionType(ir.VoidType(), [byte.type, *[I32] * 3])
-    name = "llvm.prefetch.p0"
-    builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [byte, *numbers])
-    return cgutils.get_null_value(ir.IntType(64))
+def prefetch(locality: int) -> Any:
+    """prefetch(address), which need not exist: into the first cache (3), or the second (2)."""
+
+    def body(builder: Any, address: Any, _: Any) -> Any:
+        byte = builder.inttoptr(address, ir.IntType(8).as_pointer())
+        numbers = [I32(n) for n in (0, locality, 1)]  # to be read, how near, data
+        kind = ir.FunctionType(ir.VoidType(), [byte.type, *[I32] * 3])
+        name = "llvm.prefetch.p0"
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [byte, *numbers])
+        return cgutils.get_null_value(ir.IntType(64))
+
+    return op(body, lambda address: types.int64, 1)
 
 
-prefetch = op(_prefetch, lambda address: types.int64, 1)  # an address that need not exist
 store_i32 = op(_store_i32, lambda address, value: types.int64, 2)  # of an int64
 store = op(_store, lambda address, value: types.int64, 2)
 load_i64 = load_number(ir.IntType(64), types.int64)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ggpy.bench import xllamacpp
 from ggpy.bench.table import LLAMA_BENCH, SAMPLES
 
 QUICK = ["--device", "cpu", "-t", "1", "-p", "8", "-n", "2", "-r", "2"]
@@ -168,6 +169,20 @@ def test_what_is_wrong_is_said_before_anything_runs(
     words: list[str], message: str, refused: Callable[..., str]
 ) -> None:
     assert message in refused("--llama-bench", "nowhere/llama-bench", *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["--device", "cpu"], "pip install xllamacpp"), ([], "add --device cpu")],
+)
+def test_without_a_llama_bench_the_wheel_is_taken(
+    words: list[str],
+    message: str,
+    refused: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(xllamacpp, "is_installed", lambda: False)
+    assert message in refused("-m", "x.gguf", *words)
 
 
 def test_options_that_only_one_has_are_refused(
