@@ -45,6 +45,9 @@ class Shape:
     window: int = 0
     has_rope: bool = True
     soft_cap: float = 0.0
+    causal: bool = True
+    chunked: bool = False
+    v_norm: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,21 @@ DIFFERING = Variation(
         Shape(LayerSizes(2, 2, 96, 64, 256), window=70, soft_cap=3.0),
         Shape(LayerSizes(4, 2, 64, 32, 256), window=40),
     )
+)
+# Chunks shorter and longer than a page; attention to both sides, with windows of odd widths.
+CHUNKS = Variation(
+    layers=(Shape(window=24, chunked=True), Shape(), Shape(window=70, chunked=True, soft_cap=3.0))
+)
+BOTH_SIDES = Variation(
+    layers=(Shape(window=9, causal=False), Shape(causal=False), Shape(window=75, causal=False))
+)
+# Heads wider than a panel of products, and values that are keys before norm and rotation.
+WIDE_HEADS = Variation(
+    (Shape(LayerSizes(2, 1, 512, 512, 128)), Shape(LayerSizes(4, 2, 320, 272, 128), window=40))
+)
+KEYS_AS_VALUES = Variation(
+    layers=(Shape(v_norm=True), Shape(), Shape(LayerSizes(4, 1, 32, 32, 128), v_norm=True)),
+    without=("attn_v.weight",),
 )
 # Norms behind the halves of layers only, and of all heads of q and k together.
 BEHIND = Variation(
@@ -143,7 +161,11 @@ def _settings(v: Variation, style: Literal["norm", "neox"]) -> ModelSettings:
         size = x.sizes.key_size
         rope = Rope(style, 100.0 ** (-np.arange(0, size, 2) / size)) if x.has_rope else None
         mixer = AttentionSettings(
-            *(size**-0.5, rope, x.window, x.soft_cap, v.residual_scale), norm_whole=v.norm_whole
+            *(size**-0.5, rope, x.window, x.soft_cap, v.residual_scale),
+            norm_whole=v.norm_whole,
+            causal=x.causal,
+            chunked=x.chunked,
+            v_norm_eps=EPS if x.v_norm else None,
         )
         layers.append(LayerSettings(mixer, DenseSettings(v.activation, v.residual_scale)))
     return ModelSettings(layers, v.embedding_scale, v.soft_cap, v.logit_scale)

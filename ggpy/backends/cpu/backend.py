@@ -8,6 +8,7 @@ kernels. Nothing here knows a model file's names.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -16,10 +17,12 @@ from ...formats import by_name
 from ...formats.base import F32
 from ...gguf import Tensor
 from .. import host
+from ..inputs import LayerInputs
 from ..interface import (
     ActivationType,
     CacheShape,
     Dense,
+    GatedDeltaNet,
     Head,
     Layer,
     MoE,
@@ -28,16 +31,17 @@ from ..interface import (
     Step,
 )
 from ..numpy.backend import Reference
+from ..numpy.delta import GroupStates
 from ..numpy.functions import soft_capped
 from ..numpy.kv_pages import GroupPages
 from ..numpy.matrix import HostMatrix
-from . import experts, kernels, layers
+from . import delta, experts, kernels, layer_inputs, layers
 from .compiled import progress
 from .jobs import BlockRows, Buffers, JobList
 from .matrix import MappedMatrix
 from .pool import ThreadPool, address_of
 from .sizes import KINDS
-from .step import StepArrays, Tables
+from .step import Memory, StepArrays, Tables
 
 CpuActivations = Literal["q16", "q8", "f32"]
 Note = Callable[[str], None]
@@ -70,7 +74,7 @@ class Cpu(Reference):
         self.pool = ThreadPool(self.n_threads)
         self.activations = activations
         self._buffers = Buffers(self.pool)
-        self._programs: dict[tuple[Layer, str, int], JobList] = {}
+        self._programs: dict[tuple[Layer, str, int, tuple[int, ...]], JobList] = {}
         self._generation = 0
         self._once: list[JobList] = []
         self._step: StepArrays | None = None
@@ -79,8 +83,8 @@ class Cpu(Reference):
         self._tables: Tables = {}
         self._with_kernels: dict[tuple[Layer, str], bool] = {}
         self._told: set[str] = set()  # kinds of layers that numpy computes
-        self._n_paged = 0  # groups of the cache that have pages
         self._x: F32 | None = None  # what `_own` returned
+        self._inputs: F32 | None = None  # of layers, in a buffer
 
     # Weights
 
@@ -119,9 +123,10 @@ class Cpu(Reference):
         self._with_kernels.clear()
         super().allocate_cache(shape)
         paged = [group for group in self._cache if isinstance(group, GroupPages)]
-        self._n_paged = len(paged)
         for name in {x.type for group in paged for x in (group.keys, group.values)} & KINDS.keys():
             kernels.expand(by_name(name))
+        if len(paged) < len(self._cache):
+            kernels.prepare_states()
         progress.close()
         host.drop_library("llvmlite")  # what loaded kernels, of which 40 MB were looked at
 
@@ -131,7 +136,7 @@ class Cpu(Reference):
         """forward(step), with the pool's threads awake."""
         self._is_probed = probe is not None
         self.pool.settle()  # a late thread may still look at the tables of the step before
-        self._step = StepArrays(step, self._buffers, self._tables, self._n_paged)
+        self._step = StepArrays(step, self._buffers, self._tables, self._cache)
         self.pool.begin()
         try:
             return super().run(step, forward, probe)
@@ -142,9 +147,9 @@ class Cpu(Reference):
         """x[T, D] with the output of layer.mixer added, and layer.ffn's if they are parallel."""
         if not self._has_kernels(layer, "mix"):
             return super().mix(x, layer, step)
-        arrays, pages = self._arrays(step), self._memory(layer.mixer.group)
-        assert isinstance(pages, GroupPages)
-        return self._through(x, layer, "mix", lambda p: layers.mix(p, layer, arrays, pages))
+        arrays = self._arrays(step)
+        build = partial(_mix, layer=layer, step=arrays, memory=self._memory(layer.mixer.group))
+        return self._through(x, layer, "mix", build, shape=arrays.shape)
 
     def feed_forward(self, x: F32, layer: Layer, step: Step) -> F32:
         """x[T, D] with the output of layer.ffn added."""
@@ -165,6 +170,20 @@ class Cpu(Reference):
         return self._through(
             x, layer, "", lambda p: experts.experts_of_many(p, ffn, rows, ids), keep=False
         )
+
+    def layer_inputs(self, x: F32, inputs: LayerInputs, step: Step) -> F32:
+        """p[T, L, I], the inputs of all layers, where programs look for it."""
+        self._inputs = self._in_buffer("inputs", super().layer_inputs(x, inputs, step))
+        return self._inputs
+
+    def end_layer(self, x: F32, layer: Layer, inputs: F32 | None, step: Step) -> F32:
+        """(x[T, D] with the output of layer.input added) * layer.scale."""
+        if not self._has_kernels(layer, "end") or (layer.input and inputs is None):
+            return super().end_layer(x, layer, inputs, step)
+        if inputs is not None and inputs is not self._inputs:
+            self._inputs = inputs = self._in_buffer("inputs", inputs)
+        build = partial(layer_inputs.end, layer=layer, shape=x.shape, inputs=inputs)
+        return self._through(x, layer, "end", build)
 
     def logits(self, x: F32, head: Head, step: Step) -> F32:
         """l[R, V] of step.rows."""
@@ -210,7 +229,7 @@ class Cpu(Reference):
 
     def _arrays(self, step: Step) -> StepArrays:
         if self._step is None or self._step.step is not step:
-            self._step = StepArrays(step, self._buffers, self._tables, self._n_paged)
+            self._step = StepArrays(step, self._buffers, self._tables, self._cache)
         return self._step
 
     def _has_kernels(self, layer: Layer, half: str) -> bool:
@@ -226,27 +245,44 @@ class Cpu(Reference):
 
     def _find_kernels(self, layer: Layer, half: str) -> bool:
         if half == "mix":
-            return layers.has_mix(layer, self._memory(layer.mixer.group))
+            memory = self._memory(layer.mixer.group)
+            return delta.has_delta(layer) or layers.has_mix(layer, memory)
+        if half == "end":
+            return layer_inputs.has_end(layer)
         return layers.has_dense(layer.ffn) or experts.has_experts(layer.ffn)
 
     def _own(self, x: F32) -> F32:
         """x in the buffer of that name, where programs look for it."""
         if x is self._x:
             return x
-        self._buffers.floats("x", *x.shape)
-        self._x = self._buffers.view("x", *x.shape)
-        self._x[:] = x
+        self._x = self._in_buffer("x", x)
         return self._x
+
+    def _in_buffer(self, name: str, x: F32) -> F32:
+        self._buffers.floats(name, *x.shape)
+        copy = self._buffers.view(name, *x.shape)
+        copy[:] = x
+        return copy
 
     def _new(self) -> JobList:
         return JobList(self.pool, self._buffers, self.activations)
 
-    def _through(self, x: F32, layer: Layer, half: str, build: Build, keep: bool = True) -> F32:
-        """x changed by half a layer's jobs, which are kept where there are few tokens."""
+    def _through(
+        self,
+        x: F32,
+        layer: Layer,
+        half: str,
+        build: Build,
+        keep: bool = True,
+        shape: tuple[int, ...] = (),
+    ) -> F32:
+        """x changed by half a layer's jobs, which are kept where there are few tokens; shape: what
+        they depend on, besides the number of tokens.
+        """
         x = self._own(x)
         if self._generation != self._buffers.generation:
             self._forget()
-        key = layer, half, len(x)
+        key = layer, half, len(x), shape
         program = self._programs.get(key)
         if program is not None:
             program.run()
@@ -254,7 +290,7 @@ class Cpu(Reference):
         program = self._new()
         build(program)
         if self._generation != self._buffers.generation:
-            return self._again(x, layer, half, build, keep)
+            return self._again(x, layer, half, build, keep, shape)
         if len(x) > REPEATED or not keep:
             self._run_once(program)
         else:
@@ -262,11 +298,13 @@ class Cpu(Reference):
             program.run()
         return x
 
-    def _again(self, x: F32, layer: Layer, half: str, build: Build, keep: bool) -> F32:
+    def _again(
+        self, x: F32, layer: Layer, half: str, build: Build, keep: bool, shape: tuple[int, ...]
+    ) -> F32:
         """The same after memory moved while the jobs were made; x may have moved, too."""
         self._forget()
         self._x = None
-        return self._through(x, layer, half, build, keep)
+        return self._through(x, layer, half, build, keep, shape)
 
     def _run_once(self, program: JobList) -> None:
         program.run()
@@ -280,6 +318,15 @@ class Cpu(Reference):
         self.pool.settle()
         self._programs.clear()
         self._generation = self._buffers.generation
+
+
+def _mix(p: JobList, layer: Layer, step: StepArrays, memory: Memory) -> None:
+    if isinstance(layer.mixer, GatedDeltaNet):
+        assert isinstance(memory, GroupStates)
+        delta.delta_net(p, layer.mixer, step, memory)
+    else:
+        assert isinstance(memory, GroupPages)
+        layers.mix(p, layer, step, memory)
 
 
 def _route(p: JobList, ffn: MoE, rows: int) -> None:

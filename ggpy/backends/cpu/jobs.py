@@ -6,6 +6,7 @@ layers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,7 @@ class Buffers:
         self._pool = pool
         self._arrays: dict[str, Array] = {}
         self.generation = 0  # goes up when something moves
+        self._made: dict[int, tuple[Array, Array]] = {}
 
     def bytes(self, name: str, nbytes: int) -> int:
         """The address of at least so many bytes."""
@@ -49,6 +51,12 @@ class Buffers:
         """The address of float32 numbers; the first axis is rounded up to 16."""
         n = rounded_up(shape[0], LANES) * int(np.prod(shape[1:], dtype=np.int64))
         return self.bytes(name, 4 * n)
+
+    def made(self, source: Array, make: Callable[[Array], Array]) -> int:
+        """The address of what is made of an array that never changes, in float32, once."""
+        if id(source) not in self._made:
+            self._made[id(source)] = source, np.ascontiguousarray(make(source), np.float32)
+        return address_of(self._made[id(source)][1])
 
     def raw(self, name: str) -> Array:
         """The bytes of a buffer."""

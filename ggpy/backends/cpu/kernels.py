@@ -14,12 +14,14 @@ from .compiled import address, is_stored
 KERNELS = (
     *("add_up", "quantize_columns", "pack_columns", "unpack_columns", "multiply_rows"),
     *("multiply_few", "normalise_rows", "add_rows", "add_bias", "normalise_heads", "turn_heads"),
-    *("scale_rows", "gated", "spread", "write_pages", "attend_token", "attend_block"),
+    *("scale_rows", "gated", "gate_inputs", "spread", "write_pages", "attend_token"),
+    *("attend_block",),
 )
 OF_EXPERTS = (
     *("route", "weigh_rows", "add_chosen", "gate_rows", "combine", "pack_pairs"),
     *("multiply_blocks", "gated_blocks", "unpack_pairs"),
 )
+OF_STATES = ("convolve", "recur")
 
 
 def common(name: str) -> int:
@@ -30,6 +32,12 @@ def common(name: str) -> int:
 def prepare_common(with_experts: bool) -> None:
     """Compile the kernels that know no format; those of experts only if there are any."""
     for name in (*KERNELS, *(OF_EXPERTS if with_experts else ())):
+        common(name)
+
+
+def prepare_states() -> None:
+    """Compile the kernels of gated delta nets."""
+    for name in OF_STATES:
         common(name)
 
 

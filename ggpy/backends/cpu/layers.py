@@ -14,16 +14,19 @@ import numpy as np
 from ...formats import by_name
 from ...formats.base import F32
 from ..experts import Experts, Router, SharedExpert
+from ..inputs import LayerInput
 from ..interface import (
     PAGE_SIZE,
     Attention,
     AttentionTemperature,
     Dense,
+    GatedDeltaNet,
     Head,
     Layer,
     MoE,
     Norm,
     PagedKV,
+    Recurrent,
     Rope,
 )
 from ..numpy.kv_pages import GroupPages, Pages
@@ -31,18 +34,23 @@ from . import kernels
 from .jobs import Array, JobList, rounded_up
 from .matrix import MappedMatrix
 from .pool import address_of
-from .sizes import ACTIVATIONS, KINDS, LANES, MAX_HEAD, PANEL_ROWS, PITCH, ROWS, f32_bits
-from .step import StepArrays
+from .sizes import ACTIVATIONS, HEAD_PITCH, KINDS, LANES, MAX_HEAD, PANEL_ROWS, ROWS, f32_bits
+from .step import Sight, StepArrays
 
 # What these functions read of a layer: one that has more is computed in numpy.
 READ = {
     Attention: {
         *("spec", "group", "slot", "norm", "wq", "wk", "wv", "wo", "scale", "rope", "bq", "bk"),
-        *("bv", "bo", "q_norm", "k_norm", "norm_whole", "norm_after_rope", "temperature"),
-        *("soft_cap", "sinks", "post_norm", "residual_scale", "w_gate"),
+        *("bv", "bo", "q_norm", "k_norm", "v_norm", "norm_whole", "norm_after_rope", "temperature"),
+        *("soft_cap", "sinks", "post_norm", "residual_scale", "w_gate", "causal", "chunked"),
     },
-    AttentionTemperature: {"scale", "length"},
+    AttentionTemperature: {"scale", "length", "offset"},
     Norm: {"weight", "eps", "bias", "centred"},
+    GatedDeltaNet: {
+        *("spec", "group", "slot", "norm", "w_qkv", "w_gate", "w_beta", "w_alpha", "conv", "a"),
+        *("dt", "out_norm", "wo", "tiled", "post_norm", "residual_scale"),
+    },
+    Recurrent: {"n_k_head", "n_v_head", "size", "taps"},
     PagedKV: {"n_head", "n_head_kv", "key_size", "value_size", "window", "types"},
     Rope: {"style", "inv_freq", "magnitude"},
     Dense: {*("norm", "w_gate", "w_up", "w_down", "activation", "post_norm", "residual_scale")},
@@ -53,16 +61,23 @@ READ = {
     },
     Experts: {"w_gate", "w_up", "w_down", "activation", "b_gate", "b_up", "b_down"},
     SharedExpert: {"w_gate", "w_up", "w_down", "gate"},
+    LayerInput: {"gate", "w", "norm", "activation"},
     Head: {"norm", "weight", "soft_cap", "scale"},
-    Layer: {"index", "mixer", "ffn", "parallel", "next", "input", "scale"},  # the last two: numpy
+    Layer: {
+        "index",
+        "mixer",
+        "ffn",
+        "parallel",
+        "next",
+        "input",
+        "scale",
+    },  # the last two: layer_inputs.py
 }
 
 
 def is_read(part: Any) -> bool:
     """Whether all that a part of a layer says is computed here; None says nothing."""
     known = READ.get(type(part), set())
-    if isinstance(part, Norm) and part.weight is None:
-        return False
     return part is None or (
         bool(known)
         and all(f.name in known or getattr(part, f.name) == f.default for f in fields(part))
@@ -72,11 +87,9 @@ def is_read(part: Any) -> bool:
 def has_attention(a: Attention, pages: GroupPages) -> bool:
     """Whether all of an attention layer has kernels."""
     matrices = [a.wo, *a.projections]
-    parts = (a, a.spec, a.rope, a.temperature, a.norm, a.q_norm, a.k_norm, a.post_norm)
+    parts = [a, a.spec, a.rope, a.temperature, a.norm, a.q_norm, a.k_norm, a.v_norm, a.post_norm]
     return (
         all(is_read(part) for part in parts)
-        and a.wk is not None
-        and a.wv is not None
         and all(isinstance(m, MappedMatrix) for m in matrices)
         and max(a.spec.key_size, a.spec.value_size) <= MAX_HEAD
         and pages.keys.type in KINDS
@@ -109,7 +122,9 @@ def has_mix(layer: Layer, memory: Any) -> bool:
 
 
 def kind_of(layer: Layer, half: str) -> str:
-    """What half of a layer is, in words."""
+    """What a part of a layer is, in words: "mix", "ffn" or "end"."""
+    if half == "end":
+        return "inputs of layers"
     if half == "ffn":
         return "mixtures of experts" if isinstance(layer.ffn, MoE) else "feed-forwards"
     return "attention" if isinstance(layer.mixer, Attention) else "gated delta nets"
@@ -146,7 +161,7 @@ def normalised(p: JobList, x: int, rows: int, width: int, norm: Norm | None, nam
 def added(p: JobList, y: int, rows: int, width: int, norm: Norm | None, scale: float) -> None:
     """x += norm(y) * scale."""
     x = p.buffers.floats("x", rows, width)
-    numbers = (0,) if norm is None else numbers_of(p, norm)
+    numbers = (0,) if norm is None else (1, *numbers_of(p, norm))
     p.add("add_rows", rows, x, 4 * width, x, y, width, f32_bits(scale), *numbers, private=4 * width)
 
 
@@ -181,24 +196,37 @@ def attention(p: JobList, a: Attention, step: StepArrays, pages: GroupPages) -> 
     s, rows, width = a.spec, step.n_tokens, a.wq.blocks.k
     n = normalised(p, p.buffers.floats("x", rows, width), rows, width, a.norm, "n")
     q = affine(p, a.wq, n, rows, a.bq, "q")
-    k = affine(p, a.wk, n, rows, a.bk, "k")
-    v = affine(p, a.wv, n, rows, a.bv, "v")
     heads(p, a, q, s.n_head, a.q_norm, step)
-    heads(p, a, k, s.n_head_kv, a.k_norm, step)
     if a.temperature is not None:
         factors = step.sharpness(a.temperature)
         p.add("scale_rows", rows, 0, 0, q, s.n_head * s.key_size, factors)
-    if pages.keys.spreads:
-        for at, n_head in ((q, s.n_head), (k, s.n_head_kv)):
-            p.add("spread", rows * n_head * s.key_size // 32, 0, 0, at)
-    written(p, a, k, s.key_size, pages.keys, step)
-    written(p, a, v, s.value_size, pages.values, step)
+    spread_heads(p, q, rows * s.n_head, pages)
+    if a.wk is not None:
+        keys_and_values(p, a, n, step, pages)
     o = attended(p, a, q, pages, step)
     if a.w_gate is not None:
         gate = affine(p, a.w_gate, n, rows, None, "gate")
         o = gated_rows(p, "sigmoid", gate, o, rows * s.n_head * s.value_size)
     y = affine(p, a.wo, o, rows, a.bo, "y")
     added(p, y, rows, width, a.post_norm, a.residual_scale)
+
+
+def keys_and_values(p: JobList, a: Attention, n: int, step: StepArrays, pages: GroupPages) -> None:
+    """k and v of n[T, D] to their pages. Values come first: they may be what keys are made of."""
+    s, rows = a.spec, step.n_tokens
+    k = affine(p, a.wk, n, rows, a.bk, "k")
+    v = k if a.wv is None else affine(p, a.wv, n, rows, a.bv, "v")
+    v = normalised(p, v, rows * s.n_head_kv, s.value_size, a.v_norm, "normalised v")
+    written(p, a, v, s.value_size, pages.values, step)
+    heads(p, a, k, s.n_head_kv, a.k_norm, step)
+    spread_heads(p, k, rows * s.n_head_kv, pages)
+    written(p, a, k, s.key_size, pages.keys, step)
+
+
+def spread_heads(p: JobList, x: int, n: int, pages: GroupPages) -> None:
+    """n heads of q or k as they meet each other, in place."""
+    if pages.keys.spreads:
+        p.add("spread", n * pages.keys.head_size // 32, 0, 0, x)
 
 
 def heads(
@@ -248,13 +276,14 @@ def attended(p: JobList, a: Attention, q: int, pages: GroupPages, step: StepArra
     out = p.buffers.floats("o", rows, s.n_head * s.value_size)
     sinks = 0 if a.sinks is None else address_of(a.sinks)
     p.keep += [a.sinks, pages]
-    given = [q, step.positions, step.pages(a.group)[1], s.n_head, s.n_head_kv, s.key_size]
-    given += [s.value_size, f32_bits(a.scale), f32_bits(a.soft_cap), s.window, sinks]
+    seen = step.seen(Sight(s.window, a.causal, a.chunked))
+    given = [q, *seen, step.pages(a.group)[1], s.n_head, s.n_head_kv, s.key_size, s.value_size]
+    given += [f32_bits(a.scale), f32_bits(a.soft_cap), sinks]
     for x in (pages.keys, pages.values):
         given += [*places(x, a.slot), kernels.expand(by_name(x.type))]
-    panels = 2 * PANEL_ROWS * PITCH
+    panels = 2 * PANEL_ROWS * HEAD_PITCH
     if step.n_blocks == 0:
-        private = panels + share * (4 * PAGE_SIZE + 8 + PITCH) + 128
+        private = panels + share * (4 * PAGE_SIZE + 8 + HEAD_PITCH) + 128
         width = 4 * share * s.value_size
         p.add("attend_token", rows * s.n_head_kv, out, width, *given, private=private)
     else:

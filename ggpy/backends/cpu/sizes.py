@@ -37,7 +37,8 @@ def f32_bits(number: float) -> int:
 
 PAGE = 64
 PANEL_ROWS = (PAGE + ROWS - 1) // ROWS * ROWS
-MAX_HEAD = 256  # numbers of a head that a panel's rows have room for
+MAX_HEAD = 512  # numbers of a head that a panel's rows have room for
+HEAD_PITCH = 4 * (MAX_HEAD + 16)  # bytes between them
 
 # Numbers of types of the cache, of what a gate and the rows beside it become, and of a router's
 # scores

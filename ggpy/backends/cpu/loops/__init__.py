@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from ....formats import by_name
-from . import attention, chunks, elementwise, experts, gemm, kv_pages, products
+from . import attention, chunks, delta, elementwise, experts, gemm, kv_pages, products
 from .blocks import declaration, expansion
 
-MODULES = (attention, chunks, elementwise, experts, gemm, kv_pages, products)
+MODULES = (attention, chunks, delta, elementwise, experts, gemm, kv_pages, products)
 ROWS_OF = {32: products.row_of_pairs, 64: products.row_of_64s, 256: products.row_of_superblocks}
 EXPANDS = {32: expansion.of_pairs, 64: expansion.of_64s, 256: expansion.of_superblocks}
 

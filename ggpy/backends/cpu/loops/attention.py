@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from numba import njit, types
 
-from ..sizes import PAGE, PANEL_ROWS, PITCH, ROWS
+from ..sizes import HEAD_PITCH, PAGE, PANEL_ROWS, ROWS
 from . import simd
-from .elementwise import tanh
+from .elementwise import scale_row, tanh
 from .gemm import dot_f32, tile
 
 F32 = types.float32
@@ -21,12 +21,13 @@ f32_of, load16, splat = simd.f32_of, simd.load("f32", 16), simd.splat
 mul, add, sub, div, fma, exp = simd.mul, simd.add, simd.sub, simd.div, simd.fma, simd.exp
 LOWEST = simd.f32_bits(-3.0e38)  # of a running maximum: a difference of two is no NaN
 
-score_tile, value_tile = tile(ROWS, 1, PITCH), tile(ROWS, 1, 4)
+score_tile, value_tile = tile(ROWS, 1, HEAD_PITCH), tile(ROWS, 1, 4)
 
 # Arguments of `attend_token` and `attend_block`, in this order
 (
     Q,  # f32 [T, H, E]
-    POSITIONS,  # int64 [T]
+    SINCE,  # int64 [T]: the first position that a token sees
+    UNTIL,  # int64 [T]: and the last one
     TABLES,  # int64 [T]: the address of the token's page table, int32
     H,
     G,
@@ -34,7 +35,6 @@ score_tile, value_tile = tile(ROWS, 1, PITCH), tile(ROWS, 1, 4)
     EV,
     SCALE,
     CAP,
-    WINDOW,
     SINKS,  # f32 [H], or 0
     K_PAGES,  # address of the layer's first page; its bytes of a page, a position, a head; expand
     K_PAGE,
@@ -57,12 +57,12 @@ def argument(arguments, i):
 
 @njit
 def fetch(arguments, first, page, head, n, size, to):
-    """n positions of a head of a page in float32, PITCH bytes apart; first: K_PAGES or V_PAGES."""
+    """n positions of a head of a page in float32, HEAD_PITCH apart; first: K_PAGES or V_PAGES."""
     at = argument(arguments, first) + page * argument(arguments, first + 1)
     at += head * argument(arguments, first + 3)
     step, expand = argument(arguments, first + 2), argument(arguments, first + 4)
     for i in range(n):
-        simd.call_expand(expand, at + i * step, 0, size, to + i * PITCH)
+        simd.call_expand(expand, at + i * step, 0, size, to + i * HEAD_PITCH)
 
 
 @njit
@@ -70,14 +70,6 @@ def capped(x, cap):
     """cap * tanh(x / cap), in all lanes."""
     wide = splat(cap)
     return mul(wide, tanh(div(x, wide)))
-
-
-@njit
-def scale_row(x, n, factor):
-    """x *= factor for n numbers, rounded up to 16."""
-    wide = splat(factor)
-    for i in range((n + 15) // 16):
-        store(x + 64 * i, mul(load16(x + 64 * i), wide))
 
 
 @njit
@@ -94,35 +86,34 @@ def attend_token(arguments, begin, end, out, scratch):
     h, g = argument(arguments, H), argument(arguments, G)
     e, ev = argument(arguments, E), argument(arguments, EV)
     share = h // g
-    keys, values = scratch, scratch + PANEL_ROWS * PITCH
-    scores = values + PANEL_ROWS * PITCH  # [share, 64]
+    keys, values = scratch, scratch + PANEL_ROWS * HEAD_PITCH
+    scores = values + PANEL_ROWS * HEAD_PITCH  # [share, 64]
     state = scores + share * 4 * PAGE  # [share, 2]: the largest score, the sum of weights
-    acc = state + (8 * share + 63) // 64 * 64  # [share, PITCH]
+    acc = state + (8 * share + 63) // 64 * 64  # [share, HEAD_PITCH]
     for item in range(begin, end):
         token, head = item // g, item % g
         q = argument(arguments, Q) + 4 * e * (token * h + head * share)
         for s in range(share):
             start_state(arguments, head * share + s, state + 8 * s)
             for i in range((ev + 15) // 16):
-                store(acc + s * PITCH + 64 * i, simd.zeros())
-        position = load_i64(argument(arguments, POSITIONS) + 8 * token)
+                store(acc + s * HEAD_PITCH + 64 * i, simd.zeros())
+        first = load_i64(argument(arguments, SINCE) + 8 * token)
+        last = load_i64(argument(arguments, UNTIL) + 8 * token)
         table = load_i64(argument(arguments, TABLES) + 8 * token)
-        window = argument(arguments, WINDOW)
-        first = max(0, position - window + 1) if window != 0 else 0
-        for p in range(first // PAGE, position // PAGE + 1):
+        for p in range(first // PAGE, last // PAGE + 1):
             page = load_i32(table + 4 * p)
-            n = min(PAGE, position + 1 - p * PAGE)
+            n = min(PAGE, last + 1 - p * PAGE)
             skipped = max(0, first - p * PAGE)
             fetch(arguments, K_PAGES, page, head, n, e, keys)
             fetch(arguments, V_PAGES, page, head, n, ev, values)
             for s in range(share):
                 row = scores + s * 4 * PAGE
                 score_page(arguments, q + 4 * e * s, keys, skipped, n, row)
-                take_page(row, values, skipped, n, ev, state + 8 * s, acc + s * PITCH)
+                take_page(row, values, skipped, n, ev, state + 8 * s, acc + s * HEAD_PITCH)
         for s in range(share):
-            scale_row(acc + s * PITCH, ev, F32(1) / load_f32(state + 8 * s + 4))
+            scale_row(acc + s * HEAD_PITCH, ev, F32(1) / load_f32(state + 8 * s + 4))
             for i in range(ev):
-                store(out + 4 * i, load_f32(acc + s * PITCH + 4 * i))
+                store(out + 4 * i, load_f32(acc + s * HEAD_PITCH + 4 * i))
             out += 4 * ev
 
 
@@ -144,7 +135,7 @@ def score_page(arguments, q, keys, skipped, n, scores):
     e, scale = argument(arguments, E), f32_of(argument(arguments, SCALE))
     cap = f32_of(argument(arguments, CAP))
     for j in range(n):
-        store(scores + 4 * j, dot_f32(q, keys + j * PITCH, e) * scale)
+        store(scores + 4 * j, dot_f32(q, keys + j * HEAD_PITCH, e) * scale)
     if cap != F32(0):
         for i in range((n + 15) // 16):
             store(scores + 64 * i, capped(load16(scores + 64 * i), cap))
@@ -175,7 +166,7 @@ def take_page(scores, values, skipped, n, ev, state, acc):
     if factor != F32(1):
         scale_row(acc, ev, factor)
     for j in range(skipped, n):
-        add_row(acc, values + j * PITCH, ev, load_f32(scores + 4 * j))
+        add_row(acc, values + j * HEAD_PITCH, ev, load_f32(scores + 4 * j))
 
 
 first_lane = simd.first
@@ -188,9 +179,9 @@ def attend_block(arguments, begin, end, out, scratch):
     """
     h, g = argument(arguments, H), argument(arguments, G)
     e, ev = argument(arguments, E), argument(arguments, EV)
-    share, window = h // g, argument(arguments, WINDOW)
-    keys, values = scratch, scratch + PANEL_ROWS * PITCH
-    scores = values + PANEL_ROWS * PITCH  # [PANEL_ROWS, 16]
+    share = h // g
+    keys, values = scratch, scratch + PANEL_ROWS * HEAD_PITCH
+    scores = values + PANEL_ROWS * HEAD_PITCH  # [PANEL_ROWS, 16]
     queries = scores + PANEL_ROWS * 64  # [share, E, 16]
     state = queries + share * e * 64  # [share, 2, 16]
     acc = state + share * 128  # [share, Ev rounded up, 16]
@@ -198,7 +189,7 @@ def attend_block(arguments, begin, end, out, scratch):
     for item in range(begin, end):
         block, head = argument(arguments, BLOCKS) + 16 * (item // g), item % g
         first, count = load_i64(block), load_i64(block + 8)
-        low = acc + share * acc_bytes  # first position that each token sees, then its own
+        low = acc + share * acc_bytes  # first position that each token sees, then the last
         start_block(arguments, first, count, low)
         for s in range(share):
             at = head * share + s
@@ -209,10 +200,9 @@ def attend_block(arguments, begin, end, out, scratch):
             store(state + s * 128 + 64, splat(weight))
             for i in range(0, acc_bytes, 64):
                 store(acc + s * acc_bytes + i, simd.zeros())
-        positions = argument(arguments, POSITIONS) + 8 * first
         table = load_i64(argument(arguments, TABLES) + 8 * first)
-        last = load_i64(positions + 8 * (count - 1))
-        begin_at = max(0, load_i64(positions) - window + 1) if window != 0 else 0
+        begin_at = load_i64(argument(arguments, SINCE) + 8 * first)
+        last = load_i64(argument(arguments, UNTIL) + 8 * (first + count - 1))
         for p in range(begin_at // PAGE, last // PAGE + 1):
             page, n = load_i32(table + 4 * p), min(PAGE, last + 1 - p * PAGE)
             skipped = max(0, begin_at - p * PAGE)
@@ -230,13 +220,10 @@ def attend_block(arguments, begin, end, out, scratch):
 @njit
 def start_block(arguments, first, count, low):
     """low[2, 16]: the first and the last position that each token sees, in float32."""
-    window = argument(arguments, WINDOW)
     for lane in range(16):
         token = first + min(lane, count - 1)
-        position = load_i64(argument(arguments, POSITIONS) + 8 * token)
-        since = max(0, position - window + 1) if window != 0 else 0
-        store(low + 4 * lane, F32(since))
-        store(low + 64 + 4 * lane, F32(position))
+        store(low + 4 * lane, F32(load_i64(argument(arguments, SINCE) + 8 * token)))
+        store(low + 64 + 4 * lane, F32(load_i64(argument(arguments, UNTIL) + 8 * token)))
 
 
 @njit
@@ -256,7 +243,7 @@ def lane_scores(arguments, keys, queries, start, n, low, scores):
     cap = f32_of(argument(arguments, CAP))
     since, until = load16(low), load16(low + 64)
     for r in range(0, n, ROWS):
-        score_tile(keys + r * PITCH, 4, queries, queries, e, scores + 64 * r, 64, 1)
+        score_tile(keys + r * HEAD_PITCH, 4, queries, queries, e, scores + 64 * r, 64, 1)
     for j in range(n):
         value = mul(load16(scores + 64 * j), scale)
         if cap != F32(0):
@@ -282,8 +269,8 @@ def take_lanes(scores, values, skipped, n, ev, state, acc):
     for i in range(ev):
         store(acc + 64 * i, mul(load16(acc + 64 * i), factor))
     for r in range(0, ev, ROWS):
-        a, b = values + 4 * r + skipped * PITCH, scores + 64 * skipped
-        value_tile(a, PITCH, b, b, n - skipped, acc + 64 * r, 64, 0)
+        a, b = values + 4 * r + skipped * HEAD_PITCH, scores + 64 * skipped
+        value_tile(a, HEAD_PITCH, b, b, n - skipped, acc + 64 * r, 64, 0)
 
 
 @njit

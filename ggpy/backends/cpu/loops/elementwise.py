@@ -47,16 +47,17 @@ def sum_of_squares(x, n, centre):
 
 @njit
 def normalise(x, n, norm, out):
-    """out = norm(x) of n numbers. At norm: its weight, eps, 1 if centred, its bias or 0."""
+    """out = norm(x) of n numbers. At norm: its weight or 0, eps, 1 if centred, its bias or 0."""
     weight, eps = load_i64(norm), f32_of(load_i64(norm + 8))
     centre = mean_of(x, n) if load_i64(norm + 16) != 0 else F32(0)
     scale = F32(1) / F32((sum_of_squares(x, n, centre) / F32(n) + eps) ** F32(0.5))
     middle, wide = splat(centre), splat(scale)
     for i in range(n // 16):
-        v = sub(load16(x + 64 * i), middle)
-        store(out + 64 * i, mul(mul(v, wide), load16(weight + 64 * i)))
+        v = mul(sub(load16(x + 64 * i), middle), wide)
+        store(out + 64 * i, mul(v, load16(weight + 64 * i)) if weight != 0 else v)
     for i in range(n // 16 * 16, n):
-        store(out + 4 * i, (load_f32(x + 4 * i) - centre) * scale * load_f32(weight + 4 * i))
+        v = (load_f32(x + 4 * i) - centre) * scale
+        store(out + 4 * i, v * load_f32(weight + 4 * i) if weight != 0 else v)
     bias = load_i64(norm + 24)
     if bias != 0:
         for i in range(n):
@@ -74,7 +75,7 @@ def normalise_rows(arguments, begin, end, out, scratch):
 
 @njit
 def add_rows(arguments, begin, end, out, scratch):
-    """Arguments: x, y, numbers of a row, scale, the four of y's norm or 0. An item is a row:
+    """Arguments: x, y, numbers of a row, scale, 1 and the four of y's norm, or 0. An item is a row:
     out = x + norm(y) * scale.
     """
     x, y, n = load_i64(arguments), load_i64(arguments + 8), load_i64(arguments + 16)
@@ -83,7 +84,7 @@ def add_rows(arguments, begin, end, out, scratch):
     for row in range(begin, end):
         a, b = x + 4 * n * row, y + 4 * n * row
         if has_norm:
-            normalise(b, n, arguments + 32, scratch)
+            normalise(b, n, arguments + 40, scratch)
             b = scratch
         for i in range(n // 16):
             store(out + 64 * i, fma(load16(b + 64 * i), wide, load16(a + 64 * i)))
@@ -159,6 +160,23 @@ def gated(arguments, begin, end, out, scratch):
 
 
 @njit
+def gate_inputs(arguments, begin, end, out, scratch):
+    """Arguments: gate, numbers of a row, inputs, bytes between rows of these, the number of the
+    activation. An item is a row.
+    """
+    gate, n, inputs = load_i64(arguments), load_i64(arguments + 8), load_i64(arguments + 16)
+    pitch, kind = load_i64(arguments + 24), load_i64(arguments + 32)
+    for row in range(begin, end):
+        g, u = gate + 4 * n * row, inputs + pitch * row
+        for i in range(n // 16):
+            store(out + 64 * i, activated(kind, load16(g + 64 * i), load16(u + 64 * i)))
+        for i in range(n // 16 * 16, n):
+            one = activated(kind, splat(load_f32(g + 4 * i)), splat(load_f32(u + 4 * i)))
+            store(out + 4 * i, simd.first(one))
+        out += 4 * n
+
+
+@njit
 def turn(x, pairs, neighbours, cos, sin):
     """Rotate `pairs` pairs of a head at x: neighbours, or elements i and i + pairs."""
     step, other = (8, 4) if neighbours != 0 else (4, 4 * pairs)
@@ -190,6 +208,14 @@ def turn_heads(arguments, begin, end, out, scratch):
         for head in range(heads):
             at = x + 4 * size * (token * heads + head)
             turn(at, pairs, neighbours, cos + 4 * pairs * token, sin + 4 * pairs * token)
+
+
+@njit
+def scale_row(x, n, factor):
+    """x *= factor for n numbers, rounded up to 16."""
+    wide = splat(factor)
+    for i in range((n + 15) // 16):
+        store(x + 64 * i, mul(load16(x + 64 * i), wide))
 
 
 @njit

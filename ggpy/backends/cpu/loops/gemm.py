@@ -146,10 +146,13 @@ def pack_columns(arguments, begin, end, out, scratch):
     x, pitch = load_i64(arguments), load_i64(arguments + 8)
     columns, k = load_i64(arguments + 16), load_i64(arguments + 24)
     for item in range(begin, end):
+        source, present = x + 16 * item * pitch, min(16, columns - 16 * item)
+        whole = k // 16 * 16 if present == 16 else 0
+        for i in range(0, whole, 16):
+            simd.transpose(source + 4 * i, pitch, out + 64 * i, 64)
         for c in range(16):
-            source, column = x + (16 * item + c) * pitch, 16 * item + c
-            for i in range(k):
-                value = load_f32(source + 4 * i) if column < columns else types.float32(0)
+            for i in range(whole, k):
+                value = load_f32(source + c * pitch + 4 * i) if c < present else types.float32(0)
                 store(out + 64 * i + 4 * c, value)
         out += 64 * k
 
@@ -162,7 +165,9 @@ def unpack_columns(arguments, begin, end, out, scratch):
     y, pitch, rows = load_i64(arguments), load_i64(arguments + 8), load_i64(arguments + 16)
     for item in range(begin, end):
         source = y + 64 * item
-        for r in range(rows):
+        for r in range(0, rows - 15, 16):
+            simd.transpose(source + r * pitch, pitch, out + 4 * r, 4 * rows)
+        for r in range(rows // 16 * 16, rows):
             simd.scatter(load16(source + r * pitch), out + 4 * r, 4 * rows)
         out += 64 * rows
 

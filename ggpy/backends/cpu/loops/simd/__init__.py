@@ -66,6 +66,7 @@ from .memory import (
     scatter,
     store,
     store_i32,
+    transpose,
 )
 from .products import dot, lookup, wide_dot
 from .tables import number_of, points
@@ -133,6 +134,7 @@ __all__ = [
     "sums_of_fours",
     "to_f32",
     "total",
+    "transpose",
     "u8_to_f32",
     "wide_dot",
     "widened",

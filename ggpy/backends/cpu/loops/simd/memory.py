@@ -9,7 +9,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .vector import I32, Vector, op
+from .vector import I32, Vector, op, shuffled
 
 # Memory
 
@@ -78,6 +78,30 @@ def _scatter(builder: Any, value: Any, address: Any, step: Any, type: Vector, *_
 
 
 scatter = op(_scatter, lambda *_: types.int64, 3)  # lanes of v, `step` bytes apart
+
+
+def _transpose(builder: Any, source: Any, step: Any, to: Any, to_step: Any, *_: Any) -> Any:
+    vector = Vector("f32", 16).llvm
+
+    def place(address: Any, distance: Any, i: int) -> Any:
+        at = builder.add(address, builder.mul(distance, ir.Constant(distance.type, i)))
+        return builder.inttoptr(at, vector.as_pointer())
+
+    rows = [builder.load(place(source, step, i), align=1) for i in range(16)]
+    for s in (8, 4, 2, 1):  # squares of s numbers beside the diagonal change places
+        upper = [lane if not lane & s else 16 + lane - s for lane in range(16)]
+        lower = [lane + s if not lane & s else 16 + lane for lane in range(16)]
+        for i in range(16):
+            if not i & s:
+                a, b = rows[i], rows[i + s]
+                rows[i], rows[i + s] = (shuffled(builder, a, x, b) for x in (upper, lower))
+    for i, row in enumerate(rows):
+        builder.store(row, place(to, to_step, i), align=1)
+    return cgutils.get_null_value(ir.IntType(64))
+
+
+# 16 rows of 16 f32, `step` bytes apart, to columns, `to_step` apart: (source, step, to, to_step)
+transpose = op(_transpose, lambda *_: types.int64, 4)
 
 
 def caller(n: int) -> Any:
