@@ -72,19 +72,24 @@ def write(model: Synthetic, path: Path) -> None:
 
 def metadata(model: Synthetic) -> dict[str, tuple[str, Any]]:
     """The model's settings, a tokenizer's, and what readers expect to find about its format."""
+    import numpy as np
+
     from ggpy.quantization.mix import file_type
 
     values = {**model.metadata, **tokenizer(model.shape.n_vocab)}
     values["general.quantization_version"] = 2
     with suppress(ValueError):  # llama.cpp has no number for files of this format
         values["general.file_type"] = file_type(model.format)
+    lists = {key: x.tolist() for key, x in values.items() if isinstance(x, np.ndarray)}
+    values.update(lists)
     return {key: (type_of(value), value) for key, value in values.items() if value is not None}
 
 
 def type_of(value: Any) -> str:
     """The type that a value has in the file."""
     if isinstance(value, list):
-        return f"arr[{'i32' if isinstance(value[0], int) else type_of(value[0])}]"
+        kind = type_of(value[0])
+        return f"arr[{'i32' if kind == 'u32' else kind}]"
     return {bool: "bool", int: "u32", float: "f32", str: "str"}[type(value)]
 
 

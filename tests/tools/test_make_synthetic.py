@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,32 @@ def test_the_file_is_the_model(spec: str, program: ModuleType, tmp_path: Path) -
             assert (found.shape, found.format.name) == (tensor.shape, tensor.format.name)
             assert (found.data == tensor.data).all()
         arch.load(file, Reference(1), 64)
+
+
+@pytest.mark.parametrize(
+    ("shape", "key"),
+    [
+        ("Gemma-4-E2B", "gemma4.attention.sliding_window_pattern"),
+        ("Qwen3.5-9B", "qwen35.rope.dimension_sections"),
+    ],
+)
+def test_settings_may_be_lists(
+    tool_settings: Callable[[str], dict[str, Any]], shape: str, key: str
+) -> None:
+    kind, value = tool_settings(shape)[key]
+    assert kind in ("arr[i32]", "arr[bool]") and isinstance(value, list) and len(value) > 3
+
+
+@pytest.fixture
+def tool_settings(program: ModuleType) -> Callable[[str], dict[str, Any]]:
+    """The metadata that a file of a shape would have."""
+
+    def settings(shape: str) -> dict[str, Any]:
+        with Synthetic(f"{shape}:Q4_0") as model:
+            found: dict[str, Any] = program.metadata(model)
+            return found
+
+    return settings
 
 
 def test_its_tokens_are_bytes_and_numbers(program: ModuleType, tmp_path: Path) -> None:
