@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,10 @@ import pytest
 os.environ.setdefault(
     "OPENBLAS_NUM_THREADS", "1"
 )  # before numpy: its threads spin on a busy machine
+
+# Thousands of collected tests are objects that stay; to look through them again and again takes a
+# third of the time of collecting them.
+gc.set_threshold(100_000, 20, 20)
 
 GPU = {"gpu", "cuda", "hopper"}  # what tests call a GPU where they run on several devices
 

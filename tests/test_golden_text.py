@@ -1,4 +1,4 @@
-"""Real models continue a dozen prompts as llama.cpp does (tests/golden/make_golden.py).
+"""Real models continue prompts as llama.cpp does (tests/golden/make_golden.py).
 
 Two correct runtimes may part where the two best logits are nearly equal, so a place where they are
 within 0.05 proves nothing and the texts are compared up to the first one.
@@ -39,6 +39,7 @@ def golden(request) -> Iterator[Golden]:
     """Each model is loaded once and let go before the next."""
     path = request.getfixturevalue(request.param)
     cases = load_golden({"gemma3": "gemma3-270m"}.get(request.param, request.param))
+    cases = cases if request.param == "smollm2" else cases[::2]  # the larger model takes longer
     with ggpy.load(path, device="cpu", n_ctx=128, n_seq=len(cases), n_threads=1) as model:
         gaps, best = zip(*(gaps_and_best(model, case) for case in cases), strict=True)
         yield Golden(model, cases, list(gaps), list(best))
@@ -63,7 +64,7 @@ def test_every_token_that_is_no_tie_is_the_best_one(golden):
         clear = np.flatnonzero(gaps > TIE)
         assert [best[i] for i in clear] == [case["ids"][i] for i in clear], case["prompt"]
         compared += len(clear)
-    assert compared > 250
+    assert compared > 21 * len(golden.cases)
 
 
 def test_greedy_text_is_the_same_up_to_the_first_tie(golden):
@@ -80,7 +81,8 @@ def test_greedy_text_is_the_same_up_to_the_first_tie(golden):
         if n == len(case["ids"]):
             text = "".join(piece.text for piece in sequence.pieces)
             assert text.rstrip("\ufffd") == case["text"].rstrip("\ufffd")
-    assert sum(n == len(case["ids"]) for case, _, n in running) >= 3, "whole texts"
+    whole = sum(n == len(case["ids"]) for case, _, n in running)
+    assert whole >= len(running) // 4, "whole texts"
 
 
 def test_keys_and_values_in_chunks_and_pages_equal_the_whole(smollm2):
