@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -183,16 +184,20 @@ def measure_cpu(ops: Any = None) -> Ceilings:
 
 
 def _measure_threads(ops: Any) -> Ceilings:
-    """More bytes than caches hold, and a product of the size that a prompt and a layer make."""
+    """More bytes than caches hold, and a product of the size that a prompt and a layer make, of
+    blocks: float32 would be read for longer.
+    """
     from ...backends.interface import Role
     from ...formats import by_name
+    from ...formats.random_blocks import random_blocks
     from ...gguf import Tensor
 
     source = np.ones(CPU_READ // 4, np.float32)
-    shape = 2 * CPU_ROWS, 8 * CPU_ROWS
-    a = np.random.default_rng(0).standard_normal(shape, np.float32)
-    x = a[: CPU_ROWS // 2]
-    w = ops.weight(Tensor("w", a.shape, by_name("F32"), a.view(np.uint8)), Role("F D"))
+    shape, format = (4 * CPU_ROWS, 4 * CPU_ROWS), by_name("Q8_0")
+    x = np.random.default_rng(0).standard_normal((CPU_ROWS // 2, shape[1]), np.float32)
+    blocks = random_blocks(format, prod(shape) // format.block_size, np.random.default_rng(0), 1.0)
+    data = np.ascontiguousarray(blocks).view(np.uint8).reshape(shape[0], -1)
+    w = ops.weight(Tensor("w", shape, format, data), Role("F D"))
 
     def multiply() -> None:
         ops.pool.begin()
@@ -200,7 +205,7 @@ def _measure_threads(ops: Any) -> Ceilings:
         ops.pool.end()
 
     read, product = _cpu_seconds(lambda: ops.add_up(source)), _cpu_seconds(multiply)
-    return Ceilings(CPU_READ / read, 2 * len(x) * a.size / product, "cpu")
+    return Ceilings(CPU_READ / read, 2 * len(x) * prod(shape) / product, "cpu")
 
 
 def _cpu_seconds(call: Callable[[], object]) -> float:
