@@ -58,12 +58,13 @@ class GrammarMask:
         if rows.shape[1] != masks[0]._n or not rows.flags.c_contiguous:
             raise ValueError(f"masks have {masks[0]._n} words each, the rows {rows.shape}")
         matchers, nbytes = [mask._matcher for mask in masks], 4 * masks[0]._n
-        if len(masks) == 1 or usable_cores() < ENOUGH_CORES:
+        executor = _executor() if len(masks) > 1 else None
+        if executor is None:
             for matcher, row in zip(matchers, rows, strict=True):
                 matcher.unsafe_compute_mask_ptr(row.ctypes.data, nbytes)
         else:
             places = [(matcher, i) for i, matcher in enumerate(matchers)]
-            _executor().unsafe_compute_mask_ptr(places, rows.ctypes.data, nbytes, len(masks))
+            executor.unsafe_compute_mask_ptr(places, rows.ctypes.data, nbytes, len(masks))
         return [_too_complex(m.get_error()) if m.is_error() else None for m in matchers]
 
     def accept(self, token: int) -> None:
@@ -77,8 +78,13 @@ class GrammarMask:
 
 @cache
 def _executor() -> Any:
-    """The threads that make masks. Two cores are left, for the engine and for the server."""
-    return library().LLExecutor(num_threads=min(MAX_THREADS, usable_cores() - 2))
+    """The threads that make masks, or None where cores are few. Two cores are left, for the engine
+    and for the server. They are counted once: counting reads a file for each CPU.
+    """
+    cores = usable_cores()
+    if cores < ENOUGH_CORES:
+        return None
+    return library().LLExecutor(num_threads=min(MAX_THREADS, cores - 2))
 
 
 def _too_complex(message: str) -> GrammarError:

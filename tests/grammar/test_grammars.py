@@ -118,6 +118,7 @@ def test_a_row_may_be_longer_and_must_not_be_shorter(grammars):
 @pytest.mark.parametrize("cores", [1, 8])
 def test_many_masks_together_are_those_one_by_one(grammars, tokenizer, monkeypatch, cores):
     monkeypatch.setattr(masks, "usable_cores", lambda: cores)
+    masks._executor.cache_clear()
     made = [grammars.compile("regex", "[ab]{2,5}c") for _ in range(5)]
     n = masks.n_words(tokenizer.n_vocab)
     for i, mask in enumerate(made):
