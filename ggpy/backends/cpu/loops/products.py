@@ -119,6 +119,9 @@ def prefetching(nbytes: int) -> Any:
     return fetch
 
 
+fetch_two_lines = prefetching(128)
+
+
 def multiplied(offset: int, activations: str) -> Any:
     """dot(codes, x, padded, sums): 64 codes less the offset times 64 numbers at x, i32x16."""
     narrow, wide = simd.dot(offset), simd.wide_dot(offset)
@@ -257,9 +260,7 @@ def add_up(arguments, begin, end, out, scratch):
         acc, more = zeros16(), zeros16()
         at = load_i64(arguments) + 4096 * item
         for i in range(0, 4096, 128):
-            for line in (i, i + 64):
-                prefetch_far(at + FAR + line)
-                prefetch_near(at + NEAR + line)
+            fetch_two_lines(at + i)
             acc, more = add(acc, load16(at + i)), add(more, load16(at + i + 64))
         simd.store(out, total(add(acc, more)))
         out += 4
