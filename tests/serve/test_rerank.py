@@ -9,7 +9,7 @@ import httpx
 import pytest
 from checkpoints import to_gguf
 from embedder_checkpoints import reranker
-from running_server import RunningServer, idle, running
+from running_server import RunningServer, eventually, idle, running
 from scripted_service import ScriptedService, serving
 
 from ggpy.runtime.embedding.relevance import document_prompts, relevance
@@ -128,7 +128,7 @@ def test_a_converted_reranker_ranks(ranker: RunningServer) -> None:
     assert max(wanted) > min(wanted) * 1.01
     prompts = document_prompts(model.engine, model.tokenizer, model.metadata, "red cat", documents)
     assert body["usage"]["prompt_tokens"] == sum(map(len, prompts))
-    assert idle(ranker)
+    assert eventually(lambda: idle(ranker))
 
 
 def test_a_document_that_is_too_long_is_named(ranker: RunningServer) -> None:

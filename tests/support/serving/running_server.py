@@ -102,6 +102,7 @@ def eventually(holds: Callable[[], bool], seconds: float = 10) -> bool:
 
 
 def idle(server: RunningServer) -> bool:
-    """Whether no sequence runs or waits, and every page is free."""
+    """Whether no sequence runs or waits, the event loop knows of their ends, all pages are free."""
     stats = server.engine.stats()
-    return stats.n_running == stats.n_waiting == 0 and stats.n_pages_free == stats.n_pages
+    free = stats.n_running == stats.n_waiting == 0 and stats.n_pages_free == stats.n_pages
+    return free and not server.process.server.service.worker.tickets
