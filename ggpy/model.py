@@ -103,7 +103,7 @@ class Model:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The file's metadata."""
+        """The file's metadata, as in `File.metadata`; long arrays of strings are sequences."""
         return self.file.metadata
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
@@ -394,6 +394,7 @@ def load(
         sizes |= {"prefix_cache": prefix_cache, "n_cpu_moe": n_cpu_moe}
         model = Model(file, tokenizer, device, **sizes, progress=progress, cache_types=cache_types)
         arch.remark_offload(model.decoder.sizes, n_cpu_moe, note)
+        file.pack_strings()  # the tokenizer has read them
         return model
     except BaseException:
         file.close()

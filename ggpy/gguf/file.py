@@ -25,10 +25,12 @@ from ..formats import Format
 from ..util.messages import escaped
 from .cursor import Budget, GGUFError
 from .header import Header, read_header
+from .strings import PackedStrings
 
 __all__ = ["MAX_METADATA", "File", "GGUFError", "NoSuchFile", "Tensor"]
 
 MAX_METADATA = 256 << 20  # bytes of memory that metadata may take
+_MANY_STRINGS = 1000  # of an array that is worth packing
 _CHUNK = 1 << 20  # bytes of blocks whose scales are checked at a time
 _PART_NAME = re.compile(r"(.*)-[0-9]{5,}-of-([0-9]{5,})(\.gguf)", re.DOTALL | re.IGNORECASE)
 
@@ -131,6 +133,12 @@ class File:
                 f"{self.path}: general.architecture: is missing, so this is not a model"
             )
         return value
+
+    def pack_strings(self) -> None:
+        """Keep the long arrays of strings in `metadata` (tokens, merges) as `PackedStrings`."""
+        for key, value in self.metadata.items():
+            if self.types[key] == "arr[str]" and len(value) > _MANY_STRINGS:
+                self.metadata[key] = PackedStrings(value)
 
     def close(self) -> None:
         """Let go of the tensors; what a caller still views stays mapped until the view goes."""

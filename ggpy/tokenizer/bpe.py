@@ -9,6 +9,7 @@ business; special tokens are cut out of the text before it comes here.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -89,7 +90,7 @@ def _model(vocab: Vocabulary, pre: Pre) -> models.BPE:
         raise GGUFError(f"tokenizer.ggml.merges: {error}") from None
 
 
-def _pairs(merges: list[str]) -> list[tuple[str, str]]:
+def _pairs(merges: Sequence[str]) -> list[tuple[str, str]]:
     """Each merge in two, at its first blank after its first character; the first of equals."""
     if len(set(merges)) != len(merges):
         merges = list(dict.fromkeys(merges))

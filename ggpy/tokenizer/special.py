@@ -91,9 +91,10 @@ class Splitter:
 
     def __init__(self, vocab: Vocabulary) -> None:
         self._strips = _strips_after(vocab)
-        self._tokens = vocab.tokens
-        self._user = _by_head(vocab, (TokenType.USER_DEFINED,))
-        self._all = _by_head(vocab, (TokenType.USER_DEFINED, TokenType.CONTROL, TokenType.UNKNOWN))
+        types = TokenType.USER_DEFINED, TokenType.CONTROL, TokenType.UNKNOWN
+        self._texts = {id: vocab.tokens[id] for id in vocab.of_type(*types)}
+        self._user = _by_head(vocab, types[:1])
+        self._all = _by_head(vocab, types)
 
     def split(self, text: str, parse_special: bool) -> list[str | int]:
         """Text and ids in turn; no text is empty."""
@@ -109,15 +110,15 @@ class Splitter:
             for head, ids in by_head.items()
             if head in text
             for id in ids
-            if self._tokens[id] in text
+            if self._texts[id] in text
         ]
-        return sorted(found, key=lambda id: (-len(self._tokens[id].encode()), id))
+        return sorted(found, key=lambda id: (-len(self._texts[id].encode()), id))
 
     def _cut(self, part: str | int, id: int) -> Iterator[str | int]:
         if isinstance(part, int):
             yield part
             return
-        for number, piece in enumerate(part.split(self._tokens[id])):
+        for number, piece in enumerate(part.split(self._texts[id])):
             if number:
                 yield id
                 piece = piece.lstrip(_SPACES) if id in self._strips else piece

@@ -6,7 +6,7 @@ field. It must not know how text becomes ids: `spm` and `bpe` do that from here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..gguf import GGUFError
+from ..gguf import GGUFError, PackedStrings
 from ..util.messages import shown
 from .pre import Pre, lookup
 
@@ -41,11 +41,11 @@ class Vocabulary:
     """
 
     model: str  # "llama" (sentencepiece), "gpt2" (byte-level BPE) or "gemma4" (BPE over characters)
-    tokens: list[str]
+    tokens: Sequence[str]
     types: NDArray[np.int8]  # TokenType of each
     ids: dict[str, int]
     scores: NDArray[np.float32] | None
-    merges: list[str]
+    merges: Sequence[str]
     pre: Pre | None  # None for sentencepiece
     named: dict[str, int]  # "bos", "eos", "eot", ... -> id, those that the file names
     add_bos: bool
@@ -65,8 +65,11 @@ class Vocabulary:
         return np.flatnonzero(np.isin(self.types, types)).tolist()
 
     def forget_tables(self) -> None:
-        """Let go of `ids` and `merges`: tens of megabytes that only encoders read, when made."""
+        """Let go of `ids` and `merges`, and pack `tokens`: tens of megabytes for encoders alone,
+        which read them when they are made.
+        """
         self.ids, self.merges = {}, []
+        self.tokens = PackedStrings(self.tokens)
 
     def byte_ids(self) -> list[int] | None:
         """The ids of <0x00> to <0xFF>, or None unless all 256 are there."""
@@ -96,11 +99,11 @@ class _Reader:
             raise self.fail(key, f"is {type(value).__name__}, not true or false")
         return bool(value)
 
-    def strings(self, key: str) -> list[str]:
+    def strings(self, key: str) -> Sequence[str]:
         value = self.metadata.get(key)
         if value is None:
             raise self.fail(key, "is missing: the file has no tokenizer that can be read from it")
-        if not isinstance(value, list) or not (set(map(type, value)) <= {str}):
+        if not isinstance(value, (list, PackedStrings)) or not (set(map(type, value)) <= {str}):
             raise self.fail(key, f"is {type(value).__name__}, not an array of strings")
         return value
 
@@ -167,7 +170,7 @@ def read_vocabulary(metadata: Mapping[str, Any], path: str = "") -> Vocabulary:
     )
 
 
-def _read_tokens(reader: _Reader) -> tuple[list[str], dict[str, int]]:
+def _read_tokens(reader: _Reader) -> tuple[Sequence[str], dict[str, int]]:
     key = "tokenizer.ggml.tokens"
     tokens = reader.strings(key)
     if not tokens:
