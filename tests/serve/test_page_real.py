@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 
 import pytest
-from running_server import RunningServer, running
+from running_server import TINY, RunningServer, running
 from support.serve.browser import DONE, Browser, Tab, executable, send
+
+from ggpy.sampling import SamplingParams
+from ggpy.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.skipif(executable() is None, reason="no Chromium on this machine")
 
@@ -16,7 +20,10 @@ SETTINGS = {"temperature": 0, "max_tokens": 20}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    with running(n_ctx=1 << 15, n_seq=2, api_prefix="/llm", api_keys=("secret",)) as found:
+    ends = Tokenizer.from_gguf(TINY / "llama.gguf").end_ids
+    endless = SamplingParams(logit_bias=dict.fromkeys(ends, -math.inf))
+    page = {"api_prefix": "/llm", "api_keys": ("secret",)}
+    with running(n_ctx=1 << 15, n_seq=2, sampling=endless, **page) as found:
         yield found
 
 
