@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,10 @@ os.environ.setdefault(
 # Thousands of collected tests are objects that stay; to look through them again and again takes a
 # third of the time of collecting them.
 gc.set_threshold(100_000, 20, 20)
+
+# What a shell without job control starts in the background ignores Ctrl-C, and so do its children.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 GPU = {"gpu", "cuda", "hopper"}  # what tests call a GPU where they run on several devices
 
