@@ -356,8 +356,7 @@ def load(
     ...     model
     <Model llama.gguf: llama, 64 tokens of context, cpu>
 
-    path: a path; or the name of a known model ("smollm2"), which is fetched once; or an open
-    `File`, which the model closes.
+    path: a path; or a known model ("smollm2"), fetched once; or a `File`, which the model closes.
     device: "auto" (a GPU if there is a usable one), "cpu", "cuda" or "cuda:N"; or the result of
     `ggpy.backends.choose`, which has more options for a GPU.
     n_ctx: tokens of context for each of n_seq sequences; None is the model's, at most 4096.

@@ -137,7 +137,7 @@ class File:
     def pack_strings(self) -> None:
         """Keep the long arrays of strings in `metadata` (tokens, merges) as `PackedStrings`."""
         for key, value in self.metadata.items():
-            if self.types[key] == "arr[str]" and len(value) > _MANY_STRINGS:
+            if isinstance(value, list) and len(value) > _MANY_STRINGS:
                 self.metadata[key] = PackedStrings(value)
 
     def close(self) -> None:
