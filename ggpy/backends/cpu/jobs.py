@@ -35,6 +35,7 @@ class Buffers:
     def __init__(self, pool: ThreadPool) -> None:
         self._pool = pool
         self._arrays: dict[str, Array] = {}
+        self._addresses: dict[str, int] = {}  # of them: to ask an array takes microseconds
         self.generation = 0  # goes up when something moves
         self._made: dict[int, tuple[Array, Array]] = {}
 
@@ -44,8 +45,9 @@ class Buffers:
         if found is None or len(found) < nbytes + 64:
             self._pool.settle()
             self._arrays[name] = found = aligned(nbytes)
+            self._addresses[name] = address_of(found)
             self.generation += 1
-        return address_of(found)
+        return self._addresses[name]
 
     def floats(self, name: str, *shape: int) -> int:
         """The address of float32 numbers; the first axis is rounded up to 16."""
@@ -84,6 +86,7 @@ class JobList:
         self.keep: list[Any] = []
         self._packed: tuple[str, int] | None = None  # what the buffers hold of columns
         self._array: Array | None = None
+        self._address = 0  # of the array
 
     def add(
         self,
@@ -118,7 +121,8 @@ class JobList:
             self._array = aligned(8 * JOB * len(self.rows)).view(np.int64)
             for i, row in enumerate(self.rows):
                 self._array[JOB * i : JOB * i + len(row)] = row
-        self.pool.run(address_of(self._array), len(self.rows))
+            self._address = address_of(self._array)
+        self.pool.run(self._address, len(self.rows))
 
     # Products
 

@@ -1,7 +1,8 @@
 """Threads that share the items of a job: kernels by their addresses, without locks or the GIL.
 
-A job is cut into chunks, which threads take one at a time from a shared counter, so a thread that
-the system takes off its core delays nothing but its chunk. Results of a chunk are made in memory of
+A job is cut into chunks. Threads take them one at a time: first of a part of their own, one behind
+the other in memory, then of other threads' parts, so a thread that the system takes off its core
+delays nothing but its chunk. Results of a chunk are made in memory of
 the thread and copied when they are complete: where a thread does not come back in time, another
 one computes its chunk again, and the copy that comes first counts. Both have the same bits. Workers
 wait by spinning during a step, and sleep between steps. Nothing here knows what kernels compute.
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .compiled import called
-from .sizes import ACTIVE, CLOSED, IN_FLIGHT, LINE, STOP, TICKET
+from .sizes import ACTIVE, CLOSED, IN_FLIGHT, LINE, MEMORY, N_THREADS, STOP, THREADS, TICKET
 
 CHUNKS_PER_THREAD = 8
 
@@ -28,8 +29,10 @@ class ThreadPool:
 
     def __init__(self, n_threads: int) -> None:
         self.n_threads = n_threads
-        self._shared = aligned(8 * (IN_FLIGHT + LINE * n_threads))
-        self._shared.view(np.int64)[TICKET] = CLOSED
+        self._shared = aligned(8 * (THREADS + LINE * n_threads))
+        self._shared.view(np.int64)[N_THREADS] = n_threads
+        self._lines = self._shared.view(np.int64)[THREADS:][: LINE * n_threads]
+        self._lines[TICKET::LINE] = CLOSED
         self.address = address_of(self._shared)
         self._scratch: list[NDArray[Any]] = []
         self._run = called("run_jobs", 4)
@@ -49,7 +52,7 @@ class ThreadPool:
         self.settle()
         self._scratch = [aligned(nbytes) for _ in range(self.n_threads)]
         for thread, memory in enumerate(self._scratch):
-            self._shared.view(np.int64)[IN_FLIGHT + LINE * thread + 1] = address_of(memory)
+            self._lines[LINE * thread + MEMORY] = address_of(memory)
 
     def chunk(self, n_items: int, least: int = 1) -> int:
         """Items of a chunk, at least so many where there are enough."""
@@ -58,8 +61,7 @@ class ThreadPool:
 
     def settle(self) -> None:
         """Wait until no worker computes anything, late chunks included: then memory may go."""
-        flags = self._shared.view(np.int64)[IN_FLIGHT::LINE]
-        while flags.any():
+        while self._lines[IN_FLIGHT::LINE].any():
             threading.Event().wait(1e-4)
 
     def run(self, jobs: int, n: int) -> None:

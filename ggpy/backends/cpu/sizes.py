@@ -53,8 +53,9 @@ JOB = 32  # numbers of a job
 # chunk is computed twice. PRIVATE: bytes that the kernel needs for itself.
 
 # The pool's own int64, a cache line of 8 for what is written by different threads.
-TICKET, CURRENT, CHUNKS, DONE, ACTIVE, STOP, EPOCH, STATES = 0, 8, 9, 16, 24, 25, 32, 64
+CURRENT, N_THREADS, DONE, ACTIVE, STOP, EPOCH, STATES = 8, 9, 16, 24, 25, 32, 64
 MAX_CHUNKS = 1024
-IN_FLIGHT = STATES + MAX_CHUNKS  # of each thread a line: it may hold a chunk; its memory
-LINE = 8
-CLOSED = 0xFFFFFFFF  # a ticket whose chunks are gone
+THREADS, LINE = STATES + MAX_CHUNKS, 8  # a line of each thread, which has
+IN_FLIGHT, MEMORY, TICKET, LAST = range(4)  # whether it may hold a chunk; its memory; the epoch
+# and the next chunk of its part of the job; the end of that part
+CLOSED = 0xFFFFFFFF  # the chunk of a ticket of no job

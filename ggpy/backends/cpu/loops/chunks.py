@@ -11,7 +11,6 @@ from numba import njit, types
 from ..sizes import (
     ACTIVE,
     ARGUMENTS,
-    CHUNKS,
     CLOSED,
     CURRENT,
     DONE,
@@ -20,12 +19,16 @@ from ..sizes import (
     GRAIN,
     IN_FLIGHT,
     JOB,
+    LAST,
     LINE,
+    MEMORY,
     N_ITEMS,
+    N_THREADS,
     OUT,
     PRIVATE,
     STATES,
     STOP,
+    THREADS,
     TICKET,
     WIDTH,
 )
@@ -42,6 +45,12 @@ load, store, at = simd.load_i64, simd.store, atomics
 
 
 @njit
+def line(pool, thread):
+    """Where the words of a thread are."""
+    return pool + 8 * (THREADS + LINE * thread)
+
+
+@njit
 def execute_chunk(pool, job, chunk, epoch, thread):
     """Compute a chunk in the thread's memory, and copy it if nobody else did."""
     grain, width = load(job + 8 * GRAIN), load(job + 8 * WIDTH)
@@ -49,7 +58,7 @@ def execute_chunk(pool, job, chunk, epoch, thread):
     arguments = job + 8 * ARGUMENTS
     begin = chunk * grain
     end = min(begin + grain, load(job + 8 * N_ITEMS))
-    scratch = load(pool + 8 * (IN_FLIGHT + LINE * thread + 1))
+    scratch = load(line(pool, thread) + 8 * MEMORY)
     state, waiting = pool + 8 * (STATES + chunk), 4 * epoch
     if width == 0:
         if at.exchanged(state, waiting, waiting + TAKEN):
@@ -67,17 +76,19 @@ def execute_chunk(pool, job, chunk, epoch, thread):
 
 @njit
 def take_chunks(pool, thread):
-    """Compute chunks of the job while there are any."""
-    ticket = pool + 8 * TICKET
-    while True:
-        now = at.got(ticket)
-        chunk, epoch = now & CLOSED, now >> 32
-        job = load(pool + 8 * CURRENT)
-        if chunk >= load(pool + 8 * CHUNKS):
-            return
-        # Job and chunks are those of the ticket if nobody changed it.
-        if at.exchanged(ticket, now, now + 1):
-            execute_chunk(pool, job, chunk, epoch, thread)
+    """Compute chunks of the job while there are any: those of the thread's part first."""
+    n_threads = load(pool + 8 * N_THREADS)
+    for i in range(n_threads):
+        owner = line(pool, (thread + i) % n_threads)
+        while True:
+            now = at.got(owner + 8 * TICKET)
+            chunk, epoch = now & CLOSED, now >> 32
+            job = load(pool + 8 * CURRENT)
+            if chunk >= load(owner + 8 * LAST):
+                break
+            # Job and part are those of the ticket if nobody changed it.
+            if at.exchanged(owner + 8 * TICKET, now, now + 1):
+                execute_chunk(pool, job, chunk, epoch, thread)
 
 
 @njit
@@ -86,19 +97,21 @@ def run_job(pool, job, n_threads):
     items, grain = load(job + 8 * N_ITEMS), load(job + 8 * GRAIN)
     chunks = (items + grain - 1) // grain
     if chunks <= 1 or n_threads == 1:
-        scratch = load(pool + 8 * (IN_FLIGHT + 1))
+        scratch = load(line(pool, 0) + 8 * MEMORY)
         function, out = load(job + 8 * FUNCTION), load(job + 8 * OUT)
         simd.call_kernel(function, job + 8 * ARGUMENTS, 0, items, out, scratch)
         return
     epoch = (load(pool + 8 * EPOCH) + 1) & 0x3FFFFFFF
     store(pool + 8 * EPOCH, epoch)
-    at.put(pool + 8 * TICKET, (epoch << 32) | CLOSED)
+    for thread in range(n_threads):
+        at.put(line(pool, thread) + 8 * TICKET, (epoch << 32) | CLOSED)
     store(pool + 8 * CURRENT, job)
-    store(pool + 8 * CHUNKS, chunks)
     store(pool + 8 * DONE, 0)
     for chunk in range(chunks):
         store(pool + 8 * (STATES + chunk), 4 * epoch)
-    at.put(pool + 8 * TICKET, epoch << 32)
+    for thread in range(n_threads):
+        store(line(pool, thread) + 8 * LAST, chunks * (thread + 1) // n_threads)
+        at.put(line(pool, thread) + 8 * TICKET, (epoch << 32) | (chunks * thread // n_threads))
     take_chunks(pool, 0)
     looks = 0
     while at.got(pool + 8 * DONE) != chunks:
@@ -128,7 +141,7 @@ def run_jobs(pool, jobs, n, n_threads):
 @njit
 def work(pool, thread):
     """A worker, until no step is being computed."""
-    flag = pool + 8 * (IN_FLIGHT + LINE * thread)
+    mine = line(pool, thread)
     looks = idle = 0
     while looks < GRACE:
         looks += 1
@@ -137,10 +150,10 @@ def work(pool, thread):
             looks = 0
         if at.got(pool + 8 * STOP):
             return
-        if (at.got(pool + 8 * TICKET) & CLOSED) < load(pool + 8 * CHUNKS):
-            at.put(flag, 1)
+        if (at.got(mine + 8 * TICKET) & CLOSED) < load(mine + 8 * LAST):
+            at.put(mine + 8 * IN_FLIGHT, 1)
             take_chunks(pool, thread)
-            at.put(flag, 0)
+            at.put(mine + 8 * IN_FLIGHT, 0)
             idle = 0
         if idle >= POLITE:
             idle = 0
