@@ -171,7 +171,8 @@ class Tokenizer:
 
     def piece(self, id: int, special: bool = False) -> bytes:
         """The bytes that a token adds to text; control and unknown ones have some for `special`."""
-        text, kind = self._vocab.tokens[self._checked(id)], self._vocab.types[id]
+        text = self._vocab.tokens[self._checked(id)]
+        kind = int(self._vocab.types[id])  # numpy compares its own integers with an enum slowly
         if kind in _HIDDEN or (not special and kind in (TokenType.CONTROL, TokenType.UNKNOWN)):
             return b""
         if kind in _AS_WRITTEN:
