@@ -49,7 +49,7 @@ def test_both_backends_agree_beyond_the_window(
     assert nmse(got, wanted) < 1e-4
     texts = []
     for engine in engines:
-        answers = [engine.add(IDS[:n], GREEDY, max_tokens=8) for n in (190, 126)]  # over a page
+        answers = [engine.add(IDS[:n], GREEDY, max_tokens=4) for n in (190, 126)]  # over a page
         finish(engine)
         texts.append([[p.id for p in s.pieces] for s in answers])
     assert texts[0] == texts[1]
@@ -85,7 +85,7 @@ def test_the_page_that_stands_for_none_is_not_seen(
         if is_nan:
             spoil_first_pages(engine.ops)
         longer = [*first.ids[:-1], *IDS[:n_prompt]]
-        second = engine.add(longer, GREEDY, max_tokens=5, previous=first)
+        second = engine.add(longer, GREEDY, max_tokens=2, previous=first)
         while engine.busy:
             engine.step()
         assert second.finish == "length" and second.n_reused > 190

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 from gguf_files import STR, array, gguf, text
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ggpy.gguf import File, PackedStrings
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.text(max_size=20)), st.slices(10))
 def test_all_that_a_list_answers(strings: list[str], part: slice) -> None:
     packed = PackedStrings(strings)

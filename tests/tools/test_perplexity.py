@@ -84,14 +84,14 @@ def test_smollm2_is_what_llama_cpp_finds(smollm2: Path, run: Run) -> None:
 
 
 def test_smollm2_diverges_more_the_fewer_bits_there_are(smollm2: Path, run: Run) -> None:
-    words = ["-f", TEXT, *CPU, "-c", "128", "--chunks", "2", "--types", "q8_0,q4_k,q2_k"]
+    words = ["-f", TEXT, *CPU, "-c", "128", "--chunks", "2", "--types", "q8_0,q2_k"]
     out = run("-m", smollm2, *words)
     kl = {name: float(x.split(" ±")[0]) for name, x in column(out, "KL divergence").items() if x}
-    assert 0 < kl["Q8_0"] < kl["Q4_K"] / 2 < kl["Q2_K"] / 4
+    assert 0 < kl["Q8_0"] < kl["Q2_K"] / 8
     top = {name: float(x.split()[0]) for name, x in column(out, "same top p").items() if x}
-    assert 100 >= top["Q8_0"] > top["Q4_K"] > top["Q2_K"] > 0
+    assert 100 >= top["Q8_0"] > top["Q2_K"] > 0
     assert column(out, "matrices") == {
-        "as it is": "", "Q8_0": "211 of 211", "Q4_K": "30 of 211", "Q2_K": "30 of 211"
+        "as it is": "", "Q8_0": "211 of 211", "Q2_K": "30 of 211"
     }  # fmt: skip
 
 

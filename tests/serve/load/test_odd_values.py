@@ -230,8 +230,8 @@ def replaced(body: dict[str, Any], path: Path, value: Any) -> dict[str, Any]:
 
 
 def cases(path: Path) -> Iterator[Any]:
-    """Odd values of a place: all of them at the top, every seventh one deeper, in turn."""
-    step = 1 if len(path) == 1 else 7
+    """Odd values of a place: every second one at the top, every seventh one deeper, in turn."""
+    step = 2 if len(path) == 1 else 7
     yield from ODD[sum(map(len, map(str, path))) % step :: step]
 
 
