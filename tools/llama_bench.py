@@ -23,6 +23,11 @@ from ggpy.util.outcome import ended
 if TYPE_CHECKING:
     from ggpy.bench.workload import Test
 
+NOT_TAKEN = (
+    *("cache_type_k", "cache_type_v", "plot", "profile", "plan", "report", "gemm", "simulated"),
+    *("fresh", "output_err"),
+)
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run the program; its exit status."""
@@ -67,8 +72,13 @@ def checked(options: argparse.Namespace) -> list[Test]:
         raise ValueError("name a file with -m FILE; `ggpy make_synthetic` writes one")
     if options.device not in ("auto", "cpu") or options.output != "json":
         raise ValueError("llama.cpp is measured on the CPU, and its rows are printed as JSON")
-    if any(test.n_seq > 1 or test.n_cpu_moe or test.type_k != test.type_v for test in tests):
-        raise ValueError("one sequence is measured, with llama.cpp's own types of keys and values")
+    if any(test.n_seq > 1 or test.n_cpu_moe for test in tests):
+        raise ValueError("one sequence is measured, with all weights on the CPU")
+    given, usual = vars(options), vars(parser().parse_args([]))
+    for name in NOT_TAKEN:
+        if given[name] != usual[name]:
+            shown = "as" if name == "simulated" else name.replace("_", "-")
+            raise ValueError(f"--{shown} is of `ggpy bench` and has no effect here")
     return tests
 
 

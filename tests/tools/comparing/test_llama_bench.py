@@ -109,6 +109,9 @@ def test_what_llama_cpp_refuses_is_status_1(
         (["--synthetic", "tiny:Q8_0"], "name a file with -m"),
         (["-m", "x.gguf", "--batch", "2"], "one sequence is measured"),
         (["-m", "x.gguf", "--device", "cuda"], "measured on the CPU"),
+        (["-m", "x.gguf", "-ctk", "q8_0"], "--cache-type-k is of `ggpy bench`"),
+        (["-m", "x.gguf", "--profile"], "--profile is of `ggpy bench`"),
+        (["-m", "x.gguf", "--plot", "x.png"], "--plot is of `ggpy bench`"),
         (["-m", "x.gguf"], "pip install xllamacpp"),
     ],
 )
