@@ -153,7 +153,7 @@ def test_memory_is_limited(case: str) -> None:
     before = processor_seconds()
     with pytest.raises(ChatTemplateError, match="needs more than 256 MB of memory"):
         render(HUNGRY[case], HI)
-    assert processor_seconds() - before < 1.1
+    assert processor_seconds() - before < 2
 
 
 @pytest.mark.parametrize("case", SLOW)
@@ -161,14 +161,14 @@ def test_time_is_limited(case: str) -> None:
     before = processor_seconds()
     with pytest.raises(ChatTemplateError, match=r"needs more than 0\.3 s of processor time"):
         render(SLOW[case], HI, timeout=0.3)
-    assert processor_seconds() - before < 0.6
+    assert processor_seconds() - before < 1
 
 
 def test_a_second_is_the_limit_unless_told() -> None:
     before = processor_seconds()
     with pytest.raises(ChatTemplateError, match="needs more than 1 s of processor time"):
         render(SLOW["nested loops"], HI)
-    assert processor_seconds() - before < 1.1
+    assert processor_seconds() - before < 2
 
 
 @pytest.mark.parametrize("case", HUGE)
