@@ -304,8 +304,8 @@ BOMBS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_bombs_are_answered_or_refused_in_time(server: RunningServer, name: str) -> None:
-    body = {"prompt": "a", "n_predict": 4, "seed": 1, **BOMBS[name]}
+def test_bombs_are_answered_or_refused_in_time(patient_server: RunningServer, name: str) -> None:
+    server, body = patient_server, {"prompt": "a", "n_predict": 4, "seed": 1, **BOMBS[name]}
     with undisturbed(server):
         answer = server.client.post("/completion", json=body, timeout=60)
     assert answer.status_code in (200, 400), answer.text
