@@ -117,7 +117,7 @@ def test_sizes_are_checked(device: Any) -> None:
         Quantizer(device, by_name("F64"), F32, False)
 
 
-ARCHITECTURES = ["75", "80", "86", "89", "90", "100", "120"]  # sm_90a is in COMPILED
+ARCHITECTURES = ["75", "80", "89", "100", "120"]  # sm_90a is in COMPILED
 COMPILED = [(f, "90a") for f in TARGETS] + [(by_name("Q4_K"), arch) for arch in ARCHITECTURES]
 
 

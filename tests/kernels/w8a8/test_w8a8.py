@@ -17,7 +17,7 @@ HALF = 2e-7  # outputs that are rounded to f16
 EXACT, TENSOR_CORES = 1e-10, 1e-6  # float sums: exact, and by tensor cores
 PRODUCTS = ("few", "many")
 FEW = ("1, NORM, GLU", "8, CODES, ADD")
-ARCHITECTURES = ["75", "80", "86", "89", "90", "90a", "100", "120"]
+ARCHITECTURES = ["75", "80", "89", "90a", "100", "120"]
 
 
 def product_on(device, which, **changes):
@@ -261,7 +261,7 @@ def test_which_gpus():
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_every_architecture(arch):
     """Kernels do not spill, except slightly where E4M3 codes are converted to f16 first."""
-    converts, arch = arch in ("90", "90a", "100"), f"sm_{arch}"
+    converts, arch = arch in ("90a", "100"), f"sm_{arch}"
     values = [v for k, v in zip(KINDS, ("Integers", "E4M3"), strict=True) if runs_on(k, arch)]
     few = [f"w8a8_decode<{v}, {i}>" for v in values for i in FEW]
     many = [f"w8a8_prefill<{v}, GLU>" for v in values]
