@@ -28,7 +28,7 @@ SCRIPT: dict[str, list[Any]] = {
         {"tool_calls": [{"index": 0, "function": {"arguments": '{"city":'}}]},
         {"tool_calls": [{"index": 0, "function": {"arguments": ' "Oslo"}'}}]},
     ],
-    "break": ["some ", "text", "<break>"],
+    "break": ["some ", "text", "<wait>", "<break>"],
     "error": ["begun ", "<error>"],
 }
 
@@ -377,8 +377,12 @@ def test_errors_are_shown_in_place_with_a_second_try(tab: Tab, server: PageServe
     server.script["error"] = SCRIPT["error"]
 
 
-def test_a_lost_connection_is_told(tab: Tab) -> None:
-    ask(tab, "break")
+def test_a_lost_connection_is_told(tab: Tab, server: PageServer) -> None:
+    server.go.clear()
+    send(tab, "break")
+    tab.wait("document.querySelector('.reply .prose')?.innerText.includes('some text')")
+    server.go.set()  # what the page has not read is lost with the connection
+    tab.wait(f"{DONE}?.querySelector('.error')")
     assert "connection was lost" in tab.text(".notice.error")
     assert "some text" in tab.text(".reply .prose")
     assert tab.text(".notice .link") == "Try again"
