@@ -23,10 +23,12 @@ from ggpy.util.outcome import ended
 if TYPE_CHECKING:
     from ggpy.bench.workload import Test
 
-NOT_TAKEN = (
-    *("cache_type_k", "cache_type_v", "plot", "profile", "plan", "report", "gemm", "simulated"),
-    *("fresh", "output_err"),
-)
+NOT_TAKEN = {  # options of `ggpy bench` that llama.cpp's library is not asked for
+    **{f"cache_type_{x}": f"--cache-type-{x}" for x in "kv"},
+    **{name: f"--{name}" for name in ("plot", "profile", "plan", "report", "gemm", "fresh")},
+    "simulated": "--as",
+    "output_err": "--output-err",
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -74,11 +76,10 @@ def checked(options: argparse.Namespace) -> list[Test]:
         raise ValueError("llama.cpp is measured on the CPU, and its rows are printed as JSON")
     if any(test.n_seq > 1 or test.n_cpu_moe for test in tests):
         raise ValueError("one sequence is measured, with all weights on the CPU")
-    given, usual = vars(options), vars(parser().parse_args([]))
-    for name in NOT_TAKEN:
-        if given[name] != usual[name]:
-            shown = "as" if name == "simulated" else name.replace("_", "-")
-            raise ValueError(f"--{shown} is of `ggpy bench` and has no effect here")
+    usual = parser()
+    for name, shown in NOT_TAKEN.items():
+        if getattr(options, name) != usual.get_default(name):
+            raise ValueError(f"{shown} is of `ggpy bench` and has no effect here")
     return tests
 
 

@@ -18,7 +18,7 @@ class PackedStrings(Sequence[str]):
     def __init__(self, strings: Sequence[str]) -> None:
         encoded = [text.encode("utf-8", "surrogatepass") for text in strings]
         self._bytes = b"".join(encoded)
-        self._ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64).astype(np.uint32)
+        self._borders = np.cumsum([0, *map(len, encoded)], dtype=np.int64).astype(np.uint32)
 
     def __repr__(self) -> str:
         return f"<{len(self)} strings>"
@@ -29,7 +29,7 @@ class PackedStrings(Sequence[str]):
         return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
 
     def __len__(self) -> int:
-        return len(self._ends) - 1
+        return len(self._borders) - 1
 
     @overload
     def __getitem__(self, index: int) -> str: ...
@@ -41,5 +41,5 @@ class PackedStrings(Sequence[str]):
         first = index + len(self) if index < 0 else index
         if not 0 <= first < len(self):
             raise IndexError(f"{index} of {len(self)} strings")
-        begin, end = self._ends[first : first + 2].tolist()
+        begin, end = self._borders[first : first + 2].tolist()
         return self._bytes[begin:end].decode("utf-8", "surrogatepass")

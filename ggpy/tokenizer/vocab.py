@@ -65,11 +65,12 @@ class Vocabulary:
         return np.flatnonzero(np.isin(self.types, types)).tolist()
 
     def forget_tables(self) -> None:
-        """Let go of `ids` and `merges`, and pack `tokens`: tens of megabytes for encoders alone,
-        which read them when they are made.
+        """Let go of `ids` and `merges`, which only encoders read, when they are made, and pack
+        `tokens`: tens of megabytes in all.
         """
         self.ids, self.merges = {}, []
-        self.tokens = PackedStrings(self.tokens)
+        if not isinstance(self.tokens, PackedStrings):
+            self.tokens = PackedStrings(self.tokens)
 
     def byte_ids(self) -> list[int] | None:
         """The ids of <0x00> to <0xFF>, or None unless all 256 are there."""

@@ -1,11 +1,12 @@
 """Threads that share the items of a job: kernels by their addresses, without locks or the GIL.
 
-A job is cut into chunks. Threads take them one at a time: first of a part of their own, one behind
-the other in memory, then of other threads' parts, so a thread that the system takes off its core
-delays nothing but its chunk. Results of a chunk are made in memory of
-the thread and copied when they are complete: where a thread does not come back in time, another
-one computes its chunk again, and the copy that comes first counts. Both have the same bits. Workers
-wait by spinning during a step, and sleep between steps. Nothing here knows what kernels compute.
+A job is cut into chunks, and each thread gets a part of them, which lie one behind the other in
+memory. A thread takes one chunk at a time, from its own part and then from the others, so a thread
+that the system takes off its core delays nothing but its chunk. Results of a chunk are made in
+memory of the thread and copied when they are complete: where a thread does not come back in time,
+another one computes its chunk again, and the copy that comes first counts. Both have the same bits.
+Workers wait by spinning during a step, and sleep between steps. Nothing here knows what kernels
+compute.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class ThreadPool:
         self._lines[TICKET::LINE] = CLOSED
         self.address = address_of(self._shared)
         self._scratch: list[NDArray[Any]] = []
-        self._run = called("run_jobs", 4)
+        self._run = called("run_jobs", 3)
         self._work = called("work", 2)
         self._asleep = [threading.Semaphore(0) for _ in range(n_threads - 1)]
         self._sleeps = [False] * (n_threads - 1)
@@ -66,7 +67,7 @@ class ThreadPool:
 
     def run(self, jobs: int, n: int) -> None:
         """n jobs, whose rows are at this address."""
-        self._run(self.address, jobs, n, self.n_threads)
+        self._run(self.address, jobs, n)
 
     def begin(self) -> None:
         """A step begins: workers wake up."""

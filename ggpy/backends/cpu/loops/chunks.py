@@ -86,14 +86,15 @@ def take_chunks(pool, thread):
             job = load(pool + 8 * CURRENT)
             if chunk >= load(owner + 8 * LAST):
                 break
-            # Job and part are those of the ticket if nobody changed it.
+            # If the ticket is still the same, the job and the part belong to it.
             if at.exchanged(owner + 8 * TICKET, now, now + 1):
                 execute_chunk(pool, job, chunk, epoch, thread)
 
 
 @njit
-def run_job(pool, job, n_threads):
+def run_job(pool, job):
     """All items of a job; the caller is thread 0."""
+    n_threads = load(pool + 8 * N_THREADS)
     items, grain = load(job + 8 * N_ITEMS), load(job + 8 * GRAIN)
     chunks = (items + grain - 1) // grain
     if chunks <= 1 or n_threads == 1:
@@ -132,10 +133,10 @@ def compute_again(pool, job, chunks, epoch):
 
 
 @njit
-def run_jobs(pool, jobs, n, n_threads):
+def run_jobs(pool, jobs, n):
     """n jobs, one after the other; addresses."""
     for i in range(n):
-        run_job(pool, jobs + 8 * JOB * i, n_threads)
+        run_job(pool, jobs + 8 * JOB * i)
 
 
 @njit
