@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import nmse, random_rows
+from cases import kl_divergence, nmse, random_rows
 from steps import StatesOf, for_groups
 
 from ggpy import arch
@@ -42,6 +42,7 @@ from tools.make_tiny import MODELS
 # Normalised mean square error of logits. The reference, with its activations rounded to halves at
 # the same places, is 3e-6 off over many rows; a single row is up to 2e-5.
 TOLERANCE, OF_A_ROW = 1e-5, 4e-5
+KL = 1e-4  # of the softmax of logits, the mean of a step's rows
 REFUSED = {  # what they have that no kernel computes
     **dict.fromkeys(("command-r", "cohere2"), "layer norms"),
     "gemma4": "inputs of layers from a table",
@@ -119,6 +120,7 @@ class Pair:
         if len(result):
             tolerance = TOLERANCE if len(result) > 20 else OF_A_ROW
             assert nmse(result, expected) <= self.slack * tolerance
+            assert kl_divergence(result, expected) <= self.slack * KL
         return result
 
 

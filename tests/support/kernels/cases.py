@@ -178,6 +178,17 @@ def nmse(result: np.ndarray, reference: np.ndarray, scale: float = 0.0) -> float
     return float(np.sum(error * error) / max(squares, scale))
 
 
+def kl_divergence(result: np.ndarray, reference: np.ndarray) -> float:
+    """Of the softmax of the reference's logits from that of the result's, the mean of all rows."""
+
+    def log_softmax(x: np.ndarray) -> np.ndarray:
+        x = x.astype(np.float64) - x.max(axis=-1, keepdims=True)
+        return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+
+    q, p = log_softmax(result), log_softmax(reference)
+    return float((np.exp(p) * (p - q)).sum(axis=-1).mean())
+
+
 def silu(x: np.ndarray) -> np.ndarray:
     """Of float64, as gelu_tanh is."""
     return x / (1 + np.exp(-x))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import nmse
+from cases import kl_divergence, nmse
 from random_moe import FORMS, Form, random_moe, random_x
 
 from ggpy import arch
@@ -20,7 +20,7 @@ from ggpy.gguf import File, GGUFError
 from ggpy.kernels.moe.route import RouterChoice
 from tools import make_tiny
 
-from ..test_backend import PAGES, Model, ids_of, step_of
+from ..test_backend import KL, PAGES, Model, ids_of, step_of
 
 REFUSED = dict.fromkeys(("hunyuan-moe", "llama4"), "norms of heads behind RoPE")
 MODELS = [name for name, model in make_tiny.MODELS.items() if model.experts and name not in REFUSED]
@@ -78,6 +78,7 @@ class MoEPair:
         if clear.any():
             most = OF_ALL if len(clear) > 20 else OF_A_ROW
             assert nmse(got[clear], expected[clear]) <= self.slack * most
+            assert kl_divergence(got[clear], expected[clear]) <= self.slack * KL
         return got
 
 
