@@ -123,6 +123,7 @@ def compile_steps(
     for n in SIZES:
         if n <= n_seq:
             _run(ops, decoder, [1] * n)
+            _run(ops, decoder, [1] * n, N_CTX - 1)
         if n <= decoder.n_batch:
             _run(ops, decoder, [n])
             _run(ops, decoder, [*[1] * min(n_seq - 1, 4), max(1, n - 4)])
@@ -131,15 +132,19 @@ def compile_steps(
         compile_ahead(missing, device.target, None, say)
 
 
-def _run(ops: Cuda, decoder: Any, lengths: Sequence[int]) -> None:
-    """A step of sequences with so many new tokens each, sampled greedily and not."""
-    width = pages_for(max(lengths))
+def _run(ops: Cuda, decoder: Any, lengths: Sequence[int], depth: int = 0) -> None:
+    """A step of sequences with so many new tokens each, the first behind `depth` others, sampled
+    greedily and not.
+    """
+    width = pages_for(depth + max(lengths))
     n = len(lengths)
     tables = np.zeros((n, width), np.int32)
     last = np.cumsum(lengths, dtype=np.int32) - 1
+    positions = np.concatenate([np.arange(k, dtype=np.int32) for k in lengths])
+    positions[: lengths[0]] += depth
     step = Step(
         ids=np.zeros(sum(lengths), np.int32),
-        positions=np.concatenate([np.arange(k, dtype=np.int32) for k in lengths]),
+        positions=positions,
         sequences=np.repeat(np.arange(n, dtype=np.int32), lengths),
         page_tables=(tables,) * len(decoder.cache_shape(1, N_CTX, 1).groups),
         rows=last,
