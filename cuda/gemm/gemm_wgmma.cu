@@ -634,7 +634,11 @@ __device__ __forceinline__ void put_all(GemmWgmmaOutput<T, TOKENS, QKV>& out, Su
 // `paired`.
 template <class T, int TOKENS, int EPILOGUE, int CLUSTER = 1>
 __global__ void __launch_bounds__(W_THREADS, CTAS_PER_SM<TOKENS>) gemm_wgmma(const GemmWgmmaArgs p) {
+#if EMULATED
+    SHARED_DYNAMIC(uint8_t, shared);
+#else
     extern __shared__ __align__(1024) uint8_t shared[];
+#endif
     const WgmmaSharedStorage<T, TOKENS, EPILOGUE> storage(shared);
     if (threadIdx.x == 0) storage.init(CLUSTER);
     // Attention after QKV is launched late: its CTAs would all start on the SMs that have no CTA of this kernel.
