@@ -1,5 +1,5 @@
-"""The Hopper prefill GEMM against float64, on a Hopper GPU; whole tiles in the emulator, too. It must
-compile, and its schedules must give every CTA work.
+"""The Hopper prefill GEMM against float64, on a Hopper GPU; whole tiles in the emulator, too. It
+must compile, and its schedules must give every CTA work.
 """
 
 from dataclasses import replace

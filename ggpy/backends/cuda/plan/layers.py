@@ -16,8 +16,9 @@ from ....gguf import GGUFError
 from ....kernels.attention.rope_kv import Rotation
 from ....kernels.gemm.gemm import Epilogue
 from ....kernels.layout.pack import PLAIN, UNIT
+from ....kernels.moe.expert_wgmma import tile_rows
 from ....kernels.moe.route import RouterChoice
-from ...experts import LEAST_SUM
+from ...experts import LEAST_SUM, Experts
 from ...interface import (
     Attention,
     Dense,
@@ -37,6 +38,7 @@ ROPE_EPILOGUE_TOKENS = (
     # least number of tokens for the RoPE epilogue of prefill GEMMs: with fewer it gains nothing
     1024
 )
+PAIRS_TO_PACK = 32  # of a token and an expert, for each expert: from here on rows are packed
 PAIRS_TO_COPY = 2  # of a token and an expert, for each expert: from here on experts are copied
 
 
@@ -112,6 +114,7 @@ class MoEPlan:
     tiles of pairs that are sorted by expert, for a GEMM; 0: each pair is a GEMV. together: gate
     and up are one launch; glu: which applies the activation. shared: the products of the shared
     expert. copied: experts in host memory are copied to the device before they are multiplied.
+    packed: the rows of sorted pairs are gathered, for a GEMM of packed rows.
     """
 
     choice: RouterChoice
@@ -121,6 +124,7 @@ class MoEPlan:
     shared: tuple[ProductPlan, ProductPlan] | None
     after: ResidualState
     copied: bool = False
+    packed: bool = False
 
 
 class Planner(ProductPlanner):
@@ -258,6 +262,12 @@ class Planner(ProductPlanner):
             return 0
         return self.kernels.experts.tile_rows(n_pairs, choice.n_expert)
 
+    def packs_pairs(self, e: Experts, choice: RouterChoice, s: StepClass) -> bool:
+        """Whether rows of sorted pairs are packed, which needs gate and up in one launch."""
+        many = s.n_tokens * choice.n_used >= PAIRS_TO_PACK * choice.n_expert
+        fits = self.has_wgmma and one_layout([e.w_gate, e.w_up])
+        return many and fits and self.expert_tile(choice, s) > 0
+
     def copies_experts(self, choice: RouterChoice, s: StepClass) -> bool:
         """Whether experts in host memory are copied to the device, all of them, or else read where
         they lie: sorted pairs read each chosen expert once, which two pairs an expert make 86 % of
@@ -280,10 +290,12 @@ class Planner(ProductPlanner):
             epilogue: Epilogue = "GLU" if self.takes_glu(gate_up, s) else "STORE"
             shared = self.product(gate_up, s, epilogue), self.product([f.shared.w_down], s)
         choice = choice_of(f)
-        tile, copied = self.expert_tile(choice, s), False
+        tile, copied, packed = self.expert_tile(choice, s), False, self.packs_pairs(e, choice, s)
+        if packed:
+            tile, glu = tile_rows(s.n_tokens * choice.n_used, choice.n_expert), True
         if any(w.on_host for w in (e.w_gate, e.w_up, e.w_down)):
             copied = self.copies_experts(choice, s)
-        return MoEPlan(choice, tile, together, glu, shared, ResidualState(), copied)
+        return MoEPlan(choice, tile, together, glu, shared, ResidualState(), copied, packed)
 
     def output(
         self,
