@@ -15,7 +15,7 @@ from tile_cases import tile_types, tokens
 from ggpy.backends.numpy import moe as reference
 from ggpy.device.compile import compile_cubin
 from ggpy.kernels.gemm.gemm import STATIC_SHARED
-from ggpy.kernels.layout.pack import order_of, packed_bytes
+from ggpy.kernels.layout.pack import CODES, order_of, packed_bytes
 from ggpy.kernels.moe import expert_wgmma
 from ggpy.kernels.moe.expert_wgmma import TILES, ExpertWgmma, GatedOutput, tile_rows
 from ggpy.kernels.moe.pack_pairs import PackPairs
@@ -104,6 +104,17 @@ def test_rows_have_the_same_bits_in_all_tiles(machine):
     assert np.array_equal(first, second)
     few = multiply(machine, [experts], ids[:9], x[:9], 256)
     assert np.array_equal(few, first[:9])
+
+
+def test_under_sanitizers(emulated):
+    """An access out of bounds is an error there."""
+    gate, up = (Experts(emulated, "Q8_0", 3, 80, 192, seed) for seed in (1, 2))
+    ids, x = ids_of([17, 0, 70]), (tokens(87, 192) / 16).astype(np.float16)
+    h = multiply(emulated, [gate, up], ids, x, 256, glu=GatedOutput(CODES))
+    g = gate.exact(ids, x)
+    assert nmse(h, g / (1 + np.exp(-g)) * up.exact(ids, x)) <= ROUNDED
+    y = multiply(emulated, [gate], ids, x, 64)
+    assert nmse(y, g) <= ROUNDED
 
 
 def test_padded_and_balanced_order(machine):
