@@ -48,9 +48,10 @@ __device__ __forceinline__ void for_pairs(const int* ids, int n_pairs, Function 
 
 __device__ __forceinline__ int rounded_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 
+constexpr int CLASSES = 8;  // of tiles, by size
+
 // The index of a thread's first tile among all, where tiles of a smaller class stand first; n_tiles may be 0.
 __device__ __forceinline__ int place_by_class(int n_tiles, int of_class) {
-    constexpr int CLASSES = 4;
     __shared__ int end[CLASSES];
     if (threadIdx.x < CLASSES) end[threadIdx.x] = 0;
     __syncthreads();
@@ -80,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     int place = end.y - n_tiles, rows = tile_rows;
     if (unit > 1) {
         if (n_tiles > 0) rows = rounded_up((count + n_tiles - 1) / n_tiles, unit);
-        place = place_by_class(n_tiles, (tile_rows - rows) * 4 / tile_rows);
+        place = place_by_class(n_tiles, (tile_rows - rows) * CLASSES / tile_rows);
     }
     next[thread] = first_row;
     for (int i = 0; i < n_tiles; ++i) {

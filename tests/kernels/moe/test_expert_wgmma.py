@@ -129,7 +129,7 @@ def test_padded_and_balanced_order(machine):
     sizes = tiles[:, 2] - tiles[:, 1]
     assert sorted(sizes) == [3, 7, 64, 121, 130, 136, 200, 200, 200, 256]
     of_expert = [max(sizes[tiles[:, 0] == expert]) for expert in tiles[:, 0]]
-    assert (np.diff([-(-size // 64) for size in of_expert]) <= 0).all()
+    assert (np.diff([-(-size // 32) for size in of_expert]) <= 0).all()
     assert not (tiles[:, 1] % 8).any()
     for expert, first, end, _ in tiles:
         assert set(ids[pair_of[first:end]]) == {expert}
