@@ -98,7 +98,7 @@ def test_tensor_core_products(make, name, k):
 
 WGMMA = """
 #include "lib/wgmma.cuh"
-// d[64][8] = or += a[64][16] b[8][16]^T, whose rows the first warp copies to shared memory as `LINES` asks.
+// d[64][8] = or += a[64][16] b[8][16]^T; the first warp copies b to shared memory.
 template <bool ADD, uint32_t LINES, int BYTES>
 __device__ void product(const half* a, const uint4* b, float* d) {
     SHARED_DYNAMIC(uint8_t, shared);
