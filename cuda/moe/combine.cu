@@ -6,7 +6,7 @@
 //
 // Pair t * n_used + j is the j-th expert of token t. Row r of gate, up, h and y is pair r, or pair_of[r] of a sorted
 // step (sort.cu), in which pair i has the row row_of[i].
-#include "moe/expert_activation.cuh"
+#include "moe/expert_act.cuh"
 
 // One thread per element of a row; grid (columns / blockDim, rows). Biases [n_expert, columns] may be null.
 extern "C" __global__ void expert_glu(const float* gate, const float* up, const float* b_gate, const float* b_up,

@@ -11,7 +11,7 @@
 // | STORE    | f32 rows of y                                                                                |
 // | GLU      | f16 act(gate + its bias, up + its bias), packed for the next GEMM; padding rows are computed |
 #include "gemm/gemm_wgmma.cu"
-#include "moe/expert_activation.cuh"
+#include "moe/expert_act.cuh"
 
 struct ExpertWgmmaArgs : GemmArgs {  // n_tokens: rows of x and of the output, a multiple of 8
     const uint8_t* x;                // packed f16

@@ -127,24 +127,24 @@ def _experts(ops: Cuda, layer: Layer, tokens: str, s: StepClass) -> Iterator[tup
     assert isinstance(f, MoE)
     choice, e = plan.choice, f.experts
     n_pairs = s.n_tokens * choice.n_used
-    kernel, layout = "expert_gemm" if plan.tile_rows else "expert_gemv", "plain"
-    if plan.packed:
-        kernel, layout = "expert_wgmma", "packed"
+    kernel = "expert_gemm" if plan.tile_rows else "expert_gemv"
     deal = f"{n_pairs} pairs" + (f" by {plan.tile_rows}" if plan.tile_rows else "")
 
     def row(tensor: str, kernel: str, norm: str, epilogue: str, schedule: str) -> PlanRow:
-        x = layout if tensor.endswith("exps") else "plain"
+        x = "plain"
+        if plan.packed and tensor.endswith("exps"):
+            kernel, x = "expert_wgmma", "packed"
         return PlanRow(tokens, str(at), tensor, kernel, x, norm, "-", epilogue, schedule, "-")
 
     chosen = f"{choice.n_used} of {choice.n_expert}"
     yield at, row("ffn_gate_inp", "route", "kernel", choice.score, chosen)
+    if plan.packed:
+        yield at, row("-", "pack_pairs", "-", "-", "-")
     if plan.shared is not None and f.shared is not None:
         gate_up, down = plan.shared
         weights = [f.shared.w_gate, f.shared.w_up]
         yield from _product(ops, at, tokens, gate_up, ("ffn_gate_shexp", "ffn_up_shexp"), weights)
         yield from _product(ops, at, tokens, down, ("ffn_down_shexp",), [f.shared.w_down])
-    if plan.packed:
-        yield at, row("-", "pack_pairs", "-", "-", "-")
     if plan.glu:
         yield at, row("ffn_gate_exps, ffn_up_exps", kernel, "-", "glu", deal)
     else:

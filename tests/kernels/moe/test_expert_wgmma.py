@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import nmse
-from expert_cases import ROUNDED, Experts, sorted_pairs
 from kernel_buffers import Output, upload
 from packed_cases import unpacked
 from tile_cases import tile_types, tokens
@@ -19,6 +18,9 @@ from ggpy.kernels.layout.pack import CODES, order_of, packed_bytes
 from ggpy.kernels.moe import expert_wgmma
 from ggpy.kernels.moe.expert_wgmma import TILES, ExpertWgmma, GatedOutput, tile_rows
 from ggpy.kernels.moe.pack_pairs import PackPairs
+from ggpy.kernels.moe.sort import PACKED_UNIT, SortedPairs, SortPairs, packed_rows, work_tiles
+
+from .test_moe_kernels import ROUNDED, Experts
 
 KINDS = ["Q8_0", "Q4_K", "MXFP4", "Q6_K", "F16"]
 # Rows of each expert: none, one, less than a wgmma has, and more than one tile or several.
@@ -37,6 +39,22 @@ def ids_of(counts: list[int]) -> np.ndarray:
     return np.random.default_rng(len(ids)).permutation(ids)
 
 
+def sorted_pairs(
+    device: Any, ids: np.ndarray, n_expert: int, tile: int
+) -> tuple[SortedPairs, list[np.ndarray]]:
+    """The memory of a sorted step; pair_of, row_of and work tiles."""
+    n, n_work, n_rows = (
+        len(ids),
+        work_tiles(len(ids), n_expert, tile),
+        packed_rows(len(ids), n_expert),
+    )
+    outs = [Output(device, nbytes) for nbytes in (4 * n_rows, 4 * n, 16 * n_work)]
+    memory = SortedPairs(*(out.buffer for out in outs), tile, PACKED_UNIT, n_rows)
+    SortPairs(device).launch(upload(device, ids), memory, n, n_expert)
+    shapes: list[tuple[int, ...]] = [(n_rows,), (n,), (n_work, 4)]
+    return memory, [out.read(np.int32, s) for out, s in zip(outs, shapes, strict=True)]
+
+
 def multiply(
     device: Any,
     experts: list[Experts],
@@ -48,7 +66,7 @@ def multiply(
 ) -> np.ndarray:
     """The outputs in the order of pairs; x has a row for n_used pairs."""
     first, n_expert = experts[0], len(experts[0].each)
-    pairs, (_, row_of, _) = sorted_pairs(device, ids, n_expert, tile, packed=True)
+    pairs, (_, row_of, _) = sorted_pairs(device, ids, n_expert, tile)
     n, rows, k = pairs.n_rows, first.tiles.n_rows, first.tiles.k
     packed = Output(device, packed_bytes(n, k))
     order = order_of(first.tiles.layout)
@@ -121,7 +139,7 @@ def test_padded_and_balanced_order(machine):
     """Experts begin at multiples of eight; tiles are even and the largest stand first."""
     counts = [0, 600, 3, 257, 64, 256, 7, 130]
     ids, n = ids_of(counts), sum(counts)
-    pairs, (pair_of, row_of, work) = sorted_pairs(machine, ids, len(counts), 256, packed=True)
+    pairs, (pair_of, row_of, work) = sorted_pairs(machine, ids, len(counts), 256)
     assert np.array_equal(np.sort(pair_of[pair_of >= 0]), np.arange(n))
     assert np.array_equal(pair_of[row_of], np.arange(n)) and pairs.n_rows % 8 == 0
     tiles = work[work[:, 0] >= 0]

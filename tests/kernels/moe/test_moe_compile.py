@@ -32,7 +32,6 @@ def test_they_compile(arch: str) -> None:
     routes = compile_cubin("moe/route.cu", arch, expressions=names, defines=NORM,
                            extra_source=route.ASSERTS).resources  # fmt: skip
     small = compile_cubin("moe/sort.cu", arch).resources
-    small |= compile_cubin("moe/pack_pairs.cu", arch).resources
     small |= compile_cubin("moe/combine.cu", arch, extra_source=combine.ASSERTS).resources
     limits = [(gemv, 128), *((gemm, 255) for gemm in gemms), (routes, 255), (small, 80)]
     for found, registers in limits:

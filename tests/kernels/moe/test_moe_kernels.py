@@ -8,20 +8,41 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from cases import nmse
-from expert_cases import ROUNDED, Experts, sorted_pairs
 from kernel_buffers import Output, upload
 from random_moe import FORMS, Form, random_moe, random_x
-from tile_cases import bound, limits, tokens
+from tile_cases import Weights, bound, exact, limits, tokens
 
 from ggpy.backends.experts import LEAST_SUM
 from ggpy.backends.numpy import moe as reference
 from ggpy.backends.numpy.backend import Reference
 from ggpy.backends.numpy.functions import normalised, sigmoid
 from ggpy.kernels.gemm.gemm_decode import GemmDecode
+from ggpy.kernels.layout.tile import TiledMatrix, repack
 from ggpy.kernels.moe.combine import Combine, ExpertOutputs
 from ggpy.kernels.moe.expert_gemm import CHUNK_STEPS, STATIC_SHARED, ExpertGemm, x_bytes
 from ggpy.kernels.moe.expert_gemv import ExpertGemv
 from ggpy.kernels.moe.route import SCORES, Route, RouterChoice, RouterWeights, Routes
+from ggpy.kernels.moe.sort import SortedPairs, SortPairs, work_tiles
+
+ROUNDED = 1e-6  # weights of prefill GEMMs are rounded to halves
+
+
+class Experts:
+    """X random matrices [rows, columns] of one format, one after the other in tiles."""
+
+    def __init__(self, device, name: str, n: int, rows: int, columns: int, seed: int = 0) -> None:
+        self.each = [Weights(name, rows, columns, 100 * seed + i) for i in range(n)]
+        layout = self.each[0].layout
+        nbytes = layout.nbytes(rows, columns)
+        data = device.alloc(n * nbytes, "experts")
+        for i, w in enumerate(self.each):
+            raw = upload(device, w.blocks)
+            repack(device, w.format, raw, rows, columns, data.at(i * nbytes))
+        self.tiles = TiledMatrix(layout, rows, columns, data)
+
+    def exact(self, ids: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """float64 y[pair] of x[pair]."""
+        return np.stack([exact(self.each[e], row[None])[0] for e, row in zip(ids, x, strict=True)])
 
 
 def routed(device, f: Form, x: np.ndarray):
@@ -111,6 +132,17 @@ def test_routers_that_are_too_large(emulator, choice, k, message):
 
 
 TILES = [16, 32, 64]  # rows of a work tile
+
+
+def sorted_pairs(device, ids: np.ndarray, n_expert: int, tile: int = 16):
+    """pair_of, row_of and work tiles."""
+    n, n_work = len(ids), work_tiles(len(ids), n_expert, tile)
+    outs = [Output(device, 4 * n), Output(device, 4 * n), Output(device, 16 * n_work)]
+    memory = SortedPairs(*(out.buffer for out in outs), tile)
+    SortPairs(device).launch(upload(device, ids), memory, n, n_expert)
+    arrays = [out.read(np.int32, shape) for out, shape in zip(outs, ((n,), (n,), (n_work, 4)),
+                                                             strict=True)]  # fmt: skip
+    return memory, arrays
 
 
 @pytest.mark.parametrize("tile", [16, 64])

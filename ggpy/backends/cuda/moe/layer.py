@@ -1,7 +1,6 @@
 """Mixtures of experts on a GPU: router, products of the chosen experts, their sum.
 
 A few pairs of a token and an expert are each a GEMV; many are sorted by expert, for a grouped GEMM.
-On Hopper the rows of very many are gathered and packed for it.
 Which experts are chosen stays on the device. Nothing is decided here: plan/ says how a layer is
 computed.
 """
@@ -15,27 +14,18 @@ from functools import cached_property
 import numpy as np
 
 from ....kernels.gemm.gemm import Epilogue
-from ....kernels.layout.pack import order_of
 from ....kernels.layout.tile import TiledMatrix
 from ....kernels.moe.combine import Combine, ExpertOutputs
 from ....kernels.moe.expert_gemv import ExpertGemv
-from ....kernels.moe.expert_wgmma import GatedOutput
-from ....kernels.moe.pack_pairs import PackPairs
 from ....kernels.moe.route import Route, RouterWeights, Routes
-from ....kernels.moe.sort import (
-    PACKED_UNIT,
-    WORK_BYTES,
-    SortedPairs,
-    SortPairs,
-    packed_rows,
-    work_tiles,
-)
+from ....kernels.moe.sort import WORK_BYTES, SortedPairs, SortPairs, work_tiles
 from ...experts import Experts, SharedExpert
 from ...interface import Layer, MoE
 from ..arrays import Array, Matrix, Memory
 from ..context import StepContext
 from ..gemm import ProductOperands
 from ..plan import MoEPlan
+from .packed import PackedExperts
 from .staging import ExpertStaging
 
 
@@ -51,11 +41,6 @@ class ChosenPairs:
     plan: MoEPlan
     order: SortedPairs | None = None
 
-    @property
-    def n_rows(self) -> int:
-        """Rows that are multiplied: as many as pairs, or more where some are padding."""
-        return self.order.n_rows if self.order else self.n
-
 
 class MoEOps:
     """Executes the plans of mixtures of experts."""
@@ -66,16 +51,12 @@ class MoEOps:
         self._route = Route(self.device)
         self._gemv = ExpertGemv(self.device, context.planner.kernels.decode)
         self._gemm = context.planner.kernels.experts
-        self._packed_gemm = context.planner.kernels.packed_experts
         self.staging = ExpertStaging(self.device, context.scratch)
+        self._packed = PackedExperts(context, self.staging)
 
     @cached_property
     def _sort(self) -> SortPairs:
         return SortPairs(self.device)
-
-    @cached_property
-    def _pack(self) -> PackPairs:
-        return PackPairs(self.device)
 
     @cached_property
     def _combine(self) -> Combine:
@@ -146,14 +127,16 @@ class MoEOps:
         n_pairs = x.shape[0] * choice.n_used
         if not plan.tile_rows:
             return ChosenPairs(routes, routes.normed, n_pairs, plan)
-        n_work, unit, n_rows = work_tiles(n_pairs, choice.n_expert, plan.tile_rows), 1, n_pairs
         if plan.packed:
-            unit, n_rows = PACKED_UNIT, packed_rows(n_pairs, choice.n_expert)
+            order = self._packed.order(plan, n_pairs)
+            self._sort.launch(routes.ids, order, n_pairs, choice.n_expert)
+            return ChosenPairs(routes, routes.normed, n_pairs, plan, order)
+        n_work = work_tiles(n_pairs, choice.n_expert, plan.tile_rows)
         order = SortedPairs(
-            c.scratch("pair of row", 4 * n_rows),
+            c.scratch("pair of row", 4 * n_pairs),
             c.scratch("row of pair", 4 * n_pairs),
             c.scratch("expert work", WORK_BYTES * n_work),
-            *(plan.tile_rows, unit, n_rows),
+            plan.tile_rows,
         )
         self._sort.launch(routes.ids, order, n_pairs, choice.n_expert)
         return ChosenPairs(routes, routes.normed, n_pairs, plan, order)
@@ -161,7 +144,7 @@ class MoEOps:
     def expert_act(self, pairs: ChosenPairs, e: Experts) -> Array:
         """h f16 [pairs, F], which meets w_down."""
         if pairs.plan.packed:
-            return self._packed_act(pairs, e)
+            return self._packed.act(pairs, e)
         c, n, n_ff = self._context, pairs.n, e.w_up.n_rows
         h, both = c.f16("expert h", n, n_ff), [e.w_gate, e.w_up]
         if pairs.plan.glu:
@@ -180,24 +163,14 @@ class MoEOps:
         self._combine.glu((gate, up), biases, pairs.routes.ids, pair_of, h.data, *shape)
         return h
 
-    def _packed_act(self, pairs: ChosenPairs, e: Experts) -> Array:
-        """h of packed rows, packed for w_down."""
-        c, order, k, n_used = self._context, pairs.order, e.w_gate.k, pairs.plan.choice.n_used
-        assert order is not None
-        to_gate, to_down = (order_of(w.in_tiles.layout) for w in (e.w_gate, e.w_down))
-        x = c.f16("packed expert x", order.n_rows, k, to_gate)
-        self._pack.launch(pairs.x, order, x.data, k, to_gate, n_used)
-        h = c.f16("packed expert h", order.n_rows, e.w_up.n_rows, to_down)
-        glu = GatedOutput(to_down, e.activation, (_rows(e.b_gate), _rows(e.b_up)))
-        self._multiply([e.w_gate, e.w_up], pairs, x.data, [h], True, "GLU", gated=glu)
-        return h
-
     def expert_out(
         self, x: Array, h: Array, pairs: ChosenPairs, e: Experts, shared: Array | None
     ) -> None:
         """x += the weighted outputs."""
+        if pairs.plan.packed:
+            return self._packed.out(x, h, pairs, e, shared, self._combine)
         c, routes, (n, k) = self._context, pairs.routes, x.shape
-        y = c.f32("expert y", pairs.n_rows, k)
+        y = c.f32("expert y", pairs.n, k)
         self._multiply([e.w_down], pairs, h.data, [y], False)
         outputs = ExpertOutputs(
             y.data,
@@ -219,19 +192,12 @@ class MoEOps:
         per_token: bool,
         epilogue: Epilogue = "STORE",
         activation: str = "silu",
-        gated: GatedOutput | None = None,
     ) -> None:
-        """outs[i][pair] = x[row] weights[i][expert]^T; per_token: see ExpertGemv. gated: what the
-        GLU of packed rows makes.
-        """
+        """outs[i][pair] = x[row] weights[i][expert]^T; per_token: see ExpertGemv."""
         copied = pairs.plan.copied
         tiles = self.staging.take(weights) if copied else [w.in_tiles for w in weights]
         dst = [out.data for out in outs]
-        if pairs.order is not None and pairs.plan.packed:
-            sizes = pairs.n, pairs.plan.choice.n_expert
-            self._packed_gemm.launch(tiles, pairs.order, x, dst[0], *sizes, gated)
-        else:
-            self._launch(tiles, pairs, x, dst, per_token, epilogue, activation)
+        self._launch(tiles, pairs, x, dst, per_token, epilogue, activation)
         if copied:
             self.staging.done()
 

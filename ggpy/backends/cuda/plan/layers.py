@@ -8,7 +8,7 @@ attention, or by a kernel. Plans are memoised: no step decides anything twice.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from ....kernels.gemm.gemm import Epilogue
 from ....kernels.layout.pack import PLAIN, UNIT
 from ....kernels.moe.expert_wgmma import tile_rows
 from ....kernels.moe.route import RouterChoice
-from ...experts import LEAST_SUM, Experts
+from ...experts import LEAST_SUM
 from ...interface import (
     Attention,
     Dense,
@@ -114,9 +114,10 @@ class MoEPlan:
     tiles of pairs that are sorted by expert, for a GEMM; 0: each pair is a GEMV. together: gate
     and up are one launch; glu: which applies the activation. shared: the products of the shared
     expert. copied: experts in host memory are copied to the device before they are multiplied.
-    packed: the rows of sorted pairs are gathered, for a GEMM of packed rows.
     """
 
+    # rows of sorted pairs are gathered for ExpertWgmma, whose tiles they are
+    packed: bool = field(default=False, kw_only=True)
     choice: RouterChoice
     tile_rows: int
     together: bool
@@ -124,7 +125,6 @@ class MoEPlan:
     shared: tuple[ProductPlan, ProductPlan] | None
     after: ResidualState
     copied: bool = False
-    packed: bool = False
 
 
 class Planner(ProductPlanner):
@@ -250,8 +250,16 @@ class Planner(ProductPlanner):
         """A layer's experts. What precedes them defers no norm, and neither do they."""
         key = layer.ffn, s
         if key not in self._plans:
-            self._plans[key] = self._moe(layer, s)
+            self._plans[key] = self._packed(s, self._moe(layer, s))
         return self._plans[key]
+
+    def _packed(self, s: StepClass, plan: MoEPlan) -> MoEPlan:
+        """The plan with packed rows, if wgmma multiplies them and gate and up are one launch."""
+        n_pairs, n_expert = s.n_tokens * plan.choice.n_used, plan.choice.n_expert
+        fits = self.has_wgmma and plan.tile_rows > 0 and plan.together
+        if not fits or n_pairs < PAIRS_TO_PACK * n_expert:
+            return plan
+        return replace(plan, packed=True, glu=True, tile_rows=tile_rows(n_pairs, n_expert))
 
     def expert_tile(self, choice: RouterChoice, s: StepClass) -> int:
         """Rows of a work tile of sorted pairs; 0: pairs are not sorted. A probe reads them in the
@@ -261,12 +269,6 @@ class Planner(ProductPlanner):
         if self.batch_invariant or not s.fused or n_pairs < choice.n_expert:
             return 0
         return self.kernels.experts.tile_rows(n_pairs, choice.n_expert)
-
-    def packs_pairs(self, e: Experts, choice: RouterChoice, s: StepClass) -> bool:
-        """Whether rows of sorted pairs are packed, which needs gate and up in one launch."""
-        many = s.n_tokens * choice.n_used >= PAIRS_TO_PACK * choice.n_expert
-        fits = self.has_wgmma and one_layout([e.w_gate, e.w_up])
-        return many and fits and self.expert_tile(choice, s) > 0
 
     def copies_experts(self, choice: RouterChoice, s: StepClass) -> bool:
         """Whether experts in host memory are copied to the device, all of them, or else read where
@@ -290,12 +292,10 @@ class Planner(ProductPlanner):
             epilogue: Epilogue = "GLU" if self.takes_glu(gate_up, s) else "STORE"
             shared = self.product(gate_up, s, epilogue), self.product([f.shared.w_down], s)
         choice = choice_of(f)
-        tile, copied, packed = self.expert_tile(choice, s), False, self.packs_pairs(e, choice, s)
-        if packed:
-            tile, glu = tile_rows(s.n_tokens * choice.n_used, choice.n_expert), True
+        tile, copied = self.expert_tile(choice, s), False
         if any(w.on_host for w in (e.w_gate, e.w_up, e.w_down)):
             copied = self.copies_experts(choice, s)
-        return MoEPlan(choice, tile, together, glu, shared, ResidualState(), copied, packed)
+        return MoEPlan(choice, tile, together, glu, shared, ResidualState(), copied)
 
     def output(
         self,
