@@ -34,10 +34,8 @@ from ..arrays import Matrix, one_layout
 from .problem import NormIn, Problem, ProductPlan, StepClass
 from .products import ProductPlanner
 
-ROPE_EPILOGUE_TOKENS = (
-    # least number of tokens for the RoPE epilogue of prefill GEMMs: with fewer it gains nothing
-    1024
-)
+# least number of tokens for the RoPE epilogue of prefill GEMMs: with fewer it gains nothing
+ROPE_EPILOGUE_TOKENS = 1024
 PAIRS_TO_PACK = 32  # of a token and an expert, for each expert: from here on rows are packed
 PAIRS_TO_COPY = 2  # of a token and an expert, for each expert: from here on experts are copied
 
@@ -116,8 +114,7 @@ class MoEPlan:
     expert. copied: experts in host memory are copied to the device before they are multiplied.
     """
 
-    # rows of sorted pairs are gathered for ExpertWgmma, whose tiles they are
-    packed: bool = field(default=False, kw_only=True)
+    packed: bool = field(default=False, kw_only=True)  # rows are gathered, for ExpertWgmma
     choice: RouterChoice
     tile_rows: int
     together: bool
@@ -256,8 +253,8 @@ class Planner(ProductPlanner):
     def _packed(self, s: StepClass, plan: MoEPlan) -> MoEPlan:
         """The plan with packed rows, if wgmma multiplies them and gate and up are one launch."""
         n_pairs, n_expert = s.n_tokens * plan.choice.n_used, plan.choice.n_expert
-        fits = self.has_wgmma and plan.tile_rows > 0 and plan.together
-        if not fits or n_pairs < PAIRS_TO_PACK * n_expert:
+        many = plan.tile_rows > 0 and n_pairs >= PAIRS_TO_PACK * n_expert
+        if not (self.has_wgmma and plan.together and many):
             return plan
         return replace(plan, packed=True, glu=True, tile_rows=tile_rows(n_pairs, n_expert))
 
