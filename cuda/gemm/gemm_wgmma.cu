@@ -284,6 +284,16 @@ __device__ __forceinline__ void join_half_tiles(ChunkScales<T>& a, const ChunkSc
     }
 }
 
+// wgmmas of all tokens of a work tile.
+template <int TOKENS>
+struct AllTokens {
+    __device__ __forceinline__ void multiply(float (&acc)[TOKENS / 2], const uint32_t (&a)[4][4], uint32_t x) const {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) wgmma_f16<TOKENS>(acc, a[i], x + 2 * i);
+        wgmma_commit();
+    }
+};
+
 // A consumer warp.
 template <class T, int TOKENS, int EPILOGUE, int CLUSTER>
 struct GemmWgmmaConsumer {
@@ -291,7 +301,6 @@ struct GemmWgmmaConsumer {
     using S = WeightStage<T>;
     using R = WgmmaSharedStorage<T, TOKENS, EPILOGUE>;
     using Step = Tile<T::BITS, T::GROUP, T::SCALES, STEP, typename T::VALUES>;
-    const GemmWgmmaArgs& p;
     const R& storage;
     int warp, lane;  // warp 0 ... TILES - 1
     PipelineState<R::W_STAGES> w;
@@ -302,8 +311,8 @@ struct GemmWgmmaConsumer {
     uint32_t a[2][4][4];
     float acc[TOKENS / 2];
 
-    __device__ __forceinline__ GemmWgmmaConsumer(const GemmWgmmaArgs& args, const R& r)
-        : p(args), storage(r), warp(threadIdx.x / 32), lane(threadIdx.x % 32) {}
+    __device__ __forceinline__ GemmWgmmaConsumer(const R& r)
+        : storage(r), warp(threadIdx.x / 32), lane(threadIdx.x % 32) {}
 
     // Tile row i of the current weight stage.
     __device__ __forceinline__ const uint8_t* tile(int i) const {
@@ -366,39 +375,41 @@ struct GemmWgmmaConsumer {
     }
     // Steps P, P + 1, ... of a stage: issues the wgmmas of a step, then makes the operands of the next step while they
     // run.
-    template <int P>
-    __device__ __forceinline__ void steps(bool more) {
+    template <int P, class Tokens>
+    __device__ __forceinline__ void steps(const Tokens& tokens, bool more) {
         if constexpr (P < S::STEPS) {
             constexpr int X_STEP = P % R::X_STEPS;  // index of the step in the stage of x
             if constexpr (X_STEP == 0) {
                 mbarrier_wait(storage.x_full + x.stage, x.parity);
                 operand_x = wgmma_operand(storage.x + x.stage * R::X_BYTES);
             }
-            const uint32_t b = operand_x + X_STEP * (R::X_STEP_BYTES / 16);
             wgmma_fence();
-#pragma unroll
-            for (int i = 0; i < 4; ++i) wgmma_f16<TOKENS>(acc, a[P & 1][i], b + 2 * i);
-            wgmma_commit();
+            tokens.multiply(acc, a[P & 1], operand_x + X_STEP * (R::X_STEP_BYTES / 16));
             wgmma_wait<1>();
             if constexpr (X_STEP == 0) release_x();
             if constexpr (X_STEP == R::X_STEPS - 1) used = x.stage, x.next();
             if constexpr (P + 1 < S::STEPS) {
                 convert<P + 1>();
                 if (P + 2 == S::STEPS) release_w();
-                steps<P + 1>(more);
+                steps<P + 1>(tokens, more);
             } else if (more) {
                 convert<0>();
             }
         }
     }
-    __device__ __forceinline__ void run(const TileScheduler& work) {
+    // Computes the sums of a work tile over stages first ... last - 1.
+    template <class Tokens>
+    __device__ __forceinline__ void multiply(const Tokens& tokens, int first, int last) {
 #pragma unroll
         for (int i = 0; i < TOKENS / 2; ++i) acc[i] = 0.0f;
         used = -1;
         convert<0>();
-        for (int stage = work.first; stage < work.last; ++stage) steps<0>(stage + 1 < work.last);
+        for (int stage = first; stage < last; ++stage) steps<0>(tokens, stage + 1 < last);
         wgmma_wait<0>();
         release_x();
+    }
+    __device__ __forceinline__ void run(const TileScheduler& work) {
+        multiply(AllTokens<TOKENS>(), work.first, work.last);
     }
 };
 
@@ -634,7 +645,11 @@ __device__ __forceinline__ void put_all(GemmWgmmaOutput<T, TOKENS, QKV>& out, Su
 // `paired`.
 template <class T, int TOKENS, int EPILOGUE, int CLUSTER = 1>
 __global__ void __launch_bounds__(W_THREADS, CTAS_PER_SM<TOKENS>) gemm_wgmma(const GemmWgmmaArgs p) {
+#if EMULATED
+    SHARED_DYNAMIC(uint8_t, shared);
+#else
     extern __shared__ __align__(1024) uint8_t shared[];
+#endif
     const WgmmaSharedStorage<T, TOKENS, EPILOGUE> storage(shared);
     if (threadIdx.x == 0) storage.init(CLUSTER);
     // Attention after QKV is launched late: its CTAs would all start on the SMs that have no CTA of this kernel.
@@ -656,7 +671,7 @@ __global__ void __launch_bounds__(W_THREADS, CTAS_PER_SM<TOKENS>) gemm_wgmma(con
     } else {
         take_registers<CTAS_PER_SM<TOKENS> == 2 ? 104 : 232>();
         grid_dependency_wait();
-        GemmWgmmaConsumer<T, TOKENS, EPILOGUE, CLUSTER> consumer(p, storage);
+        GemmWgmmaConsumer<T, TOKENS, EPILOGUE, CLUSTER> consumer(storage);
         run_work_tiles<GemmWgmmaOutput<T, TOKENS, EPILOGUE>, 128 * GROUPS>(p, storage, consumer);
         if (EPILOGUE == GLU && threadIdx.x < TOKENS / 8) bulk_store_wait<false>();
     }

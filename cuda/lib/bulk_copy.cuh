@@ -9,7 +9,7 @@
 #if EMULATED
 // The emulator's state in the eight bytes of an mbarrier.
 struct EmulatedBarrier {
-    uint8_t parity, count;
+    uint16_t parity : 1, count : 15;
     uint16_t missing;  // arrivals missing in this phase
     int32_t bytes;     // bytes announced and not yet copied; negative: copied and not yet announced
 
@@ -17,12 +17,16 @@ struct EmulatedBarrier {
     void settle() {
         if (missing == 0 && bytes == 0) parity ^= 1, missing = count;
     }
+    void copy(void* shared, const void* global, int size) {
+        memcpy(shared, global, size);
+        bytes -= size, settle();
+    }
 };
 #endif
 
 __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, int count) {
 #if EMULATED
-    EmulatedBarrier::of(barrier) = {0, uint8_t(count), uint16_t(count), 0};
+    EmulatedBarrier::of(barrier) = {0, uint16_t(count), uint16_t(count), 0};
 #else
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
 #endif
@@ -81,9 +85,7 @@ struct PipelineState {
 __device__ __forceinline__ void bulk_copy_streaming(void* shared, const void* global, int bytes, uint64_t* barrier,
                                                     uint64_t policy) {
 #if EMULATED
-    memcpy(shared, global, bytes);
-    EmulatedBarrier& b = EmulatedBarrier::of(barrier);
-    b.bytes -= bytes, b.settle();
+    EmulatedBarrier::of(barrier).copy(shared, global, bytes);
 #elif ARCH >= 900
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::

@@ -6,16 +6,7 @@
 //
 // Pair t * n_used + j is the j-th expert of token t. Row r of gate, up, h and y is pair r, or pair_of[r] of a sorted
 // step (sort.cu), in which pair i has the row row_of[i].
-#include "lib/activation.cuh"
-
-enum ExpertActivation { EXPERT_SILU, EXPERT_GELU_TANH, SWIGLU_OAI };
-constexpr float OAI_ALPHA = 1.702f, OAI_LIMIT = 7.0f;
-
-__device__ __forceinline__ float expert_gated(int activation, float gate, float up) {
-    if (activation != SWIGLU_OAI) return activate(activation, gate) * up;
-    const float g = fminf(gate, OAI_LIMIT), u = fminf(fmaxf(up, -OAI_LIMIT), OAI_LIMIT);
-    return g / (1.0f + expf(-OAI_ALPHA * g)) * (u + 1.0f);
-}
+#include "moe/expert_act.cuh"
 
 // One thread per element of a row; grid (columns / blockDim, rows). Biases [n_expert, columns] may be null.
 extern "C" __global__ void expert_glu(const float* gate, const float* up, const float* b_gate, const float* b_up,

@@ -131,10 +131,15 @@ def _experts(ops: Cuda, layer: Layer, tokens: str, s: StepClass) -> Iterator[tup
     deal = f"{n_pairs} pairs" + (f" by {plan.tile_rows}" if plan.tile_rows else "")
 
     def row(tensor: str, kernel: str, norm: str, epilogue: str, schedule: str) -> PlanRow:
-        return PlanRow(tokens, str(at), tensor, kernel, "plain", norm, "-", epilogue, schedule, "-")
+        x = "plain"
+        if plan.packed and tensor.endswith("exps"):
+            kernel, x = "expert_wgmma", "packed"
+        return PlanRow(tokens, str(at), tensor, kernel, x, norm, "-", epilogue, schedule, "-")
 
     chosen = f"{choice.n_used} of {choice.n_expert}"
     yield at, row("ffn_gate_inp", "route", "kernel", choice.score, chosen)
+    if plan.packed:
+        yield at, row("-", "pack_pairs", "-", "-", "-")
     if plan.shared is not None and f.shared is not None:
         gate_up, down = plan.shared
         weights = [f.shared.w_gate, f.shared.w_up]

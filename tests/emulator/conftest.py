@@ -19,8 +19,9 @@ def make(tmp_path):
     devices = []
     folder = tmp_path / "cuda"  # the same name in every test: the cache key contains only the text
     (folder / "lib").mkdir(parents=True)
-    for name in ("lib/common.cuh", "lib/mma.cuh", "lib/cluster.cuh"):
-        (folder / name).write_bytes((cuda_dir() / name).read_bytes())
+    for name in ("common", "mma", "cluster", "bulk_copy", "wgmma"):
+        header = f"lib/{name}.cuh"
+        (folder / header).write_bytes((cuda_dir() / header).read_bytes())
 
     def create(source, **options):
         (folder / "sample.cu").write_text('#include "lib/mma.cuh"\n' + source)

@@ -168,7 +168,7 @@ class Emulated:
         )
         self.sm_count = sm_count
         self.shared_bytes = 227 << 10  # per CTA, as on sm_90
-        self.arch = "sm_80"  # the features that wrappers may use; sm_90 is not emulated
+        self.arch = "sm_80"  # the features that wrappers may use; sm_90a is emulated in part
         self.stream = EmulatedStream()
         self.used_bytes = self.host_bytes = 0
         self.host = Host(build.host_program(sanitize))

@@ -72,6 +72,50 @@ void multiply(D* d, const uint32_t* a, const uint32_t* b, Site site) {
     meet<MultiplyRecord<D>, complete_multiply<T, KREGS, A, D>>(~0u, record, site);
 }
 
+// wgmma with A in registers. A warp computes its 16 rows of D[64][N], whenever the other warps of its warpgroup do. B
+// lies in dynamic shared memory at the offset that `b` has in units of 16 bytes; the upper half of the descriptor says
+// how many bytes eight rows take, and how pieces of 16 bytes are swizzled: see cuda/lib/wgmma.cuh.
+template <int N, bool ADD>
+struct WgmmaRecord {
+    const uint32_t* a;
+    float* d;
+    uint32_t b, lines;
+};
+
+template <int N, bool ADD>
+void complete_wgmma(WgmmaRecord<N, ADD>* const* records, unsigned lanes) {
+    if (lanes != ~0u) emulator_fail("wgmma: only lanes %08x take part", lanes);
+    const uint32_t lines = records[0]->lines, eight_rows = (lines & 0x3fff) * 16, row = eight_rows / 8;
+    const char* memory = static_cast<const char*>(dynamic_shared());
+    const uint32_t base = uint32_t(reinterpret_cast<uintptr_t>(memory));
+    const uint32_t start = ((records[0]->b << 4) - base) & 0x3ffff;
+    double a[16][16], b[16];
+    for (int lane = 0; lane < 32; ++lane)
+        for (int i = 0; i < 8; ++i)
+            a[lane / 4 + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2 + i % 2] = F16::get(records[lane]->a[i / 2], i % 2);
+    for (int n = 0; n < N; ++n) {
+        for (int k = 0; k < 16; ++k) {
+            uint32_t at = start + n * row + 2 * k;
+            at ^= (at >> 7 & (row / 16 - 1)) << 4;
+            uint16_t bits;
+            memcpy(&bits, memory + at, 2);
+            b[k] = F16::get(bits, 0);
+        }
+        for (int m = 0; m < 16; ++m) {
+            double sum = 0;
+            for (int k = 0; k < 16; ++k) sum += a[m][k] * b[k];
+            float& d = records[m % 8 * 4 + n % 8 / 2]->d[n / 8 * 4 + m / 8 * 2 + n % 2];
+            d = float(ADD ? d + sum : sum);
+        }
+    }
+}
+
+template <int N, bool ADD>
+void wgmma(float* d, const uint32_t* a, uint32_t b, uint32_t lines, Site site) {
+    WgmmaRecord<N, ADD> record{a, d, b, lines};
+    meet<WgmmaRecord<N, ADD>, complete_wgmma<N, ADD>>(~0u, record, site);
+}
+
 struct MatrixRecord {
     const void* row;
     uint32_t* out;

@@ -96,6 +96,48 @@ def test_tensor_core_products(make, name, k):
     np.testing.assert_allclose(result, exact, rtol=1e-6, atol=1e-6)
 
 
+WGMMA = """
+#include "lib/wgmma.cuh"
+// d[64][8] = or += a[64][16] b[8][16]^T; the first warp copies b to shared memory.
+template <bool ADD, uint32_t LINES, int BYTES>
+__device__ void product(const half* a, const uint4* b, float* d) {
+    SHARED_DYNAMIC(uint8_t, shared);
+    int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16, g = lane / 4, t = lane % 4;
+    if (threadIdx.x < 16) {
+        int row = lane / 2, piece = lane % 2, swizzle = BYTES == 128 ? row : row / 4 % 2;
+        *(uint4*)(shared + row * BYTES + (piece ^ swizzle) * 16) = b[lane];
+    }
+    __syncthreads();
+    uint32_t ra[4];
+    float c[4];
+    for (int i = 0; i < 4; ++i) {
+        ra[i] = *(const uint32_t*)(a + (first + g + i % 2 * 8) * 16 + i / 2 * 8 + 2 * t);
+        c[i] = d[(first + g + i / 2 * 8) * 8 + 2 * t + i % 2];
+    }
+    wgmma_f16<8, ADD, LINES>(c, ra, wgmma_operand(shared));
+    for (int i = 0; i < 4; ++i) d[(first + g + i / 2 * 8) * 8 + 2 * t + i % 2] = c[i];
+}
+extern "C" __global__ void wide(const half* a, const uint4* b, float* d) {
+    product<true, LINES_OF_128, 128>(a, b, d);
+}
+extern "C" __global__ void narrow(const half* a, const uint4* b, float* d) {
+    product<false, LINES_OF_32, 32>(a, b, d);
+}
+"""
+
+
+@pytest.mark.parametrize("name", ["wide", "narrow"])
+def test_products_of_a_warpgroup(make, name):
+    """Lines of 128 bytes and of 32, with their swizzles."""
+    a, b = (RNG.standard_normal((n, 16)).astype(np.float16) for n in (64, 8))
+    d = RNG.standard_normal((64, 8)).astype(np.float32)
+    device = make(WGMMA)
+    device.kernels("sample.cu", ["wide", "narrow"])
+    result = run(device, name, 1, 128, [a, b], d, smem=1024)
+    exact = a.astype(np.float64) @ b.astype(np.float64).T + (d if name == "wide" else 0)
+    np.testing.assert_allclose(result, exact, rtol=1e-6, atol=1e-6)
+
+
 def test_load_matrix(make):
     device = make("""
         extern "C" __global__ void k(const uint4* x, uint32_t* y) {

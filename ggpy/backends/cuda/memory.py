@@ -17,7 +17,9 @@ from ...gguf import Tensor
 from ...kernels.attention.paged_attention import MAX_SPLIT
 from ...kernels.attention.paged_attention import ROWS as ATTEND_ROWS
 from ...kernels.attention.rope_kv import Heads
+from ...kernels.layout.pack import packed_bytes
 from ...kernels.layout.tile import grows, layout_of
+from ...kernels.moe.sort import PACKED_UNIT
 from ..interface import PAGE_SIZE, CacheShape, Demand, PagedKV, Recurrent, Role, StateSpec
 from .delta.states import state_bytes
 from .kv_pages import f16_page_bytes, heads_of, page_bytes
@@ -211,16 +213,23 @@ def step_bytes(demand: Demand, shapes: Sequence[Heads], specs: Sequence[StateSpe
     gated = (4 + 4 + 2) * f  # gate and up if separate, and act(gate) * up
     per_token = stream + gated + max(map(_head_bytes, shapes)) + _expert_bytes(demand)
     per_token += max((_delta_bytes(x) for x in specs if isinstance(x, Recurrent)), default=0)
-    return demand.n_batch * per_token + 4 * demand.n_seq * demand.n_vocab
+    padding = demand.n_expert * _packed_rows_bytes(demand, PACKED_UNIT)
+    return demand.n_batch * per_token + padding + 4 * demand.n_seq * demand.n_vocab
 
 
 def _expert_bytes(demand: Demand) -> int:
     """Bytes per token of what its experts make: logits, gate, up and h, outputs, ids, weights and
-    the orders of a sorted step; and the outputs of a shared expert.
+    the orders of a sorted step, packed x and h; and the outputs of a shared expert.
     """
     d, f = demand.n_embd, demand.n_ff_expert
-    each = (4 + 4 + 2) * f + 4 * d + 4 * 4
+    each = (4 + 4 + 2) * f + 3 * 4 + _packed_rows_bytes(demand, PACKED_UNIT) // PACKED_UNIT
     return demand.n_used * each + 4 * demand.n_expert + (4 * d + 4 if demand.n_used else 0)
+
+
+def _packed_rows_bytes(demand: Demand, n_rows: int) -> int:
+    """Bytes of packed rows of pairs: x, h and outputs, and which pair a row is."""
+    d, f = demand.n_embd, demand.n_ff_expert
+    return packed_bytes(n_rows, d) + packed_bytes(n_rows, f) + n_rows * (4 * d + 4)
 
 
 def _delta_bytes(spec: Recurrent) -> int:

@@ -1,5 +1,5 @@
-"""The Hopper prefill GEMM against float64. Only a Hopper GPU can run it; without one, it must
-compile, and its schedules must give every CTA work.
+"""The Hopper prefill GEMM against float64, on a Hopper GPU; whole tiles in the emulator, too. It
+must compile, and its schedules must give every CTA work.
 """
 
 from dataclasses import replace
@@ -124,6 +124,26 @@ def test_matrices_that_do_not_match(emulator):
         GemmWgmma(emulator, 1).launch([a, b], x, [x, x], 40)
     with pytest.raises(ValueError, match="2 matrices and 2 outputs"):
         GemmWgmma(emulator, 1).launch([a, a], x, [x, x], 40, epilogue="GLU")
+
+
+WHOLE = [
+    ("Q4_K", 130, Tiling(256, False, pairs=True), "GLU"),
+    ("Q8_0", 70, Tiling(32, False), "STORE"),
+    ("F16", 9, Tiling(16, False), "STORE"),
+]
+
+
+@pytest.mark.parametrize(("name", "n", "tiling", "epilogue"), WHOLE)
+def test_whole_tiles_in_the_emulator(emulator, name, n, tiling, epilogue):
+    """Emulated wgmma, bulk copies, and their multicast to the CTAs of a cluster."""
+    gate, up = weights = [Weights(name, 150, 512, seed) for seed in (0, 1)]
+    tiles = [w.tiled(emulator) for w in weights]
+    x, glu = (tokens(n, 512) / 64).astype(np.float16), epilogue == "GLU"
+    (y, *_) = multiply(emulator, tiles, x, tiling=tiling, epilogue=epilogue)
+    if glu:
+        assert nmse(y, silu(exact(gate, x)) * exact(up, x)) <= ROUNDED
+    else:
+        assert close(y, gate, x)
 
 
 # On a GPU

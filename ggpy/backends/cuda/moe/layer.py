@@ -25,6 +25,7 @@ from ..arrays import Array, Matrix, Memory
 from ..context import StepContext
 from ..gemm import ProductOperands
 from ..plan import MoEPlan
+from .packed import PackedExperts
 from .staging import ExpertStaging
 
 
@@ -51,6 +52,7 @@ class MoEOps:
         self._gemv = ExpertGemv(self.device, context.planner.kernels.decode)
         self._gemm = context.planner.kernels.experts
         self.staging = ExpertStaging(self.device, context.scratch)
+        self._packed = PackedExperts(context, self.staging)
 
     @cached_property
     def _sort(self) -> SortPairs:
@@ -125,6 +127,10 @@ class MoEOps:
         n_pairs = x.shape[0] * choice.n_used
         if not plan.tile_rows:
             return ChosenPairs(routes, routes.normed, n_pairs, plan)
+        if plan.packed:
+            order = self._packed.order(plan, n_pairs)
+            self._sort.launch(routes.ids, order, n_pairs, choice.n_expert)
+            return ChosenPairs(routes, routes.normed, n_pairs, plan, order)
         n_work = work_tiles(n_pairs, choice.n_expert, plan.tile_rows)
         order = SortedPairs(
             c.scratch("pair of row", 4 * n_pairs),
@@ -137,6 +143,8 @@ class MoEOps:
 
     def expert_act(self, pairs: ChosenPairs, e: Experts) -> Array:
         """h f16 [pairs, F], which meets w_down."""
+        if pairs.plan.packed:
+            return self._packed.act(pairs, e)
         c, n, n_ff = self._context, pairs.n, e.w_up.n_rows
         h, both = c.f16("expert h", n, n_ff), [e.w_gate, e.w_up]
         if pairs.plan.glu:
@@ -159,6 +167,8 @@ class MoEOps:
         self, x: Array, h: Array, pairs: ChosenPairs, e: Experts, shared: Array | None
     ) -> None:
         """x += the weighted outputs."""
+        if pairs.plan.packed:
+            return self._packed.out(x, h, pairs, e, shared, self._combine)
         c, routes, (n, k) = self._context, pairs.routes, x.shape
         y = c.f32("expert y", pairs.n, k)
         self._multiply([e.w_down], pairs, h.data, [y], False)

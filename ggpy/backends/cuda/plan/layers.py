@@ -8,7 +8,7 @@ attention, or by a kernel. Plans are memoised: no step decides anything twice.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from ....gguf import GGUFError
 from ....kernels.attention.rope_kv import Rotation
 from ....kernels.gemm.gemm import Epilogue
 from ....kernels.layout.pack import PLAIN, UNIT
+from ....kernels.moe.expert_wgmma import tile_rows
 from ....kernels.moe.route import RouterChoice
 from ...experts import LEAST_SUM
 from ...interface import (
@@ -33,10 +34,9 @@ from ..arrays import Matrix, one_layout
 from .problem import NormIn, Problem, ProductPlan, StepClass
 from .products import ProductPlanner
 
-ROPE_EPILOGUE_TOKENS = (
-    # least number of tokens for the RoPE epilogue of prefill GEMMs: with fewer it gains nothing
-    1024
-)
+# least number of tokens for the RoPE epilogue of prefill GEMMs: with fewer it gains nothing
+ROPE_EPILOGUE_TOKENS = 1024
+PAIRS_TO_PACK = 32  # of a token and an expert, for each expert: from here on rows are packed
 PAIRS_TO_COPY = 2  # of a token and an expert, for each expert: from here on experts are copied
 
 
@@ -114,6 +114,7 @@ class MoEPlan:
     expert. copied: experts in host memory are copied to the device before they are multiplied.
     """
 
+    packed: bool = field(default=False, kw_only=True)  # rows are gathered, for ExpertWgmma
     choice: RouterChoice
     tile_rows: int
     together: bool
@@ -246,8 +247,16 @@ class Planner(ProductPlanner):
         """A layer's experts. What precedes them defers no norm, and neither do they."""
         key = layer.ffn, s
         if key not in self._plans:
-            self._plans[key] = self._moe(layer, s)
+            self._plans[key] = self._packed(s, self._moe(layer, s))
         return self._plans[key]
+
+    def _packed(self, s: StepClass, plan: MoEPlan) -> MoEPlan:
+        """The plan with packed rows, if wgmma multiplies them and gate and up are one launch."""
+        n_pairs, n_expert = s.n_tokens * plan.choice.n_used, plan.choice.n_expert
+        many = plan.tile_rows > 0 and n_pairs >= PAIRS_TO_PACK * n_expert
+        if not (self.has_wgmma and plan.together and many):
+            return plan
+        return replace(plan, packed=True, glu=True, tile_rows=tile_rows(n_pairs, n_expert))
 
     def expert_tile(self, choice: RouterChoice, s: StepClass) -> int:
         """Rows of a work tile of sorted pairs; 0: pairs are not sorted. A probe reads them in the

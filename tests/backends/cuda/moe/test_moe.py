@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import kl_divergence, nmse
+from prepared import Prepared
 from random_moe import FORMS, Form, random_moe, random_x
 
 from ggpy import arch
@@ -157,6 +158,27 @@ def test_pairs_are_sorted_if_there_is_one_for_each_expert(emulator) -> None:
     assert tile(64, fused=False) == tile(64, batch_invariant=True) == 0
 
 
+PACKED = [("softmax", 130, 64), ("gpt-oss", 140, 64), ("two types", 129, 64)]
+PACKED += [("normalised", 133, 256), ("gpt-oss", 300, 256), ("all experts", 70, 256)]
+
+
+@pytest.mark.parametrize(("name", "n_tokens", "tile"), PACKED)
+def test_packed_rows(machine, monkeypatch, name, n_tokens, tile) -> None:
+    """From 32 pairs an expert on, on a GPU with wgmma, and in the emulator as if it had it."""
+    form, x = FORMS[name], random_x(FORMS[name], n_tokens)
+    expected = reference.feed_forward(x, random_moe(Reference(1), form), lambda *_: None)
+    layer = OneLayer(Cuda(machine), form)
+    context = layer.ops.context
+    if isinstance(machine, Prepared):
+        monkeypatch.setattr(context.planner, "has_wgmma", True)
+    elif not context.planner.has_wgmma:
+        pytest.skip(f"{machine.arch} has no wgmma")
+    y = layer.run(x, False)
+    plan = context.planner.moe(layer.layer, context.s)
+    assert plan.packed and plan.tile_rows == tile
+    assert nmse(y - x, (expected - x).astype(np.float64)) <= 3e-6
+
+
 @pytest.mark.parametrize("name", ["normalised", "gated shared", "gpt-oss"])
 def test_a_probe_is_told_what_is_inside(emulator, name) -> None:
     form, x = FORMS[name], random_x(FORMS[name], 40)
@@ -223,7 +245,7 @@ def test_memory_is_counted(tiny_path) -> None:
         arch.load(file, Counting(1), 64)
     (demand,) = demands
     assert (demand.n_used, demand.n_ff_expert, demand.n_ff) == (2, 32, 96)
-    each = (4 + 4 + 2) * 32 + 4 * 64 + 16
+    each = (4 + 4 + 2) * 32 + 4 * 64 + 16 + 2 * (128 + 128)
     assert _expert_bytes(demand) == 2 * each + 4 * demand.n_expert + 4 * 64 + 4
 
 
