@@ -6,22 +6,13 @@
 //
 // Pair t * n_used + j is the j-th expert of token t. Row r of gate, up, h and y is pair r, or pair_of[r] of a sorted
 // step (sort.cu), in which pair i has the row row_of[i].
-#include "lib/activation.cuh"
-
-enum ExpertActivation { EXPERT_SILU, EXPERT_GELU_TANH, SWIGLU_OAI };
-constexpr float OAI_ALPHA = 1.702f, OAI_LIMIT = 7.0f;
-
-__device__ __forceinline__ float expert_gated(int activation, float gate, float up) {
-    if (activation != SWIGLU_OAI) return activate(activation, gate) * up;
-    const float g = fminf(gate, OAI_LIMIT), u = fminf(fmaxf(up, -OAI_LIMIT), OAI_LIMIT);
-    return g / (1.0f + expf(-OAI_ALPHA * g)) * (u + 1.0f);
-}
+#include "moe/expert_act.cuh"
 
 // One thread per element of a row; grid (columns / blockDim, rows). Biases [n_expert, columns] may be null.
 extern "C" __global__ void expert_glu(const float* gate, const float* up, const float* b_gate, const float* b_up,
                                       const int* ids, const int* pair_of, __half* h, int columns, int activation) {
     grid_dependency_wait();
-    grid_dependency_launch();  // after the wait: the next kernel reads ids without waiting (ExpertGemvArgs::ids_ready)
+    grid_dependency_launch();  // after the wait: the next kernel reads ids without waiting (expert_gemv.cu, SUM)
     const int column = blockIdx.x * blockDim.x + threadIdx.x;
     if (column >= columns) return;
     const int row = blockIdx.y, expert = __ldcg(ids + (pair_of ? __ldcg(pair_of + row) : row));

@@ -144,9 +144,12 @@ def _experts(ops: Cuda, layer: Layer, tokens: str, s: StepClass) -> Iterator[tup
         yield at, row("ffn_gate_exps, ffn_up_exps", kernel, "-", "glu", deal)
     else:
         names = ("ffn_gate_exps", "ffn_up_exps")
-        for name in [", ".join(names)] if plan.together else names:
+        for name in [", ".join(names)] if plan.together and plan.tile_rows else names:
             yield at, row(name, kernel, "-", "store", deal)
         yield at, row("-", "expert_glu", "-", e.activation, "-")
+    if not plan.tile_rows:
+        yield at, row("ffn_down_exps", kernel, "-", "sum", deal)
+        return
     yield at, row("ffn_down_exps", kernel, "-", "store", deal)
     yield at, row("-", "combine", "-", "add", "-")
 

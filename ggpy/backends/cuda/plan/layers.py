@@ -273,7 +273,6 @@ class Planner(ProductPlanner):
         e = f.experts
         biased = e.b_gate is not None or e.b_up is not None
         together = one_layout([e.w_gate, e.w_up])
-        glu = together and not biased and e.activation != "swiglu_oai"
         shared = None
         if f.shared is not None:
             gate_up = [f.shared.w_gate, f.shared.w_up]
@@ -281,6 +280,7 @@ class Planner(ProductPlanner):
             shared = self.product(gate_up, s, epilogue), self.product([f.shared.w_down], s)
         choice = choice_of(f)
         tile, copied = self.expert_tile(choice, s), False
+        glu = together and not (tile and (biased or e.activation == "swiglu_oai"))
         if any(w.on_host for w in (e.w_gate, e.w_up, e.w_down)):
             copied = self.copies_experts(choice, s)
         return MoEPlan(choice, tile, together, glu, shared, ResidualState(), copied)
