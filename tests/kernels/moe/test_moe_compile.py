@@ -7,7 +7,7 @@ from static_shared import most_static
 from tile_cases import tile_types
 
 from ggpy.device.compile import compile_cubin
-from ggpy.kernels.moe import combine, expert_gemm, expert_gemv, route
+from ggpy.kernels.moe import combine, expert_gemm, expert_gemv, expert_rows, route
 from ggpy.kernels.moe.route import STATIC_SHARED
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
@@ -31,6 +31,11 @@ def test_they_compile(arch: str) -> None:
     gemms = [compile_cubin("moe/expert_gemm.cu", arch, expressions=names,
                            defines={"TILE_TOKENS": n}, extra_source=expert_gemm.ASSERTS).resources
              for n in tiles]  # fmt: skip
+    names = [f"expert_rows<{t}, {e}>" for t in few for e in ("STORE", "GLU")]
+    for ctas in expert_rows.CTAS if arch == "sm_90a" else ():
+        defines = {"WARPS": expert_rows.WARPS, "STAGES": expert_rows.STAGES, "CTAS": ctas}
+        gemms.append(compile_cubin("moe/expert_rows.cu", arch, expressions=names, defines=defines,
+                                   extra_source=expert_rows.ASSERTS).resources)  # fmt: skip
     names = [f"route<{n}, {rows}>" for n, rows, _ in route.SHAPES]
     routes = compile_cubin("moe/route.cu", arch, expressions=names, defines=NORM,
                            extra_source=route.ASSERTS).resources  # fmt: skip

@@ -20,10 +20,12 @@ from ggpy.kernels.layout.tile import TiledMatrix, repack
 from ggpy.kernels.moe.combine import Combine, ExpertOutputs
 from ggpy.kernels.moe.expert_gemm import CHUNK_STEPS, STATIC_SHARED, ExpertGemm, x_bytes
 from ggpy.kernels.moe.expert_gemv import ExpertAddends, ExpertGemv
+from ggpy.kernels.moe.expert_rows import ROWS, ExpertRows
 from ggpy.kernels.moe.route import SCORES, Route, RouterChoice, RouterWeights, Routes
 from ggpy.kernels.moe.sort import SortedPairs, SortPairs, work_tiles
 
 ROUNDED = 1e-6  # weights of prefill GEMMs are rounded to halves
+FEW_ROUNDED = 1e-10  # nothing is rounded but sums, to floats
 
 
 class Experts:
@@ -294,6 +296,64 @@ def test_gemms_of_all_tiles_have_the_same_bits(machine):
     assert all(np.array_equal(first, y) for y in others)
     (few,) = gemm(machine, [experts], ids[:9], x[:9], 64)
     assert np.array_equal(few, first[:9])
+
+
+def few_rows(device, experts, ids, x, n_used=0, activation="", biases=()):
+    """As gemm, of ExpertRows; activation: GLU."""
+    memory, (pair_of, row_of, _) = sorted_pairs(device, ids, len(experts[0].each), ROWS)
+    rows, dtype = experts[0].tiles.n_rows, np.float16 if activation else np.float32
+    out = Output(device, len(ids) * rows * np.dtype(dtype).itemsize)
+    ExpertRows(device).launch(
+        *([e.tiles for e in experts], memory, upload(device, x if n_used else x[pair_of])),
+        *(out.buffer, len(ids), len(experts[0].each)),
+        n_used=n_used,
+        epilogue="GLU" if activation else "STORE",
+        activation=activation or "silu",
+        biases=[upload(device, b) for b in biases],
+    )
+    return out.read(dtype, (len(ids), rows)).astype(np.float32)[row_of]
+
+
+def holds_rows(device, name: str, columns: int) -> bool:
+    """Whether two CTAs of ExpertRows fit on an SM."""
+    w = Weights(name, 16, columns)
+    tiles = TiledMatrix(w.layout, 16, columns, None)  # type: ignore[arg-type]
+    return ExpertRows(device).tile_rows([tiles], 8, 8) > 0
+
+
+@pytest.mark.parametrize(
+    "name", [*KINDS, "Q4_1", "Q4_K", "Q5_K", "Q2_K", "Q3_K", "IQ4_XS", "IQ2_XS", "NVFP4", "F8_E4M3"]
+)
+def test_few_rows_of_every_kind(machine, name):
+    """More rows of one expert than a tile has, a few of another, and an expert without any; tile
+    rows that fill no round.
+    """
+    if not holds_rows(machine, name, 512):
+        pytest.skip(f"two CTAs do not fit into the shared memory of an SM of {machine.arch}")
+    experts = Experts(machine, name, 4, 150, 512)
+    ids = np.random.default_rng(0).choice([0, 1, 3], 20, p=[0.7, 0.15, 0.15]).astype(np.int32)
+    x = tokens(len(ids), 512)
+    y = few_rows(machine, [experts], ids, x)
+    assert nmse(y, experts.exact(ids, x)) <= FEW_ROUNDED
+    assert np.array_equal(y[:5], few_rows(machine, [experts], ids[:5], x[:5]))
+
+
+@pytest.mark.parametrize("activation", ["silu", "swiglu_oai"])
+@pytest.mark.parametrize(("name", "columns"), [("MXFP4", 672), ("Q8_0", 96)])
+def test_few_rows_of_gate_and_up(machine, name, columns, activation):
+    """Of the rows of tokens, each with three experts, with biases; columns that fill no chunk."""
+    if not holds_rows(machine, name, columns):
+        pytest.skip(f"two CTAs do not fit into the shared memory of an SM of {machine.arch}")
+    gate, up = (Experts(machine, name, 5, 200, columns, seed) for seed in (1, 2))
+    ids, rng = (
+        np.random.default_rng(5).integers(0, 5, 15).astype(np.int32),
+        np.random.default_rng(7),
+    )
+    x = (tokens(5, columns) / 16).astype(np.float16)
+    rows, biases = np.repeat(x, 3, axis=0), rng.standard_normal((2, 5, 200)).astype(np.float32)
+    h = few_rows(machine, [gate, up], ids, x, 3, activation, biases)
+    g, u = (e.exact(ids, rows) + b[ids] for e, b in zip((gate, up), biases, strict=True))
+    assert nmse(h, reference.gated(activation, g, u)) <= 1e-6
 
 
 def test_rows_of_work_tiles():

@@ -50,6 +50,7 @@ class MoEOps:
         self._route = Route(self.device)
         self._gemv = ExpertGemv(self.device)
         self._gemm = context.planner.kernels.experts
+        self._rows = context.planner.kernels.expert_rows
         self.staging = ExpertStaging(self.device, context.scratch)
 
     @cached_property
@@ -144,7 +145,7 @@ class MoEOps:
                 self._glu(tiles, pairs, h, e.activation, [_rows(bias) for bias in biases])
             return h
         parts = [c.f32(f"expert {name}", n, n_ff) for name in ("gate", "up")]
-        together = pairs.plan.together and pairs.order is not None
+        together = pairs.plan.together and pairs.order is not None and not pairs.plan.few_rows
         for some in [slice(2)] if together else [slice(1), slice(1, 2)]:
             with self._tiles(both[some], pairs) as tiles:
                 self._multiply(tiles, pairs, parts[some])
@@ -171,7 +172,10 @@ class MoEOps:
             return
         y, shape = c.f32("expert y", pairs.n, k), (pairs.n, pairs.plan.choice.n_expert)
         with self._tiles([e.w_down], pairs) as tiles:
-            self._gemm.launch(tiles, pairs.order, h.data, [y.data], *shape)
+            if pairs.plan.few_rows:
+                self._rows.launch(tiles, pairs.order, h.data, y.data, *shape)
+            else:
+                self._gemm.launch(tiles, pairs.order, h.data, [y.data], *shape)
         outputs = ExpertOutputs(
             *(y.data, routes.ids, routes.weights, bias),
             *(pairs.order.row_of, of_shared, routes.strength),
@@ -206,6 +210,15 @@ class MoEOps:
                 biases=biases,
             )
             return
+        if pairs.plan.few_rows:
+            self._rows.launch(
+                *(tiles, pairs.order, pairs.x, h.data, pairs.n, choice.n_expert),
+                n_used=choice.n_used,
+                epilogue="GLU",
+                activation=activation,
+                biases=biases,
+            )
+            return
         self._gemm.launch(
             *(tiles, pairs.order, pairs.x, [h.data], pairs.n, choice.n_expert),
             n_used=choice.n_used,
@@ -216,14 +229,17 @@ class MoEOps:
     def _multiply(
         self, tiles: Sequence[TiledMatrix], pairs: ChosenPairs, outs: Sequence[Array]
     ) -> None:
-        """outs[i], f32, of the rows of tokens; pairs that are not sorted take one matrix."""
+        """outs[i], f32, of the rows of tokens; only ExpertGemm takes several matrices."""
         choice, dst = pairs.plan.choice, [out.data for out in outs]
         if pairs.order is None:
             shape = pairs.n // choice.n_used, choice.n_used
             self._gemv.launch(tiles, pairs.routes.ids, pairs.x, dst[0], *shape)
             return
         shape = pairs.n, choice.n_expert
-        self._gemm.launch(tiles, pairs.order, pairs.x, dst, *shape, n_used=choice.n_used)
+        if pairs.plan.few_rows:
+            self._rows.launch(tiles, pairs.order, pairs.x, dst[0], *shape, n_used=choice.n_used)
+        else:
+            self._gemm.launch(tiles, pairs.order, pairs.x, dst, *shape, n_used=choice.n_used)
 
 
 def _rows(bias: Matrix | None) -> Memory | None:
