@@ -5,7 +5,7 @@
 // Reading weights bounds this GEMM only if few instructions are spent on each of them. Therefore integer codes become
 // f16 exactly and without their scale, one AND for two of them, and f32 sums of a group are multiplied by its scale;
 // formats with scales of scales multiply by the scale of a chunk once a chunk. Zero points and minimums meet the sum of
-// the group's columns of x, which the CTA computes once.
+// the group's columns of x, which the CTA computes once; integer minimums do so in an MMA.
 //
 // All of x lies in shared memory. Each warp streams its own chunks through a cp.async pipeline and waits for no other
 // warp, and CTAS of them share an SM. The bits of a row do not depend on its place.
@@ -63,9 +63,11 @@ struct ExpertRowsChunks {
     }
 };
 
-// x of a CTA in shared memory: f16 rows [ROWS][row_bytes], then f32 sums of groups [groups][ROWS].
+// x of a CTA in shared memory: f16 rows [ROWS][row_bytes], then sums of groups: f32 [groups][ROWS], or, PAIRED, the B
+// operands of an MMA of eight groups, [groups / 8][lane][2]: means as f16, and behind them what these lack.
 template <class T>
 struct ExpertRowsX {
+    static constexpr bool PAIRED = T::PACKED_SUB;
     // Lanes read 16 bytes of each row, or twice 8 bytes, without bank conflicts.
     static constexpr bool WIDE = T::GROUP == 32 && !T::FLOAT;
     static constexpr bool SUMS = T::SCALED && (T::MIN || T::ZERO != 0);
@@ -88,9 +90,21 @@ struct ExpertRowsX {
         }
         cp_async_commit();
     }
-    // Adds up groups, in units of codes: see unpack().
+    // Stores the sum of a group, times the zero point of unpacked codes (of row g), or its mean.
+    __device__ __forceinline__ void put(int row, int group, float sum) const {
+        if constexpr (PAIRED) {
+            const float mean = sum * (1.0f / T::GROUP);
+            const __half high = __float2half_rn(mean);
+            __half* dst =
+                reinterpret_cast<__half*>(sums) + ((group / 8 * ROWS + row) * 4 + group % 8 / 2) * 4 + group % 2;
+            dst[0] = high, dst[2] = __float2half_rn(mean - __half2float(high));
+        } else {
+            const bool odd = group * T::GROUP / 32 & 1;
+            const float zero = -T::ZERO * (odd ? T::template shift<1, 0>() : T::template shift<0, 0>());
+            sums[group * ROWS + row] = sum * (CODE_UNIT * (T::MIN ? 1.0f : zero));
+        }
+    }
     __device__ __forceinline__ void add_up(int count) const {
-        constexpr float UNIT = T::MIN ? CODE_UNIT : -T::ZERO * CODE_UNIT;
         for (int i = threadIdx.x; i < n_groups * ROWS; i += THREADS) {
             const int row = i % ROWS, group = i / ROWS;
             if (row >= count) continue;
@@ -103,21 +117,22 @@ struct ExpertRowsX {
                              d = half2_to_float2(v.w);
                 sum += ((a.x + a.y) + (b.x + b.y)) + ((c.x + c.y) + (d.x + d.y));
             }
-            sums[i] = sum * UNIT;
+            put(row, group, sum);
         }
     }
+    // Where the lane's x and sums begin.
+    __device__ __forceinline__ const uint8_t* lane_x(int lane) const {
+        return x + lane / 4 * row_bytes + lane % 4 * (WIDE ? 16 : 8);
+    }
+    __device__ __forceinline__ const float* lane_sums(int lane) const { return sums + 2 * (PAIRED ? lane : lane % 4); }
     // The B operands of a lane for 32 columns, for both steps of 16.
-    static __device__ __forceinline__ uint4 operand(const uint8_t* lane_x, int column) {
-        const uint8_t* src = lane_x + column * 2;
+    static __device__ __forceinline__ uint4 operand(const uint8_t* src) {
         if constexpr (WIDE) {
             return *reinterpret_cast<const uint4*>(src);
         } else {
             const uint2 low = *reinterpret_cast<const uint2*>(src), high = *reinterpret_cast<const uint2*>(src + 32);
             return make_uint4(low.x, low.y, high.x, high.y);
         }
-    }
-    __device__ __forceinline__ const uint8_t* lane_x(int g, int t) const {
-        return x + g * row_bytes + t * (WIDE ? 16 : 8);
     }
 };
 
@@ -127,120 +142,137 @@ struct ExpertRowsSums {
     using X = ExpertRowsX<T>;
     using Step = Tile<T::BITS, T::GROUP, T::SCALES, STEP, typename T::VALUES>;
     static constexpr int STEPS = T::CHUNK_K / STEP;
-    const uint8_t* lane_x;
-    const float* lane_sums;
     int lane;
     float acc[4];
-    float part[4], minimums[4];  // HAS_SUB: of a chunk, without its scale and minimum
+    float part[4];  // HAS_SUB: of a chunk, without its scale
     ChunkScales<T> scales;
 
-    __device__ __forceinline__ ExpertRowsSums(const X& x, int lane_)
-        : lane_x(x.lane_x(lane_ / 4, lane_ % 4)), lane_sums(x.sums + lane_ % 4 * 2), lane(lane_) {}
     static __device__ __forceinline__ void clear(float (&sums)[4]) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) sums[e] = 0.0f;
     }
-    // acc += the chunk at columns `column` ...
-    __device__ __forceinline__ void multiply(const uint8_t* chunk, int column) {
+    // acc += a chunk times the columns at `x`; `sums` are those of the chunk's groups.
+    __device__ __forceinline__ void multiply(const uint8_t* chunk, const uint8_t* x, const float* sums) {
         if constexpr (T::SCALED) scales.load(chunk, lane / 4);
-        if constexpr (T::HAS_SUB) clear(part), clear(minimums);
-        multiply_steps<0>(chunk + T::SCALE_BYTES, column);
-        if constexpr (T::HAS_SUB) scale_chunk();
-    }
-    __device__ __forceinline__ void scale_chunk() {
-        const float2 first = half2_to_float2(scales.dd[0]);
-        if constexpr (T::PACKED_SUB) {
-            const float2 second = half2_to_float2(scales.dd[1]);
-            const float d[2] = {first.x, second.x}, minimum[2] = {-first.y, -second.y};
-#pragma unroll
-            for (int e = 0; e < 4; ++e) acc[e] = fmaf(minimum[e / 2], minimums[e], fmaf(d[e / 2], part[e], acc[e]));
-        } else {
-            const float d[2] = {first.x, first.y};
+        if constexpr (T::HAS_SUB) clear(part);
+        multiply_steps<0>(chunk + T::SCALE_BYTES, x, sums);
+        if constexpr (T::HAS_SUB) {
+            const float2 first = half2_to_float2(scales.dd[0]);
+            const float d[2] = {first.x, T::PACKED_SUB ? half2_to_float2(scales.dd[1]).x : first.y};
 #pragma unroll
             for (int e = 0; e < 4; ++e) acc[e] = fmaf(d[e / 2], part[e], acc[e]);
         }
+        if constexpr (T::PACKED_SUB) add_minimums(chunk, sums);
+    }
+    // The lane has the minimums of groups 2 t and 2 t + 1 of each eight. Both means and what they lack meet them.
+    __device__ __forceinline__ void add_minimums(const uint8_t* chunk, const float* sums) {
+        constexpr float UNIT = T::GROUP * CODE_UNIT;
+        const int g = lane / 4, t = lane % 4;
+        float c[4] = {};
+#pragma unroll
+        for (int i = 0; i < T::GROUPS / 8; ++i) {
+            const int pair = (g * T::GROUPS + 8 * i) / 2 + t;
+            const uint8_t* sub = chunk + TILE_ROWS * 4;
+            const uint32_t fours = reinterpret_cast<const uint32_t*>(sub)[pair];
+            uint32_t even = fours & 0x0f0f0000u, odd = fours >> 4 & 0x0f0f0000u;
+            if constexpr (T::TWOS) {
+                const uint32_t twos = reinterpret_cast<const uint32_t*>(sub + T::SUB_BYTES)[pair / 2] >> 4 * (t & 1);
+                even |= twos << 4 & 0x30300000u, odd |= twos << 2 & 0x30300000u;
+            }
+            const uint32_t bytes = __byte_perm(even, odd, 0x7362);
+            const uint32_t first = as_bits(bytes_to_half2<0>(bytes, 0.0f)),
+                           second = as_bits(bytes_to_half2<1>(bytes, 0.0f));
+            const uint2 b = *reinterpret_cast<const uint2*>(sums + i * 8 * ROWS);
+            const uint32_t a[4] = {first, second, first, second};
+            mma_m16n8k16_f16(c, a, {b.x, b.y});
+        }
+        const float d[2] = {half2_to_float2(scales.dd[0]).y * -UNIT, half2_to_float2(scales.dd[1]).y * -UNIT};
+#pragma unroll
+        for (int e = 0; e < 4; ++e) acc[e] = fmaf(d[e / 2], c[e], acc[e]);
     }
     template <int P>
-    __device__ __forceinline__ void multiply_steps(const uint8_t* main, int column) {
+    __device__ __forceinline__ void multiply_steps(const uint8_t* main, const uint8_t* x, const float* sums) {
         if constexpr (P < STEPS) {
             ChunkCodes<Step> codes;
             codes.load(main + P * Step::BASE_BYTES, main + T::BASE_BYTES + P * Step::EXTRA_BYTES, lane);
-            multiply_columns<P, 0>(codes, column + P * STEP);
-            multiply_columns<P, 1>(codes, column + P * STEP + 32);
-            multiply_steps<P + 1>(main, column);
+            multiply_columns<P, 0>(codes, X::operand(x + P * STEP * 2), sums);
+            multiply_columns<P, 1>(codes, X::operand(x + P * STEP * 2 + 64), sums);
+            multiply_steps<P + 1>(main, x, sums);
         }
     }
     // 32 columns: those of group J of step P.
     template <int P, int J>
-    __device__ __forceinline__ void multiply_columns(const ChunkCodes<Step>& codes, int column) {
-        const uint4 b = X::operand(lane_x, column);
+    __device__ __forceinline__ void multiply_columns(const ChunkCodes<Step>& codes, const uint4& b, const float* sums) {
         uint32_t a[2][4];
         codes.template unpack<J, 0>(a[0]);
         codes.template unpack<J, 1>(a[1]);
+        constexpr int G = (2 * P + J) * (32 / T::GROUP);  // in the chunk
         if constexpr (!T::SCALED) {
             mma_m16n8k16_f16(acc, a[0], {b.x, b.y});
             mma_m16n8k16_f16(acc, a[1], {b.z, b.w});
         } else if constexpr (T::GROUP == 32) {
-            const float2 sum = sum_of(column);
+            const float2 sum = sum_of(sums, G);
             float c[4];
             begin<J>(c, sum);
             mma_m16n8k16_f16(c, a[0], {b.x, b.y});
             mma_m16n8k16_f16(c, a[1], {b.z, b.w});
-            add<2 * P + J, J>(c, sum);
+            add<G, J>(c, sum);
         } else {
-            const float2 sum[2] = {sum_of(column), sum_of(column + 16)};
+            const float2 sum[2] = {sum_of(sums, G), sum_of(sums, G + 1)};
             float c[2][4];
             begin<J>(c[0], sum[0]), begin<J>(c[1], sum[1]);
             mma_m16n8k16_f16(c[0], a[0], {b.x, b.y});
             mma_m16n8k16_f16(c[1], a[1], {b.z, b.w});
-            add<4 * P + 2 * J, J>(c[0], sum[0]), add<4 * P + 2 * J + 1, J>(c[1], sum[1]);
+            add<G, J>(c[0], sum[0]), add<G + 1, J>(c[1], sum[1]);
         }
     }
-    // The sums of the group at `column`, of the lane's two rows of x.
-    __device__ __forceinline__ float2 sum_of(int column) const {
-        if constexpr (!X::SUMS) return make_float2(0.0f, 0.0f);
-        return *reinterpret_cast<const float2*>(lane_sums + column / T::GROUP * ROWS);
+    // The sums of a group, of the lane's two rows of x.
+    static __device__ __forceinline__ float2 sum_of(const float* sums, int group) {
+        if constexpr (!X::SUMS || X::PAIRED) return make_float2(0.0f, 0.0f);
+        return *reinterpret_cast<const float2*>(sums + group * ROWS);
     }
-    // The factor of unpacked codes in 32-column group J, of row half H.
-    template <int J, int H>
-    static __device__ __forceinline__ constexpr float shift() {
-        return T::template shift<J, H>();
-    }
-    // What the products of a group are added to: their zero points.
+    // What the products of a group are added to: its zero points, those of unpacked codes of 32-column group J.
     template <int J>
     static __device__ __forceinline__ void begin(float (&c)[4], const float2& sum) {
         constexpr bool ZERO = T::ZERO != 0;
-        c[0] = ZERO ? sum.x * shift<J, 0>() : 0.0f, c[1] = ZERO ? sum.y * shift<J, 0>() : 0.0f;
-        c[2] = ZERO ? sum.x * shift<J, 1>() : 0.0f, c[3] = ZERO ? sum.y * shift<J, 1>() : 0.0f;
+        constexpr float ratio = T::template shift<J, 1>() / T::template shift<J, 0>();
+        c[0] = ZERO ? sum.x : 0.0f, c[1] = ZERO ? sum.y : 0.0f;
+        c[2] = c[0] * ratio, c[3] = c[1] * ratio;
     }
     // Adds the products of group G of the chunk, which lies in 32-column group J of its step.
     template <int G, int J>
     __device__ __forceinline__ void add(const float (&c)[4], const float2& sum) {
         const RowScales s = scale<G, J>();
         float (&dst)[4] = T::HAS_SUB ? part : acc;
-        float (&minimum)[4] = T::HAS_SUB ? minimums : acc;
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             dst[e] = fmaf(s.d[e / 2], c[e], dst[e]);
-            if (T::MIN) minimum[e] = fmaf(s.m[e / 2], e % 2 ? sum.y : sum.x, minimum[e]);
+            if (T::MIN && !T::PACKED_SUB) dst[e] = fmaf(s.m[e / 2], e % 2 ? sum.y : sum.x, dst[e]);
         }
     }
-    // The scales of unpacked codes, and minimums; HAS_SUB: in units of those of the chunk.
+    // The scales of unpacked codes, and minimums; HAS_SUB: in units of the scale of the chunk.
     template <int G, int J>
     __device__ __forceinline__ RowScales scale() const {
+        constexpr float low = 1.0f / T::template shift<J, 0>(), high = 1.0f / T::template shift<J, 1>();
         RowScales r;
         if constexpr (T::PACKED_SUB) {
             const uint32_t both = scales.template scales_and_mins<G>();
-            const float2 d = __half22float2(bytes_to_half2<0>(both, 0.0f));
-            const float2 m = __half22float2(bytes_to_half2<1>(both, 0.0f));
-            r.d[0] = d.x, r.d[1] = d.y, r.m[0] = m.x, r.m[1] = m.y;
-        } else if constexpr (T::SIGNED_SUB) {
-            const float2 d = __half22float2(sub_scales<T, G & 1>(scales.sc[G / 2]));
-            r.d[0] = d.x, r.d[1] = d.y, r.m[0] = r.m[1] = 0.0f;
+            float2 d;
+            if constexpr (low == high)  // exact: the bytes have six bits
+                d = __half22float2(
+                    __hfma2(biased_bytes<0>(both), __float2half2_rn(low), __float2half2_rn(-1024 * low)));
+            else
+                d = __half22float2(bytes_to_half2<0>(both, 0.0f)), d.x *= low, d.y *= high;
+            r.d[0] = d.x, r.d[1] = d.y;
         } else {
-            r = scales.template get<G>();
+            if constexpr (T::SIGNED_SUB) {
+                const float2 d = __half22float2(sub_scales<T, G & 1>(scales.sc[G / 2]));
+                r.d[0] = d.x, r.d[1] = d.y;
+            } else {
+                r = scales.template get<G>();
+            }
+            r.d[0] *= low, r.d[1] *= high;
         }
-        r.d[0] *= 1.0f / shift<J, 0>(), r.d[1] *= 1.0f / shift<J, 1>();
         return r;
     }
 };
@@ -272,6 +304,7 @@ __device__ __forceinline__ void write_rows(const ExpertRowsArgs& p, int tile, co
 template <class T, int EPILOGUE>
 __global__ void __launch_bounds__(THREADS, CTAS) expert_rows(const ExpertRowsArgs p) {
     __shared__ int rows[ROWS];
+    __shared__ int4 of_cta;  // `work`, which takes no registers there
     SHARED_DYNAMIC(uint8_t, shared);
     const int warp = kept(static_cast<int>(threadIdx.x / 32)), lane = kept(static_cast<int>(threadIdx.x % 32));
     uint8_t* stages = kept_shared(shared + warp * STAGES * T::BYTES);
@@ -284,6 +317,7 @@ __global__ void __launch_bounds__(THREADS, CTAS) expert_rows(const ExpertRowsArg
     const int4 work = __ldcg(p.work + blockIdx.x);
     if (work.x < 0) return;
     const int n_rows = work.z - work.y;
+    if (threadIdx.x == 0) of_cta = work;
     if (threadIdx.x < n_rows) {
         const int row = work.y + threadIdx.x;
         rows[threadIdx.x] = p.pair_of ? __ldcg(p.pair_of + row) / p.pairs_per_x : row;
@@ -298,16 +332,21 @@ __global__ void __launch_bounds__(THREADS, CTAS) expert_rows(const ExpertRowsArg
         x.add_up(n_rows);
         __syncthreads();
     }
-    ExpertRowsSums<T> sums(x, lane);
+    const uint8_t* lane_x = x.lane_x(lane);
+    const float* lane_sums = x.lane_sums(lane);
+    ExpertRowsSums<T> sums;
+    sums.lane = lane;
     constexpr int WIDTH = EPILOGUE == GLU ? 2 : 1;
     float gate[4];
     int stage = 0;
     for (int i = 0; i < count * WIDTH; ++i) {
         sums.clear(sums.acc);
+#pragma unroll 1
         for (int chunk = 0; chunk < p.n_chunk; ++chunk) {
             cp_async_wait<STAGES - 1>();
             __syncwarp();
-            sums.multiply(stages + stage * T::BYTES, chunk * T::CHUNK_K);
+            sums.multiply(stages + stage * T::BYTES, lane_x + chunk * T::CHUNK_K * 2,
+                          lane_sums + chunk * T::GROUPS * ROWS);
             __syncwarp();
             copy_chunk<T>(ahead, dst + stage * T::BYTES, lane);
             stage = stage + 1 == STAGES ? 0 : stage + 1;
@@ -315,11 +354,11 @@ __global__ void __launch_bounds__(THREADS, CTAS) expert_rows(const ExpertRowsArg
         const int tile = first + i / WIDTH * WARPS;
         if constexpr (EPILOGUE == GLU) {
             if (i & 1)
-                write_rows<T, GLU>(p, tile, work, lane, gate, sums.acc);
+                write_rows<T, GLU>(p, tile, of_cta, lane, gate, sums.acc);
             else
                 for (int e = 0; e < 4; ++e) gate[e] = sums.acc[e];
         } else {
-            write_rows<T, STORE>(p, tile, work, lane, sums.acc, sums.acc);
+            write_rows<T, STORE>(p, tile, of_cta, lane, sums.acc, sums.acc);
         }
     }
     cp_async_wait<0>();
