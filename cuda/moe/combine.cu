@@ -12,7 +12,7 @@
 extern "C" __global__ void expert_glu(const float* gate, const float* up, const float* b_gate, const float* b_up,
                                       const int* ids, const int* pair_of, __half* h, int columns, int activation) {
     grid_dependency_wait();
-    grid_dependency_launch();  // after the wait: the next kernel reads ids without waiting (ExpertGemvArgs::ids_ready)
+    grid_dependency_launch();  // after the wait: the next kernel reads ids without waiting (expert_gemv.cu, SUM)
     const int column = blockIdx.x * blockDim.x + threadIdx.x;
     if (column >= columns) return;
     const int row = blockIdx.y, expert = __ldcg(ids + (pair_of ? __ldcg(pair_of + row) : row));

@@ -1,31 +1,295 @@
-// Products of a token with the experts that it chose, for decode steps: the decode GEMM of one token (gemm_decode.cu)
-// for each (token, expert) pair. An expert's matrix is found by its id in device memory.
+// Products of a token with the experts that it chose, for decode steps. An expert's matrix is found by its id in device
+// memory.
 //
-// Launch: grid (CTAs of a pair, pairs). The CTAs of a pair do not depend on the number of tokens, so neither do the
-// bits. Epilogues STORE, f32 [pairs, rows] of up to three matrices, and GLU, f16 [pairs, rows] of gate and up.
-#include "gemm/gemm_decode.cu"
+// A CTA is small: it makes one tile row of one (token, expert) pair, GLU: of gate and of up, SUM: of all experts of a
+// token. Several CTAs share an SM, all CTAs of a token are resident at the same time, and each reads as many bytes as
+// the others. The CTAs of a token do not depend on the number of tokens, so neither do the bits.
+//
+// Work is dealt to warps as units of 256 columns of x, one row of x after the other; each warp has as many units as the
+// others, all of them adjacent. A warp converts its units of x for itself (fixed_point.cuh) and streams the chunks that
+// they meet through its own cp.async pipeline, so warps meet only once, at the barrier before partial sums are added.
+//
+// | epilogue | grid                | rows of x    | output                                                          |
+// | STORE    | (tile rows, pairs)  | of the token | f32 out[pair] = y                                               |
+// | GLU      | (tile rows, pairs)  | of the token | f16 out[pair] = act(gate + b_gate) * (up + b_up)                |
+// | SUM      | (tile rows, tokens) | of the pairs | f32 out[token] += sum of weight * (y + bias) + strength * shared |
+//
+// Shared memory: pipelines [WARPS][STAGES] chunks, x [WARPS][units] and its scales, then partial sums.
+#include "moe/expert_act.cuh"
+#include "gemm/decode_mma.cuh"
+#include "gemm/gemm.cuh"
+#include "gemm/weight_pipeline.cuh"
 
-struct ExpertGemvArgs : GemmDecodeArgs {
-    const int* ids;         // [pairs]
+constexpr int SUM = QKV + 1;  // an epilogue beside enum Epilogue
+
+struct ExpertGemvArgs : GemmArgs {
+    const __half* x;        // rows of k columns
+    const int* ids;         // [n_tokens, n_used]
+    const float* weights;   // SUM: [n_tokens, n_used]
+    const float* bias[2];   // [n_expert, n_rows] of the segments, or null
+    const float* shared;    // SUM: [n_tokens, n_rows], or null
+    const float* strength;  // SUM: [n_tokens], of the shared part, or null
     uint64_t expert_bytes;  // from the tiles of one expert to those of the next
-    int pairs_per_x;        // pairs that multiply the same row of x
-    int ids_ready;          // the kernel before this one lets it start only when ids are there
+    int n_used;
+    int warp_units;  // of x that a warp has in shared memory: a multiple of WarpX::AT_ONCE, or all of them
 };
 
-template <class T, int EPILOGUE, bool WHOLE>
-__global__ void __launch_bounds__(THREADS, 1) expert_gemv(const ExpertGemvArgs p) {
-    if (!p.ids_ready) grid_dependency_wait();  // else the first weights are requested before x is there
-    const int pair = blockIdx.y;
-    GemmDecodeArgs q = p;
-    q.x = static_cast<const __half*>(p.x) + static_cast<size_t>(pair / p.pairs_per_x) * p.k;
-    const uint64_t offset = static_cast<uint64_t>(__ldcg(p.ids + pair)) * p.expert_bytes;
-#pragma unroll
-    for (int s = 0; s < 3; ++s) {
-        if (p.segment[s].tiles == nullptr) continue;
-        const size_t first = static_cast<size_t>(pair) * p.segment[s].n_rows;
-        q.segment[s].tiles += offset;
-        q.segment[s].out = EPILOGUE == GLU ? static_cast<void*>(static_cast<__half*>(p.segment[s].out) + first)
-                                           : static_cast<void*>(static_cast<float*>(p.segment[s].out) + first);
+constexpr int UNIT = 256;  // columns of x: eight of each lane
+
+// The units of a warp, and the position of the first one: a row of x and a unit of that row.
+template <class T>
+struct WarpUnits {
+    static constexpr int CHUNKS = UNIT / T::CHUNK_K;  // of a unit; the last unit of a row may have fewer
+    int per_row, count, row, unit;
+    int n_chunks;  // of all units
+
+    __device__ __forceinline__ WarpUnits(const ExpertGemvArgs& p, int n_rows, int warp)
+        : per_row((p.n_chunk + CHUNKS - 1) / CHUNKS) {
+        const int all = n_rows * per_row, first = all * warp / WARPS, end = all * (warp + 1) / WARPS;
+        count = end - first, row = first / per_row, unit = first - row * per_row;
+        const int end_row = end / per_row, end_unit = end - end_row * per_row;
+        n_chunks = (end_row - row) * p.n_chunk + (end_unit - unit) * CHUNKS;
     }
-    multiply<T, 1, PLAIN, EPILOGUE, WHOLE>(q);
+};
+
+// The order in which a warp copies chunks. GLU: each chunk of gate is followed by the same chunk of up.
+template <class T, int EPILOGUE>
+struct ExpertChunks {
+    const ExpertGemvArgs& p;
+    int left, chunk, row, id;  // left: chunks to copy; id: of the expert of x's row `lane` (SUM), or of all rows
+    const uint8_t *tile_row, *other = nullptr;
+
+    __device__ __forceinline__ ExpertChunks(const ExpertGemvArgs& args, const WarpUnits<T>& units, int id_)
+        : p(args), left(units.n_chunks * (EPILOGUE == GLU ? 2 : 1)), chunk(units.unit * units.CHUNKS), row(units.row),
+          id(id_) {
+        find();
+    }
+    __device__ __forceinline__ bool done() const { return left == 0; }
+    __device__ __forceinline__ void find() {
+        const uint32_t expert = EPILOGUE == SUM ? __shfl_sync(0xffffffffu, id, row) : id;
+        const uint64_t offset =
+            expert * p.expert_bytes + blockIdx.x * static_cast<uint64_t>(static_cast<uint32_t>(p.n_chunk * T::BYTES));
+        tile_row = p.segment[0].tiles + offset;
+        if (EPILOGUE == GLU) other = p.segment[1].tiles + offset;
+    }
+    __device__ __forceinline__ void next() {
+        --left;
+        if constexpr (EPILOGUE == GLU) {
+            const uint8_t* last = tile_row;
+            tile_row = other, other = last;
+            chunk += 1 - (left & 1);
+        } else if (++chunk == p.n_chunk && left > 0) {
+            chunk = 0, ++row;
+            find();
+        }
+    }
+};
+
+// The units of x of a warp, in its own part of shared memory.
+template <class T>
+struct WarpX : DecodeSharedStorage<T, 1> {
+    static constexpr int AT_ONCE = 4;  // units whose loads are in flight
+    uint4 pieces[AT_ONCE];
+    int row, unit;  // of the next load
+
+    __device__ __forceinline__ WarpX(XScale* scales_, uint8_t* x_, const WarpUnits<T>& units)
+        : DecodeSharedStorage<T, 1>(x_, 0, 1, true), row(units.row), unit(units.unit) {
+        this->scales = scales_, this->x = x_;
+    }
+    // Requests the units from `first` on. Columns past k are 0.
+    __device__ __forceinline__ void load(const ExpertGemvArgs& p, const __half* src, const WarpUnits<T>& units,
+                                         int first, int lane) {
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int column = unit * UNIT + lane * 8;
+            const bool valid = first + i < units.count && column < p.k;
+            const uint4* piece = reinterpret_cast<const uint4*>(src + static_cast<size_t>(row) * p.k + column);
+            pieces[i] = valid ? __ldcg(piece) : make_uint4(0, 0, 0, 0);
+            if (++unit == units.per_row) unit = 0, ++row;
+        }
+    }
+    // Stores the units from `first` on, as many as there is room for. The first ones of all are requested.
+    __device__ __forceinline__ void put(const ExpertGemvArgs& p, const __half* src, const WarpUnits<T>& units,
+                                        int first, int lane) {
+        const int count = min(units.count - first, p.warp_units);
+        __syncwarp();  // no lane reads the units before these any more
+        for (int at = 0; at < count; at += AT_ONCE) {
+            if (first + at > 0) load(p, src, units, first + at, lane);
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i)
+                if (at + i < count) put_x<T>(XDst<T>(*this, 0, (at + i) * UNIT + lane * 8), true, pieces[i]);
+        }
+        __syncwarp();
+    }
+};
+
+// What the first TILE_ROWS threads add to the sums of their row, or multiply with them.
+template <int EPILOGUE>
+struct ExpertOutput {
+    static constexpr int WIDTH = EPILOGUE == GLU ? 2 : 1;
+    int row;
+    bool valid;
+    float bias[WIDTH] = {}, old = 0.0f, shared = 0.0f, strength = 1.0f;
+
+    __device__ __forceinline__ ExpertOutput(const ExpertGemvArgs& p) : row(blockIdx.x * TILE_ROWS + threadIdx.x) {
+        valid = threadIdx.x < TILE_ROWS && row < p.segment[0].n_rows;
+    }
+    __device__ __forceinline__ size_t index(const ExpertGemvArgs& p) const {
+        return static_cast<size_t>(blockIdx.y) * p.segment[0].n_rows + row;
+    }
+    // Loads what does not depend on the sums. id: of the expert.
+    __device__ __forceinline__ void load(const ExpertGemvArgs& p, int id) {
+        if (!valid) return;
+        if constexpr (EPILOGUE == SUM) {
+            old = __ldcg(static_cast<const float*>(p.segment[0].out) + index(p));
+            if (p.shared) shared = __ldcg(p.shared + index(p));
+            if (p.strength) strength = __ldcg(p.strength + blockIdx.y);
+        } else {
+#pragma unroll
+            for (int w = 0; w < WIDTH; ++w)
+                if (p.bias[w]) bias[w] = load_now(p.bias[w] + static_cast<size_t>(id) * p.segment[0].n_rows + row);
+        }
+    }
+    __device__ __forceinline__ void write(const ExpertGemvArgs& p, const float* parts) const {
+        if (!valid) return;
+        float y[WIDTH];
+#pragma unroll
+        for (int w = 0; w < WIDTH; ++w) {
+            const float sum = sum_of_parts(parts + w * TILE_ROWS + threadIdx.x, WIDTH * TILE_ROWS);
+            y[w] = scaled_row(p.segment[w], row, sum) + bias[w];
+        }
+        if constexpr (EPILOGUE == GLU) {
+            static_cast<__half*>(p.segment[0].out)[index(p)] = saturated_half(expert_gated(p.activation, y[0], y[1]));
+        } else if constexpr (EPILOGUE == SUM) {
+            if (p.bias[0])
+                for (int j = 0; j < p.n_used; ++j) y[0] += parts[(WARPS + j) * TILE_ROWS + threadIdx.x];
+            if (p.shared) y[0] = fmaf(strength, shared, y[0]);
+            static_cast<float*>(p.segment[0].out)[index(p)] = old + y[0];
+        } else {
+            static_cast<float*>(p.segment[0].out)[index(p)] = y[0];
+        }
+    }
+};
+
+// SUM: stores weight * bias of the experts of a token behind the sums of the warps. `id` and `weight` are those of
+// expert `lane`.
+__device__ __forceinline__ void put_biases(const ExpertGemvArgs& p, float* parts, int id, float weight) {
+    const int row_in_tile = threadIdx.x % TILE_ROWS, row = blockIdx.x * TILE_ROWS + row_in_tile;
+    const int n_rows = p.segment[0].n_rows;
+    for (int first = 0; first < p.n_used; first += THREADS / TILE_ROWS) {
+        const int j = first + threadIdx.x / TILE_ROWS;
+        const int of = __shfl_sync(0xffffffffu, id, j % 32);
+        const float factor = __shfl_sync(0xffffffffu, weight, j % 32);
+        if (j >= p.n_used) continue;
+        const float bias = row < n_rows ? __ldg(p.bias[0] + static_cast<size_t>(of) * n_rows + row) : 0.0f;
+        parts[j * TILE_ROWS + row_in_tile] = factor * bias;
+    }
+}
+
+// The sums of a warp: those of the chunk at hand, and (GLU) those of the other matrix, or (SUM) of the experts before.
+template <class T, int EPILOGUE>
+struct ExpertSums : DecodeSums<T, 1> {
+    using Sums = DecodeSums<T, 1>;
+    float others[Sums::FLOATS];
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int i = 0; i < Sums::FLOATS; ++i) this->floats()[i] = others[i] = 0.0f;
+    }
+    __device__ __forceinline__ void swap() {
+#pragma unroll
+        for (int i = 0; i < Sums::FLOATS; ++i) {
+            const float last = this->floats()[i];
+            this->floats()[i] = others[i], others[i] = last;
+        }
+    }
+    __device__ __forceinline__ void end_expert(float weight) {
+#pragma unroll
+        for (int i = 0; i < Sums::FLOATS; ++i)
+            others[i] = fmaf(weight, this->floats()[i], others[i]), this->floats()[i] = 0.0f;
+    }
+};
+
+// WHOLE: a warp has all of its units of x in shared memory at once. Registers are then enough for 24 warps of an SM.
+template <class T, int EPILOGUE, bool WHOLE>
+__global__ void __launch_bounds__(THREADS, (WHOLE ? 24 : 16) / WARPS) expert_gemv(const ExpertGemvArgs p) {
+    constexpr int WIDTH = ExpertOutput<EPILOGUE>::WIDTH;
+    constexpr int SCALE_BYTES = T::SCALED ? UNIT / T::GROUP * sizeof(XScale) : 0;  // of a unit
+    SHARED_DYNAMIC(uint8_t, shared);
+    const int warp = kept(static_cast<int>(threadIdx.x / 32)), lane = kept(static_cast<int>(threadIdx.x % 32));
+    uint8_t* stages = kept_shared(shared + warp * STAGES * T::BYTES);
+    const CopyTarget dst = copy_target(stages);
+    uint8_t* scales = shared + WARPS * STAGES * T::BYTES;
+    uint8_t* all_x = scales + WARPS * p.warp_units * SCALE_BYTES;
+    float* parts = reinterpret_cast<float*>(all_x + WARPS * p.warp_units * 2 * UNIT);
+
+    const WarpUnits<T> units(p, EPILOGUE == SUM ? p.n_used : 1, warp);
+    WarpX<T> x(reinterpret_cast<XScale*>(scales + warp * p.warp_units * SCALE_BYTES),
+               all_x + warp * p.warp_units * 2 * UNIT, units);
+    const typename DecodeSums<T, 1>::Lane lane_storage{x, lane};
+    ExpertOutput<EPILOGUE> output(p);
+    const __half* src =
+        p.x + static_cast<size_t>(EPILOGUE == SUM ? blockIdx.y * p.n_used : blockIdx.y / p.n_used) * p.k;
+
+    // The kernel before SUM lets it start only when all kernels before that one have ended, so ids are there.
+    if constexpr (EPILOGUE != SUM) {
+        grid_dependency_wait();
+        grid_dependency_launch();
+        x.load(p, src, units, 0, lane);
+    }
+    int id;
+    float weight = 0.0f;
+    if constexpr (EPILOGUE == SUM) {
+        const size_t pair = static_cast<size_t>(blockIdx.y) * p.n_used + min(lane, p.n_used - 1);
+        id = __ldcg(p.ids + pair), weight = __ldcg(p.weights + pair);
+        grid_dependency_launch();
+    } else {
+        id = __ldcg(p.ids + blockIdx.y);
+    }
+    ExpertChunks<T, EPILOGUE> ahead(p, units, id);
+    for (int i = 0; i < STAGES; ++i) copy_chunk<T>(ahead, dst + i * T::BYTES, lane);
+    if constexpr (EPILOGUE == SUM) {
+        if (p.bias[0]) put_biases(p, parts + WARPS * TILE_ROWS, id, weight);
+        grid_dependency_wait();
+        x.load(p, src, units, 0, lane);
+    }
+    output.load(p, id);
+
+    ExpertSums<T, EPILOGUE> sums;
+    sums.clear();
+    int stage = 0, chunk = units.unit * units.CHUNKS, row = units.row, left = units.n_chunks * WIDTH;
+    for (int first = 0; first < (WHOLE ? 1 : units.count); first += WHOLE ? 1 : p.warp_units) {
+        x.put(p, src, units, first, lane);
+        // column: of x in shared memory
+        for (int column = 0; left > 0 && (WHOLE || column < p.warp_units * UNIT); --left) {
+            cp_async_wait<STAGES - 1>();
+            __syncwarp();
+            sums.load(stages + stage * T::BYTES, lane);
+            if constexpr (sums.IN_STAGE) sums.multiply(lane_storage, column);
+            __syncwarp();
+            copy_chunk<T>(ahead, dst + stage * T::BYTES, lane);
+            stage = stage + 1 == STAGES ? 0 : stage + 1;
+            if constexpr (!sums.IN_STAGE) sums.multiply(lane_storage, column);
+            if constexpr (EPILOGUE == GLU) {
+                sums.swap();
+                if (left & 1) column += T::CHUNK_K;
+            } else {
+                column += T::CHUNK_K;
+                if (EPILOGUE == SUM && (++chunk == p.n_chunk || left == 1)) {
+                    sums.end_expert(__shfl_sync(0xffffffffu, weight, row));
+                    column = (column + UNIT - 1) / UNIT * UNIT, chunk = 0, ++row;
+                }
+            }
+        }
+    }
+    cp_async_wait<0>();
+    if constexpr (EPILOGUE == SUM) sums.swap();
+    float* part = parts + warp * WIDTH * TILE_ROWS;
+    sums.finish(part, lane);
+    if constexpr (EPILOGUE == GLU) {
+        sums.swap();
+        sums.finish(part + TILE_ROWS, lane);
+    }
+    __syncthreads();
+    output.write(p, parts);
 }

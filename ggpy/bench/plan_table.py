@@ -128,6 +128,7 @@ def _experts(ops: Cuda, layer: Layer, tokens: str, s: StepClass) -> Iterator[tup
     choice, e = plan.choice, f.experts
     n_pairs = s.n_tokens * choice.n_used
     kernel = "expert_gemm" if plan.tile_rows else "expert_gemv"
+    kernel = "expert_rows" if plan.few_rows else kernel
     deal = f"{n_pairs} pairs" + (f" by {plan.tile_rows}" if plan.tile_rows else "")
 
     def row(tensor: str, kernel: str, norm: str, epilogue: str, schedule: str) -> PlanRow:
@@ -149,9 +150,12 @@ def _experts(ops: Cuda, layer: Layer, tokens: str, s: StepClass) -> Iterator[tup
         yield at, row("ffn_gate_exps, ffn_up_exps", kernel, "-", "glu", deal)
     else:
         names = ("ffn_gate_exps", "ffn_up_exps")
-        for name in [", ".join(names)] if plan.together else names:
+        for name in [", ".join(names)] if plan.together and kernel == "expert_gemm" else names:
             yield at, row(name, kernel, "-", "store", deal)
         yield at, row("-", "expert_glu", "-", e.activation, "-")
+    if not plan.tile_rows:
+        yield at, row("ffn_down_exps", kernel, "-", "sum", deal)
+        return
     yield at, row("ffn_down_exps", kernel, "-", "store", deal)
     yield at, row("-", "combine", "-", "add", "-")
 

@@ -1,39 +1,98 @@
-"""Launches cuda/moe/expert_gemv.cu: one token times the experts that it chose, for decode steps."""
+"""Launches cuda/moe/expert_gemv.cu: one token times the experts that it chose, for decode steps.
+
+Chooses how many warps and pipeline stages a CTA has, by the shape of a matrix alone.
+"""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 from ...device.base import Device, Kernel
 from ..address import Address, address
-from ..gemm.gemm import Epilogue
-from ..gemm.gemm_decode import GemmDecode, GemmDecodeArgs, GemmDecodeConfig, padded_k
-from ..layout.tile import TiledMatrix
+from ..gemm.gemm import STATIC_SHARED, Epilogue, GemmArgs
+from ..layout.tile import ROWS, Layout, TiledMatrix
 from ..struct_asserts import struct_asserts
+from .combine import ACTIVATIONS
+
+ExpertEpilogue = Literal["STORE", "GLU", "SUM"]
+UNIT = 256  # columns of x that a warp converts together
+MOST_UNITS = (4, 8)  # that a warp has in shared memory, of which a CTA has less or more than LARGE
+LARGE = 90 << 10
+WARPS = (4, 8)  # of a CTA: with few units, and with WIDE_UNITS
+WIDE_UNITS = 24
+# Bytes of weights that the CTAs of an SM have in flight for a token. Half of an SM's shared memory
+# is left to the next kernel, which requests its weights meanwhile.
+IN_FLIGHT = 110 << 10
+MOST_STAGES = 8
 
 
-class ExpertGemvArgs(GemmDecodeArgs):
+class ExpertGemvArgs(GemmArgs):
     """struct ExpertGemvArgs of cuda/moe/expert_gemv.cu."""
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
-        ("ids", ctypes.c_uint64),
-        ("expert_bytes", ctypes.c_uint64),
-        ("pairs_per_x", ctypes.c_int),
-        ("ids_ready", ctypes.c_int),
+        *((name, ctypes.c_uint64) for name in ("x", "ids", "weights")),
+        ("bias", ctypes.c_uint64 * 2),
+        *((name, ctypes.c_uint64) for name in ("shared", "strength", "expert_bytes")),
+        *((name, ctypes.c_int) for name in ("n_used", "warp_units")),
     )
 
 
 ASSERTS = struct_asserts(ExpertGemvArgs)
 
 
-class ExpertGemv:
-    """The decode GEMM of one token, for each (token, expert) pair."""
+@dataclass(frozen=True)
+class ExpertAddends:
+    """What SUM adds beside products: bias[n_expert, rows], shared[T, rows] times strength[T], and
+    the f32 weights [T, n_used] of products and biases.
+    """
 
-    def __init__(self, device: Device, decode: GemmDecode) -> None:
-        """decode: knows how much of x and of the weights fits into shared memory."""
-        self.device, self._decode = device, decode
+    weights: Address
+    bias: Address | None = None
+    shared: Address | None = None
+    strength: Address | None = None
+
+
+@dataclass(frozen=True)
+class GemvShape:
+    """A launch: warps of a CTA, stages of each warp's pipeline, units of x that a warp has in
+    shared memory, whether these are all of them, and bytes of dynamic shared memory.
+    """
+
+    warps: int
+    stages: int
+    warp_units: int
+    whole: bool
+    shared: int
+
+
+def gemv_shape(
+    layout: Layout, ctas: int, k: int, rows_of_x: int, width: int, n_sms: int, most: int
+) -> GemvShape:
+    """The shape of CTAs that each multiply `rows_of_x` rows of k columns by `width` tile rows, with
+    at most `most` bytes of shared memory. A token has `ctas` of them.
+    """
+    units = rows_of_x * -(-k // UNIT)
+    warps = WARPS[units >= WIDE_UNITS]
+    all_units = -(-units // warps)
+    warp_units = min(all_units, MOST_UNITS[most >= LARGE])
+    x = warps * warp_units * (2 * UNIT + (8 * UNIT // layout.group if layout.is_scaled else 0))
+    rest = x + 4 * ROWS * (width * warps + rows_of_x)
+    chunks = all_units * (UNIT // layout.chunk_k) * width
+    stage = warps * layout.chunk_bytes
+    of_cta = min(IN_FLIGHT // -(-ctas // n_sms), most - rest)
+    stages = max(1, min(chunks, of_cta // stage, MOST_STAGES))
+    whole = warp_units == all_units
+    return GemvShape(warps, stages, warp_units, whole, stages * stage + rest)
+
+
+class ExpertGemv:
+    """Products with experts in decode steps. Instances are compiled at their first launch."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
         self._kernels: dict[tuple, Kernel] = {}
 
     def launch(
@@ -41,41 +100,52 @@ class ExpertGemv:
         weights: Sequence[TiledMatrix],
         ids: Address,
         x: Address,
-        outs: Sequence[Address],
-        n_pairs: int,
+        out: Address,
+        n_tokens: int,
         n_used: int,
         *,
-        per_token: bool,
-        ids_ready: bool = False,
-        epilogue: Epilogue = "STORE",
+        epilogue: ExpertEpilogue = "STORE",
         activation: str = "silu",
+        biases: Sequence[Address | None] = (),
+        addends: ExpertAddends | None = None,
     ) -> None:
-        """Enqueue outs[i][pair] = x[row] weights[i][ids[pair]]^T for the pairs of a step.
+        """Enqueue products of n_tokens tokens with the experts ids[n_tokens, n_used].
 
-        weights: the first of the experts, which follow each other; all have one shape and layout.
-        x: f16 rows of k columns. per_token: row is pair / n_used, else the pair itself. Epilogues:
-        STORE, f32, or GLU, one f16 output of gate and up. ids_ready: the kernel before this one is
-        an ExpertGemv without ids_ready or Combine.glu: both let the next kernel start only when all
-        before them have ended, so ids may be read at once.
+        weights: the first of the experts, which follow each other; x is f16 of k columns.
+
+        | epilogue | weights  | x             | out                                               |
+        | STORE    | 1        | [n_tokens, k] | f32 [pairs, rows]                                 |
+        | GLU      | gate, up | [n_tokens, k] | f16 [pairs, rows], with `biases` [n_expert, rows] |
+        | SUM      | 1        | [pairs, k]    | f32 [n_tokens, rows], which grows by the experts' |
+        |          |          |               | outputs and by `addends`                          |
+
+        The kernel before a SUM must be an ExpertGemv or Combine.glu: both let the next kernel start
+        only when all before them have ended, so ids are read at once.
         """
-        first = weights[0]
-        args = ExpertGemvArgs(x=address(x), ids=address(ids))
-        args.set_matrices(weights, outs, 1, epilogue, activation)
+        first, adds = weights[0], epilogue == "SUM"
+        args = ExpertGemvArgs(x=address(x), ids=address(ids), n_used=n_used)
+        as_gemm: Epilogue = "GLU" if epilogue == "GLU" else "STORE"
+        args.set_matrices(weights, [out], n_tokens, as_gemm, "silu")
+        args.activation = ACTIVATIONS[activation]
         args.expert_bytes = first.layout.nbytes(first.n_rows, first.k)
-        args.pairs_per_x, args.ids_ready = n_used if per_token else 1, ids_ready
-        # not by the number of pairs: the order of sums would change
-        ctas = min(args.n_tiles, max(1, self._decode.limits.n_sms // n_used))
-        tile_rows = args.split(ctas) * (2 if epilogue == "GLU" else 1)
-        config = self._decode.config_of_one(first, tile_rows)
-        args.slab = config.slab
-        kernel = self._kernel(first, config, epilogue)
-        grid = ctas, n_pairs
-        kernel.launch(grid, config.warps * 32, (args,), smem=config.shared, pdl=True)
+        if addends is not None:
+            args.weights, args.bias[0] = address(addends.weights), address(addends.bias)
+            args.shared, args.strength = address(addends.shared), address(addends.strength)
+        for i, bias in enumerate(biases):
+            args.bias[i] = address(bias)
+        each, rows_of_x = (1, n_used) if adds else (n_used, 1)
+        shape = gemv_shape(
+            *(first.layout, first.tile_rows * each, first.k, rows_of_x, len(weights)),
+            *(self.device.sm_count, self.device.shared_bytes - STATIC_SHARED),
+        )
+        args.warp_units = shape.warp_units
+        kernel = self._kernel(first.layout.type_name, epilogue, shape)
+        grid = first.tile_rows, n_tokens * each
+        kernel.launch(grid, shape.warps * 32, (args,), smem=shape.shared, pdl=True)
 
-    def _kernel(self, w: TiledMatrix, config: GemmDecodeConfig, epilogue: Epilogue) -> Kernel:
-        whole = str(config.slab >= padded_k(w)).lower()
-        instance = f"expert_gemv<{w.layout.type_name}, {epilogue}, {whole}>"
-        defines = {"WARPS": config.warps, "STAGES": config.stages, "NORM_PIECES": 1}
+    def _kernel(self, layout: str, epilogue: ExpertEpilogue, shape: GemvShape) -> Kernel:
+        instance = f"expert_gemv<{layout}, {epilogue}, {str(shape.whole).lower()}>"
+        defines = {"WARPS": shape.warps, "STAGES": shape.stages, "NORM_PIECES": 1}
         key = instance, *defines.values()
         if key not in self._kernels:
             self._kernels[key] = self.device.kernel(

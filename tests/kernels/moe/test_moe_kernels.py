@@ -10,21 +10,21 @@ import pytest
 from cases import nmse
 from kernel_buffers import Output, upload
 from random_moe import FORMS, Form, random_moe, random_x
-from tile_cases import Weights, bound, exact, limits, tokens
+from tile_cases import Weights, bound, exact, tokens
 
 from ggpy.backends.experts import LEAST_SUM
 from ggpy.backends.numpy import moe as reference
 from ggpy.backends.numpy.backend import Reference
 from ggpy.backends.numpy.functions import normalised, sigmoid
-from ggpy.kernels.gemm.gemm_decode import GemmDecode
 from ggpy.kernels.layout.tile import TiledMatrix, repack
 from ggpy.kernels.moe.combine import Combine, ExpertOutputs
 from ggpy.kernels.moe.expert_gemm import CHUNK_STEPS, STATIC_SHARED, ExpertGemm, x_bytes
-from ggpy.kernels.moe.expert_gemv import ExpertGemv
+from ggpy.kernels.moe.expert_gemv import ExpertAddends, ExpertGemv
+from ggpy.kernels.moe.expert_rows import ROWS, ExpertRows
 from ggpy.kernels.moe.route import SCORES, Route, RouterChoice, RouterWeights, Routes
 from ggpy.kernels.moe.sort import SortedPairs, SortPairs, work_tiles
 
-ROUNDED = 1e-6  # weights of prefill GEMMs are rounded to halves
+ROUNDED = 1e-6  # weights of prefill GEMMs, and products with subnormal codes, are rounded
 
 
 class Experts:
@@ -164,57 +164,82 @@ def test_sorting(machine, n_pairs, n_expert, tile):
 KINDS = ["Q8_0", "Q4_0", "MXFP4", "Q6_K", "F16"]
 
 
-def gemv(device, experts, ids, x, n_used, per_token, epilogue="STORE"):
-    glu = epilogue == "GLU"
-    rows = experts[0].tiles.n_rows
-    dtype = np.float16 if glu else np.float32
-    outs = [
-        Output(device, len(ids) * rows * np.dtype(dtype).itemsize)
-        for _ in (experts[:1] if glu else experts)
-    ]
-    bounds = replace(limits(device), n_sms=6)
-    ExpertGemv(device, GemmDecode(device, bounds)).launch(
-        [e.tiles for e in experts],
-        upload(device, ids),
-        upload(device, x),
-        [out.buffer for out in outs],
-        len(ids),
-        n_used,
-        per_token=per_token,
-        epilogue=epilogue,
+def gemv(device, experts, ids, x, n_used, epilogue="STORE", activation="silu", biases=None):
+    """Of each pair; x[tokens, columns]."""
+    rows, up = experts[0].tiles.n_rows, [upload(device, b) for b in biases or ()]
+    dtype = np.float16 if epilogue == "GLU" else np.float32
+    out = Output(device, len(ids) * rows * np.dtype(dtype).itemsize)
+    ExpertGemv(device).launch(
+        *([e.tiles for e in experts], upload(device, ids), upload(device, x), out.buffer),
+        *(len(x), n_used),
+        **{"epilogue": epilogue, "activation": activation, "biases": up},
     )
-    return [out.read(dtype, (len(ids), rows)).astype(np.float32) for out in outs]
+    return out.read(dtype, (len(ids), rows)).astype(np.float32)
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_gemv_of_every_kind(machine, name):
-    """Rows that fill no tile, each token with two experts."""
-    experts = Experts(machine, name, 5, 37, 256)
-    ids, x = np.array([3, 0, 4, 3, 1, 2], np.int32), tokens(3, 256)
-    (y,) = gemv(machine, [experts], ids, x, 2, per_token=True)
+def gemv_sum(device, experts, ids, h, old, weights, **addends):
+    """old + the weighted sum of each token's experts; h[pairs, columns], weights[tokens, used]."""
+    out = Output(device, old.nbytes)
+    device.upload(out.buffer, old)
+    some = {name: upload(device, array) for name, array in addends.items()}
+    memory = ([experts.tiles], upload(device, ids), upload(device, h), out.buffer, *weights.shape)
+    added = ExpertAddends(upload(device, weights), **some)
+    ExpertGemv(device).launch(*memory, epilogue="SUM", addends=added)
+    return out.read(np.float32, old.shape)
+
+
+@pytest.mark.parametrize(("name", "columns"), [(name, 256) for name in KINDS] + [("MXFP4", 1952)])
+def test_gemv_of_every_kind(machine, name, columns):
+    """Rows that fill no tile and columns that fill no unit, each token with two experts; then
+    their sums.
+    """
+    experts = Experts(machine, name, 5, 37, columns)
+    ids, x = np.array([3, 0, 4, 3, 1, 2], np.int32), tokens(3, columns)
+    y = gemv(machine, [experts], ids, x, 2)
     assert nmse(y, experts.exact(ids, np.repeat(x, 2, axis=0))) <= bound(experts.each[0])
-    rows = tokens(6, 256)
-    (y,) = gemv(machine, [experts], ids, rows, 2, per_token=False)
-    assert nmse(y, experts.exact(ids, rows)) <= bound(experts.each[0])
+    h, old = tokens(6, columns), np.zeros((3, 37), np.float32)
+    weights = np.array([[0.5, 0.25], [1, -2], [0, 1.5]], np.float32)
+    y = gemv_sum(machine, experts, ids, h, old, weights)
+    each = experts.exact(ids, h) * weights.reshape(-1, 1)
+    assert nmse(y, each.reshape(3, 2, 37).sum(1)) <= bound(experts.each[0])
 
 
-def test_gemv_of_gate_and_up(machine):
-    gate, up = (Experts(machine, "Q8_0", 4, 48, 96, seed) for seed in (1, 2))
-    ids, x = np.array([3, 0, 2, 3], np.int32), (tokens(2, 96) / 16).astype(np.float16)
-    rows = np.repeat(x, 2, axis=0)
-    (h,) = gemv(machine, [gate, up], ids, x, 2, True, "GLU")
-    g, u = gate.exact(ids, rows), up.exact(ids, rows)
-    assert nmse(h, g / (1 + np.exp(-g)) * u) <= 1e-6
-    for y, expected in zip(gemv(machine, [gate, up], ids, x, 2, True), (g, u), strict=True):
-        assert nmse(y, expected) <= bound(gate.each[0])
+@pytest.mark.parametrize("activation", ["silu", "swiglu_oai"])
+def test_gemv_of_gate_and_up(machine, activation):
+    gate, up = (Experts(machine, "Q8_0", 4, 40, 800, seed) for seed in (1, 2))
+    ids, x = np.array([3, 0, 2, 3], np.int32), (tokens(2, 800) / 16).astype(np.float16)
+    rows, rng = np.repeat(x, 2, axis=0), np.random.default_rng(7)
+    biases = [rng.standard_normal((4, 40), np.float32) for _ in range(2)]
+    h = gemv(machine, [gate, up], ids, x, 2, "GLU", activation, biases)
+    g, u = (e.exact(ids, rows) + b[ids] for e, b in zip((gate, up), biases, strict=True))
+    assert nmse(h, reference.gated(activation, g, u)) <= 1e-6
+
+
+@pytest.mark.parametrize("n_used", [1, 5])
+def test_gemv_adds_up_experts(machine, n_used):
+    """With biases and a shared part; rows of x that take several rounds of shared memory."""
+    columns = 256 if n_used > 1 else 256 * 70
+    experts, rng = Experts(machine, "Q4_0", 6, 20, columns), np.random.default_rng(n_used)
+    ids = rng.integers(0, 6, 2 * n_used).astype(np.int32)
+    h, weights = tokens(2 * n_used, columns), rng.random((2, n_used), np.float32)
+    old, shared = rng.standard_normal((2, 2, 20)).astype(np.float32) * 100
+    bias, strength = rng.standard_normal((6, 20), np.float32), rng.random(2, np.float32)
+    parts = {"bias": bias, "shared": shared, "strength": strength}
+    y = gemv_sum(machine, experts, ids, h, old, weights, **parts)
+    each = (experts.exact(ids, h) + bias[ids]) * weights.reshape(-1, 1)
+    expected = old + each.reshape(2, n_used, 20).sum(1) + shared * strength[:, None]
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-3 * np.abs(expected).max())
 
 
 def test_gemv_has_the_same_bits_in_a_larger_batch(machine):
     experts, x = Experts(machine, "Q4_0", 4, 80, 512), tokens(3, 512)
     ids = np.array([3, 0, 2, 3, 1, 0], np.int32)
-    (all_,) = gemv(machine, [experts], ids, x, 2, True)
-    (one,) = gemv(machine, [experts], ids[2:4], x[1:2], 2, True)
-    assert np.array_equal(all_[2:4], one)
+    all_ = gemv(machine, [experts], ids, x, 2)
+    assert np.array_equal(all_[2:4], gemv(machine, [experts], ids[2:4], x[1:2], 2))
+    h, old, weights = tokens(6, 512), np.ones((3, 80), np.float32), np.ones((3, 2), np.float32)
+    all_ = gemv_sum(machine, experts, ids, h, old, weights)
+    one = gemv_sum(machine, experts, ids[2:4], h[2:4], old[:1], weights[:1])
+    assert np.array_equal(all_[1:2], one)
 
 
 def gemm(device, experts, ids, x, tile, n_used=0, epilogue="STORE"):
@@ -270,6 +295,64 @@ def test_gemms_of_all_tiles_have_the_same_bits(machine):
     assert all(np.array_equal(first, y) for y in others)
     (few,) = gemm(machine, [experts], ids[:9], x[:9], 64)
     assert np.array_equal(few, first[:9])
+
+
+def few_rows(device, experts, ids, x, n_used=0, activation="", biases=()):
+    """As gemm, of ExpertRows; activation: GLU."""
+    memory, (pair_of, row_of, _) = sorted_pairs(device, ids, len(experts[0].each), ROWS)
+    rows, dtype = experts[0].tiles.n_rows, np.float16 if activation else np.float32
+    out = Output(device, len(ids) * rows * np.dtype(dtype).itemsize)
+    ExpertRows(device).launch(
+        *([e.tiles for e in experts], memory, upload(device, x if n_used else x[pair_of])),
+        *(out.buffer, len(ids), len(experts[0].each)),
+        n_used=n_used,
+        epilogue="GLU" if activation else "STORE",
+        activation=activation or "silu",
+        biases=[upload(device, b) for b in biases],
+    )
+    return out.read(dtype, (len(ids), rows)).astype(np.float32)[row_of]
+
+
+def holds_rows(device, name: str, columns: int) -> bool:
+    """Whether two CTAs of ExpertRows fit on an SM."""
+    w = Weights(name, 16, columns)
+    tiles = TiledMatrix(w.layout, 16, columns, None)  # type: ignore[arg-type]
+    return ExpertRows(device).tile_rows([tiles], 8, 8) > 0
+
+
+@pytest.mark.parametrize(
+    "name", [*KINDS, "Q4_1", "Q4_K", "Q5_K", "Q2_K", "Q3_K", "IQ4_XS", "IQ2_XS", "NVFP4", "F8_E4M3"]
+)
+def test_few_rows_of_every_kind(machine, name):
+    """More rows of one expert than a tile has, a few of another, and an expert without any; tile
+    rows that fill no round.
+    """
+    if not holds_rows(machine, name, 512):
+        pytest.skip(f"two CTAs do not fit into the shared memory of an SM of {machine.arch}")
+    experts = Experts(machine, name, 4, 150, 512)
+    ids = np.random.default_rng(0).choice([0, 1, 3], 20, p=[0.7, 0.15, 0.15]).astype(np.int32)
+    x = tokens(len(ids), 512)
+    y = few_rows(machine, [experts], ids, x)
+    assert nmse(y, experts.exact(ids, x)) <= ROUNDED
+    assert np.array_equal(y[:5], few_rows(machine, [experts], ids[:5], x[:5]))
+
+
+@pytest.mark.parametrize("activation", ["silu", "swiglu_oai"])
+@pytest.mark.parametrize(("name", "columns"), [("MXFP4", 672), ("Q8_0", 96)])
+def test_few_rows_of_gate_and_up(machine, name, columns, activation):
+    """Of the rows of tokens, each with three experts, with biases; columns that fill no chunk."""
+    if not holds_rows(machine, name, columns):
+        pytest.skip(f"two CTAs do not fit into the shared memory of an SM of {machine.arch}")
+    gate, up = (Experts(machine, name, 5, 200, columns, seed) for seed in (1, 2))
+    ids, rng = (
+        np.random.default_rng(5).integers(0, 5, 15).astype(np.int32),
+        np.random.default_rng(7),
+    )
+    x = (tokens(5, columns) / 16).astype(np.float16)
+    rows, biases = np.repeat(x, 3, axis=0), rng.standard_normal((2, 5, 200)).astype(np.float32)
+    h = few_rows(machine, [gate, up], ids, x, 3, activation, biases)
+    g, u = (e.exact(ids, rows) + b[ids] for e, b in zip((gate, up), biases, strict=True))
+    assert nmse(h, reference.gated(activation, g, u)) <= 1e-6
 
 
 def test_rows_of_work_tiles():
@@ -341,8 +424,11 @@ def test_under_sanitizers(emulated):
     (_, ids, _, _), expected = routed(emulated, f, random_x(f, 3))
     assert np.array_equal(ids, expected[1])
     experts, flat, x = Experts(emulated, "Q8_0", 9, 20, 96), ids.reshape(-1), tokens(9, 96)
-    (y,) = gemv(emulated, [experts], flat, x, 3, per_token=False)
-    assert nmse(y, experts.exact(flat, x)) <= bound(experts.each[0])
+    y = gemv(emulated, [experts], flat, x[:3], 3)
+    assert nmse(y, experts.exact(flat, np.repeat(x[:3], 3, axis=0))) <= bound(experts.each[0])
+    zeros, weights = np.zeros((3, 20), np.float32), np.ones((3, 3), np.float32)
+    y = gemv_sum(emulated, experts, flat, x, zeros, weights, bias=np.zeros((9, 20), np.float32))
+    assert nmse(y, experts.exact(flat, x).reshape(3, 3, 20).sum(1)) <= bound(experts.each[0])
     memory, (pair_of, row_of, _) = sorted_pairs(emulated, flat, 9)
     out, sums = Output(emulated, 4 * 9 * 20), Output(emulated, 4 * 3 * 20)
     up = upload(emulated, x)

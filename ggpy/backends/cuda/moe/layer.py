@@ -7,16 +7,16 @@ computed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from ....kernels.gemm.gemm import Epilogue
 from ....kernels.layout.tile import TiledMatrix
 from ....kernels.moe.combine import Combine, ExpertOutputs
-from ....kernels.moe.expert_gemv import ExpertGemv
+from ....kernels.moe.expert_gemv import ExpertAddends, ExpertGemv
 from ....kernels.moe.route import Route, RouterWeights, Routes
 from ....kernels.moe.sort import WORK_BYTES, SortedPairs, SortPairs, work_tiles
 from ...experts import Experts, SharedExpert
@@ -49,8 +49,9 @@ class MoEOps:
         """Compiles nothing."""
         self._context, self.device = context, context.device
         self._route = Route(self.device)
-        self._gemv = ExpertGemv(self.device, context.planner.kernels.decode)
+        self._gemv = ExpertGemv(self.device)
         self._gemm = context.planner.kernels.experts
+        self._rows = context.planner.kernels.expert_rows
         self.staging = ExpertStaging(self.device, context.scratch)
         self._packed = PackedExperts(context, self.staging)
 
@@ -146,21 +147,21 @@ class MoEOps:
         if pairs.plan.packed:
             return self._packed.act(pairs, e)
         c, n, n_ff = self._context, pairs.n, e.w_up.n_rows
-        h, both = c.f16("expert h", n, n_ff), [e.w_gate, e.w_up]
+        h, both, biases = c.f16("expert h", n, n_ff), [e.w_gate, e.w_up], (e.b_gate, e.b_up)
         if pairs.plan.glu:
-            self._multiply(both, pairs, pairs.x, [h], True, "GLU", e.activation)
+            with self._tiles(both, pairs) as tiles:
+                self._glu(tiles, pairs, h, e.activation, [_rows(bias) for bias in biases])
             return h
         parts = [c.f32(f"expert {name}", n, n_ff) for name in ("gate", "up")]
-        if pairs.plan.together:
-            self._multiply(both, pairs, pairs.x, parts, True)
-        else:
-            for w, part in zip(both, parts, strict=True):
-                self._multiply([w], pairs, pairs.x, [part], True)
+        together = pairs.plan.together and pairs.order is not None and not pairs.plan.few_rows
+        for some in [slice(2)] if together else [slice(1), slice(1, 2)]:
+            with self._tiles(both[some], pairs) as tiles:
+                self._multiply(tiles, pairs, parts[some])
         gate, up = (part.data for part in parts)
         pair_of = pairs.order.pair_of if pairs.order else None
-        biases = _rows(e.b_gate), _rows(e.b_up)
+        of_rows = _rows(e.b_gate), _rows(e.b_up)
         shape = n, n_ff, e.activation
-        self._combine.glu((gate, up), biases, pairs.routes.ids, pair_of, h.data, *shape)
+        self._combine.glu((gate, up), of_rows, pairs.routes.ids, pair_of, h.data, *shape)
         return h
 
     def expert_out(
@@ -170,63 +171,85 @@ class MoEOps:
         if pairs.plan.packed:
             return self._packed.out(x, h, pairs, e, shared, self._combine)
         c, routes, (n, k) = self._context, pairs.routes, x.shape
-        y = c.f32("expert y", pairs.n, k)
-        self._multiply([e.w_down], pairs, h.data, [y], False)
+        bias, of_shared = _rows(e.b_down), shared.data if shared else None
+        if pairs.order is None:
+            addends = ExpertAddends(routes.weights, bias, of_shared, routes.strength)
+            shape = n, pairs.plan.choice.n_used
+            with self._tiles([e.w_down], pairs) as tiles:
+                self._gemv.launch(
+                    *(tiles, routes.ids, h.data, x.data, *shape), epilogue="SUM", addends=addends
+                )
+            return
+        y, shape = c.f32("expert y", pairs.n, k), (pairs.n, pairs.plan.choice.n_expert)
+        with self._tiles([e.w_down], pairs) as tiles:
+            if pairs.plan.few_rows:
+                self._rows.launch(tiles, pairs.order, h.data, y.data, *shape)
+            else:
+                self._gemm.launch(tiles, pairs.order, h.data, [y.data], *shape)
         outputs = ExpertOutputs(
-            y.data,
-            routes.ids,
-            routes.weights,
-            _rows(e.b_down),
-            pairs.order.row_of if pairs.order else None,
-            shared.data if shared else None,
-            routes.strength,
+            *(y.data, routes.ids, routes.weights, bias),
+            *(pairs.order.row_of, of_shared, routes.strength),
         )
         self._combine.launch(x.data, outputs, n, pairs.plan.choice.n_used, k)
 
-    def _multiply(
-        self,
-        weights: Sequence[Matrix],
-        pairs: ChosenPairs,
-        x: Memory,
-        outs: Sequence[Array],
-        per_token: bool,
-        epilogue: Epilogue = "STORE",
-        activation: str = "silu",
-    ) -> None:
-        """outs[i][pair] = x[row] weights[i][expert]^T; per_token: see ExpertGemv."""
-        copied = pairs.plan.copied
-        tiles = self.staging.take(weights) if copied else [w.in_tiles for w in weights]
-        dst = [out.data for out in outs]
-        self._launch(tiles, pairs, x, dst, per_token, epilogue, activation)
-        if copied:
-            self.staging.done()
+    @contextmanager
+    def _tiles(self, weights: Sequence[Matrix], pairs: ChosenPairs) -> Iterator[list[TiledMatrix]]:
+        """The experts in tiles, copied to the device where the plan says so."""
+        if not pairs.plan.copied:
+            yield [w.in_tiles for w in weights]
+            return
+        yield self.staging.take(weights)
+        self.staging.done()
 
-    def _launch(
+    def _glu(
         self,
         tiles: Sequence[TiledMatrix],
         pairs: ChosenPairs,
-        x: Memory,
-        dst: Sequence[Memory],
-        per_token: bool,
-        epilogue: Epilogue,
+        h: Array,
         activation: str,
+        biases: Sequence[Memory | None],
     ) -> None:
+        """h = act(gate) * up of the rows of tokens."""
         choice = pairs.plan.choice
-        if pairs.order is not None:
-            self._gemm.launch(
-                *(tiles, pairs.order, x, dst, pairs.n, choice.n_expert),
-                n_used=choice.n_used if per_token else 0,
-                epilogue=epilogue,
+        if pairs.order is None:
+            n_tokens = pairs.n // choice.n_used
+            self._gemv.launch(
+                *(tiles, pairs.routes.ids, pairs.x, h.data, n_tokens, choice.n_used),
+                epilogue="GLU",
                 activation=activation,
+                biases=biases,
             )
             return
-        self._gemv.launch(
-            *(tiles, pairs.routes.ids, x, dst, pairs.n, choice.n_used),
-            per_token=per_token,
-            ids_ready=not per_token,
-            epilogue=epilogue,
+        if pairs.plan.few_rows:
+            self._rows.launch(
+                *(tiles, pairs.order, pairs.x, h.data, pairs.n, choice.n_expert),
+                n_used=choice.n_used,
+                epilogue="GLU",
+                activation=activation,
+                biases=biases,
+            )
+            return
+        self._gemm.launch(
+            *(tiles, pairs.order, pairs.x, [h.data], pairs.n, choice.n_expert),
+            n_used=choice.n_used,
+            epilogue="GLU",
             activation=activation,
         )
+
+    def _multiply(
+        self, tiles: Sequence[TiledMatrix], pairs: ChosenPairs, outs: Sequence[Array]
+    ) -> None:
+        """outs[i], f32, of the rows of tokens; only ExpertGemm takes several matrices."""
+        choice, dst = pairs.plan.choice, [out.data for out in outs]
+        if pairs.order is None:
+            shape = pairs.n // choice.n_used, choice.n_used
+            self._gemv.launch(tiles, pairs.routes.ids, pairs.x, dst[0], *shape)
+            return
+        shape = pairs.n, choice.n_expert
+        if pairs.plan.few_rows:
+            self._rows.launch(tiles, pairs.order, pairs.x, dst[0], *shape, n_used=choice.n_used)
+        else:
+            self._gemm.launch(tiles, pairs.order, pairs.x, dst, *shape, n_used=choice.n_used)
 
 
 def _rows(bias: Matrix | None) -> Memory | None:

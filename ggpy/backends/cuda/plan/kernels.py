@@ -16,6 +16,7 @@ from ....kernels.gemm.hopper import ROW_BLOCK, SplitKWorkspace
 from ....kernels.layout.pack import Pack
 from ....kernels.layout.tile import ROWS
 from ....kernels.moe.expert_gemm import ExpertGemm
+from ....kernels.moe.expert_rows import ExpertRows
 from ....kernels.w8a8.quantize_rows import QuantizeRows
 from ....kernels.w8a8.w8a8_decode import W8A8Decode
 from ....kernels.w8a8.w8a8_prefill import W8A8Prefill
@@ -40,6 +41,7 @@ class GemmKernels:
         self.wgmma = GemmWgmma(device, n_sms, workspace)
         self.prefill = GemmPrefill(device)
         self.experts = ExpertGemm(device)
+        self.expert_rows = ExpertRows(device)
         self.pack = Pack(device)
         self.w8a8_decode = W8A8Decode(device, limits)
         self.w8a8_prefill = W8A8Prefill(device)

@@ -112,6 +112,7 @@ class MoEPlan:
     tiles of pairs that are sorted by expert, for a GEMM; 0: each pair is a GEMV. together: gate
     and up are one launch; glu: which applies the activation. shared: the products of the shared
     expert. copied: experts in host memory are copied to the device before they are multiplied.
+    few_rows: the GEMM is the one for few rows an expert.
     """
 
     packed: bool = field(default=False, kw_only=True)  # rows are gathered, for ExpertWgmma
@@ -122,6 +123,7 @@ class MoEPlan:
     shared: tuple[ProductPlan, ProductPlan] | None
     after: ResidualState
     copied: bool = False
+    few_rows: bool = False
 
 
 class Planner(ProductPlanner):
@@ -267,6 +269,13 @@ class Planner(ProductPlanner):
             return 0
         return self.kernels.experts.tile_rows(n_pairs, choice.n_expert)
 
+    def few_rows(self, weights: Sequence[Matrix], choice: RouterChoice, s: StepClass) -> int:
+        """Rows of a work tile of the GEMM for few rows an expert; 0: it does not run."""
+        if not self.expert_tile(choice, s):
+            return 0
+        tiles, n_pairs = [w.in_tiles for w in weights], s.n_tokens * choice.n_used
+        return self.kernels.expert_rows.tile_rows(tiles, n_pairs, choice.n_expert)
+
     def copies_experts(self, choice: RouterChoice, s: StepClass) -> bool:
         """Whether experts in host memory are copied to the device, all of them, or else read where
         they lie: sorted pairs read each chosen expert once, which two pairs an expert make 86 % of
@@ -282,17 +291,20 @@ class Planner(ProductPlanner):
         e = f.experts
         biased = e.b_gate is not None or e.b_up is not None
         together = one_layout([e.w_gate, e.w_up])
-        glu = together and not biased and e.activation != "swiglu_oai"
         shared = None
         if f.shared is not None:
             gate_up = [f.shared.w_gate, f.shared.w_up]
             epilogue: Epilogue = "GLU" if self.takes_glu(gate_up, s) else "STORE"
             shared = self.product(gate_up, s, epilogue), self.product([f.shared.w_down], s)
         choice = choice_of(f)
-        tile, copied = self.expert_tile(choice, s), False
-        if any(w.on_host for w in (e.w_gate, e.w_up, e.w_down)):
+        matrices = [e.w_gate, e.w_up, e.w_down]
+        tile, few, copied = self.expert_tile(choice, s), self.few_rows(matrices, choice, s), False
+        plain = not biased and e.activation != "swiglu_oai"
+        glu = together and (plain or not tile or few > 0)
+        if any(w.on_host for w in matrices):
             copied = self.copies_experts(choice, s)
-        return MoEPlan(choice, tile, together, glu, shared, ResidualState(), copied)
+        shape = choice, few or tile, together, glu, shared, ResidualState(), copied
+        return MoEPlan(*shape, few_rows=few > 0)
 
     def output(
         self,
