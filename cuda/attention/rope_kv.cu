@@ -78,7 +78,8 @@ __device__ __forceinline__ void store_values(const RopeArgs& p, int kv_head, int
 // are together, the warps of the first token store the values of all eight. Grid (at most ceil((H + 2 G) / HEAD_WARPS),
 // T).
 template <class K, class V>  // KV cache types
-__global__ void __launch_bounds__(HEAD_WARPS * 32, both_f16<K, V> ? 8 : 6) rope_kv(const RopeArgs p) {
+__global__ void __launch_bounds__(HEAD_WARPS * 32, (both_f16<K, V> ? 8 : 6) / (MAX_HEAD > 256 ? 3 : 1))
+    rope_kv(const RopeArgs p) {
     __shared__ float heads[HEAD_WARPS][MAX_HEAD];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, token = blockIdx.y;
     const int stride = gridDim.x * HEAD_WARPS;
@@ -86,8 +87,8 @@ __global__ void __launch_bounds__(HEAD_WARPS * 32, both_f16<K, V> ? 8 : 6) rope_
     int i = blockIdx.x * HEAD_WARPS + warp;
     // The step's metadata does not depend on earlier kernels.
     const int position = p.positions[token], first = token / TOGETHER * TOGETHER;
-    const bool together = both_f16<K, V> && are_together(p, first, gridDim.y, lane);
-    const int end = p.n_head + (together ? 1 : 2) * p.n_head_kv;
+    const bool together = both_f16<K, V> && !VALUE_NORM && !SHARED_KV && are_together(p, first, gridDim.y, lane);
+    const int end = p.n_head + (SHARED_KV ? 0 : together ? 1 : 2) * p.n_head_kv;
     Rotation rotation;
     rotation.prepare(p, position, lane);
     grid_dependency_wait();

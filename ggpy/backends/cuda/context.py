@@ -133,6 +133,6 @@ class StepContext:
         if plan.post_norm is NormIn.PROLOGUE:
             buffers = (self.f32(name, n, k) for name in ("x", "x, other"))
             to = next(buffer for buffer in buffers if buffer.data is not x.data)
-            return replace(to, sum=Sum(x.data, y.data, post_norm))
+            return replace(to, sum=Sum(x.data, y.data, post_norm), scale=x.scale)
         self.norms.add(x, y, post_norm)
         return x

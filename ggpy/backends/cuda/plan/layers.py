@@ -18,6 +18,7 @@ from ....kernels.gemm.gemm import Epilogue
 from ....kernels.layout.pack import PLAIN, UNIT
 from ....kernels.moe.route import RouterChoice
 from ...experts import LEAST_SUM
+from ...inputs import LayerInputs
 from ...interface import (
     Attention,
     Dense,
@@ -30,6 +31,7 @@ from ...interface import (
     Norm,
 )
 from ..arrays import Matrix, one_layout
+from .ends import EndPlan, Successor, behind, plan_end, plan_projection
 from .problem import NormIn, Problem, ProductPlan, StepClass
 from .products import ProductPlanner
 
@@ -149,7 +151,8 @@ class Planner(ProductPlanner):
         """
         if a.norm_whole:
             return RopeIn.KERNEL
-        if a.w_gate is not None:  # a fourth matrix, which no epilogue knows
+        if a.w_gate is not None or a.v_norm is not None or a.wk is None or a.wv is None:
+            # a fourth matrix, or a norm of v, or fewer than three, which no epilogue knows
             return RopeIn.ATTENTION if s.decode and s.fused else RopeIn.KERNEL
         norms = (a.q_norm, a.k_norm)
         n_pairs = len(a.rope.inv_freq) if a.rope else a.spec.key_size // 2
@@ -238,7 +241,7 @@ class Planner(ProductPlanner):
         h_layout = self.x_layout([f.w_down], s) if packs else PLAIN
         epilogue: Epilogue = "GLU" if glu else "STORE"
         gate_up = self.product(weights, s, epilogue, norm, out_layout=h_layout)
-        successor = layer.next.mixer if layer.next else None
+        successor = behind(layer)
         down, x = self.output(f.w_down, f.post_norm, successor, s, x)
         return DensePlan(gate_up, glu, h_layout, down, x)
 
@@ -285,11 +288,25 @@ class Planner(ProductPlanner):
             copied = self.copies_experts(choice, s)
         return MoEPlan(choice, tile, together, glu, shared, ResidualState(), copied)
 
+    def projected_inputs(self, inputs: LayerInputs, s: StepClass) -> ProductPlan:
+        """The product of which the inputs of layers are made."""
+        key = inputs, s
+        if key not in self._plans:
+            self._plans[key] = plan_projection(self, inputs, s, ResidualState())
+        return self._plans[key]
+
+    def end(self, layer: Layer, s: StepClass) -> EndPlan:
+        """A layer's input. What precedes it defers no norm, and neither does it."""
+        key = layer.input, s
+        if key not in self._plans:
+            self._plans[key] = plan_end(self, layer, s, ResidualState())
+        return self._plans[key]
+
     def output(
         self,
         w: Matrix,
         post_norm: Norm | None,
-        successor: Mixer | FeedForward | None,
+        successor: Successor | None,
         s: StepClass,
         x: ResidualState,
     ) -> tuple[OutputPlan, ResidualState]:
@@ -339,9 +356,9 @@ def choice_of(f: MoE) -> RouterChoice:
     return RouterChoice(n_expert, r.n_used, r.score, r.normalise, r.scale, r.groups, LEAST_SUM)
 
 
-def successor_of(layer: Layer) -> Mixer | FeedForward | None:
+def successor_of(layer: Layer) -> Successor | None:
     """What takes x behind a layer's mixer; None for experts, which take x as it is."""
-    successor = layer.ffn or (layer.next.mixer if layer.next else None)
+    successor = layer.ffn or behind(layer)
     return None if isinstance(successor, MoE) else successor
 
 
@@ -361,9 +378,6 @@ def refuse(part: Mixer | FeedForward | Head) -> None:
         "attention in chunks": getattr(part, "chunked", False),
         "weights of experts on what they take": isinstance(part, MoE) and part.router.weighs_input,
         "norms of all heads with a bias": whole and getattr(part, "bq", None) is not None,
-        "norms of values": getattr(part, "v_norm", None) is not None,
-        "keys that are values, or another layer's": isinstance(part, Attention)
-        and (part.wk is None or part.wv is None),
         f"queries that grow with their position (none do up to -c {length})": length > 0,
         problem: bool(problem),
     }
