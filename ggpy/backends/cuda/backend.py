@@ -268,6 +268,10 @@ class Cuda:
         scaled = self._scales[layer]
         return replace(self.inputs.end_layer(x, scaled, inputs), scale=scaled.after)
 
+    def computed(self, layer: Layer) -> Layer:
+        """The layer as plans know it, with the scales of layers folded away."""
+        return self._scales[layer].layer
+
     def logits(self, x: Array, head: Head, step: Step) -> Array:
         """Logits f32 [R, V]."""
         c, w = self.context, head.weight
