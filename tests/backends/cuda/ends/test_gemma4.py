@@ -4,7 +4,6 @@ keys as values, keys of other layers, heads of 512.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,13 @@ import numpy as np
 import pytest
 from cases import nmse
 from counting_device import CountingDevice
+from tiny_gemma4 import WIDE, write_tiny_gemma4
 
 from ggpy import arch
 from ggpy.backends.cuda import backend as cuda
 from ggpy.backends.numpy.backend import Reference
 from ggpy.backends.trace import Trace
 from ggpy.gguf import File
-from tools import make_tiny
 
 from ..test_backend import PAGES, Model, Pair, ids_of, step_of
 
@@ -28,26 +27,6 @@ SCALES = {  # of what layers return, and whether kernels multiply by them
     "too small": (2e-4, 3e-4, 2.0, 1e3),
     "negative": (0.5, -1.5, 0.75, 1.0),
 }
-WIDE = {
-    **{"attention.key_length": 512, "attention.value_length": 512, "rope.dimension_count": 512},
-}
-
-
-def variant(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], scales: Any = None
-) -> Path:
-    """The tiny model with other settings, or other scales of its layers. Long queries and keys
-    would have scores that enlarge what was rounded before: norms of wide ones have small weights.
-    """
-    model = make_tiny.MODELS["gemma4"]
-    changed = replace(model, settings={**model.settings, **settings})
-    monkeypatch.setitem(make_tiny.MODELS, "gemma4", changed)
-    names = [f"blk.{i}.layer_output_scale.weight" for i in range(4)]
-    arrays = [np.array([x], np.float32) for x in scales or ()]
-    tensors = dict(zip(names, arrays, strict=False))
-    if settings is WIDE:
-        tensors |= {f"blk.{i}.attn_q_norm.weight": np.full(512, 0.1, np.float32) for i in (1, 3)}
-    return make_tiny.write(folder / "gemma4.gguf", "gemma4", tensors=tensors)
 
 
 def check_ops(machine: Any, path: Path) -> None:
@@ -68,17 +47,17 @@ def check_ops(machine: Any, path: Path) -> None:
 
 @pytest.mark.parametrize("scales", SCALES.values(), ids=SCALES)
 def test_every_op(machine, tmp_path, monkeypatch, scales) -> None:
-    check_ops(machine, variant(tmp_path, monkeypatch, {}, scales))
+    check_ops(machine, write_tiny_gemma4(tmp_path, monkeypatch, {}, scales))
 
 
 def test_every_op_with_heads_of_512(machine, tmp_path, monkeypatch) -> None:
-    check_ops(machine, variant(tmp_path, monkeypatch, WIDE))
+    check_ops(machine, write_tiny_gemma4(tmp_path, monkeypatch, WIDE))
 
 
 @pytest.mark.parametrize("scales", ["too small", "negative"])
 def test_steps_whose_scales_are_not_folded(machine, tmp_path, monkeypatch, scales) -> None:
     """What follows such a layer adds nothing that is pending."""
-    pair = Pair(machine, variant(tmp_path, monkeypatch, {}, SCALES[scales]))
+    pair = Pair(machine, write_tiny_gemma4(tmp_path, monkeypatch, {}, SCALES[scales]))
     pair.step([(ids_of(5), 0, PAGES[0])])
     for i in range(3):
         pair.step([([7 + i], 5 + i, PAGES[0])])
@@ -89,7 +68,7 @@ def test_texts_that_part_and_are_taken_back(machine, tmp_path, monkeypatch, sett
     """Two sequences share the first page, from which both go on; then one goes back. Layers that
     read another layer's keys find those of their own sequence.
     """
-    pair = Pair(machine, variant(tmp_path, monkeypatch, settings))
+    pair = Pair(machine, write_tiny_gemma4(tmp_path, monkeypatch, settings))
     pair.step([(ids_of(66), 0, [3, 7])])
     pair.step([(ids_of(4, 1), 64, [3, 5]), ([9], 66, [3, 7])])
     for i in range(3):  # directly, and recorded
@@ -100,7 +79,7 @@ def test_texts_that_part_and_are_taken_back(machine, tmp_path, monkeypatch, sett
 
 
 def test_a_hidden_state_has_its_scale(machine, tmp_path, monkeypatch) -> None:
-    path = variant(tmp_path, monkeypatch, {}, SCALES["folded"])
+    path = write_tiny_gemma4(tmp_path, monkeypatch, {}, SCALES["folded"])
     step = step_of([(ids_of(9), 0, PAGES[0])])
     found, expected = (Model(ops, path).hidden(step) for ops in (cuda.Cuda(machine), Reference(1)))
     assert nmse(found, expected) <= NMSE
