@@ -15,7 +15,7 @@ WIDE = {
     **{"attention.key_length": 512, "attention.value_length": 512, "rope.dimension_count": 512},
 }
 EXPERTS = {
-    **{"expert_count": 8, "expert_used_count": 3, "expert_feed_forward_length": 32},
+    **{"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32},
     **{"embedding_length_per_layer_input": 0, "attention.shared_kv_layers": 0},
 }
 

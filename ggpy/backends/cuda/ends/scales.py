@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ....kernels.gemm.gemm import INPUT_RANGE
-from ...interface import Attention, Dense, Layer, Norm
+from ...interface import Attention, Dense, Layer, MoE, Norm
 from ..norm import Norms
 
 MOST = 1e6  # a stream is divided by this at most, and by its inverse at least
@@ -79,7 +79,13 @@ class LayerScales(dict[Layer, ScaledLayer]):
         if part is None or before == 1:
             return part
         norm, post_norm = taken(part.norm, before), self._given(part.post_norm, before)
-        return replace(part, norm=norm, post_norm=post_norm)
+        part = replace(part, norm=norm, post_norm=post_norm)
+        if not isinstance(part, MoE):
+            return part
+        d, r = part.dense, part.router
+        assert d is not None and d.norm is not None
+        beside = replace(d, norm=taken(d.norm, before))
+        return replace(part, router=replace(r, norm=taken(r.norm, before)), dense=beside)
 
     def _given(self, norm: Norm, before: float) -> Norm:
         """The norm, of which the result is divided by `before`."""
@@ -96,6 +102,9 @@ def _has_norms(layer: Layer) -> bool:
     """Whether the layer normalises all it takes, and all it adds."""
     parts: list[Any] = [part for part in (layer.mixer, layer.ffn) if part is not None]
     return all(
-        isinstance(part, Attention | Dense) and part.norm is not None and part.post_norm is not None
+        isinstance(part, Attention | Dense | MoE)
+        and part.norm is not None
+        and part.post_norm is not None
+        and (not isinstance(part, MoE) or (part.dense is not None and part.dense.norm is not None))
         for part in parts
     )

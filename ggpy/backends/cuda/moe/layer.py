@@ -25,6 +25,7 @@ from ..arrays import Array, Matrix, Memory
 from ..context import StepContext
 from ..gemm import ProductOperands
 from ..plan import MoEPlan
+from .beside import DenseBeside
 from .staging import ExpertStaging
 
 
@@ -51,6 +52,7 @@ class MoEOps:
         self._gemv = ExpertGemv(self.device, context.planner.kernels.decode)
         self._gemm = context.planner.kernels.experts
         self.staging = ExpertStaging(self.device, context.scratch)
+        self._beside = DenseBeside(context)
 
     @cached_property
     def _sort(self) -> SortPairs:
@@ -68,17 +70,22 @@ class MoEOps:
         c.stream = plan.after
         if plan.copied:
             self.staging.enter(layer)
+        dense_h = dense = None
+        if f.dense is not None:
+            x, dense_h, dense = self._beside.multiply(x, f, plan)
         routes = self.route(x, f, plan)
         if c.probe:
             n_used = plan.choice.n_used
             c.probe(layer.index, "experts", Array(routes.ids, np.int32, (n, n_used), n_used))
+        if dense_h is not None and c.probe:
+            c.probe(layer.index, "shared_act", dense_h)
         shared = None if f.shared is None else self.shared_expert(routes, f.shared, layer, plan, n)
         pairs = self._pairs(routes, x, plan)
         h = self.expert_act(pairs, f.experts)
         if c.probe:
             shape = n, plan.choice.n_used, h.row
             c.probe(layer.index, "ffn_act", Array(h.data, np.float16, shape, h.row))
-        self.expert_out(x, h, pairs, f.experts, shared)
+        x = self.expert_out(x, h, pairs, f, shared or dense)
         if c.probe:
             c.probe(layer.index, "ffn_out", x)
         return x
@@ -87,8 +94,11 @@ class MoEOps:
         """norm(x) in f16, and the experts of each token."""
         c, (n, k), r = self._context, x.shape, f.router
         gate = f.shared.gate if f.shared else None
+        norm = f.norm if r.norm is None else c.norms.scaled(r.norm, k, r.norm_scale)
         weights = RouterWeights(
-            f.norm.weight, f.norm.eps, r.weight.in_blocks.data, r.bias, r.choice_bias, gate
+            *(norm.weight, norm.eps, r.weight.in_blocks.data, r.bias, r.choice_bias, gate),
+            taken_norm=None if r.norm is None else f.norm.weight,
+            expert_scale=r.expert_scale,
         )
         each = 4 * n * plan.choice.n_used
         ids, strengths = c.scratch("expert ids", each), c.scratch("expert weights", each)
@@ -156,22 +166,28 @@ class MoEOps:
         return h
 
     def expert_out(
-        self, x: Array, h: Array, pairs: ChosenPairs, e: Experts, shared: Array | None
-    ) -> None:
-        """x += the weighted outputs."""
-        c, routes, (n, k) = self._context, pairs.routes, x.shape
+        self, x: Array, h: Array, pairs: ChosenPairs, f: MoE, beside: Array | None
+    ) -> Array:
+        """x + the weighted outputs; beside: of the shared expert, or of a dense feed-forward."""
+        c, routes, (n, k), e = self._context, pairs.routes, x.shape, f.experts
         y = c.f32("expert y", pairs.n, k)
         self._multiply([e.w_down], pairs, h.data, [y], False)
+        row_of = pairs.order.row_of if pairs.order else None
+        if f.dense is not None:
+            assert beside is not None
+            parts = y.data, routes.weights, row_of
+            return self._beside.join(x, beside, parts, f, pairs.plan)
         outputs = ExpertOutputs(
             y.data,
             routes.ids,
             routes.weights,
             _rows(e.b_down),
-            pairs.order.row_of if pairs.order else None,
-            shared.data if shared else None,
+            row_of,
+            beside.data if beside else None,
             routes.strength,
         )
         self._combine.launch(x.data, outputs, n, pairs.plan.choice.n_used, k)
+        return x
 
     def _multiply(
         self,

@@ -31,7 +31,8 @@ from ...interface import (
     Norm,
 )
 from ..arrays import Matrix, one_layout
-from .ends import EndPlan, Successor, behind, plan_end, plan_projection
+from .beside import BesidePlan, beside_problem, plan_beside
+from .ends import EndPlan, InputGate, Successor, behind, plan_end, plan_projection
 from .problem import NormIn, Problem, ProductPlan, StepClass
 from .products import ProductPlanner
 
@@ -114,6 +115,8 @@ class MoEPlan:
     tiles of pairs that are sorted by expert, for a GEMM; 0: each pair is a GEMV. together: gate
     and up are one launch; glu: which applies the activation. shared: the products of the shared
     expert. copied: experts in host memory are copied to the device before they are multiplied.
+    beside: the products of a dense feed-forward beside the experts; post_norm: where the norm of
+    what both add is computed.
     """
 
     choice: RouterChoice
@@ -123,6 +126,8 @@ class MoEPlan:
     shared: tuple[ProductPlan, ProductPlan] | None
     after: ResidualState
     copied: bool = False
+    beside: BesidePlan | None = None
+    post_norm: NormIn = NormIn.NONE
 
 
 class Planner(ProductPlanner):
@@ -286,7 +291,9 @@ class Planner(ProductPlanner):
         tile, copied = self.expert_tile(choice, s), False
         if any(w.on_host for w in (e.w_gate, e.w_up, e.w_down)):
             copied = self.copies_experts(choice, s)
-        return MoEPlan(choice, tile, together, glu, shared, ResidualState(), copied)
+        x = ResidualState()
+        found = MoEPlan(choice, tile, together, glu, shared, x, copied)
+        return plan_beside(self, found, layer, s, x) if f.dense else found
 
     def projected_inputs(self, inputs: LayerInputs, s: StepClass) -> ProductPlan:
         """The product of which the inputs of layers are made."""
@@ -357,9 +364,11 @@ def choice_of(f: MoE) -> RouterChoice:
 
 
 def successor_of(layer: Layer) -> Successor | None:
-    """What takes x behind a layer's mixer; None for experts, which take x as it is."""
+    """What takes x behind a layer's mixer; None for experts, but for what is beside them."""
     successor = layer.ffn or behind(layer)
-    return None if isinstance(successor, MoE) else successor
+    if isinstance(successor, MoE):
+        return InputGate(successor.dense.projections) if successor.dense else None
+    return successor
 
 
 def refuse(part: Mixer | FeedForward | Head) -> None:
@@ -368,7 +377,7 @@ def refuse(part: Mixer | FeedForward | Head) -> None:
     whole, temperature = getattr(part, "norm_whole", False), getattr(part, "temperature", None)
     length = temperature.length if temperature else 0
     biased = getattr(part, "bo", None) is not None and norms[1] is not None
-    problem = choice_of(part).problem if isinstance(part, MoE) else ""
+    problem = choice_of(part).problem or beside_problem(part) if isinstance(part, MoE) else ""
     found = {
         "layer norms and norms with a bias": any(n and not n.is_rms for n in norms),
         "a bias of the attention's output before a norm": biased,
