@@ -144,6 +144,10 @@ def _experts(ops: Cuda, layer: Layer, tokens: str, s: StepClass) -> Iterator[tup
     def row(tensor: str, kernel: str, norm: str, epilogue: str, schedule: str) -> PlanRow:
         return PlanRow(tokens, str(at), tensor, kernel, "plain", norm, "-", epilogue, schedule, "-")
 
+    if plan.beside is not None and f.dense is not None:
+        b, d = plan.beside, f.dense
+        yield from _product(ops, at, tokens, b.gate_up, ("ffn_gate", "ffn_up"), d.projections)
+        yield from _product(ops, at, tokens, b.down, ("ffn_down",), [d.w_down])
     chosen = f"{choice.n_used} of {choice.n_expert}"
     yield at, row("ffn_gate_inp", "route", "kernel", choice.score, chosen)
     if plan.shared is not None and f.shared is not None:
@@ -159,7 +163,10 @@ def _experts(ops: Cuda, layer: Layer, tokens: str, s: StepClass) -> Iterator[tup
             yield at, row(name, kernel, "-", "store", deal)
         yield at, row("-", "expert_glu", "-", e.activation, "-")
     yield at, row("ffn_down_exps", kernel, "-", "store", deal)
-    yield at, row("-", "combine", "-", "add", "-")
+    if plan.beside is None:
+        yield at, row("-", "combine", "-", "add", "-")
+    else:
+        yield at, row("-", "join", "kernel", f"norm ({plan.post_norm.value})", "-")
 
 
 def _attention(kernels: HeadKernels, layer: int, tokens: str, s: StepClass) -> PlanRow:
