@@ -125,6 +125,18 @@ def test_norms_of_values(machine, e):
     check(machine, heads(4, 2, e), turn, Sequences([24, 17], [16, 9]))
 
 
+@pytest.mark.parametrize("e", [80, 512])
+def test_a_value_has_the_same_bits_alone_and_beside_seven_others(machine, e):
+    h, turn = heads(2, 1, e), Turn(frequencies(e // 2), value_eps=0.5)
+    parts, found = [random(16, n, e, seed=i) for i, n in enumerate((2, 1, 1))], []
+    for s, rows in ((Sequences([16], [16]), slice(None)), (Sequences([12], [1]), slice(11, 12))):
+        pages = Pages(machine, h, s, 0.0)
+        rope_kv(machine, h, s, turn, [part[rows] for part in parts], pages)
+        page, slot = s.place(0, np.array([11]))
+        found.append(pages.read()[1][page, :, :, slot])
+    assert np.array_equal(*found)
+
+
 def test_queries_alone(machine):
     """Keys and values of another layer stay as they are."""
     h, s, turn = heads(4, 2, 64), Sequences([24, 17], [16, 9]), Turn(frequencies(32), shared=True)
