@@ -343,6 +343,7 @@ struct DecodeHead {
     LocatedPairs<ROW> pairs;
 
     __device__ __forceinline__ void locate(const AttentionArgs& p, const Rows& rows, int i, int lane) {
+        if (SHARED_KV) i = min(i, rows.heads - 1);  // a warp without a head loads the last one
         part = i < rows.heads ? QUERY : i == rows.heads ? KEY : VALUE;
         normalised = MORE && part != VALUE && p.rope.norm[part == KEY] != nullptr;
         pairs.locate(p.rope, part, part == QUERY ? rows.first_head + i : rows.kv_head, rows.first_token, lane);
@@ -363,7 +364,7 @@ __device__ __forceinline__ void rotate_token(const AttentionArgs& p, const Rows&
                                              float* heads, __half* q, __half* newest, int warp, int lane) {
     constexpr bool INDEPENDENT = K::independent && V::independent;
     const int slot = context.position % PAGE_SIZE;
-    for (int i = warp; i < rows.heads + (context.newest ? 2 : 0); i += DECODE_WARPS) {
+    for (int i = warp; i < rows.heads + (!SHARED_KV && context.newest ? 2 : 0); i += DECODE_WARPS) {
         LocatedPairs<ROW>& pairs = first_head.pairs;
         if (i > warp) first_head.locate(p, rows, i, lane), pairs.load();
         pairs.add_bias(p.rope, lane);
@@ -371,6 +372,8 @@ __device__ __forceinline__ void rotate_token(const AttentionArgs& p, const Rows&
         if constexpr (INDEPENDENT) {  // each lane stores its elements to the page: no pass through shared memory
             if (MORE && first_head.normalised)
                 pairs.normalise(p.rope, p.rope.eps[part == KEY], [&](int j) { return first_head.weight[j]; });
+            if (VALUE_NORM && i > rows.heads)
+                pairs.normalise(p.rope, p.rope.eps[VALUE], [](int) { return make_float2(1.0f, 1.0f); });
             // Branch on i, not on part: three cases of a number compile to a jump table in memory.
             if (i <= rows.heads) pairs.rotate(p.rope, rotation, lane);
             if (i < rows.heads) {
@@ -448,8 +451,8 @@ template <int ROW, bool IN_SMEM, bool ODD, bool MORE, bool ROTATED, class K, cla
 __device__ void attend_token(const AttentionArgs& p, const AttentionTile& tile, const Rows& rows,
                              const DecodeContext& context, int index, int count, int split, uint8_t* shared) {
     constexpr int N = ROW / 16;
-    constexpr bool PUT =
-        K::independent && V::independent && !ROTATED;  // the newest position comes from `newest`, not from its page
+    // the newest position comes from `newest`, not from its page
+    constexpr bool PUT = K::independent && V::independent && !ROTATED && !SHARED_KV;
     const int warp = kept(static_cast<int>(threadIdx.x / 32)), lane = kept(static_cast<int>(threadIdx.x % 32));
     const int g = lane / 4, t = lane % 4;
     constexpr bool ASIDE = ODD && !IN_SMEM;  // remainder strips are in shared memory, all others in registers

@@ -31,20 +31,24 @@
 constexpr int ATTENTION_THREADS = ATTENTION_WARPS * 32;
 constexpr int STRIP = 32;  // positions that a warp takes at a time
 
+// Warps that share a strip, each with its part of every head: registers hold Q and O of 256 elements at most.
+template <int ROW>
+constexpr int SHARERS = ROW > 256 ? 2 : 1;
+
 // Running softmax of rows g and g + 8. The sum adds the probabilities rounded to f16, which are the ones that P V uses.
 struct Softmax {
     float maximum[2] = {NONE, NONE};
     float sum[2] = {0.0f, 0.0f};
 };
 
-// Loads Q as A operands; `from(row)` is the address of a row, [ROW] f16. Rows >= n_rows are 0.
-template <int ROW, class From>
-__device__ __forceinline__ void load_q(int n_rows, int g, int t, uint32_t (&a)[ROW / 16][4], From from) {
+// Loads Q as A operands; `from(row)` is the address of 16 * STEPS elements of a row, f16. Rows >= n_rows are 0.
+template <int STEPS, class From>
+__device__ __forceinline__ void load_q(int n_rows, int g, int t, uint32_t (&a)[STEPS][4], From from) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         const int r = g + 8 * h;
 #pragma unroll
-        for (int i = 0; i < ROW / 32; ++i) {
+        for (int i = 0; i < STEPS / 2; ++i) {
             uint4 v = make_uint4(0, 0, 0, 0);
             if (r < n_rows) v = *(reinterpret_cast<const uint4*>(from(r)) + i * 4 + t);
             a[2 * i][h] = v.x, a[2 * i][2 + h] = v.y, a[2 * i + 1][h] = v.z, a[2 * i + 1][2 + h] = v.w;
@@ -66,15 +70,31 @@ __device__ __forceinline__ void add_scores(const Keys& k, int t, const uint32_t 
         }
 }
 
-template <int ROW, class K, int FIRST>
-__device__ __forceinline__ void add_scores_by_pieces(const uint8_t* keys, int position, int t,
-                                                     const uint32_t (&q)[ROW / 16][4], float (&s)[4][4]) {
-    if constexpr (FIRST < ROW / 32) {
-        constexpr int COUNT = FIRST + K::key_step <= ROW / 32 ? K::key_step : 1;
+// `before`: pieces of the head before those of q.
+template <int ROW, class K, int FIRST, int STEPS>
+__device__ __forceinline__ void add_scores_by_pieces(const uint8_t* keys, int position, int before, int t,
+                                                     const uint32_t (&q)[STEPS][4], float (&s)[4][4]) {
+    if constexpr (FIRST < STEPS / 2) {
+        constexpr int COUNT = FIRST + K::key_step <= STEPS / 2 ? K::key_step : 1;
         typename K::template Keys<ROW, 4, COUNT> k;
-        k.load(keys, position, FIRST, t);
+        k.load(keys, position, before + FIRST, t);
         add_scores<FIRST, COUNT>(k, t, q, s);
-        add_scores_by_pieces<ROW, K, FIRST + COUNT>(keys, position, t, q, s);
+        add_scores_by_pieces<ROW, K, FIRST + COUNT>(keys, position, before, t, q, s);
+    }
+}
+
+// s += the other warp's s, of the same strip: both then have the same bits. `shared`: 512 floats for each warp of the
+// pair, which the next call may not use again. Barrier `pair` + 1 is theirs.
+__device__ __forceinline__ void add_other_scores(float* shared, int half, int pair, int lane, float (&s)[4][4]) {
+    float4* own = reinterpret_cast<float4*>(shared + half * 512) + lane;
+    const float4* other = reinterpret_cast<const float4*>(shared + (half ^ 1) * 512) + lane;
+#pragma unroll
+    for (int n = 0; n < 4; ++n) own[n * 32] = make_float4(s[n][0], s[n][1], s[n][2], s[n][3]);
+    named_barrier_sync(pair + 1, 64);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+        const float4 v = other[n * 32];
+        s[n][0] += v.x, s[n][1] += v.y, s[n][2] += v.z, s[n][3] += v.w;
     }
 }
 
@@ -136,7 +156,7 @@ __device__ void rotate_rows(const AttentionArgs& p, const Rows& rows, const int*
                             const Rotation& rotation, float* heads, __half* q) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, token = rows.first_token;
     float* head = heads + warp * ROW;
-    for (int i = warp; i < rows.heads + (newest ? 2 : 0); i += ATTENTION_WARPS) {
+    for (int i = warp; i < rows.heads + (!SHARED_KV && newest ? 2 : 0); i += ATTENTION_WARPS) {
         const int part = i < rows.heads ? QUERY : i == rows.heads ? KEY : VALUE;
         prepare_head<K>(p.rope, part, part == QUERY ? rows.first_head + i : rows.kv_head, token, rotation, head, lane);
         if (part == QUERY)
@@ -151,10 +171,11 @@ __device__ void rotate_rows(const AttentionArgs& p, const Rows& rows, const int*
 // Grid (G * head groups per KV head, tiles, splits).
 template <int ROW, bool FUSED, class K = CacheF16, class V = CacheF16>
 __global__ void __launch_bounds__(ATTENTION_THREADS, 1) paged_attention(const AttentionArgs p) {
-    constexpr int N = ROW / 8;
-    SHARED_DYNAMIC(float, parts);  // [ATTENTION_WARPS][ROWS][ROW + 2]
+    constexpr int SHARE = SHARERS<ROW>, N = ROW / SHARE / 8, TEAMS = ATTENTION_WARPS / SHARE;
+    SHARED_DYNAMIC(float, parts);  // [TEAMS][ROWS][ROW + 2]
     __shared__ __align__(16) __half q_shared[FUSED ? ROWS * ROW : 8];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int team = threadIdx.x / (32 * SHARE), half = SHARE == 1 ? 0 : threadIdx.x / 32 % SHARE;
     grid_dependency_launch();
     const AttentionTile tile = p.tiles[blockIdx.y];
     if (static_cast<int>(blockIdx.z) >= tile.n_split) return;
@@ -175,8 +196,8 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 1) paged_attention(const At
     const int* table = p.rope.page_tables + p.rope.sequences[tile.first_token] * p.rope.table_stride;
     // The values read above do not depend on earlier kernels of the step. Nor does the KV cache, except for the tokens
     // of the step. So the warp prefetches its first strip to L2 before the wait.
-    if (from + warp < to) {
-        const int position = (from + warp) * STRIP, slot = position % PAGE_SIZE;
+    if (from + team < to) {
+        const int position = (from + team) * STRIP, slot = position % PAGE_SIZE;
         const uint8_t* keys = page_of<K>(p.rope, p.rope.k_pages, table, rows.kv_head, position, ROW);
         const uint8_t* values = page_of<V>(p.rope, p.rope.v_pages, table, rows.kv_head, position, ROW);
         K::prefetch_keys(keys, ROW, slot, STRIP, lane);
@@ -186,20 +207,21 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 1) paged_attention(const At
     if constexpr (FUSED) rotation.prepare(p.rope, last, lane);
     grid_dependency_wait();
 
-    uint32_t q[ROW / 16][4];
+    uint32_t q[ROW / SHARE / 16][4];
+    const int first_element = half * (ROW / SHARE);
     if constexpr (FUSED) {
         rotate_rows<ROW, K, V>(p, rows, table, last, from < to && to == end, rotation, parts, q_shared);
-        load_q<ROW>(rows.n_rows, g, t, q, [&](int r) { return q_shared + r * ROW; });
+        load_q(rows.n_rows, g, t, q, [&](int r) { return q_shared + r * ROW + first_element; });
         __syncthreads();  // `parts` held the heads during the rotation
     } else {
-        load_q<ROW>(rows.n_rows, g, t, q, [&](int r) {
-            return p.rope.q + (static_cast<size_t>(rows.token(r)) * p.rope.n_head + rows.head(r)) * ROW;
+        load_q(rows.n_rows, g, t, q, [&](int r) {
+            return p.rope.q + (static_cast<size_t>(rows.token(r)) * p.rope.n_head + rows.head(r)) * ROW + first_element;
         });
     }
-    const int n_warps = max(1, min(ATTENTION_WARPS, to - from));  // warps that have a strip
+    const int n_teams = max(1, min(TEAMS, to - from));  // that have a strip
     Softmax softmax;
     float o[N][4] = {};
-    for (int strip = from + warp; strip < to; strip += ATTENTION_WARPS) {
+    for (int strip = from + team; strip < to; strip += TEAMS) {
         const int position = strip * STRIP, slot = position % PAGE_SIZE;
         const uint8_t* keys = page_of<K>(p.rope, p.rope.k_pages, table, rows.kv_head, position, ROW);
         const int lane_slot = slot + 8 * (g / 2) + (g & 1);
@@ -220,41 +242,45 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 1) paged_attention(const At
             add_values<FIRST>(w, 0, g, a, shrink, o);
             if constexpr (REST > 0) add_values<REST>(rest, FIRST, g, a, shrink, o);
         } else {  // in pieces, because registers are short
-            add_scores_by_pieces<ROW, K, 0>(keys, lane_slot, t, q, s);
+            add_scores_by_pieces<ROW, K, 0>(keys, lane_slot, first_element / 32, t, q, s);
+            if constexpr (SHARE > 1)  // `parts` is not used before the last strip; two buffers, used alternately
+                add_other_scores(parts + team * ROWS * (ROW + 2) + (strip / TEAMS & 1) * 1024, half, team, lane, s);
             __syncwarp();  // as above
             soften(p, s, position, t, low, high, softmax, a, shrink);
-            constexpr int PIECES = N % 16 == 0 ? 16 : N % 8 == 0 ? 8 : 4;
+            constexpr int PIECES = N % 16 == 0 && SHARE == 1 ? 16 : N % 8 == 0 ? 8 : 4;
             static_assert(N % PIECES == 0, "pieces end with the head");
 #pragma unroll
             for (int n = 0; n < N; n += PIECES) {
                 typename V::template Values<ROW, PIECES> w;
                 const uint8_t* values = page_of<V>(p.rope, p.rope.v_pages, table, rows.kv_head, position, ROW);
-                w.load(values, slot, n, g, t);
+                w.load(values, slot, first_element / 8 + n, g, t);
                 add_values<PIECES>(w, n, g, a, shrink, o);
                 __syncwarp();
             }
         }
     }
+    if constexpr (SHARE > 1) named_barrier_sync(team + 1, 64);  // both have read the other's last scores
 
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         softmax.sum[h] += __shfl_xor_sync(0xffffffffu, softmax.sum[h], 1);
         softmax.sum[h] += __shfl_xor_sync(0xffffffffu, softmax.sum[h], 2);
-        if (g + 8 * h >= rows.n_rows || warp >= n_warps) continue;
-        float* row = parts + (warp * ROWS + g + 8 * h) * (ROW + 2);
+        if (g + 8 * h >= rows.n_rows || team >= n_teams) continue;
+        float* row = parts + (team * ROWS + g + 8 * h) * (ROW + 2);
 #pragma unroll
         for (int n = 0; n < N; ++n)
-            *reinterpret_cast<float2*>(row + n * 8 + 2 * t) = make_float2(o[n][2 * h], o[n][2 * h + 1]);
-        if (t == 0) row[ROW] = softmax.maximum[h], row[ROW + 1] = softmax.sum[h];
+            *reinterpret_cast<float2*>(row + first_element + n * 8 + 2 * t) = make_float2(o[n][2 * h], o[n][2 * h + 1]);
+        if (t == 0 && half == 0) row[ROW] = softmax.maximum[h], row[ROW + 1] = softmax.sum[h];
     }
     __syncthreads();
-    merge_and_write<ROW, ATTENTION_WARPS, true>(p, tile, rows, blockIdx.x, gridDim.x, blockIdx.z, parts, n_warps, ROWS);
+    merge_and_write<ROW, ATTENTION_WARPS, true>(p, tile, rows, blockIdx.x, gridDim.x, blockIdx.z, parts, n_teams, ROWS);
 }
 
 // Resident warps per SM that the registers are limited for. Short heads leave registers to the previous GEMM, because
 // these CTAs start (PDL) while that GEMM's CTAs still run. LEAN: no head norm, soft cap or sink, and a number format.
 template <int ROW, bool IN_SMEM, bool ODD, bool ROTATED, bool LEAN>
-constexpr int RESIDENT_WARPS = IN_SMEM    ? (ROW > 128        ? 12
+constexpr int RESIDENT_WARPS = ROW > 256  ? 8
+                               : IN_SMEM  ? (ROW > 128        ? 12
                                              : ODD || ROTATED ? 16
                                                               : 20)
                                : ROW > 64 ? (ROW > 128 ? 8 : 12)

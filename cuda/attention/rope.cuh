@@ -4,7 +4,10 @@
 //
 //    x        = projected + bias                                     q [T, H, E], k and v [T, G, E]
 //    x        = x / sqrt(mean(x^2) + eps) * norm                     q and k, if the model has head norms
+//    x        = x / sqrt(mean(x^2) + eps)                            v, if VALUE_NORM
 //    (x, y)   = magnitude * (x cos - y sin, x sin + y cos)           q and k, for each of n_pairs pairs
+//
+// SHARED_KV: the layer has no k and v of its own; another layer of the step has written them to the pages.
 //
 // Pages of a layer, f16: k [page][G][PAGE_SIZE][row], v transposed [page][G][PAGE_SIZE / 16][row][16]. Attention reads
 // both 16 bytes at a time, in the order of its tensor-core operands (kv_types.cuh). f32 and bf16 have the same layout;
@@ -15,7 +18,16 @@
 #pragma once
 #include "attention/kv_blocks.cuh"
 
-constexpr int MAX_HEAD = 256;
+// Elements of a head at most; the host asks for 512 where a model has so large heads.
+#ifndef MAX_HEAD
+#define MAX_HEAD 256
+#endif
+#ifndef VALUE_NORM
+#define VALUE_NORM 0
+#endif
+#ifndef SHARED_KV
+#define SHARED_KV 0
+#endif
 
 struct RopeArgs {
     const float* projected[3];  // q [T, H * E], k and v [T, G * E]
@@ -34,7 +46,7 @@ struct RopeArgs {
     int neox;     // 1: pairs (i, i + n_pairs); 0: pairs (2 i, 2 i + 1)
     int table_stride;
     float magnitude;
-    float eps[2];  // of the q and k head norms
+    float eps[3];  // of the head norms of q, k and v
 };
 
 enum HeadPart { QUERY, KEY, VALUE };
@@ -252,23 +264,34 @@ struct LocatedPairs : Pairs<ROW> {
     }
 };
 
-// Applies the head norm to a head in shared memory; one warp.
-__device__ __forceinline__ void normalise_head(const RopeArgs& p, float* head, const float* weight, float eps,
-                                               int lane) {
+// 1 / sqrt(mean(x^2) + eps) of a head in shared memory; one warp.
+__device__ __forceinline__ float inverse_root_of(const RopeArgs& p, const float* head, float eps, int lane) {
     Pairs<MAX_HEAD> pairs;
 #pragma unroll
     for (int j = 0; j < pairs.COUNT; ++j) {
         const int i = lane + 32 * j, a = pairs.first(p, i);
         pairs.v[j] = 2 * i < p.head_size ? make_float2(head[a], head[a + pairs.apart(p, i)]) : make_float2(0.0f, 0.0f);
     }
-    const float inverse = pairs.inverse_root(p, eps);
+    return pairs.inverse_root(p, eps);
+}
+
+// Applies the head norm to a head in shared memory; one warp.
+__device__ __forceinline__ void normalise_head(const RopeArgs& p, float* head, const float* weight, float eps,
+                                               int lane) {
+    const float inverse = inverse_root_of(p, head, eps, lane);
     for (int i = lane; i < p.head_size; i += 32) head[i] = head[i] * inverse * weight[i];
+}
+__device__ __forceinline__ void normalise_value(const RopeArgs& p, float* head, int lane) {
+    const float inverse = inverse_root_of(p, head, p.eps[VALUE], lane);
+    for (int i = lane; i < p.head_size; i += 32) head[i] *= inverse;
+    __syncwarp();
 }
 
 // Normalises and rotates one head in shared memory, bias already added, for keys of type K; one warp.
 template <class K, class Rotation>
 __device__ __forceinline__ void rotate_head(const RopeArgs& p, int part, const Rotation& rotation, float* head,
                                             int lane) {
+    if (VALUE_NORM && part == VALUE) normalise_value(p, head, lane);
     if (part == VALUE) return;
     if (p.norm[part] != nullptr) {
         normalise_head(p, head, p.norm[part], p.eps[part], lane);

@@ -50,9 +50,24 @@ __device__ __forceinline__ __half* sixteen(__half* values, int row, int position
     return values + position % PAGE_SIZE / 16 * 16 * row;
 }
 
+// 1 / rms of the values of eight consecutive tokens, with VALUE_NORM; one warp.
+struct ValueNorms {
+    float inverse[VALUE_NORM ? TOGETHER : 1];
+
+    __device__ __forceinline__ ValueNorms(const RopeArgs& p, int kv_head, int first, int lane) {
+#pragma unroll
+        for (int t = 0; VALUE_NORM && t < TOGETHER; ++t) {
+            Pairs<MAX_HEAD> pairs;
+            pairs.load(p, VALUE, kv_head, first + t, lane);
+            inverse[t] = pairs.inverse_root(p, p.eps[VALUE]);
+        }
+    }
+    __device__ __forceinline__ float scaled(int t, float v) const { return VALUE_NORM ? v * inverse[t] : v; }
+};
+
 // Stores element i of the values of eight consecutive tokens (are_together): 16 contiguous bytes.
 __device__ __forceinline__ void store_column(const RopeArgs& p, __half* dst, int kv_head, int first, int position,
-                                             int i) {
+                                             int i, const ValueNorms& norms) {
     const int e = p.head_size;
     const float* bias = p.bias[VALUE];
     float value[TOGETHER];
@@ -63,22 +78,24 @@ __device__ __forceinline__ void store_column(const RopeArgs& p, __half* dst, int
                          : 0.0f;
     const float more = bias != nullptr && i < e ? bias[kv_head * e + i] : 0.0f;
 #pragma unroll
-    for (int t = 0; t < TOGETHER; ++t) column[t] = saturated_half(value[t] + more);
+    for (int t = 0; t < TOGETHER; ++t) column[t] = saturated_half(norms.scaled(t, value[t] + more));
     *reinterpret_cast<uint4*>(dst + value_offset(p.row, position % 16, i)) = *reinterpret_cast<const uint4*>(column);
 }
 // The same for all elements of a value head; one warp.
 __device__ __forceinline__ void store_values(const RopeArgs& p, int kv_head, int first, int position, int lane) {
     __half* values = reinterpret_cast<__half*>(page_at<CacheF16>(p, p.v_pages, p.pages[first], kv_head, p.row));
     values = sixteen(values, p.row, position);
+    const ValueNorms norms(p, kv_head, first, lane);
 #pragma unroll 2
-    for (int i = lane; i < p.row; i += 32) store_column(p, values, kv_head, first, position, i);
+    for (int i = lane; i < p.row; i += 32) store_column(p, values, kv_head, first, position, i, norms);
 }
 
 // A warp takes heads of one token with the stride of the grid's warps, so it computes the angles once. For tokens that
 // are together, the warps of the first token store the values of all eight. Grid (at most ceil((H + 2 G) / HEAD_WARPS),
 // T).
 template <class K, class V>  // KV cache types
-__global__ void __launch_bounds__(HEAD_WARPS * 32, both_f16<K, V> ? 8 : 6) rope_kv(const RopeArgs p) {
+__global__ void __launch_bounds__(HEAD_WARPS * 32, (both_f16<K, V> ? 8 : 6) / (MAX_HEAD > 256 ? 3 : 1))
+    rope_kv(const RopeArgs p) {
     __shared__ float heads[HEAD_WARPS][MAX_HEAD];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, token = blockIdx.y;
     const int stride = gridDim.x * HEAD_WARPS;
@@ -86,8 +103,8 @@ __global__ void __launch_bounds__(HEAD_WARPS * 32, both_f16<K, V> ? 8 : 6) rope_
     int i = blockIdx.x * HEAD_WARPS + warp;
     // The step's metadata does not depend on earlier kernels.
     const int position = p.positions[token], first = token / TOGETHER * TOGETHER;
-    const bool together = both_f16<K, V> && are_together(p, first, gridDim.y, lane);
-    const int end = p.n_head + (together ? 1 : 2) * p.n_head_kv;
+    const bool together = both_f16<K, V> && !SHARED_KV && are_together(p, first, gridDim.y, lane);
+    const int end = p.n_head + (SHARED_KV ? 0 : together ? 1 : 2) * p.n_head_kv;
     Rotation rotation;
     rotation.prepare(p, position, lane);
     grid_dependency_wait();
@@ -217,10 +234,11 @@ __global__ void __launch_bounds__(TOGETHER * 32, 3) rope_kv_whole(const RopeArgs
     }
     if (together) {
         const int start = position - warp;
+        const ValueNorms norms(p, 0, first, lane);  // heads with norms do not come here
         for (int i = blockIdx.x * TOGETHER + warp; i < p.n_head_kv * (E / 32); i += gridDim.x * TOGETHER) {
             const int kv_head = i / (E / 32);
             __half* dst = sixteen(p.v_pages + static_cast<size_t>(page + kv_head) * E * PAGE_SIZE, E, start);
-            store_column(p, dst, kv_head, first, start, i % (E / 32) * 32 + lane);
+            store_column(p, dst, kv_head, first, start, i % (E / 32) * 32 + lane, norms);
         }
     } else if (valid) {
         const float* bias = p.bias[VALUE];

@@ -11,6 +11,22 @@ extern "C" __global__ void glu(const float* gate, const float* up, __half* h, in
     if (i < n) h[i] = gated(activation, __ldcg(gate + i), __ldcg(up + i));
 }
 
+// f16 h[n] = act(INPUT_RANGE * gate[n]) * input[n]: a layer's input (INPUT_RANGE: activation.cuh).
+extern "C" __global__ void gate_input(const float* gate, const float* input, __half* h, int64_t n, int activation) {
+    grid_dependency_launch();
+    grid_dependency_wait();
+    const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < n) h[i] = gated(activation, INPUT_RANGE * __ldcg(gate + i), __ldcg(input + i));
+}
+
+// x[n] *= factor, in place.
+extern "C" __global__ void scale(float* x, int64_t n, float factor) {
+    grid_dependency_launch();
+    grid_dependency_wait();
+    const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < n) x[i] = __ldcg(x + i) * factor;
+}
+
 // x[n] = cap * tanh(x / cap), in place.
 extern "C" __global__ void soft_cap(float* x, int64_t n, float cap) {
     grid_dependency_launch();

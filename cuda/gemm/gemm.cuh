@@ -3,7 +3,7 @@
 #pragma once
 #include "layout/tile.cuh"
 
-enum Epilogue { STORE, ADD, GLU, QKV };
+enum Epilogue { STORE, ADD, GLU, QKV, INPUT };
 
 // One weight matrix of a GEMM.
 struct Segment {

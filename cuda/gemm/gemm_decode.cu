@@ -29,6 +29,7 @@
 // | ADD      | f32 out = residual + y                                                         |
 // | GLU      | the segments are gate and up; f16 out = act(gate) * up                         |
 // | QKV      | the segments are q, k and v: rotated and stored as f16 (rope_epilogue_row.cuh) |
+// | INPUT    | f16 out = act(INPUT_RANGE * y) * input: a layer's input                        |
 //
 // WHOLE: all of x fits in shared memory; otherwise x comes in slabs of columns.
 #include "lib/activation.cuh"
@@ -51,7 +52,7 @@ struct PostNormArgs {
 struct GemmDecodeArgs : GemmArgs {
     const void* x;          // f32 or f16 [n_tokens, k]
     const float* norm;      // [k], the norm's weight
-    const float* residual;  // ADD: [n_tokens, n_rows] of the only segment
+    const float* residual;  // ADD, and the input of INPUT: [n_tokens, n_rows] of the only segment
     int slab;               // columns of x in shared memory at a time: all (WHOLE), or a multiple of WARPS chunks
     float eps;
     float soft_cap;                // STORE: cap * tanh(y / cap); 0: no cap
@@ -334,8 +335,9 @@ struct GemmDecodeOutput {
         if constexpr (EPILOGUE == QKV)
             dst = p.rope.q, rope_row.locate(p.rope, p.first_part + s, token, row);
         else
-            dst = EPILOGUE == GLU ? static_cast<void*>(static_cast<__half*>(p.segment[s].out) + index)
-                                  : static_cast<void*>(static_cast<float*>(p.segment[s].out) + index);
+            dst = EPILOGUE == GLU || EPILOGUE == INPUT
+                      ? static_cast<void*>(static_cast<__half*>(p.segment[s].out) + index)
+                      : static_cast<void*>(static_cast<float*>(p.segment[s].out) + index);
         part =
             static_cast<int>(storage.partial_of(parity, tile * WIDTH, 0) - storage.sums) + row_in_tile * COLS + token;
 #pragma unroll
@@ -347,7 +349,9 @@ struct GemmDecodeOutput {
         return (EPILOGUE == QKV ? rope_row.made() : made_of(dst) | made_of(old)) | part;
     }
     // Loads what earlier kernels of the step write.
-    __device__ __forceinline__ void load() { residual = EPILOGUE == ADD && dst != nullptr ? __ldcg(old) : 0.0f; }
+    __device__ __forceinline__ void load() {
+        residual = (EPILOGUE == ADD || EPILOGUE == INPUT) && dst != nullptr ? __ldcg(old) : 0.0f;
+    }
     // Work that is not needed before the wait and overlaps with the mainloop.
     __device__ __forceinline__ void prepare() {
         if constexpr (EPILOGUE == QKV)
@@ -364,6 +368,8 @@ struct GemmDecodeOutput {
             *rope_row.dst = saturated_half(y[0]);
         else if constexpr (EPILOGUE == GLU)
             *static_cast<__half*>(dst) = gated(p.activation, y[0], y[1]);
+        else if constexpr (EPILOGUE == INPUT)
+            *static_cast<__half*>(dst) = gated(p.activation, INPUT_RANGE * y[0], residual);
         else if constexpr (EPILOGUE == ADD)
             *static_cast<float*>(dst) = residual + y[0];
         else

@@ -4,6 +4,10 @@
 
 enum Activation { SILU, GELU_TANH };
 
+// The gate of a layer's input multiplies x as it is, which may exceed the range of f16: x is divided by this number
+// before, and the gate multiplied by it.
+constexpr float INPUT_RANGE = 64.0f;
+
 // v * sigmoid(w), with w = v for SiLU; for GELU (tanh), (1 + tanh(w / 2)) / 2 is the sigmoid of w. Few instructions,
 // because epilogues unroll it.
 __device__ __forceinline__ float activate(int activation, float v) {

@@ -11,7 +11,14 @@
 // multiplies ROWS experts at a time; a single one's row is requested before grid_dependency_wait. Logits go to global
 // memory; the CTA that arrives last at the counter of its tokens chooses. The operations of a token do not depend on the
 // others, nor on the launch. Everything is f32; n is also stored as f16, which the experts multiply.
+//
+// BESIDE: experts beside a dense feed-forward, whose router has a norm of its own. Experts take the norm of x with
+// other weights, and the weights of the chosen ones are multiplied by expert_scale.
 #include "norm/norm.cuh"
+
+#ifndef BESIDE
+#define BESIDE 0
+#endif
 
 enum Score { SOFTMAX, SIGMOID, SOFTMAX_CHOSEN };
 
@@ -19,18 +26,20 @@ constexpr float LOWEST = -3.402823466e38f;
 constexpr float REMOVED = LOWEST;  // what is never chosen
 
 struct RouteArgs {
-    const float* x;            // [n_tokens, k]
-    const float* norm;         // [k]
-    const float* weight;       // [n_expert, k]
-    const float* bias;         // [n_expert], or null
-    const float* choice_bias;  // [n_expert], or null
-    const float* shared_gate;  // [k], or null
-    __half* normed;            // [n_tokens, k]
-    int* ids;                  // [n_tokens, n_used]
-    float* weights;            // [n_tokens, n_used]
-    float* strength;           // [n_tokens], sigmoid(n shared_gate)
-    float* logits;             // [n_tokens, n_expert]
-    int* arrived;              // [gridDim.y], 0 before and after each launch
+    const float* x;             // [n_tokens, k]
+    const float* norm;          // [k]
+    const float* weight;        // [n_expert, k]
+    const float* bias;          // [n_expert], or null
+    const float* choice_bias;   // [n_expert], or null
+    const float* shared_gate;   // [k], or null
+    __half* normed;             // [n_tokens, k]
+    int* ids;                   // [n_tokens, n_used]
+    float* weights;             // [n_tokens, n_used]
+    float* strength;            // [n_tokens], sigmoid(n shared_gate)
+    float* logits;              // [n_tokens, n_expert]
+    int* arrived;               // [gridDim.y], 0 before and after each launch
+    const float* taken_norm;    // BESIDE: [k], the weights of the norm of what experts take
+    const float* expert_scale;  // BESIDE: [n_expert]
     int n_tokens, k, n_expert, n_used;
     int score;  // enum Score
     int normalise;
@@ -187,6 +196,7 @@ __device__ __forceinline__ void store_choice(const RouteArgs& p, int token, cons
     if (p.normalise) weight /= fmaxf(warp_sum(weight), p.least_sum);
     if (!valid) return;
     p.ids[token * p.n_used + lane] = id;
+    if (BESIDE) weight *= __ldg(p.expert_scale + id);
     p.weights[token * p.n_used + lane] = weight * p.scale;
 }
 
@@ -256,8 +266,15 @@ __device__ __forceinline__ void normalise(const RouteArgs& p, RmsNorm& norm, int
             if (column >= p.k) continue;
 #pragma unroll
             for (int j = 0; j < 8; ++j) n[t * p.k + column + j] = norm.value(i, j);
-            if (blockIdx.x == 0 && first + t < p.n_tokens)
-                *reinterpret_cast<uint4*>(p.normed + row + column) = norm.f16x8(i);
+            if (blockIdx.x != 0 || first + t >= p.n_tokens) continue;
+            uint4* dst = reinterpret_cast<uint4*>(p.normed + row + column);
+            if constexpr (BESIDE) {
+                RmsNorm taken = norm;
+                read_floats(taken.weight[i], p.taken_norm + column);
+                *dst = taken.f16x8(i);
+            } else {
+                *dst = norm.f16x8(i);
+            }
         }
     }
 }

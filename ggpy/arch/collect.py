@@ -6,6 +6,7 @@ Whatever is missing, of another shape, or of no use is refused by name. Knows no
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -32,6 +33,7 @@ def collect(
     found = {name: x for name, x in file.tensors.items() if name not in unread}
     for i in range(sizes.n_layer):
         at = f"blk.{i}."
+        _split_experts(found, at, wanted)
         for name, parts in architecture.parts_of(sizes, i).items():
             rows = {at + part: wanted[at + part].shape[0] for part in parts}
             letter, _ = architecture.turns.get(name, ("", ()))
@@ -86,6 +88,24 @@ def _split(
     for part, rows in parts.items():
         found[part] = _turns(tensor, n_heads, start, rows)
         start += rows
+
+
+def _split_experts(found: dict[str, Tensor], at: str, wanted: Mapping[str, Declared]) -> None:
+    """Replace gate and up of all experts in one tensor [X, 2F, D] by its parts, which are views."""
+    gate, up = (f"{at}ffn_{name}_exps.weight" for name in ("gate", "up"))
+    tensor = found.get(f"{at}ffn_gate_up_exps.weight")
+    if tensor is None or gate in found or gate not in wanted:
+        return
+    n_expert, n_rows, k = wanted[gate].shape
+    if tensor.shape != (n_expert, 2 * n_rows, k):
+        return
+    del found[tensor.name]
+    for name, rows in ((gate, slice(n_rows)), (up, slice(n_rows, 2 * n_rows))):
+        shape, data = (n_expert, n_rows, k), tensor.data[:, rows]
+        offset = (
+            tensor.offset + rows.start * tensor.data.strides[1] if rows.start else tensor.offset
+        )
+        found[name] = replace(tensor, shape=shape, data=data, offset=offset)
 
 
 def _turns(tensor: Tensor, n_heads: int, start: int, n_rows: int) -> Tensor:

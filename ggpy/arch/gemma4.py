@@ -3,7 +3,7 @@ have a norm, and what a layer returns has a scale.
 
 The smallest models (E2B, E4B) have an input of each layer from a table, and their last layers read
 the keys and values of earlier ones. The larger ones make keys and values of one matrix where a
-layer sees everything.
+layer sees everything. 26B-A4B has experts beside the feed-forward of each layer.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from .architecture import (
 from .config import MAX_CONTEXT, Dimensions, UnsupportedModel
 from .kinds import INPUT, SHARED_LAYERS
 from .kinds import UNDERSTOOD as KINDS
-from .layers import inputs
+from .layers import inputs, moe
 from .layers.attention import QK_NORM, AttentionSettings
 from .layers.dense import DenseSettings
 from .layers.inputs import InputSettings
+from .layers.moe import MoESettings, read_router
 from .rope import Rope, build_rope, choose_factors, read_rope
 
 LOCAL_BASE, WHOLE_HEAD, PERIOD = 10000.0, 512, 6
@@ -79,13 +80,17 @@ def read(c: Context) -> ModelSettings:
     """Scores are not scaled; only layers without a window have factors of rope."""
     window = c.config.integer("attention.sliding_window", high=MAX_CONTEXT)
     whole, local = _ropes(c)
+    ffn: DenseSettings | MoESettings = DenseSettings("gelu_tanh")
+    if any(size.n_expert for size in c.sizes.layers):
+        router = read_router(c.config, c.sizes, normalise=True)
+        ffn = MoESettings(router, "gelu_tanh", DenseSettings("gelu_tanh"), c.sizes.n_embd**-0.5)
     layers = []
     for i, size in enumerate(c.sizes.layers):
         rope, seen = (local, window) if size.windowed else (whole, 0)
         owner = _owner(c, i) if size.shares_keys else None
         mixer = AttentionSettings(1.0, rope, seen, v_norm_eps=c.sizes.eps, keys_of=owner)
         own = InputSettings("gelu_tanh") if c.sizes.n_input else None
-        layers.append(LayerSettings(mixer, DenseSettings("gelu_tanh"), False, own, _scale(c, i)))
+        layers.append(LayerSettings(mixer, ffn, False, own, _scale(c, i)))
     return ModelSettings(
         layers,
         embedding_scale=c.sizes.n_embd**0.5,
@@ -240,15 +245,18 @@ def idle(sizes: Dimensions, layer: int | None) -> Mapping[str, str]:
     return OWN if layer is not None and sizes.layers[layer].shares_keys else {}
 
 
+DENSE = {k: v for k, v in {**LAYER, **POST_NORM, **QK_NORM}.items() if k not in OWN}
 ARCHITECTURE = Architecture(
     "gemma4",
     read,
-    layer={k: v for k, v in {**LAYER, **POST_NORM, **QK_NORM}.items() if k not in OWN},
+    layer=DENSE,
+    expert_layer={**DENSE, **moe.TENSORS, **moe.BESIDE},
+    fused=moe.NAMES_BESIDE,
     optional=OUTPUT,
     optional_layer={**VALUES, **inputs.SCALE},
     more=more,
     idle=idle,
-    understands=KINDS | {"attention.head_count_kv", "feed_forward_length"},
+    understands=KINDS | moe.UNDERSTOOD | {"attention.head_count_kv", "feed_forward_length"},
     hugging_face=hf.HuggingFace(
         classes={
             "Gemma4ForCausalLM": DEFAULTS,

@@ -27,9 +27,10 @@ class Router:
     the largest p + choice_bias are chosen, of equal ones the first, in falling order; their weights
     are their p. With "softmax_chosen" those with the largest l are, and the weights are a softmax
     over these alone; with "sigmoid_chosen", sigmoids of these. normalise: weights are divided by
-    their sum, which is LEAST_SUM at least. All are multiplied by `scale`. groups (m, n): experts
-    are m groups of neighbours, and only the n groups are looked at whose two best experts have the
-    largest sum.
+    their sum, which is LEAST_SUM at least. All are multiplied by `scale`, and each by what
+    `expert_scale` says of its expert. groups (m, n): experts are m groups of neighbours, and only
+    the n groups are looked at whose two best experts have the largest sum. With a `norm` the router
+    takes norm(x) * norm_scale instead of n.
     """
 
     weight: Weight  # [X, D]
@@ -41,6 +42,9 @@ class Router:
     scale: float = 1.0
     groups: tuple[int, int] = (1, 1)
     weighs_input: bool = False  # weights multiply what experts take, not what they return
+    expert_scale: Weight | None = None  # [X]
+    norm: Any = None  # interface.Norm, of x
+    norm_scale: float = 1.0
 
 
 @dataclass(frozen=True)

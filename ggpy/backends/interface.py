@@ -44,7 +44,7 @@ Probe = Callable[[int, str, Array], None]  # is told a layer's index, a name of 
 # output of the mixer; h[T, F], which meets w_down; x[T, D] with the output of the feed-forward.
 INNER = ("qkv", "attention", "attn_out", "ffn_act", "ffn_out")
 # Of a MoE besides, before "ffn_act", which is h[T, J, F] there: ids[T, J] of the chosen experts,
-# and h[T, F] of the shared one.
+# and h[T, F] of the shared one, or of the dense feed-forward beside them.
 INNER_OF_MOE = ("experts", "shared_act")
 # Of a layer with an input besides: i[T, I], which meets LayerInput.w; x[T, D] with its output.
 INNER_OF_INPUT = ("input_act", "input_out")
@@ -235,12 +235,18 @@ class Dense:
 class MoE:
     """A mixture of experts: x + sum of weight * expert(n) over the chosen ones, in the order of the
     choice, and the shared expert last, with n = norm(x).
+
+    Beside a dense feed-forward: x + post_norm(d + expert_norm(that sum)), where d is what `dense`
+    would add to x, and there is no shared expert.
     """
 
     norm: Norm
     router: Router
     experts: Experts
     shared: SharedExpert | None = None
+    dense: Dense | None = None
+    expert_norm: Norm | None = None
+    post_norm: Norm | None = None
 
     @property
     def projections(self) -> list[Weight]:

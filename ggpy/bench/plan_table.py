@@ -65,12 +65,16 @@ def steps_of(decode: Sequence[int] = DECODE, prefill: Sequence[int] = PREFILL) -
 
 
 def _rows(ops: Cuda, decoder: Any, s: StepClass) -> Iterator[tuple[int, PlanRow]]:
-    """(layer, row); the head's layer is behind the last."""
+    """(layer, row); the head's layer is behind the last, that of inputs before the first."""
     planner, attention = ops.context.planner, ops.attention
     assert attention is not None
     n = f"{s.n_tokens}" if s.decode else f"pp{s.n_tokens}"
     stream = ResidualState()
-    for layer in decoder.layers:
+    if decoder.inputs is not None:
+        inputs = decoder.inputs
+        plan = planner.projected_inputs(inputs, s)
+        yield from _product(ops, -1, n, plan, ("per_layer_model_proj",), [inputs.w])
+    for layer in map(ops.computed, decoder.layers):
         a = layer.mixer
         if isinstance(a, GatedDeltaNet):
             yield from _delta(ops, layer, n, s, stream)
@@ -87,6 +91,13 @@ def _rows(ops: Cuda, decoder: Any, s: StepClass) -> Iterator[tuple[int, PlanRow]
             yield from _product(ops, layer.index, n, dense.gate_up, gated, f.projections)
             yield from _product(ops, layer.index, n, d.product, ("ffn_down",), [f.w_down], out=d)
             stream = dense.after
+        if layer.input is not None:
+            own, end = layer.input, planner.end(layer, s)
+            yield from _product(ops, layer.index, n, end.gate, ("inp_gate",), [own.gate])
+            yield from _product(
+                ops, layer.index, n, end.out.product, ("proj",), [own.w], out=end.out
+            )
+            stream = ResidualState()
     head = planner.head(decoder.head, s, stream)
     index = len(decoder.layers)
     yield from _product(ops, index, n, head, ("output",), [decoder.head.weight])
@@ -137,6 +148,10 @@ def _experts(ops: Cuda, layer: Layer, tokens: str, s: StepClass) -> Iterator[tup
             kernel, x = "expert_wgmma", "packed"
         return PlanRow(tokens, str(at), tensor, kernel, x, norm, "-", epilogue, schedule, "-")
 
+    if plan.beside is not None and f.dense is not None:
+        b, d = plan.beside, f.dense
+        yield from _product(ops, at, tokens, b.gate_up, ("ffn_gate", "ffn_up"), d.projections)
+        yield from _product(ops, at, tokens, b.down, ("ffn_down",), [d.w_down])
     chosen = f"{choice.n_used} of {choice.n_expert}"
     yield at, row("ffn_gate_inp", "route", "kernel", choice.score, chosen)
     if plan.packed:
@@ -157,7 +172,10 @@ def _experts(ops: Cuda, layer: Layer, tokens: str, s: StepClass) -> Iterator[tup
         yield at, row("ffn_down_exps", kernel, "-", "sum", deal)
         return
     yield at, row("ffn_down_exps", kernel, "-", "store", deal)
-    yield at, row("-", "combine", "-", "add", "-")
+    if plan.beside is None:
+        yield at, row("-", "combine", "-", "add", "-")
+    else:
+        yield at, row("-", "join", "kernel", f"norm ({plan.post_norm.value})", "-")
 
 
 def _attention(kernels: HeadKernels, layer: int, tokens: str, s: StepClass) -> PlanRow:
@@ -246,9 +264,9 @@ def _merged(found: list[tuple[int, PlanRow]]) -> Iterator[PlanRow]:
     same: dict[PlanRow, list[int]] = {}
     for layer, row in found:
         same.setdefault(replace(row, layers=""), []).append(layer)
-    last = max(layer for layer, _ in found)
+    outside = [-1], [max(layer for layer, _ in found)]
     for row, layers in same.items():
-        yield replace(row, layers="" if layers == [last] else _ranges(layers))
+        yield replace(row, layers="" if layers in outside else _ranges(layers))
 
 
 def _ranges(numbers: Sequence[int]) -> str:

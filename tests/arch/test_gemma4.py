@@ -7,12 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from plain_gemma4 import plain
+from tiny_gemma4 import EXPERTS, write_tiny_gemma4
 
 from ggpy import arch
 from ggpy.arch.config import UnsupportedModel
 from ggpy.backends.numpy.backend import Reference
 from ggpy.gguf import File, GGUFError
+from ggpy.runtime.engine import Engine
 from tools import make_tiny
+
+IDS = [1, 287, 296, 339, 263, 353, 279, 302, 40, 41, 300, 7, 291, 287, 330, 320, 11, 268, 299, 310]
 
 
 def load(path: Path) -> arch.Decoder:
@@ -34,6 +39,30 @@ def test_layers_that_share_keys_have_no_state(tiny_path) -> None:
     assert [layer.scale != 1 for layer in decoder.layers] == [True, True, True, False]
 
 
+def our_logits(path: Path, ids: list[int]) -> np.ndarray:
+    class NoTokens:
+        end_ids = frozenset()
+
+    ops = Reference(1)
+    with File(path) as file:
+        return Engine(arch.load(file, ops, 64), ops, NoTokens(), 64).logits(ids)
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["apart", "gate and up together"])
+def test_experts_beside_the_feed_forward(tmp_path: Path, monkeypatch: Any, together: bool) -> None:
+    """The logits of the plain decoder, and of llama.cpp."""
+    path = write_tiny_gemma4(tmp_path, monkeypatch, EXPERTS, together=together)
+    ours = our_logits(path, IDS)
+    np.testing.assert_allclose(ours, plain(path, 64).logits(IDS), atol=1e-4, rtol=1e-4)
+    pytest.importorskip("xllamacpp", reason="the oracle wheel is not installed")
+    from oracle import Oracle, in_float32
+
+    oracle = Oracle(in_float32(path, tmp_path / "f32.gguf"), 64)
+    (theirs,) = oracle.greedy(IDS, 1, n_probs=1000).logprobs
+    last = ours[-1] - np.log(np.exp(ours[-1].astype(np.float64)).sum())
+    np.testing.assert_allclose(last[list(theirs)], list(theirs.values()), atol=4e-3)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -53,7 +82,7 @@ def test_layers_that_share_keys_have_no_state(tiny_path) -> None:
             {"embedding_length_per_layer_input": 16},
             "tensor 'per_layer_token_embd.weight' has shape",
         ),
-        ({"expert_count": 8}, "expert_count = 8"),
+        ({"expert_count": 8}, "needs tensor 'blk.0.ffn_gate_inp.weight'"),
         ({"altup.num_inputs": 4}, "altup.num_inputs = 4"),
     ],
 )

@@ -27,6 +27,7 @@ PARAMETERS = {  # in thousands of millions, as their makers say
     **{"Ministral-3-8B": 8.490, "EXAONE-4.0-32B": 32.003, "GLM-4-9B": 9.400},
     # Of Gemma 4 the text model, without images and sound.
     **{"Gemma-4-E2B": 4.626, "Gemma-4-E4B": 7.453, "Gemma-4-12B": 11.907, "Gemma-4-31B": 30.697},
+    "Gemma-4-26B-A4B": 25.23,
     **{"Qwen3.5-9B": 8.954, "Qwen3.5-27B": 26.896},  # without images and further tokens
     **{"Qwen3.5-35B-A3B": 34.661, "Qwen3-Next-80B-A3B": 79.674},
     **{"Command-R7B": 8.028, "Command-R-32B": 32.296, "Qwen3-VL-8B": 8.191},

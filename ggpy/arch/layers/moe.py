@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...backends.experts import Experts, GatedActivation, Router, Score, SharedExpert
 from ...backends.interface import MoE
 from ..config import Config, Dimensions, UnsupportedModel
+from .dense import DenseSettings
 from .weights import LayerWeights
 
 # Sized by Dimensions.letters.
@@ -31,6 +32,18 @@ SHARED = {
     "ffn_down_shexp.weight": "D Fs",
 }
 SHARED_GATE = {"ffn_gate_inp_shexp.weight": "D"}
+
+# Of experts beside a dense feed-forward: norms, and what the router is scaled by, under the names
+# that collect.py gives to what files call by the second name.
+ROUTER_NORM, EXPERT_SCALE = "router_norm.weight", "ffn_exps_scale.weight"
+BESIDE = {
+    "pre_ffw_norm_2.weight": "D",
+    "post_ffw_norm_1.weight": "D",
+    "post_ffw_norm_2.weight": "D",
+    ROUTER_NORM: "D",
+    EXPERT_SCALE: "X",
+}
+NAMES_BESIDE = {"ffn_gate_inp.scale": (ROUTER_NORM,), "ffn_down_exps.scale": (EXPERT_SCALE,)}
 
 # Settings of config.VARIANTS that models with experts have, the number and the width of shared
 # experts, and which layers have none.
@@ -61,11 +74,31 @@ class MoESettings:
 
     router: RouterSettings
     activation: GatedActivation = "silu"
+    beside: DenseSettings | None = None  # a dense feed-forward, whose norm is not the experts'
+    norm_scale: float = 1.0  # of a router with a norm of its own: see backends.experts.Router
 
     def build(self, w: LayerWeights) -> MoE:
         """The feed-forward."""
+        router = self._router(w)
+        if self.beside is None:
+            return MoE(w.norm("ffn_norm"), router, self._experts(w), _shared(w))
+        return MoE(
+            norm=w.norm("pre_ffw_norm_2"),
+            router=replace(
+                router,
+                expert_scale=w[EXPERT_SCALE],
+                norm=w.norm(ROUTER_NORM.removesuffix(".weight")),
+                norm_scale=self.norm_scale,
+            ),
+            experts=self._experts(w),
+            dense=replace(self.beside.build(w), post_norm=w.norm("post_ffw_norm_1")),
+            expert_norm=w.norm("post_ffw_norm_2"),
+            post_norm=w.norm("post_ffw_norm"),
+        )
+
+    def _router(self, w: LayerWeights) -> Router:
         r = self.router
-        router = Router(
+        return Router(
             weight=w["ffn_gate_inp.weight"],
             n_used=r.n_used,
             score=r.score,
@@ -76,7 +109,6 @@ class MoESettings:
             groups=r.groups,
             weighs_input=r.weighs_input,
         )
-        return MoE(w.norm("ffn_norm"), router, self._experts(w), _shared(w))
 
     def _experts(self, w: LayerWeights) -> Experts:
         return Experts(

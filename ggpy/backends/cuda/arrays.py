@@ -38,6 +38,7 @@ class Array:
     layout: PLAIN, or the packed order of a GEMM's input (kernels/layout/pack.py), which has no
     rows. slow_producer: its kernel takes longer than the next GEMM needs to fill its weight
     pipeline. sum: the pending sum that the next GEMM computes in its prologue and stores here.
+    scale: what the values are to be multiplied by (ends/scales.py).
     """
 
     data: Memory
@@ -47,15 +48,16 @@ class Array:
     layout: int = PLAIN
     slow_producer: bool = False
     sum: Sum | None = None
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
 class Projected:
     """q, k and v before RoPE, which the attention kernel applies: f32 [T, H*E], [T, G*E], [T,
-    G*E].
+    G*E]; None for keys and values of another layer.
     """
 
-    parts: list[Memory]
+    parts: list[Memory | None]
     rotation: Rotation
 
 

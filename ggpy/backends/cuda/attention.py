@@ -133,12 +133,15 @@ class AttentionOps:
             outs = [Array(to, np.float16, (n, row), row) for to in (memory, *pages)]
             c.input_product(plan.qkv, x, a.norm, weights, outs, rope=epilogue)
             return q
-        named = zip(PROJECTED, weights, strict=False)
-        parts = [c.f32(f"projected {name}", n, w.n_rows) for name, w in named]
-        c.input_product(plan.qkv, x, a.norm, weights, parts)
+        named = zip(PROJECTED, (a.wq, a.wk, a.wv, a.w_gate), strict=True)
+        parts = {
+            name: c.f32(f"projected {name}", n, w.n_rows) for name, w in named if w is not None
+        }
+        c.input_product(plan.qkv, x, a.norm, weights, list(parts.values()))
         if a.norm_whole:
-            parts[:2] = self._normed(parts[0], parts[1], a)
-        projected = [part.data for part in parts[:3]]
+            parts["q"], parts["k"] = self._normed(parts["q"], parts["k"], a)
+        key = parts["k"].data if "k" in parts else None
+        projected = [parts["q"].data, key, parts["v"].data if "v" in parts else key]
         if plan.rope is RopeIn.ATTENTION:
             return Projected(projected, rotation)
         kernels.rope.launch(projected, rotation, batch, n, pages, memory)
@@ -228,9 +231,11 @@ class AttentionOps:
                 n_pairs=len(rope.inv_freq),
                 neox=rope.style == "neox",
                 magnitude=rope.magnitude,
-                bias=(a.bq, a.bk, a.bv),
+                bias=(a.bq, a.bk, a.bk if a.wv is None else a.bv),
                 norm=[n.weight if n else None for n in norms],
                 eps=[n.eps if n else 0.0 for n in norms],
+                value_eps=a.v_norm.eps if a.v_norm and a.wk is not None else None,
+                shared=a.wk is None,
             )
         return self._rotations[layer]
 

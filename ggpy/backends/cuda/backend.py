@@ -45,15 +45,16 @@ from .attention import AttentionOps, converts_pages
 from .context import StepContext
 from .delta.layer import DeltaOps
 from .dense import DenseOps
+from .ends.inputs import InputOps
+from .ends.scales import LayerScales, taken
 from .moe.layer import MoEOps
-from .plan import Activations, GemmChoice, lacking
+from .plan import Activations, GemmChoice
 from .sampling import Sampling
 from .steps.graphs import Graphs
 from .steps.upload import StepUpload
 from .weights import Uploader, in_f32
 
 ROWS_IN_F32 = ("X D", "X Fx")  # routers, and biases of experts
-INPUTS = "inputs of layers from a table"  # what plan.lacking says
 GRAPH_TOKENS = 64  # graphs of all decode steps of at most this many tokens are kept
 
 
@@ -87,6 +88,7 @@ class Cuda:
         self._sampling = Sampling(device)
         self._uploader: Uploader | None = Uploader(device)
         self.dense, self.moe = DenseOps(self.context), MoEOps(self.context)
+        self.inputs, self._scales = InputOps(self.context), LayerScales(self.context.norms)
         self.attention: AttentionOps | None = None  # set when the KV cache is allocated
         self.delta: DeltaOps | None = None  # and so is this
         self._steps: StepUpload | None = None
@@ -100,8 +102,6 @@ class Cuda:
         """The batch size (tokens per step) to use. Raises MemoryError if too little memory is free,
         of the GPU or, for experts, of the host.
         """
-        if demand.n_inputs:
-            raise lacking(INPUTS)
         self._max_split_tokens = max(GRAPH_TOKENS, demand.n_seq)
         sizes = demand, self._max_split_tokens, self._converts
         free = self.device.free_bytes
@@ -110,7 +110,7 @@ class Cuda:
         for message in (remark, on_host):
             if message:
                 self._note(message)
-        if on_host:
+        if memory.has_offloaded_experts(demand):
             self._offloaded = RouterChoice(demand.n_expert, demand.n_used)
         self._n_batch = n_batch
         return n_batch
@@ -139,7 +139,7 @@ class Cuda:
         *experts, n_rows, k = tensor.shape
         tensor = tensor if role.axes not in ROWS_IN_F32 else in_f32(tensor)
         tiled = not (role.lookup or self.context.planner.keeps_blocks(tensor.format))
-        on_host = memory.is_offloaded(tensor, role)
+        on_host = memory.is_on_host(tensor, role)
         # Only kernels on tiles support row scales and experts.
         tiled = tiled or scale is not None or bool(experts)
         tiles, blocks = self._uploader.upload(tensor, tiled, on_host)
@@ -248,28 +248,37 @@ class Cuda:
     def mix(self, x: Array, layer: Layer, step: Step) -> Array:
         """x[T, D] with the output of the layer's mixer added."""
         assert self.attention is not None and self.delta is not None
+        layer = self._scales[layer].layer
         if isinstance(layer.mixer, GatedDeltaNet):
             return self.delta.mix(x, layer)
         return self.attention.mix(x, layer)
 
     def feed_forward(self, x: Array, layer: Layer, step: Step) -> Array:
         """x[T, D] with the output of the layer's feed-forward added."""
+        layer = self._scales[layer].layer
         ops = self.moe if isinstance(layer.ffn, MoE) else self.dense
         return ops.feed_forward(x, layer)
 
     def layer_inputs(self, x: Array, inputs: LayerInputs, step: Step) -> Array:
-        """Raises GGUFError."""
-        raise lacking(INPUTS)
+        """p f32 [L, T, I], the inputs of all layers."""
+        return self.inputs.layer_inputs(x, inputs, self._sampling.ids)
 
     def end_layer(self, x: Array, layer: Layer, inputs: Array | None, step: Step) -> Array:
-        """Raises GGUFError."""
-        raise lacking(INPUTS if layer.input else "a scale of what a layer returns")
+        """x[T, D] with the output of the layer's input added, and its scale applied."""
+        scaled = self._scales[layer]
+        return replace(self.inputs.end_layer(x, scaled, inputs), scale=scaled.after)
+
+    def computed(self, layer: Layer) -> Layer:
+        """The layer as plans know it, with the scales of layers folded away."""
+        return self._scales[layer].layer
 
     def logits(self, x: Array, head: Head, step: Step) -> Array:
         """Logits f32 [R, V]."""
         c, w = self.context, head.weight
         if head.scale != 1:
             head = replace(head, norm=c.norms.scaled(head.norm, w.k, head.scale), scale=1.0)
+        if x.scale != 1:
+            head = replace(head, norm=taken(head.norm, x.scale))
         batch = c.batch
         logits = c.f32("logits", batch.n_rows, w.n_rows)
         if batch.n_rows:
@@ -294,4 +303,5 @@ class Cuda:
         if isinstance(array, Buffer):  # a vector
             return self.device.download(array, np.float32, array.nbytes // 4)
         full = self.device.download(array.data, array.dtype, (*array.shape[:-1], array.row))
-        return full[..., : array.shape[-1]].astype(np.float32)
+        values = full[..., : array.shape[-1]].astype(np.float32)
+        return values if array.scale == 1 else values * np.float32(array.scale)

@@ -129,10 +129,14 @@ class StepContext:
         n, k = x.shape
         y = self.f32("y", n, k)
         self.gemms.run(plan.product, h, [w], [y])
-        # the next product computes the sum and stores it elsewhere
-        if plan.post_norm is NormIn.PROLOGUE:
+        return self.add_normed(x, y, post_norm, plan.post_norm)
+
+    def add_normed(self, x: Array, y: Array, post_norm: Norm, where: NormIn) -> Array:
+        """x + post_norm(y), in place; or the next product computes it and stores it elsewhere."""
+        n, k = x.shape
+        if where is NormIn.PROLOGUE:
             buffers = (self.f32(name, n, k) for name in ("x", "x, other"))
             to = next(buffer for buffer in buffers if buffer.data is not x.data)
-            return replace(to, sum=Sum(x.data, y.data, post_norm))
+            return replace(to, sum=Sum(x.data, y.data, post_norm), scale=x.scale)
         self.norms.add(x, y, post_norm)
         return x

@@ -34,7 +34,8 @@ class ProductOperands:
 
     norm: of x, or of its rows int[T], if the plan has the norm in the prologue; x is f32 then.
     deferred: the norm that this product defers to the next one, or that the previous product
-    deferred to this one. rope: how the epilogue rotates q and k.
+    deferred to this one. rope: how the epilogue rotates q and k. factors: f32 [T, N], by which the
+    epilogue INPUT multiplies.
     """
 
     norm: Norm | None = None
@@ -43,6 +44,7 @@ class ProductOperands:
     rows: Memory | None = None
     deferred: DeferredNorm | None = None
     rope: RopeEpilogue | RopeEpilogueRows | None = None
+    factors: Memory | None = None
 
 
 NOTHING = ProductOperands()
@@ -68,7 +70,7 @@ class GemmCall:
     def options(self) -> dict[str, Any]:
         """Options of the kernels that add and cap in their epilogue."""
         epilogue, o = self.plan.epilogue, self.operands
-        residual = self.outs[0].data if epilogue == "ADD" else None
+        residual = self.outs[0].data if epilogue == "ADD" else o.factors
         options: dict[str, Any] = {"epilogue": epilogue, "activation": o.activation}
         return options | {"residual": residual, "soft_cap": o.soft_cap}
 
@@ -115,7 +117,7 @@ class Gemms:
         """outs[i] = epilogue(x weights[i]^T).
 
         STORE: f32. ADD: adds to out. GLU: one f16 output of two matrices. QKV: q as f16, k and v in
-        pages, as operands.rope says.
+        pages, as operands.rope says. INPUT: f16 act(out) * operands.factors, of GemmDecode alone.
         """
         for launch in plan.launches:
             dst = outs if plan.epilogue == "GLU" else outs[launch.part]

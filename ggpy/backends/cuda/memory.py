@@ -97,7 +97,7 @@ def needed(
         weights=sum(
             allocated(weight_bytes(w, role.lookup or (len(w.shape) < 3 and keeps_blocks(w.format))))
             for w, role in demand.weights
-            if not is_offloaded(w, role)
+            if not is_on_host(w, role)
         ),
         cache=fixed + kept + f16,
         page=page,
@@ -111,8 +111,18 @@ def needed(
 
 
 def is_offloaded(tensor: Tensor, role: Role) -> bool:
-    """Whether a weight stays in host memory: experts that need not be on the device."""
+    """Whether a weight has experts that stay in host memory."""
     return role.on_host and len(tensor.shape) == 3
+
+
+def is_on_host(tensor: Tensor, role: Role) -> bool:
+    """Whether a weight stays in host memory: such experts, or a table of which rows are read."""
+    return is_offloaded(tensor, role) or (role.on_host and role.lookup)
+
+
+def has_offloaded_experts(demand: Demand) -> bool:
+    """Whether experts stay in host memory."""
+    return any(is_offloaded(w, role) for w, role in demand.weights)
 
 
 def copied_bytes(demand: Demand) -> int:
@@ -213,6 +223,7 @@ def step_bytes(demand: Demand, shapes: Sequence[Heads], specs: Sequence[StateSpe
     gated = (4 + 4 + 2) * f  # gate and up if separate, and act(gate) * up
     per_token = stream + gated + max(map(_head_bytes, shapes)) + _expert_bytes(demand)
     per_token += max((_delta_bytes(x) for x in specs if isinstance(x, Recurrent)), default=0)
+    per_token += (4 + 4) * demand.n_inputs  # of layers: projected, and with the table's
     padding = demand.n_expert * _packed_rows_bytes(demand, PACKED_UNIT)
     return demand.n_batch * per_token + padding + 4 * demand.n_seq * demand.n_vocab
 
@@ -316,9 +327,17 @@ def _held(experts: Sequence[tuple[Tensor, Role]]) -> int:
 
 def check_host(demand: Demand, available: int | None) -> str:
     """A remark about the experts that stay in host memory, "" if none do. Raises MemoryError if
-    they need more than `available` bytes; None is not known.
+    they, and tables that stay there, need more than `available` bytes; None is not known.
     """
     sizes: dict[int, int] = {}
+    tables = [w.nbytes for w, role in demand.weights if role.on_host and role.lookup]
+    if available is not None and tables:
+        available -= sum(tables)
+        if available < 0:
+            raise MemoryError(
+                f"the inputs of layers need {_gigabytes(sum(tables))} of host memory, which is "
+                f"{_gigabytes(-available)} more than there is: take a smaller model"
+            )
     for w, role in demand.weights:
         if is_offloaded(w, role):
             layer = role.layer or 0

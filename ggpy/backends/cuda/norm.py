@@ -36,7 +36,7 @@ class Norms:
         """f16(name, rows, columns, layout) and scratch(name, bytes) return scratch memory."""
         self._device, self._kernel, self._f16, self._scratch = device, kernel, f16, scratch
         self._identities: dict[int, Norm] = {}  # by columns
-        self._scaled: dict[Norm, Norm] = {}
+        self._scaled: dict[tuple[Norm, float], Norm] = {}
         self.begin()
 
     def begin(self) -> None:
@@ -68,11 +68,13 @@ class Norms:
 
     def scaled(self, norm: Norm, k: int, scale: float) -> Norm:
         """The norm with the scale in its weights[k]. The first call copies these to the host."""
-        if norm not in self._scaled:
+        if scale == 1:
+            return norm
+        if (norm, scale) not in self._scaled:
             weights = self._device.download(norm.weight, np.float32, (k,))
             scaled = self._vector(np.float32(scale) * weights, "scaled norm")
-            self._scaled[norm] = replace(norm, weight=scaled)
-        return self._scaled[norm]
+            self._scaled[norm, scale] = replace(norm, weight=scaled)
+        return self._scaled[norm, scale]
 
     def _vector(self, values: NDArray, name: str) -> Buffer:
         array = np.ascontiguousarray(values, np.float32)

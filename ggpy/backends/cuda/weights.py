@@ -48,12 +48,13 @@ class Uploader:
         self, tensor: Tensor, tiled: bool, on_host: bool = False
     ) -> tuple[TiledMatrix | None, Buffer | None]:
         """Returns (the matrix in tiles, None), or (None, its blocks) if not tiled or its format has
-        no tiles. on_host: tiles are made on the device, and kept in host memory.
+        no tiles. on_host: tiles are made on the device; they, or the blocks, are kept in host
+        memory.
         """
         n_rows, k = tensor.shape[-2:]
         layout = layout_of(tensor.format, k) if tiled else None
         if layout is None:
-            return None, self._copy_blocks(tensor)
+            return None, self._to_host(tensor) if on_host else self._copy_blocks(tensor)
         # all experts, or a single matrix
         matrices = tensor.data.reshape(-1, n_rows, tensor.data.shape[-1])
         nbytes = layout.nbytes(n_rows, k)
@@ -99,6 +100,16 @@ class Uploader:
         for start in range(0, flat.size, PART):
             part = flat[start : start + PART]
             self._copy(part, buffer.at(start))
+        host.drop_pages(tensor.data)
+        return buffer
+
+    def _to_host(self, tensor: Tensor) -> Buffer:
+        """The blocks in page-locked memory of the host, which kernels read."""
+        buffer: Buffer = self.device.alloc_host(tensor.nbytes, tensor.name)
+        flat = tensor.data.reshape(-1)
+        for start in range(0, flat.size, PART):
+            part = flat[start : start + PART]
+            self.device.copy(buffer.at(start), self._send(part), part.size)
         host.drop_pages(tensor.data)
         return buffer
 

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from ...formats.base import F32
 from ..experts import LEAST_SUM, OAI_ALPHA, OAI_LIMIT, Experts, Router, SharedExpert
-from ..interface import MoE
-from .functions import ACTIVATIONS, normalised, sigmoid, softmax
+from ..interface import Dense, MoE
+from . import dense
+from .functions import ACTIVATIONS, added, normalised, sigmoid, softmax
 from .matrix import HostMatrix
 
 Ids = NDArray[np.int32]
@@ -27,10 +28,11 @@ def feed_forward(
     """x[T, D] + sum over the chosen experts, in their order, and the shared one, with n =
     norm(of), or norm(x).
     """
-    n = normalised(x if of is None else of, ffn.norm)
-    ids, weights = route(n, ffn.router)
+    of = x if of is None else of
+    n = normalised(of, ffn.norm)
+    ids, weights = route(n if ffn.router.norm is None else routed(of, ffn.router), ffn.router)
     probe("experts", ids)
-    y, h = shared_output(n, ffn.shared)
+    y, h = shared_output(n, ffn.shared) if ffn.dense is None else dense_output(of, ffn.dense)
     if h is not None:
         probe("shared_act", h)
     before = weights if ffn.router.weighs_input else None
@@ -41,9 +43,22 @@ def feed_forward(
     for place in range(ids.shape[1]):
         of_output = weights[:, place, None] if before is None else np.float32(1)
         total += of_output * outputs[:, place]
-    x = x + (total if y is None else total + y)
+    total = total if ffn.expert_norm is None else normalised(total, ffn.expert_norm)
+    x = added(x, total if y is None else total + y, ffn.post_norm, 1.0)
     probe("ffn_out", x)
     return x
+
+
+def routed(x: F32, router: Router) -> F32:
+    """What a router with a norm of its own takes."""
+    return normalised(x, router.norm) * np.float32(router.norm_scale)
+
+
+def dense_output(x: F32, f: Dense) -> tuple[F32, F32]:
+    """(what a dense feed-forward adds to x[T, D], h[T, F])."""
+    found = []
+    y = dense.feed_forward(np.zeros_like(x), f, lambda name, array: found.append(array), of=x)
+    return y, found[0]
 
 
 def route(n: F32, router: Router) -> tuple[Ids, F32]:
@@ -59,7 +74,10 @@ def route(n: F32, router: Router) -> tuple[Ids, F32]:
         weights = OF_CHOSEN[router.score](weights)
     if router.normalise:
         weights = weights / np.maximum(weights.sum(-1, keepdims=True), np.float32(LEAST_SUM))
-    return ids.astype(np.int32), weights * np.float32(router.scale)
+    weights = weights * np.float32(router.scale)
+    if router.expert_scale is not None:
+        weights = weights * router.expert_scale[ids]
+    return ids.astype(np.int32), weights
 
 
 def in_groups(choice: F32, n_group: int, n_used: int) -> F32:

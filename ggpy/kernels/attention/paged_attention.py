@@ -18,7 +18,7 @@ from ...device.base import Device, Kernel
 from ..address import Address, address
 from ..layout.pack import PLAIN, UNIT
 from ..struct_asserts import struct_asserts
-from .rope_kv import AttentionMetadata, Heads, RopeArgs, Rotation, rope_args
+from .rope_kv import USUAL_HEAD, AttentionMetadata, Heads, RopeArgs, Rotation, rope_args
 
 ROWS = 16  # (token, head) pairs of a tile
 MAX_SPLIT = 16  # splits of one context
@@ -162,7 +162,7 @@ class AttentionParams:
     window: int = 0  # positions; 0: no window
     soft_cap: float = 0.0  # 0: no cap
     sinks: Address | None = None
-    projected: Sequence[Address] = ()
+    projected: Sequence[Address | None] = ()
     rotation: Rotation | None = None
     rotated: bool = False
     order: int = PLAIN
@@ -191,13 +191,17 @@ class PagedAttention:
         self.head_tiles = heads.n_head_kv * -(
             -(heads.n_head // heads.n_head_kv) // self.heads_per_tile
         )
-        per_warp = ROWS * (heads.row + 2) * 4
+        wide = heads.row > USUAL_HEAD
+        per_team, sharers = ROWS * (heads.row + 2) * 4, 2 if wide else 1
+        rest = ROWS * heads.row * 2 + STATIC_SHARED
         self.warps = next(
-            w for w in (8, 4, 2, 1) if w * per_warp + ROWS * heads.row * 2 + STATIC_SHARED <= shared
+            w for w in (8, 4, 2, 1) if w // sharers * per_team + rest <= shared and w >= sharers
         )
-        self.shared = self.warps * per_warp
+        self.shared = self.warps // sharers * per_team
         self._much_shared = shared >= MUCH_SHARED
         self.has_decode_kernel = self.heads_per_tile <= DECODE_HEADS
+        if wide:  # elsewhere operands in registers would spill
+            self.has_decode_kernel &= heads.is_f16 and self._much_shared
         available, strips = shared - STATIC_SHARED, self.strips(2)
         fitting = [w for w in DECODE_WARPS if decode_shared_bytes(heads, w, strips) <= available]
         self._warps_that_fit = fitting or [1]
@@ -218,10 +222,10 @@ class PagedAttention:
             shared = decode_shared_bytes(self.heads, warps, strips)
             choices = (*strips, _has_more(params), params.rotated)
             flags = ", ".join(str(flag).lower() for flag in choices)
-            kernel = self._kernel(f"decode_attention<{row}, {flags}{types}>", warps)
+            kernel = self._kernel(f"decode_attention<{row}, {flags}{types}>", params, warps)
         else:
             warps, shared = self.warps, self.shared
-            kernel = self._kernel(f"paged_attention<{row}, {str(fused).lower()}{types}>")
+            kernel = self._kernel(f"paged_attention<{row}, {str(fused).lower()}{types}>", params)
         kernel.launch(grid, warps * 32, args, smem=shared, pdl=True)
 
     def decode_warps(self, n_tokens: int) -> int:
@@ -298,9 +302,10 @@ class PagedAttention:
             n_tokens=a.n_tokens,
         )
 
-    def _kernel(self, name: str, decode_warps: int = 8) -> Kernel:
+    def _kernel(self, name: str, params: AttentionParams, decode_warps: int = 8) -> Kernel:
         defines = {
-            "PAGE_SIZE": self.heads.page_size,
+            **self.heads.defines,
+            **(params.rotation.defines if params.rotation else {}),
             "ATTENTION_WARPS": self.warps,
             "DECODE_WARPS": decode_warps,
         }
@@ -322,5 +327,6 @@ def decode_shared_bytes(heads: Heads, warps: int, strips: Strips) -> int:
     group = heads.n_head // heads.n_head_kv
     operands = warps * DECODE_STRIP * heads.row * 4 if any(strips) else 0
     parts = warps * min(group, DECODE_HEADS) * (heads.row + 2) * 4
-    queries = max(DECODE_HEADS + 2, warps * min(group, DECODE_HEADS)) * heads.row * 2
+    rotated = warps * min(group, DECODE_HEADS) if heads.row <= USUAL_HEAD else 0  # by no GEMM
+    queries = max(DECODE_HEADS + 2, rotated) * heads.row * 2
     return operands + parts + queries

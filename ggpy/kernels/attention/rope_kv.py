@@ -7,7 +7,7 @@ Also defines the layout of a layer's KV cache pages (Heads), which paged_attenti
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,9 @@ from ..struct_asserts import struct_asserts
 
 F16_KV = CacheTypes("f16", "f16")
 WARPS, THREADS = 4, 256
-MAX_HEAD = 256
+MAX_HEAD = 512
+USUAL_HEAD = 256  # elements up to which all kernels are compiled for any head
+WIDE_UNIT = 128  # of larger heads in memory: two warps share one
 # From MANY_TOKENS tokens on, a warp rotates several heads with the angles that it computed once:
 # the tokens alone give enough CTAs to keep the GPU busy.
 MANY_TOKENS, HEADS_PER_WARP = 128, 6
@@ -57,8 +59,17 @@ class Heads:
 
     @property
     def row(self) -> int:
-        """Elements of a head in memory: E rounded up to 32; the padding is 0."""
-        return -(-self.head_size // 32) * 32
+        """Elements of a head in memory: E rounded up to 32, or from USUAL_HEAD on to WIDE_UNIT; the
+        padding is 0.
+        """
+        unit = 32 if self.head_size <= USUAL_HEAD else WIDE_UNIT
+        return -(-self.head_size // unit) * unit
+
+    @property
+    def defines(self) -> dict[str, int]:
+        """Macros of the kernels for these heads."""
+        wide = {"MAX_HEAD": MAX_HEAD} if self.row > USUAL_HEAD else {}
+        return {"PAGE_SIZE": self.page_size, **wide}
 
     @property
     def key_bytes(self) -> int:
@@ -108,7 +119,7 @@ class RopeArgs(ctypes.Structure):
         ("neox", ctypes.c_int),
         ("table_stride", ctypes.c_int),
         ("magnitude", ctypes.c_float),
-        ("eps", ctypes.c_float * 2),
+        ("eps", ctypes.c_float * 3),
     )
 
 
@@ -143,7 +154,11 @@ class AttentionMetadata:
 
 @dataclass(frozen=True)
 class Rotation:
-    """What a layer does to its heads: bias of q, k, v; norms of q, k; rotation of n_pairs pairs."""
+    """What a layer does to its heads: bias of q, k, v; norms of q, k; rotation of n_pairs pairs.
+
+    value_eps: of a norm of v without weights, None for no norm. shared: there is only q; another
+    layer of the step has written k and v.
+    """
 
     angles: Address
     n_pairs: int
@@ -152,6 +167,19 @@ class Rotation:
     bias: Sequence[Address | None] = (None, None, None)
     norm: Sequence[Address | None] = (None, None)
     eps: Sequence[float] = (0.0, 0.0)
+    value_eps: float | None = None
+    shared: bool = False
+
+    @property
+    def defines(self) -> dict[str, int]:
+        """Macros of the kernels that do more, or less, than usual."""
+        found = {"VALUE_NORM": self.value_eps is not None, "SHARED_KV": self.shared}
+        return {name: 1 for name, there in found.items() if there}
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether there are q, k and v without a norm: what epilogues of GEMMs rotate."""
+        return not self.defines and not any(n is not None for n in self.norm)
 
 
 @dataclass(frozen=True)
@@ -246,7 +274,7 @@ def rope_args(
         result.projected[:] = [address(part) for part in projected]
         result.bias[:] = [address(b) for b in rotation.bias]
         result.norm[:] = [address(n) for n in rotation.norm]
-        result.eps[:] = rotation.eps
+        result.eps[:] = *rotation.eps, rotation.value_eps or 0.0
         result.angles, result.n_pairs = address(rotation.angles), rotation.n_pairs
         result.neox, result.magnitude = rotation.neox, rotation.magnitude
     return result
@@ -258,12 +286,12 @@ class RopeKv:
     def __init__(self, device: Device, heads: Heads) -> None:
         self.device, self.heads = device, heads
         heads.types.check_head(heads.head_size)
-        self._kernels: dict[str, Kernel] = {}
+        self._kernels: dict[tuple, Kernel] = {}
         self._kernel(f"rope_kv<{heads.cpp_types}>")
 
     def launch(
         self,
-        projected: Sequence[Address],
+        projected: Sequence[Address | None],
         rotation: Rotation,
         batch: AttentionMetadata,
         n_tokens: int,
@@ -279,8 +307,10 @@ class RopeKv:
             kernel.launch(grid, threads, (args, n_tokens), pdl=True)
             return
         per_warp = HEADS_PER_WARP if n_tokens >= MANY_TOKENS else 1
-        grid = -(-(heads.n_head + 2 * heads.n_head_kv) // (WARPS * per_warp)), n_tokens
-        self._kernel(f"rope_kv<{heads.cpp_types}>").launch(grid, WARPS * 32, (args,), pdl=True)
+        n_heads = heads.n_head + (0 if rotation.shared else 2 * heads.n_head_kv)
+        grid = -(-n_heads // (WARPS * per_warp)), n_tokens
+        kernel = self._kernel(f"rope_kv<{heads.cpp_types}>", rotation.defines)
+        kernel.launch(grid, WARPS * 32, (args,), pdl=True)
 
     def compute_angles(
         self,
@@ -308,22 +338,21 @@ class RopeKv:
         whole = h.row == h.head_size and rotation.n_pairs % 2 == 0
         blocks = [n * h.head_size % ROW_BLOCK for n in (h.n_head, h.n_head_kv)]
         fit = not rotation.neox or ROW_BLOCK % h.head_size == 0
-        normed = any(n is not None for n in rotation.norm)
-        return fit and whole and h.is_f16 and not any(blocks) and not normed
+        return fit and whole and h.is_f16 and not any(blocks) and rotation.is_usual
 
     def supports_rope_epilogue_rows(self, rotation: Rotation) -> bool:
         """Whether the decode GEMM's epilogue can do all of `launch`; each of its threads has one
         row. Conditions: neighbouring elements form pairs; no head norms; f16 pages. The epilogue
         does not write padding, which stays 0.
         """
-        plain = not rotation.neox and not any(n is not None for n in rotation.norm)
-        return plain and self.heads.is_f16
+        plain = not rotation.neox and rotation.is_usual
+        return plain and self.heads.is_f16 and self.heads.row <= USUAL_HEAD
 
     def rotates_whole_heads(self, rotation: Rotation) -> bool:
         """Whether rope_kv_whole supports the heads: it moves 16 bytes at a time."""
         size = self.heads.head_size
         whole = size in WHOLE_HEAD_SIZES and 2 * rotation.n_pairs == size
-        return whole and self.heads.is_f16 and not any(rotation.norm)
+        return whole and self.heads.is_f16 and rotation.is_usual
 
     def _grid(self, n_tokens: int) -> tuple[int, int]:
         """Grid for many tokens: no more CTAs along x than run at the same time."""
@@ -332,10 +361,11 @@ class RopeKv:
         rotated = -(-(heads.n_head + heads.n_head_kv) * heads.head_size // 256)
         return min(rotated, max(1, CTAS_PER_SM * self.device.sm_count // groups)), groups
 
-    def _kernel(self, name: str) -> Kernel:
-        if name not in self._kernels:
-            defines = {"PAGE_SIZE": self.heads.page_size}
-            self._kernels[name] = self.device.kernel(
+    def _kernel(self, name: str, more: Mapping[str, int] | None = None) -> Kernel:
+        defines = self.heads.defines | dict(more or {})
+        key = name, *defines
+        if key not in self._kernels:
+            self._kernels[key] = self.device.kernel(
                 "attention/rope_kv.cu", name, defines=defines, extra_source=ASSERTS
             )
-        return self._kernels[name]
+        return self._kernels[key]

@@ -13,15 +13,26 @@ class Elementwise:
     """Elementwise kernels, one thread per element."""
 
     def __init__(self, device: Device) -> None:
-        names = ["glu", "soft_cap", "add_bias", "sigmoid_gate"]
+        names = ["glu", "soft_cap", "add_bias", "sigmoid_gate", "gate_input", "scale"]
         found = device.kernels("gemm/elementwise.cu", names)
-        self._glu, self._soft_cap, self._add_bias, self._gate = found
+        self._glu, self._soft_cap, self._add_bias, self._gate, self._gate_input, self._scale = found
 
     def glu(self, gate: Address, up: Address, h: Address, n: int, activation: str) -> None:
         """Enqueue f16 h[n] = activation(gate[n]) * up[n]; gate and up are f32."""
         self._glu.launch(
             -(-n // THREADS), THREADS, (gate, up, h, n, ACTIVATIONS[activation]), pdl=True
         )
+
+    def gate_input(
+        self, gate: Address, values: Address, h: Address, n: int, activation: str
+    ) -> None:
+        """Enqueue f16 h[n] = activation(INPUT_RANGE * gate[n]) * values[n]; both are f32."""
+        args = gate, values, h, n, ACTIVATIONS[activation]
+        self._gate_input.launch(-(-n // THREADS), THREADS, args, pdl=True)
+
+    def scale(self, x: Address, n: int, factor: float) -> None:
+        """Enqueue f32 x[n] *= factor, in place."""
+        self._scale.launch(-(-n // THREADS), THREADS, (x, n, float(factor)), pdl=True)
 
     def soft_cap(self, x: Address, n: int, cap: float) -> None:
         """Enqueue f32 x[n] = cap * tanh(x / cap), in place."""

@@ -175,11 +175,11 @@ class GemmDecode:
         | ADD      | 1        | f32 residual + y                                               |
         | GLU      | gate, up | one f16 activation(y0) * y1                                    |
         | QKV      | q, k, v  | as `rope_epilogue` says, not `outs`; needs a norm and all of x |
+        | INPUT    | 1        | f16 activation(INPUT_RANGE * y) * residual                     |
 
         All weights have the same k, and one layout unless supports_two_layouts(weights).
-        slow_producer: the kernel that makes x takes long, so weights fill the pipeline first. More
-        tokens than max(COLUMNS), or than fit in shared memory, take several launches. Raises
-        ValueError for more than NORM_TOKENS tokens with a norm, or for post_norm without a norm.
+        slow_producer: the kernel that makes x is slow: weights fill the pipeline first. More tokens
+        than fit take several launches. ValueError for too many with a norm, or only a post_norm.
         """
         if norm is not None and n_tokens > NORM_TOKENS:
             raise ValueError(f"{n_tokens} tokens are too many: a GEMM normalises {NORM_TOKENS}")
@@ -201,7 +201,7 @@ class GemmDecode:
             return
         args = GemmDecodeArgs(**options) if rope_epilogue is None else GemmDecodeRopeArgs(**options)
         args.set_matrices(weights, outs, n_tokens, epilogue, activation)
-        x_size, out_size = (4 if normed else 2), (2 if epilogue == "GLU" else 4)
+        x_size, out_size = (4 if normed else 2), (2 if epilogue in ("GLU", "INPUT") else 4)
         grid = min(self.limits.n_sms, args.n_tiles)
         tile_rows = args.split(grid) * (2 if epilogue == "GLU" else 1)
         warps = self._warps(first, tile_rows, normed)

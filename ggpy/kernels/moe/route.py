@@ -26,6 +26,7 @@ class RouteArgs(ctypes.Structure):
         *((name, ctypes.c_uint64) for name in ("x", "norm", "weight", "bias", "choice_bias")),
         *((name, ctypes.c_uint64) for name in ("shared_gate", "normed", "ids", "weights")),
         *((name, ctypes.c_uint64) for name in ("strength", "logits", "arrived")),
+        *((name, ctypes.c_uint64) for name in ("taken_norm", "expert_scale")),
         *((name, ctypes.c_int) for name in ("n_tokens", "k", "n_expert", "n_used", "score")),
         *((name, ctypes.c_int) for name in ("normalise", "n_group", "n_group_used")),
         *((name, ctypes.c_float) for name in ("scale", "least_sum", "eps")),
@@ -65,7 +66,8 @@ class RouterChoice:
 @dataclass(frozen=True)
 class RouterWeights:
     """What a router multiplies and adds, f32: norm[k], weight[n_expert, k], biases[n_expert], and
-    the gate[k] of a shared expert.
+    the gate[k] of a shared expert. Beside a dense feed-forward: the weights [k] of the norm of what
+    experts take, with the same eps, and a scale[n_expert] of what they return.
     """
 
     norm: Address
@@ -74,6 +76,8 @@ class RouterWeights:
     bias: Address | None = None
     choice_bias: Address | None = None
     shared_gate: Address | None = None
+    taken_norm: Address | None = None
+    expert_scale: Address | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ class Route:
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self._kernels: dict[tuple[int, int, int], Kernel] = {}
+        self._kernels: dict[tuple[int, int, int, bool], Kernel] = {}
         self._arrived: Buffer | None = None
 
     def launch(
@@ -112,7 +116,7 @@ class Route:
         args = RouteArgs(
             *map(address, (x, w.norm, w.weight, w.bias, w.choice_bias, w.shared_gate)),
             *map(address, (out.normed, out.ids, out.weights, out.strength)),
-            *map(address, (out.logits, self._counters())),
+            *map(address, (out.logits, self._counters(), w.taken_norm, w.expert_scale)),
             *(n_tokens, k, choice.n_expert, choice.n_used, SCORES[choice.score]),
             *(choice.normalise, *choice.groups),
             *(choice.scale, choice.least_sum, w.eps),
@@ -120,7 +124,7 @@ class Route:
         tokens, rows = self._shape(n_tokens, k, choice.n_expert)
         blocks, limit = -(-n_tokens // tokens), CTAS_PER_SM * self.device.sm_count
         ctas = min(-(-choice.n_expert // (WARPS * rows)), max(1, limit // blocks))
-        kernel = self._kernel(tokens, rows, -(-k // (8 * 32 * WARPS)))
+        kernel = self._kernel(tokens, rows, -(-k // (8 * 32 * WARPS)), w.taken_norm is not None)
         shared = shared_bytes(tokens, k, choice.n_expert)
         kernel.launch((ctas, blocks), 32 * WARPS, (args,), smem=shared, pdl=True)
 
@@ -140,13 +144,13 @@ class Route:
             self.device.fill(self._arrived, 0)
         return self._arrived
 
-    def _kernel(self, tokens: int, rows: int, pieces: int) -> Kernel:
-        key = tokens, rows, pieces
+    def _kernel(self, tokens: int, rows: int, pieces: int, beside: bool) -> Kernel:
+        key = tokens, rows, pieces, beside
         if key not in self._kernels:
             self._kernels[key] = self.device.kernel(
                 "moe/route.cu",
                 f"route<{tokens}, {rows}>",
-                defines={"WARPS": WARPS, "NORM_PIECES": pieces},
+                defines={"WARPS": WARPS, "NORM_PIECES": pieces} | ({"BESIDE": 1} if beside else {}),
                 extra_source=ASSERTS,
             )
         return self._kernels[key]

@@ -45,7 +45,6 @@ TOLERANCE, OF_A_ROW = 1e-5, 4e-5
 KL = 1e-4  # of the softmax of logits, the mean of a step's rows
 REFUSED = {  # what they have that no kernel computes
     **dict.fromkeys(("command-r", "cohere2"), "layer norms"),
-    "gemma4": "inputs of layers from a table",
     "hunyuan-dense": "norms of heads behind RoPE",
     "gemma-embedding": "attention to later tokens",
     "mistral3": "queries that grow with their position",
@@ -510,7 +509,7 @@ def answers(ops, path, prompts, params, **options) -> list[tuple[list[int], str]
     return [([p.id for p in s.pieces], "".join(p.text for p in s.pieces)) for s in sequences]
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "gemma4"])
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(seed=5, temperature=1.0, top_k=20)])
 def test_answers_equal_the_references(machine, tiny_path, architecture, params):
     """With and without running ahead; prompts in several steps; more sequences than room."""

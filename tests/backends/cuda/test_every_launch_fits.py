@@ -52,8 +52,6 @@ REFUSED = {  # shapes of architectures for which there are no kernels, and what 
     "Llama-4-Scout": "norms of heads behind RoPE",
     "Command-R7B": "layer norms",
     "Command-R-32B": "layer norms",
-    **dict.fromkeys(("Gemma-4-E2B", "Gemma-4-E4B"), "inputs of layers"),
-    **dict.fromkeys(("Gemma-4-12B", "Gemma-4-31B"), "key_length is 512"),
 }
 
 

@@ -188,7 +188,7 @@ def test_weights_that_do_not_fit_say_so() -> None:
     "architecture",
     [
         *("llama", "gemma3", "phi3", "qwen2", "qwen3moe", "qwen2moe", "gpt-oss"),
-        *("qwen35", "qwen35moe"),
+        *("qwen35", "qwen35moe", "gemma4"),
     ],
 )
 def test_a_backend_allocates_no_more_than_was_foreseen(tiny_path, architecture, types) -> None:  # type: ignore[no-untyped-def]

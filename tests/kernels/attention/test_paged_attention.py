@@ -20,6 +20,7 @@ from attention_cases import (
 )
 from cases import nmse
 
+from ggpy.device.compile import compile_cubin
 from ggpy.kernels.attention import paged_attention as attend
 from ggpy.kernels.attention.paged_attention import (
     DECODE_WARPS,
@@ -107,16 +108,20 @@ def test_scores_of_any_size(machine):
 @pytest.mark.parametrize("step", ["decode", "long"])
 @pytest.mark.parametrize(
     "shape",
-    [(4, 2, 64), (3, 1, 80), (20, 1, 64), (7, 1, 128), (2, 1, 192), (4, 2, 256)],
+    [
+        *((4, 2, 64), (3, 1, 80), (20, 1, 64), (7, 1, 128), (2, 1, 192), (4, 2, 256)),
+        *((8, 1, 512), (16, 1, 512)),
+    ],
     ids=str,
 )
-def test_rotation_inside_equals_rotation_before(machine, shape, step):
+@pytest.mark.parametrize("value_eps", [None, 0.5])
+def test_rotation_inside_equals_rotation_before(machine, shape, step, value_eps):
     """The pages have equal bits; so do the outputs, unless decode attention uses another kernel."""
     h, s = heads(*shape), STEPS[step]
     e, n = h.head_size, len(s.positions)
     bias = [random(m * e, seed=m) for m in (h.n_head, h.n_head_kv, h.n_head_kv)]
     norm = [random(e, seed=6) + 2, random(e, seed=7) + 2]
-    turn = Turn(frequencies(e // 2), e == 64, 1.1, bias, norm)
+    turn = Turn(frequencies(e // 2), e == 64, 1.1, bias, norm, value_eps=value_eps)
     parts = [random(n, m, e, seed=i) for i, m in enumerate((h.n_head, *[h.n_head_kv] * 2))]
     pages = fill(machine, h, s)[0]
     before, inside = Attention(machine, h), Attention(machine, h)
@@ -128,6 +133,34 @@ def test_rotation_inside_equals_rotation_before(machine, shape, step):
     o = before.run(s, pages, q=q, scale=e**-0.5)
     assert nmse(fused, o) <= NMSE
     assert inside.kernel.has_decode_kernel or np.array_equal(fused, o)
+
+
+@pytest.mark.parametrize("shape", [(4, 2, 64), (4, 2, 512), (16, 1, 512)], ids=str)
+def test_keys_and_values_of_another_layer(machine, shape):
+    """The kernel rotates queries, and reads the newest position from its page."""
+    h, s = heads(*shape), Sequences([300, 65, 64], [1, 1, 1])
+    pages, _, contents = fill(machine, h, s)
+    q, turn = random(3, h.n_head, h.head_size), Turn(frequencies(h.head_size // 2), shared=True)
+    parts, scale = [q, None, None], h.head_size**-0.5
+    o = Attention(machine, h).run(s, pages, turn=turn, parts=parts, scale=scale)
+    rotated = turn.apply(0, q, s.positions).astype(np.float16)
+    assert nmse(o, expected(h, s, rotated, contents, scale=scale)) <= NMSE
+
+
+WIDE = {  # how heads of 512 are compiled: two warps share one, where a single token takes no kernel
+    "sm_75": ("paged_attention<512, false>", "paged_attention<512, true>"),
+    "sm_90a": ("paged_attention<512, false>", "decode_attention<512, true, false, true, false>"),
+}
+
+
+@pytest.mark.parametrize("arch", WIDE)
+def test_wide_heads_hardly_spill(nvrtc, arch):
+    defines = {**heads(8, 1, 512).defines, "VALUE_NORM": 1, "ATTENTION_WARPS": 2, "DECODE_WARPS": 4}
+    options = {"expressions": WIDE[arch], "defines": defines, "extra_source": attend.ASSERTS}
+    found = compile_cubin("attention/paged_attention.cu", arch, **options)
+    for name, r in found.resources.items():
+        few = 0 if name.startswith("decode") else 300  # bytes, as with heads of 256
+        assert max(r.spill_loads, r.spill_stores) <= few, f"{name} for {arch} spills: {r}"
 
 
 def check_rotation_inside(machine, h, lengths, turn, **options):

@@ -117,6 +117,35 @@ def test_head_norms(machine, e, part):
     check(machine, heads(4, 2, e), Turn(frequencies(e // 2), True, 1.3, bias, norm, (0.3, 0.7)))
 
 
+@pytest.mark.parametrize("e", [16, 80, 512])
+def test_norms_of_values(machine, e):
+    """Eight tokens whose values would be stored together, and others."""
+    norm = [random(e, seed=6) + 2, random(e, seed=7) + 2]
+    turn = Turn(frequencies(e // 2), norm=norm, value_eps=0.5)
+    check(machine, heads(4, 2, e), turn, Sequences([24, 17], [16, 9]))
+
+
+@pytest.mark.parametrize("e", [80, 512])
+def test_a_value_has_the_same_bits_alone_and_beside_seven_others(machine, e):
+    h, turn = heads(2, 1, e), Turn(frequencies(e // 2), value_eps=0.5)
+    parts, found = [random(16, n, e, seed=i) for i, n in enumerate((2, 1, 1))], []
+    for s, rows in ((Sequences([16], [16]), slice(None)), (Sequences([12], [1]), slice(11, 12))):
+        pages = Pages(machine, h, s, 0.0)
+        rope_kv(machine, h, s, turn, [part[rows] for part in parts], pages)
+        page, slot = s.place(0, np.array([11]))
+        found.append(pages.read()[1][page, :, :, slot])
+    assert np.array_equal(*found)
+
+
+def test_queries_alone(machine):
+    """Keys and values of another layer stay as they are."""
+    h, s, turn = heads(4, 2, 64), Sequences([24, 17], [16, 9]), Turn(frequencies(32), shared=True)
+    q, pages = random(25, 4, 64), Pages(machine, h, s, 7.0)
+    got = rope_kv(machine, h, s, turn, [q, None, None], pages)
+    assert nmse(got, turn.apply(0, q, s.positions)) <= NMSE
+    assert all((array == 7.0).all() for array in pages.read())
+
+
 @pytest.mark.parametrize("inv_freq", ["linear", "yarn", "long", "fast"])
 def test_scalings(machine, inv_freq):
     """Every RoPE scaling is a set of frequencies and a magnitude."""
@@ -162,8 +191,8 @@ def test_what_a_half_cannot_hold(machine):
 
 
 def test_large_heads_are_refused(emulator):
-    with pytest.raises(ValueError, match=r"attention.key_length is 288: .*at most 256"):
-        RopeKv(emulator, heads(1, 1, 288))
+    with pytest.raises(ValueError, match=r"attention.key_length is 576: .*at most 512"):
+        RopeKv(emulator, heads(1, 1, 576))
 
 
 def test_under_sanitizers(emulated):

@@ -7,6 +7,7 @@ from kernel_buffers import Output, upload
 from tile_cases import HALF
 
 from ggpy.kernels.gemm.elementwise import Elementwise
+from ggpy.kernels.gemm.gemm import INPUT_RANGE
 
 
 def glu(device, gate, up, activation) -> np.ndarray:
@@ -39,6 +40,18 @@ def test_soft_cap(machine, n):
     machine.upload(out.buffer, x)
     Elementwise(machine).soft_cap(out.buffer, n, 30.0)
     assert nmse(out.read(np.float32, (n,)), 30 * np.tanh(x.astype(np.float64) / 30)) <= 1e-12
+
+
+def test_gate_of_a_layers_input_and_scale(machine):
+    gate, values = np.random.default_rng(3).standard_normal((2, 300)).astype(np.float32)
+    out, x, elementwise = Output(machine, 600), Output(machine, 1200), Elementwise(machine)
+    args = upload(machine, gate / np.float32(INPUT_RANGE)), upload(machine, values), out.buffer
+    elementwise.gate_input(*args, 300, "gelu_tanh")
+    expected = ACTIVATIONS["gelu_tanh"](gate.astype(np.float64)) * values
+    assert nmse(out.read(np.float16, (300,)), expected) <= HALF
+    machine.upload(x.buffer, gate)
+    elementwise.scale(x.buffer, 300, 0.3)
+    assert np.array_equal(x.read(np.float32, (300,)), gate * np.float32(0.3))
 
 
 def test_under_sanitizers(emulated):

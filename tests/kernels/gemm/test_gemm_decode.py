@@ -31,7 +31,7 @@ from tile_cases import (
 
 from ggpy.device import Ptr
 from ggpy.kernels.gemm import gemm_decode as gemm_decode
-from ggpy.kernels.gemm.gemm import STATIC_SHARED
+from ggpy.kernels.gemm.gemm import INPUT_RANGE, STATIC_SHARED
 from ggpy.kernels.gemm.gemm_decode import (
     COLUMNS,
     NORM_TOKENS,
@@ -173,6 +173,17 @@ def test_gated(machine, name, n_tokens, activation):
     options = {"epilogue": "GLU", "activation": activation}
     (h,) = multiply(machine, tiles, x, bounds=limits(machine, 2), **options)
     assert nmse(h, ACTIVATIONS[activation](exact(gate, x)) * exact(up, x)) <= HALF
+
+
+@pytest.mark.parametrize("n_tokens", [1, 9])
+@pytest.mark.parametrize("name", [*SOME, "F16"])
+def test_gate_of_a_layers_input(machine, name, n_tokens):
+    w = Weights(name, 37, 1056)
+    x, factors = f16_activations(n_tokens, 1056) / np.float16(512), f16_activations(n_tokens, 37, 1)
+    options = {"epilogue": "INPUT", "activation": "gelu_tanh", "residual": factors}
+    (h,) = multiply(machine, [w.tiled(machine)], x, bounds=limits(machine, 2), **options)
+    y = INPUT_RANGE * exact(w, x)
+    assert nmse(h, ACTIVATIONS["gelu_tanh"](y) * factors.astype(np.float64)) <= HALF
 
 
 def test_gated_does_not_become_infinite(machine):

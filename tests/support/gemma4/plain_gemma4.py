@@ -69,6 +69,37 @@ class PlainGemma4(Plain):
                 out[p, h] = a / a.sum() @ v[first : p + 1, h // share]
         return out.reshape(n, -1) @ self.w[at + "output.weight"].T
 
+    def feed_forward(self, i: int, x: np.ndarray) -> np.ndarray:
+        at, dense = f"blk.{i}.", super().feed_forward
+        if at + "ffn_gate_inp.weight" not in self.w:
+            return dense(i, x)
+        n = self.norm(x, at + "ffn_norm.weight")
+        h = gelu(n @ self.w[at + "ffn_gate.weight"].T) * (n @ self.w[at + "ffn_up.weight"].T)
+        d = self.norm(h @ self.w[at + "ffn_down.weight"].T, at + "post_ffw_norm_1.weight")
+        m = np.array([self.experts(at + "ffn_", token) for token in self.taken(at, x)])
+        y = d + self.norm(m, at + "post_ffw_norm_2.weight")
+        return self.norm(y, at + "post_ffw_norm.weight")
+
+    def taken(self, at: str, x: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Of each token what experts take, and what the router takes."""
+        root = x / np.sqrt((x * x).mean(-1, keepdims=True) + self.eps) / math.sqrt(self.n_embd)
+        routed = root * self.w[at + "ffn_gate_inp.scale"]
+        return list(zip(self.norm(x, at + "pre_ffw_norm_2.weight"), routed, strict=True))
+
+    def experts(self, at: str, token: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+        n, routed = token
+        p = np.exp(self.w[at + "gate_inp.weight"] @ routed)
+        chosen = sorted(range(len(p)), key=lambda e: -p[e])[: self.key("expert_used_count")]
+        total, y = sum(p[e] for e in chosen), np.zeros_like(n)
+        for e in chosen:
+            if at + "gate_up_exps.weight" in self.w:
+                gate, up = np.split(self.w[at + "gate_up_exps.weight"][e] @ n, 2)
+            else:
+                gate, up = (self.w[f"{at}{x}_exps.weight"][e] @ n for x in ("gate", "up"))
+            h = self.w[at + "down_exps.weight"][e] @ (gelu(gate) * up)
+            y = y + p[e] / total * self.w[at + "down_exps.scale"][e] * h
+        return y
+
     def heads(self, i: int, y: np.ndarray, norm: str, local: bool) -> np.ndarray:
         """[T, heads, E], normalised and rotated."""
         size = self.key("attention.key_length" + ("_swa" if local else ""))

@@ -136,6 +136,8 @@ class Turn:
     bias: Sequence[np.ndarray | None] = (None, None, None)
     norm: Sequence[np.ndarray | None] = (None, None)
     eps: tuple[float, float] = (1e-5, 1e-6)
+    value_eps: float | None = None
+    shared: bool = False
 
     def on(self, device: Any) -> Rotation:
         """The arguments on a device."""
@@ -148,6 +150,8 @@ class Turn:
             bias=[send(b) for b in self.bias],
             norm=[send(n) for n in self.norm],
             eps=self.eps,
+            value_eps=self.value_eps,
+            shared=self.shared,
         )
 
     def apply(self, part: int, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -155,6 +159,8 @@ class Turn:
         x = x.astype(np.float64)
         if self.bias[part] is not None:
             x = x + self.bias[part].reshape(x.shape[1:])
+        if part == 2 and self.value_eps is not None:
+            x = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.value_eps)
         if part == 2:
             return x
         if self.norm[part] is not None:
@@ -173,7 +179,7 @@ def rope_kv(device, h: Heads, s: Sequences, turn: Turn, parts, pages: Pages) -> 
     """float16 q[T, H, row] from float32 parts (q, k, v) [T, n, E]; writes k and v to pages."""
     n = len(s.positions)
     q = Output(device, 2 * n * h.n_head * h.row)
-    projected = [upload(device, part) for part in parts]
+    projected = [None if part is None else upload(device, part) for part in parts]
     memory = pages.send(device)
     RopeKv(device, h).launch(projected, turn.on(device), s.batch(device), n, memory, q.buffer)
     return q.read(np.float16, (n, h.n_head, h.row))
@@ -215,7 +221,7 @@ class Attention:
         tiles = plan_tiles(s.positions, s.sequences, h, resident_splits=resident_splits)
         out = Attended(device, h, len(s.positions), order)
         if turn is not None:
-            options["projected"] = [upload(device, part) for part in parts]
+            options["projected"] = [None if x is None else upload(device, x) for x in parts]
             options["rotation"] = turn.on(device)
         if options.get("sinks") is not None:
             options["sinks"] = upload(device, options["sinks"])

@@ -215,9 +215,9 @@ def multiply(
     norm: np.ndarray | None = None,
     **options: Any,
 ) -> list[np.ndarray]:
-    """The outputs of one product: float, or of a GLU half, as float32 [tokens, rows]."""
+    """The outputs of one product: float, or of GLU and INPUT half, as float32 [tokens, rows]."""
     glu = options.get("epilogue") == "GLU"
-    dtype = np.dtype(np.float16 if glu else np.float32)
+    dtype = np.dtype(np.float16 if glu or options.get("epilogue") == "INPUT" else np.float32)
     shapes = [(len(x), w.n_rows) for w in (weights[:1] if glu else weights)]
     outs = [Output(device, n * rows * dtype.itemsize) for n, rows in shapes]
     if residual is not None:

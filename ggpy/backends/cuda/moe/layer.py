@@ -25,6 +25,7 @@ from ..arrays import Array, Matrix, Memory
 from ..context import StepContext
 from ..gemm import ProductOperands
 from ..plan import MoEPlan
+from .beside import DenseBeside
 from .packed import PackedExperts
 from .staging import ExpertStaging
 
@@ -54,6 +55,7 @@ class MoEOps:
         self._rows = context.planner.kernels.expert_rows
         self.staging = ExpertStaging(self.device, context.scratch)
         self._packed = PackedExperts(context, self.staging)
+        self._beside = DenseBeside(context)
 
     @cached_property
     def _sort(self) -> SortPairs:
@@ -71,17 +73,22 @@ class MoEOps:
         c.stream = plan.after
         if plan.copied:
             self.staging.enter(layer)
+        dense_h = dense = None
+        if f.dense is not None:
+            x, dense_h, dense = self._beside.multiply(x, f, plan)
         routes = self.route(x, f, plan)
         if c.probe:
             n_used = plan.choice.n_used
             c.probe(layer.index, "experts", Array(routes.ids, np.int32, (n, n_used), n_used))
+        if dense_h is not None and c.probe:
+            c.probe(layer.index, "shared_act", dense_h)
         shared = None if f.shared is None else self.shared_expert(routes, f.shared, layer, plan, n)
         pairs = self._pairs(routes, x, plan)
         h = self.expert_act(pairs, f.experts)
         if c.probe:
             shape = n, plan.choice.n_used, h.row
             c.probe(layer.index, "ffn_act", Array(h.data, np.float16, shape, h.row))
-        self.expert_out(x, h, pairs, f.experts, shared)
+        x = self.expert_out(x, h, pairs, f, shared or dense)
         if c.probe:
             c.probe(layer.index, "ffn_out", x)
         return x
@@ -90,8 +97,11 @@ class MoEOps:
         """norm(x) in f16, and the experts of each token."""
         c, (n, k), r = self._context, x.shape, f.router
         gate = f.shared.gate if f.shared else None
+        norm = f.norm if r.norm is None else c.norms.scaled(r.norm, k, r.norm_scale)
         weights = RouterWeights(
-            f.norm.weight, f.norm.eps, r.weight.in_blocks.data, r.bias, r.choice_bias, gate
+            *(norm.weight, norm.eps, r.weight.in_blocks.data, r.bias, r.choice_bias, gate),
+            taken_norm=None if r.norm is None else f.norm.weight,
+            expert_scale=r.expert_scale,
         )
         each = 4 * n * plan.choice.n_used
         ids, strengths = c.scratch("expert ids", each), c.scratch("expert weights", each)
@@ -165,32 +175,44 @@ class MoEOps:
         return h
 
     def expert_out(
-        self, x: Array, h: Array, pairs: ChosenPairs, e: Experts, shared: Array | None
-    ) -> None:
-        """x += the weighted outputs."""
-        if pairs.plan.packed:
-            return self._packed.out(x, h, pairs, e, shared, self._combine)
-        c, routes, (n, k) = self._context, pairs.routes, x.shape
-        bias, of_shared = _rows(e.b_down), shared.data if shared else None
-        if pairs.order is None:
-            addends = ExpertAddends(routes.weights, bias, of_shared, routes.strength)
-            shape = n, pairs.plan.choice.n_used
+        self, x: Array, h: Array, pairs: ChosenPairs, f: MoE, beside: Array | None
+    ) -> Array:
+        """x + the weighted outputs; beside: of the shared expert, or of a dense feed-forward."""
+        routes, (n, k), e = pairs.routes, x.shape, f.experts
+        n_used, bias, of_beside = pairs.plan.choice.n_used, _rows(e.b_down), _data(beside)
+        if pairs.order is None and f.dense is None:
+            addends = ExpertAddends(routes.weights, bias, of_beside, routes.strength)
             with self._tiles([e.w_down], pairs) as tiles:
                 self._gemv.launch(
-                    *(tiles, routes.ids, h.data, x.data, *shape), epilogue="SUM", addends=addends
+                    *(tiles, routes.ids, h.data, x.data, n, n_used), epilogue="SUM", addends=addends
                 )
-            return
-        y, shape = c.f32("expert y", pairs.n, k), (pairs.n, pairs.plan.choice.n_expert)
+            return x
+        y = self._outputs(h, pairs, e)
+        row_of = pairs.order.row_of if pairs.order else None
+        if f.dense is not None:
+            assert beside is not None
+            parts = y.data, routes.weights, row_of
+            return self._beside.join(x, beside, parts, f, pairs.plan)
+        outputs = ExpertOutputs(
+            *(y.data, routes.ids, routes.weights, bias, row_of, of_beside, routes.strength)
+        )
+        self._combine.launch(x.data, outputs, n, n_used, k)
+        return x
+
+    def _outputs(self, h: Array, pairs: ChosenPairs, e: Experts) -> Array:
+        """y f32 [rows, D] of the rows of h, without biases."""
+        if pairs.plan.packed:
+            return self._packed.outputs(h, pairs, e)
+        y = self._context.f32("expert y", pairs.n, e.w_down.n_rows)
+        shape = pairs.n, pairs.plan.choice.n_expert
         with self._tiles([e.w_down], pairs) as tiles:
-            if pairs.plan.few_rows:
+            if pairs.order is None:
+                self._gemv.launch(tiles, pairs.routes.ids, h.data, y.data, pairs.n, 1)
+            elif pairs.plan.few_rows:
                 self._rows.launch(tiles, pairs.order, h.data, y.data, *shape)
             else:
                 self._gemm.launch(tiles, pairs.order, h.data, [y.data], *shape)
-        outputs = ExpertOutputs(
-            *(y.data, routes.ids, routes.weights, bias),
-            *(pairs.order.row_of, of_shared, routes.strength),
-        )
-        self._combine.launch(x.data, outputs, n, pairs.plan.choice.n_used, k)
+        return y
 
     @contextmanager
     def _tiles(self, weights: Sequence[Matrix], pairs: ChosenPairs) -> Iterator[list[TiledMatrix]]:
@@ -255,3 +277,7 @@ class MoEOps:
 def _rows(bias: Matrix | None) -> Memory | None:
     """The biases of all experts, f32."""
     return None if bias is None else bias.in_blocks.data
+
+
+def _data(array: Array | None) -> Memory | None:
+    return None if array is None else array.data

@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ....kernels.layout.pack import order_of
-from ....kernels.moe.combine import Combine, ExpertOutputs
 from ....kernels.moe.expert_wgmma import ExpertWgmma, GatedOutput
 from ....kernels.moe.pack_pairs import PackPairs
 from ....kernels.moe.sort import PACKED_UNIT, WORK_BYTES, SortedPairs, packed_rows, work_tiles
@@ -61,25 +60,12 @@ class PackedExperts:
         self._multiply([e.w_gate, e.w_up], pairs, x, h, glu)
         return h
 
-    def out(
-        self,
-        x: Array,
-        h: Array,
-        pairs: ChosenPairs,
-        e: Experts,
-        shared: Array | None,
-        combine: Combine,
-    ) -> None:
-        """x += the weighted outputs."""
-        order, routes, (n, k) = pairs.order, pairs.routes, x.shape
-        assert order is not None
-        y = self._context.f32("expert y", order.n_rows, k)
+    def outputs(self, h: Array, pairs: ChosenPairs, e: Experts) -> Array:
+        """y f32 [rows, D], without biases."""
+        assert pairs.order is not None
+        y = self._context.f32("expert y", pairs.order.n_rows, e.w_down.n_rows)
         self._multiply([e.w_down], pairs, h, y)
-        outputs = ExpertOutputs(
-            *(y.data, routes.ids, routes.weights, _rows(e.b_down), order.row_of),
-            *(shared.data if shared else None, routes.strength),
-        )
-        combine.launch(x.data, outputs, n, pairs.plan.choice.n_used, k)
+        return y
 
     def _multiply(
         self,

@@ -19,6 +19,7 @@ from ....kernels.layout.pack import PLAIN, UNIT
 from ....kernels.moe.expert_wgmma import tile_rows
 from ....kernels.moe.route import RouterChoice
 from ...experts import LEAST_SUM
+from ...inputs import LayerInputs
 from ...interface import (
     Attention,
     Dense,
@@ -31,6 +32,8 @@ from ...interface import (
     Norm,
 )
 from ..arrays import Matrix, one_layout
+from .beside import BesidePlan, beside_problem, plan_beside
+from .ends import EndPlan, InputGate, Successor, behind, plan_end, plan_projection
 from .problem import NormIn, Problem, ProductPlan, StepClass
 from .products import ProductPlanner
 
@@ -112,7 +115,8 @@ class MoEPlan:
     tiles of pairs that are sorted by expert, for a GEMM; 0: each pair is a GEMV. together: gate
     and up are one launch; glu: which applies the activation. shared: the products of the shared
     expert. copied: experts in host memory are copied to the device before they are multiplied.
-    few_rows: the GEMM is the one for few rows an expert.
+    few_rows: the GEMM is the one for few rows an expert. beside: the products of a dense
+    feed-forward beside the experts; post_norm: where the norm of what both add is computed.
     """
 
     packed: bool = field(default=False, kw_only=True)  # rows are gathered, for ExpertWgmma
@@ -124,6 +128,8 @@ class MoEPlan:
     after: ResidualState
     copied: bool = False
     few_rows: bool = False
+    beside: BesidePlan | None = None
+    post_norm: NormIn = NormIn.NONE
 
 
 class Planner(ProductPlanner):
@@ -152,7 +158,8 @@ class Planner(ProductPlanner):
         """
         if a.norm_whole:
             return RopeIn.KERNEL
-        if a.w_gate is not None:  # a fourth matrix, which no epilogue knows
+        if a.w_gate is not None or a.v_norm is not None or a.wk is None or a.wv is None:
+            # a fourth matrix, or a norm of v, or fewer than three, which no epilogue knows
             return RopeIn.ATTENTION if s.decode and s.fused else RopeIn.KERNEL
         norms = (a.q_norm, a.k_norm)
         n_pairs = len(a.rope.inv_freq) if a.rope else a.spec.key_size // 2
@@ -241,7 +248,7 @@ class Planner(ProductPlanner):
         h_layout = self.x_layout([f.w_down], s) if packs else PLAIN
         epilogue: Epilogue = "GLU" if glu else "STORE"
         gate_up = self.product(weights, s, epilogue, norm, out_layout=h_layout)
-        successor = layer.next.mixer if layer.next else None
+        successor = behind(layer)
         down, x = self.output(f.w_down, f.post_norm, successor, s, x)
         return DensePlan(gate_up, glu, h_layout, down, x)
 
@@ -304,13 +311,28 @@ class Planner(ProductPlanner):
         if any(w.on_host for w in matrices):
             copied = self.copies_experts(choice, s)
         shape = choice, few or tile, together, glu, shared, ResidualState(), copied
-        return MoEPlan(*shape, few_rows=few > 0)
+        found = MoEPlan(*shape, few_rows=few > 0)
+        return plan_beside(self, found, layer, s, ResidualState()) if f.dense else found
+
+    def projected_inputs(self, inputs: LayerInputs, s: StepClass) -> ProductPlan:
+        """The product of which the inputs of layers are made."""
+        key = inputs, s
+        if key not in self._plans:
+            self._plans[key] = plan_projection(self, inputs, s, ResidualState())
+        return self._plans[key]
+
+    def end(self, layer: Layer, s: StepClass) -> EndPlan:
+        """A layer's input. What precedes it defers no norm, and neither does it."""
+        key = layer.input, s
+        if key not in self._plans:
+            self._plans[key] = plan_end(self, layer, s, ResidualState())
+        return self._plans[key]
 
     def output(
         self,
         w: Matrix,
         post_norm: Norm | None,
-        successor: Mixer | FeedForward | None,
+        successor: Successor | None,
         s: StepClass,
         x: ResidualState,
     ) -> tuple[OutputPlan, ResidualState]:
@@ -360,10 +382,12 @@ def choice_of(f: MoE) -> RouterChoice:
     return RouterChoice(n_expert, r.n_used, r.score, r.normalise, r.scale, r.groups, LEAST_SUM)
 
 
-def successor_of(layer: Layer) -> Mixer | FeedForward | None:
-    """What takes x behind a layer's mixer; None for experts, which take x as it is."""
-    successor = layer.ffn or (layer.next.mixer if layer.next else None)
-    return None if isinstance(successor, MoE) else successor
+def successor_of(layer: Layer) -> Successor | None:
+    """What takes x behind a layer's mixer; None for experts, but for what is beside them."""
+    successor = layer.ffn or behind(layer)
+    if isinstance(successor, MoE):
+        return InputGate(successor.dense.projections) if successor.dense else None
+    return successor
 
 
 def refuse(part: Mixer | FeedForward | Head) -> None:
@@ -372,7 +396,7 @@ def refuse(part: Mixer | FeedForward | Head) -> None:
     whole, temperature = getattr(part, "norm_whole", False), getattr(part, "temperature", None)
     length = temperature.length if temperature else 0
     biased = getattr(part, "bo", None) is not None and norms[1] is not None
-    problem = choice_of(part).problem if isinstance(part, MoE) else ""
+    problem = choice_of(part).problem or beside_problem(part) if isinstance(part, MoE) else ""
     found = {
         "layer norms and norms with a bias": any(n and not n.is_rms for n in norms),
         "a bias of the attention's output before a norm": biased,
@@ -382,9 +406,6 @@ def refuse(part: Mixer | FeedForward | Head) -> None:
         "attention in chunks": getattr(part, "chunked", False),
         "weights of experts on what they take": isinstance(part, MoE) and part.router.weighs_input,
         "norms of all heads with a bias": whole and getattr(part, "bq", None) is not None,
-        "norms of values": getattr(part, "v_norm", None) is not None,
-        "keys that are values, or another layer's": isinstance(part, Attention)
-        and (part.wk is None or part.wv is None),
         f"queries that grow with their position (none do up to -c {length})": length > 0,
         problem: bool(problem),
     }

@@ -1,0 +1,60 @@
+"""A dense feed-forward beside experts, on a GPU. It comes first: its product stores the residual
+stream that the router takes. A kernel joins what both make.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+
+from ....kernels.moe.join import Beside, Join
+from ...interface import MoE
+from ..arrays import Array, Memory
+from ..context import StepContext
+from ..plan import MoEPlan
+
+
+class DenseBeside:
+    """Executes the plans of dense feed-forwards beside experts."""
+
+    def __init__(self, context: StepContext) -> None:
+        self._context = context
+
+    @cached_property
+    def _join(self) -> Join:
+        return Join(self._context.device)
+
+    def multiply(self, x: Array, f: MoE, plan: MoEPlan) -> tuple[Array, Array, Array]:
+        """(x without a pending sum, h f16 [T, F], y f32 [T, D] before its norm)."""
+        c, d, n = self._context, f.dense, x.shape[0]
+        assert d is not None and plan.beside is not None
+        weights, n_ff = d.projections, d.w_gate.n_rows
+        h, gate_up = c.f16("h", n, n_ff), plan.beside.gate_up
+        if plan.beside.glu:
+            c.input_product(gate_up, x, d.norm, weights, [h], activation=d.activation)
+        else:
+            gate, up = parts = [c.f32(name, n, n_ff) for name in ("gate", "up")]
+            c.input_product(gate_up, x, d.norm, weights, parts)
+            c.elementwise.glu(gate.data, up.data, h.data, n * n_ff, d.activation)
+        y = c.f32("shared y", n, d.w_down.n_rows)
+        c.gemms.run(plan.beside.down, h, [d.w_down], [y])
+        return (x if x.sum is None else replace(x, sum=None)), h, y
+
+    def join(
+        self,
+        x: Array,
+        dense: Array,
+        parts: tuple[Memory, Memory, Memory | None],
+        f: MoE,
+        p: MoEPlan,
+    ) -> Array:
+        """x + post_norm(norm(dense) + norm(the experts)); parts: outputs of pairs, their weights,
+        and their rows in a sorted step.
+        """
+        c, (n, k) = self._context, x.shape
+        assert f.dense is not None and f.dense.post_norm and f.expert_norm and f.post_norm
+        norms = [(norm.weight, norm.eps) for norm in (f.dense.post_norm, f.expert_norm)]
+        both = c.f32("y", n, k)
+        beside = Beside(dense.data, *parts)
+        self._join.launch(beside, (norms[0], norms[1]), both.data, n, p.choice.n_used, k)
+        return c.add_normed(x, both, f.post_norm, p.post_norm)

@@ -1,0 +1,59 @@
+"""How a dense feed-forward beside experts is computed: it comes first, and stores the residual
+stream that the router takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ....kernels.gemm.gemm import Epilogue
+from ...interface import Layer, MoE
+from .ends import behind
+from .problem import NormIn, ProductPlan, StepClass
+
+if TYPE_CHECKING:
+    from .layers import MoEPlan, Planner, ResidualState
+
+
+@dataclass(frozen=True, eq=False)
+class BesidePlan:
+    """The products of a dense feed-forward beside experts. glu: gate and up are one launch."""
+
+    gate_up: ProductPlan
+    glu: bool
+    down: ProductPlan
+
+
+def beside_problem(f: MoE) -> str:
+    """What no kernel computes of experts with a dense feed-forward beside them, or of a router with
+    a norm of its own; empty if all is computed.
+    """
+    e, r, d = f.experts, f.router, f.dense
+    if d is None:
+        return "a norm of routers, or a scale of experts" if r.norm or r.expert_scale else ""
+    norms = f.norm, r.norm, d.norm, d.post_norm, f.expert_norm, f.post_norm
+    whole = all(norm is not None and norm.is_rms for norm in norms)
+    plain = e.b_down is None and d.residual_scale == 1 and f.shared is None
+    if whole and plain and r.expert_scale is not None and r.norm.eps == f.norm.eps:
+        return ""
+    return "experts beside a dense feed-forward but with all norms, and without biases"
+
+
+def plan_beside(
+    planner: Planner, found: MoEPlan, layer: Layer, s: StepClass, start: ResidualState
+) -> MoEPlan:
+    """The plan of experts with that of the feed-forward beside them; start: the state of a stream
+    of which nothing has been deferred.
+    """
+    f = layer.ffn
+    assert isinstance(f, MoE) and f.dense is not None
+    weights = f.dense.projections
+    norm, _ = planner.input_norm(weights, s, start, s.n_tokens, True)
+    glu = planner.takes_glu(weights, s)
+    epilogue: Epilogue = "GLU" if glu else "STORE"
+    gate_up = replace(planner.product(weights, s, epilogue, norm), leaves_factors=False)
+    down, successor = planner.product([f.dense.w_down], s), behind(layer)
+    left = s.decode and s.fused and successor and planner.adds(successor.projections, s)
+    where = NormIn.PROLOGUE if left else NormIn.KERNEL
+    return replace(found, beside=BesidePlan(gate_up, glu, down), post_norm=where)
