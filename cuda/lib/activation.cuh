@@ -1,8 +1,10 @@
-// The activations of gated feed-forward layers.
+// Activations: of gated feed-forward layers, and the sigmoid of gates.
 #pragma once
 #include "lib/common.cuh"
 
 enum Activation { SILU, GELU_TANH };
+
+__device__ __forceinline__ float sigmoid(float v) { return 1.0f / (1.0f + expf(-v)); }
 
 // v * sigmoid(w), with w = v for SiLU; for GELU (tanh), (1 + tanh(w / 2)) / 2 is the sigmoid of w. Few instructions,
 // because epilogues unroll it.

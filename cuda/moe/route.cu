@@ -11,6 +11,7 @@
 // multiplies ROWS experts at a time; a single one's row is requested before grid_dependency_wait. Logits go to global
 // memory; the CTA that arrives last at the counter of its tokens chooses. The operations of a token do not depend on the
 // others, nor on the launch. Everything is f32; n is also stored as f16, which the experts multiply.
+#include "lib/activation.cuh"
 #include "norm/norm.cuh"
 
 enum Score { SOFTMAX, SIGMOID, SOFTMAX_CHOSEN };
@@ -37,8 +38,6 @@ struct RouteArgs {
     int n_group, n_group_used;
     float scale, least_sum, eps;
 };
-
-__device__ __forceinline__ float sigmoid(float v) { return 1.0f / (1.0f + expf(-v)); }
 
 __device__ __forceinline__ float warp_max(float v) {
 #pragma unroll

@@ -115,7 +115,8 @@ def _delta(
     plan = ops.context.planner.delta(layer, s, stream)
     names, o = ("attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha"), plan.out
     yield from _product(ops, at, tokens, plan.projections, names, d.projections)
-    for kernel in ("delta_conv", "delta_scan", "delta_norm"):
+    kernels = ("delta_decode",) if plan.one_kernel else ("delta_conv", "delta_scan", "delta_norm")
+    for kernel in kernels:
         row = tokens, str(at), "-", kernel, *["-"] * 4, "recurrent state", "-"
         yield at, PlanRow(*row)
     yield from _product(ops, at, tokens, o.product, ("ssm_out",), [d.wo], out=o)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ....gguf import GGUFError
 from ....kernels.attention.rope_kv import Rotation
+from ....kernels.delta.delta_decode import cluster_of
 from ....kernels.gemm.gemm import Epilogue
 from ....kernels.layout.pack import PLAIN, UNIT
 from ....kernels.moe.route import RouterChoice
@@ -30,6 +31,7 @@ from ...interface import (
     Norm,
 )
 from ..arrays import Matrix, one_layout
+from ..delta.states import shape_of
 from .problem import NormIn, Problem, ProductPlan, StepClass
 from .products import ProductPlanner
 
@@ -86,9 +88,13 @@ class AttentionPlan:
 
 @dataclass(frozen=True, eq=False)
 class DeltaPlan:
-    """The plan of a layer's gated delta net. after: state of the residual stream after it."""
+    """The plan of a layer's gated delta net. one_kernel: delta_decode computes what is between its
+    products. after: state of the residual stream after it.
+    """
 
     projections: ProductPlan
+    one_kernel: bool
+    o_layout: int
     out: OutputPlan
     after: ResidualState
 
@@ -211,8 +217,11 @@ class Planner(ProductPlanner):
             raise lacking("a gated delta net and a feed-forward in parallel")
         norm, x = self.input_norm(d.projections, s, x, s.n_tokens, True)
         projections = self.product(d.projections, s, "STORE", norm)
+        shape = shape_of(d.spec)
+        one_kernel = s.decode and s.fused and cluster_of(shape, self.arch) > 0
+        o_layout = self.x_layout([d.wo], s) if s.fused and shape.packs else PLAIN
         out, x = self.output(d.wo, d.post_norm, successor_of(layer), s, x)
-        return DeltaPlan(projections, out, x)
+        return DeltaPlan(projections, one_kernel, o_layout, out, x)
 
     def takes_glu(self, weights: Sequence[Matrix], s: StepClass) -> bool:
         """Whether one launch computes act(gate) * up."""
