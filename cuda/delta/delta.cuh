@@ -18,6 +18,7 @@
 
 constexpr int BLOCK = 32;  // elements of a head that are added up by one warp
 constexpr int LANES = 8;   // of a column of a matrix
+constexpr int CHUNK = 64;  // tokens (delta_chunks.cu)
 constexpr int NO_STATE = -1;
 constexpr float UNIT_EPS = 1e-6f;  // added to the square of the length of q and k
 
@@ -35,6 +36,7 @@ struct DeltaArgs {
     const float* dt;         // [Hv]
     float* u;                // [T][C]: q and k of length 1, q over sqrt(S), and v
     float2* decay;           // [T][Hv]: the logarithm of what M is multiplied with, and sigmoid(beta)
+    float* solved;           // [T][Hv][2 CHUNK] (delta_chunks.cu), in the memory of `projected`
     float* o;                // [T][Hv * S]
     const float* gate;       // [T][Hv * S], before the SiLU
     const float* norm;       // [S]
@@ -42,8 +44,9 @@ struct DeltaArgs {
     float eps;               // of the norm
     int n_k_head, n_v_head, size;
     int n_tokens;
-    int tiled;  // the key head of value head h is h % Hk, not h / (Hv / Hk)
-    int order;  // of out
+    int tiled;    // the key head of value head h is h % Hk, not h / (Hv / Hk)
+    int order;    // of out
+    int chunked;  // whole chunks of each sequence are delta_chunk_scan's
 
     __device__ __forceinline__ int channels() const { return (2 * n_k_head + n_v_head) * size; }
     __device__ __forceinline__ int key_head(int head) const {

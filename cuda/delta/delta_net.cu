@@ -122,8 +122,9 @@ __global__ void __launch_bounds__(COLUMNS* LANES) delta_scan(const DeltaArgs p) 
     grid_dependency_launch();
     const int n_blocks = (p.size + COLUMNS - 1) / COLUMNS, head = blockIdx.x / n_blocks, sequence = blockIdx.y;
     const int column = blockIdx.x % n_blocks * COLUMNS + threadIdx.x / LANES, lane = threadIdx.x % LANES;
-    const int start = p.first[sequence], stop = p.first[sequence + 1];
-    const int read = p.pages[2 * sequence], written = p.pages[2 * sequence + 1];
+    const int first = p.first[sequence], stop = p.first[sequence + 1];
+    const int start = p.chunked ? stop - (stop - first) % CHUNK : first;  // behind the last whole chunk
+    const int written = p.pages[2 * sequence + 1], read = start > first ? written : p.pages[2 * sequence];
     const bool inside = column < p.size;
     if (start == stop) return;
     grid_dependency_wait();

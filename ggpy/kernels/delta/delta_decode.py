@@ -5,10 +5,11 @@ from __future__ import annotations
 from ...device.base import Device
 from ..address import Address
 from ..gemm.hopper import has_clusters
-from .delta_net import (
-    ASSERTS,
+from ..struct_asserts import struct_asserts
+from .delta import (
     LANES,
     ROW,
+    DeltaArgs,
     DeltaBuffers,
     DeltaShape,
     DeltaStep,
@@ -17,6 +18,7 @@ from .delta_net import (
 )
 
 MOST_THREADS = 1024
+ASSERTS = struct_asserts(DeltaArgs)
 
 
 def cluster_of(shape: DeltaShape, arch: str) -> int:

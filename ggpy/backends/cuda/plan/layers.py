@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from ....gguf import GGUFError
 from ....kernels.attention.rope_kv import Rotation
-from ....kernels.delta.delta_decode import cluster_of
 from ....kernels.gemm.gemm import Epilogue
 from ....kernels.layout.pack import PLAIN, UNIT
 from ....kernels.moe.route import RouterChoice
@@ -34,6 +33,7 @@ from ..arrays import Matrix, one_layout
 from ..delta.states import shape_of
 from .problem import NormIn, Problem, ProductPlan, StepClass
 from .products import ProductPlanner
+from .recurrence import Recurrence, recurrence_of
 
 ROPE_EPILOGUE_TOKENS = (
     # least number of tokens for the RoPE epilogue of prefill GEMMs: with fewer it gains nothing
@@ -88,12 +88,10 @@ class AttentionPlan:
 
 @dataclass(frozen=True, eq=False)
 class DeltaPlan:
-    """The plan of a layer's gated delta net. one_kernel: delta_decode computes what is between its
-    products. after: state of the residual stream after it.
-    """
+    """The plan of a layer's gated delta net. after: state of the residual stream after it."""
 
     projections: ProductPlan
-    one_kernel: bool
+    recurrence: Recurrence
     o_layout: int
     out: OutputPlan
     after: ResidualState
@@ -217,11 +215,11 @@ class Planner(ProductPlanner):
             raise lacking("a gated delta net and a feed-forward in parallel")
         norm, x = self.input_norm(d.projections, s, x, s.n_tokens, True)
         projections = self.product(d.projections, s, "STORE", norm)
-        shape = shape_of(d.spec)
-        one_kernel = s.decode and s.fused and cluster_of(shape, self.arch) > 0
-        o_layout = self.x_layout([d.wo], s) if s.fused and shape.packs else PLAIN
+        packs = s.fused and shape_of(d.spec).packs
+        o_layout = self.x_layout([d.wo], s) if packs else PLAIN
         out, x = self.output(d.wo, d.post_norm, successor_of(layer), s, x)
-        return DeltaPlan(projections, one_kernel, o_layout, out, x)
+        recurrence = recurrence_of(d.spec, s, self.arch, self.is_prefill(s))
+        return DeltaPlan(projections, recurrence, o_layout, out, x)
 
     def takes_glu(self, weights: Sequence[Matrix], s: StepClass) -> bool:
         """Whether one launch computes act(gate) * up."""
