@@ -115,9 +115,9 @@ def _attends(
     assert attention is not None
     kernels = attention.kernels_of(a.group)
     plan = ops.context.planner.attention(layer, s, stream, kernels)
-    names, o = ("attn_q", "attn_k", "attn_v", "attn_gate"), plan.out
-    weights = a.projections
-    yield from _product(ops, at, tokens, plan.qkv, names[: len(weights)], weights, plan.rope)
+    gate, o = ("attn_gate",) if a.w_gate is not None else (), plan.out
+    weights, names = a.projections, ("attn_q", *gate, "attn_k", "attn_v")
+    yield from _product(ops, at, tokens, plan.qkv, names, weights, plan.rope)
     yield at, _attention(kernels, at, tokens, s)
     yield from _product(ops, at, tokens, o.product, ("attn_output",), [a.wo], out=o)
 

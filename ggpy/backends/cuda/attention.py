@@ -30,7 +30,8 @@ from .context import StepContext
 from .kv_pages import PageMemory, heads_of
 from .plan import AttentionPlan, RopeIn
 
-PROJECTED = ("q", "k", "v", "gate")  # names of scratch memory
+PROJECTED = ("q", "k", "v")  # names of scratch memory
+GATED = ("q", "gate", "k", "v")  # the same of layers with a gate
 
 
 class HeadKernels:
@@ -133,12 +134,14 @@ class AttentionOps:
             outs = [Array(to, np.float16, (n, row), row) for to in (memory, *pages)]
             c.input_product(plan.qkv, x, a.norm, weights, outs, rope=epilogue)
             return q
-        named = zip(PROJECTED, weights, strict=False)
+        named = zip(PROJECTED if a.w_gate is None else GATED, weights, strict=True)
         parts = [c.f32(f"projected {name}", n, w.n_rows) for name, w in named]
         c.input_product(plan.qkv, x, a.norm, weights, parts)
+        if a.w_gate is not None:
+            del parts[1]
         if a.norm_whole:
             parts[:2] = self._normed(parts[0], parts[1], a)
-        projected = [part.data for part in parts[:3]]
+        projected = [part.data for part in parts]
         if plan.rope is RopeIn.ATTENTION:
             return Projected(projected, rotation)
         kernels.rope.launch(projected, rotation, batch, n, pages, memory)
@@ -186,7 +189,7 @@ class AttentionOps:
         if kind.n_tiles:
             kernels.decode.launch(params, kind.tiles, kind.n_tiles, kind.n_split)
         if a.w_gate is not None:
-            gate = c.f32(f"projected {PROJECTED[3]}", n, columns)
+            gate = c.f32("projected gate", n, columns)
             c.elementwise.gate(o.data, gate.data, n * columns)
         return o
 
