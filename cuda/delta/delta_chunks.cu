@@ -171,11 +171,11 @@ extern "C" __global__ void __launch_bounds__(CHUNK_THREADS) delta_chunk_solve(co
     grid_dependency_launch();
     const int head = blockIdx.x, start = chunk_among(p, blockIdx.y * CHUNK);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    grid_dependency_wait();  // all CTAs wait, for the next kernel takes the end of this one for that of those before
     if (start < 0) return;
     const size_t pitch = p.channels();
     const float* const query = p.u + start * pitch + p.key_head(head) * SIZE;
     float2* const decays = p.decay + static_cast<size_t>(start) * p.n_v_head + head;
-    grid_dependency_wait();
     // A warp has a row at a time.
 #pragma unroll 8
     for (int i = 0; i < 2 * CHUNK / CHUNK_WARPS; ++i) {
@@ -274,6 +274,7 @@ extern "C" __global__ void __launch_bounds__(CHUNK_THREADS, 1) delta_chunk_scan(
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int start = p.first[sequence], n_chunk = (p.first[sequence + 1] - start) / CHUNK;
     const int read = p.pages[2 * sequence], written = p.pages[2 * sequence + 1];
+    grid_dependency_wait();  // all CTAs wait: see delta_chunk_solve
     if (n_chunk == 0) return;
     const int pitch = p.channels(), solved_pitch = p.n_v_head * 2 * CHUNK;
     // Rows of K for warps 0 to 3, of Q for the others: 16 tokens each.
@@ -293,7 +294,6 @@ extern "C" __global__ void __launch_bounds__(CHUNK_THREADS, 1) delta_chunk_scan(
         const size_t at = (static_cast<size_t>(page) * p.n_v_head + head) * SIZE + column + 8 * n + 2 * t + i % 2;
         return p.matrices + at * SIZE + 16 * warp + g + i / 2 * 8;
     };
-    grid_dependency_wait();
     RawOperand raw[SIZE / 16];
 #pragma unroll
     for (int s = 0; s < SIZE / 16; ++s) raw[s].load(rows + 16 * s, pitch, g, t);

@@ -126,8 +126,8 @@ __global__ void __launch_bounds__(COLUMNS* LANES) delta_scan(const DeltaArgs p) 
     const int start = p.chunked ? stop - (stop - first) % CHUNK : first;  // behind the last whole chunk
     const int written = p.pages[2 * sequence + 1], read = start > first ? written : p.pages[2 * sequence];
     const bool inside = column < p.size;
+    grid_dependency_wait();  // all CTAs wait, for the next kernel takes the end of this one for that of those before
     if (start == stop) return;
-    grid_dependency_wait();
     Column<QUADS> m;
     m.load(Column<QUADS>::of(p, read, head, column, lane), inside && read != NO_STATE);
     ScanInput<QUADS> x, next;
