@@ -130,15 +130,24 @@ __global__ void __launch_bounds__(COLUMNS* LANES) delta_scan(const DeltaArgs p) 
     if (start == stop) return;
     Column<QUADS> m;
     m.load(Column<QUADS>::of(p, read, head, column, lane), inside && read != NO_STATE);
-    ScanInput<QUADS> x, next;
-    x.load(p, start, head, column, lane);
-    for (int token = start; token < stop; ++token) {
-        if (token + 1 < stop) next.load(p, token + 1, head, column, lane);
-        const auto k = [&](int j) -> const float4& { return x.k[j]; };
-        const auto q = [&](int j) -> const float4& { return x.q[j]; };
-        const float o = m.step(k, q, x.v, expf(x.decay.x), x.decay.y);
-        if (inside && lane == 0) p.o[(static_cast<size_t>(token) * p.n_v_head + head) * p.size + column] = o;
-        x = next;
+    // Tokens in flight: a token takes less time than a load.
+    constexpr int AHEAD = QUADS <= 4 ? 4 : 2;
+    ScanInput<QUADS> inputs[AHEAD];
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i)
+        if (start + i < stop) inputs[i].load(p, start + i, head, column, lane);
+    for (int first_token = start; first_token < stop; first_token += AHEAD) {
+#pragma unroll
+        for (int i = 0; i < AHEAD; ++i) {
+            const int token = first_token + i;
+            if (token >= stop) break;
+            ScanInput<QUADS>& x = inputs[i];
+            const auto k = [&](int j) -> const float4& { return x.k[j]; };
+            const auto q = [&](int j) -> const float4& { return x.q[j]; };
+            const float o = m.step(k, q, x.v, expf(x.decay.x), x.decay.y);
+            if (inside && lane == 0) p.o[(static_cast<size_t>(token) * p.n_v_head + head) * p.size + column] = o;
+            if (token + AHEAD < stop) x.load(p, token + AHEAD, head, column, lane);
+        }
     }
     if (inside) m.store(Column<QUADS>::of(p, written, head, column, lane));
 }
