@@ -1,4 +1,4 @@
-// What all GEMMs on tiled weights share: the kernel parameters for up to three matrices (segments) that multiply the
+// What all GEMMs on tiled weights share: the kernel parameters for up to four matrices (segments) that multiply the
 // same x, and the mapping from a CTA to its tile rows.
 #pragma once
 #include "layout/tile.cuh"
@@ -16,7 +16,7 @@ struct Segment {
 
 // Parameters of every GEMM. Each kernel derives a structure that appends its own parameters.
 struct GemmArgs {
-    Segment segment[3];
+    Segment segment[4];
     uint64_t streaming;  // L2 cache policy of weight loads: see cp_async_streaming
     int n_tiles;         // tile rows of all segments together; GLU: of gate, which has as many as up
     int n_tokens;
@@ -40,7 +40,8 @@ struct RopeEpilogueArgs {
 // Index of the segment that holds `tile_row`, which is counted over all segments.
 template <class Args>
 __device__ __forceinline__ int segment_of(const Args& p, int tile_row) {
-    return (tile_row >= p.segment[1].first_tile) + (tile_row >= p.segment[2].first_tile);
+    return (tile_row >= p.segment[1].first_tile) + (tile_row >= p.segment[2].first_tile) +
+           (tile_row >= p.segment[3].first_tile);
 }
 
 // One tile row of a CTA: where its chunks are and which output rows it makes. A CTA past the last tile row gets the

@@ -14,7 +14,7 @@
 // operations in the same order for any number of tokens.
 //
 // | kernel                                             | matrices                                           |
-// | gemm_decode<Tile, COLS, PROLOGUE, EPILOGUE, WHOLE> | up to three of one layout                          |
+// | gemm_decode<Tile, COLS, PROLOGUE, EPILOGUE, WHOLE> | up to four of one layout                           |
 // | gemm_decode_rope<Tile, COLS, PROLOGUE>             | q, k and v of one layout; epilogue QKV             |
 // | gemm_decode_two<Tile, Tile, COLS, PROLOGUE>        | of two layouts, with disjoint CTAs; epilogue STORE |
 // | gemm_decode_two_rope<Tile, Tile, COLS, PROLOGUE>   | q, k and v of two layouts; epilogue QKV            |

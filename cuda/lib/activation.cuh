@@ -1,4 +1,4 @@
-// The activations of gated feed-forward layers.
+// Activations: of gated feed-forward layers, and the sigmoid of gates.
 #pragma once
 #include "lib/common.cuh"
 
@@ -7,6 +7,8 @@ enum Activation { SILU, GELU_TANH };
 // The gate of a layer's input multiplies x as it is, which may exceed the range of f16: x is divided by this number
 // before, and the gate multiplied by it.
 constexpr float INPUT_RANGE = 64.0f;
+
+__device__ __forceinline__ float sigmoid(float v) { return 1.0f / (1.0f + expf(-v)); }
 
 // v * sigmoid(w), with w = v for SiLU; for GELU (tanh), (1 + tanh(w / 2)) / 2 is the sigmoid of w. Few instructions,
 // because epilogues unroll it.

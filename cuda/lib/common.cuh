@@ -86,6 +86,25 @@ __device__ __forceinline__ uint32_t saturated_half2(float low, float high) {
 #endif
 }
 
+// Rounds two floats to the nearest bf16, ties to even, `low` in the lower half; NaN stays NaN.
+__device__ __forceinline__ uint32_t floats_to_bf16(float low, float high) {
+#if ARCH >= 800
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+#else
+    uint32_t pair = 0;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const uint32_t bits = __float_as_uint(i ? high : low);
+        const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+        const uint32_t rounded = is_nan ? 0x7fffu : (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
+        pair |= rounded << 16 * i;
+    }
+    return pair;
+#endif
+}
+
 // 1 / v to about 22 bits, for normal v whose reciprocal is normal.
 __device__ __forceinline__ float fast_reciprocal(float v) {
 #if EMULATED

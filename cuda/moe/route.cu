@@ -14,6 +14,7 @@
 //
 // BESIDE: experts beside a dense feed-forward, whose router has a norm of its own. Experts take the norm of x with
 // other weights, and the weights of the chosen ones are multiplied by expert_scale.
+#include "lib/activation.cuh"
 #include "norm/norm.cuh"
 
 #ifndef BESIDE
@@ -46,8 +47,6 @@ struct RouteArgs {
     int n_group, n_group_used;
     float scale, least_sum, eps;
 };
-
-__device__ __forceinline__ float sigmoid(float v) { return 1.0f / (1.0f + expf(-v)); }
 
 __device__ __forceinline__ float warp_max(float v) {
 #pragma unroll

@@ -171,9 +171,10 @@ class Attention:
 
     @property
     def projections(self) -> list[Weight]:
-        """What multiplies the normalised x."""
-        gate = [] if self.w_gate is None else [self.w_gate]
-        return [w for w in (self.wq, self.wk, self.wv, *gate) if w is not None]
+        """What multiplies the normalised x. The gate, whose rows are those of wq, stands beside it:
+        files often have wv in another format than the rest.
+        """
+        return [w for w in (self.wq, self.w_gate, self.wk, self.wv) if w is not None]
 
 
 @dataclass(frozen=True)

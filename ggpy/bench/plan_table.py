@@ -15,7 +15,15 @@ from .. import arch
 from ..backends.cuda.arrays import Matrix
 from ..backends.cuda.attention import HeadKernels
 from ..backends.cuda.backend import Cuda
-from ..backends.cuda.plan import LaunchPlan, NormIn, ProductPlan, ResidualState, RopeIn, StepClass
+from ..backends.cuda.plan import (
+    LaunchPlan,
+    NormIn,
+    ProductPlan,
+    Recurrence,
+    ResidualState,
+    RopeIn,
+    StepClass,
+)
 from ..backends.cuda.weights_f16 import SCRATCH
 from ..backends.interface import GatedDeltaNet, Layer, MoE
 from ..kernels.layout.blocks_to_f16 import F16_TILES
@@ -56,6 +64,13 @@ def table(file: Any, device: Any, steps: Sequence[StepClass], **policy: Any) -> 
     decoder = arch.load(file, ops, N_CTX, n_seq=n_seq)
     ops.allocate_cache(decoder.cache_shape(n_seq, N_CTX, decoder.n_batch))
     return [row for s in steps for row in _merged(list(_rows(ops, decoder, s)))]
+
+
+DELTA_KERNELS = {
+    Recurrence.DECODE: ("delta_decode",),
+    Recurrence.SCAN: ("delta_conv", "delta_scan", "delta_norm"),
+    Recurrence.CHUNKS: ("delta_conv", "delta_chunk_solve", "delta_chunk_scan", "delta_norm"),
+}
 
 
 def steps_of(decode: Sequence[int] = DECODE, prefill: Sequence[int] = PREFILL) -> list[StepClass]:
@@ -111,9 +126,9 @@ def _attends(
     assert attention is not None
     kernels = attention.kernels_of(a.group)
     plan = ops.context.planner.attention(layer, s, stream, kernels)
-    names, o = ("attn_q", "attn_k", "attn_v", "attn_gate"), plan.out
-    weights = a.projections
-    yield from _product(ops, at, tokens, plan.qkv, names[: len(weights)], weights, plan.rope)
+    gate, o = ("attn_gate",) if a.w_gate is not None else (), plan.out
+    weights, names = a.projections, ("attn_q", *gate, "attn_k", "attn_v")
+    yield from _product(ops, at, tokens, plan.qkv, names, weights, plan.rope)
     yield at, _attention(kernels, at, tokens, s)
     yield from _product(ops, at, tokens, o.product, ("attn_output",), [a.wo], out=o)
 
@@ -126,7 +141,7 @@ def _delta(
     plan = ops.context.planner.delta(layer, s, stream)
     names, o = ("attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha"), plan.out
     yield from _product(ops, at, tokens, plan.projections, names, d.projections)
-    for kernel in ("delta_conv", "delta_scan", "delta_norm"):
+    for kernel in DELTA_KERNELS[plan.recurrence]:
         row = tokens, str(at), "-", kernel, *["-"] * 4, "recurrent state", "-"
         yield at, PlanRow(*row)
     yield from _product(ops, at, tokens, o.product, ("ssm_out",), [d.wo], out=o)

@@ -30,7 +30,6 @@ from .context import StepContext
 from .kv_pages import PageMemory, heads_of
 from .plan import AttentionPlan, RopeIn
 
-PROJECTED = ("q", "k", "v", "gate")  # names of scratch memory
 
 
 class HeadKernels:
@@ -133,9 +132,11 @@ class AttentionOps:
             outs = [Array(to, np.float16, (n, row), row) for to in (memory, *pages)]
             c.input_product(plan.qkv, x, a.norm, weights, outs, rope=epilogue)
             return q
-        named = zip(PROJECTED, (a.wq, a.wk, a.wv, a.w_gate), strict=True)
+        named = {"q": a.wq, "gate": a.w_gate, "k": a.wk, "v": a.wv}
         parts = {
-            name: c.f32(f"projected {name}", n, w.n_rows) for name, w in named if w is not None
+            name: c.f32(f"projected {name}", n, w.n_rows)
+            for name, w in named.items()
+            if w is not None
         }
         c.input_product(plan.qkv, x, a.norm, weights, list(parts.values()))
         if a.norm_whole:
@@ -189,7 +190,7 @@ class AttentionOps:
         if kind.n_tiles:
             kernels.decode.launch(params, kind.tiles, kind.n_tiles, kind.n_split)
         if a.w_gate is not None:
-            gate = c.f32(f"projected {PROJECTED[3]}", n, columns)
+            gate = c.f32("projected gate", n, columns)
             c.elementwise.gate(o.data, gate.data, n * columns)
         return o
 

@@ -23,6 +23,7 @@ from .arrays import Array, Matrix
 
 NAME = "weights as f16"
 SCRATCH = 256 << 20  # bytes of f16 weights at once: gate and up of 14336 x 4096 fit
+SAME_X = 3  # matrices with the same x, of the size of the largest, that are converted at once
 Scratch = Callable[[str, int], Buffer]  # scratch memory by name and number of bytes
 
 
@@ -52,8 +53,8 @@ def scratch_bytes(
 ) -> int:
     """The most bytes of scratch memory for the f16 weights of a model's (format, rows, columns).
 
-    Counts three matrices with the same x, and at most SCRATCH for matrices that can be divided into
-    pieces. keeps_blocks: whether a format with tiles stays in blocks.
+    Counts SAME_X matrices with the same x, and at most SCRATCH for matrices that can be divided
+    into pieces. keeps_blocks: whether a format with tiles stays in blocks.
     """
     most = 0
     for format, n_rows, k in matrices:
@@ -62,7 +63,7 @@ def scratch_bytes(
             most = max(most, min(SCRATCH, 2 * n_rows * k))
         elif gemm == "auto" and in_blocks and can_be_f16(k):
             nbytes = F16_TILES.nbytes(n_rows, k)
-            most = max(most, nbytes if n_rows % ROWS else min(SCRATCH, 3 * nbytes))
+            most = max(most, nbytes if n_rows % ROWS else min(SCRATCH, SAME_X * nbytes))
     return most
 
 
@@ -77,7 +78,8 @@ def pieces(n_rows: int, row_bytes: int, unit: int = ROWS) -> Iterator[tuple[int,
 
 def fit_scratch(weights: Sequence[Matrix]) -> bool:
     """Whether the f16 tiles of all weights fit in the scratch memory at the same time."""
-    return sum(F16_TILES.nbytes(w.n_rows, w.k) for w in weights) <= SCRATCH
+    sizes = [F16_TILES.nbytes(w.n_rows, w.k) for w in weights]
+    return sum(sizes) <= min(SCRATCH, SAME_X * max(sizes))
 
 
 class F16Tiles:

@@ -18,7 +18,7 @@ NO_TILE = 2**31 - 1
 STATIC_SHARED = 1 << 10  # bytes of static shared memory that a kernel may declare
 # the L2 policy that createpolicy.fractional.L2::evict_first returns (sm_90)
 EVICT_FIRST = 0x12F0000000000000
-SEGMENTS = 3  # matrices of a GEMM at most
+SEGMENTS = 4  # matrices of a GEMM at most
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 INPUT_RANGE = 64.0  # by which x is divided where INPUT multiplies it (cuda/lib/activation.cuh)
 

@@ -171,7 +171,7 @@ class GemmDecode:
         post_norm; None: x is f16.
 
         | epilogue | weights  | output                                                         |
-        | STORE    | up to 3  | f32 y; soft_cap * tanh(y / soft_cap) if soft_cap is not 0      |
+        | STORE    | up to 4  | f32 y; soft_cap * tanh(y / soft_cap) if soft_cap is not 0      |
         | ADD      | 1        | f32 residual + y                                               |
         | GLU      | gate, up | one f16 activation(y0) * y1                                    |
         | QKV      | q, k, v  | as `rope_epilogue` says, not `outs`; needs a norm and all of x |

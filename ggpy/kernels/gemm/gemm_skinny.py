@@ -115,7 +115,7 @@ class GemmSkinny:
         k.
 
         | epilogue | weights  | output                                                    |
-        | STORE    | up to 3  | f32 y                                                     |
+        | STORE    | up to 4  | f32 y                                                     |
         | ADD      | 1        | f32 out += y                                              |
         | GLU      | gate, up | one f16 activation(y0) * y1, as rows or packed in `order` |
 

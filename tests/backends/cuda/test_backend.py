@@ -15,6 +15,7 @@ from steps import StatesOf, for_groups
 from ggpy import arch
 from ggpy.backends.cuda import backend as cuda
 from ggpy.backends.cuda import weights
+from ggpy.backends.cuda.plan import Recurrence
 from ggpy.backends.cuda.steps.upload import PLACES
 from ggpy.backends.interface import (
     PAGE_SIZE,
@@ -37,6 +38,7 @@ from ggpy.gguf import File, GGUFError, Tensor
 from ggpy.kernels.attention.prefill_attention import PrefillAttention
 from ggpy.runtime.engine import Engine
 from ggpy.sampling import Sampler, SamplingParams
+from tools import make_tiny
 from tools.make_tiny import MODELS
 
 # Normalised mean square error of logits. The reference, with its activations rounded to halves at
@@ -157,6 +159,30 @@ def test_steps_of_every_kind(pair, captures):
     mixed = [([9], lengths[0], PAGES[0]), (ids_of(3), 0, PAGES[3]), ([8], lengths[2], PAGES[2])]
     pair.step(mixed)
     pair.step([(ids_of(2, 8), 3, PAGES[3])], [])
+
+
+@pytest.fixture
+def wide_heads(machine, tmp_path, monkeypatch):
+    """A pair of qwen35 with as large a gated delta net as most models have, of two heads."""
+    settings = {"ssm.state_size": 128, "ssm.inner_size": 256}
+    settings |= {"ssm.group_count": 1, "ssm.time_step_rank": 2}
+    tiny = MODELS["qwen35"]
+    tiny = replace(tiny, delta=(1, 2, 128, 4), settings={**tiny.settings, **settings})
+    monkeypatch.setitem(MODELS, "qwen35", tiny)
+    return Pair(machine, make_tiny.write(tmp_path / "qwen35.gguf", "qwen35"))
+
+
+def test_chunks_of_prompts_and_what_follows_them(wide_heads):
+    pages = [[3, 4, 9, 8], [7, 1], [0]]
+    prompts = [ids_of(n, n) for n in (140, 64, 3)]
+    chunks = [(p, 0, t) for p, t in zip(prompts, pages, strict=True)]
+    wide_heads.step(chunks, list(range(207)))
+    parts = [(ids_of(70), 140, pages[0]), ([5], 64, pages[1]), (ids_of(2), 3, pages[2])]
+    wide_heads.step(parts, list(range(73)))
+    wide_heads.step([([8], n, t) for n, t in zip((210, 65, 5), pages, strict=True)])
+    wide_heads.step([([9], 211, pages[0])])
+    used = {recurrence for _, recurrence in wide_heads.gpu.ops.delta._kernels}
+    assert used == {Recurrence.CHUNKS, Recurrence.DECODE}
 
 
 @pytest.mark.parametrize("model, what", REFUSED.items())

@@ -8,20 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 from kernel_buffers import Output, upload
+from packed_cases import unpacked
 
 from ggpy.backends.numpy import delta
 from ggpy.backends.numpy.functions import sigmoid, silu, softplus
 from ggpy.backends.states import NO_STATE
 from ggpy.device.compile import compile_cubin
 from ggpy.kernels.delta import delta_net
-from ggpy.kernels.delta.delta_net import (
-    ROW,
-    DeltaBuffers,
-    DeltaNet,
-    DeltaShape,
-    DeltaStep,
-    DeltaWeights,
-)
+from ggpy.kernels.delta.delta import ROW, DeltaBuffers, DeltaShape, DeltaStep, DeltaWeights
+from ggpy.kernels.delta.delta_chunks import has_chunks
+from ggpy.kernels.delta.delta_decode import DeltaDecode, cluster_of
+from ggpy.kernels.delta.delta_net import DeltaNet
+from ggpy.kernels.gemm.hopper import has_clusters
+from ggpy.kernels.layout.pack import CODES, PLAIN, packed_bytes
 
 F32 = np.float32
 SHAPES = [
@@ -86,8 +85,8 @@ class Case:
         out = normed.reshape(o.shape) * silu(self.gate)
         return {"u": u, "o": o, "out": out, "conv": conv, "matrix": matrix}
 
-    def run(self, device: Any) -> dict[str, np.ndarray]:
-        """What the kernels compute."""
+    def run(self, device: Any, kernels: Any = None, order: int = PLAIN) -> dict[str, np.ndarray]:
+        """What the kernels compute, DeltaNet's or those given."""
         s, n, total = self.shape, len(self.lengths), sum(self.lengths)
         first = np.cumsum([0, *self.lengths]).astype(np.int32)
         sequences = np.repeat(np.arange(n), self.lengths).astype(np.int32)
@@ -98,28 +97,38 @@ class Case:
         sizes = {"u": self.projected.nbytes, "decay": 2 * self.beta.nbytes,
                  "o": self.gate.nbytes, "out": self.gate.nbytes // 2}  # fmt: skip
         outs = {name: Output(device, nbytes) for name, nbytes in sizes.items()}
+        if order != PLAIN:
+            outs["out"] = Output(device, packed_bytes(total, self.gate.shape[1]))
         given = {
             x: upload(device, getattr(self, x)) for x in ("projected", "gate", "beta", "alpha")
         }
         vectors = (upload(device, x) for x in (self.taps, self.a.astype(F32), self.dt, self.norm))
-        DeltaNet(device, s).launch(
+        (kernels or DeltaNet(device, s)).launch(
             DeltaStep(*(upload(device, x) for x in (sequences, first, self.pages)), total, n),
             states,
             DeltaWeights(*vectors, EPS, self.tiled),
-            DeltaBuffers(**given, **{name: out.buffer for name, out in outs.items()}),
+            DeltaBuffers(**given, **{name: out.buffer for name, out in outs.items()}, order=order),
         )
         matrix = device.download(states[1], F32, padded.shape)
         assert not matrix[..., s.size :].any()
         return {
             "u": outs["u"].read(F32, self.projected.shape),
             "o": outs["o"].read(F32, self.gate.shape),
-            "out": outs["out"].read(np.float16, self.gate.shape).astype(F32),
+            "out": self.read(outs["out"], order).astype(F32),
             "conv": device.download(states[0], F32, self.conv.shape),
             "matrix": matrix[..., : s.size].swapaxes(2, 3),
         }
 
+    def read(self, out: Output, order: int) -> np.ndarray:
+        """f16 [T, Hv*S]."""
+        n, columns = self.gate.shape
+        if order == PLAIN:
+            return out.read(np.float16, self.gate.shape)
+        packed = out.read(np.float16, (packed_bytes(n, columns) // 2,))
+        return unpacked(packed, n, columns, order)[:n]
 
-@pytest.mark.parametrize("lengths", [[1], [1, 1, 1], [5, 3, 1, 9]], ids=str)
+
+@pytest.mark.parametrize("lengths", [[1], [1, 1, 1], [5, 3, 1, 19]], ids=str)
 @pytest.mark.parametrize(("shape", "tiled"), SHAPES, ids=str)
 def test_a_step(machine, shape, tiled, lengths):
     case = Case(shape, tiled, lengths)
@@ -128,6 +137,51 @@ def test_a_step(machine, shape, tiled, lengths):
         rounded = 2e-3 if name == "out" else 2e-5
         scale = np.abs(array).max()
         np.testing.assert_allclose(found[name] / scale, array / scale, atol=rounded, err_msg=name)
+
+
+@pytest.mark.parametrize("lengths", [[64], [200, 3, 64, 100]], ids=str)
+def test_chunks(machine, lengths):
+    """Sequences of chunks alone, with tokens behind the last chunk, and of fewer tokens."""
+    if not has_chunks(SHAPES[2][0], machine.arch):
+        pytest.skip(f"{machine.arch} multiplies no bf16")
+    for shape, tiled in ((SHAPES[2]), (DeltaShape(2, 4, 128, 4), False)):
+        case = Case(shape, tiled, lengths)
+        found, expected = case.run(machine, DeltaNet(machine, shape, True)), case.expected()
+        for name, array in expected.items():
+            rounded = 2e-3 if name == "out" else 5e-5
+            scale = np.abs(array).max()
+            close = {"atol": rounded, "rtol": 0, "err_msg": name}
+            np.testing.assert_allclose(found[name] / scale, array / scale, **close)
+
+
+@pytest.mark.parametrize("clusters", [False, True], ids=["one CTA", "a cluster"])
+@pytest.mark.parametrize(("shape", "tiled"), SHAPES, ids=str)
+def test_a_step_of_one_token_each_has_the_same_bits(machine, shape, tiled, clusters):
+    cluster = shape.quads if clusters else cluster_of(shape, "sm_80")
+    if not cluster:
+        with pytest.raises(ValueError, match="heads of 256 on"):
+            DeltaDecode(machine, shape, cluster)
+        return
+    is_emulated = hasattr(machine, "sanitize")
+    if clusters and not (is_emulated or has_clusters(machine.arch)):
+        pytest.skip(f"{machine.arch} has no clusters")
+    case, order = Case(shape, tiled, [1, 1, 1]), CODES if shape.packs else PLAIN
+    found = case.run(machine, DeltaDecode(machine, shape, cluster), order)
+    expected = case.run(machine)
+    for name in ("out", "conv", "matrix"):
+        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+
+
+def test_what_cannot_be_packed_is_refused(machine):
+    case = Case(*SHAPES[3], [1])
+    with pytest.raises(ValueError, match="2 heads of 36 elements cannot be packed"):
+        case.run(machine, order=CODES)
+
+
+def test_decode_takes_one_token_a_sequence(machine):
+    case = Case(*SHAPES[0], [2])
+    with pytest.raises(ValueError, match="2 tokens of 1 sequences"):
+        case.run(machine, DeltaDecode(machine, case.shape))
 
 
 def test_pages_that_are_not_written_stay(machine):
@@ -156,9 +210,18 @@ def test_what_no_kernel_computes_is_refused(size):
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a", "sm_120"])
 def test_they_compile(nvrtc, arch):
-    names = [f"delta_scan<{n}>" for n in (1, 4, 8)]
-    found = compile_cubin("delta/delta_net.cu", arch, expressions=names,
-                          extra_source=delta_net.ASSERTS).resources  # fmt: skip
-    for name, r in found.items():
-        assert max(r.spill_loads, r.spill_stores) == 0, f"{name} spills: {r}"
-    assert {"delta_conv", "delta_norm"} <= found.keys()
+    quads = (1, 4, 8)
+    names = [*(f"delta_scan<{n}>" for n in quads), "delta_conv<1, 4>", "delta_conv<4, 4>"]
+    shapes = [DeltaShape(1, 1, ROW * n, 4) for n in quads]
+    clusters = {s.quads: cluster_of(s, arch) for s in shapes}
+    decode = [f"delta_decode<{n}, {c}, 4>" for n, c in clusters.items() if c]
+    sources = {"delta/delta_net.cu": [*names, "delta_norm<4>"], "delta/delta_decode.cu": decode}
+    sources["delta/delta_chunks.cu"] = []
+    for source, expressions in sources.items():
+        options = {"expressions": expressions, "extra_source": delta_net.ASSERTS}
+        found = compile_cubin(source, arch, **options).resources
+        assert len(found) == (len(expressions) or 2)
+        for name, r in found.items():
+            # a few bytes make room for another CTA, or are the last of 255 registers
+            most = 0 if name.startswith("delta_decode") else 16
+            assert max(r.spill_loads, r.spill_stores) <= most, f"{name} spills: {r}"

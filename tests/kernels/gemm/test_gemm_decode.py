@@ -97,8 +97,8 @@ def test_rounding_activations_to_half_costs_little(machine, name):
 @pytest.mark.parametrize("n_tokens", [1, 2, 9])
 @pytest.mark.parametrize("n_sms", [1, 2, 4, 40])
 def test_segments_of_several_sizes(machine, n_sms, n_tokens):
-    """5 tile rows on fewer and on more SMs."""
-    weights = segments("Q8_0", 96)
+    """7 tile rows on fewer and on more SMs."""
+    weights = segments("Q8_0", 96, rows=(37, 16, 7, 21))
     x = f16_activations(n_tokens, 96)
     tiles = [w.tiled(machine) for w in weights]
     outs = multiply(machine, tiles, x, bounds=limits(machine, n_sms))
@@ -525,9 +525,10 @@ def test_large_weights_after_a_glu_are_prefetched(emulator, rows, options, prefe
 
 
 def of_two(pair: tuple[str, str]) -> list[Weights]:
-    """Two matrices of the first layout, with more tile rows than a batch, and one of the second."""
+    """Two matrices of the first layout, with more tile rows than a batch, and two of the second."""
     first, second = pair
-    return [Weights(first, 250, 1280), Weights(first, 37, 1280, 1), Weights(second, 53, 1280)]
+    firsts = [Weights(first, 250, 1280), Weights(first, 37, 1280, 1)]
+    return [*firsts, Weights(second, 53, 1280), Weights(second, 5, 1280, 1)]
 
 
 @pytest.mark.parametrize("n_sms", [2, 5, 132])

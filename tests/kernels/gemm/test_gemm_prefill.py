@@ -59,8 +59,8 @@ def test_columns_that_fill_no_chunk(machine):
 
 
 def test_segments(machine):
-    """q, k and v: three matrices of different sizes."""
-    weights = [Weights("Q8_0", rows, 96, seed) for seed, rows in enumerate((200, 37, 16))]
+    """q, k, v and a gate: four matrices of different sizes."""
+    weights = [Weights("Q8_0", rows, 96, seed) for seed, rows in enumerate((200, 37, 16, 21))]
     x = tokens(40, 96)
     outs = multiply(machine, [w.tiled(machine) for w in weights], x)
     for w, y in zip(weights, outs, strict=True):

@@ -75,7 +75,7 @@ def test_a_token_does_not_depend_on_others(machine, sharing):
 
 
 def test_segments(machine, sharing):
-    weights = [Weights("Q8_0", rows, 256, seed) for seed, rows in enumerate((200, 37, 16))]
+    weights = [Weights("Q8_0", rows, 256, seed) for seed, rows in enumerate((200, 37, 16, 21))]
     x = tokens(5, 256)
     outs = multiply(skinny(machine), [w.tiled(machine) for w in weights], x)
     assert all(close(y, w, x) for w, y in zip(weights, outs, strict=True))

@@ -213,8 +213,8 @@ def test_columns_that_fill_no_chunk(hopper, name, columns):
 
 
 def test_segments(hopper):
-    """q, k and v: three matrices of different sizes, two of which share a CTA."""
-    weights = [Weights("Q8_0", rows, 96, seed) for seed, rows in enumerate((200, 37, 16))]
+    """q, k, v and a gate: four matrices of different sizes, three of which share a CTA."""
+    weights = [Weights("Q8_0", rows, 96, seed) for seed, rows in enumerate((200, 37, 16, 21))]
     x = tokens(40, 96)
     outs = multiply(hopper, [w.tiled(hopper) for w in weights], x)
     assert all(close(y, w, x) for w, y in zip(weights, outs, strict=True))

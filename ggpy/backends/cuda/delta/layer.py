@@ -6,17 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ....kernels.delta.delta_net import (
-    DeltaBuffers,
-    DeltaNet,
-    DeltaShape,
-    DeltaStep,
-    DeltaWeights,
-)
+from ....kernels.delta.delta import DeltaBuffers, DeltaShape, DeltaStep, DeltaWeights
+from ....kernels.delta.delta_decode import DeltaDecode
+from ....kernels.delta.delta_net import DeltaNet
 from ...interface import CacheGroup, GatedDeltaNet, Layer
 from ..arrays import Array
 from ..context import StepContext
-from ..plan import DeltaPlan
+from ..plan import DeltaPlan, Recurrence
 from .states import StateMemory, shape_of
 
 PROJECTED = ("mixed", "z", "beta", "alpha")  # names of scratch memory
@@ -31,7 +27,7 @@ class DeltaOps:
         """
         self._context, self._n_paged = context, n_paged
         self.states = StateMemory(context.device, groups)
-        self._kernels: dict[DeltaShape, DeltaNet] = {}
+        self._kernels: dict[tuple[DeltaShape, Recurrence], DeltaNet | DeltaDecode] = {}
 
     def mix(self, x: Array, layer: Layer) -> Array:
         """x[T, D] with the layer's gated delta net added."""
@@ -40,7 +36,7 @@ class DeltaOps:
         plan = c.planner.delta(layer, c.s, c.stream)
         c.stream = plan.after
         parts = self.delta_in(x, d, plan)
-        u, out = self.delta_net(parts, layer, d)
+        u, out = self.delta_net(parts, d, plan)
         if c.probe:
             c.probe(layer.index, "qkv", u)
             c.probe(layer.index, "attention", out)
@@ -57,26 +53,37 @@ class DeltaOps:
         c.input_product(plan.projections, x, d.norm, d.projections, parts)
         return parts
 
-    def delta_net(self, parts: list[Array], layer: Layer, d: GatedDeltaNet) -> tuple[Array, Array]:
-        """(u f32 [T, C], what wo multiplies, f16 [T, Hv*S]); the new states are written."""
+    def delta_net(
+        self, parts: list[Array], d: GatedDeltaNet, plan: DeltaPlan
+    ) -> tuple[Array, Array]:
+        """(u f32 [T, C], which a decode step does not write; what wo multiplies, f16 [T, Hv*S]);
+        the new states are written.
+        """
         c, shape = self._context, shape_of(d.spec)
         mixed, gate, beta, alpha = (part.data for part in parts)
         n, values = c.batch.n_tokens, shape.n_v_head * shape.size
         u, o = c.f32("u", n, shape.channels), c.f32("heads", n, values)
-        decay, out = c.f32("decay", n, 2 * shape.n_v_head), c.f16("o", n, values)
+        decay = c.f32("decay", n, 2 * shape.n_v_head)
+        slow = plan.recurrence is Recurrence.DECODE
+        out = c.f16("o", n, values, plan.o_layout, slow_producer=slow)
         group = d.group - self._n_paged
         batch = c.batch
         step = DeltaStep(batch.sequences, batch.first, batch.states[group], n, batch.n_sequences)
         weights = DeltaWeights(d.conv, d.a, d.dt, d.out_norm.weight, d.out_norm.eps, d.tiled)
-        buffers = DeltaBuffers(mixed, gate, beta, alpha, u.data, decay.data, o.data, out.data)
-        self._kernel(shape).launch(step, self.states.of(group, d.slot), weights, buffers)
+        made = u.data, decay.data, o.data, out.data, plan.o_layout
+        kernel, state = self._kernel(shape, plan.recurrence), self.states.of(group, d.slot)
+        kernel.launch(step, state, weights, DeltaBuffers(mixed, gate, beta, alpha, *made))
         return u, out
 
     def delta_out(self, o: Array, x: Array, d: GatedDeltaNet, plan: DeltaPlan) -> Array:
         """x + o wo^T."""
         return self._context.output_product(plan.out, o, d.wo, x, d.post_norm)
 
-    def _kernel(self, shape: DeltaShape) -> DeltaNet:
-        if shape not in self._kernels:
-            self._kernels[shape] = DeltaNet(self._context.device, shape)
-        return self._kernels[shape]
+    def _kernel(self, shape: DeltaShape, recurrence: Recurrence) -> DeltaNet | DeltaDecode:
+        key, device = (shape, recurrence), self._context.device
+        if key not in self._kernels:
+            if recurrence is Recurrence.DECODE:
+                self._kernels[key] = DeltaDecode(device, shape)
+            else:
+                self._kernels[key] = DeltaNet(device, shape, recurrence is Recurrence.CHUNKS)
+        return self._kernels[key]

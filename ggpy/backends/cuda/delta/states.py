@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....device.base import Ptr
-from ....kernels.delta.delta_net import DeltaShape
+from ....kernels.delta.delta import DeltaShape
 from ...interface import CacheGroup, Recurrent
 
 

@@ -21,6 +21,7 @@ from .layers import (
 )
 from .problem import LaunchPlan, NormIn, ProductPlan, StepClass
 from .products import Activations, GemmChoice
+from .recurrence import Recurrence
 
 __all__ = [
     "CANDIDATES",
@@ -36,6 +37,7 @@ __all__ = [
     "OutputPlan",
     "Planner",
     "ProductPlan",
+    "Recurrence",
     "ResidualState",
     "RopeIn",
     "StepClass",

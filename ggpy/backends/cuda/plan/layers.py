@@ -34,8 +34,10 @@ from ...interface import (
 from ..arrays import Matrix, one_layout
 from .beside import BesidePlan, beside_problem, plan_beside
 from .ends import EndPlan, InputGate, Successor, behind, plan_end, plan_projection
+from ..delta.states import shape_of
 from .problem import NormIn, Problem, ProductPlan, StepClass
 from .products import ProductPlanner
+from .recurrence import Recurrence, recurrence_of
 
 # least number of tokens for the RoPE epilogue of prefill GEMMs: with fewer it gains nothing
 ROPE_EPILOGUE_TOKENS = 1024
@@ -92,6 +94,8 @@ class DeltaPlan:
     """The plan of a layer's gated delta net. after: state of the residual stream after it."""
 
     projections: ProductPlan
+    recurrence: Recurrence
+    o_layout: int
     out: OutputPlan
     after: ResidualState
 
@@ -221,8 +225,11 @@ class Planner(ProductPlanner):
             raise lacking("a gated delta net and a feed-forward in parallel")
         norm, x = self.input_norm(d.projections, s, x, s.n_tokens, True)
         projections = self.product(d.projections, s, "STORE", norm)
+        packs = s.fused and shape_of(d.spec).packs
+        o_layout = self.x_layout([d.wo], s) if packs else PLAIN
         out, x = self.output(d.wo, d.post_norm, successor_of(layer), s, x)
-        return DeltaPlan(projections, out, x)
+        recurrence = recurrence_of(d.spec, s, self.arch, self.is_prefill(s))
+        return DeltaPlan(projections, recurrence, o_layout, out, x)
 
     def takes_glu(self, weights: Sequence[Matrix], s: StepClass) -> bool:
         """Whether one launch computes act(gate) * up."""

@@ -1,6 +1,6 @@
 """Inputs and outputs of planning: a step's class, a product to compute, and its launches.
 
-A product is y[T, N] = x[T, K] W[N, K]^T for one to three matrices with the same x.
+A product is y[T, N] = x[T, K] W[N, K]^T for one to four matrices with the same x.
 """
 
 from __future__ import annotations
