@@ -15,6 +15,10 @@
 #include "layout/packed.cuh"
 #include "attention/rope.cuh"
 
+#ifndef CHUNKED
+#define CHUNKED 0  // 1: a window is a chunk, whose first position is a multiple of its size
+#endif
+
 // Rows of a tile.
 constexpr int ROWS = 16;
 constexpr int MAX_SPLIT = 16;  // splits of one context
@@ -38,12 +42,17 @@ struct AttentionArgs {
     uint32_t* counters;  // [slot][head group], zero before and after the kernel
     int heads_per_tile;  // query heads of a tile, at most 16; all share one KV head
     int group, parts;    // query heads per KV head, and tiles (head groups) that cover them
-    int window;          // positions that a token sees, including its position; 0: all
+    int window;          // positions that a token sees, including its position; 0: all; or of a chunk
     float scale;
     float soft_cap;  // 0: no cap
     int order;       // layout of `out`: PLAIN_ORDER, or a packed order (packed.cuh) that the next GEMM reads
     int n_tokens;    // T
 };
+
+// The first position of the window of a token.
+__device__ __forceinline__ int window_start(const AttentionArgs& p, int position) {
+    return CHUNKED ? position / p.window * p.window : max(0, position - p.window + 1);
+}
 
 // Row r of a tile is (token r / heads, head r % heads).
 struct Rows {

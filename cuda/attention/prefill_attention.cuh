@@ -18,7 +18,7 @@ struct Span {
     int first, end;
     __device__ __forceinline__ Span(const AttentionArgs& p, const AttentionTile& tile) {
         const int position = p.rope.positions[tile.first_token];
-        first = p.window > 0 ? max(0, position - p.window + 1) / PAGE_SIZE : 0;
+        first = p.window > 0 ? window_start(p, position) / PAGE_SIZE : 0;
         end = p.rope.positions[tile.first_token + tile.n_tokens - 1] / PAGE_SIZE + 1;
     }
 };
@@ -46,7 +46,7 @@ struct PrefillRows {
         for (int h = 0; h < 2; ++h) {
             row[h] = threadIdx.x / 32 * 16 + g + 8 * h;
             high[h] = row[h] < rows.n_rows ? p.rope.positions[rows.token(row[h])] : -1;
-            low[h] = p.window > 0 ? max(0, high[h] - p.window + 1) : 0;
+            low[h] = p.window > 0 ? window_start(p, high[h]) : 0;
         }
 #pragma unroll
         for (int i = 0; i < ROW / 2; ++i) o[i] = 0.0f;

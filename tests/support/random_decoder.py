@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -28,7 +28,14 @@ from ggpy.arch.layers.attention import (
     AttentionSettings,
 )
 from ggpy.arch.layers.dense import DenseSettings
-from ggpy.backends.interface import PAGE_SIZE, Activation, Role, Rope, Step
+from ggpy.backends.interface import (
+    PAGE_SIZE,
+    Activation,
+    AttentionTemperature,
+    Role,
+    Rope,
+    Step,
+)
 from ggpy.formats import by_name
 from ggpy.gguf import Tensor
 
@@ -48,6 +55,8 @@ class Shape:
     causal: bool = True
     chunked: bool = False
     v_norm: bool = False
+    norm_after_rope: bool = False
+    temperature: AttentionTemperature | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +68,7 @@ class Variation:
     without: tuple[str, ...] = ()  # usual tensors that no layer has
     norm_whole: bool = False
     layer_norm: bool = False
+    parallel: bool = False  # with one norm, where "ffn_norm.weight" is no tensor
     activation: Activation = "silu"
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
@@ -98,6 +108,31 @@ BEHIND = Variation(
     without=("attn_norm.weight", "ffn_norm.weight"),
     norm_whole=True,
     logit_scale=0.25,
+)
+# Attention and feed-forward in parallel, of one layer norm and of two; attention in chunks.
+PARALLEL = Variation(
+    layers=(CHUNKS.layers[0], Shape(has_rope=False), CHUNKS.layers[2]),
+    without=("ffn_norm.weight",),
+    layer_norm=True,
+    parallel=True,
+    logit_scale=0.25,
+)
+TWO_NORMS = replace(PARALLEL, without=(), tensors=tuple(LAYER_NORM_BIAS.items()))
+# What is done to heads late: norms behind RoPE, queries that grow with their position.
+GROWING = AttentionTemperature(0.5, 7, offset=1)
+LATE = Variation(
+    layers=(
+        Shape(norm_after_rope=True, temperature=GROWING),
+        Shape(norm_after_rope=True, window=40),
+        Shape(has_rope=False, temperature=replace(GROWING, offset=0)),
+    ),
+    tensors=tuple({**QKV_BIAS, **QK_NORM}.items()),
+)
+# Biases before norms, of all heads together and of what is added to the residual stream.
+BIASED = Variation(
+    tensors=tuple({**QKV_BIAS, **OUTPUT_BIAS, **POST_NORM, **WHOLE_QK_NORM}.items()),
+    norm_whole=True,
+    residual_scale=0.4,
 )
 # All optional parts of a layer, with layer norms.
 EVERYTHING = Variation(
@@ -165,9 +200,13 @@ def _settings(v: Variation, style: Literal["norm", "neox"]) -> ModelSettings:
             norm_whole=v.norm_whole,
             causal=x.causal,
             chunked=x.chunked,
+            norm_after_rope=x.norm_after_rope,
+            temperature=x.temperature,
             v_norm_eps=EPS if x.v_norm else None,
         )
-        layers.append(LayerSettings(mixer, DenseSettings(v.activation, v.residual_scale)))
+        one_norm = v.parallel and "ffn_norm.weight" in v.without
+        ffn = DenseSettings(v.activation, v.residual_scale, "attn_norm" if one_norm else "ffn_norm")
+        layers.append(LayerSettings(mixer, ffn, v.parallel))
     return ModelSettings(layers, v.embedding_scale, v.soft_cap, v.logit_scale)
 
 
@@ -194,3 +233,25 @@ def decode_step(n: int, position: int = 0, n_groups: int = 1) -> Step:
     ids = (every * 7 + position * 3) % V
     tables = (every[:, None].copy(),) * n_groups
     return Step(ids, np.full(n, position, np.int32), every, tables, every)
+
+
+def steps_of_two() -> list[Step]:
+    """A prompt of 90 tokens in two parts, the second beside another prompt, then tokens of both:
+    three each alone, which is enough to record them and to replay them.
+    """
+    tables = np.array([[3, 1], [0, 2]], np.int32)
+    parts = [
+        [(0, 0, 70)],
+        [(0, 70, 20), (1, 0, 9)],
+        [(0, 90, 1), (1, 9, 3)],
+        *([(0, 91 + i, 1), (1, 12 + i, 1)] for i in range(5)),
+    ]
+    found = []
+    for step in parts:
+        positions = np.concatenate([np.arange(first, first + n) for _, first, n in step])
+        sequences = np.repeat([s for s, _, _ in step], [n for _, _, n in step])
+        every = np.arange(len(positions))
+        arrays = ((positions * 7 + 3) % V, positions, sequences, every)
+        ids, positions, sequences, rows = (a.astype(np.int32) for a in arrays)
+        found.append(Step(ids, positions, sequences, (tables,), rows))
+    return found

@@ -28,7 +28,7 @@ from ..interface import Attention, CacheShape, Layer, Rope
 from .arrays import Array, Projected
 from .context import StepContext
 from .kv_pages import PageMemory, heads_of
-from .plan import AttentionPlan, RopeIn
+from .plan import AttentionPlan, RopeIn, unusual_heads
 
 PROJECTED = ("q", "k", "v", "gate")  # names of scratch memory
 
@@ -92,8 +92,8 @@ class AttentionOps:
         """Begin a step."""
         self._step_angles: dict[tuple[int, int], tuple[Buffer, Buffer]] = {}
 
-    def mix(self, x: Array, layer: Layer) -> Array:
-        """x[T, D] with the layer's attention added."""
+    def heads(self, x: Array, layer: Layer) -> tuple[Array, AttentionPlan]:
+        """What meets wo, and the layer's plan."""
         c, a = self._context, layer.mixer
         assert isinstance(a, Attention)
         kernels = self.kernels_of(a.group)
@@ -105,7 +105,13 @@ class AttentionOps:
         o = self.attention(q, layer, plan, kernels)
         if c.probe:
             c.probe(layer.index, "attention", o)
-        x = self.attn_out(o, x, layer, plan)
+        return o, plan
+
+    def attn_out(self, o: Array, x: Array, layer: Layer, plan: AttentionPlan) -> Array:
+        """x + post_norm(o wo^T + bo), with what `heads` returned."""
+        c, a = self._context, layer.mixer
+        assert isinstance(a, Attention)
+        x = c.output_product(plan.out, o, a.wo, x, a, a.bo)
         if c.probe:
             c.probe(layer.index, "attn_out", x)
         return x
@@ -137,12 +143,18 @@ class AttentionOps:
         parts = [c.f32(f"projected {name}", n, w.n_rows) for name, w in named]
         c.input_product(plan.qkv, x, a.norm, weights, parts)
         if a.norm_whole:
+            self._add_bias(parts[0], a.bq)
+            self._add_bias(parts[1], a.bk)
             parts[:2] = self._normed(parts[0], parts[1], a)
         projected = [part.data for part in parts[:3]]
         if plan.rope is RopeIn.ATTENTION:
             return Projected(projected, rotation)
         kernels.rope.launch(projected, rotation, batch, n, pages, memory)
         return q
+
+    def _add_bias(self, part: Array, bias: Buffer | None) -> None:
+        if bias is not None:
+            self._context.elementwise.add_bias(part.data, bias, *part.shape)
 
     def _normed(self, q: Array, k: Array, a: Attention) -> tuple[Array, Array]:
         """q and k, each normalised over all heads: q to the memory of what layers add to x, which
@@ -180,6 +192,7 @@ class AttentionOps:
             rotated=c.s.decode and c.s.fused and rotated,
             order=plan.o_layout,
             n_tokens=n,
+            chunked=a.chunked,
         )
         if kernels.prefill and kind.n_prefill_tiles:
             self._prefill(params, layer, kernels)
@@ -205,15 +218,6 @@ class AttentionOps:
             params = replace(params, batch=group.prefill_memory, pages=scratch)
         kernels.prefill.launch(params, kind.prefill_tiles, kind.n_prefill_tiles)
 
-    def attn_out(self, o: Array, x: Array, layer: Layer, plan: AttentionPlan) -> Array:
-        """x + post_norm(o wo^T), or x + o wo^T + bo."""
-        c, a = self._context, layer.mixer
-        assert isinstance(a, Attention)
-        x = c.output_product(plan.out, o, a.wo, x, a.post_norm)
-        if a.bo is not None:
-            c.elementwise.add_bias(x.data, a.bo, *x.shape)
-        return x
-
     # RoPE
 
     def _rotation(self, layer: Layer) -> Rotation:
@@ -222,15 +226,19 @@ class AttentionOps:
             a = layer.mixer
             assert isinstance(a, Attention)
             rope = a.rope or Rope("norm", np.zeros(a.spec.key_size // 2))  # an angle of 0
-            norms = (None, None) if a.norm_whole else (a.q_norm, a.k_norm)
+            weight_of = self._context.norms.weight_of_heads
+            norms, bias = (a.q_norm, a.k_norm), (a.bq, a.bk, a.bv)
+            if a.norm_whole:  # kernels before RoPE have added these
+                norms, bias = (None, None), (None, None, a.bv)
             self._rotations[layer] = Rotation(
                 angles=self._angles_of(rope),
                 n_pairs=len(rope.inv_freq),
                 neox=rope.style == "neox",
                 magnitude=rope.magnitude,
-                bias=(a.bq, a.bk, a.bv),
-                norm=[n.weight if n else None for n in norms],
+                bias=bias,
+                norm=[weight_of(n, a.spec.key_size) for n in norms],
                 eps=[n.eps if n else 0.0 for n in norms],
+                unusual=unusual_heads(a),
             )
         return self._rotations[layer]
 

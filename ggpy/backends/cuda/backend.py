@@ -30,6 +30,7 @@ from ..interface import (
     ActivationType,
     CacheShape,
     Demand,
+    Dense,
     GatedDeltaNet,
     Head,
     Layer,
@@ -246,16 +247,25 @@ class Cuda:
         return x
 
     def mix(self, x: Array, layer: Layer, step: Step) -> Array:
-        """x[T, D] with the output of the layer's mixer added."""
+        """x[T, D] with the output of layer.mixer added, and layer.ffn's if they are parallel."""
         assert self.attention is not None and self.delta is not None
         if isinstance(layer.mixer, GatedDeltaNet):
             return self.delta.mix(x, layer)
-        return self.attention.mix(x, layer)
+        o, plan = self.attention.heads(x, layer)
+        if not layer.parallel or layer.ffn is None:
+            return self.attention.attn_out(o, x, layer, plan)
+        if not isinstance(layer.ffn, Dense):
+            raise lacking("attention and experts in parallel")
+        h, ffn_plan = self.dense.hidden(x, layer)  # before anything is added to x
+        x = self.attention.attn_out(o, x, layer, plan)
+        return self.dense.ffn_out(h, x, layer, ffn_plan)
 
     def feed_forward(self, x: Array, layer: Layer, step: Step) -> Array:
         """x[T, D] with the output of the layer's feed-forward added."""
-        ops = self.moe if isinstance(layer.ffn, MoE) else self.dense
-        return ops.feed_forward(x, layer)
+        if isinstance(layer.ffn, MoE):
+            return self.moe.feed_forward(x, layer)
+        h, plan = self.dense.hidden(x, layer)
+        return self.dense.ffn_out(h, x, layer, plan)
 
     def layer_inputs(self, x: Array, inputs: LayerInputs, step: Step) -> Array:
         """Raises GGUFError."""

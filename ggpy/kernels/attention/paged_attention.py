@@ -167,6 +167,7 @@ class AttentionParams:
     rotated: bool = False
     order: int = PLAIN
     n_tokens: int = 0
+    chunked: bool = False  # a token sees the chunk of `window` positions that it is in
 
 
 class PagedAttention:
@@ -218,10 +219,11 @@ class PagedAttention:
             shared = decode_shared_bytes(self.heads, warps, strips)
             choices = (*strips, _has_more(params), params.rotated)
             flags = ", ".join(str(flag).lower() for flag in choices)
-            kernel = self._kernel(f"decode_attention<{row}, {flags}{types}>", warps)
+            name, sizes = f"decode_attention<{row}, {flags}{types}>", {"DECODE_WARPS": warps}
         else:
             warps, shared = self.warps, self.shared
-            kernel = self._kernel(f"paged_attention<{row}, {str(fused).lower()}{types}>")
+            name, sizes = f"paged_attention<{row}, {str(fused).lower()}{types}>", {}
+        kernel = self._kernel(name, sizes | chunk_defines(params))
         kernel.launch(grid, warps * 32, args, smem=shared, pdl=True)
 
     def decode_warps(self, n_tokens: int) -> int:
@@ -298,15 +300,21 @@ class PagedAttention:
             n_tokens=a.n_tokens,
         )
 
-    def _kernel(self, name: str, decode_warps: int = 8) -> Kernel:
+    def _kernel(self, name: str, more: dict[str, int]) -> Kernel:
         defines = {
             "PAGE_SIZE": self.heads.page_size,
             "ATTENTION_WARPS": self.warps,
-            "DECODE_WARPS": decode_warps,
+            "DECODE_WARPS": 8,
+            **more,
         }
         return self.device.kernel(
             "attention/paged_attention.cu", name, defines=defines, extra_source=ASSERTS
         )
+
+
+def chunk_defines(params: AttentionParams) -> dict[str, int]:
+    """The macros of attention in chunks."""
+    return {"CHUNKED": 1} if params.chunked else {}
 
 
 def _has_more(params: AttentionParams) -> bool:

@@ -15,7 +15,7 @@ WARPS = 8
 SHAPES = ((8, 4, 512), (4, 1, 32), (1, 1, 1))
 CTAS_PER_SM = 2  # over which the experts are spread
 MAX_USED, MAX_GROUPS, MAX_EXPERTS = 32, 32, 1024
-SCORES = {"softmax": 0, "sigmoid": 1, "softmax_chosen": 2}
+SCORES = {"softmax": 0, "sigmoid": 1, "softmax_chosen": 2, "sigmoid_chosen": 2}
 STATIC_SHARED = 1 << 10
 
 
@@ -99,7 +99,7 @@ class Route:
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self._kernels: dict[tuple[int, int, int], Kernel] = {}
+        self._kernels: dict[tuple[int, int, int, bool], Kernel] = {}
         self._arrived: Buffer | None = None
 
     def launch(
@@ -120,7 +120,8 @@ class Route:
         tokens, rows = self._shape(n_tokens, k, choice.n_expert)
         blocks, limit = -(-n_tokens // tokens), CTAS_PER_SM * self.device.sm_count
         ctas = min(-(-choice.n_expert // (WARPS * rows)), max(1, limit // blocks))
-        kernel = self._kernel(tokens, rows, -(-k // (8 * 32 * WARPS)))
+        sigmoids = choice.score == "sigmoid_chosen"
+        kernel = self._kernel(tokens, rows, -(-k // (8 * 32 * WARPS)), sigmoids)
         shared = shared_bytes(tokens, k, choice.n_expert)
         kernel.launch((ctas, blocks), 32 * WARPS, (args,), smem=shared, pdl=True)
 
@@ -140,13 +141,14 @@ class Route:
             self.device.fill(self._arrived, 0)
         return self._arrived
 
-    def _kernel(self, tokens: int, rows: int, pieces: int) -> Kernel:
-        key = tokens, rows, pieces
+    def _kernel(self, tokens: int, rows: int, pieces: int, sigmoids: bool) -> Kernel:
+        key = tokens, rows, pieces, sigmoids
         if key not in self._kernels:
+            defines = {"WARPS": WARPS, "NORM_PIECES": pieces}
             self._kernels[key] = self.device.kernel(
                 "moe/route.cu",
                 f"route<{tokens}, {rows}>",
-                defines={"WARPS": WARPS, "NORM_PIECES": pieces},
+                defines=defines | ({"SIGMOID_OF_CHOSEN": 1} if sigmoids else {}),
                 extra_source=ASSERTS,
             )
         return self._kernels[key]

@@ -19,7 +19,7 @@ from ....kernels.moe.combine import Combine, ExpertOutputs
 from ....kernels.moe.expert_gemv import ExpertGemv
 from ....kernels.moe.route import Route, RouterWeights, Routes
 from ....kernels.moe.sort import WORK_BYTES, SortedPairs, SortPairs, work_tiles
-from ...experts import Experts, SharedExpert
+from ...experts import SharedExpert
 from ...interface import Layer, MoE
 from ..arrays import Array, Matrix, Memory
 from ..context import StepContext
@@ -50,15 +50,18 @@ class MoEOps:
         self._route = Route(self.device)
         self._gemv = ExpertGemv(self.device, context.planner.kernels.decode)
         self._gemm = context.planner.kernels.experts
+        self._combines: dict[bool, Combine] = {}
         self.staging = ExpertStaging(self.device, context.scratch)
 
     @cached_property
     def _sort(self) -> SortPairs:
         return SortPairs(self.device)
 
-    @cached_property
-    def _combine(self) -> Combine:
-        return Combine(self.device)
+    def _combine(self, f: MoE) -> Combine:
+        weighs_input = f.router.weighs_input
+        if weighs_input not in self._combines:
+            self._combines[weighs_input] = Combine(self.device, weighs_input)
+        return self._combines[weighs_input]
 
     def feed_forward(self, x: Array, layer: Layer) -> Array:
         """x[T, D] with the outputs of the chosen experts and of the shared one added."""
@@ -74,11 +77,11 @@ class MoEOps:
             c.probe(layer.index, "experts", Array(routes.ids, np.int32, (n, n_used), n_used))
         shared = None if f.shared is None else self.shared_expert(routes, f.shared, layer, plan, n)
         pairs = self._pairs(routes, x, plan)
-        h = self.expert_act(pairs, f.experts)
+        h = self.expert_act(pairs, f)
         if c.probe:
             shape = n, plan.choice.n_used, h.row
             c.probe(layer.index, "ffn_act", Array(h.data, np.float16, shape, h.row))
-        self.expert_out(x, h, pairs, f.experts, shared)
+        self.expert_out(x, h, pairs, f, shared)
         if c.probe:
             c.probe(layer.index, "ffn_out", x)
         return x
@@ -86,9 +89,14 @@ class MoEOps:
     def route(self, x: Array, f: MoE, plan: MoEPlan) -> Routes:
         """norm(x) in f16, and the experts of each token."""
         c, (n, k), r = self._context, x.shape, f.router
-        gate = f.shared.gate if f.shared else None
+        gate, norm = f.shared.gate if f.shared else None, f.norm
+        if not norm.is_rms:  # which the router does not compute
+            x, norm = (
+                c.norms.to_f32(x, norm, c.scratch("normed f32", 4 * n * k)),
+                c.norms.identity(k),
+            )
         weights = RouterWeights(
-            f.norm.weight, f.norm.eps, r.weight.in_blocks.data, r.bias, r.choice_bias, gate
+            norm.weight, norm.eps, r.weight.in_blocks.data, r.bias, r.choice_bias, gate
         )
         each = 4 * n * plan.choice.n_used
         ids, strengths = c.scratch("expert ids", each), c.scratch("expert weights", each)
@@ -135,8 +143,9 @@ class MoEOps:
         self._sort.launch(routes.ids, order, n_pairs, choice.n_expert)
         return ChosenPairs(routes, routes.normed, n_pairs, plan, order)
 
-    def expert_act(self, pairs: ChosenPairs, e: Experts) -> Array:
+    def expert_act(self, pairs: ChosenPairs, f: MoE) -> Array:
         """h f16 [pairs, F], which meets w_down."""
+        e = f.experts
         c, n, n_ff = self._context, pairs.n, e.w_up.n_rows
         h, both = c.f16("expert h", n, n_ff), [e.w_gate, e.w_up]
         if pairs.plan.glu:
@@ -151,14 +160,16 @@ class MoEOps:
         gate, up = (part.data for part in parts)
         pair_of = pairs.order.pair_of if pairs.order else None
         biases = _rows(e.b_gate), _rows(e.b_up)
-        shape = n, n_ff, e.activation
-        self._combine.glu((gate, up), biases, pairs.routes.ids, pair_of, h.data, *shape)
+        weights = pairs.routes.weights if f.router.weighs_input else None
+        others = h.data, n, n_ff, e.activation, weights
+        self._combine(f).glu((gate, up), biases, pairs.routes.ids, pair_of, *others)
         return h
 
     def expert_out(
-        self, x: Array, h: Array, pairs: ChosenPairs, e: Experts, shared: Array | None
+        self, x: Array, h: Array, pairs: ChosenPairs, f: MoE, shared: Array | None
     ) -> None:
         """x += the weighted outputs."""
+        e = f.experts
         c, routes, (n, k) = self._context, pairs.routes, x.shape
         y = c.f32("expert y", pairs.n, k)
         self._multiply([e.w_down], pairs, h.data, [y], False)
@@ -171,7 +182,7 @@ class MoEOps:
             shared.data if shared else None,
             routes.strength,
         )
-        self._combine.launch(x.data, outputs, n, pairs.plan.choice.n_used, k)
+        self._combine(f).launch(x.data, outputs, n, pairs.plan.choice.n_used, k)
 
     def _multiply(
         self,

@@ -21,6 +21,7 @@ from .layers import (
 )
 from .problem import LaunchPlan, NormIn, ProductPlan, StepClass
 from .products import Activations, GemmChoice
+from .unusual import unusual_heads
 
 __all__ = [
     "CANDIDATES",
@@ -40,4 +41,5 @@ __all__ = [
     "RopeIn",
     "StepClass",
     "lacking",
+    "unusual_heads",
 ]

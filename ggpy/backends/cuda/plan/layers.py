@@ -32,6 +32,8 @@ from ...interface import (
 from ..arrays import Matrix, one_layout
 from .problem import NormIn, Problem, ProductPlan, StepClass
 from .products import ProductPlanner
+from .successors import entry_of, is_rms, successor_of
+from .unusual import unusual_heads
 
 ROPE_EPILOGUE_TOKENS = (
     # least number of tokens for the RoPE epilogue of prefill GEMMs: with fewer it gains nothing
@@ -132,11 +134,19 @@ class Planner(ProductPlanner):
         self._plans: dict[tuple, Any] = {}
 
     def input_norm(
-        self, weights: Sequence[Matrix], s: StepClass, x: ResidualState, n: int, all_rows: bool
+        self,
+        norm: Norm | None,
+        weights: Sequence[Matrix],
+        s: StepClass,
+        x: ResidualState,
+        n: int,
+        all_rows: bool,
     ) -> tuple[NormIn, ResidualState]:
         """Where a product's input norm is computed, and the state of the residual stream
         after it.
         """
+        if not is_rms(norm):
+            return NormIn.KERNEL, ResidualState()
         if self.normalises(weights, s, n, all_rows):
             return NormIn.PROLOGUE, x._replace(deferred=False)
         if x.deferred:
@@ -147,7 +157,7 @@ class Planner(ProductPlanner):
         """Where q and k are rotated; kernel: the RopeKv of the layer's heads. Norms of all heads
         together are computed before that, by kernels of their own.
         """
-        if a.norm_whole:
+        if a.norm_whole or unusual_heads(a) is not None:
             return RopeIn.KERNEL
         if a.w_gate is not None:  # a fourth matrix, which no epilogue knows
             return RopeIn.ATTENTION if s.decode and s.fused else RopeIn.KERNEL
@@ -183,17 +193,15 @@ class Planner(ProductPlanner):
         a = layer.mixer
         assert isinstance(a, Attention)
         refuse(a)
-        if layer.parallel:
-            raise lacking("attention and feed-forward in parallel")
         weights, n = a.projections, s.n_tokens
         rope = self.rope(a, s, heads.rope)
-        norm, x = self.input_norm(weights, s, x, n, True)
+        norm, x = self.input_norm(a.norm, weights, s, x, n, True)
         epilogue: Epilogue = "QKV" if rope is RopeIn.EPILOGUE else "STORE"
         qkv = self.product(weights, s, epilogue, norm)
         packs = s.fused and heads.packs and a.w_gate is None
         o_layout = self.x_layout([a.wo], s) if packs else PLAIN
         successor = None if a.bo is not None else successor_of(layer)
-        out, x = self.output(a.wo, a.post_norm, successor, s, x)
+        out, x = self.output(a.wo, a, successor, s, x)
         return AttentionPlan(qkv, rope, o_layout, out, x)
 
     def delta(self, layer: Layer, s: StepClass, x: ResidualState) -> DeltaPlan:
@@ -209,9 +217,9 @@ class Planner(ProductPlanner):
         refuse(d)
         if layer.parallel:
             raise lacking("a gated delta net and a feed-forward in parallel")
-        norm, x = self.input_norm(d.projections, s, x, s.n_tokens, True)
+        norm, x = self.input_norm(d.norm, d.projections, s, x, s.n_tokens, True)
         projections = self.product(d.projections, s, "STORE", norm)
-        out, x = self.output(d.wo, d.post_norm, successor_of(layer), s, x)
+        out, x = self.output(d.wo, d, successor_of(layer), s, x)
         return DeltaPlan(projections, out, x)
 
     def takes_glu(self, weights: Sequence[Matrix], s: StepClass) -> bool:
@@ -231,16 +239,24 @@ class Planner(ProductPlanner):
         assert isinstance(f, Dense)
         refuse(f)
         weights, n = f.projections, s.n_tokens
-        norm, x = self.input_norm(weights, s, x, n, True)
+        norm, x = self.input_norm(f.norm, weights, s, x, n, True)
+        if layer.parallel and self.shares_norm(layer, s):
+            norm = NormIn.SHARED
         glu = self.takes_glu(weights, s)
         # the GLU kernel packs its output as it takes its input
         packs = s.fused and glu and self.x_layout(weights, s) != PLAIN
         h_layout = self.x_layout([f.w_down], s) if packs else PLAIN
         epilogue: Epilogue = "GLU" if glu else "STORE"
         gate_up = self.product(weights, s, epilogue, norm, out_layout=h_layout)
-        successor = layer.next.mixer if layer.next else None
-        down, x = self.output(f.w_down, f.post_norm, successor, s, x)
+        down, x = self.output(f.w_down, f, entry_of(layer.next), s, x)
         return DensePlan(gate_up, glu, h_layout, down, x)
+
+    def shares_norm(self, layer: Layer, s: StepClass) -> bool:
+        """Whether a kernel normalises x once for both halves of a parallel layer."""
+        a, f = layer.mixer, layer.ffn
+        assert isinstance(f, Dense)
+        same = a.norm == f.norm and not is_rms(f.norm)
+        return same and self.x_layout(a.projections, s) == self.x_layout(f.projections, s)
 
     def moe(self, layer: Layer, s: StepClass) -> MoEPlan:
         """A layer's experts. What precedes them defers no norm, and neither do they."""
@@ -273,7 +289,8 @@ class Planner(ProductPlanner):
         e = f.experts
         biased = e.b_gate is not None or e.b_up is not None
         together = one_layout([e.w_gate, e.w_up])
-        glu = together and not biased and e.activation != "swiglu_oai"
+        plain = e.activation != "swiglu_oai" and not f.router.weighs_input
+        glu = together and not biased and plain
         shared = None
         if f.shared is not None:
             gate_up = [f.shared.w_gate, f.shared.w_up]
@@ -288,17 +305,19 @@ class Planner(ProductPlanner):
     def output(
         self,
         w: Matrix,
-        post_norm: Norm | None,
+        part: Attention | GatedDeltaNet | Dense,
         successor: Mixer | FeedForward | None,
         s: StepClass,
         x: ResidualState,
     ) -> tuple[OutputPlan, ResidualState]:
-        """The plan of a product that adds to x; successor: the next part of the network that
-        takes x.
+        """The plan of a product that adds to x, the last one of a part of a layer; successor: the
+        next part of the network that takes x. A scale of what is added is computed as a norm.
         """
-        if post_norm is not None:
+        if successor is not None and not is_rms(successor.norm):
+            successor = None  # a kernel of its own normalises x
+        if part.post_norm is not None or part.residual_scale != 1:
             left = s.decode and s.fused and successor and self.adds(successor.projections, s)
-            where = NormIn.PROLOGUE if left else NormIn.KERNEL
+            where = NormIn.PROLOGUE if left and is_rms(part.post_norm) else NormIn.KERNEL
             return OutputPlan(self.product([w], s), where), x
         product, layout = self.product([w], s, "ADD"), PLAIN
         if successor is not None and successor.norm is not None and x.factors:
@@ -324,7 +343,8 @@ class Planner(ProductPlanner):
         key = head, s, x
         if key not in self._plans:
             refuse(head)
-            norm, _ = self.input_norm([head.weight], s, ResidualState(), s.n_rows, s.all_rows)
+            sizes = s.n_rows, s.all_rows
+            norm, _ = self.input_norm(head.norm, [head.weight], s, ResidualState(), *sizes)
             self._plans[key] = self.product([head.weight], s, "STORE", norm, s.n_rows)
         return self._plans[key]
 
@@ -339,37 +359,27 @@ def choice_of(f: MoE) -> RouterChoice:
     return RouterChoice(n_expert, r.n_used, r.score, r.normalise, r.scale, r.groups, LEAST_SUM)
 
 
-def successor_of(layer: Layer) -> Mixer | FeedForward | None:
-    """What takes x behind a layer's mixer; None for experts, which take x as it is."""
-    successor = layer.ffn or (layer.next.mixer if layer.next else None)
-    return None if isinstance(successor, MoE) else successor
-
-
 def refuse(part: Mixer | FeedForward | Head) -> None:
     """Raises GGUFError for what no kernel computes."""
-    norms = [part.norm, getattr(part, "post_norm", None)]
-    whole, temperature = getattr(part, "norm_whole", False), getattr(part, "temperature", None)
-    length = temperature.length if temperature else 0
-    biased = getattr(part, "bo", None) is not None and norms[1] is not None
+    whole, head_norms = getattr(part, "norm_whole", False), _head_norms(part)
     problem = choice_of(part).problem if isinstance(part, MoE) else ""
     found = {
-        "layer norms and norms with a bias": any(n and not n.is_rms for n in norms),
-        "a bias of the attention's output before a norm": biased,
         "attention to later tokens": not getattr(part, "causal", True),
-        "a scale of what is added to the residual stream": getattr(part, "residual_scale", 1) != 1,
-        "norms of heads behind RoPE": getattr(part, "norm_after_rope", False),
-        "attention in chunks": getattr(part, "chunked", False),
-        "weights of experts on what they take": isinstance(part, MoE) and part.router.weighs_input,
-        "norms of all heads with a bias": whole and getattr(part, "bq", None) is not None,
+        "norms of heads with a bias": any(n.bias is not None for n in head_norms) and not whole,
+        "norms of all heads behind RoPE": whole and getattr(part, "norm_after_rope", False),
         "norms of values": getattr(part, "v_norm", None) is not None,
         "keys that are values, or another layer's": isinstance(part, Attention)
         and (part.wk is None or part.wv is None),
-        f"queries that grow with their position (none do up to -c {length})": length > 0,
         problem: bool(problem),
     }
     for what, there in found.items():
         if there:
             raise lacking(what)
+
+
+def _head_norms(part: Mixer | FeedForward | Head) -> list[Norm]:
+    norms = (getattr(part, name, None) for name in ("q_norm", "k_norm"))
+    return [norm for norm in norms if norm is not None]
 
 
 def lacking(what: str) -> GGUFError:

@@ -22,8 +22,7 @@ from tools import make_tiny
 
 from ..test_backend import PAGES, Model, ids_of, step_of
 
-REFUSED = dict.fromkeys(("hunyuan-moe", "llama4"), "norms of heads behind RoPE")
-MODELS = [name for name, model in make_tiny.MODELS.items() if model.experts and name not in REFUSED]
+MODELS = [name for name, model in make_tiny.MODELS.items() if model.experts]
 BATCHED = ("qwen3moe", "qwen2moe", "gpt-oss")  # of each way to combine the kernels of experts
 # A GPU rounds activations to halves: where two experts are liked nearly alike, it may choose the
 # other one. Tokens are compared whose last choice is by so much better than the next best.
@@ -135,7 +134,7 @@ class OneLayer:
 
 
 @pytest.mark.parametrize(("n_tokens", "decode"), [(1, True), (9, True), (40, False)])
-@pytest.mark.parametrize("name", [name for name, form in FORMS.items() if not form.weighs_input])
+@pytest.mark.parametrize("name", FORMS)
 def test_every_form_of_a_layer(emulator, name, n_tokens, decode) -> None:
     """By pairs, and sorted in decode and in prefill."""
     form, x = FORMS[name], random_x(FORMS[name], n_tokens)
@@ -186,19 +185,11 @@ def test_experts_that_no_kernel_multiplies(emulator, form, message) -> None:
         random_moe(Cuda(emulator), form)
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_models_that_are_refused_by_name(emulator, tiny_path, name) -> None:
-    model = Model(Cuda(emulator), tiny_path(name))
-    with pytest.raises(GGUFError, match=f"no kernel for {REFUSED[name]}: use --device cpu"):
-        model.logits(step_of([([5], 0, [0])]))
-
-
 @pytest.mark.parametrize(
     ("form", "lacks"),
     [
         (Form(X=40, J=33), "33 experts of a token, 32 are the most"),
-        (Form(score="sigmoid_chosen"), "routers with the score 'sigmoid_chosen'"),
-        (FORMS["llama4"], "weights of experts on what they take"),
+        (Form(score="squares"), "routers with the score 'squares'"),
     ],
 )
 def test_routers_beyond_the_kernel_are_refused_by_name(emulator, form, lacks) -> None:
