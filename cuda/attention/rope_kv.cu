@@ -157,19 +157,23 @@ struct UnusualPairs : Pairs<ROW> {
     }
 };
 
-// rope_kv for unusual heads, without its eight values at a time.
+// rope_kv for unusual heads.
 template <class K, class V>
-__global__ void __launch_bounds__(HEAD_WARPS * 32) rope_kv_unusual(const RopeArgs p, const UnusualHeads u) {
+__global__ void __launch_bounds__(HEAD_WARPS * 32, 5) rope_kv_unusual(const RopeArgs p, const UnusualHeads u) {
     __shared__ float heads[HEAD_WARPS][MAX_HEAD];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, token = blockIdx.y;
+    const int start = blockIdx.x * HEAD_WARPS + warp, stride = gridDim.x * HEAD_WARPS;
     float* head = heads[warp];
     grid_dependency_launch();
-    const int position = p.positions[token], page = p.pages[token];
+    const int position = p.positions[token], page = p.pages[token], first = token / TOGETHER * TOGETHER;
+    const bool together = both_f16<K, V> && are_together(p, first, gridDim.y, lane);
     const float growth = 1.0f + u.growth * logf(static_cast<float>(1 + (position + u.offset) / u.length));
     Rotation rotation;
     rotation.prepare(p, position, lane);
     grid_dependency_wait();
-    for (int i = blockIdx.x * HEAD_WARPS + warp; i < p.n_head + 2 * p.n_head_kv; i += gridDim.x * HEAD_WARPS) {
+    if (together && token == first)
+        for (int i = start; i < p.n_head_kv; i += stride) store_values(p, i, first, position, lane);
+    for (int i = start; i < p.n_head + (together ? 1 : 2) * p.n_head_kv; i += stride) {
         const HeadIndex of(p, i);
         const int part = of.part, index = of.index;
         UnusualPairs<MAX_HEAD> pairs;

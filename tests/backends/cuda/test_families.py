@@ -52,7 +52,7 @@ def test_steps_of_two_sequences(machine: Any, monkeypatch: pytest.MonkeyPatch, n
     counted, capture = [], machine.capture
     monkeypatch.setattr(machine, "capture", lambda: (counted.append(1), capture())[1])
     gpu, cpu = Cuda(machine), Reference(1)
-    options = {"variation": VARIATIONS[name], "style": "neox"}
+    options = {"variation": VARIATIONS[name], "types": {"attn_v": "Q6_K", "ffn_down": "Q4_0"}}
     ours, theirs = (random_decoder(ops, **options) for ops in (gpu, cpu))
     for step in steps_of_two():
         step = for_groups(ours, step)

@@ -11,9 +11,10 @@ from cases import nmse
 from random_moe import FORMS, Form, random_moe, random_x
 
 from ggpy import arch
+from ggpy.arch import llama4
 from ggpy.backends.cuda.backend import Cuda
 from ggpy.backends.cuda.steps.upload import PLACES
-from ggpy.backends.interface import Layer
+from ggpy.backends.interface import AttentionTemperature, Layer
 from ggpy.backends.numpy import moe as reference
 from ggpy.backends.numpy.backend import Reference
 from ggpy.gguf import File, GGUFError
@@ -94,6 +95,18 @@ def test_steps_of_every_kind(machine, tiny_path, monkeypatch, name) -> None:
     assert len(counted) == PLACES
     mixed = [([9], lengths[0], PAGES[0]), (ids_of(3), 0, PAGES[3]), ([8], lengths[2], PAGES[2])]
     pair.step(mixed)
+
+
+def test_llama4_beyond_a_chunk(machine, tmp_path, monkeypatch) -> None:
+    """Chunks of 24 positions, and queries that grow from there on."""
+    monkeypatch.setattr(llama4, "CHUNK", 24)
+    monkeypatch.setattr(llama4, "TEMPERATURE", AttentionTemperature(0.5, 24, offset=1))
+    path = make_tiny.write(tmp_path / "llama4.gguf", "llama4")
+    pair = MoEPair(machine, path, monkeypatch)
+    pair.step([(ids_of(60), 0, PAGES[1]), (ids_of(23, 1), 0, PAGES[0])], list(range(83)))
+    pair.step([(ids_of(20, 2), 60, PAGES[1]), ([9], 23, PAGES[0])], list(range(21)))
+    for i in range(4):
+        pair.step([([40 + i], 80 + i, PAGES[1]), ([50 + i], 24 + i, PAGES[0])])
 
 
 @pytest.mark.parametrize("name", BATCHED)
