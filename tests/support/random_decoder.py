@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, Literal
 
 import numpy as np
@@ -22,6 +23,7 @@ from ggpy.arch.decoder import Decoder
 from ggpy.arch.layers.attention import (
     OUTPUT_BIAS,
     QK_NORM,
+    QK_NORM_BY_HEAD,
     QKV_BIAS,
     SINKS,
     WHOLE_QK_NORM,
@@ -67,6 +69,7 @@ class Variation:
     tensors: tuple[tuple[str, str], ...] = ()
     without: tuple[str, ...] = ()  # usual tensors that no layer has
     norm_whole: bool = False
+    norm_by_head: bool = False
     layer_norm: bool = False
     parallel: bool = False  # with one norm, where "ffn_norm.weight" is no tensor
     activation: Activation = "silu"
@@ -109,15 +112,20 @@ BEHIND = Variation(
     norm_whole=True,
     logit_scale=0.25,
 )
-# Attention and feed-forward in parallel, of one layer norm and of two; attention in chunks.
+# Attention and feed-forward in parallel, of one layer norm and of two; layer norms of heads;
+# attention in chunks.
 PARALLEL = Variation(
     layers=(CHUNKS.layers[0], Shape(has_rope=False), CHUNKS.layers[2]),
+    tensors=tuple(QK_NORM_BY_HEAD.items()),
     without=("ffn_norm.weight",),
+    norm_by_head=True,
     layer_norm=True,
     parallel=True,
     logit_scale=0.25,
 )
-TWO_NORMS = replace(PARALLEL, without=(), tensors=tuple(LAYER_NORM_BIAS.items()))
+TWO_NORMS = replace(
+    PARALLEL, without=(), tensors=tuple(LAYER_NORM_BIAS.items()), norm_by_head=False
+)
 # What is done to heads late: norms behind RoPE, queries that grow with their position.
 GROWING = AttentionTemperature(0.5, 7, offset=1)
 LATE = Variation(
@@ -180,9 +188,8 @@ def random_decoder(
     weights = {}
     for name, (axes, shape) in {**needed, **allowed}.items():
         format = by_name((types or {}).get(name.split(".")[-2], "Q8_0"))
-        tensor = (
-            _vector(name, *shape, rng) if len(shape) == 1 else _matrix(name, shape, format, rng)
-        )
+        is_vector = len(shape) == 1 or axes.endswith(" E")  # with weights for each head
+        tensor = _vector(name, prod(shape), rng) if is_vector else _matrix(name, shape, format, rng)
         weights[name] = _loaded(ops, tensor, Role(axes), rng)
     ops.weights_ready()
     decoder = Decoder(sizes, settings, ops, weights, n_batch=512)
@@ -200,6 +207,7 @@ def _settings(v: Variation, style: Literal["norm", "neox"]) -> ModelSettings:
             norm_whole=v.norm_whole,
             causal=x.causal,
             chunked=x.chunked,
+            norm_by_head=v.norm_by_head,
             norm_after_rope=x.norm_after_rope,
             temperature=x.temperature,
             v_norm_eps=EPS if x.v_norm else None,

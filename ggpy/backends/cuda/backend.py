@@ -35,6 +35,7 @@ from ..interface import (
     Head,
     Layer,
     MoE,
+    Norm,
     PagedKV,
     Probe,
     Role,
@@ -234,17 +235,21 @@ class Cuda:
 
     # Ops
 
-    def embed(self, step: Step, table: Matrix, scale: float = 1.0) -> Array:
+    def embed(
+        self, step: Step, table: Matrix, scale: float = 1.0, norm: Norm | None = None
+    ) -> Array:
         """x f32 [T, D]."""
         batch = self.context.batch
         n, ids, sampled = batch.n_tokens, batch.ids, self._sampling.ids
-        x = self.context.f32("x", n, table.k)
+        x = self.context.f32("x" if norm is None else "y", n, table.k)
         if table.tiles is not None:
             self._embed_tile.launch(table.tiles, ids, sampled, x.data, n, scale)
         else:
             blocks, options = table.in_blocks, {"scale": scale, "sampled": sampled}
             get_rows(self.device, blocks, ids, x.data, n, pdl=True, **options)
-        return x
+        if norm is None:
+            return x
+        return self.context.norms.to_f32(x, norm, self.context.scratch("x", 4 * n * table.k))
 
     def mix(self, x: Array, layer: Layer, step: Step) -> Array:
         """x[T, D] with the output of layer.mixer added, and layer.ffn's if they are parallel."""

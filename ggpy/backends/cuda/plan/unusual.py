@@ -9,16 +9,17 @@ from ...interface import Attention
 
 
 def unusual_heads(a: Attention) -> UnusualHeads | None:
-    """Norms of heads behind RoPE, layer norms of heads, and queries that grow with their position;
-    None where there is none of it. Norms of all heads together are computed before RoPE.
+    """Norms of heads behind RoPE, with weights for each head, or layer norms of heads, and queries
+    that grow with their position; None where there is none of it. Norms of all heads together are
+    computed before RoPE.
     """
     norms = [] if a.norm_whole else [n for n in (a.q_norm, a.k_norm) if n is not None]
     last = a.norm_after_rope and not commutes_with_rope(a)
     centred = any(norm.centred for norm in norms)
     t = a.temperature
-    if not (norms and (last or centred)) and t is None:
+    if not (norms and (last or centred or a.norm_by_head)) and t is None:
         return None
-    heads = UnusualHeads(norm_last=last, centred=centred, length=1)
+    heads = UnusualHeads(norm_last=last, centred=centred, by_head=a.norm_by_head, length=1)
     if t is not None:
         heads.length, heads.offset, heads.growth = t.length, t.offset, t.scale
     return heads
