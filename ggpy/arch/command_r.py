@@ -6,12 +6,13 @@ Rope's pairs are neighbours in its checkpoints too, so that converters permute n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from . import architecture, llama
 from . import hugging_face as hf
 from .architecture import Architecture, Context, LayerSettings, ModelSettings
-from .config import MAX_CONTEXT
+from .config import MAX_CONTEXT, Dimensions
 from .layers.attention import QK_NORM_BY_HEAD
 from .layers.dense import DenseSettings
 
@@ -26,6 +27,7 @@ DEFAULTS = {
     **{"logit_scale": 0.0625},
 }
 THETA = 5e5
+N_LAYER_PLUS = 64  # from so many layers on, heads of q and k have norms
 
 
 def read(c: Context) -> ModelSettings:
@@ -34,6 +36,12 @@ def read(c: Context) -> ModelSettings:
     layer = LayerSettings(mixer, FFN, parallel=True)
     scale = c.config.real(LOGIT_SCALE, 0.0) or 1.0
     return ModelSettings([layer] * c.sizes.n_layer, logit_scale=scale)
+
+
+def more(sizes: Dimensions, layer: int | None) -> Mapping[str, str]:
+    """What Command R+ has to have."""
+    plus = layer is not None and sizes.n_layer >= N_LAYER_PLUS
+    return QK_NORM_BY_HEAD if plus else {}
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
@@ -66,6 +74,7 @@ ARCHITECTURE = Architecture(
     layer=LAYER,
     optional={},
     optional_layer=QK_NORM_BY_HEAD,
+    more=more,
     understands=UNDERSTOOD,
     layer_norm=True,
     hugging_face=hf.HuggingFace(
