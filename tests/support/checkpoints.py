@@ -349,7 +349,7 @@ def shapes_of(kind: Kind) -> dict[str, tuple[int, ...]]:
     widths = (q, kv) if kind.architecture == "olmo2" else (size, size)
     pairs = zip(QK_NORMS.get(kind.architecture, ()), widths, strict=False)
     layer |= {f"self_attn.{name}": (n,) for name, n in pairs}
-    if config.get("use_qk_norm"):
+    if kind.architecture == "command-r" and config["use_qk_norm"]:
         heads = {"q_norm": n_head, "k_norm": config["num_key_value_heads"]}
         layer |= {f"self_attn.{name}": (n, size) for name, n in heads.items()}
     if kind.architecture == "muse-glimmer":

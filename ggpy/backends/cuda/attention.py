@@ -193,6 +193,7 @@ class AttentionOps:
             order=plan.o_layout,
             n_tokens=n,
             chunked=a.chunked,
+            both_sides=not a.causal,
         )
         if kernels.prefill and kind.n_prefill_tiles:
             self._prefill(params, layer, kernels)

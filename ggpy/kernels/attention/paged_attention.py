@@ -168,6 +168,8 @@ class AttentionParams:
     order: int = PLAIN
     n_tokens: int = 0
     chunked: bool = False  # a token sees the chunk of `window` positions that it is in
+    # a token sees its whole sequence in the step, or half a window to either side
+    both_sides: bool = False
 
 
 class PagedAttention:
@@ -223,7 +225,7 @@ class PagedAttention:
         else:
             warps, shared = self.warps, self.shared
             name, sizes = f"paged_attention<{row}, {str(fused).lower()}{types}>", {}
-        kernel = self._kernel(name, sizes | chunk_defines(params))
+        kernel = self._kernel(name, sizes | sight_defines(params))
         kernel.launch(grid, warps * 32, args, smem=shared, pdl=True)
 
     def decode_warps(self, n_tokens: int) -> int:
@@ -312,9 +314,10 @@ class PagedAttention:
         )
 
 
-def chunk_defines(params: AttentionParams) -> dict[str, int]:
-    """The macros of attention in chunks."""
-    return {"CHUNKED": 1} if params.chunked else {}
+def sight_defines(params: AttentionParams) -> dict[str, int]:
+    """The macros of attention in chunks, and to later tokens."""
+    named = {"CHUNKED": params.chunked, "BOTH_SIDES": params.both_sides}
+    return {name: 1 for name, used in named.items() if used}
 
 
 def _has_more(params: AttentionParams) -> bool:

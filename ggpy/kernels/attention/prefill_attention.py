@@ -20,8 +20,8 @@ from .paged_attention import (
     ASSERTS,
     AttentionParams,
     PagedAttention,
-    chunk_defines,
     heads_per_tile,
+    sight_defines,
     spans_of,
 )
 from .rope_kv import Heads
@@ -66,7 +66,7 @@ class PrefillAttention:
             kind, size = "wgmma" if self.wgmma else "mma", self.heads.head_size
             raise ValueError(f"{self.device.arch} has no {kind} attention for heads of {size}")
         self._maps: dict[int, ctypes.Array] = {}
-        self._made: dict[bool, Kernel] = {}
+        self._made: dict[tuple[str, ...], Kernel] = {}
 
     @staticmethod
     def is_supported(device: Device, heads: Heads, wgmma: bool) -> bool:
@@ -117,14 +117,16 @@ class PrefillAttention:
         return self._maps[key]
 
     def _kernel(self, params: AttentionParams) -> Kernel:
-        if params.chunked not in self._made:
+        sight = sight_defines(params)
+        key = tuple(sight)
+        if key not in self._made:
             stem = "prefill_attention_wgmma" if self.wgmma else "prefill_attention"
-            defines = {"PAGE_SIZE": self.heads.page_size} | chunk_defines(params)
+            defines = {"PAGE_SIZE": self.heads.page_size, **sight}
             name = f"{stem}<{self.heads.row}>"
-            self._made[params.chunked] = self.device.kernel(
+            self._made[key] = self.device.kernel(
                 f"attention/{stem}.cu", name, defines=defines, extra_source=ASSERTS
             )
-        return self._made[params.chunked]
+        return self._made[key]
 
 
 def shared_bytes(heads: Heads, wgmma: bool) -> int:

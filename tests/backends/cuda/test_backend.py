@@ -44,7 +44,6 @@ from tools.make_tiny import MODELS
 TOLERANCE, OF_A_ROW = 1e-5, 4e-5
 REFUSED = {  # what they have that no kernel computes
     "gemma4": "inputs of layers from a table",
-    "gemma-embedding": "attention to later tokens",
 }
 # Heads of a gated delta net begin near 0, and have a norm: of random weights it makes what was
 # rounded before it much larger.

@@ -13,6 +13,7 @@ from cases import nmse
 from counting_device import LaunchesOnHopper
 from random_decoder import (
     BIASED,
+    BOTH_SIDES,
     EVERYTHING,
     LATE,
     PARALLEL,
@@ -28,13 +29,16 @@ from ggpy.backends.cuda.backend import Cuda
 from ggpy.backends.cuda.steps.upload import PLACES
 from ggpy.backends.interface import PAGE_SIZE, Step
 from ggpy.backends.numpy.backend import Reference
+from ggpy.gguf import File
 from ggpy.kernels.attention.prefill_attention import PrefillAttention
+from ggpy.model import load as load_model
 
 SHAPES = (Shape(window=40), Shape(has_rope=False), Shape(window=70, soft_cap=3.0))
 VARIATIONS = {
     "parallel": PARALLEL,
     "late": LATE,
     "biased": BIASED,
+    "both sides": BOTH_SIDES,
     "all": replace(EVERYTHING, layers=SHAPES),
 }
 TOLERANCE = 2e-5  # of activations that are rounded to f16
@@ -80,6 +84,17 @@ def test_a_probe_is_told_what_the_reference_tells(emulator: Any, variation: Vari
     assert [what for what, _ in told[0]] == [what for what, _ in told[1]]
     for (what, ours), (_, theirs) in zip(*told, strict=True):
         assert nmse(ours, theirs) <= TOLERANCE, what
+
+
+def test_embeddings_of_texts(machine: Any, tiny_path: Any) -> None:
+    """Texts of several lengths in one step, and of one token alone, whose tokens see later ones."""
+    texts = [list(range(5, 5 + n)) for n in (1, 40, 9)]
+    found = []
+    for ops in (Cuda(machine), Reference(1)):
+        with load_model(File(tiny_path("gemma-embedding")), ops, n_ctx=64, n_seq=3) as model:
+            found.append([model.embed(texts), model.embed(texts[:1])])
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-3)
 
 
 @pytest.mark.parametrize(("variation", "norms"), [(PARALLEL, 3 + 1), (TWO_NORMS, 6 + 1)])

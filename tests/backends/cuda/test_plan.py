@@ -137,7 +137,6 @@ def test_an_unknown_architecture() -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"causal": False}, "attention to later tokens"),
         ({"norm_whole": True, "norm_after_rope": True}, "norms of all heads behind RoPE"),
         ({"k_norm": Norm(None, 1e-5, bias=1)}, "norms of heads with a bias"),
     ],

@@ -364,7 +364,6 @@ def refuse(part: Mixer | FeedForward | Head) -> None:
     whole, head_norms = getattr(part, "norm_whole", False), _head_norms(part)
     problem = choice_of(part).problem if isinstance(part, MoE) else ""
     found = {
-        "attention to later tokens": not getattr(part, "causal", True),
         "norms of heads with a bias": any(n.bias is not None for n in head_norms) and not whole,
         "norms of all heads behind RoPE": whole and getattr(part, "norm_after_rope", False),
         "norms of values": getattr(part, "v_norm", None) is not None,
