@@ -38,6 +38,8 @@ from ggpy.backends.interface import (
     Rope,
     Step,
 )
+from ggpy.cache_types import USUAL as USUAL_TYPES
+from ggpy.cache_types import CacheTypes
 from ggpy.formats import by_name
 from ggpy.gguf import Tensor
 
@@ -164,6 +166,7 @@ def random_decoder(
     norms: bool = False,
     post_norms: bool = False,
     variation: Variation = USUAL,
+    cache_types: CacheTypes = USUAL_TYPES,
 ) -> Decoder:
     """A decoder with random weights.
 
@@ -192,7 +195,7 @@ def random_decoder(
         tensor = _vector(name, prod(shape), rng) if is_vector else _matrix(name, shape, format, rng)
         weights[name] = _loaded(ops, tensor, Role(axes), rng)
     ops.weights_ready()
-    decoder = Decoder(sizes, settings, ops, weights, n_batch=512)
+    decoder = Decoder(sizes, settings, ops, weights, 512, cache_types)
     ops.allocate_cache(decoder.cache_shape(32, PAGE_SIZE, PAGE_SIZE))
     return decoder
 

@@ -216,7 +216,9 @@ class PagedAttention:
         grid = self.head_tiles, n_tiles, n_split
         row, fused = self.heads.row, params.rotation is not None
         types = "" if self.heads.is_f16 else f", {self.heads.cpp_types}"
-        if (fused or params.rotated) and self.has_decode_kernel:
+        # only f16 pages can have been written by the kernel before decode_attention
+        alone = fused or (params.rotated and self.heads.is_f16)
+        if alone and self.has_decode_kernel:
             warps, strips = self.decode_warps(n_tiles), self.strips(n_tiles, n_split)
             shared = decode_shared_bytes(self.heads, warps, strips)
             choices = (*strips, _has_more(params), params.rotated)

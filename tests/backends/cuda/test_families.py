@@ -29,6 +29,7 @@ from ggpy.backends.cuda.backend import Cuda
 from ggpy.backends.cuda.steps.upload import PLACES
 from ggpy.backends.interface import PAGE_SIZE, Step
 from ggpy.backends.numpy.backend import Reference
+from ggpy.cache_types import USUAL, CacheTypes
 from ggpy.gguf import File
 from ggpy.kernels.attention.prefill_attention import PrefillAttention
 from ggpy.model import load as load_model
@@ -49,20 +50,28 @@ def for_groups(decoder: Any, step: Step) -> Step:
     return replace(step, page_tables=step.page_tables * groups)
 
 
-@pytest.mark.parametrize("name", VARIATIONS)
-def test_steps_of_two_sequences(machine: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "types"),
+    [*((name, USUAL) for name in VARIATIONS), ("late", CacheTypes("q8_0", "q8_0"))],
+)
+def test_steps_of_two_sequences(
+    machine: Any, monkeypatch: pytest.MonkeyPatch, name: str, types: CacheTypes
+) -> None:
     """Prompts by the attention that is made for them, and decode in graphs."""
     monkeypatch.setattr(PrefillAttention, "min_tokens", 16)
     counted, capture = [], machine.capture
     monkeypatch.setattr(machine, "capture", lambda: (counted.append(1), capture())[1])
     gpu, cpu = Cuda(machine), Reference(1)
     options = {"variation": VARIATIONS[name], "types": {"attn_v": "Q6_K", "ffn_down": "Q4_0"}}
+    options["cache_types"] = types
     ours, theirs = (random_decoder(ops, **options) for ops in (gpu, cpu))
     for step in steps_of_two():
         step = for_groups(ours, step)
         wanted = theirs.run(step)
         assert wanted.std() > 0.1
-        assert nmse(gpu.read(ours.run(step)), wanted) <= TOLERANCE
+        # numbers that a rounding tips go to the next code of a type in blocks
+        tolerance = TOLERANCE if types is USUAL else 4 * TOLERANCE
+        assert nmse(gpu.read(ours.run(step)), wanted) <= tolerance
     assert len(counted) == PLACES, "decode steps are graphs"
 
 
