@@ -24,7 +24,7 @@ from ...interface import Layer, MoE
 from ..arrays import Array, Matrix, Memory
 from ..context import StepContext
 from ..gemm import ProductOperands
-from ..plan import MoEPlan
+from ..plan import MoEPlan, is_rms
 from .staging import ExpertStaging
 
 
@@ -90,7 +90,7 @@ class MoEOps:
         """norm(x) in f16, and the experts of each token."""
         c, (n, k), r = self._context, x.shape, f.router
         gate, norm = f.shared.gate if f.shared else None, f.norm
-        if not norm.is_rms:  # which the router does not compute
+        if not is_rms(norm):  # which the router does not compute
             x, norm = (
                 c.norms.to_f32(x, norm, c.scratch("normed f32", 4 * n * k)),
                 c.norms.identity(k),

@@ -21,6 +21,7 @@ from .layers import (
 )
 from .problem import LaunchPlan, NormIn, ProductPlan, StepClass
 from .products import Activations, GemmChoice
+from .successors import is_rms
 from .unusual import unusual_heads
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "ResidualState",
     "RopeIn",
     "StepClass",
+    "is_rms",
     "lacking",
     "unusual_heads",
 ]

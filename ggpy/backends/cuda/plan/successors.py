@@ -21,5 +21,5 @@ def entry_of(layer: Layer | None) -> Mixer | None:
 
 
 def is_rms(norm: Norm | None) -> bool:
-    """Whether a norm is an RMS norm, which products can compute, or none."""
-    return norm is None or norm.is_rms
+    """Whether a norm is an RMS norm with weights, which products can compute, or none."""
+    return norm is None or (norm.is_rms and norm.weight is not None)
