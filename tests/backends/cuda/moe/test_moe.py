@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -153,6 +154,20 @@ def test_every_form_of_a_layer(emulator, name, n_tokens, decode) -> None:
     form, x = FORMS[name], random_x(FORMS[name], n_tokens)
     expected = reference.feed_forward(x, random_moe(Reference(1), form), lambda *_: None)
     y = OneLayer(Cuda(emulator), form).run(x, decode)
+    assert nmse(y - x, (expected - x).astype(np.float64)) <= 3e-6
+
+
+def test_a_layer_norm_before_experts(emulator) -> None:
+    """It is a kernel of its own, and the router is told of no norm."""
+    form, found = FORMS["gated shared"], []
+    x = random_x(form, 9) + np.float32(2)
+    ops = Cuda(emulator)
+    for layer in (OneLayer(ops, form), OneLayer(Reference(1), form)):
+        ffn = layer.layer.ffn
+        layer.layer.ffn = replace(ffn, norm=replace(ffn.norm, centred=True, bias=ffn.shared.gate))
+        found.append(layer)
+    expected = reference.feed_forward(x, found[1].layer.ffn, lambda *_: None)
+    y = found[0].run(x, True)
     assert nmse(y - x, (expected - x).astype(np.float64)) <= 3e-6
 
 
