@@ -140,7 +140,8 @@ def test_unusual_heads(machine, u, neox, e):
     """Norms of q [H, E] and k [G, E] behind RoPE, layer norms, queries that grow."""
     norm = [random(*((n, e) if u.by_head else (e,)), seed=6) + 2 for n in (4, 2)]
     bias = [random(n * e, seed=7) + 1 for n in (4, 2, 2)]
-    check(machine, heads(4, 2, e), Turn(frequencies(16), neox, 1.3, bias, norm, unusual=u))
+    turn = Turn(frequencies(16), neox, 1.3, bias, norm, unusual=u)
+    check(machine, heads(4, 2, e), turn, Sequences([24, 70], [16, 3]))  # eight values at a time
 
 
 @pytest.mark.parametrize("types", ["CacheF16, CacheF16", "CacheQ8_0, CacheQ4_0"])
