@@ -70,7 +70,7 @@ SANDWICH = ("post_attention_norm.weight", "post_ffw_norm.weight")
 QK_NORM = ("attn_q_norm.weight", "attn_k_norm.weight")
 BIAS = ("attn_q.bias", "attn_k.bias", "attn_v.bias")
 BEFORE = ("attn_norm.weight", "ffn_norm.weight")
-OUTPUT_BIAS, SINKS = "attn_output.bias", "attn_sinks.weight"
+OUTPUT_BIAS, SINKS, GATE = "attn_output.bias", "attn_sinks.weight", "attn_gate.weight"
 DENSE = ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight")
 X, J, FX = 8, 2, 32  # experts, those that a token chooses, and their width
 COUNTS = {"expert_count": X, "expert_used_count": J, "expert_feed_forward_length": FX}
@@ -289,6 +289,17 @@ MODELS = {
             **{"logit_scale": 0.5, "rope.freq_base": 8e6},
         },
     ),
+    "muse-glimmer": Tiny(
+        "bpe",
+        F=32,
+        n_layer=4,
+        layer=(*SANDWICH, *QK_NORM, GATE),
+        tied=False,
+        settings={
+            **{"attention.sliding_window": 8, "logit_scale": 0.25, "rope.freq_base": 5e5},
+            "final_logit_softcapping": 3.0,
+        },
+    ),
     "gemma4": Tiny(
         "spm",
         n_layer=4,
@@ -408,7 +419,8 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 def _kind(m: Tiny, name: str, array: np.ndarray) -> str:
     """The format of a tensor."""
-    if array.ndim == 1 or name.endswith(("bias", "ffn_gate_inp.weight")) or "conv1d" in name:
+    always = ("bias", "ffn_gate_inp.weight", "_norm.weight", "conv1d.weight")
+    if array.ndim == 1 or name.endswith(always):
         return "F32"
     for part, kind in m.types.items():
         if part in name:
@@ -522,6 +534,7 @@ def _layer_shapes(m: Tiny, i: int) -> dict[str, tuple[int, ...]]:
     sizes = {"attn_q.bias": q, "attn_k.bias": kv, "attn_v.bias": kv, **dict.fromkeys(SANDWICH, m.D)}
     sizes |= dict(zip(QK_NORM, (q, kv) if m.norm_whole else (m.E, m.E), strict=True))
     sizes |= {OUTPUT_BIAS: m.D, SINKS: m.H}
+    shapes = {**{name: (n,) for name, n in sizes.items()}, GATE: (q, m.D)}
     found = {
         "attn_norm.weight": (m.D,),
         "ffn_norm.weight": (m.D,),
@@ -529,7 +542,7 @@ def _layer_shapes(m: Tiny, i: int) -> dict[str, tuple[int, ...]]:
         **gate_up,
         "attn_output.weight": (m.D, q),
         "ffn_down.weight": (m.D, m.F),
-        **{name: (sizes[name],) for name in m.layer},
+        **{name: shapes[name] for name in m.layer},
     }
     experts = dict(m.experts) if i >= m.n_dense and (i + 1) % m.period == 0 else {}
     without = {*m.without, *(DENSE if experts else ())}

@@ -15,6 +15,13 @@
 #include "layout/packed.cuh"
 #include "attention/rope.cuh"
 
+#ifndef CHUNKED
+#define CHUNKED 0  // 1: a window is a chunk, whose first position is a multiple of its size
+#endif
+#ifndef BOTH_SIDES
+#define BOTH_SIDES 0  // 1: a token sees all of its sequence in the step, or half a window before and behind it
+#endif
+
 // Rows of a tile.
 constexpr int ROWS = 16;
 constexpr int MAX_SPLIT = 16;  // splits of one context
@@ -38,12 +45,35 @@ struct AttentionArgs {
     uint32_t* counters;  // [slot][head group], zero before and after the kernel
     int heads_per_tile;  // query heads of a tile, at most 16; all share one KV head
     int group, parts;    // query heads per KV head, and tiles (head groups) that cover them
-    int window;          // positions that a token sees, including its position; 0: all
+    int window;          // positions that a token sees, including its position; 0: all; or of a chunk
     float scale;
     float soft_cap;  // 0: no cap
     int order;       // layout of `out`: PLAIN_ORDER, or a packed order (packed.cuh) that the next GEMM reads
     int n_tokens;    // T
 };
+
+// The first position of the window of a token.
+__device__ __forceinline__ int window_start(const AttentionArgs& p, int position) {
+    if (BOTH_SIDES) return max(0, position - p.window / 2);
+    return CHUNKED ? position / p.window * p.window : max(0, position - p.window + 1);
+}
+
+// The last position that a token sees; -1 for no token. `first` is any token of its sequence: the tokens of a sequence
+// are neighbours.
+__device__ __forceinline__ int last_seen(const AttentionArgs& p, int first, int position) {
+    if (!BOTH_SIDES || position < 0) return position;
+    int token = first, end = p.n_tokens;  // the last token of the sequence is one of [token, end)
+    const int sequence = p.rope.sequences[first];
+    while (end - token > 1) {
+        const int middle = (token + end) / 2;
+        if (p.rope.sequences[middle] == sequence)
+            token = middle;
+        else
+            end = middle;
+    }
+    const int last = p.rope.positions[token];
+    return p.window > 0 ? min(last, position + p.window / 2) : last;
+}
 
 // Row r of a tile is (token r / heads, head r % heads).
 struct Rows {

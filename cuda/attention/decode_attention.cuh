@@ -57,7 +57,7 @@ struct DecodeContext {
     // Computes the range of split `split` of the tile. ODD: the split may have remainder strips.
     template <bool ODD>
     __device__ __forceinline__ void cut(const AttentionArgs& p, const AttentionTile& tile, int split) {
-        low = p.window > 0 ? max(0, position - p.window + 1) : 0;
+        low = p.window > 0 ? window_start(p, position) : 0;
         const int start = low / DECODE_STRIP, end = position / DECODE_STRIP + 1;
         const int n_strips = end - start;
         const int per_split = tile.n_split == 1 ? n_strips : (n_strips + tile.n_split - 1) / tile.n_split;

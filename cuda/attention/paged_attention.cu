@@ -185,12 +185,14 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 1) paged_attention(const At
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         const int r = g + 8 * h;
-        high[h] = r < rows.n_rows ? p.rope.positions[rows.token(r)] : -1;
-        low[h] = p.window > 0 ? max(0, high[h] - p.window + 1) : 0;
+        const int position = r < rows.n_rows ? p.rope.positions[rows.token(r)] : -1;
+        low[h] = p.window > 0 ? window_start(p, position) : 0;
+        high[h] = last_seen(p, tile.first_token, position);
     }
     const int first = p.rope.positions[tile.first_token];
     const int last = p.rope.positions[tile.first_token + tile.n_tokens - 1];
-    const int start = p.window > 0 ? max(0, first - p.window + 1) / STRIP : 0, end = last / STRIP + 1;
+    const int start = p.window > 0 ? window_start(p, first) / STRIP : 0;
+    const int end = last_seen(p, tile.first_token, last) / STRIP + 1;
     const int per_split = (end - start + tile.n_split - 1) / tile.n_split;
     const int from = start + blockIdx.z * per_split, to = min(end, from + per_split);
     const int* table = p.rope.page_tables + p.rope.sequences[tile.first_token] * p.rope.table_stride;

@@ -18,8 +18,9 @@ struct Span {
     int first, end;
     __device__ __forceinline__ Span(const AttentionArgs& p, const AttentionTile& tile) {
         const int position = p.rope.positions[tile.first_token];
-        first = p.window > 0 ? max(0, position - p.window + 1) / PAGE_SIZE : 0;
-        end = p.rope.positions[tile.first_token + tile.n_tokens - 1] / PAGE_SIZE + 1;
+        first = p.window > 0 ? window_start(p, position) / PAGE_SIZE : 0;
+        const int last = p.rope.positions[tile.first_token + tile.n_tokens - 1];
+        end = last_seen(p, tile.first_token, last) / PAGE_SIZE + 1;
     }
 };
 
@@ -45,8 +46,9 @@ struct PrefillRows {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             row[h] = threadIdx.x / 32 * 16 + g + 8 * h;
-            high[h] = row[h] < rows.n_rows ? p.rope.positions[rows.token(row[h])] : -1;
-            low[h] = p.window > 0 ? max(0, high[h] - p.window + 1) : 0;
+            const int position = row[h] < rows.n_rows ? p.rope.positions[rows.token(row[h])] : -1;
+            low[h] = p.window > 0 ? window_start(p, position) : 0;
+            high[h] = last_seen(p, rows.first_token, position);
         }
 #pragma unroll
         for (int i = 0; i < ROW / 2; ++i) o[i] = 0.0f;

@@ -4,6 +4,7 @@
 // kernel           grid                                           a warp takes
 // rope_kv          (<= ceil((H + 2 G) / HEAD_WARPS), T)           heads of one token, any size and KV type
 // rope_kv_whole    (<= ceil((H + G) / (256 / E)), ceil(T / 8))    several heads of one token at once, f16, no norms
+// rope_kv_unusual  (<= ceil((H + 2 G) / HEAD_WARPS), T)           the same as rope_kv, and what UnusualHeads says
 // compute_angles   ceil(T n_pairs / threads)                      (a thread has one pair of one token)
 //
 // rope_kv keeps one head per warp in static shared memory, because block formats need a whole head at once; the other
@@ -132,6 +133,85 @@ __global__ void __launch_bounds__(HEAD_WARPS * 32, (both_f16<K, V> ? 8 : 6) / (M
             for (int e = lane; e < p.row; e += 32) q[e] = saturated_half(head[e]);
         else
             store_head<K, V>(p, head_index.part, head_index.index, page, position, head, lane);
+        __syncwarp();
+    }
+}
+
+// What few models do to their heads.
+struct UnusualHeads {
+    int norm_last;  // norms of q and k follow RoPE
+    int centred;    // they subtract the mean first
+    int by_head;    // they have weights of their own for each head, [H, E] and [G, E]
+    int length, offset;
+    float growth;  // q at position p is multiplied by 1 + growth * ln(1 + (p + offset) / length), of whole numbers
+};
+
+template <int ROW>
+struct UnusualPairs : Pairs<ROW> {
+    using Pairs<ROW>::v;
+
+    __device__ __forceinline__ void subtract_mean(const RopeArgs& p, int lane) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int j = 0; j < Pairs<ROW>::COUNT; ++j) sum += v[j].x + v[j].y;
+#pragma unroll
+        for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+        const float mean = sum / static_cast<float>(p.head_size);
+#pragma unroll
+        for (int j = 0; j < Pairs<ROW>::COUNT; ++j)
+            if (2 * (lane + 32 * j) < p.head_size) v[j].x -= mean, v[j].y -= mean;
+    }
+    __device__ __forceinline__ void normalise(const RopeArgs& p, const UnusualHeads& u, int part, int index, int lane) {
+        const float* norm = p.norm[part];
+        if (norm == nullptr) return;
+        if (u.by_head) norm += index * p.head_size;
+        if (u.centred) subtract_mean(p, lane);
+        Pairs<ROW>::normalise(p, p.eps[part], [&](int j) { return Pairs<ROW>::load_weight(p, norm, lane, j); });
+    }
+    __device__ __forceinline__ void scale(float by) {
+#pragma unroll
+        for (int j = 0; j < Pairs<ROW>::COUNT; ++j) v[j].x *= by, v[j].y *= by;
+    }
+};
+
+// rope_kv for unusual heads.
+template <class K, class V>
+__global__ void __launch_bounds__(HEAD_WARPS * 32, 5) rope_kv_unusual(const RopeArgs p, const UnusualHeads u) {
+    __shared__ float heads[HEAD_WARPS][MAX_HEAD];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, token = blockIdx.y;
+    const int start = blockIdx.x * HEAD_WARPS + warp, stride = gridDim.x * HEAD_WARPS;
+    float* head = heads[warp];
+    grid_dependency_launch();
+    const int position = p.positions[token], page = p.pages[token], first = token / TOGETHER * TOGETHER;
+    const bool together = both_f16<K, V> && are_together(p, first, gridDim.y, lane);
+    const float growth = 1.0f + u.growth * logf(static_cast<float>(1 + (position + u.offset) / u.length));
+    Rotation rotation;
+    rotation.prepare(p, position, lane);
+    grid_dependency_wait();
+    if (together && token == first)
+        for (int i = start; i < p.n_head_kv; i += stride) store_values(p, i, first, position, lane);
+    for (int i = start; i < p.n_head + (together ? 1 : 2) * p.n_head_kv; i += stride) {
+        const HeadIndex of(p, i);
+        const int part = of.part, index = of.index;
+        UnusualPairs<MAX_HEAD> pairs;
+        pairs.load(p, part, index, token, lane);
+        if (part != VALUE) {
+            if (!u.norm_last) pairs.normalise(p, u, part, index, lane);
+            pairs.rotate(p, rotation, lane);
+            if (u.norm_last) pairs.normalise(p, u, part, index, lane);
+        }
+        if (part == QUERY) pairs.scale(growth);
+        pairs.each(p, lane, [&](int e, float value) { head[e] = value; });
+        __syncwarp();
+        if (K::spreads && part != VALUE) {
+            spread_head<MAX_HEAD>(head, p.row, lane);
+            __syncwarp();
+        }
+        __half* q = p.q + (static_cast<size_t>(token) * p.n_head + index) * p.row;
+        if (part == QUERY)
+            for (int e = lane; e < p.row; e += 32) q[e] = saturated_half(head[e]);
+        else
+            store_head<K, V>(p, part, index, page, position, head, lane);
         __syncwarp();
     }
 }

@@ -4,22 +4,30 @@
 // | expert_glu | h = act(gate + b_gate[expert], up + b_up[expert]), f16                                    |
 // | combine    | x += sum of weight * (y + b_down[expert]) over a token's experts, in order, + shared part |
 //
+// WEIGHS_INPUT: the weight of a pair multiplies what its expert takes, as expert_glu does with gate and up, not y.
+//
 // Pair t * n_used + j is the j-th expert of token t. Row r of gate, up, h and y is pair r, or pair_of[r] of a sorted
 // step (sort.cu), in which pair i has the row row_of[i].
 #include "moe/expert_act.cuh"
 
+#ifndef WEIGHS_INPUT
+#define WEIGHS_INPUT 0
+#endif
+
 // One thread per element of a row; grid (columns / blockDim, rows). Biases [n_expert, columns] may be null.
 extern "C" __global__ void expert_glu(const float* gate, const float* up, const float* b_gate, const float* b_up,
-                                      const int* ids, const int* pair_of, __half* h, int columns, int activation) {
+                                      const int* ids, const int* pair_of, __half* h, int columns, int activation,
+                                      const float* weights) {
     grid_dependency_wait();
     grid_dependency_launch();  // after the wait: the next kernel reads ids without waiting (expert_gemv.cu, SUM)
     const int column = blockIdx.x * blockDim.x + threadIdx.x;
     if (column >= columns) return;
-    const int row = blockIdx.y, expert = __ldcg(ids + (pair_of ? __ldcg(pair_of + row) : row));
+    const int row = blockIdx.y, pair = pair_of ? __ldcg(pair_of + row) : row, expert = __ldcg(ids + pair);
+    const float before = WEIGHS_INPUT ? __ldcg(weights + pair) : 1.0f;
     const size_t at = static_cast<size_t>(row) * columns + column;
     const size_t bias = static_cast<size_t>(expert) * columns + column;
-    const float g = __ldcg(gate + at) + (b_gate ? __ldg(b_gate + bias) : 0.0f);
-    const float u = __ldcg(up + at) + (b_up ? __ldg(b_up + bias) : 0.0f);
+    const float g = before * __ldcg(gate + at) + (b_gate ? __ldg(b_gate + bias) : 0.0f);
+    const float u = before * __ldcg(up + at) + (b_up ? __ldg(b_up + bias) : 0.0f);
     h[at] = saturated_half(expert_gated(activation, g, u));
 }
 
@@ -57,7 +65,7 @@ extern "C" __global__ void combine(const CombineArgs p) {
         for (int j = 0; j < AT_ONCE; ++j)
             if (j < count) {
                 y[j] = __ldcg(p.y + static_cast<size_t>(row[j]) * p.columns + column);
-                weight[j] = __ldcg(p.weights + pair + j);
+                weight[j] = WEIGHS_INPUT ? 1.0f : __ldcg(p.weights + pair + j);
             }
 #pragma unroll
         for (int j = 0; j < AT_ONCE; ++j)

@@ -1,10 +1,11 @@
 // Router of a mixture of experts: n = norm(x), and the experts that each token chooses, with their weights. Nothing is
 // read back by the host: the kernels that multiply experts read ids[] in device memory.
 //
-//        l = n weight^T + bias        p = softmax(l), sigmoid(l), or l (SOFTMAX_CHOSEN)
+//        l = n weight^T + bias        p = softmax(l), sigmoid(l), or l (CHOSEN)
 //
 // The n_used experts with the largest p + choice_bias are chosen, of equal ones the first, in falling order; their
-// weights are p, or a softmax over the chosen l. Experts outside of the best n_group_used groups are not looked at.
+// weights are p, or a softmax over the chosen l, or their sigmoids with SIGMOID_OF_CHOSEN. Experts outside of the best n_group_used groups
+// are not looked at.
 //
 // Launch: grid (CTAs of the experts, ceil(tokens / TOKENS)) of WARPS warps. One SM would read the router's rows too
 // slowly for few tokens, so they are spread over CTAs, each of which normalises its TOKENS tokens itself. A warp
@@ -20,8 +21,11 @@
 #ifndef BESIDE
 #define BESIDE 0
 #endif
+#ifndef SIGMOID_OF_CHOSEN
+#define SIGMOID_OF_CHOSEN 0
+#endif
 
-enum Score { SOFTMAX, SIGMOID, SOFTMAX_CHOSEN };
+enum Score { SOFTMAX, SIGMOID, CHOSEN };
 
 constexpr float LOWEST = -3.402823466e38f;
 constexpr float REMOVED = LOWEST;  // what is never chosen
@@ -187,7 +191,9 @@ __device__ __forceinline__ void store_choice(const RouteArgs& p, int token, cons
     const bool valid = lane < p.n_used;
     const int id = valid ? chosen[lane] : 0;
     float weight = valid ? score[id] : 0.0f;
-    if (p.score == SOFTMAX_CHOSEN) {
+    if (SIGMOID_OF_CHOSEN && p.score == CHOSEN) {
+        weight = valid ? sigmoid(weight) : 0.0f;
+    } else if (p.score == CHOSEN) {
         const float most = warp_max(valid ? weight : LOWEST);
         weight = valid ? expf(weight - most) : 0.0f;
         weight /= warp_sum(weight);

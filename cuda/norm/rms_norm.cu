@@ -8,12 +8,22 @@
 //
 // Dynamic shared memory of *_rows holds two rows, filled by cp.async. Each thread needs 32 contiguous bytes of a row;
 // direct 16-byte loads would fetch every 32-byte sector twice, and L2 bandwidth limits long prefills.
+//
+// NORM_BIAS: the same kernels add a bias, and subtract the mean first if NORM_CENTRED is 1 (layer_norm.cuh).
 #include "norm/deferred_norm.cuh"
-#include "norm/norm.cuh"
+#include "norm/layer_norm.cuh"
+
+#ifdef NORM_BIAS
+using Norm = BiasedNorm<NORM_CENTRED>;
+constexpr int NORM_ARRAYS = 4;  // of NORM_PIECES * 8 registers
+#else
+using Norm = RmsNorm;
+constexpr int NORM_ARRAYS = 3;
+#endif
 
 // Stores the normalised row as row `index` of `out`, f16: in rows of k, or packed in `order` (packed.cuh) as one of
 // n_rows rows.
-__device__ __forceinline__ void store_f16(const RmsNorm& norm, uint8_t* out, int index, int n_rows, int k, int steps,
+__device__ __forceinline__ void store_f16(const Norm& norm, uint8_t* out, int index, int n_rows, int k, int steps,
                                           int order) {
     if (order == PLAIN_ORDER) {
         uint4* dst = reinterpret_cast<uint4*>(out + static_cast<size_t>(index) * k * 2);
@@ -33,7 +43,7 @@ __device__ __forceinline__ void store_f16(const RmsNorm& norm, uint8_t* out, int
     }
 }
 
-__device__ __forceinline__ void add_row(const RmsNorm& norm, float* x, int k) {
+__device__ __forceinline__ void add_row(const Norm& norm, float* x, int k) {
 #pragma unroll
     for (int i = 0; i < NORM_PIECES; ++i) {
         if (norm.column(i) >= k) continue;
@@ -96,7 +106,7 @@ __device__ __forceinline__ void normalise_rows(const float* weight, int n_rows, 
     SHARED_DYNAMIC(float4, memory);
     const RowPipeline pipeline{memory, k};
     const int stride = gridDim.x;
-    RmsNorm norm;
+    Norm norm;
     grid_dependency_launch();
     norm.load_weight(weight, k);
     grid_dependency_wait();
@@ -115,7 +125,7 @@ __device__ __forceinline__ void normalise_rows(const float* weight, int n_rows, 
 extern "C" __global__ void __launch_bounds__(THREADS)
     rms_norm(const float* x, const int* rows, const float* weight, void* out, int k, float eps, int steps, int order,
              float* next_prescale) {
-    RmsNorm norm;
+    Norm norm;
     grid_dependency_launch();
     norm.load_weight(weight, k);
     const float* src = x + (rows != nullptr ? 0 : static_cast<size_t>(blockIdx.x) * k);
@@ -130,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // x[i] += norm(y[i]). Grid: rows.
 extern "C" __global__ void __launch_bounds__(THREADS)
     add_rms_norm(float* x, const float* y, const float* weight, int k, float eps) {
-    RmsNorm norm;
+    Norm norm;
     grid_dependency_launch();
     norm.load_weight(weight, k);
     grid_dependency_wait();
@@ -142,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // Resident CTAs per SM, from the 64 K registers of an SM. RmsNorm.resident_ctas in ggpy/kernels/norm/rms_norm.py
 // computes the same number for the grid.
-constexpr int REGISTERS = 16 + 24 * NORM_PIECES;
+constexpr int REGISTERS = 16 + 8 * NORM_ARRAYS * NORM_PIECES;
 constexpr int CTAS_PER_SM = REGISTERS * THREADS <= 32768 ? 65536 / (REGISTERS * THREADS) : 1;
 
 // The same for many rows. Grid: any number of CTAs up to the number of rows.
@@ -150,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     rms_norm_rows(const float* x, const int* rows, const float* weight, void* out, int n_rows, int k, float eps,
                   int steps, int order) {
     const auto row_of = [&](int i) { return x + static_cast<size_t>(rows != nullptr ? rows[i] : i) * k; };
-    normalise_rows(weight, n_rows, k, eps, row_of, [&](const RmsNorm& norm, int i) {
+    normalise_rows(weight, n_rows, k, eps, row_of, [&](const Norm& norm, int i) {
         store_f16(norm, static_cast<uint8_t*>(out), i, n_rows, k, steps, order);
     });
 }
@@ -158,5 +168,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     add_rms_norm_rows(float* x, const float* y, const float* weight, int n_rows, int k, float eps) {
     const auto row_of = [&](int i) { return y + static_cast<size_t>(i) * k; };
     normalise_rows(weight, n_rows, k, eps, row_of,
-                   [&](const RmsNorm& norm, int i) { add_row(norm, x + static_cast<size_t>(i) * k, k); });
+                   [&](const Norm& norm, int i) { add_row(norm, x + static_cast<size_t>(i) * k, k); });
 }

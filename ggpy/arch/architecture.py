@@ -65,6 +65,7 @@ class ModelSettings:
     soft_cap: float = 0.0  # of logits
     logit_scale: float = 1.0
     eps: float | None = None  # of all norms, where it is not the file's
+    embedding_norm: bool = False  # an RMS norm of embeddings, without weights
 
     @property
     def causal(self) -> bool:

@@ -1,15 +1,19 @@
-"""command-r: Command R and Aya: layer norms, one for both attention and feed-forward, which are in
-parallel.
+"""command-r: Command R, Command R+ and Aya: layer norms, one for both attention and feed-forward,
+which are in parallel. Command R+ has layer norms of the heads of q and k besides.
 
 Rope's pairs are neighbours in its checkpoints too, so that converters permute nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from . import architecture, llama
 from . import hugging_face as hf
 from .architecture import Architecture, Context, LayerSettings, ModelSettings
-from .config import MAX_CONTEXT
+from .config import MAX_CONTEXT, Dimensions
+from .layers.attention import QK_NORM_BY_HEAD
 from .layers.dense import DenseSettings
 
 LOGIT_SCALE = "logit_scale"
@@ -17,23 +21,32 @@ UNDERSTOOD = frozenset({LOGIT_SCALE})
 FFN = DenseSettings("silu", norm="attn_norm")
 LAYER = {k: v for k, v in architecture.LAYER.items() if k != "ffn_norm.weight"}
 CHECKPOINT = {k: v for k, v in hf.LAYER.items() if k != "ffn_norm.weight"}
+WITH_NORMS = {**CHECKPOINT, **hf.QK_NORM}
 DEFAULTS = {
     **{"layer_norm_eps": 1e-5, "max_position_embeddings": 8192, "vocab_size": 256000},
     **{"logit_scale": 0.0625},
 }
 THETA = 5e5
+N_LAYER_PLUS = 64  # from so many layers on, heads of q and k have norms
 
 
 def read(c: Context) -> ModelSettings:
     """Every layer sees everything."""
-    layer = LayerSettings(llama.attention(c), FFN, parallel=True)
+    mixer = replace(llama.attention(c), norm_by_head=True)  # if they have norms
+    layer = LayerSettings(mixer, FFN, parallel=True)
     scale = c.config.real(LOGIT_SCALE, 0.0) or 1.0
     return ModelSettings([layer] * c.sizes.n_layer, logit_scale=scale)
 
 
+def more(sizes: Dimensions, layer: int | None) -> Mapping[str, str]:
+    """What Command R+ has to have."""
+    plus = layer is not None and sizes.n_layer >= N_LAYER_PLUS
+    return QK_NORM_BY_HEAD if plus else {}
+
+
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
-    """Aya's and Command R's; Command R+ has norms on q and k that are not supported."""
-    s.only("use_qk_norm", False)
+    """All of them; the tensors say whether q and k have norms."""
+    s.flag("use_qk_norm", False)
     found = usual_settings(s, THETA)
     if s.has("model_max_length"):  # the context, where max_position_embeddings is too low
         found["context_length"] = ("u32", s.integer("model_max_length", high=MAX_CONTEXT))
@@ -60,9 +73,11 @@ ARCHITECTURE = Architecture(
     read,
     layer=LAYER,
     optional={},
+    optional_layer=QK_NORM_BY_HEAD,
+    more=more,
     understands=UNDERSTOOD,
     layer_norm=True,
     hugging_face=hf.HuggingFace(
-        classes={"CohereForCausalLM": DEFAULTS}, settings=settings, layer=CHECKPOINT, tied=True
+        classes={"CohereForCausalLM": DEFAULTS}, settings=settings, layer=WITH_NORMS, tied=True
     ),
 )

@@ -207,7 +207,7 @@ class LayerSizes:
         h, g, e, ev = self.n_head, self.n_head_kv, self.key_size, self.value_size
         products = {"HE": h * e, "GE": g * e, "HEv": h * ev, "GEv": g * ev}
         widths = {"F": self.n_ff, "Fx": self.n_ff_expert, "Fs": self.n_ff_shared}
-        found = {"H": h, "E": e, "X": self.n_expert, "1": 1, **widths, **products}
+        found = {"H": h, "G": g, "E": e, "X": self.n_expert, "1": 1, **widths, **products}
         return {**found, **self._recurrent_letters()}
 
     def _recurrent_letters(self) -> dict[str, int]:

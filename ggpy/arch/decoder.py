@@ -48,6 +48,7 @@ class Decoder:
         self.table = weights["token_embd.weight"]
         self._eps = sizes.eps if settings.eps is None else settings.eps
         outside = LayerWeights(weights, "", self._eps, sizes.layer_norm)
+        self.embedding_norm = Norm(None, self._eps) if settings.embedding_norm else None
         self.inputs = build_inputs(outside)
         self.head = Head(
             norm=outside.norm("output_norm"),
@@ -109,7 +110,7 @@ class Decoder:
     def residual(self, step: Step) -> Array:
         """The network up to the head: the residual stream x[T, D]."""
         ops = self.ops
-        x = ops.embed(step, self.table, self.settings.embedding_scale)
+        x = ops.embed(step, self.table, self.settings.embedding_scale, self.embedding_norm)
         inputs = None if self.inputs is None else ops.layer_inputs(x, self.inputs, step)
         for layer in self.layers:
             x = ops.mix(x, layer, step)

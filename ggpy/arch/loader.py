@@ -159,7 +159,7 @@ def _weights(
         lookup = on_host or (name == "token_embd.weight" and "output.weight" in collected)
         lookup = lookup or (name.endswith(BIAS) and len(tensor.shape) == 2)  # a row for each expert
         scale, _ = collected.get(scale_of(name), (None, None))
-        if declared.axes.endswith(" taps"):  # a small table that nothing is multiplied with
+        if declared.axes.endswith((" taps", " E")):  # a small table that nothing is multiplied with
             tensor = _flat(tensor)
         layer = layer_of(name)
         on_host = on_host or stays_on_host(tensor, layer, n_cpu_moe)

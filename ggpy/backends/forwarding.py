@@ -20,6 +20,7 @@ from .interface import (
     Demand,
     Head,
     Layer,
+    Norm,
     Ops,
     Probe,
     Role,
@@ -61,8 +62,10 @@ class Forwarding:
     ) -> Array:
         return self._ops.run(step, forward, probe)
 
-    def embed(self, step: Step, table: Weight, scale: float = 1.0) -> Array:
-        return self._ops.embed(step, table, scale)
+    def embed(
+        self, step: Step, table: Weight, scale: float = 1.0, norm: Norm | None = None
+    ) -> Array:
+        return self._ops.embed(step, table, scale, norm)
 
     def mix(self, x: Array, layer: Layer, step: Step) -> Array:
         return self._ops.mix(x, layer, step)

@@ -6,7 +6,7 @@ They are weights and settings only; numpy/layer_inputs.py is the specification o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from .interface import Activation, Norm
@@ -16,12 +16,13 @@ Weight = Any  # as in interface.py
 
 @dataclass(frozen=True)
 class LayerInput:
-    """What a layer makes of its input p[T, I]: x + norm((act(x gate^T) * p) w^T)."""
+    """What a layer makes of its input p[T, I]: x + post_norm((act(x gate^T) * p) w^T)."""
 
     gate: Weight  # [I, D]
     w: Weight  # [D, I]
-    norm: Norm
+    post_norm: Norm
     activation: Activation
+    residual_scale: ClassVar[float] = 1.0
 
 
 @dataclass(frozen=True)

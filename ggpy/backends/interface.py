@@ -157,6 +157,7 @@ class Attention:
     k_norm: Norm | None = None
     v_norm: Norm | None = None  # over Ev, per head
     norm_whole: bool = False  # those of q and k are over all heads together: H*E and G*E
+    norm_by_head: bool = False  # each head has weights of its own: H*E and G*E
     norm_after_rope: bool = False
     temperature: AttentionTemperature | None = None  # of q, after rope
     soft_cap: float = 0.0  # c * tanh(s / c); 0 is none
@@ -353,8 +354,10 @@ class Ops(Protocol):
         computed as it is called, and nothing is fused across two of them.
         """
 
-    def embed(self, step: Step, table: Weight, scale: float = 1.0) -> Array:
-        """x[T, D] = table[ids] * scale."""
+    def embed(
+        self, step: Step, table: Weight, scale: float = 1.0, norm: Norm | None = None
+    ) -> Array:
+        """x[T, D] = norm(table[ids] * scale)."""
 
     def mix(self, x: Array, layer: Layer, step: Step) -> Array:
         """x[T, D] with the output of layer.mixer added, and that of layer.ffn if the layer is

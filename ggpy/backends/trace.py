@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..sampling import Sampler
 from .forwarding import Forwarding, chained
-from .interface import Array, Head, Ops, Probe, Step, Weight
+from .interface import Array, Head, Norm, Ops, Probe, Step, Weight
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,11 @@ class Trace(Forwarding):
         """forward(step), and what its layers compute inside is recorded too."""
         return super().run(step, forward, chained(self._record_inner, probe))
 
-    def embed(self, step: Step, table: Weight, scale: float = 1.0) -> Array:
+    def embed(
+        self, step: Step, table: Weight, scale: float = 1.0, norm: Norm | None = None
+    ) -> Array:
         self._layer = -1
-        return self._record("embed", super().embed(step, table, scale))
+        return self._record("embed", super().embed(step, table, scale, norm))
 
     def logits(self, x: Array, head: Head, step: Step) -> Array:
         self._layer += 1

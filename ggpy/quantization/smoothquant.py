@@ -34,7 +34,7 @@ SLAB = 1 << 20  # weights whose magnitudes are looked at together
 # Norms, and the matrices that are multiplied with what they make
 FIRST = "attn_norm.weight"
 NORMS = {
-    FIRST: ("attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_qkv.weight"),
+    FIRST: (*(f"attn_{x}.weight" for x in ("q", "k", "v", "qkv")), "attn_gate.weight"),
     "ffn_norm.weight": ("ffn_gate.weight", "ffn_up.weight"),
 }
 OWN = ("ffn_norm.weight", "post_attention_norm.weight")  # what a feed-forward may have of its own

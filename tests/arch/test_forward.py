@@ -33,6 +33,11 @@ YARN = {
     "rope.scaling.factor": 4.0,
     "rope.scaling.original_context_length": 64,
 }
+NORMS_BY_HEAD = {
+    f"blk.{i}.attn_{x}_norm.weight": np.random.default_rng(n).uniform(0.5, 2, (n, 16)).astype("f4")
+    for i in range(2)
+    for x, n in (("q", 4), ("k", 2))
+}
 MIXTRAL = {"expert_count": 8, "expert_used_count": 2, "feed_forward_length": 32}
 VARIANTS = {
     **{name: Variant(name) for name in make_tiny.MODELS},
@@ -82,6 +87,14 @@ VARIANTS = {
         "exaone4", {"attention.sliding_window": 8, "attention.sliding_window_pattern": 2}
     ),
     "qwen35-layers": Variant("qwen35", {"attention.recurrent_layers": [True] * 3 + [False]}),
+    "command-r-plus": Variant("command-r", tensors=NORMS_BY_HEAD),
+    "muse-glimmer-others": Variant(
+        "muse-glimmer",
+        {
+            **{"attention.sliding_window_pattern": 3, "rope.freq_base_swa": 100.0},
+            "final_logit_softcapping": None,
+        },
+    ),
     "cohere2-period": Variant("cohere2", {"attention.sliding_window_pattern": 3}),
     "gemma4-no-cap": Variant("gemma4", {"final_logit_softcapping": None}),
     "gemma4-base-swa": Variant("gemma4", {"rope.freq_base_swa": 100.0}),
@@ -91,6 +104,7 @@ VARIANTS = {
 }
 NOT_IN_ORACLE = {
     **dict.fromkeys(("gemma-embedding", "gemma-embedding-no-window"), "it continues no text"),
+    "command-r-plus": "it has norms of heads for 64 layers only",
     "phi3-window": "it ignores phi3's window",
     "gemma2-27b-scale": "46 layers of noise are too far apart in float32",
     "gemma3-27b-scale": "62 layers of noise are too far apart in float32",

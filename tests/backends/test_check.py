@@ -42,8 +42,8 @@ class Spoiled(Reference):
             output[self.row].flat[1] = self.value
         return output
 
-    def embed(self, step, table, scale=1.0):
-        return self._spoil("embed", super().embed(step, table, scale))
+    def embed(self, step, table, scale=1.0, norm=None):
+        return self._spoil("embed", super().embed(step, table, scale, norm))
 
     def logits(self, x, head, step):
         return self._spoil("logits", super().logits(x, head, step))

@@ -116,6 +116,20 @@ RELEASED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"context_length": 131072, "rope.scaling.type": "none"},
     ),
+    "MuseGlimmerForConditionalGeneration": (
+        {
+            **{**RMS, "head_dim": 128, "hidden_act": None, "hidden_activation": "silu"},
+            **{"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}},
+            **{"sliding_window": 2048, "layer_types": LLLG * 2, "post_norm_eps": 1e-8},
+            **{"layer_rope_theta": [5e5, 5e5, 5e5, 0] * 2, "qk_scale_factor": 3.87},
+            **{"final_logit_softcapping": 20.0, "output_multiplier": 0.19611613513818404},
+        },
+        {
+            **{"attention.sliding_window": 2048, "rope.freq_base": 5e5},
+            **{"attention.sliding_window_pattern": ([True] * 3 + [False]) * 2},
+            **{"final_logit_softcapping": 20.0, "logit_scale": 0.19611613513818404},
+        },
+    ),
     "Qwen3VLForConditionalGeneration": (
         {
             **{**RMS, "attention_bias": False, "head_dim": 128, "rope_theta": 5000000},
@@ -168,7 +182,12 @@ WINDOWS = {"use_sliding_window": True, "sliding_window": 9, "layer_types": LLLG 
         ),
         ("Mistral3ForConditionalGeneration", {"sliding_window": 5}, "sliding_window = 5"),
         ("Cohere2ForCausalLM", {"sliding_window_pattern": 3}, "sliding_window_pattern = 3"),
-        ("CohereForCausalLM", {"use_qk_norm": True}, "use_qk_norm = True"),
+        ("MuseGlimmerForConditionalGeneration", {"post_norm_eps": 1e-5}, "post_norm_eps = 1e-05"),
+        (
+            "MuseGlimmerForConditionalGeneration",
+            {"layer_rope_theta": [5e5] * 8},
+            "layer_rope_theta = .*only 500000 in windowed layers",
+        ),
         (
             "CohereForCausalLM",
             {"rope_scaling": {"type": "linear", "factor": 2.0}},

@@ -31,6 +31,7 @@ PARAMETERS = {  # in thousands of millions, as their makers say
     **{"Qwen3.5-9B": 8.954, "Qwen3.5-27B": 26.896},  # without images and further tokens
     **{"Qwen3.5-35B-A3B": 34.661, "Qwen3-Next-80B-A3B": 79.674},
     **{"Command-R7B": 8.028, "Command-R-32B": 32.296, "Qwen3-VL-8B": 8.191},
+    **{"Command-R-Plus": 103.81, "Muse-Glimmer-30B": 27.854},  # the latter without images
     **{"GLM-4.5-Air": 106.85, "ERNIE-4.5-21B-A3B": 21.825, "Hunyuan-A13B": 80.393},
     **{"MiniMax-M2": 228.690, "Llama-4-Scout": 107.77},
 }

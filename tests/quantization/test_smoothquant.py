@@ -212,7 +212,7 @@ def test_parts_of_a_split_file_have_their_scales(source, tmp_path: Path) -> None
 # SmoothQuant
 
 
-@pytest.mark.parametrize("name", ["llama-linear", "qwen2", "gemma3", "phi3"])
+@pytest.mark.parametrize("name", ["llama-linear", "qwen2", "gemma3", "phi3", "muse-glimmer"])
 def test_smoothing_changes_no_logits(name: str, source, tmp_path: Path) -> None:
     path = source(name)
     moved = smoothed(path, 0.5)

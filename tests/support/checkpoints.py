@@ -204,6 +204,29 @@ KINDS = {
         {**LAYER_NORM, "logit_scale": 0.0625, "rope_theta": 8e6, "use_qk_norm": False},
         tied=True,
     ),
+    "command-r-plus": Kind(
+        *("command-r", "CohereForCausalLM", "cohere"),
+        {**LAYER_NORM, "logit_scale": 0.8, "rope_theta": 75e6, "use_qk_norm": True},
+        tied=True,
+    ),
+    "muse-glimmer": Kind(
+        *("muse-glimmer", "MuseGlimmerForConditionalGeneration", "muse_glimmer_text"),
+        {
+            **{"num_hidden_layers": 5, "head_dim": 24, "sliding_window": 8, "hidden_act": None},
+            **{"layer_types": [f"{x}_attention" for x in ("full", *("sliding",) * 3, "full")]},
+            **{"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+            **{"layer_rope_theta": [0, 5e5, 5e5, 5e5, 0], "post_norm_eps": 1e-8},
+            **{"hidden_activation": "silu", "final_logit_softcapping": 20.0},
+            **{"qk_scale_factor": 1.5, "output_multiplier": 0.5},
+        },
+        inside={
+            "model_type": "muse_glimmer",
+            "vision_config": {
+                **{"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2},
+                **{"intermediate_size": 16, "pos_emb_height": 2, "pos_emb_width": 2},
+            },
+        },
+    ),
     "qwen3vl": Kind(
         *("qwen3vl", "Qwen3VLForConditionalGeneration", "qwen3_vl_text"),
         {
@@ -229,6 +252,7 @@ NORMS = {  # of layers, by architecture; None are those that most have
     **dict.fromkeys(("olmo2", "exaone4"), ("post_attention", "post_feedforward")),
     **dict.fromkeys(("cohere2", "command-r"), ("input",)),
     "glm4": ("input", "post_self_attn", "post_attention", "post_mlp"),
+    "muse-glimmer": ("input", "post_attention", "pre_feedforward", "post_feedforward"),
 }
 FUSED = {"phi3": ("qkv", "gate_up"), "glm4": ("gate_up",)}
 QK_NORMS = {
@@ -290,7 +314,8 @@ def weights_of(name: str) -> dict[str, np.ndarray]:
 def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...], kind: Kind) -> np.ndarray:
     values = rng.standard_normal(shape)
     if "norm" in name:
-        mean = 0.0 if "gemma" in kind.architecture else 1.0
+        offset = kind.architecture == "muse-glimmer" and "layernorm" in name
+        mean = 0.0 if offset or "gemma" in kind.architecture else 1.0
         values = mean + 0.2 * values
     elif name.endswith("bias"):
         values *= 0.3
@@ -324,6 +349,11 @@ def shapes_of(kind: Kind) -> dict[str, tuple[int, ...]]:
     widths = (q, kv) if kind.architecture == "olmo2" else (size, size)
     pairs = zip(QK_NORMS.get(kind.architecture, ()), widths, strict=False)
     layer |= {f"self_attn.{name}": (n,) for name, n in pairs}
+    if kind.architecture == "command-r" and config["use_qk_norm"]:
+        heads = {"q_norm": n_head, "k_norm": config["num_key_value_heads"]}
+        layer |= {f"self_attn.{name}": (n, size) for name, n in heads.items()}
+    if kind.architecture == "muse-glimmer":
+        layer["self_attn.gate_proj"] = (q, width)
     model = "model." if kind.inside is None else "model.language_model."
     found = {f"{model}embed_tokens.weight": (N_VOCAB, width), f"{model}norm.weight": (width,)}
     for i in range(config["num_hidden_layers"]):

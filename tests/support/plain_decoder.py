@@ -18,7 +18,9 @@ NEOX = {"qwen2", "qwen3", "gemma2", "gemma3", "gemma-embedding", "phi3"}
 NEOX |= {"olmo2", "seed_oss", "exaone4", "hunyuan-dense", "qwen3vl"}
 WHOLE_NORM, NORM_BEHIND_ROPE = ["olmo2"], ["hunyuan-dense"]  # of q and k
 # The last of so many has no window.
-PERIOD = {"gemma3": 6, "gemma-embedding": 6, "olmo2": 4, "exaone4": 4, "cohere2": 4}
+PERIOD = {"gemma3": 6, "gemma-embedding": 6, "olmo2": 4, "exaone4": 4}
+PERIOD |= {"cohere2": 4, "muse-glimmer": 4}
+HAVE_LOCAL_BASE = ("gemma3", "gemma-embedding", "olmo2", "muse-glimmer")
 HYBRID = ("qwen35", "qwen35moe", "qwen3next")
 NEOX |= {*HYBRID}
 # These have the norm of the feed-forward under the name of one behind the attention.
@@ -58,6 +60,8 @@ class Plain:
         x = self.w["token_embd.weight"][ids]
         if self.gemma:
             x = x * math.sqrt(self.n_embd)
+        if self.arch == "muse-glimmer":
+            x = x / np.sqrt((x * x).mean(-1, keepdims=True) + self.eps)
         x, added = x * self.key("embedding_scale", 1.0), self.key("residual_scale", 1.0)
         for i in range(self.n_layer):
             y = x + self.attention(i, x) * added
@@ -78,7 +82,9 @@ class Plain:
         if name not in self.w:
             return x
         x = x - x.mean(-1, keepdims=True) if self.arch in PARALLEL else x
-        return x / np.sqrt((x * x).mean(-1, keepdims=True) + self.eps) * self.w[name]
+        behind = self.arch == "muse-glimmer" and ".post_" in name
+        eps = 1e-8 if behind else self.eps
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * self.w[name]
 
     def project(self, i: int, x: np.ndarray) -> list[np.ndarray]:
         at = f"blk.{i}.attn_"
@@ -91,8 +97,11 @@ class Plain:
         return [q, k, v]
 
     def gate(self, i: int, x: np.ndarray) -> np.ndarray:
-        """[T, H, E]: what stands behind each head of q."""
+        """[T, H, E]: a matrix's own, or what stands behind each head of q."""
         x = self.norm(x, f"blk.{i}.attn_norm.weight")
+        if self.arch not in HYBRID:
+            gate = x @ self.w[f"blk.{i}.attn_gate.weight"].T
+            return gate.reshape(len(x), self.n_head, self.head)
         q = x @ self.w[f"blk.{i}.attn_q.weight"].T
         return q.reshape(len(x), self.n_head, 2, self.head)[:, :, 1]
 
@@ -135,7 +144,7 @@ class Plain:
                 s = cap(s, self.attention_cap())
                 a = np.exp(s - s.max())
                 out[p, h] = (a / a.sum()) @ v[seen.start : seen.stop, g]
-        if self.arch in HYBRID:
+        if self.arch in (*HYBRID, "muse-glimmer"):
             out = out / (1 + np.exp(-self.gate(i, x)))
         y = out.reshape(n, -1) @ self.w[f"blk.{i}.attn_output.weight"].T
         return (
@@ -195,7 +204,8 @@ class Plain:
             "rope.scaling.finetuned", True
         ):
             return x
-        if self.arch in ("cohere2", "exaone4") and self.windows and not self.window(i):
+        without = ("cohere2", "exaone4", "muse-glimmer")
+        if self.arch in without and self.windows and not self.window(i):
             return x
         n = self.key("rope.dimension_count", self.head)
         out = x.copy()
@@ -210,7 +220,7 @@ class Plain:
         """(radians, magnitude) of a pair at a position."""
         base = self.key("rope.freq_base", 10000.0)
         base *= self.key("rope.scaling.alpha", 1.0) ** (self.head / (self.head - 2))
-        if self.arch in ("gemma3", "gemma-embedding", "olmo2") and self.window(i):
+        if self.arch in HAVE_LOCAL_BASE and self.window(i):
             base = self.key("rope.freq_base_swa", 10000.0 if self.gemma else base)
             return position * base ** (-2 * pair / n), self.key("rope.scaling.attn_factor", 1.0)
         freq = base ** (-2 * pair / n) / self.factor(pair)

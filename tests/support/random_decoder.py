@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, Literal
 
 import numpy as np
@@ -22,13 +23,23 @@ from ggpy.arch.decoder import Decoder
 from ggpy.arch.layers.attention import (
     OUTPUT_BIAS,
     QK_NORM,
+    QK_NORM_BY_HEAD,
     QKV_BIAS,
     SINKS,
     WHOLE_QK_NORM,
     AttentionSettings,
 )
 from ggpy.arch.layers.dense import DenseSettings
-from ggpy.backends.interface import PAGE_SIZE, Activation, Role, Rope, Step
+from ggpy.backends.interface import (
+    PAGE_SIZE,
+    Activation,
+    AttentionTemperature,
+    Role,
+    Rope,
+    Step,
+)
+from ggpy.cache_types import USUAL as USUAL_TYPES
+from ggpy.cache_types import CacheTypes
 from ggpy.formats import by_name
 from ggpy.gguf import Tensor
 
@@ -48,6 +59,8 @@ class Shape:
     causal: bool = True
     chunked: bool = False
     v_norm: bool = False
+    norm_after_rope: bool = False
+    temperature: AttentionTemperature | None = None
 
 
 @dataclass(frozen=True)
@@ -58,7 +71,9 @@ class Variation:
     tensors: tuple[tuple[str, str], ...] = ()
     without: tuple[str, ...] = ()  # usual tensors that no layer has
     norm_whole: bool = False
+    norm_by_head: bool = False
     layer_norm: bool = False
+    parallel: bool = False  # with one norm, where "ffn_norm.weight" is no tensor
     activation: Activation = "silu"
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
@@ -99,6 +114,36 @@ BEHIND = Variation(
     norm_whole=True,
     logit_scale=0.25,
 )
+# Attention and feed-forward in parallel, of one layer norm and of two; layer norms of heads;
+# attention in chunks.
+PARALLEL = Variation(
+    layers=(CHUNKS.layers[0], Shape(has_rope=False), CHUNKS.layers[2]),
+    tensors=tuple(QK_NORM_BY_HEAD.items()),
+    without=("ffn_norm.weight",),
+    norm_by_head=True,
+    layer_norm=True,
+    parallel=True,
+    logit_scale=0.25,
+)
+TWO_NORMS = replace(
+    PARALLEL, without=(), tensors=tuple(LAYER_NORM_BIAS.items()), norm_by_head=False
+)
+# What is done to heads late: norms behind RoPE, queries that grow with their position.
+GROWING = AttentionTemperature(0.5, 7, offset=1)
+LATE = Variation(
+    layers=(
+        Shape(norm_after_rope=True, temperature=GROWING),
+        Shape(norm_after_rope=True, window=40),
+        Shape(has_rope=False, temperature=replace(GROWING, offset=0)),
+    ),
+    tensors=tuple({**QKV_BIAS, **QK_NORM}.items()),
+)
+# Biases before norms, of all heads together and of what is added to the residual stream.
+BIASED = Variation(
+    tensors=tuple({**QKV_BIAS, **OUTPUT_BIAS, **POST_NORM, **WHOLE_QK_NORM}.items()),
+    norm_whole=True,
+    residual_scale=0.4,
+)
 # All optional parts of a layer, with layer norms.
 EVERYTHING = Variation(
     layers=DIFFERING.layers,
@@ -121,6 +166,7 @@ def random_decoder(
     norms: bool = False,
     post_norms: bool = False,
     variation: Variation = USUAL,
+    cache_types: CacheTypes = USUAL_TYPES,
 ) -> Decoder:
     """A decoder with random weights.
 
@@ -145,12 +191,11 @@ def random_decoder(
     weights = {}
     for name, (axes, shape) in {**needed, **allowed}.items():
         format = by_name((types or {}).get(name.split(".")[-2], "Q8_0"))
-        tensor = (
-            _vector(name, *shape, rng) if len(shape) == 1 else _matrix(name, shape, format, rng)
-        )
+        is_vector = len(shape) == 1 or axes.endswith(" E")  # with weights for each head
+        tensor = _vector(name, prod(shape), rng) if is_vector else _matrix(name, shape, format, rng)
         weights[name] = _loaded(ops, tensor, Role(axes), rng)
     ops.weights_ready()
-    decoder = Decoder(sizes, settings, ops, weights, n_batch=512)
+    decoder = Decoder(sizes, settings, ops, weights, 512, cache_types)
     ops.allocate_cache(decoder.cache_shape(32, PAGE_SIZE, PAGE_SIZE))
     return decoder
 
@@ -165,9 +210,14 @@ def _settings(v: Variation, style: Literal["norm", "neox"]) -> ModelSettings:
             norm_whole=v.norm_whole,
             causal=x.causal,
             chunked=x.chunked,
+            norm_by_head=v.norm_by_head,
+            norm_after_rope=x.norm_after_rope,
+            temperature=x.temperature,
             v_norm_eps=EPS if x.v_norm else None,
         )
-        layers.append(LayerSettings(mixer, DenseSettings(v.activation, v.residual_scale)))
+        one_norm = v.parallel and "ffn_norm.weight" in v.without
+        ffn = DenseSettings(v.activation, v.residual_scale, "attn_norm" if one_norm else "ffn_norm")
+        layers.append(LayerSettings(mixer, ffn, v.parallel))
     return ModelSettings(layers, v.embedding_scale, v.soft_cap, v.logit_scale)
 
 
@@ -194,3 +244,25 @@ def decode_step(n: int, position: int = 0, n_groups: int = 1) -> Step:
     ids = (every * 7 + position * 3) % V
     tables = (every[:, None].copy(),) * n_groups
     return Step(ids, np.full(n, position, np.int32), every, tables, every)
+
+
+def steps_of_two() -> list[Step]:
+    """A prompt of 90 tokens in two parts, the second beside another prompt, then tokens of both:
+    three each alone, which is enough to record them and to replay them.
+    """
+    tables = np.array([[3, 1], [0, 2]], np.int32)
+    parts = [
+        [(0, 0, 70)],
+        [(0, 70, 20), (1, 0, 9)],
+        [(0, 90, 1), (1, 9, 3)],
+        *([(0, 91 + i, 1), (1, 12 + i, 1)] for i in range(5)),
+    ]
+    found = []
+    for step in parts:
+        positions = np.concatenate([np.arange(first, first + n) for _, first, n in step])
+        sequences = np.repeat([s for s, _, _ in step], [n for _, _, n in step])
+        every = np.arange(len(positions))
+        arrays = ((positions * 7 + 3) % V, positions, sequences, every)
+        ids, positions, sequences, rows = (a.astype(np.int32) for a in arrays)
+        found.append(Step(ids, positions, sequences, (tables,), rows))
+    return found

@@ -21,6 +21,7 @@ QKV_BIAS = {"attn_q.bias": "HE", "attn_k.bias": "GE", "attn_v.bias": "GEv"}
 OUTPUT_BIAS = {"attn_output.bias": "D"}
 NORM_BIAS = {"attn_norm.bias": "D"}
 QK_NORM = {"attn_q_norm.weight": "E", "attn_k_norm.weight": "E"}
+QK_NORM_BY_HEAD = {"attn_q_norm.weight": "H E", "attn_k_norm.weight": "G E"}
 WHOLE_QK_NORM = {"attn_q_norm.weight": "HE", "attn_k_norm.weight": "GE"}
 SINKS = {"attn_sinks.weight": "H"}
 GATE = {"attn_gate.weight": "HEv D"}
@@ -37,6 +38,7 @@ class AttentionSettings:
     soft_cap: float = 0.0  # of scores; 0 is none
     residual_scale: float = 1.0
     norm_whole: bool = False  # the norms of q and k are over all heads together
+    norm_by_head: bool = False  # those of q and k have weights for each head
     norm_after_rope: bool = False
     temperature: AttentionTemperature | None = None
     v_norm_eps: float | None = None  # of an RMS norm of each head of v, without weights
@@ -44,6 +46,7 @@ class AttentionSettings:
     causal: bool = True
     chunked: bool = False  # see interface.Attention
     unit_norm: bool = False  # norms of each head of q and k, without weights
+    post_norm_eps: float | None = None  # where it is not that of the other norms
 
     def state(self, sizes: LayerSizes, types: CacheTypes) -> PagedKV:
         """What the layer keeps of each position."""
@@ -74,11 +77,12 @@ class AttentionSettings:
             k_norm=Norm(None, w.eps) if self.unit_norm else w.get_norm("attn_k_norm"),
             v_norm=None if self.v_norm_eps is None else Norm(None, self.v_norm_eps),
             norm_whole=self.norm_whole,
+            norm_by_head=self.norm_by_head,
             norm_after_rope=self.norm_after_rope,
             temperature=self.temperature,
             soft_cap=self.soft_cap,
             sinks=w.get("attn_sinks.weight"),
-            post_norm=w.get_norm("post_attention_norm"),
+            post_norm=w.get_norm("post_attention_norm", self.post_norm_eps),
             residual_scale=self.residual_scale,
             causal=self.causal,
             chunked=self.chunked,

@@ -27,6 +27,7 @@ class DenseSettings:
     norm: str = (
         "ffn_norm"  # the stem of its norm's tensors: parallel layers share that of attention
     )
+    post_norm_eps: float | None = None  # where it is not that of the other norms
 
     def build(self, w: LayerWeights) -> Dense:
         """The feed-forward."""
@@ -36,6 +37,6 @@ class DenseSettings:
             w_up=w["ffn_up.weight"],
             w_down=w["ffn_down.weight"],
             activation=self.activation,
-            post_norm=w.get_norm("post_ffw_norm"),
+            post_norm=w.get_norm("post_ffw_norm", self.post_norm_eps),
             residual_scale=self.residual_scale,
         )

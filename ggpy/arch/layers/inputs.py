@@ -30,7 +30,7 @@ class InputSettings:
         return LayerInput(
             gate=w["inp_gate.weight"],
             w=w["proj.weight"],
-            norm=w.norm("post_norm"),
+            post_norm=w.norm("post_norm"),
             activation=self.activation,
         )
 

@@ -24,11 +24,15 @@ class LayerWeights:
         """None where the file has no such tensor."""
         return self.all.get(self.prefix + name)
 
-    def norm(self, stem: str) -> Norm:
-        """The norm "attn_norm" of attn_norm.weight, and attn_norm.bias if there is one."""
-        bias = self.get(stem + ".bias")
-        return Norm(self[stem + ".weight"], self.eps, bias, self.centred)
+    def norm(self, stem: str, eps: float | None = None) -> Norm:
+        """The norm "attn_norm" of attn_norm.weight, and attn_norm.bias if there is one.
 
-    def get_norm(self, stem: str) -> Norm | None:
+        eps: None is that of the others.
+        """
+        bias = self.get(stem + ".bias")
+        own = self.eps if eps is None else eps
+        return Norm(self[stem + ".weight"], own, bias, self.centred)
+
+    def get_norm(self, stem: str, eps: float | None = None) -> Norm | None:
         """None where the file has no such norm."""
-        return None if self.get(stem + ".weight") is None else self.norm(stem)
+        return None if self.get(stem + ".weight") is None else self.norm(stem, eps)

@@ -24,7 +24,7 @@ def has_end(layer: Layer) -> bool:
         return is_read(layer)
     matrices = own.gate, own.w
     return (
-        all(is_read(part) for part in (layer, own, own.norm))
+        all(is_read(part) for part in (layer, own, own.post_norm))
         and all(isinstance(m, MappedMatrix) for m in matrices)
         and own.activation in ACTIVATIONS
     )
@@ -49,4 +49,4 @@ def add_input(p: JobList, own: LayerInput, rows: int, inputs: int, pitch: int) -
     gate = affine(p, own.gate, p.buffers.floats("x", rows, width), rows, None, "gate")
     h = p.buffers.floats("h", rows, size)
     p.add("gate_inputs", rows, h, 4 * size, gate, size, inputs, pitch, ACTIVATIONS[own.activation])
-    added(p, affine(p, own.w, h, rows, None, "y"), rows, width, own.norm, 1.0)
+    added(p, affine(p, own.w, h, rows, None, "y"), rows, width, own.post_norm, 1.0)

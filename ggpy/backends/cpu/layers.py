@@ -6,7 +6,7 @@ fixed places; x[T, D] is in buffer "x". `has_...` says whether there are kernels
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -37,11 +37,14 @@ from .pool import address_of
 from .sizes import ACTIVATIONS, HEAD_PITCH, KINDS, LANES, MAX_HEAD, PANEL_ROWS, ROWS, f32_bits
 from .step import Sight, StepArrays
 
+HUGE = 2.0**50  # beside an eps of its square, what is normalised does not count
+
 # What these functions read of a layer: one that has more is computed in numpy.
 READ = {
     Attention: {
         *("spec", "group", "slot", "norm", "wq", "wk", "wv", "wo", "scale", "rope", "bq", "bk"),
         *("bv", "bo", "q_norm", "k_norm", "v_norm", "norm_whole", "norm_after_rope", "temperature"),
+        "norm_by_head",
         *("soft_cap", "sinks", "post_norm", "residual_scale", "w_gate", "causal", "chunked"),
     },
     AttentionTemperature: {"scale", "length", "offset"},
@@ -248,6 +251,12 @@ def head_norm(
 ) -> None:
     """Each head of x[T, n_head, E] with its norm, or the heads together with one, in place."""
     if norm is None:
+        return
+    if a.norm_by_head:  # each head, and then all of them times their weights
+        width = n_head * a.spec.key_size
+        weights = Norm(np.float32(HUGE) * norm.weight, HUGE**2)
+        head_norm(p, replace(a, norm_by_head=False), x, n_head, replace(norm, weight=None), step)
+        p.add("normalise_heads", step.n_tokens, 0, 0, x, width, *numbers_of(p, weights))
         return
     together = n_head if a.norm_whole else 1
     rows, width = step.n_tokens * n_head // together, together * a.spec.key_size

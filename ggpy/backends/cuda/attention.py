@@ -28,8 +28,7 @@ from ..interface import Attention, CacheShape, Layer, Rope
 from .arrays import Array, Projected
 from .context import StepContext
 from .kv_pages import PageMemory, heads_of
-from .plan import AttentionPlan, RopeIn
-
+from .plan import AttentionPlan, RopeIn, unusual_heads
 
 
 class HeadKernels:
@@ -91,8 +90,8 @@ class AttentionOps:
         """Begin a step."""
         self._step_angles: dict[tuple[int, int], tuple[Buffer, Buffer]] = {}
 
-    def mix(self, x: Array, layer: Layer) -> Array:
-        """x[T, D] with the layer's attention added."""
+    def heads(self, x: Array, layer: Layer) -> tuple[Array, AttentionPlan]:
+        """What meets wo, and the layer's plan."""
         c, a = self._context, layer.mixer
         assert isinstance(a, Attention)
         kernels = self.kernels_of(a.group)
@@ -104,7 +103,13 @@ class AttentionOps:
         o = self.attention(q, layer, plan, kernels)
         if c.probe:
             c.probe(layer.index, "attention", o)
-        x = self.attn_out(o, x, layer, plan)
+        return o, plan
+
+    def attn_out(self, o: Array, x: Array, layer: Layer, plan: AttentionPlan) -> Array:
+        """x + post_norm(o wo^T + bo), with what `heads` returned."""
+        c, a = self._context, layer.mixer
+        assert isinstance(a, Attention)
+        x = c.output_product(plan.out, o, a.wo, x, a, a.bo)
         if c.probe:
             c.probe(layer.index, "attn_out", x)
         return x
@@ -140,6 +145,8 @@ class AttentionOps:
         }
         c.input_product(plan.qkv, x, a.norm, weights, list(parts.values()))
         if a.norm_whole:
+            self._add_bias(parts["q"], a.bq)
+            self._add_bias(parts["k"], a.bk)
             parts["q"], parts["k"] = self._normed(parts["q"], parts["k"], a)
         key = parts["k"].data if "k" in parts else None
         projected = [parts["q"].data, key, parts["v"].data if "v" in parts else key]
@@ -147,6 +154,10 @@ class AttentionOps:
             return Projected(projected, rotation)
         kernels.rope.launch(projected, rotation, batch, n, pages, memory)
         return q
+
+    def _add_bias(self, part: Array, bias: Buffer | None) -> None:
+        if bias is not None:
+            self._context.elementwise.add_bias(part.data, bias, *part.shape)
 
     def _normed(self, q: Array, k: Array, a: Attention) -> tuple[Array, Array]:
         """q and k, each normalised over all heads: q to the memory of what layers add to x, which
@@ -184,6 +195,8 @@ class AttentionOps:
             rotated=c.s.decode and c.s.fused and rotated,
             order=plan.o_layout,
             n_tokens=n,
+            chunked=a.chunked,
+            both_sides=not a.causal,
         )
         if kernels.prefill and kind.n_prefill_tiles:
             self._prefill(params, layer, kernels)
@@ -209,15 +222,6 @@ class AttentionOps:
             params = replace(params, batch=group.prefill_memory, pages=scratch)
         kernels.prefill.launch(params, kind.prefill_tiles, kind.n_prefill_tiles)
 
-    def attn_out(self, o: Array, x: Array, layer: Layer, plan: AttentionPlan) -> Array:
-        """x + post_norm(o wo^T), or x + o wo^T + bo."""
-        c, a = self._context, layer.mixer
-        assert isinstance(a, Attention)
-        x = c.output_product(plan.out, o, a.wo, x, a.post_norm)
-        if a.bo is not None:
-            c.elementwise.add_bias(x.data, a.bo, *x.shape)
-        return x
-
     # RoPE
 
     def _rotation(self, layer: Layer) -> Rotation:
@@ -226,17 +230,22 @@ class AttentionOps:
             a = layer.mixer
             assert isinstance(a, Attention)
             rope = a.rope or Rope("norm", np.zeros(a.spec.key_size // 2))  # an angle of 0
-            norms = (None, None) if a.norm_whole else (a.q_norm, a.k_norm)
+            weight_of = self._context.norms.weight_of_heads
+            of_values = a.bk if a.wv is None else a.bv
+            norms, bias = (a.q_norm, a.k_norm), (a.bq, a.bk, of_values)
+            if a.norm_whole:  # kernels before RoPE have added these
+                norms, bias = (None, None), (None, None, of_values)
             self._rotations[layer] = Rotation(
                 angles=self._angles_of(rope),
                 n_pairs=len(rope.inv_freq),
                 neox=rope.style == "neox",
                 magnitude=rope.magnitude,
-                bias=(a.bq, a.bk, a.bk if a.wv is None else a.bv),
-                norm=[n.weight if n else None for n in norms],
+                bias=bias,
+                norm=[weight_of(n, a.spec.key_size) for n in norms],
                 eps=[n.eps if n else 0.0 for n in norms],
                 value_eps=a.v_norm.eps if a.v_norm and a.wk is not None else None,
                 shared=a.wk is None,
+                unusual=unusual_heads(a),
             )
         return self._rotations[layer]
 

@@ -30,10 +30,12 @@ from ..interface import (
     ActivationType,
     CacheShape,
     Demand,
+    Dense,
     GatedDeltaNet,
     Head,
     Layer,
     MoE,
+    Norm,
     PagedKV,
     Probe,
     Role,
@@ -48,7 +50,7 @@ from .dense import DenseOps
 from .ends.inputs import InputOps
 from .ends.scales import LayerScales, taken
 from .moe.layer import MoEOps
-from .plan import Activations, GemmChoice
+from .plan import Activations, GemmChoice, copies_experts, lacking
 from .sampling import Sampling
 from .steps.graphs import Graphs
 from .steps.upload import StepUpload
@@ -229,35 +231,48 @@ class Cuda:
     def _begin_copies(self, choice: RouterChoice) -> bool:
         """Whether the step copies experts from host memory, with the first of them to come."""
         self.moe.staging.begin()
-        return self.context.planner.copies_experts(choice, self.context.s)
+        return copies_experts(self.context.planner, choice, self.context.s)
 
     # Ops
 
-    def embed(self, step: Step, table: Matrix, scale: float = 1.0) -> Array:
+    def embed(
+        self, step: Step, table: Matrix, scale: float = 1.0, norm: Norm | None = None
+    ) -> Array:
         """x f32 [T, D]."""
         batch = self.context.batch
         n, ids, sampled = batch.n_tokens, batch.ids, self._sampling.ids
-        x = self.context.f32("x", n, table.k)
+        x = self.context.f32("x" if norm is None else "y", n, table.k)
         if table.tiles is not None:
             self._embed_tile.launch(table.tiles, ids, sampled, x.data, n, scale)
         else:
             blocks, options = table.in_blocks, {"scale": scale, "sampled": sampled}
             get_rows(self.device, blocks, ids, x.data, n, pdl=True, **options)
-        return x
+        if norm is None:
+            return x
+        return self.context.norms.to_f32(x, norm, self.context.scratch("x", 4 * n * table.k))
 
     def mix(self, x: Array, layer: Layer, step: Step) -> Array:
-        """x[T, D] with the output of the layer's mixer added."""
+        """x[T, D] with the output of layer.mixer added, and layer.ffn's if they are parallel."""
         assert self.attention is not None and self.delta is not None
         layer = self._scales[layer].layer
         if isinstance(layer.mixer, GatedDeltaNet):
             return self.delta.mix(x, layer)
-        return self.attention.mix(x, layer)
+        o, plan = self.attention.heads(x, layer)
+        if not layer.parallel or layer.ffn is None:
+            return self.attention.attn_out(o, x, layer, plan)
+        if not isinstance(layer.ffn, Dense):
+            raise lacking("attention and experts in parallel")
+        h, ffn_plan = self.dense.hidden(x, layer)  # before anything is added to x
+        x = self.attention.attn_out(o, x, layer, plan)
+        return self.dense.ffn_out(h, x, layer, ffn_plan)
 
     def feed_forward(self, x: Array, layer: Layer, step: Step) -> Array:
         """x[T, D] with the output of the layer's feed-forward added."""
         layer = self._scales[layer].layer
-        ops = self.moe if isinstance(layer.ffn, MoE) else self.dense
-        return ops.feed_forward(x, layer)
+        if isinstance(layer.ffn, MoE):
+            return self.moe.feed_forward(x, layer)
+        h, plan = self.dense.hidden(x, layer)
+        return self.dense.ffn_out(h, x, layer, plan)
 
     def layer_inputs(self, x: Array, inputs: LayerInputs, step: Step) -> Array:
         """p f32 [L, T, I], the inputs of all layers."""

@@ -15,12 +15,20 @@ import numpy as np
 from ...device.base import Buffer
 from ...kernels.gemm.elementwise import Elementwise
 from ...kernels.layout.pack import PLAIN, packed_bytes
-from ...kernels.norm.rms_norm import RmsNorm
 from ..interface import Norm, Probe
 from .arrays import Array, Matrix, Sum
 from .gemm import Gemms, ProductOperands
 from .norm import Norms
-from .plan import GemmKernels, NormIn, OutputPlan, Planner, ProductPlan, ResidualState, StepClass
+from .plan import (
+    Adds,
+    GemmKernels,
+    NormIn,
+    OutputPlan,
+    Planner,
+    ProductPlan,
+    ResidualState,
+    StepClass,
+)
 from .steps.graphs import Graphs
 from .steps.upload import StepBatch
 
@@ -35,7 +43,7 @@ class StepContext:
         self.planner = Planner(kernels, device.arch, **policy)
         self.elementwise = Elementwise(device)
         self.gemms = Gemms(device, kernels, self.elementwise, self.scratch)
-        self.norms = Norms(device, RmsNorm(device, kernels.warps), self.f16, self.scratch)
+        self.norms = Norms(device, kernels.warps, self.f16, self.scratch)
         self._memory: dict[str, Buffer] = {}
         self._batch: StepBatch | None = None
         self.probe: Probe | None = None
@@ -102,6 +110,9 @@ class StepContext:
         rows, deferred = options.pop("rows", None), None
         if plan.norm is NormIn.DEFERRED:
             normed, deferred = self.norms.take(norm)
+        elif plan.norm is NormIn.SHARED:
+            assert self.norms.last is not None
+            normed = self.norms.last
         else:
             sizes = plan.n_tokens, plan.x_layout, rows, plan.leaves_factors
             normed = self.norms.compute(x, norm, *sizes)
@@ -113,9 +124,12 @@ class StepContext:
         h: Array,
         w: Matrix,
         x: Array,
-        post_norm: Norm | None,
+        part: Adds,
+        bias: Buffer | None = None,
     ) -> Array:
-        """x + post_norm(h w^T), in place or in other memory."""
+        """x + post_norm(h w^T + bias) * residual_scale of a part of a layer, in place or in other
+        memory.
+        """
         if x.sum is not None:  # the previous input product has computed the sum
             x = replace(x, sum=None)
         if plan.post_norm is NormIn.NONE:
@@ -124,11 +138,19 @@ class StepContext:
                 sizes = plan.deferred, plan.square_columns
                 deferred = self.norms.defer(plan.deferred_norm, x, *sizes)
             self.gemms.run(plan.product, h, [w], [x], ProductOperands(deferred=deferred))
+            if bias is not None:
+                self.elementwise.add_bias(x.data, bias, *x.shape)
             return x
-        assert post_norm is not None
         n, k = x.shape
+        post_norm = part.post_norm
+        if part.residual_scale != 1:  # without a norm, it is one that leaves its input as it is
+            norm = post_norm or self.norms.identity(k)
+            post_norm = self.norms.scaled(norm, k, part.residual_scale)
+        assert post_norm is not None
         y = self.f32("y", n, k)
         self.gemms.run(plan.product, h, [w], [y])
+        if bias is not None:
+            self.elementwise.add_bias(y.data, bias, *y.shape)
         return self.add_normed(x, y, post_norm, plan.post_norm)
 
     def add_normed(self, x: Array, y: Array, post_norm: Norm, where: NormIn) -> Array:

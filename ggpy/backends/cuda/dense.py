@@ -14,15 +14,20 @@ class DenseOps:
     def __init__(self, context: StepContext) -> None:
         self._context = context
 
-    def feed_forward(self, x: Array, layer: Layer) -> Array:
-        """x[T, D] with the layer's feed-forward output added."""
+    def hidden(self, x: Array, layer: Layer) -> tuple[Array, DensePlan]:
+        """What meets w_down, and the layer's plan."""
         c = self._context
         plan = c.planner.dense(layer, c.s, c.stream)
         c.stream = plan.after
-        h = self.ffn_act(x, layer, plan)
+        return self.ffn_act(x, layer, plan), plan
+
+    def ffn_out(self, h: Array, x: Array, layer: Layer, plan: DensePlan) -> Array:
+        """x + post_norm(h w_down^T), with what `hidden` returned."""
+        c, f = self._context, layer.ffn
+        assert isinstance(f, Dense)
         if c.probe:
             c.probe(layer.index, "ffn_act", h)
-        x = self.ffn_out(h, x, layer, plan)
+        x = c.output_product(plan.down, h, f.w_down, x, f)
         if c.probe:
             c.probe(layer.index, "ffn_out", x)
         return x
@@ -40,9 +45,3 @@ class DenseOps:
         c.input_product(plan.gate_up, x, f.norm, weights, parts)
         c.elementwise.glu(gate.data, up.data, h.data, n * n_ff, f.activation)
         return h
-
-    def ffn_out(self, h: Array, x: Array, layer: Layer, plan: DensePlan) -> Array:
-        """x + post_norm(h w_down^T)."""
-        f = layer.ffn
-        assert isinstance(f, Dense)
-        return self._context.output_product(plan.down, h, f.w_down, x, f.post_norm)

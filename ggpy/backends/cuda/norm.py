@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ...device.base import Buffer
 from ...kernels.norm.deferred_norm import MAX_TOKENS, DeferredNorm, squares_bytes
-from ...kernels.norm.rms_norm import RmsNorm
+from ...kernels.norm.rms_norm import NormKind, RmsNorm
 from ..interface import Norm
 from .arrays import Array, Memory
 from .weights_f16 import Scratch
@@ -29,20 +29,28 @@ class Norms:
     def __init__(
         self,
         device: Any,
-        kernel: RmsNorm,
+        warps: int,
         f16: Callable[[str, int, int, int], Array],
         scratch: Scratch,
     ) -> None:
-        """f16(name, rows, columns, layout) and scratch(name, bytes) return scratch memory."""
-        self._device, self._kernel, self._f16, self._scratch = device, kernel, f16, scratch
+        """warps: of a CTA. f16(name, rows, columns, layout) and scratch(name, bytes) return scratch
+        memory.
+        """
+        self._device, self._f16, self._scratch = device, f16, scratch
+        self._rms = RmsNorm(device, warps)
+        kinds: tuple[NormKind, ...] = ("rms with bias", "layer")
+        self._others = {kind: RmsNorm(device, warps, kind) for kind in kinds}
         self._identities: dict[int, Norm] = {}  # by columns
         self._scaled: dict[tuple[Norm, float], Norm] = {}
+        self._weights: dict[tuple[Norm, int], Buffer] = {}  # of other norms than RMS norms
+        self._ones: dict[int, Buffer] = {}
         self.begin()
 
     def begin(self) -> None:
         """Begin a step."""
         self._n_factors = 0  # norms so far that have stored factors
         self._deferred: tuple[Array, int] | None = None
+        self.last: Array | None = None  # what `compute` returned
 
     def compute(
         self, x: Array, norm: Norm, n: int, layout: int, rows: Memory | None, leaves_factors: bool
@@ -55,8 +63,40 @@ class Norms:
         self._n_factors = self._n_factors + 1 if leaves_factors else 0
         factors = self._factors() if leaves_factors else None
         sizes = n, k, norm.eps, layout
-        self._kernel.to_f16(x.data, rows, norm.weight, normed.data, *sizes, factors)
+        kernel, weights = self._rms, norm.weight
+        if norm.centred or norm.bias is not None or weights is None:
+            kernel, weights = self._other(norm, k)
+        kernel.to_f16(x.data, rows, weights, normed.data, *sizes, factors)
+        self.last = normed
         return normed
+
+    def _other(self, norm: Norm, k: int) -> tuple[RmsNorm, Memory]:
+        """The kernel of a norm that is no RMS norm with weights, and the weights as it takes them.
+        The first call copies them to the host.
+        """
+        kind: NormKind = "layer" if norm.centred else "rms with bias"
+        key = norm, k
+        if key not in self._weights:
+            both = self._values(norm.weight, k, 1.0), self._values(norm.bias, k, 0.0)
+            self._weights[key] = self._vector(np.stack(both), "norm")
+        return self._others[kind], self._weights[key]
+
+    def weight_of_heads(self, norm: Norm | None, k: int) -> Buffer | None:
+        """The weights of a norm of heads of k elements; 1 where it has none."""
+        if norm is None:
+            return None
+        if norm.weight is not None:
+            weight: Buffer = norm.weight
+            return weight
+        if k not in self._ones:
+            self._ones[k] = self._vector(np.ones(k, np.float32), "norm")
+        return self._ones[k]
+
+    def _values(self, vector: Buffer | None, k: int, usual: float) -> NDArray[np.float32]:
+        """A vector on the host; `usual` k times if there is none."""
+        if vector is None:
+            return np.full(k, usual, np.float32)
+        return self._device.download(vector, np.float32, (k,))
 
     def identity(self, k: int) -> Norm:
         """The RMS norm of rows of k columns that leaves x as it is, up to rounding: with eps 2^100
@@ -67,14 +107,18 @@ class Norms:
         return self._identities[k]
 
     def scaled(self, norm: Norm, k: int, scale: float) -> Norm:
-        """The norm with the scale in its weights[k]. The first call copies these to the host."""
+        """The norm of k columns, times the scale. The first call copies its weights to the host."""
         if scale == 1:
             return norm
-        if (norm, scale) not in self._scaled:
-            weights = self._device.download(norm.weight, np.float32, (k,))
-            scaled = self._vector(np.float32(scale) * weights, "scaled norm")
-            self._scaled[norm, scale] = replace(norm, weight=scaled)
-        return self._scaled[norm, scale]
+        key = norm, scale
+        if key not in self._scaled:
+            factor = np.float32(scale)
+            weight = self._vector(factor * self._values(norm.weight, k, 1.0), "scaled norm")
+            bias = None
+            if norm.bias is not None:
+                bias = self._vector(factor * self._values(norm.bias, k, 0.0), "scaled norm")
+            self._scaled[key] = replace(norm, weight=weight, bias=bias)
+        return self._scaled[key]
 
     def _vector(self, values: NDArray, name: str) -> Buffer:
         array = np.ascontiguousarray(values, np.float32)
@@ -93,7 +137,10 @@ class Norms:
     def add(self, x: Array, y: Array, norm: Norm) -> None:
         """x += norm(y), in place."""
         n, k = x.shape
-        self._kernel.add(x.data, y.data, norm.weight, n, k, norm.eps)
+        kernel, weights = self._rms, norm.weight
+        if norm.centred or norm.bias is not None or weights is None:
+            kernel, weights = self._other(norm, k)
+        kernel.add(x.data, y.data, weights, n, k, norm.eps)
 
     def defer(self, norm: Norm, x: Array, layout: int, square_columns: int) -> DeferredNorm:
         """Operands of the product that adds to x and defers `norm`, the next norm of x."""

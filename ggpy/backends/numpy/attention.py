@@ -7,6 +7,7 @@ attended in blocks of queries, so that memory stays bounded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +68,8 @@ def _placed(y: F32, n_head: int, norm: Norm | None, a: Attention, step: Step) ->
     if norm is not None and a.norm_whole:
         y = normalised(y, norm)
     y = _heads(y, n_head)
+    if norm is not None and a.norm_by_head:
+        norm = replace(norm, weight=norm.weight.reshape(n_head, -1))
     if norm is not None and not a.norm_whole and not a.norm_after_rope:
         y = normalised(y, norm)
     if a.rope is not None:

@@ -27,6 +27,7 @@ from ..interface import (
     Head,
     Layer,
     MoE,
+    Norm,
     Probe,
     Recurrent,
     Role,
@@ -122,9 +123,12 @@ class Reference:
         self._probe = probe or _unobserved
         return forward(step)
 
-    def embed(self, step: Step, table: HostMatrix, scale: float = 1.0) -> F32:
-        """x[T, D] = table[ids] * scale."""
-        return table.rows(self._ids(step)) * np.float32(scale)
+    def embed(
+        self, step: Step, table: HostMatrix, scale: float = 1.0, norm: Norm | None = None
+    ) -> F32:
+        """x[T, D] = norm(table[ids] * scale)."""
+        x = table.rows(self._ids(step)) * np.float32(scale)
+        return x if norm is None else normalised(x, norm)
 
     def layer_inputs(self, x: F32, inputs: LayerInputs, step: Step) -> F32:
         """p[T, L, I], the inputs of all layers."""

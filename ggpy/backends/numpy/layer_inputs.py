@@ -28,6 +28,6 @@ def end_layer(x: F32, layer: Layer, inputs: F32 | None, probe: Callable[[str, F3
     if own is not None and inputs is not None:
         i = ACTIVATIONS[own.activation](own.gate.multiply(x)) * inputs[:, layer.index]
         probe("input_act", i)
-        x = added(x, own.w.multiply(i), own.norm, 1.0)
+        x = added(x, own.w.multiply(i), own.post_norm, 1.0)
         probe("input_out", x)
     return x if layer.scale == 1 else x * np.float32(layer.scale)

@@ -40,8 +40,8 @@ READS: dict[str, Callable[..., Sequence[Any]]] = {
     "ffn_out": lambda h, x, layer, *_: (layer.ffn.w_down,),
     "route": lambda x, ffn, *_: (ffn.router.weight,),
     "shared_expert": lambda routes, e, *_: (e.w_gate, e.w_up, e.w_down),
-    "expert_act": lambda pairs, e: (e.w_gate, e.w_up) * min(pairs.n, e.w_up.n_experts),
-    "expert_out": lambda x, h, pairs, e, *_: (e.w_down,) * min(pairs.n, e.w_down.n_experts),
+    "expert_act": lambda pairs, f: _of_chosen(pairs, f.experts.w_gate, f.experts.w_up),
+    "expert_out": lambda x, h, pairs, f, *_: _of_chosen(pairs, f.experts.w_down),
     "logits": lambda x, head, step: (head.weight,),
 }
 STEP_RUNS = 5  # of the engine
@@ -119,6 +119,11 @@ class Watcher:
             return result
 
         return call
+
+
+def _of_chosen(pairs: Any, *matrices: Matrix) -> Sequence[Matrix]:
+    """The matrices of as many experts as a step can choose."""
+    return matrices * min(pairs.n, matrices[0].n_experts)
 
 
 def weight_bytes(matrix: Matrix) -> int:

@@ -167,6 +167,9 @@ class AttentionParams:
     rotated: bool = False
     order: int = PLAIN
     n_tokens: int = 0
+    chunked: bool = False  # a token sees the chunk of `window` positions that it is in
+    # a token sees its whole sequence in the step, or half a window to either side
+    both_sides: bool = False
 
 
 class PagedAttention:
@@ -217,15 +220,19 @@ class PagedAttention:
         grid = self.head_tiles, n_tiles, n_split
         row, fused = self.heads.row, params.rotation is not None
         types = "" if self.heads.is_f16 else f", {self.heads.cpp_types}"
-        if (fused or params.rotated) and self.has_decode_kernel:
+        # only f16 pages can have been written by the kernel before decode_attention
+        alone = fused or (params.rotated and self.heads.is_f16)
+        if alone and self.has_decode_kernel:
             warps, strips = self.decode_warps(n_tiles), self.strips(n_tiles, n_split)
             shared = decode_shared_bytes(self.heads, warps, strips)
             choices = (*strips, _has_more(params), params.rotated)
             flags = ", ".join(str(flag).lower() for flag in choices)
-            kernel = self._kernel(f"decode_attention<{row}, {flags}{types}>", params, warps)
+            name, sizes = f"decode_attention<{row}, {flags}{types}>", {"DECODE_WARPS": warps}
         else:
             warps, shared = self.warps, self.shared
-            kernel = self._kernel(f"paged_attention<{row}, {str(fused).lower()}{types}>", params)
+            name, sizes = f"paged_attention<{row}, {str(fused).lower()}{types}>", {}
+        rotates = params.rotation.defines if params.rotation else {}
+        kernel = self._kernel(name, sizes | rotates | sight_defines(params))
         kernel.launch(grid, warps * 32, args, smem=shared, pdl=True)
 
     def decode_warps(self, n_tokens: int) -> int:
@@ -302,16 +309,22 @@ class PagedAttention:
             n_tokens=a.n_tokens,
         )
 
-    def _kernel(self, name: str, params: AttentionParams, decode_warps: int = 8) -> Kernel:
+    def _kernel(self, name: str, more: dict[str, int]) -> Kernel:
         defines = {
             **self.heads.defines,
-            **(params.rotation.defines if params.rotation else {}),
             "ATTENTION_WARPS": self.warps,
-            "DECODE_WARPS": decode_warps,
+            "DECODE_WARPS": 8,
+            **more,
         }
         return self.device.kernel(
             "attention/paged_attention.cu", name, defines=defines, extra_source=ASSERTS
         )
+
+
+def sight_defines(params: AttentionParams) -> dict[str, int]:
+    """The macros of attention in chunks, and to later tokens."""
+    named = {"CHUNKED": params.chunked, "BOTH_SIDES": params.both_sides}
+    return {name: 1 for name, used in named.items() if used}
 
 
 def _has_more(params: AttentionParams) -> bool:

@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 from ...device.base import Buffer, Device, Kernel
 from ..address import Address, address
 from ..gemm.hopper import has_wgmma
-from .paged_attention import ASSERTS, AttentionParams, PagedAttention, heads_per_tile, spans_of
+from .paged_attention import (
+    ASSERTS,
+    AttentionParams,
+    PagedAttention,
+    heads_per_tile,
+    sight_defines,
+    spans_of,
+)
 from .rope_kv import Heads
 
 ROWS = 128  # (token, head) pairs of a tile
@@ -59,7 +66,7 @@ class PrefillAttention:
             kind, size = "wgmma" if self.wgmma else "mma", self.heads.head_size
             raise ValueError(f"{self.device.arch} has no {kind} attention for heads of {size}")
         self._maps: dict[int, ctypes.Array] = {}
-        self._made: Kernel | None = None
+        self._made: dict[tuple[str, ...], Kernel] = {}
 
     @staticmethod
     def is_supported(device: Device, heads: Heads, wgmma: bool) -> bool:
@@ -92,7 +99,7 @@ class PrefillAttention:
             arguments = args, self._map(pages[0])
             threads += 128  # producer warpgroup
         grid, shared = (self.paged.head_tiles, n_tiles), shared_bytes(heads, self.wgmma)
-        self._kernel.launch(grid, threads, arguments, smem=shared, pdl=True)
+        self._kernel(params).launch(grid, threads, arguments, smem=shared, pdl=True)
 
     def _map(self, keys: Address) -> ctypes.Array:
         """The tensor map of a layer's K pages, up to the end of their buffer. ValueError if the
@@ -109,16 +116,17 @@ class PrefillAttention:
             self._maps[key] = self.device.tensor_map(keys, (rows, row), box)
         return self._maps[key]
 
-    @property
-    def _kernel(self) -> Kernel:
-        if self._made is None:
+    def _kernel(self, params: AttentionParams) -> Kernel:
+        sight = sight_defines(params)
+        key = tuple(sight)
+        if key not in self._made:
             stem = "prefill_attention_wgmma" if self.wgmma else "prefill_attention"
-            defines = {"PAGE_SIZE": self.heads.page_size}
+            defines = {"PAGE_SIZE": self.heads.page_size, **sight}
             name = f"{stem}<{self.heads.row}>"
-            self._made = self.device.kernel(
+            self._made[key] = self.device.kernel(
                 f"attention/{stem}.cu", name, defines=defines, extra_source=ASSERTS
             )
-        return self._made
+        return self._made[key]
 
 
 def shared_bytes(heads: Heads, wgmma: bool) -> int:

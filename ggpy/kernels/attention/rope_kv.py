@@ -123,7 +123,23 @@ class RopeArgs(ctypes.Structure):
     )
 
 
-ASSERTS = struct_asserts(RopeArgs)
+class UnusualHeads(ctypes.Structure):
+    """What few models do to their heads, for rope_kv_unusual.
+
+    norm_last: norms of q and k follow RoPE. centred: they are layer norms. by_head: their weights
+    are [H, E] and [G, E]. q at position p is multiplied by 1 + growth * ln(1 + (p + offset) //
+    length).
+    """
+
+    _fields_ = (
+        *((name, ctypes.c_int) for name in ("norm_last", "centred", "by_head")),
+        ("length", ctypes.c_int),
+        ("offset", ctypes.c_int),
+        ("growth", ctypes.c_float),
+    )
+
+
+ASSERTS = struct_asserts(RopeArgs, UnusualHeads)
 
 
 class RopeEpilogueArgs(ctypes.Structure):
@@ -157,7 +173,7 @@ class Rotation:
     """What a layer does to its heads: bias of q, k, v; norms of q, k; rotation of n_pairs pairs.
 
     value_eps: of a norm of v without weights, None for no norm. shared: there is only q; another
-    layer of the step has written k and v.
+    layer of the step has written k and v. `unusual` heads take a kernel of their own.
     """
 
     angles: Address
@@ -169,6 +185,7 @@ class Rotation:
     eps: Sequence[float] = (0.0, 0.0)
     value_eps: float | None = None
     shared: bool = False
+    unusual: UnusualHeads | None = None
 
     @property
     def defines(self) -> dict[str, int]:
@@ -301,14 +318,18 @@ class RopeKv:
         """Enqueues f16 q[T, H, row], and k and v to the layer's pages (K, V)."""
         heads = self.heads
         args = rope_args(heads, batch, pages, q, projected, rotation)
-        if n_tokens >= MANY_TOKENS and self.rotates_whole_heads(rotation):
-            kernel = self._kernel(f"rope_kv_whole<{heads.head_size}>")
-            grid, threads = self._grid(n_tokens), TOKENS_PER_CTA * 32
-            kernel.launch(grid, threads, (args, n_tokens), pdl=True)
-            return
         per_warp = HEADS_PER_WARP if n_tokens >= MANY_TOKENS else 1
         n_heads = heads.n_head + (0 if rotation.shared else 2 * heads.n_head_kv)
         grid = -(-n_heads // (WARPS * per_warp)), n_tokens
+        if rotation.unusual is not None:
+            kernel = self._kernel(f"rope_kv_unusual<{heads.cpp_types}>")
+            kernel.launch(grid, WARPS * 32, (args, rotation.unusual), pdl=True)
+            return
+        if n_tokens >= MANY_TOKENS and self.rotates_whole_heads(rotation):
+            kernel = self._kernel(f"rope_kv_whole<{heads.head_size}>")
+            ctas, threads = self._grid(n_tokens), TOKENS_PER_CTA * 32
+            kernel.launch(ctas, threads, (args, n_tokens), pdl=True)
+            return
         kernel = self._kernel(f"rope_kv<{heads.cpp_types}>", rotation.defines)
         kernel.launch(grid, WARPS * 32, (args,), pdl=True)
 

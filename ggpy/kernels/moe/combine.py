@@ -43,11 +43,11 @@ class ExpertOutputs:
 
 
 class Combine:
-    """The elementwise kernels of experts."""
+    """The elementwise kernels of experts; weighs_input: whose weights multiply what they take."""
 
-    def __init__(self, device: Device) -> None:
-        names = ["expert_glu", "combine"]
-        found = device.kernels("moe/combine.cu", names, extra_source=ASSERTS)
+    def __init__(self, device: Device, weighs_input: bool = False) -> None:
+        names, defines = ["expert_glu", "combine"], {"WEIGHS_INPUT": 1} if weighs_input else {}
+        found = device.kernels("moe/combine.cu", names, defines=defines, extra_source=ASSERTS)
         self._glu, self._combine = found
 
     def glu(
@@ -60,13 +60,15 @@ class Combine:
         n_rows: int,
         columns: int,
         activation: str,
+        weights: Address | None = None,
     ) -> None:
         """Enqueue f16 h[n_rows, columns] of gate and up, f32, and their biases [n_expert, columns].
 
-        pair_of: int [n_rows] of a sorted step; None: row r is of pair r.
+        pair_of: int [n_rows] of a sorted step; None: row r is of pair r. weights: f32 [n_rows] of
+        the pairs, if they multiply what experts take.
         """
         grid = -(-columns // THREADS), n_rows
-        args = (*parts, *biases, ids, pair_of, h, columns, ACTIVATIONS[activation])
+        args = (*parts, *biases, ids, pair_of, h, columns, ACTIVATIONS[activation], weights)
         self._glu.launch(grid, THREADS, args, pdl=True)
 
     def launch(

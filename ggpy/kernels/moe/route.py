@@ -15,7 +15,7 @@ WARPS = 8
 SHAPES = ((8, 4, 512), (4, 1, 32), (1, 1, 1))
 CTAS_PER_SM = 2  # over which the experts are spread
 MAX_USED, MAX_GROUPS, MAX_EXPERTS = 32, 32, 1024
-SCORES = {"softmax": 0, "sigmoid": 1, "softmax_chosen": 2}
+SCORES = {"softmax": 0, "sigmoid": 1, "softmax_chosen": 2, "sigmoid_chosen": 2}
 STATIC_SHARED = 1 << 10
 
 
@@ -103,7 +103,7 @@ class Route:
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self._kernels: dict[tuple[int, int, int, bool], Kernel] = {}
+        self._kernels: dict[tuple[int, int, int, tuple[str, ...]], Kernel] = {}
         self._arrived: Buffer | None = None
 
     def launch(
@@ -124,7 +124,12 @@ class Route:
         tokens, rows = self._shape(n_tokens, k, choice.n_expert)
         blocks, limit = -(-n_tokens // tokens), CTAS_PER_SM * self.device.sm_count
         ctas = min(-(-choice.n_expert // (WARPS * rows)), max(1, limit // blocks))
-        kernel = self._kernel(tokens, rows, -(-k // (8 * 32 * WARPS)), w.taken_norm is not None)
+        special = {
+            "BESIDE": w.taken_norm is not None,
+            "SIGMOID_OF_CHOSEN": choice.score == "sigmoid_chosen",
+        }
+        macros = tuple(name for name, there in special.items() if there)
+        kernel = self._kernel(tokens, rows, -(-k // (8 * 32 * WARPS)), macros)
         shared = shared_bytes(tokens, k, choice.n_expert)
         kernel.launch((ctas, blocks), 32 * WARPS, (args,), smem=shared, pdl=True)
 
@@ -144,13 +149,14 @@ class Route:
             self.device.fill(self._arrived, 0)
         return self._arrived
 
-    def _kernel(self, tokens: int, rows: int, pieces: int, beside: bool) -> Kernel:
-        key = tokens, rows, pieces, beside
+    def _kernel(self, tokens: int, rows: int, pieces: int, macros: tuple[str, ...]) -> Kernel:
+        key = tokens, rows, pieces, macros
         if key not in self._kernels:
+            defines = {"WARPS": WARPS, "NORM_PIECES": pieces}
             self._kernels[key] = self.device.kernel(
                 "moe/route.cu",
                 f"route<{tokens}, {rows}>",
-                defines={"WARPS": WARPS, "NORM_PIECES": pieces} | ({"BESIDE": 1} if beside else {}),
+                defines=defines | dict.fromkeys(macros, 1),
                 extra_source=ASSERTS,
             )
         return self._kernels[key]

@@ -1,8 +1,10 @@
 """Launches cuda/norm/rms_norm.cu, RMS norm of rows: one CTA per row, or resident CTAs that take
-several rows each.
+several rows each. Layer norms and biases are options.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 from ...device.base import Device, Kernel
 from ..address import Address
@@ -12,15 +14,21 @@ from ..layout.pack import PLAIN, steps_of
 # for few rows, for many rows
 NAMES = ["rms_norm", "add_rms_norm", "rms_norm_rows", "add_rms_norm_rows"]
 MANY = 2  # rows per SM from which on a CTA takes several
+NormKind = Literal["rms", "rms with bias", "layer"]
 STATIC_SHARED = 1024  # maximum bytes of static shared memory of a CTA
 
 
 class RmsNorm:
-    """RMS norm of rows of k floats; k is a multiple of 8."""
+    """Norms of rows of k floats; k is a multiple of 8."""
 
-    def __init__(self, device: Device, warps: int = WARPS) -> None:
-        """`warps` per CTA."""
+    def __init__(self, device: Device, warps: int = WARPS, kind: NormKind = "rms") -> None:
+        """`warps` per CTA. kind: of all but "rms", weights are [2, k] with the biases in the second
+        row, and "layer" subtracts the mean first.
+        """
         self.device, self.warps = device, warps
+        self._defines = (
+            {} if kind == "rms" else {"NORM_BIAS": 1, "NORM_CENTRED": int(kind == "layer")}
+        )
         self._kernels: dict[int, list[Kernel]] = {}
 
     def to_f16(
@@ -55,7 +63,8 @@ class RmsNorm:
         pieces = self._pieces(k)
         if self._shared(k) + STATIC_SHARED > self.device.shared_bytes:
             return 0
-        return self.device.sm_count * max(1, 65536 // ((16 + 24 * pieces) * 32 * self.warps))
+        registers = 16 + 8 * (4 if self._defines else 3) * pieces
+        return self.device.sm_count * max(1, 65536 // (registers * 32 * self.warps))
 
     def _launch(
         self,
@@ -87,6 +96,6 @@ class RmsNorm:
             raise ValueError(f"rows of {k} columns: the norm kernels need a multiple of 8")
         pieces = self._pieces(k)
         if pieces not in self._kernels:
-            defines = {"WARPS": self.warps, "NORM_PIECES": pieces}
+            defines = {"WARPS": self.warps, "NORM_PIECES": pieces, **self._defines}
             self._kernels[pieces] = self.device.kernels("norm/rms_norm.cu", NAMES, defines=defines)
         return self._kernels[pieces]

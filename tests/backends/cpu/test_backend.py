@@ -16,6 +16,7 @@ from random_decoder import (
     DIFFERING,
     EVERYTHING,
     KEYS_AS_VALUES,
+    PARALLEL,
     USUAL,
     WIDE_HEADS,
     V,
@@ -144,10 +145,13 @@ def steps() -> list[Step]:
 
 @pytest.mark.parametrize(
     "variation",
-    [USUAL, DIFFERING, EVERYTHING, BIASES, BEHIND, CHUNKS, BOTH_SIDES, WIDE_HEADS, KEYS_AS_VALUES],
+    [
+        *(USUAL, DIFFERING, EVERYTHING, BIASES, BEHIND, CHUNKS, PARALLEL, BOTH_SIDES, WIDE_HEADS),
+        KEYS_AS_VALUES,
+    ],
     ids=[
-        *("usual", "differing", "all", "biases", "behind", "chunks", "both sides", "wide heads"),
-        "keys as values",
+        *("usual", "differing", "all", "biases", "behind", "chunks", "parallel", "both sides"),
+        *("wide heads", "keys as values"),
     ],
 )
 @pytest.mark.parametrize("norms", [False, True])
@@ -156,7 +160,8 @@ def test_layers_of_every_kind(variation: Variation, norms: bool) -> None:
     types = {"attn_q": "Q4_K", "ffn_gate": "Q6_K", "attn_output": "Q8_0", "ffn_down": "F16"}
     if variation is not USUAL:
         types = {"attn_q": "Q4_K", "ffn_down": "Q5_1"}
-    options = {"norms": norms and variation not in (EVERYTHING, BEHIND), "post_norms": norms}
+    with_norms = (EVERYTHING, BEHIND, PARALLEL)
+    options = {"norms": norms and variation not in with_norms, "post_norms": norms}
     decoders = [
         random_decoder(ops, types, "neox", variation=variation, **options)
         for ops in (Reference(1), Cpu(2, activations="f32"))

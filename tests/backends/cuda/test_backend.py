@@ -46,10 +46,6 @@ from tools.make_tiny import MODELS
 TOLERANCE, OF_A_ROW = 1e-5, 4e-5
 KL = 1e-4  # of the softmax of logits, the mean of a step's rows
 REFUSED = {  # what they have that no kernel computes
-    **dict.fromkeys(("command-r", "cohere2"), "layer norms"),
-    "hunyuan-dense": "norms of heads behind RoPE",
-    "gemma-embedding": "attention to later tokens",
-    "mistral3": "queries that grow with their position",
 }
 # Heads of a gated delta net begin near 0, and have a norm: of random weights it makes what was
 # rounded before it much larger.

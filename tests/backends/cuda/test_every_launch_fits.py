@@ -47,11 +47,6 @@ TYPES, USUAL_TYPE = ("Q8_0", "Q4_K_M", "F16", "W8A8"), ("Q4_K_M",)
 FIRST = ("llama", "gemma3", "phi3", "qwen3moe", "gpt-oss", "qwen35")
 FEW_GPUS = ("sm_75", "sm_80", "sm_89", "sm_90a")  # shared memory of each size
 REFUSED = {  # shapes of architectures for which there are no kernels, and what they lack
-    "Hunyuan-7B": "norms of heads behind RoPE",
-    "Hunyuan-A13B": "norms of heads behind RoPE",
-    "Llama-4-Scout": "norms of heads behind RoPE",
-    "Command-R7B": "layer norms",
-    "Command-R-32B": "layer norms",
 }
 
 

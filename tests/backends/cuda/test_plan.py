@@ -137,21 +137,16 @@ def test_an_unknown_architecture() -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"residual_scale": 0.5}, "a scale of what is added to the residual stream"),
-        ({"post_norm": "centred"}, "layer norms"),
+        ({"norm_whole": True, "norm_after_rope": True}, "norms of all heads behind RoPE"),
+        ({"k_norm": Norm(None, 1e-5, bias=1)}, "norms of heads with a bias"),
     ],
 )
 def test_what_no_kernel_computes_is_refused_by_name(change: Any, what: str) -> None:
     ops = Cuda(LaunchesOnHopper())
     decoder = random_decoder(ops)
-    layer = decoder.layers[0]
-    assert layer.ffn is not None
-    if "post_norm" in change:
-        change = {"post_norm": Norm(layer.ffn.norm.weight, 1e-5, centred=True)}
-    changed = Layer(0, layer.mixer, replace(layer.ffn, **change))
-    step = decode_step(1)
+    changed = Layer(0, replace(decoder.layers[0].mixer, **change), None)
     with pytest.raises(GGUFError, match=f"no kernel for {what}.*--device cpu"):
-        ops.run(step, lambda s: ops.feed_forward(ops.embed(s, decoder.table), changed, s))
+        ops.run(decode_step(1), lambda s: ops.mix(ops.embed(s, decoder.table), changed, s))
 
 
 def test_steps_of_one_class_share_plans() -> None:

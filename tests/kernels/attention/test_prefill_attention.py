@@ -70,6 +70,18 @@ def test_nothing_spills(nvrtc, stem, arch, rows):
         assert r.shared <= most_static(f"attention/{stem}.cu", name)
 
 
+@pytest.mark.parametrize(
+    ("stem", "arch"), [("prefill_attention_wgmma", "sm_90a"), ("prefill_attention", "sm_120")]
+)
+@pytest.mark.parametrize("sight", ["CHUNKED", "BOTH_SIDES"])
+def test_other_masks_do_not_spill_either(nvrtc, stem, arch, sight):
+    cubin = compile_cubin(
+        f"attention/{stem}.cu", arch, expressions=[f"{stem}<128>"], defines={sight: 1}
+    )
+    assert "serialized" not in cubin.log, "ptxas serialised the wgmma instructions"
+    assert all((r.spill_loads, r.stack) == (0, 0) for r in cubin.resources.values())
+
+
 @pytest.mark.parametrize("shape", [*HEADS, (71, 1, 64)], ids=str)
 @pytest.mark.parametrize("least", [1, 20, 1000])
 @pytest.mark.parametrize("step", STEPS)

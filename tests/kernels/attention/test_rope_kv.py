@@ -7,7 +7,16 @@ import pytest
 from attention_cases import PAGE, Pages, Sequences, Turn, frequencies, heads, random, rope_kv
 from cases import nmse
 
-from ggpy.kernels.attention.rope_kv import MANY_TOKENS, WHOLE_HEAD_SIZES, RopeKv, Rotation, angles
+from ggpy.device.compile import compile_cubin
+from ggpy.kernels.attention.rope_kv import (
+    ASSERTS,
+    MANY_TOKENS,
+    WHOLE_HEAD_SIZES,
+    RopeKv,
+    Rotation,
+    UnusualHeads,
+    angles,
+)
 
 NMSE = 1e-7  # f16
 
@@ -144,6 +153,33 @@ def test_queries_alone(machine):
     got = rope_kv(machine, h, s, turn, [q, None, None], pages)
     assert nmse(got, turn.apply(0, q, s.positions)) <= NMSE
     assert all((array == 7.0).all() for array in pages.read())
+
+
+@pytest.mark.parametrize("neox, e", [(True, 80), (False, 256)])
+@pytest.mark.parametrize(
+    "u",
+    [
+        UnusualHeads(norm_last=1, length=1),
+        UnusualHeads(centred=1, by_head=1, length=1),
+        UnusualHeads(norm_last=1, centred=1, length=7, offset=1, growth=0.5),
+    ],
+    ids=["behind RoPE", "layer norms", "all"],
+)
+def test_unusual_heads(machine, u, neox, e):
+    """Norms of q [H, E] and k [G, E] behind RoPE, layer norms, queries that grow."""
+    norm = [random(*((n, e) if u.by_head else (e,)), seed=6) + 2 for n in (4, 2)]
+    bias = [random(n * e, seed=7) + 1 for n in (4, 2, 2)]
+    turn = Turn(frequencies(16), neox, 1.3, bias, norm, unusual=u)
+    check(machine, heads(4, 2, e), turn, Sequences([24, 70], [16, 3]))  # eight values at a time
+
+
+@pytest.mark.parametrize("types", ["CacheF16, CacheF16", "CacheQ8_0, CacheQ4_0"])
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90a", "sm_120"])
+def test_unusual_heads_compile(nvrtc, arch, types):
+    names = [f"rope_kv_unusual<{types}>"]
+    cubin = compile_cubin("attention/rope_kv.cu", arch, expressions=names, extra_source=ASSERTS)
+    r = cubin.resources[names[0]]
+    assert (r.spill_loads, r.spill_stores) == (0, 0)
 
 
 @pytest.mark.parametrize("inv_freq", ["linear", "yarn", "long", "fast"])

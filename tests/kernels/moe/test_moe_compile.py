@@ -40,8 +40,11 @@ def test_they_compile(arch: str) -> None:
     names = [f"route<{n}, {rows}>" for n, rows, _ in route.SHAPES]
     routes = compile_cubin("moe/route.cu", arch, expressions=names, defines=NORM,
                            extra_source=route.ASSERTS).resources  # fmt: skip
+    routes |= compile_cubin("moe/route.cu", arch, expressions=names[-1:],
+                            defines=NORM | {"SIGMOID_OF_CHOSEN": 1}).resources  # fmt: skip
     small = compile_cubin("moe/sort.cu", arch).resources
     small |= compile_cubin("moe/combine.cu", arch, extra_source=combine.ASSERTS).resources
+    small |= compile_cubin("moe/combine.cu", arch, defines={"WEIGHS_INPUT": 1}).resources
     limits = [(found, 128) for found in (*gemvs, *rows)]
     limits += [*((gemm, 255) for gemm in gemms), (routes, 255), (small, 80)]
     for found, registers in limits:

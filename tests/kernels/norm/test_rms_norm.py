@@ -6,6 +6,7 @@ from cases import nmse
 from kernel_buffers import Output, upload
 from packed_cases import unpacked
 
+from ggpy.device.compile import compile_cubin
 from ggpy.kernels.layout.pack import CODES, F16, packed_bytes
 from ggpy.kernels.norm.rms_norm import RmsNorm
 
@@ -87,6 +88,31 @@ def test_add(machine, k):
         RmsNorm(machine).add(*args)
         result = out.read(np.float32, (5, k))
         assert nmse(result, x.astype(np.float64) + expected(y, weight, 1e-6)) <= 1e-12
+
+
+@pytest.mark.parametrize("kind", ["rms with bias", "layer"])
+@pytest.mark.parametrize("k", [96, 4104])
+def test_other_norms(machine, kind, k):
+    """Of few rows and of many, in f16 and added to x; far from a mean of 0."""
+    n = 2 * machine.sm_count + 3
+    x, both = row_data(n, k)[0] + np.float32(3), np.stack([row_data(2, k)[1], row_data(3, k)[1]])
+    e = x - x.mean(axis=1, keepdims=True, dtype=np.float64) if kind == "layer" else x
+    e, norm = expected(e, both[0], 1e-5) + both[1], RmsNorm(machine, kind=kind)
+    for rows in (3, n):
+        out, sums = Output(machine, 2 * rows * k), Output(machine, 4 * rows * k)
+        machine.upload(sums.buffer, x[:rows])
+        given = upload(machine, x), upload(machine, both)
+        norm.to_f16(given[0], None, given[1], out.buffer, rows, k, 1e-5)
+        norm.add(sums.buffer, *given, rows, k, 1e-5)
+        assert nmse(out.read(np.float16, (rows, k)), e[:rows]) <= 1e-7
+        assert nmse(sums.read(np.float32, (rows, k)), x[:rows] + e[:rows]) <= 1e-9
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90a", "sm_120"])
+def test_other_norms_compile(nvrtc, arch):
+    defines = {"NORM_BIAS": 1, "NORM_CENTRED": 1, "NORM_PIECES": 3}
+    for name, r in compile_cubin("norm/rms_norm.cu", arch, defines=defines).resources.items():
+        assert (r.spill_loads, r.spill_stores) == (0, 0), name
 
 
 def test_eps_counts_where_x_is_small(machine):

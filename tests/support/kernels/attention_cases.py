@@ -16,7 +16,14 @@ from packed_cases import unpacked
 from ggpy.kernels.attention.paged_attention import AttentionParams, PagedAttention, plan_tiles
 from ggpy.kernels.attention.pages_to_f16 import PagesToF16, as_f16, plan_f16_pages
 from ggpy.kernels.attention.prefill_attention import PrefillAttention, plan_prefill_tiles
-from ggpy.kernels.attention.rope_kv import AttentionMetadata, Heads, RopeKv, Rotation, angles
+from ggpy.kernels.attention.rope_kv import (
+    AttentionMetadata,
+    Heads,
+    RopeKv,
+    Rotation,
+    UnusualHeads,
+    angles,
+)
 from ggpy.kernels.layout.pack import PLAIN, packed_bytes
 
 PAGE = 64  # positions
@@ -138,6 +145,7 @@ class Turn:
     eps: tuple[float, float] = (1e-5, 1e-6)
     value_eps: float | None = None
     shared: bool = False
+    unusual: UnusualHeads | None = None
 
     def on(self, device: Any) -> Rotation:
         """The arguments on a device."""
@@ -152,6 +160,7 @@ class Turn:
             eps=self.eps,
             value_eps=self.value_eps,
             shared=self.shared,
+            unusual=self.unusual,
         )
 
     def apply(self, part: int, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -163,9 +172,27 @@ class Turn:
             x = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.value_eps)
         if part == 2:
             return x
-        if self.norm[part] is not None:
-            mean = np.mean(x * x, axis=-1, keepdims=True)
-            x = x / np.sqrt(mean + self.eps[part]) * self.norm[part]
+        u = self.unusual or UnusualHeads(length=1)
+        if u.norm_last:
+            x = self.normed(part, self.rotated(x, positions))
+        else:
+            x = self.rotated(self.normed(part, x), positions)
+        if part == 0:
+            x = x * (1 + u.growth * np.log(1 + (positions + u.offset) // u.length))[:, None, None]
+        return x
+
+    def normed(self, part: int, x: np.ndarray) -> np.ndarray:
+        """The norm of each head."""
+        norm, u = self.norm[part], self.unusual
+        if norm is None:
+            return x
+        if u is not None and u.centred:
+            x = x - np.mean(x, axis=-1, keepdims=True)
+        mean = np.mean(x * x, axis=-1, keepdims=True)
+        return x / np.sqrt(mean + self.eps[part]) * norm
+
+    def rotated(self, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """RoPE."""
         n, out = len(self.inv_freq), x.copy()
         a = slice(0, n) if self.neox else slice(0, 2 * n, 2)
         b = slice(n, 2 * n) if self.neox else slice(1, 2 * n, 2)

@@ -77,7 +77,7 @@ class DeltaOps:
 
     def delta_out(self, o: Array, x: Array, d: GatedDeltaNet, plan: DeltaPlan) -> Array:
         """x + o wo^T."""
-        return self._context.output_product(plan.out, o, d.wo, x, d.post_norm)
+        return self._context.output_product(plan.out, o, d.wo, x, d)
 
     def _kernel(self, shape: DeltaShape, recurrence: Recurrence) -> DeltaNet | DeltaDecode:
         key, device = (shape, recurrence), self._context.device

@@ -64,7 +64,7 @@ class InputOps:
             c.elementwise.gate_input(gate.data, factors, h.data, n * size, own.activation)
         if c.probe:
             c.probe(layer.index, "input_act", h)
-        x = c.output_product(plan.out, h, own.w, x, own.norm)
+        x = c.output_product(plan.out, h, own.w, x, own)
         if c.probe:
             c.probe(layer.index, "input_out", x)
         return x

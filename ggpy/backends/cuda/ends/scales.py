@@ -68,7 +68,9 @@ class LayerScales(dict[Layer, ScaledLayer]):
             layer,
             mixer=self._divided(layer.mixer, before),
             ffn=self._divided(layer.ffn, before),
-            input=None if own is None else replace(own, norm=self._given(own.norm, before)),
+            input=None
+            if own is None
+            else replace(own, post_norm=self._given(own.post_norm, before)),
             scale=layer.scale * before if after == 1 else 1.0,
             next=following,
         )

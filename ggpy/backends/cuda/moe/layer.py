@@ -24,7 +24,7 @@ from ...interface import Layer, MoE
 from ..arrays import Array, Matrix, Memory
 from ..context import StepContext
 from ..gemm import ProductOperands
-from ..plan import MoEPlan
+from ..plan import MoEPlan, is_rms
 from .beside import DenseBeside
 from .packed import PackedExperts
 from .staging import ExpertStaging
@@ -53,6 +53,7 @@ class MoEOps:
         self._gemv = ExpertGemv(self.device)
         self._gemm = context.planner.kernels.experts
         self._rows = context.planner.kernels.expert_rows
+        self._combines: dict[bool, Combine] = {}
         self.staging = ExpertStaging(self.device, context.scratch)
         self._packed = PackedExperts(context, self.staging)
         self._beside = DenseBeside(context)
@@ -61,9 +62,11 @@ class MoEOps:
     def _sort(self) -> SortPairs:
         return SortPairs(self.device)
 
-    @cached_property
-    def _combine(self) -> Combine:
-        return Combine(self.device)
+    def _combine(self, f: MoE) -> Combine:
+        weighs_input = f.router.weighs_input
+        if weighs_input not in self._combines:
+            self._combines[weighs_input] = Combine(self.device, weighs_input)
+        return self._combines[weighs_input]
 
     def feed_forward(self, x: Array, layer: Layer) -> Array:
         """x[T, D] with the outputs of the chosen experts and of the shared one added."""
@@ -84,7 +87,7 @@ class MoEOps:
             c.probe(layer.index, "shared_act", dense_h)
         shared = None if f.shared is None else self.shared_expert(routes, f.shared, layer, plan, n)
         pairs = self._pairs(routes, x, plan)
-        h = self.expert_act(pairs, f.experts)
+        h = self.expert_act(pairs, f)
         if c.probe:
             shape = n, plan.choice.n_used, h.row
             c.probe(layer.index, "ffn_act", Array(h.data, np.float16, shape, h.row))
@@ -98,6 +101,9 @@ class MoEOps:
         c, (n, k), r = self._context, x.shape, f.router
         gate = f.shared.gate if f.shared else None
         norm = f.norm if r.norm is None else c.norms.scaled(r.norm, k, r.norm_scale)
+        if not is_rms(norm):  # which the router does not compute
+            x = c.norms.to_f32(x, norm, c.scratch("normed f32", 4 * n * k))
+            norm = c.norms.identity(k)
         weights = RouterWeights(
             *(norm.weight, norm.eps, r.weight.in_blocks.data, r.bias, r.choice_bias, gate),
             taken_norm=None if r.norm is None else f.norm.weight,
@@ -152,8 +158,9 @@ class MoEOps:
         self._sort.launch(routes.ids, order, n_pairs, choice.n_expert)
         return ChosenPairs(routes, routes.normed, n_pairs, plan, order)
 
-    def expert_act(self, pairs: ChosenPairs, e: Experts) -> Array:
+    def expert_act(self, pairs: ChosenPairs, f: MoE) -> Array:
         """h f16 [pairs, F], which meets w_down."""
+        e = f.experts
         if pairs.plan.packed:
             return self._packed.act(pairs, e)
         c, n, n_ff = self._context, pairs.n, e.w_up.n_rows
@@ -170,8 +177,9 @@ class MoEOps:
         gate, up = (part.data for part in parts)
         pair_of = pairs.order.pair_of if pairs.order else None
         of_rows = _rows(e.b_gate), _rows(e.b_up)
-        shape = n, n_ff, e.activation
-        self._combine.glu((gate, up), of_rows, pairs.routes.ids, pair_of, h.data, *shape)
+        weights = pairs.routes.weights if f.router.weighs_input else None
+        others = h.data, n, n_ff, e.activation, weights
+        self._combine(f).glu((gate, up), of_rows, pairs.routes.ids, pair_of, *others)
         return h
 
     def expert_out(
@@ -180,7 +188,7 @@ class MoEOps:
         """x + the weighted outputs; beside: of the shared expert, or of a dense feed-forward."""
         routes, (n, k), e = pairs.routes, x.shape, f.experts
         n_used, bias, of_beside = pairs.plan.choice.n_used, _rows(e.b_down), _data(beside)
-        if pairs.order is None and f.dense is None:
+        if pairs.order is None and f.dense is None and not f.router.weighs_input:
             addends = ExpertAddends(routes.weights, bias, of_beside, routes.strength)
             with self._tiles([e.w_down], pairs) as tiles:
                 self._gemv.launch(
@@ -196,7 +204,7 @@ class MoEOps:
         outputs = ExpertOutputs(
             *(y.data, routes.ids, routes.weights, bias, row_of, of_beside, routes.strength)
         )
-        self._combine.launch(x.data, outputs, n, n_used, k)
+        self._combine(f).launch(x.data, outputs, n, n_used, k)
         return x
 
     def _outputs(self, h: Array, pairs: ChosenPairs, e: Experts) -> Array:

@@ -7,12 +7,12 @@ it, and `table` prints both (`ggpy bench --plan`).
 """
 
 from .candidates import CANDIDATES
+from .experts import MoEPlan, copies_experts
 from .kernels import GemmKernels
 from .layers import (
     AttentionPlan,
     DeltaPlan,
     DensePlan,
-    MoEPlan,
     OutputPlan,
     Planner,
     ResidualState,
@@ -22,10 +22,13 @@ from .layers import (
 from .problem import LaunchPlan, NormIn, ProductPlan, StepClass
 from .products import Activations, GemmChoice
 from .recurrence import Recurrence
+from .successors import Adds, is_rms
+from .unusual import unusual_heads
 
 __all__ = [
     "CANDIDATES",
     "Activations",
+    "Adds",
     "AttentionPlan",
     "DeltaPlan",
     "DensePlan",
@@ -41,5 +44,8 @@ __all__ = [
     "ResidualState",
     "RopeIn",
     "StepClass",
+    "copies_experts",
+    "is_rms",
     "lacking",
+    "unusual_heads",
 ]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from ....kernels.gemm.gemm import Epilogue
 from ...interface import Layer, MoE
-from .ends import behind
 from .problem import NormIn, ProductPlan, StepClass
+from .successors import behind
 
 if TYPE_CHECKING:
     from .layers import MoEPlan, Planner, ResidualState
@@ -49,7 +49,7 @@ def plan_beside(
     f = layer.ffn
     assert isinstance(f, MoE) and f.dense is not None
     weights = f.dense.projections
-    norm, _ = planner.input_norm(weights, s, start, s.n_tokens, True)
+    norm, _ = planner.input_norm(f.dense.norm, weights, s, start, s.n_tokens, True)
     glu = planner.takes_glu(weights, s)
     epilogue: Epilogue = "GLU" if glu else "STORE"
     gate_up = replace(planner.product(weights, s, epilogue, norm), leaves_factors=False)

@@ -1,29 +1,18 @@
-"""How the kernels of a layer's input are combined, and what takes x behind a feed-forward."""
+"""How the kernels of a layer's input are combined."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ...inputs import LayerInputs
-from ...interface import Dense, Layer, Mixer
+from ...interface import Layer
 from ..arrays import Matrix
 from .problem import ProductPlan, StepClass
+from .successors import next_mixer
 
 if TYPE_CHECKING:
     from .layers import OutputPlan, Planner, ResidualState
-
-
-@dataclass(frozen=True)
-class InputGate:
-    """What takes x behind a feed-forward, as it is, where the layer has an input."""
-
-    projections: Sequence[Matrix]
-    norm: None = None
-
-
-Successor = Mixer | Dense | InputGate  # what takes x, and may normalise it
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,13 +25,6 @@ class EndPlan:
     out: OutputPlan
 
 
-def behind(layer: Layer) -> Mixer | InputGate | None:
-    """What takes x behind a layer's feed-forward; None for a kernel that takes x as it is."""
-    if layer.input is not None:
-        return InputGate((layer.input.gate,))
-    return layer.next.mixer if layer.next and layer.scale == 1 else None
-
-
 def plan_end(planner: Planner, layer: Layer, s: StepClass, start: ResidualState) -> EndPlan:
     """The plan of a layer's input, which takes x without a norm; start: the state of a stream of
     which nothing has been deferred.
@@ -52,8 +34,7 @@ def plan_end(planner: Planner, layer: Layer, s: StepClass, start: ResidualState)
     gate = _without_norm(planner, own.gate, s, start)
     if [launch.kernel for launch in gate.launches] == ["gemm_decode"]:
         gate = replace(gate, epilogue="INPUT")
-    successor = layer.next.mixer if layer.next and layer.scale == 1 else None
-    return EndPlan(gate, planner.output(own.w, own.norm, successor, s, start)[0])
+    return EndPlan(gate, planner.output(own.w, own, next_mixer(layer), s, start)[0])
 
 
 def plan_projection(
@@ -64,5 +45,5 @@ def plan_projection(
 
 
 def _without_norm(planner: Planner, w: Matrix, s: StepClass, start: ResidualState) -> ProductPlan:
-    norm, _ = planner.input_norm([w], s, start, s.n_tokens, True)
+    norm, _ = planner.input_norm(None, [w], s, start, s.n_tokens, True)
     return replace(planner.product([w], s, "STORE", norm), leaves_factors=False)

@@ -8,7 +8,7 @@ attention, or by a kernel. Plans are memoised: no step decides anything twice.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -16,9 +16,6 @@ from ....gguf import GGUFError
 from ....kernels.attention.rope_kv import Rotation
 from ....kernels.gemm.gemm import Epilogue
 from ....kernels.layout.pack import PLAIN, UNIT
-from ....kernels.moe.expert_wgmma import tile_rows
-from ....kernels.moe.route import RouterChoice
-from ...experts import LEAST_SUM
 from ...inputs import LayerInputs
 from ...interface import (
     Attention,
@@ -32,17 +29,18 @@ from ...interface import (
     Norm,
 )
 from ..arrays import Matrix, one_layout
-from .beside import BesidePlan, beside_problem, plan_beside
-from .ends import EndPlan, InputGate, Successor, behind, plan_end, plan_projection
 from ..delta.states import shape_of
+from .beside import beside_problem
+from .ends import EndPlan, plan_end, plan_projection
+from .experts import MoEPlan, choice_of, plan_experts
 from .problem import NormIn, Problem, ProductPlan, StepClass
 from .products import ProductPlanner
 from .recurrence import Recurrence, recurrence_of
+from .successors import Adds, Successor, behind, is_rms, successor_of
+from .unusual import unusual_heads
 
 # least number of tokens for the RoPE epilogue of prefill GEMMs: with fewer it gains nothing
 ROPE_EPILOGUE_TOKENS = 1024
-PAIRS_TO_PACK = 32  # of a token and an expert, for each expert: from here on rows are packed
-PAIRS_TO_COPY = 2  # of a token and an expert, for each expert: from here on experts are copied
 
 
 class RopeIn(Enum):
@@ -113,29 +111,6 @@ class DensePlan:
     after: ResidualState
 
 
-@dataclass(frozen=True, eq=False)
-class MoEPlan:
-    """The plan of a layer's experts. choice: what the router is asked for. tile_rows: of the work
-    tiles of pairs that are sorted by expert, for a GEMM; 0: each pair is a GEMV. together: gate
-    and up are one launch; glu: which applies the activation. shared: the products of the shared
-    expert. copied: experts in host memory are copied to the device before they are multiplied.
-    few_rows: the GEMM is the one for few rows an expert. beside: the products of a dense
-    feed-forward beside the experts; post_norm: where the norm of what both add is computed.
-    """
-
-    packed: bool = field(default=False, kw_only=True)  # rows are gathered, for ExpertWgmma
-    choice: RouterChoice
-    tile_rows: int
-    together: bool
-    glu: bool
-    shared: tuple[ProductPlan, ProductPlan] | None
-    after: ResidualState
-    copied: bool = False
-    few_rows: bool = False
-    beside: BesidePlan | None = None
-    post_norm: NormIn = NormIn.NONE
-
-
 class Planner(ProductPlanner):
     """Plans of one model's layers on one GPU."""
 
@@ -145,11 +120,19 @@ class Planner(ProductPlanner):
         self._plans: dict[tuple, Any] = {}
 
     def input_norm(
-        self, weights: Sequence[Matrix], s: StepClass, x: ResidualState, n: int, all_rows: bool
+        self,
+        norm: Norm | None,
+        weights: Sequence[Matrix],
+        s: StepClass,
+        x: ResidualState,
+        n: int,
+        all_rows: bool,
     ) -> tuple[NormIn, ResidualState]:
         """Where a product's input norm is computed, and the state of the residual stream
         after it.
         """
+        if not is_rms(norm):
+            return NormIn.KERNEL, ResidualState()
         if self.normalises(weights, s, n, all_rows):
             return NormIn.PROLOGUE, x._replace(deferred=False)
         if x.deferred:
@@ -160,7 +143,7 @@ class Planner(ProductPlanner):
         """Where q and k are rotated; kernel: the RopeKv of the layer's heads. Norms of all heads
         together are computed before that, by kernels of their own.
         """
-        if a.norm_whole:
+        if a.norm_whole or unusual_heads(a) is not None:
             return RopeIn.KERNEL
         if a.w_gate is not None or a.v_norm is not None or a.wk is None or a.wv is None:
             # a fourth matrix, or a norm of v, or fewer than three, which no epilogue knows
@@ -197,17 +180,15 @@ class Planner(ProductPlanner):
         a = layer.mixer
         assert isinstance(a, Attention)
         refuse(a)
-        if layer.parallel:
-            raise lacking("attention and feed-forward in parallel")
         weights, n = a.projections, s.n_tokens
         rope = self.rope(a, s, heads.rope)
-        norm, x = self.input_norm(weights, s, x, n, True)
+        norm, x = self.input_norm(a.norm, weights, s, x, n, True)
         epilogue: Epilogue = "QKV" if rope is RopeIn.EPILOGUE else "STORE"
         qkv = self.product(weights, s, epilogue, norm)
         packs = s.fused and heads.packs and a.w_gate is None
         o_layout = self.x_layout([a.wo], s) if packs else PLAIN
         successor = None if a.bo is not None else successor_of(layer)
-        out, x = self.output(a.wo, a.post_norm, successor, s, x)
+        out, x = self.output(a.wo, a, successor, s, x)
         return AttentionPlan(qkv, rope, o_layout, out, x)
 
     def delta(self, layer: Layer, s: StepClass, x: ResidualState) -> DeltaPlan:
@@ -223,11 +204,11 @@ class Planner(ProductPlanner):
         refuse(d)
         if layer.parallel:
             raise lacking("a gated delta net and a feed-forward in parallel")
-        norm, x = self.input_norm(d.projections, s, x, s.n_tokens, True)
+        norm, x = self.input_norm(d.norm, d.projections, s, x, s.n_tokens, True)
         projections = self.product(d.projections, s, "STORE", norm)
         packs = s.fused and shape_of(d.spec).packs
         o_layout = self.x_layout([d.wo], s) if packs else PLAIN
-        out, x = self.output(d.wo, d.post_norm, successor_of(layer), s, x)
+        out, x = self.output(d.wo, d, successor_of(layer), s, x)
         recurrence = recurrence_of(d.spec, s, self.arch, self.is_prefill(s))
         return DeltaPlan(projections, recurrence, o_layout, out, x)
 
@@ -248,78 +229,33 @@ class Planner(ProductPlanner):
         assert isinstance(f, Dense)
         refuse(f)
         weights, n = f.projections, s.n_tokens
-        norm, x = self.input_norm(weights, s, x, n, True)
+        norm, x = self.input_norm(f.norm, weights, s, x, n, True)
+        if layer.parallel and self.shares_norm(layer, s):
+            norm = NormIn.SHARED
         glu = self.takes_glu(weights, s)
         # the GLU kernel packs its output as it takes its input
         packs = s.fused and glu and self.x_layout(weights, s) != PLAIN
         h_layout = self.x_layout([f.w_down], s) if packs else PLAIN
         epilogue: Epilogue = "GLU" if glu else "STORE"
         gate_up = self.product(weights, s, epilogue, norm, out_layout=h_layout)
-        successor = behind(layer)
-        down, x = self.output(f.w_down, f.post_norm, successor, s, x)
+        down, x = self.output(f.w_down, f, behind(layer), s, x)
         return DensePlan(gate_up, glu, h_layout, down, x)
+
+    def shares_norm(self, layer: Layer, s: StepClass) -> bool:
+        """Whether a kernel normalises x once for both halves of a parallel layer."""
+        a, f = layer.mixer, layer.ffn
+        assert isinstance(f, Dense)
+        same = a.norm == f.norm and not is_rms(f.norm)
+        return same and self.x_layout(a.projections, s) == self.x_layout(f.projections, s)
 
     def moe(self, layer: Layer, s: StepClass) -> MoEPlan:
         """A layer's experts. What precedes them defers no norm, and neither do they."""
         key = layer.ffn, s
         if key not in self._plans:
-            self._plans[key] = self._packed(s, self._moe(layer, s))
+            assert isinstance(layer.ffn, MoE)
+            refuse(layer.ffn)
+            self._plans[key] = plan_experts(self, layer, s, ResidualState())
         return self._plans[key]
-
-    def _packed(self, s: StepClass, plan: MoEPlan) -> MoEPlan:
-        """The plan with packed rows, if wgmma multiplies them and gate and up are one launch."""
-        n_pairs, n_expert = s.n_tokens * plan.choice.n_used, plan.choice.n_expert
-        many = plan.tile_rows > 0 and n_pairs >= PAIRS_TO_PACK * n_expert
-        if not (self.has_wgmma and plan.together and many):
-            return plan
-        return replace(plan, packed=True, glu=True, tile_rows=tile_rows(n_pairs, n_expert))
-
-    def expert_tile(self, choice: RouterChoice, s: StepClass) -> int:
-        """Rows of a work tile of sorted pairs; 0: pairs are not sorted. A probe reads them in the
-        order of tokens. With a pair an expert, sorting saves a third of the reads of weights.
-        """
-        n_pairs = s.n_tokens * choice.n_used
-        if self.batch_invariant or not s.fused or n_pairs < choice.n_expert:
-            return 0
-        return self.kernels.experts.tile_rows(n_pairs, choice.n_expert)
-
-    def few_rows(self, weights: Sequence[Matrix], choice: RouterChoice, s: StepClass) -> int:
-        """Rows of a work tile of the GEMM for few rows an expert; 0: it does not run."""
-        if not self.expert_tile(choice, s):
-            return 0
-        tiles, n_pairs = [w.in_tiles for w in weights], s.n_tokens * choice.n_used
-        return self.kernels.expert_rows.tile_rows(tiles, n_pairs, choice.n_expert)
-
-    def copies_experts(self, choice: RouterChoice, s: StepClass) -> bool:
-        """Whether experts in host memory are copied to the device, all of them, or else read where
-        they lie: sorted pairs read each chosen expert once, which two pairs an expert make 86 % of
-        all; others read one for each pair.
-        """
-        least = PAIRS_TO_COPY if self.expert_tile(choice, s) else 1
-        return s.n_tokens * choice.n_used >= least * choice.n_expert
-
-    def _moe(self, layer: Layer, s: StepClass) -> MoEPlan:
-        f = layer.ffn
-        assert isinstance(f, MoE)
-        refuse(f)
-        e = f.experts
-        biased = e.b_gate is not None or e.b_up is not None
-        together = one_layout([e.w_gate, e.w_up])
-        shared = None
-        if f.shared is not None:
-            gate_up = [f.shared.w_gate, f.shared.w_up]
-            epilogue: Epilogue = "GLU" if self.takes_glu(gate_up, s) else "STORE"
-            shared = self.product(gate_up, s, epilogue), self.product([f.shared.w_down], s)
-        choice = choice_of(f)
-        matrices = [e.w_gate, e.w_up, e.w_down]
-        tile, few, copied = self.expert_tile(choice, s), self.few_rows(matrices, choice, s), False
-        plain = not biased and e.activation != "swiglu_oai"
-        glu = together and (plain or not tile or few > 0)
-        if any(w.on_host for w in matrices):
-            copied = self.copies_experts(choice, s)
-        shape = choice, few or tile, together, glu, shared, ResidualState(), copied
-        found = MoEPlan(*shape, few_rows=few > 0)
-        return plan_beside(self, found, layer, s, ResidualState()) if f.dense else found
 
     def projected_inputs(self, inputs: LayerInputs, s: StepClass) -> ProductPlan:
         """The product of which the inputs of layers are made."""
@@ -338,17 +274,19 @@ class Planner(ProductPlanner):
     def output(
         self,
         w: Matrix,
-        post_norm: Norm | None,
+        part: Adds,
         successor: Successor | None,
         s: StepClass,
         x: ResidualState,
     ) -> tuple[OutputPlan, ResidualState]:
-        """The plan of a product that adds to x; successor: the next part of the network that
-        takes x.
+        """The plan of a product that adds to x, the last one of a part of a layer; successor: the
+        next part of the network that takes x. A scale of what is added is computed as a norm.
         """
-        if post_norm is not None:
+        if successor is not None and not is_rms(successor.norm):
+            successor = None  # a kernel of its own normalises x
+        if part.post_norm is not None or part.residual_scale != 1:
             left = s.decode and s.fused and successor and self.adds(successor.projections, s)
-            where = NormIn.PROLOGUE if left else NormIn.KERNEL
+            where = NormIn.PROLOGUE if left and is_rms(part.post_norm) else NormIn.KERNEL
             return OutputPlan(self.product([w], s), where), x
         product, layout = self.product([w], s, "ADD"), PLAIN
         if successor is not None and successor.norm is not None and x.factors:
@@ -374,7 +312,8 @@ class Planner(ProductPlanner):
         key = head, s, x
         if key not in self._plans:
             refuse(head)
-            norm, _ = self.input_norm([head.weight], s, ResidualState(), s.n_rows, s.all_rows)
+            sizes = s.n_rows, s.all_rows
+            norm, _ = self.input_norm(head.norm, [head.weight], s, ResidualState(), *sizes)
             self._plans[key] = self.product([head.weight], s, "STORE", norm, s.n_rows)
         return self._plans[key]
 
@@ -383,42 +322,23 @@ class Planner(ProductPlanner):
         self._plans.clear()
 
 
-def choice_of(f: MoE) -> RouterChoice:
-    """What a router is asked for."""
-    r, n_expert = f.router, f.experts.w_up.n_experts
-    return RouterChoice(n_expert, r.n_used, r.score, r.normalise, r.scale, r.groups, LEAST_SUM)
-
-
-def successor_of(layer: Layer) -> Successor | None:
-    """What takes x behind a layer's mixer; None for experts, but for what is beside them."""
-    successor = layer.ffn or behind(layer)
-    if isinstance(successor, MoE):
-        return InputGate(successor.dense.projections) if successor.dense else None
-    return successor
-
-
 def refuse(part: Mixer | FeedForward | Head) -> None:
     """Raises GGUFError for what no kernel computes."""
-    norms = [part.norm, getattr(part, "post_norm", None)]
-    whole, temperature = getattr(part, "norm_whole", False), getattr(part, "temperature", None)
-    length = temperature.length if temperature else 0
-    biased = getattr(part, "bo", None) is not None and norms[1] is not None
+    whole, head_norms = getattr(part, "norm_whole", False), _head_norms(part)
     problem = choice_of(part).problem or beside_problem(part) if isinstance(part, MoE) else ""
     found = {
-        "layer norms and norms with a bias": any(n and not n.is_rms for n in norms),
-        "a bias of the attention's output before a norm": biased,
-        "attention to later tokens": not getattr(part, "causal", True),
-        "a scale of what is added to the residual stream": getattr(part, "residual_scale", 1) != 1,
-        "norms of heads behind RoPE": getattr(part, "norm_after_rope", False),
-        "attention in chunks": getattr(part, "chunked", False),
-        "weights of experts on what they take": isinstance(part, MoE) and part.router.weighs_input,
-        "norms of all heads with a bias": whole and getattr(part, "bq", None) is not None,
-        f"queries that grow with their position (none do up to -c {length})": length > 0,
+        "norms of heads with a bias": any(n.bias is not None for n in head_norms) and not whole,
+        "norms of all heads behind RoPE": whole and getattr(part, "norm_after_rope", False),
         problem: bool(problem),
     }
     for what, there in found.items():
         if there:
             raise lacking(what)
+
+
+def _head_norms(part: Mixer | FeedForward | Head) -> list[Norm]:
+    norms = (getattr(part, name, None) for name in ("q_norm", "k_norm"))
+    return [norm for norm in norms if norm is not None]
 
 
 def lacking(what: str) -> GGUFError:

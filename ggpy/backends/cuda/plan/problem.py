@@ -22,6 +22,7 @@ class NormIn(Enum):
     PROLOGUE = "prologue"  # by the product
     KERNEL = "kernel"
     DEFERRED = "deferred"  # by the previous product, up to a factor per token
+    SHARED = "shared"  # by the kernel before another product of the same x
 
 
 class StepClass(NamedTuple):

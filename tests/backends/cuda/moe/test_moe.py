@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +13,10 @@ from prepared import Prepared
 from random_moe import FORMS, Form, random_moe, random_x
 
 from ggpy import arch
+from ggpy.arch import llama4
 from ggpy.backends.cuda.backend import Cuda
 from ggpy.backends.cuda.steps.upload import PLACES
-from ggpy.backends.interface import Layer
+from ggpy.backends.interface import AttentionTemperature, Layer
 from ggpy.backends.numpy import moe as reference
 from ggpy.backends.numpy.backend import Reference
 from ggpy.gguf import File, GGUFError
@@ -23,8 +25,7 @@ from tools import make_tiny
 
 from ..test_backend import KL, PAGES, Model, ids_of, step_of
 
-REFUSED = dict.fromkeys(("hunyuan-moe", "llama4"), "norms of heads behind RoPE")
-MODELS = [name for name, model in make_tiny.MODELS.items() if model.experts and name not in REFUSED]
+MODELS = [name for name, model in make_tiny.MODELS.items() if model.experts]
 BATCHED = ("qwen3moe", "qwen2moe", "gpt-oss")  # of each way to combine the kernels of experts
 # A GPU rounds activations to halves: where two experts are liked nearly alike, it may choose the
 # other one. Tokens are compared whose last choice is by so much better than the next best.
@@ -99,6 +100,18 @@ def test_steps_of_every_kind(machine, tiny_path, monkeypatch, name) -> None:
     pair.step(mixed)
 
 
+def test_llama4_beyond_a_chunk(machine, tmp_path, monkeypatch) -> None:
+    """Chunks of 24 positions, and queries that grow from there on."""
+    monkeypatch.setattr(llama4, "CHUNK", 24)
+    monkeypatch.setattr(llama4, "TEMPERATURE", AttentionTemperature(0.5, 24, offset=1))
+    path = make_tiny.write(tmp_path / "llama4.gguf", "llama4")
+    pair = MoEPair(machine, path, monkeypatch)
+    pair.step([(ids_of(60), 0, PAGES[1]), (ids_of(23, 1), 0, PAGES[0])], list(range(83)))
+    pair.step([(ids_of(20, 2), 60, PAGES[1]), ([9], 23, PAGES[0])], list(range(21)))
+    for i in range(4):
+        pair.step([([40 + i], 80 + i, PAGES[1]), ([50 + i], 24 + i, PAGES[0])])
+
+
 @pytest.mark.parametrize("name", BATCHED)
 def test_decode_has_the_same_bits_alone_and_in_a_batch(machine, tiny_path, name) -> None:
     found = []
@@ -137,12 +150,26 @@ class OneLayer:
 
 
 @pytest.mark.parametrize(("n_tokens", "decode"), [(1, True), (9, True), (40, False)])
-@pytest.mark.parametrize("name", [name for name, form in FORMS.items() if not form.weighs_input])
+@pytest.mark.parametrize("name", FORMS)
 def test_every_form_of_a_layer(emulator, name, n_tokens, decode) -> None:
     """By pairs, and sorted in decode and in prefill."""
     form, x = FORMS[name], random_x(FORMS[name], n_tokens)
     expected = reference.feed_forward(x, random_moe(Reference(1), form), lambda *_: None)
     y = OneLayer(Cuda(emulator), form).run(x, decode)
+    assert nmse(y - x, (expected - x).astype(np.float64)) <= 3e-6
+
+
+def test_a_layer_norm_before_experts(emulator) -> None:
+    """It is a kernel of its own, and the router is told of no norm."""
+    form, found = FORMS["gated shared"], []
+    x = random_x(form, 9) + np.float32(2)
+    ops = Cuda(emulator)
+    for layer in (OneLayer(ops, form), OneLayer(Reference(1), form)):
+        ffn = layer.layer.ffn
+        layer.layer.ffn = replace(ffn, norm=replace(ffn.norm, centred=True, bias=ffn.shared.gate))
+        found.append(layer)
+    expected = reference.feed_forward(x, found[1].layer.ffn, lambda *_: None)
+    y = found[0].run(x, True)
     assert nmse(y - x, (expected - x).astype(np.float64)) <= 3e-6
 
 
@@ -209,19 +236,11 @@ def test_experts_that_no_kernel_multiplies(emulator, form, message) -> None:
         random_moe(Cuda(emulator), form)
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_models_that_are_refused_by_name(emulator, tiny_path, name) -> None:
-    model = Model(Cuda(emulator), tiny_path(name))
-    with pytest.raises(GGUFError, match=f"no kernel for {REFUSED[name]}: use --device cpu"):
-        model.logits(step_of([([5], 0, [0])]))
-
-
 @pytest.mark.parametrize(
     ("form", "lacks"),
     [
         (Form(X=40, J=33), "33 experts of a token, 32 are the most"),
-        (Form(score="sigmoid_chosen"), "routers with the score 'sigmoid_chosen'"),
-        (FORMS["llama4"], "weights of experts on what they take"),
+        (Form(score="squares"), "routers with the score 'squares'"),
     ],
 )
 def test_routers_beyond_the_kernel_are_refused_by_name(emulator, form, lacks) -> None:

@@ -1,0 +1,111 @@
+"""How a mixture of experts is computed: in which order pairs of a token and an expert are
+multiplied, and by which kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ....kernels.gemm.gemm import Epilogue
+from ....kernels.moe.expert_wgmma import tile_rows
+from ....kernels.moe.route import RouterChoice
+from ...experts import LEAST_SUM
+from ...interface import Layer, MoE
+from ..arrays import one_layout
+from .beside import BesidePlan, plan_beside
+from .problem import NormIn, ProductPlan, StepClass
+
+if TYPE_CHECKING:
+    from .layers import Planner, ResidualState
+
+# of a token and an expert, for each expert
+PAIRS_TO_PACK = 32  # from here on rows are packed
+PAIRS_TO_COPY = 2  # from here on experts are copied
+
+
+@dataclass(frozen=True, eq=False)
+class MoEPlan:
+    """The plan of a layer's experts.
+
+    choice: what the router is asked for. tile_rows: of the work tiles of pairs that are sorted by
+    expert, for a GEMM; 0: each pair is a GEMV. together: gate and up are one launch; glu: which
+    applies the activation. shared: the products of the shared expert. after: state of the residual
+    stream after it. copied: experts in host memory are copied to the device before they are
+    multiplied. few_rows: the GEMM is the one for few rows an expert. packed: the GEMM takes packed
+    rows. beside: the products of a dense feed-forward beside the experts; post_norm: where the norm
+    of what both add is computed.
+    """
+
+    choice: RouterChoice
+    tile_rows: int
+    together: bool
+    glu: bool
+    shared: tuple[ProductPlan, ProductPlan] | None
+    after: ResidualState
+    copied: bool = False
+    few_rows: bool = False
+    packed: bool = False
+    beside: BesidePlan | None = None
+    post_norm: NormIn = NormIn.NONE
+
+
+def choice_of(f: MoE) -> RouterChoice:
+    """What a router is asked for."""
+    r, n_expert = f.router, f.experts.w_up.n_experts
+    return RouterChoice(n_expert, r.n_used, r.score, r.normalise, r.scale, r.groups, LEAST_SUM)
+
+
+def plan_experts(planner: Planner, layer: Layer, s: StepClass, start: ResidualState) -> MoEPlan:
+    """The plan of a layer's experts; start: the state of a stream of which nothing has been
+    deferred, as it is before and after them.
+    """
+    f = layer.ffn
+    assert isinstance(f, MoE)
+    e, choice = f.experts, choice_of(f)
+    together = one_layout([e.w_gate, e.w_up])
+    shared = None
+    if f.shared is not None:
+        gate_up = [f.shared.w_gate, f.shared.w_up]
+        epilogue: Epilogue = "GLU" if planner.takes_glu(gate_up, s) else "STORE"
+        shared = planner.product(gate_up, s, epilogue), planner.product([f.shared.w_down], s)
+    tile, few = _tile(planner, choice, s), _few_rows(planner, f, choice, s)
+    plain = e.b_gate is None and e.b_up is None and e.activation != "swiglu_oai"
+    glu = together and (plain or not tile or few > 0) and not f.router.weighs_input
+    on_host = any(w.on_host for w in (e.w_gate, e.w_up, e.w_down))
+    copied = on_host and copies_experts(planner, choice, s)
+    found = MoEPlan(choice, few or tile, together, glu, shared, start, copied, few > 0)
+    n_pairs = s.n_tokens * choice.n_used
+    many = tile > 0 and n_pairs >= PAIRS_TO_PACK * choice.n_expert
+    if planner.has_wgmma and together and many and not f.router.weighs_input:
+        rows = tile_rows(n_pairs, choice.n_expert)
+        found = replace(found, packed=True, glu=True, few_rows=False, tile_rows=rows)
+    return plan_beside(planner, found, layer, s, start) if f.dense else found
+
+
+def _tile(planner: Planner, choice: RouterChoice, s: StepClass) -> int:
+    """Rows of a work tile of sorted pairs; 0: pairs are not sorted. A probe reads them in the order
+    of tokens. With a pair an expert, sorting saves a third of the reads of weights.
+    """
+    n_pairs = s.n_tokens * choice.n_used
+    if planner.batch_invariant or not s.fused or n_pairs < choice.n_expert:
+        return 0
+    return planner.kernels.experts.tile_rows(n_pairs, choice.n_expert)
+
+
+def _few_rows(planner: Planner, f: MoE, choice: RouterChoice, s: StepClass) -> int:
+    """Rows of a work tile of the GEMM for few rows an expert; 0: it does not run."""
+    if not _tile(planner, choice, s):
+        return 0
+    e, n_pairs = f.experts, s.n_tokens * choice.n_used
+    tiles = [w.in_tiles for w in (e.w_gate, e.w_up, e.w_down)]
+    return planner.kernels.expert_rows.tile_rows(tiles, n_pairs, choice.n_expert)
+
+
+def copies_experts(planner: Planner, choice: RouterChoice, s: StepClass) -> bool:
+    """Whether experts in host memory are copied to the device, all of them, or else read where they
+    lie: sorted pairs read each chosen expert once, which two pairs an expert make 86 % of all;
+    others read one for each pair.
+    """
+    least = PAIRS_TO_COPY if _tile(planner, choice, s) else 1
+    return s.n_tokens * choice.n_used >= least * choice.n_expert
