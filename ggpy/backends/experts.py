@@ -1,4 +1,4 @@
-"""The parts of a mixture of experts (interface.MoE): router, experts, shared expert.
+"""The parts of a mixture of experts (layers.MoE): router, experts, shared expert.
 
 They are weights and settings only; numpy/moe.py is the specification of what is computed.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Weight = Any  # as in interface.py
+Weight = Any  # as in layers.py
 
 # What experts make of gate and up: Activation(gate) * up, or what gpt-oss has.
 GatedActivation = Literal["silu", "gelu_tanh", "swiglu_oai"]
@@ -43,7 +43,7 @@ class Router:
     groups: tuple[int, int] = (1, 1)
     weighs_input: bool = False  # weights multiply what experts take, not what they return
     expert_scale: Weight | None = None  # [X]
-    norm: Any = None  # interface.Norm, of x
+    norm: Any = None  # layers.Norm, of x
     norm_scale: float = 1.0
 
 

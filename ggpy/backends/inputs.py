@@ -1,4 +1,4 @@
-"""Inputs that layers have of their own (interface.Layer.input), and what they are made of.
+"""Inputs that layers have of their own (layers.Layer.input), and what they are made of.
 
 They are weights and settings only; numpy/layer_inputs.py is the specification of what is computed.
 """
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from .interface import Activation, Norm
+    from .layers import Activation, Norm
 
-Weight = Any  # as in interface.py
+Weight = Any  # as in layers.py
 
 
 @dataclass(frozen=True)
