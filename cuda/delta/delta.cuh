@@ -43,7 +43,7 @@ struct DeltaArgs {
     __half* out;             // [T][Hv * S], in rows or packed (packed.cuh)
     float eps;               // of the norm
     int n_k_head, n_v_head, size;
-    int n_tokens;
+    int n_tokens, n_sequences;
     int tiled;    // the key head of value head h is h % Hk, not h / (Hv / Hk)
     int order;    // of out
     int chunked;  // whole chunks of each sequence are delta_chunk_scan's

@@ -3,7 +3,7 @@
 //
 // kernel               grid                                 a CTA takes
 // delta_chunk_solve    (Hv, ceil(T / 64))                   a chunk of one value head
-// delta_chunk_scan     (Hv S / COLUMNS, sequences)          COLUMNS columns of one value head, chunk after chunk
+// delta_chunk_scan     (Hv S / COLUMNS, as many as run)     COLUMNS columns of one value head, chunk after chunk
 //
 // With e(t, j) the decay of M from token j to token t of a chunk (j = -1: from before the chunk), and K, Q, V[64, S]:
 //
@@ -266,48 +266,46 @@ struct ChunkStorage {
     float2 decay[2][CHUNK];      // e(t, -1) and e(63, t), of this chunk and of the next one
 };
 
-extern "C" __global__ void __launch_bounds__(CHUNK_THREADS, 1) delta_chunk_scan(const DeltaArgs p) {
-    __shared__ __align__(16) ChunkStorage storage;
-    grid_dependency_launch();
-    constexpr int PARTS = SIZE / COLUMNS, N = COLUMNS / 8;
-    const int head = blockIdx.x / PARTS, column = blockIdx.x % PARTS * COLUMNS, sequence = blockIdx.y;
+// COLUMNS columns of one value head, over the chunks of a sequence that has some.
+__device__ __forceinline__ void scan_chunks(const DeltaArgs& p, ChunkStorage& storage, int sequence, int head,
+                                            int column) {
+    constexpr int N = COLUMNS / 8;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int start = p.first[sequence], n_chunk = (p.first[sequence + 1] - start) / CHUNK;
     const int read = p.pages[2 * sequence], written = p.pages[2 * sequence + 1];
-    grid_dependency_wait();  // all CTAs wait: see delta_chunk_solve
-    if (n_chunk == 0) return;
     const int pitch = p.channels(), solved_pitch = p.n_v_head * 2 * CHUNK;
     // Rows of K for warps 0 to 3, of Q for the others: 16 tokens each.
     const int tile = warp % 4, first = 16 * tile;
     const bool has_queries = warp >= 4;
-    // Of the chunk: keys from the warp's columns on, and from its rows on what it multiplies and makes.
-    const float* const of_u = p.u + static_cast<size_t>(start) * pitch;
-    const int of_key = (p.n_k_head + p.key_head(head)) * SIZE;
-    const float* key = of_u + of_key + 16 * warp;
-    const float* rows = of_u + first * pitch + of_key - (has_queries ? p.n_k_head * SIZE : 0);
-    const float* value = of_u + (first + g) * pitch + (2 * p.n_k_head + head) * SIZE + column + 2 * t;
-    const float* solved = solved_row(p, start + first, head);
-    const float2* decays = p.decay + static_cast<size_t>(start + threadIdx.x) * p.n_v_head + head;
-    float* o = p.o + (static_cast<size_t>(start + first + g) * p.n_v_head + head) * SIZE + column + 2 * t;
-    // An element of M: row 16 warp + g + 8 (i / 2), column `column` + 8 n + 2 t + i % 2.
-    const auto element = [&](int page, int n, int i) {
-        const size_t at = (static_cast<size_t>(page) * p.n_v_head + head) * SIZE + column + 8 * n + 2 * t + i % 2;
-        return p.matrices + at * SIZE + 16 * warp + g + i / 2 * 8;
+    const int of_key = (p.n_k_head + p.key_head(head)) * SIZE, of_rows = of_key - (has_queries ? p.n_k_head * SIZE : 0);
+    const auto rows_of = [&](int token) { return p.u + static_cast<size_t>(token + first) * pitch + of_rows; };
+    // The lane's first element of M: row 16 warp + g, column `column` + 2 t.
+    const auto state = [&](int page) {
+        const size_t at = (static_cast<size_t>(page) * p.n_v_head + head) * SIZE + column + 2 * t;
+        return p.matrices + at * SIZE + 16 * warp + g;
     };
+    // Element i of block n of a D operand, from there.
+    const auto element = [](int n, int i) { return (8 * n + i % 2) * SIZE + i / 2 * 8; };
     RawOperand raw[SIZE / 16];
 #pragma unroll
-    for (int s = 0; s < SIZE / 16; ++s) raw[s].load(rows + 16 * s, pitch, g, t);
+    for (int s = 0; s < SIZE / 16; ++s) raw[s].load(rows_of(start) + 16 * s, pitch, g, t);
     float m[N][4];
 #pragma unroll
     for (int n = 0; n < N; ++n)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) m[n][i] = read == NO_STATE ? 0.0f : __ldcg(element(read, n, i));
+        for (int i = 0; i < 4; ++i) m[n][i] = read == NO_STATE ? 0.0f : __ldcg(state(read) + element(n, i));
 
     for (int chunk = 0; chunk < n_chunk; ++chunk) {
+        // The first token, not known to grow by 64: the compiler would keep an address for each load of the loop.
+        const int token = start + kept(chunk) * CHUNK;
+        const float* const of_u = p.u + static_cast<size_t>(token) * pitch;
         float2(&decay)[CHUNK] = storage.decay[chunk % 2];
         storage.m.put(16 * warp, 0, m, g, t);
-        if (threadIdx.x < CHUNK) decay[threadIdx.x] = __ldcg(decays);
+        if (threadIdx.x < CHUNK)
+            decay[threadIdx.x] = __ldcg(p.decay + static_cast<size_t>(token + threadIdx.x) * p.n_v_head + head);
         // Operands of the second product, and values.
+        const float* const solved = solved_row(p, token + first, head);
+        const float* const value = of_u + (first + g) * pitch + (2 * p.n_k_head + head) * SIZE + column + 2 * t;
         RawOperand inverse[CHUNK / 16];
 #pragma unroll
         for (int s = 0; s < CHUNK / 16; ++s)
@@ -341,7 +339,8 @@ extern "C" __global__ void __launch_bounds__(CHUNK_THREADS, 1) delta_chunk_scan(
             for (int s = 0; s < CHUNK / 16; ++s)
                 if (s <= tile) within[s].load(solved + CHUNK + 16 * s, solved_pitch, g, t);
 #pragma unroll
-        for (int s = 0; s < CHUNK / 16; ++s) keys[s].load_transposed(key + 16 * s * pitch, pitch, g, t);
+        for (int s = 0; s < CHUNK / 16; ++s)
+            keys[s].load_transposed(of_u + of_key + 16 * warp + 16 * s * pitch, pitch, g, t);
         __syncthreads();
 
         // D, of which a warp makes 16 columns.
@@ -351,10 +350,9 @@ extern "C" __global__ void __launch_bounds__(CHUNK_THREADS, 1) delta_chunk_scan(
         for (int s = 0; s < CHUNK / 16; ++s)
             if (s <= tile) add_product(change, inverse[s], storage.x, 16 * s, side, lane);
         storage.change.put(first, side, change, g, t);
-        rows += CHUNK * pitch;
         if (chunk + 1 < n_chunk)
 #pragma unroll
-            for (int s = 0; s < SIZE / 16; ++s) raw[s].load(rows + 16 * s, pitch, g, t);
+            for (int s = 0; s < SIZE / 32; ++s) raw[s].load(rows_of(token + CHUNK) + 16 * s, pitch, g, t);
         __syncthreads();
 
         const float whole = decay[CHUNK - 1].x;
@@ -371,7 +369,11 @@ extern "C" __global__ void __launch_bounds__(CHUNK_THREADS, 1) delta_chunk_scan(
             }
             add_product(m, keys[s], storage.change, 16 * s, 0, lane);
         }
+        if (chunk + 1 < n_chunk)  // in registers that the keys had
+#pragma unroll
+            for (int s = SIZE / 32; s < SIZE / 16; ++s) raw[s].load(rows_of(token + CHUNK) + 16 * s, pitch, g, t);
         if (has_queries) {
+            float* const o = p.o + (static_cast<size_t>(token + first + g) * p.n_v_head + head) * SIZE + column + 2 * t;
 #pragma unroll
             for (int s = 0; s < CHUNK / 16; ++s)
                 if (s <= tile) add_product(of_state, within[s], storage.change, 16 * s, 0, lane);
@@ -382,11 +384,30 @@ extern "C" __global__ void __launch_bounds__(CHUNK_THREADS, 1) delta_chunk_scan(
                     *reinterpret_cast<float2*>(o + 8 * r * p.n_v_head * SIZE + 8 * n) =
                         make_float2(of_state[n][2 * r], of_state[n][2 * r + 1]);
         }
-        key += CHUNK * pitch, value += CHUNK * pitch, solved += CHUNK * solved_pitch;
-        decays += CHUNK * p.n_v_head, o += CHUNK * p.n_v_head * SIZE;
     }
 #pragma unroll
     for (int n = 0; n < N; ++n)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) *element(written, n, i) = m[n][i];
+        for (int i = 0; i < 4; ++i) state(written)[element(n, i)] = m[n][i];
+}
+
+// CTAs with the same columns share the sequences that have chunks, in turn.
+extern "C" __global__ void __launch_bounds__(CHUNK_THREADS, 1) delta_chunk_scan(const DeltaArgs p) {
+    __shared__ __align__(16) ChunkStorage storage;
+    grid_dependency_launch();
+    constexpr int PARTS = SIZE / COLUMNS;
+    const int head = blockIdx.x / PARTS, column = blockIdx.x % PARTS * COLUMNS, lane = threadIdx.x % 32;
+    grid_dependency_wait();  // all CTAs wait: see delta_chunk_solve
+    int turn = 0;
+    for (int first = 0; first < p.n_sequences; first += 32) {
+        const int own = first + lane;
+        const bool has_chunks = own < p.n_sequences && p.first[own + 1] - p.first[own] >= CHUNK;
+        for (uint32_t left = __ballot_sync(0xffffffffu, has_chunks); left != 0; left &= left - 1) {
+            const bool is_own = turn == static_cast<int>(blockIdx.y);
+            if (++turn == static_cast<int>(gridDim.y)) turn = 0;
+            if (!is_own) continue;
+            scan_chunks(p, storage, first + __ffs(left) - 1, head, column);
+            __syncthreads();  // other warps may still read the last chunk's decays
+        }
+    }
 }

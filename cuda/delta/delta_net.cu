@@ -116,8 +116,9 @@ struct ScanInput {
     }
 };
 
-// The recurrence of COLUMNS columns of one head over the tokens of one sequence.
-template <int QUADS>
+// The recurrence of COLUMNS columns of one head over the tokens of one sequence. AHEAD: tokens whose inputs are in
+// flight.
+template <int QUADS, int AHEAD>
 __global__ void __launch_bounds__(COLUMNS* LANES) delta_scan(const DeltaArgs p) {
     grid_dependency_launch();
     const int n_blocks = (p.size + COLUMNS - 1) / COLUMNS, head = blockIdx.x / n_blocks, sequence = blockIdx.y;
@@ -130,8 +131,6 @@ __global__ void __launch_bounds__(COLUMNS* LANES) delta_scan(const DeltaArgs p) 
     if (start == stop) return;
     Column<QUADS> m;
     m.load(Column<QUADS>::of(p, read, head, column, lane), inside && read != NO_STATE);
-    // Tokens in flight: a token takes less time than a load.
-    constexpr int AHEAD = QUADS <= 4 ? 4 : 2;
     ScanInput<QUADS> inputs[AHEAD];
 #pragma unroll
     for (int i = 0; i < AHEAD; ++i)

@@ -249,3 +249,18 @@ def test_float_functions(make):
         np.maximum(v, 0.5) + 2,
     ]
     np.testing.assert_allclose(y, np.stack(expected, 1), rtol=1e-6, atol=1e-6)
+
+
+def test_pairs_of_floats_become_bf16(make):
+    """Rounded to the nearest, ties to even; NaN whose bits would overflow stay NaN."""
+    device = make("""
+        #include "lib/common.cuh"
+        extern "C" __global__ void k(const float2* x, uint32_t* y) {
+            y[threadIdx.x] = floats_to_bf16(x[threadIdx.x].x, x[threadIdx.x].y);
+        }""")
+    ties = np.array([0x3F808000, 0x3F818000, 0x7FFFFFFF, 0xFFFFFFFF], np.uint32).view(np.float32)
+    numbers = RNG.standard_normal(58) * np.exp(RNG.uniform(-80, 80, 58))
+    x = np.concatenate([numbers, [np.inf, -0.0], ties]).astype(np.float32)
+    y = run(device, "k", 1, 32, [x], np.zeros(32, np.uint32)).view(ml_dtypes.bfloat16)
+    expected = x.astype(ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(y.astype(np.float32), expected.astype(np.float32))

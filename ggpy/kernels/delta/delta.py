@@ -25,7 +25,10 @@ class DeltaArgs(ctypes.Structure):
         *((name, ctypes.c_uint64) for name in ("gate", "norm", "out")),
         ("eps", ctypes.c_float),
         *((name, ctypes.c_int) for name in ("n_k_head", "n_v_head", "size")),
-        *((name, ctypes.c_int) for name in ("n_tokens", "tiled", "order", "chunked")),
+        *(
+            (name, ctypes.c_int)
+            for name in ("n_tokens", "n_sequences", "tiled", "order", "chunked")
+        ),
     )
 
 
@@ -132,5 +135,5 @@ def args_of(
         *(step.sequences, step.first, step.pages, *state, b.projected, b.beta, b.alpha),
         *(w.taps, w.a, w.dt, b.u, b.decay, b.projected, b.o, b.gate, w.norm, b.out),
     )
-    sizes = s.n_k_head, s.n_v_head, s.size, step.n_tokens
+    sizes = s.n_k_head, s.n_v_head, s.size, step.n_tokens, step.n_sequences
     return DeltaArgs(*map(address, memory), w.eps, *sizes, int(w.tiled), b.order, int(chunked))

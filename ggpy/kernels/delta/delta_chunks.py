@@ -29,10 +29,15 @@ class DeltaChunks:
         names = ["delta_chunk_solve", "delta_chunk_scan"]
         found = device.kernels("delta/delta_chunks.cu", names, extra_source=ASSERTS)
         self._solve, self._scan = found
+        self._n_sms = device.sm_count
 
-    def launch(self, args: DeltaArgs, n_sequences: int) -> None:
-        """Enqueue o and the states of the whole chunks of each sequence, from u and decay."""
+    def launch(self, args: DeltaArgs) -> None:
+        """Enqueue o and the states of the whole chunks of each sequence, from u and decay. An SM
+        has one CTA that scans; others would wait for it, even with nothing to do.
+        """
         grid = args.n_v_head, -(-args.n_tokens // CHUNK)
         self._solve.launch(grid, THREADS, (args,), smem=SOLVE_SHARED, pdl=True)
-        grid = args.n_v_head * (SIZE // COLUMNS), n_sequences
+        ctas = args.n_v_head * (SIZE // COLUMNS)
+        most = min(args.n_sequences, args.n_tokens // CHUNK)  # sequences with chunks
+        grid = ctas, max(1, min(most, self._n_sms // ctas))
         self._scan.launch(grid, THREADS, (args,), pdl=True)

@@ -19,7 +19,16 @@ from .delta_chunks import DeltaChunks
 
 COLUMNS = 16  # of a CTA of delta_scan
 HEADS, CONV_TOKENS = 8, 4  # of a CTA of delta_conv and delta_norm; of a warp of delta_conv
+LONG = 8  # tokens of a sequence on average: see ahead_of
 ASSERTS = struct_asserts(DeltaArgs)
+
+
+def ahead_of(shape: DeltaShape) -> tuple[int, int]:
+    """Tokens in flight of delta_scan, of steps with few tokens for each sequence, and with LONG or
+    more. A token takes less time than its loads; but with few, more CTAs on an SM, which take fewer
+    registers each, are faster.
+    """
+    return 1, 4 if shape.quads <= 4 else 2
 
 
 class DeltaNet:
@@ -32,10 +41,10 @@ class DeltaNet:
         if shape.problem:
             raise ValueError(shape.problem)
         self.shape = shape
-        names = [f"delta_conv<{shape.quads}, {shape.taps}>", f"delta_scan<{shape.quads}>"]
-        names.append(f"delta_norm<{shape.quads}>")
+        names = [f"delta_conv<{shape.quads}, {shape.taps}>", f"delta_norm<{shape.quads}>"]
+        names += [f"delta_scan<{shape.quads}, {n}>" for n in ahead_of(shape)]
         found: list[Kernel] = device.kernels("delta/delta_net.cu", names, extra_source=ASSERTS)
-        self._conv, self._scan, self._norm = found
+        self._conv, self._norm, *self._scans = found
         self._chunks = DeltaChunks(device, shape) if chunked else None
 
     def launch(
@@ -51,8 +60,9 @@ class DeltaNet:
         heads = -(-(2 * s.n_k_head + s.n_v_head) // HEADS)
         self._conv.launch((heads, -(-n // CONV_TOKENS)), HEADS * 32, (args,), pdl=True)
         if chunks is not None:
-            chunks.launch(args, step.n_sequences)
+            chunks.launch(args)
         if chunks is None or step.n_sequences > 1 or n % CHUNK:
             grid = s.n_v_head * -(-s.size // COLUMNS), step.n_sequences
-            self._scan.launch(grid, COLUMNS * LANES, (args,), pdl=True)
+            scan = self._scans[n >= LONG * step.n_sequences]
+            scan.launch(grid, COLUMNS * LANES, (args,), pdl=True)
         self._norm.launch((-(-s.n_v_head // HEADS), n), HEADS * 32, (args,), pdl=True)

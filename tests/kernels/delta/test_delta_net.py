@@ -18,7 +18,7 @@ from ggpy.kernels.delta import delta_net
 from ggpy.kernels.delta.delta import ROW, DeltaBuffers, DeltaShape, DeltaStep, DeltaWeights
 from ggpy.kernels.delta.delta_chunks import has_chunks
 from ggpy.kernels.delta.delta_decode import DeltaDecode, cluster_of
-from ggpy.kernels.delta.delta_net import DeltaNet
+from ggpy.kernels.delta.delta_net import DeltaNet, ahead_of
 from ggpy.kernels.gemm.hopper import has_clusters
 from ggpy.kernels.layout.pack import CODES, PLAIN, packed_bytes
 
@@ -139,7 +139,7 @@ def test_a_step(machine, shape, tiled, lengths):
         np.testing.assert_allclose(found[name] / scale, array / scale, atol=rounded, err_msg=name)
 
 
-@pytest.mark.parametrize("lengths", [[64], [200, 3, 64, 100]], ids=str)
+@pytest.mark.parametrize("lengths", [[64], [200, 3, 64, 100], [1] * 33 + [70]], ids=str)
 def test_chunks(machine, lengths):
     """Sequences of chunks alone, with tokens behind the last chunk, and of fewer tokens."""
     if not has_chunks(SHAPES[2][0], machine.arch):
@@ -193,13 +193,14 @@ def test_pages_that_are_not_written_stay(machine):
 
 
 def test_a_token_is_computed_alike_alone_and_among_others(machine):
-    case = Case(*SHAPES[2], [4, 3])
+    """Alone it is so long a sequence that the loads of several tokens are in flight."""
+    case = Case(*SHAPES[2], [9, 3])
     together = case.run(machine)
-    case.lengths, case.pages = [4], case.pages[:1]
+    case.lengths, case.pages = [9], case.pages[:1]
     for name in ("projected", "gate", "beta", "alpha"):
-        setattr(case, name, getattr(case, name)[:4])
+        setattr(case, name, getattr(case, name)[:9])
     alone = case.run(machine)
-    assert all(np.array_equal(together[name][:4], alone[name]) for name in ("u", "o", "out"))
+    assert all(np.array_equal(together[name][:9], alone[name]) for name in ("u", "o", "out"))
 
 
 @pytest.mark.parametrize("size", [6, 260])
@@ -211,8 +212,9 @@ def test_what_no_kernel_computes_is_refused(size):
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a", "sm_120"])
 def test_they_compile(nvrtc, arch):
     quads = (1, 4, 8)
-    names = [*(f"delta_scan<{n}>" for n in quads), "delta_conv<1, 4>", "delta_conv<4, 4>"]
     shapes = [DeltaShape(1, 1, ROW * n, 4) for n in quads]
+    names = [f"delta_scan<{s.quads}, {n}>" for s in shapes for n in ahead_of(s)]
+    names += ["delta_conv<1, 4>", "delta_conv<4, 4>"]
     clusters = {s.quads: cluster_of(s, arch) for s in shapes}
     decode = [f"delta_decode<{n}, {c}, 4>" for n, c in clusters.items() if c]
     sources = {"delta/delta_net.cu": [*names, "delta_norm<4>"], "delta/delta_decode.cu": decode}
