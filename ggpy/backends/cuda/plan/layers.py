@@ -16,7 +16,7 @@ from ....gguf import GGUFError
 from ....kernels.attention.rope_kv import Rotation
 from ....kernels.gemm.gemm import Epilogue
 from ....kernels.layout.pack import PLAIN, UNIT
-from ....kernels.moe.route import RouterChoice
+from ....kernels.moe.route import MAX_LATE_EXPERTS, RouterChoice
 from ...experts import LEAST_SUM
 from ...interface import (
     Attention,
@@ -37,6 +37,7 @@ ROPE_EPILOGUE_TOKENS = (
     # least number of tokens for the RoPE epilogue of prefill GEMMs: with fewer it gains nothing
     1024
 )
+LATE_TOKENS = 4  # for more, all warps of their GEMVs would take longer than the router
 PAIRS_TO_COPY = 2  # of a token and an expert, for each expert: from here on experts are copied
 
 
@@ -112,7 +113,8 @@ class MoEPlan:
     tiles of pairs that are sorted by expert, for a GEMM; 0: each pair is a GEMV. together: gate
     and up are one launch; glu: which applies the activation. shared: the products of the shared
     expert. copied: experts in host memory are copied to the device before they are multiplied.
-    few_rows: the GEMM is the one for few rows an expert.
+    few_rows: the GEMM is the one for few rows an expert. late: not the router chooses, but each
+    GEMV for itself.
     """
 
     choice: RouterChoice
@@ -123,6 +125,7 @@ class MoEPlan:
     after: ResidualState
     copied: bool = False
     few_rows: bool = False
+    late: bool = False
 
 
 class Planner(ProductPlanner):
@@ -295,7 +298,9 @@ class Planner(ProductPlanner):
         if any(w.on_host for w in matrices):
             copied = self.copies_experts(choice, s)
         shape = choice, few or tile, together, glu, shared, ResidualState(), copied
-        return MoEPlan(*shape, few_rows=few > 0)
+        late = glu and s.fused and not tile and s.n_tokens <= LATE_TOKENS
+        late = late and choice.n_expert <= MAX_LATE_EXPERTS
+        return MoEPlan(*shape, few_rows=few > 0, late=late)
 
     def output(
         self,
