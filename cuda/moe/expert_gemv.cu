@@ -273,13 +273,15 @@ __global__ void __launch_bounds__(THREADS, (WHOLE ? 24 : 16) / WARPS) expert_gem
     if constexpr (EPILOGUE != SUM) grid_dependency_wait();
     grid_dependency_launch();
     TokenExperts experts(p, token);
-    if constexpr (EPILOGUE != SUM) x.load(p, src, units, 0, lane);
+    constexpr bool WIDE = EXPERTS_PER_LANE > 4;  // the choice takes the registers of x
+    if constexpr (EPILOGUE != SUM && !WIDE) x.load(p, src, units, 0, lane);
     int id;
     float weight = 0.0f;
     if constexpr (EPILOGUE == SUM)
         experts.find_all(), id = experts.id, weight = experts.weight;
     else
         id = experts.find(blockIdx.y - token * p.n_used);
+    if constexpr (EPILOGUE != SUM && WIDE) x.load(p, src, units, 0, lane);
     ExpertChunks<T, EPILOGUE> ahead(p, units, id);
     for (int i = 0; i < STAGES; ++i) copy_chunk<T>(ahead, dst + i * T::BYTES, lane);
     if constexpr (EPILOGUE == SUM) {
