@@ -19,7 +19,7 @@ from ggpy.backends.numpy.functions import normalised, sigmoid
 from ggpy.kernels.layout.tile import TiledMatrix, repack
 from ggpy.kernels.moe.combine import Combine, ExpertOutputs
 from ggpy.kernels.moe.expert_gemm import CHUNK_STEPS, STATIC_SHARED, ExpertGemm, x_bytes
-from ggpy.kernels.moe.expert_gemv import ExpertAddends, ExpertGemv
+from ggpy.kernels.moe.expert_gemv import IN_FLIGHT, ExpertAddends, ExpertGemv, gemv_shape
 from ggpy.kernels.moe.expert_rows import ROWS, ExpertRows
 from ggpy.kernels.moe.route import (
     SCORES,
@@ -249,6 +249,20 @@ def test_gemv_adds_up_experts(machine, n_used):
     each = (experts.exact(ids, h) + bias[ids]) * weights.reshape(-1, 1)
     expected = old + each.reshape(2, n_used, 20).sum(1) + shared * strength[:, None]
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-3 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    ("name", "d", "n_ff", "n_used", "n_ctas"),
+    [("Q4_K", 2048, 768, 8, 3), ("MXFP4", 2880, 2880, 4, 6)],
+)
+def test_ctas_of_a_token_are_resident_at_once(name, d, n_ff, n_used, n_ctas):
+    """Those of gate and up, on 132 SMs, with enough bytes in flight."""
+    layout, limit = Weights(name, 16, d).layout, 227 << 10
+    n_tiles = -(-n_ff // 16) * n_used
+    shape = gemv_shape(layout, n_tiles, d, 1, 2, 132, limit)
+    assert n_ctas == -(-n_tiles // 132) and n_ctas * (shape.shared + 1024) <= limit
+    assert 64 << 10 <= n_ctas * shape.warps * shape.stages * layout.chunk_bytes <= IN_FLIGHT
+    assert shape.whole and n_ctas * shape.warps <= 24, "registers"
 
 
 def test_gemv_has_the_same_bits_in_a_larger_batch(machine):
