@@ -1,5 +1,5 @@
 // Products of a token with the experts that it chose, for decode steps. An expert's matrix is found by its id in device
-// memory.
+// memory, or each warp chooses from the router's logits (choose.cuh), so that the router need not wait for all of them.
 //
 // A CTA is small: it makes one tile row of one (token, expert) pair, GLU: of gate and of up, SUM: of all experts of a
 // token. Several CTAs share an SM, all CTAs of a token are resident at the same time, and each reads as many bytes as
@@ -15,10 +15,15 @@
 // | SUM      | (tile rows, tokens) | of the pairs | f32 out[token] += sum of weight * (y + bias) + strength * shared |
 //
 // Shared memory: pipelines [WARPS][STAGES] chunks, x [WARPS][units] and its scales, then partial sums.
+#include "moe/choose.cuh"
 #include "moe/expert_act.cuh"
 #include "gemm/decode_mma.cuh"
 #include "gemm/gemm.cuh"
 #include "gemm/weight_pipeline.cuh"
+
+#ifndef EXPERTS_PER_LANE
+#define EXPERTS_PER_LANE 0  // 0: ids and weights are there; else ceil(n_expert / 32)
+#endif
 
 constexpr int SUM = QKV + 1;  // an epilogue beside enum Epilogue
 
@@ -30,6 +35,7 @@ struct ExpertGemvArgs : GemmArgs {
     const float* shared;    // SUM: [n_tokens, n_rows], or null
     const float* strength;  // SUM: [n_tokens], of the shared part, or null
     uint64_t expert_bytes;  // from the tiles of one expert to those of the next
+    ChoiceArgs choice;      // where each warp chooses
     int n_used;
     int warp_units;  // of x that a warp has in shared memory: a multiple of WarpX::AT_ONCE, or all of them
 };
@@ -210,6 +216,38 @@ struct ExpertSums : DecodeSums<T, 1> {
     }
 };
 
+// The experts of a token: lane j has that of number j. Its loads are requested by the constructor.
+#if EXPERTS_PER_LANE > 0
+struct TokenExperts : ExpertChoice<EXPERTS_PER_LANE> {
+    float weight = 0.0f;
+
+    __device__ __forceinline__ TokenExperts(const ExpertGemvArgs& args, int token)
+        : ExpertChoice<EXPERTS_PER_LANE>(args.choice, token) {}
+    __device__ __forceinline__ void find_all() {
+        choose(p.n_used);
+        weight = ExpertChoice<EXPERTS_PER_LANE>::weight();
+    }
+    __device__ __forceinline__ int find(int j) {
+        choose(j + 1);
+        return __shfl_sync(0xffffffffu, id, j);
+    }
+};
+#else
+struct TokenExperts {
+    int id;
+    float weight = 0.0f;
+
+    __device__ __forceinline__ TokenExperts(const ExpertGemvArgs& p, int token) {
+        const size_t pair =
+            static_cast<size_t>(token) * p.n_used + min(static_cast<int>(threadIdx.x % 32), p.n_used - 1);
+        id = __ldcg(p.ids + pair);
+        if (p.weights) weight = __ldcg(p.weights + pair);
+    }
+    __device__ __forceinline__ void find_all() {}
+    __device__ __forceinline__ int find(int j) { return __shfl_sync(0xffffffffu, id, j); }
+};
+#endif
+
 // WHOLE: a warp has all of its units of x in shared memory at once. Registers are then enough for 24 warps of an SM.
 template <class T, int EPILOGUE, bool WHOLE>
 __global__ void __launch_bounds__(THREADS, (WHOLE ? 24 : 16) / WARPS) expert_gemv(const ExpertGemvArgs p) {
@@ -228,24 +266,22 @@ __global__ void __launch_bounds__(THREADS, (WHOLE ? 24 : 16) / WARPS) expert_gem
                all_x + warp * p.warp_units * 2 * UNIT, units);
     const typename DecodeSums<T, 1>::Lane lane_storage{x, lane};
     ExpertOutput<EPILOGUE> output(p);
-    const __half* src =
-        p.x + static_cast<size_t>(EPILOGUE == SUM ? blockIdx.y * p.n_used : blockIdx.y / p.n_used) * p.k;
+    const int token = EPILOGUE == SUM ? blockIdx.y : blockIdx.y / p.n_used;
+    const __half* src = p.x + static_cast<size_t>(EPILOGUE == SUM ? token * p.n_used : token) * p.k;
 
-    // The kernel before SUM lets it start only when all kernels before that one have ended, so ids are there.
-    if constexpr (EPILOGUE != SUM) {
-        grid_dependency_wait();
-        grid_dependency_launch();
-        x.load(p, src, units, 0, lane);
-    }
+    // The kernel before SUM lets it start only when all kernels before that one have ended, so ids and logits are there.
+    if constexpr (EPILOGUE != SUM) grid_dependency_wait();
+    grid_dependency_launch();
+    TokenExperts experts(p, token);
+    constexpr bool WIDE = EXPERTS_PER_LANE > 4;  // the choice takes the registers of x
+    if constexpr (EPILOGUE != SUM && !WIDE) x.load(p, src, units, 0, lane);
     int id;
     float weight = 0.0f;
-    if constexpr (EPILOGUE == SUM) {
-        const size_t pair = static_cast<size_t>(blockIdx.y) * p.n_used + min(lane, p.n_used - 1);
-        id = __ldcg(p.ids + pair), weight = __ldcg(p.weights + pair);
-        grid_dependency_launch();
-    } else {
-        id = __ldcg(p.ids + blockIdx.y);
-    }
+    if constexpr (EPILOGUE == SUM)
+        experts.find_all(), id = experts.id, weight = experts.weight;
+    else
+        id = experts.find(blockIdx.y - token * p.n_used);
+    if constexpr (EPILOGUE != SUM && WIDE) x.load(p, src, units, 0, lane);
     ExpertChunks<T, EPILOGUE> ahead(p, units, id);
     for (int i = 0; i < STAGES; ++i) copy_chunk<T>(ahead, dst + i * T::BYTES, lane);
     if constexpr (EPILOGUE == SUM) {

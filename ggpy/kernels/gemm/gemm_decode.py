@@ -221,10 +221,6 @@ class GemmDecode:
             kernel = self._kernel([first], config, prologue, epilogue, rope_epilogue)
             kernel.launch(grid, config.warps * 32, (args,), smem=config.shared, pdl=pdl)
 
-    def config_of_one(self, w: TiledMatrix, tile_rows: int) -> GemmDecodeConfig:
-        """How a CTA with so many tile rows of w multiplies one token, without a norm."""
-        return self._config(w, 1, False, self._warps(w, tile_rows, False))
-
     def _warps(self, w: TiledMatrix, tile_rows: int, norm: bool) -> int:
         """Warps of a CTA that has so many tile rows of matrices like w."""
         few = self.limits.few_chunks_with_norm if norm else self.limits.few_chunks

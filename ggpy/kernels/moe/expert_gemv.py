@@ -16,6 +16,7 @@ from ..gemm.gemm import STATIC_SHARED, Epilogue, GemmArgs
 from ..layout.tile import ROWS, Layout, TiledMatrix
 from ..struct_asserts import struct_asserts
 from .combine import ACTIVATIONS
+from .route import ChoiceArgs, LateChoice
 
 ExpertEpilogue = Literal["STORE", "GLU", "SUM"]
 UNIT = 256  # columns of x that a warp converts together
@@ -36,6 +37,7 @@ class ExpertGemvArgs(GemmArgs):
         *((name, ctypes.c_uint64) for name in ("x", "ids", "weights")),
         ("bias", ctypes.c_uint64 * 2),
         *((name, ctypes.c_uint64) for name in ("shared", "strength", "expert_bytes")),
+        ("choice", ChoiceArgs),
         *((name, ctypes.c_int) for name in ("n_used", "warp_units")),
     )
 
@@ -46,10 +48,10 @@ ASSERTS = struct_asserts(ExpertGemvArgs)
 @dataclass(frozen=True)
 class ExpertAddends:
     """What SUM adds beside products: bias[n_expert, rows], shared[T, rows] times strength[T], and
-    the f32 weights [T, n_used] of products and biases.
+    the f32 weights [T, n_used] of products and biases, unless the kernel chooses.
     """
 
-    weights: Address
+    weights: Address | None = None
     bias: Address | None = None
     shared: Address | None = None
     strength: Address | None = None
@@ -98,7 +100,7 @@ class ExpertGemv:
     def launch(
         self,
         weights: Sequence[TiledMatrix],
-        ids: Address,
+        ids: Address | LateChoice,
         x: Address,
         out: Address,
         n_tokens: int,
@@ -109,7 +111,8 @@ class ExpertGemv:
         biases: Sequence[Address | None] = (),
         addends: ExpertAddends | None = None,
     ) -> None:
-        """Enqueue products of n_tokens tokens with the experts ids[n_tokens, n_used].
+        """Enqueue products of n_tokens tokens with the experts ids[n_tokens, n_used], or those
+        that the kernel chooses.
 
         weights: the first of the experts, which follow each other; x is f16 of k columns.
 
@@ -120,10 +123,15 @@ class ExpertGemv:
         |          |          |               | outputs and by `addends`                          |
 
         The kernel before a SUM must be an ExpertGemv or Combine.glu: both let the next kernel start
-        only when all before them have ended, so ids are read at once.
+        only when all before them have ended, so ids or logits are read at once.
         """
         first, adds = weights[0], epilogue == "SUM"
-        args = ExpertGemvArgs(x=address(x), ids=address(ids), n_used=n_used)
+        args, per_lane = ExpertGemvArgs(x=address(x), n_used=n_used), 0
+        if isinstance(ids, LateChoice):
+            args.choice = ids.choice.args(ids.logits, ids.bias)
+            per_lane = ids.choice.experts_per_lane
+        else:
+            args.ids = address(ids)
         as_gemm: Epilogue = "GLU" if epilogue == "GLU" else "STORE"
         args.set_matrices(weights, [out], n_tokens, as_gemm, "silu")
         args.activation = ACTIVATIONS[activation]
@@ -139,13 +147,16 @@ class ExpertGemv:
             *(self.device.sm_count, self.device.shared_bytes - STATIC_SHARED),
         )
         args.warp_units = shape.warp_units
-        kernel = self._kernel(first.layout.type_name, epilogue, shape)
+        kernel = self._kernel(first.layout.type_name, epilogue, shape, per_lane)
         grid = first.tile_rows, n_tokens * each
         kernel.launch(grid, shape.warps * 32, (args,), smem=shape.shared, pdl=True)
 
-    def _kernel(self, layout: str, epilogue: ExpertEpilogue, shape: GemvShape) -> Kernel:
+    def _kernel(
+        self, layout: str, epilogue: ExpertEpilogue, shape: GemvShape, per_lane: int
+    ) -> Kernel:
         instance = f"expert_gemv<{layout}, {epilogue}, {str(shape.whole).lower()}>"
         defines = {"WARPS": shape.warps, "STAGES": shape.stages, "NORM_PIECES": 1}
+        defines["EXPERTS_PER_LANE"] = per_lane
         key = instance, *defines.values()
         if key not in self._kernels:
             self._kernels[key] = self.device.kernel(

@@ -15,21 +15,32 @@ WARPS = 8
 SHAPES = ((8, 4, 512), (4, 1, 32), (1, 1, 1))
 CTAS_PER_SM = 2  # over which the experts are spread
 MAX_USED, MAX_GROUPS, MAX_EXPERTS = 32, 32, 1024
+MAX_LATE_EXPERTS = 256  # of which each warp chooses for itself
 SCORES = {"softmax": 0, "sigmoid": 1, "softmax_chosen": 2, "sigmoid_chosen": 2}
 STATIC_SHARED = 1 << 10
+
+
+class ChoiceArgs(ctypes.Structure):
+    """struct ChoiceArgs of cuda/moe/choose.cuh."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in ("logits", "choice_bias")),
+        *((name, ctypes.c_int) for name in ("n_expert", "n_used", "score", "normalise")),
+        *((name, ctypes.c_int) for name in ("n_group", "n_group_used")),
+        *((name, ctypes.c_float) for name in ("scale", "least_sum")),
+    )
 
 
 class RouteArgs(ctypes.Structure):
     """struct RouteArgs of cuda/moe/route.cu."""
 
     _fields_ = (
-        *((name, ctypes.c_uint64) for name in ("x", "norm", "weight", "bias", "choice_bias")),
-        *((name, ctypes.c_uint64) for name in ("shared_gate", "normed", "ids", "weights")),
-        *((name, ctypes.c_uint64) for name in ("strength", "logits", "arrived")),
+        *((name, ctypes.c_uint64) for name in ("x", "norm", "weight", "bias", "shared_gate")),
+        *((name, ctypes.c_uint64) for name in ("normed", "ids", "weights", "strength", "arrived")),
         *((name, ctypes.c_uint64) for name in ("taken_norm", "expert_scale")),
-        *((name, ctypes.c_int) for name in ("n_tokens", "k", "n_expert", "n_used", "score")),
-        *((name, ctypes.c_int) for name in ("normalise", "n_group", "n_group_used")),
-        *((name, ctypes.c_float) for name in ("scale", "least_sum", "eps")),
+        *((name, ctypes.c_int) for name in ("n_tokens", "k")),
+        ("eps", ctypes.c_float),
+        ("choice", ChoiceArgs),
     )
 
 
@@ -47,6 +58,18 @@ class RouterChoice:
     scale: float = 1.0
     groups: tuple[int, int] = (1, 1)
     least_sum: float = 2.0**-14
+
+    @property
+    def experts_per_lane(self) -> int:
+        """Experts of each lane of the warp that chooses: a power of two."""
+        return 1 << (-(-self.n_expert // 32) - 1).bit_length()
+
+    def args(self, logits: Address, choice_bias: Address | None) -> ChoiceArgs:
+        """What kernels that choose take; logits: f32 [T, n_expert]."""
+        return ChoiceArgs(
+            *(address(logits), address(choice_bias), self.n_expert, self.n_used),
+            *(SCORES[self.score], self.normalise, *self.groups, self.scale, self.least_sum),
+        )
 
     @property
     def problem(self) -> str:
@@ -82,20 +105,32 @@ class RouterWeights:
 
 @dataclass(frozen=True)
 class Routes:
-    """Outputs of the router: f16 normed[T, k], int ids[T, n_used], f32 weights[T, n_used], f32
-    logits[T, n_expert], and f32 strength[T] of the shared expert, if that has a gate.
+    """Outputs of the router: f16 normed[T, k], int ids[T, n_used] and f32 weights[T, n_used], or
+    None if others choose, f32 logits[T, n_expert], and f32 strength[T] of the shared expert, if
+    that has a gate.
     """
 
     normed: Address
-    ids: Address
-    weights: Address
+    ids: Address | None
+    weights: Address | None
     logits: Address
     strength: Address | None = None
 
 
-def shared_bytes(tokens: int, k: int, n_expert: int) -> int:
+@dataclass(frozen=True)
+class LateChoice:
+    """What kernels that multiply experts choose by: f32 logits[T, n_expert] of the router, and
+    its bias [n_expert].
+    """
+
+    choice: RouterChoice
+    logits: Address
+    bias: Address | None = None
+
+
+def shared_bytes(tokens: int, k: int) -> int:
     """Bytes of dynamic shared memory of a CTA."""
-    return 4 * tokens * (k + 2 * n_expert)
+    return 4 * tokens * k
 
 
 class Route:
@@ -103,7 +138,7 @@ class Route:
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self._kernels: dict[tuple[int, int, int, tuple[str, ...]], Kernel] = {}
+        self._kernels: dict[tuple, Kernel] = {}
         self._arrived: Buffer | None = None
 
     def launch(
@@ -114,29 +149,28 @@ class Route:
             wanted = f"rows of {k} columns: a multiple of 8 from {MAX_USED} on is needed"
             raise ValueError(choice.problem or wanted)
         args = RouteArgs(
-            *map(address, (x, w.norm, w.weight, w.bias, w.choice_bias, w.shared_gate)),
-            *map(address, (out.normed, out.ids, out.weights, out.strength)),
-            *map(address, (out.logits, self._counters(), w.taken_norm, w.expert_scale)),
-            *(n_tokens, k, choice.n_expert, choice.n_used, SCORES[choice.score]),
-            *(choice.normalise, *choice.groups),
-            *(choice.scale, choice.least_sum, w.eps),
+            *map(address, (x, w.norm, w.weight, w.bias, w.shared_gate)),
+            *map(address, (out.normed, out.ids, out.weights, out.strength, self._counters())),
+            *map(address, (w.taken_norm, w.expert_scale)),
+            *(n_tokens, k, w.eps, choice.args(out.logits, w.choice_bias)),
         )
-        tokens, rows = self._shape(n_tokens, k, choice.n_expert)
+        tokens, rows = self._shape(n_tokens, k)
         blocks, limit = -(-n_tokens // tokens), CTAS_PER_SM * self.device.sm_count
         ctas = min(-(-choice.n_expert // (WARPS * rows)), max(1, limit // blocks))
-        special = {
+        defines = {
+            "NORM_PIECES": -(-k // (8 * 32 * WARPS)),
+            "EXPERTS_PER_LANE": choice.experts_per_lane,
             "BESIDE": w.taken_norm is not None,
             "SIGMOID_OF_CHOSEN": choice.score == "sigmoid_chosen",
         }
-        macros = tuple(name for name, there in special.items() if there)
-        kernel = self._kernel(tokens, rows, -(-k // (8 * 32 * WARPS)), macros)
-        shared = shared_bytes(tokens, k, choice.n_expert)
+        kernel = self._kernel(tokens, rows, {name: int(n) for name, n in defines.items() if n})
+        shared = shared_bytes(tokens, k)
         kernel.launch((ctas, blocks), 32 * WARPS, (args,), smem=shared, pdl=True)
 
-    def _shape(self, n_tokens: int, k: int, n_expert: int) -> tuple[int, int]:
+    def _shape(self, n_tokens: int, k: int) -> tuple[int, int]:
         """Tokens of a CTA and experts of a warp at a time."""
         for tokens, rows, least in SHAPES[:-1]:
-            shared = shared_bytes(tokens, k, n_expert) + STATIC_SHARED
+            shared = shared_bytes(tokens, k) + STATIC_SHARED
             if n_tokens >= least and shared <= self.device.shared_bytes:
                 return tokens, rows
         return SHAPES[-1][:2]
@@ -149,14 +183,13 @@ class Route:
             self.device.fill(self._arrived, 0)
         return self._arrived
 
-    def _kernel(self, tokens: int, rows: int, pieces: int, macros: tuple[str, ...]) -> Kernel:
-        key = tokens, rows, pieces, macros
+    def _kernel(self, tokens: int, rows: int, defines: dict[str, int]) -> Kernel:
+        key = tokens, rows, *defines.items()
         if key not in self._kernels:
-            defines = {"WARPS": WARPS, "NORM_PIECES": pieces}
             self._kernels[key] = self.device.kernel(
                 "moe/route.cu",
                 f"route<{tokens}, {rows}>",
-                defines=defines | dict.fromkeys(macros, 1),
+                defines={"WARPS": WARPS, **defines},
                 extra_source=ASSERTS,
             )
         return self._kernels[key]

@@ -20,10 +20,11 @@ NORM = {"WARPS": route.WARPS, "NORM_PIECES": 2}
 def test_they_compile(arch: str) -> None:
     few = TYPES if arch == "sm_90a" else TYPES[: 2 if arch == "sm_75" else 1]
     gemvs = []
-    for warps in expert_gemv.WARPS if arch == "sm_90a" else expert_gemv.WARPS[:1]:
+    instances = [(warps, n) for warps in expert_gemv.WARPS for n in (0, 4)]
+    for warps, per_lane in instances if arch == "sm_90a" else instances[:1]:
         names = [f"expert_gemv<{t}, {e}, true>" for t in few for e in ("STORE", "GLU", "SUM")]
         names.append(f"expert_gemv<{TYPES[0]}, SUM, false>")
-        defines = {"WARPS": warps, "STAGES": 4, "NORM_PIECES": 1}
+        defines = {"WARPS": warps, "STAGES": 4, "EXPERTS_PER_LANE": per_lane}
         gemvs.append(compile_cubin("moe/expert_gemv.cu", arch, expressions=names, defines=defines,
                                    extra_source=expert_gemv.ASSERTS).resources)  # fmt: skip
     names = [f"expert_gemm<{t}, {e}>" for t in few[:2] for e in ("STORE", "GLU")]

@@ -19,9 +19,16 @@ from ggpy.backends.numpy.functions import normalised, sigmoid
 from ggpy.kernels.layout.tile import TiledMatrix, repack
 from ggpy.kernels.moe.combine import Combine, ExpertOutputs
 from ggpy.kernels.moe.expert_gemm import CHUNK_STEPS, STATIC_SHARED, ExpertGemm, x_bytes
-from ggpy.kernels.moe.expert_gemv import ExpertAddends, ExpertGemv
+from ggpy.kernels.moe.expert_gemv import IN_FLIGHT, ExpertAddends, ExpertGemv, gemv_shape
 from ggpy.kernels.moe.expert_rows import ROWS, ExpertRows
-from ggpy.kernels.moe.route import SCORES, Route, RouterChoice, RouterWeights, Routes
+from ggpy.kernels.moe.route import (
+    SCORES,
+    LateChoice,
+    Route,
+    RouterChoice,
+    RouterWeights,
+    Routes,
+)
 from ggpy.kernels.moe.sort import SortedPairs, SortPairs, work_tiles
 
 ROUNDED = 1e-6  # weights of prefill GEMMs, and products with subnormal codes, are rounded
@@ -45,8 +52,8 @@ class Experts:
         return np.stack([exact(self.each[e], row[None])[0] for e, row in zip(ids, x, strict=True)])
 
 
-def routed(device, f: Form, x: np.ndarray):
-    """(normed, ids, weights, strength) of the kernel, and the reference's."""
+def run_router(device, f: Form, x: np.ndarray):
+    """(what the kernel makes of x, the choice that it was asked for, the layer)."""
     ffn = random_moe(Reference(1), f)
     r, t = ffn.router, len(x)
     up = {name: None if a is None else upload(device, a) for name, a in (
@@ -55,22 +62,32 @@ def routed(device, f: Form, x: np.ndarray):
     weights = RouterWeights(
         upload(device, ffn.norm.weight), ffn.norm.eps, upload(device, r.weight.array), **up
     )
-    sizes = {"normed": 2 * f.D, "ids": 4 * f.J, "weights": 4 * f.J, "logits": 4 * f.X}
-    if up["shared_gate"] is not None:
-        sizes["strength"] = 4
-    outs = {name: Output(device, t * n) for name, n in sizes.items()}
+    shapes = {
+        "normed": (np.float16, (t, f.D)),
+        "ids": (np.int32, (t, f.J)),
+        "weights": (np.float32, (t, f.J)),
+        "logits": (np.float32, (t, f.X)),
+        "strength": (np.float32, (t,)),
+    }
+    if up["shared_gate"] is None:
+        del shapes["strength"]
+    outs = {
+        name: Output(device, int(np.prod(shape)) * np.dtype(dtype).itemsize)
+        for name, (dtype, shape) in shapes.items()
+    }
     choice = RouterChoice(f.X, f.J, f.score, f.normalise, f.scale, f.groups, LEAST_SUM)
     routes = Routes(**{name: out.buffer for name, out in outs.items()})
     Route(device).launch(upload(device, x), weights, choice, routes, t, f.D)
-    got = (
-        outs["normed"].read(np.float16, (t, f.D)),
-        outs["ids"].read(np.int32, (t, f.J)),
-        outs["weights"].read(np.float32, (t, f.J)),
-        outs["strength"].read(np.float32, (t,)) if "strength" in outs else None,
-    )
+    return {name: outs[name].read(*shape) for name, shape in shapes.items()}, choice, ffn
+
+
+def routed(device, f: Form, x: np.ndarray):
+    """(normed, ids, weights, strength) of the kernel, and the reference's."""
+    made, _, ffn = run_router(device, f, x)
+    got = tuple(made.get(name) for name in ("normed", "ids", "weights", "strength"))
     n = normalised(x, ffn.norm)
-    strength = sigmoid(n @ ffn.shared.gate) if up["shared_gate"] is not None else None
-    return got, (n, *reference.route(n, r), strength)
+    strength = sigmoid(n @ ffn.shared.gate) if "strength" in made else None
+    return got, (n, *reference.route(n, ffn.router), strength)
 
 
 ROUTERS = {
@@ -168,13 +185,14 @@ def gemv(device, experts, ids, x, n_used, epilogue="STORE", activation="silu", b
     """Of each pair; x[tokens, columns]."""
     rows, up = experts[0].tiles.n_rows, [upload(device, b) for b in biases or ()]
     dtype = np.float16 if epilogue == "GLU" else np.float32
-    out = Output(device, len(ids) * rows * np.dtype(dtype).itemsize)
+    n_pairs, memory = len(x) * n_used, ids if isinstance(ids, LateChoice) else upload(device, ids)
+    out = Output(device, n_pairs * rows * np.dtype(dtype).itemsize)
     ExpertGemv(device).launch(
-        *([e.tiles for e in experts], upload(device, ids), upload(device, x), out.buffer),
+        *([e.tiles for e in experts], memory, upload(device, x), out.buffer),
         *(len(x), n_used),
         **{"epilogue": epilogue, "activation": activation, "biases": up},
     )
-    return out.read(dtype, (len(ids), rows)).astype(np.float32)
+    return out.read(dtype, (n_pairs, rows)).astype(np.float32)
 
 
 def gemv_sum(device, experts, ids, h, old, weights, **addends):
@@ -182,9 +200,11 @@ def gemv_sum(device, experts, ids, h, old, weights, **addends):
     out = Output(device, old.nbytes)
     device.upload(out.buffer, old)
     some = {name: upload(device, array) for name, array in addends.items()}
-    memory = ([experts.tiles], upload(device, ids), upload(device, h), out.buffer, *weights.shape)
-    added = ExpertAddends(upload(device, weights), **some)
-    ExpertGemv(device).launch(*memory, epilogue="SUM", addends=added)
+    late = isinstance(ids, LateChoice)
+    memory = ids if late else upload(device, ids), upload(device, h), out.buffer
+    added = ExpertAddends(None if late else upload(device, weights), **some)
+    sizes = weights.shape
+    ExpertGemv(device).launch([experts.tiles], *memory, *sizes, epilogue="SUM", addends=added)
     return out.read(np.float32, old.shape)
 
 
@@ -231,6 +251,20 @@ def test_gemv_adds_up_experts(machine, n_used):
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-3 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize(
+    ("name", "d", "n_ff", "n_used", "n_ctas"),
+    [("Q4_K", 2048, 768, 8, 3), ("MXFP4", 2880, 2880, 4, 6)],
+)
+def test_ctas_of_a_token_are_resident_at_once(name, d, n_ff, n_used, n_ctas):
+    """Those of gate and up, on 132 SMs, with enough bytes in flight."""
+    layout, limit = Weights(name, 16, d).layout, 227 << 10
+    n_tiles = -(-n_ff // 16) * n_used
+    shape = gemv_shape(layout, n_tiles, d, 1, 2, 132, limit)
+    assert n_ctas == -(-n_tiles // 132) and n_ctas * (shape.shared + 1024) <= limit
+    assert 64 << 10 <= n_ctas * shape.warps * shape.stages * layout.chunk_bytes <= IN_FLIGHT
+    assert shape.whole and n_ctas * shape.warps <= 24, "registers"
+
+
 def test_gemv_has_the_same_bits_in_a_larger_batch(machine):
     experts, x = Experts(machine, "Q4_0", 4, 80, 512), tokens(3, 512)
     ids = np.array([3, 0, 2, 3, 1, 0], np.int32)
@@ -240,6 +274,23 @@ def test_gemv_has_the_same_bits_in_a_larger_batch(machine):
     all_ = gemv_sum(machine, experts, ids, h, old, weights)
     one = gemv_sum(machine, experts, ids[2:4], h[2:4], old[:1], weights[:1])
     assert np.array_equal(all_[1:2], one)
+
+
+@pytest.mark.parametrize("name", ["many", "many in groups", "gpt-oss"])
+def test_gemv_that_chooses_has_the_same_bits(machine, name):
+    """As with the router's choice: h of gate and up, and the sum of down."""
+    f, n_tokens = ROUTERS[name], 3
+    made, choice, ffn = run_router(machine, f, random_x(f, n_tokens))
+    bias = ffn.router.choice_bias
+    logits = upload(machine, made["logits"])
+    late = LateChoice(choice, logits, None if bias is None else upload(machine, bias))
+    gate, up = (Experts(machine, "Q8_0", f.X, 16, 64, seed) for seed in (1, 2))
+    ids, x, h = made["ids"].reshape(-1), tokens(n_tokens, 64), tokens(n_tokens * f.J, 64)
+    of_ids, of_choice = (gemv(machine, [gate, up], which, x, f.J, "GLU") for which in (ids, late))
+    assert np.array_equal(of_ids, of_choice)
+    inputs = h, np.zeros((n_tokens, 16), np.float32), made["weights"]
+    of_ids, of_choice = (gemv_sum(machine, gate, which, *inputs) for which in (ids, late))
+    assert np.array_equal(of_ids, of_choice)
 
 
 def gemm(device, experts, ids, x, tile, n_used=0, epilogue="STORE"):

@@ -17,7 +17,7 @@ import numpy as np
 from ....kernels.layout.tile import TiledMatrix
 from ....kernels.moe.combine import Combine, ExpertOutputs
 from ....kernels.moe.expert_gemv import ExpertAddends, ExpertGemv
-from ....kernels.moe.route import Route, RouterWeights, Routes
+from ....kernels.moe.route import LateChoice, Route, RouterWeights, Routes
 from ....kernels.moe.sort import WORK_BYTES, SortedPairs, SortPairs, work_tiles
 from ...experts import Experts, SharedExpert
 from ...interface import Layer, MoE
@@ -32,11 +32,12 @@ from .staging import ExpertStaging
 
 @dataclass(frozen=True)
 class ChosenPairs:
-    """The pairs of a step, each of a token and an expert: what the router says of them, what is
-    multiplied (f16, rows of tokens), and their order in a sorted step.
+    """The pairs of a step, each of a token and an expert: what the router says of them, their
+    experts, what is multiplied (f16, rows of tokens), and their order in a sorted step.
     """
 
     routes: Routes
+    ids: Memory | LateChoice
     x: Memory
     n: int
     plan: MoEPlan
@@ -80,13 +81,13 @@ class MoEOps:
         if f.dense is not None:
             x, dense_h, dense = self._beside.multiply(x, f, plan)
         routes = self.route(x, f, plan)
-        if c.probe:
+        if c.probe and routes.ids is not None:
             n_used = plan.choice.n_used
             c.probe(layer.index, "experts", Array(routes.ids, np.int32, (n, n_used), n_used))
         if dense_h is not None and c.probe:
             c.probe(layer.index, "shared_act", dense_h)
         shared = None if f.shared is None else self.shared_expert(routes, f.shared, layer, plan, n)
-        pairs = self._pairs(routes, x, plan)
+        pairs = self._pairs(routes, x, plan, f.router.choice_bias)
         h = self.expert_act(pairs, f)
         if c.probe:
             shape = n, plan.choice.n_used, h.row
@@ -109,8 +110,9 @@ class MoEOps:
             taken_norm=None if r.norm is None else f.norm.weight,
             expert_scale=r.expert_scale,
         )
-        each = 4 * n * plan.choice.n_used
-        ids, strengths = c.scratch("expert ids", each), c.scratch("expert weights", each)
+        each, late = 4 * n * plan.choice.n_used, plan.late
+        ids = None if late else c.scratch("expert ids", each)
+        strengths = None if late else c.scratch("expert weights", each)
         gates = c.scratch("shared strength", 4 * n) if gate is not None else None
         logits = c.scratch("expert logits", 4 * n * plan.choice.n_expert)
         out = Routes(c.f16("normed", n, k).data, ids, strengths, logits, gates)
@@ -138,16 +140,19 @@ class MoEOps:
         c.gemms.run(down, h, [e.w_down], [y])
         return y
 
-    def _pairs(self, routes: Routes, x: Array, plan: MoEPlan) -> ChosenPairs:
-        """The pairs in the order in which they are multiplied."""
+    def _pairs(self, routes: Routes, x: Array, plan: MoEPlan, bias: Memory | None) -> ChosenPairs:
+        """The pairs in the order in which they are multiplied. bias: of the router's choice."""
         c, choice = self._context, plan.choice
         n_pairs = x.shape[0] * choice.n_used
+        if routes.ids is None:
+            late = LateChoice(choice, routes.logits, bias)
+            return ChosenPairs(routes, late, routes.normed, n_pairs, plan)
         if not plan.tile_rows:
-            return ChosenPairs(routes, routes.normed, n_pairs, plan)
+            return ChosenPairs(routes, routes.ids, routes.normed, n_pairs, plan)
         if plan.packed:
             order = self._packed.order(plan, n_pairs)
             self._sort.launch(routes.ids, order, n_pairs, choice.n_expert)
-            return ChosenPairs(routes, routes.normed, n_pairs, plan, order)
+            return ChosenPairs(routes, routes.ids, routes.normed, n_pairs, plan, order)
         n_work = work_tiles(n_pairs, choice.n_expert, plan.tile_rows)
         order = SortedPairs(
             c.scratch("pair of row", 4 * n_pairs),
@@ -156,7 +161,7 @@ class MoEOps:
             plan.tile_rows,
         )
         self._sort.launch(routes.ids, order, n_pairs, choice.n_expert)
-        return ChosenPairs(routes, routes.normed, n_pairs, plan, order)
+        return ChosenPairs(routes, routes.ids, routes.normed, n_pairs, plan, order)
 
     def expert_act(self, pairs: ChosenPairs, f: MoE) -> Array:
         """h f16 [pairs, F], which meets w_down."""
@@ -179,7 +184,8 @@ class MoEOps:
         of_rows = _rows(e.b_gate), _rows(e.b_up)
         weights = pairs.routes.weights if f.router.weighs_input else None
         others = h.data, n, n_ff, e.activation, weights
-        self._combine(f).glu((gate, up), of_rows, pairs.routes.ids, pair_of, *others)
+        assert not isinstance(pairs.ids, LateChoice)
+        self._combine(f).glu((gate, up), of_rows, pairs.ids, pair_of, *others)
         return h
 
     def expert_out(
@@ -192,9 +198,10 @@ class MoEOps:
             addends = ExpertAddends(routes.weights, bias, of_beside, routes.strength)
             with self._tiles([e.w_down], pairs) as tiles:
                 self._gemv.launch(
-                    *(tiles, routes.ids, h.data, x.data, n, n_used), epilogue="SUM", addends=addends
+                    *(tiles, pairs.ids, h.data, x.data, n, n_used), epilogue="SUM", addends=addends
                 )
             return x
+        assert routes.ids is not None and routes.weights is not None
         y = self._outputs(h, pairs, e)
         row_of = pairs.order.row_of if pairs.order else None
         if f.dense is not None:
@@ -215,7 +222,7 @@ class MoEOps:
         shape = pairs.n, pairs.plan.choice.n_expert
         with self._tiles([e.w_down], pairs) as tiles:
             if pairs.order is None:
-                self._gemv.launch(tiles, pairs.routes.ids, h.data, y.data, pairs.n, 1)
+                self._gemv.launch(tiles, pairs.ids, h.data, y.data, pairs.n, 1)
             elif pairs.plan.few_rows:
                 self._rows.launch(tiles, pairs.order, h.data, y.data, *shape)
             else:
@@ -244,7 +251,7 @@ class MoEOps:
         if pairs.order is None:
             n_tokens = pairs.n // choice.n_used
             self._gemv.launch(
-                *(tiles, pairs.routes.ids, pairs.x, h.data, n_tokens, choice.n_used),
+                *(tiles, pairs.ids, pairs.x, h.data, n_tokens, choice.n_used),
                 epilogue="GLU",
                 activation=activation,
                 biases=biases,
@@ -273,7 +280,7 @@ class MoEOps:
         choice, dst = pairs.plan.choice, [out.data for out in outs]
         if pairs.order is None:
             shape = pairs.n // choice.n_used, choice.n_used
-            self._gemv.launch(tiles, pairs.routes.ids, pairs.x, dst[0], *shape)
+            self._gemv.launch(tiles, pairs.ids, pairs.x, dst[0], *shape)
             return
         shape = pairs.n, choice.n_expert
         if pairs.plan.few_rows:

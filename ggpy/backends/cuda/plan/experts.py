@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ....kernels.gemm.gemm import Epilogue
 from ....kernels.moe.expert_wgmma import tile_rows
-from ....kernels.moe.route import RouterChoice
+from ....kernels.moe.route import MAX_LATE_EXPERTS, RouterChoice
 from ...experts import LEAST_SUM
 from ...interface import Layer, MoE
 from ..arrays import one_layout
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # of a token and an expert, for each expert
 PAIRS_TO_PACK = 32  # from here on rows are packed
 PAIRS_TO_COPY = 2  # from here on experts are copied
+LATE_TOKENS = 4  # for more, all warps of their GEMVs would take longer than the router
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +34,8 @@ class MoEPlan:
     applies the activation. shared: the products of the shared expert. after: state of the residual
     stream after it. copied: experts in host memory are copied to the device before they are
     multiplied. few_rows: the GEMM is the one for few rows an expert. packed: the GEMM takes packed
-    rows. beside: the products of a dense feed-forward beside the experts; post_norm: where the norm
-    of what both add is computed.
+    rows. late: not the router chooses, but each GEMV for itself. beside: the products of a dense
+    feed-forward beside the experts; post_norm: where the norm of what both add is computed.
     """
 
     choice: RouterChoice
@@ -46,6 +47,7 @@ class MoEPlan:
     copied: bool = False
     few_rows: bool = False
     packed: bool = False
+    late: bool = False
     beside: BesidePlan | None = None
     post_norm: NormIn = NormIn.NONE
 
@@ -75,6 +77,9 @@ def plan_experts(planner: Planner, layer: Layer, s: StepClass, start: ResidualSt
     on_host = any(w.on_host for w in (e.w_gate, e.w_up, e.w_down))
     copied = on_host and copies_experts(planner, choice, s)
     found = MoEPlan(choice, few or tile, together, glu, shared, start, copied, few > 0)
+    usual = f.dense is None and choice.score != "sigmoid_chosen"
+    late = glu and s.fused and not tile and s.n_tokens <= LATE_TOKENS and usual
+    found = replace(found, late=late and choice.n_expert <= MAX_LATE_EXPERTS)
     n_pairs = s.n_tokens * choice.n_used
     many = tile > 0 and n_pairs >= PAIRS_TO_PACK * choice.n_expert
     if planner.has_wgmma and together and many and not f.router.weighs_input:
