@@ -220,8 +220,9 @@ class PagedAttention:
         grid = self.head_tiles, n_tiles, n_split
         row, fused = self.heads.row, params.rotation is not None
         types = "" if self.heads.is_f16 else f", {self.heads.cpp_types}"
-        # only f16 pages can have been written by the kernel before decode_attention
-        alone = fused or (params.rotated and self.heads.is_f16)
+        # only f16 pages can have been written by the kernel before decode_attention, which has no
+        # shared memory for rotated queries of wide heads
+        alone = fused or (params.rotated and self.heads.is_f16 and row <= USUAL_HEAD)
         if alone and self.has_decode_kernel:
             warps, strips = self.decode_warps(n_tiles), self.strips(n_tiles, n_split)
             shared = decode_shared_bytes(self.heads, warps, strips)

@@ -10,9 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import kl_divergence, nmse, random_rows
+from random_decoder import (
+    DIFFERING,
+    Shape,
+    Variation,
+    decode_step,
+    random_decoder,
+)
 from steps import StatesOf, for_groups
 
 from ggpy import arch
+from ggpy.arch.layers.attention import QK_NORM, WHOLE_QK_NORM
 from ggpy.backends.cuda import backend as cuda
 from ggpy.backends.cuda import weights
 from ggpy.backends.cuda.plan import Recurrence
@@ -45,7 +53,18 @@ from tools.make_tiny import MODELS
 # the same places, is 3e-6 off over many rows; a single row is up to 2e-5.
 TOLERANCE, OF_A_ROW = 1e-5, 4e-5
 KL = 1e-4  # of the softmax of logits, the mean of a step's rows
-REFUSED = {  # what they have that no kernel computes
+WITHOUT_VALUES = "values without a matrix of their own"
+REFUSED = {  # what no kernel computes
+    "no kernel for heads that differ": DIFFERING,
+    f"{WITHOUT_VALUES} beside such norms of keys": Variation(
+        layers=(Shape(v_norm=True),),
+        tensors=tuple(WHOLE_QK_NORM.items()),
+        without=("attn_v.weight",),
+        norm_whole=True,
+    ),
+    f"{WITHOUT_VALUES} beside": Variation(
+        layers=(Shape(v_norm=True, norm_after_rope=True),), tensors=tuple(QK_NORM.items())
+    ),
 }
 # Heads of a gated delta net begin near 0, and have a norm: of random weights it makes what was
 # rounded before it much larger.
@@ -141,7 +160,7 @@ PAGES = [[3], [7, 1], [0], [5, 2]]  # of four sequences, no neighbours
 # Steps
 
 
-@pytest.mark.parametrize("pair", [m for m in DENSE if m not in REFUSED], indirect=True)
+@pytest.mark.parametrize("pair", DENSE, indirect=True)
 def test_steps_of_every_kind(pair, captures):
     prompts = [ids_of(n, n) for n in (5, 66, 1)]
     everything = list(range(72))
@@ -181,10 +200,11 @@ def test_chunks_of_prompts_and_what_follows_them(wide_heads):
     assert used == {Recurrence.CHUNKS, Recurrence.DECODE}
 
 
-@pytest.mark.parametrize("model, what", REFUSED.items())
-def test_what_has_no_kernel_is_refused_by_name(machine, tiny_path, model, what):
-    with pytest.raises(GGUFError, match=f"no kernel for {what}.*: use --device cpu"):
-        Model(cuda.Cuda(machine), tiny_path(model)).logits(step_of([([5], 0, [0])]))
+@pytest.mark.parametrize("what, variation", REFUSED.items())
+def test_what_has_no_kernel_is_refused_by_name(machine, what, variation):
+    with pytest.raises(GGUFError, match=f"{what}.*: use --device cpu|{what}; use --device cpu"):
+        ops = cuda.Cuda(machine)
+        ops.run(decode_step(1), random_decoder(ops, variation=variation).forward)
 
 
 @pytest.mark.parametrize("pair", ["llama", "gemma3", "qwen35"], indirect=True)

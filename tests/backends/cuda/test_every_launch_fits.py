@@ -28,7 +28,6 @@ from ggpy.cache_types import USUAL, CacheTypes
 from ggpy.device.base import capability, three
 from ggpy.evaluate import synthetic
 from ggpy.evaluate.synthetic import Synthetic
-from ggpy.gguf import GGUFError
 from ggpy.util.simulated import SHARED_BYTES
 
 GPUS = {**SHARED_BYTES, "sm_90a": 227 << 10, "sm_100": 227 << 10, "sm_120": 99 << 10}
@@ -46,8 +45,6 @@ LAYERS = {
 TYPES, USUAL_TYPE = ("Q8_0", "Q4_K_M", "F16", "W8A8"), ("Q4_K_M",)
 FIRST = ("llama", "gemma3", "phi3", "qwen3moe", "gpt-oss", "qwen35")
 FEW_GPUS = ("sm_75", "sm_80", "sm_89", "sm_90a")  # shared memory of each size
-REFUSED = {  # shapes of architectures for which there are no kernels, and what they lack
-}
 
 
 class FittingDevice(CountingDevice):
@@ -150,8 +147,6 @@ def cases() -> Iterator[tuple[str, str]]:
     """Shapes and types: all types for the first shape of architectures in FIRST, one for others."""
     seen: set[str] = set()
     for name, shape in synthetic.shapes().items():
-        if name in REFUSED:
-            continue
         is_first = shape.architecture in FIRST and shape.architecture not in seen
         kinds = TYPES if is_first else USUAL_TYPE
         yield from ((name, kind) for kind in kinds)
@@ -163,12 +158,6 @@ def test_every_launch_fits(models: Any, name: str, kind: str) -> None:
     with models(f"{name}:{kind}") as file:
         for architecture in GPUS if file.architecture in FIRST else FEW_GPUS:
             walk(file, FittingDevice(architecture))
-
-
-@pytest.mark.parametrize(("name", "lacks"), REFUSED.items())
-def test_what_has_no_kernels_is_refused_by_name(models: Any, name: str, lacks: str) -> None:
-    with models(f"{name}:Q8_0") as file, pytest.raises((GGUFError, ValueError), match=lacks):
-        walk(file, FittingDevice("sm_90a"))
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,14 @@ def test_rotation_inside_equals_rotation_before(machine, shape, step, value_eps)
     assert inside.kernel.has_decode_kernel or np.array_equal(fused, o)
 
 
+def test_rotated_queries_of_wide_heads(machine):
+    """decode_attention has no shared memory for these, and does not take them."""
+    h, s = heads(8, 1, 512), Sequences([70], [1])
+    pages, q, contents = fill(machine, h, s)
+    o = Attention(machine, h).run(s, pages, q=q, scale=0.04, rotated=True)
+    assert nmse(o, expected(h, s, q, contents, scale=0.04)) <= NMSE
+
+
 @pytest.mark.parametrize("shape", [(4, 2, 64), (4, 2, 512), (16, 1, 512)], ids=str)
 def test_keys_and_values_of_another_layer(machine, shape):
     """The kernel rotates queries, and reads the newest position from its page."""

@@ -107,6 +107,7 @@ def _has_norms(layer: Layer) -> bool:
         isinstance(part, Attention | Dense | MoE)
         and part.norm is not None
         and part.post_norm is not None
+        and part.post_norm.weight is not None
         and (not isinstance(part, MoE) or (part.dense is not None and part.dense.norm is not None))
         for part in parts
     )

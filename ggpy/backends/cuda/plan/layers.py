@@ -329,6 +329,7 @@ def refuse(part: Mixer | FeedForward | Head) -> None:
     found = {
         "norms of heads with a bias": any(n.bias is not None for n in head_norms) and not whole,
         "norms of all heads behind RoPE": whole and getattr(part, "norm_after_rope", False),
+        "values without a matrix of their own beside such norms of keys": _has_few_matrices(part),
         problem: bool(problem),
     }
     for what, there in found.items():
@@ -339,6 +340,16 @@ def refuse(part: Mixer | FeedForward | Head) -> None:
 def _head_norms(part: Mixer | FeedForward | Head) -> list[Norm]:
     norms = (getattr(part, name, None) for name in ("q_norm", "k_norm"))
     return [norm for norm in norms if norm is not None]
+
+
+def _has_few_matrices(part: Mixer | FeedForward | Head) -> bool:
+    """Whether attention has norms of heads whose kernels take q, k and v alike, and has fewer, or a
+    norm of v as well.
+    """
+    if not isinstance(part, Attention):
+        return False
+    shared = part.wk is None or part.v_norm is not None
+    return (shared and unusual_heads(part) is not None) or (part.norm_whole and part.wv is None)
 
 
 def lacking(what: str) -> GGUFError:
