@@ -7,7 +7,7 @@ it, and `table` prints both (`ggpy bench --plan`).
 """
 
 from .candidates import CANDIDATES
-from .experts import MoEPlan, copies_experts
+from .experts import MoEPlan, copies_experts, sorted_tile
 from .kernels import GemmKernels
 from .layers import (
     AttentionPlan,
@@ -47,5 +47,6 @@ __all__ = [
     "copies_experts",
     "is_rms",
     "lacking",
+    "sorted_tile",
     "unusual_heads",
 ]

@@ -71,7 +71,7 @@ def plan_experts(planner: Planner, layer: Layer, s: StepClass, start: ResidualSt
         gate_up = [f.shared.w_gate, f.shared.w_up]
         epilogue: Epilogue = "GLU" if planner.takes_glu(gate_up, s) else "STORE"
         shared = planner.product(gate_up, s, epilogue), planner.product([f.shared.w_down], s)
-    tile, few = _tile(planner, choice, s), _few_rows(planner, f, choice, s)
+    tile, few = sorted_tile(planner, choice, s), _few_rows(planner, f, choice, s)
     plain = e.b_gate is None and e.b_up is None and e.activation != "swiglu_oai"
     glu = together and (plain or not tile or few > 0) and not f.router.weighs_input
     on_host = any(w.on_host for w in (e.w_gate, e.w_up, e.w_down))
@@ -88,7 +88,7 @@ def plan_experts(planner: Planner, layer: Layer, s: StepClass, start: ResidualSt
     return plan_beside(planner, found, layer, s, start) if f.dense else found
 
 
-def _tile(planner: Planner, choice: RouterChoice, s: StepClass) -> int:
+def sorted_tile(planner: Planner, choice: RouterChoice, s: StepClass) -> int:
     """Rows of a work tile of sorted pairs; 0: pairs are not sorted. A probe reads them in the order
     of tokens. With a pair an expert, sorting saves a third of the reads of weights.
     """
@@ -100,7 +100,7 @@ def _tile(planner: Planner, choice: RouterChoice, s: StepClass) -> int:
 
 def _few_rows(planner: Planner, f: MoE, choice: RouterChoice, s: StepClass) -> int:
     """Rows of a work tile of the GEMM for few rows an expert; 0: it does not run."""
-    if not _tile(planner, choice, s):
+    if not sorted_tile(planner, choice, s):
         return 0
     e, n_pairs = f.experts, s.n_tokens * choice.n_used
     tiles = [w.in_tiles for w in (e.w_gate, e.w_up, e.w_down)]
@@ -112,5 +112,5 @@ def copies_experts(planner: Planner, choice: RouterChoice, s: StepClass) -> bool
     lie: sorted pairs read each chosen expert once, which two pairs an expert make 86 % of all;
     others read one for each pair.
     """
-    least = PAIRS_TO_COPY if _tile(planner, choice, s) else 1
+    least = PAIRS_TO_COPY if sorted_tile(planner, choice, s) else 1
     return s.n_tokens * choice.n_used >= least * choice.n_expert

@@ -174,12 +174,12 @@ def test_a_layer_norm_before_experts(emulator) -> None:
 
 
 def test_pairs_are_sorted_if_there_is_one_for_each_expert(emulator) -> None:
-    from ggpy.backends.cuda.plan import StepClass
+    from ggpy.backends.cuda.plan import StepClass, sorted_tile
 
     def tile(n: int, n_expert: int = 128, fused: bool = True, **options: Any) -> int:
         choice = RouterChoice(n_expert, 8)
         step = StepClass(n, n, True, True, fused)
-        return Cuda(emulator, **options).context.planner.expert_tile(choice, step)
+        return sorted_tile(Cuda(emulator, **options).context.planner, choice, step)
 
     assert [tile(n) for n in (1, 15, 16, 64, 2048)] == [0, 0, 16, 16, 64]
     assert tile(64, fused=False) == tile(64, batch_invariant=True) == 0

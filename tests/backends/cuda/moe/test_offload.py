@@ -16,7 +16,7 @@ from counting_device import CountingDevice
 from ggpy.backends.cuda import memory
 from ggpy.backends.cuda.backend import GRAPH_TOKENS, Cuda
 from ggpy.backends.cuda.moe.staging import SLOTS, ExpertStaging
-from ggpy.backends.cuda.plan import StepClass
+from ggpy.backends.cuda.plan import StepClass, copies_experts
 from ggpy.backends.cuda.steps.upload import PLACES
 from ggpy.backends.interface import CacheGroup, CacheShape, Demand, PagedKV, Role, pages_for
 from ggpy.formats import by_name
@@ -272,4 +272,4 @@ def test_experts_are_copied_where_most_are_needed(emulator, n_tokens, options, c
     """gpt-oss-120b: from 64 tokens on 87 % of its experts."""
     planner = Cuda(emulator, **options).context.planner
     step = StepClass(n_tokens, n_tokens, False, True, True)
-    assert planner.copies_experts(RouterChoice(128, 4), step) == copied
+    assert copies_experts(planner, RouterChoice(128, 4), step) == copied
