@@ -22,6 +22,8 @@ gc.set_threshold(100_000, 20, 20)
 # What a shell without job control starts in the background ignores Ctrl-C, and so do its children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # so does nohup with SIGHUP
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 GPU = {"gpu", "cuda", "hopper"}  # what tests call a GPU where they run on several devices
 
