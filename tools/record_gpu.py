@@ -40,7 +40,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "tests" / "gpu_record.json"
 KERNELS = ("cuda", "ggpy/kernels")  # what the record is about
 TIMED = ("tests.tools.test_bench_kernels::test_on_a_gpu",)
-OF_SERVER = ("tests.serve.", "tests.grammar.")
+OF_SERVER = ("tests.serve", "tests.grammar", "tests.examples")  # or whose examples ask it
 SPEEDS = (  # models of the benchmark that are decoded, and tokens of each
     ("Llama-3.1-8B:Q8_0", 128),
     ("Llama-3.1-8B:Q4_K", 128),

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from running_server import running
 
 from ggpy.util import paths
 
@@ -64,6 +63,8 @@ def test_generate_continues_with_the_same_text_each_time() -> None:
 
 
 def test_client_streams_an_answer_and_tells_an_error() -> None:
+    from running_server import running  # needs the extra `server`
+
     with running(api_keys=("k",)) as server:
         arguments = ["hello", "--url", server.url, "--key", "k", "-n", "6"]
         text = "\n".join(output_of("client", *arguments))

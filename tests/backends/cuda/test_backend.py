@@ -40,10 +40,12 @@ from ggpy.backends.interface import (
     Step,
 )
 from ggpy.backends.numpy.backend import Reference
+from ggpy.device.base import capability
 from ggpy.formats import by_name
 from ggpy.formats.rows import by_row, encode_rows, row_scales
 from ggpy.gguf import File, GGUFError, Tensor
 from ggpy.kernels.attention.prefill_attention import PrefillAttention
+from ggpy.kernels.delta import delta_chunks
 from ggpy.runtime.engine import Engine
 from ggpy.sampling import Sampler, SamplingParams
 from tools import make_tiny
@@ -196,8 +198,11 @@ def test_chunks_of_prompts_and_what_follows_them(wide_heads):
     wide_heads.step(parts, list(range(73)))
     wide_heads.step([([8], n, t) for n, t in zip((210, 65, 5), pages, strict=True)])
     wide_heads.step([([9], 211, pages[0])])
-    used = {recurrence for _, recurrence in wide_heads.gpu.ops.delta._kernels}
-    assert used == {Recurrence.CHUNKS, Recurrence.DECODE}
+    ops = wide_heads.gpu.ops
+    has_chunks = capability(ops.device.arch) >= delta_chunks.FIRST_ARCH
+    of_prompts = Recurrence.CHUNKS if has_chunks else Recurrence.SCAN
+    used = {recurrence for _, recurrence in ops.delta._kernels}
+    assert used == {of_prompts, Recurrence.DECODE}
 
 
 @pytest.mark.parametrize("what, variation", REFUSED.items())
