@@ -64,7 +64,7 @@ READ = {
     },
     Experts: {"w_gate", "w_up", "w_down", "activation", "b_gate", "b_up", "b_down"},
     SharedExpert: {"w_gate", "w_up", "w_down", "gate"},
-    LayerInput: {"gate", "w", "norm", "activation"},
+    LayerInput: {"gate", "w", "post_norm", "activation"},
     Head: {"norm", "weight", "soft_cap", "scale"},
     Layer: {
         "index",
