@@ -52,7 +52,7 @@ class ObjectCode:
         """The kernel's address, when it is linked. numba's symbols are for exceptions, which
         kernels do not raise, so that they need not be there.
         """
-        engine = _engine()
+        engine = _new_engine()
         abort = ctypes.cast(ctypes.CDLL(None).abort, ctypes.c_void_p).value
         for name in self.of_numba:
             if binding.address_of_symbol(name) is None:
@@ -63,13 +63,23 @@ class ObjectCode:
         return address
 
 
+_engines: list[Any] = []  # they keep the machine code
+
+
+def _new_engine() -> Any:
+    """What links one object file. Names of numba count the functions of a process, so that files of
+    two processes may have the same name for different functions.
+    """
+    machine = _target().create_target_machine(jit=True)
+    _engines.append(binding.create_mcjit_compiler(binding.parse_assembly(""), machine))
+    return _engines[-1]
+
+
 @cache
-def _engine() -> Any:
-    """What links machine code, and keeps it."""
+def _target() -> Any:
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
-    machine = binding.Target.from_default_triple().create_target_machine(jit=True)
-    return binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
+    return binding.Target.from_default_triple()
 
 
 def is_stored(name: str, n_arguments: int = 5) -> bool:

@@ -27,7 +27,8 @@ class MappedMatrix(HostMatrix):
     def __init__(self, tensor: Tensor, multiply: Multiply) -> None:
         super().__init__(tensor, None)
         data = tensor.data
-        if not data[:1].flags.c_contiguous:  # experts may lie apart
+        one = data if len(tensor.shape) == 2 else data[0]
+        if not one.flags.c_contiguous:  # experts may lie apart
             data = np.ascontiguousarray(data)
         data = data.view(np.uint8).reshape(*tensor.shape[:-1], -1)
         self.blocks = BlockRows(tensor.format, data, tensor.shape[-1])

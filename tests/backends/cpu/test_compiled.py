@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from llvmlite import binding
+
+from ggpy.backends.cpu import compiled
 
 ROOT = Path(__file__).resolve().parents[3]
 CODE = """
@@ -49,6 +53,23 @@ def test_kernels_are_kept_and_broken_files_are_not_used(tmp_path: Path) -> None:
     assert compiled_in(tmp_path) == 1
     file.chmod(0o666)
     assert compiled_in(tmp_path) == 1
+
+
+def object_code(number: int) -> compiled.ObjectCode:
+    """A function that calls another one, which returns the number; both have the same names in all
+    such files, as those of numba have that two processes made.
+    """
+    module = binding.parse_assembly(f"""
+        define linkonce_odr i64 @helper() noinline optnone {{ ret i64 {number} }}
+        define i64 @entry() {{ %1 = call i64 @helper() ret i64 %1 }}""")
+    compiled._target()
+    machine = binding.Target.from_default_triple().create_target_machine(reloc="pic")
+    return compiled.ObjectCode("entry", [], machine.emit_object(module))
+
+
+def test_functions_of_one_name_in_two_files_are_not_taken_for_each_other() -> None:
+    calls = [ctypes.CFUNCTYPE(ctypes.c_int64)(object_code(n).load()) for n in (1, 2)]
+    assert [call() for call in calls] == [1, 2]
 
 
 @pytest.mark.parametrize(
