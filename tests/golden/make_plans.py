@@ -19,7 +19,10 @@ from ggpy.evaluate.synthetic import Synthetic  # noqa: E402
 
 PLANS = FOLDER / "plans"
 ARCHITECTURES = ("sm_75", "sm_80", "sm_89", "sm_90a", "sm_120")
-MODELS = ("Llama-3.1-8B:Q8_0", "Llama-3.1-8B:Q4_K_M", "Gemma-3-4B:Q4_K_M", "Llama-3.2-1B:F32")
+MODELS = (
+    *("Llama-3.1-8B:Q8_0", "Llama-3.1-8B:Q4_K_M", "Gemma-3-4B:Q4_K_M", "Llama-3.2-1B:F32"),
+    *("Qwen3-30B-A3B:Q4_K_M", "gpt-oss-20b:MXFP4_MOE", "Qwen3.5-9B:Q4_K_M", "Gemma-4-E2B:Q4_K_M"),
+)
 STEPS = steps_of((1, 2, 4, 8, 16, 64), (16, 512))
 
 
