@@ -190,7 +190,7 @@ def _experts(ops: Cuda, layer: Layer, tokens: str, s: StepClass) -> Iterator[tup
     if plan.beside is None:
         yield at, row("-", "combine", "-", "add", "-")
     else:
-        yield at, row("-", "join", "kernel", f"norm ({plan.post_norm.value})", "-")
+        yield at, row("-", "join", "kernel", f"norm ({plan.beside.post_norm.value})", "-")
 
 
 def _attention(kernels: HeadKernels, layer: int, tokens: str, s: StepClass) -> PlanRow:

@@ -113,6 +113,11 @@ class Matrix:
         return Matrix(self.n_rows, self.k, tiles, blocks, None, self.activations)
 
 
+def blocks_of(w: Matrix | None) -> Memory | None:
+    """The memory of a matrix in blocks, as biases of experts are; None for none."""
+    return None if w is None else w.in_blocks.data
+
+
 def _at(memory: Memory, offset: int) -> Ptr:
     return memory.at(offset) if isinstance(memory, Buffer) else memory + offset
 

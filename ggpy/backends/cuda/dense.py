@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from ...kernels.layout.pack import PLAIN
 from ..interface import Dense, Layer
 from .arrays import Array
 from .context import StepContext
-from .plan import DensePlan
+from .plan import DensePlan, ProductPlan
 
 
 class DenseOps:
@@ -34,14 +35,20 @@ class DenseOps:
 
     def ffn_act(self, x: Array, layer: Layer, plan: DensePlan) -> Array:
         """h f16 [T, F] = act(n w_gate^T) * (n w_up^T), with n = norm(x)."""
-        c, f, n = self._context, layer.ffn, x.shape[0]
-        assert isinstance(f, Dense)
-        weights, n_ff = f.projections, f.w_gate.n_rows
-        h = c.f16("h", n, n_ff, plan.h_layout)
-        if plan.glu:
-            c.input_product(plan.gate_up, x, f.norm, weights, [h], activation=f.activation)
-            return h
-        gate, up = parts = [c.f32(name, n, n_ff) for name in ("gate", "up")]
-        c.input_product(plan.gate_up, x, f.norm, weights, parts)
-        c.elementwise.glu(gate.data, up.data, h.data, n * n_ff, f.activation)
+        assert isinstance(layer.ffn, Dense)
+        return gated(self._context, x, layer.ffn, plan.gate_up, plan.glu, plan.h_layout)
+
+
+def gated(
+    c: StepContext, x: Array, f: Dense, gate_up: ProductPlan, glu: bool, layout: int = PLAIN
+) -> Array:
+    """h f16 [T, F] = act(n w_gate^T) * (n w_up^T), with n = norm(x). glu: in one launch."""
+    n, weights, n_ff = x.shape[0], f.projections, f.w_gate.n_rows
+    h = c.f16("h", n, n_ff, layout)
+    if glu:
+        c.input_product(gate_up, x, f.norm, weights, [h], activation=f.activation)
         return h
+    gate, up = parts = [c.f32(name, n, n_ff) for name in ("gate", "up")]
+    c.input_product(gate_up, x, f.norm, weights, parts)
+    c.elementwise.glu(gate.data, up.data, h.data, n * n_ff, f.activation)
+    return h

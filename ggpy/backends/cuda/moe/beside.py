@@ -11,6 +11,7 @@ from ....kernels.moe.join import Beside, Join
 from ...interface import MoE
 from ..arrays import Array, Memory
 from ..context import StepContext
+from ..dense import gated
 from ..plan import MoEPlan
 
 
@@ -26,17 +27,10 @@ class DenseBeside:
 
     def multiply(self, x: Array, f: MoE, plan: MoEPlan) -> tuple[Array, Array, Array]:
         """(x without a pending sum, h f16 [T, F], y f32 [T, D] before its norm)."""
-        c, d, n = self._context, f.dense, x.shape[0]
+        c, d = self._context, f.dense
         assert d is not None and plan.beside is not None
-        weights, n_ff = d.projections, d.w_gate.n_rows
-        h, gate_up = c.f16("h", n, n_ff), plan.beside.gate_up
-        if plan.beside.glu:
-            c.input_product(gate_up, x, d.norm, weights, [h], activation=d.activation)
-        else:
-            gate, up = parts = [c.f32(name, n, n_ff) for name in ("gate", "up")]
-            c.input_product(gate_up, x, d.norm, weights, parts)
-            c.elementwise.glu(gate.data, up.data, h.data, n * n_ff, d.activation)
-        y = c.f32("shared y", n, d.w_down.n_rows)
+        h = gated(c, x, d, plan.beside.gate_up, plan.beside.glu)
+        y = c.f32("shared y", x.shape[0], d.w_down.n_rows)
         c.gemms.run(plan.beside.down, h, [d.w_down], [y])
         return (x if x.sum is None else replace(x, sum=None)), h, y
 
@@ -53,8 +47,9 @@ class DenseBeside:
         """
         c, (n, k) = self._context, x.shape
         assert f.dense is not None and f.dense.post_norm and f.expert_norm and f.post_norm
+        assert p.beside is not None
         norms = [(norm.weight, norm.eps) for norm in (f.dense.post_norm, f.expert_norm)]
         both = c.f32("y", n, k)
         beside = Beside(dense.data, *parts)
         self._join.launch(beside, (norms[0], norms[1]), both.data, n, p.choice.n_used, k)
-        return c.add_normed(x, both, f.post_norm, p.post_norm)
+        return c.add_normed(x, both, f.post_norm, p.beside.post_norm)

@@ -7,8 +7,7 @@ computed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,10 +17,17 @@ from ....kernels.layout.tile import TiledMatrix
 from ....kernels.moe.combine import Combine, ExpertOutputs
 from ....kernels.moe.expert_gemv import ExpertAddends, ExpertGemv
 from ....kernels.moe.route import LateChoice, Route, RouterWeights, Routes
-from ....kernels.moe.sort import WORK_BYTES, SortedPairs, SortPairs, work_tiles
+from ....kernels.moe.sort import (
+    PACKED_UNIT,
+    WORK_BYTES,
+    SortedPairs,
+    SortPairs,
+    packed_rows,
+    work_tiles,
+)
 from ...experts import Experts, SharedExpert
 from ...interface import Layer, MoE
-from ..arrays import Array, Matrix, Memory
+from ..arrays import Array, Memory, blocks_of
 from ..context import StepContext
 from ..gemm import ProductOperands
 from ..plan import MoEPlan, is_rms
@@ -149,16 +155,15 @@ class MoEOps:
             return ChosenPairs(routes, late, routes.normed, n_pairs, plan)
         if not plan.tile_rows:
             return ChosenPairs(routes, routes.ids, routes.normed, n_pairs, plan)
-        if plan.packed:
-            order = self._packed.order(plan, n_pairs)
-            self._sort.launch(routes.ids, order, n_pairs, choice.n_expert)
-            return ChosenPairs(routes, routes.ids, routes.normed, n_pairs, plan, order)
         n_work = work_tiles(n_pairs, choice.n_expert, plan.tile_rows)
+        unit, n_rows = 1, n_pairs
+        if plan.packed:
+            unit, n_rows = PACKED_UNIT, packed_rows(n_pairs, choice.n_expert)
         order = SortedPairs(
-            c.scratch("pair of row", 4 * n_pairs),
+            c.scratch("pair of row", 4 * n_rows),
             c.scratch("row of pair", 4 * n_pairs),
             c.scratch("expert work", WORK_BYTES * n_work),
-            plan.tile_rows,
+            *(plan.tile_rows, unit, n_rows),
         )
         self._sort.launch(routes.ids, order, n_pairs, choice.n_expert)
         return ChosenPairs(routes, routes.ids, routes.normed, n_pairs, plan, order)
@@ -171,17 +176,17 @@ class MoEOps:
         c, n, n_ff = self._context, pairs.n, e.w_up.n_rows
         h, both, biases = c.f16("expert h", n, n_ff), [e.w_gate, e.w_up], (e.b_gate, e.b_up)
         if pairs.plan.glu:
-            with self._tiles(both, pairs) as tiles:
-                self._glu(tiles, pairs, h, e.activation, [_rows(bias) for bias in biases])
+            with self.staging.tiles(both, pairs.plan.copied) as tiles:
+                self._glu(tiles, pairs, h, e.activation, [blocks_of(bias) for bias in biases])
             return h
         parts = [c.f32(f"expert {name}", n, n_ff) for name in ("gate", "up")]
         together = pairs.plan.together and pairs.order is not None and not pairs.plan.few_rows
         for some in [slice(2)] if together else [slice(1), slice(1, 2)]:
-            with self._tiles(both[some], pairs) as tiles:
+            with self.staging.tiles(both[some], pairs.plan.copied) as tiles:
                 self._multiply(tiles, pairs, parts[some])
         gate, up = (part.data for part in parts)
         pair_of = pairs.order.pair_of if pairs.order else None
-        of_rows = _rows(e.b_gate), _rows(e.b_up)
+        of_rows = blocks_of(e.b_gate), blocks_of(e.b_up)
         weights = pairs.routes.weights if f.router.weighs_input else None
         others = h.data, n, n_ff, e.activation, weights
         assert not isinstance(pairs.ids, LateChoice)
@@ -193,10 +198,10 @@ class MoEOps:
     ) -> Array:
         """x + the weighted outputs; beside: of the shared expert, or of a dense feed-forward."""
         routes, (n, k), e = pairs.routes, x.shape, f.experts
-        n_used, bias, of_beside = pairs.plan.choice.n_used, _rows(e.b_down), _data(beside)
+        n_used, bias, of_beside = pairs.plan.choice.n_used, blocks_of(e.b_down), _data(beside)
         if pairs.order is None and f.dense is None and not f.router.weighs_input:
             addends = ExpertAddends(routes.weights, bias, of_beside, routes.strength)
-            with self._tiles([e.w_down], pairs) as tiles:
+            with self.staging.tiles([e.w_down], pairs.plan.copied) as tiles:
                 self._gemv.launch(
                     *(tiles, pairs.ids, h.data, x.data, n, n_used), epilogue="SUM", addends=addends
                 )
@@ -220,7 +225,7 @@ class MoEOps:
             return self._packed.outputs(h, pairs, e)
         y = self._context.f32("expert y", pairs.n, e.w_down.n_rows)
         shape = pairs.n, pairs.plan.choice.n_expert
-        with self._tiles([e.w_down], pairs) as tiles:
+        with self.staging.tiles([e.w_down], pairs.plan.copied) as tiles:
             if pairs.order is None:
                 self._gemv.launch(tiles, pairs.ids, h.data, y.data, pairs.n, 1)
             elif pairs.plan.few_rows:
@@ -228,15 +233,6 @@ class MoEOps:
             else:
                 self._gemm.launch(tiles, pairs.order, h.data, [y.data], *shape)
         return y
-
-    @contextmanager
-    def _tiles(self, weights: Sequence[Matrix], pairs: ChosenPairs) -> Iterator[list[TiledMatrix]]:
-        """The experts in tiles, copied to the device where the plan says so."""
-        if not pairs.plan.copied:
-            yield [w.in_tiles for w in weights]
-            return
-        yield self.staging.take(weights)
-        self.staging.done()
 
     def _glu(
         self,
@@ -287,11 +283,6 @@ class MoEOps:
             self._rows.launch(tiles, pairs.order, pairs.x, dst[0], *shape, n_used=choice.n_used)
         else:
             self._gemm.launch(tiles, pairs.order, pairs.x, dst, *shape, n_used=choice.n_used)
-
-
-def _rows(bias: Matrix | None) -> Memory | None:
-    """The biases of all experts, f32."""
-    return None if bias is None else bias.in_blocks.data
 
 
 def _data(array: Array | None) -> Memory | None:

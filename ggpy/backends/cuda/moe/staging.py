@@ -6,7 +6,8 @@ buffers by turns: while one is multiplied, the next ones come. Nothing is decide
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -59,6 +60,17 @@ class ExpertStaging:
     def take(self, weights: Sequence[Matrix]) -> list[TiledMatrix]:
         """The next matrices, on the device: what is launched from now on waits for their copies."""
         return [self._take(w) if w.on_host else w.in_tiles for w in weights]
+
+    @contextmanager
+    def tiles(self, weights: Sequence[Matrix], copied: bool) -> Iterator[list[TiledMatrix]]:
+        """The matrices in tiles for a launch within; copied: on the device, as `take` and `done`
+        say.
+        """
+        if not copied:
+            yield [w.in_tiles for w in weights]
+            return
+        yield self.take(weights)
+        self.done()
 
     def _take(self, w: Matrix) -> TiledMatrix:
         if self._order[self._n_taken] is not w:

@@ -13,16 +13,19 @@ from .problem import NormIn, ProductPlan, StepClass
 from .successors import behind
 
 if TYPE_CHECKING:
-    from .layers import MoEPlan, Planner, ResidualState
+    from .layers import Planner, ResidualState
 
 
 @dataclass(frozen=True, eq=False)
 class BesidePlan:
-    """The products of a dense feed-forward beside experts. glu: gate and up are one launch."""
+    """The products of a dense feed-forward beside experts. glu: gate and up are one launch.
+    post_norm: where the norm of what both add is computed.
+    """
 
     gate_up: ProductPlan
     glu: bool
     down: ProductPlan
+    post_norm: NormIn
 
 
 def beside_problem(f: MoE) -> str:
@@ -40,11 +43,9 @@ def beside_problem(f: MoE) -> str:
     return "experts beside a dense feed-forward but with all norms, and without biases"
 
 
-def plan_beside(
-    planner: Planner, found: MoEPlan, layer: Layer, s: StepClass, start: ResidualState
-) -> MoEPlan:
-    """The plan of experts with that of the feed-forward beside them; start: the state of a stream
-    of which nothing has been deferred.
+def plan_beside(planner: Planner, layer: Layer, s: StepClass, start: ResidualState) -> BesidePlan:
+    """The plan of the feed-forward beside a layer's experts; start: the state of a stream of which
+    nothing has been deferred.
     """
     f = layer.ffn
     assert isinstance(f, MoE) and f.dense is not None
@@ -53,7 +54,5 @@ def plan_beside(
     glu = planner.takes_glu(weights, s)
     epilogue: Epilogue = "GLU" if glu else "STORE"
     gate_up = replace(planner.product(weights, s, epilogue, norm), leaves_factors=False)
-    down, successor = planner.product([f.dense.w_down], s), behind(layer)
-    left = s.decode and s.fused and successor and planner.adds(successor.projections, s)
-    where = NormIn.PROLOGUE if left else NormIn.KERNEL
-    return replace(found, beside=BesidePlan(gate_up, glu, down), post_norm=where)
+    down = planner.product([f.dense.w_down], s)
+    return BesidePlan(gate_up, glu, down, planner.sum_in(behind(layer), s))

@@ -4,7 +4,7 @@ multiplied, and by which kernel.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ....kernels.gemm.gemm import Epilogue
@@ -14,14 +14,13 @@ from ...experts import LEAST_SUM
 from ...interface import Layer, MoE
 from ..arrays import one_layout
 from .beside import BesidePlan, plan_beside
-from .problem import NormIn, ProductPlan, StepClass
+from .problem import ProductPlan, StepClass
 
 if TYPE_CHECKING:
     from .layers import Planner, ResidualState
 
-# of a token and an expert, for each expert
-PAIRS_TO_PACK = 32  # from here on rows are packed
-PAIRS_TO_COPY = 2  # from here on experts are copied
+PAIRS_TO_PACK = 32  # of a token and an expert, for each expert: from here on rows are packed
+PAIRS_TO_COPY = 2  # the same: from here on experts are copied
 LATE_TOKENS = 4  # for more, all warps of their GEMVs would take longer than the router
 
 
@@ -31,25 +30,24 @@ class MoEPlan:
 
     choice: what the router is asked for. tile_rows: of the work tiles of pairs that are sorted by
     expert, for a GEMM; 0: each pair is a GEMV. together: gate and up are one launch; glu: which
-    applies the activation. shared: the products of the shared expert. after: state of the residual
-    stream after it. copied: experts in host memory are copied to the device before they are
+    applies the activation. after: state of the residual stream after it. shared: the products of
+    the shared expert. copied: experts in host memory are copied to the device before they are
     multiplied. few_rows: the GEMM is the one for few rows an expert. packed: the GEMM takes packed
-    rows. late: not the router chooses, but each GEMV for itself. beside: the products of a dense
-    feed-forward beside the experts; post_norm: where the norm of what both add is computed.
+    rows. late: not the router chooses, but each GEMV for itself. beside: the plan of a dense
+    feed-forward beside the experts.
     """
 
     choice: RouterChoice
     tile_rows: int
     together: bool
     glu: bool
-    shared: tuple[ProductPlan, ProductPlan] | None
     after: ResidualState
-    copied: bool = False
+    shared: tuple[ProductPlan, ProductPlan] | None
+    copied: bool
     few_rows: bool = False
     packed: bool = False
     late: bool = False
     beside: BesidePlan | None = None
-    post_norm: NormIn = NormIn.NONE
 
 
 def choice_of(f: MoE) -> RouterChoice:
@@ -71,21 +69,29 @@ def plan_experts(planner: Planner, layer: Layer, s: StepClass, start: ResidualSt
         gate_up = [f.shared.w_gate, f.shared.w_up]
         epilogue: Epilogue = "GLU" if planner.takes_glu(gate_up, s) else "STORE"
         shared = planner.product(gate_up, s, epilogue), planner.product([f.shared.w_down], s)
-    tile, few = sorted_tile(planner, choice, s), _few_rows(planner, f, choice, s)
+    tile, few, n_pairs = sorted_tile(planner, choice, s), 0, s.n_tokens * choice.n_used
+    if tile:  # rows of a work tile of the GEMM for few rows an expert; 0: it does not run
+        tiles = [w.in_tiles for w in (e.w_gate, e.w_up, e.w_down)]
+        few = planner.kernels.expert_rows.tile_rows(tiles, n_pairs, choice.n_expert)
     plain = e.b_gate is None and e.b_up is None and e.activation != "swiglu_oai"
     glu = together and (plain or not tile or few > 0) and not f.router.weighs_input
     on_host = any(w.on_host for w in (e.w_gate, e.w_up, e.w_down))
     copied = on_host and copies_experts(planner, choice, s)
-    found = MoEPlan(choice, few or tile, together, glu, shared, start, copied, few > 0)
     usual = f.dense is None and choice.score != "sigmoid_chosen"
     late = glu and s.fused and not tile and s.n_tokens <= LATE_TOKENS and usual
-    found = replace(found, late=late and choice.n_expert <= MAX_LATE_EXPERTS)
-    n_pairs = s.n_tokens * choice.n_used
+    late = late and choice.n_expert <= MAX_LATE_EXPERTS
     many = tile > 0 and n_pairs >= PAIRS_TO_PACK * choice.n_expert
-    if planner.has_wgmma and together and many and not f.router.weighs_input:
-        rows = tile_rows(n_pairs, choice.n_expert)
-        found = replace(found, packed=True, glu=True, few_rows=False, tile_rows=rows)
-    return plan_beside(planner, found, layer, s, start) if f.dense else found
+    packed = planner.has_wgmma and together and many and not f.router.weighs_input
+    rows = few or tile
+    if packed:
+        rows, glu, few = tile_rows(n_pairs, choice.n_expert), True, 0
+    return MoEPlan(
+        *(choice, rows, together, glu, start, shared, copied),
+        few_rows=few > 0,
+        packed=packed,
+        late=late,
+        beside=plan_beside(planner, layer, s, start) if f.dense else None,
+    )
 
 
 def sorted_tile(planner: Planner, choice: RouterChoice, s: StepClass) -> int:
@@ -96,15 +102,6 @@ def sorted_tile(planner: Planner, choice: RouterChoice, s: StepClass) -> int:
     if planner.batch_invariant or not s.fused or n_pairs < choice.n_expert:
         return 0
     return planner.kernels.experts.tile_rows(n_pairs, choice.n_expert)
-
-
-def _few_rows(planner: Planner, f: MoE, choice: RouterChoice, s: StepClass) -> int:
-    """Rows of a work tile of the GEMM for few rows an expert; 0: it does not run."""
-    if not sorted_tile(planner, choice, s):
-        return 0
-    e, n_pairs = f.experts, s.n_tokens * choice.n_used
-    tiles = [w.in_tiles for w in (e.w_gate, e.w_up, e.w_down)]
-    return planner.kernels.expert_rows.tile_rows(tiles, n_pairs, choice.n_expert)
 
 
 def copies_experts(planner: Planner, choice: RouterChoice, s: StepClass) -> bool:

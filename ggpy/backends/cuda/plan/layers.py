@@ -285,8 +285,7 @@ class Planner(ProductPlanner):
         if successor is not None and not is_rms(successor.norm):
             successor = None  # a kernel of its own normalises x
         if part.post_norm is not None or part.residual_scale != 1:
-            left = s.decode and s.fused and successor and self.adds(successor.projections, s)
-            where = NormIn.PROLOGUE if left and is_rms(part.post_norm) else NormIn.KERNEL
+            where = self.sum_in(successor, s) if is_rms(part.post_norm) else NormIn.KERNEL
             return OutputPlan(self.product([w], s), where), x
         product, layout = self.product([w], s, "ADD"), PLAIN
         if successor is not None and successor.norm is not None and x.factors:
@@ -297,6 +296,13 @@ class Planner(ProductPlanner):
         columns = self.kernels.square_columns(self.is_skinny(w.tiles, s.n_tokens))
         out = OutputPlan(product, NormIn.NONE, layout, successor.norm, columns)
         return out, x._replace(deferred=True)
+
+    def sum_in(self, successor: Successor | None, s: StepClass) -> NormIn:
+        """Where x + norm(y) is computed, with an RMS norm: in the prologue of what takes x next, or
+        by a kernel.
+        """
+        left = s.decode and s.fused and successor and self.adds(successor.projections, s)
+        return NormIn.PROLOGUE if left else NormIn.KERNEL
 
     def _deferred_layout(self, w: Matrix, successor: Sequence[Matrix], s: StepClass) -> int:
         """Layout in which a GEMM with w stores the deferred norm for the products in `successor`;
