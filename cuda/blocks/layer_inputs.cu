@@ -3,8 +3,8 @@
 //    p[l, t, :] = (norm(y[t, l, :]) + sqrt(I) * dequantize(table[ids[t], l * I : (l + 1) * I])) / sqrt(2)
 //
 // norm(y) = y / sqrt(mean(y^2) + eps) * weight, over the I elements of a layer. FORMAT_HEADER declares the block type.
-// The table may lie in host memory: a token reads a few kilobytes of it. Ids are as in get_rows.cu, but for an id that
-// is no row of the table, whose NaN the embedding already has: row 0 stands for it.
+// The table may lie in host memory: a token reads a few kilobytes of it. Ids are as in get_rows.cu, with one
+// difference: an id that is not in the table reads row 0, because the embedding is NaN already.
 //
 // Launch: grid (layers / WARPS, T), WARPS warps. A warp has one layer, and a lane eight elements at a time.
 #include FORMAT_HEADER

@@ -12,8 +12,9 @@
 //     O = e(t, -1) Q M + P D                                M = e(63, -1) M + K^T e(63, t) D
 //
 // (Yang et al. 2024, arXiv 2412.06464, section 3.) delta_chunk_solve makes (I + A)^-1 diag(beta) and P of all chunks at
-// once; delta_chunk_scan goes from chunk to chunk. Products are of bf16, each operand as the sum of two of them: three
-// products, whose error is that of 16 bits. Sums are f32, and decays are exponentials of differences of sums in f64.
+// once; delta_chunk_scan goes from chunk to chunk. Each operand is the sum of two bf16 numbers, so that a
+// product takes three bf16 products and has the error of 16 bits. Sums are f32, and decays are exponentials of
+// differences of f64 sums.
 #include "delta/delta.cuh"
 #include "lib/mma.cuh"
 
@@ -21,7 +22,7 @@ constexpr int SIZE = 128;
 constexpr int CHUNK_THREADS = 256, CHUNK_WARPS = CHUNK_THREADS / 32;
 constexpr int COLUMNS = 32;  // of a CTA of delta_chunk_scan
 
-// Pairs of floats as two pairs of bf16, whose sums they are.
+// A pair of floats as two pairs of bf16: each float is the sum of two bf16 numbers.
 struct Split {
     uint32_t high, low;
 
@@ -31,8 +32,8 @@ struct Split {
     }
 };
 
-// An A operand [16][16] of one warp: f32 until it is multiplied. Lane (g, t) has rows g and g + 8, columns 2t and 2t + 8
-// and those behind them.
+// An A operand [16][16] of one warp: f32 until it is multiplied. Lane (g, t) has rows g and g + 8, columns 2t, 2t + 1,
+// 2t + 8 and 2t + 9.
 struct RawOperand {
     float2 v[4];
 
@@ -117,7 +118,8 @@ __device__ __forceinline__ int chunk_among(const DeltaArgs& p, int first) {
     return last != sequence && p.first[last] + CHUNK <= p.first[last + 1] ? p.first[last] : -1;
 }
 
-// The keys, then the queries of a chunk as A operands, of which the keys are the B operand too; then A and the inverse.
+// First the keys and the queries of a chunk: both are A operands, and the keys are also the B operand. Then the matrix
+// A and the inverse.
 union SolveStorage {
     static constexpr int PITCH = SIZE + 8, SQUARE_PITCH = CHUNK + 4;
     struct {
@@ -129,7 +131,7 @@ union SolveStorage {
     } squares;
 };
 
-// A lane's words of 16 columns of rows g and g + 8: an A operand, or with rows g alone a B operand.
+// A lane's words of 16 columns. Rows g and g + 8 make an A operand, rows g alone make a B operand.
 __device__ __forceinline__ uint32_t word_of(const uint16_t (&rows)[2 * CHUNK][SolveStorage::PITCH], int row,
                                             int column) {
     return *reinterpret_cast<const uint32_t*>(&rows[row][column]);
@@ -218,7 +220,7 @@ extern "C" __global__ void __launch_bounds__(CHUNK_THREADS) delta_chunk_solve(co
         }
 #pragma unroll
         for (int n = 0; n < 8; ++n) {
-            if (n > 2 * tile + 1) break;  // tokens behind all of these
+            if (n > 2 * tile + 1) break;  // later tokens than those of the tile
             uint32_t upper[2], lower[2];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
@@ -343,7 +345,7 @@ __device__ __forceinline__ void scan_chunks(const DeltaArgs& p, ChunkStorage& st
             keys[s].load_transposed(of_u + of_key + 16 * warp + 16 * s * pitch, pitch, g, t);
         __syncthreads();
 
-        // D, of which a warp makes 16 columns.
+        // D: each warp computes 16 columns.
         const int side = warp / 4 * 16;
         float change[N / 2][4] = {};
 #pragma unroll

@@ -116,15 +116,15 @@ struct ScanInput {
     }
 };
 
-// The recurrence of COLUMNS columns of one head over the tokens of one sequence. AHEAD: tokens whose inputs are in
-// flight.
+// The recurrence of COLUMNS columns of one head over the tokens of one sequence. AHEAD: the inputs of so many tokens are
+// requested ahead.
 template <int QUADS, int AHEAD>
 __global__ void __launch_bounds__(COLUMNS* LANES) delta_scan(const DeltaArgs p) {
     grid_dependency_launch();
     const int n_blocks = (p.size + COLUMNS - 1) / COLUMNS, head = blockIdx.x / n_blocks, sequence = blockIdx.y;
     const int column = blockIdx.x % n_blocks * COLUMNS + threadIdx.x / LANES, lane = threadIdx.x % LANES;
     const int first = p.first[sequence], stop = p.first[sequence + 1];
-    const int start = p.chunked ? stop - (stop - first) % CHUNK : first;  // behind the last whole chunk
+    const int start = p.chunked ? stop - (stop - first) % CHUNK : first;  // the first token after the last whole chunk
     const int written = p.pages[2 * sequence + 1], read = start > first ? written : p.pages[2 * sequence];
     const bool inside = column < p.size;
     grid_dependency_wait();  // all CTAs wait, for the next kernel takes the end of this one for that of those before

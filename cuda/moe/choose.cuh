@@ -88,7 +88,8 @@ struct ExpertChoice {
         for (int i = 0; i < PER_LANE; ++i)
             likes[i] = p.score == SOFTMAX ? expf(likes[i] - all.x) / all.y : sigmoid(likes[i]);
     }
-    // Removes the experts of all groups but those whose two best have the largest sums. A lane has the sum of one group.
+    // The score of a group is the sum of its two best experts; lane i has that of group i. Removes the experts of all
+    // groups but the n_group_used best.
     __device__ __forceinline__ void keep_best_groups(float (&choice)[PER_LANE]) const {
         const int size = p.n_expert / p.n_group;
         float sum = LOWEST;

@@ -94,7 +94,7 @@ struct ExpertChunks {
 // The units of x of a warp, in its own part of shared memory.
 template <class T>
 struct WarpX : DecodeSharedStorage<T, 1> {
-    static constexpr int AT_ONCE = 4;  // units whose loads are in flight
+    static constexpr int AT_ONCE = 4;  // units that are loaded at the same time
     uint4 pieces[AT_ONCE];
     int row, unit;  // of the next load
 
