@@ -70,6 +70,19 @@ INPUT_NAMES = {
     "post_norm.weight": "post_per_layer_input_norm.weight",
     "layer_output_scale.weight": "layer_scalar",
 }
+EXPERT_NAMES = {
+    "ffn_gate_inp.weight": "router.proj.weight",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_gate_up_exps.weight": "experts.gate_up_proj.weight",
+    "ffn_gate_exps.weight": "experts.gate_proj.weight",
+    "ffn_up_exps.weight": "experts.up_proj.weight",
+    "ffn_down_exps.weight": "experts.down_proj.weight",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    "pre_ffw_norm_2.weight": "pre_feedforward_layernorm_2.weight",
+    "post_ffw_norm_1.weight": "post_feedforward_layernorm_1.weight",
+    "post_ffw_norm_2.weight": "post_feedforward_layernorm_2.weight",
+}
+EXPERT_SETTINGS = ("num_experts", "top_k_experts", "moe_intermediate_size")
 OTHERS = (  # beside the text model
     *("vision_tower", "multi_modal_projector", "audio_tower", "embed_vision", "embed_audio"),
     "vision_embedder",
@@ -138,11 +151,10 @@ def settings(s: hf.CheckpointSettings) -> hf.Metadata:
     """UnsupportedModel for what a file cannot say: attention to later tokens, another rope."""
     s.only("hidden_activation", "gelu_pytorch_tanh")
     s.only("use_bidirectional_attention", "vision")  # only tokens of images see later ones
-    s.only("enable_moe_block", False)
     n_vocab = s.integer("vocab_size", high=1 << 31)
     if s.integer("vocab_size_per_layer_input", n_vocab, high=1 << 31) != n_vocab:
         raise s.refuse("vocab_size_per_layer_input", f"only {n_vocab}, as vocab_size, is")
-    found = {**hf.sizes(s), **_heads(s), **_rope(s), **_shared(s)}
+    found = {**hf.sizes(s), **_heads(s), **_rope(s), **_shared(s), **_experts(s)}
     found[INPUT] = ("u32", s.integer("hidden_size_per_layer_input", 0, low=0))
     found["attention.sliding_window"] = ("u32", s.integer("sliding_window", high=MAX_CONTEXT))
     found[PATTERN] = ("arr[bool]", _windowed(s))
@@ -228,6 +240,15 @@ def _shared(s: hf.CheckpointSettings) -> hf.Metadata:
     return found
 
 
+def _experts(s: hf.CheckpointSettings) -> hf.Metadata:
+    """Of all layers or of none: without enable_moe_block the other settings have no effect."""
+    if s.flag("enable_moe_block", False):
+        return hf.experts(s)
+    for key in EXPERT_SETTINGS:
+        s.raw(key)
+    return {}
+
+
 def more(sizes: Dimensions, layer: int | None) -> Mapping[str, str]:
     """Tables of inputs, and factors of rope; keys and values of layers that do not share them."""
     if layer is None:
@@ -265,11 +286,12 @@ ARCHITECTURE = Architecture(
         },
         settings=settings,
         outside={**hf.GLOBAL, **TABLE},
-        layer={**hf.LAYER, **hf.SANDWICH, **hf.QK_NORM, **INPUT_NAMES},
+        layer={**hf.LAYER, **hf.SANDWICH, **hf.QK_NORM, **INPUT_NAMES, **EXPERT_NAMES},
         tensors=rope_freqs,
         tied=True,
         inserted="language_model.",
         others=tuple(f"{a}{b}." for a in ("", "model.") for b in OTHERS),
         characters=True,
+        together=True,
     ),
 )

@@ -70,7 +70,7 @@ LAYER = {  # below "model.layers.0." and so on
 ATTENTION = {ours: theirs for ours, theirs in LAYER.items() if not theirs.startswith("mlp.")}
 # What settings are called; transformers 5 has the first for all models
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-USED_COUNTS = ("num_experts_per_tok", "moe_topk", "moe_k")
+USED_COUNTS = ("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts")
 EXPERTS = {  # the names that convert/experts.py gives to tensors of all experts
     "ffn_gate_inp.weight": "mlp.gate.weight",
     "ffn_gate_exps.weight": "mlp.experts.gate_proj.weight",
@@ -187,6 +187,7 @@ class HuggingFace:
     # Tensors of all experts are transposed; rows of gate and up take turns there
     transposed: bool = False
     interleaved: bool = False
+    together: bool = False  # files have gate and up of all experts in one tensor
     characters: bool = False  # its tokens are merged of characters, not of bytes or pieces
     nextn: tuple[str, ...] = ()  # settings with the number of blocks behind the layers: left out
     beside: tuple[str, ...] = ()  # settings of those that the text model's file has to have

@@ -35,7 +35,7 @@ from ..util.messages import escaped, shown
 from .checkpoint import Checkpoint
 from .embedders.reranker import CLASSIFIER, PROMPT, SETTINGS, answer_rows, is_reranker
 from .embedders.sentences import read_modules
-from .experts import Gathered, gathered
+from .experts import Gathered, gathered, with_gate_up
 from .experts.tensors import Microscaled
 from .folder import ConvertError, Folder
 from .general import Counts, general_metadata
@@ -298,6 +298,7 @@ def _sources(
         named[CLASSIFIER] = named.pop("output.weight", named["token_embd.weight"])
         tied = True
     required, optional = architecture.stored(sizes, tied)
+    required = with_gate_up(required, named)
     missing = [name for name in required if name not in named and name not in parts.made]
     if missing:
         more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -346,7 +347,8 @@ def _by_gguf_name(
     outside = {theirs: ours for ours, theirs in hf.outside.items()}
     found: dict[str, Gathered] = {}
     bare = _is_bare(checkpoint.tensors)
-    for name, weights in gathered(checkpoint.tensors, hf.transposed, hf.interleaved).items():
+    of_experts = (hf.transposed, hf.interleaved, hf.together)
+    for name, weights in gathered(checkpoint.tensors, *of_experts).items():
         if name.endswith(UNUSED) or (hf.others and name.startswith(hf.others)):
             continue
         plain = name.replace(hf.inserted, "", 1) if hf.inserted else name

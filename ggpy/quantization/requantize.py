@@ -160,9 +160,10 @@ def plan(
 
 
 def _has_scale(name: str, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether a tensor has a scale for each row."""
-    scale = tensors.get(scale_of(name))
-    return name.endswith(WEIGHT) and scale is not None and scale.shape == tensors[name].shape[:1]
+    """Whether a matrix has a scale for each row; scales of experts (Gemma 4) are none of theirs."""
+    scale, shape = tensors.get(scale_of(name)), tensors[name].shape
+    is_matrix = name.endswith(WEIGHT) and len(shape) == 2
+    return is_matrix and scale is not None and scale.shape == shape[:1]
 
 
 def _with_scales(choice: Choice, by_row: bool) -> list[Choice]:

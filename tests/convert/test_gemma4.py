@@ -26,6 +26,7 @@ GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "gemma4"
 LOGITS = np.load(GOLDEN / "checkpoints.npz")
 THEIRS = json.loads((GOLDEN / "checkpoints.json").read_text(encoding="utf-8"))["files"]
 UNKNOWN = "tokenizer.ggml.unknown_token_id"  # tokenizer.json knows it
+EXPERTS = "gemma4-experts"
 Converted = Callable[[str], Path]
 
 
@@ -69,14 +70,16 @@ def test_tokens_are_merged_of_characters(gemma4_file: Converted) -> None:
         assert texts.index("<|channel>") in ids and texts.index("<0x0A>") in ids
 
 
-@pytest.mark.parametrize("kind", ["Gemma4", "Gemma4Unified"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("Gemma4", "gemma4-kv"), ("Gemma4Unified", "gemma4-kv"), ("Gemma4", "gemma4-experts")],
+)
 def test_a_text_model_beside_others_is_taken_out(
-    kind: str, tmp_path: Path, gemma4_file: Converted
+    kind: str, name: str, tmp_path: Path, gemma4_file: Converted
 ) -> None:
     """Names and settings lie a level deeper; sizes of some layers may stand in an object."""
     from checkpoints import config_of, write_weights
 
-    name = "gemma4-kv"
     folder = write_gemma4(tmp_path / name, name)
     unused = ("architectures", "hidden_size_per_layer_input", "vocab_size_per_layer_input")
     text = {
@@ -86,7 +89,7 @@ def test_a_text_model_beside_others_is_taken_out(
     }
     own = {"head_dim": text.pop("global_head_dim")}
     own["num_key_value_heads"] = text.pop("num_global_key_value_heads")
-    text["per_layer_config"] = {"5": own}
+    text["per_layer_config"] = {str(text["num_hidden_layers"] - 1): own}
     top = {"architectures": [f"{kind}ForConditionalGeneration"], "model_type": "gemma4"}
     top |= {"text_config": text, "vision_config": {"hidden_size": 8}, "image_token_id": 4}
     (folder / "config.json").write_text(json.dumps(top))
@@ -97,6 +100,70 @@ def test_a_text_model_beside_others_is_taken_out(
     write_weights(folder, weights, "float32")
     ours = described(to_gguf(folder, tmp_path / "out.gguf"))
     assert ours[1:] == described(gemma4_file(name))[1:]
+
+
+def test_experts_each_in_tensors_of_its_own(tmp_path: Path, gemma4_file: Converted) -> None:
+    """Gate and up are two tensors in the file then, and the logits are the same."""
+    weights = gemma4_weights_of(EXPERTS)
+    for name in [name for name in weights if ".experts." in name]:
+        stem, part = name.rsplit(".", 1)
+        for e, matrix in enumerate(weights.pop(name)):
+            names = ("gate_proj", "up_proj") if part == "gate_up_proj" else (part,)
+            for one, rows in zip(names, np.split(matrix, len(names)), strict=True):
+                weights[f"{stem}.{e}.{one}.weight"] = rows
+    folder = write_gemma4(tmp_path / EXPERTS, EXPERTS, weights)
+    path = to_gguf(folder, tmp_path / "out.gguf")
+    with File(path) as file, File(gemma4_file(EXPERTS)) as together:
+        parts = [file.tensors[f"blk.0.ffn_{x}_exps.weight"].data for x in ("gate", "up")]
+        whole = together.tensors["blk.0.ffn_gate_up_exps.weight"].data
+        assert np.concatenate(parts, axis=1).tobytes() == whole.tobytes()
+    check_logits(path, LOGITS, f"{EXPERTS}/40/logits")
+
+
+def test_experts_are_quantised_with_scales_of_their_own(
+    tmp_path: Path, gemma4_file: Converted
+) -> None:
+    """Q4_K_M as `ggpy quantize` makes it of the F32 file; scales of experts are none of rows."""
+    from ggpy.quantization.requantize import mix_for, plan, write
+    from ggpy.quantization.workers import Workers
+
+    once = to_gguf(write_gemma4(tmp_path / EXPERTS, EXPERTS), tmp_path / "once.gguf", "q4_k_m")
+    with File(gemma4_file(EXPERTS)) as file, Workers(1) as workers:
+        for _ in write(plan(file, mix_for(file, "q4_k_m")), tmp_path / "again.gguf", workers):
+            pass
+    assert described(once)[2] == described(tmp_path / "again.gguf")[2]
+    with File(once) as file:
+        types = {name: tensor.format.name for name, tensor in file.tensors.items()}
+    assert types["blk.0.ffn_gate_up_exps.weight"] == "Q5_0"  # rows are no blocks of 256
+    assert types["blk.0.ffn_down_exps.scale"] == types["blk.0.ffn_gate_inp.weight"] == "F32"
+    with ggpy.load(str(once), device="cpu", n_ctx=64) as model:
+        assert len(list(model.generate([5, 300, 17], max_tokens=3, temperature=0))) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_experts": 4}, "has the shape (8, 64, 32), config.json says (4, 64, 32)"),
+        ({"top_k_experts": 9}, "expert_used_count = 9: expected between 1 and 8"),
+        ({"moe_intermediate_size": 16}, "has the shape (8, 64, 32), config.json says (8, 64, 16)"),
+        ({"enable_moe_block": False}, "gemma4 has no use for tensor"),
+        ({"enable_moe_block": "yes"}, "enable_moe_block = 'yes': expected true or false"),
+    ],
+)
+def test_settings_of_experts_that_do_not_fit(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    folder = write_gemma4(tmp_path / "a", EXPERTS, **changes)
+    with pytest.raises((ConvertError, ggpy.GGUFError)) as info:
+        to_gguf(folder, tmp_path / "out.gguf")
+    assert said in str(info.value)
+
+
+def test_experts_that_are_missing(tmp_path: Path) -> None:
+    weights = gemma4_weights_of(EXPERTS)
+    del weights["model.layers.1.experts.gate_up_proj"]
+    with pytest.raises(ConvertError, match=r"no tensor for 'blk\.1\.ffn_gate_exps\.weight'"):
+        to_gguf(write_gemma4(tmp_path / "a", EXPERTS, weights), tmp_path / "out.gguf")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 Released checkpoints have a tensor for each expert, X.experts.3.gate_proj.weight. Others have one
 for all, X.experts.gate_up_proj [X, 2 N, K], with the rows of gate before those of up. Llama 4 and
 gpt-oss exchange the last two axes; of gpt-oss the rows take turns, or codes and scales of MXFP4 are
-two tensors. All become X.experts.gate_proj.weight, .up_proj.weight and .down_proj.weight.
+two tensors. All become X.experts.gate_proj.weight, .up_proj.weight and .down_proj.weight; where the
+files of an architecture have gate and up in one tensor, X.experts.gate_up_proj.weight stays whole.
 
 Letters: X experts, N rows of a matrix, K columns.
 """
@@ -11,7 +12,7 @@ Letters: X experts, N rows of a matrix, K columns.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ...formats.mxfp4 import QK_MXFP4
 from ...util.messages import shown
@@ -24,15 +25,18 @@ APART = re.compile(r"(.*\.experts)\.(\d{1,5})\.(.*)")
 TOGETHER = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(\.weight|_bias|_blocks|)")
 SINGLE_ROWS = (".shared_expert_gate.weight", ".moe_statics.e_score_correction_bias")
 SCALES = "_scales"  # beside _blocks
+GATE, UP, GATE_UP = (f".ffn_{x}_exps.weight" for x in ("gate", "up", "gate_up"))  # of files
 ALL = slice(None)
 
 Gathered = Stored | Stacked | Cut | SingleRow | Microscaled
 Found = dict[str, Gathered]
 
 
-def gathered(tensors: Mapping[str, Stored], transposed: bool, interleaved: bool) -> Found:
+def gathered(
+    tensors: Mapping[str, Stored], transposed: bool, interleaved: bool, together: bool = False
+) -> Found:
     """The tensors by name, with one for the same matrices of all experts; ConvertError if an expert
-    is missing. transposed, interleaved: see the top.
+    is missing. transposed, interleaved: see the top. together: gate and up stay in one tensor.
     """
     found: Found = {}
     apart: dict[str, dict[int, Stored]] = {}
@@ -40,7 +44,8 @@ def gathered(tensors: Mapping[str, Stored], transposed: bool, interleaved: bool)
         if match := APART.fullmatch(name):
             apart.setdefault(f"{match[1]}.{match[3]}", {})[int(match[2])] = weights
         elif (match := TOGETHER.fullmatch(name)) and isinstance(weights, Weights):
-            found |= _taken_apart(match, weights, tensors, transposed, interleaved)
+            whole = together and match[2] == "gate_up_proj"
+            found |= _taken_apart(match, weights, tensors, transposed, interleaved, whole)
         elif name.endswith(SINGLE_ROWS) and isinstance(weights, Weights) and weights.shape[0] == 1:
             found[name] = SingleRow(weights)
         elif not (name.endswith(SCALES) and name.removesuffix(SCALES) + "_blocks" in tensors):
@@ -54,8 +59,9 @@ def _taken_apart(
     tensors: Mapping[str, Stored],
     transposed: bool,
     interleaved: bool,
+    whole: bool,
 ) -> Found:
-    """The parts of one tensor of all experts."""
+    """The parts of one tensor of all experts, or all of it."""
     stem, kind, ending = match[1], match[2], match[3]
     scales = None
     if ending == "_blocks":
@@ -69,10 +75,23 @@ def _taken_apart(
             f"expected {n_axes} axes, experts first, and as many rows of gate as of up"
         )
     found: Found = {}
-    for part, rows in _parts(kind, m, interleaved).items():
+    parts = {kind: ALL} if whole else _parts(kind, m, interleaved)
+    for part, rows in parts.items():
         cut = Cut(weights.name, weights, rows, transposed)
-        whole = cut if scales is None else Microscaled(weights.name, weights, scales, rows)
-        found[f"{stem}.{part}{ours}"] = whole
+        part_of = cut if scales is None else Microscaled(weights.name, weights, scales, rows)
+        found[f"{stem}.{part}{ours}"] = part_of
+    return found
+
+
+def with_gate_up(
+    shapes: Mapping[str, tuple[int, ...]], names: Iterable[str]
+) -> dict[str, tuple[int, ...]]:
+    """The shapes of a file's tensors; gate and up are one where `names` have one of both."""
+    found = dict(shapes)
+    for stem in (name.removesuffix(GATE_UP) for name in names if name.endswith(GATE_UP)):
+        if stem + GATE in found and stem + UP in found:
+            n_expert, n_gate, k = found.pop(stem + GATE)
+            found[stem + GATE_UP] = (n_expert, n_gate + found.pop(stem + UP)[1], k)
     return found
 
 

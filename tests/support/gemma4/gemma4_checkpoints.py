@@ -1,10 +1,12 @@
 """Small checkpoints of Gemma 4, as checkpoints.py has them of other models: one with inputs of its
-layers and shared keys, one whose keys are its values, with as many heads as the layer's kind says.
+layers and shared keys, one whose keys are its values, with as many heads as the layer's kind says,
+and one with experts beside each feed-forward, as 26B-A4B has them.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -13,6 +15,7 @@ import numpy as np
 from checkpoints import N_VOCAB, Kind, config_of, pieces, write_tokenizer, write_weights
 
 D, F, H, G, E, E_WHOLE, I = 64, 96, 4, 2, 16, 32, 16  # noqa: E741
+X, FX = 8, 32  # experts, and their width
 MARKS = (  # of turns, and of the parts of an answer
     *("<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>"),
     *("<|tool_response>", "<tool_response|>", '<|"|>', "<|think|>"),
@@ -52,16 +55,31 @@ GEMMA4_KINDS = {
         dtype="float32",
         tied=True,
     ),
+    "gemma4-experts": Kind(
+        *NAMES,
+        {
+            **COMMON,
+            **{"num_hidden_layers": 3, "hidden_size_per_layer_input": 0},
+            **{"num_kv_shared_layers": 0, "num_global_key_value_heads": 1},
+            **{"attention_k_eq_v": True, "final_logit_softcapping": 30.0},
+            **{"enable_moe_block": True, "num_experts": X, "top_k_experts": 2},
+            "moe_intermediate_size": FX,
+            "layer_types": [KINDS_OF_LAYERS[i != 2] for i in range(3)],
+        },
+        tied=True,
+    ),
 }
 
 
-def write_gemma4(folder: Path, name: str, **changes: Any) -> Path:
+def write_gemma4(
+    folder: Path, name: str, weights: Mapping[str, np.ndarray] | None = None, **changes: Any
+) -> Path:
     """Write the checkpoint `name`; `changes` replace settings, or remove them (None)."""
     kind = GEMMA4_KINDS[name]
     folder.mkdir(parents=True, exist_ok=True)
     config = {k: v for k, v in {**config_of(kind), **changes}.items() if v is not None}
     (folder / "config.json").write_text(json.dumps(config))
-    write_weights(folder, gemma4_weights_of(name), kind.dtype)
+    write_weights(folder, gemma4_weights_of(name) if weights is None else weights, kind.dtype)
     write_tokenizer(folder, "pieces", "")
     (folder / "tokenizer.json").write_text(json.dumps(characters()))
     return folder
@@ -94,7 +112,7 @@ def gemma4_weights_of(name: str) -> dict[str, np.ndarray]:
         values = rng.standard_normal(shape)
         if "norm" in key:
             values = 1 + 0.2 * values
-        elif key.endswith("layer_scalar"):
+        elif key.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
             values = 0.75 + 0.1 * values
         else:
             values *= 1.5 * shape[-1] ** -0.5
@@ -133,6 +151,8 @@ def _layer(config: dict[str, Any], i: int) -> dict[str, tuple[int, ...]]:
         found["self_attn.v_proj.weight"] = (kv, D)
     found |= {f"mlp.{x}_proj.weight": (f, D) for x in ("gate", "up")}
     found["mlp.down_proj.weight"] = (D, f)
+    if config.get("enable_moe_block"):
+        found |= _experts()
     if size := config["hidden_size_per_layer_input"]:
         found |= {
             "per_layer_input_gate.weight": (size, D),
@@ -140,3 +160,12 @@ def _layer(config: dict[str, Any], i: int) -> dict[str, tuple[int, ...]]:
         }
         found["post_per_layer_input_norm.weight"] = (D,)
     return found
+
+
+def _experts() -> dict[str, tuple[int, ...]]:
+    """Gate above up in one tensor, which of transformers has no ending."""
+    norms = ("pre_feedforward_layernorm_2", *(f"post_feedforward_layernorm_{i}" for i in (1, 2)))
+    found: dict[str, tuple[int, ...]] = {f"{x}.weight": (D,) for x in norms}
+    found |= {"experts.gate_up_proj": (X, 2 * FX, D), "experts.down_proj": (X, D, FX)}
+    found |= {"router.proj.weight": (X, D), "router.scale": (D,)}
+    return {**found, "router.per_expert_scale": (X,)}
