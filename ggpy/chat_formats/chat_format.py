@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from . import harmony
-from .harmony import Harmony
 from .json_calls import JsonObjects, NameThenJson
+from .messages import Messages
 from .parser import ChatParser
 from .python_calls import GemmaCalls, PythonCalls
 from .reader import AnswerReader, Steps
@@ -43,6 +42,7 @@ class ChatFormat:
     also: further markers. dropped: markers around text that say nothing.
     reasoning_anywhere: reasoning stands behind text too, not at the beginning alone.
     reasoning_opened: whether the template's generation prompt ends inside reasoning.
+    channels: the answer is several messages, which have markers of their own.
     needs_instructions: the template says nothing of tools, so a system message must.
     """
 
@@ -62,7 +62,7 @@ class ChatFormat:
     reasoning_close: str = "</think>"
     reasoning_anywhere: bool = False
     reasoning_opened: bool = False
-    channels: Harmony | None = None
+    channels: Messages | None = None
     hints: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ class ChatFormat:
     def markers(self) -> tuple[str, ...]:
         """All markers of the format."""
         if self.channels is not None:
-            return harmony.MARKERS
+            return self.channels.markers
         texts = [self.section_open, self.section_close, self.call_open, self.call_close]
         texts += [self.reasoning_open, self.reasoning_close]
         texts += [*self.also, *self.dropped]

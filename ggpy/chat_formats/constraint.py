@@ -13,7 +13,6 @@ from typing import Any
 
 from ..grammar.lark import JSON_OPTIONS
 from .chat_format import ChatFormat
-from .harmony import CHANNEL, CONSTRAIN, END, MESSAGE, START
 from .json_calls import JsonObjects, NameThenJson
 from .python_calls import GemmaCalls
 from .reader import markers_pattern
@@ -118,8 +117,9 @@ class _Grammar:
         limit = limit if limit is not None and limit <= _LONGEST_COUNT else None
         chat_format = self.format
         if chat_format.channels is not None:
-            opener, closer = f"{CHANNEL}analysis{MESSAGE}", END
-            after = self.literal(f"{START}assistant")
+            channels = chat_format.channels
+            opener, closer = channels.thought_open, channels.thought_close
+            after = self.literal(channels.between)
         else:
             opener, closer = chat_format.reasoning_open, chat_format.reasoning_close
             after = r"/\s*/"
@@ -131,8 +131,9 @@ class _Grammar:
     def calls(self, parallel: bool) -> str:
         """The calls with their markers."""
         chat_format = self.format
-        if chat_format.channels is not None:
-            return "call"  # a message is one call
+        if (channels := chat_format.channels) is not None:  # a message is one call
+            between = self.literal(channels.thought_close + channels.between)
+            return f"call ({between} call)*" if parallel and channels.several else "call"
         opener, closer = chat_format.call_gap
         call = self._in_order(
             self.literal("" if chat_format.bare_calls else chat_format.call_open + opener),
@@ -171,10 +172,12 @@ class _Grammar:
         """A call of one tool, without the markers around it."""
         syntax = self.format.syntax
         schema = schema if isinstance(schema, Mapping) and schema else _ANY_OBJECT
-        if self.format.channels is not None:
-            channel = f"{CHANNEL}commentary to=functions.{name} {CONSTRAIN}json{MESSAGE}"
-            role = f" to=functions.{name}{CHANNEL}commentary json{MESSAGE}"
-            return f"({self.literal(channel)} | {self.literal(role)}) {self.json(schema)}"
+        if (channels := self.format.channels) is not None:
+            headers = " | ".join(map(self.literal, channels.call_headers(name)))
+            inside = (
+                self._tags(syntax, name, schema) if isinstance(syntax, Tags) else self.json(schema)
+            )
+            return self._in_order(f"({headers})", inside, self.literal(channels.call_end()))
         if isinstance(syntax, JsonObjects):
             return self._object(syntax, name, schema)
         if isinstance(syntax, NameThenJson):

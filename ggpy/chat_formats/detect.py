@@ -154,9 +154,11 @@ def _whole_markers(common: str) -> int:
 
 
 def _before_markers(common: str) -> int:
-    """Length of a common beginning without the markers at its end, which a call may begin with."""
+    """Length of a common beginning without the markers at its end, which a call may begin with, or
+    without what names a recipient there.
+    """
     length = _whole_markers(common)
-    begun = re.search(r"(<[^<>\s]+>)+$", common[:length])
+    begun = re.search(r"((<[^<>\s]+>)+| to=)$", common[:length])
     return begun.start() if begun else length
 
 

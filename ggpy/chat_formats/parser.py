@@ -206,7 +206,7 @@ class ChatParser:
         following = yield from self._reader.peek()
         return bool(following) and self._format.continues(left, following)
 
-    # Channels, as of harmony
+    # Several messages, as of harmony
 
     def _channels(self) -> Steps[None]:
         if self._format.channels is not None:

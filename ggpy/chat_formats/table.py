@@ -11,6 +11,7 @@ from .chat_format import ChatFormat
 from .harmony import Harmony
 from .json_calls import JsonObjects, NameThenJson
 from .python_calls import GemmaCalls, PythonCalls
+from .recipients import ATEM, CALLS_OPEN, Recipients
 from .xml_calls import KeyedTags, Tags
 
 _BAR = "\uff5c"  # DeepSeek's markers have a wide one
@@ -98,6 +99,8 @@ _ROWS = (
     ChatFormat("lfm2", PythonCalls(), "<|tool_call_start|>", "<|tool_call_end|>",
                listed=True, between=", ", hints=("<|tool_list_start|>", "List of tools: [")),
     ChatFormat("harmony", _OBJECTS, reasoning_open="", reasoning_close="", channels=Harmony()),
+    ChatFormat("muse-glimmer", ATEM, reasoning_open="", reasoning_close="", channels=Recipients(),
+               hints=(CALLS_OPEN,)),
     ChatFormat("gemma3", PythonCalls(), "```tool_code", "```", section_gap="\n",
                between="\n", hints=("tool_code",)),
     ChatFormat("gemma4", GemmaCalls(), call_open="<|tool_call>", call_close="<tool_call|>",

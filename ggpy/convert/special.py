@@ -23,6 +23,7 @@ NAMES = {  # what the hub calls them, and GGUF
     **{"bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad": "padding"},
     **{"cls": "cls", "mask": "mask"},
 }
+ENDS_TURN = "<|eot|>"
 TEMPLATE, OLD_TEMPLATE = "chat_template.jinja", "chat_template.json"
 
 
@@ -77,6 +78,8 @@ def _ids(
         end = config.get("eod_token_id")
         if type(end) is int and end >= 0:
             found["eos"] = end
+    if config.get("model_type") == "muse_glimmer" and ENDS_TURN in by_text:
+        found["eot"] = by_text[ENDS_TURN]  # no setting of the checkpoint says it
     return found
 
 

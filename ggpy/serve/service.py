@@ -226,6 +226,8 @@ class ModelService:
             messages = with_instructions(messages, told)
         given = request.template_variables
         variables |= given
+        if "reasoning_effort" in variables:  # templates have two names for it
+            variables.setdefault("reasoning_strength", variables["reasoning_effort"])
         return replace(request, messages=messages, tools=tools, template_variables=variables)
 
     # Constraints

@@ -102,6 +102,26 @@ HARMONY = (
     "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
+MUSE = (
+    "{% if tools %}<|start|>system<|message|>{{ tools|tojson }}<|eot|>{% endif %}"
+    "{% for m in messages %}{% if m.role == 'assistant' %}"
+    "{% if m.reasoning_content %}"
+    "<|start|>assistant to=self<|message|>{{ m.reasoning_content }}<|eom|>{% endif %}"
+    "{% if m.content %}<|start|>assistant to=user<|message|>{{ m.content }}"
+    "{{ '<|eom|>' if m.tool_calls else '<|eot|>' }}{% endif %}"
+    "{% for c in m.tool_calls or [] %}<|start|>assistant to="
+    + NAME
+    + "<|message|>{{ '<atem:function_calls>\n<atem:invoke name=\"' }}"
+    + NAME
+    + "{{ '\">\n' }}"
+    + ITEMS
+    + '<atem:parameter name="{{ k }}">'
+    + VALUE
+    + "</atem:parameter>{{ '\n' }}{% endfor %}{{ '</atem:invoke>\n</atem:function_calls>' }}"
+    "{{ '<|eot|>' if loop.last else '<|eom|>' }}{% endfor %}"
+    "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|eot|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
 DEEPSEEK_CALL = (
     wide("<|tool_call_begin|>function<|tool_sep|>")
     + NAME
@@ -126,6 +146,7 @@ FAMILIES = {  # name of the format -> template
     "pythonic": template(PYTHON, "[", "]"),
     "lfm2": template(PYTHON, "<|tool_call_start|>[", "]<|tool_call_end|>"),
     "harmony": HARMONY,
+    "muse-glimmer": MUSE,
     "gemma4": template(GEMMA, think="<|channel>thought\n@<channel|>"),
     "glm": template(GLM),
     "deepseek-r1": template(DEEPSEEK_CALL, *SECTION),

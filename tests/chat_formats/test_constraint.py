@@ -13,6 +13,10 @@ BYTES = llguidance.LLTokenizer("byte")
 STRICT = {name: {**schema, "additionalProperties": False} for name, schema in SCHEMAS.items()}
 CALLING = [name for name in NAMES if name != "content"]
 
+MUSE = (' to=add_note<|message|><atem:function_calls>\n<atem:invoke name="add_note">\n'
+        '<atem:parameter name="text">x</atem:parameter>\n</atem:invoke>\n'
+        "</atem:function_calls>")  # fmt: skip
+NEXT = "<|eom|><|start|>assistant"
 NOTE = '{"name": "add_note", "arguments": {"text": "x"}}'
 ACCEPTED = {
     "hermes": [f"<tool_call>\n{NOTE}\n</tool_call>", f"<think>a</think>\n\n<tool_call>\n{NOTE}\n"
@@ -30,6 +34,7 @@ ACCEPTED = {
                 '{"text": "x"}',
                 '<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=functions.add_note'
                 '<|channel|>commentary json<|message|>{"text": "x"}'],
+    "muse-glimmer": [MUSE, f" to=self<|message|>Hm.{NEXT}{MUSE}"],
     "generic": ['{"tool_call": {"name": "add_note", "arguments": {"text": "x"}}}'],
 }  # fmt: skip
 REFUSED = {
@@ -37,6 +42,8 @@ REFUSED = {
                '<tool_call>\n{"name": "add_note", "arguments": {"text": 3}}\n</tool_call>',
                '<tool_call>\n{"name": "add_note", "arguments": {}}\n</tool_call>'],
     "llama3": ['{"name": "add_note", "arguments": {"text": "x"}}', "Hello"],
+    "muse-glimmer": [" to=user<|message|>Hello", MUSE.replace("add_note", "rm"),
+                     MUSE.replace("</atem:invoke>", ""), MUSE.replace('"text"', '"t"')],
     "mistral": ["[TOOL_CALLS][]", f"[TOOL_CALLS]{NOTE}"],
     "mistral-args": ["[TOOL_CALLS]rm[ARGS]{}", '[TOOL_CALLS]add_note[ARGS]{"t": "x"}'],
     "qwen3-coder": ["<tool_call>\n<function=add_note>\n</function>\n</tool_call>",
@@ -82,6 +89,7 @@ def test_what_the_grammar_accepts_the_parser_reads(name: str) -> None:
         ("mistral", f"[TOOL_CALLS][{NOTE}, {NOTE}]"),
         ("llama3", "; ".join(ACCEPTED["llama3"] * 2)),
         ("qwen3-coder", "\n".join(ACCEPTED["qwen3-coder"] * 2)),
+        ("muse-glimmer", f"{MUSE}{NEXT}{MUSE}"),
         ("pythonic", '[add_note(text="x"), add_note(text="x")]'),
     ],
 )

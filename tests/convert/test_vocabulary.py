@@ -238,6 +238,16 @@ def test_special_ids_fall_back_on_config(tmp_path: Path) -> None:
     assert not {"eos_token_id", "padding_token_id"} & found.keys()
 
 
+def test_what_ends_a_turn_of_muse_glimmer_is_eot(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, "bpe", "qwen2")
+    entry = {"id": 490, "content": "<|eot|>", "special": True, "single_word": False}
+    entry |= {"lstrip": False, "rstrip": False, "normalized": False}
+    edit(tmp_path, "tokenizer.json", lambda c: c["added_tokens"].append(entry))
+    found = converted(tmp_path, {"model_type": "muse_glimmer"})
+    assert found["eot_token_id"] == 490 and 490 in tokenizer_of(found).end_ids
+    assert "eot_token_id" not in converted(tmp_path)
+
+
 def test_ids_outside_the_vocabulary_are_left_out(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, "bpe", "qwen2")
     warnings: list[str] = []

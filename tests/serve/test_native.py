@@ -142,6 +142,16 @@ def test_props_say_what_the_template_can() -> None:
             assert (caps["supports_tools"], caps["supports_system_role"]) == (can, can)
 
 
+def test_reasoning_effort_has_a_second_name_in_templates() -> None:
+    """Muse Glimmer's template calls it reasoning_strength."""
+    template = "{{ reasoning_strength }} of {{ reasoning_effort }}: {{ messages[0].content }}"
+    with running(chat_template=template) as found:
+        asked = {"messages": [{"role": "user", "content": "a"}], "reasoning_effort": "low"}
+        assert found.post("/apply-template", **asked).json()["prompt"] == "low of low: a"
+        asked["chat_template_kwargs"] = {"reasoning_strength": "xhigh"}
+        assert found.post("/apply-template", **asked).json()["prompt"] == "xhigh of low: a"
+
+
 def test_a_constraint_needs_the_library(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
