@@ -61,7 +61,7 @@ class Tiny:
     period: int = 1  # the last of so many layers has experts
     types: Mapping[str, str] = field(default_factory=dict)  # of tensors with this in their names
     dense: int = 0  # rows between the two matrices of an embedding
-    # Of layers with a gated delta net, which is all but every fourth: Hk, Hv, S, taps
+    # Of layers with a gated delta net, all but every full_attention_interval-th: Hk, Hv, S, taps
     delta: tuple[int, int, int, int] | None = None
     gates_together: bool = False  # of such a net: beta and alpha are one tensor
 
@@ -495,7 +495,7 @@ def _shapes_of(m: Tiny, layer: int) -> dict[str, tuple[int, ...]]:
     found = _layer_shapes(m, layer)
     if m.delta is None:
         return found
-    if layer % 4 == 3:
+    if (layer + 1) % m.settings["full_attention_interval"] == 0:
         return {**found, "attn_q.weight": (2 * m.H * m.E, m.D)}  # each head's gate behind it
     n_k, n_v, size, taps = m.delta
     channels, values = (2 * n_k + n_v) * size, n_v * size

@@ -48,8 +48,9 @@ from ggpy.kernels.attention.prefill_attention import PrefillAttention
 from ggpy.kernels.delta import delta_chunks
 from ggpy.runtime.engine import Engine
 from ggpy.sampling import Sampler, SamplingParams
-from tools import make_tiny
 from tools.make_tiny import MODELS
+
+from .heads.real_heads import write_real_heads
 
 # Normalised mean square error of logits. The reference, with its activations rounded to halves at
 # the same places, is 3e-6 off over many rows; a single row is up to 2e-5.
@@ -68,8 +69,9 @@ REFUSED = {  # what no kernel computes
         layers=(Shape(v_norm=True, norm_after_rope=True),), tensors=tuple(QK_NORM.items())
     ),
 }
-# Heads of a gated delta net begin near 0, and have a norm: of random weights it makes what was
-# rounded before it much larger.
+# Heads of a gated delta net begin near 0, and have a norm: of random weights and as few numbers as
+# those of tiny models have, it makes what was rounded before it much larger. test_real_heads.py has
+# heads as large as real ones, and no slack.
 SLACK = {"qwen35": 10}
 GREEDY = SamplingParams(temperature=0)
 DENSE = [name for name, model in MODELS.items() if not model.experts]  # the others: test_moe.py
@@ -180,13 +182,8 @@ def test_steps_of_every_kind(pair, captures):
 
 @pytest.fixture
 def wide_heads(machine, tmp_path, monkeypatch):
-    """A pair of qwen35 with as large a gated delta net as most models have, of two heads."""
-    settings = {"ssm.state_size": 128, "ssm.inner_size": 256}
-    settings |= {"ssm.group_count": 1, "ssm.time_step_rank": 2}
-    tiny = MODELS["qwen35"]
-    tiny = replace(tiny, delta=(1, 2, 128, 4), settings={**tiny.settings, **settings})
-    monkeypatch.setitem(MODELS, "qwen35", tiny)
-    return Pair(machine, make_tiny.write(tmp_path / "qwen35.gguf", "qwen35"))
+    """A pair of qwen35 with heads as large as most models have, which needs no slack."""
+    return Pair(machine, write_real_heads(tmp_path / "real-heads.gguf", "qwen35", monkeypatch))
 
 
 def test_chunks_of_prompts_and_what_follows_them(wide_heads):
