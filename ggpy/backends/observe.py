@@ -14,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..gguf import Tensor
+from .experts import Router
 from .forwarding import Forwarding, chained
 from .inputs import LayerInputs
 from .interface import (
     ActivationType,
     Array,
+    Dense,
     FeedForward,
     Head,
     Layer,
@@ -91,12 +93,24 @@ class ObservedOps(Forwarding):
     def _show_inputs(self, x: Array, ffn: FeedForward) -> None:
         """What a feed-forward multiplies; inner outputs come later."""
         n = self._normalised(x, ffn.norm)
-        self._show(n, *ffn.projections)
         self._moe = (ffn, n) if isinstance(ffn, MoE) else None
         if not isinstance(ffn, MoE):
+            self._show(n, *ffn.projections)
             self._meets["ffn_act"] = ffn.w_down
-        elif ffn.shared:
-            self._meets["shared_act"] = ffn.shared.w_down
+        elif ffn.dense is None:
+            self._show(n, *ffn.projections)
+            if ffn.shared:
+                self._meets["shared_act"] = ffn.shared.w_down
+        else:
+            self._show_beside(x, n, ffn.router, ffn.dense)
+
+    def _show_beside(self, x: Array, n: F32, router: Router, dense: Dense) -> None:
+        """What a router, and a dense feed-forward beside its experts, multiply."""
+        if router.norm is not None:
+            n = self._normalised(x, router.norm) * np.float32(router.norm_scale)
+        self._show(n, router.weight)
+        self._show(self._normalised(x, dense.norm), *dense.projections)
+        self._meets["shared_act"] = dense.w_down
 
     def layer_inputs(self, x: Array, inputs: LayerInputs, step: Step) -> Array:
         self._show(self._host(x), inputs.w)

@@ -130,7 +130,7 @@ def _choices(source: Source, mix: Mix, keep: bool) -> list[TensorChoice]:
     format = mix.choose(source.name, source.shape) or by_name("F32")
     if keep and source.is_quantised and not mix.is_named(source.name):
         return [TensorChoice(kept, kept.format) for kept in source.kept()]
-    if not (mix.by_row and format is mix.base):
+    if not (mix.by_row and format is mix.base and len(source.shape) == 2):
         return [TensorChoice(source, format)]
     scales = RowScales(source, format)
     scale = Source(scale_of(source.name), source.shape[:1], scales)

@@ -199,7 +199,9 @@ class Mix:
             return self._fitting(name, by_pattern, shape[-1])
         if self.by_row:
             wide = kind in ("output", "token_embd") and not self.pure
-            return self._fitting(name, by_name("Q8_0") if wide else self.base, shape[-1])
+            in_blocks = len(shape) > 2 and self.base.block_size == 1  # experts have no such scales
+            found = by_name("Q8_0") if wide or in_blocks else self.base
+            return self._fitting(name, found, shape[-1])
         if self.base.block_size == 1:
             return self.base
         found = self.base if self.pure else self._mixed(kind, name, shape)

@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from tiny_gemma4 import EXPERTS, write_tiny_gemma4
 
 from ggpy.backends.numpy.backend import Reference
 from ggpy.backends.observe import ObservedOps
@@ -55,6 +56,23 @@ def test_what_is_shown_is_what_is_multiplied(name: str, tiny_path) -> None:
     for tensor, x in seen:
         np.testing.assert_allclose(x, real[tensor], rtol=1e-6, err_msg=tensor)
         assert x.dtype == np.float32
+
+
+def test_a_feed_forward_beside_experts_is_shown(tmp_path, monkeypatch) -> None:
+    """And what the router takes, which has a norm of its own."""
+    path = write_tiny_gemma4(tmp_path, monkeypatch, EXPERTS, together=True)
+    seen: dict[str, np.ndarray] = {}
+    experts: set[str] = set()
+    watched = Watched()
+    see = (lambda name, x: seen.update({name: x}), lambda name, n, x, ids: experts.add(name))
+    logits = open_model(path, ObservedOps(watched, *see)).logits(IDS)
+    assert np.array_equal(logits, open_model(path, Reference(1)).logits(IDS))
+    real = dict(watched.inputs)
+    names = {f"blk.0.ffn_{x}.weight" for x in ("gate", "up", "down", "gate_inp")}
+    assert seen.keys() == real.keys() > names
+    for tensor, x in seen.items():
+        np.testing.assert_allclose(x, real[tensor], rtol=1e-5, atol=1e-6, err_msg=tensor)
+    assert {"blk.0.ffn_gate_up_exps.weight", "blk.0.ffn_down_exps.weight"} <= experts
 
 
 def test_the_output_is_shown_all_tokens(tiny_path) -> None:

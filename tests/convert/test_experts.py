@@ -221,3 +221,26 @@ def test_quantised_in_one_go(tmp_path: Path, moe_file: Converted) -> None:
     assert kinds["blk.0.ffn_gate_inp.weight"] == "F32"
     assert kinds["blk.0.attn_k.weight"] == "Q8_0"  # of eight experts
     assert kinds["blk.0.ffn_up_exps.weight"] == "Q5_0"  # whose rows are no blocks of 256
+
+
+@pytest.mark.parametrize(
+    ("type", "experts"), [("w8a8", "Q8_0"), ("w8a16_fp8", "Q8_0"), ("w4a16", "Q4_0")]
+)
+def test_scales_of_rows_beside_experts_in_blocks(
+    type: str, experts: str, tmp_path: Path, moe_file: Converted
+) -> None:
+    """Experts have no scales of rows; converted and quantised files are equal, and run."""
+    from ggpy.quantization.requantize import mix_for, plan, write
+    from ggpy.quantization.workers import Workers
+
+    path = to_gguf(write_moe(tmp_path / "a", "qwen3moe"), tmp_path / "out.gguf", type)
+    with File(moe_file("qwen3moe")) as file, Workers(1) as workers:
+        for _ in write(plan(file, mix_for(file, type)), tmp_path / "again.gguf", workers):
+            pass
+    assert described(path)[2] == described(tmp_path / "again.gguf")[2]
+    with File(path) as file:
+        names = {name for name in file.tensors if name.startswith("blk.0.ffn_")}
+        assert {file.tensors[n].format.name for n in names if "_exps" in n} == {experts}
+        assert "blk.0.attn_q.scale" in file.tensors and not any(n.endswith("scale") for n in names)
+    with ggpy.load(str(path), device="cpu", n_ctx=64) as model:
+        assert len(list(model.generate([5, 300, 17], max_tokens=3, temperature=0))) == 3
