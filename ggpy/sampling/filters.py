@@ -22,18 +22,18 @@ def top_n_sigma(ids: Ids, logits: Logits, n: float) -> Candidates:
     """
     if n <= 0 or len(ids) < 2:
         return ids, logits
-    finite = logits[np.isfinite(logits)]
+    is_finite = np.isfinite(logits)
+    finite = logits if is_finite.all() else logits[is_finite]
     with np.errstate(over="ignore"):  # -inf keeps all
         lowest = finite.max() - np.float32(n * finite.std(dtype=np.float64))
-    keep = logits >= lowest
-    return ids[keep], logits[keep]
+    return _keep(ids, logits, np.flatnonzero(logits >= lowest))
 
 
 def top_k(ids: Ids, logits: Logits, k: int) -> Candidates:
     """Keeps the k candidates of highest logit; k = 0 or less keeps all."""
     if k <= 0 or k >= len(ids):
         return ids, logits
-    return _keep(ids, logits, largest(logits, k))
+    return _keep(ids, logits, np.sort(largest(logits, k)))
 
 
 def typical_p(ids: Ids, logits: Logits, p: float) -> Candidates:
@@ -44,11 +44,14 @@ def typical_p(ids: Ids, logits: Logits, p: float) -> Candidates:
     """
     if p >= 1 or len(ids) < 2:
         return ids, logits
-    probabilities = softmax(logits)
-    with np.errstate(divide="ignore"):
-        surprise = -np.log(probabilities)  # nats; inf where the probability is 0
-    entropy = float(probabilities @ np.where(probabilities > 0, surprise, 0))
-    return _keep(ids, logits, prefix(-np.abs(surprise - entropy), probabilities, p, side="right"))
+    w = weights(logits)
+    below = logits.astype(np.float64)
+    below -= float(logits.max())
+    np.maximum(below, -64.0, out=below)  # a weight is 0 from -28 on
+    total = float(w.sum())
+    below -= float(w @ below) / total  # surprise is its negative, and entropy the mean surprise
+    scores = np.negative(np.abs(below, out=below), out=below)
+    return _keep(ids, logits, prefix(scores, w, p * total, side="right"))
 
 
 def top_p(ids: Ids, logits: Logits, p: float) -> Candidates:
@@ -66,8 +69,7 @@ def min_p(ids: Ids, logits: Logits, p: float) -> Candidates:
     """Keeps candidates at least p times as probable as the best one (Nguyen et al. 2024)."""
     if p <= 0:
         return ids, logits
-    keep = logits >= logits.max() + np.float32(log(p))
-    return ids[keep], logits[keep]
+    return _keep(ids, logits, np.flatnonzero(logits >= logits.max() + np.float32(log(p))))
 
 
 def xtc(ids: Ids, logits: Logits, threshold: float) -> Candidates:
@@ -109,5 +111,8 @@ def dynamic_temperature(
 
 
 def _keep(ids: Ids, logits: Logits, indices: Ids) -> Candidates:
-    indices = np.sort(indices)
-    return ids[indices], logits[indices]
+    """The candidates at rising indices."""
+    if len(indices) == len(ids):
+        return ids, logits
+    is_whole = int(ids[-1]) == len(ids) - 1  # rising ids are then their own indices
+    return indices if is_whole else ids[indices], logits[indices]

@@ -195,6 +195,23 @@ def test_draws_equal_numpys_whoever_shares_the_step(machine):
     assert [s.n_drawn for s in ours] == [s.n_drawn for s in theirs]
 
 
+def test_rows_for_the_host_come_in_groups(machine, monkeypatch):
+    """Of two rows, and of one where not even that fits; others stand between them."""
+    n_vocab, values = 300, None
+    for staged in (2 * 4 * 300 + 4, 4):
+        monkeypatch.setattr(sampling, "STAGED", staged)
+        drawing = Sampling(machine)
+        for seed in range(2):
+            values, logits = rows_on(machine, 8, n_vocab, seed)
+            params = [
+                SamplingParams(seed=i, **({"typical_p": 0.9} if i % 4 else {})) for i in range(8)
+            ]
+            ids = drawing.draw(logits, [Sampler(p, n_vocab) for p in params]).read().tolist()
+            assert ids == [
+                Sampler(p, n_vocab).sample(row) for p, row in zip(params, values, strict=True)
+            ]
+
+
 def test_nobody_waits_for_the_default_chain(machine, monkeypatch):
     """Two steps are enqueued before an id is read, and the second one penalises the first's."""
     sampling, n_vocab = Sampling(machine), 300
