@@ -197,7 +197,7 @@ def test_draws_equal_numpys_whoever_shares_the_step(machine):
 
 def test_rows_for_the_host_come_in_groups(machine, monkeypatch):
     """Of two rows, and of one where not even that fits; others stand between them."""
-    n_vocab, values = 300, None
+    n_vocab = 300
     for staged in (2 * 4 * 300 + 4, 4):
         monkeypatch.setattr(sampling, "STAGED", staged)
         drawing = Sampling(machine)
