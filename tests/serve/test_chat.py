@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
 import pytest
-from running_server import RunningServer
+from running_server import RunningServer, eventually, idle
 
 import ggpy
 from ggpy.grammar import Grammars
+from ggpy.runtime.sequence import Sequence
+from ggpy.serve.answers.worker import Ticket
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -143,6 +146,24 @@ def test_a_bad_schema_is_refused_by_name(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, response_format=form)
     assert caught.value.param == "response_format.json_schema.schema"
+
+
+def test_nothing_of_an_answer_waits_for_the_collector(server: RunningServer) -> None:
+    def left() -> list[Any]:
+        found = [x for x in gc.get_objects() if isinstance(x, (Sequence, Ticket))]
+        return [x for x in found if x not in before]
+
+    before: list[Any] = []
+    gc.collect()
+    before = left()
+    gc.disable()
+    try:
+        for stream in (True, False):
+            body = {"messages": HELLO, "max_tokens": 4, "stream": stream}
+            assert server.post("/v1/chat/completions", **body).status_code == 200
+        assert eventually(lambda: idle(server) and not left())
+    finally:
+        gc.enable()
 
 
 def test_many_at_once_have_the_text_of_one(client: openai.OpenAI) -> None:
