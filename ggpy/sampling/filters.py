@@ -54,22 +54,29 @@ def typical_p(ids: Ids, logits: Logits, p: float) -> Candidates:
     return _keep(ids, logits, prefix(scores, w, p * total, side="right"))
 
 
-def top_p(ids: Ids, logits: Logits, p: float) -> Candidates:
-    """Keeps the fewest most probable candidates that together hold p or more.
+def top_p(ids: Ids, logits: Logits, p: float, least: float = 0.0) -> Candidates:
+    """Keeps the fewest most probable candidates that together hold p or more; then those that
+    `min_p` keeps with `least`, which is asked first, because few are left to be put in order.
 
     Source: Holtzman et al. 2019, arXiv:1904.09751.
     """
     if p >= 1:
-        return ids, logits
+        return min_p(ids, logits, least)
     w = weights(logits)
-    return _keep(ids, logits, prefix(logits, w, p * float(w.sum())))
+    mass = p * float(w.sum())
+    if least > 0:
+        probable = np.flatnonzero(logits >= _lowest(logits, least))
+        w, (ids, logits) = w[probable], _keep(ids, logits, probable)
+        if float(w.sum()) < mass:
+            return ids, logits
+    return _keep(ids, logits, prefix(logits, w, mass))
 
 
 def min_p(ids: Ids, logits: Logits, p: float) -> Candidates:
     """Keeps candidates at least p times as probable as the best one (Nguyen et al. 2024)."""
     if p <= 0:
         return ids, logits
-    return _keep(ids, logits, np.flatnonzero(logits >= logits.max() + np.float32(log(p))))
+    return _keep(ids, logits, np.flatnonzero(logits >= _lowest(logits, p)))
 
 
 def xtc(ids: Ids, logits: Logits, threshold: float) -> Candidates:
@@ -108,6 +115,11 @@ def dynamic_temperature(
     relative = float(-(positive @ np.log(positive))) / log(len(logits))
     low, high = max(0.0, temperature - spread), temperature + spread
     return low + (high - low) * min(max(relative, 0.0), 1.0) ** exponent
+
+
+def _lowest(logits: Logits, p: float) -> np.float32:
+    """The lowest logit of a candidate p times as probable as the best one."""
+    return np.float32(logits.max() + np.float32(log(p)))
 
 
 def _keep(ids: Ids, logits: Logits, indices: Ids) -> Candidates:

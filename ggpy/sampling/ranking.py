@@ -47,11 +47,10 @@ def weights(logits: Logits) -> Weights:
     in double precision without fused multiply-add, so that it depends on no library.
     """
     found, best = np.empty(len(logits), np.int64), logits.max()
-    for start in range(0, len(logits), CHUNK):
-        part = slice(start, start + CHUNK)
-        with np.errstate(over="ignore"):
-            below = (logits[part] - best).astype(np.float64)
-        found[part] = _exponential(below)
+    with np.errstate(over="ignore"):
+        for start in range(0, len(logits), CHUNK):
+            part = slice(start, start + CHUNK)
+            found[part] = _exponential((logits[part] - best).astype(np.float64))
     return found
 
 
@@ -109,20 +108,36 @@ def crossing(scores: NDArray, weights: Weights, mass: float, side: Side = "left"
     says between which scores the sum probably does, and sums of all others say whether that is so.
     """
     reached = np.greater_equal if side == "left" else np.greater
-    before, order = 0, largest(scores, min(FIRST, len(scores)))
+    order, before = largest(scores, min(FIRST, len(scores))), 0
     first = int(weights[order].sum())
     if len(order) < len(scores) and not reached(float(first), mass):
         bounds = _bounds(scores, weights, mass, float(scores[order[-1]]), first)
-        order, s, w = np.arange(len(scores)), scores, weights
-        while len(s) > SAMPLE:
-            inside, before = _between(s, w, *bounds, before, mass, reached)
-            if len(inside) == len(s):
-                break
-            order, s, w = order[inside], s[inside], w[inside]
-            bounds = _bounds(s, w, mass - before)
-        order = order[np.argsort(-s, kind="stable")]
+        order, before = _narrowed(scores, weights, bounds, mass, reached)
     sums = (before + np.cumsum(weights[order])).astype(np.float64)
     return int(order[min(int(np.searchsorted(sums, mass, side=side)), len(order) - 1)])
+
+
+def _narrowed(
+    scores: NDArray,
+    weights: Weights,
+    bounds: tuple[float, float],
+    mass: float,
+    reached: Callable[..., Any],
+) -> tuple[Ids, int]:
+    """Returns a few indices of scores[n], largest first, among which the sum reaches `mass`, and
+    the sum before them. bounds: scores between which that probably is.
+    """
+    order: Ids | None = None
+    before = 0
+    while len(scores) > SAMPLE:
+        inside, before = _between(scores, weights, *bounds, before, mass, reached)
+        if len(inside) == len(scores):
+            break
+        order = inside if order is None else order[inside]
+        scores, weights = scores[inside], weights[inside]
+        bounds = _bounds(scores, weights, mass - before)
+    sorted_ = np.argsort(-scores, kind="stable")
+    return sorted_ if order is None else order[sorted_], before
 
 
 def _between(
