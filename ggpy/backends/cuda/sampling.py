@@ -31,7 +31,7 @@ from .arrays import Array, Memory, Sampled
 from .steps.upload import IN_FLIGHT, PLACES
 
 MAX_ROWS = 1024  # sampled rows of a step
-STAGED = 8 << 20  # bytes of logits that are copied to the host at a time
+STAGED = 4 << 20  # bytes of logits that are copied to the host at a time
 MAX_RECENT = 4096  # tokens of the history that a kernel's row may refer to
 
 KERNEL_LINKS = [link for link in (*ADJUSTMENTS, *FILTERS) if link.has_kernel]
