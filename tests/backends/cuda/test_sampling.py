@@ -212,6 +212,16 @@ def test_rows_for_the_host_come_in_groups(machine, monkeypatch):
             ]
 
 
+def test_a_row_of_logits_is_read_alone(machine):
+    """Of an array whose rows are padded, too."""
+    values, logits = rows_on(machine, 3, 64)
+    padded = Array(logits.data, np.float32, (3, 60), 64, scale=2.0)
+    ops = cuda.Cuda(machine)
+    for array, expected in ((logits, values), (padded, 2 * values[:, :60])):
+        assert all(np.array_equal(ops.read(array, row), expected[row]) for row in range(3))
+        assert np.array_equal(ops.read(array), expected)
+
+
 def test_nobody_waits_for_the_default_chain(machine, monkeypatch):
     """Two steps are enqueued before an id is read, and the second one penalises the first's."""
     sampling, n_vocab = Sampling(machine), 300
