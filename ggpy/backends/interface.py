@@ -207,8 +207,10 @@ class Ops(Protocol):
         some id.
         """
 
-    def read(self, array: Array) -> NDArray[Any]:
-        """The array on the host, once it is computed; or a vector that `weight` returned."""
+    def read(self, array: Array, row: int | None = None) -> NDArray[Any]:
+        """The array, or one row of logits, on the host, once it is computed; or a vector that
+        `weight` returned.
+        """
 
     def device_bytes(self) -> int:
         """Bytes of a memory of its own that it holds now; 0 where that is the process's memory."""

@@ -95,7 +95,7 @@ class Graph:
     def __init__(self, device: CudaDevice) -> None:
         self.device = device
         self.kernels: dict[str, None] = {}  # names, in the order of their first launch
-        self._kept: list[Any] = []
+        self._kept: dict[int, Any] = {}  # by id: each once, though most are used by many kernels
         self._executable: Any = None
 
     def begin(self) -> None:
@@ -115,10 +115,11 @@ class Graph:
     def keep(self, buffers: Sequence[Buffer], array: np.ndarray | None = None) -> None:
         """Keeps what a recorded operation uses."""
         for buffer in buffers:
-            buffer.pins += 1
-            self._kept.append(buffer)
+            if id(buffer) not in self._kept:
+                buffer.pins += 1
+                self._kept[id(buffer)] = buffer
         if array is not None:
-            self._kept.append(array)
+            self._kept[id(array)] = array
 
     def end(self) -> None:
         """Stops recording and makes the graph ready to launch."""
@@ -152,7 +153,7 @@ class Graph:
         if self._executable is not None:
             self.device.cu.cuGraphExecDestroy(self._executable)
             self._executable = None
-        for item in self._kept:
+        for item in self._kept.values():
             if isinstance(item, Buffer):
                 item.pins -= 1
         self._kept.clear()

@@ -131,24 +131,34 @@ class Grammars:
         GrammarError, a ValueError, says what is wrong with the grammar or not supported; it also is
         an ImportError without llguidance.
         """
-        found = self._known(kind, text)
-        if found is None:
+        mask = self.known(kind, text)
+        if mask is None:
             with self._compiling:
-                found = self._known(kind, text) or self._compiled(kind, text)
-            with self._lock:
-                self._kept[kind, text] = found
-                if len(self._kept) > MAX_KEPT:
-                    self._kept.popitem(last=False)
-        if isinstance(found, str):
-            raise GrammarError(found)
-        with self._lock:
-            return GrammarMask(found.deep_copy(), self.tokenizer.n_vocab)
+                mask = self.known(kind, text)  # another thread may have compiled it meanwhile
+                return mask or self._mask(self._keep(kind, text, self._compiled(kind, text)))
+        return mask
 
-    def _known(self, kind: str, text: str) -> Any:
+    def known(self, kind: str, text: str = "") -> GrammarMask | None:
+        """`compile`, if the grammar is kept: in microseconds, and nobody waits. Else None."""
         with self._lock:
-            if (kind, text) in self._kept:
+            found = self._kept.get((kind, text))
+            if found is not None:
                 self._kept.move_to_end((kind, text))
-            return self._kept.get((kind, text))
+        return None if found is None else self._mask(found)
+
+    def _keep(self, kind: str, text: str, compiled: Any) -> Any:
+        with self._lock:
+            self._kept[kind, text] = compiled
+            if len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+        return compiled
+
+    def _mask(self, compiled: Any) -> GrammarMask:
+        """The mask of a new sequence; GrammarError where there is a text in place of a matcher."""
+        if isinstance(compiled, str):
+            raise GrammarError(compiled)
+        with self._lock:
+            return GrammarMask(compiled.deep_copy(), self.tokenizer.n_vocab)
 
     def _compiled(self, kind: str, text: str) -> Any:
         """A matcher, or what is wrong as a text: a grammar that takes long is tried once."""

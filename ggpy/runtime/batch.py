@@ -122,11 +122,6 @@ class Flight:
         """Whether some row is drawn under a mask."""
         return any([s.sampler.mask is not None for s in self.owners])
 
-    @property
-    def wants_logprobs(self) -> bool:
-        """Whether the logits are read, too."""
-        return any([s.logprobs for s in self.owners])
-
 
 @lru_cache(maxsize=64)
 def _count(n: int) -> NDArray[np.int32]:

@@ -357,7 +357,8 @@ class Engine:
         What goes wrong with one ends its sequence. An interrupted step is collected further.
         """
         ids = self.ops.read(flight.ids).tolist()
-        logits = self.ops.read(flight.logits) if flight.wants_logprobs else None
+        wanted = [row for row, s in enumerate(flight.owners) if s.logprobs]
+        logits = {row: self.ops.read(flight.logits, row) for row in wanted}
         changed = []
         for row in range(flight.n_collected, len(ids)):
             s = flight.owners[row]
@@ -370,7 +371,7 @@ class Engine:
                 if s.finish is not None:
                     s.sampler.n_drawn -= 1
                     continue
-                self._accept(s, ids[row], None if logits is None else logits[row])
+                self._accept(s, ids[row], logits.get(row))
             except Exception as error:
                 self._scheduler.fail(s, error)
             except BaseException:  # in the middle of a token: nobody knows how much of it is there

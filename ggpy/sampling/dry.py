@@ -9,6 +9,7 @@ Letters: V vocabulary, n tokens of the history.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from math import log
 
 import numpy as np
@@ -22,13 +23,35 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 LOG_FLOAT32_MAX = 88.7228391
 
 
+class Breakers(tuple[tuple[int, ...], ...]):
+    """Sequence breakers, none of them empty, and what is looked up in them for every token."""
+
+    @classmethod
+    def of(cls, given: Iterable[Sequence[int]]) -> Breakers:
+        """The same sequences; the same object where they are Breakers."""
+        return given if isinstance(given, Breakers) else cls(tuple(tokens) for tokens in given)
+
+    @cached_property
+    def single(self) -> frozenset[int]:
+        """The tokens that are breakers by themselves."""
+        return frozenset(sequence[0] for sequence in self if len(sequence) == 1)
+
+    @cached_property
+    def tails(self) -> dict[int, list[tuple[int, ...]]]:
+        """First token -> what may follow it."""
+        tails: dict[int, list[tuple[int, ...]]] = {}
+        for head, *tail in self:
+            tails.setdefault(head, []).append(tuple(tail))
+        return tails
+
+
 def dry(
     logits: Logits,
     recent: Sequence[int],
     multiplier: float,
     base: float,
     allowed: int,
-    breakers: Sequence[Sequence[int]] = (),
+    breakers: Iterable[Sequence[int]] = (),
 ) -> Logits:
     """Returns logits[V] with multiplier * base^(length - allowed) subtracted from each token that
     would extend a repetition of `length` >= `allowed` tokens at the end of recent[n].
@@ -36,12 +59,12 @@ def dry(
     base is at least 1. The power and the penalty are limited to the range of float32. A token that
     is a breaker by itself is not penalised.
     """
-    exempt = {sequence[0] for sequence in breakers if len(sequence) == 1}
+    breakers = Breakers.of(breakers)
     max_power = int(LOG_FLOAT32_MAX / log(base)) if base > 1 else 0  # any power of 1 is 1
     out = logits.copy()
     with np.errstate(over="ignore"):  # a logit may itself be near the end of float32
         for token, length in repetitions(recent, allowed, breakers).items():
-            if token not in exempt:
+            if token not in breakers.single:
                 penalty = multiplier * base ** min(length - allowed, max_power)
                 out[token] -= np.float32(min(penalty, FLOAT32_MAX))
     return out
@@ -54,7 +77,7 @@ def repetitions(
     its length so far in tokens, at least `allowed`.
     """
     limit = tokens_since_breaker(recent, breakers)
-    if len(recent) <= allowed or limit < allowed:
+    if len(recent) <= allowed or limit < allowed or recent.count(recent[-1]) < 2:
         return {}
     longest: dict[int, int] = {}
     for i, match in enumerate(suffix_matches(recent)):
@@ -86,12 +109,12 @@ def suffix_matches(recent: Sequence[int]) -> list[int]:
 
 def tokens_since_breaker(recent: Sequence[int], breakers: Iterable[Sequence[int]]) -> int:
     """Returns how many tokens follow the last sequence breaker in recent[n]; n without one."""
-    tails: dict[int, list[tuple[int, ...]]] = {}
-    for head, *tail in breakers:
-        tails.setdefault(head, []).append(tuple(tail))
-    for start in range(len(recent) - 1, -1, -1):
+    tails = Breakers.of(breakers).tails
+    for start in range(len(recent) - 1, -1, -1) if tails else ():
+        if recent[start] not in tails:
+            continue
         after = tuple(recent[start + 1 : start + 1 + MAX_BREAKER_TAIL])
-        found = [len(t) for t in tails.get(recent[start], ()) if after[: len(t)] == t]
+        found = [len(t) for t in tails[recent[start]] if after[: len(t)] == t]
         if found:
             return len(recent) - start - 1 - max(found)
     return len(recent)
@@ -99,7 +122,7 @@ def tokens_since_breaker(recent: Sequence[int], breakers: Iterable[Sequence[int]
 
 def breaker_sequences(
     breakers: Iterable[str], pieces: Sequence[bytes], encode: Callable[[str], Sequence[int]]
-) -> tuple[tuple[int, ...], ...]:
+) -> Breakers:
     """Returns the token sequences in which the text of a breaker may appear.
 
     pieces[V] are the bytes of each token; `encode` turns text into ids without special tokens. A
@@ -123,4 +146,4 @@ def breaker_sequences(
                 found[(token,)] = None
             else:
                 found.update(((token, *t), None) for head, t in tails if piece.endswith(head))
-    return tuple(found)
+    return Breakers(found)

@@ -22,18 +22,18 @@ def top_n_sigma(ids: Ids, logits: Logits, n: float) -> Candidates:
     """
     if n <= 0 or len(ids) < 2:
         return ids, logits
-    finite = logits[np.isfinite(logits)]
+    is_finite = np.isfinite(logits)
+    finite = logits if is_finite.all() else logits[is_finite]
     with np.errstate(over="ignore"):  # -inf keeps all
         lowest = finite.max() - np.float32(n * finite.std(dtype=np.float64))
-    keep = logits >= lowest
-    return ids[keep], logits[keep]
+    return _keep(ids, logits, np.flatnonzero(logits >= lowest))
 
 
 def top_k(ids: Ids, logits: Logits, k: int) -> Candidates:
     """Keeps the k candidates of highest logit; k = 0 or less keeps all."""
     if k <= 0 or k >= len(ids):
         return ids, logits
-    return _keep(ids, logits, largest(logits, k))
+    return _keep(ids, logits, np.sort(largest(logits, k)))
 
 
 def typical_p(ids: Ids, logits: Logits, p: float) -> Candidates:
@@ -44,30 +44,39 @@ def typical_p(ids: Ids, logits: Logits, p: float) -> Candidates:
     """
     if p >= 1 or len(ids) < 2:
         return ids, logits
-    probabilities = softmax(logits)
-    with np.errstate(divide="ignore"):
-        surprise = -np.log(probabilities)  # nats; inf where the probability is 0
-    entropy = float(probabilities @ np.where(probabilities > 0, surprise, 0))
-    return _keep(ids, logits, prefix(-np.abs(surprise - entropy), probabilities, p, side="right"))
+    w = weights(logits)
+    below = logits.astype(np.float64)
+    below -= float(logits.max())
+    np.maximum(below, -64.0, out=below)  # a weight is 0 from -28 on
+    total = float(w.sum())
+    below -= float(w @ below) / total  # surprise is its negative, and entropy the mean surprise
+    scores = np.negative(np.abs(below, out=below), out=below)
+    return _keep(ids, logits, prefix(scores, w, p * total, side="right"))
 
 
-def top_p(ids: Ids, logits: Logits, p: float) -> Candidates:
-    """Keeps the fewest most probable candidates that together hold p or more.
+def top_p(ids: Ids, logits: Logits, p: float, least: float = 0.0) -> Candidates:
+    """Keeps the fewest most probable candidates that together hold p or more; then those that
+    `min_p` keeps with `least`, which is asked first, because few are left to be put in order.
 
     Source: Holtzman et al. 2019, arXiv:1904.09751.
     """
     if p >= 1:
-        return ids, logits
+        return min_p(ids, logits, least)
     w = weights(logits)
-    return _keep(ids, logits, prefix(logits, w, p * float(w.sum())))
+    mass = p * float(w.sum())
+    if least > 0:
+        probable = np.flatnonzero(logits >= _lowest(logits, least))
+        w, (ids, logits) = w[probable], _keep(ids, logits, probable)
+        if float(w.sum()) < mass:
+            return ids, logits
+    return _keep(ids, logits, prefix(logits, w, mass))
 
 
 def min_p(ids: Ids, logits: Logits, p: float) -> Candidates:
     """Keeps candidates at least p times as probable as the best one (Nguyen et al. 2024)."""
     if p <= 0:
         return ids, logits
-    keep = logits >= logits.max() + np.float32(log(p))
-    return ids[keep], logits[keep]
+    return _keep(ids, logits, np.flatnonzero(logits >= _lowest(logits, p)))
 
 
 def xtc(ids: Ids, logits: Logits, threshold: float) -> Candidates:
@@ -108,6 +117,14 @@ def dynamic_temperature(
     return low + (high - low) * min(max(relative, 0.0), 1.0) ** exponent
 
 
+def _lowest(logits: Logits, p: float) -> np.float32:
+    """The lowest logit of a candidate p times as probable as the best one."""
+    return np.float32(logits.max() + np.float32(log(p)))
+
+
 def _keep(ids: Ids, logits: Logits, indices: Ids) -> Candidates:
-    indices = np.sort(indices)
-    return ids[indices], logits[indices]
+    """The candidates at rising indices."""
+    if len(indices) == len(ids):
+        return ids, logits
+    is_whole = int(ids[-1]) == len(ids) - 1  # rising ids are then their own indices
+    return indices if is_whole else ids[indices], logits[indices]

@@ -169,7 +169,7 @@ class TopP(Filter):
         return params.top_p < 1
 
     def apply(self, candidates: Candidates, params: SamplingParams, chance: float) -> Candidates:
-        return top_p(*candidates, params.top_p)
+        return top_p(*candidates, params.top_p, params.min_p)  # `MinP` follows
 
     def row(self, params: SamplingParams) -> Row:
         return {"top_p": params.top_p}

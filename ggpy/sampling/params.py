@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .dry import MAX_BREAKER_TAIL
+from .dry import MAX_BREAKER_TAIL, Breakers
 
 MASK64 = (1 << 64) - 1
 DRY_SEQUENCE_BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's default
@@ -136,12 +136,14 @@ def _biases(given: object) -> dict[int, float]:
     return biases
 
 
-def _breakers(given: object) -> tuple[tuple[int, ...], ...]:
+def _breakers(given: object) -> Breakers:
     """dry_breakers, checked."""
     if not isinstance(given, (tuple, list)):
         raise ValueError(f"dry_breakers is {given!r:.60}: give sequences of token ids")
     if len(given) > MAX_BREAKERS:
         raise ValueError(f"dry_breakers has {len(given)} sequences: at most {MAX_BREAKERS} work")
+    if isinstance(given, Breakers):
+        return given
     for tokens in given:
         if not isinstance(tokens, (tuple, list)) or not all(map(_is_id, tokens)):
             raise ValueError(f"dry_breakers holds {tokens!r:.60}: give sequences of token ids")
@@ -152,4 +154,4 @@ def _breakers(given: object) -> tuple[tuple[int, ...], ...]:
                 f"dry_breakers holds {len(tokens)} tokens in one sequence: "
                 f"at most {MAX_BREAKER_TOKENS} work"
             )
-    return tuple(tuple(int(id) for id in tokens) for tokens in given)
+    return Breakers(tuple(int(id) for id in tokens) for tokens in given)

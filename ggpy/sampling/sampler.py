@@ -20,7 +20,7 @@ from .filters import Candidates
 from .links import ADJUSTMENTS, FILTERS
 from .mask import TokenMask, allowed_tokens, fill_checked, n_words
 from .params import MASK64, SamplingParams
-from .ranking import Ids, Logits, Probabilities, prefix, weights
+from .ranking import Ids, Logits, Probabilities, crossing, weights
 
 NO_TOKEN = -1  # the id of a row from which none can be chosen
 
@@ -164,7 +164,7 @@ class Sampler:
         ids, kept = self.candidates(logits)
         w = weights(kept)
         mass = uniform(self.seed, 2 * self.n_drawn) * float(w.sum())
-        return int(ids[prefix(kept, w, mass, side="right")[-1]])
+        return int(ids[crossing(kept, w, mass, side="right")])
 
     def _allowed(self) -> NDArray[np.bool_] | None:
         """Returns allowed[V] of the next token; None without a mask."""

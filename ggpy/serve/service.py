@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -28,6 +29,7 @@ from ..sampling import SamplingParams
 from ..sampling.params import MASK64
 from ..tokenizer import Tokenizer
 from ..tokenizer.chat import form_of
+from ..tokenizer.renderer import MOST_BUSY
 from .answers.answer import Answering
 from .answers.merge import cancel_all
 from .answers.vectors import Vectors
@@ -46,6 +48,10 @@ UNWANTED = -1e6  # the bias of a token that is chosen only if there is no other
 CHARACTERS_PER_TOKEN = 4  # about as many, in most languages and vocabularies
 
 Result = TypeVar("Result")
+
+# Of their own: in a common pool of threads, what takes a microsecond waits for all that is slow.
+_RENDERING = ThreadPoolExecutor(MOST_BUSY, "ggpy templates")
+_COMPILING = ThreadPoolExecutor(1, "ggpy grammars")
 
 
 class ModelService:
@@ -194,13 +200,12 @@ class ModelService:
             )
         messages, begun = _begun(request.messages)
         try:
-            rendered = await asyncio.to_thread(
+            render = partial(
                 self.tokenizer.apply_chat_template,
-                messages,
-                self.template,
                 tools=request.tools or None,
                 variables=request.template_variables,
             )
+            rendered = await _in(_RENDERING, render, messages, self.template)
         except ValueError as error:  # ChatTemplateError is one
             raise ApiError(400, str(error), param="messages") from None
         return rendered + begun
@@ -277,10 +282,10 @@ class ModelService:
     async def _mask(self, constraint: Constraint | None) -> TokenMask | None:
         if constraint is None:
             return None
+        grammars, given = self.model.grammars, (constraint.kind, constraint.text)
         try:
-            return await asyncio.to_thread(
-                self.model.grammars.compile, constraint.kind, constraint.text
-            )
+            known = grammars.known(*given)
+            return known or await _in(_COMPILING, grammars.compile, *given)
         except GrammarError as error:
             raise ApiError(400, str(error), param=constraint.param) from None
 
@@ -306,6 +311,11 @@ class ModelService:
             )
 
         return detect(render, self.settings.tool_format)
+
+
+async def _in(pool: Executor, work: Callable[..., Result], *args: Any) -> Result:
+    """What work(*args) returns in a thread of the pool."""
+    return await asyncio.get_running_loop().run_in_executor(pool, work, *args)
 
 
 async def _aside(size: int, work: Callable[..., Result], *args: Any) -> Result:

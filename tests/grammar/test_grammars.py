@@ -149,6 +149,20 @@ def test_the_last_64_grammars_are_kept(tokenizer, monkeypatch):
     assert len(checked) == 68 and len(grammars._kept) == masks.MAX_KEPT
 
 
+def test_who_asks_for_a_kept_grammar_waits_for_nobody(tokenizer):
+    grammars, text = Grammars(tokenizer), '{"enum": [1, 2]}'
+    assert grammars.known("json_schema", text) is None
+    mask = grammars.compile("json_schema", text)
+    with pytest.raises(GrammarError) as refused:
+        grammars.compile("json_schema", "[]")
+    with grammars._compiling:  # somebody compiles another one
+        known = grammars.known("json_schema", text)
+        with pytest.raises(GrammarError, match=str(refused.value)):
+            grammars.known("json_schema", "[]")
+    mask.accept(int(allowed(mask, tokenizer)[0]))
+    assert accepts(known, tokenizer, "1"), "a state of its own"
+
+
 def test_threads_compile_at_the_same_time(tokenizer):
     grammars, texts = Grammars(tokenizer), []
 

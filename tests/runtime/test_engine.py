@@ -199,7 +199,7 @@ def test_the_next_step_is_handed_over_before_tokens_are_read(make_engine):
     order = []
     run, read = engine.decoder.run, engine.ops.read
     engine.decoder.run = lambda step: (order.append(step.ids.tolist()), run(step))[1]
-    engine.ops.read = lambda array: (order.append("read"), read(array))[1]
+    engine.ops.read = lambda *given: (order.append("read"), read(*given))[1]
     s = engine.add([5, 6], GREEDY, max_tokens=3)
     finish(engine, s)
     assert order == [[5, 6], [~0], "read", [~0], "read", "read"], "nothing after the last token"

@@ -42,6 +42,16 @@ def test_top_p(p: float, left: list[int] | int) -> None:
     assert kept.tolist() == (left if isinstance(left, list) else [10, 11, 12, 13])
 
 
+@pytest.mark.parametrize("p", [0.0, 0.3, 0.9, 0.999, 1.0])
+@pytest.mark.parametrize("least", [0.0, 1e-4, 0.02, 0.3, 1.0])
+def test_top_p_and_min_p_in_one(p: float, least: float) -> None:
+    for seed in range(3):
+        ids, logits = np.arange(2000), np.rint(2 * random_logits(2000, seed))  # with ties
+        one, other = filters.top_p(ids, logits, p, least), filters.top_p(ids, logits, p)
+        other = filters.min_p(*other, least)
+        assert one[0].tolist() == other[0].tolist() and (one[1] == other[1]).all()
+
+
 @pytest.mark.parametrize(("p", "left"), [(0.0, 4), (0.24, 4), (0.26, 3), (0.74, 2), (1.0, 1)])
 def test_min_p(p: float, left: int) -> None:
     kept, _ = filters.min_p(*candidates(0.1, 0.2, 0.3, 0.4), p)

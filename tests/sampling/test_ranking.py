@@ -39,21 +39,35 @@ def test_largest_equals_a_full_sort(n: int, k: int, levels: int) -> None:
     assert ranking.largest(scores, min(k, n)).tolist() == expected
 
 
+def in_order(scores: np.ndarray, weights: np.ndarray, mass: float, side: str) -> list[int]:
+    """The prefix by a whole sort and a loop."""
+    taken, total = [], 0
+    for i in sorted(range(len(scores)), key=lambda i: (-scores[i], i)):
+        taken.append(i)
+        total += int(weights[i])
+        if total > mass if side == "right" else total >= mass:
+            break
+    return taken
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("mass", [0.0, 0.25, 0.5, 0.9, 0.9999])
-def test_prefix_is_the_shortest_that_reaches_the_mass(side: str, mass: float) -> None:
-    logits = random_logits(3000)
-    p = ranking.softmax(logits)
-    kept = ranking.prefix(logits, p, mass, side)  # type: ignore[arg-type]
-    total, short = p[kept].sum(), p[kept[:-1]].sum()
-    assert total > mass if side == "right" else total >= mass
-    assert short <= mass if side == "right" else len(kept) == 1 or short < mass
-    assert logits[kept[-1]] >= np.delete(logits, kept).max()
-
-
-def test_prefix_keeps_everything_when_the_mass_is_out_of_reach() -> None:
-    logits = random_logits(100)
-    assert len(ranking.prefix(logits, ranking.softmax(logits), 2.0)) == 100
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.9, 0.9999, 1.0, 2.0])
+@pytest.mark.parametrize("kind", ["flat", "peaked", "one", "levels", "equal", "-inf", "short"])
+def test_prefix_is_the_shortest_that_reaches_the_mass(kind: str, share: float, side: str) -> None:
+    """Exactly, however the mass is spread; the crossing is its last entry."""
+    logits = random_logits(300 if kind == "short" else 9000, 3)
+    logits = {
+        "peaked": logits * np.float32(4),
+        "one": np.where(np.arange(len(logits)) == 4321, np.float32(30), logits),
+        "levels": np.rint(logits),
+        "equal": np.zeros_like(logits),
+        "-inf": np.where(logits < 1, np.float32(-math.inf), logits),
+    }.get(kind, logits)
+    weights = ranking.weights(logits)
+    mass = share * float(weights.sum())
+    expected = in_order(logits, weights, mass, side)
+    assert ranking.prefix(logits, weights, mass, side).tolist() == sorted(expected)  # type: ignore[arg-type]
+    assert ranking.crossing(logits, weights, mass, side) == expected[-1]  # type: ignore[arg-type]
 
 
 def test_softmax_of_extreme_logits() -> None:

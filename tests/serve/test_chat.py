@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
 import pytest
-from running_server import RunningServer
+from running_server import RunningServer, eventually, idle
 
 import ggpy
+from ggpy.grammar import Grammars
+from ggpy.runtime.sequence import Sequence
+from ggpy.serve.answers.worker import Ticket
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -121,7 +125,7 @@ def test_llama_cpp_s_fields(client: openai.OpenAI) -> None:
     assert answer.timings["predicted_n"] == 8
 
 
-def test_json_answers(client: openai.OpenAI) -> None:
+def test_json_answers(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
     schema = {
         "type": "object",
         "properties": {"ok": {"type": "boolean"}, "n": {"type": "integer", "maximum": 9}},
@@ -129,9 +133,12 @@ def test_json_answers(client: openai.OpenAI) -> None:
         "additionalProperties": False,
     }
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
-    answer = ask(client, response_format=form, max_tokens=100, temperature=0.5)
-    assert answer.choices[0].finish_reason == "stop"
-    assert json.loads(answer.choices[0].message.content).keys() == {"ok", "n"}
+    for _ in range(2):
+        answer = ask(client, response_format=form, max_tokens=100, temperature=0.5)
+        assert answer.choices[0].finish_reason == "stop"
+        assert json.loads(answer.choices[0].message.content).keys() == {"ok", "n"}
+        # the next one need not be compiled, nor wait for a thread
+        monkeypatch.setattr(Grammars, "compile", lambda *_: pytest.fail("compiled once more"))
 
 
 def test_a_bad_schema_is_refused_by_name(client: openai.OpenAI) -> None:
@@ -139,6 +146,24 @@ def test_a_bad_schema_is_refused_by_name(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, response_format=form)
     assert caught.value.param == "response_format.json_schema.schema"
+
+
+def test_nothing_of_an_answer_waits_for_the_collector(server: RunningServer) -> None:
+    def left() -> list[Any]:
+        found = [x for x in gc.get_objects() if isinstance(x, (Sequence, Ticket))]
+        return [x for x in found if x not in before]
+
+    before: list[Any] = []
+    gc.collect()
+    before = left()
+    gc.disable()
+    try:
+        for stream in (True, False):
+            body = {"messages": HELLO, "max_tokens": 4, "stream": stream}
+            assert server.post("/v1/chat/completions", **body).status_code == 200
+        assert eventually(lambda: idle(server) and not left())
+    finally:
+        gc.enable()
 
 
 def test_many_at_once_have_the_text_of_one(client: openai.OpenAI) -> None:

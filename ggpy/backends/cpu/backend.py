@@ -210,9 +210,10 @@ class Cpu(Reference):
         self._run_once(program)
         return out[: len(x)].reshape(*shape, matrix.n)
 
-    def read(self, array: F32) -> F32:
-        """The array; of x, which the next op changes, a copy."""
-        return array.copy() if array is self._x else array
+    def read(self, array: F32, row: int | None = None) -> F32:
+        """The array, or one row; of x, which the next op changes, a copy."""
+        found = array if row is None else array[row]
+        return found.copy() if array is self._x else found
 
     def add_up(self, x: F32) -> F32:
         """Sums of each 1024 numbers of x, by all threads: how fast memory can be read."""

@@ -311,12 +311,15 @@ class Cuda:
         """ids[R], drawn on the device, or by numpy for samplers with a link that has no kernel."""
         return self._sampling.draw(logits, samplers)
 
-    def read(self, array: Array | Sampled | Buffer) -> NDArray:
-        """The values on the host: int32 ids, or float32."""
+    def read(self, array: Array | Sampled | Buffer, row: int | None = None) -> NDArray:
+        """The values, or one row of logits, on the host: int32 ids, or float32."""
         if isinstance(array, Sampled):
             return array.read()
         if isinstance(array, Buffer):  # a vector
             return self.device.download(array, np.float32, array.nbytes // 4)
-        full = self.device.download(array.data, array.dtype, (*array.shape[:-1], array.row))
-        values = full[..., : array.shape[-1]].astype(np.float32)
+        begin, shape = 0, (*array.shape[:-1], array.row)
+        if row is not None:
+            begin, shape = row * array.row * np.dtype(array.dtype).itemsize, shape[1:]
+        full = self.device.download(array.data, array.dtype, shape, begin)
+        values = full[..., : array.shape[-1]].astype(np.float32, copy=False)
         return values if array.scale == 1 else values * np.float32(array.scale)

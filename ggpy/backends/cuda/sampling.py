@@ -14,7 +14,7 @@ chain decides for its own row. Nothing here depends on how logits are computed, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -31,6 +31,7 @@ from .arrays import Array, Memory, Sampled
 from .steps.upload import IN_FLIGHT, PLACES
 
 MAX_ROWS = 1024  # sampled rows of a step
+STAGED = 4 << 20  # bytes of logits that are copied to the host at a time
 MAX_RECENT = 4096  # tokens of the history that a kernel's row may refer to
 
 KERNEL_LINKS = [link for link in (*ADJUSTMENTS, *FILTERS) if link.has_kernel]
@@ -190,6 +191,7 @@ class Sampling:
         self._decode_slots = [self._slot() for _ in range(PLACES)]  # fixed addresses, for graphs
         self._argmax_slot: _Slot | None = None  # of the current step, if argmax ends it
         self._parameters: Buffer | None = None
+        self._staged: NDArray[np.float32] | None = None  # logits[*, V] on the host
         self._best: Buffer | None = None  # candidates of every segment of every row
 
     def begin(self, place: int | None, n_rows: int) -> bool:
@@ -275,13 +277,26 @@ class Sampling:
 
         The first download waits for all enqueued work, so ids of the step before can be read.
         """
-        n_vocab = logits.shape[-1]
         last_ids = self._last.ids if self._last else ids
-        for i in plan.host_rows:
-            row = self.device.download(logits.data, np.float32, n_vocab, 4 * i * logits.row)
+        for i, row in self._rows_on_host(logits, plan.host_rows):
             plan.samplers[i].settle(last_ids)
             ids[i] = plan.samplers[i].try_sample(row)
         self.device.upload(self.ids, np.maximum(ids, 0))
+
+    def _rows_on_host(
+        self, logits: Array, rows: Sequence[int]
+    ) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """(r, logits[V]) of these rows, in page-locked memory that is used again."""
+        n_vocab = logits.shape[-1]
+        if self._staged is None:
+            n = max(1, STAGED // (4 * n_vocab))
+            self._staged = self._pinned(n * n_vocab).view(np.float32).reshape(n, n_vocab)
+        for start in range(0, len(rows), len(self._staged)):
+            group = rows[start : start + len(self._staged)]
+            for row, dst in zip(group, self._staged, strict=False):
+                self.device.download_into(dst, logits.data, 4 * row * logits.row)
+            self.device.synchronize()
+            yield from zip(group, self._staged, strict=False)
 
     def _grown(self, buffer: Buffer | None, nbytes: int, name: str) -> Buffer:
         if buffer is None or buffer.nbytes < nbytes:

@@ -171,9 +171,9 @@ class Reference:
         self._sampled = np.maximum(ids, 0)  # of a row without a token the next step needs some id
         return ids
 
-    def read(self, array: NDArray) -> NDArray:
-        """The array itself."""
-        return array
+    def read(self, array: NDArray, row: int | None = None) -> NDArray:
+        """The array itself, or one row."""
+        return array if row is None else array[row]
 
     def device_bytes(self) -> int:
         """None but the process's."""

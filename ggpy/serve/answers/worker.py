@@ -187,6 +187,8 @@ class EngineWorker:
         for ticket in self._news:
             s = ticket.sequence
             finish = s.finish  # read before the pieces, so that none of them is missed
+            if finish is not None:
+                s.notify = None  # which refers to the ticket: no cycle is left
             pieces = [s.pieces.popleft() for _ in range(len(s.pieces))]
             news.append((ticket, pieces, finish))
         self._news.clear()

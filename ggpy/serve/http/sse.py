@@ -116,7 +116,10 @@ class DirectSend:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         scope[DIRECT_SEND] = send
-        await self._app(scope, receive, send)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            del scope[DIRECT_SEND]  # which refers to the scope: no cycle is left
 
 
 async def _gone(receive: Receive) -> None:

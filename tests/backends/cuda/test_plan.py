@@ -149,6 +149,17 @@ def test_what_no_kernel_computes_is_refused_by_name(change: Any, what: str) -> N
         ops.run(decode_step(1), lambda s: ops.mix(ops.embed(s, decoder.table), changed, s))
 
 
+def test_plans_of_many_classes_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    ops = Cuda(LaunchesOnHopper())
+    decoder = random_decoder(ops)
+    decoder.run(decode_step(1))
+    most = 3 * len(ops.context.planner._plans)
+    monkeypatch.setattr("ggpy.backends.cuda.plan.layers.MOST_PLANS", most)
+    for n in range(2, 12):
+        decoder.run(decode_step(n))
+        assert len(ops.context.planner._plans) <= most + most // 3
+
+
 def test_steps_of_one_class_share_plans() -> None:
     ops = Cuda(LaunchesOnHopper())
     decoder = random_decoder(ops)

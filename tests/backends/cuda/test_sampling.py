@@ -195,6 +195,33 @@ def test_draws_equal_numpys_whoever_shares_the_step(machine):
     assert [s.n_drawn for s in ours] == [s.n_drawn for s in theirs]
 
 
+def test_rows_for_the_host_come_in_groups(machine, monkeypatch):
+    """Of two rows, and of one where not even that fits; others stand between them."""
+    n_vocab = 300
+    for staged in (2 * 4 * 300 + 4, 4):
+        monkeypatch.setattr(sampling, "STAGED", staged)
+        drawing = Sampling(machine)
+        for seed in range(2):
+            values, logits = rows_on(machine, 8, n_vocab, seed)
+            params = [
+                SamplingParams(seed=i, **({"typical_p": 0.9} if i % 4 else {})) for i in range(8)
+            ]
+            ids = drawing.draw(logits, [Sampler(p, n_vocab) for p in params]).read().tolist()
+            assert ids == [
+                Sampler(p, n_vocab).sample(row) for p, row in zip(params, values, strict=True)
+            ]
+
+
+def test_a_row_of_logits_is_read_alone(machine):
+    """Of an array whose rows are padded, too."""
+    values, logits = rows_on(machine, 3, 64)
+    padded = Array(logits.data, np.float32, (3, 60), 64, scale=2.0)
+    ops = cuda.Cuda(machine)
+    for array, expected in ((logits, values), (padded, 2 * values[:, :60])):
+        assert all(np.array_equal(ops.read(array, row), expected[row]) for row in range(3))
+        assert np.array_equal(ops.read(array), expected)
+
+
 def test_nobody_waits_for_the_default_chain(machine, monkeypatch):
     """Two steps are enqueued before an id is read, and the second one penalises the first's."""
     sampling, n_vocab = Sampling(machine), 300

@@ -41,6 +41,7 @@ from .unusual import unusual_heads
 
 # least number of tokens for the RoPE epilogue of prefill GEMMs: with fewer it gains nothing
 ROPE_EPILOGUE_TOKENS = 1024
+MOST_PLANS = 1 << 15  # kept at once: 500 classes of steps of 32 layers, about 30 MB
 
 
 class RopeIn(Enum):
@@ -317,6 +318,8 @@ class Planner(ProductPlanner):
         """The plan of the logits of the wanted rows."""
         key = head, s, x
         if key not in self._plans:
+            if len(self._plans) >= MOST_PLANS:  # here a step ends
+                self._plans.clear()
             refuse(head)
             sizes = s.n_rows, s.all_rows
             norm, _ = self.input_norm(head.norm, [head.weight], s, ResidualState(), *sizes)

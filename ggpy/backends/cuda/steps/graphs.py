@@ -12,7 +12,8 @@ from typing import Any
 
 from ..arrays import Array
 
-RARE_KEPT = 128  # graphs kept of shapes that seldom repeat
+RARE_KEPT = 128  # graphs kept of shapes that seldom repeat; each takes memory of the host, too
+OFTEN_KEPT = 256  # of the others: 64 sizes, at two places, with one split or several
 MOST_SHAPES = 1024  # shapes remembered without a graph
 
 Key = tuple[Hashable, int]  # shape of a step, and index of the memory that holds its integers
@@ -24,18 +25,21 @@ class Graphs:
     def __init__(self, device: Any) -> None:
         self.device = device
         self._graphs: dict[Key, tuple[Any, Array]] = {}
-        self._rare: dict[Key, None] = {}  # rare shapes that have graphs, the last used last
+        # the shapes that have graphs, the last used last
+        self._rare: dict[Key, None] = {}
+        self._often: dict[Key, None] = {}
         self._seen: dict[Hashable, None] = {}  # shapes of steps that ran without a graph
 
     def run(self, shape: Hashable, place: int, rare: bool, launch: Callable[[], Array]) -> Array:
         """Calls launch() for the first step of a shape, and replays a graph of it from the second
         step on; the result then has the same address each time. place: index of the memory that
-        holds the step's integers. rare: only the RARE_KEPT graphs used last are kept.
+        holds the step's integers. Only the graphs used last are kept: RARE_KEPT of steps that are
+        `rare`, which must follow from the shape, and OFTEN_KEPT of others.
         """
         key = shape, place
+        used, most = (self._rare, RARE_KEPT) if rare else (self._often, OFTEN_KEPT)
         if key in self._graphs:
-            if rare:
-                self._rare[key] = self._rare.pop(key, None)
+            used[key] = used.pop(key)
             graph, result = self._graphs[key]
             graph.launch()
             return result
@@ -45,20 +49,18 @@ class Graphs:
                 self._seen.clear()
             self._seen[shape] = None  # after launch(), whose allocations may call forget()
             return result
-        if rare:
-            self._make_room()
-            self._rare[key] = None
+        self._make_room(used, most)
         with self.device.capture() as graph:
             result = launch()
-        self._graphs[key] = graph, result
+        used[key], self._graphs[key] = None, (graph, result)
         graph.launch()
         return result
 
-    def _make_room(self) -> None:
-        """Drop graphs of rare shapes until one more may be kept."""
-        while len(self._rare) >= RARE_KEPT:
-            oldest = next(iter(self._rare))  # the driver frees a graph that runs when it has ended
-            del self._rare[oldest], self._graphs[oldest]
+    def _make_room(self, used: dict[Key, None], most: int) -> None:
+        """Drop graphs until one more may be kept."""
+        while len(used) >= most:
+            oldest = next(iter(used))  # the driver frees a graph that runs when it has ended
+            del used[oldest], self._graphs[oldest]
             self._seen.pop(oldest[0], None)
 
     def forget(self) -> None:
@@ -67,4 +69,5 @@ class Graphs:
             self.device.synchronize()
         self._graphs.clear()
         self._rare.clear()
+        self._often.clear()
         self._seen.clear()

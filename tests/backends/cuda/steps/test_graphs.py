@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ggpy.backends.cuda.steps.graphs import MOST_SHAPES, RARE_KEPT, Graphs
+from ggpy.backends.cuda.steps.graphs import MOST_SHAPES, OFTEN_KEPT, RARE_KEPT, Graphs
 
 
 class Graph:
@@ -63,17 +63,19 @@ def test_recorded_at_the_second_step(device: Device, rare: bool) -> None:
     assert log == ["launched", *RECORDED, *["replayed"] * 2]
 
 
-def test_few_rare_ones_are_kept(device: Device) -> None:
-    """The one that was used longest ago goes; those of single tokens stay."""
+@pytest.mark.parametrize(("rare", "kept"), [(True, RARE_KEPT), (False, OFTEN_KEPT)])
+def test_few_are_kept(device: Device, rare: bool, kept: int) -> None:
+    """The one that was used longest ago goes; those of the other kind stay."""
     graphs = Graphs(device)
-    steps(graphs, device, "single", False, 2)
-    for shape in range(RARE_KEPT):
-        steps(graphs, device, shape, True, 2)
-    steps(graphs, device, 0, True, 1)
-    assert steps(graphs, device, "another", True, 2) == ["launched", *RECORDED]
-    assert steps(graphs, device, 1, True, 1) == ["launched"]
-    assert steps(graphs, device, 0, True, 1) == ["replayed"]
-    assert steps(graphs, device, "single", False, 1) == ["replayed"]
+    steps(graphs, device, "of the other kind", not rare, 2)
+    for shape in range(kept):
+        steps(graphs, device, shape, rare, 2)
+    steps(graphs, device, 0, rare, 1)
+    assert steps(graphs, device, "another", rare, 2) == ["launched", *RECORDED]
+    assert steps(graphs, device, 1, rare, 1) == ["launched"]
+    assert steps(graphs, device, 0, rare, 1) == ["replayed"]
+    assert steps(graphs, device, "of the other kind", not rare, 1) == ["replayed"]
+    assert len(graphs._graphs) == kept + 1
 
 
 def test_nothing_is_kept_when_memory_moves(device: Device) -> None:
