@@ -33,7 +33,7 @@ from .planned import N_CTX, PlannedCuda
 
 DECODE = (1, 2, 4, 8, 16, 32, 64)  # sequences
 PREFILL = (512,)  # tokens of a prompt
-LAYOUTS = ("rows", "codes", "f16")  # of activations, by kernels/layout/pack.py
+LAYOUTS = ("rows", "codes", "f16", "both")  # of activations, by kernels/layout/pack.py
 DEFAULT = "sm_90a"  # where there is no GPU and none is asked for
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...device.base import Buffer
 from ...kernels.gemm.elementwise import Elementwise
-from ...kernels.layout.pack import PLAIN, packed_bytes
+from ...kernels.layout.pack import PLAIN, layout_bytes
 from ..interface import Norm, Probe
 from .arrays import Array, Matrix, Sum
 from .gemm import Gemms, ProductOperands
@@ -85,8 +85,7 @@ class StepContext:
         self, name: str, rows: int, columns: int, layout: int = PLAIN, slow_producer: bool = False
     ) -> Array:
         """f16 scratch memory [rows, columns] in a layout."""
-        nbytes = 2 * rows * columns if layout == PLAIN else packed_bytes(rows, columns)
-        memory = self.scratch(name, nbytes)
+        memory = self.scratch(name, layout_bytes(rows, columns, layout))
         return Array(memory, np.float16, (rows, columns), columns, layout, slow_producer)
 
     # Products

@@ -17,7 +17,7 @@ from ...kernels.blocks.mul_mat_vec_q import mul_mat_vec_q
 from ...kernels.blocks.quantize_q8_1 import q8_1_bytes, quantize_q8_1
 from ...kernels.gemm.elementwise import Elementwise
 from ...kernels.gemm.gemm_decode import PostNorm
-from ...kernels.layout.pack import PLAIN, order_of, packed_bytes
+from ...kernels.layout.pack import BOTH, CODES, PLAIN, order_of, packed_bytes
 from ...kernels.layout.tile import TiledMatrix
 from ...kernels.norm.deferred_norm import DeferredNorm
 from ...kernels.w8a8.quantize_rows import QuantizedRows, codes_bytes
@@ -233,9 +233,13 @@ class Gemms:
     # Operands
 
     def _packed(self, x: Array, n_tokens: int, layout: int) -> Memory:
+        """x[T, K] in the packed order of a launch's tiles."""
+        k = x.shape[-1]
+        if x.layout == BOTH:
+            assert isinstance(x.data, Buffer)
+            return x.data if layout == CODES else x.data.at(packed_bytes(n_tokens, k))
         if x.layout != PLAIN:
             raise RuntimeError("activations were packed for tiles of another kind")
-        k = x.shape[-1]
         packed = self._scratch("packed", packed_bytes(n_tokens, k))
         self._kernels.pack.launch(x.data, packed, n_tokens, k, layout)
         return packed
