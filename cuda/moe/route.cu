@@ -80,19 +80,25 @@ __device__ __forceinline__ float sum_of_lane(const float (&values)[N]) {
 template <int ROWS>
 struct RouterRows {
     static constexpr int HELD = 16 / ROWS;  // pieces of 128 columns of a row in registers
+    // pieces after those of a single row that are brought into L2; rows have at most 2048 NORM_PIECES columns
+    static constexpr int AHEAD = ROWS == 1 && NORM_PIECES > 1 ? 8 : 0;
     const float* row[ROWS];
+    float bias;  // of the expert whose logit the lane gets
     float4 held[HELD][ROWS];
 
     static __device__ __forceinline__ int column(int i) { return threadIdx.x % 32 * 4 + i * 128; }
 
     __device__ __forceinline__ void load(float4 (&w)[ROWS], int at) const {
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r) w[r] = __ldg(reinterpret_cast<const float4*>(row[r] + at));
+        for (int r = 0; r < ROWS; ++r) w[r] = __ldcg(reinterpret_cast<const float4*>(row[r] + at));
     }
     __device__ __forceinline__ void begin(int k) {
 #pragma unroll
         for (int i = 0; i < HELD; ++i)
             if (column(i) < k) load(held[i], column(i));
+#pragma unroll
+        for (int i = 0; i < AHEAD; ++i)
+            if (column(HELD + i) < k) prefetch_l2(row[0] + column(HELD + i));
     }
     // sum[r * TOKENS + t]: the lane's part of row r times token t.
     template <int TOKENS>
@@ -103,7 +109,7 @@ struct RouterRows {
 #pragma unroll
             for (int i = 0; i < HELD; ++i)
                 if (column(i) < k) add_columns<TOKENS>(held[i], n, k, column(i), sum);
-#pragma unroll 4
+#pragma unroll 8
             for (int at = column(HELD); at < k; at += 128) {
                 float4 w[ROWS];
                 load(w, at);
@@ -122,32 +128,43 @@ struct RouterRows {
     }
 };
 
+// Which of ROWS * TOKENS values the lane gets of sum_of_lane: its row, and its token.
+template <int TOKENS, int ROWS>
+struct ValueOfLane {
+    static constexpr int LANES = 32 / (ROWS * TOKENS);  // that get the same value
+    int row, token;
+    bool first;
+
+    __device__ __forceinline__ ValueOfLane() {
+        const int lane = threadIdx.x % 32;
+        row = lane / LANES / TOKENS, token = lane / LANES % TOKENS, first = lane % LANES == 0;
+    }
+};
+
 // Requests the rows of the experts from e on; past the end the last row again.
-template <int ROWS>
+template <int TOKENS, int ROWS>
 __device__ __forceinline__ void find_rows(const RouteArgs& p, RouterRows<ROWS>& rows, int e) {
+    const int last = p.choice.n_expert - 1;
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r)
-        rows.row[r] = p.weight + static_cast<size_t>(min(e + r, p.choice.n_expert - 1)) * p.k;
+    for (int r = 0; r < ROWS; ++r) rows.row[r] = p.weight + static_cast<size_t>(min(e + r, last)) * p.k;
     rows.begin(p.k);
+    rows.bias = p.bias ? __ldcg(p.bias + min(e + ValueOfLane<TOKENS, ROWS>().row, last)) : 0.0f;
 }
 
 // Stores the logits of the experts of this CTA, and what the shared expert is multiplied by.
 template <int TOKENS, int ROWS>
 __device__ __forceinline__ void store_logits(const RouteArgs& p, RouterRows<ROWS>& rows, int e, int first,
                                              const float* n) {
-    constexpr int LANES = 32 / (ROWS * TOKENS), GATE_LANES = 32 / TOKENS;  // of a value
-    const int lane = threadIdx.x % 32, stride = gridDim.x * WARPS * ROWS;
-    const int row = lane / LANES / TOKENS, token = first + lane / LANES % TOKENS;
+    const ValueOfLane<TOKENS, ROWS> of_lane;
+    const int token = first + of_lane.token, stride = gridDim.x * WARPS * ROWS;
     float sum[ROWS * TOKENS];
     for (int next = e; next < p.choice.n_expert; next += stride) {
-        if (next > e) find_rows(p, rows, next);
+        if (next > e) find_rows<TOKENS>(p, rows, next);
         rows.template multiply<TOKENS>(n, p.k, sum);
-        const float logit = sum_of_lane(sum);
-        const int expert = next + row;
-        if (expert >= p.choice.n_expert) continue;
-        const float bias = p.bias ? __ldg(p.bias + expert) : 0.0f;
-        if (lane % LANES == 0 && token < p.n_tokens)
-            p.choice.logits[static_cast<size_t>(token) * p.choice.n_expert + expert] = logit + bias;
+        const float logit = sum_of_lane(sum) + rows.bias;
+        const int expert = next + of_lane.row;
+        if (of_lane.first && expert < p.choice.n_expert && token < p.n_tokens)
+            p.choice.logits[static_cast<size_t>(token) * p.choice.n_expert + expert] = logit;
     }
     if (!p.shared_gate || blockIdx.x > 0 || threadIdx.x / 32 != WARPS - 1) return;
     RouterRows<1> gate;
@@ -156,8 +173,8 @@ __device__ __forceinline__ void store_logits(const RouteArgs& p, RouterRows<ROWS
     gate.begin(p.k);
     gate.template multiply<TOKENS>(n, p.k, product);
     const float strength = sum_of_lane(product);
-    const int of_gate = first + lane / GATE_LANES;
-    if (lane % GATE_LANES == 0 && of_gate < p.n_tokens) p.strength[of_gate] = sigmoid(strength);
+    const ValueOfLane<TOKENS, 1> of_gate;
+    if (of_gate.first && first + of_gate.token < p.n_tokens) p.strength[first + of_gate.token] = sigmoid(strength);
 }
 
 // Whether all logits of the CTA's tokens have been stored; only for the last of their CTAs.
@@ -234,7 +251,7 @@ __global__ void __launch_bounds__(THREADS, 1) route(const RouteArgs p) {
     const int warp = threadIdx.x / 32, first = blockIdx.y * TOKENS, e = (blockIdx.x * WARPS + warp) * ROWS;
     grid_dependency_launch();
     RouterRows<ROWS> rows;
-    find_rows(p, rows, e);
+    find_rows<TOKENS>(p, rows, e);
     RmsNorm norm;
     norm.load_weight(p.norm, p.k);
     grid_dependency_wait();
