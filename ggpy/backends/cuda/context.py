@@ -136,8 +136,10 @@ class StepContext:
             if plan.deferred_norm is not None:
                 sizes = plan.deferred, plan.square_columns
                 deferred = self.norms.defer(plan.deferred_norm, x, *sizes)
-            self.gemms.run(plan.product, h, [w], [x], ProductOperands(deferred=deferred))
-            if bias is not None:
+            in_epilogue = bias if bias is not None and plan.product.takes_bias else None
+            operands = ProductOperands(deferred=deferred, bias=in_epilogue)
+            self.gemms.run(plan.product, h, [w], [x], operands)
+            if bias is not None and in_epilogue is None:
                 self.elementwise.add_bias(x.data, bias, *x.shape)
             return x
         n, k = x.shape

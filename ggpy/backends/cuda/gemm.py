@@ -35,7 +35,7 @@ class ProductOperands:
     norm: of x, or of its rows int[T], if the plan has the norm in the prologue; x is f32 then.
     deferred: the norm that this product defers to the next one, or that the previous product
     deferred to this one. rope: how the epilogue rotates q and k. factors: f32 [T, N], by which the
-    epilogue INPUT multiplies.
+    epilogue INPUT multiplies. bias: f32 [N], which the epilogue ADD adds, if plan.takes_bias.
     """
 
     norm: Norm | None = None
@@ -45,6 +45,7 @@ class ProductOperands:
     deferred: DeferredNorm | None = None
     rope: RopeEpilogue | RopeEpilogueRows | None = None
     factors: Memory | None = None
+    bias: Memory | None = None
 
 
 NOTHING = ProductOperands()
@@ -135,6 +136,8 @@ class Gemms:
             options["post_norm"] = PostNorm(x.sum.y, post.weight, post.eps, x.data)
         if o.rope is not None:
             options["rope_epilogue"] = o.rope
+        if o.bias is not None:
+            options["bias"] = o.bias
         dst, n, slow = [out.data for out in c.outs], c.plan.n_tokens, x.slow_producer
         self._kernels.decode.launch(c.tiles, source, dst, n, slow_producer=slow, **options)
 
