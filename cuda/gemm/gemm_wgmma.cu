@@ -689,15 +689,14 @@ __global__ void __launch_bounds__(W_THREADS, CTAS_PER_SM<TOKENS>) gemm_wgmma(con
     multiply_tiles<T, TOKENS, EPILOGUE, CLUSTER>(p);
 }
 
-// grid (most CTAs of a GEMM, 2): CTAs (x, 0) are those of p, in tiles T, and CTAs (x, 1) those of q, in tiles U. The
-// GEMM with fewer CTAs has at most one wave of whole tiles, so that its schedule does not depend on gridDim.x.
+// grid (CTAs of q, 2): CTAs (x, 0) are those of p, in tiles T, and CTAs (x, 1) those of q, in tiles U. p has as many
+// CTAs or fewer, and one wave of whole tiles or none, so that its schedule does not depend on gridDim.x. CTAs without
+// work end while the kernel before makes x.
 template <class T, class U, int TOKENS>
 __global__ void __launch_bounds__(W_THREADS, CTAS_PER_SM<TOKENS>)
-    gemm_wgmma_two(const GemmWgmmaArgs p, const GemmWgmmaArgs q, int ctas_of_p, int ctas_of_q) {
-    const int cta = blockIdx.x;
-    if (blockIdx.y == 0) {
-        if (cta < ctas_of_p) multiply_tiles<T, TOKENS, STORE, 1>(p);
-    } else {
-        if (cta < ctas_of_q) multiply_tiles<U, TOKENS, STORE, 1>(q);
-    }
+    gemm_wgmma_two(const GemmWgmmaArgs p, const GemmWgmmaArgs q, int ctas_of_p) {
+    if (blockIdx.y > 0)
+        multiply_tiles<U, TOKENS, STORE, 1>(q);
+    else if (static_cast<int>(blockIdx.x) < ctas_of_p)
+        multiply_tiles<T, TOKENS, STORE, 1>(p);
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...device.base import Device, Kernel
 from ..address import Address, address
@@ -29,7 +29,6 @@ from .hopper import (
 from .tile_scheduler import Cost, KStages, TileCosts, TileSchedule, Tiling, fastest
 
 DEFERRED_NORM_TOKENS = 8  # tokens of the only work tile that supports a deferred norm
-TWO_TOKENS = 64  # of two GEMMs in one launch at most: with more, CTAs do not share an SM
 PREFETCH_BYTES = 52 << 10  # weights that a CTA requests before x is available
 TILE_COSTS = TileCosts(
     {
@@ -41,6 +40,13 @@ TILE_COSTS = TileCosts(
     always_split=(8, 16),
     memory=0.109,
     pairs=True,
+)
+# of two GEMMs in one launch: tokens at most, and tiles, which are of one size in both
+TWO_TOKENS = 256
+TWO_COSTS = replace(
+    TILE_COSTS,
+    costs={n: cost for n, cost in TILE_COSTS.costs.items() if n <= TWO_TOKENS // 2},
+    pairs=False,
 )
 
 
@@ -140,17 +146,18 @@ class GemmWgmma:
         which matrices and tokens. tiling: of both.
         """
         schedules = self.schedule_two([part.weights for part in parts], n_tokens, tiling)
+        both = sorted(zip(parts, schedules, strict=True), key=lambda one: one[1].ctas)
         pair, first_sum = [], 0
-        for part, schedule in zip(parts, schedules, strict=True):
+        for part, schedule in both:
             args = GemmWgmmaArgs(x=address(part.x))
             args.set_matrices(part.weights, part.outs, n_tokens, "STORE", "silu")
             self._prepare(args, part.weights[0], schedule, slow_producer, deferred_norm, first_sum)
             first_sum += 2 * schedule.ctas * ROW_BLOCK * schedule.tiling.tokens
             pair.append(args)
-        tiling, ctas = schedules[0].tiling, [schedule.ctas for schedule in schedules]
-        layouts = ", ".join(part.weights[0].layout.type_name for part in parts)
+        tiling, ctas = schedules[0].tiling, [schedule.ctas for _, schedule in both]
+        layouts = ", ".join(part.weights[0].layout.type_name for part, _ in both)
         kernel = self._instance(f"gemm_wgmma_two<{layouts}, {tiling.tokens}>")
-        kernel.launch((max(ctas), 2), THREADS, (*pair, *ctas), smem=tiling.shared, pdl=True)
+        kernel.launch((ctas[1], 2), THREADS, (*pair, ctas[0]), smem=tiling.shared, pdl=True)
 
     def _prepare(
         self,
@@ -205,18 +212,19 @@ class GemmWgmma:
         sms, schedules = (self.n_sms - of_second, of_second), []
         for weights, n_tiles, n_sms in zip(parts, rows, sms, strict=True):
             stages, row_blocks = k_stages(weights[0].layout, weights[0].k), -(-n_tiles // TILE_ROWS)
-            own = tiling or fastest(TILE_COSTS, row_blocks, n_tokens, stages, n_sms)
+            own = tiling or fastest(TWO_COSTS, row_blocks, n_tokens, stages, n_sms)
             schedules.append(own.schedule(row_blocks, n_tokens, stages.count, n_sms))
         return schedules
 
     def supports_two(self, parts: Sequence[Sequence[TiledMatrix]], n_tokens: int) -> bool:
-        """Whether one launch takes these matrices, each part of one layout: few tokens, and no part
-        has more CTAs than are resident, nor the smaller one several waves.
+        """Whether one launch takes these matrices, each part of one layout, which is so for few
+        tokens if the part with fewer CTAs has whole tiles in one wave, or shares all tiles.
         """
         if len(parts) != 2 or n_tokens > TWO_TOKENS or self.n_sms < 2:
             return False
         smaller = min(self.schedule_two(parts, n_tokens), key=lambda schedule: schedule.ctas)
-        return smaller.waves <= 1 and parts[0][0].k == parts[1][0].k
+        one_wave = smaller.waves == 1 and not smaller.tiling.split
+        return (one_wave or smaller.waves == 0) and parts[0][0].k == parts[1][0].k
 
     @property
     def workspace_bytes(self) -> int:

@@ -110,7 +110,7 @@ class GemmWgmmaCandidate(Candidate):
 
 
 class GemmWgmmaTwoCandidate(Candidate):
-    """Two layouts in one launch of GemmWgmmaCandidate: q, k and v of up to 64 tokens."""
+    """Two layouts in one launch of GemmWgmmaCandidate: q, k and v of up to 256 tokens."""
 
     name = "gemm_wgmma_two"
 
