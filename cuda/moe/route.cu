@@ -131,23 +131,36 @@ __device__ __forceinline__ void find_rows(const RouteArgs& p, RouterRows<ROWS>& 
     rows.begin(p.k);
 }
 
-// Stores the logits of the experts of this CTA, and what the shared expert is multiplied by.
+// The lane's logit, of those of ROWS experts and TOKENS tokens that sum_of_lane leaves in a warp.
 template <int TOKENS, int ROWS>
-__device__ __forceinline__ void store_logits(const RouteArgs& p, RouterRows<ROWS>& rows, int e, int first,
+struct LaneLogit {
+    static constexpr int LANES = 32 / (ROWS * TOKENS);  // that have the same one
+
+    static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
+    static __device__ __forceinline__ int token() { return lane() / LANES % TOKENS; }
+    static __device__ __forceinline__ int row() { return lane() / LANES / TOKENS; }
+    static __device__ __forceinline__ bool is_first() { return lane() % LANES == 0; }
+    // Its bias, where the first of the experts is e.
+    static __device__ __forceinline__ float bias(const RouteArgs& p, int e) {
+        return p.bias && e + row() < p.choice.n_expert ? __ldg(p.bias + e + row()) : 0.0f;
+    }
+};
+
+// Stores the logits of the experts of this CTA, and what the shared expert is multiplied by. bias: of the logits of the
+// first rows.
+template <int TOKENS, int ROWS>
+__device__ __forceinline__ void store_logits(const RouteArgs& p, RouterRows<ROWS>& rows, float bias, int e, int first,
                                              const float* n) {
-    constexpr int LANES = 32 / (ROWS * TOKENS), GATE_LANES = 32 / TOKENS;  // of a value
-    const int lane = threadIdx.x % 32, stride = gridDim.x * WARPS * ROWS;
-    const int row = lane / LANES / TOKENS, token = first + lane / LANES % TOKENS;
+    using Logit = LaneLogit<TOKENS, ROWS>;
+    const int stride = gridDim.x * WARPS * ROWS, token = first + Logit::token();
     float sum[ROWS * TOKENS];
     for (int next = e; next < p.choice.n_expert; next += stride) {
-        if (next > e) find_rows(p, rows, next);
+        if (next > e) find_rows(p, rows, next), bias = Logit::bias(p, next);
         rows.template multiply<TOKENS>(n, p.k, sum);
-        const float logit = sum_of_lane(sum);
-        const int expert = next + row;
-        if (expert >= p.choice.n_expert) continue;
-        const float bias = p.bias ? __ldg(p.bias + expert) : 0.0f;
-        if (lane % LANES == 0 && token < p.n_tokens)
-            p.choice.logits[static_cast<size_t>(token) * p.choice.n_expert + expert] = logit + bias;
+        const float logit = sum_of_lane(sum) + bias;
+        const int expert = next + Logit::row();
+        if (Logit::is_first() && token < p.n_tokens && expert < p.choice.n_expert)
+            p.choice.logits[static_cast<size_t>(token) * p.choice.n_expert + expert] = logit;
     }
     if (!p.shared_gate || blockIdx.x > 0 || threadIdx.x / 32 != WARPS - 1) return;
     RouterRows<1> gate;
@@ -156,8 +169,9 @@ __device__ __forceinline__ void store_logits(const RouteArgs& p, RouterRows<ROWS
     gate.begin(p.k);
     gate.template multiply<TOKENS>(n, p.k, product);
     const float strength = sum_of_lane(product);
-    const int of_gate = first + lane / GATE_LANES;
-    if (lane % GATE_LANES == 0 && of_gate < p.n_tokens) p.strength[of_gate] = sigmoid(strength);
+    using Product = LaneLogit<TOKENS, 1>;
+    if (Product::is_first() && first + Product::token() < p.n_tokens)
+        p.strength[first + Product::token()] = sigmoid(strength);
 }
 
 // Whether all logits of the CTA's tokens have been stored; only for the last of their CTAs.
@@ -235,12 +249,13 @@ __global__ void __launch_bounds__(THREADS, 1) route(const RouteArgs p) {
     grid_dependency_launch();
     RouterRows<ROWS> rows;
     find_rows(p, rows, e);
+    const float bias = LaneLogit<TOKENS, ROWS>::bias(p, e);
     RmsNorm norm;
     norm.load_weight(p.norm, p.k);
     grid_dependency_wait();
     normalise<TOKENS>(p, norm, first, n);
     __syncthreads();
-    store_logits<TOKENS>(p, rows, e, first, n);
+    store_logits<TOKENS>(p, rows, bias, e, first, n);
     if (p.ids == nullptr || !arrives_last(p.arrived + blockIdx.y)) return;
     const int token = first + warp;
     if (warp >= TOKENS || token >= p.n_tokens) return;
