@@ -83,11 +83,11 @@ struct RouterRows {
     // pieces after those of a single row that are brought into L2; rows have at most 2048 NORM_PIECES columns
     static constexpr int AHEAD = ROWS == 1 && NORM_PIECES > 1 ? 8 : 0;
     const float* row[ROWS];
-    float bias;  // of the expert whose logit the lane gets
     float4 held[HELD][ROWS];
 
     static __device__ __forceinline__ int column(int i) { return threadIdx.x % 32 * 4 + i * 128; }
 
+    // __ldcg: the compiler moves loads of constant data to after grid_dependency_wait.
     __device__ __forceinline__ void load(float4 (&w)[ROWS], int at) const {
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) w[r] = __ldcg(reinterpret_cast<const float4*>(row[r] + at));
@@ -128,42 +128,44 @@ struct RouterRows {
     }
 };
 
-// Which of ROWS * TOKENS values the lane gets of sum_of_lane: its row, and its token.
-template <int TOKENS, int ROWS>
-struct ValueOfLane {
-    static constexpr int LANES = 32 / (ROWS * TOKENS);  // that get the same value
-    int row, token;
-    bool first;
+// Requests the rows of the experts from e on; past the end the last row again.
+template <int ROWS>
+__device__ __forceinline__ void find_rows(const RouteArgs& p, RouterRows<ROWS>& rows, int e) {
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r)
+        rows.row[r] = p.weight + static_cast<size_t>(min(e + r, p.choice.n_expert - 1)) * p.k;
+    rows.begin(p.k);
+}
 
-    __device__ __forceinline__ ValueOfLane() {
-        const int lane = threadIdx.x % 32;
-        row = lane / LANES / TOKENS, token = lane / LANES % TOKENS, first = lane % LANES == 0;
+// The lane's logit, of those of ROWS experts and TOKENS tokens that sum_of_lane leaves in a warp.
+template <int TOKENS, int ROWS>
+struct LaneLogit {
+    static constexpr int LANES = 32 / (ROWS * TOKENS);  // that have the same one
+
+    static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
+    static __device__ __forceinline__ int token() { return lane() / LANES % TOKENS; }
+    static __device__ __forceinline__ int row() { return lane() / LANES / TOKENS; }
+    static __device__ __forceinline__ bool is_first() { return lane() % LANES == 0; }
+    // Its bias, where the first of the experts is e.
+    static __device__ __forceinline__ float bias(const RouteArgs& p, int e) {
+        return p.bias && e + row() < p.choice.n_expert ? __ldcg(p.bias + e + row()) : 0.0f;
     }
 };
 
-// Requests the rows of the experts from e on; past the end the last row again.
+// Stores the logits of the experts of this CTA, and what the shared expert is multiplied by. bias: of the logits of the
+// first rows.
 template <int TOKENS, int ROWS>
-__device__ __forceinline__ void find_rows(const RouteArgs& p, RouterRows<ROWS>& rows, int e) {
-    const int last = p.choice.n_expert - 1;
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r) rows.row[r] = p.weight + static_cast<size_t>(min(e + r, last)) * p.k;
-    rows.begin(p.k);
-    rows.bias = p.bias ? __ldcg(p.bias + min(e + ValueOfLane<TOKENS, ROWS>().row, last)) : 0.0f;
-}
-
-// Stores the logits of the experts of this CTA, and what the shared expert is multiplied by.
-template <int TOKENS, int ROWS>
-__device__ __forceinline__ void store_logits(const RouteArgs& p, RouterRows<ROWS>& rows, int e, int first,
+__device__ __forceinline__ void store_logits(const RouteArgs& p, RouterRows<ROWS>& rows, float bias, int e, int first,
                                              const float* n) {
-    const ValueOfLane<TOKENS, ROWS> of_lane;
-    const int token = first + of_lane.token, stride = gridDim.x * WARPS * ROWS;
+    using Logit = LaneLogit<TOKENS, ROWS>;
+    const int stride = gridDim.x * WARPS * ROWS, token = first + Logit::token();
     float sum[ROWS * TOKENS];
     for (int next = e; next < p.choice.n_expert; next += stride) {
-        if (next > e) find_rows<TOKENS>(p, rows, next);
+        if (next > e) find_rows(p, rows, next), bias = Logit::bias(p, next);
         rows.template multiply<TOKENS>(n, p.k, sum);
-        const float logit = sum_of_lane(sum) + rows.bias;
-        const int expert = next + of_lane.row;
-        if (of_lane.first && expert < p.choice.n_expert && token < p.n_tokens)
+        const float logit = sum_of_lane(sum) + bias;
+        const int expert = next + Logit::row();
+        if (Logit::is_first() && token < p.n_tokens && expert < p.choice.n_expert)
             p.choice.logits[static_cast<size_t>(token) * p.choice.n_expert + expert] = logit;
     }
     if (!p.shared_gate || blockIdx.x > 0 || threadIdx.x / 32 != WARPS - 1) return;
@@ -173,8 +175,9 @@ __device__ __forceinline__ void store_logits(const RouteArgs& p, RouterRows<ROWS
     gate.begin(p.k);
     gate.template multiply<TOKENS>(n, p.k, product);
     const float strength = sum_of_lane(product);
-    const ValueOfLane<TOKENS, 1> of_gate;
-    if (of_gate.first && first + of_gate.token < p.n_tokens) p.strength[first + of_gate.token] = sigmoid(strength);
+    using Product = LaneLogit<TOKENS, 1>;
+    if (Product::is_first() && first + Product::token() < p.n_tokens)
+        p.strength[first + Product::token()] = sigmoid(strength);
 }
 
 // Whether all logits of the CTA's tokens have been stored; only for the last of their CTAs.
@@ -251,13 +254,14 @@ __global__ void __launch_bounds__(THREADS, 1) route(const RouteArgs p) {
     const int warp = threadIdx.x / 32, first = blockIdx.y * TOKENS, e = (blockIdx.x * WARPS + warp) * ROWS;
     grid_dependency_launch();
     RouterRows<ROWS> rows;
-    find_rows<TOKENS>(p, rows, e);
+    find_rows(p, rows, e);
+    const float bias = LaneLogit<TOKENS, ROWS>::bias(p, e);
     RmsNorm norm;
     norm.load_weight(p.norm, p.k);
     grid_dependency_wait();
     normalise<TOKENS>(p, norm, first, n);
     __syncthreads();
-    store_logits<TOKENS>(p, rows, e, first, n);
+    store_logits<TOKENS>(p, rows, bias, e, first, n);
     if (p.ids == nullptr || !arrives_last(p.arrived + blockIdx.y)) return;
     const int token = first + warp;
     if (warp >= TOKENS || token >= p.n_tokens) return;

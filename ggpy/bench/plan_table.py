@@ -26,6 +26,7 @@ from ..backends.cuda.plan import (
 )
 from ..backends.cuda.weights_f16 import SCRATCH
 from ..backends.interface import GatedDeltaNet, Layer, MoE
+from ..kernels.gemm.gemm_wgmma import by_layout
 from ..kernels.layout.blocks_to_f16 import F16_TILES
 from ..kernels.layout.pack import PLAIN
 from ..kernels.layout.tile import ROWS, TiledMatrix
@@ -261,6 +262,13 @@ def _schedule(
         if tiling.split:
             nbytes += kernels.wgmma.workspace_bytes
         return f"{schedule.name}, {tiling.tokens} tokens a tile", nbytes
+    if inner.kernel == "gemm_wgmma_two":
+        parts = [[tiles[i] for i in part] for part in by_layout(tiles)]
+        schedules = kernels.wgmma.schedule_two(parts, n)
+        if any(schedule.tiling.split for schedule in schedules):
+            nbytes += kernels.wgmma.workspace_bytes
+        names = " and ".join(schedule.name for schedule in schedules)
+        return f"{names}, {schedules[0].tiling.tokens} tokens a tile", nbytes
     if inner.kernel == "gemm_skinny":
         config = kernels.skinny.config_for(tiles[0], n)
         assert config is not None

@@ -17,6 +17,7 @@ from ...kernels.blocks.mul_mat_vec_q import mul_mat_vec_q
 from ...kernels.blocks.quantize_q8_1 import q8_1_bytes, quantize_q8_1
 from ...kernels.gemm.elementwise import Elementwise
 from ...kernels.gemm.gemm_decode import PostNorm
+from ...kernels.gemm.gemm_wgmma import WgmmaPart, by_layout
 from ...kernels.layout.pack import BOTH, CODES, PLAIN, order_of, packed_bytes
 from ...kernels.layout.tile import TiledMatrix
 from ...kernels.norm.deferred_norm import DeferredNorm
@@ -92,6 +93,7 @@ class Gemms:
             "gemm_decode_two": self._decode,
             "gemm_skinny": self._hopper,
             "gemm_wgmma": self._hopper,
+            "gemm_wgmma_two": self._wgmma_two,
             "gemm_prefill": self._prefill,
             "w8a8_decode": self._w8a8,
             "w8a8_prefill": self._w8a8,
@@ -162,6 +164,17 @@ class Gemms:
             options |= {"rope_epilogue": o.rope, "pdl": pdl}
             self._kernels.wgmma.launch(tiles, packed, dst, n, **options)
         self._cap(c)
+
+    def _wgmma_two(self, c: GemmCall) -> None:
+        x, tiles, n = c.x, c.tiles, c.plan.n_tokens
+        parts = []
+        for part in by_layout(tiles):
+            packed = self._packed(x, n, order_of(tiles[part[0]].layout))
+            outs = [c.outs[i].data for i in part]
+            parts.append(WgmmaPart([tiles[i] for i in part], packed, outs))
+        options: dict[str, Any] = {"slow_producer": x.slow_producer}
+        options["deferred_norm"] = c.operands.deferred
+        self._kernels.wgmma.launch_two(parts, n, **options)
 
     def _w8a8(self, c: GemmCall) -> None:
         o, x, n, tiles = c.operands, c.x, c.plan.n_tokens, c.tiles
@@ -241,9 +254,11 @@ class Gemms:
         if x.layout == BOTH:
             assert isinstance(x.data, Buffer)
             return x.data if layout == CODES else x.data.at(packed_bytes(n_tokens, k))
+        if x.layout == layout:
+            return x.data
         if x.layout != PLAIN:
             raise RuntimeError("activations were packed for tiles of another kind")
-        packed = self._scratch("packed", packed_bytes(n_tokens, k))
+        packed = self._scratch(f"packed {layout}", packed_bytes(n_tokens, k))
         self._kernels.pack.launch(x.data, packed, n_tokens, k, layout)
         return packed
 
