@@ -26,7 +26,7 @@
 //
 // | epilogue | output                                                                         |
 // | STORE    | f32 out = y                                                                    |
-// | ADD      | f32 out = residual + y                                                         |
+// | ADD      | f32 out = residual + y + bias                                                  |
 // | GLU      | the segments are gate and up; f16 out = act(gate) * up                         |
 // | QKV      | the segments are q, k and v: rotated and stored as f16 (rope_epilogue_row.cuh) |
 // | INPUT    | f16 out = act(INPUT_RANGE * y) * input: a layer's input                        |
@@ -53,6 +53,7 @@ struct GemmDecodeArgs : GemmArgs {
     const void* x;          // f32 or f16 [n_tokens, k]
     const float* norm;      // [k], the norm's weight
     const float* residual;  // ADD, and the input of INPUT: [n_tokens, n_rows] of the only segment
+    const float* bias;      // ADD: [n_rows], or null
     int slab;               // columns of x in shared memory at a time: all (WHOLE), or a multiple of WARPS chunks
     float eps;
     float soft_cap;                // STORE: cap * tanh(y / cap); 0: no cap
@@ -316,7 +317,7 @@ struct GemmDecodeOutput {
     int part;  // index of warp 0's partial sum in DecodeSharedStorage::sums; GLU: of gate, then of up
     float scale[WIDTH];
     const float* old;
-    float residual;
+    float residual, bias;
     RopeEpilogueRow rope_row;  // QKV
 
     // Locates output i of the batch of `count` tile rows that begins at the CTA's tile row `batch`.
@@ -343,6 +344,7 @@ struct GemmDecodeOutput {
 #pragma unroll
         for (int w = 0; w < WIDTH; ++w) scale[w] = scaled_row(p.segment[s + w], row, 1.0f);
         old = p.residual + index;
+        if constexpr (EPILOGUE == ADD) bias = p.bias ? __ldg(p.bias + row) : 0.0f;
     }
     __device__ __forceinline__ int made() const {
         if (dst == nullptr) return 0;
@@ -371,7 +373,7 @@ struct GemmDecodeOutput {
         else if constexpr (EPILOGUE == INPUT)
             *static_cast<__half*>(dst) = gated(p.activation, INPUT_RANGE * y[0], residual);
         else if constexpr (EPILOGUE == ADD)
-            *static_cast<float*>(dst) = residual + y[0];
+            *static_cast<float*>(dst) = residual + y[0] + bias;
         else
             *static_cast<float*>(dst) = p.soft_cap > 0.0f ? p.soft_cap * tanhf(y[0] / p.soft_cap) : y[0];
     }

@@ -23,6 +23,8 @@
 // | GLU      | f16 out = act(gate) * up, as rows or packed for the next GEMM                 |
 // | QKV      | the segments are q, k and v: rotated, then f16 rows of q and pages of k and v |
 //
+// gemm_wgmma_two has two GEMMs of the same tokens with tiles of two layouts, on disjoint CTAs.
+//
 // GLU: a warp has rows 8 h ... 8 h + 7 of a tile row of gate and the same rows of up, so a thread has both factors of
 // an output.
 #include "lib/activation.cuh"
@@ -641,10 +643,8 @@ __device__ __forceinline__ void put_all(GemmWgmmaOutput<T, TOKENS, QKV>& out, Su
     out.template put_pieces<N>(sums);
 }
 
-// grid: only resident CTAs, since some CTAs wait for others. CLUSTER = 2: only schedules of whole tiles that are
-// `paired`.
-template <class T, int TOKENS, int EPILOGUE, int CLUSTER = 1>
-__global__ void __launch_bounds__(W_THREADS, CTAS_PER_SM<TOKENS>) gemm_wgmma(const GemmWgmmaArgs p) {
+template <class T, int TOKENS, int EPILOGUE, int CLUSTER>
+__device__ __forceinline__ void multiply_tiles(const GemmWgmmaArgs& p) {
 #if EMULATED
     SHARED_DYNAMIC(uint8_t, shared);
 #else
@@ -680,4 +680,23 @@ __global__ void __launch_bounds__(W_THREADS, CTAS_PER_SM<TOKENS>) gemm_wgmma(con
         cluster_arrive<CLUSTER>();
         cluster_wait<CLUSTER>();
     }
+}
+
+// grid: only resident CTAs, since some CTAs wait for others. CLUSTER = 2: only schedules of whole tiles that are
+// `paired`.
+template <class T, int TOKENS, int EPILOGUE, int CLUSTER = 1>
+__global__ void __launch_bounds__(W_THREADS, CTAS_PER_SM<TOKENS>) gemm_wgmma(const GemmWgmmaArgs p) {
+    multiply_tiles<T, TOKENS, EPILOGUE, CLUSTER>(p);
+}
+
+// grid (CTAs of q, 2): CTAs (x, 0) are those of p, in tiles T, and CTAs (x, 1) those of q, in tiles U. p has as many
+// CTAs or fewer, and one wave of whole tiles or none, so that its schedule does not depend on gridDim.x. CTAs without
+// work end while the kernel before makes x.
+template <class T, class U, int TOKENS>
+__global__ void __launch_bounds__(W_THREADS, CTAS_PER_SM<TOKENS>)
+    gemm_wgmma_two(const GemmWgmmaArgs p, const GemmWgmmaArgs q, int ctas_of_p) {
+    if (blockIdx.y > 0)
+        multiply_tiles<U, TOKENS, STORE, 1>(q);
+    else if (static_cast<int>(blockIdx.x) < ctas_of_p)
+        multiply_tiles<T, TOKENS, STORE, 1>(p);
 }

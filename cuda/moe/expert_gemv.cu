@@ -8,11 +8,14 @@
 // Work is dealt to warps as units of 256 columns of x, one row of x after the other; each warp has as many units as the
 // others, all of them adjacent. A warp converts its units of x for itself (fixed_point.cuh) and streams the chunks that
 // they meet through its own cp.async pipeline, so warps meet only once, at the barrier before partial sums are added.
+// A tile row of SUM may be dealt to the CTAs of a cluster, whose sums the first of them adds: where there are few more
+// tile rows than SMs, SMs would have one or two of them.
 //
-// | epilogue | grid                | rows of x    | output                                                          |
-// | STORE    | (tile rows, pairs)  | of the token | f32 out[pair] = y                                               |
-// | GLU      | (tile rows, pairs)  | of the token | f16 out[pair] = act(gate + b_gate) * (up + b_up)                |
-// | SUM      | (tile rows, tokens) | of the pairs | f32 out[token] += sum of weight * (y + bias) + strength * shared |
+// | epilogue | grid                        | rows of x    | output                                                  |
+// | STORE    | (tile rows, pairs)          | of the token | f32 out[pair] = y                                       |
+// | GLU      | (tile rows, pairs)          | of the token | f16 out[pair] = act(gate + b_gate) * (up + b_up)        |
+// | SUM      | (tile rows CLUSTER, tokens) | of the pairs | f32 out[token] += sum of weight * (y + bias) + strength |
+// |          |                             |              | * shared                                                |
 //
 // Shared memory: pipelines [WARPS][STAGES] chunks, x [WARPS][units] and its scales, then partial sums.
 #include "moe/choose.cuh"
@@ -20,6 +23,7 @@
 #include "gemm/decode_mma.cuh"
 #include "gemm/gemm.cuh"
 #include "gemm/weight_pipeline.cuh"
+#include "lib/cluster.cuh"
 
 #ifndef EXPERTS_PER_LANE
 #define EXPERTS_PER_LANE 0  // 0: ids and weights are there; else ceil(n_expert / 32)
@@ -49,9 +53,10 @@ struct WarpUnits {
     int per_row, count, row, unit;
     int n_chunks;  // of all units
 
-    __device__ __forceinline__ WarpUnits(const ExpertGemvArgs& p, int n_rows, int warp)
+    // warp: of n_warps that share n_rows rows of x.
+    __device__ __forceinline__ WarpUnits(const ExpertGemvArgs& p, int n_rows, int warp, int n_warps)
         : per_row((p.n_chunk + CHUNKS - 1) / CHUNKS) {
-        const int all = n_rows * per_row, first = all * warp / WARPS, end = all * (warp + 1) / WARPS;
+        const int all = n_rows * per_row, first = all * warp / n_warps, end = all * (warp + 1) / n_warps;
         count = end - first, row = first / per_row, unit = first - row * per_row;
         const int end_row = end / per_row, end_unit = end - end_row * per_row;
         n_chunks = (end_row - row) * p.n_chunk + (end_unit - unit) * CHUNKS;
@@ -62,19 +67,20 @@ struct WarpUnits {
 template <class T, int EPILOGUE>
 struct ExpertChunks {
     const ExpertGemvArgs& p;
-    int left, chunk, row, id;  // left: chunks to copy; id: of the expert of x's row `lane` (SUM), or of all rows
+    // tile: the CTA's tile row; left: chunks to copy; id: of the expert of x's row `lane` (SUM), or of all rows
+    int tile, left, chunk, row, id;
     const uint8_t *tile_row, *other = nullptr;
 
-    __device__ __forceinline__ ExpertChunks(const ExpertGemvArgs& args, const WarpUnits<T>& units, int id_)
-        : p(args), left(units.n_chunks * (EPILOGUE == GLU ? 2 : 1)), chunk(units.unit * units.CHUNKS), row(units.row),
-          id(id_) {
+    __device__ __forceinline__ ExpertChunks(const ExpertGemvArgs& args, const WarpUnits<T>& units, int tile_, int id_)
+        : p(args), tile(tile_), left(units.n_chunks * (EPILOGUE == GLU ? 2 : 1)), chunk(units.unit * units.CHUNKS),
+          row(units.row), id(id_) {
         find();
     }
     __device__ __forceinline__ bool done() const { return left == 0; }
     __device__ __forceinline__ void find() {
         const uint32_t expert = EPILOGUE == SUM ? __shfl_sync(0xffffffffu, id, row) : id;
         const uint64_t offset =
-            expert * p.expert_bytes + blockIdx.x * static_cast<uint64_t>(static_cast<uint32_t>(p.n_chunk * T::BYTES));
+            expert * p.expert_bytes + tile * static_cast<uint64_t>(static_cast<uint32_t>(p.n_chunk * T::BYTES));
         tile_row = p.segment[0].tiles + offset;
         if (EPILOGUE == GLU) other = p.segment[1].tiles + offset;
     }
@@ -137,7 +143,7 @@ struct ExpertOutput {
     bool valid;
     float bias[WIDTH] = {}, old = 0.0f, shared = 0.0f, strength = 1.0f;
 
-    __device__ __forceinline__ ExpertOutput(const ExpertGemvArgs& p) : row(blockIdx.x * TILE_ROWS + threadIdx.x) {
+    __device__ __forceinline__ ExpertOutput(const ExpertGemvArgs& p, int tile) : row(tile * TILE_ROWS + threadIdx.x) {
         valid = threadIdx.x < TILE_ROWS && row < p.segment[0].n_rows;
     }
     __device__ __forceinline__ size_t index(const ExpertGemvArgs& p) const {
@@ -156,12 +162,15 @@ struct ExpertOutput {
                 if (p.bias[w]) bias[w] = load_now(p.bias[w] + static_cast<size_t>(id) * p.segment[0].n_rows + row);
         }
     }
-    __device__ __forceinline__ void write(const ExpertGemvArgs& p, const float* parts) const {
+    // from_others: SUM: sums of the other n_others CTAs of the cluster, in pairs of floats, the second of them unused.
+    __device__ __forceinline__ void write(const ExpertGemvArgs& p, const float* parts, const float* from_others,
+                                          int n_others) const {
         if (!valid) return;
         float y[WIDTH];
 #pragma unroll
         for (int w = 0; w < WIDTH; ++w) {
-            const float sum = sum_of_parts(parts + w * TILE_ROWS + threadIdx.x, WIDTH * TILE_ROWS);
+            float sum = sum_of_parts(parts + w * TILE_ROWS + threadIdx.x, WIDTH * TILE_ROWS);
+            for (int i = 0; i < n_others; ++i) sum += from_others[2 * (i * TILE_ROWS + threadIdx.x)];
             y[w] = scaled_row(p.segment[w], row, sum) + bias[w];
         }
         if constexpr (EPILOGUE == GLU) {
@@ -179,8 +188,8 @@ struct ExpertOutput {
 
 // SUM: stores weight * bias of the experts of a token behind the sums of the warps. `id` and `weight` are those of
 // expert `lane`.
-__device__ __forceinline__ void put_biases(const ExpertGemvArgs& p, float* parts, int id, float weight) {
-    const int row_in_tile = threadIdx.x % TILE_ROWS, row = blockIdx.x * TILE_ROWS + row_in_tile;
+__device__ __forceinline__ void put_biases(const ExpertGemvArgs& p, float* parts, int tile, int id, float weight) {
+    const int row_in_tile = threadIdx.x % TILE_ROWS, row = tile * TILE_ROWS + row_in_tile;
     const int n_rows = p.segment[0].n_rows;
     for (int first = 0; first < p.n_used; first += THREADS / TILE_ROWS) {
         const int j = first + threadIdx.x / TILE_ROWS;
@@ -249,8 +258,9 @@ struct TokenExperts {
 #endif
 
 // WHOLE: a warp has all of its units of x in shared memory at once. Registers are then enough for 24 warps of an SM.
-template <class T, int EPILOGUE, bool WHOLE>
+template <class T, int EPILOGUE, bool WHOLE, int CLUSTER = 1>
 __global__ void __launch_bounds__(THREADS, (WHOLE ? 24 : 16) / WARPS) expert_gemv(const ExpertGemvArgs p) {
+    static_assert(CLUSTER == 1 || EPILOGUE == SUM, "a token has enough tile rows of its experts' gate and up");
     constexpr int WIDTH = ExpertOutput<EPILOGUE>::WIDTH;
     constexpr int SCALE_BYTES = T::SCALED ? UNIT / T::GROUP * sizeof(XScale) : 0;  // of a unit
     SHARED_DYNAMIC(uint8_t, shared);
@@ -261,14 +271,16 @@ __global__ void __launch_bounds__(THREADS, (WHOLE ? 24 : 16) / WARPS) expert_gem
     uint8_t* all_x = scales + WARPS * p.warp_units * SCALE_BYTES;
     float* parts = reinterpret_cast<float*>(all_x + WARPS * p.warp_units * 2 * UNIT);
 
-    const WarpUnits<T> units(p, EPILOGUE == SUM ? p.n_used : 1, warp);
+    const int tile = blockIdx.x / CLUSTER, rank = cluster_rank<CLUSTER>();
+    const WarpUnits<T> units(p, EPILOGUE == SUM ? p.n_used : 1, rank * WARPS + warp, CLUSTER * WARPS);
     WarpX<T> x(reinterpret_cast<XScale*>(scales + warp * p.warp_units * SCALE_BYTES),
                all_x + warp * p.warp_units * 2 * UNIT, units);
     const typename DecodeSums<T, 1>::Lane lane_storage{x, lane};
-    ExpertOutput<EPILOGUE> output(p);
+    ExpertOutput<EPILOGUE> output(p, tile);
     const int token = EPILOGUE == SUM ? blockIdx.y : blockIdx.y / p.n_used;
     const __half* src = p.x + static_cast<size_t>(EPILOGUE == SUM ? token * p.n_used : token) * p.k;
 
+    cluster_arrive<CLUSTER>();  // the CTAs of the cluster run; waited for before sums are stored in their shared memory
     // The kernel before SUM lets it start only when all kernels before that one have ended, so ids and logits are there.
     if constexpr (EPILOGUE != SUM) grid_dependency_wait();
     grid_dependency_launch();
@@ -282,10 +294,10 @@ __global__ void __launch_bounds__(THREADS, (WHOLE ? 24 : 16) / WARPS) expert_gem
     else
         id = experts.find(blockIdx.y - token * p.n_used);
     if constexpr (EPILOGUE != SUM && WIDE) x.load(p, src, units, 0, lane);
-    ExpertChunks<T, EPILOGUE> ahead(p, units, id);
+    ExpertChunks<T, EPILOGUE> ahead(p, units, tile, id);
     for (int i = 0; i < STAGES; ++i) copy_chunk<T>(ahead, dst + i * T::BYTES, lane);
     if constexpr (EPILOGUE == SUM) {
-        if (p.bias[0]) put_biases(p, parts + WARPS * TILE_ROWS, id, weight);
+        if (p.bias[0]) put_biases(p, parts + WARPS * TILE_ROWS, tile, id, weight);
         grid_dependency_wait();
         x.load(p, src, units, 0, lane);
     }
@@ -327,5 +339,17 @@ __global__ void __launch_bounds__(THREADS, (WHOLE ? 24 : 16) / WARPS) expert_gem
         sums.finish(part + TILE_ROWS, lane);
     }
     __syncthreads();
-    output.write(p, parts);
+    if constexpr (CLUSTER > 1) {
+        __shared__ __align__(8) float from_others[(CLUSTER - 1) * TILE_ROWS * 2];
+        cluster_wait<CLUSTER>();
+        if (rank > 0 && threadIdx.x < TILE_ROWS)
+            RemoteFloats<CLUSTER>(from_others, 0)
+                .put(2 * ((rank - 1) * TILE_ROWS + threadIdx.x),
+                     make_float2(sum_of_parts(parts + threadIdx.x, TILE_ROWS), 0.0f));
+        cluster_arrive<CLUSTER>();
+        cluster_wait<CLUSTER>();
+        if (rank == 0) output.write(p, parts, from_others, CLUSTER - 1);
+    } else {
+        output.write(p, parts, nullptr, 0);
+    }
 }

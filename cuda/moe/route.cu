@@ -5,10 +5,11 @@
 //
 // Launch: grid (CTAs of the experts, ceil(tokens / TOKENS)) of WARPS warps. One SM would read the router's rows too
 // slowly for few tokens, so they are spread over CTAs, each of which normalises its TOKENS tokens itself. A warp
-// multiplies ROWS experts at a time; a single one's row is requested before grid_dependency_wait. Logits go to global
-// memory; the CTA that arrives last at the counter of its tokens chooses (choose.cuh), unless what multiplies experts
-// does (ids is null). The operations of a token do not depend on the others, nor on the launch. Everything is f32; n is
-// also stored as f16, which the experts multiply.
+// multiplies ROWS experts at a time: a load of n serves ROWS of them, a load of the router TOKENS tokens. The first
+// pieces of its rows are requested before grid_dependency_wait. Logits go to global memory; the CTA that arrives last
+// at the counter of its tokens chooses (choose.cuh), unless what multiplies experts does (ids is null). The operations
+// of a token do not depend on the others, nor on the launch: a lane adds up every 32nd piece of four columns, and the
+// lanes' sums are added by butterfly shuffles. Everything is f32; n is also stored as f16, which the experts multiply.
 //
 // BESIDE: experts beside a dense feed-forward, whose router has a norm of its own. Experts take the norm of x with
 // other weights, and the weights of the chosen ones are multiplied by expert_scale.
@@ -43,54 +44,87 @@ struct RouteArgs {
 // memory.
 template <int TOKENS, int ROWS>
 __device__ __forceinline__ void add_columns(const float4 (&w)[ROWS], const float* n, int k, int column,
-                                            float (&sum)[ROWS][TOKENS]) {
+                                            float (&sum)[ROWS * TOKENS]) {
 #pragma unroll
     for (int t = 0; t < TOKENS; ++t) {
         const float4 v = *reinterpret_cast<const float4*>(n + t * k + column);
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r)
-            sum[r][t] = fmaf(w[r].w, v.w, fmaf(w[r].z, v.z, fmaf(w[r].y, v.y, fmaf(w[r].x, v.x, sum[r][t]))));
+        for (int r = 0; r < ROWS; ++r) {
+            float& total = sum[r * TOKENS + t];
+            total = fmaf(w[r].w, v.w, fmaf(w[r].z, v.z, fmaf(w[r].y, v.y, fmaf(w[r].x, v.x, total))));
+        }
+    }
+}
+
+// Sums N values over the warp with the additions of warp_sum: lane i gets that of value i / (32 / N).
+template <int N, int OFFSET = 16>
+__device__ __forceinline__ float sum_of_lane(const float (&values)[N]) {
+    if constexpr (OFFSET == 0) {
+        return values[0];
+    } else if constexpr (N == 1) {
+        const float sum[1] = {values[0] + __shfl_xor_sync(0xffffffffu, values[0], OFFSET)};
+        return sum_of_lane<1, OFFSET / 2>(sum);
+    } else {
+        const bool upper = threadIdx.x & OFFSET;
+        float sums[N / 2];
+#pragma unroll
+        for (int i = 0; i < N / 2; ++i) {
+            const float low = values[i], high = values[i + N / 2];
+            sums[i] = (upper ? high : low) + __shfl_xor_sync(0xffffffffu, upper ? low : high, OFFSET);
+        }
+        return sum_of_lane<N / 2, OFFSET / 2>(sums);
     }
 }
 
 // A warp's ROWS rows of the router, or the gate of the shared expert.
 template <int ROWS>
 struct RouterRows {
-    static constexpr int HELD = ROWS == 1 ? 16 : 0;  // pieces of a row in registers: those of 2048 columns
+    static constexpr int HELD = 16 / ROWS;  // pieces of 128 columns of a row in registers
+    // pieces after those of a single row that are brought into L2; rows have at most 2048 NORM_PIECES columns
+    static constexpr int AHEAD = ROWS == 1 && NORM_PIECES > 1 ? 8 : 0;
     const float* row[ROWS];
-    float4 held[HELD + 1][ROWS];
+    float4 held[HELD][ROWS];
 
     static __device__ __forceinline__ int column(int i) { return threadIdx.x % 32 * 4 + i * 128; }
 
+    // __ldcg: the compiler moves loads of constant data to after grid_dependency_wait.
     __device__ __forceinline__ void load(float4 (&w)[ROWS], int at) const {
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r) w[r] = __ldg(reinterpret_cast<const float4*>(row[r] + at));
+        for (int r = 0; r < ROWS; ++r) w[r] = __ldcg(reinterpret_cast<const float4*>(row[r] + at));
     }
     __device__ __forceinline__ void begin(int k) {
 #pragma unroll
         for (int i = 0; i < HELD; ++i)
             if (column(i) < k) load(held[i], column(i));
+#pragma unroll
+        for (int i = 0; i < AHEAD; ++i)
+            if (column(HELD + i) < k) prefetch_l2(row[0] + column(HELD + i));
     }
-    // Every lane gets the products.
+    // sum[r * TOKENS + t]: the lane's part of row r times token t.
     template <int TOKENS>
-    __device__ __forceinline__ void multiply(const float* n, int k, float (&sum)[ROWS][TOKENS]) const {
+    __device__ __forceinline__ void multiply(const float* n, int k, float (&sum)[ROWS * TOKENS]) {
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r)
+        for (int i = 0; i < ROWS * TOKENS; ++i) sum[i] = 0.0f;
+        if constexpr (ROWS == 1) {
 #pragma unroll
-            for (int t = 0; t < TOKENS; ++t) sum[r][t] = 0.0f;
+            for (int i = 0; i < HELD; ++i)
+                if (column(i) < k) add_columns<TOKENS>(held[i], n, k, column(i), sum);
+#pragma unroll 8
+            for (int at = column(HELD); at < k; at += 128) {
+                float4 w[ROWS];
+                load(w, at);
+                add_columns<TOKENS>(w, n, k, at, sum);
+            }
+        } else {  // each piece requests the one that takes its registers
+#pragma unroll 1
+            for (int begin = 0; begin < k; begin += HELD * 128)
 #pragma unroll
-        for (int i = 0; i < HELD; ++i)
-            if (column(i) < k) add_columns<TOKENS>(held[i], n, k, column(i), sum);
-#pragma unroll 4
-        for (int at = column(HELD); at < k; at += 128) {
-            float4 w[ROWS];
-            load(w, at);
-            add_columns<TOKENS>(w, n, k, at, sum);
+                for (int i = 0; i < HELD; ++i) {
+                    const int at = begin + column(i), next = at + HELD * 128;
+                    if (at < k) add_columns<TOKENS>(held[i], n, k, at, sum);
+                    if (next < k) load(held[i], next);
+                }
         }
-#pragma unroll
-        for (int r = 0; r < ROWS; ++r)
-#pragma unroll
-            for (int t = 0; t < TOKENS; ++t) sum[r][t] = warp_sum(sum[r][t]);
     }
 };
 
@@ -103,34 +137,47 @@ __device__ __forceinline__ void find_rows(const RouteArgs& p, RouterRows<ROWS>& 
     rows.begin(p.k);
 }
 
-// Stores the logits of the experts of this CTA, and what the shared expert is multiplied by.
+// The lane's logit, of those of ROWS experts and TOKENS tokens that sum_of_lane leaves in a warp.
 template <int TOKENS, int ROWS>
-__device__ __forceinline__ void store_logits(const RouteArgs& p, RouterRows<ROWS>& rows, int e, int first,
+struct LaneLogit {
+    static constexpr int LANES = 32 / (ROWS * TOKENS);  // that have the same one
+
+    static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
+    static __device__ __forceinline__ int token() { return lane() / LANES % TOKENS; }
+    static __device__ __forceinline__ int row() { return lane() / LANES / TOKENS; }
+    static __device__ __forceinline__ bool is_first() { return lane() % LANES == 0; }
+    // Its bias, where the first of the experts is e.
+    static __device__ __forceinline__ float bias(const RouteArgs& p, int e) {
+        return p.bias && e + row() < p.choice.n_expert ? __ldcg(p.bias + e + row()) : 0.0f;
+    }
+};
+
+// Stores the logits of the experts of this CTA, and what the shared expert is multiplied by. bias: of the logits of the
+// first rows.
+template <int TOKENS, int ROWS>
+__device__ __forceinline__ void store_logits(const RouteArgs& p, RouterRows<ROWS>& rows, float bias, int e, int first,
                                              const float* n) {
-    const int lane = threadIdx.x % 32, stride = gridDim.x * WARPS * ROWS;
-    float sum[ROWS][TOKENS];
+    using Logit = LaneLogit<TOKENS, ROWS>;
+    const int stride = gridDim.x * WARPS * ROWS, token = first + Logit::token();
+    float sum[ROWS * TOKENS];
     for (int next = e; next < p.choice.n_expert; next += stride) {
-        if (next > e) find_rows(p, rows, next);
-        rows.multiply(n, p.k, sum);
-#pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-            if (next + r >= p.choice.n_expert) break;
-            const float bias = p.bias ? __ldg(p.bias + next + r) : 0.0f;
-#pragma unroll
-            for (int t = 0; t < TOKENS; ++t)
-                if (lane == t && first + t < p.n_tokens)
-                    p.choice.logits[static_cast<size_t>(first + t) * p.choice.n_expert + next + r] = sum[r][t] + bias;
-        }
+        if (next > e) find_rows(p, rows, next), bias = Logit::bias(p, next);
+        rows.template multiply<TOKENS>(n, p.k, sum);
+        const float logit = sum_of_lane(sum) + bias;
+        const int expert = next + Logit::row();
+        if (Logit::is_first() && token < p.n_tokens && expert < p.choice.n_expert)
+            p.choice.logits[static_cast<size_t>(token) * p.choice.n_expert + expert] = logit;
     }
     if (!p.shared_gate || blockIdx.x > 0 || threadIdx.x / 32 != WARPS - 1) return;
     RouterRows<1> gate;
-    float product[1][TOKENS];
+    float product[TOKENS];
     gate.row[0] = p.shared_gate;
     gate.begin(p.k);
-    gate.multiply(n, p.k, product);
-#pragma unroll
-    for (int t = 0; t < TOKENS; ++t)
-        if (lane == t && first + t < p.n_tokens) p.strength[first + t] = sigmoid(product[0][t]);
+    gate.template multiply<TOKENS>(n, p.k, product);
+    const float strength = sum_of_lane(product);
+    using Product = LaneLogit<TOKENS, 1>;
+    if (Product::is_first() && first + Product::token() < p.n_tokens)
+        p.strength[first + Product::token()] = sigmoid(strength);
 }
 
 // Whether all logits of the CTA's tokens have been stored; only for the last of their CTAs.
@@ -148,28 +195,53 @@ __device__ __forceinline__ bool arrives_last(int* arrived) {
     return last;
 }
 
-// Normalises the CTA's tokens into shared memory; the CTAs of the first experts also store them.
+// Stores the normalised row of token first + t in shared memory, n[k], and as f16 at element `row` of p.normed, if no
+// other CTA does.
+__device__ __forceinline__ void store_row(const RouteArgs& p, const RmsNorm& norm, float* n, int first, int t,
+                                          size_t row) {
+#pragma unroll
+    for (int i = 0; i < NORM_PIECES; ++i) {
+        const int column = RmsNorm::column(i);
+        if (column >= p.k) continue;
+        float4* pieces = reinterpret_cast<float4*>(n + column);
+#pragma unroll
+        for (int j = 0; j < 8; j += 4)
+            pieces[j / 4] =
+                make_float4(norm.value(i, j), norm.value(i, j + 1), norm.value(i, j + 2), norm.value(i, j + 3));
+        if (blockIdx.x != min(static_cast<unsigned>(t), gridDim.x - 1) || first + t >= p.n_tokens) continue;
+        uint4* dst = reinterpret_cast<uint4*>(p.normed + row + column);
+        if constexpr (BESIDE) {
+            RmsNorm taken = norm;
+            read_floats(taken.weight[i], p.taken_norm + column);
+            *dst = taken.f16x8(i);
+        } else {
+            *dst = norm.f16x8(i);
+        }
+    }
+}
+
+// Normalises the CTA's tokens into shared memory. Each of them is also stored by one of the CTAs that have it.
 template <int TOKENS>
-__device__ __forceinline__ void normalise(const RouteArgs& p, RmsNorm& norm, int first, float* n) {
-    for (int t = 0; t < TOKENS; ++t) {
-        const size_t row = static_cast<size_t>(min(first + t, p.n_tokens - 1)) * p.k;
-        norm.load(p.x + row, p.k);
-        norm.scale(p.k, p.eps, t & 1);
+__device__ __forceinline__ void normalise(const RouteArgs& p, const RmsNorm& weights, int first, float* n) {
+    constexpr int MOST = NORM_PIECES < 8 ? 8 / NORM_PIECES : 1, AT_ONCE = TOKENS < MOST ? TOKENS : MOST;
 #pragma unroll
-        for (int i = 0; i < NORM_PIECES; ++i) {
-            const int column = RmsNorm::column(i);
-            if (column >= p.k) continue;
+    for (int begin = 0; begin < TOKENS; begin += AT_ONCE) {
+        RmsNorm norm[AT_ONCE];
+        size_t row[AT_ONCE];
+        float sums[AT_ONCE];
 #pragma unroll
-            for (int j = 0; j < 8; ++j) n[t * p.k + column + j] = norm.value(i, j);
-            if (blockIdx.x != 0 || first + t >= p.n_tokens) continue;
-            uint4* dst = reinterpret_cast<uint4*>(p.normed + row + column);
-            if constexpr (BESIDE) {
-                RmsNorm taken = norm;
-                read_floats(taken.weight[i], p.taken_norm + column);
-                *dst = taken.f16x8(i);
-            } else {
-                *dst = norm.f16x8(i);
-            }
+        for (int t = 0; t < AT_ONCE; ++t) {
+            row[t] = static_cast<size_t>(min(first + begin + t, p.n_tokens - 1)) * p.k;
+            norm[t].copy_weight(weights);
+            norm[t].load(p.x + row[t], p.k);
+        }
+#pragma unroll
+        for (int t = 0; t < AT_ONCE; ++t) sums[t] = norm[t].squares(p.k);
+        cta_sums(sums, begin / AT_ONCE & 1);
+#pragma unroll
+        for (int t = 0; t < AT_ONCE; ++t) {
+            norm[t].scale_by(sums[t], p.k, p.eps);
+            store_row(p, norm[t], n + (begin + t) * p.k, first, begin + t, row[t]);
         }
     }
 }
@@ -183,12 +255,13 @@ __global__ void __launch_bounds__(THREADS, 1) route(const RouteArgs p) {
     grid_dependency_launch();
     RouterRows<ROWS> rows;
     find_rows(p, rows, e);
+    const float bias = LaneLogit<TOKENS, ROWS>::bias(p, e);
     RmsNorm norm;
     norm.load_weight(p.norm, p.k);
     grid_dependency_wait();
     normalise<TOKENS>(p, norm, first, n);
     __syncthreads();
-    store_logits<TOKENS>(p, rows, e, first, n);
+    store_logits<TOKENS>(p, rows, bias, e, first, n);
     if (p.ids == nullptr || !arrives_last(p.arrived + blockIdx.y)) return;
     const int token = first + warp;
     if (warp >= TOKENS || token >= p.n_tokens) return;

@@ -1,6 +1,7 @@
 // RMS norm of rows x [T, k], two uses:
 //
-//    rms_norm:      out = f16(norm(x))     before a GEMM; rows of f16, or packed (packed.cuh)
+//    rms_norm:      out = f16(norm(x))     before a GEMM; rows of f16, or packed (packed.cuh); with BOTH_ORDERS packed
+//                                          in CODES order, and behind that in F16 order
 //    add_rms_norm:  x += norm(y)           after a GEMM whose output is normalised before the residual add; f32
 //
 // Decode: grid (T), one CTA per row, in registers. Prefill (*_rows): a grid of the resident CTAs, each of which takes
@@ -19,6 +20,10 @@ constexpr int NORM_ARRAYS = 4;  // of NORM_PIECES * 8 registers
 #else
 using Norm = RmsNorm;
 constexpr int NORM_ARRAYS = 3;
+#endif
+
+#ifndef BOTH_ORDERS
+#define BOTH_ORDERS 0
 #endif
 
 // Stores the normalised row as row `index` of `out`, f16: in rows of k, or packed in `order` (packed.cuh) as one of
@@ -40,6 +45,16 @@ __device__ __forceinline__ void store_f16(const Norm& norm, uint8_t* out, int in
         columns = pack_columns(columns, order);
         if (piece < 8 * steps)
             *reinterpret_cast<uint4*>(out + packed_piece(piece / 8, index, piece % 8, n_rows)) = columns;
+    }
+}
+// The same, in `order` or in both orders.
+__device__ __forceinline__ void store_row(const Norm& norm, uint8_t* out, int index, int n_rows, int k, int steps,
+                                          int order) {
+    if constexpr (BOTH_ORDERS) {
+        store_f16(norm, out, index, n_rows, k, steps, CODES);
+        store_f16(norm, out + packed_piece(steps, 0, 0, n_rows), index, n_rows, k, steps, F16);
+    } else {
+        store_f16(norm, out, index, n_rows, k, steps, order);
     }
 }
 
@@ -133,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (rows != nullptr) src += static_cast<size_t>(rows[blockIdx.x]) * k;
     norm.load(src, k);
     norm.scale(k, eps);
-    store_f16(norm, static_cast<uint8_t*>(out), blockIdx.x, gridDim.x, k, steps, order);
+    store_row(norm, static_cast<uint8_t*>(out), blockIdx.x, gridDim.x, k, steps, order);
     if (next_prescale != nullptr && threadIdx.x == 0) next_prescale[blockIdx.x] = norm.inverse * HEADROOM;
 }
 
@@ -161,7 +176,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
                   int steps, int order) {
     const auto row_of = [&](int i) { return x + static_cast<size_t>(rows != nullptr ? rows[i] : i) * k; };
     normalise_rows(weight, n_rows, k, eps, row_of, [&](const Norm& norm, int i) {
-        store_f16(norm, static_cast<uint8_t*>(out), i, n_rows, k, steps, order);
+        store_row(norm, static_cast<uint8_t*>(out), i, n_rows, k, steps, order);
     });
 }
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)

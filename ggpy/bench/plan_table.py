@@ -26,6 +26,7 @@ from ..backends.cuda.plan import (
 )
 from ..backends.cuda.weights_f16 import SCRATCH
 from ..backends.interface import GatedDeltaNet, Layer, MoE
+from ..kernels.gemm.gemm_wgmma import by_layout
 from ..kernels.layout.blocks_to_f16 import F16_TILES
 from ..kernels.layout.pack import PLAIN
 from ..kernels.layout.tile import ROWS, TiledMatrix
@@ -33,7 +34,7 @@ from .planned import N_CTX, PlannedCuda
 
 DECODE = (1, 2, 4, 8, 16, 32, 64)  # sequences
 PREFILL = (512,)  # tokens of a prompt
-LAYOUTS = ("rows", "codes", "f16")  # of activations, by kernels/layout/pack.py
+LAYOUTS = ("rows", "codes", "f16", "both")  # of activations, by kernels/layout/pack.py
 DEFAULT = "sm_90a"  # where there is no GPU and none is asked for
 
 
@@ -261,6 +262,13 @@ def _schedule(
         if tiling.split:
             nbytes += kernels.wgmma.workspace_bytes
         return f"{schedule.name}, {tiling.tokens} tokens a tile", nbytes
+    if inner.kernel == "gemm_wgmma_two":
+        parts = [[tiles[i] for i in part] for part in by_layout(tiles)]
+        schedules = kernels.wgmma.schedule_two(parts, n)
+        if any(schedule.tiling.split for schedule in schedules):
+            nbytes += kernels.wgmma.workspace_bytes
+        names = " and ".join(schedule.name for schedule in schedules)
+        return f"{names}, {schedules[0].tiling.tokens} tokens a tile", nbytes
     if inner.kernel == "gemm_skinny":
         config = kernels.skinny.config_for(tiles[0], n)
         assert config is not None

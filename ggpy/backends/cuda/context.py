@@ -14,7 +14,7 @@ import numpy as np
 
 from ...device.base import Buffer
 from ...kernels.gemm.elementwise import Elementwise
-from ...kernels.layout.pack import PLAIN, packed_bytes
+from ...kernels.layout.pack import PLAIN, layout_bytes
 from ..interface import Norm, Probe
 from .arrays import Array, Matrix, Sum
 from .gemm import Gemms, ProductOperands
@@ -85,8 +85,7 @@ class StepContext:
         self, name: str, rows: int, columns: int, layout: int = PLAIN, slow_producer: bool = False
     ) -> Array:
         """f16 scratch memory [rows, columns] in a layout."""
-        nbytes = 2 * rows * columns if layout == PLAIN else packed_bytes(rows, columns)
-        memory = self.scratch(name, nbytes)
+        memory = self.scratch(name, layout_bytes(rows, columns, layout))
         return Array(memory, np.float16, (rows, columns), columns, layout, slow_producer)
 
     # Products
@@ -137,8 +136,10 @@ class StepContext:
             if plan.deferred_norm is not None:
                 sizes = plan.deferred, plan.square_columns
                 deferred = self.norms.defer(plan.deferred_norm, x, *sizes)
-            self.gemms.run(plan.product, h, [w], [x], ProductOperands(deferred=deferred))
-            if bias is not None:
+            in_epilogue = bias if bias is not None and plan.product.takes_bias else None
+            operands = ProductOperands(deferred=deferred, bias=in_epilogue)
+            self.gemms.run(plan.product, h, [w], [x], operands)
+            if bias is not None and in_epilogue is None:
                 self.elementwise.add_bias(x.data, bias, *x.shape)
             return x
         n, k = x.shape

@@ -17,7 +17,8 @@ from ...kernels.blocks.mul_mat_vec_q import mul_mat_vec_q
 from ...kernels.blocks.quantize_q8_1 import q8_1_bytes, quantize_q8_1
 from ...kernels.gemm.elementwise import Elementwise
 from ...kernels.gemm.gemm_decode import PostNorm
-from ...kernels.layout.pack import PLAIN, order_of, packed_bytes
+from ...kernels.gemm.gemm_wgmma import WgmmaPart, by_layout
+from ...kernels.layout.pack import BOTH, CODES, PLAIN, order_of, packed_bytes
 from ...kernels.layout.tile import TiledMatrix
 from ...kernels.norm.deferred_norm import DeferredNorm
 from ...kernels.w8a8.quantize_rows import QuantizedRows, codes_bytes
@@ -35,7 +36,7 @@ class ProductOperands:
     norm: of x, or of its rows int[T], if the plan has the norm in the prologue; x is f32 then.
     deferred: the norm that this product defers to the next one, or that the previous product
     deferred to this one. rope: how the epilogue rotates q and k. factors: f32 [T, N], by which the
-    epilogue INPUT multiplies.
+    epilogue INPUT multiplies. bias: f32 [N], which the epilogue ADD adds, if plan.takes_bias.
     """
 
     norm: Norm | None = None
@@ -45,6 +46,7 @@ class ProductOperands:
     deferred: DeferredNorm | None = None
     rope: RopeEpilogue | RopeEpilogueRows | None = None
     factors: Memory | None = None
+    bias: Memory | None = None
 
 
 NOTHING = ProductOperands()
@@ -91,6 +93,7 @@ class Gemms:
             "gemm_decode_two": self._decode,
             "gemm_skinny": self._hopper,
             "gemm_wgmma": self._hopper,
+            "gemm_wgmma_two": self._wgmma_two,
             "gemm_prefill": self._prefill,
             "w8a8_decode": self._w8a8,
             "w8a8_prefill": self._w8a8,
@@ -135,6 +138,8 @@ class Gemms:
             options["post_norm"] = PostNorm(x.sum.y, post.weight, post.eps, x.data)
         if o.rope is not None:
             options["rope_epilogue"] = o.rope
+        if o.bias is not None:
+            options["bias"] = o.bias
         dst, n, slow = [out.data for out in c.outs], c.plan.n_tokens, x.slow_producer
         self._kernels.decode.launch(c.tiles, source, dst, n, slow_producer=slow, **options)
 
@@ -159,6 +164,17 @@ class Gemms:
             options |= {"rope_epilogue": o.rope, "pdl": pdl}
             self._kernels.wgmma.launch(tiles, packed, dst, n, **options)
         self._cap(c)
+
+    def _wgmma_two(self, c: GemmCall) -> None:
+        x, tiles, n = c.x, c.tiles, c.plan.n_tokens
+        parts = []
+        for part in by_layout(tiles):
+            packed = self._packed(x, n, order_of(tiles[part[0]].layout))
+            outs = [c.outs[i].data for i in part]
+            parts.append(WgmmaPart([tiles[i] for i in part], packed, outs))
+        options: dict[str, Any] = {"slow_producer": x.slow_producer}
+        options["deferred_norm"] = c.operands.deferred
+        self._kernels.wgmma.launch_two(parts, n, **options)
 
     def _w8a8(self, c: GemmCall) -> None:
         o, x, n, tiles = c.operands, c.x, c.plan.n_tokens, c.tiles
@@ -233,10 +249,16 @@ class Gemms:
     # Operands
 
     def _packed(self, x: Array, n_tokens: int, layout: int) -> Memory:
+        """x[T, K] in the packed order of a launch's tiles."""
+        k = x.shape[-1]
+        if x.layout == BOTH:
+            assert isinstance(x.data, Buffer)
+            return x.data if layout == CODES else x.data.at(packed_bytes(n_tokens, k))
+        if x.layout == layout:
+            return x.data
         if x.layout != PLAIN:
             raise RuntimeError("activations were packed for tiles of another kind")
-        k = x.shape[-1]
-        packed = self._scratch("packed", packed_bytes(n_tokens, k))
+        packed = self._scratch(f"packed {layout}", packed_bytes(n_tokens, k))
         self._kernels.pack.launch(x.data, packed, n_tokens, k, layout)
         return packed
 

@@ -40,6 +40,7 @@ class GemmDecodeArgs(GemmArgs):
         ("x", ctypes.c_uint64),
         ("norm", ctypes.c_uint64),
         ("residual", ctypes.c_uint64),
+        ("bias", ctypes.c_uint64),
         ("slab", ctypes.c_int),
         ("eps", ctypes.c_float),
         ("soft_cap", ctypes.c_float),
@@ -159,6 +160,7 @@ class GemmDecode:
         eps: float = 0.0,
         post_norm: PostNorm | None = None,
         residual: Address | None = None,
+        bias: Address | None = None,
         activation: str = "silu",
         soft_cap: float = 0.0,
         slow_producer: bool = False,
@@ -172,7 +174,7 @@ class GemmDecode:
 
         | epilogue | weights  | output                                                         |
         | STORE    | up to 4  | f32 y; soft_cap * tanh(y / soft_cap) if soft_cap is not 0      |
-        | ADD      | 1        | f32 residual + y                                               |
+        | ADD      | 1        | f32 residual + y, + bias [rows] if there is one                |
         | GLU      | gate, up | one f16 activation(y0) * y1                                    |
         | QKV      | q, k, v  | as `rope_epilogue` says, not `outs`; needs a norm and all of x |
         | INPUT    | 1        | f16 activation(INPUT_RANGE * y) * residual                     |
@@ -191,6 +193,7 @@ class GemmDecode:
         prefetch_two = not slow_producer and _prefetches_two(first, epilogue)
         options |= {"slow_producer": slow_producer, "prefetch_two": prefetch_two}
         options |= {"post_norm": post_norm.args() if post_norm else PostNormArgs()}
+        options["bias"] = address(bias)
         if rope_epilogue is not None:
             options["rope"] = rope_epilogue.args()
         may_be_two = epilogue in ("STORE", "QKV")

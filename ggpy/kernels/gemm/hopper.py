@@ -71,9 +71,11 @@ class SplitKWorkspace:
         self.floats = 2 * n_sms * ROW_BLOCK * TOKENS[-1]  # two tiles per SM
         self._made: Buffer | None = None
 
-    def attach(self, args: Any) -> None:
-        """Set `partial` in a GEMM's parameters; allocates the workspace at the first call."""
+    def attach(self, args: Any, first: int = 0) -> None:
+        """Set `partial` in a GEMM's parameters, at so many floats; allocates the workspace at the
+        first call.
+        """
         if self._made is None:
             self._made = self.device.alloc(4 * self.floats, "partial sums")
             self.device.fill(self._made, EMPTY)
-        args.partial = self._made.address
+        args.partial = self._made.address + 4 * first

@@ -10,6 +10,7 @@ from ..address import Address
 from .tile import Layout
 
 PLAIN, CODES, F16 = range(3)  # enum Order
+BOTH = 3  # packed in the order CODES, and behind that in the order F16
 STEP = 64  # columns of a packed row of 128 bytes
 UNIT = 128  # packed activations are padded with zeros to a multiple of so many columns
 
@@ -27,6 +28,13 @@ def steps_of(k: int) -> int:
 def packed_bytes(n_tokens: int, k: int) -> int:
     """Bytes of packed activations [n_tokens, k]."""
     return steps_of(k) * 2 * STEP * (-(-n_tokens // 8) * 8)
+
+
+def layout_bytes(n_tokens: int, k: int, layout: int) -> int:
+    """Bytes of f16 activations [n_tokens, k] in a layout."""
+    if layout == PLAIN:
+        return 2 * n_tokens * k
+    return packed_bytes(n_tokens, k) * (2 if layout == BOTH else 1)
 
 
 class Pack:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 from ...device.base import Device, Kernel
 from ..address import Address, address
 from ..gemm.gemm import STATIC_SHARED, Epilogue, GemmArgs
+from ..gemm.hopper import has_clusters
 from ..layout.tile import ROWS, Layout, TiledMatrix
 from ..struct_asserts import struct_asserts
 from .combine import ACTIVATIONS
@@ -28,6 +29,7 @@ WIDE_UNITS = 24
 # is left to the next kernel, which requests its weights meanwhile.
 IN_FLIGHT = 110 << 10
 MOST_STAGES = 8
+MORE_EQUAL = 1.1  # from here on a tile row has a cluster: its CTAs wait for each other
 
 
 class ExpertGemvArgs(GemmArgs):
@@ -59,10 +61,11 @@ class ExpertAddends:
 
 @dataclass(frozen=True)
 class GemvShape:
-    """A launch: warps of a CTA, stages of each warp's pipeline, units of x that a warp has in
-    shared memory, whether these are all of them, and bytes of dynamic shared memory.
+    """A launch: CTAs of a cluster, warps of a CTA, stages of each warp's pipeline, units of x that
+    a warp has in shared memory, whether these are all of them, and bytes of dynamic shared memory.
     """
 
+    cluster: int
     warps: int
     stages: int
     warp_units: int
@@ -70,13 +73,30 @@ class GemvShape:
     shared: int
 
 
+def cluster_of(tile_rows: int, n_sms: int) -> int:
+    """CTAs that share a tile row of a SUM: two, if SMs then have more equal work."""
+
+    def work(ctas: int) -> float:
+        """Of the SM that has most, 1 if all SMs have the same."""
+        return -(-ctas // n_sms) * n_sms / ctas
+
+    return 2 if MORE_EQUAL * work(2 * tile_rows) < work(tile_rows) else 1
+
+
 def gemv_shape(
-    layout: Layout, ctas: int, k: int, rows_of_x: int, width: int, n_sms: int, most: int
+    layout: Layout,
+    ctas: int,
+    k: int,
+    rows_of_x: int,
+    width: int,
+    n_sms: int,
+    most: int,
+    cluster: int = 1,
 ) -> GemvShape:
-    """The shape of CTAs that each multiply `rows_of_x` rows of k columns by `width` tile rows, with
-    at most `most` bytes of shared memory. A token has `ctas` of them.
+    """The shape of CTAs, or clusters of them, that each multiply `rows_of_x` rows of k columns by
+    `width` tile rows, with at most `most` bytes of shared memory. A token has `ctas` CTAs.
     """
-    units = rows_of_x * -(-k // UNIT)
+    units = -(-rows_of_x * -(-k // UNIT) // cluster)  # of a CTA
     warps = WARPS[units >= WIDE_UNITS]
     all_units = -(-units // warps)
     warp_units = min(all_units, MOST_UNITS[most >= LARGE])
@@ -87,7 +107,7 @@ def gemv_shape(
     of_cta = min(IN_FLIGHT // -(-ctas // n_sms), most - rest)
     stages = max(1, min(chunks, of_cta // stage, MOST_STAGES))
     whole = warp_units == all_units
-    return GemvShape(warps, stages, warp_units, whole, stages * stage + rest)
+    return GemvShape(cluster, warps, stages, warp_units, whole, stages * stage + rest)
 
 
 class ExpertGemv:
@@ -142,19 +162,24 @@ class ExpertGemv:
         for i, bias in enumerate(biases):
             args.bias[i] = address(bias)
         each, rows_of_x = (1, n_used) if adds else (n_used, 1)
+        n_sms, most = self.device.sm_count, self.device.shared_bytes - STATIC_SHARED
+        clusters = adds and has_clusters(self.device.arch)
+        cluster = cluster_of(first.tile_rows, n_sms) if clusters else 1
+        ctas = first.tile_rows * each * cluster
         shape = gemv_shape(
-            *(first.layout, first.tile_rows * each, first.k, rows_of_x, len(weights)),
-            *(self.device.sm_count, self.device.shared_bytes - STATIC_SHARED),
+            first.layout, ctas, first.k, rows_of_x, len(weights), n_sms, most, cluster
         )
         args.warp_units = shape.warp_units
         kernel = self._kernel(first.layout.type_name, epilogue, shape, per_lane)
-        grid = first.tile_rows, n_tokens * each
-        kernel.launch(grid, shape.warps * 32, (args,), smem=shape.shared, pdl=True)
+        grid = first.tile_rows * cluster, n_tokens * each
+        kernel.launch(
+            *(grid, shape.warps * 32, (args,)), smem=shape.shared, pdl=True, cluster=cluster
+        )
 
     def _kernel(
         self, layout: str, epilogue: ExpertEpilogue, shape: GemvShape, per_lane: int
     ) -> Kernel:
-        instance = f"expert_gemv<{layout}, {epilogue}, {str(shape.whole).lower()}>"
+        instance = f"expert_gemv<{layout}, {epilogue}, {str(shape.whole).lower()}, {shape.cluster}>"
         defines = {"WARPS": shape.warps, "STAGES": shape.stages, "NORM_PIECES": 1}
         defines["EXPERTS_PER_LANE"] = per_lane
         key = instance, *defines.values()

@@ -10,10 +10,8 @@ from ..address import Address, address
 from ..struct_asserts import struct_asserts
 
 WARPS = 8
-# (tokens, experts of a warp at a time) of a CTA, and the least number of tokens of the step: one
-# token needs all rows in flight at once; with many, reading them and x from shared memory bounds
-SHAPES = ((8, 4, 512), (4, 1, 32), (1, 1, 1))
-CTAS_PER_SM = 2  # over which the experts are spread
+# (tokens of a CTA, experts of a warp at a time): large tiles read x and the router less often
+SHAPES = ((8, 4), (8, 2), (4, 2), (4, 1), (2, 1), (1, 1))
 MAX_USED, MAX_GROUPS, MAX_EXPERTS = 32, 32, 1024
 MAX_LATE_EXPERTS = 256  # of which each warp chooses for itself
 SCORES = {"softmax": 0, "sigmoid": 1, "softmax_chosen": 2, "sigmoid_chosen": 2}
@@ -133,6 +131,11 @@ def shared_bytes(tokens: int, k: int) -> int:
     return 4 * tokens * k
 
 
+def _ctas(n_expert: int, rows: int) -> int:
+    """CTAs that have `rows` experts of each warp."""
+    return -(-n_expert // (WARPS * rows))
+
+
 class Route:
     """The router's kernel. Instances are compiled at their first launch."""
 
@@ -154,9 +157,9 @@ class Route:
             *map(address, (w.taken_norm, w.expert_scale)),
             *(n_tokens, k, w.eps, choice.args(out.logits, w.choice_bias)),
         )
-        tokens, rows = self._shape(n_tokens, k)
-        blocks, limit = -(-n_tokens // tokens), CTAS_PER_SM * self.device.sm_count
-        ctas = min(-(-choice.n_expert // (WARPS * rows)), max(1, limit // blocks))
+        tokens, rows = self._shape(n_tokens, k, choice.n_expert)
+        blocks = -(-n_tokens // tokens)
+        ctas = min(_ctas(choice.n_expert, rows), max(1, self.device.sm_count // blocks))
         defines = {
             "NORM_PIECES": -(-k // (8 * 32 * WARPS)),
             "EXPERTS_PER_LANE": choice.experts_per_lane,
@@ -167,19 +170,21 @@ class Route:
         shared = shared_bytes(tokens, k)
         kernel.launch((ctas, blocks), 32 * WARPS, (args,), smem=shared, pdl=True)
 
-    def _shape(self, n_tokens: int, k: int) -> tuple[int, int]:
-        """Tokens of a CTA and experts of a warp at a time."""
-        for tokens, rows, least in SHAPES[:-1]:
-            shared = shared_bytes(tokens, k) + STATIC_SHARED
-            if n_tokens >= least and shared <= self.device.shared_bytes:
+    def _shape(self, n_tokens: int, k: int, n_expert: int) -> tuple[int, int]:
+        """The largest tile whose CTAs have work for more than half of the SMs: those of a tile half
+        as large would not be resident at once.
+        """
+        for tokens, rows in SHAPES[:-1]:
+            fits = shared_bytes(tokens, k) + STATIC_SHARED <= self.device.shared_bytes
+            ctas = -(-n_tokens // tokens) * _ctas(n_expert, rows)
+            if fits and n_tokens >= tokens and 2 * ctas > self.device.sm_count:
                 return tokens, rows
-        return SHAPES[-1][:2]
+        return SHAPES[-1]
 
     def _counters(self) -> Buffer:
         """A counter for the tokens of a CTA, if several CTAs have them."""
         if self._arrived is None:
-            nbytes = 4 * CTAS_PER_SM * self.device.sm_count
-            self._arrived = self.device.alloc(nbytes, "arrived CTAs")
+            self._arrived = self.device.alloc(4 * self.device.sm_count, "arrived CTAs")
             self.device.fill(self._arrived, 0)
         return self._arrived
 

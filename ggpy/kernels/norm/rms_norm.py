@@ -9,7 +9,7 @@ from typing import Literal
 from ...device.base import Device, Kernel
 from ..address import Address
 from ..gemm.gemm_decode import WARPS
-from ..layout.pack import PLAIN, steps_of
+from ..layout.pack import BOTH, PLAIN, steps_of
 
 # for few rows, for many rows
 NAMES = ["rms_norm", "add_rms_norm", "rms_norm_rows", "add_rms_norm_rows"]
@@ -29,7 +29,7 @@ class RmsNorm:
         self._defines = (
             {} if kind == "rms" else {"NORM_BIAS": 1, "NORM_CENTRED": int(kind == "layer")}
         )
-        self._kernels: dict[int, list[Kernel]] = {}
+        self._kernels: dict[tuple[int, bool], list[Kernel]] = {}
 
     def to_f16(
         self,
@@ -50,7 +50,8 @@ class RmsNorm:
         (deferred_norm.py). ValueError unless k is a multiple of 8.
         """
         arguments = (x, rows, weight, out)
-        self._launch(0, arguments, n_rows, k, (float(eps), steps_of(k), order), (next_prescale,))
+        options, both = (float(eps), steps_of(k), order), order == BOTH
+        self._launch(0, arguments, n_rows, k, options, (next_prescale,), both)
 
     def add(self, x: Address, y: Address, weight: Address, n_rows: int, k: int, eps: float) -> None:
         """Enqueues x[n_rows, k] += norm(y). ValueError unless k is a multiple of 8."""
@@ -74,8 +75,9 @@ class RmsNorm:
         k: int,
         options: tuple,
         of_few: tuple = (),
+        both: bool = False,
     ) -> None:
-        few, many = self._of(k)[which::2]
+        few, many = self._of(k, both)[which::2]
         threads, resident_ctas = 32 * self.warps, self.resident_ctas(k)
         if n_rows < MANY * self.device.sm_count or not resident_ctas or any(of_few):
             few.launch(n_rows, threads, (*pointers, k, *options, *of_few), pdl=True)
@@ -91,11 +93,13 @@ class RmsNorm:
         """Bytes of dynamic shared memory of a CTA that takes many rows: two rows, rounded up."""
         return 2 * self._pieces(k) * 32 * self.warps * 32
 
-    def _of(self, k: int) -> list[Kernel]:
+    def _of(self, k: int, both: bool) -> list[Kernel]:
         if k % 8:
             raise ValueError(f"rows of {k} columns: the norm kernels need a multiple of 8")
         pieces = self._pieces(k)
-        if pieces not in self._kernels:
+        if (pieces, both) not in self._kernels:
             defines = {"WARPS": self.warps, "NORM_PIECES": pieces, **self._defines}
-            self._kernels[pieces] = self.device.kernels("norm/rms_norm.cu", NAMES, defines=defines)
-        return self._kernels[pieces]
+            defines |= {"BOTH_ORDERS": 1} if both else {}
+            kernels = self.device.kernels("norm/rms_norm.cu", NAMES, defines=defines)
+            self._kernels[pieces, both] = kernels
+        return self._kernels[pieces, both]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cases import nmse
 from counting_device import LaunchesOnHopper
-from random_decoder import LAYERS, decode_step, random_decoder
+from random_decoder import LAYERS, decode_step, random_decoder, steps_of_two
 from steps import for_groups
 
 from ggpy import arch
@@ -106,7 +106,7 @@ def test_a_token_does_not_depend_on_the_step(machine, tiny_path):
         (1, {"attn_k": "Q6_K", "attn_v": "Q4_K"}, False),
     ],
 )
-def test_weights_of_two_layouts_share_a_launch(
+def test_weights_of_two_layouts_share_a_launch_of_decode(
     n: int, types: dict[str, str], together: bool
 ) -> None:
     """q, k and v; unless the number of tokens must not matter."""
@@ -116,3 +116,22 @@ def test_weights_of_two_layouts_share_a_launch(
         expected = LAYERS if together and not invariant else 0
         kernel = "gemm_decode_two_rope" if n <= NORM_TOKENS else "gemm_decode_two"
         assert device.times(kernel) == expected
+
+
+@pytest.mark.parametrize(("n", "of_two"), [(9, LAYERS), (257, 0)])
+def test_weights_of_two_orders_need_no_packing(n: int, of_two: int) -> None:
+    """q, k in tiles of one order and v of another: the norm's kernel stores both."""
+    device = LaunchesOnHopper()
+    random_decoder(Cuda(device), {"attn_v": "Q6_K"}).run(decode_step(n))
+    assert device.times("pack") == 0 and device.times("gemm_wgmma_two") == of_two
+
+
+def test_logits_of_two_orders(machine) -> None:
+    """Steps of few tokens, and prompts."""
+    types = {"attn_q": "Q4_K", "attn_k": "Q4_K", "attn_v": "Q6_K"}
+    backends = [Cuda(machine), Reference(1)]
+    decoders = [random_decoder(ops, types) for ops in backends]
+    for step in (decode_step(9), decode_step(32), *steps_of_two()):
+        pairs = zip(backends, decoders, strict=True)
+        found, exact = (ops.read(decoder.run(step)) for ops, decoder in pairs)
+        assert nmse(found, exact) < 2e-5

@@ -118,6 +118,9 @@ def test_residual(machine, name, n_tokens):
     (plain,) = multiply(machine, [tiles], x)
     (y,) = multiply(machine, [tiles], x, epilogue="ADD", residual=residual)
     assert np.array_equal(y, residual + plain)
+    bias = np.random.default_rng(2).standard_normal(37, np.float32)
+    (y,) = multiply(machine, [tiles], x, epilogue="ADD", residual=residual, bias=bias)
+    assert np.array_equal(y, residual + plain + bias)
 
 
 @pytest.mark.parametrize("n_tokens", [1, 9])

@@ -3,20 +3,23 @@ must compile, and its schedules must give every CTA work.
 """
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import packed_gemm_cases
 import pytest
 from cases import ACTIVATIONS, nmse, silu
+from kernel_buffers import Output
 from packed_gemm_cases import ROUNDED, check_deferred_norm
 from tile_cases import MANY, Weights, energy, exact, layouts, tile_types, tokens
 
 from ggpy.device.compile import compile_cubin
 from ggpy.kernels.gemm.gemm import STATIC_SHARED
-from ggpy.kernels.gemm.gemm_wgmma import TILE_COSTS, GemmWgmma, k_stages
+from ggpy.kernels.gemm.gemm_wgmma import TILE_COSTS, GemmWgmma, WgmmaPart, by_layout, k_stages
 from ggpy.kernels.gemm.hopper import ROW_BLOCK, has_wgmma
 from ggpy.kernels.gemm.tile_scheduler import SPLIT_K, TOKENS, KStages, Tiling, fastest
-from ggpy.kernels.layout.pack import CODES, F16, PLAIN
+from ggpy.kernels.layout.pack import CODES, F16, PLAIN, order_of
+from ggpy.kernels.layout.tile import TiledMatrix
 from ggpy.kernels.norm.deferred_norm import DeferredNorm
 
 SPILLED = 32  # spilled bytes of a few instances, outside of their loops
@@ -64,6 +67,16 @@ def test_nothing_spills_in_the_loops(nvrtc, n, epilogue, types):
         assert r.stack <= 64, f"{name}: an array lies in memory, where wgmma does not write it"
         assert r.registers == (80 if n <= 64 else 168)  # before setmaxnreg redistributes them
     assert set(cubin.resources) == set(names)
+
+
+def test_two_layouts_compile(nvrtc):
+    """Both main loops in one kernel: their registers, and no products that wait for each other."""
+    q4, q6 = tile_types("Q4_K", "Q6_K")
+    names = [f"gemm_wgmma_two<{q6}, {q4}, {n}>" for n in (16, 64)]
+    cubin = compile_cubin("gemm/gemm_wgmma.cu", "sm_90a", expressions=names)
+    assert "serialized" not in cubin.log
+    for name, r in cubin.resources.items():
+        assert max(r.spill_loads, r.spill_stores) <= SPILLED and r.registers == 80, f"{name}: {r}"
 
 
 SHAPES = [(7, 8), (1, 17), (32, 64), (48, 512), (224, 512), (112, 2048), (1002, 300), (32, 4096)]
@@ -146,7 +159,56 @@ def test_whole_tiles_in_the_emulator(emulator, name, n, tiling, epilogue):
         assert close(y, gate, x)
 
 
+def two(device, n, tiling=None, product=None):
+    """Whether two matrices of one layout and one of another, in one launch, are close; outputs."""
+    weights = [Weights("Q4_K", 150, 2048), Weights("Q6_K", 270, 2048), Weights("Q4_K", 40, 2048)]
+    x, tiles = tokens(n, 2048), [w.tiled(device) for w in weights]
+    outs = [Output(device, 4 * n * w.rows) for w in weights]
+    parts = []
+    for part in by_layout(tiles):
+        operand = packed_gemm_cases.packed(device, x, order_of(tiles[part[0]].layout))
+        parts.append(WgmmaPart([tiles[i] for i in part], operand, [outs[i].buffer for i in part]))
+    product = product or GemmWgmma(device, device.sm_count)
+    assert product.supports_two([part.weights for part in parts], n)
+    product.launch_two(parts, n, tiling=tiling)
+    ys = [out.read(np.float32, (n, w.rows)) for out, w in zip(outs, weights, strict=True)]
+    return all(close(y, w, x) for w, y in zip(weights, ys, strict=True)), ys
+
+
+@pytest.mark.parametrize("n", [9, 40])
+def test_two_layouts_in_the_emulator(emulator, n):
+    assert two(emulator, n, Tiling(16 if n < 16 else 64, False))[0]
+
+
+@pytest.mark.parametrize("n", [5, 16, 32, 64, 128, 256])
+def test_two_layouts_share_the_sms(n):
+    """The shapes of Qwen3-30B-A3B: all CTAs are resident at once, and about as long at work."""
+    product = GemmWgmma(SimpleNamespace(arch="sm_90a"), 132)
+    q, k, v = (
+        TiledMatrix(Weights(name, 16, 2048).layout, rows, 2048, None)
+        for name, rows in (("Q4_K", 4096), ("Q4_K", 512), ("Q6_K", 512))
+    )
+    parts = [[q, k], [v]]
+    assert product.supports_two(parts, n) and not product.supports_two([[q, k, v]], n)
+    assert not product.supports_two(parts, 257)
+    schedules = product.schedule_two(parts, n)
+    assert sum(schedule.ctas for schedule in schedules) <= (264 if n <= 64 else 132)
+    assert all(schedule.cluster == 1 for schedule in schedules)
+    assert schedules[0].tiling.tokens == schedules[1].tiling.tokens
+    work = [s.tiles / s.ctas for s in schedules]
+    assert 0.5 < work[0] / work[1] < 2
+
+
 # On a GPU
+
+
+@pytest.mark.parametrize("n", [5, 16, 32, 64, 100, 256])
+def test_two_layouts(hopper, n):
+    """Twice with one workspace."""
+    product = GemmWgmma(hopper, hopper.sm_count)
+    is_close, first = two(hopper, n, product=product)
+    again = two(hopper, n, product=product)[1]
+    assert is_close and all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
 
 
 @pytest.mark.parametrize("n_tokens", [3, 9, 64, 130, 300])

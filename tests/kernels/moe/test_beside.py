@@ -77,7 +77,7 @@ def test_join(machine, n_tokens: int, n_used: int, k: int, is_sorted: bool) -> N
 def test_they_compile_without_spilling(nvrtc, arch: str) -> None:
     defines = {"WARPS": join.WARPS, "NORM_PIECES": 2}
     found = compile_cubin("moe/join.cu", arch, defines=defines, extra_source=join.ASSERTS).resources
-    names = [f"route<{n}, {rows}>" for n, rows, _ in route.SHAPES]
+    names = [f"route<{n}, {rows}>" for n, rows in route.SHAPES]
     options = {"expressions": names, "extra_source": route.ASSERTS}
     found |= compile_cubin(
         "moe/route.cu", arch, defines=defines | {"BESIDE": 1}, **options

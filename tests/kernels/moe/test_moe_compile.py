@@ -38,7 +38,7 @@ def test_they_compile(arch: str) -> None:
         defines = {"WARPS": expert_rows.WARPS, "STAGES": expert_rows.STAGES, "CTAS": ctas}
         rows.append(compile_cubin("moe/expert_rows.cu", arch, expressions=names, defines=defines,
                                   extra_source=expert_rows.ASSERTS).resources)  # fmt: skip
-    names = [f"route<{n}, {rows}>" for n, rows, _ in route.SHAPES]
+    names = [f"route<{n}, {rows}>" for n, rows in route.SHAPES]
     routes = compile_cubin("moe/route.cu", arch, expressions=names, defines=NORM,
                            extra_source=route.ASSERTS).resources  # fmt: skip
     routes |= compile_cubin("moe/route.cu", arch, expressions=names[-1:],

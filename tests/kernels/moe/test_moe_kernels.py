@@ -17,6 +17,7 @@ from ggpy.backends.numpy import moe as reference
 from ggpy.backends.numpy.backend import Reference
 from ggpy.backends.numpy.functions import normalised, sigmoid
 from ggpy.kernels.layout.tile import TiledMatrix, repack
+from ggpy.kernels.moe import expert_gemv, route
 from ggpy.kernels.moe.combine import Combine, ExpertOutputs
 from ggpy.kernels.moe.expert_gemm import CHUNK_STEPS, STATIC_SHARED, ExpertGemm, x_bytes
 from ggpy.kernels.moe.expert_gemv import IN_FLIGHT, ExpertAddends, ExpertGemv, gemv_shape
@@ -121,6 +122,35 @@ def test_a_token_is_routed_alike_alone_and_among_others(machine):
         together = routed(machine, f, x[:n])[0]
         for a, b in zip(together[:3], alone[:3], strict=True):
             assert np.array_equal(a[5:6], b)
+
+
+@pytest.mark.parametrize("columns", [264, 2312])
+def test_router_has_the_same_bits_with_all_tiles(machine, monkeypatch, columns):
+    """Tokens and experts that fill no tile; a shared expert's gate; columns beyond those in
+    registers.
+    """
+    f = replace(ROUTERS["many"], X=43, D=columns, shared=True)
+    x = random_x(f, 11)
+    results = []
+    for tile in route.SHAPES:
+        monkeypatch.setattr(route, "SHAPES", (tile,))
+        results.append(run_router(machine, f, x)[0])
+    *others, first = results
+    for made in others:
+        assert all(np.array_equal(made[name], first[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    ("n_expert", "n_tokens", "tile"),
+    [
+        *((128, n, tile) for n, tile in ((8, (1, 1)), (16, (2, 1)), (32, (4, 1)), (64, (4, 2)))),
+        *((128, n, tile) for n, tile in ((128, (8, 2)), (256, (8, 4)), (4096, (8, 4)))),
+        *((32, n, tile) for n, tile in ((4, (1, 1)), (64, (2, 1)), (256, (4, 2)))),
+    ],
+)
+def test_tiles_of_the_router_leave_work_for_all_sms(n_expert, n_tokens, tile):
+    hopper = SimpleNamespace(sm_count=132, shared_bytes=227 << 10)
+    assert Route(hopper)._shape(n_tokens, 2048, n_expert) == tile
 
 
 def test_of_equal_experts_the_first_are_chosen_and_nan_chooses_some(machine):
@@ -235,9 +265,10 @@ def test_gemv_of_gate_and_up(machine, activation):
     assert nmse(h, reference.gated(activation, g, u)) <= 1e-6
 
 
-@pytest.mark.parametrize("n_used", [1, 5])
-def test_gemv_adds_up_experts(machine, n_used):
+@pytest.mark.parametrize(("n_used", "cluster"), [(1, 1), (5, 1), (5, 2)])
+def test_gemv_adds_up_experts(machine, monkeypatch, n_used, cluster):
     """With biases and a shared part; rows of x that take several rounds of shared memory."""
+    monkeypatch.setattr(expert_gemv, "cluster_of", lambda tile_rows, n_sms: cluster)
     columns = 256 if n_used > 1 else 256 * 70
     experts, rng = Experts(machine, "Q4_0", 6, 20, columns), np.random.default_rng(n_used)
     ids = rng.integers(0, 6, 2 * n_used).astype(np.int32)
@@ -263,6 +294,11 @@ def test_ctas_of_a_token_are_resident_at_once(name, d, n_ff, n_used, n_ctas):
     assert n_ctas == -(-n_tiles // 132) and n_ctas * (shape.shared + 1024) <= limit
     assert 64 << 10 <= n_ctas * shape.warps * shape.stages * layout.chunk_bytes <= IN_FLIGHT
     assert shape.whole and n_ctas * shape.warps <= 24, "registers"
+
+
+def test_tile_rows_of_few_more_than_the_sms_have_clusters():
+    rows = {180: 2, 128: 1, 256: 1, 133: 2, 264: 1}
+    assert {n: expert_gemv.cluster_of(n, 132) for n in rows} == rows
 
 
 def test_gemv_has_the_same_bits_in_a_larger_batch(machine):

@@ -7,7 +7,7 @@ from kernel_buffers import Output, upload
 from packed_cases import unpacked
 
 from ggpy.device.compile import compile_cubin
-from ggpy.kernels.layout.pack import CODES, F16, packed_bytes
+from ggpy.kernels.layout.pack import BOTH, CODES, F16, layout_bytes, packed_bytes
 from ggpy.kernels.norm.rms_norm import RmsNorm
 
 COLUMNS = [8, 96, 4096, 4104]  # the last takes two rounds of a CTA's threads
@@ -55,6 +55,21 @@ def test_packed(machine, k, order):
     rows = unpacked(out.read(np.float16, (packed_bytes(11, k) // 2,)), 11, k, order)
     assert np.array_equal(rows[:11, :k], to_f16(machine, x, weight, 1e-5))
     assert not rows[:11, k:].any()
+
+
+@pytest.mark.parametrize("n", [0, 2])
+def test_packed_in_both_orders(machine, n):
+    """One after the other, of few rows and of many."""
+    n, k = n * machine.sm_count + 3, 200
+    x, weight = row_data(n, k)
+    one, out = packed_bytes(n, k), Output(machine, layout_bytes(n, k, BOTH))
+    args = upload(machine, x), None, upload(machine, weight), out.buffer, n, k, 1e-5, BOTH
+    RmsNorm(machine).to_f16(*args)
+    found = out.read(np.float16, (2, one // 2))
+    for packed, order in zip(found, (CODES, F16), strict=True):
+        rows = unpacked(packed, n, k, order)
+        assert np.array_equal(rows[:n, :k], to_f16(machine, x, weight, 1e-5))
+        assert not rows[:n, k:].any()
 
 
 @pytest.mark.parametrize("n", [1, 8])

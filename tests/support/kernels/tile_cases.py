@@ -222,6 +222,8 @@ def multiply(
     outs = [Output(device, n * rows * dtype.itemsize) for n, rows in shapes]
     if residual is not None:
         options["residual"] = upload(device, residual.astype(np.float32))
+    if "bias" in options:
+        options["bias"] = upload(device, options["bias"])
     if norm is not None:
         options["norm"] = upload(device, norm.astype(np.float32))
     product = GemmDecode(device, bounds or limits(device))

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ....kernels.gemm.gemm_decode import NORM_TOKENS
+from ....kernels.gemm.gemm_wgmma import by_layout
 from ....kernels.layout.blocks_to_f16 import F16_TILES
 from ....kernels.layout.pack import PLAIN, UNIT
 from ....kernels.layout.tile import TiledMatrix
@@ -108,6 +109,23 @@ class GemmWgmmaCandidate(Candidate):
         return first is not None and one_layout(p.weights) and planner.on_hopper(p.n_tokens, first)
 
 
+class GemmWgmmaTwoCandidate(Candidate):
+    """Two layouts in one launch of GemmWgmmaCandidate: q, k and v of up to 256 tokens."""
+
+    name = "gemm_wgmma_two"
+
+    def takes(self, planner: ProductPlanner, p: Problem) -> bool:
+        n = p.n_tokens
+        if not p.whole or p.norm or p.epilogue != "STORE" or one_layout(p.weights):
+            return False
+        tiles = [w.tiles for w in p.weights if w.tiles is not None and w.activations == "f16"]
+        if len(tiles) < len(p.weights) or not all(planner.on_hopper(n, w) for w in tiles):
+            return False
+        parts = [[tiles[i] for i in part] for part in by_layout(tiles)]
+        skinny = any(planner.is_skinny(w, n) for w in tiles)
+        return not skinny and planner.kernels.wgmma.supports_two(parts, n)
+
+
 class GemmPrefillCandidate(Candidate):
     """Prefill on other GPUs."""
 
@@ -168,6 +186,7 @@ CANDIDATES: tuple[Candidate, ...] = (
     W8A8Candidate(),
     GemmSkinnyCandidate(),
     GemmWgmmaCandidate(),
+    GemmWgmmaTwoCandidate(),
     GemmPrefillCandidate(),
     GemmDecodeCandidate(),
     BlocksToF16Candidate(),

@@ -247,7 +247,7 @@ class Planner(ProductPlanner):
         a, f = layer.mixer, layer.ffn
         assert isinstance(f, Dense)
         same = a.norm == f.norm and not is_rms(f.norm)
-        return same and self.x_layout(a.projections, s) == self.x_layout(f.projections, s)
+        return same and self.normed_layout(a.projections, s) == self.normed_layout(f.projections, s)
 
     def moe(self, layer: Layer, s: StepClass) -> MoEPlan:
         """A layer's experts. What precedes them defers no norm, and neither do they."""

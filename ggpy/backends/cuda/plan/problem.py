@@ -74,3 +74,8 @@ class ProductPlan:
     x_layout: int = PLAIN
     norm: NormIn = NormIn.NONE
     leaves_factors: bool = False
+
+    @property
+    def takes_bias(self) -> bool:
+        """Whether the epilogue ADD adds a bias, too."""
+        return all(launch.kernel == "gemm_decode" for launch in self.launches)

@@ -15,7 +15,7 @@ from ....kernels.gemm.gemm import SEGMENTS, Epilogue
 from ....kernels.gemm.gemm_decode import NORM_TOKENS
 from ....kernels.gemm.hopper import has_wgmma
 from ....kernels.layout.blocks_to_f16 import F16_TILES
-from ....kernels.layout.pack import PLAIN, UNIT, order_of
+from ....kernels.layout.pack import BOTH, CODES, F16, PLAIN, UNIT, order_of
 from ....kernels.layout.tile import Layout, TiledMatrix, grows
 from ....kernels.norm.deferred_norm import MAX_TOKENS as DEFERRED_TOKENS
 from ....kernels.w8a8.w8a8_prefill import MAX_K, runs_on, supports_kind
@@ -155,7 +155,9 @@ class ProductPlanner:
                     launches.append(replace(plan, part=slice(start, stop)))
                     start = stop
                     break
-        layout, leaves = self.x_layout(weights, s, n), norm is NormIn.KERNEL and self.defers(n)
+        by_kernel = norm is NormIn.KERNEL
+        layout = (self.normed_layout if by_kernel else self.x_layout)(weights, s, n)
+        leaves = by_kernel and self.defers(n)
         return ProductPlan(tuple(launches), epilogue, n, layout, norm, leaves)
 
     def is_prefill(self, s: StepClass) -> bool:
@@ -163,19 +165,30 @@ class ProductPlanner:
         return not (s.decode or self.batch_invariant)
 
     def x_layout(self, weights: Sequence[Matrix], s: StepClass, n: int | None = None) -> int:
-        """The layout in which the kernels for these weights take x."""
-        n = s.n_tokens if n is None else n
+        """The layout in which the kernels for these weights take x; PLAIN if it is not the same for
+        all.
+        """
+        found = self._orders(weights, s, s.n_tokens if n is None else n)
+        return found.pop() if len(found) == 1 else PLAIN
+
+    def normed_layout(self, weights: Sequence[Matrix], s: StepClass, n: int | None = None) -> int:
+        """The layout in which a norm's kernel stores their x; other kernels do not make BOTH."""
+        both = self._orders(weights, s, s.n_tokens if n is None else n) == {CODES, F16}
+        return BOTH if both else self.x_layout(weights, s, n)
+
+    def _orders(self, weights: Sequence[Matrix], s: StepClass, n: int) -> set[int]:
+        """The layouts in which the kernels for these weights take x."""
         if any(w.activations != "f16" or self.by_cublas(w, n) for w in weights):
-            return PLAIN
+            return {PLAIN}
         first, found = weights[0], set()
         for w in weights:
             f16 = w.tiles is None and self.becomes_f16(w, n, self.is_prefill(s))
             layout = w.tiles.layout if w.tiles is not None else F16_TILES if f16 else None
             if layout is None:
-                return PLAIN
+                return {PLAIN}
             like = TiledMatrix(layout, first.n_rows, first.k, None)  # type: ignore[arg-type]
             found.add(order_of(layout) if self.on_hopper(n, like) else PLAIN)
-        return found.pop() if len(found) == 1 else PLAIN
+        return found
 
     def normalises(self, weights: Sequence[Matrix], s: StepClass, n: int, all_rows: bool) -> bool:
         """Whether one launch for all weights also computes the norm of x. The order of sums then
