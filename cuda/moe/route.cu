@@ -32,7 +32,7 @@ struct RouteArgs {
     int* ids;                   // [n_tokens, n_used], or null
     float* weights;             // [n_tokens, n_used]
     float* strength;            // [n_tokens], sigmoid(n shared_gate)
-    int* arrived;               // [gridDim.y], 0 before and after each launch
+    uint32_t* arrived;          // [gridDim.y], 0 before and after each launch
     const float* taken_norm;    // BESIDE: [k], the weights of the norm of what experts take
     const float* expert_scale;  // BESIDE: [n_expert]
     int n_tokens, k;
@@ -181,15 +181,13 @@ __device__ __forceinline__ void store_logits(const RouteArgs& p, RouterRows<ROWS
 }
 
 // Whether all logits of the CTA's tokens have been stored; only for the last of their CTAs.
-__device__ __forceinline__ bool arrives_last(int* arrived) {
+__device__ __forceinline__ bool arrives_last(uint32_t* arrived) {
     __shared__ bool last;
-    if (gridDim.x > 1) __threadfence();  // the logits, before the counter
     __syncthreads();
     if (gridDim.x == 1) return true;
-    if (threadIdx.x == 0) {
-        last = atomicAdd(arrived, 1) == static_cast<int>(gridDim.x) - 1;
+    if (threadIdx.x == 0) {  // orders the logits of all threads, with the barriers
+        last = add_acquire_release(arrived, 1) == gridDim.x - 1;
         if (last) *arrived = 0;
-        __threadfence();
     }
     __syncthreads();
     return last;

@@ -26,7 +26,7 @@ from .hopper import (
     TileSchedulerArgs,
     tile_scheduler_args,
 )
-from .tile_scheduler import Cost, KStages, TileCosts, TileSchedule, Tiling, fastest
+from .tile_scheduler import TOKENS, Cost, KStages, TileCosts, TileSchedule, Tiling, fastest
 
 DEFERRED_NORM_TOKENS = 8  # tokens of the only work tile that supports a deferred norm
 PREFETCH_BYTES = 52 << 10  # weights that a CTA requests before x is available
@@ -41,11 +41,11 @@ TILE_COSTS = TileCosts(
     memory=0.109,
     pairs=True,
 )
-# of two GEMMs in one launch: tokens at most, and tiles, which are of one size in both
-TWO_TOKENS = 256
+TWO_TOKENS = 256  # of two GEMMs in one launch, at most
+# of these: tiles of one size in both GEMMs, and no clusters
 TWO_COSTS = replace(
     TILE_COSTS,
-    costs={n: cost for n, cost in TILE_COSTS.costs.items() if n <= TWO_TOKENS // 2},
+    costs={n: cost for n, cost in TILE_COSTS.costs.items() if n < TOKENS[-1]},
     pairs=False,
 )
 
