@@ -97,6 +97,13 @@ def drop_pages(view: np.ndarray) -> None:
         owner.madvise(mmap.MADV_DONTNEED, first, length)
 
 
+def release_free_memory() -> None:
+    """Let the allocator give back what it holds in reserve, where it can (glibc's)."""
+    if sys.platform == "linux":
+        with suppress(AttributeError, OSError):
+            ctypes.CDLL(None).malloc_trim(0)
+
+
 def drop_library(part: str) -> None:
     """Let the system drop the code of libraries whose path has this part from memory; using it
     reads it again. Nothing happens where the system cannot do it.

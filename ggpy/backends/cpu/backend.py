@@ -21,11 +21,13 @@ from ..inputs import LayerInputs
 from ..interface import (
     ActivationType,
     CacheShape,
+    Demand,
     Dense,
     GatedDeltaNet,
     Head,
     Layer,
     MoE,
+    PagedKV,
     Probe,
     Role,
     Step,
@@ -33,7 +35,7 @@ from ..interface import (
 from ..numpy.backend import Reference
 from ..numpy.delta import GroupStates
 from ..numpy.functions import soft_capped
-from ..numpy.kv_pages import GroupPages
+from ..numpy.kv_pages import GroupPages, resolved
 from ..numpy.matrix import HostMatrix
 from . import delta, experts, kernels, layer_inputs, layers
 from .compiled import progress
@@ -46,10 +48,12 @@ from .step import Memory, StepArrays, Tables
 CpuActivations = Literal["q16", "q8", "f32"]
 Note = Callable[[str], None]
 Build = Callable[[JobList], None]
+Key = tuple[Layer | Head, str, int, tuple[int, ...]]  # of a program: see `_program`
 IN_FLOATS = by_name("F32")
 
 REPEATED = 8  # tokens of a step at most whose programs are kept
 RETAINED = 64  # programs that run once are kept so long: a late thread may look at them
+RETAINED_BYTES = 1 << 24  # of the arrays that they read and wrote
 
 
 class Cpu(Reference):
@@ -74,9 +78,10 @@ class Cpu(Reference):
         self.pool = ThreadPool(self.n_threads)
         self.activations = activations
         self._buffers = Buffers(self.pool)
-        self._programs: dict[tuple[Layer, str, int, tuple[int, ...]], JobList] = {}
+        self._programs: dict[Key, JobList] = {}
         self._generation = 0
         self._once: list[JobList] = []
+        self._once_bytes = 0
         self._step: StepArrays | None = None
         self._is_probed = False
         self._has_experts = False
@@ -87,6 +92,18 @@ class Cpu(Reference):
         self._inputs: F32 | None = None  # of layers, in a buffer
 
     # Weights
+
+    def plan_memory(self, demand: Demand) -> int:
+        """The least batch. Kernels are linked now, so that LLVM, of whose library 40 MB are looked
+        at, leaves memory before weights are read.
+        """
+        n_batch = super().plan_memory(demand)
+        for tensor, role in demand.weights:
+            if len(tensor.shape) > 1 and not role.lookup and kernels.can_expand(tensor.format):
+                kernels.prepare(tensor.format, self.activations)
+        kernels.prepare_common(any(len(tensor.shape) > 2 for tensor, _ in demand.weights))
+        _prepare_cache(demand.cache(n_batch))
+        return n_batch
 
     def weight(
         self,
@@ -122,13 +139,7 @@ class Cpu(Reference):
         self._forget()
         self._with_kernels.clear()
         super().allocate_cache(shape)
-        paged = [group for group in self._cache if isinstance(group, GroupPages)]
-        for name in {x.type for group in paged for x in (group.keys, group.values)} & KINDS.keys():
-            kernels.expand(by_name(name))
-        if len(paged) < len(self._cache):
-            kernels.prepare_states()
-        progress.close()
-        host.drop_library("llvmlite")  # what loaded kernels, of which 40 MB were looked at
+        _prepare_cache(shape)
 
     # Steps
 
@@ -189,13 +200,24 @@ class Cpu(Reference):
         """l[R, V] of step.rows."""
         if not layers.has_head(head):
             return super().logits(x, head, step)
-        rows = np.ascontiguousarray(x[step.rows], np.float32)
-        y = np.empty((layers.rounded_up(len(rows), 16), head.weight.blocks.n), np.float32)
-        program = self._new()
-        layers.head(program, head, rows, y)
-        self._run_once(program)
-        y = y[: len(rows)]
+        y = self._head(np.ascontiguousarray(x[step.rows], np.float32), head)
         return soft_capped(y if head.scale == 1 else y * np.float32(head.scale), head.soft_cap)
+
+    def _head(self, rows: F32, head: Head) -> F32:
+        """norm(rows[R, D]) w^T."""
+        n, width = len(rows), head.weight.blocks.n
+        if n > REPEATED:
+            y = np.empty((layers.rounded_up(n, 16), width), np.float32)
+            once = self._new()
+            layers.head(once, head, rows.shape, address_of(rows), address_of(y))
+            self._run_once(once, rows, y)
+            return y[:n]
+        build = partial(_few_logits, head=head, shape=rows.shape)
+        self._in_buffer("rows", rows)
+        while (program := self._program((head, "head", n, ()), build)) is None:
+            self._in_buffer("rows", rows)
+        program.run()
+        return self._buffers.view("logits", n, width).copy()
 
     def multiply(self, matrix: BlockRows, x: F32) -> F32:
         """x[T, K] w^T[K, N]."""
@@ -206,8 +228,7 @@ class Cpu(Reference):
         self._buffers.view("source", *x.shape)[:] = x
         out = np.empty((layers.rounded_up(len(x), 16), matrix.n), np.float32)
         program.product(matrix, source, len(x), address_of(out))
-        program.keep += [x, out]
-        self._run_once(program)
+        self._run_once(program, out)
         return out[: len(x)].reshape(*shape, matrix.n)
 
     def read(self, array: F32) -> F32:
@@ -219,9 +240,8 @@ class Cpu(Reference):
         out = np.empty(x.size // 1024, np.float32)
         jobs = self._new()
         jobs.add("add_up", len(out), address_of(out), 4, address_of(x))
-        jobs.keep += [x, out]
         self.pool.begin()
-        self._run_once(jobs)
+        self._run_once(jobs, x, out)
         self.pool.end()
         return out
 
@@ -280,44 +300,72 @@ class Cpu(Reference):
         they depend on, besides the number of tokens.
         """
         x = self._own(x)
+        keep = keep and len(x) <= REPEATED
+        while (program := self._program((layer, half, len(x), shape), build, keep)) is None:
+            self._x = None
+            x = self._own(x)
+        if keep:
+            program.run()
+        else:
+            self._run_once(program)
+        return x
+
+    def _program(self, key: Key, build: Build, keep: bool = True) -> JobList | None:
+        """The jobs that build adds to a list, made once if they are kept; None where memory moved
+        while they were made: then it must be asked again, with x where it is now.
+        """
         if self._generation != self._buffers.generation:
             self._forget()
-        key = layer, half, len(x), shape
-        program = self._programs.get(key)
-        if program is not None:
-            program.run()
-            return x
+        found = self._programs.get(key)
+        if found is not None:
+            return found
         program = self._new()
         build(program)
         if self._generation != self._buffers.generation:
-            return self._again(x, layer, half, build, keep, shape)
-        if len(x) > REPEATED or not keep:
-            self._run_once(program)
-        else:
+            self._forget()
+            return None
+        if keep:
             self._programs[key] = program
-            program.run()
-        return x
+        return program
 
-    def _again(
-        self, x: F32, layer: Layer, half: str, build: Build, keep: bool, shape: tuple[int, ...]
-    ) -> F32:
-        """The same after memory moved while the jobs were made; x may have moved, too."""
-        self._forget()
-        self._x = None
-        return self._through(x, layer, half, build, keep, shape)
-
-    def _run_once(self, program: JobList) -> None:
+    def _run_once(self, program: JobList, *arrays: F32) -> None:
+        """A program that is not kept. arrays: what it reads and writes outside of buffers, which a
+        late thread may look at.
+        """
         program.run()
+        program.keep += arrays
         self._once.append(program)
-        if len(self._once) >= RETAINED:
+        self._once_bytes += sum(array.nbytes for array in arrays)
+        if len(self._once) >= RETAINED or self._once_bytes > RETAINED_BYTES:
             self.pool.settle()
             self._once.clear()
+            self._once_bytes = 0
 
     def _forget(self) -> None:
         """Programs whose addresses are not right any more."""
         self.pool.settle()
         self._programs.clear()
         self._generation = self._buffers.generation
+
+
+def _prepare_cache(shape: CacheShape) -> None:
+    """Link what the cache needs; then nothing needs LLVM."""
+    specs = [group.spec for group in shape.groups]
+    paged = [resolved(spec) for spec in specs if isinstance(spec, PagedKV)]
+    for name in {type for types in paged for type in (types.k, types.v)} & KINDS.keys():
+        kernels.expand(by_name(name))
+    if len(paged) < len(specs):
+        kernels.prepare_states()
+    progress.close()
+    host.drop_library("llvmlite")
+
+
+def _few_logits(p: JobList, head: Head, shape: tuple[int, int]) -> None:
+    """Buffer "logits" from buffer "rows"."""
+    rows, width = shape
+    n = head.weight.blocks.n
+    out = p.buffers.bytes("logits", 4 * n) if rows == 1 else p.buffers.floats("logits", rows, n)
+    layers.head(p, head, shape, p.buffers.floats("rows", rows, width), out)
 
 
 def _mix(p: JobList, layer: Layer, step: StepArrays, memory: Memory) -> None:

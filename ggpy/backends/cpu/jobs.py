@@ -111,6 +111,8 @@ class JobList:
         grain: int = 0,
         private: int = 0,
     ) -> None:
+        if self._packed is not None and self._packed[1] == out:
+            self._packed = None  # of numbers that were there before
         grain = max(grain or self.pool.chunk(n_items), -(-n_items // MAX_CHUNKS))
         self.pool.reserve(private + min(grain, n_items) * width + 4096)
         self.rows.append([function, n_items, grain, width, out, private, *arguments])
