@@ -387,7 +387,7 @@ def load(
     try:
         arch.find(file)  # first of all: another architecture's tokenizer may be unknown as well
         tokenizer = tokenizer or Tokenizer.from_gguf(file)
-        file.pack_strings()  # the tokenizer has read them
+        file.pack_strings(tokenizer.tokens)  # which has read them
         if isinstance(device, (str, int)):  # a number, which torch takes, is refused there
             device = choose(str(device), n_threads, note)
         sizes: dict[str, Any] = {k: n for k, n in counts.items() if k != "n_threads"}

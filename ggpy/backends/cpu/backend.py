@@ -340,7 +340,7 @@ class Cpu(Reference):
 
 
 def _prepare_cache(shape: CacheShape) -> None:
-    """Link what the cache needs; then nothing needs LLVM."""
+    """Link what the cache needs; then nothing needs LLVM, nor OpenSSL, which hashes files."""
     specs = [group.spec for group in shape.groups]
     paged = [resolved(spec) for spec in specs if isinstance(spec, PagedKV)]
     for name in {type for types in paged for type in (types.k, types.v)} & KINDS.keys():
@@ -348,7 +348,7 @@ def _prepare_cache(shape: CacheShape) -> None:
     if len(paged) < len(specs):
         kernels.prepare_states()
     progress.close()
-    host.drop_library("llvmlite")
+    host.drop_libraries("llvmlite", "libcrypto")
 
 
 def _head(p: JobList, head: Head, name: str, shape: tuple[int, int]) -> None:
