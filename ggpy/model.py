@@ -387,13 +387,13 @@ def load(
     try:
         arch.find(file)  # first of all: another architecture's tokenizer may be unknown as well
         tokenizer = tokenizer or Tokenizer.from_gguf(file)
+        file.pack_strings(tokenizer.tokens)  # which has read them
         if isinstance(device, (str, int)):  # a number, which torch takes, is refused there
             device = choose(str(device), n_threads, note)
         sizes: dict[str, Any] = {k: n for k, n in counts.items() if k != "n_threads"}
         sizes |= {"prefix_cache": prefix_cache, "n_cpu_moe": n_cpu_moe}
         model = Model(file, tokenizer, device, **sizes, progress=progress, cache_types=cache_types)
         arch.remark_offload(model.decoder.sizes, n_cpu_moe, note)
-        file.pack_strings()  # the tokenizer has read them
         return model
     except BaseException:
         file.close()

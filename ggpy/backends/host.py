@@ -10,7 +10,7 @@ import ctypes
 import mmap
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from math import prod
 from pathlib import Path
@@ -97,25 +97,33 @@ def drop_pages(view: np.ndarray) -> None:
         owner.madvise(mmap.MADV_DONTNEED, first, length)
 
 
-def drop_library(part: str) -> None:
-    """Let the system drop the code of libraries whose path has this part from memory; using it
-    reads it again. Nothing happens where the system cannot do it.
+def release_free_memory() -> None:
+    """Let the allocator give back what it holds in reserve, where it can (glibc's)."""
+    if sys.platform == "linux":
+        with suppress(AttributeError, OSError):
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+def drop_libraries(*parts: str) -> None:
+    """Let the system drop the code of libraries whose path has one of these parts from memory;
+    using it reads it again. Nothing happens where the system cannot do it.
     """
     if sys.platform != "linux":
         return
     with suppress(OSError):
         madvise = ctypes.CDLL(None).madvise
-        for begin, length in _unchanged_pages(Path("/proc/self/smaps").read_text(), part):
+        for begin, length in _unchanged_pages(Path("/proc/self/smaps").read_text(), parts):
             madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), mmap.MADV_DONTNEED)
 
 
-def _unchanged_pages(smaps: str, part: str) -> Iterator[tuple[int, int]]:
+def _unchanged_pages(smaps: str, parts: Sequence[str]) -> Iterator[tuple[int, int]]:
     """(address, bytes) of mappings that nobody can write to, and of which no page was changed."""
     begin = end = 0
     for line in smaps.splitlines():
         fields = line.split(maxsplit=5)
         if "-" in fields[0]:
-            is_wanted = len(fields) == 6 and part in fields[5] and "w" not in fields[1]
+            is_code = len(fields) == 6 and "w" not in fields[1]
+            is_wanted = is_code and any(part in fields[5] for part in parts)
             begin, end = (int(x, 16) for x in fields[0].split("-")) if is_wanted else (0, 0)
         elif end and fields[0] == "Anonymous:" and fields[1] == "0":
             yield begin, end - begin

@@ -214,7 +214,7 @@ class Layer:
     next: Layer | None = field(default=None, repr=False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Head:
     """From the last layer to logits: cap(norm(x) weight^T * scale)."""
 

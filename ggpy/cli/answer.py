@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..backends.interface import Ops
+    from ..model import Model
     from ..runtime.engine import Engine
     from ..runtime.sequence import Sequence as Answer
     from ..sampling import SamplingParams, TokenMask
@@ -57,12 +57,21 @@ def _rate(n: int, seconds: float) -> str:
     return f"{n / seconds:.1f} tok/s" if seconds > 0 else "at once"
 
 
-def memory_lines(ops: Ops) -> list[str]:
-    """The memory that this process took, and what it holds on a device with its own."""
-    peak, on_device = peak_memory(), ops.device_bytes()
+def memory_lines(model: Model) -> list[str]:
+    """The memory that this process took, and what it holds on a device with its own; without one,
+    how much is neither the file nor the KV cache.
+    """
+    from ..cache_types import IN_NUMPY
+
+    peak, on_device = peak_memory(), model.ops.device_bytes()
     parts = [f"{peak / 1e6:.0f} MB at most"] if peak else []
-    parts += [f"{on_device / 1e6:.0f} MB on {ops.name}"] if on_device else []
-    return [f"memory: {', '.join(parts)}"] if parts else []
+    parts += [f"{on_device / 1e6:.0f} MB on {model.ops.name}"] if on_device else []
+    lines = [f"memory: {', '.join(parts)}"] if parts else []
+    file, cache = model.file.nbytes, model.engine.cache.nbytes(IN_NUMPY)
+    if peak and not on_device and peak > file + cache:
+        sizes = [f"{n / 1e6:.0f} MB" for n in (file, cache, peak - file - cache)]
+        lines.append("of it: file {}, KV cache {}, all else {}".format(*sizes))
+    return lines
 
 
 def peak_memory() -> int | None:

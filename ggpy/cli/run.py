@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
         else:
             figures = continue_text(model, ids, settings, options)
     if not options.no_perf:
-        say(*figures.lines(), *answer.memory_lines(model.ops))
+        say(*figures.lines(), *answer.memory_lines(model))
     return 0
 
 

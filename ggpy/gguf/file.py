@@ -13,6 +13,7 @@ import mmap
 import os
 import re
 import stat
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -134,11 +135,15 @@ class File:
             )
         return value
 
-    def pack_strings(self) -> None:
-        """Keep the long arrays of strings in `metadata` (tokens, merges) as `PackedStrings`."""
+    def pack_strings(self, tokens: Sequence[str] = ()) -> None:
+        """Keep the long arrays of strings in `metadata` (tokens, merges) as `PackedStrings`.
+
+        tokens: strings that are packed already, which take the place of equal ones.
+        """
         for key, value in self.metadata.items():
             if isinstance(value, list) and len(value) > _MANY_STRINGS:
-                self.metadata[key] = PackedStrings(value)
+                packed = PackedStrings(value)
+                self.metadata[key] = tokens if packed == tokens else packed
 
     def close(self) -> None:
         """Let go of the tensors; what a caller still views stays mapped until the view goes."""

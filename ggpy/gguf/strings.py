@@ -24,7 +24,9 @@ class PackedStrings(Sequence[str]):
         return f"<{len(self)} strings>"
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, (list, PackedStrings)):
+        if isinstance(other, PackedStrings):
+            return self._bytes == other._bytes and np.array_equal(self._borders, other._borders)
+        if not isinstance(other, list):
             return NotImplemented
         return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
 

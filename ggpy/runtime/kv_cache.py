@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.interface import PAGE_SIZE, CacheShape, Recurrent, StateSpec, pages_for
+from ..backends.interface import PAGE_SIZE, CacheGroup, CacheShape, Recurrent, StateSpec, pages_for
 from .page_pool import OutOfPages, PagePool
 from .state_table import StateTable
 
@@ -177,23 +177,26 @@ class KVCache:
         """Of the free pages: those that hold a published text."""
         return sum(pool.n_cached for pool in self.pools)
 
+    def nbytes(self, usual: str) -> int:
+        """Bytes of all pages. usual: the type of what was left open."""
+        return sum(group.n_pages * _page_bytes(group, usual) for group in self.shape.groups)
+
     def describe(self, usual: str) -> list[str]:
         """A line for each group. usual: the type of what was left open."""
         found = []
         for group in self.shape.groups:
             spec = group.spec
             if isinstance(spec, Recurrent):
-                size = group.n_layer * spec.nbytes / 1e6
+                size = _page_bytes(group, usual) / 1e6
                 found.append(
                     f"recurrent states: {group.n_pages} of {size:.1f} MB for {group.n_layer} layers"
                 )
                 continue
-            types = spec.types.resolved(usual)
-            head = types.nbytes(spec.key_size, spec.value_size)
+            types, size = spec.types.resolved(usual), _page_bytes(group, usual) // PAGE_SIZE
             n, seen = group.n_pages * PAGE_SIZE, f", which see {spec.window}" if spec.window else ""
             found.append(
-                f"KV cache: {types.k} and {types.v}, {group.n_layer * spec.n_head_kv * head} bytes "
-                f"a position, {n} positions for {group.n_layer} layers{seen}"
+                f"KV cache: {types.k} and {types.v}, {size} bytes a position, "
+                f"{n} positions for {group.n_layer} layers{seen}"
             )
         return found
 
@@ -308,3 +311,12 @@ def _stack(tables: Sequence[PageTable | StateTable]) -> NDArray[np.int32]:
     for row, table in zip(rows, tables, strict=True):
         table.write(row)
     return rows
+
+
+def _page_bytes(group: CacheGroup, usual: str) -> int:
+    """Bytes of a page in all layers of a group."""
+    spec = group.spec
+    if isinstance(spec, Recurrent):
+        return group.n_layer * spec.nbytes
+    head = spec.types.resolved(usual).nbytes(spec.key_size, spec.value_size)
+    return group.n_layer * PAGE_SIZE * spec.n_head_kv * head

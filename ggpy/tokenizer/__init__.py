@@ -76,6 +76,11 @@ class Tokenizer:
         return len(self._vocab.tokens)
 
     @property
+    def tokens(self) -> Sequence[str]:
+        """The tokens as the file writes them: see `text`."""
+        return self._vocab.tokens
+
+    @property
     def bos_id(self) -> int | None:
         """The token before text, if there is one."""
         return self._vocab.named.get("bos")

@@ -65,10 +65,10 @@ class Vocabulary:
         return np.flatnonzero(np.isin(self.types, types)).tolist()
 
     def forget_tables(self) -> None:
-        """Let go of `ids` and `merges`, which only encoders read, when they are made, and pack
-        `tokens`: tens of megabytes in all.
+        """Let go of `ids`, `merges` and `scores`, which only encoders read, when they are made, and
+        pack `tokens`: tens of megabytes in all.
         """
-        self.ids, self.merges = {}, []
+        self.ids, self.merges, self.scores = {}, [], None
         if not isinstance(self.tokens, PackedStrings):
             self.tokens = PackedStrings(self.tokens)
 

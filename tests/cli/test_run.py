@@ -78,6 +78,7 @@ def test_stdout_has_the_text_and_stderr_the_rest(cli: Cli) -> None:
         assert re.search(f"^{line}", result.err, re.M)
     assert re.search(r"^answer: 12 tokens, [\d.]+ tok/s$", result.err, re.M)
     assert re.search(r"^memory: \d+ MB", result.err, re.M)
+    assert re.search(r"^of it: file \d+ MB, KV cache \d+ MB, all else \d+ MB$", result.err, re.M)
 
 
 def test_a_seed_repeats_the_text(cli: Cli) -> None:

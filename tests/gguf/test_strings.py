@@ -36,3 +36,7 @@ def test_a_file_packs_its_long_arrays(tmp_path: Path) -> None:
         file.pack_strings()
         assert isinstance(file.metadata["many"], PackedStrings) and file.metadata["many"] == many
         assert file.metadata["few"] == few and isinstance(file.metadata["few"], list)
+    for known in (PackedStrings(many), PackedStrings(many[::-1])):
+        with File(path) as file:
+            file.pack_strings(known)
+            assert (file.metadata["many"] is known) == (known == many)

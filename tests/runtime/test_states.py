@@ -234,6 +234,9 @@ def test_what_the_cache_takes(make):
     keys, states = engine.cache.describe("f32")
     assert keys.startswith("KV cache: f32 and f32")
     assert states == "recurrent states: 8 of 0.0 MB for 3 layers"
+    kv, state = engine.ops._cache
+    arrays = kv.keys.array, kv.values.array, state.conv, state.matrix
+    assert engine.cache.nbytes("f32") == sum(array.nbytes for array in arrays)
 
 
 # Whatever is called

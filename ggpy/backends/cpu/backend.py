@@ -21,11 +21,13 @@ from ..inputs import LayerInputs
 from ..interface import (
     ActivationType,
     CacheShape,
+    Demand,
     Dense,
     GatedDeltaNet,
     Head,
     Layer,
     MoE,
+    PagedKV,
     Probe,
     Role,
     Step,
@@ -33,11 +35,11 @@ from ..interface import (
 from ..numpy.backend import Reference
 from ..numpy.delta import GroupStates
 from ..numpy.functions import soft_capped
-from ..numpy.kv_pages import GroupPages
+from ..numpy.kv_pages import GroupPages, resolved
 from ..numpy.matrix import HostMatrix
 from . import delta, experts, kernels, layer_inputs, layers
 from .compiled import progress
-from .jobs import BlockRows, Buffers, JobList
+from .jobs import BlockRows, Build, JobList, Programs
 from .matrix import MappedMatrix
 from .pool import ThreadPool, address_of
 from .sizes import KINDS
@@ -45,11 +47,9 @@ from .step import Memory, StepArrays, Tables
 
 CpuActivations = Literal["q16", "q8", "f32"]
 Note = Callable[[str], None]
-Build = Callable[[JobList], None]
 IN_FLOATS = by_name("F32")
 
 REPEATED = 8  # tokens of a step at most whose programs are kept
-RETAINED = 64  # programs that run once are kept so long: a late thread may look at them
 
 
 class Cpu(Reference):
@@ -71,12 +71,7 @@ class Cpu(Reference):
     ) -> None:
         super().__init__(1, reason=reason, note=note, weight_memory=weight_memory)
         self.n_threads = host.checked_threads(n_threads, note)
-        self.pool = ThreadPool(self.n_threads)
         self.activations = activations
-        self._buffers = Buffers(self.pool)
-        self._programs: dict[tuple[Layer, str, int, tuple[int, ...]], JobList] = {}
-        self._generation = 0
-        self._once: list[JobList] = []
         self._step: StepArrays | None = None
         self._is_probed = False
         self._has_experts = False
@@ -85,8 +80,27 @@ class Cpu(Reference):
         self._told: set[str] = set()  # kinds of layers that numpy computes
         self._x: F32 | None = None  # what `_own` returned
         self._inputs: F32 | None = None  # of layers, in a buffer
+        self.use(ThreadPool(self.n_threads))
+
+    def use(self, pool: ThreadPool) -> None:
+        """Compute with these threads."""
+        self.pool = pool
+        self._programs = Programs(pool, self.activations)
+        self._buffers = self._programs.buffers
 
     # Weights
+
+    def plan_memory(self, demand: Demand) -> int:
+        """The least batch. Kernels are linked now, so that LLVM, of whose library 40 MB are looked
+        at, leaves memory before weights are read.
+        """
+        n_batch = super().plan_memory(demand)
+        for tensor, role in demand.weights:
+            if len(tensor.shape) > 1 and not role.lookup and kernels.can_expand(tensor.format):
+                kernels.prepare(tensor.format, self.activations)
+        kernels.prepare_common(any(len(tensor.shape) > 2 for tensor, _ in demand.weights))
+        _prepare_cache(demand.cache(n_batch))
+        return n_batch
 
     def weight(
         self,
@@ -119,16 +133,10 @@ class Cpu(Reference):
 
     def allocate_cache(self, shape: CacheShape) -> None:
         """Zeroed pages, which take memory as they are written."""
-        self._forget()
+        self._programs.forget()
         self._with_kernels.clear()
         super().allocate_cache(shape)
-        paged = [group for group in self._cache if isinstance(group, GroupPages)]
-        for name in {x.type for group in paged for x in (group.keys, group.values)} & KINDS.keys():
-            kernels.expand(by_name(name))
-        if len(paged) < len(self._cache):
-            kernels.prepare_states()
-        progress.close()
-        host.drop_library("llvmlite")  # what loaded kernels, of which 40 MB were looked at
+        _prepare_cache(shape)
 
     # Steps
 
@@ -136,25 +144,38 @@ class Cpu(Reference):
         """forward(step), with the pool's threads awake."""
         self._is_probed = probe is not None
         self.pool.settle()  # a late thread may still look at the tables of the step before
-        self._step = StepArrays(step, self._buffers, self._tables, self._cache)
+        self._step = None
+        self._arrays(step)
         self.pool.begin()
+        self._programs.begin()
         try:
-            return super().run(step, forward, probe)
+            found = super().run(step, forward, probe)
+            self._programs.run_queued()
+            return found
         finally:
+            self._programs.end()
             self.pool.end()
 
     def mix(self, x: F32, layer: Layer, step: Step) -> F32:
         """x[T, D] with the output of layer.mixer added, and layer.ffn's if they are parallel."""
-        if not self._has_kernels(layer, "mix"):
-            return super().mix(x, layer, step)
         arrays = self._arrays(step)
+        found = self._again(x, layer, "mix")
+        if found is not None:
+            return found
+        if not self._has_kernels(layer, "mix"):
+            self._programs.run_queued()
+            return super().mix(x, layer, step)
         build = partial(_mix, layer=layer, step=arrays, memory=self._memory(layer.mixer.group))
-        return self._through(x, layer, "mix", build, shape=arrays.shape)
+        return self._through(x, layer, "mix", build)
 
     def feed_forward(self, x: F32, layer: Layer, step: Step) -> F32:
         """x[T, D] with the output of layer.ffn added."""
+        found = self._again(x, layer, "ffn")
+        if found is not None:
+            return found
         ffn = layer.ffn
         if ffn is None or not self._has_kernels(layer, "ffn"):
+            self._programs.run_queued()
             return super().feed_forward(x, layer, step)
         if isinstance(ffn, Dense):
             return self._through(x, layer, "ffn", lambda p: layers.dense(p, ffn, len(x)))
@@ -163,9 +184,10 @@ class Cpu(Reference):
     def _experts(self, x: F32, layer: Layer, ffn: MoE) -> F32:
         """x[T, D] with the outputs of experts added."""
         rows = len(x)
-        if experts.are_few(self._new(), ffn, rows):
+        if experts.are_few(self._programs.new(), ffn, rows):
             return self._through(x, layer, "ffn", lambda p: experts.experts(p, ffn, rows))
         x = self._through(x, layer, "route", lambda p: _route(p, ffn, rows))
+        self._programs.run_queued()
         ids = self._buffers.raw("ids").view(np.int32)[: rows * ffn.router.n_used].copy()
         return self._through(
             x, layer, "", lambda p: experts.experts_of_many(p, ffn, rows, ids), keep=False
@@ -179,50 +201,78 @@ class Cpu(Reference):
     def end_layer(self, x: F32, layer: Layer, inputs: F32 | None, step: Step) -> F32:
         """(x[T, D] with the output of layer.input added) * layer.scale."""
         if not self._has_kernels(layer, "end") or (layer.input and inputs is None):
+            self._programs.run_queued()
             return super().end_layer(x, layer, inputs, step)
         if inputs is not None and inputs is not self._inputs:
             self._inputs = inputs = self._in_buffer("inputs", inputs)
+        found = self._again(x, layer, "end")
+        if found is not None:
+            return found
         build = partial(layer_inputs.end, layer=layer, shape=x.shape, inputs=inputs)
         return self._through(x, layer, "end", build)
 
     def logits(self, x: F32, head: Head, step: Step) -> F32:
         """l[R, V] of step.rows."""
         if not layers.has_head(head):
+            self._programs.run_queued()
             return super().logits(x, head, step)
+        n = len(step.rows)
+        y = self._many_logits(x, head, step) if n > REPEATED else self._few_logits(x, head, step)
+        return soft_capped(y if head.scale == 1 else y * np.float32(head.scale), head.soft_cap)
+
+    def _many_logits(self, x: F32, head: Head, step: Step) -> F32:
+        """norm(x[rows]) w^T."""
+        self._programs.run_queued()
         rows = np.ascontiguousarray(x[step.rows], np.float32)
         y = np.empty((layers.rounded_up(len(rows), 16), head.weight.blocks.n), np.float32)
-        program = self._new()
-        layers.head(program, head, rows, y)
-        self._run_once(program)
-        y = y[: len(rows)]
-        return soft_capped(y if head.scale == 1 else y * np.float32(head.scale), head.soft_cap)
+        program = self._programs.new()
+        layers.head(program, head, rows.shape, address_of(rows), address_of(y))
+        self._programs.run_once(program, rows, y)
+        return y[: len(rows)]
+
+    def _few_logits(self, x: F32, head: Head, step: Step) -> F32:
+        """The same, by a program that is kept: of one token in the place of x."""
+        self._arrays(step)
+        n, alone = len(step.rows), len(x) == len(step.rows) == 1
+        build = partial(_head, head=head, name="x" if alone else "rows", shape=(n, x.shape[1]))
+        program = None
+        while program is None:
+            if alone:
+                self._own(x)
+            else:
+                self._programs.run_queued()
+                self._in_buffer("rows", x[step.rows])
+            program = self._programs.made((head, "head", n, alone), build)
+        self._programs.run(program)
+        self._programs.run_queued()
+        return self._buffers.view("logits", n, head.weight.blocks.n).copy()
 
     def multiply(self, matrix: BlockRows, x: F32) -> F32:
         """x[T, K] w^T[K, N]."""
+        self._programs.run_queued()
         shape = x.shape[:-1]
         x = np.ascontiguousarray(x, np.float32).reshape(-1, matrix.k)
-        program = self._new()
+        program = self._programs.new()
         source = self._buffers.floats("source", len(x), matrix.k)
         self._buffers.view("source", *x.shape)[:] = x
         out = np.empty((layers.rounded_up(len(x), 16), matrix.n), np.float32)
         program.product(matrix, source, len(x), address_of(out))
-        program.keep += [x, out]
-        self._run_once(program)
+        self._programs.run_once(program, out)
         return out[: len(x)].reshape(*shape, matrix.n)
 
     def read(self, array: F32, row: int | None = None) -> F32:
         """The array, or one row; of x, which the next op changes, a copy."""
+        self._programs.run_queued()
         found = array if row is None else array[row]
         return found.copy() if array is self._x else found
 
     def add_up(self, x: F32) -> F32:
         """Sums of each 1024 numbers of x, by all threads: how fast memory can be read."""
         out = np.empty(x.size // 1024, np.float32)
-        jobs = self._new()
+        jobs = self._programs.new()
         jobs.add("add_up", len(out), address_of(out), 4, address_of(x))
-        jobs.keep += [x, out]
         self.pool.begin()
-        self._run_once(jobs)
+        self._programs.run_once(jobs, x, out)
         self.pool.end()
         return out
 
@@ -231,6 +281,7 @@ class Cpu(Reference):
     def _arrays(self, step: Step) -> StepArrays:
         if self._step is None or self._step.step is not step:
             self._step = StepArrays(step, self._buffers, self._tables, self._cache)
+            self._programs.choose(None if self._is_probed else self._step.shape)
         return self._step
 
     def _has_kernels(self, layer: Layer, half: str) -> bool:
@@ -260,65 +311,52 @@ class Cpu(Reference):
         return self._x
 
     def _in_buffer(self, name: str, x: F32) -> F32:
+        self._programs.run_queued()
         self._buffers.floats(name, *x.shape)
         copy = self._buffers.view(name, *x.shape)
         copy[:] = x
         return copy
 
-    def _new(self) -> JobList:
-        return JobList(self.pool, self._buffers, self.activations)
-
-    def _through(
-        self,
-        x: F32,
-        layer: Layer,
-        half: str,
-        build: Build,
-        keep: bool = True,
-        shape: tuple[int, ...] = (),
-    ) -> F32:
-        """x changed by half a layer's jobs, which are kept where there are few tokens; shape: what
-        they depend on, besides the number of tokens.
-        """
+    def _again(self, x: F32, layer: Layer, half: str) -> F32 | None:
+        """x changed by a program that is there from an earlier step; None where there is none."""
+        program = self._programs.find((layer, half, len(x)))
+        if program is None:
+            return None
         x = self._own(x)
-        if self._generation != self._buffers.generation:
-            self._forget()
-        key = layer, half, len(x), shape
-        program = self._programs.get(key)
-        if program is not None:
-            program.run()
-            return x
-        program = self._new()
-        build(program)
-        if self._generation != self._buffers.generation:
-            return self._again(x, layer, half, build, keep, shape)
-        if len(x) > REPEATED or not keep:
-            self._run_once(program)
-        else:
-            self._programs[key] = program
-            program.run()
+        self._programs.run(program)
         return x
 
-    def _again(
-        self, x: F32, layer: Layer, half: str, build: Build, keep: bool, shape: tuple[int, ...]
-    ) -> F32:
-        """The same after memory moved while the jobs were made; x may have moved, too."""
-        self._forget()
-        self._x = None
-        return self._through(x, layer, half, build, keep, shape)
+    def _through(self, x: F32, layer: Layer, half: str, build: Build, keep: bool = True) -> F32:
+        """x changed by half a layer's jobs, which are kept where there are few tokens."""
+        keep = keep and len(x) <= REPEATED
+        x = self._own(x)
+        while (program := self._programs.made((layer, half, len(x)), build, keep)) is None:
+            self._x = None
+            x = self._own(x)
+        if keep:
+            self._programs.run(program)
+        else:
+            self._programs.run_once(program)
+        return x
 
-    def _run_once(self, program: JobList) -> None:
-        program.run()
-        self._once.append(program)
-        if len(self._once) >= RETAINED:
-            self.pool.settle()
-            self._once.clear()
 
-    def _forget(self) -> None:
-        """Programs whose addresses are not right any more."""
-        self.pool.settle()
-        self._programs.clear()
-        self._generation = self._buffers.generation
+def _prepare_cache(shape: CacheShape) -> None:
+    """Link what the cache needs; then nothing needs LLVM, nor OpenSSL, which hashes files."""
+    specs = [group.spec for group in shape.groups]
+    paged = [resolved(spec) for spec in specs if isinstance(spec, PagedKV)]
+    for name in {type for types in paged for type in (types.k, types.v)} & KINDS.keys():
+        kernels.expand(by_name(name))
+    if len(paged) < len(specs):
+        kernels.prepare_states()
+    progress.close()
+    host.drop_libraries("llvmlite", "libcrypto")
+
+
+def _head(p: JobList, head: Head, name: str, shape: tuple[int, int]) -> None:
+    """Buffer "logits" of what is in the buffer of this name."""
+    rows, n = shape[0], head.weight.blocks.n
+    out = p.buffers.bytes("logits", 4 * n) if rows == 1 else p.buffers.floats("logits", rows, n)
+    layers.head(p, head, shape, p.buffers.floats(name, *shape), out)
 
 
 def _mix(p: JobList, layer: Layer, step: StepArrays, memory: Memory) -> None:

@@ -1,12 +1,12 @@
 """Jobs of the pool: rows of numbers with a kernel, its items, and addresses; and memory for them.
 
-A list of jobs is a program, which the pool runs without coming back to Python. Nothing here knows
-layers.
+A list of jobs is a program, which the pool runs without coming back to Python. Programs that are
+kept wait in a queue until somebody looks at what they compute. Nothing here knows layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ from .sizes import JOB, LANES, LARGEST, MAX_CHUNKS, PITCH, column_bytes
 FEW_BYTES = 5  # columns at most that are multiplied one by one, as whole numbers
 FEW_FLOATS = 3  # and in float32
 LEAST_BYTES = 1 << 14  # bytes of weights in a chunk, where there are enough
+RETAINED = 64  # programs that run once are kept so long: a late thread may look at them
+RETAINED_BYTES = 1 << 24  # of the arrays that they read and wrote
 Array = NDArray[Any]
 
 
@@ -30,10 +32,12 @@ def rounded_up(n: int, unit: int) -> int:
 
 
 class Buffers:
-    """Memory by name, which stays where it is until a larger piece is needed."""
+    """Memory by name, which stays where it is until a larger piece is needed; before_move is called
+    before that.
+    """
 
-    def __init__(self, pool: ThreadPool) -> None:
-        self._pool = pool
+    def __init__(self, pool: ThreadPool, before_move: Callable[[], None] = lambda: None) -> None:
+        self._pool, self._before_move = pool, before_move
         self._arrays: dict[str, Array] = {}
         self._addresses: dict[str, int] = {}  # of them: to ask an array takes microseconds
         self.generation = 0  # goes up when something moves
@@ -43,6 +47,7 @@ class Buffers:
         """The address of at least so many bytes."""
         found = self._arrays.get(name)
         if found is None or len(found) < nbytes + 64:
+            self._before_move()
             self._pool.settle()
             self._arrays[name] = found = aligned(nbytes)
             self._addresses[name] = address_of(found)
@@ -111,18 +116,37 @@ class JobList:
         grain: int = 0,
         private: int = 0,
     ) -> None:
+        if self._packed is not None and self._packed[1] == out:
+            self._packed = None  # of numbers that were there before
         grain = max(grain or self.pool.chunk(n_items), -(-n_items // MAX_CHUNKS))
         self.pool.reserve(private + min(grain, n_items) * width + 4096)
         self.rows.append([function, n_items, grain, width, out, private, *arguments])
 
     def run(self) -> None:
         """All jobs, now."""
+        array = self.packed()
+        self.pool.run(self._address, len(array))
+
+    def packed(self) -> Array:
+        """The jobs as numbers [n, JOB], to which none can be added any more."""
         if self._array is None:
-            self._array = aligned(8 * JOB * len(self.rows)).view(np.int64)
-            for i, row in enumerate(self.rows):
-                self._array[JOB * i : JOB * i + len(row)] = row
-            self._address = address_of(self._array)
-        self.pool.run(self._address, len(self.rows))
+            self._array = self._allocate(len(self.rows))
+            for numbers, row in zip(self._array, self.rows, strict=True):
+                numbers[: len(row)] = row
+            self.rows.clear()
+        return self._array
+
+    def join(self, programs: Sequence[JobList]) -> None:
+        """Take the jobs of all these."""
+        arrays = [program.packed() for program in programs]
+        self._array = self._allocate(sum(map(len, arrays)))
+        np.concatenate(arrays, out=self._array)
+        self.keep += programs
+
+    def _allocate(self, n: int) -> Array:
+        array = aligned(8 * JOB * n)[: 8 * JOB * n].view(np.int64).reshape(n, JOB)
+        self._address = address_of(array)
+        return array
 
     # Products
 
@@ -223,3 +247,110 @@ class BlockRows:
         self.k = k
         self.address = address_of(data)
         self.has_dot = kernels.has_dot(format)
+
+
+Build = Callable[[JobList], None]
+
+
+class Programs:
+    """Lists of jobs by key, which are made once, and their buffers.
+
+    Between `begin` and `end` what `run` gets waits until `run_queued`, which whoever looks at
+    buffers calls before. Then all that waits is one list, so that a step comes back to Python once.
+    """
+
+    def __init__(self, pool: ThreadPool, activations: str) -> None:
+        self.buffers = Buffers(pool, self.run_queued)
+        self._pool, self._activations = pool, activations
+        self._kept: dict[Hashable, dict[Hashable, JobList]] = {}  # by the shape of a step, and key
+        self._of_step: dict[Hashable, JobList] = {}
+        self._generation = 0
+        self._queues = False
+        self._queue: list[JobList] = []
+        self._joined: dict[tuple[JobList, ...], JobList] = {}
+        self._once: list[JobList] = []
+        self._once_bytes = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._kept.values()))
+
+    def new(self) -> JobList:
+        """An empty list."""
+        return JobList(self._pool, self.buffers, self._activations)
+
+    def choose(self, shape: Hashable) -> None:
+        """From now on programs are those of steps of this shape; None has none."""
+        self._of_step = {} if shape is None else self._kept.setdefault(shape, {})
+
+    def begin(self) -> None:
+        """Let programs wait."""
+        self._queues = True
+
+    def end(self) -> None:
+        """Forget what waits."""
+        self._queues = False
+        self._queue.clear()
+
+    def find(self, key: Hashable) -> JobList | None:
+        """A program that was made and kept."""
+        if self._generation != self.buffers.generation:
+            self.forget()
+        return self._of_step.get(key)
+
+    def made(self, key: Hashable, build: Build, keep: bool = True) -> JobList | None:
+        """The jobs that build adds to a list, made once if they are kept; None where memory moved
+        while they were made: then it must be asked again, with data where they are now.
+        """
+        found = self.find(key)
+        if found is not None:
+            return found
+        program = self.new()
+        build(program)
+        if self._generation != self.buffers.generation:
+            self.forget()
+            return None
+        if keep:
+            self._of_step[key] = program
+        return program
+
+    def run(self, program: JobList) -> None:
+        """A program that is kept."""
+        if self._queues:
+            self._queue.append(program)
+        else:
+            program.run()
+
+    def run_queued(self) -> None:
+        """All that waits."""
+        if not self._queue:
+            return
+        queue = tuple(self._queue)
+        self._queue.clear()
+        joined = queue[0] if len(queue) == 1 else self._joined.get(queue)
+        if joined is None:
+            self._joined[queue] = joined = self.new()
+            joined.join(queue)
+        joined.run()
+
+    def run_once(self, program: JobList, *arrays: Array) -> None:
+        """A program that is not kept. arrays: what it reads and writes outside of buffers, which a
+        late thread may look at.
+        """
+        self.run_queued()
+        program.run()
+        program.keep += arrays
+        self._once.append(program)
+        self._once_bytes += sum(array.nbytes for array in arrays)
+        if len(self._once) >= RETAINED or self._once_bytes > RETAINED_BYTES:
+            self._pool.settle()
+            self._once.clear()
+            self._once_bytes = 0
+
+    def forget(self) -> None:
+        """Programs whose addresses are not right any more."""
+        self._pool.settle()
+        self._joined.clear()
+        for programs in self._kept.values():
+            programs.clear()
+        self._of_step.clear()
+        self._generation = self.buffers.generation

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from ...formats import by_name
-from ...formats.base import F32
 from ..experts import Experts, Router, SharedExpert
 from ..inputs import LayerInput
 from ..interface import (
@@ -320,17 +319,15 @@ def gated_product(p: JobList, ffn: Dense, n: int, rows: int) -> None:
 
 
 def gated_rows(p: JobList, activation: str, gate: int, up: int, numbers: int) -> int:
-    """h of as many numbers of the gate and of the rows beside it."""
+    """act(gate) * up of so many numbers, in the place of the gate."""
     items = -(-numbers // LANES)
-    h = p.buffers.floats("h", numbers)
     grain = max(512, p.pool.chunk(items))
-    p.add("gated", items, h, 64, gate, up, ACTIVATIONS[activation], grain=grain)
-    return h
+    p.add("gated", items, gate, 64, gate, up, ACTIVATIONS[activation], grain=grain)
+    return gate
 
 
-def head(p: JobList, h: Head, x: F32, out: F32) -> None:
-    """out[R, V] = norm(x) w^T, without the scale and the cap."""
-    rows, width = x.shape
-    n = normalised(p, address_of(x), rows, width, h.norm, "n")
-    p.product(h.weight.blocks, n, rows, address_of(out))
-    p.keep += [x, out]
+def head(p: JobList, h: Head, shape: tuple[int, ...], x: int, out: int) -> None:
+    """out[R, V] = norm(x) w^T, without the scale and the cap; shape: of x[R, D]."""
+    rows, width = shape
+    n = normalised(p, x, rows, width, h.norm, "n")
+    p.product(h.weight.blocks, n, rows, out)

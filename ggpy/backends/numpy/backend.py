@@ -106,6 +106,7 @@ class Reference:
         weights that do not fit stay in the file.
         """
         check_memory(demand.cache(demand.least_batch))
+        host.release_free_memory()  # of what read the file's metadata
         return demand.least_batch
 
     def allocate_cache(self, shape: CacheShape) -> None:

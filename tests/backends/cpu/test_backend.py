@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +40,7 @@ TINY = Path(__file__).resolve().parents[3] / "models" / "tiny"
 EMBEDS = "gemma-embedding"  # and continues no text
 ARCHITECTURES = sorted(path.stem for path in TINY.glob("*.gguf") if path.stem != EMBEDS)
 IDS = [1, *range(20, 110)]
+ONE_PAGE = (np.zeros((1, 1), np.int32),), np.zeros(1, np.int32)  # tables, and rows of one token
 DELTA_NETS = ("qwen35", "qwen35moe", "qwen3next")
 BIASES = Variation(
     layers=DIFFERING.layers, tensors=tuple({**QKV_BIAS, **OUTPUT_BIAS, **SINKS}.items())
@@ -118,6 +121,57 @@ def test_types_of_the_cache(tiny_path: Callable[[str], Path], k: str, v: str) ->
         x, y = (p.format.dequantize_blocks(p.array.reshape(-1)) for p in (a, b))
         assert x.any() and (np.abs(x - y) > 1e-4).mean() < 0.02
     assert np.abs(found - expected).max() < 2e-2 * np.abs(expected).max()
+
+
+def test_numpy_and_kernels_in_turn_generate_the_references_text(
+    tiny_path: Callable[[str], Path],
+) -> None:
+    """numpy computes attention with this type of the cache, behind jobs that wait."""
+    types = {"cache_type_k": "q4_0", "cache_type_v": "q4_0"}
+    models = [
+        opened(tiny_path("qwen3"), o, **types) for o in (Reference(1), Cpu(2, activations="f32"))
+    ]
+    assert text_of(models[0]) == text_of(models[1])
+
+
+def test_whoever_looks_at_x_sees_it_computed() -> None:
+    """In the middle of a step whose jobs are kept, and behind it."""
+    decoder = random_decoder(Cpu(2))
+    ops, layers = decoder.ops, decoder.layers
+    step = Step(*np.array([[7], [0], [0]], np.int32), *ONE_PAGE)
+    seen: list[list[np.ndarray]] = []
+
+    def looking(step: Step, looks: bool) -> np.ndarray:
+        x, found = ops.embed(step, decoder.table), []
+        for layer in layers:
+            for half in (ops.mix, ops.feed_forward):
+                x = half(x, layer, step)
+                if looks:
+                    found.append(ops.read(x).copy())
+        seen.append(found)
+        return x
+
+    ends = [ops.run(step, partial(looking, looks=bool(i % 2))).copy() for i in range(5)]
+    np.testing.assert_array_equal(seen[1], seen[3])
+    for end in ends:
+        np.testing.assert_array_equal(end, seen[1][-1])
+
+
+def test_logits_are_the_callers_and_are_not_kept() -> None:
+    """Of one token and of several; what steps hold on to does not grow."""
+    decoder = random_decoder(Cpu(2))
+    for n in (1, 3):
+        ids, every = np.full(n, 7, np.int32), np.arange(n, dtype=np.int32)
+        given = [Step(ids + i, every, 0 * every, ONE_PAGE[0], every) for i in range(2)]
+        first, second = (decoder.run(step) for step in given)
+        assert not np.shares_memory(first, second) and (first != second).any()
+        np.testing.assert_array_equal(first, decoder.run(given[0]))
+        tracemalloc.start()
+        for _ in range(50):
+            decoder.run(given[0])
+        grown, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert grown < 50 * first.nbytes / 2
 
 
 def steps() -> list[Step]:

@@ -13,7 +13,6 @@ from random_moe import Maker
 from ggpy.backends.cpu import delta
 from ggpy.backends.cpu.backend import Cpu
 from ggpy.backends.cpu.compiled import progress
-from ggpy.backends.cpu.jobs import Buffers
 from ggpy.backends.cpu.pool import ThreadPool
 from ggpy.backends.interface import CacheGroup, CacheShape, GatedDeltaNet, Layer, Norm, Step
 from ggpy.backends.numpy.backend import Reference
@@ -102,8 +101,7 @@ def mixed(ops: Any, f: Form) -> list[np.ndarray]:
 def cpu(n_threads: int) -> Cpu:
     """A backend with as many threads, which may be more than this machine has."""
     ops = Cpu(1, activations="f32")
-    ops.pool = ThreadPool(n_threads)
-    ops._buffers = Buffers(ops.pool)
+    ops.use(ThreadPool(n_threads))
     return ops
 
 

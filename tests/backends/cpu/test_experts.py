@@ -12,7 +12,6 @@ from random_moe import FORMS, Form, random_moe, random_x
 from ggpy.backends.cpu import experts
 from ggpy.backends.cpu.backend import Cpu
 from ggpy.backends.cpu.compiled import progress
-from ggpy.backends.cpu.jobs import Buffers
 from ggpy.backends.cpu.pool import ThreadPool
 from ggpy.backends.interface import Layer, MoE, Role
 from ggpy.backends.numpy import moe
@@ -27,8 +26,7 @@ TOLERANCE = {"f32": 2e-6, "q16": 2e-4, "q8": 5e-2}
 def cpu(n_threads: int, activations: Any) -> Cpu:
     """A backend with as many threads, which may be more than this machine has."""
     ops = Cpu(1, activations=activations)
-    ops.pool = ThreadPool(n_threads)
-    ops._buffers = Buffers(ops.pool)
+    ops.use(ThreadPool(n_threads))
     return ops
 
 
@@ -49,7 +47,7 @@ def fed_forward(ops: Any, ffn: MoE, x: np.ndarray) -> np.ndarray:
     ops.pool.begin()
     found = ops.feed_forward(x.copy(), Layer(0, None, ffn), None).copy()
     ops.pool.end()
-    ops._forget()
+    ops._programs.forget()
     return found
 
 

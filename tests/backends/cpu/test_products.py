@@ -17,6 +17,7 @@ from ggpy.backends.cpu.jobs import BlockRows, Buffers, JobList
 from ggpy.backends.cpu.loops.blocks import DECLARATIONS
 from ggpy.backends.cpu.loops.blocks.expansion import NUMBERS
 from ggpy.backends.cpu.pool import ThreadPool, address_of, aligned
+from ggpy.backends.cpu.sizes import ACTIVATIONS
 from ggpy.backends.interface import Role
 from ggpy.formats import all_formats, by_name
 from ggpy.formats.base import Format
@@ -114,6 +115,24 @@ def test_bits_are_the_same_for_any_number_of_threads(pool: ThreadPool, t: int) -
             threads.settle()
             results.append(out[: t * 700].copy())
         np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize("t", [1, 33])
+def test_columns_that_changed_in_their_place_are_read_again(pool: ThreadPool, t: int) -> None:
+    """Products know what they have of x as whole numbers, or as columns."""
+    format, k = by_name("Q8_0"), 256
+    rows = BlockRows(format, tensor(format, 64, k).data, k)
+    buffers = Buffers(pool)
+    x, other = buffers.floats("x", t, k), buffers.floats("other", t, k)
+    outs = [aligned(4 * 64 * (t + 16)).view(np.float32) for _ in range(2)]
+    program = JobList(pool, buffers, "q16")
+    program.product(rows, x, t, address_of(outs[0]))
+    program.add("gated", t * k // 16, x, 64, x, other, ACTIVATIONS["silu"])
+    program.product(rows, x, t, address_of(outs[1]))
+    buffers.view("x", t, k)[:] = columns(t, k)
+    program.run()
+    pool.settle()
+    assert outs[0][: t * 64].all() and not outs[1][: t * 64].any()  # silu(x) * 0
 
 
 def test_large_and_odd_activations(few: dict[str, Cpu]) -> None:

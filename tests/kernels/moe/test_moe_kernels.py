@@ -131,11 +131,12 @@ def test_router_has_the_same_bits_with_all_tiles(machine, monkeypatch, columns):
     """
     f = replace(ROUTERS["many"], X=43, D=columns, shared=True)
     x = random_x(f, 11)
-    results = []
-    for tile in route.SHAPES:
+    results, room = [], machine.shared_bytes - route.STATIC_SHARED
+    for tile in [t for t in route.SHAPES if route.shared_bytes(t[0], columns) <= room]:
         monkeypatch.setattr(route, "SHAPES", (tile,))
         results.append(run_router(machine, f, x)[0])
     *others, first = results
+    assert others
     for made in others:
         assert all(np.array_equal(made[name], first[name]) for name in first)
 
