@@ -5,11 +5,11 @@
 // token. Several CTAs share an SM, all CTAs of a token are resident at the same time, and each reads as many bytes as
 // the others. The CTAs of a token do not depend on the number of tokens, so neither do the bits.
 //
-// Work is dealt to warps as units of 256 columns of x, one row of x after the other; each warp has as many units as the
-// others, all of them adjacent. A warp converts its units of x for itself (fixed_point.cuh) and streams the chunks that
-// they meet through its own cp.async pipeline, so warps meet only once, at the barrier before partial sums are added.
-// A tile row of SUM may be dealt to the CTAs of a cluster, whose sums the first of them adds: where there are few more
-// tile rows than SMs, SMs would have one or two of them.
+// Work is split among warps in units of 256 columns of x, one row of x after the other; each warp has as many units as
+// the others, all of them adjacent. A warp converts its units of x for itself (fixed_point.cuh) and streams the chunks
+// that they meet through its own cp.async pipeline, so warps meet only once, at the barrier before partial sums are
+// added. A tile row of SUM may be split among the CTAs of a cluster, whose sums the first of them adds: where there are
+// few more tile rows than SMs, SMs would have one or two of them.
 //
 // | epilogue | grid                        | rows of x    | output                                                  |
 // | STORE    | (tile rows, pairs)          | of the token | f32 out[pair] = y                                       |

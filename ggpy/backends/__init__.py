@@ -51,7 +51,7 @@ def choose(
     """
     if gemm == "cublas" and (batch_invariant or activations not in ("auto", "f16")):
         raise ValueError(
-            "--gemm cublas rounds weights to halves: it goes with neither --batch-invariant nor "
+            "--gemm cublas rounds weights to f16: it goes with neither --batch-invariant nor "
             "--activations q8_1"
         )
     note = note or (lambda message: None)

@@ -247,7 +247,7 @@ def _product(
 def _schedule(
     ops: Cuda, plan: ProductPlan, launch: LaunchPlan, weights: Sequence[Matrix]
 ) -> tuple[str, int]:
-    """How the launch's output is dealt out to CTAs, and bytes of scratch memory that it takes."""
+    """How the launch's output is split among CTAs, and bytes of scratch memory that it takes."""
     kernels = ops.context.planner.kernels
     inner, nbytes = launch, 0
     tiles = [w.tiles for w in weights if w.tiles is not None]

@@ -3,7 +3,7 @@ compressed-tensors store, as blocks of Q4_0 or Q4_1.
 
 w[n, k] = (code[n, k] - zero[n, g]) * scale[n, g], g the group of column k. Codes are never rounded
 again: a group is as many blocks as 32 columns go into it, with zero points of 8 in Q4_0, whose
-scales are the same halves, else in Q4_1, whose minimum -zero * scale is rounded to a half. Eight
+scales are the same f16 numbers, else in Q4_1, whose minimum -zero * scale is rounded to f16. Eight
 codes are in each 32-bit word, the first in the lowest bits, in the orders of the three libraries.
 
 Letters: N rows of the matrix, K columns, G groups of a row.
@@ -94,25 +94,25 @@ def _all_rows(packed: Packed) -> U8:
     n, k = packed.shape
     repeated = k // BLOCK // packed.scales.shape[1]
     blocks = np.empty((n, k // BLOCK), packed.format.dtype)
-    blocks["d"] = np.repeat(_halves(packed, packed.scales), repeated, axis=1)
+    blocks["d"] = np.repeat(_as_f16(packed, packed.scales), repeated, axis=1)
     if packed.format.name == "Q4_1":
         minimums = packed.scales * -packed.zeros.astype(np.float32)
-        blocks["m"] = np.repeat(_halves(packed, minimums), repeated, axis=1)
+        blocks["m"] = np.repeat(_as_f16(packed, minimums), repeated, axis=1)
     halves = codes.reshape(n, k // BLOCK, 2, BLOCK // 2)
     blocks["qs"] = halves[:, :, 0] | halves[:, :, 1] << 4
     return blocks.view(np.uint8).reshape(n, -1)
 
 
-def _halves(packed: Packed, values: F32) -> NDArray[np.float16]:
+def _as_f16(packed: Packed, values: F32) -> NDArray[np.float16]:
     with np.errstate(over="ignore"):
-        halves = values.astype(np.float16)
-    bad = ~np.isfinite(halves).all(axis=1)
+        rounded = values.astype(np.float16)
+    bad = ~np.isfinite(rounded).all(axis=1)
     if bad.any():
         raise ConvertError(
             f"tensor {shown(packed.name)}: row {int(bad.argmax())} holds a scale that is NaN,"
-            " infinite or beyond 65504, the largest half"
+            " infinite or beyond 65504, the largest f16 number"
         )
-    return halves
+    return rounded
 
 
 def nibbles(words: NDArray[Any]) -> U8:

@@ -172,7 +172,7 @@ def _tensors(model: Synthetic, seed: int) -> dict[str, Tensor]:
         if len(shapes[name]) > 1:
             nbytes = _nbytes(format, shapes[name])
             largest[format.name] = max(largest.get(format.name, 0), nbytes)
-    rms = sizes.n_embd**-0.5  # projections of a normed x keep its size: no overflow in halves
+    rms = sizes.n_embd**-0.5  # projections of a normed x keep its size: no overflow in f16
     pools = {f: _Pool(by_name(f), n, rms, seed, model.rows) for f, n in largest.items()}
     found = {}
     for name, size in shapes.items():

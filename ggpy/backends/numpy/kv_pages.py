@@ -18,7 +18,7 @@ from ..interface import PAGE_SIZE, CacheGroup, CacheShape, PagedKV, Recurrent
 HALF_LIMIT = 65504.0  # what is larger becomes this
 NORM = np.float32(32**-0.5)
 BLOCK_LIMIT = (
-    65408.0  # and here this: so that codes times scales are halves (cuda/attention/kv_blocks.cuh)
+    65408.0  # and here this: so that codes times scales fit f16 (cuda/attention/kv_blocks.cuh)
 )
 
 

@@ -128,26 +128,26 @@ def of_numbers(size: int, kind: str) -> Any:
     return expand
 
 
-load_halves, load_words = simd.load("f16", 16), simd.load("i16", 16)
+load_f16s, load_words = simd.load("f16", 16), simd.load("i16", 16)
 
 
 @njit
-def halves(p):
-    return simd.widened(load_halves(p))
+def f16s(p):
+    return simd.widened(load_f16s(p))
 
 
 @njit
-def brains(p):
+def bf16s(p):
     return simd.from_bf16(load_words(p))
 
 
 @njit
-def brain(p):
+def bf16(p):
     return simd.f32_of(simd.load_u16(p) << 16)
 
 
 NUMBERS = {
     "F32": (load16, simd.load_f32),
-    "F16": (halves, simd.load_f16),
-    "BF16": (brains, brain),
+    "F16": (f16s, simd.load_f16),
+    "BF16": (bf16s, bf16),
 }
