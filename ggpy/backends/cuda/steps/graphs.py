@@ -12,8 +12,9 @@ from typing import Any
 
 from ..arrays import Array
 
-RARE_KEPT = 128  # graphs kept of shapes that seldom repeat; each takes memory of the host, too
-OFTEN_KEPT = 256  # of the others: 64 sizes, at two places, with one split or several
+# Each graph takes one or two megabytes of the host for a model of 30 layers.
+RARE_KEPT = 64  # graphs kept of shapes that seldom repeat
+OFTEN_KEPT = 128  # of the others: 64 sizes, at two places
 MOST_SHAPES = 1024  # shapes remembered without a graph
 
 Key = tuple[Hashable, int]  # shape of a step, and index of the memory that holds its integers
