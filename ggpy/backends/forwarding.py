@@ -86,7 +86,7 @@ class Forwarding:
         return self._ops.sample(logits, samplers)
 
     def read(self, array: Array, row: int | None = None) -> NDArray[Any]:
-        return self._ops.read(array) if row is None else self._ops.read(array, row)
+        return self._ops.read(array, row)
 
     def device_bytes(self) -> int:
         return self._ops.device_bytes()

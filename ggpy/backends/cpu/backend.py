@@ -74,7 +74,6 @@ class Cpu(Reference):
         self.activations = activations
         self._step: StepArrays | None = None
         self._is_probed = False
-        self._has_experts = False
         self._tables: Tables = {}
         self._with_kernels: dict[tuple[Layer, str], bool] = {}
         self._told: set[str] = set()  # kinds of layers that numpy computes
@@ -91,12 +90,12 @@ class Cpu(Reference):
     # Weights
 
     def plan_memory(self, demand: Demand) -> int:
-        """The least batch. Kernels are linked now, so that LLVM, of whose library 40 MB are looked
-        at, leaves memory before weights are read.
+        """The least batch. Links all kernels before weights are read: linking reads 40 MB of LLVM's
+        library, which leave memory then.
         """
         n_batch = super().plan_memory(demand)
         for tensor, role in demand.weights:
-            if len(tensor.shape) > 1 and not role.lookup and kernels.can_expand(tensor.format):
+            if _has_kernels_for(tensor, role):
                 kernels.prepare(tensor.format, self.activations)
         kernels.prepare_common(any(len(tensor.shape) > 2 for tensor, _ in demand.weights))
         _prepare_cache(demand.cache(n_batch))
@@ -113,9 +112,7 @@ class Cpu(Reference):
         that fits in memory, where its format has no kernels.
         """
         plain = scale is None and activations == "f16" and len(tensor.shape) > 1
-        self._has_experts |= len(tensor.shape) > 2
-        if plain and not role.lookup and kernels.can_expand(tensor.format):
-            kernels.prepare(tensor.format, self.activations)
+        if plain and _has_kernels_for(tensor, role):
             return MappedMatrix(tensor, self.multiply)
         found = super().weight(tensor, role, scale, activations)
         if plain and isinstance(found, HostMatrix) and found.array is not None:
@@ -127,8 +124,7 @@ class Cpu(Reference):
         return found
 
     def weights_ready(self) -> None:
-        """Compile what every step needs."""
-        kernels.prepare_common(self._has_experts)
+        """End the line that tells of compilations."""
         progress.close()
 
     def allocate_cache(self, shape: CacheShape) -> None:
@@ -136,7 +132,6 @@ class Cpu(Reference):
         self._programs.forget()
         self._with_kernels.clear()
         super().allocate_cache(shape)
-        _prepare_cache(shape)
 
     # Steps
 
@@ -233,16 +228,17 @@ class Cpu(Reference):
     def _few_logits(self, x: F32, head: Head, step: Step) -> F32:
         """The same, by a program that is kept: of one token in the place of x."""
         self._arrays(step)
-        n, alone = len(step.rows), len(x) == len(step.rows) == 1
-        build = partial(_head, head=head, name="x" if alone else "rows", shape=(n, x.shape[1]))
+        n, in_place = len(step.rows), len(x) == len(step.rows) == 1
+        name = "x" if in_place else "rows"
+        build = partial(_head, head=head, name=name, shape=(n, x.shape[1]))
         program = None
         while program is None:
-            if alone:
+            if in_place:
                 self._own(x)
             else:
                 self._programs.run_queued()
                 self._in_buffer("rows", x[step.rows])
-            program = self._programs.made((head, "head", n, alone), build)
+            program = self._programs.made((head, name, n), build)
         self._programs.run(program)
         self._programs.run_queued()
         return self._buffers.view("logits", n, head.weight.blocks.n).copy()
@@ -318,7 +314,7 @@ class Cpu(Reference):
         return copy
 
     def _again(self, x: F32, layer: Layer, half: str) -> F32 | None:
-        """x changed by a program that is there from an earlier step; None where there is none."""
+        """x changed by the program that an earlier step made; None if there is no such program."""
         program = self._programs.find((layer, half, len(x)))
         if program is None:
             return None
@@ -338,6 +334,11 @@ class Cpu(Reference):
         else:
             self._programs.run_once(program)
         return x
+
+
+def _has_kernels_for(tensor: Tensor, role: Role) -> bool:
+    """Whether kernels multiply a matrix from its blocks."""
+    return len(tensor.shape) > 1 and not role.lookup and kernels.can_expand(tensor.format)
 
 
 def _prepare_cache(shape: CacheShape) -> None:
