@@ -8,8 +8,8 @@
 // Work is split among warps in units of 256 columns of x, one row of x after the other; each warp has as many units as
 // the others, all of them adjacent. A warp converts its units of x for itself (fixed_point.cuh) and streams the chunks
 // that they meet through its own cp.async pipeline, so warps meet only once, at the barrier before partial sums are
-// added. A tile row of SUM may be split among the CTAs of a cluster, whose sums the first of them adds: where there are
-// few more tile rows than SMs, SMs would have one or two of them.
+// added. If there are only a few more tile rows of SUM than SMs, some SMs would have two and the others one: a cluster
+// of CTAs then shares each tile row, and its first CTA adds the sums of all.
 //
 // | epilogue | grid                        | rows of x    | output                                                  |
 // | STORE    | (tile rows, pairs)          | of the token | f32 out[pair] = y                                       |

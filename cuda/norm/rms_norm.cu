@@ -1,7 +1,7 @@
 // RMS norm of rows x [T, k], two uses:
 //
 //    rms_norm:      out = f16(norm(x))     before a GEMM; rows of f16, or packed (packed.cuh); with BOTH_ORDERS packed
-//                                          in CODES order, and behind that in F16 order
+//                                          in CODES order, followed by F16 order
 //    add_rms_norm:  x += norm(y)           after a GEMM whose output is normalised before the residual add; f32
 //
 // Decode: grid (T), one CTA per row, in registers. Prefill (*_rows): a grid of the resident CTAs, each of which takes

@@ -347,7 +347,7 @@ class Programs:
             self._once_bytes = 0
 
     def forget(self) -> None:
-        """Programs whose addresses are not right any more."""
+        """Drop all programs: memory has moved, so their addresses are wrong."""
         self._pool.settle()
         self._joined.clear()
         for programs in self._kept.values():

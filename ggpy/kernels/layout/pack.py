@@ -10,7 +10,7 @@ from ..address import Address
 from .tile import Layout
 
 PLAIN, CODES, F16 = range(3)  # enum Order
-BOTH = 3  # packed in the order CODES, and behind that in the order F16
+BOTH = 3  # packed twice: in the order CODES, then in the order F16
 STEP = 64  # columns of a packed row of 128 bytes
 UNIT = 128  # packed activations are padded with zeros to a multiple of so many columns
 

@@ -29,7 +29,9 @@ WIDE_UNITS = 24
 # is left to the next kernel, which requests its weights meanwhile.
 IN_FLIGHT = 110 << 10
 MOST_STAGES = 8
-MORE_EQUAL = 1.1  # from here on a tile row has a cluster: its CTAs wait for each other
+# A tile row has a cluster only if the most loaded SM then has so many times less work: the CTAs of
+# a cluster wait for each other.
+MORE_EQUAL = 1.1
 
 
 class ExpertGemvArgs(GemmArgs):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ....kernels.gemm.gemm import Epilogue
 from ...interface import Layer, MoE
 from .problem import NormIn, ProductPlan, StepClass
-from .successors import behind
+from .successors import after_ffn
 
 if TYPE_CHECKING:
     from .layers import Planner, ResidualState
@@ -44,8 +44,8 @@ def beside_problem(f: MoE) -> str:
 
 
 def plan_beside(planner: Planner, layer: Layer, s: StepClass, start: ResidualState) -> BesidePlan:
-    """The plan of the feed-forward beside a layer's experts; start: the state of a stream of which
-    nothing has been deferred.
+    """The plan of the feed-forward beside a layer's experts. start: the state of a residual stream
+    without a deferred norm.
     """
     f = layer.ffn
     assert isinstance(f, MoE) and f.dense is not None
@@ -55,4 +55,4 @@ def plan_beside(planner: Planner, layer: Layer, s: StepClass, start: ResidualSta
     epilogue: Epilogue = "GLU" if glu else "STORE"
     gate_up = replace(planner.product(weights, s, epilogue, norm), leaves_factors=False)
     down = planner.product([f.dense.w_down], s)
-    return BesidePlan(gate_up, glu, down, planner.sum_in(behind(layer), s))
+    return BesidePlan(gate_up, glu, down, planner.sum_in(after_ffn(layer), s))

@@ -36,7 +36,7 @@ from .experts import MoEPlan, choice_of, plan_experts
 from .problem import NormIn, Problem, ProductPlan, StepClass
 from .products import ProductPlanner
 from .recurrence import Recurrence, recurrence_of
-from .successors import Adds, Successor, behind, is_rms, successor_of
+from .successors import Adds, Successor, after_ffn, is_rms, successor_of
 from .unusual import unusual_heads
 
 # least number of tokens for the RoPE epilogue of prefill GEMMs: with fewer it gains nothing
@@ -239,7 +239,7 @@ class Planner(ProductPlanner):
         h_layout = self.x_layout([f.w_down], s) if packs else PLAIN
         epilogue: Epilogue = "GLU" if glu else "STORE"
         gate_up = self.product(weights, s, epilogue, norm, out_layout=h_layout)
-        down, x = self.output(f.w_down, f, behind(layer), s, x)
+        down, x = self.output(f.w_down, f, after_ffn(layer), s, x)
         return DensePlan(gate_up, glu, h_layout, down, x)
 
     def shares_norm(self, layer: Layer, s: StepClass) -> bool:

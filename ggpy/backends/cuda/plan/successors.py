@@ -26,7 +26,7 @@ class Adds(Protocol):
 
 @dataclass(frozen=True)
 class InputGate:
-    """What takes x behind a feed-forward, as it is, where the layer has an input."""
+    """What takes x, as it is, after the feed-forward of a layer that has an input."""
 
     projections: Sequence[Matrix]
     norm: None = None
@@ -36,19 +36,19 @@ Successor = Mixer | Dense | InputGate  # what takes x, and may normalise it
 
 
 def successor_of(layer: Layer) -> Successor | None:
-    """What takes x behind a layer's mixer; None for experts, but for what is beside them, and in a
+    """What takes x after a layer's mixer; None for experts, but for what is beside them, and in a
     parallel layer, whose feed-forward takes the x before.
     """
     if layer.parallel:
         return None
-    successor = layer.ffn or behind(layer)
+    successor = layer.ffn or after_ffn(layer)
     if isinstance(successor, MoE):
         return InputGate(successor.dense.projections) if successor.dense else None
     return successor
 
 
-def behind(layer: Layer) -> Mixer | InputGate | None:
-    """What takes x behind a layer's feed-forward; None for a kernel that takes x as it is."""
+def after_ffn(layer: Layer) -> Mixer | InputGate | None:
+    """What takes x after a layer's feed-forward; None for a kernel that takes x as it is."""
     if layer.input is not None:
         return InputGate((layer.input.gate,))
     return next_mixer(layer)

@@ -12,7 +12,7 @@ from .vector import I32, Vector, call, constant, op
 
 
 def _f16_to_f32(builder: Any, value: Any) -> Any:
-    """f16 -> f32, one or a vector: an instruction, or by the bits where there is none."""
+    """f16 -> f32, one or a vector: the CPU's instruction, or arithmetic on the bits."""
     lanes = getattr(value.type, "count", 0)
     wide: Any = ir.VectorType(ir.FloatType(), lanes) if lanes else ir.FloatType()
     if features() & {"f16c", "neon", "fullfp16"}:
