@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from .client import LoadRun
 from .record import CUT, OK, UNFINISHED, StreamRecord, answer_of
 
@@ -53,12 +55,17 @@ def chunk_gaps(record: StreamRecord) -> Iterator[float]:
     return (at[i] - at[i - 1] for i in range(1, len(at)))
 
 
+def tokens_per_event(record: StreamRecord) -> float:
+    """As the usage says, on average; at least one."""
+    return max(1.0, record.n_tokens / record.n_events) if record.n_events else 1.0
+
+
 def token_gaps(record: StreamRecord) -> Iterator[float]:
     """Times between tokens: those of a read share the time since the read before.
 
     A read has as many tokens as it has events, each with as many as the usage says on average.
     """
-    ratio = max(1.0, record.n_tokens / record.n_events) if record.n_events else 1.0
+    ratio = tokens_per_event(record)
     for gap, count in zip(chunk_gaps(record), record.counts[1:], strict=True):
         n = max(1, round(count * ratio))
         yield from (gap / n for _ in range(n))
@@ -95,6 +102,7 @@ def summary(run: LoadRun, about: Mapping[str, Any], detailed: bool = False) -> D
     records = run.records
     found: Document = {"kind": KIND, **about}
     found |= _counts(run) | _tokens(records) | _rates(run)
+    found |= steady_rate(records, about["concurrency"]) if not about["rate"] else {}
     found |= {f"{name}_ms": distribution(s) for name, s in samples_of(records).items()}
     found |= _client(run)
     if detailed:
@@ -146,6 +154,32 @@ def _rates(run: LoadRun) -> Document:
         "duration_s": seconds,
         **{name: n / seconds if seconds else 0.0 for name, n in rates.items()},
     }
+
+
+def steady_rate(records: Sequence[StreamRecord], concurrency: int) -> Document:
+    """Tokens a second while `concurrency` answers were being generated, and no prompt was read.
+
+    An answer is being generated from its first to its last read with text. This is what
+    `ggpy bench --batch` measures without a server. steady_s is 0, and steady_ts None, where so
+    many answers never ran at the same time.
+    """
+    running = [r for r in records if len(r.arrivals) > 1]
+    if not running:
+        return {"steady_s": 0.0, "steady_ts": None}
+    times = np.concatenate([r.arrivals for r in running])
+    tokens = np.concatenate([np.array(r.counts) * tokens_per_event(r) for r in running])
+    order = np.argsort(times)
+    times, total = times[order], np.cumsum(tokens[order])
+    begins = np.sort([r.arrivals[0] for r in running])
+    ends = np.sort([r.arrivals[-1] for r in running])
+    borders = np.unique(np.concatenate([begins, ends]))
+    started = np.searchsorted(begins, borders, side="right")
+    full = started - np.searchsorted(ends, borders, side="right") >= concurrency
+    start, stop = borders[:-1][full[:-1]], borders[1:][full[:-1]]
+    seconds = float((stop - start).sum())
+    before, until = (total[np.searchsorted(times, at, side="right") - 1] for at in (start, stop))
+    n = float((until - before).sum())
+    return {"steady_s": seconds, "steady_ts": n / seconds if seconds else None}
 
 
 def _client(run: LoadRun) -> Document:

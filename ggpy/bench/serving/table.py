@@ -104,6 +104,11 @@ def _outputs(found: Document) -> Iterator[str]:
     text = f"output: {n} tokens in {events} events"
     without = found["n_without_usage"]
     yield text + (f"; {without} answers without usage count their events" if without else "")
+    if found.get("steady_ts"):
+        yield (
+            f"{found['steady_ts']:.1f} t/s in the {found['steady_s']:.2f} s in which "
+            f"{found['concurrency']} answers were being generated"
+        )
     if found["n_without_text"]:
         yield f"{found['n_without_text']} answers have no text"
 

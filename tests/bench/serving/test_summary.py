@@ -11,7 +11,14 @@ import pytest
 from ggpy.bench.serving.client import LoadRun
 from ggpy.bench.serving.record import CUT, OK, UNFINISHED, StreamRecord
 from ggpy.bench.serving.requests import LoadRequest
-from ggpy.bench.serving.summary import TIMES, distribution, percentile, samples_of, summary
+from ggpy.bench.serving.summary import (
+    TIMES,
+    distribution,
+    percentile,
+    samples_of,
+    steady_rate,
+    summary,
+)
 from ggpy.bench.serving.table import BUSY_NOTE, lines
 
 ABOUT: dict[str, Any] = {
@@ -88,6 +95,21 @@ def test_counts_and_rates() -> None:
     assert found["requests_per_s"] == pytest.approx(1) and found["cached_tokens"] == 8
     assert found["client_core_share"] == pytest.approx(0.25)
     assert "samples" not in found
+
+
+def test_the_steady_rate_is_of_the_time_in_which_all_answers_run() -> None:
+    """Two answers run from 2 to 4 s: the first has then two reads, one of them of three tokens, and
+    the second one of two tokens.
+    """
+    first = record_of(0, [1.0, 2.0, 3.0, 4.0, 5.0], 5.0, counts=[1, 1, 1, 3, 1])
+    second = record_of(0, [2.0, 4.0], 4.0, n_output=4)
+    alone = record_of(0, [6.0], 6.0)
+    assert steady_rate([first, second, alone], 2) == {"steady_s": 2.0, "steady_ts": 3.0}
+    assert steady_rate([first, alone], 1) == {"steady_s": 4.0, "steady_ts": 1.5}
+    assert steady_rate([first, second], 3) == {"steady_s": 0.0, "steady_ts": None}
+    assert steady_rate([alone], 1) == {"steady_s": 0.0, "steady_ts": None}
+    text = "\n".join(lines(summary(run_of(first, second), ABOUT)))
+    assert "3.0 t/s in the 2.00 s in which 2 answers were being generated" in text
 
 
 def test_samples_of_each_request() -> None:
