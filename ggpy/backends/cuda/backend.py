@@ -96,7 +96,7 @@ class Cuda:
         self._steps: StepUpload | None = None
         self._offloaded: RouterChoice | None = None  # what is asked of experts in host memory
         self._max_split_tokens = GRAPH_TOKENS  # sequences whose context may be split over CTAs
-        self._n_batch = 0  # tokens for which memory was planned
+        self._pad_to: tuple[int, int] | None = None  # tokens and sequences that memory is for
 
     # Weights
 
@@ -114,7 +114,7 @@ class Cuda:
                 self._note(message)
         if memory.has_offloaded_experts(demand):
             self._offloaded = RouterChoice(demand.n_expert, demand.n_used)
-        self._n_batch = n_batch
+        self._pad_to = n_batch, demand.n_seq
         return n_batch
 
     def _converts(self, heads: Heads) -> bool:
@@ -200,16 +200,16 @@ class Cuda:
         self, step: Step, forward: Callable[[Step], Array], probe: Probe | None = None
     ) -> Array:
         """Run forward(step). The second step of a shape is captured as a graph, later ones replay
-        it; steps with prompts are padded, so that few shapes exist.
+        it; steps of many tokens are padded, so that few shapes exist.
         """
         if self._steps is None or self.attention is None:
             raise RuntimeError("allocate_cache comes before the first step")
         pads = probe is None and not step.hidden and self.context.planner.gemm != "cublas"
-        batch = self._steps.upload(step, self._n_batch if pads else 0)
+        batch = self._steps.upload(step, self._pad_to if pads else None)
         self.context.begin(batch, probe)
         self.attention.begin()
         fused = batch.decode and probe is None and not step.hidden
-        best = self._sampling.begin(batch.place if fused else None, batch.n_rows)
+        best = self._sampling.begin(batch.place if fused else None, len(step.rows))
         often = batch.decode and batch.all_rows and batch.n_tokens <= GRAPH_TOKENS
         rare = step.hidden or not often
 

@@ -102,10 +102,12 @@ def step_of(chunks: list[tuple[list[int], int, list[int]]], rows=None) -> Step:
 class Model:
     """A tiny model on one backend, and the sequences whose tokens it has seen."""
 
-    def __init__(self, ops, path, n_pages: int = 24, n_cpu_moe: int = 0) -> None:
+    def __init__(
+        self, ops, path, n_pages: int = 24, n_cpu_moe: int = 0, n_seq: int = 1
+    ) -> None:
         self.ops = ops
         with File(path) as file:
-            self.decoder = arch.load(file, ops, 256, n_cpu_moe=n_cpu_moe)
+            self.decoder = arch.load(file, ops, 256, n_seq=n_seq, n_cpu_moe=n_cpu_moe)
         self.shape = self.decoder.cache_shape(n_pages, PAGE_SIZE, 1)
         ops.allocate_cache(self.shape)
         self.states = StatesOf()
@@ -126,8 +128,9 @@ class Model:
 class Pair:
     """A model on a GPU and on the reference; each step runs on both and must agree."""
 
-    def __init__(self, device, path) -> None:
-        self.gpu, self.reference = Model(cuda.Cuda(device), path), Model(Reference(1), path)
+    def __init__(self, device, path, n_seq: int = 1) -> None:
+        self.gpu = Model(cuda.Cuda(device), path, n_seq=n_seq)
+        self.reference = Model(Reference(1), path)
         self.n_vocab, self.slack = self.gpu.n_vocab, SLACK.get(path.stem, 1)
 
     def step(self, chunks, rows=None, known: dict[int, int] | None = None) -> np.ndarray:
@@ -292,6 +295,20 @@ def test_prompts_of_other_lengths_beside_other_numbers_of_answers_share_a_graph(
         answers = [([7 + i + s], 3 + i + s, PAGES[s]) for s in range(3)]
         pair.step([*answers[: 2 + i % 2], (ids_of(n_prompt, i), 0, [8, 9])])
     assert len(captures) == 1
+
+
+def test_many_answers_of_other_numbers_share_a_graph(machine, tiny_path, captures):
+    """Their steps are padded to one shape, and find the best logits themselves."""
+    pair = Pair(machine, tiny_path("llama"), n_seq=23)
+    samplers = [Sampler(GREEDY, pair.n_vocab) for _ in range(23)]
+    for i, n in enumerate((23, 18, 21, 17, 22, 20)):
+        values = pair.step([([5 + i + s], i, [s]) for s in range(n)])
+        logits = cuda.Array(
+            pair.gpu.ops.context.scratch("logits", 0), np.float32, values.shape, pair.n_vocab
+        )
+        ids = pair.gpu.ops.sample(logits, samplers[:n]).read()
+        assert ids.tolist() == values.argmax(1).tolist()
+    assert len(captures) == PLACES
 
 
 @pytest.mark.parametrize("pair", ["qwen3"], indirect=True)

@@ -1,10 +1,11 @@
-"""Pads steps with prompts, so that steps of many sizes have few shapes and graphs are found for
-them.
+"""Pads steps, so that steps of many sizes have few shapes and graphs are found for them.
 
 A server's steps mix decode tokens with prompts of every length. Without padding hardly two of them
 have one shape, and each is launched kernel by kernel, which takes the CPU longer than the GPU
-computes. The tokens that pad a step are one sequence of its own, whose keys and values go to a
-page that no sequence has; nobody reads their output. Nothing here knows devices or kernels.
+computes. Of decode steps for many sequences each size would have graphs, which take the host's
+memory. The tokens that pad a step are at position 0 of sequences of their own (one in a step with
+prompts), whose keys and values go to a page that no sequence has; nobody reads their output.
+Nothing here knows devices or kernels.
 
 Letters: T tokens, S sequences, R rows, as in interface.py.
 """
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from ...interface import Step
 
 LEAST = 8  # tokens and sequences are multiples of it, and above 128 of more
+EXACT = 16  # decode steps of as many sequences are not padded
 
 Ints = NDArray[np.int32]
 
@@ -32,13 +34,16 @@ def rounded(n: int) -> int:
     return -(-n // unit) * unit
 
 
-def padded(step: Step, spare: Sequence[int], most: int) -> Step:
-    """The step with T, S and R rounded up, T to `most` at most; the step itself if it is a decode
-    step, or all its tokens are rows, or it is too small.
+def padded(step: Step, spare: Sequence[int], most: int, most_sequences: int) -> Step:
+    """The step with T, S and R rounded up: in a step with prompts T to `most` at most, in a decode
+    step all three to `most_sequences`. The step itself if all tokens of its prompts are rows, or
+    it is small.
 
     spare: of each group of the cache, the page of the tokens that pad it.
     """
     n, n_seq, n_rows = len(step.ids), len(step.page_tables[0]), len(step.rows)
+    if n_rows == n_seq == n > EXACT:
+        return _padded_decode(step, spare, min(rounded(n), most_sequences))
     if n_seq == n or n_rows == n:
         return step
     n_to = max(n, min(rounded(n), most))
@@ -54,11 +59,24 @@ def padded(step: Step, spare: Sequence[int], most: int) -> Step:
         ids=np.concatenate([step.ids, zeros]),
         positions=np.concatenate([step.positions, zeros]),
         sequences=np.concatenate([step.sequences, zeros + n_seq]),
-        page_tables=tuple(
-            _with_page(table, n_seq_to, page)
-            for table, page in zip(step.page_tables, spare, strict=True)
-        ),
+        page_tables=_with_pages(step, spare, n_seq_to),
         rows=_repeated(step.rows, min(_few(n_rows), n_to - 1)) if n_rows else step.rows,
+    )
+
+
+def _padded_decode(step: Step, spare: Sequence[int], n_to: int) -> Step:
+    """The decode step with n_to tokens, each the only one of its sequence, and a row."""
+    n = len(step.ids)
+    if n_to <= n:
+        return step
+    zeros, more = np.zeros(n_to - n, np.int32), np.arange(n, n_to, dtype=np.int32)
+    return replace(
+        step,
+        ids=np.concatenate([step.ids, zeros]),
+        positions=np.concatenate([step.positions, zeros]),
+        sequences=np.concatenate([step.sequences, more]),
+        page_tables=_with_pages(step, spare, n_to),
+        rows=np.concatenate([step.rows, more]),
     )
 
 
@@ -85,13 +103,15 @@ def power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def _with_page(table: Ints, n_rows: int, page: int) -> Ints:
-    """table[S, P] with n_rows rows, of which the first new one begins with `page`."""
-    out = np.zeros((n_rows, table.shape[1]), np.int32)
-    out[: len(table)] = table
-    if len(table) < n_rows:
-        out[len(table), 0] = page
-    return out
+def _with_pages(step: Step, spare: Sequence[int], n_rows: int) -> tuple[Ints, ...]:
+    """The page tables[S, P] with n_rows rows, of which the new ones begin with the spare page."""
+    tables = []
+    for table, page in zip(step.page_tables, spare, strict=True):
+        out = np.zeros((n_rows, table.shape[1]), np.int32)
+        out[: len(table)] = table
+        out[len(table) :, 0] = page
+        tables.append(out)
+    return tuple(tables)
 
 
 def _repeated(rows: Ints, n: int) -> Ints:

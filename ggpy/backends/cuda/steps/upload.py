@@ -124,13 +124,14 @@ class StepUpload:
         self._depths = b""  # of the last decode step that was planned
         self._tiles: list[Ints] = []
 
-    def upload(self, step: Step, pad_to: int = 0) -> StepBatch:
+    def upload(self, step: Step, pad_to: tuple[int, int] | None = None) -> StepBatch:
         """Upload ids, positions and their pages, sequences, rows, page tables and attention
-        tiles. pad_to: tokens to which a step with prompts is padded at most; 0: none is.
+        tiles. pad_to: tokens to which a step with prompts is padded at most, and sequences to which
+        a decode step is; None: no step is.
         """
         n_paged = len(self._kernel_of_group)
         pads = pad_to and not self._converted and len(step.page_tables) == n_paged
-        step = padded(step, self._spare, pad_to) if pads else step
+        step = padded(step, self._spare, *pad_to) if pads else step
         sequences = step.sequences
         tables = [_widened(table) for table in step.page_tables[:n_paged]]
         states = list(step.page_tables[n_paged:])

@@ -1,4 +1,4 @@
-"""Steps with prompts are padded to few shapes, and what is computed for real tokens is the same."""
+"""Steps are padded to few shapes, and what is computed for real tokens is the same."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_rounded_up_by_an_eighth_at_most(n: int) -> None:
 
 def test_what_was_there_stays_in_front() -> None:
     step = mixed([1, 1, 30])
-    out = padded(step, SPARE, 512)
+    out = padded(step, SPARE, 512, 64)
     n, n_seq, n_rows = sizes(step)
     assert sizes(out) == (32, 16, 4)
     assert (out.ids[:n] == step.ids).all() and (out.positions[:n] == step.positions).all()
@@ -50,7 +50,7 @@ def test_what_was_there_stays_in_front() -> None:
 
 def test_mixed_with_a_prompt_of_more_tokens() -> None:
     """The tokens that pad it are at position 0 of one more sequence, in the spare pages."""
-    out = padded(mixed([1, 1, 37]), SPARE, 512)
+    out = padded(mixed([1, 1, 37]), SPARE, 512, 64)
     assert sizes(out) == (40, 16, 4)
     assert (out.sequences[39:] == 3).all() and (out.positions[39:] == 0).all()
     assert [page[-1] for page in (out.pages(0), out.pages(1))] == list(SPARE)
@@ -59,27 +59,43 @@ def test_mixed_with_a_prompt_of_more_tokens() -> None:
 def test_few_shapes() -> None:
     """Of prompts of 60 to 70 tokens beside 57 to 64 that decode."""
     shapes = {
-        sizes(padded(mixed([1] * n + [k]), SPARE, 512))
+        sizes(padded(mixed([1] * n + [k]), SPARE, 512, 64))
         for n in range(57, 64)
         for k in range(60, 70)
     }
     assert shapes == {(120, 72, 64), (128, 72, 64), (144, 72, 64)}
 
 
-def test_decode_steps_stay() -> None:
-    step = mixed([1, 1, 1])
-    assert padded(step, SPARE, 512) is step
+@pytest.mark.parametrize("n", [1, 3, 16, 24, 64, 65])
+def test_decode_steps_stay_that_are_small_or_have_such_a_size(n: int) -> None:
+    step = mixed([1] * n)
+    assert padded(step, SPARE, 512, 64) is step
+
+
+def test_other_decode_steps_have_few_sizes() -> None:
+    found = {sizes(padded(mixed([1] * n), SPARE, 512, 60)) for n in range(17, 61)}
+    assert found == {(n, n, n) for n in (24, 32, 40, 48, 56, 60)}
+
+
+def test_tokens_that_pad_a_decode_step_have_a_sequence_and_a_row_each() -> None:
+    step = mixed([1] * 18)
+    step = replace(step, sequences=step.sequences[::-1])
+    out = padded(step, SPARE, 512, 64)
+    assert (out.sequences == [*step.sequences, *range(18, 24)]).all()
+    assert (out.rows == np.arange(24)).all() and (out.positions == [70] * 18 + [0] * 6).all()
+    for table, before, page in zip(out.page_tables, step.page_tables, SPARE, strict=True):
+        assert (table[:18] == before).all() and (table[18:, 0] == page).all()
 
 
 def test_steps_whose_tokens_are_all_rows_stay() -> None:
     step = replace(mixed([3]), rows=np.arange(3, dtype=np.int32))
-    assert padded(step, SPARE, 512) is step
+    assert padded(step, SPARE, 512, 64) is step
 
 
 @pytest.mark.parametrize("lengths", [[2], [1, 2], [1] * 6 + [2], [1] * 15 + [2]])
 def test_never_becomes_a_step_of_another_kind(lengths: list[int]) -> None:
     for most in (sum(lengths), 512):
-        n, n_seq, n_rows = sizes(padded(mixed(lengths), SPARE, most))
+        n, n_seq, n_rows = sizes(padded(mixed(lengths), SPARE, most, 64))
         assert n_seq < n and n_rows < n and n <= max(most, sum(lengths))
 
 
