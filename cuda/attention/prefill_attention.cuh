@@ -1,6 +1,7 @@
-// FlashAttention-style online softmax of prefill, shared by prefill_attention.cu (mma, any GPU) and
-// prefill_attention_wgmma.cu (Hopper). This file has the part between the two matrix products; those two files decide
-// which instruction multiplies and how K and V reach shared memory.
+// FlashAttention-style online softmax of prefill, shared by prefill_attention.cu (mma, any GPU),
+// prefill_attention_wgmma.cu (Hopper) and prefill_attention_wgmma_wide.cu (Hopper, heads of 512). This file has the
+// part between the two matrix products; those files decide which instruction multiplies and how K and V reach shared
+// memory.
 //
 //    S[16, 64] = Q K^T;  P = 2^(cap(S * scale) * log2 e - max);  O[16, E] = O * shrink + P V
 //
@@ -31,27 +32,31 @@ __device__ __forceinline__ int swizzled(int row, int piece) {
     return piece / 8 * KEY_BOX + row * PACKED_ROW + ((piece ^ row) & 7) * 16;
 }
 
-template <int ROW>
+// PARTS: warpgroups that have the same rows and equal parts of the columns of O.
+template <int ROW, int PARTS = 1>
 struct PrefillRows {
+    static constexpr int COLUMNS = ROW / PARTS;
     const AttentionArgs& p;
     const Rows& rows;
     int g, t, row[2];        // rows of the tile
     int low[2], high[2];     // range of positions that the rows see
     uint32_t weights[4][4];  // P, as A operands
     float maximum[2] = {NONE, NONE}, sum[2] = {0.0f, 0.0f}, shrink[2];
-    float o[ROW / 2];
+    float o[COLUMNS / 2];
 
-    __device__ __forceinline__ PrefillRows(const AttentionArgs& args, const Rows& tile_rows)
+    // first_row: of the warp, in the tile.
+    __device__ __forceinline__ PrefillRows(const AttentionArgs& args, const Rows& tile_rows,
+                                           int first_row = threadIdx.x / 32 * 16)
         : p(args), rows(tile_rows), g(threadIdx.x % 32 / 4), t(threadIdx.x % 4) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            row[h] = threadIdx.x / 32 * 16 + g + 8 * h;
+            row[h] = first_row + g + 8 * h;
             const int position = row[h] < rows.n_rows ? p.rope.positions[rows.token(row[h])] : -1;
             low[h] = p.window > 0 ? window_start(p, position) : 0;
             high[h] = last_seen(p, rows.first_token, position);
         }
 #pragma unroll
-        for (int i = 0; i < ROW / 2; ++i) o[i] = 0.0f;
+        for (int i = 0; i < COLUMNS / 2; ++i) o[i] = 0.0f;
     }
     __device__ __forceinline__ const __half* query(int r) const {
         return p.rope.q + (static_cast<size_t>(rows.token(r)) * p.rope.n_head + rows.head(r)) * ROW;
@@ -118,7 +123,7 @@ struct PrefillRows {
     __device__ __forceinline__ void rescale() {
         if (!__any_sync(0xffffffffu, shrink[0] != 1.0f || shrink[1] != 1.0f)) return;
 #pragma unroll
-        for (int i = 0; i < ROW / 2; ++i) o[i] *= shrink[i / 2 % 2];
+        for (int i = 0; i < COLUMNS / 2; ++i) o[i] *= shrink[i / 2 % 2];
     }
 
     __device__ __forceinline__ void write() {
@@ -142,21 +147,22 @@ struct PrefillRows {
         const __half2 pair = __halves2half2(saturated_half(x), saturated_half(y));
         return *reinterpret_cast<const uint32_t*>(&pair);
     }
-    // Writes the lane's elements 8 i + 2 t and 8 i + 2 t + 1 of a row, up to head_size. Packed orders have heads that
+    // Writes the lane's elements first + 8 i + 2 t and first + 8 i + 2 t + 1 of a row, up to head_size. Packed orders have heads that
     // are multiples of 32 elements: four lanes hold 32 elements, and each writes 16 bytes.
     __device__ __forceinline__ void write_row(int h, float factor, int token, int head) const {
         const bool valid = row[h] < rows.n_rows;
         const int e = p.rope.head_size;
+        const int first = PARTS == 1 ? 0 : threadIdx.x / 128 * COLUMNS;  // of the warpgroup
         if (p.order == PLAIN_ORDER) {
-            const int end = e - 2 * t;  // even
-            __half* out = p.out + (static_cast<size_t>(token) * p.rope.n_head + head) * e + 2 * t;
+            const int end = e - first - 2 * t;  // even
+            __half* out = p.out + (static_cast<size_t>(token) * p.rope.n_head + head) * e + first + 2 * t;
 #pragma unroll
-            for (int i = 0; i < ROW / 8; ++i)
+            for (int i = 0; i < COLUMNS / 8; ++i)
                 if (valid && 8 * i < end) *reinterpret_cast<uint32_t*>(out + 8 * i) = result(h, i, factor);
             return;
         }
 #pragma unroll
-        for (int i = 0; i < ROW / 8; i += 4) {
+        for (int i = 0; i < COLUMNS / 8; i += 4) {
             uint32_t w[4];
 #pragma unroll
             for (int j = 0; j < 4; ++j) w[j] = result(h, i + j, factor);
@@ -167,10 +173,11 @@ struct PrefillRows {
                 const uint32_t c = second ? w[2] : w[0], d = second ? w[3] : w[1];
                 w[0] = second ? a : c, w[1] = second ? c : a, w[2] = second ? b : d, w[3] = second ? d : b;
             }
-            const int column = head * e + 8 * i;
+            const int column = head * e + first + 8 * i;
             const size_t at = packed_piece(column / 64, token, column % 64 / 32 * 4 + t, p.n_tokens);
             uint8_t* out = reinterpret_cast<uint8_t*>(p.out);
-            if (valid) *reinterpret_cast<uint4*>(out + at) = make_uint4(w[0], w[1], w[2], w[3]);
+            const bool inside = PARTS == 1 || first + 8 * i < e;  // narrower heads have a row of E
+            if (valid && inside) *reinterpret_cast<uint4*>(out + at) = make_uint4(w[0], w[1], w[2], w[3]);
         }
     }
 };
