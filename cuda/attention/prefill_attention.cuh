@@ -35,28 +35,27 @@ __device__ __forceinline__ int swizzled(int row, int piece) {
 // PARTS: warpgroups that have the same rows and equal parts of the columns of O.
 template <int ROW, int PARTS = 1>
 struct PrefillRows {
-    static constexpr int COLUMNS = ROW / PARTS;
     const AttentionArgs& p;
     const Rows& rows;
     int g, t, row[2];        // rows of the tile
     int low[2], high[2];     // range of positions that the rows see
     uint32_t weights[4][4];  // P, as A operands
     float maximum[2] = {NONE, NONE}, sum[2] = {0.0f, 0.0f}, shrink[2];
-    float o[COLUMNS / 2];
+    float o[ROW / PARTS / 2];
 
-    // first_row: of the warp, in the tile.
+    // The warp has rows 16 warp ... 16 warp + 15 of the tile.
     __device__ __forceinline__ PrefillRows(const AttentionArgs& args, const Rows& tile_rows,
-                                           int first_row = threadIdx.x / 32 * 16)
+                                           unsigned warp = threadIdx.x / 32)
         : p(args), rows(tile_rows), g(threadIdx.x % 32 / 4), t(threadIdx.x % 4) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            row[h] = first_row + g + 8 * h;
+            row[h] = warp * 16 + g + 8 * h;
             const int position = row[h] < rows.n_rows ? p.rope.positions[rows.token(row[h])] : -1;
             low[h] = p.window > 0 ? window_start(p, position) : 0;
             high[h] = last_seen(p, rows.first_token, position);
         }
 #pragma unroll
-        for (int i = 0; i < COLUMNS / 2; ++i) o[i] = 0.0f;
+        for (int i = 0; i < ROW / PARTS / 2; ++i) o[i] = 0.0f;
     }
     __device__ __forceinline__ const __half* query(int r) const {
         return p.rope.q + (static_cast<size_t>(rows.token(r)) * p.rope.n_head + rows.head(r)) * ROW;
@@ -77,6 +76,12 @@ struct PrefillRows {
     // Turns the scores of a page into probabilities relative to the running maximum; `shrink` is the factor for the
     // earlier sums.
     __device__ __forceinline__ void soften(float (&s)[32], int page) {
+        const float unit = mask_scores(s, page);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) weigh_scores(s, h, highest_score(s, h), unit);
+    }
+    // Caps the scores of a page, and masks positions that a row does not see. Returns the factor of logits.
+    __device__ __forceinline__ float mask_scores(float (&s)[32], int page) const {
         float unit = p.scale * LOG2E;
         if (p.soft_cap > 0.0f) {
             const float inner = p.scale / p.soft_cap;
@@ -92,25 +97,29 @@ struct PrefillRows {
                 if (position < low[h] || position > high[h]) s[i] = NONE;
             }
         }
+        return unit;
+    }
+    // The maximum of row h's scores and of its earlier ones.
+    __device__ __forceinline__ float highest_score(const float (&s)[32], int h) const {
+        float top = maximum[h];
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            float top = maximum[h];
+        for (int i = 0; i < 32; i += 4) top = fmaxf(top, fmaxf(s[i + 2 * h], s[i + 2 * h + 1]));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+        return fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+    }
+    // Turns row h's scores into probabilities relative to `top`, the new maximum.
+    __device__ __forceinline__ void weigh_scores(float (&s)[32], int h, float top, float unit) {
+        const float base = top <= NONE ? 0.0f : top * unit;  // no visible position so far: every probability is 0
+        shrink[h] = exp2_approx(fmaf(maximum[h], unit, -base));
+        maximum[h] = top;
+        float part = 0.0f;
 #pragma unroll
-            for (int i = 0; i < 32; i += 4) top = fmaxf(top, fmaxf(s[i + 2 * h], s[i + 2 * h + 1]));
-            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-            const float base = top <= NONE ? 0.0f : top * unit;  // no visible position so far: every probability is 0
-            shrink[h] = exp2_approx(fmaf(maximum[h], unit, -base));
-            maximum[h] = top;
-            float part = 0.0f;
-#pragma unroll
-            for (int i = 2 * h; i < 32; i += 4) {
-                s[i] = exp2_approx(fmaf(s[i], unit, -base));
-                s[i + 1] = exp2_approx(fmaf(s[i + 1], unit, -base));
-                part += s[i] + s[i + 1];
-            }
-            sum[h] = sum[h] * shrink[h] + part;
+        for (int i = 2 * h; i < 32; i += 4) {
+            s[i] = exp2_approx(fmaf(s[i], unit, -base));
+            s[i + 1] = exp2_approx(fmaf(s[i + 1], unit, -base));
+            part += s[i] + s[i + 1];
         }
+        sum[h] = sum[h] * shrink[h] + part;
     }
     // Packs the probabilities into A operands. No wgmma that reads `weights` may be in flight.
     __device__ __forceinline__ void set_weights(const float (&s)[32]) {
@@ -123,7 +132,7 @@ struct PrefillRows {
     __device__ __forceinline__ void rescale() {
         if (!__any_sync(0xffffffffu, shrink[0] != 1.0f || shrink[1] != 1.0f)) return;
 #pragma unroll
-        for (int i = 0; i < COLUMNS / 2; ++i) o[i] *= shrink[i / 2 % 2];
+        for (int i = 0; i < ROW / PARTS / 2; ++i) o[i] *= shrink[i / 2 % 2];
     }
 
     __device__ __forceinline__ void write() {
@@ -152,17 +161,17 @@ struct PrefillRows {
     __device__ __forceinline__ void write_row(int h, float factor, int token, int head) const {
         const bool valid = row[h] < rows.n_rows;
         const int e = p.rope.head_size;
-        const int first = PARTS == 1 ? 0 : threadIdx.x / 128 * COLUMNS;  // of the warpgroup
+        const int first = PARTS == 1 ? 0 : threadIdx.x / 128 * (ROW / PARTS);  // of the warpgroup
         if (p.order == PLAIN_ORDER) {
             const int end = e - first - 2 * t;  // even
             __half* out = p.out + (static_cast<size_t>(token) * p.rope.n_head + head) * e + first + 2 * t;
 #pragma unroll
-            for (int i = 0; i < COLUMNS / 8; ++i)
+            for (int i = 0; i < ROW / PARTS / 8; ++i)
                 if (valid && 8 * i < end) *reinterpret_cast<uint32_t*>(out + 8 * i) = result(h, i, factor);
             return;
         }
 #pragma unroll
-        for (int i = 0; i < COLUMNS / 8; i += 4) {
+        for (int i = 0; i < ROW / PARTS / 8; i += 4) {
             uint32_t w[4];
 #pragma unroll
             for (int j = 0; j < 4; ++j) w[j] = result(h, i + j, factor);

@@ -145,7 +145,8 @@ inline int copy_box(void* to, const void* local, const TensorMap& map, int row, 
         for (uint64_t c = 0; c < map.box_columns; ++c) {
             uint16_t value = 0;
             if (row + r < map.rows && column + c < map.columns)
-                memcpy(&value, reinterpret_cast<const uint16_t*>(map.address) + (row + r) * map.columns + column + c, 2);
+                memcpy(&value, reinterpret_cast<const uint16_t*>(map.address) + (row + r) * map.columns + column + c,
+                       2);
             uint32_t at = start + uint32_t(r * 128 + c * 2);
             at ^= (at >> 7 & 7) << 4;
             memcpy(first + at, &value, 2);

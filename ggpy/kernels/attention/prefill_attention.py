@@ -33,7 +33,9 @@ WARPS = 8  # of 16 rows each
 MAX_ROW = 128  # elements of a head for which the mma kernel has registers
 WGMMA_ROWS = (32, 64, 96, 128, 256, MAX_HEAD)  # of the wgmma kernels
 WIDE_CLUSTER = 2  # CTAs that share a tile of wide heads
-WIDE_SHARED = (64 << 10) + 10 * ((16 << 10) + 2 * 8)  # Q, chunks of K and V, and their mbarriers
+WIDE_SHARED = (
+    (64 << 10) + 9 * ((16 << 10) + 2 * 8) + (18 << 10)
+)  # Q, chunks of K and V, P and maxima
 
 
 def plan_prefill_tiles(
