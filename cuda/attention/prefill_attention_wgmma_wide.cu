@@ -171,7 +171,7 @@ struct PrefillWideConsumer {
             multiply_box<I + 1>(s, queries);
         }
     }
-    // Starts O += P V of a page of the current pair, for this warpgroup's columns.
+    // Starts O += P V of a page of the current pair, for this warpgroup's columns: four groups of wgmmas.
     template <int PAGE>
     __device__ __forceinline__ void begin_values() {
         wgmma_hold(rows.o);
@@ -180,8 +180,8 @@ struct PrefillWideConsumer {
             const uint32_t values = next_chunk() + group * (COLUMNS * 32 / 16);
             wgmma_fence();
             wgmma_f16<COLUMNS, true, LINES_OF_32>(rows.o, weights[PAGE][i], values);
+            wgmma_commit();
         }
-        wgmma_commit();
     }
     __device__ __forceinline__ void end_values() {
         wgmma_wait<0>();
@@ -241,7 +241,7 @@ struct PrefillWideConsumer {
         for (int page = span.first + 2; page < span.end; page += 2) {
             begin_scores(s);
             begin_values<0>();
-            wgmma_wait<1>();
+            wgmma_wait<4>();
             wgmma_hold(s);
             release();
             unit = rows.mask_scores(s, page + group);
