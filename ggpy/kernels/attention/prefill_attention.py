@@ -33,9 +33,8 @@ WARPS = 8  # of 16 rows each
 MAX_ROW = 128  # elements of a head for which the mma kernel has registers
 WGMMA_ROWS = (32, 64, 96, 128, 256, MAX_HEAD)  # of the wgmma kernels
 WIDE_CLUSTER = 2  # CTAs that share a tile of wide heads
-WIDE_SHARED = (
-    (64 << 10) + 9 * ((16 << 10) + 2 * 8) + (18 << 10)
-)  # Q, chunks of K and V, P and maxima
+# bytes of shared memory of their CTA: Q, chunks of K and V with two mbarriers each, P and maxima
+WIDE_SHARED = (64 << 10) + 9 * ((16 << 10) + 2 * 8) + (18 << 10)
 
 
 def plan_prefill_tiles(
