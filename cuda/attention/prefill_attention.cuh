@@ -1,6 +1,7 @@
-// FlashAttention-style online softmax of prefill, shared by prefill_attention.cu (mma, any GPU) and
-// prefill_attention_wgmma.cu (Hopper). This file has the part between the two matrix products; those two files decide
-// which instruction multiplies and how K and V reach shared memory.
+// FlashAttention-style online softmax of prefill, shared by prefill_attention.cu (mma, any GPU),
+// prefill_attention_wgmma.cu (Hopper) and prefill_attention_wgmma_wide.cu (Hopper, heads of 512). This file has the
+// part between the two matrix products; those files decide which instruction multiplies and how K and V reach shared
+// memory.
 //
 //    S[16, 64] = Q K^T;  P = 2^(cap(S * scale) * log2 e - max);  O[16, E] = O * shrink + P V
 //
@@ -31,7 +32,8 @@ __device__ __forceinline__ int swizzled(int row, int piece) {
     return piece / 8 * KEY_BOX + row * PACKED_ROW + ((piece ^ row) & 7) * 16;
 }
 
-template <int ROW>
+// PARTS: warpgroups that have the same rows and equal parts of the columns of O.
+template <int ROW, int PARTS = 1>
 struct PrefillRows {
     const AttentionArgs& p;
     const Rows& rows;
@@ -39,19 +41,21 @@ struct PrefillRows {
     int low[2], high[2];     // range of positions that the rows see
     uint32_t weights[4][4];  // P, as A operands
     float maximum[2] = {NONE, NONE}, sum[2] = {0.0f, 0.0f}, shrink[2];
-    float o[ROW / 2];
+    float o[ROW / PARTS / 2];
 
-    __device__ __forceinline__ PrefillRows(const AttentionArgs& args, const Rows& tile_rows)
+    // The warp has rows 16 warp ... 16 warp + 15 of the tile.
+    __device__ __forceinline__ PrefillRows(const AttentionArgs& args, const Rows& tile_rows,
+                                           unsigned warp = threadIdx.x / 32)
         : p(args), rows(tile_rows), g(threadIdx.x % 32 / 4), t(threadIdx.x % 4) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            row[h] = threadIdx.x / 32 * 16 + g + 8 * h;
+            row[h] = warp * 16 + g + 8 * h;
             const int position = row[h] < rows.n_rows ? p.rope.positions[rows.token(row[h])] : -1;
             low[h] = p.window > 0 ? window_start(p, position) : 0;
             high[h] = last_seen(p, rows.first_token, position);
         }
 #pragma unroll
-        for (int i = 0; i < ROW / 2; ++i) o[i] = 0.0f;
+        for (int i = 0; i < ROW / PARTS / 2; ++i) o[i] = 0.0f;
     }
     __device__ __forceinline__ const __half* query(int r) const {
         return p.rope.q + (static_cast<size_t>(rows.token(r)) * p.rope.n_head + rows.head(r)) * ROW;
@@ -72,6 +76,12 @@ struct PrefillRows {
     // Turns the scores of a page into probabilities relative to the running maximum; `shrink` is the factor for the
     // earlier sums.
     __device__ __forceinline__ void soften(float (&s)[32], int page) {
+        const float unit = mask_scores(s, page);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) weigh_scores(s, h, highest_score(s, h), unit);
+    }
+    // Caps the scores of a page, and masks positions that a row does not see. Returns the factor of logits.
+    __device__ __forceinline__ float mask_scores(float (&s)[32], int page) const {
         float unit = p.scale * LOG2E;
         if (p.soft_cap > 0.0f) {
             const float inner = p.scale / p.soft_cap;
@@ -87,25 +97,29 @@ struct PrefillRows {
                 if (position < low[h] || position > high[h]) s[i] = NONE;
             }
         }
+        return unit;
+    }
+    // The maximum of row h's scores and of its earlier ones.
+    __device__ __forceinline__ float highest_score(const float (&s)[32], int h) const {
+        float top = maximum[h];
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            float top = maximum[h];
+        for (int i = 0; i < 32; i += 4) top = fmaxf(top, fmaxf(s[i + 2 * h], s[i + 2 * h + 1]));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+        return fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+    }
+    // Turns row h's scores into probabilities relative to `top`, the new maximum.
+    __device__ __forceinline__ void weigh_scores(float (&s)[32], int h, float top, float unit) {
+        const float base = top <= NONE ? 0.0f : top * unit;  // no visible position so far: every probability is 0
+        shrink[h] = exp2_approx(fmaf(maximum[h], unit, -base));
+        maximum[h] = top;
+        float part = 0.0f;
 #pragma unroll
-            for (int i = 0; i < 32; i += 4) top = fmaxf(top, fmaxf(s[i + 2 * h], s[i + 2 * h + 1]));
-            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-            const float base = top <= NONE ? 0.0f : top * unit;  // no visible position so far: every probability is 0
-            shrink[h] = exp2_approx(fmaf(maximum[h], unit, -base));
-            maximum[h] = top;
-            float part = 0.0f;
-#pragma unroll
-            for (int i = 2 * h; i < 32; i += 4) {
-                s[i] = exp2_approx(fmaf(s[i], unit, -base));
-                s[i + 1] = exp2_approx(fmaf(s[i + 1], unit, -base));
-                part += s[i] + s[i + 1];
-            }
-            sum[h] = sum[h] * shrink[h] + part;
+        for (int i = 2 * h; i < 32; i += 4) {
+            s[i] = exp2_approx(fmaf(s[i], unit, -base));
+            s[i + 1] = exp2_approx(fmaf(s[i + 1], unit, -base));
+            part += s[i] + s[i + 1];
         }
+        sum[h] = sum[h] * shrink[h] + part;
     }
     // Packs the probabilities into A operands. No wgmma that reads `weights` may be in flight.
     __device__ __forceinline__ void set_weights(const float (&s)[32]) {
@@ -118,7 +132,7 @@ struct PrefillRows {
     __device__ __forceinline__ void rescale() {
         if (!__any_sync(0xffffffffu, shrink[0] != 1.0f || shrink[1] != 1.0f)) return;
 #pragma unroll
-        for (int i = 0; i < ROW / 2; ++i) o[i] *= shrink[i / 2 % 2];
+        for (int i = 0; i < ROW / PARTS / 2; ++i) o[i] *= shrink[i / 2 % 2];
     }
 
     __device__ __forceinline__ void write() {
@@ -142,21 +156,22 @@ struct PrefillRows {
         const __half2 pair = __halves2half2(saturated_half(x), saturated_half(y));
         return *reinterpret_cast<const uint32_t*>(&pair);
     }
-    // Writes the lane's elements 8 i + 2 t and 8 i + 2 t + 1 of a row, up to head_size. Packed orders have heads that
+    // Writes the lane's elements first + 8 i + 2 t and first + 8 i + 2 t + 1 of a row, up to head_size. Packed orders have heads that
     // are multiples of 32 elements: four lanes hold 32 elements, and each writes 16 bytes.
     __device__ __forceinline__ void write_row(int h, float factor, int token, int head) const {
         const bool valid = row[h] < rows.n_rows;
         const int e = p.rope.head_size;
+        const int first = PARTS == 1 ? 0 : threadIdx.x / 128 * (ROW / PARTS);  // of the warpgroup
         if (p.order == PLAIN_ORDER) {
-            const int end = e - 2 * t;  // even
-            __half* out = p.out + (static_cast<size_t>(token) * p.rope.n_head + head) * e + 2 * t;
+            const int end = e - first - 2 * t;  // even
+            __half* out = p.out + (static_cast<size_t>(token) * p.rope.n_head + head) * e + first + 2 * t;
 #pragma unroll
-            for (int i = 0; i < ROW / 8; ++i)
+            for (int i = 0; i < ROW / PARTS / 8; ++i)
                 if (valid && 8 * i < end) *reinterpret_cast<uint32_t*>(out + 8 * i) = result(h, i, factor);
             return;
         }
 #pragma unroll
-        for (int i = 0; i < ROW / 8; i += 4) {
+        for (int i = 0; i < ROW / PARTS / 8; i += 4) {
             uint32_t w[4];
 #pragma unroll
             for (int j = 0; j < 4; ++j) w[j] = result(h, i + j, factor);
@@ -167,10 +182,11 @@ struct PrefillRows {
                 const uint32_t c = second ? w[2] : w[0], d = second ? w[3] : w[1];
                 w[0] = second ? a : c, w[1] = second ? c : a, w[2] = second ? b : d, w[3] = second ? d : b;
             }
-            const int column = head * e + 8 * i;
+            const int column = head * e + first + 8 * i;
             const size_t at = packed_piece(column / 64, token, column % 64 / 32 * 4 + t, p.n_tokens);
             uint8_t* out = reinterpret_cast<uint8_t*>(p.out);
-            if (valid) *reinterpret_cast<uint4*>(out + at) = make_uint4(w[0], w[1], w[2], w[3]);
+            const bool inside = PARTS == 1 || first + 8 * i < e;  // narrower heads have a row of E
+            if (valid && inside) *reinterpret_cast<uint4*>(out + at) = make_uint4(w[0], w[1], w[2], w[3]);
         }
     }
 };

@@ -182,7 +182,11 @@ struct PrefillConsumer {
 template <int ROW>
 __global__ void __launch_bounds__(P_THREADS, 1)
     prefill_attention_wgmma(const __grid_constant__ AttentionArgs p, const __grid_constant__ TensorMap keys) {
+#if EMULATED
+    SHARED_DYNAMIC(uint8_t, shared);
+#else
     extern __shared__ __align__(1024) uint8_t shared[];
+#endif
     const PrefillSharedStorage<ROW> storage(shared);
     if (threadIdx.x == 0) storage.init();
     grid_dependency_launch();

@@ -19,8 +19,9 @@ struct EmulatedBarrier {
     }
     void copy(void* shared, const void* global, int size) {
         memcpy(shared, global, size);
-        bytes -= size, settle();
+        copied(size);
     }
+    void copied(int size) { bytes -= size, settle(); }
 };
 #endif
 

@@ -1,6 +1,5 @@
-// Hopper (sm_90a): wgmma, bulk copies and tensor copies. One small function per instruction. The emulator has bulk
-// copies, and wgmma with A in registers; it executes them at once. bulk_copy.cuh has mbarriers and the exchange of
-// registers between warpgroups.
+// Hopper (sm_90a): wgmma, bulk copies and tensor copies. One small function per instruction. The emulator executes them
+// at once. bulk_copy.cuh has mbarriers and the exchange of registers between warpgroups.
 //
 // A warpgroup is four consecutive warps, the first of which has an index divisible by four.
 #pragma once
@@ -58,23 +57,48 @@ __device__ __forceinline__ void mbarrier_arrive_at_all(uint64_t* barrier, int la
     }
 }
 
-#if !EMULATED
 // A tensor map: how an f16 matrix [rows][columns] lies in global memory, and the box that one copy takes. The driver
 // makes it (Device.tensor_map); a kernel takes it as a __grid_constant__ parameter.
+#if EMULATED
+using TensorMap = emulator::TensorMap;
+#define __grid_constant__
+#else
 struct alignas(64) TensorMap {
     uint64_t words[16];
 };
+#endif
 // Copies the box at (row, column) to shared memory, in rows of 128 bytes with wgmma's swizzle; elements outside the
 // matrix become 0. The barrier counts the bytes of the whole box.
 __device__ __forceinline__ void tensor_copy(void* shared, const TensorMap& map, int row, int column,
                                             uint64_t* barrier) {
+#if EMULATED
+    EmulatedBarrier::of(barrier).copied(emulator::copy_box(shared, shared, map, row, column));
+#else
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
             "r"(shared_address(shared)),
         "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier))
         : "memory");
-}
 #endif
+}
+// The same copy to all BLOCKS CTAs of the cluster, as bulk_copy_to_all.
+template <int BLOCKS>
+__device__ __forceinline__ void tensor_copy_to_all(void* shared, const TensorMap& map, int row, int column,
+                                                   uint64_t* barrier) {
+#if EMULATED
+    for (int i = 0; i < BLOCKS; ++i) {
+        auto* remote = static_cast<uint64_t*>(emulator::cluster_shared(barrier, i));
+        void* dst = emulator::cluster_shared(shared, i);
+        EmulatedBarrier::of(remote).copied(emulator::copy_box(dst, shared, map, row, column));
+    }
+#else
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(shared)),
+        "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier)), "h"(static_cast<uint16_t>((1 << BLOCKS) - 1))
+        : "memory");
+#endif
+}
 
 // Copies `bytes` from shared to global memory. Preceding writes to shared memory must have passed async_fence and a
 // barrier.
@@ -203,26 +227,34 @@ __device__ __forceinline__ void wgmma_f16(float (&d)[N / 2], const uint32_t (&a)
 }
 #undef WGMMA
 
-#if !EMULATED
 // The same for N = 64, with A in shared memory.
 template <bool ADD = true>
-__device__ __forceinline__ void wgmma_f16(float (&d)[32], uint32_t a, uint32_t b) {
+__device__ __forceinline__ void wgmma_f16(float (&d)[32], uint32_t a, uint32_t b AND_CALLER) {
+#if EMULATED
+    uint32_t registers[4];
+    emulator::wgmma_rows(registers, a);
+    emulator::wgmma<64, ADD>(d, registers, b, LINES_OF_128, {"wgmma_f16", file, line});
+#else
     asm volatile(
         "{\n.reg .b64 a, b;\nmov.b64 a, {%32, %35};\nmov.b64 b, {%33, %35};\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" D_32 "}, a, b, %34, 1, 1, 0, 0;\n}"
         : INOUT_32(0)
         : "r"(a), "r"(b), "n"(ADD), "n"(LINES_OF_128));
+#endif
 }
 
 // Orders accesses to these registers before or after this point: the compiler does not know of wgmmas in flight.
 template <int N>
 __device__ __forceinline__ void wgmma_hold(float (&d)[N]) {
+#if !EMULATED
 #pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
+#endif
 }
 template <int N>
 __device__ __forceinline__ void wgmma_hold(uint32_t (&a)[N][4]) {
+#if !EMULATED
 #pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("" : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]), "+r"(a[i][3])::"memory");
-}
 #endif
+}

@@ -199,7 +199,7 @@ def _attention(kernels: HeadKernels, layer: int, tokens: str, s: StepClass) -> P
     least, prefill = kernels.prefill_tokens, kernels.prefill
     kernel = "paged_attention"
     if not s.decode and prefill and least is not None and s.n_tokens >= least:
-        kernel = "prefill_attention_wgmma" if prefill.wgmma else "prefill_attention"
+        kernel = prefill.stem
     elif s.decode and kernels.decode.has_decode_kernel:
         kernel = "decode_attention"
     heads = kernels.heads

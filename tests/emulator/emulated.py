@@ -9,6 +9,7 @@ and line of the kernel.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -263,6 +264,14 @@ class Emulated:
         target, origin = self._range(to, 0, nbytes), self._range(source, 0, nbytes)
         move = lambda: self.host.ask("W", target, payload=self.host.ask("R", origin, nbytes))  # noqa: E731
         self.enqueue(move, buffers_of([to, source]))
+
+    def tensor_map(
+        self, at: Buffer | Ptr, shape: tuple[int, int], box: tuple[int, int]
+    ) -> ctypes.Array:
+        """A TensorMap of tensor.h, as Gpu.tensor_map makes them for GPUs."""
+        rows, columns = shape
+        address = self._range(at, 0, 2 * rows * columns)
+        return (ctypes.c_uint64 * 16)(address, rows, columns, *box)
 
     def kernel(self, source: str, name: str, **options: Any) -> EmulatedKernel:
         """See ggpy.device.base.Device."""

@@ -116,6 +116,44 @@ void wgmma(float* d, const uint32_t* a, uint32_t b, uint32_t lines, Site site) {
     meet<WgmmaRecord<N, ADD>, complete_wgmma<N, ADD>>(~0u, record, site);
 }
 
+// A lane's part of A[64][16] in shared memory, as the registers that wgmma takes; `a` as b of complete_wgmma.
+inline void wgmma_rows(uint32_t* registers, uint32_t a) {
+    const char* memory = static_cast<const char*>(dynamic_shared());
+    const uint32_t base = uint32_t(reinterpret_cast<uintptr_t>(memory)), start = ((a << 4) - base) & 0x3ffff;
+    const uint32_t lane = emulator_current->lane, warp = emulator_current->warp % 4;
+    for (int i = 0; i < 4; ++i) {
+        const uint32_t row = warp * 16 + lane / 4 + i % 2 * 8, column = i / 2 * 8 + lane % 4 * 2;
+        uint32_t at = start + row * 128 + 2 * column;
+        at ^= (at >> 7 & 7) << 4;
+        memcpy(registers + i, memory + at, 4);
+    }
+}
+
+// What Device.tensor_map of the emulated device makes: an f16 matrix [rows][columns], and the box of a copy.
+struct TensorMap {
+    uint64_t address, rows, columns, box_rows, box_columns, unused[11];
+};
+
+// Copies a box to `to`, which is in some CTA's shared memory where `local` is in this CTA's; returns its bytes. A row
+// of the box takes 128 bytes, swizzled as by tensor copies.
+inline int copy_box(void* to, const void* local, const TensorMap& map, int row, int column) {
+    const auto* shared = static_cast<const char*>(dynamic_shared());
+    const uint32_t start = uint32_t(static_cast<const char*>(local) - shared);
+    if (start % 1024 || map.box_columns != 64) emulator_fail("a box of %d columns at %u", int(map.box_columns), start);
+    char* first = static_cast<char*>(to) - start;
+    for (uint64_t r = 0; r < map.box_rows; ++r)
+        for (uint64_t c = 0; c < map.box_columns; ++c) {
+            uint16_t value = 0;
+            if (row + r < map.rows && column + c < map.columns)
+                memcpy(&value, reinterpret_cast<const uint16_t*>(map.address) + (row + r) * map.columns + column + c,
+                       2);
+            uint32_t at = start + uint32_t(r * 128 + c * 2);
+            at ^= (at >> 7 & 7) << 4;
+            memcpy(first + at, &value, 2);
+        }
+    return int(map.box_rows * map.box_columns * 2);
+}
+
 struct MatrixRecord {
     const void* row;
     uint32_t* out;

@@ -19,7 +19,8 @@ KERNELS = Path(__file__).resolve().parents[2] / "ggpy" / "kernels"
 STEMS = [path.relative_to(KERNELS).with_suffix("").as_posix() for path in KERNELS.rglob("*.py")]
 MODULES = {stem: import_module(f"ggpy.kernels.{stem.replace('/', '.')}") for stem in STEMS}
 ASSERTS = {stem: m.ASSERTS for stem, m in MODULES.items() if hasattr(m, "ASSERTS")}
-ASSERTS["attention/prefill_attention_wgmma"] = ASSERTS["attention/prefill_attention"]
+for stem in ("prefill_attention_wgmma", "prefill_attention_wgmma_wide"):
+    ASSERTS[f"attention/{stem}"] = ASSERTS["attention/prefill_attention"]
 TAKES = 'extern "C" __global__ void takes(TileSchedulerArgs args, int* n) { *n = args.n_tiles; }'
 
 

@@ -1,5 +1,6 @@
-"""Launches prefill attention: cuda/attention/prefill_attention_wgmma.cu on Hopper,
-cuda/attention/prefill_attention.cu on other GPUs. Plans which rows a CTA takes.
+"""Launches prefill attention: cuda/attention/prefill_attention_wgmma.cu on Hopper, or
+prefill_attention_wgmma_wide.cu for heads of 512; cuda/attention/prefill_attention.cu on other GPUs.
+Plans which rows a CTA takes.
 
 The backend decides which sequences use these kernels, and converts pages of other types to f16
 first (pages_to_f16.py).
@@ -24,13 +25,16 @@ from .paged_attention import (
     sight_defines,
     spans_of,
 )
-from .rope_kv import Heads
+from .rope_kv import MAX_HEAD, Heads
 
-ROWS = 128  # (token, head) pairs of a tile
+ROWS = 128  # (token, head) pairs of a tile; of wide heads, two CTAs share a tile
 BOX = 64  # elements of a head per shared-memory box of 128-byte rows
 WARPS = 8  # of 16 rows each
 MAX_ROW = 128  # elements of a head for which the mma kernel has registers
-WGMMA_ROWS = (32, 64, 96, 128, 256)  # of the wgmma kernel
+WGMMA_ROWS = (32, 64, 96, 128, 256, MAX_HEAD)  # of the wgmma kernels
+WIDE_CLUSTER = 2  # CTAs that share a tile of wide heads
+# bytes of shared memory of their CTA: Q, chunks of K and V with two mbarriers each, P and maxima
+WIDE_SHARED = (64 << 10) + 9 * ((16 << 10) + 2 * 8) + (18 << 10)
 
 
 def plan_prefill_tiles(
@@ -65,6 +69,9 @@ class PrefillAttention:
         if not self.is_supported(self.device, self.heads, self.wgmma):
             kind, size = "wgmma" if self.wgmma else "mma", self.heads.head_size
             raise ValueError(f"{self.device.arch} has no {kind} attention for heads of {size}")
+        self.is_wide = self.heads.row == MAX_HEAD
+        stem = "prefill_attention_wgmma" if self.wgmma else "prefill_attention"
+        self.stem = stem + "_wide" if self.is_wide else stem
         self._maps: dict[int, ctypes.Array] = {}
         self._made: dict[tuple[str, ...], Kernel] = {}
 
@@ -98,8 +105,10 @@ class PrefillAttention:
         if self.wgmma:
             arguments = args, self._map(pages[0])
             threads += 128  # producer warpgroup
-        grid, shared = (self.paged.head_tiles, n_tiles), shared_bytes(heads, self.wgmma)
-        self._kernel(params).launch(grid, threads, arguments, smem=shared, pdl=True)
+        cluster, shared = WIDE_CLUSTER if self.is_wide else 1, shared_bytes(heads, self.wgmma)
+        grid = self.paged.head_tiles * cluster, n_tiles
+        kernel = self._kernel(params)
+        kernel.launch(grid, threads, arguments, smem=shared, pdl=True, cluster=cluster)
 
     def _map(self, keys: Address) -> ctypes.Array:
         """The tensor map of a layer's K pages, up to the end of their buffer. ValueError if the
@@ -120,11 +129,10 @@ class PrefillAttention:
         sight = sight_defines(params)
         key = tuple(sight)
         if key not in self._made:
-            stem = "prefill_attention_wgmma" if self.wgmma else "prefill_attention"
             defines = {"PAGE_SIZE": self.heads.page_size, **sight}
-            name = f"{stem}<{self.heads.row}>"
+            name = f"{self.stem}<{self.heads.row}>"
             self._made[key] = self.device.kernel(
-                f"attention/{stem}.cu", name, defines=defines, extra_source=ASSERTS
+                f"attention/{self.stem}.cu", name, defines=defines, extra_source=ASSERTS
             )
         return self._made[key]
 
@@ -132,6 +140,8 @@ class PrefillAttention:
 def shared_bytes(heads: Heads, wgmma: bool) -> int:
     """Bytes of dynamic shared memory of a CTA: stages of K and V pages; Q if heads are large."""
     row, boxes = heads.row, -(-heads.row // BOX)
+    if row == MAX_HEAD:
+        return WIDE_SHARED
     page = 2 * BOX * (boxes * BOX + row)
     if not wgmma:
         return 2 * page

@@ -1,5 +1,5 @@
-"""Prefill attention against float64: the mma kernel, also on the emulator, and the wgmma kernel,
-which runs on a Hopper GPU only; elsewhere the wgmma kernel must compile without spills.
+"""Prefill attention against float64: the mma kernel and the wgmma kernels, which need a Hopper GPU
+or the emulator, and must compile without spills.
 """
 
 from collections import namedtuple
@@ -13,6 +13,7 @@ from cases import nmse
 from static_shared import most_static
 
 from ggpy.device.compile import compile_cubin
+from ggpy.kernels.attention import prefill_attention
 from ggpy.kernels.attention.prefill_attention import ROWS, PrefillAttention, plan_prefill_tiles
 from ggpy.kernels.gemm.hopper import has_wgmma
 from ggpy.kernels.layout.pack import CODES, F16, PLAIN
@@ -25,7 +26,11 @@ STEPS = {
     "deep": Sequences([260], [70]),
     "several": Sequences([66, 70, 200], [66, 9, 40]),
 }
-HEADS = [(4, 2, 64), (3, 1, 80), (8, 1, 96), (7, 1, 128), (4, 4, 128), (2, 2, 256), (20, 1, 64)]
+HEADS = [
+    *[(4, 2, 64), (3, 1, 80), (8, 1, 96), (7, 1, 128), (4, 4, 128), (2, 2, 256), (20, 1, 64)],
+    *[(8, 1, 512), (6, 2, 448)],
+]
+WIDE_BLOCKS = ("q8_0", "q8_0", 8, 2, 512)
 
 
 @pytest.fixture(params=["emulator", "gpu", "hopper"])
@@ -55,6 +60,7 @@ def kinds(name, shapes, head=2):
     ("stem", "arch", "rows"),
     [
         ("prefill_attention_wgmma", "sm_90a", (32, 64, 96, 128, 256)),
+        ("prefill_attention_wgmma_wide", "sm_90a", (512,)),
         ("prefill_attention", "sm_75", (32, 64, 96, 128)),
         ("prefill_attention", "sm_80", (32, 64, 96, 128)),
         ("prefill_attention", "sm_120", (64, 128)),
@@ -71,12 +77,17 @@ def test_nothing_spills(nvrtc, stem, arch, rows):
 
 
 @pytest.mark.parametrize(
-    ("stem", "arch"), [("prefill_attention_wgmma", "sm_90a"), ("prefill_attention", "sm_120")]
+    ("stem", "arch", "row"),
+    [
+        ("prefill_attention_wgmma", "sm_90a", 128),
+        ("prefill_attention_wgmma_wide", "sm_90a", 512),
+        ("prefill_attention", "sm_120", 128),
+    ],
 )
 @pytest.mark.parametrize("sight", ["CHUNKED", "BOTH_SIDES"])
-def test_other_masks_do_not_spill_either(nvrtc, stem, arch, sight):
+def test_other_masks_do_not_spill_either(nvrtc, stem, arch, row, sight):
     cubin = compile_cubin(
-        f"attention/{stem}.cu", arch, expressions=[f"{stem}<128>"], defines={sight: 1}
+        f"attention/{stem}.cu", arch, expressions=[f"{stem}<{row}>"], defines={sight: 1}
     )
     assert "serialized" not in cubin.log, "ptxas serialised the wgmma instructions"
     assert all((r.spill_loads, r.stack) == (0, 0) for r in cubin.resources.values())
@@ -102,14 +113,14 @@ def test_tiles(step, least, shape):
 
 
 def test_where_it_fits():
-    """The wgmma kernel supports heads of 256; the mma kernel needs shared memory for two pages."""
+    """The wgmma kernels support heads of 256 and 512; the mma kernel needs shared memory for two
+    pages.
+    """
     hopper, ada = Gpu("sm_90a", 227 << 10), Gpu("sm_89", 99 << 10)
-    sizes = (64, 80, 128, 160, 256)
-    assert [PrefillAttention.fits(hopper, heads(4, 2, e)) for e in sizes] == [True] * 3 + [
-        False,
-        True,
-    ]
-    assert [PrefillAttention.fits(ada, heads(4, 2, e)) for e in sizes] == [True] * 3 + [False] * 2
+    sizes = (64, 80, 128, 160, 256, 320, 400, 512)
+    fitting = {of: [e for e in sizes if PrefillAttention.fits(of, heads(4, 2, e))]
+               for of in (hopper, ada)}  # fmt: skip
+    assert fitting == {hopper: [64, 80, 128, 256, 400, 512], ada: [64, 80, 128]}
     assert not PrefillAttention.fits(Gpu("sm_75", 63 << 10), heads(4, 2, 128))
     assert PrefillAttention.fits(Gpu("sm_75", 64 << 10), heads(4, 2, 128))
 
@@ -133,14 +144,14 @@ def test_shapes(kind, shape, step):
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("window", [1, 40, 64, 100, 5000])
-@kinds("shape", [(4, 2, 64), (4, 2, 256)])
+@kinds("shape", [(4, 2, 64), (4, 2, 256), (4, 2, 512)])
 def test_windows(kind, shape, window, step):
     check(kind, heads(*shape), STEPS[step], window=window)
 
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("options", ["soft cap", "sinks", "all"])
-@kinds("shape", [(4, 2, 80), (4, 2, 128), (4, 2, 256)])
+@kinds("shape", [(4, 2, 80), (4, 2, 128), (4, 2, 256), (4, 2, 512)])
 def test_caps_and_sinks(kind, shape, options, step):
     cap, sinks = {"soft_cap": 1.5}, {"sinks": random(4, seed=4) * 3}
     made = {"soft cap": cap, "sinks": sinks, "all": {**cap, **sinks, "window": 50}}
@@ -149,7 +160,7 @@ def test_caps_and_sinks(kind, shape, options, step):
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("window", [0, 50])
-@kinds("pair", [*PAIRS, WIDE], head=4)
+@kinds("pair", [*PAIRS, WIDE, WIDE_BLOCKS], head=4)
 def test_types(kind, pair, window, step):
     """A KV cache of other types, converted to f16 first."""
     h, s = typed(*pair), STEPS[step]
@@ -159,7 +170,7 @@ def test_types(kind, pair, window, step):
     assert nmse(o, expected(h, s, q, contents, **options)) <= NMSE
 
 
-@pytest.mark.parametrize("shape", [(71, 1, 64), (32, 8, 128), (8, 2, 256)], ids=str)
+@pytest.mark.parametrize("shape", [(71, 1, 64), (32, 8, 128), (8, 2, 256), (32, 4, 512)], ids=str)
 def test_gpu(gpu, shape):
     """Long contexts, many CTAs."""
     s = Sequences([700, 2100, 130], [190, 300, 130])
@@ -188,8 +199,15 @@ def test_scores_of_any_size(kind):
 
 
 @pytest.mark.parametrize("order", [CODES, F16])
-@kinds("shape", [(4, 2, 32), (4, 2, 64), (4, 1, 96), (8, 2, 128), (2, 1, 256)])
+@kinds(
+    "shape",
+    [(4, 2, 32), (4, 2, 64), (4, 1, 96), (8, 2, 128), (2, 1, 256), (8, 1, 512), (2, 1, 448)],
+)
 def test_packed(kind, shape, order):
+    check_packed(kind, shape, order)
+
+
+def check_packed(kind, shape, order):
     """A packed output has the bits of the plain output."""
     h, s = heads(*shape), Sequences([150, 70], [33, 20])
     pages, q, _ = fill(kind[0], h, s)
@@ -207,3 +225,67 @@ def test_again_and_again(kind):
     kernel = PromptAttention(kind[0], h, kind[1])
     first = kernel.run(s, pages, q, scale=0.1)
     assert all(np.array_equal(kernel.run(s, pages, q, scale=0.1), first) for _ in range(5))
+
+
+# wgmma in the emulator
+
+SIGHTS = {
+    "all": {},
+    "window": {"window": 40},
+    "chunks": {"window": 48, "chunked": True},
+    "both sides": {"both_sides": True},
+    "both sides of a window": {"window": 30, "both_sides": True},
+}
+EMULATED = [(4, 2, 64), (3, 1, 256), (8, 1, 512), (5, 1, 448)]
+
+
+@pytest.fixture
+def wgmma(emulator, monkeypatch):
+    """The emulator, whose architecture has no wgmma, and the wgmma kernels."""
+    monkeypatch.setattr(prefill_attention, "has_wgmma", lambda arch: True)
+    return emulator, True
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("shape", EMULATED, ids=str)
+def test_wgmma_in_the_emulator(wgmma, shape, step):
+    sinks = random(shape[0], seed=4) * 3
+    check(wgmma, heads(*shape), STEPS[step])
+    check(wgmma, heads(*shape), STEPS[step], window=50, soft_cap=1.5, sinks=sinks)
+
+
+@kinds("shape", [(4, 2, 64), (4, 2, 256), (8, 1, 512)])
+@pytest.mark.parametrize("sight", SIGHTS)
+def test_sights(kind, shape, sight):
+    check(kind, heads(*shape), Sequences([70, 200], [20, 75]), **SIGHTS[sight])
+
+
+@pytest.mark.parametrize("sight", SIGHTS)
+def test_sights_with_wgmma_in_the_emulator(wgmma, sight):
+    check(wgmma, heads(8, 1, 512), Sequences([70, 200], [20, 75]), **SIGHTS[sight])
+
+
+def test_order_of_ctas_and_warps(wgmma, monkeypatch):
+    """Consumers and the CTAs of a cluster wait for each other where they must."""
+    h, s = heads(6, 1, 512), Sequences([400], [30])
+    pages, q, _ = fill(wgmma[0], h, s)
+    outs = []
+    for order in range(4):
+        monkeypatch.setattr(wgmma[0].unprepared, "order", order)
+        outs.append(PromptAttention(wgmma[0], h, True).run(s, pages, q, scale=0.05))
+    assert all(np.array_equal(out, outs[0]) for out in outs)
+
+
+@pytest.mark.parametrize("order", [CODES, F16])
+@pytest.mark.parametrize("shape", [(8, 1, 512), (2, 1, 448)], ids=str)
+def test_packed_with_wgmma_in_the_emulator(wgmma, shape, order):
+    check_packed(wgmma, shape, order)
+
+
+def test_wgmma_of_blocks_in_the_emulator(wgmma):
+    """A KV cache in blocks, converted to f16 first."""
+    h, s = typed(*WIDE_BLOCKS), STEPS["several"]
+    options = {"scale": h.head_size**-0.5}
+    pages, q, contents = fill_typed(wgmma[0], h, s)
+    o = PromptAttention(wgmma[0], h, True).run(s, pages, q, **options)
+    assert nmse(o, expected(h, s, q, contents, **options)) <= NMSE

@@ -301,16 +301,38 @@ def halved(device: Any, h: Heads, s: Sequences, memory: Any, least: int, window:
     return tables, pages
 
 
-def attention(q, keys, values, positions, *, scale, window=0, soft_cap=0.0, sinks=None):
-    """float64 o[T, H, E] of one sequence's q[T, H, E] at positions, keys and values [n, G, E]."""
+def attention(
+    q,
+    keys,
+    values,
+    positions,
+    *,
+    scale,
+    window=0,
+    soft_cap=0.0,
+    sinks=None,
+    chunked=False,
+    both_sides=False,
+):
+    """float64 o[T, H, E] of one sequence's q[T, H, E] at positions, keys and values [n, G, E].
+
+    chunked: the window is a chunk, whose first position is a multiple of it. both_sides: half of
+    the window is before a token, and half behind it; no window: a token sees all positions.
+    """
     q, keys, values = (x.astype(np.float64) for x in (q, keys, values))
     share = q.shape[1] // keys.shape[1]
     keys, values = (np.repeat(x, share, axis=1) for x in (keys, values))
     s = np.einsum("the,nhe->htn", q, keys) * scale
     if soft_cap:
         s = soft_cap * np.tanh(s / soft_cap)
-    distance = positions[:, None] - np.arange(len(keys))
-    seen = (distance >= 0) & (distance < window) if window else distance >= 0
+    at = np.arange(len(keys))
+    distance = positions[:, None] - at
+    if both_sides:
+        seen = np.abs(distance) <= (window // 2 if window else len(keys))
+    elif chunked:
+        seen = (distance >= 0) & (at // window == positions[:, None] // window)
+    else:
+        seen = (distance >= 0) & (distance < window) if window else distance >= 0
     s = np.where(seen, s, -np.inf)
     sink = np.full((len(s), 1, 1), -np.inf) if sinks is None else sinks.reshape(-1, 1, 1)
     top = np.maximum(s.max(axis=-1, keepdims=True), sink)

@@ -14,7 +14,7 @@ from ggpy.kernels.gemm.gemm import STATIC_SHARED as PRODUCT
 
 def most_static(source: str, name: str) -> int:
     """The maximum of kernel `name` of cuda/`source`."""
-    if source in ("attention/prefill_attention.cu", "attention/prefill_attention_wgmma.cu"):
+    if source.startswith("attention/prefill_attention"):
         return 0
     if source != "attention/paged_attention.cu":
         return PRODUCT

@@ -13,12 +13,20 @@ from cases import nmse
 from counting_device import CountingDevice
 from tiny_gemma4 import EXPERTS, WIDE, write_tiny_gemma4
 
-from ggpy import arch
+from ggpy import arch, model
 from ggpy.backends.cuda import backend as cuda
+from ggpy.backends.cuda import memory
+from ggpy.backends.cuda.kv_pages import f16_page_bytes, heads_of
+from ggpy.backends.interface import Demand
 from ggpy.backends.numpy.backend import Reference
 from ggpy.backends.trace import Trace
+from ggpy.cache_types import CacheTypes
 from ggpy.gguf import File
+from ggpy.kernels.attention import prefill_attention
+from ggpy.kernels.gemm.hopper import has_wgmma
+from ggpy.tokenizer import Tokenizer
 
+from ..heads.real_heads import write_real_heads
 from ..moe.test_moe import MoEPair
 from ..test_backend import PAGES, Model, Pair, ids_of, step_of
 
@@ -81,6 +89,44 @@ def test_texts_that_part_and_are_taken_back(machine, tmp_path, monkeypatch, sett
     pair.step([([50], 65, [3, 7])])
     for i in range(3):
         pair.step([([60 + i], 66 + i, [3, 7]), ([40 + i], 71 + i, [3, 5])])
+
+
+@pytest.mark.parametrize("kind", ["emulator", "gpu"])
+def test_prompts_of_wide_heads(request, kind, tmp_path, monkeypatch) -> None:
+    """By the prefill kernel that Hopper has for them, also in the emulator."""
+    machine = request.getfixturevalue(kind)
+    wide = kind == "emulator" or has_wgmma(machine.arch)
+    monkeypatch.setattr(prefill_attention, "has_wgmma", lambda _: wide)
+    monkeypatch.setattr(prefill_attention.PrefillAttention, "min_tokens", 16)
+    pair = Pair(machine, write_tiny_gemma4(tmp_path, monkeypatch, WIDE))
+    pair.step([(ids_of(66), 0, [3, 7]), (ids_of(20, 1), 0, [5])])
+    pair.step([(ids_of(30, 2), 66, [3, 7]), ([9], 20, [5])])
+    tiles = [tiling.n_prefill_tiles for tiling in pair.gpu.ops.context.batch.tilings]
+    assert len(tiles) == 2 and (min(tiles) > 0) == wide
+
+
+def test_wide_heads_in_blocks_become_f16_in_planned_memory(tmp_path, monkeypatch) -> None:
+    """On Hopper, whose prefill attention reads f16."""
+    demands: list[Demand] = []
+
+    class Noting(cuda.Cuda):
+        def plan_memory(self, demand: Demand) -> int:
+            demands.append(demand)
+            return super().plan_memory(demand)
+
+    device, types = CountingDevice(), CacheTypes("q8_0", "q8_0")
+    monkeypatch.setattr(device, "arch", "sm_90a")
+    with File(write_real_heads(tmp_path / "wide.gguf", "gemma4", monkeypatch)) as file:
+        sizes = {"n_ctx": 256, "n_batch": 64, "n_seq": 3, "cache_types": types}
+        model.Model(file, Tokenizer.from_gguf(file), Noting(device), **sizes)
+    (demand,) = demands
+    need = memory.needed(demand, cuda.GRAPH_TOKENS, converts=lambda heads: True)
+    groups = demand.cache(demand.n_batch).groups
+    (wide,) = [g for g in groups if heads_of(g.spec).head_size == 512]
+    f16 = [device.allocated[f"{name} as f16"] for name in ("keys", "values")]
+    assert sum(f16) == wide.n_pages * f16_page_bytes(heads_of(wide.spec))
+    assert sum(f16) + device.allocated["keys"] + device.allocated["values"] == need.cache
+    assert device.most_bytes <= need.total
 
 
 def test_a_hidden_state_has_its_scale(machine, tmp_path, monkeypatch) -> None:
