@@ -156,8 +156,8 @@ struct PrefillRows {
         const __half2 pair = __halves2half2(saturated_half(x), saturated_half(y));
         return *reinterpret_cast<const uint32_t*>(&pair);
     }
-    // Writes the lane's elements first + 8 i + 2 t and first + 8 i + 2 t + 1 of a row, up to head_size. Packed orders have heads that
-    // are multiples of 32 elements: four lanes hold 32 elements, and each writes 16 bytes.
+    // Writes the lane's elements first + 8 i + 2 t and first + 8 i + 2 t + 1 of a row, up to head_size. Packed orders
+    // have heads that are multiples of 32 elements: four lanes hold 32 elements, and each writes 16 bytes.
     __device__ __forceinline__ void write_row(int h, float factor, int token, int head) const {
         const bool valid = row[h] < rows.n_rows;
         const int e = p.rope.head_size;

@@ -96,6 +96,13 @@ __device__ __forceinline__ void bulk_copy_streaming(void* shared, const void* gl
 #endif
 }
 
+// Brings `bytes` (a multiple of 16, as the address) of global memory into L2, on sm_90.
+__device__ __forceinline__ void bulk_prefetch_l2(const void* global, int bytes) {
+#if !EMULATED && ARCH >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+#endif
+}
+
 // Changes the number of registers per thread of a warpgroup; all four warps must call it.
 template <int COUNT>
 __device__ __forceinline__ void take_registers() {

@@ -11,8 +11,12 @@
 // of a token do not depend on the others, nor on the launch: a lane adds up every 32nd piece of four columns, and the
 // lanes' sums are added by butterfly shuffles. Everything is f32; n is also stored as f16, which the experts multiply.
 //
+// While the router runs, memory would be idle: its CTAs bring the beginning of the weights that are multiplied next into
+// L2, if p.ahead_bytes says so.
+//
 // BESIDE: experts beside a dense feed-forward, whose router has a norm of its own. Experts take the norm of x with
 // other weights, and the weights of the chosen ones are multiplied by expert_scale.
+#include "lib/bulk_copy.cuh"
 #include "moe/choose.cuh"
 
 #ifndef EXPERTS_PER_LANE
@@ -35,6 +39,8 @@ struct RouteArgs {
     uint32_t* arrived;          // [gridDim.y], 0 before and after each launch
     const float* taken_norm;    // BESIDE: [k], the weights of the norm of what experts take
     const float* expert_scale;  // BESIDE: [n_expert]
+    const uint8_t* ahead[2];    // of what is brought into L2, a multiple of AHEAD_PIECE bytes each
+    int ahead_bytes;
     int n_tokens, k;
     float eps;
     ChoiceArgs choice;
@@ -244,6 +250,15 @@ __device__ __forceinline__ void normalise(const RouteArgs& p, const RmsNorm& wei
     }
 }
 
+constexpr int AHEAD_PIECE = 8192;  // bytes that a thread requests at once
+
+__device__ __forceinline__ void prefetch_ahead(const RouteArgs& p) {
+    const int lane = threadIdx.x % 32, cta = blockIdx.y * gridDim.x + blockIdx.x;
+    if (threadIdx.x >= 32) return;
+    for (int at = (cta * 32 + lane) * AHEAD_PIECE; at < p.ahead_bytes; at += gridDim.x * gridDim.y * 32 * AHEAD_PIECE)
+        for (const uint8_t* weights : p.ahead) bulk_prefetch_l2(weights + at, AHEAD_PIECE);
+}
+
 // Dynamic shared memory: n[TOKENS][k].
 template <int TOKENS, int ROWS>
 __global__ void __launch_bounds__(THREADS, 1) route(const RouteArgs p) {
@@ -256,6 +271,7 @@ __global__ void __launch_bounds__(THREADS, 1) route(const RouteArgs p) {
     const float bias = LaneLogit<TOKENS, ROWS>::bias(p, e);
     RmsNorm norm;
     norm.load_weight(p.norm, p.k);
+    prefetch_ahead(p);
     grid_dependency_wait();
     normalise<TOKENS>(p, norm, first, n);
     __syncthreads();

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...device.base import Buffer, Device, Kernel
@@ -16,6 +17,8 @@ MAX_USED, MAX_GROUPS, MAX_EXPERTS = 32, 32, 1024
 MAX_LATE_EXPERTS = 256  # of which each warp chooses for itself
 SCORES = {"softmax": 0, "sigmoid": 1, "softmax_chosen": 2, "sigmoid_chosen": 2}
 STATIC_SHARED = 1 << 10
+AHEAD_BYTES = 4 << 20  # of each matrix that is brought into L2
+AHEAD_PIECE = 8192  # bytes of which that is a multiple
 
 
 class ChoiceArgs(ctypes.Structure):
@@ -36,7 +39,8 @@ class RouteArgs(ctypes.Structure):
         *((name, ctypes.c_uint64) for name in ("x", "norm", "weight", "bias", "shared_gate")),
         *((name, ctypes.c_uint64) for name in ("normed", "ids", "weights", "strength", "arrived")),
         *((name, ctypes.c_uint64) for name in ("taken_norm", "expert_scale")),
-        *((name, ctypes.c_int) for name in ("n_tokens", "k")),
+        ("ahead", ctypes.c_uint64 * 2),
+        *((name, ctypes.c_int) for name in ("ahead_bytes", "n_tokens", "k")),
         ("eps", ctypes.c_float),
         ("choice", ChoiceArgs),
     )
@@ -145,9 +149,19 @@ class Route:
         self._arrived: Buffer | None = None
 
     def launch(
-        self, x: Address, w: RouterWeights, choice: RouterChoice, out: Routes, n_tokens: int, k: int
+        self,
+        x: Address,
+        w: RouterWeights,
+        choice: RouterChoice,
+        out: Routes,
+        n_tokens: int,
+        k: int,
+        ahead: Sequence[Address] = (),
+        ahead_bytes: int = 0,
     ) -> None:
-        """Enqueue the routing of x, f32 [n_tokens, k]. ValueError for what the kernel cannot do."""
+        """Enqueue the routing of x, f32 [n_tokens, k]. ahead: two matrices of ahead_bytes each,
+        whose beginning is brought into L2 meanwhile. ValueError for what the kernel cannot do.
+        """
         if k % 8 or k < MAX_USED or choice.problem:
             wanted = f"rows of {k} columns: a multiple of 8 from {MAX_USED} on is needed"
             raise ValueError(choice.problem or wanted)
@@ -155,6 +169,8 @@ class Route:
             *map(address, (x, w.norm, w.weight, w.bias, w.shared_gate)),
             *map(address, (out.normed, out.ids, out.weights, out.strength, self._counters())),
             *map(address, (w.taken_norm, w.expert_scale)),
+            (ctypes.c_uint64 * 2)(*map(address, ahead)),
+            min(ahead_bytes, AHEAD_BYTES) // AHEAD_PIECE * AHEAD_PIECE,
             *(n_tokens, k, w.eps, choice.args(out.logits, w.choice_bias)),
         )
         tokens, rows = self._shape(n_tokens, k, choice.n_expert)

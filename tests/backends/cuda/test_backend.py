@@ -102,9 +102,7 @@ def step_of(chunks: list[tuple[list[int], int, list[int]]], rows=None) -> Step:
 class Model:
     """A tiny model on one backend, and the sequences whose tokens it has seen."""
 
-    def __init__(
-        self, ops, path, n_pages: int = 24, n_cpu_moe: int = 0, n_seq: int = 1
-    ) -> None:
+    def __init__(self, ops, path, n_pages: int = 24, n_cpu_moe: int = 0, n_seq: int = 1) -> None:
         self.ops = ops
         with File(path) as file:
             self.decoder = arch.load(file, ops, 256, n_seq=n_seq, n_cpu_moe=n_cpu_moe)

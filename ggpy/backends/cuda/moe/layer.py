@@ -122,7 +122,7 @@ class MoEOps:
         gates = c.scratch("shared strength", 4 * n) if gate is not None else None
         logits = c.scratch("expert logits", 4 * n * plan.choice.n_expert)
         out = Routes(c.f16("normed", n, k).data, ids, strengths, logits, gates)
-        self._route.launch(x.data, weights, plan.choice, out, n, k)
+        self._route.launch(x.data, weights, plan.choice, out, n, k, *_ahead(f.experts, plan))
         return out
 
     def shared_expert(
@@ -283,6 +283,13 @@ class MoEOps:
             self._rows.launch(tiles, pairs.order, pairs.x, dst[0], *shape, n_used=choice.n_used)
         else:
             self._gemm.launch(tiles, pairs.order, pairs.x, dst, *shape, n_used=choice.n_used)
+
+
+def _ahead(e: Experts, plan: MoEPlan) -> tuple[Sequence[Memory], int]:
+    """What the router brings into L2: nearly all experts are read, from the first one on."""
+    if not (plan.few_rows and plan.glu) or e.w_gate.on_host or e.w_up.on_host:
+        return (), 0
+    return (e.w_gate.in_tiles.data, e.w_up.in_tiles.data), e.w_gate.nbytes
 
 
 def _data(array: Array | None) -> Memory | None:

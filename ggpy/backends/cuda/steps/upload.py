@@ -130,13 +130,14 @@ class StepUpload:
         a decode step is; None: no step is.
         """
         n_paged = len(self._kernel_of_group)
-        pads = pad_to and not self._converted and len(step.page_tables) == n_paged
-        step = padded(step, self._spare, *pad_to) if pads else step
+        if self._converted or len(step.page_tables) > n_paged:
+            pad_to = None
+        step = padded(step, self._spare, *pad_to) if pad_to else step
         sequences = step.sequences
         tables = [_widened(table) for table in step.page_tables[:n_paged]]
         states = list(step.page_tables[n_paged:])
         tiles, prefill = self._plan(step)
-        if pads and len(tables[0]) < len(step.ids):
+        if pad_to and len(tables[0]) < len(step.ids):
             tiles, prefill = ([filled(t, step.positions) for t in x] for x in (tiles, prefill))
         decode = len(tables[0]) == len(step.ids)
         if decode:  # row i is token i's, which saves kernels a dependent load
