@@ -92,8 +92,10 @@ class PrefillAttention:
     def min_tokens(self) -> int:
         """Tokens of a sequence in a step from which on this kernel is faster than
         paged_attention.cu, which has more and smaller tiles; measured on an H200 with long
-        contexts.
+        contexts, and with wide heads on an H100 with short ones, too.
         """
+        if self.is_wide:
+            return 32
         return 96 if self.wgmma else 192
 
     def launch(self, params: AttentionParams, tiles: Address, n_tiles: int) -> None:
