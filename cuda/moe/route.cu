@@ -11,8 +11,8 @@
 // of a token do not depend on the others, nor on the launch: a lane adds up every 32nd piece of four columns, and the
 // lanes' sums are added by butterfly shuffles. Everything is f32; n is also stored as f16, which the experts multiply.
 //
-// While the router runs, memory would be idle: its CTAs bring the beginning of the weights that are multiplied next into
-// L2, if p.ahead_bytes says so.
+// WEIGHTS_AHEAD: while the router runs, memory would be idle: its CTAs bring the beginning of the weights that are
+// multiplied next into L2.
 //
 // BESIDE: experts beside a dense feed-forward, whose router has a norm of its own. Experts take the norm of x with
 // other weights, and the weights of the chosen ones are multiplied by expert_scale.
@@ -24,6 +24,9 @@
 #endif
 #ifndef BESIDE
 #define BESIDE 0
+#endif
+#ifndef WEIGHTS_AHEAD
+#define WEIGHTS_AHEAD 0
 #endif
 
 struct RouteArgs {
@@ -39,7 +42,7 @@ struct RouteArgs {
     uint32_t* arrived;          // [gridDim.y], 0 before and after each launch
     const float* taken_norm;    // BESIDE: [k], the weights of the norm of what experts take
     const float* expert_scale;  // BESIDE: [n_expert]
-    const uint8_t* ahead[2];    // of what is brought into L2, a multiple of AHEAD_PIECE bytes each
+    const uint8_t* ahead[2];    // WEIGHTS_AHEAD: of what is brought into L2, a multiple of AHEAD_PIECE bytes each
     int ahead_bytes;
     int n_tokens, k;
     float eps;
@@ -271,7 +274,7 @@ __global__ void __launch_bounds__(THREADS, 1) route(const RouteArgs p) {
     const float bias = LaneLogit<TOKENS, ROWS>::bias(p, e);
     RmsNorm norm;
     norm.load_weight(p.norm, p.k);
-    prefetch_ahead(p);
+    if (WEIGHTS_AHEAD) prefetch_ahead(p);
     grid_dependency_wait();
     normalise<TOKENS>(p, norm, first, n);
     __syncthreads();

@@ -180,6 +180,7 @@ class Route:
             "NORM_PIECES": -(-k // (8 * 32 * WARPS)),
             "EXPERTS_PER_LANE": choice.experts_per_lane,
             "BESIDE": w.taken_norm is not None,
+            "WEIGHTS_AHEAD": args.ahead_bytes > 0,
             "SIGMOID_OF_CHOSEN": choice.score == "sigmoid_chosen",
         }
         kernel = self._kernel(tokens, rows, {name: int(n) for name, n in defines.items() if n})
