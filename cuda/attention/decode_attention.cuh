@@ -353,25 +353,28 @@ struct DecodeHead {
     }
 };
 
-// Prepares the token's heads. The rotated queries go to shared memory `q` [DECODE_HEADS][ROW]. If the split contains
-// the newest position, its key and value go to their pages and, for number formats, also to `newest` [2][ROW] with the
-// rounding of the KV cache. CTAs that share a KV head write the same bits. `first_head` is the warp's first head, whose
-// loads are in flight.
-template <int ROW, bool MORE, class K, class V>
+// Prepares the token's heads, n_heads in all. The rotated queries go to shared memory `q` [DECODE_HEADS][ROW]. If the
+// split contains the newest position, its key and value go to their pages and, for number formats, also to `newest`
+// [2][ROW] with the rounding of the KV cache. CTAs that share a KV head write the same bits. The loads of the warp's
+// first head are in flight; TWO: those of its second, if it has one, too.
+template <int ROW, bool MORE, bool TWO, class K, class V>
 __device__ __forceinline__ void rotate_token(const AttentionArgs& p, const Rows& rows, const DecodeContext& context,
-                                             const RotationOf<Pairs<ROW>::COUNT>& rotation,
-                                             DecodeHead<ROW, MORE>& first_head, uint8_t* const (&pages)[2],
-                                             float* heads, __half* q, __half* newest, int warp, int lane) {
+                                             const RotationOf<Pairs<ROW>::COUNT>& rotation, DecodeHead<ROW, MORE>& head,
+                                             const DecodeHead<ROW, MORE>& second, uint8_t* const (&pages)[2],
+                                             float* heads, int n_heads, __half* q, __half* newest, int warp, int lane) {
     constexpr bool INDEPENDENT = K::independent && V::independent;
     const int slot = context.position % PAGE_SIZE;
-    for (int i = warp; i < rows.heads + (!SHARED_KV && context.newest ? 2 : 0); i += DECODE_WARPS) {
-        LocatedPairs<ROW>& pairs = first_head.pairs;
-        if (i > warp) first_head.locate(p, rows, i, lane), pairs.load();
+    for (int i = warp; i < n_heads; i += DECODE_WARPS) {
+        LocatedPairs<ROW>& pairs = head.pairs;
+        if (TWO && i == warp + DECODE_WARPS)
+            head = second;
+        else if (i > warp)
+            head.locate(p, rows, i, lane), pairs.load();
         pairs.add_bias(p.rope, lane);
-        const int part = first_head.part;
+        const int part = head.part;
         if constexpr (INDEPENDENT) {  // each lane stores its elements to the page: no pass through shared memory
-            if (MORE && first_head.normalised)
-                pairs.normalise(p.rope, p.rope.eps[part == KEY], [&](int j) { return first_head.weight[j]; });
+            if (MORE && head.normalised)
+                pairs.normalise(p.rope, p.rope.eps[part == KEY], [&](int j) { return head.weight[j]; });
             if (VALUE_NORM && i > rows.heads)
                 pairs.normalise(p.rope, p.rope.eps[VALUE], [](int) { return make_float2(1.0f, 1.0f); });
             // Branch on i, not on part: three cases of a number compile to a jump table in memory.
@@ -390,14 +393,14 @@ __device__ __forceinline__ void rotate_token(const AttentionArgs& p, const Rows&
                 });
             }
         } else {
-            float* head = heads + warp * ROW;
-            pairs.each(p.rope, lane, [&](int e, float v) { head[e] = v; });
+            float* values = heads + warp * ROW;
+            pairs.each(p.rope, lane, [&](int e, float v) { values[e] = v; });
             __syncwarp();
-            rotate_head<K>(p.rope, part, rotation, head, lane);
+            rotate_head<K>(p.rope, part, rotation, values, lane);
             if (part == QUERY)
-                for (int j = lane; j < ROW; j += 32) q[i * ROW + j] = saturated_half(head[j]);
+                for (int j = lane; j < ROW; j += 32) q[i * ROW + j] = saturated_half(values[j]);
             else
-                store_head<K, V>(p.rope, part, rows.kv_head, context.page, context.position, head, lane);
+                store_head<K, V>(p.rope, part, rows.kv_head, context.page, context.position, values, lane);
             __syncwarp();
         }
     }
@@ -502,13 +505,18 @@ __device__ void attend_token(const AttentionArgs& p, const AttentionTile& tile, 
     } else {
         RotationOf<Pairs<ROW>::COUNT> rotation;
         rotation.prepare(p.rope, angles, context.position);
-        DecodeHead<ROW, MORE> first_head;
-        first_head.locate(p, rows, warp, lane);
+        const int n_heads = rows.heads + (!SHARED_KV && context.newest ? 2 : 0);
+        constexpr bool TWO = !IN_SMEM;  // elsewhere they would take registers
+        const bool has_two = TWO && warp + DECODE_WARPS < n_heads;
+        DecodeHead<ROW, MORE> head, second;
+        head.locate(p, rows, warp, lane);
+        if (has_two) second.locate(p, rows, warp + DECODE_WARPS, lane);
         grid_dependency_launch();  // as above
-        grid_dependency_wait(first_head.pairs.made() | rotation.made() | made_of(pages[0]) | made_of(pages[1]));
-        first_head.pairs.load();
-        rotate_token<ROW, MORE, K, V>(p, rows, context, rotation, first_head, pages, parts, queries, newest, warp,
-                                      lane);
+        grid_dependency_wait(head.pairs.made() | rotation.made() | made_of(pages[0]) | made_of(pages[1]));
+        head.pairs.load();
+        if (has_two) second.pairs.load();
+        rotate_token<ROW, MORE, TWO, K, V>(p, rows, context, rotation, head, second, pages, parts, n_heads, queries,
+                                           newest, warp, lane);
         decode_barrier();
         if (!PUT && has_newest) load_strip(ahead, pages[0], pages[1], newest_slot, lane);
     }
