@@ -49,7 +49,7 @@ def collect(
         for name in architecture.behind:
             found.pop(f"blk.{i}.{name}", None)
             found.pop(scale_of(f"blk.{i}.{name}"), None)
-    missing = [name for name in wanted if name not in found]
+    missing = _missing(architecture, sizes, wanted, found)
     if missing:
         raise GGUFError(
             f"{file.path}: {architecture.name} needs tensor {missing[0]!r}{_more(missing)}"
@@ -70,6 +70,18 @@ def collect(
                 _check_scale(file, found[name], name)
             collected[name] = found[name], declared
     return collected
+
+
+def _missing(
+    architecture: Architecture, sizes: Dimensions, wanted: Mapping[str, Declared], found: Mapping
+) -> list[str]:
+    """Names that tensors of a file have: of those that are made of one, its own."""
+    stored = {name: name for name in wanted}
+    for i in range(sizes.n_layer):
+        for name, parts in architecture.parts_of(sizes, i).items():
+            whole = {f"blk.{i}.{part}": f"blk.{i}.{name}" for part in parts}
+            stored |= {} if whole.keys() & found.keys() else whole
+    return list(dict.fromkeys(stored[name] for name in wanted if name not in found))
 
 
 def _split(

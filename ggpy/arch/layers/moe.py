@@ -168,6 +168,7 @@ def _groups(config: Config, n_expert: int) -> tuple[int, int]:
     used = config.integer("expert_group_used_count", n, low=0, high=n) or n
     if n > 1 and (n_expert % n or n_expert // n < 2):
         raise UnsupportedModel(
-            f"{config.path}: {n_expert} experts cannot be {n} groups of two experts or more"
+            f"{config.path}: {config.architecture}.expert_group_count = {n}: {n_expert} experts"
+            f" cannot be {n} groups of two experts or more"
         )
     return n, used
