@@ -75,6 +75,7 @@ class ChatParser:
         openers = self._openers()
         while (opener := (yield from self._text_until(openers))) is not None:
             if opener in self._format.dropped:
+                reader.end_of_part()
                 continue
             if self._reasoning and opener == self._format.reasoning_open:
                 reader.end_of_part()
