@@ -164,6 +164,14 @@ RELEASED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"rope.dimension_count": 64},
     ),
+    "Gemma2ForCausalLM": (
+        {
+            **{**RMS, "hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh"},
+            **{"sliding_window": 4096, "sliding_window_size": 4096, "head_dim": 256},
+            **{"query_pre_attn_scalar": 256, "cache_implementation": "hybrid"},
+        },
+        {"attention.sliding_window": 4096},
+    ),
     "Phi3ForCausalLM": (  # Phi-4-mini
         {
             **{**RMS, "full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False},
