@@ -19,6 +19,7 @@ TENSORS = {
     "ffn_up_exps.weight": "X Fx D",
     "ffn_down_exps.weight": "X D Fx",
 }
+TOGETHER = "ffn_gate_up_exps.weight"  # gate and up of all experts, if a file has them in one tensor
 ROUTER_BIAS = {"ffn_gate_inp.bias": "X"}
 CHOICE_BIAS = {"exp_probs_b.bias": "X"}
 EXPERT_BIAS = {
