@@ -144,6 +144,7 @@ FAMILIES = {  # name of the format -> template
     ),
     "llama3": template(LLAMA + "{{ '; ' if not loop.last }}"),
     "pythonic": template(PYTHON, "[", "]"),
+    "llama4": template(LLAMA, "<|python_start|><|python_end|>"),
     "lfm2": template(PYTHON, "<|tool_call_start|>[", "]<|tool_call_end|>"),
     "harmony": HARMONY,
     "muse-glimmer": MUSE,
