@@ -102,6 +102,7 @@ _ROWS = (
                bare_calls="{[", between="\n", dropped=("<|python_start|>", "<|python_end|>")),
     ChatFormat("lfm2", PythonCalls(), "<|tool_call_start|>", "<|tool_call_end|>",
                listed=True, between=", ", hints=("<|tool_list_start|>", "List of tools: [")),
+    ChatFormat("olmo3", PythonCalls(), "<function_calls>", "</function_calls>", between="\n"),
     ChatFormat("harmony", _OBJECTS, reasoning_open="", reasoning_close="", channels=Harmony()),
     ChatFormat("muse-glimmer", ATEM, reasoning_open="", reasoning_close="", channels=Recipients(),
                hints=(CALLS_OPEN,)),
