@@ -1,7 +1,8 @@
 """`ggpy show MODEL`: print metadata and tensors of a GGUF file, and whether it can be run.
 
 Opens the file as the runtime does, so what is printed here has passed all of its checks of files.
-Whether the model is one that the runtime knows is said in a line, with what is missing if not.
+Whether the model and its tokenizer are such that the runtime knows is said in a line, with what is
+missing if not.
 Nothing of the tensors' data is read.
 """
 
@@ -87,9 +88,11 @@ def why_not(file: File) -> str:
     """What is in the way of running the model; empty if nothing is."""
     from ggpy import arch
     from ggpy.gguf import GGUFError
+    from ggpy.tokenizer import Tokenizer
 
     try:
         arch.check(file)
+        Tokenizer.from_gguf(file)
     except GGUFError as error:
         return "no, " + str(error).removeprefix(f"{file.path}: ")
     return ""

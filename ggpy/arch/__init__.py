@@ -31,6 +31,14 @@ __all__ = [
 ]
 
 
+NO_MODELS = {  # general.type of other files than models
+    "adapter": "an adapter (LoRA), which is not supported; the model is another file",
+    "mmproj": "what reads images or audio for a model, which is not supported; the model is"
+    " another file",
+    "imatrix": "an importance matrix, which `ggpy quantize` takes; the model is another file",
+}
+
+
 def architectures() -> dict[str, Architecture]:
     """All architectures by name."""
     modules = [import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__)]
@@ -45,7 +53,12 @@ def context_length(file: File) -> int:
 
 
 def find(file: File) -> Architecture:
-    """The architecture of a file; UnsupportedModel lists those that exist."""
+    """The architecture of a file; UnsupportedModel lists those that exist, or says what else than a
+    model the file is.
+    """
+    kind = file.metadata.get("general.type")
+    if isinstance(kind, str) and kind in NO_MODELS:
+        raise UnsupportedModel(f"{file.path}: general.type = {kind!r}: {NO_MODELS[kind]}")
     known = architectures()
     if file.architecture not in known:
         raise UnsupportedModel(

@@ -14,7 +14,7 @@ import numpy as np
 from ..gguf import File, GGUFError, Tensor
 from .architecture import CLASSIFIER, DENSE, Architecture, Declared
 from .config import Dimensions, UnsupportedModel, short
-from .scheme import SCALE, scale_of, scales_of
+from .scheme import SCALE, scale_of, scales_of, spread_scales
 
 UNUSED = (
     "rotary_emb.inv_freq",
@@ -30,7 +30,11 @@ def collect(
     on_host = {**CLASSIFIER, **DENSE}
     allowed |= scales_of(wanted | {n: x for n, x in allowed.items() if n not in on_host})
     unread = architecture.unread(sizes)
-    found = {name: x for name, x in file.tensors.items() if name not in unread}
+    found = dict(file.tensors)
+    spread_scales(found)
+    for name in unread:
+        found.pop(name, None)
+        found.pop(scale_of(name), None)
     for i in range(sizes.n_layer):
         at = f"blk.{i}."
         _split_experts(found, at, wanted)
@@ -45,7 +49,7 @@ def collect(
         for name in architecture.behind:
             found.pop(f"blk.{i}.{name}", None)
             found.pop(scale_of(f"blk.{i}.{name}"), None)
-    missing = [name for name in wanted if name not in found]
+    missing = _missing(architecture, sizes, wanted, found)
     if missing:
         raise GGUFError(
             f"{file.path}: {architecture.name} needs tensor {missing[0]!r}{_more(missing)}"
@@ -66,6 +70,18 @@ def collect(
                 _check_scale(file, found[name], name)
             collected[name] = found[name], declared
     return collected
+
+
+def _missing(
+    architecture: Architecture, sizes: Dimensions, wanted: Mapping[str, Declared], found: Mapping
+) -> list[str]:
+    """Names that tensors of a file have: of those that are made of one, its own."""
+    stored = {name: name for name in wanted}
+    for i in range(sizes.n_layer):
+        for name, parts in architecture.parts_of(sizes, i).items():
+            whole = {f"blk.{i}.{part}": f"blk.{i}.{name}" for part in parts}
+            stored |= {} if whole.keys() & found.keys() else whole
+    return list(dict.fromkeys(stored[name] for name in wanted if name not in found))
 
 
 def _split(
@@ -93,13 +109,16 @@ def _split(
 def _split_experts(found: dict[str, Tensor], at: str, wanted: Mapping[str, Declared]) -> None:
     """Replace gate and up of all experts in one tensor [X, 2F, D] by its parts, which are views."""
     gate, up = (f"{at}ffn_{name}_exps.weight" for name in ("gate", "up"))
-    tensor = found.get(f"{at}ffn_gate_up_exps.weight")
+    fused = f"{at}ffn_gate_up_exps.weight"
+    tensor, scale = found.get(fused), found.get(scale_of(fused))
     if tensor is None or gate in found or gate not in wanted:
         return
     n_expert, n_rows, k = wanted[gate].shape
     if tensor.shape != (n_expert, 2 * n_rows, k):
         return
-    del found[tensor.name]
+    del found[fused]
+    if scale is not None:
+        found |= dict.fromkeys((scale_of(gate), scale_of(up)), found.pop(scale.name))
     for name, rows in ((gate, slice(n_rows)), (up, slice(n_rows, 2 * n_rows))):
         shape, data = (n_expert, n_rows, k), tensor.data[:, rows]
         offset = (
@@ -131,7 +150,7 @@ def _check_shape(file: File, tensor: Tensor, name: str, expected: tuple[int, ...
 def _check_scale(file: File, tensor: Tensor, name: str) -> None:
     if tensor.format.name != "F32":
         raise UnsupportedModel(
-            f"{file.path}: tensor {name!r} is {tensor.format.name}: scales of rows are F32"
+            f"{file.path}: tensor {name!r} is {tensor.format.name}: scales are F32"
         )
 
 

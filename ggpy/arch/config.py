@@ -337,14 +337,15 @@ def _layer_sizes(
     for n, n_kv in zip(heads, heads_kv, strict=True):
         if n % n_kv:
             raise GGUFError(
-                f"{config.path}: {n} query heads cannot share {n_kv} key/value heads evenly"
+                f"{config.path}: {n} query heads cannot share {n_kv} key/value heads evenly:"
+                f" {config.architecture}.attention.head_count and .head_count_kv"
             )
     keys = read("attention.key_length", _divided(config, heads), MAX_HEAD_SIZE)
     values = read("attention.value_length", keys, MAX_HEAD_SIZE)
     if values != keys and "attention.value_length" not in understood:
         raise UnsupportedModel(
             f"{config.path}: heads of {keys[0]} for keys and {values[0]} for values are not"
-            " supported"
+            f" supported: {config.architecture}.attention.key_length and .value_length"
         )
     none = (0,) * n_layer if "expert_count" in understood else None  # all layers have experts
     widths = read("feed_forward_length", none, MAX_WIDTH)

@@ -20,7 +20,7 @@ HALF = "partial_rotary_factor"
 NORM, STORED_AS = "ffn_norm.weight", "post_attention_norm.weight"
 EXPERTS = {**moe.TENSORS, **moe.CHOICE_BIAS, **moe.SHARED}
 # Of a block behind the layers
-BLOCK = (*attention.TENSORS, *QKV_BIAS, *QK_NORM, *EXPERTS, STORED_AS)
+BLOCK = (*attention.TENSORS, *QKV_BIAS, *QK_NORM, *EXPERTS, moe.TOGETHER, STORED_AS)
 HEAD = ("eh_proj", "enorm", "hnorm", "embed_tokens", "shared_head_head", "shared_head_norm")
 CHECKPOINT = {
     **{k: v for k, v in {**hf.LAYER, **hf.EXPERTS}.items() if k != NORM},

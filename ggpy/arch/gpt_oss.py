@@ -52,7 +52,7 @@ def settings(s: hf.CheckpointSettings) -> hf.Metadata:
     sliding = hf.sliding_layers(s)
     if sliding not in (None, [i % PERIOD == 0 for i in range(s.integer("num_hidden_layers"))]):
         raise s.refuse("layer_types", "windows in every second layer from the first on are")
-    found = {**hf.sizes(s), **hf.rope(s, 150000.0, ("truncate",)), **hf.head_sizes(s)}
+    found = {**hf.sizes(s), **hf.rope(s, 150000.0, ("truncate",), ROPE), **hf.head_sizes(s)}
     found |= hf.experts(s)
     found["expert_feed_forward_length"] = ("u32", s.integer("intermediate_size"))
     found["attention.sliding_window"] = ("u32", hf.window_of(s))
@@ -73,7 +73,7 @@ ARCHITECTURE = Architecture(
             "GptOssForCausalLM": {
                 **{"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64},
                 **{"sliding_window": 128, "num_local_experts": 128, "num_experts_per_tok": 4},
-                **{"rms_norm_eps": 1e-5, "rope_parameters": ROPE},
+                "rms_norm_eps": 1e-5,
             }
         },
         settings=settings,

@@ -310,12 +310,19 @@ def rope_kind(rope: CheckpointSettings) -> str:
     return "longrope" if kind == "su" else kind
 
 
-def rope(s: CheckpointSettings, theta: float = 10000.0, known: Iterable[str] = ()) -> Metadata:
+def rope(
+    s: CheckpointSettings,
+    theta: float = 10000.0,
+    known: Iterable[str] = (),
+    usual: Mapping[str, Any] | None = None,
+) -> Metadata:
     """Base and scaling: none, linear, YaRN, and Llama 3's, whose factors `rope_freqs` makes.
 
-    known: settings among those of rope that the caller understands.
+    known: settings among those of rope that the caller understands. usual: all of them, where
+    config.json says none.
     """
-    part = rope_part(s, theta)
+    said = usual is None or s.has("rope_parameters") or s.has("rope_scaling")
+    part = rope_part(s, theta) if said else s.part("rope_parameters", usual)
     found: Metadata = {"rope.freq_base": ("f32", part.real("rope_theta", low=1.000001))}
     kind = rope_kind(part)
     if kind not in _SCALINGS:

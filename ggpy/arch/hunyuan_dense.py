@@ -23,7 +23,8 @@ UNUSED = (
     *("add_classification_head", "attention_head_dim", "class_num", "cla_share_factor"),
     *("dense_list", "enable_lm_head_fp32", "eod_token_id", "im_end_id", "im_newline_id"),
     *("im_start_id", "mask_init_id", "norm_type", "org_vocab_size", "pool_type", "text_end_id"),
-    *("text_start_id", "use_qk_norm", "use_rotary_pos_emb", "sep_token_id"),
+    *("text_start_id", "use_qk_norm", "use_rotary_pos_emb", "sep_token_id", "pad_id"),
+    "image_token_id",
 )
 
 

@@ -35,7 +35,7 @@ NEXTN = frozenset(
 )
 FUSED_NORM = {STORED_NORM: ("ffn_norm.weight",)}
 BEHIND = NEXTN | frozenset(hf.LAYER) | frozenset(hf.QK_NORM)
-BEHIND_EXPERTS = BEHIND | frozenset({**moe.TENSORS, **moe.SHARED, **moe.SHARED_GATE})
+BEHIND_EXPERTS = BEHIND | {*moe.TENSORS, moe.TOGETHER, *moe.SHARED, *moe.SHARED_GATE}
 EXPERTS = {**moe.TENSORS, **moe.SHARED, **moe.SHARED_GATE}
 ATTENDS = {**attention.TENSORS, **QK_NORM, **attention.GATE}
 UNDERSTOOD = frozenset({"nextn_predict_layers"})

@@ -19,7 +19,7 @@ THETA = 5e6
 SHARE, ROTATED = "partial_rotary_factor", "rotary_dim"
 UNUSED = (  # of blocks that predict further tokens, and of MiniMax-01
     *("use_mtp", "num_mtp_modules", "mtp_transformer_layers", "attn_type_list"),
-    *("mlp_intermediate_size", "max_model_len", "qk_norm_type"),
+    *("mlp_intermediate_size", "max_model_len", "qk_norm_type", "shared_moe_mode"),
     *(f"layernorm_{x}_{y}" for x in ("full_attention", "linear_attention", "mlp")
       for y in ("alpha", "beta")),
 )  # fmt: skip

@@ -20,6 +20,7 @@ def read(c: Context) -> ModelSettings:
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
     """UnsupportedModel for weights that do not add up to 1, and for layers without experts."""
     s.only("norm_topk_prob", True)
+    s.only("use_qk_norm", True)
     return {**dense_settings(s), **hf.experts(s)}
 
 

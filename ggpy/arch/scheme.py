@@ -1,9 +1,12 @@
 """How a file's matrices are to be multiplied, where blocks alone do not say it.
 
-Beside a matrix X.weight may stand X.scale, F32 [N]: a scale for each of its rows. Two settings of
-the whole file are under "ggpy.": what bytes of type I8 are ("ggpy.i8": whole numbers, "int8", or
-"e4m3" floats), and what such matrices are multiplied with ("ggpy.activations": "f16", or numbers of
-8 bits of the same kind, rounded for each token). Knows no architecture.
+Beside a matrix X.weight may stand X.scale, F32: [N], a scale for each of its rows, or [1], one for
+all of them; beside the matrices of experts [X], one for each expert. X.input_scale, by which others
+round activations to 4 bits, is not used. Files in NVFP4 have both.
+
+Two settings of the whole file are under "ggpy.": what bytes of type I8 are ("ggpy.i8": whole
+numbers, "int8", or "e4m3" floats), and what such matrices are multiplied with ("ggpy.activations":
+"f16", or numbers of 8 bits of the same kind, rounded for each token). Knows no architecture.
 """
 
 from __future__ import annotations
@@ -12,14 +15,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import numpy as np
+
 from ..backends.interface import ActivationType, Role
 from ..formats import Format, by_name
-from ..gguf import Tensor
+from ..gguf import GGUFError, Tensor
 from ..util.messages import escaped
 from .architecture import Declarations, Declared
 from .config import UnsupportedModel, short
 
-WEIGHT, SCALE = ".weight", ".scale"
+WEIGHT, SCALE, INPUT_SCALE = ".weight", ".scale", ".input_scale"
 PREFIX = "ggpy."
 I8_KEY, ACTIVATIONS_KEY = "ggpy.i8", "ggpy.activations"
 I8_FORMATS = {"int8": "I8", "e4m3": "F8_E4M3"}
@@ -109,9 +114,28 @@ def scale_of(name: str) -> str:
 
 
 def scales_of(declarations: Declarations) -> Declarations:
-    """The scales of rows that the matrices among these tensors may have."""
+    """The scales of rows that the matrices among these tensors may have, and those of experts."""
     return {
         scale_of(name): Declared(axes.split()[0], shape[:1])
         for name, (axes, shape) in declarations.items()
-        if name.endswith(WEIGHT) and len(shape) == 2
+        if name.endswith(WEIGHT) and len(shape) > 1
     }
+
+
+def spread_scales(tensors: dict[str, Tensor]) -> None:
+    """Give each row of a matrix the scale of the matrix, and drop the scales of activations;
+    GGUFError for one of another shape.
+    """
+    for name, scale in list(tensors.items()):
+        matrix = tensors.get(name[: name.rfind(".")] + WEIGHT)
+        if matrix is None or len(matrix.shape) < 2:
+            continue
+        n, shape = matrix.shape[0], scale.shape
+        if name.endswith(INPUT_SCALE):
+            if shape != (1,) and (len(matrix.shape) == 2 or shape != (n,)):
+                raise GGUFError(
+                    f"{scale.path}: tensor {name!r} has shape {shape}, {matrix.name!r} needs (1,)"
+                )
+            del tensors[name]
+        elif name.endswith(SCALE) and shape == (1,) and len(matrix.shape) == 2:
+            tensors[name] = replace(scale, shape=(n,), data=np.tile(scale.data, n))

@@ -138,7 +138,8 @@ class Ops(Protocol):
     ) -> Weight:
         """Take over a tensor of the file: upload it and repack it for this machine, once.
 
-        scale: F32 [N] for a matrix w[N, K], whose weights are value[n, k] * scale[n].
+        scale: F32 [N] for a matrix w[N, K], whose weights are value[n, k] * scale[n]; [X] for
+        those of experts.
         activations: "int8" or "e4m3" multiply the values, which are I8 or F8_E4M3, with input x
         that is rounded to the same, with a scale for each token: s[t] = max |x[t]| / 127 or 448,
         q = x / s[t] rounded to nearest, ties to even. Sums of whole numbers are exact:

@@ -36,6 +36,11 @@ REASONING = (  # pairs of markers that models were trained with
     ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
 )
 
+ANSWERS = (  # around the text behind reasoning: ERNIE and Granite, Hunyuan
+    ("<response>", "</response>"),
+    ("<answer>", "</answer>"),
+)
+
 _QUESTION = {"role": "user", "content": "Qmvx"}
 _THOUGHT, _TEXT = "Rkwz", "Tjqy"
 _ARGUMENTS: tuple[dict[str, Any], ...] = (
@@ -80,6 +85,7 @@ def detect(render: Render, name: str | None = None) -> ChatFormat:
     if found.channels is not None:
         return found
     opener, closer, opened = _reasoning(render, found)
+    found = replace(found, dropped=(*found.dropped, *_around_text(render)))
     return found.with_reasoning(opener, closer, opened)
 
 
@@ -237,3 +243,20 @@ def _reasoning(render: Render, found: ChatFormat) -> tuple[str, str, bool]:
         opener = f"<{tag[1]}>"
         return opener, f"</{tag[1]}>", prompt.endswith(opener)
     return found.reasoning_open, found.reasoning_close, False
+
+
+def _around_text(render: Render) -> list[str]:
+    """Markers around the text of an answer: the template writes them, asks for them, or takes them
+    out of earlier answers.
+    """
+    asked = _attempt(render, [_QUESTION], None, enable_thinking=True, thinking=True)
+    written = _attempt(render, [_QUESTION, _assistant()], None)
+    found: list[str] = []
+    for opener, closer in ANSWERS:
+        marked = _assistant(content=f"{opener}\n{_TEXT}\n{closer}")
+        earlier = _attempt(render, [_QUESTION, marked, _QUESTION], None)
+        around = re.escape(opener) + r"\s*" + _TEXT + r"\s*" + re.escape(closer)
+        taken_out = _TEXT in earlier and opener not in earlier
+        if taken_out or opener + closer in asked or re.search(around, written):
+            found += [opener, closer]
+    return found

@@ -70,11 +70,12 @@ class ChatParser:
         reader = self._reader
         if self._reasoning:
             yield from self._begin_with_reasoning()
-        if reader.tools is not None and self._format.bare_calls:
-            yield from self._bare_calls()
+        yield from self._bare_calls()
         openers = self._openers()
         while (opener := (yield from self._text_until(openers))) is not None:
             if opener in self._format.dropped:
+                reader.end_of_part()
+                yield from self._bare_calls()
                 continue
             if self._reasoning and opener == self._format.reasoning_open:
                 reader.end_of_part()
@@ -148,8 +149,12 @@ class ChatParser:
     # Calls
 
     def _bare_calls(self) -> Steps[None]:
-        """Calls without a marker are the whole answer, so they stand at its beginning."""
+        """Calls without a marker are the whole answer, so they stand at its beginning, or behind a
+        marker that says nothing.
+        """
         reader = self._reader
+        if reader.tools is None or not self._format.bare_calls:
+            return
         reader.attempt()
         yield from reader.space()
         first = yield from reader.peek()

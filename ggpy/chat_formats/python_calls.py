@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from .json_calls import JsonObjects
 from .reader import MAX_HEADER, AnswerReader, MalformedCall, Steps
 from .values import escaped_json, gemma_json, keys_of, python_json, typed, types_of
 
@@ -49,6 +50,18 @@ class PythonCalls:
         name = yield from reader.skip(_NAME)
         yield from reader.expect("(")
         return name
+
+
+@dataclass(frozen=True)
+class JsonOrPython(JsonObjects):
+    """Objects of JSON, as the template asks for, or Python: Llama 4 writes both."""
+
+    def read(self, reader: AnswerReader) -> Steps[None]:
+        """One call with its deltas."""
+        if (yield from reader.peek()) == "{":
+            yield from super().read(reader)
+        else:
+            yield from PythonCalls().read(reader)
 
 
 @dataclass(frozen=True)

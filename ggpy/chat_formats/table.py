@@ -10,7 +10,7 @@ from dataclasses import replace
 from .chat_format import ChatFormat
 from .harmony import Harmony
 from .json_calls import JsonObjects, NameThenJson
-from .python_calls import GemmaCalls, PythonCalls
+from .python_calls import GemmaCalls, JsonOrPython, PythonCalls
 from .recipients import ATEM, CALLS_OPEN, Recipients
 from .xml_calls import KeyedTags, Tags
 
@@ -96,8 +96,13 @@ _ROWS = (
                call_open="<|python_tag|>", bare_calls="{", between="; "),
     ChatFormat("pythonic", PythonCalls(), "<|python_start|>", "<|python_end|>",
                bare_calls="[", listed=True, between=", "),
+    ChatFormat("llama4",
+               JsonOrPython(arguments=("parameters", "arguments"),
+                            first=("name", "type", "function", "id", "parameters", "arguments")),
+               bare_calls="{[", between="\n", dropped=("<|python_start|>", "<|python_end|>")),
     ChatFormat("lfm2", PythonCalls(), "<|tool_call_start|>", "<|tool_call_end|>",
                listed=True, between=", ", hints=("<|tool_list_start|>", "List of tools: [")),
+    ChatFormat("olmo3", PythonCalls(), "<function_calls>", "</function_calls>", between="\n"),
     ChatFormat("harmony", _OBJECTS, reasoning_open="", reasoning_close="", channels=Harmony()),
     ChatFormat("muse-glimmer", ATEM, reasoning_open="", reasoning_close="", channels=Recipients(),
                hints=(CALLS_OPEN,)),

@@ -36,7 +36,7 @@ from .checkpoint import Checkpoint
 from .embedders.reranker import CLASSIFIER, PROMPT, SETTINGS, answer_rows, is_reranker
 from .embedders.sentences import read_modules
 from .experts import Gathered, gathered, with_gate_up
-from .experts.tensors import Microscaled
+from .experts.tensors import Microscaled, PackedStack
 from .folder import ConvertError, Folder
 from .general import Counts, general_metadata
 from .packed import Packed
@@ -46,7 +46,7 @@ from .vocabulary import MAX_VOCAB, read_tokens
 from .weights import Weights
 
 UNUSED = ("rotary_emb.inv_freq",)  # ends of names: what the settings already say
-KEPT = (Packed, Scaled, Microscaled)  # what a file can have without rounding again
+KEPT = (Packed, PackedStack, Scaled, Microscaled)  # what a file can have without rounding again
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.*)")
 TABLE = GLOBAL["token_embd.weight"].removeprefix("model.")
 TIE = "tie_word_embeddings"

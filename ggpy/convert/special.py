@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..tokenizer import Tokenizer
+from ..tokenizer.special import END_TEXTS
 from ..util.messages import shown
 from .folder import ConvertError, Folder
 from .pretokenizer import PROBES
@@ -24,6 +25,7 @@ NAMES = {  # what the hub calls them, and GGUF
     **{"cls": "cls", "mask": "mask"},
 }
 ENDS_TURN = "<|eot|>"
+GENERATION = "generation_config.json"
 TEMPLATE, OLD_TEMPLATE = "chat_template.jinja", "chat_template.json"
 
 
@@ -34,7 +36,7 @@ def special_metadata(
     content = folder.json(JSON, JSON_LIMIT) or {}
     settings = folder.json(CONFIG) or {}
     ids = _ids(folder, content, settings, config, tokens)
-    ids = _with_last(ids, content, tokens)
+    ids = _with_ends(_with_last(ids, content, tokens), folder, config, tokens)
     found: Metadata = {}
     for name, id in ids.items():
         if id < len(tokens.texts):
@@ -90,6 +92,21 @@ def _with_last(ids: dict[str, int], content: dict[str, Any], tokens: Tokens) -> 
         return ids
     id = tokens.texts.index(text)
     return ids if id == ids["eos"] else {**ids, "eos": id, "eot": ids["eos"]}
+
+
+def _with_ends(
+    ids: dict[str, int], folder: Folder, config: dict[str, Any], tokens: Tokens
+) -> dict[str, int]:
+    """Other tokens that end an answer, if nobody would know them by their texts: GLM's begin the
+    next turn. A file has room for two.
+    """
+    settings = (folder.json(GENERATION), config, config.get("text_config"))
+    lists = [x.get("eos_token_id") for x in settings if isinstance(x, dict)]
+    known = {*ids.values(), *(i for i, text in enumerate(tokens.texts) if text in END_TEXTS)}
+    others = [id for ends in lists if isinstance(ends, list) for id in ends if type(id) is int]
+    others = [id for id in dict.fromkeys(others) if 0 <= id < len(tokens.texts) and id not in known]
+    free = [name for name in ("eot", "eom") if name not in ids]
+    return {**ids, **dict(zip(free, others, strict=False))}
 
 
 def _around(content: dict[str, Any]) -> tuple[str | None, str | None]:

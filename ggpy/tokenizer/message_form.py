@@ -128,6 +128,8 @@ class TemplateForm:
     content_parts: bool = False
     knows_calls: bool = True
     knows_results: bool = True
+    knows_several_calls: bool = True  # in one message
+    knows_text_with_thought: bool = True  # before calls
     knows_developer: bool = False
     knows_system: bool = True  # a first message of it
     knows_late_system: bool = True  # one behind others
@@ -136,7 +138,8 @@ class TemplateForm:
 
     def adapted(self, messages: Sequence[Message]) -> list[Message]:
         """Checked messages as the template wants them."""
-        known = [self._in_known_role(message) for message in messages]
+        known = messages if self.knows_several_calls else _one_call_each(messages)
+        known = [self._in_known_role(message) for message in known]
         if not (self.knows_system and self.knows_late_system):
             known = self._without_system(known)
         if not self.knows_question_after_result:
@@ -191,7 +194,33 @@ class TemplateForm:
         if self.arguments_as_text:
             calls = [{**call, "function": _with_text(call["function"])} for call in calls]
         none = None if self.content_none else ""
+        thought = message.get("reasoning_content")
+        if not self.knows_text_with_thought and thought and message["content"]:
+            both = f"{thought}\n\n{message['content']}"
+            message = {**message, "reasoning_content": both, "content": None}
         return {**message, "tool_calls": calls, "content": message["content"] or none}
+
+
+def _one_call_each(messages: Sequence[Message]) -> list[Message]:
+    """Several calls of a message become messages, each with its result behind it."""
+    found: list[Message] = []
+    rest = list(messages)
+    while rest:
+        message = rest.pop(0)
+        calls = message.get("tool_calls", ())
+        if len(calls) < 2:
+            found.append(message)
+            continue
+        n = next((i for i, m in enumerate(rest) if m["role"] != "tool"), len(rest))
+        results, rest = rest[:n], rest[n:]
+        for call in calls:
+            found.append({**message, "tool_calls": [call]})
+            message = {"role": "assistant", "content": None}
+            ids = [result.get("tool_call_id") for result in results]
+            if call.get("id") in ids:
+                found.append(results.pop(ids.index(call.get("id"))))
+        found += results
+    return found
 
 
 def _questions_in_results(messages: Sequence[Message]) -> list[Message]:
@@ -233,6 +262,12 @@ _CALLS = [
      "function": {"name": _NAME, "arguments": {_KEY: _VALUE}}}
 ]  # fmt: skip
 _CALLER = {"role": "assistant", "content": None, "tool_calls": _CALLS}
+_SECOND = "Zhfp"
+_TWICE = [
+    *_CALLS,
+    {"id": "call00002", "type": "function",
+     "function": {"name": _NAME, "arguments": {_KEY: _SECOND}}},
+]  # fmt: skip
 _RESULT = {"role": "tool", "content": "Rkwz", "tool_call_id": "call00001", "name": _NAME}
 _SYSTEM, _LATE = ({"role": "system", "content": text} for text in ("Gjwk", "Xpfy"))
 _SAID = {"role": "assistant", "content": _VALUE}
@@ -255,6 +290,8 @@ def probes(template: str, rendered: Callable[[Sequence[Message], Any], str]) -> 
         thinking="thinking" in template and "reasoning_content" not in template,
     )
     form = _with_tools(base, template, rendered, user)
+    if form.knows_calls:
+        form = _with_calls(form, rendered, user)
     if not rendered(form.adapted([user]), None):
         return form  # it refuses a question alone: there is nothing to compare with
     return _with_system(_with_questions(form, rendered, user), rendered, user)
@@ -292,6 +329,16 @@ def _with_tools(
         if _shows_calls(found, rendered, user):
             return _with_results(found, rendered, user)
     return _with_results(_replaced(form, knows_calls=False), rendered, user)
+
+
+def _with_calls(form: TemplateForm, rendered: Callable[..., str], user: Message) -> TemplateForm:
+    """Whether the template takes two calls in a message, and text beside reasoning before one."""
+    results = [_RESULT, {**_RESULT, "tool_call_id": "call00002"}]
+    twice = {**_CALLER, "tool_calls": _TWICE}
+    several = _SECOND in rendered(form.adapted([user, twice, *results]), _TOOLS)
+    both = {**_CALLER, "content": "Gjwk", "reasoning_content": "Xpfy"}
+    text = bool(rendered(form.adapted([user, both, _RESULT]), _TOOLS))
+    return _replaced(form, knows_several_calls=several, knows_text_with_thought=text)
 
 
 def _with_questions(

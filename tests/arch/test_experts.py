@@ -29,9 +29,14 @@ def block_behind() -> dict[str, np.ndarray]:
     return found | {f"blk.2.nextn.{k}.weight": np.ones(x, np.float32) for k, x in head.items()}
 
 
-def test_blocks_that_predict_further_tokens_change_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("together", [False, True], ids=["apart", "gate and up together"])
+def test_blocks_that_predict_further_tokens_change_nothing(tmp_path: Path, together: bool) -> None:
     plain = make_tiny.write(tmp_path / "plain.gguf", "glm4moe")
-    more = make_tiny.write(tmp_path / "more.gguf", "glm4moe", NEXTN, block_behind())
+    block = block_behind()
+    if together:
+        parts = [block.pop(f"blk.2.ffn_{part}_exps.weight") for part in ("gate", "up")]
+        block["blk.2.ffn_gate_up_exps.weight"] = np.concatenate(parts, axis=1)
+    more = make_tiny.write(tmp_path / "more.gguf", "glm4moe", NEXTN, block)
     with File(more) as file:
         sizes = arch.load(file, Reference(1), 64).sizes
     assert (sizes.n_layer, sizes.n_nextn) == (2, 1)

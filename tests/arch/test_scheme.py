@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny_gemma4 import EXPERTS, write_tiny_gemma4
 
+import ggpy
 from ggpy import arch
 from ggpy.arch.scheme import settings_for
 from ggpy.backends.interface import Demand
@@ -17,6 +19,10 @@ from ggpy.gguf import File
 from ggpy.gguf.writer import Slot, Writer
 
 UP = "blk.0.ffn_up"
+SCALED = (  # ends of names of matrices that get a scale
+    *("attn_q.weight", "attn_k.weight", "ffn_down.weight", "ssm_out.weight", "_up_exps.weight"),
+    "ffn_gate_exps.weight",
+)
 
 
 class Kept(Reference):
@@ -118,7 +124,12 @@ def test_settings_that_are_not_known_are_refused(scaled, settings, message) -> N
     ("tensors", "message"),
     [
         ({"blk__0__ffn_up__scale": np.ones(5, np.float32)}, r"'blk\.0\.ffn_up\.scale' has shape"),
-        ({"blk__0__ffn_up__scale": np.ones(1, np.float32)}, r"shape \(1,\), the settings say"),
+        ({"blk__0__ffn_up__scale": np.ones(2, np.float32)}, r"shape \(2,\), the settings say"),
+        (
+            {"blk__0__ffn_up__input_scale": np.ones(5, np.float32)},
+            r"'blk\.0\.ffn_up\.input_scale' has shape \(5,\), 'blk\.0\.ffn_up\..*' needs \(1,\)",
+        ),
+        ({"blk__0__attn_norm__input_scale": np.ones(1, np.float32)}, "has no use for tensor"),
         ({"blk__0__attn_norm__scale": np.ones(5, np.float32)}, "has no use for tensor"),
         ({"blk__9__ffn_up__scale": np.ones(5, np.float32)}, "has no use for tensor"),
     ],
@@ -128,6 +139,32 @@ def test_scales_that_do_not_fit_are_refused(scaled, tensors, message) -> None:
         loaded(scaled({}, **tensors))
 
 
+@pytest.mark.parametrize("name", ["qwen35", "qwen3moe", "gemma4", "gate and up together"])
+def test_one_scale_of_a_matrix_and_one_of_each_expert(
+    name: str, tiny_path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files in NVFP4 have them, and scales of activations, which change nothing."""
+    if name == "gate and up together":
+        plain = write_tiny_gemma4(tmp_path, monkeypatch, EXPERTS, together=True)
+    else:
+        plain = tiny_path(name)
+    scaled, folded = tmp_path / "scaled.gguf", tmp_path / "folded.gguf"
+    scales, whole, rng = {}, {}, np.random.default_rng(0)
+    with File(plain) as file:
+        for tensor in (x for key, x in file.tensors.items() if key.endswith(SCALED)):
+            stem = tensor.name.removesuffix(".weight")
+            factors = rng.uniform(0.5, 1.5, tensor.shape[:1] if len(tensor.shape) == 3 else 1)
+            scales[f"{stem}.scale"] = scales[f"{stem}.input_scale"] = factors.astype(np.float32)
+            axes = (-1, *[1] * (len(tensor.shape) - 1))
+            whole[tensor.name] = tensor.dequantize() * scales[f"{stem}.scale"].reshape(axes)
+    logits = []
+    for out, tensors in ((scaled, scales), (folded, whole)):
+        rewritten(plain, out, {}, tensors)
+        with ggpy.load(str(out), device=Reference(1), n_ctx=64) as model:
+            logits.append(model.logits(list(range(3, 23))))
+    np.testing.assert_allclose(*logits, atol=1e-4)
+
+
 def test_scales_are_checked(scaled) -> None:
     with File(scaled({})) as file:
         n = file.tensors[f"{UP}.scale"].shape[0]
@@ -135,7 +172,7 @@ def test_scales_are_checked(scaled) -> None:
     bad[3] = np.nan
     with pytest.raises(ValueError, match=r"'blk\.0\.ffn_up\.scale'.*weight 3 is NaN"):
         loaded(scaled({}, blk__0__ffn_up__scale=bad))
-    with pytest.raises(ValueError, match=r"'blk\.0\.ffn_up\.scale' is I8: scales of rows are F32"):
+    with pytest.raises(ValueError, match=r"'blk\.0\.ffn_up\.scale' is I8: scales are F32"):
         loaded(scaled({}, blk__0__ffn_up__scale=np.ones(n, np.int8)))
 
 

@@ -144,7 +144,13 @@ FAMILIES = {  # name of the format -> template
     ),
     "llama3": template(LLAMA + "{{ '; ' if not loop.last }}"),
     "pythonic": template(PYTHON, "[", "]"),
+    "llama4": template(LLAMA, "<|python_start|><|python_end|>"),
     "lfm2": template(PYTHON, "<|tool_call_start|>[", "]<|tool_call_end|>"),
+    "olmo3": template(
+        PYTHON.removesuffix("{{ ', ' if not loop.last }}") + "{{ '\\n' if not loop.last }}",
+        "<function_calls>",
+        "</function_calls>",
+    ),
     "harmony": HARMONY,
     "muse-glimmer": MUSE,
     "gemma4": template(GEMMA, think="<|channel>thought\n@<channel|>"),

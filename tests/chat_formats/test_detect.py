@@ -87,3 +87,20 @@ def test_a_format_by_name_keeps_the_reasoning_of_the_template() -> None:
         "mistral", "[THINK]", True
     )  # fmt: skip
     assert TOOLS and read(found, ["a[/THINK]b"]).reasoning == "a"
+
+
+@pytest.mark.parametrize(
+    ("content", "marker"),
+    [
+        ("<response>\n{{ m.content }}\n</response>", "response"),
+        ("{{ m.content.split('<answer>')[-1].split('</answer>')[0].strip() }}", "answer"),
+    ],
+    ids=["ernie", "hunyuan"],
+)
+def test_markers_around_the_text_are_no_text(content: str, marker: str) -> None:
+    source = PLAIN.replace("{{ m.content }}", content).replace("\\n", "\n")
+    found = detect(rendering(source))
+    text = f"<think>\nRr\n</think>\n\n<{marker}>\nHi <b>you</b>.\n</{marker}>\n"
+    answer = read(found, list(text))
+    assert (answer.reasoning, answer.text) == ("Rr", "Hi <b>you</b>.")
+    assert detect(rendering(PLAIN)).dropped == ()

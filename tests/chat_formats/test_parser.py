@@ -174,6 +174,21 @@ def test_python_calls() -> None:
     assert (answer.text, answer.parsed()) == ("Look:", [("add_note", {"text": "x"})])
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "add_note", "parameters": {"text": "x"}}',
+        '<|python_start|>[add_note(text="x")]<|python_end|>',
+        '<|python_start|>{"name": "add_note", "parameters": {"text": "x"}}<|python_end|>',
+        '[add_note(text="x")]',
+    ],
+)
+def test_llama_4_calls_in_json_and_in_python(text: str) -> None:
+    assert read(by_name("llama4"), list(text)) == Answer(calls=NOTE, ended=1)
+    said = read(by_name("llama4"), list("Look: [1] " + text))
+    assert said.text.startswith("Look: [1]") and len(said.calls) == text.startswith("<")
+
+
 def test_gemma_calls_nest() -> None:
     text = '<|tool_call>call:get_weather{city:<|"|>a{,"<|"|>,tags:[<|"|>x<|"|>,{k:<|"|>]<|"|>}]}'
     answer = read(by_name("gemma4"), list(text + "<tool_call|><|tool_response>"))

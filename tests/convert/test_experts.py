@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from checkpoints import to_gguf
 from moe_checkpoints import FX, MOE_KINDS, D, X, moe_weights_of, write_moe
+from quantised_checkpoints import awq, gptq, grouped
 from safetensors.numpy import save_file
 
 import ggpy
@@ -244,3 +245,30 @@ def test_scales_of_rows_beside_experts_in_blocks(
         assert "blk.0.attn_q.scale" in file.tensors and not any(n.endswith("scale") for n in names)
     with ggpy.load(str(path), device="cpu", n_ctx=64) as model:
         assert len(list(model.generate([5, 300, 17], max_tokens=3, temperature=0))) == 3
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_codes_of_experts_are_kept(symmetric: bool, tmp_path: Path) -> None:
+    """AWQ's, and GPTQ's with zero points of 8, as of any other matrix."""
+    arrays, wanted = {}, {}
+    for name, w in moe_weights_of("mixtral").items():
+        arrays[name] = w
+        if ".experts." in name:
+            del arrays[name]
+            group = grouped(w, 32, symmetric)
+            stem = name.removesuffix(".weight")
+            arrays |= gptq(stem, group) if symmetric else awq(stem, group)
+            wanted[name] = group.rounded
+    kind = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
+    if not symmetric:
+        kind = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}
+    folder = write_moe(tmp_path / "a", "mixtral", quantization_config=kind, torch_dtype="float16")
+    for part in folder.glob("model*"):
+        part.unlink()
+    save_file(arrays, folder / "model.safetensors")
+    with File(to_gguf(folder, tmp_path / "out.gguf", "f16", keep=True)) as file:
+        experts = file.tensors["blk.1.ffn_down_exps.weight"]
+        assert experts.format.name == ("Q4_0" if symmetric else "Q4_1")
+        for e, weights in enumerate(experts.dequantize()):
+            theirs = wanted[f"model.layers.1.block_sparse_moe.experts.{e}.w2.weight"]
+            np.testing.assert_array_equal(weights, theirs)

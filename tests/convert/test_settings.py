@@ -80,7 +80,7 @@ RELEASED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             **{"max_position_embeddings": 32768, "use_qk_norm": True, "use_cla": False},
             **{"cla_share_factor": 2, "dense_list": [4096, 0], "norm_type": "rms"},
             **{"org_vocab_size": 128167, "pool_type": "last", "eod_token_id": 127967},
-            **{"position_embedding_xdrope": False, "use_rotary_pos_emb": True},
+            **{"position_embedding_xdrope": False, "use_rotary_pos_emb": True, "pad_id": 127961},
         },
         {"context_length": 262144, "rope.freq_base": pytest.approx(10000 * 1000 ** (128 / 126))},
     ),
@@ -137,6 +137,51 @@ RELEASED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "vision_config": {"depth": 24, "deepstack_visual_indexes": [5, 11, 17]},
         },
         {"rope.dimension_sections": [24, 20, 20, 0], "n_deepstack_layers": 3},
+    ),
+    "GptOssForCausalLM": (
+        {
+            **{**RMS, "attention_bias": True, "experts_per_token": 4, "num_experts_per_tok": 4},
+            **{"initial_context_length": 4096, "num_local_experts": 32, "rope_theta": 150000},
+            **{"layer_types": LLLG[2:] * 4, "sliding_window": 128, "swiglu_limit": 7.0},
+            "rope_scaling": {**YARN_OLMO, "factor": 16.0, "attention_factor": None},
+        },
+        {"rope.scaling.factor": 16.0, "rope.freq_base": 150000},
+    ),
+    "Qwen3MoeForCausalLM": (  # Qwen3-Coder
+        {
+            **{"norm_topk_prob": True, "use_qk_norm": True, "qkv_bias": False, "rope_theta": 1e7},
+            **{"decoder_sparse_step": 1, "mlp_only_layers": [], "moe_intermediate_size": 768},
+            **{"shared_expert_intermediate_size": 0, "num_experts": 128, "head_dim": 128},
+        },
+        {"expert_feed_forward_length": 768},
+    ),
+    "MiniMaxM2ForCausalLM": (
+        {
+            **{"attn_type_list": [1] * 8, "head_dim": 128, "num_local_experts": 256},
+            **{"rotary_dim": 64, "scoring_func": "sigmoid", "shared_intermediate_size": 0},
+            **{"shared_moe_mode": "sigmoid", "use_qk_norm": True, "use_routing_bias": True},
+            **{"num_mtp_modules": 3, "use_mtp": True, "qk_norm_type": "per_layer"},
+        },
+        {"rope.dimension_count": 64},
+    ),
+    "Gemma2ForCausalLM": (
+        {
+            **{**RMS, "hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh"},
+            **{"sliding_window": 4096, "sliding_window_size": 4096, "head_dim": 256},
+            **{"query_pre_attn_scalar": 256, "cache_implementation": "hybrid"},
+        },
+        {"attention.sliding_window": 4096},
+    ),
+    "Phi3ForCausalLM": (  # Phi-4-mini
+        {
+            **{**RMS, "full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False},
+            **{"original_max_position_embeddings": 4096, "partial_rotary_factor": 0.75},
+            "rope_scaling": {
+                **dict.fromkeys(("long_factor", "short_factor"), [1.0] * 48),
+                "type": "longrope",
+            },
+        },
+        {"rope.dimension_count": 96},
     ),
 }
 

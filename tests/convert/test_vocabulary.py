@@ -248,6 +248,18 @@ def test_what_ends_a_turn_of_muse_glimmer_is_eot(tmp_path: Path) -> None:
     assert "eot_token_id" not in converted(tmp_path)
 
 
+@pytest.mark.parametrize("where", ["config.json", "generation_config.json"])
+def test_other_ends_of_an_answer_are_eot_and_eom(where: str, tmp_path: Path) -> None:
+    """As GLM's <|user|> and <|observation|>; <|im_end|> is known by its text."""
+    write_tokenizer(tmp_path, "bpe", "llama-bpe")
+    settings = {"eos_token_id": [1, 2, 300, 9999, 301]}
+    if where == "generation_config.json":
+        (tmp_path / where).write_text(json.dumps(settings))
+    found = converted(tmp_path, settings if where == "config.json" else None)
+    assert (found["eos_token_id"], found["eot_token_id"], found["eom_token_id"]) == (1, 300, 301)
+    assert {1, 2, 300, 301} <= tokenizer_of(found).end_ids
+
+
 def test_ids_outside_the_vocabulary_are_left_out(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, "bpe", "qwen2")
     warnings: list[str] = []

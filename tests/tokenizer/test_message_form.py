@@ -253,3 +253,28 @@ def test_two_results_where_the_template_knows_none(tokenizer: Tokenizer) -> None
     messages = [USER, {**CALLER, "tool_calls": [CALL, {**CALL, "id": "c2"}]}, RESULT, RESULT]
     prompt = tokenizer.apply_chat_template(messages, NONE_AT_ALL)
     assert prompt.count("[user]") == 2 and prompt.count('"content": "22"') == 2
+
+
+ONE_CALL = (
+    "{% for m in messages %}{% if m.tool_calls %}"
+    "{% if m.content and m.thinking %}{{ raise_exception('both') }}{% endif %}"
+    "<{{ m.content or m.thinking }}>{% for c in m.tool_calls %}{% if MORE %}"
+    "{{ c.function.name }} {{ c.function.arguments|tojson }};{% endif %}{% endfor %}"
+    "{% else %}{{ m.content }};{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    "more",
+    ["loop.first", "loop.length == 1 or raise_exception('one')"],
+    ids=["gpt-oss", "llama 3"],
+)
+def test_a_template_of_one_call_gets_several_one_by_one(tokenizer: Tokenizer, more: str) -> None:
+    """The first beside text and reasoning, which the template does not take together."""
+    calls = [{**CALL, "id": id, "function": {"name": id, "arguments": "{}"}} for id in "abc"]
+    asked = {**CALLER, "content": "T", "reasoning_content": "R", "tool_calls": calls}
+    results = [{**RESULT, "tool_call_id": id, "content": f"of {id}"} for id in "ba"]
+    given = tokenizer.apply_chat_template(
+        [USER, asked, *results, USER], ONE_CALL.replace("MORE", more), tools=TOOLS
+    )
+    assert given == "Weather?;<R\n\nT>a {};of a;<>b {};of b;<>c {};Weather?;"

@@ -192,6 +192,24 @@ def test_what_is_missing_is_said(
     assert json.loads(capsys.readouterr().out)["why_not_run"].startswith(why)
 
 
+@pytest.mark.parametrize(
+    ("metadata", "why"),
+    [
+        ({"tokenizer.ggml.model": "plamo2"}, "tokenizer.ggml.model: 'plamo2' is not supported"),
+        ({"general.type": "adapter"}, "general.type = 'adapter': an adapter (LoRA)"),
+        ({"general.type": "mmproj"}, "general.type = 'mmproj': what reads images or audio"),
+    ],
+)
+def test_other_tokenizers_and_files_that_are_no_models(
+    metadata: dict, why: str, program: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    from tools import make_tiny
+
+    path = make_tiny.write(tmp_path / "t.gguf", "llama", metadata=metadata)
+    assert program.main([str(path)]) == 0
+    assert f"can be run: no, {why}" in capsys.readouterr().out
+
+
 def test_an_architecture_that_is_not_here_is_named(
     program: ModuleType, path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

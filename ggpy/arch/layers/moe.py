@@ -19,6 +19,7 @@ TENSORS = {
     "ffn_up_exps.weight": "X Fx D",
     "ffn_down_exps.weight": "X D Fx",
 }
+TOGETHER = "ffn_gate_up_exps.weight"  # gate and up of all experts, if a file has them in one tensor
 ROUTER_BIAS = {"ffn_gate_inp.bias": "X"}
 CHOICE_BIAS = {"exp_probs_b.bias": "X"}
 EXPERT_BIAS = {
@@ -168,6 +169,7 @@ def _groups(config: Config, n_expert: int) -> tuple[int, int]:
     used = config.integer("expert_group_used_count", n, low=0, high=n) or n
     if n > 1 and (n_expert % n or n_expert // n < 2):
         raise UnsupportedModel(
-            f"{config.path}: {n_expert} experts cannot be {n} groups of two experts or more"
+            f"{config.path}: {config.architecture}.expert_group_count = {n}: {n_expert} experts"
+            f" cannot be {n} groups of two experts or more"
         )
     return n, used

@@ -109,17 +109,21 @@ class Cpu(Reference):
         activations: ActivationType = "f16",
     ) -> HostMatrix | F32:
         """A vector as an array; a matrix in its blocks, where the file is mapped; in float32, if
-        that fits in memory, where its format has no kernels.
+        that fits in memory, where its format has no kernels, or its rows have different scales.
         """
-        plain = scale is None and activations == "f16" and len(tensor.shape) > 1
+        by_matrix = None if scale is None else np.array(scale.dequantize(), np.float32)
+        plain = activations == "f16" and len(tensor.shape) > 1
+        if by_matrix is not None and len(tensor.shape) == 2:
+            plain = plain and bool((by_matrix == by_matrix[0]).all())
         if plain and _has_kernels_for(tensor, role):
-            return MappedMatrix(tensor, self.multiply)
+            return MappedMatrix(tensor, self.multiply, by_matrix)
         found = super().weight(tensor, role, scale, activations)
         if plain and isinstance(found, HostMatrix) and found.array is not None:
             kernels.prepare(IN_FLOATS, "f32")
             return MappedMatrix(
                 Tensor(tensor.name, tensor.shape, IN_FLOATS, found.array.view(np.uint8)),
                 self.multiply,
+                by_matrix,
             )
         return found
 

@@ -37,7 +37,10 @@ def has_experts(ffn: Any) -> bool:
     return (
         all(is_read(part) for part in (ffn, r, e, s, ffn.norm))
         and all(isinstance(m, MappedMatrix) for m in matrices)
-        and all(m.blocks.data.flags.c_contiguous for m in (e.w_gate, e.w_up, e.w_down))
+        and all(
+            m.blocks.data.flags.c_contiguous and m.scale is None
+            for m in (e.w_gate, e.w_up, e.w_down)
+        )
         and r.score in SCORES
         and e.activation in ACTIVATIONS
         and (e.b_gate is None) == (e.b_up is None)

@@ -157,6 +157,10 @@ class JobList:
             self._gemm(matrix, x, columns, out)
         else:
             self._few(matrix, x, columns, out)
+        if matrix.scale != 1:
+            factors = np.full(columns, matrix.scale, np.float32)
+            self.keep.append(factors)
+            self.add("scale_rows", columns, 0, 0, out, matrix.n, address_of(factors))
 
     def _few(self, m: BlockRows, x: int, columns: int, out: int) -> None:
         y = out if columns == 1 else self.buffers.bytes("few", 4 * m.n * columns + 64)
@@ -239,10 +243,12 @@ class JobList:
 
 
 class BlockRows:
-    """Blocks of a file in memory: w[N, K], where its rows are; or w[X, N, K] of experts."""
+    """Blocks of a file in memory: w[N, K], where its rows are; or w[X, N, K] of experts. scale: of
+    all products.
+    """
 
-    def __init__(self, format: Format, data: Array, k: int) -> None:
-        self.format, self.data = format, data
+    def __init__(self, format: Format, data: Array, k: int, scale: float = 1.0) -> None:
+        self.format, self.data, self.scale = format, data, scale
         self.n, self.row_bytes = data.shape[-2:]
         self.k = k
         self.address = address_of(data)

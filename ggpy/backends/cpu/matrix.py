@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...formats.base import F32
 from ...gguf import Tensor
@@ -21,23 +22,31 @@ Multiply = Callable[[BlockRows, F32], F32]
 
 class MappedMatrix(HostMatrix):
     """w[N, K], or w[X, N, K] of experts, in a format that has kernels; `multiply` is the
-    backend's, for one w[N, K].
+    backend's, for one w[N, K]. scale: one number for all rows, of each expert if there are experts.
     """
 
-    def __init__(self, tensor: Tensor, multiply: Multiply) -> None:
-        super().__init__(tensor, None)
+    def __init__(self, tensor: Tensor, multiply: Multiply, scale: F32 | None = None) -> None:
+        of_experts = len(tensor.shape) > 2
+        super().__init__(tensor, None, scale if of_experts else None)
         data = tensor.data
         one = data if len(tensor.shape) == 2 else data[0]
         if not one.flags.c_contiguous:  # experts may lie apart
             data = np.ascontiguousarray(data)
         data = data.view(np.uint8).reshape(*tensor.shape[:-1], -1)
-        self.blocks = BlockRows(tensor.format, data, tensor.shape[-1])
+        factor = 1.0 if scale is None or of_experts else float(scale[0])
+        self.blocks = BlockRows(tensor.format, data, tensor.shape[-1], factor)
         self._multiply = multiply
 
     def expert(self, index: int) -> MappedMatrix:
         """w[index] of w[X, N, K]."""
         tensor, data = self.tensor, self.blocks.data[index]
-        return MappedMatrix(replace(tensor, shape=tensor.shape[1:], data=data), self._multiply)
+        scale = None if self.scale is None else self.scale[index : index + 1]
+        one = replace(tensor, shape=tensor.shape[1:], data=data)
+        return MappedMatrix(one, self._multiply, scale)
+
+    def rows(self, ids: NDArray) -> F32:
+        """w[ids], float32."""
+        return super().rows(ids) * np.float32(self.blocks.scale)
 
     def _product(self, x: F32) -> F32:
         return self._multiply(self.blocks, x)

@@ -27,7 +27,7 @@ ROUNDED = {"int8": by_name("I8"), "e4m3": by_name("F8_E4M3")}  # what activation
 class HostMatrix:
     """A weight w[N, K], or X of them, w[X, N, K]: float32 if `array` is set, otherwise blocks.
 
-    Both without the scale[N], or [X, N], of the rows, if there is one.
+    Both without the scale[N] of the rows, or the scale[X] of experts, if there is one.
     """
 
     def __init__(

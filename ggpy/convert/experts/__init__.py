@@ -18,8 +18,9 @@ from ...formats.mxfp4 import QK_MXFP4
 from ...util.messages import shown
 from ..assemble import Stored
 from ..folder import ConvertError
+from ..packed import Packed
 from ..weights import Weights
-from .tensors import Cut, Microscaled, SingleRow, Stacked
+from .tensors import Cut, Microscaled, PackedStack, SingleRow, Stacked
 
 APART = re.compile(r"(.*\.experts)\.(\d{1,5})\.(.*)")
 TOGETHER = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(\.weight|_bias|_blocks|)")
@@ -131,4 +132,7 @@ def _stacked(name: str, parts: Mapping[int, Stored]) -> Stacked:
             f"{first.shard.path}: {shown(name)} has the shapes {sorted(shapes)}: one of two axes is"
             " expected"
         )
-    return Stacked(name, tuple(parts[i] for i in range(len(parts))))
+    ordered = tuple(parts[i] for i in range(len(parts)))
+    packed = tuple(part for part in ordered if isinstance(part, Packed))
+    alike = len({part.format for part in packed}) == 1
+    return PackedStack(name, packed) if packed == ordered and alike else Stacked(name, ordered)

@@ -22,6 +22,7 @@ from ...formats.mxfp4 import QK_MXFP4, block_mxfp4
 from ...util.messages import shown
 from ..assemble import Stored
 from ..folder import ConvertError
+from ..packed import Packed
 from ..safetensors import Shard
 from ..weights import Weights
 
@@ -64,6 +65,18 @@ class Stacked:
                 data = part.format.dequantize(data).view(np.uint8)
             found.append(data)
         return _ordered(np.concatenate(found), order)
+
+
+@dataclass(frozen=True, eq=False)
+class PackedStack(Stacked):
+    """w[X, N, K] of X matrices of 4-bit codes, which are blocks of one format."""
+
+    parts: tuple[Packed, ...]
+
+    @property
+    def kept(self) -> Stacked:  # type: ignore[override]
+        """The rows that a file can have without rounding a code: these, see Packed."""
+        return Stacked(self.name, tuple(part.kept for part in self.parts))
 
 
 class _OfWhole:

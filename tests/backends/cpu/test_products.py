@@ -86,6 +86,24 @@ def test_products_equal_numpys(name: str, few: dict[str, Cpu]) -> None:
                 assert error < TOLERANCE[activations], (activations, n, k, t)
 
 
+def test_one_scale_of_a_matrix_or_of_each_expert(few: dict[str, Cpu]) -> None:
+    """As NVFP4 has them; the blocks stay as they are."""
+    w, ops = tensor(by_name("NVFP4"), 48, 128), few["f32"]
+    scale = Tensor("w.scale", (48,), by_name("F32"), np.full(48, 0.3, "f4").view(np.uint8))
+    matrix = ops.weight(w, Role("F D"), scale)
+    assert matrix.array is None
+    for t in (1, 3, 33):
+        x = columns(t, 128)
+        np.testing.assert_allclose(matrix.multiply(x), x @ w.dequantize().T * 0.3, atol=1e-5)
+    experts = Tensor("w", (3, 16, 128), w.format, w.data.reshape(3, 16, -1))
+    values = np.array([0.5, 2.0, 3.0], np.float32)
+    scale = Tensor("w.scale", (3,), by_name("F32"), values.view(np.uint8))
+    matrix = ops.weight(experts, Role("X F D"), scale)
+    for e in range(3):
+        wanted = x @ experts.dequantize()[e].T * values[e]
+        np.testing.assert_allclose(matrix.expert(e).multiply(x), wanted, atol=1e-5)
+
+
 def test_activations_are_as_exact_as_they_say(few: dict[str, Cpu]) -> None:
     """q16 is a hundred times nearer to float32 than q8, and not float32 itself."""
     w, x = tensor(by_name("Q4_0"), 200, 512), columns(1, 512)

@@ -436,10 +436,12 @@ def weight(name: str, rows: int, columns: int, seed: int) -> Tensor:
 
 
 def hand_over(ops, name: str, rows: int, columns: int, seed: int, lookup: bool = False):
-    """A matrix; "I8 * rows" is one whose rows have scales."""
-    kind, by_rows, _ = name.partition(" * rows")
-    if not by_rows:
-        return ops.weight(weight(kind, rows, columns, seed), Role("F D", lookup))
+    """A matrix; "I8 * rows" is one whose rows have scales, "NVFP4 * one" has one for all rows."""
+    kind, _, scaled = name.partition(" * ")
+    if scaled != "rows":
+        scale = Tensor("w.scale", (rows,), by_name("F32"), np.full(rows, 0.7, "f4").view(np.uint8))
+        matrix = weight(kind, rows, columns, seed)
+        return ops.weight(matrix, Role("F D", lookup), scale if scaled else None)
     format = by_row(kind)
     values = np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32) / 10
     scales = row_scales(values, format)
@@ -484,7 +486,7 @@ def layer_on(ops, formats: dict[str, str], table: str, tied: bool):
 FORMATS = {
     "one": {"other": "Q8_0"},
     "mixed": {"other": "Q8_0", "wv": "Q4_0", "up": "Q4_0", "wo": "F16"},
-    "tables": {"other": "IQ4_NL", "wo": "MXFP4", "down": "NVFP4"},
+    "tables": {"other": "IQ4_NL", "wo": "MXFP4", "down": "NVFP4 * one"},
     "blocks": {"other": "F32"},
     "some in blocks": {"other": "Q8_0", "wk": "F32", "gate": "F32", "output": "F32"},
     "scales of rows": {"other": "I8 * rows", "wk": "Q4_0 * rows", "down": "F8_E4M3 * rows"},

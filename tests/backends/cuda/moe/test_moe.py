@@ -16,10 +16,11 @@ from ggpy import arch
 from ggpy.arch import llama4
 from ggpy.backends.cuda.backend import Cuda
 from ggpy.backends.cuda.steps.upload import PLACES
-from ggpy.backends.interface import AttentionTemperature, Layer
+from ggpy.backends.interface import AttentionTemperature, Layer, Role
 from ggpy.backends.numpy import moe as reference
 from ggpy.backends.numpy.backend import Reference
-from ggpy.gguf import File, GGUFError
+from ggpy.formats import by_name
+from ggpy.gguf import File, GGUFError, Tensor
 from ggpy.kernels.moe.route import RouterChoice
 from tools import make_tiny
 
@@ -98,6 +99,14 @@ def test_steps_of_every_kind(machine, tiny_path, monkeypatch, name) -> None:
     assert len(counted) == PLACES
     mixed = [([9], lengths[0], PAGES[0]), (ids_of(3), 0, PAGES[3]), ([8], lengths[2], PAGES[2])]
     pair.step(mixed)
+
+
+def test_a_scale_of_each_expert_is_refused(machine) -> None:
+    """No kernel multiplies with it, and without it the results would be wrong."""
+    w = Tensor("w", (2, 16, 32), by_name("F32"), np.zeros((2, 16, 128), np.uint8))
+    scale = Tensor("w.scale", (2,), by_name("F32"), np.zeros(8, np.uint8))
+    with pytest.raises(GGUFError, match=r"'w' has a scale for each expert, .* use --device cpu"):
+        Cuda(machine).weight(w, Role("X F D"), scale)
 
 
 def test_llama4_beyond_a_chunk(machine, tmp_path, monkeypatch) -> None:
