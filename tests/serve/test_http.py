@@ -46,6 +46,34 @@ def test_unknown_paths_and_methods(server: RunningServer) -> None:
     assert server.client.get("/nothing").json()["error"]["type"] == "not_found_error"
 
 
+@pytest.mark.parametrize("packets", [1, 2])
+def test_an_offer_of_http_2_is_not_taken(server: RunningServer, packets: int) -> None:
+    """Java's HTTP client makes it with the first request of a connection, whatever its body is."""
+    body = json.dumps({"prompt": "hello", "n_predict": 2}).encode()
+    head = (
+        "POST /completion HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\n"
+        f"Content-Length: {len(body)}\r\nHost: x\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n"
+        "Upgrade: h2c\r\nContent-Type: application/json\r\n\r\n"
+    ).encode()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
+        for part in [head + body] if packets == 1 else [head, body]:
+            sock.sendall(part)
+            threading.Event().wait(0.05)
+        assert b'"tokens_predicted":2' in _answer(sock)
+        sock.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b'{"status":"ok"}' in _answer(sock)
+
+
+def _answer(sock: socket.socket) -> bytes:
+    """An answer that is one JSON object."""
+    data = b""
+    while not data.endswith(b"}"):
+        part = sock.recv(65536)
+        assert part, data
+        data += part
+    return data
+
+
 def test_a_body_beyond_the_limit() -> None:
     with running(max_body=10_000) as server:
         answer = server.client.post(CHAT, content=b" " * 20_000)
