@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import socket
 import threading
@@ -34,6 +35,21 @@ def test_bodies_that_are_no_objects(server: RunningServer, body: bytes, told: st
     answer = server.client.post(CHAT, content=body)
     assert answer.status_code == 400
     assert told in answer.json()["error"]["message"]
+
+
+def test_a_byte_order_mark_is_skipped(server: RunningServer) -> None:
+    """Shells of Windows write it at the beginning of a file."""
+    assert server.client.post("/tokenize", content=b"\xef\xbb\xbf{}").json() == {"tokens": []}
+
+
+def test_encoded_bodies_are_refused(server: RunningServer) -> None:
+    body = gzip.compress(b'{"content": "hello"}')
+    for encoding, status in (("gzip", 415), ("zstd", 415), ("identity", 400)):
+        refused = server.client.post(
+            "/tokenize", content=body, headers={"Content-Encoding": encoding}
+        )
+        assert refused.status_code == status
+        assert (encoding in refused.json()["error"]["message"]) == (status == 415)
 
 
 def test_unknown_paths_and_methods(server: RunningServer) -> None:

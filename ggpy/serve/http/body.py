@@ -23,6 +23,10 @@ async def read_body(request: Request, most: int, timeout: float) -> Fields:
 
     An empty body is an empty object.
     """
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.strip().lower() != "identity":
+        told = f"the body is encoded as {encoding!r:.40}, which is not supported: send plain JSON"
+        raise ApiError(415, told)
     try:
         data = await asyncio.wait_for(_bytes(request, most), timeout)
     except asyncio.TimeoutError:
@@ -70,7 +74,7 @@ def _too_large(most: int) -> ApiError:
 def _object(data: bytes) -> Fields:
     value: Any
     try:
-        value = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
+        value = json.loads(data.decode("utf-8-sig"), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
         told = f"the body is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}"
         raise ApiError(400, told) from None
