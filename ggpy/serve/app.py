@@ -114,7 +114,8 @@ class Server:
         if stream:
             return self.stream(native.answer_chunks(events, service.model_name, paths), answers)
         text = prompt if isinstance(prompt, str) else service.tokenizer.decode(prompt, special=True)
-        whole = native.whole_answer(events, service.model_name, text, paths)
+        tokens = body.flag("return_tokens", False)
+        whole = native.whole_answer(events, service.model_name, text, paths, tokens)
         return await self.whole(request, whole, answers)
 
     async def tokenize(self, request: Request) -> Response:

@@ -32,13 +32,15 @@ class AnswerOptions:
     """How an answer is sampled and where it ends.
 
     max_tokens: None is until the model ends it or the context is full. top_logprobs: None is no
-    log probabilities, 0 those of the sampled tokens alone. timeout: seconds, None is the server's.
+    log probabilities, 0 those of the sampled tokens alone. tokens: whether events have their tokens
+    without log probabilities, too. timeout: seconds, None is the server's.
     """
 
     params: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     top_logprobs: int | None = None
+    tokens: bool = False
     constraint: Constraint | None = None
     timeout: float | None = None
     cache_prompt: bool = True  # whether pages of other requests with the same beginning are reused
@@ -66,7 +68,7 @@ class ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """More of the answer's text. pieces: its tokens, where log probabilities were asked for."""
+    """More of the answer's text. pieces: its tokens, where they were asked for."""
 
     text: str
     pieces: tuple[Piece, ...] = ()

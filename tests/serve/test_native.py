@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 import openai
 import pytest
@@ -64,15 +65,46 @@ def test_text_completions_of_the_sdk(server: RunningServer) -> None:
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
     prompts = ["hello", "world"]
     answer = client.completions.create(
-        model="tiny", prompt=prompts, max_tokens=4, temperature=0, echo=True, logprobs=2
+        model="tiny", prompt=prompts, max_tokens=4, temperature=0, echo=True
     )
     assert [c.text for c in answer.choices] == [p + library_text(p, 4) for p in prompts]
-    assert len(answer.choices[0].logprobs.tokens) == 4
     assert answer.usage.completion_tokens == 8
     chunks = client.completions.create(
         model="tiny", prompt=[1, 30, 31], max_tokens=4, temperature=0, stream=True
     )
     assert len([c for c in chunks if c.choices]) >= 2
+
+
+def test_log_probabilities_of_text_completions(server: RunningServer) -> None:
+    """text_offset counts from the beginning of the choice, in each chunk of a stream, too."""
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    body: dict[str, Any] = {"model": "tiny", "prompt": ["hello", "world"], "logprobs": 2}
+    body |= {"max_tokens": 6, "temperature": 0}
+    whole = [c.logprobs for c in client.completions.create(**body).choices]
+    parts = [c.choices[0] for c in client.completions.create(**body, stream=True) if c.choices]
+    for i, expected in enumerate(whole):
+        told = [part.logprobs for part in parts if part.index == i and part.logprobs]
+        assert [t for part in told for t in part.tokens] == expected.tokens
+        assert [n for part in told for n in part.text_offset] == expected.text_offset
+        assert expected.text_offset[-1] > 0
+        assert len(expected.token_logprobs) == len(expected.top_logprobs) == 6
+    with pytest.raises(openai.BadRequestError, match="echo with logprobs"):
+        client.completions.create(**body, echo=True)
+
+
+def test_tokens_of_an_answer(server: RunningServer) -> None:
+    """A stream has them; an answer in one piece has them if return_tokens asks for them."""
+    body = {"prompt": "hello", "n_predict": 6, "temperature": 0}
+    assert server.post("/completion", **body).json()["tokens"] == []
+    answer = server.post("/completion", **body, return_tokens=True).json()
+    with ggpy.load("models/tiny/llama.gguf", device="cpu", n_ctx=256) as model:
+        ids = [piece.id for piece in model.generate("hello", max_tokens=6, temperature=0)]
+    assert answer["tokens"] == ids
+    assert answer["completion_probabilities"] == []
+    with server.client.stream("POST", "/completion", json=body | {"stream": True}) as streamed:
+        events = [json.loads(line[6:]) for line in streamed.iter_lines() if line]
+    assert [id for event in events for id in event["tokens"]] == ids
+    assert "completion_probabilities" not in events[0]
 
 
 def test_tokens_there_and_back(server: RunningServer) -> None:

@@ -44,6 +44,7 @@ class Answering:
         characters, which Mistral's templates demand.
         """
         self.ticket, self._options, self._parser = ticket, options, parser
+        self._keeps_tokens = options.tokens or options.top_logprobs is not None
         self._id_length = 9 if short_ids else 24
         self._n_reasoning = 0
         self._calls = False
@@ -109,7 +110,7 @@ class Answering:
     def _read(self, pieces: list[Piece]) -> Iterable[Event]:
         """The events of some pieces."""
         text = "".join([piece.text for piece in pieces])
-        kept = tuple(pieces) if self._options.top_logprobs is not None else ()
+        kept = tuple(pieces) if self._keeps_tokens else ()
         if self._parser is None:
             return (TextDelta(text, kept),) if text or kept else ()
         return self._told(self._parser.feed(text), len(pieces), kept)

@@ -35,7 +35,8 @@ def read_options(
     """The options of /completion and /infill."""
     options = answer_options(body, tokenizer, defaults, max_tokens)
     n_probs = body.integer("n_probs", 0, 0, MAX_TOP_LOGPROBS)
-    return replace(options, top_logprobs=n_probs or None)
+    tokens = body.flag("return_tokens", False) or body.flag("stream", False)
+    return replace(options, top_logprobs=n_probs or None, tokens=tokens)
 
 
 def selected(answer: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
@@ -55,9 +56,13 @@ def selected(answer: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
 
 
 async def whole_answer(
-    events: AsyncIterator[tuple[int, Event]], model: str, prompt: str, paths: Sequence[str] = ()
+    events: AsyncIterator[tuple[int, Event]],
+    model: str,
+    prompt: str,
+    paths: Sequence[str] = (),
+    tokens: bool = False,
 ) -> dict[str, Any]:
-    """The answer of /completion as one object; paths: response_fields."""
+    """The answer of /completion as one object; paths: response_fields, tokens: return_tokens."""
     found = ChoiceText()
     async for _, event in events:
         found.add(event)
@@ -65,7 +70,7 @@ async def whole_answer(
     whole = {
         "index": 0,
         "content": found.text,
-        "tokens": [],
+        "tokens": [piece.id for piece in found.pieces] if tokens else [],
         "prompt": prompt,
         "completion_probabilities": _probabilities(found.pieces),
         **_end(found.end, model),
@@ -82,8 +87,8 @@ async def answer_chunks(
             if isinstance(event, TextDelta):
                 ids = [piece.id for piece in event.pieces]
                 chunk = {"index": i, "content": event.text, "tokens": ids, "stop": False}
-                if event.pieces:
-                    chunk["completion_probabilities"] = _probabilities(event.pieces)
+                if scored := _probabilities(event.pieces):
+                    chunk["completion_probabilities"] = scored
                 yield sse(chunk)
             elif isinstance(event, Finished):
                 last = {"index": i, "content": "", "tokens": [], **_end(event, model)}
@@ -109,6 +114,7 @@ def _end(end: Finished, model: str) -> dict[str, Any]:
 
 
 def _probabilities(pieces: Any) -> list[dict[str, Any]]:
+    """Log probabilities of tokens, of those that have one."""
     return [
         {
             "id": p.id,
@@ -121,6 +127,7 @@ def _probabilities(pieces: Any) -> list[dict[str, Any]]:
             ],
         }
         for p in pieces
+        if p.logprob is not None
     ]
 
 
