@@ -11,12 +11,13 @@ from dataclasses import fields, replace
 from math import inf
 from typing import Any
 
+from ...grammar import grammar_kind
 from ...runtime.sequence import MAX_STOP_CHARS
 from ...sampling import DRY_SEQUENCE_BREAKERS, SamplingParams
 from ...tokenizer import Tokenizer
 from ...tokenizer.breakers import dry_breakers
 from ..errors import ApiError
-from ..events import AnswerOptions, Constraint, ConstraintKind
+from ..events import AnswerOptions, Constraint
 from ..fields import Fields
 
 NAMES = [f.name for f in fields(SamplingParams) if f.metadata]
@@ -94,7 +95,8 @@ def _response_format(body: Fields) -> Constraint | None:
     if kind == "text":
         return None
     if kind == "grammar":
-        return Constraint("gbnf", form.needed_text("grammar"), form.path("grammar"))
+        text = form.needed_text("grammar")
+        return Constraint(grammar_kind(text), text, form.path("grammar"))
     if kind == "json_object":
         schema = form.raw("schema")  # llama.cpp takes a schema here
         if schema is None:
@@ -122,8 +124,7 @@ def _grammar(body: Fields) -> Constraint | None:
     if len(text) > MAX_TEXT:
         path = body.path("grammar")
         raise ApiError(400, f"{path} has {len(text)} characters: at most {MAX_TEXT}", param=path)
-    kind: ConstraintKind = "lark" if text.lstrip().startswith("%llguidance") else "gbnf"
-    return Constraint(kind, text, body.path("grammar"))
+    return Constraint(grammar_kind(text), text, body.path("grammar"))
 
 
 def _max_tokens(body: Fields, default: int | None) -> int | None:
