@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..runtime.sequence import Piece
 from ..sampling import SamplingParams
 
 ConstraintKind = Literal["json_object", "json_schema", "gbnf", "lark", "regex"]
@@ -67,11 +66,30 @@ class ChatRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerToken:
+    """A token: its own bytes, which may be a part of a character, and ln of its probability where
+    that was asked for. n_chars: of the text that came with it. best: the most probable tokens in
+    its place.
+    """
+
+    id: int
+    data: bytes
+    logprob: float | None = None
+    n_chars: int = 0
+    best: tuple[AnswerToken, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The token as a text, with U+FFFD for bytes that are not UTF-8."""
+        return self.data.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
 class TextDelta:
     """More of the answer's text. pieces: its tokens, where they were asked for."""
 
     text: str
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[AnswerToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

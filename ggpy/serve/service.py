@@ -102,7 +102,8 @@ class ModelService:
                 )
                 grammar = await self._mask(constraint)
                 ticket = self._begin(ids, options, client, grammar, bool(self._markers))
-                answers.append(Answering(ticket, options, parser, self.format.name == "mistral"))
+                short_ids = self.format.name == "mistral"
+                answers.append(Answering(ticket, options, self.tokenizer, parser, short_ids))
         return answers
 
     async def complete_all(
@@ -115,7 +116,8 @@ class ModelService:
                 ids = await self._ids(prompt)
                 for seeded in _seeded(self._timed(options), n):
                     grammar = await self._mask(options.constraint)
-                    answers.append(Answering(self._begin(ids, seeded, client, grammar), seeded))
+                    ticket = self._begin(ids, seeded, client, grammar)
+                    answers.append(Answering(ticket, seeded, self.tokenizer))
         return answers
 
     async def count_chat_tokens(self, request: ChatRequest) -> int:

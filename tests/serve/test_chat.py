@@ -102,6 +102,23 @@ def test_log_probabilities(client: openai.OpenAI) -> None:
     assert [t.logprob for t in streamed] == pytest.approx([t.logprob for t in content])
 
 
+def test_log_probabilities_name_whole_tokens(server: RunningServer) -> None:
+    """Also those that are a part of a character, or held back for a stop string."""
+    body = {"messages": HELLO, "max_tokens": 40, "seed": 3, "temperature": 2, "ignore_eos": True}
+    body |= {"logprobs": True, "top_logprobs": 20, "stop": ["never this text"], "top_k": 0}
+    choice = server.post("/v1/chat/completions", **body).json()["choices"][0]
+    tokens = choice["logprobs"]["content"]
+    ids = [token["id"] for token in tokens]
+    with ggpy.load("models/tiny/llama.gguf", device="cpu", n_ctx=64) as model:
+        expected = [model.tokenizer.piece(id, special=True) for id in ids]
+    assert [bytes(token["bytes"]) for token in tokens] == expected
+    assert [token["token"] for token in tokens] == [e.decode("utf-8", "replace") for e in expected]
+    assert "\ufffd" in "".join(token["token"] for token in tokens), "a part of a character"
+    for token in tokens:
+        same = [t for t in token["top_logprobs"] if t["id"] == token["id"]]
+        assert all((t["token"], t["bytes"]) == (token["token"], token["bytes"]) for t in same)
+
+
 def test_a_stop_string_ends_the_answer(client: openai.OpenAI) -> None:
     whole = library_text()
     stop = whole[3:5]

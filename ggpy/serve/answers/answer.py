@@ -16,11 +16,13 @@ from typing import Any
 
 from ...chat_formats.deltas import CallArguments, CallBegin, CallEnd, ReasoningPart, TextPart
 from ...runtime.sequence import Piece
+from ...tokenizer import Tokenizer
 from ..errors import RETRY_AFTER, ApiError
 from ..events import (
     AnswerEnd,
     AnswerOptions,
     AnswerTimings,
+    AnswerToken,
     CallDelta,
     CallStart,
     Event,
@@ -38,11 +40,17 @@ class Answering:
     """An asynchronous iterator of events, the last of which is Finished; `cancel` ends it."""
 
     def __init__(
-        self, ticket: Ticket, options: AnswerOptions, parser: Any = None, short_ids: bool = False
+        self,
+        ticket: Ticket,
+        options: AnswerOptions,
+        tokenizer: Tokenizer,
+        parser: Any = None,
+        short_ids: bool = False,
     ) -> None:
         """parser: a chat_formats parser; None is plain text. short_ids: calls get ids of nine
         characters, which Mistral's templates demand.
         """
+        self._tokenizer = tokenizer
         self.ticket, self._options, self._parser = ticket, options, parser
         self._keeps_tokens = options.tokens or options.top_logprobs is not None
         self._id_length = 9 if short_ids else 24
@@ -110,16 +118,28 @@ class Answering:
     def _read(self, pieces: list[Piece]) -> Iterable[Event]:
         """The events of some pieces."""
         text = "".join([piece.text for piece in pieces])
-        kept = tuple(pieces) if self._keeps_tokens else ()
+        kept = tuple(map(self._token, pieces)) if self._keeps_tokens else ()
         if self._parser is None:
             return (TextDelta(text, kept),) if text or kept else ()
         return self._told(self._parser.feed(text), len(pieces), kept)
+
+    def _token(self, piece: Piece) -> AnswerToken:
+        """The token of a piece; one that ends the answer has no bytes."""
+        data, best = self._tokenizer.piece, piece.top_logprobs
+        ended = piece.id in self._tokenizer.end_ids and piece.finish_reason == "stop"
+        return AnswerToken(
+            piece.id,
+            b"" if ended else data(piece.id, special=True),
+            piece.logprob,
+            len(piece.text),
+            tuple(AnswerToken(t.id, data(t.id, special=True), t.logprob) for t in best),
+        )
 
     def _rest(self) -> Iterable[Event]:
         """What the parser held back."""
         return () if self._parser is None else self._told(self._parser.finish(), 0, ())
 
-    def _told(self, deltas: Iterable[Any], n: int, kept: tuple[Piece, ...]) -> list[Event]:
+    def _told(self, deltas: Iterable[Any], n: int, kept: tuple[AnswerToken, ...]) -> list[Event]:
         events: list[Event] = []
         for delta in deltas:
             if isinstance(delta, TextPart):

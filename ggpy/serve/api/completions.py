@@ -10,11 +10,10 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...runtime.sequence import Piece
 from ...sampling import SamplingParams
 from ...tokenizer import Tokenizer
 from ..errors import ApiError, openai_error
-from ..events import AnswerOptions, Event, Finished, TextDelta
+from ..events import AnswerOptions, AnswerToken, Event, Finished, TextDelta
 from ..fields import Fields
 from ..http.sse import DONE
 from .chat import MAX_N, ChoiceText, head_of, sse, wants_usage
@@ -176,17 +175,19 @@ def _usage(ends: Sequence[Finished], call: CompletionCall) -> dict[str, Any]:
     return usage
 
 
-def _logprobs(pieces: Sequence[Piece], call: CompletionCall, at: int = 0) -> dict[str, Any] | None:
+def _logprobs(
+    pieces: Sequence[AnswerToken], call: CompletionCall, at: int = 0
+) -> dict[str, Any] | None:
     """OpenAI's older form: lists of the same length. at: characters of the choice before them."""
     if call.options.top_logprobs is None:
         return None
     offsets = []
     for piece in pieces:
         offsets.append(at)
-        at += len(piece.text)
+        at += piece.n_chars
     return {
         "tokens": [p.text for p in pieces],
         "token_logprobs": [p.logprob for p in pieces],
-        "top_logprobs": [{t.text: t.logprob for t in p.top_logprobs} for p in pieces],
+        "top_logprobs": [{t.text: t.logprob for t in p.best} for p in pieces],
         "text_offset": offsets,
     }

@@ -119,11 +119,11 @@ def _probabilities(pieces: Any) -> list[dict[str, Any]]:
         {
             "id": p.id,
             "token": p.text,
-            "bytes": list(p.text.encode()),
+            "bytes": list(p.data),
             "logprob": p.logprob,
             "top_logprobs": [
-                {"id": t.id, "token": t.text, "bytes": list(t.text.encode()), "logprob": t.logprob}
-                for t in p.top_logprobs
+                {"id": t.id, "token": t.text, "bytes": list(t.data), "logprob": t.logprob}
+                for t in p.best
             ],
         }
         for p in pieces
