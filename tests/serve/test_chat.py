@@ -131,6 +131,15 @@ def test_logit_bias_and_seed(client: openai.OpenAI, server: RunningServer) -> No
     token = server.post("/tokenize", content="d").json()["tokens"][-1]
     answer = ask(client, logit_bias={str(token): 100}, max_tokens=3)
     assert answer.choices[0].message.content == "ddd"
+    body = {"messages": HELLO, "temperature": 0, "max_tokens": 3}
+    for biases, text in (  # a digit is an id as a key, and a text in a pair
+        ([[token, 100]], "ddd"),
+        ([["d", 100]], "ddd"),
+        ([["7", 100]], "777"),
+        ({"d": 100}, "ddd"),
+    ):
+        told = server.post("/v1/chat/completions", **body, logit_bias=biases).json()
+        assert told["choices"][0]["message"]["content"] == text
     texts = {ask(client, temperature=2, seed=9).choices[0].message.content for _ in range(3)}
     assert len(texts) == 1
 
@@ -224,7 +233,7 @@ WRONG: dict[str, Any] = {
     "stream": ["yes", 1],
     "stream_options": [1, []],
     "logprobs": ["x", 3],
-    "logit_bias": ["x", {"x1": 1, "-3": 1}, {"5": "x"}, [[1]]],
+    "logit_bias": ["x", {"x1": 1, "-3": 1}, {"5": "x"}, [[1]], [[1.5, 1]]],
     "response_format": ["json", {"type": "xml"}, {"type": "json_schema"}],
     "json_schema": [3, "x"],
     "grammar": [1, "root ::= ["],

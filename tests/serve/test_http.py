@@ -29,6 +29,7 @@ HELLO = [{"role": "user", "content": "hello"}]
         (b'{"a": \xff}', "UTF-8"),
         (b"[" * 100_000, "deep"),
         (b'{"a": ' + b"9" * 10_000 + b"}", "JSON"),
+        (b'{"a": [-1e999]}', "-1e999 is too large a number"),
     ],
 )
 def test_bodies_that_are_no_objects(server: RunningServer, body: bytes, told: str) -> None:

@@ -6,6 +6,7 @@ A field that is missing keeps the server's default. Nothing here knows endpoints
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from math import inf
@@ -23,6 +24,7 @@ from ..fields import Fields
 NAMES = [f.name for f in fields(SamplingParams) if f.metadata]
 MAX_TOP_LOGPROBS = 20
 MAX_TEXT = 1 << 20  # characters of a grammar or a schema
+ID = re.compile(r"-?[0-9]{1,18}")  # as a key of logit_bias
 ALIASES = {
     "typ_p": "typical_p",
     "top_nsigma": "top_n_sigma",
@@ -156,7 +158,7 @@ def _biases(body: Fields, tokenizer: Tokenizer) -> dict[int, float]:
         return {}
     path = body.path("logit_bias")
     if isinstance(given, Mapping):
-        pairs: Iterable[Sequence[Any]] = list(given.items())
+        pairs: Iterable[Sequence[Any]] = [(_key(token), bias) for token, bias in given.items()]
     elif isinstance(given, list) and all(isinstance(p, list) and len(p) == 2 for p in given):
         pairs = given
     else:
@@ -173,18 +175,21 @@ def _biases(body: Fields, tokenizer: Tokenizer) -> dict[int, float]:
     return found
 
 
+def _key(token: str) -> str | int:
+    """The id that a key of the object is, or a text."""
+    return int(token) if ID.fullmatch(token) else token
+
+
 def _tokens(token: Any, tokenizer: Tokenizer, path: str) -> list[int]:
-    """The ids that a key of logit_bias means: a number, or all tokens of a text."""
-    if isinstance(token, str) and not token.lstrip("-").isdecimal():
+    """The ids that logit_bias means: an id, or all tokens of a text."""
+    if isinstance(token, str):
         return tokenizer.encode(token, add_special=False)
-    try:
-        id = int(token)
-    except (TypeError, ValueError):
-        raise ApiError(400, f"{path} names {token!r:.40}: give ids of tokens", param=path) from None
-    if not 0 <= id < tokenizer.n_vocab:
-        told = f"{path} names token {id}: ids go from 0 to {tokenizer.n_vocab - 1}"
+    if isinstance(token, bool) or not isinstance(token, int):
+        raise ApiError(400, f"{path} names {token!r:.40}: give ids of tokens", param=path)
+    if not 0 <= token < tokenizer.n_vocab:
+        told = f"{path} names token {token}: ids go from 0 to {tokenizer.n_vocab - 1}"
         raise ApiError(400, told, param=path)
-    return [id]
+    return [token]
 
 
 def _breakers(body: Fields, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
