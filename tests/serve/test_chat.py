@@ -119,6 +119,18 @@ def test_log_probabilities_name_whole_tokens(server: RunningServer) -> None:
         assert all((t["token"], t["bytes"]) == (token["token"], token["bytes"]) for t in same)
 
 
+@pytest.mark.parametrize("stop", [None, "b>"])
+def test_log_probabilities_are_those_of_the_text(server: RunningServer, stop: str | None) -> None:
+    """Not of reasoning, of markers, of what a stop string cuts off, or of the end."""
+    grammar = 'root ::= "<think>\\nwhy é\\n</think>\\n\\nHé < <b> 😀."'
+    body = {"messages": HELLO, "grammar": grammar, "max_tokens": 99, "logprobs": True, "stop": stop}
+    choice = server.post("/v1/chat/completions", **body).json()["choices"][0]
+    assert choice["message"]["reasoning_content"] == "why é"
+    assert choice["message"]["content"] == ("Hé < <" if stop else "Hé < <b> 😀.")
+    data = b"".join(bytes(token["bytes"]) for token in choice["logprobs"]["content"])
+    assert data.decode() == choice["message"]["content"]
+
+
 def test_a_stop_string_ends_the_answer(client: openai.OpenAI) -> None:
     whole = library_text()
     stop = whole[3:5]

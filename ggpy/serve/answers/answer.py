@@ -11,6 +11,7 @@ import secrets
 import string
 import time
 from collections.abc import AsyncIterator, Iterable
+from itertools import accumulate
 from math import inf
 from typing import Any
 
@@ -56,6 +57,8 @@ class Answering:
         self._id_length = 9 if short_ids else 24
         self._n_reasoning = 0
         self._calls = False
+        # Tokens of which no event has told yet, each with the text that it came with.
+        self._held: list[tuple[AnswerToken, str]] = []
         self._events = self._run()
 
     @property
@@ -118,10 +121,17 @@ class Answering:
     def _read(self, pieces: list[Piece]) -> Iterable[Event]:
         """The events of some pieces."""
         text = "".join([piece.text for piece in pieces])
-        kept = tuple(map(self._token, pieces)) if self._keeps_tokens else ()
         if self._parser is None:
+            kept = tuple(map(self._token, pieces)) if self._keeps_tokens else ()
             return (TextDelta(text, kept),) if text or kept else ()
-        return self._told(self._parser.feed(text), len(pieces), kept)
+        if not self._keeps_tokens:
+            return self._told(self._parser.feed(text), len(pieces))
+        return [event for piece in pieces for event in self._read_token(piece)]
+
+    def _read_token(self, piece: Piece) -> Iterable[Event]:
+        """The events of a piece whose token is wanted, if it becomes text."""
+        self._held.append((self._token(piece), piece.text))
+        return self._told(self._parser.feed(piece.text), 1)
 
     def _token(self, piece: Piece) -> AnswerToken:
         """The token of a piece; one that ends the answer has no bytes."""
@@ -137,14 +147,13 @@ class Answering:
 
     def _rest(self) -> Iterable[Event]:
         """What the parser held back."""
-        return () if self._parser is None else self._told(self._parser.finish(), 0, ())
+        return () if self._parser is None else self._told(self._parser.finish(), 0)
 
-    def _told(self, deltas: Iterable[Any], n: int, kept: tuple[AnswerToken, ...]) -> list[Event]:
+    def _told(self, deltas: Iterable[Any], n: int) -> list[Event]:
         events: list[Event] = []
         for delta in deltas:
             if isinstance(delta, TextPart):
-                events.append(TextDelta(delta.text, kept))
-                kept = ()
+                events.append(TextDelta(delta.text, self._tokens_of(delta.text)))
             elif isinstance(delta, ReasoningPart):
                 events.append(ReasoningDelta(delta.text))
             elif isinstance(delta, CallBegin):
@@ -156,9 +165,28 @@ class Answering:
                 assert isinstance(delta, CallEnd)
         if events and isinstance(events[-1], ReasoningDelta):
             self._n_reasoning += n
-        elif kept:
-            events.append(TextDelta("", kept))
+        if events and not isinstance(events[-1], TextDelta):
+            self._held.clear()
         return events
+
+    def _tokens_of(self, text: str) -> tuple[AnswerToken, ...]:
+        """The held tokens with which a text came. Those before it, as markers, became no text."""
+        parts = [part for _, part in self._held]
+        start = max(0, "".join(parts).rfind(text))
+        places = accumulate(map(len, parts), initial=0)
+        inside = [
+            i
+            for i, (part, place) in enumerate(zip(parts, places, strict=False))
+            if place < start + len(text) and place + len(part) > start
+        ]
+        if not inside:
+            return ()
+        first, end = inside[0], inside[-1] + 1
+        while first and not parts[first - 1]:  # a part of the first character
+            first -= 1
+        found = tuple(token for token, _ in self._held[first:end])
+        del self._held[:end]
+        return found
 
     def _call_id(self) -> str:
         letters = "".join(secrets.choice(LETTERS) for _ in range(self._id_length))
