@@ -102,8 +102,16 @@ class ModelService:
                 )
                 grammar = await self._mask(constraint)
                 ticket = self._begin(ids, options, client, grammar, bool(self._markers))
-                short_ids = self.format.name == "mistral"
-                answers.append(Answering(ticket, options, self.tokenizer, parser, short_ids))
+                answers.append(
+                    Answering(
+                        ticket,
+                        options,
+                        self.tokenizer,
+                        parser,
+                        short_ids=self.format.name == "mistral",
+                        one_call=not request.parallel_tool_calls,
+                    )
+                )
         return answers
 
     async def complete_all(

@@ -9,7 +9,7 @@ from typing import Any
 
 import openai
 import pytest
-from running_server import RunningServer, eventually, idle
+from running_server import RunningServer, eventually, idle, running
 
 import ggpy
 from ggpy.grammar import Grammars
@@ -129,6 +129,27 @@ def test_log_probabilities_are_those_of_the_text(server: RunningServer, stop: st
     assert choice["message"]["content"] == ("Hé < <" if stop else "Hé < <b> 😀.")
     data = b"".join(bytes(token["bytes"]) for token in choice["logprobs"]["content"])
     assert data.decode() == choice["message"]["content"]
+
+
+@pytest.mark.parametrize(("parallel", "n"), [(None, 2), (True, 2), (False, 1)])
+def test_parallel_tool_calls(parallel: bool | None, n: int) -> None:
+    call = '<tool_call>\\n{\\"name\\": \\"w\\", \\"arguments\\": {}}\\n</tool_call>'
+    body = {
+        "messages": HELLO,
+        "grammar": f'root ::= "So.\\n{call}\\n{call}" [a-z]{{2000}}',  # an answer that goes on
+        "tools": [{"type": "function", "function": {"name": "w"}}],
+        "parallel_tool_calls": parallel,
+        "max_tokens": 300,
+    }
+    with running(tool_format="hermes", n_ctx=1024) as server:
+        for logprobs in (False, True):
+            answer = server.post("/v1/chat/completions", **body, logprobs=logprobs).json()
+            (choice,) = answer["choices"]
+            calls = choice["message"]["tool_calls"]
+            assert [c["function"] for c in calls] == [{"name": "w", "arguments": "{}"}] * n
+            assert choice["finish_reason"] == ("length" if n == 2 else "tool_calls")
+            assert (answer["usage"]["completion_tokens"] < 300) == (n == 1)
+        assert eventually(lambda: idle(server))
 
 
 def test_a_stop_string_ends_the_answer(client: openai.OpenAI) -> None:

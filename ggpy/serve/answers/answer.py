@@ -46,10 +46,13 @@ class Answering:
         options: AnswerOptions,
         tokenizer: Tokenizer,
         parser: Any = None,
+        *,
         short_ids: bool = False,
+        one_call: bool = False,
     ) -> None:
         """parser: a chat_formats parser; None is plain text. short_ids: calls get ids of nine
-        characters, which Mistral's templates demand.
+        characters, which Mistral's templates demand. one_call: the answer ends where a second call
+        begins.
         """
         self._tokenizer = tokenizer
         self.ticket, self._options, self._parser = ticket, options, parser
@@ -57,6 +60,7 @@ class Answering:
         self._id_length = 9 if short_ids else 24
         self._n_reasoning = 0
         self._calls = False
+        self._one_call, self._complete = one_call, False
         # Tokens of which no event has told yet, each with the text that it came with.
         self._held: list[tuple[AnswerToken, str]] = []
         self._events = self._run()
@@ -72,7 +76,7 @@ class Answering:
     def so_far(self) -> Finished:
         """The last event, if the answer ended now."""
         s = self.ticket.sequence
-        reason: AnswerEnd = "stop" if s.finish == "stop" else "length"
+        reason: AnswerEnd = "stop" if s.finish == "stop" or self._complete else "length"
         if self._calls and reason == "stop":
             reason = "tool_calls"
         usage = Usage(s.n_prompt, s.n_reused, s.n_generated, self._n_reasoning)
@@ -89,7 +93,7 @@ class Answering:
     async def _run(self) -> AsyncIterator[Event]:
         timer = self._deadline()
         try:
-            while pieces := await self._pieces():
+            while not self._complete and (pieces := await self._pieces()):
                 for event in self._read(pieces):
                     yield event
             for event in self._rest():
@@ -147,11 +151,16 @@ class Answering:
 
     def _rest(self) -> Iterable[Event]:
         """What the parser held back."""
-        return () if self._parser is None else self._told(self._parser.finish(), 0)
+        if self._parser is None or self._complete:
+            return ()
+        return self._told(self._parser.finish(), 0)
 
     def _told(self, deltas: Iterable[Any], n: int) -> list[Event]:
         events: list[Event] = []
         for delta in deltas:
+            self._complete |= self._one_call and isinstance(delta, CallBegin) and self._calls
+            if self._complete:
+                break
             if isinstance(delta, TextPart):
                 events.append(TextDelta(delta.text, self._tokens_of(delta.text)))
             elif isinstance(delta, ReasoningPart):
