@@ -302,11 +302,13 @@ def _handlers(server: Server) -> dict[Any, Any]:
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         path = path_of(request)
-        told = f"{request.method} {path} is not known here"
-        if allowed := (error.headers or {}).get("Allow"):
+        told, headers = f"{request.method} {path} is not known here", error.headers or {}
+        if allowed := headers.get("Allow"):
             methods = sorted({*allowed.split(", ")} - {"HEAD"})
             told = f"{path} does not take {request.method}: send {' or '.join(methods)}"
-        return error_response(path, ApiError(error.status_code, told))
+        response = error_response(path, ApiError(error.status_code, told))
+        response.headers.update(headers)
+        return response
 
     async def unexpected(request: Request, error: Exception) -> Response:
         return error_response(path_of(request), ApiError(500, f"{type(error).__name__}: {error}"))

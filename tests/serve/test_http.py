@@ -58,6 +58,7 @@ def test_unknown_paths_and_methods(server: RunningServer) -> None:
     wrong = server.client.get(CHAT)
     assert wrong.status_code == 405
     assert wrong.json()["error"]["message"] == f"{CHAT} does not take GET: send POST"
+    assert wrong.headers["Allow"] == "POST"
     wrong = server.client.delete("/v1/models")
     assert wrong.json()["error"]["message"] == "/v1/models does not take DELETE: send GET"
     assert server.client.get("/nothing").json()["error"]["type"] == "not_found_error"
