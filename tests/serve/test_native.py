@@ -11,6 +11,7 @@ import pytest
 from running_server import RunningServer, running
 
 import ggpy
+from ggpy.serve.fields import Fields
 
 
 def library_text(prompt: str, n: int) -> str:
@@ -127,6 +128,30 @@ def test_infill_needs_tokens_for_it(server: RunningServer) -> None:
     answer = server.post("/infill", input_prefix="a", input_suffix="b")
     assert answer.status_code == 501
     assert "fill-in-the-middle" in answer.json()["error"]["message"]
+
+
+def test_infill_prompts(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp's pattern for a repository; other files give way where the context is short."""
+    infill = server.process.server.service.infill  # type: ignore[union-attr]
+    roles = {"pre": 5, "suf": 6, "mid": 7, "rep": 8, "sep": 9}
+    monkeypatch.setattr(infill, "_tokens", roles)
+    encode = infill._tokenizer.encode
+
+    def ids(text: str) -> list[int]:
+        return list(encode(text, add_special=False))
+
+    code = [5, *ids("def f("), 6, *ids("return x"), 7, *ids("a")]
+    files = [8, *ids("myproject\n"), 9, *ids("b.py\n"), *ids("x = 1"), 9, *ids("filename\n")]
+    body = {"input_prefix": "def f(", "input_suffix": "return x", "prompt": "a", "n_predict": 2}
+    extra = {**body, "input_extra": [{"filename": "b.py", "text": "x = 1"}]}
+    bos = infill._tokenizer.bos_id
+    assert infill.prompt(Fields(extra), 999) == [bos, *files, *code]
+    assert infill.prompt(Fields(extra), len(code) + 5) == [bos, *files[-4:], *code]
+    assert infill.prompt(Fields(extra), 3) == [bos, *code]
+    monkeypatch.setattr(infill, "_tokens", {role: roles[role] for role in ("pre", "suf", "mid")})
+    assert infill.prompt(Fields(body), 999) == [bos, *code]
+    long = {**extra, "input_extra": [{"text": "x" * 5000}]}
+    assert server.post("/infill", **long).json()["tokens_predicted"] == 2
 
 
 def test_state(server: RunningServer) -> None:
