@@ -32,7 +32,8 @@ class AnswerOptions:
 
     max_tokens: None is until the model ends it or the context is full. top_logprobs: None is no
     log probabilities, 0 those of the sampled tokens alone. tokens: whether events have their tokens
-    without log probabilities, too. timeout: seconds, None is the server's.
+    without log probabilities, too. timeout: seconds, None is the server's. line_timeout: seconds
+    from the first token, after which the next end of a line ends the answer.
     """
 
     params: SamplingParams = field(default_factory=SamplingParams)
@@ -42,6 +43,7 @@ class AnswerOptions:
     tokens: bool = False
     constraint: Constraint | None = None
     timeout: float | None = None
+    line_timeout: float | None = None
     cache_prompt: bool = True  # whether pages of other requests with the same beginning are reused
 
 

@@ -54,6 +54,19 @@ def test_response_fields_are_a_choice(server: RunningServer) -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "response_fields")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_late_answer_ends_with_its_line(server: RunningServer, stream: bool) -> None:
+    """t_max_predict_ms, which editors send: it counts from the first token."""
+    body = {"prompt": "a" * 100, "n_predict": 120, "stream": stream, "grammar": "root ::= [b\\n]+"}
+    for bias, whole in (([["\n", False]], True), ([["\n", 3]], False)):
+        more = {"t_max_predict_ms": 1, "logit_bias": bias, "seed": 1, "ignore_eos": True}
+        told = server.post("/completion", **body, **more)
+        end = json.loads(told.text.split("data: ")[-1]) if stream else told.json()
+        assert end["stop_type"] == "limit"
+        assert end["has_new_line"] is not whole
+        assert (end["tokens_predicted"] == 120) == whole
+
+
 def test_the_stop_string_is_named(server: RunningServer) -> None:
     whole = library_text("hello", 8)
     body = {"prompt": "hello", "n_predict": 8, "temperature": 0, "stop": [whole[4]]}

@@ -96,6 +96,8 @@ class Answering:
             while not self._complete and (pieces := await self._pieces()):
                 for event in self._read(pieces):
                     yield event
+                if self._is_late(pieces):
+                    break
             for event in self._rest():
                 yield event
             yield self.so_far()
@@ -119,6 +121,13 @@ class Answering:
         if self._options.timeout is None:
             return None
         return asyncio.get_running_loop().call_later(self._options.timeout, self.cancel)
+
+    def _is_late(self, pieces: list[Piece]) -> bool:
+        """Whether these pieces end a line, and that is where the answer has to end."""
+        limit, first = self._options.line_timeout, self.ticket.sequence.t_first
+        if limit is None or time.perf_counter() - first <= limit:
+            return False
+        return any("\n" in piece.text for piece in pieces)
 
     # Events
 

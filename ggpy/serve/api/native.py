@@ -67,7 +67,7 @@ async def whole_answer(
         "tokens": [piece.id for piece in found.pieces] if tokens else [],
         "prompt": prompt,
         "completion_probabilities": _probabilities(found.pieces),
-        **_end(found.end, model),
+        **_end(found.end, model, "\n" in found.text),
     }
     return selected(whole, paths)
 
@@ -76,22 +76,24 @@ async def answer_chunks(
     events: AsyncIterator[tuple[int, Event]], model: str, paths: Sequence[str] = ()
 ) -> AsyncIterator[bytes]:
     """The answer of /completion as server-sent events; paths: response_fields, of the last one."""
+    has_new_line = False
     try:
         async for i, event in events:
             if isinstance(event, TextDelta):
+                has_new_line |= "\n" in event.text
                 ids = [piece.id for piece in event.pieces]
                 chunk = {"index": i, "content": event.text, "tokens": ids, "stop": False}
                 if scored := _probabilities(event.pieces):
                     chunk["completion_probabilities"] = scored
                 yield sse(chunk)
             elif isinstance(event, Finished):
-                last = {"index": i, "content": "", "tokens": [], **_end(event, model)}
+                last = {"index": i, "content": "", "tokens": [], **_end(event, model, has_new_line)}
                 yield sse(selected(last, paths))
     except ApiError as error:
         yield sse(openai_error(error))
 
 
-def _end(end: Finished, model: str) -> dict[str, Any]:
+def _end(end: Finished, model: str, has_new_line: bool) -> dict[str, Any]:
     usage = end.usage
     return {
         "stop": True,
@@ -99,7 +101,7 @@ def _end(end: Finished, model: str) -> dict[str, Any]:
         "tokens_predicted": usage.n_generated,
         "tokens_evaluated": usage.n_prompt,
         "tokens_cached": usage.n_cached,
-        "has_new_line": False,
+        "has_new_line": has_new_line,
         "truncated": False,
         "stop_type": "word" if end.stop else STOPS[end.reason],
         "stopping_word": end.stop or "",

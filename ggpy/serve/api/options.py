@@ -44,7 +44,7 @@ def answer_options(
         max_tokens=_max_tokens(body, max_tokens),
         stop=tuple(text for text in body.texts("stop", longest=MAX_STOP_CHARS) if text),
         constraint=constraint(body),
-        timeout=_timeout(body),
+        line_timeout=_line_timeout(body),
         cache_prompt=body.flag("cache_prompt", True),
     )
 
@@ -138,7 +138,7 @@ def _max_tokens(body: Fields, default: int | None) -> int | None:
     return default
 
 
-def _timeout(body: Fields) -> float | None:
+def _line_timeout(body: Fields) -> float | None:
     milliseconds = body.number("t_max_predict_ms", None, -1, 1e12)
     return None if milliseconds is None or milliseconds <= 0 else milliseconds / 1000
 
