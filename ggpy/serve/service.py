@@ -218,7 +218,14 @@ class ModelService:
             rendered = await _in(_RENDERING, render, messages, self.template)
         except ValueError as error:  # ChatTemplateError is one
             raise ApiError(400, str(error), param="messages") from None
+        if (begun and self.format.reasoning_close not in begun) or self._is_plain(request):
+            rendered = self.format.without_reasoning(rendered)
         return rendered + begun
+
+    def _is_plain(self, request: ChatRequest) -> bool:
+        """Whether an answer must have no reasoning, even if the template opens it by all means."""
+        enabled = request.template_variables.get("enable_thinking")
+        return request.options.constraint is not None or enabled is False
 
     def _timed(self, options: AnswerOptions) -> AnswerOptions:
         """The options, with the server's limit of time where they have none."""

@@ -152,6 +152,39 @@ def test_parallel_tool_calls(parallel: bool | None, n: int) -> None:
         assert eventually(lambda: idle(server))
 
 
+ALWAYS_THINKS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
+
+
+def test_reasoning_that_a_template_always_opens() -> None:
+    """It is closed where there is to be none: the answer must not be taken for reasoning."""
+    off = {"enable_thinking": False}
+    plain: list[dict[str, Any]] = [
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": "a"}}}},
+        {"grammar": 'root ::= "\\"a\\""', "chat_template_kwargs": {"enable_thinking": True}},
+    ]
+    with running(tool_format="hermes", chat_template=ALWAYS_THINKS) as server:
+
+        def prompt(**more: Any) -> str:
+            return str(
+                server.post("/apply-template", **{"messages": HELLO, **more}).json()["prompt"]
+            )
+
+        for more in plain:
+            answer = server.post("/v1/chat/completions", messages=HELLO, max_tokens=20, **more)
+            message = answer.json()["choices"][0]["message"]
+            assert message == {"role": "assistant", "content": '"a"'}
+            assert prompt(**more).endswith("<think>\n\n</think>\n\n")
+        assert prompt().endswith("assistant\n<think>\n")
+        assert prompt(chat_template_kwargs=off).endswith("<think>\n\n</think>\n\n")
+        begun = [*HELLO, {"role": "assistant", "content": "It"}]
+        assert prompt(messages=begun).endswith("<think>\n\n</think>\n\nIt")
+        begun[-1] = {"role": "assistant", "content": "hm</think>It"}
+        assert prompt(messages=begun).endswith("<think>\nhm</think>It")
+
+
 def test_a_stop_string_ends_the_answer(client: openai.OpenAI) -> None:
     whole = library_text()
     stop = whole[3:5]
