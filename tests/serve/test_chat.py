@@ -185,6 +185,31 @@ def test_reasoning_that_a_template_always_opens() -> None:
         assert prompt(messages=begun).endswith("<think>\nhm</think>It")
 
 
+def test_an_agent_s_tools_and_the_form_of_its_answer() -> None:
+    """The answer calls a tool, or is of the form; a seed of random text decides here."""
+    tool = {"name": "w", "parameters": {"enum": [{}]}}
+    form = {"type": "json_schema", "json_schema": {"schema": {"enum": ["a"]}}}
+    body: dict[str, Any] = {"messages": HELLO, "response_format": form, "max_tokens": 99}
+    body |= {"temperature": 2, "top_k": 0, "top_p": 1, "min_p": 0, "parallel_tool_calls": False}
+    with running(tool_format="hermes", n_ctx=1024) as server:
+
+        def ask(seed: int, tool: dict[str, Any], **more: Any) -> dict[str, Any]:
+            tools = [{"type": "function", "function": tool}]
+            asked = {**body, "tools": tools, "seed": seed, **more}
+            (choice,) = server.post("/v1/chat/completions", **asked).json()["choices"]
+            message: dict[str, Any] = choice["message"]
+            assert (message["content"] is None) == (choice["finish_reason"] == "tool_calls")
+            return message
+
+        found = [ask(seed, tool) for seed in range(12)]
+        assert {m["content"] for m in found} == {None, '"a"'}
+        calls = [c["function"] for m in found for c in m.get("tool_calls", ())]
+        assert calls and all(c["name"] == "w" and not json.loads(c["arguments"]) for c in calls)
+        odd = {"name": "w", "parameters": {"not": {}}}  # it is not supported
+        assert all(ask(seed, odd)["content"] == '"a"' for seed in range(12))
+        assert all(ask(seed, tool, tool_choice="none")["content"] == '"a"' for seed in range(12))
+
+
 def test_a_stop_string_ends_the_answer(client: openai.OpenAI) -> None:
     whole = library_text()
     stop = whole[3:5]
