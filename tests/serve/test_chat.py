@@ -14,7 +14,10 @@ from running_server import RunningServer, eventually, idle, running
 import ggpy
 from ggpy.grammar import Grammars
 from ggpy.runtime.sequence import Sequence
+from ggpy.sampling import SamplingParams
 from ggpy.serve.answers.worker import Ticket
+from ggpy.serve.api.options import sampling_params
+from ggpy.serve.fields import Fields
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -208,6 +211,25 @@ def test_an_agent_s_tools_and_the_form_of_its_answer() -> None:
         odd = {"name": "w", "parameters": {"not": {}}}  # it is not supported
         assert all(ask(seed, odd)["content"] == '"a"' for seed in range(12))
         assert all(ask(seed, tool, tool_choice="none")["content"] == '"a"' for seed in range(12))
+
+
+@pytest.mark.parametrize(
+    ("samplers", "kept"),
+    [
+        (None, {"top_k": 5, "temperature": 0.5, "min_p": 0.2, "repeat_penalty": 1.5}),
+        (["top-k", "temp", "infill"], {"top_k": 5, "temperature": 0.5}),
+        (["Top_K", "penalties"], {"top_k": 5, "repeat_penalty": 1.5}),
+        ("mt?", {"min_p": 0.2, "temperature": 0.5}),
+        ([], {}),
+    ],
+)
+def test_samplers_that_are_not_named_are_off(samplers: Any, kept: dict[str, float]) -> None:
+    asked = {"top_k": 5, "temperature": 0.5, "min_p": 0.2, "repeat_penalty": 1.5}
+    with ggpy.load("models/tiny/llama.gguf", device="cpu", n_ctx=64) as model:
+        body = Fields({**asked, "samplers": samplers})
+        params = sampling_params(body, model.tokenizer, SamplingParams(top_p=1))
+    off = {"top_k": 0, "temperature": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
+    assert {name: getattr(params, name) for name in asked} == {**off, **kept}
 
 
 def test_a_stop_string_ends_the_answer(client: openai.OpenAI) -> None:

@@ -20,6 +20,7 @@ from ...tokenizer.breakers import dry_breakers
 from ..errors import ApiError
 from ..events import AnswerOptions, Constraint
 from ..fields import Fields
+from . import samplers
 
 NAMES = [f.name for f in fields(SamplingParams) if f.metadata]
 MAX_TOP_LOGPROBS = 20
@@ -66,6 +67,7 @@ def sampling_params(body: Fields, tokenizer: Tokenizer, defaults: SamplingParams
     except ValueError as error:
         name = str(error).split(" ", 1)[0]
         raise ApiError(400, str(error), param=body.path(name)) from None
+    params = samplers.chosen(params, body)
     if params.uses_dry and (not params.dry_breakers or "dry_sequence_breakers" in body):
         params = replace(params, dry_breakers=_breakers(body, tokenizer))
     return params
