@@ -126,6 +126,12 @@ class ChatFormat:
         """Whether a rendered prompt ends inside reasoning, so that the answer begins there."""
         return bool(self.reasoning_open) and prompt.rstrip().endswith(self.reasoning_open)
 
+    def without_reasoning(self, prompt: str) -> str:
+        """The rendered prompt; if it ends inside reasoning, that is closed, and empty."""
+        if not self.opens_reasoning(prompt):
+            return prompt
+        return f"{prompt.rstrip()}\n\n{self.reasoning_close}\n\n"
+
     def control_markers(self, tokenizer: Tokenizer) -> dict[str, int]:
         """Markers that are one control token of the vocabulary, with its id."""
         found = {}

@@ -22,6 +22,7 @@ from .xml_calls import KeyedTags, Tags
 _LINE = r"/\n?/"  # a line break that may be missing
 _INDENT = r"/\n? {0,4}/"
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+JSON_STARTS = '{["-0123456789tfn \n'
 _LONGEST_COUNT = 16_000  # characters that llguidance's lexer counts at a bearable cost
 
 
@@ -33,20 +34,35 @@ def call_grammar(
     special: Mapping[str, int] | None = None,
     reasoning_open: bool = False,
     reasoning_limit: int | None = None,
+    answer: Mapping[str, Any] | None = None,
 ) -> str:
     """A Lark grammar of one call or, if `parallel`, of one or more calls.
 
     tools: name -> JSON schema of the arguments, of those that may be called. special: markers that
     are control tokens, with their ids (`ChatFormat.control_markers`). reasoning_open: the prompt
     ended inside reasoning. reasoning_limit: characters of reasoning at most; None is no limit, and
-    0 is no reasoning. ValueError: the format has no calls, or there is no tool.
+    0 is no reasoning. answer: JSON schema of what may come instead of calls, if the format
+    allows that (`can_answer_instead`). ValueError: the format has no calls, or there is no tool.
     """
     if not tools:
         raise ValueError("no tool may be called: give at least one")
     if chat_format.syntax is None:
         raise ValueError(f"the format {chat_format.name!r} has no tool calls")
     grammar = _Grammar(chat_format, special or {})
-    return grammar.written(tools, parallel, reasoning_open, reasoning_limit)
+    instead = f"\n    | {grammar.json(answer)}" if answer is not None else ""
+    return grammar.written(tools, parallel, reasoning_open, reasoning_limit, instead)
+
+
+def can_answer_instead(chat_format: ChatFormat, special: Mapping[str, int]) -> bool:
+    """Whether JSON and a call differ in their first token. special: as for `call_grammar`.
+
+    The lexer takes the longest term, so that a call's must not begin like JSON. With channels each
+    message has a header, which JSON that stands alone lacks.
+    """
+    opener = chat_format.section_open or chat_format.call_open
+    if not opener or chat_format.bare_calls or chat_format.channels is not None:
+        return False
+    return any(opener.startswith(marker) for marker in special) or opener[0] not in JSON_STARTS
 
 
 class _Grammar:
@@ -57,12 +73,17 @@ class _Grammar:
         self.rules: list[str] = []
 
     def written(
-        self, tools: Mapping[str, Any], parallel: bool, reasoning_open: bool, limit: int | None
+        self,
+        tools: Mapping[str, Any],
+        parallel: bool,
+        reasoning_open: bool,
+        limit: int | None,
+        instead: str,
     ) -> str:
-        """The whole grammar."""
+        """The whole grammar. instead: another form of the answer, as a further alternative."""
         bodies = [self.body(name, schema) for name, schema in tools.items()]
         self.rules.append("call: " + "\n    | ".join(bodies))
-        start = f"start: {self.reasoning(reasoning_open, limit)} {self.calls(parallel)}"
+        start = f"start: {self.reasoning(reasoning_open, limit)} {self.calls(parallel)}{instead}"
         return "\n".join([start, *self.rules]) + "\n"
 
     def rule(self, text: str, attributes: str = "") -> str:

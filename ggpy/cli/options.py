@@ -329,7 +329,9 @@ def _generation(parser: Parser) -> None:
     )
     constraint = group.add_mutually_exclusive_group()
     constraint.add_argument(
-        "--grammar", metavar="TEXT", help="the answer must match this grammar, in GBNF"
+        "--grammar",
+        metavar="TEXT",
+        help="the answer must match this grammar, in GBNF, or in Lark after a line %%llguidance {}",
     )
     constraint.add_argument("--grammar-file", metavar="FILE", help="the same, from a file")
     constraint.add_argument(

@@ -1,7 +1,7 @@
 """Answers that match a JSON schema, a grammar or a regular expression: masks of allowed tokens."""
 
 from .errors import GrammarError, GrammarLibraryMissing
-from .lark import KINDS, Kind, kind_and_text
+from .lark import KINDS, Kind, grammar_kind, kind_and_text
 from .masks import GrammarMask, Grammars
 
 __all__ = [
@@ -11,5 +11,6 @@ __all__ = [
     "GrammarMask",
     "Grammars",
     "Kind",
+    "grammar_kind",
     "kind_and_text",
 ]

@@ -38,14 +38,14 @@ _OPTIONS = re.compile(r"^[ \t]*%llguidance\b[ \t]*(.*)$", re.M)
 def kind_and_text(
     grammar: str | None, json_schema: str | Mapping[str, Any] | None
 ) -> tuple[str, str] | None:
-    """What `Grammars.compile` takes, of a text in GBNF or a JSON schema; None for neither.
+    """What `Grammars.compile` takes, of a grammar or a JSON schema; None for neither.
 
     GrammarError for both, and for a schema that is no JSON.
     """
     if grammar is not None and json_schema is not None:
         raise GrammarError("grammar and json_schema are given: give one of them")
     if grammar is not None:
-        return "gbnf", grammar
+        return grammar_kind(grammar), grammar
     if json_schema is None:
         return None
     if isinstance(json_schema, str):
@@ -56,6 +56,11 @@ def kind_and_text(
         return "json_schema", json.dumps(json_schema)
     except (TypeError, ValueError, RecursionError) as error:
         raise GrammarError(f"json_schema cannot be written as JSON: {error}") from None
+
+
+def grammar_kind(text: str) -> Literal["lark", "gbnf"]:
+    """Lark, whose first line begins with %llguidance as in llama.cpp, or GBNF."""
+    return "lark" if text.lstrip().startswith("%llguidance") else "gbnf"
 
 
 def to_lark(kind: str, text: str) -> str:

@@ -102,7 +102,8 @@ class Server:
         """POST /infill"""
         service, body = self.ready(), await self.body(request)
         options = native.read_options(body, service.tokenizer, *self._defaults())
-        return await self._native(request, body, service.infill.prompt(body), options)
+        room = service.engine.n_ctx - 2 * (options.max_tokens or 0)  # as llama-server leaves it
+        return await self._native(request, body, service.infill.prompt(body, room), options)
 
     async def _native(
         self, request: Request, body: Fields, prompt: str | list[int], options: AnswerOptions
@@ -114,7 +115,8 @@ class Server:
         if stream:
             return self.stream(native.answer_chunks(events, service.model_name, paths), answers)
         text = prompt if isinstance(prompt, str) else service.tokenizer.decode(prompt, special=True)
-        whole = native.whole_answer(events, service.model_name, text, paths)
+        tokens = body.flag("return_tokens", False)
+        whole = native.whole_answer(events, service.model_name, text, paths, tokens)
         return await self.whole(request, whole, answers)
 
     async def tokenize(self, request: Request) -> Response:
@@ -301,11 +303,13 @@ def _handlers(server: Server) -> dict[Any, Any]:
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         path = path_of(request)
-        told = f"{request.method} {path} is not known here"
-        if allowed := (error.headers or {}).get("Allow"):
+        told, headers = f"{request.method} {path} is not known here", error.headers or {}
+        if allowed := headers.get("Allow"):
             methods = sorted({*allowed.split(", ")} - {"HEAD"})
             told = f"{path} does not take {request.method}: send {' or '.join(methods)}"
-        return error_response(path, ApiError(error.status_code, told))
+        response = error_response(path, ApiError(error.status_code, told))
+        response.headers.update(headers)
+        return response
 
     async def unexpected(request: Request, error: Exception) -> Response:
         return error_response(path_of(request), ApiError(500, f"{type(error).__name__}: {error}"))

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..runtime.sequence import Piece
 from ..sampling import SamplingParams
 
 ConstraintKind = Literal["json_object", "json_schema", "gbnf", "lark", "regex"]
@@ -32,15 +31,19 @@ class AnswerOptions:
     """How an answer is sampled and where it ends.
 
     max_tokens: None is until the model ends it or the context is full. top_logprobs: None is no
-    log probabilities, 0 those of the sampled tokens alone. timeout: seconds, None is the server's.
+    log probabilities, 0 those of the sampled tokens alone. tokens: whether events have their tokens
+    without log probabilities, too. timeout: seconds, None is the server's. line_timeout: seconds
+    from the first token, after which the next end of a line ends the answer.
     """
 
     params: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     top_logprobs: int | None = None
+    tokens: bool = False
     constraint: Constraint | None = None
     timeout: float | None = None
+    line_timeout: float | None = None
     cache_prompt: bool = True  # whether pages of other requests with the same beginning are reused
 
 
@@ -65,11 +68,30 @@ class ChatRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerToken:
+    """A token: its own bytes, which may be a part of a character, and ln of its probability where
+    that was asked for. n_chars: of the text that came with it. best: the most probable tokens in
+    its place.
+    """
+
+    id: int
+    data: bytes
+    logprob: float | None = None
+    n_chars: int = 0
+    best: tuple[AnswerToken, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The token as a text, with U+FFFD for bytes that are not UTF-8."""
+        return self.data.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
 class TextDelta:
-    """More of the answer's text. pieces: its tokens, where log probabilities were asked for."""
+    """More of the answer's text. pieces: its tokens, where they were asked for."""
 
     text: str
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[AnswerToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

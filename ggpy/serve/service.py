@@ -11,7 +11,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..chat_formats import ChatFormat, detect
-from ..chat_formats.constraint import call_grammar
 from ..grammar import GrammarError
 from ..model import Model
 from ..runtime.sequence import ContextOverflow
@@ -31,6 +30,7 @@ from ..tokenizer import Tokenizer
 from ..tokenizer.chat import form_of
 from ..tokenizer.renderer import MOST_BUSY
 from .answers.answer import Answering
+from .answers.constraints import ChatConstraints, schemas
 from .answers.merge import cancel_all
 from .answers.vectors import Vectors
 from .answers.worker import EngineWorker, Full, Ticket
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 LONG_TEXT = 2000  # characters, or tokens, from which work on them leaves the event loop
 UNWANTED = -1e6  # the bias of a token that is chosen only if there is no other
-CHARACTERS_PER_TOKEN = 4  # about as many, in most languages and vocabularies
 
 Result = TypeVar("Result")
 
@@ -64,6 +63,7 @@ class ModelService:
         self.format = self._chat_format()
         self.takes_system = self._takes_system()
         self._markers = self.format.control_markers(model.tokenizer)
+        self._constraints = ChatConstraints(self.format, self._markers, self.template)
         self.infill = Infill(model.tokenizer)
         self.created = int(time.time())
         self._vectors = Vectors(model, worker, settings.pooling)
@@ -91,7 +91,6 @@ class ModelService:
         rendered = await self._render(request)
         ids = await self._encoded(rendered)
         opened = self.format.opens_reasoning(rendered)
-        constraint = self._chat_constraint(request, opened)
         answers: list[Answering] = []
         with _all_or_none(answers):
             for options in _seeded(self._timed(request.options), n):
@@ -100,9 +99,18 @@ class ModelService:
                     reasoning=request.reasoning and self.settings.reasoning_format != "none",
                     reasoning_open=opened,
                 )
-                grammar = await self._mask(constraint)
+                grammar = await self._chat_mask(request, opened)
                 ticket = self._begin(ids, options, client, grammar, bool(self._markers))
-                answers.append(Answering(ticket, options, parser, self.format.name == "mistral"))
+                answers.append(
+                    Answering(
+                        ticket,
+                        options,
+                        self.tokenizer,
+                        parser,
+                        short_ids=self.format.name == "mistral",
+                        one_call=not request.parallel_tool_calls,
+                    )
+                )
         return answers
 
     async def complete_all(
@@ -115,7 +123,8 @@ class ModelService:
                 ids = await self._ids(prompt)
                 for seeded in _seeded(self._timed(options), n):
                     grammar = await self._mask(options.constraint)
-                    answers.append(Answering(self._begin(ids, seeded, client, grammar), seeded))
+                    ticket = self._begin(ids, seeded, client, grammar)
+                    answers.append(Answering(ticket, seeded, self.tokenizer))
         return answers
 
     async def count_chat_tokens(self, request: ChatRequest) -> int:
@@ -208,7 +217,14 @@ class ModelService:
             rendered = await _in(_RENDERING, render, messages, self.template)
         except ValueError as error:  # ChatTemplateError is one
             raise ApiError(400, str(error), param="messages") from None
+        if (begun and self.format.reasoning_close not in begun) or self._is_plain(request):
+            rendered = self.format.without_reasoning(rendered)
         return rendered + begun
+
+    def _is_plain(self, request: ChatRequest) -> bool:
+        """Whether an answer must have no reasoning, even if the template opens it by all means."""
+        enabled = request.template_variables.get("enable_thinking")
+        return request.options.constraint is not None or enabled is False
 
     def _timed(self, options: AnswerOptions) -> AnswerOptions:
         """The options, with the server's limit of time where they have none."""
@@ -237,47 +253,13 @@ class ModelService:
 
     # Constraints
 
-    def _chat_constraint(self, request: ChatRequest, opened: bool) -> Constraint | None:
-        """The grammar of an answer that must call a tool, or what the options ask for."""
-        if request.tool_choice in ("auto", "none"):
-            return request.options.constraint
-        if request.options.constraint is not None:
-            raise ApiError(
-                400,
-                "tool_choice demands a call, and response_format or grammar a text: give one",
-                param="tool_choice",
-            )
-        name = request.tool_choice.removeprefix("name:")
-        tools = {n: s for n, s in schemas(request.tools).items() if name in ("required", n)}
-        if not tools:
-            told = "tool_choice demands a call of a tool that is not in tools"
-            raise ApiError(400, told, param="tool_choice")
-        parallel = request.parallel_tool_calls and name == "required"
-        try:
-            text = call_grammar(
-                self.format,
-                tools,
-                parallel,
-                special=self._markers,
-                reasoning_open=opened,
-                reasoning_limit=self._reasoning_limit(request, opened),
-            )
-        except ValueError as error:
-            raise ApiError(400, str(error), param="tool_choice") from None
-        return Constraint("lark", text, "tools")
-
-    def _reasoning_limit(self, request: ChatRequest, opened: bool) -> int | None:
-        """Characters of reasoning before a call that is demanded: about half of the answer's
-        tokens. There is none if the template does not know it, or it is turned off.
-        """
-        known = self.format.channels is not None or self.format.reasoning_close in (
-            self.template or ""
-        )
-        enabled = request.template_variables.get("enable_thinking") is not False
-        if not opened and not (known and enabled):
-            return 0
-        n = request.options.max_tokens
-        return None if n is None else n * CHARACTERS_PER_TOKEN // 2
+    async def _chat_mask(self, request: ChatRequest, opened: bool) -> TokenMask | None:
+        """The mask of an answer to a conversation; opened: the prompt ends inside reasoning."""
+        either = self._constraints.call_or_json(request)
+        if either is not None:
+            with suppress(ApiError):  # a tool's schema is not supported: there are no calls then
+                return await self._mask(either)
+        return await self._mask(self._constraints.of(request, opened))
 
     async def _mask(self, constraint: Constraint | None) -> TokenMask | None:
         if constraint is None:
@@ -321,12 +303,6 @@ async def _in(pool: Executor, work: Callable[..., Result], *args: Any) -> Result
 async def _aside(size: int, work: Callable[..., Result], *args: Any) -> Result:
     """What work(*args) returns, in another thread if its input has LONG_TEXT characters or more."""
     return work(*args) if size < LONG_TEXT else await asyncio.to_thread(work, *args)
-
-
-def schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Name -> JSON schema of the arguments, of tools in OpenAI's form."""
-    functions = [tool["function"] for tool in tools]
-    return {f["name"]: f.get("parameters") or {} for f in functions}
 
 
 def with_instructions(messages: Sequence[Mapping[str, Any]], told: str) -> list[Mapping[str, Any]]:

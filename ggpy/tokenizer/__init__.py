@@ -91,6 +91,14 @@ class Tokenizer:
         return self._vocab.named.get("eos")
 
     @property
+    def infill_ids(self) -> dict[str, int]:
+        """The tokens for filling in the middle that there are, by role: "pre", "suf", "mid", "pad",
+        "rep" (before the name of a repository) and "sep" (before the name of a file).
+        """
+        named = self._vocab.named.items()
+        return {name[4:]: id for name, id in named if name.startswith("fim_")}
+
+    @property
     def add_bos(self) -> bool:
         """Whether text to be continued begins with `bos_id`."""
         return self._vocab.add_bos

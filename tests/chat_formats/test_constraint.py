@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from chat_formats.families import SCHEMAS, read
 
 from ggpy.chat_formats import NAMES, by_name
-from ggpy.chat_formats.constraint import call_grammar
+from ggpy.chat_formats.constraint import call_grammar, can_answer_instead
 
 llguidance = pytest.importorskip("llguidance", reason="needs the extra 'grammar'")
 BYTES = llguidance.LLTokenizer("byte")
@@ -97,6 +99,29 @@ def test_several_calls_only_if_parallel(name: str, two: str) -> None:
     assert accepts(call_grammar(by_name(name), STRICT, True), two)
     assert not accepts(call_grammar(by_name(name), STRICT, False), two)
     assert len(read(by_name(name), [two]).calls) == 2
+
+
+INSTEAD = [name for name in CALLING if can_answer_instead(by_name(name), {})]
+
+
+@pytest.mark.parametrize("name", INSTEAD)
+@pytest.mark.parametrize("schema", [{"type": "object"}, {"enum": ["a", 1, None]}])
+def test_json_may_come_instead_of_calls(name: str, schema: dict[str, Any]) -> None:
+    grammar = call_grammar(by_name(name), STRICT, reasoning_limit=0, answer=schema)
+    for text, good in {
+        '{"city": "Oslo", "n": [1]}': "type" in schema, "{}": "type" in schema,
+        "1": "enum" in schema, "null": "enum" in schema, "Hello": False, "": False,
+    }.items():  # fmt: skip
+        assert accepts(grammar, text) == good, text
+    for text in ACCEPTED.get(name, [])[:1]:
+        assert accepts(grammar, text)
+        assert not accepts(grammar, text + "{}")
+
+
+def test_where_json_and_calls_begin_alike() -> None:
+    assert {"hermes", "qwen3-coder", "glm", "deepseek-r1"} <= {*INSTEAD}
+    assert not {"llama3", "pythonic", "generic", "harmony", "mistral"} & {*INSTEAD}
+    assert can_answer_instead(by_name("mistral"), {"[TOOL_CALLS]": 7})
 
 
 def test_only_the_tools_that_are_given_may_be_called() -> None:

@@ -295,6 +295,8 @@ def test_a_tokenizer_without_an_end_is_refused(tokenizer, monkeypatch):
 def test_texts_and_schemas_as_arguments():
     assert kind_and_text(None, None) is None
     assert kind_and_text("root", None) == ("gbnf", "root")
+    lark = '\n%llguidance {}\nstart: "a"'
+    assert kind_and_text(lark, None) == ("lark", lark)
     assert kind_and_text(None, {"enum": ["é"]}) == ("json_schema", '{"enum": ["\\u00e9"]}')
     assert kind_and_text(None, '{"a"') == ("json_schema", '{"a"')
     for wrong in ([1], 7, {"a": {1}}, {"a": b""}):

@@ -9,12 +9,15 @@ from typing import Any
 
 import openai
 import pytest
-from running_server import RunningServer, eventually, idle
+from running_server import RunningServer, eventually, idle, running
 
 import ggpy
 from ggpy.grammar import Grammars
 from ggpy.runtime.sequence import Sequence
+from ggpy.sampling import SamplingParams
 from ggpy.serve.answers.worker import Ticket
+from ggpy.serve.api.options import sampling_params
+from ggpy.serve.fields import Fields
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -102,6 +105,133 @@ def test_log_probabilities(client: openai.OpenAI) -> None:
     assert [t.logprob for t in streamed] == pytest.approx([t.logprob for t in content])
 
 
+def test_log_probabilities_name_whole_tokens(server: RunningServer) -> None:
+    """Also those that are a part of a character, or held back for a stop string."""
+    body = {"messages": HELLO, "max_tokens": 40, "seed": 3, "temperature": 2, "ignore_eos": True}
+    body |= {"logprobs": True, "top_logprobs": 20, "stop": ["never this text"], "top_k": 0}
+    choice = server.post("/v1/chat/completions", **body).json()["choices"][0]
+    tokens = choice["logprobs"]["content"]
+    ids = [token["id"] for token in tokens]
+    with ggpy.load("models/tiny/llama.gguf", device="cpu", n_ctx=64) as model:
+        expected = [model.tokenizer.piece(id, special=True) for id in ids]
+    assert [bytes(token["bytes"]) for token in tokens] == expected
+    assert [token["token"] for token in tokens] == [e.decode("utf-8", "replace") for e in expected]
+    assert "\ufffd" in "".join(token["token"] for token in tokens), "a part of a character"
+    for token in tokens:
+        same = [t for t in token["top_logprobs"] if t["id"] == token["id"]]
+        assert all((t["token"], t["bytes"]) == (token["token"], token["bytes"]) for t in same)
+
+
+@pytest.mark.parametrize("stop", [None, "b>"])
+def test_log_probabilities_are_those_of_the_text(server: RunningServer, stop: str | None) -> None:
+    """Not of reasoning, of markers, of what a stop string cuts off, or of the end."""
+    grammar = 'root ::= "<think>\\nwhy é\\n</think>\\n\\nHé < <b> 😀."'
+    body = {"messages": HELLO, "grammar": grammar, "max_tokens": 99, "logprobs": True, "stop": stop}
+    choice = server.post("/v1/chat/completions", **body).json()["choices"][0]
+    assert choice["message"]["reasoning_content"] == "why é"
+    assert choice["message"]["content"] == ("Hé < <" if stop else "Hé < <b> 😀.")
+    data = b"".join(bytes(token["bytes"]) for token in choice["logprobs"]["content"])
+    assert data.decode() == choice["message"]["content"]
+
+
+@pytest.mark.parametrize(("parallel", "n"), [(None, 2), (True, 2), (False, 1)])
+def test_parallel_tool_calls(parallel: bool | None, n: int) -> None:
+    call = '<tool_call>\\n{\\"name\\": \\"w\\", \\"arguments\\": {}}\\n</tool_call>'
+    body = {
+        "messages": HELLO,
+        "grammar": f'root ::= "So.\\n{call}\\n{call}" [a-z]{{2000}}',  # an answer that goes on
+        "tools": [{"type": "function", "function": {"name": "w"}}],
+        "parallel_tool_calls": parallel,
+        "max_tokens": 300,
+    }
+    with running(tool_format="hermes", n_ctx=1024) as server:
+        for logprobs in (False, True):
+            answer = server.post("/v1/chat/completions", **body, logprobs=logprobs).json()
+            (choice,) = answer["choices"]
+            calls = choice["message"]["tool_calls"]
+            assert [c["function"] for c in calls] == [{"name": "w", "arguments": "{}"}] * n
+            assert choice["finish_reason"] == ("length" if n == 2 else "tool_calls")
+            assert (answer["usage"]["completion_tokens"] < 300) == (n == 1)
+        assert eventually(lambda: idle(server))
+
+
+ALWAYS_THINKS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
+
+
+def test_reasoning_that_a_template_always_opens() -> None:
+    """It is closed where there is to be none: the answer must not be taken for reasoning."""
+    off = {"enable_thinking": False}
+    plain: list[dict[str, Any]] = [
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": "a"}}}},
+        {"grammar": 'root ::= "\\"a\\""', "chat_template_kwargs": {"enable_thinking": True}},
+    ]
+    with running(tool_format="hermes", chat_template=ALWAYS_THINKS) as server:
+
+        def prompt(**more: Any) -> str:
+            return str(
+                server.post("/apply-template", **{"messages": HELLO, **more}).json()["prompt"]
+            )
+
+        for more in plain:
+            answer = server.post("/v1/chat/completions", messages=HELLO, max_tokens=20, **more)
+            message = answer.json()["choices"][0]["message"]
+            assert message == {"role": "assistant", "content": '"a"'}
+            assert prompt(**more).endswith("<think>\n\n</think>\n\n")
+        assert prompt().endswith("assistant\n<think>\n")
+        assert prompt(chat_template_kwargs=off).endswith("<think>\n\n</think>\n\n")
+        begun = [*HELLO, {"role": "assistant", "content": "It"}]
+        assert prompt(messages=begun).endswith("<think>\n\n</think>\n\nIt")
+        begun[-1] = {"role": "assistant", "content": "hm</think>It"}
+        assert prompt(messages=begun).endswith("<think>\nhm</think>It")
+
+
+def test_an_agent_s_tools_and_the_form_of_its_answer() -> None:
+    """The answer calls a tool, or is of the form; a seed of random text decides here."""
+    tool = {"name": "w", "parameters": {"enum": [{}]}}
+    form = {"type": "json_schema", "json_schema": {"schema": {"enum": ["a"]}}}
+    body: dict[str, Any] = {"messages": HELLO, "response_format": form, "max_tokens": 99}
+    body |= {"temperature": 2, "top_k": 0, "top_p": 1, "min_p": 0, "parallel_tool_calls": False}
+    with running(tool_format="hermes", n_ctx=1024) as server:
+
+        def ask(seed: int, tool: dict[str, Any], **more: Any) -> dict[str, Any]:
+            tools = [{"type": "function", "function": tool}]
+            asked = {**body, "tools": tools, "seed": seed, **more}
+            (choice,) = server.post("/v1/chat/completions", **asked).json()["choices"]
+            message: dict[str, Any] = choice["message"]
+            assert (message["content"] is None) == (choice["finish_reason"] == "tool_calls")
+            return message
+
+        found = [ask(seed, tool) for seed in range(12)]
+        assert {m["content"] for m in found} == {None, '"a"'}
+        calls = [c["function"] for m in found for c in m.get("tool_calls", ())]
+        assert calls and all(c["name"] == "w" and not json.loads(c["arguments"]) for c in calls)
+        odd = {"name": "w", "parameters": {"not": {}}}  # it is not supported
+        assert all(ask(seed, odd)["content"] == '"a"' for seed in range(12))
+        assert all(ask(seed, tool, tool_choice="none")["content"] == '"a"' for seed in range(12))
+
+
+@pytest.mark.parametrize(
+    ("samplers", "kept"),
+    [
+        (None, {"top_k": 5, "temperature": 0.5, "min_p": 0.2, "repeat_penalty": 1.5}),
+        (["top-k", "temp", "infill"], {"top_k": 5, "temperature": 0.5}),
+        (["Top_K", "penalties"], {"top_k": 5, "repeat_penalty": 1.5}),
+        ("mt?", {"min_p": 0.2, "temperature": 0.5}),
+        ([], {}),
+    ],
+)
+def test_samplers_that_are_not_named_are_off(samplers: Any, kept: dict[str, float]) -> None:
+    asked = {"top_k": 5, "temperature": 0.5, "min_p": 0.2, "repeat_penalty": 1.5}
+    with ggpy.load("models/tiny/llama.gguf", device="cpu", n_ctx=64) as model:
+        body = Fields({**asked, "samplers": samplers})
+        params = sampling_params(body, model.tokenizer, SamplingParams(top_p=1))
+    off = {"top_k": 0, "temperature": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
+    assert {name: getattr(params, name) for name in asked} == {**off, **kept}
+
+
 def test_a_stop_string_ends_the_answer(client: openai.OpenAI) -> None:
     whole = library_text()
     stop = whole[3:5]
@@ -114,6 +244,15 @@ def test_logit_bias_and_seed(client: openai.OpenAI, server: RunningServer) -> No
     token = server.post("/tokenize", content="d").json()["tokens"][-1]
     answer = ask(client, logit_bias={str(token): 100}, max_tokens=3)
     assert answer.choices[0].message.content == "ddd"
+    body = {"messages": HELLO, "temperature": 0, "max_tokens": 3}
+    for biases, text in (  # a digit is an id as a key, and a text in a pair
+        ([[token, 100]], "ddd"),
+        ([["d", 100]], "ddd"),
+        ([["7", 100]], "777"),
+        ({"d": 100}, "ddd"),
+    ):
+        told = server.post("/v1/chat/completions", **body, logit_bias=biases).json()
+        assert told["choices"][0]["message"]["content"] == text
     texts = {ask(client, temperature=2, seed=9).choices[0].message.content for _ in range(3)}
     assert len(texts) == 1
 
@@ -207,7 +346,7 @@ WRONG: dict[str, Any] = {
     "stream": ["yes", 1],
     "stream_options": [1, []],
     "logprobs": ["x", 3],
-    "logit_bias": ["x", {"x1": 1, "-3": 1}, {"5": "x"}, [[1]]],
+    "logit_bias": ["x", {"x1": 1, "-3": 1}, {"5": "x"}, [[1]], [[1.5, 1]]],
     "response_format": ["json", {"type": "xml"}, {"type": "json_schema"}],
     "json_schema": [3, "x"],
     "grammar": [1, "root ::= ["],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import socket
 import threading
@@ -28,6 +29,7 @@ HELLO = [{"role": "user", "content": "hello"}]
         (b'{"a": \xff}', "UTF-8"),
         (b"[" * 100_000, "deep"),
         (b'{"a": ' + b"9" * 10_000 + b"}", "JSON"),
+        (b'{"a": [-1e999]}', "-1e999 is too large a number"),
     ],
 )
 def test_bodies_that_are_no_objects(server: RunningServer, body: bytes, told: str) -> None:
@@ -36,14 +38,58 @@ def test_bodies_that_are_no_objects(server: RunningServer, body: bytes, told: st
     assert told in answer.json()["error"]["message"]
 
 
+def test_a_byte_order_mark_is_skipped(server: RunningServer) -> None:
+    """Shells of Windows write it at the beginning of a file."""
+    assert server.client.post("/tokenize", content=b"\xef\xbb\xbf{}").json() == {"tokens": []}
+
+
+def test_encoded_bodies_are_refused(server: RunningServer) -> None:
+    body = gzip.compress(b'{"content": "hello"}')
+    for encoding, status in (("gzip", 415), ("zstd", 415), ("identity", 400)):
+        refused = server.client.post(
+            "/tokenize", content=body, headers={"Content-Encoding": encoding}
+        )
+        assert refused.status_code == status
+        assert (encoding in refused.json()["error"]["message"]) == (status == 415)
+
+
 def test_unknown_paths_and_methods(server: RunningServer) -> None:
     assert server.client.get("/nothing").status_code == 404
     wrong = server.client.get(CHAT)
     assert wrong.status_code == 405
     assert wrong.json()["error"]["message"] == f"{CHAT} does not take GET: send POST"
+    assert wrong.headers["Allow"] == "POST"
     wrong = server.client.delete("/v1/models")
     assert wrong.json()["error"]["message"] == "/v1/models does not take DELETE: send GET"
     assert server.client.get("/nothing").json()["error"]["type"] == "not_found_error"
+
+
+@pytest.mark.parametrize("packets", [1, 2])
+def test_an_offer_of_http_2_is_not_taken(server: RunningServer, packets: int) -> None:
+    """Java's HTTP client makes it with the first request of a connection, whatever its body is."""
+    body = json.dumps({"prompt": "hello", "n_predict": 2}).encode()
+    head = (
+        "POST /completion HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\n"
+        f"Content-Length: {len(body)}\r\nHost: x\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n"
+        "Upgrade: h2c\r\nContent-Type: application/json\r\n\r\n"
+    ).encode()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
+        for part in [head + body] if packets == 1 else [head, body]:
+            sock.sendall(part)
+            threading.Event().wait(0.05)
+        assert b'"tokens_predicted":2' in _answer(sock)
+        sock.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b'{"status":"ok"}' in _answer(sock)
+
+
+def _answer(sock: socket.socket) -> bytes:
+    """An answer that is one JSON object."""
+    data = b""
+    while not data.endswith(b"}"):
+        part = sock.recv(65536)
+        assert part, data
+        data += part
+    return data
 
 
 def test_a_body_beyond_the_limit() -> None:

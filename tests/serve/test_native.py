@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 import openai
 import pytest
 from running_server import RunningServer, running
 
 import ggpy
+from ggpy.serve.fields import Fields
 
 
 def library_text(prompt: str, n: int) -> str:
@@ -52,6 +54,19 @@ def test_response_fields_are_a_choice(server: RunningServer) -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "response_fields")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_late_answer_ends_with_its_line(server: RunningServer, stream: bool) -> None:
+    """t_max_predict_ms, which editors send: it counts from the first token."""
+    body = {"prompt": "a" * 100, "n_predict": 120, "stream": stream, "grammar": "root ::= [b\\n]+"}
+    for bias, whole in (([["\n", False]], True), ([["\n", 3]], False)):
+        more = {"t_max_predict_ms": 1, "logit_bias": bias, "seed": 1, "ignore_eos": True}
+        told = server.post("/completion", **body, **more)
+        end = json.loads(told.text.split("data: ")[-1]) if stream else told.json()
+        assert end["stop_type"] == "limit"
+        assert end["has_new_line"] is not whole
+        assert (end["tokens_predicted"] == 120) == whole
+
+
 def test_the_stop_string_is_named(server: RunningServer) -> None:
     whole = library_text("hello", 8)
     body = {"prompt": "hello", "n_predict": 8, "temperature": 0, "stop": [whole[4]]}
@@ -64,15 +79,46 @@ def test_text_completions_of_the_sdk(server: RunningServer) -> None:
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
     prompts = ["hello", "world"]
     answer = client.completions.create(
-        model="tiny", prompt=prompts, max_tokens=4, temperature=0, echo=True, logprobs=2
+        model="tiny", prompt=prompts, max_tokens=4, temperature=0, echo=True
     )
     assert [c.text for c in answer.choices] == [p + library_text(p, 4) for p in prompts]
-    assert len(answer.choices[0].logprobs.tokens) == 4
     assert answer.usage.completion_tokens == 8
     chunks = client.completions.create(
         model="tiny", prompt=[1, 30, 31], max_tokens=4, temperature=0, stream=True
     )
     assert len([c for c in chunks if c.choices]) >= 2
+
+
+def test_log_probabilities_of_text_completions(server: RunningServer) -> None:
+    """text_offset counts from the beginning of the choice, in each chunk of a stream, too."""
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    body: dict[str, Any] = {"model": "tiny", "prompt": ["hello", "world"], "logprobs": 2}
+    body |= {"max_tokens": 6, "temperature": 0}
+    whole = [c.logprobs for c in client.completions.create(**body).choices]
+    parts = [c.choices[0] for c in client.completions.create(**body, stream=True) if c.choices]
+    for i, expected in enumerate(whole):
+        told = [part.logprobs for part in parts if part.index == i and part.logprobs]
+        assert [t for part in told for t in part.tokens] == expected.tokens
+        assert [n for part in told for n in part.text_offset] == expected.text_offset
+        assert expected.text_offset[-1] > 0
+        assert len(expected.token_logprobs) == len(expected.top_logprobs) == 6
+    with pytest.raises(openai.BadRequestError, match="echo with logprobs"):
+        client.completions.create(**body, echo=True)
+
+
+def test_tokens_of_an_answer(server: RunningServer) -> None:
+    """A stream has them; an answer in one piece has them if return_tokens asks for them."""
+    body = {"prompt": "hello", "n_predict": 6, "temperature": 0}
+    assert server.post("/completion", **body).json()["tokens"] == []
+    answer = server.post("/completion", **body, return_tokens=True).json()
+    with ggpy.load("models/tiny/llama.gguf", device="cpu", n_ctx=256) as model:
+        ids = [piece.id for piece in model.generate("hello", max_tokens=6, temperature=0)]
+    assert answer["tokens"] == ids
+    assert answer["completion_probabilities"] == []
+    with server.client.stream("POST", "/completion", json=body | {"stream": True}) as streamed:
+        events = [json.loads(line[6:]) for line in streamed.iter_lines() if line]
+    assert [id for event in events for id in event["tokens"]] == ids
+    assert "completion_probabilities" not in events[0]
 
 
 def test_tokens_there_and_back(server: RunningServer) -> None:
@@ -95,6 +141,30 @@ def test_infill_needs_tokens_for_it(server: RunningServer) -> None:
     answer = server.post("/infill", input_prefix="a", input_suffix="b")
     assert answer.status_code == 501
     assert "fill-in-the-middle" in answer.json()["error"]["message"]
+
+
+def test_infill_prompts(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp's pattern for a repository; other files give way where the context is short."""
+    infill = server.process.server.service.infill  # type: ignore[union-attr]
+    roles = {"pre": 5, "suf": 6, "mid": 7, "rep": 8, "sep": 9}
+    monkeypatch.setattr(infill, "_tokens", roles)
+    encode = infill._tokenizer.encode
+
+    def ids(text: str) -> list[int]:
+        return list(encode(text, add_special=False))
+
+    code = [5, *ids("def f("), 6, *ids("return x"), 7, *ids("a")]
+    files = [8, *ids("myproject\n"), 9, *ids("b.py\n"), *ids("x = 1"), 9, *ids("filename\n")]
+    body = {"input_prefix": "def f(", "input_suffix": "return x", "prompt": "a", "n_predict": 2}
+    extra = {**body, "input_extra": [{"filename": "b.py", "text": "x = 1"}]}
+    bos = infill._tokenizer.bos_id
+    assert infill.prompt(Fields(extra), 999) == [bos, *files, *code]
+    assert infill.prompt(Fields(extra), len(code) + 5) == [bos, *files[-4:], *code]
+    assert infill.prompt(Fields(extra), 3) == [bos, *code]
+    monkeypatch.setattr(infill, "_tokens", {role: roles[role] for role in ("pre", "suf", "mid")})
+    assert infill.prompt(Fields(body), 999) == [bos, *code]
+    long = {**extra, "input_extra": [{"text": "x" * 5000}]}
+    assert server.post("/infill", **long).json()["tokens_predicted"] == 2
 
 
 def test_state(server: RunningServer) -> None:

@@ -22,13 +22,18 @@ from scripted_service import (
     sse,
 )
 
-from ggpy.runtime.logprobs import TokenLogprob
-from ggpy.runtime.sequence import Piece
 from ggpy.serve.api import responses as api
 from ggpy.serve.api.reading import UNREAD
 from ggpy.serve.api.responses.request import sealed, unsealed
 from ggpy.serve.errors import ApiError
-from ggpy.serve.events import CallDelta, CallStart, Constraint, ReasoningDelta, TextDelta
+from ggpy.serve.events import (
+    AnswerToken,
+    CallDelta,
+    CallStart,
+    Constraint,
+    ReasoningDelta,
+    TextDelta,
+)
 from ggpy.serve.fields import Fields
 
 sdk = pytest.importorskip("openai")
@@ -252,10 +257,10 @@ def test_sealing_keeps_the_text(text: str) -> None:
 
 
 def test_logprobs(client: Any, service: ScriptedService) -> None:
-    best = (TokenLogprob("He", 5, -0.1), TokenLogprob("Ho", 6, float("-inf")))
+    best = (AnswerToken(5, b"He", -0.1), AnswerToken(6, b"Ho", float("-inf")))
     service.script = (
-        TextDelta("", (Piece("", 5, -0.1, best),)),
-        TextDelta("He!", (Piece("He!", 7, -2.0),)),
+        TextDelta("", (AnswerToken(5, b"He", -0.1, 0, best),)),
+        TextDelta("He!", (AnswerToken(7, b"He!", -2.0),)),
         END,
     )
     whole = client.responses.create(**BODY, include=LOGPROBS, top_logprobs=2)

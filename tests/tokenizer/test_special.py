@@ -58,6 +58,15 @@ def test_fill_in_the_middle_separators_end_an_answer() -> None:
     assert tokenizer.piece(ids["<|fim_prefix|>"]) == b""
 
 
+def test_fill_in_the_middle_tokens_have_roles() -> None:
+    deepseek = ["<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>"]
+    tokenizer, ids = with_tokens(
+        dict.fromkeys([*deepseek, "<mid>", "<|repo_name|>"], CONTROL), fim_mid_token_id="<mid>"
+    )
+    roles = {"pre": deepseek[0], "suf": deepseek[1], "mid": "<mid>", "rep": "<|repo_name|>"}
+    assert tokenizer.infill_ids == {role: ids[text] for role, text in roles.items()}
+
+
 def test_end_of_a_part_is_no_end_where_calls_and_returns_exist() -> None:
     harmony = {"<|end|>": CONTROL, "<|return|>": CONTROL, "<|call|>": CONTROL}
     tokenizer, ids = with_tokens(harmony | {"<|channel|>": CONTROL})

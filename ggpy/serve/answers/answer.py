@@ -11,16 +11,19 @@ import secrets
 import string
 import time
 from collections.abc import AsyncIterator, Iterable
+from itertools import accumulate
 from math import inf
 from typing import Any
 
 from ...chat_formats.deltas import CallArguments, CallBegin, CallEnd, ReasoningPart, TextPart
 from ...runtime.sequence import Piece
+from ...tokenizer import Tokenizer
 from ..errors import RETRY_AFTER, ApiError
 from ..events import (
     AnswerEnd,
     AnswerOptions,
     AnswerTimings,
+    AnswerToken,
     CallDelta,
     CallStart,
     Event,
@@ -38,15 +41,28 @@ class Answering:
     """An asynchronous iterator of events, the last of which is Finished; `cancel` ends it."""
 
     def __init__(
-        self, ticket: Ticket, options: AnswerOptions, parser: Any = None, short_ids: bool = False
+        self,
+        ticket: Ticket,
+        options: AnswerOptions,
+        tokenizer: Tokenizer,
+        parser: Any = None,
+        *,
+        short_ids: bool = False,
+        one_call: bool = False,
     ) -> None:
         """parser: a chat_formats parser; None is plain text. short_ids: calls get ids of nine
-        characters, which Mistral's templates demand.
+        characters, which Mistral's templates demand. one_call: the answer ends where a second call
+        begins.
         """
+        self._tokenizer = tokenizer
         self.ticket, self._options, self._parser = ticket, options, parser
+        self._keeps_tokens = options.tokens or options.top_logprobs is not None
         self._id_length = 9 if short_ids else 24
         self._n_reasoning = 0
         self._calls = False
+        self._one_call, self._complete = one_call, False
+        # Tokens of which no event has told yet, each with the text that it came with.
+        self._held: list[tuple[AnswerToken, str]] = []
         self._events = self._run()
 
     @property
@@ -60,7 +76,7 @@ class Answering:
     def so_far(self) -> Finished:
         """The last event, if the answer ended now."""
         s = self.ticket.sequence
-        reason: AnswerEnd = "stop" if s.finish == "stop" else "length"
+        reason: AnswerEnd = "stop" if s.finish == "stop" or self._complete else "length"
         if self._calls and reason == "stop":
             reason = "tool_calls"
         usage = Usage(s.n_prompt, s.n_reused, s.n_generated, self._n_reasoning)
@@ -77,9 +93,11 @@ class Answering:
     async def _run(self) -> AsyncIterator[Event]:
         timer = self._deadline()
         try:
-            while pieces := await self._pieces():
+            while not self._complete and (pieces := await self._pieces()):
                 for event in self._read(pieces):
                     yield event
+                if self._is_late(pieces):
+                    break
             for event in self._rest():
                 yield event
             yield self.so_far()
@@ -104,26 +122,56 @@ class Answering:
             return None
         return asyncio.get_running_loop().call_later(self._options.timeout, self.cancel)
 
+    def _is_late(self, pieces: list[Piece]) -> bool:
+        """Whether these pieces end a line, and that is where the answer has to end."""
+        limit, first = self._options.line_timeout, self.ticket.sequence.t_first
+        if limit is None or time.perf_counter() - first <= limit:
+            return False
+        return any("\n" in piece.text for piece in pieces)
+
     # Events
 
     def _read(self, pieces: list[Piece]) -> Iterable[Event]:
         """The events of some pieces."""
         text = "".join([piece.text for piece in pieces])
-        kept = tuple(pieces) if self._options.top_logprobs is not None else ()
         if self._parser is None:
+            kept = tuple(map(self._token, pieces)) if self._keeps_tokens else ()
             return (TextDelta(text, kept),) if text or kept else ()
-        return self._told(self._parser.feed(text), len(pieces), kept)
+        if not self._keeps_tokens:
+            return self._told(self._parser.feed(text), len(pieces))
+        return [event for piece in pieces for event in self._read_token(piece)]
+
+    def _read_token(self, piece: Piece) -> Iterable[Event]:
+        """The events of a piece whose token is wanted, if it becomes text."""
+        self._held.append((self._token(piece), piece.text))
+        return self._told(self._parser.feed(piece.text), 1)
+
+    def _token(self, piece: Piece) -> AnswerToken:
+        """The token of a piece; one that ends the answer has no bytes."""
+        data, best = self._tokenizer.piece, piece.top_logprobs
+        ended = piece.id in self._tokenizer.end_ids and piece.finish_reason == "stop"
+        return AnswerToken(
+            piece.id,
+            b"" if ended else data(piece.id, special=True),
+            piece.logprob,
+            len(piece.text),
+            tuple(AnswerToken(t.id, data(t.id, special=True), t.logprob) for t in best),
+        )
 
     def _rest(self) -> Iterable[Event]:
         """What the parser held back."""
-        return () if self._parser is None else self._told(self._parser.finish(), 0, ())
+        if self._parser is None or self._complete:
+            return ()
+        return self._told(self._parser.finish(), 0)
 
-    def _told(self, deltas: Iterable[Any], n: int, kept: tuple[Piece, ...]) -> list[Event]:
+    def _told(self, deltas: Iterable[Any], n: int) -> list[Event]:
         events: list[Event] = []
         for delta in deltas:
+            self._complete |= self._one_call and isinstance(delta, CallBegin) and self._calls
+            if self._complete:
+                break
             if isinstance(delta, TextPart):
-                events.append(TextDelta(delta.text, kept))
-                kept = ()
+                events.append(TextDelta(delta.text, self._tokens_of(delta.text)))
             elif isinstance(delta, ReasoningPart):
                 events.append(ReasoningDelta(delta.text))
             elif isinstance(delta, CallBegin):
@@ -135,9 +183,28 @@ class Answering:
                 assert isinstance(delta, CallEnd)
         if events and isinstance(events[-1], ReasoningDelta):
             self._n_reasoning += n
-        elif kept:
-            events.append(TextDelta("", kept))
+        if events and not isinstance(events[-1], TextDelta):
+            self._held.clear()
         return events
+
+    def _tokens_of(self, text: str) -> tuple[AnswerToken, ...]:
+        """The held tokens with which a text came. Those before it, as markers, became no text."""
+        parts = [part for _, part in self._held]
+        start = max(0, "".join(parts).rfind(text))
+        places = accumulate(map(len, parts), initial=0)
+        inside = [
+            i
+            for i, (part, place) in enumerate(zip(parts, places, strict=False))
+            if place < start + len(text) and place + len(part) > start
+        ]
+        if not inside:
+            return ()
+        first, end = inside[0], inside[-1] + 1
+        while first and not parts[first - 1]:  # a part of the first character
+            first -= 1
+        found = tuple(token for token, _ in self._held[first:end])
+        del self._held[:end]
+        return found
 
     def _call_id(self) -> str:
         letters = "".join(secrets.choice(LETTERS) for _ in range(self._id_length))

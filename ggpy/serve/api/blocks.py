@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from ...runtime.sequence import Piece
-from ..events import CallDelta, CallStart, Event, Finished, ReasoningDelta, TextDelta
+from ..events import AnswerToken, CallDelta, CallStart, Event, Finished, ReasoningDelta, TextDelta
 from .sse import closing
 
 BlockKind = Literal["reasoning", "text", "call"]
@@ -18,14 +17,16 @@ BlockKind = Literal["reasoning", "text", "call"]
 
 @dataclass
 class AnswerBlock:
-    """A part of an answer. index: 0 for the first. id, name: of a call."""
+    """A part of an answer. index: 0 for the first. id, name: of a call. pieces: its tokens, where
+    log probabilities are wanted.
+    """
 
     kind: BlockKind
     index: int
     id: str = ""
     name: str = ""
     parts: list[str] = field(default_factory=list)
-    pieces: list[Piece] = field(default_factory=list)  # tokens, where log probabilities are wanted
+    pieces: list[AnswerToken] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -38,7 +39,7 @@ class BlockWriter(Protocol):
 
     def opened(self, block: AnswerBlock) -> bytes: ...
 
-    def extended(self, block: AnswerBlock, text: str, pieces: tuple[Piece, ...]) -> bytes: ...
+    def extended(self, block: AnswerBlock, text: str, pieces: tuple[AnswerToken, ...]) -> bytes: ...
 
     def closed(self, block: AnswerBlock) -> bytes: ...
 
@@ -70,7 +71,11 @@ class Blocks:
         return writer.closed(block) if block and writer else b""
 
     def _say(
-        self, kind: BlockKind, text: str, pieces: tuple[Piece, ...], writer: BlockWriter | None
+        self,
+        kind: BlockKind,
+        text: str,
+        pieces: tuple[AnswerToken, ...],
+        writer: BlockWriter | None,
     ) -> bytes:
         block, told = self._open, b""
         if not text and not pieces:
@@ -88,7 +93,11 @@ class Blocks:
         return block, told + writer.opened(block) if writer else told
 
     def _extend(
-        self, block: AnswerBlock, text: str, pieces: tuple[Piece, ...], writer: BlockWriter | None
+        self,
+        block: AnswerBlock,
+        text: str,
+        pieces: tuple[AnswerToken, ...],
+        writer: BlockWriter | None,
     ) -> bytes:
         block.parts.append(text)
         block.pieces.extend(pieces)

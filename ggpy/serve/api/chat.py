@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...runtime.sequence import Piece
 from ...sampling import SamplingParams
 from ...tokenizer import Tokenizer
 from ..errors import ApiError, openai_error
 from ..events import (
+    AnswerToken,
     CallDelta,
     CallStart,
     ChatRequest,
@@ -108,7 +108,7 @@ class ChoiceText:
     text: str = ""
     reasoning: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[AnswerToken] = field(default_factory=list)
     end: Finished | None = None
 
     def add(self, event: Event) -> None:
@@ -259,24 +259,22 @@ def _delta(event: Delta) -> dict[str, Any]:
     return {"tool_calls": [call]}
 
 
-def token_logprobs(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
+def token_logprobs(pieces: Sequence[AnswerToken]) -> list[dict[str, Any]]:
     """OpenAI's logprobs.content of some pieces."""
     return [
         {
-            **token_logprob(p.text, p.logprob),
+            **token_logprob(p),
             "id": p.id,
-            "top_logprobs": [
-                {**token_logprob(t.text, t.logprob), "id": t.id} for t in p.top_logprobs
-            ],
+            "top_logprobs": [{**token_logprob(t), "id": t.id} for t in p.best],
         }
         for p in pieces
     ]
 
 
-def token_logprob(text: str, logprob: float | None) -> dict[str, Any]:
+def token_logprob(token: AnswerToken) -> dict[str, Any]:
     """A token and its log probability, which is finite: JSON has no infinity."""
-    value = LEAST_LOGPROB if logprob is None else max(logprob, LEAST_LOGPROB)
-    return {"token": text, "logprob": value, "bytes": list(text.encode("utf-8", "replace"))}
+    value = LEAST_LOGPROB if token.logprob is None else max(token.logprob, LEAST_LOGPROB)
+    return {"token": token.text, "logprob": value, "bytes": list(token.data)}
 
 
 def sse(data: Any) -> bytes:

@@ -10,11 +10,10 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...runtime.sequence import Piece
 from ...sampling import SamplingParams
 from ...tokenizer import Tokenizer
 from ..errors import ApiError, openai_error
-from ..events import AnswerOptions, Event, Finished, TextDelta
+from ..events import AnswerOptions, AnswerToken, Event, Finished, TextDelta
 from ..fields import Fields
 from ..http.sse import DONE
 from .chat import MAX_N, ChoiceText, head_of, sse, wants_usage
@@ -51,11 +50,15 @@ def read_completion(
     best_of = body.integer("best_of", n, 1, MAX_N)
     if best_of != n:
         raise ApiError(400, f"best_of is {best_of}: it must be n, which is {n}", param="best_of")
+    echo = body.flag("echo", False)
+    if echo and top is not None:
+        told = "echo with logprobs is not supported: a prompt has no log probabilities here"
+        raise ApiError(400, told, param="echo")
     return CompletionCall(
         prompts=read_prompts(body, tokenizer.n_vocab),
         options=replace(options, top_logprobs=top),
         n=n,
-        echo=body.flag("echo", False),
+        echo=echo,
         stream=body.flag("stream", False),
         include_usage=wants_usage(body),
     )
@@ -140,15 +143,17 @@ async def completion_chunks(
         return head + json.dumps(text).encode() + tail
 
     ends: list[Finished] = []
+    n_said = [0] * (call.n * len(call.prompts))  # characters of each choice
     try:
-        for i in range(call.n * len(call.prompts)):
+        for i in range(len(n_said)):
             if said.before(i):
                 yield chunk(i, said.before(i))
         async for i, event in events:
             if isinstance(event, TextDelta) and not event.pieces:
                 yield plain(i, event.text)
             elif isinstance(event, TextDelta):
-                yield chunk(i, event.text, _logprobs(event.pieces, call))
+                yield chunk(i, event.text, _logprobs(event.pieces, call, n_said[i]))
+                n_said[i] += len(event.text)
             elif isinstance(event, Finished):
                 ends.append(event)
                 yield chunk(i, "", reason=event.reason)
@@ -170,17 +175,19 @@ def _usage(ends: Sequence[Finished], call: CompletionCall) -> dict[str, Any]:
     return usage
 
 
-def _logprobs(pieces: Sequence[Piece], call: CompletionCall) -> dict[str, Any] | None:
-    """OpenAI's older form: lists of the same length."""
+def _logprobs(
+    pieces: Sequence[AnswerToken], call: CompletionCall, at: int = 0
+) -> dict[str, Any] | None:
+    """OpenAI's older form: lists of the same length. at: characters of the choice before them."""
     if call.options.top_logprobs is None:
         return None
-    offsets, at = [], 0
+    offsets = []
     for piece in pieces:
         offsets.append(at)
-        at += len(piece.text)
+        at += piece.n_chars
     return {
         "tokens": [p.text for p in pieces],
         "token_logprobs": [p.logprob for p in pieces],
-        "top_logprobs": [{t.text: t.logprob for t in p.top_logprobs} for p in pieces],
+        "top_logprobs": [{t.text: t.logprob for t in p.best} for p in pieces],
         "text_offset": offsets,
     }

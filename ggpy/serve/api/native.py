@@ -19,14 +19,8 @@ from .options import MAX_TOP_LOGPROBS, answer_options
 from .timings import timings_of
 
 STOPS = {"stop": "eos", "length": "limit", "tool_calls": "eos"}
-# Roles of a fill-in-the-middle prompt and the names of their tokens in the models that have them.
-FIM = {
-    "pre": ("<|fim_prefix|>", "<fim_prefix>", "<|fim_begin|>", "<PRE>", "▁<PRE>", "[PREFIX]"),
-    "suf": ("<|fim_suffix|>", "<fim_suffix>", "<|fim_hole|>", "<SUF>", "▁<SUF>", "[SUFFIX]"),
-    "mid": ("<|fim_middle|>", "<fim_middle>", "<|fim_end|>", "<MID>", "▁<MID>", "[MIDDLE]"),
-}
+FIM = ("pre", "suf", "mid")  # roles of tokens without which there is no infill
 MISSING = object()  # no value of a field
-FILE = ("<|file_sep|>", "<file_sep>")
 
 
 def read_options(
@@ -35,7 +29,8 @@ def read_options(
     """The options of /completion and /infill."""
     options = answer_options(body, tokenizer, defaults, max_tokens)
     n_probs = body.integer("n_probs", 0, 0, MAX_TOP_LOGPROBS)
-    return replace(options, top_logprobs=n_probs or None)
+    tokens = body.flag("return_tokens", False) or body.flag("stream", False)
+    return replace(options, top_logprobs=n_probs or None, tokens=tokens)
 
 
 def selected(answer: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
@@ -55,9 +50,13 @@ def selected(answer: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
 
 
 async def whole_answer(
-    events: AsyncIterator[tuple[int, Event]], model: str, prompt: str, paths: Sequence[str] = ()
+    events: AsyncIterator[tuple[int, Event]],
+    model: str,
+    prompt: str,
+    paths: Sequence[str] = (),
+    tokens: bool = False,
 ) -> dict[str, Any]:
-    """The answer of /completion as one object; paths: response_fields."""
+    """The answer of /completion as one object; paths: response_fields, tokens: return_tokens."""
     found = ChoiceText()
     async for _, event in events:
         found.add(event)
@@ -65,10 +64,10 @@ async def whole_answer(
     whole = {
         "index": 0,
         "content": found.text,
-        "tokens": [],
+        "tokens": [piece.id for piece in found.pieces] if tokens else [],
         "prompt": prompt,
         "completion_probabilities": _probabilities(found.pieces),
-        **_end(found.end, model),
+        **_end(found.end, model, "\n" in found.text),
     }
     return selected(whole, paths)
 
@@ -77,22 +76,24 @@ async def answer_chunks(
     events: AsyncIterator[tuple[int, Event]], model: str, paths: Sequence[str] = ()
 ) -> AsyncIterator[bytes]:
     """The answer of /completion as server-sent events; paths: response_fields, of the last one."""
+    has_new_line = False
     try:
         async for i, event in events:
             if isinstance(event, TextDelta):
+                has_new_line |= "\n" in event.text
                 ids = [piece.id for piece in event.pieces]
                 chunk = {"index": i, "content": event.text, "tokens": ids, "stop": False}
-                if event.pieces:
-                    chunk["completion_probabilities"] = _probabilities(event.pieces)
+                if scored := _probabilities(event.pieces):
+                    chunk["completion_probabilities"] = scored
                 yield sse(chunk)
             elif isinstance(event, Finished):
-                last = {"index": i, "content": "", "tokens": [], **_end(event, model)}
+                last = {"index": i, "content": "", "tokens": [], **_end(event, model, has_new_line)}
                 yield sse(selected(last, paths))
     except ApiError as error:
         yield sse(openai_error(error))
 
 
-def _end(end: Finished, model: str) -> dict[str, Any]:
+def _end(end: Finished, model: str, has_new_line: bool) -> dict[str, Any]:
     usage = end.usage
     return {
         "stop": True,
@@ -100,7 +101,7 @@ def _end(end: Finished, model: str) -> dict[str, Any]:
         "tokens_predicted": usage.n_generated,
         "tokens_evaluated": usage.n_prompt,
         "tokens_cached": usage.n_cached,
-        "has_new_line": False,
+        "has_new_line": has_new_line,
         "truncated": False,
         "stop_type": "word" if end.stop else STOPS[end.reason],
         "stopping_word": end.stop or "",
@@ -109,18 +110,20 @@ def _end(end: Finished, model: str) -> dict[str, Any]:
 
 
 def _probabilities(pieces: Any) -> list[dict[str, Any]]:
+    """Log probabilities of tokens, of those that have one."""
     return [
         {
             "id": p.id,
             "token": p.text,
-            "bytes": list(p.text.encode()),
+            "bytes": list(p.data),
             "logprob": p.logprob,
             "top_logprobs": [
-                {"id": t.id, "token": t.text, "bytes": list(t.text.encode()), "logprob": t.logprob}
-                for t in p.top_logprobs
+                {"id": t.id, "token": t.text, "bytes": list(t.data), "logprob": t.logprob}
+                for t in p.best
             ],
         }
         for p in pieces
+        if p.logprob is not None
     ]
 
 
@@ -164,44 +167,43 @@ class Infill:
     """Makes fill-in-the-middle prompts, for a model that has the tokens for it."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        ids = {tokenizer.text(id): id for id in range(tokenizer.n_vocab)}
-        named = {
-            role: next((ids[n] for n in names if n in ids), None) for role, names in FIM.items()
-        }
-        self._tokens = {role: id for role, id in named.items() if id is not None}
-        self._file = next((ids[name] for name in FILE if name in ids), None)
-        self._tokenizer = tokenizer
+        self._tokenizer, self._tokens = tokenizer, tokenizer.infill_ids
 
     @property
     def supported(self) -> bool:
         """Whether the vocabulary has the tokens."""
-        return len(self._tokens) == len(FIM)
+        return self._tokens.keys() >= {*FIM}
 
-    def prompt(self, body: Fields) -> list[int]:
-        """Ids of a request's prompt; ApiError 501 where the model has no tokens for it."""
+    def prompt(self, body: Fields, room: int) -> list[int]:
+        """Ids of a request's prompt; ApiError 501 where the model has no tokens for it. The
+        beginning of other files is left out where the prompt has more than `room` tokens.
+        """
         if not self.supported:
             raise ApiError(501, "this model has no fill-in-the-middle tokens: /infill needs them")
         prefix = body.text("input_prefix", "") or ""
         suffix = body.text("input_suffix", "") or ""
         prompt = body.text("prompt", "") or ""
-        ids = self._context(body)
-        if self._tokenizer.add_bos and self._tokenizer.bos_id is not None:
-            ids.insert(0, self._tokenizer.bos_id)
-        ids += [self._tokens["pre"], *self._plain(prefix)]
+        bos = self._tokenizer.bos_id
+        begin = [bos] if self._tokenizer.add_bos and bos is not None else []
+        ids = [self._tokens["pre"], *self._plain(prefix)]
         ids += [self._tokens["suf"], *self._plain(suffix)]
-        return [*ids, self._tokens["mid"], *self._plain(prompt)]
+        ids += [self._tokens["mid"], *self._plain(prompt)]
+        context = self._context(body)
+        kept = max(0, room - len(begin) - len(ids))
+        return [*begin, *context[max(0, len(context) - kept) :], *ids]
 
     def _context(self, body: Fields) -> list[int]:
-        """Other files, which llama.cpp's editors send as input_extra."""
-        ids: list[int] = []
+        """Other files, which editors send as input_extra, and llama.cpp's names for this one."""
+        repository, separator = self._tokens.get("rep"), self._tokens.get("sep")
+        ids = [] if repository is None else [repository, *self._plain("myproject\n")]
         for file in body.items("input_extra"):
             name, text = file.text("filename", "") or "tmp", file.text("text", "") or ""
-            if self._file is not None:
-                ids += [self._file, *self._plain(f"{name}\n{text}")]
+            if separator is not None:
+                ids += [separator, *self._plain(f"{name}\n"), *self._plain(text)]
             else:
                 ids += self._plain(f"\n\n--- {name}\n{text}")
-        if ids and self._file is not None:
-            ids += [self._file, *self._plain("filename\n")]
+        if separator is not None:
+            ids += [separator, *self._plain("filename\n")]
         return ids
 
     def _plain(self, text: str) -> list[int]:

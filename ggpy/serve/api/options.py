@@ -6,22 +6,26 @@ A field that is missing keeps the server's default. Nothing here knows endpoints
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from math import inf
 from typing import Any
 
+from ...grammar import grammar_kind
 from ...runtime.sequence import MAX_STOP_CHARS
 from ...sampling import DRY_SEQUENCE_BREAKERS, SamplingParams
 from ...tokenizer import Tokenizer
 from ...tokenizer.breakers import dry_breakers
 from ..errors import ApiError
-from ..events import AnswerOptions, Constraint, ConstraintKind
+from ..events import AnswerOptions, Constraint
 from ..fields import Fields
+from . import samplers
 
 NAMES = [f.name for f in fields(SamplingParams) if f.metadata]
 MAX_TOP_LOGPROBS = 20
 MAX_TEXT = 1 << 20  # characters of a grammar or a schema
+ID = re.compile(r"-?[0-9]{1,18}")  # as a key of logit_bias
 ALIASES = {
     "typ_p": "typical_p",
     "top_nsigma": "top_n_sigma",
@@ -41,7 +45,7 @@ def answer_options(
         max_tokens=_max_tokens(body, max_tokens),
         stop=tuple(text for text in body.texts("stop", longest=MAX_STOP_CHARS) if text),
         constraint=constraint(body),
-        timeout=_timeout(body),
+        line_timeout=_line_timeout(body),
         cache_prompt=body.flag("cache_prompt", True),
     )
 
@@ -63,6 +67,7 @@ def sampling_params(body: Fields, tokenizer: Tokenizer, defaults: SamplingParams
     except ValueError as error:
         name = str(error).split(" ", 1)[0]
         raise ApiError(400, str(error), param=body.path(name)) from None
+    params = samplers.chosen(params, body)
     if params.uses_dry and (not params.dry_breakers or "dry_sequence_breakers" in body):
         params = replace(params, dry_breakers=_breakers(body, tokenizer))
     return params
@@ -94,7 +99,8 @@ def _response_format(body: Fields) -> Constraint | None:
     if kind == "text":
         return None
     if kind == "grammar":
-        return Constraint("gbnf", form.needed_text("grammar"), form.path("grammar"))
+        text = form.needed_text("grammar")
+        return Constraint(grammar_kind(text), text, form.path("grammar"))
     if kind == "json_object":
         schema = form.raw("schema")  # llama.cpp takes a schema here
         if schema is None:
@@ -122,8 +128,7 @@ def _grammar(body: Fields) -> Constraint | None:
     if len(text) > MAX_TEXT:
         path = body.path("grammar")
         raise ApiError(400, f"{path} has {len(text)} characters: at most {MAX_TEXT}", param=path)
-    kind: ConstraintKind = "lark" if text.lstrip().startswith("%llguidance") else "gbnf"
-    return Constraint(kind, text, body.path("grammar"))
+    return Constraint(grammar_kind(text), text, body.path("grammar"))
 
 
 def _max_tokens(body: Fields, default: int | None) -> int | None:
@@ -135,7 +140,7 @@ def _max_tokens(body: Fields, default: int | None) -> int | None:
     return default
 
 
-def _timeout(body: Fields) -> float | None:
+def _line_timeout(body: Fields) -> float | None:
     milliseconds = body.number("t_max_predict_ms", None, -1, 1e12)
     return None if milliseconds is None or milliseconds <= 0 else milliseconds / 1000
 
@@ -155,7 +160,7 @@ def _biases(body: Fields, tokenizer: Tokenizer) -> dict[int, float]:
         return {}
     path = body.path("logit_bias")
     if isinstance(given, Mapping):
-        pairs: Iterable[Sequence[Any]] = list(given.items())
+        pairs: Iterable[Sequence[Any]] = [(_key(token), bias) for token, bias in given.items()]
     elif isinstance(given, list) and all(isinstance(p, list) and len(p) == 2 for p in given):
         pairs = given
     else:
@@ -172,18 +177,21 @@ def _biases(body: Fields, tokenizer: Tokenizer) -> dict[int, float]:
     return found
 
 
+def _key(token: str) -> str | int:
+    """The id that a key of the object is, or a text."""
+    return int(token) if ID.fullmatch(token) else token
+
+
 def _tokens(token: Any, tokenizer: Tokenizer, path: str) -> list[int]:
-    """The ids that a key of logit_bias means: a number, or all tokens of a text."""
-    if isinstance(token, str) and not token.lstrip("-").isdecimal():
+    """The ids that logit_bias means: an id, or all tokens of a text."""
+    if isinstance(token, str):
         return tokenizer.encode(token, add_special=False)
-    try:
-        id = int(token)
-    except (TypeError, ValueError):
-        raise ApiError(400, f"{path} names {token!r:.40}: give ids of tokens", param=path) from None
-    if not 0 <= id < tokenizer.n_vocab:
-        told = f"{path} names token {id}: ids go from 0 to {tokenizer.n_vocab - 1}"
+    if isinstance(token, bool) or not isinstance(token, int):
+        raise ApiError(400, f"{path} names {token!r:.40}: give ids of tokens", param=path)
+    if not 0 <= token < tokenizer.n_vocab:
+        told = f"{path} names token {token}: ids go from 0 to {tokenizer.n_vocab - 1}"
         raise ApiError(400, told, param=path)
-    return [id]
+    return [token]
 
 
 def _breakers(body: Fields, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from math import isinf
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -23,6 +24,10 @@ async def read_body(request: Request, most: int, timeout: float) -> Fields:
 
     An empty body is an empty object.
     """
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.strip().lower() != "identity":
+        told = f"the body is encoded as {encoding!r:.40}, which is not supported: send plain JSON"
+        raise ApiError(415, told)
     try:
         data = await asyncio.wait_for(_bytes(request, most), timeout)
     except asyncio.TimeoutError:
@@ -63,6 +68,14 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
 
 
+def _finite(text: str) -> float:
+    """A number, which 1e999 is not in 64 bits."""
+    value = float(text)
+    if isinf(value):
+        raise ValueError(f"{text:.40} is too large a number")
+    return value
+
+
 def _too_large(most: int) -> ApiError:
     return ApiError(413, f"the body is larger than {most} bytes, which is the limit")
 
@@ -70,7 +83,9 @@ def _too_large(most: int) -> ApiError:
 def _object(data: bytes) -> Fields:
     value: Any
     try:
-        value = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
+        value = json.loads(
+            data.decode("utf-8-sig"), parse_float=_finite, parse_constant=_refuse_constant
+        )
     except UnicodeDecodeError as error:
         told = f"the body is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}"
         raise ApiError(400, told) from None

@@ -2,13 +2,18 @@
 
 Without them a client that sends a byte now and then keeps a connection for ever, and one that sends
 headers without end takes all memory.
+
+Offers to go on in another protocol are not seen: Java's client makes one in its first request, and
+httptools would take the body of that request for the other protocol.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
+UPGRADE = re.compile(rb"(^|\r\n)Upgrade(?=[ \t]*:)", re.IGNORECASE)
 HEAD_SECONDS = 20.0
 HEAD_BYTES = 64 << 10  # beside those of the packet in which the head begins
 _TOLD = (
@@ -43,6 +48,8 @@ def bounded() -> type[asyncio.Protocol]:
         def data_received(self, data: bytes) -> None:
             if self._head_timer is None and self._between_requests():
                 self._wait_for_head()
+            if self._in_head or self._between_requests():
+                data = without_upgrade(data)
             began_before = self._in_head
             super().data_received(data)
             if self._in_head and began_before:
@@ -88,3 +95,9 @@ def bounded() -> type[asyncio.Protocol]:
                 self.transport.close()
 
     return BoundedProtocol
+
+
+def without_upgrade(data: bytes) -> bytes:
+    """The data of a request, in whose head the header Upgrade has another name."""
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return UPGRADE.sub(rb"\1X-Offered-Upgrade", head) + end + rest

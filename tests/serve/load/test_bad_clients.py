@@ -251,7 +251,6 @@ def test_pipelined_requests_are_answered_in_order(server: RunningServer) -> None
         (b'{"prompt": ' + b"[" * MIB, "too deep"),
         (b'{"prompt": NaN}', "NaN"),
         (b'{"prompt": "a",}', "not JSON"),
-        (b"\xef\xbb\xbf{}", "BOM"),
     ],
 )
 def test_what_is_not_json(server: RunningServer, body: bytes, told: str) -> None:

@@ -112,7 +112,7 @@ BODIES: dict[str, dict[str, Any]] = {
         "max_tokens": 2,
         "n": 1,
         "best_of": 1,
-        "echo": True,
+        "echo": False,
         "logprobs": 1,
         "suffix": "",
         "stream": False,

@@ -12,9 +12,8 @@ from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
-from ....runtime.sequence import Piece
 from ...errors import ApiError, anthropic_error
-from ...events import Event, Finished, Usage
+from ...events import AnswerToken, Event, Finished, Usage
 from ..blocks import AnswerBlock, Blocks, collected
 from ..sse import dumps, event, framed, written
 
@@ -93,7 +92,7 @@ class MessageWriter:
             empty = {"type": "tool_use", "id": block.id, "name": block.name, "input": {}}
         return event("content_block_start", index=block.index, content_block=empty)
 
-    def extended(self, block: AnswerBlock, text: str, pieces: tuple[Piece, ...]) -> bytes:
+    def extended(self, block: AnswerBlock, text: str, pieces: tuple[AnswerToken, ...]) -> bytes:
         """content_block_delta, written out because there is one for each token."""
         kind, name = DELTAS[block.kind]
         delta = f'{{"type":"{kind}","{name}":{json.dumps(text)}}}'

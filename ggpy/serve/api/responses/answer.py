@@ -11,9 +11,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
-from ....runtime.sequence import Piece
 from ...errors import ApiError
-from ...events import Event, Finished, Usage
+from ...events import AnswerToken, Event, Finished, Usage
 from ..blocks import AnswerBlock, Blocks, collected
 from ..chat import token_logprob
 from ..sse import dumps, framed, written
@@ -156,7 +155,7 @@ class ResponseWriter:
         part = self._shape.part(block, whole=False)
         return told + self._part_event("response.content_part.added", block, part=part)
 
-    def extended(self, block: AnswerBlock, text: str, pieces: tuple[Piece, ...]) -> bytes:
+    def extended(self, block: AnswerBlock, text: str, pieces: tuple[AnswerToken, ...]) -> bytes:
         """A delta, written out because there is one for each token."""
         name, number = DELTAS[block.kind], self._next_number()
         where = "" if block.kind == "call" else '"content_index":0,'
@@ -228,12 +227,8 @@ def _usage(usage: Usage) -> dict[str, Any]:
     }
 
 
-def _logprobs(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
+def _logprobs(pieces: Sequence[AnswerToken]) -> list[dict[str, Any]]:
     """Log probabilities of tokens, each with the tokens that were most probable."""
-    told = []
-    for piece in pieces:
-        best = [token_logprob(top.text, top.logprob) for top in piece.top_logprobs]
-        # A piece's text is empty while a character is incomplete; the token's own is not.
-        text = next((top.text for top in piece.top_logprobs if top.id == piece.id), piece.text)
-        told.append({**token_logprob(text, piece.logprob or 0.0), "top_logprobs": best})
-    return told
+    return [
+        {**token_logprob(p), "top_logprobs": [token_logprob(t) for t in p.best]} for p in pieces
+    ]

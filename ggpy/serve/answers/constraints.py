@@ -1,0 +1,102 @@
+"""What an answer to a conversation must match: a call that is demanded, a form, or one of the two.
+
+Nothing here knows HTTP or the engine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...chat_formats import ChatFormat
+from ...chat_formats.constraint import call_grammar, can_answer_instead
+from ..errors import ApiError
+from ..events import ChatRequest, Constraint
+
+CHARACTERS_PER_TOKEN = 4  # about as many, in most languages and vocabularies
+
+
+class ChatConstraints:
+    """The constraints of one model's answers. markers: its control tokens, as the format knows
+    them. template: of its conversations.
+    """
+
+    def __init__(
+        self, chat_format: ChatFormat, markers: Mapping[str, int], template: str | None
+    ) -> None:
+        self._format, self._markers, self._template = chat_format, markers, template or ""
+
+    def of(self, request: ChatRequest, opened: bool) -> Constraint | None:
+        """The grammar of an answer that must call a tool, or what the options ask for; ApiError.
+        opened: whether the prompt ends inside reasoning.
+        """
+        if request.tool_choice in ("auto", "none"):
+            return request.options.constraint
+        if request.options.constraint is not None:
+            raise ApiError(
+                400,
+                "tool_choice demands a call, and response_format or grammar a text: give one",
+                param="tool_choice",
+            )
+        name = request.tool_choice.removeprefix("name:")
+        tools = {n: s for n, s in schemas(request.tools).items() if name in ("required", n)}
+        if not tools:
+            told = "tool_choice demands a call of a tool that is not in tools"
+            raise ApiError(400, told, param="tool_choice")
+        try:
+            text = call_grammar(
+                self._format,
+                tools,
+                request.parallel_tool_calls and name == "required",
+                special=self._markers,
+                reasoning_open=opened,
+                reasoning_limit=self._reasoning_limit(request, opened),
+            )
+        except ValueError as error:
+            raise ApiError(400, str(error), param="tool_choice") from None
+        return Constraint("lark", text, "tools")
+
+    def call_or_json(self, request: ChatRequest) -> Constraint | None:
+        """The grammar of an answer that calls tools, or is the JSON that the options ask for: an
+        agent gives its tools, and the form of its last answer, in each request. None where only one
+        of them is given, or where the first characters do not tell them apart.
+        """
+        constraint, tools = request.options.constraint, schemas(request.tools)
+        if constraint is None or not tools or request.tool_choice != "auto":
+            return None
+        if constraint.kind not in ("json_schema", "json_object"):
+            return None
+        schema = json.loads(constraint.text or '{"type": "object"}')
+        if not can_answer_instead(self._format, self._markers) or not isinstance(schema, dict):
+            return None
+        try:
+            text = call_grammar(
+                self._format,
+                tools,
+                request.parallel_tool_calls,
+                special=self._markers,
+                reasoning_limit=0,
+                answer=schema,
+            )
+        except ValueError:
+            return None
+        return Constraint("lark", text, constraint.param)
+
+    def _reasoning_limit(self, request: ChatRequest, opened: bool) -> int | None:
+        """Characters of reasoning before a call that is demanded: about half of the answer's
+        tokens. There is none if the template does not know it, or it is turned off.
+        """
+        closer = self._format.reasoning_close
+        known = self._format.channels is not None or closer in self._template
+        enabled = request.template_variables.get("enable_thinking") is not False
+        if not opened and not (known and enabled):
+            return 0
+        n = request.options.max_tokens
+        return None if n is None else n * CHARACTERS_PER_TOKEN // 2
+
+
+def schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Name -> JSON schema of the arguments, of tools in OpenAI's form."""
+    functions = [tool["function"] for tool in tools]
+    return {f["name"]: f.get("parameters") or {} for f in functions}
