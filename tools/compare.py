@@ -54,7 +54,7 @@ def parser() -> Parser:
     add("-m", "--model", metavar="MODEL", action="append", default=[],
         help=f"{MODEL}; may be repeated")  # fmt: skip
     add("--rounds", type=positive, default=2, metavar="N", help="runs of each program (2)")
-    add("--device", default="auto", help="ggpy's device: auto, cpu, cuda or cuda:N (auto)")
+    add("--device", default="auto", help="ggpy's device: auto, cpu, numpy, cuda or cuda:N (auto)")
     add("-t", "--threads", type=positive, metavar="N", help="CPU threads of both (ggpy's default)")
     add(
         "--llama-args", metavar="ARGS", default=None,

@@ -73,7 +73,7 @@ def parser() -> Parser:
     found = Parser("diff_backends", "Find the first op whose output differs on two backends.")
     add = found.add_argument
     add("model", metavar="MODEL", help=MODEL)
-    add("devices", nargs=2, metavar="DEVICE", help="cpu, cuda or cuda:N, twice")
+    add("devices", nargs=2, metavar="DEVICE", help="cpu, numpy, cuda or cuda:N, twice")
     add("--prompt", metavar="TEXT", default=PROMPT, help=f"the prompt ({PROMPT})")
     add("--tolerance", type=float, default=1e-3, metavar="X", help="the largest error (0.001)")
     add("-v", "--verbose", action="store_true", help="print every op's error")

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ggpy.cli import llama_cpp
 from ggpy.cli.options import add_batch_size, unescape
 from ggpy.cli.parser import MODEL, Parser, natural, positive
+from ggpy.util.messages import escaped
 from ggpy.util.outcome import ended
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def parser() -> Parser:
         help="tokens of a text at most (the model's, up to 4096)")  # fmt: skip
     add_batch_size(found)
     add("-t", "--threads", type=positive, metavar="N", help="CPU threads")
-    add("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
+    add("--device", default="auto", help="auto, cpu, numpy, cuda or cuda:N (auto)")
     llama_cpp.add_options(found)
     return found
 
@@ -188,7 +189,7 @@ def ranked(model: Model, texts: Sequence[str], options: argparse.Namespace) -> i
         if len(pair) != 2:
             raise ValueError(
                 f"text {i} has {len(pair)} parts: --pooling rank needs a query and a document, "
-                f"with {options.cls_separator!r} between"
+                f"with '{escaped(options.cls_separator)}' between"
             )
     scores: list[float] = []
     for query, group in groupby(pairs, lambda pair: pair[0]):

@@ -29,6 +29,7 @@ NOT_TAKEN = {  # options of `ggpy bench` that llama.cpp's library is not asked f
     "simulated": "--as",
     "output_err": "--output-err",
 }
+NOT_SHOWN = ("device", "output", "batch", "n_cpu_moe", "cpu_moe")  # of one value only
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -42,8 +43,11 @@ def parser() -> argparse.ArgumentParser:
     found = bench_options.parser()
     found.prog = "ggpy llama_bench"
     found.description = "Measure llama.cpp on the CPU from a wheel, with llama-bench's options."
-    found.epilog = "Of these options, those that llama-bench has are taken; the rest is refused."
+    found.epilog = "Prints rows of JSON. The other options of `ggpy bench` are refused."
     found.set_defaults(output="json")
+    for action in found._actions:
+        if action.dest in (*NOT_TAKEN, *NOT_SHOWN) or "--synthetic" in action.option_strings:
+            action.help = argparse.SUPPRESS
     return found
 
 

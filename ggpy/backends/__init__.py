@@ -106,7 +106,7 @@ def choose_gpu(
     Of a GPU the reason says what it is.
     """
     if not re.fullmatch(r"auto|cpu|numpy|cuda(:\d{1,9})?", device):
-        raise ValueError(f"unknown device {device!r}: use auto, cpu, cuda or cuda:N")
+        raise ValueError(f"unknown device {device!r}: use auto, cpu, numpy, cuda or cuda:N")
     if device in ("cpu", "numpy"):
         return None, "as asked"
     gpu, reason = _open_gpu(_ordinal(device), note)

@@ -14,8 +14,11 @@ from ..hub import KNOWN
 from ..quantization.names import TABLE
 
 # Metavars that stand for files and folders.
-FILES = {"MODEL", "FILE", "FOLDER", "DIR", "CHECKPOINT", "OUT", "PATH", "OLD.json", "NEW.json"}
-DEVICES = ("auto", "cpu", "cuda")
+FILES = {
+    *("MODEL", "FILE", "FOLDER", "DIR", "CHECKPOINT", "OUT", "PATH"),
+    *("OLD.json", "NEW.json", "FILE.npy"),
+}
+DEVICES = ("auto", "cpu", "numpy", "cuda")
 MODELS = tuple(model.name for model in KNOWN)
 
 
@@ -53,7 +56,8 @@ def command_line(name: str, purpose: str, parser: argparse.ArgumentParser) -> Co
             values.append(_value(action))
         elif action.help != argparse.SUPPRESS:
             value = None if action.nargs == 0 else _value(action)
-            options.append(Option(tuple(action.option_strings), action.help or "", value))
+            meaning = (action.help or "").replace("%%", "%")  # argparse formats its help
+            options.append(Option(tuple(action.option_strings), meaning, value))
     words = tuple(dict.fromkeys(word for value in values for word in value.words))
     return CommandLine(
         name, purpose, options, Value("argument", words, any(v.files for v in values))

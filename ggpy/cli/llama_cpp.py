@@ -62,7 +62,7 @@ def _add_shared(parser: argparse.ArgumentParser, without: Sequence[str] = ()) ->
 def parse(
     parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None
 ) -> argparse.Namespace:
-    """The options as a namespace, whose `device` is "cpu" after `-ngl 0`; SystemExit.
+    """The options as a namespace, whose `device` is the CPU's after `-ngl 0`; SystemExit.
 
     Prints a line on stderr if options without effect were given.
     """
@@ -70,9 +70,9 @@ def parse(
     options = parser.parse_args(_with_values(words))
     unused = getattr(options, "unused", [])
     if getattr(options, "gpu_layers", None) == "0":
-        if options.device not in ("auto", "cpu"):
+        if options.device not in ("auto", "cpu", "numpy"):
             parser.error(f"-ngl 0 means the CPU, and --device says {options.device}: give one")
-        options.device = "cpu"
+        options.device = "cpu" if options.device == "auto" else options.device
         print("note: -ngl 0: the model runs on the CPU, as with --device cpu", file=sys.stderr)
     elif getattr(options, "gpu_layers", None) is not None:
         unused = [f"-ngl {options.gpu_layers} (--device chooses for all layers)", *unused]

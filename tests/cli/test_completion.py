@@ -82,6 +82,7 @@ def test_what_is_offered(name: str, script, tmp_path: Path) -> None:
     assert {"run", "show", "pull", "help", "make_tiny"} <= offered("ggpy ")
     assert offered("ggpy run --ge") == {"--gemm"}
     assert offered("ggpy run --gemm ") == {"auto", "cublas"}
+    assert offered("ggpy run --device n") == {"numpy"}
     assert offered("ggpy perplexity --cache-type-k q8") == {"q8_0"}
     assert offered("ggpy bench -ctk q8") == {"q8_0"}
     assert offered("ggpy show sm") == {"smollm2", "small one.gguf"}
@@ -102,6 +103,7 @@ def test_what_is_offered(name: str, script, tmp_path: Path) -> None:
 def test_zsh_describes_options(script) -> None:
     text = script("zsh").read_text(encoding="utf-8")
     assert "'*--gemm[" in text and ":gemm:(auto cublas)'" in text
+    assert "a line %llguidance {}]" in text
     assert "'*-m[a .gguf file, or a known model\\: " in text
     assert f"MODEL: _ggpy_words_and_files {' '.join(m.name for m in KNOWN)}'" in text
 

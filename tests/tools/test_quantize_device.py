@@ -83,7 +83,7 @@ def test_a_device_that_cannot_be_had_is_refused(
         words = [str(source), str(tmp_path / "out.gguf"), "--type", "q8_0"]
     for device, message in (
         ("cuda", "device 'cuda' cannot be used: no driver; device cpu needs none"),
-        ("tpu", "unknown device 'tpu': use auto, cpu, cuda or cuda:N"),
+        ("tpu", "unknown device 'tpu': use auto, cpu, numpy, cuda or cuda:N"),
     ):
         assert tool(name).main([*words, "--device", device]) == 2
         assert capsys.readouterr().err.splitlines()[-1] == f"ggpy {name}: error: {message}"

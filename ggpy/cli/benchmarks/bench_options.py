@@ -62,7 +62,7 @@ def _add_models(p: argparse.ArgumentParser) -> None:
         help="random weights in the shape of a model, as Llama-3.1-8B:Q4_K_M or tiny:Q8_0; "
         "SHAPE:TYPE/OUTPUT also sets the type of the output matrix",
     )  # fmt: skip
-    group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
+    group.add_argument("--device", default="auto", help="auto, cpu, numpy, cuda or cuda:N (auto)")
     simulated.add_option(group)
     group.add_argument("--gemm", choices=["auto", "cublas"], default="auto", help=GEMM)
     group.add_argument("-t", "--threads", type=positive, metavar="N", help="CPU threads")
