@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ggpy.__main__ import programs
+from ggpy.arch import architectures
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md")])
@@ -68,6 +69,19 @@ def test_the_check_of_commands_sees_what_it_must() -> None:
 @pytest.mark.parametrize("name", LONGEST)
 def test_pages_stay_short(name: str) -> None:
     assert len(text_of(ROOT / name).splitlines()) <= LONGEST[name]
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/models.md", "docs/package.md"])
+def test_pages_name_all_architectures(name: str) -> None:
+    text = text_of(ROOT / name)
+    rows = re.findall(r"^\| (?:Models \| (.*?)|(`[^|]*)) \|", text, re.M)
+    words = set(re.findall(r"[\w-]+", " ".join(map("".join, rows))))
+    assert not architectures().keys() - words
+
+
+def test_the_page_of_models_has_all_tiny_ones() -> None:
+    shown = re.findall(r"^\| `([^`]+\.gguf)` \|", text_of(ROOT / "models" / "README.md"), re.M)
+    assert sorted(shown) == sorted(path.name for path in ROOT.glob("models/tiny/*.gguf"))
 
 
 def test_the_page_of_the_package_has_no_relative_links() -> None:
