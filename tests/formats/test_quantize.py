@@ -40,7 +40,7 @@ def weights_for(format, rows: int, columns: int, seed: int) -> dict[str, np.ndar
     return {kind: np.clip(weights, -limit, limit) for kind, weights in kinds.items()}
 
 
-IN_GGML = [format for format in QUANTIZABLE if format.name not in ("Q8_1", "Q8_K", "F8_E4M3")]
+IN_GGML = [f for f in QUANTIZABLE if not f.is_private and f.name not in ("Q8_1", "Q8_K")]
 
 
 def bytes_of_ggml(ggml, format, weights, importance):

@@ -15,7 +15,9 @@ import ggpy
 from ggpy.grammar import Grammars
 from ggpy.runtime.sequence import Sequence
 from ggpy.sampling import SamplingParams
+from ggpy.sampling.params import RANGES
 from ggpy.serve.answers.worker import Ticket
+from ggpy.serve.api import samplers as api_samplers
 from ggpy.serve.api.options import sampling_params
 from ggpy.serve.fields import Fields
 
@@ -230,6 +232,13 @@ def test_samplers_that_are_not_named_are_off(samplers: Any, kept: dict[str, floa
         params = sampling_params(body, model.tokenizer, SamplingParams(top_p=1))
     off = {"top_k": 0, "temperature": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
     assert {name: getattr(params, name) for name in asked} == {**off, **kept}
+
+
+def test_every_parameter_of_sampling_is_turned_off_or_does_nothing_alone() -> None:
+    off = {name for values in api_samplers.OFF.values() for name in values}
+    others = {"seed", "repeat_last_n", "xtc_threshold", "dynatemp_exponent"}
+    others |= {"dry_base", "dry_allowed_length", "dry_penalty_last_n"}
+    assert off | others == RANGES.keys()
 
 
 def test_a_stop_string_ends_the_answer(client: openai.OpenAI) -> None:
