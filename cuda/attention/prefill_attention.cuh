@@ -185,7 +185,7 @@ struct PrefillRows {
             const int column = head * e + first + 8 * i;
             const size_t at = packed_piece(column / 64, token, column % 64 / 32 * 4 + t, p.n_tokens);
             uint8_t* out = reinterpret_cast<uint8_t*>(p.out);
-            const bool inside = PARTS == 1 || first + 8 * i < e;  // narrower heads have a row of E
+            const bool inside = PARTS == 1 || first + 8 * i < e;  // a head may be narrower than ROW
             if (valid && inside) *reinterpret_cast<uint4*>(out + at) = make_uint4(w[0], w[1], w[2], w[3]);
         }
     }

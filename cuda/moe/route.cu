@@ -42,8 +42,8 @@ struct RouteArgs {
     uint32_t* arrived;          // [gridDim.y], 0 before and after each launch
     const float* taken_norm;    // BESIDE: [k], the weights of the norm of what experts take
     const float* expert_scale;  // BESIDE: [n_expert]
-    const uint8_t* ahead[2];    // WEIGHTS_AHEAD: of what is brought into L2, a multiple of AHEAD_PIECE bytes each
-    int ahead_bytes;
+    const uint8_t* ahead[2];    // WEIGHTS_AHEAD: matrices whose first ahead_bytes are brought into L2
+    int ahead_bytes;            // a multiple of AHEAD_PIECE
     int n_tokens, k;
     float eps;
     ChoiceArgs choice;

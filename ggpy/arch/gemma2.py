@@ -56,7 +56,7 @@ def settings(s: hf.CheckpointSettings) -> hf.Metadata:
     caps = ("attn_logit_softcapping", "final_logit_softcapping")
     found |= {key: ("f32", s.real(key, low=1e-6)) for key in caps}
     found["attention.sliding_window"] = ("u32", hf.window_of(s))
-    s.only("sliding_window_size", hf.window_of(s))  # the same again
+    s.only("sliding_window_size", hf.window_of(s))  # the same number under another name
     return found
 
 

@@ -97,8 +97,8 @@ def _with_last(ids: dict[str, int], content: dict[str, Any], tokens: Tokens) -> 
 def _with_ends(
     ids: dict[str, int], folder: Folder, config: dict[str, Any], tokens: Tokens
 ) -> dict[str, int]:
-    """Other tokens that end an answer, if nobody would know them by their texts: GLM's begin the
-    next turn. A file has room for two.
+    """`ids` with up to two other tokens that end an answer, as EOT and EOM. Those that a tokenizer
+    knows by their texts (END_TEXTS) are left out; GLM's begin the next turn, and are not known.
     """
     settings = (folder.json(GENERATION), config, config.get("text_config"))
     lists = [x.get("eos_token_id") for x in settings if isinstance(x, dict)]

@@ -102,8 +102,8 @@ class Server:
         """POST /infill"""
         service, body = self.ready(), await self.body(request)
         options = native.read_options(body, service.tokenizer, *self._defaults())
-        room = service.engine.n_ctx - 2 * (options.max_tokens or 0)  # as llama-server leaves it
-        return await self._native(request, body, service.infill.prompt(body, room), options)
+        most = service.engine.n_ctx - 2 * (options.max_tokens or 0)  # as llama-server leaves it
+        return await self._native(request, body, service.infill.prompt(body, most), options)
 
     async def _native(
         self, request: Request, body: Fields, prompt: str | list[int], options: AnswerOptions

@@ -31,9 +31,9 @@ class AnswerOptions:
     """How an answer is sampled and where it ends.
 
     max_tokens: None is until the model ends it or the context is full. top_logprobs: None is no
-    log probabilities, 0 those of the sampled tokens alone. tokens: whether events have their tokens
-    without log probabilities, too. timeout: seconds, None is the server's. line_timeout: seconds
-    from the first token, after which the next end of a line ends the answer.
+    log probabilities, 0 those of the sampled tokens alone. tokens: whether events carry their
+    tokens even without log probabilities. timeout: seconds, None is the server's. line_timeout:
+    seconds from the first token, after which the next end of a line ends the answer.
     """
 
     params: SamplingParams = field(default_factory=SamplingParams)

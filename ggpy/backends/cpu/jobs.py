@@ -243,8 +243,8 @@ class JobList:
 
 
 class BlockRows:
-    """Blocks of a file in memory: w[N, K], where its rows are; or w[X, N, K] of experts. scale: of
-    all products.
+    """A matrix w[N, K], or w[X, N, K] of experts, in the blocks of a file, and where they are in
+    memory. scale: by which every product is multiplied.
     """
 
     def __init__(self, format: Format, data: Array, k: int, scale: float = 1.0) -> None:

@@ -96,7 +96,7 @@ class Cuda:
         self._steps: StepUpload | None = None
         self._offloaded: RouterChoice | None = None  # what is asked of experts in host memory
         self._max_split_tokens = GRAPH_TOKENS  # sequences whose context may be split over CTAs
-        self._pad_to: tuple[int, int] | None = None  # tokens and sequences that memory is for
+        self._pad_to: tuple[int, int] | None = None  # tokens and sequences of the largest step
 
     # Weights
 

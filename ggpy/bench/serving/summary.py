@@ -56,7 +56,7 @@ def chunk_gaps(record: StreamRecord) -> Iterator[float]:
 
 
 def tokens_per_event(record: StreamRecord) -> float:
-    """As the usage says, on average; at least one."""
+    """Tokens of an event on average, by the server's usage; at least one."""
     return max(1.0, record.n_tokens / record.n_events) if record.n_events else 1.0
 
 

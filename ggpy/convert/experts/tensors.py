@@ -75,7 +75,7 @@ class PackedStack(Stacked):
 
     @property
     def kept(self) -> Stacked:  # type: ignore[override]
-        """The rows that a file can have without rounding a code: these, see Packed."""
+        """The stack in the blocks that a file has without rounding a code (`Packed.kept`)."""
         return Stacked(self.name, tuple(part.kept for part in self.parts))
 
 

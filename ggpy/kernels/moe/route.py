@@ -17,8 +17,8 @@ MAX_USED, MAX_GROUPS, MAX_EXPERTS = 32, 32, 1024
 MAX_LATE_EXPERTS = 256  # of which each warp chooses for itself
 SCORES = {"softmax": 0, "sigmoid": 1, "softmax_chosen": 2, "sigmoid_chosen": 2}
 STATIC_SHARED = 1 << 10
-AHEAD_BYTES = 4 << 20  # of each matrix that is brought into L2
-AHEAD_PIECE = 8192  # bytes of which that is a multiple
+AHEAD_BYTES = 4 << 20  # of each matrix, at most, that are brought into L2
+AHEAD_PIECE = 8192  # bytes of one request: what is brought into L2 is a multiple of it
 
 
 class ChoiceArgs(ctypes.Structure):

@@ -123,7 +123,7 @@ class Answering:
         return asyncio.get_running_loop().call_later(self._options.timeout, self.cancel)
 
     def _is_late(self, pieces: list[Piece]) -> bool:
-        """Whether these pieces end a line, and that is where the answer has to end."""
+        """Whether the time of line_timeout is over, and these pieces end a line."""
         limit, first = self._options.line_timeout, self.ticket.sequence.t_first
         if limit is None or time.perf_counter() - first <= limit:
             return False

@@ -110,7 +110,7 @@ def _end(end: Finished, model: str, has_new_line: bool) -> dict[str, Any]:
 
 
 def _probabilities(pieces: Any) -> list[dict[str, Any]]:
-    """Log probabilities of tokens, of those that have one."""
+    """The log probabilities of those tokens that have one."""
     return [
         {
             "id": p.id,
@@ -174,9 +174,9 @@ class Infill:
         """Whether the vocabulary has the tokens."""
         return self._tokens.keys() >= {*FIM}
 
-    def prompt(self, body: Fields, room: int) -> list[int]:
+    def prompt(self, body: Fields, most: int) -> list[int]:
         """Ids of a request's prompt; ApiError 501 where the model has no tokens for it. The
-        beginning of other files is left out where the prompt has more than `room` tokens.
+        beginning of other files is left out where the prompt has more than `most` tokens.
         """
         if not self.supported:
             raise ApiError(501, "this model has no fill-in-the-middle tokens: /infill needs them")
@@ -189,11 +189,11 @@ class Infill:
         ids += [self._tokens["suf"], *self._plain(suffix)]
         ids += [self._tokens["mid"], *self._plain(prompt)]
         context = self._context(body)
-        kept = max(0, room - len(begin) - len(ids))
+        kept = max(0, most - len(begin) - len(ids))
         return [*begin, *context[max(0, len(context) - kept) :], *ids]
 
     def _context(self, body: Fields) -> list[int]:
-        """Other files, which editors send as input_extra, and llama.cpp's names for this one."""
+        """Ids of other files, which editors send as input_extra, and of a name for this one."""
         repository, separator = self._tokens.get("rep"), self._tokens.get("sep")
         ids = [] if repository is None else [repository, *self._plain("myproject\n")]
         for file in body.items("input_extra"):

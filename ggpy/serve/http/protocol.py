@@ -98,6 +98,6 @@ def bounded() -> type[asyncio.Protocol]:
 
 
 def without_upgrade(data: bytes) -> bytes:
-    """The data of a request, in whose head the header Upgrade has another name."""
+    """The data of a request, with another name for the header Upgrade in its head."""
     head, end, rest = data.partition(b"\r\n\r\n")
     return UPGRADE.sub(rb"\1X-Offered-Upgrade", head) + end + rest

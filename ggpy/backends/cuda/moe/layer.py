@@ -286,7 +286,9 @@ class MoEOps:
 
 
 def _ahead(e: Experts, plan: MoEPlan) -> tuple[Sequence[Memory], int]:
-    """What the router brings into L2: nearly all experts are read, from the first one on."""
+    """Matrices whose beginning the router brings into L2, and bytes of each: gate and up, where
+    the next kernel reads nearly all experts from the first one on.
+    """
     if not (plan.few_rows and plan.glu) or e.w_gate.on_host or e.w_up.on_host:
         return (), 0
     return (e.w_gate.in_tiles.data, e.w_up.in_tiles.data), e.w_gate.nbytes

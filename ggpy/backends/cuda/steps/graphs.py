@@ -14,7 +14,7 @@ from ..arrays import Array
 
 # Each graph takes one or two megabytes of the host for a model of 30 layers.
 RARE_KEPT = 32  # graphs kept of shapes that seldom repeat
-OFTEN_KEPT = 64  # of the others
+OFTEN_KEPT = 64  # graphs kept of other shapes
 MOST_SHAPES = 1024  # shapes remembered without a graph
 
 Key = tuple[Hashable, int]  # shape of a step, and index of the memory that holds its integers

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ...interface import Step
 
 LEAST = 8  # tokens and sequences are multiples of it, and above 128 of more
-EXACT = 16  # decode steps of as many sequences are not padded
+EXACT = 16  # decode steps of at most so many sequences are not padded
 
 Ints = NDArray[np.int32]
 

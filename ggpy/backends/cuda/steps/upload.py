@@ -127,7 +127,7 @@ class StepUpload:
     def upload(self, step: Step, pad_to: tuple[int, int] | None = None) -> StepBatch:
         """Upload ids, positions and their pages, sequences, rows, page tables and attention
         tiles. pad_to: tokens to which a step with prompts is padded at most, and sequences to which
-        a decode step is; None: no step is.
+        a decode step is; None: nothing is padded.
         """
         n_paged = len(self._kernel_of_group)
         if self._converted or len(step.page_tables) > n_paged:
