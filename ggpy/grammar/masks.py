@@ -168,7 +168,9 @@ class Grammars:
             _trial.check(lark)
             return _on_deep_stack(lambda: self._matcher(lark))
         except GrammarError as error:
-            return str(error)
+            told = str(error)
+            names_it = kind != "json_schema" or "schema" in told
+            return told if names_it else f"JSON schema: {told}"
 
     def _matcher(self, lark: str) -> Any:
         ll = library()

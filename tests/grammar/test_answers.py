@@ -172,7 +172,7 @@ def test_the_command_line_takes_them_as_text_and_as_files(cli, tmp_path):
         (["--grammar", "root ::= a"], "GBNF, line 1: there is no rule a"),
         (["--grammar-file", "nowhere.gbnf"], "nowhere.gbnf"),
         (["-j", "{"], "the JSON schema is not JSON"),
-        (["-j", '{"not": {}}'], 'Unimplemented keys: ["not"]'),
+        (["-j", '{"not": {}}'], 'JSON schema: Unimplemented keys: ["not"]'),
         (["-jf", "nowhere.json"], "nowhere.json"),
         (["-j", "{}", "--grammar", COLORS], "not allowed with"),
         (["-jf", "x", "-j", "{}"], "not allowed with"),
