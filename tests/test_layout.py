@@ -257,6 +257,18 @@ def test_the_readme_shows_the_real_tree() -> None:
         assert names == real_names(ROOT / folder), f"in {folder or 'the root'}"
 
 
+def test_the_readme_lists_folders_below_those_that_they_import() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    tree = text.partition("```text tree\nggpy/")[2].partition("\ncuda/")[0]
+    names = [name for line in tree.splitlines()[1:] for name in re.findall(r"^  ([\w]+)", line)]
+    places = {name: place for place, name in enumerate(names)}
+    assert {"util", "sampling", "cli"} <= places.keys()
+    for path in MODULES:
+        for head in heads(path):
+            above = places.get(head.removeprefix("ggpy."), -1) if head.startswith("ggpy.") else -1
+            assert above <= places.get(folder_of(path), len(places)), (path, head)
+
+
 def test_the_readme_has_one_command_for_tests_and_one_to_run() -> None:
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert len([line for line in lines if line.startswith("pip install '.[test]' && ")]) == 1
