@@ -357,8 +357,8 @@ def load(
     <Model llama.gguf: llama, 64 tokens of context, cpu>
 
     path: a path; or a known model ("smollm2"), fetched once; or a `File`, which the model closes.
-    device: "auto" (a GPU if there is a usable one), "cpu", "cuda" or "cuda:N"; or the result of
-    `ggpy.backends.choose`, which has more options for a GPU.
+    device: "auto" (a GPU if there is a usable one), "cpu", "numpy", "cuda" or "cuda:N"; or the
+    result of `ggpy.backends.choose`, which has more options.
     n_ctx: tokens of context for each of n_seq sequences; None is the model's, at most 4096.
     n_batch: tokens in a step at most; None is 2048 on a GPU with room for that, else 512.
     n_seq: sequences in a step at most; more wait. n_threads: of the CPU.
