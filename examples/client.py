@@ -1,6 +1,6 @@
 """Ask a server with OpenAI's API, and print the answer as it comes. Python alone: no SDK.
 
-ggpy serve smollm2 &                                       # or llama-server, or another one
+ggpy serve smollm2 &                                   # or llama-server, or another one
 python examples/client.py "Why is the sky blue?"
 python examples/client.py "Hello" --url http://127.0.0.1:8080 --key KEY --system "Be brief."
 """

@@ -64,4 +64,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except RuntimeError as error:  # NVRTC is not installed, or the kernel does not compile
+        raise SystemExit(f"own_kernel.py: {error}") from None

@@ -47,7 +47,10 @@ def measure(format: Format, w: NDArray[np.float32]) -> Result:
 
 def draw(results: list[Result], path: str) -> None:
     """Write a picture: error over bits, a point for each type."""
-    import matplotlib
+    try:
+        import matplotlib
+    except ImportError:
+        raise SystemExit("a plot needs matplotlib: pip install '.[plot]'") from None
 
     matplotlib.use("agg")
     import matplotlib.pyplot as plt

@@ -52,7 +52,7 @@ def parser() -> Parser:
         "spec", metavar="SHAPE:TYPE", help="as Llama-3.1-8B:Q4_K or tiny:Q8_0 (models/shapes.json)"
     )
     found.add_argument("file", type=Path, metavar="FILE", help="what to write")
-    found.add_argument("--seed", type=int, default=0, help="other seeds give other weights")
+    found.add_argument("--seed", type=int, default=0, help="of the weights (0)", metavar="N")
     found.add_argument("--force", action="store_true", help="overwrite FILE if it exists")
     return found
 

@@ -16,6 +16,7 @@ from ..hub import known_names
 from ..util.messages import one_line
 from ..util.outcome import REFUSED
 
+THREADS = "CPU threads (one for each core)"
 MODEL = f"a .gguf file, or a known model: {known_names()}"  # what MODEL means in every program
 
 
