@@ -27,6 +27,9 @@
 #ifndef DECODE_WARPS
 #define DECODE_WARPS 8
 #endif
+#ifndef TWO_HEADS
+#define TWO_HEADS 0  // 1: the first warps prepare two of the token's heads
+#endif
 
 constexpr int DECODE_THREADS = DECODE_WARPS * 32;
 constexpr int DECODE_HEADS = 8;   // maximum number of query heads
@@ -506,7 +509,7 @@ __device__ void attend_token(const AttentionArgs& p, const AttentionTile& tile, 
         RotationOf<Pairs<ROW>::COUNT> rotation;
         rotation.prepare(p.rope, angles, context.position);
         const int n_heads = rows.heads + (!SHARED_KV && context.newest ? 2 : 0);
-        constexpr bool TWO = !IN_SMEM;  // elsewhere they would take registers
+        constexpr bool TWO = TWO_HEADS && !IN_SMEM;  // elsewhere they would take registers
         const bool has_two = TWO && warp + DECODE_WARPS < n_heads;
         DecodeHead<ROW, MORE> head, second;
         head.locate(p, rows, warp, lane);

@@ -9,7 +9,7 @@ enum Epilogue { STORE, ADD, GLU, QKV, INPUT };
 struct Segment {
     const uint8_t* tiles;
     void* out;               // f32 or f16 [n_tokens, n_rows]; GLU: only segment 0's is used
-    const float* row_scale;  // [n_rows], or null: no row scale
+    const float* row_scale;  // [n_rows], or of experts [n_expert], or null: no scale
     int n_rows;
     int first_tile;  // index of the segment's first tile row, counted over all segments; INT_MAX for an unused segment
 };
@@ -68,4 +68,8 @@ struct TileRow {
 // Applies the scale of an output row, if the matrix has row scales.
 __device__ __forceinline__ float scaled_row(const Segment& segment, int row, float y) {
     return segment.row_scale ? y * __ldg(segment.row_scale + row) : y;
+}
+// Applies the scale of an expert, which all of its rows have, if the experts have scales.
+__device__ __forceinline__ float scaled_expert(const Segment& segment, int expert, float y) {
+    return scaled_row(segment, expert, y);
 }

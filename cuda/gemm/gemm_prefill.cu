@@ -34,6 +34,7 @@ constexpr int TILE_ROWS_PER_CTA = 2 * M_WARPS;
 constexpr int WARP_TOKENS = TOKENS / (Q_WARPS / M_WARPS);
 constexpr int N_TILES = WARP_TOKENS / 8;
 constexpr int STEP = 64;  // columns of a stage
+constexpr int NO_EXPERT = -1;
 // f16 elements per token; the padding puts the rows of eight tokens on different banks
 constexpr int X_STRIDE = STEP + 32;
 
@@ -176,15 +177,17 @@ struct GemmPrefillMainloop {
     }
 };
 
+// expert: whose scale is applied; NO_EXPERT: that of the row is.
 template <int EPILOGUE>
 __device__ __forceinline__ void write_one(const GemmPrefillArgs& p, const TileRow& tile, int row_in_tile, int token,
-                                          int end, float y, float up) {
+                                          int end, int expert, float y, float up) {
     const Segment& segment = p.segment[tile.segment];
     const int row = tile.row + row_in_tile;
     if (!tile.valid || row >= segment.n_rows || token >= end) return;
     const size_t index = static_cast<size_t>(token) * segment.n_rows + row;
-    y = scaled_row(segment, row, y);
-    if constexpr (EPILOGUE == GLU) up = scaled_row(p.segment[1], row, up);
+    const int scale = expert == NO_EXPERT ? row : expert;
+    y = scaled_row(segment, scale, y);
+    if constexpr (EPILOGUE == GLU) up = scaled_row(p.segment[1], scale, up);
     if constexpr (EPILOGUE == GLU)
         static_cast<__half*>(segment.out)[index] = gated(p.activation, y, up);
     else if constexpr (EPILOGUE == ADD)
@@ -203,10 +206,10 @@ __device__ __forceinline__ void find_tiles(const GemmPrefillArgs& p, int row_blo
     }
 }
 
-// Stores the sums of a warp for the tokens before `end`.
+// Stores the sums of a warp for the tokens before `end`; expert: see write_one.
 template <int EPILOGUE, class Mainloop>
 __device__ __forceinline__ void write_tile(const GemmPrefillArgs& p, const TileRow (&tiles)[2],
-                                           const Mainloop& mainloop, int end) {
+                                           const Mainloop& mainloop, int end, int expert = NO_EXPERT) {
 #pragma unroll
     for (int n = 0; n < N_TILES; ++n)
 #pragma unroll
@@ -214,8 +217,8 @@ __device__ __forceinline__ void write_tile(const GemmPrefillArgs& p, const TileR
             const int row = mainloop.g + (e >> 1) * 8,
                       token = mainloop.first_token + mainloop.token + n * 8 + 2 * mainloop.t + (e & 1);
             const float first = mainloop.acc[0][n][e], second = mainloop.acc[1][n][e];
-            write_one<EPILOGUE>(p, tiles[0], row, token, end, first, second);
-            if (EPILOGUE != GLU) write_one<EPILOGUE>(p, tiles[1], row, token, end, second, 0.0f);
+            write_one<EPILOGUE>(p, tiles[0], row, token, end, expert, first, second);
+            if (EPILOGUE != GLU) write_one<EPILOGUE>(p, tiles[1], row, token, end, expert, second, 0.0f);
         }
 }
 

@@ -130,5 +130,5 @@ __global__ void __launch_bounds__(Q_THREADS, CTAS) expert_gemm(const ExpertGemmA
     mainloop.first_token = work.y, mainloop.token = 0;
     mainloop.g = lane / 4, mainloop.t = lane % 4, mainloop.lane = lane;
     mainloop.run(work.z - work.y);
-    write_tile<EPILOGUE>(p, tiles, mainloop, work.z);
+    write_tile<EPILOGUE>(p, tiles, mainloop, work.z, work.x);
 }

@@ -139,7 +139,7 @@ struct WarpX : DecodeSharedStorage<T, 1> {
 template <int EPILOGUE>
 struct ExpertOutput {
     static constexpr int WIDTH = EPILOGUE == GLU ? 2 : 1;
-    int row;
+    int row, expert = 0;  // its scales are loaded last, since each would take a register until then
     bool valid;
     float bias[WIDTH] = {}, old = 0.0f, shared = 0.0f, strength = 1.0f;
 
@@ -151,6 +151,7 @@ struct ExpertOutput {
     }
     // Loads what does not depend on the sums. id: of the expert.
     __device__ __forceinline__ void load(const ExpertGemvArgs& p, int id) {
+        expert = id;
         if (!valid) return;
         if constexpr (EPILOGUE == SUM) {
             old = __ldcg(static_cast<const float*>(p.segment[0].out) + index(p));
@@ -171,7 +172,7 @@ struct ExpertOutput {
         for (int w = 0; w < WIDTH; ++w) {
             float sum = sum_of_parts(parts + w * TILE_ROWS + threadIdx.x, WIDTH * TILE_ROWS);
             for (int i = 0; i < n_others; ++i) sum += from_others[2 * (i * TILE_ROWS + threadIdx.x)];
-            y[w] = scaled_row(p.segment[w], row, sum) + bias[w];
+            y[w] = EPILOGUE == SUM ? sum : scaled_expert(p.segment[w], expert, sum) + bias[w];
         }
         if constexpr (EPILOGUE == GLU) {
             static_cast<__half*>(p.segment[0].out)[index(p)] = saturated_half(expert_gated(p.activation, y[0], y[1]));
@@ -298,6 +299,7 @@ __global__ void __launch_bounds__(THREADS, (WHOLE ? 24 : 16) / WARPS) expert_gem
     for (int i = 0; i < STAGES; ++i) copy_chunk<T>(ahead, dst + i * T::BYTES, lane);
     if constexpr (EPILOGUE == SUM) {
         if (p.bias[0]) put_biases(p, parts + WARPS * TILE_ROWS, tile, id, weight);
+        weight = scaled_expert(p.segment[0], id, weight);  // of products, not of biases
         grid_dependency_wait();
         x.load(p, src, units, 0, lane);
     }

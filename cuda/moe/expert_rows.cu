@@ -289,9 +289,9 @@ __device__ __forceinline__ void write_rows(const ExpertRowsArgs& p, int tile, co
         if (pair >= work.z || row >= n_rows) continue;
         const size_t index = static_cast<size_t>(pair) * n_rows + row,
                      bias = static_cast<size_t>(work.x) * n_rows + row;
-        float y = scaled_row(p.segment[0], row, sums[e] * UNIT);
+        float y = scaled_expert(p.segment[0], work.x, sums[e] * UNIT);
         if constexpr (EPILOGUE == GLU) {
-            float u = scaled_row(p.segment[1], row, up[e] * UNIT);
+            float u = scaled_expert(p.segment[1], work.x, up[e] * UNIT);
             if (p.bias[0]) y += __ldg(p.bias[0] + bias);
             if (p.bias[1]) u += __ldg(p.bias[1] + bias);
             static_cast<__half*>(p.segment[0].out)[index] = saturated_half(expert_gated(p.activation, y, u));

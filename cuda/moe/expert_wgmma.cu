@@ -110,14 +110,14 @@ __device__ __forceinline__ void copy_expert_rows(const ExpertWgmmaArgs& p,
 template <class T, int TOKENS, int EPILOGUE>
 struct ExpertOutput {
     const Segment& segment;
-    float* out;
+    float *out, scale;
     bool valid[2];
     int rows;  // rows from the thread's first row to the end
 
     template <class Work>
     __device__ __forceinline__ ExpertOutput(const ExpertWgmmaArgs& p, const WgmmaSharedStorage<T, TOKENS, EPILOGUE>&,
                                             const Work& work)
-        : segment(p.segment[0]) {
+        : segment(p.segment[0]), scale(scaled_expert(segment, work.expert, 1.0f)) {
         const int lane = threadIdx.x % 32, first = work.first_row + lane % 4 * 2;
         const int column = (work.row_block * TILES + threadIdx.x / 32) * TILE_ROWS + lane / 4;
 #pragma unroll
@@ -130,7 +130,7 @@ struct ExpertOutput {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             const int row = 8 * piece + e % 2;
-            if (valid[e / 2] && row < rows) out[static_cast<size_t>(row) * segment.n_rows + e / 2 * 8] = y[e];
+            if (valid[e / 2] && row < rows) out[static_cast<size_t>(row) * segment.n_rows + e / 2 * 8] = scale * y[e];
         }
     }
     __device__ __forceinline__ void end() const {}
@@ -145,7 +145,7 @@ struct ExpertOutput<T, TOKENS, GLU> {
     uint8_t *staged, *dst[2];  // in shared memory: the tile, and outputs of the thread
     uint8_t* out;              // of the tile
     int pieces;
-    float bias[2];
+    float scale[2], bias[2];
     bool valid;
 
     template <class Work>
@@ -158,7 +158,10 @@ struct ExpertOutput<T, TOKENS, GLU> {
         valid = in_matrix < n_rows;
         const size_t at = static_cast<size_t>(work.expert) * n_rows + in_matrix;
 #pragma unroll
-        for (int i = 0; i < 2; ++i) bias[i] = valid && p.bias[i] ? __ldg(p.bias[i] + at) : 0.0f;
+        for (int i = 0; i < 2; ++i) {
+            scale[i] = scaled_expert(p.segment[i], work.expert, 1.0f);
+            bias[i] = valid && p.bias[i] ? __ldg(p.bias[i] + at) : 0.0f;
+        }
 #pragma unroll
         for (int e = 0; e < 2; ++e)
             dst[e] = staged + (in_piece + e) * ROW + (((column / 8) ^ (in_piece + e)) << 4) + column % 8 * 2;
@@ -168,7 +171,8 @@ struct ExpertOutput<T, TOKENS, GLU> {
         named_barrier_sync(1, 128 * GROUPS);
     }
     __device__ __forceinline__ void put(int piece, const float4& sums) const {
-        const float gate[2] = {sums.x + bias[0], sums.y + bias[0]}, up[2] = {sums.z + bias[1], sums.w + bias[1]};
+        const float gate[2] = {fmaf(scale[0], sums.x, bias[0]), fmaf(scale[0], sums.y, bias[0])};
+        const float up[2] = {fmaf(scale[1], sums.z, bias[1]), fmaf(scale[1], sums.w, bias[1])};
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
             const __half h = saturated_half(expert_gated(p.activation, gate[e], up[e]));

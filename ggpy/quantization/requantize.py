@@ -51,7 +51,7 @@ class Choice:
     tensor: Tensor
     format: Format
     importance: F32 | None = None  # [columns] or [experts, columns]
-    scale: Tensor | None = None  # of the tensor's rows, if it has one that will be multiplied out
+    scale: Tensor | None = None  # of rows, or of all, if there is one that will be multiplied out
     factors: tuple[F32 | None, F32 | None] = (None, None)  # of columns and rows, see Factors
     new_scale: Callable[[], F32] | None = None  # of its rows in the new format
     is_new_scale: bool = False  # that is what the tensor is, and it comes from new_scale
@@ -160,10 +160,12 @@ def plan(
 
 
 def _has_scale(name: str, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether a matrix has a scale for each row; scales of experts (Gemma 4) are none of theirs."""
+    """Whether a matrix has a scale for each row, or one for all; experts keep theirs, which in
+    Gemma 4 are none of their weights.
+    """
     scale, shape = tensors.get(scale_of(name)), tensors[name].shape
     is_matrix = name.endswith(WEIGHT) and len(shape) == 2
-    return is_matrix and scale is not None and scale.shape == shape[:1]
+    return is_matrix and scale is not None and scale.shape in (shape[:1], (1,))
 
 
 def _with_scales(choice: Choice, by_row: bool) -> list[Choice]:
@@ -340,7 +342,9 @@ def _weights(
         new_scale,
         search_slab=search_slab,
     )
-    scale = None if choice.scale is None else choice.scale.dequantize()
+    scale = None
+    if choice.scale is not None:
+        scale = np.broadcast_to(choice.scale.dequantize(), tensor.shape[:1])
     columns, rows = choice.factors
     for task in parts:
         if not choice.is_weighed:

@@ -19,7 +19,7 @@ from ggpy.convert import write as convert
 from ggpy.evaluate.perplexity import Requantized
 from ggpy.formats import by_name
 from ggpy.formats.rows import encode_rows, row_scales
-from ggpy.gguf import File
+from ggpy.gguf import File, Tensor
 from ggpy.quantization.mix import BY_ROW, Mix, find_mix
 from ggpy.quantization.requantize import Factors, mix_for, part_name, plan, write_parts
 from ggpy.quantization.requantize import write as write_plan
@@ -163,6 +163,24 @@ def test_scales_are_multiplied_out_for_another_type(source, tmp_path: Path) -> N
             scale = original.tensors["blk.1.attn_v.scale"].dequantize()
             wanted = format.dequantize(values.data) * scale[:, None]
             assert np.array_equal(file.tensors["blk.1.attn_v.weight"].dequantize(), wanted)
+
+
+@pytest.mark.parametrize(("type", "n_scales"), [("f32", 1), ("f16", 0), ("W8A16", 32)])
+def test_one_scale_of_a_matrix(type: str, n_scales: int, source, tmp_path: Path) -> None:
+    """As files in NVFP4 have it: copied with its matrix, multiplied out, or with those of rows."""
+    name, out, one = "blk.1.attn_v", tmp_path / "out.gguf", np.full(1, 0.5, np.float32)
+    with File(source("llama-linear")) as file, Workers(1) as workers:
+        weights = file.tensors[f"{name}.weight"].dequantize()
+        scale = Tensor(f"{name}.scale", (1,), by_name("F32"), one.view(np.uint8), file.path)
+        file.tensors[scale.name] = scale
+        for _ in write_plan(plan(file, mix_for(file, type), allow_requantize=True), out, workers):
+            pass
+    with File(out) as file:
+        found = file.tensors.get(scale.name)
+        assert (0 if found is None else found.shape[0]) == n_scales
+        factor = 1 if found is None else found.dequantize()[:, None]
+        values = file.tensors[f"{name}.weight"].dequantize() * factor
+    np.testing.assert_allclose(values, weights / 2, atol=np.abs(weights).max() / 500)
 
 
 def test_quantising_on_the_fly_is_refused(source, tmp_path: Path) -> None:

@@ -66,8 +66,9 @@ class Matrix:
     """A weight [n_rows, k] in tiles, or in the file's quant blocks; the other one is None.
 
     Blocks are for formats without tiles, and for tables of which only rows are read. A weight with
-    a row scale, f32 [n_rows], is in tiles, which hold the scale too. activations: see Ops.weight.
-    Experts [n_experts, n_rows, k] are contiguous; on_host: in host memory, which kernels can read.
+    a scale, f32 [n_rows], or of experts f32 [n_experts], is in tiles, which hold the scale too.
+    activations: see Ops.weight. Experts [n_experts, n_rows, k] are contiguous; on_host: in host
+    memory, which kernels can read.
     """
 
     n_rows: int
@@ -98,28 +99,10 @@ class Matrix:
         """Bytes of the tiles of all experts."""
         return self.n_experts * self.in_tiles.layout.nbytes(self.n_rows, self.k)
 
-    def expert(self, i: int) -> Matrix:
-        """Expert i, a view of the same memory; IndexError if there is no expert i."""
-        if not 0 <= i < self.n_experts:
-            raise IndexError(f"expert {i} of {self.n_experts}")
-        tiles, blocks = self.tiles, self.blocks
-        if tiles is not None:
-            nbytes = tiles.layout.nbytes(self.n_rows, self.k)
-            tiles = TiledMatrix(tiles.layout, self.n_rows, self.k, _at(tiles.data, i * nbytes))
-        if blocks is not None:
-            nbytes = self.n_rows * blocks.format.row_bytes(self.k)
-            data = _at(blocks.data, i * nbytes)
-            blocks = BlockMatrix(blocks.format, self.n_rows, self.k, data)
-        return Matrix(self.n_rows, self.k, tiles, blocks, None, self.activations)
-
 
 def blocks_of(w: Matrix | None) -> Memory | None:
     """The memory of a matrix in blocks, as biases of experts are; None for none."""
     return None if w is None else w.in_blocks.data
-
-
-def _at(memory: Memory, offset: int) -> Ptr:
-    return memory.at(offset) if isinstance(memory, Buffer) else memory + offset
 
 
 @dataclass

@@ -139,12 +139,8 @@ class Cuda:
         if self._uploader is None:
             raise RuntimeError("weight() was called after weights_ready()")
         *experts, n_rows, k = tensor.shape
-        if experts and scale is not None:
-            raise GGUFError(
-                f"{tensor.path}: tensor {tensor.name!r} has a scale for each expert, which no"
-                " kernel multiplies with on a GPU: use --device cpu"
-            )
-        tensor = tensor if role.axes not in ROWS_IN_F32 else in_f32(tensor)
+        if role.axes in ROWS_IN_F32:
+            tensor, scale = in_f32(tensor, scale), None
         tiled = not (role.lookup or self.context.planner.keeps_blocks(tensor.format))
         on_host = memory.is_on_host(tensor, role)
         # Only kernels on tiles support row scales and experts.

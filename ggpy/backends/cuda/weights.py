@@ -25,9 +25,11 @@ WORTH_THREADS = 1 << 20  # bytes from which several threads copy a part
 COPIERS = 4
 
 
-def in_f32(tensor: Tensor) -> Tensor:
-    """The tensor with its weights in float32."""
+def in_f32(tensor: Tensor, scale: Tensor | None = None) -> Tensor:
+    """The matrix with its weights in float32, times the scale of its rows."""
     values = np.ascontiguousarray(tensor.dequantize(), np.float32)
+    if scale is not None:
+        values = values * scale.dequantize()[:, None]
     data = values.view(np.uint8).reshape(*tensor.shape[:-1], -1)
     return replace(tensor, format=by_name("F32"), data=data)
 

@@ -229,6 +229,8 @@ class PagedAttention:
             choices = (*strips, _has_more(params), params.rotated)
             flags = ", ".join(str(flag).lower() for flag in choices)
             name, sizes = f"decode_attention<{row}, {flags}{types}>", {"DECODE_WARPS": warps}
+            if self.heads_per_tile + 2 > warps and not (strips.in_shared_memory or params.rotated):
+                sizes["TWO_HEADS"] = 1
         else:
             warps, shared = self.warps, self.shared
             name, sizes = f"paged_attention<{row}, {str(fused).lower()}{types}>", {}

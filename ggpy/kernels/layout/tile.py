@@ -107,7 +107,9 @@ def values_type(values: Sequence[int] | str) -> str:
 
 @dataclass(frozen=True)
 class TiledMatrix:
-    """w[n_rows, k] in tiles. With row_scale, float [n_rows], row n is w[n] * row_scale[n]."""
+    """w[n_rows, k] in tiles. With row_scale, float [n_rows], row n is w[n] * row_scale[n]; of
+    experts, of which `data` is the first, float [n_experts], and expert x is w[x] * row_scale[x].
+    """
 
     layout: Layout
     n_rows: int

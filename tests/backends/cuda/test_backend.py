@@ -40,6 +40,7 @@ from ggpy.backends.interface import (
     Step,
 )
 from ggpy.backends.numpy.backend import Reference
+from ggpy.cache_types import CacheTypes
 from ggpy.device.base import capability
 from ggpy.formats import by_name
 from ggpy.formats.rows import by_row, encode_rows, row_scales
@@ -102,10 +103,11 @@ def step_of(chunks: list[tuple[list[int], int, list[int]]], rows=None) -> Step:
 class Model:
     """A tiny model on one backend, and the sequences whose tokens it has seen."""
 
-    def __init__(self, ops, path, n_pages: int = 24, n_cpu_moe: int = 0, n_seq: int = 1) -> None:
+    def __init__(self, ops, path, n_pages: int = 24, **sizes: Any) -> None:
+        """sizes: those of arch.load."""
         self.ops = ops
         with File(path) as file:
-            self.decoder = arch.load(file, ops, 256, n_seq=n_seq, n_cpu_moe=n_cpu_moe)
+            self.decoder = arch.load(file, ops, 256, **sizes)
         self.shape = self.decoder.cache_shape(n_pages, PAGE_SIZE, 1)
         ops.allocate_cache(self.shape)
         self.states = StatesOf()
@@ -306,6 +308,17 @@ def test_many_answers_of_other_numbers_share_a_graph(machine, tiny_path, capture
         )
         ids = pair.gpu.ops.sample(logits, samplers[:n]).read()
         assert ids.tolist() == values.argmax(1).tolist()
+    assert len(captures) == PLACES
+
+
+def test_many_answers_with_keys_and_values_in_blocks_are_padded(machine, tiny_path, captures):
+    """Their logits are those of steps that are not padded, for which the memory has no room."""
+    path, types = tiny_path("qwen3"), CacheTypes("q8_0", "q8_0")
+    models = [Model(cuda.Cuda(machine), path, n_seq=n, cache_types=types) for n in (23, 1)]
+    for i, n in enumerate((18, 21, 17, 19)):
+        step = step_of([([5 + i + s], i, [s]) for s in range(n)])
+        padded, plain = (model.logits(step) for model in models)
+        assert padded.shape == plain.shape and nmse(padded, plain) <= TOLERANCE
     assert len(captures) == PLACES
 
 

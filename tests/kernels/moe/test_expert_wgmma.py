@@ -20,7 +20,7 @@ from ggpy.kernels.moe.expert_wgmma import TILES, ExpertWgmma, GatedOutput, tile_
 from ggpy.kernels.moe.pack_pairs import PackPairs
 from ggpy.kernels.moe.sort import PACKED_UNIT, SortedPairs, SortPairs, packed_rows, work_tiles
 
-from .test_moe_kernels import ROUNDED, Experts
+from .test_moe_kernels import ROUNDED, SCALED, Experts
 
 KINDS = ["Q8_0", "Q4_K", "MXFP4", "Q6_K", "F16"]
 # Rows of each expert: none, one, less than a wgmma has, and more than one tile or several.
@@ -88,7 +88,7 @@ def multiply(
 def test_every_kind(machine, name, tile):
     """An odd number of row blocks, the last one not full."""
     ids = ids_of(COUNTS[tile])
-    experts = Experts(machine, name, len(COUNTS[tile]), 300, 512)
+    experts = Experts(machine, name, len(COUNTS[tile]), 300, 512, scaled=name in SCALED)
     x = tokens(len(ids), 512)
     y = multiply(machine, [experts], ids, x, tile)
     assert nmse(y, experts.exact(ids, x)) <= ROUNDED
@@ -97,9 +97,9 @@ def test_every_kind(machine, name, tile):
 @pytest.mark.parametrize("tile", COUNTS)
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "swiglu_oai"])
 def test_gate_and_up(machine, activation, tile):
-    """With biases but for one activation; a token has two pairs."""
-    counts = COUNTS[tile]
-    gate, up = (Experts(machine, "MXFP4", len(counts), 150, 416, seed) for seed in (1, 2))
+    """With biases but for one activation, with scales but for another; a token has two pairs."""
+    counts, scaled = COUNTS[tile], activation != "gelu_tanh"
+    gate, up = (Experts(machine, "MXFP4", len(counts), 150, 416, i, scaled) for i in (1, 2))
     ids = ids_of([*counts[:-1], counts[-1] + sum(counts) % 2])
     x = (tokens(len(ids) // 2, 416) / 16).astype(np.float16)
     rng = np.random.default_rng(3)
@@ -126,7 +126,7 @@ def test_rows_have_the_same_bits_in_all_tiles(machine):
 
 def test_under_sanitizers(emulated):
     """An access out of bounds is an error there."""
-    gate, up = (Experts(emulated, "Q8_0", 3, 80, 192, seed) for seed in (1, 2))
+    gate, up = (Experts(emulated, "Q8_0", 3, 80, 192, seed, scaled=True) for seed in (1, 2))
     ids, x = ids_of([17, 0, 70]), (tokens(87, 192) / 16).astype(np.float16)
     h = multiply(emulated, [gate, up], ids, x, 256, glu=GatedOutput(CODES))
     g = gate.exact(ids, x)

@@ -36,9 +36,20 @@ ROUNDED = 1e-6  # weights of prefill GEMMs, and products with subnormal codes, a
 
 
 class Experts:
-    """X random matrices [rows, columns] of one format, one after the other in tiles."""
+    """X random matrices [rows, columns] of one format, one after the other in tiles; scaled: each
+    has a scale, of either sign.
+    """
 
-    def __init__(self, device, name: str, n: int, rows: int, columns: int, seed: int = 0) -> None:
+    def __init__(
+        self,
+        device,
+        name: str,
+        n: int,
+        rows: int,
+        columns: int,
+        seed: int = 0,
+        scaled: bool = False,
+    ) -> None:
         self.each = [Weights(name, rows, columns, 100 * seed + i) for i in range(n)]
         layout = self.each[0].layout
         nbytes = layout.nbytes(rows, columns)
@@ -46,11 +57,16 @@ class Experts:
         for i, w in enumerate(self.each):
             raw = upload(device, w.blocks)
             repack(device, w.format, raw, rows, columns, data.at(i * nbytes))
-        self.tiles = TiledMatrix(layout, rows, columns, data)
+        rng = np.random.default_rng([seed, n])
+        self.scales = rng.uniform(0.5, 2, n) * rng.choice([-1, 1], n) if scaled else np.ones(n)
+        self.scales = self.scales.astype(np.float32)
+        scale = upload(device, self.scales) if scaled else None
+        self.tiles = TiledMatrix(layout, rows, columns, data, scale)
 
     def exact(self, ids: np.ndarray, x: np.ndarray) -> np.ndarray:
         """float64 y[pair] of x[pair]."""
-        return np.stack([exact(self.each[e], row[None])[0] for e, row in zip(ids, x, strict=True)])
+        y = [exact(self.each[e], row[None])[0] for e, row in zip(ids, x, strict=True)]
+        return np.stack(y) * self.scales[ids, None]
 
 
 def run_router(device, f: Form, x: np.ndarray):
@@ -209,6 +225,7 @@ def test_sorting(machine, n_pairs, n_expert, tile):
     assert np.array_equal(covered, np.arange(n_pairs))
 
 
+SCALED = ("MXFP4", "NVFP4")  # kinds of which each expert has a scale here
 KINDS = ["Q8_0", "Q4_0", "MXFP4", "Q6_K", "F16"]
 
 
@@ -244,7 +261,7 @@ def test_gemv_of_every_kind(machine, name, columns):
     """Rows that fill no tile and columns that fill no unit, each token with two experts; then
     their sums.
     """
-    experts = Experts(machine, name, 5, 37, columns)
+    experts = Experts(machine, name, 5, 37, columns, scaled=name in SCALED)
     ids, x = np.array([3, 0, 4, 3, 1, 2], np.int32), tokens(3, columns)
     y = gemv(machine, [experts], ids, x, 2)
     assert nmse(y, experts.exact(ids, np.repeat(x, 2, axis=0))) <= bound(experts.each[0])
@@ -257,7 +274,7 @@ def test_gemv_of_every_kind(machine, name, columns):
 
 @pytest.mark.parametrize("activation", ["silu", "swiglu_oai"])
 def test_gemv_of_gate_and_up(machine, activation):
-    gate, up = (Experts(machine, "Q8_0", 4, 40, 800, seed) for seed in (1, 2))
+    gate, up = (Experts(machine, "Q8_0", 4, 40, 800, seed, scaled=True) for seed in (1, 2))
     ids, x = np.array([3, 0, 2, 3], np.int32), (tokens(2, 800) / 16).astype(np.float16)
     rows, rng = np.repeat(x, 2, axis=0), np.random.default_rng(7)
     biases = [rng.standard_normal((4, 40), np.float32) for _ in range(2)]
@@ -271,7 +288,8 @@ def test_gemv_adds_up_experts(machine, monkeypatch, n_used, cluster):
     """With biases and a shared part; rows of x that take several rounds of shared memory."""
     monkeypatch.setattr(expert_gemv, "cluster_of", lambda tile_rows, n_sms: cluster)
     columns = 256 if n_used > 1 else 256 * 70
-    experts, rng = Experts(machine, "Q4_0", 6, 20, columns), np.random.default_rng(n_used)
+    experts = Experts(machine, "Q4_0", 6, 20, columns, scaled=n_used > 1)
+    rng = np.random.default_rng(n_used)
     ids = rng.integers(0, 6, 2 * n_used).astype(np.int32)
     h, weights = tokens(2 * n_used, columns), rng.random((2, n_used), np.float32)
     old, shared = rng.standard_normal((2, 2, 20)).astype(np.float32) * 100
@@ -321,7 +339,8 @@ def test_gemv_that_chooses_has_the_same_bits(machine, name):
     bias = ffn.router.choice_bias
     logits = upload(machine, made["logits"])
     late = LateChoice(choice, logits, None if bias is None else upload(machine, bias))
-    gate, up = (Experts(machine, "Q8_0", f.X, 16, 64, seed) for seed in (1, 2))
+    scaled = name == "many"
+    gate, up = (Experts(machine, "Q8_0", f.X, 16, 64, seed, scaled) for seed in (1, 2))
     ids, x, h = made["ids"].reshape(-1), tokens(n_tokens, 64), tokens(n_tokens * f.J, 64)
     of_ids, of_choice = (gemv(machine, [gate, up], which, x, f.J, "GLU") for which in (ids, late))
     assert np.array_equal(of_ids, of_choice)
@@ -358,7 +377,7 @@ def gemm(device, experts, ids, x, tile, n_used=0, epilogue="STORE"):
 @pytest.mark.parametrize("name", KINDS)
 def test_gemm_of_every_kind(machine, name, tile):
     """More rows of one expert than a tile has, a few of another, and an expert without any."""
-    experts = Experts(machine, name, 4, 150, 512)
+    experts = Experts(machine, name, 4, 150, 512, scaled=name in SCALED)
     ids = np.random.default_rng(0).choice([0, 1, 3], 90, p=[0.8, 0.1, 0.1]).astype(np.int32)
     x = tokens(len(ids), 512)
     (y,) = gemm(machine, [experts], ids, x, tile)
@@ -368,7 +387,7 @@ def test_gemm_of_every_kind(machine, name, tile):
 @pytest.mark.parametrize("tile", TILES)
 def test_gemm_of_the_rows_of_tokens(machine, tile):
     """Each row is multiplied by three experts; of gate and up."""
-    gate, up = (Experts(machine, "Q4_K", 5, 20, 768, seed) for seed in (1, 2))
+    gate, up = (Experts(machine, "Q4_K", 5, 20, 768, seed, scaled=seed > 1) for seed in (1, 2))
     ids = np.random.default_rng(5).integers(0, 5, 63).astype(np.int32)
     x = (tokens(21, 768) / 16).astype(np.float16)
     rows = np.repeat(x, 3, axis=0)
@@ -417,7 +436,7 @@ def test_few_rows_of_every_kind(machine, name):
     """
     if not holds_rows(machine, name, 512):
         pytest.skip(f"two CTAs do not fit into the shared memory of an SM of {machine.arch}")
-    experts = Experts(machine, name, 4, 150, 512)
+    experts = Experts(machine, name, 4, 150, 512, scaled=name in SCALED)
     ids = np.random.default_rng(0).choice([0, 1, 3], 20, p=[0.7, 0.15, 0.15]).astype(np.int32)
     x = tokens(len(ids), 512)
     y = few_rows(machine, [experts], ids, x)
@@ -431,7 +450,8 @@ def test_few_rows_of_gate_and_up(machine, name, columns, activation):
     """Of the rows of tokens, each with three experts, with biases; columns that fill no chunk."""
     if not holds_rows(machine, name, columns):
         pytest.skip(f"two CTAs do not fit into the shared memory of an SM of {machine.arch}")
-    gate, up = (Experts(machine, name, 5, 200, columns, seed) for seed in (1, 2))
+    scaled = name in SCALED
+    gate, up = (Experts(machine, name, 5, 200, columns, seed, scaled) for seed in (1, 2))
     ids, rng = (
         np.random.default_rng(5).integers(0, 5, 15).astype(np.int32),
         np.random.default_rng(7),
@@ -454,7 +474,7 @@ def test_rows_of_work_tiles():
 
 @pytest.mark.parametrize("tile", TILES)
 def test_gemm_of_gate_and_up(machine, tile):
-    gate, up = (Experts(machine, "Q8_0", 3, 48, 96, seed) for seed in (1, 2))
+    gate, up = (Experts(machine, "Q8_0", 3, 48, 96, seed, scaled=True) for seed in (1, 2))
     ids = np.random.default_rng(1).integers(0, 3, 50).astype(np.int32)
     x = (tokens(50, 96) / 16).astype(np.float16)
     (h,) = gemm(machine, [gate, up], ids, x, tile, epilogue="GLU")
@@ -511,7 +531,11 @@ def test_under_sanitizers(emulated):
     f = replace(FORMS["gated shared"], X=9, D=72, J=3, type="F16")
     (_, ids, _, _), expected = routed(emulated, f, random_x(f, 3))
     assert np.array_equal(ids, expected[1])
-    experts, flat, x = Experts(emulated, "Q8_0", 9, 20, 96), ids.reshape(-1), tokens(9, 96)
+    experts, flat, x = (
+        Experts(emulated, "Q8_0", 9, 20, 96, scaled=True),
+        ids.reshape(-1),
+        tokens(9, 96),
+    )
     y = gemv(emulated, [experts], flat, x[:3], 3)
     assert nmse(y, experts.exact(flat, np.repeat(x[:3], 3, axis=0))) <= bound(experts.each[0])
     zeros, weights = np.zeros((3, 20), np.float32), np.ones((3, 3), np.float32)

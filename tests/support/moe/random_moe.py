@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ class Form:
     type: str = "Q8_0"
     down_type: str = ""  # "": as `type`
     up_type: str = ""
+    expert_scale: bool = False
 
 
 FORMS = {
@@ -55,6 +56,13 @@ FORMS = {
     "two types": Form(type="Q4_0", down_type="Q8_0", D=96, F=160),
     "three types": Form(type="Q4_0", up_type="Q5_0", down_type="MXFP4", expert_bias=True, F=96),
 }
+FORMS_WITH_SCALES = {
+    "NVFP4": Form(type="NVFP4", D=128, F=64, expert_scale=True, normalise=True, J=3),
+    "NVFP4 with biases": Form(
+        type="NVFP4", D=128, F=64, expert_scale=True, expert_bias=True, activation="swiglu_oai"
+    ),
+    "three types with scales": replace(FORMS["three types"], expert_scale=True),
+}
 
 
 class Maker:
@@ -71,13 +79,17 @@ class Maker:
         role = Role("X D" if len(shape) == 2 else "D", len(shape) == 2 and not matrix)
         return self.ops.weight(Tensor(name, shape, by_name("F32"), data), role)
 
-    def matrix(self, name: str, type: str, *shape: int) -> Any:
+    def matrix(self, name: str, type: str, *shape: int, scaled: bool = False) -> Any:
         format = by_name(type)
         rows = [random_rows(format, *shape[-2:], self.rng, rms=1.5 * shape[-1] ** -0.5)
                 for _ in range(shape[0] if len(shape) == 3 else 1)]  # fmt: skip
         data = np.stack(rows) if len(shape) == 3 else rows[0]
         axes = "X F D" if len(shape) == 3 else "F D"
-        return self.ops.weight(Tensor(name, shape, format, data), Role(axes))
+        scale = None
+        if scaled:
+            values = self.rng.uniform(0.5, 1.5, shape[0]).astype(np.float32)
+            scale = Tensor(f"{name}.scale", shape[:1], by_name("F32"), values.view(np.uint8))
+        return self.ops.weight(Tensor(name, shape, format, data), Role(axes), scale)
 
 
 def random_moe(ops: Any, f: Form, seed: int = 1) -> MoE:
@@ -95,9 +107,9 @@ def random_moe(ops: Any, f: Form, seed: int = 1) -> MoE:
         f.weighs_input,
     )
     experts = Experts(
-        m.matrix("gate", f.type, f.X, f.F, f.D),
-        m.matrix("up", f.up_type or f.type, f.X, f.F, f.D),
-        m.matrix("down", f.down_type or f.type, f.X, f.D, f.F),
+        m.matrix("gate", f.type, f.X, f.F, f.D, scaled=f.expert_scale),
+        m.matrix("up", f.up_type or f.type, f.X, f.F, f.D, scaled=f.expert_scale),
+        m.matrix("down", f.down_type or f.type, f.X, f.D, f.F, scaled=f.expert_scale),
         f.activation,
         *(
             m.f32(f"{name}.bias", f.X, n, size=0.5) if f.expert_bias else None

@@ -130,7 +130,8 @@ class StepUpload:
         a decode step is; None: nothing is padded.
         """
         n_paged = len(self._kernel_of_group)
-        if self._converted or len(step.page_tables) > n_paged:
+        has_prompts = len(step.page_tables[0]) < len(step.ids)
+        if len(step.page_tables) > n_paged or (self._converted and has_prompts):
             pad_to = None
         step = padded(step, self._spare, *pad_to) if pad_to else step
         sequences = step.sequences

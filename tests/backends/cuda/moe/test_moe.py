@@ -10,23 +10,24 @@ import numpy as np
 import pytest
 from cases import kl_divergence, nmse
 from prepared import Prepared
-from random_moe import FORMS, Form, random_moe, random_x
+from random_moe import FORMS, FORMS_WITH_SCALES, Form, random_moe, random_x
+from scaled_experts import write_scaled
 
 from ggpy import arch
 from ggpy.arch import llama4
 from ggpy.backends.cuda.backend import Cuda
 from ggpy.backends.cuda.steps.upload import PLACES
-from ggpy.backends.interface import AttentionTemperature, Layer, Role
+from ggpy.backends.interface import AttentionTemperature, Layer
 from ggpy.backends.numpy import moe as reference
 from ggpy.backends.numpy.backend import Reference
-from ggpy.formats import by_name
-from ggpy.gguf import File, GGUFError, Tensor
+from ggpy.gguf import File, GGUFError
 from ggpy.kernels.moe.route import RouterChoice
 from tools import make_tiny
 
 from ..test_backend import KL, PAGES, Model, ids_of, step_of
 
 MODELS = [name for name, model in make_tiny.MODELS.items() if model.experts]
+ALL_FORMS = {**FORMS, **FORMS_WITH_SCALES}
 BATCHED = ("qwen3moe", "qwen2moe", "gpt-oss")  # of each way to combine the kernels of experts
 # A GPU rounds activations to halves: where two experts are liked nearly alike, it may choose the
 # other one. Tokens are compared whose last choice is by so much better than the next best.
@@ -101,12 +102,12 @@ def test_steps_of_every_kind(machine, tiny_path, monkeypatch, name) -> None:
     pair.step(mixed)
 
 
-def test_a_scale_of_each_expert_is_refused(machine) -> None:
-    """No kernel multiplies with it, and without it the results would be wrong."""
-    w = Tensor("w", (2, 16, 32), by_name("F32"), np.zeros((2, 16, 128), np.uint8))
-    scale = Tensor("w.scale", (2,), by_name("F32"), np.zeros(8, np.uint8))
-    with pytest.raises(GGUFError, match=r"'w' has a scale for each expert, .* use --device cpu"):
-        Cuda(machine).weight(w, Role("X F D"), scale)
+def test_a_scale_of_each_expert(machine, tiny_path, tmp_path, monkeypatch) -> None:
+    """As files in NVFP4 have them, and one for the router and each matrix of a shared expert."""
+    pair = MoEPair(machine, write_scaled(tiny_path("qwen2moe"), tmp_path / "s.gguf"), monkeypatch)
+    pair.step([(ids_of(66, 66), 0, PAGES[1])], list(range(66)))
+    for i in range(3):
+        pair.step([([40 + i], 66 + i, PAGES[1])])
 
 
 def test_llama4_beyond_a_chunk(machine, tmp_path, monkeypatch) -> None:
@@ -159,10 +160,10 @@ class OneLayer:
 
 
 @pytest.mark.parametrize(("n_tokens", "decode"), [(1, True), (9, True), (40, False)])
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", ALL_FORMS)
 def test_every_form_of_a_layer(emulator, name, n_tokens, decode) -> None:
     """By pairs, and sorted in decode and in prefill."""
-    form, x = FORMS[name], random_x(FORMS[name], n_tokens)
+    form, x = ALL_FORMS[name], random_x(ALL_FORMS[name], n_tokens)
     expected = reference.feed_forward(x, random_moe(Reference(1), form), lambda *_: None)
     y = OneLayer(Cuda(emulator), form).run(x, decode)
     assert nmse(y - x, (expected - x).astype(np.float64)) <= 3e-6
@@ -195,13 +196,18 @@ def test_pairs_are_sorted_if_there_is_one_for_each_expert(emulator) -> None:
 
 
 PACKED = [("softmax", 130, 64), ("gpt-oss", 140, 64), ("two types", 129, 64)]
-PACKED += [("normalised", 133, 256), ("gpt-oss", 300, 256), ("all experts", 70, 256)]
+PACKED += [
+    ("NVFP4 with biases", 130, 64),
+    ("normalised", 133, 256),
+    ("gpt-oss", 300, 256),
+    ("all experts", 70, 256),
+]
 
 
 @pytest.mark.parametrize(("name", "n_tokens", "tile"), PACKED)
 def test_packed_rows(machine, monkeypatch, name, n_tokens, tile) -> None:
     """From 32 pairs an expert on, on a GPU with wgmma, and in the emulator as if it had it."""
-    form, x = FORMS[name], random_x(FORMS[name], n_tokens)
+    form, x = ALL_FORMS[name], random_x(ALL_FORMS[name], n_tokens)
     expected = reference.feed_forward(x, random_moe(Reference(1), form), lambda *_: None)
     layer = OneLayer(Cuda(machine), form)
     context = layer.ops.context

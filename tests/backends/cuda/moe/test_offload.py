@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from counting_device import CountingDevice
+from scaled_experts import write_scaled
 
 from ggpy.backends.cuda import memory
 from ggpy.backends.cuda.backend import GRAPH_TOKENS, Cuda
@@ -27,9 +28,10 @@ from ..test_backend import Model, ids_of, step_of
 GB = 10**9
 N_LAYERS = 2  # of the tiny models
 MATRICES = 3 * N_LAYERS  # of experts: more than SLOTS, so that buffers are used again
+SCALED = "qwen2moe with scales"
 # Model -> layers whose experts are in host memory. Gate and up in one launch, and biases; in two,
 # beside a shared expert.
-MODELS = {"gpt-oss": N_LAYERS, "qwen2moe": 1}
+MODELS = {"gpt-oss": N_LAYERS, "qwen2moe": 1, SCALED: 1}
 
 
 class Copies:
@@ -65,11 +67,14 @@ def steps() -> list[Any]:
 
 @pytest.mark.parametrize(("name", "n_layers"), MODELS.items())
 def test_bits_are_those_of_experts_on_the_device(
-    machine, tiny_path, monkeypatch, name, n_layers
+    machine, tiny_path, tmp_path, monkeypatch, name, n_layers
 ) -> None:
-    whole = Model(Cuda(machine), tiny_path(name))
+    path = tiny_path(name.split()[0])
+    if name == SCALED:
+        path = write_scaled(path, tmp_path / "scaled.gguf")
+    whole = Model(Cuda(machine), path)
     expected = [whole.logits(step) for step in steps()]
-    model = Model(Cuda(machine), tiny_path(name), n_cpu_moe=n_layers)
+    model = Model(Cuda(machine), path, n_cpu_moe=n_layers)
     counted = Copies(machine, monkeypatch)
     for step, logits in zip(steps(), expected, strict=True):
         assert np.array_equal(model.logits(step), logits)
