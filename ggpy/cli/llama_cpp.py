@@ -7,6 +7,7 @@ that would change the output is not among them, and stays an error.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -31,6 +32,7 @@ FLAGS = (
 )
 # llama-bench gives a value to what is a flag elsewhere.
 OF_BENCH = (("-mmp", "--mmap"), ("-nkvo", "--no-kv-offload"))
+SHORT = re.compile(r"-[a-zA-Z]{2,6}")
 HIDDEN: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
 
 
@@ -67,6 +69,7 @@ def parse(
     Prints a line on stderr if options without effect were given.
     """
     words = sys.argv[1:] if arguments is None else arguments
+    _refuse_unknown(parser, words)
     options = parser.parse_args(_with_values(words))
     unused = getattr(options, "unused", [])
     if getattr(options, "gpu_layers", None) == "0":
@@ -79,6 +82,17 @@ def parse(
     if unused:
         print(f"note: no effect here: {', '.join(unused)}", file=sys.stderr)
     return options
+
+
+def _refuse_unknown(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """Refuse a short option of llama.cpp that is none here: argparse would take -hft for -h, and
+    -sysf for -s with the value ysf.
+    """
+    known = {name for action in parser._actions for name in action.option_strings}
+    end = list(words).index("--") if "--" in words else len(words)
+    for word in words[:end]:
+        if SHORT.fullmatch(word) and word not in known:
+            parser.error(f"unrecognized arguments: {word}")
 
 
 def _with_values(words: Sequence[str]) -> list[str]:

@@ -47,6 +47,16 @@ class Version(argparse.Action):
         parser.exit()
 
 
+def add_hub(group: Any) -> None:
+    """The options for a model of the Hugging Face hub."""
+    group.add_argument(
+        *("-hf", "-hfr", "--hf-repo"),
+        metavar="USER/REPO[:QUANT]",
+        help="a model of the Hugging Face hub",
+    )
+    group.add_argument("-hff", "--hf-file", metavar="FILE", help="this file of the repository")
+
+
 def positive(text: str) -> int:
     """A whole number of 1 or more; ArgumentTypeError."""
     return _whole(text, 1)
