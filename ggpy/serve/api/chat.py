@@ -205,7 +205,7 @@ async def chat_chunks(
     writer = ChunkWriter(id, model)
     ends: list[Finished] = []
     for i in range(call.n):
-        yield writer.choice(i, {"role": "assistant", "content": ""})
+        yield writer.choice(i, {"role": "assistant", "content": None})
     try:
         async for i, event in events:
             if isinstance(event, Finished):
