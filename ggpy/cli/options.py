@@ -14,7 +14,7 @@ from typing import Any
 
 from ..cache_types import AUTO, CACHE_TYPES
 from . import llama_cpp, simulated
-from .parser import MODEL, Parser, Version, add_hub, natural, positive
+from .parser import MODEL, Parser, Version, add_hub, natural, positive, threads
 
 PROGRAM = "ggpy run"
 EPILOG = """\
@@ -146,7 +146,7 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
         *("-b", "--batch-size"), type=natural, default=512, metavar="N",
         help="tokens of a step; a multiple of -c evaluates several chunks together (512)",
     )  # fmt: skip
-    add("-t", "--threads", type=positive, metavar="N", help="CPU threads")
+    add("-t", "--threads", type=threads, metavar="N", help="CPU threads")
     add("--device", default="auto", help="auto, cpu, numpy, cuda or cuda:N (auto)")
     simulated.add_option(parser)
     llama_cpp.add_options(parser)
@@ -161,7 +161,7 @@ def add_machine(group: Any) -> None:
         help="auto, cpu, numpy, cuda or cuda:N (auto)",
     )
     simulated.add_option(group)
-    group.add_argument("-t", "--threads", type=positive, metavar="N", help="CPU threads")
+    group.add_argument("-t", "--threads", type=threads, metavar="N", help="CPU threads")
     group.add_argument(
         "--batch-invariant",
         action="store_true",

@@ -62,6 +62,11 @@ def positive(text: str) -> int:
     return _whole(text, 1)
 
 
+def threads(text: str) -> int | None:
+    """A number of threads; None for -1, as llama.cpp says that it chooses; ArgumentTypeError."""
+    return None if text == "-1" else positive(text)
+
+
 def natural(text: str) -> int:
     """A whole number of 0 or more; ArgumentTypeError."""
     return _whole(text, 0)

@@ -41,6 +41,11 @@ def test_an_option_without_its_value_leaves_the_model_alone() -> None:
         assert parsed(words).model == "m.gguf"
 
 
+def test_minus_one_thread_is_the_default() -> None:
+    assert parsed("m.gguf -t -1").threads is None
+    assert parsed("m.gguf --threads 2").threads == 2
+
+
 def test_a_file_of_a_repository() -> None:
     for words in ("-hf u/r:Q8_0 -hff m.gguf", "--hf-repo u/r --hf-file m.gguf"):
         assert parsed(words).hf_repo == "u/r:m.gguf"
