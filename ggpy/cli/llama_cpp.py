@@ -30,6 +30,14 @@ FLAGS = (
     *(("--display-prompt",), ("--no-display-prompt",)),
     *(("--embeddings", "--embedding"), ("--rerank", "--reranking")),
 )
+OF_SERVER = (
+    *(("--cache-reuse",), ("-cram", "--cache-ram"), ("--threads-http",)),
+    *(("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints"), ("-sps", "--slot-prompt-similarity")),
+)
+FLAGS_OF_SERVER = (
+    *(("-kvu", "--kv-unified"), ("-no-kvu", "--no-kv-unified")),
+    *(("--no-context-shift",), ("--no-mmproj",)),
+)
 # llama-bench gives a value to what is a flag elsewhere.
 OF_BENCH = (("-mmp", "--mmap"), ("-nkvo", "--no-kv-offload"))
 SHORT = re.compile(r"-[a-zA-Z]{2,6}")
@@ -42,6 +50,15 @@ def add_options(parser: argparse.ArgumentParser, without: Sequence[str] = ()) ->
     """
     _add_shared(parser, without)
     for names in FLAGS:
+        parser.add_argument(*names, action=_Unused, nargs=0, **HIDDEN)
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    """Give a parser the options of llama-server that have no effect here."""
+    add_options(parser, without=["--parallel"])
+    for names in OF_SERVER:
+        parser.add_argument(*names, action=_Unused, **HIDDEN)
+    for names in FLAGS_OF_SERVER:
         parser.add_argument(*names, action=_Unused, nargs=0, **HIDDEN)
 
 

@@ -63,7 +63,7 @@ def parser() -> Parser:
     )
     for add in (_general, _model, _http, _scheduler, _chat, _sampling):
         add(found)
-    llama_cpp.add_options(found, without=["--parallel"])
+    llama_cpp.add_server_options(found)
     return found
 
 
