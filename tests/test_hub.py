@@ -322,6 +322,7 @@ def test_names_of_repositories(name: str, expected: bool) -> None:
         ("", ["mmproj-f16.gguf", "sub/n.gguf"], ["sub/n.gguf"]),
         ("q4_k", ["m-Q4_K_M.gguf", "m.Q4_K.gguf"], ["m.Q4_K.gguf"]),
         ("IQ4_XS", ["m-Q4_K_M.gguf", "m-iq4_xs.gguf"], ["m-iq4_xs.gguf"]),
+        ("m.gguf", ["a-m.gguf", "m.gguf"], ["m.gguf"]),
         ("Q8_0", ["Q8_0/m-00002-of-00002.gguf", "Q8_0/m-00001-of-00002.gguf", "m-Q4_0.gguf"], 2),
     ],
 )

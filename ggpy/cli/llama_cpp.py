@@ -7,6 +7,7 @@ that would change the output is not among them, and stays an error.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -29,8 +30,17 @@ FLAGS = (
     *(("--display-prompt",), ("--no-display-prompt",)),
     *(("--embeddings", "--embedding"), ("--rerank", "--reranking")),
 )
+OF_SERVER = (
+    *(("--cache-reuse",), ("-cram", "--cache-ram"), ("--threads-http",)),
+    *(("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints"), ("-sps", "--slot-prompt-similarity")),
+)
+FLAGS_OF_SERVER = (
+    *(("-kvu", "--kv-unified"), ("-no-kvu", "--no-kv-unified")),
+    *(("--no-context-shift",), ("--no-mmproj",)),
+)
 # llama-bench gives a value to what is a flag elsewhere.
 OF_BENCH = (("-mmp", "--mmap"), ("-nkvo", "--no-kv-offload"))
+SHORT = re.compile(r"-[a-zA-Z]{2,6}")
 HIDDEN: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
 
 
@@ -40,6 +50,15 @@ def add_options(parser: argparse.ArgumentParser, without: Sequence[str] = ()) ->
     """
     _add_shared(parser, without)
     for names in FLAGS:
+        parser.add_argument(*names, action=_Unused, nargs=0, **HIDDEN)
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    """Give a parser the options of llama-server that have no effect here."""
+    add_options(parser, without=["--parallel"])
+    for names in OF_SERVER:
+        parser.add_argument(*names, action=_Unused, **HIDDEN)
+    for names in FLAGS_OF_SERVER:
         parser.add_argument(*names, action=_Unused, nargs=0, **HIDDEN)
 
 
@@ -67,6 +86,7 @@ def parse(
     Prints a line on stderr if options without effect were given.
     """
     words = sys.argv[1:] if arguments is None else arguments
+    _refuse_unknown(parser, words)
     options = parser.parse_args(_with_values(words))
     unused = getattr(options, "unused", [])
     if getattr(options, "gpu_layers", None) == "0":
@@ -79,6 +99,17 @@ def parse(
     if unused:
         print(f"note: no effect here: {', '.join(unused)}", file=sys.stderr)
     return options
+
+
+def _refuse_unknown(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """Refuse a short option of llama.cpp that is none here: argparse would take -hft for -h, and
+    -sysf for -s with the value ysf.
+    """
+    known = {name for action in parser._actions for name in action.option_strings}
+    end = list(words).index("--") if "--" in words else len(words)
+    for word in words[:end]:
+        if SHORT.fullmatch(word) and word not in known:
+            parser.error(f"unrecognized arguments: {word}")
 
 
 def _with_values(words: Sequence[str]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..cache_types import AUTO, CACHE_TYPES
 from . import llama_cpp, simulated
-from .parser import MODEL, THREADS, Parser, Version, natural, positive
+from .parser import MODEL, THREADS, Parser, Version, add_hub, natural, positive, threads
 
 PROGRAM = "ggpy run"
 EPILOG = """\
@@ -146,7 +146,7 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
         *("-b", "--batch-size"), type=natural, default=512, metavar="N",
         help="tokens of a step; a multiple of -c evaluates several chunks together (512)",
     )  # fmt: skip
-    add("-t", "--threads", type=positive, metavar="N", help=THREADS)
+    add("-t", "--threads", type=threads, metavar="N", help=THREADS)
     add("--device", default="auto", help="auto, cpu, numpy, cuda or cuda:N (auto)")
     simulated.add_option(parser)
     llama_cpp.add_options(parser)
@@ -161,7 +161,7 @@ def add_machine(group: Any) -> None:
         help="auto, cpu, numpy, cuda or cuda:N (auto)",
     )
     simulated.add_option(group)
-    group.add_argument("-t", "--threads", type=positive, metavar="N", help=THREADS)
+    group.add_argument("-t", "--threads", type=threads, metavar="N", help=THREADS)
     group.add_argument(
         "--batch-invariant",
         action="store_true",
@@ -231,6 +231,8 @@ def check_model(parser: Parser, options: argparse.Namespace) -> None:
     options.model = options.model or options.model_flag
     if options.model and options.hf_repo:
         parser.error("give a MODEL or -hf, not both")
+    if options.hf_file:
+        options.hf_repo = f"{(options.hf_repo or '').partition(':')[0]}:{options.hf_file}"
     if options.chat_template and options.chat_template_file:
         parser.error("give --chat-template or --chat-template-file, not both")
 
@@ -265,9 +267,7 @@ def _model(parser: Parser) -> None:
     group = parser.add_argument_group("model")
     group.add_argument("model", metavar="MODEL", nargs="?", help=MODEL)
     group.add_argument("-m", "--model", dest="model_flag", metavar="MODEL", help="the same")
-    group.add_argument(
-        "-hf", "--hf-repo", metavar="USER/REPO[:QUANT]", help="a model of the Hugging Face hub"
-    )
+    add_hub(group)
     add_machine(group)
     group.add_argument(
         *("-c", "--ctx-size"),

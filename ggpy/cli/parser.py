@@ -48,9 +48,24 @@ class Version(argparse.Action):
         parser.exit()
 
 
+def add_hub(group: Any) -> None:
+    """The options for a model of the Hugging Face hub."""
+    group.add_argument(
+        *("-hf", "-hfr", "--hf-repo"),
+        metavar="USER/REPO[:QUANT]",
+        help="a model of the Hugging Face hub",
+    )
+    group.add_argument("-hff", "--hf-file", metavar="FILE", help="this file of the repository")
+
+
 def positive(text: str) -> int:
     """A whole number of 1 or more; ArgumentTypeError."""
     return _whole(text, 1)
+
+
+def threads(text: str) -> int | None:
+    """A number of threads; None for -1, as llama.cpp says that it chooses; ArgumentTypeError."""
+    return None if text == "-1" else positive(text)
 
 
 def natural(text: str) -> int:

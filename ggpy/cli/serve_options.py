@@ -20,7 +20,7 @@ from .options import (
     add_sampling,
     check_model,
 )
-from .parser import MODEL, Parser, Version, natural, positive
+from .parser import MODEL, Parser, Version, add_hub, natural, positive
 
 PROGRAM = "ggpy serve"
 EPILOG = """\
@@ -63,7 +63,7 @@ def parser() -> Parser:
     )
     for add in (_general, _model, _http, _scheduler, _chat, _sampling):
         add(found)
-    llama_cpp.add_options(found, without=["--parallel"])
+    llama_cpp.add_server_options(found)
     return found
 
 
@@ -125,11 +125,7 @@ def _model(parser: Parser) -> None:
     add = group.add_argument
     add("model", metavar="MODEL", nargs="?", help=f"{MODEL} (the first of these)")
     add("-m", "--model", dest="model_flag", metavar="MODEL", help="the same")
-    add(
-        *("-hf", "--hf-repo"),
-        metavar="USER/REPO[:QUANT]",
-        help="a model of the Hugging Face hub",
-    )
+    add_hub(group)
     add("-a", "--alias", metavar="NAME", help="the model's name in answers (its file's name)")
     add_machine(group)
     add_cache_types(group)

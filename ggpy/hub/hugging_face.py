@@ -160,11 +160,13 @@ def _one_line(error: Exception) -> str:
 def pick(files: Sequence[str], repo: str, quant: str = "") -> list[str]:
     """The file of a repository, all parts of it if it is split; without QUANT as llama.cpp picks.
 
-    That is Q4_K_M, else Q8_0, else the first. HubError where none fits.
+    That is Q4_K_M, else Q8_0, else the first. QUANT may be a file's name. HubError where none fits.
     """
     models = sorted(f for f in files if f.lower().endswith(".gguf") and not _is_other(f))
     if not models:
         raise HubError(f"{repo} has no .gguf file: ggpy runs GGUF models only")
+    if quant in models:
+        return _all_parts(quant, models)
     for wanted in (quant,) if quant else DEFAULT_QUANTS:
         pattern = re.compile(rf"(?<![A-Za-z0-9]){re.escape(wanted)}(?![A-Za-z0-9_])", re.IGNORECASE)
         fitting = [f for f in models if pattern.search(f)]

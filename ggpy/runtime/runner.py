@@ -7,6 +7,7 @@ are.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from queue import SimpleQueue
@@ -25,6 +26,7 @@ class Runner:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._closed = False
+        self._process = os.getpid()
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._thread = Thread(target=self._run, name="ggpy engine", daemon=True)
         self._thread.start()
@@ -36,8 +38,13 @@ class Runner:
     def waiter(self, *sequences: Sequence) -> Callable[[], None]:
         """Returns a function that waits for the next piece, or the end, of any of the sequences.
 
-        From now on the owner thread steps them.
+        From now on the owner thread steps them. RuntimeError in a fork of its process.
         """
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "several threads used this model before this process was forked, and a fork has"
+                " none of them: load the model in this process"
+            )
         news: SimpleQueue[None] = SimpleQueue()
         for sequence in sequences:
             sequence.notify = partial(news.put, None)

@@ -41,6 +41,16 @@ def test_an_option_without_its_value_leaves_the_model_alone() -> None:
         assert parsed(words).model == "m.gguf"
 
 
+def test_minus_one_thread_is_the_default() -> None:
+    assert parsed("m.gguf -t -1").threads is None
+    assert parsed("m.gguf --threads 2").threads == 2
+
+
+def test_a_file_of_a_repository() -> None:
+    for words in ("-hf u/r:Q8_0 -hff m.gguf", "--hf-repo u/r --hf-file m.gguf"):
+        assert parsed(words).hf_repo == "u/r:m.gguf"
+
+
 def test_no_layers_on_the_gpu_is_the_cpu(capsys: pytest.CaptureFixture[str]) -> None:
     for words in ("-ngl 0", "--gpu-layers 0 --device cpu", "-ngl 00"):
         assert parsed(words).device == "cpu"
@@ -57,6 +67,8 @@ def test_no_layers_on_the_gpu_is_the_cpu(capsys: pytest.CaptureFixture[str]) -> 
         ("-mg 1", "-mg 1: choose the GPU with --device cuda:1"),
         ("-ngl", "expected one argument"),
         ("--rope-scale 2", "unrecognized arguments: --rope-scale"),
+        ("-sysf f", "unrecognized arguments: -sysf"),
+        ("-hft x", "unrecognized arguments: -hft"),
     ],
 )
 def test_what_would_matter_is_refused(

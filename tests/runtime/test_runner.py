@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import sys
 import threading
 import time
@@ -290,6 +292,24 @@ def test_threads_with_lists_of_prompts(load, n_seq):
         expected[0],
     ]
     wait_until(lambda: all_free(model))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system cannot fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_fork_has_no_owner(load):
+    """It says so, where it would wait for ever."""
+    model = in_owner_mode(load())
+    if not (child := os.fork()):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(10)
+        told = ""
+        try:
+            tokens(model, PROMPTS[0])
+        except BaseException as error:
+            told = str(error)
+        os._exit("load the model in this process" not in told)
+    assert os.waitpid(child, 0)[1] == 0
+    assert tokens(model, PROMPTS[0])
 
 
 def test_a_runner_for_an_engine(load):

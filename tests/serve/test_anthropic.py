@@ -377,6 +377,22 @@ def test_the_model_is_told_of_a_result_that_it_cannot_read(kind: str) -> None:
     assert messages_of(user(result))[0]["content"] == f"{UNREAD}\nhello.png"
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"type": "text", "media_type": "text/plain", "data": "a\nb"},
+        {"type": "content", "content": [text("a"), text("b")]},
+        {"type": "content", "content": "a\nb"},
+    ],
+)
+def test_a_document_of_plain_text_is_text(source: dict[str, Any]) -> None:
+    document = {"type": "document", "source": source, "title": "T", "citations": {"enabled": True}}
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": [document]}
+    returned, said = messages_of(user(result, document, text("?")))
+    assert returned["content"] == "T\na\nb"
+    assert said["content"] == "T\na\nb\n?"
+
+
 def test_thinking_is_kept_and_what_is_redacted_is_not() -> None:
     thinking = {"type": "thinking", "thinking": "hm", "signature": "x"}
     redacted = {"type": "redacted_thinking", "data": "abc"}

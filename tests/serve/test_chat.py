@@ -18,7 +18,9 @@ from ggpy.sampling import SamplingParams
 from ggpy.sampling.params import RANGES
 from ggpy.serve.answers.worker import Ticket
 from ggpy.serve.api import samplers as api_samplers
+from ggpy.serve.api.messages import read_messages, read_tool_choice
 from ggpy.serve.api.options import sampling_params
+from ggpy.serve.errors import ApiError
 from ggpy.serve.fields import Fields
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -213,6 +215,27 @@ def test_an_agent_s_tools_and_the_form_of_its_answer() -> None:
         odd = {"name": "w", "parameters": {"not": {}}}  # it is not supported
         assert all(ask(seed, odd)["content"] == '"a"' for seed in range(12))
         assert all(ask(seed, tool, tool_choice="none")["content"] == '"a"' for seed in range(12))
+
+
+def test_allowed_tools_are_those_to_choose_from() -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("a", "b")]
+
+    def read(mode: str, *names: str) -> Any:
+        listed = [{"type": "function", "function": {"name": name}} for name in names]
+        allowed = {"mode": mode, "tools": listed}
+        choice = {"type": "allowed_tools", "allowed_tools": allowed}
+        return read_tool_choice(Fields({"tool_choice": choice}), tools)
+
+    assert read("auto", "b") == ("auto", tools[1:])
+    assert read("required", "b", "a") == ("required", tools)
+    with pytest.raises(ApiError, match=r"allowed_tools.tools\[0\].function.name.*give one of a, b"):
+        read("auto", "c")
+
+
+def test_a_tool_may_return_nothing() -> None:
+    body = {"messages": [{"role": "tool", "tool_call_id": "x", "content": None}]}
+    (message,) = read_messages(Fields(body))
+    assert message == {"role": "tool", "tool_call_id": "x", "content": ""}
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,19 @@ def test_defaults() -> None:
     assert not found.metrics
 
 
+def test_command_lines_of_llama_server(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of llama.vim and of Qwen's pages."""
+    for words, line in (
+        (
+            "-ub 512 -b 512 --cache-reuse 256 -kvu",
+            "note: no effect here: --cache-reuse 256, -kvu\n",
+        ),
+        ("-sm row -c 0 -n 99 --no-context-shift", "no effect here: -sm row, --no-context-shift\n"),
+    ):
+        serve_options.parse(["m.gguf", *words.split()], {})
+        assert capsys.readouterr().err.endswith(line)
+
+
 def test_the_environment_gives_what_the_command_line_does_not() -> None:
     environment = {
         "LLAMA_ARG_HOST": "0.0.0.0",

@@ -92,6 +92,19 @@ def _answer(sock: socket.socket) -> bytes:
     return data
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_http_1_0_has_no_chunks(server: RunningServer, stream: bool) -> None:
+    body = json.dumps({"prompt": "hello", "n_predict": 5, "stream": stream}).encode()
+    head = f"POST /completion HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
+        sock.sendall(head + body)
+        data = b"".join(iter(lambda: sock.recv(65536), b""))
+    head, _, answer = data.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head.lower() and b"connection: close" in head.lower()
+    for event in answer.strip().split(b"\n\n"):
+        assert json.loads(event.removeprefix(b"data: "))["content"] is not None
+
+
 def test_a_body_beyond_the_limit() -> None:
     with running(max_body=10_000) as server:
         answer = server.client.post(CHAT, content=b" " * 20_000)

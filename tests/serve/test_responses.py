@@ -759,7 +759,7 @@ def test_odd_values_are_read_or_refused() -> None:
         ({"previous_response_id": "resp_1"}, "not stored: send the whole conversation"),
         ({"conversation": {"id": "conv_1"}}, "not stored: send the whole conversation"),
         ({"background": True}, "not stored"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "send the item itself"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, r"send the item itself .store: false"),
         ({"input": []}, "at least one message"),
         ({"tool_choice": "required"}, "no functions"),
         ({"tools": HOSTED, "tool_choice": "required"}, "no functions"),

@@ -52,11 +52,12 @@ def read_chat(
     """The request of a body; ApiError 400 names the field that is wrong."""
     options = answer_options(body, tokenizer, defaults, max_tokens)
     options = replace(options, top_logprobs=_top_logprobs(body))
+    choice, tools = read_tool_choice(body, read_tools(body))
     request = ChatRequest(
         messages=read_messages(body),
         options=options,
-        tools=read_tools(body),
-        tool_choice=read_tool_choice(body),
+        tools=tools,
+        tool_choice=choice,
         parallel_tool_calls=body.flag("parallel_tool_calls", True),
         template_variables=_variables(body),
         reasoning=body.text("reasoning_format", "auto") != "none",
@@ -204,7 +205,7 @@ async def chat_chunks(
     writer = ChunkWriter(id, model)
     ends: list[Finished] = []
     for i in range(call.n):
-        yield writer.choice(i, {"role": "assistant", "content": ""})
+        yield writer.choice(i, {"role": "assistant", "content": None})
     try:
         async for i, event in events:
             if isinstance(event, Finished):

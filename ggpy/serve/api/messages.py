@@ -7,10 +7,13 @@ from typing import Any
 
 from ..errors import ApiError
 from ..fields import Fields
+from .reading import chosen_tool
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 1024
+
+Tools = list[dict[str, Any]]
 
 
 def read_messages(body: Fields) -> list[dict[str, Any]]:
@@ -37,7 +40,7 @@ def _message(given: Fields) -> dict[str, Any]:
     if "tool_calls" in given:
         message["tool_calls"] = [_call(call) for call in given.items("tool_calls")]
     if message["content"] is None:
-        if role != "assistant":
+        if role not in ("assistant", "tool"):  # a tool may return nothing
             raise given.error("content", "a string or a list of parts")
         if not message.get("tool_calls"):
             message["content"] = ""
@@ -72,7 +75,7 @@ def _call(given: Fields) -> dict[str, Any]:
     return {"id": given.text("id", ""), "type": "function", "function": called}
 
 
-def read_tools(body: Fields) -> list[dict[str, Any]]:
+def read_tools(body: Fields) -> Tools:
     """The tools in OpenAI's form; ApiError 400."""
     tools = [_tool(tool) for tool in body.items("tools")]
     if len(tools) > MAX_TOOLS:
@@ -91,12 +94,21 @@ def _tool(given: Fields) -> dict[str, Any]:
     return {"type": "function", "function": dict(function.values)}
 
 
-def read_tool_choice(body: Fields) -> str:
-    """ "auto", "none", "required", or "name:" and the name of a tool."""
-    choice = body.raw("tool_choice")
-    if isinstance(choice, dict):
-        function = Fields(choice, body.path("tool_choice")).object("function")
-        if function is None:
-            raise body.error("tool_choice", "auto, none, required, or an object with a function")
-        return "name:" + function.needed_text("name")
-    return body.one_of("tool_choice", ("auto", "none", "required"), "auto")
+def read_tool_choice(body: Fields, tools: Tools) -> tuple[str, Tools]:
+    """("auto", "none", "required", or "name:" and the name of a tool; the tools to choose from)."""
+    if not isinstance(body.raw("tool_choice"), dict):
+        return body.one_of("tool_choice", ("auto", "none", "required"), "auto"), tools
+    choice = Fields(body.raw("tool_choice"), body.path("tool_choice"))
+    allowed = choice.object("allowed_tools")
+    if allowed is None:
+        return _named(choice, tools), tools
+    names = {_named(item, tools) for item in allowed.items("tools")}
+    kept = [tool for tool in tools if f"name:{tool['function']['name']}" in names]
+    return allowed.one_of("mode", ("auto", "required"), "auto"), kept
+
+
+def _named(given: Fields, tools: Tools) -> str:
+    function = given.object("function")
+    if function is None:
+        raise given.error("function", "an object with the name of a tool")
+    return chosen_tool(function, tools)

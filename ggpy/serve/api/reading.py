@@ -128,7 +128,7 @@ def chosen_tool(choice: Fields, tools: Iterable[Mapping[str, Any]]) -> str:
     """A tool_choice that names a tool: "name:X". It must be one of the tools."""
     name, known = choice.needed_text("name"), tool_names(tools)
     if name not in known:
-        refuse(choice, "name", "no such tool: give one of " + (", ".join(known) or "tools"))
+        refuse(choice, "name", "it is not in tools: give one of " + (", ".join(known) or "tools"))
     return f"name:{name}"
 
 

@@ -5,6 +5,8 @@ headers without end takes all memory.
 
 Offers to go on in another protocol are not seen: Java's client makes one in its first request, and
 httptools would take the body of that request for the other protocol.
+
+An answer of unknown length to an HTTP/1.0 request ends with the connection: 1.0 has no chunks.
 """
 
 from __future__ import annotations
@@ -23,6 +25,16 @@ _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n"
     b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
 )
+
+
+class UnknownLength(int):
+    """The Content-Length of an answer that has none: no body is longer or shorter."""
+
+    def __lt__(self, other: int) -> bool:
+        return False
+
+    def __sub__(self, other: int) -> UnknownLength:
+        return self
 
 
 def bounded() -> type[asyncio.Protocol]:
@@ -64,6 +76,9 @@ def bounded() -> type[asyncio.Protocol]:
         def on_headers_complete(self) -> None:
             self._in_head = False
             super().on_headers_complete()
+            if self.cycle is not None and self.cycle.scope["http_version"] == "1.0":
+                self.cycle.chunked_encoding = False
+                self.cycle.expected_content_length = UnknownLength()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_waiting()

@@ -150,7 +150,7 @@ def _messages(fields: Fields) -> list[dict[str, Any]]:
 def _add_item(messages: ChatMessages, item: Fields) -> None:
     kind = item.text("type") or "message"
     if kind == "item_reference":
-        refuse(item, "type", "responses are not stored: send the item itself")
+        refuse(item, "type", "responses are not stored: send the item itself (store: false)")
     if kind not in ADD:
         raise item.error("type", "one of " + ", ".join(ADD))
     ADD[kind](messages, item)
