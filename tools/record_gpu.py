@@ -167,7 +167,7 @@ def run_tests(processes: int) -> dict[str, float]:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", f"--junitxml={report}"]
         command += ["-o", f"faulthandler_timeout={LONG}"]
-        command += ["-n", str(processes)] if processes > 1 else []
+        command += ["-n", str(processes), "--dist", "worksteal"] if processes > 1 else []
         subprocess.run(command, cwd=ROOT, stdout=sys.stderr)
         text = report.read_text(encoding="utf-8")
     return {**results(text), "seconds": round(time.monotonic() - started)}
