@@ -82,10 +82,12 @@ def section(path: Path) -> Iterator[str]:
 def where(first: Row, gpu: str, build: str) -> Iterator[str]:
     """The lines with the machine, the date, the limits and the command of a run."""
     driver = f", driver for CUDA {first['driver']}" if first["driver"] else ""
-    known = f"{rate(first['bandwidth'], 'B/s')}, {rate(first['matrix_rate'], 'FLOP/s')}"
+    known = "unknown"
+    if first["bandwidth"]:
+        known = f"{rate(first['bandwidth'], 'B/s')}, {rate(first['matrix_rate'], 'FLOP/s')}"
     time = first.get("test_time") or first["time"]
     yield f"{gpu}{driver}, {time[:10]}, build {build}."
-    yield f"Limits: {known if first['bandwidth'] else 'unknown'}.\n"
+    yield f"Limits: {known}.\n"
     yield f"```sh\n{first['command']}\n```\n"
 
 

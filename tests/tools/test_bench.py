@@ -81,7 +81,10 @@ def test_what_is_wrong_is_said_before_anything_runs(
 
 
 def test_without_ceilings_there_are_speeds(
-    program: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    program: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     def fail(ops: object, fresh: bool) -> None:
         raise RuntimeError("out of GPU memory")
@@ -91,6 +94,11 @@ def test_without_ceilings_there_are_speeds(
     captured = capsys.readouterr()
     assert "no limits: the ceilings could not be measured: out of GPU memory" in captured.err
     assert "limit:" not in captured.out and "tg2" in captured.out
+    (tmp_path / "benchmarks").mkdir()
+    assert program.main([*QUICK, "--synthetic", "tiny:Q8_0", "-o", "json"]) == 0
+    (tmp_path / "benchmarks" / "cpu.json").write_text(capsys.readouterr().out)
+    assert program.main(["--report", str(tmp_path / "benchmarks")]) == 0
+    assert "Limits: unknown.\n" in (tmp_path / "BENCHMARKS.md").read_text()
 
 
 def test_measured_json_becomes_a_page(
