@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import re
 import subprocess
@@ -14,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ggpy.sampling import SamplingParams
+from ggpy.tokenizer import Tokenizer
 from ggpy.util import paths
 
 ROOT = paths.data_dir("models").parent
@@ -63,9 +66,11 @@ def test_generate_continues_with_the_same_text_each_time() -> None:
 
 
 def test_client_streams_an_answer_and_tells_an_error() -> None:
-    from running_server import running  # needs the extra `server`
+    from running_server import TINY, running  # needs the extra `server`
 
-    with running(api_keys=("k",)) as server:
+    ends = Tokenizer.from_gguf(TINY / "llama.gguf").end_ids
+    endless = SamplingParams(temperature=0, logit_bias=dict.fromkeys(ends, -math.inf))
+    with running(api_keys=("k",), sampling=endless) as server:
         arguments = ["hello", "--url", server.url, "--key", "k", "-n", "6"]
         text = "\n".join(output_of("client", *arguments))
         assert re.search(r"^.+\n\n6 tokens in [\d.]+ s, the first after [\d.]+ s$", text, re.S)
