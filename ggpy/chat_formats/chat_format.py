@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .json_calls import JsonObjects, NameThenJson
 from .messages import Messages
 from .parser import ChatParser
-from .python_calls import GemmaCalls, JsonOrPython, PythonCalls
+from .python_calls import GemmaCalls, PythonCalls
 from .reader import AnswerReader, Steps
 from .xml_calls import Tags
 
@@ -114,13 +114,8 @@ class ChatFormat:
 
     def continues(self, left: str, following: str) -> bool:
         """Whether a call without an opener follows another: `left` stands between them."""
-        if isinstance(self.syntax, JsonOrPython):
-            return (following == "{" or "," in left or "\n" in left) and "]" not in left
-        if isinstance(self.syntax, JsonObjects):
-            return following == "{" and "]" not in left
-        if isinstance(self.syntax, PythonCalls):
-            return ("," in left or "\n" in left) and "]" not in left
-        return False
+        syntax = self.syntax
+        return isinstance(syntax, JsonObjects | PythonCalls) and syntax.continues(left, following)
 
     def opens_reasoning(self, prompt: str) -> bool:
         """Whether a rendered prompt ends inside reasoning, so that the answer begins there."""

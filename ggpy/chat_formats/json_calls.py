@@ -52,6 +52,10 @@ class JsonObjects:
         yield from call.members(self.first)
         call.finish()
 
+    def continues(self, left: str, following: str) -> bool:
+        """See `ChatFormat.continues`."""
+        return following == "{" and "]" not in left
+
 
 class _Call:
     """One object as it is read: what it said so far."""

@@ -51,6 +51,10 @@ class PythonCalls:
         yield from reader.expect("(")
         return name
 
+    def continues(self, left: str, following: str) -> bool:
+        """See `ChatFormat.continues`."""
+        return ("," in left or "\n" in left) and "]" not in left
+
 
 @dataclass(frozen=True)
 class JsonOrPython(JsonObjects):
@@ -62,6 +66,11 @@ class JsonOrPython(JsonObjects):
             yield from super().read(reader)
         else:
             yield from PythonCalls().read(reader)
+
+    def continues(self, left: str, following: str) -> bool:
+        """See `ChatFormat.continues`."""
+        is_json = super().continues(left, following)
+        return is_json or PythonCalls().continues(left, following)
 
 
 @dataclass(frozen=True)
