@@ -91,6 +91,8 @@ class ModelService:
         rendered = await self._render(request)
         ids = await self._encoded(rendered)
         opened = self.format.opens_reasoning(rendered)
+        either = self._constraints.call_or_json(request)
+        constraint = self._constraints.of(request, opened)
         answers: list[Answering] = []
         with _all_or_none(answers):
             for options in _seeded(self._timed(request.options), n):
@@ -99,7 +101,7 @@ class ModelService:
                     reasoning=request.reasoning and self.settings.reasoning_format != "none",
                     reasoning_open=opened,
                 )
-                grammar = await self._chat_mask(request, opened)
+                grammar = await self._chat_mask(either, constraint)
                 ticket = self._begin(ids, options, client, grammar, bool(self._markers))
                 answers.append(
                     Answering(
@@ -253,13 +255,14 @@ class ModelService:
 
     # Constraints
 
-    async def _chat_mask(self, request: ChatRequest, opened: bool) -> TokenMask | None:
-        """The mask of an answer to a conversation; opened: the prompt ends inside reasoning."""
-        either = self._constraints.call_or_json(request)
+    async def _chat_mask(
+        self, either: Constraint | None, constraint: Constraint | None
+    ) -> TokenMask | None:
+        """The mask of an answer to a conversation: of `either`, if that is given and supported."""
         if either is not None:
             with suppress(ApiError):  # a tool's schema is not supported: there are no calls then
                 return await self._mask(either)
-        return await self._mask(self._constraints.of(request, opened))
+        return await self._mask(constraint)
 
     async def _mask(self, constraint: Constraint | None) -> TokenMask | None:
         if constraint is None:

@@ -5,14 +5,14 @@ Reads requests and writes answers. Nothing here knows HTTP or how an answer is m
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ...sampling import SamplingParams
 from ...tokenizer import Tokenizer
 from ..errors import ApiError, openai_error
-from ..events import AnswerOptions, Event, Finished, TextDelta
+from ..events import AnswerOptions, AnswerToken, Event, Finished, TextDelta
 from ..fields import Fields
 from .chat import ChoiceText, sse
 from .options import MAX_TOP_LOGPROBS, answer_options
@@ -109,22 +109,22 @@ def _end(end: Finished, model: str, has_new_line: bool) -> dict[str, Any]:
     }
 
 
-def _probabilities(pieces: Any) -> list[dict[str, Any]]:
+def _probabilities(pieces: Iterable[AnswerToken]) -> list[dict[str, Any]]:
     """The log probabilities of those tokens that have one."""
     return [
-        {
-            "id": p.id,
-            "token": p.text,
-            "bytes": list(p.data),
-            "logprob": p.logprob,
-            "top_logprobs": [
-                {"id": t.id, "token": t.text, "bytes": list(t.data), "logprob": t.logprob}
-                for t in p.best
-            ],
-        }
+        {**_probability(p), "top_logprobs": [_probability(t) for t in p.best]}
         for p in pieces
         if p.logprob is not None
     ]
+
+
+def _probability(token: AnswerToken) -> dict[str, Any]:
+    return {
+        "id": token.id,
+        "token": token.text,
+        "bytes": list(token.data),
+        "logprob": token.logprob,
+    }
 
 
 # Tokens
