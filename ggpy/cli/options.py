@@ -14,7 +14,7 @@ from typing import Any
 
 from ..cache_types import AUTO, CACHE_TYPES
 from . import llama_cpp, simulated
-from .parser import MODEL, THREADS, Parser, Version, add_hub, natural, positive, threads
+from .parser import MODEL, Parser, Version, add_hub, add_threads, natural, positive
 
 PROGRAM = "ggpy run"
 EPILOG = """\
@@ -146,7 +146,7 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
         *("-b", "--batch-size"), type=natural, default=512, metavar="N",
         help="tokens of a step; a multiple of -c evaluates several chunks together (512)",
     )  # fmt: skip
-    add("-t", "--threads", type=threads, metavar="N", help=THREADS)
+    add_threads(parser)
     add("--device", default="auto", help="auto, cpu, numpy, cuda or cuda:N (auto)")
     simulated.add_option(parser)
     llama_cpp.add_options(parser)
@@ -161,7 +161,7 @@ def add_machine(group: Any) -> None:
         help="auto, cpu, numpy, cuda or cuda:N (auto)",
     )
     simulated.add_option(group)
-    group.add_argument("-t", "--threads", type=threads, metavar="N", help=THREADS)
+    add_threads(group)
     group.add_argument(
         "--batch-invariant",
         action="store_true",

@@ -58,6 +58,11 @@ def add_hub(group: Any) -> None:
     group.add_argument("-hff", "--hf-file", metavar="FILE", help="this file of the repository")
 
 
+def add_threads(group: Any) -> None:
+    """The option for the threads of the CPU."""
+    group.add_argument("-t", "--threads", type=threads, metavar="N", help=THREADS)
+
+
 def positive(text: str) -> int:
     """A whole number of 1 or more; ArgumentTypeError."""
     return _whole(text, 1)

@@ -138,7 +138,7 @@ class StepUpload:
         tables = [_widened(table) for table in step.page_tables[:n_paged]]
         states = list(step.page_tables[n_paged:])
         tiles, prefill = self._plan(step)
-        if pad_to and len(tables[0]) < len(step.ids):
+        if pad_to and has_prompts:
             tiles, prefill = ([filled(t, step.positions) for t in x] for x in (tiles, prefill))
         decode = len(tables[0]) == len(step.ids)
         if decode:  # row i is token i's, which saves kernels a dependent load
