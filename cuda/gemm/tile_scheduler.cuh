@@ -1,8 +1,9 @@
 // Tile scheduler of persistent GEMMs: assigns work tiles to resident CTAs as whole waves, then splits the remaining
-// tiles along K (stream-K, or split-K as its special case).
+// tiles along K (stream-K or split-K).
 //
 // For the first `waves` waves CTA b takes the whole tiles b, b + gridDim.x, ... The remaining tiles are divided into
-// stages of K, all in one sequence, and each CTA takes an equal range of that sequence. CTAs that share a tile pass
+// stages of K, all in one sequence. Stream-K: each CTA takes an equal range of that sequence, up to a stage. Split-K:
+// as many CTAs for each tile take equal ranges of it, up to a stage. CTAs that share a tile pass
 // their sums through the split-K workspace (below), which are added in the order of K, so repeated runs are bitwise
 // equal. This file does not depend on what is multiplied.
 #pragma once
@@ -18,9 +19,10 @@ struct TileSchedulerArgs {
     int n_tiles;        // work tiles of the output
     int token_blocks;   // tiles along the tokens: this many consecutive tiles share rows of weights
     int waves, stages;  // waves of whole tiles; stages of K per tile
-    int stages_per_cta,
-        remainder;  // stages of split tiles per CTA; the first `remainder` CTAs have one more
-    uint32_t inverse_stages, inverse_token_blocks;  // see divided
+    // CTAs of a team, which shares a split tile, or, with stream-K, all of them. Stages of each; the first `remainder`
+    // of a team have one more.
+    int team, stages_per_cta, remainder;
+    uint32_t inverse_stages, inverse_token_blocks, inverse_team;  // see divided
     int paired;                                     // tiles 2 i and 2 i + 1 have the same tokens and adjacent rows
 };
 
@@ -39,7 +41,10 @@ struct TileScheduler {
         position = begin(blockIdx.x), end = begin(blockIdx.x + 1);
     }
     // First stage of CTA b in the sequence of all stages of split tiles.
-    __device__ __forceinline__ int begin(int b) const { return b * args.stages_per_cta + min(b, args.remainder); }
+    __device__ __forceinline__ int begin(int b) const {
+        const int team = divided(b, args.inverse_team), member = b - team * args.team;
+        return team * args.stages + member * args.stages_per_cta + min(member, args.remainder);
+    }
     __device__ __forceinline__ int first_split_tile() const { return args.waves * gridDim.x; }
     __device__ __forceinline__ bool next() {
         if (wave < args.waves) {

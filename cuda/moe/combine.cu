@@ -14,21 +14,40 @@
 #define WEIGHS_INPUT 0
 #endif
 
-// One thread per element of a row; grid (columns / blockDim, rows). Biases [n_expert, columns] may be null.
+// A thread has COLUMNS neighbouring columns: many small CTAs would not be resident at once.
+constexpr int COLUMNS = 4;
+
+__device__ __forceinline__ float4 columns_of(const float* matrix, int row, int columns, int column) {
+    return __ldcg(reinterpret_cast<const float4*>(matrix + static_cast<size_t>(row) * columns + column));
+}
+__device__ __forceinline__ float4 columns_or_zero(const float* matrix, int row, int columns, int column) {
+    return matrix ? columns_of(matrix, row, columns, column) : float4{};
+}
+__device__ __forceinline__ float4 scaled_sum(float scale, const float4& v, const float4& to) {
+    return make_float4(fmaf(scale, v.x, to.x), fmaf(scale, v.y, to.y), fmaf(scale, v.z, to.z), fmaf(scale, v.w, to.w));
+}
+
+__device__ __forceinline__ float4 sum_of(const float4& a, const float4& b) {
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+// Grid (columns / (COLUMNS * blockDim), rows). Biases [n_expert, columns] may be null.
 extern "C" __global__ void expert_glu(const float* gate, const float* up, const float* b_gate, const float* b_up,
                                       const int* ids, const int* pair_of, __half* h, int columns, int activation,
                                       const float* weights) {
     grid_dependency_wait();
     grid_dependency_launch();  // after the wait: the next kernel reads ids without waiting (expert_gemv.cu, SUM)
-    const int column = blockIdx.x * blockDim.x + threadIdx.x;
+    const int column = (blockIdx.x * blockDim.x + threadIdx.x) * COLUMNS;
     if (column >= columns) return;
-    const int row = blockIdx.y, pair = pair_of ? __ldcg(pair_of + row) : row, expert = __ldcg(ids + pair);
+    const int row = blockIdx.y;
+    const float4 gates = columns_of(gate, row, columns, column), ups = columns_of(up, row, columns, column);
+    const int pair = pair_of ? __ldcg(pair_of + row) : row, expert = __ldcg(ids + pair);
     const float before = WEIGHS_INPUT ? __ldcg(weights + pair) : 1.0f;
-    const size_t at = static_cast<size_t>(row) * columns + column;
-    const size_t bias = static_cast<size_t>(expert) * columns + column;
-    const float g = before * __ldcg(gate + at) + (b_gate ? __ldg(b_gate + bias) : 0.0f);
-    const float u = before * __ldcg(up + at) + (b_up ? __ldg(b_up + bias) : 0.0f);
-    h[at] = saturated_half(expert_gated(activation, g, u));
+    const float4 g = scaled_sum(before, gates, columns_or_zero(b_gate, expert, columns, column));
+    const float4 u = scaled_sum(before, ups, columns_or_zero(b_up, expert, columns, column));
+    const auto gated = [&](float v, float w) { return expert_gated(activation, v, w); };
+    *reinterpret_cast<uint2*>(h + static_cast<size_t>(row) * columns + column) = make_uint2(
+        saturated_half2(gated(g.x, u.x), gated(g.y, u.y)), saturated_half2(gated(g.z, u.z), gated(g.w, u.w)));
 }
 
 struct CombineArgs {
@@ -45,18 +64,18 @@ struct CombineArgs {
 
 constexpr int AT_ONCE = 8;  // outputs in flight: experts of a token, of most models all of them
 
-// One thread per element; grid (columns / blockDim, tokens).
+// Grid (columns / (COLUMNS * blockDim), tokens).
 extern "C" __global__ void combine(const CombineArgs p) {
     grid_dependency_launch();
     grid_dependency_wait();
-    const int column = blockIdx.x * blockDim.x + threadIdx.x, token = blockIdx.y;
+    const int column = (blockIdx.x * blockDim.x + threadIdx.x) * COLUMNS, token = blockIdx.y;
     if (column >= p.columns) return;
-    float total = 0.0f;
-    const size_t at = static_cast<size_t>(token) * p.columns + column;
-    const float old = __ldcg(p.x + at);
+    float4 total = {};
+    const float4 old = columns_of(p.x, token, p.columns, column);
     for (int first = 0; first < p.n_used; first += AT_ONCE) {
         int row[AT_ONCE];
-        float y[AT_ONCE], weight[AT_ONCE], bias[AT_ONCE] = {};
+        float4 y[AT_ONCE], bias[AT_ONCE] = {};
+        float weight[AT_ONCE];
         const int count = min(AT_ONCE, p.n_used - first), pair = token * p.n_used + first;
 #pragma unroll
         for (int j = 0; j < AT_ONCE; ++j)
@@ -64,17 +83,20 @@ extern "C" __global__ void combine(const CombineArgs p) {
 #pragma unroll
         for (int j = 0; j < AT_ONCE; ++j)
             if (j < count) {
-                y[j] = __ldcg(p.y + static_cast<size_t>(row[j]) * p.columns + column);
+                y[j] = columns_of(p.y, row[j], p.columns, column);
                 weight[j] = WEIGHS_INPUT ? 1.0f : __ldcg(p.weights + pair + j);
             }
 #pragma unroll
         for (int j = 0; j < AT_ONCE; ++j)
-            if (p.bias && j < count)
-                bias[j] = __ldg(p.bias + static_cast<size_t>(__ldcg(p.ids + pair + j)) * p.columns + column);
+            if (p.bias && j < count) bias[j] = columns_of(p.bias, __ldcg(p.ids + pair + j), p.columns, column);
 #pragma unroll
         for (int j = 0; j < AT_ONCE; ++j)
-            if (j < count) total = fmaf(weight[j], y[j] + bias[j], total);
+            if (j < count) total = scaled_sum(weight[j], sum_of(y[j], bias[j]), total);
     }
-    if (p.shared) total = fmaf(p.strength ? __ldcg(p.strength + token) : 1.0f, __ldcg(p.shared + at), total);
-    p.x[at] = old + total;
+    if (p.shared) {
+        const float strength = p.strength ? __ldcg(p.strength + token) : 1.0f;
+        total = scaled_sum(strength, columns_of(p.shared, token, p.columns, column), total);
+    }
+    float4* x = reinterpret_cast<float4*>(p.x + static_cast<size_t>(token) * p.columns + column);
+    *x = sum_of(old, total);
 }

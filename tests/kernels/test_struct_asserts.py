@@ -81,7 +81,7 @@ def moved(first: str, second: str) -> type[ctypes.Structure]:
     [
         (moved("waves", "paired"), r"offsetof\(TileSchedulerArgs, paired\) == 8"),
         (changed(stages=ctypes.c_int64), r"sizeof\(TileSchedulerArgs::stages\) == 8"),
-        (changed(paired=None), r"sizeof\(TileSchedulerArgs\) == 32"),
+        (changed(paired=None), r"sizeof\(TileSchedulerArgs\) == 40"),
         (moved("waves", "rounds"), "rounds"),
     ],
     ids=["moved", "another size", "missing", "another name"],

@@ -32,8 +32,8 @@ DEFERRED_NORM_TOKENS = 8  # tokens of the only work tile that supports a deferre
 PREFETCH_BYTES = 52 << 10  # weights that a CTA requests before x is available
 TILE_COSTS = TileCosts(
     {
-        32: Cost(step=0.57, output=0.0, to_all=5.5, to_each=0.26),
-        64: Cost(step=1.04, output=0.0, to_all=10.9, to_each=0.35),
+        32: Cost(step=0.57, output=0.0, to_all=5.0, to_each=0.0, of_all=2.0),
+        64: Cost(step=1.04, output=0.0, to_all=10.9, to_each=0.35, of_all=3.0),
         128: Cost(step=0.87, output=0.0, to_all=12.2, to_each=1.52),
         256: Cost(step=1.44, output=0.0, to_all=18.3, to_each=3.05),
     },

@@ -35,10 +35,12 @@ class TileSchedulerArgs(ctypes.Structure):
         ("token_blocks", ctypes.c_int),
         ("waves", ctypes.c_int),
         ("stages", ctypes.c_int),
+        ("team", ctypes.c_int),
         ("stages_per_cta", ctypes.c_int),
         ("remainder", ctypes.c_int),
         ("inverse_stages", ctypes.c_uint32),
         ("inverse_token_blocks", ctypes.c_uint32),
+        ("inverse_team", ctypes.c_uint32),
         ("paired", ctypes.c_int),
     )
 
@@ -47,10 +49,12 @@ class TileSchedulerArgs(ctypes.Structure):
 def tile_scheduler_args(schedule: TileSchedule, stages: int) -> TileSchedulerArgs:
     """Kernel parameters of a schedule whose tiles have `stages` stages of K each."""
     split_tiles = max(0, schedule.tiles - schedule.waves * schedule.ctas)
-    stages_per_cta, remainder = divmod(split_tiles * stages, schedule.ctas)
-    inverses = inverse(stages), inverse(schedule.token_blocks)
-    token_blocks, waves = schedule.token_blocks, schedule.waves
-    sizes = schedule.tiles, token_blocks, waves, stages, stages_per_cta, remainder
+    token_blocks, waves, split_k = schedule.token_blocks, schedule.waves, schedule.tiling.split_k
+    # stream-K: one team, of which CTA number schedule.ctas, the end, is a member, too
+    team, shared = (split_k, stages) if split_k else (schedule.ctas + 1, split_tiles * stages)
+    stages_per_cta, remainder = divmod(shared, split_k or schedule.ctas)
+    sizes = schedule.tiles, token_blocks, waves, stages, team, stages_per_cta, remainder
+    inverses = map(inverse, (stages, token_blocks, team))
     return TileSchedulerArgs(*sizes, *inverses, schedule.cluster > 1)
 
 

@@ -14,20 +14,22 @@ from functools import cache
 from typing import NamedTuple
 
 TOKENS = (8, 16, 32, 64, 128, 256)  # tokens of a work tile; one instance of the kernel each
-SPLIT_K = (2, 4, 8)  # CTAs that may share a work tile
+SPLIT_K = (2, 3, 4, 5, 6, 7, 8)  # CTAs that may share a work tile
 
 
 class Cost(NamedTuple):
     """Microseconds that a CTA needs for work tiles of a given number of tokens.
 
     step: 128 columns of K. output: the outputs of a tile. to_all: passing sums if all CTAs share
-    all tiles (stream-K). to_each: passing sums, per CTA that shares the tile (split-K).
+    all tiles (stream-K). to_each: passing sums, per CTA that shares the tile (split-K). of_all: the
+    same, for each CTA that an SM has on average.
     """
 
     step: float
     output: float
     to_all: float
     to_each: float
+    of_all: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,13 +114,13 @@ class Tiling:
     def schedule(self, row_blocks: int, n_tokens: int, stages: int, n_sms: int) -> TileSchedule:
         """The schedule of row_blocks x n_tokens outputs whose tiles have `stages` stages of K.
 
-        Raises ValueError if split_k does not divide the stages, or needs more CTAs than are
-        resident: some CTAs wait for others.
+        Raises ValueError if split_k exceeds the stages, or needs more CTAs than are resident: some
+        CTAs wait for others.
         """
         token_blocks = -(-n_tokens // self.tokens)
         tiles = row_blocks * token_blocks
         resident_ctas = n_sms * self.ctas_per_sm
-        if self.split_k and (stages % self.split_k or tiles * self.split_k > resident_ctas):
+        if self.split_k > stages or tiles * self.split_k > resident_ctas:
             raise ValueError(
                 f"{tiles} tiles of {stages} stages cannot be split in {self.split_k} each: "
                 f"{resident_ctas} CTAs are resident"
@@ -178,7 +180,7 @@ def fastest(
         replace(tiling, split_k=n) for tiling in tilings if tiling.split for n in SPLIT_K
     ]:
         ctas = row_blocks * -(-n_tokens // tiling.tokens) * tiling.split_k
-        if stages.count % tiling.split_k == 0 and ctas <= n_sms * tiling.ctas_per_sm:
+        if stages.count >= tiling.split_k and ctas <= n_sms * tiling.ctas_per_sm:
             tilings.append(tiling)
     best = min(tilings, key=lambda tiling: _us(tiling, tiles, row_blocks, n_tokens, stages, n_sms))
     return replace(best, pairs=tiles.pairs and best.may_pair)
@@ -191,9 +193,12 @@ def _us(
     cost, n = tiles.costs[tiling.tokens], row_blocks * -(-n_tokens // tiling.tokens)
     ctas = n_sms * tiling.ctas_per_sm
     memory = tiles.memory * stages.bits if tiling.ctas_per_sm > 1 else 0.0
-    tile = stages.count * stages.columns / 128 * max(cost.step, memory) + cost.output
+    stage = stages.columns / 128 * max(cost.step, memory)
+    tile = stages.count * stage + cost.output
     if tiling.split_k:
-        return tile / tiling.split_k + tiling.split_k * cost.to_each
+        share = -(-stages.count // tiling.split_k) * stage + cost.output / tiling.split_k
+        passed = cost.to_each + cost.of_all * n / n_sms
+        return share + tiling.split_k * passed
     if tiling.split:
         # prefer whole tiles, which share reads better, unless splitting is 5% faster
         return 1.05 * (n * tile / ctas + cost.to_all)

@@ -9,7 +9,8 @@ from ...device.base import Device
 from ..address import Address, address
 from ..struct_asserts import struct_asserts
 
-THREADS = 128  # of a CTA: with a token alone, more SMs take part
+THREADS = 64  # of a CTA: with a token alone, more SMs take part
+COLUMNS = 4  # of a thread
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "swiglu_oai": 2}
 
 
@@ -67,9 +68,8 @@ class Combine:
         pair_of: int [n_rows] of a sorted step; None: row r is of pair r. weights: f32 [n_rows] of
         the pairs, if they multiply what experts take.
         """
-        grid = -(-columns // THREADS), n_rows
         args = (*parts, *biases, ids, pair_of, h, columns, ACTIVATIONS[activation], weights)
-        self._glu.launch(grid, THREADS, args, pdl=True)
+        self._glu.launch(_grid(columns, n_rows), THREADS, args, pdl=True)
 
     def launch(
         self, x: Address, o: ExpertOutputs, n_tokens: int, n_used: int, columns: int
@@ -77,4 +77,10 @@ class Combine:
         """Enqueue x += the outputs of the experts of each token; x is f32 [n_tokens, columns]."""
         memory = x, o.y, o.bias, o.ids, o.weights, o.row_of, o.shared, o.strength
         args = CombineArgs(*map(address, memory), columns, n_used)
-        self._combine.launch((-(-columns // THREADS), n_tokens), THREADS, (args,), pdl=True)
+        self._combine.launch(_grid(columns, n_tokens), THREADS, (args,), pdl=True)
+
+
+def _grid(columns: int, rows: int) -> tuple[int, int]:
+    if columns % COLUMNS:
+        raise ValueError(f"rows of {columns} columns: a multiple of {COLUMNS} is needed")
+    return -(-columns // (THREADS * COLUMNS)), rows

@@ -73,6 +73,7 @@ SCHEDULES = [
     (40, 3, 12, 3),  # the last four tiles are shared
     (3, 100, 7, 0),
 ]
+SPLITS = [(5, 7, 3), (2, 23, 4), (1, 8, 8)]  # tiles, stages, CTAs of a tile
 
 
 class Params(ctypes.Structure):
@@ -112,9 +113,19 @@ def in_order(values: np.ndarray, d: TileSchedulerArgs, ctas: int) -> np.ndarray:
 
 @pytest.mark.parametrize(("tiles", "stages", "ctas", "waves"), SCHEDULES)
 def test_sums_are_in_order_and_leave_nothing(machine, tiles, stages, ctas, waves):
+    check_sums(machine, TileSchedule(Tiling(8, True), 1, tiles, ctas, waves), stages)
+
+
+@pytest.mark.parametrize(("tiles", "stages", "split_k"), SPLITS)
+def test_so_do_sums_of_split_tiles(machine, tiles, stages, split_k):
+    """Also where the CTAs of a tile have unequal numbers of stages."""
+    tiling = Tiling(8, True, split_k=split_k)
+    check_sums(machine, TileSchedule(tiling, 1, tiles, tiles * split_k, 0), stages)
+
+
+def check_sums(machine, schedule: TileSchedule, stages: int) -> None:
     kernels = machine.kernels("gemm/tile_scheduler.cuh", NAMES, extra_source=SOURCE)
-    schedule = TileSchedule(Tiling(8, True), 1, tiles, ctas, waves)
-    d = tile_scheduler_args(schedule, stages)
+    d, tiles, ctas = tile_scheduler_args(schedule, stages), schedule.tiles, schedule.ctas
     for kernel, (kind, n) in zip(kernels, KINDS, strict=True):
         values = random_values(kind, (tiles, stages, THREADS, n))
         words = 2 * ctas * THREADS * n

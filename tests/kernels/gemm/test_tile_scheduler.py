@@ -80,6 +80,7 @@ TILINGS = [
         (True, 0, True),
         (True, 0, False),
         (True, 2, True),
+        (True, 5, True),
     )
 ]
 
@@ -140,8 +141,8 @@ def test_impossible_splits_are_refused():
     """CTAs that wait for CTAs that cannot start would wait forever."""
     with pytest.raises(ValueError, match="7 tiles of 16 stages cannot be split in 4 each: 26 C"):
         Tiling(16, True, split_k=4).schedule(7, 2, 16, 13)
-    with pytest.raises(ValueError, match="cannot be split in 3 each"):
-        Tiling(16, True, split_k=3).schedule(7, 2, 16, 13)
+    with pytest.raises(ValueError, match="2 stages cannot be split in 3 each"):
+        Tiling(16, True, split_k=3).schedule(7, 2, 2, 13)
     assert Tiling(16, True, split_k=2).schedule(13, 2, 16, 13).ctas == 26
 
 

@@ -29,6 +29,7 @@ TILINGS = [
     Tiling(128, False),
     Tiling(256, True),
     Tiling(256, True, split_k=2),
+    Tiling(64, True, split_k=7),
 ]
 
 

@@ -19,11 +19,13 @@ def divided(x: np.ndarray, inverse: int) -> np.ndarray:
 def work_tiles(d: TileSchedulerArgs, ctas: int) -> list[list[tuple[int, int, int]]]:
     """For each CTA: its work tiles (tile, first stage, end stage)."""
     found = []
-    begin = [b * d.stages_per_cta + min(b, d.remainder) for b in range(ctas + 1)]
+    team, member = np.divmod(np.arange(ctas + 1), d.team)
+    assert np.array_equal(divided(np.arange(ctas + 1), d.inverse_team), team)
+    begin = team * d.stages + member * d.stages_per_cta + np.minimum(member, d.remainder)
     for b in range(ctas):
         own = [(b + r * ctas, 0, d.stages) for r in range(d.waves)]
         own = [work for work in own if work[0] < d.n_tiles]
-        at = begin[b]
+        at = int(begin[b])
         while at < begin[b + 1]:
             tiling = int(divided(np.array([at]), d.inverse_stages)[0])
             first = at - tiling * d.stages
