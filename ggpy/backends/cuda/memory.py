@@ -14,8 +14,7 @@ from typing import Protocol
 
 from ...formats import Format
 from ...gguf import Tensor
-from ...kernels.attention.paged_attention import MAX_SPLIT
-from ...kernels.attention.paged_attention import ROWS as ATTEND_ROWS
+from ...kernels.attention.paged_attention import workspace_bytes as attention_bytes
 from ...kernels.attention.rope_kv import Heads
 from ...kernels.layout.pack import packed_bytes
 from ...kernels.layout.tile import grows, layout_of
@@ -259,13 +258,6 @@ def _head_bytes(heads: Heads) -> int:
     rotated = 2 * heads.n_head * heads.row
     attended = 2 * 2 * heads.n_head * heads.head_size  # also packed for the next GEMM
     return projected + rotated + attended + 2 * (4 * heads.head_size) + 4
-
-
-def attention_bytes(heads: Heads, max_split_tokens: int) -> int:
-    """Bytes of the partial sums of max_split_tokens contexts that are split over CTAs."""
-    group = heads.n_head // heads.n_head_kv
-    head_tiles = heads.n_head_kv * -(-group // min(ATTEND_ROWS, group))
-    return 4 * max_split_tokens * head_tiles * MAX_SPLIT * ATTEND_ROWS * (heads.row + 2)
 
 
 def allocated(nbytes: int) -> int:

@@ -24,7 +24,7 @@ ROWS = 16  # (token, head) pairs of a tile
 MAX_SPLIT = 16  # splits of one context
 STATIC_SHARED = 4 << 10  # bytes of static shared memory of a CTA, besides the queries
 POSITIONS_PER_SPLIT = 128  # minimum
-DECODE_HEADS = 8  # query heads per KV head up to which decode_attention can run
+DECODE_HEADS = 8  # query heads of a CTA of decode_attention, at most
 MUCH_SHARED = 200 << 10  # bytes per CTA: Hopper and the data-centre GPUs after it have as much
 DECODE_STRIP = 16  # positions that a warp of decode_attention takes at a time
 SHARED_FROM_TOKENS = 2  # tokens from which on K and V pass through shared memory
@@ -69,6 +69,17 @@ ASSERTS = struct_asserts(AttentionArgs)
 def heads_per_tile(heads: Heads) -> int:
     """Query heads per tile: all that share a KV head, at most ROWS."""
     return min(ROWS, heads.n_head // heads.n_head_kv)
+
+
+def decode_parts(heads: Heads) -> int:
+    """CTAs that share a KV head in decode_attention, at least."""
+    return -(-heads.n_head // (heads.n_head_kv * DECODE_HEADS))
+
+
+def workspace_bytes(heads: Heads, max_split_tiles: int) -> int:
+    """Bytes of the partial results of max_split_tiles contexts that are split over CTAs."""
+    slots = max_split_tiles * heads.n_head_kv * decode_parts(heads)
+    return 4 * slots * MAX_SPLIT * ROWS * (heads.row + 2)
 
 
 def spans_of(sequences: NDArray[np.int32]) -> list[tuple[int, int]]:
@@ -190,10 +201,10 @@ class PagedAttention:
         bits do not depend on the batch.
         """
         self.device, self.heads, self.batch_invariant = device, heads, batch_invariant
+        self.group = heads.n_head // heads.n_head_kv
         self.heads_per_tile = heads_per_tile(heads)
-        self.head_tiles = heads.n_head_kv * -(
-            -(heads.n_head // heads.n_head_kv) // self.heads_per_tile
-        )
+        self.head_tiles = heads.n_head_kv * -(-self.group // self.heads_per_tile)
+        self.decode_tiles = heads.n_head_kv * decode_parts(heads)  # CTAs of a token, at least
         wide = heads.row > USUAL_HEAD
         per_team, sharers = ROWS * (heads.row + 2) * 4, 2 if wide else 1
         rest = ROWS * heads.row * 2 + STATIC_SHARED
@@ -202,22 +213,19 @@ class PagedAttention:
         )
         self.shared = self.warps // sharers * per_team
         self._much_shared = shared >= MUCH_SHARED
-        self.has_decode_kernel = self.heads_per_tile <= DECODE_HEADS
-        if wide:  # elsewhere operands in registers would spill
-            self.has_decode_kernel &= heads.is_f16 and self._much_shared
-        available, strips = shared - STATIC_SHARED, self.strips(2)
-        fitting = [w for w in DECODE_WARPS if decode_shared_bytes(heads, w, strips) <= available]
+        # elsewhere operands of wide heads in registers would spill
+        self.has_decode_kernel = not wide or (heads.is_f16 and self._much_shared)
+        available, strips, n = shared - STATIC_SHARED, self.strips(2), self._decode_heads(1)
+        fitting = [w for w in DECODE_WARPS if decode_shared_bytes(heads, n, w, strips) <= available]
         self._warps_that_fit = fitting or [1]
-        n_workspaces = max_split_tiles * self.head_tiles
+        self._max_split_tiles = max_split_tiles
         self._workspace = device.alloc(
-            n_workspaces * MAX_SPLIT * ROWS * (heads.row + 2) * 4, "attention workspace"
+            workspace_bytes(heads, max_split_tiles), "attention workspace"
         )
-        self._counters = device.zeros(n_workspaces * 4, "attention counters")
+        self._counters = device.zeros(4 * max_split_tiles * self.decode_tiles, "attention counters")
 
     def launch(self, params: AttentionParams, tiles: Address, n_tiles: int, n_split: int) -> None:
         """Enqueues attention of `n_tiles` tiles with at most n_split splits each."""
-        args = (self.args(params, tiles),)
-        grid = self.head_tiles, n_tiles, n_split
         row, fused = self.heads.row, params.rotation is not None
         types = "" if self.heads.is_f16 else f", {self.heads.cpp_types}"
         # only f16 pages can have been written by the kernel before decode_attention, which has no
@@ -225,18 +233,38 @@ class PagedAttention:
         alone = fused or (params.rotated and self.heads.is_f16 and row <= USUAL_HEAD)
         if alone and self.has_decode_kernel:
             warps, strips = self.decode_warps(n_tiles), self.strips(n_tiles, n_split)
-            shared = decode_shared_bytes(self.heads, warps, strips)
+            heads = self._decode_heads(self._times_as_many(n_tiles, n_split, warps))
+            shared = decode_shared_bytes(self.heads, heads, warps, strips)
             choices = (*strips, _has_more(params), params.rotated)
             flags = ", ".join(str(flag).lower() for flag in choices)
             name, sizes = f"decode_attention<{row}, {flags}{types}>", {"DECODE_WARPS": warps}
-            if self.heads_per_tile + 2 > warps and not (strips.in_shared_memory or params.rotated):
+            if heads + 2 > warps and not (strips.in_shared_memory or params.rotated):
                 sizes["TWO_HEADS"] = 1
         else:
-            warps, shared = self.warps, self.shared
+            warps, shared, heads = self.warps, self.shared, self.heads_per_tile
             name, sizes = f"paged_attention<{row}, {str(fused).lower()}{types}>", {}
         rotates = params.rotation.defines if params.rotation else {}
         kernel = self._kernel(name, sizes | rotates | sight_defines(params))
-        kernel.launch(grid, warps * 32, args, smem=shared, pdl=True)
+        args = self.args(params, tiles, heads)
+        grid = self.heads.n_head_kv * args.parts, n_tiles, n_split
+        kernel.launch(grid, warps * 32, (args,), smem=shared, pdl=True)
+
+    def _decode_heads(self, times: int) -> int:
+        """Query heads of a CTA of decode_attention, with `times` as many CTAs as needed."""
+        return -(-self.group // (times * decode_parts(self.heads)))
+
+    def _times_as_many(self, n_tiles: int, n_split: int, warps: int) -> int:
+        """CTAs of decode_attention for each one that is needed: while SMs would be idle, CTAs share
+        a KV head until a thread merges two elements only. No bits depend on it.
+        """
+        ctas, found = self.decode_tiles * n_tiles * n_split, 1
+        while (
+            self._decode_heads(found) * self.heads.row > 64 * warps
+            and 2 * found * ctas <= self.device.sm_count
+            and 2 * found * n_tiles <= self._max_split_tiles
+        ):
+            found *= 2
+        return found
 
     def decode_warps(self, n_tokens: int) -> int:
         """Warps per CTA for n_tokens decode tokens. Few tiles get 8 warps, which shortens each
@@ -245,7 +273,7 @@ class PagedAttention:
         most = self._warps_that_fit[0]
         if self.batch_invariant:
             return most
-        tiles = n_tokens * self.head_tiles / self.device.sm_count
+        tiles = n_tokens * self.decode_tiles / self.device.sm_count
         return min(most, next(warps for warps, few in DECODE_WARPS.items() if tiles <= few))
 
     def resident_splits(self, n_tokens: int) -> int | None:
@@ -253,10 +281,10 @@ class PagedAttention:
         or if the bits must not depend on the batch: n_split then depends on the position alone.
         """
         sms = self.device.sm_count
-        few = n_tokens * self.head_tiles <= FEW_TILES_PER_SM * sms
+        few = n_tokens * self.decode_tiles <= FEW_TILES_PER_SM * sms
         if few or self.batch_invariant or not self.has_decode_kernel:
             return None
-        return sms * WARPS_AT_ONCE // (self.decode_warps(n_tokens) * self.head_tiles)
+        return sms * WARPS_AT_ONCE // (self.decode_warps(n_tokens) * self.decode_tiles)
 
     def strips(self, n_tokens: int, n_split: int = 1) -> Strips:
         """Operand placement for n_tokens decode tokens with at most n_split splits.
@@ -284,10 +312,14 @@ class PagedAttention:
         size = self.heads.head_size
         return size % 32 == 0 and self.heads.n_head * size % UNIT == 0
 
-    def args(self, params: AttentionParams, tiles: Address) -> AttentionArgs:
-        """Returns the structure of cuda/attention/attention.cuh. ValueError if the heads cannot be
-        packed in the order that `params` asks for.
+    def args(
+        self, params: AttentionParams, tiles: Address, heads_per_tile: int | None = None
+    ) -> AttentionArgs:
+        """Returns the structure of cuda/attention/attention.cuh. heads_per_tile: query heads of a
+        tile; None: all of a KV head, up to ROWS. ValueError if the heads cannot be packed in the
+        order that `params` asks for.
         """
+        heads_per_tile = heads_per_tile or self.heads_per_tile
         if params.order != PLAIN and not self.packs:
             n, size = self.heads.n_head, self.heads.head_size
             raise ValueError(
@@ -302,9 +334,9 @@ class PagedAttention:
             out=address(a.out),
             workspace=self._workspace.address,
             counters=self._counters.address,
-            heads_per_tile=self.heads_per_tile,
-            group=self.heads.n_head // self.heads.n_head_kv,
-            parts=self.head_tiles // self.heads.n_head_kv,
+            heads_per_tile=heads_per_tile,
+            group=self.group,
+            parts=-(-self.group // heads_per_tile),
             window=a.window,
             scale=a.scale,
             soft_cap=a.soft_cap,
@@ -336,13 +368,12 @@ def _has_more(params: AttentionParams) -> bool:
     return norms or params.soft_cap > 0 or params.sinks is not None
 
 
-def decode_shared_bytes(heads: Heads, warps: int, strips: Strips) -> int:
-    """Bytes of dynamic shared memory of a decode_attention CTA (table at the top of
-    cuda/attention/decode_attention.cuh).
+def decode_shared_bytes(heads: Heads, n_heads: int, warps: int, strips: Strips) -> int:
+    """Bytes of dynamic shared memory of a decode_attention CTA that has n_heads query heads (table
+    at the top of cuda/attention/decode_attention.cuh).
     """
-    group = heads.n_head // heads.n_head_kv
     operands = warps * DECODE_STRIP * heads.row * 4 if any(strips) else 0
-    parts = warps * min(group, DECODE_HEADS) * (heads.row + 2) * 4
-    rotated = warps * min(group, DECODE_HEADS) if heads.row <= USUAL_HEAD else 0  # by no GEMM
+    parts = warps * n_heads * (heads.row + 2) * 4
+    rotated = warps * n_heads if heads.row <= USUAL_HEAD else 0  # by no GEMM
     queries = max(DECODE_HEADS + 2, rotated) * heads.row * 2
     return operands + parts + queries

@@ -186,6 +186,31 @@ def check_rotation_inside(machine, h, lengths, turn, **options):
 TURN = Turn(100.0 ** (-np.arange(32) / 32))
 
 
+@pytest.mark.parametrize("lengths", [[70], [300, 33]], ids=str)
+@pytest.mark.parametrize("shape", [(7, 1, 128), (16, 2, 128), (12, 1, 256)], ids=str)
+def test_ctas_that_share_a_kv_head_change_no_bits(machine, monkeypatch, shape, lengths):
+    """Nor the pages: all of them store the newest key and value."""
+    h, s, n = heads(*shape), Sequences(lengths, [1] * len(lengths)), len(lengths)
+    e, found = h.head_size, []
+    turn = Turn(frequencies(e // 2), True, norm=[random(e, seed=6) + 2, random(e, seed=7) + 2])
+    parts = [random(n, m, e, seed=i) for i, m in enumerate((h.n_head, *[h.n_head_kv] * 2))]
+    for times in (1, 2, 4):
+        monkeypatch.setattr(PagedAttention, "_times_as_many", lambda *_, times=times: times)
+        pages = fill(machine, h, s)[0]
+        o = Attention(machine, h).run(s, pages, turn=turn, parts=parts, scale=e**-0.5)
+        found.append((o, *pages.read()))
+    for other in found[1:]:
+        assert all(np.array_equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+def test_ctas_share_a_kv_head_while_sms_are_idle(emulator):
+    """8 query heads of 128 elements have work for 512 threads; the emulator has 4 SMs."""
+    paged = PagedAttention(emulator, heads(8, 1, 128), 8, 227 << 10)
+    cases = {(1, 1): 2, (2, 1): 2, (1, 2): 2, (3, 1): 1, (1, 4): 1}
+    assert {case: paged._times_as_many(*case, 8) for case in cases} == cases
+    assert PagedAttention(emulator, heads(8, 1, 64), 8, 227 << 10)._times_as_many(1, 1, 8) == 1
+
+
 @pytest.mark.parametrize("warps", DECODE_WARPS)
 @pytest.mark.parametrize("window", [1, 40, 0])
 def test_rotation_inside_with_a_window(machine, monkeypatch, window, warps):
