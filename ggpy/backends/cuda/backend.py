@@ -57,7 +57,7 @@ from .steps.upload import StepUpload
 from .weights import Uploader, in_f32
 
 ROWS_IN_F32 = ("X D", "X Fx")  # routers, and biases of experts
-GRAPH_TOKENS = 64  # graphs of all decode steps of at most this many tokens are kept
+FEW_TOKENS = 64  # of decode steps: contexts of as many may be split, and cuBLAS is in a graph
 
 
 class Cuda:
@@ -95,7 +95,7 @@ class Cuda:
         self.delta: DeltaOps | None = None  # and so is this
         self._steps: StepUpload | None = None
         self._offloaded: RouterChoice | None = None  # what is asked of experts in host memory
-        self._max_split_tokens = GRAPH_TOKENS  # sequences whose context may be split over CTAs
+        self._max_split_tokens = FEW_TOKENS  # sequences whose context may be split over CTAs
         self._pad_to: tuple[int, int] | None = None  # tokens and sequences of the largest step
 
     # Weights
@@ -104,7 +104,7 @@ class Cuda:
         """The batch size (tokens per step) to use. Raises MemoryError if too little memory is free,
         of the GPU or, for experts, of the host.
         """
-        self._max_split_tokens = max(GRAPH_TOKENS, demand.n_seq)
+        self._max_split_tokens = max(FEW_TOKENS, demand.n_seq)
         sizes = demand, self._max_split_tokens, self._converts
         free = self.device.free_bytes
         n_batch, remark = memory.plan_batch(self.context.planner, *sizes, free, self.name)
@@ -211,8 +211,6 @@ class Cuda:
         self.attention.begin()
         fused = batch.decode and probe is None and not step.hidden
         best = self._sampling.begin(batch.place if fused else None, len(step.rows))
-        often = batch.decode and batch.all_rows and batch.n_tokens <= GRAPH_TOKENS
-        rare = step.hidden or not often
 
         def launch() -> Array:
             output = forward(step)
@@ -222,9 +220,11 @@ class Cuda:
 
         # copies of experts take so long that a graph saves nothing
         copies = self._offloaded is not None and self._begin_copies(self._offloaded)
-        eager = probe is not None or copies or (rare and self.context.planner.gemm == "cublas")
+        few = batch.decode and batch.all_rows and batch.n_tokens <= FEW_TOKENS
+        by_cublas = self.context.planner.gemm == "cublas" and (step.hidden or not few)
+        eager = probe is not None or copies or by_cublas
         shape = (*batch.shape, best, step.hidden)
-        output = launch() if eager else self._graphs.run(shape, batch.place, rare, launch)
+        output = launch() if eager else self._graphs.run(shape, batch.place, launch)
         if batch.n_rows == len(step.rows) or step.hidden:
             return output
         return replace(output, shape=(len(step.rows), *output.shape[1:]))

@@ -12,9 +12,7 @@ from typing import Any
 
 from ..arrays import Array
 
-# Each graph takes one or two megabytes of the host for a model of 30 layers.
-RARE_KEPT = 32  # graphs kept of shapes that seldom repeat
-OFTEN_KEPT = 64  # graphs kept of other shapes
+KEPT = 64  # graphs; each takes one or two megabytes of the host for a model of 30 layers
 MOST_SHAPES = 1024  # shapes remembered without a graph
 
 Key = tuple[Hashable, int]  # shape of a step, and index of the memory that holds its integers
@@ -25,23 +23,17 @@ class Graphs:
 
     def __init__(self, device: Any) -> None:
         self.device = device
-        self._graphs: dict[Key, tuple[Any, Array]] = {}
-        # the shapes that have graphs, the last used last
-        self._rare: dict[Key, None] = {}
-        self._often: dict[Key, None] = {}
+        self._graphs: dict[Key, tuple[Any, Array]] = {}  # the last used last
         self._seen: dict[Hashable, None] = {}  # shapes of steps that ran without a graph
 
-    def run(self, shape: Hashable, place: int, rare: bool, launch: Callable[[], Array]) -> Array:
+    def run(self, shape: Hashable, place: int, launch: Callable[[], Array]) -> Array:
         """Calls launch() for the first step of a shape, and replays a graph of it from the second
         step on; the result then has the same address each time. place: index of the memory that
-        holds the step's integers. Only the graphs used last are kept: RARE_KEPT of steps that are
-        `rare`, which must follow from the shape, and OFTEN_KEPT of others.
+        holds the step's integers. Only the KEPT graphs used last are kept.
         """
         key = shape, place
-        used, most = (self._rare, RARE_KEPT) if rare else (self._often, OFTEN_KEPT)
         if key in self._graphs:
-            used[key] = used.pop(key)
-            graph, result = self._graphs[key]
+            graph, result = self._graphs[key] = self._graphs.pop(key)
             graph.launch()
             return result
         if shape not in self._seen:
@@ -50,25 +42,21 @@ class Graphs:
                 self._seen.clear()
             self._seen[shape] = None  # after launch(), whose allocations may call forget()
             return result
-        self._make_room(used, most)
+        if len(self._graphs) >= KEPT:
+            oldest = next(
+                iter(self._graphs)
+            )  # the driver frees a graph that runs when it has ended
+            del self._graphs[oldest]
+            self._seen.pop(oldest[0], None)
         with self.device.capture() as graph:
             result = launch()
-        used[key], self._graphs[key] = None, (graph, result)
+        self._graphs[key] = graph, result
         graph.launch()
         return result
-
-    def _make_room(self, used: dict[Key, None], most: int) -> None:
-        """Drop graphs until one more may be kept."""
-        while len(used) >= most:
-            oldest = next(iter(used))  # the driver frees a graph that runs when it has ended
-            del used[oldest], self._graphs[oldest]
-            self._seen.pop(oldest[0], None)
 
     def forget(self) -> None:
         """Wait for the steps in flight and drop all graphs."""
         if self._graphs:
             self.device.synchronize()
         self._graphs.clear()
-        self._rare.clear()
-        self._often.clear()
         self._seen.clear()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ggpy.backends.cuda.steps.graphs import MOST_SHAPES, OFTEN_KEPT, RARE_KEPT, Graphs
+from ggpy.backends.cuda.steps.graphs import KEPT, MOST_SHAPES, Graphs
 
 
 class Graph:
@@ -41,7 +41,7 @@ def device() -> Device:
     return Device()
 
 
-def steps(graphs: Graphs, device: Device, shape: Any, rare: bool, n: int) -> list[str]:
+def steps(graphs: Graphs, device: Device, shape: Any, n: int) -> list[str]:
     """What happens in n steps of a shape; each gives the result of its own first launch."""
     device.log.clear()
 
@@ -50,56 +50,52 @@ def steps(graphs: Graphs, device: Device, shape: Any, rare: bool, n: int) -> lis
         return shape
 
     for _ in range(n):
-        assert graphs.run(shape, 0, rare, launch) == shape
+        assert graphs.run(shape, 0, launch) == shape
     return device.log.copy()
 
 
 RECORDED = ["recorded", "launched", "replayed"]
 
 
-@pytest.mark.parametrize("rare", [False, True])
-def test_recorded_at_the_second_step(device: Device, rare: bool) -> None:
-    log = steps(Graphs(device), device, 1, rare, 4)
+def test_recorded_at_the_second_step(device: Device) -> None:
+    log = steps(Graphs(device), device, 1, 4)
     assert log == ["launched", *RECORDED, *["replayed"] * 2]
 
 
-@pytest.mark.parametrize(("rare", "kept"), [(True, RARE_KEPT), (False, OFTEN_KEPT)])
-def test_few_are_kept(device: Device, rare: bool, kept: int) -> None:
-    """The one that was used longest ago goes; those of the other kind stay."""
+def test_few_are_kept(device: Device) -> None:
+    """The one that was used longest ago goes."""
     graphs = Graphs(device)
-    steps(graphs, device, "of the other kind", not rare, 2)
-    for shape in range(kept):
-        steps(graphs, device, shape, rare, 2)
-    steps(graphs, device, 0, rare, 1)
-    assert steps(graphs, device, "another", rare, 2) == ["launched", *RECORDED]
-    assert steps(graphs, device, 1, rare, 1) == ["launched"]
-    assert steps(graphs, device, 0, rare, 1) == ["replayed"]
-    assert steps(graphs, device, "of the other kind", not rare, 1) == ["replayed"]
-    assert len(graphs._graphs) == kept + 1
+    for shape in range(KEPT):
+        steps(graphs, device, shape, 2)
+    steps(graphs, device, 0, 1)
+    assert steps(graphs, device, "another", 2) == ["launched", *RECORDED]
+    assert steps(graphs, device, 1, 1) == ["launched"]
+    assert steps(graphs, device, 0, 1) == ["replayed"]
+    assert len(graphs._graphs) == KEPT
 
 
 def test_nothing_is_kept_when_memory_moves(device: Device) -> None:
     graphs = Graphs(device)
     graphs.forget()
     assert device.log == [], "nothing is under way"
-    for shape, rare in ((2, False), (3, True)):
-        steps(graphs, device, shape, rare, 3)
+    for shape in (2, 3):
+        steps(graphs, device, shape, 3)
     device.log.clear()
     graphs.forget()
     assert device.log == ["waited"]
-    assert steps(graphs, device, 2, False, 1) == ["launched"]
-    assert steps(graphs, device, 3, True, 1) == ["launched"]
+    assert steps(graphs, device, 2, 1) == ["launched"]
+    assert steps(graphs, device, 3, 1) == ["launched"]
 
 
 def test_a_first_step_that_moves_memory_itself_is_recorded_at_the_second(device: Device) -> None:
     graphs = Graphs(device)
     for _ in range(2):
-        graphs.run(1, 0, False, graphs.forget)
+        graphs.run(1, 0, graphs.forget)
     assert device.log == ["recorded", "replayed"]
 
 
 def test_shapes_that_come_once_do_not_add_up(device: Device) -> None:
     graphs = Graphs(device)
     for shape in range(2 * MOST_SHAPES + 10):
-        steps(graphs, device, shape, True, 1)
+        steps(graphs, device, shape, 1)
     assert len(graphs._seen) <= MOST_SHAPES
