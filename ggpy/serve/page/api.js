@@ -1,6 +1,8 @@
 // The server's endpoints: OpenAI's chat with llama.cpp's additions, and its Markdown renderer.
 // Addresses are relative to the page, so that a prefix in front of it works.
 
+import { keep, kept } from "./store.js";
+
 const KEY = "ggpy.key";
 let askForKey = () => Promise.resolve(null);
 let asking = null; // one dialog for all requests that wait for a key
@@ -13,6 +15,7 @@ export class ServerError extends Error {
     this.code = more.code ?? more.type ?? null;
     this.nContext = more.n_ctx ?? null;
     this.nPrompt = more.n_prompt_tokens ?? null;
+    this.retryAfter = more.retryAfter ?? null; // seconds
   }
 
   get isContextFull() {
@@ -27,22 +30,26 @@ export function onKeyNeeded(ask) {
 }
 
 export function storedKey() {
-  return sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY);
+  return kept(KEY);
 }
 
 export function forgetKey() {
-  sessionStorage.removeItem(KEY);
-  localStorage.removeItem(KEY);
+  keep(KEY, null);
 }
 
-function keepKey({ key, keep }) {
+function keepKey({ key, keep: always }) {
   forgetKey();
-  (keep ? localStorage : sessionStorage).setItem(KEY, key);
+  keep(KEY, key, always ? "localStorage" : "sessionStorage");
+}
+
+/** A text as the bytes of a header, of which a script names only those of Latin-1. */
+function bytesOf(text) {
+  return String.fromCharCode(...new TextEncoder().encode(text));
 }
 
 async function send(path, body, signal) {
   const used = storedKey();
-  const headers = used ? { Authorization: `Bearer ${used}` } : {};
+  const headers = used ? { Authorization: bytesOf(`Bearer ${used}`) } : {};
   const options = { headers, signal };
   if (body !== undefined) {
     headers["Content-Type"] = "application/json";
@@ -79,8 +86,9 @@ async function errorOf(response) {
     told = { message: text.length < 300 && !text.startsWith("<") ? text : "" };
   }
   if (typeof told === "string") told = { message: told };
-  const message = told.message || `The server answered ${response.status} ${response.statusText}.`;
-  return new ServerError(message, response.status, told);
+  const status = `${response.status} ${response.statusText}`.trim();
+  const retryAfter = Number.parseInt(response.headers.get("Retry-After"), 10) || null;
+  return new ServerError(told.message || `The server answered ${status}.`, response.status, { ...told, retryAfter });
 }
 
 /** {model, nContext, caps} of the server. */

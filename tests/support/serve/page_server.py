@@ -79,7 +79,8 @@ class PageServer:
         return Response(answer.body, answer.status, answer.headers)
 
     def _refused(self, request: Request) -> Response | None:
-        if not self.key or request.headers.get("authorization") == f"Bearer {self.key}":
+        given = request.headers.get("authorization", "").encode("latin-1").decode()
+        if not self.key or given == f"Bearer {self.key}":
             return None
         return JSONResponse({"error": {"message": "Invalid API key", "code": 401}}, 401)
 
@@ -110,6 +111,9 @@ class PageServer:
         question = body["messages"][-1]["content"]
         if question == "too long":
             return JSONResponse({"error": FULL}, 400)
+        if question == "busy":
+            told = {"error": {"message": "1024 requests wait", "code": 503}}
+            return JSONResponse(told, 503, headers={"Retry-After": "5"})
         pieces = self.script.get(question, [f"You said: {question}"])
         return StreamingResponse(self._stream(body, pieces), media_type="text/event-stream")
 
