@@ -413,6 +413,13 @@ def test_errors_are_shown_in_place_with_a_second_try(tab: Tab, server: PageServe
     assert "1024 requests wait (try again in 5 s)" in ask(tab, "busy")
 
 
+def test_another_model_is_seen(tab: Tab, server: PageServer) -> None:
+    name, server.model = server.model, "another"
+    ask(tab, "one")
+    tab.wait("document.querySelector('#model').innerText === 'another'")
+    server.model = name
+
+
 def test_a_lost_connection_is_told(tab: Tab, server: PageServer) -> None:
     server.go.clear()
     send(tab, "break")

@@ -87,6 +87,7 @@ export class Answer {
       this.record.prompt = chunk.usage.prompt_tokens;
       this.record.generated = chunk.usage.completion_tokens;
     }
+    if (chunk.model) this.record.model = chunk.model;
     if (chunk.timings) this.takeTimings(chunk.timings);
     this.storing ??= setTimeout(() => this.store(), STORE_EVERY);
     this.changed(this.record);

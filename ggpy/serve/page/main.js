@@ -222,7 +222,8 @@ function ended(record) {
   thread.update(record);
   sidebar.later(0);
   announce(record.state === "done" ? "The answer is complete" : record.error?.message ?? "Stopped");
-  if (record.error?.status === 0 || record.error?.status === 503) connect();
+  const other = info && record.model !== info.model; // the server was started with another model
+  if (other || record.error?.status === 0 || record.error?.status === 503) connect();
 }
 
 function stopShown() {

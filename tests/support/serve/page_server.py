@@ -140,7 +140,8 @@ class PageServer:
             calls = any(isinstance(piece, dict) and "tool_calls" in piece for piece in pieces)
             yield _chunk({}, finish="tool_calls" if calls else "stop")
             usage = {"prompt_tokens": prompt, "completion_tokens": n, "total_tokens": prompt + n}
-            yield _event({"choices": [], "usage": usage, "timings": _timings(prompt, n)})
+            last = {"choices": [], "model": self.model, "usage": usage}
+            yield _event({**last, "timings": _timings(prompt, n)})
             yield "data: [DONE]\n\n"
         except asyncio.CancelledError:
             self.left.set()
