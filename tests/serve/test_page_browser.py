@@ -455,6 +455,25 @@ def test_a_key_is_asked_for_and_kept_as_chosen(
     tab.close()
 
 
+def test_who_gives_no_key_is_not_asked_for_each_answer(tab: Tab, server: PageServer) -> None:
+    opened = "document.querySelector('#key').open"
+    for text in ("one", "two", "three", "four"):
+        ask(tab, text)
+    server.key = "secret"
+    tab.reload()
+    tab.wait(opened)
+    tab.press("Escape")
+    tab.wait("document.querySelectorAll('.prose.plain').length === 4")
+    tab.evaluate("new Promise((resolve) => setTimeout(resolve, 200))")
+    assert not tab.evaluate(opened) and "Invalid API key" in tab.text("#banner")
+    send(tab, "five")
+    tab.wait(opened)
+    tab.type("secret")
+    tab.press("Enter")
+    tab.wait("document.querySelector('#banner').hidden")
+    tab.wait("!document.querySelector('.prose.plain')")
+
+
 def test_the_page_follows_only_a_reader_at_its_end(tab: Tab) -> None:
     send(tab, "lines")
     end = (

@@ -47,7 +47,8 @@ function bytesOf(text) {
   return String.fromCharCode(...new TextEncoder().encode(text));
 }
 
-async function send(path, body, signal) {
+/** asks: whether a key that is missing is asked for, instead of an error. */
+async function send(path, body, signal, asks = true) {
   const used = storedKey();
   const headers = used ? { Authorization: bytesOf(`Bearer ${used}`) } : {};
   const options = { headers, signal };
@@ -62,7 +63,7 @@ async function send(path, body, signal) {
     if (error.name === "AbortError") throw error;
     throw new ServerError("The server does not answer. Is it running?");
   }
-  if (response.status === 401 && (await newKey(used))) return send(path, body, signal);
+  if (response.status === 401 && asks && (await newKey(used))) return send(path, body, signal);
   if (!response.ok) throw await errorOf(response);
   return response;
 }
@@ -107,12 +108,12 @@ export async function serverInfo() {
 }
 
 export async function renderMarkdown(text) {
-  return (await (await send("render", { text })).json()).html;
+  return (await (await send("render", { text }, undefined, false)).json()).html;
 }
 
 export async function countTokens(text, signal) {
   const body = { content: text, add_special: false };
-  return (await (await send("tokenize", body, signal)).json()).tokens.length;
+  return (await (await send("tokenize", body, signal, false)).json()).tokens.length;
 }
 
 /** Calls `take(chunk)` with every chunk of a streamed chat completion. */

@@ -222,6 +222,7 @@ function ended(record) {
   thread.update(record);
   sidebar.later(0);
   announce(record.state === "done" ? "The answer is complete" : record.error?.message ?? "Stopped");
+  if (record.state === "done") wake();
   const other = info && record.model !== info.model; // the server was started with another model
   if (other || record.error?.status === 0 || record.error?.status === 503) connect();
 }
@@ -258,6 +259,7 @@ async function importFrom(file) {
 // The server
 
 let connecting = false;
+let wake = () => {}; // lets connect() try again at once
 
 /** Learns which model there is; tries again until the server answers. */
 async function connect() {
@@ -269,10 +271,10 @@ async function connect() {
       break;
     } catch (error) {
       banner(error.status === 503 ? `${error.message} …` : error.message);
-      await Promise.race([
-        new Promise((resolve) => setTimeout(resolve, error.status === 401 ? 3600e3 : wait)),
-        new Promise((resolve) => byId("banner").querySelector("button").addEventListener("click", resolve)),
-      ]);
+      await new Promise((resolve) => {
+        wake = resolve;
+        if (error.status !== 401) setTimeout(resolve, wait);
+      });
     }
   }
   connecting = false;
@@ -288,7 +290,7 @@ function banner(text) {
   const shown = byId("banner");
   shown.hidden = text === null;
   if (text === shown.firstChild?.textContent) return;
-  const retry = el("button", { type: "button", class: "link", text: "Try again" });
+  const retry = el("button", { type: "button", class: "link", text: "Try again", on: { click: () => wake() } });
   shown.replaceChildren(...(text === null ? [] : [el("span", { text }), retry]));
 }
 

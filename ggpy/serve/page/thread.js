@@ -58,7 +58,7 @@ function codeTail(done, more) {
 
 /** A Markdown text: rendered as often as is allowed, with what came since as plain text. */
 class Prose {
-  /** lost(): called when the server does not answer. */
+  /** lost(): called when the server does not answer, or wants a key. */
   constructor(host, lost) {
     Object.assign(this, { host, lost, text: "", done: "", busy: false, timer: null, next: 0, tail: null });
   }
@@ -88,7 +88,7 @@ class Prose {
       this.done = text;
       this.next = Math.max(this.next, start + 4 * (performance.now() - start));
     } catch (error) {
-      if (error.status === 0) this.lost();
+      if ([0, 401].includes(error.status)) this.lost();
       this.host.textContent = this.text;
       this.host.classList.add("plain");
       this.done = this.live ? null : text; // a finished text waits for renderAgain()

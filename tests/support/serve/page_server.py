@@ -98,6 +98,8 @@ class PageServer:
 
     async def _render(self, request: Request) -> Response:
         self.renderings += 1
+        if refused := self._refused(request):
+            return refused
         if self.render_fails:
             return Response("no", 500)
         text = (await request.json())["text"]
