@@ -96,8 +96,7 @@ export async function openStore() {
     settle();
   }
   database.onversionchange = () => database.close();
-  await takeUnfinished();
-  await purge();
+  await Promise.allSettled([takeUnfinished(), purge()]); // a full storage is told when it matters
 }
 
 function openDatabase() {
