@@ -21,8 +21,7 @@ SECURITY_HEADERS: Mapping[str, str] = {
     "Referrer-Policy": "no-referrer",
 }
 CONTENT_SECURITY_POLICY = (
-    "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'"
+    "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _MEDIA_TYPES = {  # the system's table may know others, or wrong ones
     ".css": "text/css; charset=utf-8",

@@ -30,6 +30,9 @@ SCRIPT: dict[str, list[Any]] = {
     ],
     "break": ["some ", "text", "<wait>", "<break>"],
     "error": ["begun ", "<error>"],
+    "nothing": [],
+    "fence": ["Look:\n\n```", "<wait>", "python\nx = 1\n", "```\n\nbehind"],
+    "arabic": ["- \u0645\u0631\u062d\u0628\u0627\n\n```\ncode\n```\n"],
 }
 
 
@@ -71,7 +74,7 @@ def ask(tab: Tab, text: str) -> str:
     """Asks, and returns the visible text of the complete answer."""
     send(tab, text)
     tab.wait(DONE)
-    ended = ":scope > .prose > *, .call, .error"
+    ended = ":scope > .prose > *, .call, .notice:not([hidden])"
     tab.wait(f"{DONE}.querySelector('{ended}')")
     return tab.text(".message:last-child")
 
@@ -158,6 +161,19 @@ def test_without_a_renderer_the_text_is_plain(tab: Tab, server: PageServer) -> N
     tab.wait("document.querySelector('.code')")
 
 
+def test_code_that_is_not_rendered_yet_is_code_alone(tab: Tab, server: PageServer) -> None:
+    server.go.clear()
+    send(tab, "fence")
+    tab.wait("document.querySelector('.code')")
+    tab.evaluate(
+        "void (fetch = new Proxy(fetch, { apply: (f, self, [path, ...more]) => "
+        "path === 'render' ? new Promise(() => 0) : f(path, ...more) }))"
+    )
+    server.go.set()
+    tab.wait(DONE)
+    assert tab.text(".code code").strip() == "x = 1"
+
+
 def test_escape_stops_and_keeps_the_text(tab: Tab, server: PageServer) -> None:
     send(tab, "long")
     tab.wait("document.querySelector('.reply .prose').innerText.includes('word20')")
@@ -204,7 +220,10 @@ def test_an_edited_question_is_a_branch(tab: Tab, server: PageServer) -> None:
 def test_a_reload_keeps_what_had_arrived(tab: Tab, server: PageServer) -> None:
     send(tab, "long")
     tab.wait("document.querySelector('.reply .prose').innerText.includes('word40')")
+    tab.evaluate("document.querySelector('#question').focus()")
+    tab.type("half a question")
     tab.reload()
+    tab.wait("document.querySelector('#question').value === 'half a question'")
     tab.wait(f"{DONE} && document.querySelector('.notice').innerText.includes('closed before')")
     tab.wait("document.querySelector('.reply .prose p')")
     assert "word40" in tab.text(".reply .prose")
@@ -221,9 +240,11 @@ def test_two_tabs_are_in_step_and_lose_nothing(
     ask(tab, "one")
     other = browser.open(tab.evaluate("location.href"), context)
     other.wait("document.querySelectorAll('.message').length === 2")
+    other.evaluate("void (globalThis.link = document.querySelector('#conversations a'))")
     send(tab, "long")
     other.wait("document.querySelectorAll('.message').length === 4")
     other.wait("document.querySelector('.message:last-child').innerText.includes('word30')")
+    assert other.evaluate("link.isConnected"), "the list stays as long as nothing in it changes"
     assert other.count(".message[aria-busy=true]") == 1, "it is not taken for an orphan"
     tab.evaluate("document.querySelector('#stop').click()")
     other.wait(DONE)
@@ -298,6 +319,19 @@ CAUGHT = """
     URL.createObjectURL = (blob) => (blob.text().then((text) => saved.push(text)), "blob:x");
     HTMLAnchorElement.prototype.click = () => {};
 """
+OTHER = {
+    "format": "ggpy-conversations",
+    "version": 1,
+    "conversations": [
+        {
+            "id": "other",
+            "messages": [
+                {"role": "user", "content": "a", "id": "a"},
+                {"role": "assistant", "content": "**b**", "id": "b", "parent": "a"},
+            ],
+        }
+    ],
+}
 IMPORT = """
     (() => {
         const files = new DataTransfer();
@@ -336,8 +370,9 @@ def test_what_is_exported_can_be_imported(browser: Browser, server: PageServer, 
 
 def test_settings_are_sent_and_kept(tab: Tab, server: PageServer) -> None:
     tab.click("#open-settings")
-    given = {"system": "Be brief.", "temperature": "0.3", "top_k": "7", "seed": "5", "top_p": "9"}
-    for name, value in given.items():
+    given = {"system": "Be brief.", "temperature": "0.3", "top_k": "7", "seed": "5"}
+    wrong = {"top_p": "9", "max_tokens": "2.5"}
+    for name, value in {**given, **wrong}.items():
         tab.evaluate(f"document.querySelector('#set-{name}').focus()")
         tab.type(value)
     tab.press("Escape")
@@ -347,7 +382,7 @@ def test_settings_are_sent_and_kept(tab: Tab, server: PageServer) -> None:
     body = server.bodies[0]
     assert body["messages"][0] == {"role": "system", "content": "Be brief."}
     assert (body["temperature"], body["top_k"], body["seed"]) == (0.3, 7, 5)
-    assert not {"top_p", "min_p", "repeat_penalty", "max_tokens"} & body.keys(), "9 is no share"
+    assert not {*wrong, "min_p", "repeat_penalty"} & body.keys()
 
 
 def test_reasoning_is_folded_and_tool_calls_are_shown(tab: Tab) -> None:
@@ -375,6 +410,14 @@ def test_errors_are_shown_in_place_with_a_second_try(tab: Tab, server: PageServe
     tab.click(".notice .link")
     tab.wait(f"{DONE} && document.querySelector('.reply .prose').innerText.includes('all well')")
     server.script["error"] = SCRIPT["error"]
+    assert "1024 requests wait (try again in 5 s)" in ask(tab, "busy")
+
+
+def test_another_model_is_seen(tab: Tab, server: PageServer) -> None:
+    name, server.model = server.model, "another"
+    ask(tab, "one")
+    tab.wait("document.querySelector('#model').innerText === 'another'")
+    server.model = name
 
 
 def test_a_lost_connection_is_told(tab: Tab, server: PageServer) -> None:
@@ -392,24 +435,43 @@ def test_a_lost_connection_is_told(tab: Tab, server: PageServer) -> None:
 def test_a_key_is_asked_for_and_kept_as_chosen(
     browser: Browser, server: PageServer, context: str, keep: bool
 ) -> None:
-    server.key = "secret"
+    server.key = "secret \u043a\u043b\u044e\u0447"
     tab = browser.open(server.url, context)
     tab.wait("document.querySelector('#key').open")
-    tab.type("wrong")
+    tab.type("wrong \u043a\u043b\u044e\u0447")
     tab.press("Enter")
     tab.wait(
         "document.querySelector('#key').open && "
         "document.querySelector('#key-note').innerText.includes('does not know')"
     )
-    tab.type("secret")
+    tab.type(server.key)
     if keep:
         tab.click("#key-keep")
     tab.click("#key .primary")
     ready(tab)
     assert "You said: one" in ask(tab, "one")
     stored = tab.evaluate("[localStorage['ggpy.key'] ?? null, sessionStorage['ggpy.key'] ?? null]")
-    assert stored == (["secret", None] if keep else [None, "secret"])
+    assert stored == ([server.key, None] if keep else [None, server.key])
     tab.close()
+
+
+def test_who_gives_no_key_is_not_asked_for_each_answer(tab: Tab, server: PageServer) -> None:
+    opened = "document.querySelector('#key').open"
+    for text in ("one", "two", "three", "four"):
+        ask(tab, text)
+    server.key = "secret"
+    tab.reload()
+    tab.wait(opened)
+    tab.press("Escape")
+    tab.wait("document.querySelectorAll('.prose.plain').length === 4")
+    tab.evaluate("new Promise((resolve) => setTimeout(resolve, 200))")
+    assert not tab.evaluate(opened) and "Invalid API key" in tab.text("#banner")
+    send(tab, "five")
+    tab.wait(opened)
+    tab.type("secret")
+    tab.press("Enter")
+    tab.wait("document.querySelector('#banner').hidden")
+    tab.wait("!document.querySelector('.prose.plain')")
 
 
 def test_the_page_follows_only_a_reader_at_its_end(tab: Tab) -> None:
@@ -430,7 +492,8 @@ def test_the_page_follows_only_a_reader_at_its_end(tab: Tab) -> None:
 def test_a_narrow_window_has_a_drawer_and_no_sideways_scroll(tab: Tab, server: PageServer) -> None:
     formula = "$" + "+".join("abcdefghij" * 4) + "$"
     code, table = "```\n" + "y" * 300 + "\n```", "|a|b|\n|-|-|\n|" + "z" * 200
-    server.script["wide"] = ["x" * 300, "\n\n", code, "\n\n", formula, "\n\n", table]
+    parts = ["x" * 300, code, formula, f"- {formula}", f"# {formula}", table]
+    server.script["wide"] = ["\n\n".join(parts)]
     tab.resize(360, 640)
     ask(tab, "wide")
     wide = "[document.documentElement, document.querySelector('#scroll')]"
@@ -440,6 +503,7 @@ def test_a_narrow_window_has_a_drawer_and_no_sideways_scroll(tab: Tab, server: P
     tab.click("#open-sidebar")
     tab.wait("document.body.classList.contains('drawer')")
     assert not tab.evaluate(f"document.querySelector('#sidebar').inert || {wide}")
+    assert tab.evaluate("document.querySelector('main').inert"), "the keyboard stays in the list"
     tab.press("Escape")
     tab.wait("document.activeElement.id === 'open-sidebar'")
     tab.click("#open-settings")
@@ -452,12 +516,129 @@ def test_keys_and_roles(tab: Tab) -> None:
     tab.type("a")
     tab.press("Enter", SHIFT)
     tab.call("Input.insertText", text="b")
+    tab.call("Input.imeSetComposition", text="\u306b", selectionStart=1, selectionEnd=1)
+    tab.press("Enter")
+    after = "new KeyboardEvent('keydown', {key: 'Enter', keyCode: 229, bubbles: true})"
+    tab.evaluate(f"document.activeElement.dispatchEvent({after})")  # Safari's, after the last one
     assert tab.count(".message") == 0
     unnamed = """[...document.querySelectorAll('button, input, textarea')].filter((x) =>
         !(x.ariaLabel || x.labels?.length || x.textContent.trim() || x.hidden)).length"""
     assert tab.evaluate(unnamed) == 0
     log = "document.querySelector('#thread')"
-    assert tab.evaluate(f"[{log}.role, {log}.ariaLive]") == ["log", "polite"]
+    assert tab.evaluate(f"[{log}.role, {log}.ariaLive]") == ["log", "off"]
+    tab.evaluate("document.activeElement.select()")
+    ask(tab, "one")
+    assert tab.evaluate(f"{log}.ariaLive") == "polite"
+    tab.reload()
+    tab.wait(DONE)
+    assert tab.evaluate(f"{log}.ariaLive") == "off", "what was said long ago is not told again"
+
+
+def test_the_focus_stays_where_the_keyboard_works(tab: Tab) -> None:
+    def press(selector: str) -> None:
+        tab.evaluate(f"document.querySelector({json.dumps(selector)}).focus()")
+        tab.press("Enter")
+
+    focus = "document.activeElement"
+    ask(tab, "one")
+    press(".reply [aria-label=Regenerate]")
+    tab.wait(f"document.querySelector('.reply .siblings').innerText.includes('2/2') && {DONE}")
+    assert tab.evaluate(f"{focus}.id") == "question"
+    press(".reply [aria-label='Previous version']")
+    tab.wait(f"{focus}.ariaLabel === 'Next version'")
+    tab.press("k", CTRL)
+    tab.wait("!document.querySelector('#welcome').hidden")
+    ask(tab, "two")
+    tab.evaluate("document.querySelectorAll('#conversations a')[1].focus()")
+    tab.press("Tab")
+    tab.press("Enter")
+    tab.wait(f"{focus}.matches('#conversations input')")
+    tab.type("first")
+    tab.press("Enter")
+    tab.wait(f"{focus}.matches('#conversations a') && {focus}.innerText === 'first'")
+    for key in ("Tab", "Tab", "Enter"):
+        tab.press(key)
+    tab.wait(f"{focus}.matches('#conversations a') && {focus}.innerText === 'two'")
+
+
+def test_copying_tells_how_it_went(tab: Tab) -> None:
+    ask(tab, "code")
+    tab.wait("document.querySelector('.reply math')")
+    tab.evaluate(
+        "void (navigator.clipboard.writeText = async (text) => (globalThis.copied = text))"
+    )
+    for _ in range(2):
+        tab.click(".copy-code")
+        tab.wait("document.querySelector('.copy-code').innerText === 'Copied'")
+    assert tab.evaluate("copied") == "x = 1"
+    tab.evaluate("new Promise((resolve) => setTimeout(resolve, 1600))")
+    assert tab.text(".copy-code") == "Copy"
+    refuse = "async () => { throw new DOMException('forbidden'); }"
+    tab.evaluate(f"void (navigator.clipboard.writeText = {refuse})")
+    tab.click(".copy-code")
+    tab.wait("document.querySelector('#toasts').innerText.includes('Not copied: forbidden')")
+    assert not tab.complaints
+
+
+def test_an_empty_answer_is_told_and_roles_alternate(tab: Tab, server: PageServer) -> None:
+    title = "a" * 59 + "\U0001f600"
+    assert "empty" in ask(tab, "nothing")
+    ask(tab, "and?")
+    assert server.bodies[-1]["messages"] == [{"role": "user", "content": "nothing\n\nand?"}]
+    tab.press("k", CTRL)
+    tab.wait("!document.querySelector('#welcome').hidden")
+    ask(tab, title + "b")
+    assert tab.text("#conversations .name") == title, "no half of a character"
+
+
+def test_arabic_begins_at_the_right_and_code_at_the_left(tab: Tab) -> None:
+    ask(tab, "arabic")
+    tab.wait("document.querySelector('.reply pre')")
+    directions = "['.reply ul', '.reply pre', '.question .text'].map((name) => "
+    directions += "getComputedStyle(document.querySelector(name)).direction)"
+    assert tab.evaluate(directions) == ["rtl", "ltr", "ltr"]
+
+
+BLOCKED = """
+    for (const name of ["localStorage", "sessionStorage", "indexedDB"])
+        Object.defineProperty(window, name, { get() { throw new DOMException("blocked"); } });
+"""
+FULL = "IDBObjectStore.prototype.put = () => { throw new DOMException('full'); };"
+
+
+@pytest.mark.parametrize(("storage", "told"), [(BLOCKED, "blocked"), (FULL, "Not stored: full")])
+def test_a_browser_that_stores_nothing_shows_answers(tab: Tab, storage: str, told: str) -> None:
+    ask(tab, "old")
+    tab.call("Page.addScriptToEvaluateOnNewDocument", source=storage)
+    tab.reload()
+    ready(tab)
+    assert "You said: one" in ask(tab, "one")
+    assert "You said: two" in ask(tab, "two")
+    assert tab.text("#toasts").count(told) == 1
+    if storage == BLOCKED:  # then memory has it
+        assert tab.text("#conversations .name") == "one"
+        tab.click("#theme")
+        tab.wait("document.querySelector('#theme').ariaLabel === 'Theme: light'")
+    else:
+        assert texts(tab)[:2] == ["old", "You said: old"]
+        tab.click("#conversations [aria-label^=Delete]")
+        tab.wait("document.querySelector('#conversations .none')")
+    assert not tab.complaints
+
+
+def test_what_could_not_be_rendered_is_when_the_server_is_back(tab: Tab) -> None:
+    ask(tab, "code")
+    rates = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+    tab.call("Network.emulateNetworkConditions", offline=True, **rates)
+    tab.press("k", CTRL)
+    tab.wait("!document.querySelector('#welcome').hidden")
+    tab.evaluate(IMPORT % json.dumps(json.dumps(OTHER)))
+    tab.wait("document.querySelectorAll('#conversations li').length === 2")
+    tab.click("#conversations a[href='#c=other']")
+    tab.wait("document.querySelector('#banner').innerText.includes('does not answer')")
+    assert tab.text(".reply .prose") == "**b**"
+    tab.call("Network.emulateNetworkConditions", offline=False, **rates)
+    tab.wait("document.querySelector('.reply strong') && document.querySelector('#banner').hidden")
 
 
 def test_the_theme_is_chosen_and_kept(tab: Tab) -> None:

@@ -29,7 +29,7 @@ def server() -> Iterator[RunningServer]:
 
 @pytest.fixture
 def tab(browser: Browser, server: RunningServer) -> Iterator[Tab]:
-    made = browser.open(f"{server.url}/llm/", browser.context())
+    made = browser.open(f"{server.url}/llm", browser.context())  # it leads to /llm/
     made.wait("document.querySelector('#key').open")
     made.type("secret")
     made.click("#key .primary")

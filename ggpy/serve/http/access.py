@@ -16,7 +16,8 @@ from ..api.anthropic import error_body
 from ..errors import ApiError, openai_error
 from .body import JsonAnswer
 
-PUBLIC = ("/health", "/v1/health", "/models", "/v1/models", "/", "/index.html")
+# "" is the prefix alone, which is answered with the way to the page.
+PUBLIC = ("", "/", "/index.html", "/health", "/v1/health", "/models", "/v1/models")
 ANTHROPIC = "/v1/messages"
 
 

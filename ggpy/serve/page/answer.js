@@ -20,8 +20,13 @@ export function emptyAnswer(id, conversation, parent, model) {
 
 /** The messages of a request: what was said on the way to the answer. */
 function messagesOf(path, system) {
-  const said = path.filter((m) => m.role === "user" || m.content);
-  const messages = said.map(({ role, content }) => ({ role, content }));
+  const messages = [];
+  for (const { role, content } of path) {
+    const last = messages.at(-1);
+    // Behind an answer that never came: chat templates want roles that alternate.
+    if (role === "user" && last?.role === "user") last.content += `\n\n${content}`;
+    else if (content) messages.push({ role, content });
+  }
   return system ? [{ role: "system", content: system }, ...messages] : messages;
 }
 
@@ -67,7 +72,8 @@ export class Answer {
       return "done";
     } catch (error) {
       if (this.stopped || error.name === "AbortError") return "stopped";
-      const { message, status = 0 } = error;
+      const { status = 0, retryAfter } = error;
+      const message = retryAfter ? `${error.message} (try again in ${retryAfter} s)` : error.message;
       const full = error instanceof ServerError && error.isContextFull;
       this.record.error = { message, status, full };
       return "failed";
@@ -81,6 +87,7 @@ export class Answer {
       this.record.prompt = chunk.usage.prompt_tokens;
       this.record.generated = chunk.usage.completion_tokens;
     }
+    if (chunk.model) this.record.model = chunk.model;
     if (chunk.timings) this.takeTimings(chunk.timings);
     this.storing ??= setTimeout(() => this.store(), STORE_EVERY);
     this.changed(this.record);

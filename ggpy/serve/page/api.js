@@ -1,6 +1,8 @@
 // The server's endpoints: OpenAI's chat with llama.cpp's additions, and its Markdown renderer.
 // Addresses are relative to the page, so that a prefix in front of it works.
 
+import { keep, kept } from "./store.js";
+
 const KEY = "ggpy.key";
 let askForKey = () => Promise.resolve(null);
 let asking = null; // one dialog for all requests that wait for a key
@@ -13,6 +15,7 @@ export class ServerError extends Error {
     this.code = more.code ?? more.type ?? null;
     this.nContext = more.n_ctx ?? null;
     this.nPrompt = more.n_prompt_tokens ?? null;
+    this.retryAfter = more.retryAfter ?? null; // seconds
   }
 
   get isContextFull() {
@@ -27,22 +30,27 @@ export function onKeyNeeded(ask) {
 }
 
 export function storedKey() {
-  return sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY);
+  return kept(KEY);
 }
 
 export function forgetKey() {
-  sessionStorage.removeItem(KEY);
-  localStorage.removeItem(KEY);
+  keep(KEY, null);
 }
 
-function keepKey({ key, keep }) {
+function keepKey({ key, keep: always }) {
   forgetKey();
-  (keep ? localStorage : sessionStorage).setItem(KEY, key);
+  keep(KEY, key, always ? "localStorage" : "sessionStorage");
 }
 
-async function send(path, body, signal) {
+/** A text as the bytes of a header, of which a script names only those of Latin-1. */
+function bytesOf(text) {
+  return String.fromCharCode(...new TextEncoder().encode(text));
+}
+
+/** asks: whether a key that is missing is asked for, instead of an error. */
+async function send(path, body, signal, asks = true) {
   const used = storedKey();
-  const headers = used ? { Authorization: `Bearer ${used}` } : {};
+  const headers = used ? { Authorization: bytesOf(`Bearer ${used}`) } : {};
   const options = { headers, signal };
   if (body !== undefined) {
     headers["Content-Type"] = "application/json";
@@ -55,7 +63,7 @@ async function send(path, body, signal) {
     if (error.name === "AbortError") throw error;
     throw new ServerError("The server does not answer. Is it running?");
   }
-  if (response.status === 401 && (await newKey(used))) return send(path, body, signal);
+  if (response.status === 401 && asks && (await newKey(used))) return send(path, body, signal);
   if (!response.ok) throw await errorOf(response);
   return response;
 }
@@ -79,8 +87,9 @@ async function errorOf(response) {
     told = { message: text.length < 300 && !text.startsWith("<") ? text : "" };
   }
   if (typeof told === "string") told = { message: told };
-  const message = told.message || `The server answered ${response.status} ${response.statusText}.`;
-  return new ServerError(message, response.status, told);
+  const status = `${response.status} ${response.statusText}`.trim();
+  const retryAfter = Number.parseInt(response.headers.get("Retry-After"), 10) || null;
+  return new ServerError(told.message || `The server answered ${status}.`, response.status, { ...told, retryAfter });
 }
 
 /** {model, nContext, caps} of the server. */
@@ -99,12 +108,12 @@ export async function serverInfo() {
 }
 
 export async function renderMarkdown(text) {
-  return (await (await send("render", { text })).json()).html;
+  return (await (await send("render", { text }, undefined, false)).json()).html;
 }
 
 export async function countTokens(text, signal) {
   const body = { content: text, add_special: false };
-  return (await (await send("tokenize", body, signal)).json()).tokens.length;
+  return (await (await send("tokenize", body, signal, false)).json()).tokens.length;
 }
 
 /** Calls `take(chunk)` with every chunk of a streamed chat completion. */

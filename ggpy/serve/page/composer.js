@@ -1,7 +1,7 @@
 // The box where questions are written. Knows nothing of the conversation: it calls what it is given.
 
 import { countTokens } from "./api.js";
-import { byId, count } from "./dom.js";
+import { byId, composes, count } from "./dom.js";
 
 const COUNT_AFTER = 500; // ms without a key
 
@@ -21,7 +21,7 @@ export class Composer {
   }
 
   key(event) {
-    if (event.isComposing) return;
+    if (composes(event)) return;
     if (event.key === "Enter" && !event.shiftKey && !event.ctrlKey && !event.altKey) {
       event.preventDefault();
       this.send();
@@ -36,6 +36,10 @@ export class Composer {
     if (!text || this.busy) return;
     this.fill("");
     this.actions.send(text);
+  }
+
+  get text() {
+    return this.area.value;
   }
 
   fill(text) {

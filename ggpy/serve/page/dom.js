@@ -70,30 +70,46 @@ export async function copyText(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);
   const area = el("textarea", { class: "unseen" });
   area.value = text;
+  const focused = document.activeElement;
   (document.querySelector("dialog[open]") ?? document.body).append(area);
   area.select();
   const copied = document.execCommand("copy");
   area.remove();
+  focused?.focus();
   if (!copied) throw new Error("The browser did not copy the text.");
 }
 
-/** Shows that a button has done its work. */
+/** Shows that a button has copied, or why it has not. */
 export async function flash(button, work) {
-  await work;
-  const label = button.querySelector("svg") ? null : button.textContent;
-  if (label === null) setIcon(button, "check");
-  else button.textContent = "Copied";
+  try {
+    await work;
+  } catch (error) {
+    return void toast(`Not copied: ${error.message}`);
+  }
+  const show = (name, label) => (button.querySelector("svg") ? setIcon(button, name) : (button.textContent = label));
+  show("check", "Copied");
   announce("Copied");
-  setTimeout(() => (label === null ? setIcon(button, "copy") : (button.textContent = label)), 1500);
+  setTimeout(() => show("copy", "Copy"), 1500);
 }
 
-/** Tells screen readers. */
+/** Tells screen readers, the same text again too. */
 export function announce(text) {
-  byId("announcer").textContent = text;
+  byId("announcer").replaceChildren(text);
+}
+
+/** Whether a key belongs to an input method; Safari says so by its code alone. */
+export function composes(event) {
+  return event.isComposing || event.keyCode === 229;
+}
+
+/** The first characters of a text, whole ones. */
+export function cut(text, length) {
+  return [...text].slice(0, length).join("");
 }
 
 /** A note at the bottom, with an action if there is one, for some seconds. */
 export function toast(text, action = null, run = null, seconds = 8) {
+  for (const other of byId("toasts").children) if (!action && other.textContent === text) other.remove();
   const note = el("div", { class: "toast" }, el("span", { text }));
   const close = () => note.remove();
   if (action) {

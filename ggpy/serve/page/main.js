@@ -3,7 +3,7 @@
 import { Answer, emptyAnswer } from "./answer.js";
 import { onKeyNeeded, serverInfo } from "./api.js";
 import { Composer } from "./composer.js";
-import { announce, byId, el, newId, setIcon, toast } from "./dom.js";
+import { announce, byId, composes, cut, el, newId, setIcon, toast } from "./dom.js";
 import { askKey, currentSettings, setUpSettings } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 import * as store from "./store.js";
@@ -18,10 +18,13 @@ const IDEAS = [
   ["Compare", "Compare TCP and UDP in a table."],
 ];
 
+const DRAFT = "ggpy.draft";
+
 let conversation = null; // the one that is shown; null is a new one
 let messages = []; // of it, on all branches
 let current = null; // id of the message at the end of the branch that is shown
 let info = null; // of the server
+const touch = window.matchMedia("(hover: none)"); // there a focus opens the keyboard
 const live = new Map(); // id of an answer that this tab receives -> Answer
 const changed = new Set(); // answers to be drawn in the next frame
 
@@ -37,6 +40,7 @@ const actions = {
   left: () => (info?.nContext ? Math.max(0, info.nContext - contextUsed()) : null),
   isLive: (id) => [...live.values()].some(({ record }) => record.conversation === id),
   changed: (id) => afterChange(id),
+  lost: () => connect(),
 };
 const thread = new Thread(byId("thread"), byId("scroll"), actions);
 const composer = new Composer(actions);
@@ -58,9 +62,10 @@ function go(id) {
 
 async function route() {
   const id = /^#c=([\w-]+)$/.exec(location.hash)?.[1] ?? null;
+  thread.speak(false);
   await open(id);
   thread.toEnd();
-  composer.focus();
+  if (!touch.matches) composer.focus();
 }
 
 let turns = 0; // what is opened last wins, even if it is found first
@@ -118,7 +123,7 @@ async function reload(id = null) {
 
 function draw() {
   const path = shownPath();
-  thread.show(path, (message) => siblingsOf(messages, message));
+  thread.show(path, siblingsOf(messages));
   byId("welcome").hidden = path.length > 0;
   byId("export-one").hidden = !conversation;
   document.title = conversation ? `${conversation.title} – ggpy` : "ggpy";
@@ -141,7 +146,9 @@ function drawContext() {
   const number = (n) => n.toLocaleString("en");
   byId("context-arc").setAttribute("stroke-dasharray", `${share} 100`);
   byId("context-text").textContent = `${number(used)} / ${number(total)}`;
-  byId("context").title = `${number(used)} tokens of the context are used, ${number(Math.max(0, total - used))} are left`;
+  const left = number(Math.max(0, total - used));
+  byId("context").title = `${number(used)} tokens of the context are used, ${left} are left`;
+  byId("context").setAttribute("aria-label", byId("context").title);
   byId("context").classList.toggle("full", share > 90);
 }
 
@@ -159,9 +166,12 @@ function drawChanged() {
 /** Chooses another version of a message, with the newest branch below it. */
 async function choose(message) {
   const chosen = leafBelow(messages, message.id);
-  await store.changeConversation(conversation.id, { current: chosen });
+  await store.changeConversation(conversation.id, { current: chosen }).catch(notStored);
   current = chosen;
+  const arrow = document.activeElement?.ariaLabel;
+  thread.speak(false);
   draw();
+  thread.focusArrow(message.id, arrow);
 }
 
 // Questions and answers
@@ -169,7 +179,7 @@ async function choose(message) {
 /** Asks a question below a message; null begins a conversation, or another beginning of it. */
 async function ask(text, parent) {
   const now = Date.now();
-  const title = text.replace(/\s+/g, " ").slice(0, 60);
+  const title = cut(text.replace(/\s+/g, " "), 60);
   const fresh = !conversation;
   conversation ??= { id: newId(), title, created: now, updated: now, current: null, deleted: 0 };
   const about = { id: newId(), conversation: conversation.id, parent, created: now };
@@ -186,22 +196,25 @@ async function answer(parent, id = newId(), question = null) {
   messages = [...others, ...added];
   current = id;
   const made = new Answer(record, pathTo(messages, parent), currentSettings(), drawLater);
+  const pressed = byId("thread").contains(document.activeElement); // a button that goes now
   live.set(id, made);
+  thread.speak(true);
   draw();
   thread.toEnd();
+  if (pressed && !touch.matches) composer.focus();
   announce("The answer arrives");
-  try {
-    await store.addMessages(conversation, added);
-    sidebar.open = record.conversation === conversation?.id ? record.conversation : sidebar.open;
-    sidebar.later(0);
-    await made.run();
-  } catch (error) {
-    toast(`The conversation could not be stored: ${error.message}`);
-    if (record.state === "streaming") Object.assign(record, { state: "failed", error });
-  }
+  await store.addMessages(conversation, added).catch(notStored);
+  sidebar.open = record.conversation === conversation?.id ? record.conversation : sidebar.open;
+  sidebar.later(0);
+  await made.run().catch(notStored);
   live.delete(id);
   changed.delete(record);
   ended(record);
+}
+
+/** The answer goes on all the same. */
+function notStored(error) {
+  toast(`Not stored: ${error.message || error.name}. Copy what you need before you close the page.`);
 }
 
 function ended(record) {
@@ -209,7 +222,9 @@ function ended(record) {
   thread.update(record);
   sidebar.later(0);
   announce(record.state === "done" ? "The answer is complete" : record.error?.message ?? "Stopped");
-  if (record.error?.status === 0 || record.error?.status === 503) connect();
+  if (record.state === "done") wake();
+  const other = info && record.model !== info.model; // the server was started with another model
+  if (other || record.error?.status === 0 || record.error?.status === 503) connect();
 }
 
 function stopShown() {
@@ -244,6 +259,7 @@ async function importFrom(file) {
 // The server
 
 let connecting = false;
+let wake = () => {}; // lets connect() try again at once
 
 /** Learns which model there is; tries again until the server answers. */
 async function connect() {
@@ -255,10 +271,10 @@ async function connect() {
       break;
     } catch (error) {
       banner(error.status === 503 ? `${error.message} …` : error.message);
-      await Promise.race([
-        new Promise((resolve) => setTimeout(resolve, error.status === 401 ? 3600e3 : wait)),
-        new Promise((resolve) => byId("banner").querySelector("button").addEventListener("click", resolve)),
-      ]);
+      await new Promise((resolve) => {
+        wake = resolve;
+        if (error.status !== 401) setTimeout(resolve, wait);
+      });
     }
   }
   connecting = false;
@@ -274,14 +290,14 @@ function banner(text) {
   const shown = byId("banner");
   shown.hidden = text === null;
   if (text === shown.firstChild?.textContent) return;
-  const retry = el("button", { type: "button", class: "link", text: "Try again" });
+  const retry = el("button", { type: "button", class: "link", text: "Try again", on: { click: () => wake() } });
   shown.replaceChildren(...(text === null ? [] : [el("span", { text }), retry]));
 }
 
 // The beginning
 
 function keyboard(event) {
-  if (event.isComposing || document.querySelector("dialog[open]")) return;
+  if (composes(event) || document.querySelector("dialog[open]")) return;
   if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") {
     event.preventDefault();
     actions.newChat();
@@ -297,12 +313,19 @@ function wire() {
   onKeyNeeded(askKey);
   document.addEventListener("keydown", keyboard);
   window.addEventListener("popstate", route);
-  window.addEventListener("pagehide", () => live.forEach((made) => made.keep()));
+  window.addEventListener("pagehide", () => {
+    live.forEach((made) => made.keep());
+    store.keep(DRAFT, composer.text || null, "sessionStorage");
+  });
+  if (!composer.text) composer.fill(store.kept(DRAFT) ?? "");
   document.querySelector(".skip").addEventListener("click", (event) => {
     event.preventDefault();
     composer.focus();
   });
-  byId("to-end").addEventListener("click", () => thread.toEnd());
+  byId("to-end").addEventListener("click", () => {
+    thread.toEnd();
+    if (!touch.matches) composer.focus(); // the button goes
+  });
   byId("export").addEventListener("click", () => exportTo("ggpy-conversations.json", null));
   byId("export-one").addEventListener("click", () => exportTo(fileName(conversation.title), conversation.id));
   byId("import").addEventListener("click", () => byId("import-file").click());
@@ -323,8 +346,7 @@ async function start() {
   try {
     await store.openStore();
   } catch (error) {
-    byId("welcome").hidden = false;
-    return void toast(`This browser stores no conversations: ${error.message}`, null, null, 3600);
+    toast(`This browser stores no conversations: ${error.message}`, null, null, 3600);
   }
   let soon = null;
   store.onOtherTab(({ conversation: id }) => {

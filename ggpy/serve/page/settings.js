@@ -2,6 +2,7 @@
 
 import { forgetKey, storedKey } from "./api.js";
 import { byId, el, setIcon } from "./dom.js";
+import { keep, kept } from "./store.js";
 
 const STORED = "ggpy.settings";
 const THEMES = ["auto", "light", "dark"];
@@ -19,7 +20,7 @@ const SAMPLING = [
 
 function read() {
   try {
-    return JSON.parse(localStorage.getItem(STORED)) ?? {};
+    return JSON.parse(kept(STORED)) ?? {};
   } catch {
     return {};
   }
@@ -29,20 +30,21 @@ function read() {
 export function currentSettings() {
   const stored = read();
   const sampling = {};
-  for (const [name, , low, high] of SAMPLING) {
+  for (const [name, , low, high, step] of SAMPLING) {
     const value = Number.parseFloat(stored[name]);
-    if (value >= low && value <= high) sampling[name] = value;
+    const counts = step < 1 || Number.isInteger(value);
+    if (counts && value >= low && value <= high) sampling[name] = value;
   }
   return { system: (stored.system ?? "").trim(), sampling };
 }
 
 function change(name, value) {
-  localStorage.setItem(STORED, JSON.stringify({ ...read(), [name]: value }));
+  keep(STORED, JSON.stringify({ ...read(), [name]: value }));
 }
 
 function fields(info) {
   const stored = read();
-  const system = el("textarea", { id: "set-system", rows: 4, placeholder: "Empty: none" });
+  const system = el("textarea", { id: "set-system", rows: 4, placeholder: "Empty: none", dir: "auto" });
   system.value = stored.system ?? "";
   system.addEventListener("input", () => change("system", system.value));
   const none = info?.caps?.supports_system_role === false;
@@ -73,7 +75,7 @@ export function setUpSettings(info) {
     dialog.showModal();
   });
   byId("reset-settings").addEventListener("click", () => {
-    localStorage.removeItem(STORED);
+    keep(STORED, null);
     show();
   });
   byId("forget-key").addEventListener("click", () => {
@@ -86,7 +88,7 @@ export function setUpSettings(info) {
 
 function setUpTheme() {
   const button = byId("theme");
-  const stored = () => localStorage.getItem("ggpy.theme") ?? "auto";
+  const stored = () => kept("ggpy.theme") ?? "auto";
   const show = () => {
     const theme = THEMES.includes(stored()) ? stored() : "auto";
     if (theme === "auto") delete document.documentElement.dataset.theme;
@@ -97,7 +99,7 @@ function setUpTheme() {
     setIcon(button, theme);
   };
   button.addEventListener("click", () => {
-    localStorage.setItem("ggpy.theme", THEMES[(THEMES.indexOf(stored()) + 1) % THEMES.length]);
+    keep("ggpy.theme", THEMES[(THEMES.indexOf(stored()) + 1) % THEMES.length]);
     show();
   });
   window.addEventListener("storage", show);
@@ -115,6 +117,7 @@ export function askKey(reason) {
   byId("key-cancel").onclick = () => dialog.close("");
   return new Promise((resolve) => {
     dialog.addEventListener("close", () => {
+      if (document.activeElement === document.body) byId("question").focus();
       const key = byId("key-value").value.trim();
       const given = dialog.returnValue === "ok" && key;
       resolve(given ? { key, keep: byId("key-keep").checked } : null);

@@ -1,6 +1,6 @@
 // The list of conversations: search, rename, delete; a drawer where the window is narrow.
 
-import { byId, el, iconButton, toast } from "./dom.js";
+import { byId, composes, cut, el, iconButton, toast } from "./dom.js";
 import {
   changeConversation, deleteConversation, listConversations, restoreConversation, searchMessages,
 } from "./store.js";
@@ -47,6 +47,7 @@ export class Sidebar {
     const was = document.body.classList.contains("drawer");
     document.body.classList.toggle("drawer", open);
     byId("sidebar").inert = this.narrow.matches && !open;
+    document.querySelector("main").inert = open;
     byId("shade").hidden = !open;
     byId("open-sidebar").setAttribute("aria-expanded", open);
     if (open) byId("new-chat").focus();
@@ -67,6 +68,10 @@ export class Sidebar {
     const all = await listConversations();
     const found = wanted ? await searchMessages(wanted) : null;
     if (turn !== this.turn || this.renaming) return;
+    const wasShown = this.shown;
+    const told = all.map(({ id, title, updated }) => [id, title, groupOf(updated), this.actions.isLive(id)]);
+    this.shown = JSON.stringify([told, this.open, found && [...found]]);
+    if (this.shown === wasShown) return; // the focus and the mouse stay where they are
     const hit = ({ id, title }) => found.has(id) || title.toLowerCase().includes(wanted.toLowerCase());
     const shown = found ? all.filter(hit) : all;
     const groups = new Map();
@@ -79,20 +84,27 @@ export class Sidebar {
   }
 
   draw(groups, otherwise) {
-    const focused = document.activeElement?.closest?.("#conversations a")?.getAttribute("href");
+    const list = byId("conversations");
+    const focused = document.activeElement?.closest("#conversations li");
+    const href = focused?.querySelector("a")?.getAttribute("href");
+    const number = [...list.querySelectorAll("li")].indexOf(focused);
+    const part = focused && [...focused.children].indexOf(document.activeElement);
     const parts = [...groups].flatMap(([name, items]) => [
       el("h2", { text: name }),
       el("ul", {}, ...items),
     ]);
-    const list = byId("conversations");
     list.replaceChildren(...(parts.length ? parts : [el("p", { class: "none", text: otherwise })]));
-    if (focused) list.querySelector(`a[href="${focused}"]`)?.focus();
+    if (!focused) return;
+    const links = [...list.querySelectorAll("a")];
+    const same = links.find((link) => link.getAttribute("href") === href);
+    (same ?? links[Math.min(number, links.length - 1)] ?? byId("new-chat")).focus();
+    same?.parentElement.children[part]?.focus(); // buttons can be seen once the link has the focus
   }
 
   item({ id, title }, excerpt) {
     const current = id === this.open;
     const link = el("a", { href: `#c=${id}`, "aria-current": current ? "page" : null, title },
-      el("span", { class: "name", text: title }),
+      el("span", { class: "name", dir: "auto", text: title }),
       excerpt ? el("small", { text: excerpt }) : null);
     if (this.actions.isLive(id)) link.append(el("i", { class: "dot", title: "An answer arrives" }));
     link.addEventListener("click", () => this.narrow.matches && this.drawer(false));
@@ -106,22 +118,23 @@ export class Sidebar {
 
   rename(item, id, title) {
     this.renaming = true;
+    this.shown = null;
     const input = el("input", { type: "text", "aria-label": "New name", maxlength: 200 });
     input.value = title;
-    const end = async (keep) => {
+    const end = async (keep, byKey) => {
       if (!this.renaming) return;
       this.renaming = false;
       const name = input.value.trim();
       if (keep && name && name !== title) await changeConversation(id, { title: name });
       this.actions.changed(id);
       await this.show();
-      byId("conversations").querySelector(`a[href="#c=${id}"]`)?.focus();
+      if (byKey) byId("conversations").querySelector(`a[href="#c=${id}"]`)?.focus();
     };
-    input.addEventListener("blur", () => end(true));
+    input.addEventListener("blur", () => end(true, false));
     input.addEventListener("keydown", (event) => {
-      if (event.isComposing || !["Enter", "Escape"].includes(event.key)) return;
+      if (composes(event) || !["Enter", "Escape"].includes(event.key)) return;
       event.stopPropagation();
-      end(event.key === "Enter");
+      end(event.key === "Enter", true);
     });
     item.replaceChildren(input);
     input.select();
@@ -131,7 +144,7 @@ export class Sidebar {
     await deleteConversation(id);
     this.actions.changed(id);
     await this.show();
-    toast(`Deleted “${title.slice(0, 40)}”.`, "Undo", async () => {
+    toast(`Deleted “${cut(title, 40)}”.`, "Undo", async () => {
       await restoreConversation(id);
       this.show();
     });

@@ -5,13 +5,14 @@
 // lose nothing; a record is changed inside one transaction, never read first and written later.
 // Knows nothing of the page or of the server.
 
+// A browser that gives no storage keeps conversations as long as the page is open.
+
 const UNDO_SECONDS = 60;
 const UNFINISHED = "ggpy.unfinished.";
 
-let database;
+let database = null; // or none, and then memory
 let settle;
-const opened = new Promise((resolve, reject) => (settle = { resolve, reject }));
-opened.catch(() => {}); // openStore() reports it
+const opened = new Promise((resolve) => (settle = resolve));
 const channel = "BroadcastChannel" in window ? new BroadcastChannel("ggpy") : null;
 const listeners = new Set();
 const owned = new Set(); // ids of messages that this tab is receiving
@@ -32,7 +33,40 @@ channel?.addEventListener("message", ({ data }) => {
   if (data.kind === "mine") claims.get(data.id)?.();
 });
 
+/** As much of an object store as is used here, in memory. */
+class Memory {
+  records = new Map();
+
+  get(id) {
+    return this.records.get(id);
+  }
+
+  getKey(id) {
+    return this.records.has(id) ? id : undefined;
+  }
+
+  getAll() {
+    return [...this.records.values()];
+  }
+
+  put(record) {
+    this.records.set(record.id, structuredClone(record));
+  }
+
+  delete(id) {
+    this.records.delete(id);
+  }
+
+  index(name) {
+    const those = (value) => this.getAll().filter((record) => record[name] === value);
+    return { getAll: those, getAllKeys: (value) => those(value).map(({ id }) => id) };
+  }
+}
+
+const memory = [new Memory(), new Memory()];
+
 function promised(request) {
+  if (!(request instanceof IDBRequest)) return request; // of a Memory
   return new Promise((resolve, reject) => {
     request.onsuccess = () => resolve(request.result);
     request.onerror = () => reject(request.error);
@@ -42,6 +76,7 @@ function promised(request) {
 /** Runs `work(conversations, messages)` in a transaction; its result once that is durable. */
 async function transaction(mode, work) {
   await opened;
+  if (!database) return work(...memory);
   const t = database.transaction(["conversations", "messages"], mode);
   const done = new Promise((resolve, reject) => {
     t.oncomplete = resolve;
@@ -53,23 +88,25 @@ async function transaction(mode, work) {
   return result;
 }
 
+/** Throws what the browser says if it stores nothing; all else works then, too. */
 export async function openStore() {
+  try {
+    database = await openDatabase();
+  } finally {
+    settle();
+  }
+  database.onversionchange = () => database.close();
+  await Promise.allSettled([takeUnfinished(), purge()]); // a full storage is told when it matters
+}
+
+function openDatabase() {
   const request = indexedDB.open("ggpy", 1);
   request.onupgradeneeded = () => {
     request.result.createObjectStore("conversations", { keyPath: "id" });
     const messages = request.result.createObjectStore("messages", { keyPath: "id" });
     messages.createIndex("conversation", "conversation");
   };
-  try {
-    database = await promised(request);
-    settle.resolve();
-  } catch (error) {
-    settle.reject(error);
-    throw error;
-  }
-  database.onversionchange = () => database.close();
-  await takeUnfinished();
-  await purge();
+  return promised(request);
 }
 
 /** All conversations, the last one changed first. */
@@ -138,9 +175,20 @@ export async function searchMessages(text) {
   return found;
 }
 
-/** A deleted conversation can be restored for a minute; then it is gone. */
-export function deleteConversation(id) {
-  return changeConversation(id, { deleted: Date.now() });
+/** A deleted conversation can be restored for a minute; where the storage is full, it is gone at once. */
+export async function deleteConversation(id) {
+  try {
+    await changeConversation(id, { deleted: Date.now() });
+  } catch {
+    await transaction("readwrite", (conversations, messages) => erase(id, conversations, messages));
+    tell(id);
+  }
+}
+
+async function erase(id, conversations, messages) {
+  conversations.delete(id);
+  const keys = await promised(messages.index("conversation").getAllKeys(id));
+  for (const key of keys) messages.delete(key);
 }
 
 export function restoreConversation(id) {
@@ -151,10 +199,7 @@ async function purge() {
   const old = Date.now() - UNDO_SECONDS * 1000;
   await transaction("readwrite", async (conversations, messages) => {
     for (const { id, deleted } of await promised(conversations.getAll())) {
-      if (!deleted || deleted > old) continue;
-      conversations.delete(id);
-      const keys = await promised(messages.index("conversation").getAllKeys(id));
-      for (const key of keys) messages.delete(key);
+      if (deleted && deleted <= old) await erase(id, conversations, messages);
     }
   });
 }
@@ -192,25 +237,21 @@ export function own(id) {
 
 export function disown(id) {
   owned.delete(id);
-  localStorage.removeItem(UNFINISHED + id);
+  keep(UNFINISHED + id, null);
 }
 
 /** Keeps what has arrived when the page goes away: a database is too slow for that moment. */
 export function keepUnfinished(message) {
-  try {
-    localStorage.setItem(UNFINISHED + message.id, JSON.stringify(message));
-  } catch {
-    // Too long for this storage: the copy of a moment ago is in the database.
-  }
+  // Where it is too long for this storage, the copy of a moment ago is in the database.
+  keep(UNFINISHED + message.id, JSON.stringify(message));
 }
 
 async function takeUnfinished() {
-  const keys = Object.keys(localStorage).filter((key) => key.startsWith(UNFINISHED));
-  for (const key of keys) {
-    const kept = parsed(localStorage.getItem(key));
-    localStorage.removeItem(key);
-    if (!kept) continue;
-    await changeMessage(kept.id, (m) => m.state === "streaming" && { ...kept, state: "interrupted" });
+  for (const key of keysKept().filter((name) => name.startsWith(UNFINISHED))) {
+    const found = parsed(kept(key));
+    keep(key, null);
+    if (!found) continue;
+    await changeMessage(found.id, (m) => m.state === "streaming" && { ...found, state: "interrupted" });
   }
 }
 
@@ -239,4 +280,38 @@ export async function interruptOrphan(message) {
   if (await isReceivedElsewhere(message.id)) return false;
   const change = (m) => m.state === "streaming" && { ...m, state: "interrupted" };
   return Boolean(await changeMessage(message.id, change));
+}
+
+// Small values
+
+const unkept = new Map(); // what the browser does not take, as long as the page is open
+
+/** Keeps a text; null forgets it. */
+export function keep(key, text, area = "localStorage") {
+  unkept.delete(key);
+  try {
+    if (text !== null) return void window[area].setItem(key, text);
+    localStorage.removeItem(key);
+    sessionStorage.removeItem(key);
+  } catch {
+    unkept.set(key, text);
+  }
+}
+
+/** A text that is kept in this tab or in the browser, or null. */
+export function kept(key) {
+  if (unkept.has(key)) return unkept.get(key);
+  try {
+    return sessionStorage.getItem(key) ?? localStorage.getItem(key);
+  } catch {
+    return null;
+  }
+}
+
+function keysKept() {
+  try {
+    return Object.keys(localStorage);
+  } catch {
+    return [];
+  }
 }

@@ -3,7 +3,7 @@
 // storage nor how an answer is asked for: `actions` has what its buttons do.
 
 import { renderMarkdown } from "./api.js";
-import { byId, copyText, count, duration, el, flash, icon, iconButton } from "./dom.js";
+import { byId, composes, copyText, count, duration, el, flash, icon, iconButton } from "./dom.js";
 
 const RENDER_EVERY = 200; // ms, at the least: the server renders the growing answer
 const RETRY_RENDER = 3000; // ms
@@ -27,7 +27,7 @@ async function htmlOf(text, first) {
   } finally {
     if (!first) {
       free += 1;
-      waiting.shift()?.();
+      waiting.pop()?.(); // the last message first: it is what is looked at
     }
   }
 }
@@ -47,10 +47,20 @@ function patch(host, wanted) {
   host.append(...made.slice(i));
 }
 
+/** What of `more` is code where `done` ends in a code block: not its language, nor what follows it. */
+function codeTail(done, more) {
+  const fence = /^\s*(?:`{3}|~{3})/m;
+  const lines = done.split("\n");
+  if (lines.filter((line) => fence.test(line)).length % 2 === 0) return ""; // it has ended
+  const code = fence.test(lines.at(-1)) ? more.split("\n").slice(1).join("\n") : more;
+  return code.split(fence)[0];
+}
+
 /** A Markdown text: rendered as often as is allowed, with what came since as plain text. */
 class Prose {
-  constructor(host) {
-    Object.assign(this, { host, text: "", done: "", busy: false, timer: null, next: 0, tail: null });
+  /** lost(): called when the server does not answer, or wants a key. */
+  constructor(host, lost) {
+    Object.assign(this, { host, lost, text: "", done: "", busy: false, timer: null, next: 0, tail: null });
   }
 
   set(text, live) {
@@ -77,7 +87,8 @@ class Prose {
       this.paint(text ? await htmlOf(text, this.live) : "");
       this.done = text;
       this.next = Math.max(this.next, start + 4 * (performance.now() - start));
-    } catch {
+    } catch (error) {
+      if ([0, 401].includes(error.status)) this.lost();
       this.host.textContent = this.text;
       this.host.classList.add("plain");
       this.done = this.live ? null : text; // a finished text waits for renderAgain()
@@ -99,6 +110,7 @@ class Prose {
   paint(html) {
     const template = document.createElement("template");
     template.innerHTML = html;
+    for (const block of template.content.children) block.dir = "auto"; // Arabic begins at the right
     this.tail?.remove();
     this.tail = null;
     if (this.host.classList.contains("plain")) this.host.replaceChildren();
@@ -115,11 +127,12 @@ class Prose {
     const more = this.text.startsWith(done) ? this.text.slice(done.length) : "";
     const place = more ? this.tailPlace() : null;
     const verbatim = place?.matches("code, .prose");
+    const shown = place?.matches("code") ? codeTail(done, more) : more;
     // A new line may begin anything: it waits for its rendering.
     if (!place || (!verbatim && done.endsWith("\n"))) return void this.tail?.remove();
     this.tail ??= document.createTextNode("");
     const space = done.endsWith(" ") ? " " : ""; // which the renderer drops at the end
-    this.tail.data = verbatim ? more : space + more.split("\n")[0];
+    this.tail.data = verbatim ? shown : space + more.split("\n")[0];
     if (this.tail.parentNode !== place) place.append(this.tail);
   }
 
@@ -180,6 +193,17 @@ export class Thread {
     this.views.get(id)?.edit();
   }
 
+  /** Whether screen readers tell what comes: answers, but not what was said long ago. */
+  speak(on) {
+    this.root.setAttribute("aria-live", on ? "polite" : "off");
+  }
+
+  /** Focuses one of the arrows between versions of a message, that of a label if it can be pressed. */
+  focusArrow(id, label) {
+    const arrows = [...(this.views.get(id)?.siblings.querySelectorAll("button:enabled") ?? [])];
+    (arrows.find((arrow) => arrow.ariaLabel === label) ?? arrows[0])?.focus();
+  }
+
   noteScroll() {
     const { scrollHeight, scrollTop, clientHeight } = this.scroller;
     this.atEnd = scrollHeight - scrollTop - clientHeight < AT_END;
@@ -233,7 +257,7 @@ class MessageView {
 class Question extends MessageView {
   constructor(actions) {
     super(actions, "question", "You");
-    this.text = el("div", { class: "text" });
+    this.text = el("div", { class: "text", dir: "auto" });
     this.tools.append(this.copyButton(), iconButton("edit", "Edit", () => this.edit()));
     this.node.append(this.text, this.tools);
   }
@@ -247,7 +271,7 @@ class Question extends MessageView {
 
   edit() {
     if (this.form) return this.form.querySelector("textarea").focus();
-    const area = el("textarea", { "aria-label": "Edit the question", rows: 3 });
+    const area = el("textarea", { "aria-label": "Edit the question", rows: 3, dir: "auto" });
     area.value = this.message.content;
     const end = () => {
       this.form.remove();
@@ -263,7 +287,7 @@ class Question extends MessageView {
       this.actions.edited(this.message, text);
     };
     const keydown = (event) => {
-      if (event.isComposing) return;
+      if (composes(event)) return;
       if (event.key === "Escape") (event.stopPropagation(), end());
       if (event.key === "Enter" && !event.shiftKey) submit(event);
     };
@@ -284,7 +308,7 @@ class Reply extends MessageView {
     super(actions, "reply", "Answer");
     this.thought = null;
     this.content = el("div", { class: "prose" });
-    this.prose = new Prose(this.content);
+    this.prose = new Prose(this.content, actions.lost);
     this.wait = el("div", { class: "wait", "aria-hidden": "true" }, el("i"), el("i"), el("i"));
     this.calls = el("div", { class: "calls" });
     this.notice = el("div", { class: "notice", hidden: true });
@@ -319,7 +343,7 @@ class Reply extends MessageView {
     }
     if (!this.thought) {
       this.thought = el("details", { class: "thought" }, el("summary", {}, el("span")), el("div", { class: "prose" }));
-      this.thinking = new Prose(this.thought.lastChild);
+      this.thinking = new Prose(this.thought.lastChild, this.actions.lost);
       this.thought.addEventListener("toggle", () => this.fillThought(this.message.state === "streaming"));
       this.node.prepend(this.thought);
     }
@@ -369,10 +393,11 @@ class Reply extends MessageView {
   }
 }
 
-function noticeOf({ state, error, finish }, left) {
+function noticeOf({ state, error, finish, content, reasoning, calls }, left) {
   if (state === "failed") return error?.message ?? "The answer failed.";
   if (state === "interrupted") return "The page was closed before the answer ended.";
   if (state === "stopped") return "Stopped.";
+  if (state === "done" && !content && !reasoning && !calls?.length) return "The answer is empty.";
   if (finish !== "length") return null;
   if (left !== null && left < 2) return "The context is full: start a new chat, or edit a question.";
   return "The answer ended at its limit of tokens.";

@@ -1,6 +1,6 @@
 // Conversations as a JSON file and back. A file may come from anywhere: every field is checked.
 
-import { newId } from "./dom.js";
+import { cut, newId } from "./dom.js";
 
 const FORMAT = "ggpy-conversations";
 const ROLES = ["user", "assistant"];
@@ -49,7 +49,7 @@ function conversation(given, number) {
   const created = time(given.created);
   return {
     id,
-    title: string(given.title).slice(0, 200) || "Imported",
+    title: cut(string(given.title).trim(), 200) || "Imported",
     created,
     updated: time(given.updated, created),
     current: key(given.current),

@@ -41,8 +41,9 @@ export function leafBelow(messages, id) {
   return leaf;
 }
 
-/** The messages that stand in the same place, itself included, oldest first. */
-export function siblingsOf(messages, message) {
-  const all = [...childrenOf(messages).values()];
-  return all.find((group) => group.some((m) => m.id === message.id)) ?? [message];
+/** A function of a message: those that stand in the same place, itself included, oldest first. */
+export function siblingsOf(messages) {
+  const groups = new Map();
+  for (const group of childrenOf(messages).values()) for (const m of group) groups.set(m.id, group);
+  return (message) => groups.get(message.id) ?? [message];
 }

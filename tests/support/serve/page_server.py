@@ -79,7 +79,8 @@ class PageServer:
         return Response(answer.body, answer.status, answer.headers)
 
     def _refused(self, request: Request) -> Response | None:
-        if not self.key or request.headers.get("authorization") == f"Bearer {self.key}":
+        given = request.headers.get("authorization", "").encode("latin-1").decode()
+        if not self.key or given == f"Bearer {self.key}":
             return None
         return JSONResponse({"error": {"message": "Invalid API key", "code": 401}}, 401)
 
@@ -97,6 +98,8 @@ class PageServer:
 
     async def _render(self, request: Request) -> Response:
         self.renderings += 1
+        if refused := self._refused(request):
+            return refused
         if self.render_fails:
             return Response("no", 500)
         text = (await request.json())["text"]
@@ -110,6 +113,9 @@ class PageServer:
         question = body["messages"][-1]["content"]
         if question == "too long":
             return JSONResponse({"error": FULL}, 400)
+        if question == "busy":
+            told = {"error": {"message": "1024 requests wait", "code": 503}}
+            return JSONResponse(told, 503, headers={"Retry-After": "5"})
         pieces = self.script.get(question, [f"You said: {question}"])
         return StreamingResponse(self._stream(body, pieces), media_type="text/event-stream")
 
@@ -136,7 +142,8 @@ class PageServer:
             calls = any(isinstance(piece, dict) and "tool_calls" in piece for piece in pieces)
             yield _chunk({}, finish="tool_calls" if calls else "stop")
             usage = {"prompt_tokens": prompt, "completion_tokens": n, "total_tokens": prompt + n}
-            yield _event({"choices": [], "usage": usage, "timings": _timings(prompt, n)})
+            last = {"choices": [], "model": self.model, "usage": usage}
+            yield _event({**last, "timings": _timings(prompt, n)})
             yield "data: [DONE]\n\n"
         except asyncio.CancelledError:
             self.left.set()
