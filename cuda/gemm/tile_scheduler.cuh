@@ -19,11 +19,11 @@ struct TileSchedulerArgs {
     int n_tiles;        // work tiles of the output
     int token_blocks;   // tiles along the tokens: this many consecutive tiles share rows of weights
     int waves, stages;  // waves of whole tiles; stages of K per tile
-    // CTAs of a team, which shares a split tile, or, with stream-K, all of them. Stages of each; the first `remainder`
-    // of a team have one more.
+    // CTAs that share a split tile (a team), or 0 with stream-K. Stages of each of them, or of all CTAs; the first
+    // `remainder` have one more.
     int team, stages_per_cta, remainder;
     uint32_t inverse_stages, inverse_token_blocks, inverse_team;  // see divided
-    int paired;                                     // tiles 2 i and 2 i + 1 have the same tokens and adjacent rows
+    int paired;  // tiles 2 i and 2 i + 1 have the same tokens and adjacent rows
 };
 
 // x / d by multiplication, for x * d < 2^32. `inverse` is floor(2^32 / d) + 1, or 0 for d = 1.
@@ -40,10 +40,14 @@ struct TileScheduler {
     __device__ __forceinline__ TileScheduler(const TileSchedulerArgs& d) : args(d), wave(0) {
         position = begin(blockIdx.x), end = begin(blockIdx.x + 1);
     }
-    // First stage of CTA b in the sequence of all stages of split tiles.
+    // First stage of CTA b in the sequence of all stages of split tiles: with stream-K, or in its team; and in general.
+    __device__ __forceinline__ int begin_in_team(int b) const {
+        return b * args.stages_per_cta + min(b, args.remainder);
+    }
     __device__ __forceinline__ int begin(int b) const {
-        const int team = divided(b, args.inverse_team), member = b - team * args.team;
-        return team * args.stages + member * args.stages_per_cta + min(member, args.remainder);
+        if (args.team == 0) return begin_in_team(b);
+        const int team = divided(b, args.inverse_team);
+        return team * args.stages + begin_in_team(b - team * args.team);
     }
     __device__ __forceinline__ int first_split_tile() const { return args.waves * gridDim.x; }
     __device__ __forceinline__ bool next() {
@@ -65,15 +69,17 @@ struct TileScheduler {
     __device__ __forceinline__ void skip_waves() { wave = args.waves; }
     // first_cta ... end_cta - 1 are the CTAs that share the tile.
     __device__ __forceinline__ int first_cta() const {
+        if (args.team > 0) return divided(blockIdx.x, args.inverse_team) * args.team;
         const int tile_begin = (tile - first_split_tile()) * args.stages;
         int b = blockIdx.x;
-        while (begin(b) > tile_begin) --b;
+        while (begin_in_team(b) > tile_begin) --b;
         return b;
     }
     __device__ __forceinline__ int end_cta() const {
+        if (args.team > 0) return first_cta() + args.team;
         const int tile_end = (tile - first_split_tile() + 1) * args.stages;
         int b = blockIdx.x + 1;
-        while (b < gridDim.x && begin(b) < tile_end) ++b;
+        while (b < gridDim.x && begin_in_team(b) < tile_end) ++b;
         return b;
     }
     __device__ __forceinline__ int row_blocks() const { return args.n_tiles / args.token_blocks; }

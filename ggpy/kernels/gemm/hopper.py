@@ -50,11 +50,9 @@ def tile_scheduler_args(schedule: TileSchedule, stages: int) -> TileSchedulerArg
     """Kernel parameters of a schedule whose tiles have `stages` stages of K each."""
     split_tiles = max(0, schedule.tiles - schedule.waves * schedule.ctas)
     token_blocks, waves, split_k = schedule.token_blocks, schedule.waves, schedule.tiling.split_k
-    # stream-K: one team, of which CTA number schedule.ctas, the end, is a member, too
-    team, shared = (split_k, stages) if split_k else (schedule.ctas + 1, split_tiles * stages)
-    stages_per_cta, remainder = divmod(shared, split_k or schedule.ctas)
-    sizes = schedule.tiles, token_blocks, waves, stages, team, stages_per_cta, remainder
-    inverses = map(inverse, (stages, token_blocks, team))
+    shared, ctas = (stages, split_k) if split_k else (split_tiles * stages, schedule.ctas)
+    sizes = schedule.tiles, token_blocks, waves, stages, split_k, *divmod(shared, ctas)
+    inverses = map(inverse, (stages, token_blocks, split_k or 1))
     return TileSchedulerArgs(*sizes, *inverses, schedule.cluster > 1)
 
 

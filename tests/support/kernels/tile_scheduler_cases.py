@@ -19,8 +19,9 @@ def divided(x: np.ndarray, inverse: int) -> np.ndarray:
 def work_tiles(d: TileSchedulerArgs, ctas: int) -> list[list[tuple[int, int, int]]]:
     """For each CTA: its work tiles (tile, first stage, end stage)."""
     found = []
-    team, member = np.divmod(np.arange(ctas + 1), d.team)
-    assert np.array_equal(divided(np.arange(ctas + 1), d.inverse_team), team)
+    numbers = np.arange(ctas + 1)
+    team, member = np.divmod(numbers, d.team) if d.team else (0, numbers)
+    assert d.team == 0 or np.array_equal(divided(numbers, d.inverse_team), team)
     begin = team * d.stages + member * d.stages_per_cta + np.minimum(member, d.remainder)
     for b in range(ctas):
         own = [(b + r * ctas, 0, d.stages) for r in range(d.waves)]
