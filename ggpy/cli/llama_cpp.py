@@ -50,12 +50,13 @@ def add_options(parser: argparse.ArgumentParser, without: Sequence[str] = ()) ->
     """
     _add_shared(parser, without)
     for names in FLAGS:
-        parser.add_argument(*names, action=_Unused, nargs=0, **HIDDEN)
+        if not set(names) & set(without):
+            parser.add_argument(*names, action=_Unused, nargs=0, **HIDDEN)
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
     """Give a parser the options of llama-server that have no effect here."""
-    add_options(parser, without=["--parallel"])
+    add_options(parser, without=["--parallel", "--warmup", "--no-warmup"])
     for names in OF_SERVER:
         parser.add_argument(*names, action=_Unused, **HIDDEN)
     for names in FLAGS_OF_SERVER:

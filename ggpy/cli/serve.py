@@ -210,6 +210,7 @@ def load(path: Path, options: argparse.Namespace) -> Model:
     from .. import arch
     from ..backends import choose
     from ..gguf import File
+    from ..runtime.warmup import warm_up
 
     started = time.perf_counter()
     kinds = options.batch_invariant, options.activations, options.gemm
@@ -232,6 +233,10 @@ def load(path: Path, options: argparse.Namespace) -> Model:
     say(f"model: {path.name}, {loaded.file.nbytes / 1e6:.0f} MB in {since(started)}")
     for warning in loaded.tokenizer.warnings:
         note(escaped(warning))
+    if ops.asynchronous and options.warmup:
+        started = time.perf_counter()
+        warm_up(loaded.engine)
+        say(f"warm-up: {since(started)}")
     return loaded
 
 

@@ -212,6 +212,12 @@ def _scheduler(parser: Parser) -> None:
         default=True,
         help="keep pages of prompts for later requests that begin alike (yes)",
     )
+    add(
+        "--warmup",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="on a GPU, steps of several sizes before the first request (yes)",
+    )
     add("--deadline", type=positive, metavar="S", help="seconds for an answer at most (no limit)")
 
 

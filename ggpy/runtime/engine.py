@@ -38,7 +38,7 @@ from .sequence import (
     checked_prompt,
     whole,
 )
-from .stats import EngineStats
+from .stats import EngineStats, Totals
 
 __all__ = ["ContextOverflow", "Engine", "Occupied", "Piece", "Sequence", "StopStrings"]
 
@@ -79,9 +79,8 @@ class Engine:
         prefix_cache: bool = False,
     ) -> None:
         if min(n_ctx, n_batch, n_seq) < 1:
-            raise ValueError(
-                f"n_ctx {n_ctx}, n_batch {n_batch} and n_seq {n_seq} must be 1 or more"
-            )
+            found = f"n_ctx {n_ctx}, n_batch {n_batch} and n_seq {n_seq}"
+            raise ValueError(f"{found} must be 1 or more")
         if prefill_tokens is not None:
             whole("prefill_tokens", prefill_tokens, least=1)
         self.decoder, self.ops, self.tokenizer = decoder, ops, tokenizer
@@ -245,6 +244,10 @@ class Engine:
     def stats(self) -> EngineStats:
         """What is there and what was done, as of now; cheap, and for any thread."""
         return self._scheduler.stats()
+
+    def count_anew(self) -> None:
+        """Set the totals to zero."""
+        self._scheduler.totals = Totals()
 
     # Steps
 

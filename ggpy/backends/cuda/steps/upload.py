@@ -29,6 +29,7 @@ from .padding import filled, padded, power_of_two
 IN_FLIGHT = 4  # steps whose uploads and results may be in flight
 PLACES = 2  # device buffers of decode steps, used alternately; all other steps share one
 SMALLEST = 1 << 22  # least bytes of a device buffer: growing later would drop all graphs
+LEAST_PAGES = 16  # columns of page tables, which are a part of the shape
 MAX_KEPT = 256  # step shapes whose addresses are kept
 NO_TILES = np.zeros((0, 4), np.int32)
 NOTHING = np.zeros(0, np.int32), np.zeros(0, np.int32)
@@ -330,11 +331,14 @@ def _span_of_lengths(sequences: Ints) -> tuple[int, int]:
 
 
 def _widened(tables: Ints) -> Ints:
-    """page_tables[S, P] with P rounded up to a power of two, so that few shapes are captured."""
+    """page_tables[S, P] with P rounded up to LEAST_PAGES or a power of two, so that few shapes are
+    captured.
+    """
     width = tables.shape[1]
-    if power_of_two(width) == width:
+    wider = max(LEAST_PAGES, power_of_two(width))
+    if wider == width:
         return tables
-    wide = np.zeros((len(tables), power_of_two(width)), np.int32)
+    wide = np.zeros((len(tables), wider), np.int32)
     wide[:, :width] = tables
     return wide
 
