@@ -22,6 +22,7 @@ from .expert_sizes import expert_sizes
 HARMLESS = frozenset(
     {
         "attention.layer_norm_epsilon",
+        "attention.layer_norm_rms_epsilon",
         "decoder_start_token_id",
         "pooling_type",
         "rope.scaling.finetuned",
@@ -29,12 +30,15 @@ HARMLESS = frozenset(
     }
 )
 
+OF_IMAGES = ("vision.", "audio.", "mm.")  # what some files say of what reads images and sounds
+
 # Settings that ask for another computation, and the values with which they do not.
 VARIANTS: dict[str, tuple[object, ...]] = {
-    "expert_count": (0,),
-    "expert_used_count": (0,),
+    "expert_count": (0, 1),  # one is the feed-forward
+    "expert_used_count": (0, 1),
     "expert_shared_count": (0,),
-    "nextn_predict_layers": (0,),
+    "expert_group_count": (0, 1),
+    "expert_group_used_count": (0, 1),
     "leading_dense_block_count": (0,),
     "attention.clamp_kqv": (0,),
     "attention.max_alibi_bias": (0,),
@@ -155,7 +159,8 @@ class Config:
 
     def refuse_unread(self) -> None:
         """UnsupportedModel naming the settings that nobody read."""
-        unread = sorted(set(self._values) - self._read - HARMLESS)
+        left = set(self._values) - self._read - HARMLESS
+        unread = sorted(key for key in left if not key.startswith(OF_IMAGES))
         if unread:
             first = ", ".join(
                 f"{self.architecture}.{escaped(k)} = {short(self._values[k])}" for k in unread[:4]
@@ -231,7 +236,7 @@ class Dimensions:
     layer_norm: bool = False  # norms are layer norms
     n_class: int = 1  # C, of the classifier, where there is one
     dense: tuple[int, int] = (0, 0)  # D2, D3: rows of the matrices of embeddings, if there are any
-    n_nextn: int = 0  # blocks behind the layers, which predict the tokens after the next
+    n_nextn: int = 0  # blocks behind the layers, which predict further tokens: not used
     n_input: int = 0  # I, size of the input that each layer has of its own; 0: they have none
 
     @property
@@ -278,7 +283,7 @@ def read_dimensions(
         raise GGUFError(
             f"{config.path}: vocab_size is {size}, but the embedding table has {n_vocab} rows"
         )
-    n_nextn = _n_nextn(config, understood)
+    n_nextn = config.integer("nextn_predict_layers", 0, low=0, high=MAX_LAYERS)
     layers = _layer_sizes(config, understood, n_nextn)
     return Dimensions(
         n_embd=config.integer("embedding_length"),
@@ -316,12 +321,6 @@ def _dense(config: Config) -> tuple[int, int]:
         width = config.integer(f"{name}_feat_out", width)
         rows.append(width)
     return rows[0], rows[1]
-
-
-def _n_nextn(config: Config, understood: Collection[str]) -> int:
-    """Blocks that are counted among a file's, and are no layers."""
-    key = "nextn_predict_layers"
-    return config.integer(key, 0, low=0, high=MAX_LAYERS) if key in understood else 0
 
 
 def _layer_sizes(

@@ -31,6 +31,7 @@ def read(c: Context) -> ModelSettings:
         c.config.real(key, 1.0, LOWEST)
         for key in ("embedding_scale", "residual_scale", "logit_scale")
     )
+    c.config.raw("deepstack_mapping")  # of images
     mixer = llama.attention(c)
     if c.config.raw("rope.scaling.finetuned") is False:  # how a file says that there is no rope
         mixer = replace(mixer, rope=None)
@@ -53,6 +54,7 @@ ARCHITECTURE = Architecture(
     "granite",
     read,
     optional={**OUTPUT, **ROPE_FREQS},
+    optional_layer=llama.BIASES,
     understands=frozenset({"embedding_scale", "residual_scale", "logit_scale"}),
     hugging_face=hf.HuggingFace(
         classes={"GraniteForCausalLM": {"max_position_embeddings": 2048}},

@@ -21,13 +21,14 @@ from .architecture import (
 )
 from .config import MAX_CONTEXT
 from .layers import moe
-from .layers.attention import QKV_BIAS, AttentionSettings
+from .layers.attention import OUTPUT_BIAS, QKV_BIAS, AttentionSettings
 from .layers.attention import TENSORS as ATTENTION
 from .layers.dense import DenseSettings
 from .layers.moe import MoESettings, read_router
 from .rope import Style, build_rope, choose_factors, read_rope
 
 WINDOWED = (["MistralForCausalLM"], ["MixtralForCausalLM"])  # classes whose layers may have windows
+BIASES = {**QKV_BIAS, **OUTPUT_BIAS}
 MIXTRAL = {
     "ffn_gate_inp.weight": "block_sparse_moe.gate.weight",
     "ffn_gate_exps.weight": "block_sparse_moe.experts.w1.weight",
@@ -89,7 +90,7 @@ ARCHITECTURE = Architecture(
     layer=LAYER,
     expert_layer={**ATTENTION, **moe.TENSORS},
     optional={**OUTPUT, **ROPE_FREQS, **ROPE_FACTORS},
-    optional_layer=QKV_BIAS,
+    optional_layer=BIASES,
     understands=moe.UNDERSTOOD,
     hugging_face=hf.HuggingFace(
         classes={

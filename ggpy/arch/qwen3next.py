@@ -4,20 +4,44 @@ beside their key head, and whose gates of a key head are in one tensor.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from ..gguf import GGUFError, Tensor
 from . import hugging_face as hf
 from . import hybrid
 from .architecture import Architecture, Context, ModelSettings
+from .config import Dimensions
 from .layers import delta, moe
 from .layers.moe import MoESettings, read_router
 from .qwen2moe import SHARED
 
 BETA_ALPHA = "ssm_ba.weight"
+QKVZ = "ssm_in.weight"  # of files made until December 2025
 
 
 def read(c: Context) -> ModelSettings:
     """The weights of the chosen experts add up to 1."""
     router = read_router(c.config, c.sizes, normalise=True)
     return hybrid.read(c, MoESettings(router), tiled=False)
+
+
+def adapt(tensors: dict[str, Tensor], sizes: Dimensions) -> None:
+    """Files had q, k, v and z in one matrix, as checkpoints have them; the parts are copies."""
+    for i, layer in enumerate(sizes.layers):
+        tensor = tensors.get(f"blk.{i}.{QKVZ}")
+        if tensor is None or layer.recurrent is None:
+            continue
+        parts = dict(zip(("attn_qkv", "attn_gate"), hybrid.qkvz_rows(layer.recurrent), strict=True))
+        n_rows = sum(map(len, parts.values()))
+        if tensor.shape != (n_rows, sizes.n_embd):
+            raise GGUFError(
+                f"{tensor.path}: tensor {tensor.name!r} has shape {tensor.shape}, the settings say"
+                f" {(n_rows, sizes.n_embd)}"
+            )
+        del tensors[tensor.name]
+        for stem, rows in parts.items():
+            name, shape = f"blk.{i}.{stem}.weight", (len(rows), sizes.n_embd)
+            tensors[name] = replace(tensor, name=name, shape=shape, data=tensor.data[rows])
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
@@ -32,8 +56,9 @@ ARCHITECTURE = Architecture(
     recurrent_layer={**delta.TENSORS, **hybrid.EXPERTS},
     fused=hybrid.FUSED_NORM,
     turns={**hybrid.GATED_Q, BETA_ALPHA: ("Hk", ("ssm_beta.weight", "ssm_alpha.weight"))},
-    behind=hybrid.BEHIND_EXPERTS,
-    understands=hybrid.UNDERSTOOD | moe.UNDERSTOOD | {moe.SHARED_WIDTH},
+    optional_layer={},
+    adapt=adapt,
+    understands=moe.UNDERSTOOD | {moe.SHARED_WIDTH},
     hugging_face=hf.HuggingFace(
         classes={
             "Qwen3NextForCausalLM": {

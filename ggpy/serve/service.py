@@ -216,7 +216,7 @@ class ModelService:
                 tools=request.tools or None,
                 variables=request.template_variables,
             )
-            rendered = await _in(_RENDERING, render, messages, self.template)
+            rendered = await _in(_RENDERING, render, messages, self.settings.chat_template)
         except ValueError as error:  # ChatTemplateError is one
             raise ApiError(400, str(error), param="messages") from None
         if (begun and self.format.reasoning_close not in begun) or self._is_plain(request):
@@ -292,7 +292,7 @@ class ModelService:
             variables: Mapping[str, Any] | None = None,
         ) -> str:
             return self.tokenizer.apply_chat_template(
-                messages, self.template, tools=tools, variables=variables
+                messages, self.settings.chat_template, tools=tools, variables=variables
             )
 
         return detect(render, self.settings.tool_format)

@@ -53,6 +53,7 @@ class Vocabulary:
     add_space_prefix: bool
     name: str = ""  # general.name
     chat_template: str | None = None
+    tool_template: str | None = None  # for conversations with tools, if that is another
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -116,11 +117,14 @@ class _Reader:
         array = np.asarray(value)
         if array.ndim != 1 or (array.dtype.kind not in kinds and array.size):
             raise self.fail(key, f"holds {array.dtype}, not plain numbers, one a token")
-        if len(array) != n_vocab:
+        if len(array) < n_vocab:
             raise self.fail(key, f"has {len(array)} entries for {n_vocab} tokens")
-        return array
+        return array[:n_vocab]
 
-    def token_id(self, key: str, n_vocab: int) -> int | None:
+    def token_id(self, key: str, n_vocab: int, warnings: list[str]) -> int | None:
+        """The id, or None where there is none; one outside the vocabulary is ignored, as llama.cpp
+        does: files of fine-tuned models may name a padding token that nobody added.
+        """
         value = self.metadata.get(key)
         if value is None:
             return None
@@ -129,7 +133,9 @@ class _Reader:
         if value in _ABSENT:
             return None
         if not 0 <= value < n_vocab:
-            raise self.fail(key, f"is {value}, but the vocabulary has the ids 0 to {n_vocab - 1}")
+            ids = f"the vocabulary has the ids 0 to {n_vocab - 1}"
+            warnings.append(f"{key} is {value}, but {ids}: it is ignored")
+            return None
         return int(value)
 
 
@@ -137,6 +143,7 @@ _NAMED = (
     *("bos", "eos", "eot", "eom", "unknown", "padding"),
     *("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep"),
 )
+_OLD_NAMES = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}
 MODELS = ("llama", "gpt2", "gemma4")
 
 
@@ -150,7 +157,7 @@ def read_vocabulary(metadata: Mapping[str, Any], path: str = "") -> Vocabulary:
     tokens, ids = _read_tokens(reader)
     warnings: list[str] = []
     pre = _read_pre(reader, model, warnings)
-    named = _read_named(reader, model, len(tokens))
+    named = _read_named(reader, model, len(tokens), warnings)
     spm = model == "llama"
     return Vocabulary(
         model=model,
@@ -167,6 +174,7 @@ def read_vocabulary(metadata: Mapping[str, Any], path: str = "") -> Vocabulary:
         add_space_prefix=spm and reader.flag("tokenizer.ggml.add_space_prefix", True),
         name=reader.text("general.name") or "",
         chat_template=reader.text("tokenizer.chat_template"),
+        tool_template=reader.text("tokenizer.chat_template.tool_use"),
         warnings=warnings,
     )
 
@@ -224,11 +232,18 @@ def _read_pre(reader: _Reader, model: str, warnings: list[str]) -> Pre | None:
         raise reader.fail(key, str(error)) from None
 
 
-def _read_named(reader: _Reader, model: str, n_vocab: int) -> dict[str, int]:
-    found = {name: reader.token_id(f"tokenizer.ggml.{name}_token_id", n_vocab) for name in _NAMED}
+def _read_named(reader: _Reader, model: str, n_vocab: int, warnings: list[str]) -> dict[str, int]:
+    def read(name: str) -> int | None:
+        return reader.token_id(f"tokenizer.ggml.{name}_token_id", n_vocab, warnings)
+
+    found = {name: read(name) for name in _NAMED}
+    for name, old in _OLD_NAMES.items():
+        if found[name] is None:
+            found[name] = read(old)
     if model == "llama":
         for name, default in _SPM_DEFAULTS.items():
-            if f"tokenizer.ggml.{name}_token_id" not in reader.metadata and default < n_vocab:
+            given = reader.metadata.get(f"tokenizer.ggml.{name}_token_id")
+            if found[name] is None and given not in _ABSENT and default < n_vocab:
                 found[name] = default
     return {name: id for name, id in found.items() if id is not None}
 
