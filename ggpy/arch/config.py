@@ -27,6 +27,10 @@ HARMLESS = frozenset(
         "pooling_type",
         "rope.scaling.finetuned",
         "tensor_data_layout",
+        # of Ollama's converter, for images or said by other settings too
+        *("attention.head_dim", "image_token_id", "image_token_index", "spatial_merge_size"),
+        *("mrope_sections", "rope.mrope_section", "rope.mrope_interleaved"),
+        *("vision_start_token_id", "vision_end_token_id"),
     }
 )
 

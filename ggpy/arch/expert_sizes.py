@@ -30,7 +30,9 @@ def expert_sizes(
         return [dense] * n_layer
     has_experts = _layers_with_experts(config, n_layer, understood)
     key = "expert_feed_forward_length"
-    found = config.integers(key, n_layer, _usual_widths(config, widths, understood))
+    found = config.integers(
+        key, n_layer, None if config.has(key) else _usual_widths(config, widths)
+    )
     shared = _shared_widths(config, found, widths, understood)
     sizes = zip([n_expert] * n_layer, found, shared, strict=True)
     return [x if has else dense for x, has in zip(sizes, has_experts, strict=True)]
@@ -50,23 +52,16 @@ def _layers_with_experts(config: Config, n_layer: int, understood: Collection[st
     return found
 
 
-def _usual_widths(
-    config: Config, dense: tuple[int, ...], understood: Collection[str]
-) -> tuple[int, ...] | None:
+def _usual_widths(config: Config, dense: tuple[int, ...]) -> tuple[int, ...] | None:
     """The widths of experts where a file says none: that of the feed-forward, which all experts of
-    a token have together in the first files of Qwen's models.
+    a token have together in the first files of Qwen's models, and in those of Ollama.
     """
     if not all(dense):
         return None
-    if not _is_qwen(understood):
+    if not config.architecture.startswith("qwen"):
         return dense
     n_used = config.integer("expert_used_count", high=MAX_EXPERTS)
     return tuple(max(1, width // n_used) for width in dense)
-
-
-def _is_qwen(understood: Collection[str]) -> bool:
-    """Whether files say how wide the shared expert is, and not how many there are."""
-    return SHARED_WIDTH in understood and SHARED_COUNT not in understood
 
 
 def _shared_widths(
@@ -78,6 +73,6 @@ def _shared_widths(
         if SHARED_COUNT in understood
         else 0
     )
-    if SHARED_WIDTH in understood and (config.has(SHARED_WIDTH) or _is_qwen(understood)):
+    if SHARED_WIDTH in understood and (config.has(SHARED_WIDTH) or SHARED_COUNT not in understood):
         return config.integers(SHARED_WIDTH, len(dense), dense)
     return tuple(n * x for x in of_experts)

@@ -36,7 +36,8 @@ def read(c: Context) -> ModelSettings:
     config, scale = c.config, attention_scale(c, N_LAYER_27B)
     window = config.integer("attention.sliding_window", 0, low=0, high=MAX_CONTEXT)
     rope = read_rope(config, c.sizes, "neox")
-    base = config.real("rope.freq_base_swa", LOCAL_BASE, low=1.000001)
+    ollama = config.real("rope.local.freq_base", LOCAL_BASE, low=1.000001)  # its converter's name
+    base = config.real("rope.freq_base_swa", ollama, low=1.000001)
     cap = config.real("attn_logit_softcapping", 0.0)
     whole = AttentionSettings(scale, build_rope(rope), 0, cap)
     windowed = AttentionSettings(scale, build_rope(rope.with_base(base)), window, cap)

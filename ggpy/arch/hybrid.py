@@ -67,6 +67,7 @@ UNUSED = (  # of training, of what computes, and of blocks that predict further 
 def read(c: Context, ffn: DenseSettings | MoESettings, tiled: bool) -> ModelSettings:
     """The sections of rope are read, and not used: in a text all axes have the same position."""
     c.config.raw(SECTIONS)
+    c.config.only("ssm.v_head_reordered", tiled)  # in files of Ollama's converter
     attends = llama.attention(c, "neox")
     mixers = [attends if x.recurrent is None else DeltaSettings(tiled) for x in c.sizes.layers]
     return ModelSettings([LayerSettings(mixer, ffn) for mixer in mixers])

@@ -154,6 +154,8 @@ def read_vocabulary(metadata: Mapping[str, Any], path: str = "") -> Vocabulary:
     if model not in MODELS:
         problem = "is missing" if model is None else f"{shown(model)} is not supported"
         raise reader.fail("tokenizer.ggml.model", f"{problem}; known: {', '.join(MODELS)}")
+    if model == "llama" and reader.metadata.get("tokenizer.ggml.pre") == "gemma4":
+        model = "gemma4"  # which Ollama's converter calls so
     tokens, ids = _read_tokens(reader)
     warnings: list[str] = []
     pre = _read_pre(reader, model, warnings)

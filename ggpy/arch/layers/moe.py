@@ -152,6 +152,7 @@ def read_router(
     number = next(number for number, name in GATING.items() if name == score)
     config.only(SCORE, *(BY_FILE if SCORE in says else (number,)))
     config.only(NORM, *((False, True) if NORM in says else (normalise,)))
+    config.only("norm_top_k_prob", normalise)  # in files of Ollama's converter
     if SCALE not in says:
         config.only(SCALE, 0, 1)
     score = GATING[config.integer(SCORE, number, low=0) or number]
