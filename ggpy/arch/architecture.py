@@ -105,7 +105,7 @@ class Architecture:
     whose rows take turns in it, a head of each.
     `more` are tensors that a layer, or with None the model, has to have by its sizes; `idle` those
     that it may have, and that nothing reads.
-    `adapt` replaces what files of older converters have by what they have today.
+    `adapt` replaces settings and tensors of some files by those that say the same in others.
     `understands` are settings that most architectures refuse: those of config.VARIANTS, and sizes
     that differ from layer to layer (config.read_dimensions).
     """
@@ -121,7 +121,7 @@ class Architecture:
     idle: TensorsOf = lambda sizes, layer: {}
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     turns: Mapping[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
-    adapt: Callable[[dict[str, Tensor], Dimensions], None] = lambda tensors, sizes: None
+    adapt: Callable[[Config, dict[str, Tensor]], None] = lambda config, tensors: None
     understands: frozenset[str] = frozenset()
     layer_norm: bool = False  # its norms are layer norms
     hugging_face: HuggingFace | None = None  # checkpoints that can be converted

@@ -26,16 +26,20 @@ UNUSED = (
 OF_IMAGES = ("v.", "a.", "mm.")  # what some files have beside the model, to read images and sounds
 
 
+def of_texts(file: File) -> dict[str, Tensor]:
+    """The tensors of a file, but those that read images and sounds."""
+    return {name: x for name, x in file.tensors.items() if not name.startswith(OF_IMAGES)}
+
+
 def collect(
-    architecture: Architecture, file: File, sizes: Dimensions
+    architecture: Architecture, file: File, tensors: Mapping[str, Tensor], sizes: Dimensions
 ) -> dict[str, tuple[Tensor, Declared]]:
     """The tensors by name, fused ones taken apart; GGUFError unless all are as declared."""
     wanted, allowed = architecture.tensors(sizes)
     on_host = {**CLASSIFIER, **DENSE}
     allowed |= scales_of(wanted | {n: x for n, x in allowed.items() if n not in on_host})
     unread = architecture.unread(sizes)
-    found = {name: x for name, x in file.tensors.items() if not name.startswith(OF_IMAGES)}
-    architecture.adapt(found, sizes)
+    found = dict(tensors)
     spread_scales(found)
     for name in unread:
         found.pop(name, None)

@@ -73,6 +73,10 @@ class Config:
         self._values = {k[len(prefix) :]: v for k, v in metadata.items() if k.startswith(prefix)}
         self._read: set[str] = set()
 
+    def assume(self, settings: Mapping[str, Any]) -> None:
+        """Go on as if the file had these settings."""
+        self._values |= settings
+
     def has(self, key: str) -> bool:
         """Whether the file sets the key; this does not count as reading it."""
         return key in self._values

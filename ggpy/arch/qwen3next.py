@@ -10,7 +10,7 @@ from ..gguf import GGUFError, Tensor
 from . import hugging_face as hf
 from . import hybrid
 from .architecture import Architecture, Context, ModelSettings
-from .config import Dimensions
+from .config import Config
 from .layers import delta, moe
 from .layers.moe import MoESettings, read_router
 from .qwen2moe import SHARED
@@ -25,22 +25,18 @@ def read(c: Context) -> ModelSettings:
     return hybrid.read(c, MoESettings(router), tiled=False)
 
 
-def adapt(tensors: dict[str, Tensor], sizes: Dimensions) -> None:
+def adapt(config: Config, tensors: dict[str, Tensor]) -> None:
     """Files had q, k, v and z in one matrix, as checkpoints have them; the parts are copies."""
-    for i, layer in enumerate(sizes.layers):
-        tensor = tensors.get(f"blk.{i}.{QKVZ}")
-        if tensor is None or layer.recurrent is None:
-            continue
-        parts = dict(zip(("attn_qkv", "attn_gate"), hybrid.qkvz_rows(layer.recurrent), strict=True))
-        n_rows = sum(map(len, parts.values()))
-        if tensor.shape != (n_rows, sizes.n_embd):
+    for tensor in [x for name, x in tensors.items() if name.endswith("." + QKVZ)]:
+        qkv, z = hybrid.qkvz_rows(delta.read_state(config))
+        if tensor.shape[0] != len(qkv) + len(z):
             raise GGUFError(
-                f"{tensor.path}: tensor {tensor.name!r} has shape {tensor.shape}, the settings say"
-                f" {(n_rows, sizes.n_embd)}"
+                f"{tensor.path}: tensor {tensor.name!r} has {tensor.shape[0]} rows, its parts have"
+                f" {len(qkv) + len(z)}"
             )
         del tensors[tensor.name]
-        for stem, rows in parts.items():
-            name, shape = f"blk.{i}.{stem}.weight", (len(rows), sizes.n_embd)
+        for part, rows in (("attn_qkv.weight", qkv), ("attn_gate.weight", z)):
+            name, shape = tensor.name.replace(QKVZ, part), (len(rows), *tensor.shape[1:])
             tensors[name] = replace(tensor, name=name, shape=shape, data=tensor.data[rows])
 
 

@@ -170,9 +170,9 @@ def read_vocabulary(metadata: Mapping[str, Any], path: str = "") -> Vocabulary:
         merges=[] if spm else reader.strings("tokenizer.ggml.merges"),
         pre=pre,
         named=named,
-        add_bos=_read_add(reader, "bos", named, pre.add_bos if pre else True)
+        add_bos=_read_add(reader, "bos", named, pre.add_bos if pre else True, warnings)
         or (pre is not None and pre.raw and "bos" in named),  # gemma4 is never without
-        add_eos=_read_add(reader, "eos", named, False),
+        add_eos=_read_add(reader, "eos", named, False, warnings),
         add_space_prefix=spm and reader.flag("tokenizer.ggml.add_space_prefix", True),
         name=reader.text("general.name") or "",
         chat_template=reader.text("tokenizer.chat_template"),
@@ -250,11 +250,12 @@ def _read_named(reader: _Reader, model: str, n_vocab: int, warnings: list[str]) 
     return {name: id for name, id in found.items() if id is not None}
 
 
-def _read_add(reader: _Reader, which: str, named: Mapping[str, int], default: bool) -> bool:
-    """Whether `which` ("bos", "eos") is put around text; without the token no default does it."""
+def _read_add(
+    reader: _Reader, which: str, named: Mapping[str, int], default: bool, warnings: list[str]
+) -> bool:
+    """Whether `which` ("bos", "eos") is put around text, which takes a token."""
     key = f"tokenizer.ggml.add_{which}_token"
-    if reader.flag(key, default) and which not in named:
-        if key in reader.metadata:
-            raise reader.fail(key, f"is true, but there is no tokenizer.ggml.{which}_token_id")
-        return False
-    return reader.flag(key, default)
+    wanted = reader.flag(key, default)
+    if wanted and which not in named and key in reader.metadata:
+        warnings.append(f"{key} is true, but no tokenizer.ggml.{which}_token_id: nothing is added")
+    return wanted and which in named

@@ -60,11 +60,6 @@ BAD: dict[str, tuple[Callable[..., Metadata], Metadata, str]] = {
     "eos is an array": (bpe, {"eos_token_id": np.ones(2, int)}, "is ndarray, not a token id"),
     "eos is text": (bpe, {"eos_token_id": "</s>"}, "eos_token_id: is str, not a token id"),
     "add_bos is a number": (bpe, {"add_bos_token": 1}, "add_bos_token: is int, not true or false"),
-    "add_bos without bos": (
-        bpe,
-        {"add_bos_token": True, "bos_token_id": ...},
-        "add_bos_token: is true, but there is no tokenizer.ggml.bos_token_id",
-    ),
     "neither bytes nor unknown": (
         spm,
         {"tokens": ["<s>", "</s>", "a"], "token_type": ..., "scores": ...},
@@ -132,6 +127,8 @@ def test_what_llama_cpp_ignores() -> None:
     assert tokenizer.bos_id == 1
     assert f"bos_token_id is {N_SPM}, but the vocabulary has the ids 0 to" in tokenizer.warnings[0]
     assert "padding_token_id is -7" in tokenizer.warnings[1]
+    tokenizer = Tokenizer(bpe(add_bos_token=True, bos_token_id=...))
+    assert not tokenizer.add_bos and "nothing is added" in tokenizer.warnings[0]
 
 
 def test_old_names_of_tokens_for_infilling() -> None:
