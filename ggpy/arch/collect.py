@@ -14,7 +14,7 @@ import numpy as np
 from ..gguf import File, GGUFError, Tensor
 from ..gguf.names import layer_of
 from .architecture import CLASSIFIER, DENSE, Architecture, Declared
-from .config import Dimensions, UnsupportedModel
+from .config import AGAIN, Dimensions, UnsupportedModel
 from .join import join_experts
 from .layers.attention import FUSED_QKV
 from .scheme import SCALE, scale_of, scales_of, spread_scales
@@ -53,7 +53,7 @@ def collect(
     missing = _missing(architecture, sizes, wanted, found)
     if missing:
         raise GGUFError(
-            f"{file.path}: {architecture.name} needs tensor {missing[0]!r}{_more(missing)}"
+            f"{file.path}: {architecture.name} needs tensor {missing[0]!r}{_more(missing)}: {AGAIN}"
         )
     unknown = [n for n in found if n not in wanted and n not in allowed and not n.endswith(UNUSED)]
     if unknown:
@@ -196,7 +196,8 @@ def check_vocabulary(file: File, n_vocab: int) -> None:
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     if isinstance(tokens, list) and len(tokens) != n_vocab:
         raise GGUFError(
-            f"{file.path}: {len(tokens)} tokens, but the embedding table has {n_vocab} rows"
+            f"{file.path}: {len(tokens)} tokens, but the embedding table has {n_vocab} rows:"
+            f" {AGAIN}"
         )
 
 

@@ -27,6 +27,7 @@ HARMLESS = frozenset(
         "pooling_type",
         "rope.scaling.finetuned",
         "tensor_data_layout",
+        "vocab_size",  # the embedding table has as many rows as there are tokens
         # of Ollama's converter, for images or said by other settings too
         *("attention.head_dim", "image_token_id", "image_token_index", "spatial_merge_size"),
         *("mrope_sections", "rope.mrope_section", "rope.mrope_interleaved"),
@@ -55,6 +56,9 @@ VARIANTS: dict[str, tuple[object, ...]] = {
 
 # More is a damaged file.
 MAX_LAYERS, MAX_WIDTH, MAX_HEADS, MAX_HEAD_SIZE, MAX_CONTEXT = 4096, 1 << 20, 4096, 65536, 1 << 28
+
+
+AGAIN = "fetch another file of the model, or convert it again"
 
 
 class UnsupportedModel(GGUFError):
@@ -182,7 +186,7 @@ class Config:
         if key in self._values:
             return self._values[key]
         if default is None:
-            raise GGUFError(f"{self._at(key)} is missing")
+            raise GGUFError(f"{self._at(key)} is missing: {AGAIN}")
         return default
 
     def _common(self, key: str, values: np.ndarray) -> int:
@@ -281,16 +285,11 @@ def _common(layers: Iterable[LayerSizes]) -> LayerSizes:
 def read_dimensions(
     config: Config, n_vocab: int, understood: Collection[str] = (), layer_norm: bool = False
 ) -> Dimensions:
-    """The sizes; GGUFError unless heads divide and the vocabulary has n_vocab tokens.
+    """The sizes; GGUFError unless heads divide. n_vocab: rows of the embedding table.
 
     understood: settings that may differ from layer to layer; with attention.value_length among
     them, value size and key size may differ. layer_norm: norms are layer norms.
     """
-    size = config.integer("vocab_size", n_vocab, high=1 << 31)
-    if size != n_vocab:
-        raise GGUFError(
-            f"{config.path}: vocab_size is {size}, but the embedding table has {n_vocab} rows"
-        )
     n_nextn = config.integer("nextn_predict_layers", 0, low=0, high=MAX_LAYERS)
     layers = _layer_sizes(config, understood, n_nextn)
     return Dimensions(

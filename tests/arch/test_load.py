@@ -89,7 +89,6 @@ BAD_SETTINGS = {
     ("attention.layer_norm_rms_epsilon", math.nan): "rms_epsilon = nan",
     ("attention.layer_norm_rms_epsilon", None): "layer_norm_rms_epsilon is missing",
     ("context_length", 0): "context_length = 0",
-    ("vocab_size", 454): "vocab_size is 454, but the embedding table has 453 rows",
     ("rope.dimension_count", 15): "rope.dimension_count = 15 is odd",
     ("rope.dimension_count", 32): "rope.dimension_count = 32: expected between 2 and 16",
     ("rope.freq_base", 0.0): "rope.freq_base = 0.0",
@@ -116,7 +115,7 @@ def test_harmless_settings_are_accepted(tmp_path):
         "logit_scale": 1.0,
         "attention.causal": True,
         "hidden_activation": "silu",
-        "vocab_size": 453,
+        "vocab_size": 454,
         "attention.head_count_kv": [2, 2],
     }
     with File(make_tiny.write(tmp_path / "t.gguf", "llama", harmless)) as file:
@@ -124,7 +123,7 @@ def test_harmless_settings_are_accepted(tmp_path):
 
 
 BAD_TENSORS = {
-    "missing": ("blk.1.ffn_up.weight", None, "llama needs tensor 'blk.1.ffn_up.weight'$"),
+    "missing": ("blk.1.ffn_up.weight", None, "llama needs tensor 'blk.1.ffn_up.weight': fetch"),
     "shape": (
         "blk.1.attn_q.weight",
         zeros(64, 32),
@@ -168,7 +167,7 @@ def test_tensors(name, array, message, tmp_path):
     ],
 )
 def test_a_missing_tensor_is_called_as_in_files(architecture, name, tmp_path):
-    with pytest.raises(GGUFError, match=f"{architecture} needs tensor '{name}'$"):
+    with pytest.raises(GGUFError, match=f"{architecture} needs tensor '{name}': fetch"):
         load(make_tiny.write(tmp_path / "t.gguf", architecture, tensors={name: None}))
 
 
@@ -476,7 +475,11 @@ def test_a_model_of_experts_has_some(tmp_path):
 
 
 BAD_EXPERT_TENSORS = {
-    "missing": ("blk.0.ffn_down_exps.weight", None, "needs tensor 'blk.0.ffn_down_exps.weight'$"),
+    "missing": (
+        "blk.0.ffn_down_exps.weight",
+        None,
+        "needs tensor 'blk.0.ffn_down_exps.weight': fetch",
+    ),
     "two axes": ("blk.0.ffn_up_exps.weight", zeros(256, 64), r"has shape \(256, 64\)"),
     "dense": ("blk.0.ffn_up.weight", zeros(96, 64), "no use for tensor 'blk.0.ffn_up.weight'"),
     "bias": ("blk.0.ffn_up_exps.bias", zeros(8, 32), "no use for tensor 'blk.0.ffn_up_exps.bias'"),
