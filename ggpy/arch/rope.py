@@ -120,6 +120,14 @@ def build_rope(settings: RopeSettings, factors: NDArray | None = None) -> Rope:
     return Rope(settings.style, inv_freq, magnitude)
 
 
+def build_local_rope(
+    config: Config, settings: RopeSettings, factors: NDArray | None = None
+) -> Rope:
+    """That of layers with a window, if they are scaled as the others: a file may give its base."""
+    base = config.real("rope.freq_base_swa", settings.base, low=1.000001)
+    return build_rope(replace(settings, base=base), factors)
+
+
 def _yarn_ramp(settings: RopeSettings) -> NDArray[np.float64]:
     """How far each pair keeps its frequency: 1 for fast pairs, 0 for slow ones.
 

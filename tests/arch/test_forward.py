@@ -59,7 +59,10 @@ VARIANTS = {
         "qwen2", tensors={f"blk.{i}.attn_{x}.bias": None for i in range(2) for x in "qkv"}
     ),
     "glm4-sections": Variant("glm4", {"rope.dimension_sections": [2, 1, 1, 0]}),
-    "gemma2-pattern": Variant("gemma2", {"attention.sliding_window_pattern": [False, True]}),
+    "gemma2-pattern": Variant(
+        "gemma2",
+        {"attention.sliding_window_pattern": [False, True], "rope.freq_base_swa": 500.0},
+    ),
     "llama-base": Variant("llama", {"rope.freq_base": 500000.0}),
     "llama-no-kv-count": Variant("llama", {"attention.head_count_kv": 4}, {}),
     "qwen3-yarn": Variant("qwen3", YARN),

@@ -20,7 +20,7 @@ WHOLE_NORM, NORM_BEHIND_ROPE = ["olmo2"], ["hunyuan-dense"]  # of q and k
 # The last of so many has no window.
 PERIOD = {"gemma3": 6, "gemma-embedding": 6, "olmo2": 4, "exaone4": 4}
 PERIOD |= {"cohere2": 4, "muse-glimmer": 4, "gemma2": 2}
-HAVE_LOCAL_BASE = ("gemma3", "gemma-embedding", "olmo2", "muse-glimmer")
+HAVE_LOCAL_BASE = ("gemma2", "gemma3", "gemma-embedding", "olmo2", "muse-glimmer")
 HYBRID = ("qwen35", "qwen35moe", "qwen3next")
 NEOX |= {*HYBRID}
 # These have the norm of the feed-forward under the name of one behind the attention.

@@ -108,7 +108,13 @@ FORMS = {
     ),
     "what reads images": FileForm("gemma3", of_images, {"mm.tokens_per_image": 256}),
     "sections of rope": FileForm("glm4moe", settings={"rope.dimension_sections": [2, 1, 1, 0]}),
-    "layers for images": FileForm("granite", settings={"deepstack_mapping": [-1, 0]}),
+    "settings of a hybrid": FileForm(
+        "granite",
+        settings={
+            **{"deepstack_mapping": [-1, 0], "expert_count": 0, "ssm.conv_kernel": 4},
+            **{"expert_shared_feed_forward_length": 96, "attention.head_count_kv": [2, 2]},
+        },
+    ),
     "no width of experts": FileForm(
         "qwen2moe", settings={"expert_feed_forward_length": None, "feed_forward_length": 64}
     ),
