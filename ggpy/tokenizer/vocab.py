@@ -48,6 +48,7 @@ class Vocabulary:
     merges: Sequence[str]
     pre: Pre | None  # None for sentencepiece
     named: dict[str, int]  # "bos", "eos", "eot", ... -> id, those that the file names
+    ends: list[int]  # further ones of "eos"
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool
@@ -170,6 +171,7 @@ def read_vocabulary(metadata: Mapping[str, Any], path: str = "") -> Vocabulary:
         merges=[] if spm else reader.strings("tokenizer.ggml.merges"),
         pre=pre,
         named=named,
+        ends=_read_ends(reader, len(tokens)),
         add_bos=_read_add(reader, "bos", named, pre.add_bos if pre else True, warnings)
         or (pre is not None and pre.raw and "bos" in named),  # gemma4 is never without
         add_eos=_read_add(reader, "eos", named, False, warnings),
@@ -248,6 +250,13 @@ def _read_named(reader: _Reader, model: str, n_vocab: int, warnings: list[str]) 
             if found[name] is None and given not in _ABSENT and default < n_vocab:
                 found[name] = default
     return {name: id for name, id in found.items() if id is not None}
+
+
+def _read_ends(reader: _Reader, n_vocab: int) -> list[int]:
+    """The ids in an array that Ollama's converter writes."""
+    ids = np.asarray(reader.metadata.get("tokenizer.ggml.eos_token_ids", []))
+    whole = ids.ndim == 1 and ids.dtype.kind in "iu"
+    return [int(id) for id in ids if 0 <= id < n_vocab] if whole else []
 
 
 def _read_add(

@@ -136,6 +136,11 @@ def test_old_names_of_tokens_for_infilling() -> None:
     assert Tokenizer(bpe(**names)).infill_ids == {"pre": 0, "suf": 1, "mid": 2}
 
 
+def test_several_ends() -> None:
+    ends = {"eos_token_id": 3, "eos_token_ids": np.array([3, 5, N_BPE, -1])}
+    assert {3, 5} <= Tokenizer(bpe(**ends)).end_ids <= set(range(N_BPE))
+
+
 def test_empty_tokens_get_names() -> None:
     tokens = [*bpe()[KEY + "tokens"], "", ""]
     types = np.array([*bpe()[KEY + "token_type"], 1, 1])
