@@ -5,6 +5,7 @@ The windowed layers have their own rope base and are never scaled. Only the text
 
 from __future__ import annotations
 
+from ..gguf import Tensor
 from . import hugging_face as hf
 from .architecture import (
     LAYER,
@@ -15,7 +16,7 @@ from .architecture import (
     LayerSettings,
     ModelSettings,
 )
-from .config import MAX_CONTEXT
+from .config import MAX_CONTEXT, Config
 from .gemma2 import attention_scale, check_scale
 from .layers.attention import QK_NORM, AttentionSettings
 from .layers.dense import DenseSettings
@@ -24,11 +25,19 @@ from .rope import build_rope, read_rope
 N_LAYER_27B = 62
 PERIOD = 6  # every sixth layer sees everything
 LOCAL_BASE = 10000.0
+EPS = "attention.layer_norm_rms_epsilon"
 OTHERS = ("vision_tower", "multi_modal_projector")  # beside the text model
 DEFAULTS = {
     **{"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256},
     **{"sliding_window": 4096, "max_position_embeddings": 131072, "vocab_size": 262208},
 }
+
+
+def adapt(config: Config, tensors: dict[str, Tensor]) -> None:
+    """Ollama's files of the models that see images leave away what all of these models have."""
+    if config.has("mm.tokens_per_image") and not config.has(EPS):
+        linear = {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0}
+        config.assume({EPS: 1e-6, "rope.freq_base": 1e6, **linear})
 
 
 def read(c: Context) -> ModelSettings:
@@ -86,6 +95,7 @@ ARCHITECTURE = Architecture(
     read,
     layer={**LAYER, **POST_NORM, **QK_NORM},
     optional=OUTPUT,
+    adapt=adapt,
     hugging_face=hf.HuggingFace(
         classes={"Gemma3ForCausalLM": DEFAULTS, "Gemma3ForConditionalGeneration": DEFAULTS},
         settings=settings,

@@ -95,6 +95,10 @@ OLLAMA = {
     **{"norm_top_k_prob": True, "ssm.v_head_reordered": True, "image_token_id": 5},
     **{"rope.mrope_section": [1, 1, 1], "rope.mrope_interleaved": True, "vision.block_count": 2},
 }
+GEMMA3 = {
+    **{"attention.layer_norm_rms_epsilon": 1e-6, "rope.freq_base": 1e6},
+    **{"rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
+}
 FORMS = {
     "fused q, k, v": FileForm("qwen2", fused),
     "fused q, k, v beside gated delta nets": FileForm("qwen35", fused),
@@ -120,6 +124,12 @@ FORMS = {
     ),
     "one expert, no groups": FileForm(
         "hunyuan-dense", settings={"expert_count": 1, "expert_group_count": 0}
+    ),
+    "gemma3 with images of Ollama": FileForm(
+        "gemma3",
+        of_images,
+        dict.fromkeys(GEMMA3) | {"mm.tokens_per_image": 256, "vision.block_count": 27},
+        GEMMA3,
     ),
     "a name of Ollama": FileForm("gemma3", settings={"rope.local.freq_base": 1e4}),
     "settings of Ollama": FileForm("qwen35moe", settings=OLLAMA),
