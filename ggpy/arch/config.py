@@ -23,6 +23,7 @@ HARMLESS = frozenset(
     {
         "attention.layer_norm_epsilon",
         "attention.layer_norm_rms_epsilon",
+        "classifier.pooling_type",
         "decoder_start_token_id",
         "pooling_type",
         "rope.scaling.finetuned",
