@@ -23,7 +23,7 @@ LARGE, SMALL, TINY = "Llama-3.1-8B", "Llama-3.2-1B", "SmolLM2-135M"
 FORMATS = (  # all that are not among the models
     *("Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ4_NL", "IQ3_S"),
     *("IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S", "TQ1_0", "TQ2_0", "MXFP4"),
-    *("NVFP4", "BF16", "F32", "W8A16", "W4A16", "W8A8", "W8A8_FP8"),
+    *("NVFP4", "Q1_0", "Q2_0", "BF16", "F32", "W8A16", "W4A16", "W8A8", "W8A8_FP8"),
 )
 FAMILIES = (LARGE, SMALL, "Qwen3-8B", "Qwen3-4B", "Gemma-3-12B", "Gemma-3-4B", "Phi-4")
 RUNS = {

@@ -39,6 +39,13 @@ NO_MODELS = {  # general.type of other files than models
 }
 
 
+ELSEWHERE = {  # general.architecture of files that other programs understand
+    "clip": NO_MODELS["mmproj"],
+    "gptoss": "gpt-oss in the form of Ollama, which no other program reads: fetch a GGUF file of it"
+    " from Hugging Face",
+}
+
+
 def architectures() -> dict[str, Architecture]:
     """All architectures by name."""
     modules = [import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__)]
@@ -60,6 +67,11 @@ def find(file: File) -> Architecture:
     if isinstance(kind, str) and kind in NO_MODELS:
         raise UnsupportedModel(f"{file.path}: general.type = {kind!r}: {NO_MODELS[kind]}")
     known = architectures()
+    if file.architecture in ELSEWHERE:
+        raise UnsupportedModel(
+            f"{file.path}: general.architecture = {file.architecture!r}:"
+            f" {ELSEWHERE[file.architecture]}"
+        )
     if file.architecture not in known:
         raise UnsupportedModel(
             f"{file.path}: architecture {shown(file.architecture)} is not supported;"

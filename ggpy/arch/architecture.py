@@ -17,7 +17,7 @@ from .config import Config, Dimensions, read_dimensions, refuse_variants
 from .hugging_face import HuggingFace
 from .kinds import KEY_LENGTH_SWA, read_kinds
 from .layers import attention, delta, dense
-from .layers.attention import AttentionSettings
+from .layers.attention import QKV_BIAS, AttentionSettings
 from .layers.delta import DeltaSettings
 from .layers.dense import DenseSettings
 from .layers.inputs import InputSettings
@@ -105,6 +105,7 @@ class Architecture:
     whose rows take turns in it, a head of each.
     `more` are tensors that a layer, or with None the model, has to have by its sizes; `idle` those
     that it may have, and that nothing reads.
+    `adapt` replaces settings and tensors of some files by those that say the same in others.
     `understands` are settings that most architectures refuse: those of config.VARIANTS, and sizes
     that differ from layer to layer (config.read_dimensions).
     """
@@ -115,12 +116,12 @@ class Architecture:
     recurrent_layer: Mapping[str, str] | None = None  # of layers with a state, if there are any
     expert_layer: Mapping[str, str] | None = None  # of layers with experts, if there are others
     optional: Mapping[str, str] = field(default_factory=lambda: OUTPUT)
-    optional_layer: Mapping[str, str] = field(default_factory=dict)
+    optional_layer: Mapping[str, str] = field(default_factory=lambda: QKV_BIAS)
     more: TensorsOf = lambda sizes, layer: {}
     idle: TensorsOf = lambda sizes, layer: {}
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     turns: Mapping[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
-    behind: frozenset[str] = frozenset()  # what blocks behind the layers have, which is not used
+    adapt: Callable[[Config, dict[str, Tensor]], None] = lambda config, tensors: None
     understands: frozenset[str] = frozenset()
     layer_norm: bool = False  # its norms are layer norms
     hugging_face: HuggingFace | None = None  # checkpoints that can be converted

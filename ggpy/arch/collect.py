@@ -12,47 +12,48 @@ from dataclasses import replace
 import numpy as np
 
 from ..gguf import File, GGUFError, Tensor
+from ..gguf.names import layer_of
 from .architecture import CLASSIFIER, DENSE, Architecture, Declared
-from .config import Dimensions, UnsupportedModel, short
+from .config import AGAIN, Dimensions, UnsupportedModel
+from .join import join_experts
+from .layers.attention import FUSED_QKV
 from .scheme import SCALE, scale_of, scales_of, spread_scales
 
 UNUSED = (
     "rotary_emb.inv_freq",
     "attn_rot_embd.weight",
 )  # old converters stored what the settings already say
+OF_IMAGES = ("v.", "a.", "mm.")  # what some files have beside the model, to read images and sounds
+
+
+def of_texts(file: File) -> dict[str, Tensor]:
+    """The tensors of a file, but those that read images and sounds."""
+    return {name: x for name, x in file.tensors.items() if not name.startswith(OF_IMAGES)}
 
 
 def collect(
-    architecture: Architecture, file: File, sizes: Dimensions
+    architecture: Architecture, file: File, tensors: Mapping[str, Tensor], sizes: Dimensions
 ) -> dict[str, tuple[Tensor, Declared]]:
     """The tensors by name, fused ones taken apart; GGUFError unless all are as declared."""
     wanted, allowed = architecture.tensors(sizes)
     on_host = {**CLASSIFIER, **DENSE}
     allowed |= scales_of(wanted | {n: x for n, x in allowed.items() if n not in on_host})
     unread = architecture.unread(sizes)
-    found = dict(file.tensors)
+    found = dict(tensors)
     spread_scales(found)
     for name in unread:
         found.pop(name, None)
         found.pop(scale_of(name), None)
     for i in range(sizes.n_layer):
-        at = f"blk.{i}."
-        _split_experts(found, at, wanted)
-        for name, parts in architecture.parts_of(sizes, i).items():
-            rows = {at + part: wanted[at + part].shape[0] for part in parts}
-            letter, _ = architecture.turns.get(name, ("", ()))
-            n_heads = sizes.letters(i)[letter] if letter else 1
-            scales = {scale_of(x): n for x, n in rows.items()}
-            _split(file, found, at + name, rows, n_heads)
-            _split(file, found, scale_of(at + name), scales, n_heads)
-    for i in range(sizes.n_layer, sizes.n_layer + sizes.n_nextn):
-        for name in architecture.behind:
-            found.pop(f"blk.{i}.{name}", None)
-            found.pop(scale_of(f"blk.{i}.{name}"), None)
+        join_experts(found, i, wanted)
+        _split_experts(found, f"blk.{i}.", wanted)
+        _split_fused(architecture, file, sizes, i, found, {**wanted, **allowed})
+    behind = range(sizes.n_layer, sizes.n_layer + sizes.n_nextn)
+    found = {name: x for name, x in found.items() if layer_of(name) not in behind}
     missing = _missing(architecture, sizes, wanted, found)
     if missing:
         raise GGUFError(
-            f"{file.path}: {architecture.name} needs tensor {missing[0]!r}{_more(missing)}"
+            f"{file.path}: {architecture.name} needs tensor {missing[0]!r}{_more(missing)}: {AGAIN}"
         )
     unknown = [n for n in found if n not in wanted and n not in allowed and not n.endswith(UNUSED)]
     if unknown:
@@ -61,14 +62,14 @@ def collect(
             ": this variant is not supported"
         )
     for name in unread.keys() & file.tensors.keys():
-        _check_shape(file, file.tensors[name], name, unread[name].shape)
+        _shaped(file, file.tensors[name], name, unread[name].shape)
     collected = {}
     for name, declared in {**wanted, **allowed}.items():
         if name in found:
-            _check_shape(file, found[name], name, declared.shape)
+            tensor = _shaped(file, found[name], name, declared.shape)
             if name.endswith(SCALE):
-                _check_scale(file, found[name], name)
-            collected[name] = found[name], declared
+                _check_scale(file, tensor, name)
+            collected[name] = tensor, declared
     return collected
 
 
@@ -82,6 +83,30 @@ def _missing(
             whole = {f"blk.{i}.{part}": f"blk.{i}.{name}" for part in parts}
             stored |= {} if whole.keys() & found.keys() else whole
     return list(dict.fromkeys(stored[name] for name in wanted if name not in found))
+
+
+def _split_fused(
+    architecture: Architecture,
+    file: File,
+    sizes: Dimensions,
+    layer: int,
+    found: dict[str, Tensor],
+    declared: Mapping[str, Declared],
+) -> None:
+    """Replace the fused tensors of a layer by their parts."""
+    at, fused = f"blk.{layer}.", architecture.parts_of(sizes, layer)
+    for name, parts in {**FUSED_QKV, **fused}.items():
+        whole = name not in fused and at + name in declared
+        if whole or not all(at + part in declared for part in parts):
+            continue
+        # q may have parts itself
+        inner = {part: fused.get(part, (part,)) if name in FUSED_QKV else (part,) for part in parts}
+        rows = {at + x: sum(declared[at + y].shape[0] for y in ys) for x, ys in inner.items()}
+        scales = {scale_of(x): n for x, n in rows.items()}
+        letter, _ = architecture.turns.get(name, ("", ()))
+        n_heads = sizes.letters(layer)[letter] if letter else 1
+        _split(file, found, at + name, rows, n_heads)
+        _split(file, found, scale_of(at + name), scales, n_heads)
 
 
 def _split(
@@ -140,11 +165,23 @@ def _turns(tensor: Tensor, n_heads: int, start: int, n_rows: int) -> Tensor:
     return replace(tensor, shape=shape, data=np.ascontiguousarray(data).reshape(rest))
 
 
-def _check_shape(file: File, tensor: Tensor, name: str, expected: tuple[int, ...]) -> None:
-    if tensor.shape != expected:
+def _shaped(file: File, tensor: Tensor, name: str, expected: tuple[int, ...]) -> Tensor:
+    """The tensor with as many axes as expected: a file may have more or fewer axes of length 1 in
+    front. GGUFError for another shape.
+    """
+    if _without_ones(tensor.shape) != _without_ones(expected):
         raise GGUFError(
             f"{file.path}: tensor {name!r} has shape {tensor.shape}, the settings say {expected}"
         )
+    if tensor.shape == expected:
+        return tensor
+    return replace(tensor, shape=expected, data=tensor.data.reshape(*expected[:-1], -1))
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Without the axes of length 1 in front."""
+    first = next((i for i, n in enumerate(shape[:-1]) if n != 1), len(shape) - 1)
+    return shape[first:]
 
 
 def _check_scale(file: File, tensor: Tensor, name: str) -> None:
@@ -155,17 +192,13 @@ def _check_scale(file: File, tensor: Tensor, name: str) -> None:
 
 
 def check_vocabulary(file: File, n_vocab: int) -> None:
-    """The tokenizer's list is as long as the embedding table, and its special ids are in it."""
+    """The tokenizer's list is as long as the embedding table."""
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     if isinstance(tokens, list) and len(tokens) != n_vocab:
         raise GGUFError(
-            f"{file.path}: {len(tokens)} tokens, but the embedding table has {n_vocab} rows"
+            f"{file.path}: {len(tokens)} tokens, but the embedding table has {n_vocab} rows:"
+            f" {AGAIN}"
         )
-    for kind in ("bos", "eos", "eot", "eom", "unknown"):
-        key = f"tokenizer.ggml.{kind}_token_id"
-        value = file.metadata.get(key, 0)
-        if not isinstance(value, int) or not 0 <= value < n_vocab:
-            raise GGUFError(f"{file.path}: {key} = {short(value)}: ids go from 0 to {n_vocab - 1}")
 
 
 def _more(names: list[str]) -> str:

@@ -13,7 +13,7 @@ from . import architecture, llama
 from . import hugging_face as hf
 from .architecture import Architecture, Context, LayerSettings, ModelSettings
 from .config import MAX_CONTEXT, Dimensions
-from .layers.attention import QK_NORM_BY_HEAD
+from .layers.attention import QK_NORM_BY_HEAD, QKV_BIAS
 from .layers.dense import DenseSettings
 
 LOGIT_SCALE = "logit_scale"
@@ -73,7 +73,7 @@ ARCHITECTURE = Architecture(
     read,
     layer=LAYER,
     optional={},
-    optional_layer=QK_NORM_BY_HEAD,
+    optional_layer={**QKV_BIAS, **QK_NORM_BY_HEAD},
     more=more,
     understands=UNDERSTOOD,
     layer_norm=True,

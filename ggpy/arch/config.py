@@ -22,19 +22,29 @@ from .expert_sizes import expert_sizes
 HARMLESS = frozenset(
     {
         "attention.layer_norm_epsilon",
+        "attention.layer_norm_rms_epsilon",
+        "classifier.pooling_type",
         "decoder_start_token_id",
         "pooling_type",
         "rope.scaling.finetuned",
         "tensor_data_layout",
+        "vocab_size",  # the embedding table has as many rows as there are tokens
+        # of Ollama's converter, for images or said by other settings too
+        *("attention.head_dim", "image_token_id", "image_token_index", "spatial_merge_size"),
+        *("mrope_sections", "rope.mrope_section", "rope.mrope_interleaved"),
+        *("vision_start_token_id", "vision_end_token_id"),
     }
 )
 
+OF_IMAGES = ("vision.", "audio.", "mm.")  # what some files say of what reads images and sounds
+
 # Settings that ask for another computation, and the values with which they do not.
 VARIANTS: dict[str, tuple[object, ...]] = {
-    "expert_count": (0,),
-    "expert_used_count": (0,),
+    "expert_count": (0, 1),  # one is the feed-forward
+    "expert_used_count": (0, 1),
     "expert_shared_count": (0,),
-    "nextn_predict_layers": (0,),
+    "expert_group_count": (0, 1),
+    "expert_group_used_count": (0, 1),
     "leading_dense_block_count": (0,),
     "attention.clamp_kqv": (0,),
     "attention.max_alibi_bias": (0,),
@@ -47,6 +57,9 @@ VARIANTS: dict[str, tuple[object, ...]] = {
 
 # More is a damaged file.
 MAX_LAYERS, MAX_WIDTH, MAX_HEADS, MAX_HEAD_SIZE, MAX_CONTEXT = 4096, 1 << 20, 4096, 65536, 1 << 28
+
+
+AGAIN = "fetch another file of the model, or convert it again"
 
 
 class UnsupportedModel(GGUFError):
@@ -64,6 +77,10 @@ class Config:
         prefix = architecture + "."
         self._values = {k[len(prefix) :]: v for k, v in metadata.items() if k.startswith(prefix)}
         self._read: set[str] = set()
+
+    def assume(self, settings: Mapping[str, Any]) -> None:
+        """Go on as if the file had these settings."""
+        self._values |= settings
 
     def has(self, key: str) -> bool:
         """Whether the file sets the key; this does not count as reading it."""
@@ -155,7 +172,8 @@ class Config:
 
     def refuse_unread(self) -> None:
         """UnsupportedModel naming the settings that nobody read."""
-        unread = sorted(set(self._values) - self._read - HARMLESS)
+        left = set(self._values) - self._read - HARMLESS
+        unread = sorted(key for key in left if not key.startswith(OF_IMAGES))
         if unread:
             first = ", ".join(
                 f"{self.architecture}.{escaped(k)} = {short(self._values[k])}" for k in unread[:4]
@@ -169,7 +187,7 @@ class Config:
         if key in self._values:
             return self._values[key]
         if default is None:
-            raise GGUFError(f"{self._at(key)} is missing")
+            raise GGUFError(f"{self._at(key)} is missing: {AGAIN}")
         return default
 
     def _common(self, key: str, values: np.ndarray) -> int:
@@ -231,7 +249,7 @@ class Dimensions:
     layer_norm: bool = False  # norms are layer norms
     n_class: int = 1  # C, of the classifier, where there is one
     dense: tuple[int, int] = (0, 0)  # D2, D3: rows of the matrices of embeddings, if there are any
-    n_nextn: int = 0  # blocks behind the layers, which predict the tokens after the next
+    n_nextn: int = 0  # blocks behind the layers, which predict further tokens: not used
     n_input: int = 0  # I, size of the input that each layer has of its own; 0: they have none
 
     @property
@@ -268,17 +286,12 @@ def _common(layers: Iterable[LayerSizes]) -> LayerSizes:
 def read_dimensions(
     config: Config, n_vocab: int, understood: Collection[str] = (), layer_norm: bool = False
 ) -> Dimensions:
-    """The sizes; GGUFError unless heads divide and the vocabulary has n_vocab tokens.
+    """The sizes; GGUFError unless heads divide. n_vocab: rows of the embedding table.
 
     understood: settings that may differ from layer to layer; with attention.value_length among
     them, value size and key size may differ. layer_norm: norms are layer norms.
     """
-    size = config.integer("vocab_size", n_vocab, high=1 << 31)
-    if size != n_vocab:
-        raise GGUFError(
-            f"{config.path}: vocab_size is {size}, but the embedding table has {n_vocab} rows"
-        )
-    n_nextn = _n_nextn(config, understood)
+    n_nextn = config.integer("nextn_predict_layers", 0, low=0, high=MAX_LAYERS)
     layers = _layer_sizes(config, understood, n_nextn)
     return Dimensions(
         n_embd=config.integer("embedding_length"),
@@ -316,12 +329,6 @@ def _dense(config: Config) -> tuple[int, int]:
         width = config.integer(f"{name}_feat_out", width)
         rows.append(width)
     return rows[0], rows[1]
-
-
-def _n_nextn(config: Config, understood: Collection[str]) -> int:
-    """Blocks that are counted among a file's, and are no layers."""
-    key = "nextn_predict_layers"
-    return config.integer(key, 0, low=0, high=MAX_LAYERS) if key in understood else 0
 
 
 def _layer_sizes(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from . import hugging_face as hf
 from .architecture import OUTPUT, Architecture
-from .llama import read
+from .llama import BIASES, read
 
 THETA = 5e5
 
@@ -28,6 +28,7 @@ ARCHITECTURE = Architecture(
     "ernie4_5",
     read,
     optional=OUTPUT,
+    optional_layer=BIASES,
     hugging_face=hf.HuggingFace(
         classes={"Ernie4_5ForCausalLM": DEFAULTS, "Ernie4_5_ForCausalLM": DEFAULTS},
         settings=settings,

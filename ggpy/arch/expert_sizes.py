@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .config import Config
 
 MAX_EXPERTS = 4096  # more is a damaged file
+SHARED_COUNT, SHARED_WIDTH = "expert_shared_count", "expert_shared_feed_forward_length"
 
 
 def expert_sizes(
@@ -28,7 +29,10 @@ def expert_sizes(
         config.only("expert_used_count", 0)
         return [dense] * n_layer
     has_experts = _layers_with_experts(config, n_layer, understood)
-    found = config.integers("expert_feed_forward_length", n_layer, widths if all(widths) else None)
+    key = "expert_feed_forward_length"
+    found = config.integers(
+        key, n_layer, None if config.has(key) else _usual_widths(config, widths)
+    )
     shared = _shared_widths(config, found, widths, understood)
     sizes = zip([n_expert] * n_layer, found, shared, strict=True)
     return [x if has else dense for x, has in zip(sizes, has_experts, strict=True)]
@@ -48,12 +52,27 @@ def _layers_with_experts(config: Config, n_layer: int, understood: Collection[st
     return found
 
 
+def _usual_widths(config: Config, dense: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The widths of experts where a file says none: that of the feed-forward, which all experts of
+    a token have together in the first files of Qwen's models, and in those of Ollama.
+    """
+    if not all(dense):
+        return None
+    if not config.architecture.startswith("qwen"):
+        return dense
+    n_used = config.integer("expert_used_count", high=MAX_EXPERTS)
+    return tuple(max(1, width // n_used) for width in dense)
+
+
 def _shared_widths(
     config: Config, of_experts: tuple[int, ...], dense: tuple[int, ...], understood: Collection[str]
 ) -> tuple[int, ...]:
     """Of the shared expert of each layer: its own, or that of so many experts; 0 without one."""
-    width, count = "expert_shared_feed_forward_length", "expert_shared_count"
-    n = config.integer(count, 0, low=0, high=MAX_EXPERTS) if count in understood else 0
-    if width in understood and (config.has(width) or count not in understood):
-        return config.integers(width, len(dense), dense)
+    n = (
+        config.integer(SHARED_COUNT, 0, low=0, high=MAX_EXPERTS)
+        if SHARED_COUNT in understood
+        else 0
+    )
+    if SHARED_WIDTH in understood and (config.has(SHARED_WIDTH) or SHARED_COUNT not in understood):
+        return config.integers(SHARED_WIDTH, len(dense), dense)
     return tuple(n * x for x in of_experts)

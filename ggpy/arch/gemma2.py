@@ -17,21 +17,24 @@ from .architecture import (
 from .config import MAX_CONTEXT
 from .layers.attention import AttentionSettings
 from .layers.dense import DenseSettings
-from .rope import build_rope, read_rope
+from .rope import build_local_rope, build_rope, read_rope
 
 N_LAYER_27B = 46
+PERIOD = 2  # every second layer sees everything
 BASE = 10000.0  # of rope, where a file does not say
 
 
 def read(c: Context) -> ModelSettings:
-    """Layers 0, 2, 4, ... see a window, 1, 3, 5, ... everything."""
+    """Layers 0, 2, 4, ... see a window, 1, 3, 5, ... everything, where a file does not say."""
     window = c.config.integer("attention.sliding_window", 4096, low=0, high=MAX_CONTEXT)
-    rope = build_rope(read_rope(c.config, c.sizes, "neox"))
+    rope = read_rope(c.config, c.sizes, "neox")
     scale = attention_scale(c, N_LAYER_27B)
     cap = c.config.real("attn_logit_softcapping", 50.0)
-    kinds = [AttentionSettings(scale, rope, w, cap) for w in (window, 0)]
+    windowed = AttentionSettings(scale, build_local_rope(c.config, rope), window, cap)
+    whole = AttentionSettings(scale, build_rope(rope), 0, cap)
+    pattern, ffn = c.config.windowed_layers(c.sizes.n_layer, PERIOD), DenseSettings("gelu_tanh")
     return ModelSettings(
-        [LayerSettings(kinds[i % 2], DenseSettings("gelu_tanh")) for i in range(c.sizes.n_layer)],
+        [LayerSettings(windowed if x else whole, ffn) for x in pattern],
         embedding_scale=c.sizes.n_embd**0.5,
         soft_cap=c.config.real("final_logit_softcapping", 30.0),
     )

@@ -5,6 +5,7 @@ The windowed layers have their own rope base and are never scaled. Only the text
 
 from __future__ import annotations
 
+from ..gguf import Tensor
 from . import hugging_face as hf
 from .architecture import (
     LAYER,
@@ -15,7 +16,7 @@ from .architecture import (
     LayerSettings,
     ModelSettings,
 )
-from .config import MAX_CONTEXT
+from .config import MAX_CONTEXT, Config
 from .gemma2 import attention_scale, check_scale
 from .layers.attention import QK_NORM, AttentionSettings
 from .layers.dense import DenseSettings
@@ -24,6 +25,7 @@ from .rope import build_rope, read_rope
 N_LAYER_27B = 62
 PERIOD = 6  # every sixth layer sees everything
 LOCAL_BASE = 10000.0
+EPS = "attention.layer_norm_rms_epsilon"
 OTHERS = ("vision_tower", "multi_modal_projector")  # beside the text model
 DEFAULTS = {
     **{"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256},
@@ -31,12 +33,20 @@ DEFAULTS = {
 }
 
 
+def adapt(config: Config, tensors: dict[str, Tensor]) -> None:
+    """Ollama's files of the models that see images leave away what all of these models have."""
+    if config.has("mm.tokens_per_image") and not config.has(EPS):
+        linear = {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0}
+        config.assume({EPS: 1e-6, "rope.freq_base": 1e6, **linear})
+
+
 def read(c: Context) -> ModelSettings:
     """A file without a window has none, and one rope."""
     config, scale = c.config, attention_scale(c, N_LAYER_27B)
     window = config.integer("attention.sliding_window", 0, low=0, high=MAX_CONTEXT)
     rope = read_rope(config, c.sizes, "neox")
-    base = config.real("rope.freq_base_swa", LOCAL_BASE, low=1.000001)
+    ollama = config.real("rope.local.freq_base", LOCAL_BASE, low=1.000001)  # its converter's name
+    base = config.real("rope.freq_base_swa", ollama, low=1.000001)
     cap = config.real("attn_logit_softcapping", 0.0)
     whole = AttentionSettings(scale, build_rope(rope), 0, cap)
     windowed = AttentionSettings(scale, build_rope(rope.with_base(base)), window, cap)
@@ -85,6 +95,7 @@ ARCHITECTURE = Architecture(
     read,
     layer={**LAYER, **POST_NORM, **QK_NORM},
     optional=OUTPUT,
+    adapt=adapt,
     hugging_face=hf.HuggingFace(
         classes={"Gemma3ForCausalLM": DEFAULTS, "Gemma3ForConditionalGeneration": DEFAULTS},
         settings=settings,

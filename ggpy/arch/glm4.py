@@ -1,14 +1,16 @@
-"""glm4: the dense GLM-4 and Z1: sandwich norms, biases on q, k and v, gate and up in one tensor.
+"""glm4: the dense GLM-4 and Z1, and the text model of GLM-4.1V: sandwich norms, biases on q, k and
+v, gate and up in one tensor.
 
-Rope is on half of each head; its pairs are neighbours in checkpoints too.
+Rope is on half of each head; its pairs are neighbours in checkpoints too, and halves in the files
+of models that read images.
 """
 
 from __future__ import annotations
 
 from . import hugging_face as hf
-from .architecture import LAYER, OUTPUT, POST_NORM, Architecture
-from .layers.attention import QKV_BIAS
-from .llama import read
+from . import llama
+from .architecture import LAYER, OUTPUT, POST_NORM, Architecture, Context, ModelSettings
+from .rope import has_sections
 
 HALF = "partial_rotary_factor"
 PARTS = ("ffn_gate.weight", "ffn_up.weight")
@@ -18,6 +20,11 @@ SANDWICH = {
     "post_ffw_norm.weight": "post_mlp_layernorm.weight",
     "ffn_up.weight": "mlp.gate_up_proj.weight",
 }
+
+
+def read(c: Context) -> ModelSettings:
+    """Every layer is alike."""
+    return llama.read(c, "neox" if has_sections(c.config) else "norm")
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
@@ -33,7 +40,6 @@ ARCHITECTURE = Architecture(
     read,
     layer={**LAYER, **POST_NORM},
     optional=OUTPUT,
-    optional_layer=QKV_BIAS,
     fused={"ffn_up.weight": PARTS},
     hugging_face=hf.HuggingFace(
         classes={

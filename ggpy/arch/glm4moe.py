@@ -14,14 +14,11 @@ from .layers import attention, dense, moe
 from .layers.attention import QK_NORM, QKV_BIAS
 from .layers.dense import DenseSettings
 from .layers.moe import MoESettings, read_router
+from .rope import SECTIONS
 
-NEXTN = "nextn_predict_layers"
 HALF = "partial_rotary_factor"
 NORM, STORED_AS = "ffn_norm.weight", "post_attention_norm.weight"
 EXPERTS = {**moe.TENSORS, **moe.CHOICE_BIAS, **moe.SHARED}
-# Of a block behind the layers
-BLOCK = (*attention.TENSORS, *QKV_BIAS, *QK_NORM, *EXPERTS, moe.TOGETHER, STORED_AS)
-HEAD = ("eh_proj", "enorm", "hnorm", "embed_tokens", "shared_head_head", "shared_head_norm")
 CHECKPOINT = {
     **{k: v for k, v in {**hf.LAYER, **hf.EXPERTS}.items() if k != NORM},
     **{**hf.SHARED, **hf.QKV_BIAS, **hf.QK_NORM, STORED_AS: hf.LAYER[NORM]},
@@ -31,6 +28,7 @@ CHECKPOINT = {
 
 def read(c: Context) -> ModelSettings:
     """The file may set the score, whether weights add up to 1, and their scale."""
+    c.config.raw(SECTIONS)  # of models that read images
     mixer = llama.attention(c, "neox")
     experts = MoESettings(read_router(c.config, c.sizes, "sigmoid", says=moe.SETTINGS))
     ffns = [experts if x.n_expert else DenseSettings("silu") for x in c.sizes.layers]
@@ -62,8 +60,7 @@ ARCHITECTURE = Architecture(
     expert_layer={**attention.TENSORS, **EXPERTS},
     optional_layer={**QKV_BIAS, **QK_NORM},
     fused={STORED_AS: (NORM,)},
-    behind=frozenset({*BLOCK, *(f"nextn.{x}.weight" for x in HEAD)}),
-    understands=moe.UNDERSTOOD | {moe.SHARED_COUNT, moe.N_DENSE, NEXTN},
+    understands=moe.UNDERSTOOD | {moe.SHARED_COUNT, moe.N_DENSE},
     hugging_face=hf.HuggingFace(
         classes={
             "Glm4MoeForCausalLM": {

@@ -6,15 +6,13 @@ The norm before the experts is stored under the name that others have for one be
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from . import hugging_face as hf
 from .architecture import Architecture, Context, LayerSettings, ModelSettings
 from .config import MAX_CONTEXT
 from .layers import attention, moe
 from .layers.attention import OUTPUT_BIAS, QKV_BIAS, SINKS, AttentionSettings
 from .layers.moe import EXPERT_BIAS, ROUTER_BIAS, MoESettings, read_router
-from .rope import build_rope, read_rope
+from .rope import build_local_rope, build_rope, read_rope
 
 PERIOD = 2  # every second layer sees everything
 NORM, STORED_AS = "ffn_norm.weight", "post_attention_norm.weight"
@@ -29,10 +27,9 @@ def read(c: Context) -> ModelSettings:
     config, n_layer = c.config, c.sizes.n_layer
     window = config.integer("attention.sliding_window", high=MAX_CONTEXT)
     rope = read_rope(config, c.sizes, "neox")
-    local = replace(rope, base=config.real("rope.freq_base_swa", rope.base, low=1.000001))
     scale = c.sizes.layer.key_size**-0.5
     whole = AttentionSettings(scale, build_rope(rope))
-    windowed = AttentionSettings(scale, build_rope(local), window)
+    windowed = AttentionSettings(scale, build_local_rope(config, rope), window)
     ffn = MoESettings(read_router(config, c.sizes, "softmax_chosen"), "swiglu_oai")
     layers = config.windowed_layers(n_layer, PERIOD)
     return ModelSettings([LayerSettings(windowed if x else whole, ffn) for x in layers])

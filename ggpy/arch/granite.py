@@ -19,6 +19,11 @@ MULTIPLIERS = {
     "logit_scale": "logits_scaling",
 }
 LOWEST = 1e-6  # of a multiplier
+# Of images, and of hybrids, which files of Granite 4 have even if all layers attend
+UNUSED = (
+    *("deepstack_mapping", "expert_shared_feed_forward_length", "ssm.conv_kernel"),
+    *("ssm.state_size", "ssm.group_count", "ssm.inner_size", "ssm.time_step_rank"),
+)
 
 
 def read(c: Context) -> ModelSettings:
@@ -31,6 +36,8 @@ def read(c: Context) -> ModelSettings:
         c.config.real(key, 1.0, LOWEST)
         for key in ("embedding_scale", "residual_scale", "logit_scale")
     )
+    for key in UNUSED:
+        c.config.raw(key)
     mixer = llama.attention(c)
     if c.config.raw("rope.scaling.finetuned") is False:  # how a file says that there is no rope
         mixer = replace(mixer, rope=None)
@@ -53,6 +60,7 @@ ARCHITECTURE = Architecture(
     "granite",
     read,
     optional={**OUTPUT, **ROPE_FREQS},
+    optional_layer=llama.BIASES,
     understands=frozenset({"embedding_scale", "residual_scale", "logit_scale"}),
     hugging_face=hf.HuggingFace(
         classes={"GraniteForCausalLM": {"max_position_embeddings": 2048}},

@@ -11,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from ..backends.states import Recurrent
 from . import hugging_face as hf
 from . import llama
 from .architecture import Context, LayerSettings, ModelSettings
@@ -20,25 +21,14 @@ from .layers.attention import QK_NORM
 from .layers.delta import MAX_SIZE, MAX_TAPS, DeltaSettings
 from .layers.dense import DenseSettings
 from .layers.moe import MoESettings
+from .rope import SECTIONS
 
-SECTIONS = "rope.dimension_sections"
 USUAL_SECTIONS = [11, 11, 10]
 STORED_NORM = "post_attention_norm.weight"  # before the feed-forward, in spite of its name
 GATED_Q = {"attn_q.weight": ("H", ("attn_q.weight", "attn_gate.weight"))}
-# Of blocks that predict further tokens, beside those of a layer that attends
-NEXTN = frozenset(
-    {
-        *("nextn.eh_proj.weight", "nextn.enorm.weight", "nextn.hnorm.weight", STORED_NORM),
-        *("nextn.embed_tokens.weight", "nextn.shared_head_head.weight"),
-        "nextn.shared_head_norm.weight",
-    }
-)
 FUSED_NORM = {STORED_NORM: ("ffn_norm.weight",)}
-BEHIND = NEXTN | frozenset(hf.LAYER) | frozenset(hf.QK_NORM)
-BEHIND_EXPERTS = BEHIND | {*moe.TENSORS, moe.TOGETHER, *moe.SHARED, *moe.SHARED_GATE}
 EXPERTS = {**moe.TENSORS, **moe.SHARED, **moe.SHARED_GATE}
 ATTENDS = {**attention.TENSORS, **QK_NORM, **attention.GATE}
-UNDERSTOOD = frozenset({"nextn_predict_layers"})
 OTHERS = ("model.visual.", "visual.", "mtp.", "model.mtp.")  # beside the text model
 KINDS = ("CausalLM", "ConditionalGeneration")  # classes: of texts, and of images too
 DEFAULTS = {
@@ -77,6 +67,7 @@ UNUSED = (  # of training, of what computes, and of blocks that predict further 
 def read(c: Context, ffn: DenseSettings | MoESettings, tiled: bool) -> ModelSettings:
     """The sections of rope are read, and not used: in a text all axes have the same position."""
     c.config.raw(SECTIONS)
+    c.config.only("ssm.v_head_reordered", tiled)  # in files of Ollama's converter
     attends = llama.attention(c, "neox")
     mixers = [attends if x.recurrent is None else DeltaSettings(tiled) for x in c.sizes.layers]
     return ModelSettings([LayerSettings(mixer, ffn) for mixer in mixers])
@@ -170,16 +161,21 @@ def taken_apart(sizes: LayerSizes) -> dict[str, hf.Transform]:
     r = sizes.recurrent
     if r is None:
         return {}
-    shares = np.cumsum([0, r.size, r.size, *[r.n_v_head // r.n_k_head * r.size] * 2])
-    starts = np.arange(r.n_k_head)[:, None] * shares[-1]
-    q, k, v, z = ((starts + np.arange(a, b)).reshape(-1) for a, b in pairwise(shares))
-    whole = int(shares[-1]) * r.n_k_head
+    qkv, z = qkvz_rows(r)
     return {
-        "attn_qkv": hf.Transform(np.concatenate([q, k, v]), whole),
-        "attn_gate": hf.Transform(z, whole),
+        "attn_qkv": hf.Transform(qkv, len(qkv) + len(z)),
+        "attn_gate": hf.Transform(z, len(qkv) + len(z)),
         "ssm_conv1d": hf.Transform(),
         "ssm_a": hf.Transform(function=_decay),
     }
+
+
+def qkvz_rows(r: Recurrent) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Where in one matrix of q, k, v and z of each key head in turn q, k and v are, and z."""
+    shares = np.cumsum([0, r.size, r.size, *[r.n_v_head // r.n_k_head * r.size] * 2])
+    starts = np.arange(r.n_k_head)[:, None] * shares[-1]
+    q, k, v, z = ((starts + np.arange(a, b)).reshape(-1) for a, b in pairwise(shares))
+    return np.concatenate([q, k, v]), z
 
 
 def _decay(log: NDArray[np.float32]) -> NDArray[np.float32]:

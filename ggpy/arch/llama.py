@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
+from ..formats import by_name
+from ..gguf import Tensor
 from . import hugging_face as hf
 from .architecture import (
     LAYER,
@@ -19,21 +23,42 @@ from .architecture import (
     LayerSettings,
     ModelSettings,
 )
-from .config import MAX_CONTEXT
+from .config import MAX_CONTEXT, MAX_LAYERS, Config
 from .layers import moe
-from .layers.attention import QKV_BIAS, AttentionSettings
+from .layers.attention import OUTPUT_BIAS, QKV_BIAS, AttentionSettings
 from .layers.attention import TENSORS as ATTENTION
 from .layers.dense import DenseSettings
 from .layers.moe import MoESettings, read_router
 from .rope import Style, build_rope, choose_factors, read_rope
 
 WINDOWED = (["MistralForCausalLM"], ["MixtralForCausalLM"])  # classes whose layers may have windows
+BIASES = {**QKV_BIAS, **OUTPUT_BIAS}
 MIXTRAL = {
     "ffn_gate_inp.weight": "block_sparse_moe.gate.weight",
     "ffn_gate_exps.weight": "block_sparse_moe.experts.w1.weight",
     "ffn_down_exps.weight": "block_sparse_moe.experts.w2.weight",
     "ffn_up_exps.weight": "block_sparse_moe.experts.w3.weight",
 }
+
+
+def adapt(config: Config, tensors: dict[str, Tensor]) -> None:
+    """A feed-forward with biases, as Granite Code has it, is an expert that every token takes:
+    experts have biases.
+    """
+    parts = tuple(f"ffn_{part}" for part in ("gate", "up", "down"))
+    n_layer = config.integer("block_count", high=MAX_LAYERS)
+    names = [(f"blk.{i}.", part) for i in range(n_layer) for part in parts]
+    if not all(f"{at}{part}.{x}" in tensors for at, part in names for x in ("weight", "bias")):
+        return
+    config.assume({"expert_count": 1, "expert_used_count": 1})
+    for at, part in names:
+        for kind in ("weight", "bias"):
+            x, name = tensors.pop(f"{at}{part}.{kind}"), f"{at}{part}_exps.{kind}"
+            tensors[name] = replace(x, name=name, shape=(1, *x.shape), data=x.data[None])
+    for i in range(n_layer):
+        width = tensors[f"blk.{i}.ffn_up_exps.weight"].shape[-1]
+        name, zeros = f"blk.{i}.ffn_gate_inp.weight", np.zeros((1, 4 * width), np.uint8)
+        tensors[name] = Tensor(name, (1, width), by_name("F32"), zeros)
 
 
 def read(c: Context, style: Style = "norm") -> ModelSettings:
@@ -89,7 +114,8 @@ ARCHITECTURE = Architecture(
     layer=LAYER,
     expert_layer={**ATTENTION, **moe.TENSORS},
     optional={**OUTPUT, **ROPE_FREQS, **ROPE_FACTORS},
-    optional_layer=QKV_BIAS,
+    optional_layer={**BIASES, **moe.EXPERT_BIAS},
+    adapt=adapt,
     understands=moe.UNDERSTOOD,
     hugging_face=hf.HuggingFace(
         classes={

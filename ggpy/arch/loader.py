@@ -30,7 +30,7 @@ from .architecture import (
     LayerSettings,
     ModelSettings,
 )
-from .collect import check_vocabulary, collect
+from .collect import check_vocabulary, collect, of_texts
 from .config import Config, Dimensions, UnsupportedModel
 from .decoder import Decoder, cache_groups
 from .layers import inputs
@@ -113,10 +113,12 @@ def _steps(n_batch: int | None, n_ctx: int, causal: bool) -> tuple[int, int]:
 def understood(architecture: Architecture, file: File, n_ctx: int) -> Understood:
     """All that the file says, checked; weights are not read. GGUFError names what is wrong."""
     config = Config(file.metadata, architecture.name, file.path)
+    found = of_texts(file)
+    architecture.adapt(config, found)
     sizes = architecture.dimensions(config, _n_vocab(file))
     check_vocabulary(file, sizes.n_vocab)
     scheme = read_scheme(file.metadata, file.path)
-    collected = collect(architecture, file, sizes)
+    collected = collect(architecture, file, found, sizes)
     tensors = {name: tensor for name, (tensor, _) in collected.items()}
     for name, rows in zip(DENSE, sizes.dense, strict=True):
         if rows != sizes.n_embd and name not in tensors:

@@ -54,6 +54,7 @@ ARCHITECTURE = Architecture(
     "mistral3",
     read,
     optional={**OUTPUT, **ROPE_FREQS},
+    optional_layer=llama.BIASES,
     hugging_face=hf.HuggingFace(
         classes={"Ministral3ForCausalLM": DEFAULTS, "Mistral3ForConditionalGeneration": DEFAULTS},
         settings=settings,

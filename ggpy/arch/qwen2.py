@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from . import hugging_face as hf
 from . import llama
-from .architecture import LAYER, Architecture, Context, ModelSettings
-from .layers.attention import QKV_BIAS
+from .architecture import Architecture, Context, ModelSettings
 
 
 def read(c: Context) -> ModelSettings:
@@ -36,7 +35,6 @@ def _refuse_windows(s: hf.CheckpointSettings) -> None:
 ARCHITECTURE = Architecture(
     "qwen2",
     read,
-    layer={**LAYER, **QKV_BIAS},
     hugging_face=hf.HuggingFace(
         classes={"Qwen2ForCausalLM": {"num_key_value_heads": 32}},
         settings=settings,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from . import hugging_face as hf
 from .architecture import Architecture, Context, LayerSettings, ModelSettings
 from .layers import attention, moe
-from .layers.attention import QKV_BIAS
 from .layers.moe import MoESettings, read_router
 from .qwen2 import read as read_dense
 from .qwen2 import settings as dense_settings
@@ -36,7 +35,7 @@ def settings(s: hf.CheckpointSettings) -> hf.Metadata:
 ARCHITECTURE = Architecture(
     "qwen2moe",
     read,
-    layer={**attention.TENSORS, **moe.TENSORS, **moe.SHARED, **moe.SHARED_GATE, **QKV_BIAS},
+    layer={**attention.TENSORS, **moe.TENSORS, **moe.SHARED, **moe.SHARED_GATE},
     understands=moe.UNDERSTOOD | {moe.SHARED_WIDTH},
     hugging_face=hf.HuggingFace(
         classes={

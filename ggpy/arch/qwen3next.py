@@ -4,20 +4,40 @@ beside their key head, and whose gates of a key head are in one tensor.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from ..gguf import GGUFError, Tensor
 from . import hugging_face as hf
 from . import hybrid
 from .architecture import Architecture, Context, ModelSettings
+from .config import Config
 from .layers import delta, moe
 from .layers.moe import MoESettings, read_router
 from .qwen2moe import SHARED
 
 BETA_ALPHA = "ssm_ba.weight"
+QKVZ = "ssm_in.weight"  # of files made until December 2025
 
 
 def read(c: Context) -> ModelSettings:
     """The weights of the chosen experts add up to 1."""
     router = read_router(c.config, c.sizes, normalise=True)
     return hybrid.read(c, MoESettings(router), tiled=False)
+
+
+def adapt(config: Config, tensors: dict[str, Tensor]) -> None:
+    """Files had q, k, v and z in one matrix, as checkpoints have them; the parts are copies."""
+    for tensor in [x for name, x in tensors.items() if name.endswith("." + QKVZ)]:
+        qkv, z = hybrid.qkvz_rows(delta.read_state(config))
+        if tensor.shape[0] != len(qkv) + len(z):
+            raise GGUFError(
+                f"{tensor.path}: tensor {tensor.name!r} has {tensor.shape[0]} rows, its parts have"
+                f" {len(qkv) + len(z)}"
+            )
+        del tensors[tensor.name]
+        for part, rows in (("attn_qkv.weight", qkv), ("attn_gate.weight", z)):
+            name, shape = tensor.name.replace(QKVZ, part), (len(rows), *tensor.shape[1:])
+            tensors[name] = replace(tensor, name=name, shape=shape, data=tensor.data[rows])
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
@@ -32,8 +52,9 @@ ARCHITECTURE = Architecture(
     recurrent_layer={**delta.TENSORS, **hybrid.EXPERTS},
     fused=hybrid.FUSED_NORM,
     turns={**hybrid.GATED_Q, BETA_ALPHA: ("Hk", ("ssm_beta.weight", "ssm_alpha.weight"))},
-    behind=hybrid.BEHIND_EXPERTS,
-    understands=hybrid.UNDERSTOOD | moe.UNDERSTOOD | {moe.SHARED_WIDTH},
+    optional_layer={},
+    adapt=adapt,
+    understands=moe.UNDERSTOOD | {moe.SHARED_WIDTH},
     hugging_face=hf.HuggingFace(
         classes={
             "Qwen3NextForCausalLM": {

@@ -10,8 +10,9 @@ from . import hugging_face as hf
 from .architecture import LAYER, Architecture, Context, ModelSettings
 from .layers.attention import QK_NORM
 from .qwen2 import read as read_text
+from .rope import SECTIONS
 
-SECTIONS, DEEP = "rope.dimension_sections", "n_deepstack_layers"
+DEEP = "n_deepstack_layers"
 THETA = 5e5
 OTHERS = ("model.visual.", "visual.")
 

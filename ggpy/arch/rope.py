@@ -21,6 +21,7 @@ from .config import Config, Dimensions, UnsupportedModel
 
 Style = Literal["norm", "neox"]
 SCALING_TYPES = ("none", "linear", "yarn", "longrope")
+SECTIONS = "rope.dimension_sections"  # how many pairs each axis of an image has
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class RopeSettings:
 def read_rope(config: Config, sizes: Dimensions, style: Style) -> RopeSettings:
     """All `rope.*` settings; a scaling type that is not one of SCALING_TYPES is refused."""
     config.only("rope.scaling.type", *SCALING_TYPES)
+    config.only("rope.scaling.yarn_ext_factor", 1)
     old_factor = config.real("rope.scale_linear", 0.0)
     _check_magnitude(config)
     return RopeSettings(
@@ -60,6 +62,12 @@ def read_rope(config: Config, sizes: Dimensions, style: Style) -> RopeSettings:
         beta_fast=config.real("rope.scaling.yarn_beta_fast", 32.0, low=1e-6),
         beta_slow=config.real("rope.scaling.yarn_beta_slow", 1.0, low=1e-6),
     )
+
+
+def has_sections(config: Config) -> bool:
+    """Whether pairs are shared out among the axes of images; a text has one position on all."""
+    sections = config.raw(SECTIONS)
+    return isinstance(sections, np.ndarray) and bool((sections[:2] > 0).all())
 
 
 def _check_magnitude(config: Config) -> None:
@@ -110,6 +118,14 @@ def build_rope(settings: RopeSettings, factors: NDArray | None = None) -> Rope:
     elif settings.scaling != "none":
         inv_freq = inv_freq / settings.factor
     return Rope(settings.style, inv_freq, magnitude)
+
+
+def build_local_rope(
+    config: Config, settings: RopeSettings, factors: NDArray | None = None
+) -> Rope:
+    """That of layers with a window, if they are scaled as the others: a file may give its base."""
+    base = config.real("rope.freq_base_swa", settings.base, low=1.000001)
+    return build_rope(replace(settings, base=base), factors)
 
 
 def _yarn_ramp(settings: RopeSettings) -> NDArray[np.float64]:

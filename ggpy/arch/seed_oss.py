@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from . import hugging_face as hf
 from .architecture import LAYER, Architecture
-from .layers.attention import QKV_BIAS
 from .qwen2 import read
 
 NORM, STORED_AS = "ffn_norm.weight", "post_attention_norm.weight"
@@ -24,7 +23,6 @@ ARCHITECTURE = Architecture(
     "seed_oss",
     read,
     layer=LAYER,
-    optional_layer=QKV_BIAS,
     fused={STORED_AS: (NORM,)},
     hugging_face=hf.HuggingFace(
         classes={

@@ -33,6 +33,8 @@ __all__ = ["MAX_METADATA", "File", "GGUFError", "NoSuchFile", "Tensor"]
 MAX_METADATA = 256 << 20  # bytes of memory that metadata may take
 _MANY_STRINGS = 1000  # of an array that is worth packing
 _CHUNK = 1 << 20  # bytes of blocks whose scales are checked at a time
+# Pieces of a file, cut anywhere: they are no GGUF files, unlike the parts of a split model
+_CUT_NAME = re.compile(r"(.*\.gguf)(\.part|-split-|-part-)\w+", re.DOTALL | re.IGNORECASE)
 _PART_NAME = re.compile(r"(.*)-[0-9]{5,}-of-([0-9]{5,})(\.gguf)", re.DOTALL | re.IGNORECASE)
 
 
@@ -180,7 +182,14 @@ class _Part:
 
 def _open_part(path: Path, budget: Budget) -> _Part:
     buffer = _map(path)
-    return _Part(path, buffer, read_header(path, buffer, budget))
+    try:
+        return _Part(path, buffer, read_header(path, buffer, budget))
+    except GGUFError:
+        if cut := _CUT_NAME.fullmatch(path.name):
+            whole, end = cut.groups()
+            problem = f"is a piece of a file that was cut: join them first: cat {whole}{end}* >"
+            raise GGUFError(f"{path}: {problem} {whole}") from None
+        raise
 
 
 def _map(path: Path) -> mmap.mmap:

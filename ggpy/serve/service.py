@@ -59,7 +59,8 @@ class ModelService:
     def __init__(self, model: Model, settings: ServerSettings, worker: EngineWorker) -> None:
         self.model, self.settings, self.worker = model, settings, worker
         self.tokenizer, self.engine = model.tokenizer, model.engine
-        self.template = settings.chat_template or model.tokenizer.chat_template
+        self.own_template = settings.chat_template or None  # instead of the model's
+        self.template = self.own_template or model.tokenizer.chat_template
         self.format = self._chat_format()
         self.takes_system = self._takes_system()
         self._markers = self.format.control_markers(model.tokenizer)
@@ -216,7 +217,7 @@ class ModelService:
                 tools=request.tools or None,
                 variables=request.template_variables,
             )
-            rendered = await _in(_RENDERING, render, messages, self.template)
+            rendered = await _in(_RENDERING, render, messages, self.own_template)
         except ValueError as error:  # ChatTemplateError is one
             raise ApiError(400, str(error), param="messages") from None
         if (begun and self.format.reasoning_close not in begun) or self._is_plain(request):
@@ -292,7 +293,7 @@ class ModelService:
             variables: Mapping[str, Any] | None = None,
         ) -> str:
             return self.tokenizer.apply_chat_template(
-                messages, self.template, tools=tools, variables=variables
+                messages, self.own_template, tools=tools, variables=variables
             )
 
         return detect(render, self.settings.tool_format)

@@ -152,11 +152,14 @@ class Tokenizer:
 
         messages: dicts with "role" ("system", "developer", "user", "assistant", "tool") and
         "content", and of an assistant "tool_calls" and "reasoning_content", in OpenAI's form.
-        chat_template: Jinja; None is the model's own. It runs in a process of its own, with bounds.
+        chat_template: Jinja; None is the model's own, or with tools its own for tools, if it has
+        one. It runs in a process of its own, with bounds.
         add_generation_prompt: end where the model's answer begins.
         tools: in OpenAI's form. variables: further ones of the template, like enable_thinking.
         """
         template = self.chat_template if chat_template is None else chat_template
+        if chat_template is None and tools and self._vocab.tool_template:
+            template = self._vocab.tool_template
         if template is None:
             raise ChatTemplateError(
                 "this model has none: give chat_template, "

@@ -53,6 +53,15 @@ _DEEPSEEK3 = (
     rf"{_ASCII_SIGN}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_LINES}"
 )
+# Numbers are cut into threes from their end; what stands before a number stays with its first part.
+_THREES = r"\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+_TINY_AYA = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+{_ANY_CASE}?|{_DIGITS_3}|{_SIGNS_SLASH}|{_LINES}"
+)
+_EXAONE_MOE = (
+    rf"{_ANY_CASE}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|{_DIGIT}"
+    rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?|\s*[\r\n]|{_BLANKS}"
+)
 _KANA_HAN = r"[\u4E00-\u9FA5\u3040-\u309F\u30A0-\u30FF]+"
 # The middle range holds blanks, which are not meant.
 _HAN_HANGUL = r"[\u4E00-\u9FA5\u0800-\u4E00\uAC00-\uD7FF&&[^\s]]+"
@@ -123,6 +132,9 @@ TABLE = (
     ),
     Pre("tekken", (_TEKKEN,), ignore_merges=True, add_bos=True),
     Pre("gpt-4o llama4 kanana2 talkie minimax-m2", (_GPT4O,)),
+    Pre("tiny_aya cohere2moe", (_THREES, _TINY_AYA)),
+    Pre("superbpe", (r"\p{N}+", r"(?=([0-9]{3})+(?![0-9]))")),
+    Pre("exaone-moe", (_EXAONE_MOE,)),
     Pre(
         "deepseek-llm",
         (_NEWLINE, _DEEPSEEK_LETTERS, _DEEPSEEK_SIGNS, r"\s+\z", _HAN_HANGUL, r"\p{N}+"),

@@ -48,7 +48,7 @@ _HEAD = 3  # characters by which splitting looks tokens up
 def mark(vocab: Vocabulary) -> frozenset[int]:
     """Correct the types of well-known tokens in `vocab`, and return the ids that end an answer."""
     _find_fim(vocab)
-    ends = {vocab.named[name] for name in _NAMED_ENDS if name in vocab.named}
+    ends = {vocab.named[name] for name in _NAMED_ENDS if name in vocab.named} | {*vocab.ends}
     for id in _present(vocab, END_TEXTS):
         ends.add(id)
         vocab.types[id] = TokenType.CONTROL

@@ -48,11 +48,13 @@ class Vocabulary:
     merges: Sequence[str]
     pre: Pre | None  # None for sentencepiece
     named: dict[str, int]  # "bos", "eos", "eot", ... -> id, those that the file names
+    ends: list[int]  # further ones of "eos"
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool
     name: str = ""  # general.name
     chat_template: str | None = None
+    tool_template: str | None = None  # for conversations with tools, if that is another
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -116,11 +118,14 @@ class _Reader:
         array = np.asarray(value)
         if array.ndim != 1 or (array.dtype.kind not in kinds and array.size):
             raise self.fail(key, f"holds {array.dtype}, not plain numbers, one a token")
-        if len(array) != n_vocab:
+        if len(array) < n_vocab:
             raise self.fail(key, f"has {len(array)} entries for {n_vocab} tokens")
-        return array
+        return array[:n_vocab]
 
-    def token_id(self, key: str, n_vocab: int) -> int | None:
+    def token_id(self, key: str, n_vocab: int, warnings: list[str]) -> int | None:
+        """The id, or None where there is none; one outside the vocabulary is ignored, as llama.cpp
+        does: files of fine-tuned models may name a padding token that nobody added.
+        """
         value = self.metadata.get(key)
         if value is None:
             return None
@@ -129,7 +134,9 @@ class _Reader:
         if value in _ABSENT:
             return None
         if not 0 <= value < n_vocab:
-            raise self.fail(key, f"is {value}, but the vocabulary has the ids 0 to {n_vocab - 1}")
+            ids = f"the vocabulary has the ids 0 to {n_vocab - 1}"
+            warnings.append(f"{key} is {value}, but {ids}: it is ignored")
+            return None
         return int(value)
 
 
@@ -137,6 +144,7 @@ _NAMED = (
     *("bos", "eos", "eot", "eom", "unknown", "padding"),
     *("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep"),
 )
+_OLD_NAMES = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}
 MODELS = ("llama", "gpt2", "gemma4")
 
 
@@ -147,10 +155,12 @@ def read_vocabulary(metadata: Mapping[str, Any], path: str = "") -> Vocabulary:
     if model not in MODELS:
         problem = "is missing" if model is None else f"{shown(model)} is not supported"
         raise reader.fail("tokenizer.ggml.model", f"{problem}; known: {', '.join(MODELS)}")
+    if model == "llama" and reader.metadata.get("tokenizer.ggml.pre") == "gemma4":
+        model = "gemma4"  # which Ollama's converter calls so
     tokens, ids = _read_tokens(reader)
     warnings: list[str] = []
     pre = _read_pre(reader, model, warnings)
-    named = _read_named(reader, model, len(tokens))
+    named = _read_named(reader, model, len(tokens), warnings)
     spm = model == "llama"
     return Vocabulary(
         model=model,
@@ -161,12 +171,14 @@ def read_vocabulary(metadata: Mapping[str, Any], path: str = "") -> Vocabulary:
         merges=[] if spm else reader.strings("tokenizer.ggml.merges"),
         pre=pre,
         named=named,
-        add_bos=_read_add(reader, "bos", named, pre.add_bos if pre else True)
+        ends=_read_ends(reader, len(tokens)),
+        add_bos=_read_add(reader, "bos", named, pre.add_bos if pre else True, warnings)
         or (pre is not None and pre.raw and "bos" in named),  # gemma4 is never without
-        add_eos=_read_add(reader, "eos", named, False),
+        add_eos=_read_add(reader, "eos", named, False, warnings),
         add_space_prefix=spm and reader.flag("tokenizer.ggml.add_space_prefix", True),
         name=reader.text("general.name") or "",
         chat_template=reader.text("tokenizer.chat_template"),
+        tool_template=reader.text("tokenizer.chat_template.tool_use"),
         warnings=warnings,
     )
 
@@ -224,20 +236,35 @@ def _read_pre(reader: _Reader, model: str, warnings: list[str]) -> Pre | None:
         raise reader.fail(key, str(error)) from None
 
 
-def _read_named(reader: _Reader, model: str, n_vocab: int) -> dict[str, int]:
-    found = {name: reader.token_id(f"tokenizer.ggml.{name}_token_id", n_vocab) for name in _NAMED}
+def _read_named(reader: _Reader, model: str, n_vocab: int, warnings: list[str]) -> dict[str, int]:
+    def read(name: str) -> int | None:
+        return reader.token_id(f"tokenizer.ggml.{name}_token_id", n_vocab, warnings)
+
+    found = {name: read(name) for name in _NAMED}
+    for name, old in _OLD_NAMES.items():
+        if found[name] is None:
+            found[name] = read(old)
     if model == "llama":
         for name, default in _SPM_DEFAULTS.items():
-            if f"tokenizer.ggml.{name}_token_id" not in reader.metadata and default < n_vocab:
+            given = reader.metadata.get(f"tokenizer.ggml.{name}_token_id")
+            if found[name] is None and given not in _ABSENT and default < n_vocab:
                 found[name] = default
     return {name: id for name, id in found.items() if id is not None}
 
 
-def _read_add(reader: _Reader, which: str, named: Mapping[str, int], default: bool) -> bool:
-    """Whether `which` ("bos", "eos") is put around text; without the token no default does it."""
+def _read_ends(reader: _Reader, n_vocab: int) -> list[int]:
+    """The ids in an array that Ollama's converter writes."""
+    ids = np.asarray(reader.metadata.get("tokenizer.ggml.eos_token_ids", []))
+    whole = ids.ndim == 1 and ids.dtype.kind in "iu"
+    return [int(id) for id in ids if 0 <= id < n_vocab] if whole else []
+
+
+def _read_add(
+    reader: _Reader, which: str, named: Mapping[str, int], default: bool, warnings: list[str]
+) -> bool:
+    """Whether `which` ("bos", "eos") is put around text, which takes a token."""
     key = f"tokenizer.ggml.add_{which}_token"
-    if reader.flag(key, default) and which not in named:
-        if key in reader.metadata:
-            raise reader.fail(key, f"is true, but there is no tokenizer.ggml.{which}_token_id")
-        return False
-    return reader.flag(key, default)
+    wanted = reader.flag(key, default)
+    if wanted and which not in named and key in reader.metadata:
+        warnings.append(f"{key} is true, but no tokenizer.ggml.{which}_token_id: nothing is added")
+    return wanted and which in named

@@ -38,6 +38,13 @@ NORMS_BY_HEAD = {
     for i in range(2)
     for x, n in (("q", 4), ("k", 2))
 }
+ROWS = {"attn_q": 64, "attn_k": 32, "attn_v": 32, "attn_output": 64}
+ROWS |= {"ffn_gate": 96, "ffn_up": 96, "ffn_down": 64}
+BIASES = {
+    f"blk.{i}.{stem}.bias": np.random.default_rng(n + i).normal(0, 0.3, n).astype("f4")
+    for i in range(2)
+    for stem, n in ROWS.items()
+}
 MIXTRAL = {"expert_count": 8, "expert_used_count": 2, "feed_forward_length": 32}
 VARIANTS = {
     **{name: Variant(name) for name in make_tiny.MODELS},
@@ -47,6 +54,15 @@ VARIANTS = {
     "llama-old-linear": Variant("llama", {"rope.scale_linear": 2.0}),
     "llama-none": Variant("llama", {"rope.scaling.type": "none", "rope.scaling.factor": 2.0}),
     "llama-yarn": Variant("llama", {**YARN, "rope.scaling.attn_factor": 0.9}),
+    "llama-biases": Variant("llama", tensors=BIASES),
+    "qwen2-no-biases": Variant(
+        "qwen2", tensors={f"blk.{i}.attn_{x}.bias": None for i in range(2) for x in "qkv"}
+    ),
+    "glm4-sections": Variant("glm4", {"rope.dimension_sections": [2, 1, 1, 0]}),
+    "gemma2-pattern": Variant(
+        "gemma2",
+        {"attention.sliding_window_pattern": [False, True], "rope.freq_base_swa": 500.0},
+    ),
     "llama-base": Variant("llama", {"rope.freq_base": 500000.0}),
     "llama-no-kv-count": Variant("llama", {"attention.head_count_kv": 4}, {}),
     "qwen3-yarn": Variant("qwen3", YARN),
@@ -165,7 +181,8 @@ def test_logits_equal_the_plain_float64_decoder(tiny):
         *(("mistral3", "mistral3-no-log"), ("hunyuan-dense", "hunyuan-no-alpha")),
         *(("exaone4", "exaone4-period"), ("cohere2", "cohere2-period")),
         *(("gemma4", "gemma4-no-cap"), ("gemma4", "gemma4-base-swa")),
-        ("gemma4", "gemma4-no-scale"),
+        *(("gemma4", "gemma4-no-scale"), ("llama", "llama-biases"), ("qwen2", "qwen2-no-biases")),
+        *(("glm4", "glm4-sections"), ("gemma2", "gemma2-pattern")),
         ("gemma-embedding", "gemma-embedding-no-window"),
     ],
 )

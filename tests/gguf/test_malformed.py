@@ -146,7 +146,7 @@ def small_valid_file() -> bytes:
     keys += [key(f"wide.{c}", 10 + i, struct.pack("<" + c, 5)) for i, c in enumerate("Qqd")]
     keys += [key("name", STR, text("naïve 😀")), array("words", STR, 3, text("to") * 3)]
     tensors, data = [], b""
-    for format in all_formats()[::5]:
+    for format in [f for f in all_formats() if not f.is_private][::5]:
         dims = (format.block_size, 2)
         tensors.append(tensor(f"w.{format.name}", dims, format.type_id, len(data)))
         data += random_blocks(format, 2, rng).tobytes()

@@ -129,3 +129,15 @@ def test_one_part_is_no_split(count: int, tmp_path: Path) -> None:
     keys = [key("split.count", U16, bytes([count, 0])), key("split.no", U16, b"\0\0")]
     path.write_bytes(gguf(keys, [tensor()], bytes(32)))
     assert len(File(path).tensors) == 1
+
+
+@pytest.mark.parametrize(("end", "all_pieces"), [(".part1of2", ".part*"), ("-split-a", "-split-*")])
+@pytest.mark.parametrize("piece", [slice(50_000), slice(50_000, None)], ids=["first", "second"])
+def test_pieces_of_a_file_that_was_cut(
+    end: str, all_pieces: str, piece: slice, tiny_path: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / f"m.gguf{end}"
+    path.write_bytes(tiny_path("llama").read_bytes()[piece])
+    with pytest.raises(GGUFError) as error:
+        File(path)
+    assert str(error.value).endswith(f"join them first: cat m.gguf{all_pieces} > m.gguf")

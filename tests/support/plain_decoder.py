@@ -19,8 +19,8 @@ NEOX |= {"olmo2", "seed_oss", "exaone4", "hunyuan-dense", "qwen3vl"}
 WHOLE_NORM, NORM_BEHIND_ROPE = ["olmo2"], ["hunyuan-dense"]  # of q and k
 # The last of so many has no window.
 PERIOD = {"gemma3": 6, "gemma-embedding": 6, "olmo2": 4, "exaone4": 4}
-PERIOD |= {"cohere2": 4, "muse-glimmer": 4}
-HAVE_LOCAL_BASE = ("gemma3", "gemma-embedding", "olmo2", "muse-glimmer")
+PERIOD |= {"cohere2": 4, "muse-glimmer": 4, "gemma2": 2}
+HAVE_LOCAL_BASE = ("gemma2", "gemma3", "gemma-embedding", "olmo2", "muse-glimmer")
 HYBRID = ("qwen35", "qwen35moe", "qwen3next")
 NEOX |= {*HYBRID}
 # These have the norm of the feed-forward under the name of one behind the attention.
@@ -91,7 +91,7 @@ class Plain:
         nq, nk = self.n_head * self.head, self.n_kv * self.head
         if at + "qkv.weight" in self.w:
             return np.split(x @ self.w[at + "qkv.weight"].T, [nq, nq + nk], axis=1)
-        q, k, v = (x @ self.w[f"{at}{c}.weight"].T + self.w.get(f"{at}{c}.bias", 0) for c in "qkv")
+        q, k, v = (self.affine(x, at + c) for c in "qkv")
         if self.arch in HYBRID:
             q = q.reshape(len(x), self.n_head, 2, self.head)[:, :, 0].reshape(len(x), -1)
         return [q, k, v]
@@ -146,7 +146,7 @@ class Plain:
                 out[p, h] = (a / a.sum()) @ v[seen.start : seen.stop, g]
         if self.arch in (*HYBRID, "muse-glimmer"):
             out = out / (1 + np.exp(-self.gate(i, x)))
-        y = out.reshape(n, -1) @ self.w[f"blk.{i}.attn_output.weight"].T
+        y = self.affine(out.reshape(n, -1), f"blk.{i}.attn_output")
         return (
             y
             if self.arch in NORM_BEFORE_FFN
@@ -159,17 +159,21 @@ class Plain:
             **dict.fromkeys(PARALLEL, "attn_norm"),
         }
         x = self.norm(x, f"blk.{i}.{others.get(self.arch, 'ffn_norm')}.weight")
-        up = x @ self.w[f"blk.{i}.ffn_up.weight"].T
+        up = self.affine(x, f"blk.{i}.ffn_up")
         if f"blk.{i}.ffn_gate.weight" in self.w:
-            gate = x @ self.w[f"blk.{i}.ffn_gate.weight"].T
+            gate = self.affine(x, f"blk.{i}.ffn_gate")
         else:
             gate, up = up[:, : self.n_ff], up[:, self.n_ff :]
         if self.gemma:
             gate = gate / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
         else:
             gate = gate / (1 + np.exp(-gate))
-        y = (gate * up) @ self.w[f"blk.{i}.ffn_down.weight"].T
+        y = self.affine(gate * up, f"blk.{i}.ffn_down")
         return self.norm(y, f"blk.{i}.post_ffw_norm.weight")
+
+    def affine(self, x: np.ndarray, stem: str) -> np.ndarray:
+        """x times a matrix, and its bias if there is one."""
+        return x @ self.w[f"{stem}.weight"].T + self.w.get(f"{stem}.bias", 0)
 
     def seen(self, p: int, n: int, window: int) -> range:
         """What position p of n sees."""
@@ -190,7 +194,7 @@ class Plain:
         if self.arch in PERIOD:
             local = pattern[i] if isinstance(pattern, list) else (i + 1) % pattern != 0
             return size if local else 0
-        return size if self.arch != "gemma2" or i % 2 == 0 else 0
+        return size
 
     def scale(self) -> float:
         if said := self.key("attention.scale"):
@@ -210,7 +214,8 @@ class Plain:
         n = self.key("rope.dimension_count", self.head)
         out = x.copy()
         for pair in range(n // 2):
-            a, b = (pair, pair + n // 2) if self.arch in NEOX else (2 * pair, 2 * pair + 1)
+            halves = self.arch in NEOX or self.key("rope.dimension_sections")
+            a, b = (pair, pair + n // 2) if halves else (2 * pair, 2 * pair + 1)
             angle, m = self.angle(i, pair, n, position)
             out[a] = m * (x[a] * math.cos(angle) - x[b] * math.sin(angle))
             out[b] = m * (x[a] * math.sin(angle) + x[b] * math.cos(angle))

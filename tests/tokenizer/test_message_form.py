@@ -12,6 +12,7 @@ import pytest
 from ggpy.tokenizer import Tokenizer
 from ggpy.tokenizer.chat import ChatTemplateError, form_of
 from ggpy.tokenizer.message_form import checked_messages
+from tools import make_tiny
 
 USER = {"role": "user", "content": "Weather?"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
@@ -278,3 +279,12 @@ def test_a_template_of_one_call_gets_several_one_by_one(tokenizer: Tokenizer, mo
         [USER, asked, *results, USER], ONE_CALL.replace("MORE", more), tools=TOOLS
     )
     assert given == "Weather?;<R\n\nT>a {};of a;<>b {};of b;<>c {};Weather?;"
+
+
+def test_a_file_may_have_a_template_for_tools() -> None:
+    templates = {"": "plain", ".tool_use": "with tools", ".rag": "with documents"}
+    named = {f"tokenizer.chat_template{name}": text for name, text in templates.items()}
+    tokenizer = Tokenizer({**make_tiny.tokenizer("spm"), **named})
+    assert tokenizer.apply_chat_template([USER]) == "plain"
+    assert tokenizer.apply_chat_template([USER], tools=TOOLS) == "with tools"
+    assert tokenizer.apply_chat_template([USER], "given", tools=TOOLS) == "given"

@@ -44,7 +44,6 @@ BAD: dict[str, tuple[Callable[..., Metadata], Metadata, str]] = {
     "tokens are numbers": (bpe, {"tokens": np.arange(9)}, "tokens: is ndarray, not an array of"),
     "a token twice": (bpe, {"tokens": ["a", "b", "a"]}, "tokens: 'a' stands at 0 and at 2"),
     "types too short": (bpe, {"token_type": np.ones(3, int)}, f"has 3 entries for {N_BPE} tokens"),
-    "types too long": (spm, {"token_type": np.ones(N_SPM + 1, int)}, f"{N_SPM + 1} entries for"),
     "types are floats": (spm, {"token_type": np.ones(N_SPM)}, "token_type: holds float64"),
     "types are text": (spm, {"token_type": ["1"] * N_SPM}, "token_type: holds"),
     "scores too short": (spm, {"scores": np.zeros(5)}, f"scores: has 5 entries for {N_SPM} tokens"),
@@ -58,16 +57,9 @@ BAD: dict[str, tuple[Callable[..., Metadata], Metadata, str]] = {
     "merge into no token": (bpe, {"merges": ["z z"]}, "merges: .*zz.* out of vocabulary"),
     "unknown pre-tokenizer": (bpe, {"pre": "qwen9"}, "pre: unknown pre-tokenizer 'qwen9'; known:"),
     "pre is a number": (bpe, {"pre": 2}, "pre: is int, not a string"),
-    "bos out of range": (bpe, {"bos_token_id": N_BPE}, f"is {N_BPE}, but .* 0 to {N_BPE - 1}"),
-    "negative eos": (bpe, {"eos_token_id": -7}, "eos_token_id: is -7"),
     "eos is an array": (bpe, {"eos_token_id": np.ones(2, int)}, "is ndarray, not a token id"),
     "eos is text": (bpe, {"eos_token_id": "</s>"}, "eos_token_id: is str, not a token id"),
     "add_bos is a number": (bpe, {"add_bos_token": 1}, "add_bos_token: is int, not true or false"),
-    "add_bos without bos": (
-        bpe,
-        {"add_bos_token": True, "bos_token_id": ...},
-        "add_bos_token: is true, but there is no tokenizer.ggml.bos_token_id",
-    ),
     "neither bytes nor unknown": (
         spm,
         {"tokens": ["<s>", "</s>", "a"], "token_type": ..., "scores": ...},
@@ -126,6 +118,27 @@ def test_ids_that_files_leave_out() -> None:
     assert Tokenizer(spm(bos_token_id=..., eos_token_id=...)).bos_id == 1
     tokenizer = Tokenizer(bpe(bos_token_id=..., eos_token_id=0xFFFFFFFF))
     assert (tokenizer.bos_id, tokenizer.eos_id) == (None, None)
+
+
+def test_what_llama_cpp_ignores() -> None:
+    given = {"bos_token_id": N_SPM, "padding_token_id": -7}
+    given |= {"scores": np.zeros(N_SPM + 3), "token_type": np.ones(N_SPM + 3, int)}
+    tokenizer = Tokenizer(spm(**given))
+    assert tokenizer.bos_id == 1
+    assert f"bos_token_id is {N_SPM}, but the vocabulary has the ids 0 to" in tokenizer.warnings[0]
+    assert "padding_token_id is -7" in tokenizer.warnings[1]
+    tokenizer = Tokenizer(bpe(add_bos_token=True, bos_token_id=...))
+    assert not tokenizer.add_bos and "nothing is added" in tokenizer.warnings[0]
+
+
+def test_old_names_of_tokens_for_infilling() -> None:
+    names = {f"{name}_token_id": n for n, name in enumerate(("prefix", "suffix", "middle"))}
+    assert Tokenizer(bpe(**names)).infill_ids == {"pre": 0, "suf": 1, "mid": 2}
+
+
+def test_several_ends() -> None:
+    ends = {"eos_token_id": 3, "eos_token_ids": np.array([3, 5, N_BPE, -1])}
+    assert {3, 5} <= Tokenizer(bpe(**ends)).end_ids <= set(range(N_BPE))
 
 
 def test_empty_tokens_get_names() -> None:

@@ -18,6 +18,10 @@ TENSORS = {
     "attn_output.weight": "D HEv",
 }
 QKV_BIAS = {"attn_q.bias": "HE", "attn_k.bias": "GE", "attn_v.bias": "GEv"}
+FUSED_QKV = {  # which any file may have in one
+    f"attn_qkv.{kind}": tuple(f"attn_{part}.{kind}" for part in "qkv")
+    for kind in ("weight", "bias")
+}
 OUTPUT_BIAS = {"attn_output.bias": "D"}
 NORM_BIAS = {"attn_norm.bias": "D"}
 QK_NORM = {"attn_q_norm.weight": "E", "attn_k_norm.weight": "E"}

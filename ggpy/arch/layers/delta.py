@@ -65,14 +65,15 @@ class DeltaSettings:
 
 def read_sizes(config: Config, sizes: Dimensions) -> Dimensions:
     """The sizes with the states of layers that have one; GGUFError for what cannot be."""
-    state = _read_state(config)
+    state = read_state(config)
     recurrent = _read_layers(config, sizes.n_layer, sizes.n_nextn)
     pairs = zip(sizes.layers, recurrent, strict=True)
     layers = tuple(replace(size, recurrent=state) if has else size for size, has in pairs)
     return replace(sizes, layers=layers)
 
 
-def _read_state(config: Config) -> Recurrent:
+def read_state(config: Config) -> Recurrent:
+    """The state of each layer that has one."""
     size = config.integer("ssm.state_size", high=MAX_SIZE)
     n_k_head = config.integer("ssm.group_count", high=MAX_HEADS)
     n_v_head = config.integer("ssm.time_step_rank", high=MAX_HEADS)

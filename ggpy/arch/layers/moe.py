@@ -48,7 +48,7 @@ NAMES_BESIDE = {"ffn_gate_inp.scale": (ROUTER_NORM,), "ffn_down_exps.scale": (EX
 
 # Settings of config.VARIANTS that models with experts have, the number and the width of shared
 # experts, and which layers have none.
-UNDERSTOOD = frozenset({"expert_count", "expert_used_count"})
+UNDERSTOOD = frozenset(f"expert_{x}count" for x in ("", "used_", "group_", "group_used_"))
 SHARED_COUNT, SHARED_WIDTH = "expert_shared_count", "expert_shared_feed_forward_length"
 N_DENSE, PERIOD = "leading_dense_block_count", "interleave_moe_layer_step"
 SCORE, NORM, SCALE = "expert_gating_func", "expert_weights_norm", "expert_weights_scale"
@@ -152,6 +152,7 @@ def read_router(
     number = next(number for number, name in GATING.items() if name == score)
     config.only(SCORE, *(BY_FILE if SCORE in says else (number,)))
     config.only(NORM, *((False, True) if NORM in says else (normalise,)))
+    config.only("norm_top_k_prob", normalise)  # in files of Ollama's converter
     if SCALE not in says:
         config.only(SCALE, 0, 1)
     score = GATING[config.integer(SCORE, number, low=0) or number]

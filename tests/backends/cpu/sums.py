@@ -68,7 +68,7 @@ assert (out[512:576].view(np.float32) == halves.astype(np.float32)).all()
 with np.errstate(all="ignore"):
     nearest = singles.astype(np.float16)
 assert np.array_equal(out[576:608].view(np.float16), nearest, equal_nan=True)
-for name in ("IQ1_M", "IQ2_XS", "IQ3_S", "TQ1_0", "NVFP4"):
+for name in ("IQ1_M", "IQ2_XS", "IQ3_S", "TQ1_0", "NVFP4", "Q1_0", "Q2_0"):
     format = by_name(name)
     call = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(kernels.expand(format))
     blocks = random_blocks(format, 256 // format.block_size, rng).view(np.uint8)

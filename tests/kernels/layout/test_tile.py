@@ -32,7 +32,7 @@ __global__ void offsets(int* out, int* sizes) {
 # Bytes that 256 weights of a row need in tiles beyond their size in quant blocks.
 MORE = {"Q3_K": 4, "IQ4_XS": 2, "IQ3_S": 28}
 MORE |= {"NVFP4": 16, "TQ2_0": 14, "TQ1_0": 26, "IQ3_XXS": 40, "IQ2_XXS": 40, "IQ2_XS": 40}
-MORE |= {"IQ2_S": 32, "IQ1_S": 56, "IQ1_M": 58}
+MORE |= {"IQ2_S": 32, "IQ1_S": 56, "IQ1_M": 58, "Q1_0": 44, "Q2_0": 40}
 # Bytes per row of padding to the next 128-byte line.
 UNREAD = {"Q2_K": 4, "Q3_K": 6, "Q6_K": 6, "IQ4_XS": 6, "IQ3_S": 6, "IQ3_XXS": 6}
 UNREAD |= {"IQ2_S": 6, "IQ2_XS": 6, "IQ2_XXS": 6, "IQ1_S": 6, "IQ1_M": 6}

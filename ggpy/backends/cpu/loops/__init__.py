@@ -13,8 +13,14 @@ from . import attention, chunks, delta, elementwise, experts, gemm, kv_pages, pr
 from .blocks import declaration, expansion
 
 MODULES = (attention, chunks, delta, elementwise, experts, gemm, kv_pages, products)
-ROWS_OF = {32: products.row_of_pairs, 64: products.row_of_64s, 256: products.row_of_superblocks}
-EXPANDS = {32: expansion.of_pairs, 64: expansion.of_64s, 256: expansion.of_superblocks}
+ROWS_OF = {
+    **{32: products.row_of_pairs, 64: products.row_of_64s, 128: products.row_of_128s},
+    256: products.row_of_superblocks,
+}
+EXPANDS = {
+    **{32: expansion.of_pairs, 64: expansion.of_64s, 128: expansion.of_128s},
+    256: expansion.of_superblocks,
+}
 
 
 def function(name: str) -> Any:

@@ -186,6 +186,30 @@ def row_of_64s(d: Declaration, nbytes: int, activations: str) -> Any:
     return row_dot
 
 
+def row_of_128s(d: Declaration, nbytes: int, activations: str) -> Any:
+    """dot(row, n_blocks, x, padded) of blocks of 128 weights with one scale."""
+    codes, scales = d.codes, d.scales
+    dot = multiplied(d.offset, activations)
+    fetch = prefetching(nbytes)
+
+    @njit
+    def row_dot(row, n_blocks, x, padded):
+        acc, more = zeros16(), zeros16()
+        sums, s = x + 2 * padded, x + 3 * padded
+        for i in range(n_blocks):
+            p, u, v = row + nbytes * i, x + 128 * i, sums + 128 * i
+            fetch(p)
+            a, b = codes(p)
+            of_w = scales(p)
+            low = mul(of_w, each_twice(load2(s + 16 * i)))
+            high = mul(of_w, each_twice(load2(s + 16 * i + 8)))
+            acc = fma(to_f32(dot(a, u, padded, v)), of_four(low), acc)
+            more = fma(to_f32(dot(b, u + 64, padded, v + 64)), of_four(high), more)
+        return total(add(acc, more))
+
+    return row_dot
+
+
 def row_of_superblocks(d: Declaration, nbytes: int, activations: str) -> Any:
     """dot(row, n_blocks, x, padded) of blocks of 256 weights with 8 or 16 scales."""
     codes, scales, minimums = d.codes, d.scales, d.minimums

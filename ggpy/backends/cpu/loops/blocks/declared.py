@@ -21,8 +21,8 @@ splat8, splat16 = simd.splat_of(8), simd.splat_of(16)
 class Declaration:
     """How the blocks of a format are read.
 
-    codes: of 32 weights: (p, q) -> u8x64; of 64: p -> u8x64; of 256: p -> four u8x64, at most 127
-    each if the offset is not 128.
+    codes: of 32 weights: (p, q) -> u8x64; of 64: p -> u8x64; of 128 and 256: p -> two and four
+    u8x64, at most 127 each if the offset is not 128.
     scales: (p, q) -> f32x2, or p -> f32x4, f32x8 or f32x16: a scale for each 32 or 16 weights.
     minimums: the same, of what is added; None for nothing.
     group: weights with one scale.

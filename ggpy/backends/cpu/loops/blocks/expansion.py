@@ -78,6 +78,25 @@ def of_64s(d: Declaration, nbytes: int) -> Any:
     return expand
 
 
+def of_128s(d: Declaration, nbytes: int) -> Any:
+    """Of blocks of 128 with one scale."""
+    codes, scales, offset, bits = d.codes, d.scales, simd.f32_of, simd.f32_bits(d.offset)
+    all_of_first = simd.lanes(*[0] * 16)
+
+    @njit
+    def expand(row, first, n, out):
+        zero = simd.splat(offset(bits))
+        for i in range(n // 128):
+            p = row + (first // 128 + i) * nbytes
+            s = all_of_first(scales(p))
+            a, b = codes(p)
+            shifted(a, s, s, s, s, zero, out)
+            shifted(b, s, s, s, s, zero, out + 256)
+            out += 512
+
+    return expand
+
+
 def of_superblocks(d: Declaration, nbytes: int) -> Any:
     """Of blocks of 256."""
     codes, scales, minimums, offset = d.codes, d.scales, d.minimums, simd.f32_of

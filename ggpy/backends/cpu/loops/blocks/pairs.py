@@ -1,4 +1,4 @@
-"""Blocks of 32 weights, read two at a time, and NVFP4's of 64."""
+"""Blocks of 32 weights, read two at a time, those of 64, NVFP4 and Q2_0, and Q1_0's of 128."""
 
 from __future__ import annotations
 
@@ -111,6 +111,41 @@ def nvfp4_scales(p):
     return joined(a, b)
 
 
+# Four codes of 2 bits of each of 16 bytes: all first ones, all second ones, ...
+by_fourth = simd.lanes(*(16 * k + j for j in range(16) for k in range(4)))
+shr2, shr4, shr6 = (simd.with_number("lshr", n) for n in (2, 4, 6))
+and3 = simd.with_number("and_", 3)
+
+
+@njit
+def q2_0_codes(p):
+    v = load16(p + 2)
+    return by_fourth(and3(joined(joined(v, shr2(v)), joined(shr4(v), shr6(v)))))
+
+
+@njit
+def d_of_four(p):
+    """f16 at the start of a block -> f32x4."""
+    d = simd.pair(f16(p), f16(p))
+    return joined(d, d)
+
+
+# 128 weights
+
+bits_as_2 = simd.bits_as(2)
+
+
+@njit
+def signs(p):
+    """64 bits at p -> u8x64 of 0 and 2."""
+    return joined(bits_as_2(simd.load_u32(p)), bits_as_2(simd.load_u32(p + 4)))
+
+
+@njit
+def q1_0_codes(p):
+    return signs(p + 2), signs(p + 10)
+
+
 DECLARED = {
     "Q8_0": Declaration(q8_0_codes, d_pair, offset=128),
     "Q4_0": Declaration(q4_0_codes, d_pair, offset=8),
@@ -120,4 +155,6 @@ DECLARED = {
     "IQ4_NL": Declaration(iq4_nl_codes, d_pair, offset=128),
     "MXFP4": Declaration(mxfp4_codes, e8_pair, offset=16),
     "NVFP4": Declaration(nvfp4_codes, nvfp4_scales, offset=16, group=16),
+    "Q2_0": Declaration(q2_0_codes, d_of_four, offset=1, group=16),
+    "Q1_0": Declaration(q1_0_codes, d_of_four, offset=1, group=16),
 }
