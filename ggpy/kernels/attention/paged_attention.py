@@ -31,6 +31,8 @@ SHARED_FROM_TOKENS = 2  # tokens from which on K and V pass through shared memor
 IN_REGISTERS = 128  # elements of a head up to which a single token keeps K and V in registers
 DECODE_WARPS = {8: 1.0, 4: inf, 2: inf}  # warps of a CTA: maximum tiles per SM
 WARPS_AT_ONCE = 16  # warps per SM that run at the same time in a large decode batch
+LEAST_SPLITS = 4  # that are launched for few tokens, of which contexts may have fewer
+CTAS_AT_ONCE = 2  # CTAs of decode_attention on an SM
 FEW_TILES_PER_SM = 0.25  # up to here, n_split depends on the position alone
 
 
@@ -285,6 +287,18 @@ class PagedAttention:
         if few or self.batch_invariant or not self.has_decode_kernel:
             return None
         return sms * WARPS_AT_ONCE // (self.decode_warps(n_tokens) * self.decode_tiles)
+
+    def launched_splits(self, n_tokens: int, n_split: int) -> int:
+        """Splits to launch for n_tokens decode tokens of n_split splits at most: few distinct
+        numbers, so that few CUDA graphs are recorded. CTAs without a split end at once, so some
+        are launched while SMs have room. MAX_SPLIT only for n_split = MAX_SPLIT: see `strips`.
+        """
+        if n_split == MAX_SPLIT:
+            return n_split
+        least, ctas = LEAST_SPLITS, n_tokens * self.decode_tiles
+        while least > 1 and ctas * least > CTAS_AT_ONCE * self.device.sm_count:
+            least //= 2
+        return min(max(least, 1 << (n_split - 1).bit_length()), MAX_SPLIT - 1)
 
     def strips(self, n_tokens: int, n_split: int = 1) -> Strips:
         """Operand placement for n_tokens decode tokens with at most n_split splits.

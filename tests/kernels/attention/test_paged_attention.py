@@ -203,6 +203,14 @@ def test_ctas_that_share_a_kv_head_change_no_bits(machine, monkeypatch, shape, l
         assert all(np.array_equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
+def test_few_numbers_of_splits_are_launched(emulator):
+    """2 KV heads, and 8 CTAs run at once; only the longest contexts have MAX_SPLIT."""
+    paged = PagedAttention(emulator, heads(4, 2, 64), 8, 227 << 10)
+    alone = {1: 4, 4: 4, 5: 8, 9: 15, 15: 15, MAX_SPLIT: MAX_SPLIT}
+    assert {n: paged.launched_splits(1, n) for n in alone} == alone
+    assert [paged.launched_splits(n, 1) for n in (2, 3, 4, 5)] == [2, 1, 1, 1]
+
+
 def test_ctas_share_a_kv_head_while_sms_are_idle(emulator):
     """8 query heads of 128 elements have work for 512 threads; the emulator has 4 SMs."""
     paged = PagedAttention(emulator, heads(8, 1, 128), 8, 227 << 10)

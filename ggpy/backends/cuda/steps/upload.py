@@ -157,7 +157,11 @@ class StepUpload:
             host[offset : offset + part.size] = part.ravel()
         place = self.n_steps % PLACES if decode else PLACES
         self._send(host[: offsets[-1]], place, copied)
-        splits = [_launched_splits(int(t[:, 2].max())) if decode else MAX_SPLIT for t in tiles]
+        splits = [MAX_SPLIT] * len(tiles)
+        if decode:
+            most = [int(t[:, 2].max()) for t in tiles]
+            of_kernels = zip(self._kernels, most, strict=True)
+            splits = [k.decode.launched_splits(len(step.ids), n) for k, n in of_kernels]
         shape = (*sizes.values(), len(tables[0]), *splits)
         key = shape, place
         if key not in self._batches:
@@ -341,10 +345,3 @@ def _widened(tables: Ints) -> Ints:
     wide = np.zeros((len(tables), wider), np.int32)
     wide[:, :width] = tables
     return wide
-
-
-def _launched_splits(n: int) -> int:
-    """Splits to launch for contexts of n splits: few distinct numbers, so that few shapes are
-    captured. MAX_SPLIT only for n = MAX_SPLIT, because PagedAttention.strips requires that.
-    """
-    return n if n == MAX_SPLIT else min(power_of_two(n), MAX_SPLIT - 1)
