@@ -98,7 +98,9 @@ def steps(device: Device) -> StepUpload:
     def moving() -> None:
         device.moved += 1
 
-    decode = SimpleNamespace(resident_splits=lambda n: None, launched_splits=lambda n, most: 100 * n + most)
+    decode = SimpleNamespace(
+        resident_splits=lambda n: None, launched_splits=lambda n, most: 100 * n + most
+    )
     kernels = SimpleNamespace(heads=HEADS, decode=decode, prefill_tokens=None)
     return StepUpload(device, [kernels], [0], [SPARE], moving, 64)
 
