@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import deque
 from typing import Any
 
 UPGRADE = re.compile(rb"(^|\r\n)Upgrade(?=[ \t]*:)", re.IGNORECASE)
@@ -54,6 +55,7 @@ def bounded() -> type[asyncio.Protocol]:
         _n_head = 0  # bytes
 
         def connection_made(self, transport: Any) -> None:
+            self._cycles: deque[Any] = deque()  # of pipelined requests: `cycle` is the last one
             super().connection_made(transport)
             self._wait_for_head()
 
@@ -76,13 +78,23 @@ def bounded() -> type[asyncio.Protocol]:
         def on_headers_complete(self) -> None:
             self._in_head = False
             super().on_headers_complete()
-            if self.cycle is not None and self.cycle.scope["http_version"] == "1.0":
+            if self.cycle is None:
+                return
+            self._cycles.append(self.cycle)
+            while self._cycles[0].response_complete:
+                self._cycles.popleft()
+            if self.cycle.scope["http_version"] == "1.0":
                 self.cycle.chunked_encoding = False
                 self.cycle.expected_content_length = UnknownLength()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_waiting()
             super().connection_lost(exc)
+            for cycle in self._cycles:  # the first of these is being answered
+                if not cycle.response_complete:
+                    cycle.disconnected = True
+                    cycle.message_event.set()
+            self._cycles.clear()
 
         def _between_requests(self) -> bool:
             return self.cycle is None or self.cycle.response_complete

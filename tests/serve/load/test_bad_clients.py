@@ -238,6 +238,18 @@ def test_pipelined_requests_are_answered_in_order(server: RunningServer) -> None
     assert told == [*one_by_one, b'{"status":"ok"}']
 
 
+def test_a_client_that_leaves_ends_the_first_of_its_pipelined_requests(
+    server: RunningServer,
+) -> None:
+    body = json.dumps({**ENDLESS, "stream": False}).encode()
+    before = server.engine.stats().generated_tokens_total
+    with connected(server) as sock:
+        sock.sendall(2 * (head(CHAT, len(body)) + body))
+        assert eventually(lambda: server.engine.stats().n_running > 0)
+    assert eventually(lambda: idle(server))
+    assert server.engine.stats().generated_tokens_total - before < ENDLESS["max_tokens"]
+
+
 @pytest.mark.parametrize(
     ("body", "told"),
     [
