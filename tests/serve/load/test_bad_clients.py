@@ -180,8 +180,11 @@ def test_heads_and_bodies_that_come_byte_by_byte(server: RunningServer) -> None:
         assert {status(sock.recv(1000)) for sock in socks[20:]} == {408}
 
 
-def test_a_client_that_does_not_read(server: RunningServer) -> None:
-    data = json.dumps({**ENDLESS, "logprobs": True, "top_logprobs": 20}).encode()
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_does_not_read(server: RunningServer, stream: bool) -> None:
+    body = {**ENDLESS, "logprobs": True, "top_logprobs": 20, "stream": stream}
+    data = json.dumps(body).encode()
+    others = {*server.process._uvicorn.server_state.connections}
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.settimeout(10)
@@ -191,7 +194,12 @@ def test_a_client_that_does_not_read(server: RunningServer) -> None:
         assert eventually(lambda: server.engine.stats().generated_tokens_total > before)
         with undisturbed(server):  # whose end is an idle server
             assert eventually(lambda: server.engine.stats().n_running <= 1, 30)
-        assert b"[DONE]" not in all_of(sock), "it was cut off"
+        state = server.process._uvicorn.server_state
+        assert eventually(lambda: not state.connections - others), "nothing waits for it"
+        told = all_of(sock)
+        assert told and not told.endswith((b"data: [DONE]\n\n\r\n0\r\n\r\n", b"}")), (
+            "it was cut off"
+        )
 
 
 def test_half_closed_connections_free_their_pages(server: RunningServer) -> None:
