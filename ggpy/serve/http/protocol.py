@@ -141,7 +141,7 @@ def bounded(read_seconds: float) -> type[asyncio.Protocol]:
                 self._head_timer = None
 
         def _wait_for_reader(self) -> None:
-            if self._read_timer is None:
+            if self._read_timer is None and self in self.connections:  # it is not lost
                 self._read_timer = self.loop.call_later(read_seconds, self.transport.abort)
 
         def _stop_waiting_for_reader(self) -> None:
