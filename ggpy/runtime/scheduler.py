@@ -324,6 +324,8 @@ class Scheduler:
             return
         pages = SequencePages(self.cache)
         pages.reuse([s.hashes.of(page, s.ids) for page in range(n)])  # before its own may go
+        if s.has_unseen:
+            s.pages.suspect(s.n_finite)
         s.pages.release()
         s.pages, s.n_published, s.n_trusted = pages, n, 0
         s.n_evaluated = s.n_shared = n * PAGE_SIZE

@@ -655,6 +655,20 @@ def test_pages_of_an_interrupted_step_are_cleared_before_they_are_used(cleared, 
     assert found == [(0, [0])]
 
 
+def test_pages_of_an_interrupted_step_are_cleared_though_a_published_prefix_replaces_them(cleared):
+    engine, found = cleared()
+    other = engine.add(ids_of(70), GREEDY)
+    while not other.n_generated:
+        engine.step()
+    s = engine.prepare(ids_of(70), GREEDY)
+    s.pages.grow(0, 10, 0)  # as if by a step of which it was a part
+    s.interrupted = True
+    (page,) = s.pages.tables[0].pages
+    engine.begin(s)
+    engine.step()
+    assert s.n_shared == PAGE_SIZE and (0, [page]) in found
+
+
 def test_what_is_known_to_be_finite_is_not_cleared_where_it_is_taken_over(cleared, interrupted):
     """A page that was not published, in whose middle the common text ends."""
     engine, found = cleared()
