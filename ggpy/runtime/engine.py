@@ -22,7 +22,7 @@ from ..arch.decoder import Decoder
 from ..backends.interface import PAGE_SIZE, Ops
 from ..sampling import NO_TOKEN, Sampler, SamplingParams
 from ..sampling.mask import TokenMask
-from .batch import Batch, Flight, TableStack
+from .batch import Flight, TableStack
 from .evaluator import logits_of
 from .kv_cache import KVCache, SequencePages
 from .logprobs import scores
@@ -312,31 +312,31 @@ class Engine:
             if self._flight is None or not flight.has_masks:
                 self._sample(flight)
         except BaseException:
-            self._take_back(batch)
+            self._scheduler.interrupted(batch)
+            self._lost = self._flight is not None  # its ids are read first: they may be overwritten
             raise
         self._scheduler.evaluated(batch)  # only now: an interrupted step is not evaluated
         return flight
 
-    def _take_back(self, batch: Batch) -> None:
-        """An interrupted step has drawn nothing, and is handed over again.
-
-        If it was to be ahead, then once the ids before it are read: it may have overwritten them.
-        """
-        late = self._flight.owners if self._flight else []
-        self._lost = self._flight is not None
-        for s in batch.owners:
-            s.sampler.n_drawn = s.n_generated + (s in late)
-
     def _sample(self, flight: Flight) -> None:
-        """Draw a step's tokens, if that was not done: masks follow from the tokens before."""
-        if flight.owners and flight.ids is None:
+        """Draw a step's tokens, all or none, if that was not done: masks follow from others."""
+        if flight.ids is not None or not flight.owners:
+            return
+        try:
             flight.ids = self.ops.sample(flight.logits, [s.sampler for s in flight.owners])
+        except BaseException:
+            late = self._flight.owners if self._flight and self._flight is not flight else []
+            for s in flight.owners:
+                s.sampler.n_drawn = s.n_generated + (s in late)
+            raise
 
     def _may_run_ahead(self, flight: Flight) -> bool:
-        """Whether the next step depends on the tokens under way only through their ids, and their
-        logits need not be kept. Masks depend on the tokens too, but only its draws do: see _sample.
+        """Whether the next step depends on the tokens under way, none of which was accepted, only
+        through their ids, and their logits are not kept. On masks only draws depend: see _sample.
         """
-        return self.run_ahead and not any(
+        if not self.run_ahead or flight.n_collected:
+            return False
+        return not any(
             [s.logprobs or (s.context_shift and len(s.ids) == self.n_ctx) for s in flight.owners]
         )
 
@@ -348,8 +348,6 @@ class Engine:
     def _collect_first(self) -> list[Sequence]:
         """Read the step that was handed over first; the sequences that have a token of it."""
         flight = self._flight
-        if flight is not None:
-            self._sample(flight)
         changed = self._collect(flight) if flight and flight.owners else []
         self._flight, self._ahead, self._lost = self._ahead, None, False
         return changed
@@ -359,6 +357,7 @@ class Engine:
 
         What goes wrong with one ends its sequence. An interrupted step is collected further.
         """
+        self._sample(flight)
         ids = self.ops.read(flight.ids).tolist()
         wanted = [row for row, s in enumerate(flight.owners) if s.logprobs]
         logits = {row: self.ops.read(flight.logits, row) for row in wanted}

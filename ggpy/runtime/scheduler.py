@@ -254,7 +254,7 @@ class Scheduler:
         batch.add_ones(ones, ids, n_last)
         room = self.n_batch - len(ids)
         if len(ids) > n_last:
-            least = self.prefill_tokens // LEAST_SHARE
+            least = max(1, self.prefill_tokens // LEAST_SHARE)
             room = min(room, max(self.prefill_tokens - len(ids), least))
         for s in prompts:
             if room and s.n_evaluated == s.n_shared:
@@ -281,6 +281,11 @@ class Scheduler:
             self._publish(s, s.n_evaluated // PAGE_SIZE, finite=False)
         self.totals.prompt_tokens += batch.n_prompt_tokens
         self.totals.steps += 1
+
+    def interrupted(self, batch: Batch) -> None:
+        """A step was not handed over whole: nobody knows what it left in its pages."""
+        for s in batch.sequences:
+            s.interrupted = True
 
     # Pages
 
@@ -319,6 +324,8 @@ class Scheduler:
             return
         pages = SequencePages(self.cache)
         pages.reuse([s.hashes.of(page, s.ids) for page in range(n)])  # before its own may go
+        if s.has_unseen:
+            s.pages.suspect(s.n_finite)
         s.pages.release()
         s.pages, s.n_published, s.n_trusted = pages, n, 0
         s.n_evaluated = s.n_shared = n * PAGE_SIZE
@@ -328,9 +335,10 @@ class Scheduler:
     def _take_over(self, s: Sequence, previous: Sequence) -> None:
         """Continue in the pages of an ended sequence."""
         n = _common(s, previous)
-        if previous.n_evaluated > previous.n_finite:  # a page in which NaN may be is not shared
-            n = min(n, previous.n_finite // PAGE_SIZE * PAGE_SIZE)
-            previous.pages.suspect(n)
+        if previous.has_unseen:  # a page in which NaN may be is not shared
+            finite = previous.n_finite // PAGE_SIZE * PAGE_SIZE
+            n = min(n, finite)
+            previous.pages.suspect(finite)
         s.pages, previous.pages = previous.pages, s.pages
         s.n_evaluated = s.n_reused = s.pages.truncate(n)
         previous.n_evaluated = 0

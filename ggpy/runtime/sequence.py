@@ -170,6 +170,7 @@ class Sequence:
     n_published: int = 0  # leading pages that others may find
     n_trusted: int = 0  # of these: known to be finite
     n_reused: int = 0  # of the prompt: taken from another sequence
+    interrupted: bool = False  # a step was: there may be something behind n_evaluated, too
     n_generated: int = 0
     pieces: deque[Piece] = field(default_factory=deque)
     finish: Finish | None = None
@@ -223,11 +224,17 @@ class Sequence:
         self.n_published = min(self.n_published, kept // PAGE_SIZE)
         self.n_trusted = min(self.n_trusted, kept // PAGE_SIZE)
 
+    @property
+    def has_unseen(self) -> bool:
+        """Whether its pages may hold more than what is known to be finite."""
+        return self.interrupted or self.n_evaluated > self.n_finite
+
     def forget(self) -> None:
         """Give all pages back: what was evaluated is to be evaluated again, if it goes on."""
-        if self.error is not None or self.n_evaluated > self.n_finite:
+        if self.error is not None or self.has_unseen:
             self.pages.suspect(self.n_finite)
         self.pages.release()
+        self.interrupted = False
         self.n_evaluated = self.n_finite = self.n_shared = self.n_published = self.n_trusted = 0
         if not self.n_generated:
             self.n_reused = 0

@@ -139,7 +139,7 @@ class ServerProcess:
             tls = {"ssl_keyfile": settings.ssl_key, "ssl_certfile": settings.ssl_certificate}
         return uvicorn.Config(
             make_routed_app(self.server),
-            http=bounded(),
+            http=bounded(settings.timeout),
             ws="none",
             lifespan="off",
             access_log=False,

@@ -631,6 +631,57 @@ def test_a_kept_answer_is_taken_over_to_its_last_token(cleared, run_ahead):
     assert second.n_reused == len(first.ids) - (not run_ahead) and not found
 
 
+@pytest.fixture
+def interrupted():
+    """Steps an engine, and interrupts it once the step was computed."""
+
+    def step(engine: Engine) -> None:
+        run = engine.decoder.run
+        engine.decoder.run = lambda step: (run(step), (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+        engine.decoder.run = run
+
+    return step
+
+
+def test_pages_of_an_interrupted_step_are_cleared_before_they_are_used(cleared, interrupted):
+    """Its sequence was cancelled before the step was repeated: nobody knows what it wrote."""
+    engine, found = cleared()
+    s = engine.add(ids_of(70), GREEDY, max_tokens=9)
+    interrupted(engine)
+    engine.cancel(s)
+    answer(engine, ids_of(10), max_tokens=2)
+    assert found == [(0, [0])]
+
+
+def test_pages_of_an_interrupted_step_are_cleared_though_a_published_prefix_replaces_them(cleared):
+    engine, found = cleared()
+    other = engine.add(ids_of(70), GREEDY)
+    while not other.n_generated:
+        engine.step()
+    s = engine.prepare(ids_of(70), GREEDY)
+    s.pages.grow(0, 10, 0)  # as if by a step of which it was a part
+    s.interrupted = True
+    (page,) = s.pages.tables[0].pages
+    engine.begin(s)
+    engine.step()
+    assert s.n_shared == PAGE_SIZE and (0, [page]) in found
+
+
+def test_what_is_known_to_be_finite_is_not_cleared_where_it_is_taken_over(cleared, interrupted):
+    """A page that was not published, in whose middle the common text ends."""
+    engine, found = cleared()
+    first = engine.add(ids_of(140), GREEDY, keep=True, cache=False)
+    while not first.n_generated:
+        engine.step()
+    interrupted(engine)
+    engine.cancel(first)
+    second = engine.add([*first.ids[:100], 7], GREEDY, max_tokens=2, previous=first)
+    finish(engine, second)
+    assert second.n_reused == 100 and not found
+
+
 def test_logits_that_are_not_finite_leave_no_page(cleared):
     engine, found = cleared()
     run = engine.decoder.run
@@ -729,6 +780,22 @@ def test_an_interrupt_within_a_token_ends_that_sequence_and_no_token_comes_twice
     assert [s.finish for s in sequences] == ["length", "error", "length"]
     assert "interrupted" in str(sequences[1].error)
     assert [[p.id for p in s.pieces] for s in sequences[::2]] == [expected] * 2
+
+
+def test_the_tokens_before_an_interrupt_are_not_evaluated_ahead_again(make_engine):
+    """One of them has shifted its context meanwhile."""
+    options = {"max_tokens": 20, "context_shift": True, "n_keep": 3}
+    expected = answer(make_engine(n_ctx=24), ids_of(20), **options)
+    engine = make_engine(n_ctx=24, n_seq=2, run_ahead=True)
+    good, bad = engine.add(ids_of(20), GREEDY, **options), engine.add(ids_of(5), GREEDY)
+    while good.n_generated < 4:  # the context is full: no step is ahead of the next token
+        engine.step()
+    bad.stops.add = lambda text: (_ for _ in ()).throw(KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert len(good.ids) < 24 and bad.finish == "error"
+    finish(engine, good)
+    assert [p.id for p in good.pieces] == expected
 
 
 # What is given

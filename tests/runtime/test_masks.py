@@ -82,8 +82,11 @@ def test_the_next_step_is_there_before_tokens_are_read_and_its_draws_after() -> 
     assert calls[:8] == ["run", "sample", "run", "read", "sample", "run", "read", "sample"]
 
 
-def test_an_interrupted_draw_is_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, _ = texts(True, SamplingParams(temperature=0), n=1)
+@pytest.mark.parametrize("drawn", [False, True])
+def test_an_interrupted_draw_is_made_later(drawn: bool) -> None:
+    """With the same numbers, though some tokens of the step were drawn before the interrupt."""
+    params = SamplingParams(seed=3, temperature=1.5)
+    whole, _ = texts(True, params, n=1)
     with ggpy.load("models/tiny/llama.gguf", device="cpu", n_ctx=128, n_seq=2) as model:
         engine: Any = model.engine
         engine.run_ahead = True
@@ -93,15 +96,16 @@ def test_an_interrupted_draw_is_made_later(monkeypatch: pytest.MonkeyPatch) -> N
             nonlocal n
             n += 1
             if n == 3:
+                if drawn:
+                    sample(*args)
                 raise KeyboardInterrupt
             return sample(*args)
 
         engine.ops.sample = interrupted
-        params = SamplingParams(temperature=0)
         s = engine.add([1, 30], params, max_tokens=6, grammar=Alternating())
         with pytest.raises(KeyboardInterrupt):
             while engine.busy:
                 engine.step()
         while engine.busy:
             engine.step()
-        assert s.ids[2:] == whole[0]
+        assert s.ids[2:] == whole[0] and s.sampler.n_drawn == 6

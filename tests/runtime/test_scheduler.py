@@ -254,7 +254,14 @@ def test_prompts_are_read_in_small_chunks_while_others_answer(make, run_ahead):
     ]
 
 
-def test_no_chunk_is_empty():
+def test_no_chunk_is_empty(make):
+    engine = make(n_seq=3, prefill_tokens=1)
+    others = [engine.add(ids_of(2), GREEDY, max_tokens=60) for _ in range(2)]
+    engine.step()
+    s = engine.add(ids_of(9), GREEDY, max_tokens=1)
+    while not s.finish:
+        engine.step()
+    assert not any(other.finish for other in others), "a prompt does not wait for their end"
     with pytest.raises(ValueError, match="prefill_tokens is 0: it must be 1 or more"):
         Engine(None, None, NoText(), 10, prefill_tokens=0)  # type: ignore[arg-type]
 

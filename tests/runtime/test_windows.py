@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -186,6 +187,7 @@ class Pages:
 
     def clear_pages(self, group: int, pages: list[int]) -> None:
         self.is_nan[group][pages] = False
+        self.content[group][pages] = -1
 
     def run(self, step: Step) -> np.ndarray:
         logits = np.zeros((len(step.ids), V), np.float32)
@@ -235,6 +237,18 @@ class Pages:
         return array
 
 
+class NoMask:
+    """A mask that allows every token: draws wait for the tokens before, whatever it allows."""
+
+    finished = False
+
+    def fill(self, row: Any) -> None:
+        row[:] = -1
+
+    def accept(self, token: int) -> None:
+        pass
+
+
 class AnyOrder:
     """An engine on such pages in any order of calls, with texts that begin alike."""
 
@@ -256,6 +270,7 @@ class AnyOrder:
 
     def call(self) -> None:
         weighted = {self.add: 4, self.go_on: 4, self.end: 1, self.step: 8, self.logits: 1}
+        weighted |= {self.interrupt: 2, self.interrupt_a_token: 1}
         self.random.choices(list(weighted), list(weighted.values()))[0]()
 
     def add(self) -> None:
@@ -281,6 +296,7 @@ class AnyOrder:
             "keep": choose([1, 1, 0]),
             "cache": choose([True, True, False]),
             "client": choose("ab"),
+            "grammar": choose([None, None, NoMask()]),
         }
         s = self.engine.add(ids[:CONTEXT], GREEDY, max_tokens=n, **options)
         self.all.append(s)
@@ -296,6 +312,39 @@ class AnyOrder:
         for _ in range(self.random.choice([1, 3, 20])):
             self.engine.step()
 
+    def interrupt(self) -> None:
+        """A step, before or after one of its parts."""
+        ops: Any = self.engine.ops
+        name = self.random.choice(["run", "sample", "read", "clear_pages"])
+        work, whole = getattr(ops, name), self.random.choice([False, True])
+
+        def interrupted(*args: Any) -> None:
+            delattr(ops, name)
+            if whole:
+                work(*args)
+            raise KeyboardInterrupt
+
+        setattr(ops, name, interrupted)
+        with suppress(KeyboardInterrupt):
+            self.engine.step()
+        vars(ops).pop(name, None)
+
+    def interrupt_a_token(self) -> None:
+        """A step, in the middle of a token of some sequence, which fails."""
+        running = [s for s in self.all if s.finish is None]
+        if running:
+            s = self.random.choice(running)
+            shown = s.stops.add
+
+            def interrupted(text: str) -> None:
+                s.stops.add = shown  # type: ignore[method-assign]
+                raise KeyboardInterrupt
+
+            s.stops.add = interrupted  # type: ignore[assignment]
+            with suppress(KeyboardInterrupt):
+                self.engine.step()
+            s.stops.add = shown  # type: ignore[method-assign]
+
     def logits(self) -> None:
         n = self.random.choice([1, CONTEXT])
         bad = self.random.choice([0, n // 2, n])
@@ -310,13 +359,14 @@ class AnyOrder:
                 assert i < s.n_prompt or id == token_after(content)
                 content = chained(content, id)
             wrong = BAD in s.ids[: s.n_prompt] or BAD in [p.id for p in s.pieces]
-            assert s.finish != "error" or wrong
+            assert s.finish != "error" or wrong or "interrupted" in str(s.error)
+            assert s.finish == "error" or s.sampler.n_drawn == s.n_generated
         for s in self.all:
             self.engine.release(s)
         stats = self.engine.stats()
         assert self.engine.cache.n_free == self.engine.cache.n_pages == stats.n_pages_free
-        assert stats.generated_tokens_total == sum(s.n_generated for s in self.all)
-        answered = [s for s in self.all if s.n_generated]
+        assert stats.generated_tokens_total == sum(len(s.pieces) for s in self.all)
+        answered = [s for s in self.all if s.pieces]
         assert stats.query_tokens_total == sum(s.n_prompt for s in answered)
         assert stats.cached_tokens_total == sum(s.n_reused for s in answered)
 

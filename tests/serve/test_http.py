@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import socket
 import threading
+import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -14,6 +17,7 @@ from running_server import RunningServer, eventually, idle, running
 
 from ggpy import model
 from ggpy.serve.http import protocol
+from ggpy.serve.http.sse import EventStream
 from ggpy.serve.settings import ServerSettings
 
 CHAT = "/v1/chat/completions"
@@ -169,6 +173,27 @@ def test_a_client_that_goes_away_ends_its_answer(server: RunningServer, stream: 
         assert eventually(lambda: server.engine.stats().generated_tokens_total > before)
     assert eventually(lambda: idle(server))
     assert server.engine.stats().generated_tokens_total < before + 200
+
+
+def test_no_ping_follows_the_end_of_a_stream() -> None:
+    """Though it becomes due at the same moment, while the event loop is busy."""
+    sent: list[bytes] = []
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"a"
+        asyncio.get_running_loop().call_soon(time.sleep, 0.02)
+        await asyncio.sleep(0.004)
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body"))
+
+    async def asked() -> None:
+        stream = EventStream(chunks(), lambda: None, ping_seconds=0.002)
+        await stream({}, asyncio.Event().wait, send)  # type: ignore[arg-type]
+        await asyncio.sleep(0.02)
+
+    asyncio.run(asked())
+    assert sent[:2] == [None, b"a"] and sent.index(b"") == len(sent) - 1
 
 
 def test_a_head_that_never_ends_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:

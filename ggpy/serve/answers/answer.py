@@ -10,8 +10,8 @@ import asyncio
 import secrets
 import string
 import time
-from collections.abc import AsyncIterator, Iterable
-from itertools import accumulate
+from collections.abc import AsyncIterator, Iterable, Iterator
+from itertools import accumulate, groupby
 from math import inf
 from typing import Any
 
@@ -133,13 +133,14 @@ class Answering:
 
     def _read(self, pieces: list[Piece]) -> Iterable[Event]:
         """The events of some pieces."""
-        text = "".join([piece.text for piece in pieces])
         if self._parser is None:
+            text = "".join([piece.text for piece in pieces])
             kept = tuple(map(self._token, pieces)) if self._keeps_tokens else ()
             return (TextDelta(text, kept),) if text or kept else ()
-        if not self._keeps_tokens:
-            return self._told(self._parser.feed(text), len(pieces))
-        return [event for piece in pieces for event in self._read_token(piece)]
+        if self._keeps_tokens:
+            return [event for piece in pieces for event in self._read_token(piece)]
+        events = [e for piece in pieces for e in self._told(self._parser.feed(piece.text), 1)]
+        return events if len(pieces) == 1 else _joined(events)
 
     def _read_token(self, piece: Piece) -> Iterable[Event]:
         """The events of a piece whose token is wanted, if it becomes text."""
@@ -209,3 +210,16 @@ class Answering:
     def _call_id(self) -> str:
         letters = "".join(secrets.choice(LETTERS) for _ in range(self._id_length))
         return letters if self._id_length == 9 else f"call_{letters}"
+
+
+def _joined(events: Iterable[Event]) -> Iterator[Event]:
+    """The events, which have no tokens; neighbours of one kind as one."""
+    for (kind, index), group in groupby(events, lambda e: (type(e), getattr(e, "index", 0))):
+        same: list[Any] = list(group)
+        if kind is CallStart:
+            yield from same
+        elif kind is CallDelta:
+            yield CallDelta(index, "".join([e.arguments for e in same]))
+        else:
+            text = "".join([e.text for e in same])
+            yield ReasoningDelta(text) if kind is ReasoningDelta else TextDelta(text)

@@ -155,6 +155,8 @@ class EngineWorker:
                 self._fail(error)
             self._deliver()
         self._end()
+        with suppress(RuntimeError):  # the event loop is closed
+            self._loop.call_soon_threadsafe(self._end)  # what it asked for meanwhile
 
     def _take_requests(self) -> None:
         """Do what the event loop asks; wait for it while there is nothing to evaluate."""

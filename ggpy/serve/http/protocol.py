@@ -1,7 +1,8 @@
-"""uvicorn's HTTP protocol, with bounds on the time and the size of a request's head.
+"""uvicorn's HTTP protocol, with bounds on the time and the size of a request's head, and on the
+time that a client takes to read.
 
-Without them a client that sends a byte now and then keeps a connection for ever, and one that sends
-headers without end takes all memory.
+Without them a client that sends a byte now and then, or does not read, keeps a connection for ever,
+and one that sends headers without end takes all memory.
 
 Offers to go on in another protocol are not seen: Java's client makes one in its first request, and
 httptools would take the body of that request for the other protocol.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import deque
 from typing import Any
 
 UPGRADE = re.compile(rb"(^|\r\n)Upgrade(?=[ \t]*:)", re.IGNORECASE)
@@ -37,8 +39,10 @@ class UnknownLength(int):
         return self
 
 
-def bounded() -> type[asyncio.Protocol]:
-    """The class of uvicorn's protocol, bounded; httptools where that is installed."""
+def bounded(read_seconds: float) -> type[asyncio.Protocol]:
+    """The class of uvicorn's protocol, bounded; httptools where that is installed. read_seconds:
+    that a client may take to read what was written, before more is.
+    """
     try:
         from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as Base
     except ImportError:
@@ -46,14 +50,16 @@ def bounded() -> type[asyncio.Protocol]:
 
     class BoundedProtocol(Base):  # type: ignore[misc, valid-type]
         """Closes a connection whose next request has no complete head after HEAD_SECONDS, or after
-        HEAD_BYTES.
+        HEAD_BYTES, and one whose client does not read.
         """
 
         _head_timer: asyncio.TimerHandle | None = None
+        _read_timer: asyncio.TimerHandle | None = None
         _in_head = False  # httptools alone says so; h11 has a bound of its own
         _n_head = 0  # bytes
 
         def connection_made(self, transport: Any) -> None:
+            self._cycles: deque[Any] = deque()  # of pipelined requests: `cycle` is the last one
             super().connection_made(transport)
             self._wait_for_head()
 
@@ -76,13 +82,43 @@ def bounded() -> type[asyncio.Protocol]:
         def on_headers_complete(self) -> None:
             self._in_head = False
             super().on_headers_complete()
-            if self.cycle is not None and self.cycle.scope["http_version"] == "1.0":
+            if self.cycle is None:
+                return
+            self._cycles.append(self.cycle)
+            while self._cycles[0].response_complete:
+                self._cycles.popleft()
+            if self.cycle.scope["http_version"] == "1.0":
                 self.cycle.chunked_encoding = False
                 self.cycle.expected_content_length = UnknownLength()
 
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._wait_for_reader()
+
+        def resume_writing(self) -> None:
+            self._stop_waiting_for_reader()
+            super().resume_writing()
+            if self.transport.is_closing():
+                self._wait_for_reader()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if self.transport.is_closing():  # once all is read
+                self._wait_for_reader()
+
+        def timeout_keep_alive_handler(self) -> None:
+            super().timeout_keep_alive_handler()
+            self._wait_for_reader()
+
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_waiting()
+            self._stop_waiting_for_reader()
             super().connection_lost(exc)
+            for cycle in self._cycles:  # the first of these is being answered
+                if not cycle.response_complete:
+                    cycle.disconnected = True
+                    cycle.message_event.set()
+            self._cycles.clear()
 
         def _between_requests(self) -> bool:
             return self.cycle is None or self.cycle.response_complete
@@ -103,6 +139,15 @@ def bounded() -> type[asyncio.Protocol]:
             if self._head_timer is not None:
                 self._head_timer.cancel()
                 self._head_timer = None
+
+        def _wait_for_reader(self) -> None:
+            if self._read_timer is None and self in self.connections:  # it is not lost
+                self._read_timer = self.loop.call_later(read_seconds, self.transport.abort)
+
+        def _stop_waiting_for_reader(self) -> None:
+            if self._read_timer is not None:
+                self._read_timer.cancel()
+                self._read_timer = None
 
         def _give_up(self) -> None:
             self._head_timer = None

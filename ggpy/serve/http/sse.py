@@ -43,7 +43,7 @@ class EventStream:
     ) -> None:
         self._chunks, self._cancel = chunks, cancel
         self._ping, self._ping_seconds, self._timeout = ping, ping_seconds, timeout
-        self._gone = False
+        self._gone = self._ended = False
         self._sent_at = 0.0
         self._sending = False
 
@@ -68,10 +68,13 @@ class EventStream:
                 self._sent_at, self._sending = loop.time(), True
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
                 self._sending = False
-            if not self._gone:
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
+            self._ended = True
             timer.cancel()
+        with suppress(asyncio.CancelledError):
+            await timer  # no comment follows the end
+        if not self._gone:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _give_up(self) -> None:
         self._gone = True
@@ -87,7 +90,7 @@ class EventStream:
         sent. One task does it, because a timer for each chunk would cost as much as the chunk.
         """
         loop = asyncio.get_running_loop()
-        while not self._gone:
+        while not (self._gone or self._ended):  # wait_for may take a cancellation for itself
             limit = self._timeout if self._sending else self._ping_seconds
             wait = self._sent_at + limit - loop.time()
             if wait > 0:

@@ -180,8 +180,11 @@ def test_heads_and_bodies_that_come_byte_by_byte(server: RunningServer) -> None:
         assert {status(sock.recv(1000)) for sock in socks[20:]} == {408}
 
 
-def test_a_client_that_does_not_read(server: RunningServer) -> None:
-    data = json.dumps({**ENDLESS, "logprobs": True, "top_logprobs": 20}).encode()
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_does_not_read(server: RunningServer, stream: bool) -> None:
+    body = {**ENDLESS, "logprobs": True, "top_logprobs": 20, "stream": stream}
+    data = json.dumps(body).encode()
+    others = {*server.process._uvicorn.server_state.connections}
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.settimeout(10)
@@ -191,7 +194,12 @@ def test_a_client_that_does_not_read(server: RunningServer) -> None:
         assert eventually(lambda: server.engine.stats().generated_tokens_total > before)
         with undisturbed(server):  # whose end is an idle server
             assert eventually(lambda: server.engine.stats().n_running <= 1, 30)
-        assert b"[DONE]" not in all_of(sock), "it was cut off"
+        state = server.process._uvicorn.server_state
+        assert eventually(lambda: not state.connections - others), "nothing waits for it"
+        told = all_of(sock)
+        assert told and not told.endswith((b"data: [DONE]\n\n\r\n0\r\n\r\n", b"}")), (
+            "it was cut off"
+        )
 
 
 def test_half_closed_connections_free_their_pages(server: RunningServer) -> None:
@@ -236,6 +244,18 @@ def test_pipelined_requests_are_answered_in_order(server: RunningServer) -> None
     one_by_one = [server.client.post("/detokenize", content=body).content for body in bodies]
     told = [part.partition(b"\r\n\r\n")[2] for part in answers.split(b"HTTP/1.1 200 OK")[1:]]
     assert told == [*one_by_one, b'{"status":"ok"}']
+
+
+def test_a_client_that_leaves_ends_the_first_of_its_pipelined_requests(
+    server: RunningServer,
+) -> None:
+    body = json.dumps({**ENDLESS, "stream": False}).encode()
+    before = server.engine.stats().generated_tokens_total
+    with connected(server) as sock:
+        sock.sendall(2 * (head(CHAT, len(body)) + body))
+        assert eventually(lambda: server.engine.stats().n_running > 0)
+    assert eventually(lambda: idle(server))
+    assert server.engine.stats().generated_tokens_total - before < ENDLESS["max_tokens"]
 
 
 @pytest.mark.parametrize(

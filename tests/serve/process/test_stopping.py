@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import queue
 import signal
@@ -13,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -20,6 +22,7 @@ from running_server import TINY, RunningServer
 
 from ggpy import model
 from ggpy.cli import serve
+from ggpy.serve.answers.worker import EngineWorker
 from ggpy.serve.process import ServeError, ServerProcess, listen
 from ggpy.serve.settings import ServerSettings
 
@@ -78,6 +81,28 @@ def test_an_answer_that_ends_in_time_is_whole() -> None:
     assert '"stop": true' in last.replace('":true', '": true') and "error" not in last
     server.close()
     assert server.status == 0
+
+
+def test_what_is_asked_while_the_engines_thread_ends_is_answered() -> None:
+    async def asked() -> None:
+        with model.load(TINY / "llama.gguf", "cpu", n_ctx=64) as found:
+            worker = EngineWorker(found.engine, asyncio.get_running_loop(), 1, pytest.fail)
+            inbox = worker._inbox
+
+            class Late(queue.SimpleQueue):  # type: ignore[type-arg]
+                def put(self, request: Any, *_: Any) -> None:
+                    worker._stopped = True
+                    inbox.put(None)
+                    worker._thread.join()
+                    super().put(request)
+
+            worker._inbox = Late()
+            ticket = worker.submit(found.engine.prepare([5]))
+            with pytest.raises(RuntimeError, match="the server is stopping"):
+                await asyncio.wait_for(ticket.pieces(), 10)
+            assert not worker.tickets
+
+    asyncio.run(asked())
 
 
 def test_a_client_that_keeps_the_server_waiting_is_cut_off() -> None:
