@@ -210,7 +210,7 @@ def load(path: Path, options: argparse.Namespace) -> Model:
     from .. import arch
     from ..backends import choose
     from ..gguf import File
-    from ..runtime.warmup import warm_up
+    from ..serve.answers.warmup import warm_up
 
     started = time.perf_counter()
     kinds = options.batch_invariant, options.activations, options.gemm

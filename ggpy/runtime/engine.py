@@ -386,10 +386,8 @@ class Engine:
         """Append a sampled token; end the sequence if it is the last."""
         if token == NO_TOKEN:
             raise s.sampler.error or ValueError(NOT_FINITE)
-        logprobs: tuple[Any, ...] = ()
-        if s.logprobs and logits is not None:
-            logprobs = scores(logits, token, s.top_logprobs, self.tokenizer)
-        finish = s.accept(token, self._end_ids, self.n_ctx, *logprobs)
+        told = () if logits is None else scores(logits, token, s.top_logprobs, self.tokenizer)
+        finish = s.accept(token, self._end_ids, self.n_ctx, *told)
         self._scheduler.totals.generated_tokens += 1
         if s.n_generated == 1:
             self._scheduler.totals.query_tokens += s.n_prompt

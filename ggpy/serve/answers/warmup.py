@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from math import inf
 
-from ..sampling import SamplingParams
-from .engine import Engine
+from ...runtime.engine import Engine
+from ...sampling import SamplingParams
 
 STEPS = 3  # of each size: the first allocates, the next two are recorded as graphs
 

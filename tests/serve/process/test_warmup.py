@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import ggpy
-from ggpy.runtime.warmup import STEPS, warm_up
+from ggpy.serve.answers.warmup import STEPS, warm_up
 
 
 def sizes_of_steps(model, monkeypatch) -> list[tuple[int, int]]:
