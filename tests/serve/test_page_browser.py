@@ -240,6 +240,7 @@ def test_two_tabs_are_in_step_and_lose_nothing(
     ask(tab, "one")
     other = browser.open(tab.evaluate("location.href"), context)
     other.wait("document.querySelectorAll('.message').length === 2")
+    other.wait("document.querySelector('#conversations a')?.innerText.includes('one')")
     other.evaluate("void (globalThis.link = document.querySelector('#conversations a'))")
     send(tab, "long")
     other.wait("document.querySelectorAll('.message').length === 4")
