@@ -34,6 +34,15 @@ def rounded(n: int) -> int:
     return -(-n // unit) * unit
 
 
+def coarse(n: int) -> int:
+    """n, at least 1, rounded up to a power of two, or above LEAST to a multiple of LEAST or of a
+    quarter of it: for what costs little where nothing is.
+    """
+    power = power_of_two(n)
+    unit = max(LEAST, power // 4)
+    return power if n <= LEAST else -(-n // unit) * unit
+
+
 def padded(step: Step, spare: Sequence[int], most: int, most_sequences: int) -> Step:
     """The step with T, S and R rounded up: in a step with prompts T to `most` at most, in a decode
     step all three to `most_sequences`. The step itself if all tokens of its prompts are rows, or
@@ -48,11 +57,16 @@ def padded(step: Step, spare: Sequence[int], most: int, most_sequences: int) -> 
         return step
     n_to = max(n, min(rounded(n), most))
     more = n_to - n
-    # One at least for the tokens that pad it; and fewer than tokens, as of rows: else it would be a
-    # step of another kind.
-    n_seq_to = min(rounded(n_seq) + LEAST, n_to - 1)
+    # As many as belong to the number of rows, where few prompts go on behind the step; one at least
+    # for the tokens that pad it; and fewer than tokens, as of rows: else it would be a step of
+    # another kind.
+    n_seq_to = coarse(max(n_rows, LEAST)) + LEAST
+    if n_seq_to < n_seq + bool(more):
+        n_seq_to = coarse(n_seq) + LEAST
+    n_seq_to = min(n_seq_to, n_to - 1)
     if n_seq_to < n_seq + bool(more):
         return step
+    n_rows_to = min(coarse(max(1, n_rows)), rounded(max(n_rows, most_sequences)), n_to - 1)
     zeros = np.zeros(more, np.int32)
     return replace(
         step,
@@ -60,7 +74,7 @@ def padded(step: Step, spare: Sequence[int], most: int, most_sequences: int) -> 
         positions=np.concatenate([step.positions, zeros]),
         sequences=np.concatenate([step.sequences, zeros + n_seq]),
         page_tables=_with_pages(step, spare, n_seq_to),
-        rows=_repeated(step.rows, min(_few(n_rows), n_to - 1)) if n_rows else step.rows,
+        rows=_repeated(step.rows, n_rows_to) if n_rows else step.rows,
     )
 
 
@@ -80,22 +94,25 @@ def _padded_decode(step: Step, spare: Sequence[int], n_to: int) -> Step:
     )
 
 
-def filled(tiles: Ints, positions: Ints) -> Ints:
-    """Attention tiles[n, 4] (plan_tiles) with copies of a cheap one, to a rounded number: that of
-    the lowest position among those that are not split, which write the same values twice. Without
-    such a tile, the tiles as they are.
+def filled(tiles: Ints) -> Ints:
+    """Attention tiles[n, 4] (plan_tiles) with tiles that have no split, whose CTAs end at once, to
+    a rounded number; none if there are none.
     """
-    whole = tiles[tiles[:, 2] == 1]
-    if not len(whole):
+    if not len(tiles):
         return tiles
-    cheapest = whole[np.argmin(positions[whole[:, 0]])]
+    n = len(tiles)
+    return np.concatenate([tiles, np.zeros((coarse(max(n, LEAST)) - n, 4), np.int32)])
+
+
+def repeated(tiles: Ints, positions: Ints) -> Ints:
+    """Tiles[n, 4] of prefill attention with copies of a cheap one, to a rounded number: that of the
+    lowest position, which writes the same values twice; none if there are none.
+    """
+    if not len(tiles):
+        return tiles
+    cheapest = tiles[np.argmin(positions[tiles[:, 0]])]
     missing = rounded(len(tiles)) - len(tiles)
     return np.concatenate([tiles, np.broadcast_to(cheapest, (missing, 4))])
-
-
-def _few(n: int) -> int:
-    """n rounded up, in smaller steps where the head's kernels are for few rows."""
-    return rounded(n) if n > LEAST else power_of_two(n)
 
 
 def power_of_two(n: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ggpy.backends.cuda.steps.padding import filled, padded, rounded
+from ggpy.backends.cuda.steps.padding import coarse, filled, padded, repeated, rounded
 from ggpy.backends.interface import Step
 
 SPARE = (99, 55)  # pages of the tokens that pad a step, of two groups
@@ -99,13 +99,22 @@ def test_never_becomes_a_step_of_another_kind(lengths: list[int]) -> None:
         assert n_seq < n and n_rows < n and n <= max(most, sum(lengths))
 
 
-def test_tiles_are_filled_with_the_cheapest_that_is_not_split() -> None:
+def test_few_numbers_of_sequences_rows_and_tiles() -> None:
+    assert [coarse(n) for n in (1, 2, 3, 8, 9, 17, 33, 64, 65, 200)] == [
+        *(1, 2, 4, 8, 16, 24, 48, 64, 96, 256)
+    ]
+
+
+def test_tiles_are_filled_with_tiles_without_a_split() -> None:
     tiles = np.array([[0, 1, 4, 0], [1, 16, 1, -1], [17, 3, 1, -1]], np.int32)
-    positions = np.array([900, *range(300, 316), 5, 6, 7], np.int32)
-    out = filled(tiles, positions)
-    assert len(out) == 8 and (out[:3] == tiles).all() and (out[3:] == tiles[2]).all()
+    out = filled(tiles)
+    assert len(out) == 8 and (out[:3] == tiles).all() and not out[3:].any()
+    assert filled(tiles[:0]) is not None and not len(filled(tiles[:0]))
 
 
-def test_tiles_that_are_all_split_stay() -> None:
-    tiles = np.array([[0, 1, 4, 0]], np.int32)
-    assert filled(tiles, np.array([900], np.int32)) is tiles
+def test_tiles_of_prompts_are_filled_with_the_cheapest() -> None:
+    tiles = np.array([[0, 64, 1, -1], [64, 30, 1, -1], [94, 64, 1, -1]], np.int32)
+    positions = np.array([*range(900, 964), *range(5, 35), *range(300, 364)], np.int32)
+    out = repeated(tiles, positions)
+    assert len(out) == 8 and (out[:3] == tiles).all() and (out[3:] == tiles[1]).all()
+    assert not len(repeated(tiles[:0], positions))
