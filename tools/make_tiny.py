@@ -102,6 +102,7 @@ MODELS = {
     "llama": Tiny(tied=False),
     "qwen2": Tiny("bpe", layer=BIAS, tied=False, settings={"rope.freq_base": 1e6}),
     "qwen3": Tiny("bpe", E=32, layer=QK_NORM, settings={"rope.freq_base": 1e6}),
+    "gemma": Tiny(E=32, G=1),
     "gemma2": Tiny(
         "spm",
         E=32,

@@ -198,6 +198,10 @@ RELEASED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"attention.sliding_window": 128, "expert_shared_feed_forward_length": 2048},
     ),
+    "GemmaForCausalLM": (
+        {**RMS, "head_dim": 256, "hidden_act": "gelu", "hidden_activation": None},
+        {"attention.key_length": 256, "rope.freq_base": None},
+    ),
     "Gemma2ForCausalLM": (
         {
             **{**RMS, "hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh"},
