@@ -88,6 +88,10 @@ SHARED = {
 }
 CHOICE_BIAS = {"exp_probs_b.bias": (X,)}
 UNGATED = {name: shape for name, shape in SHARED.items() if "inp" not in name}
+SIGMOIDS = {
+    **{"expert_shared_count": 1, "leading_dense_block_count": 1, "expert_gating_func": 2},
+    **{"expert_weights_norm": True, "expert_weights_scale": 1.5},
+}
 EXPERT_BIAS = {
     "ffn_gate_inp.bias": (X,),
     "ffn_gate_exps.bias": (X, FX),
@@ -98,6 +102,7 @@ MODELS = {
     "llama": Tiny(tied=False),
     "qwen2": Tiny("bpe", layer=BIAS, tied=False, settings={"rope.freq_base": 1e6}),
     "qwen3": Tiny("bpe", E=32, layer=QK_NORM, settings={"rope.freq_base": 1e6}),
+    "gemma": Tiny(E=32, G=1),
     "gemma2": Tiny(
         "spm",
         E=32,
@@ -181,6 +186,43 @@ MODELS = {
             **{**COUNTS, "expert_shared_count": 1, "leading_dense_block_count": 1},
             **{"expert_gating_func": 2, "expert_weights_norm": True, "rope.freq_base": 1e6},
             **{"expert_weights_scale": 1.5, "rope.dimension_count": 16},
+        },
+    ),
+    "bailingmoe2": Tiny(
+        "bpe",
+        layer=QK_NORM,
+        fused=("attn_qkv.weight",),
+        tied=False,
+        experts={**EXPERTS, **CHOICE_BIAS, **UNGATED},
+        n_dense=1,
+        settings={
+            **{**COUNTS, **SIGMOIDS, "expert_shared_feed_forward_length": FX},
+            **{"expert_group_count": 4, "expert_group_used_count": 2},
+            **{"rope.dimension_count": 8, "rope.freq_base": 6e5},
+        },
+    ),
+    "dots1": Tiny(
+        "bpe",
+        G=4,
+        E=32,
+        layer=QK_NORM,
+        tied=False,
+        experts={**EXPERTS, **CHOICE_BIAS, **UNGATED},
+        n_dense=1,
+        settings={**COUNTS, **SIGMOIDS, "rope.freq_base": 1e7},
+    ),
+    "exaone-moe": Tiny(
+        "bpe",
+        F=32,
+        n_layer=4,
+        layer=QK_NORM,
+        tied=False,
+        experts={**EXPERTS, **CHOICE_BIAS, **UNGATED},
+        n_dense=1,
+        settings={
+            **{**COUNTS, **SIGMOIDS, "expert_shared_feed_forward_length": FX},
+            **{"attention.sliding_window": 8, "rope.scaling.type": "none"},
+            "rope.freq_base": 1e6,
         },
     ),
     "ernie4_5-moe": Tiny(

@@ -41,9 +41,14 @@ def read(c: Context) -> ModelSettings:
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
+    """Without blocks that predict further tokens."""
+    s.only("num_nextn_predict_layers", 0)
+    return usual_settings(s)
+
+
+def usual_settings(s: hf.CheckpointSettings) -> hf.Metadata:
     """sliding_window_pattern is a period, or a text such as LLLG."""
     s.only("hidden_act", "silu", "swish")
-    s.only("num_nextn_predict_layers", 0)
     found = {**hf.sizes(s), **hf.rope(s)}
     found["vocab_size"] = ("u32", s.integer("vocab_size", high=1 << 31))
     if s.has("head_dim"):

@@ -59,7 +59,8 @@ _DIGESTS = (
     "granite-docling 53e325976a6e1423, minimax-m2 f4f37b6c8eb9ea29, kormo 4a2e2abae11ca2b8, "
     "solar-open 16389f0a1f51ee53, joyai-llm b4b8ca1f9769494f, kanana2 e4d54df1ebc1f2b9, "
     "f2llmv2 862f827721df9560, talkie f728162c1315c26e, minicpm5 36f3066e97b7f399, "
-    "mellum2 9dcf830ee9990cdb, laguna 972da7b59cec44d1, ufakzeka 653660222fb704f6"
+    "exaone-moe 6c81ce329e080288, mellum2 9dcf830ee9990cdb, laguna 972da7b59cec44d1, "
+    "ufakzeka 653660222fb704f6"
 )
 
 # Texts on which the rows of the table differ.

@@ -89,6 +89,10 @@ VARIANTS = {
         {"expert_shared_count": 0, "expert_shared_feed_forward_length": None},
         dict.fromkeys(f"blk.1.{name}" for name in make_tiny.UNGATED),
     ),
+    "bailingmoe2-no-groups": Variant(
+        "bailingmoe2", {"expert_group_count": 1, "expert_group_used_count": 1}
+    ),
+    "exaone-moe-period": Variant("exaone-moe", {"attention.sliding_window_pattern": 2}),
     "minimax-m2-softmax": Variant("minimax-m2", {"expert_gating_func": 1}),
     "gemma3-period-6": Variant("gemma3", {"attention.sliding_window_pattern": None}),
     "granite-no-rope": Variant("granite", {"rope.scaling.finetuned": False}),
@@ -172,6 +176,7 @@ def test_logits_equal_the_plain_float64_decoder(tiny):
 @pytest.mark.parametrize(
     "a, b",
     [
+        *(("bailingmoe2", "bailingmoe2-no-groups"), ("exaone-moe", "exaone-moe-period")),
         *(("gpt-oss", "gpt-oss-base-swa"), ("qwen3moe", "qwen3moe-groups")),
         *(("ernie4_5-moe", "ernie4_5-moe-no-shared"), ("minimax-m2", "minimax-m2-softmax")),
         *(("glm4moe", "glm4moe-softmax"), ("glm4moe", "glm4moe-groups")),

@@ -29,6 +29,8 @@ Converted = Callable[[str], Path]
 # Where we write more than llama.cpp's converter does
 SIZES = {f"llama.attention.{name}_length" for name in ("key", "value")}
 OURS = {**dict.fromkeys(MOE_KINDS, ADDS), "mixtral": ADDS | SIZES, "ernie4_5-moe": {UNKNOWN}}
+OURS["exaone-moe"] = ADDS | {"exaone-moe.nextn_predict_layers"}  # 0
+LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}
 MAGNITUDES = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
 E2M1 = np.array([*MAGNITUDES, *(-x for x in MAGNITUDES)], np.float32)
 
@@ -58,6 +60,23 @@ def test_tensors_and_metadata_are_those_of_llama_cpp(name: str, moe_file: Conver
 @pytest.mark.parametrize("name", MOE_KINDS)
 def test_llama_cpp_continues_a_text_alike(name: str, moe_file: Converted) -> None:
     check_greedy_text(moe_file(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("bailingmoe2", ("model.layers.2.eh_proj", "model.layers.2.final_layernorm")),
+        ("exaone-moe", ("mtp.fc", "mtp.layers.0.self_attn.q_proj")),
+    ],
+)
+def test_blocks_behind_the_layers_are_left_out(
+    name: str, parts: tuple[str, ...], tmp_path: Path, moe_file: Converted
+) -> None:
+    blocks = {f"{part}.weight": np.ones((2, 2), np.float32) for part in parts}
+    folder = write_moe(
+        tmp_path / name, name, {**moe_weights_of(name), **blocks}, num_nextn_predict_layers=1
+    )
+    assert to_gguf(folder, tmp_path / "f").read_bytes() == moe_file(name).read_bytes()
 
 
 def test_experts_in_one_tensor(tmp_path: Path, moe_file: Converted) -> None:
@@ -172,6 +191,11 @@ def test_weights_that_do_not_fit(case: Any, tmp_path: Path) -> None:
         ("qwen2moe", {"norm_topk_prob": True}, "norm_topk_prob = True is not supported"),
         ("glm4moe", {"num_nextn_predict_layers": 0}, r"no use for tensor 'model\.layers\.2\."),
         ("glm4moe", {"norm_topk_prob": "yes"}, "norm_topk_prob = 'yes': expected true or false"),
+        ("bailingmoe2", {"score_function": "softmax"}, "score_function = 'softmax' is not suppor"),
+        ("bailingmoe2", {"num_shared_experts": 2}, "num_shared_experts = 2 is not supported"),
+        ("dots1", {"sliding_window": 8, "max_window_layers": 1}, "1 layers would have a window"),
+        ("exaone-moe", {"is_moe_layer": [False] * 4}, "1 dense layers and then experts are"),
+        ("exaone-moe", {"rope_parameters": LINEAR}, "rope that is not scaled is"),
         ("ernie4_5-moe", {"moe_layer_end_index": 0}, "moe_layer_end_index = 0 is not supported"),
         ("ernie4_5-moe", {"moe_layer_interval": 3}, "interleave_moe_layer_step = 3: expected"),
         ("hunyuan-moe", {"moe_topk": [2, 1]}, r"moe_topk = \[2, 1\] is not supported: one number"),

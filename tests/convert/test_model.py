@@ -28,6 +28,7 @@ ADDS = {f"tokenizer.ggml.add_{name}_token" for name in ("bos", "eos", "sep")}  #
 OURS = {  # of those that are not here, ADDS
     "llama-linear": {UNKNOWN},
     "mistral": {UNKNOWN, "llama.attention.sliding_window"},  # the window that Mistral has
+    "gemma": {UNKNOWN, "tokenizer.ggml.eot_token_id"},  # 107, whatever that token is
     **{name: {UNKNOWN} for name in ("gemma2", "gemma3", "phi3", "ernie4_5")},
     "olmo3": {*ADDS, "olmo2.rope.scaling.yarn_attn_factor"},  # what it is in any case
     **{name: {*ADDS, "tokenizer.ggml.padding_token_id"} for name in ("qwen3vl", "muse-glimmer")},

@@ -164,6 +164,44 @@ RELEASED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"rope.dimension_count": 64},
     ),
+    "BailingMoeV2ForCausalLM": (
+        {
+            **{"rms_norm_eps": 1e-6, "rope_theta": 600000, "rope_scaling": None, "head_dim": 128},
+            **{"embedding_dropout": 0.0, "output_dropout": 0.0, "first_k_dense_replace": 1},
+            **{"moe_intermediate_size": 512, "moe_shared_expert_intermediate_size": 512},
+            **{"moe_router_enable_expert_bias": True, "norm_topk_prob": True, "n_group": 8},
+            **{"num_experts": 256, "num_shared_experts": 1, "partial_rotary_factor": 0.5},
+            **{"routed_scaling_factor": 2.5, "router_dtype": "fp32", "score_function": "sigmoid"},
+            **{"topk_group": 4, "use_bias": False, "use_qk_norm": True, "use_qkv_bias": False},
+            **{"use_rmsnorm": True, "max_window_layers": 20, "num_experts_per_tok": 8},
+        },
+        {"rope.dimension_count": 64, "expert_group_count": 8, "expert_weights_scale": 2.5},
+    ),
+    "Dots1ForCausalLM": (
+        {
+            **{**RMS, "n_group": None, "topk_group": None, "scoring_func": "noaux_tc"},
+            **{"first_k_dense_replace": 1, "moe_intermediate_size": 1408, "rope_theta": 1e7},
+            **{"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
+            **{"norm_topk_prob": True, "routed_scaling_factor": 2.5, "sliding_window": None},
+            "use_sliding_window": False,
+        },
+        {"expert_gating_func": 2, "expert_group_count": 1, "leading_dense_block_count": 1},
+    ),
+    "ExaoneMoEForCausalLM": (
+        {
+            **{**RMS, "head_dim": 128, "rope_theta": 1000000, "first_last_k_dense_replace": 1},
+            **{"is_moe_layer": [False] + [True] * 7, "layer_types": LLLG * 2, "n_group": 1},
+            **{"moe_intermediate_size": 2048, "norm_topk_prob": True, "num_experts": 128},
+            **{"num_experts_per_tok": 8, "num_shared_experts": 1, "routed_scaling_factor": 2.5},
+            **{"scoring_func": "sigmoid", "topk_group": 1, "topk_method": "noaux_tc"},
+            **{"sliding_window": 128, "sliding_window_pattern": "LLLG", "rope_scaling": None},
+        },
+        {"attention.sliding_window": 128, "expert_shared_feed_forward_length": 2048},
+    ),
+    "GemmaForCausalLM": (
+        {**RMS, "head_dim": 256, "hidden_act": "gelu", "hidden_activation": None},
+        {"attention.key_length": 256, "rope.freq_base": None},
+    ),
     "Gemma2ForCausalLM": (
         {
             **{**RMS, "hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh"},

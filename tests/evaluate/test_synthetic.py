@@ -33,7 +33,8 @@ PARAMETERS = {  # in thousands of millions, as their makers say
     **{"Command-R7B": 8.028, "Command-R-32B": 32.296, "Qwen3-VL-8B": 8.191},
     **{"Command-R-Plus": 103.81, "Muse-Glimmer-30B": 27.854},  # the latter without images
     **{"GLM-4.5-Air": 106.85, "ERNIE-4.5-21B-A3B": 21.825, "Hunyuan-A13B": 80.393},
-    **{"MiniMax-M2": 228.690, "Llama-4-Scout": 107.77},
+    **{"MiniMax-M2": 228.690, "Llama-4-Scout": 107.77, "Ling-mini-2.0": 16.256},
+    **{"dots.llm1": 142.774, "Gemma-7B": 8.538, "K-EXAONE-236B-A23B": 236.57},
 }
 
 

@@ -36,8 +36,9 @@ def logits(folder: Path, name: str) -> dict[str, np.ndarray]:
     import torch
     import transformers
 
+    (kind,) = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"]
     model = (
-        getattr(transformers, KINDS[name].classes)
+        getattr(transformers, kind)
         .from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
         .eval()
     )
@@ -90,11 +91,11 @@ def make(
     kinds: Mapping[str, Kind],
     write_kind: Callable[[Path, str], Path],
     wanted: Sequence[str] = (),
+    known: Callable[[Path, str], Path] = lambda folder, name: folder,
 ) -> None:
     """Write golden/checkpoints.npz and .json of these kinds; where some are wanted, what is there
-    of the others stays.
+    of the others stays. known: the same checkpoint as one that transformers has a class for.
     """
-    KINDS.update(kinds)  # where `logits` looks
     arrays: dict[str, np.ndarray] = {}
     files: dict[str, Any] = {}
     old = dict(np.load(golden / "checkpoints.npz")) if wanted else {}
@@ -106,7 +107,7 @@ def make(
                 files[name] = before["files"][name]
                 continue
             folder = write_kind(Path(work, name), name)
-            arrays |= logits(folder, name)
+            arrays |= logits(known(folder, name), name)
             files[name] = described(converted(folder, Path(work, f"{name}.gguf"), kind.pre))
     np.savez_compressed(golden / "checkpoints.npz", **arrays)
     made_by = {name: version(name) for name in ("torch", "transformers")}

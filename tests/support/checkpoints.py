@@ -100,6 +100,12 @@ KINDS = {
         pre="qwen2",
         tied=True,
     ),
+    "gemma": Kind(
+        *("gemma", "GemmaForCausalLM", "gemma"),
+        {"head_dim": 32, "num_key_value_heads": 1, "hidden_activation": "gelu_pytorch_tanh"},
+        *("bare spm", ""),
+        tied=True,
+    ),
     "gemma2": Kind(
         *("gemma2", "Gemma2ForCausalLM", "gemma2"),
         {**GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
@@ -344,7 +350,7 @@ def shapes_of(kind: Kind) -> dict[str, tuple[int, ...]]:
     else:
         layer |= {"mlp.gate_proj": (ffn, width), "mlp.up_proj": (ffn, width)}
     layer |= {"self_attn.o_proj": (width, q), "mlp.down_proj": (width, ffn)}
-    if "gemma" in kind.architecture:
+    if kind.architecture in ("gemma2", "gemma3"):
         layer |= {f"{x}_feedforward_layernorm": (width,) for x in ("pre", "post")}
     widths = (q, kv) if kind.architecture == "olmo2" else (size, size)
     pairs = zip(QK_NORMS.get(kind.architecture, ()), widths, strict=False)

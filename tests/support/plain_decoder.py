@@ -14,12 +14,12 @@ import numpy as np
 from plain_delta import delta_net, taken_apart
 
 # RoPE of the others pairs neighbours.
-NEOX = {"qwen2", "qwen3", "gemma2", "gemma3", "gemma-embedding", "phi3"}
+NEOX = {"qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma-embedding", "phi3"}
 NEOX |= {"olmo2", "seed_oss", "exaone4", "hunyuan-dense", "qwen3vl"}
 WHOLE_NORM, NORM_BEHIND_ROPE = ["olmo2"], ["hunyuan-dense"]  # of q and k
 # The last of so many has no window.
 PERIOD = {"gemma3": 6, "gemma-embedding": 6, "olmo2": 4, "exaone4": 4}
-PERIOD |= {"cohere2": 4, "muse-glimmer": 4, "gemma2": 2}
+PERIOD |= {"cohere2": 4, "muse-glimmer": 4, "gemma2": 2, "exaone-moe": 4}
 HAVE_LOCAL_BASE = ("gemma2", "gemma3", "gemma-embedding", "olmo2", "muse-glimmer")
 HYBRID = ("qwen35", "qwen35moe", "qwen3next")
 NEOX |= {*HYBRID}
@@ -208,7 +208,7 @@ class Plain:
             "rope.scaling.finetuned", True
         ):
             return x
-        without = ("cohere2", "exaone4", "muse-glimmer")
+        without = ("cohere2", "exaone4", "exaone-moe", "muse-glimmer")
         if self.arch in without and self.windows and not self.window(i):
             return x
         n = self.key("rope.dimension_count", self.head)

@@ -216,4 +216,5 @@ def test_an_architecture_that_is_not_here_is_named(
     path.write_bytes(path.read_bytes().replace(b"llama", b"mamba", 1))
     assert program.main([str(path)]) == 0
     said = capsys.readouterr().out
-    assert "can be run: no, architecture 'mamba' is not supported; supported are: cohere2" in said
+    assert "can be run: no, architecture 'mamba' is not supported; supported are: " in said
+    assert "cohere2, command-r, " in said

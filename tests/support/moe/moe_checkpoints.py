@@ -52,6 +52,41 @@ MOE_KINDS = {
             **{"partial_rotary_factor": 0.5, "num_nextn_predict_layers": 1},
         },
     ),
+    "bailingmoe2": Kind(
+        *("bailingmoe2", "BailingMoeV2ForCausalLM", "bailing_moe"),
+        {
+            **{**EXPERTS, "num_shared_experts": 1, "first_k_dense_replace": 1, "head_dim": 16},
+            **{"n_group": 2, "topk_group": 1, "routed_scaling_factor": 2.5, "rope_theta": 6e5},
+            **{"partial_rotary_factor": 0.5, "score_function": "sigmoid", "use_qk_norm": True},
+            **{"moe_shared_expert_intermediate_size": FX, "router_dtype": "fp32"},
+            **{"moe_router_enable_expert_bias": True, "norm_topk_prob": True, "use_bias": False},
+        },
+        pre="qwen2",
+        shards=2,
+    ),
+    "dots1": Kind(
+        *("dots1", "Dots1ForCausalLM", "dots1"),
+        {
+            **{"n_routed_experts": X, "num_experts_per_tok": 2, "moe_intermediate_size": FX},
+            **{"n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5},
+            **{"n_group": 2, "topk_group": 1, "norm_topk_prob": True, "scoring_func": "sigmoid"},
+            **{"num_key_value_heads": H, "head_dim": 24, "rope_theta": 1e7},
+            **{"sliding_window": None, "max_window_layers": 2},
+        },
+        pre="qwen2",
+    ),
+    "exaone-moe": Kind(
+        *("exaone-moe", "ExaoneMoeForCausalLM", "exaone_moe"),
+        {
+            **{**EXPERTS, "num_shared_experts": 2, "first_k_dense_replace": 1, "head_dim": 24},
+            **{"n_group": 2, "topk_group": 1, "routed_scaling_factor": 2.5, "norm_topk_prob": True},
+            **{"num_hidden_layers": 4, "sliding_window": 8, "sliding_window_pattern": "LLLG"},
+            **{"scoring_func": "sigmoid", "is_moe_layer": [False, True, True, True]},
+            "layer_types": [f"{x}_attention" for x in (*("sliding",) * 3, "full")],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+        },
+        pre="exaone-moe",
+    ),
     "ernie4_5-moe": Kind(
         *("ernie4_5-moe", "Ernie4_5_MoeForCausalLM", "ernie4_5_moe"),
         {
@@ -120,7 +155,8 @@ def moe_weights_of(name: str) -> dict[str, np.ndarray]:
 
 def moe_shapes_of(name: str) -> dict[str, tuple[int, ...]]:
     """{name in transformers: shape}."""
-    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (N_VOCAB, D)}
+    table = "word_embeddings" if name == "bailingmoe2" else "embed_tokens"
+    found: dict[str, tuple[int, ...]] = {f"model.{table}.weight": (N_VOCAB, D)}
     found["model.norm.weight"] = (D,)
     if not MOE_KINDS[name].tied:
         found["lm_head.weight"] = (N_VOCAB, D)
@@ -131,8 +167,9 @@ def moe_shapes_of(name: str) -> dict[str, tuple[int, ...]]:
 
 def _layer(name: str, i: int) -> dict[str, tuple[int, ...]]:
     """Of layer i, or of the block behind the last."""
-    size = config_of(MOE_KINDS[name]).get("head_dim", D // H)
-    q, kv = H * size, G * size
+    config = config_of(MOE_KINDS[name])
+    size = config.get("head_dim", D // H)
+    q, kv = H * size, config["num_key_value_heads"] * size
     widths = {"q_proj": (q, D), "k_proj": (kv, D), "v_proj": (kv, D), "o_proj": (D, q)}
     layer: dict[str, tuple[int, ...]] = {
         f"{x}_layernorm.weight": (D,) for x in ("input", "post_attention")
@@ -142,11 +179,15 @@ def _layer(name: str, i: int) -> dict[str, tuple[int, ...]]:
     biases = {"qwen2moe": qkv, "gpt-oss": tuple(widths), "glm4moe": qkv}.get(name, ())
     layer |= {f"self_attn.{x}.bias": widths[x][:1] for x in biases}
     widths_of_norms = {"minimax-m2": (q, kv)}.get(name, (size, size))
-    if name in ("qwen3moe", "glm4moe", "minimax-m2"):
+    if name in ("qwen3moe", "glm4moe", "minimax-m2", "dots1", "exaone-moe"):
         pairs = zip("qk", widths_of_norms, strict=True)
         layer |= {f"self_attn.{x}_norm.weight": (n,) for x, n in pairs}
     if name == "hunyuan-moe":
         layer |= {f"self_attn.{x}_layernorm.weight": (size,) for x in ("query", "key")}
+    if name == "bailingmoe2":
+        return _ling(i, q, kv, size)
+    if name in ("dots1", "exaone-moe"):
+        return layer | _sigmoids(i, "mlp." if name == "exaone-moe" else "mlp.gate.")
     if found := {"glm4moe": _glm, "ernie4_5-moe": _ernie, "llama4": _llama4}.get(name):
         return layer | found(i)
     others = {"mixtral": _mixtral, "gpt-oss": _gpt_oss, "hunyuan-moe": _hunyuan}
@@ -156,6 +197,26 @@ def _layer(name: str, i: int) -> dict[str, tuple[int, ...]]:
         layer["mlp.shared_expert.down_proj.weight"] = (D, 48)
         layer["mlp.shared_expert_gate.weight"] = (1, D)
     return layer
+
+
+def _ling(i: int, q: int, kv: int, size: int) -> dict[str, tuple[int, ...]]:
+    """A dense layer, and others of experts."""
+    at = "attention."
+    found = {f"{at}query_key_value.weight": (q + 2 * kv, D), f"{at}dense.weight": (D, q)}
+    found |= {f"{at}{x}_layernorm.weight": (size,) for x in ("query", "key")}
+    found |= {f"{x}_layernorm.weight": (D,) for x in ("input", "post_attention")}
+    if i == 0:
+        return found | _dense()
+    bias = {"mlp.gate.expert_bias": (X,)}
+    return {**found, **_qwen(), **bias, **_dense("mlp.shared_experts.", FX)}
+
+
+def _sigmoids(i: int, at: str) -> dict[str, tuple[int, ...]]:
+    """A dense layer, and others of experts with a bias of the choice."""
+    if i == 0:
+        return _dense()
+    bias = {f"{at}e_score_correction_bias": (X,)}
+    return {**_qwen(), **bias, **_dense("mlp.shared_experts.", 2 * FX)}
 
 
 def _ernie(i: int) -> dict[str, tuple[int, ...]]:

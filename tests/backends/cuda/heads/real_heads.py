@@ -19,7 +19,7 @@ from tools.make_tiny import MODELS, Tiny
 
 USUAL = 128
 SIZES = {
-    **dict.fromkeys(("gemma2", "gemma3", "gemma-embedding"), 256),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma-embedding"), 256),
     **{"gpt-oss": 64, "granite": 64},
 }
 HYBRIDS = tuple(name for name, model in MODELS.items() if model.delta)

@@ -37,9 +37,16 @@ OF_A_ROW, OF_ALL = 1.5e-4, 2e-5
 SLACK = dict.fromkeys(("qwen35moe", "qwen3next"), 10)
 
 
+def lead(likes: np.ndarray, n_used: int) -> np.ndarray:
+    """By how much, of the range of all, the worst of the n_used best beats the next."""
+    likes = np.sort(likes, axis=-1)
+    k = likes.shape[1] - n_used
+    return (likes[:, k] - likes[:, k - 1]) / (likes[:, -1] - likes[:, 0] + 1e-9)
+
+
 class Margins:
-    """By how much, of the largest, each token's worst choice beats what it left; the least of all
-    layers.
+    """By how much each token's worst choice, of groups or of experts, beats what it left; the least
+    of all layers.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,9 +57,15 @@ class Margins:
             likes = router.weight.affine(n, router.bias)
             if router.choice_bias is not None:
                 likes = reference.SCORES[router.score](likes) + router.choice_bias
-            likes = np.sort(likes, axis=-1)
-            k = likes.shape[1] - router.n_used
-            gap = (likes[:, k] - likes[:, k - 1]) / (likes[:, -1] - likes[:, 0] + 1e-9)
+            (n_groups, used), size = router.groups, likes.shape[1] // router.groups[0]
+            gap = np.ones(len(likes))
+            if used < n_groups:
+                inside = likes.reshape(-1, n_groups, size)
+                groups = np.sort(inside, axis=-1)[..., -2:].sum(axis=-1)
+                gap = lead(groups, used)
+                best = np.argsort(-groups, axis=-1)[:, :used, None]
+                likes = np.take_along_axis(inside, best, axis=1).reshape(len(likes), -1)
+            gap = np.minimum(gap, lead(likes, router.n_used))
             same = len(self.least) == len(gap)
             self.least = np.minimum(self.least, gap) if same else gap
             return route(n, router)
