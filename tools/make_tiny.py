@@ -326,6 +326,17 @@ MODELS = {
             "rope.freq_base": 5e6,
         },
     ),
+    "qwen3vlmoe": Tiny(
+        "bpe",
+        E=32,
+        layer=QK_NORM,
+        tied=False,
+        experts=EXPERTS,
+        settings={
+            **{**COUNTS, "rope.dimension_sections": [6, 5, 5, 0], "n_deepstack_layers": 1},
+            "rope.freq_base": 5e6,
+        },
+    ),
 }
 
 

@@ -29,6 +29,7 @@ Converted = Callable[[str], Path]
 # Where we write more than llama.cpp's converter does
 SIZES = {f"llama.attention.{name}_length" for name in ("key", "value")}
 OURS = {**dict.fromkeys(MOE_KINDS, ADDS), "mixtral": ADDS | SIZES, "ernie4_5-moe": {UNKNOWN}}
+OURS["qwen3vlmoe"] = {*ADDS, "tokenizer.ggml.padding_token_id"}
 MAGNITUDES = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
 E2M1 = np.array([*MAGNITUDES, *(-x for x in MAGNITUDES)], np.float32)
 

@@ -138,6 +138,15 @@ RELEASED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"rope.dimension_sections": [24, 20, 20, 0], "n_deepstack_layers": 3},
     ),
+    "Qwen3VLMoeForConditionalGeneration": (
+        {
+            **{"attention_bias": False, "head_dim": 128, "rope_theta": 5000000},
+            **{"rope_scaling": SECTIONS, "decoder_sparse_step": 1, "mlp_only_layers": []},
+            **{"moe_intermediate_size": 768, "norm_topk_prob": True, "num_experts": 128},
+            **{"num_experts_per_tok": 8, "vision_config": {"deepstack_visual_indexes": [8, 16]}},
+        },
+        {"expert_count": 128, "expert_feed_forward_length": 768, "n_deepstack_layers": 2},
+    ),
     "GptOssForCausalLM": (
         {
             **{**RMS, "attention_bias": True, "experts_per_token": 4, "num_experts_per_tok": 4},

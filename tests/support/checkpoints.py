@@ -266,17 +266,21 @@ def write(folder: Path, name: str, *, tokenizer: bool = True, **changes: Any) ->
     """Write the checkpoint `name`. `changes` replace settings, or remove them (None)."""
     kind = KINDS[name]
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(config_json(kind, **changes))
+    write_weights(folder, weights_of(name), kind.dtype, kind.shards)
+    if tokenizer:
+        write_tokenizer(folder, kind.tokenizer, kind.pre)
+    return folder
+
+
+def config_json(kind: Kind, **changes: Any) -> str:
+    """The file's text. `changes` replace settings, or remove them (None)."""
     config = {**config_of(kind), **changes}
     if kind.inside is not None:
         text_config = {k: v for k, v in config.items() if k not in ("architectures", TIE)}
         config = {"architectures": [kind.classes], TIE: kind.tied, **kind.inside}
         config["text_config"] = text_config
-    text = json.dumps({key: value for key, value in config.items() if value is not None})
-    (folder / "config.json").write_text(text)
-    write_weights(folder, weights_of(name), kind.dtype, kind.shards)
-    if tokenizer:
-        write_tokenizer(folder, kind.tokenizer, kind.pre)
-    return folder
+    return json.dumps({key: value for key, value in config.items() if value is not None})
 
 
 def config_of(kind: Kind) -> dict[str, Any]:

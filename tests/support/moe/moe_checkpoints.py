@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import numpy as np
-from checkpoints import LLAMA3, N_VOCAB, Kind, _random, config_of, write_tokenizer, write_weights
+from checkpoints import (
+    KINDS,
+    LLAMA3,
+    N_VOCAB,
+    Kind,
+    _random,
+    config_json,
+    config_of,
+    write_tokenizer,
+    write_weights,
+)
 
 D, F, H, G, X, FX = 64, 96, 4, 2, 8, 32
 EXPERTS = {"num_experts": X, "num_experts_per_tok": 2, "moe_intermediate_size": FX}
@@ -91,6 +100,15 @@ MOE_KINDS = {
             **{"attention_bias": False, "moe_layers": [1, 3]},
         },
     ),
+    "qwen3vlmoe": Kind(  # gate and up of an expert are no square: which axis is which is plain
+        *("qwen3vlmoe", "Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe_text"),
+        {
+            **{**KINDS["qwen3vl"].config, **EXPERTS, "moe_intermediate_size": 24},
+            "norm_topk_prob": True,
+        },
+        pre="qwen2",
+        inside={**(KINDS["qwen3vl"].inside or {}), "model_type": "qwen3_vl_moe"},
+    ),
 }
 
 
@@ -99,8 +117,7 @@ def write_moe(folder: Path, name: str, weights: Mapping[str, np.ndarray] | None 
     """Write the checkpoint `name`; `changes` replace settings, or remove them (None)."""
     kind = MOE_KINDS[name]
     folder.mkdir(parents=True, exist_ok=True)
-    config = {k: v for k, v in {**config_of(kind), **changes}.items() if v is not None}
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(config_json(kind, **changes))
     write_weights(folder, moe_weights_of(name) if weights is None else weights, kind.dtype,
                   kind.shards)  # fmt: skip
     write_tokenizer(folder, kind.tokenizer, kind.pre)
@@ -120,12 +137,13 @@ def moe_weights_of(name: str) -> dict[str, np.ndarray]:
 
 def moe_shapes_of(name: str) -> dict[str, tuple[int, ...]]:
     """{name in transformers: shape}."""
-    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (N_VOCAB, D)}
-    found["model.norm.weight"] = (D,)
+    model = "model." if MOE_KINDS[name].inside is None else "model.language_model."
+    found: dict[str, tuple[int, ...]] = {f"{model}embed_tokens.weight": (N_VOCAB, D)}
+    found[f"{model}norm.weight"] = (D,)
     if not MOE_KINDS[name].tied:
         found["lm_head.weight"] = (N_VOCAB, D)
     for i in range(config_of(MOE_KINDS[name])["num_hidden_layers"] + (name == "glm4moe")):
-        found |= {f"model.layers.{i}.{x}": shape for x, shape in _layer(name, i).items()}
+        found |= {f"{model}layers.{i}.{x}": shape for x, shape in _layer(name, i).items()}
     return found
 
 
@@ -142,7 +160,7 @@ def _layer(name: str, i: int) -> dict[str, tuple[int, ...]]:
     biases = {"qwen2moe": qkv, "gpt-oss": tuple(widths), "glm4moe": qkv}.get(name, ())
     layer |= {f"self_attn.{x}.bias": widths[x][:1] for x in biases}
     widths_of_norms = {"minimax-m2": (q, kv)}.get(name, (size, size))
-    if name in ("qwen3moe", "glm4moe", "minimax-m2"):
+    if name in ("qwen3moe", "glm4moe", "minimax-m2", "qwen3vlmoe"):
         pairs = zip("qk", widths_of_norms, strict=True)
         layer |= {f"self_attn.{x}_norm.weight": (n,) for x, n in pairs}
     if name == "hunyuan-moe":
@@ -150,7 +168,8 @@ def _layer(name: str, i: int) -> dict[str, tuple[int, ...]]:
     if found := {"glm4moe": _glm, "ernie4_5-moe": _ernie, "llama4": _llama4}.get(name):
         return layer | found(i)
     others = {"mixtral": _mixtral, "gpt-oss": _gpt_oss, "hunyuan-moe": _hunyuan}
-    layer |= {**others, "minimax-m2": _minimax}.get(name, _qwen)()
+    others |= {"minimax-m2": _minimax, "qwen3vlmoe": _qwen3vl}
+    layer |= others.get(name, _qwen)()
     if name == "qwen2moe":
         layer |= {f"mlp.shared_expert.{x}_proj.weight": (48, D) for x in ("gate", "up")}
         layer["mlp.shared_expert.down_proj.weight"] = (D, 48)
@@ -189,6 +208,11 @@ def _qwen(f: int = FX) -> dict[str, tuple[int, ...]]:
     shapes = {"gate_proj": (f, D), "up_proj": (f, D), "down_proj": (D, f)}
     experts = {f"mlp.experts.{e}.{x}.weight": s for e in range(X) for x, s in shapes.items()}
     return {"mlp.gate.weight": (X, D), **experts}
+
+
+def _qwen3vl() -> dict[str, tuple[int, ...]]:
+    experts = {"gate_up_proj": (X, D, 2 * 24), "down_proj": (X, 24, D)}
+    return {"mlp.gate.weight": (X, D), **{f"mlp.experts.{x}": s for x, s in experts.items()}}
 
 
 def _dense(at: str = "mlp.", f: int = F) -> dict[str, tuple[int, ...]]:
