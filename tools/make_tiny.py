@@ -326,6 +326,11 @@ MODELS = {
             "rope.freq_base": 5e6,
         },
     ),
+    "qwen2vl": Tiny(
+        "bpe",
+        layer=BIAS,
+        settings={"rope.dimension_sections": [2, 3, 3, 0], "rope.freq_base": 1e6},
+    ),
     "qwen3vlmoe": Tiny(
         "bpe",
         E=32,

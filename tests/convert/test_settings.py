@@ -138,6 +138,25 @@ RELEASED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"rope.dimension_sections": [24, 20, 20, 0], "n_deepstack_layers": 3},
     ),
+    "Qwen2VLForConditionalGeneration": (
+        {
+            **{"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "rope_theta": 1e6},
+            **{"sliding_window": 32768, "use_sliding_window": False, "max_window_layers": 70},
+            **{"vision_token_id": 9, "vision_config": {"depth": 32}, "image_token_id": 8},
+            **{"video_token_id": 7, "vision_start_token_id": 6, "vision_end_token_id": 5},
+        },
+        {"rope.dimension_sections": [16, 24, 24, 0], "rope.freq_base": 1e6},
+    ),
+    "Qwen2_5_VLForConditionalGeneration": (  # as its page says for long texts
+        {
+            "rope_scaling": {
+                **{"type": "yarn", "mrope_section": [16, 24, 24], "factor": 4},
+                "original_max_position_embeddings": 32768,
+            },
+            **{"rope_theta": 1e6, "layer_types": ["full_attention"] * 8},
+        },
+        {"rope.scaling.type": "yarn", "rope.scaling.factor": 4},
+    ),
     "Qwen3VLMoeForConditionalGeneration": (
         {
             **{"attention_bias": False, "head_dim": 128, "rope_theta": 5000000},

@@ -15,7 +15,7 @@ from plain_delta import delta_net, taken_apart
 
 # RoPE of the others pairs neighbours.
 NEOX = {"qwen2", "qwen3", "gemma2", "gemma3", "gemma-embedding", "phi3"}
-NEOX |= {"olmo2", "seed_oss", "exaone4", "hunyuan-dense", "qwen3vl"}
+NEOX |= {"olmo2", "seed_oss", "exaone4", "hunyuan-dense", "qwen3vl", "qwen2vl"}
 WHOLE_NORM, NORM_BEHIND_ROPE = ["olmo2"], ["hunyuan-dense"]  # of q and k
 # The last of so many has no window.
 PERIOD = {"gemma3": 6, "gemma-embedding": 6, "olmo2": 4, "exaone4": 4}
