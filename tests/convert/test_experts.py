@@ -75,6 +75,18 @@ def test_experts_in_one_tensor(tmp_path: Path, moe_file: Converted) -> None:
     assert to_gguf(folder, tmp_path / "f").read_bytes() == moe_file("qwen3moe").read_bytes()
 
 
+def test_experts_in_one_tensor_in_the_usual_order(tmp_path: Path, moe_file: Converted) -> None:
+    """As transformers 5 saves Qwen3-VL, with a text model that is tied by default, and is not."""
+    weights = moe_weights_of("qwen3vlmoe")
+    for name in [name for name in weights if ".experts." in name]:
+        weights[name] = np.ascontiguousarray(weights[name].swapaxes(1, 2))
+    folder = write_moe(tmp_path / "qwen3vlmoe", "qwen3vlmoe", weights)
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["tie_word_embeddings"] = True
+    (folder / "config.json").write_text(json.dumps(config))
+    assert to_gguf(folder, tmp_path / "f").read_bytes() == moe_file("qwen3vlmoe").read_bytes()
+
+
 def oss_in_mxfp4(folder: Path, exponent: int | None = None) -> dict[str, np.ndarray]:
     """A gpt-oss whose experts are MXFP4 codes; what they stand for, by GGUF name."""
     weights = moe_weights_of("gpt-oss")
