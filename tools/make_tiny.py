@@ -331,6 +331,17 @@ MODELS = {
         layer=BIAS,
         settings={"rope.dimension_sections": [2, 3, 3, 0], "rope.freq_base": 1e6},
     ),
+    "granitemoe": Tiny(
+        "bpe",
+        F=FX,
+        experts={**EXPERTS, **UNGATED},
+        settings={
+            **{**COUNTS, "expert_feed_forward_length": None},
+            **{"expert_shared_feed_forward_length": FX, "logit_scale": 6.0},
+            **{"attention.scale": 0.2, "embedding_scale": 12.0, "residual_scale": 0.22},
+            **{"attention.layer_norm_rms_epsilon": 1e-3, "rope.freq_base": 1.5e6},
+        },
+    ),
     "qwen3vlmoe": Tiny(
         "bpe",
         E=32,

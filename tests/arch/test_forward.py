@@ -91,6 +91,11 @@ VARIANTS = {
     ),
     "minimax-m2-softmax": Variant("minimax-m2", {"expert_gating_func": 1}),
     "gemma3-period-6": Variant("gemma3", {"attention.sliding_window_pattern": None}),
+    "granitemoe-no-shared": Variant(
+        "granitemoe",
+        {"expert_shared_feed_forward_length": None, "expert_feed_forward_length": 32},
+        dict.fromkeys(f"blk.{i}.{name}" for i in range(2) for name in make_tiny.UNGATED),
+    ),
     "granite-no-rope": Variant("granite", {"rope.scaling.finetuned": False}),
     "granite-no-scales": Variant("granite", {"residual_scale": None, "embedding_scale": None}),
     "olmo2-no-window": Variant("olmo2", {"attention.sliding_window": None}),
@@ -174,6 +179,7 @@ def test_logits_equal_the_plain_float64_decoder(tiny):
     [
         *(("gpt-oss", "gpt-oss-base-swa"), ("qwen3moe", "qwen3moe-groups")),
         *(("ernie4_5-moe", "ernie4_5-moe-no-shared"), ("minimax-m2", "minimax-m2-softmax")),
+        ("granitemoe", "granitemoe-no-shared"),
         *(("glm4moe", "glm4moe-softmax"), ("glm4moe", "glm4moe-groups")),
         *(("llama", "llama-yarn"), ("llama", "llama-rope_freqs"), ("granite", "granite-no-rope")),
         *(("granite", "granite-no-scales"), ("olmo2", "olmo2-no-window")),

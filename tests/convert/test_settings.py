@@ -59,6 +59,15 @@ RELEASED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"attention.scale": 0.0078125, "residual_scale": 0.22, "logit_scale": 16.0},
     ),
+    "GraniteMoeForCausalLM": (
+        {
+            **{"attention_multiplier": 0.015625, "embedding_multiplier": 12.0},
+            **{"residual_multiplier": 0.22, "logits_scaling": 6.0, "rope_theta": 1500000},
+            **{"num_local_experts": 40, "num_experts_per_tok": 8, "rope_scaling": None},
+            **{"output_router_logits": False, "router_aux_loss_coef": 0.001},
+        },
+        {"expert_count": 40, "expert_used_count": 8, "logit_scale": 6.0},
+    ),
     "Olmo3ForCausalLM": (
         {**RMS, "layer_types": LLLG * 2, "rope_scaling": YARN_OLMO, "rope_theta": 5e5},
         {"attention.sliding_window": 4096, "rope.scaling.factor": 8.0},

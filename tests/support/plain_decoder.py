@@ -69,7 +69,8 @@ class Plain:
         x = self.norm(x, "output_norm.weight")
         out = self.w.get("output.weight", self.w["token_embd.weight"])
         scale = self.key("logit_scale", 1.0)
-        return cap(x @ out.T * (1 / scale if self.arch == "granite" else scale), self.final_cap())
+        divides = self.arch in ("granite", "granitemoe")
+        return cap(x @ out.T * (1 / scale if divides else scale), self.final_cap())
 
     def final_cap(self) -> float:
         return self.key("final_logit_softcapping", 30.0 if self.arch == "gemma2" else 0.0)

@@ -5,7 +5,7 @@ for all, X.experts.gate_up_proj [X, 2 N, K], with the rows of gate before those 
 gpt-oss and Qwen3-VL exchange the last two axes; of gpt-oss the rows take turns, or codes and scales
 of MXFP4 are two tensors. All become X.experts.gate_proj.weight, .up_proj.weight and
 .down_proj.weight; where the files of an architecture have gate and up in one tensor,
-X.experts.gate_up_proj.weight stays whole.
+X.experts.gate_up_proj.weight stays whole. Granite has names of its own for the two tensors.
 
 Letters: X experts, N rows of a matrix, K columns.
 """
@@ -26,6 +26,10 @@ from .tensors import Cut, Microscaled, PackedStack, SingleRow, Stacked
 APART = re.compile(r"(.*\.experts)\.(\d{1,5})\.(.*)")
 TOGETHER = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(\.weight|_bias|_blocks|)")
 SINGLE_ROWS = (".shared_expert_gate.weight", ".moe_statics.e_score_correction_bias")
+USUAL_NAMES = {  # of Granite's
+    "block_sparse_moe.input_linear.weight": "block_sparse_moe.experts.gate_up_proj.weight",
+    "block_sparse_moe.output_linear.weight": "block_sparse_moe.experts.down_proj.weight",
+}
 SCALES = "_scales"  # beside _blocks
 GATE, UP, GATE_UP = (f".ffn_{x}_exps.weight" for x in ("gate", "up", "gate_up"))  # of files
 ALL = slice(None)
@@ -42,7 +46,8 @@ def gathered(
     """
     found: Found = {}
     apart: dict[str, dict[int, Stored]] = {}
-    for name, weights in tensors.items():
+    for stored, weights in tensors.items():
+        name = _usual_name(stored)
         if match := APART.fullmatch(name):
             apart.setdefault(f"{match[1]}.{match[3]}", {})[int(match[2])] = weights
         elif (match := TOGETHER.fullmatch(name)) and isinstance(weights, Weights):
@@ -53,6 +58,12 @@ def gathered(
         elif not (name.endswith(SCALES) and name.removesuffix(SCALES) + "_blocks" in tensors):
             found[name] = weights
     return {**found, **{name: _stacked(name, parts) for name, parts in apart.items()}}
+
+
+def _usual_name(name: str) -> str:
+    for granite, usual in USUAL_NAMES.items():
+        name = name.removesuffix(granite) + usual if name.endswith(granite) else name
+    return name
 
 
 def _taken_apart(

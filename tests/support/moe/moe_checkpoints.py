@@ -100,6 +100,18 @@ MOE_KINDS = {
             **{"attention_bias": False, "moe_layers": [1, 3]},
         },
     ),
+    "granitemoe": Kind(
+        *("granitemoe", "GraniteMoeForCausalLM", "granitemoe"),
+        {**KINDS["granite"].config, "num_local_experts": X, "num_experts_per_tok": 2},
+        tied=True,
+    ),
+    "granitemoe-shared": Kind(
+        *("granitemoe", "GraniteMoeSharedForCausalLM", "granitemoeshared"),
+        {
+            **{**KINDS["granite"].config, "num_local_experts": X, "num_experts_per_tok": 3},
+            "shared_intermediate_size": 48,
+        },
+    ),
     "qwen3vlmoe": Kind(  # gate and up of an expert are no square: which axis is which is plain
         *("qwen3vlmoe", "Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe_text"),
         {
@@ -169,7 +181,11 @@ def _layer(name: str, i: int) -> dict[str, tuple[int, ...]]:
         return layer | found(i)
     others = {"mixtral": _mixtral, "gpt-oss": _gpt_oss, "hunyuan-moe": _hunyuan}
     others |= {"minimax-m2": _minimax, "qwen3vlmoe": _qwen3vl}
+    others |= {"granitemoe": _granite, "granitemoe-shared": _granite}
     layer |= others.get(name, _qwen)()
+    if name == "granitemoe-shared":
+        layer |= {"shared_mlp.input_linear.weight": (2 * 48, D)}
+        layer |= {"shared_mlp.output_linear.weight": (D, 48)}
     if name == "qwen2moe":
         layer |= {f"mlp.shared_expert.{x}_proj.weight": (48, D) for x in ("gate", "up")}
         layer["mlp.shared_expert.down_proj.weight"] = (D, 48)
@@ -208,6 +224,11 @@ def _qwen(f: int = FX) -> dict[str, tuple[int, ...]]:
     shapes = {"gate_proj": (f, D), "up_proj": (f, D), "down_proj": (D, f)}
     experts = {f"mlp.experts.{e}.{x}.weight": s for e in range(X) for x, s in shapes.items()}
     return {"mlp.gate.weight": (X, D), **experts}
+
+
+def _granite() -> dict[str, tuple[int, ...]]:
+    shapes = {"router.layer": (X, D), "input_linear": (X, 2 * F, D), "output_linear": (X, D, F)}
+    return {f"block_sparse_moe.{x}.weight": shape for x, shape in shapes.items()}
 
 
 def _qwen3vl() -> dict[str, tuple[int, ...]]:

@@ -18,7 +18,7 @@ plain_decoder.NEOX |= {"qwen3vlmoe"}
 plain_decoder.WHOLE_NORM.append("minimax-m2")
 plain_decoder.NORM_BEHIND_ROPE.append("hunyuan-moe")
 NORMALISED = ("qwen3moe", "llama", "qwen35moe", "qwen3next")
-NORMALISED += ("ernie4_5-moe", "hunyuan-moe", "minimax-m2", "qwen3vlmoe")
+NORMALISED += ("ernie4_5-moe", "hunyuan-moe", "minimax-m2", "qwen3vlmoe", "granitemoe")
 SIGMOID = ("glm4moe", "minimax-m2", "llama4")
 
 
