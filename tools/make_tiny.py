@@ -331,6 +331,16 @@ MODELS = {
         layer=BIAS,
         settings={"rope.dimension_sections": [2, 3, 3, 0], "rope.freq_base": 1e6},
     ),
+    "olmoe": Tiny(
+        "bpe",
+        G=4,
+        F=FX,
+        layer=QK_NORM,
+        norm_whole=True,
+        tied=False,
+        experts=EXPERTS,
+        settings={**COUNTS, "expert_feed_forward_length": None},
+    ),
     "granitemoe": Tiny(
         "bpe",
         F=FX,

@@ -72,6 +72,13 @@ RELEASED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**RMS, "layer_types": LLLG * 2, "rope_scaling": YARN_OLMO, "rope_theta": 5e5},
         {"attention.sliding_window": 4096, "rope.scaling.factor": 8.0},
     ),
+    "OlmoeForCausalLM": (
+        {
+            **{**RMS, "clip_qkv": None, "norm_topk_prob": False, "num_experts": 64},
+            **{"num_experts_per_tok": 8, "router_aux_loss_coef": 0.01, "rope_scaling": None},
+        },
+        {"expert_count": 64, "expert_used_count": 8},
+    ),
     "SeedOssForCausalLM": (
         {
             **{**RMS, "attention_bias": True, "attention_out_bias": False, "head_dim": 128},

@@ -33,7 +33,8 @@ PARAMETERS = {  # in thousands of millions, as their makers say
     **{"Command-R7B": 8.028, "Command-R-32B": 32.296, "Qwen3-VL-8B": 8.191},
     **{"Command-R-Plus": 103.81, "Muse-Glimmer-30B": 27.854},  # the latter without images
     **{"GLM-4.5-Air": 106.85, "ERNIE-4.5-21B-A3B": 21.825, "Hunyuan-A13B": 80.393},
-    **{"MiniMax-M2": 228.690, "Llama-4-Scout": 107.77},
+    **{"MiniMax-M2": 228.690, "Llama-4-Scout": 107.77, "OLMoE-1B-7B": 6.919},
+    **{"Granite-3.1-3B-A800M": 3.299, "Qwen2.5-VL-7B": 7.616, "Qwen3-VL-30B-A3B": 30.532},
 }
 
 

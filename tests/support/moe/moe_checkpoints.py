@@ -20,7 +20,7 @@ from checkpoints import (
     write_weights,
 )
 
-D, F, H, G, X, FX = 64, 96, 4, 2, 8, 32
+D, F, H, X, FX = 64, 96, 4, 8, 32
 EXPERTS = {"num_experts": X, "num_experts_per_tok": 2, "moe_intermediate_size": FX}
 YARN = {
     **{"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast": 32.0},
@@ -100,6 +100,14 @@ MOE_KINDS = {
             **{"attention_bias": False, "moe_layers": [1, 3]},
         },
     ),
+    "olmoe": Kind(
+        *("olmoe", "OlmoeForCausalLM", "olmoe"),
+        {
+            **{"num_experts": X, "num_experts_per_tok": 3, "intermediate_size": FX},
+            **{"norm_topk_prob": False, "clip_qkv": None, "num_key_value_heads": H},
+        },
+        pre="gpt-2",
+    ),
     "granitemoe": Kind(
         *("granitemoe", "GraniteMoeForCausalLM", "granitemoe"),
         {**KINDS["granite"].config, "num_local_experts": X, "num_experts_per_tok": 2},
@@ -161,8 +169,9 @@ def moe_shapes_of(name: str) -> dict[str, tuple[int, ...]]:
 
 def _layer(name: str, i: int) -> dict[str, tuple[int, ...]]:
     """Of layer i, or of the block behind the last."""
-    size = config_of(MOE_KINDS[name]).get("head_dim", D // H)
-    q, kv = H * size, G * size
+    config = config_of(MOE_KINDS[name])
+    size = config.get("head_dim", D // H)
+    q, kv = H * size, config["num_key_value_heads"] * size
     widths = {"q_proj": (q, D), "k_proj": (kv, D), "v_proj": (kv, D), "o_proj": (D, q)}
     layer: dict[str, tuple[int, ...]] = {
         f"{x}_layernorm.weight": (D,) for x in ("input", "post_attention")
@@ -171,8 +180,8 @@ def _layer(name: str, i: int) -> dict[str, tuple[int, ...]]:
     qkv = ("q_proj", "k_proj", "v_proj")
     biases = {"qwen2moe": qkv, "gpt-oss": tuple(widths), "glm4moe": qkv}.get(name, ())
     layer |= {f"self_attn.{x}.bias": widths[x][:1] for x in biases}
-    widths_of_norms = {"minimax-m2": (q, kv)}.get(name, (size, size))
-    if name in ("qwen3moe", "glm4moe", "minimax-m2", "qwen3vlmoe"):
+    widths_of_norms = (q, kv) if name in ("minimax-m2", "olmoe") else (size, size)
+    if name in ("qwen3moe", "glm4moe", "minimax-m2", "qwen3vlmoe", "olmoe"):
         pairs = zip("qk", widths_of_norms, strict=True)
         layer |= {f"self_attn.{x}_norm.weight": (n,) for x, n in pairs}
     if name == "hunyuan-moe":

@@ -14,8 +14,8 @@ import plain_decoder
 from plain_decoder import Plain
 
 plain_decoder.NEOX |= {"qwen3moe", "qwen2moe", "gpt-oss", "glm4moe", "hunyuan-moe", "minimax-m2"}
-plain_decoder.NEOX |= {"qwen3vlmoe"}
-plain_decoder.WHOLE_NORM.append("minimax-m2")
+plain_decoder.NEOX |= {"qwen3vlmoe", "olmoe"}
+plain_decoder.WHOLE_NORM += ["minimax-m2", "olmoe"]
 plain_decoder.NORM_BEHIND_ROPE.append("hunyuan-moe")
 NORMALISED = ("qwen3moe", "llama", "qwen35moe", "qwen3next")
 NORMALISED += ("ernie4_5-moe", "hunyuan-moe", "minimax-m2", "qwen3vlmoe", "granitemoe")
