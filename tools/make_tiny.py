@@ -354,6 +354,7 @@ MODELS = {
     ),
     "qwen3vlmoe": Tiny(
         "bpe",
+        G=1,
         E=32,
         layer=QK_NORM,
         tied=False,
