@@ -368,6 +368,44 @@ MODELS = {
             "rope.freq_base": 5e6,
         },
     ),
+    "qwen2vl": Tiny(
+        "bpe",
+        layer=BIAS,
+        settings={"rope.dimension_sections": [2, 3, 3, 0], "rope.freq_base": 1e6},
+    ),
+    "olmoe": Tiny(
+        "bpe",
+        G=4,
+        F=FX,
+        layer=QK_NORM,
+        norm_whole=True,
+        tied=False,
+        experts=EXPERTS,
+        settings={**COUNTS, "expert_feed_forward_length": None},
+    ),
+    "granitemoe": Tiny(
+        "bpe",
+        F=FX,
+        experts={**EXPERTS, **UNGATED},
+        settings={
+            **{**COUNTS, "expert_feed_forward_length": None},
+            **{"expert_shared_feed_forward_length": FX, "logit_scale": 6.0},
+            **{"attention.scale": 0.2, "embedding_scale": 12.0, "residual_scale": 0.22},
+            **{"attention.layer_norm_rms_epsilon": 1e-3, "rope.freq_base": 1.5e6},
+        },
+    ),
+    "qwen3vlmoe": Tiny(
+        "bpe",
+        G=1,
+        E=32,
+        layer=QK_NORM,
+        tied=False,
+        experts=EXPERTS,
+        settings={
+            **{**COUNTS, "rope.dimension_sections": [6, 5, 5, 0], "n_deepstack_layers": 1},
+            "rope.freq_base": 5e6,
+        },
+    ),
 }
 
 

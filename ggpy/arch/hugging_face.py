@@ -304,10 +304,10 @@ def rope_part(
 
 
 def rope_kind(rope: CheckpointSettings) -> str:
-    """rope_type in the words of today; "default" is no scaling."""
+    """rope_type in the words of today; "default" is no scaling, nor are sections ("mrope")."""
     old = rope.text("type", "default")
     kind = rope.text("rope_type", old)
-    return "longrope" if kind == "su" else kind
+    return {"su": "longrope", "mrope": "default"}.get(kind, kind)
 
 
 def rope(

@@ -12,12 +12,16 @@ def read(c: Context) -> ModelSettings:
     return llama.read(c, "neox")
 
 
-def settings(s: hf.CheckpointSettings) -> hf.Metadata:
-    """Without the windows that some of the layers may have: no released model uses them."""
+def settings(
+    s: hf.CheckpointSettings, theta: float = 10000.0, known: tuple[str, ...] = ()
+) -> hf.Metadata:
+    """Without the windows that some of the layers may have: no released model uses them. theta,
+    known: see hf.rope.
+    """
     s.only("hidden_act", "silu", "swish")
     _refuse_windows(s)
     heads = hf.head_sizes(s) if s.has("head_dim") else {}
-    return {**hf.sizes(s), **hf.rope(s), **heads}
+    return {**hf.sizes(s), **hf.rope(s, theta, known), **heads}
 
 
 def _refuse_windows(s: hf.CheckpointSettings) -> None:

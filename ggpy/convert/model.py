@@ -196,6 +196,8 @@ def read_model(
     values |= SETTINGS if ranks else {}
     has_output = any(name.endswith(GLOBAL["output.weight"]) for name in checkpoint.tensors)
     tied = settings.flag(TIE, not has_output if source.tied is None else source.tied)
+    if tied and has_output and config.get(TIE) is False:
+        tied = False  # the settings of the whole are right where those of the text model differ
     if not has_output and (modules.is_embedder or _is_bare(checkpoint.tensors)):
         tied = True  # a model without a head, whatever its settings say of one
     if not tied and not set(OUTPUT) <= set(architecture.optional):

@@ -30,6 +30,7 @@ Converted = Callable[[str], Path]
 SIZES = {f"llama.attention.{name}_length" for name in ("key", "value")}
 OURS = {**dict.fromkeys(MOE_KINDS, ADDS), "mixtral": ADDS | SIZES, "ernie4_5-moe": {UNKNOWN}}
 OURS["exaone-moe"] = ADDS | {"exaone-moe.nextn_predict_layers"}  # 0
+OURS["qwen3vlmoe"] = {*ADDS, "tokenizer.ggml.padding_token_id"}
 LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}
 MAGNITUDES = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
 E2M1 = np.array([*MAGNITUDES, *(-x for x in MAGNITUDES)], np.float32)
@@ -91,6 +92,18 @@ def test_experts_in_one_tensor(tmp_path: Path, moe_file: Converted) -> None:
         weights |= {at + "gate_up_proj": np.concatenate([gate, up], 1), at + "down_proj": down}
     folder = write_moe(tmp_path / "qwen3moe", "qwen3moe", weights)
     assert to_gguf(folder, tmp_path / "f").read_bytes() == moe_file("qwen3moe").read_bytes()
+
+
+def test_experts_in_one_tensor_in_the_usual_order(tmp_path: Path, moe_file: Converted) -> None:
+    """As transformers 5 saves Qwen3-VL, with a text model that is tied by default, and is not."""
+    weights = moe_weights_of("qwen3vlmoe")
+    for name in [name for name in weights if ".experts." in name]:
+        weights[name] = np.ascontiguousarray(weights[name].swapaxes(1, 2))
+    folder = write_moe(tmp_path / "qwen3vlmoe", "qwen3vlmoe", weights)
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["tie_word_embeddings"] = True
+    (folder / "config.json").write_text(json.dumps(config))
+    assert to_gguf(folder, tmp_path / "f").read_bytes() == moe_file("qwen3vlmoe").read_bytes()
 
 
 def oss_in_mxfp4(folder: Path, exponent: int | None = None) -> dict[str, np.ndarray]:
@@ -188,6 +201,9 @@ def test_weights_that_do_not_fit(case: Any, tmp_path: Path) -> None:
         ("qwen3moe", {"decoder_sparse_step": 2}, "decoder_sparse_step = 2 is not supported"),
         ("qwen3moe", {"mlp_only_layers": [1]}, r"mlp_only_layers = \[1\] is not supported"),
         ("qwen3moe", {"num_experts_per_tok": 9}, "expert_used_count = 9: expected between 1 and 8"),
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv = 8.0 is not supported"),
+        ("olmoe", {"norm_topk_prob": True}, "norm_topk_prob = True is not supported"),
+        ("qwen3vlmoe", {"norm_topk_prob": False}, "norm_topk_prob = False is not supported"),
         ("qwen2moe", {"norm_topk_prob": True}, "norm_topk_prob = True is not supported"),
         ("glm4moe", {"num_nextn_predict_layers": 0}, r"no use for tensor 'model\.layers\.2\."),
         ("glm4moe", {"norm_topk_prob": "yes"}, "norm_topk_prob = 'yes': expected true or false"),

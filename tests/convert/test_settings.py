@@ -59,9 +59,25 @@ RELEASED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"attention.scale": 0.0078125, "residual_scale": 0.22, "logit_scale": 16.0},
     ),
+    "GraniteMoeForCausalLM": (
+        {
+            **{"attention_multiplier": 0.015625, "embedding_multiplier": 12.0},
+            **{"residual_multiplier": 0.22, "logits_scaling": 6.0, "rope_theta": 1500000},
+            **{"num_local_experts": 40, "num_experts_per_tok": 8, "rope_scaling": None},
+            **{"output_router_logits": False, "router_aux_loss_coef": 0.001},
+        },
+        {"expert_count": 40, "expert_used_count": 8, "logit_scale": 6.0},
+    ),
     "Olmo3ForCausalLM": (
         {**RMS, "layer_types": LLLG * 2, "rope_scaling": YARN_OLMO, "rope_theta": 5e5},
         {"attention.sliding_window": 4096, "rope.scaling.factor": 8.0},
+    ),
+    "OlmoeForCausalLM": (
+        {
+            **{**RMS, "clip_qkv": None, "norm_topk_prob": False, "num_experts": 64},
+            **{"num_experts_per_tok": 8, "router_aux_loss_coef": 0.01, "rope_scaling": None},
+        },
+        {"expert_count": 64, "expert_used_count": 8},
     ),
     "SeedOssForCausalLM": (
         {
@@ -137,6 +153,34 @@ RELEASED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "vision_config": {"depth": 24, "deepstack_visual_indexes": [5, 11, 17]},
         },
         {"rope.dimension_sections": [24, 20, 20, 0], "n_deepstack_layers": 3},
+    ),
+    "Qwen2VLForConditionalGeneration": (
+        {
+            **{"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "rope_theta": 1e6},
+            **{"sliding_window": 32768, "use_sliding_window": False, "max_window_layers": 70},
+            **{"vision_token_id": 9, "vision_config": {"depth": 32}, "image_token_id": 8},
+            **{"video_token_id": 7, "vision_start_token_id": 6, "vision_end_token_id": 5},
+        },
+        {"rope.dimension_sections": [16, 24, 24, 0], "rope.freq_base": 1e6},
+    ),
+    "Qwen2_5_VLForConditionalGeneration": (  # as its page says for long texts
+        {
+            "rope_scaling": {
+                **{"type": "yarn", "mrope_section": [16, 24, 24], "factor": 4},
+                "original_max_position_embeddings": 32768,
+            },
+            **{"rope_theta": 1e6, "layer_types": ["full_attention"] * 8},
+        },
+        {"rope.scaling.type": "yarn", "rope.scaling.factor": 4},
+    ),
+    "Qwen3VLMoeForConditionalGeneration": (
+        {
+            **{"attention_bias": False, "head_dim": 128, "rope_theta": 5000000},
+            **{"rope_scaling": SECTIONS, "decoder_sparse_step": 1, "mlp_only_layers": []},
+            **{"moe_intermediate_size": 768, "norm_topk_prob": True, "num_experts": 128},
+            **{"num_experts_per_tok": 8, "vision_config": {"deepstack_visual_indexes": [8, 16]}},
+        },
+        {"expert_count": 128, "expert_feed_forward_length": 768, "n_deepstack_layers": 2},
     ),
     "GptOssForCausalLM": (
         {

@@ -35,6 +35,8 @@ PARAMETERS = {  # in thousands of millions, as their makers say
     **{"GLM-4.5-Air": 106.85, "ERNIE-4.5-21B-A3B": 21.825, "Hunyuan-A13B": 80.393},
     **{"MiniMax-M2": 228.690, "Llama-4-Scout": 107.77, "Ling-mini-2.0": 16.256},
     **{"dots.llm1": 142.774, "Gemma-7B": 8.538, "K-EXAONE-236B-A23B": 236.57},
+    **{"OLMoE-1B-7B": 6.919, "Granite-3.1-3B-A800M": 3.299},
+    **{"Qwen2.5-VL-7B": 7.616, "Qwen3-VL-30B-A3B": 30.532},
 }
 
 

@@ -252,6 +252,20 @@ KINDS = {
             },
         },
     ),
+    "qwen2vl": Kind(  # as all released ones, with settings of the text model at the top
+        *("qwen2vl", "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl"),
+        {
+            **{"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}, "rope_theta": 1e6},
+            **{"use_sliding_window": False, "sliding_window": 32768, "max_window_layers": 2},
+            **{"image_token_id": 4, "video_token_id": 5, "vision_start_token_id": 6},
+            "vision_config": {
+                **{"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16},
+                **{"out_hidden_size": 64, "fullatt_block_indexes": [0]},
+            },
+        },
+        pre="qwen2",
+        tied=True,
+    ),
 }
 NORMS = {  # of layers, by architecture; None are those that most have
     None: ("input", "post_attention"),
@@ -265,24 +279,28 @@ QK_NORMS = {
     **dict.fromkeys(("qwen3", "gemma3", "exaone4", "olmo2", "qwen3vl"), ("q_norm", "k_norm")),
     "hunyuan-dense": ("query_layernorm", "key_layernorm"),
 }
-BIASES = ("qwen2", "seed_oss", "glm4")
+BIASES = ("qwen2", "qwen2vl", "seed_oss", "glm4")
 
 
 def write(folder: Path, name: str, *, tokenizer: bool = True, **changes: Any) -> Path:
     """Write the checkpoint `name`. `changes` replace settings, or remove them (None)."""
     kind = KINDS[name]
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(config_json(kind, **changes))
+    write_weights(folder, weights_of(name), kind.dtype, kind.shards)
+    if tokenizer:
+        write_tokenizer(folder, kind.tokenizer, kind.pre)
+    return folder
+
+
+def config_json(kind: Kind, **changes: Any) -> str:
+    """The file's text. `changes` replace settings, or remove them (None)."""
     config = {**config_of(kind), **changes}
     if kind.inside is not None:
         text_config = {k: v for k, v in config.items() if k not in ("architectures", TIE)}
         config = {"architectures": [kind.classes], TIE: kind.tied, **kind.inside}
         config["text_config"] = text_config
-    text = json.dumps({key: value for key, value in config.items() if value is not None})
-    (folder / "config.json").write_text(text)
-    write_weights(folder, weights_of(name), kind.dtype, kind.shards)
-    if tokenizer:
-        write_tokenizer(folder, kind.tokenizer, kind.pre)
-    return folder
+    return json.dumps({key: value for key, value in config.items() if value is not None})
 
 
 def config_of(kind: Kind) -> dict[str, Any]:

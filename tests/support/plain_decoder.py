@@ -15,7 +15,7 @@ from plain_delta import delta_net, taken_apart
 
 # RoPE of the others pairs neighbours.
 NEOX = {"qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma-embedding", "phi3"}
-NEOX |= {"olmo2", "seed_oss", "exaone4", "hunyuan-dense", "qwen3vl"}
+NEOX |= {"olmo2", "seed_oss", "exaone4", "hunyuan-dense", "qwen3vl", "qwen2vl"}
 WHOLE_NORM, NORM_BEHIND_ROPE = ["olmo2"], ["hunyuan-dense"]  # of q and k
 # The last of so many has no window.
 PERIOD = {"gemma3": 6, "gemma-embedding": 6, "olmo2": 4, "exaone4": 4}
@@ -69,7 +69,8 @@ class Plain:
         x = self.norm(x, "output_norm.weight")
         out = self.w.get("output.weight", self.w["token_embd.weight"])
         scale = self.key("logit_scale", 1.0)
-        return cap(x @ out.T * (1 / scale if self.arch == "granite" else scale), self.final_cap())
+        divides = self.arch in ("granite", "granitemoe")
+        return cap(x @ out.T * (1 / scale if divides else scale), self.final_cap())
 
     def final_cap(self) -> float:
         return self.key("final_logit_softcapping", 30.0 if self.arch == "gemma2" else 0.0)

@@ -1,10 +1,11 @@
 """The matrices of all experts as one tensor of three axes, whichever way a checkpoint has them.
 
 Released checkpoints have a tensor for each expert, X.experts.3.gate_proj.weight. Others have one
-for all, X.experts.gate_up_proj [X, 2 N, K], with the rows of gate before those of up. Llama 4 and
-gpt-oss exchange the last two axes; of gpt-oss the rows take turns, or codes and scales of MXFP4 are
-two tensors. All become X.experts.gate_proj.weight, .up_proj.weight and .down_proj.weight; where the
-files of an architecture have gate and up in one tensor, X.experts.gate_up_proj.weight stays whole.
+for all, X.experts.gate_up_proj [X, 2 N, K], with the rows of gate before those of up. Llama 4,
+gpt-oss and Qwen3-VL exchange the last two axes; of gpt-oss the rows take turns, or codes and scales
+of MXFP4 are two tensors. All become X.experts.gate_proj.weight, .up_proj.weight and
+.down_proj.weight; where the files of an architecture have gate and up in one tensor,
+X.experts.gate_up_proj.weight stays whole. Granite has names of its own for the two tensors.
 
 Letters: X experts, N rows of a matrix, K columns.
 """
@@ -25,6 +26,10 @@ from .tensors import Cut, Microscaled, PackedStack, SingleRow, Stacked
 APART = re.compile(r"(.*\.experts)\.(\d{1,5})\.(.*)")
 TOGETHER = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(\.weight|_bias|_blocks|)")
 SINGLE_ROWS = (".shared_expert_gate.weight", ".moe_statics.e_score_correction_bias")
+USUAL_NAMES = {  # of Granite's
+    "block_sparse_moe.input_linear.weight": "block_sparse_moe.experts.gate_up_proj.weight",
+    "block_sparse_moe.output_linear.weight": "block_sparse_moe.experts.down_proj.weight",
+}
 SCALES = "_scales"  # beside _blocks
 GATE, UP, GATE_UP = (f".ffn_{x}_exps.weight" for x in ("gate", "up", "gate_up"))  # of files
 ALL = slice(None)
@@ -41,7 +46,8 @@ def gathered(
     """
     found: Found = {}
     apart: dict[str, dict[int, Stored]] = {}
-    for name, weights in tensors.items():
+    for stored, weights in tensors.items():
+        name = _usual_name(stored)
         if match := APART.fullmatch(name):
             apart.setdefault(f"{match[1]}.{match[3]}", {})[int(match[2])] = weights
         elif (match := TOGETHER.fullmatch(name)) and isinstance(weights, Weights):
@@ -52,6 +58,12 @@ def gathered(
         elif not (name.endswith(SCALES) and name.removesuffix(SCALES) + "_blocks" in tensors):
             found[name] = weights
     return {**found, **{name: _stacked(name, parts) for name, parts in apart.items()}}
+
+
+def _usual_name(name: str) -> str:
+    for granite, usual in USUAL_NAMES.items():
+        name = name.removesuffix(granite) + usual if name.endswith(granite) else name
+    return name
 
 
 def _taken_apart(
@@ -68,7 +80,7 @@ def _taken_apart(
     if ending == "_blocks":
         scales = _scales_of(weights, tensors.get(f"{stem}.{kind}{SCALES}"))
     n_axes, ours = (2, ".bias") if ending == "_bias" else (3 if scales is None else 4, ".weight")
-    transposed = transposed and n_axes == 3
+    transposed = transposed and n_axes == 3 and not _in_usual_order(stem, ending, tensors)
     m = weights.shape[-1 if transposed else 1] if len(weights.shape) == n_axes else 1
     if len(weights.shape) != n_axes or (kind == "gate_up_proj" and m % 2):
         raise ConvertError(
@@ -82,6 +94,17 @@ def _taken_apart(
         part_of = cut if scales is None else Microscaled(weights.name, weights, scales, rows)
         found[f"{stem}.{part}{ours}"] = part_of
     return found
+
+
+def _in_usual_order(stem: str, ending: str, tensors: Mapping[str, Stored]) -> bool:
+    """Whether gate_up_proj [X, 2 N, K] and down_proj [X, K, N] fit together as they are, and not
+    with their last two axes exchanged: transformers 5 saves them so, whatever releases have.
+    """
+    pair = [tensors.get(f"{stem}.{kind}{ending}") for kind in ("gate_up_proj", "down_proj")]
+    if any(x is None or len(x.shape) != 3 for x in pair):
+        return False
+    (_, m, k), (_, rows, n) = (x.shape for x in pair if x is not None)
+    return (m, k) == (2 * n, rows) and (m, k) != (n, 2 * rows)
 
 
 def with_gate_up(

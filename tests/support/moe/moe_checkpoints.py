@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import numpy as np
-from checkpoints import LLAMA3, N_VOCAB, Kind, _random, config_of, write_tokenizer, write_weights
+from checkpoints import (
+    KINDS,
+    LLAMA3,
+    N_VOCAB,
+    Kind,
+    _random,
+    config_json,
+    config_of,
+    write_tokenizer,
+    write_weights,
+)
 
-D, F, H, G, X, FX = 64, 96, 4, 2, 8, 32
+D, F, H, X, FX = 64, 96, 4, 8, 32
 EXPERTS = {"num_experts": X, "num_experts_per_tok": 2, "moe_intermediate_size": FX}
 YARN = {
     **{"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast": 32.0},
@@ -126,6 +135,35 @@ MOE_KINDS = {
             **{"attention_bias": False, "moe_layers": [1, 3]},
         },
     ),
+    "olmoe": Kind(
+        *("olmoe", "OlmoeForCausalLM", "olmoe"),
+        {
+            **{"num_experts": X, "num_experts_per_tok": 3, "intermediate_size": FX},
+            **{"norm_topk_prob": False, "clip_qkv": None, "num_key_value_heads": H},
+        },
+        pre="gpt-2",
+    ),
+    "granitemoe": Kind(
+        *("granitemoe", "GraniteMoeForCausalLM", "granitemoe"),
+        {**KINDS["granite"].config, "num_local_experts": X, "num_experts_per_tok": 2},
+        tied=True,
+    ),
+    "granitemoe-shared": Kind(
+        *("granitemoe", "GraniteMoeSharedForCausalLM", "granitemoeshared"),
+        {
+            **{**KINDS["granite"].config, "num_local_experts": X, "num_experts_per_tok": 3},
+            "shared_intermediate_size": 48,
+        },
+    ),
+    "qwen3vlmoe": Kind(  # gate and up of an expert are no square: which axis is which is plain
+        *("qwen3vlmoe", "Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe_text"),
+        {
+            **{**KINDS["qwen3vl"].config, **EXPERTS, "moe_intermediate_size": 24},
+            "norm_topk_prob": True,
+        },
+        pre="qwen2",
+        inside={**(KINDS["qwen3vl"].inside or {}), "model_type": "qwen3_vl_moe"},
+    ),
 }
 
 
@@ -134,8 +172,7 @@ def write_moe(folder: Path, name: str, weights: Mapping[str, np.ndarray] | None 
     """Write the checkpoint `name`; `changes` replace settings, or remove them (None)."""
     kind = MOE_KINDS[name]
     folder.mkdir(parents=True, exist_ok=True)
-    config = {k: v for k, v in {**config_of(kind), **changes}.items() if v is not None}
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(config_json(kind, **changes))
     write_weights(folder, moe_weights_of(name) if weights is None else weights, kind.dtype,
                   kind.shards)  # fmt: skip
     write_tokenizer(folder, kind.tokenizer, kind.pre)
@@ -156,12 +193,13 @@ def moe_weights_of(name: str) -> dict[str, np.ndarray]:
 def moe_shapes_of(name: str) -> dict[str, tuple[int, ...]]:
     """{name in transformers: shape}."""
     table = "word_embeddings" if name == "bailingmoe2" else "embed_tokens"
-    found: dict[str, tuple[int, ...]] = {f"model.{table}.weight": (N_VOCAB, D)}
-    found["model.norm.weight"] = (D,)
+    model = "model." if MOE_KINDS[name].inside is None else "model.language_model."
+    found: dict[str, tuple[int, ...]] = {f"{model}{table}.weight": (N_VOCAB, D)}
+    found[f"{model}norm.weight"] = (D,)
     if not MOE_KINDS[name].tied:
         found["lm_head.weight"] = (N_VOCAB, D)
     for i in range(config_of(MOE_KINDS[name])["num_hidden_layers"] + (name == "glm4moe")):
-        found |= {f"model.layers.{i}.{x}": shape for x, shape in _layer(name, i).items()}
+        found |= {f"{model}layers.{i}.{x}": shape for x, shape in _layer(name, i).items()}
     return found
 
 
@@ -178,8 +216,9 @@ def _layer(name: str, i: int) -> dict[str, tuple[int, ...]]:
     qkv = ("q_proj", "k_proj", "v_proj")
     biases = {"qwen2moe": qkv, "gpt-oss": tuple(widths), "glm4moe": qkv}.get(name, ())
     layer |= {f"self_attn.{x}.bias": widths[x][:1] for x in biases}
-    widths_of_norms = {"minimax-m2": (q, kv)}.get(name, (size, size))
-    if name in ("qwen3moe", "glm4moe", "minimax-m2", "dots1", "exaone-moe"):
+    widths_of_norms = (q, kv) if name in ("minimax-m2", "olmoe") else (size, size)
+    with_norms = "qwen3moe", "glm4moe", "minimax-m2", "dots1", "exaone-moe", "qwen3vlmoe", "olmoe"
+    if name in with_norms:
         pairs = zip("qk", widths_of_norms, strict=True)
         layer |= {f"self_attn.{x}_norm.weight": (n,) for x, n in pairs}
     if name == "hunyuan-moe":
@@ -191,7 +230,12 @@ def _layer(name: str, i: int) -> dict[str, tuple[int, ...]]:
     if found := {"glm4moe": _glm, "ernie4_5-moe": _ernie, "llama4": _llama4}.get(name):
         return layer | found(i)
     others = {"mixtral": _mixtral, "gpt-oss": _gpt_oss, "hunyuan-moe": _hunyuan}
-    layer |= {**others, "minimax-m2": _minimax}.get(name, _qwen)()
+    others |= {"minimax-m2": _minimax, "qwen3vlmoe": _qwen3vl}
+    others |= {"granitemoe": _granite, "granitemoe-shared": _granite}
+    layer |= others.get(name, _qwen)()
+    if name == "granitemoe-shared":
+        layer |= {"shared_mlp.input_linear.weight": (2 * 48, D)}
+        layer |= {"shared_mlp.output_linear.weight": (D, 48)}
     if name == "qwen2moe":
         layer |= {f"mlp.shared_expert.{x}_proj.weight": (48, D) for x in ("gate", "up")}
         layer["mlp.shared_expert.down_proj.weight"] = (D, 48)
@@ -250,6 +294,16 @@ def _qwen(f: int = FX) -> dict[str, tuple[int, ...]]:
     shapes = {"gate_proj": (f, D), "up_proj": (f, D), "down_proj": (D, f)}
     experts = {f"mlp.experts.{e}.{x}.weight": s for e in range(X) for x, s in shapes.items()}
     return {"mlp.gate.weight": (X, D), **experts}
+
+
+def _granite() -> dict[str, tuple[int, ...]]:
+    shapes = {"router.layer": (X, D), "input_linear": (X, 2 * F, D), "output_linear": (X, D, F)}
+    return {f"block_sparse_moe.{x}.weight": shape for x, shape in shapes.items()}
+
+
+def _qwen3vl() -> dict[str, tuple[int, ...]]:
+    experts = {"gate_up_proj": (X, D, 2 * 24), "down_proj": (X, 24, D)}
+    return {"mlp.gate.weight": (X, D), **{f"mlp.experts.{x}": s for x, s in experts.items()}}
 
 
 def _dense(at: str = "mlp.", f: int = F) -> dict[str, tuple[int, ...]]:

@@ -14,11 +14,11 @@ import plain_decoder
 from plain_decoder import Plain
 
 plain_decoder.NEOX |= {"qwen3moe", "qwen2moe", "gpt-oss", "glm4moe", "hunyuan-moe", "minimax-m2"}
-plain_decoder.NEOX |= {"bailingmoe2", "dots1", "exaone-moe"}
-plain_decoder.WHOLE_NORM.append("minimax-m2")
+plain_decoder.NEOX |= {"bailingmoe2", "dots1", "exaone-moe", "qwen3vlmoe", "olmoe"}
+plain_decoder.WHOLE_NORM += ["minimax-m2", "olmoe"]
 plain_decoder.NORM_BEHIND_ROPE.append("hunyuan-moe")
 NORMALISED = ("qwen3moe", "llama", "qwen35moe", "qwen3next")
-NORMALISED += ("ernie4_5-moe", "hunyuan-moe", "minimax-m2")
+NORMALISED += ("ernie4_5-moe", "hunyuan-moe", "minimax-m2", "qwen3vlmoe", "granitemoe")
 SIGMOID = ("glm4moe", "minimax-m2", "llama4", "bailingmoe2", "dots1", "exaone-moe")
 
 

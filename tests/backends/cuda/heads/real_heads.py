@@ -20,12 +20,12 @@ from tools.make_tiny import MODELS, Tiny
 USUAL = 128
 SIZES = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma-embedding"), 256),
-    **{"gpt-oss": 64, "granite": 64},
+    **{"gpt-oss": 64, "granite": 64, "granitemoe": 64},
 }
 HYBRIDS = tuple(name for name, model in MODELS.items() if model.delta)
 SCALED = ("rope.dimension_count", "rope.dimension_sections")  # with the size of a head
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
-    "granite": {"attention.scale": 1 / 64},
+    **{name: {"attention.scale": 1 / 64} for name in ("granite", "granitemoe")},
     "gemma4": {
         **{f"attention.{x}_length{kind}": n for x in ("key", "value")
            for kind, n in (("", 512), ("_swa", 256))},
