@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggpy.cli import llama_cpp
 from ggpy.cli.options import add_batch_size, unescape
-from ggpy.cli.parser import MODEL, THREADS, Parser, natural, positive
+from ggpy.cli.parser import MODEL, Parser, add_threads, natural
 from ggpy.util.messages import escaped
 from ggpy.util.outcome import ended
 
@@ -80,7 +80,7 @@ def parser() -> Parser:
     add("-c", "--ctx-size", type=natural, default=0, metavar="N",
         help="tokens of a text at most (the model's, up to 4096)")  # fmt: skip
     add_batch_size(found)
-    add("-t", "--threads", type=positive, metavar="N", help=THREADS)
+    add_threads(found)
     add("--device", default="auto", help="auto, cpu, numpy, cuda or cuda:N (auto)")
     llama_cpp.add_options(found)
     return found
