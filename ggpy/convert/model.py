@@ -161,8 +161,9 @@ def read_config(folder: Folder) -> tuple[dict[str, Any], Architecture, str]:
         for name in found.hugging_face.classes
     }
     if names[0] not in known:
-        there = ", ".join(sorted(known))
-        raise ConvertError(f"{path}: {escaped(names[0])} is not supported; supported are: {there}")
+        there = ", ".join(sorted({found.name for found in known.values()}))
+        problem = f"{escaped(names[0])} is not supported; supported are the classes of: {there}"
+        raise ConvertError(f"{path}: {problem}")
     return config, known[names[0]], names[0]
 
 
