@@ -8,15 +8,13 @@ of some files; they are not used.
 from __future__ import annotations
 
 from . import hugging_face as hf
-from . import llama
-from .architecture import OUTPUT, Architecture, Context, LayerSettings, ModelSettings
+from .architecture import OUTPUT, Architecture, Context, ModelSettings
+from .glm4 import half_rope
+from .glm4moe import read_layers, router
 from .layers import attention, dense, moe
 from .layers.attention import QK_NORM
-from .layers.dense import DenseSettings
-from .layers.moe import MoESettings, read_router
 
-THETA = 6e5
-SHARE, WIDTH = "partial_rotary_factor", "moe_shared_expert_intermediate_size"
+THETA, WIDTH = 6e5, "moe_shared_expert_intermediate_size"
 QKV = "attn_qkv.weight"
 UNUSED = (  # training, and precision
     *("embedding_dropout", "output_dropout", "mtp_loss_scaling_factor", "router_dtype"),
@@ -33,16 +31,13 @@ CHECKPOINT = {
 
 
 def read(c: Context) -> ModelSettings:
-    """The file may set the score, whether weights add up to 1, and their scale."""
-    c.config.only(moe.SHARED_COUNT, 0, 1)  # files differ in whether the width is that of all
-    mixer = llama.attention(c, "neox")
-    experts = MoESettings(read_router(c.config, c.sizes, "sigmoid", says=moe.SETTINGS))
-    ffns = [experts if x.n_expert else DenseSettings("silu") for x in c.sizes.layers]
-    return ModelSettings([LayerSettings(mixer, ffn) for ffn in ffns])
+    """One shared expert at most: files differ in whether the width is that of all."""
+    c.config.only(moe.SHARED_COUNT, 0, 1)
+    return read_layers(c)
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
-    """The share of a head that is rotated stands among rope's settings or beside them."""
+    """UnsupportedModel for what the published models do not have."""
     s.only("hidden_act", "silu", "swish")
     s.only("score_function", "sigmoid")
     s.only("scoring_func", "sigmoid")
@@ -54,20 +49,13 @@ def settings(s: hf.CheckpointSettings) -> hf.Metadata:
         s.only(key, False)
     for key in UNUSED:
         s.raw(key)
-    share = hf.rope_part(s, THETA).real(SHARE, s.real(SHARE, 0.5, high=1.0), high=1.0)
     width = s.integer(WIDTH, s.integer("moe_intermediate_size"))
     return {
-        **{**hf.sizes(s), **hf.rope(s, THETA, (SHARE,)), **hf.head_sizes(s), **hf.experts(s)},
+        **{**hf.sizes(s), **half_rope(s, THETA), **hf.head_sizes(s), **hf.experts(s), **router(s)},
         "vocab_size": ("u32", s.integer("vocab_size", high=1 << 31)),
-        "rope.dimension_count": ("u32", int(share * hf.head_size(s))),
-        "expert_group_count": ("u32", s.integer("n_group")),
-        "expert_group_used_count": ("u32", s.integer("topk_group")),
         moe.SHARED_COUNT: ("u32", 1),
         moe.SHARED_WIDTH: ("u32", width),
         moe.N_DENSE: ("u32", s.integer("first_k_dense_replace", low=0)),
-        moe.SCORE: ("u32", 2),
-        moe.SCALE: ("f32", s.real("routed_scaling_factor")),
-        moe.NORM: ("bool", s.flag("norm_topk_prob", True)),
     }
 
 

@@ -9,7 +9,6 @@ from . import llama
 from .architecture import OUTPUT, Architecture, Context, LayerSettings, ModelSettings
 from .ernie4_5 import settings as dense_settings
 from .layers import attention, dense, moe
-from .layers.dense import DenseSettings
 from .layers.moe import MoESettings, read_router
 
 UNUSED = (  # training, a sum that is never so small, and blocks that are left out
@@ -22,7 +21,7 @@ def read(c: Context) -> ModelSettings:
     """The weights of the chosen experts add up to 1."""
     mixer = llama.attention(c)
     experts = MoESettings(read_router(c.config, c.sizes, normalise=True))
-    ffns = [experts if x.n_expert else DenseSettings("silu") for x in c.sizes.layers]
+    ffns = moe.feed_forwards(c.sizes, experts)
     return ModelSettings([LayerSettings(mixer, ffn) for ffn in ffns])
 
 

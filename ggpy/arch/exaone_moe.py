@@ -14,23 +14,20 @@ from . import llama
 from .architecture import OUTPUT, ROPE_FREQS, Architecture, Context, LayerSettings, ModelSettings
 from .config import MAX_CONTEXT
 from .exaone4 import PERIOD, usual_settings
+from .glm4moe import feed_forwards, router
 from .layers import attention, dense, moe
 from .layers.attention import QK_NORM
-from .layers.dense import DenseSettings
-from .layers.moe import MoESettings, read_router
 
 N_DENSE = ("first_k_dense_replace", "first_last_k_dense_replace")  # the second is an older name
 
 
 def read(c: Context) -> ModelSettings:
-    """The file may set the score, whether weights add up to 1, and their scale."""
+    """Rope and a window stand in the same layers."""
     window = c.config.integer("attention.sliding_window", high=MAX_CONTEXT)
     pattern = c.config.windowed_layers(c.sizes.n_layer, PERIOD)
     windowed = replace(llama.attention(c, "neox"), window=window)
     whole = replace(windowed, window=0, rope=None)
-    experts = MoESettings(read_router(c.config, c.sizes, "sigmoid", says=moe.SETTINGS))
-    ffns = [experts if x.n_expert else DenseSettings("silu") for x in c.sizes.layers]
-    layers = zip(pattern, ffns, strict=True)
+    layers = zip(pattern, feed_forwards(c), strict=True)
     return ModelSettings([LayerSettings(windowed if x else whole, ffn) for x, ffn in layers])
 
 
@@ -45,15 +42,10 @@ def settings(s: hf.CheckpointSettings) -> hf.Metadata:
     n_shared = s.integer("num_shared_experts", low=0)
     width = n_shared * s.integer("moe_intermediate_size")
     return {
-        **found,
-        "expert_group_count": ("u32", s.integer("n_group")),
-        "expert_group_used_count": ("u32", s.integer("topk_group")),
+        **{**found, **router(s)},
         moe.SHARED_COUNT: ("u32", n_shared),
         **({moe.SHARED_WIDTH: ("u32", width)} if n_shared else {}),
         moe.N_DENSE: ("u32", _n_dense(s)),
-        moe.SCORE: ("u32", 2),
-        moe.SCALE: ("f32", s.real("routed_scaling_factor")),
-        moe.NORM: ("bool", s.flag("norm_topk_prob", True)),
     }
 
 

@@ -30,9 +30,8 @@ def expert_sizes(
         return [dense] * n_layer
     has_experts = _layers_with_experts(config, n_layer, understood)
     key = "expert_feed_forward_length"
-    found = config.integers(
-        key, n_layer, None if config.has(key) else _usual_widths(config, widths)
-    )
+    usual = None if config.has(key) else _usual_widths(config, widths)
+    found = config.integers(key, n_layer, usual)
     shared = _shared_widths(config, found, widths, understood)
     sizes = zip([n_expert] * n_layer, found, shared, strict=True)
     return [x if has else dense for x, has in zip(sizes, has_experts, strict=True)]
@@ -68,11 +67,9 @@ def _shared_widths(
     config: Config, of_experts: tuple[int, ...], dense: tuple[int, ...], understood: Collection[str]
 ) -> tuple[int, ...]:
     """Of the shared expert of each layer: its own, or that of so many experts; 0 without one."""
-    n = (
-        config.integer(SHARED_COUNT, 0, low=0, high=MAX_EXPERTS)
-        if SHARED_COUNT in understood
-        else 0
-    )
+    n = 0
+    if SHARED_COUNT in understood:
+        n = config.integer(SHARED_COUNT, 0, low=0, high=MAX_EXPERTS)
     if SHARED_WIDTH in understood and (config.has(SHARED_WIDTH) or SHARED_COUNT not in understood):
         return config.integers(SHARED_WIDTH, len(dense), dense)
     return tuple(n * x for x in of_experts)

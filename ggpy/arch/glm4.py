@@ -28,11 +28,16 @@ def read(c: Context) -> ModelSettings:
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
-    """The share of a head that is rotated stands among rope's settings or beside them."""
+    """Those of llama, and rope on a part of each head."""
     s.only("hidden_act", "silu", "swish")
-    share = hf.rope_part(s, 10000.0).real(HALF, s.real(HALF, 0.5, high=1.0), high=1.0)
-    found = {**hf.sizes(s), **hf.rope(s, known=(HALF,)), **hf.head_sizes(s)}
-    return {**found, "rope.dimension_count": ("u32", int(share * hf.head_size(s)))}
+    return {**hf.sizes(s), **half_rope(s), **hf.head_sizes(s)}
+
+
+def half_rope(s: hf.CheckpointSettings, theta: float = 10000.0) -> hf.Metadata:
+    """Rope, of half of each head unless a share stands among its settings or beside them."""
+    share = hf.rope_part(s, theta).real(HALF, s.real(HALF, 0.5, high=1.0), high=1.0)
+    n_rot = int(share * hf.head_size(s))
+    return {**hf.rope(s, theta, (HALF,)), "rope.dimension_count": ("u32", n_rot)}
 
 
 ARCHITECTURE = Architecture(

@@ -10,13 +10,13 @@ from __future__ import annotations
 from . import hugging_face as hf
 from . import llama
 from .architecture import Architecture, Context, LayerSettings, ModelSettings
+from .glm4 import half_rope
 from .layers import attention, dense, moe
 from .layers.attention import QK_NORM, QKV_BIAS
 from .layers.dense import DenseSettings
 from .layers.moe import MoESettings, read_router
 from .rope import SECTIONS
 
-HALF = "partial_rotary_factor"
 NORM, STORED_AS = "ffn_norm.weight", "post_attention_norm.weight"
 EXPERTS = {**moe.TENSORS, **moe.CHOICE_BIAS, **moe.SHARED}
 CHECKPOINT = {
@@ -27,29 +27,46 @@ CHECKPOINT = {
 
 
 def read(c: Context) -> ModelSettings:
-    """The file may set the score, whether weights add up to 1, and their scale."""
-    c.config.raw(SECTIONS)  # of models that read images
+    """Sections of rope, which models that read images have, are not used."""
+    c.config.raw(SECTIONS)
+    return read_layers(c)
+
+
+def read_layers(c: Context) -> ModelSettings:
+    """llama's attention, with halves as rope's pairs, and feed_forwards."""
     mixer = llama.attention(c, "neox")
+    return ModelSettings([LayerSettings(mixer, ffn) for ffn in feed_forwards(c)])
+
+
+def feed_forwards(c: Context) -> list[DenseSettings | MoESettings]:
+    """The file may set the router's score, whether weights add up to 1, and their scale."""
     experts = MoESettings(read_router(c.config, c.sizes, "sigmoid", says=moe.SETTINGS))
-    ffns = [experts if x.n_expert else DenseSettings("silu") for x in c.sizes.layers]
-    return ModelSettings([LayerSettings(mixer, ffn) for ffn in ffns])
+    return moe.feed_forwards(c.sizes, experts)
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
-    """The share of a head that is rotated stands among rope's settings or beside them."""
+    """Dense layers come first; whether q and k have norms, the tensors say."""
     s.only("hidden_act", "silu", "swish")
-    s.raw("use_qk_norm")  # the tensors say it
-    share = hf.rope_part(s, 10000.0).real(HALF, s.real(HALF, 0.5, high=1.0), high=1.0)
+    s.raw("use_qk_norm")
     return {
-        **{**hf.sizes(s), **hf.rope(s, known=(HALF,)), **hf.head_sizes(s), **hf.experts(s)},
-        "rope.dimension_count": ("u32", int(share * hf.head_size(s))),
-        "expert_group_count": ("u32", s.integer("n_group")),
-        "expert_group_used_count": ("u32", s.integer("topk_group")),
+        **{**hf.sizes(s), **half_rope(s), **hf.head_sizes(s), **hf.experts(s), **router(s)},
         moe.SHARED_COUNT: ("u32", s.integer("n_shared_experts", low=0)),
         moe.N_DENSE: ("u32", s.integer("first_k_dense_replace", low=0)),
+    }
+
+
+def router(
+    s: hf.CheckpointSettings, n_group: int | None = None, normalise: bool = True
+) -> hf.Metadata:
+    """A router by sigmoids. n_group: of experts, and of those that are used, where nothing says so;
+    None: it has to. normalise: the same, whether weights add up to 1.
+    """
+    return {
+        "expert_group_count": ("u32", s.integer("n_group", n_group)),
+        "expert_group_used_count": ("u32", s.integer("topk_group", n_group)),
         moe.SCORE: ("u32", 2),
         moe.SCALE: ("f32", s.real("routed_scaling_factor")),
-        moe.NORM: ("bool", s.flag("norm_topk_prob", True)),
+        moe.NORM: ("bool", s.flag("norm_topk_prob", normalise)),
     }
 
 

@@ -21,7 +21,7 @@ from .layers.attention import QK_NORM
 from .layers.delta import MAX_SIZE, MAX_TAPS, DeltaSettings
 from .layers.dense import DenseSettings
 from .layers.moe import MoESettings
-from .rope import SECTIONS
+from .rope import SECTIONS, stored_sections
 
 USUAL_SECTIONS = [11, 11, 10]
 STORED_NORM = "post_attention_norm.weight"  # before the feed-forward, in spite of its name
@@ -93,7 +93,7 @@ def settings(s: hf.CheckpointSettings) -> hf.Metadata:
 def sections(s: hf.CheckpointSettings) -> hf.Metadata:
     """Of rope, for the axes of images: four numbers."""
     found = [int(x) for x in hf.rope_part(s, 1e4).numbers("mrope_section")] or USUAL_SECTIONS
-    return {SECTIONS: ("arr[i32]", (found + [0] * 4)[:4])}
+    return {SECTIONS: stored_sections(found)}
 
 
 def experts(s: hf.CheckpointSettings) -> hf.Metadata:

@@ -14,7 +14,6 @@ from . import hugging_face as hf
 from . import llama
 from .architecture import OUTPUT, ROPE_FREQS, Architecture, Context, LayerSettings, ModelSettings
 from .layers import attention, dense, moe
-from .layers.dense import DenseSettings
 from .layers.moe import MoESettings, read_router
 
 PERIOD = 4  # the last of so many layers has no rope
@@ -38,7 +37,7 @@ def read(c: Context) -> ModelSettings:
     router = read_router(c.config, c.sizes, "sigmoid")
     experts = MoESettings(replace(router, score="sigmoid_chosen", weighs_input=True))
     mixers = [whole if (i + 1) % PERIOD == 0 else local for i in range(n_layer)]
-    ffns = [experts if x.n_expert else DenseSettings("silu") for x in c.sizes.layers]
+    ffns = moe.feed_forwards(c.sizes, experts)
     return ModelSettings([LayerSettings(*x) for x in zip(mixers, ffns, strict=True)])
 
 

@@ -27,13 +27,19 @@ def settings(
 def _refuse_windows(s: hf.CheckpointSettings) -> None:
     """A window counts if it is switched on and there are layers that have it."""
     window = s.flag("use_sliding_window", False) and hf.window_of(s)
-    first = s.integer("max_window_layers", 28, low=0)
+    n = layers_with_windows(s, 28)
+    s.raw("sliding_window")  # read, even if it is off
+    if window and n:
+        raise s.refuse("use_sliding_window", f"{n} layers would have a window")
+
+
+def layers_with_windows(s: hf.CheckpointSettings, first: int) -> int:
+    """How many layers would have a window; those from `first` on, where nothing says so."""
+    first = s.integer("max_window_layers", first, low=0)
     sliding = hf.sliding_layers(s)
     if sliding is None:
         sliding = [i >= first for i in range(s.integer("num_hidden_layers"))]
-    s.raw("sliding_window")  # read, even if it is off
-    if window and any(sliding):
-        raise s.refuse("use_sliding_window", f"{sum(sliding)} layers would have a window")
+    return sum(sliding)
 
 
 ARCHITECTURE = Architecture(

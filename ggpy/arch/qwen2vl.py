@@ -9,7 +9,7 @@ from .architecture import Architecture, Context, ModelSettings
 from .qwen2 import read as read_text
 from .qwen2 import settings as text_settings
 from .qwen3vl import OTHERS
-from .rope import SECTIONS
+from .rope import SECTIONS, stored_sections
 
 THETA, SECTION = 1e6, "mrope_section"
 UNUSED = (  # of images, where settings of the text model stand beside them
@@ -34,7 +34,7 @@ def settings(s: hf.CheckpointSettings) -> hf.Metadata:
     sections = [int(x) for x in rope.numbers(SECTION)]
     return {
         **text_settings(s, THETA, (SECTION,)),
-        SECTIONS: ("arr[i32]", (sections + [0] * 4)[:4]),
+        SECTIONS: stored_sections(sections),
     }
 
 

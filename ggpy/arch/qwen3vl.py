@@ -10,7 +10,7 @@ from . import hugging_face as hf
 from .architecture import LAYER, Architecture, Context, ModelSettings
 from .layers.attention import QK_NORM
 from .qwen2 import read as read_text
-from .rope import SECTIONS
+from .rope import SECTIONS, stored_sections
 
 DEEP = "n_deepstack_layers"
 THETA = 5e5
@@ -34,7 +34,7 @@ def settings(s: hf.CheckpointSettings) -> hf.Metadata:
         **hf.sizes(s),
         **found,
         **hf.head_sizes(s),
-        SECTIONS: ("arr[i32]", (sections + [0] * 4)[:4]),
+        SECTIONS: stored_sections(sections),
         DEEP: ("u32", len(images.numbers("deepstack_visual_indexes"))),
     }
 

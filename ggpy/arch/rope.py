@@ -7,7 +7,7 @@ here is float64.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor, log, pi
 from typing import Literal
@@ -62,6 +62,11 @@ def read_rope(config: Config, sizes: Dimensions, style: Style) -> RopeSettings:
         beta_fast=config.real("rope.scaling.yarn_beta_fast", 32.0, low=1e-6),
         beta_slow=config.real("rope.scaling.yarn_beta_slow", 1.0, low=1e-6),
     )
+
+
+def stored_sections(pairs: Sequence[int]) -> tuple[str, list[int]]:
+    """What files have for SECTIONS, in which all four axes have a number."""
+    return "arr[i32]", [*pairs, 0, 0, 0, 0][:4]
 
 
 def has_sections(config: Config) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from ...backends.experts import Experts, GatedActivation, Router, Score, SharedExpert
 from ...backends.interface import MoE
+from .. import expert_sizes
 from ..config import Config, Dimensions, UnsupportedModel
 from .dense import DenseSettings
 from .weights import LayerWeights
@@ -49,7 +50,7 @@ NAMES_BESIDE = {"ffn_gate_inp.scale": (ROUTER_NORM,), "ffn_down_exps.scale": (EX
 # Settings of config.VARIANTS that models with experts have, the number and the width of shared
 # experts, and which layers have none.
 UNDERSTOOD = frozenset(f"expert_{x}count" for x in ("", "used_", "group_", "group_used_"))
-SHARED_COUNT, SHARED_WIDTH = "expert_shared_count", "expert_shared_feed_forward_length"
+SHARED_COUNT, SHARED_WIDTH = expert_sizes.SHARED_COUNT, expert_sizes.SHARED_WIDTH
 N_DENSE, PERIOD = "leading_dense_block_count", "interleave_moe_layer_step"
 SCORE, NORM, SCALE = "expert_gating_func", "expert_weights_norm", "expert_weights_scale"
 GATING: dict[int, Score] = {1: "softmax", 2: "sigmoid", 3: "softmax_chosen"}  # SCORE
@@ -132,6 +133,11 @@ def _shared(w: LayerWeights) -> SharedExpert | None:
         w_down=w["ffn_down_shexp.weight"],
         gate=w.get("ffn_gate_inp_shexp.weight"),
     )
+
+
+def feed_forwards(sizes: Dimensions, experts: MoESettings) -> list[DenseSettings | MoESettings]:
+    """Of each layer: the experts, or a dense one with SiLU where it has none."""
+    return [experts if layer.n_expert else DenseSettings("silu") for layer in sizes.layers]
 
 
 def read_router(
