@@ -43,9 +43,8 @@ class Graphs:
             self._seen[shape] = None  # after launch(), whose allocations may call forget()
             return result
         if len(self._graphs) >= KEPT:
-            oldest = next(
-                iter(self._graphs)
-            )  # the driver frees a graph that runs when it has ended
+            # the driver frees a graph that still runs when it has ended
+            oldest = next(iter(self._graphs))
             del self._graphs[oldest]
             self._seen.pop(oldest[0], None)
         with self.device.capture() as graph:

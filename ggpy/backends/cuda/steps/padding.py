@@ -57,16 +57,20 @@ def padded(step: Step, spare: Sequence[int], most: int, most_sequences: int) -> 
         return step
     n_to = max(n, min(rounded(n), most))
     more = n_to - n
-    # As many as belong to the number of rows, where few prompts go on behind the step; one at least
-    # for the tokens that pad it; and fewer than tokens, as of rows: else it would be a step of
-    # another kind.
+    # Sequences, with one for the tokens that pad the step, go with the number of rows, unless many
+    # prompts go on behind the step. They are fewer than tokens, as rows are: else it would be a
+    # step of another kind.
+    needed = n_seq + bool(more)
     n_seq_to = coarse(max(n_rows, LEAST)) + LEAST
-    if n_seq_to < n_seq + bool(more):
+    if n_seq_to < needed:
         n_seq_to = coarse(n_seq) + LEAST
     n_seq_to = min(n_seq_to, n_to - 1)
-    if n_seq_to < n_seq + bool(more):
+    if n_seq_to < needed:
         return step
-    n_rows_to = min(coarse(max(1, n_rows)), rounded(max(n_rows, most_sequences)), n_to - 1)
+    rows = step.rows
+    if n_rows:
+        n_rows_to = min(coarse(n_rows), rounded(max(n_rows, most_sequences)), n_to - 1)
+        rows = np.concatenate([rows, np.full(n_rows_to - n_rows, rows[-1], np.int32)])
     zeros = np.zeros(more, np.int32)
     return replace(
         step,
@@ -74,7 +78,7 @@ def padded(step: Step, spare: Sequence[int], most: int, most_sequences: int) -> 
         positions=np.concatenate([step.positions, zeros]),
         sequences=np.concatenate([step.sequences, zeros + n_seq]),
         page_tables=_with_pages(step, spare, n_seq_to),
-        rows=_repeated(step.rows, n_rows_to) if n_rows else step.rows,
+        rows=rows,
     )
 
 
@@ -104,7 +108,7 @@ def filled(tiles: Ints) -> Ints:
     return np.concatenate([tiles, np.zeros((coarse(max(n, LEAST)) - n, 4), np.int32)])
 
 
-def repeated(tiles: Ints, positions: Ints) -> Ints:
+def filled_with_copies(tiles: Ints, positions: Ints) -> Ints:
     """Tiles[n, 4] of prefill attention with copies of a cheap one, to a rounded number: that of the
     lowest position, which writes the same values twice; none if there are none.
     """
@@ -129,8 +133,3 @@ def _with_pages(step: Step, spare: Sequence[int], n_rows: int) -> tuple[Ints, ..
         out[len(table) :, 0] = page
         tables.append(out)
     return tuple(tables)
-
-
-def _repeated(rows: Ints, n: int) -> Ints:
-    """rows[R] with the last one repeated, n in all."""
-    return np.concatenate([rows, np.full(n - len(rows), rows[-1], np.int32)])

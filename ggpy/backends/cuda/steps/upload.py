@@ -24,7 +24,7 @@ from ....kernels.attention.rope_kv import AttentionMetadata, Heads
 from ...interface import PAGE_SIZE, Step
 from ..arrays import Memory
 from ..plan import StepClass
-from .padding import filled, padded, power_of_two, repeated
+from .padding import filled, filled_with_copies, padded, power_of_two
 
 IN_FLIGHT = 4  # steps whose uploads and results may be in flight
 PLACES = 2  # device buffers of decode steps, used alternately; all other steps share one
@@ -141,7 +141,7 @@ class StepUpload:
         tiles, prefill = self._plan(step)
         if pad_to and has_prompts:
             tiles = [filled(t) for t in tiles]
-            prefill = [repeated(t, step.positions) for t in prefill]
+            prefill = [filled_with_copies(t, step.positions) for t in prefill]
         decode = len(tables[0]) == len(step.ids)
         if decode:  # row i is token i's, which saves kernels a dependent load
             tables, states = ([table[sequences] for table in x] for x in (tables, states))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ggpy.backends.cuda.steps.padding import coarse, filled, padded, repeated, rounded
+from ggpy.backends.cuda.steps.padding import coarse, filled, filled_with_copies, padded, rounded
 from ggpy.backends.interface import Step
 
 SPARE = (99, 55)  # pages of the tokens that pad a step, of two groups
@@ -115,6 +115,6 @@ def test_tiles_are_filled_with_tiles_without_a_split() -> None:
 def test_tiles_of_prompts_are_filled_with_the_cheapest() -> None:
     tiles = np.array([[0, 64, 1, -1], [64, 30, 1, -1], [94, 64, 1, -1]], np.int32)
     positions = np.array([*range(900, 964), *range(5, 35), *range(300, 364)], np.int32)
-    out = repeated(tiles, positions)
+    out = filled_with_copies(tiles, positions)
     assert len(out) == 8 and (out[:3] == tiles).all() and (out[3:] == tiles[1]).all()
-    assert not len(repeated(tiles[:0], positions))
+    assert not len(filled_with_copies(tiles[:0], positions))
