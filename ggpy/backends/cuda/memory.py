@@ -83,7 +83,7 @@ def needed(
     shapes = [heads_of(group.spec) for group in paged]
     pairs = list(zip(paged, shapes, strict=True))
     sizes = zip(groups, page_sizes(CacheShape(groups)), strict=True)
-    # Tokens that pad a step have a state of their own, and below a page of each group.
+    # a spare state each, for tokens that pad a step
     states = sum((g.n_pages + 1) * n for g, n in sizes if isinstance(g.spec, Recurrent))
     f16 = max((g.n_pages * f16_page_bytes(h) for g, h in pairs if converts(h)), default=0)
     windowed = sum(g.n_pages * page_bytes(h, g.n_layer) for g, h in pairs if g.spec.window)
@@ -92,7 +92,7 @@ def needed(
     if whole and f16:
         page += max(f16_page_bytes(h) for _, h in whole)
     kept = sum(g.n_pages * page_bytes(h, g.n_layer) for g, h in whole)
-    fixed = windowed + states + sum(page_bytes(h, g.n_layer) for g, h in pairs)
+    fixed = windowed + states + sum(page_bytes(h, g.n_layer) for g, h in pairs)  # a spare page each
     return Need(
         weights=sum(
             allocated(weight_bytes(w, role.lookup or (len(w.shape) < 3 and keeps_blocks(w.format))))
