@@ -61,8 +61,8 @@ def padded(step: Step, spare: Spare, most: int, most_sequences: int) -> Step:
         return step
     # Sequences, with those of the tokens that pad the step, go with the number of rows, unless many
     # prompts go on behind the step. They are fewer than tokens, as rows are: else it would be a
-    # step of another kind. Kernels may ask how many tokens a sequence has on average, so that few
-    # rows leave few of them.
+    # step of another kind. With few rows they are few, because kernels may choose by the tokens of
+    # a sequence on average (delta_net.py).
     needed = n_seq + bool(more)
     n_seq_to = coarse(max(n_rows, 1))
     n_seq_to += min(n_seq_to, LEAST)
