@@ -15,12 +15,13 @@ import numpy as np
 from .. import arch
 from ..backends.cuda.backend import Cuda
 from ..backends.cuda.weights import Uploader
-from ..backends.interface import Step, pages_for
+from ..backends.interface import Recurrent, Step, pages_for
 from ..cache_types import CacheTypes
 from ..device.base import Buffer
 from ..device.compile import is_compiled
 from ..gguf import Tensor
 from ..kernels.layout.tile import TiledMatrix, layout_of
+from ..runtime.state_table import WIDTH
 from ..sampling import Sampler, SamplingParams
 from ..util.simulated import SHARED_BYTES
 from .compile_ahead import Wishes, compile_ahead
@@ -137,8 +138,8 @@ def _run(ops: Cuda, decoder: Any, lengths: Sequence[int], depth: int = 0) -> Non
     greedily and not.
     """
     width = pages_for(depth + max(lengths))
-    n = len(lengths)
-    tables = np.zeros((n, width), np.int32)
+    n, groups = len(lengths), decoder.cache_shape(1, N_CTX, 1).groups
+    widths = [WIDTH if isinstance(group.spec, Recurrent) else width for group in groups]
     last = np.cumsum(lengths, dtype=np.int32) - 1
     positions = np.concatenate([np.arange(k, dtype=np.int32) for k in lengths])
     positions[: lengths[0]] += depth
@@ -146,7 +147,7 @@ def _run(ops: Cuda, decoder: Any, lengths: Sequence[int], depth: int = 0) -> Non
         ids=np.zeros(sum(lengths), np.int32),
         positions=positions,
         sequences=np.repeat(np.arange(n, dtype=np.int32), lengths),
-        page_tables=(tables,) * len(decoder.cache_shape(1, N_CTX, 1).groups),
+        page_tables=tuple(np.zeros((n, width), np.int32) for width in widths),
         rows=last,
     )
     logits = decoder.run(step)

@@ -187,8 +187,12 @@ class Cuda:
         except OutOfMemory as error:
             raise shape.too_large(memory.page_sizes(shape), error.free) from None
         attention = self.attention = AttentionOps(self.context, paged, self._max_split_tokens)
-        kernels = attention.kernels, attention.kernel_of_group, attention.pages.spare
-        self._steps = StepUpload(self.device, *kernels, self._graphs.forget, self._max_split_tokens)
+        self._steps = StepUpload(
+            *(self.device, attention.kernels, attention.kernel_of_group),
+            spare=[*attention.pages.spare, *self.delta.states.spare],
+            moving=self._graphs.forget,
+            max_split_tokens=self._max_split_tokens,
+        )
 
     def clear_pages(self, group: int, pages: Sequence[int]) -> None:
         """Zero pages that may hold values that are not finite."""

@@ -111,9 +111,9 @@ class PageMemory:
         return _Group(keys, values, heads, n_layer, n_pages)
 
     @property
-    def spare(self) -> list[int]:
+    def spare(self) -> list[tuple[int]]:
         """Of each group: the page that no sequence has."""
-        return [group.n_pages - 1 for group in self._groups]
+        return [(group.n_pages - 1,) for group in self._groups]
 
     def clear(self, group: int, pages: Sequence[int]) -> None:
         """Enqueue zeroing of these pages in all layers of a group."""

@@ -83,7 +83,8 @@ def needed(
     shapes = [heads_of(group.spec) for group in paged]
     pairs = list(zip(paged, shapes, strict=True))
     sizes = zip(groups, page_sizes(CacheShape(groups)), strict=True)
-    states = sum(g.n_pages * n for g, n in sizes if isinstance(g.spec, Recurrent))
+    # a spare state each, for tokens that pad a step
+    states = sum((g.n_pages + 1) * n for g, n in sizes if isinstance(g.spec, Recurrent))
     f16 = max((g.n_pages * f16_page_bytes(h) for g, h in pairs if converts(h)), default=0)
     windowed = sum(g.n_pages * page_bytes(h, g.n_layer) for g, h in pairs if g.spec.window)
     whole = [(g, h) for g, h in pairs if not g.spec.window]

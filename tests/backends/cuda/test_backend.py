@@ -194,6 +194,7 @@ def test_chunks_of_prompts_and_what_follows_them(wide_heads):
     prompts = [ids_of(n, n) for n in (140, 64, 3)]
     chunks = [(p, 0, t) for p, t in zip(prompts, pages, strict=True)]
     wide_heads.step(chunks, list(range(207)))
+    wide_heads.step(chunks)  # padded
     parts = [(ids_of(70), 140, pages[0]), ([5], 64, pages[1]), (ids_of(2), 3, pages[2])]
     wide_heads.step(parts, list(range(73)))
     wide_heads.step([([8], n, t) for n, t in zip((210, 65, 5), pages, strict=True)])
@@ -284,16 +285,19 @@ def test_parts_of_a_long_prompt_are_recorded(pair, captures):
     assert len(captures) == 3
 
 
-@pytest.mark.parametrize("pair", ["llama", "gemma3"], indirect=True)
+@pytest.mark.parametrize("pair", ["llama", "gemma3", "qwen35"], indirect=True)
 def test_prompts_of_other_lengths_beside_other_numbers_of_answers_share_a_graph(pair, captures):
     """Their steps are padded to one shape, and their logits are those of the steps as they are."""
     pair.step([(ids_of(40), 0, [5, 6])], list(range(40)))  # memory stays where it is from here on
     for i in range(3):
         pair.step([(ids_of(3 + i, i), 0, PAGES[i])])
     captures.clear()
+    lengths = [3, 4, 5]
     for i, n_prompt in enumerate((17, 20, 21, 19)):
-        answers = [([7 + i + s], 3 + i + s, PAGES[s]) for s in range(3)]
-        pair.step([*answers[: 2 + i % 2], (ids_of(n_prompt, i), 0, [8, 9])])
+        n = 2 + i % 2
+        answers = [([7 + i + s], lengths[s], PAGES[s]) for s in range(n)]
+        pair.step([*answers, (ids_of(n_prompt, i), 0, [8, 9])])
+        lengths[:n] = [length + 1 for length in lengths[:n]]
     assert len(captures) == 1
 
 

@@ -23,7 +23,7 @@ from static_shared import most_static
 from ggpy import arch
 from ggpy.backends.cuda.backend import Cuda
 from ggpy.backends.cuda.weights import Uploader
-from ggpy.backends.interface import PAGE_SIZE, Step
+from ggpy.backends.interface import PAGE_SIZE, PagedKV, Step
 from ggpy.cache_types import USUAL, CacheTypes
 from ggpy.device.base import capability, three
 from ggpy.evaluate import synthetic
@@ -139,8 +139,10 @@ def walk(file: Synthetic, device: FittingDevice, types: CacheTypes = USUAL, **op
     shape = decoder.cache_shape(SEQUENCES[-1], 4096, decoder.n_batch)
     ops.allocate_cache(shape)
     for step in steps():
-        tables = step.page_tables[: len(shape.groups)]
-        decoder.run(replace(step, page_tables=tables))
+        states = np.zeros((len(step.page_tables[0]), 2), np.int32)
+        pairs = zip(step.page_tables, shape.groups, strict=False)
+        tables = [t if isinstance(group.spec, PagedKV) else states for t, group in pairs]
+        decoder.run(replace(step, page_tables=tuple(tables)))
 
 
 def cases() -> Iterator[tuple[str, str]]:

@@ -12,6 +12,7 @@ from typing import Any
 from ....device.base import Ptr
 from ....kernels.delta.delta import DeltaShape
 from ...interface import CacheGroup, Recurrent
+from ...states import NO_STATE
 
 
 def shape_of(spec: Recurrent) -> DeltaShape:
@@ -26,17 +27,25 @@ def state_bytes(spec: Recurrent) -> int:
 
 
 class StateMemory:
-    """The states of groups. What a step does not write is not read, so nothing is cleared."""
+    """The states of groups, and one more of each, for tokens that pad a step (padding.py). What a
+    step does not write is not read, so nothing is cleared.
+    """
 
     def __init__(self, device: Any, groups: Sequence[CacheGroup]) -> None:
         """Raises OutOfMemory."""
         self._groups = []
         for group in groups:
             assert isinstance(group.spec, Recurrent)
-            shape, n = shape_of(group.spec), group.n_layer * group.n_pages
+            shape, n_pages = shape_of(group.spec), group.n_pages + 1
+            n = group.n_layer * n_pages
             conv = device.alloc(n * shape.conv_bytes, "inputs of convolutions")
             matrices = device.alloc(n * shape.matrix_bytes, "recurrent states")
-            self._groups.append((conv, matrices, shape, group.n_pages))
+            self._groups.append((conv, matrices, shape, n_pages))
+
+    @property
+    def spare(self) -> list[tuple[int, int]]:
+        """Of each group: nothing to read, and the state that no sequence has."""
+        return [(NO_STATE, n_pages - 1) for *_, n_pages in self._groups]
 
     def of(self, group: int, slot: int) -> tuple[Ptr, Ptr]:
         """Addresses of a layer's parts; group: among those with states; slot: of the layer."""

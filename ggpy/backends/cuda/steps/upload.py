@@ -24,7 +24,7 @@ from ....kernels.attention.rope_kv import AttentionMetadata, Heads
 from ...interface import PAGE_SIZE, Step
 from ..arrays import Memory
 from ..plan import StepClass
-from .padding import filled, filled_with_copies, padded, power_of_two
+from .padding import Spare, filled, filled_with_copies, padded, power_of_two
 
 IN_FLIGHT = 4  # steps whose uploads and results may be in flight
 PLACES = 2  # device buffers of decode steps, used alternately; all other steps share one
@@ -92,8 +92,8 @@ class StepUpload:
     """Uploads steps. `moving()` is called before the destination addresses change.
 
     kernels: one per head shape. kernel_of_group: index into `kernels` per group of the KV cache
-    that has pages; groups of recurrent states stand behind these. spare: per such group, the page
-    of tokens that pad a step. max_split_tokens: sequences whose context may be split over CTAs.
+    that has pages; groups of recurrent states stand behind these. spare: per group, states
+    included, see padding.py. max_split_tokens: sequences whose context may be split over CTAs.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class StepUpload:
         device: Any,
         kernels: Sequence[Kernels],
         kernel_of_group: Sequence[int],
-        spare: Sequence[int],
+        spare: Spare,
         moving: Callable[[], None],
         max_split_tokens: int,
     ) -> None:
@@ -132,7 +132,7 @@ class StepUpload:
         """
         n_paged = len(self._kernel_of_group)
         has_prompts = len(step.page_tables[0]) < len(step.ids)
-        if len(step.page_tables) > n_paged or (self._converted and has_prompts):
+        if self._converted and has_prompts:
             pad_to = None
         step = padded(step, self._spare, *pad_to) if pad_to else step
         sequences = step.sequences

@@ -9,8 +9,9 @@ import pytest
 
 from ggpy.backends.cuda.steps.padding import coarse, filled, filled_with_copies, padded, rounded
 from ggpy.backends.interface import Step
+from ggpy.backends.states import NO_STATE
 
-SPARE = (99, 55)  # pages of the tokens that pad a step, of two groups
+SPARE = ((99,), (55,))  # pages of the tokens that pad a step, of two groups
 
 
 def mixed(lengths: list[int], base: int = 70) -> Step:
@@ -41,7 +42,7 @@ def test_what_was_there_stays_in_front() -> None:
     step = mixed([1, 1, 30])
     out = padded(step, SPARE, 512, 64)
     n, n_seq, n_rows = sizes(step)
-    assert sizes(out) == (32, 16, 4)
+    assert sizes(out) == (32, 8, 4)
     assert (out.ids[:n] == step.ids).all() and (out.positions[:n] == step.positions).all()
     assert (out.rows[:n_rows] == step.rows).all() and (out.rows[n_rows:] == step.rows[-1]).all()
     for table, before in zip(out.page_tables, step.page_tables, strict=True):
@@ -51,9 +52,31 @@ def test_what_was_there_stays_in_front() -> None:
 def test_mixed_with_a_prompt_of_more_tokens() -> None:
     """The tokens that pad it are at position 0 of one more sequence, in the spare pages."""
     out = padded(mixed([1, 1, 37]), SPARE, 512, 64)
-    assert sizes(out) == (40, 16, 4)
+    assert sizes(out) == (40, 8, 4)
     assert (out.sequences[39:] == 3).all() and (out.positions[39:] == 0).all()
-    assert [page[-1] for page in (out.pages(0), out.pages(1))] == list(SPARE)
+    assert [page[-1] for page in (out.pages(0), out.pages(1))] == [99, 55]
+
+
+def test_sequences_that_pad_begin_without_a_state_and_leave_one_that_is_spare() -> None:
+    states = np.array([[4, 5], [NO_STATE, 2]], np.int32)
+    for step, n_seq in ((mixed([1, 30]), 4), (mixed([1] * 18), 24)):
+        n = len(step.page_tables[0])
+        both = replace(step, page_tables=(step.page_tables[0], states[[0, 1] * (n // 2)]))
+        table = padded(both, ((99,), (NO_STATE, 7)), 512, 64).page_tables[1]
+        assert table.shape == (n_seq, 2) and (table[:n] == states[[0, 1] * (n // 2)]).all()
+        assert (table[n:] == (NO_STATE, 7)).all()
+
+
+def test_many_tokens_that_pad_a_step_belong_to_several_sequences() -> None:
+    out = padded(mixed([1] * 9 + [505]), SPARE, 2048, 64)
+    assert sizes(out) == (576, 24, 16) and (np.diff(out.sequences) >= 0).all()
+    assert np.bincount(out.sequences)[10:].tolist() == [16, 15, 16, 15]
+
+
+def test_a_prompt_alone_has_one_sequence_beside_it_at_most() -> None:
+    step = mixed([64])
+    assert padded(step, SPARE, 512, 64) is step
+    assert sizes(padded(mixed([60]), SPARE, 512, 64)) == (64, 2, 1)
 
 
 def test_few_shapes() -> None:

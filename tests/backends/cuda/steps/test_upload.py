@@ -102,7 +102,7 @@ def steps(device: Device) -> StepUpload:
         resident_splits=lambda n: None, launched_splits=lambda n, most: 100 * n + most
     )
     kernels = SimpleNamespace(heads=HEADS, decode=decode, prefill_tokens=None)
-    return StepUpload(device, [kernels], [0], [SPARE], moving, 64)
+    return StepUpload(device, [kernels], [0], [(SPARE,)], moving, 64)
 
 
 def single(n: int = 2, pages: int = 1, position: int = 5) -> Step:
