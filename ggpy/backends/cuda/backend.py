@@ -188,7 +188,9 @@ class Cuda:
             raise shape.too_large(memory.page_sizes(shape), error.free) from None
         attention = self.attention = AttentionOps(self.context, paged, self._max_split_tokens)
         self._steps = StepUpload(
-            *(self.device, attention.kernels, attention.kernel_of_group),
+            self.device,
+            attention.kernels,
+            attention.kernel_of_group,
             spare=[*attention.pages.spare, *self.delta.states.spare],
             moving=self._graphs.forget,
             max_split_tokens=self._max_split_tokens,
