@@ -174,6 +174,7 @@ class ModelService:
                 grammar=grammar,
                 special=special,
             )
+            sequence.post_sampling = options.post_sampling
             return self.worker.submit(sequence)
         except ContextOverflow as error:
             raise context_error(error) from None
@@ -210,12 +211,15 @@ class ModelService:
                 "this model has no chat template: start the server with --chat-template, or use "
                 "/v1/completions",
             )
-        messages, begun = _begun(request.messages)
+        messages, begun = request.messages, ""
+        if request.continues:
+            messages, begun = _begun(messages)
         try:
             render = partial(
                 self.tokenizer.apply_chat_template,
                 tools=request.tools or None,
                 variables=request.template_variables,
+                add_generation_prompt=request.generation_prompt or bool(begun),
             )
             rendered = await _in(_RENDERING, render, messages, self.own_template)
         except ValueError as error:  # ChatTemplateError is one

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+import threading
 from typing import Any
 
 import openai
@@ -171,11 +173,15 @@ def test_state(server: RunningServer) -> None:
     assert server.client.get("/health").json() == {"status": "ok"}
     (model,) = server.client.get("/v1/models").json()["data"]
     assert model["id"] == "llama"
+    assert model["architecture"]["input_modalities"] == ["text"]
+    assert (model["meta"]["n_ctx"], model["meta"]["vocab_type"]) == (256, 1)
     assert server.client.get("/v1/models/llama").json() == model
     assert server.client.get("/v1/models/other").status_code == 404
     props = server.client.get("/props").json()
     assert props["default_generation_settings"]["n_ctx"] == 256
+    assert props["default_generation_settings"]["params"]["n_predict"] == -1
     assert props["total_slots"] == 4
+    assert (props["endpoint_metrics"], props["endpoint_slots"], props["ui"]) == (True, True, True)
     assert len(server.client.get("/slots").json()) == 4
 
 
@@ -230,3 +236,141 @@ def test_a_constraint_needs_the_library(
     assert answer.status_code == 400
     told = answer.json()["error"]
     assert "pip install 'ggpy[grammar]'" in told["message"] and told["param"] == "grammar"
+
+
+def test_the_settings_of_an_answer(server: RunningServer) -> None:
+    """As llama-server: what is in effect, which clients ask for by paths."""
+    more = {"top_k": 7, "stop": ["zz"], "samplers": ["top_k", "temperature"], "n_indent": 0}
+    answer = server.post("/completion", prompt="a", n_predict=2, stream=False, **more).json()
+    found = answer["generation_settings"]
+    assert (found["top_k"], found["top_p"], found["n_predict"]) == (7, 1.0, 2)
+    assert (found["stop"], found["samplers"]) == (["zz"], ["top_k", "temperature"])
+    paths = ["generation_settings/n_ctx"]
+    answer = server.post("/completion", prompt="a", n_predict=2, response_fields=paths).json()
+    assert answer == {"generation_settings/n_ctx": 256}
+
+
+def test_several_prompts_and_several_answers(server: RunningServer) -> None:
+    body = {"n_predict": 4, "temperature": 0}
+    ids = server.post("/tokenize", content="hello", add_special=True).json()["tokens"]
+    prompts = ["world", {"prompt_string": "hello"}, ids, [ids[0], "hello"]]
+    found = server.post("/completion", prompt=prompts, n_cmpl=2, **body).json()
+    assert [answer["index"] for answer in found] == list(range(8))
+    assert [answer["content"] for answer in found[:2]] == [library_text("world", 4)] * 2
+    assert {answer["content"] for answer in found[2:]} == {library_text("hello", 4)}
+    told = server.post("/completion", prompt=prompts[:2], stream=True, **body).text
+    events = [json.loads(line[6:]) for line in told.splitlines() if line]
+    texts = ["".join(e["content"] for e in events if e["index"] == i) for i in range(2)]
+    assert texts == [library_text("world", 4), library_text("hello", 4)]
+    picture = {"prompt_string": "a", "multimodal_data": ["AAAA"]}
+    refused = server.post("/completion", prompt=picture)
+    assert refused.status_code == 400 and "text only" in refused.json()["error"]["message"]
+
+
+def test_an_answer_that_fills_the_context_is_truncated(server: RunningServer) -> None:
+    body = {"prompt": "a" * 200, "ignore_eos": True}
+    assert server.post("/completion", **body).json()["truncated"] is True
+    assert server.post("/completion", **body, n_predict=2).json()["truncated"] is False
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("/completion", {"prompt": "a" * 150}),
+        ("/v1/completions", {"prompt": "a" * 150}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 150}]}),
+    ],
+)
+def test_progress_of_a_prompt(
+    server: RunningServer, path: str, prompt: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First what the cache has, at last all of the prompt; then the timings of each token."""
+    monkeypatch.setattr("ggpy.serve.answers.answer.PROGRESS_SECONDS", 1e-4)
+    body = {**prompt, "max_tokens": 3, "stream": True, "seed": 1, "ignore_eos": True}
+    assert "prompt_progress" not in server.post(path, **body).text
+    for cached in (False, True):
+        asked = {**body, "cache_prompt": cached, "timings_per_token": True}
+        told = server.post(path, **asked, return_progress=True).text
+        events = [json.loads(line[6:]) for line in told.splitlines() if line[6:7] == "{"]
+        read = [event["prompt_progress"] for event in events if "prompt_progress" in event]
+        counts = [found["processed"] for found in read]
+        assert counts == sorted(set(counts)) and len({found["total"] for found in read}) == 1
+        assert counts[0] == read[0]["cache"] and counts[-1] == read[-1]["total"] > 150
+        assert bool(read[0]["cache"]) == cached
+        assert all(found["time_ms"] >= 0 for found in read)
+        first = next(i for i, event in enumerate(events) if "timings" in event)
+        assert all("prompt_progress" not in event for event in events[first:])
+
+
+def test_probabilities_of_the_draw(server: RunningServer) -> None:
+    """post_sampling_probs: only what the chain leaves has one, and they make up 1."""
+    body: dict[str, Any] = {"prompt": "hello", "n_predict": 4, "seed": 1, "n_probs": 30}
+    chain = {"top_k": 3, "temperature": 0.7, "top_p": 1, "min_p": 0, "post_sampling_probs": True}
+    told = server.post("/completion", **body, **chain).json()["completion_probabilities"]
+    for token in told:
+        p = {t["id"]: t["prob"] for t in token["top_probs"]}
+        assert len(p) == 3 and sum(p.values()) == pytest.approx(1)
+        assert token["prob"] == p[token["id"]]
+    model = {**body, "temperature": 1, "samplers": []}
+    (draw,) = server.post(
+        "/completion", **{**model, "n_predict": 1, "post_sampling_probs": True}
+    ).json()["completion_probabilities"]
+    (own,) = server.post("/completion", **{**model, "n_predict": 1}).json()[
+        "completion_probabilities"
+    ]
+    logprobs = {t["id"]: t["logprob"] for t in own["top_logprobs"]}
+    assert {t["id"]: math.log(t["prob"]) for t in draw["top_probs"]} == pytest.approx(
+        logprobs, abs=1e-4
+    )
+    allowed = {"grammar": "root ::= [ab]", "post_sampling_probs": True, "top_k": 0, "min_p": 0}
+    (draw,) = server.post("/completion", **body, **allowed).json()["completion_probabilities"][:1]
+    assert {t["token"][:1] for t in draw["top_probs"]} <= {"a", "b"}
+    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "temperature": 0}
+    asked = {"logprobs": True, "top_logprobs": 5, "post_sampling_probs": True}
+    (choice,) = server.post("/v1/chat/completions", **chat, **asked).json()["choices"]
+    assert [len(t["top_probs"]) for t in choice["logprobs"]["content"]] == [1, 1]
+    assert all(t["prob"] == 1 for t in choice["logprobs"]["content"])
+
+
+def test_a_line_with_fewer_blanks_ends_the_answer(server: RunningServer) -> None:
+    grammar = 'root ::= "x\\n    y\\n  z" [a-z]{200}'
+    body = {"prompt": "a", "grammar": grammar, "n_predict": 100}
+    for n, text in ((4, "x\n    y\n  "), (5, "x\n    ")):
+        for stream in (False, True):
+            told = server.post("/completion", **body, n_indent=n, stream=stream)
+            events = [
+                json.loads(line.removeprefix("data: ")) for line in told.text.split("\n\n") if line
+            ]
+            assert "".join(event["content"] for event in events) == text
+            assert events[-1]["stop_type"] == "limit"
+    whole = server.post("/completion", **body, n_indent=2).json()["content"]
+    assert whole.startswith("x\n    y\n  z") and len(whole) > 30
+
+
+def test_slots_say_what_runs(server: RunningServer) -> None:
+    body = {"prompt": "a", "n_predict": 2, "stream": True, "top_k": 7, "n_cmpl": 4}
+    assert server.client.get("/slots?fail_on_no_slot=1").status_code == 200
+    gate = threading.Event()
+    server.process.server.service.worker._inbox.put(gate.wait)  # the engine waits for it
+    with server.client.stream("POST", "/completion", json=body):
+        found = server.client.get("/slots").json()
+        full = server.client.get("/slots?fail_on_no_slot=1")
+        gate.set()
+    assert full.status_code == 503
+    assert all(slot["is_processing"] for slot in found)
+    assert {slot["params"]["top_k"] for slot in found} == {7}
+    assert [slot["next_token"][0]["n_remain"] for slot in found] == [2] * 4
+
+
+def test_the_last_message_and_the_prompt_of_an_answer(server: RunningServer) -> None:
+    messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "It"}]
+
+    def prompt(messages: list[Any], **more: Any) -> str:
+        return str(server.post("/apply-template", messages=messages, **more).json()["prompt"])
+
+    whole = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    assert prompt(messages) == prompt(messages, add_generation_prompt=False) == whole + "It"
+    ended = f"{whole}It<|im_end|>\n"
+    assert prompt(messages, continue_final_message=False) == ended + "<|im_start|>assistant\n"
+    alone = {"continue_final_message": False, "add_generation_prompt": False}
+    assert prompt(messages, **alone) == ended

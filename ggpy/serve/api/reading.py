@@ -124,11 +124,14 @@ def unique_tools(items: Iterable[Fields], read: Callable[[Fields], dict]) -> tup
     return tuple(tools.values())
 
 
-def chosen_tool(choice: Fields, tools: Iterable[Mapping[str, Any]]) -> str:
-    """A tool_choice that names a tool: "name:X". It must be one of the tools."""
+def chosen_tool(choice: Fields, tools: Iterable[Mapping[str, Any]], listed: str = "tools") -> str:
+    """A tool_choice that names a tool: "name:X". It must be one of the tools. listed: the field
+    that has them.
+    """
     name, known = choice.needed_text("name"), tool_names(tools)
     if name not in known:
-        refuse(choice, "name", "it is not in tools: give one of " + (", ".join(known) or "tools"))
+        told = f"it is not in {listed}: give one of {', '.join(known) or listed}"
+        refuse(choice, "name", told)
     return f"name:{name}"
 
 

@@ -1,11 +1,11 @@
-"""Usage in OpenAI's form, and timings in llama.cpp's."""
+"""Usage in OpenAI's form, and timings and progress in llama.cpp's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from ..events import Finished
+from ..events import Finished, PromptProgress
 
 
 def usage_of(ends: Sequence[Finished]) -> dict[str, Any]:
@@ -35,6 +35,12 @@ def timings_of(end: Finished) -> dict[str, Any]:
         **_phase("predicted", usage.n_generated, usage.n_generated - 1, seconds.decode),
         "queued_ms": round(1e3 * seconds.queued, 3),
     }
+
+
+def progress_of(read: PromptProgress) -> dict[str, Any]:
+    """llama.cpp's prompt_progress: how much of a prompt is read."""
+    tokens = {"total": read.n_prompt, "cache": read.n_cached, "processed": read.n_read}
+    return {**tokens, "time_ms": round(1e3 * read.seconds)}
 
 
 def _phase(name: str, n: int, n_timed: int, seconds: float) -> dict[str, Any]:
