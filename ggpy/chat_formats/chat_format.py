@@ -41,6 +41,7 @@ class ChatFormat:
     hints: texts by which a prompt with tools shows the format, besides its openers.
     also: further markers. dropped: markers around text that say nothing.
     reasoning_anywhere: reasoning stands behind text too, not at the beginning alone.
+    after_reasoning: what a call that follows reasoning must have before it; "" is white space.
     reasoning_opened: whether the template's generation prompt ends inside reasoning.
     channels: the answer is several messages, which have markers of their own.
     needs_instructions: the template says nothing of tools, so a system message must.
@@ -61,6 +62,7 @@ class ChatFormat:
     reasoning_open: str = "<think>"
     reasoning_close: str = "</think>"
     reasoning_anywhere: bool = False
+    after_reasoning: str = ""
     reasoning_opened: bool = False
     channels: Messages | None = None
     hints: tuple[str, ...] = ()
