@@ -227,7 +227,7 @@ class Server:
 
 def read_ping(body: Fields) -> float | None:
     """llama.cpp's sse_ping_interval: seconds, None is the server's; -1 is no comments."""
-    seconds = body.number("sse_ping_interval", None, -1, 1e9)
+    seconds = body.integer("sse_ping_interval", None, -1, 1 << 31)
     return inf if seconds is not None and seconds <= 0 else seconds
 
 

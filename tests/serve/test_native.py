@@ -8,6 +8,7 @@ import sys
 import threading
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 from running_server import RunningServer, running
@@ -167,6 +168,25 @@ def test_infill_prompts(server: RunningServer, monkeypatch: pytest.MonkeyPatch) 
     assert infill.prompt(Fields(body), 999) == [bos, *code]
     long = {**extra, "input_extra": [{"text": "x" * 5000}]}
     assert server.post("/infill", **long).json()["tokens_predicted"] == 2
+
+
+def test_embeddings_in_llama_cpp_s_form() -> None:
+    """A list, each vector in a list; embd_normalize says what its length is."""
+    with running(pooling="mean") as server:
+        plain = server.post("/v1/embeddings", input=["hello", "b"]).json()["data"]
+        told = server.post("/embedding", content=["hello", "b"])
+        assert [e["index"] for e in told.json()] == [0, 1]
+        vectors = [np.array(e["embedding"][0]) for e in told.json()]
+        for vector, expected in zip(vectors, plain, strict=True):
+            assert vector.tolist() == expected["embedding"]
+        for norm, length in ((0, 32760), (1, 1), (2, 1), (3, 1)):
+            (found,) = server.post("/embedding", content="hello", embd_normalize=norm).json()
+            got = np.array(found["embedding"][0])
+            order = norm or np.inf
+            assert np.linalg.norm(got, order) == pytest.approx(length, rel=1e-5)
+            assert got / np.linalg.norm(got) == pytest.approx(vectors[0], abs=1e-6)
+        refused = server.post("/embedding", content="hello", embd_normalize=-1)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "embd_normalize")
 
 
 def test_state(server: RunningServer) -> None:

@@ -208,6 +208,7 @@ BODIES: dict[str, dict[str, Any]] = {
         "top_n": 1,
         "return_documents": True,
     },
+    "/embedding": {"content": ["ab", [5, 6]], "embd_normalize": 2},
     "/tokenize": {
         "content": "a b",
         "add_special": True,
