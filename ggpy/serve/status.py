@@ -77,7 +77,7 @@ def props(service: ModelService, settings: ServerSettings) -> dict[str, Any]:
             "supports_tool_calls": tools,
             "supports_parallel_tool_calls": tools,
             "supports_reasoning": reasoning,
-            "supports_preserve_reasoning": reasoning,
+            "supports_preserve_reasoning": "reasoning_content" in (service.template or ""),
             "supports_reasoning_effort": "reasoning_effort" in (service.template or ""),
         },
         "bos_token": bos,

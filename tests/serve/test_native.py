@@ -268,6 +268,10 @@ def test_the_settings_of_an_answer(server: RunningServer) -> None:
     paths = ["generation_settings/n_ctx"]
     answer = server.post("/completion", prompt="a", n_predict=2, response_fields=paths).json()
     assert answer == {"generation_settings/n_ctx": 256}
+    for ignore in (False, True):
+        answer = server.post("/completion", prompt="a", n_predict=1, ignore_eos=ignore).json()
+        biases = answer["generation_settings"]["logit_bias"]
+        assert bool(biases) == ignore and all(b["bias"] is None for b in biases)
 
 
 def test_several_prompts_and_several_answers(server: RunningServer) -> None:
