@@ -36,7 +36,7 @@ OF_SERVER = (
     *(("-cms", "--checkpoint-min-step"), ("--prio-batch",), ("--poll-batch",), ("--keep",)),
     *(("-C", "--cpu-mask"), ("-Cr", "--cpu-range"), ("--cpu-strict",), ("--cpu-strict-batch",)),
     *(("-Cb", "--cpu-mask-batch"), ("-Crb", "--cpu-range-batch"), ("-lm", "--load-mode")),
-    *(("-lzm", "--lazy-mode"), ("-fitt", "--fit-target"), ("-fitc", "--fit-ctx"), ("--tags",)),
+    *(("-lzm", "--lazy-mode"), ("-fitt", "--fit-target"), ("-fitc", "--fit-ctx")),
     *(("--log-file",), ("--log-colors",)),
 )
 FLAGS_OF_SERVER = (

@@ -133,8 +133,9 @@ def server_settings(options: argparse.Namespace) -> ServerSettings:
         socket=socket,
         api_prefix=options.api_prefix.rstrip("/"),
         api_keys=api_keys(options),
-        cors_origins=tuple(o.strip() for o in options.cors_origins.split(",") if o.strip()),
-        alias=options.alias,
+        cors_origins=listed(options.cors_origins),
+        aliases=listed(options.alias),
+        tags=listed(options.tags),
         timeout=float(options.timeout),
         deadline=options.deadline,
         ping_seconds=float(options.sse_ping_interval),
@@ -156,6 +157,11 @@ def server_settings(options: argparse.Namespace) -> ServerSettings:
         pooling=options.pooling,
         cache_prompt=options.cache_prompt,
     )
+
+
+def listed(text: str | None) -> tuple[str, ...]:
+    """What stands between commas."""
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
 
 
 def check_certificate(key: str | None, certificate: str | None) -> None:

@@ -130,7 +130,12 @@ def _model(parser: Parser) -> None:
     add("model", metavar="MODEL", nargs="?", help=f"{MODEL} (the first of these)")
     add("-m", "--model", dest="model_flag", metavar="MODEL", help="the same")
     add_hub(group)
-    add("-a", "--alias", metavar="NAME", help="the model's name in answers (its file's name)")
+    add(
+        *("-a", "--alias"),
+        metavar="NAME",
+        help="the model's name in answers (its file's name); more of its names behind commas",
+    )
+    add("--tags", metavar="LIST", help="what /v1/models says of it, with commas between")
     add_machine(group)
     add_cache_types(group)
 

@@ -7,6 +7,7 @@ in `api` know the forms. Nothing here knows the engine, and no process or socket
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from math import inf
 from typing import Any
@@ -42,7 +43,7 @@ class Server:
     """
 
     def __init__(self, settings: ServerSettings) -> None:
-        self.settings, self.metrics = settings, Metrics()
+        self.settings, self.metrics, self.started = settings, Metrics(), int(time.time())
         self.service: ModelService | None = None
         self.failure: BaseException | None = None
 
@@ -152,7 +153,7 @@ class Server:
         """GET /v1/models/NAME"""
         (found,) = status.models(self.ready())["data"]
         name = request.path_params["name"]
-        if name != found["id"]:
+        if name not in found["aliases"]:
             raise ApiError(404, f"there is no model {name!r}: there is {found['id']!r}")
         return JsonAnswer(found)
 
@@ -174,8 +175,9 @@ class Server:
         """GET /metrics"""
         if not self.settings.metrics:
             raise ApiError(501, "the server was started without --metrics")
-        text = self.metrics.text(self.ready().engine.stats())
-        return Response(text, media_type="text/plain; version=0.0.4")
+        text, started = self.metrics.text(self.ready().engine.stats()), str(self.started)
+        headers = {"Process-Start-Time-Unix": started}
+        return Response(text, headers=headers, media_type="text/plain; version=0.0.4")
 
     # Answers
 

@@ -72,7 +72,7 @@ class ModelService:
     @property
     def model_name(self) -> str:
         """The model as answers name it."""
-        return self.settings.alias or self.model.file.path.stem
+        return (*self.settings.aliases, self.model.file.path.stem)[0]
 
     def sampling_defaults(self) -> SamplingParams:
         """The parameters of requests that give none."""

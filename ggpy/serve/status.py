@@ -33,8 +33,8 @@ def models(service: ModelService) -> dict[str, Any]:
     }
     found = {
         "id": service.model_name,
-        "aliases": [service.model_name],
-        "tags": [],
+        "aliases": list(service.settings.aliases) or [service.model_name],
+        "tags": list(service.settings.tags),
         "object": "model",
         "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
         "created": service.created,

@@ -31,7 +31,7 @@ def test_command_lines_of_llama_server(capsys: pytest.CaptureFixture[str]) -> No
             "note: no effect here: --cache-reuse 256, -kvu\n",
         ),
         ("-sm row -c 0 -n 99 --no-context-shift", "no effect here: -sm row, --no-context-shift\n"),
-        ("-nocb -lm mlock --tags a,b", "no effect here: -nocb, -lm mlock, --tags a,b\n"),
+        ("-nocb -lm mlock --keep 5", "no effect here: -nocb, -lm mlock, --keep 5\n"),
         ("-C ff --no-log-prefix -cms 64", "no effect here: -C ff, --no-log-prefix, -cms 64\n"),
     ):
         serve_options.parse(["m.gguf", *words.split()], {})
@@ -85,6 +85,12 @@ def test_reasoning_of_all_requests() -> None:
         found = settings(["m.gguf", *words])
         assert (found.template_variables, found.reasoning_budget) == (variables, budget)
     assert settings(["m.gguf"], LLAMA_ARG_REASONING="off").reasoning_budget == 0
+
+
+def test_names_and_tags_of_the_model() -> None:
+    found = settings(["m.gguf", "--alias", "one, two", "--tags", "a,b"])
+    assert (found.aliases, found.tags) == (("one", "two"), ("a", "b"))
+    assert settings(["m.gguf"]).aliases == ()
 
 
 def test_a_stream_may_have_no_comments() -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import sys
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -216,6 +217,8 @@ def test_metrics(server: RunningServer) -> None:
     name = "llamacpp:tokens_predicted_total"
     assert after[name] == before[name] + 6
     assert after["ggpy:kv_pages"] > 0
+    assert after["llamacpp:n_tokens_max"] >= 6 and after["llamacpp:n_busy_slots_per_decode"] > 0
+    assert int(server.client.get("/metrics").headers["Process-Start-Time-Unix"]) <= time.time()
     assert after['ggpy:request_seconds_bucket{le="+Inf"}'] == after["ggpy:request_seconds_count"]
 
 
@@ -228,6 +231,13 @@ def test_the_same_prompt_again_is_cached(server: RunningServer) -> None:
     cached = [u["prompt_tokens_details"]["cached_tokens"] for u in usage]
     assert cached[1] >= 64
     assert cached[1] % 64 == 0
+
+
+def test_a_model_may_have_several_names() -> None:
+    with running(aliases=("one", "two"), tags=("a", "b")) as found:
+        (model,) = found.client.get("/v1/models").json()["data"]
+        assert (model["id"], model["aliases"], model["tags"]) == ("one", ["one", "two"], ["a", "b"])
+        assert found.client.get("/v1/models/two").json() == model
 
 
 def test_props_say_what_the_template_can() -> None:
@@ -297,6 +307,14 @@ def test_an_answer_that_fills_the_context_is_truncated(server: RunningServer) ->
     assert server.post("/completion", **body, n_predict=2).json()["truncated"] is False
 
 
+def said(event: dict[str, Any]) -> str:
+    """The text of a chunk of any API."""
+    (choice,) = event.get("choices") or [event]
+    return str(
+        choice.get("content") or choice.get("text") or choice.get("delta", {}).get("content") or ""
+    )
+
+
 @pytest.mark.parametrize(
     ("path", "prompt"),
     [
@@ -322,8 +340,13 @@ def test_progress_of_a_prompt(
         assert counts[0] == read[0]["cache"] and counts[-1] == read[-1]["total"] > 150
         assert bool(read[0]["cache"]) == cached
         assert all(found["time_ms"] >= 0 for found in read)
-        first = next(i for i, event in enumerate(events) if "timings" in event)
-        assert all("prompt_progress" not in event for event in events[first:])
+        last = max(i for i, event in enumerate(events) if "prompt_progress" in event)
+        assert last < min(i for i, event in enumerate(events) if said(event))
+        if path != "/v1/completions":
+            timings = [event["timings"] for event in events if "prompt_progress" in event]
+            assert (timings[0]["prompt_n"], timings[0]["prompt_ms"]) == (0, 0)
+            assert timings[-1]["prompt_n"] == counts[-1] - counts[0]
+            assert timings[-1]["prompt_ms"] > 0
 
 
 def test_probabilities_of_the_draw(server: RunningServer) -> None:
@@ -398,3 +421,6 @@ def test_the_last_message_and_the_prompt_of_an_answer(server: RunningServer) -> 
     assert prompt(messages, continue_final_message=False) == ended + "<|im_start|>assistant\n"
     alone = {"continue_final_message": False, "add_generation_prompt": False}
     assert prompt(messages, **alone) == ended
+    both = {"continue_final_message": True, "add_generation_prompt": True}
+    refused = server.post("/apply-template", messages=messages, **both)
+    assert refused.json()["error"]["param"] == "continue_final_message"

@@ -136,7 +136,7 @@ class Answering:
 
     def _read_until(self, n: int) -> PromptProgress:
         s = self.ticket.sequence
-        seconds = (s.t_first or time.perf_counter()) - s.t_admitted
+        seconds = (s.t_first or time.perf_counter()) - s.t_admitted if n > s.n_reused else 0.0
         return PromptProgress(s.n_prompt, s.n_reused, n, seconds)
 
     async def _pieces(self) -> list[Piece]:

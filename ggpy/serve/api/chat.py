@@ -31,6 +31,7 @@ from ..fields import Fields
 from ..http.sse import DONE
 from .messages import read_messages, read_tool_choice, read_tools
 from .options import MAX_PROBS, MAX_TOP_LOGPROBS, answer_options
+from .reading import refuse
 from .timings import progress_of, timings_of, usage_of
 
 MAX_N = 64
@@ -60,6 +61,9 @@ def read_chat(
     options = answer_options(body, tokenizer, defaults, max_tokens)
     options = replace(options, top_logprobs=_top_logprobs(body))
     choice, tools = read_tool_choice(body, read_tools(body))
+    begins, continues = body.raw("add_generation_prompt"), body.raw("continue_final_message")
+    if begins is True and continues is True:
+        refuse(body, "continue_final_message", "add_generation_prompt is true, too: give one")
     functions = "functions" in body
     request = ChatRequest(
         messages=read_messages(body),
@@ -250,7 +254,7 @@ async def chat_chunks(
                 timings = {} if call.include_usage else {"timings": timings_of(event)}
                 yield writer.choice(i, {}, finish_reason=_reason(event, call), **timings)
             elif isinstance(event, PromptProgress):
-                yield writer.choice(i, {}, prompt_progress=progress_of(event))
+                yield writer.choice(i, {}, **progress_of(event, call.timings_per_token))
             elif call.timings_per_token:
                 more = {"timings": timings_of(so_far(i))}
                 delta = _delta(event, call.functions)

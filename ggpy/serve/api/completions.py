@@ -184,7 +184,7 @@ async def completion_chunks(
                 yield chunk(i, event.text, _logprobs(event.pieces, call, n_said[i]))
                 n_said[i] += len(event.text)
             elif isinstance(event, PromptProgress):
-                yield chunk(i, "", prompt_progress=progress_of(event))
+                yield chunk(i, "", **progress_of(event))
             elif isinstance(event, Finished):
                 ends.append(event)
                 timings = {} if call.include_usage else {"timings": timings_of(event)}

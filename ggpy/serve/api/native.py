@@ -128,7 +128,7 @@ async def answer_chunks(
                     chunk["timings"] = timings_of(so_far(i))
                 yield sse(chunk)
             elif isinstance(event, PromptProgress):
-                yield sse({**chunk, "prompt_progress": progress_of(event)})
+                yield sse({**chunk, **progress_of(event, call.timings_per_token)})
             elif isinstance(event, Finished):
                 last = {**chunk, **_end(event, call, server, has_new_line[i])}
                 yield sse(selected(last, call.paths))

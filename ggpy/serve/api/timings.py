@@ -37,10 +37,15 @@ def timings_of(end: Finished) -> dict[str, Any]:
     }
 
 
-def progress_of(read: PromptProgress) -> dict[str, Any]:
-    """llama.cpp's prompt_progress: how much of a prompt is read."""
+def progress_of(read: PromptProgress, timed: bool = False) -> dict[str, Any]:
+    """What a chunk says of how much of a prompt is read. timed: its timings, too."""
     tokens = {"total": read.n_prompt, "cache": read.n_cached, "processed": read.n_read}
-    return {**tokens, "time_ms": round(1e3 * read.seconds)}
+    told = {"prompt_progress": {**tokens, "time_ms": round(1e3 * read.seconds)}}
+    if not timed:
+        return told
+    n = read.n_read - read.n_cached
+    phases = {**_phase("prompt", n, n, read.seconds), **_phase("predicted", 0, 0, 0.0)}
+    return {**told, "timings": {"cache_n": read.n_cached, **phases}}
 
 
 def _phase(name: str, n: int, n_timed: int, seconds: float) -> dict[str, Any]:

@@ -88,7 +88,7 @@ CHAT: dict[str, Any] = {
     "reasoning_format": "auto",
     "user": "me",
     "metadata": {"a": "b"},
-    "add_generation_prompt": True,
+    "add_generation_prompt": False,
     "continue_final_message": True,
 }
 CALLS: dict[str, Any] = {
