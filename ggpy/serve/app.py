@@ -116,7 +116,12 @@ class Server:
         service, ping = self.ready(), read_ping(body)
         answers = await service.complete_all(call.prompts, call.options, client_of(request), call.n)
         events, n_ctx = self._counted(answers), service.engine.n_ctx
-        server = native.AnsweredBy(service.model_name, n_ctx, service.tokenizer)
+        decode = service.tokenizer.decode
+
+        def prompt(i: int) -> str:
+            return decode(answers[i].prompt_ids, special=True)
+
+        server = native.AnsweredBy(service.model_name, n_ctx, prompt)
         if call.stream:
             chunks = native.answer_chunks(events, call, server, lambda i: answers[i].so_far())
             return self.stream(chunks, answers, ping_seconds=ping)

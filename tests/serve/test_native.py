@@ -29,6 +29,7 @@ def test_completion_is_the_library_s(server: RunningServer) -> None:
     assert answer["stop"] is True
     assert answer["stop_type"] == "limit"
     assert answer["timings"]["predicted_n"] == answer["tokens_predicted"] == 6
+    assert answer["prompt"] == "<s> hello"  # as it was read
 
 
 def test_streamed_completion(server: RunningServer) -> None:

@@ -75,6 +75,12 @@ class Answering:
         """Tokens of the prompt."""
         return self.ticket.sequence.n_prompt
 
+    @property
+    def prompt_ids(self) -> list[int]:
+        """Those tokens."""
+        s = self.ticket.sequence
+        return s.ids[: s.n_prompt]
+
     def __aiter__(self) -> AsyncIterator[Event]:
         return self._events
 

@@ -98,7 +98,7 @@ async def whole_answer(
             "index": i,
             "content": choice.text,
             "tokens": [piece.id for piece in choice.pieces] if call.tokens else [],
-            "prompt": server.text(call.prompts[i // call.n]),
+            "prompt": server.prompt(i) if not call.paths or "prompt" in call.paths else "",
             "completion_probabilities": _probabilities(choice.pieces, call.options),
             **_end(choice.end, call, server, "\n" in choice.text),
         }
@@ -138,17 +138,13 @@ async def answer_chunks(
 
 @dataclass(frozen=True)
 class AnsweredBy:
-    """What answers say of the server: the model's name, the positions of the context. tokenizer:
-    for prompts that were given as ids.
+    """What answers say of the server: the model's name, the positions of the context, the prompt
+    of each answer with its special tokens.
     """
 
     model: str
     n_ctx: int
-    tokenizer: Tokenizer
-
-    def text(self, prompt: PromptIds) -> str:
-        """A prompt as a text."""
-        return prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt, special=True)
+    prompt: Callable[[int], str]
 
 
 def _end(end: Finished, call: NativeCall, server: AnsweredBy, has_new_line: bool) -> dict[str, Any]:
