@@ -281,7 +281,7 @@ SOLAR = r"""
 {%- endif -%}
 {%- for m in messages -%}
 {%- if m.role == 'assistant' -%}
-{{ '<|begin|>assistant<|think|>' + m.reasoning_content + '<|end|>' if m.reasoning_content }}
+{{ '<|begin|>assistant<|think|>' + m.reasoning + '<|end|>' if m.reasoning }}
 {%- if m.content or not m.tool_calls -%}
 {{ '<|begin|>assistant<|content|>' + m.content + '<|end|>' }}
 {%- endif -%}
@@ -310,6 +310,41 @@ SOLAR_CALLS = (
     '{"city": "S\u00e3o \\"Paulo\\"", "days": 3, "exact": true, "tags": ["a, b", "]"]}'
     "<|tool_call:end|><|tool_call:begin|>call00001<|tool_call:name|>add_note<|tool_call:args|>"
     '{"text": "12"}<|tool_call:end|>'
+)
+
+KIMI = r"""
+{%- set q = namespace(ids=[], n=0) -%}
+{{ '<|im_system|>tool_declare<|im_middle|>' + tools|tojson + '<|im_end|>' if tools }}
+{%- for m in messages -%}
+{%- set name = m.name or m.role -%}
+{{ '<|im_' + (m.role if m.role in ['user', 'assistant'] else 'system') + '|>' + name }}
+{{- '<|im_middle|>' }}
+{%- if m.role == 'assistant' -%}
+{{ '<think>' + (m.reasoning_content or '') + '</think>' }}{{ m.content or '' }}
+{%- if m.tool_calls -%}
+{{ '<|tool_calls_section_begin|>' }}
+{%- for c in m.tool_calls -%}
+{%- set id = 'functions.' + c.function.name + ':' + q.n|string -%}
+{%- set q.n = q.n + 1 -%}{%- set _ = q.ids.append(id) -%}
+{{ '<|tool_call_begin|>' + id + '<|tool_call_argument_begin|>' + c.function.arguments|tojson }}
+{{- '<|tool_call_end|>' }}
+{%- endfor -%}
+{{ '<|tool_calls_section_end|>' }}
+{%- endif -%}
+{%- elif m.role == 'tool' -%}
+{{ '## Return of ' + q.ids.pop(0) + '\n' + m.content }}
+{%- else -%}
+{{ m.content }}
+{%- endif -%}
+{{ '<|im_end|>' }}
+{%- endfor -%}
+{{ '<|im_assistant|>assistant<|im_middle|>' if add_generation_prompt }}
+"""
+KIMI_CALLS = (
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
+    '<|tool_call_argument_begin|>{"city": "S\u00e3o \\"Paulo\\"", "days": 3, "exact": true, '
+    '"tags": ["a, b", "]"]}<|tool_call_end|><|tool_call_begin|>functions.add_note:1'
+    '<|tool_call_argument_begin|>{"text": "12"}<|tool_call_end|><|tool_calls_section_end|>'
 )
 
 PLAIN = (
@@ -349,5 +384,6 @@ PUBLISHED = {  # name of the format -> family
         "<|end|><|begin|>assistant",
         said=("<|content|>", "<|end|><|begin|>assistant"),
     ),
+    "kimi-k2": Published(KIMI, KIMI_CALLS, "<think>", "</think>"),
     "generic": Published(PLAIN, IN_WORDS, in_words=True),
 }
