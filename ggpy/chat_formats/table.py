@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from .channels.harmony import Harmony
+from .channels.recipients import ATEM, CALLS_OPEN, Recipients
 from .chat_format import ChatFormat
-from .harmony import Harmony
 from .json_calls import JsonObjects, NameThenJson
 from .python_calls import GemmaCalls, JsonOrPython, PythonCalls
-from .recipients import ATEM, CALLS_OPEN, Recipients
 from .xml_calls import KeyedTags, Tags
 
 _BAR = "\uff5c"  # DeepSeek's markers have a wide one

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..chat_formats import ChatFormat, detect
+from ..chat_formats import ChatFormat, can_write, detect, with_written_calls
 from ..grammar import GrammarError
 from ..model import Model
 from ..runtime.sequence import ContextOverflow
@@ -28,6 +28,7 @@ from ..sampling import SamplingParams
 from ..sampling.params import MASK64
 from ..tokenizer import Tokenizer
 from ..tokenizer.chat import form_of
+from ..tokenizer.message_form import TemplateForm
 from ..tokenizer.renderer import MOST_BUSY
 from .answers.answer import Answering
 from .answers.constraints import ChatConstraints, schemas
@@ -62,8 +63,11 @@ class ModelService:
         self.own_template = settings.chat_template or None  # instead of the model's
         self.template = self.own_template or model.tokenizer.chat_template
         self.format = self._chat_format()
-        self.takes_system = self._takes_system()
         self._markers = self.format.control_markers(model.tokenizer)
+        self.format = self.format.fitted(self._markers)
+        form = self._form()
+        self.takes_system = form is not None and form.knows_system
+        self._in_text = form is not None and not form.knows_calls and can_write(self.format)
         self._constraints = ChatConstraints(self.format, self._markers, self.template)
         self.infill = Infill(model.tokenizer)
         self.created = int(time.time())
@@ -214,6 +218,8 @@ class ModelService:
         messages, begun = request.messages, ""
         if request.continues:
             messages, begun = _begun(messages)
+        if self._in_text:
+            messages = with_written_calls(messages, self.format)
         try:
             render = partial(
                 self.tokenizer.apply_chat_template,
@@ -281,12 +287,12 @@ class ModelService:
 
     # The model
 
-    def _takes_system(self) -> bool:
-        """Whether the chat template has a place for system messages."""
+    def _form(self) -> TemplateForm | None:
+        """What the chat template wants; None where it cannot be rendered."""
         try:
-            return self.template is not None and form_of(self.template).knows_system
-        except ValueError:  # it cannot be rendered
-            return False
+            return None if self.template is None else form_of(self.template)
+        except ValueError:
+            return None
 
     def _chat_format(self) -> ChatFormat:
         """How the model writes tool calls and reasoning."""
