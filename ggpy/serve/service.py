@@ -65,8 +65,9 @@ class ModelService:
         self.format = self._chat_format()
         self._markers = self.format.control_markers(model.tokenizer)
         self.format = self.format.fitted(self._markers)
-        form = self._form()
+        form = _form(self.template)
         self.takes_system = form is not None and form.knows_system
+        form = _form(self.own_template or self.tokenizer.tool_template or self.template)
         self._in_text = form is not None and not form.knows_calls and can_write(self.format)
         self._constraints = ChatConstraints(self.format, self._markers, self.template)
         self.infill = Infill(model.tokenizer)
@@ -287,13 +288,6 @@ class ModelService:
 
     # The model
 
-    def _form(self) -> TemplateForm | None:
-        """What the chat template wants; None where it cannot be rendered."""
-        try:
-            return None if self.template is None else form_of(self.template)
-        except ValueError:
-            return None
-
     def _chat_format(self) -> ChatFormat:
         """How the model writes tool calls and reasoning."""
 
@@ -307,6 +301,14 @@ class ModelService:
             )
 
         return detect(render, self.settings.tool_format)
+
+
+def _form(template: str | None) -> TemplateForm | None:
+    """What a chat template wants; None where there is none, or it cannot be rendered."""
+    try:
+        return None if template is None else form_of(template)
+    except ValueError:
+        return None
 
 
 async def _in(pool: Executor, work: Callable[..., Result], *args: Any) -> Result:
