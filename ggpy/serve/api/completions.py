@@ -16,8 +16,8 @@ from ..errors import ApiError, openai_error
 from ..events import AnswerOptions, AnswerToken, Event, Finished, PromptProgress, TextDelta
 from ..fields import Fields
 from ..http.sse import DONE
-from .chat import MAX_N, ChoiceText, head_of, sse, wants_usage
-from .options import MAX_TOP_LOGPROBS, answer_options
+from .chat import MAX_N, ChoiceText, head_of, sse, token_logprobs, wants_usage
+from .options import MAX_PROBS, MAX_TOP_LOGPROBS, answer_options
 from .timings import progress_of, timings_of, usage_of
 
 MAX_PROMPTS = 256
@@ -28,7 +28,9 @@ PromptIds = str | list[int]
 
 @dataclass(frozen=True)
 class CompletionCall:
-    """A request to continue prompts, and how the answer is wanted."""
+    """A request to continue prompts, and how the answer is wanted. probs: log probabilities have
+    llama.cpp's form, because n_probs asked for them.
+    """
 
     prompts: list[PromptIds]
     options: AnswerOptions
@@ -36,6 +38,7 @@ class CompletionCall:
     echo: bool = False
     stream: bool = False
     include_usage: bool = False
+    probs: bool = False
 
 
 def read_completion(
@@ -44,6 +47,7 @@ def read_completion(
     """The request of a body; ApiError 400 names the field that is wrong."""
     options = answer_options(body, tokenizer, defaults, max_tokens)
     top = body.integer("logprobs", None, 0, MAX_TOP_LOGPROBS)
+    probs = None if top is not None else body.integer("n_probs", None, 0, MAX_PROBS) or None
     if body.text("suffix"):
         raise ApiError(400, "suffix is not supported here: use /infill", param="suffix")
     n = body.integer("n", 1, 1, MAX_N) or 1
@@ -51,16 +55,17 @@ def read_completion(
     if best_of != n:
         raise ApiError(400, f"best_of is {best_of}: it must be n, which is {n}", param="best_of")
     echo = body.flag("echo", False)
-    if echo and top is not None:
+    if echo and (top is not None or probs is not None):
         told = "echo with logprobs is not supported: a prompt has no log probabilities here"
         raise ApiError(400, told, param="echo")
     return CompletionCall(
         prompts=read_prompts(body, tokenizer),
-        options=replace(options, top_logprobs=top),
+        options=replace(options, top_logprobs=probs or top),
         n=n,
         echo=echo,
         stream=body.flag("stream", False),
         include_usage=wants_usage(body),
+        probs=probs is not None,
     )
 
 
@@ -213,6 +218,8 @@ def _logprobs(
     """OpenAI's older form: lists of the same length. at: characters of the choice before them."""
     if call.options.top_logprobs is None:
         return None
+    if call.probs:
+        return {"content": token_logprobs(pieces, call.options.post_sampling)}
     offsets = []
     for piece in pieces:
         offsets.append(at)
