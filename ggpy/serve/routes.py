@@ -76,7 +76,8 @@ class FurtherApis:
         call = responses.read(body, service, server.settings.max_tokens)
         events, answer = await server.answer(call.request, client_of(request))
         if call.stream:
-            chunks = responses.stream(events, service.model_name, call.echo)
+            so_far = answer.so_far if call.timed else None
+            chunks = responses.stream(events, service.model_name, call.echo, so_far)
             return server.stream(chunks, [answer])
         whole = responses.response(events, service.model_name, call.echo)
         return await server.whole(request, whole, [answer])

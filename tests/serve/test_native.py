@@ -350,6 +350,27 @@ def test_progress_of_a_prompt(
             assert timings[-1]["prompt_ms"] > 0
 
 
+def test_progress_and_timings_of_a_response(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ggpy.serve.answers.answer.PROGRESS_SECONDS", 1e-4)
+    body = {"input": "a" * 150, "max_output_tokens": 4, "stream": True, "temperature": 0}
+    asked = {"timings_per_token": True, "return_progress": True}
+    for more in ({}, asked):
+        told = server.post("/v1/responses", **body, **more).text
+        events = [json.loads(line[6:]) for line in told.splitlines() if line[:5] == "data:"]
+        assert [event["sequence_number"] for event in events] == [*range(len(events))]
+        read = [e["prompt_progress"] for e in events if "prompt_progress" in e]
+        assert {e["type"] for e in events if "prompt_progress" in e} <= {"response.in_progress"}
+        deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+        if not more:
+            assert not read and "timings" not in told
+            continue
+        assert read[-1]["processed"] == read[-1]["total"] > 150
+        assert [event["timings"]["predicted_n"] for event in deltas][-1] == 4
+        assert events[-1]["timings"]["predicted_n"] == 4
+
+
 def test_probabilities_of_the_draw(server: RunningServer) -> None:
     """post_sampling_probs: only what the chain leaves has one, and they make up 1."""
     body: dict[str, Any] = {"prompt": "hello", "n_predict": 4, "seed": 1, "n_probs": 30}

@@ -24,10 +24,13 @@ UNREAD = "(This model reads text only: it cannot see what the tool returned.)"
 
 @dataclass(frozen=True)
 class ApiCall:
-    """A body, read. stream: whether a stream is wanted. echo: fields that the answer repeats."""
+    """A body, read. stream: whether a stream is wanted, timed: with timings. echo: fields that
+    the answer repeats.
+    """
 
     request: ChatRequest
     stream: bool = False
+    timed: bool = False
     echo: Mapping[str, Any] = field(default_factory=dict)
 
 
