@@ -10,6 +10,7 @@ from .chat_format import ChatFormat
 from .deltas import CallArguments, CallBegin, CallEnd, Delta, ReasoningPart, TextPart
 from .detect import NAMES, by_name, detect
 from .parser import ChatParser
+from .written import can_write, with_written_calls
 
 __all__ = [
     "NAMES",
@@ -22,5 +23,7 @@ __all__ = [
     "ReasoningPart",
     "TextPart",
     "by_name",
+    "can_write",
     "detect",
+    "with_written_calls",
 ]

@@ -6,12 +6,12 @@ The table has a `ChatFormat` for each family of models. Nothing here knows a tem
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from .channels.messages import Messages
 from .json_calls import JsonObjects, NameThenJson
-from .messages import Messages
 from .parser import ChatParser
 from .python_calls import GemmaCalls, PythonCalls
 from .reader import AnswerReader, Steps
@@ -41,6 +41,7 @@ class ChatFormat:
     hints: texts by which a prompt with tools shows the format, besides its openers.
     also: further markers. dropped: markers around text that say nothing.
     reasoning_anywhere: reasoning stands behind text too, not at the beginning alone.
+    after_reasoning: what a call that follows reasoning must have before it; "" is white space.
     reasoning_opened: whether the template's generation prompt ends inside reasoning.
     channels: the answer is several messages, which have markers of their own.
     needs_instructions: the template says nothing of tools, so a system message must.
@@ -61,6 +62,7 @@ class ChatFormat:
     reasoning_open: str = "<think>"
     reasoning_close: str = "</think>"
     reasoning_anywhere: bool = False
+    after_reasoning: str = ""
     reasoning_opened: bool = False
     channels: Messages | None = None
     hints: tuple[str, ...] = ()
@@ -135,6 +137,13 @@ class ChatFormat:
             if len(ids) == 1 and not tokenizer.piece(ids[0]) and tokenizer.piece(ids[0], True):
                 found[marker] = ids[0]
         return found
+
+    def fitted(self, special: Collection[str]) -> ChatFormat:
+        """The format without the end of a section that a model does not have, though it has the
+        beginning. special: markers that are control tokens.
+        """
+        missing = self.section_open in special and self.section_close not in special
+        return replace(self, section_close="") if missing and self.section_close else self
 
     def needs_special(self, tokenizer: Tokenizer) -> bool:
         """Whether the answer's text must contain control tokens, because markers are some."""

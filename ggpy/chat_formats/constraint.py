@@ -143,7 +143,7 @@ class _Grammar:
             after = self.literal(channels.between)
         else:
             opener, closer = chat_format.reasoning_open, chat_format.reasoning_close
-            after = r"/\s*/"
+            after = self.literal(chat_format.after_reasoning) or r"/\s*/"
         if not closer or not (opener or is_open):
             return ""
         thought = f"{self.text_until(closer, limit)} {after}"

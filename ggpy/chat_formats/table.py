@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from .channels.harmony import Harmony
+from .channels.recipients import ATEM, CALLS_OPEN, Recipients
 from .chat_format import ChatFormat
-from .harmony import Harmony
 from .json_calls import JsonObjects, NameThenJson
 from .python_calls import GemmaCalls, JsonOrPython, PythonCalls
-from .recipients import ATEM, CALLS_OPEN, Recipients
 from .xml_calls import KeyedTags, Tags
 
 _BAR = "\uff5c"  # DeepSeek's markers have a wide one
@@ -127,7 +127,8 @@ _ROWS = (
                Tags('">', '<parameter name="', '">', "</parameter>", ("</invoke>",)),
                "<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="',
                section_gap="\n", between="\n"),
-    ChatFormat("minicpm5", Tags('">', '<param name="', '">', "</param>", ("</function>",)),
+    ChatFormat("minicpm5",
+               Tags('">', '<param name="', '">', "</param>", ("</function>",), cdata=True),
                call_open='<function name="', between="\n"),
     _json_list("cohere", "<|START_ACTION|>", "<|END_ACTION|>",
                syntax=JsonObjects(names=("tool_name",), arguments=("parameters",),
@@ -145,7 +146,9 @@ _ROWS = (
     ChatFormat("solar",
                NameThenJson("<|tool_call:args|>", _HEADER_SOLAR, "call<|tool_call:name|>{name}"),
                "<|tool_calls|>", "", "<|tool_call:begin|>", "<|tool_call:end|>",
-               also=("<|tool_call:name|>",)),
+               reasoning_open="<|think|>", reasoning_close="<|end|>",
+               after_reasoning="<|begin|>assistant", also=("<|tool_call:name|>", "<|begin|>"),
+               dropped=("<|end|>", "<|begin|>assistant", "<|content|>", "<|flush|>", "<|calls|>")),
     ChatFormat("generic",
                JsonObjects(wrappers=("tool_call", "function"),
                            first=("tool_call", "name", "function")),

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from .reader import MAX_HEADER, AnswerReader, MalformedCall, Steps, markers_pattern
 from .values import escaped_json, is_string, typed, types_of
 
+CDATA, CDATA_CLOSE = "<![CDATA[", "]]>"
+
 
 @dataclass(frozen=True)
 class Tags:
@@ -32,6 +34,7 @@ class Tags:
     written_key: str = "{key}"  # how a grammar writes it
     lines: bool = False
     bare_name: bool = False  # nothing closes the name but the first key or the end
+    cdata: bool = False  # a value may stand in XML's <![CDATA[...]]>
 
     def read(self, reader: AnswerReader) -> Steps[None]:
         """One call, from its name to what closes it, with its deltas."""
@@ -70,13 +73,18 @@ class Tags:
             types = frozenset({"string"})
         yield from self._after_key(reader)
         opening = f'{separator}"{escaped_json(key)}": '
+        quoted = self.cdata and (yield from reader.accept(CDATA))
+        closer = CDATA_CLOSE if quoted else self.value_close
         if is_string(types):
             reader.argue(opening + '"')
-            yield from self._streamed(reader)
+            yield from self._streamed(reader, closer)
             reader.argue('"')
         else:
-            text, _ = yield from reader.until((self.value_close,))
+            text, _ = yield from reader.until((closer,))
             reader.argue(opening + typed(self._trimmed(text), types))
+        if quoted:
+            yield from reader.space()
+            yield from reader.expect(self.value_close)
         return ", "
 
     def _after_key(self, reader: AnswerReader) -> Steps[None]:
@@ -87,10 +95,10 @@ class Tags:
     def _trimmed(self, text: str) -> str:
         return text.removesuffix("\n") if self.lines else text
 
-    def _streamed(self, reader: AnswerReader) -> Steps[None]:
+    def _streamed(self, reader: AnswerReader, closer: str) -> Steps[None]:
         """A string as it comes; a line break before its end belongs to the markup."""
-        breaks = ("\n" + self.value_close,) if self.lines else ()
-        pattern = markers_pattern((self.value_close, *breaks))
+        breaks = ("\n" + closer,) if self.lines else ()
+        pattern = markers_pattern((closer, *breaks))
         while True:
             match = pattern.search(reader.text, reader.pos)
             end = match.start() if match else len(reader.text)

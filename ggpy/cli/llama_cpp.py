@@ -33,10 +33,20 @@ FLAGS = (
 OF_SERVER = (
     *(("--cache-reuse",), ("-cram", "--cache-ram"), ("--threads-http",)),
     *(("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints"), ("-sps", "--slot-prompt-similarity")),
+    *(("-cms", "--checkpoint-min-step"), ("--prio-batch",), ("--poll-batch",), ("--keep",)),
+    *(("-C", "--cpu-mask"), ("-Cr", "--cpu-range"), ("--cpu-strict",), ("--cpu-strict-batch",)),
+    *(("-Cb", "--cpu-mask-batch"), ("-Crb", "--cpu-range-batch"), ("-lm", "--load-mode")),
+    *(("-lzm", "--lazy-mode"), ("-fitt", "--fit-target"), ("-fitc", "--fit-ctx")),
+    *(("--log-file",), ("--log-colors",)),
 )
 FLAGS_OF_SERVER = (
     *(("-kvu", "--kv-unified"), ("-no-kvu", "--no-kv-unified")),
-    *(("--no-context-shift",), ("--no-mmproj",)),
+    *(("--no-context-shift",), ("--no-mmproj", "--no-mmproj-auto"), ("--mmproj-auto",)),
+    *(("-nocb", "--no-cont-batching"), ("--cache-idle-slots",), ("--no-cache-idle-slots",)),
+    *(("--no-perf",), ("--repack",), ("--op-offload",), ("--check-tensors",), ("--props",)),
+    *(("-bs", "--backend-sampling"), ("--webui",), ("--no-ui-mcp-proxy", "--no-webui-mcp-proxy")),
+    *(("-no-ag", "--no-agent"), ("--no-models-autoload",), ("--no-log-jsonl",)),
+    *(("--log-prefix", "--no-log-prefix"), ("--log-timestamps", "--no-log-timestamps")),
 )
 # llama-bench gives a value to what is a flag elsewhere.
 OF_BENCH = (("-mmp", "--mmap"), ("-nkvo", "--no-kv-offload"))

@@ -10,6 +10,7 @@ import argparse
 import re
 import sys
 import textwrap
+from math import inf
 from typing import Any, NoReturn
 
 from ..hub import known_names
@@ -71,6 +72,11 @@ def positive(text: str) -> int:
 def threads(text: str) -> int | None:
     """A number of threads; None for -1, as llama.cpp says that it chooses; ArgumentTypeError."""
     return None if text == "-1" else positive(text)
+
+
+def interval(text: str) -> float:
+    """A number of seconds; infinity for -1, as llama.cpp says never; ArgumentTypeError."""
+    return inf if text == "-1" else positive(text)
 
 
 def natural(text: str) -> int:

@@ -133,8 +133,9 @@ def server_settings(options: argparse.Namespace) -> ServerSettings:
         socket=socket,
         api_prefix=options.api_prefix.rstrip("/"),
         api_keys=api_keys(options),
-        cors_origins=tuple(o.strip() for o in options.cors_origins.split(",") if o.strip()),
-        alias=options.alias,
+        cors_origins=listed(options.cors_origins),
+        aliases=listed(options.alias),
+        tags=listed(options.tags),
         timeout=float(options.timeout),
         deadline=options.deadline,
         ping_seconds=float(options.sse_ping_interval),
@@ -147,15 +148,20 @@ def server_settings(options: argparse.Namespace) -> ServerSettings:
         ssl_key=Path(options.ssl_key_file) if options.ssl_key_file else None,
         ssl_certificate=Path(options.ssl_cert_file) if options.ssl_cert_file else None,
         chat_template=chat_template(options),
-        template_variables=template_variables(options.chat_template_kwargs),
+        template_variables=template_variables(options),
         tool_format=options.tool_format,
         reasoning_format=options.reasoning_format,
-        reasoning_budget=options.reasoning_budget,
+        reasoning_budget=0 if options.reasoning == "off" else options.reasoning_budget,
         sampling=SamplingParams(**run_options.sampling(options)),
         max_tokens=options.predict if options.predict >= 0 else None,
         pooling=options.pooling,
         cache_prompt=options.cache_prompt,
     )
+
+
+def listed(text: str | None) -> tuple[str, ...]:
+    """What stands between commas."""
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
 
 
 def check_certificate(key: str | None, certificate: str | None) -> None:
@@ -189,17 +195,21 @@ def api_keys(options: argparse.Namespace) -> tuple[str, ...]:
     return tuple(key for key in keys if key)
 
 
-def template_variables(text: str | None) -> dict[str, Any]:
-    """--chat-template-kwargs; ValueError if it is no JSON object."""
+def template_variables(options: argparse.Namespace) -> dict[str, Any]:
+    """What options say to the chat template; ValueError if --chat-template-kwargs is no object."""
+    variables: dict[str, Any] = {"enable_thinking": True} if options.reasoning == "on" else {}
+    if options.reasoning_effort != "default":
+        variables["reasoning_effort"] = options.reasoning_effort
+    text = options.chat_template_kwargs
     if not text:
-        return {}
+        return variables
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"--chat-template-kwargs is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise ValueError("--chat-template-kwargs must be a JSON object")
-    return found
+    return variables | found
 
 
 # The model

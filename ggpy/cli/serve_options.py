@@ -20,7 +20,7 @@ from .options import (
     add_sampling,
     check_model,
 )
-from .parser import MODEL, Parser, Version, add_hub, natural, positive
+from .parser import MODEL, Parser, Version, add_hub, interval, natural, positive
 
 PROGRAM = "ggpy serve"
 EPILOG = """\
@@ -44,6 +44,7 @@ VARIABLES = {
     "LLAMA_ARG_HF_REPO": "--hf-repo",
     "LLAMA_ARG_THINK": "--reasoning-format",
     "LLAMA_ARG_THINK_BUDGET": "--reasoning-budget",
+    "LLAMA_ARG_STATIC_PATH": "--ui",
     "LLAMA_API_KEY": "--api-key",
 }
 
@@ -84,6 +85,9 @@ def _from_environment(found: Parser, environment: Mapping[str, str]) -> dict[str
     actions = {name: a for a in found._actions for name in a.option_strings}
     values: dict[str, Any] = {}
     for variable, text in environment.items():
+        if variable in ("LLAMA_ARG_UI", "LLAMA_ARG_WEBUI") and text.lower() in (*ON, *OFF):
+            values["no_ui"] = text.lower() in OFF  # llama-server's switch; a folder is --ui's
+            continue
         if variable in VARIABLES:
             option = VARIABLES[variable]
         elif variable.startswith("LLAMA_ARG_"):
@@ -126,7 +130,12 @@ def _model(parser: Parser) -> None:
     add("model", metavar="MODEL", nargs="?", help=f"{MODEL} (the first of these)")
     add("-m", "--model", dest="model_flag", metavar="MODEL", help="the same")
     add_hub(group)
-    add("-a", "--alias", metavar="NAME", help="the model's name in answers (its file's name)")
+    add(
+        *("-a", "--alias"),
+        metavar="NAME",
+        help="the model's name in answers (its file's name); more of its names behind commas",
+    )
+    add("--tags", metavar="LIST", help="what /v1/models says of it, with commas between")
     add_machine(group)
     add_cache_types(group)
 
@@ -154,10 +163,10 @@ def _http(parser: Parser) -> None:
     )
     add(
         "--sse-ping-interval",
-        type=positive,
+        type=interval,
         default=30,
         metavar="S",
-        help="seconds after which a stream without news sends a comment (30)",
+        help="seconds after which a stream without news sends a comment (30); -1: never",
     )
     add(
         "--drain",
@@ -249,6 +258,18 @@ def _chat(parser: Parser) -> None:
         default=-1,
         metavar="N",
         help="-1: as the model likes; 0: none",
+    )
+    add(
+        *("-rea", "--reasoning"),
+        choices=["on", "off", "auto"],
+        default="auto",
+        help="whether the template is asked for reasoning (auto: as it likes)",
+    )
+    add(
+        "--reasoning-effort",
+        default="default",
+        metavar="LEVEL",
+        help="given to the template: low, medium, high, ... (default: the template's own)",
     )
     add(
         "-n",

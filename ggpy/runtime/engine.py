@@ -25,7 +25,6 @@ from ..sampling.mask import TokenMask
 from .batch import Flight, TableStack
 from .evaluator import logits_of
 from .kv_cache import KVCache, SequencePages
-from .logprobs import scores
 from .mailbox import Mailbox, Occupied, Result
 from .prefix import PrefixHashes
 from .scheduler import Scheduler
@@ -386,7 +385,7 @@ class Engine:
         """Append a sampled token; end the sequence if it is the last."""
         if token == NO_TOKEN:
             raise s.sampler.error or ValueError(NOT_FINITE)
-        told = () if logits is None else scores(logits, token, s.top_logprobs, self.tokenizer)
+        told = () if logits is None else s.scores(logits, token, self.tokenizer)
         finish = s.accept(token, self._end_ids, self.n_ctx, *told)
         self._scheduler.totals.generated_tokens += 1
         if s.n_generated == 1:

@@ -1,16 +1,20 @@
 """Log probabilities of the tokens that a model could choose, from its logits.
 
 They are the model's own, before the sampler chain, as OpenAI's and llama.cpp's are: bias, penalties
-and temperature change none of them. Computed only for sequences that ask for them.
+and temperature change none of them; or those of the draw, behind the chain. Computed only for
+sequences that ask for them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..sampling import Sampler
 from ..sampling.ranking import largest
 
 
@@ -45,6 +49,23 @@ def scores(
     """
     logprobs = log_softmax(logits)
     ids = largest(logprobs, min(n, len(logprobs))).tolist() if n else []
+    return float(logprobs[token]), _named(ids, logprobs[ids].tolist() if n else [], tokenizer)
+
+
+def drawn_scores(
+    logits: NDArray[np.float32], token: int, n: int, tokenizer: TokenBytes, sampler: Sampler
+) -> tuple[float, tuple[TokenLogprob, ...]]:
+    """The same of the sampler's last draw: of the tokens that its chain left, at most n."""
+    ids, p = sampler.probabilities(logits, sampler.n_drawn - 1)
+    with np.errstate(divide="ignore"):
+        logprobs = np.log(p)
+    own = logprobs[ids == token]
+    best = _named(ids[:n].tolist(), logprobs[:n].tolist(), tokenizer)
+    return float(own[0]) if len(own) else -inf, best
+
+
+def _named(
+    ids: Sequence[int], logprobs: Sequence[float], tokenizer: TokenBytes
+) -> tuple[TokenLogprob, ...]:
     texts = [tokenizer.piece(id, special=True).decode("utf-8", "replace") for id in ids]
-    best = (TokenLogprob(t, id, float(logprobs[id])) for t, id in zip(texts, ids, strict=True))
-    return float(logprobs[token]), tuple(best)
+    return tuple(map(TokenLogprob, texts, ids, logprobs))

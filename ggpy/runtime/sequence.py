@@ -15,10 +15,13 @@ from operator import index
 from time import perf_counter
 from typing import Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..backends.interface import PAGE_SIZE
 from ..sampling import Sampler
 from .kv_cache import SequencePages
-from .logprobs import TokenBytes, TokenLogprob
+from .logprobs import TokenBytes, TokenLogprob, drawn_scores, scores
 from .prefix import PrefixHashes
 
 Finish = Literal["stop", "length", "context", "cancelled", "error"]
@@ -156,7 +159,7 @@ class Sequence:
     stops: StopStrings
     max_tokens: int | None
     logprobs: bool
-    top_logprobs: int  # entries of each piece's top_logprobs
+    top_logprobs: int  # entries of each piece's top_logprobs, at most
     context_shift: bool
     n_keep: int  # first tokens that a context shift keeps
     keep: bool  # pages outlive the end, for a sequence that continues this one
@@ -175,6 +178,7 @@ class Sequence:
     pieces: deque[Piece] = field(default_factory=deque)
     finish: Finish | None = None
     error: BaseException | None = None  # why it could not go on, where `finish` is "error"
+    post_sampling: bool = False  # log probabilities of pieces are those behind the chain
     notify: Callable[[], None] | None = None  # called after each piece, and at the end
     index: int = 0  # of its pieces: the place of its prompt in a list
     # time.perf_counter() when it was begun, first admitted, and its first token accepted; 0 before.
@@ -204,6 +208,16 @@ class Sequence:
             text += rest if stopped else rest + self.stops.finish()
         self.pieces.append(Piece(text, token, logprob, top_logprobs, finish, self.index))
         return finish
+
+    def scores(
+        self, logits: NDArray[np.float32], token: int, tokenizer: TokenBytes
+    ) -> tuple[float, tuple[TokenLogprob, ...]]:
+        """The log probability of a token that was drawn from logits[V] and not accepted yet, and
+        those of the most probable tokens.
+        """
+        if self.post_sampling:
+            return drawn_scores(logits, token, self.top_logprobs, tokenizer, self.sampler)
+        return scores(logits, token, self.top_logprobs, tokenizer)
 
     def _why_finished(self, stopped: bool, n_ctx: int) -> Finish | None:
         if stopped:

@@ -119,21 +119,24 @@ class Sampler:
             logits = link.apply(logits, self.params, recent)
         return logits
 
-    def candidates(self, logits: Logits) -> Candidates:
-        """Returns (ids[k], scaled logits[k]) that the chain leaves of logits[V], in rising id."""
+    def candidates(self, logits: Logits, draw: int | None = None) -> Candidates:
+        """Returns (ids[k], scaled logits[k]) that the chain leaves of logits[V], in rising id.
+
+        draw: its number; None is the next.
+        """
         allowed = self._allowed()
         logits = self._adjusted(logits, allowed)
         found = _all_ids(self.n_vocab), logits
         if allowed is not None:
             found = np.flatnonzero(allowed), logits[allowed]
-        chance = uniform(self.seed, 2 * self.n_drawn + 1)
+        chance = uniform(self.seed, 2 * (self.n_drawn if draw is None else draw) + 1)
         for link in self.chain.filters:
             found = link.apply(found, self.params, chance)
         return found
 
-    def probabilities(self, logits: Logits) -> tuple[Ids, Probabilities]:
-        """Returns (ids[k], p[k]) of the next draw, most probable first, ties by id."""
-        ids, kept = self.candidates(logits)
+    def probabilities(self, logits: Logits, draw: int | None = None) -> tuple[Ids, Probabilities]:
+        """Returns (ids[k], p[k]) of a draw, most probable first, ties by id; None is the next."""
+        ids, kept = self.candidates(logits, draw)
         order = np.argsort(-kept, kind="stable")
         w = weights(kept[order])
         return ids[order], w / w.sum()

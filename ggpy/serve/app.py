@@ -7,7 +7,9 @@ in `api` know the forms. Nothing here knows the engine, and no process or socket
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from math import inf
 from typing import Any
 
 from starlette.applications import Starlette
@@ -23,7 +25,7 @@ from .answers.answer import Answering
 from .answers.merge import cancel_all, merged
 from .api import chat, completions, native
 from .errors import RETRY_AFTER, ApiError
-from .events import AnswerOptions, ChatRequest, Event, Finished
+from .events import ChatRequest, Event, Finished
 from .fields import Fields
 from .http.access import RequireKey, error_response
 from .http.body import JsonAnswer, read_body
@@ -41,7 +43,7 @@ class Server:
     """
 
     def __init__(self, settings: ServerSettings) -> None:
-        self.settings, self.metrics = settings, Metrics()
+        self.settings, self.metrics, self.started = settings, Metrics(), int(time.time())
         self.service: ModelService | None = None
         self.failure: BaseException | None = None
 
@@ -64,11 +66,13 @@ class Server:
         """POST /v1/chat/completions"""
         service, body = self.ready(), await self.body(request)
         call = chat.read_chat(body, service.tokenizer, *self._defaults())
-        answers = await service.chat_all(call.request, client_of(request), call.n)
+        ping = read_ping(body)
+        with chat.named_as_given(call):
+            answers = await service.chat_all(call.request, client_of(request), call.n)
         events, id = self._counted(answers), new_id("chatcmpl-")
         if call.stream:
             told = (events, call, id, service.model_name, lambda i: answers[i].so_far())
-            return self.stream(chat.chat_chunks(*told), answers)
+            return self.stream(chat.chat_chunks(*told), answers, ping_seconds=ping)
         return await self.whole(
             request, chat.whole_chat(events, call, id, service.model_name), answers
         )
@@ -79,12 +83,14 @@ class Server:
         options, default = self._defaults()
         default = completions.DEFAULT_TOKENS if default is None else default
         call = completions.read_completion(body, service.tokenizer, options, default)
+        ping = read_ping(body)
         answers = await service.complete_all(call.prompts, call.options, client_of(request), call.n)
         events, id = self._counted(answers), new_id("cmpl-")
         said = completions.Said(call, service.tokenizer)
         told = (events, call, id, service.model_name, said)
         if call.stream:
-            return self.stream(completions.completion_chunks(*told), answers)
+            chunks = completions.completion_chunks(*told)
+            return self.stream(chunks, answers, ping_seconds=ping)
         return await self.whole(request, completions.whole_completion(*told), answers)
 
     # llama.cpp
@@ -93,31 +99,33 @@ class Server:
         """POST /completion"""
         service, body = self.ready(), await self.body(request)
         options = native.read_options(body, service.tokenizer, *self._defaults())
-        prompts = completions.read_prompts(body, service.tokenizer.n_vocab)
-        if len(prompts) > 1:
-            raise ApiError(400, "prompt has several entries: use /v1/completions", param="prompt")
-        return await self._native(request, body, prompts[0], options)
+        return await self._native(
+            request, body, native.read_native(body, service.tokenizer, options)
+        )
 
     async def infill(self, request: Request) -> Response:
         """POST /infill"""
         service, body = self.ready(), await self.body(request)
         options = native.read_options(body, service.tokenizer, *self._defaults())
         most = service.engine.n_ctx - 2 * (options.max_tokens or 0)  # as llama-server leaves it
-        return await self._native(request, body, service.infill.prompt(body, most), options)
+        prompt = service.infill.prompt(body, most)
+        call = native.read_native(body, service.tokenizer, options, prompt)
+        return await self._native(request, body, call)
 
-    async def _native(
-        self, request: Request, body: Fields, prompt: str | list[int], options: AnswerOptions
-    ) -> Response:
-        service = self.ready()
-        stream, paths = body.flag("stream", False), body.texts("response_fields")
-        answers = await service.complete_all([prompt], options, client_of(request), 1)
-        events = self._counted(answers)
-        if stream:
-            return self.stream(native.answer_chunks(events, service.model_name, paths), answers)
-        text = prompt if isinstance(prompt, str) else service.tokenizer.decode(prompt, special=True)
-        tokens = body.flag("return_tokens", False)
-        whole = native.whole_answer(events, service.model_name, text, paths, tokens)
-        return await self.whole(request, whole, answers)
+    async def _native(self, request: Request, body: Fields, call: native.NativeCall) -> Response:
+        service, ping = self.ready(), read_ping(body)
+        answers = await service.complete_all(call.prompts, call.options, client_of(request), call.n)
+        events, n_ctx = self._counted(answers), service.engine.n_ctx
+        decode = service.tokenizer.decode
+
+        def prompt(i: int) -> str:
+            return decode(answers[i].prompt_ids, special=True)
+
+        server = native.AnsweredBy(service.model_name, n_ctx, prompt)
+        if call.stream:
+            chunks = native.answer_chunks(events, call, server, lambda i: answers[i].so_far())
+            return self.stream(chunks, answers, ping_seconds=ping)
+        return await self.whole(request, native.whole_answer(events, call, server), answers)
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize"""
@@ -150,26 +158,31 @@ class Server:
         """GET /v1/models/NAME"""
         (found,) = status.models(self.ready())["data"]
         name = request.path_params["name"]
-        if name != found["id"]:
+        if name not in found["aliases"]:
             raise ApiError(404, f"there is no model {name!r}: there is {found['id']!r}")
         return JsonAnswer(found)
 
     async def props(self, request: Request) -> Response:
         """GET /props"""
-        return JsonAnswer(status.props(self.ready()))
+        return JsonAnswer(status.props(self.ready(), self.settings))
 
     async def slots(self, request: Request) -> Response:
         """GET /slots"""
         if not self.settings.slots:
             raise ApiError(501, "the server was started without --slots")
-        return JsonAnswer(status.slots(self.ready()))
+        found = status.slots(self.ready())
+        wanted = request.query_params.get("fail_on_no_slot")
+        if wanted in ("1", "true") and all(slot["is_processing"] for slot in found):
+            raise ApiError(503, "no slot is available: try later", retry_after=RETRY_AFTER)
+        return JsonAnswer(found)
 
     async def metrics_text(self, request: Request) -> Response:
         """GET /metrics"""
         if not self.settings.metrics:
             raise ApiError(501, "the server was started without --metrics")
-        text = self.metrics.text(self.ready().engine.stats())
-        return Response(text, media_type="text/plain; version=0.0.4")
+        text, started = self.metrics.text(self.ready().engine.stats()), str(self.started)
+        headers = {"Process-Start-Time-Unix": started}
+        return Response(text, headers=headers, media_type="text/plain; version=0.0.4")
 
     # Answers
 
@@ -184,21 +197,25 @@ class Server:
             yield i, event
 
     def stream(
-        self, chunks: AsyncIterator[bytes], answers: Sequence[Answering], ping: bytes = PING
+        self,
+        chunks: AsyncIterator[bytes],
+        answers: Sequence[Answering],
+        ping: bytes = PING,
+        ping_seconds: float | None = None,
     ) -> Any:
-        """A response of server-sent events."""
+        """A response of server-sent events. ping_seconds: None is the server's setting."""
         return EventStream(
             chunks,
             lambda: cancel_all(answers),
             ping=ping,
-            ping_seconds=self.settings.ping_seconds,
+            ping_seconds=self.settings.ping_seconds if ping_seconds is None else ping_seconds,
             timeout=self.settings.timeout,
         )
 
     async def whole(
-        self, request: Request, work: Awaitable[dict[str, Any]], answers: Sequence[Answering]
+        self, request: Request, work: Awaitable[Any], answers: Sequence[Answering]
     ) -> Response:
-        """A response of one object."""
+        """A response of one object, or a list."""
         found = await while_connected(request.receive, work, lambda: cancel_all(answers))
         return JsonAnswer(found)
 
@@ -213,6 +230,12 @@ class Server:
                 yield event
 
         return events(), answer
+
+
+def read_ping(body: Fields) -> float | None:
+    """llama.cpp's sse_ping_interval: seconds, None is the server's; -1 is no comments."""
+    seconds = body.integer("sse_ping_interval", None, -1, 1 << 31)
+    return inf if seconds is not None and seconds <= 0 else seconds
 
 
 def new_id(prefix: str) -> str:

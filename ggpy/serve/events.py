@@ -32,8 +32,11 @@ class AnswerOptions:
 
     max_tokens: None is until the model ends it or the context is full. top_logprobs: None is no
     log probabilities, 0 those of the sampled tokens alone. tokens: whether events carry their
-    tokens even without log probabilities. timeout: seconds, None is the server's. line_timeout:
-    seconds from the first token, after which the next end of a line ends the answer.
+    tokens even without log probabilities. post_sampling: whether log probabilities are those of the
+    sampler chain, not the model's. progress: whether events tell how much of the prompt is read.
+    min_indent: the answer ends at a further line with fewer blanks at its beginning. timeout:
+    seconds, None is the server's. line_timeout: seconds from the first token, after which the next
+    end of a line ends the answer.
     """
 
     params: SamplingParams = field(default_factory=SamplingParams)
@@ -41,6 +44,9 @@ class AnswerOptions:
     stop: tuple[str, ...] = ()
     top_logprobs: int | None = None
     tokens: bool = False
+    post_sampling: bool = False
+    progress: bool = False
+    min_indent: int = 0
     constraint: Constraint | None = None
     timeout: float | None = None
     line_timeout: float | None = None
@@ -55,7 +61,9 @@ class ChatRequest:
     "tool_calls" and "tool_call_id". tools: in OpenAI's form, {"type": "function", "function":
     {"name", "description", "parameters", "strict"}}. tool_choice: "auto", "none", "required", or
     the name of a tool after "name:". template_variables: for the chat template (enable_thinking,
-    ...). reasoning: whether reasoning is told apart from the answer.
+    ...). reasoning: whether reasoning is told apart from the answer. continues: whether the answer
+    goes on with a last message of the assistant. generation_prompt: whether the prompt ends with
+    what the template writes before an answer.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -65,6 +73,8 @@ class ChatRequest:
     parallel_tool_calls: bool = True
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     reasoning: bool = True
+    continues: bool = True
+    generation_prompt: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +129,18 @@ class CallDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """Tokens of the prompt: those that were read so far, and of these, those that a cache had.
+    seconds: since the first of the others was begun.
+    """
+
+    n_prompt: int
+    n_cached: int
+    n_read: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """Tokens of a request. n_cached: of the prompt, taken from the prefix cache. n_reasoning: of
     the answer.
@@ -144,12 +166,15 @@ AnswerEnd = Literal["stop", "length", "tool_calls"]
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event. stop: the stop string that ended the answer, None where the model did."""
+    """The last event. stop: the stop string that ended the answer, None where the model did.
+    context_full: whether the end of the context ended it.
+    """
 
     reason: AnswerEnd
     usage: Usage
     timings: AnswerTimings
     stop: str | None = None
+    context_full: bool = False
 
 
-Event = TextDelta | ReasoningDelta | CallStart | CallDelta | Finished
+Event = TextDelta | ReasoningDelta | CallStart | CallDelta | PromptProgress | Finished

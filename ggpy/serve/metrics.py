@@ -42,7 +42,7 @@ class Metrics:
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()  # of each (path, status)
         self.first_token, self.whole = TimeHistogram(), TimeHistogram()
-        self.n_generated = self.n_prompt = 0
+        self.n_generated = self.n_prompt = self.n_cached = self.n_longest = 0
         self.decode_seconds = self.prefill_seconds = 0.0
 
     def answered(self, end: Finished) -> None:
@@ -50,6 +50,8 @@ class Metrics:
         usage, seconds = end.usage, end.timings
         self.n_generated += usage.n_generated
         self.n_prompt += usage.n_prompt - usage.n_cached
+        self.n_cached += usage.n_cached
+        self.n_longest = max(self.n_longest, usage.n_prompt + usage.n_generated)
         self.prefill_seconds += seconds.prefill
         self.decode_seconds += seconds.decode
         self.first_token.add(seconds.queued + seconds.prefill)
@@ -67,7 +69,11 @@ class Metrics:
         yield from _metric(
             "llamacpp:tokens_predicted_seconds_total", "counter", self.decode_seconds
         )
+        yield from _metric("llamacpp:prompt_tokens_cached_total", "counter", self.n_cached)
+        yield from _metric("llamacpp:n_tokens_max", "counter", self.n_longest)
         yield from _metric("llamacpp:n_decode_total", "counter", s.steps_total)
+        busy = s.generated_tokens_total / s.steps_total if s.steps_total else 0.0
+        yield from _metric("llamacpp:n_busy_slots_per_decode", "gauge", busy)
         speeds = (self.n_prompt, self.prefill_seconds), (self.n_generated, self.decode_seconds)
         for name, (n, seconds) in zip(("prompt", "predicted"), speeds, strict=True):
             speed = n / seconds if seconds else 0.0

@@ -43,6 +43,7 @@ class FurtherApis:
             "/chat/completions/input_tokens": self.chat_tokens,
             "/v1/embeddings": self.embeddings,
             "/embeddings": self.embeddings,
+            "/embedding": self.embedding,
             "/v1/rerank": self.rerank,
             "/rerank": self.rerank,
             "/v1/reranking": self.rerank,
@@ -75,7 +76,8 @@ class FurtherApis:
         call = responses.read(body, service, server.settings.max_tokens)
         events, answer = await server.answer(call.request, client_of(request))
         if call.stream:
-            chunks = responses.stream(events, service.model_name, call.echo)
+            so_far = answer.so_far if call.timed else None
+            chunks = responses.stream(events, service.model_name, call.echo, so_far)
             return server.stream(chunks, [answer])
         whole = responses.response(events, service.model_name, call.echo)
         return await server.whole(request, whole, [answer])
@@ -100,6 +102,18 @@ class FurtherApis:
         call = embeddings.read(body, service)
         vectors = await service.embed(call.inputs, client_of(request))
         return JsonAnswer(embeddings.answer(vectors, call, service.model_name))
+
+    async def embedding(self, request: Request) -> Response:
+        """POST /embedding"""
+        service, body = self.server.ready(), await self.server.body(request)
+        call = embeddings.read_native(body)
+        try:
+            vectors = await service.embed(call.inputs, client_of(request))
+        except ApiError as error:
+            if error.param == "input" and "content" in body:
+                error.param = "content"
+            raise
+        return JsonAnswer(embeddings.native_answer(vectors, call))
 
     async def rerank(self, request: Request) -> Response:
         """POST /v1/rerank"""

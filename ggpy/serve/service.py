@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..chat_formats import ChatFormat, detect
+from ..chat_formats import ChatFormat, can_write, detect, with_written_calls
 from ..grammar import GrammarError
 from ..model import Model
 from ..runtime.sequence import ContextOverflow
@@ -28,6 +28,7 @@ from ..sampling import SamplingParams
 from ..sampling.params import MASK64
 from ..tokenizer import Tokenizer
 from ..tokenizer.chat import form_of
+from ..tokenizer.message_form import TemplateForm
 from ..tokenizer.renderer import MOST_BUSY
 from .answers.answer import Answering
 from .answers.constraints import ChatConstraints, schemas
@@ -62,8 +63,12 @@ class ModelService:
         self.own_template = settings.chat_template or None  # instead of the model's
         self.template = self.own_template or model.tokenizer.chat_template
         self.format = self._chat_format()
-        self.takes_system = self._takes_system()
         self._markers = self.format.control_markers(model.tokenizer)
+        self.format = self.format.fitted(self._markers)
+        form = _form(self.template)
+        self.takes_system = form is not None and form.knows_system
+        form = _form(self.own_template or self.tokenizer.tool_template or self.template)
+        self._in_text = form is not None and not form.knows_calls and can_write(self.format)
         self._constraints = ChatConstraints(self.format, self._markers, self.template)
         self.infill = Infill(model.tokenizer)
         self.created = int(time.time())
@@ -72,7 +77,7 @@ class ModelService:
     @property
     def model_name(self) -> str:
         """The model as answers name it."""
-        return self.settings.alias or self.model.file.path.stem
+        return (*self.settings.aliases, self.model.file.path.stem)[0]
 
     def sampling_defaults(self) -> SamplingParams:
         """The parameters of requests that give none."""
@@ -174,6 +179,7 @@ class ModelService:
                 grammar=grammar,
                 special=special,
             )
+            sequence.post_sampling = options.post_sampling
             return self.worker.submit(sequence)
         except ContextOverflow as error:
             raise context_error(error) from None
@@ -210,12 +216,17 @@ class ModelService:
                 "this model has no chat template: start the server with --chat-template, or use "
                 "/v1/completions",
             )
-        messages, begun = _begun(request.messages)
+        messages, begun = request.messages, ""
+        if request.continues:
+            messages, begun = _begun(messages)
+        if self._in_text:
+            messages = with_written_calls(messages, self.format)
         try:
             render = partial(
                 self.tokenizer.apply_chat_template,
                 tools=request.tools or None,
                 variables=request.template_variables,
+                add_generation_prompt=request.generation_prompt or bool(begun),
             )
             rendered = await _in(_RENDERING, render, messages, self.own_template)
         except ValueError as error:  # ChatTemplateError is one
@@ -277,13 +288,6 @@ class ModelService:
 
     # The model
 
-    def _takes_system(self) -> bool:
-        """Whether the chat template has a place for system messages."""
-        try:
-            return self.template is not None and form_of(self.template).knows_system
-        except ValueError:  # it cannot be rendered
-            return False
-
     def _chat_format(self) -> ChatFormat:
         """How the model writes tool calls and reasoning."""
 
@@ -297,6 +301,14 @@ class ModelService:
             )
 
         return detect(render, self.settings.tool_format)
+
+
+def _form(template: str | None) -> TemplateForm | None:
+    """What a chat template wants; None where there is none, or it cannot be rendered."""
+    try:
+        return None if template is None else form_of(template)
+    except ValueError:
+        return None
 
 
 async def _in(pool: Executor, work: Callable[..., Result], *args: Any) -> Result:

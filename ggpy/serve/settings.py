@@ -32,7 +32,8 @@ class ServerSettings:
     api_prefix: str = ""
     api_keys: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ("*",)
-    alias: str | None = None
+    aliases: tuple[str, ...] = ()  # the model's names in answers, the first of all
+    tags: tuple[str, ...] = ()  # what /v1/models says of the model besides
     timeout: float = 600.0
     deadline: float | None = None
     ping_seconds: float = 30.0

@@ -114,6 +114,11 @@ class Tokenizer:
         return self._vocab.chat_template
 
     @property
+    def tool_template(self) -> str | None:
+        """That for conversations with tools, if the file has another for them."""
+        return self._vocab.tool_template
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """What is doubtful about the vocabulary, a sentence each."""
         return tuple(self._vocab.warnings)

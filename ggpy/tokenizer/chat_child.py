@@ -70,10 +70,12 @@ def too_old() -> str:
 
 
 def environment() -> Any:
-    """Jinja as transformers sets it up for chat templates."""
+    """Jinja as transformers sets it up for chat templates, but for lists and dicts, which may
+    change, as in llama.cpp: no other request sees them.
+    """
     from jinja2 import TemplateError
     from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.sandbox import SandboxedEnvironment
 
     class Generation(Extension):
         """{% generation %}...{% endgeneration %} marks what was trained on: its body stays."""
@@ -87,7 +89,7 @@ def environment() -> Any:
     def raise_exception(message: object) -> None:
         raise TemplateError(str(message))
 
-    made = ImmutableSandboxedEnvironment(
+    made = SandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
     )
     made.filters["tojson"] = to_json

@@ -9,6 +9,7 @@ all, some no system message, or none behind the first message. `probes` finds ou
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -135,6 +136,7 @@ class TemplateForm:
     knows_late_system: bool = True  # one behind others
     knows_question_after_result: bool = True  # before an answer comes
     thinking: bool = False  # reasoning is called so
+    reasoning: bool = False  # or so
 
     def adapted(self, messages: Sequence[Message]) -> list[Message]:
         """Checked messages as the template wants them."""
@@ -178,8 +180,9 @@ class TemplateForm:
             copy = self._with_calls(copy)
         elif copy["content"] is None:
             copy["content"] = ""
-        if self.thinking and "reasoning_content" in copy:
-            copy["thinking"] = copy["reasoning_content"]
+        for name in ("thinking", "reasoning"):
+            if getattr(self, name) and "reasoning_content" in copy:
+                copy[name] = copy["reasoning_content"]
         if self.content_parts and isinstance(copy["content"], str):
             copy["content"] = [{"type": "text", "text": copy["content"]}]
         return copy
@@ -263,6 +266,7 @@ _CALLS = [
 ]  # fmt: skip
 _CALLER = {"role": "assistant", "content": None, "tool_calls": _CALLS}
 _SECOND = "Zhfp"
+_REASONING = re.compile(r"""\.reasoning\b|\[['"]reasoning['"]\]""")
 _TWICE = [
     *_CALLS,
     {"id": "call00002", "type": "function",
@@ -288,6 +292,7 @@ def probes(template: str, rendered: Callable[[Sequence[Message], Any], str]) -> 
         content_parts=in_parts,
         knows_developer="developer" in template,
         thinking="thinking" in template and "reasoning_content" not in template,
+        reasoning=bool(_REASONING.search(template)) and "reasoning_content" not in template,
     )
     form = _with_tools(base, template, rendered, user)
     if form.knows_calls:

@@ -18,6 +18,8 @@ CALLING = [name for name in NAMES if name != "content"]
 MUSE = (' to=add_note<|message|><atem:function_calls>\n<atem:invoke name="add_note">\n'
         '<atem:parameter name="text">x</atem:parameter>\n</atem:invoke>\n'
         "</atem:function_calls>")  # fmt: skip
+SOLAR = ('<|tool_calls|><|tool_call:begin|>call<|tool_call:name|>add_note<|tool_call:args|>'
+         '{"text": "x"}<|tool_call:end|>')  # fmt: skip
 NEXT = "<|eom|><|start|>assistant"
 NOTE = '{"name": "add_note", "arguments": {"text": "x"}}'
 ACCEPTED = {
@@ -38,6 +40,8 @@ ACCEPTED = {
                 '<|channel|>commentary json<|message|>{"text": "x"}'],
     "muse-glimmer": [MUSE, f" to=self<|message|>Hm.{NEXT}{MUSE}"],
     "generic": ['{"tool_call": {"name": "add_note", "arguments": {"text": "x"}}}'],
+    "minicpm5": ['<function name="add_note"><param name="text">x</param></function>'],
+    "solar": [SOLAR, f"<|think|>Hm.<|end|><|begin|>assistant{SOLAR}"],
 }  # fmt: skip
 REFUSED = {
     "hermes": ["Hello", NOTE, '<tool_call>\n{"name": "rm", "arguments": {}}\n</tool_call>',
@@ -46,6 +50,7 @@ REFUSED = {
     "llama3": ['{"name": "add_note", "arguments": {"text": "x"}}', "Hello"],
     "muse-glimmer": [" to=user<|message|>Hello", MUSE.replace("add_note", "rm"),
                      MUSE.replace("</atem:invoke>", ""), MUSE.replace('"text"', '"t"')],
+    "solar": [f"<|think|>Hm.<|end|>{SOLAR}", SOLAR.replace("add_note", "rm")],
     "mistral": ["[TOOL_CALLS][]", f"[TOOL_CALLS]{NOTE}"],
     "mistral-args": ["[TOOL_CALLS]rm[ARGS]{}", '[TOOL_CALLS]add_note[ARGS]{"t": "x"}'],
     "qwen3-coder": ["<tool_call>\n<function=add_note>\n</function>\n</tool_call>",

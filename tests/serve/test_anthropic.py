@@ -393,6 +393,26 @@ def test_a_document_of_plain_text_is_text(source: dict[str, Any]) -> None:
     assert said["content"] == "T\na\nb\n?"
 
 
+SEARCH: dict[str, Any] = {
+    "type": "search_result",
+    "source": "https://example.org/a",
+    "title": "T",
+    "content": [text("a"), text("b")],
+    "citations": {"enabled": True},
+}
+
+
+def test_a_result_of_a_search_is_text(client: Any, service: ScriptedService) -> None:
+    """In a question and in what a tool returned, beside other blocks."""
+    returned = [text("Found:"), SEARCH, {**SEARCH, "title": "U", "content": [text("c")]}]
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": returned, "is_error": False}
+    client.messages.create(**{**BODY, "messages": [user(result, SEARCH, text("?"))]})
+    tool, said = service.requests[0].messages
+    found = "T\nhttps://example.org/a\na\nb"
+    assert tool["content"] == f"Found:\n{found}\nU\nhttps://example.org/a\nc"
+    assert said["content"] == f"{found}\n?"
+
+
 def test_thinking_is_kept_and_what_is_redacted_is_not() -> None:
     thinking = {"type": "thinking", "thinking": "hm", "signature": "x"}
     redacted = {"type": "redacted_thinking", "data": "abc"}
@@ -552,6 +572,14 @@ WRONG: list[tuple[str, Any]] = [
     ("messages[2].content[0].tool_use_id", None),
     ("messages[2].content[0].content", 1),
     ("messages[2].content[0].is_error", "yes"),
+    ("messages[2].content[1].title", None),
+    ("messages[2].content[1].source", 1),
+    ("messages[2].content[1].citations", 1),
+    ("messages[2].content[1].content", None),
+    ("messages[2].content[1].content", "a"),
+    ("messages[2].content[1].content[0]", "a"),
+    ("messages[2].content[1].content[0].type", "image"),
+    ("messages[2].content[1].content[1].text", 1),
     ("system", 1),
     ("system[0]", "x"),
     ("system[0].type", "image"),
@@ -601,7 +629,7 @@ WRONG: list[tuple[str, Any]] = [
 def full_body() -> dict[str, Any]:
     """A body with every field that is read."""
     thinking = {"type": "thinking", "thinking": "hm", "signature": "x"}
-    turns = [user(text("a")), assistant(dict(USE), thinking), user(dict(RESULT))]
+    turns = [user(text("a")), assistant(dict(USE), thinking), user(dict(RESULT), SEARCH)]
     return json.loads(
         json.dumps(
             {

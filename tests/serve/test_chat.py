@@ -409,3 +409,20 @@ def test_a_prompt_beyond_the_context(client: openai.OpenAI) -> None:
         ask(client, messages=[{"role": "user", "content": "hello " * 400}])
     assert caught.value.code == "context_length_exceeded"
     assert "256" in str(caught.value)
+
+
+def test_calls_of_a_template_that_writes_none_are_those_of_the_model() -> None:
+    """It says how calls are written, as Granite's: earlier ones must not look otherwise."""
+    template = (
+        "{% if tools %}Answer with <tool_calls> and a list.\n{% endif %}"
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    )
+    call = {"id": "c", "type": "function", "function": {"name": "w", "arguments": '{"a": 1}'}}
+    messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    messages.append({"role": "tool", "tool_call_id": "c", "content": "rain"})
+    tools = [{"type": "function", "function": {"name": "w"}}]
+    with running(chat_template=template) as server:
+        body = {"messages": messages, "tools": tools}
+        prompt = server.post("/apply-template", **body).json()["prompt"]
+    written = '<tool_calls>[{"name": "w", "arguments": {"a": 1}}]</tool_calls>'
+    assert f"assistant: {written}\ntool: rain\n" in prompt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,8 @@ def test_command_lines_of_llama_server(capsys: pytest.CaptureFixture[str]) -> No
             "note: no effect here: --cache-reuse 256, -kvu\n",
         ),
         ("-sm row -c 0 -n 99 --no-context-shift", "no effect here: -sm row, --no-context-shift\n"),
+        ("-nocb -lm mlock --keep 5", "no effect here: -nocb, -lm mlock, --keep 5\n"),
+        ("-C ff --no-log-prefix -cms 64", "no effect here: -C ff, --no-log-prefix, -cms 64\n"),
     ):
         serve_options.parse(["m.gguf", *words.split()], {})
         assert capsys.readouterr().err.endswith(line)
@@ -68,6 +71,40 @@ def test_layers_with_experts_in_host_memory(
     words: list[str], environment: dict[str, str], n_layers: int
 ) -> None:
     assert n_cpu_moe(serve_options.parse(["m.gguf", *words], environment)) == n_layers
+
+
+def test_reasoning_of_all_requests() -> None:
+    """An option asks the template for it, or for how much; variables of the template win."""
+    for words, variables, budget in (
+        (["--reasoning", "on"], {"enable_thinking": True}, -1),
+        (["-rea", "off", "--reasoning-effort", "low"], {"reasoning_effort": "low"}, 0),
+        (["--reasoning", "auto", "--reasoning-effort", "default"], {}, -1),
+        (["-rea", "on", "--chat-template-kwargs", '{"enable_thinking": 1}'],
+         {"enable_thinking": 1}, -1),
+    ):  # fmt: skip
+        found = settings(["m.gguf", *words])
+        assert (found.template_variables, found.reasoning_budget) == (variables, budget)
+    assert settings(["m.gguf"], LLAMA_ARG_REASONING="off").reasoning_budget == 0
+
+
+def test_names_and_tags_of_the_model() -> None:
+    found = settings(["m.gguf", "--alias", "one, two", "--tags", "a,b"])
+    assert (found.aliases, found.tags) == (("one", "two"), ("a", "b"))
+    assert settings(["m.gguf"]).aliases == ()
+
+
+def test_a_stream_may_have_no_comments() -> None:
+    assert settings(["m.gguf"]).ping_seconds == 30
+    assert settings(["m.gguf", "--sse-ping-interval", "-1"]).ping_seconds == inf
+
+
+def test_the_page_by_variables() -> None:
+    """llama-server's switch, and a folder."""
+    for text, ui in (("0", False), ("false", False), ("1", True), ("on", True)):
+        found = settings(["m.gguf"], LLAMA_ARG_UI=text)
+        assert (found.with_ui, found.ui) == (ui, None)
+    for variable in ("LLAMA_ARG_UI", "LLAMA_ARG_STATIC_PATH"):
+        assert settings(["m.gguf"], **{variable: "some/page"}).ui == Path("some/page")
 
 
 def test_a_variable_that_says_no() -> None:

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator
+from math import inf
 from typing import Any
 
 import httpx
@@ -16,6 +17,8 @@ import pytest
 from running_server import RunningServer, eventually, idle, running
 
 from ggpy import model
+from ggpy.serve.app import read_ping
+from ggpy.serve.fields import Fields
 from ggpy.serve.http import protocol
 from ggpy.serve.http.sse import EventStream
 from ggpy.serve.settings import ServerSettings
@@ -173,6 +176,11 @@ def test_a_client_that_goes_away_ends_its_answer(server: RunningServer, stream: 
         assert eventually(lambda: server.engine.stats().generated_tokens_total > before)
     assert eventually(lambda: idle(server))
     assert server.engine.stats().generated_tokens_total < before + 200
+
+
+@pytest.mark.parametrize(("seconds", "read"), [(None, None), (7, 7), (0, inf), (-1, inf)])
+def test_a_request_says_how_often_comments_come(seconds: Any, read: float | None) -> None:
+    assert read_ping(Fields({"sse_ping_interval": seconds})) == read
 
 
 def test_no_ping_follows_the_end_of_a_stream() -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+import threading
+import time
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 from running_server import RunningServer, running
@@ -25,6 +29,7 @@ def test_completion_is_the_library_s(server: RunningServer) -> None:
     assert answer["stop"] is True
     assert answer["stop_type"] == "limit"
     assert answer["timings"]["predicted_n"] == answer["tokens_predicted"] == 6
+    assert answer["prompt"] == "<s> hello"  # as it was read
 
 
 def test_streamed_completion(server: RunningServer) -> None:
@@ -167,15 +172,38 @@ def test_infill_prompts(server: RunningServer, monkeypatch: pytest.MonkeyPatch) 
     assert server.post("/infill", **long).json()["tokens_predicted"] == 2
 
 
+def test_embeddings_in_llama_cpp_s_form() -> None:
+    """A list, each vector in a list; embd_normalize says what its length is."""
+    with running(pooling="mean") as server:
+        plain = server.post("/v1/embeddings", input=["hello", "b"]).json()["data"]
+        told = server.post("/embedding", content=["hello", "b"])
+        assert [e["index"] for e in told.json()] == [0, 1]
+        vectors = [np.array(e["embedding"][0]) for e in told.json()]
+        for vector, expected in zip(vectors, plain, strict=True):
+            assert vector.tolist() == expected["embedding"]
+        for norm, length in ((0, 32760), (1, 1), (2, 1), (3, 1)):
+            (found,) = server.post("/embedding", content="hello", embd_normalize=norm).json()
+            got = np.array(found["embedding"][0])
+            order = norm or np.inf
+            assert np.linalg.norm(got, order) == pytest.approx(length, rel=1e-5)
+            assert got / np.linalg.norm(got) == pytest.approx(vectors[0], abs=1e-6)
+        refused = server.post("/embedding", content="hello", embd_normalize=-1)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "embd_normalize")
+
+
 def test_state(server: RunningServer) -> None:
     assert server.client.get("/health").json() == {"status": "ok"}
     (model,) = server.client.get("/v1/models").json()["data"]
     assert model["id"] == "llama"
+    assert model["architecture"]["input_modalities"] == ["text"]
+    assert (model["meta"]["n_ctx"], model["meta"]["vocab_type"]) == (256, 1)
     assert server.client.get("/v1/models/llama").json() == model
     assert server.client.get("/v1/models/other").status_code == 404
     props = server.client.get("/props").json()
     assert props["default_generation_settings"]["n_ctx"] == 256
+    assert props["default_generation_settings"]["params"]["n_predict"] == -1
     assert props["total_slots"] == 4
+    assert (props["endpoint_metrics"], props["endpoint_slots"], props["ui"]) == (True, True, True)
     assert len(server.client.get("/slots").json()) == 4
 
 
@@ -190,6 +218,8 @@ def test_metrics(server: RunningServer) -> None:
     name = "llamacpp:tokens_predicted_total"
     assert after[name] == before[name] + 6
     assert after["ggpy:kv_pages"] > 0
+    assert after["llamacpp:n_tokens_max"] >= 6 and after["llamacpp:n_busy_slots_per_decode"] > 0
+    assert int(server.client.get("/metrics").headers["Process-Start-Time-Unix"]) <= time.time()
     assert after['ggpy:request_seconds_bucket{le="+Inf"}'] == after["ggpy:request_seconds_count"]
 
 
@@ -202,6 +232,13 @@ def test_the_same_prompt_again_is_cached(server: RunningServer) -> None:
     cached = [u["prompt_tokens_details"]["cached_tokens"] for u in usage]
     assert cached[1] >= 64
     assert cached[1] % 64 == 0
+
+
+def test_a_model_may_have_several_names() -> None:
+    with running(aliases=("one", "two"), tags=("a", "b")) as found:
+        (model,) = found.client.get("/v1/models").json()["data"]
+        assert (model["id"], model["aliases"], model["tags"]) == ("one", ["one", "two"], ["a", "b"])
+        assert found.client.get("/v1/models/two").json() == model
 
 
 def test_props_say_what_the_template_can() -> None:
@@ -230,3 +267,187 @@ def test_a_constraint_needs_the_library(
     assert answer.status_code == 400
     told = answer.json()["error"]
     assert "pip install 'ggpy[grammar]'" in told["message"] and told["param"] == "grammar"
+
+
+def test_the_settings_of_an_answer(server: RunningServer) -> None:
+    """As llama-server: what is in effect, which clients ask for by paths."""
+    more = {"top_k": 7, "stop": ["zz"], "samplers": ["top_k", "temperature"], "n_indent": 0}
+    answer = server.post("/completion", prompt="a", n_predict=2, stream=False, **more).json()
+    found = answer["generation_settings"]
+    assert (found["top_k"], found["top_p"], found["n_predict"]) == (7, 1.0, 2)
+    assert (found["stop"], found["samplers"]) == (["zz"], ["top_k", "temperature"])
+    paths = ["generation_settings/n_ctx"]
+    answer = server.post("/completion", prompt="a", n_predict=2, response_fields=paths).json()
+    assert answer == {"generation_settings/n_ctx": 256}
+    for ignore in (False, True):
+        answer = server.post("/completion", prompt="a", n_predict=1, ignore_eos=ignore).json()
+        biases = answer["generation_settings"]["logit_bias"]
+        assert bool(biases) == ignore and all(b["bias"] is None for b in biases)
+
+
+def test_several_prompts_and_several_answers(server: RunningServer) -> None:
+    body = {"n_predict": 4, "temperature": 0}
+    ids = server.post("/tokenize", content="hello", add_special=True).json()["tokens"]
+    prompts = ["world", {"prompt_string": "hello"}, ids, [ids[0], "hello"]]
+    found = server.post("/completion", prompt=prompts, n_cmpl=2, **body).json()
+    assert [answer["index"] for answer in found] == list(range(8))
+    assert [answer["content"] for answer in found[:2]] == [library_text("world", 4)] * 2
+    assert {answer["content"] for answer in found[2:]} == {library_text("hello", 4)}
+    told = server.post("/completion", prompt=prompts[:2], stream=True, **body).text
+    events = [json.loads(line[6:]) for line in told.splitlines() if line]
+    texts = ["".join(e["content"] for e in events if e["index"] == i) for i in range(2)]
+    assert texts == [library_text("world", 4), library_text("hello", 4)]
+    picture = {"prompt_string": "a", "multimodal_data": ["AAAA"]}
+    refused = server.post("/completion", prompt=picture)
+    assert refused.status_code == 400 and "text only" in refused.json()["error"]["message"]
+
+
+def test_an_answer_that_fills_the_context_is_truncated(server: RunningServer) -> None:
+    body = {"prompt": "a" * 200, "ignore_eos": True}
+    assert server.post("/completion", **body).json()["truncated"] is True
+    assert server.post("/completion", **body, n_predict=2).json()["truncated"] is False
+
+
+def said(event: dict[str, Any]) -> str:
+    """The text of a chunk of any API."""
+    (choice,) = event.get("choices") or [event]
+    return str(
+        choice.get("content") or choice.get("text") or choice.get("delta", {}).get("content") or ""
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("/completion", {"prompt": "a" * 150}),
+        ("/v1/completions", {"prompt": "a" * 150}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 150}]}),
+    ],
+)
+def test_progress_of_a_prompt(
+    server: RunningServer, path: str, prompt: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First what the cache has, at last all of the prompt; then the timings of each token."""
+    monkeypatch.setattr("ggpy.serve.answers.answer.PROGRESS_SECONDS", 1e-4)
+    body = {**prompt, "max_tokens": 3, "stream": True, "seed": 1, "ignore_eos": True}
+    assert "prompt_progress" not in server.post(path, **body).text
+    for cached in (False, True):
+        asked = {**body, "cache_prompt": cached, "timings_per_token": True}
+        told = server.post(path, **asked, return_progress=True).text
+        events = [json.loads(line[6:]) for line in told.splitlines() if line[6:7] == "{"]
+        read = [event["prompt_progress"] for event in events if "prompt_progress" in event]
+        counts = [found["processed"] for found in read]
+        assert counts == sorted(set(counts)) and len({found["total"] for found in read}) == 1
+        assert counts[0] == read[0]["cache"] and counts[-1] == read[-1]["total"] > 150
+        assert bool(read[0]["cache"]) == cached
+        assert all(found["time_ms"] >= 0 for found in read)
+        last = max(i for i, event in enumerate(events) if "prompt_progress" in event)
+        assert last < min(i for i, event in enumerate(events) if said(event))
+        if path != "/v1/completions":
+            timings = [event["timings"] for event in events if "prompt_progress" in event]
+            assert (timings[0]["prompt_n"], timings[0]["prompt_ms"]) == (0, 0)
+            assert timings[-1]["prompt_n"] == counts[-1] - counts[0]
+            assert timings[-1]["prompt_ms"] > 0
+
+
+def test_progress_and_timings_of_a_response(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ggpy.serve.answers.answer.PROGRESS_SECONDS", 1e-4)
+    body = {"input": "a" * 150, "max_output_tokens": 4, "stream": True, "temperature": 0}
+    asked = {"timings_per_token": True, "return_progress": True}
+    for more in ({}, asked):
+        told = server.post("/v1/responses", **body, **more).text
+        events = [json.loads(line[6:]) for line in told.splitlines() if line[:5] == "data:"]
+        assert [event["sequence_number"] for event in events] == [*range(len(events))]
+        read = [e["prompt_progress"] for e in events if "prompt_progress" in e]
+        assert {e["type"] for e in events if "prompt_progress" in e} <= {"response.in_progress"}
+        deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+        if not more:
+            assert not read and "timings" not in told
+            continue
+        assert read[-1]["processed"] == read[-1]["total"] > 150
+        assert [event["timings"]["predicted_n"] for event in deltas][-1] == 4
+        assert events[-1]["timings"]["predicted_n"] == 4
+
+
+def test_probabilities_of_the_draw(server: RunningServer) -> None:
+    """post_sampling_probs: only what the chain leaves has one, and they make up 1."""
+    body: dict[str, Any] = {"prompt": "hello", "n_predict": 4, "seed": 1, "n_probs": 30}
+    chain = {"top_k": 3, "temperature": 0.7, "top_p": 1, "min_p": 0, "post_sampling_probs": True}
+    told = server.post("/completion", **body, **chain).json()["completion_probabilities"]
+    for token in told:
+        p = {t["id"]: t["prob"] for t in token["top_probs"]}
+        assert len(p) == 3 and sum(p.values()) == pytest.approx(1)
+        assert token["prob"] == p[token["id"]]
+    model = {**body, "temperature": 1, "samplers": []}
+    (draw,) = server.post(
+        "/completion", **{**model, "n_predict": 1, "post_sampling_probs": True}
+    ).json()["completion_probabilities"]
+    (own,) = server.post("/completion", **{**model, "n_predict": 1}).json()[
+        "completion_probabilities"
+    ]
+    logprobs = {t["id"]: t["logprob"] for t in own["top_logprobs"]}
+    assert {t["id"]: math.log(t["prob"]) for t in draw["top_probs"]} == pytest.approx(
+        logprobs, abs=1e-4
+    )
+    allowed = {"grammar": "root ::= [ab]", "post_sampling_probs": True, "top_k": 0, "min_p": 0}
+    (draw,) = server.post("/completion", **body, **allowed).json()["completion_probabilities"][:1]
+    assert {t["token"][:1] for t in draw["top_probs"]} <= {"a", "b"}
+    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "temperature": 0}
+    asked = {"logprobs": True, "top_logprobs": 5, "post_sampling_probs": True}
+    (choice,) = server.post("/v1/chat/completions", **chat, **asked).json()["choices"]
+    assert [len(t["top_probs"]) for t in choice["logprobs"]["content"]] == [1, 1]
+    assert all(t["prob"] == 1 for t in choice["logprobs"]["content"])
+    more = {"prompt": "hello", "max_tokens": 2, "n_probs": 2}
+    (choice,) = server.post("/v1/completions", **more).json()["choices"]
+    assert [len(t["top_logprobs"]) for t in choice["logprobs"]["content"]] == [2, 2]
+    (choice,) = server.post("/v1/completions", **more, post_sampling_probs=True).json()["choices"]
+    assert all(0 < t["prob"] <= 1 for t in choice["logprobs"]["content"])
+
+
+def test_a_line_with_fewer_blanks_ends_the_answer(server: RunningServer) -> None:
+    grammar = 'root ::= "x\\n    y\\n  z" [a-z]{200}'
+    body = {"prompt": "a", "grammar": grammar, "n_predict": 100}
+    for n, text in ((4, "x\n    y\n  "), (5, "x\n    ")):
+        for stream in (False, True):
+            told = server.post("/completion", **body, n_indent=n, stream=stream)
+            events = [
+                json.loads(line.removeprefix("data: ")) for line in told.text.split("\n\n") if line
+            ]
+            assert "".join(event["content"] for event in events) == text
+            assert events[-1]["stop_type"] == "limit"
+    whole = server.post("/completion", **body, n_indent=2).json()["content"]
+    assert whole.startswith("x\n    y\n  z") and len(whole) > 30
+
+
+def test_slots_say_what_runs(server: RunningServer) -> None:
+    body = {"prompt": "a", "n_predict": 2, "stream": True, "top_k": 7, "n_cmpl": 4}
+    assert server.client.get("/slots?fail_on_no_slot=1").status_code == 200
+    gate = threading.Event()
+    server.process.server.service.worker._inbox.put(gate.wait)  # the engine waits for it
+    with server.client.stream("POST", "/completion", json=body):
+        found = server.client.get("/slots").json()
+        full = server.client.get("/slots?fail_on_no_slot=1")
+        gate.set()
+    assert full.status_code == 503
+    assert all(slot["is_processing"] for slot in found)
+    assert {slot["params"]["top_k"] for slot in found} == {7}
+    assert [slot["next_token"][0]["n_remain"] for slot in found] == [2] * 4
+
+
+def test_the_last_message_and_the_prompt_of_an_answer(server: RunningServer) -> None:
+    messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "It"}]
+
+    def prompt(messages: list[Any], **more: Any) -> str:
+        return str(server.post("/apply-template", messages=messages, **more).json()["prompt"])
+
+    whole = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    assert prompt(messages) == prompt(messages, add_generation_prompt=False) == whole + "It"
+    ended = f"{whole}It<|im_end|>\n"
+    assert prompt(messages, continue_final_message=False) == ended + "<|im_start|>assistant\n"
+    alone = {"continue_final_message": False, "add_generation_prompt": False}
+    assert prompt(messages, **alone) == ended
+    both = {"continue_final_message": True, "add_generation_prompt": True}
+    refused = server.post("/apply-template", messages=messages, **both)
+    assert refused.json()["error"]["param"] == "continue_final_message"

@@ -87,7 +87,7 @@ def test_tools_and_odd_text_arrive_unharmed() -> None:
         ("{{ 1|nope }}", "No filter named 'nope'", 1),
         ("\n{{ 1 + 'a' }}", "TypeError: unsupported operand", 2),
         ("\n{{ ''.__class__.__mro__ }}", "unsafe", 2),
-        ("{% macro m() %}\n{{ messages.append(1) }}{% endmacro %}{{ m() }}", "unsafe", 2),
+        ("{% macro m() %}\n{{ [].append.__self__.x }}{% endmacro %}{{ m() }}", "unsafe", 2),
         ("{% include '/etc/passwd' %}", "no loader", 1),
         ("{% macro m() %}{{ m() }}{% endmacro %}\n{{ m() }}", "calls itself too deeply", 1),
     ],
@@ -98,6 +98,13 @@ def test_mistakes_are_told_with_their_line(template: str, message: str, line: in
     assert caught.value.line == line
     assert str(caught.value).startswith(f"chat template, line {line}: ")
     assert "\n" not in str(caught.value)
+
+
+def test_lists_may_grow_for_one_request() -> None:
+    """Templates that are written for llama.cpp queue the ids of calls so."""
+    queue = "{% set q = namespace(ids=[]) %}{% set _ = q.ids.append(1) %}{{ q.ids.pop(0) }}"
+    for _ in range(2):
+        assert render(queue + "{% set _ = messages.append(2) %}{{ messages|length }}", HI) == "12"
 
 
 HUNGRY = {  # for memory: refused at once, whatever the time limit

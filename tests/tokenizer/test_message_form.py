@@ -126,6 +126,8 @@ def test_a_developer_is_the_system_where_the_template_knows_none(tokenizer: Toke
 def test_reasoning_has_the_name_that_the_template_uses(tokenizer: Tokenizer) -> None:
     message = {"role": "assistant", "content": "x", "reasoning_content": "Hm."}
     assert tokenizer.apply_chat_template([message], "{{ messages[0].thinking }}") == "Hm."
+    assert tokenizer.apply_chat_template([message], "{{ messages[0].reasoning }}") == "Hm."
+    assert tokenizer.apply_chat_template([message], "{{ messages[0]['reasoning'] }}") == "Hm."
     assert tokenizer.apply_chat_template([message], "{{ messages[0].reasoning_content }}") == "Hm."
 
 

@@ -28,13 +28,16 @@ from ..events import (
     CallStart,
     Event,
     Finished,
+    PromptProgress,
     ReasoningDelta,
     TextDelta,
     Usage,
 )
+from .indentation import Indentation
 from .worker import Ticket
 
 LETTERS = string.ascii_letters + string.digits
+PROGRESS_SECONDS = 0.1  # between two looks at how much of a prompt is read
 
 
 class Answering:
@@ -61,6 +64,8 @@ class Answering:
         self._n_reasoning = 0
         self._calls = False
         self._one_call, self._complete = one_call, False
+        least = options.min_indent
+        self._indentation = Indentation(least) if least and parser is None else None
         # Tokens of which no event has told yet, each with the text that it came with.
         self._held: list[tuple[AnswerToken, str]] = []
         self._events = self._run()
@@ -70,6 +75,12 @@ class Answering:
         """Tokens of the prompt."""
         return self.ticket.sequence.n_prompt
 
+    @property
+    def prompt_ids(self) -> list[int]:
+        """Those tokens."""
+        s = self.ticket.sequence
+        return s.ids[: s.n_prompt]
+
     def __aiter__(self) -> AsyncIterator[Event]:
         return self._events
 
@@ -77,6 +88,8 @@ class Answering:
         """The last event, if the answer ended now."""
         s = self.ticket.sequence
         reason: AnswerEnd = "stop" if s.finish == "stop" or self._complete else "length"
+        if self._indentation is not None and self._indentation.ended:
+            reason = "length"
         if self._calls and reason == "stop":
             reason = "tool_calls"
         usage = Usage(s.n_prompt, s.n_reused, s.n_generated, self._n_reasoning)
@@ -84,7 +97,7 @@ class Answering:
         admitted = admitted or now
         first = first or now
         timings = AnswerTimings(admitted - begun, first - admitted, now - first)
-        return Finished(reason, usage, timings, s.stops.found)
+        return Finished(reason, usage, timings, s.stops.found, s.finish == "context")
 
     def cancel(self) -> None:
         """End the answer, if it has not ended."""
@@ -93,6 +106,9 @@ class Answering:
     async def _run(self) -> AsyncIterator[Event]:
         timer = self._deadline()
         try:
+            if self._options.progress:
+                async for progress in self._progress():
+                    yield progress
             while not self._complete and (pieces := await self._pieces()):
                 for event in self._read(pieces):
                     yield event
@@ -105,6 +121,29 @@ class Answering:
             self.ticket.cancel()
             if timer is not None:
                 timer.cancel()
+
+    async def _progress(self) -> AsyncIterator[PromptProgress]:
+        """How much of the prompt is read, until there are pieces: first what a cache had, at last
+        all of it.
+        """
+        s, told = self.ticket.sequence, -1
+        while not await self.ticket.ready(PROGRESS_SECONDS):
+            if s.t_admitted and s.n_reused <= s.n_evaluated < s.n_prompt:
+                if told < 0:
+                    yield self._read_until(s.n_reused)
+                    told = s.n_reused
+                if s.n_evaluated > told:
+                    yield self._read_until(s.n_evaluated)
+                    told = s.n_evaluated
+        if s.n_generated:
+            if told < 0:
+                yield self._read_until(s.n_reused)
+            yield self._read_until(s.n_prompt)
+
+    def _read_until(self, n: int) -> PromptProgress:
+        s = self.ticket.sequence
+        seconds = (s.t_first or time.perf_counter()) - s.t_admitted if n > s.n_reused else 0.0
+        return PromptProgress(s.n_prompt, s.n_reused, n, seconds)
 
     async def _pieces(self) -> list[Piece]:
         try:
@@ -135,6 +174,9 @@ class Answering:
         """The events of some pieces."""
         if self._parser is None:
             text = "".join([piece.text for piece in pieces])
+            if self._indentation is not None:
+                text = self._indentation.feed(text)
+                self._complete = self._indentation.ended
             kept = tuple(map(self._token, pieces)) if self._keeps_tokens else ()
             return (TextDelta(text, kept),) if text or kept else ()
         if self._keeps_tokens:

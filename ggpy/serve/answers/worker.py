@@ -50,6 +50,13 @@ class Ticket:
             raise self.sequence.error
         return unread
 
+    async def ready(self, seconds: float) -> bool:
+        """Whether `pieces` would return at once, after some seconds at most."""
+        if not self._unread and self.finish is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._waiter], timeout=seconds)
+        return bool(self._unread) or self.finish is not None
+
     def cancel(self) -> None:
         """End the sequence, if it has not ended; its pages are free before the next step."""
         if self.finish is None:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from math import exp
 from typing import Any
 
 from ...sampling import SamplingParams
@@ -21,29 +23,35 @@ from ..events import (
     ChatRequest,
     Event,
     Finished,
+    PromptProgress,
     ReasoningDelta,
     TextDelta,
 )
 from ..fields import Fields
 from ..http.sse import DONE
 from .messages import read_messages, read_tool_choice, read_tools
-from .options import MAX_TOP_LOGPROBS, answer_options
-from .timings import timings_of, usage_of
+from .options import MAX_PROBS, MAX_TOP_LOGPROBS, answer_options
+from .reading import refuse
+from .timings import progress_of, timings_of, usage_of
 
 MAX_N = 64
 FINGERPRINT = "ggpy"
+OLDER_NAMES = {"tools": "functions", "tool_choice": "function_call"}
 LEAST_LOGPROB = -9999.0  # OpenAI's figure for a probability of 0, which JSON has no number for
 
 
 @dataclass(frozen=True)
 class ChatCall:
-    """A chat request, and how its answer is wanted."""
+    """A chat request, and how its answer is wanted. functions: in OpenAI's older form, in which an
+    answer has one function_call in place of tool_calls.
+    """
 
     request: ChatRequest
     n: int = 1
     stream: bool = False
     include_usage: bool = False
     timings_per_token: bool = False
+    functions: bool = False
 
 
 def read_chat(
@@ -53,14 +61,20 @@ def read_chat(
     options = answer_options(body, tokenizer, defaults, max_tokens)
     options = replace(options, top_logprobs=_top_logprobs(body))
     choice, tools = read_tool_choice(body, read_tools(body))
+    begins, continues = body.raw("add_generation_prompt"), body.raw("continue_final_message")
+    if begins is True and continues is True:
+        refuse(body, "continue_final_message", "add_generation_prompt is true, too: give one")
+    functions = "functions" in body
     request = ChatRequest(
         messages=read_messages(body),
         options=options,
         tools=tools,
         tool_choice=choice,
-        parallel_tool_calls=body.flag("parallel_tool_calls", True),
+        parallel_tool_calls=body.flag("parallel_tool_calls", True) and not functions,
         template_variables=_variables(body),
         reasoning=body.text("reasoning_format", "auto") != "none",
+        continues=body.flag("continue_final_message", True),
+        generation_prompt=body.flag("add_generation_prompt", True),
     )
     return ChatCall(
         request,
@@ -68,7 +82,19 @@ def read_chat(
         stream=body.flag("stream", False),
         include_usage=wants_usage(body),
         timings_per_token=body.flag("timings_per_token", False),
+        functions=functions,
     )
+
+
+@contextmanager
+def named_as_given(call: ChatCall) -> Iterator[None]:
+    """Errors name the fields of functions, if a body had those and not tools."""
+    try:
+        yield
+    except ApiError as error:
+        if call.functions and error.param is not None:
+            error.param = OLDER_NAMES.get(error.param, error.param)
+        raise
 
 
 def wants_usage(body: Fields) -> bool:
@@ -95,7 +121,7 @@ def _top_logprobs(body: Fields) -> int | None:
             raise ApiError(
                 400, "top_logprobs needs logprobs: set logprobs to true", param="logprobs"
             )
-        return body.integer("n_probs", None, 0, MAX_TOP_LOGPROBS) or None
+        return body.integer("n_probs", None, 0, MAX_PROBS) or None
     return body.integer("top_logprobs", 0, 0, MAX_TOP_LOGPROBS)
 
 
@@ -124,17 +150,20 @@ class ChoiceText:
             self.calls.append({"id": event.id, "type": "function", "function": function})
         elif isinstance(event, CallDelta):
             self.calls[event.index]["function"]["arguments"] += event.arguments
-        else:
+        elif isinstance(event, Finished):
             self.end = event
 
-    def message(self) -> dict[str, Any]:
-        """The message of a choice."""
+    def message(self, functions: bool = False) -> dict[str, Any]:
+        """The message of a choice. functions: as of the ChatCall."""
         message: dict[str, Any] = {"role": "assistant", "content": self.text}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
         if self.calls:
             message["content"] = self.text or None
-            message["tool_calls"] = self.calls
+            if functions:
+                message["function_call"] = self.calls[0]["function"]
+            else:
+                message["tool_calls"] = self.calls
         return message
 
 
@@ -146,21 +175,32 @@ async def whole_chat(
     async for i, event in events:
         choices[i].add(event)
     ends = [c.end for c in choices if c.end is not None]
-    logprobs = call.request.options.top_logprobs is not None
+    options = call.request.options
+
+    def logprobs(pieces: Sequence[AnswerToken]) -> dict[str, Any] | None:
+        if options.top_logprobs is None:
+            return None
+        return {"content": token_logprobs(pieces, options.post_sampling)}
+
     return {
         **head_of(id, "chat.completion", model),
         "choices": [
             {
                 "index": i,
-                "message": c.message(),
-                "logprobs": {"content": token_logprobs(c.pieces)} if logprobs else None,
-                "finish_reason": c.end.reason if c.end else "stop",
+                "message": c.message(call.functions),
+                "logprobs": logprobs(c.pieces),
+                "finish_reason": _reason(c.end, call) if c.end else "stop",
             }
             for i, c in enumerate(choices)
         ],
         "usage": usage_of(ends),
         "timings": timings_of(ends[0]),
     }
+
+
+def _reason(end: Finished, call: ChatCall) -> str:
+    """Why an answer ended, in OpenAI's words."""
+    return "function_call" if call.functions and end.reason == "tool_calls" else end.reason
 
 
 def head_of(id: str, kind: str, model: str) -> dict[str, Any]:
@@ -204,6 +244,7 @@ async def chat_chunks(
     """The answer as server-sent events. so_far(i): what answer i has cost until now."""
     writer = ChunkWriter(id, model)
     ends: list[Finished] = []
+    post = call.request.options.post_sampling
     for i in range(call.n):
         yield writer.choice(i, {"role": "assistant", "content": None})
     try:
@@ -211,12 +252,20 @@ async def chat_chunks(
             if isinstance(event, Finished):
                 ends.append(event)
                 timings = {} if call.include_usage else {"timings": timings_of(event)}
-                yield writer.choice(i, {}, finish_reason=event.reason, **timings)
+                yield writer.choice(i, {}, finish_reason=_reason(event, call), **timings)
+            elif isinstance(event, PromptProgress):
+                yield writer.choice(i, {}, **progress_of(event, call.timings_per_token))
             elif call.timings_per_token:
                 more = {"timings": timings_of(so_far(i))}
-                yield writer.choice(i, _delta(event), logprobs=_logprobs(event), **more)
+                delta = _delta(event, call.functions)
+                yield writer.choice(i, delta, logprobs=_logprobs(event, post), **more)
+            elif isinstance(event, TextDelta) and not event.pieces:
+                yield writer.text(i, "content", event.text)
+            elif isinstance(event, ReasoningDelta):
+                yield writer.text(i, "reasoning_content", event.text)
             else:
-                yield _chunk(writer, i, event)
+                delta = _delta(event, call.functions)
+                yield writer.choice(i, delta, logprobs=_logprobs(event, post))
         if call.include_usage:
             last = {"choices": [], "usage": usage_of(ends), "timings": timings_of(ends[0])}
             yield sse({**writer.base, **last})
@@ -229,24 +278,15 @@ async def chat_chunks(
 Delta = TextDelta | ReasoningDelta | CallStart | CallDelta
 
 
-def _chunk(writer: ChunkWriter, i: int, event: Delta) -> bytes:
-    """The chunk of an event that is not the last."""
-    if isinstance(event, TextDelta) and not event.pieces:
-        return writer.text(i, "content", event.text)
-    if isinstance(event, ReasoningDelta):
-        return writer.text(i, "reasoning_content", event.text)
-    return writer.choice(i, _delta(event), logprobs=_logprobs(event))
-
-
-def _logprobs(event: Delta) -> dict[str, Any] | None:
+def _logprobs(event: Delta, post: bool) -> dict[str, Any] | None:
     """The log probabilities of a piece of text, where they were asked for."""
     if isinstance(event, TextDelta) and event.pieces:
-        return {"content": token_logprobs(event.pieces)}
+        return {"content": token_logprobs(event.pieces, post)}
     return None
 
 
-def _delta(event: Delta) -> dict[str, Any]:
-    """What an event adds to the message."""
+def _delta(event: Delta, functions: bool) -> dict[str, Any]:
+    """What an event adds to the message. functions: as of the ChatCall."""
     if isinstance(event, TextDelta):
         return {"content": event.text}
     if isinstance(event, ReasoningDelta):
@@ -254,14 +294,20 @@ def _delta(event: Delta) -> dict[str, Any]:
     call: dict[str, Any]
     if isinstance(event, CallStart):
         function = {"name": event.name, "arguments": ""}
+        if functions:
+            return {"function_call": function}
         call = {"index": event.index, "id": event.id, "type": "function", "function": function}
+    elif functions:
+        return {"function_call": {"arguments": event.arguments}}
     else:
         call = {"index": event.index, "function": {"arguments": event.arguments}}
     return {"tool_calls": [call]}
 
 
-def token_logprobs(pieces: Sequence[AnswerToken]) -> list[dict[str, Any]]:
-    """OpenAI's logprobs.content of some pieces."""
+def token_logprobs(pieces: Sequence[AnswerToken], post: bool = False) -> list[dict[str, Any]]:
+    """OpenAI's logprobs.content of some pieces. post: llama.cpp's probabilities of the draw."""
+    if post:
+        return [{**drawn(p), "top_probs": [drawn(t) for t in p.best]} for p in pieces]
     return [
         {
             **token_logprob(p),
@@ -276,6 +322,12 @@ def token_logprob(token: AnswerToken) -> dict[str, Any]:
     """A token and its log probability, which is finite: JSON has no infinity."""
     value = LEAST_LOGPROB if token.logprob is None else max(token.logprob, LEAST_LOGPROB)
     return {"token": token.text, "logprob": value, "bytes": list(token.data)}
+
+
+def drawn(token: AnswerToken) -> dict[str, Any]:
+    """A token and the probability with which the sampler chain draws it, in llama.cpp's form."""
+    p = 0.0 if token.logprob is None else exp(token.logprob)
+    return {"id": token.id, "token": token.text, "bytes": list(token.data), "prob": p}
 
 
 def sse(data: Any) -> bytes:

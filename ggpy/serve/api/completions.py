@@ -13,12 +13,12 @@ from typing import Any
 from ...sampling import SamplingParams
 from ...tokenizer import Tokenizer
 from ..errors import ApiError, openai_error
-from ..events import AnswerOptions, AnswerToken, Event, Finished, TextDelta
+from ..events import AnswerOptions, AnswerToken, Event, Finished, PromptProgress, TextDelta
 from ..fields import Fields
 from ..http.sse import DONE
-from .chat import MAX_N, ChoiceText, head_of, sse, wants_usage
-from .options import MAX_TOP_LOGPROBS, answer_options
-from .timings import timings_of, usage_of
+from .chat import MAX_N, ChoiceText, head_of, sse, token_logprobs, wants_usage
+from .options import MAX_PROBS, MAX_TOP_LOGPROBS, answer_options
+from .timings import progress_of, timings_of, usage_of
 
 MAX_PROMPTS = 256
 DEFAULT_TOKENS = 16  # OpenAI's, for /v1/completions
@@ -28,7 +28,9 @@ PromptIds = str | list[int]
 
 @dataclass(frozen=True)
 class CompletionCall:
-    """A request to continue prompts, and how the answer is wanted."""
+    """A request to continue prompts, and how the answer is wanted. probs: log probabilities have
+    llama.cpp's form, because n_probs asked for them.
+    """
 
     prompts: list[PromptIds]
     options: AnswerOptions
@@ -36,6 +38,7 @@ class CompletionCall:
     echo: bool = False
     stream: bool = False
     include_usage: bool = False
+    probs: bool = False
 
 
 def read_completion(
@@ -44,6 +47,7 @@ def read_completion(
     """The request of a body; ApiError 400 names the field that is wrong."""
     options = answer_options(body, tokenizer, defaults, max_tokens)
     top = body.integer("logprobs", None, 0, MAX_TOP_LOGPROBS)
+    probs = None if top is not None else body.integer("n_probs", None, 0, MAX_PROBS) or None
     if body.text("suffix"):
         raise ApiError(400, "suffix is not supported here: use /infill", param="suffix")
     n = body.integer("n", 1, 1, MAX_N) or 1
@@ -51,42 +55,70 @@ def read_completion(
     if best_of != n:
         raise ApiError(400, f"best_of is {best_of}: it must be n, which is {n}", param="best_of")
     echo = body.flag("echo", False)
-    if echo and top is not None:
+    if echo and (top is not None or probs is not None):
         told = "echo with logprobs is not supported: a prompt has no log probabilities here"
         raise ApiError(400, told, param="echo")
     return CompletionCall(
-        prompts=read_prompts(body, tokenizer.n_vocab),
-        options=replace(options, top_logprobs=top),
+        prompts=read_prompts(body, tokenizer),
+        options=replace(options, top_logprobs=probs or top),
         n=n,
         echo=echo,
         stream=body.flag("stream", False),
         include_usage=wants_usage(body),
+        probs=probs is not None,
     )
 
 
-def read_prompts(body: Fields, n_vocab: int) -> list[PromptIds]:
-    """A text, ids, or a list of texts or of lists of ids."""
-    prompt = body.raw("prompt")
-    if prompt is None or prompt == []:
+def read_prompts(body: Fields, tokenizer: Tokenizer) -> list[PromptIds]:
+    """A text, ids, or a list of texts or of lists of ids; llama.cpp mixes ids and texts in one."""
+    given = body.raw("prompt")
+    prompts = given if isinstance(given, list) and not _is_mixed(given) else [given]
+    if not prompts or not all(_is_prompt(p) for p in prompts):
         raise body.error("prompt", "a string, token ids, or a list of these")
-    if isinstance(prompt, str) or _is_ids(prompt):
-        prompt = [prompt]
-    if not isinstance(prompt, list) or not all(isinstance(p, str) or _is_ids(p) for p in prompt):
-        raise body.error("prompt", "a string, token ids, or a list of these")
-    if len(prompt) > MAX_PROMPTS:
-        told = f"prompt has {len(prompt)} entries: give at most {MAX_PROMPTS}"
+    if len(prompts) > MAX_PROMPTS:
+        told = f"prompt has {len(prompts)} entries: give at most {MAX_PROMPTS}"
         raise ApiError(400, told, param="prompt")
-    for ids in prompt:
-        if not isinstance(ids, str) and not all(0 <= id < n_vocab for id in ids):
-            told = f"prompt has ids that are not in the vocabulary: they go from 0 to {n_vocab - 1}"
+    return [_prompt(prompt, tokenizer) for prompt in prompts]
+
+
+def _prompt(given: Any, tokenizer: Tokenizer) -> PromptIds:
+    """A prompt as a text or as ids."""
+    if isinstance(given, dict):
+        if given.get("multimodal_data"):
+            told = "prompt has multimodal_data: this model reads text only"
             raise ApiError(400, told, param="prompt")
-    return prompt
+        return str(given["prompt_string"])
+    if isinstance(given, str):
+        return given
+    n, ids = tokenizer.n_vocab, []
+    for i, part in enumerate(given):
+        if isinstance(part, str):
+            ids += tokenizer.encode(part, add_special=not i, parse_special=True)
+        else:
+            ids.append(part)
+    if not all(0 <= id < n for id in ids):
+        told = f"prompt has ids that are not in the vocabulary: they go from 0 to {n - 1}"
+        raise ApiError(400, told, param="prompt")
+    return ids
 
 
-def _is_ids(value: Any) -> bool:
-    if not isinstance(value, list) or not value:
-        return False
-    return all(isinstance(id, int) and not isinstance(id, bool) for id in value)
+def _is_prompt(value: Any) -> bool:
+    if isinstance(value, dict):
+        return isinstance(value.get("prompt_string"), str)
+    return isinstance(value, str) or _is_mixed(value)
+
+
+def _is_mixed(value: Any) -> bool:
+    """Whether a value is one prompt of ids, perhaps with texts between them."""
+    return (
+        isinstance(value, list)
+        and any(map(_is_id, value))
+        and all(isinstance(part, str) or _is_id(part) for part in value)
+    )
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 async def whole_completion(
@@ -134,9 +166,11 @@ async def completion_chunks(
     base = head_of(id, "text_completion", model)
     head = b"data: " + json.dumps(base)[:-1].encode() + b', "choices": [{"text": '
 
-    def chunk(i: int, text: str, logprobs: Any = None, reason: str | None = None) -> bytes:
+    def chunk(
+        i: int, text: str, logprobs: Any = None, reason: str | None = None, **more: Any
+    ) -> bytes:
         rest = {"index": i, "logprobs": logprobs, "finish_reason": reason}
-        return sse({**base, "choices": [{"text": text, **rest}]})
+        return sse({**base, "choices": [{"text": text, **rest}], **more})
 
     def plain(i: int, text: str) -> bytes:  # the usual chunk, of which little is new
         tail = b', "index": %d, "logprobs": null, "finish_reason": null}]}\n\n' % i
@@ -154,9 +188,12 @@ async def completion_chunks(
             elif isinstance(event, TextDelta):
                 yield chunk(i, event.text, _logprobs(event.pieces, call, n_said[i]))
                 n_said[i] += len(event.text)
+            elif isinstance(event, PromptProgress):
+                yield chunk(i, "", **progress_of(event))
             elif isinstance(event, Finished):
                 ends.append(event)
-                yield chunk(i, "", reason=event.reason)
+                timings = {} if call.include_usage else {"timings": timings_of(event)}
+                yield chunk(i, "", reason=event.reason, **timings)
         if call.include_usage:
             last = {"usage": _usage(ends, call), "timings": timings_of(ends[0])}
             yield sse({**base, "choices": [], **last})
@@ -181,6 +218,8 @@ def _logprobs(
     """OpenAI's older form: lists of the same length. at: characters of the choice before them."""
     if call.options.top_logprobs is None:
         return None
+    if call.probs:
+        return {"content": token_logprobs(pieces, call.options.post_sampling)}
     offsets = []
     for piece in pieces:
         offsets.append(at)

@@ -1,4 +1,6 @@
-"""OpenAI's embeddings API: texts or token ids to vectors, as numbers or as base64."""
+"""OpenAI's embeddings API: texts or token ids to vectors, as numbers or as base64; and llama.cpp's
+/embedding.
+"""
 
 from __future__ import annotations
 
@@ -12,29 +14,67 @@ from numpy.typing import NDArray
 
 from ..errors import ApiError
 from ..fields import Fields
+from .reading import refuse
 from .service import ServedModel
 
 MOST_INPUTS = 2048
 NEEDED = "a string, a list of strings, a list of token ids or a list of lists of token ids"
 
 
+MAX_ABSOLUTE, EUCLIDEAN = 0, 2  # of embd_normalize; others are p of the p-norm
+INT16 = 32760.0  # to what MAX_ABSOLUTE scales the largest value
+
+
 @dataclass(frozen=True)
 class EmbeddingsCall:
-    """A body, read. dimensions: None is those of the model."""
+    """A body, read. dimensions: None is those of the model. norm: llama.cpp's embd_normalize."""
 
     inputs: list[str | list[int]]
     base64: bool = False
     dimensions: int | None = None
+    norm: int = EUCLIDEAN
 
 
 def read(fields: Fields, service: ServedModel) -> EmbeddingsCall:
     """Reads a body. ApiError."""
     service.check_model(fields.text("model"))
     return EmbeddingsCall(
-        inputs=_inputs(fields),
+        inputs=_inputs(fields, "input"),
         base64=fields.one_of("encoding_format", ("float", "base64"), "float") == "base64",
         dimensions=fields.integer("dimensions", None, 1),
     )
+
+
+def read_native(fields: Fields) -> EmbeddingsCall:
+    """Reads a body of /embedding, which has "content" or "input". ApiError."""
+    norm = fields.integer("embd_normalize", EUCLIDEAN, -1, 1 << 31)
+    if norm == -1:
+        refuse(fields, "embd_normalize", "vectors have no other length here than 1: give 0 or more")
+    inputs = _inputs(fields, "content" if "content" in fields else "input")
+    return EmbeddingsCall(inputs, norm=EUCLIDEAN if norm is None else norm)
+
+
+def native_answer(
+    vectors: Sequence[tuple[NDArray[np.float32], int]], call: EmbeddingsCall
+) -> list[dict[str, Any]]:
+    """The body of the answer of /embedding; ApiError."""
+    return [
+        {"index": i, "embedding": [_shown(normalized(v, call.norm), call)]}
+        for i, (v, _) in enumerate(vectors)
+    ]
+
+
+def normalized(vector: NDArray[np.float32], norm: int) -> NDArray[np.float32]:
+    """vector[D] of length 1, with another length: as embd_normalize says."""
+    if norm == EUCLIDEAN:
+        return vector
+    sizes = np.abs(vector.astype(np.float64))
+    largest = float(sizes.max())
+    if norm == MAX_ABSOLUTE or largest == 0:
+        length = largest / INT16
+    else:
+        length = largest * float(((sizes / largest) ** norm).sum()) ** (1 / norm)
+    return (vector / length if length > 0 else vector).astype(np.float32)
 
 
 def answer(
@@ -70,20 +110,20 @@ def _shown(vector: NDArray[np.float32], call: EmbeddingsCall) -> str | list[floa
     return vector.astype(np.float64).tolist()
 
 
-def _inputs(fields: Fields) -> list[str | list[int]]:
-    """The texts and lists of ids of "input"; a list of whole numbers is one input."""
-    value = fields.raw("input")
+def _inputs(fields: Fields, name: str) -> list[str | list[int]]:
+    """The texts and lists of ids of a field; a list of whole numbers is one input."""
+    value = fields.raw(name)
     if not isinstance(value, (str, list)):
-        raise fields.error("input", NEEDED)
+        raise fields.error(name, NEEDED)
     if isinstance(value, str) or (value and all(map(_is_id, value))):
         value = [value]
     if len(value) > MOST_INPUTS:
-        told = f"input has {len(value)} entries: give at most {MOST_INPUTS}"
-        raise ApiError(400, told, param="input")
+        told = f"{name} has {len(value)} entries: give at most {MOST_INPUTS}"
+        raise ApiError(400, told, param=name)
     if not value:
-        raise ApiError(400, "input is empty: give at least one text", param="input")
+        raise ApiError(400, f"{name} is empty: give at least one text", param=name)
     for i, entry in enumerate(value):
-        _check(entry, f"input[{i}]")
+        _check(entry, f"{name}[{i}]")
     return value
 
 

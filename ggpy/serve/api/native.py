@@ -5,22 +5,39 @@ Reads requests and writes answers. Nothing here knows HTTP or how an answer is m
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...sampling import SamplingParams
 from ...tokenizer import Tokenizer
 from ..errors import ApiError, openai_error
-from ..events import AnswerOptions, AnswerToken, Event, Finished, TextDelta
+from ..events import AnswerOptions, AnswerToken, Event, Finished, PromptProgress, TextDelta
 from ..fields import Fields
-from .chat import ChoiceText, sse
-from .options import MAX_TOP_LOGPROBS, answer_options
-from .timings import timings_of
+from .chat import MAX_N, ChoiceText, drawn, sse
+from .completions import PromptIds, read_prompts
+from .generation_settings import settings_of
+from .options import MAX_PROBS, answer_options
+from .timings import progress_of, timings_of
 
 STOPS = {"stop": "eos", "length": "limit", "tool_calls": "eos"}
 FIM = ("pre", "suf", "mid")  # roles of tokens without which there is no infill
 MISSING = object()  # no value of a field
+
+
+@dataclass(frozen=True)
+class NativeCall:
+    """A request of /completion or /infill, and how its answer is wanted. n: answers to each
+    prompt. paths: response_fields.
+    """
+
+    prompts: Sequence[PromptIds]
+    options: AnswerOptions
+    n: int = 1
+    stream: bool = False
+    paths: Sequence[str] = ()
+    tokens: bool = False
+    timings_per_token: bool = False
 
 
 def read_options(
@@ -28,9 +45,27 @@ def read_options(
 ) -> AnswerOptions:
     """The options of /completion and /infill."""
     options = answer_options(body, tokenizer, defaults, max_tokens)
-    n_probs = body.integer("n_probs", 0, 0, MAX_TOP_LOGPROBS)
+    n_probs = body.integer("n_probs", 0, 0, MAX_PROBS)
     tokens = body.flag("return_tokens", False) or body.flag("stream", False)
     return replace(options, top_logprobs=n_probs or None, tokens=tokens)
+
+
+def read_native(
+    body: Fields, tokenizer: Tokenizer, options: AnswerOptions, prompt: PromptIds | None = None
+) -> NativeCall:
+    """The request of a body; ApiError 400 names the field that is wrong. prompt: that of /infill,
+    None is the body's own.
+    """
+    name = "n_cmpl" if "n_cmpl" in body else "n"
+    return NativeCall(
+        prompts=read_prompts(body, tokenizer) if prompt is None else [prompt],
+        options=options,
+        n=body.integer(name, 1, 1, MAX_N) or 1,
+        stream=body.flag("stream", False),
+        paths=body.texts("response_fields"),
+        tokens=body.flag("return_tokens", False),
+        timings_per_token=body.flag("timings_per_token", False),
+    )
 
 
 def selected(answer: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
@@ -50,72 +85,97 @@ def selected(answer: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
 
 
 async def whole_answer(
-    events: AsyncIterator[tuple[int, Event]],
-    model: str,
-    prompt: str,
-    paths: Sequence[str] = (),
-    tokens: bool = False,
-) -> dict[str, Any]:
-    """The answer of /completion as one object; paths: response_fields, tokens: return_tokens."""
-    found = ChoiceText()
-    async for _, event in events:
-        found.add(event)
-    assert found.end is not None
-    whole = {
-        "index": 0,
-        "content": found.text,
-        "tokens": [piece.id for piece in found.pieces] if tokens else [],
-        "prompt": prompt,
-        "completion_probabilities": _probabilities(found.pieces),
-        **_end(found.end, model, "\n" in found.text),
-    }
-    return selected(whole, paths)
+    events: AsyncIterator[tuple[int, Event]], call: NativeCall, server: AnsweredBy
+) -> dict[str, Any] | list[dict[str, Any]]:
+    """The answer of /completion as one object, or a list where there are several."""
+    found = [ChoiceText() for _ in range(call.n * len(call.prompts))]
+    async for i, event in events:
+        found[i].add(event)
+    answers = []
+    for i, choice in enumerate(found):
+        assert choice.end is not None
+        whole = {
+            "index": i,
+            "content": choice.text,
+            "tokens": [piece.id for piece in choice.pieces] if call.tokens else [],
+            "prompt": server.prompt(i) if not call.paths or "prompt" in call.paths else "",
+            "completion_probabilities": _probabilities(choice.pieces, call.options),
+            **_end(choice.end, call, server, "\n" in choice.text),
+        }
+        answers.append(selected(whole, call.paths))
+    return answers if len(answers) > 1 else answers[0]
 
 
 async def answer_chunks(
-    events: AsyncIterator[tuple[int, Event]], model: str, paths: Sequence[str] = ()
+    events: AsyncIterator[tuple[int, Event]],
+    call: NativeCall,
+    server: AnsweredBy,
+    so_far: Callable[[int], Finished],
 ) -> AsyncIterator[bytes]:
-    """The answer of /completion as server-sent events; paths: response_fields, of the last one."""
-    has_new_line = False
+    """The answers of /completion as server-sent events; response_fields are those of the last.
+    so_far(i): what answer i has cost until now.
+    """
+    has_new_line = [False] * (call.n * len(call.prompts))
     try:
         async for i, event in events:
+            chunk: dict[str, Any] = {"index": i, "content": "", "tokens": [], "stop": False}
             if isinstance(event, TextDelta):
-                has_new_line |= "\n" in event.text
-                ids = [piece.id for piece in event.pieces]
-                chunk = {"index": i, "content": event.text, "tokens": ids, "stop": False}
-                if scored := _probabilities(event.pieces):
+                has_new_line[i] |= "\n" in event.text
+                chunk |= {"content": event.text, "tokens": [piece.id for piece in event.pieces]}
+                if scored := _probabilities(event.pieces, call.options):
                     chunk["completion_probabilities"] = scored
+                if call.timings_per_token:
+                    chunk["timings"] = timings_of(so_far(i))
                 yield sse(chunk)
+            elif isinstance(event, PromptProgress):
+                yield sse({**chunk, **progress_of(event, call.timings_per_token)})
             elif isinstance(event, Finished):
-                last = {"index": i, "content": "", "tokens": [], **_end(event, model, has_new_line)}
-                yield sse(selected(last, paths))
+                last = {**chunk, **_end(event, call, server, has_new_line[i])}
+                yield sse(selected(last, call.paths))
     except ApiError as error:
         yield sse(openai_error(error))
 
 
-def _end(end: Finished, model: str, has_new_line: bool) -> dict[str, Any]:
+@dataclass(frozen=True)
+class AnsweredBy:
+    """What answers say of the server: the model's name, the positions of the context, the prompt
+    of each answer with its special tokens.
+    """
+
+    model: str
+    n_ctx: int
+    prompt: Callable[[int], str]
+
+
+def _end(end: Finished, call: NativeCall, server: AnsweredBy, has_new_line: bool) -> dict[str, Any]:
     usage = end.usage
     return {
         "stop": True,
-        "model": model,
+        "model": server.model,
         "tokens_predicted": usage.n_generated,
         "tokens_evaluated": usage.n_prompt,
         "tokens_cached": usage.n_cached,
         "has_new_line": has_new_line,
-        "truncated": False,
+        "truncated": end.context_full,
         "stop_type": "word" if end.stop else STOPS[end.reason],
         "stopping_word": end.stop or "",
         "timings": timings_of(end),
+        "generation_settings": {
+            **settings_of(call.options),
+            "stream": call.stream,
+            "timings_per_token": call.timings_per_token,
+            "n_ctx": server.n_ctx,
+            "model": server.model,
+        },
     }
 
 
-def _probabilities(pieces: Iterable[AnswerToken]) -> list[dict[str, Any]]:
-    """The log probabilities of those tokens that have one."""
-    return [
-        {**_probability(p), "top_logprobs": [_probability(t) for t in p.best]}
-        for p in pieces
-        if p.logprob is not None
-    ]
+def _probabilities(pieces: Iterable[AnswerToken], options: AnswerOptions) -> list[dict[str, Any]]:
+    """The log probabilities of those tokens that have one, or the probabilities of their draws."""
+    scored = [p for p in pieces if p.logprob is not None]
+    if options.post_sampling:
+        return [{**drawn(p), "top_probs": [drawn(t) for t in p.best]} for p in scored]
+    return [{**_probability(p), "top_logprobs": [_probability(t) for t in p.best]} for p in scored]
 
 
 def _probability(token: AnswerToken) -> dict[str, Any]:

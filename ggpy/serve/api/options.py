@@ -24,6 +24,7 @@ from . import samplers
 
 NAMES = [f.name for f in fields(SamplingParams) if f.metadata]
 MAX_TOP_LOGPROBS = 20
+MAX_PROBS = 1000  # of llama.cpp's n_probs
 MAX_TEXT = 1 << 20  # characters of a grammar or a schema
 ID = re.compile(r"-?[0-9]{1,18}")  # as a key of logit_bias
 ALIASES = {
@@ -46,6 +47,9 @@ def answer_options(
         stop=tuple(text for text in body.texts("stop", longest=MAX_STOP_CHARS) if text),
         constraint=constraint(body),
         line_timeout=_line_timeout(body),
+        min_indent=body.integer("n_indent", 0, 0, 1 << 31) or 0,
+        post_sampling=body.flag("post_sampling_probs", False),
+        progress=body.flag("stream", False) and body.flag("return_progress", False),
         cache_prompt=body.flag("cache_prompt", True),
     )
 

@@ -24,10 +24,13 @@ UNREAD = "(This model reads text only: it cannot see what the tool returned.)"
 
 @dataclass(frozen=True)
 class ApiCall:
-    """A body, read. stream: whether a stream is wanted. echo: fields that the answer repeats."""
+    """A body, read. stream: whether a stream is wanted, timed: with timings. echo: fields that
+    the answer repeats.
+    """
 
     request: ChatRequest
     stream: bool = False
+    timed: bool = False
     echo: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -124,11 +127,14 @@ def unique_tools(items: Iterable[Fields], read: Callable[[Fields], dict]) -> tup
     return tuple(tools.values())
 
 
-def chosen_tool(choice: Fields, tools: Iterable[Mapping[str, Any]]) -> str:
-    """A tool_choice that names a tool: "name:X". It must be one of the tools."""
+def chosen_tool(choice: Fields, tools: Iterable[Mapping[str, Any]], listed: str = "tools") -> str:
+    """A tool_choice that names a tool: "name:X". It must be one of the tools. listed: the field
+    that has them.
+    """
     name, known = choice.needed_text("name"), tool_names(tools)
     if name not in known:
-        refuse(choice, "name", "it is not in tools: give one of " + (", ".join(known) or "tools"))
+        told = f"it is not in {listed}: give one of {', '.join(known) or listed}"
+        refuse(choice, "name", told)
     return f"name:{name}"
 
 

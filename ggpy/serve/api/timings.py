@@ -1,11 +1,11 @@
-"""Usage in OpenAI's form, and timings in llama.cpp's."""
+"""Usage in OpenAI's form, and timings and progress in llama.cpp's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from ..events import Finished
+from ..events import Finished, PromptProgress
 
 
 def usage_of(ends: Sequence[Finished]) -> dict[str, Any]:
@@ -35,6 +35,17 @@ def timings_of(end: Finished) -> dict[str, Any]:
         **_phase("predicted", usage.n_generated, usage.n_generated - 1, seconds.decode),
         "queued_ms": round(1e3 * seconds.queued, 3),
     }
+
+
+def progress_of(read: PromptProgress, timed: bool = False) -> dict[str, Any]:
+    """What a chunk says of how much of a prompt is read. timed: its timings, too."""
+    tokens = {"total": read.n_prompt, "cache": read.n_cached, "processed": read.n_read}
+    told = {"prompt_progress": {**tokens, "time_ms": round(1e3 * read.seconds)}}
+    if not timed:
+        return told
+    n = read.n_read - read.n_cached
+    phases = {**_phase("prompt", n, n, read.seconds), **_phase("predicted", 0, 0, 0.0)}
+    return {**told, "timings": {"cache_n": read.n_cached, **phases}}
 
 
 def _phase(name: str, n: int, n_timed: int, seconds: float) -> dict[str, Any]:

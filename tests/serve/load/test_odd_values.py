@@ -61,6 +61,10 @@ SAMPLING: dict[str, Any] = {
     "cache_prompt": True,
     "t_max_predict_ms": 5000,
     "n_probs": 1,
+    "post_sampling_probs": True,
+    "n_indent": 2,
+    "return_progress": False,
+    "sse_ping_interval": 9,
     "timings_per_token": False,
 }
 FORMAT = {
@@ -84,7 +88,8 @@ CHAT: dict[str, Any] = {
     "reasoning_format": "auto",
     "user": "me",
     "metadata": {"a": "b"},
-    "add_generation_prompt": True,
+    "add_generation_prompt": False,
+    "continue_final_message": True,
 }
 CALLS: dict[str, Any] = {
     "messages": MESSAGES,
@@ -93,7 +98,21 @@ CALLS: dict[str, Any] = {
     "parallel_tool_calls": True,
     "max_tokens": 2,
 }
-COMPLETION = {**SAMPLING, "prompt": "ab", "n_predict": 2, "grammar": 'root ::= "a"'}
+FUNCTIONS: dict[str, Any] = {
+    "messages": [
+        {"role": "user", "content": "e"},
+        {
+            "role": "assistant",
+            "content": None,
+            "function_call": {"name": "Clock", "arguments": "{}"},
+        },
+        {"role": "function", "name": "Clock", "content": "d"},
+    ],
+    "functions": [function(Clock)["function"]],
+    "function_call": {"name": "Clock"},
+    "max_tokens": 2,
+}
+COMPLETION = {**SAMPLING, "n_cmpl": 1, "prompt": "ab", "n_predict": 2, "grammar": 'root ::= "a"'}
 SCHEMA = {"json_schema": {"type": "integer", "minimum": 0, "maximum": 3}}
 ITEMS: list[Any] = [
     {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
@@ -106,6 +125,7 @@ MESSAGES_TOOL = {"name": "W", "description": "x", "input_schema": Clock.model_js
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": CHAT,
     "/v1/chat/completions?calls": CALLS,
+    "/v1/chat/completions?functions": FUNCTIONS,
     "/v1/completions": {
         "model": "tiny",
         "prompt": ["ab"],
@@ -188,6 +208,7 @@ BODIES: dict[str, dict[str, Any]] = {
         "top_n": 1,
         "return_documents": True,
     },
+    "/embedding": {"content": ["ab", [5, 6]], "embd_normalize": 2},
     "/tokenize": {
         "content": "a b",
         "add_special": True,

@@ -1,8 +1,7 @@
 """Reads a body of Anthropic's Messages API into a ChatRequest.
 
 Fields that change nothing for a local model are ignored (cache_control, context_management,
-service_tier, ...); tools that Anthropic's servers run, and anything but text, are refused. A
-document of plain text is text.
+service_tier, ...); tools that Anthropic's servers run, and anything but text, are refused.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from ..reading import (
     unique_tools,
 )
 from ..service import ServedModel
+from .sources import TEXT, with_sources_as_text
 
-TEXT = {"text": "text"}
 BLOCKS = {
     "user": ("text", "tool_result"),
     "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
@@ -159,7 +158,7 @@ def _add_message(messages: ChatMessages, message: Fields) -> None:
     if not isinstance(content, list):
         raise message.error("content", "a string or a list of blocks")
     said: list[str] = []
-    for block in _without_documents(message).items("content"):
+    for block in with_sources_as_text(message).items("content"):
         kind = part_type(block, BLOCKS[role])
         if kind == "text":
             said.append(block.needed_text("text"))
@@ -168,32 +167,6 @@ def _add_message(messages: ChatMessages, message: Fields) -> None:
     # After the results of calls, which must follow the calls.
     if said:
         messages.say(role, "\n".join(said))
-
-
-def _without_documents(given: Fields) -> Fields:
-    """A message or a result whose documents of plain text have become blocks of text."""
-    content = given.raw("content")
-    if not isinstance(content, list):
-        return given
-    blocks = [_as_text(block) if isinstance(block, dict) else block for block in content]
-    return Fields({**given.values, "content": blocks}, given.where)
-
-
-def _as_text(block: dict[str, Any]) -> dict[str, Any]:
-    """The block, or the text of a document with its title and context."""
-    source = block.get("source")
-    if block.get("type") != "document" or not isinstance(source, dict):
-        return block
-    kinds = {"text": source.get("data"), "content": source.get("content")}
-    data = kinds.get(str(source.get("type")))
-    if isinstance(data, list):
-        parts = [part.get("text") for part in data if isinstance(part, dict)]
-        texts = [part for part in parts if isinstance(part, str)]
-        data = "\n".join(texts) if len(texts) == len(data) else None
-    if not isinstance(data, str):
-        return block
-    head = [block[name] for name in ("title", "context") if isinstance(block.get(name), str)]
-    return {"type": "text", "text": "\n".join([*head, data])}
 
 
 def _add_tool_use(messages: ChatMessages, block: Fields) -> None:
@@ -206,7 +179,7 @@ def _add_tool_use(messages: ChatMessages, block: Fields) -> None:
 def _add_tool_result(messages: ChatMessages, block: Fields) -> None:
     """Says in the text that a result is an error: no chat template has a place for it."""
     id = block.needed_text("tool_use_id")
-    text = result_of(_without_documents(block), "content", TEXT, "block") or ""
+    text = result_of(with_sources_as_text(block), "content", TEXT, "block") or ""
     if block.flag("is_error", False) and "error" not in text[:40].lower():
         text = f"Error: {text}"
     messages.result(id, text)

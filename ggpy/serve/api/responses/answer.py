@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
 from ...errors import ApiError
-from ...events import AnswerToken, Event, Finished, Usage
+from ...events import AnswerToken, Event, Finished, PromptProgress, Usage
 from ..blocks import AnswerBlock, Blocks, collected
 from ..chat import token_logprob
 from ..sse import dumps, framed, written
+from ..timings import progress_of, timings_of
 from .request import sealed
 
 ID_PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
@@ -33,10 +34,15 @@ async def response(
 
 
 def stream(
-    events: AsyncIterator[Event], model: str, echo: Mapping[str, Any]
+    events: AsyncIterator[Event],
+    model: str,
+    echo: Mapping[str, Any],
+    so_far: Callable[[], Finished] | None = None,
 ) -> AsyncGenerator[bytes, None]:
-    """The server-sent events of an answer. echo: of the ApiCall."""
-    return written(events, ResponseWriter(model, echo))
+    """The server-sent events of an answer. echo: of the ApiCall. so_far: what the answer has cost
+    until now, if llama.cpp's timings are wanted.
+    """
+    return written(events, ResponseWriter(model, echo, so_far))
 
 
 def token_count(n: int) -> dict[str, Any]:
@@ -119,9 +125,15 @@ class ResponseShape:
 
 
 class ResponseWriter:
-    """Writes an answer as typed events, numbered from 0."""
+    """Writes an answer as typed events, numbered from 0. so_far: as of `stream`."""
 
-    def __init__(self, model: str, echo: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        model: str,
+        echo: Mapping[str, Any],
+        so_far: Callable[[], Finished] | None = None,
+    ) -> None:
+        self._so_far = so_far
         self._shape, self._blocks, self._number = ResponseShape(model, echo), Blocks(), 0
         self._end: Finished | None = None
 
@@ -133,12 +145,17 @@ class ResponseWriter:
 
     def write(self, happened: Event) -> bytes:
         """What an event becomes."""
+        if isinstance(happened, PromptProgress):
+            told = progress_of(happened, self._so_far is not None)
+            begun = self._shape.at("in_progress")
+            return self._event("response.in_progress", response=begun, **told)
         if not isinstance(happened, Finished):
             return self._blocks.add(happened, self)
         self._end = happened
         closed = self._blocks.close(self)
         ended = self._shape.ended(self._blocks.all, happened)
-        return closed + self._event(f"response.{ended['status']}", response=ended)
+        timings = {"timings": timings_of(happened)} if self._so_far else {}
+        return closed + self._event(f"response.{ended['status']}", response=ended, **timings)
 
     def fail(self, error: ApiError) -> bytes:
         """An error event, then response.failed."""
@@ -160,11 +177,13 @@ class ResponseWriter:
         name, number = DELTAS[block.kind], self._next_number()
         where = "" if block.kind == "call" else '"content_index":0,'
         scored = dumps(_logprobs(pieces)) if pieces else "[]"
-        logprobs = f',"logprobs":{scored}' if block.kind == "text" else ""
+        more = f',"logprobs":{scored}' if block.kind == "text" else ""
+        if self._so_far is not None:
+            more += f',"timings":{dumps(timings_of(self._so_far()))}'
         return framed(
             name,
             f'{{"type":"{name}","sequence_number":{number},"output_index":{block.index},{where}'
-            f'"item_id":"{self._shape.item_id(block)}","delta":{json.dumps(text)}{logprobs}}}',
+            f'"item_id":"{self._shape.item_id(block)}","delta":{json.dumps(text)}{more}}}',
         )
 
     def closed(self, block: AnswerBlock) -> bytes:

@@ -55,7 +55,8 @@ def read(fields: Fields, service: ServedModel, max_tokens: int | None = None) ->
         parallel_tool_calls=fields.flag("parallel_tool_calls", True),
         template_variables=_template_variables(fields),
     )
-    return ApiCall(request, fields.flag("stream", False), _echo(fields, request))
+    stream, timed = fields.flag("stream", False), fields.flag("timings_per_token", False)
+    return ApiCall(request, stream, timed, _echo(fields, request))
 
 
 def sealed(text: str) -> str:
@@ -94,6 +95,7 @@ def _options(fields: Fields, defaults: SamplingParams, max_tokens: int | None) -
         params=sampling(fields, defaults, RANGES),
         max_tokens=fields.integer("max_output_tokens", max_tokens, 1),
         top_logprobs=top_logprobs,
+        progress=fields.flag("stream", False) and fields.flag("return_progress", False),
         constraint=_constraint(fields),
     )
 

@@ -9,9 +9,9 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .json_calls import json_value
+from ..json_calls import json_value
+from ..reader import AnswerReader, MalformedCall, Steps
 from .messages import MESSAGE, START, Messages
-from .reader import AnswerReader, MalformedCall, Steps
 
 CHANNEL, CONSTRAIN, END = "<|channel|>", "<|constrain|>", "<|end|>"
 RETURN, CALL = "<|return|>", "<|call|>"

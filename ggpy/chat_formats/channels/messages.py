@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .json_calls import Emit
-from .reader import MAX_HEADER, AnswerReader, MalformedCall, Steps, markers_pattern
+from ..json_calls import Emit
+from ..reader import MAX_HEADER, AnswerReader, MalformedCall, Steps, markers_pattern
 
 START, MESSAGE = "<|start|>", "<|message|>"
 _HEADER = re.compile(r"\s*(<\||to=|assistant)")

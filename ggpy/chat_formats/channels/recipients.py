@@ -10,9 +10,9 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ..reader import AnswerReader, MalformedCall, Steps
+from ..xml_calls import Tags
 from .messages import MESSAGE, START, Messages
-from .reader import AnswerReader, MalformedCall, Steps
-from .xml_calls import Tags
 
 MORE, END = "<|eom|>", "<|eot|>"  # of a message that others follow, and of the last one
 CALLS_OPEN, CALLS_CLOSE = "<atem:function_calls>", "</atem:function_calls>"
