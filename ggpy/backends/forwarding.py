@@ -6,6 +6,7 @@ Nothing here computes, and nothing knows which backend is wrapped.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from numpy.typing import NDArray
@@ -87,6 +88,9 @@ class Forwarding:
 
     def read(self, array: Array, row: int | None = None) -> NDArray[Any]:
         return self._ops.read(array, row)
+
+    def rehearsal(self) -> AbstractContextManager[None]:
+        return self._ops.rehearsal()
 
     def device_bytes(self) -> int:
         return self._ops.device_bytes()

@@ -15,6 +15,7 @@ S size of a head, C channels of its convolution, 2*Hk*S + Hv*S.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -212,6 +213,9 @@ class Ops(Protocol):
         """The array, or one row of logits, on the host, once it is computed; or a vector that
         `weight` returned.
         """
+
+    def rehearsal(self) -> AbstractContextManager[None]:
+        """Steps inside it stand for many that come later: what makes those fast is prepared now."""
 
     def device_bytes(self) -> int:
         """Bytes of a memory of its own that it holds now; 0 where that is the process's memory."""

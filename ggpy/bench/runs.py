@@ -102,7 +102,7 @@ class Shared:
 
     def __init__(self, ops: Ops, shape: CacheShape) -> None:
         self.asynchronous, self.sample, self.read = ops.asynchronous, ops.sample, ops.read
-        self.clear_pages = ops.clear_pages
+        self.clear_pages, self.rehearsal = ops.clear_pages, ops.rehearsal
         self._shape = shape
 
     def allocate_cache(self, shape: CacheShape) -> None:
@@ -253,8 +253,9 @@ def _message(error: Exception) -> str:
 def _measure(loaded: Loaded, test: Test, bench: Bench) -> Result:
     run = Run(loaded, test)
     times = []
-    for _ in range((3 if loaded.ops.asynchronous else 1) if bench.warm else 0):
-        run.once()  # more on a GPU: the second or third run records graphs
+    with loaded.ops.rehearsal():
+        for _ in range((3 if loaded.ops.asynchronous else 1) if bench.warm else 0):
+            run.once()  # more on a GPU: the second or third run records graphs
     for _ in range(bench.repetitions):
         times.append(run.once())
     return Result(

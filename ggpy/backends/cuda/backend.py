@@ -9,7 +9,8 @@ only multiplied, f32 if they are summed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -206,17 +207,20 @@ class Cuda:
     def run(
         self, step: Step, forward: Callable[[Step], Array], probe: Probe | None = None
     ) -> Array:
-        """Run forward(step). The second step of a shape is captured as a graph, later ones replay
-        it; steps of many tokens are padded, so that few shapes exist.
+        """Run forward(step). A step whose shape came before is captured as a graph, later ones
+        replay it; steps of many tokens are padded, so that few shapes exist.
         """
         if self._steps is None or self.attention is None:
             raise RuntimeError("allocate_cache comes before the first step")
         pads = probe is None and not step.hidden and self.context.planner.gemm != "cublas"
-        batch = self._steps.upload(step, self._pad_to if pads else None)
+        argmax = self._sampling.expects_argmax(len(step.rows))
+        batch = self._steps.upload(step, self._pad_to if pads else None, argmax)
         self.context.begin(batch, probe)
         self.attention.begin()
         fused = batch.decode and probe is None and not step.hidden
-        best = self._sampling.begin(batch.place if fused else None, len(step.rows))
+        # each place has a result, which is read while the next step writes the other
+        best = argmax and fused and batch.often
+        self._sampling.begin(batch.place if best else None)
 
         def launch() -> Array:
             output = forward(step)
@@ -230,10 +234,22 @@ class Cuda:
         by_cublas = self.context.planner.gemm == "cublas" and (step.hidden or not few)
         eager = probe is not None or copies or by_cublas
         shape = (*batch.shape, best, step.hidden)
-        output = launch() if eager else self._graphs.run(shape, batch.place, launch)
+        where = batch.place, batch.often
+        output = launch() if eager else self._graphs.run(shape, *where, launch)
         if batch.n_rows == len(step.rows) or step.hidden:
             return output
         return replace(output, shape=(len(step.rows), *output.shape[1:]))
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Shapes of steps inside it count as frequent: their graphs are recorded at once."""
+        if self._steps is None:
+            raise RuntimeError("allocate_cache comes before a rehearsal")
+        self._steps.rehearsing = True
+        try:
+            yield
+        finally:
+            self._steps.rehearsing = False
 
     def _begin_copies(self, choice: RouterChoice) -> bool:
         """Whether the step copies experts from host memory, with the first of them to come."""

@@ -69,10 +69,12 @@ class StepContext:
         Zero-initialised: GEMMs read the padding rows of packed activations.
         """
         buffer = self._memory.get(name)
-        if buffer is None or buffer.nbytes < nbytes:
+        if buffer is not None and buffer.nbytes < nbytes:
             self._graphs.forget()
             self.device.synchronize()
-            self._memory.pop(name, None)
+            buffer = None
+            del self._memory[name]
+        if buffer is None:
             buffer = self._memory[name] = self.device.zeros(nbytes, name)
         return buffer
 

@@ -194,20 +194,19 @@ class Sampling:
         self._staged: NDArray[np.float32] | None = None  # logits[*, V] on the host
         self._best: Buffer | None = None  # candidates of every segment of every row
 
-    def begin(self, place: int | None, n_rows: int) -> bool:
-        """Called before a step: returns whether `find_best` should end it.
-
-        It should if all rows of the previous step were greedy, because those of this step probably
-        are, too. place: index of the memory that holds a decode step's integers; None for other
-        steps.
+    def expects_argmax(self, n_rows: int) -> bool:
+        """Whether a step is probably followed by the argmax of all rows: those of the previous step
+        were as many, and all greedy.
         """
-        plan = self._plan
-        if place is None or not (plan.argmax_only and len(plan.samplers) == n_rows > 0):
-            self._argmax_slot = None
-            return False
-        self._argmax_slot = self._decode_slots[place]
-        self._argmax_slot.free()
-        return True
+        return self._plan.argmax_only and len(self._plan.samplers) == n_rows > 0
+
+    def begin(self, place: int | None) -> None:
+        """Called before a step. place: index of the memory that holds the integers of a decode step
+        that `find_best` is going to end; None for other steps.
+        """
+        self._argmax_slot = None if place is None else self._decode_slots[place]
+        if self._argmax_slot:
+            self._argmax_slot.free()
 
     def find_best(self, logits: Array) -> None:
         """Enqueues the argmax of the step's logits[R, V]."""

@@ -7,6 +7,7 @@ computes stands in a module of its own. Nothing here knows a model file's names.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import numpy as np
@@ -175,6 +176,10 @@ class Reference:
     def read(self, array: NDArray, row: int | None = None) -> NDArray:
         """The array itself, or one row."""
         return array if row is None else array[row]
+
+    def rehearsal(self) -> AbstractContextManager[None]:
+        """Nothing changes."""
+        return nullcontext()
 
     def device_bytes(self) -> int:
         """None but the process's."""

@@ -24,6 +24,8 @@ from ggpy.arch.layers.attention import QK_NORM, WHOLE_QK_NORM
 from ggpy.backends.cuda import backend as cuda
 from ggpy.backends.cuda import weights
 from ggpy.backends.cuda.plan import Recurrence
+from ggpy.backends.cuda.steps import upload
+from ggpy.backends.cuda.steps.graphs import EAGER_STEPS
 from ggpy.backends.cuda.steps.upload import PLACES
 from ggpy.backends.interface import (
     PAGE_SIZE,
@@ -154,7 +156,13 @@ def pair(machine, tiny_path, request):
 
 
 @pytest.fixture
-def captures(machine, monkeypatch):
+def frequent(monkeypatch):
+    """Shapes of steps count as frequent from the first step on."""
+    monkeypatch.setattr(upload, "OFTEN", 1)
+
+
+@pytest.fixture
+def captures(machine, monkeypatch, frequent):
     """Counts the graphs that are recorded."""
     counted, capture = [], machine.capture
     monkeypatch.setattr(machine, "capture", lambda: (counted.append(1), capture())[1])
@@ -233,8 +241,23 @@ def test_sampled_ids_are_used_before_anyone_reads_them(pair, captures):
     assert len(captures) == PLACES and [s.n_drawn for s in samplers] == [4, 4]
 
 
+@pytest.mark.parametrize("pair", ["llama", "qwen35"], indirect=True)
+def test_graphs_of_rare_steps_and_of_frequent_ones(pair, captures, monkeypatch):
+    """Rare ones have a graph in one place, recorded later. No bit depends on which it is."""
+    monkeypatch.setattr(upload, "OFTEN", 8)
+    pair.step([(ids_of(4), 0, PAGES[0])])
+    step, numbers, found = step_of([([7], 4, PAGES[0])]), [], []
+    for _ in range(10):
+        found.append(pair.gpu.logits(step))
+        numbers.append(len(captures))
+    assert numbers == [0] * EAGER_STEPS + [1] * (7 - EAGER_STEPS) + [PLACES] * 3
+    assert all(np.array_equal(other, found[0]) for other in found[1:])
+
+
 @pytest.mark.parametrize("pair", ["llama"], indirect=True)
-def test_steps_find_the_highest_logits_themselves_where_they_were_wanted(pair, monkeypatch):
+def test_steps_find_the_highest_logits_themselves_where_they_were_wanted(
+    pair, monkeypatch, frequent
+):
     """What another sampler wants next is drawn as ever; and what nobody has read yet stays."""
     ops, n = pair.gpu.ops, 3
     launched, launch = [], ops._sampling._argmax.launch

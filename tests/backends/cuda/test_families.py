@@ -26,6 +26,7 @@ from random_decoder import (
 )
 
 from ggpy.backends.cuda.backend import Cuda
+from ggpy.backends.cuda.steps import upload
 from ggpy.backends.cuda.steps.upload import PLACES
 from ggpy.backends.interface import PAGE_SIZE, Step
 from ggpy.backends.numpy.backend import Reference
@@ -61,6 +62,7 @@ def test_steps_of_two_sequences(
     monkeypatch.setattr(PrefillAttention, "min_tokens", 16)
     counted, capture = [], machine.capture
     monkeypatch.setattr(machine, "capture", lambda: (counted.append(1), capture())[1])
+    monkeypatch.setattr(upload, "OFTEN", 1)  # decode steps are recorded for each place
     gpu, cpu = Cuda(machine), Reference(1)
     options = {"variation": VARIATIONS[name], "types": {"attn_v": "Q6_K", "ffn_down": "Q4_0"}}
     options["cache_types"] = types

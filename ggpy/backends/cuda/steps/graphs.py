@@ -14,6 +14,7 @@ from ..arrays import Array
 
 KEPT = 64  # graphs; each takes one or two megabytes of the host for a model of 30 layers
 MOST_SHAPES = 1024  # shapes remembered without a graph
+EAGER_STEPS = 2  # of a shape, before one is recorded: that takes longer than these
 
 Key = tuple[Hashable, int]  # shape of a step, and index of the memory that holds its integers
 
@@ -24,23 +25,24 @@ class Graphs:
     def __init__(self, device: Any) -> None:
         self.device = device
         self._graphs: dict[Key, tuple[Any, Array]] = {}  # the last used last
-        self._seen: dict[Hashable, None] = {}  # shapes of steps that ran without a graph
+        self._seen: dict[Hashable, int] = {}  # steps of a shape that ran without a graph
 
-    def run(self, shape: Hashable, place: int, launch: Callable[[], Array]) -> Array:
-        """Calls launch() for the first step of a shape, and replays a graph of it from the second
-        step on; the result then has the same address each time. place: index of the memory that
-        holds the step's integers. Only the KEPT graphs used last are kept.
+    def run(self, shape: Hashable, place: int, often: bool, launch: Callable[[], Array]) -> Array:
+        """Calls launch() for the first EAGER_STEPS of a shape, one if it comes often, and replays a
+        graph of it from then on; the result then has the same address each time. place: index of
+        the memory that holds the step's integers. Only the KEPT graphs used last are kept.
         """
         key = shape, place
         if key in self._graphs:
             graph, result = self._graphs[key] = self._graphs.pop(key)
             graph.launch()
             return result
-        if shape not in self._seen:
+        if self._seen.get(shape, 0) < (1 if often else EAGER_STEPS):
             result = launch()  # compiles and allocates, which a capture must not do
             if len(self._seen) >= MOST_SHAPES:
                 self._seen.clear()
-            self._seen[shape] = None  # after launch(), whose allocations may call forget()
+            # after launch(), whose allocations may call forget()
+            self._seen[shape] = self._seen.get(shape, 0) + 1
             return result
         if len(self._graphs) >= KEPT:
             # the driver frees a graph that still runs when it has ended

@@ -25,11 +25,13 @@ from ...interface import PAGE_SIZE, Step
 from ..arrays import Memory
 from ..plan import StepClass
 from .padding import Spare, filled, filled_with_copies, padded, power_of_two
+from .splits import plan_decode_tiles
 
 IN_FLIGHT = 4  # steps whose uploads and results may be in flight
 PLACES = 2  # device buffers of decode steps, used alternately; all other steps share one
 SMALLEST = 1 << 22  # least bytes of a device buffer: growing later would drop all graphs
-LEAST_PAGES = 16  # columns of page tables, which are a part of the shape
+LEAST_PAGES = 64  # columns of page tables, which are a part of the shape
+OFTEN = 5000  # decode steps of a shape from which on PLACES buffers take turns
 MAX_KEPT = 256  # step shapes whose addresses are kept
 NO_TILES = np.zeros((0, 4), np.int32)
 NOTHING = np.zeros(0, np.int32), np.zeros(0, np.int32)
@@ -72,6 +74,7 @@ class StepBatch:
 
     shape: tuple[int, ...]  # steps of equal shape run the same kernels
     place: int  # steps of equal shape and place also use the same addresses
+    often: bool  # OFTEN steps of this shape have come
     n_tokens: int
     n_rows: int
     decode: bool  # each token is the only one of its sequence
@@ -124,11 +127,16 @@ class StepUpload:
         self._batches: dict[tuple, StepBatch] = {}
         self._depths = b""  # of the last decode step that was planned
         self._tiles: list[Ints] = []
+        self._splits: list[int] = []
+        self.rehearsing = False  # whether the shapes of steps are to count as frequent
+        self._times: dict[tuple[int, ...], int] = {}  # up to OFTEN, by shape; the last used last
 
-    def upload(self, step: Step, pad_to: tuple[int, int] | None = None) -> StepBatch:
+    def upload(
+        self, step: Step, pad_to: tuple[int, int] | None = None, argmax: bool = False
+    ) -> StepBatch:
         """Upload ids, positions and their pages, sequences, rows, page tables and attention
         tiles. pad_to: tokens to which a step with prompts is padded at most, and sequences to which
-        a decode step is; None: nothing is padded.
+        a decode step is; None: nothing is padded. argmax: steps with and without are counted apart.
         """
         n_paged = len(self._kernel_of_group)
         has_prompts = len(step.page_tables[0]) < len(step.ids)
@@ -138,7 +146,7 @@ class StepUpload:
         sequences = step.sequences
         tables = [_widened(table) for table in step.page_tables[:n_paged]]
         states = list(step.page_tables[n_paged:])
-        tiles, prefill = self._plan(step)
+        tiles, prefill, splits = self._plan(step)
         if pad_to and has_prompts:
             tiles = [filled(t) for t in tiles]
             prefill = [filled_with_copies(t, step.positions) for t in prefill]
@@ -156,15 +164,11 @@ class StepUpload:
         copied.synchronize()
         for part, offset in zip(parts.values(), offsets, strict=False):
             host[offset : offset + part.size] = part.ravel()
-        place = self.n_steps % PLACES if decode else PLACES
-        self._send(host[: offsets[-1]], place, copied)
-        splits = [MAX_SPLIT] * len(tiles)
-        if decode:
-            most = [int(t[:, 2].max()) for t in tiles]
-            of_kernels = zip(self._kernels, most, strict=True)
-            splits = [k.decode.launched_splits(len(step.ids), n) for k, n in of_kernels]
         shape = (*sizes.values(), len(tables[0]), *splits)
-        key = shape, place
+        often = self._comes_often((*shape, argmax))
+        place = self._next_place(often) if decode else PLACES
+        self._send(host[: offsets[-1]], place, copied)
+        key = shape, place, often
         if key not in self._batches:
             if len(self._batches) >= MAX_KEPT:
                 self._batches.clear()
@@ -203,19 +207,24 @@ class StepUpload:
             yield f"f16 tables {g}", into
 
     def _send(self, host: Ints, place: int, copied: Any) -> None:
-        """Copy on another stream while the GPU runs earlier steps, after those that use this
-        buffer.
+        """Copy after the step before if that uses the same buffer; else while it runs, on another
+        stream, after those that use this buffer.
         """
-        self._used[self._place].record()
-        self._copies.wait(self._used[place])
-        self.device.upload(self._places[place], host, stream=self._copies)
-        self.device.stream.wait(copied.record(self._copies))
+        stream = self.device.stream
+        if place != self._place:
+            self._used[self._place].record()
+            stream = self._copies
+            stream.wait(self._used[place])
+        self.device.upload(self._places[place], host, stream=stream)
+        copied.record(stream)
+        if place != self._place:
+            self.device.stream.wait(copied)
         self._place = place
         self.n_steps += 1
 
-    def _plan(self, step: Step) -> tuple[list[Ints], list[Ints]]:
-        """Attention tiles and prefill tiles, per head shape. Tiles of decode steps change rarely
-        and are kept.
+    def _plan(self, step: Step) -> tuple[list[Ints], list[Ints], list[int]]:
+        """Attention tiles, prefill tiles and splits to launch, per head shape. Those of decode
+        steps change rarely and are kept.
         """
         tokens = step.positions, step.sequences
         if len(step.page_tables[0]) < len(step.ids):
@@ -227,21 +236,31 @@ class StepUpload:
                     tiles[i] = plan_tiles(*tokens, k.heads, below=least, max_split_tokens=split)
                 if least is not None and most >= least:
                     prefill[i] = plan_prefill_tiles(*tokens, k.heads, least)
-            return tiles, prefill
+            return tiles, prefill, [MAX_SPLIT] * len(tiles)
         depths = (step.positions // POSITIONS_PER_SPLIT).tobytes()
         if depths != self._depths:
             self._depths = depths
-            self._tiles = []
-            for k in self._kernels:
-                self._tiles.append(
-                    plan_tiles(
-                        *tokens,
-                        k.heads,
-                        resident_splits=k.decode.resident_splits(len(step.ids)),
-                        max_split_tokens=self._max_split_tokens,
-                    )
-                )
-        return self._tiles, [NO_TILES] * len(self._tiles)
+            most = self._max_split_tokens
+            plans = [plan_decode_tiles(*tokens, k, most) for k in self._kernels]
+            self._tiles = [tiles for tiles, _ in plans]
+            self._splits = [splits for _, splits in plans]
+        return self._tiles, [NO_TILES] * len(self._tiles), self._splits
+
+    def _comes_often(self, shape: tuple[int, ...]) -> bool:
+        """Whether steps of this shape are many; counts this one."""
+        times = self._times.pop(shape, 0) + 1
+        if self.rehearsing:
+            times = OFTEN
+        if len(self._times) >= MAX_KEPT:  # the shape that was used longest ago
+            del self._times[next(iter(self._times))]
+        self._times[shape] = min(times, OFTEN)
+        return times >= OFTEN
+
+    def _next_place(self, often: bool) -> int:
+        """The buffer of a decode step. One that is free while the step before runs saves a few
+        microseconds, which only many steps are worth: each place takes a graph of its own.
+        """
+        return (self._place + 1) % PLACES if often and self._place < PLACES else 0
 
     @staticmethod
     def _f16_pages(step: Step, table: Ints, kernels: Kernels, n_prefill: int) -> tuple[Ints, Ints]:
@@ -266,6 +285,7 @@ class StepUpload:
         self,
         shape: tuple[int, ...],
         place: int,
+        often: bool,
         at: Mapping[str, Memory],
         sizes: Mapping[str, int],
         tables: tuple[int, ...],
@@ -278,6 +298,7 @@ class StepUpload:
         return StepBatch(
             shape=shape,
             place=place,
+            often=often,
             n_tokens=n_tokens,
             n_rows=n_rows,
             decode=decode,

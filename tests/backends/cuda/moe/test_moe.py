@@ -16,6 +16,7 @@ from scaled_experts import write_scaled
 from ggpy import arch
 from ggpy.arch import llama4
 from ggpy.backends.cuda.backend import Cuda
+from ggpy.backends.cuda.steps import upload
 from ggpy.backends.cuda.steps.upload import PLACES
 from ggpy.backends.interface import AttentionTemperature, Layer
 from ggpy.backends.numpy import moe as reference
@@ -104,6 +105,7 @@ def test_steps_of_every_kind(machine, tiny_path, monkeypatch, name) -> None:
     """Prefill by sorted pairs, decode of one to three tokens in graphs, and a mix."""
     counted, capture = [], machine.capture
     monkeypatch.setattr(machine, "capture", lambda: (counted.append(1), capture())[1])
+    monkeypatch.setattr(upload, "OFTEN", 1)  # decode steps are recorded for each place
     pair = MoEPair(machine, tiny_path(name), monkeypatch)
     lengths = [5, 66, 1]
     pair.step([(ids_of(n, n), 0, t) for n, t in zip(lengths, PAGES, strict=False)], list(range(72)))

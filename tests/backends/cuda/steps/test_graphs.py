@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ggpy.backends.cuda.steps.graphs import KEPT, MOST_SHAPES, Graphs
+from ggpy.backends.cuda.steps.graphs import EAGER_STEPS, KEPT, MOST_SHAPES, Graphs
 
 
 class Graph:
@@ -41,7 +41,9 @@ def device() -> Device:
     return Device()
 
 
-def steps(graphs: Graphs, device: Device, shape: Any, n: int) -> list[str]:
+def steps(
+    graphs: Graphs, device: Device, shape: Any, n: int, often: bool = True, place: int = 0
+) -> list[str]:
     """What happens in n steps of a shape; each gives the result of its own first launch."""
     device.log.clear()
 
@@ -50,7 +52,7 @@ def steps(graphs: Graphs, device: Device, shape: Any, n: int) -> list[str]:
         return shape
 
     for _ in range(n):
-        assert graphs.run(shape, 0, launch) == shape
+        assert graphs.run(shape, place, often, launch) == shape
     return device.log.copy()
 
 
@@ -60,6 +62,14 @@ RECORDED = ["recorded", "launched", "replayed"]
 def test_recorded_at_the_second_step(device: Device) -> None:
     log = steps(Graphs(device), device, 1, 4)
     assert log == ["launched", *RECORDED, *["replayed"] * 2]
+
+
+def test_a_shape_that_is_not_frequent_is_recorded_later(device: Device) -> None:
+    """Then for another place, too, without another step that is launched."""
+    graphs = Graphs(device)
+    log = steps(graphs, device, 1, EAGER_STEPS + 2, often=False)
+    assert log == [*["launched"] * EAGER_STEPS, *RECORDED, "replayed"]
+    assert steps(graphs, device, 1, 2, place=1) == [*RECORDED, "replayed"]
 
 
 def test_few_are_kept(device: Device) -> None:
@@ -90,7 +100,7 @@ def test_nothing_is_kept_when_memory_moves(device: Device) -> None:
 def test_a_first_step_that_moves_memory_itself_is_recorded_at_the_second(device: Device) -> None:
     graphs = Graphs(device)
     for _ in range(2):
-        graphs.run(1, 0, graphs.forget)
+        graphs.run(1, 0, True, graphs.forget)
     assert device.log == ["recorded", "replayed"]
 
 

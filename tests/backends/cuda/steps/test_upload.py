@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ggpy.backends.cuda.steps.upload import IN_FLIGHT, PLACES, SMALLEST, StepUpload
+from ggpy.backends.cuda.steps.upload import IN_FLIGHT, OFTEN, PLACES, SMALLEST, StepUpload
 from ggpy.backends.interface import Step
 from ggpy.device import Buffer
 from ggpy.kernels.attention.rope_kv import Heads
@@ -72,6 +72,7 @@ class Device:
         host, place = array.ctypes.data, to.address
         assert self.copies.get(host) in (None, *self.done), "the host's memory is in use"
         assert self.kernels.get(place) in (None, *stream.before), "kernels still read the place"
+        self.copied_after = stream.before
         self.copies[host] = copy = stream.enqueue()
         self.copied = place, copy
 
@@ -99,7 +100,10 @@ def steps(device: Device) -> StepUpload:
         device.moved += 1
 
     decode = SimpleNamespace(
-        resident_splits=lambda n: None, launched_splits=lambda n, most: 100 * n + most
+        resident_splits=lambda n: None,
+        launched_splits=lambda n, most: 100 * n + most,
+        decode_tiles=2,
+        device=SimpleNamespace(sm_count=4),
     )
     kernels = SimpleNamespace(heads=HEADS, decode=decode, prefill_tokens=None)
     return StepUpload(device, [kernels], [0], [(SPARE,)], moving, 64)
@@ -121,14 +125,16 @@ def prompt(n: int = 3) -> Step:
 
 def test_nothing_is_overwritten_that_is_in_use(device: Device, steps: StepUpload) -> None:
     """Whatever follows what, and however far ahead of the device; no step waits for its end."""
-    kinds = np.random.default_rng(0).integers(0, 3, 100)
+    kinds = np.random.default_rng(0).integers(0, 4, 200)
     for kind in kinds:
+        steps.rehearsing = kind == 3
         steps.upload(prompt() if kind == 0 else single())
         device.run()
         assert device.stream.before - device.done, "the host has waited for all kernels"
 
 
-def test_decode_steps_take_places_in_turn(device: Device, steps: StepUpload) -> None:
+def test_frequent_decode_steps_take_places_in_turn(device: Device, steps: StepUpload) -> None:
+    steps.rehearsing = True
     places, found = [], []
     for _ in range(6):
         found.append(steps.upload(single()))
@@ -138,14 +144,30 @@ def test_decode_steps_take_places_in_turn(device: Device, steps: StepUpload) -> 
     assert found[0].shape == found[1].shape and found[0].ids.ptr != found[1].ids.ptr
 
 
+def test_a_decode_step_is_frequent_after_many(device: Device, steps: StepUpload) -> None:
+    """Those before take one place. Steps that end with the argmax are counted apart."""
+    for argmax in (False, True):
+        found = []
+        for _ in range(OFTEN + 1):
+            found.append(steps.upload(single(), argmax=argmax))
+            device.run()
+        assert [b.often for b in found] == [False] * (OFTEN - 1) + [True] * 2
+        assert {b.place for b in found[:-2]} == {0} and found[-1].place != found[-2].place
+    steps.rehearsing = True
+    assert steps.upload(single(3)).often
+    steps.rehearsing = False
+    assert steps.upload(single(3)).often
+
+
 def test_a_place_is_filled_while_the_step_before_runs(device: Device, steps: StepUpload) -> None:
     """Unless both are of prompts, which have one place."""
+    steps.rehearsing = True
     steps.upload(single())
     waits = []
     for step in (single(), prompt(), prompt(), single()):
         running = device.kernels[device.run()]
         steps.upload(step)
-        waits.append(running in steps._copies.before)
+        waits.append(running in device.copied_after)
     assert waits == [False, False, True, False]
 
 

@@ -1,0 +1,51 @@
+"""Into how many splits a decode step's contexts are cut, and how many are launched.
+
+The number that is launched is a part of a step's shape. It changes as rarely as possible while
+contexts grow, because each shape is a CUDA graph of its own. CTAs without a split end at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....kernels.attention.paged_attention import POSITIONS_PER_SPLIT, plan_tiles
+from .padding import power_of_two
+
+LEAST_FOR_FEW = 8  # splits that are launched for few tokens: contexts of 1024 positions
+MOST_AT_LEAST = 8  # that are launched for more tokens, whatever their contexts
+
+Ints = NDArray[np.int32]
+
+
+def plan_decode_tiles(
+    positions: Ints, sequences: Ints, kernels: Any, max_split_tokens: int
+) -> tuple[Ints, int]:
+    """The attention tiles[T, 4] of a decode step, and the number of splits to launch."""
+    attention, n = kernels.decode, len(positions)
+    resident = attention.resident_splits(n)
+    sizes = {"resident_splits": resident, "max_split_tokens": max_split_tokens}
+    tiles = plan_tiles(positions, sequences, kernels.heads, **sizes)
+    least = attention.launched_splits(n, 1)
+    if resident is None:
+        # some SMs stay idle, even if two CTAs share a KV head
+        if 2 * LEAST_FOR_FEW * n * attention.decode_tiles <= attention.device.sm_count:
+            least = max(least, LEAST_FOR_FEW)
+    else:
+        even = max(1, resident // n)  # splits of contexts of one length: these run at once
+        least = max(least, min(power_of_two(even + 1) // 2, MOST_AT_LEAST))
+        _cut_to(tiles, positions // POSITIONS_PER_SPLIT, resident, least)
+    return tiles, max(least, attention.launched_splits(n, int(tiles[:, 2].max())))
+
+
+def _cut_to(tiles: Ints, full: Ints, resident: int, least: int) -> None:
+    """Cut no context into more than `least` splits if only rounding did that: the share of a
+    context in `resident` splits goes by its splits of POSITIONS_PER_SPLIT, of which it has full[T]
+    whole ones and a part of another. So one that reaches a border first would have a larger share.
+    """
+    share = full * resident // max(1, int(full.sum()) + len(full) - 1)
+    if (share <= least).all():
+        np.minimum(tiles[:, 2], least, out=tiles[:, 2])
+        tiles[tiles[:, 2] == 1, 3] = -1
