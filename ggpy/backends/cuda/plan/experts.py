@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ....kernels.gemm.gemm import Epilogue
 from ....kernels.moe.expert_wgmma import tile_rows
 from ....kernels.moe.route import MAX_LATE_EXPERTS, RouterChoice
-from ...experts import LEAST_SUM
+from ...experts import LEAST_SUM, Experts
 from ...interface import Layer, MoE
 from ..arrays import one_layout
 from .beside import BesidePlan, plan_beside
@@ -19,8 +19,9 @@ from .problem import ProductPlan, StepClass
 if TYPE_CHECKING:
     from .layers import Planner, ResidualState
 
-PAIRS_TO_PACK = 32  # of a token and an expert, for each expert: from here on rows are packed
-PAIRS_TO_COPY = 2  # the same: from here on experts are copied
+# Pairs of a token and an expert, for each expert, from which on
+TABLES_TO_PACK = 2  # rows are packed although expert_rows takes them, where codes index a table
+PAIRS_TO_COPY = 2  # experts are copied
 LATE_TOKENS = 4  # for more, all warps of their GEMVs would take longer than the router
 
 
@@ -69,10 +70,10 @@ def plan_experts(planner: Planner, layer: Layer, s: StepClass, start: ResidualSt
         gate_up = [f.shared.w_gate, f.shared.w_up]
         epilogue: Epilogue = "GLU" if planner.takes_glu(gate_up, s) else "STORE"
         shared = planner.product(gate_up, s, epilogue), planner.product([f.shared.w_down], s)
-    tile, few, n_pairs = sorted_tile(planner, choice, s), 0, s.n_tokens * choice.n_used
-    if tile:  # rows of a work tile of the GEMM for few rows an expert; 0: it does not run
-        tiles = [w.in_tiles for w in (e.w_gate, e.w_up, e.w_down)]
-        few = planner.kernels.expert_rows.tile_rows(tiles, n_pairs, choice.n_expert)
+    tile, n_pairs = sorted_tile(planner, choice, s), s.n_tokens * choice.n_used
+    may_pack = planner.has_wgmma and together and not f.router.weighs_input
+    few = few_rows_tile(planner, e, n_pairs, may_pack) if tile else 0
+    packed = tile > 0 and may_pack and not few
     plain = e.b_gate is None and e.b_up is None and e.activation != "swiglu_oai"
     glu = together and (plain or not tile or few > 0) and not f.router.weighs_input
     on_host = any(w.on_host for w in (e.w_gate, e.w_up, e.w_down))
@@ -80,11 +81,9 @@ def plan_experts(planner: Planner, layer: Layer, s: StepClass, start: ResidualSt
     usual = f.dense is None and choice.score != "sigmoid_chosen"
     late = glu and s.fused and not tile and s.n_tokens <= LATE_TOKENS and usual
     late = late and choice.n_expert <= MAX_LATE_EXPERTS
-    many = tile > 0 and n_pairs >= PAIRS_TO_PACK * choice.n_expert
-    packed = planner.has_wgmma and together and many and not f.router.weighs_input
     rows = few or tile
     if packed:
-        rows, glu, few = tile_rows(n_pairs, choice.n_expert), True, 0
+        rows, glu = tile_rows(n_pairs, choice.n_expert), True
     return MoEPlan(
         *(choice, rows, together, glu, start, shared, copied),
         few_rows=few > 0,
@@ -102,6 +101,15 @@ def sorted_tile(planner: Planner, choice: RouterChoice, s: StepClass) -> int:
     if planner.batch_invariant or not s.fused or n_pairs < choice.n_expert:
         return 0
     return planner.kernels.experts.tile_rows(n_pairs, choice.n_expert)
+
+
+def few_rows_tile(planner: Planner, e: Experts, n_pairs: int, may_pack: bool) -> int:
+    """Rows of a work tile of the GEMM for few rows an expert; 0: another one takes the pairs."""
+    tiles = [w.in_tiles for w in (e.w_gate, e.w_up, e.w_down)]
+    tables = any("Table" in w.layout.values for w in tiles)
+    if may_pack and tables and n_pairs >= TABLES_TO_PACK * e.w_up.n_experts:
+        return 0
+    return planner.kernels.expert_rows.tile_rows(tiles, n_pairs, e.w_up.n_experts)
 
 
 def copies_experts(planner: Planner, choice: RouterChoice, s: StepClass) -> bool:
