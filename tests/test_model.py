@@ -18,7 +18,7 @@ from ggpy import hub
 from ggpy.backends.numpy.backend import Reference
 from ggpy.gguf import File
 from ggpy.model import DEFAULT_MAX_TOKENS, GenerateKeywords, Model
-from ggpy.runtime import engine
+from ggpy.runtime.sequence import Sequence
 from ggpy.sampling import NO_TOKEN, SamplingParams
 from ggpy.sampling.keywords import SamplingKeywords
 from ggpy.tokenizer import ChatTemplateError, Tokenizer
@@ -242,7 +242,7 @@ def test_top_logprobs_have_the_text_of_whole_tokens(model):
 def test_who_asks_for_no_logprobs_pays_for_none(model, monkeypatch):
     read, kinds = model.ops.read, []
     monkeypatch.setattr(model.ops, "read", lambda x: (kinds.append(x.dtype.kind), read(x))[1])
-    monkeypatch.setattr(engine, "scores", lambda *_: pytest.fail("nobody asked"))
+    monkeypatch.setattr(Sequence, "scores", lambda *_: pytest.fail("nobody asked"))
     *_, last = model.generate("one", max_tokens=5, temperature=0)
     assert (last.logprob, last.top_logprobs) == (None, ())
     assert "f" not in kinds, "logits stay where they are"

@@ -19,9 +19,9 @@ from .problem import ProductPlan, StepClass
 if TYPE_CHECKING:
     from .layers import Planner, ResidualState
 
-# Pairs of a token and an expert, for each expert, from which on
-TABLES_TO_PACK = 2  # rows are packed although expert_rows takes them, where codes index a table
-PAIRS_TO_COPY = 2  # experts are copied
+# Bytes of a chunk with which expert_rows has 64 KB in flight on an SM: less do not hide latency.
+LEAST_CHUNK = 1344
+PAIRS_TO_COPY = 2  # of a token and an expert, for each expert: from here on experts are copied
 LATE_TOKENS = 4  # for more, all warps of their GEMVs would take longer than the router
 
 
@@ -106,8 +106,7 @@ def sorted_tile(planner: Planner, choice: RouterChoice, s: StepClass) -> int:
 def few_rows_tile(planner: Planner, e: Experts, n_pairs: int, may_pack: bool) -> int:
     """Rows of a work tile of the GEMM for few rows an expert; 0: another one takes the pairs."""
     tiles = [w.in_tiles for w in (e.w_gate, e.w_up, e.w_down)]
-    tables = any("Table" in w.layout.values for w in tiles)
-    if may_pack and tables and n_pairs >= TABLES_TO_PACK * e.w_up.n_experts:
+    if may_pack and any(w.layout.chunk_bytes < LEAST_CHUNK for w in tiles):
         return 0
     return planner.kernels.expert_rows.tile_rows(tiles, n_pairs, e.w_up.n_experts)
 
