@@ -71,13 +71,14 @@ def plan_experts(planner: Planner, layer: Layer, s: StepClass, start: ResidualSt
         epilogue: Epilogue = "GLU" if planner.takes_glu(gate_up, s) else "STORE"
         shared = planner.product(gate_up, s, epilogue), planner.product([f.shared.w_down], s)
     tile, n_pairs = sorted_tile(planner, choice, s), s.n_tokens * choice.n_used
+    on_host = any(w.on_host for w in (e.w_gate, e.w_up, e.w_down))
+    copied = on_host and copies_experts(planner, choice, s)
     may_pack = planner.has_wgmma and together and not f.router.weighs_input
+    may_pack = may_pack and (copied or not on_host)  # bulk copies are not for host memory
     few = few_rows_tile(planner, e, n_pairs, may_pack) if tile else 0
     packed = tile > 0 and may_pack and not few
     plain = e.b_gate is None and e.b_up is None and e.activation != "swiglu_oai"
     glu = together and (plain or not tile or few > 0) and not f.router.weighs_input
-    on_host = any(w.on_host for w in (e.w_gate, e.w_up, e.w_down))
-    copied = on_host and copies_experts(planner, choice, s)
     usual = f.dense is None and choice.score != "sigmoid_chosen"
     late = glu and s.fused and not tile and s.n_tokens <= LATE_TOKENS and usual
     late = late and choice.n_expert <= MAX_LATE_EXPERTS

@@ -280,3 +280,18 @@ def test_experts_are_copied_where_most_are_needed(emulator, n_tokens, options, c
     planner = Cuda(emulator, **options).context.planner
     step = StepClass(n_tokens, n_tokens, False, True, True)
     assert copies_experts(planner, RouterChoice(128, 4), step) == copied
+
+
+def test_experts_that_are_read_where_they_lie_are_not_packed(emulator, tiny_path) -> None:
+    """Chunks of MXFP4 are short here, so rows are packed where experts are on the device."""
+    model = Model(Cuda(emulator), tiny_path("gpt-oss"), n_cpu_moe=1)
+    planner = model.ops.context.planner
+    planner.has_wgmma = True
+    first, second = model.decoder.layers[:2]
+    router = first.ffn.router
+    n = -(-first.ffn.experts.w_up.n_experts // router.n_used)  # a pair an expert
+    plans = [planner.moe(layer, StepClass(n, n, True, True, True)) for layer in (first, second)]
+    assert [(plan.packed, plan.few_rows, plan.copied) for plan in plans] == [
+        (False, True, False),
+        (True, False, False),
+    ]
