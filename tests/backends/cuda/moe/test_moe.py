@@ -222,7 +222,7 @@ PACKED += [
 
 @pytest.mark.parametrize(("name", "n_tokens", "tile"), PACKED)
 def test_packed_rows(machine, monkeypatch, name, n_tokens, tile) -> None:
-    """Of more than five pairs an expert, on a GPU with wgmma, and in the emulator as if it had it."""
+    """More than five pairs an expert, on a GPU with wgmma; in the emulator as if it had it."""
     form, x = ALL_FORMS[name], random_x(ALL_FORMS[name], n_tokens)
     expected = reference.feed_forward(x, random_moe(Reference(1), form), lambda *_: None)
     layer = OneLayer(Cuda(machine), form)
