@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from . import hugging_face as hf
 from .architecture import OUTPUT, Architecture, Context, ModelSettings
-from .glm4 import half_rope
 from .glm4moe import read_layers, router
 from .layers import attention, dense, moe
 from .layers.attention import QK_NORM
@@ -51,7 +50,8 @@ def settings(s: hf.CheckpointSettings) -> hf.Metadata:
         s.raw(key)
     width = s.integer(WIDTH, s.integer("moe_intermediate_size"))
     return {
-        **{**hf.sizes(s), **half_rope(s, THETA), **hf.head_sizes(s), **hf.experts(s), **router(s)},
+        **{**hf.sizes(s), **hf.head_sizes(s), **hf.experts(s), **router(s)},
+        **hf.partial_rope(s, THETA, 0.5),
         "vocab_size": ("u32", s.integer("vocab_size", high=1 << 31)),
         moe.SHARED_COUNT: ("u32", 1),
         moe.SHARED_WIDTH: ("u32", width),

@@ -204,8 +204,8 @@ def _rope(s: hf.CheckpointSettings) -> hf.Metadata:
         "rope.dimension_count": ("u32", _whole(s, "head_dim", "global_head_dim") or WHOLE_HEAD),
         "rope.dimension_count_swa": ("u32", s.integer("head_dim")),
     }
-    whole.real("partial_rotary_factor", 1.0, high=1.0)
-    local.only("partial_rotary_factor", 1)
+    whole.real(hf.ROTATED_SHARE, 1.0, high=1.0)
+    local.only(hf.ROTATED_SHARE, 1)
     whole.only("factor", 1)
     for part in (whole, local):
         part.refuse_unread()
@@ -223,7 +223,7 @@ def rope_freqs(s: hf.CheckpointSettings) -> dict[str, NDArray[np.float32]]:
     hardly are.
     """
     n_pair = (_whole(s, "head_dim", "global_head_dim") or WHOLE_HEAD) // 2
-    share = _rope_parts(s)[0].real("partial_rotary_factor", 1.0, high=1.0)
+    share = _rope_parts(s)[0].real(hf.ROTATED_SHARE, 1.0, high=1.0)
     factors = np.full(n_pair, NEVER, np.float32)
     factors[: int(share * 2 * n_pair / 2)] = 1
     return {"rope_freqs.weight": factors}

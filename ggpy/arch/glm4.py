@@ -12,7 +12,7 @@ from . import llama
 from .architecture import LAYER, OUTPUT, POST_NORM, Architecture, Context, ModelSettings
 from .rope import has_sections
 
-HALF = "partial_rotary_factor"
+ROTATED_SHARE = 0.5  # of a head, where config.json says none
 PARTS = ("ffn_gate.weight", "ffn_up.weight")
 SANDWICH = {
     "post_attention_norm.weight": "post_self_attn_layernorm.weight",
@@ -30,14 +30,7 @@ def read(c: Context) -> ModelSettings:
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
     """Those of llama, and rope on a part of each head."""
     s.only("hidden_act", "silu", "swish")
-    return {**hf.sizes(s), **half_rope(s), **hf.head_sizes(s)}
-
-
-def half_rope(s: hf.CheckpointSettings, theta: float = 10000.0) -> hf.Metadata:
-    """Rope, of half of each head unless a share stands among its settings or beside them."""
-    share = hf.rope_part(s, theta).real(HALF, s.real(HALF, 0.5, high=1.0), high=1.0)
-    n_rot = int(share * hf.head_size(s))
-    return {**hf.rope(s, theta, (HALF,)), "rope.dimension_count": ("u32", n_rot)}
+    return {**hf.sizes(s), **hf.partial_rope(s, 10000.0, ROTATED_SHARE), **hf.head_sizes(s)}
 
 
 ARCHITECTURE = Architecture(

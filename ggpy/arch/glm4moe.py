@@ -10,7 +10,7 @@ from __future__ import annotations
 from . import hugging_face as hf
 from . import llama
 from .architecture import Architecture, Context, LayerSettings, ModelSettings
-from .glm4 import half_rope
+from .glm4 import ROTATED_SHARE
 from .layers import attention, dense, moe
 from .layers.attention import QK_NORM, QKV_BIAS
 from .layers.dense import DenseSettings
@@ -49,7 +49,8 @@ def settings(s: hf.CheckpointSettings) -> hf.Metadata:
     s.only("hidden_act", "silu", "swish")
     s.raw("use_qk_norm")
     return {
-        **{**hf.sizes(s), **half_rope(s), **hf.head_sizes(s), **hf.experts(s), **router(s)},
+        **{**hf.sizes(s), **hf.head_sizes(s), **hf.experts(s), **router(s)},
+        **hf.partial_rope(s, 10000.0, ROTATED_SHARE),
         moe.SHARED_COUNT: ("u32", s.integer("n_shared_experts", low=0)),
         moe.N_DENSE: ("u32", s.integer("first_k_dense_replace", low=0)),
     }

@@ -60,7 +60,6 @@ SEPARATE = {
 }
 UNUSED = (  # of training, of what computes, and of blocks that predict further tokens
     *("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
-    "partial_rotary_factor",
 )
 
 
@@ -77,15 +76,12 @@ def settings(s: hf.CheckpointSettings) -> hf.Metadata:
     """Heads, rope and states."""
     s.only("hidden_act", "silu", "swish")
     s.only("attn_output_gate", True)
-    share = s.real("partial_rotary_factor", SHARE, high=1.0)
-    share = hf.rope_part(s, 1e4).real("partial_rotary_factor", share, high=1.0)
     for key in UNUSED:
         s.raw(key)
-    known = ("mrope_section", "mrope_interleaved", "partial_rotary_factor")
+    known = ("mrope_section", "mrope_interleaved")
     return {
         **hf.head_sizes(s),
-        **hf.rope(s, 1e4, known),
-        "rope.dimension_count": ("u32", int(share * hf.head_size(s))),
+        **hf.partial_rope(s, 1e4, SHARE, known),
         **_states(s),
     }
 

@@ -16,7 +16,7 @@ from .layers.attention import WHOLE_QK_NORM
 from .layers.moe import MoESettings, read_router
 
 THETA = 5e6
-SHARE, ROTATED = "partial_rotary_factor", "rotary_dim"
+ROTATED = "rotary_dim"
 UNUSED = (  # of blocks that predict further tokens, and of MiniMax-01
     *("use_mtp", "num_mtp_modules", "mtp_transformer_layers", "attn_type_list"),
     *("mlp_intermediate_size", "max_model_len", "qk_norm_type", "shared_moe_mode"),
@@ -44,10 +44,11 @@ def settings(s: hf.CheckpointSettings) -> hf.Metadata:
     if set(s.raw("attn_type_list") or [1]) != {1}:
         raise s.refuse("attn_type_list", "only 1, attention with a softmax, is")
     size = hf.head_size(s)
-    share = hf.rope_part(s, THETA).real(SHARE, s.real(SHARE, 1.0, high=1.0), high=1.0)
+    share = hf.rotated_share(s, hf.rope_part(s, THETA))
     n_rot = s.integer(ROTATED, int(share * size), high=size)
     return {
-        **{**hf.sizes(s), **hf.rope(s, THETA, (SHARE,)), **hf.head_sizes(s), **hf.experts(s)},
+        **{**hf.sizes(s), **hf.head_sizes(s), **hf.experts(s)},
+        **hf.rope(s, THETA, (hf.ROTATED_SHARE,)),
         "expert_feed_forward_length": ("u32", s.integer("intermediate_size")),
         "rope.dimension_count": ("u32", n_rot),
         moe.SCORE: ("u32", 2),

@@ -75,8 +75,9 @@ def _original_context(s: hf.CheckpointSettings, part: hf.CheckpointSettings) -> 
 
 
 def _n_rot(s: hf.CheckpointSettings, part: hf.CheckpointSettings) -> int:
-    share = part.real("partial_rotary_factor", s.real("partial_rotary_factor", 1.0), high=1.0)
-    return int(share * s.integer("hidden_size")) // s.integer("num_attention_heads")
+    return int(hf.rotated_share(s, part) * s.integer("hidden_size")) // s.integer(
+        "num_attention_heads"
+    )
 
 
 ARCHITECTURE = Architecture(
