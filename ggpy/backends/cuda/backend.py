@@ -58,7 +58,8 @@ from .steps.upload import StepUpload
 from .weights import Uploader, in_f32
 
 ROWS_IN_F32 = ("X D", "X Fx")  # routers, and biases of experts
-FEW_TOKENS = 64  # of decode steps: contexts of as many may be split, and cuBLAS is in a graph
+SPLIT_TOKENS = 64  # of decode steps whose contexts may be split over CTAs, at least
+RECORDED_TOKENS = 64  # of decode steps with cuBLAS that are recorded as graphs, at most
 
 
 class Cuda:
@@ -96,7 +97,7 @@ class Cuda:
         self.delta: DeltaOps | None = None  # and so is this
         self._steps: StepUpload | None = None
         self._offloaded: RouterChoice | None = None  # what is asked of experts in host memory
-        self._max_split_tokens = FEW_TOKENS  # sequences whose context may be split over CTAs
+        self._max_split_tokens = SPLIT_TOKENS  # sequences whose context may be split over CTAs
         self._pad_to: tuple[int, int] | None = None  # tokens and sequences of the largest step
 
     # Weights
@@ -105,7 +106,7 @@ class Cuda:
         """The batch size (tokens per step) to use. Raises MemoryError if too little memory is free,
         of the GPU or, for experts, of the host.
         """
-        self._max_split_tokens = max(FEW_TOKENS, demand.n_seq)
+        self._max_split_tokens = max(SPLIT_TOKENS, demand.n_seq)
         sizes = demand, self._max_split_tokens, self._converts
         free = self.device.free_bytes
         n_batch, remark = memory.plan_batch(self.context.planner, *sizes, free, self.name)
@@ -230,7 +231,7 @@ class Cuda:
 
         # copies of experts take so long that a graph saves nothing
         copies = self._offloaded is not None and self._begin_copies(self._offloaded)
-        few = batch.decode and batch.all_rows and batch.n_tokens <= FEW_TOKENS
+        few = batch.decode and batch.all_rows and batch.n_tokens <= RECORDED_TOKENS
         by_cublas = self.context.planner.gemm == "cublas" and (step.hidden or not few)
         eager = probe is not None or copies or by_cublas
         shape = (*batch.shape, best, step.hidden)

@@ -360,7 +360,7 @@ def test_only_some_rows(pair):
 
 def test_more_sequences_than_have_room_to_be_split(emulator, tiny_path, monkeypatch):
     """Alone in their step, and beside a prompt."""
-    monkeypatch.setattr(cuda, "FEW_TOKENS", 1)
+    monkeypatch.setattr(cuda, "SPLIT_TOKENS", 1)
     pair = Pair(emulator, tiny_path("llama"))
     pages = [[3 * i, 3 * i + 1, 3 * i + 2] for i in range(3)]
     for i in range(3):

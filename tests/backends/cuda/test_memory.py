@@ -11,7 +11,7 @@ from counting_device import CountingDevice
 
 from ggpy import arch
 from ggpy.backends.cuda import memory
-from ggpy.backends.cuda.backend import FEW_TOKENS, Cuda
+from ggpy.backends.cuda.backend import SPLIT_TOKENS, Cuda
 from ggpy.backends.cuda.kv_pages import heads_of
 from ggpy.backends.interface import (
     PAGE_SIZE,
@@ -58,7 +58,7 @@ def spec_of(demand: Demand) -> PagedKV:
 
 
 def need_of(demand: Demand, converts: bool = False) -> memory.Need:
-    return memory.needed(demand, FEW_TOKENS, converts=lambda heads: converts)
+    return memory.needed(demand, SPLIT_TOKENS, converts=lambda heads: converts)
 
 
 def test_a_well_known_model_takes_what_it_is_known_to_take() -> None:
@@ -229,7 +229,7 @@ def test_a_backend_allocates_no_more_than_was_foreseen(tiny_path, architecture, 
 
 
 def test_all_sequences_have_room_to_be_split(tiny_path) -> None:
-    for n_seq, most in ((1, FEW_TOKENS), (FEW_TOKENS + 6, FEW_TOKENS + 6)):
+    for n_seq, most in ((1, SPLIT_TOKENS), (SPLIT_TOKENS + 6, SPLIT_TOKENS + 6)):
         device = CountingDevice()
         with File(tiny_path("llama")) as file:
             ops = Cuda(device)

@@ -120,7 +120,7 @@ def test_wide_heads_in_blocks_become_f16_in_planned_memory(tmp_path, monkeypatch
         sizes = {"n_ctx": 256, "n_batch": 64, "n_seq": 3, "cache_types": types}
         model.Model(file, Tokenizer.from_gguf(file), Noting(device), **sizes)
     (demand,) = demands
-    need = memory.needed(demand, cuda.FEW_TOKENS, converts=lambda heads: True)
+    need = memory.needed(demand, cuda.SPLIT_TOKENS, converts=lambda heads: True)
     groups = demand.cache(demand.n_batch).groups
     (wide,) = [g for g in groups if heads_of(g.spec).head_size == 512]
     f16 = [device.allocated[f"{name} as f16"] for name in ("keys", "values")]

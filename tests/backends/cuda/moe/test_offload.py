@@ -15,7 +15,7 @@ from counting_device import CountingDevice
 from scaled_experts import write_scaled
 
 from ggpy.backends.cuda import memory
-from ggpy.backends.cuda.backend import FEW_TOKENS, Cuda
+from ggpy.backends.cuda.backend import SPLIT_TOKENS, Cuda
 from ggpy.backends.cuda.moe.staging import SLOTS, ExpertStaging
 from ggpy.backends.cuda.plan import StepClass, copies_experts
 from ggpy.backends.cuda.steps import upload
@@ -189,7 +189,7 @@ def test_memory_is_foreseen(tiny_path) -> None:
         "through the bus"
     ]
     model.logits(step_of([(ids_of(66), 0, [0, 1])]))
-    need = memory.needed(ops.demand, FEW_TOKENS)
+    need = memory.needed(ops.demand, SPLIT_TOKENS)
     assert device.most_bytes <= need.total
     copies = [memory.allocated(device.allocated[f"experts {i}"]) for i in range(SLOTS)]
     assert copies == [memory.allocated(max(nbytes))] * SLOTS
@@ -235,7 +235,7 @@ def plan_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
 
 def test_a_model_that_does_not_fit_is_told_how_many_layers_to_offload(plan_with) -> None:
     """So many that steps are large, which copies are worth; with one fewer they are smaller."""
-    free = memory.needed(replace(large(20)[1], n_batch=512), FEW_TOKENS).total
+    free = memory.needed(replace(large(20)[1], n_batch=512), SPLIT_TOKENS).total
     words = "experts of the first 21 layers in the memory of the host make room "
     with pytest.raises(MemoryError, match=words + r"\(--n-cpu-moe 21; --cpu-moe: of all layers\)"):
         plan_with(free)
@@ -246,7 +246,7 @@ def test_a_model_that_does_not_fit_is_told_how_many_layers_to_offload(plan_with)
 
 def test_a_smaller_context_is_the_other_remedy(plan_with) -> None:
     """A layer has 1.28 GB, and copies as much again."""
-    everything = memory.needed(large()[1], FEW_TOKENS).total
+    everything = memory.needed(large()[1], SPLIT_TOKENS).total
     with pytest.raises(MemoryError, match=r"would fit \(-c \d+\), or the experts of the first 4 l"):
         plan_with(everything - GB)
     with pytest.raises(MemoryError, match=r"context of \d+ tokens would fit \(-c \d+\) with --cpu"):
