@@ -637,7 +637,7 @@ def test_what_could_not_be_rendered_is_when_the_server_is_back(tab: Tab) -> None
     tab.wait("document.querySelectorAll('#conversations li').length === 2")
     tab.click("#conversations a[href='#c=other']")
     tab.wait("document.querySelector('#banner').innerText.includes('does not answer')")
-    assert tab.text(".reply .prose") == "**b**"
+    tab.wait("document.querySelector('.reply .prose')?.innerText === '**b**'")
     tab.call("Network.emulateNetworkConditions", offline=False, **rates)
     tab.wait("document.querySelector('.reply strong') && document.querySelector('#banner').hidden")
 
