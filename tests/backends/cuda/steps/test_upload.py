@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ggpy.backends.cuda.steps.upload import IN_FLIGHT, OFTEN, PLACES, SMALLEST, StepUpload
+from ggpy.backends.cuda.steps import upload
+from ggpy.backends.cuda.steps.upload import IN_FLIGHT, PLACES, SMALLEST, StepUpload
 from ggpy.backends.interface import Step
 from ggpy.device import Buffer
 from ggpy.kernels.attention.rope_kv import Heads
@@ -144,14 +145,16 @@ def test_frequent_decode_steps_take_places_in_turn(device: Device, steps: StepUp
     assert found[0].shape == found[1].shape and found[0].ids.ptr != found[1].ids.ptr
 
 
-def test_a_decode_step_is_frequent_after_many(device: Device, steps: StepUpload) -> None:
+def test_a_decode_step_is_frequent_after_many(device, steps, monkeypatch) -> None:
     """Those before take one place. Steps that end with the argmax are counted apart."""
+    often = 20
+    monkeypatch.setattr(upload, "OFTEN", often)
     for argmax in (False, True):
         found = []
-        for _ in range(OFTEN + 1):
+        for _ in range(often + 1):
             found.append(steps.upload(single(), argmax=argmax))
             device.run()
-        assert [b.often for b in found] == [False] * (OFTEN - 1) + [True] * 2
+        assert [b.often for b in found] == [False] * (often - 1) + [True] * 2
         assert {b.place for b in found[:-2]} == {0} and found[-1].place != found[-2].place
     steps.rehearsing = True
     assert steps.upload(single(3)).often
