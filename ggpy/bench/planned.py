@@ -7,6 +7,7 @@ the kernels of a model's steps before they are needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ from ..backends.cuda.weights import Uploader
 from ..backends.interface import Recurrent, Step, pages_for
 from ..cache_types import CacheTypes
 from ..device.base import Buffer
-from ..device.compile import is_compiled
+from ..device.compile import CompileError, is_compiled
 from ..gguf import Tensor
 from ..kernels.layout.tile import TiledMatrix, layout_of
 from ..runtime.state_table import WIDTH
@@ -60,6 +61,15 @@ class PlannedDevice(Wishes):
     """Wishes that also stand in for streams and pinned memory."""
 
     used_bytes = 0
+
+    def __init__(self, device: Any) -> None:
+        super().__init__(device)
+        self.asked: list[tuple[str, Sequence[str], dict[str, Any]]] = []  # kernels() of Device
+
+    def kernels(self, source: str, names: Sequence[str], **options: Any) -> list[Any]:
+        """Record the source, and what was asked for."""
+        self.asked.append((source, names, options))
+        return super().kernels(source, names, **options)
 
     def pinned(self, nbytes: int) -> Any:
         """Memory of the host."""
@@ -113,7 +123,8 @@ def compile_steps(
     say: Callable[[str], None],
     **policy: Any,
 ) -> None:
-    """Compile what a model's steps need on a GPU, in several processes, where the cache has none.
+    """Compile what a model's steps need on a GPU, in several processes, where the cache has none,
+    and load it: loading may wait for all that runs.
 
     n_seq: sequences that decode together at most. policy: see Cuda.
     """
@@ -131,6 +142,9 @@ def compile_steps(
     missing = [w for w in planned.wishes if not is_compiled(arch=device.target, **w)]
     if missing:
         compile_ahead(missing, device.target, None, say)
+    for source, names, options in planned.asked:
+        with suppress(CompileError):  # was printed; whoever needs the kernel is told again
+            device.kernels(source, names, **options)
 
 
 def _run(ops: Cuda, decoder: Any, lengths: Sequence[int], depth: int = 0) -> None:

@@ -41,3 +41,16 @@ def test_kernels_of_a_long_context_among_short_ones_are_compiled_ahead(compiled)
 def test_kernels_of_recurrent_states_are_compiled_ahead(compiled) -> None:
     names = {name.partition("<")[0] for name in compiled("qwen35")}
     assert names > {"delta_decode", "delta_conv", "delta_scan", "delta_norm"}
+
+
+def test_all_that_was_compiled_is_loaded(monkeypatch, tiny_path) -> None:
+    """Loading a kernel for the first time may wait for all that runs."""
+    wishes: list = []
+    monkeypatch.setattr(planned, "compile_ahead", lambda missing, *_: wishes.extend(missing))
+    monkeypatch.setattr(planned, "is_compiled", lambda **_: False)
+    device = planned.device_of("sm_90a")
+    device.target = "sm_90a"
+    with File(tiny_path("llama")) as file:
+        planned.compile_steps(file, device, 4, CacheTypes(), lambda text: None)
+    assert len(wishes) > 20 and device.wishes == wishes
+    assert "argmax" in {name for _, names, _ in device.asked for name in names}
