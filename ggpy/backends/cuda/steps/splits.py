@@ -1,7 +1,7 @@
-"""Into how many splits a decode step's contexts are cut, and how many are launched.
+"""How many splits the contexts of a decode step have, and how many splits are launched.
 
-The number that is launched is a part of a step's shape. It changes as rarely as possible while
-contexts grow, because each shape is a CUDA graph of its own. CTAs without a split end at once.
+The number of launched splits is a part of a step's shape. It changes as rarely as possible while
+contexts grow, because each shape has a CUDA graph of its own. CTAs without a split end at once.
 """
 
 from __future__ import annotations
@@ -41,9 +41,11 @@ def plan_decode_tiles(
 
 
 def _cut_to(tiles: Ints, full: Ints, resident: int, least: int) -> None:
-    """Cut no context into more than `least` splits if only rounding did that: the share of a
-    context in `resident` splits goes by its splits of POSITIONS_PER_SPLIT, of which it has full[T]
-    whole ones and a part of another. So one that reaches a border first would have a larger share.
+    """Limit contexts to `least` splits where only rounding gave them more.
+
+    plan_tiles divides `resident` splits in proportion to context lengths, counted in units of
+    POSITIONS_PER_SPLIT and rounded up. full[T]: whole units of a context. A context that begins a
+    unit before others of nearly its length would get more splits than they do.
     """
     share = full * resident // max(1, int(full.sum()) + len(full) - 1)
     if (share <= least).all():

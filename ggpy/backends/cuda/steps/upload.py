@@ -247,7 +247,9 @@ class StepUpload:
         return self._tiles, [NO_TILES] * len(self._tiles), self._splits
 
     def _comes_often(self, shape: tuple[int, ...]) -> bool:
-        """Whether steps of this shape are many; counts this one."""
+        """Counts a step of this shape. Returns whether OFTEN of them have come, or a rehearsal says
+        that they will.
+        """
         times = self._times.pop(shape, 0) + 1
         if self.rehearsing:
             times = OFTEN
