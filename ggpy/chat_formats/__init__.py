@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from .budget import reasoning_budget
 from .chat_format import ChatFormat
 from .deltas import CallArguments, CallBegin, CallEnd, Delta, ReasoningPart, TextPart
 from .detect import NAMES, by_name, detect
@@ -25,5 +26,6 @@ __all__ = [
     "by_name",
     "can_write",
     "detect",
+    "reasoning_budget",
     "with_written_calls",
 ]

@@ -39,6 +39,20 @@ class TokenMask(Protocol):
         ...
 
 
+def in_force(mask: TokenMask) -> bool:
+    """Whether a mask may forbid a token now. A kind of mask that often forbids none has a property
+    `active`.
+    """
+    return bool(getattr(mask, "active", True))
+
+
+def waits(mask: TokenMask) -> bool:
+    """Whether the token behind the next one may be forbidden, depending on the next one: then it
+    is drawn when that is accepted. A kind of mask that knows in advance has a property `waits`.
+    """
+    return bool(getattr(mask, "waits", True))
+
+
 def n_words(n_vocab: int) -> int:
     """Words of a row."""
     return -(-n_vocab // WORD_BITS)

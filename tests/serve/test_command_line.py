@@ -135,7 +135,7 @@ def test_a_wrong_variable_is_named(
         ["a.gguf", "--port", "70000"],
         ["a.gguf", "--api-prefix", "x"],
         ["a.gguf", "--chat-template", "a", "--chat-template-file", "b"],
-        ["a.gguf", "--reasoning-budget", "5"],
+        ["a.gguf", "--reasoning-budget", "-2"],
     ],
 )
 def test_what_cannot_be_is_refused(words: list[str]) -> None:
