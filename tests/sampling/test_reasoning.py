@@ -1,4 +1,4 @@
-"""The mask that ends reasoning: what it counts, when it forces what, and what it says in advance."""
+"""The mask that ends reasoning: what it counts, what it forces when, what it says in advance."""
 
 from __future__ import annotations
 
