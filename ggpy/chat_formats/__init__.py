@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from .budget import reasoning_budget
+from .budget import ReasoningLimit, reasoning_budget
 from .chat_format import ChatFormat
 from .deltas import CallArguments, CallBegin, CallEnd, Delta, ReasoningPart, TextPart
 from .detect import NAMES, by_name, detect
@@ -21,6 +21,7 @@ __all__ = [
     "ChatFormat",
     "ChatParser",
     "Delta",
+    "ReasoningLimit",
     "ReasoningPart",
     "TextPart",
     "by_name",

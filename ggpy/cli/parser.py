@@ -98,7 +98,10 @@ def interval(text: str) -> float:
 
 def limit(text: str) -> int:
     """A whole number of 0 or more, or -1 for no limit; ArgumentTypeError."""
-    return -1 if text == "-1" else natural(text)
+    try:
+        return -1 if text == "-1" else natural(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}, or -1") from None
 
 
 def natural(text: str) -> int:
