@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, fields
 from types import SimpleNamespace
 
@@ -26,7 +27,15 @@ from ggpy.backends.numpy.backend import Reference
 from ggpy.gguf import File
 from ggpy.kernels.sampling.sample import MAX_TOP_K
 from ggpy.runtime.engine import Engine
-from ggpy.sampling import FILTERS, NO_TOKEN, Filter, Sampler, SamplingParams
+from ggpy.sampling import (
+    FILTERS,
+    NO_TOKEN,
+    Filter,
+    ReasoningBudget,
+    ReasoningMarkers,
+    Sampler,
+    SamplingParams,
+)
 
 V = 50000
 DEFAULTS = SamplingParams(seed=1)
@@ -369,14 +378,23 @@ MIXED = [
 ]
 
 
+def budget(limit: int) -> ReasoningBudget:
+    """Ends an answer's reasoning with the ids 7 and 8."""
+    markers = ReasoningMarkers(re.compile(b"<"), (b">",), start=b"<")
+    return ReasoningBudget(limit, markers, (7, 8), (8,), lambda id: b"x", 453, opened=True)
+
+
 def answers(ops, path, **options) -> list[tuple[str | None, list[int]]]:
-    """How each of the mixed sequences ends, and its ids."""
+    """How each of the mixed sequences ends, and its ids; half have a budget of reasoning."""
     with File(path) as file:
         decoder = arch.load(file, ops, 64)
     engine = Engine(decoder, ops, Letters(), 64, n_batch=16, n_seq=4, **options)
     prompts = [np.random.default_rng(i).integers(5, 350, 3 + 7 * i).tolist() for i in range(6)]
-    pairs = zip(prompts, MIXED, strict=True)
-    sequences = [engine.add(p, params, max_tokens=6 + len(p) % 5) for p, params in pairs]
+    masks = [budget(2 + i) if i % 2 else None for i in range(6)]
+    sequences = [
+        engine.add(p, params, max_tokens=6 + len(p) % 5, grammar=mask)
+        for p, params, mask in zip(prompts, MIXED, masks, strict=True)
+    ]
     while engine.busy:
         engine.step()
     return [(s.finish, [p.id for p in s.pieces]) for s in sequences]
@@ -388,6 +406,7 @@ def test_mixed_answers_equal_those_of_chains_in_numpy(request, machine, tiny_pat
     """
     path = tiny_path("llama")
     found = [answers(cuda.Cuda(machine), path, run_ahead=ahead) for ahead in (True, False)]
+    assert [ids[n : n + 2] for n, (_, ids) in enumerate(found[0], 2) if n % 2] == [[7, 8]] * 3
     monkeypatch.setattr(sampling, "n_candidates", lambda sampler: int(sampler.chain.greedy))
     assert found == [answers(cuda.Cuda(machine), path)] * 2
     if request.node.callspec.params["machine"] == "emulator":
