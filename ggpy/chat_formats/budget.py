@@ -84,7 +84,7 @@ def reasoning_budget(
         _markers(chat_format, tokenizer),
         encode(message + closer + after),
         encode(closer + after),
-        partial(tokenizer.piece, special=special),
+        tokenizer.pieces(special).__getitem__,
         tokenizer.n_vocab,
         opened=opened,
         mask=mask,
@@ -101,7 +101,8 @@ def _markers(chat_format: ChatFormat, tokenizer: Tokenizer) -> ReasoningMarkers:
         header = channels.thought_header
         return ReasoningMarkers(
             _pattern(header + re.escape(MESSAGE)),
-            tuple(end.encode() for end in (channels.thought_close, *channels.ends)),
+            channels.thought_close.encode(),
+            tuple(end.encode() for end in channels.ends),
             begun=_pattern(f"(?:{header})$") if is_token(MESSAGE) else None,
         )
     opener, closer = chat_format.reasoning_open, chat_format.reasoning_close
@@ -109,12 +110,12 @@ def _markers(chat_format: ChatFormat, tokenizer: Tokenizer) -> ReasoningMarkers:
     if not chat_format.reasoning_anywhere:
         start = _pattern(r"\A\s*" + re.escape(opener)) if opener else _pattern(r"(?!)")
         return ReasoningMarkers(
-            start, (closer.encode(),), start=opener.encode() or b"\0", spelled=spelled
+            start, closer.encode(), start=opener.encode() or b"\0", spelled=spelled
         )
     first = next((m for m in chat_format.also if opener.startswith(m) and m != opener), "")
     begun = _pattern(re.escape(first) + r"\s*\w*$") if first and is_token(first) else None
     return ReasoningMarkers(
-        _pattern(re.escape(opener)), (closer.encode(),), begun=begun, spelled=spelled
+        _pattern(re.escape(opener)), closer.encode(), begun=begun, spelled=spelled
     )
 
 

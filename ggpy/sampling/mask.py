@@ -69,8 +69,10 @@ def fill_together(masks: Sequence[TokenMask], rows: NDArray[np.int32]) -> list[E
     """Writes rows[k, n_words(V)] of k masks, zeros where something is wrong; what it is, of each.
 
     A kind of mask that fills many faster than one by one has a static method `fill_many(masks,
-    rows)`, which returns the errors.
+    rows)`, which returns the errors. One that asks another mask has a property `current`, which is
+    that one where nothing else matters.
     """
+    masks = [getattr(mask, "current", mask) for mask in masks]
     fill_many = getattr(type(masks[0]), "fill_many", None)
     if fill_many is not None and len({type(mask) for mask in masks}) == 1:
         errors: list[Exception | None] = fill_many(masks, rows)

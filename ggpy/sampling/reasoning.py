@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .mask import WORD_BITS, TokenMask, in_force, n_words
+from .mask import WORD_BITS, TokenMask, n_words
 
 MAX_HEADER = 256  # bytes of an opening marker, or of a header that is one
 MAX_DELAY = 16  # tokens beyond the limit that may complete a character or a marker
@@ -24,14 +24,15 @@ MAX_DELAY = 16  # tokens beyond the limit that may complete a character or a mar
 class ReasoningMarkers:
     """Where reasoning stands in the bytes of an answer.
 
-    opener: reasoning begins behind it. closers: it ends at the first of them. start: the opener as
-    it is, where reasoning stands at the beginning of an answer alone; b"" where it may begin
-    anywhere. begun: the end of a text whose next token may complete an opener; None: of any text.
-    spelled: the closer is written in several tokens.
+    opener: reasoning begins behind it. closer: the marker at which it ends; ends: others. start:
+    the opener as it is, where reasoning stands at the beginning of an answer alone; b"" where it
+    may begin anywhere. begun: the end of a text whose next token may complete an opener; None: of
+    any text. spelled: the closer is written in several tokens.
     """
 
     opener: re.Pattern[bytes]
-    closers: tuple[bytes, ...]
+    closer: bytes
+    ends: tuple[bytes, ...] = ()
     start: bytes = b""
     begun: re.Pattern[bytes] | None = None
     spelled: bool = False
@@ -45,6 +46,9 @@ class ReasoningBudget:
     without markers and message. A character that is not complete at the limit, and a closing marker
     that has begun, may be completed. piece: the bytes of an id. opened: the answer begins inside
     reasoning. mask: of a grammar, which is asked first; an ending that it forbids is given up.
+
+    active: whether a token may be forbidden now. waits: whether the token behind the next one may
+    be forbidden, depending on the next one.
     """
 
     def __init__(
@@ -63,35 +67,37 @@ class ReasoningBudget:
         self._next, self._closing = tuple(ending), tuple(closing)
         self._piece, self._n_vocab = piece, n_vocab
         self._tail = b""  # what a marker may begin in
-        self._kept = max(4, *map(len, markers.closers))
+        ends = (markers.closer, *markers.ends)
+        self._kept = max(4, *map(len, ends))
+        self._search_end = re.compile(b"|".join(map(re.escape, ends))).search
         self._inside, self._over = opened, not closing
         self._forced: tuple[int, ...] = ()
         self.n_reasoning = 0  # tokens so far
         if opened:
             self._check_limit()
+        self._tell()
 
     @property
     def finished(self) -> bool:
         """Whether the text is complete and nothing but an end token may follow."""
         return self._mask is not None and self._mask.finished
 
-    @property
-    def active(self) -> bool:
-        """Whether a token may be forbidden now."""
-        return bool(self._forced) or (self._mask is not None and in_force(self._mask))
+    def _tell(self) -> None:
+        """Set what others ask in every step."""
+        self.active = bool(self._forced) or self._mask is not None
+        self.waits = self.active or (not self._over and self._may_be_forced_soon())
 
-    @property
-    def waits(self) -> bool:
-        """Whether the token behind the next one may be forbidden, depending on the next one."""
-        if self._forced or self._mask is not None:
-            return True
-        if self._over:
-            return False
+    def _may_be_forced_soon(self) -> bool:
         left = self._limit - self.n_reasoning
         if self._inside:
             return left <= 1
         begun = self._markers.begun
         return left <= 0 and (begun is None or begun.search(self._tail) is not None)
+
+    @property
+    def current(self) -> TokenMask:
+        """What says which tokens may follow: the grammar's mask, unless the end is forced."""
+        return self if self._forced or self._mask is None else self._mask
 
     def fill(self, row: NDArray[np.int32]) -> None:
         """Writes the bits of the tokens that may follow: while the end is forced, of one."""
@@ -119,18 +125,24 @@ class ReasoningBudget:
         if self._mask is not None:
             self._mask.accept(token)
         if self._forced:
-            as_forced = token == self._forced[0]
-            self._forced = self._forced[1:] if as_forced else ()
-            if not as_forced:  # the grammar forbids it
-                self._over = True
-            elif not self._forced:
-                self._close(b"")
-        elif not self._over:
+            self._accept_forced(token)
+        elif self._over:
+            return
+        else:
             self._tail += self._piece(token)
             if self._inside:
                 self._look_for_end(1)
             else:
                 self._look_for_beginning()
+        self._tell()
+
+    def _accept_forced(self, token: int) -> None:
+        as_forced = token == self._forced[0]
+        self._forced = self._forced[1:] if as_forced else ()
+        if not as_forced:  # the grammar forbids it
+            self._over = True
+        elif not self._forced:
+            self._close(b"")
 
     def _look_for_beginning(self) -> None:
         markers = self._markers
@@ -145,9 +157,8 @@ class ReasoningBudget:
 
     def _look_for_end(self, n_tokens: int) -> None:
         """In the tail, which has so many tokens of reasoning more, if it does not end there."""
-        found = [at for c in self._markers.closers if (at := self._tail.find(c)) >= 0]
-        if found:
-            self._close(self._tail[min(found) :])
+        if found := self._search_end(self._tail):
+            self._close(self._tail[found.start() :])
         else:
             self.n_reasoning += n_tokens
             self._check_limit()
@@ -166,7 +177,7 @@ class ReasoningBudget:
     def _is_half_said(self) -> bool:
         if _ends_amid_character(self._tail):
             return True
-        closer = self._markers.closers[0]
+        closer = self._markers.closer
         lengths = range(1, len(closer)) if self._markers.spelled else ()
         return any(self._tail.endswith(closer[:n]) for n in lengths)
 

@@ -38,6 +38,9 @@ class Bytes:
             return bytes([id])
         return self.markers[id - 256].encode() if special else b""
 
+    def pieces(self, special: bool = False) -> dict[int, bytes]:
+        return {id: self.piece(id, special) for id in range(self.n_vocab)}
+
 
 def said(chat_format: ChatFormat, tokenizer: Any, parts: list[str], **options: Any) -> bytes:
     """What an answer becomes: each part as wanted, until an end is forced, then the next part."""

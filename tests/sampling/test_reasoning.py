@@ -25,11 +25,12 @@ OPEN, CLOSE, A, B, LINE, SLASH, THINK, GREATER, STOP, HALF, REST = range(11)
 CHANNEL, ANALYSIS, MESSAGE, END, FINAL, LESS = range(11, 17)
 V = 70  # a part of a word
 THINKING = ReasoningMarkers(
-    re.compile(rb"\A\s*<think>"), (b"</think>",), start=b"<think>", spelled=True
+    re.compile(rb"\A\s*<think>"), b"</think>", start=b"<think>", spelled=True
 )
 CHANNELS = ReasoningMarkers(
     re.compile(rb"<\|channel\|>analysis<\|message\|>"),
-    (b"<|end|>", b"<|channel|>"),
+    b"<|end|>",
+    (b"<|channel|>",),
     begun=re.compile(rb"<\|channel\|>analysis$"),
 )
 
@@ -126,6 +127,7 @@ def test_a_grammar_is_obeyed_too() -> None:
         sampler = Sampler(SamplingParams(temperature=0), V, mask=mask)
         for _ in expected:
             assert mask.waits and mask.active
+            assert mask.current is (mask if mask._forced else grammar)
             sampler.accept(sampler.sample(logits))
         assert grammar.told == sampler.history == expected
 

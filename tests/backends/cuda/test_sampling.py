@@ -380,7 +380,7 @@ MIXED = [
 
 def budget(limit: int) -> ReasoningBudget:
     """Ends an answer's reasoning with the ids 7 and 8."""
-    markers = ReasoningMarkers(re.compile(b"<"), (b">",), start=b"<")
+    markers = ReasoningMarkers(re.compile(b"<"), b">", start=b"<")
     return ReasoningBudget(limit, markers, (7, 8), (8,), lambda id: b"x", 453, opened=True)
 
 
